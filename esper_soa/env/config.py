@@ -1,0 +1,169 @@
+"""Settings of the simulator: lifecycle, gates, signals, governor and reward. Needs no torch.
+
+Defaults are the reference's (lifecycle.md 14, rewards.md A.1, policy.md 4). Units: accuracies in percent points,
+times in env-steps.
+"""
+
+from dataclasses import dataclass, field
+
+from esper_soa.errors import check, check_choice
+
+REWARD_MODES = ("shaped", "escrow", "basic", "basic_plus", "sparse", "minimal", "simplified", "loss")
+PBRS_GAMMA = 0.995  # discount that shaping, clawback and hindsight credit assume
+
+
+@dataclass
+class GatesConfig:
+    """Thresholds of the quality gates G1, G2, G3 and G5 (lifecycle.md 2)."""
+
+    permissive: bool = True
+    min_training_improvement: float = 0.5  # strict G2
+    min_blending_steps: int = 10  # G2, strict G3
+    min_gradient_ratio: float = 0.10  # strict G2
+    min_gradient_health: float = 0.7  # permissive G2
+    min_fossilize_contribution: float = 1.0  # strict G5
+
+    def __post_init__(self) -> None:
+        check(self.min_blending_steps >= 0, "gates.min_blending_steps", self.min_blending_steps, "at least 0")
+        check(0 <= self.min_gradient_health <= 1, "gates.min_gradient_health", self.min_gradient_health, "in [0, 1]")
+
+
+@dataclass
+class LifecycleConfig:
+    """What moves a seed from stage to stage (lifecycle.md 1)."""
+
+    auto_forward_g1: bool = False  # GERMINATED -> TRAINING without an action
+    auto_forward_g2: bool = False  # TRAINING -> BLENDING
+    auto_forward_g3: bool = False  # BLENDING -> HOLDING
+    embargo_steps: int = 5
+    min_prune_age: int = 5
+    detached_stages: list[str] = field(default_factory=lambda: ["training", "blending"])
+
+    def __post_init__(self) -> None:
+        check(self.embargo_steps >= 1, "lifecycle.embargo_steps", self.embargo_steps, "at least 1")
+        check(self.min_prune_age >= 0, "lifecycle.min_prune_age", self.min_prune_age, "at least 0")
+        for stage in self.detached_stages:
+            check_choice("lifecycle.detached_stages", stage, ("training", "blending", "holding", "fossilized"))
+        check("training" in self.detached_stages, "lifecycle.detached_stages", self.detached_stages,
+              "a list with 'training'", "A seed in training must not disturb its host.")  # fmt: skip
+
+    @property
+    def advance_disabled(self) -> bool:
+        """The ADVANCE op is masked out when every gate forwards by itself."""
+        return self.auto_forward_g1 and self.auto_forward_g2 and self.auto_forward_g3
+
+
+@dataclass
+class SignalsConfig:
+    """Plateau and stability counters (policy.md 4)."""
+
+    plateau_threshold: float = 0.5
+    stabilization_threshold: float = 0.03
+    stabilization_steps: int = 3
+    regression_threshold: float = 0.05
+
+
+@dataclass
+class GovernorConfig:
+    """Loss watch and rollback (rewards.md D)."""
+
+    sensitivity: float = 6.0  # standard deviations above the mean loss
+    multiplier: float = 3.0  # times the mean loss
+    absolute_threshold: float = 12.0
+    min_panics: int = 3  # consecutive divergent losses before a rollback
+    min_samples: int = 10  # losses before divergence and collapse are judged
+    death_penalty: float = 10.0
+    snapshot_steps: int = 5
+
+
+@dataclass
+class LossRewardConfig:
+    """The loss family of rewards (rewards.md A.9), with the values for CIFAR."""
+
+    loss_delta_weight: float = 5.0
+    max_loss_delta: float = 5.0
+    regression_penalty_scale: float = 0.5
+    typical_loss_delta_std: float = 0.05
+    compute_rent_weight: float = 0.05
+    max_rent_penalty: float = 5.0
+    grace_steps: int = 3
+    stage_potential_weight: float = 0.1
+    baseline_loss: float = 2.3
+    target_loss: float = 0.3
+    terminal_loss_weight: float = 1.0
+
+
+@dataclass
+class RewardConfig:
+    """Every term of every reward mode (rewards.md A.1)."""
+
+    mode: str = "shaped"
+    scored_slots: str = "all"  # per-seed terms over all live slots, or "target" for the reference's rule
+    contribution_weight: float = 1.0
+    proxy_confidence_factor: float = 0.3
+    attribution_formula: str = "harmonic"
+    attribution_sigmoid_steepness: float = 3.0
+    improvement_safe_threshold: float = 0.1
+    hacking_ratio_threshold: float = 5.0
+    germination_warmup_steps: int = 10
+    germination_discount_floor: float = 0.4
+    disable_timing_discount: bool = False
+    escrow_stable_window: int = 3
+    escrow_delta_clip: float = 2.0
+    pbrs_weight: float = 0.3
+    step_progress_bonus: float = 0.3
+    max_progress_bonus: float = 2.0
+    rent_weight: float = 0.5
+    max_rent: float = 1.5
+    rent_host_params_floor: int = 200
+    base_slot_rent_ratio: float = 0.0039
+    alpha_shock_coef: float = 0.1958
+    alpha_shock_cap: float = 1.0
+    seed_occupancy_cost: float = 0.01
+    free_slots: int = 1
+    fossilized_maintenance_cost: float = 0.002
+    germinate_cost: float = -0.15
+    fossilize_cost: float = -0.01
+    prune_cost: float = -0.005
+    set_alpha_target_cost: float = -0.005
+    advance_from_training_penalty: float = -0.1
+    germinate_with_seed_penalty: float = -0.3
+    invalid_fossilize_penalty: float = -1.0
+    fossilize_base_bonus: float = 0.5
+    fossilize_contribution_scale: float = 0.1
+    fossilize_noncontributing_penalty: float = -0.2
+    fossilize_terminal_scale: float = 3.0
+    fossilize_quality_ceiling: float = 3.0
+    prune_fossilized_penalty: float = -1.0
+    prune_hurting_bonus: float = 0.15
+    prune_acceptable_bonus: float = 0.1
+    prune_good_seed_penalty: float = -0.3
+    prune_hurting_threshold: float = -0.5
+    min_prune_bonus_age: int = 3
+    early_prune_threshold: int = 5
+    early_prune_penalty: float = -0.1
+    auto_prune_penalty: float = -0.2
+    terminal_accuracy_weight: float = 0.05
+    basic_accuracy_delta_weight: float = 5.0
+    basic_fossilize_base_bonus: float = 0.3
+    basic_contribution_scale: float = 0.5
+    basic_fossilize_invalid_penalty: float = -0.5
+    basic_fossilize_noncontributing_penalty: float = -0.2
+    param_budget: int = 500_000
+    param_penalty_weight: float = 0.1
+    sparse_reward_scale: float = 1.0
+    drip_fraction: float = 0.0  # forced to 0.7 in basic_plus where it is 0
+    max_drip_per_step: float = 0.1
+    min_drip_steps: int = 5
+    negative_drip_ratio: float = 0.5
+    disable_pbrs: bool = False
+    disable_terminal_reward: bool = False
+    disable_anti_gaming: bool = False
+    loss: LossRewardConfig = field(default_factory=LossRewardConfig)
+
+    def __post_init__(self) -> None:
+        check_choice("reward.mode", self.mode, REWARD_MODES)
+        check_choice("reward.scored_slots", self.scored_slots, ("all", "target"))
+        check_choice("reward.attribution_formula", self.attribution_formula, ("harmonic", "minimum"))
+        if self.mode == "basic_plus" and self.drip_fraction == 0.0:
+            self.drip_fraction = 0.7

@@ -1,0 +1,28 @@
+"""Errors that a user can mend: each names the setting, its value, what is allowed and what to do. Needs no torch."""
+
+
+class UserError(Exception):
+    """Bad input found by us before or while building: one clear message, exit status 2, no traceback."""
+
+
+class SettingError(UserError):
+    """A setting has a value that cannot work."""
+
+    def __init__(self, setting: str, value: object, allowed: str, remedy: str = "") -> None:
+        end = f" {remedy}" if remedy else ""
+        super().__init__(f"{setting}={value}: must be {allowed}.{end}")
+
+
+class DataError(UserError):
+    """A data file is missing, broken or not trusted."""
+
+
+def check(ok: bool, setting: str, value: object, allowed: str, remedy: str = "") -> None:
+    """Raise SettingError unless `ok`."""
+    if not ok:
+        raise SettingError(setting, value, allowed, remedy)
+
+
+def check_choice(setting: str, value: str, choices: tuple[str, ...]) -> None:
+    """Raise SettingError unless `value` is one of `choices`."""
+    check(value in choices, setting, value, "one of " + ", ".join(choices))

@@ -1,0 +1,151 @@
+"""The words that every other module shares, as plain ints in namespace classes.
+
+Plain ints, never Enum: `tensor == IntEnum.X` inside torch.compile silently gives False. NAMES tables turn codes back
+into the words that people read. Imported by everything, imports nothing.
+"""
+
+
+class Stage:
+    """Lifecycle stage of a seed slot; EMPTY means that a seed can be germinated there. Code 5 is retired."""
+
+    UNKNOWN = 0
+    DORMANT = 1
+    GERMINATED = 2
+    TRAINING = 3
+    BLENDING = 4
+    HOLDING = 6
+    FOSSILIZED = 7
+    PRUNED = 8
+    EMBARGOED = 9
+    RESETTING = 10
+    EMPTY = 11
+
+
+NUM_STAGE_CODES = 12
+STAGE_NAMES = (
+    "unknown", "dormant", "germinated", "training", "blending", "retired",
+    "holding", "fossilized", "pruned", "embargoed", "resetting", "empty",
+)  # fmt: skip
+LIVE_STAGES = (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED)
+RUNNING_STAGES = (Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED)
+COOLDOWN_STAGES = (Stage.PRUNED, Stage.EMBARGOED, Stage.RESETTING)
+
+
+class Op:
+    """Lifecycle operation: the last action head, and the one that decides which other heads matter."""
+
+    WAIT = 0
+    GERMINATE = 1
+    SET_ALPHA_TARGET = 2
+    PRUNE = 3
+    FOSSILIZE = 4
+    ADVANCE = 5
+
+
+OP_NAMES = ("wait", "germinate", "set_alpha_target", "prune", "fossilize", "advance")
+
+
+class Blueprint:
+    """Architecture of a seed; NONE marks an empty slot."""
+
+    NONE = -1
+    NOOP = 0
+    CONV_LIGHT = 1
+    ATTENTION = 2
+    NORM = 3
+    DEPTHWISE = 4
+    BOTTLENECK = 5
+    CONV_SMALL = 6
+    CONV_HEAVY = 7
+
+
+NUM_BLUEPRINTS = 13
+BLUEPRINT_NAMES = (
+    "noop", "conv_light", "attention", "norm", "depthwise", "bottleneck", "conv_small", "conv_heavy",
+    "lora", "lora_large", "mlp_small", "mlp", "flex_attention",
+)  # fmt: skip
+CNN_BLUEPRINTS = (1, 2, 3, 4, 5, 6, 7)
+TRANSFORMER_BLUEPRINTS = (2, 3, 8, 9, 10, 11, 12)
+
+
+class AlphaMode:
+    """Direction in which the alpha ramp of a slot moves."""
+
+    HOLD = 0
+    UP = 1
+    DOWN = 2
+
+
+class Curve:
+    """Shape of an alpha ramp."""
+
+    LINEAR = 1
+    COSINE = 2
+    SIGMOID = 3
+
+
+class Blend:
+    """How the host's activations take on the seed's."""
+
+    ADD = 1
+    MULTIPLY = 2
+    GATE = 3
+
+
+BLEND_NAMES = ("", "add", "multiply", "gate")
+
+
+class Style:
+    """Germination style: the curve of the first ramp together with the blend."""
+
+    LINEAR_ADD = 0
+    LINEAR_MULTIPLY = 1
+    SIGMOID_ADD = 2
+    GATED_GATE = 3
+
+
+# Values behind the action heads, indexed by the head's choice.
+STYLE_BLEND = (Blend.ADD, Blend.MULTIPLY, Blend.ADD, Blend.GATE)
+STYLE_CURVE = (Curve.LINEAR, Curve.LINEAR, Curve.SIGMOID, Curve.LINEAR)
+TEMPO_STEPS = (3, 5, 8)
+ALPHA_TARGETS = (0.5, 0.7, 1.0)
+SPEED_STEPS = (0, 3, 5, 8)
+CURVE_CHOICES = (Curve.LINEAR, Curve.COSINE, Curve.SIGMOID, Curve.SIGMOID, Curve.SIGMOID)
+CURVE_STEEPNESS = (12.0, 12.0, 6.0, 12.0, 24.0)
+RAMP_STEEPNESS = 12.0
+
+# The one table of action heads: (name, number of choices); the slot head has one choice per seed slot (0 = S).
+HEADS = (
+    ("slot", 0),
+    ("blueprint", NUM_BLUEPRINTS),
+    ("style", 4),
+    ("tempo", 3),
+    ("alpha_target", 3),
+    ("alpha_speed", 4),
+    ("alpha_curve", 5),
+    ("op", 6),
+)
+HEAD_NAMES = tuple(name for name, _ in HEADS)
+
+# Choice that an irrelevant head is fixed to (log-prob 0, entropy 0); the slot head takes its first legal slot.
+PLACEHOLDERS = {
+    "blueprint": Blueprint.NOOP, "style": Style.SIGMOID_ADD, "tempo": 1,
+    "alpha_target": 2, "alpha_speed": 0, "alpha_curve": 0,
+}  # fmt: skip
+
+# Ops for which a head matters, in HEADS order; the op head always matters.
+RELEVANT_OPS = {
+    "slot": (Op.GERMINATE, Op.SET_ALPHA_TARGET, Op.PRUNE, Op.FOSSILIZE, Op.ADVANCE),
+    "blueprint": (Op.GERMINATE,),
+    "style": (Op.GERMINATE, Op.SET_ALPHA_TARGET),
+    "tempo": (Op.GERMINATE,),
+    "alpha_target": (Op.GERMINATE, Op.SET_ALPHA_TARGET),
+    "alpha_speed": (Op.SET_ALPHA_TARGET, Op.PRUNE),
+    "alpha_curve": (Op.SET_ALPHA_TARGET, Op.PRUNE),
+    "op": (Op.WAIT, Op.GERMINATE, Op.SET_ALPHA_TARGET, Op.PRUNE, Op.FOSSILIZE, Op.ADVANCE),
+}
+
+
+def head_sizes(num_slots: int) -> tuple[int, ...]:
+    """Number of choices of every head, in HEADS order, for hosts with `num_slots` seed slots."""
+    return tuple(size or num_slots for _, size in HEADS)
