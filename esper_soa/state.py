@@ -204,6 +204,23 @@ class Observation(TensorClass["tensor_only", "frozen"]):
     blueprints: Tensor  # int64 [N, S], -1 when empty
 
 
+class View(TensorClass["tensor_only", "frozen"]):
+    """Everything that a decision maker may look at, for N envs."""
+
+    state: EnvState
+    observation: Observation
+    masks: Masks
+    noise: Tensor  # float32 [N, 8], uniform in [0, 1), one number per head in HEADS order
+
+
+class Decision(TensorClass["tensor_only", "frozen"]):
+    """One action per env, and what the learner needs to remember of it (zeros from scripted policies)."""
+
+    action: Action
+    log_probs: Tensor  # float32 [N, 8], per head, 0 for heads that the op makes irrelevant
+    value: Tensor  # float32 [N], in units of normalised return
+
+
 class GradientStats(TensorClass["tensor_only", "frozen"]):
     """Gradient telemetry of seeds [N, S], measured before clipping on the last strided batch of the training pass."""
 
