@@ -168,6 +168,7 @@ class EnvState(TensorClass["tensor_only", "frozen"]):
     signals: Signals
     guard: Guard
     totals: Totals
+    boosts: Tensor  # float64 [N, S, S, T], positive pair interactions by scaffold, beneficiary and env-step
 
 
 class Action(TensorClass["tensor_only", "frozen"]):
