@@ -1,0 +1,47 @@
+"""Generalised advantage estimation over a rollout, and the normalisation of advantages. Called by the learner."""
+
+import torch
+from torch import Tensor
+
+from esper_soa.agent.normalize import batch_moments
+
+STD_FLOOR = 0.1  # keeps the noise of nearly constant advantages from being blown up
+STD_EPSILON = 1e-8
+
+
+def gae(
+    rewards: Tensor,
+    values: Tensor,
+    terminal: Tensor,
+    valid: Tensor,
+    bootstrap: Tensor,
+    gamma: float | Tensor,
+    lam: float | Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Advantages, returns and temporal differences [T, N] (Schulman et al. 2016), 0 where a row is not valid.
+
+    rewards, values [T, N], in the same unit; terminal, valid bool [T, N]. bootstrap [N] is the value after the last
+    valid row: that of the next state where the episode was truncated there, 0 otherwise. Nothing flows back across a
+    terminal row, within or at the end of a rollout. gamma and lam may be given per env.
+    """
+    following = bootstrap
+    advantage = torch.zeros_like(bootstrap)
+    advantages, differences = [], []
+    for t in range(rewards.shape[0] - 1, -1, -1):
+        flows = (~terminal[t]).to(values.dtype)
+        difference = rewards[t] + gamma * flows * following - values[t]
+        current = difference + gamma * lam * flows * advantage
+        differences.append(torch.where(valid[t], difference, 0.0))
+        advantages.append(torch.where(valid[t], current, 0.0))
+        advantage = torch.where(valid[t], current, advantage)
+        following = torch.where(valid[t], values[t], following)
+    stacked = torch.stack(advantages[::-1])
+    returns = torch.where(valid, stacked + values, 0.0)
+    return stacked, returns, torch.stack(differences[::-1])
+
+
+def normalize_advantages(advantages: Tensor, valid: Tensor) -> Tensor:
+    """Advantages less their mean over all valid rows, over their population standard deviation (at least 0.1)."""
+    moments = batch_moments(advantages.flatten(), valid.flatten())
+    scale = moments.var.sqrt().clamp(min=STD_FLOOR) + STD_EPSILON
+    return torch.where(valid, (advantages - moments.mean) / scale, 0.0)

@@ -1,0 +1,94 @@
+"""Masked categorical distributions of the action heads, always in float32, shared by rollout and update.
+
+Given logits, a mask of legal choices and a probability floor, they give log-probabilities, entropies and choices.
+Also the rules that say which heads an op makes relevant. Called by the policy network and the losses.
+"""
+
+import torch
+from torch import Tensor
+
+from esper_soa.state import Masks, stage_in
+from esper_soa.vocabulary import HEAD_NAMES, PLACEHOLDERS, RELEVANT_OPS, Op
+
+MASKED_LOGIT = -1e4  # finite, and its exponential is exactly 0 in float32
+MAX_FLOOR_MASS = 0.99  # all floors of a head together take at most this much probability
+
+
+def mask_logits(logits: Tensor, mask: Tensor) -> Tensor:
+    """float32 logits [..., C] with illegal choices at MASKED_LOGIT."""
+    return torch.where(mask, logits.float(), MASKED_LOGIT)
+
+
+def masked_log_probs(logits: Tensor, mask: Tensor, floor: float) -> Tensor:
+    """Log-probabilities float32 [..., C] of the mixture q = (1 - n f) p + f over the n legal choices.
+
+    p is the softmax of the legal logits and f = min(floor, 0.99 / n), so that every legal choice keeps at least f and
+    every logit keeps a gradient. Illegal choices get MASKED_LOGIT, that is probability 0.
+    """
+    log_probs = torch.log_softmax(mask_logits(logits, mask), dim=-1)
+    if floor > 0:
+        num_legal = mask.sum(-1, keepdim=True).clamp(min=1)
+        share = (MAX_FLOOR_MASS / num_legal).clamp(max=floor)
+        mixed = (1 - num_legal * share) * log_probs.exp() + share
+        log_probs = torch.where(num_legal == 1, log_probs, mixed.log())
+    return torch.where(mask, log_probs, MASKED_LOGIT)
+
+
+def entropy(log_probs: Tensor, mask: Tensor) -> Tensor:
+    """Entropy [...] over the legal choices of log_probs [..., C], divided by that of the uniform; 0 for one choice."""
+    num_legal = mask.sum(-1)
+    raw = -torch.where(mask, log_probs.exp() * log_probs, 0.0).sum(-1)
+    return torch.where(num_legal > 1, raw / num_legal.clamp(min=2).float().log(), 0.0)
+
+
+def choose(log_probs: Tensor, noise: Tensor) -> Tensor:
+    """Sample int64 [...] from log_probs [..., C] by inverting the cumulative distribution at `noise` in [0, 1).
+
+    A choice of probability 0 is never taken, however the cumulative sums are rounded.
+    """
+    probs = log_probs.exp()
+    cumulative = probs.cumsum(-1)
+    index = torch.arange(probs.shape[-1], device=probs.device)
+    possible = probs > 0
+    last = torch.where(possible, index, 0).amax(-1, keepdim=True)
+    reached = possible & (cumulative > noise.unsqueeze(-1) * cumulative[..., -1:])
+    return torch.where(reached | (index == last), index, probs.shape[-1] - 1).amin(-1)
+
+
+def likeliest(log_probs: Tensor) -> Tensor:
+    """The choice int64 [...] of highest probability, the first of equals."""
+    return log_probs.argmax(-1)
+
+
+def log_prob_of(log_probs: Tensor, choice: Tensor) -> Tensor:
+    """Log-probability [...] of the choice int64 [...] under log_probs [..., C]."""
+    return log_probs.gather(-1, choice.unsqueeze(-1)).squeeze(-1)
+
+
+def head_masks(masks: Masks, op: Tensor) -> dict[str, Tensor]:
+    """Legal choices bool [..., C] of every head, in HEADS order, once the op int64 [...] is chosen.
+
+    A head that the op makes irrelevant keeps exactly one choice, its placeholder: log-probability and entropy are 0.
+    """
+    row = op[..., None, None].expand(*op.shape, 1, masks.slot_by_op.shape[-1])
+    slot = masks.slot_by_op.gather(-2, row).squeeze(-2)
+    first = slot & (slot.cumsum(-1) == 1)
+    chosen = {"slot": torch.where((op == Op.WAIT)[..., None], first, slot)}
+    offered = {"blueprint": masks.blueprint, "style": masks.style, "tempo": masks.tempo,
+               "alpha_target": masks.alpha_target, "alpha_speed": masks.alpha_speed,
+               "alpha_curve": masks.alpha_curve}  # fmt: skip
+    for name, mask in offered.items():
+        placeholder = torch.arange(mask.shape[-1], device=mask.device) == PLACEHOLDERS[name]
+        chosen[name] = torch.where(stage_in(op, RELEVANT_OPS[name])[..., None], mask, placeholder)
+    chosen["op"] = masks.op
+    return chosen
+
+
+def relevant_heads(op: Tensor) -> Tensor:
+    """bool [..., 8], in HEADS order: the heads that matter for the op int64 [...]."""
+    return torch.stack([stage_in(op, RELEVANT_OPS[name]) for name in HEAD_NAMES], dim=-1)
+
+
+def available_heads(op_mask: Tensor) -> Tensor:
+    """bool [..., 8], in HEADS order: the heads that some legal op of op_mask bool [..., 6] would make matter."""
+    return torch.stack([op_mask[..., list(RELEVANT_OPS[name])].any(-1) for name in HEAD_NAMES], dim=-1)

@@ -1,0 +1,137 @@
+"""Running statistics that bring observations, rewards and returns to unit scale.
+
+States are small tuples of tensors and functions return new ones. Every batch comes with a bool mask of the rows that
+count; what stands in the other rows, NaN included, never enters. Called by the policy and the learner.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+OBSERVATION_PRIOR = 1e-4  # rows that the initial mean 0 and variance 1 stand for
+VARIANCE_EPSILON = 1e-4
+REWARD_EPSILON = 1e-8  # smallest standard deviation of rewards
+MIN_RETURNS = 32  # returns seen before the value scale is used
+VALUE_MOMENTUM = 0.99
+
+
+class Moments(NamedTuple):
+    """Mean and population variance of what was seen, and how much that was."""
+
+    mean: Tensor  # [F] or []
+    var: Tensor  # [F] or []
+    count: Tensor  # []
+
+
+class RewardStats(NamedTuple):
+    """Welford sums of raw rewards, float64 scalars."""
+
+    mean: Tensor
+    squares: Tensor  # sum of squared deviations from the mean
+    count: Tensor
+
+
+def observation_moments(num_features: int, device: torch.device) -> Moments:
+    """Mean 0 and variance 1, float32 [num_features]."""
+    zeros = torch.zeros(num_features, device=device)
+    return Moments(zeros, torch.ones_like(zeros), torch.full((), OBSERVATION_PRIOR, device=device))
+
+
+def value_moments(device: torch.device) -> Moments:
+    """Mean 0, variance 1, nothing seen; float64 scalars."""
+    zero = torch.zeros((), dtype=torch.float64, device=device)
+    return Moments(zero, torch.ones_like(zero), zero.clone())
+
+
+def reward_stats(device: torch.device) -> RewardStats:
+    """Nothing seen."""
+    return RewardStats(*(torch.zeros((), dtype=torch.float64, device=device) for _ in range(3)))
+
+
+def batch_moments(rows: Tensor, valid: Tensor) -> Moments:
+    """Mean, population variance and number of the rows [B, ...] where valid [B]; all 0 for none."""
+    mask = valid.reshape(-1, *[1] * (rows.ndim - 1))
+    count = valid.sum().to(rows.dtype)
+    divisor = count.clamp(min=1)
+    mean = torch.where(mask, rows, 0.0).sum(0) / divisor
+    var = torch.where(mask, rows - mean, 0.0).square().sum(0) / divisor
+    return Moments(mean, var, count)
+
+
+def merge(old: Moments, batch: Moments) -> Moments:
+    """Moments of everything in `old` and `batch` together (Chan, Golub and LeVeque 1979); count 0 changes nothing."""
+    total = old.count + batch.count
+    share = batch.count / total.clamp(min=OBSERVATION_PRIOR)
+    delta = batch.mean - old.mean
+    var = old.var * (1 - share) + batch.var * share + delta.square() * share * (1 - share)
+    seen = batch.count > 0
+    return Moments(
+        torch.where(seen, old.mean + delta * share, old.mean),
+        torch.where(seen, var, old.var),
+        total,
+    )
+
+
+def follow(old: Moments, batch: Moments, momentum: float) -> Moments:
+    """Exponential moving moments: the batch gets the weight 1 - momentum; count 0 changes nothing."""
+    weight = 1 - momentum
+    delta = batch.mean - old.mean
+    var = momentum * old.var + weight * batch.var + momentum * weight * delta.square()
+    seen = batch.count > 0
+    return Moments(
+        torch.where(seen, momentum * old.mean + weight * batch.mean, old.mean),
+        torch.where(seen, var, old.var),
+        old.count + batch.count,
+    )
+
+
+def normalize_observation(moments: Moments, features: Tensor, clip: float) -> Tensor:
+    """Features [..., F] less their mean, over their standard deviation, within +-clip."""
+    return ((features - moments.mean) / (moments.var + VARIANCE_EPSILON).sqrt()).clamp(-clip, clip)
+
+
+def update_observation(moments: Moments, features: Tensor, valid: Tensor, momentum: float) -> Moments:
+    """Moments after a whole rollout of raw features [T, N, F], of which the rows in valid [T, N] count."""
+    batch = batch_moments(features.flatten(0, 1), valid.flatten())
+    return follow(moments, batch, momentum)
+
+
+def update_reward(stats: RewardStats, rewards: Tensor, valid: Tensor) -> RewardStats:
+    """Statistics after the raw rewards [N] of one env-step, merged as one batch, so that env order cannot matter."""
+    batch = batch_moments(rewards.double(), valid)
+    total = stats.count + batch.count
+    share = batch.count / total.clamp(min=1)
+    delta = batch.mean - stats.mean
+    return RewardStats(
+        stats.mean + delta * share,
+        stats.squares + batch.var * batch.count + delta.square() * stats.count * share,
+        total,
+    )
+
+
+def normalize_reward(stats: RewardStats, rewards: Tensor, clip: float) -> Tensor:
+    """Rewards [N] over their sample standard deviation, within +-clip; unscaled until two were seen. No mean is taken.
+
+    float64; what is not finite stays so, as rows that do not count may hold anything.
+    """
+    deviation = (stats.squares / (stats.count - 1).clamp(min=1)).sqrt().clamp(min=REWARD_EPSILON)
+    scale = torch.where(stats.count < 2, 1.0, deviation)
+    return (rewards.double() / scale).clamp(-clip, clip)
+
+
+def update_value(moments: Moments, returns: Tensor, valid: Tensor) -> Moments:
+    """Moments after raw returns [...]: exact until MIN_RETURNS were seen, exponential with VALUE_MOMENTUM after."""
+    batch = batch_moments(returns.double().flatten(), valid.flatten())
+    exact, moving = merge(moments, batch), follow(moments, batch, VALUE_MOMENTUM)
+    early = moments.count < MIN_RETURNS
+    return Moments(
+        torch.where(early, exact.mean, moving.mean),
+        torch.where(early, exact.var, moving.var),
+        exact.count,
+    )
+
+
+def value_scale(moments: Moments) -> Tensor:
+    """Raw return per unit of predicted value, float64 []: the standard deviation, 1 until MIN_RETURNS were seen."""
+    return torch.where(moments.count < MIN_RETURNS, 1.0, (moments.var + VARIANCE_EPSILON).sqrt())

@@ -1,0 +1,34 @@
+"""What every decision maker offers, learning or scripted, so that the trainer needs to know only this.
+
+An agent looks at a View of N envs and returns one Decision per env. What it remembers between env-steps is a tuple of
+tensors with a leading env axis, which the trainer carries along and restarts where an env begins a new trajectory.
+"""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from esper_soa.state import Decision, View
+
+Memory = tuple[Tensor, ...]  # each [N, ...]; empty for agents that remember nothing
+
+
+class Agent(Protocol):
+    """A decision maker for any number of envs at once."""
+
+    def start(self, num_envs: int, device: torch.device) -> Memory:
+        """Memory at the start of a trajectory, for every env."""
+        ...
+
+    def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
+        """One legal action per env, and the memory after it. Never changes `view` or `memory`."""
+        ...
+
+
+def restart(memory: Memory, fresh: Memory, reset: Tensor) -> Memory:
+    """`memory` with the envs of `reset` (bool [N]) put back to `fresh`, the agent's memory at the start."""
+    return tuple(
+        torch.where(reset.reshape(-1, *[1] * (old.ndim - 1)), new, old)
+        for old, new in zip(memory, fresh, strict=True)
+    )  # fmt: skip
