@@ -1,0 +1,395 @@
+"""The rule book of a seed's life: what the actions do, and what every env-step does by itself.
+
+Given the slots [N, S] and their ramps, one action per env, and the settings; gives back new records. env/step.py calls
+`record_accuracy`, `apply` and `tick` in this order in every env-step, and the governor calls `prune_now`. A seed's
+weights are frozen exactly while `ramp.mode` is DOWN.
+"""
+
+from typing import NamedTuple
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from esper_soa.env.alpha import advance_ramp, retarget
+from esper_soa.env.config import GatesConfig, LifecycleConfig
+from esper_soa.env.gates import ALPHA_TOLERANCE, GateResults, arrived, check_gates
+from esper_soa.state import LEDGER_FLOAT, Action, ActionOutcome, Ramp, Slots, stage_in
+from esper_soa.vocabulary import (
+    ALPHA_TARGETS,
+    CURVE_CHOICES,
+    CURVE_STEEPNESS,
+    RAMP_STEEPNESS,
+    SPEED_STEPS,
+    STYLE_BLEND,
+    STYLE_CURVE,
+    TEMPO_STEPS,
+    AlphaMode,
+    Blend,
+    Blueprint,
+    Curve,
+    Op,
+    Stage,
+    Style,
+)
+
+ADVANCING_STAGES = (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING)  # where ADVANCE means something
+ALPHA_STAGES = (Stage.BLENDING, Stage.HOLDING)  # where alpha may be sent to a new target
+PRUNABLE_STAGES = (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING)
+
+# The record of a slot without a seed; the type of a value gives its field's dtype.
+EMPTY_SLOT = {
+    "stage": Stage.EMPTY, "stage_age": 0, "seed_age": 0, "previous_stage": Stage.UNKNOWN, "previous_stage_age": 0,
+    "blueprint": Blueprint.NONE, "blend": Blend.ADD, "style": Style.SIGMOID_ADD, "tempo": 5, "alpha_goal": 1.0,
+    "alpha": 0.0, "newborn": False, "fresh_momentum": False,
+    "accuracy_initial": 0.0, "accuracy_stage_start": 0.0, "accuracy_current": 0.0, "accuracy_best": 0.0,
+    "accuracy_blending_start": 0.0, "blending_started": False,
+    "accuracy_germination": 0.0, "germination_known": False,
+    "contribution": 0.0, "contribution_known": False, "contribution_velocity": 0.0, "contribution_age": 0,
+    "interaction_sum": 0.0, "boost_received": 0.0, "upstream_alpha": 0.0, "downstream_alpha": 0.0,
+    "gradient_norm": 0.0, "gradient_health": 0.0, "gradient_vanishing": False, "gradient_exploding": False,
+    "gradient_measured": False, "gradient_ratio": 0.0, "gradient_ratio_known": False,
+    "previous_health": 0.0, "previous_health_known": False,
+    "escrow": 0.0, "drip_live": False, "drip_scale": 0.0, "drip_total": 0.0, "drip_paid": 0.0,
+    "rent_alpha": 0.0, "rent_params": 0.0,
+}  # fmt: skip
+IDLE_RAMP = {
+    "alpha": 0.0, "start": 0.0, "target": 0.0, "length": 0, "done": 0,
+    "curve": Curve.LINEAR, "steepness": RAMP_STEEPNESS, "mode": AlphaMode.HOLD,
+}  # fmt: skip
+DTYPES = {bool: torch.bool, int: torch.int64, float: LEDGER_FLOAT}
+
+
+class Orders(NamedTuple):
+    """What is to happen in every slot: `op` [N, S], everything else [N, S] or [N, 1]."""
+
+    op: Tensor  # int64, Op
+    blueprint: Tensor  # int64, of a new seed
+    style: Tensor  # int64, of a new seed
+    tempo: Tensor  # int64, ticks of a new seed's first ramp
+    blend: Tensor  # int64, of a new seed or with a new target
+    target: Tensor  # float64, (0, 1], of a new seed's first ramp or of the new ramp
+    length: Tensor  # int64, ticks of the new ramp, 0 = at once
+    curve: Tensor  # int64, of the new ramp
+    steepness: Tensor  # float64, of the new ramp
+
+
+def empty_slots(num_envs: int, num_slots: int, device: torch.device | str) -> Slots:
+    """Slots [num_envs, num_slots] without seeds."""
+    shape = (num_envs, num_slots)
+    fields = {k: torch.full(shape, v, dtype=DTYPES[type(v)], device=device) for k, v in EMPTY_SLOT.items()}
+    return Slots.from_tensordict(TensorDict(fields, batch_size=shape))
+
+
+def idle_ramp(num_envs: int, num_slots: int, device: torch.device | str) -> Ramp:
+    """Ramps [num_envs, num_slots] at rest at alpha 0."""
+    shape = (num_envs, num_slots)
+    fields = {k: torch.full(shape, v, dtype=DTYPES[type(v)], device=device) for k, v in IDLE_RAMP.items()}
+    return Ramp.from_tensordict(TensorDict(fields, batch_size=shape))
+
+
+def record_accuracy(slots: Slots, accuracy: Tensor) -> Slots:
+    """Write the validation accuracy [N] (percent) of this env-step to the live seeds and count the env-step.
+
+    The first record of a seed is also its initial accuracy and that of its stage. Cooling slots are not counted here:
+    the embargo counts once per env-step, in `tick`.
+    """
+    live = slots.live
+    accuracy = accuracy.unsqueeze(-1)
+    first = live & (slots.seed_age == 0)
+    return slots.replace(
+        accuracy_initial=torch.where(first, accuracy, slots.accuracy_initial),
+        accuracy_stage_start=torch.where(first, accuracy, slots.accuracy_stage_start),
+        accuracy_current=torch.where(live, accuracy, slots.accuracy_current),
+        accuracy_best=torch.where(live, torch.maximum(slots.accuracy_best, accuracy), slots.accuracy_best),
+        seed_age=slots.seed_age + live,
+        stage_age=slots.stage_age + live,
+    )
+
+
+def legal(slots: Slots, ramp: Ramp, op: Tensor, cfg: LifecycleConfig) -> Tensor:
+    """bool [N, S]: `op` (int64, broadcast to [N, S]) is applicable in the slot; gates are not asked."""
+    stage, still = slots.stage, ramp.mode == AlphaMode.HOLD
+    old_enough = slots.seed_age >= cfg.min_prune_age
+    return (
+        (op == Op.WAIT)
+        | ((op == Op.GERMINATE) & slots.empty)
+        | ((op == Op.ADVANCE) & stage_in(stage, ADVANCING_STAGES))
+        | ((op == Op.FOSSILIZE) & (stage == Stage.HOLDING))
+        | ((op == Op.PRUNE) & stage_in(stage, PRUNABLE_STAGES) & still & old_enough)
+        | ((op == Op.SET_ALPHA_TARGET) & stage_in(stage, ALPHA_STAGES) & still)
+    )
+
+
+def valid(slots: Slots, ramp: Ramp, action: Action, cfg: LifecycleConfig) -> Tensor:
+    """bool [N]: the action's op is applicable in its target slot; WAIT always is."""
+    op = action.op.unsqueeze(-1)
+    applicable = legal(slots, ramp, op, cfg) & target_slot(action, slots.stage.shape[-1])
+    return (action.op == Op.WAIT) | applicable.any(-1)
+
+
+def effective_op(slots: Slots, ramp: Ramp, action: Action, cfg: LifecycleConfig) -> Tensor:
+    """int64 [N]: the action's op, or WAIT where it is not valid. Rewards and counters go by this."""
+    return torch.where(valid(slots, ramp, action, cfg), action.op, Op.WAIT)
+
+
+def target_slot(action: Action, num_slots: int) -> Tensor:
+    """bool [N, num_slots], true at the slot that the action is about."""
+    return torch.arange(num_slots, device=action.slot.device) == action.slot.unsqueeze(-1)
+
+
+def apply(
+    slots: Slots, ramp: Ramp, action: Action, accuracy: Tensor, cfg: LifecycleConfig, gates: GatesConfig
+) -> tuple[Slots, Ramp, ActionOutcome]:
+    """Carry out one action per env; accuracy [N] in percent is remembered as that of a germination.
+
+    An op that is not applicable, or whose gate fails, changes nothing and has no success.
+    """
+    op = effective_op(slots, ramp, action, cfg)
+    orders = _decode(action, torch.where(target_slot(action, slots.stage.shape[-1]), op.unsqueeze(-1), Op.WAIT))
+    was_live = slots.live
+    slots, ramp, done = carry_out(slots, ramp, orders, accuracy, gates)
+    done_by_env = done.any(-1)
+    outcome = ActionOutcome(
+        effective_op=op,
+        success=(action.op == Op.WAIT) | done_by_env,
+        germinated=done_by_env & (op == Op.GERMINATE),
+        fossilized=done_by_env & (op == Op.FOSSILIZE),
+        pruned_now=(was_live & ~slots.live).any(-1),
+        batch_size=op.shape,
+    )
+    return slots, ramp, outcome
+
+
+def _decode(action: Action, op: Tensor) -> Orders:
+    """The choices of the action heads [N] as values [N, 1], for the op of every slot [N, S]."""
+    style = action.style.unsqueeze(-1)
+    curve = action.alpha_curve.unsqueeze(-1)
+    return Orders(
+        op=op,
+        blueprint=action.blueprint.unsqueeze(-1),
+        style=style,
+        tempo=_pick(action.tempo.unsqueeze(-1), TEMPO_STEPS),
+        blend=_pick(style, STYLE_BLEND),
+        target=_pick(action.alpha_target.unsqueeze(-1), ALPHA_TARGETS),
+        length=_pick(action.alpha_speed.unsqueeze(-1), SPEED_STEPS),
+        curve=_pick(curve, CURVE_CHOICES),
+        steepness=_pick(curve, CURVE_STEEPNESS),
+    )
+
+
+def _pick(choice: Tensor, table: tuple[int, ...] | tuple[float, ...]) -> Tensor:
+    """The entries of a small `table` at `choice` (int64), as int64 or ledger floats."""
+    picked = torch.full_like(choice, table[0], dtype=DTYPES[type(table[0])])
+    for index, value in enumerate(table):
+        picked = torch.where(choice == index, value, picked)
+    return picked
+
+
+def carry_out(
+    slots: Slots, ramp: Ramp, orders: Orders, accuracy: Tensor, cfg: GatesConfig
+) -> tuple[Slots, Ramp, Tensor]:
+    """Carry out one order per slot, where the slot's state allows it; bool [N, S] says where it was done.
+
+    Ages and the ban on pruning under way are rules for actions, see `legal`; they are not asked again here.
+    """
+    op, stage = orders.op, slots.stage
+    gates = check_gates(slots, ramp, cfg)
+    germinated = (op == Op.GERMINATE) & slots.empty
+    advanced_stage = advance_stage(stage, gates)
+    advanced = (op == Op.ADVANCE) & (advanced_stage != stage)
+    fossilized = (op == Op.FOSSILIZE) & (stage == Stage.HOLDING) & gates.g5
+    aimed = (op == Op.SET_ALPHA_TARGET) & _may_aim(slots, ramp) & (orders.target > 0)
+    removed, fading = _ways_to_prune(slots, ramp, orders)
+
+    reopened = fading | (aimed & (stage == Stage.HOLDING) & (orders.target < 1 - ALPHA_TOLERANCE))
+    stage = torch.where(advanced, advanced_stage, stage)
+    stage = torch.where(fossilized, Stage.FOSSILIZED, stage)
+    stage = torch.where(reopened, Stage.BLENDING, stage)
+    stage = torch.where(removed, Stage.PRUNED, stage)
+    slots, ramp = enter(slots, ramp, stage)
+
+    slots = slots.replace(blend=torch.where(aimed, orders.blend, slots.blend))
+    target = torch.where(fading, 0.0, orders.target)
+    ramp = retarget(ramp, aimed | fading, target, orders.length, orders.curve, orders.steepness)
+    slots, ramp = germinate(slots, ramp, germinated, orders, accuracy)
+    return slots, ramp, germinated | advanced | fossilized | aimed | removed | fading
+
+
+def advance_stage(stage: Tensor, gates: GateResults) -> Tensor:
+    """int64 [N, S]: the next stage of the seeds that pass its gate, the present stage of all others.
+
+    ADVANCE leads no further than HOLDING: a seed is fossilised by an action of its own.
+    """
+    following = torch.where((stage == Stage.GERMINATED) & gates.g1, Stage.TRAINING, stage)
+    following = torch.where((stage == Stage.TRAINING) & gates.g2, Stage.BLENDING, following)
+    return torch.where((stage == Stage.BLENDING) & gates.g3, Stage.HOLDING, following)
+
+
+def _may_aim(slots: Slots, ramp: Ramp) -> Tensor:
+    """bool [N, S]: alpha is at rest in a stage where it can be sent to a new target."""
+    return stage_in(slots.stage, ALPHA_STAGES) & (ramp.mode == AlphaMode.HOLD)
+
+
+def _ways_to_prune(slots: Slots, ramp: Ramp, orders: Orders) -> tuple[Tensor, Tensor]:
+    """bool [N, S] twice: seeds that PRUNE removes at once, seeds that it first fades out with a ramp to alpha 0.
+
+    A seed goes at once if asked to (length 0), if it has no weight yet, or if its stage knows no ramps.
+    """
+    pruning = (orders.op == Op.PRUNE) & stage_in(slots.stage, PRUNABLE_STAGES)
+    at_once = (orders.length <= 0) | (slots.alpha <= 0)
+    has_ramp = stage_in(slots.stage, ALPHA_STAGES)
+    still = ramp.mode == AlphaMode.HOLD
+    return pruning & (at_once | (still & ~has_ramp)), pruning & ~at_once & still & has_ramp
+
+
+def germinate(slots: Slots, ramp: Ramp, where: Tensor, orders: Orders, accuracy: Tensor) -> tuple[Slots, Ramp]:
+    """Put a new seed into the empty slots `where`, with nothing left of the seed before it.
+
+    Its weights and momentum are set before the next training pass, to which `newborn` and `fresh_momentum` speak.
+    Style and tempo wait for BLENDING; the style GATED_GATE brings the blend GATE with it.
+    """
+    slots, ramp = _clear(slots, where), _calm(ramp, where)
+    slots = slots.replace(
+        stage=torch.where(where, Stage.GERMINATED, slots.stage),
+        previous_stage=torch.where(where, Stage.DORMANT, slots.previous_stage),
+        blueprint=torch.where(where, orders.blueprint, slots.blueprint),
+        blend=torch.where(where, orders.blend, slots.blend),
+        style=torch.where(where, orders.style, slots.style),
+        tempo=torch.where(where, orders.tempo, slots.tempo),
+        alpha_goal=torch.where(where, orders.target, slots.alpha_goal),
+        accuracy_germination=torch.where(where, accuracy.unsqueeze(-1), slots.accuracy_germination),
+        germination_known=slots.germination_known | where,
+        newborn=slots.newborn | where,
+        fresh_momentum=slots.fresh_momentum | where,
+    )
+    return slots, ramp
+
+
+def prune_now(slots: Slots, ramp: Ramp, where: Tensor) -> tuple[Slots, Ramp]:
+    """Remove the seeds on `where` (bool [N, S]) at once; fossils, cooling and empty slots stay as they are."""
+    removed = where & stage_in(slots.stage, PRUNABLE_STAGES)
+    return enter(slots, ramp, torch.where(removed, Stage.PRUNED, slots.stage))
+
+
+def enter(slots: Slots, ramp: Ramp, stage: Tensor) -> tuple[Slots, Ramp]:
+    """Put every slot into `stage` (int64 [N, S]; its present stage = stay), with all that entering it brings.
+
+    BLENDING from TRAINING starts the first ramp; HOLDING and FOSSILIZED have alpha 1; PRUNED has alpha 0; a fossil
+    starts with fresh momentum. BLENDING from HOLDING touches nothing but the counters: its ramp is the caller's.
+    """
+    moved = stage != slots.stage
+    blending = moved & (stage == Stage.BLENDING) & (slots.stage == Stage.TRAINING)
+    holding = moved & (stage == Stage.HOLDING)
+    fossil = moved & (stage == Stage.FOSSILIZED)
+    pruned = moved & (stage == Stage.PRUNED)
+    slots = slots.replace(
+        stage=stage,
+        stage_age=torch.where(moved, 0, slots.stage_age),
+        previous_stage=torch.where(moved, slots.stage, slots.previous_stage),
+        previous_stage_age=torch.where(moved, slots.stage_age, slots.previous_stage_age),
+        accuracy_stage_start=torch.where(moved, slots.accuracy_current, slots.accuracy_stage_start),
+        accuracy_blending_start=torch.where(blending, slots.accuracy_current, slots.accuracy_blending_start),
+        blending_started=slots.blending_started | blending,
+        alpha=torch.where(holding | fossil, 1.0, torch.where(pruned, 0.0, slots.alpha)),
+        fresh_momentum=slots.fresh_momentum | fossil,
+        germination_known=slots.germination_known & ~fossil,
+    )
+    ramp = _first_ramp(slots, ramp, blending)
+    ramp = _rest_at_full(ramp, holding)
+    ramp = ramp.replace(alpha=torch.where(fossil, 1.0, ramp.alpha))
+    return slots, _rest_at_zero(ramp, pruned)
+
+
+def _first_ramp(slots: Slots, ramp: Ramp, where: Tensor) -> Ramp:
+    """The ramp chosen at germination: from the present alpha to the seed's goal, in `tempo` ticks, as style has it."""
+    ramp = ramp.replace(alpha=torch.where(where, slots.alpha, ramp.alpha))
+    steepness = torch.full_like(ramp.steepness, RAMP_STEEPNESS)
+    return retarget(ramp, where, slots.alpha_goal, slots.tempo, _pick(slots.style, STYLE_CURVE), steepness)
+
+
+def _rest_at_full(ramp: Ramp, where: Tensor) -> Ramp:
+    """At rest at alpha 1, the ramp's ticks all taken."""
+    return ramp.replace(
+        alpha=torch.where(where, 1.0, ramp.alpha),
+        start=torch.where(where, 1.0, ramp.start),
+        target=torch.where(where, 1.0, ramp.target),
+        done=torch.where(where, ramp.length, ramp.done),
+        mode=torch.where(where, AlphaMode.HOLD, ramp.mode),
+    )
+
+
+def _rest_at_zero(ramp: Ramp, where: Tensor) -> Ramp:
+    """At rest at alpha 0, no ticks to take; curve and steepness are kept."""
+    return ramp.replace(
+        alpha=torch.where(where, 0.0, ramp.alpha),
+        start=torch.where(where, 0.0, ramp.start),
+        target=torch.where(where, 0.0, ramp.target),
+        length=torch.where(where, 0, ramp.length),
+        done=torch.where(where, 0, ramp.done),
+        mode=torch.where(where, AlphaMode.HOLD, ramp.mode),
+    )
+
+
+def tick(slots: Slots, ramp: Ramp, cfg: LifecycleConfig, gates: GatesConfig) -> tuple[Slots, Ramp]:
+    """The end of an env-step: ramps move, gates forward by themselves where set to, pruned slots cool down.
+
+    A slot changes stage at most once, by the stage that it had before the tick.
+    """
+    blending = slots.stage == Stage.BLENDING
+    embargoed = slots.stage == Stage.EMBARGOED
+    ramp, _ = advance_ramp(ramp, blending)
+    slots = slots.replace(
+        alpha=torch.where(blending, ramp.alpha, slots.alpha),
+        stage_age=slots.stage_age + embargoed,
+        seed_age=slots.seed_age + embargoed,
+    )
+    slots, ramp = enter(slots, ramp, _stage_after_tick(slots, ramp, cfg, check_gates(slots, ramp, gates)))
+    return _tidy(slots, ramp)
+
+
+def _stage_after_tick(slots: Slots, ramp: Ramp, cfg: LifecycleConfig, gates: GateResults) -> Tensor:
+    """int64 [N, S]: where the tick leads from the present stage, when the ramps have moved.
+
+    Nothing happens to HOLDING and FOSSILIZED. A seed whose ramp ended at alpha 0 is gone.
+    """
+    was = slots.stage
+    stage = was
+    if cfg.auto_forward_g1:
+        stage = torch.where((was == Stage.GERMINATED) & gates.g1, Stage.TRAINING, stage)
+    if cfg.auto_forward_g2:
+        stage = torch.where((was == Stage.TRAINING) & gates.g2, Stage.BLENDING, stage)
+    if cfg.auto_forward_g3:
+        stage = torch.where((was == Stage.BLENDING) & gates.g3, Stage.HOLDING, stage)
+    faded = (was == Stage.BLENDING) & arrived(ramp) & (ramp.target <= ALPHA_TOLERANCE)
+    stage = torch.where(faded, Stage.PRUNED, stage)
+    stage = torch.where(was == Stage.PRUNED, Stage.EMBARGOED, stage)
+    served = (was == Stage.EMBARGOED) & (slots.stage_age >= cfg.embargo_steps)
+    stage = torch.where(served, Stage.RESETTING, stage)
+    return torch.where(was == Stage.RESETTING, Stage.EMPTY, stage)
+
+
+def _tidy(slots: Slots, ramp: Ramp) -> tuple[Slots, Ramp]:
+    """Drop what dies with a seed; an empty slot gets the record of an empty slot.
+
+    Blueprint and telemetry of a pruned seed stay readable until its slot is empty.
+    """
+    live, empty = slots.live, slots.empty
+    slots = slots.replace(
+        escrow=torch.where(live, slots.escrow, 0.0),
+        germination_known=slots.germination_known & live,
+        gradient_ratio_known=slots.gradient_ratio_known & live,
+        drip_live=slots.drip_live & live,
+        newborn=slots.newborn & live,
+    )
+    return _clear(slots, empty), _calm(ramp, empty)
+
+
+def _clear(slots: Slots, where: Tensor) -> Slots:
+    """The record of an empty slot on `where`."""
+    return slots.replace(**{k: torch.where(where, v, slots.get(k)) for k, v in EMPTY_SLOT.items()})
+
+
+def _calm(ramp: Ramp, where: Tensor) -> Ramp:
+    """The ramp of an empty slot on `where`."""
+    return ramp.replace(**{k: torch.where(where, v, ramp.get(k)) for k, v in IDLE_RAMP.items()})
