@@ -1,0 +1,140 @@
+"""The image sets: CIFAR-10 from files, the embedded fashion32, and a synthetic one; each whole on the device.
+
+Given the DataConfig, `load_images` returns an ImageSet that says what it is and why it was taken. Called once per run
+by the trainer; esper_soa/nets/data.py draws batches from it.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from esper_soa.errors import SettingError
+from esper_soa.nets.cifar import read_cifar10
+from esper_soa.nets.config import DataConfig
+from esper_soa.nets.streams import fold, uniform
+
+FASHION32_FILE = Path(__file__).parent / "assets" / "fashion32.npz"
+
+CIFAR10_MEAN = (0.4914, 0.4822, 0.4465)
+CIFAR10_STD = (0.2470, 0.2435, 0.2616)
+FASHION32_MEAN = (0.2199,) * 3  # of its training images with their border of 2 black pixels
+FASHION32_STD = (0.3326,) * 3
+
+SYNTHETIC_SEED = 20
+SYNTHETIC_CONTRAST = 0.5  # largest distance of a class pattern from mid-grey, as a share of white
+SYNTHETIC_NOISE = 0.25  # largest distance of a pixel from its class pattern, as a share of white
+
+Statistics = tuple[float, float, float]
+
+
+class ImageSet(NamedTuple):
+    """D training and V test images of 10 classes on one device."""
+
+    name: str
+    train_images: Tensor  # uint8 [D, 32, 32, 3]
+    train_labels: Tensor  # int64 [D], 0 to 9
+    test_images: Tensor  # uint8 [V, 32, 32, 3]
+    test_labels: Tensor  # int64 [V], 0 to 9
+    mean: Statistics  # per channel, of values in [0, 1]
+    std: Statistics
+    identity: str  # sha256 of images and labels, hexadecimal
+    source: str  # a sentence: where they come from and how many there are
+
+
+def load_images(cfg: DataConfig, device: torch.device | str) -> ImageSet:
+    """The image set that the settings ask for.
+
+    data.name=auto takes CIFAR-10 where data.root is set, and then an unusable root is an error; with an empty root it
+    takes fashion32. Raises SettingError or DataError.
+    """
+    if cfg.name == "cifar10" and not cfg.root:
+        raise SettingError("data.root", "''", "the folder or archive of CIFAR-10 when data.name=cifar10")
+    if cfg.name == "cifar10":
+        return cifar10(cfg.root, "asked for by data.name", device)
+    if cfg.name == "auto" and cfg.root:
+        return cifar10(cfg.root, "data.name=auto takes it as data.root is set", device)
+    if cfg.name == "auto":
+        return fashion32("data.name=auto takes it as data.root is empty", device)
+    if cfg.name == "fashion32":
+        return fashion32("asked for by data.name", device)
+    return synthetic(cfg.synthetic_train, cfg.synthetic_test, device)
+
+
+def cifar10(root: str, reason: str, device: torch.device | str) -> ImageSet:
+    """CIFAR-10 from official files under `root` (see read_cifar10)."""
+    found = read_cifar10(root)
+    arrays = (found.train_images, found.train_labels, found.test_images, found.test_labels)
+    return _image_set("cifar10", arrays, (CIFAR10_MEAN, CIFAR10_STD), f"CIFAR-10 from {found.place} ({reason})", device)
+
+
+def fashion32(reason: str, device: torch.device | str) -> ImageSet:
+    """The embedded balanced subset of Fashion-MNIST: 28x28 grey images, zero padded to 32x32, in all three channels."""
+    with np.load(FASHION32_FILE, allow_pickle=False) as file:
+        arrays = (
+            _as_rgb32(file["train_images"]),
+            file["train_labels"].astype(np.int64),
+            _as_rgb32(file["test_images"]),
+            file["test_labels"].astype(np.int64),
+        )
+    text = f"fashion32, the embedded subset of Fashion-MNIST ({reason})"
+    return _image_set("fashion32", arrays, (FASHION32_MEAN, FASHION32_STD), text, device)
+
+
+def synthetic(num_train: int, num_test: int, device: torch.device | str) -> ImageSet:
+    """Ten patterns of 4x4 coloured squares, one per class, under uniform noise; the same images for every run."""
+    keys = fold(torch.tensor(SYNTHETIC_SEED), torch.arange(3))
+    colours = uniform(keys[0], torch.arange(10 * 4 * 4 * 3)).view(10, 4, 4, 3) * 2 - 1
+    patterns = 0.5 + SYNTHETIC_CONTRAST * colours.repeat_interleave(8, 1).repeat_interleave(8, 2)
+    arrays = (*_noisy(patterns, keys[1], num_train), *_noisy(patterns, keys[2], num_test))
+    values = arrays[0].reshape(-1, 3) / 255.0
+    statistics = (_triple(values.mean(0)), _triple(values.std(0)))
+    return _image_set("synthetic", arrays, statistics, "synthetic images, asked for by data.name", device)
+
+
+def _noisy(patterns: Tensor, key: Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """`count` images uint8 [count, 32, 32, 3] of classes 0 to 9 in turn, and their labels."""
+    labels = torch.arange(count) % len(patterns)
+    noise = uniform(key, torch.arange(count * 32 * 32 * 3)).view(count, 32, 32, 3) * 2 - 1
+    images = (patterns[labels] + SYNTHETIC_NOISE * noise).clamp(0, 1) * 255
+    return images.round().to(torch.uint8).numpy(), labels.numpy()
+
+
+def _as_rgb32(images: np.ndarray) -> np.ndarray:
+    """uint8 [M, 32, 32, 3] from grey [M, 28, 28]."""
+    padded = np.pad(images, ((0, 0), (2, 2), (2, 2)))
+    return np.repeat(padded[..., None], 3, axis=3)
+
+
+def _triple(values: np.ndarray) -> Statistics:
+    red, green, blue = values.tolist()
+    return red, green, blue
+
+
+def _image_set(
+    name: str,
+    arrays: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
+    statistics: tuple[Statistics, Statistics],
+    text: str,
+    device: torch.device | str,
+) -> ImageSet:
+    """Arrays (training images, labels, test images, labels) on the device, with their identity."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array).data)
+    train_images, train_labels, test_images, test_labels = (torch.from_numpy(array).to(device) for array in arrays)
+    mean, std = statistics
+    return ImageSet(
+        name=name,
+        train_images=train_images,
+        train_labels=train_labels,
+        test_images=test_images,
+        test_labels=test_labels,
+        mean=mean,
+        std=std,
+        identity=digest.hexdigest(),
+        source=f"{text}: {len(train_images)} training and {len(test_images)} test images.",
+    )
