@@ -1,0 +1,71 @@
+"""Layers of n networks at once: activations [B, n*C, H, W] in channels_last memory, parameters with a leading [n] axis.
+
+The only place that picks kernels: a convolution of n networks is one grouped convolution, their batch norms are one
+batch norm over n*C channels, their linear layers one batched matrix product. Used by host, blueprints and blend.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+NORM_EPS = 1e-5
+BATCH_NORM_MOMENTUM = 0.1
+
+
+def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Same-padded convolution of x [B, n*I, H, W] with weight [n, O, I, k, k] and bias [n, O] -> [B, n*O, H, W].
+
+    x may be [B, I, H, W], the same images for every network: then it is one dense convolution.
+    """
+    flat_bias = None if bias is None else bias.reshape(-1)
+    groups = x.shape[1] // weight.shape[2]
+    return F.conv2d(x, weight.flatten(0, 1), flat_bias, padding=weight.shape[-1] // 2, groups=groups)
+
+
+def depthwise_conv2d(x: Tensor, weight: Tensor) -> Tensor:
+    """Same-padded depthwise convolution of x [B, n*C, H, W] with weight [n, C, 1, k, k]."""
+    return F.conv2d(x, weight.flatten(0, 1), padding=weight.shape[-1] // 2, groups=x.shape[1])
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x [B, n, I] with weight [n, O, I] and bias [n, O] -> [B, n, O]."""
+    rows, columns = x.transpose(0, 1), weight.transpose(1, 2)
+    out = torch.bmm(rows, columns) if bias is None else torch.baddbmm(bias.unsqueeze(1), rows, columns)
+    return out.transpose(0, 1)
+
+
+def batch_norm(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+    """Training batch norm of x [B, n*C, H, W]; weight, bias [n, C]; moves mean and var [n*C] in place."""
+    return F.batch_norm(x, mean, var, weight.reshape(-1), bias.reshape(-1), True, BATCH_NORM_MOMENTUM, NORM_EPS)
+
+
+def group_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor) -> Tensor:
+    """Group norm of x [B, n*C, H, W] with `groups` groups per network; weight, bias [n, C]."""
+    return F.group_norm(x, weight.shape[0] * groups, weight.reshape(-1), bias.reshape(-1), NORM_EPS)
+
+
+def spatial_mean(x: Tensor, num_nets: int) -> Tensor:
+    """x [B, n*C, H, W] -> [B, n, C]."""
+    return x.mean(dim=(2, 3)).unflatten(1, (num_nets, -1))
+
+
+def per_channel(values: Tensor, num_channels: int) -> Tensor:
+    """One number per network [..., n] -> [..., n*C, 1, 1], ready to scale activations."""
+    return values.unsqueeze(-1).expand(*values.shape, num_channels).flatten(-2)[..., None, None]
+
+
+def take_nets(x: Tensor, nets: Tensor | None, num_nets: int) -> Tensor:
+    """Activations [B, m*C, H, W] of the networks `nets` (int64 [m]; None = all) out of x [B, n*C, H, W]."""
+    if nets is None:
+        return x
+    picked = x.permute(0, 2, 3, 1).unflatten(3, (num_nets, -1)).index_select(3, nets)
+    return picked.flatten(3).permute(0, 3, 1, 2)
+
+
+def put_nets(x: Tensor, nets: Tensor | None, num_nets: int, values: Tensor) -> Tensor:
+    """x [B, n*C, H, W] with the activations of `nets` (int64 [m]; None = all) replaced by values [B, m*C, H, W]."""
+    if nets is None:
+        return values
+    pixels = x.permute(0, 2, 3, 1).unflatten(3, (num_nets, -1))
+    source = values.permute(0, 2, 3, 1).unflatten(3, (nets.shape[0], -1))
+    return pixels.index_copy(3, nets, source).flatten(3).permute(0, 3, 1, 2)

@@ -1,0 +1,173 @@
+"""The seed modules as one table: parameters, initialisation and forward pass of every CNN blueprint.
+
+A seed maps activations [B, m*C, H, W] of m networks to the same shape. Deliberate difference from the reference: where
+a zero initialisation would give a seed zero gradients for ever (conv_small; MULTIPLY with depthwise, conv_light or
+conv_heavy), the default initialisation stands.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from esper_soa.nets import batched
+from esper_soa.nets.parameters import Parameter, Table, norm_scale, offset, weight, zeros
+from esper_soa.vocabulary import BLUEPRINT_NAMES, CNN_BLUEPRINTS, NUM_BLUEPRINTS, Blueprint
+
+CHANNELS_PER_GROUP = 16
+
+
+def norm_groups(channels: int) -> int:
+    """Groups of a group norm: the most of 32, 16, ... that leave 16 channels or more, else the most that divide."""
+    divisors = [groups for groups in (32, 16, 8, 4, 2, 1) if channels % groups == 0]
+    roomy = [groups for groups in divisors if channels // groups >= CHANNELS_PER_GROUP]
+    return (roomy or divisors)[0]
+
+
+def _group_norm(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    return batched.group_norm(x, norm_groups(scale.shape[1]), scale, shift)
+
+
+def _norm_table(channels: int) -> tuple[Parameter, ...]:
+    return zeros(), norm_scale(channels), zeros(channels)
+
+
+def _norm(parameters: list[Tensor], x: Tensor) -> Tensor:
+    strength, scale, shift = parameters
+    share = batched.per_channel(torch.tanh(strength), scale.shape[1])
+    return x + share * (_group_norm(x, scale, shift) - x)
+
+
+def _attention_table(channels: int) -> tuple[Parameter, ...]:
+    reduced = max(1, channels // 4)
+    return weight(reduced, channels), zeros(channels, reduced), Parameter((channels,), value=3.0)
+
+
+def _attention(parameters: list[Tensor], x: Tensor) -> Tensor:
+    squeeze, excite, bias = parameters
+    pooled = batched.spatial_mean(x, squeeze.shape[0])
+    scale = torch.sigmoid(batched.linear(F.relu(batched.linear(pooled, squeeze)), excite, bias))
+    return x * scale.flatten(1)[..., None, None]
+
+
+def _depthwise_table(channels: int) -> tuple[Parameter, ...]:
+    return weight(channels, 1, 3, 3), weight(channels, channels, 1, 1), norm_scale(channels), zeros(channels)
+
+
+def _depthwise(parameters: list[Tensor], x: Tensor) -> Tensor:
+    depth, point, scale, shift = parameters
+    mixed = batched.conv2d(batched.depthwise_conv2d(x, depth), point)
+    return x + F.relu(_group_norm(mixed, scale, shift))
+
+
+def _bottleneck_table(channels: int) -> tuple[Parameter, ...]:
+    narrow = max(8, channels // 4)
+    return (
+        weight(narrow, channels, 1, 1),
+        weight(narrow, narrow, 3, 3),
+        zeros(channels, narrow, 1, 1),
+        norm_scale(channels),
+        zeros(channels),
+    )
+
+
+def _bottleneck(parameters: list[Tensor], x: Tensor) -> Tensor:
+    down, kernel, up, scale, shift = parameters
+    narrow = F.relu(batched.conv2d(F.relu(batched.conv2d(x, down)), kernel))
+    return x + _group_norm(batched.conv2d(narrow, up), scale, shift)
+
+
+def _conv_table(channels: int, kernel: int) -> tuple[Parameter, ...]:
+    return weight(channels, channels, kernel, kernel), norm_scale(channels), zeros(channels)
+
+
+def _conv_block(parameters: list[Tensor], x: Tensor) -> Tensor:
+    kernel, scale, shift = parameters
+    return F.relu(_group_norm(batched.conv2d(x, kernel), scale, shift))
+
+
+def _conv_small_table(channels: int) -> tuple[Parameter, ...]:
+    return _conv_table(channels, 1)
+
+
+def _conv_light_table(channels: int) -> tuple[Parameter, ...]:
+    return _conv_table(channels, 3)
+
+
+def _conv_heavy_table(channels: int) -> tuple[Parameter, ...]:
+    return _conv_table(channels, 3) + _conv_table(channels, 3)
+
+
+def _conv(parameters: list[Tensor], x: Tensor) -> Tensor:
+    return x + _conv_block(parameters, x)
+
+
+def _conv_heavy(parameters: list[Tensor], x: Tensor) -> Tensor:
+    return x + _conv_block(parameters[3:], _conv_block(parameters[:3], x))
+
+
+class Row(NamedTuple):
+    """One blueprint: its parameters for C channels, its forward pass, and what MULTIPLY starts at zero."""
+
+    code: int
+    parameters: Callable[[int], tuple[Parameter, ...]]
+    forward: Callable[[list[Tensor], Tensor], Tensor]
+    multiply_zeros: tuple[int, ...] = ()  # parameters that are zero in a seed germinated with MULTIPLY
+
+
+ROWS = (
+    Row(Blueprint.CONV_LIGHT, _conv_light_table, _conv),
+    Row(Blueprint.ATTENTION, _attention_table, _attention, (1, 2)),
+    Row(Blueprint.NORM, _norm_table, _norm),
+    Row(Blueprint.DEPTHWISE, _depthwise_table, _depthwise),
+    Row(Blueprint.BOTTLENECK, _bottleneck_table, _bottleneck, (2,)),
+    Row(Blueprint.CONV_SMALL, _conv_small_table, _conv),
+    Row(Blueprint.CONV_HEAVY, _conv_heavy_table, _conv_heavy),
+)
+BY_CODE = {row.code: row for row in ROWS}
+
+
+def seed_table(blueprint: int, channels: int) -> Table:
+    """Parameters of a seed; raises KeyError for a code that is no CNN blueprint."""
+    return Table(BY_CODE[blueprint].parameters(channels))
+
+
+def seed_forward(blueprint: int, parameters: list[Tensor], x: Tensor) -> Tensor:
+    """Output [B, m*C, H, W] of m seeds; `parameters` as unpacked by `seed_table`."""
+    return BY_CODE[blueprint].forward(parameters, x)
+
+
+def gate_table(channels: int) -> Table:
+    """Parameters of the gate network that GATE adds: global mean -> linear -> ReLU -> linear -> sigmoid."""
+    hidden = max(8, channels // 4)
+    return Table((weight(hidden, channels), offset(hidden, channels), weight(1, hidden), offset(1, hidden)))
+
+
+def gate_forward(parameters: list[Tensor], x: Tensor) -> Tensor:
+    """Gate [B, m] in (0, 1) of activations x [B, m*C, H, W]."""
+    hidden_weight, hidden_bias, out_weight, out_bias = parameters
+    pooled = batched.spatial_mean(x, hidden_weight.shape[0])
+    hidden = F.relu(batched.linear(pooled, hidden_weight, hidden_bias))
+    return torch.sigmoid(batched.linear(hidden, out_weight, out_bias)).squeeze(-1)
+
+
+def initial_seeds(blueprint: int, channels: int, keys: Tensor, multiply: Tensor, dtype: torch.dtype) -> Tensor:
+    """Fresh rows [m, parameters] of seeds from streams `keys` (int64 [m]); multiply: bool [m], blended by MULTIPLY."""
+    table = seed_table(blueprint, channels)
+    zeroed = BY_CODE[blueprint].multiply_zeros
+    flags = [torch.full((size,), index in zeroed) for index, size in enumerate(table.sizes)]
+    cleared = torch.cat(flags).to(keys.device)
+    rows = table.initial(keys, dtype)
+    return torch.where(multiply[:, None] & cleared, torch.zeros_like(rows), rows)
+
+
+def parameter_counts(channels: int) -> list[int]:
+    """Trainable parameters by blueprint code; 0 for codes that are no CNN blueprint."""
+    return [seed_table(code, channels).total if code in CNN_BLUEPRINTS else 0 for code in range(NUM_BLUEPRINTS)]
+
+
+def blueprint_codes(names: list[str]) -> tuple[int, ...]:
+    """Codes of blueprint names."""
+    return tuple(BLUEPRINT_NAMES.index(name) for name in names)

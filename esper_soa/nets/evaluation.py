@@ -1,0 +1,180 @@
+"""Validation under every subset of blended seeds that the rewards need, with shared segments.
+
+A host is a chain, so the subsets of seeds form a tree: what lies before the first slot that differs is computed once.
+Envs whose ablated slots agree are evaluated together; seeds run only in the rows in which they are on. Called once per
+env-step by env/step.py, after supervised.train_epoch_.
+"""
+
+from functools import lru_cache
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from tensordict import TensorDict
+from torch import Tensor
+
+from esper_soa.nets import batched
+from esper_soa.nets.host import evaluate_forward, fold_batch_norm
+from esper_soa.nets.pools import Roster, groups_of
+from esper_soa.nets.seeds import ActiveGroup, wake
+from esper_soa.nets.supervised import NetsConfig, chunks
+from esper_soa.state import LEDGER_FLOAT
+from esper_soa.vocabulary import Stage
+
+EXACT_SLOTS = 4  # up to this many ablated seeds every subset is evaluated
+
+
+class ValidationFeed(Protocol):
+    """Where validation batches come from."""
+
+    def batches(self, envs: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
+        """Images [B, 3 or n*3, 32, 32] and labels [B, 1 or n] of env numbers `envs`; label -1 does not count."""
+        ...
+
+
+class ValidationReport(NamedTuple):
+    """Accuracies of N envs by subset row; see state.Measurements."""
+
+    loss: Tensor  # float64 [N], of row 0
+    accuracy: Tensor  # float64 [N, R], percent
+    subset: Tensor  # int64 [N, R], -1 = row not evaluated
+    ablated: Tensor  # bool [N, S]
+
+
+def subset_codes(ablated: tuple[int, ...], fossils: tuple[int, ...]) -> tuple[int, ...]:
+    """Subsets to evaluate, as bit masks over slot numbers; the first has every ablated seed on.
+
+    Up to EXACT_SLOTS seeds all 2^n; beyond, the full set, each leave-one-out, each alone, none, and the fossils alone.
+    """
+    full = sum(1 << slot for slot in ablated)
+    if len(ablated) <= EXACT_SLOTS:
+        return tuple(code for code in range(full, -1, -1) if code & full == code)
+    kept = sum(1 << slot for slot in fossils)
+    wanted = [full, *(full - (1 << slot) for slot in ablated), *(1 << slot for slot in ablated), 0, kept]
+    return tuple(dict.fromkeys(wanted))
+
+
+def max_rows(num_slots: int) -> int:
+    """Most subset rows that an env with `num_slots` slots can need."""
+    return 2**num_slots if num_slots <= EXACT_SLOTS else max(2**EXACT_SLOTS, 2 * num_slots + 3)
+
+
+class Branch(NamedTuple):
+    """What happens to the alpha rows at one slot: rows `off` pass by the seed, rows `on` take it in."""
+
+    off: tuple[int, ...]  # rows before the slot that continue without the seed
+    on: tuple[int, ...]  # rows before the slot that continue with it; both may name the same row
+
+
+@lru_cache(maxsize=4096)
+def branch_plan(order: tuple[int, ...], codes: tuple[int, ...]) -> tuple[dict[int, Branch], tuple[int, ...]]:
+    """Branches by slot for ablated slots in execution `order`, and the final row of every code."""
+    prefixes, plan, mask = [0], {}, 0
+    for slot in order:
+        bit = 1 << slot
+        mask |= bit
+        wanted = {code & mask for code in codes}
+        off = tuple(row for row, prefix in enumerate(prefixes) if prefix in wanted)
+        on = tuple(row for row, prefix in enumerate(prefixes) if prefix | bit in wanted)
+        plan[slot] = Branch(off, on)
+        prefixes = [prefixes[row] for row in off] + [prefixes[row] | bit for row in on]
+    return plan, tuple(prefixes.index(code) for code in codes)
+
+
+class SubsetSeeds:
+    """Fills the slots of a validation pass; ablated slots split the alpha rows, the others apply to every row."""
+
+    def __init__(self, actives: list[ActiveGroup], num_nets: int, plan: dict[int, Branch], batch: int) -> None:
+        self.actives, self.num_nets, self.plan, self.batch = actives, num_nets, plan, batch
+
+    def occupied(self, slot: int) -> bool:
+        return any(active.group.slot == slot for active in self.actives)
+
+    def fill(self, slot: int, x: Tensor) -> Tensor:
+        branch = self.plan.get(slot)
+        if branch is None:
+            return self._with_seeds(slot, x)
+        on = self._with_seeds(slot, self._rows(x, branch.on))
+        return torch.cat([self._rows(x, branch.off), on])
+
+    def _rows(self, x: Tensor, rows: tuple[int, ...]) -> Tensor:
+        if rows == tuple(range(x.shape[0] // self.batch)):
+            return x
+        return torch.cat([x[row * self.batch : (row + 1) * self.batch] for row in rows]) if rows else x[:0]
+
+    def _with_seeds(self, slot: int, x: Tensor) -> Tensor:
+        for active in self.actives:
+            if active.group.slot == slot:
+                nets = active.group.nets
+                mixed = active.blend_in(batched.take_nets(x, nets, self.num_nets), active.params)
+                x = batched.put_nets(x, nets, self.num_nets, mixed)
+        return x
+
+
+@torch.no_grad()
+def evaluate(
+    nets: NetsConfig, weights: TensorDict, alpha: Tensor, roster: Roster, feed: ValidationFeed
+) -> ValidationReport:
+    """Accuracy of every env under every subset row it needs, and the loss with all seeds on; alpha [N, S]."""
+    num_envs, num_slots = alpha.shape
+    device, rows = alpha.device, max_rows(num_slots)
+    loss = torch.zeros(num_envs, dtype=LEDGER_FLOAT, device=device)
+    accuracy = torch.zeros(num_envs, rows, dtype=LEDGER_FLOAT, device=device)
+    subset = torch.full((num_envs, rows), -1, dtype=torch.int64)
+    weight = 1 << np.arange(num_slots)
+    fossil = roster.ablated & (roster.stage == Stage.FOSSILIZED)
+    ablated_bits, fossil_bits = roster.ablated @ weight, fossil @ weight
+    patterns = ablated_bits << num_slots | fossil_bits
+    for pattern in np.unique(patterns):
+        alike = np.flatnonzero(patterns == pattern)
+        slots = _members(int(ablated_bits[alike[0]]), num_slots)
+        codes = subset_codes(slots, _members(int(fossil_bits[alike[0]]), num_slots))
+        plan = branch_plan(tuple(slot for slot in nets.shape.execution_order if slot in slots), codes)
+        for piece in chunks(alike.size, nets.env_chunk):
+            envs = alike[piece]
+            numbers = torch.as_tensor(envs, device=device)
+            chunk = _Chunk(nets, weights, alpha, roster, envs)
+            loss[numbers], accuracy[numbers, : len(codes)] = chunk.measure(feed, *plan)
+            subset[envs, : len(codes)] = torch.tensor(codes)
+    return ValidationReport(loss, accuracy, subset.to(device), torch.as_tensor(roster.ablated, device=device))
+
+
+def _members(bits: int, num_slots: int) -> tuple[int, ...]:
+    return tuple(slot for slot in range(num_slots) if bits >> slot & 1)
+
+
+class _Chunk:
+    """Weights of a few envs for validation: batch norm folded, only seeds with alpha above 0."""
+
+    def __init__(self, nets: NetsConfig, weights: TensorDict, alpha: Tensor, roster: Roster, envs: np.ndarray) -> None:
+        self.nets = nets
+        self.env_numbers = torch.as_tensor(envs, device=alpha.device)
+        shape, host = nets.shape, weights["host"]
+        params = shape.parameters.unpack(host["params"].index_select(0, self.env_numbers))
+        statistics = shape.statistics.unpack(host["statistics"].index_select(0, self.env_numbers))
+        self.folded = fold_batch_norm(shape, params, statistics)
+        visible = roster._replace(running=roster.visible)
+        groups = groups_of(visible, envs, nets.detached_stages, alpha.device)
+        self.actives = [wake(weights, shape, group, alpha) for group in groups]
+
+    def measure(
+        self, feed: ValidationFeed, plan: dict[int, Branch], final_rows: tuple[int, ...]
+    ) -> tuple[Tensor, Tensor]:
+        """Loss [n] of the first code and accuracy [n, codes]."""
+        num_nets, rows = self.env_numbers.shape[0], list(final_rows)
+        loss = torch.zeros(num_nets, dtype=LEDGER_FLOAT, device=self.env_numbers.device)
+        correct = torch.zeros(len(rows), num_nets, dtype=torch.int64, device=loss.device)
+        counted = torch.zeros_like(loss)
+        for images, labels in feed.batches(self.env_numbers, self.nets.eval_batch):
+            targets = labels.expand(labels.shape[0], num_nets)
+            seeds = SubsetSeeds(self.actives, num_nets, plan, labels.shape[0])
+            logits = evaluate_forward(self.nets.shape, self.folded, images, seeds)
+            logits = logits.unflatten(0, (-1, labels.shape[0]))
+            hits = (logits.argmax(-1) == targets).sum(1)
+            correct += torch.stack([hits[row] for row in rows])
+            main = logits[rows[0]].flatten(0, 1)
+            losses = F.cross_entropy(main, targets.flatten(), ignore_index=-1, reduction="none")
+            loss += losses.unflatten(0, targets.shape).sum(0)
+            counted += (targets >= 0).sum(0)
+        return loss / counted, 100.0 * correct.T.to(LEDGER_FLOAT) / counted[:, None]

@@ -1,0 +1,117 @@
+"""CNN hosts as a chain of segments with seed slots between them, n hosts at once.
+
+Block: convolution, batch norm, ReLU, slot r0c{i}, max pool, slot r1c{i}; after the last block a global mean and a
+linear classifier. What stands in the slots is the business of the `SlotFiller` handed in by supervised.py.
+"""
+
+from typing import NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from esper_soa.nets import batched
+from esper_soa.nets.config import IMAGE_CHANNELS, SlotSpec, TaskConfig
+from esper_soa.nets.parameters import Table, norm_scale, offset, weight, zeros
+
+
+class Block(NamedTuple):
+    """Static shape of one block; slot numbers index the run's enabled slots, -1 where none is enabled."""
+
+    channels: int
+    pooled: bool
+    slot_before_pool: int
+    slot_after_pool: int
+
+
+class HostShape(NamedTuple):
+    """Everything static about the hosts of a run."""
+
+    blocks: tuple[Block, ...]
+    num_classes: int
+    slots: tuple[SlotSpec, ...]
+    parameters: Table
+    statistics: Table  # running mean and variance of every block's batch norm
+
+    @property
+    def execution_order(self) -> tuple[int, ...]:
+        """Slot numbers in the order in which the forward pass meets them."""
+        met = [slot for block in self.blocks for slot in (block.slot_before_pool, block.slot_after_pool)]
+        return tuple(slot for slot in met if slot >= 0)
+
+
+class SlotFiller(Protocol):
+    """What the forward pass asks of whoever fills the slots."""
+
+    def occupied(self, slot: int) -> bool:
+        """False: the slot is a pass-through for all networks of this pass."""
+        ...
+
+    def fill(self, slot: int, x: Tensor) -> Tensor:
+        """Activations after the slot; may return more alpha rows along the batch axis than it was given."""
+        ...
+
+
+def host_shape(task: TaskConfig, slots: tuple[SlotSpec, ...]) -> HostShape:
+    """Static description of the hosts of `task` with the enabled `slots`."""
+    number = {(spec.row, spec.block): index for index, spec in enumerate(slots)}
+    channels = [task.base_channels * 2**block for block in range(task.num_blocks)]
+    blocks = tuple(
+        Block(channels[i], i < task.num_pools, number.get((0, i), -1), number.get((1, i), -1))
+        for i in range(task.num_blocks)
+    )
+    inputs = [IMAGE_CHANNELS, *channels[:-1]]
+    rows = []
+    for i in range(task.num_blocks):
+        rows += [weight(channels[i], inputs[i], task.kernel_size, task.kernel_size)]
+        rows += [norm_scale(channels[i]), zeros(channels[i])]
+    rows += [weight(task.num_classes, channels[-1]), offset(task.num_classes, channels[-1])]
+    statistics = [row for count in channels for row in (zeros(count), norm_scale(count))]
+    return HostShape(blocks, task.num_classes, slots, Table(tuple(rows)), Table(tuple(statistics)))
+
+
+def _after_norm(block: Block, x: Tensor, filler: SlotFiller) -> Tensor:
+    """ReLU, slots and pool of one block; the pool comes first where nothing stands between (they commute)."""
+    if block.slot_before_pool >= 0 and filler.occupied(block.slot_before_pool):
+        x = filler.fill(block.slot_before_pool, F.relu(x))
+        x = F.max_pool2d(x, 2) if block.pooled else x
+    else:
+        x = F.relu(F.max_pool2d(x, 2) if block.pooled else x)
+    if block.slot_after_pool >= 0 and filler.occupied(block.slot_after_pool):
+        x = filler.fill(block.slot_after_pool, x)
+    return x
+
+
+def train_forward(
+    shape: HostShape, parameters: list[Tensor], statistics: list[Tensor], x: Tensor, filler: SlotFiller
+) -> Tensor:
+    """Logits [B, n, classes] of images x [B, n*3, 32, 32]; batch statistics, running statistics [n*C] move in place."""
+    for i, block in enumerate(shape.blocks):
+        kernel, scale, shift = parameters[3 * i : 3 * i + 3]
+        x = batched.conv2d(x, kernel)
+        x = batched.batch_norm(x, scale, shift, statistics[2 * i], statistics[2 * i + 1])
+        x = _after_norm(block, x, filler)
+    return _classify(parameters, x)
+
+
+def fold_batch_norm(shape: HostShape, parameters: list[Tensor], statistics: list[Tensor]) -> list[Tensor]:
+    """Parameters for `evaluate_forward`: kernel and bias per block with the running statistics folded in."""
+    folded = []
+    for i in range(len(shape.blocks)):
+        kernel, scale, shift = parameters[3 * i : 3 * i + 3]
+        mean, variance = statistics[2 * i : 2 * i + 2]
+        gain = scale * torch.rsqrt(variance + batched.NORM_EPS)
+        folded += [kernel * gain[:, :, None, None, None], shift - mean * gain]
+    return folded + parameters[-2:]
+
+
+def evaluate_forward(shape: HostShape, folded: list[Tensor], x: Tensor, filler: SlotFiller) -> Tensor:
+    """Logits [rows * B, n, classes] with running statistics; `filler` may multiply the alpha rows on the way."""
+    for i, block in enumerate(shape.blocks):
+        x = _after_norm(block, batched.conv2d(x, folded[2 * i], folded[2 * i + 1]), filler)
+    return _classify(folded, x)
+
+
+def _classify(parameters: list[Tensor], x: Tensor) -> Tensor:
+    head_weight, head_bias = parameters[-2:]
+    return batched.linear(batched.spatial_mean(x, head_weight.shape[0]), head_weight, head_bias)

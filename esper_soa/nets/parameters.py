@@ -1,0 +1,70 @@
+"""Flat rows of parameters: one row per network, one table that says what lies where and how it starts.
+
+A host, or a seed of one blueprint, is a row of numbers; clipping, SGD, re-initialisation and snapshots work on rows and
+never look inside. Used by host.py, blueprints.py, pools.py and supervised.py.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from esper_soa.nets import streams
+
+
+class Parameter(NamedTuple):
+    """One parameter tensor of a network: it starts at value + bound * U(-1, 1)."""
+
+    shape: tuple[int, ...]
+    bound: float = 0.0
+    value: float = 0.0
+
+
+def weight(*shape: int) -> Parameter:
+    """Convolution or linear weight [O, I, ...] with torch's default initialisation U(-1, 1) / sqrt(fan_in)."""
+    return Parameter(shape, 1.0 / math.sqrt(math.prod(shape[1:])))
+
+
+def offset(size: int, fan_in: int) -> Parameter:
+    """Bias of a linear layer with torch's default initialisation."""
+    return Parameter((size,), 1.0 / math.sqrt(fan_in))
+
+
+def norm_scale(channels: int) -> Parameter:
+    return Parameter((channels,), value=1.0)
+
+
+def zeros(*shape: int) -> Parameter:
+    return Parameter(shape)
+
+
+class Table(NamedTuple):
+    """The parameters of a network in row order."""
+
+    parameters: tuple[Parameter, ...]
+
+    @property
+    def sizes(self) -> list[int]:
+        """Numbers per parameter tensor."""
+        return [math.prod(parameter.shape) for parameter in self.parameters]
+
+    @property
+    def total(self) -> int:
+        """Numbers per network."""
+        return sum(self.sizes)
+
+    def unpack(self, rows: Tensor) -> list[Tensor]:
+        """rows [n, total] -> one [n, *shape] view per parameter."""
+        parts = rows.split(self.sizes, dim=1)
+        return [part.reshape(part.shape[0], *row.shape) for part, row in zip(parts, self.parameters, strict=True)]
+
+    def initial(self, keys: Tensor, dtype: torch.dtype) -> Tensor:
+        """Fresh rows [n, total] from the random streams `keys` (int64 [n])."""
+        bounds = [torch.full((size,), p.bound) for size, p in zip(self.sizes, self.parameters, strict=True)]
+        values = [torch.full((size,), p.value) for size, p in zip(self.sizes, self.parameters, strict=True)]
+        bound = torch.cat(bounds).to(keys.device, dtype)
+        value = torch.cat(values).to(keys.device, dtype)
+        counters = torch.arange(self.total, device=keys.device)
+        draws = streams.uniform(keys[:, None], counters, dtype)
+        return value + bound * (2 * draws - 1)

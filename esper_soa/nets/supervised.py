@@ -1,0 +1,170 @@
+"""One training pass of N hosts and their seeds: forward, backward, clipping, SGD and gradient statistics, in place.
+
+Runs over chunks of envs, a measured setting of the device: all N on a GPU, a few on a CPU, where caches decide. The
+losses of a chunk are summed, so one backward gives every host its own gradient. Called once per env-step by step.py.
+"""
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from tensordict import TensorDict
+from torch import Tensor
+
+from esper_soa.nets.config import TaskConfig
+from esper_soa.nets.host import HostShape, train_forward
+from esper_soa.nets.pools import Roster, groups_of
+from esper_soa.nets.seeds import ActiveGroup, TrainingSeeds, put_to_bed_, wake
+from esper_soa.state import LEDGER_FLOAT, GradientStats
+
+VANISHING = 1e-7  # norm of a parameter tensor's gradient
+EXPLODING = 10.0
+TINY = 1e-8
+CLIP_EPS = 1e-6
+
+
+class NetsConfig(NamedTuple):
+    """What the training and validation of a run's networks have in common."""
+
+    shape: HostShape
+    task: TaskConfig
+    detached_stages: tuple[int, ...]
+    env_chunk: int  # networks per forward pass
+    eval_batch: int  # validation images per forward pass
+
+
+class TrainingFeed(Protocol):
+    """Where training batches come from."""
+
+    def batch(self, envs: Tensor, index: int) -> tuple[Tensor, Tensor]:
+        """Images [B, n*3, 32, 32] (channels_last) and labels [B, n] of batch `index` for env numbers `envs`."""
+        ...
+
+
+class TrainReport(NamedTuple):
+    """Results of a training pass over N envs."""
+
+    loss: Tensor  # float64 [N], mean of batch means
+    accuracy: Tensor  # float64 [N], percent
+    gradients: GradientStats  # [N, S]
+
+
+def chunks(num_envs: int, size: int) -> list[np.ndarray]:
+    """Env numbers of every chunk; the last may be smaller."""
+    return [np.arange(start, min(start + size, num_envs)) for start in range(0, num_envs, size)]
+
+
+def train_epoch_(
+    nets: NetsConfig, weights: TensorDict, alpha: Tensor, roster: Roster, feed: TrainingFeed, num_batches: int
+) -> TrainReport:
+    """Train every host and every running seed on `num_batches` batches; alpha [N, S] stays fixed meanwhile."""
+    num_envs, device = alpha.shape[0], alpha.device
+    gradients = _unmeasured(alpha.shape, device)
+    losses, correct, seen = [], [], 0
+    for envs in chunks(num_envs, nets.env_chunk):
+        chunk = _Chunk(nets, weights, alpha, roster, envs)
+        for index in range(num_batches):
+            images, labels = feed.batch(chunk.env_numbers, index)
+            chunk.step_(images, labels, gradients if index % nets.task.gradient_stride == 0 else None)
+            seen = labels.shape[0]
+        chunk.write_back_()
+        losses.append(chunk.loss / num_batches)
+        correct.append(chunk.correct)
+    accuracy = 100.0 * torch.cat(correct).to(LEDGER_FLOAT) / (seen * num_batches)
+    stats = GradientStats.from_dict(gradients, batch_size=list(alpha.shape))
+    return TrainReport(torch.cat(losses).to(LEDGER_FLOAT), accuracy, stats)
+
+
+def _unmeasured(size: torch.Size, device: torch.device) -> dict[str, Tensor]:
+    kinds = dict.fromkeys(("l2", "health", "ratio"), LEDGER_FLOAT)
+    kinds |= dict.fromkeys(("vanishing", "exploding", "measured"), torch.bool)
+    return {name: torch.zeros(size, dtype=dtype, device=device) for name, dtype in kinds.items()}
+
+
+class _Chunk:
+    """Weights of a few envs while they train: the host's rows as views, the seeds' as copies."""
+
+    def __init__(self, nets: NetsConfig, weights: TensorDict, alpha: Tensor, roster: Roster, envs: np.ndarray) -> None:
+        self.nets, self.weights = nets, weights
+        span = slice(int(envs[0]), int(envs[-1]) + 1)
+        self.env_numbers = torch.as_tensor(envs, device=alpha.device)
+        self.params = weights["host", "params"][span]
+        self.momentum = weights["host", "momentum"][span]
+        self.statistic_rows = weights["host", "statistics"][span]
+        rows = nets.shape.statistics.unpack(self.statistic_rows)
+        self.statistics = [row.reshape(-1).clone() for row in rows]
+        groups = groups_of(roster, envs, nets.detached_stages, alpha.device)
+        self.actives = [wake(weights, nets.shape, group, alpha) for group in groups]
+        self.loss = torch.zeros(envs.size, dtype=self.params.dtype, device=alpha.device)
+        self.correct = torch.zeros(envs.size, dtype=torch.int64, device=alpha.device)
+
+    def step_(self, images: Tensor, labels: Tensor, gradients: dict[str, Tensor] | None) -> None:
+        """One optimiser step of every network; writes gradient statistics where asked for."""
+        num_nets, shape, task = labels.shape[1], self.nets.shape, self.nets.task
+        seeds = TrainingSeeds(self.actives, num_nets)
+        leaf = self.params.detach().requires_grad_()
+        logits = train_forward(shape, shape.parameters.unpack(leaf), self.statistics, images, seeds)
+        losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").unflatten(0, labels.shape)
+        losses = losses.mean(0)
+        leaves = [leaf, *(seed for seed in seeds.leaves if seed.requires_grad)]
+        host_grad, *seed_grads = torch.autograd.grad(losses.sum(), leaves)
+        self.loss += losses.detach()
+        self.correct += (logits.detach().argmax(-1) == labels).sum(0)
+        trained = [active for active, seed in zip(self.actives, seeds.leaves, strict=True) if seed.requires_grad]
+        if gradients is not None:
+            self._measure_(gradients, host_grad, trained, seed_grads)
+        sgd_(self.params, self.momentum, host_grad, task, task.host_lr, task.weight_decay)
+        for active, grad in zip(trained, seed_grads, strict=True):
+            sgd_(active.params, active.momentum, grad, task, task.seed_lr, 0.0)
+
+    def _measure_(
+        self, gradients: dict[str, Tensor], host_grad: Tensor, trained: list[ActiveGroup], seed_grads: list[Tensor]
+    ) -> None:
+        for active, grad in zip(trained, seed_grads, strict=True):
+            group = active.group
+            if group.measured:
+                host = host_grad if group.nets is None else host_grad.index_select(0, group.nets)
+                for name, values in gradient_statistics(host, grad, active.sizes).items():
+                    gradients[name][group.rows, group.slot] = values
+
+    def write_back_(self) -> None:
+        """Return running statistics and seed rows to the pools; the host's rows were changed in place."""
+        count = self.env_numbers.shape[0]
+        self.statistic_rows.copy_(torch.cat([part.view(count, -1) for part in self.statistics], dim=1))
+        for active in self.actives:
+            put_to_bed_(self.weights, self.nets.shape, active)
+
+
+def sgd_(params: Tensor, momentum: Tensor, grad: Tensor, task: TaskConfig, lr: float, weight_decay: float) -> None:
+    """Clip each row's gradient to its own norm, then SGD with momentum, in place; all tensors [n, P]."""
+    if task.max_grad_norm > 0:
+        norm = torch.linalg.vector_norm(grad, dim=1, keepdim=True)
+        grad = grad * (task.max_grad_norm / (norm + CLIP_EPS)).clamp(max=1.0)
+    if weight_decay > 0:
+        grad = grad.add(params, alpha=weight_decay)
+    momentum.mul_(task.momentum).add_(grad)
+    params.sub_(momentum, alpha=lr)
+
+
+def gradient_statistics(host_grad: Tensor, seed_grad: Tensor, sizes: list[int]) -> dict[str, Tensor]:
+    """Fields of GradientStats for m networks from gradients [m, P]; `sizes` splits the seed's into its tensors.
+
+    Health is 1 - 0.5 (share of vanishing tensors) - 0.8 (share of exploding tensors), clamped to [0, 1].
+    """
+    parts = [torch.linalg.vector_norm(part, dim=1, dtype=LEDGER_FLOAT) for part in seed_grad.split(sizes, dim=1)]
+    norms = torch.stack(parts, dim=1)
+    vanishing, exploding = norms < VANISHING, ~(norms <= EXPLODING)
+    total = torch.linalg.vector_norm(norms, dim=1)
+    health = 1.0 - 0.5 * vanishing.double().mean(1) - 0.8 * exploding.double().mean(1)
+    host_norm = torch.linalg.vector_norm(host_grad, dim=1, dtype=LEDGER_FLOAT)
+    ratio = (total / seed_grad.shape[1] ** 0.5) / (host_norm / host_grad.shape[1] ** 0.5 + TINY)
+    zero = torch.zeros_like(total)
+    return {
+        "l2": total,
+        "health": torch.where(total.isfinite(), health.clamp(0, 1), zero),
+        "vanishing": vanishing.any(1),
+        "exploding": exploding.any(1),
+        "ratio": torch.where(ratio.isfinite() & (total >= TINY) & (host_norm >= TINY), ratio, zero),
+        "measured": torch.ones_like(total, dtype=torch.bool),
+    }
