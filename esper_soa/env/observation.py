@@ -1,0 +1,157 @@
+"""The observation vector of the policy ("Obs V3"): 23 features of the env and 31 of every slot.
+
+Given the ledger of N envs; called once per env-step before the decision, and once more for the value of the last
+state. Computed in float64, returned in float32, and always finite. Normalisation belongs to the agent.
+"""
+
+import torch
+from torch import Tensor
+
+from esper_soa.state import EnvState, Observation, Ramp, Signals, Slots, stage_in
+from esper_soa.vocabulary import OP_NAMES, STAGE_NAMES, AlphaMode, Blueprint, Stage
+
+SYMLOG_SCALE = 7.0  # symlog(1000) is about 7
+PERCENT = 100.0
+POINTS = 10.0  # percent points of contribution or interaction that read as 1
+TEMPO_SCALE = 12.0
+OBSERVED_HISTORY = 5
+UNKNOWN = -1.0  # stands for a value that was never measured
+FRESHNESS_DECAY = 0.995  # per env-step since the contribution was measured
+OBSERVED_STAGES = (
+    Stage.UNKNOWN, Stage.DORMANT, Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING,
+    Stage.HOLDING, Stage.FOSSILIZED, Stage.PRUNED, Stage.EMBARGOED, Stage.RESETTING,
+)  # fmt: skip
+NUM_ENV_FEATURES = 23
+NUM_SLOT_FEATURES = 31
+
+
+def observe(state: EnvState, max_steps: int) -> Observation:
+    """What the policy sees of N envs; `max_steps` is the number of env-steps of an episode.
+
+    A feature whose source is not finite reads as the largest float for infinities and 0 for NaN, before symlog.
+    """
+    slots, ramp, signals = state.slots, state.ramp, state.signals
+    env = env_features(signals, signals.step, slots.stage, max_steps)
+    seeds = slot_features(slots, ramp, alpha_velocity(ramp), ticks_left(ramp), max_steps)
+    features = torch.cat((env, seeds.flatten(-2)), -1)
+    return Observation(
+        features=features.to(torch.float32),
+        blueprints=torch.where(slots.empty, Blueprint.NONE, slots.blueprint),
+        batch_size=features.shape[:1],
+    )
+
+
+def feature_names(slot_names: tuple[str, ...]) -> tuple[str, ...]:
+    """Name of every feature, in order; `slot_names` are the slots' names in slot order."""
+    lags = range(OBSERVED_HISTORY - 1, -1, -1)
+    env = [
+        "step", "val_loss", "val_accuracy", *(f"val_loss_{lag}_ago" for lag in lags),
+        *(f"val_accuracy_{lag}_ago" for lag in lags), "training_share", "blending_share", "holding_share",
+        "last_success", *(f"last_op_{name}" for name in OP_NAMES),
+    ]  # fmt: skip
+    slot = [
+        "active", *(f"stage_{STAGE_NAMES[stage]}" for stage in OBSERVED_STAGES), "alpha", "contribution",
+        "contribution_velocity", "tempo", "alpha_target", "alpha_mode", "ramp_length", "ramp_done", "ramp_left",
+        "alpha_velocity", "blend", "interaction_sum", "gradient_norm", "gradient_health", "gradient_vanishing",
+        "gradient_exploding", "previous_health", "stage_age", "contribution_freshness", "seed_age",
+    ]  # fmt: skip
+    return (*env, *(f"{name}.{feature}" for name in slot_names for feature in slot))
+
+
+def alpha_velocity(ramp: Ramp) -> Tensor:
+    """Alpha per tick of a moving ramp [N, S], constant along it; 0 when the ramp rests."""
+    moving = (ramp.mode != AlphaMode.HOLD) & (ramp.length > 0)
+    return torch.where(moving, (ramp.target - ramp.start) / ramp.length.clamp(min=1), 0.0)
+
+
+def ticks_left(ramp: Ramp) -> Tensor:
+    """Ticks until the ramp arrives [N, S]."""
+    return (ramp.length - ramp.done).clamp(min=0)
+
+
+def env_features(signals: Signals, num_recorded: Tensor, stage: Tensor, max_steps: int) -> Tensor:
+    """float64 [N, 23]: progress, losses and accuracies, stage shares, last action.
+
+    num_recorded: int64 [N], entries of the histories that hold; older ones read UNKNOWN. stage: int64 [N, S].
+    """
+    lag = torch.arange(OBSERVED_HISTORY - 1, -1, -1, device=stage.device)
+    recorded = lag < num_recorded.unsqueeze(-1)
+    losses = _symlog(signals.loss_history[:, -OBSERVED_HISTORY:]) / SYMLOG_SCALE
+    accuracies = _finite(signals.accuracy_history[:, -OBSERVED_HISTORY:]) / PERCENT
+    ops = torch.arange(len(OP_NAMES), device=stage.device)
+    shares = (stage == Stage.TRAINING, stage == Stage.BLENDING, stage_in(stage, (Stage.HOLDING, Stage.FOSSILIZED)))
+    scalars = (
+        _progress(signals.step, max_steps),
+        _symlog(signals.val_loss) / SYMLOG_SCALE,
+        _finite(signals.val_accuracy) / PERCENT,
+    )
+    return torch.cat(
+        (
+            torch.stack(scalars, -1),
+            torch.where(recorded, losses, UNKNOWN),
+            torch.where(recorded, accuracies, UNKNOWN),
+            torch.stack([share.to(losses.dtype).mean(-1) for share in shares], -1),
+            signals.last_success.unsqueeze(-1).to(losses.dtype),
+            (signals.last_op.unsqueeze(-1) == ops).to(losses.dtype),
+        ),
+        -1,
+    )
+
+
+def slot_features(slots: Slots, ramp: Ramp, velocity: Tensor, left: Tensor, max_steps: int) -> Tensor:
+    """float64 [N, S, 31]: stage, alpha, contribution, gradients and ages of every slot; zeros where it is empty.
+
+    A contribution of 0 stands for one that was never measured; only its freshness tells them apart.
+    velocity: float64 [N, S], alpha per tick; left: int64 [N, S], ticks until the ramp arrives.
+    """
+    float_type = slots.alpha.dtype
+    stages = [slots.stage == stage for stage in OBSERVED_STAGES]
+    freshness = FRESHNESS_DECAY ** slots.contribution_age.to(float_type)
+    measured = slots.gradient_measured
+    features = (
+        ~slots.empty,
+        *stages,
+        _finite(slots.alpha),
+        _points(slots.contribution),
+        _points(slots.contribution_velocity),
+        slots.tempo / TEMPO_SCALE,
+        _finite(ramp.target),
+        ramp.mode / AlphaMode.DOWN,
+        _progress(ramp.length, max_steps),
+        _progress(ramp.done, max_steps),
+        _progress(left, max_steps),
+        _finite(velocity).clamp(-1.0, 1.0),
+        (slots.blend - 1) / 2.0,
+        _points(slots.interaction_sum),
+        torch.where(measured & torch.isfinite(slots.gradient_norm), _symlog(slots.gradient_norm) / SYMLOG_SCALE, 0.0),
+        torch.where(measured, _finite(slots.gradient_health).clamp(max=1.0), 0.0),
+        measured & slots.gradient_vanishing,
+        measured & slots.gradient_exploding,
+        torch.where(slots.previous_health_known, _finite(slots.previous_health), UNKNOWN),
+        _progress(slots.stage_age, max_steps),
+        torch.where(slots.contribution_known, freshness, UNKNOWN),
+        _progress(slots.seed_age, max_steps),
+    )
+    stacked = torch.stack([feature.to(float_type) for feature in features], -1)
+    return torch.where(slots.empty.unsqueeze(-1), 0.0, stacked)
+
+
+def _symlog(value: Tensor) -> Tensor:
+    """sign(x) ln(1 + |x|), of the nearest finite value."""
+    value = _finite(value)
+    return value.sign() * value.abs().log1p()
+
+
+def _finite(value: Tensor) -> Tensor:
+    """`value` with NaN as 0 and infinities as the largest float of its dtype."""
+    return torch.nan_to_num(value)
+
+
+def _points(value: Tensor) -> Tensor:
+    """Percent points on a scale on which 10 reads 1, within [-1, 1]."""
+    return (_finite(value) / POINTS).clamp(-1.0, 1.0)
+
+
+def _progress(count: Tensor, max_steps: int) -> Tensor:
+    """Env-steps or ticks as a share of the episode, at most 1."""
+    return count.clamp(max=max_steps).to(torch.float64) / max_steps

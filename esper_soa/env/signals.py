@@ -1,0 +1,160 @@
+"""What every env remembers of its host's training: losses, accuracies, plateau and stability, seed measurements.
+
+Given the measurements of one env-step; `env.step` calls the record functions after evaluation and before the
+decision, and `age_memories` after the action. Nothing non-finite enters the ledger.
+"""
+
+import torch
+from torch import Tensor
+
+from esper_soa.env.config import SignalsConfig
+from esper_soa.state import HISTORY, LEDGER_FLOAT, Attribution, GradientStats, Measurements, Signals, Slots
+from esper_soa.vocabulary import Op
+
+VELOCITY_MEMORY = 0.7  # weight of the past in the moving average of a contribution's change
+RATIO_MEMORY = 0.9  # weight of the past in the moving average of the gradient ratio
+MIN_PREVIOUS_LOSS = 1e-8  # relative loss changes are not judged from below this loss
+
+
+def initial_signals(num_envs: int, device: torch.device) -> Signals:
+    """Signals of `num_envs` envs before their first env-step."""
+
+    def zeros(*shape: int, dtype: torch.dtype = LEDGER_FLOAT) -> Tensor:
+        return torch.zeros(num_envs, *shape, dtype=dtype, device=device)
+
+    return Signals(
+        step=zeros(dtype=torch.int64),
+        train_loss=zeros(),
+        train_accuracy=zeros(),
+        val_loss=zeros(),
+        val_accuracy=zeros(),
+        loss_delta=zeros(),
+        accuracy_delta=zeros(),
+        loss_history=zeros(HISTORY),
+        accuracy_history=zeros(HISTORY),
+        best_accuracy=zeros(),
+        plateau=zeros(dtype=torch.int64),
+        stable_count=zeros(dtype=torch.int64),
+        stabilized=zeros(dtype=torch.bool),
+        last_op=torch.full((num_envs,), Op.WAIT, dtype=torch.int64, device=device),
+        last_success=torch.ones(num_envs, dtype=torch.bool, device=device),
+        committed_accuracy=zeros(),
+        batch_size=[num_envs],
+    )
+
+
+def record_signals(signals: Signals, measured: Measurements, committed: Tensor, cfg: SignalsConfig) -> Signals:
+    """Signals after one more env-step (reference signal tracker).
+
+    committed: float64 [N], accuracy with every non-fossilised ablated seed off. A loss or accuracy that is not finite
+    leaves the last finite one in place, with a delta of 0, and counts as not stable; the first loss has delta 0.
+    """
+    finite = torch.isfinite(measured.val_loss)
+    val_loss = torch.where(finite, measured.val_loss, signals.val_loss)
+    val_accuracy = _finite_or(measured.accuracy[:, 0], signals.val_accuracy)
+    loss_known = (signals.step > 0) & (signals.val_loss > 0)  # 0 = no finite loss so far
+    loss_delta = torch.where(loss_known, signals.val_loss - val_loss, 0.0)
+    accuracy_delta = val_accuracy - signals.val_accuracy
+    small_gain = accuracy_delta < cfg.plateau_threshold
+    judged = finite & loss_known
+    stable_count, stabilized = _stability(signals, loss_delta, judged, cfg)
+    return signals.replace(
+        step=signals.step + 1,
+        train_loss=_finite_or(measured.train_loss, signals.train_loss),
+        train_accuracy=_finite_or(measured.train_accuracy, signals.train_accuracy),
+        val_loss=val_loss,
+        val_accuracy=val_accuracy,
+        loss_delta=loss_delta,
+        accuracy_delta=accuracy_delta,
+        loss_history=_push(signals.loss_history, val_loss),
+        accuracy_history=_push(signals.accuracy_history, val_accuracy),
+        best_accuracy=torch.maximum(signals.best_accuracy, val_accuracy),
+        plateau=torch.where(small_gain, signals.plateau + 1, 0),
+        stable_count=stable_count,
+        stabilized=stabilized,
+        committed_accuracy=_finite_or(committed, signals.committed_accuracy),
+    )
+
+
+def _stability(signals: Signals, loss_delta: Tensor, judged: Tensor, cfg: SignalsConfig) -> tuple[Tensor, Tensor]:
+    """Count of consecutive stable env-steps [N], and the latch that closes after enough of them [N]."""
+    judgeable = signals.val_loss > MIN_PREVIOUS_LOSS
+    change = loss_delta / torch.where(judgeable, signals.val_loss, 1.0)
+    stable = judged & (change > -cfg.regression_threshold) & (change < cfg.stabilization_threshold)
+    count = torch.where(stable, signals.stable_count + 1, 0)
+    evaluated = (signals.step > 0) & judgeable & ~signals.stabilized
+    count = torch.where(evaluated, count, signals.stable_count)
+    return count, signals.stabilized | (count >= cfg.stabilization_steps)
+
+
+def record_attribution(slots: Slots, attribution: Attribution) -> Slots:
+    """Slots with this env-step's contributions and interactions; unmeasured live seeds have no interaction."""
+    measured, live = attribution.measured, slots.live
+    change = attribution.contribution - slots.contribution
+    velocity = VELOCITY_MEMORY * slots.contribution_velocity + (1.0 - VELOCITY_MEMORY) * change
+
+    def of_this_step(value: Tensor, kept: Tensor) -> Tensor:
+        return torch.where(measured, value, torch.where(live, 0.0, kept))
+
+    return slots.replace(
+        contribution=torch.where(measured, attribution.contribution, slots.contribution),
+        contribution_velocity=torch.where(measured & slots.contribution_known, velocity, slots.contribution_velocity),
+        contribution_known=slots.contribution_known | measured,
+        contribution_age=torch.where(measured, 0, slots.contribution_age),
+        interaction_sum=of_this_step(attribution.interaction_sum, slots.interaction_sum),
+        boost_received=of_this_step(attribution.boost, slots.boost_received),
+        upstream_alpha=of_this_step(attribution.upstream_alpha, slots.upstream_alpha),
+        downstream_alpha=of_this_step(attribution.downstream_alpha, slots.downstream_alpha),
+    )
+
+
+def record_gradients(slots: Slots, stats: GradientStats) -> Slots:
+    """Slots with the gradient telemetry of this env-step's training pass, where it was measured.
+
+    The gradient ratio is a moving average that starts at its first finite value. A norm or health that is not finite
+    is kept as 0: health 0 and the exploding flag say what happened.
+    """
+    measured, nothing = stats.measured, torch.zeros_like(slots.gradient_norm)
+    ratio_measured = measured & torch.isfinite(stats.ratio)
+    average = RATIO_MEMORY * slots.gradient_ratio + (1.0 - RATIO_MEMORY) * stats.ratio
+    ratio = torch.where(slots.gradient_ratio_known, average, stats.ratio)
+    return slots.replace(
+        gradient_norm=torch.where(measured, _finite_or(stats.l2, nothing), slots.gradient_norm),
+        gradient_health=torch.where(measured, _finite_or(stats.health, nothing), slots.gradient_health),
+        gradient_vanishing=torch.where(measured, stats.vanishing, slots.gradient_vanishing),
+        gradient_exploding=torch.where(measured, stats.exploding, slots.gradient_exploding),
+        gradient_measured=slots.gradient_measured | measured,
+        gradient_ratio=torch.where(ratio_measured, ratio, slots.gradient_ratio),
+        gradient_ratio_known=slots.gradient_ratio_known | ratio_measured,
+    )
+
+
+def age_memories(slots: Slots) -> Slots:
+    """Slots as the next env-step remembers them: this env-step's gradient health, contributions one env-step older.
+
+    To be called after the action. A seed germinated by it has nothing measured, so nothing of its slot's past leaks.
+    """
+    return slots.replace(
+        previous_health=torch.where(slots.gradient_measured, slots.gradient_health, slots.previous_health),
+        previous_health_known=slots.previous_health_known | slots.gradient_measured,
+        contribution_age=torch.where(slots.contribution_known, slots.contribution_age + 1, slots.contribution_age),
+    )
+
+
+def stable_accuracy(signals: Signals, window: int) -> Tensor:
+    """float64 [N]: the smallest of the last `window` recorded validation accuracies (at most HISTORY); 0 before any."""
+    window = min(window, HISTORY)
+    places = torch.arange(HISTORY - window, HISTORY, device=signals.step.device)
+    recorded = places >= HISTORY - signals.step.unsqueeze(-1)
+    recent = torch.where(recorded, signals.accuracy_history[:, HISTORY - window :], torch.inf)
+    return torch.where(signals.step > 0, recent.amin(-1), 0.0)
+
+
+def _push(history: Tensor, value: Tensor) -> Tensor:
+    """`history` [N, H] shifted left by one, with `value` [N] as its newest entry."""
+    return torch.cat((history[:, 1:], value.unsqueeze(-1)), -1)
+
+
+def _finite_or(value: Tensor, otherwise: Tensor) -> Tensor:
+    """`value` where it is finite, else `otherwise`."""
+    return torch.where(torch.isfinite(value), value, otherwise)
