@@ -1,0 +1,215 @@
+"""The reward of one env-step: inputs from the ledger, score by mode, payments at the end, and the ledger's next values.
+
+`reward` is called with the state after the env-step's measurements are recorded and before the action takes effect;
+`settle_fossils` after the action was applied. Both are given the ledger and return it anew.
+"""
+
+import torch
+from torch import Tensor
+
+from esper_soa.env.config import PBRS_GAMMA, RewardConfig
+from esper_soa.env.parameters import fossilized_params, occupied_params, total_params
+from esper_soa.env.reward_modes import score
+from esper_soa.env.reward_records import RewardInputs, RewardSettings, RewardTerms, SlotReadings
+from esper_soa.env.reward_terms import MIN_CONTRIBUTION, slot_op
+from esper_soa.env.scaffold import hindsight_credit, received_boosts
+from esper_soa.state import (
+    HISTORY,
+    LEDGER_FLOAT,
+    Action,
+    ActionOutcome,
+    Attribution,
+    EnvState,
+    Signals,
+    Slots,
+    Totals,
+    stage_in,
+)
+from esper_soa.vocabulary import Op, Stage
+
+RENT_STAGES = (Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED)
+ACTIVE_STAGES = (
+    Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.EMBARGOED, Stage.RESETTING,
+)  # fmt: skip
+UNPROVEN_STAGES = (Stage.GERMINATED, Stage.TRAINING)
+
+
+def empty_totals(num_envs: int, device: torch.device) -> Totals:
+    """Totals [N] at the start of an episode."""
+    count = torch.zeros(num_envs, dtype=torch.int64, device=device)
+    amount = torch.zeros(num_envs, dtype=LEDGER_FLOAT, device=device)
+    return Totals(
+        germinated=count,
+        blended=count.clone(),
+        fossilized=count.clone(),
+        contributing=count.clone(),
+        pruned=count.clone(),
+        reward=amount,
+        pending_penalty=amount.clone(),
+        pending_hindsight=amount.clone(),
+        batch_size=[num_envs],
+        device=None,
+    )
+
+
+def reward(
+    state: EnvState, attribution: Attribution, action: Action, op: Tensor, settings: RewardSettings
+) -> tuple[RewardTerms, EnvState]:
+    """Terms of this env-step's reward [N], and the state with its reward ledger brought up to date.
+
+    op: int64 [N], the effective op: WAIT where the chosen one was not applicable. Where an env is about to be rolled
+    back nothing is paid: the caller keeps the old state of such envs.
+    """
+    inputs = reward_inputs(state, attribution, action, op, settings)
+    terms, readings = score(inputs, settings.config)
+    terms = adjust(terms, inputs, readings, state.totals, settings.config)
+    slots = _next_slots(state.slots, inputs, readings, settings)
+    nothing = torch.zeros_like(terms.total)
+    totals = state.totals.replace(
+        reward=state.totals.reward + terms.total, pending_penalty=nothing, pending_hindsight=nothing
+    )
+    return terms, state.replace(slots=slots, totals=totals)
+
+
+def reward_inputs(
+    state: EnvState, attribution: Attribution, action: Action, op: Tensor, settings: RewardSettings
+) -> RewardInputs:
+    """What the ledger and this env-step's attribution say to the reward."""
+    slots, signals, cfg = state.slots, state.signals, settings.config
+    effective, shock = rent_and_shock(slots, settings)
+    index = torch.arange(slots.stage.shape[1], device=op.device)
+    host = torch.full_like(signals.val_accuracy, settings.counts.host)
+    return RewardInputs(
+        has_seed=slots.live,
+        target=index == action.slot.unsqueeze(1),
+        stage=slots.stage,
+        stage_age=slots.stage_age,
+        previous_stage=slots.previous_stage,
+        previous_stage_age=slots.previous_stage_age,
+        seed_age=slots.seed_age,
+        improvement=slots.improvement,
+        improvement_known=slots.live,
+        contribution=torch.where(attribution.measured, attribution.contribution, 0.0),
+        contribution_known=attribution.measured,
+        interaction_sum=attribution.interaction_sum,
+        accuracy_germination=torch.where(slots.germination_known, slots.accuracy_germination, 0.0),
+        germination_known=slots.germination_known,
+        escrow=torch.where(slots.live, slots.escrow, 0.0),
+        drip_live=slots.drip_live & attribution.measured,
+        drip_scale=slots.drip_scale,
+        drip_left=slots.drip_total - slots.drip_paid,
+        drip_contribution=torch.where(attribution.measured, attribution.contribution, 0.0),
+        op=op,
+        val_accuracy=signals.val_accuracy,
+        stable_accuracy=stable_accuracy(signals, cfg.escrow_stable_window),
+        accuracy_delta=signals.accuracy_delta,
+        val_loss=signals.val_loss,
+        loss_delta=-signals.loss_delta,
+        total=torch.where(attribution.total_known, attribution.total, 0.0),
+        total_known=attribution.total_known,
+        committed_accuracy=attribution.committed,
+        effective_params=effective,
+        alpha_delta_sq=shock,
+        total_params=total_params(slots, settings.counts),
+        host_params=host,
+        fossilized_params=fossilized_params(slots, settings.counts),
+        num_active=stage_in(slots.stage, ACTIVE_STAGES).sum(1),
+        num_fossilized=state.totals.fossilized,
+        num_contributing=state.totals.contributing,
+        step=signals.step,
+        max_steps=torch.full_like(signals.step, settings.max_steps),
+        batch_size=signals.batch_size,
+        device=None,
+    )
+
+
+def rent_and_shock(slots: Slots, settings: RewardSettings) -> tuple[Tensor, Tensor]:
+    """Parameters that pay rent, and squared alpha moves since the last reading by relative size, both [N].
+
+    A seed pays from BLENDING on: a base for the slot and its parameters weighted with alpha.
+    """
+    cfg, host = settings.config, settings.counts.host
+    params, alpha = occupied_params(slots, settings.counts), torch.where(slots.live, slots.alpha, 0.0)
+    paying = stage_in(slots.stage, RENT_STAGES)
+    effective = torch.where(paying, cfg.base_slot_rent_ratio * host + alpha * params, 0.0).sum(1)
+    weight = torch.where(slots.rent_params > 0, slots.rent_params, 0.0) / max(host, cfg.rent_host_params_floor)
+    return effective, ((alpha - slots.rent_alpha).square() * weight).sum(1)
+
+
+def stable_accuracy(signals: Signals, window: int) -> Tensor:
+    """Smallest accuracy [N] of the last `window` env-steps of the episode, this one included."""
+    recent = signals.accuracy_history[:, HISTORY - window :]
+    age = torch.arange(window - 1, -1, -1, device=recent.device)
+    known = age < signals.step.unsqueeze(1)
+    lowest = torch.where(known, recent, torch.inf).amin(1)
+    return torch.minimum(lowest, signals.val_accuracy)
+
+
+def adjust(
+    terms: RewardTerms, inputs: RewardInputs, readings: SlotReadings, totals: Totals, cfg: RewardConfig
+) -> RewardTerms:
+    """Add what is due beside the mode's own terms: last-step reckonings, and payments that waited in `totals`.
+
+    A seed that is fossilised by the last action keeps its escrow.
+    """
+    zero = torch.zeros_like(terms.total)
+    last = inputs.step == inputs.max_steps
+    forfeit, clawback = zero, zero
+    if cfg.mode == "escrow":
+        kept = (slot_op(inputs) == Op.FOSSILIZE) & (inputs.stage == Stage.HOLDING)
+        lost = inputs.has_seed & (inputs.stage != Stage.FOSSILIZED) & ~kept
+        forfeit = torch.where(last, -torch.where(lost, readings.escrow_next, 0.0).sum(1), 0.0)
+    if cfg.mode in ("shaped", "escrow") and not cfg.disable_pbrs:
+        unproven = inputs.has_seed & stage_in(inputs.stage, UNPROVEN_STAGES)
+        refund = cfg.pbrs_weight * germination_refund(inputs.seed_age)
+        clawback = torch.where(last, -torch.where(unproven, refund, 0.0).sum(1), 0.0)
+    penalty, credit = totals.pending_penalty, totals.pending_hindsight
+    return terms.replace(
+        escrow_forfeit=forfeit,
+        clawback=clawback,
+        auto_prune_penalty=penalty,
+        hindsight_credit=credit,
+        total=terms.total + forfeit + clawback + penalty + credit,
+    )
+
+
+def germination_refund(seed_age: Tensor) -> Tensor:
+    """What the shaping of a germination is worth `seed_age` env-steps later, float64 of any shape, at weight 1."""
+    return torch.pow(PBRS_GAMMA, 1 - seed_age.to(LEDGER_FLOAT))
+
+
+def _next_slots(slots: Slots, inputs: RewardInputs, readings: SlotReadings, settings: RewardSettings) -> Slots:
+    """The slots with escrow, drip and rent readings of this env-step; a new pool waits for `settle_fossils`."""
+    slots = slots.replace(
+        escrow=torch.where(slots.live, readings.escrow_next, 0.0),
+        rent_alpha=torch.where(slots.live, slots.alpha, 0.0),
+        rent_params=occupied_params(slots, settings.counts),
+    )
+    if settings.config.drip_fraction == 0:
+        return slots
+    opened = (slot_op(inputs) == Op.FOSSILIZE) & ~slots.drip_live
+    return slots.replace(
+        drip_scale=torch.where(opened, readings.drip_scale, slots.drip_scale),
+        drip_total=torch.where(opened, readings.drip_total, slots.drip_total),
+        drip_paid=torch.where(opened, 0.0, slots.drip_paid + readings.drip_payment),
+    )
+
+
+def settle_fossils(state: EnvState, action: Action, outcome: ActionOutcome) -> EnvState:
+    """Count the fossils that this env-step's actions made, credit their scaffolds, and open their drip pools.
+
+    state: after the actions were applied. The credit is paid with the next reward. A fossil counts as contributing if
+    accuracy rose by at least 1 point since its seed's first record.
+    """
+    slots, totals = state.slots, state.totals
+    index = torch.arange(slots.stage.shape[1], device=action.slot.device)
+    fresh = outcome.fossilized.unsqueeze(1) & (index == action.slot.unsqueeze(1))
+    improvement = torch.where(fresh, slots.total_improvement, 0.0).sum(1)
+    credit = hindsight_credit(received_boosts(state.boosts, action.slot), improvement, state.signals.step)
+    totals = totals.replace(
+        fossilized=totals.fossilized + outcome.fossilized,
+        contributing=totals.contributing + (outcome.fossilized & (improvement >= MIN_CONTRIBUTION)),
+        pending_hindsight=totals.pending_hindsight + torch.where(outcome.fossilized, credit, 0.0),
+    )
+    drip_live = slots.drip_live | (fresh & (slots.drip_total > 0))
+    return state.replace(slots=slots.replace(drip_live=drip_live), totals=totals)

@@ -1,0 +1,263 @@
+"""The reward modes: which terms are paid, and which slots are scored.
+
+Given RewardInputs and the settings, returns the named terms and the readings behind them; called by `reward.py` once
+per env-step and by nobody else. Every mode is the reference's reward function of that name, per scored slot.
+"""
+
+import torch
+from torch import Tensor
+
+from esper_soa.env import reward_terms as term
+from esper_soa.env.config import RewardConfig
+from esper_soa.env.reward_records import TERM_NAMES, RewardInputs, RewardTerms, SlotReadings
+from esper_soa.env.reward_terms import column
+from esper_soa.state import LEDGER_FLOAT
+from esper_soa.vocabulary import Op, Stage
+
+SIMPLIFIED_ACTION_COST = 0.01
+SIMPLIFIED_ACCURACY_WEIGHT = 3.0  # at 100 percent
+SIMPLIFIED_FOSSIL_BONUS = 2.0  # per contributing fossil
+RANSOM_CONTRIBUTION = 0.1  # percent points; more than this without a total gain is a seed that holds its host to ransom
+
+
+def score(inputs: RewardInputs, cfg: RewardConfig) -> tuple[RewardTerms, SlotReadings]:
+    """Terms [N] of the mode `cfg.mode`, without what `reward.py` adds at the end, and the readings [N, S].
+
+    With `cfg.scored_slots` "all" every live seed earns its per-seed terms, as under WAIT where it is not the target of
+    the action; with "target" only the target slot does. Terms of the op itself are always the target's.
+    """
+    if cfg.mode in ("shaped", "escrow"):
+        return _contribution(inputs, cfg)
+    if cfg.mode in ("basic", "basic_plus"):
+        return _basic(inputs, cfg)
+    parts = {"sparse": _sparse, "minimal": _minimal, "simplified": _simplified, "loss": _loss}[cfg.mode](inputs, cfg)
+    return collect(parts, inputs), _readings(inputs)
+
+
+def collect(parts: dict[str, Tensor], inputs: RewardInputs) -> RewardTerms:
+    """The terms by name, 0 where a mode has none, and their sum."""
+    zero = torch.zeros_like(inputs.val_accuracy)
+    total = zero
+    for part in parts.values():
+        total = total + part
+    terms = {name: parts.get(name, zero) for name in TERM_NAMES}
+    return RewardTerms(**terms, total=total, batch_size=inputs.batch_size, device=None)
+
+
+def scored(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
+    """bool [N, S]: slots whose per-seed terms are paid."""
+    return inputs.target if cfg.scored_slots == "target" else inputs.target | inputs.has_seed
+
+
+def over_scored(per_slot: Tensor, inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
+    """Sum [N] of a per-seed term [N, S] over the scored slots."""
+    return torch.where(scored(inputs, cfg), per_slot, 0.0).sum(1)
+
+
+def _readings(inputs: RewardInputs) -> SlotReadings:
+    """Readings of a mode that reads nothing."""
+    zero, one = torch.zeros_like(inputs.contribution), torch.ones_like(inputs.contribution)
+    return SlotReadings(
+        attribution_discount=one,
+        timing_discount=one,
+        progress=zero,
+        ratio_penalty=zero,
+        bounded_attribution=zero,
+        escrow_target=zero,
+        escrow_delta=zero,
+        escrow_next=inputs.escrow,
+        drip_total=zero,
+        drip_scale=zero,
+        drip_payment=torch.zeros_like(inputs.drip_scale),
+        growth_ratio=torch.zeros_like(inputs.val_accuracy),
+        batch_size=inputs.batch_size,
+        device=None,
+    )
+
+
+def _contribution(inputs: RewardInputs, cfg: RewardConfig) -> tuple[RewardTerms, SlotReadings]:
+    """SHAPED and ESCROW: seeds earn what their removal would cost, with shaping, rents, warnings and op costs."""
+    attribution, readings = _escrowed(inputs, cfg) if cfg.mode == "escrow" else _shaped(inputs, cfg)
+    op = term.slot_op(inputs)
+    refused = (op == Op.FOSSILIZE) & inputs.has_seed & column(inputs.total_known & (inputs.total < 0))
+    attribution = torch.where(refused, 0.0, attribution)
+    penalty = torch.zeros_like(attribution)
+    if cfg.mode == "shaped":
+        attribution = torch.where(op == Op.PRUNE, -attribution, attribution)
+        penalty = torch.where(term.is_fossil(inputs), 0.0, readings.ratio_penalty)
+    bounded = attribution + penalty
+    per_seed = {
+        "attribution": attribution,
+        "ratio_penalty": penalty,
+        "blending_warning": term.blending_warning(inputs),
+        "holding_warning": term.holding_warning(inputs, bounded),
+        "synergy_bonus": term.synergy_bonus(inputs, readings.attribution_discount, bounded),
+    }
+    if not cfg.disable_pbrs:
+        per_seed["pbrs_bonus"] = term.seed_shaping(inputs, cfg)
+    parts = {name: over_scored(value, inputs, cfg) for name, value in per_seed.items()}
+    parts["compute_rent"] = term.compute_rent(inputs, cfg)
+    parts["alpha_shock"] = term.alpha_shock(inputs, cfg)
+    parts["occupancy_rent"] = term.occupancy_rent(inputs, cfg)
+    parts["fossilized_rent"] = -cfg.fossilized_maintenance_cost * inputs.num_fossilized.to(LEDGER_FLOAT)
+    parts["action_shaping"] = term.action_shaping(inputs, cfg)
+    if not cfg.disable_terminal_reward:
+        parts["terminal_bonus"] = _at_end(inputs, cfg.terminal_accuracy_weight * inputs.val_accuracy)
+    readings = readings.replace(bounded_attribution=bounded, growth_ratio=term.growth_ratio(inputs, cfg))
+    return collect(parts, inputs), readings
+
+
+def _shaped(inputs: RewardInputs, cfg: RewardConfig) -> tuple[Tensor, SlotReadings]:
+    """Attribution [N, S] by this env-step's contribution, or by the seed's own progress where that is unmeasured."""
+    contribution, fossil = inputs.contribution, term.is_fossil(inputs)
+    discount = term.attribution_discount(inputs, cfg)
+    progress = torch.where(inputs.germination_known, column(inputs.val_accuracy) - inputs.accuracy_germination, 0.0)
+    gain = term.credible_gain(inputs, progress, term.joint_gain(progress, contribution, cfg))
+    gain = cfg.contribution_weight * gain * discount
+    useful = inputs.contribution_known & ~fossil & (contribution >= 0)
+    timing = term.timing_discount(column(inputs.step) - inputs.seed_age, cfg)
+    timing = torch.where(useful & inputs.has_seed, timing, 1.0)
+    measured = torch.where(contribution < 0, cfg.contribution_weight * contribution, gain * timing)
+    proxy = inputs.has_seed & (inputs.stage >= Stage.BLENDING) & inputs.improvement_known & (inputs.improvement > 0)
+    weight = cfg.contribution_weight * cfg.proxy_confidence_factor
+    attribution = torch.where(proxy, weight * inputs.improvement, 0.0)
+    attribution = torch.where(inputs.contribution_known, measured, attribution)
+    readings = _readings(inputs).replace(
+        attribution_discount=discount,
+        timing_discount=timing,
+        progress=progress,
+        ratio_penalty=term.ratio_penalty(inputs, discount, cfg),
+    )
+    return torch.where(fossil, 0.0, attribution), readings
+
+
+def _escrowed(inputs: RewardInputs, cfg: RewardConfig) -> tuple[Tensor, SlotReadings]:
+    """Attribution [N, S] as moves of a credit that follows what the stable accuracy confirms."""
+    contribution, known, fossil = inputs.contribution, inputs.contribution_known, term.is_fossil(inputs)
+    progress = torch.where(inputs.germination_known, column(inputs.stable_accuracy) - inputs.accuracy_germination, 0.0)
+    readings = _readings(inputs)
+    penalty = term.ratio_penalty(inputs, readings.attribution_discount, cfg)
+    gain = term.credible_gain(inputs, progress, torch.sqrt((progress * contribution).clamp(min=0)))
+    useful, harmful = known & (contribution >= 0), known & (contribution < 0)
+    goal = torch.where(useful, (cfg.contribution_weight * gain + penalty).clamp(min=0.0), 0.0)
+    move = goal - inputs.escrow
+    if cfg.escrow_delta_clip > 0:
+        move = move.clamp(-cfg.escrow_delta_clip, cfg.escrow_delta_clip)
+    move = torch.where(useful, move, torch.where(harmful, -inputs.escrow, 0.0))
+    pruned = term.slot_op(inputs) == Op.PRUNE
+    goal = torch.where(pruned, 0.0, torch.where(fossil, inputs.escrow, goal))
+    move = torch.where(pruned, -inputs.escrow, torch.where(fossil, 0.0, move))
+    blame = torch.where(harmful & ~pruned & ~fossil, cfg.contribution_weight * contribution, 0.0)
+    readings = readings.replace(
+        progress=progress,
+        ratio_penalty=penalty,
+        escrow_target=goal,
+        escrow_delta=move,
+        escrow_next=torch.where(scored(inputs, cfg), inputs.escrow + move, inputs.escrow),
+    )
+    return move + blame, readings
+
+
+def _basic(inputs: RewardInputs, cfg: RewardConfig) -> tuple[RewardTerms, SlotReadings]:
+    """BASIC and BASIC_PLUS: shaping, a linear rent, and a bonus for good fossils, part of it paid as drip."""
+    op = term.slot_op(inputs)
+    bonus, pool = _fossilize_bonus(inputs, cfg)
+    rent = cfg.param_penalty_weight * inputs.effective_params / cfg.param_budget
+    payment = _drip_payment(inputs, cfg)
+    parts = {
+        "compute_rent": -rent,
+        "fossilize_bonus": torch.where(op == Op.FOSSILIZE, bonus, 0.0).sum(1),
+        "drip": payment.sum(1),
+        "terminal_bonus": _at_end(inputs, cfg.basic_accuracy_delta_weight * (inputs.accuracy_delta / 100)),
+    }
+    if not cfg.disable_pbrs:
+        pruned = term.forfeited_potential(inputs, cfg)
+        shaping = torch.where(op == Op.PRUNE, pruned, term.seed_shaping(inputs, cfg))
+        parts["pbrs_bonus"] = over_scored(shaping, inputs, cfg)
+    pool = torch.where(op == Op.FOSSILIZE, pool, 0.0)
+    steps_left = (inputs.max_steps - inputs.step).clamp(min=cfg.min_drip_steps)
+    floored = inputs.host_params.clamp(min=cfg.rent_host_params_floor)
+    readings = _readings(inputs).replace(
+        drip_total=pool,
+        drip_scale=pool / column(steps_left),
+        drip_payment=payment,
+        growth_ratio=torch.where(inputs.host_params > 0, inputs.effective_params / floored, 0.0),
+    )
+    return collect(parts, inputs), readings
+
+
+def _fossilize_bonus(inputs: RewardInputs, cfg: RewardConfig) -> tuple[Tensor, Tensor]:
+    """What fossilising the seed of each slot pays at once, and the drip pool that it would leave, both [N, S]."""
+    contribution = inputs.contribution
+    total = column(torch.where(inputs.total_known, inputs.total, 0.0)).expand_as(contribution)
+    full = cfg.basic_fossilize_base_bonus + cfg.basic_contribution_scale * term.joint_gain(total, contribution, cfg)
+    full = full * term.holding_share(inputs)
+    holding = inputs.has_seed & (inputs.stage == Stage.HOLDING)
+    proven = holding & (total > 0) & inputs.contribution_known & (contribution >= term.MIN_CONTRIBUTION)
+    ransom = (total <= 0) & inputs.contribution_known & (contribution > RANSOM_CONTRIBUTION)
+    invalid = torch.full_like(contribution, cfg.basic_fossilize_invalid_penalty)
+    failed = torch.where(ransom | ~holding, invalid, cfg.basic_fossilize_noncontributing_penalty)
+    bonus = torch.where(proven, full * (1 - cfg.drip_fraction), failed)
+    pool = torch.where(proven, full * cfg.drip_fraction, 0.0)
+    return torch.where(inputs.has_seed, bonus, 0.0), pool
+
+
+def _drip_payment(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
+    """What every fossil's pool pays at this env-step, [N, D]: capped, and never more than the pool still holds."""
+    raw = inputs.drip_scale * inputs.drip_contribution
+    payment = raw.clamp(-cfg.negative_drip_ratio * cfg.max_drip_per_step, cfg.max_drip_per_step)
+    return torch.where(inputs.drip_live, torch.minimum(payment, inputs.drip_left), 0.0)
+
+
+def _sparse(inputs: RewardInputs, cfg: RewardConfig) -> dict[str, Tensor]:
+    """SPARSE: at the end, the accuracy of the fossils alone, less their parameters."""
+    cost = cfg.param_penalty_weight * inputs.fossilized_params / cfg.param_budget
+    outcome = (inputs.committed_accuracy / 100 - cost).clamp(-1, 1)
+    return {"terminal_bonus": _at_end(inputs, cfg.sparse_reward_scale * outcome)}
+
+
+def _minimal(inputs: RewardInputs, cfg: RewardConfig) -> dict[str, Tensor]:
+    """MINIMAL: SPARSE, and a penalty for pruning a young seed."""
+    young = inputs.has_seed & (inputs.seed_age < cfg.early_prune_threshold)
+    hasty = (young & (term.slot_op(inputs) == Op.PRUNE)).any(1)
+    penalty = torch.where(hasty, cfg.early_prune_penalty, torch.zeros_like(inputs.val_accuracy))
+    return {**_sparse(inputs, cfg), "action_shaping": penalty}
+
+
+def _simplified(inputs: RewardInputs, cfg: RewardConfig) -> dict[str, Tensor]:
+    """SIMPLIFIED: shaping, a small cost of acting, and the final accuracy with a bonus per contributing fossil."""
+    zero = torch.zeros_like(inputs.val_accuracy)
+    parts = {"action_shaping": torch.where(inputs.op == Op.WAIT, zero, -SIMPLIFIED_ACTION_COST)}
+    if not cfg.disable_pbrs:
+        parts["pbrs_bonus"] = over_scored(term.seed_shaping(inputs, cfg), inputs, cfg)
+    if not cfg.disable_terminal_reward:
+        accuracy = SIMPLIFIED_ACCURACY_WEIGHT * (inputs.val_accuracy / 100)
+        parts["terminal_bonus"] = _at_end(inputs, accuracy + SIMPLIFIED_FOSSIL_BONUS * inputs.num_contributing)
+    return parts
+
+
+def _loss(inputs: RewardInputs, cfg: RewardConfig) -> dict[str, Tensor]:
+    """LOSS: the fall of the validation loss, less rent, with stage shaping and the final loss.
+
+    No rent is due while a scored seed is in its grace period.
+    """
+    loss = cfg.loss
+    change = (inputs.loss_delta / loss.typical_loss_delta_std).clamp(-loss.max_loss_delta, loss.max_loss_delta)
+    change = torch.where(change > 0, change * loss.regression_penalty_scale, change)
+    growth = (inputs.total_params - inputs.host_params) / inputs.host_params.clamp(min=1)
+    rent = (loss.compute_rent_weight * torch.log1p(growth.clamp(min=0))).clamp(max=loss.max_rent_penalty)
+    grace = (scored(inputs, cfg) & inputs.has_seed & (inputs.seed_age < loss.grace_steps)).any(1)
+    shaping = term.shaping(term.stage_potential(inputs.previous_stage), term.stage_potential(inputs.stage))
+    shaping = torch.where(inputs.has_seed, loss.stage_potential_weight * shaping, 0.0)
+    reached = (loss.baseline_loss - inputs.val_loss) / (loss.baseline_loss - loss.target_loss)
+    return {
+        "loss_change": -loss.loss_delta_weight * change,
+        "compute_rent": torch.where((inputs.host_params > 0) & ~grace, -rent, 0.0),
+        "pbrs_bonus": over_scored(shaping, inputs, cfg),
+        "terminal_bonus": _at_end(inputs, loss.terminal_loss_weight * reached.clamp(0, 1)),
+    }
+
+
+def _at_end(inputs: RewardInputs, bonus: Tensor) -> Tensor:
+    """`bonus` [N] at the last env-step of the episode, else 0."""
+    return torch.where(inputs.step == inputs.max_steps, bonus, 0.0)

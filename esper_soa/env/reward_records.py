@@ -1,0 +1,122 @@
+"""The records of the reward: what it reads, what it pays by name, and what it leaves behind per slot.
+
+Filled by `reward.py` from the ledger, read by the terms and the modes. Accuracies, contributions and improvements are
+percent points. N envs, S slots, D drip pools (one per slot in the simulator).
+"""
+
+from typing import NamedTuple
+
+from tensordict import TensorClass
+from torch import Tensor
+
+from esper_soa.env.config import RewardConfig
+from esper_soa.state import ParameterCounts
+
+
+class RewardSettings(NamedTuple):
+    """What the reward needs to know beside the ledger; the same for every env."""
+
+    config: RewardConfig
+    counts: ParameterCounts
+    max_steps: int  # env-steps per episode; the last one pays the terminal terms
+
+
+class RewardInputs(TensorClass["tensor_only", "frozen"]):
+    """Everything that a reward mode may look at; floats are float64, and 0 where their `known` flag is False."""
+
+    # per slot [N, S], before the action takes effect
+    has_seed: Tensor  # bool, a live seed
+    target: Tensor  # bool, the slot of the action, one per env
+    stage: Tensor  # int64, Stage
+    stage_age: Tensor  # int64
+    previous_stage: Tensor  # int64
+    previous_stage_age: Tensor  # int64
+    seed_age: Tensor  # int64, 1 at the first env-step after germination
+    improvement: Tensor  # since the start of the stage
+    improvement_known: Tensor  # bool
+    contribution: Tensor  # measured at this env-step
+    contribution_known: Tensor  # bool
+    interaction_sum: Tensor
+    accuracy_germination: Tensor
+    germination_known: Tensor  # bool
+    escrow: Tensor  # credit paid so far that is still to be confirmed
+
+    # per drip pool [N, D]
+    drip_live: Tensor  # bool, the pool pays and its fossil was measured at this env-step
+    drip_scale: Tensor  # payment per point of contribution
+    drip_left: Tensor  # what the pool still holds, may be inf
+    drip_contribution: Tensor
+
+    # per env [N]
+    op: Tensor  # int64, Op; WAIT where the chosen op was not applicable
+    val_accuracy: Tensor
+    stable_accuracy: Tensor  # smallest of the last accuracies, this env-step's included
+    accuracy_delta: Tensor
+    val_loss: Tensor
+    loss_delta: Tensor  # current - previous validation loss: positive means worse
+    total: Tensor  # accuracy - accuracy with every ablated seed off
+    total_known: Tensor  # bool
+    committed_accuracy: Tensor  # with fossils only
+    effective_params: Tensor  # parameters that pay rent, weighted with their alpha
+    alpha_delta_sq: Tensor  # squared alpha moves, weighted with relative size
+    total_params: Tensor
+    host_params: Tensor
+    fossilized_params: Tensor
+    num_active: Tensor  # int64, slots with a seed or its remains, fossils and just pruned ones apart
+    num_fossilized: Tensor  # int64
+    num_contributing: Tensor  # int64
+    step: Tensor  # int64, 1-based
+    max_steps: Tensor  # int64
+
+
+def check_inputs(inputs: RewardInputs) -> None:
+    """Raise ValueError on inputs that contradict themselves; for inputs made by hand, as it reads from the device."""
+    if (inputs.contribution_known & inputs.has_seed & ~inputs.total_known.unsqueeze(1)).any():
+        raise ValueError("contribution_known without total_known: a measured seed implies a measured total")
+    if not (inputs.target.sum(1) == 1).all():
+        raise ValueError("target: must be one slot per env")
+
+
+class RewardTerms(TensorClass["tensor_only", "frozen"]):
+    """The parts of the reward [N], float64 and signed: `total` is the sum of all the others."""
+
+    attribution: Tensor  # what the seeds earned by their contributions; escrow: the moves of the ledger
+    ratio_penalty: Tensor  # contribution that the total does not support
+    blending_warning: Tensor
+    holding_warning: Tensor
+    pbrs_bonus: Tensor  # potential-based shaping over stages
+    synergy_bonus: Tensor
+    compute_rent: Tensor
+    alpha_shock: Tensor
+    occupancy_rent: Tensor
+    fossilized_rent: Tensor
+    action_shaping: Tensor  # costs and bonuses of the op itself
+    fossilize_bonus: Tensor  # basic modes: paid when a seed is fossilised
+    drip: Tensor  # basic modes: paid later, from the pools of fossils
+    terminal_bonus: Tensor
+    loss_change: Tensor  # loss mode
+    escrow_forfeit: Tensor
+    clawback: Tensor  # germination bonuses of seeds that came to nothing
+    auto_prune_penalty: Tensor
+    hindsight_credit: Tensor
+    total: Tensor
+
+
+TERM_NAMES = tuple(name for name in RewardTerms.__annotations__ if name != "total")
+
+
+class SlotReadings(TensorClass["tensor_only", "frozen"]):
+    """What the reward computed on the way, float64 [N, S] unless noted: the ledger's next values and explanations."""
+
+    attribution_discount: Tensor  # [0, 1], below 0.5 where all seeds together do harm
+    timing_discount: Tensor  # for early germination
+    progress: Tensor  # accuracy gained since germination, 0 where that is unknown
+    ratio_penalty: Tensor  # before it is decided whether it applies
+    bounded_attribution: Tensor  # attribution with its ratio penalty, before masking by scored slots
+    escrow_target: Tensor
+    escrow_delta: Tensor
+    escrow_next: Tensor
+    drip_total: Tensor  # pool that this action creates, else 0
+    drip_scale: Tensor
+    drip_payment: Tensor  # [N, D]
+    growth_ratio: Tensor  # [N], parameters that pay rent over those of the host

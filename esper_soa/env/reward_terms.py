@@ -1,0 +1,231 @@
+"""The named terms of the reward, each a pure formula over the slots [N, S] or over the envs [N].
+
+Given RewardInputs and the settings; combined into modes by `reward_modes.py`. The formulas and their hard-coded
+constants are the reference's reward functions (contribution family), written without branches, in float64.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from esper_soa.env.config import PBRS_GAMMA, RewardConfig
+from esper_soa.env.reward_records import RewardInputs
+from esper_soa.state import LEDGER_FLOAT
+from esper_soa.vocabulary import Op, Stage
+
+# Potential of a stage, in reward units; every other stage has 0.
+STAGE_POTENTIALS = (
+    (Stage.GERMINATED, 1.0),
+    (Stage.TRAINING, 2.0),
+    (Stage.BLENDING, 3.5),
+    (Stage.HOLDING, 5.5),
+    (Stage.FOSSILIZED, 6.0),
+)
+MIN_CONTRIBUTION = 1.0  # percent points that make a fossil worth a bonus
+FULL_HOLDING_STEPS = 5  # env-steps in HOLDING that earn the whole bonus
+MIN_PRUNE_AGE = 5
+
+
+def column(per_env: Tensor) -> Tensor:
+    """[N] as [N, 1], to stand beside slots."""
+    return per_env.unsqueeze(1)
+
+
+def slot_op(inputs: RewardInputs) -> Tensor:
+    """The op as each slot sees it, int64 [N, S]: WAIT everywhere but on the target."""
+    return torch.where(inputs.target, column(inputs.op), Op.WAIT)
+
+
+def is_fossil(inputs: RewardInputs) -> Tensor:
+    """bool [N, S]: a live seed that is FOSSILIZED."""
+    return inputs.has_seed & (inputs.stage == Stage.FOSSILIZED)
+
+
+def stage_potential(stage: Tensor) -> Tensor:
+    """Potential of the stage itself, float64, any shape."""
+    potential = torch.zeros_like(stage, dtype=LEDGER_FLOAT)
+    for code, value in STAGE_POTENTIALS:
+        potential = torch.where(stage == code, value, potential)
+    return potential
+
+
+def seed_potential(stage: Tensor, age: Tensor, cfg: RewardConfig) -> Tensor:
+    """Potential of a seed after `age` env-steps in `stage`: a capped bonus for progress within the stage."""
+    progress = age.to(LEDGER_FLOAT) * cfg.step_progress_bonus
+    return stage_potential(stage) + progress.clamp(max=cfg.max_progress_bonus)
+
+
+def shaping(before: Tensor, after: Tensor) -> Tensor:
+    """Potential-based shaping of one transition (Ng, Harada and Russell 1999): gamma * after - before."""
+    return PBRS_GAMMA * after - before
+
+
+def seed_shaping(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
+    """Shaping of the last env-step of every live seed, [N, S]; a new stage continues from the previous one."""
+    entered = inputs.stage_age == 0
+    stage_before = torch.where(entered, inputs.previous_stage, inputs.stage)
+    age_before = torch.where(entered, inputs.previous_stage_age, inputs.stage_age - 1)
+    after = seed_potential(inputs.stage, inputs.stage_age, cfg)
+    bonus = cfg.pbrs_weight * shaping(seed_potential(stage_before, age_before, cfg), after)
+    return torch.where(inputs.has_seed, bonus, 0.0)
+
+
+def timing_discount(age: Tensor, cfg: RewardConfig) -> Tensor:
+    """Share of a reward that a germination at env-step `age` earns: from the floor up to 1 after the warm-up."""
+    if cfg.disable_timing_discount or cfg.germination_warmup_steps <= 0:
+        return torch.ones_like(age, dtype=LEDGER_FLOAT)
+    share = age.to(LEDGER_FLOAT) / cfg.germination_warmup_steps
+    floor = cfg.germination_discount_floor
+    return (floor + (1 - floor) * share).where(age < cfg.germination_warmup_steps, 1.0)
+
+
+def joint_gain(progress: Tensor, contribution: Tensor, cfg: RewardConfig) -> Tensor:
+    """What two readings of one gain agree on, 0 unless both are positive: harmonic mean or minimum."""
+    if cfg.attribution_formula == "minimum":
+        joint = torch.minimum(progress, contribution)
+    else:
+        joint = 2 * progress * contribution / (progress + contribution).clamp(min=1e-8)
+    return torch.where((progress > 0) & (contribution > 0), joint, 0.0)
+
+
+def attribution_discount(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
+    """1, or a sigmoid below 0.5 for measured seeds where all seeds together do harm, [N, S].
+
+    It never quite reaches 0, so that an attribution keeps its sign.
+    """
+    harmful = inputs.contribution_known & inputs.has_seed & column(inputs.total < 0)
+    discount = torch.sigmoid((cfg.attribution_sigmoid_steepness * inputs.total).clamp(min=-700.0))
+    return torch.where(harmful, column(discount), 1.0)
+
+
+def ratio_penalty(inputs: RewardInputs, discount: Tensor, cfg: RewardConfig) -> Tensor:
+    """Penalty for a contribution that the total improvement does not support, [N, S], at most 0."""
+    if cfg.disable_anti_gaming:
+        return torch.zeros_like(inputs.contribution)
+    threshold, total = cfg.hacking_ratio_threshold, column(inputs.total)
+    supported = total > max(cfg.improvement_safe_threshold, 1e-8)
+    ratio = inputs.contribution / torch.where(supported, total, 1.0)
+    excess = -(0.1 * (ratio - threshold) / threshold).clamp(min=0.0, max=-cfg.prune_good_seed_penalty)
+    unsupported = cfg.prune_good_seed_penalty * (inputs.contribution / 10).clamp(max=1.0)
+    unsupported = torch.where(total <= cfg.improvement_safe_threshold, unsupported, 0.0)
+    suspect = inputs.contribution_known & inputs.has_seed & (inputs.contribution > 1.0) & (discount >= 0.5)
+    return torch.where(suspect, torch.where(supported, excess, unsupported), 0.0)
+
+
+def credible_gain(inputs: RewardInputs, progress: Tensor, joint: Tensor) -> Tensor:
+    """The part of a non-negative contribution that the progress since germination makes credible, [N, S]."""
+    gain = torch.where(inputs.contribution >= progress, joint, inputs.contribution)
+    gain = torch.where(progress <= 0, 0.0, gain)
+    return torch.where(inputs.germination_known, gain, 0.5 * inputs.contribution)
+
+
+def blending_warning(inputs: RewardInputs) -> Tensor:
+    """Growing penalty for blending seeds where all seeds together do harm, [N, S]."""
+    harmful = inputs.has_seed & (inputs.stage == Stage.BLENDING) & column(inputs.total_known & (inputs.total < 0))
+    return torch.where(harmful, -0.1 - (0.05 * inputs.stage_age.to(LEDGER_FLOAT)).clamp(max=0.3), 0.0)
+
+
+def holding_warning(inputs: RewardInputs, attribution: Tensor) -> Tensor:
+    """Growing penalty for holding a useful seed without deciding about it, [N, S]."""
+    op, holding = slot_op(inputs), inputs.has_seed & (inputs.stage == Stage.HOLDING)
+    undecided = holding & (op != Op.FOSSILIZE) & (op != Op.PRUNE) & (inputs.stage_age >= 2) & (attribution > 0)
+    growth = 0.05 * (inputs.stage_age - 2).clamp(min=0).to(LEDGER_FLOAT)
+    return torch.where(undecided, -(0.1 + growth).clamp(max=0.3), 0.0)
+
+
+def synergy_bonus(inputs: RewardInputs, discount: Tensor, attribution: Tensor) -> Tensor:
+    """Bonus for seeds that help each other, [N, S], at most 0.1."""
+    helpful = inputs.has_seed & (discount >= 0.5) & (attribution > 0) & (inputs.interaction_sum > 0)
+    return torch.where(helpful, 0.1 * torch.tanh(0.5 * inputs.interaction_sum), 0.0)
+
+
+def growth_ratio(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
+    """Parameters that pay rent over those of the host, [N]; 0 without a host."""
+    floored = inputs.host_params.clamp(min=cfg.rent_host_params_floor)
+    paying = (inputs.host_params > 0) & (inputs.effective_params > 0)
+    return torch.where(paying, inputs.effective_params / floored, 0.0)
+
+
+def compute_rent(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
+    """Rent for parameters, logarithmic in the growth ratio and capped, [N], at most 0."""
+    return -(cfg.rent_weight * torch.log1p(growth_ratio(inputs, cfg))).clamp(max=cfg.max_rent)
+
+
+def alpha_shock(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
+    """Penalty for sudden alpha moves of large seeds, [N], at most 0."""
+    if cfg.disable_anti_gaming or cfg.alpha_shock_coef == 0:
+        return torch.zeros_like(inputs.alpha_delta_sq)
+    shock = (-cfg.alpha_shock_coef * inputs.alpha_delta_sq).clamp(min=-cfg.alpha_shock_cap)
+    return torch.where(inputs.alpha_delta_sq > 0, shock, 0.0)
+
+
+def occupancy_rent(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
+    """Rent for every occupied slot beyond the free ones, [N], at most 0."""
+    occupied = inputs.num_active + inputs.num_fossilized - cfg.free_slots
+    return -cfg.seed_occupancy_cost * occupied.clamp(min=0).to(LEDGER_FLOAT)
+
+
+def holding_share(inputs: RewardInputs) -> Tensor:
+    """Share of the fossilisation bonus that the time in HOLDING has earned, [N, S] in [0, 1]."""
+    return (inputs.stage_age.to(LEDGER_FLOAT) / FULL_HOLDING_STEPS).clamp(max=1.0)
+
+
+def germinate_shaping(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
+    """What GERMINATE pays on each slot [N, S]: the shaping of the stage to come, and its cost."""
+    occupied = torch.full_like(inputs.contribution, cfg.germinate_with_seed_penalty + cfg.germinate_cost)
+    bonus = torch.zeros_like(inputs.val_accuracy)
+    if not cfg.disable_pbrs:
+        newborn = cfg.pbrs_weight * PBRS_GAMMA * STAGE_POTENTIALS[0][1] * timing_discount(inputs.step, cfg)
+        bonus = torch.where(inputs.step < inputs.max_steps, newborn, bonus)
+    return torch.where(inputs.has_seed, occupied, column(bonus + cfg.germinate_cost))
+
+
+def fossilize_shaping(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
+    """What FOSSILIZE pays on each slot [N, S]: for a proven seed by contribution and time held, else a penalty."""
+    contribution, total = inputs.contribution, column(inputs.total)
+    eligible = inputs.has_seed & (inputs.stage == Stage.HOLDING) & column(inputs.total_known)
+    proven = inputs.contribution_known & (contribution >= MIN_CONTRIBUTION)
+    bonus = cfg.fossilize_base_bonus + cfg.fossilize_contribution_scale * contribution
+    if not cfg.disable_terminal_reward:
+        bonus = bonus + cfg.fossilize_terminal_scale * math.tanh(1 / cfg.fossilize_quality_ceiling)
+    selfish = inputs.contribution_known & (contribution > 0.1) & (total < -0.2)
+    damage = -0.5 - (0.2 * total.abs()).clamp(max=1.0) - torch.where(selfish, 0.3, torch.zeros_like(contribution))
+    shaped = torch.where(proven, bonus * holding_share(inputs), cfg.fossilize_noncontributing_penalty)
+    shaped = torch.where(total < 0, damage, shaped)
+    return torch.where(eligible, shaped, cfg.invalid_fossilize_penalty) + cfg.fossilize_cost
+
+
+def prune_judgement(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
+    """What pruning the seed of each slot deserves [N, S]: praise for harmful seeds, blame for young or good ones."""
+    contribution, age = inputs.contribution, inputs.seed_age
+    zero = torch.zeros_like(contribution)
+    hurting = torch.where(age < cfg.min_prune_bonus_age, -0.1, zero + cfg.prune_hurting_bonus)
+    blame = (cfg.prune_good_seed_penalty - 0.05 * contribution).clamp(min=3 * cfg.prune_good_seed_penalty)
+    value = torch.where(contribution < 0, cfg.prune_acceptable_bonus, blame)
+    value = torch.where(contribution < cfg.prune_hurting_threshold, hurting, value)
+    unmeasured = torch.where(age < cfg.early_prune_threshold, cfg.early_prune_penalty, zero)
+    value = torch.where(inputs.contribution_known, value, unmeasured)
+    value = torch.where(age < MIN_PRUNE_AGE, -0.3 * (MIN_PRUNE_AGE - age).to(LEDGER_FLOAT), value)
+    value = torch.where(inputs.stage == Stage.FOSSILIZED, cfg.prune_fossilized_penalty, value)
+    return torch.where(inputs.has_seed, value, -0.2)
+
+
+def forfeited_potential(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
+    """The shaping that a pruned seed gives back, [N, S], at most 0."""
+    potential = cfg.pbrs_weight * seed_potential(inputs.stage, inputs.stage_age, cfg)
+    return torch.where(inputs.has_seed, -potential, 0.0)
+
+
+def action_shaping(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
+    """Costs and bonuses of the op on its target slot, [N]."""
+    op = slot_op(inputs)
+    prune = prune_judgement(inputs, cfg) + cfg.prune_cost
+    if not cfg.disable_pbrs:
+        prune = prune + forfeited_potential(inputs, cfg)
+    advance = inputs.has_seed & (inputs.stage == Stage.TRAINING) & (op == Op.ADVANCE)
+    shaped = torch.where(advance, cfg.advance_from_training_penalty, torch.zeros_like(prune))
+    shaped = torch.where(op == Op.SET_ALPHA_TARGET, cfg.set_alpha_target_cost, shaped)
+    shaped = torch.where(op == Op.GERMINATE, germinate_shaping(inputs, cfg), shaped)
+    shaped = torch.where(op == Op.FOSSILIZE, fossilize_shaping(inputs, cfg), shaped)
+    return torch.where(op == Op.PRUNE, prune, shaped).sum(1)

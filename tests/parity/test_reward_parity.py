@@ -1,0 +1,200 @@
+"""The reward modes against recorded calls of the reference: totals and every component, per configuration."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from parity_vectors import load
+
+from esper_soa.env.config import LossRewardConfig, RewardConfig
+from esper_soa.env.reward_modes import score
+from esper_soa.env.reward_records import RewardInputs, check_inputs
+from esper_soa.env.reward_terms import seed_potential, shaping, stage_potential
+from esper_soa.env.scaffold import credit_for_boost
+from esper_soa.vocabulary import Op, Stage
+
+VARIANTS = (
+    {}, {"disable_pbrs": True}, {"disable_terminal_reward": True}, {"disable_anti_gaming": True},
+    {"disable_timing_discount": True}, {"attribution_formula": "minimum"}, {"escrow_delta_clip": 0.0},
+    {"rent_host_params_floor": 20000, "max_rent": 0.4}, {"param_budget": 20000, "param_penalty_weight": 0.5},
+    {"sparse_reward_scale": 3.0, "param_penalty_weight": 2.0, "param_budget": 1000}, {"germination_warmup_steps": 0},
+    {"early_prune_threshold": 12, "min_prune_bonus_age": 9}, {"free_slots": 0, "seed_occupancy_cost": 0.05},
+    {"drip_fraction": 0.25, "max_drip_per_step": 0.02, "negative_drip_ratio": 1.0}, {"alpha_shock_coef": 0.0},
+    {"contribution_weight": 2.0, "improvement_safe_threshold": 1.0, "hacking_ratio_threshold": 2.0},
+)  # fmt: skip
+CONTRIBUTION_COLUMNS = {
+    "blending_warning": "blending_warning", "holding_warning": "holding_warning", "pbrs_bonus": "pbrs_bonus",
+    "synergy_bonus": "synergy_bonus", "compute_rent": "compute_rent", "alpha_shock": "alpha_shock",
+    "action_shaping": "action_shaping", "terminal_bonus": "terminal_bonus", "fossilize_terminal_bonus":
+    "fossilize_bonus", "drip_this_epoch": "drip", "total_reward": "total",
+}  # fmt: skip
+READING_COLUMNS = {
+    "attribution_discount": "attribution_discount", "timing_discount": "timing_discount",
+    "ratio_penalty": "ratio_penalty", "bounded_attribution": "bounded_attribution", "escrow_credit_target":
+    "escrow_target", "escrow_delta": "escrow_delta", "escrow_credit_next": "escrow_next",
+}  # fmt: skip
+NEGATED_COLUMNS = {"occupancy_rent": "occupancy_rent", "fossilized_rent": "fossilized_rent"}
+
+
+def config(mode: str, scored: str, variant: int, named: int = 1) -> RewardConfig:
+    """The configuration of a variant; the drip fraction is left out of modes that do not read it.
+
+    The reference drips only for seeds that have a name, as all of ours have: without one, it is basic without drip.
+    """
+    settings = dict(VARIANTS[variant])
+    if mode not in ("basic", "basic_plus") or not named:
+        settings.pop("drip_fraction", None)
+        mode = "basic" if mode == "basic_plus" else mode
+    return RewardConfig(mode=mode, scored_slots=scored, **settings)
+
+
+def batches() -> list[tuple[np.ndarray, int, int]]:
+    """The rows of every configuration, its variant, and whether the seeds have names."""
+    data = load("rewards_inputs")
+    keys = [(variant, named) for variant in np.unique(data["variant"]) for named in (0, 1)]
+    return [(np.flatnonzero((data["variant"] == v) & (data["ids"] == named)), v, named) for v, named in keys]
+
+
+def known(values: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+    """Values with 0 for None, and which are there."""
+    tensor = torch.from_numpy(values.astype(np.float64))
+    return tensor.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf), ~tensor.isnan()
+
+
+def single_slot(columns: dict[str, torch.Tensor]) -> RewardInputs:
+    """Inputs of envs with one slot each, the target of the action; what is not given is 0, False or unlimited."""
+    rows = len(columns["op"])
+    flags = {"has_seed", "improvement_known", "contribution_known", "germination_known", "drip_live", "total_known"}
+    integers = {"stage", "stage_age", "previous_stage", "previous_stage_age", "seed_age", "op", "num_active",
+                "num_fossilized", "num_contributing", "step", "max_steps"}  # fmt: skip
+    names = list(RewardInputs.__annotations__)
+    fields = {}
+    for position, name in enumerate(names):
+        dtype = torch.bool if name in flags else torch.int64 if name in integers else torch.float64
+        value = columns.get(name, torch.zeros(rows)).to(dtype)
+        fields[name] = value.unsqueeze(1) if position < names.index("op") and value.dim() == 1 else value
+    fields["target"] = torch.ones(rows, 1, dtype=torch.bool)
+    fields["drip_left"] = torch.full_like(fields["drip_scale"], torch.inf)
+    return RewardInputs(**fields, batch_size=[rows])
+
+
+def recorded_inputs(rows: np.ndarray) -> RewardInputs:
+    data = {name: values[rows] for name, values in load("rewards_inputs").items()}
+    columns = {}
+    for ours, theirs in {
+        "improvement": "improvement_since_stage_start", "contribution": "seed_contribution",
+        "accuracy_germination": "acc_at_germination", "total": "counterfactual_total_improvement",
+    }.items():  # fmt: skip
+        flag = {"accuracy_germination": "germination_known"}.get(ours, ours + "_known")
+        columns[ours], columns[flag] = known(data[theirs])
+    for ours, theirs in {
+        "has_seed": "seed", "stage": "stage", "stage_age": "epochs_in_stage", "previous_stage": "previous_stage",
+        "previous_stage_age": "previous_epochs_in_stage", "seed_age": "seed_age", "interaction_sum": "interaction_sum",
+        "escrow": "escrow_credit_prev", "op": "action", "val_accuracy": "val_acc", "stable_accuracy": "stable_val_acc",
+        "accuracy_delta": "acc_delta", "committed_accuracy": "committed_val_acc", "alpha_delta_sq":
+        "alpha_delta_sq_sum", "total_params": "total_params", "host_params": "host_params", "fossilized_params":
+        "fossilized_seed_params", "num_active": "n_active_seeds", "num_fossilized": "num_fossilized_seeds",
+        "num_contributing": "num_contributing_fossilized", "step": "epoch", "max_steps": "max_epochs",
+    }.items():  # fmt: skip
+        columns[ours] = torch.from_numpy(data[theirs])
+    effective, given = known(data["effective_seed_params"])
+    overhead = torch.from_numpy(data["total_params"] - data["host_params"]).clamp(min=0)
+    columns["effective_params"] = torch.where(given, effective, overhead)
+    columns["drip_scale"], columns["drip_live"] = known(data["drip_scale"])
+    columns["drip_contribution"] = known(data["drip_contribution"])[0]
+    return single_slot(columns)
+
+
+def check_columns(recorded: dict, rows: np.ndarray, inputs: RewardInputs, terms, readings) -> None:
+    """Every recorded component of these rows is ours."""
+    for column, name in enumerate(recorded["component_names"]):
+        theirs, given = known(recorded["components"][rows, column])
+        if name == "progress_since_germination":
+            assert torch.equal(given, inputs.germination_known[:, 0])
+            ours = readings.progress[:, 0]
+        elif name == "growth_ratio":
+            ours = readings.growth_ratio
+        elif name in NEGATED_COLUMNS:
+            ours = -getattr(terms, NEGATED_COLUMNS[name])
+        elif name in READING_COLUMNS:
+            ours = getattr(readings, READING_COLUMNS[name])[:, 0]
+        else:
+            ours = getattr(terms, CONTRIBUTION_COLUMNS[name])
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("scored", ["target", "all"])
+@pytest.mark.parametrize("mode", ["shaped", "escrow", "basic", "basic_plus", "sparse", "minimal", "simplified"])
+def test_every_mode_pays_what_the_reference_pays(mode, scored):
+    recorded = load(f"rewards_{mode}")
+    for rows, variant, named in batches():
+        inputs = recorded_inputs(rows)
+        terms, readings = score(inputs, config(mode, scored, variant, named))
+        reward = torch.from_numpy(recorded["reward"][rows])
+        torch.testing.assert_close(terms.total, reward, rtol=1e-9, atol=1e-9)
+        check_columns(recorded, rows, inputs, terms, readings)
+
+
+@pytest.mark.parametrize("mode", ["basic", "basic_plus"])
+def test_drip_pools_and_payments_are_those_of_the_reference(mode):
+    recorded = load(f"rewards_{mode}")
+    for rows, variant, named in batches():
+        _, readings = score(recorded_inputs(rows), config(mode, "target", variant, named))
+        for column, ours in ((0, readings.drip_total), (1, readings.drip_scale)):
+            theirs, _ = known(recorded["new_drip"][rows, column])
+            torch.testing.assert_close(ours[:, 0], theirs, rtol=1e-9, atol=1e-9)
+        paid, _ = known(recorded["drip_paid"][rows])
+        torch.testing.assert_close(readings.drip_payment, paid, rtol=1e-9, atol=1e-9)
+
+
+def test_the_loss_mode_pays_what_the_reference_pays():
+    data = load("rewards_loss_family")
+    fields = [name.replace("epochs", "steps") for name in data["cfg_fields"]]
+    for index, values in enumerate(data["cfg_values"]):
+        settings = dict(zip(fields, values.tolist(), strict=True))
+        cfg = RewardConfig(mode="loss", loss=dataclasses.replace(LossRewardConfig(), **settings))
+        rows = np.flatnonzero(data["cfg"] == index)
+        names = {
+            "op": "action", "has_seed": "seed", "stage": "stage", "previous_stage": "previous_stage", "stage_age":
+            "epochs_in_stage", "seed_age": "seed_age", "step": "epoch", "max_steps": "max_epochs", "total_params":
+            "total_params", "host_params": "host_params", "loss_delta": "loss_delta", "val_loss": "val_loss",
+        }  # fmt: skip
+        inputs = single_slot({ours: torch.from_numpy(data[theirs][rows]) for ours, theirs in names.items()})
+        terms, _ = score(inputs, cfg)
+        torch.testing.assert_close(terms.total, torch.from_numpy(data["reward"][rows]), rtol=1e-9, atol=1e-9)
+
+
+def test_potentials_and_shaping_are_those_of_the_reference():
+    data = {name: torch.from_numpy(values) for name, values in load("rewards_helpers").items()}
+    torch.testing.assert_close(stage_potential(data["stage_potential_stage"]), data["stage_potential"])
+    stage, cfg = data["seed_stage"], RewardConfig()
+    active = (data["seed_has_active"] == 1) & (stage > Stage.DORMANT)  # the reference's helper: 0 without a seed
+    potential = torch.where(active, seed_potential(stage, data["seed_epochs"], cfg), 0.0)
+    torch.testing.assert_close(potential, data["seed_potential"], rtol=1e-9, atol=1e-9)
+    bonus = shaping(data["pbrs_prev"], data["pbrs_next"])
+    torch.testing.assert_close(bonus, data["pbrs_bonus"], rtol=1e-9, atol=1e-9)
+
+
+def test_hindsight_credit_of_one_boost_is_that_of_the_reference():
+    data = {name: torch.from_numpy(values) for name, values in load("rewards_helpers").items()}
+    credit = credit_for_boost(data["hindsight_boost"], data["hindsight_improvement"], 1.0) * data["hindsight_weight"]
+    torch.testing.assert_close(credit, data["hindsight_credit"], rtol=1e-9, atol=1e-9)
+
+
+def test_the_costs_of_the_ops_are_those_of_the_reference():
+    data, cfg = load("rewards_helpers"), RewardConfig()
+    costs = {
+        Op.WAIT: 0.0, Op.GERMINATE: cfg.germinate_cost, Op.SET_ALPHA_TARGET: cfg.set_alpha_target_cost,
+        Op.PRUNE: cfg.prune_cost, Op.FOSSILIZE: cfg.fossilize_cost, Op.ADVANCE: 0.0,
+    }  # fmt: skip
+    assert [costs[op] for op in data["intervention_op"]] == data["intervention_cost"].tolist()
+
+
+def test_a_contribution_without_a_total_is_refused_as_by_the_reference():
+    assert load("rewards_helpers")["contract_violation_raises"].all()
+    columns = {"op": torch.zeros(1), "has_seed": torch.ones(1), "contribution": torch.ones(1)}
+    columns["contribution_known"] = torch.ones(1)
+    with pytest.raises(ValueError, match="total"):
+        check_inputs(single_slot(columns))
+    check_inputs(single_slot({**columns, "total_known": torch.ones(1)}))
