@@ -10,6 +10,18 @@ from esper_soa.errors import check, check_choice
 
 REWARD_MODES = ("shaped", "escrow", "basic", "basic_plus", "sparse", "minimal", "simplified", "loss")
 PBRS_GAMMA = 0.995  # discount that shaping, clawback and hindsight credit assume
+DRIP_MODES = ("basic", "basic_plus")
+MAX_STABLE_WINDOW = 10
+POSITIVE_REWARD_SETTINGS = (
+    "param_budget", "rent_host_params_floor", "max_drip_per_step", "min_drip_steps", "hacking_ratio_threshold",
+    "fossilize_quality_ceiling", "attribution_sigmoid_steepness",
+)  # fmt: skip
+NON_NEGATIVE_REWARD_SETTINGS = (
+    "contribution_weight", "improvement_safe_threshold", "germination_warmup_steps", "pbrs_weight",
+    "step_progress_bonus", "max_progress_bonus", "rent_weight", "max_rent", "base_slot_rent_ratio",
+    "alpha_shock_coef", "alpha_shock_cap", "seed_occupancy_cost", "free_slots", "fossilized_maintenance_cost",
+    "param_penalty_weight",
+)  # fmt: skip
 
 
 @dataclass
@@ -92,6 +104,15 @@ class LossRewardConfig:
     target_loss: float = 0.3
     terminal_loss_weight: float = 1.0
 
+    def __post_init__(self) -> None:
+        check(self.typical_loss_delta_std > 0, "reward.loss.typical_loss_delta_std",
+              self.typical_loss_delta_std, "above 0")  # fmt: skip
+        check(self.baseline_loss > self.target_loss, "reward.loss.baseline_loss", self.baseline_loss,
+              f"above reward.loss.target_loss={self.target_loss}")  # fmt: skip
+        for name in ("max_loss_delta", "regression_penalty_scale", "compute_rent_weight", "max_rent_penalty",
+                     "grace_steps"):  # fmt: skip
+            check(getattr(self, name) >= 0, f"reward.loss.{name}", getattr(self, name), "at least 0")
+
 
 @dataclass
 class RewardConfig:
@@ -167,3 +188,16 @@ class RewardConfig:
         check_choice("reward.attribution_formula", self.attribution_formula, ("harmonic", "minimum"))
         if self.mode == "basic_plus" and self.drip_fraction == 0.0:
             self.drip_fraction = 0.7
+        for name in POSITIVE_REWARD_SETTINGS:
+            check(getattr(self, name) > 0, f"reward.{name}", getattr(self, name), "above 0")
+        for name in NON_NEGATIVE_REWARD_SETTINGS:
+            check(getattr(self, name) >= 0, f"reward.{name}", getattr(self, name), "at least 0")
+        for name in ("proxy_confidence_factor", "germination_discount_floor", "drip_fraction", "negative_drip_ratio"):
+            check(0 <= getattr(self, name) <= 1, f"reward.{name}", getattr(self, name), "in [0, 1]")
+        check(self.prune_good_seed_penalty <= 0, "reward.prune_good_seed_penalty", self.prune_good_seed_penalty,
+              "at most 0")  # fmt: skip
+        check(1 <= self.escrow_stable_window <= MAX_STABLE_WINDOW, "reward.escrow_stable_window",
+              self.escrow_stable_window, f"in 1..{MAX_STABLE_WINDOW}, the accuracies that are kept")  # fmt: skip
+        check(self.drip_fraction == 0 or self.mode in DRIP_MODES, "reward.drip_fraction", self.drip_fraction,
+              f"0 with reward.mode={self.mode}, which pays no drip",
+              "Leave it out or use reward.mode=basic_plus.")  # fmt: skip
