@@ -3,9 +3,12 @@
 Defaults are the reference's (policy.md 5, 6, 9) except where the README's table of differences says otherwise.
 """
 
+import math
 from dataclasses import dataclass, field
 
 from esper_soa.errors import check, check_choice
+from esper_soa.vocabulary import BLUEPRINT_NAMES, HEADS
+from esper_soa.vocabulary import HEAD_NAMES
 
 POLICIES = ("ppo", "random", "wait", "schedule", "heuristic")
 
@@ -58,6 +61,7 @@ class PPOConfig:
     value_warmup_rounds: int = 10
     contribution_coef: float = 0.05
     contribution_warmup: int = 1000  # updates until the auxiliary contribution loss has full weight
+    contribution_clip: float = 10.0  # percent points; targets of the auxiliary loss stay within
     forced_value_weight: float = 0.2  # weight in the value loss of steps on which only WAIT was legal
     observation_momentum: float = 0.99
     observation_clip: float = 10.0
@@ -70,20 +74,55 @@ class PPOConfig:
         check(self.epochs >= 1, "policy.ppo.epochs", self.epochs, "at least 1")
         check(self.minibatches >= 1, "policy.ppo.minibatches", self.minibatches, "at least 1")
         check(0 < self.clip_ratio <= 1, "policy.ppo.clip_ratio", self.clip_ratio, "in (0, 1]")
+        check(0 <= self.observation_momentum < 1, "policy.ppo.observation_momentum", self.observation_momentum,
+              "in [0, 1)")  # fmt: skip
+        for name in ("target_kl", "max_grad_norm", "entropy_coef", "entropy_coef_end", "entropy_coef_min",
+                     "entropy_anneal_rounds", "value_coef", "value_coef_start", "value_warmup_rounds",
+                     "contribution_coef", "contribution_warmup", "forced_value_weight"):  # fmt: skip
+            check(getattr(self, name) >= 0, f"policy.ppo.{name}", getattr(self, name), "at least 0")
+        for name in ("adam_eps", "observation_clip", "reward_clip", "contribution_clip"):
+            check(getattr(self, name) > 0, f"policy.ppo.{name}", getattr(self, name), "above 0")
+        for name in ("entropy_multiplier", "entropy_floor", "entropy_floor_penalty", "probability_floor"):
+            table = getattr(self, name)
+            check(set(table) == set(HEAD_NAMES), f"policy.ppo.{name}", sorted(table),
+                  "a value for each of " + ", ".join(HEAD_NAMES))  # fmt: skip
+            for head, value in table.items():
+                check(0 <= value < math.inf, f"policy.ppo.{name}.{head}", value, "finite and at least 0")
 
 
 @dataclass
 class ScheduleConfig:
-    """Fixed lifecycle per slot: germinate, advance and fossilise at declared env-steps, otherwise wait."""
+    """Fixed lifecycle per slot: germinate, advance and fossilise at declared env-steps, otherwise wait.
 
-    germinate: list[int] = field(default_factory=lambda: [1])  # env-step per slot, the last repeats with `stagger`
-    stagger: int = 13  # env-steps between the schedules of neighbouring slots
+    Where several slots are due at one env-step, the first of them that may act does; what is not legal is skipped.
+    """
+
+    germinate: list[int] = field(default_factory=lambda: [1])  # env-step (from 1) of slot 0, 1, ...
+    stagger: int = 13  # env-steps after its predecessor at which a slot beyond that list germinates
     advance: list[int] = field(default_factory=lambda: [1, 11, 16])  # env-steps after germination
     fossilize: int = 17  # env-steps after germination
     blueprint: str = "norm"
-    style: int = 2
-    tempo: int = 1
-    alpha_target: int = 2
+    style: int = 2  # vocabulary.Style
+    tempo: int = 1  # index of vocabulary.TEMPO_STEPS
+    alpha_target: int = 2  # index of vocabulary.ALPHA_TARGETS
+
+    def __post_init__(self) -> None:
+        check(len(self.germinate) > 0, "policy.schedule.germinate", self.germinate, "a list with at least one env-step")
+        check(min(self.germinate) >= 1, "policy.schedule.germinate", self.germinate, "at least 1 each")
+        check(min(self.advance, default=1) >= 1, "policy.schedule.advance", self.advance, "at least 1 each")
+        check(self.stagger >= 1, "policy.schedule.stagger", self.stagger, "at least 1")
+        check(self.fossilize >= 1, "policy.schedule.fossilize", self.fossilize, "at least 1")
+        check_choice("policy.schedule.blueprint", self.blueprint, BLUEPRINT_NAMES)
+        sizes = dict(HEADS)
+        for name, choice in (("style", self.style), ("tempo", self.tempo), ("alpha_target", self.alpha_target)):
+            check(0 <= choice < sizes[name], f"policy.schedule.{name}", choice, f"from 0 to {sizes[name] - 1}")
+
+    def germination_steps(self, num_slots: int) -> list[int]:
+        """Env-step at which each slot is due to germinate."""
+        steps = self.germinate[:num_slots]
+        while len(steps) < num_slots:
+            steps.append(steps[-1] + self.stagger)
+        return steps
 
 
 @dataclass

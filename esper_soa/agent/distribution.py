@@ -91,4 +91,6 @@ def relevant_heads(op: Tensor) -> Tensor:
 
 def available_heads(op_mask: Tensor) -> Tensor:
     """bool [..., 8], in HEADS order: the heads that some legal op of op_mask bool [..., 6] would make matter."""
-    return torch.stack([op_mask[..., list(RELEVANT_OPS[name])].any(-1) for name in HEAD_NAMES], dim=-1)
+    legal = op_mask.unbind(-1)
+    available = [torch.stack([legal[op] for op in RELEVANT_OPS[name]]).any(0) for name in HEAD_NAMES]
+    return torch.stack(available, dim=-1)

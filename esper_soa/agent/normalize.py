@@ -21,7 +21,7 @@ class Moments(NamedTuple):
 
     mean: Tensor  # [F] or []
     var: Tensor  # [F] or []
-    count: Tensor  # []
+    seen: Tensor  # []
 
 
 class RewardStats(NamedTuple):
@@ -29,7 +29,7 @@ class RewardStats(NamedTuple):
 
     mean: Tensor
     squares: Tensor  # sum of squared deviations from the mean
-    count: Tensor
+    seen: Tensor
 
 
 def observation_moments(num_features: int, device: torch.device) -> Moments:
@@ -61,14 +61,14 @@ def batch_moments(rows: Tensor, valid: Tensor) -> Moments:
 
 def merge(old: Moments, batch: Moments) -> Moments:
     """Moments of everything in `old` and `batch` together (Chan, Golub and LeVeque 1979); count 0 changes nothing."""
-    total = old.count + batch.count
-    share = batch.count / total.clamp(min=OBSERVATION_PRIOR)
+    total = old.seen + batch.seen
+    share = batch.seen / total.clamp(min=OBSERVATION_PRIOR)
     delta = batch.mean - old.mean
     var = old.var * (1 - share) + batch.var * share + delta.square() * share * (1 - share)
-    seen = batch.count > 0
+    some = batch.seen > 0
     return Moments(
-        torch.where(seen, old.mean + delta * share, old.mean),
-        torch.where(seen, var, old.var),
+        torch.where(some, old.mean + delta * share, old.mean),
+        torch.where(some, var, old.var),
         total,
     )
 
@@ -78,11 +78,11 @@ def follow(old: Moments, batch: Moments, momentum: float) -> Moments:
     weight = 1 - momentum
     delta = batch.mean - old.mean
     var = momentum * old.var + weight * batch.var + momentum * weight * delta.square()
-    seen = batch.count > 0
+    some = batch.seen > 0
     return Moments(
-        torch.where(seen, momentum * old.mean + weight * batch.mean, old.mean),
-        torch.where(seen, var, old.var),
-        old.count + batch.count,
+        torch.where(some, momentum * old.mean + weight * batch.mean, old.mean),
+        torch.where(some, var, old.var),
+        old.seen + batch.seen,
     )
 
 
@@ -100,12 +100,12 @@ def update_observation(moments: Moments, features: Tensor, valid: Tensor, moment
 def update_reward(stats: RewardStats, rewards: Tensor, valid: Tensor) -> RewardStats:
     """Statistics after the raw rewards [N] of one env-step, merged as one batch, so that env order cannot matter."""
     batch = batch_moments(rewards.double(), valid)
-    total = stats.count + batch.count
-    share = batch.count / total.clamp(min=1)
+    total = stats.seen + batch.seen
+    share = batch.seen / total.clamp(min=1)
     delta = batch.mean - stats.mean
     return RewardStats(
         stats.mean + delta * share,
-        stats.squares + batch.var * batch.count + delta.square() * stats.count * share,
+        stats.squares + batch.var * batch.seen + delta.square() * stats.seen * share,
         total,
     )
 
@@ -115,8 +115,8 @@ def normalize_reward(stats: RewardStats, rewards: Tensor, clip: float) -> Tensor
 
     float64; what is not finite stays so, as rows that do not count may hold anything.
     """
-    deviation = (stats.squares / (stats.count - 1).clamp(min=1)).sqrt().clamp(min=REWARD_EPSILON)
-    scale = torch.where(stats.count < 2, 1.0, deviation)
+    deviation = (stats.squares / (stats.seen - 1).clamp(min=1)).sqrt().clamp(min=REWARD_EPSILON)
+    scale = torch.where(stats.seen < 2, 1.0, deviation)
     return (rewards.double() / scale).clamp(-clip, clip)
 
 
@@ -124,14 +124,14 @@ def update_value(moments: Moments, returns: Tensor, valid: Tensor) -> Moments:
     """Moments after raw returns [...]: exact until MIN_RETURNS were seen, exponential with VALUE_MOMENTUM after."""
     batch = batch_moments(returns.double().flatten(), valid.flatten())
     exact, moving = merge(moments, batch), follow(moments, batch, VALUE_MOMENTUM)
-    early = moments.count < MIN_RETURNS
+    early = moments.seen < MIN_RETURNS
     return Moments(
         torch.where(early, exact.mean, moving.mean),
         torch.where(early, exact.var, moving.var),
-        exact.count,
+        exact.seen,
     )
 
 
 def value_scale(moments: Moments) -> Tensor:
     """Raw return per unit of predicted value, float64 []: the standard deviation, 1 until MIN_RETURNS were seen."""
-    return torch.where(moments.count < MIN_RETURNS, 1.0, (moments.var + VARIANCE_EPSILON).sqrt())
+    return torch.where(moments.seen < MIN_RETURNS, 1.0, (moments.var + VARIANCE_EPSILON).sqrt())

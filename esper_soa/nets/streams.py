@@ -16,6 +16,7 @@ POLICY_SAMPLE = 5
 VALIDATION_SET = 6
 MINIBATCH = 7
 SHAPLEY = 8
+DROPOUT = 9
 
 _MASK = (1 << 64) - 1
 _WEYL = 0x9E3779B97F4A7C15
@@ -50,8 +51,8 @@ def fold(key: Tensor, coordinate: Tensor | int) -> Tensor:
 
 def stream_keys(seed: int, purpose: int, coordinates: tuple[int, ...], envs: Tensor) -> Tensor:
     """int64 keys with the shape of `envs` (global env ids), one stream per env; `coordinates` are e.g. (round,)."""
-    key = torch.full((), _signed(seed * _WEYL), dtype=torch.int64, device=envs.device)
-    for coordinate in (purpose, *coordinates):
+    key = torch.zeros((), dtype=torch.int64, device=envs.device)
+    for coordinate in (seed, purpose, *coordinates):
         key = fold(key, coordinate)
     return fold(key, envs)
 

@@ -1,0 +1,251 @@
+"""The learning agent: a recurrent network that reads observations and gives one factored action per env.
+
+`act` serves the rollout, one env-step of N envs at a time; `evaluate` goes over whole sequences for the update and
+gives the same log-probabilities. Built from its settings and a seed; the observation statistics travel with it.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from esper_soa.agent.config import PolicyConfig
+from esper_soa.agent.distribution import choose, entropy, head_masks, likeliest, log_prob_of, masked_log_probs
+from esper_soa.agent.normalize import Moments, normalize_observation, observation_moments
+from esper_soa.agent.protocol import Memory
+from esper_soa.agent.rollout import Row, stack_action
+from esper_soa.state import Action, Decision, Masks, Observation, View
+from esper_soa.vocabulary import HEAD_NAMES, NUM_BLUEPRINTS, OP_NAMES, head_sizes
+
+DROPOUT = 0.1  # of the contribution predictor, in updates only
+EMBEDDING_STD = 0.02
+GAIN, ACTION_GAIN, VALUE_GAIN = math.sqrt(2.0), 0.01, 0.1  # of orthogonal initialisation
+
+
+class Evaluation(NamedTuple):
+    """What the network says of a rollout [T, N]."""
+
+    log_probs: Tensor  # [T, N, 8], of the recorded action
+    entropies: Tensor  # [T, N, 8], in [0, 1]
+    value: Tensor  # [T, N]
+    q: Tensor  # [T, N], of the recorded op; its gradient stops at the head
+    contribution: Tensor  # [T, N, S], percent points; its gradient stops at the head
+
+
+class ResidualLSTM(nn.Module):
+    """Layers of x + LayerNorm(LSTM(x)); the memory is (hidden, cell), each [N, L, H]."""
+
+    def __init__(self, num_inputs: int, hidden: int, num_layers: int) -> None:
+        super().__init__()
+        self.hidden = hidden
+        self.project = nn.Linear(num_inputs, hidden) if num_inputs != hidden else nn.Identity()
+        self.layers = nn.ModuleList(nn.LSTM(hidden, hidden) for _ in range(num_layers))
+        self.layer_norms = nn.ModuleList(nn.LayerNorm(hidden) for _ in range(num_layers))
+
+    def step(self, inputs: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+        """One env-step: [N, inputs] to [N, H], and the new memory."""
+        x = self.project(inputs)
+        hidden, cell = [], []
+        for i, (layer, norm) in enumerate(zip(self.layers, self.layer_norms, strict=True)):
+            h, c = torch.lstm_cell(x, (memory[0][:, i], memory[1][:, i]), *lstm_parameters(layer))
+            x = norm(h) + x
+            hidden.append(h)
+            cell.append(c)
+        return x, (torch.stack(hidden, dim=1), torch.stack(cell, dim=1))
+
+    def sequence(self, inputs: Tensor, reset: Tensor, starts: list[int]) -> Tensor:
+        """Whole sequences [T, N, inputs] to [T, N, H] from zero memory.
+
+        `starts` holds, in order and with 0, every t at which some env has reset[t, n]; that env's memory is cleared
+        there. Between two starts the fused kernel runs over all env-steps at once.
+        """
+        x = self.project(inputs)
+        for layer, norm in zip(self.layers, self.layer_norms, strict=True):
+            memory = (x.new_zeros(1, x.shape[1], self.hidden), x.new_zeros(1, x.shape[1], self.hidden))
+            parts = []
+            for start, end in zip(starts, [*starts[1:], x.shape[0]], strict=True):
+                fresh = reset[start].reshape(1, -1, 1)
+                part, memory = layer(x[start:end], tuple(torch.where(fresh, 0.0, m) for m in memory))
+                parts.append(part)
+            x = norm(torch.cat(parts)) + x
+        return x
+
+
+def lstm_parameters(layer: nn.Module) -> list[Tensor]:
+    """Input weight [4H, H], recurrent weight [4H, H] and both biases [4H] of a one-layer LSTM; gates i, f, g, o."""
+    return [layer.get_parameter(f"{name}_l0") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
+
+
+def segment_starts(reset: Tensor) -> list[int]:
+    """Every t at which some env of reset bool [T, N] is restarted, and 0. Reads from the device."""
+    restarts = reset.any(1).tolist()
+    return [t for t, restart in enumerate(restarts) if restart or t == 0]
+
+
+def _action_head(hidden: int, choices: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(hidden, hidden // 2), nn.ReLU(), nn.Linear(hidden // 2, choices))
+
+
+def _blueprint_head(hidden: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(hidden, hidden), nn.ReLU(),
+        nn.Linear(hidden, hidden // 2), nn.ReLU(),
+        nn.Linear(hidden // 2, NUM_BLUEPRINTS),
+    )  # fmt: skip
+
+
+def _value_head(num_inputs: int, hidden: int) -> nn.Sequential:
+    half, quarter, eighth = hidden // 2, hidden // 4, hidden // 8
+    return nn.Sequential(
+        nn.Linear(num_inputs, half), nn.LayerNorm(half), nn.ReLU(),
+        nn.Linear(half, quarter), nn.LayerNorm(quarter), nn.ReLU(),
+        nn.Linear(quarter, eighth), nn.ReLU(),
+        nn.Linear(eighth, 1),
+    )  # fmt: skip
+
+
+class ContributionPredictor(nn.Module):
+    """Predicts every slot's measured contribution [..., S] from the LSTM output [..., H]."""
+
+    def __init__(self, hidden: int, num_slots: int) -> None:
+        super().__init__()
+        half, quarter = hidden // 2, hidden // 4
+        self.trunk = nn.Sequential(nn.Linear(hidden, half), nn.LayerNorm(half), nn.ReLU())
+        self.output = nn.Sequential(nn.Linear(half, quarter), nn.ReLU(), nn.Linear(quarter, num_slots))
+
+    def forward(self, x: Tensor, noise: Tensor) -> Tensor:
+        """noise [..., H / 2], uniform in [0, 1), decides which units are dropped."""
+        units = self.trunk(x)
+        return self.output(torch.where(noise >= DROPOUT, units / (1 - DROPOUT), 0.0))
+
+
+class RecurrentPolicy(nn.Module):
+    """Actor and critic over one residual LSTM; an Agent (see protocol)."""
+
+    mean: Tensor
+    var: Tensor
+    seen: Tensor
+
+    def __init__(self, config: PolicyConfig, num_slots: int, num_features: int, seed: int) -> None:
+        super().__init__()
+        network = config.network
+        hidden, width = network.hidden, network.features
+        self.deterministic = config.deterministic
+        self.floors = dict(config.ppo.probability_floor)
+        self.clip = config.ppo.observation_clip
+        self.embedding = nn.Embedding(NUM_BLUEPRINTS + 1, network.blueprint_embedding)  # the last row: empty slot
+        num_inputs = num_features + num_slots * network.blueprint_embedding
+        self.feature_net = nn.Sequential(nn.Linear(num_inputs, width), nn.LayerNorm(width), nn.ReLU())
+        self.lstm = ResidualLSTM(width, hidden, network.layers)
+        self.heads = nn.ModuleDict()
+        for name, choices in zip(HEAD_NAMES, head_sizes(num_slots), strict=True):
+            self.heads[name] = _blueprint_head(hidden) if name == "blueprint" else _action_head(hidden, choices)
+        self.value_head = _value_head(hidden, hidden)
+        self.q_head = _value_head(hidden + len(OP_NAMES), hidden)
+        self.contribution_head = ContributionPredictor(hidden, num_slots)
+        for name, value in observation_moments(num_features, torch.device("cpu"))._asdict().items():
+            self.register_buffer(name, value)
+        self._initialize_(torch.Generator().manual_seed(seed))
+
+    def _initialize_(self, generator: torch.Generator) -> None:
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                _orthogonal_(module, GAIN, generator)
+        for head in self.heads.values():
+            _orthogonal_(_last_linear(head), ACTION_GAIN, generator)
+        for head in (self.value_head, self.q_head, self.contribution_head):
+            _orthogonal_(_last_linear(head), VALUE_GAIN, generator)
+        nn.init.normal_(self.embedding.weight, 0.0, EMBEDDING_STD, generator=generator)
+        hidden = self.lstm.hidden
+        for layer in self.lstm.layers:
+            input_weight, recurrent_weight, *biases = lstm_parameters(layer)
+            nn.init.orthogonal_(input_weight, generator=generator)
+            nn.init.orthogonal_(recurrent_weight, generator=generator)
+            for bias in biases:  # both carry the forget offset, as in the reference
+                nn.init.zeros_(bias)
+                nn.init.constant_(bias[hidden : 2 * hidden], 1 + math.log(len(self.lstm.layers)))
+
+    @property
+    def observation_moments(self) -> Moments:
+        """Statistics that the observation is normalised with; fixed during a rollout."""
+        return Moments(self.mean, self.var, self.seen)
+
+    def set_observation_moments_(self, moments: Moments) -> None:
+        """Take the statistics after a rollout."""
+        for old, new in zip(self.observation_moments, moments, strict=True):
+            old.copy_(new)
+
+    def start(self, num_envs: int, device: torch.device) -> Memory:
+        """Zero memory of N envs: hidden and cell, each float32 [N, L, H]."""
+        shape = (num_envs, len(self.lstm.layers), self.lstm.hidden)
+        return torch.zeros(shape, device=device), torch.zeros(shape, device=device)
+
+    @torch.no_grad()
+    def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
+        """Sample an action per env with view.noise, or take the likeliest where the policy is deterministic."""
+        return self.decide(view.observation, view.masks, view.noise, memory)
+
+    def decide(self, observation: Observation, masks: Masks, noise: Tensor, memory: Memory) -> tuple[Decision, Memory]:
+        """`act` on the parts of a View that the policy looks at; noise float32 [N, 8] in HEADS order."""
+        x, memory = self.lstm.step(self._features(observation.features, observation.blueprints), memory)
+        op_log_probs = masked_log_probs(self.heads["op"](x), masks.op, self.floors["op"])
+        op = self._pick(op_log_probs, noise[:, HEAD_NAMES.index("op")])
+        choices, log_probs = {}, []
+        for i, (name, mask) in enumerate(head_masks(masks, op).items()):
+            if name == "op":
+                distribution, choice = op_log_probs, op
+            else:
+                distribution = masked_log_probs(self.heads[name](x), mask, self.floors[name])
+                choice = self._pick(distribution, noise[:, i])
+            choices[name] = choice
+            log_probs.append(log_prob_of(distribution, choice))
+        decision = Decision(
+            action=Action.from_dict(choices, batch_size=op.shape),
+            log_probs=torch.stack(log_probs, dim=-1),
+            value=self.value_head(x).squeeze(-1),
+            batch_size=op.shape,
+        )
+        return decision, memory
+
+    def evaluate(self, rows: Row, starts: list[int], noise: Tensor) -> Evaluation:
+        """Evaluate the recorded actions of whole sequences, rows [T, N], under the weights of now.
+
+        starts: `segment_starts` of the rollout; noise float32 [T, N, H / 2] in [0, 1) for dropout. The masks follow
+        from the sampled op, so that on unchanged weights the log-probabilities are those of `act`.
+        """
+        x = self.lstm.sequence(self._features(rows.features, rows.blueprints), rows.reset, starts)
+        choices = stack_action(rows.action)
+        log_probs, entropies = [], []
+        for i, (name, mask) in enumerate(head_masks(rows.masks, rows.action.op).items()):
+            distribution = masked_log_probs(self.heads[name](x), mask, self.floors[name])
+            log_probs.append(log_prob_of(distribution, choices[..., i]))
+            entropies.append(entropy(distribution, mask))
+        detached = x.detach()
+        op = F.one_hot(rows.action.op, len(OP_NAMES)).to(x.dtype)
+        return Evaluation(
+            log_probs=torch.stack(log_probs, dim=-1),
+            entropies=torch.stack(entropies, dim=-1),
+            value=self.value_head(x).squeeze(-1),
+            q=self.q_head(torch.cat([detached, op], dim=-1)).squeeze(-1),
+            contribution=self.contribution_head(detached, noise),
+        )
+
+    def _features(self, features: Tensor, blueprints: Tensor) -> Tensor:
+        """Network input [..., F'] from raw features and blueprint codes, where -1 takes the last embedding."""
+        normal = normalize_observation(self.observation_moments, features, self.clip)
+        embedded = self.embedding(torch.where(blueprints < 0, NUM_BLUEPRINTS, blueprints)).flatten(-2)
+        return self.feature_net(torch.cat([normal, embedded], dim=-1))
+
+    def _pick(self, log_probs: Tensor, noise: Tensor) -> Tensor:
+        return likeliest(log_probs) if self.deterministic else choose(log_probs, noise)
+
+
+def _last_linear(module: nn.Module) -> nn.Linear:
+    return [part for part in module.modules() if isinstance(part, nn.Linear)][-1]
+
+
+def _orthogonal_(linear: nn.Linear, gain: float, generator: torch.Generator) -> None:
+    nn.init.orthogonal_(linear.weight, gain, generator=generator)
+    nn.init.zeros_(linear.bias)

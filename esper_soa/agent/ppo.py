@@ -1,0 +1,282 @@
+"""The learner: proximal policy optimisation of the recurrent policy on one rollout at a time.
+
+Given a filled Rollout it moves the policy's weights, its observation statistics and its own normalisers, and reports
+what happened. The trainer calls `scale_rewards_` at every env-step and `update` once per round. Whether a gradient
+step is taken is decided on the device; the host reads the restarts before an update and all diagnostics after it.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from esper_soa.agent import losses, normalize
+from esper_soa.agent.advantages import gae, normalize_advantages
+from esper_soa.agent.config import PPOConfig
+from esper_soa.agent.distribution import available_heads, relevant_heads
+from esper_soa.agent.normalize import Moments, RewardStats
+from esper_soa.agent.optimizer import AdamState, adam_state, adam_step, flatten, write_parameters_
+from esper_soa.agent.policy import Evaluation, RecurrentPolicy, segment_starts
+from esper_soa.agent.rollout import Rollout, Row
+from esper_soa.errors import check
+from esper_soa.nets.streams import DROPOUT, MINIBATCH, stream_keys, uniform
+from esper_soa.vocabulary import HEAD_NAMES
+
+KL_MARGIN = 1.5  # times target_kl, above which the remaining epochs are dropped
+MAX_SKIPPED = 3  # consecutive updates without a finite gradient before the run is given up
+
+Metrics = dict[str, Tensor]
+Nested = Mapping[str, "Tensor | int | Nested"]
+
+
+class Batch(NamedTuple):
+    """What the losses need of some envs of a rollout."""
+
+    rows: Row  # [T, n]
+    advantages: Tensor  # [T, n], normalised
+    targets: Tensor  # [T, n], normalised returns
+
+    def of(self, envs: Tensor) -> "Batch":
+        """The part of the envs int64 [n]; sequences stay whole."""
+        return Batch(self.rows[:, envs], self.advantages[:, envs], self.targets[:, envs])
+
+
+class Coefficients(NamedTuple):
+    """Weights of the loss terms in this update."""
+
+    entropy: float
+    value: float
+    floor_penalty: float
+    contribution: float
+
+
+class HeadTables(NamedTuple):
+    """Per-head settings, float32 [8] in HEADS order."""
+
+    multiplier: Tensor
+    floor: Tensor
+    penalty: Tensor
+
+
+def head_tables(config: PPOConfig, device: torch.device) -> HeadTables:
+    """The per-head settings of the entropy terms."""
+    tables = (config.entropy_multiplier, config.entropy_floor, config.entropy_floor_penalty)
+    return HeadTables(*(losses.head_tensor(table, HEAD_NAMES, device) for table in tables))
+
+
+def coefficients(config: PPOConfig, train_steps: int, total_updates: int) -> Coefficients:
+    """Schedules after `train_steps` updates of a run of `total_updates`."""
+    entropy = losses.ramp(train_steps, config.entropy_anneal_rounds, config.entropy_coef, config.entropy_coef_end)
+    if config.entropy_anneal_rounds == 0:
+        entropy = config.entropy_coef
+    return Coefficients(
+        entropy=max(entropy, config.entropy_coef_min),
+        value=losses.ramp(train_steps, config.value_warmup_rounds, config.value_coef_start, config.value_coef),
+        floor_penalty=losses.penalty_schedule(train_steps, total_updates),
+        contribution=losses.ramp(train_steps, config.contribution_warmup, 0.0, config.contribution_coef),
+    )
+
+
+def total_loss(
+    evaluation: Evaluation, batch: Batch, config: PPOConfig, weights: Coefficients, tables: HeadTables
+) -> tuple[Tensor, Metrics]:
+    """The loss of one gradient step and its parts; forced env-steps train the critics only, with less weight.
+
+    A head counts where the effective op made it matter, so a vetoed action is not credited.
+    """
+    rows = batch.rows
+    relevant = relevant_heads(rows.effective_op) & rows.valid.unsqueeze(-1)
+    free = (rows.valid & ~rows.forced).unsqueeze(-1)
+    critic_weight = torch.where(rows.forced, config.forced_value_weight, 1.0) * rows.valid
+    log_ratio = losses.clamped_log_ratio(evaluation.log_probs, rows.log_probs)
+    ratios = losses.ratio_stats(log_ratio.detach(), relevant, rows.valid, config.clip_ratio)
+    measured = rows.contribution_measured & rows.valid.unsqueeze(-1)
+    policy = losses.policy_loss(log_ratio, batch.advantages, relevant & free, config.clip_ratio)
+    value = losses.value_loss(evaluation.value, batch.targets, critic_weight)
+    q = losses.value_loss(evaluation.q, batch.targets, critic_weight)
+    entropy = losses.entropy_loss(evaluation.entropies, relevant & free, tables.multiplier)
+    available = available_heads(rows.masks.op) & free
+    floor = losses.floor_penalty(evaluation.entropies, available, tables.floor, weights.floor_penalty * tables.penalty)
+    contribution = losses.contribution_loss(
+        evaluation.contribution, rows.contribution, measured, config.contribution_clip
+    )
+    critics = weights.value * value + 0.5 * weights.value * q + weights.contribution * contribution
+    loss = policy + critics + weights.entropy * entropy + floor
+    metrics = {
+        "loss": loss, "policy_loss": policy, "value_loss": value, "q_loss": q, "entropy_loss": entropy,
+        "floor_penalty": floor, "contribution_loss": contribution, "approx_kl": ratios.kl,
+        "clip_fraction": ratios.clip_fraction,
+    }  # fmt: skip
+    metrics |= _by_head("clip_fraction", ratios.head_clip_fraction)
+    metrics |= _by_head("entropy", losses.masked_mean(evaluation.entropies, relevant & free))
+    return loss, {name: metric.detach() for name, metric in metrics.items()}
+
+
+class Learner:
+    """Holds what learning needs beside the policy: Adam, normalisers and counters."""
+
+    def __init__(self, policy: RecurrentPolicy, config: PPOConfig, total_updates: int, seed: int) -> None:
+        self.policy = policy
+        self.config = config
+        self.total_updates = total_updates
+        self.seed = seed
+        self.parameters = list(policy.parameters())
+        self.device = self.parameters[0].device
+        self.tables = head_tables(config, self.device)
+        self.adam = adam_state(flatten(self.parameters))
+        self.reward = normalize.reward_stats(self.device)
+        self.value = normalize.value_moments(self.device)
+        self.rounds = 0  # updates begun
+        self.train_steps = 0  # updates that took at least one gradient step; drives the schedules
+        self.skipped = 0  # consecutive updates without a finite gradient
+
+    def scale_rewards_(self, rewards: Tensor, valid: Tensor) -> Tensor:
+        """Normalised rewards float32 [N] of one env-step, 0 where not valid, after its raw rewards entered."""
+        self.reward = normalize.update_reward(self.reward, rewards, valid)
+        scaled = normalize.normalize_reward(self.reward, rewards, self.config.reward_clip)
+        return torch.where(valid, scaled, 0.0).float()
+
+    def update(self, rollout: Rollout) -> dict[str, float]:
+        """Learn from one rollout; returns the diagnostics, means over the gradient steps where not said otherwise.
+
+        Raises SettingError for more minibatches than envs, RuntimeError at the third update in a row in which no
+        gradient was finite.
+        """
+        num_envs = rollout.bootstrap.shape[0]
+        check(self.config.minibatches <= num_envs, "policy.ppo.minibatches", self.config.minibatches,
+              f"at most the number of envs, {num_envs}")  # fmt: skip
+        starts = segment_starts(rollout.rows.reset)
+        batch, summary = self._prepare_(rollout)
+        weights = coefficients(self.config, self.train_steps, self.total_updates)
+        stopped = torch.zeros((), dtype=torch.bool, device=self.device)
+        history: list[Metrics] = []
+        for epoch in range(self.config.epochs):
+            for envs in self._minibatches(num_envs, epoch):
+                metrics, stopped = self._step_(
+                    batch.of(envs), starts, self._noise(rollout, envs, epoch), weights, stopped
+                )
+                history.append(metrics)
+        rows = rollout.rows
+        moments = normalize.update_observation(
+            self.policy.observation_moments, rows.features, rows.valid, self.config.observation_momentum
+        )
+        self.policy.set_observation_moments_(moments)
+        report = read_back(history, summary)
+        report |= {f"coefficient/{name}": value for name, value in weights._asdict().items()}
+        report |= {"learning_rate": self.config.lr, "epochs_done": report["steps"] / self.config.minibatches}
+        self._count_(report)
+        return report
+
+    def _prepare_(self, rollout: Rollout) -> tuple[Batch, Metrics]:
+        """Advantages with the value scale of before, targets with that of after this rollout's returns."""
+        rows = rollout.rows
+        scale = normalize.value_scale(self.value).float()
+        values = rows.value * scale
+        bootstrap = torch.where(rows.truncated.any(0), rollout.bootstrap * scale, 0.0)
+        advantages, returns, _ = gae(
+            rows.reward, values, rows.terminal, rows.valid, bootstrap, self.config.gamma, self.config.gae_lambda
+        )
+        self.value = normalize.update_value(self.value, returns, rows.valid & returns.isfinite())
+        new_scale = normalize.value_scale(self.value).float()
+        summary = {
+            "explained_variance": losses.explained_variance(values, returns, rows.valid),
+            "value_scale": new_scale,
+            "valid_rows": rows.valid.sum(),
+            "forced_rows": (rows.forced & rows.valid).sum(),
+        }
+        return Batch(rows, normalize_advantages(advantages, rows.valid), returns / new_scale), summary
+
+    def _minibatches(self, num_envs: int, epoch: int) -> list[Tensor]:
+        """Envs int64 of every minibatch, in an order drawn anew for each epoch of each update."""
+        envs = torch.arange(num_envs, device=self.device)
+        keys = stream_keys(self.seed, MINIBATCH, (self.rounds, epoch), envs)
+        return list(
+            uniform(keys, torch.zeros_like(envs), torch.float64).argsort().tensor_split(self.config.minibatches)
+        )
+
+    def _noise(self, rollout: Rollout, envs: Tensor, epoch: int) -> Tensor:
+        """Uniform float32 [T, n, H / 2] for dropout; an env's numbers do not depend on the other envs."""
+        num_steps, units = rollout.rows.shape[0], self.policy.lstm.hidden // 2
+        keys = stream_keys(self.seed, DROPOUT, (self.rounds, epoch), envs)
+        counters = torch.arange(num_steps * units, device=self.device).reshape(num_steps, 1, units)
+        return uniform(keys.reshape(1, -1, 1), counters)
+
+    def _step_(
+        self, batch: Batch, starts: list[int], noise: Tensor, weights: Coefficients, stopped: Tensor
+    ) -> tuple[Metrics, Tensor]:
+        """One gradient step, unless stopped bool [] or the gradient is not finite or the policy has moved too far."""
+        evaluation = self.policy.evaluate(batch.rows, starts, noise)
+        loss, metrics = total_loss(evaluation, batch, self.config, weights, self.tables)
+        gradients = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
+        norm = losses.gradient_norm(list(gradients))
+        finite = loss.detach().isfinite() & norm.isfinite()
+        looked_at = ~stopped
+        if self.config.target_kl > 0:
+            stopped = stopped | (metrics["approx_kl"] > KL_MARGIN * self.config.target_kl)
+        go = finite & ~stopped
+        flat = flatten(gradients) * losses.scale_for_clip(norm, self.config.max_grad_norm)
+        moved, self.adam = adam_step(
+            flatten(self.parameters), flat, self.adam, self.config.lr, self.config.adam_eps, go
+        )
+        write_parameters_(self.parameters, moved)
+        by_parameter = dict(zip(self.parameters, gradients, strict=True))
+        for name, head in self.policy.heads.items():
+            metrics[f"gradient_norm/{name}"] = losses.gradient_norm([by_parameter[p] for p in head.parameters()])
+        metrics |= {"gradient_norm": norm, "go": go, "looked_at": looked_at, "not_finite": looked_at & ~finite,
+                    "stopped": stopped}  # fmt: skip
+        return metrics, stopped
+
+    def _count_(self, report: dict[str, float]) -> None:
+        self.rounds += 1
+        self.train_steps += report["steps"] > 0
+        self.skipped = self.skipped + 1 if report["steps"] == 0 and report["not_finite_steps"] > 0 else 0
+        if self.skipped >= MAX_SKIPPED:
+            raise RuntimeError(
+                f"{self.skipped} updates in a row had no finite gradient, the policy can no longer learn: look for "
+                "values that are not finite in rewards and observations, or lower policy.ppo.lr"
+            )
+
+    def state_dict(self) -> dict[str, Nested | int]:
+        """Everything that a resumed run needs to go on bit for bit: plain tensors and ints."""
+        return {
+            "policy": self.policy.state_dict(), "adam": self.adam._asdict(), "reward": self.reward._asdict(),
+            "value": self.value._asdict(), "rounds": self.rounds, "train_steps": self.train_steps,
+            "skipped": self.skipped,
+        }  # fmt: skip
+
+    def load_state_dict(self, state: Mapping) -> None:
+        """Take over what `state_dict` gave, onto this learner's device."""
+        self.policy.load_state_dict(state["policy"])
+        self.adam = AdamState(**self._here(state["adam"]))
+        self.reward = RewardStats(**self._here(state["reward"]))
+        self.value = Moments(**self._here(state["value"]))
+        self.rounds, self.train_steps, self.skipped = state["rounds"], state["train_steps"], state["skipped"]
+
+    def _here(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: tensor.to(self.device) for name, tensor in tensors.items()}
+
+
+def read_back(history: list[Metrics], summary: Metrics) -> dict[str, float]:
+    """Diagnostics as numbers, in one device-to-host copy.
+
+    Means are over the gradient steps taken (NaN for none); approx_kl is over all steps up to the stop, and
+    gradient_norm, before clipping, is the largest.
+    """
+    table = {name: torch.stack([metrics[name].double() for metrics in history]) for name in history[0]}
+    go, looked_at = table.pop("go") > 0, table.pop("looked_at") > 0
+    not_finite, stopped = table.pop("not_finite"), table.pop("stopped")
+    kl, norm = table.pop("approx_kl"), table.pop("gradient_norm")
+    packed = {name: torch.where(go, values, 0.0).sum() / go.sum() for name, values in table.items()}
+    packed |= {
+        "approx_kl": torch.where(looked_at, kl, 0.0).sum() / looked_at.sum(),
+        "gradient_norm": torch.where(go, norm, 0.0).amax(),
+        "steps": go.sum(), "not_finite_steps": not_finite.sum(), "early_stop": stopped.amax(),
+    }  # fmt: skip
+    packed |= summary
+    numbers = torch.stack([value.double() for value in packed.values()]).tolist()
+    return dict(zip(packed, numbers, strict=True))
+
+
+def _by_head(prefix: str, values: Tensor) -> Metrics:
+    return {f"{prefix}/{name}": value for name, value in zip(HEAD_NAMES, values.unbind(), strict=True)}

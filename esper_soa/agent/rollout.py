@@ -1,0 +1,84 @@
+"""The record of one round: what every env showed, what was decided and what it earned, [T, N].
+
+The trainer makes one with `new_rollout` and fills it row by row with `write_`; the learner reads it. Everything is on
+the device and is allocated once.
+"""
+
+from typing import NamedTuple
+
+import torch
+from tensordict import TensorClass
+from torch import Tensor
+
+from esper_soa.state import Action, Masks
+from esper_soa.vocabulary import HEAD_NAMES, OP_NAMES, Op, head_sizes
+
+
+class Row(TensorClass["tensor_only", "frozen"]):  # type: ignore[type-arg, name-defined]
+    """One env-step of N envs; with a leading T, a whole rollout."""
+
+    features: Tensor  # float32 [N, F], raw; finite in every row
+    blueprints: Tensor  # int64 [N, S], -1 when empty
+    masks: Masks
+    action: Action  # as sampled
+    effective_op: Tensor  # int64 [N], the op, or WAIT where it was not applicable
+    log_probs: Tensor  # float32 [N, 8]
+    value: Tensor  # float32 [N], in units of normalised return
+    reward: Tensor  # float32 [N], normalised
+    terminal: Tensor  # bool [N], the trajectory ends here for good
+    truncated: Tensor  # bool [N], the episode is cut here; the value of the next state stands for the rest
+    reset: Tensor  # bool [N], the agent's memory was restarted before this env-step
+    valid: Tensor  # bool [N], the row counts
+    contribution: Tensor  # float32 [N, S], percent points; target of the auxiliary prediction
+    contribution_measured: Tensor  # bool [N, S], measured at this very env-step
+
+    @property
+    def forced(self) -> Tensor:
+        """bool [N]: nothing but WAIT was legal."""
+        return (self.masks.op.sum(-1) == 1) & self.masks.op[..., Op.WAIT]
+
+
+class Rollout(NamedTuple):
+    """T env-steps of N envs."""
+
+    rows: Row  # [T, N]
+    bootstrap: Tensor  # float32 [N], value after the last row, used where it is truncated
+
+
+def stack_action(action: Action) -> Tensor:
+    """int64 [..., 8]: the choices in HEADS order."""
+    return torch.stack([action.get(name) for name in HEAD_NAMES], dim=-1)
+
+
+def new_rollout(num_steps: int, num_envs: int, num_slots: int, num_features: int, device: torch.device) -> Rollout:
+    """An empty rollout: zeros everywhere, no row valid."""
+    lead = (num_steps, num_envs)
+
+    def zeros(dtype: torch.dtype, *shape: int) -> Tensor:
+        return torch.zeros(*lead, *shape, dtype=dtype, device=device)
+
+    masks = {name: zeros(torch.bool, size) for name, size in zip(HEAD_NAMES, head_sizes(num_slots), strict=True)}
+    slot_by_op = zeros(torch.bool, len(OP_NAMES), num_slots)
+    rows = Row(
+        features=zeros(torch.float32, num_features),
+        blueprints=zeros(torch.int64, num_slots),
+        masks=Masks.from_dict(masks | {"slot_by_op": slot_by_op}, batch_size=lead),
+        action=Action.from_dict({name: zeros(torch.int64) for name in HEAD_NAMES}, batch_size=lead),
+        effective_op=zeros(torch.int64),
+        log_probs=zeros(torch.float32, len(HEAD_NAMES)),
+        value=zeros(torch.float32),
+        reward=zeros(torch.float32),
+        terminal=zeros(torch.bool),
+        truncated=zeros(torch.bool),
+        reset=zeros(torch.bool),
+        valid=zeros(torch.bool),
+        contribution=zeros(torch.float32, num_slots),
+        contribution_measured=zeros(torch.bool, num_slots),
+        batch_size=lead,
+    )
+    return Rollout(rows, torch.zeros(num_envs, device=device))
+
+
+def write_(rollout: Rollout, t: int, row: Row) -> None:
+    """Copy the env-step `row` [N] into place t of the rollout."""
+    rollout.rows[t].update_(row)  # type: ignore[arg-type]
