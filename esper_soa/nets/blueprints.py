@@ -14,7 +14,7 @@ from torch import Tensor
 
 from esper_soa.nets import batched
 from esper_soa.nets.parameters import Parameter, Table, norm_scale, offset, weight, zeros
-from esper_soa.vocabulary import BLUEPRINT_NAMES, CNN_BLUEPRINTS, NUM_BLUEPRINTS, Blueprint
+from esper_soa.vocabulary import BLUEPRINT_NAMES, NUM_BLUEPRINTS, Blueprint
 
 CHANNELS_PER_GROUP = 16
 
@@ -28,6 +28,14 @@ def norm_groups(channels: int) -> int:
 
 def _group_norm(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     return batched.group_norm(x, norm_groups(scale.shape[1]), scale, shift)
+
+
+def _noop_table(channels: int) -> tuple[Parameter, ...]:
+    return ()
+
+
+def _noop(parameters: list[Tensor], x: Tensor) -> Tensor:
+    return x
 
 
 def _norm_table(channels: int) -> tuple[Parameter, ...]:
@@ -118,6 +126,7 @@ class Row(NamedTuple):
 
 
 ROWS = (
+    Row(Blueprint.NOOP, _noop_table, _noop),
     Row(Blueprint.CONV_LIGHT, _conv_light_table, _conv),
     Row(Blueprint.ATTENTION, _attention_table, _attention, (1, 2)),
     Row(Blueprint.NORM, _norm_table, _norm),
@@ -130,7 +139,7 @@ BY_CODE = {row.code: row for row in ROWS}
 
 
 def seed_table(blueprint: int, channels: int) -> Table:
-    """Parameters of a seed; raises KeyError for a code that is no CNN blueprint."""
+    """Parameters of a seed; raises KeyError for a code that is no CNN blueprint (noop has none)."""
     return Table(BY_CODE[blueprint].parameters(channels))
 
 
@@ -165,7 +174,7 @@ def initial_seeds(blueprint: int, channels: int, keys: Tensor, multiply: Tensor,
 
 def parameter_counts(channels: int) -> list[int]:
     """Trainable parameters by blueprint code; 0 for codes that are no CNN blueprint."""
-    return [seed_table(code, channels).total if code in CNN_BLUEPRINTS else 0 for code in range(NUM_BLUEPRINTS)]
+    return [seed_table(code, channels).total if code in BY_CODE else 0 for code in range(NUM_BLUEPRINTS)]
 
 
 def blueprint_codes(names: list[str]) -> tuple[int, ...]:

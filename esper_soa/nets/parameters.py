@@ -56,6 +56,8 @@ class Table(NamedTuple):
 
     def unpack(self, rows: Tensor) -> list[Tensor]:
         """rows [n, total] -> one [n, *shape] view per parameter."""
+        if not self.parameters:
+            return []
         parts = rows.split(self.sizes, dim=1)
         return [part.reshape(part.shape[0], *row.shape) for part, row in zip(parts, self.parameters, strict=True)]
 
