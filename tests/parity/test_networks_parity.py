@@ -1,6 +1,6 @@
 """Stacked hosts and seeds against the recorded forward and backward passes of the reference.
 
-Every recorded case is one network of a stack: the cases of a blueprint and blend that differ only in alpha run together.
+Every recorded case is one network of a stack: cases of a blueprint and blend that differ only in alpha run together.
 """
 
 import itertools
@@ -130,8 +130,8 @@ def test_every_override_row_of_the_fused_pass_is_one_alpha_of_the_stack():
     folded = fold_batch_norm(shape, shape.parameters.unpack(params), shape.statistics.unpack(stats))
     assert len(recorded["cases"]) > 0
     for case in recorded["cases"]:
-        for alphas, expected in ((case["alpha_rows"], case["fused_logits"]),
-                                 (torch.full((3, 12), 0.4), case["plain_logits_alpha0.4"].expand(12, -1, -1))):  # fmt: skip
+        plain = (torch.full((3, 12), 0.4), case["plain_logits_alpha0.4"].expand(12, -1, -1))
+        for alphas, expected in ((case["alpha_rows"], case["fused_logits"]), plain):
             actives = fused_groups(case, alphas)
             logits = evaluate_forward(shape, folded, recorded["input"], SubsetSeeds(actives, 12, {}, 2))
             torch.testing.assert_close(logits.transpose(0, 1), expected, **close)
