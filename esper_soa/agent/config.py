@@ -7,8 +7,7 @@ import math
 from dataclasses import dataclass, field
 
 from esper_soa.errors import check, check_choice
-from esper_soa.vocabulary import BLUEPRINT_NAMES, HEADS
-from esper_soa.vocabulary import HEAD_NAMES
+from esper_soa.vocabulary import BLUEPRINT_NAMES, HEAD_NAMES, HEADS
 
 POLICIES = ("ppo", "random", "wait", "schedule", "heuristic")
 
