@@ -1,0 +1,1 @@
+"""Neural networks that grow while they train: a struct-of-arrays simulator with a learning policy."""

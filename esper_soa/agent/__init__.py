@@ -1,0 +1,1 @@
+"""The decision makers: the recurrent PPO policy and the scripted ones."""

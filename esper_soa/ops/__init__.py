@@ -1,0 +1,1 @@
+"""Around the kernels: run folder, telemetry, progress, report, checkpoint, device."""

@@ -1,0 +1,177 @@
+"""The settings of a run: one dataclass per part, composed into TrainConfig, and the checks that span parts.
+
+Hydra validates names and types against these dataclasses; `settings_from` turns the composed configuration into them.
+Imported by the trainer and by the entry point before torch is: needs no torch.
+"""
+
+import difflib
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from esper_soa.agent.config import PolicyConfig
+from esper_soa.env.config import GatesConfig, GovernorConfig, LifecycleConfig, RewardConfig, SignalsConfig
+from esper_soa.errors import SettingError, UserError, check, check_choice
+from esper_soa.nets.config import DataConfig, TaskConfig, enabled_slots
+from esper_soa.vocabulary import BLUEPRINT_NAMES, CNN_BLUEPRINTS, HEAD_NAMES
+
+DEVICE_PATTERN = re.compile(r"auto|cpu|cuda(:\d+)?")
+PROGRESS_STYLES = ("auto", "live", "plain", "off")
+
+
+@dataclass
+class ComputeConfig:
+    """How the work is laid out on the device; changes speed, never results beyond rounding."""
+
+    threads: int = 0  # CPU threads of one torch operation; 0 = leave as torch chose
+    env_chunk: int = 0  # envs trained together; 0 = 4 on a CPU, where caches decide, and all on a GPU
+    compile: bool = False  # compile the ledger kernels: slow to start, pays on long runs
+
+    def __post_init__(self) -> None:
+        check(self.threads >= 0, "compute.threads", self.threads, "at least 0 (0 = leave)")
+        check(self.env_chunk >= 0, "compute.env_chunk", self.env_chunk, "at least 0 (0 = automatic)")
+
+
+@dataclass
+class TelemetryConfig:
+    """What is shown while a run goes on."""
+
+    progress: str = "auto"  # live on a terminal and plain lines elsewhere, or force one: live, plain, off
+    plain_interval: float = 10.0  # seconds between two plain lines
+
+    def __post_init__(self) -> None:
+        check_choice("telemetry.progress", self.progress, PROGRESS_STYLES)
+        check(self.plain_interval >= 0, "telemetry.plain_interval", self.plain_interval, "at least 0 seconds")
+
+
+@dataclass
+class TrainConfig:
+    """A whole run: budget, place, and the settings of every part."""
+
+    name: str = "train"  # of the run; names its folder
+    seed: int = 42  # root of every random stream
+    device: str = "auto"  # auto, cpu, cuda, cuda:<index>
+    run_dir: str = ""  # folder of the run; "" = runs/<name>/<time>
+    envs: int = 8  # N, hosts trained at the same time
+    rounds: int = 10  # episodes of every env, each followed by one policy update
+    steps: int = 40  # env-steps per episode
+    batch_size: int = 32  # B, images per host mini-batch
+    train_samples: int = 256  # T, training images per env-step and env
+    val_samples: int = 256  # V, validation images per env-step and env
+    slots: list[str] = field(default_factory=lambda: ["r0c0", "r0c1", "r0c2"])
+    max_seeds: int = 0  # seeds that may be in one host at the same time; 0 = as many as slots
+    baseline_comparison: bool = True  # also train the same hosts on the same data without growth, for the final table
+    checkpoint_every: int = 0  # rounds between checkpoints; 0 = only at the end
+    task: TaskConfig = field(default_factory=TaskConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    lifecycle: LifecycleConfig = field(default_factory=LifecycleConfig)
+    gates: GatesConfig = field(default_factory=GatesConfig)
+    signals: SignalsConfig = field(default_factory=SignalsConfig)
+    governor: GovernorConfig = field(default_factory=GovernorConfig)
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
+    compute: ComputeConfig = field(default_factory=ComputeConfig)
+    telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
+
+    def __post_init__(self) -> None:
+        _check_finite("", self)
+        _check_run(self)
+        _check_budget(self)
+        enabled_slots(self.task, list(self.slots))
+        _check_policy(self)
+
+
+def register_schema() -> None:
+    """Let Hydra check every composed key and type against TrainConfig; `train.yaml` builds on it."""
+    ConfigStore.instance().store(name="train_schema", node=TrainConfig)
+
+
+def settings_from(composed: DictConfig) -> TrainConfig:
+    """The checked settings of a composed configuration.
+
+    Raises UserError with one message that names setting, value and remedy.
+    """
+    _check_keys("", composed, TrainConfig())
+    try:
+        settings = OmegaConf.to_object(composed)
+    except OmegaConfBaseException as error:
+        if isinstance(error.__cause__, UserError):
+            raise error.__cause__ from None
+        raise UserError(f"configuration: {' '.join(str(error).split())}") from error
+    if not isinstance(settings, TrainConfig):
+        raise UserError("configuration: the primary config must list train_schema first in its defaults")
+    return settings
+
+
+def _check_keys(prefix: str, composed: DictConfig, part: object) -> None:
+    """Refuse keys that `part` does not have: '+key=value' and a file may bring them past Hydra's own check."""
+    if not is_dataclass(part):
+        return
+    known = [item.name for item in fields(part)]
+    for key in map(str, composed):
+        if key not in known:
+            near = difflib.get_close_matches(key, known, 1)
+            raise UserError(f"{prefix}{key}: there is no such setting." + (f" Did you mean {near[0]}?" if near else ""))
+        if is_dataclass(getattr(part, key)):
+            _check_keys(f"{prefix}{key}.", composed[key], getattr(part, key))
+
+
+def _check_finite(prefix: str, settings: object) -> None:
+    """Refuse NaN and infinity in every number, however deeply nested."""
+    if not is_dataclass(settings):
+        return
+    for item in fields(settings):
+        value, path = getattr(settings, item.name), prefix + item.name
+        numbers: Mapping[str, object] = value if isinstance(value, Mapping) else {"": value}
+        for key, number in numbers.items():
+            if isinstance(number, float) and not math.isfinite(number):
+                raise SettingError(f"{path}.{key}" if key else path, number, "a finite number")
+        _check_finite(path + ".", value)
+
+
+def _check_run(run: TrainConfig) -> None:
+    check(bool(re.fullmatch(r"[\w.+-]+", run.name)) and run.name.strip(".") != "", "name", run.name,
+          "a folder name of letters, digits, '_', '-', '+' and '.'")  # fmt: skip
+    check(0 <= run.seed < 2**31, "seed", run.seed, "between 0 and 2147483647")
+    check(DEVICE_PATTERN.fullmatch(run.device) is not None, "device", run.device, "auto, cpu, cuda or cuda:<index>")
+    check(run.checkpoint_every >= 0, "checkpoint_every", run.checkpoint_every, "at least 0 rounds (0 = at the end)")
+
+
+def _check_budget(run: TrainConfig) -> None:
+    for name in ("envs", "rounds", "steps", "train_samples", "val_samples"):
+        check(getattr(run, name) >= 1, name, getattr(run, name), "at least 1")
+    check(run.max_seeds >= 0, "max_seeds", run.max_seeds, "at least 0 (0 = as many as slots)")
+    check(run.batch_size >= 2, "batch_size", run.batch_size, "at least 2", "BatchNorm needs two images in a batch.")
+    over = run.train_samples % run.batch_size
+    if over and not run.data.split:
+        nearest = [count for count in (run.train_samples - over, run.train_samples - over + run.batch_size) if count]
+        raise SettingError("train_samples", run.train_samples, f"a multiple of batch_size={run.batch_size}",
+                           f"Nearest: {' or '.join(map(str, nearest))}.")  # fmt: skip
+
+
+def _check_policy(run: TrainConfig) -> None:
+    policy = run.policy
+    if policy.name == "ppo":
+        check(policy.ppo.minibatches <= run.envs, "policy.ppo.minibatches", policy.ppo.minibatches,
+              f"at most envs={run.envs}", "Mini-batches are groups of whole envs.")  # fmt: skip
+    for name in ("entropy_multiplier", "entropy_floor", "entropy_floor_penalty", "probability_floor"):
+        heads = tuple(getattr(policy.ppo, name))
+        check(sorted(heads) == sorted(HEAD_NAMES), f"policy.ppo.{name}", ", ".join(heads),
+              "a number for each of " + ", ".join(HEAD_NAMES))  # fmt: skip
+    _check_blueprints(run, "policy.schedule.blueprint", [policy.schedule.blueprint], policy.name == "schedule")
+    _check_blueprints(run, "policy.heuristic.blueprint_rotation", policy.heuristic.blueprint_rotation,
+                      policy.name == "heuristic")  # fmt: skip
+
+
+def _check_blueprints(run: TrainConfig, setting: str, blueprints: Sequence[str], used: bool) -> None:
+    """Blueprints must exist, and those of the policy in use must be among the task's."""
+    known = tuple(BLUEPRINT_NAMES[code] for code in CNN_BLUEPRINTS)
+    for blueprint in blueprints:
+        check_choice(setting, blueprint, known)
+        check(not used or blueprint in run.task.blueprints, setting, blueprint,
+              "one of task.blueprints: " + ", ".join(run.task.blueprints))  # fmt: skip

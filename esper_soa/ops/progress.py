@@ -1,0 +1,165 @@
+"""What is seen while a run goes on: a live bar on a terminal, plain lines elsewhere, and the log file.
+
+The trainer reports every env-step to a Progress and says things through the package's logger, which `logging_to` ties
+to the console (above the bar) and to the run folder's log.txt. Needs no torch.
+"""
+
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, TaskID, TextColumn
+from rich.progress import Progress as RichProgress
+
+LOGGER = logging.getLogger("esper_soa")
+WINDOW = 50  # reports over which the speed is averaged
+
+
+class ConsoleHandler(logging.Handler):
+    """Prints log messages through a rich console, so that a live bar stays below them."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print the message alone; the time stands in the log file."""
+        say(self._console, self.format(record))
+
+
+@contextmanager
+def logging_to(path: Path, console: Console) -> Iterator[logging.Logger]:
+    """The package's logger, writing to `console` and, with times, to the file `path` while the context lasts."""
+    to_file = logging.FileHandler(path, encoding="utf-8")
+    to_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handlers = [to_file, ConsoleHandler(console)]
+    LOGGER.setLevel(logging.INFO)
+    LOGGER.propagate = False
+    for handler in handlers:
+        LOGGER.addHandler(handler)
+    try:
+        yield LOGGER
+    finally:
+        for handler in handlers:
+            LOGGER.removeHandler(handler)
+            handler.close()
+
+
+def say(console: Console, text: str) -> None:
+    """Print one line as it is: no markup, no colours, no wrapping."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def duration(seconds: float) -> str:
+    """Seconds as 7s, 3m05s or 2h07m; -- where unknown."""
+    if not math.isfinite(seconds):
+        return "--"
+    whole = int(seconds + 0.5)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+
+
+class Pace:
+    """Env-steps done, and their rate over the last WINDOW reports."""
+
+    def __init__(self, total: int, clock: Callable[[], float]) -> None:
+        self.total = total
+        self.done = 0
+        self._clock = clock
+        self._marks: deque[tuple[float, int]] = deque([(clock(), 0)], maxlen=WINDOW + 1)
+
+    def advance(self, env_steps: int) -> None:
+        """Count `env_steps` more."""
+        self.done += env_steps
+        self._marks.append((self._clock(), self.done))
+
+    @property
+    def eps(self) -> float:
+        """Env-steps per second; NaN before the first report."""
+        (start, before), (end, after) = self._marks[0], self._marks[-1]
+        return (after - before) / (end - start) if end > start else math.nan
+
+    @property
+    def left(self) -> float:
+        """Seconds until all env-steps are done at this pace; NaN where unknown."""
+        eps = self.eps
+        return (self.total - self.done) / eps if eps > 0 else math.nan
+
+
+class Progress:
+    """Shows env-steps done, EPS, accuracy and reward of the round, and the time left.
+
+    style: live, plain, off, or auto (live on a terminal, else plain). Plain lines come every `interval` seconds and
+    at the end. Use as a context.
+    """
+
+    def __init__(
+        self,
+        total: int,
+        console: Console,
+        style: str = "auto",
+        interval: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        live = style == "live" or (style == "auto" and console.is_terminal)
+        self._plain = style == "plain" or (style == "auto" and not live)
+        self._console = console
+        self._interval = interval
+        self._clock = clock
+        self._pace = Pace(total, clock)
+        self._next_line = clock() + interval
+        self._bar = _bar(console) if live else None
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> "Progress":
+        if self._bar is not None:
+            self._bar.start()
+            self._task = self._bar.add_task("", total=self._pace.total, label="", facts="")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def advance(self, env_steps: int, label: str, accuracy: float, reward: float) -> None:
+        """Report `env_steps` more done, in the part of the run called `label`.
+
+        accuracy (percent) and reward (sum of the episode so far) are means over envs; NaN shows as --.
+        """
+        self._pace.advance(env_steps)
+        facts = (
+            f"{_number(self._pace.eps, '.1f')} EPS  accuracy {_number(accuracy, '.2f')} %  "
+            f"reward {_number(reward, '+.2f')}  left {duration(self._pace.left)}"
+        )
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=self._pace.done, label=label, facts=facts)
+        now = self._clock()
+        if self._plain and (now >= self._next_line or self._pace.done >= self._pace.total):
+            self._next_line = now + self._interval
+            say(self._console, f"{label}  {self._pace.done}/{self._pace.total} env-steps  {facts}")
+
+
+def _bar(console: Console) -> RichProgress:
+    return RichProgress(
+        TextColumn("{task.fields[label]}"),
+        BarColumn(bar_width=24),
+        TextColumn("{task.completed:.0f}/{task.total:.0f} env-steps"),
+        TextColumn("{task.fields[facts]}"),
+        console=console,
+        refresh_per_second=4,
+    )
+
+
+def _number(value: float, form: str) -> str:
+    return format(value, form) if math.isfinite(value) else "--"

@@ -1,0 +1,66 @@
+"""metrics.jsonl: one line of valid JSON per policy update, readable while the run goes on.
+
+Given a record of plain numbers by the trainer; NaN and infinity, which JSON does not have, become null and are named
+in the line's `non_finite` list. Needs no torch.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TypeAlias
+
+Json: TypeAlias = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
+
+
+def finite_json(value: Json, path: str, non_finite: list[str]) -> Json:
+    """`value` with every NaN and infinity replaced by None; their paths are appended to `non_finite`.
+
+    Raises TypeError for what JSON cannot hold (tensors among it: the trainer decides what is copied to the host).
+    """
+    if isinstance(value, float):
+        if math.isfinite(value):
+            return float(value)
+        non_finite.append(f"{path}={value}")
+        return None
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, Mapping):
+        start = f"{path}." if path else ""
+        return {str(key): finite_json(item, f"{start}{key}", non_finite) for key, item in value.items()}
+    if isinstance(value, Sequence):
+        return [finite_json(item, f"{path}[{index}]", non_finite) for index, item in enumerate(value)]
+    raise TypeError(f"{path}: a {type(value).__name__} cannot be written as JSON; give plain numbers, texts or lists")
+
+
+def finite_record(record: Mapping[str, Json]) -> dict[str, Json]:
+    """`record` as JSON can hold it, with the list `non_finite` where something was replaced."""
+    non_finite: list[str] = []
+    clean = {key: finite_json(value, key, non_finite) for key, value in record.items()}
+    return clean | {"non_finite": list(non_finite)} if non_finite else clean
+
+
+def json_line(record: Mapping[str, Json]) -> str:
+    """`record` as one line of JSON without the line end."""
+    return json.dumps(finite_record(record), allow_nan=False, separators=(",", ":"))
+
+
+class MetricsWriter:
+    """Appends lines to a file and flushes each, so that a killed run keeps all complete lines."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, record: Mapping[str, Json]) -> None:
+        """Append one record."""
+        self._file.write(json_line(record) + "\n")
+        self._file.flush()
+
+    def __enter__(self) -> "MetricsWriter":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()

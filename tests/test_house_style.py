@@ -1,0 +1,216 @@
+"""The rules of the house as a walk over the syntax trees of the package: sizes, forbidden words, one-way imports.
+
+Each rule is a function from a parsed file to the places that break it, so that the rules themselves can be tested.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[1] / "esper_soa"
+FILES = sorted(PACKAGE.rglob("*.py"))
+MAX_FUNCTION_LINES = 60
+MAX_ARGUMENTS = 7
+MAX_FILE_LINES = 450
+
+# A module may import from its own layer and from those before it.
+LAYERS = (
+    ("vocabulary", "errors"), ("state",), ("nets",), ("env",), ("agent",), ("config",), ("ops",), ("trainer",),
+    ("train",),
+)  # fmt: skip
+# Torch takes seconds to import; `main` imports the trainer only when a job really starts.
+LATE_IMPORTS = {("train.py", "main")}
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+Breaches = Iterator[tuple[int, str]]
+
+
+def functions(tree: ast.Module) -> Iterator[Function]:
+    return (node for node in ast.walk(tree) if isinstance(node, Function))
+
+
+def too_long(tree: ast.Module) -> Breaches:
+    for function in functions(tree):
+        lines = (function.end_lineno or function.lineno) - function.lineno + 1
+        if lines > MAX_FUNCTION_LINES:
+            yield function.lineno, f"{function.name} has {lines} lines, more than {MAX_FUNCTION_LINES}"
+
+
+def too_many_arguments(tree: ast.Module) -> Breaches:
+    for function in functions(tree):
+        given = function.args
+        names = [one.arg for one in given.posonlyargs + given.args + given.kwonlyargs if one.arg not in ("self", "cls")]
+        names += [one.arg for one in (given.vararg, given.kwarg) if one is not None]
+        if len(names) > MAX_ARGUMENTS:
+            yield function.lineno, f"{function.name} takes {len(names)} arguments: a record is missing"
+
+
+def late_imports(tree: ast.Module, allowed: frozenset[str] = frozenset()) -> Breaches:
+    for function in functions(tree):
+        for node in ast.walk(function):
+            if isinstance(node, ast.Import | ast.ImportFrom) and function.name not in allowed:
+                yield node.lineno, f"import inside {function.name}"
+
+
+def uses_of_any(tree: ast.Module) -> Breaches:
+    for node in ast.walk(tree):
+        by_name = isinstance(node, ast.Name) and node.id == "Any"
+        by_module = isinstance(node, ast.Attribute) and node.attr == "Any"
+        if by_name or by_module:
+            yield node.lineno, "Any"
+
+
+def blanket_excepts(tree: ast.Module) -> Breaches:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ExceptHandler):
+            kinds = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
+            names = [kind.id if isinstance(kind, ast.Name) else "" for kind in kinds]
+            if node.type is None or "Exception" in names or "BaseException" in names:
+                yield node.lineno, "bare or blanket except"
+
+
+def getattr_defaults(tree: ast.Module) -> Breaches:
+    for node in ast.walk(tree):
+        called = node.func if isinstance(node, ast.Call) else None
+        if isinstance(called, ast.Name) and called.id == "getattr" and len(node.args) + len(node.keywords) > 2:
+            yield node.lineno, "getattr with a default"
+
+
+def closures_in_loops(tree: ast.Module) -> Breaches:
+    for loop in ast.walk(tree):
+        if isinstance(loop, ast.For | ast.While):
+            for node in ast.walk(loop):
+                if isinstance(node, Function | ast.Lambda):
+                    yield node.lineno, "closure made in a loop"
+
+
+def enums(tree: ast.Module) -> Breaches:
+    """Comparing a tensor with an Enum member gives False inside torch.compile, silently."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == "enum":
+            yield node.lineno, "enum: codes are plain ints in namespace classes"
+        if isinstance(node, ast.Import) and any(name.name == "enum" for name in node.names):
+            yield node.lineno, "enum: codes are plain ints in namespace classes"
+
+
+def missing_docstring(tree: ast.Module) -> Breaches:
+    if not ast.get_docstring(tree):
+        yield 1, "no module docstring"
+
+
+def layer_of(module: str) -> int | None:
+    """Number of the layer that `module` (dotted, without the package's own name) belongs to."""
+    for number, layer in enumerate(LAYERS):
+        if module.split(".")[0] in layer:
+            return number
+    return None
+
+
+def imported_modules(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Modules of the package that are imported, without the package's own name."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{name.name}" if node.module == "esper_soa" else (node.module or "")
+                     for name in node.names]  # fmt: skip
+            if node.level:
+                yield node.lineno, "." * node.level
+        elif isinstance(node, ast.Import):
+            names = [name.name for name in node.names]
+        else:
+            continue
+        yield from ((node.lineno, name.removeprefix("esper_soa.")) for name in names if name.startswith("esper_soa."))
+
+
+def upward_imports(tree: ast.Module, module: str) -> Breaches:
+    own = layer_of(module)
+    for line, name in imported_modules(tree):
+        if name.startswith("."):
+            yield line, "relative import"
+            continue
+        other = layer_of(name)
+        if other is None:
+            yield line, f"{name} belongs to no layer"
+        elif own is not None and other > own:
+            yield line, f"{module} imports {name}, which stands above it"
+
+
+RULES = (
+    too_long, too_many_arguments, uses_of_any, blanket_excepts, getattr_defaults, closures_in_loops, enums,
+    missing_docstring,
+)  # fmt: skip
+
+
+def breaches_of(path: Path) -> list[str]:
+    text = path.read_text(encoding="utf-8")
+    tree = ast.parse(text)
+    name = path.relative_to(PACKAGE).as_posix()
+    module = name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    found = [breach for rule in RULES for breach in rule(tree)]
+    found += late_imports(tree, frozenset(function for file, function in LATE_IMPORTS if file == name))
+    if module != "__init__":
+        found += upward_imports(tree, module)
+        if layer_of(module) is None:
+            found.append((1, f"{module} belongs to no layer"))
+    lines = text.splitlines()
+    if len(lines) > MAX_FILE_LINES:
+        found.append((len(lines), f"{len(lines)} lines, more than {MAX_FILE_LINES}"))
+    found += [(number, "note of unfinished work") for number, line in enumerate(lines, 1)
+              if re.search(r"\b(TODO|FIXME|XXX|HACK)\b", line)]  # fmt: skip
+    return [f"{name}:{line}: {what}" for line, what in sorted(found)]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
+def test_file_keeps_the_house_style(path: Path) -> None:
+    assert breaches_of(path) == []
+
+
+def test_the_package_was_found() -> None:
+    assert len(FILES) > 10
+
+
+@pytest.mark.parametrize(
+    ("rule", "source"),
+    [
+        (too_long, "def f():\n" + "    x = 1\n" * 60),
+        (too_many_arguments, "def f(a, b, c, d, e, *f, g, **h): pass"),
+        (late_imports, "def f():\n    import os"),
+        (uses_of_any, "from typing import Any\nx: Any = 1"),
+        (uses_of_any, "import typing\nx: list[typing.Any] = []"),
+        (blanket_excepts, "try:\n    pass\nexcept:\n    pass"),
+        (blanket_excepts, "try:\n    pass\nexcept (OSError, Exception):\n    pass"),
+        (getattr_defaults, "getattr(x, 'y', None)"),
+        (closures_in_loops, "for x in y:\n    z = lambda: x"),
+        (enums, "from enum import IntEnum"),
+        (missing_docstring, "x = 1"),
+    ],
+)
+def test_a_rule_finds_its_breach(rule, source: str) -> None:
+    assert len(list(rule(ast.parse(source)))) == 1
+
+
+@pytest.mark.parametrize(
+    ("rule", "source"),
+    [
+        (too_long, "def f():\n" + "    x = 1\n" * 59),
+        (too_many_arguments, "def f(self, a, b, c, d, e, f, g): pass"),
+        (late_imports, "import os\ndef f(): pass"),
+        (blanket_excepts, "try:\n    pass\nexcept (OSError, ValueError):\n    pass"),
+        (getattr_defaults, "getattr(x, 'y')"),
+        (closures_in_loops, "z = lambda: 1"),
+        (missing_docstring, '"""Says what it is."""'),
+    ],
+)
+def test_a_rule_lets_good_code_pass(rule, source: str) -> None:
+    assert list(rule(ast.parse(source))) == []
+
+
+def test_imports_point_one_way() -> None:
+    upward = "from esper_soa.agent.ppo import update"
+    package = "from esper_soa import trainer"
+    downward = "from esper_soa.nets.streams import Stream\nimport esper_soa.state"
+    assert len(list(upward_imports(ast.parse(upward), "env.step"))) == 1
+    assert len(list(upward_imports(ast.parse(package), "ops.report"))) == 1
+    assert list(upward_imports(ast.parse(downward), "env.step")) == []
