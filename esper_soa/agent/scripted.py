@@ -1,0 +1,340 @@
+"""Decision makers that follow rules instead of learning: random, wait, a fixed schedule, and a heuristic.
+
+Given a View of N envs they return one Decision per env, with zeros for what a learner would store. The trainer and
+the A/B comparison use them behind `agent.protocol.Agent`; every choice obeys the masks.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from esper_soa.agent.config import HeuristicConfig, PolicyConfig, ScheduleConfig
+from esper_soa.agent.distribution import head_masks, relevant_heads
+from esper_soa.agent.protocol import Agent, Memory
+from esper_soa.errors import SettingError, check, check_choice
+from esper_soa.state import Action, Decision, Masks, View, stage_in
+from esper_soa.vocabulary import (
+    BLUEPRINT_NAMES,
+    HEAD_NAMES,
+    NUM_BLUEPRINTS,
+    PLACEHOLDERS,
+    AlphaMode,
+    Blueprint,
+    Op,
+    Stage,
+)
+
+UNSETTLED = (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING)  # seeds that still need decisions
+ALPHA_TOLERANCE = 1e-6
+FORGOTTEN_PENALTY = 0.1  # a blueprint's penalty that decays below this is dropped
+NEVER = -100  # env-step of the last prune before there was one
+
+
+def scripted_policy(cfg: PolicyConfig, blueprints: Sequence[str]) -> Agent:
+    """The scripted policy that `policy.name` asks for; `blueprints` are those of the task."""
+    if cfg.name == "random":
+        return RandomPolicy()
+    if cfg.name == "wait":
+        return WaitPolicy()
+    if cfg.name == "schedule":
+        return SchedulePolicy(cfg.schedule, blueprints)
+    if cfg.name == "heuristic":
+        return HeuristicPolicy(cfg.heuristic, blueprints)
+    raise SettingError("policy.name", cfg.name, "random, wait, schedule or heuristic", "It is not a scripted policy.")
+
+
+def first_choice(mask: Tensor) -> Tensor:
+    """Index int64 [...] of the first True of mask [..., C]; 0 where there is none."""
+    return mask.to(torch.int64).argmax(-1)
+
+
+def uniform_choice(mask: Tensor, noise: Tensor) -> Tensor:
+    """Index int64 [...] drawn uniformly from the True entries of mask [..., C] by `noise` [...] in [0, 1)."""
+    num_legal = mask.sum(-1)
+    rank = (noise * num_legal).to(torch.int64).clamp(max=num_legal - 1)
+    return (mask.cumsum(-1) <= rank.unsqueeze(-1)).sum(-1)
+
+
+def obey(want: Action, masks: Masks) -> tuple[Action, Tensor]:
+    """`want` where every choice that matters is legal, else WAIT; and bool [N], where it was legal.
+
+    Heads that the op makes irrelevant take their placeholders.
+    """
+    legal = _at(masks.op, want.op)
+    relevant = relevant_heads(want.op).unbind(-1)
+    offered = head_masks(masks, want.op)
+    for matters, name in zip(relevant, HEAD_NAMES, strict=True):
+        legal = legal & (~matters | _at(offered[name], want.get(name)))
+    op = torch.where(legal, want.op, Op.WAIT)
+    relevant, offered = relevant_heads(op).unbind(-1), head_masks(masks, op)
+    heads = {
+        name: torch.where(matters, want.get(name), first_choice(offered[name]))
+        for matters, name in zip(relevant, HEAD_NAMES, strict=True)
+    }
+    return _action(heads | {"op": op}), legal
+
+
+class RandomPolicy:
+    """Uniform over the legal ops, then uniform over the legal choices of every head that the op makes relevant."""
+
+    def start(self, num_envs: int, device: torch.device) -> Memory:
+        """Remembers nothing."""
+        return ()
+
+    def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
+        """One legal action per env, a function of view.noise."""
+        noise = dict(zip(HEAD_NAMES, view.noise.unbind(-1), strict=True))
+        op = uniform_choice(view.masks.op, noise["op"])
+        offered = head_masks(view.masks, op)
+        heads = {name: uniform_choice(offered[name], noise[name]) for name in HEAD_NAMES}
+        return _unlearned(_action(heads | {"op": op})), memory
+
+
+class WaitPolicy:
+    """Never acts: the host trains alone."""
+
+    def start(self, num_envs: int, device: torch.device) -> Memory:
+        """Remembers nothing."""
+        return ()
+
+    def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
+        """WAIT for every env."""
+        op = torch.zeros_like(view.state.signals.step)
+        action, _ = obey(_seed_action(op, op, op), view.masks)
+        return _unlearned(action), memory
+
+
+class SchedulePolicy:
+    """The same lifecycle in every env, at declared env-steps."""
+
+    def __init__(self, cfg: ScheduleConfig, blueprints: Sequence[str]) -> None:
+        check_choice("policy.schedule.blueprint", cfg.blueprint, tuple(blueprints))
+        self.cfg = cfg
+
+    def start(self, num_envs: int, device: torch.device) -> Memory:
+        """Remembers nothing: the ledger knows the env-step."""
+        return ()
+
+    def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
+        """What is due in the first slot that is due and may act; WAIT where none is."""
+        step, legal = view.state.signals.step, view.masks.slot_by_op
+        starts = torch.tensor(self.cfg.germination_steps(legal.shape[-1]), device=step.device)
+        due = self.due_ops(step.unsqueeze(-1) - starts)
+        applicable = legal.gather(1, due.unsqueeze(1)).squeeze(1)
+        slot = first_choice((due != Op.WAIT) & applicable)
+        op = due.gather(1, slot.unsqueeze(1)).squeeze(1)
+        want = _seed_action(op, slot, torch.full_like(op, BLUEPRINT_NAMES.index(self.cfg.blueprint)))
+        want = want.replace(
+            style=torch.full_like(op, self.cfg.style),
+            tempo=torch.full_like(op, self.cfg.tempo),
+            alpha_target=torch.full_like(op, self.cfg.alpha_target),
+        )
+        action, _ = obey(want, view.masks)
+        return _unlearned(action), memory
+
+    def due_ops(self, age: Tensor) -> Tensor:
+        """Op due in a slot, same shape as `age`, the env-steps since its declared germination."""
+        due = torch.where(age == 0, Op.GERMINATE, Op.WAIT)
+        for offset in self.cfg.advance:
+            due = torch.where(age == offset, Op.ADVANCE, due)
+        return torch.where(age == self.cfg.fossilize, Op.FOSSILIZE, due)
+
+
+class Situation(NamedTuple):
+    """What the heuristic reads of N envs."""
+
+    step: Tensor  # int64 [N]
+    stabilized: Tensor  # bool [N]
+    plateau: Tensor  # int64 [N]
+    num_empty: Tensor  # int64 [N], slots that can take a seed
+    stage: Tensor  # int64 [N, S], Stage; and so on, [N, S]
+    blueprint: Tensor  # int64
+    stage_age: Tensor  # int64, env-steps
+    improvement: Tensor  # float64, percent points since the start of the stage
+    total_improvement: Tensor  # float64, percent points since the seed's first record
+    alpha: Tensor  # float64
+    alpha_target: Tensor  # float64
+    alpha_mode: Tensor  # int64, AlphaMode
+    contribution: Tensor  # float64, percent points
+    contribution_known: Tensor  # bool
+
+
+class HeuristicMemory(NamedTuple):
+    """What the heuristic remembers of N envs."""
+
+    rotation: Tensor  # int64 [N], candidates of the blueprint rotation tried so far
+    penalties: Tensor  # float64 [N, 13], by blueprint
+    last_prune: Tensor  # int64 [N], env-step
+    last_decay: Tensor  # int64 [N], env-step
+
+
+class Wish(NamedTuple):
+    """What the heuristic wants, int64 [N]."""
+
+    op: Tensor
+    slot: Tensor  # of the seed that decides; 0 without one
+    blueprint: Tensor  # to germinate, or of the seed that decides
+
+
+class HeuristicPolicy:
+    """Hand-written rules: germinate on a plateau, advance, prune what fails, fossilise what contributes."""
+
+    def __init__(self, cfg: HeuristicConfig, blueprints: Sequence[str]) -> None:
+        name, rotation = "policy.heuristic.blueprint_rotation", cfg.blueprint_rotation
+        allowed = ", ".join(blueprints)
+        check(len(rotation) > 0, name, rotation, f"a list of some of {allowed}")
+        check(set(rotation) <= set(blueprints), name, rotation, f"a list of some of {allowed}")
+        self.cfg = cfg
+
+    def start(self, num_envs: int, device: torch.device) -> Memory:
+        """A HeuristicMemory that has seen nothing."""
+        zeros = torch.zeros(num_envs, dtype=torch.int64, device=device)
+        penalties = torch.zeros(num_envs, NUM_BLUEPRINTS, dtype=torch.float64, device=device)
+        return HeuristicMemory(zeros, penalties, zeros + NEVER, zeros.clone())
+
+    def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
+        """The wanted action; where it is masked, WAIT, and the memory is only decayed."""
+        slots, ramp, signals = view.state.slots, view.state.ramp, view.state.signals
+        situation = Situation(
+            signals.step, signals.stabilized, signals.plateau, slots.empty.sum(-1), slots.stage, slots.blueprint,
+            slots.stage_age, slots.improvement, slots.total_improvement, slots.alpha, ramp.target, ramp.mode,
+            slots.contribution, slots.contribution_known,
+        )  # fmt: skip
+        decayed = decay_penalties(HeuristicMemory(*memory), situation.step, self.cfg)
+        wish, after = wish_for(situation, decayed, self.cfg)
+        slot = torch.where(wish.op == Op.GERMINATE, first_choice(slots.empty), wish.slot)
+        action, legal = obey(_seed_action(wish.op, slot, wish.blueprint), view.masks)
+        kept = [
+            torch.where(legal.reshape(-1, *[1] * (new.ndim - 1)), new, old)
+            for new, old in zip(after, decayed, strict=True)
+        ]
+        return _unlearned(action), HeuristicMemory(*kept)
+
+
+def decay_penalties(memory: HeuristicMemory, step: Tensor, cfg: HeuristicConfig) -> HeuristicMemory:
+    """Penalties decayed once per env-step; small ones are dropped."""
+    decayed = memory.penalties * _column(cfg.penalty_decay)
+    decayed = torch.where(decayed < FORGOTTEN_PENALTY, 0.0, decayed)
+    due = step > memory.last_decay
+    penalties = torch.where(due.unsqueeze(-1), decayed, memory.penalties)
+    return memory._replace(penalties=penalties, last_decay=torch.where(due, step, memory.last_decay))
+
+
+def wish_for(situation: Situation, memory: HeuristicMemory, cfg: HeuristicConfig) -> tuple[Wish, HeuristicMemory]:
+    """What the heuristic wants, masks apart, and its memory if it gets it (reference heuristic policy).
+
+    The first unsettled seed in slot order decides; only without one is germination considered.
+    Thresholds of `cfg` may also be tensors [N].
+    """
+    unsettled = stage_in(situation.stage, UNSETTLED)
+    managing = unsettled.any(-1)
+    slot = first_choice(unsettled)
+    germinating = ~managing & _germination_due(situation, memory, cfg)
+    next_blueprint, rotation = _next_blueprint(memory, cfg)
+    op = torch.where(germinating, Op.GERMINATE, Op.WAIT)
+    op = torch.where(managing, _managing_op(situation, slot, cfg), op)
+    blueprint = torch.where(germinating, next_blueprint, _at(situation.blueprint, slot))
+    pruning = op == Op.PRUNE
+    codes = torch.arange(NUM_BLUEPRINTS, device=op.device)
+    charged = pruning.unsqueeze(-1) & (codes == blueprint.unsqueeze(-1))
+    memory = memory._replace(
+        rotation=torch.where(germinating, rotation, memory.rotation),
+        penalties=torch.where(charged, memory.penalties + _column(cfg.blueprint_penalty_on_prune), memory.penalties),
+        last_prune=torch.where(pruning, situation.step, memory.last_prune),
+    )
+    return Wish(op, slot, blueprint), memory
+
+
+def _germination_due(situation: Situation, memory: HeuristicMemory, cfg: HeuristicConfig) -> Tensor:
+    """bool [N]: a stable host on a plateau, late enough and long enough after the last prune, with a free slot."""
+    return (
+        (situation.step - memory.last_prune >= cfg.embargo_steps_after_prune)
+        & situation.stabilized
+        & (situation.step >= cfg.min_steps_before_germinate)
+        & (situation.num_empty > 0)
+        & (situation.plateau >= cfg.plateau_steps_to_germinate)
+    )
+
+
+def _managing_op(situation: Situation, slot: Tensor, cfg: HeuristicConfig) -> Tensor:
+    """Op int64 [N] for the unsettled seed in `slot` [N]."""
+    stage = _at(situation.stage, slot)
+    target = _at(situation.alpha_target, slot)
+    contribution = _at(situation.contribution, slot)
+    failing = (_at(situation.stage_age, slot) >= cfg.prune_after_steps_without_improvement) & (
+        _at(situation.improvement, slot) < -cfg.prune_if_accuracy_drops_by
+    )
+    blended = (
+        (target >= 1.0 - ALPHA_TOLERANCE)
+        & (_at(situation.alpha_mode, slot) == AlphaMode.HOLD)
+        & ((_at(situation.alpha, slot) - target).abs() <= ALPHA_TOLERANCE)
+    )
+    ransomware = (contribution > cfg.ransomware_contribution) & (
+        _at(situation.total_improvement, slot) < cfg.ransomware_total_improvement
+    )
+    worthy = (contribution > cfg.min_improvement_to_fossilize) & ~ransomware
+    held = torch.where(worthy, Op.FOSSILIZE, Op.PRUNE)
+    op = torch.where(failing, Op.PRUNE, Op.ADVANCE)
+    op = torch.where((stage == Stage.BLENDING) & ~failing & ~blended, Op.WAIT, op)
+    op = torch.where(stage == Stage.GERMINATED, Op.ADVANCE, op)
+    known = _at(situation.contribution_known, slot)
+    return torch.where(stage == Stage.HOLDING, torch.where(known, held, Op.WAIT), op)
+
+
+def _next_blueprint(memory: HeuristicMemory, cfg: HeuristicConfig) -> tuple[Tensor, Tensor]:
+    """Blueprint int64 [N] to germinate next, and the rotation count int64 [N] once it is taken.
+
+    The next candidate of the rotation with a penalty below the threshold; where all are above it, the rotation goes
+    over the candidates ordered by penalty, then name.
+    """
+    device, size = memory.rotation.device, len(cfg.blueprint_rotation)
+    codes = torch.tensor([BLUEPRINT_NAMES.index(name) for name in cfg.blueprint_rotation], device=device)
+    turn = (memory.rotation.unsqueeze(-1) + torch.arange(size, device=device)) % size
+    candidates = codes[turn]
+    acceptable = memory.penalties.gather(1, candidates) < _column(cfg.penalty_threshold)
+    tried = first_choice(acceptable)
+    by_name = torch.tensor([BLUEPRINT_NAMES.index(name) for name in sorted(cfg.blueprint_rotation)], device=device)
+    order = memory.penalties[:, by_name].argsort(dim=1, stable=True)
+    least_bad = by_name[_at(order, memory.rotation % size)]
+    found = acceptable.any(-1)
+    return torch.where(found, _at(candidates, tried), least_bad), memory.rotation + torch.where(found, tried + 1, 1)
+
+
+def _seed_action(op: Tensor, slot: Tensor, blueprint: Tensor) -> Action:
+    """`op` on `slot` [N], with `blueprint` for GERMINATE and the placeholder choice in every other head."""
+    placeholders = {name: torch.full_like(op, choice) for name, choice in PLACEHOLDERS.items()}
+    return _action(placeholders | {"op": op, "slot": slot, "blueprint": blueprint.clamp(min=Blueprint.NOOP)})
+
+
+def _action(heads: dict[str, Tensor]) -> Action:
+    """An Action from the choice [N] of every head by name."""
+    return Action(
+        slot=heads["slot"],
+        blueprint=heads["blueprint"],
+        style=heads["style"],
+        tempo=heads["tempo"],
+        alpha_target=heads["alpha_target"],
+        alpha_speed=heads["alpha_speed"],
+        alpha_curve=heads["alpha_curve"],
+        op=heads["op"],
+        batch_size=heads["op"].shape,
+    )
+
+
+def _unlearned(action: Action) -> Decision:
+    """`action` as a Decision, with zeros for what only a learner needs."""
+    zeros = torch.zeros_like(action.op, dtype=torch.float32)
+    log_probs = zeros.unsqueeze(-1).expand(-1, len(HEAD_NAMES)).clone()
+    return Decision(action=action, log_probs=log_probs, value=zeros, batch_size=zeros.shape)
+
+
+def _at(values: Tensor, index: Tensor) -> Tensor:
+    """values [N, C] at index int64 [N]."""
+    return values.gather(-1, index.unsqueeze(-1)).squeeze(-1)
+
+
+def _column(setting: Tensor | float) -> Tensor | float:
+    """A setting that broadcasts over [N, C]: tensors [N] become [N, 1]."""
+    return setting.unsqueeze(-1) if isinstance(setting, Tensor) else setting

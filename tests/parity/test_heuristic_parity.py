@@ -1,0 +1,75 @@
+"""The heuristic policy against episodes of decisions recorded from the reference."""
+
+import torch
+from parity_vectors import load
+
+from esper_soa.agent.config import HeuristicConfig
+from esper_soa.agent.scripted import HeuristicMemory, HeuristicPolicy, Situation, decay_penalties, wish_for
+from esper_soa.vocabulary import BLUEPRINT_NAMES, Blueprint, Op, Stage
+
+SETTINGS = {
+    "plateau_epochs_to_germinate": "plateau_steps_to_germinate",
+    "min_epochs_before_germinate": "min_steps_before_germinate",
+    "prune_after_epochs_without_improvement": "prune_after_steps_without_improvement",
+    "prune_if_accuracy_drops_by": "prune_if_accuracy_drops_by",
+    "min_improvement_to_fossilize": "min_improvement_to_fossilize",
+    "embargo_epochs_after_prune": "embargo_steps_after_prune",
+    "blueprint_penalty_on_prune": "blueprint_penalty_on_prune",
+    "blueprint_penalty_decay": "penalty_decay",
+    "blueprint_penalty_threshold": "penalty_threshold",
+}
+
+
+def per_episode_settings(rows: dict) -> HeuristicConfig:
+    """Settings of which every threshold is a column [N], one row per recorded episode."""
+    cfg = HeuristicConfig(blueprint_rotation=rows["rotation"].tolist())
+    for name, column in zip(rows["config_columns"].tolist(), torch.from_numpy(rows["config"]).unbind(-1), strict=True):
+        setattr(cfg, SETTINGS[name], column)
+    return cfg
+
+
+def situation_at(rows: dict, step: int) -> Situation:
+    signals = dict(
+        zip(rows["signal_columns"].tolist(), torch.from_numpy(rows["signals"][:, step]).unbind(-1), strict=True)
+    )
+    seeds = dict(zip(rows["seed_columns"].tolist(), torch.from_numpy(rows["seeds"][:, step]).unbind(-1), strict=True))
+    absent = seeds["stage"].isnan()
+    names = torch.tensor([BLUEPRINT_NAMES.index(name) for name in rows["blueprints"].tolist()])
+    blueprint = names[seeds["blueprint"].nan_to_num(0.0).long()]
+    accuracy = seeds["current_val_accuracy"]
+    return Situation(
+        step=signals["epoch"],
+        stabilized=signals["host_stabilized"] == 1,
+        plateau=signals["plateau_epochs"],
+        num_empty=signals["available_slots"],
+        stage=torch.where(absent, Stage.EMPTY, seeds["stage"]).long(),
+        blueprint=torch.where(absent, Blueprint.NONE, blueprint),
+        stage_age=seeds["epochs_in_stage"].nan_to_num(0.0).long(),
+        improvement=accuracy - seeds["accuracy_at_stage_start"],
+        total_improvement=accuracy - seeds["initial_val_accuracy"],
+        alpha=seeds["alpha"],
+        alpha_target=seeds["alpha_target"],
+        alpha_mode=seeds["alpha_mode"].nan_to_num(0.0).long(),
+        contribution=seeds["counterfactual_contribution"],
+        contribution_known=~seeds["counterfactual_contribution"].isnan(),
+    )
+
+
+def test_every_decision_of_every_episode_equals_the_recording() -> None:
+    rows = load("heuristic")
+    cfg = per_episode_settings(rows)
+    actions = [name.split("_", 1) for name in rows["action_names"].tolist()]
+    ops = torch.tensor([getattr(Op, parts[0]) for parts in actions])
+    blueprints = torch.tensor([BLUEPRINT_NAMES.index(parts[1].lower()) if len(parts) > 1 else -1 for parts in actions])
+    policy = HeuristicPolicy(HeuristicConfig(blueprint_rotation=rows["rotation"].tolist()), BLUEPRINT_NAMES)
+    memory = HeuristicMemory(*policy.start(len(rows["action"]), torch.device("cpu")))
+    recorded = torch.from_numpy(rows["action"])
+    target = torch.from_numpy(rows["target_seed"])
+    for step in range(recorded.shape[1]):
+        situation = situation_at(rows, step)
+        wish, memory = wish_for(situation, decay_penalties(memory, situation.step, cfg), cfg)
+        assert torch.equal(wish.op, ops[recorded[:, step]]), step
+        named = blueprints[recorded[:, step]]
+        assert torch.equal(torch.where(named >= 0, wish.blueprint, -1), named), step
+        aimed = target[:, step]
+        assert torch.equal(torch.where(aimed >= 0, wish.slot, -1), aimed), step
