@@ -1,0 +1,253 @@
+"""Draws batches from an image set that is resident on the device: which images, in which order, how augmented.
+
+Given an ImageSet and one random stream per env, it returns batches for many envs at once, without a loop over envs or
+a copy to the host. What env i gets depends only on its own stream and on how many samples it has drawn. Called by the
+trainer, which hands the feeds to esper_soa/nets/supervised.py and evaluation.py.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from esper_soa.errors import check
+from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE
+from esper_soa.nets.datasets import ImageSet
+from esper_soa.nets.streams import VALIDATION_SET, fold, integers, stream_keys
+
+PADDING = 4  # black pixels around a training image, before normalisation
+NUM_SHIFTS = 2 * PADDING + 1  # places of a crop along one side
+NUM_CROPS = 2 * NUM_SHIFTS**2  # crops of an image, mirrored or not
+PADDED_SIZE = IMAGE_SIZE + 2 * PADDING
+LINE = IMAGE_CHANNELS * PADDED_SIZE  # bytes of a padded line
+PADDED_BYTES = PADDED_SIZE * LINE  # bytes of a padded image
+SORT_ELEMENTS = 1 << 24  # sorted at a time when an order is made, to bound memory
+
+
+class ImageBank(NamedTuple):
+    """Images as batches are cut from them: every line holds its red, then its green, then its blue values."""
+
+    lines: Tensor  # uint8 [M, H, 3, W]
+    labels: Tensor  # int64 [D]
+    scale: Tensor  # float32 [3], normalised = byte * scale + offset
+    offset: Tensor  # float32 [3]
+
+
+def training_bank(images: ImageSet) -> ImageBank:
+    """Bank of the padded training images [2 D, 40, 3, 40]: all, then all mirrored (9.6 kB per image)."""
+    lines = images.train_images.permute(0, 1, 3, 2)
+    padded = F.pad(lines, (PADDING, PADDING, 0, 0, PADDING, PADDING))
+    return ImageBank(torch.cat((padded, padded.flip(3))), images.train_labels, *_normalisation(images))
+
+
+def evaluation_bank(images: ImageSet) -> ImageBank:
+    """Bank of the test images [V, 32, 3, 32]."""
+    return ImageBank(images.test_images.permute(0, 1, 3, 2).contiguous(), images.test_labels, *_normalisation(images))
+
+
+def _normalisation(images: ImageSet) -> tuple[Tensor, Tensor]:
+    """Scale and offset [3] that turn bytes into (value in [0, 1] - mean) / std."""
+    mean = torch.tensor(images.mean, dtype=torch.float64)
+    std = torch.tensor(images.std, dtype=torch.float64)
+    device = images.train_images.device
+    return (1 / (255 * std)).float().to(device), (-mean / std).float().to(device)
+
+
+def check_work(images: ImageSet, train_samples: int, val_samples: int) -> None:
+    """Raise SettingError where an env-step would need more images than there are."""
+    for setting, value, available, kind in (
+        ("train_samples", train_samples, len(images.train_images), "training"),
+        ("val_samples", val_samples, len(images.test_images), "test"),
+    ):
+        check(value >= 1, setting, value, "at least 1")
+        check(value <= available, setting, value, f"at most {available}, the {kind} images of {images.name}",
+              f"Lower {setting}, or choose a larger data set with data.name and data.root.")  # fmt: skip
+
+
+class OrderBook:
+    """Order in which every env draws training images: random permutations of all of them, one pass after another.
+
+    Holds the permutations of one pass, int32 [n, D] (4 n D bytes), as all envs are in the same pass; what is drawn
+    depends on the keys and the position alone.
+    """
+
+    def __init__(self, keys: Tensor, dataset_size: int) -> None:
+        """keys: int64 [n], stream_keys(seed, DATA_ORDER, (round,), envs)."""
+        self.keys, self.dataset_size = keys, dataset_size
+        self.pass_number = -1
+        self.order = torch.empty(0)
+
+    def draw(self, start: int, count: int) -> Tensor:
+        """Training images int64 [n, count] of an env that has drawn `start` images before; may span passes."""
+        parts = []
+        position, end = start, start + count
+        while position < end:
+            pass_number, first = divmod(position, self.dataset_size)
+            last = min(self.dataset_size, first + end - position)
+            parts.append(self._pass(pass_number)[:, first:last])
+            position += last - first
+        return torch.cat(parts, dim=1).long()
+
+    def _pass(self, pass_number: int) -> Tensor:
+        if pass_number != self.pass_number:
+            self.order = shuffled(fold(self.keys, pass_number), self.dataset_size)
+            self.pass_number = pass_number
+        return self.order
+
+
+def training_order(keys: Tensor, dataset_size: int, start: int, count: int) -> Tensor:
+    """Training images int64 [n, count] that envs with streams `keys` [n] draw after `start` others; see OrderBook."""
+    return OrderBook(keys, dataset_size).draw(start, count)
+
+
+def shuffled(keys: Tensor, size: int) -> Tensor:
+    """One random permutation of 0 to size - 1 per key: int32 [n, size], by sorting hashes."""
+    members = torch.arange(size, device=keys.device)
+    parts = keys.split(max(1, SORT_ELEMENTS // size))
+    return torch.cat([fold(part[:, None], members).argsort(dim=1, stable=True).int() for part in parts])
+
+
+def validation_order(num_test: int, val_samples: int, seed: int, device: torch.device | str = "cpu") -> Tensor:
+    """The test images int64 [V] on which every env is measured: the first of one fixed shuffle per seed."""
+    check(1 <= val_samples <= num_test, "val_samples", val_samples, f"between 1 and {num_test}, the test images")
+    key = stream_keys(seed, VALIDATION_SET, (), torch.zeros(1, dtype=torch.int64, device=device))
+    return shuffled(key, num_test)[0, :val_samples].long()
+
+
+class Split(NamedTuple):
+    """Shares of N envs when one pass over the data is divided among them (data.split=true)."""
+
+    num_envs: int
+    batch_size: int  # B, of one env
+    num_batches: int  # training batches per env and env-step
+    train_samples: int  # T = B * num_batches
+    val_samples: int  # columns of split_validation_order
+
+
+def split_sizes(images: ImageSet, batch_size: int, num_envs: int) -> Split:
+    """Shares by the reference's rule: T = B * floor(D / (B N)); SettingError where that is 0."""
+    num_train, num_test, together = len(images.train_images), len(images.test_images), batch_size * num_envs
+    check(num_train >= together, "envs", num_envs,
+          f"at most {num_train // batch_size} with data.split=true, so that the {num_train} training images of "
+          f"{images.name} give every env a batch of {batch_size}",
+          "Lower envs or batch_size, or set data.split=false.")  # fmt: skip
+    whole, rest = divmod(num_test, together)
+    num_batches = num_train // together
+    return Split(num_envs, batch_size, num_batches, batch_size * num_batches, whole * batch_size + -(-rest // num_envs))
+
+
+def split_training_order(key: Tensor, dataset_size: int, pass_number: int, split: Split) -> Tensor:
+    """Training images int64 [N, T] of one env-step: one shuffled pass, of whose every B*N images env i takes chunk i.
+
+    key: int64 [1], shared by all envs; an env-step is one pass, the rest of the images is dropped.
+    """
+    order = shuffled(fold(key, pass_number), dataset_size)[0].long()
+    used = order[: split.num_envs * split.train_samples]
+    return used.view(split.num_batches, split.num_envs, split.batch_size).transpose(0, 1).flatten(1)
+
+
+def split_validation_order(num_test: int, split: Split, device: torch.device | str = "cpu") -> Tensor:
+    """Test images int64 [N, val_samples]: every env has its own fixed ones, -1 where it has one less than others.
+
+    Every B*N images in their order are cut into N chunks as torch.tensor_split does.
+    """
+    together = split.batch_size * split.num_envs
+    whole, rest = divmod(num_test, together)
+    envs = torch.arange(split.num_envs, device=device)[:, None]
+    order = torch.arange(whole * together, device=device).view(whole, split.num_envs, split.batch_size)
+    size, longer = divmod(rest, split.num_envs)
+    column = torch.arange(split.val_samples - whole * split.batch_size, device=device)
+    place = whole * together + envs * size + envs.clamp(max=longer) + column
+    last = torch.where(column < size + (envs < longer).long(), place, -1)
+    return torch.cat((order.transpose(0, 1).flatten(1), last), dim=1)
+
+
+def training_batch(
+    bank: ImageBank, indices: Tensor, keys: Tensor, start: int, augment: bool, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor]:
+    """Normalised training images [B, n*3, 32, 32] in channels_last and labels int64 [B, n]; channel = env * 3 + colour.
+
+    bank: training_bank. indices: int64 [n, B], images per env. keys: int64 [n], stream_keys(seed, AUGMENTATION,
+    (round,), envs). start: samples that each env has drawn before. augment: take a random one of the crops of the
+    image with PADDING black pixels around it, mirrored in half of the cases; otherwise the image as it is.
+    """
+    num_envs, batch_size = indices.shape
+    picks = indices.T
+    if augment:
+        samples = torch.arange(start, start + batch_size, device=indices.device)[:, None]
+        crop = integers(keys, samples, NUM_CROPS)
+    else:
+        crop = torch.full_like(picks, NUM_CROPS // 2 // 2)
+    first = picks * PADDED_BYTES + _crop_start(crop, len(bank.labels))
+    lines = torch.arange(0, IMAGE_SIZE * LINE, LINE, device=indices.device)[:, None, None]
+    colours = torch.arange(0, LINE, PADDED_SIZE, device=indices.device)
+    starts = first[:, None, :, None] + lines + colours
+    every_start = bank.lines.as_strided((bank.lines.numel() - IMAGE_SIZE + 1, IMAGE_SIZE), (1, 1))
+    cut = every_start.index_select(0, starts.flatten())
+    return _finished(cut.view(batch_size, IMAGE_SIZE, num_envs * IMAGE_CHANNELS, IMAGE_SIZE), bank, dtype), bank.labels[
+        picks
+    ]
+
+
+def _crop_start(crop: Tensor, dataset_size: int) -> Tensor:
+    """Bytes from the start of a padded image to that of its crop 0 to NUM_CROPS - 1: mirrored, top, left, in base 9."""
+    left = crop % NUM_SHIFTS
+    top = crop // NUM_SHIFTS % NUM_SHIFTS
+    mirrored = crop // NUM_SHIFTS**2
+    return mirrored * (dataset_size * PADDED_BYTES) + top * LINE + left
+
+
+def evaluation_batch(bank: ImageBank, indices: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    """Normalised test images [b, n*3, 32, 32] in channels_last and labels int64 [b, n]; index -1 has label -1.
+
+    bank: evaluation_bank. indices: int64 [n, b], images per env; n = 1 where all envs share them.
+    """
+    num_envs, batch_size = indices.shape
+    picks = indices.T
+    valid = picks.clamp(min=0)
+    lines = (
+        bank.lines.index_select(0, valid.flatten()).unflatten(0, (batch_size, num_envs)).transpose(1, 2).flatten(2, 3)
+    )
+    return _finished(lines, bank, dtype), torch.where(picks < 0, -1, bank.labels[valid])
+
+
+def _finished(lines: Tensor, bank: ImageBank, dtype: torch.dtype) -> Tensor:
+    """Normalised images [B, n*3, 32, 32] in channels_last from bytes [B, 32, n*3, 32] (y, env and colour, x)."""
+    batch_size, _, channels, _ = lines.shape
+    exact = torch.promote_types(dtype, torch.float32)
+    values = lines.transpose(2, 3).contiguous().to(exact).view(batch_size, IMAGE_SIZE, IMAGE_SIZE * channels)
+    repeats = IMAGE_SIZE * channels // IMAGE_CHANNELS
+    normalised = values.mul_(bank.scale.to(exact).repeat(repeats)).add_(bank.offset.to(exact).repeat(repeats))
+    return normalised.to(dtype).view(batch_size, IMAGE_SIZE, IMAGE_SIZE, channels).permute(0, 3, 1, 2)
+
+
+class EnvStepBatches(NamedTuple):
+    """Training batches of one env-step, by the number of the batch."""
+
+    bank: ImageBank  # training_bank
+    order: Tensor  # int64 [N, T], images of this env-step
+    keys: Tensor  # int64 [N], streams of augmentation
+    start: int  # samples that each env has drawn before this env-step
+    batch_size: int
+    augment: bool
+    dtype: torch.dtype
+
+    def batch(self, envs: Tensor, index: int) -> tuple[Tensor, Tensor]:
+        """Images [B, n*3, 32, 32] (channels_last) and labels [B, n] of batch `index` for env numbers `envs` [n]."""
+        first = index * self.batch_size
+        indices = self.order[:, first : first + self.batch_size][envs]
+        return training_batch(self.bank, indices, self.keys[envs], self.start + first, self.augment, self.dtype)
+
+
+class ValidationImages(NamedTuple):
+    """Validation batches: the same images for all envs, or own ones for each."""
+
+    bank: ImageBank  # evaluation_bank
+    order: Tensor  # int64 [V] shared, or [N, V] with -1 for nothing
+    dtype: torch.dtype
+
+    def batches(self, envs: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
+        """Images [b, 3 or n*3, 32, 32] (channels_last) and labels [b, 1 or n], at most `size` at a time."""
+        order = self.order[None] if self.order.ndim == 1 else self.order[envs]
+        return [evaluation_batch(self.bank, part, self.dtype) for part in order.split(size, dim=1)]

@@ -1,0 +1,228 @@
+"""Which images are drawn, how they are cropped and normalised, and that no env notices the others."""
+
+import pytest
+import torch
+
+from esper_soa.errors import SettingError
+from esper_soa.nets.data import (
+    EnvStepBatches,
+    ImageBank,
+    OrderBook,
+    Split,
+    ValidationImages,
+    check_work,
+    evaluation_bank,
+    evaluation_batch,
+    shuffled,
+    split_sizes,
+    split_training_order,
+    split_validation_order,
+    training_bank,
+    training_batch,
+    training_order,
+    validation_order,
+)
+from esper_soa.nets.datasets import ImageSet
+from esper_soa.nets.streams import AUGMENTATION, DATA_ORDER, integers, stream_keys
+
+MEAN, STD = (0.1, 0.2, 0.3), (0.5, 0.25, 0.125)
+
+
+@pytest.fixture(scope="module")
+def images() -> ImageSet:
+    """7 training and 5 test images of noise with distinct labels."""
+    generator = torch.Generator().manual_seed(0)
+    train = torch.randint(0, 256, (7, 32, 32, 3), dtype=torch.uint8, generator=generator)
+    test = torch.randint(0, 256, (5, 32, 32, 3), dtype=torch.uint8, generator=generator)
+    return ImageSet("noise", train, torch.arange(7), test, torch.arange(5) + 3, MEAN, STD, "", "")
+
+
+@pytest.fixture(scope="module")
+def bank(images: ImageSet) -> ImageBank:
+    return training_bank(images)
+
+
+def keys(purpose: int, envs: range) -> torch.Tensor:
+    return stream_keys(9, purpose, (1,), torch.tensor(envs))
+
+
+def slow_crop(image: torch.Tensor, crop: int) -> torch.Tensor:
+    """[3, 32, 32] of crop number `crop` of one image, by plain loops: pad, cut, mirror, normalise."""
+    mirrored, top, left = crop // 81, crop // 9 % 9, crop % 9
+    source = image.tolist()
+    black = [0, 0, 0]
+    padded = [[black] * 40 for _ in range(40)]
+    for row in range(32):
+        for column in range(32):
+            padded[row + 4][column + 4] = source[row][31 - column if mirrored else column]
+    cut = [line[left : left + 32] for line in padded[top : top + 32]]
+    return (torch.tensor(cut).permute(2, 0, 1) / 255 - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[
+        :, None, None
+    ]
+
+
+def test_an_order_is_a_permutation_in_every_pass() -> None:
+    order = training_order(keys(DATA_ORDER, range(3)), 11, 0, 33)
+    assert order.dtype == torch.int64
+    for one_pass in order.split(11, dim=1):
+        assert torch.equal(one_pass.sort(dim=1).values, torch.arange(11).expand(3, 11))
+    assert order.unflatten(1, (3, 11)).flatten(0, 1).unique(dim=0).shape[0] == 9  # all passes of all envs differ
+
+
+def test_an_order_drawn_in_pieces_equals_one_drawn_at_once() -> None:
+    stream = keys(DATA_ORDER, range(2))
+    whole = training_order(stream, 11, 0, 40)
+    book = OrderBook(stream, 11)
+    pieces = torch.cat([book.draw(0, 7), book.draw(7, 9), book.draw(16, 24)], dim=1)  # inside, across 1, across 2
+    assert torch.equal(pieces, whole)
+    assert torch.equal(training_order(stream, 11, 16, 5), whole[:, 16:21])
+
+
+def test_all_permutations_are_equally_likely() -> None:
+    stream = stream_keys(0, DATA_ORDER, (), torch.arange(6000))
+    orders = shuffled(stream, 3) @ torch.tensor([9, 3, 1], dtype=torch.int32)
+    counts = orders.unique(return_counts=True)[1]
+    assert counts.numel() == 6
+    assert float(((counts - 1000) ** 2 / 1000).sum()) < 20.5  # chi-square(5), 99.9 %
+
+
+def test_validation_images_are_a_fixed_draw_without_repetition() -> None:
+    order = validation_order(50, 20, seed=1)
+    assert order.shape == (20,)
+    assert order.unique().numel() == 20
+    assert torch.equal(order, validation_order(50, 50, seed=1)[:20])
+    assert not torch.equal(order, validation_order(50, 20, seed=2))
+
+
+def test_more_validation_images_than_there_are_is_an_error() -> None:
+    with pytest.raises(SettingError, match="val_samples=51: must be between 1 and 50"):
+        validation_order(50, 51, seed=1)
+
+
+def test_work_beyond_the_data_is_an_error_that_names_the_limit(images: ImageSet) -> None:
+    check_work(images, 7, 5)
+    with pytest.raises(SettingError, match="train_samples=8: must be at most 7, the training images of noise"):
+        check_work(images, 8, 5)
+    with pytest.raises(SettingError, match="val_samples=6: must be at most 5, the test images of noise"):
+        check_work(images, 7, 6)
+    with pytest.raises(SettingError, match="train_samples=0: must be at least 1"):
+        check_work(images, 0, 5)
+
+
+def test_a_batch_equals_crops_made_by_plain_loops(images: ImageSet, bank: ImageBank) -> None:
+    indices = torch.tensor([[0, 6, 3], [5, 5, 1]])  # [n = 2, B = 3]
+    stream = keys(AUGMENTATION, range(2))
+    pixels, labels = training_batch(bank, indices, stream, 40, True)
+    assert pixels.shape == (3, 6, 32, 32)
+    assert pixels.dtype == torch.float32
+    assert pixels.is_contiguous(memory_format=torch.channels_last)
+    assert labels.tolist() == [[0, 5], [6, 5], [3, 1]]
+    crops = integers(stream[:, None], torch.arange(40, 43), 162)
+    for env in range(2):
+        for sample in range(3):
+            expected = slow_crop(images.train_images[indices[env, sample]], int(crops[env, sample]))
+            torch.testing.assert_close(pixels[sample, 3 * env : 3 * env + 3], expected)
+
+
+def test_every_crop_of_an_image_can_come_out_and_half_are_mirrored(images: ImageSet, bank: ImageBank) -> None:
+    stream = keys(AUGMENTATION, range(1))
+    crops = integers(stream[:, None], torch.arange(4000), 162)[0]
+    assert crops.unique().numel() == 162
+    assert abs(float((crops >= 81).double().mean()) - 0.5) < 0.025  # standard deviation 0.008
+    for crop in (0, 8, 72, 80, 81, 89, 153, 161):  # the corners, plain and mirrored
+        start = crops.tolist().index(crop)
+        pixels, _ = training_batch(bank, torch.tensor([[6]]), stream, start, True)  # the last image of the bank
+        torch.testing.assert_close(pixels[0], slow_crop(images.train_images[6], crop))
+
+
+def test_without_augmentation_the_image_comes_as_it_is(images: ImageSet, bank: ImageBank) -> None:
+    pixels, _ = training_batch(bank, torch.tensor([[2], [4]]), keys(AUGMENTATION, range(2)), 0, False)
+    torch.testing.assert_close(pixels[0, :3], slow_crop(images.train_images[2], 40))  # 40 = top 4, left 4
+    torch.testing.assert_close(pixels[0, 3:], slow_crop(images.train_images[4], 40))
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-6), (torch.bfloat16, 0.04)])
+def test_other_dtypes_agree(bank: ImageBank, dtype: torch.dtype, tolerance: float) -> None:
+    arguments = (bank, torch.tensor([[2, 3]]), keys(AUGMENTATION, range(1)), 0, True)
+    single, other = training_batch(*arguments)[0], training_batch(*arguments, dtype)[0]
+    assert other.dtype == dtype
+    assert float((single.double() - other.double()).abs().max()) < tolerance  # values reach 7; bfloat16 has 8 bits
+
+
+def env_step(bank: ImageBank, envs: range) -> EnvStepBatches:
+    order = training_order(keys(DATA_ORDER, envs), 7, 5, 6)
+    return EnvStepBatches(bank, order, keys(AUGMENTATION, envs), 5, 3, True, torch.float32)
+
+
+def test_env_2_of_4_gets_what_it_gets_alone(bank: ImageBank) -> None:
+    together, alone = env_step(bank, range(4)), env_step(bank, range(2, 3))
+    for index in range(2):
+        many, labels = together.batch(torch.arange(4), index)
+        some, _ = together.batch(torch.tensor([2, 3]), index)
+        single, label = alone.batch(torch.tensor([0]), index)
+        assert torch.equal(many[:, 6:9], single)
+        assert torch.equal(some[:, :3], single)
+        assert torch.equal(labels[:, 2:3], label)
+
+
+def test_the_second_batch_goes_on_where_the_first_ended(bank: ImageBank) -> None:
+    feed = env_step(bank, range(2))
+    pixels, labels = feed.batch(torch.arange(2), 1)
+    expected = training_batch(bank, feed.order[:, 3:], feed.keys, 8, True)
+    assert torch.equal(pixels, expected[0])
+    assert torch.equal(labels, expected[1])
+
+
+def test_an_evaluation_batch_is_normalised_and_ignores_index_minus_1(images: ImageSet) -> None:
+    bank = evaluation_bank(images)
+    pixels, labels = evaluation_batch(bank, torch.tensor([[4, 0], [1, -1]]))
+    assert pixels.is_contiguous(memory_format=torch.channels_last)
+    assert labels.tolist() == [[7, 4], [3, -1]]
+    for sample, env, index in ((0, 0, 4), (1, 0, 0), (0, 1, 1)):
+        expected = slow_crop(images.test_images[index], 40)
+        torch.testing.assert_close(pixels[sample, 3 * env : 3 * env + 3], expected)
+    assert pixels.isfinite().all()
+
+
+def test_validation_comes_in_parts_shared_or_per_env(images: ImageSet) -> None:
+    bank = evaluation_bank(images)
+    shared = ValidationImages(bank, torch.tensor([4, 2, 0]), torch.float32).batches(torch.arange(2), 2)
+    assert [tuple(x.shape) for x, _ in shared] == [(2, 3, 32, 32), (1, 3, 32, 32)]
+    assert torch.cat([y for _, y in shared]).tolist() == [[7], [5], [3]]
+    own = ValidationImages(bank, torch.tensor([[4, 2], [1, 0], [3, -1]]), torch.float32).batches(
+        torch.tensor([2, 0]), 2
+    )
+    assert own[0][0].shape == (2, 6, 32, 32)
+    assert own[0][1].tolist() == [[6, 7], [-1, 5]]
+
+
+def test_split_shares_follow_the_rule_of_the_reference(images: ImageSet) -> None:
+    # D = 7, V = 5, B = 1, N = 3: 7 // 3 = 2 training batches; test: one whole batch of 3 and 2 left, for envs 0 and 1
+    assert split_sizes(images, 1, 3) == Split(3, 1, 2, 2, 2)
+    with pytest.raises(SettingError, match="envs=4: must be at most 3 with data.split=true.*7 training images"):
+        split_sizes(images, 2, 4)
+
+
+def test_split_training_gives_every_env_its_chunk_of_one_permutation() -> None:
+    split = Split(num_envs=3, batch_size=2, num_batches=2, train_samples=4, val_samples=0)
+    key = keys(DATA_ORDER, range(1))
+    order = split_training_order(key, 13, 4, split)
+    permutation = training_order(key, 13, 4 * 13, 13)[0]
+    # global batches are places 0..5 and 6..11, the 13th image is dropped; env 1 has places 2, 3 and 8, 9
+    assert torch.equal(order[1], permutation[[2, 3, 8, 9]])
+    assert torch.equal(order.flatten().sort().values, permutation[:12].sort().values)
+    assert not torch.equal(order, split_training_order(key, 13, 5, split))
+
+
+@pytest.mark.parametrize(
+    ("num_test", "batch_size", "num_envs"), [(5, 1, 3), (23, 2, 4), (16, 2, 4), (3, 2, 4), (9, 5, 1)]
+)
+def test_split_validation_equals_tensor_split(num_test: int, batch_size: int, num_envs: int) -> None:
+    filler = torch.zeros(num_test, 1)
+    images = ImageSet("x", torch.zeros(99, 1), torch.zeros(99), filler, torch.zeros(num_test), MEAN, STD, "", "")
+    order = split_validation_order(num_test, split_sizes(images, batch_size, num_envs))
+    chunks = [part.tensor_split(num_envs) for part in torch.arange(num_test).split(batch_size * num_envs)]
+    for env in range(num_envs):
+        expected = torch.cat([chunk[env] for chunk in chunks])
+        assert torch.equal(order[env][order[env] >= 0], expected)
+    assert order.shape[1] == max(int((row >= 0).sum()) for row in order)

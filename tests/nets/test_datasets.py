@@ -1,0 +1,312 @@
+"""Image sets: the official layouts are read, what is broken or hostile is refused with a clear message."""
+
+import io
+import os
+import pickle
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from esper_soa.errors import DataError, SettingError
+from esper_soa.nets import cifar
+from esper_soa.nets.cifar import BINARY_NAMES, PYTHON_NAMES, parse_binary, parse_pickle, read_cifar10
+from esper_soa.nets.config import DataConfig
+from esper_soa.nets.datasets import FASHION32_FILE, FASHION32_MEAN, FASHION32_STD, load_images
+
+FASHION32_IDENTITY = "a30f81a6ace114d0dc7ec5ef9bc4ff27e48ae47454073bc37977fd1de15a39a0"
+NUM_IMAGES = 3  # per batch file of the tests
+
+
+def batch(number: int) -> tuple[np.ndarray, list[int]]:
+    """Pixels uint8 [3, 3072] and labels of batch file `number`; all distinct."""
+    pixels = np.random.default_rng(number).integers(0, 256, (NUM_IMAGES, 3072)).astype(np.uint8)
+    return pixels, [number, 9, (number + 3) % 10]
+
+
+def binary(number: int) -> bytes:
+    pixels, labels = batch(number)
+    return b"".join(bytes([label]) + image.tobytes() for label, image in zip(labels, pixels, strict=True))
+
+
+def python2_pickle(number: int) -> bytes:
+    """The batch as Python 2 and its numpy wrote the official files: protocol 2, byte strings, numpy.core names."""
+    pixels, labels = batch(number)
+    data = pixels.tobytes()
+    array = (
+        b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(K\x00tU\x01btR"
+        b"(K\x01(K\x03M\x00\x0ctcnumpy\ndtype\n(U\x02u1K\x00K\x01tR(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+        b"\x89T" + len(data).to_bytes(4, "little") + data + b"tb"
+    )
+    numbers = b"".join(b"K" + bytes([label]) for label in labels)
+    return b"\x80\x02}(U\x04data" + array + b"U\x06labels](" + numbers + b"eU\x0bbatch_labelU\x05batchu."
+
+
+def modern_pickle(number: int) -> bytes:
+    """The batch as a present numpy pickles it, with text keys."""
+    pixels, labels = batch(number)
+    return pickle.dumps({"data": pixels, "labels": labels, "filenames": [b"", "x"]}, protocol=2)
+
+
+def write_folder(folder: Path, names: tuple[str, ...], content: Callable[[int], bytes]) -> Path:
+    folder.mkdir(parents=True)
+    for number, name in enumerate(names):
+        (folder / name).write_bytes(content(number))
+    return folder
+
+
+def write_archive(path: Path, members: list[tuple[str, bytes]], mode: str = "w:gz") -> Path:
+    with tarfile.open(path, mode) as archive:
+        for name, content in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return path
+
+
+def official_members(names: tuple[str, ...], content: Callable[[int], bytes]) -> list[tuple[str, bytes]]:
+    members = [(f"cifar-10-batches/{name}", content(number)) for number, name in enumerate(names)]
+    return [("cifar-10-batches/readme.html", b"<html>"), *members]
+
+
+def assert_all_batches(root: Path) -> None:
+    found = read_cifar10(str(root))
+    pixels, labels = zip(*(batch(number) for number in range(6)), strict=True)
+    assert found.train_labels.tolist() == sum(labels[:5], [])
+    assert found.test_labels.tolist() == labels[5]
+    assert found.train_images.shape == (15, 32, 32, 3)
+    # the last image of batch 1, row 2, column 7, green: plane 1 of 1024 values, 32 per row
+    assert found.train_images[5, 2, 7, 1] == pixels[1][2, 1024 + 2 * 32 + 7]
+    assert np.array_equal(found.test_images.transpose(0, 3, 1, 2).reshape(3, 3072), pixels[5])
+
+
+@pytest.mark.parametrize("content", [python2_pickle, modern_pickle])
+def test_python_batches_are_read_from_their_folder_or_from_the_one_above(
+    tmp_path: Path, content: Callable[[int], bytes]
+) -> None:
+    folder = write_folder(tmp_path / "cifar-10-batches-py", PYTHON_NAMES, content)
+    assert_all_batches(folder)
+    assert_all_batches(tmp_path)
+
+
+def test_binary_batches_are_read(tmp_path: Path) -> None:
+    write_folder(tmp_path / "cifar-10-batches-bin", BINARY_NAMES, binary)
+    assert_all_batches(tmp_path)
+
+
+def test_archives_are_read_by_name_or_from_their_folder(tmp_path: Path) -> None:
+    path = write_archive(tmp_path / "cifar-10-python.tar.gz", official_members(PYTHON_NAMES, python2_pickle))
+    assert_all_batches(path)
+    assert_all_batches(tmp_path)
+    assert_all_batches(write_archive(tmp_path / "b.tar.gz", official_members(BINARY_NAMES, binary)))
+    assert_all_batches(write_archive(tmp_path / "b.tar", official_members(BINARY_NAMES, binary), "w"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b.tar", "b.tar.gz", "cifar-10-python.tar.gz"]
+
+
+class Command:
+    """Pickles to a call of os.system that would make the file `path`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
+        return os.system, (f"touch {self.path}",)
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 4, 5])
+def test_a_pickle_that_runs_a_command_is_refused_by_name(tmp_path: Path, protocol: int) -> None:
+    trace = tmp_path / "trace"
+    content = pickle.dumps({"data": Command(trace)}, protocol)
+    with pytest.raises(DataError, match=r"data_batch_1 asks for (posix|nt)\.system"):
+        parse_pickle(content, "data_batch_1")
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "broken or truncated"),
+        (b"<html>not found</html>", "broken or truncated"),
+        (python2_pickle(0)[:5000], "broken or truncated"),
+        (python2_pickle(0)[:-1], "broken or truncated"),
+        (pickle.dumps([1]), "holds no dictionary"),
+        (pickle.dumps({"data": [1], "labels": [1]}), "lacks `data` or `labels`"),
+        (pickle.dumps({"data": batch(0)[0], "fine_labels": [1]}, 2), "CIFAR-100 cannot be used"),
+        (pickle.dumps({"data": batch(0)[0], "labels": [1, 2]}, 2), "has 3 images but 2 labels"),
+        (pickle.dumps({"data": batch(0)[0], "labels": [1, 2, 10]}, 2), "a label outside 0 to 9"),
+        (pickle.dumps({"data": batch(0)[0], "labels": [1, 2, True]}, 2), "a label outside 0 to 9"),
+        (pickle.dumps({"data": batch(0)[0][:, :3000], "labels": [1, 2, 3]}, 2), r"shape \(3, 3000\)"),
+        (pickle.dumps({"data": batch(0)[0].astype(np.float32), "labels": [1, 2, 3]}, 2), "unsigned bytes"),
+        (python2_pickle(0).replace(b"(K\x03M\x00\x0ct", b"(K\x04M\x00\x0ct"), "the 4 x 3072 bytes of its shape"),
+        (pickle.dumps(bytearray(8), 5), "instruction BYTEARRAY8"),
+        (b"\x80\x02]r\xff\xff\xff\x7f.", "memo entries"),
+        (b"\x80\x02c__builtin__\nbytes\nJ\xff\xff\xff\x7f\x85R.", "broken or truncated"),
+        (b"\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00aX\x03\x00\x00\x00zip\x86R.", "unexpected use of _codecs.encode"),
+        (b"\x80\x02c_codecs\nencode\n}b.", "holds no dictionary"),
+        (b"\x80\x02" + b"(" * 50 + b".", "broken or truncated"),
+    ],
+)  # fmt: skip
+def test_a_broken_pickle_is_refused_with_its_reason(content: bytes, message: str) -> None:
+    with pytest.raises(DataError, match=message) as caught:
+        parse_pickle(content, "data_batch_1")
+    assert "data_batch_1" in str(caught.value)
+    assert "set data.name=fashion32" in str(caught.value)
+
+
+def test_a_pickle_cannot_grow_by_encoding_one_text_many_times() -> None:
+    text = b"X\x00\x04\x00\x00" + b"a" * 1024 + b"q\x01"
+    once = b"c_codecs\nencode\n" + b"h\x01" + b"X\x06\x00\x00\x00latin1\x86R"
+    with pytest.raises(DataError, match="unexpected use of _codecs.encode"):
+        parse_pickle(b"\x80\x02](" + text + once * 100 + b"e.", "data_batch_1")
+
+
+def test_fortran_ordered_data_is_read_in_its_order() -> None:
+    pixels, labels = batch(4)
+    content = pickle.dumps({"data": np.asfortranarray(pixels), "labels": labels}, 2)
+    assert np.array_equal(parse_pickle(content, "x")[0], parse_pickle(modern_pickle(4), "x")[0])
+
+
+def test_a_binary_batch_of_the_wrong_size_or_label_is_refused() -> None:
+    for content in (b"", binary(0)[:-1], b"\0" * 3074):
+        with pytest.raises(DataError, match="not a multiple of 3073"):
+            parse_binary(content, "data_batch_1.bin")
+    with pytest.raises(DataError, match="a label outside 0 to 9"):
+        parse_binary(b"\x0a" + bytes(3072), "data_batch_1.bin")
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "cifar", PYTHON_NAMES, python2_pickle)
+    (folder / "data_batch_3").unlink()
+    with pytest.raises(DataError, match="incomplete, without data_batch_3"):
+        read_cifar10(str(folder))
+
+
+def test_a_place_without_cifar_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no such folder or archive"):
+        read_cifar10(str(tmp_path / "nowhere"))
+    with pytest.raises(DataError, match="holds no CIFAR-10"):
+        read_cifar10(str(tmp_path))
+
+
+def test_a_file_or_member_beyond_the_limit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_folder(tmp_path / "cifar", PYTHON_NAMES, python2_pickle)
+    archive = write_archive(tmp_path / "a.tar.gz", official_members(PYTHON_NAMES, python2_pickle))
+    monkeypatch.setattr(cifar, "MAX_FILE_BYTES", 100)
+    with pytest.raises(DataError, match="data_batch_1: not a file of at most"):
+        read_cifar10(str(folder))
+    with pytest.raises(DataError, match="data_batch_1 is not a plain file of at most"):
+        read_cifar10(str(archive))
+    monkeypatch.setattr(cifar, "MAX_ARCHIVE_BYTES", 1000)
+    with pytest.raises(DataError, match="unpacks to more than"):
+        read_cifar10(str(archive))
+
+
+def test_hostile_archives_are_refused(tmp_path: Path) -> None:
+    content = python2_pickle(0)
+    for name in ("/etc/data_batch_1", "../data_batch_1"):
+        with pytest.raises(DataError, match="points outside the archive"):
+            read_cifar10(str(write_archive(tmp_path / "a.tar.gz", [(name, content)])))
+    with pytest.raises(DataError, match="holds data_batch_1 twice"):
+        read_cifar10(
+            str(write_archive(tmp_path / "a.tar.gz", [("a/data_batch_1", content), ("data_batch_1", content)]))
+        )
+    with tarfile.open(tmp_path / "link.tar.gz", "w:gz") as archive:
+        link = tarfile.TarInfo("data_batch_1")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        archive.addfile(link)
+    with pytest.raises(DataError, match="data_batch_1 is not a plain file"):
+        read_cifar10(str(tmp_path / "link.tar.gz"))
+
+
+def test_a_truncated_archive_or_another_file_is_refused(tmp_path: Path) -> None:
+    whole = write_archive(tmp_path / "a.tar.gz", official_members(PYTHON_NAMES, python2_pickle))
+    for name, content in (
+        ("half.tar.gz", whole.read_bytes()[:20000]),
+        ("page.tar.gz", b"<html>"),
+        ("empty.tar.gz", b""),
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(DataError, match=name):
+            read_cifar10(str(tmp_path / name))
+    with pytest.raises(DataError, match=r"incomplete, without data_batch_1, .*test_batch"):
+        read_cifar10(str(write_archive(tmp_path / "other.tar", [("readme", b"hello")], "w")))
+
+
+def test_auto_without_a_root_takes_fashion32_and_says_why() -> None:
+    images = load_images(DataConfig(), "cpu")
+    assert images.name == "fashion32"
+    assert images.source == (
+        "fashion32, the embedded subset of Fashion-MNIST (data.name=auto takes it as data.root is empty): "
+        "5000 training and 1000 test images."
+    )
+
+
+def test_auto_with_a_root_takes_cifar_and_says_why(tmp_path: Path) -> None:
+    write_folder(tmp_path / "cifar-10-batches-bin", BINARY_NAMES, binary)
+    images = load_images(DataConfig(root=str(tmp_path)), "cpu")
+    assert images.name == "cifar10"
+    assert images.mean == (0.4914, 0.4822, 0.4465)
+    assert images.source == (
+        f"CIFAR-10 from {tmp_path}/cifar-10-batches-bin (data.name=auto takes it as data.root is set): "
+        "15 training and 3 test images."
+    )
+    assert load_images(DataConfig(name="cifar10", root=str(tmp_path)), "cpu").identity == images.identity
+    assert load_images(DataConfig(name="fashion32", root=str(tmp_path)), "cpu").name == "fashion32"
+
+
+def test_a_root_that_cannot_be_used_is_an_error_even_with_auto(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="holds no CIFAR-10"):
+        load_images(DataConfig(root=str(tmp_path)), "cpu")
+    with pytest.raises(SettingError, match="data.root"):
+        load_images(DataConfig(name="cifar10"), "cpu")
+
+
+def test_fashion32_is_whole_balanced_and_mixed() -> None:
+    images = load_images(DataConfig(name="fashion32"), "cpu")
+    assert images.identity == FASHION32_IDENTITY
+    assert images.train_images.shape == (5000, 32, 32, 3)
+    assert images.test_images.shape == (1000, 32, 32, 3)
+    assert images.train_images.dtype == images.test_images.dtype == torch.uint8
+    assert images.train_labels.bincount().tolist() == [500] * 10
+    assert images.test_labels.bincount().tolist() == [100] * 10
+    assert images.train_labels[:100].unique().numel() == 10
+    border = torch.ones(32, 32, dtype=torch.bool)
+    border[2:30, 2:30] = False
+    assert int(images.train_images[:, border].max()) == 0
+    assert torch.equal(images.train_images[..., 0], images.train_images[..., 2])
+    assert "Zalando" in (FASHION32_FILE.parent / "LICENSE-fashion-mnist.txt").read_text()
+
+
+def test_statistics_of_fashion32_are_those_of_its_training_images() -> None:
+    values = load_images(DataConfig(name="fashion32"), "cpu").train_images[..., 0].double() / 255
+    assert (round(float(values.mean()), 4),) * 3 == FASHION32_MEAN
+    assert (round(float(values.std()), 4),) * 3 == FASHION32_STD
+
+
+def test_synthetic_images_are_the_same_every_time_and_can_be_told_apart() -> None:
+    images = load_images(DataConfig(name="synthetic", synthetic_train=40, synthetic_test=30), "cpu")
+    more = load_images(DataConfig(name="synthetic", synthetic_train=50, synthetic_test=30), "cpu")
+    assert torch.equal(more.train_images[:40], images.train_images)
+    assert torch.equal(more.test_images, images.test_images)
+    assert images.train_labels.tolist() == list(range(10)) * 4
+    assert not torch.equal(images.train_images[0], images.train_images[10])  # same class, other noise
+    assert not torch.equal(images.train_images[0], images.test_images[0])
+    means = images.train_images.double().view(4, 10, -1).mean(0)
+    nearest = torch.cdist(images.test_images.double().flatten(1), means).argmin(1)
+    assert torch.equal(nearest, images.test_labels)
+
+
+def test_real_cifar_has_the_statistics_that_are_used_for_it() -> None:
+    root = os.environ.get("ESPER_SOA_CIFAR") or str(Path(__file__).parents[3] / "shared" / "data")
+    if not Path(root).exists():
+        pytest.skip("no CIFAR-10: set ESPER_SOA_CIFAR to its folder")
+    images = load_images(DataConfig(name="cifar10", root=root), "cpu")
+    values = images.train_images.double().flatten(0, 2) / 255
+    assert torch.allclose(values.mean(0), torch.tensor(images.mean).double(), atol=0.005)
+    assert torch.allclose(values.std(0), torch.tensor(images.std).double(), atol=0.005)
+    shares = images.train_labels.bincount() / len(images.train_labels)
+    assert shares.shape == (10,)
+    assert float(shares.min()) > 0.08
