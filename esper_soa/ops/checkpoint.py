@@ -9,7 +9,7 @@ import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeAlias
-from zipfile import BadZipFile
+from zipfile import BadZipFile, ZipFile
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ from esper_soa.errors import UserError
 
 FORMAT = "esper_soa checkpoint"
 VERSION = 1
+# What zipfile and torch raise for files that are cut off, foreign, or made to break the reader.
+UNREADABLE = (RuntimeError, EOFError, OSError, ValueError, LookupError, TypeError, AttributeError, BadZipFile)
 Content: TypeAlias = (
     None | bool | int | float | str | Tensor | list["Content"] | tuple["Content", ...] | dict[str, "Content"]
 )
@@ -53,12 +55,15 @@ def load_checkpoint(path: Path, device: torch.device) -> dict[str, Content]:
     Raises CheckpointError for a file that is missing, cut off, foreign, or of another version.
     """
     try:
+        damaged = _damaged_member(path)
+        if damaged is not None:
+            raise CheckpointError(f"checkpoint {path}: damaged (checksum of {damaged} does not fit)")
         record = torch.load(path, map_location=device, weights_only=True)
     except FileNotFoundError as error:
         raise CheckpointError(f"checkpoint {path}: there is no such file") from error
     except pickle.UnpicklingError as error:
         raise CheckpointError(f"checkpoint {path}: not trusted or broken ({_first_line(error)})") from error
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError, BadZipFile) as error:
+    except UNREADABLE as error:
         raise CheckpointError(f"checkpoint {path}: cut off or not a checkpoint ({_first_line(error)})") from error
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         raise CheckpointError(f"checkpoint {path}: written by another program")
@@ -67,6 +72,12 @@ def load_checkpoint(path: Path, device: torch.device) -> dict[str, Content]:
             f"checkpoint {path}: has version {record.get('version')}, this program reads version {VERSION}"
         )
     return record["content"]
+
+
+def _damaged_member(path: Path) -> str | None:
+    """The first part of the file whose checksum does not fit, which torch does not look at; None where all do."""
+    with ZipFile(path) as parts:
+        return parts.testzip()
 
 
 def _sync_folder(folder: Path) -> None:

@@ -1,0 +1,106 @@
+"""Progress: what plain lines say and when, the pace behind them, the log file."""
+
+import io
+import math
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from esper_soa.ops.progress import Pace, Progress, duration, logging_to
+
+
+class Clock:
+    """A clock that moves when told."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def plain_console() -> Console:
+    return Console(file=io.StringIO(), width=40)
+
+
+def written(console: Console) -> list[str]:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().splitlines()
+
+
+def test_pace_is_env_steps_per_second_and_the_rest_at_that_pace() -> None:
+    clock = Clock()
+    pace = Pace(total=40, clock=clock)
+    assert math.isnan(pace.eps)
+    clock.now += 2.0
+    pace.advance(8)
+    # 8 env-steps in 2 s are 4 per second; 32 are left: 8 s
+    assert (pace.eps, pace.left) == (4.0, 8.0)
+
+
+def test_pace_forgets_a_slow_start() -> None:
+    clock = Clock()
+    pace = Pace(total=1000, clock=clock)
+    clock.now += 500.0
+    pace.advance(1)
+    for _ in range(50):
+        clock.now += 0.5
+        pace.advance(1)
+    # the last 50 reports: one env-step per half second
+    assert pace.eps == 2.0
+
+
+def test_plain_lines_come_at_the_interval_and_at_the_end() -> None:
+    clock, console = Clock(), plain_console()
+    with Progress(total=40, console=console, interval=10.0, clock=clock) as progress:
+        for number in range(5):
+            clock.now += 4.0
+            progress.advance(8, "round 1/1", accuracy=10.0 + number, reward=-0.5)
+    # 8 env-steps every 4 s; lines at 12 s (first after 10 s) and at the end (20 s)
+    assert written(console) == [
+        "round 1/1  24/40 env-steps  2.0 EPS  accuracy 12.00 %  reward -0.50  left 8s",
+        "round 1/1  40/40 env-steps  2.0 EPS  accuracy 14.00 %  reward -0.50  left 0s",
+    ]
+
+
+def test_unknown_numbers_show_as_dashes() -> None:
+    clock, console = Clock(), plain_console()
+    with Progress(total=1, console=console, clock=clock) as progress:
+        progress.advance(1, "start", accuracy=math.nan, reward=math.nan)
+    assert written(console) == ["start  1/1 env-steps  -- EPS  accuracy -- %  reward --  left --"]
+
+
+def test_progress_can_be_switched_off() -> None:
+    console = plain_console()
+    with Progress(total=1, console=console, style="off") as progress:
+        progress.advance(1, "start", accuracy=1.0, reward=1.0)
+    assert written(console) == []
+
+
+def test_a_terminal_gets_a_live_bar_with_the_same_facts() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=200)
+    clock = Clock()
+    with Progress(total=16, console=console, clock=clock) as progress:
+        clock.now += 4.0
+        progress.advance(8, "round 1/2", accuracy=12.5, reward=1.0)
+    shown = "\n".join(written(console))
+    for fact in ("round 1/2", "8/16 env-steps", "2.0 EPS", "accuracy 12.50 %", "reward +1.00", "left 4s"):
+        assert fact in shown
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.4, "0s"), (59.4, "59s"), (59.6, "1m00s"), (185.0, "3m05s"), (7620.0, "2h07m"), (math.nan, "--")],
+)
+def test_durations_read_well(seconds: float, words: str) -> None:
+    assert duration(seconds) == words
+
+
+def test_log_lines_go_to_console_as_they_are_and_to_the_file_with_times(tmp_path: Path) -> None:
+    console = plain_console()
+    with logging_to(tmp_path / "log.txt", console) as log:
+        log.info("data: fashion32 [embedded], a line that is longer than the console is wide")
+    log.info("after the run")
+    assert written(console) == ["data: fashion32 [embedded], a line that is longer than the console is wide"]
+    assert (tmp_path / "log.txt").read_text().endswith(" INFO " + written(console)[0] + "\n")

@@ -1,0 +1,64 @@
+"""metrics.jsonl: always valid JSON, one line per record, on disk at once."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from esper_soa.ops.telemetry import MetricsWriter, json_line
+
+
+def strict(line: str) -> object:
+    """Parse JSON as the standard has it: NaN and Infinity are errors."""
+
+    def refuse(word: str) -> None:
+        raise ValueError(word)
+
+    return json.loads(line, parse_constant=refuse)
+
+
+def test_a_record_comes_back_as_it_went_in() -> None:
+    record = {
+        "round": 3,
+        "accuracy": 41.25,
+        "heads": {"op": 0.5},
+        "stages": [1, 2],
+        "done": True,
+        "note": "a\nb",
+        "x": None,
+    }
+    assert strict(json_line(record)) == record
+    assert "\n" not in json_line(record)
+
+
+def test_what_json_cannot_hold_becomes_null_and_is_named() -> None:
+    record = {"loss": math.nan, "heads": {"op": math.inf, "slot": 1.0}, "rewards": [0.0, -math.inf]}
+    assert strict(json_line(record)) == {
+        "loss": None,
+        "heads": {"op": None, "slot": 1.0},
+        "rewards": [0.0, None],
+        "non_finite": ["loss=nan", "heads.op=inf", "rewards[1]=-inf"],
+    }
+
+
+def test_a_value_that_is_no_plain_number_is_refused_by_name() -> None:
+    with pytest.raises(TypeError, match=r"heads\.op: a complex"):
+        json_line({"heads": {"op": 1j}})  # type: ignore[dict-item]
+
+
+def test_every_line_is_on_disk_before_the_writer_closes(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with MetricsWriter(path) as metrics:
+        metrics.write({"round": 1})
+        assert path.read_text() == '{"round":1}\n'
+        metrics.write({"round": 2})
+    assert [strict(line) for line in path.read_text().splitlines()] == [{"round": 1}, {"round": 2}]
+
+
+def test_a_writer_appends_to_what_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    for number in (1, 2):
+        with MetricsWriter(path) as metrics:
+            metrics.write({"round": number})
+    assert path.read_text() == '{"round":1}\n{"round":2}\n'
