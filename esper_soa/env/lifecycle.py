@@ -146,7 +146,7 @@ def apply(
     An op that is not applicable, or whose gate fails, changes nothing and has no success.
     """
     op = effective_op(slots, ramp, action, cfg)
-    orders = _decode(action, torch.where(target_slot(action, slots.stage.shape[-1]), op.unsqueeze(-1), Op.WAIT))
+    orders = decode(action, torch.where(target_slot(action, slots.stage.shape[-1]), op.unsqueeze(-1), Op.WAIT))
     was_live = slots.live
     slots, ramp, done = carry_out(slots, ramp, orders, accuracy, gates)
     done_by_env = done.any(-1)
@@ -161,7 +161,7 @@ def apply(
     return slots, ramp, outcome
 
 
-def _decode(action: Action, op: Tensor) -> Orders:
+def decode(action: Action, op: Tensor) -> Orders:
     """The choices of the action heads [N] as values [N, 1], for the op of every slot [N, S]."""
     style = action.style.unsqueeze(-1)
     curve = action.alpha_curve.unsqueeze(-1)
@@ -302,8 +302,7 @@ def enter(slots: Slots, ramp: Ramp, stage: Tensor) -> tuple[Slots, Ramp]:
 
 
 def _first_ramp(slots: Slots, ramp: Ramp, where: Tensor) -> Ramp:
-    """The ramp chosen at germination: from the present alpha to the seed's goal, in `tempo` ticks, as style has it."""
-    ramp = ramp.replace(alpha=torch.where(where, slots.alpha, ramp.alpha))
+    """The ramp chosen at germination: from alpha 0 to the seed's goal, in `tempo` ticks, as style has it."""
     steepness = torch.full_like(ramp.steepness, RAMP_STEEPNESS)
     return retarget(ramp, where, slots.alpha_goal, slots.tempo, _pick(slots.style, STYLE_CURVE), steepness)
 
