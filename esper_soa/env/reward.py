@@ -8,23 +8,14 @@ import torch
 from torch import Tensor
 
 from esper_soa.env.config import PBRS_GAMMA, RewardConfig
+from esper_soa.env.lifecycle import target_slot
 from esper_soa.env.parameters import fossilized_params, occupied_params, total_params
 from esper_soa.env.reward_modes import score
 from esper_soa.env.reward_records import RewardInputs, RewardSettings, RewardTerms, SlotReadings
 from esper_soa.env.reward_terms import MIN_CONTRIBUTION, slot_op
 from esper_soa.env.scaffold import hindsight_credit, received_boosts
-from esper_soa.state import (
-    HISTORY,
-    LEDGER_FLOAT,
-    Action,
-    ActionOutcome,
-    Attribution,
-    EnvState,
-    Signals,
-    Slots,
-    Totals,
-    stage_in,
-)
+from esper_soa.env.signals import stable_accuracy
+from esper_soa.state import LEDGER_FLOAT, Action, ActionOutcome, Attribution, EnvState, Slots, Totals, stage_in
 from esper_soa.vocabulary import Op, Stage
 
 RENT_STAGES = (Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED)
@@ -77,11 +68,10 @@ def reward_inputs(
     """What the ledger and this env-step's attribution say to the reward."""
     slots, signals, cfg = state.slots, state.signals, settings.config
     effective, shock = rent_and_shock(slots, settings)
-    index = torch.arange(slots.stage.shape[1], device=op.device)
     host = torch.full_like(signals.val_accuracy, settings.counts.host)
     return RewardInputs(
         has_seed=slots.live,
-        target=index == action.slot.unsqueeze(1),
+        target=target_slot(action, slots.stage.shape[1]),
         stage=slots.stage,
         stage_age=slots.stage_age,
         previous_stage=slots.previous_stage,
@@ -134,15 +124,6 @@ def rent_and_shock(slots: Slots, settings: RewardSettings) -> tuple[Tensor, Tens
     effective = torch.where(paying, cfg.base_slot_rent_ratio * host + alpha * params, 0.0).sum(1)
     weight = torch.where(slots.rent_params > 0, slots.rent_params, 0.0) / max(host, cfg.rent_host_params_floor)
     return effective, ((alpha - slots.rent_alpha).square() * weight).sum(1)
-
-
-def stable_accuracy(signals: Signals, window: int) -> Tensor:
-    """Smallest accuracy [N] of the last `window` env-steps of the episode, this one included."""
-    recent = signals.accuracy_history[:, HISTORY - window :]
-    age = torch.arange(window - 1, -1, -1, device=recent.device)
-    known = age < signals.step.unsqueeze(1)
-    lowest = torch.where(known, recent, torch.inf).amin(1)
-    return torch.minimum(lowest, signals.val_accuracy)
 
 
 def adjust(
@@ -202,8 +183,7 @@ def settle_fossils(state: EnvState, action: Action, outcome: ActionOutcome) -> E
     accuracy rose by at least 1 point since its seed's first record.
     """
     slots, totals = state.slots, state.totals
-    index = torch.arange(slots.stage.shape[1], device=action.slot.device)
-    fresh = outcome.fossilized.unsqueeze(1) & (index == action.slot.unsqueeze(1))
+    fresh = outcome.fossilized.unsqueeze(1) & target_slot(action, slots.stage.shape[1])
     improvement = torch.where(fresh, slots.total_improvement, 0.0).sum(1)
     credit = hindsight_credit(received_boosts(state.boosts, action.slot), improvement, state.signals.step)
     totals = totals.replace(

@@ -40,8 +40,10 @@ def credit_for_boost(boost: Tensor, improvement: Tensor, weight: float = HINDSIG
 
 
 def hindsight_credit(received: Tensor, improvement: Tensor, step: Tensor) -> Tensor:
-    """Credit [N] for all boosts [N, S, T] to a seed that is fossilised at env-step `step` [N]: discounted, capped."""
-    when = torch.arange(1, received.shape[2] + 1, device=received.device)
-    delay = (step.view(-1, 1, 1) - when).clamp(min=0).to(LEDGER_FLOAT)
-    credit = credit_for_boost(received, improvement.view(-1, 1, 1)) * torch.pow(PBRS_GAMMA, delay)
-    return credit.sum((1, 2)).clamp(max=HINDSIGHT_CAP)
+    """Credit [N] for all boosts [N, S, T] to a seed that is fossilised at env-step `step` [N]: discounted, capped.
+
+    A boost at env-step t counts PBRS_GAMMA ** (step - t).
+    """
+    when = torch.arange(1, received.shape[2] + 1, device=received.device, dtype=LEDGER_FLOAT)
+    credit = credit_for_boost(received, improvement.view(-1, 1, 1)).sum(1) * torch.pow(PBRS_GAMMA, -when)
+    return (credit.sum(1) * torch.pow(PBRS_GAMMA, step.to(LEDGER_FLOAT))).clamp(max=HINDSIGHT_CAP)
