@@ -21,6 +21,7 @@ OBSERVED_STAGES = (
     Stage.UNKNOWN, Stage.DORMANT, Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING,
     Stage.HOLDING, Stage.FOSSILIZED, Stage.PRUNED, Stage.EMBARGOED, Stage.RESETTING,
 )  # fmt: skip
+FEATURE_LIMIT = 102.0  # beyond symlog / 7 of the largest float64; only infinities reach it
 NUM_ENV_FEATURES = 23
 NUM_SLOT_FEATURES = 31
 
@@ -28,12 +29,12 @@ NUM_SLOT_FEATURES = 31
 def observe(state: EnvState, max_steps: int) -> Observation:
     """What the policy sees of N envs; `max_steps` is the number of env-steps of an episode.
 
-    A feature whose source is not finite reads as the largest float for infinities and 0 for NaN, before symlog.
+    A feature that is not finite reads 0 where it is NaN and FEATURE_LIMIT where it is infinite.
     """
     slots, ramp, signals = state.slots, state.ramp, state.signals
     env = env_features(signals, signals.step, slots.stage, max_steps)
     seeds = slot_features(slots, ramp, alpha_velocity(ramp), ticks_left(ramp), max_steps)
-    features = torch.cat((env, seeds.flatten(-2)), -1)
+    features = torch.cat((env, seeds.flatten(-2)), -1).nan_to_num(0.0).clamp(-FEATURE_LIMIT, FEATURE_LIMIT)
     return Observation(
         features=features.to(torch.float32),
         blueprints=torch.where(slots.empty, Blueprint.NONE, slots.blueprint),
@@ -77,13 +78,13 @@ def env_features(signals: Signals, num_recorded: Tensor, stage: Tensor, max_step
     lag = torch.arange(OBSERVED_HISTORY - 1, -1, -1, device=stage.device)
     recorded = lag < num_recorded.unsqueeze(-1)
     losses = _symlog(signals.loss_history[:, -OBSERVED_HISTORY:]) / SYMLOG_SCALE
-    accuracies = _finite(signals.accuracy_history[:, -OBSERVED_HISTORY:]) / PERCENT
+    accuracies = signals.accuracy_history[:, -OBSERVED_HISTORY:] / PERCENT
     ops = torch.arange(len(OP_NAMES), device=stage.device)
     shares = (stage == Stage.TRAINING, stage == Stage.BLENDING, stage_in(stage, (Stage.HOLDING, Stage.FOSSILIZED)))
     scalars = (
         _progress(signals.step, max_steps),
         _symlog(signals.val_loss) / SYMLOG_SCALE,
-        _finite(signals.val_accuracy) / PERCENT,
+        signals.val_accuracy / PERCENT,
     )
     return torch.cat(
         (
@@ -111,23 +112,23 @@ def slot_features(slots: Slots, ramp: Ramp, velocity: Tensor, left: Tensor, max_
     features = (
         ~slots.empty,
         *stages,
-        _finite(slots.alpha),
+        slots.alpha,
         _points(slots.contribution),
         _points(slots.contribution_velocity),
         slots.tempo / TEMPO_SCALE,
-        _finite(ramp.target),
+        ramp.target,
         ramp.mode / AlphaMode.DOWN,
         _progress(ramp.length, max_steps),
         _progress(ramp.done, max_steps),
         _progress(left, max_steps),
-        _finite(velocity).clamp(-1.0, 1.0),
+        velocity.clamp(-1.0, 1.0),
         (slots.blend - 1) / 2.0,
         _points(slots.interaction_sum),
         torch.where(measured & torch.isfinite(slots.gradient_norm), _symlog(slots.gradient_norm) / SYMLOG_SCALE, 0.0),
-        torch.where(measured, _finite(slots.gradient_health).clamp(max=1.0), 0.0),
+        torch.where(measured, slots.gradient_health.clamp(max=1.0), 0.0),
         measured & slots.gradient_vanishing,
         measured & slots.gradient_exploding,
-        torch.where(slots.previous_health_known, _finite(slots.previous_health), UNKNOWN),
+        torch.where(slots.previous_health_known, slots.previous_health, UNKNOWN),
         _progress(slots.stage_age, max_steps),
         torch.where(slots.contribution_known, freshness, UNKNOWN),
         _progress(slots.seed_age, max_steps),
@@ -137,19 +138,13 @@ def slot_features(slots: Slots, ramp: Ramp, velocity: Tensor, left: Tensor, max_
 
 
 def _symlog(value: Tensor) -> Tensor:
-    """sign(x) ln(1 + |x|), of the nearest finite value."""
-    value = _finite(value)
+    """sign(x) ln(1 + |x|)."""
     return value.sign() * value.abs().log1p()
-
-
-def _finite(value: Tensor) -> Tensor:
-    """`value` with NaN as 0 and infinities as the largest float of its dtype."""
-    return torch.nan_to_num(value)
 
 
 def _points(value: Tensor) -> Tensor:
     """Percent points on a scale on which 10 reads 1, within [-1, 1]."""
-    return (_finite(value) / POINTS).clamp(-1.0, 1.0)
+    return (value / POINTS).clamp(-1.0, 1.0)
 
 
 def _progress(count: Tensor, max_steps: int) -> Tensor:

@@ -1,0 +1,166 @@
+"""The observation vector: features by name, worked out by hand, and nothing that is not finite."""
+
+import math
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+from esper_soa.env.governor import initial_guard
+from esper_soa.env.lifecycle import empty_slots, idle_ramp
+from esper_soa.env.observation import NUM_ENV_FEATURES, NUM_SLOT_FEATURES, feature_names, observe
+from esper_soa.env.reward import empty_totals
+from esper_soa.env.scaffold import empty_boosts
+from esper_soa.env.signals import initial_signals
+from esper_soa.state import HISTORY, EnvState
+from esper_soa.vocabulary import AlphaMode, Blend, Op, Stage
+
+SLOT_NAMES = ("r0c0", "r0c1")
+MAX_STEPS = 20
+
+
+def doubles(values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def new_state(num_envs=1, num_slots=2, device="cpu"):
+    device = torch.device(device)
+    return EnvState(
+        slots=empty_slots(num_envs, num_slots, device), ramp=idle_ramp(num_envs, num_slots, device),
+        signals=initial_signals(num_envs, device), guard=initial_guard(num_envs, device),
+        totals=empty_totals(num_envs, device), boosts=empty_boosts(num_envs, num_slots, MAX_STEPS, device),
+        batch_size=[num_envs],
+    )  # fmt: skip
+
+
+def named(observation, env=0):
+    """Features of one env by name."""
+    return dict(zip(feature_names(SLOT_NAMES), observation.features[env].tolist(), strict=True))
+
+
+def symlog(value):
+    return math.copysign(math.log1p(abs(value)), value) / 7
+
+
+def with_seed(state, **given):
+    """`state` with a seed in slot r0c1 of env 0; r0c0 stays empty."""
+    slots = state.slots.replace(stage=torch.tensor([[Stage.EMPTY, Stage.TRAINING]]))
+    changes = {}
+    for name, value in given.items():
+        old = slots.get(name)
+        changes[name] = torch.stack((old[:, 0], torch.full_like(old[:, 1], value)), 1)
+    return state.replace(slots=slots.replace(**changes))
+
+
+def test_names_and_features_agree_in_number_for_any_number_of_slots():
+    for names in (("r0c0",), SLOT_NAMES, tuple(f"r0c{i}" for i in range(6))):
+        size = NUM_ENV_FEATURES + NUM_SLOT_FEATURES * len(names)
+        assert len(set(feature_names(names))) == size
+        assert observe(new_state(3, len(names)), MAX_STEPS).features.shape == (3, size)
+
+
+def test_an_env_feature_block_by_hand():
+    state = new_state()
+    losses, accuracies = torch.zeros(1, HISTORY), torch.zeros(1, HISTORY)
+    losses[0, -2:], accuracies[0, -2:] = torch.tensor([3.0, 2.0]), torch.tensor([20.0, 40.0])
+    state = state.replace(signals=state.signals.replace(
+        step=torch.tensor([2]), val_loss=doubles([2.0]), val_accuracy=doubles([40.0]), loss_history=losses.double(),
+        accuracy_history=accuracies.double(), last_op=torch.tensor([Op.PRUNE]), last_success=torch.tensor([False]),
+    ))  # fmt: skip
+    seen = named(observe(state, MAX_STEPS))
+    expected = {
+        "step": 2 / 20, "val_loss": symlog(2.0), "val_accuracy": 0.4,
+        "val_loss_4_ago": -1, "val_loss_2_ago": -1, "val_loss_1_ago": symlog(3.0), "val_loss_0_ago": symlog(2.0),
+        "val_accuracy_2_ago": -1, "val_accuracy_1_ago": 0.2, "val_accuracy_0_ago": 0.4,
+        "last_success": 0, "last_op_wait": 0, "last_op_prune": 1, "last_op_advance": 0,
+    }  # fmt: skip
+    assert {name: seen[name] for name in expected} == pytest.approx(expected, abs=1e-6)
+
+
+def test_stage_shares_count_fossils_as_held():
+    state = new_state(1, 2)
+    state = state.replace(slots=state.slots.replace(stage=torch.tensor([[Stage.FOSSILIZED, Stage.TRAINING]])))
+    seen = named(observe(state, MAX_STEPS))
+    assert (seen["training_share"], seen["blending_share"], seen["holding_share"]) == (0.5, 0.0, 0.5)
+
+
+def test_an_empty_slot_is_all_zeros_without_a_blueprint():
+    state = with_seed(new_state(), alpha=0.3, blueprint=4)
+    observation = observe(state, MAX_STEPS)
+    seen = named(observation)
+    assert all(value == 0 for name, value in seen.items() if name.startswith("r0c0."))
+    assert observation.blueprints.tolist() == [[-1, 4]]
+
+
+def test_a_slot_block_by_hand():
+    state = with_seed(
+        new_state(), stage=Stage.BLENDING, stage_age=3, seed_age=30, tempo=8, blend=Blend.MULTIPLY, alpha=0.25,
+        contribution=-4.0, contribution_known=True, contribution_velocity=25.0, contribution_age=2,
+        interaction_sum=1.5, gradient_norm=9.0, gradient_health=0.6, gradient_vanishing=True, gradient_measured=True,
+        previous_health=0.8, previous_health_known=True,
+    )  # fmt: skip
+    full = {"start": 0.2, "target": 0.7, "length": 5, "done": 2, "mode": AlphaMode.UP}
+    state = state.replace(ramp=state.ramp.replace(**{
+        name: torch.full_like(state.ramp.get(name), value) for name, value in full.items()
+    }))  # fmt: skip
+    seen = named(observe(state, MAX_STEPS))
+    expected = {
+        "active": 1, "stage_blending": 1, "stage_training": 0, "alpha": 0.25, "contribution": -0.4,
+        "contribution_velocity": 1.0, "tempo": 8 / 12, "alpha_target": 0.7, "alpha_mode": 0.5, "ramp_length": 0.25,
+        "ramp_done": 0.1, "ramp_left": 0.15, "alpha_velocity": 0.1, "blend": 0.5, "interaction_sum": 0.15,
+        "gradient_norm": symlog(9.0), "gradient_health": 0.6, "gradient_vanishing": 1, "gradient_exploding": 0,
+        "previous_health": 0.8, "stage_age": 0.15, "contribution_freshness": 0.995**2, "seed_age": 1.0,
+    }  # fmt: skip
+    assert {name: seen[f"r0c1.{name}"] for name in expected} == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_seed_that_was_never_measured_is_not_fresh():
+    seen = named(observe(with_seed(new_state(), contribution_age=0), MAX_STEPS))
+    assert seen["r0c1.contribution_freshness"] == -1
+    assert seen["r0c1.previous_health"] == -1
+    assert seen["r0c1.gradient_health"] == 0
+
+
+def test_a_resting_ramp_has_no_velocity():
+    state = with_seed(new_state())
+    ramp = state.ramp.replace(target=torch.ones_like(state.ramp.target), length=torch.full_like(state.ramp.length, 5))
+    assert named(observe(state.replace(ramp=ramp), MAX_STEPS))["r0c1.alpha_velocity"] == 0
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
+def test_nothing_that_is_not_finite_leaves(broken):
+    state = with_seed(
+        new_state(), alpha=broken, contribution=broken, contribution_velocity=broken, interaction_sum=broken,
+        gradient_norm=broken, gradient_health=broken, gradient_measured=True, previous_health=broken,
+        previous_health_known=True, contribution_known=True,
+    )  # fmt: skip
+    history = torch.full((1, HISTORY), broken, dtype=torch.float64)
+    signals = state.signals.replace(
+        step=torch.tensor([HISTORY]), val_loss=doubles([broken]), val_accuracy=doubles([broken]),
+        loss_history=history, accuracy_history=history,
+    )  # fmt: skip
+    assert observe(state.replace(signals=signals), MAX_STEPS).features.isfinite().all()
+
+
+def test_envs_do_not_see_each_other():
+    state = new_state(2)
+    state = state.replace(signals=state.signals.replace(val_loss=doubles([math.nan, 2.0]), step=torch.tensor([1, 2])))
+    alone = new_state(1)
+    alone = alone.replace(signals=alone.signals.replace(val_loss=doubles([2.0]), step=torch.tensor([2])))
+    assert torch.equal(observe(state, MAX_STEPS).features[1], observe(alone, MAX_STEPS).features[0])
+
+
+def test_the_observation_compiles_to_one_graph_and_equals_eager():
+    torch._dynamo.reset()
+    counters.clear()
+    compiled = torch.compile(observe, backend="eager", fullgraph=True)
+    for age in (1, 5, 9):
+        state = with_seed(new_state(), contribution_age=age, contribution_known=True)
+        assert torch.equal(compiled(state, MAX_STEPS).features, observe(state, MAX_STEPS).features)
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+def test_the_observation_runs_on_the_meta_device():
+    observation = observe(new_state(2, 3, "meta"), MAX_STEPS)
+    assert observation.features.shape == (2, 23 + 31 * 3)
+    assert observation.features.dtype == torch.float32
