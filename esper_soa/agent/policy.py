@@ -41,7 +41,7 @@ class ResidualLSTM(nn.Module):
         super().__init__()
         self.hidden = hidden
         self.project = nn.Linear(num_inputs, hidden) if num_inputs != hidden else nn.Identity()
-        self.layers = nn.ModuleList(nn.LSTM(hidden, hidden) for _ in range(num_layers))
+        self.layers = nn.ModuleList(nn.LSTMCell(hidden, hidden) for _ in range(num_layers))
         self.layer_norms = nn.ModuleList(nn.LayerNorm(hidden) for _ in range(num_layers))
 
     def step(self, inputs: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
@@ -49,7 +49,7 @@ class ResidualLSTM(nn.Module):
         x = self.project(inputs)
         hidden, cell = [], []
         for i, (layer, norm) in enumerate(zip(self.layers, self.layer_norms, strict=True)):
-            h, c = torch.lstm_cell(x, (memory[0][:, i], memory[1][:, i]), *lstm_parameters(layer))
+            h, c = layer(x, (memory[0][:, i], memory[1][:, i]))
             x = norm(h) + x
             hidden.append(h)
             cell.append(c)
@@ -63,19 +63,22 @@ class ResidualLSTM(nn.Module):
         """
         x = self.project(inputs)
         for layer, norm in zip(self.layers, self.layer_norms, strict=True):
-            memory = (x.new_zeros(1, x.shape[1], self.hidden), x.new_zeros(1, x.shape[1], self.hidden))
+            memory = [x.new_zeros(1, x.shape[1], self.hidden)] * 2
             parts = []
             for start, end in zip(starts, [*starts[1:], x.shape[0]], strict=True):
                 fresh = reset[start].reshape(1, -1, 1)
-                part, memory = layer(x[start:end], tuple(torch.where(fresh, 0.0, m) for m in memory))
+                begin = [torch.where(fresh, 0.0, m) for m in memory]
+                part, *memory = torch.lstm(
+                    x[start:end], begin, lstm_parameters(layer), True, 1, 0.0, self.training, False, False
+                )
                 parts.append(part)
             x = norm(torch.cat(parts)) + x
         return x
 
 
 def lstm_parameters(layer: nn.Module) -> list[Tensor]:
-    """Input weight [4H, H], recurrent weight [4H, H] and both biases [4H] of a one-layer LSTM; gates i, f, g, o."""
-    return [layer.get_parameter(f"{name}_l0") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
+    """Input weight [4H, H], recurrent weight [4H, H] and both biases [4H] of a layer; gates i, f, g, o."""
+    return [layer.get_parameter(name) for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
 
 
 def segment_starts(reset: Tensor) -> list[int]:

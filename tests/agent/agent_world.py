@@ -1,0 +1,122 @@
+"""Small policies, random legal play and toy worlds for the tests of the learning agent."""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
+from esper_soa.agent.policy import RecurrentPolicy
+from esper_soa.agent.ppo import Learner
+from esper_soa.agent.protocol import restart
+from esper_soa.agent.rollout import Rollout, Row, new_rollout, write_
+from esper_soa.nets.streams import POLICY_SAMPLE, stream_keys, uniform
+from esper_soa.state import Masks, Observation
+from esper_soa.vocabulary import HEAD_NAMES, head_sizes
+
+CPU = torch.device("cpu")
+
+
+def small_policy(num_slots: int, num_features: int, seed: int = 0, layers: int = 1, **ppo: object) -> RecurrentPolicy:
+    network = NetworkConfig(hidden=32, features=32, layers=layers)
+    return RecurrentPolicy(PolicyConfig(network=network, ppo=PPOConfig(**ppo)), num_slots, num_features, seed)
+
+
+def masks_of_ops(op: Tensor, num_slots: int) -> Masks:
+    """Everything is legal but the ops outside op bool [N, 6]; the slot of a legal op is free."""
+    lead = op.shape[:1]
+    full = {
+        name: torch.ones(*lead, size, dtype=torch.bool)
+        for name, size in zip(HEAD_NAMES, head_sizes(num_slots), strict=True)
+    }
+    by_op = op.unsqueeze(-1).expand(*op.shape, num_slots).clone()
+    return Masks(**(full | {"op": op, "slot_by_op": by_op}), batch_size=lead)
+
+
+def random_masks(num_envs: int, num_slots: int, generator: torch.Generator) -> Masks:
+    """Random legal ops, always with WAIT, and random slots for them, at least one each."""
+    op = torch.rand(num_envs, 6, generator=generator) < 0.5
+    op[:, 0] = True
+    masks = masks_of_ops(op, num_slots)
+    by_op = torch.rand(num_envs, 6, num_slots, generator=generator) < 0.5
+    by_op[..., -1] = True
+    return masks.replace(slot_by_op=by_op & op.unsqueeze(-1))
+
+
+def random_rollout(policy: RecurrentPolicy, num_steps: int, num_envs: int, seed: int) -> Rollout:
+    """Play on random observations and masks; envs are restarted at random."""
+    generator = torch.Generator().manual_seed(seed)
+    num_features, num_slots = policy.mean.shape[0], policy.heads["slot"][-1].out_features
+    rollout = new_rollout(num_steps, num_envs, num_slots, num_features, CPU)
+    fresh = memory = policy.start(num_envs, CPU)
+    for t in range(num_steps):
+        reset = (torch.rand(num_envs, generator=generator) < 0.2) | (t == 0)
+        features = torch.randn(num_envs, num_features, generator=generator)
+        blueprints = torch.randint(-1, 13, (num_envs, num_slots), generator=generator)
+        masks = random_masks(num_envs, num_slots, generator)
+        noise = torch.rand(num_envs, 8, generator=generator)
+        memory = restart(memory, fresh, reset)
+        observation = Observation(features, blueprints, batch_size=[num_envs])
+        with torch.no_grad():
+            decision, memory = policy.decide(observation, masks, noise, memory)
+        row = Row(
+            features=features, blueprints=blueprints, masks=masks, action=decision.action,
+            effective_op=decision.action.op, log_probs=decision.log_probs, value=decision.value,
+            reward=torch.randn(num_envs, generator=generator),
+            terminal=torch.zeros(num_envs, dtype=torch.bool),
+            truncated=torch.full((num_envs,), t == num_steps - 1), reset=reset,
+            valid=torch.ones(num_envs, dtype=torch.bool),
+            contribution=torch.randn(num_envs, num_slots, generator=generator),
+            contribution_measured=blueprints >= 0, batch_size=[num_envs],
+        )  # fmt: skip
+        write_(rollout, t, row)
+    return Rollout(rollout.rows, torch.randn(num_envs, generator=generator))
+
+
+class World(Protocol):
+    """An episode of `num_steps` env-steps with one seed slot."""
+
+    num_steps: int
+
+    def features(self, t: int, cue: Tensor) -> Tensor: ...
+
+    def reward(self, t: int, cue: Tensor, row: Row) -> Tensor: ...
+
+
+def train(world: World, legal_ops: list[int], num_updates: int, seed: int, **ppo: object) -> list[float]:
+    """Mean raw reward per env and episode of every round; 64 envs, cue drawn from {0, 1} per env."""
+    num_envs = 64
+    no_floor = dict.fromkeys(HEAD_NAMES, 0.0)
+    policy = small_policy(1, 3, seed, probability_floor=no_floor, entropy_floor_penalty=no_floor, **ppo)
+    learner = Learner(
+        policy, PPOConfig(probability_floor=no_floor, entropy_floor_penalty=no_floor, **ppo), num_updates, seed
+    )
+    op = torch.zeros(num_envs, 6, dtype=torch.bool)
+    op[:, legal_ops] = True
+    masks = masks_of_ops(op, 1)
+    envs, no = torch.arange(num_envs), torch.zeros(num_envs, dtype=torch.bool)
+    history = []
+    for update in range(num_updates):
+        rollout = new_rollout(world.num_steps, num_envs, 1, 3, CPU)
+        keys = stream_keys(seed, POLICY_SAMPLE, (update,), envs)
+        cue = (uniform(keys, torch.full_like(envs, 1000)) < 0.5).long()
+        memory, earned = policy.start(num_envs, CPU), torch.zeros(num_envs)
+        for t in range(world.num_steps):
+            noise = uniform(keys.unsqueeze(-1), torch.arange(8) + 8 * t)
+            blueprints = torch.full((num_envs, 1), -1)
+            observation = Observation(world.features(t, cue), blueprints, batch_size=[num_envs])
+            with torch.no_grad():
+                decision, memory = policy.decide(observation, masks, noise, memory)
+            row = Row(
+                features=observation.features, blueprints=blueprints, masks=masks, action=decision.action,
+                effective_op=decision.action.op, log_probs=decision.log_probs, value=decision.value,
+                reward=torch.zeros(num_envs), terminal=no | (t == world.num_steps - 1), truncated=no,
+                reset=no | (t == 0), valid=~no, contribution=torch.zeros(num_envs, 1),
+                contribution_measured=no.unsqueeze(-1), batch_size=[num_envs],
+            )  # fmt: skip
+            reward = world.reward(t, cue, row)
+            earned += reward
+            write_(rollout, t, row.replace(reward=learner.scale_rewards_(reward, ~no)))
+        learner.update(rollout)
+        history.append(earned.mean().item())
+    return history

@@ -1,0 +1,124 @@
+import math
+
+import pytest
+import torch
+
+from esper_soa.agent import losses
+from esper_soa.agent.config import PPOConfig
+from esper_soa.agent.distribution import available_heads, relevant_heads
+from esper_soa.agent.policy import Evaluation
+from esper_soa.agent.ppo import Batch, Coefficients, coefficients, head_tables, total_loss
+from esper_soa.agent.rollout import new_rollout
+from esper_soa.vocabulary import HEAD_NAMES, Op
+
+CPU = torch.device("cpu")
+WAIT_ONLY = [True, False, False, False, False, False]
+
+
+def example() -> tuple[Evaluation, Batch]:
+    """Four env-steps of one env whose losses were worked out with the reference; the last is forced."""
+    rows = new_rollout(4, 1, 1, 1, CPU).rows
+    rows.effective_op.copy_(torch.tensor([[Op.WAIT], [Op.GERMINATE], [Op.PRUNE], [Op.WAIT]]))
+    rows.masks.op.fill_(True)
+    rows.masks.op[3, 0] = torch.tensor(WAIT_ONLY)
+    rows.valid.fill_(True)
+    rows.log_probs.copy_(torch.tensor([-1.0, -1.0, -1.0, -0.2]).reshape(4, 1, 1).expand(4, 1, 8))
+    evaluation = Evaluation(
+        log_probs=torch.tensor([-0.9, -1.1, -0.5, -0.2]).reshape(4, 1, 1).expand(4, 1, 8),
+        entropies=torch.tensor([0.0, 0.4, 0.1, 0.0]).reshape(4, 1, 1).expand(4, 1, 8),
+        value=torch.tensor([[0.1], [0.2], [0.3], [0.4]]),
+        q=torch.zeros(4, 1),
+        contribution=torch.zeros(4, 1, 1),
+    )
+    advantages, targets = torch.tensor([[1.0], [-1.0], [0.5], [2.0]]), torch.tensor([[1.0], [0.0], [-1.0], [0.5]])
+    return evaluation, Batch(rows, advantages, targets)
+
+
+def test_the_loss_of_four_env_steps_is_that_of_the_reference():
+    evaluation, batch = example()
+    config = PPOConfig()
+    weights = Coefficients(entropy=0.05, value=0.5, floor_penalty=1.5, contribution=0.05)
+    loss, metrics = total_loss(evaluation, batch, config, weights, head_tables(config, CPU))
+    expected = {
+        "approx_kl": 0.0524233, "clip_fraction": 0.75, "policy_loss": 2.304990, "value_loss": 0.3971875,
+        "entropy_loss": -2.656667, "floor_penalty": 0.009, "q_loss": 0.3203125, "loss": 2.459829,
+        "clip_fraction/slot": 0.5, "clip_fraction/alpha_speed": 1.0, "clip_fraction/alpha_curve": 1.0,
+        "clip_fraction/op": 0.25, "clip_fraction/blueprint": 0.0, "contribution_loss": 0.0,
+    }  # fmt: skip
+    for name, value in expected.items():
+        assert metrics[name].item() == pytest.approx(value, abs=2e-6), name
+    assert loss.item() == metrics["loss"].item()
+
+
+def test_padding_does_not_change_the_loss():
+    evaluation, batch = example()
+    config = PPOConfig()
+    weights = Coefficients(0.05, 0.5, 1.5, 0.05)
+    loss, metrics = total_loss(evaluation, batch, config, weights, head_tables(config, CPU))
+    padding = new_rollout(4, 3, 1, 1, CPU).rows
+    padding.reward.fill_(5.0)
+    wide = Batch(
+        torch.cat([batch.rows, padding], dim=1),
+        torch.cat([batch.advantages, torch.full((4, 3), 9.0)], dim=1),
+        torch.cat([batch.targets, torch.full((4, 3), 9.0)], dim=1),
+    )
+    parts = [torch.cat([part, torch.full((4, 3, *part.shape[2:]), 0.3)], dim=1) for part in evaluation]
+    wide_loss, wide_metrics = total_loss(Evaluation(*parts), wide, config, weights, head_tables(config, CPU))
+    torch.testing.assert_close(wide_loss, loss)
+    torch.testing.assert_close(wide_metrics, metrics)
+
+
+def test_a_ratio_beyond_the_clip_gets_no_gradient_in_the_direction_of_its_advantage():
+    log_ratio = torch.full((1, 8), math.log(1.5), requires_grad=True)
+    losses.policy_loss(log_ratio, torch.tensor([1.0]), torch.ones(1, 8).bool(), 0.2).backward()
+    assert log_ratio.grad is not None
+    assert (log_ratio.grad == 0).all()
+    log_ratio.grad = None
+    losses.policy_loss(log_ratio, torch.tensor([-1.0]), torch.ones(1, 8).bool(), 0.2).backward()
+    torch.testing.assert_close(log_ratio.grad, torch.full((1, 8), 1.5))
+
+
+def test_divergence_weighs_heads_by_the_env_steps_on_which_they_mattered():
+    # op moves by log 2 on both steps: kl 1 - log 2 = 0.306853; slot by 0 on one step
+    log_ratio = torch.zeros(2, 8)
+    log_ratio[:, 7] = math.log(2)
+    relevant = relevant_heads(torch.tensor([Op.WAIT, Op.ADVANCE]))
+    stats = losses.ratio_stats(log_ratio, relevant, torch.ones(2).bool(), 0.2)
+    assert stats.kl.item() == pytest.approx(0.306853 / 1.5, abs=1e-6)
+
+
+def test_a_head_that_was_never_available_pays_no_floor_penalty():
+    floor, weight = torch.full((8,), 0.5), torch.ones(8)
+    available = available_heads(torch.tensor([WAIT_ONLY]))
+    # only the op head: (0.5 - 0.2)^2
+    penalty = losses.floor_penalty(torch.full((1, 8), 0.2), available, floor, weight)
+    assert penalty.item() == pytest.approx(0.09)
+
+
+def test_contribution_targets_are_clipped_and_only_measured_slots_count():
+    predicted, target = torch.tensor([[8.0, 3.0]]), torch.tensor([[25.0, float("nan")]])
+    loss = losses.contribution_loss(predicted, target, torch.tensor([[True, False]]), 10.0)
+    assert loss.item() == 4.0
+
+
+def test_explained_variance_of_a_perfect_and_a_useless_critic():
+    returns, valid = torch.tensor([[1.0, 5.0, 9.0, 77.0]]), torch.tensor([[True, True, True, False]])
+    assert losses.explained_variance(returns + 1, returns, valid).item() == 1.0
+    assert losses.explained_variance(torch.zeros(1, 4), returns, valid).item() == 0.0
+
+
+def test_schedules_start_hold_and_end_where_they_should():
+    config = PPOConfig(entropy_coef=0.1, entropy_coef_end=0.0, entropy_anneal_rounds=10, value_warmup_rounds=10)
+    assert coefficients(config, 0, 100) == Coefficients(0.1, 0.05, 1.5, 0.0)
+    middle = coefficients(config, 5, 10)
+    assert middle.entropy == pytest.approx(0.05)
+    assert middle.value == pytest.approx(0.275)
+    assert middle.floor_penalty == 1.0
+    late = coefficients(config, 1000, 1000)
+    assert late == Coefficients(0.01, 0.5, 0.5, 0.05)
+    assert coefficients(PPOConfig(), 0, 100).entropy == 0.05
+
+
+def test_per_head_settings_come_in_the_order_of_the_heads():
+    table = {name: float(i) for i, name in enumerate(reversed(HEAD_NAMES))}
+    assert losses.head_tensor(table, HEAD_NAMES, CPU).tolist() == [7, 6, 5, 4, 3, 2, 1, 0]

@@ -1,0 +1,155 @@
+import pytest
+import torch
+from agent_world import CPU, masks_of_ops, random_masks, random_rollout, small_policy
+
+from esper_soa.agent.config import NetworkConfig, PolicyConfig
+from esper_soa.agent.normalize import Moments
+from esper_soa.agent.policy import RecurrentPolicy, segment_starts
+from esper_soa.agent.protocol import restart
+from esper_soa.state import Observation, View
+
+
+def parts(num_envs: int, num_slots: int, num_features: int, seed: int = 0):
+    generator = torch.Generator().manual_seed(seed)
+    features = torch.randn(num_envs, num_features, generator=generator)
+    blueprints = torch.randint(-1, 13, (num_envs, num_slots), generator=generator)
+    masks = random_masks(num_envs, num_slots, generator)
+    noise = torch.rand(num_envs, 8, generator=generator)
+    return Observation(features, blueprints, batch_size=[num_envs]), masks, noise
+
+
+@pytest.mark.parametrize(("num_slots", "count"), [(1, 3_969_890), (3, 4_006_502), (10, 4_134_644)])
+def test_parameter_counts_are_those_of_the_reference(num_slots: int, count: int):
+    policy = RecurrentPolicy(PolicyConfig(), num_slots, 23 + 31 * num_slots, 0)
+    assert sum(p.numel() for p in policy.parameters()) == count
+
+
+def test_a_narrower_lstm_gets_a_projection():
+    policy = RecurrentPolicy(PolicyConfig(network=NetworkConfig(hidden=128)), 3, 116, 0)
+    assert sum(p.numel() for p in policy.parameters()) == 383_462
+
+
+def test_initialisation_is_orthogonal_with_the_declared_gains_and_depends_on_the_seed_only():
+    torch.manual_seed(1)
+    policy = small_policy(2, 5, seed=3)
+    torch.manual_seed(2)
+    again, other = small_policy(2, 5, seed=3), small_policy(2, 5, seed=4)
+    for name, value in policy.state_dict().items():
+        assert torch.equal(value, again.state_dict()[name]), name
+    assert not torch.equal(policy.embedding.weight, other.embedding.weight)
+    op = policy.heads["op"]
+    torch.testing.assert_close(op[0].weight @ op[0].weight.T, 2 * torch.eye(16), atol=1e-5, rtol=0)
+    torch.testing.assert_close(op[2].weight @ op[2].weight.T, 1e-4 * torch.eye(6), atol=1e-8, rtol=0)
+    torch.testing.assert_close(policy.value_head[-1].weight.norm().item(), 0.1)
+    layer = policy.lstm.layers[0]
+    torch.testing.assert_close(layer.weight_hh.T @ layer.weight_hh, torch.eye(32), atol=1e-5, rtol=0)
+    forget = (layer.bias_ih + layer.bias_hh).reshape(4, 32)
+    assert forget.tolist() == [[0.0] * 32, [2.0] * 32, [0.0] * 32, [0.0] * 32]
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_the_update_gives_the_rollouts_log_probs_and_values_across_restarts(layers: int):
+    policy = small_policy(2, 5, layers=layers)
+    rollout = random_rollout(policy, 9, 4, seed=1)
+    assert rollout.rows.reset[1:].any()
+    evaluation = policy.evaluate(rollout.rows, segment_starts(rollout.rows.reset), torch.ones(9, 4, 16))
+    ratio = (evaluation.log_probs - rollout.rows.log_probs).exp()
+    torch.testing.assert_close(ratio, torch.ones(9, 4, 8), atol=1e-5, rtol=0)
+    torch.testing.assert_close(evaluation.value, rollout.rows.value, atol=1e-5, rtol=0)
+
+
+def test_a_restart_forgets_what_came_before_in_that_env_only():
+    policy = small_policy(1, 3)
+    inputs = torch.randn(4, 2, 32, generator=torch.Generator().manual_seed(0))
+    reset = torch.tensor([[True, True], [False, False], [True, False], [False, False]])
+    changed = inputs.clone()
+    changed[1] += 1.0
+    before, after = (policy.lstm.sequence(x, reset, segment_starts(reset)) for x in (inputs, changed))
+    assert torch.equal(before[2:, 0], after[2:, 0])
+    assert not torch.equal(before[2:, 1], after[2:, 1])
+
+
+def test_an_env_decides_as_if_it_were_alone():
+    policy = small_policy(2, 5)
+    observation, masks, noise = parts(4, 2, 5)
+    memory = tuple(torch.randn(m.shape, generator=torch.Generator().manual_seed(5)) for m in policy.start(4, CPU))
+    decision, after = policy.decide(observation, masks, noise, memory)
+    one = slice(2, 3)
+    alone, alone_after = policy.decide(observation[one], masks[one], noise[one], tuple(m[one] for m in memory))
+    assert torch.equal(decision.action[one].op, alone.action.op)
+    torch.testing.assert_close(decision.log_probs[one], alone.log_probs)
+    torch.testing.assert_close(after[1][one], alone_after[1])
+
+
+def test_only_legal_actions_are_taken_and_irrelevant_heads_cost_nothing():
+    policy = small_policy(3, 5)
+    observation, masks, noise = parts(500, 3, 5)
+    decision, _ = policy.decide(observation, masks, noise, policy.start(500, CPU))
+    action = decision.action
+    assert masks.op.gather(1, action.op.unsqueeze(1)).all()
+    rows = masks.slot_by_op[torch.arange(500), action.op]
+    assert rows.gather(1, action.slot.unsqueeze(1)).all()
+    waiting = action.op == 0
+    assert waiting.any()
+    assert (decision.log_probs[waiting][:, :7] == 0).all()
+    assert (action.style[waiting] == 2).all()
+    assert (decision.log_probs <= 0).all()
+
+
+def test_a_deterministic_policy_ignores_the_noise():
+    policy = small_policy(2, 5)
+    policy.deterministic = True
+    observation, masks, noise = parts(8, 2, 5)
+    first, _ = policy.decide(observation, masks, noise, policy.start(8, CPU))
+    second, _ = policy.decide(observation, masks, 1 - noise, policy.start(8, CPU))
+    assert torch.equal(first.action.op, second.action.op)
+    assert torch.equal(first.action.blueprint, second.action.blueprint)
+
+
+def test_an_empty_slot_has_its_own_embedding():
+    policy = small_policy(1, 3)
+    masks = masks_of_ops(torch.ones(2, 6).bool(), 1)
+    observation = Observation(torch.zeros(2, 3), torch.tensor([[-1], [0]]), batch_size=[2])
+    decision, _ = policy.decide(observation, masks, torch.zeros(2, 8), policy.start(2, CPU))
+    assert decision.value[0] != decision.value[1]
+
+
+def test_the_observation_is_normalised_with_the_statistics_it_was_given():
+    policy, shifted = small_policy(1, 3), small_policy(1, 3)
+    shifted.set_observation_moments_(Moments(torch.full((3,), 5.0), torch.full((3,), 1.0), torch.tensor(9.0)))
+    masks, blueprints = masks_of_ops(torch.ones(1, 6).bool(), 1), torch.zeros(1, 1, dtype=torch.int64)
+    values = [
+        agent.decide(Observation(x, blueprints, batch_size=[1]), masks, torch.zeros(1, 8), agent.start(1, CPU))[0].value
+        for agent, x in ((policy, torch.ones(1, 3)), (shifted, torch.full((1, 3), 6.0)))
+    ]
+    torch.testing.assert_close(*values)
+
+
+def test_critic_and_contribution_heads_do_not_reach_the_trunk():
+    policy = small_policy(2, 5)
+    rollout = random_rollout(policy, 3, 2, seed=1)
+    evaluation = policy.evaluate(rollout.rows, segment_starts(rollout.rows.reset), torch.ones(3, 2, 16))
+    (evaluation.q.sum() + evaluation.contribution.sum()).backward()
+    assert policy.feature_net[0].weight.grad is None
+    assert policy.q_head[0].weight.grad is not None
+
+
+def test_acting_keeps_no_graph_and_compiles_whole():
+    policy = small_policy(2, 5)
+    observation, masks, noise = parts(4, 2, 5)
+    view = View(None, observation, masks, noise, batch_size=[4])
+    decision, memory = policy.act(view, policy.start(4, CPU))
+    assert not decision.value.requires_grad
+    compiled = torch.compile(policy.decide, backend="eager", fullgraph=True)
+    with torch.no_grad():
+        same, same_memory = compiled(observation, masks, noise, policy.start(4, CPU))
+    assert torch.equal(same.action.op, decision.action.op)
+    torch.testing.assert_close(same_memory, memory)
+
+
+def test_restart_puts_back_the_memory_of_some_envs():
+    memory = (torch.full((2, 1, 3), 5.0), torch.tensor([4, 4]))
+    fresh = (torch.zeros(2, 1, 3), torch.tensor([-1, -1]))
+    hidden, counter = restart(memory, fresh, torch.tensor([False, True]))
+    assert hidden[:, 0, 0].tolist() == [5.0, 0.0]
+    assert counter.tolist() == [4, -1]

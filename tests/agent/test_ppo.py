@@ -1,0 +1,171 @@
+import copy
+
+import pytest
+import torch
+from agent_world import random_rollout, small_policy, train
+from torch import Tensor
+
+from esper_soa.agent.config import PPOConfig
+from esper_soa.agent.optimizer import flatten
+from esper_soa.agent.ppo import Learner
+from esper_soa.agent.rollout import Rollout, Row
+from esper_soa.errors import SettingError
+from esper_soa.vocabulary import HEAD_NAMES, Op
+
+
+def learner_of(**ppo: object) -> Learner:
+    return Learner(small_policy(2, 5), PPOConfig(**ppo), total_updates=100, seed=0)
+
+
+def weights(learner: Learner) -> Tensor:
+    return flatten(learner.policy.parameters())
+
+
+class Bandit:
+    """Blueprint 3 pays for one cue and blueprint 7 for the other, at each of two env-steps."""
+
+    num_steps = 2
+
+    def features(self, t: int, cue: Tensor) -> Tensor:
+        return torch.stack([cue.float(), 1 - cue.float(), torch.ones(len(cue))], dim=-1)
+
+    def reward(self, t: int, cue: Tensor, row: Row) -> Tensor:
+        return (row.action.blueprint == torch.where(cue == 1, 3, 7)).float()
+
+
+class Recall:
+    """The cue is shown at the first env-step only and asked for at the fourth; chance earns 0.5."""
+
+    num_steps = 4
+
+    def features(self, t: int, cue: Tensor) -> Tensor:
+        return torch.stack([2 * cue.float() - 1, torch.ones(len(cue)), torch.ones(len(cue))], dim=-1) * (t == 0)
+
+    def reward(self, t: int, cue: Tensor, row: Row) -> Tensor:
+        return (row.action.op == torch.where(cue == 1, Op.ADVANCE, Op.WAIT)).float() * (t == 3)
+
+
+def test_the_policy_learns_a_bandit_with_two_contexts():
+    history = train(Bandit(), [Op.GERMINATE], 20, seed=0, lr=3e-3, entropy_coef=0.01, target_kl=0.1)
+    assert history[0] < 0.6
+    assert history[-1] > 1.8
+
+
+def test_the_policy_learns_to_remember_a_cue():
+    history = train(Recall(), [Op.WAIT, Op.ADVANCE], 25, seed=0, lr=3e-3, entropy_coef=0.01, target_kl=0.1)
+    assert history[0] < 0.7
+    assert min(history[-3:]) > 0.9
+
+
+def test_the_first_pass_has_no_divergence_and_an_update_moves_the_weights():
+    learner = learner_of(epochs=1)
+    before = weights(learner)
+    report = learner.update(random_rollout(learner.policy, 6, 4, seed=1))
+    assert report["approx_kl"] < 1e-8
+    assert report["clip_fraction"] == 0.0
+    assert report["steps"] == 1
+    assert not torch.equal(weights(learner), before)
+
+
+def test_the_report_names_every_head_and_only_finite_numbers():
+    learner = learner_of(minibatches=2)
+    report = learner.update(random_rollout(learner.policy, 6, 5, seed=1))
+    assert report["steps"] == 8
+    assert report["epochs_done"] == 4
+    assert report["valid_rows"] == 30
+    for head in HEAD_NAMES:
+        for metric in ("entropy", "clip_fraction", "gradient_norm"):
+            assert f"{metric}/{head}" in report
+    assert all(abs(value) < 1e6 for value in report.values())
+
+
+def test_steps_stop_once_the_policy_has_moved_too_far():
+    learner = learner_of(lr=0.05, epochs=4)
+    report = learner.update(random_rollout(learner.policy, 6, 4, seed=1))
+    assert report["early_stop"] == 1.0
+    assert report["steps"] == 1
+    unlimited = learner_of(lr=0.05, epochs=4, target_kl=0.0)
+    assert unlimited.update(random_rollout(unlimited.policy, 6, 4, seed=1))["steps"] == 4
+
+
+def test_large_gradients_are_clipped_before_adam():
+    learner = learner_of(epochs=1, max_grad_norm=1e-3, target_kl=0.0)
+    report = learner.update(random_rollout(learner.policy, 6, 4, seed=1))
+    assert report["gradient_norm"] > 0.1
+    # the first moment is a tenth of the clipped gradient
+    torch.testing.assert_close(learner.adam.first.norm().item(), 1e-4, rtol=1e-3, atol=0)
+
+
+def broken(rollout: Rollout) -> Rollout:
+    rollout.rows.reward[2, 1] = float("nan")
+    return rollout
+
+
+def test_an_update_without_a_finite_gradient_is_skipped_and_the_third_in_a_row_ends_the_run():
+    learner = learner_of()
+    before = weights(learner)
+    for _ in range(2):
+        report = learner.update(broken(random_rollout(learner.policy, 6, 4, seed=1)))
+        assert report["steps"] == 0
+        assert report["not_finite_steps"] == 4
+    assert torch.equal(weights(learner), before)
+    assert learner.train_steps == 0
+    with pytest.raises(RuntimeError, match="3 updates in a row"):
+        learner.update(broken(random_rollout(learner.policy, 6, 4, seed=1)))
+
+
+def test_a_good_update_forgives_skipped_ones():
+    learner = learner_of()
+    for _ in range(2):
+        learner.update(broken(random_rollout(learner.policy, 6, 4, seed=1)))
+    assert learner.update(random_rollout(learner.policy, 6, 4, seed=1))["steps"] > 0
+    assert learner.skipped == 0
+    assert torch.isfinite(weights(learner)).all()
+    assert learner.value.mean.isfinite()
+
+
+def test_rows_that_are_not_valid_do_not_teach():
+    first, second = learner_of(epochs=2), learner_of(epochs=2)
+    for learner, noise in ((first, 0.0), (second, 50.0)):
+        rollout = random_rollout(learner.policy, 6, 4, seed=1)
+        rollout.rows.valid[4:, 2] = False
+        rollout.rows.reward[4:, 2] += noise
+        rollout.rows.features[4:, 2] += noise
+        rollout.rows.contribution[4:, 2] += noise
+        learner.update(rollout)
+    assert torch.equal(weights(first), weights(second))
+    assert torch.equal(first.policy.mean, second.policy.mean)
+
+
+def test_a_resumed_learner_goes_on_bit_for_bit():
+    learner = learner_of(minibatches=2)
+    learner.scale_rewards_(torch.tensor([1.0, 4.0]), torch.tensor([True, True]))
+    learner.update(random_rollout(learner.policy, 6, 4, seed=1))
+    resumed = learner_of(minibatches=2)
+    resumed.load_state_dict(copy.deepcopy(learner.state_dict()))
+    rollout = random_rollout(learner.policy, 6, 4, seed=2)
+    assert learner.update(rollout) == resumed.update(rollout)
+    assert torch.equal(weights(learner), weights(resumed))
+    assert torch.equal(learner.policy.var, resumed.policy.var)
+    assert torch.equal(learner.reward.squares, resumed.reward.squares)
+
+
+def test_minibatches_cover_every_env_once_in_an_order_of_their_own():
+    learner = learner_of(minibatches=3)
+    first, second = (torch.cat(learner._minibatches(8, epoch)) for epoch in (0, 1))
+    assert sorted(first.tolist()) == sorted(second.tolist()) == list(range(8))
+    assert first.tolist() != second.tolist()
+    assert first.tolist() == torch.cat(learner._minibatches(8, 0)).tolist()
+
+
+def test_rewards_that_do_not_count_come_back_as_zero():
+    learner = learner_of()
+    scaled = learner.scale_rewards_(torch.tensor([2.0, float("nan")]), torch.tensor([True, False]))
+    assert scaled.tolist() == [2.0, 0.0]
+    assert learner.reward.seen == 1
+
+
+def test_more_minibatches_than_envs_are_refused():
+    learner = learner_of(minibatches=5)
+    with pytest.raises(SettingError, match="policy.ppo.minibatches=5"):
+        learner.update(random_rollout(learner.policy, 2, 4, seed=1))
