@@ -1,0 +1,287 @@
+"""Scripted policies: always legal, and doing what their rules say on ledgers built by hand."""
+
+import pytest
+import torch
+
+from esper_soa.agent.config import HeuristicConfig, PolicyConfig, ScheduleConfig
+from esper_soa.agent.distribution import head_masks
+from esper_soa.agent.scripted import (
+    HeuristicMemory,
+    HeuristicPolicy,
+    RandomPolicy,
+    SchedulePolicy,
+    WaitPolicy,
+    decay_penalties,
+    obey,
+    scripted_policy,
+    uniform_choice,
+)
+from esper_soa.env.config import LifecycleConfig
+from esper_soa.env.governor import initial_guard
+from esper_soa.env.lifecycle import empty_slots, idle_ramp
+from esper_soa.env.masks import action_masks
+from esper_soa.env.observation import observe
+from esper_soa.env.reward import empty_totals
+from esper_soa.env.scaffold import empty_boosts
+from esper_soa.env.signals import initial_signals
+from esper_soa.errors import SettingError
+from esper_soa.state import Action, EnvState, View
+from esper_soa.vocabulary import BLUEPRINT_NAMES, CNN_BLUEPRINTS, HEAD_NAMES, AlphaMode, Blueprint, Op, Stage, Style
+
+CPU = torch.device("cpu")
+CNN = [BLUEPRINT_NAMES[code] for code in CNN_BLUEPRINTS]
+STANDARD, FULL, INSTANT, LINEAR = 1, 2, 0, 0
+
+
+def view_of(stages, noise=None, slots=None, ramp=None, lifecycle=None, **signals):
+    """A View of envs given as rows of stages; `slots`, `ramp` and `signals` override fields with one value each."""
+    stage = torch.tensor(stages)
+    num_envs, num_slots = stage.shape
+
+    def fill(record, values):
+        return record.replace(**{name: torch.full_like(record.get(name), value) for name, value in values.items()})
+
+    seeds = fill(empty_slots(num_envs, num_slots, CPU), {"seed_age": 9, **(slots or {})}).replace(stage=stage)
+    state = EnvState(
+        slots=seeds, ramp=fill(idle_ramp(num_envs, num_slots, CPU), ramp or {}),
+        signals=fill(initial_signals(num_envs, CPU), {"step": 10, **signals}), guard=initial_guard(num_envs, CPU),
+        totals=empty_totals(num_envs, CPU), boosts=empty_boosts(num_envs, num_slots, 25, CPU), batch_size=[num_envs],
+    )  # fmt: skip
+    allowed = torch.zeros(13, dtype=torch.bool)
+    allowed[list(CNN_BLUEPRINTS)] = True
+    masks = action_masks(state.slots, state.ramp, allowed, 0, lifecycle or LifecycleConfig())
+    if noise is None:
+        noise = torch.zeros(num_envs, 8)
+    return View(state=state, observation=observe(state, 25), masks=masks, noise=noise, batch_size=[num_envs])
+
+
+def choices(action, env=0):
+    return {name: action.get(name)[env].item() for name in HEAD_NAMES}
+
+
+def plain(op, **heads):
+    """An action of one env: placeholders, slot 0, and the named heads."""
+    values = {"slot": 0, "blueprint": 0, "style": Style.SIGMOID_ADD, "tempo": STANDARD, "alpha_target": FULL,
+              "alpha_speed": INSTANT, "alpha_curve": LINEAR, "op": op}  # fmt: skip
+    return values | heads
+
+
+def as_action(values):
+    return Action(**{name: torch.tensor([value]) for name, value in values.items()}, batch_size=[1])
+
+
+def test_a_uniform_choice_splits_the_unit_interval_over_the_legal_entries():
+    mask = torch.tensor([[False, True, False, True, True]]).expand(6, 5)
+    noise = torch.tensor([0.0, 0.33, 0.34, 0.66, 0.67, 0.9999999])
+    assert uniform_choice(mask, noise).tolist() == [1, 1, 3, 3, 4, 4]
+
+
+def test_an_illegal_wish_becomes_wait_with_placeholders():
+    view = view_of([[Stage.TRAINING, Stage.EMPTY]])
+    action, legal = obey(as_action(plain(Op.FOSSILIZE, slot=1, blueprint=5, alpha_curve=3)), view.masks)
+    assert not legal.item()
+    assert choices(action) == plain(Op.WAIT)
+
+
+def test_a_legal_wish_keeps_what_matters_and_loses_the_rest():
+    view = view_of([[Stage.EMPTY, Stage.HOLDING]])
+    action, legal = obey(as_action(plain(Op.PRUNE, slot=1, blueprint=5, tempo=0, alpha_curve=3)), view.masks)
+    assert legal.item()
+    assert choices(action) == plain(Op.PRUNE, slot=1, alpha_curve=3)
+
+
+def test_an_illegal_blueprint_is_not_germinated():
+    view = view_of([[Stage.EMPTY]])
+    action, legal = obey(as_action(plain(Op.GERMINATE, blueprint=BLUEPRINT_NAMES.index("lora"))), view.masks)
+    assert not legal.item()
+    assert choices(action) == plain(Op.WAIT)
+
+
+def test_random_play_is_legal_and_reaches_every_legal_op():
+    generator = torch.Generator().manual_seed(0)
+    stages = torch.randint(2, 12, (2000, 3), generator=generator)
+    stages = torch.where(stages == 5, Stage.EMPTY, stages)
+    view = view_of(stages.tolist(), torch.rand(2000, 8, generator=generator))
+    decision, memory = RandomPolicy().act(view, RandomPolicy().start(2000, CPU))
+    offered = head_masks(view.masks, decision.action.op)
+    for name in HEAD_NAMES:
+        choice = decision.action.get(name).unsqueeze(1)
+        assert offered[name].gather(1, choice).all(), name
+    assert memory == ()
+    assert decision.action.op.unique().tolist() == [0, 1, 2, 3, 4, 5]
+    assert not decision.log_probs.any()
+    assert decision.value.shape == (2000,)
+
+
+def test_random_ops_are_uniform_over_the_legal_ones():
+    # HOLDING at rest: WAIT, SET_ALPHA_TARGET, PRUNE, FOSSILIZE, one quarter each.
+    noise = torch.zeros(8, 8)
+    noise[:, HEAD_NAMES.index("op")] = torch.arange(8) / 8
+    decision, _ = RandomPolicy().act(view_of([[Stage.HOLDING]] * 8, noise), ())
+    assert decision.action.op.tolist() == [0, 0, 2, 2, 3, 3, 4, 4]
+
+
+def test_the_wait_policy_waits():
+    decision, _ = WaitPolicy().act(view_of([[Stage.EMPTY], [Stage.HOLDING]]), ())
+    assert choices(decision.action, 1) == plain(Op.WAIT)
+
+
+def test_the_schedule_follows_its_declared_env_steps():
+    policy = SchedulePolicy(ScheduleConfig(germinate=[3], advance=[1, 4], fossilize=6, blueprint="conv_light"), CNN)
+    plan = {
+        2: (Stage.EMPTY, Op.WAIT), 3: (Stage.EMPTY, Op.GERMINATE), 4: (Stage.GERMINATED, Op.ADVANCE),
+        5: (Stage.TRAINING, Op.WAIT), 7: (Stage.TRAINING, Op.ADVANCE), 9: (Stage.HOLDING, Op.FOSSILIZE),
+    }  # fmt: skip
+    for step, (stage, op) in plan.items():
+        decision, _ = policy.act(view_of([[stage]], step=step), ())
+        assert decision.action.op.tolist() == [op], step
+    germination, _ = policy.act(view_of([[Stage.EMPTY]], step=3), ())
+    assert choices(germination.action) == plain(Op.GERMINATE, blueprint=Blueprint.CONV_LIGHT)
+
+
+def test_the_schedule_staggers_slots_and_skips_what_is_masked():
+    policy = SchedulePolicy(ScheduleConfig(germinate=[1], stagger=2, advance=[2]), CNN)
+    # Slot 1 is due to germinate at 1 + 2 = 3, where slot 0 is due to advance: the first that may act does.
+    due = view_of([[Stage.BLENDING, Stage.EMPTY], [Stage.HOLDING, Stage.EMPTY], [Stage.TRAINING, Stage.EMPTY]], step=3)
+    decision, _ = policy.act(due, ())
+    assert decision.action.op.tolist() == [Op.ADVANCE, Op.GERMINATE, Op.ADVANCE]
+    assert decision.action.slot.tolist() == [0, 1, 0]
+    automatic = LifecycleConfig(auto_forward_g1=True, auto_forward_g2=True, auto_forward_g3=True)
+    decision, _ = policy.act(view_of([[Stage.TRAINING, Stage.EMPTY]], step=3, lifecycle=automatic), ())
+    assert decision.action.op.tolist() == [Op.WAIT]
+
+
+def test_slots_beyond_the_list_follow_their_predecessor():
+    assert ScheduleConfig(germinate=[2, 9], stagger=5).germination_steps(4) == [2, 9, 14, 19]
+    assert ScheduleConfig(germinate=[2, 9]).germination_steps(1) == [2]
+
+
+READY = {"plateau": 3, "stabilized": True}
+
+
+def heuristic(view, memory=None, **settings):
+    """The action of the first env and the memory after it."""
+    policy = HeuristicPolicy(HeuristicConfig(**settings), CNN)
+    memory = policy.start(view.noise.shape[0], CPU) if memory is None else memory
+    decision, memory = policy.act(view, memory)
+    return choices(decision.action), HeuristicMemory(*memory)
+
+
+def test_a_plateau_of_a_stable_host_germinates_in_the_first_empty_slot():
+    action, memory = heuristic(view_of([[Stage.FOSSILIZED, Stage.EMPTY, Stage.EMPTY]], **READY))
+    assert action == plain(Op.GERMINATE, slot=1, blueprint=Blueprint.CONV_LIGHT)
+    assert memory.rotation.tolist() == [1]
+    action, memory = heuristic(view_of([[Stage.FOSSILIZED, Stage.EMPTY, Stage.EMPTY]], **READY), memory)
+    assert action["blueprint"] == Blueprint.CONV_HEAVY
+    assert memory.rotation.tolist() == [2]
+
+
+@pytest.mark.parametrize("missing", [{"plateau": 2}, {"stabilized": False}, {"step": 4}])
+def test_germination_needs_plateau_stability_and_time(missing):
+    action, memory = heuristic(view_of([[Stage.EMPTY]], **(READY | missing)))
+    assert action == plain(Op.WAIT)
+    assert memory.rotation.tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("stage", "facts", "op"),
+    [
+        (Stage.GERMINATED, {}, Op.ADVANCE),
+        (Stage.TRAINING, {}, Op.ADVANCE),
+        (Stage.TRAINING, {"stage_age": 5, "accuracy_stage_start": 2.1}, Op.PRUNE),
+        (Stage.TRAINING, {"stage_age": 4, "accuracy_stage_start": 2.1}, Op.ADVANCE),
+        (Stage.BLENDING, {"stage_age": 5, "accuracy_stage_start": 2.1}, Op.PRUNE),
+        (Stage.BLENDING, {"alpha": 0.9}, Op.WAIT),
+        (Stage.BLENDING, {"alpha": 1.0}, Op.ADVANCE),
+        (Stage.HOLDING, {}, Op.WAIT),
+        (Stage.HOLDING, {"contribution": 0.6, "contribution_known": True}, Op.FOSSILIZE),
+        (Stage.HOLDING, {"contribution": 0.5, "contribution_known": True}, Op.PRUNE),
+        (Stage.HOLDING, {"contribution": 9.0, "contribution_known": True, "accuracy_initial": 0.1}, Op.PRUNE),
+    ],
+)
+def test_a_seed_is_managed_by_its_stage(stage, facts, op):
+    action, _ = heuristic(view_of([[Stage.FOSSILIZED, stage]], slots=facts, ramp={"target": 1.0}))
+    assert action == plain(op, slot=0 if op == Op.WAIT else 1)
+
+
+def test_only_the_first_unsettled_seed_decides():
+    action, _ = heuristic(view_of([[Stage.HOLDING, Stage.TRAINING]], **READY))
+    assert action == plain(Op.WAIT)
+
+
+def test_a_prune_penalises_the_blueprint_and_starts_an_embargo():
+    useless = {"contribution_known": True, "blueprint": Blueprint.CONV_LIGHT}
+    _, memory = heuristic(view_of([[Stage.HOLDING]], slots=useless))
+    assert memory.last_prune.tolist() == [10]
+    assert memory.penalties[0, Blueprint.CONV_LIGHT].item() == 2.0
+    assert heuristic(view_of([[Stage.EMPTY]], step=14, **READY), memory)[0]["op"] == Op.WAIT
+    assert heuristic(view_of([[Stage.EMPTY]], step=15, **READY), memory)[0]["op"] == Op.GERMINATE
+
+
+def test_penalised_blueprints_are_passed_over_and_the_least_bad_taken_when_all_are():
+    start = HeuristicMemory(*HeuristicPolicy(HeuristicConfig(), CNN).start(1, CPU))
+    start = start._replace(last_decay=torch.tensor([99]))
+    penalties = start.penalties.clone()
+    penalties[0, Blueprint.CONV_LIGHT] = 3.0
+    action, memory = heuristic(view_of([[Stage.EMPTY]], **READY), start._replace(penalties=penalties))
+    assert action["blueprint"] == Blueprint.CONV_HEAVY
+    assert memory.rotation.tolist() == [2]
+    # All at 4 but norm at 3: ordered norm (3), then attention, conv_heavy, conv_light, depthwise by name.
+    penalties = torch.full_like(penalties, 4.0)
+    penalties[0, Blueprint.NORM] = 3.0
+    for rotation, blueprint in ((0, Blueprint.NORM), (1, Blueprint.ATTENTION), (7, Blueprint.CONV_HEAVY)):
+        turned = start._replace(penalties=penalties, rotation=torch.tensor([rotation]))
+        action, memory = heuristic(view_of([[Stage.EMPTY]], **READY), turned)
+        assert action["blueprint"] == blueprint
+        assert memory.rotation.tolist() == [rotation + 1]
+
+
+def test_penalties_halve_once_per_env_step_and_small_ones_are_dropped():
+    memory = HeuristicMemory(*HeuristicPolicy(HeuristicConfig(), CNN).start(1, CPU))
+    memory = memory._replace(penalties=torch.tensor([[2.0, 0.15]], dtype=torch.float64))
+    once = decay_penalties(memory, torch.tensor([1]), HeuristicConfig())
+    assert once.penalties.tolist() == [[1.0, 0.0]]
+    assert decay_penalties(once, torch.tensor([1]), HeuristicConfig()).penalties.tolist() == [[1.0, 0.0]]
+
+
+def test_a_masked_wish_waits_and_leaves_the_memory_alone():
+    # A failing seed whose ramp moves cannot be pruned.
+    failing = {"stage_age": 5, "accuracy_stage_start": 2.1, "blueprint": Blueprint.NORM}
+    view = view_of([[Stage.BLENDING]], slots=failing, ramp={"target": 1.0, "mode": AlphaMode.UP})
+    action, memory = heuristic(view)
+    assert action == plain(Op.WAIT)
+    assert memory.last_prune.tolist() == [-100]
+    assert not memory.penalties.any()
+
+
+def test_envs_decide_apart():
+    policy = HeuristicPolicy(HeuristicConfig(), CNN)
+    view = view_of([[Stage.EMPTY], [Stage.TRAINING], [Stage.EMBARGOED]], **READY)
+    decision, memory = policy.act(view, policy.start(3, CPU))
+    assert decision.action.op.tolist() == [Op.GERMINATE, Op.ADVANCE, Op.WAIT]
+    assert HeuristicMemory(*memory).rotation.tolist() == [1, 0, 0]
+
+
+def test_settings_that_cannot_work_are_named():
+    with pytest.raises(SettingError, match="blueprint_rotation"):
+        HeuristicPolicy(HeuristicConfig(), ["lora", "mlp"])
+    with pytest.raises(SettingError, match="blueprint_rotation"):
+        HeuristicPolicy(HeuristicConfig(blueprint_rotation=[]), CNN)
+    with pytest.raises(SettingError, match="policy.schedule.blueprint"):
+        SchedulePolicy(ScheduleConfig(blueprint="lora"), CNN)
+    with pytest.raises(SettingError, match="policy.schedule.germinate"):
+        ScheduleConfig(germinate=[])
+    with pytest.raises(SettingError, match="policy.name"):
+        scripted_policy(PolicyConfig(name="ppo"), CNN)
+
+
+@pytest.mark.parametrize("name", ["random", "wait", "schedule", "heuristic"])
+def test_every_scripted_policy_compiles_to_one_graph_and_equals_eager(name):
+    policy = scripted_policy(PolicyConfig(name=name), CNN)
+    view = view_of([[Stage.EMPTY, Stage.HOLDING], [Stage.EMPTY, Stage.EMPTY]], **READY)
+    memory = policy.start(2, CPU)
+    eager, after = policy.act(view, memory)
+    compiled, after_compiled = torch.compile(policy.act, backend="eager", fullgraph=True)(view, memory)
+    for head in HEAD_NAMES:
+        assert torch.equal(compiled.action.get(head), eager.action.get(head))
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(after_compiled, after, strict=True))
