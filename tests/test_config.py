@@ -114,7 +114,7 @@ def test_the_drip_of_basic_plus_is_set_and_can_be_overridden() -> None:
         ("task.blueprints=[norm,conv_huge]", ("task.blueprints=conv_huge", "conv_heavy")),
         ("task.kernel_size=2", ("task.kernel_size=2", "odd")),
         ("reward.mode=generous", ("reward.mode=generous", "shaped")),
-        ("reward.rent_weight=nan", ("reward.rent_weight=nan", "finite")),
+        ("signals.plateau_threshold=nan", ("signals.plateau_threshold=nan", "finite")),
         ("policy.ppo.entropy_floor.op=inf", ("policy.ppo.entropy_floor.op=inf", "finite")),
         ("+policy.ppo.entropy_floor.tail=0.1", ("policy.ppo.entropy_floor=", "tail")),
         ("policy.ppo.minibatches=9", ("policy.ppo.minibatches=9", "envs=8")),
