@@ -22,13 +22,15 @@ def gae(
 
     rewards, values [T, N], in the same unit; terminal, valid bool [T, N]. bootstrap [N] is the value after the last
     valid row: that of the next state where the episode was truncated there, 0 otherwise. Nothing flows back across a
-    terminal row, within or at the end of a rollout. gamma and lam may be given per env.
+    terminal row, within or at the end of a rollout. gamma and lam may be given per env. Sums are taken in float64,
+    as long rollouts with gamma * lam near 1 cancel; results have the dtype of `values`.
     """
-    following = bootstrap
-    advantage = torch.zeros_like(bootstrap)
+    dtype = values.dtype
+    rewards, values, following = rewards.double(), values.double(), bootstrap.double()
+    advantage = torch.zeros_like(following)
     advantages, differences = [], []
     for t in range(rewards.shape[0] - 1, -1, -1):
-        flows = (~terminal[t]).to(values.dtype)
+        flows = (~terminal[t]).double()
         difference = rewards[t] + gamma * flows * following - values[t]
         current = difference + gamma * lam * flows * advantage
         differences.append(torch.where(valid[t], difference, 0.0))
@@ -37,7 +39,7 @@ def gae(
         following = torch.where(valid[t], values[t], following)
     stacked = torch.stack(advantages[::-1])
     returns = torch.where(valid, stacked + values, 0.0)
-    return stacked, returns, torch.stack(differences[::-1])
+    return stacked.to(dtype), returns.to(dtype), torch.stack(differences[::-1]).to(dtype)
 
 
 def normalize_advantages(advantages: Tensor, valid: Tensor) -> Tensor:
