@@ -1,7 +1,7 @@
 """Lifecycle of one seed slot as a scalar state machine, in plain Python floats.
 
 The oracle for the masked kernels of esper_soa/env; it shares no code with them, only vocabulary and settings. Fields of
-SeedRecord and RampRecord are named as in state.Slots and state.Ramp. Used by benchmarks/baseline_loop.py.
+SeedRecord and RampRecord are named as in state.Slots and state.Ramp. Used by benchmarks/baseline_env.py.
 """
 
 import math
@@ -19,6 +19,7 @@ from esper_soa.vocabulary import (
     Blueprint,
     Curve,
     Stage,
+    Style,
 )
 
 EPSILON = 1e-6  # alphas this close count as equal
@@ -117,9 +118,9 @@ class SeedRecord:
     previous_stage_age: int = 0
     blueprint: int = Blueprint.NONE
     blend: int = Blend.ADD
-    style: int = 0
-    tempo: int = 0
-    alpha_goal: float = 0.0
+    style: int = Style.SIGMOID_ADD
+    tempo: int = 5
+    alpha_goal: float = 1.0
     alpha: float = 0.0
     accuracy_initial: float = 0.0
     accuracy_stage_start: float = 0.0
@@ -132,6 +133,7 @@ class SeedRecord:
     contribution: float = 0.0
     contribution_known: bool = False
     contribution_velocity: float = 0.0
+    contribution_age: int = 0
     interaction_sum: float = 0.0
     boost_received: float = 0.0
     upstream_alpha: float = 0.0
@@ -143,6 +145,8 @@ class SeedRecord:
     gradient_measured: bool = False
     gradient_ratio: float = 0.0
     gradient_ratio_known: bool = False
+    previous_health: float = 0.0
+    previous_health_known: bool = False
 
 
 @dataclass
@@ -182,9 +186,9 @@ class SlotMachine:
         return self.live and self.ramp.mode == AlphaMode.DOWN
 
     @property
-    def ablated(self) -> bool:
-        """The seed is switched off in some of the subsets that are evaluated."""
-        return self.live and self.seed.alpha > 0 and self.seed.stage != Stage.FOSSILIZED
+    def visible(self) -> bool:
+        """The seed changes what the host computes."""
+        return self.running and self.seed.alpha > 0
 
     def germinate(self, blueprint: int, style: int, tempo: int, alpha_goal: float, accuracy: float) -> bool:
         """A new seed; `tempo` is the length of its first ramp, `accuracy` the host's accuracy now."""
@@ -210,6 +214,27 @@ class SlotMachine:
         seed.accuracy_best = max(seed.accuracy_best, accuracy)
         seed.seed_age += 1
         seed.stage_age += 1
+
+    def record_contribution(self, contribution: float) -> None:
+        """Accuracy lost without this seed, measured at this env-step."""
+        seed = self.seed
+        if seed.contribution_known:
+            seed.contribution_velocity = 0.7 * seed.contribution_velocity + 0.3 * (contribution - seed.contribution)
+        seed.contribution, seed.contribution_known, seed.contribution_age = contribution, True, 0
+
+    def record_gradient_ratio(self, ratio: float) -> None:
+        """Moving average of the gradient ratio, which starts at its first value."""
+        seed = self.seed
+        seed.gradient_ratio = 0.9 * seed.gradient_ratio + 0.1 * ratio if seed.gradient_ratio_known else ratio
+        seed.gradient_ratio_known = True
+
+    def age_memories(self) -> None:
+        """After the action: what was measured at this env-step is one env-step older."""
+        seed = self.seed
+        if seed.gradient_measured:
+            seed.previous_health, seed.previous_health_known = seed.gradient_health, True
+        if seed.contribution_known:
+            seed.contribution_age += 1
 
     def gate_passes(self, target: int) -> bool:
         """Quality gate before stage `target`: G1, G2, G3 or G5."""
@@ -314,7 +339,7 @@ class SlotMachine:
         elif stage == Stage.RESETTING:
             self.seed, self.ramp = SeedRecord(), RampRecord()
         if not self.live:
-            self.seed.germination_known = False
+            self.seed.germination_known = self.seed.gradient_ratio_known = False
 
     def _tick_blending(self) -> None:
         arrived = self.ramp.step()

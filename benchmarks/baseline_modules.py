@@ -2,7 +2,7 @@
 
 The oracle that the stacked networks of esper_soa/nets are tested against, and the opponent of the benchmarks; it shares
 no code with them. `flat` and `load_flat` move weights in and out as one vector, in the order of `parameters()`.
-Used by benchmarks/baseline_loop.py.
+Used by benchmarks/baseline_env.py.
 """
 
 from collections.abc import Mapping
@@ -71,7 +71,9 @@ class Norm(FlatModule):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, C, H, W] to the same."""
-        return x + torch.tanh(self.scale) * (self.norm(x) - x)
+        # torch's backward of GroupNorm on a CPU (2.13, channels_last) crashes where its input needs no gradient.
+        inner = x if x.requires_grad else x.detach().requires_grad_()
+        return x + torch.tanh(self.scale) * (self.norm(inner) - x)
 
 
 class Attention(FlatModule):
@@ -270,3 +272,16 @@ class Host(FlatModule):
                 if f"r1c{i}" in grafts:
                     x = graft_forward(grafts[f"r1c{i}"], x)
         return self.classifier(x.mean(dim=(2, 3)))
+
+    def flat_statistics(self) -> Tensor:
+        """Copy of the running mean and the running variance of every block as one vector."""
+        return torch.cat(self._statistics())
+
+    def load_flat_statistics(self, vector: Tensor) -> None:
+        """Copy `vector`, in the order of `flat_statistics`, into the running statistics."""
+        rows = self._statistics()
+        for row, values in zip(rows, vector.split([row.numel() for row in rows]), strict=True):
+            row.copy_(values)
+
+    def _statistics(self) -> list[Tensor]:
+        return [row for name, row in self.named_buffers() if name.endswith(("running_mean", "running_var"))]

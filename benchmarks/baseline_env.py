@@ -1,0 +1,395 @@
+"""One env as most people would write it: an ordinary network, its optimisers, and a state machine per slot.
+
+The oracle that the stacked engine is tested against, and the opponent in benchmarks; it shares no kernel with it.
+Weights come from outside through `load_flat`, data as tensors. Called by benchmarks/baseline_loop.py and by tests.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from benchmarks.baseline_attribution import AttributionReading, ValidationReading, attribute, code_of, subset_codes
+from benchmarks.baseline_lifecycle import SlotMachine, TotalsRecord, clamp01
+from benchmarks.baseline_modules import FlatModule, Gate, Graft, Host, make_seed
+from esper_soa.env.config import GatesConfig, LifecycleConfig
+from esper_soa.nets.config import TaskConfig, enabled_slots
+from esper_soa.vocabulary import (
+    ALPHA_TARGETS,
+    CURVE_CHOICES,
+    CURVE_STEEPNESS,
+    SPEED_STEPS,
+    STAGE_NAMES,
+    STYLE_BLEND,
+    TEMPO_STEPS,
+    AlphaMode,
+    Blueprint,
+    Op,
+    Stage,
+)
+
+Batches = Sequence[tuple[Tensor, Tensor]]  # images [B, 3, 32, 32] and labels [B]
+
+Module = TypeVar("Module", bound=nn.Module)
+
+VANISHING = 1e-7  # norm of a parameter tensor's gradient
+EXPLODING = 10.0
+TINY = 1e-8  # gradient norms below this give no ratio
+MEASURED_STAGES = (Stage.TRAINING, Stage.BLENDING)
+PRUNABLE_STAGES = (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING)
+
+
+class ScalarAction(NamedTuple):
+    """One factored action, field by field as in state.Action."""
+
+    slot: int = 0
+    blueprint: int = Blueprint.NOOP
+    style: int = 2
+    tempo: int = 1
+    alpha_target: int = 2
+    alpha_speed: int = 0
+    alpha_curve: int = 0
+    op: int = Op.WAIT
+
+
+class ScalarOutcome(NamedTuple):
+    """What became of an action, field by field as in state.ActionOutcome."""
+
+    effective_op: int
+    success: bool
+    germinated: bool
+    fossilized: bool
+    pruned_now: bool
+
+
+class GradientReading(NamedTuple):
+    """Gradient telemetry of one seed, field by field as in state.GradientStats."""
+
+    l2: float
+    health: float
+    vanishing: bool
+    exploding: bool
+    ratio: float
+
+
+class GradientNorms(NamedTuple):
+    """Norms of one seed's gradient before clipping, still on the device."""
+
+    seed: Tensor  # float64 [k], one per parameter tensor of seed and gate that has a gradient
+    seed_count: int  # numbers in them
+    host: Tensor  # float64 [], of the whole host
+    host_count: int
+
+
+class TrainReading(NamedTuple):
+    """Results of one training pass."""
+
+    loss: float  # mean of batch means
+    accuracy: float  # percent
+    gradients: dict[int, GradientReading]  # by slot number, where measured
+
+
+@dataclass
+class Plant:
+    """The networks in one slot; the gate stands by for the blend GATE and trains with its seed."""
+
+    seed: FlatModule
+    gate: Gate
+    optimiser: torch.optim.SGD | None = None  # None = the next training pass makes one, with fresh momentum
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Parameters of the seed, then of the gate."""
+        return [*self.seed.parameters(), *self.gate.parameters()]
+
+
+class BaselineEnv:
+    """One host, its slots and its optimisers."""
+
+    def __init__(
+        self,
+        task: TaskConfig,
+        slot_names: list[str],
+        lifecycle: LifecycleConfig,
+        gates: GatesConfig,
+        dtype: torch.dtype = torch.float32,
+        device: str = "cpu",
+    ) -> None:
+        """Slots are numbered in row-major order, whatever the order of `slot_names`."""
+        self.task, self.lifecycle = task, lifecycle
+        self.ablate_fossils = False  # rewards with drip need fossils among the ablated seeds
+        self.dtype, self.device = dtype, torch.device(device)
+        self.specs = enabled_slots(task, slot_names)
+        self.totals = TotalsRecord()
+        self.machines = [SlotMachine(lifecycle, gates, self.totals) for _ in self.specs]
+        self.plants: dict[int, Plant] = {}  # networks of the live seeds, by slot number
+        self.detached = {STAGE_NAMES.index(name) for name in lifecycle.detached_stages}
+        self.accuracy = 0.0  # of the last record, percent
+        self.host = self._place(Host(task))
+        self.optimiser = self._sgd(list(self.host.parameters()), task.host_lr, task.weight_decay)
+
+    def step(self, train: Batches, validation: Batches, action: ScalarAction) -> ScalarOutcome:
+        """One env-step in the reference's order: train, evaluate, record, act, tick."""
+        trained = self.train(train)
+        evaluated = self.evaluate(validation)
+        self.record(trained, evaluated)
+        outcome = self.apply(action)
+        self.tick()
+        return outcome
+
+    def train(self, batches: Batches) -> TrainReading:
+        """One pass of forward, backward, clipping and SGD over `batches`; stages and alphas stay as they are."""
+        self.host.train()
+        grafts = {self.specs[slot].name: self._graft(slot, self.machines[slot].seed.alpha) for slot in self._running()}
+        optimisers = self._optimisers()
+        loss_sum = torch.zeros((), dtype=self.dtype, device=self.device)
+        correct = torch.zeros((), dtype=torch.int64, device=self.device)
+        norms: dict[int, GradientNorms] = {}
+        for index, (images, labels) in enumerate(batches):
+            for optimiser in optimisers:
+                optimiser.zero_grad(set_to_none=True)
+            logits = self.host(images, grafts)
+            loss = F.cross_entropy(logits, labels)
+            loss.backward()
+            if index % self.task.gradient_stride == 0:
+                norms = self._gradient_norms()
+            self._clip_gradients()
+            for optimiser in optimisers:
+                optimiser.step()
+            loss_sum += loss.detach()
+            correct += (logits.detach().argmax(-1) == labels).sum()
+        num_images = sum(len(labels) for _, labels in batches)
+        gradients = {slot: gradient_reading(found) for slot, found in norms.items()}
+        return TrainReading(loss_sum.item() / len(batches), 100.0 * correct.item() / num_images, gradients)
+
+    @torch.no_grad()
+    def evaluate(self, batches: Batches, codes: Sequence[int] | None = None) -> ValidationReading:
+        """Accuracy under every subset in `codes` (default: all that are needed), one full pass per subset."""
+        self.host.eval()
+        codes = self._default_codes() if codes is None else codes
+        loss_sum = torch.zeros((), dtype=self.dtype, device=self.device)
+        correct = torch.zeros(len(codes), dtype=torch.int64, device=self.device)
+        for row, code in enumerate(codes):
+            alphas = self._alphas(code)
+            grafts = {self.specs[slot].name: self._graft(slot, alphas[slot]) for slot in alphas if alphas[slot] > 0}
+            for images, labels in batches:
+                logits = self.host(images, grafts)
+                correct[row] += (logits.argmax(-1) == labels).sum()
+                if row == 0:
+                    loss_sum += F.cross_entropy(logits, labels)
+        return self._validation_reading(batches, codes, loss_sum, correct)
+
+    @torch.no_grad()
+    def evaluate_fused(self, batches: Batches, codes: Sequence[int] | None = None) -> ValidationReading:
+        """The same in one pass per batch, the images repeated for every subset, each with an alpha of its own."""
+        self.host.eval()
+        codes = self._default_codes() if codes is None else codes
+        rows = [self._alphas(code) for code in codes]
+        loss_sum = torch.zeros((), dtype=self.dtype, device=self.device)
+        correct = torch.zeros(len(codes), dtype=torch.int64, device=self.device)
+        for images, labels in batches:
+            grafts = {}
+            for slot in rows[0]:
+                alpha = torch.tensor([row[slot] for row in rows], dtype=self.dtype, device=self.device)
+                per_image = alpha.repeat_interleave(len(labels)).view(-1, 1, 1, 1)
+                grafts[self.specs[slot].name] = self._graft(slot, per_image)
+            logits = self.host(images.repeat(len(codes), 1, 1, 1), grafts).view(len(codes), len(labels), -1)
+            correct += (logits.argmax(-1) == labels).sum(1)
+            loss_sum += F.cross_entropy(logits[0], labels)
+        return self._validation_reading(batches, codes, loss_sum, correct)
+
+    def record(self, trained: TrainReading, evaluated: ValidationReading) -> AttributionReading:
+        """Write the measurements of this env-step into the slots."""
+        found = attribute(evaluated)
+        self.accuracy = evaluated.accuracy[code_of(evaluated.ablated)]
+        for slot, machine in enumerate(self.machines):
+            if not machine.live:
+                continue
+            if slot in evaluated.ablated:
+                machine.record_contribution(found.contribution[slot])
+            before = [other for other in evaluated.ablated if other < slot and slot in evaluated.ablated]
+            after = [other for other in evaluated.ablated if other > slot and slot in evaluated.ablated]
+            machine.seed.upstream_alpha = sum(self.machines[other].seed.alpha for other in before)
+            machine.seed.downstream_alpha = sum(self.machines[other].seed.alpha for other in after)
+            machine.seed.interaction_sum = found.interaction_sum.get(slot, 0.0)
+            machine.seed.boost_received = found.boost.get(slot, 0.0)
+            machine.record_accuracy(self.accuracy)
+            if slot in trained.gradients:
+                record_gradients(machine, trained.gradients[slot])
+        return found
+
+    def apply(self, action: ScalarAction) -> ScalarOutcome:
+        """Carry out one action; one that is not applicable, or whose gate fails, changes nothing."""
+        machine = self.machines[action.slot]
+        was_live = machine.live
+        valid = is_valid(machine, action.op, self.lifecycle)
+        done = valid and self._carry_out(machine, action)
+        for each in self.machines:
+            each.age_memories()
+        self._remove_dead()
+        return ScalarOutcome(
+            effective_op=action.op if valid else Op.WAIT,
+            success=done,
+            germinated=done and action.op == Op.GERMINATE,
+            fossilized=done and action.op == Op.FOSSILIZE,
+            pruned_now=was_live and not machine.live,
+        )
+
+    def tick(self) -> None:
+        """The mechanical end of the env-step: ramps, automatic advances, cooldowns."""
+        for machine in self.machines:
+            machine.tick()
+        self._remove_dead()
+
+    def _carry_out(self, machine: SlotMachine, action: ScalarAction) -> bool:
+        target, steps = ALPHA_TARGETS[action.alpha_target], SPEED_STEPS[action.alpha_speed]
+        curve, steepness = CURVE_CHOICES[action.alpha_curve], CURVE_STEEPNESS[action.alpha_curve]
+        blend = STYLE_BLEND[action.style]
+        if action.op == Op.GERMINATE:
+            channels = self.specs[action.slot].channels
+            seed = make_seed(action.blueprint, channels, blend)
+            self.plants[action.slot] = Plant(self._place(seed), self._place(Gate(channels)))
+            return machine.germinate(action.blueprint, action.style, TEMPO_STEPS[action.tempo], target, self.accuracy)
+        if action.op == Op.ADVANCE:
+            return machine.advance()
+        if action.op == Op.FOSSILIZE:
+            done = machine.fossilize()
+            if done:
+                self.plants[action.slot].optimiser = None
+            return done
+        if action.op == Op.PRUNE:
+            return machine.schedule_prune(steps, curve, steepness)
+        if action.op == Op.SET_ALPHA_TARGET:
+            return machine.set_alpha_target(target, steps, curve, steepness, blend)
+        return True
+
+    def _remove_dead(self) -> None:
+        """Drop networks, and with them momentum, of slots without a live seed."""
+        self.plants = {slot: plant for slot, plant in self.plants.items() if self.machines[slot].live}
+
+    def _place(self, module: Module) -> Module:
+        module.to(self.device, self.dtype)
+        return module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def _running(self) -> list[int]:
+        return [slot for slot, machine in enumerate(self.machines) if machine.running]
+
+    def _graft(self, slot: int, alpha: float | Tensor) -> Graft:
+        plant, seed = self.plants[slot], self.machines[slot].seed
+        training, detached = seed.stage == Stage.TRAINING, seed.stage in self.detached
+        return Graft(plant.seed, plant.gate, seed.blend, alpha, training, detached)
+
+    def _sgd(self, parameters: list[nn.Parameter], rate: float, weight_decay: float) -> torch.optim.SGD:
+        fused = self.device.type == "cuda"  # one kernel launch instead of several per step; no gain on a CPU
+        return torch.optim.SGD(parameters, rate, self.task.momentum, weight_decay=weight_decay, fused=fused)
+
+    def _optimisers(self) -> list[torch.optim.SGD]:
+        """The host's optimiser and one per running seed, made here where there is none.
+
+        The weights of a frozen seed get no gradients, so its optimiser leaves them and their momentum alone.
+        """
+        found = [self.optimiser]
+        for slot in self._running():
+            plant = self.plants[slot]
+            for parameter in plant.parameters():
+                parameter.requires_grad_(not self.machines[slot].frozen)
+            if plant.optimiser is None:
+                plant.optimiser = self._sgd(plant.parameters(), self.task.seed_lr, 0.0)
+            found.append(plant.optimiser)
+        return found
+
+    def _clip_gradients(self) -> None:
+        """Limit the norm of the host's gradient, and of every seed's (with its gate) separately."""
+        if self.task.max_grad_norm > 0:
+            nn.utils.clip_grad_norm_(self.host.parameters(), self.task.max_grad_norm)
+            for slot in self._running():
+                nn.utils.clip_grad_norm_(self.plants[slot].parameters(), self.task.max_grad_norm)
+
+    def _gradient_norms(self) -> dict[int, GradientNorms]:
+        """Gradients before clipping, of seeds in TRAINING and BLENDING whose weights are not frozen."""
+        wanted = [slot for slot in self._running() if self.machines[slot].seed.stage in MEASURED_STAGES]
+        wanted = [slot for slot in wanted if not self.machines[slot].frozen]
+        if not wanted:
+            return {}
+        host, host_count = tensor_norms(list(self.host.parameters()))
+        host_norm = torch.linalg.vector_norm(host)
+        found = {}
+        for slot in wanted:
+            tensors, count = tensor_norms(self.plants[slot].parameters())
+            found[slot] = GradientNorms(tensors, count, host_norm, host_count)
+        return found
+
+    def _ablated(self) -> tuple[int, ...]:
+        fossils_too = self.ablate_fossils
+        return tuple(
+            slot
+            for slot, machine in enumerate(self.machines)
+            if machine.visible and (fossils_too or machine.seed.stage != Stage.FOSSILIZED)
+        )
+
+    def _fossils(self) -> tuple[int, ...]:
+        return tuple(slot for slot in self._ablated() if self.machines[slot].seed.stage == Stage.FOSSILIZED)
+
+    def _default_codes(self) -> list[int]:
+        return subset_codes(self._ablated(), self._fossils())
+
+    def _alphas(self, code: int) -> dict[int, float]:
+        """Alpha of every visible seed in subset `code`, by slot number."""
+        off = code_of(self._ablated()) - code
+        visible = [slot for slot, machine in enumerate(self.machines) if machine.visible]
+        return {slot: 0.0 if off >> slot & 1 else self.machines[slot].seed.alpha for slot in visible}
+
+    def _validation_reading(
+        self, batches: Batches, codes: Sequence[int], loss_sum: Tensor, correct: Tensor
+    ) -> ValidationReading:
+        num_images = sum(len(labels) for _, labels in batches)
+        accuracy = {code: 100.0 * hits / num_images for code, hits in zip(codes, correct.tolist(), strict=True)}
+        return ValidationReading(loss_sum.item() / len(batches), accuracy, self._ablated(), self._fossils())
+
+
+def is_valid(machine: SlotMachine, op: int, lifecycle: LifecycleConfig) -> bool:
+    """The op is applicable in its slot; gates are not asked."""
+    stage, held = machine.seed.stage, machine.ramp.mode == AlphaMode.HOLD
+    if op == Op.GERMINATE:
+        return stage == Stage.EMPTY
+    if op == Op.ADVANCE:
+        return stage in (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING)
+    if op == Op.FOSSILIZE:
+        return stage == Stage.HOLDING
+    if op == Op.PRUNE:
+        return stage in PRUNABLE_STAGES and held and machine.seed.seed_age >= lifecycle.min_prune_age
+    if op == Op.SET_ALPHA_TARGET:
+        return stage in (Stage.BLENDING, Stage.HOLDING) and held
+    return True
+
+
+def tensor_norms(parameters: list[nn.Parameter]) -> tuple[Tensor, int]:
+    """L2 norms [k] (float64) of the gradients that exist, and how many numbers they hold."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norms = [torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients]
+    return torch.stack(norms), sum(gradient.numel() for gradient in gradients)
+
+
+def gradient_reading(norms: GradientNorms) -> GradientReading:
+    """Health is 1 - 0.5 (share of vanishing tensors) - 0.8 (share of exploding ones); ratio of root mean squares."""
+    sizes, host = norms.seed.tolist(), norms.host.item()
+    vanishing = sum(size < VANISHING for size in sizes)
+    exploding = sum(not size <= EXPLODING for size in sizes)
+    total = math.sqrt(sum(size * size for size in sizes))
+    health = clamp01(1.0 - 0.5 * vanishing / len(sizes) - 0.8 * exploding / len(sizes))
+    ratio = 0.0
+    if math.isfinite(total) and math.isfinite(host) and total >= TINY and host >= TINY:
+        ratio = (total / math.sqrt(norms.seed_count)) / (host / math.sqrt(norms.host_count) + TINY)
+    return GradientReading(total, health if math.isfinite(total) else 0.0, vanishing > 0, exploding > 0, ratio)
+
+
+def record_gradients(machine: SlotMachine, reading: GradientReading) -> None:
+    """Write one reading into the slot; a norm that is not finite is kept as 0, the exploding flag tells."""
+    seed = machine.seed
+    seed.gradient_norm = reading.l2 if math.isfinite(reading.l2) else 0.0
+    seed.gradient_health, seed.gradient_measured = reading.health, True
+    seed.gradient_vanishing, seed.gradient_exploding = reading.vanishing, reading.exploding
+    machine.record_gradient_ratio(reading.ratio)
