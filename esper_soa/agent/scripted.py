@@ -26,7 +26,7 @@ from esper_soa.vocabulary import (
     Stage,
 )
 
-UNSETTLED = (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING)  # seeds that still need decisions
+MANAGED_STAGES = (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING)  # seeds that still need decisions
 ALPHA_TOLERANCE = 1e-6
 FORGOTTEN_PENALTY = 0.1  # a blueprint's penalty that decays below this is dropped
 NEVER = -100  # env-step of the last prune before there was one
@@ -225,12 +225,12 @@ def decay_penalties(memory: HeuristicMemory, step: Tensor, cfg: HeuristicConfig)
 def wish_for(situation: Situation, memory: HeuristicMemory, cfg: HeuristicConfig) -> tuple[Wish, HeuristicMemory]:
     """What the heuristic wants, masks apart, and its memory if it gets it (reference heuristic policy).
 
-    The first unsettled seed in slot order decides; only without one is germination considered.
+    The first managed seed in slot order decides; only without one is germination considered.
     Thresholds of `cfg` may also be tensors [N].
     """
-    unsettled = stage_in(situation.stage, UNSETTLED)
-    managing = unsettled.any(-1)
-    slot = first_choice(unsettled)
+    managed = stage_in(situation.stage, MANAGED_STAGES)
+    managing = managed.any(-1)
+    slot = first_choice(managed)
     germinating = ~managing & _germination_due(situation, memory, cfg)
     next_blueprint, rotation = _next_blueprint(memory, cfg)
     op = torch.where(germinating, Op.GERMINATE, Op.WAIT)
@@ -259,7 +259,7 @@ def _germination_due(situation: Situation, memory: HeuristicMemory, cfg: Heurist
 
 
 def _managing_op(situation: Situation, slot: Tensor, cfg: HeuristicConfig) -> Tensor:
-    """Op int64 [N] for the unsettled seed in `slot` [N]."""
+    """Op int64 [N] for the managed seed in `slot` [N]."""
     stage = _at(situation.stage, slot)
     target = _at(situation.alpha_target, slot)
     contribution = _at(situation.contribution, slot)
