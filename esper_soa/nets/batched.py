@@ -40,7 +40,13 @@ def batch_norm(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tenso
 
 
 def group_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor) -> Tensor:
-    """Group norm of x [B, n*C, H, W] with `groups` groups per network; weight, bias [n, C]."""
+    """Group norm of x [B, n*C, H, W] with `groups` groups per network; weight, bias [n, C].
+
+    torch 2.13's CPU backward of a channels_last group norm crashes the process where the input needs no gradient, so
+    such an input is laid out anew.
+    """
+    if torch.is_grad_enabled() and not x.requires_grad:
+        x = x.contiguous()
     return F.group_norm(x, weight.shape[0] * groups, weight.reshape(-1), bias.reshape(-1), NORM_EPS)
 
 

@@ -1,0 +1,153 @@
+"""One env-step on one page: train, evaluate, attribute, record, observe; then, for an action, reward, apply, tick.
+
+Given the rules of a run, the weights and the ledger. `measure_` changes weights in place and makes the only read of the
+ledger by the host; `perceive` and `respond` are pure kernels over the ledger. Called by trainer.py, which puts the
+decision maker between perceive and respond.
+"""
+
+from typing import NamedTuple
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from esper_soa.env import lifecycle
+from esper_soa.env.attribution import attribute
+from esper_soa.env.config import GatesConfig, GovernorConfig, LifecycleConfig, SignalsConfig
+from esper_soa.env.governor import initial_guard
+from esper_soa.env.masks import action_masks
+from esper_soa.env.observation import observe
+from esper_soa.env.reward import empty_totals, reward, settle_fossils
+from esper_soa.env.reward_records import RewardSettings, RewardTerms
+from esper_soa.env.scaffold import empty_boosts, record_boosts
+from esper_soa.env.signals import age_memories, initial_signals, record_attribution, record_gradients, record_signals
+from esper_soa.nets.evaluation import ValidationFeed, evaluate
+from esper_soa.nets.pools import claim_, read_roster
+from esper_soa.nets.supervised import NetsConfig, TrainingFeed, train_epoch_
+from esper_soa.state import Action, ActionOutcome, Attribution, EnvState, Masks, Measurements, Observation
+from esper_soa.vocabulary import Stage
+
+
+class Rules(NamedTuple):
+    """Everything that stays the same during a run."""
+
+    nets: NetsConfig
+    lifecycle: LifecycleConfig
+    gates: GatesConfig
+    signals: SignalsConfig
+    governor: GovernorConfig
+    reward: RewardSettings
+    blueprints: Tensor  # bool [13], what may be germinated
+    execution_rank: Tensor  # int64 [S], position of each slot in the forward pass
+    max_seeds: int  # 0 = as many as slots
+
+    @property
+    def max_steps(self) -> int:
+        """Env-steps per episode."""
+        return self.reward.max_steps
+
+
+class Work(NamedTuple):
+    """The data of one env-step and the streams that newborn seeds draw from."""
+
+    training: TrainingFeed
+    num_batches: int
+    validation: ValidationFeed
+    seed_keys: Tensor  # int64 [N]
+
+
+class Percept(NamedTuple):
+    """What an env-step showed, before anybody decided anything."""
+
+    state: EnvState
+    attribution: Attribution
+    masks: Masks
+    observation: Observation
+
+
+class Response(NamedTuple):
+    """What became of the actions."""
+
+    state: EnvState
+    terms: RewardTerms
+    outcome: ActionOutcome
+
+
+def reset(rules: Rules, num_envs: int, device: torch.device) -> EnvState:
+    """The ledger of N fresh envs."""
+    num_slots = len(rules.nets.shape.slots)
+    state = EnvState(
+        slots=lifecycle.empty_slots(num_envs, num_slots, device),
+        ramp=lifecycle.idle_ramp(num_envs, num_slots, device),
+        signals=initial_signals(num_envs, device),
+        guard=initial_guard(num_envs, device),
+        totals=empty_totals(num_envs, device),
+        boosts=empty_boosts(num_envs, num_slots, rules.max_steps, device),
+        batch_size=[num_envs],
+    )
+    return state.clone()
+
+
+def measure_(rules: Rules, weights: TensorDict, state: EnvState, work: Work) -> tuple[EnvState, Measurements]:
+    """Initialise newborn seeds, train every network, validate under every subset row that the rewards need."""
+    slots = state.slots
+    roster = read_roster(slots, state.ramp, ablate_fossils=rules.reward.config.drip_fraction > 0)
+    claim_(weights, rules.nets.shape, roster, work.seed_keys)
+    none = torch.zeros_like(slots.newborn)
+    state = state.replace(slots=slots.replace(newborn=none, fresh_momentum=none))
+    trained = train_epoch_(rules.nets, weights, slots.alpha, roster, work.training, work.num_batches)
+    tested = evaluate(rules.nets, weights, slots.alpha, roster, work.validation)
+    return state, Measurements(
+        train_loss=trained.loss,
+        train_accuracy=trained.accuracy,
+        val_loss=tested.loss,
+        accuracy=tested.accuracy,
+        subset=tested.subset,
+        ablated=tested.ablated,
+        gradients=trained.gradients,
+        batch_size=state.batch_size,
+    )
+
+
+def perceive(rules: Rules, state: EnvState, measured: Measurements) -> Percept:
+    """Attribute, record and observe: the state on which the next actions are decided and paid."""
+    attribution = attribute(measured, state.slots, rules.execution_rank)
+    signals = record_signals(state.signals, measured, attribution.committed, rules.signals)
+    slots = record_attribution(state.slots, attribution)
+    slots = lifecycle.record_accuracy(slots, signals.val_accuracy)
+    slots = record_gradients(slots, measured.gradients)
+    state = record_boosts(state.replace(slots=slots, signals=signals), attribution)
+    return Percept(state, attribution, *look(rules, state))
+
+
+def look(rules: Rules, state: EnvState) -> tuple[Masks, Observation]:
+    """Legal choices and observation of a recorded state."""
+    masks = action_masks(state.slots, state.ramp, rules.blueprints, rules.max_seeds, rules.lifecycle)
+    return masks, observe(state, rules.max_steps)
+
+
+def respond(rules: Rules, percept: Percept, action: Action) -> Response:
+    """Pay for the state in which the actions were taken, carry them out, and let time pass."""
+    before = percept.state
+    op = lifecycle.effective_op(before.slots, before.ramp, action, rules.lifecycle)
+    terms, state = reward(before, percept.attribution, action, op, rules.reward)
+    slots, ramp, outcome = lifecycle.apply(
+        state.slots, state.ramp, action, state.signals.val_accuracy, rules.lifecycle, rules.gates
+    )
+    state = settle_fossils(state.replace(slots=slots, ramp=ramp), action, outcome)
+    slots, ramp = lifecycle.tick(age_memories(state.slots), state.ramp, rules.lifecycle, rules.gates)
+    signals = state.signals.replace(last_op=action.op, last_success=outcome.success)
+    state = state.replace(slots=slots, ramp=ramp, signals=signals)
+    return Response(_count(before, state, outcome), terms, outcome)
+
+
+def _count(before: EnvState, after: EnvState, outcome: ActionOutcome) -> EnvState:
+    """Totals of seeds that were born, began to blend, or were removed at this env-step."""
+    started = after.slots.blending_started & ~before.slots.blending_started
+    removed = before.slots.live & ~after.slots.live & (before.slots.stage != Stage.FOSSILIZED)
+    totals = after.totals.replace(
+        germinated=after.totals.germinated + outcome.germinated,
+        blended=after.totals.blended + started.sum(1),
+        pruned=after.totals.pruned + removed.sum(1),
+    )
+    return after.replace(totals=totals)
