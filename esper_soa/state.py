@@ -75,7 +75,7 @@ class Slots(TensorClass["tensor_only", "frozen"]):
     rent_params: Tensor  # float64, parameters at the last rent reading
 
     @property
-    def empty(self) -> Tensor:
+    def empty(self) -> Tensor:  # type: ignore[override]
         """bool [N, S]: a seed can be germinated here."""
         return self.stage == Stage.EMPTY
 
