@@ -84,8 +84,8 @@ def reward_inputs(
         interaction_sum=attribution.interaction_sum,
         accuracy_germination=torch.where(slots.germination_known, slots.accuracy_germination, 0.0),
         germination_known=slots.germination_known,
-        escrow=torch.where(slots.live, slots.escrow, 0.0),
-        drip_live=slots.drip_live & attribution.measured,
+        escrow=slots.escrow,
+        drip_live=slots.drip_live,
         drip_scale=slots.drip_scale,
         drip_left=slots.drip_total - slots.drip_paid,
         drip_contribution=torch.where(attribution.measured, attribution.contribution, 0.0),
@@ -168,7 +168,7 @@ def _next_slots(slots: Slots, inputs: RewardInputs, readings: SlotReadings, sett
     )
     if settings.config.drip_fraction == 0:
         return slots
-    opened = (slot_op(inputs) == Op.FOSSILIZE) & ~slots.drip_live
+    opened = slot_op(inputs) == Op.FOSSILIZE
     return slots.replace(
         drip_scale=torch.where(opened, readings.drip_scale, slots.drip_scale),
         drip_total=torch.where(opened, readings.drip_total, slots.drip_total),

@@ -42,10 +42,10 @@ class RewardInputs(TensorClass["tensor_only", "frozen"]):
     escrow: Tensor  # credit paid so far that is still to be confirmed
 
     # per drip pool [N, D]
-    drip_live: Tensor  # bool, the pool pays and its fossil was measured at this env-step
+    drip_live: Tensor  # bool, the pool pays
     drip_scale: Tensor  # payment per point of contribution
     drip_left: Tensor  # what the pool still holds, may be inf
-    drip_contribution: Tensor
+    drip_contribution: Tensor  # of the pool's fossil, 0 where it was not measured at this env-step
 
     # per env [N]
     op: Tensor  # int64, Op; WAIT where the chosen op was not applicable

@@ -219,6 +219,8 @@ def test_a_second_attempt_without_bonus_leaves_no_pool_behind():
     _, state = ask(state, settings, (2.0, 0.0), (True, False), fossilise)
     _, state = ask(state, settings, (-2.0, 0.0), (True, False), fossilise)
     assert state.slots.drip_total.tolist() == [[0.0, 0.0]] * 2
+    action = make_action(torch.zeros(2).long(), torch.full((2,), Op.FOSSILIZE))
+    assert not settle_fossils(state, action, outcome([True, True])).slots.drip_live.any()
 
 
 def test_fossils_are_counted_and_their_scaffolds_credited_with_the_next_reward():
