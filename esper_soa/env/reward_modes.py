@@ -41,7 +41,7 @@ def collect(parts: dict[str, Tensor], inputs: RewardInputs) -> RewardTerms:
     for part in parts.values():
         total = total + part
     terms = {name: parts.get(name, zero) for name in TERM_NAMES}
-    return RewardTerms(**terms, total=total, batch_size=inputs.batch_size, device=None)
+    return RewardTerms.from_dict(terms | {"total": total}, batch_size=inputs.batch_size)
 
 
 def scored(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:

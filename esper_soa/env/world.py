@@ -1,0 +1,94 @@
+"""N envs with their weights and data: fresh hosts at the start of a round, and the work of every env-step.
+
+Given the rules, the images and the sizes by trainer.py. Everything random is keyed by seed, round, env and env-step, so
+a round can be played again, by another policy, on the same hosts and the same data.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from esper_soa.env.step import Rules, Work, reset
+from esper_soa.nets import data, pools, streams
+from esper_soa.nets.config import DataConfig
+from esper_soa.nets.datasets import ImageSet
+from esper_soa.state import EnvState
+from esper_soa.vocabulary import HEADS
+
+
+class Sizes(NamedTuple):
+    """How much work an env-step is."""
+
+    num_envs: int  # N
+    batch_size: int  # B
+    train_samples: int  # T
+    val_samples: int  # V
+
+
+class World:
+    """N envs; `start_round` makes their hosts anew, `work` hands out the data of an env-step."""
+
+    def __init__(self, rules: Rules, images: ImageSet, sizes: Sizes, cfg: DataConfig, seed: int) -> None:
+        self.rules, self.images, self.seed = rules, images, seed
+        self.augment = cfg.augment
+        self.split = data.split_sizes(images, sizes.batch_size, sizes.num_envs) if cfg.split else None
+        if self.split is not None:
+            sizes = sizes._replace(train_samples=self.split.train_samples, val_samples=self.split.val_samples)
+        else:
+            data.check_work(images, sizes.train_samples, sizes.val_samples)
+        self.sizes = sizes
+        self.device = images.train_images.device
+        self.envs = torch.arange(sizes.num_envs, device=self.device)
+        self.weights = pools.allocate(rules.nets.shape, sizes.num_envs, self.device, torch.float32)
+        self.training_bank = data.training_bank(images)
+        self.validation = data.ValidationImages(
+            data.evaluation_bank(images), self._validation_order(), self.weights["host", "params"].dtype
+        )
+        self.round = 0
+        self.start_round(0)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights and activations."""
+        return self.weights["host", "params"].dtype
+
+    def start_round(self, number: int) -> EnvState:
+        """Fresh hosts, empty slots and a fresh ledger for round `number` (from 0)."""
+        self.round = number
+        pools.initialise_hosts_(self.weights, self.rules.nets.shape, self.keys(streams.HOST_INIT))
+        self.order = data.OrderBook(self.keys(streams.DATA_ORDER), len(self.images.train_labels))
+        return reset(self.rules, self.sizes.num_envs, self.device)
+
+    def keys(self, purpose: int) -> Tensor:
+        """int64 [N]: one random stream per env for `purpose` in this round."""
+        return streams.stream_keys(self.seed, purpose, (self.round,), self.envs)
+
+    def work(self, step: int) -> Work:
+        """The data of env-step `step` (from 0) of this round."""
+        sizes = self.sizes
+        start = step * sizes.train_samples
+        batches = data.EnvStepBatches(
+            self.training_bank, self._training_order(step), self.keys(streams.AUGMENTATION), start, sizes.batch_size,
+            self.augment, self.dtype,
+        )  # fmt: skip
+        seed_keys = streams.fold(self.keys(streams.SEED_INIT), step)
+        return Work(batches, sizes.train_samples // sizes.batch_size, self.validation, seed_keys)
+
+    def noise(self, step: int) -> Tensor:
+        """float32 [N, 8] in [0, 1): what the policy samples its heads with at env-step `step`."""
+        counters = step * len(HEADS) + torch.arange(len(HEADS), device=self.device)
+        return streams.uniform(self.keys(streams.POLICY_SAMPLE)[:, None], counters)
+
+    def _training_order(self, step: int) -> Tensor:
+        sizes, num_train = self.sizes, len(self.images.train_labels)
+        if self.split is None:
+            return self.order.draw(step * sizes.train_samples, sizes.train_samples)
+        shared = streams.stream_keys(self.seed, streams.DATA_ORDER, (self.round,), torch.zeros_like(self.envs[:1]))
+        return data.split_training_order(shared, num_train, step, self.split)
+
+    def _validation_order(self) -> Tensor:
+        num_test = len(self.images.test_labels)
+        if self.split is None:
+            return data.validation_order(num_test, self.sizes.val_samples, self.seed, self.device)
+        return data.split_validation_order(num_test, self.split, self.device)
