@@ -6,20 +6,17 @@ update; scripted policies go through the same rounds without the update.
 
 import sys
 import time
-from typing import NamedTuple
 
 import torch
 from rich.console import Console
 
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.ppo import Learner
-from esper_soa.agent.protocol import Agent
-from esper_soa.agent.rollout import Rollout, Row, new_rollout, write_
 from esper_soa.agent.scripted import WaitPolicy, scripted_policy
 from esper_soa.config import TrainConfig
 from esper_soa.env.observation import feature_names
 from esper_soa.env.reward_records import RewardSettings
-from esper_soa.env.step import Percept, Response, Rules, look, measure_, perceive, respond
+from esper_soa.env.step import Rules
 from esper_soa.env.world import Sizes, World
 from esper_soa.nets.blueprints import blueprint_codes
 from esper_soa.nets.config import enabled_slots
@@ -28,23 +25,16 @@ from esper_soa.nets.host import host_shape
 from esper_soa.nets.pools import parameter_table
 from esper_soa.nets.supervised import NetsConfig
 from esper_soa.ops.checkpoint import save_checkpoint
+from esper_soa.ops.collect import Player, play_round
 from esper_soa.ops.device import apply_threads, choose_env_chunk, device_name, resolve_device
 from esper_soa.ops.progress import LOGGER, Progress, logging_to
 from esper_soa.ops.report import HostScore, SeedCounts, Speed, Summary, print_summary, write_summary
 from esper_soa.ops.rundir import RunFolder, write_versions
-from esper_soa.ops.tally import RoundResult, Tally, pulse
+from esper_soa.ops.tally import RoundResult
 from esper_soa.ops.telemetry import Json, MetricsWriter
-from esper_soa.state import Decision, View
 from esper_soa.vocabulary import NUM_BLUEPRINTS, STAGE_NAMES
 
 EVAL_BATCH = 128  # validation images per forward pass
-
-
-class Player(NamedTuple):
-    """Who decides, and who learns from it (None: nobody)."""
-
-    agent: Agent
-    learner: Learner | None
 
 
 def build_rules(cfg: TrainConfig, device: torch.device) -> Rules:
@@ -83,70 +73,6 @@ def build_player(cfg: TrainConfig, world: World) -> Player:
     names = tuple(spec.name for spec in world.rules.nets.shape.slots)
     policy = RecurrentPolicy(cfg.policy, len(names), len(feature_names(names)), cfg.seed).to(world.device)
     return Player(policy, Learner(policy, cfg.policy.ppo, cfg.rounds, cfg.seed))
-
-
-def play_round(
-    world: World, player: Player, number: int, progress: Progress, label: str
-) -> tuple[RoundResult, Rollout | None]:
-    """One episode of every env; the rollout is None where nobody learns."""
-    rules, num_envs, device = world.rules, world.sizes.num_envs, world.device
-    state = world.start_round(number)
-    memory = player.agent.start(num_envs, device)
-    tally, rollout, seen = Tally(device), _rollout(world, player), None
-    for step in range(rules.max_steps):
-        state, measured = measure_(rules, world.weights, state, world.work(step))
-        if seen is not None:  # its copy has arrived: measure_ waited for the device
-            progress.advance(num_envs, label, *seen.tolist())
-        percept = perceive(rules, state, measured)
-        view = View(state=percept.state, observation=percept.observation, masks=percept.masks,
-                    noise=world.noise(step), batch_size=[num_envs])  # fmt: skip
-        decision, memory = player.agent.act(view, memory)
-        response = respond(rules, percept, decision.action)
-        tally.add_(measured, response.terms, response.outcome)
-        if rollout is not None and player.learner is not None:
-            write_(rollout, step, _row(player.learner, percept, decision, response, step + 1 == rules.max_steps))
-        state, seen = response.state, pulse(response.state)
-    if rollout is not None:
-        masks, observation = look(rules, state)
-        after = View(state=state, observation=observation, masks=masks, noise=world.noise(rules.max_steps),
-                     batch_size=[num_envs])  # fmt: skip
-        rollout.bootstrap.copy_(player.agent.act(after, memory)[0].value)
-    result = tally.read(state, rules.reward.counts)
-    progress.advance(num_envs, label, *(seen.tolist() if seen is not None else (float("nan"), float("nan"))))
-    return result, rollout
-
-
-def _rollout(world: World, player: Player) -> Rollout | None:
-    if player.learner is None:
-        return None
-    names = tuple(spec.name for spec in world.rules.nets.shape.slots)
-    return new_rollout(
-        world.rules.max_steps, world.sizes.num_envs, len(names), len(feature_names(names)), world.device
-    )  # fmt: skip
-
-
-def _row(learner: Learner, percept: Percept, decision: Decision, response: Response, last: bool) -> Row:
-    """What the learner needs to remember of one env-step; the episode is cut, not ended, at its last one."""
-    signals, attribution = percept.state.signals, percept.attribution
-    no = torch.zeros_like(response.outcome.success)
-    valid = response.terms.total.isfinite() & signals.val_loss.isfinite()
-    return Row(
-        features=percept.observation.features,
-        blueprints=percept.observation.blueprints,
-        masks=percept.masks,
-        action=decision.action,
-        effective_op=response.outcome.effective_op,
-        log_probs=decision.log_probs,
-        value=decision.value,
-        reward=learner.scale_rewards_(response.terms.total, valid),
-        terminal=no,
-        truncated=~no if last else no,
-        reset=no,
-        valid=valid,
-        contribution=attribution.contribution.float(),
-        contribution_measured=attribution.measured,
-        batch_size=[valid.shape[0]],
-    )
 
 
 class Run:

@@ -43,11 +43,12 @@ def group_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor) -> Tensor:
     """Group norm of x [B, n*C, H, W] with `groups` groups per network; weight, bias [n, C].
 
     torch 2.13's CPU backward of a channels_last group norm crashes the process where the input needs no gradient, so
-    such an input is laid out anew.
+    such an input goes in as [B, n*C, H*W], which has no channels_last form.
     """
+    scale, shift, num_groups = weight.reshape(-1), bias.reshape(-1), weight.shape[0] * groups
     if torch.is_grad_enabled() and not x.requires_grad:
-        x = x.contiguous()
-    return F.group_norm(x, weight.shape[0] * groups, weight.reshape(-1), bias.reshape(-1), NORM_EPS)
+        return F.group_norm(x.flatten(2), num_groups, scale, shift, NORM_EPS).unflatten(2, x.shape[2:])
+    return F.group_norm(x, num_groups, scale, shift, NORM_EPS)
 
 
 def spatial_mean(x: Tensor, num_nets: int) -> Tensor:
