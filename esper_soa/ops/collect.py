@@ -1,6 +1,6 @@
 """Plays one round: an episode of every env under a decision maker, with the rollout that a learner needs.
 
-Given a World and a Player by the trainer; the same function plays the control run and evaluations. Reads the device only
+Given a World and a Player by the trainer; the same function plays the control run. It reads the device only
 for the roster of running seeds and, one env-step late, for the progress bar.
 """
 
