@@ -1,0 +1,191 @@
+"""What holds in every env-step of every episode, whoever plays: shapes, legal stages, legal choices, finite numbers."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+from tiny_world import EnvStep, play_ledger, tiny_rules, tiny_settings, tiny_world, view_of
+from torch import Tensor
+
+from esper_soa.agent.protocol import Agent
+from esper_soa.agent.scripted import HeuristicPolicy, RandomPolicy, SchedulePolicy
+from esper_soa.env.config import REWARD_MODES, RewardConfig
+from esper_soa.env.step import look, measure_, perceive, respond
+from esper_soa.state import Action, EnvState, Masks, Measurements
+from esper_soa.vocabulary import HEAD_NAMES, NUM_STAGE_CODES, OP_NAMES, Op, Stage, head_sizes
+
+# Stages that may follow one another; RESETTING ends in EMPTY, where a seed is germinated.
+TRANSITIONS = {
+    Stage.EMPTY: (Stage.GERMINATED,),
+    Stage.GERMINATED: (Stage.TRAINING, Stage.PRUNED),
+    Stage.TRAINING: (Stage.BLENDING, Stage.PRUNED),
+    Stage.BLENDING: (Stage.HOLDING, Stage.PRUNED),
+    Stage.HOLDING: (Stage.FOSSILIZED, Stage.BLENDING, Stage.PRUNED),
+    Stage.FOSSILIZED: (),
+    Stage.PRUNED: (Stage.EMBARGOED,),
+    Stage.EMBARGOED: (Stage.RESETTING,),
+    Stage.RESETTING: (Stage.EMPTY,),
+}
+LEGAL = torch.zeros(NUM_STAGE_CODES, NUM_STAGE_CODES, dtype=torch.bool)
+for before, successors in TRANSITIONS.items():
+    LEGAL[before, list(successors)] = True
+
+
+def layout(record: EnvState) -> dict[str, tuple[torch.dtype, torch.Size]]:
+    leaves = record.to_tensordict().flatten_keys(".")
+    return {name: (value.dtype, value.shape) for name, value in leaves.items()}
+
+
+def assert_finite(record: TensorDict) -> None:
+    for name, value in record.flatten_keys(".").items():
+        assert value.isfinite().all(), name
+
+
+def assert_ledger_holds(state: EnvState) -> None:
+    assert_finite(state.to_tensordict())
+    slots, ramp = state.slots, state.ramp
+    for name, alpha in (("slots", slots.alpha), ("ramp", ramp.alpha), ("start", ramp.start), ("target", ramp.target)):
+        assert ((alpha >= 0) & (alpha <= 1)).all(), name
+    assert ((slots.alpha == 0) | slots.running).all(), "a seed that is not run has no weight"
+    assert ((slots.blueprint >= 0) | ~slots.live).all(), "a live seed has a blueprint"
+    assert (slots.blueprint[slots.empty] == -1).all()
+    assert ((ramp.done <= ramp.length) & (ramp.done >= 0)).all()
+    for counter in (slots.stage_age, slots.seed_age, slots.contribution_age):
+        assert (counter >= 0).all()
+    ready = (LEGAL[slots.stage].any(-1)) | (slots.stage == Stage.FOSSILIZED)
+    assert ready.all(), "a stage that no slot may rest in"
+
+
+def assert_masks_hold(masks: Masks, num_slots: int) -> None:
+    assert masks.op[:, Op.WAIT].all()
+    for name, size in zip(HEAD_NAMES, head_sizes(num_slots), strict=True):
+        mask = masks.get(name)
+        assert mask.dtype == torch.bool
+        assert mask.shape[1:] == (size,), name
+        assert mask.any(-1).all(), name
+    assert torch.equal(masks.op[:, 1:], masks.slot_by_op.any(-1)[:, 1:]), "an op is legal where some slot takes it"
+
+
+def assert_action_obeys(masks: Masks, action: Action) -> None:
+    envs = torch.arange(action.op.shape[0])
+    assert masks.op[envs, action.op].all()
+    assert (masks.slot_by_op[envs, action.op, action.slot] | (action.op == Op.WAIT)).all()
+
+
+def assert_rows_hold(measured: Measurements, state: EnvState) -> None:
+    subset, ablated = measured.subset, measured.ablated
+    bits = 1 << torch.arange(ablated.shape[1])
+    full = torch.where(ablated, bits, 0).sum(1)
+    evaluated = subset >= 0
+    assert (ablated <= (state.slots.running & (state.slots.alpha > 0))).all()
+    assert torch.equal(subset[:, 0], full), "row 0 has every ablated seed on"
+    assert ((subset & ~full[:, None]) == 0)[evaluated].all(), "a row switches ablated seeds only"
+    for row, mask, slots in zip(subset.tolist(), full.tolist(), ablated.tolist(), strict=True):
+        codes = [code for code in row if code >= 0]
+        assert len(set(codes)) == len(codes), "no subset twice"
+        assert 0 in codes
+        wanted = [mask - (1 << slot) for slot, there in enumerate(slots) if there]
+        assert set(wanted) <= set(codes), "every seed is left out once"
+    accuracy = measured.accuracy[evaluated]
+    assert ((accuracy >= 0) & (accuracy <= 100)).all()
+    assert_finite(measured.to_tensordict())
+
+
+def assert_env_step_holds(step: EnvStep, num_slots: int) -> None:
+    percept, response = step.percept, step.response
+    assert_rows_hold(step.measured, step.before)
+    assert torch.equal(percept.attribution.measured, step.measured.ablated)
+    assert_finite(percept.attribution.to_tensordict())
+    assert_masks_hold(percept.masks, num_slots)
+    assert_action_obeys(percept.masks, step.action)
+    assert percept.observation.features.dtype == torch.float32
+    assert_finite(percept.observation.to_tensordict())
+    assert_finite(response.terms.to_tensordict())
+    assert torch.equal(step.before.slots.stage, percept.state.slots.stage), "looking changes no stage"
+    assert_ledger_holds(percept.state)
+    assert_ledger_holds(response.state)
+    assert_transitions_hold(percept.state, response.state)
+
+
+def assert_transitions_hold(before: EnvState, after: EnvState) -> None:
+    """An env-step is an action and a tick, so at most two transitions; the last one's start is remembered."""
+    was, now = before.slots.stage, after.slots.stage
+    start = after.slots.previous_stage
+    start = torch.where(start == Stage.DORMANT, Stage.EMPTY, start)  # a germination passes through DORMANT
+    start = torch.where(now == Stage.EMPTY, was, start)  # an empty slot remembers nothing
+    moved = was != now
+    assert LEGAL[start, now][moved].all(), "illegal last transition"
+    assert ((start == was) | LEGAL[was, start])[moved].all(), "illegal first transition"
+
+
+def visited(stages: list[Tensor]) -> set[int]:
+    return set(torch.stack(stages).unique().tolist())
+
+
+@pytest.mark.parametrize(("num_envs", "num_slots", "steps"), [(1, 1, 120), (12, 3, 100), (24, 10, 100), (1, 10, 1)])
+def test_random_legal_play_keeps_the_contract_of_the_ledger(num_envs: int, num_slots: int, steps: int) -> None:
+    first, stages, ops = None, [], set()
+    for step in play_ledger(tiny_rules(num_slots, steps), num_envs, seed=num_slots):
+        first = first or layout(step.before)
+        assert layout(step.percept.state) == first
+        assert layout(step.response.state) == first
+        assert_env_step_holds(step, num_slots)
+        stages.append(step.percept.state.slots.stage)
+        ops |= set(step.action.op[step.response.outcome.success].tolist())
+    if num_envs > 1:
+        assert ops == set(range(len(OP_NAMES))), "the play was too tame to mean anything"
+        assert visited(stages) == set(TRANSITIONS)
+
+
+@given(seed=st.integers(0, 10_000), num_slots=st.sampled_from([1, 2, 3, 5]), mode=st.sampled_from(REWARD_MODES))
+@settings(max_examples=16, deadline=None, derandomize=True)
+def test_the_contract_holds_for_any_seed_and_reward(seed: int, num_slots: int, mode: str) -> None:
+    for step in play_ledger(tiny_rules(num_slots, 12, RewardConfig(mode=mode)), 3, seed):
+        assert_env_step_holds(step, num_slots)
+
+
+@pytest.mark.parametrize("name", ["heuristic", "schedule"])
+def test_scripted_policies_obey_the_masks(name: str) -> None:
+    cfg = tiny_settings(4, 3, 40)
+    made: dict[str, Agent] = {
+        "heuristic": HeuristicPolicy(cfg.policy.heuristic, cfg.task.blueprints),
+        "schedule": SchedulePolicy(cfg.policy.schedule, cfg.task.blueprints),
+    }
+    for step in play_ledger(tiny_rules(3, 40), 4, seed=1, agent=made[name]):
+        assert_env_step_holds(step, 3)
+
+
+def test_env_i_of_many_plays_as_it_would_alone() -> None:
+    # Each env's rows of the same records, in another company: nothing in the ledger mixes envs.
+    rules = tiny_rules(3, 30)
+    for step in play_ledger(rules, 5, seed=4):
+        alone = perceive(rules, step.before[2:3].clone(), step.measured[2:3].clone())
+        response = respond(rules, alone, step.action[2:3].clone())
+        for mine, theirs in ((alone.state, step.percept.state), (response.state, step.response.state)):
+            expected = theirs[2:3].to_tensordict().flatten_keys(".")
+            for name, value in mine.to_tensordict().flatten_keys(".").items():
+                assert torch.equal(value, expected[name]), name
+
+
+@pytest.mark.parametrize(("num_envs", "num_slots", "steps"), [(1, 1, 12), (3, 3, 24), (2, 10, 16), (1, 3, 1)])
+def test_random_legal_play_keeps_the_contract_of_the_whole_world(num_envs: int, num_slots: int, steps: int) -> None:
+    world, agent = tiny_world(num_envs, num_slots, steps), RandomPolicy()
+    rules, state = world.rules, world.start_round(0)
+    first, stages = layout(state), []
+    for index in range(steps):
+        before, measured = measure_(rules, world.weights, state, world.work(index))
+        percept = perceive(rules, before, measured)
+        view = view_of(percept, 7 * index)
+        decision, _ = agent.act(view, ())
+        response = respond(rules, percept, decision.action)
+        assert layout(response.state) == first
+        assert_env_step_holds(EnvStep(before, measured, percept, view, decision.action, response), num_slots)
+        assert_finite(world.weights)
+        state = response.state
+        stages.append(state.slots.stage)
+    masks, observation = look(rules, state)
+    assert_masks_hold(masks, num_slots)
+    assert_finite(observation.to_tensordict())
+    if num_envs > 1:
+        assert visited(stages) >= {Stage.EMPTY, Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING}

@@ -1,0 +1,165 @@
+"""The smallest worlds that can go wrong: tiny hosts on synthetic images, and episodes of the ledger alone.
+
+`made_up` stands in for training and validation: it gives measurements with the subset rows that a real evaluation of
+the present seeds would have, and random accuracies, so that long episodes cost nothing. Everything is a function of a
+seed and the env-step, on any device.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from esper_soa.agent.protocol import Agent
+from esper_soa.agent.scripted import RandomPolicy
+from esper_soa.config import TrainConfig
+from esper_soa.env.config import GatesConfig, LifecycleConfig, RewardConfig
+from esper_soa.env.step import Percept, Response, Rules, perceive, reset, respond
+from esper_soa.env.world import World
+from esper_soa.nets.config import DataConfig, TaskConfig, host_slots
+from esper_soa.nets.evaluation import max_rows
+from esper_soa.nets.streams import POLICY_SAMPLE, stream_keys, uniform
+from esper_soa.state import LEDGER_FLOAT, Action, EnvState, GradientStats, Measurements, Slots, View, stage_in
+from esper_soa.trainer import build_rules, build_world
+from esper_soa.vocabulary import Stage
+
+CPU = torch.device("cpu")
+MEASURED_STAGES = (Stage.TRAINING, Stage.BLENDING)
+SCALE_TASK = TaskConfig(name="cifar_scale", base_channels=1, num_blocks=5, kernel_size=1, num_pools=5)  # ten slots
+SMALL_TASK = TaskConfig(name="tiny", base_channels=2, num_blocks=3, kernel_size=1, num_pools=3)
+
+
+def tiny_settings(num_envs: int, num_slots: int, steps: int, reward: RewardConfig | None = None) -> TrainConfig:
+    """A run of hosts with some hundred weights, whose seeds mature in a few env-steps."""
+    task = SMALL_TASK if num_slots <= 6 else SCALE_TASK
+    return TrainConfig(
+        envs=num_envs,
+        steps=steps,
+        rounds=1,
+        batch_size=2,
+        train_samples=2,
+        val_samples=4,
+        slots=[spec.name for spec in host_slots(task)[:num_slots]],
+        task=task,
+        data=DataConfig(name="synthetic", synthetic_train=16, synthetic_test=8),
+        gates=GatesConfig(min_blending_steps=1, min_gradient_health=0.3),
+        lifecycle=LifecycleConfig(embargo_steps=2, min_prune_age=1),
+        reward=reward or RewardConfig(),
+    )
+
+
+def tiny_rules(num_slots: int, steps: int, reward: RewardConfig | None = None, device: torch.device = CPU) -> Rules:
+    """The rules of `tiny_settings`, on `device`."""
+    return build_rules(tiny_settings(1, num_slots, steps, reward), device)
+
+
+def tiny_world(num_envs: int, num_slots: int, steps: int) -> World:
+    """N hosts with weights and images on the CPU."""
+    return build_world(tiny_settings(num_envs, num_slots, steps), CPU)
+
+
+def random_numbers(seed: int, step: int, like: Tensor) -> Tensor:
+    """float64 in [0, 1) with the shape and device of `like`, a function of seed, env-step and place."""
+    keys = stream_keys(seed, POLICY_SAMPLE, (step,), torch.zeros((), dtype=torch.int64, device=like.device))
+    places = torch.arange(like.numel(), device=like.device)
+    return uniform(keys, places, LEDGER_FLOAT).view(like.shape)
+
+
+class Draw:
+    """Random numbers, fresh ones with every call."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed, self.calls = seed, 0
+
+    def like(self, pattern: Tensor) -> Tensor:
+        """float64 in [0, 1) with the shape and device of `pattern`."""
+        self.calls += 1
+        return random_numbers(self.seed, self.calls, pattern)
+
+
+def subset_rows(slots: Slots, ablated: Tensor) -> Tensor:
+    """int64 [N, R]: the rows of an evaluation with the seeds `ablated` bool [N, S]; -1 = row not evaluated."""
+    num_envs, num_slots = ablated.shape
+    bits = 1 << torch.arange(num_slots, device=ablated.device)
+    full = torch.where(ablated, bits, 0).sum(1, keepdim=True)
+    if num_slots <= 4:
+        off = torch.arange(2**num_slots, device=ablated.device).expand(num_envs, -1)
+        return torch.where((off & ~full) == 0, full - off, -1)
+    fossils = torch.where(ablated & (slots.stage == Stage.FOSSILIZED), bits, 0).sum(1, keepdim=True)
+    left_out, alone = torch.where(ablated, full - bits, -1), torch.where(ablated, bits, -1)
+    rows = torch.cat([full, left_out, alone, torch.zeros_like(full), fossils], dim=1)
+    repeated = (rows[:, :, None] == rows[:, None, :]).tril(-1).any(-1)
+    return F.pad(torch.where(repeated, -1, rows), (0, max_rows(num_slots) - rows.shape[1]), value=-1)
+
+
+def made_up(rules: Rules, state: EnvState, seed: int) -> Measurements:
+    """Measurements of the seeds in `state` with random numbers; gradients are healthy most of the time."""
+    slots, signals = state.slots, state.signals
+    ablated = slots.running & (slots.alpha > 0)
+    if rules.reward.config.drip_fraction == 0:
+        ablated = ablated & (slots.stage != Stage.FOSSILIZED)
+    subset = subset_rows(slots, ablated)
+    draw = Draw(seed)
+    measured = stage_in(slots.stage, MEASURED_STAGES)
+    health = draw.like(slots.alpha)
+    gradients = GradientStats(
+        l2=torch.where(measured, 3 * draw.like(slots.alpha), 0.0),
+        health=torch.where(measured, health, 0.0),
+        vanishing=measured & (health < 0.3),
+        exploding=measured & (health < 0.1),
+        ratio=torch.where(measured, 2 * draw.like(slots.alpha), 0.0),
+        measured=measured,
+        batch_size=slots.batch_size,
+    )
+    return Measurements(
+        train_loss=0.5 + draw.like(signals.val_loss),
+        train_accuracy=100 * draw.like(signals.val_loss),
+        val_loss=0.5 + draw.like(signals.val_loss),
+        accuracy=torch.where(subset >= 0, 100 * draw.like(subset), 0.0),
+        subset=subset,
+        ablated=ablated,
+        gradients=gradients,
+        batch_size=state.batch_size,
+    )
+
+
+class EnvStep(NamedTuple):
+    """Everything that one env-step of the ledger went through."""
+
+    before: EnvState
+    measured: Measurements
+    percept: Percept
+    view: View
+    action: Action
+    response: Response
+
+
+def view_of(percept: Percept, seed: int) -> View:
+    """What an agent is shown, with its noise."""
+    num_envs = percept.masks.op.shape[0]
+    pattern = percept.observation.features.new_empty(num_envs, 8, dtype=LEDGER_FLOAT)
+    noise = random_numbers(seed, 0, pattern).float()
+    return View(
+        state=percept.state, observation=percept.observation, masks=percept.masks, noise=noise, batch_size=[num_envs]
+    )
+
+
+def play_ledger(
+    rules: Rules, num_envs: int, seed: int, agent: Agent | None = None, device: torch.device = CPU
+) -> Iterator[EnvStep]:
+    """One episode of N envs on made-up measurements; random legal play where no agent is given."""
+    player = agent or RandomPolicy()
+    memory, state = player.start(num_envs, device), reset(rules, num_envs, device)
+    for step in range(rules.max_steps):
+        step_seed = seed * 100_003 + step
+        nothing = torch.zeros_like(state.slots.newborn)
+        before = state.replace(slots=state.slots.replace(newborn=nothing, fresh_momentum=nothing))
+        measured = made_up(rules, before, step_seed)
+        percept = perceive(rules, before, measured)
+        view = view_of(percept, step_seed)
+        decision, memory = player.act(view, memory)
+        response = respond(rules, percept, decision.action)
+        yield EnvStep(before, measured, percept, view, decision.action, response)
+        state = response.state
