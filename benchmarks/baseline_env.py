@@ -205,15 +205,16 @@ class BaselineEnv:
         """Write the measurements of this env-step into the slots."""
         found = attribute(evaluated)
         self.accuracy = evaluated.accuracy[code_of(evaluated.ablated)]
+        place = [(spec.block, spec.row) for spec in self.specs]  # sorts slots as the forward pass meets them
         for slot, machine in enumerate(self.machines):
             if not machine.live:
                 continue
             if slot in evaluated.ablated:
                 machine.record_contribution(found.contribution[slot])
-            before = [other for other in evaluated.ablated if other < slot and slot in evaluated.ablated]
-            after = [other for other in evaluated.ablated if other > slot and slot in evaluated.ablated]
-            machine.seed.upstream_alpha = sum(self.machines[other].seed.alpha for other in before)
-            machine.seed.downstream_alpha = sum(self.machines[other].seed.alpha for other in after)
+            before = [other for other in evaluated.ablated if place[other] < place[slot] and slot in evaluated.ablated]
+            after = [other for other in evaluated.ablated if place[other] > place[slot] and slot in evaluated.ablated]
+            machine.seed.upstream_alpha = sum((self.machines[other].seed.alpha for other in before), 0.0)
+            machine.seed.downstream_alpha = sum((self.machines[other].seed.alpha for other in after), 0.0)
             machine.seed.interaction_sum = found.interaction_sum.get(slot, 0.0)
             machine.seed.boost_received = found.boost.get(slot, 0.0)
             machine.record_accuracy(self.accuracy)
