@@ -120,7 +120,7 @@ class SchedulePolicy:
     def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
         """What is due in the first slot that is due and may act; WAIT where none is."""
         step, legal = view.state.signals.step, view.masks.slot_by_op
-        starts = torch.tensor(self.cfg.germination_steps(legal.shape[-1]), device=step.device)
+        starts = _constants(self.cfg.germination_steps(legal.shape[-1]), step.device)
         due = self.due_ops(step.unsqueeze(-1) - starts)
         applicable = legal.gather(1, due.unsqueeze(1)).squeeze(1)
         slot = first_choice((due != Op.WAIT) & applicable)
@@ -290,12 +290,12 @@ def _next_blueprint(memory: HeuristicMemory, cfg: HeuristicConfig) -> tuple[Tens
     over the candidates ordered by penalty, then name.
     """
     device, size = memory.rotation.device, len(cfg.blueprint_rotation)
-    codes = torch.tensor([BLUEPRINT_NAMES.index(name) for name in cfg.blueprint_rotation], device=device)
+    codes = _constants([BLUEPRINT_NAMES.index(name) for name in cfg.blueprint_rotation], device)
     turn = (memory.rotation.unsqueeze(-1) + torch.arange(size, device=device)) % size
     candidates = codes[turn]
     acceptable = memory.penalties.gather(1, candidates) < _column(cfg.penalty_threshold)
     tried = first_choice(acceptable)
-    by_name = torch.tensor([BLUEPRINT_NAMES.index(name) for name in sorted(cfg.blueprint_rotation)], device=device)
+    by_name = _constants([BLUEPRINT_NAMES.index(name) for name in sorted(cfg.blueprint_rotation)], device)
     order = memory.penalties[:, by_name].argsort(dim=1, stable=True)
     least_bad = by_name[_at(order, memory.rotation % size)]
     found = acceptable.any(-1)
@@ -328,6 +328,11 @@ def _unlearned(action: Action) -> Decision:
     zeros = torch.zeros_like(action.op, dtype=torch.float32)
     log_probs = zeros.unsqueeze(-1).expand(-1, len(HEAD_NAMES)).clone()
     return Decision(action=action, log_probs=log_probs, value=zeros, batch_size=zeros.shape)
+
+
+def _constants(values: Sequence[int], device: torch.device) -> Tensor:
+    """`values` as int64 on the device; the host does not wait for the copy."""
+    return torch.tensor(values).to(device, non_blocking=True)
 
 
 def _at(values: Tensor, index: Tensor) -> Tensor:

@@ -1,0 +1,128 @@
+"""Finds what makes the host wait for the device, on a machine that has none.
+
+Inside a SyncGuard every operation raises that would read a device tensor into Python, whose result's size depends on
+tensor values, or that would copy Python numbers to the device; except in the functions named as allowed, where it is
+logged. On a CPU such operations cost nothing, which is why nothing else would notice them.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+aten = torch.ops.aten
+VALUE_DEPENDENT = (
+    aten._local_scalar_dense, aten.nonzero, aten.masked_select, aten.equal, aten.is_nonzero, aten.bincount,
+    aten._unique, aten._unique2, aten.unique_dim, aten.unique_consecutive, aten.repeat_interleave, aten.allclose,
+)  # fmt: skip
+INDEXING = (aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_)
+READS = ("item", "tolist", "numpy", "cpu", "__array__", "__bool__", "__int__", "__float__", "__index__", "__complex__")
+UPLOADS = (torch.tensor, torch.as_tensor)
+
+
+class HostSyncError(AssertionError):
+    """The host would have to wait for the device here."""
+
+
+class Sync(NamedTuple):
+    """One logged operation."""
+
+    function: str  # of esper_soa
+    operation: str
+
+
+class SyncGuard:
+    """Raises HostSyncError at every sync outside the functions named in `allowed`, and at uploads unless tolerated."""
+
+    def __init__(self, allowed: Sequence[str] = (), uploads: bool = False) -> None:
+        self.allowed, self.uploads = frozenset(allowed), uploads
+        self.log: list[Sync] = []
+        self._on_host: list[Tensor] = []  # results of copies to the host: reading them waits for nothing
+        self._modes: tuple[_Dispatch, _Functions] = (_Dispatch(self), _Functions(self))
+
+    def __enter__(self) -> "SyncGuard":
+        for mode in self._modes:
+            mode.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for mode in reversed(self._modes):
+            mode.__exit__(kind, error, trace)
+
+    def report(self, operation: str) -> None:
+        """Log the operation where it is allowed, raise HostSyncError elsewhere."""
+        function = calling_function()
+        if self.allowed.isdisjoint(function.split(".")):
+            raise HostSyncError(f"{operation} in {function}")
+        self.log.append(Sync(function, operation))
+
+    def is_on_host(self, tensor: object) -> bool:
+        return any(tensor is known for known in self._on_host)
+
+    def now_on_host(self, tensor: Tensor) -> None:
+        self._on_host.append(tensor)
+
+
+def calling_function() -> str:
+    """Qualified name of the innermost function of esper_soa (or of the test) that is being executed."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None:
+        path = frame.f_code.co_filename
+        if "esper_soa/" in path or "/tests/test_" in path:
+            return frame.f_code.co_qualname
+        frame = frame.f_back
+    return "?"
+
+
+class _Dispatch(TorchDispatchMode):
+    """Sees operators, also those that other operators and autograd call."""
+
+    def __init__(self, guard: SyncGuard) -> None:
+        super().__init__()
+        self.guard = guard
+
+    def __torch_dispatch__(
+        self, func: torch._ops.OpOverload, types: object, args: tuple = (), kwargs: dict | None = None
+    ) -> object:
+        packet = func.overloadpacket
+        by_mask = packet in INDEXING and any(
+            index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1]
+        )
+        if (packet in VALUE_DEPENDENT or by_mask) and not self.guard.is_on_host(args[0]):
+            self.guard.report(func.name() + (" with a mask" if by_mask else ""))
+        return func(*args, **(kwargs or {}))
+
+
+class _Functions(TorchFunctionMode):
+    """Sees calls from Python; a copy from CPU to CPU never reaches the operators."""
+
+    def __init__(self, guard: SyncGuard) -> None:
+        super().__init__()
+        self.guard = guard
+
+    def __torch_function__(
+        self, func: Callable[..., object], types: object, args: tuple = (), kwargs: dict | None = None
+    ) -> object:
+        kwargs = kwargs or {}
+        copies = func is Tensor.cpu or (func is Tensor.to and "cpu" in (*args[1:], kwargs.get("device")))
+        reads = any(func is getattr(Tensor, name) for name in READS)
+        if (copies or reads) and not self.guard.is_on_host(args[0]):
+            self.guard.report(f"Tensor.{func.__name__}")
+        if (
+            func in UPLOADS
+            and not self.guard.uploads
+            and kwargs.get("device") is not None
+            and not isinstance(args[0], Tensor)
+        ):
+            self.guard.report(f"torch.{func.__name__} on a device")
+        result = func(*args, **kwargs)
+        if copies and isinstance(result, Tensor):
+            self.guard.now_on_host(result)
+        return result

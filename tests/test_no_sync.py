@@ -1,0 +1,235 @@
+"""The host never waits for the device inside an env-step, except in the reads that are named here."""
+
+import io
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from sync_guard import HostSyncError, SyncGuard
+from tensordict import TensorDict
+from tiny_world import CPU, EnvStep, play_ledger, tiny_rules, tiny_settings, tiny_world, view_of
+
+from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
+from esper_soa.agent.policy import RecurrentPolicy
+from esper_soa.agent.ppo import Learner
+from esper_soa.agent.protocol import Agent
+from esper_soa.agent.rollout import Row, new_rollout, write_
+from esper_soa.agent.scripted import HeuristicPolicy, RandomPolicy, SchedulePolicy, WaitPolicy
+from esper_soa.env.config import REWARD_MODES, RewardConfig
+from esper_soa.env.observation import feature_names
+from esper_soa.env.step import look, measure_, perceive, respond
+from esper_soa.ops.collect import Player, play_round
+from esper_soa.ops.progress import Progress
+from esper_soa.ops.tally import Tally
+
+META = torch.device("meta")
+ROSTER = "read_roster"  # which seeds run at all decides what is launched; the one read that an env-step waits for
+PULSE = "pulse"  # a copy of two numbers that is started, not waited for; read one env-step late, for the progress bar
+TALLY = "Tally"  # Tally.read: the sums of a whole round, once, after its last env-step
+# Index arrays that follow from the roster go to the device before training and validation: uploads, nothing is read.
+
+VALUES = torch.arange(4.0)
+SYNCS: dict[str, Callable[[], object]] = {
+    "item": lambda: VALUES[0].item(),
+    "tolist": lambda: VALUES.tolist(),
+    "numpy": lambda: VALUES.numpy(),
+    "asarray": lambda: np.asarray(VALUES),
+    "cpu": lambda: VALUES.cpu(),
+    "to_cpu": lambda: VALUES.to("cpu"),
+    "to_device_cpu": lambda: VALUES.to(device="cpu", non_blocking=True),
+    "bool": lambda: bool(VALUES[0]),
+    "int": lambda: int(VALUES[0]),
+    "float": lambda: float(VALUES[0]),
+    "range": lambda: range(VALUES.long()[1]),
+    "nonzero": lambda: VALUES.nonzero(),
+    "where_without_values": lambda: torch.where(VALUES > 1),
+    "masked_select": lambda: VALUES.masked_select(VALUES > 1),
+    "read_by_mask": lambda: VALUES[VALUES > 1],
+    "write_by_mask": lambda: VALUES.clone().__setitem__(VALUES > 1, VALUES[:2]),
+    "equal": lambda: torch.equal(VALUES, VALUES),
+    "unique": lambda: VALUES.unique(),
+    "bincount": lambda: VALUES.long().bincount(),
+    "tensor_on_device": lambda: torch.tensor([1, 2], device="cpu"),
+    "array_on_device": lambda: torch.as_tensor(np.ones(2), device="cpu"),
+}
+
+
+@pytest.mark.parametrize("name", SYNCS)
+def test_the_guard_raises_on_a_sync(name: str) -> None:
+    SYNCS[name]()
+    with pytest.raises(HostSyncError), SyncGuard():
+        SYNCS[name]()
+
+
+def test_the_guard_lets_device_work_pass() -> None:
+    index = torch.tensor([2, 0])
+    with SyncGuard() as guard:
+        picked = VALUES[index] + torch.where(VALUES > 1, VALUES, 0.0).sum()
+        torch.zeros_like(VALUES).index_copy_(0, index, picked)
+    assert guard.log == []
+    assert picked.tolist() == [7.0, 5.0]
+
+
+def test_the_guard_logs_what_is_allowed_and_forgives_reads_of_what_is_on_the_host() -> None:
+    def allowed_read() -> list[float]:
+        return (VALUES + 1).cpu().tolist()
+
+    with SyncGuard(["allowed_read"]) as guard:
+        assert allowed_read() == [1.0, 2.0, 3.0, 4.0]
+    assert [sync.operation for sync in guard.log] == ["Tensor.cpu"]
+    with pytest.raises(HostSyncError, match="allowed_read"), SyncGuard(["another"]):
+        allowed_read()
+
+
+def agents(num_slots: int, device: torch.device) -> dict[str, Agent]:
+    cfg = tiny_settings(1, num_slots, 1)
+    network = PolicyConfig(network=NetworkConfig(hidden=32, features=32))
+    features = len(feature_names(tuple(cfg.slots)))
+    policy = RecurrentPolicy(network, num_slots, features, seed=0)
+    return {
+        "random": RandomPolicy(),
+        "wait": WaitPolicy(),
+        "schedule": SchedulePolicy(cfg.policy.schedule, cfg.task.blueprints),
+        "heuristic": HeuristicPolicy(cfg.policy.heuristic, cfg.task.blueprints),
+        "ppo": policy.to(device),
+    }
+
+
+@pytest.mark.parametrize("name", ["random", "wait", "schedule", "heuristic", "ppo"])
+def test_no_decision_waits_for_the_device(name: str) -> None:
+    agent, rules = agents(3, CPU)[name], tiny_rules(3, 6)
+    memory = agent.start(4, CPU)
+    for step in play_ledger(rules, 4, seed=2):
+        with SyncGuard():
+            _, memory = agent.act(step.view, memory)
+
+
+@pytest.mark.parametrize("mode", REWARD_MODES)
+def test_no_kernel_of_an_env_step_waits_for_the_device(mode: str) -> None:
+    rules = tiny_rules(3, 4, RewardConfig(mode=mode))
+    for step in play_ledger(rules, 4, seed=5):
+        with SyncGuard():
+            percept = perceive(rules, step.before, step.measured)
+            respond(rules, percept, step.action)
+
+
+def test_counting_a_round_waits_for_the_device_only_at_its_end() -> None:
+    rules, tally = tiny_rules(2, 5), Tally(CPU)
+    for step in play_ledger(rules, 3, seed=1):
+        with SyncGuard():
+            tally.add_(step.measured, step.response.terms, step.response.outcome)
+    with SyncGuard([TALLY]) as guard:
+        tally.read(step.response.state, rules.reward.counts)
+    assert guard.log
+
+
+def row_of(step: EnvStep, device: torch.device) -> Row:
+    """A row of the rollout, with nothing in what only a learner fills."""
+    outcome, attribution = step.response.outcome, step.percept.attribution
+    no = torch.zeros_like(outcome.success)
+    return Row(
+        features=step.percept.observation.features,
+        blueprints=step.percept.observation.blueprints,
+        masks=step.percept.masks,
+        action=step.action,
+        effective_op=outcome.effective_op,
+        log_probs=torch.zeros(no.shape[0], 8, device=device),
+        value=torch.zeros(no.shape, device=device),
+        reward=step.response.terms.total.float(),
+        terminal=no,
+        truncated=no,
+        reset=no,
+        valid=~no,
+        contribution=attribution.contribution.float(),
+        contribution_measured=attribution.measured,
+        batch_size=[no.shape[0]],
+    )
+
+
+def test_recording_a_rollout_waits_for_nothing() -> None:
+    rules = tiny_rules(2, 3)
+    names = tuple(spec.name for spec in rules.nets.shape.slots)
+    rollout = new_rollout(3, 4, 2, len(feature_names(names)), CPU)
+    for index, step in enumerate(play_ledger(rules, 4, seed=0)):
+        with SyncGuard():
+            write_(rollout, index, row_of(step, CPU))
+    assert torch.equal(rollout.rows.action.op[2], step.action.op)
+
+
+def learning_player(num_slots: int, num_envs: int) -> Player:
+    policy = agents(num_slots, CPU)["ppo"]
+    assert isinstance(policy, RecurrentPolicy)
+    return Player(policy, Learner(policy, PPOConfig(minibatches=1), 1, seed=0))
+
+
+def syncs_of_a_round(num_envs: int, num_slots: int, steps: int, player: Player) -> Counter[str]:
+    world = tiny_world(num_envs, num_slots, steps)
+    quiet = Progress(num_envs * steps, Console(file=io.StringIO()), "off")
+    with quiet as progress, SyncGuard([ROSTER, PULSE, TALLY], uploads=True) as guard:
+        play_round(world, player, 0, progress, "")
+    return Counter(sync.function for sync in guard.log if not sync.function.startswith(TALLY))
+
+
+@pytest.mark.parametrize(("num_envs", "num_slots"), [(1, 1), (1, 3), (6, 3), (2, 10)])
+def test_an_env_step_reads_the_device_twice_whatever_its_size(num_envs: int, num_slots: int) -> None:
+    steps = 8
+    counted = syncs_of_a_round(num_envs, num_slots, steps, Player(RandomPolicy(), None))
+    assert counted == {ROSTER: steps, PULSE: steps}
+
+
+def test_a_round_with_a_learner_reads_the_device_no_more_than_without() -> None:
+    counted = syncs_of_a_round(3, 2, 4, learning_player(2, 3))
+    assert counted == {ROSTER: 4, PULSE: 4}
+
+
+@pytest.mark.parametrize(("num_envs", "num_slots"), [(1, 1), (5, 3)])
+def test_training_and_validation_read_the_roster_and_nothing_else(num_envs: int, num_slots: int) -> None:
+    world, agent = tiny_world(num_envs, num_slots, 10), RandomPolicy()
+    state = world.start_round(0)
+    seeds = 0
+    for index in range(10):
+        work = world.work(index)
+        with SyncGuard([ROSTER], uploads=True) as guard:
+            state, measured = measure_(world.rules, world.weights, state, work)
+        assert [sync.operation for sync in guard.log] == ["Tensor.cpu"]
+        seeds += int(state.slots.running.sum())
+        percept = perceive(world.rules, state, measured)
+        decision, _ = agent.act(view_of(percept, index), ())
+        state = respond(world.rules, percept, decision.action).state
+    assert seeds or num_envs == 1, "no seed was trained: the test says nothing"
+
+
+def assert_on(device: torch.device, record: TensorDict) -> None:
+    for name, value in record.flatten_keys(".").items():
+        assert value.device == device, name
+
+
+@pytest.mark.parametrize("mode", REWARD_MODES)
+def test_an_env_step_runs_on_a_device_that_holds_no_values(mode: str) -> None:
+    # On meta every read of a value raises, and so does every operation between two devices.
+    rules = tiny_rules(3, 1, RewardConfig(mode=mode), META)
+    for step in play_ledger(rules, 2, seed=0, device=META):
+        assert_on(META, step.response.state.to_tensordict())
+        assert_on(META, step.response.terms.to_tensordict())
+        assert_on(META, step.percept.observation.to_tensordict())
+    masks, _ = look(rules, step.response.state)
+    assert_on(META, masks.to_tensordict())
+
+
+@pytest.mark.parametrize("name", ["random", "wait", "schedule", "heuristic", "ppo"])
+def test_every_agent_decides_on_a_device_that_holds_no_values(name: str) -> None:
+    for step in play_ledger(tiny_rules(3, 1, device=META), 2, seed=0, agent=agents(3, META)[name], device=META):
+        assert_on(META, step.action.to_tensordict())
+
+
+def test_a_rollout_is_recorded_on_a_device_that_holds_no_values() -> None:
+    rules = tiny_rules(2, 2, device=META)
+    names = tuple(spec.name for spec in rules.nets.shape.slots)
+    rollout, tally = new_rollout(2, 3, 2, len(feature_names(names)), META), Tally(META)
+    for index, step in enumerate(play_ledger(rules, 3, seed=0, device=META)):
+        tally.add_(step.measured, step.response.terms, step.response.outcome)
+        write_(rollout, index, row_of(step, META))
+    assert_on(META, rollout.rows.to_tensordict())
