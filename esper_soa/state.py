@@ -5,7 +5,7 @@ ledger are float64, as accuracies are compared with exact thresholds; counters a
 N envs, S seed slots, R alpha rows, T env-steps. Accuracies, contributions and interactions are percent points.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from tensordict import TensorClass
@@ -14,6 +14,7 @@ from torch import Tensor
 from esper_soa.vocabulary import COOLDOWN_STAGES, LIVE_STAGES, RUNNING_STAGES, Stage
 
 LEDGER_FLOAT = torch.float64
+Record = TypeVar("Record")
 HISTORY = 10  # env-steps of loss and accuracy kept per env
 
 
@@ -23,6 +24,11 @@ def stage_in(stage: Tensor, stages: tuple[int, ...]) -> Tensor:
     for code in stages[1:]:
         found = found | (stage == code)
     return found
+
+
+def select(where: Tensor, one: Record, other: Record) -> Record:
+    """`one` in the envs of `where` (bool [N]), `other` in the rest; both are records [N, ...] of the same kind."""
+    return torch.where(where, one, other)  # type: ignore[call-overload, no-any-return]
 
 
 class Slots(TensorClass["tensor_only", "frozen"]):
@@ -145,6 +151,9 @@ class Guard(TensorClass["tensor_only", "frozen"]):
     losses: Tensor  # float64 [N, 20]
     count: Tensor  # int64, valid entries of the window
     anomalies: Tensor  # int64, consecutive divergent losses
+    reason: Tensor  # int64, governor.PanicReason of this env-step's loss
+    panic: Tensor  # bool, at this env-step the env goes back to its snapshot and takes no action
+    snapshot_due: Tensor  # bool, to be taken at the next env-step that is healthy
 
 
 class Totals(TensorClass["tensor_only", "frozen"]):
@@ -155,6 +164,7 @@ class Totals(TensorClass["tensor_only", "frozen"]):
     fossilized: Tensor  # int64
     contributing: Tensor  # int64, fossils that gained at least 1 point since germination
     pruned: Tensor  # int64, seeds removed
+    rollbacks: Tensor  # int64 [N, 4], times that the env went back to a snapshot, by governor.PanicReason
     reward: Tensor  # float64, sum of raw rewards
     pending_penalty: Tensor  # float64, for governor prunes, paid with the next reward
     pending_hindsight: Tensor  # float64, scaffold credit, paid with the next reward

@@ -12,6 +12,8 @@ REWARD_MODES = ("shaped", "escrow", "basic", "basic_plus", "sparse", "minimal", 
 PBRS_GAMMA = 0.995  # discount that shaping, clawback and hindsight credit assume
 DRIP_MODES = ("basic", "basic_plus")
 MAX_STABLE_WINDOW = 10
+GUARD_WINDOW = 20  # losses that the governor remembers
+NUM_REASONS = 4  # what the governor can see in a loss, "nothing" included
 POSITIVE_REWARD_SETTINGS = (
     "param_budget", "rent_host_params_floor", "max_drip_per_step", "min_drip_steps", "hacking_ratio_threshold",
     "fossilize_quality_ceiling", "attribution_sigmoid_steepness",
@@ -79,13 +81,22 @@ class SignalsConfig:
 class GovernorConfig:
     """Loss watch and rollback (rewards.md D)."""
 
+    enabled: bool = True  # False: nothing is watched, a host that is lost stays lost until its episode ends
     sensitivity: float = 6.0  # standard deviations above the mean loss
     multiplier: float = 3.0  # times the mean loss
-    absolute_threshold: float = 12.0
+    absolute_threshold: float = 12.0  # nats
     min_panics: int = 3  # consecutive divergent losses before a rollback
     min_samples: int = 10  # losses before divergence and collapse are judged
-    death_penalty: float = 10.0
-    snapshot_steps: int = 5
+    death_penalty: float = 10.0  # taken off the reward of the env-step of a rollback
+    snapshot_steps: int = 5  # env-steps between snapshots of a healthy host; one more follows every fossilisation
+
+    def __post_init__(self) -> None:
+        for name in ("sensitivity", "multiplier", "absolute_threshold", "death_penalty"):
+            check(getattr(self, name) >= 0, f"governor.{name}", getattr(self, name), "at least 0")
+        check(self.min_panics >= 1, "governor.min_panics", self.min_panics, "at least 1")
+        check(1 <= self.min_samples <= GUARD_WINDOW, "governor.min_samples", self.min_samples,
+              f"in 1..{GUARD_WINDOW}, the losses that are kept")  # fmt: skip
+        check(self.snapshot_steps >= 1, "governor.snapshot_steps", self.snapshot_steps, "at least 1 env-step")
 
 
 @dataclass

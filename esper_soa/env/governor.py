@@ -1,6 +1,7 @@
-"""The loss watch of every env: when a host has lost its way and must go back to its last snapshot.
+"""The loss watch of every env: when a host has lost its way, and what becomes of its env's ledger then.
 
-Given the validation loss of each env-step; `env.step` inspects it after evaluation and before anything is recorded.
+Given the validation loss of each env-step; env/step.py calls `watch` and `quarantine` after evaluation and before
+anything is recorded, and `roll_back` where the actions are carried out. The weights are nets/snapshot.py's business.
 """
 
 import math
@@ -9,16 +10,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from esper_soa.env.config import GovernorConfig
-from esper_soa.state import LEDGER_FLOAT, Guard
+from esper_soa.env.config import GUARD_WINDOW, NUM_REASONS, GovernorConfig
+from esper_soa.env.lifecycle import prune_now
+from esper_soa.env.reward_records import TERM_NAMES, RewardTerms
+from esper_soa.state import LEDGER_FLOAT, EnvState, Guard, Masks, Measurements
+from esper_soa.vocabulary import PLACEHOLDERS, Op
 
-WINDOW = 20  # losses remembered
 RECOVERED_SHARE = 0.6  # mean loss below this share of the chance loss: the host had learned something
 CHANCE_BAND = 0.065  # share of the chance loss within which a loss counts as chance
 
 
 class PanicReason:
-    """What the rule saw in a loss. DIVERGED alone is a panic only after enough of them in a row."""
+    """What the rule saw in a loss (NUM_REASONS). DIVERGED is a panic only after enough of them in a row."""
 
     NONE = 0
     NOT_FINITE = 1
@@ -42,12 +45,94 @@ class PanicLimits(NamedTuple):
 
 def initial_guard(num_envs: int, device: torch.device | str) -> Guard:
     """A guard that has seen nothing yet."""
+    none = torch.zeros(num_envs, dtype=torch.int64, device=device)
+    no = torch.zeros(num_envs, dtype=torch.bool, device=device)
     return Guard(
-        losses=torch.zeros(num_envs, WINDOW, dtype=LEDGER_FLOAT, device=device),
-        count=torch.zeros(num_envs, dtype=torch.int64, device=device),
-        anomalies=torch.zeros(num_envs, dtype=torch.int64, device=device),
+        losses=torch.zeros(num_envs, GUARD_WINDOW, dtype=LEDGER_FLOAT, device=device),
+        count=none,
+        anomalies=none.clone(),
+        reason=none.clone(),
+        panic=no,
+        snapshot_due=no.clone(),
         batch_size=[num_envs],
     )
+
+
+def watch(state: EnvState, loss: Tensor, num_classes: int, cfg: GovernorConfig) -> tuple[EnvState, Tensor]:
+    """Judge the validation loss [N] of this env-step, before it is recorded.
+
+    Returns the state, whose `guard` holds the verdict, and bool [N]: envs of which a snapshot is to be taken now. One
+    is due every `snapshot_steps` env-steps and after a fossilisation, and waits until the env is healthy: it neither
+    panics nor is in a run of divergent losses.
+    """
+    guard, panic, reason = inspect(state.guard, loss, num_classes, cfg)
+    due = guard.snapshot_due | ((state.signals.step + 1) % cfg.snapshot_steps == 0)
+    healthy = ~panic & (guard.anomalies == 0)
+    guard = guard.replace(
+        anomalies=torch.where(panic, 0, guard.anomalies), reason=reason, panic=panic, snapshot_due=due & ~healthy
+    )
+    return state.replace(guard=guard), due & healthy
+
+
+def quarantine(measured: Measurements, state: EnvState) -> Measurements:
+    """`measured` without what a panicking host said: its losses are unknown, its accuracies the last ones recorded.
+
+    Nothing about its seeds counts as measured, so nothing of it reaches attribution, ledger, observation or learner.
+    """
+    panic, signals = state.guard.panic, state.signals
+    trusted = ~panic[:, None]
+    return measured.replace(
+        train_loss=torch.where(panic, torch.nan, measured.train_loss),
+        train_accuracy=torch.where(panic, torch.nan, measured.train_accuracy),
+        val_loss=torch.where(panic, torch.nan, measured.val_loss),
+        accuracy=torch.where(trusted, measured.accuracy, signals.val_accuracy[:, None]),
+        ablated=measured.ablated & trusted,
+        gradients=measured.gradients.replace(measured=measured.gradients.measured & trusted),
+    )
+
+
+def only_wait(masks: Masks, where: Tensor) -> Masks:
+    """`masks` that leave the envs `where` (bool [N]) nothing but WAIT."""
+    ops = torch.arange(masks.op.shape[1], device=where.device)
+    free = ~where[:, None]
+    op = free | (ops == Op.WAIT)
+    placeholder = {
+        name: free | (torch.arange(masks.get(name).shape[1], device=where.device) == PLACEHOLDERS[name])
+        for name in ("style", "alpha_target")
+    }
+    return masks.replace(
+        op=masks.op & op,
+        slot_by_op=masks.slot_by_op & op[:, :, None],
+        style=masks.style & placeholder["style"],
+        alpha_target=masks.alpha_target & placeholder["alpha_target"],
+    )
+
+
+def roll_back(state: EnvState, cfg: GovernorConfig, prune_penalty: float) -> tuple[EnvState, RewardTerms]:
+    """What an env-step is to an env that goes back to its snapshot, worked out for all N envs.
+
+    Its seeds short of fossils are removed and counted, each for `prune_penalty` with the next reward; the reward of
+    this env-step is the death penalty alone. Nothing else happens: no action, no tick. The removal is not charged as
+    an alpha move, as it was not the decision maker's.
+    """
+    everywhere = torch.ones_like(state.slots.newborn)
+    slots, ramp = prune_now(state.slots, state.ramp, everywhere)
+    removed = state.slots.live & ~slots.live
+    slots = slots.replace(rent_params=torch.where(removed, 0.0, slots.rent_params))
+    totals, reasons = state.totals, torch.arange(NUM_REASONS, device=removed.device)
+    penalty = torch.full_like(totals.reward, -cfg.death_penalty)
+    totals = totals.replace(
+        reward=totals.reward + penalty,
+        pending_penalty=totals.pending_penalty + prune_penalty * removed.sum(1),
+        rollbacks=totals.rollbacks + (state.guard.reason[:, None] == reasons),
+    )
+    signals = state.signals.replace(
+        last_op=torch.full_like(state.signals.last_op, Op.WAIT),
+        last_success=torch.zeros_like(state.signals.last_success),
+    )
+    terms = dict.fromkeys(TERM_NAMES, torch.zeros_like(penalty)) | {"rollback_penalty": penalty, "total": penalty}
+    after = state.replace(slots=slots, ramp=ramp, totals=totals, signals=signals)
+    return after, RewardTerms.from_dict(terms, batch_size=penalty.shape)
 
 
 def inspect(guard: Guard, loss: Tensor, num_classes: int, cfg: GovernorConfig) -> tuple[Guard, Tensor, Tensor]:

@@ -7,7 +7,7 @@
 import torch
 from torch import Tensor
 
-from esper_soa.env.config import PBRS_GAMMA, RewardConfig
+from esper_soa.env.config import NUM_REASONS, PBRS_GAMMA, RewardConfig
 from esper_soa.env.lifecycle import target_slot
 from esper_soa.env.parameters import fossilized_params, occupied_params, total_params
 from esper_soa.env.reward_modes import score
@@ -35,6 +35,7 @@ def empty_totals(num_envs: int, device: torch.device) -> Totals:
         fossilized=count.clone(),
         contributing=count.clone(),
         pruned=count.clone(),
+        rollbacks=torch.zeros(num_envs, NUM_REASONS, dtype=torch.int64, device=device),
         reward=amount,
         pending_penalty=amount.clone(),
         pending_hindsight=amount.clone(),

@@ -99,6 +99,7 @@ class RewardTerms(TensorClass["tensor_only", "frozen"]):
     clawback: Tensor  # germination bonuses of seeds that came to nothing
     auto_prune_penalty: Tensor
     hindsight_credit: Tensor
+    rollback_penalty: Tensor  # the only term of an env-step at which the host was rolled back
     total: Tensor
 
 

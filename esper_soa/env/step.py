@@ -1,8 +1,8 @@
-"""One env-step on one page: train, evaluate, attribute, record, observe; then, for an action, reward, apply, tick.
+"""One env-step on one page: train, evaluate, guard, attribute, record, observe; for an action, reward, apply, tick.
 
-Given the rules of a run, the weights and the ledger. `measure_` changes weights in place and makes the only read of the
-ledger by the host; `perceive` and `respond` are pure kernels over the ledger. Called by trainer.py, which puts the
-decision maker between perceive and respond.
+Given the rules of a run, the weights and the ledger. `measure_` and `guard_` change weights in place, and `measure_`
+makes the only read of the ledger by the host; `perceive` and `respond` are pure kernels over the ledger. Called in this
+order by ops/collect.py, which puts the decision maker between perceive and respond.
 """
 
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from torch import Tensor
 from esper_soa.env import lifecycle
 from esper_soa.env.attribution import attribute
 from esper_soa.env.config import GatesConfig, GovernorConfig, LifecycleConfig, SignalsConfig
-from esper_soa.env.governor import initial_guard
+from esper_soa.env.governor import PanicReason, initial_guard, only_wait, quarantine, roll_back, watch
 from esper_soa.env.masks import action_masks
 from esper_soa.env.observation import observe
 from esper_soa.env.reward import empty_totals, reward, settle_fossils
@@ -23,9 +23,10 @@ from esper_soa.env.scaffold import empty_boosts, record_boosts
 from esper_soa.env.signals import age_memories, initial_signals, record_attribution, record_gradients, record_signals
 from esper_soa.nets.evaluation import ValidationFeed, evaluate
 from esper_soa.nets.pools import claim_, read_roster
+from esper_soa.nets.snapshot import keep_new_fossils_, restore_where_, snapshot_where_
 from esper_soa.nets.supervised import NetsConfig, TrainingFeed, train_epoch_
-from esper_soa.state import Action, ActionOutcome, Attribution, EnvState, Masks, Measurements, Observation
-from esper_soa.vocabulary import Stage
+from esper_soa.state import Action, ActionOutcome, Attribution, EnvState, Masks, Measurements, Observation, select
+from esper_soa.vocabulary import Op, Stage
 
 
 class Rules(NamedTuple):
@@ -93,6 +94,7 @@ def measure_(rules: Rules, weights: TensorDict, state: EnvState, work: Work) -> 
     slots = state.slots
     roster = read_roster(slots, state.ramp, ablate_fossils=rules.reward.config.drip_fraction > 0)
     claim_(weights, rules.nets.shape, roster, work.seed_keys)
+    keep_new_fossils_(weights, rules.nets.shape, roster.fresh_momentum & (roster.stage == Stage.FOSSILIZED))
     none = torch.zeros_like(slots.newborn)
     state = state.replace(slots=slots.replace(newborn=none, fresh_momentum=none))
     trained = train_epoch_(rules.nets, weights, slots.alpha, roster, work.training, work.num_batches)
@@ -109,6 +111,21 @@ def measure_(rules: Rules, weights: TensorDict, state: EnvState, work: Work) -> 
     )
 
 
+def guard_(rules: Rules, weights: TensorDict, state: EnvState, measured: Measurements) -> tuple[EnvState, Measurements]:
+    """Snapshot healthy hosts, and put those that have lost their way back to their snapshots.
+
+    Returns the state with the verdicts in `guard`, and the measurements without those of panicking envs.
+    """
+    if not rules.governor.enabled:
+        return state, measured
+    shape, fossil = rules.nets.shape, state.slots.stage == Stage.FOSSILIZED
+    state, due = watch(state, measured.val_loss, shape.num_classes, rules.governor)
+    guard = state.guard
+    snapshot_where_(weights, shape, due, fossil)
+    restore_where_(weights, shape, guard.panic, fossil, guard.reason == PanicReason.NOT_FINITE)
+    return state, quarantine(measured, state)
+
+
 def perceive(rules: Rules, state: EnvState, measured: Measurements) -> Percept:
     """Attribute, record and observe: the state on which the next actions are decided and paid."""
     attribution = attribute(measured, state.slots, rules.execution_rank)
@@ -117,7 +134,8 @@ def perceive(rules: Rules, state: EnvState, measured: Measurements) -> Percept:
     slots = lifecycle.record_accuracy(slots, signals.val_accuracy)
     slots = record_gradients(slots, measured.gradients)
     state = record_boosts(state.replace(slots=slots, signals=signals), attribution)
-    return Percept(state, attribution, *look(rules, state))
+    masks, observation = look(rules, state)
+    return Percept(state, attribution, only_wait(masks, state.guard.panic), observation)
 
 
 def look(rules: Rules, state: EnvState) -> tuple[Masks, Observation]:
@@ -127,8 +145,9 @@ def look(rules: Rules, state: EnvState) -> tuple[Masks, Observation]:
 
 
 def respond(rules: Rules, percept: Percept, action: Action) -> Response:
-    """Pay for the state in which the actions were taken, carry them out, and let time pass."""
+    """Pay for the state in which the actions were taken, carry them out, and let time pass; roll back who panics."""
     before = percept.state
+    panic = before.guard.panic
     op = lifecycle.effective_op(before.slots, before.ramp, action, rules.lifecycle)
     terms, state = reward(before, percept.attribution, action, op, rules.reward)
     slots, ramp, outcome = lifecycle.apply(
@@ -137,8 +156,24 @@ def respond(rules: Rules, percept: Percept, action: Action) -> Response:
     state = settle_fossils(state.replace(slots=slots, ramp=ramp), action, outcome)
     slots, ramp = lifecycle.tick(age_memories(state.slots), state.ramp, rules.lifecycle, rules.gates)
     signals = state.signals.replace(last_op=action.op, last_success=outcome.success)
-    state = state.replace(slots=slots, ramp=ramp, signals=signals)
-    return Response(_count(before, state, outcome), terms, outcome)
+    guard = state.guard.replace(snapshot_due=state.guard.snapshot_due | (outcome.fossilized & ~panic))
+    state = state.replace(slots=slots, ramp=ramp, signals=signals, guard=guard)
+    sunk, penalty = roll_back(before, rules.governor, rules.reward.config.auto_prune_penalty)
+    state = state.replace(
+        slots=select(panic, sunk.slots, state.slots),
+        ramp=select(panic, sunk.ramp, state.ramp),
+        signals=select(panic, sunk.signals, state.signals),
+        totals=select(panic, sunk.totals, state.totals),
+    )
+    outcome = select(panic, _nothing_done(outcome), outcome)
+    return Response(_count(before, state, outcome), select(panic, penalty, terms), outcome)
+
+
+def _nothing_done(outcome: ActionOutcome) -> ActionOutcome:
+    """The outcome of no action: WAIT, without success."""
+    no = torch.zeros_like(outcome.success)
+    wait = torch.full_like(outcome.effective_op, Op.WAIT)
+    return outcome.replace(effective_op=wait, success=no, germinated=no, fossilized=no, pruned_now=no)
 
 
 def _count(before: EnvState, after: EnvState, outcome: ActionOutcome) -> EnvState:

@@ -82,6 +82,7 @@ class Summary:
     reward: float  # mean over envs of the last round's episode reward
     speed: Speed
     wall_seconds: float  # from start to table, the control included
+    rollbacks: int = 0  # hosts that lost their way and were put back to a snapshot, in all envs and rounds
 
     @property
     def accuracy(self) -> float:
@@ -128,11 +129,13 @@ def score_table(grown: HostScore, control: HostScore | None) -> Table:
 
 
 def fact_lines(summary: Summary) -> list[str]:
-    """Counts of seeds, reward, speed with the work it was measured on, and wall time."""
+    """Counts of seeds, rollbacks if any, reward, speed with the work it was measured on, and wall time."""
     seeds, speed = summary.seeds, summary.speed
+    rollbacks = [f"governor {summary.rollbacks} rollbacks to a snapshot"] if summary.rollbacks else []
     return [
         f"seeds    {seeds.germinated} germinated, {seeds.blended} blended, {seeds.fossilized} fossilised, "
         f"{seeds.pruned} pruned",
+        *rollbacks,
         f"reward   {summary.reward:+.2f} per episode in the last of {summary.rounds} rounds",
         f"speed    {speed.eps:.1f} env-steps/s at T={speed.train_samples}, V={speed.val_samples}, "
         f"K={speed.alpha_rows:.1f} (N={summary.envs})",

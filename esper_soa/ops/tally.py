@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from esper_soa.env.governor import REASON_NAMES
 from esper_soa.env.parameters import total_params
 from esper_soa.env.reward_records import TERM_NAMES, RewardTerms
 from esper_soa.ops.telemetry import Json
@@ -23,7 +24,7 @@ class RoundResult(NamedTuple):
     accuracies: list[float]  # per env at the last env-step, percent
     parameters: list[float]  # per env at the last env-step
     rewards: list[float]  # per env, sum of raw rewards
-    seeds: dict[str, int]  # by COUNTS, over all envs
+    seeds: dict[str, int]  # by COUNTS, and "rollbacks", over all envs
     alpha_rows: float  # mean number validated per env and env-step
     record: dict[str, Json]  # the round's part of a line of metrics.jsonl
 
@@ -57,11 +58,13 @@ class Tally:
             [signals.val_accuracy, signals.val_loss, signals.train_loss, signals.train_accuracy, totals.reward,
              total_params(state.slots, counts), *(totals.get(name).to(LEDGER_FLOAT) for name in COUNTS)]
         )  # fmt: skip
-        packed = torch.cat([self.terms, self.ops, self.successes, self.rows, per_env.flatten()]).cpu()
-        sizes = [len(TERM_NAMES), len(OP_NAMES), len(OP_NAMES), 1, per_env.numel()]
-        terms, ops, successes, rows, rest = packed.split(sizes)
+        sums = [self.terms, self.ops, self.successes, totals.rollbacks.sum(0), self.rows, per_env.flatten()]
+        packed = torch.cat(sums).cpu()
+        terms, ops, successes, reasons, rows, rest = packed.split([part.numel() for part in sums])
         accuracy, loss, train_loss, train_accuracy, reward, parameters, *seeds = rest.view_as(per_env)
         counted = {name: int(column.sum()) for name, column in zip(COUNTS, seeds, strict=True)}
+        counted["rollbacks"] = int(reasons.sum())
+        by_reason = {name: int(count) for name, count in zip(REASON_NAMES, reasons, strict=True)}
         alpha_rows = float(rows) / self.env_steps
         record: dict[str, Json] = {
             "accuracy": {"mean": float(accuracy.mean()), "min": float(accuracy.min()), "max": float(accuracy.max())},
@@ -71,7 +74,8 @@ class Tally:
             "reward": {"mean": float(reward.mean()), "min": float(reward.min()), "max": float(reward.max())},
             "reward_terms": dict(zip(TERM_NAMES, terms.tolist(), strict=True)),
             "parameters": float(parameters.mean()),
-            "seeds": counted,
+            "seeds": {name: count for name, count in counted.items() if name != "rollbacks"},
+            "rollbacks": {"total": counted["rollbacks"]} | {name: by_reason[name] for name in REASON_NAMES[1:]},
             "ops": dict(zip(OP_NAMES, ops.tolist(), strict=True)),
             "ops_successful": dict(zip(OP_NAMES, successes.tolist(), strict=True)),
             "alpha_rows": alpha_rows,

@@ -3,12 +3,13 @@
 import torch
 
 from esper_soa.env.config import RewardConfig
+from esper_soa.env.governor import initial_guard
 from esper_soa.env.lifecycle import empty_slots, idle_ramp
 from esper_soa.env.reward import empty_totals
 from esper_soa.env.reward_records import RewardInputs, RewardSettings
 from esper_soa.env.scaffold import empty_boosts
 from esper_soa.env.signals import initial_signals
-from esper_soa.state import Action, Attribution, EnvState, Guard, ParameterCounts
+from esper_soa.state import Action, Attribution, EnvState, ParameterCounts
 from esper_soa.vocabulary import HEAD_NAMES, Blend, Op, Stage
 
 CPU = torch.device("cpu")
@@ -47,14 +48,11 @@ def make_settings(max_steps: int = 6, num_slots: int = 3, **config: object) -> R
 
 def empty_state(num_envs: int, num_slots: int, max_steps: int) -> EnvState:
     """Envs before their first env-step."""
-    count = torch.zeros(num_envs, dtype=torch.int64)
     return EnvState(
         slots=empty_slots(num_envs, num_slots, CPU),
         ramp=idle_ramp(num_envs, num_slots, CPU),
         signals=initial_signals(num_envs, CPU),
-        guard=Guard(
-            losses=torch.zeros(num_envs, 20).double(), count=count, anomalies=count.clone(), batch_size=[num_envs]
-        ),
+        guard=initial_guard(num_envs, CPU),
         totals=empty_totals(num_envs, CPU),
         boosts=empty_boosts(num_envs, num_slots, max_steps, CPU),
         batch_size=[num_envs],

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from esper_soa.env.config import GovernorConfig
-from esper_soa.env.governor import WINDOW, PanicReason, initial_guard, inspect
+from esper_soa.env.config import GUARD_WINDOW, GovernorConfig
+from esper_soa.env.governor import PanicReason, initial_guard, inspect
 
 CFG = GovernorConfig()  # 6 deviations, 3 times the mean, above 12; 3 in a row; judged from 10 losses on
 CHANCE = math.log(10)
@@ -72,9 +72,9 @@ def test_nothing_finite_panics_before_ten_losses():
 
 
 def test_the_window_keeps_the_newest_losses():
-    guard, _, _ = watch([float(step) for step in range(1, WINDOW + 6)])
-    assert guard.count.tolist() == [WINDOW]
-    assert guard.losses[0].tolist() == [float(step) for step in range(6, WINDOW + 6)]
+    guard, _, _ = watch([float(step) for step in range(1, GUARD_WINDOW + 6)])
+    assert guard.count.tolist() == [GUARD_WINDOW]
+    assert guard.losses[0].tolist() == [float(step) for step in range(6, GUARD_WINDOW + 6)]
 
 
 def test_envs_are_judged_apart():

@@ -1,0 +1,72 @@
+"""The last good weights of every host: kept, and given back to a host that has lost its way.
+
+A snapshot holds hosts with their running statistics and the rows of fossils; it is allocated once, beside the weights.
+Called by pools.py for fresh hosts and by env/step.py, with masks over envs, so that nothing is read by the host.
+"""
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from esper_soa.nets.host import HostShape
+
+HOST_ROWS = ("params", "statistics")
+
+
+def empty_snapshot(host: TensorDict, seeds: TensorDict) -> TensorDict:
+    """Room for one snapshot of `host` and of the pools `seeds`; all zero, no fossil in it."""
+    size, slots, device = host.batch_size, list(seeds.keys()), host["params"].device
+    content = {name: torch.zeros_like(host[name]) for name in HOST_ROWS}
+    fossil = torch.zeros(*size, len(slots), dtype=torch.bool, device=device)
+    rows = {slot: torch.zeros_like(seeds[slot, "params"]) for slot in slots}
+    return TensorDict({**content, "fossil": fossil, "seeds": TensorDict(rows, batch_size=size)}, batch_size=size)
+
+
+def snapshot_where_(weights: TensorDict, shape: HostShape, where: Tensor, fossil: Tensor) -> None:
+    """Keep the hosts and fossils of the envs `where` (bool [N]); fossil: bool [N, S], slots that hold one.
+
+    A host with anything in it that is not finite is passed over: what is given back is always finite.
+    """
+    host, kept = weights["host"], weights["snapshot"]
+    for name in HOST_ROWS:
+        where = where & host[name].isfinite().all(1)
+    for name in HOST_ROWS:
+        _copy_where_(kept[name], host[name], where)
+    for slot, spec in enumerate(shape.slots):
+        _copy_where_(kept["seeds", spec.name], weights["seeds", spec.name, "params"], where & fossil[:, slot])
+    _copy_where_(kept["fossil"], fossil, where)
+
+
+def keep_new_fossils_(weights: TensorDict, shape: HostShape, fresh: np.ndarray) -> None:
+    """Keep the rows of seeds that have just become fossils (bool [N, S], on the host); they join no snapshot yet."""
+    for slot, spec in enumerate(shape.slots):
+        rows = np.flatnonzero(fresh[:, slot])
+        if rows.size:
+            params = weights["seeds", spec.name, "params"]
+            chosen = torch.as_tensor(rows, device=params.device)
+            weights["snapshot", "seeds", spec.name].index_copy_(0, chosen, params.index_select(0, chosen))
+
+
+def restore_where_(weights: TensorDict, shape: HostShape, where: Tensor, fossil: Tensor, broken: Tensor) -> None:
+    """Put the envs `where` (bool [N]) back to their snapshots, all momentum cleared.
+
+    fossil: bool [N, S], slots that hold one. A fossil younger than the snapshot stays as it is, except where weights
+    are `broken` (bool [N]): there it goes back to what it was when it became one, as its own may be NaN. Other seeds
+    do not outlive a rollback; their rows become zero, so that sleeping rows stay finite.
+    """
+    host, kept = weights["host"], weights["snapshot"]
+    for name in HOST_ROWS:
+        _copy_where_(host[name], kept[name], where)
+    host["momentum"].masked_fill_(where[:, None], 0.0)
+    for slot, spec in enumerate(shape.slots):
+        pool, is_fossil = weights["seeds", spec.name], fossil[:, slot]
+        back = where & is_fossil & (kept["fossil"][:, slot] | broken)
+        _copy_where_(pool["params"], kept["seeds", spec.name], back)
+        pool["params"].masked_fill_((where & ~is_fossil)[:, None], 0.0)
+        pool["momentum"].masked_fill_(where[:, None], 0.0)
+
+
+def _copy_where_(target: Tensor, source: Tensor, where: Tensor) -> None:
+    """Rows of `source` [N, P] into `target` where `where` [N]; the others stay as they are, to the bit."""
+    torch.where(where[:, None], source, target, out=target)
