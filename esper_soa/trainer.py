@@ -16,7 +16,7 @@ from esper_soa.agent.scripted import WaitPolicy, scripted_policy
 from esper_soa.config import TrainConfig
 from esper_soa.env.observation import feature_names
 from esper_soa.env.reward_records import RewardSettings
-from esper_soa.env.step import Rules
+from esper_soa.env.step import EAGER, Rules, compiled
 from esper_soa.env.world import Sizes, World
 from esper_soa.nets.blueprints import blueprint_codes
 from esper_soa.nets.config import enabled_slots
@@ -63,7 +63,8 @@ def build_world(cfg: TrainConfig, device: torch.device) -> World:
     """N envs with weights and data; raises SettingError or DataError for what does not fit together."""
     images = load_images(cfg.data, device)
     sizes = Sizes(cfg.envs, cfg.batch_size, cfg.train_samples, cfg.val_samples)
-    return World(build_rules(cfg, device), images, sizes, cfg.data, cfg.seed)
+    kernels = compiled() if cfg.compute.compile else EAGER
+    return World(build_rules(cfg, device), images, sizes, cfg.data, cfg.seed, kernels)
 
 
 def build_player(cfg: TrainConfig, world: World) -> Player:

@@ -5,6 +5,7 @@ makes the only read of the ledger by the host; `perceive` and `respond` are pure
 order by ops/collect.py, which puts the decision maker between perceive and respond.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -186,3 +187,24 @@ def _count(before: EnvState, after: EnvState, outcome: ActionOutcome) -> EnvStat
         pruned=after.totals.pruned + removed.sum(1),
     )
     return after.replace(totals=totals)
+
+
+class StepKernels(NamedTuple):
+    """The two kernels of an env-step, as they are called in a run."""
+
+    perceive: Callable[[Rules, EnvState, Measurements], Percept]
+    respond: Callable[[Rules, Percept, Action], Response]
+
+
+EAGER = StepKernels(perceive, respond)
+
+
+def compiled() -> StepKernels:
+    """The kernels as one compiled graph each, made at the first call (compute.compile); equal to EAGER up to rounding.
+
+    Sizes are fixed, as they are in a run: another number of envs or slots compiles again.
+    """
+    return StepKernels(
+        torch.compile(perceive, fullgraph=True, dynamic=False),
+        torch.compile(respond, fullgraph=True, dynamic=False),
+    )

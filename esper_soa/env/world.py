@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from esper_soa.env.step import Rules, Work, reset
+from esper_soa.env.step import EAGER, Rules, StepKernels, Work, reset
 from esper_soa.nets import data, pools, streams
 from esper_soa.nets.config import DataConfig
 from esper_soa.nets.datasets import ImageSet
@@ -29,8 +29,10 @@ class Sizes(NamedTuple):
 class World:
     """N envs; `start_round` makes their hosts anew, `work` hands out the data of an env-step."""
 
-    def __init__(self, rules: Rules, images: ImageSet, sizes: Sizes, cfg: DataConfig, seed: int) -> None:
-        self.rules, self.images, self.seed = rules, images, seed
+    def __init__(
+        self, rules: Rules, images: ImageSet, sizes: Sizes, cfg: DataConfig, seed: int, kernels: StepKernels = EAGER
+    ) -> None:
+        self.rules, self.images, self.seed, self.kernels = rules, images, seed, kernels
         self.augment = cfg.augment
         self.split = data.split_sizes(images, sizes.batch_size, sizes.num_envs) if cfg.split else None
         if self.split is not None:

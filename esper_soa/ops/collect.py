@@ -12,7 +12,7 @@ from esper_soa.agent.ppo import Learner
 from esper_soa.agent.protocol import Agent, restart
 from esper_soa.agent.rollout import Rollout, Row, new_rollout, write_
 from esper_soa.env.observation import feature_names
-from esper_soa.env.step import Percept, Response, guard_, look, measure_, perceive, respond
+from esper_soa.env.step import Percept, Response, guard_, look, measure_
 from esper_soa.env.world import World
 from esper_soa.ops.progress import Progress
 from esper_soa.ops.tally import RoundResult, Tally, pulse
@@ -40,11 +40,11 @@ def play_round(
             progress.advance(num_envs, label, *seen.tolist())
         reset = state.guard.panic  # rolled back an env-step ago: a new trajectory begins here
         state, measured = guard_(rules, world.weights, state, measured)
-        percept = perceive(rules, state, measured)
+        percept = world.kernels.perceive(rules, state, measured)
         view = View(state=percept.state, observation=percept.observation, masks=percept.masks,
                     noise=world.noise(step), batch_size=[num_envs])  # fmt: skip
         decision, memory = player.agent.act(view, restart(memory, fresh, reset))
-        response = respond(rules, percept, decision.action)
+        response = world.kernels.respond(rules, percept, decision.action)
         tally.add_(measured, response.terms, response.outcome)
         if rollout is not None and player.learner is not None:
             row = _row(player.learner, percept, decision, response, step + 1 == rules.max_steps)

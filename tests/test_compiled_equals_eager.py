@@ -1,0 +1,109 @@
+"""Compiled env-step kernels: whole functions, one graph for a whole episode, the same numbers as eager."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from tiny_world import CPU, made_up, tiny_rules, view_of
+from torch import Tensor
+from torch._dynamo.utils import counters
+
+from esper_soa.agent.scripted import RandomPolicy
+from esper_soa.env.config import REWARD_MODES, RewardConfig
+from esper_soa.env.step import Percept, Response, Rules, StepKernels, compiled, perceive, reset, respond
+from esper_soa.state import EnvState
+from esper_soa.vocabulary import Op
+
+STEPS = 40
+ROUNDING = 1e-12  # relative; inductor may add up in another order and fuses multiplications with additions
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def graphs_in_one_piece() -> StepKernels:
+    """The kernels as one graph each, executed operator by operator."""
+    return StepKernels(
+        torch.compile(perceive, fullgraph=True, backend="eager"),
+        torch.compile(respond, fullgraph=True, backend="eager"),
+    )
+
+
+def assert_same(mine: EnvState, theirs: EnvState, where: str, rounding: float) -> None:
+    expected = theirs.to_tensordict().flatten_keys(".")
+    for name, value in mine.to_tensordict().flatten_keys(".").items():
+        other = expected[name]
+        assert value.dtype == other.dtype, f"{where} {name}"
+        if rounding and value.is_floating_point():
+            torch.testing.assert_close(value, other, rtol=rounding, atol=rounding, msg=f"{where} {name}")
+        else:
+            assert torch.equal(value, other), f"{where} {name}"
+
+
+def assert_percepts_agree(mine: Percept, theirs: Percept, where: str, rounding: float) -> None:
+    for name in Percept._fields:
+        assert_same(getattr(mine, name), getattr(theirs, name), f"{where} {name}", rounding)
+
+
+def assert_responses_agree(mine: Response, theirs: Response, where: str, rounding: float) -> None:
+    for name in Response._fields:
+        assert_same(getattr(mine, name), getattr(theirs, name), f"{where} {name}", rounding)
+
+
+def play_both(kernels: StepKernels, rules: Rules, num_envs: int, rounding: float = 0.0) -> Tensor:
+    """Play an episode with `kernels`, checking every env-step against eager; returns the successes by op, int64 [6].
+
+    The compiled state is carried on, as in a run; eager is given the same inputs.
+    """
+    agent, state = RandomPolicy(), reset(rules, num_envs, CPU)
+    successes = torch.zeros(6, dtype=torch.int64)
+    for step in range(rules.max_steps):
+        nothing = torch.zeros_like(state.slots.newborn)
+        state = state.replace(slots=state.slots.replace(newborn=nothing, fresh_momentum=nothing))
+        measured = made_up(rules, state, step)
+        percept = kernels.perceive(rules, state, measured)
+        assert_percepts_agree(percept, perceive(rules, state, measured), f"env-step {step}:", rounding)
+        action = agent.act(view_of(percept, step), ())[0].action
+        response = kernels.respond(rules, percept, action)
+        assert_responses_agree(response, respond(rules, percept, action), f"env-step {step}:", rounding)
+        successes += torch.bincount(action.op[response.outcome.success], minlength=6)
+        state = response.state
+        if step == 0:
+            counters_after_first_step = graphs()
+    assert graphs() == counters_after_first_step, "something was compiled again during the episode"
+    return successes
+
+
+def graphs() -> int:
+    return counters["stats"]["unique_graphs"]
+
+
+# basic_plus is the mode that also evaluates fossils and pays from their pools.
+FEW_MODES = ("shaped", "simplified", "basic_plus")
+MODES = [mode if mode in FEW_MODES else pytest.param(mode, marks=pytest.mark.slow) for mode in REWARD_MODES]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_one_graph_per_kernel_serves_a_whole_episode_and_equals_eager_bit_for_bit(mode: str) -> None:
+    rules = tiny_rules(3, STEPS, RewardConfig(mode=mode))
+    successes = play_both(graphs_in_one_piece(), rules, 8)
+    assert graphs() == 2
+    for op in (Op.GERMINATE, Op.ADVANCE, Op.PRUNE, Op.SET_ALPHA_TARGET, Op.FOSSILIZE):
+        assert successes[op] > 0, "the episode was too tame to mean anything"
+
+
+def test_a_single_env_with_one_slot_needs_no_second_graph() -> None:
+    play_both(graphs_in_one_piece(), tiny_rules(1, 20), 1)
+    assert graphs() == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["shaped", "simplified"])
+def test_the_compiled_step_of_a_run_equals_eager(mode: str) -> None:
+    play_both(compiled(), tiny_rules(2, 24, RewardConfig(mode=mode)), 8, ROUNDING)
+    assert graphs() == 2
