@@ -37,12 +37,45 @@ class ComputeConfig:
         check(self.env_chunk >= 0, "compute.env_chunk", self.env_chunk, "at least 0 (0 = automatic)")
 
 
+def _collapsed_entropy() -> dict[str, float]:
+    return {"slot": 0.10, "blueprint": 0.05, "style": 0.08, "tempo": 0.05, "alpha_target": 0.08, "alpha_speed": 0.08,
+            "alpha_curve": 0.08, "op": 0.08}  # fmt: skip
+
+
+@dataclass
+class AnomalyConfig:
+    """When a policy update counts as unhealthy; defaults are the reference's. Changes what is told, never results."""
+
+    enabled: bool = True
+    max_ratio: float = 5.0  # largest new over old probability of an action
+    min_ratio: float = 0.1  # smallest
+    max_value_loss: float = 5.0
+    max_bellman_error: float = 5.0  # mean absolute temporal difference
+    min_explained_variance: float = -0.5
+    max_lstm_rms: float = 10.0  # of the hidden state, in any env
+    min_lstm_rms: float = 1e-6
+    max_gradient_drift: float = 0.5  # distance of the gradient norm from its running mean, relative to it
+    gradient_momentum: float = 0.99  # of that running mean
+    entropy_collapse: dict[str, float] = field(default_factory=_collapsed_entropy)  # per head, entropy in [0, 1]
+    patience: int = 3  # updates in a row before low entropy or low explained variance counts
+    entropy_recovery: float = 1.5  # times entropy_collapse, above which a head counts as recovered
+
+    def __post_init__(self) -> None:
+        check(self.patience >= 1, "telemetry.anomaly.patience", self.patience, "at least 1")
+        check(self.entropy_recovery >= 1, "telemetry.anomaly.entropy_recovery", self.entropy_recovery, "at least 1")
+        check(0 <= self.gradient_momentum < 1, "telemetry.anomaly.gradient_momentum", self.gradient_momentum,
+              "in [0, 1)")  # fmt: skip
+        check(sorted(self.entropy_collapse) == sorted(HEAD_NAMES), "telemetry.anomaly.entropy_collapse",
+              ", ".join(self.entropy_collapse), "a number for each of " + ", ".join(HEAD_NAMES))  # fmt: skip
+
+
 @dataclass
 class TelemetryConfig:
     """What is shown while a run goes on."""
 
     progress: str = "auto"  # live on a terminal and plain lines elsewhere, or force one: live, plain, off
     plain_interval: float = 10.0  # seconds between two plain lines
+    anomaly: AnomalyConfig = field(default_factory=AnomalyConfig)
 
     def __post_init__(self) -> None:
         check_choice("telemetry.progress", self.progress, PROGRESS_STYLES)
@@ -66,7 +99,9 @@ class TrainConfig:
     slots: list[str] = field(default_factory=lambda: ["r0c0", "r0c1", "r0c2"])
     max_seeds: int = 0  # seeds that may be in one host at the same time; 0 = as many as slots
     baseline_comparison: bool = True  # also train the same hosts on the same data without growth, for the final table
-    checkpoint_every: int = 0  # rounds between checkpoints; 0 = only at the end
+    checkpoint_every: int = 5  # rounds between checkpoints; 0 = only at the end and on a signal
+    checkpoint_keep: int = 2  # newest checkpoints that stay, beside the best
+    resume: str = ""  # a checkpoint or run folder to go on from; auto = the newest of this name, or of run_dir
     task: TaskConfig = field(default_factory=TaskConfig)
     data: DataConfig = field(default_factory=DataConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
@@ -108,6 +143,11 @@ def settings_from(composed: DictConfig) -> TrainConfig:
     return settings
 
 
+def settings_yaml(settings: TrainConfig) -> str:
+    """The settings as they stand in config.yaml."""
+    return OmegaConf.to_yaml(OmegaConf.structured(settings))
+
+
 def _check_keys(prefix: str, composed: DictConfig, part: object) -> None:
     """Refuse keys that `part` does not have: '+key=value' and a file may bring them past Hydra's own check."""
     if not is_dataclass(part):
@@ -140,6 +180,7 @@ def _check_run(run: TrainConfig) -> None:
     check(0 <= run.seed < 2**31, "seed", run.seed, "between 0 and 2147483647")
     check(DEVICE_PATTERN.fullmatch(run.device) is not None, "device", run.device, "auto, cpu, cuda or cuda:<index>")
     check(run.checkpoint_every >= 0, "checkpoint_every", run.checkpoint_every, "at least 0 rounds (0 = at the end)")
+    check(run.checkpoint_keep >= 1, "checkpoint_keep", run.checkpoint_keep, "at least 1")
 
 
 def _check_budget(run: TrainConfig) -> None:

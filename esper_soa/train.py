@@ -1,7 +1,7 @@
 """The Hydra entry: `python -m esper_soa.train +experiment=cifar_3seed`, or `esper-train`.
 
 Composes and checks the settings, makes the run folder and hands both to the trainer. Exit status: 0 done, 1 a failure
-while running or a mistake that Hydra found, 2 a mistake that we found, 130 interrupted.
+while running or a mistake that Hydra found, 2 a mistake that we found, 130 interrupted, 143 terminated.
 """
 
 import sys
@@ -10,11 +10,12 @@ from pathlib import Path
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from esper_soa.config import register_schema, settings_from
+from esper_soa.config import TrainConfig, register_schema, settings_from, settings_yaml
 from esper_soa.errors import UserError
-from esper_soa.ops.rundir import RunFolder, open_run_folder, open_sweep_folder, write_config
+from esper_soa.ops.interrupt import Interrupted
+from esper_soa.ops.rundir import Start, open_run_folder, resume_start, write_config
 
 
 def config_dir() -> str:
@@ -24,12 +25,19 @@ def config_dir() -> str:
     return str(packaged if packaged.is_dir() else package.parent / "configs")
 
 
-def make_folder(run_dir: str, name: str) -> RunFolder:
-    """The folder of this job: its own for a single run, a numbered one inside the sweep's folder for a sweep."""
+def find_start(settings: TrainConfig) -> Start:
+    """Where this job begins: in a folder of its own (numbered within a sweep's folder), or after a checkpoint."""
     context = HydraConfig.get()
+    run_dir = settings.run_dir
     if context.mode == RunMode.MULTIRUN:
-        return open_sweep_folder(run_dir or context.sweep.dir, context.job.num)
-    return open_run_folder(run_dir, name)
+        run_dir = str(Path(run_dir or context.sweep.dir) / str(context.job.num))
+        if settings.resume not in ("", "auto"):
+            raise UserError(
+                f"resume={settings.resume}: the jobs of a sweep cannot share a checkpoint; take resume=auto"
+            )
+    if settings.resume:
+        return resume_start(settings.resume, run_dir, settings.name)
+    return Start(open_run_folder(run_dir, settings.name), None)
 
 
 register_schema()
@@ -40,15 +48,19 @@ def main(composed: DictConfig) -> float:
     """Run one job; returns the final validation accuracy (percent), which is what sweepers maximise."""
     try:
         settings = settings_from(composed)
-        folder = make_folder(settings.run_dir, settings.name)
-        write_config(folder, OmegaConf.to_yaml(composed, resolve=True), list(HydraConfig.get().overrides.task))
+        start = find_start(settings)
+        if start.checkpoint is None:  # else the trainer writes it, once the checkpoint is found to fit
+            write_config(start.folder, settings_yaml(settings), list(HydraConfig.get().overrides.task))
         # torch takes seconds to import: nothing before this line may need it, so that --help and --cfg stay quick.
         from esper_soa.trainer import run
 
-        return run(settings, folder).accuracy
+        return run(settings, start.folder, start.checkpoint).accuracy
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except Interrupted as interruption:
+        print(interruption, file=sys.stderr)
+        sys.exit(interruption.status)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)

@@ -1,11 +1,15 @@
 """The main job: build everything from the settings, then collect, update, log and save, round by round.
 
-Called by train.py with checked settings and a run folder. A round is one episode of every env followed by one policy
-update; scripted policies go through the same rounds without the update.
+Called by train.py with checked settings and a run folder, and the checkpoint to go on from where there is one. A round
+is one episode of every env followed by one policy update; scripted policies go through the same rounds without the
+update. A round that is interrupted counts for nothing: the resumed run plays it again from its start.
 """
 
+import math
 import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -13,7 +17,7 @@ from rich.console import Console
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.ppo import Learner
 from esper_soa.agent.scripted import WaitPolicy, scripted_policy
-from esper_soa.config import TrainConfig
+from esper_soa.config import TrainConfig, settings_yaml
 from esper_soa.env.observation import feature_names
 from esper_soa.env.reward_records import RewardSettings
 from esper_soa.env.step import EAGER, Rules, compiled
@@ -24,14 +28,17 @@ from esper_soa.nets.datasets import load_images
 from esper_soa.nets.host import host_shape
 from esper_soa.nets.pools import parameter_table
 from esper_soa.nets.supervised import NetsConfig
+from esper_soa.ops import resume
+from esper_soa.ops.anomaly import Watch
 from esper_soa.ops.checkpoint import save_checkpoint
 from esper_soa.ops.collect import Player, play_round
 from esper_soa.ops.device import apply_threads, choose_env_chunk, device_name, resolve_device
+from esper_soa.ops.interrupt import Interrupted, Requests, signals_noted
 from esper_soa.ops.progress import LOGGER, Progress, logging_to
 from esper_soa.ops.report import HostScore, SeedCounts, Speed, Summary, print_summary, write_summary
-from esper_soa.ops.rundir import RunFolder, write_versions
+from esper_soa.ops.rundir import RunFolder, claimed, drop_unfinished, rounds_of, write_config_file, write_versions
 from esper_soa.ops.tally import RoundResult
-from esper_soa.ops.telemetry import Json, MetricsWriter
+from esper_soa.ops.telemetry import Json, MetricsWriter, keep_rounds
 from esper_soa.vocabulary import NUM_BLUEPRINTS, STAGE_NAMES
 
 EVAL_BATCH = 128  # validation images per forward pass
@@ -73,24 +80,43 @@ def build_player(cfg: TrainConfig, world: World) -> Player:
         return Player(scripted_policy(cfg.policy, cfg.task.blueprints), None)
     names = tuple(spec.name for spec in world.rules.nets.shape.slots)
     policy = RecurrentPolicy(cfg.policy, len(names), len(feature_names(names)), cfg.seed).to(world.device)
-    return Player(policy, Learner(policy, cfg.policy.ppo, cfg.rounds, cfg.seed))
+    return Player(policy, Learner(policy, cfg.policy.ppo, cfg.policy.ppo.floor_penalty_rounds, cfg.seed))
 
 
 class Run:
-    """A run in progress: what is built once, and what adds up over rounds."""
+    """A run in progress: what is built once, what adds up over rounds, and what a checkpoint would hold now."""
 
-    def __init__(self, cfg: TrainConfig, folder: RunFolder) -> None:
-        self.cfg, self.folder = cfg, folder
+    def __init__(self, cfg: TrainConfig, folder: RunFolder, requests: Requests) -> None:
+        self.cfg, self.folder, self.requests = cfg, folder, requests
         self.started = time.monotonic()
         apply_threads(cfg.compute.threads)
         self.device = resolve_device(cfg.device)
         self.world = build_world(cfg, self.device)
         self.player = build_player(cfg, self.world)
-        self.seeds = {"germinated": 0, "blended": 0, "fossilized": 0, "pruned": 0}
-        self.seconds, self.rows, self.rounds_done = 0.0, 0.0, 0
-        images = self.world.images
-        data = {"name": images.name, "source": images.source, "identity": images.identity}
-        write_versions(folder, device_name(self.device), data)
+        self.watch = Watch(cfg.telemetry.anomaly)
+        self.done = resume.Progressed()
+        self.written = -1  # rounds done at the newest checkpoint that this process wrote
+        self.held = self.content()
+
+    def restore(self, saved: resume.Saved, path: Path) -> None:
+        """Go on where `saved` stood; the folder is brought back to that round."""
+        resume.check_data(saved, self.world.images)
+        if self.player.learner is not None:
+            resume.restore_learner(self.player.learner, saved, path)
+        self.done = saved.progress
+        self.watch.load_state_dict(saved.watch)
+        self.held = self.content()
+        done = self.done.rounds_done
+        LOGGER.info("resume   %s: %d of %d rounds are done", path.name, done, self.cfg.rounds)
+        for name in drop_unfinished(self.folder, done):
+            LOGGER.warning("resume   %s is dropped: this run makes its rounds anew", name)
+        if keep_rounds(self.folder.metrics, done) < done:
+            LOGGER.warning("resume   metrics.jsonl lacks rounds that the checkpoint has done")
+
+    def content(self) -> dict:
+        """What a checkpoint of this moment holds. The policy changes in place, only while it is updated."""
+        learner = self.player.learner.state_dict() if self.player.learner is not None else None
+        return resume.run_content(self.done, self.cfg, self.world.images, self.watch.state_dict(), learner)
 
     def announce(self) -> None:
         """Say what will be done, on which data and device."""
@@ -103,45 +129,89 @@ class Run:
                     cfg.rounds, cfg.steps, sizes.train_samples, sizes.val_samples, sizes.batch_size)  # fmt: skip
         LOGGER.info("policy   %s, reward %s, on %s", cfg.policy.name, cfg.reward.mode, device_name(self.device))
 
-    def one_round(self, number: int, progress: Progress) -> tuple[RoundResult, dict[str, Json]]:
-        """Collect and update; returns the round and its line for metrics.jsonl."""
+    def one_round(self, number: int, progress: Progress) -> dict[str, Json]:
+        """Collect and update; returns the round's line for metrics.jsonl."""
         begun = time.monotonic()
         result, rollout = play_round(self.world, self.player, number, progress, f"round {number + 1}/{self.cfg.rounds}")
         collected = time.monotonic()
+        self.keep_best(result)
         update: dict[str, float] = {}
         if self.player.learner is not None and rollout is not None:
             update = self.player.learner.update(rollout)
         ended = time.monotonic()
+        for anomaly in self.watch.look(update):
+            LOGGER.warning("round %d  %s: %s", number + 1, anomaly.name, anomaly.message)
+        self.count(result, ended - begun)
         env_steps = self.cfg.envs * self.cfg.steps
-        self.seconds += ended - begun
-        self.rows += result.alpha_rows
-        self.rounds_done += 1
-        for name in self.seeds:
-            self.seeds[name] += result.seeds[name]
         line: dict[str, Json] = {"round": number + 1, "env_steps": (number + 1) * env_steps}
         line |= result.record
         line |= {"eps": env_steps / (ended - begun), "collect_seconds": collected - begun,
-                 "update_seconds": ended - collected, "update": update}  # fmt: skip
-        return result, line
+                 "update_seconds": ended - collected, "update": update, "anomalies": self.watch.active}  # fmt: skip
+        return line
 
-    def save(self, number: int) -> None:
-        """Write the checkpoint after round `number` (from 0)."""
-        content: dict = {"rounds_done": number + 1, "policy": self.cfg.policy.name, "slots": list(self.cfg.slots)}
-        if self.player.learner is not None:
-            content["learner"] = self.player.learner.state_dict()
-        save_checkpoint(self.folder.checkpoint, content)
+    def count(self, result: RoundResult, seconds: float) -> None:
+        """Add a round to what has been done."""
+        done = self.done
+        done.rounds_done += 1
+        done.seconds += seconds
+        done.alpha_rows += result.alpha_rows
+        done.seeds = {name: done.seeds.get(name, 0) + count for name, count in result.seeds.items()}
+        done.accuracies, done.parameters, done.rewards = result.accuracies, result.parameters, result.rewards
+        self.held = self.content()
 
-    def control(self, number: int, progress: Progress) -> HostScore | None:
-        """The hosts of round `number` on the same data, without growth."""
-        if not self.cfg.baseline_comparison:
+    def keep_best(self, result: RoundResult) -> None:
+        """Before the update: keep the policy that has just played, if no round before ended with a higher accuracy."""
+        accuracy = math.fsum(result.accuracies) / len(result.accuracies)
+        if self.player.learner is None or not accuracy > self.done.best_accuracy:
+            return
+        self.done.best_accuracy = accuracy
+        self.try_to_write(self.folder.best)
+
+    def write(self) -> Path:
+        """Write the checkpoint of the rounds done, once, and drop those that are too old; returns where it is."""
+        path = self.folder.checkpoint(self.held["progress"]["rounds_done"])
+        if self.written != rounds_of(path):
+            save_checkpoint(path, self.held)
+            self.written = rounds_of(path)
+            for old in self.folder.checkpoints()[: -self.cfg.checkpoint_keep]:
+                old.unlink(missing_ok=True)
+        return path
+
+    def try_to_write(self, path: Path | None = None) -> None:
+        """`write`, or the same content to `path`; a full disk costs the checkpoint, not the run."""
+        try:
+            if path is None:
+                self.write()
+            else:
+                save_checkpoint(path, self.held)
+        except OSError as error:
+            LOGGER.warning("checkpoint could not be written (%s); older ones stay, the run goes on", error.strerror)
+
+    def heed(self) -> None:
+        """Do what signals have asked for; called between env-steps."""
+        if self.requests.save:
+            self.requests.save = False
+            self.try_to_write()
+            LOGGER.info("saved    %d rounds, as SIGUSR2 asked", self.held["progress"]["rounds_done"])
+        if self.requests.stop:
+            path, stop = self.write(), Interrupted(self.requests.stop)
+            LOGGER.info("%s; %s holds %d of %d rounds. Go on with resume=%s", stop, path.name, rounds_of(path),
+                        self.cfg.rounds, self.folder.path)  # fmt: skip
+            raise stop
+
+    def control(self, progress: Progress) -> HostScore | None:
+        """The hosts of the last round on the same data, without growth; a policy that only waits is its own control."""
+        if not wants_control(self.cfg):
             return None
+        number = self.cfg.rounds - 1
         result, _ = play_round(self.world, Player(WaitPolicy(), None), number, progress, "without growth")
         return HostScore(result.accuracies, result.parameters)
 
-    def summarise(self, last: RoundResult, control: HostScore | None) -> Summary:
+    def summarise(self, control: HostScore | None) -> Summary:
         """What the final table says."""
-        cfg, sizes = self.cfg, self.world.sizes
-        env_steps = self.rounds_done * cfg.envs * cfg.steps
+        cfg, sizes, done = self.cfg, self.world.sizes, self.done
+        env_steps = done.rounds_done * cfg.envs * cfg.steps
+        rows = done.alpha_rows / done.rounds_done
         return Summary(
             name=cfg.name,
             task=cfg.task.name,
@@ -151,33 +221,82 @@ class Run:
             envs=cfg.envs,
             rounds=cfg.rounds,
             steps=cfg.steps,
-            grown=HostScore(last.accuracies, last.parameters),
+            grown=HostScore(done.accuracies, done.parameters),
             control=control,
-            seeds=SeedCounts(**self.seeds),
-            reward=sum(last.rewards) / len(last.rewards),
-            speed=Speed(env_steps, self.seconds, sizes.train_samples, sizes.val_samples, self.rows / self.rounds_done),
+            seeds=SeedCounts(**{name: done.seeds[name] for name in ("germinated", "blended", "fossilized", "pruned")}),
+            reward=sum(done.rewards) / len(done.rewards),
+            speed=Speed(env_steps, done.seconds, sizes.train_samples, sizes.val_samples, rows),
             wall_seconds=time.monotonic() - self.started,
+            rollbacks=done.seeds.get("rollbacks", 0),
         )
 
 
-def run(cfg: TrainConfig, folder: RunFolder) -> Summary:
-    """Run the whole job in `folder`; returns what the final table says."""
+def wants_control(cfg: TrainConfig) -> bool:
+    """Whether the last round is also played without growth."""
+    return cfg.baseline_comparison and cfg.policy.name != "wait"
+
+
+def open_run(cfg: TrainConfig, folder: RunFolder, checkpoint: Path | None, requests: Requests) -> Run:
+    """A run at its start, or where `checkpoint` stood; raises UserError where it cannot go on from there."""
+    if checkpoint is None:
+        if cfg.resume:
+            LOGGER.info("resume   no checkpoint was found: the run starts afresh")
+            keep_rounds(folder.metrics, 0)
+        job = Run(cfg, folder, requests)
+    else:
+        saved = resume.read_run(checkpoint, resolve_device(cfg.device))
+        changed = resume.check_settings(saved, cfg)
+        job = Run(cfg, folder, requests)
+        job.restore(saved, checkpoint)
+        write_config_file(folder, settings_yaml(cfg))
+        for change in changed:
+            LOGGER.info("resume   changed %s", change)
+        for change in resume.version_changes(saved):
+            LOGGER.warning("resume   changed %s: results may differ in rounding", change)
+    images = job.world.images
+    data = {"name": images.name, "source": images.source, "identity": images.identity}
+    write_versions(folder, device_name(job.device), data)
+    return job
+
+
+def play(job: Run, shown: Progress) -> HostScore | None:
+    """All rounds that are left, each with its line and its checkpoint; returns the score of the control."""
+    cfg = job.cfg
+    with shown as progress, MetricsWriter(job.folder.metrics) as metrics:
+        for number in range(job.done.rounds_done, cfg.rounds):
+            metrics.write(job.one_round(number, progress))
+            metrics.sync()
+            if cfg.checkpoint_every and (number + 1) % cfg.checkpoint_every == 0:
+                job.try_to_write()
+            job.heed()
+        job.write()
+        return job.control(progress)
+
+
+def run(cfg: TrainConfig, folder: RunFolder, checkpoint: Path | None = None) -> Summary:
+    """Run the whole job in `folder`, from `checkpoint` on where given; returns what the final table says.
+
+    Raises Interrupted where a signal stopped it, after writing a checkpoint.
+    """
     console = Console(file=sys.stdout)
-    with logging_to(folder.log, console):
-        job = Run(cfg, folder)
+    if cfg.compute.compile:
+        torch.compiler.reset()  # jobs of a sweep share a process: what one compiled is nothing to the next
+    with claimed(folder), logging_to(folder.log, console), signals_noted() as requests:
+        job = open_run(cfg, folder, checkpoint, requests)
         job.announce()
-        total = cfg.envs * cfg.steps * (cfg.rounds + int(cfg.baseline_comparison))
-        shown = Progress(total, console, cfg.telemetry.progress, cfg.telemetry.plain_interval)
-        with shown as progress, MetricsWriter(folder.metrics) as metrics:
-            for number in range(cfg.rounds):
-                result, line = job.one_round(number, progress)
-                metrics.write(line)
-                if cfg.checkpoint_every and (number + 1) % cfg.checkpoint_every == 0:
-                    job.save(number)
-            job.save(cfg.rounds - 1)
-            control = job.control(cfg.rounds - 1, progress)
-        summary = job.summarise(result, control)
+        control = play(job, progress_bar(job, console, job.heed))
+        summary = job.summarise(control)
         write_summary(summary, folder.summary)
         print_summary(summary, console)
         LOGGER.info("files    %s", folder.path)
     return summary
+
+
+def progress_bar(job: Run, console: Console, after_step: Callable[[], None]) -> Progress:
+    """What shows the env-steps of the run, those done before and those of the control included."""
+    cfg = job.cfg
+    per_round = cfg.envs * cfg.steps
+    total = per_round * (cfg.rounds + int(wants_control(cfg)))
+    show = cfg.telemetry
+    return Progress(total, console, show.progress, show.plain_interval, done=job.done.rounds_done * per_round,
+                    after_step=after_step)  # fmt: skip

@@ -53,6 +53,7 @@ class PPOConfig:
     entropy_floor: dict[str, float] = field(
         default_factory=lambda: _per_head(0.30, 0.15, 0.20, 0.15, 0.20, 0.10) | {"alpha_target": 0.10}
     )
+    floor_penalty_rounds: int = 100  # rounds over which the floor penalty is relaxed, however long the run
     entropy_floor_penalty: dict[str, float] = field(default_factory=lambda: _per_head(0.3, 0.1, 0.3, 0.1, 0.3, 0.1))
     probability_floor: dict[str, float] = field(default_factory=lambda: _per_head(0.15, 0.05, 0.12, 0.08, 0.12, 0.06))
     value_coef: float = 0.5
@@ -71,6 +72,9 @@ class PPOConfig:
         check(0 < self.gamma <= 1, "policy.ppo.gamma", self.gamma, "in (0, 1]")
         check(0 <= self.gae_lambda <= 1, "policy.ppo.gae_lambda", self.gae_lambda, "in [0, 1]")
         check(self.epochs >= 1, "policy.ppo.epochs", self.epochs, "at least 1")
+        check(
+            self.floor_penalty_rounds >= 1, "policy.ppo.floor_penalty_rounds", self.floor_penalty_rounds, "at least 1"
+        )
         check(self.minibatches >= 1, "policy.ppo.minibatches", self.minibatches, "at least 1")
         check(0 < self.clip_ratio <= 1, "policy.ppo.clip_ratio", self.clip_ratio, "in (0, 1]")
         check(0 <= self.observation_momentum < 1, "policy.ppo.observation_momentum", self.observation_momentum,

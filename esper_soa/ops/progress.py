@@ -56,6 +56,10 @@ def say(console: Console, text: str) -> None:
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
+def nothing() -> None:
+    """What is done after an env-step where nothing else is asked for."""
+
+
 def duration(seconds: float) -> str:
     """Seconds as 7s, 3m05s or 2h07m; -- where unknown."""
     if not math.isfinite(seconds):
@@ -71,11 +75,11 @@ def duration(seconds: float) -> str:
 class Pace:
     """Env-steps done, and their rate over the last WINDOW reports."""
 
-    def __init__(self, total: int, clock: Callable[[], float]) -> None:
+    def __init__(self, total: int, clock: Callable[[], float], done: int = 0) -> None:
         self.total = total
-        self.done = 0
+        self.done = done
         self._clock = clock
-        self._marks: deque[tuple[float, int]] = deque([(clock(), 0)], maxlen=WINDOW + 1)
+        self._marks: deque[tuple[float, int]] = deque([(clock(), done)], maxlen=WINDOW + 1)
 
     def advance(self, env_steps: int) -> None:
         """Count `env_steps` more."""
@@ -99,7 +103,8 @@ class Progress:
     """Shows env-steps done, EPS, accuracy and reward of the round, and the time left.
 
     style: live, plain, off, or auto (live on a terminal, else plain). Plain lines come every `interval` seconds and
-    at the end. Use as a context.
+    at the end. `done` env-steps count as done from the start. `after_step` is called at the end of every report; what
+    it raises ends the round between two env-steps. Use as a context.
     """
 
     def __init__(
@@ -109,13 +114,16 @@ class Progress:
         style: str = "auto",
         interval: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
+        done: int = 0,
+        after_step: Callable[[], None] = nothing,
     ) -> None:
         live = style == "live" or (style == "auto" and console.is_terminal)
         self._plain = style == "plain" or (style == "auto" and not live)
         self._console = console
         self._interval = interval
         self._clock = clock
-        self._pace = Pace(total, clock)
+        self._after_step = after_step
+        self._pace = Pace(total, clock, done)
         self._next_line = clock() + interval
         self._bar = _bar(console) if live else None
         self._task: TaskID | None = None
@@ -148,6 +156,7 @@ class Progress:
         if self._plain and (now >= self._next_line or self._pace.done >= self._pace.total):
             self._next_line = now + self._interval
             say(self._console, f"{label}  {self._pace.done}/{self._pace.total} env-steps  {facts}")
+        self._after_step()
 
 
 def _bar(console: Console) -> RichProgress:

@@ -1,22 +1,28 @@
 """The folder of a run: where it is, what lies in it, and the two records that make a run repeatable.
 
 The entry point makes it and writes config.yaml; the trainer writes versions.json once device and data are known.
-Needs no torch.
+A resumed run goes on in the folder of its checkpoint. Needs no torch.
 """
 
+import fcntl
 import json
 import os
 import platform
+import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 
 from esper_soa.errors import UserError
 
-RESULTS = ("metrics.jsonl", "summary.json", "checkpoint.pt")
+RESULTS = ("metrics.jsonl", "summary.json", "evaluation.json", "best.pt")
+CHECKPOINT = re.compile(r"checkpoint_(\d{6,})\.pt")
+STAMP = re.compile(r"(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)(?:_(\d+))?")
 PACKAGES = ("esper-soa", "torch", "tensordict", "numpy", "hydra-core", "rich")
 
 
@@ -55,14 +61,98 @@ class RunFolder:
         return self.path / "summary.json"
 
     @property
-    def checkpoint(self) -> Path:
-        """The newest checkpoint."""
-        return self.path / "checkpoint.pt"
+    def best(self) -> Path:
+        """The checkpoint of the policy that played the best round so far."""
+        return self.path / "best.pt"
+
+    def checkpoint(self, rounds: int) -> Path:
+        """The checkpoint after `rounds` rounds."""
+        return self.path / f"checkpoint_{rounds:06d}.pt"
+
+    def checkpoints(self) -> list[Path]:
+        """The numbered checkpoints, oldest first."""
+        return [path for _, path in sorted((rounds_of(path), path) for path in self._numbered())]
+
+    def _numbered(self) -> list[Path]:
+        if not self.path.is_dir():
+            return []
+        return [path for path in self.path.iterdir() if CHECKPOINT.fullmatch(path.name)]
 
     @property
     def log(self) -> Path:
         """What was said on the console, with times."""
         return self.path / "log.txt"
+
+
+class Start(NamedTuple):
+    """Where a run begins: in a folder of its own, or after a checkpoint in the folder that holds it."""
+
+    folder: RunFolder
+    checkpoint: Path | None
+
+
+def rounds_of(checkpoint: Path) -> int:
+    """Rounds done at a numbered checkpoint; -1 for another file."""
+    found = CHECKPOINT.fullmatch(checkpoint.name)
+    return int(found[1]) if found else -1
+
+
+def resume_start(resume: str, run_dir: str, name: str, root: str = "runs") -> Start:
+    """Where to go on: `resume` is a checkpoint, a run folder, or auto.
+
+    auto takes the newest checkpoint in `run_dir`, or without one in the newest folder of `root`/`name` that has any;
+    where there is none it starts afresh. Raises UserError where there is nothing to resume from.
+    """
+    if resume == "auto":
+        return _newest_start(run_dir, name, root)
+    path = Path(resume)
+    folder = path if path.is_dir() else path.parent
+    if run_dir and Path(run_dir).resolve() != folder.resolve():
+        raise UserError(
+            f"run_dir={run_dir}: a resumed run goes on in the folder of its checkpoint, {folder}. Leave run_dir out."
+        )
+    if path.is_dir():
+        found = RunFolder(path).checkpoints()
+        if not found:
+            raise UserError(
+                f"resume={resume}: there is no checkpoint in this folder. Give a checkpoint or a run folder"
+            )
+        path = found[-1]
+    elif not path.exists():
+        raise UserError(f"resume={resume}: there is no such file or folder")
+    return Start(_writable(folder, "resume"), path.resolve())
+
+
+def _newest_start(run_dir: str, name: str, root: str) -> Start:
+    folders = [Path(run_dir)] if run_dir else _run_folders(Path(root) / name)
+    for folder in folders:
+        found = RunFolder(folder).checkpoints()
+        if found:
+            return Start(_writable(folder, "run_dir"), found[-1].resolve())
+    if run_dir and not any((Path(run_dir) / name).exists() for name in ("summary.json", "evaluation.json")):
+        return Start(_writable(Path(run_dir), "run_dir"), None)  # left by a run that ended before its first checkpoint
+    return Start(open_run_folder(run_dir, name, root), None)
+
+
+def _run_folders(parent: Path) -> list[Path]:
+    """Folders named by time in `parent`, newest first."""
+    stamped = [(STAMP.fullmatch(path.name), path) for path in parent.iterdir()] if parent.is_dir() else []
+    dated = [(found[1], int(found[2] or 1), path) for found, path in stamped if found]
+    return [path for *_, path in sorted(dated, reverse=True)]
+
+
+@contextmanager
+def claimed(folder: RunFolder) -> Iterator[None]:
+    """Keep other processes out of the folder while the context lasts; a killed process lets go of it.
+
+    Raises UserError where another process writes to it.
+    """
+    with (folder.path / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(f"run_dir={folder.path}: another process is writing to this run") from error
+        yield
 
 
 def open_run_folder(run_dir: str, name: str, root: str = "runs") -> RunFolder:
@@ -88,6 +178,18 @@ def open_sweep_folder(sweep_dir: str, job: int) -> RunFolder:
 
 
 def _create(path: Path, setting: str) -> RunFolder:
+    folder = _writable(path, setting)
+    found = [name for name in RESULTS if (path / name).exists()] + [file.name for file in folder.checkpoints()]
+    if found:
+        raise UserError(
+            f"{setting}={path}: already holds the results of a run ({', '.join(found)}). "
+            "Choose another folder, or go on with resume=auto."
+        )
+    return folder
+
+
+def _writable(path: Path, setting: str) -> RunFolder:
+    """The folder `path`, made where it is not there yet."""
     probe = path / f".probe_{os.getpid()}"
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -96,25 +198,33 @@ def _create(path: Path, setting: str) -> RunFolder:
     except OSError as error:
         reason = error.strerror or str(error)
         raise UserError(f"{setting}={path}: cannot be written ({reason}). Choose another with run_dir=...") from error
-    found = [name for name in RESULTS if (path / name).exists()]
-    if found:
-        raise UserError(
-            f"{setting}={path}: already holds the results of a run ({', '.join(found)}). Choose another folder."
-        )
     return RunFolder(path.resolve())
+
+
+def drop_unfinished(folder: RunFolder, rounds: int) -> list[str]:
+    """Remove what a resumed run will make anew: checkpoints after `rounds` rounds, and files cut off while written."""
+    doomed = [path for path in folder.checkpoints() if rounds_of(path) > rounds]
+    for path in [*doomed, *folder.path.glob("*.tmp")]:
+        path.unlink(missing_ok=True)
+    return [path.name for path in doomed]
 
 
 def write_config(folder: RunFolder, resolved_yaml: str, overrides: list[str]) -> None:
     """Write the resolved settings and the overrides that led to them."""
-    folder.config.write_text(resolved_yaml, encoding="utf-8")
+    write_config_file(folder, resolved_yaml)
     folder.overrides.write_text("".join(f"{line}\n" for line in overrides), encoding="utf-8")
+
+
+def write_config_file(folder: RunFolder, resolved_yaml: str) -> None:
+    """Write the resolved settings alone, as a resumed run does."""
+    folder.config.write_text(resolved_yaml, encoding="utf-8")
 
 
 def write_versions(folder: RunFolder, device: str, data: Mapping[str, str]) -> None:
     """Write versions.json: packages, source revision, machine, `device` name, and what `data` says of the data set."""
     record = {
         "python": platform.python_version(),
-        "packages": {name: _package_version(name) for name in PACKAGES},
+        "packages": package_versions(),
         "git": _git_revision(Path(__file__).resolve().parents[2]),
         "platform": platform.platform(),
         "cpu_count": os.cpu_count(),
@@ -122,6 +232,11 @@ def write_versions(folder: RunFolder, device: str, data: Mapping[str, str]) -> N
         "data": dict(data),
     }
     folder.versions.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
+def package_versions() -> dict[str, str | None]:
+    """Versions of the packages that results depend on; None for one that is not installed."""
+    return {name: _package_version(name) for name in PACKAGES}
 
 
 def _package_version(name: str) -> str | None:

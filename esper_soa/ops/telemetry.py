@@ -6,6 +6,7 @@ in the line's `non_finite` list. Needs no torch.
 
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -57,6 +58,10 @@ class MetricsWriter:
         self._file.write(json_line(record) + "\n")
         self._file.flush()
 
+    def sync(self) -> None:
+        """Make all lines survive a power cut, before a checkpoint counts on them."""
+        os.fsync(self._file.fileno())
+
     def __enter__(self) -> "MetricsWriter":
         return self
 
@@ -64,3 +69,26 @@ class MetricsWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.close()
+
+
+def keep_rounds(path: Path, rounds: int) -> int:
+    """Cut the file `path` down to the lines of the first `rounds` rounds, all or nothing; returns how many remain.
+
+    What comes later, a line that was cut off included, is dropped: a resumed run writes it again.
+    """
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+    kept = [line for line in lines if _round_of(line) in range(1, rounds + 1)]
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+    os.replace(temporary, path)
+    return len(kept)
+
+
+def _round_of(line: str) -> int:
+    """The round that a line of metrics.jsonl is about; 0 where it is no whole line."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return 0
+    number = record.get("round") if isinstance(record, dict) else None
+    return number if isinstance(number, int) else 0

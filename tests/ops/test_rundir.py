@@ -27,7 +27,7 @@ def test_a_given_folder_is_taken_as_it_is_and_left_empty(tmp_path: Path) -> None
     assert list(folder.path.iterdir()) == []
 
 
-@pytest.mark.parametrize("result", ["metrics.jsonl", "summary.json", "checkpoint.pt"])
+@pytest.mark.parametrize("result", ["metrics.jsonl", "summary.json", "checkpoint_000012.pt", "best.pt"])
 def test_a_folder_with_results_is_refused(tmp_path: Path, result: str) -> None:
     (tmp_path / result).touch()
     with pytest.raises(UserError, match=rf"run_dir={tmp_path}: already holds .*{result}"):

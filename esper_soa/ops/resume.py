@@ -1,0 +1,146 @@
+"""What a checkpoint of a run holds beside the learner, and the rules for going on from it.
+
+The trainer fills a `Progressed` and asks `check_settings` and `check_data` before it goes on. No random state is kept:
+every random number is a hash of seed, round, env and env-step, so the counters are enough to continue bit for bit.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+
+from esper_soa.agent.ppo import Learner
+from esper_soa.config import TrainConfig
+from esper_soa.errors import UserError
+from esper_soa.nets.datasets import ImageSet
+from esper_soa.ops.checkpoint import CheckpointError, Content, load_checkpoint
+from esper_soa.ops.rundir import package_versions
+
+# What may be another value in the run that goes on; a name with a dot at the end stands for all settings under it.
+# data.name and data.root may, as the images themselves are compared.
+MAY_CHANGE = (
+    "name", "device", "run_dir", "rounds", "baseline_comparison", "checkpoint_every", "checkpoint_keep", "resume",
+    "compute.", "telemetry.", "data.name", "data.root",
+)  # fmt: skip
+ABSENT = "(absent)"
+
+
+@dataclass
+class Progressed:
+    """What adds up over the rounds of a run, and the last of them."""
+
+    rounds_done: int = 0
+    seconds: float = 0.0  # of collecting and updating
+    alpha_rows: float = 0.0  # sum over rounds of the mean number validated per env-step
+    seeds: dict[str, int] = field(default_factory=dict)  # events by name
+    best_accuracy: float = -math.inf  # percent, mean over envs at the end of the best round
+    accuracies: list[float] = field(default_factory=list)  # per env, of the last round
+    parameters: list[float] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+
+
+@dataclass
+class Saved:
+    """The content of a checkpoint of ours."""
+
+    progress: Progressed
+    settings: dict
+    data: dict[str, str]
+    versions: dict
+    watch: dict
+    learner: dict | None
+
+
+def read_run(path: Path, device: torch.device) -> Saved:
+    """The run that was saved to `path`; raises CheckpointError for everything else."""
+    content: dict = dict(load_checkpoint(path, device))
+    try:
+        saved = Saved(
+            Progressed(**content["progress"]),
+            content["settings"], content["data"], content["versions"], content["watch"], content["learner"],
+        )  # fmt: skip
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f"checkpoint {path}: is not of a training run ({error})") from error
+    if not isinstance(saved.settings, dict) or not isinstance(saved.progress.rounds_done, int):
+        raise CheckpointError(f"checkpoint {path}: is not of a training run")
+    return saved
+
+
+def restore_learner(learner: Learner, saved: Saved, path: Path) -> None:
+    """Give the learner its state back; raises CheckpointError where it does not fit."""
+    try:
+        learner.load_state_dict(saved.learner or {})
+    except (RuntimeError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"checkpoint {path}: the learner does not fit this run ({error})") from error
+
+
+def run_content(progress: Progressed, cfg: TrainConfig, images: ImageSet, watch: dict, learner: dict | None) -> dict:
+    """What `read_run` reads back. The learner's tensors are held, not copied."""
+    data: dict[str, Content] = {"name": images.name, "source": images.source, "identity": images.identity}
+    return {
+        "progress": asdict(progress), "settings": asdict(cfg), "data": data, "versions": package_versions(),
+        "watch": watch, "learner": learner,
+    }  # fmt: skip
+
+
+def flat_settings(settings: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    """Nested settings as one level: {"policy.ppo.lr": 3e-4, ...}."""
+    flat: dict[str, object] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            flat |= flat_settings(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
+def changes(old: Mapping[str, object], new: Mapping[str, object]) -> dict[str, str]:
+    """Settings that differ, as "old -> new" by name; one that the older program did not have had today's default."""
+    before, after, defaults = flat_settings(old), flat_settings(new), flat_settings(asdict(TrainConfig()))
+    found = {}
+    for name in [*after, *(name for name in before if name not in after)]:
+        was, now = before.get(name, defaults.get(name, ABSENT)), after.get(name, ABSENT)
+        if was != now:
+            found[name] = f"{was} -> {now}"
+    return found
+
+
+def may_change(name: str) -> bool:
+    """Whether a resumed run may have another value for the setting `name`."""
+    return any(name.startswith(free) if free.endswith(".") else name == free for free in MAY_CHANGE)
+
+
+def check_settings(saved: Saved, cfg: TrainConfig) -> list[str]:
+    """The harmless changes, one a line; raises UserError, which lists them, for changes that matter."""
+    found = changes(saved.settings, asdict(cfg))
+    matter = [f"  {name}: {change}" for name, change in found.items() if not may_change(name)]
+    if matter:
+        free = ", ".join(name + "*" if name.endswith(".") else name for name in MAY_CHANGE)
+        raise UserError(
+            "\n".join(
+                ["resume: these settings are not those of the checkpoint:", *matter, f"  These may change: {free}."]
+            )
+        )
+    done = saved.progress.rounds_done
+    if cfg.rounds < done:
+        raise UserError(f"rounds={cfg.rounds}: must be at least {done}, which the checkpoint has done already")
+    return [f"{name}: {change}" for name, change in found.items() if name not in ("resume", "run_dir")]
+
+
+def check_data(saved: Saved, images: ImageSet) -> None:
+    """Raise UserError where the images are not those of the checkpoint."""
+    if saved.data.get("identity") != images.identity:
+        raise UserError(
+            f"resume: the images are not those of the checkpoint. It was made on {saved.data.get('source')} "
+            f"This is {images.source}"
+        )
+
+
+def version_changes(saved: Saved) -> list[str]:
+    """Packages whose version is another than that of the checkpoint, one a line."""
+    now = package_versions()
+    return [
+        f"{name}: {saved.versions.get(name)} -> {now[name]}" for name in now if saved.versions.get(name) != now[name]
+    ]

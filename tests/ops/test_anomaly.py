@@ -1,0 +1,130 @@
+"""Anomalies of policy updates: when they begin, how often they are told, and when they end."""
+
+import math
+
+import pytest
+
+from esper_soa.config import AnomalyConfig
+from esper_soa.errors import SettingError
+from esper_soa.ops.anomaly import RULES, Watch
+
+HEALTHY = {"steps": 4.0, "not_finite_steps": 0.0, "ratio_max": 1.5, "ratio_min": 0.7, "value_loss": 1.0,
+           "bellman_error": 1.0, "lstm_rms_max": 1.0, "lstm_rms_min": 0.1, "explained_variance": 0.3,
+           "gradient_norm": 1.0, "entropy/op": 0.5, "gradient_norm/op": 0.1}  # fmt: skip
+
+
+def names(watch: Watch, **changed: float) -> list[str]:
+    """What begins with a healthy update in which some numbers are changed; '__' stands for '/'."""
+    update = HEALTHY | {name.replace("__", "/"): value for name, value in changed.items()}
+    return [anomaly.name for anomaly in watch.look(update)]
+
+
+def test_a_healthy_update_is_silent() -> None:
+    watch = Watch(AnomalyConfig())
+    assert names(watch) == []
+    assert watch.active == []
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "name"),
+    [
+        ("ratio_max", 5.01, "ratio_explosion"),
+        ("ratio_min", 0.09, "ratio_collapse"),
+        ("value_loss", 5.01, "value_collapse"),
+        ("bellman_error", 5.01, "bellman_error"),
+        ("lstm_rms_max", 10.1, "lstm_explosion"),
+        ("lstm_rms_min", 0.9e-6, "lstm_collapse"),
+    ],
+)
+def test_a_limit_is_told_when_it_is_passed_and_again_only_after_recovery(metric: str, value: float, name: str) -> None:
+    watch = Watch(AnomalyConfig())
+    assert names(watch, **{metric: value}) == [name]
+    assert names(watch, **{metric: value}) == []
+    assert watch.active == [name]
+    assert names(watch) == []
+    assert watch.active == []
+    assert names(watch, **{metric: value}) == [name]
+
+
+@pytest.mark.parametrize(("metric", "limit"), [("ratio_max", 5.0), ("ratio_min", 0.1), ("value_loss", 5.0)])
+def test_the_limit_itself_is_healthy(metric: str, limit: float) -> None:
+    assert names(Watch(AnomalyConfig()), **{metric: limit}) == []
+
+
+def test_a_message_names_value_limit_setting_and_remedy() -> None:
+    (anomaly,) = Watch(AnomalyConfig(max_value_loss=2.0)).look(HEALTHY | {"value_loss": 2.5})
+    assert anomaly.message.startswith("value_loss is 2.5, above 2 (telemetry.anomaly.max_value_loss). ")
+    assert "lower policy.ppo.value_coef" in anomaly.message
+
+
+def test_entropy_collapses_at_the_third_low_update_in_a_row_and_ends_above_one_and_a_half_times_the_limit() -> None:
+    watch = Watch(AnomalyConfig())  # limit of op: 0.08, recovered above 0.12
+    assert [names(watch, entropy__op=value) for value in (0.07, 0.07, 0.5, 0.07, 0.07)] == [[]] * 5
+    assert names(watch, entropy__op=0.07) == ["entropy_collapse/op"]
+    assert names(watch, entropy__op=0.11) == []
+    assert watch.active == ["entropy_collapse/op"]
+    names(watch, entropy__op=0.121)
+    assert watch.active == []
+
+
+def test_a_head_that_was_not_in_use_is_not_judged() -> None:
+    watch = Watch(AnomalyConfig())
+    for _ in range(5):
+        assert names(watch, entropy__op=0.0, gradient_norm__op=0.0) == []
+
+
+def test_low_explained_variance_needs_three_updates() -> None:
+    watch = Watch(AnomalyConfig())
+    assert [names(watch, explained_variance=-0.6) for _ in range(3)] == [[], [], ["explained_variance"]]
+
+
+def test_gradient_drift_is_measured_from_the_mean_before_the_update() -> None:
+    watch = Watch(AnomalyConfig())
+    names(watch, gradient_norm=1.0)
+    assert names(watch, gradient_norm=1.5) == []  # |1.5 - 1| / 1 = 0.5, not above
+    # the mean is now 0.99 * 1 + 0.01 * 1.5 = 1.005; |1.6 - 1.005| / 1.005 = 0.59
+    assert watch.gradient_mean == pytest.approx(1.005)
+    assert names(watch, gradient_norm=1.6) == ["gradient_drift"]
+
+
+def test_an_update_without_a_step_is_told_and_leaves_the_gradient_mean_alone() -> None:
+    watch = Watch(AnomalyConfig())
+    names(watch)
+    assert names(watch, steps=0.0, not_finite_steps=4.0, value_loss=math.nan, gradient_norm=0.0) == ["skipped_update"]
+    assert watch.gradient_mean == 1.0
+
+
+def test_numbers_that_are_not_finite_are_named() -> None:
+    (anomaly,) = Watch(AnomalyConfig()).look(HEALTHY | {"value_loss": math.inf, "q_loss": math.nan, "loss": math.nan})[
+        :1
+    ]
+    assert anomaly.name == "not_finite"
+    assert anomaly.message.startswith("value_loss, q_loss, loss is not finite.")
+
+
+def test_diagnostics_that_are_not_reported_are_not_judged() -> None:
+    assert Watch(AnomalyConfig()).look({"steps": 1.0}) == []
+    assert Watch(AnomalyConfig()).look({}) == []
+
+
+def test_it_can_be_switched_off() -> None:
+    assert names(Watch(AnomalyConfig(enabled=False)), ratio_max=100.0) == []
+
+
+def test_a_resumed_watch_goes_on_with_streaks_and_does_not_tell_twice() -> None:
+    watch, resumed = Watch(AnomalyConfig()), Watch(AnomalyConfig())
+    for _ in range(2):
+        names(watch, entropy__op=0.01, ratio_max=9.0)
+    resumed.load_state_dict(watch.state_dict())
+    assert names(resumed, entropy__op=0.01, ratio_max=9.0) == ["entropy_collapse/op"]
+    assert resumed.active == ["ratio_explosion", "entropy_collapse/op"]
+
+
+def test_every_rule_has_its_setting() -> None:
+    settings = AnomalyConfig()
+    assert all(isinstance(getattr(settings, rule.limit), float) for rule in RULES)
+
+
+def test_a_table_without_a_head_is_refused() -> None:
+    with pytest.raises(SettingError, match=r"telemetry.anomaly.entropy_collapse"):
+        AnomalyConfig(entropy_collapse={"op": 0.1})

@@ -1,0 +1,357 @@
+"""A run that was stopped, killed or refused: what goes on equals what was never disturbed, bit for bit."""
+
+import itertools
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
+from esper_soa.config import ComputeConfig, TelemetryConfig, TrainConfig
+from esper_soa.env.config import GatesConfig
+from esper_soa.errors import UserError
+from esper_soa.nets.config import DataConfig, TaskConfig
+from esper_soa.ops.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from esper_soa.ops.interrupt import Interrupted
+from esper_soa.ops.progress import Progress
+from esper_soa.ops.report import Summary
+from esper_soa.ops.rundir import RunFolder, resume_start
+from esper_soa.trainer import run
+
+CPU = torch.device("cpu")
+TIMINGS = ("eps", "collect_seconds", "update_seconds")
+STEPS = 4
+
+
+def settings(player: str = "ppo", **changed: object) -> TrainConfig:
+    """Two hosts of some hundred weights on a handful of synthetic images."""
+    cfg = TrainConfig(
+        envs=2, rounds=6, steps=STEPS, batch_size=4, train_samples=8, val_samples=8, slots=["r0c0", "r0c1"],
+        baseline_comparison=False, checkpoint_every=1,
+        task=TaskConfig(name="tiny", base_channels=2, num_blocks=2, kernel_size=1, num_pools=2),
+        data=DataConfig(name="synthetic", synthetic_train=32, synthetic_test=16),
+        gates=GatesConfig(min_gradient_health=0.3),
+        policy=PolicyConfig(name=player, network=NetworkConfig(hidden=8, features=8), ppo=PPOConfig(epochs=2)),
+        telemetry=TelemetryConfig(progress="off"), compute=ComputeConfig(threads=1),
+    )  # fmt: skip
+    return replace(cfg, **changed)  # type: ignore[arg-type]
+
+
+def fresh(cfg: TrainConfig, path: Path) -> Summary:
+    path.mkdir(exist_ok=True)
+    return run(cfg, RunFolder(path))
+
+
+def resumed(cfg: TrainConfig, path: Path) -> Summary:
+    start = resume_start(str(path), "", cfg.name)
+    return run(replace(cfg, resume=str(path)), start.folder, start.checkpoint)
+
+
+def lines(path: Path) -> list[dict]:
+    """metrics.jsonl without what a clock wrote."""
+    records = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in record.items() if name not in TIMINGS} for record in records]
+
+
+def same(one: object, other: object, place: str = "") -> None:
+    """Assert that two contents of checkpoints agree bit for bit."""
+    assert type(one) is type(other), place
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        assert one.dtype == other.dtype, place
+        assert torch.equal(one.view(-1).view(torch.uint8), other.view(-1).view(torch.uint8)), place
+    elif isinstance(one, dict) and isinstance(other, dict):
+        assert one.keys() == other.keys(), place
+        for name, value in one.items():
+            same(value, other[name], f"{place}.{name}")
+    else:
+        assert one == other, place
+
+
+def content(path: Path, rounds: int) -> dict:
+    """What the checkpoint says of the run, without time, place and plan."""
+    saved = dict(load_checkpoint(RunFolder(path).checkpoint(rounds), CPU))
+    assert isinstance(saved["progress"], dict)
+    saved["progress"] = {name: value for name, value in saved["progress"].items() if name != "seconds"}
+    del saved["settings"]
+    return saved
+
+
+def assert_equal_runs(one: Path, other: Path, rounds: int = 6) -> None:
+    assert len(lines(one)) == rounds
+    assert lines(one) == lines(other)
+    same(content(one, rounds), content(other, rounds))
+
+
+def signal_at(monkeypatch: pytest.MonkeyPatch, number: int, report: int) -> None:
+    """Send `number` to this process just before the `report`-th report of an env-step from now on."""
+    reports, plain = itertools.count(1), Progress.advance
+
+    def signal_and_advance(self: Progress, env_steps: int, label: str, accuracy: float, reward: float) -> None:
+        if next(reports) == report:
+            os.kill(os.getpid(), number)
+        plain(self, env_steps, label, accuracy, reward)
+
+    monkeypatch.setattr(Progress, "advance", signal_and_advance)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("undisturbed")
+    fresh(settings(), path)
+    return path
+
+
+def test_three_rounds_and_three_more_equal_six(undisturbed: Path, tmp_path: Path) -> None:
+    fresh(settings(rounds=3), tmp_path)
+    resumed(settings(), tmp_path)
+    assert_equal_runs(undisturbed, tmp_path)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_run_stopped_in_mid_round_goes_on_as_if_undisturbed(
+    undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    with monkeypatch.context() as patch:
+        signal_at(patch, number, report=3 * STEPS + 2)  # the second env-step of the fourth round
+        with pytest.raises(Interrupted) as stop:
+            fresh(settings(checkpoint_every=0), tmp_path)
+    assert stop.value.status == 128 + number
+    assert [path.name for path in RunFolder(tmp_path).checkpoints()] == ["checkpoint_000003.pt"]
+    resumed(settings(), tmp_path)
+    assert_equal_runs(undisturbed, tmp_path)
+
+
+def test_a_run_stopped_in_its_first_round_goes_on_from_nothing(
+    undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        signal_at(patch, signal.SIGTERM, report=1)
+        with pytest.raises(Interrupted):
+            fresh(settings(), tmp_path)
+    resumed(settings(), tmp_path)
+    assert_equal_runs(undisturbed, tmp_path)
+
+
+def test_sigusr2_in_mid_round_writes_a_checkpoint_and_goes_on(
+    undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        signal_at(patch, signal.SIGUSR2, report=2 * STEPS + 1)
+        fresh(settings(checkpoint_every=0), tmp_path)
+    assert [path.name for path in RunFolder(tmp_path).checkpoints()] == ["checkpoint_000002.pt", "checkpoint_000006.pt"]
+    assert_equal_runs(undisturbed, tmp_path)
+    # going on from the earlier one makes the later rounds again, and drops what was there
+    start = resume_start(str(tmp_path / "checkpoint_000002.pt"), "", "train")
+    run(replace(settings(), resume="given"), start.folder, start.checkpoint)
+    assert_equal_runs(undisturbed, tmp_path)
+
+
+def test_a_scripted_policy_resumes(tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    fresh(settings("heuristic", rounds=4), whole)
+    fresh(settings("heuristic", rounds=1), parts)
+    resumed(settings("heuristic", rounds=4), parts)
+    assert_equal_runs(whole, parts, rounds=4)
+
+
+def test_the_newest_checkpoints_and_the_best_stay(undisturbed: Path) -> None:
+    names = [path.name for path in RunFolder(undisturbed).checkpoints()]
+    assert names == ["checkpoint_000005.pt", "checkpoint_000006.pt"]
+    accuracies = [line["accuracy"]["mean"] for line in lines(undisturbed)]
+    best = load_checkpoint(RunFolder(undisturbed).best, CPU)
+    assert isinstance(best["progress"], dict)
+    # it holds the policy that played the best round: the rounds done before that one
+    assert best["progress"]["rounds_done"] == accuracies.index(max(accuracies))
+
+
+def test_a_finished_run_resumes_to_its_table(undisturbed: Path, tmp_path: Path) -> None:
+    shutil.copytree(undisturbed, tmp_path / "copy")
+    summary = resumed(settings(baseline_comparison=True), tmp_path / "copy")
+    assert summary.accuracy == lines(undisturbed)[-1]["accuracy"]["mean"]
+    assert summary.control is not None
+    assert_equal_runs(undisturbed, tmp_path / "copy")
+
+
+def test_a_wait_policy_is_its_own_control(tmp_path: Path) -> None:
+    assert fresh(settings("wait", rounds=1, baseline_comparison=True), tmp_path).control is None
+
+
+def test_a_change_that_matters_is_refused_with_old_and_new(undisturbed: Path) -> None:
+    before = sorted((path.name, path.read_bytes()) for path in undisturbed.iterdir())
+    changed = settings(envs=3, policy=replace(settings().policy, ppo=PPOConfig(epochs=2, lr=1e-3)), rounds=8)
+    with pytest.raises(UserError) as refusal:
+        resumed(changed, undisturbed)
+    told = str(refusal.value)
+    assert "  envs: 2 -> 3\n" in told
+    assert "  policy.ppo.lr: 0.0003 -> 0.001\n" in told
+    assert "  rounds:" not in told
+    assert "These may change: name, device, run_dir, rounds," in told
+    assert sorted((path.name, path.read_bytes()) for path in undisturbed.iterdir()) == before
+
+
+def test_fewer_rounds_than_done_are_refused(undisturbed: Path) -> None:
+    with pytest.raises(UserError, match="rounds=5: must be at least 6"):
+        resumed(settings(rounds=5), undisturbed)
+
+
+def test_other_images_are_refused(tmp_path: Path) -> None:
+    fresh(settings(rounds=1), tmp_path)
+    path = RunFolder(tmp_path).checkpoint(1)
+    saved = dict(load_checkpoint(path, CPU))
+    save_checkpoint(path, saved | {"data": {"name": "other", "source": "elsewhere.", "identity": "0"}})
+    with pytest.raises(UserError, match=r"the images are not those of the checkpoint. It was made on elsewhere\."):
+        resumed(settings(), tmp_path)
+
+
+def test_a_checkpoint_that_was_cut_off_is_refused(undisturbed: Path, tmp_path: Path) -> None:
+    whole = RunFolder(undisturbed).checkpoint(6).read_bytes()
+    path = RunFolder(tmp_path).checkpoint(6)
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(CheckpointError, match=r"checkpoint_000006\.pt: cut off or not a checkpoint"):
+        resumed(settings(), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"progress": {}},
+        {"progress": {"rounds_done": 1, "wings": 2}, "settings": {}},
+        {"weights": torch.zeros(2)},
+    ],
+)  # fmt: skip
+def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path, wrong: dict) -> None:
+    save_checkpoint(RunFolder(tmp_path).checkpoint(1), wrong)
+    with pytest.raises(CheckpointError, match="is not of a training run"):
+        resumed(settings(), tmp_path)
+
+
+def test_a_learner_that_does_not_fit_is_refused(undisturbed: Path, tmp_path: Path) -> None:
+    saved = dict(load_checkpoint(RunFolder(undisturbed).checkpoint(6), CPU))
+    learner = saved["learner"]
+    assert isinstance(learner, dict)
+    save_checkpoint(RunFolder(tmp_path).checkpoint(6), saved | {"learner": learner | {"policy": {}}})
+    with pytest.raises(CheckpointError, match="the learner does not fit this run"):
+        resumed(settings(), tmp_path)
+
+
+def test_a_line_that_was_cut_off_and_lines_after_the_checkpoint_are_written_anew(
+    undisturbed: Path, tmp_path: Path
+) -> None:
+    fresh(settings(rounds=3), tmp_path)
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text(metrics.read_text() + '{"round":4,"env_steps":1}\n{"round":5,"env')
+    (tmp_path / "checkpoint_000004.pt.123.tmp").write_bytes(b"half")
+    resumed(settings(), tmp_path)
+    assert_equal_runs(undisturbed, tmp_path)
+    assert list(tmp_path.glob("*.tmp")) == []
+
+
+def test_auto_takes_the_newest_run_of_the_name_that_has_a_checkpoint(tmp_path: Path) -> None:
+    root = str(tmp_path)
+    assert resume_start("auto", "", "trial", root).checkpoint is None
+    older, newer = tmp_path / "trial" / "2026-01-01_00-00-09", tmp_path / "trial" / "2026-01-01_00-00-10"
+    for folder in (older, newer, tmp_path / "trial" / "2026-01-01_00-00-11", tmp_path / "trial" / "sweep_2027-01-01"):
+        folder.mkdir(parents=True, exist_ok=True)
+    for name in ("checkpoint_000009.pt", "checkpoint_000010.pt"):
+        (older / name).touch()
+        (newer / name).touch()
+    start = resume_start("auto", "", "trial", root)
+    assert start == (RunFolder(newer), newer / "checkpoint_000010.pt")
+
+
+def test_auto_takes_a_folder_whose_run_ended_before_its_first_checkpoint(undisturbed: Path, tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"round":1}\n')
+    start = resume_start("auto", str(tmp_path), "trial")
+    assert start == (RunFolder(tmp_path), None)
+    run(settings(resume="auto"), start.folder, start.checkpoint)
+    assert_equal_runs(undisturbed, tmp_path)
+
+
+@pytest.mark.parametrize("resume", ["nowhere", "nowhere/checkpoint_000001.pt", "."])
+def test_a_resume_that_leads_nowhere_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resume: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=f"resume={resume}: there is no"):
+        resume_start(resume, "", "trial")
+
+
+def test_two_processes_cannot_write_to_one_run(tmp_path: Path) -> None:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", f"import fcntl,time; f=open({str(tmp_path / '.lock')!r},'w');"
+         "fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True); time.sleep(60)"],
+        stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert holder.stdout is not None
+    holder.stdout.readline()
+    try:
+        with pytest.raises(UserError, match="another process is writing to this run"):
+            fresh(settings(rounds=1), tmp_path)
+    finally:
+        holder.kill()
+        holder.wait()
+
+
+def test_a_full_disk_costs_the_checkpoint_but_not_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: Path
+) -> None:
+    def full(path: Path, content: dict) -> None:
+        if path.name == "checkpoint_000002.pt":
+            raise OSError(28, "No space left on device")
+        save_checkpoint(path, content)
+
+    monkeypatch.setattr("esper_soa.trainer.save_checkpoint", full)
+    fresh(settings(), tmp_path)
+    assert "could not be written (No space left on device)" in (tmp_path / "log.txt").read_text()
+    assert_equal_runs(undisturbed, tmp_path)
+
+
+SMALL = ["+experiment=smoke", "rounds=6", "baseline_comparison=false", "checkpoint_every=1", "telemetry.progress=off",
+         "compute.threads=1"]  # fmt: skip
+
+
+def entry_point(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "esper_soa.train", *SMALL, *arguments]
+
+
+@pytest.mark.slow
+def test_killed_at_random_moments_and_resumed_it_equals_the_undisturbed_run(tmp_path: Path) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    begun = time.monotonic()
+    subprocess.run(entry_point(f"run_dir={whole}"), check=True, capture_output=True, timeout=120)
+    length, chance = time.monotonic() - begun, random.Random(7)
+    for _ in range(10):
+        process = subprocess.Popen(entry_point(f"run_dir={killed}", "resume=auto"), stdout=subprocess.DEVNULL)
+        time.sleep(chance.uniform(0.5, 1.0) * length)
+        process.kill()
+        process.wait()
+    subprocess.run(entry_point(f"run_dir={killed}", "resume=auto"), check=True, capture_output=True, timeout=120)
+    assert_equal_runs(whole, killed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_the_entry_point_ends_with_the_status_of_the_signal_and_leaves_a_checkpoint(
+    tmp_path: Path, number: int, status: int
+) -> None:
+    process = subprocess.Popen(
+        entry_point("rounds=500", f"run_dir={tmp_path}"), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    while not RunFolder(tmp_path).checkpoints():
+        time.sleep(0.05)
+    process.send_signal(number)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == status
+    assert told == f"stopped by {signal.Signals(number).name}\n"
+    done = RunFolder(tmp_path).checkpoints()[-1]
+    assert len(lines(tmp_path)) == int(done.stem.removeprefix("checkpoint_"))
