@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from tiny_world import CPU, made_up, tiny_rules, view_of
+from tiny_world import CPU, guarded, made_up, tiny_rules, view_of
 from torch import Tensor
 from torch._dynamo.utils import counters
 
@@ -65,7 +65,7 @@ def play_both(kernels: StepKernels, rules: Rules, num_envs: int, rounding: float
     for step in range(rules.max_steps):
         nothing = torch.zeros_like(state.slots.newborn)
         state = state.replace(slots=state.slots.replace(newborn=nothing, fresh_momentum=nothing))
-        measured = made_up(rules, state, step)
+        state, measured = guarded(rules, state, made_up(rules, state, step))
         percept = kernels.perceive(rules, state, measured)
         assert_percepts_agree(percept, perceive(rules, state, measured), f"env-step {step}:", rounding)
         action = agent.act(view_of(percept, step), ())[0].action
@@ -103,6 +103,7 @@ def test_a_single_env_with_one_slot_needs_no_second_graph() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # inductor takes about a minute of one core
 @pytest.mark.parametrize("mode", ["shaped", "simplified"])
 def test_the_compiled_step_of_a_run_equals_eager(mode: str) -> None:
     play_both(compiled(), tiny_rules(2, 24, RewardConfig(mode=mode)), 8, ROUNDING)

@@ -11,7 +11,7 @@ from torch import Tensor
 from esper_soa.agent.protocol import Agent
 from esper_soa.agent.scripted import HeuristicPolicy, RandomPolicy, SchedulePolicy
 from esper_soa.env.config import REWARD_MODES, RewardConfig
-from esper_soa.env.step import look, measure_, perceive, respond
+from esper_soa.env.step import guard_, look, measure_, perceive, respond
 from esper_soa.state import Action, EnvState, Masks, Measurements
 from esper_soa.vocabulary import HEAD_NAMES, NUM_STAGE_CODES, OP_NAMES, Op, Stage, head_sizes
 
@@ -89,13 +89,13 @@ def assert_rows_hold(measured: Measurements, state: EnvState) -> None:
         assert set(wanted) <= set(codes), "every seed is left out once"
     accuracy = measured.accuracy[evaluated]
     assert ((accuracy >= 0) & (accuracy <= 100)).all()
-    assert_finite(measured.to_tensordict())
+    assert_finite(measured.gradients.to_tensordict())
 
 
 def assert_env_step_holds(step: EnvStep, num_slots: int) -> None:
     percept, response = step.percept, step.response
     assert_rows_hold(step.measured, step.before)
-    assert torch.equal(percept.attribution.measured, step.measured.ablated)
+    assert torch.equal(percept.attribution.measured, step.trusted.ablated)
     assert_finite(percept.attribution.to_tensordict())
     assert_masks_hold(percept.masks, num_slots)
     assert_action_obeys(percept.masks, step.action)
@@ -125,17 +125,19 @@ def visited(stages: list[Tensor]) -> set[int]:
 
 @pytest.mark.parametrize(("num_envs", "num_slots", "steps"), [(1, 1, 120), (12, 3, 100), (24, 10, 100), (1, 10, 1)])
 def test_random_legal_play_keeps_the_contract_of_the_ledger(num_envs: int, num_slots: int, steps: int) -> None:
-    first, stages, ops = None, [], set()
+    first, stages, ops, rollbacks = None, [], set(), 0
     for step in play_ledger(tiny_rules(num_slots, steps), num_envs, seed=num_slots):
         first = first or layout(step.before)
         assert layout(step.percept.state) == first
         assert layout(step.response.state) == first
         assert_env_step_holds(step, num_slots)
         stages.append(step.percept.state.slots.stage)
+        rollbacks += int(step.before.guard.panic.sum())
         ops |= set(step.action.op[step.response.outcome.success].tolist())
     if num_envs > 1:
         assert ops == set(range(len(OP_NAMES))), "the play was too tame to mean anything"
         assert visited(stages) == set(TRANSITIONS)
+        assert rollbacks > 0
 
 
 @given(seed=st.integers(0, 10_000), num_slots=st.sampled_from([1, 2, 3, 5]), mode=st.sampled_from(REWARD_MODES))
@@ -160,7 +162,7 @@ def test_env_i_of_many_plays_as_it_would_alone() -> None:
     # Each env's rows of the same records, in another company: nothing in the ledger mixes envs.
     rules = tiny_rules(3, 30)
     for step in play_ledger(rules, 5, seed=4):
-        alone = perceive(rules, step.before[2:3].clone(), step.measured[2:3].clone())
+        alone = perceive(rules, step.before[2:3].clone(), step.trusted[2:3].clone())
         response = respond(rules, alone, step.action[2:3].clone())
         for mine, theirs in ((alone.state, step.percept.state), (response.state, step.response.state)):
             expected = theirs[2:3].to_tensordict().flatten_keys(".")
@@ -175,12 +177,13 @@ def test_random_legal_play_keeps_the_contract_of_the_whole_world(num_envs: int, 
     first, stages = layout(state), []
     for index in range(steps):
         before, measured = measure_(rules, world.weights, state, world.work(index))
-        percept = perceive(rules, before, measured)
+        before, trusted = guard_(rules, world.weights, before, measured)
+        percept = perceive(rules, before, trusted)
         view = view_of(percept, 7 * index)
         decision, _ = agent.act(view, ())
         response = respond(rules, percept, decision.action)
         assert layout(response.state) == first
-        assert_env_step_holds(EnvStep(before, measured, percept, view, decision.action, response), num_slots)
+        assert_env_step_holds(EnvStep(measured, before, trusted, percept, view, decision.action, response), num_slots)
         assert_finite(world.weights)
         state = response.state
         stages.append(state.slots.stage)

@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 from sync_guard import HostSyncError, SyncGuard
 from tensordict import TensorDict
-from tiny_world import CPU, EnvStep, play_ledger, tiny_rules, tiny_settings, tiny_world, view_of
+from tiny_world import CPU, EnvStep, guarded, play_ledger, tiny_rules, tiny_settings, tiny_world, view_of
 
 from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.agent.policy import RecurrentPolicy
@@ -20,7 +20,7 @@ from esper_soa.agent.rollout import Row, new_rollout, write_
 from esper_soa.agent.scripted import HeuristicPolicy, RandomPolicy, SchedulePolicy, WaitPolicy
 from esper_soa.env.config import REWARD_MODES, RewardConfig
 from esper_soa.env.observation import feature_names
-from esper_soa.env.step import look, measure_, perceive, respond
+from esper_soa.env.step import guard_, look, measure_, perceive, respond
 from esper_soa.ops.collect import Player, play_round
 from esper_soa.ops.progress import Progress
 from esper_soa.ops.tally import Tally
@@ -112,7 +112,8 @@ def test_no_kernel_of_an_env_step_waits_for_the_device(mode: str) -> None:
     rules = tiny_rules(3, 4, RewardConfig(mode=mode))
     for step in play_ledger(rules, 4, seed=5):
         with SyncGuard():
-            percept = perceive(rules, step.before, step.measured)
+            before, trusted = guarded(rules, step.before, step.measured)
+            percept = perceive(rules, before, trusted)
             respond(rules, percept, step.action)
 
 
@@ -120,7 +121,7 @@ def test_counting_a_round_waits_for_the_device_only_at_its_end() -> None:
     rules, tally = tiny_rules(2, 5), Tally(CPU)
     for step in play_ledger(rules, 3, seed=1):
         with SyncGuard():
-            tally.add_(step.measured, step.response.terms, step.response.outcome)
+            tally.add_(step.trusted, step.response.terms, step.response.outcome)
     with SyncGuard([TALLY]) as guard:
         tally.read(step.response.state, rules.reward.counts)
     assert guard.log
@@ -196,6 +197,8 @@ def test_training_and_validation_read_the_roster_and_nothing_else(num_envs: int,
             state, measured = measure_(world.rules, world.weights, state, work)
         assert [sync.operation for sync in guard.log] == ["Tensor.cpu"]
         seeds += int(state.slots.running.sum())
+        with SyncGuard():
+            state, measured = guard_(world.rules, world.weights, state, measured)
         percept = perceive(world.rules, state, measured)
         decision, _ = agent.act(view_of(percept, index), ())
         state = respond(world.rules, percept, decision.action).state
@@ -230,6 +233,6 @@ def test_a_rollout_is_recorded_on_a_device_that_holds_no_values() -> None:
     names = tuple(spec.name for spec in rules.nets.shape.slots)
     rollout, tally = new_rollout(2, 3, 2, len(feature_names(names)), META), Tally(META)
     for index, step in enumerate(play_ledger(rules, 3, seed=0, device=META)):
-        tally.add_(step.measured, step.response.terms, step.response.outcome)
+        tally.add_(step.trusted, step.response.terms, step.response.outcome)
         write_(rollout, index, row_of(step, META))
     assert_on(META, rollout.rows.to_tensordict())

@@ -16,6 +16,7 @@ from esper_soa.agent.protocol import Agent
 from esper_soa.agent.scripted import RandomPolicy
 from esper_soa.config import TrainConfig
 from esper_soa.env.config import GatesConfig, LifecycleConfig, RewardConfig
+from esper_soa.env.governor import quarantine, watch
 from esper_soa.env.step import Percept, Response, Rules, perceive, reset, respond
 from esper_soa.env.world import World
 from esper_soa.nets.config import DataConfig, TaskConfig, host_slots
@@ -26,6 +27,7 @@ from esper_soa.trainer import build_rules, build_world
 from esper_soa.vocabulary import Stage
 
 CPU = torch.device("cpu")
+BREAKDOWNS = 0.01  # share of env-steps with a loss that is not finite
 MEASURED_STAGES = (Stage.TRAINING, Stage.BLENDING)
 SCALE_TASK = TaskConfig(name="cifar_scale", base_channels=1, num_blocks=5, kernel_size=1, num_pools=5)  # ten slots
 SMALL_TASK = TaskConfig(name="tiny", base_channels=2, num_blocks=3, kernel_size=1, num_pools=3)
@@ -95,7 +97,7 @@ def subset_rows(slots: Slots, ablated: Tensor) -> Tensor:
 
 
 def made_up(rules: Rules, state: EnvState, seed: int) -> Measurements:
-    """Measurements of the seeds in `state` with random numbers; gradients are healthy most of the time."""
+    """Measurements of the seeds in `state` with random numbers: healthy gradients mostly, here and there a NaN loss."""
     slots, signals = state.slots, state.signals
     ablated = slots.running & (slots.alpha > 0)
     if rules.reward.config.drip_fraction == 0:
@@ -116,7 +118,7 @@ def made_up(rules: Rules, state: EnvState, seed: int) -> Measurements:
     return Measurements(
         train_loss=0.5 + draw.like(signals.val_loss),
         train_accuracy=100 * draw.like(signals.val_loss),
-        val_loss=0.5 + draw.like(signals.val_loss),
+        val_loss=torch.where(draw.like(signals.val_loss) < BREAKDOWNS, torch.nan, 0.5 + draw.like(signals.val_loss)),
         accuracy=torch.where(subset >= 0, 100 * draw.like(subset), 0.0),
         subset=subset,
         ablated=ablated,
@@ -128,8 +130,9 @@ def made_up(rules: Rules, state: EnvState, seed: int) -> Measurements:
 class EnvStep(NamedTuple):
     """Everything that one env-step of the ledger went through."""
 
-    before: EnvState
     measured: Measurements
+    before: EnvState  # with the verdict of the loss watch
+    trusted: Measurements  # without those of envs that panic
     percept: Percept
     view: View
     action: Action
@@ -146,6 +149,12 @@ def view_of(percept: Percept, seed: int) -> View:
     )
 
 
+def guarded(rules: Rules, state: EnvState, measured: Measurements) -> tuple[EnvState, Measurements]:
+    """What `guard_` does to the ledger; there are no weights to be restored."""
+    state, _ = watch(state, measured.val_loss, rules.nets.shape.num_classes, rules.governor)
+    return state, quarantine(measured, state)
+
+
 def play_ledger(
     rules: Rules, num_envs: int, seed: int, agent: Agent | None = None, device: torch.device = CPU
 ) -> Iterator[EnvStep]:
@@ -157,9 +166,10 @@ def play_ledger(
         nothing = torch.zeros_like(state.slots.newborn)
         before = state.replace(slots=state.slots.replace(newborn=nothing, fresh_momentum=nothing))
         measured = made_up(rules, before, step_seed)
-        percept = perceive(rules, before, measured)
+        before, trusted = guarded(rules, before, measured)
+        percept = perceive(rules, before, trusted)
         view = view_of(percept, step_seed)
         decision, memory = player.act(view, memory)
         response = respond(rules, percept, decision.action)
-        yield EnvStep(before, measured, percept, view, decision.action, response)
+        yield EnvStep(measured, before, trusted, percept, view, decision.action, response)
         state = response.state
