@@ -24,7 +24,7 @@ from esper_soa.env.scaffold import empty_boosts, record_boosts
 from esper_soa.env.signals import age_memories, initial_signals, record_attribution, record_gradients, record_signals
 from esper_soa.nets.evaluation import ValidationFeed, evaluate
 from esper_soa.nets.pools import claim_, read_roster
-from esper_soa.nets.snapshot import keep_new_fossils_, restore_where_, snapshot_where_
+from esper_soa.nets.snapshot import restore_where_, snapshot_where_
 from esper_soa.nets.supervised import NetsConfig, TrainingFeed, train_epoch_
 from esper_soa.state import Action, ActionOutcome, Attribution, EnvState, Masks, Measurements, Observation, select
 from esper_soa.vocabulary import Op, Stage
@@ -95,7 +95,6 @@ def measure_(rules: Rules, weights: TensorDict, state: EnvState, work: Work) -> 
     slots = state.slots
     roster = read_roster(slots, state.ramp, ablate_fossils=rules.reward.config.drip_fraction > 0)
     claim_(weights, rules.nets.shape, roster, work.seed_keys)
-    keep_new_fossils_(weights, rules.nets.shape, roster.fresh_momentum & (roster.stage == Stage.FOSSILIZED))
     none = torch.zeros_like(slots.newborn)
     state = state.replace(slots=slots.replace(newborn=none, fresh_momentum=none))
     trained = train_epoch_(rules.nets, weights, slots.alpha, roster, work.training, work.num_batches)
@@ -119,10 +118,12 @@ def guard_(rules: Rules, weights: TensorDict, state: EnvState, measured: Measure
     """
     if not rules.governor.enabled:
         return state, measured
-    shape, fossil = rules.nets.shape, state.slots.stage == Stage.FOSSILIZED
+    shape, stage = rules.nets.shape, state.slots.stage
+    fossil = stage == Stage.FOSSILIZED
     state, due = watch(state, measured.val_loss, shape.num_classes, rules.governor)
     guard = state.guard
-    snapshot_where_(weights, shape, due, fossil)
+    rising = (stage == Stage.HOLDING) & ~guard.panic[:, None]
+    snapshot_where_(weights, shape, due, fossil, rising)
     restore_where_(weights, shape, guard.panic, fossil, guard.reason == PanicReason.NOT_FINITE)
     return state, quarantine(measured, state)
 

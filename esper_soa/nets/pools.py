@@ -15,7 +15,6 @@ from torch import Tensor
 from esper_soa.nets import streams
 from esper_soa.nets.blueprints import gate_table, initial_seeds, parameter_counts, seed_table
 from esper_soa.nets.host import HostShape
-from esper_soa.nets.snapshot import empty_snapshot, snapshot_where_
 from esper_soa.state import ParameterCounts, Ramp, Slots
 from esper_soa.vocabulary import AlphaMode, Blend, Stage
 
@@ -34,7 +33,7 @@ def row_layout(shape: HostShape, slot: int) -> RowLayout:
 
 
 def allocate(shape: HostShape, num_envs: int, device: torch.device, dtype: torch.dtype) -> TensorDict:
-    """All weights of N envs: host and seeds with parameters, momentum and (host) running statistics; a snapshot."""
+    """All weights of N envs: host and seeds, each with parameters, momentum and (host) running statistics."""
 
     def rows(width: int) -> Tensor:
         return torch.zeros(num_envs, width, device=device, dtype=dtype)
@@ -48,18 +47,15 @@ def allocate(shape: HostShape, num_envs: int, device: torch.device, dtype: torch
         {"params": rows(width), "momentum": rows(width), "statistics": rows(shape.statistics.total)},
         batch_size=[num_envs],
     )
-    pools = TensorDict(seeds, batch_size=[num_envs])
-    content = {"host": host, "seeds": pools, "snapshot": empty_snapshot(host, pools)}
-    return TensorDict(content, batch_size=[num_envs])
+    return TensorDict({"host": host, "seeds": TensorDict(seeds, batch_size=[num_envs])}, batch_size=[num_envs])
 
 
 def initialise_hosts_(weights: TensorDict, shape: HostShape, keys: Tensor) -> None:
-    """Fresh hosts from streams `keys` (int64 [N]) and a snapshot of them; seed rows and momentum become zero."""
+    """Fresh hosts from streams `keys` (int64 [N]); every seed row and all momentum become zero."""
     weights.zero_()
     params = weights["host", "params"]
     params.copy_(shape.parameters.initial(keys, params.dtype))
     weights["host", "statistics"].copy_(shape.statistics.initial(keys, params.dtype))
-    snapshot_where_(weights, shape, torch.ones_like(keys, dtype=torch.bool), weights["snapshot", "fossil"])
 
 
 def parameter_table(shape: HostShape, device: torch.device) -> ParameterCounts:

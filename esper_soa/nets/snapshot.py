@@ -1,10 +1,9 @@
 """The last good weights of every host: kept, and given back to a host that has lost its way.
 
-A snapshot holds hosts with their running statistics and the rows of fossils; it is allocated once, beside the weights.
-Called by pools.py for fresh hosts and by env/step.py, with masks over envs, so that nothing is read by the host.
+A snapshot holds hosts with their running statistics and the rows of fossils; it is allocated once, among the weights.
+Called by env/world.py for fresh hosts and by env/step.py, with masks over envs, so that the host reads nothing.
 """
 
-import numpy as np
 import torch
 from tensordict import TensorDict
 from torch import Tensor
@@ -14,19 +13,22 @@ from esper_soa.nets.host import HostShape
 HOST_ROWS = ("params", "statistics")
 
 
-def empty_snapshot(host: TensorDict, seeds: TensorDict) -> TensorDict:
-    """Room for one snapshot of `host` and of the pools `seeds`; all zero, no fossil in it."""
+def add_snapshot_(weights: TensorDict) -> None:
+    """Give `weights` (pools.allocate) room for one snapshot, all zero, with no fossil in it."""
+    host, seeds = weights["host"], weights["seeds"]
     size, slots, device = host.batch_size, list(seeds.keys()), host["params"].device
     content = {name: torch.zeros_like(host[name]) for name in HOST_ROWS}
     fossil = torch.zeros(*size, len(slots), dtype=torch.bool, device=device)
     rows = {slot: torch.zeros_like(seeds[slot, "params"]) for slot in slots}
-    return TensorDict({**content, "fossil": fossil, "seeds": TensorDict(rows, batch_size=size)}, batch_size=size)
+    content |= {"fossil": fossil, "seeds": TensorDict(rows, batch_size=size)}
+    weights["snapshot"] = TensorDict(content, batch_size=size)
 
 
-def snapshot_where_(weights: TensorDict, shape: HostShape, where: Tensor, fossil: Tensor) -> None:
+def snapshot_where_(weights: TensorDict, shape: HostShape, where: Tensor, fossil: Tensor, rising: Tensor) -> None:
     """Keep the hosts and fossils of the envs `where` (bool [N]); fossil: bool [N, S], slots that hold one.
 
-    A host with anything in it that is not finite is passed over: what is given back is always finite.
+    rising: bool [N, S], seeds of any env that may become fossils before the next snapshot; their rows are kept too, but
+    belong to no snapshot. A host with anything in it that is not finite is passed over: what is kept is finite.
     """
     host, kept = weights["host"], weights["snapshot"]
     for name in HOST_ROWS:
@@ -34,18 +36,9 @@ def snapshot_where_(weights: TensorDict, shape: HostShape, where: Tensor, fossil
     for name in HOST_ROWS:
         _copy_where_(kept[name], host[name], where)
     for slot, spec in enumerate(shape.slots):
-        _copy_where_(kept["seeds", spec.name], weights["seeds", spec.name, "params"], where & fossil[:, slot])
+        chosen = (where & fossil[:, slot]) | rising[:, slot]
+        _copy_where_(kept["seeds", spec.name], weights["seeds", spec.name, "params"], chosen)
     _copy_where_(kept["fossil"], fossil, where)
-
-
-def keep_new_fossils_(weights: TensorDict, shape: HostShape, fresh: np.ndarray) -> None:
-    """Keep the rows of seeds that have just become fossils (bool [N, S], on the host); they join no snapshot yet."""
-    for slot, spec in enumerate(shape.slots):
-        rows = np.flatnonzero(fresh[:, slot])
-        if rows.size:
-            params = weights["seeds", spec.name, "params"]
-            chosen = torch.as_tensor(rows, device=params.device)
-            weights["snapshot", "seeds", spec.name].index_copy_(0, chosen, params.index_select(0, chosen))
 
 
 def restore_where_(weights: TensorDict, shape: HostShape, where: Tensor, fossil: Tensor, broken: Tensor) -> None:
