@@ -1,16 +1,20 @@
 """Compiled env-step kernels: whole functions, one graph for a whole episode, the same numbers as eager."""
 
+import io
 from collections.abc import Iterator
 
 import pytest
 import torch
-from tiny_world import CPU, guarded, made_up, tiny_rules, view_of
+from rich.console import Console
+from tiny_world import CPU, guarded, made_up, tiny_rules, tiny_world, view_of
 from torch import Tensor
 from torch._dynamo.utils import counters
 
 from esper_soa.agent.scripted import RandomPolicy
 from esper_soa.env.config import REWARD_MODES, RewardConfig
 from esper_soa.env.step import Percept, Response, Rules, StepKernels, compiled, perceive, reset, respond
+from esper_soa.ops.collect import Player, play_round
+from esper_soa.ops.progress import Progress
 from esper_soa.state import EnvState
 from esper_soa.vocabulary import Op
 
@@ -100,6 +104,17 @@ def test_one_graph_per_kernel_serves_a_whole_episode_and_equals_eager_bit_for_bi
 def test_a_single_env_with_one_slot_needs_no_second_graph() -> None:
     play_both(graphs_in_one_piece(), tiny_rules(1, 20), 1)
     assert graphs() == 2
+
+
+def test_a_round_of_a_real_world_needs_no_second_graph() -> None:
+    world = tiny_world(3, 2, 16)
+    quiet = Progress(3 * 16, Console(file=io.StringIO()), "off")
+    eager, _ = play_round(world, Player(RandomPolicy(), None), 0, quiet, "")
+    world.kernels = graphs_in_one_piece()
+    result, _ = play_round(world, Player(RandomPolicy(), None), 0, quiet, "")
+    assert graphs() == 2
+    assert result.rewards == eager.rewards
+    assert result.seeds["blended"] > 0
 
 
 @pytest.mark.slow
