@@ -9,12 +9,13 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
+from typing import cast
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from esper_soa.agent.config import PolicyConfig
+from esper_soa.agent.config import POLICIES, PolicyConfig
 from esper_soa.env.config import GatesConfig, GovernorConfig, LifecycleConfig, RewardConfig, SignalsConfig
 from esper_soa.errors import SettingError, UserError, check, check_choice
 from esper_soa.nets.config import DataConfig, TaskConfig, enabled_slots
@@ -121,9 +122,45 @@ class TrainConfig:
         _check_policy(self)
 
 
+@dataclass
+class EvaluateConfig:
+    """An evaluation: which policies play how much. The world is that of the checkpoint's run."""
+
+    checkpoint: str = ""  # a checkpoint, or a run folder, whose newest is taken
+    policies: list[str] = field(default_factory=lambda: ["ppo", "heuristic", "random", "wait"])  # ppo: the learned one
+    episodes: int = 4  # of every env and policy
+    envs: int = 0  # 0 = as many as in training
+    seed: int = 0  # of the evaluation's own hosts, data orders and draws, which training never meets
+    deterministic: bool = True  # the learned policy takes its likeliest choice instead of sampling
+    confidence: float = 0.95  # of the intervals
+    resamples: int = 10_000  # of the bootstrap
+    name: str = "evaluation"
+    run_dir: str = ""  # folder of the results; "" = runs/<name>/<time>
+    device: str = "auto"
+    data_root: str = ""  # where CIFAR-10 is here; "" = where it was in training
+    progress: str = "auto"  # as telemetry.progress
+    compute: ComputeConfig = field(default_factory=ComputeConfig)
+
+    def __post_init__(self) -> None:
+        check(bool(self.checkpoint), "checkpoint", "''", "a checkpoint or a run folder")
+        check(self.checkpoint != "auto", "checkpoint", self.checkpoint, "a checkpoint or a run folder")
+        check(len(self.policies) > 0, "policies", self.policies, "a list of some of " + ", ".join(POLICIES))
+        for policy in self.policies:
+            check_choice("policies", policy, POLICIES)
+        check(len(set(self.policies)) == len(self.policies), "policies", self.policies, "without repetition")
+        check(self.episodes >= 1, "episodes", self.episodes, "at least 1")
+        check(self.envs >= 0, "envs", self.envs, "at least 0 (0 = as in training)")
+        check(0 <= self.seed < 2**31, "seed", self.seed, "between 0 and 2147483647")
+        check(0 < self.confidence < 1, "confidence", self.confidence, "between 0 and 1")
+        check(self.resamples >= 100, "resamples", self.resamples, "at least 100")
+        check_choice("progress", self.progress, PROGRESS_STYLES)
+        _check_place(self.name, self.device)
+
+
 def register_schema() -> None:
-    """Let Hydra check every composed key and type against TrainConfig; `train.yaml` builds on it."""
+    """Let Hydra check every composed key and type; `train.yaml` and `evaluate.yaml` build on these."""
     ConfigStore.instance().store(name="train_schema", node=TrainConfig)
+    ConfigStore.instance().store(name="evaluate_schema", node=EvaluateConfig)
 
 
 def settings_from(composed: DictConfig) -> TrainConfig:
@@ -132,20 +169,46 @@ def settings_from(composed: DictConfig) -> TrainConfig:
     Raises UserError with one message that names setting, value and remedy.
     """
     _check_keys("", composed, TrainConfig())
-    try:
-        settings = OmegaConf.to_object(composed)
-    except OmegaConfBaseException as error:
-        if isinstance(error.__cause__, UserError):
-            raise error.__cause__ from None
-        raise UserError(f"configuration: {' '.join(str(error).split())}") from error
+    settings = _checked(composed)
     if not isinstance(settings, TrainConfig):
         raise UserError("configuration: the primary config must list train_schema first in its defaults")
     return settings
 
 
+def settings_from_mapping(settings: Mapping[str, object]) -> TrainConfig:
+    """The checked settings that a checkpoint keeps as plain values."""
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(TrainConfig), dict(settings))
+    except OmegaConfBaseException as error:
+        raise UserError(f"checkpoint: its settings are not those of this program ({_one_line(error)})") from error
+    return settings_from(cast(DictConfig, merged))
+
+
+def evaluation_from(composed: DictConfig) -> EvaluateConfig:
+    """The checked settings of a composed evaluation; raises UserError."""
+    settings = _checked(composed)
+    if not isinstance(settings, EvaluateConfig):
+        raise UserError("configuration: the primary config must list evaluate_schema first in its defaults")
+    return settings
+
+
+def _checked(composed: DictConfig) -> object:
+    """The dataclass of a composed configuration, its checks passed."""
+    try:
+        return OmegaConf.to_object(composed)
+    except OmegaConfBaseException as error:
+        if isinstance(error.__cause__, UserError):
+            raise error.__cause__ from None
+        raise UserError(f"configuration: {_one_line(error)}") from error
+
+
 def settings_yaml(settings: TrainConfig) -> str:
     """The settings as they stand in config.yaml."""
     return OmegaConf.to_yaml(OmegaConf.structured(settings))
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def _check_keys(prefix: str, composed: DictConfig, part: object) -> None:
@@ -174,11 +237,15 @@ def _check_finite(prefix: str, settings: object) -> None:
         _check_finite(path + ".", value)
 
 
-def _check_run(run: TrainConfig) -> None:
-    check(bool(re.fullmatch(r"[\w.+-]+", run.name)) and run.name.strip(".") != "", "name", run.name,
+def _check_place(name: str, device: str) -> None:
+    check(bool(re.fullmatch(r"[\w.+-]+", name)) and name.strip(".") != "", "name", name,
           "a folder name of letters, digits, '_', '-', '+' and '.'")  # fmt: skip
+    check(DEVICE_PATTERN.fullmatch(device) is not None, "device", device, "auto, cpu, cuda or cuda:<index>")
+
+
+def _check_run(run: TrainConfig) -> None:
+    _check_place(run.name, run.device)
     check(0 <= run.seed < 2**31, "seed", run.seed, "between 0 and 2147483647")
-    check(DEVICE_PATTERN.fullmatch(run.device) is not None, "device", run.device, "auto, cpu, cuda or cuda:<index>")
     check(run.checkpoint_every >= 0, "checkpoint_every", run.checkpoint_every, "at least 0 rounds (0 = at the end)")
     check(run.checkpoint_keep >= 1, "checkpoint_keep", run.checkpoint_keep, "at least 1")
 

@@ -66,12 +66,15 @@ def build_rules(cfg: TrainConfig, device: torch.device) -> Rules:
     )
 
 
-def build_world(cfg: TrainConfig, device: torch.device) -> World:
-    """N envs with weights and data; raises SettingError or DataError for what does not fit together."""
+def build_world(cfg: TrainConfig, device: torch.device, seed: int | None = None) -> World:
+    """N envs with weights and data, of cfg.seed where no other is given.
+
+    Raises SettingError or DataError for what does not fit together.
+    """
     images = load_images(cfg.data, device)
     sizes = Sizes(cfg.envs, cfg.batch_size, cfg.train_samples, cfg.val_samples)
     kernels = compiled() if cfg.compute.compile else EAGER
-    return World(build_rules(cfg, device), images, sizes, cfg.data, cfg.seed, kernels)
+    return World(build_rules(cfg, device), images, sizes, cfg.data, cfg.seed if seed is None else seed, kernels)
 
 
 def build_player(cfg: TrainConfig, world: World) -> Player:

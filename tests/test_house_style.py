@@ -19,10 +19,10 @@ MAX_FILE_LINES = 450
 # A module may import from its own layer and from those before it.
 LAYERS = (
     ("vocabulary", "errors"), ("state",), ("nets",), ("env",), ("agent",), ("config",), ("ops",), ("trainer",),
-    ("train",),
+    ("evaluation",), ("train", "evaluate"),
 )  # fmt: skip
 # Torch takes seconds to import; `main` imports the trainer only when a job really starts.
-LATE_IMPORTS = {("train.py", "main")}
+LATE_IMPORTS = {("train.py", "main"), ("evaluate.py", "main")}
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Breaches = Iterator[tuple[int, str]]

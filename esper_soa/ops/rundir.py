@@ -61,6 +61,11 @@ class RunFolder:
         return self.path / "summary.json"
 
     @property
+    def evaluation(self) -> Path:
+        """What an evaluation found."""
+        return self.path / "evaluation.json"
+
+    @property
     def best(self) -> Path:
         """The checkpoint of the policy that played the best round so far."""
         return self.path / "best.pt"
@@ -105,22 +110,28 @@ def resume_start(resume: str, run_dir: str, name: str, root: str = "runs") -> St
     """
     if resume == "auto":
         return _newest_start(run_dir, name, root)
-    path = Path(resume)
-    folder = path if path.is_dir() else path.parent
-    if run_dir and Path(run_dir).resolve() != folder.resolve():
+    path = find_checkpoint(resume, "resume")
+    folder = path.parent
+    if run_dir and Path(run_dir).resolve() != folder:
         raise UserError(
             f"run_dir={run_dir}: a resumed run goes on in the folder of its checkpoint, {folder}. Leave run_dir out."
         )
+    return Start(_writable(folder, "resume"), path)
+
+
+def find_checkpoint(given: str, setting: str) -> Path:
+    """The checkpoint `given`, or the newest one where it is a run folder; raises UserError, which names `setting`."""
+    path = Path(given)
     if path.is_dir():
         found = RunFolder(path).checkpoints()
         if not found:
             raise UserError(
-                f"resume={resume}: there is no checkpoint in this folder. Give a checkpoint or a run folder"
+                f"{setting}={given}: there is no checkpoint in this folder. Give a checkpoint or a run folder"
             )
         path = found[-1]
     elif not path.exists():
-        raise UserError(f"resume={resume}: there is no such file or folder")
-    return Start(_writable(folder, "resume"), path.resolve())
+        raise UserError(f"{setting}={given}: there is no such file or folder")
+    return path.resolve()
 
 
 def _newest_start(run_dir: str, name: str, root: str) -> Start:

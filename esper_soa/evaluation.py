@@ -1,0 +1,194 @@
+"""Plays episodes on fresh seeds with a trained policy and with scripted ones, and compares them pair by pair.
+
+Called by evaluate.py with checked settings and a folder. Task, data, reward and rules are those of the checkpoint.
+Every policy meets the same hosts on the same data: sample i of each is the same env of the same episode.
+"""
+
+import io
+import json
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from esper_soa.agent.policy import RecurrentPolicy
+from esper_soa.agent.protocol import Agent
+from esper_soa.agent.scripted import scripted_policy
+from esper_soa.config import EvaluateConfig, TrainConfig, settings_from_mapping
+from esper_soa.env.config import RewardConfig
+from esper_soa.env.observation import feature_names
+from esper_soa.env.world import World
+from esper_soa.errors import check
+from esper_soa.ops.checkpoint import CheckpointError
+from esper_soa.ops.collect import Player, play_round
+from esper_soa.ops.device import apply_threads, device_name, resolve_device
+from esper_soa.ops.progress import LOGGER, Progress, logging_to, say
+from esper_soa.ops.resume import Saved, read_run
+from esper_soa.ops.rundir import RunFolder, claimed, find_checkpoint, write_versions
+from esper_soa.ops.statistics import Interval, bootstrap_difference, bootstrap_mean
+from esper_soa.ops.telemetry import finite_record
+from esper_soa.trainer import build_world
+
+# Seeds of training are below 2**31: from here on no evaluation meets hosts, orders or draws that training met.
+FRESH_SEEDS = 2**31
+TEXT_WIDTH = 160  # columns of evaluation.txt
+
+
+class Scores(NamedTuple):
+    """How one policy did, one number per episode and env, in that order."""
+
+    accuracy: list[float]  # validation accuracy at the last env-step, percent
+    parameters: list[float]  # of host and live seeds at the last env-step
+    net: list[float]  # accuracy minus rent
+    reward: list[float]  # sum over the episode
+
+
+class Verdict(NamedTuple):
+    """A policy's means, and the paired difference of its accuracy minus rent from that of the first policy."""
+
+    policy: str
+    means: dict[str, Interval]  # by field of Scores
+    lead: Interval | None  # None for the first policy
+
+
+def final_rent(parameters: float, host: int, cfg: RewardConfig) -> float:
+    """Rent of a grown host in percent points: the reference reward's logarithmic, capped rent, of the final size."""
+    growth = max(parameters - host, 0.0) / max(host, cfg.rent_host_params_floor)
+    return min(cfg.rent_weight * math.log1p(growth), cfg.max_rent)
+
+
+def build_agent(name: str, cfg: TrainConfig, world: World, saved: Saved) -> Agent:
+    """The policy called `name`; ppo is the learned one of the checkpoint. Raises UserError where there is none."""
+    if name != "ppo":
+        return scripted_policy(replace(cfg.policy, name=name), cfg.task.blueprints)
+    check(saved.learner is not None, "policies", name, f"other than ppo: the checkpoint is of policy {cfg.policy.name}",
+          "It has learned nothing.")  # fmt: skip
+    slots = tuple(spec.name for spec in world.rules.nets.shape.slots)
+    policy = RecurrentPolicy(cfg.policy, len(slots), len(feature_names(slots)), cfg.seed)
+    try:
+        policy.load_state_dict((saved.learner or {})["policy"])
+    except (RuntimeError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"checkpoint: the policy does not fit its own settings ({error})") from error
+    return policy.to(world.device)
+
+
+def evaluation_settings(saved: Saved, cfg: EvaluateConfig) -> TrainConfig:
+    """The settings of the checkpoint's run, with the amount of play, place and way of choosing of the evaluation."""
+    made = settings_from_mapping(saved.settings)
+    data = replace(made.data, root=cfg.data_root or made.data.root)
+    return replace(
+        made, name=cfg.name, envs=cfg.envs or made.envs, rounds=cfg.episodes, device=cfg.device, data=data,
+        compute=cfg.compute, telemetry=replace(made.telemetry, progress=cfg.progress),
+        policy=replace(made.policy, deterministic=cfg.deterministic,
+                       ppo=replace(made.policy.ppo, minibatches=1)),
+    )  # fmt: skip
+
+
+def score(world: World, agent: Agent, episodes: int, progress: Progress, label: str) -> Scores:
+    """Play `episodes` episodes of every env."""
+    scores = Scores([], [], [], [])
+    host, reward = world.rules.reward.counts.host, world.rules.reward.config
+    for episode in range(episodes):
+        result, _ = play_round(world, Player(agent, None), episode, progress, label)
+        scores.accuracy.extend(result.accuracies)
+        scores.parameters.extend(result.parameters)
+        scores.reward.extend(result.rewards)
+        pairs = zip(result.accuracies, result.parameters, strict=True)
+        scores.net.extend(accuracy - final_rent(size, host, reward) for accuracy, size in pairs)
+    return scores
+
+
+def judge(scores: dict[str, Scores], cfg: EvaluateConfig) -> list[Verdict]:
+    """Means and intervals of every policy, each set against the first."""
+    names = list(scores)
+    how = (cfg.confidence, cfg.resamples, cfg.seed)
+    verdicts = []
+    for name in names:
+        means = {field: bootstrap_mean(values, *how) for field, values in scores[name]._asdict().items()}
+        lead = None if name == names[0] else bootstrap_difference(scores[name].net, scores[names[0]].net, *how)
+        verdicts.append(Verdict(name, means, lead))
+    return verdicts
+
+
+def verdict_table(verdicts: list[Verdict]) -> Table:
+    """One row per policy."""
+    table = Table(box=box.SIMPLE_HEAD)
+    titles = ["accuracy (%)", "parameters", "accuracy - rent", "reward", f"accuracy - rent, less {verdicts[0].policy}"]
+    table.add_column("policy")
+    for title in titles:
+        table.add_column(title, justify="right", no_wrap=True)
+    for verdict in verdicts:
+        means = verdict.means
+        forms = {"accuracy": ".2f", "parameters": ".0f", "net": ".2f", "reward": "+.2f"}
+        cells = [shown(means[field], form) for field, form in forms.items()]
+        cells.append("" if verdict.lead is None else shown(verdict.lead, "+.2f"))
+        table.add_row(verdict.policy, *cells)
+    return table
+
+
+def as_text(table: Table) -> str:
+    """The table as plain text that is as wide as it needs to be."""
+    page = Console(file=io.StringIO(), width=TEXT_WIDTH)
+    with page.capture() as text:
+        page.print(table)
+    return "".join(f"{line.rstrip()}\n" for line in text.get().splitlines() if line.strip())
+
+
+def shown(interval: Interval, form: str) -> str:
+    """'mean [low, high]'."""
+    return f"{interval.mean:{form}} [{interval.low:{form}}, {interval.high:{form}}]"
+
+
+def write_results(path: Path, facts: dict, scores: dict[str, Scores], verdicts: list[Verdict]) -> None:
+    """evaluation.json: what was played, means with intervals, and every single number."""
+    policies = {}
+    for verdict in verdicts:
+        policies[verdict.policy] = {
+            "means": {field: interval._asdict() for field, interval in verdict.means.items()},
+            "net_less_first": None if verdict.lead is None else verdict.lead._asdict(),
+            "samples": scores[verdict.policy]._asdict(),
+        }
+    path.write_text(json.dumps(finite_record(facts | {"policies": policies}), indent=2) + "\n", encoding="utf-8")
+
+
+def evaluate(cfg: EvaluateConfig, folder: RunFolder) -> list[Verdict]:
+    """Play, compare, write evaluation.json and evaluation.txt in `folder` and print the table."""
+    console = Console(file=sys.stdout)
+    apply_threads(cfg.compute.threads)
+    device = resolve_device(cfg.device)
+    checkpoint = find_checkpoint(cfg.checkpoint, "checkpoint")
+    saved = read_run(checkpoint, torch.device("cpu"))
+    run = evaluation_settings(saved, cfg)
+    with claimed(folder), logging_to(folder.log, console):
+        world = build_world(run, device, FRESH_SEEDS + cfg.seed)
+        images = world.images
+        data = {"name": images.name, "source": images.source, "identity": images.identity}
+        write_versions(folder, device_name(device), data)
+        LOGGER.info("policy   %s, after %d rounds", checkpoint, saved.progress.rounds_done)
+        LOGGER.info("data     %s", images.source)
+        if images.identity != saved.data.get("identity"):
+            LOGGER.warning(
+                "data     these are not the images of the checkpoint, which are: %s", saved.data.get("source")
+            )
+        agents = {name: build_agent(name, run, world, saved) for name in cfg.policies}
+        show, total = run.telemetry, len(agents) * cfg.episodes * run.envs * run.steps
+        with Progress(total, console, show.progress, show.plain_interval) as progress:
+            scores = {name: score(world, agent, cfg.episodes, progress, name) for name, agent in agents.items()}
+        verdicts = judge(scores, cfg)
+        facts = {"checkpoint": str(checkpoint), "rounds_done": saved.progress.rounds_done, "seed": cfg.seed,
+                 "envs": run.envs, "episodes": cfg.episodes, "steps": run.steps, "deterministic": cfg.deterministic,
+                 "confidence": cfg.confidence, "resamples": cfg.resamples, "data": data}  # fmt: skip
+        write_results(folder.evaluation, facts, scores, verdicts)
+        played = f"{cfg.episodes} episodes of {run.envs} envs and {run.steps} env-steps"
+        title = f"{run.task.name} on {images.name}: {played}, means with {cfg.confidence:.0%} bootstrap intervals"
+        text = f"{title}\n{as_text(verdict_table(verdicts))}"
+        (folder.path / "evaluation.txt").write_text(text, encoding="utf-8")
+        say(console, text)
+        LOGGER.info("files    %s", folder.path)
+    return verdicts
