@@ -1,0 +1,188 @@
+"""What an episode came to: one record per env, the trade-off between accuracy and size, and what blueprints achieved.
+
+Given the ledger after the last env-step; plain functions on tensors, called once per round by the reports. Formulas are
+the reference's episode outcome, Pareto front and blueprint analytics.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from esper_soa.env.parameters import total_params
+from esper_soa.state import LEDGER_FLOAT, EnvState, ParameterCounts, Slots
+from esper_soa.vocabulary import NUM_BLUEPRINTS, Stage
+
+SUCCESS_ACCURACY = 80.0  # percent
+STABILITY_WINDOW = 20  # last raw rewards of an episode that its stability is judged by
+HYPERVOLUME_RATIO = 2.0  # parameter ratio of the reference point; its accuracy is 0
+# Cost of a forward pass with a fossil relative to the host alone, by blueprint in the order of BLUEPRINT_NAMES.
+COMPUTE_MULTIPLIERS = (1.0, 1.15, 1.35, 1.02, 1.08, 1.05, 1.05, 1.25, 1.05, 1.08, 1.15, 1.2, 1.35)
+
+
+class Outcomes(NamedTuple):
+    """One finished episode per env, [N]."""
+
+    accuracy: Tensor  # float64, percent, every seed on, measured before the last action took effect
+    param_ratio: Tensor  # float64, trainable parameters of host and live seeds over those of the host
+    stability: Tensor  # float64, (0, 1]
+    reward: Tensor  # float64, sum of raw rewards
+    success: Tensor  # bool, accuracy of at least SUCCESS_ACCURACY
+    compute_cost: Tensor  # float64, of a forward pass; 1 = the host alone
+    germinated: Tensor  # int64
+    fossilized: Tensor  # int64
+    contributing: Tensor  # int64, fossils that gained at least 1 point
+    pruned: Tensor  # int64
+    unfinished: Tensor  # int64, seeds that the end of the episode found neither fossilised nor pruned
+    num_steps: Tensor  # int64
+
+
+class BlueprintStats(NamedTuple):
+    """Sums by blueprint [13], to be added up over env-steps and rounds; means are properties, NaN where 0 / 0."""
+
+    germinated: Tensor  # int64
+    fossilized: Tensor  # int64
+    pruned: Tensor  # int64
+    gain: Tensor  # float64, sum over fossils of the accuracy gained since the seed's first record
+    churn: Tensor  # float64, the same over pruned seeds
+    blending_gain: Tensor  # float64, sum over fossils of the accuracy gained since BLENDING began
+    contribution: Tensor  # float64, sum over fossils of the contribution last measured
+    measured: Tensor  # int64, fossils with a measured contribution
+
+    @property
+    def fossilization_rate(self) -> Tensor:
+        """Percent of the seeds that came to an end."""
+        return 100 * self.fossilized / (self.fossilized + self.pruned)
+
+    @property
+    def mean_gain(self) -> Tensor:
+        """Percent points per fossil."""
+        return self.gain / self.fossilized
+
+    @property
+    def mean_churn(self) -> Tensor:
+        """Percent points per pruned seed."""
+        return self.churn / self.pruned
+
+    @property
+    def mean_blending_gain(self) -> Tensor:
+        """Percent points per fossil."""
+        return self.blending_gain / self.fossilized
+
+    @property
+    def mean_contribution(self) -> Tensor:
+        """Percent points per fossil that was ever measured."""
+        return self.contribution / self.measured
+
+
+def outcomes(state: EnvState, rewards: Tensor, counts: ParameterCounts) -> Outcomes:
+    """The finished episodes of N envs; rewards: float64 [N, STABILITY_WINDOW], the last raw rewards, newest last."""
+    slots, signals, totals = state.slots, state.signals, state.totals
+    return Outcomes(
+        accuracy=signals.val_accuracy,
+        param_ratio=total_params(slots, counts) / max(1, counts.host),
+        stability=stability(rewards, signals.step),
+        reward=totals.reward,
+        success=signals.val_accuracy >= SUCCESS_ACCURACY,
+        compute_cost=compute_cost(slots),
+        germinated=totals.germinated,
+        fossilized=totals.fossilized,
+        contributing=totals.contributing,
+        pruned=totals.pruned,
+        unfinished=(slots.live & (slots.stage != Stage.FOSSILIZED)).sum(1),
+        num_steps=signals.step,
+    )
+
+
+def push_reward(rewards: Tensor, reward: Tensor) -> Tensor:
+    """The last raw rewards [N, STABILITY_WINDOW] after one more, `reward` [N]."""
+    return torch.cat((rewards[:, 1:], reward.unsqueeze(1)), 1)
+
+
+def stability(rewards: Tensor, num_steps: Tensor) -> Tensor:
+    """1 / (1 + variance) [N] of the last min(num_steps, W) of `rewards` [N, W], newest last; 1 for fewer than two.
+
+    num_steps: int64 [N], rewards received in the episode. The variance is that of a population.
+    """
+    window = rewards.shape[1]
+    place = torch.arange(window, device=rewards.device)
+    received = place >= window - num_steps.unsqueeze(1)
+    count = received.sum(1)
+    mean = torch.where(received, rewards, 0.0).sum(1) / count.clamp(min=1)
+    squares = torch.where(received, (rewards - mean.unsqueeze(1)).square(), 0.0).sum(1)
+    return torch.where(count < 2, 1.0, 1 / (1 + squares / count.clamp(min=1)))
+
+
+def compute_cost(slots: Slots) -> Tensor:
+    """Estimated cost of a forward pass of host and fossils relative to the host alone, float64 [N]."""
+    extra = torch.zeros_like(slots.alpha)
+    for code, multiplier in enumerate(COMPUTE_MULTIPLIERS):
+        extra = torch.where(slots.blueprint == code, multiplier - 1, extra)
+    return 1 + torch.where(slots.stage == Stage.FOSSILIZED, extra, 0.0).sum(1)
+
+
+def pareto_front(accuracy: Tensor, stability: Tensor, param_ratio: Tensor) -> Tensor:
+    """bool [M]: points that no other point dominates, that is equals or betters in all three and betters in one.
+
+    Accuracy and stability are to be high, the parameter ratio low. Points with a NaN are never on the front.
+    """
+    good = torch.stack((accuracy, stability, -param_ratio), 1)  # [M, 3], higher is better
+    as_good = (good.unsqueeze(1) >= good.unsqueeze(0)).all(2)  # [M, M], row against column
+    better = (good.unsqueeze(1) > good.unsqueeze(0)).any(2)
+    return ~(as_good & better).any(0) & ~good.isnan().any(1)
+
+
+def hypervolume(accuracy: Tensor, param_ratio: Tensor) -> Tensor:
+    """Area, scalar, that the points [M] dominate between accuracy 0 and param_ratio HYPERVOLUME_RATIO.
+
+    Swept in the order of falling accuracy: each point adds a strip from its ratio up to the smallest ratio so far.
+    """
+    counted = (accuracy > 0) & (param_ratio < HYPERVOLUME_RATIO)
+    height, order = torch.where(counted, accuracy, 0.0).sort(descending=True)
+    ratio = torch.where(counted, param_ratio, HYPERVOLUME_RATIO)[order]
+    start = torch.full_like(ratio[:1], HYPERVOLUME_RATIO)
+    reached = torch.cat((start, ratio)).cummin(0).values
+    return (height * (reached[:-1] - reached[1:])).sum()
+
+
+def return_on_parameters(outcome: Outcomes) -> Tensor:
+    """Percent points of accuracy per parameter ratio, [N]."""
+    return outcome.accuracy / outcome.param_ratio
+
+
+def empty_blueprint_stats(device: torch.device) -> BlueprintStats:
+    """Nothing seen yet."""
+    count = torch.zeros(NUM_BLUEPRINTS, dtype=torch.int64, device=device)
+    amount = torch.zeros(NUM_BLUEPRINTS, dtype=LEDGER_FLOAT, device=device)
+    return BlueprintStats(count, count, count, amount, amount, amount, amount, count)
+
+
+def count_blueprints(stats: BlueprintStats, before: Slots, after: Slots) -> BlueprintStats:
+    """`stats` with the births and ends of one env-step: the slots [N, S] before its action and after its tick.
+
+    Seeds that a rollback removes count as pruned.
+    """
+    born = after.live & ~before.live
+    fossil = (after.stage == Stage.FOSSILIZED) & (before.stage != Stage.FOSSILIZED)
+    removed = before.live & (before.stage != Stage.FOSSILIZED) & ~after.live
+    gain = before.total_improvement
+    blending = before.accuracy_current - before.accuracy_blending_start
+    measured = fossil & before.contribution_known
+    return stats._replace(
+        germinated=stats.germinated + _by_blueprint(after.blueprint, born).to(torch.int64),
+        fossilized=stats.fossilized + _by_blueprint(before.blueprint, fossil).to(torch.int64),
+        pruned=stats.pruned + _by_blueprint(before.blueprint, removed).to(torch.int64),
+        gain=stats.gain + _by_blueprint(before.blueprint, fossil, gain),
+        churn=stats.churn + _by_blueprint(before.blueprint, removed, gain),
+        blending_gain=stats.blending_gain + _by_blueprint(before.blueprint, fossil & before.blending_started, blending),
+        contribution=stats.contribution + _by_blueprint(before.blueprint, measured, before.contribution),
+        measured=stats.measured + _by_blueprint(before.blueprint, measured).to(torch.int64),
+    )
+
+
+def _by_blueprint(blueprint: Tensor, where: Tensor, amount: Tensor | None = None) -> Tensor:
+    """Sum float64 [13] over the slots `where` (bool [N, S]) by blueprint, of `amount` [N, S] or of ones."""
+    codes = torch.arange(NUM_BLUEPRINTS, device=blueprint.device)
+    chosen = where.unsqueeze(-1) & (blueprint.unsqueeze(-1) == codes)
+    weight = torch.ones_like(blueprint, dtype=LEDGER_FLOAT) if amount is None else amount
+    return torch.where(chosen, weight.unsqueeze(-1), 0.0).sum((0, 1))

@@ -1,0 +1,159 @@
+"""Outcomes of episodes, Pareto front and hypervolume of known sets, blueprint statistics over single env-steps."""
+
+import math
+
+import pytest
+import torch
+from reward_cases import empty_state, make_settings
+
+from esper_soa.env.outcome import (
+    COMPUTE_MULTIPLIERS,
+    compute_cost,
+    count_blueprints,
+    empty_blueprint_stats,
+    hypervolume,
+    outcomes,
+    pareto_front,
+    push_reward,
+    return_on_parameters,
+    stability,
+)
+from esper_soa.vocabulary import BLUEPRINT_NAMES, Blueprint, Stage
+
+
+def numbers(*values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def state_with(**slots):
+    """Two envs of three slots; fields [2, 3] given as nested lists."""
+    state = empty_state(2, 3, max_steps=4)
+    fields = {name: torch.tensor(value).to(state.slots.get(name).dtype) for name, value in slots.items()}
+    return state.replace(slots=state.slots.replace(**fields))
+
+
+def test_stability_falls_with_the_variance_of_the_rewards_received():
+    # env 0: 1, 3 -> mean 2, variance 1 -> 1/2 (the zeros before were never received); env 1: one reward; env 2: none
+    rewards = torch.zeros(3, 20).double()
+    rewards[0, -2:], rewards[1, -1] = numbers(1.0, 3.0), 7.0
+    assert stability(rewards, torch.tensor([2, 1, 0])).tolist() == [0.5, 1.0, 1.0]
+
+
+def test_only_the_last_twenty_rewards_count():
+    rewards = torch.zeros(1, 20).double()
+    for reward in [1000.0] + [1.0, 3.0] * 10:
+        rewards = push_reward(rewards, numbers(reward))
+    assert rewards[0, 0].item() == 1.0
+    assert stability(rewards, torch.tensor([21])).tolist() == [0.5]
+
+
+def test_an_outcome_tells_accuracy_size_and_the_fate_of_the_seeds():
+    state = state_with(
+        stage=[[Stage.FOSSILIZED, Stage.TRAINING, Stage.EMPTY], [Stage.EMBARGOED, Stage.EMPTY, Stage.EMPTY]],
+        blueprint=[[3, 2, -1], [5, -1, -1]],
+    )
+    state = state.replace(
+        signals=state.signals.replace(val_accuracy=numbers(80.0, 79.9), step=torch.tensor([4, 3])),
+        totals=state.totals.replace(
+            reward=numbers(1.5, -2.5), germinated=torch.tensor([2, 1]), fossilized=torch.tensor([1, 0]),
+            contributing=torch.tensor([1, 0]), pruned=torch.tensor([0, 1]),
+        ),
+    )  # fmt: skip
+    rewards = torch.zeros(2, 20).double()
+    outcome = outcomes(state, rewards, make_settings().counts)
+    # host 1000, seeds 100 + 3 and 200 + 2
+    assert outcome.param_ratio.tolist() == [1.305, 1.0]
+    assert outcome.success.tolist() == [True, False]
+    assert outcome.stability.tolist() == [1.0, 1.0]
+    assert outcome.unfinished.tolist() == [1, 0]
+    assert (outcome.germinated == outcome.fossilized + outcome.pruned + outcome.unfinished).all()
+    assert outcome.reward.tolist() == [1.5, -2.5]
+    assert outcome.num_steps.tolist() == [4, 3]
+    assert outcome.compute_cost.tolist() == pytest.approx([1.02, 1.0])
+    assert return_on_parameters(outcome).tolist() == pytest.approx([80.0 / 1.305, 79.9])
+
+
+def test_every_fossil_costs_and_nothing_else_does():
+    state = state_with(
+        stage=[[Stage.FOSSILIZED, Stage.FOSSILIZED, Stage.HOLDING], [Stage.EMPTY] * 3],
+        blueprint=[[Blueprint.ATTENTION, Blueprint.CONV_HEAVY, Blueprint.ATTENTION], [-1, -1, -1]],
+    )
+    assert compute_cost(state.slots).tolist() == pytest.approx([1 + 0.35 + 0.25, 1.0])
+    assert len(COMPUTE_MULTIPLIERS) == len(BLUEPRINT_NAMES)
+
+
+def test_the_front_holds_what_nothing_dominates():
+    # b is beaten by a in all, c is smaller than a, d is more stable than a; e equals a: neither is strictly better
+    accuracy = numbers(80.0, 70.0, 60.0, 50.0, 80.0)
+    steady = numbers(0.5, 0.4, 0.5, 0.9, 0.5)
+    ratio = numbers(1.5, 1.6, 1.1, 1.9, 1.5)
+    assert pareto_front(accuracy, steady, ratio).tolist() == [True, False, True, True, True]
+
+
+def test_a_point_that_ties_in_two_and_loses_in_one_is_dominated():
+    same = numbers(1.0, 1.0)
+    assert pareto_front(numbers(80.0, 79.0), same, same).tolist() == [True, False]
+    assert pareto_front(same, numbers(0.5, 0.6), same).tolist() == [False, True]
+    assert pareto_front(same, same, numbers(1.2, 1.1)).tolist() == [False, True]
+
+
+def test_a_point_with_nan_is_neither_on_the_front_nor_in_the_way():
+    accuracy, ones = numbers(math.nan, 10.0), numbers(1.0, 1.0)
+    assert pareto_front(accuracy, ones, ones).tolist() == [False, True]
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2, 3, 4], [4, 2, 0, 3, 1]])
+def test_the_hypervolume_of_a_staircase_is_the_area_below_it(order):
+    # (80, 1.5): 80 (2 - 1.5) = 40; (60, 1.2): 60 (1.5 - 1.2) = 18; (50, 1.4) is covered; (70, 2.5) is too large;
+    # (40, 1): 40 (1.2 - 1) = 8
+    accuracy, ratio = numbers(80.0, 60.0, 50.0, 70.0, 40.0)[order], numbers(1.5, 1.2, 1.4, 2.5, 1.0)[order]
+    assert hypervolume(accuracy, ratio).item() == pytest.approx(66.0)
+
+
+def test_no_points_and_points_beyond_the_reference_cover_nothing():
+    assert hypervolume(numbers(), numbers()).item() == 0.0
+    assert hypervolume(numbers(50.0, 0.0), numbers(2.0, 1.0)).item() == 0.0
+
+
+def test_of_equally_accurate_points_the_smaller_one_counts():
+    assert hypervolume(numbers(50.0, 50.0), numbers(1.5, 1.0)).item() == pytest.approx(50.0)
+
+
+def test_births_and_ends_are_counted_by_blueprint():
+    stage = [[Stage.EMPTY, Stage.HOLDING, Stage.TRAINING], [Stage.FOSSILIZED, Stage.BLENDING, Stage.PRUNED]]
+    before = state_with(
+        stage=stage, blueprint=[[-1, 1, 3], [1, 3, 3]], accuracy_initial=[[0.0, 50.0, 50.0], [10.0, 50.0, 10.0]],
+        accuracy_current=[[0.0, 54.0, 47.0], [90.0, 48.0, 90.0]],
+        accuracy_blending_start=[[0.0, 51.0, 0.0], [0.0, 49.0, 0.0]],
+        blending_started=[[False, True, False], [True, True, False]],
+        contribution=[[0.0, 2.5, 0.0], [9.0, 9.0, 9.0]],
+        contribution_known=[[False, True, False], [True, True, True]],
+    ).slots  # fmt: skip
+    after = state_with(
+        stage=[[Stage.GERMINATED, Stage.FOSSILIZED, Stage.PRUNED], [Stage.FOSSILIZED, Stage.PRUNED, Stage.EMBARGOED]],
+        blueprint=[[2, 1, 3], [1, 3, 3]],
+    ).slots
+    stats = count_blueprints(empty_blueprint_stats(torch.device("cpu")), before, after)
+    assert stats.germinated.nonzero().tolist() == [[2]]
+    assert stats.fossilized.tolist() == [0, 1] + [0] * 11
+    assert stats.pruned.tolist() == [0, 0, 0, 2] + [0] * 9
+    assert stats.mean_gain[1].item() == 4.0
+    assert stats.mean_blending_gain[1].item() == 3.0
+    assert stats.mean_contribution[1].item() == 2.5
+    assert stats.mean_churn[3].item() == -2.5  # 47 - 50 and 48 - 50
+    assert stats.fossilization_rate[[1, 3]].tolist() == [100.0, 0.0]
+    assert stats.fossilization_rate[0].isnan()
+    again = count_blueprints(stats, before, after)
+    assert again.pruned[3].item() == 4
+    assert again.mean_churn[3].item() == -2.5
+    assert empty_blueprint_stats(torch.device("cpu")).germinated.sum() == 0
+
+
+def test_a_fossil_that_was_never_measured_has_no_contribution():
+    stage = [[Stage.HOLDING, Stage.EMPTY, Stage.EMPTY]] * 2
+    before = state_with(stage=stage, blueprint=[[1, -1, -1]] * 2, contribution=[[3.0, 0.0, 0.0]] * 2).slots
+    after = before.replace(stage=torch.where(before.stage == Stage.HOLDING, Stage.FOSSILIZED, before.stage))
+    stats = count_blueprints(empty_blueprint_stats(torch.device("cpu")), before, after)
+    assert stats.fossilized[1].item() == 2
+    assert stats.measured.sum() == 0
+    assert stats.mean_contribution[1].isnan()
