@@ -178,7 +178,7 @@ class EnvState(TensorClass["tensor_only", "frozen"]):
     signals: Signals
     guard: Guard
     totals: Totals
-    boosts: Tensor  # float64 [N, S, S, T], positive pair interactions by scaffold, beneficiary and env-step
+    boosts: Tensor  # float32 [N, S (S - 1) / 2, T], positive pair interactions by pair of slots and env-step
 
 
 class Action(TensorClass["tensor_only", "frozen"]):

@@ -12,55 +12,56 @@ from esper_soa.vocabulary import Stage
 
 
 def lookup(subset: Tensor, accuracy: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-    """Accuracy of the subsets `wanted` (int64 [N, W]) in the table (subset int64, accuracy float; both [N, R]).
+    """Accuracy of the subsets `wanted` (int64 [N, W], >= 0) in the table (subset int64, accuracy float; both [N, R]).
 
     Returns values [N, W], 0 where the table does not hold the subset, and bool [N, W], where it does.
     """
-    match = (subset[:, None, :] == wanted[:, :, None]) & (subset >= 0)[:, None, :]
-    value = torch.where(match, accuracy[:, None, :], torch.zeros_like(accuracy)[:, None, :]).sum(-1)
-    return value, match.any(-1)
-
-
-def subset_size(subset: Tensor, num_slots: int) -> Tensor:
-    """Seeds that are on in each subset [N, R] -> int64 [N, R]."""
-    slots = torch.arange(num_slots, device=subset.device)
-    return ((subset[..., None] >> slots) & 1).sum(-1)
+    match = subset[:, None, :] == wanted[:, :, None]
+    found, row = match.max(-1)
+    return torch.where(found, accuracy.gather(1, row), 0.0), found
 
 
 def shapley_values(subset: Tensor, accuracy: Tensor, ablated: Tensor) -> tuple[Tensor, Tensor]:
     """Exact Shapley values [N, S] of the seeds `ablated` (bool [N, S]), 0 for others and where rows are missing.
 
-    phi_i = sum over T without i of |T|! (n - |T| - 1)! / n! (v(T + i) - v(T)) (Shapley 1953). The bool [N] says where
-    every subset was in the table.
+    phi_i = sum over T without i of |T|! (n - |T| - 1)! / n! (v(T + i) - v(T)) (Shapley 1953), summed row by row: a row
+    with the seed counts for it, a row without it against it. The bool [N] says where every subset was in the table.
     """
     num_slots = ablated.shape[1]
     bits = 1 << torch.arange(num_slots, device=subset.device)
     players = ablated.sum(1, keepdim=True)
-    size = subset_size(subset, num_slots)
-    complete = (subset >= 0).sum(1) >= (1 << players.squeeze(1))
-    without = (subset[:, None, :] & bits[None, :, None]) == 0  # [N, S, R], rows that lack the seed
-    usable = without & ablated[:, :, None] & (subset >= 0)[:, None, :] & complete[:, None, None]
-    larger, _ = lookup(subset, accuracy, (subset[:, None, :] | bits[None, :, None]).flatten(1))
-    gain = larger.unflatten(1, (num_slots, -1)) - accuracy[:, None, :]
-    rest = (players - size - 1).clamp(min=0).to(accuracy.dtype)
-    logs = torch.lgamma(size.to(accuracy.dtype) + 1) + torch.lgamma(rest + 1)
-    weight = torch.exp(logs - torch.lgamma(players.to(accuracy.dtype) + 1))
-    return torch.where(usable, weight[:, None, :] * gain, torch.zeros_like(gain)).sum(-1), complete
+    valid = subset >= 0
+    complete = valid.sum(1) >= (1 << players.squeeze(1))
+    has = ((subset[:, None, :] & bits[None, :, None]) != 0) & valid[:, None, :]  # [N, S, R]
+    size = has.sum(1)
+    weights, first = _order_weights(num_slots, accuracy), players * (num_slots + 1)
+    joins = weights[first + (size - 1).clamp(min=0)] * accuracy
+    left_out = weights[first + size] * accuracy
+    signed = torch.where(has, joins[:, None, :], -left_out[:, None, :])
+    usable = (valid & complete[:, None])[:, None, :] & ablated[:, :, None]
+    return torch.where(usable, signed, 0.0).sum(-1), complete
+
+
+def _order_weights(num_slots: int, like: Tensor) -> Tensor:
+    """k! (n - k - 1)! / n! at place n (S + 1) + k, of n players k before one: [(S + 1)^2] in the dtype of `like`."""
+    count = torch.arange(num_slots + 1, device=like.device)
+    factorial = count.clamp(min=1).to(like.dtype).cumprod(0)
+    players, before = count[:, None], count[None, :]
+    after = (players - before - 1).clamp(min=0)
+    return (factorial[before] * factorial[after] / factorial[players]).flatten()
 
 
 def pair_interactions(subset: Tensor, accuracy: Tensor, ablated: Tensor) -> Tensor:
     """v(ij) - v(i) - v(j) + v(none) [N, S, S] for pairs of ablated seeds, other seeds off; 0 where rows are missing."""
     num_slots = ablated.shape[1]
     bits = 1 << torch.arange(num_slots, device=subset.device)
-    pairs = (bits[:, None] | bits[None, :]).flatten().expand(subset.shape[0], -1)
-    both, found = lookup(subset, accuracy, pairs)
-    alone, _ = lookup(subset, accuracy, bits.expand(subset.shape[0], -1))
-    none, _ = lookup(subset, accuracy, torch.zeros_like(subset[:, :1]))
-    both, found = both.unflatten(1, (num_slots, num_slots)), found.unflatten(1, (num_slots, num_slots))
+    wanted = torch.cat(((bits[:, None] | bits[None, :]).flatten(), torch.zeros_like(bits[:1])))
+    value, known = lookup(subset, accuracy, wanted.expand(subset.shape[0], -1))
+    both, found = (part[:, :-1].unflatten(1, (num_slots, num_slots)) for part in (value, known))
+    alone, none = both.diagonal(dim1=1, dim2=2), value[:, -1:, None]
     distinct = ~torch.eye(num_slots, dtype=torch.bool, device=subset.device)
     valid = found & distinct & ablated[:, :, None] & ablated[:, None, :]
-    interaction = both - alone[:, :, None] - alone[:, None, :] + none[:, :, None]
-    return torch.where(valid, interaction, torch.zeros_like(interaction))
+    return torch.where(valid, both - alone[:, :, None] - alone[:, None, :] + none, 0.0)
 
 
 def attribute(measurements: Measurements, slots: Slots, execution_rank: Tensor) -> Attribution:
@@ -71,35 +72,32 @@ def attribute(measurements: Measurements, slots: Slots, execution_rank: Tensor) 
     subset, accuracy, ablated = measurements.subset, measurements.accuracy, measurements.ablated
     num_slots = ablated.shape[1]
     bits = 1 << torch.arange(num_slots, device=subset.device)
-    zero = torch.zeros_like(slots.alpha)
-    full = torch.where(ablated, bits, torch.zeros_like(bits)).sum(1, keepdim=True)
-    fossils = torch.where(ablated & (slots.stage == Stage.FOSSILIZED), bits, torch.zeros_like(bits)).sum(
-        1, keepdim=True
-    )
-    left_out, _ = lookup(subset, accuracy, full & ~bits)
-    solo, _ = lookup(subset, accuracy, bits.expand_as(ablated))
-    rest, _ = lookup(subset, accuracy, torch.cat([torch.zeros_like(full), fossils], dim=1))
+    full = torch.where(ablated, bits, 0).sum(1, keepdim=True)
+    fossils = torch.where(ablated & (slots.stage == Stage.FOSSILIZED), bits, 0).sum(1, keepdim=True)
+    wanted = torch.cat((full & ~bits, bits.expand_as(ablated), torch.zeros_like(full), fossils), 1)
+    value, _ = lookup(subset, accuracy, wanted)
+    left_out, solo, all_off, committed = value.split((num_slots, num_slots, 1, 1), 1)
     interactions = pair_interactions(subset, accuracy, ablated)
     boosts = interactions.clamp(min=0)
     shapley, _ = shapley_values(subset, accuracy, ablated)
-    alpha = torch.where(ablated, slots.alpha, zero)
+    alpha = torch.where(ablated, slots.alpha, 0.0)
     before = execution_rank[None, :] < execution_rank[:, None]  # [S, S], column acts before row
-    upstream = torch.where(before, alpha[:, None, :], zero[:, None, :]).sum(-1)
-    downstream = torch.where(before.T, alpha[:, None, :], zero[:, None, :]).sum(-1)
+    upstream = torch.where(before, alpha[:, None, :], 0.0).sum(-1)
+    downstream = torch.where(before.T, alpha[:, None, :], 0.0).sum(-1)
     main = accuracy[:, 0]
     return Attribution(
-        contribution=torch.where(ablated, main[:, None] - left_out, zero),
+        contribution=torch.where(ablated, main[:, None] - left_out, 0.0),
         measured=ablated,
-        solo=torch.where(ablated, solo, zero),
+        solo=torch.where(ablated, solo, 0.0),
         interaction_sum=interactions.sum(-1),
         boost=boosts.amax(-1),
         pair_boost=boosts,
-        upstream_alpha=torch.where(ablated, upstream, zero),
-        downstream_alpha=torch.where(ablated, downstream, zero),
+        upstream_alpha=torch.where(ablated, upstream, 0.0),
+        downstream_alpha=torch.where(ablated, downstream, 0.0),
         shapley=shapley,
-        all_off=rest[:, 0],
-        total=main - rest[:, 0],
+        all_off=all_off.squeeze(1),
+        total=main - all_off.squeeze(1),
         total_known=ablated.any(1),
-        committed=rest[:, 1],
+        committed=committed.squeeze(1),
         batch_size=[subset.shape[0]],
     )

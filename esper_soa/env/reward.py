@@ -13,7 +13,7 @@ from esper_soa.env.parameters import fossilized_params, occupied_params, total_p
 from esper_soa.env.reward_modes import score
 from esper_soa.env.reward_records import RewardInputs, RewardSettings, RewardTerms, SlotReadings
 from esper_soa.env.reward_terms import MIN_CONTRIBUTION, slot_op
-from esper_soa.env.scaffold import hindsight_credit, received_boosts
+from esper_soa.env.scaffold import hindsight_credit
 from esper_soa.env.signals import stable_accuracy
 from esper_soa.state import LEDGER_FLOAT, Action, ActionOutcome, Attribution, EnvState, Slots, Totals, stage_in
 from esper_soa.vocabulary import Op, Stage
@@ -186,7 +186,7 @@ def settle_fossils(state: EnvState, action: Action, outcome: ActionOutcome) -> E
     slots, totals = state.slots, state.totals
     fresh = outcome.fossilized.unsqueeze(1) & target_slot(action, slots.stage.shape[1])
     improvement = torch.where(fresh, slots.total_improvement, 0.0).sum(1)
-    credit = hindsight_credit(received_boosts(state.boosts, action.slot), improvement, state.signals.step)
+    credit = hindsight_credit(state.boosts, fresh, improvement, state.signals.step)
     totals = totals.replace(
         fossilized=totals.fossilized + outcome.fossilized,
         contributing=totals.contributing + (outcome.fossilized & (improvement >= MIN_CONTRIBUTION)),

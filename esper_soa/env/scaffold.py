@@ -15,35 +15,50 @@ HINDSIGHT_CAP = 0.2  # per fossilisation
 HINDSIGHT_SLOPE = 0.1
 
 
+def pairs(num_slots: int) -> list[tuple[int, int]]:
+    """The P = S (S - 1) / 2 pairs of slots, in the order of the ledger."""
+    return [(low, high) for low in range(num_slots) for high in range(low + 1, num_slots)]
+
+
 def empty_boosts(num_envs: int, num_slots: int, max_steps: int, device: torch.device) -> Tensor:
-    """Ledger at the start of an episode: float64 [N, S, S, T], by scaffold, beneficiary and env-step."""
-    return torch.zeros(num_envs, num_slots, num_slots, max_steps, dtype=LEDGER_FLOAT, device=device)
+    """Ledger at the start of an episode: float32 [N, P, T], at least 0, by pair of slots and env-step.
+
+    A boost counts in both directions. float32, as this is by far the largest part of the ledger, copied at every
+    env-step.
+    """
+    return torch.zeros(num_envs, len(pairs(num_slots)), max_steps, dtype=torch.float32, device=device)
 
 
 def record_boosts(state: EnvState, attribution: Attribution) -> EnvState:
-    """Write this env-step's positive pair interactions; each is a boost in both directions."""
-    slot = (state.signals.step - 1).clamp(min=0).view(-1, 1, 1, 1)
-    boost = attribution.pair_boost.unsqueeze(3)
-    return state.replace(boosts=state.boosts.scatter(3, slot.expand_as(boost), boost))
-
-
-def received_boosts(boosts: Tensor, beneficiary: Tensor) -> Tensor:
-    """Boosts that one slot per env received, [N, S, T] by scaffold and env-step; beneficiary: int64 [N]."""
-    num_envs, num_slots, _, num_steps = boosts.shape
-    index = beneficiary.view(num_envs, 1, 1, 1).expand(num_envs, num_slots, 1, num_steps)
-    return boosts.gather(2, index).squeeze(2)
+    """Write this env-step's positive pair interactions."""
+    num_slots = attribution.pair_boost.shape[2]
+    if num_slots < 2:
+        return state
+    boost = torch.stack([attribution.pair_boost[:, low, high] for low, high in pairs(num_slots)], 1)
+    boost = boost.to(state.boosts.dtype).unsqueeze(2)
+    place = (state.signals.step - 1).clamp(min=0).view(-1, 1, 1)
+    return state.replace(boosts=state.boosts.scatter(2, place.expand_as(boost), boost))
 
 
 def credit_for_boost(boost: Tensor, improvement: Tensor, weight: float = HINDSIGHT_WEIGHT) -> Tensor:
     """Credit for one boost to a seed that went on to gain `improvement` points: 0 unless both are positive."""
-    return weight * torch.tanh(HINDSIGHT_SLOPE * boost.clamp(min=0) * improvement.clamp(min=0))
+    return weight * torch.tanh(boost.clamp(min=0) * (HINDSIGHT_SLOPE * improvement.clamp(min=0)))
 
 
-def hindsight_credit(received: Tensor, improvement: Tensor, step: Tensor) -> Tensor:
-    """Credit [N] for all boosts [N, S, T] to a seed that is fossilised at env-step `step` [N]: discounted, capped.
+def hindsight_credit(boosts: Tensor, beneficiary: Tensor, improvement: Tensor, step: Tensor) -> Tensor:
+    """Credit float64 [N] for all boosts to the seeds in `beneficiary` (bool [N, S]), fossilised at env-step `step` [N].
 
-    A boost at env-step t counts PBRS_GAMMA ** (step - t).
+    A boost at env-step t counts PBRS_GAMMA ** (step - t) times what `credit_for_boost` gives it for `improvement` [N];
+    the sum is capped. Pairs without the beneficiary are masked, not left out: that is one pass over the ledger.
     """
-    when = torch.arange(1, received.shape[2] + 1, device=received.device, dtype=LEDGER_FLOAT)
-    credit = credit_for_boost(received, improvement.view(-1, 1, 1)).sum(1) * torch.pow(PBRS_GAMMA, -when)
-    return (credit.sum(1) * torch.pow(PBRS_GAMMA, step.to(LEDGER_FLOAT))).clamp(max=HINDSIGHT_CAP)
+    num_slots = beneficiary.shape[1]
+    if num_slots < 2:
+        return torch.zeros_like(improvement)
+    helped = torch.stack([beneficiary[:, low] | beneficiary[:, high] for low, high in pairs(num_slots)], 1)
+    gain = (HINDSIGHT_SLOPE * improvement.clamp(min=0)).unsqueeze(1)
+    scale = torch.where(helped, gain, 0.0).to(boosts.dtype).unsqueeze(2)
+    # A running product is computed once; a power would be fused into the pass over the ledger and cost more than it.
+    growth = torch.full(boosts.shape[2:], 1 / PBRS_GAMMA, dtype=LEDGER_FLOAT, device=boosts.device)
+    weight = (HINDSIGHT_WEIGHT * growth.cumprod(0)).to(boosts.dtype)
+    credit = (torch.tanh(boosts * scale) * weight).sum((1, 2)).to(LEDGER_FLOAT)
+    return (credit * torch.pow(PBRS_GAMMA, step.to(LEDGER_FLOAT))).clamp(max=HINDSIGHT_CAP)

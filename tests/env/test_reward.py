@@ -224,12 +224,12 @@ def test_a_second_attempt_without_bonus_leaves_no_pool_behind():
 
 
 def test_fossils_are_counted_and_their_scaffolds_credited_with_the_next_reward():
-    # slot 1 gave slot 0 boosts of 2 and 3 at env-steps 1 and 3; slot 0 gained 4 points, settled at env-step 3:
-    # .1 tanh(.1 * 2 * 4) .995^2 + .1 tanh(.1 * 3 * 4); a boost that slot 0 gave does not count
+    # boosts of 2 and 3 between the slots at env-steps 1 and 3; slot 0 gained 4 points, settled at env-step 3:
+    # .1 tanh(.1 * 2 * 4) .995^2 + .1 tanh(.1 * 3 * 4)
     state = two_envs(3, stage=[Stage.FOSSILIZED, Stage.TRAINING], accuracy_initial=[61.0, 60.0])
     state = state.replace(slots=state.slots.replace(accuracy_current=torch.full((2, 2), 65.0).double()))
     boosts = state.boosts.clone()
-    boosts[:, 1, 0, 0], boosts[:, 1, 0, 2], boosts[:, 0, 1, 1] = 2.0, 3.0, 9.0
+    boosts[:, 0, 0], boosts[:, 0, 2] = 2.0, 3.0
     state = state.replace(boosts=boosts)
     action = make_action(torch.zeros(2).long(), torch.full((2,), Op.FOSSILIZE))
     after = settle_fossils(state, action, outcome([True, False]))

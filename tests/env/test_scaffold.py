@@ -1,10 +1,12 @@
 """The scaffold ledger: boosts written by env-step, credit discounted and capped."""
 
+import math
+
 import pytest
 import torch
 from reward_cases import empty_state, make_attribution
 
-from esper_soa.env.scaffold import credit_for_boost, hindsight_credit, received_boosts, record_boosts
+from esper_soa.env.scaffold import credit_for_boost, hindsight_credit, record_boosts
 
 
 def test_boosts_are_written_at_the_env_step_of_each_env():
@@ -13,25 +15,47 @@ def test_boosts_are_written_at_the_env_step_of_each_env():
     boost = torch.tensor([[[0.0, 2.0], [2.0, 0.0]], [[0.0, 3.0], [3.0, 0.0]]]).double()
     nothing = torch.zeros(2, 2).double()
     after = record_boosts(state, make_attribution(nothing, nothing.bool(), torch.zeros(2).double(), boost))
-    assert after.boosts[0, 0, 1].tolist() == [2.0, 0.0, 0.0, 0.0]
-    assert after.boosts[1, 1, 0].tolist() == [0.0, 0.0, 0.0, 3.0]
-    assert after.boosts.sum().item() == 10.0
+    assert after.boosts.tolist() == [[[2.0, 0.0, 0.0, 0.0]], [[0.0, 0.0, 0.0, 3.0]]]
 
 
-def test_a_beneficiary_receives_what_any_scaffold_gave_it():
-    boosts = torch.arange(18.0).view(1, 3, 3, 2)
-    assert received_boosts(boosts, torch.tensor([1])).tolist() == [[[2.0, 3.0], [8.0, 9.0], [14.0, 15.0]]]
+def test_every_pair_of_slots_has_its_row():
+    state = empty_state(1, 3, max_steps=1)
+    state = state.replace(signals=state.signals.replace(step=torch.tensor([1])))
+    boost = torch.tensor([[[0.0, 1.0, 2.0], [1.0, 0.0, 12.0], [2.0, 12.0, 0.0]]]).double()
+    nothing = torch.zeros(1, 3).double()
+    after = record_boosts(state, make_attribution(nothing, nothing.bool(), torch.zeros(1).double(), boost))
+    assert after.boosts.tolist() == [[[1.0], [2.0], [12.0]]]
 
 
-def test_credit_needs_a_boost_and_a_gain_and_has_a_cap():
-    received = torch.full((3, 2, 5), 9.0).double()
-    received[1] = -1.0
-    credit = hindsight_credit(received, torch.tensor([5.0, 5.0, -5.0]).double(), torch.tensor([5, 5, 5]))
-    assert credit.tolist() == [0.2, 0.0, 0.0]
+def test_one_slot_has_no_pairs():
+    state, nothing = empty_state(2, 1, max_steps=3), torch.zeros(2, 1).double()
+    after = record_boosts(state, make_attribution(nothing, nothing.bool(), nothing[:, 0], nothing[:, :, None]))
+    assert after.boosts.shape == (2, 0, 3)
+    credit = hindsight_credit(after.boosts, ~nothing.bool(), nothing[:, 0] + 5.0, torch.ones(2).long())
+    assert credit.tolist() == [0.0, 0.0]
+
+
+def test_credit_needs_a_boost_and_a_gain():
+    credit = credit_for_boost(torch.tensor([-1.0, 1.0, 0.0, 1.0]), torch.tensor([2.0, -2.0, 2.0, 2.0]))
+    assert credit.tolist() == pytest.approx([0.0, 0.0, 0.0, 0.1 * math.tanh(0.2)])
+
+
+def test_only_the_pairs_of_the_beneficiary_count_and_only_for_a_gain():
+    # pairs (0, 1), (0, 2), (1, 2); env 0: slot 1 was helped by 0 and 2; env 1 did not gain; env 2 has no beneficiary
+    boosts = torch.tensor([[[0.5], [7.0], [0.25]]]).expand(3, 3, 1)
+    beneficiary = torch.tensor([[False, True, False], [False, True, False], [False, False, False]])
+    gain = torch.tensor([2.0, -2.0, 2.0]).double()
+    credit = hindsight_credit(boosts, beneficiary, gain, torch.ones(3).long())
+    assert credit.tolist() == pytest.approx([0.1 * (math.tanh(0.1) + math.tanh(0.05)), 0.0, 0.0], abs=1e-7)
+
+
+def test_credit_has_a_cap():
+    boosts, beneficiary = torch.full((1, 1, 5), 9.0), torch.tensor([[True, False]])
+    assert hindsight_credit(boosts, beneficiary, torch.tensor([5.0]).double(), torch.tensor([5])).tolist() == [0.2]
 
 
 def test_old_boosts_count_less():
     # .1 * tanh(.1 * 2 * 5) = .0762 two env-steps ago
-    received = torch.tensor([[[0.0, 2.0, 0.0, 0.0]]]).double()
-    credit = hindsight_credit(received, torch.tensor([5.0]).double(), torch.tensor([4]))
-    assert credit.item() == pytest.approx(credit_for_boost(torch.tensor(2.0), torch.tensor(5.0)).item() * 0.995**2)
+    boosts, beneficiary = torch.tensor([[[0.0, 2.0, 0.0, 0.0]]]), torch.tensor([[True, False]])
+    credit = hindsight_credit(boosts, beneficiary, torch.tensor([5.0]).double(), torch.tensor([4]))
+    assert credit.item() == pytest.approx(0.1 * math.tanh(1.0) * 0.995**2, abs=1e-7)
