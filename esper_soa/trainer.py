@@ -32,7 +32,14 @@ from esper_soa.ops import resume
 from esper_soa.ops.anomaly import Watch
 from esper_soa.ops.checkpoint import save_checkpoint
 from esper_soa.ops.collect import Player, play_round
-from esper_soa.ops.device import apply_threads, choose_env_chunk, device_name, resolve_device
+from esper_soa.ops.device import (
+    apply_threads,
+    choose_env_chunk,
+    choose_eval_batch,
+    device_name,
+    keep_freed_memory,
+    resolve_device,
+)
 from esper_soa.ops.interrupt import Interrupted, Requests, signals_noted
 from esper_soa.ops.progress import LOGGER, Progress, logging_to
 from esper_soa.ops.report import HostScore, SeedCounts, Speed, Summary, print_summary, write_summary
@@ -40,8 +47,6 @@ from esper_soa.ops.rundir import RunFolder, claimed, drop_unfinished, rounds_of,
 from esper_soa.ops.tally import RoundResult
 from esper_soa.ops.telemetry import Json, MetricsWriter, keep_rounds
 from esper_soa.vocabulary import NUM_BLUEPRINTS, STAGE_NAMES
-
-EVAL_BATCH = 128  # validation images per forward pass
 
 
 def build_rules(cfg: TrainConfig, device: torch.device) -> Rules:
@@ -54,7 +59,7 @@ def build_rules(cfg: TrainConfig, device: torch.device) -> Rules:
     allowed[list(blueprint_codes(list(cfg.task.blueprints)))] = True
     rank = torch.tensor([shape.execution_order.index(slot) for slot in range(len(slots))])
     return Rules(
-        nets=NetsConfig(shape, cfg.task, detached, chunk, EVAL_BATCH),
+        nets=NetsConfig(shape, cfg.task, detached, chunk, choose_eval_batch(device)),
         lifecycle=cfg.lifecycle,
         gates=cfg.gates,
         signals=cfg.signals,
@@ -71,6 +76,7 @@ def build_world(cfg: TrainConfig, device: torch.device, seed: int | None = None)
 
     Raises SettingError or DataError for what does not fit together.
     """
+    keep_freed_memory(device)
     images = load_images(cfg.data, device)
     sizes = Sizes(cfg.envs, cfg.batch_size, cfg.train_samples, cfg.val_samples)
     kernels = compiled() if cfg.compute.compile else EAGER

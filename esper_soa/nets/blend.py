@@ -1,17 +1,34 @@
 """How a host takes on its seeds: add, multiply, gate, and the straight-through pass of a seed in training.
 
-Host and seed activations are [B, m*C, H, W]; alpha is one number per network. Called by supervised.py.
+Host and seed activations are [B, m*C, H, W]; alpha is one number per network. Called by seeds.py.
 """
 
 import torch
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 
 from esper_soa.nets import batched
 
 
-def straight_through(host: Tensor, seed: Tensor) -> Tensor:
-    """The host's value with the seed's gradient: the seed learns from the full loss, the host does not notice."""
-    return host + (seed - seed.detach())
+class _StraightThrough(torch.autograd.Function):
+    """Hands the host's activations on; in the backward pass their gradient goes to the seeds as well."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, host: Tensor, seed: Tensor, nets: Tensor | None, num_nets: int) -> Tensor:  # type: ignore[override]
+        ctx.place = (nets, num_nets)  # type: ignore[attr-defined]
+        return host.view_as(host)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:  # type: ignore[override]
+        return gradient, batched.take_nets(gradient, *ctx.place), None, None  # type: ignore[attr-defined]
+
+
+def straight_through(host: Tensor, seed: Tensor, nets: Tensor | None, num_nets: int) -> Tensor:
+    """host [B, n*C, H, W] as it is, while the seeds [B, m*C, H, W] of `nets` get its whole gradient.
+
+    This is h + (s - stop_gradient(s)) without reading the seeds' values, so the host cannot notice them.
+    """
+    return _StraightThrough.apply(host, seed, nets, num_nets)
 
 
 def add(host: Tensor, seed: Tensor, alpha: Tensor) -> Tensor:

@@ -67,7 +67,7 @@ def _depthwise_table(channels: int) -> tuple[Parameter, ...]:
 def _depthwise(parameters: list[Tensor], x: Tensor) -> Tensor:
     depth, point, scale, shift = parameters
     mixed = batched.conv2d(batched.depthwise_conv2d(x, depth), point)
-    return x + F.relu(_group_norm(mixed, scale, shift))
+    return x + F.relu(_group_norm(mixed, scale, shift), inplace=True)
 
 
 def _bottleneck_table(channels: int) -> tuple[Parameter, ...]:
@@ -83,7 +83,8 @@ def _bottleneck_table(channels: int) -> tuple[Parameter, ...]:
 
 def _bottleneck(parameters: list[Tensor], x: Tensor) -> Tensor:
     down, kernel, up, scale, shift = parameters
-    narrow = F.relu(batched.conv2d(F.relu(batched.conv2d(x, down)), kernel))
+    narrow = F.relu(batched.conv2d(x, down), inplace=True)
+    narrow = F.relu(batched.conv2d(narrow, kernel), inplace=True)
     return x + _group_norm(batched.conv2d(narrow, up), scale, shift)
 
 
@@ -93,7 +94,7 @@ def _conv_table(channels: int, kernel: int) -> tuple[Parameter, ...]:
 
 def _conv_block(parameters: list[Tensor], x: Tensor) -> Tensor:
     kernel, scale, shift = parameters
-    return F.relu(_group_norm(batched.conv2d(x, kernel), scale, shift))
+    return F.relu(_group_norm(batched.conv2d(x, kernel), scale, shift), inplace=True)
 
 
 def _conv_small_table(channels: int) -> tuple[Parameter, ...]:

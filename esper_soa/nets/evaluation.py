@@ -14,10 +14,9 @@ import torch.nn.functional as F
 from tensordict import TensorDict
 from torch import Tensor
 
-from esper_soa.nets import batched
 from esper_soa.nets.host import evaluate_forward, fold_batch_norm
-from esper_soa.nets.pools import Roster, groups_of
-from esper_soa.nets.seeds import ActiveGroup, wake
+from esper_soa.nets.pools import Roster, groups_of, upload
+from esper_soa.nets.seeds import ActiveGroup, fill_slot, wake
 from esper_soa.nets.supervised import NetsConfig, chunks
 from esper_soa.state import LEDGER_FLOAT
 from esper_soa.vocabulary import Stage
@@ -104,12 +103,8 @@ class SubsetSeeds:
         return torch.cat([x[row * self.batch : (row + 1) * self.batch] for row in rows]) if rows else x[:0]
 
     def _with_seeds(self, slot: int, x: Tensor) -> Tensor:
-        for active in self.actives:
-            if active.group.slot == slot:
-                nets = active.group.nets
-                mixed = active.blend_in(batched.take_nets(x, nets, self.num_nets), active.params)
-                x = batched.put_nets(x, nets, self.num_nets, mixed)
-        return x
+        here = [active for active in self.actives if active.group.slot == slot]
+        return fill_slot(x, here, [active.params for active in here], self.num_nets)
 
 
 @torch.no_grad()
@@ -133,11 +128,11 @@ def evaluate(
         plan = branch_plan(tuple(slot for slot in nets.shape.execution_order if slot in slots), codes)
         for piece in chunks(alike.size, nets.env_chunk):
             envs = alike[piece]
-            numbers = torch.as_tensor(envs, device=device)
+            numbers = upload(envs, device)
             chunk = _Chunk(nets, weights, alpha, roster, envs)
             loss[numbers], accuracy[numbers, : len(codes)] = chunk.measure(feed, *plan)
             subset[envs, : len(codes)] = torch.tensor(codes)
-    return ValidationReport(loss, accuracy, subset.to(device), torch.as_tensor(roster.ablated, device=device))
+    return ValidationReport(loss, accuracy, subset.to(device, non_blocking=True), upload(roster.ablated, device))
 
 
 def _members(bits: int, num_slots: int) -> tuple[int, ...]:
@@ -149,7 +144,7 @@ class _Chunk:
 
     def __init__(self, nets: NetsConfig, weights: TensorDict, alpha: Tensor, roster: Roster, envs: np.ndarray) -> None:
         self.nets = nets
-        self.env_numbers = torch.as_tensor(envs, device=alpha.device)
+        self.env_numbers = upload(envs, alpha.device)
         shape, host = nets.shape, weights["host"]
         params = shape.parameters.unpack(host["params"].index_select(0, self.env_numbers))
         statistics = shape.statistics.unpack(host["statistics"].index_select(0, self.env_numbers))

@@ -73,10 +73,10 @@ def host_shape(task: TaskConfig, slots: tuple[SlotSpec, ...]) -> HostShape:
 def _after_norm(block: Block, x: Tensor, filler: SlotFiller) -> Tensor:
     """ReLU, slots and pool of one block; the pool comes first where nothing stands between (they commute)."""
     if block.slot_before_pool >= 0 and filler.occupied(block.slot_before_pool):
-        x = filler.fill(block.slot_before_pool, F.relu(x))
+        x = filler.fill(block.slot_before_pool, F.relu(x, inplace=True))
         x = F.max_pool2d(x, 2) if block.pooled else x
     else:
-        x = F.relu(F.max_pool2d(x, 2) if block.pooled else x)
+        x = F.relu(F.max_pool2d(x, 2) if block.pooled else x, inplace=True)
     if block.slot_after_pool >= 0 and filler.occupied(block.slot_after_pool):
         x = filler.fill(block.slot_after_pool, x)
     return x

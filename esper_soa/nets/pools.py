@@ -98,6 +98,11 @@ def read_roster(slots: Slots, ramp: Ramp, ablate_fossils: bool) -> Roster:
     return Roster(running, stage, blueprint, blend, frozen_, visible_, ablated_, newborn, fresh)
 
 
+def upload(values: np.ndarray, device: torch.device) -> Tensor:
+    """`values` on the device; the host does not wait for the copy."""
+    return torch.as_tensor(values).to(device, non_blocking=True)
+
+
 def claim_(weights: TensorDict, shape: HostShape, roster: Roster, keys: Tensor) -> None:
     """Initialise the rows of newborn seeds and clear the momentum rows that must start afresh.
 
@@ -107,12 +112,12 @@ def claim_(weights: TensorDict, shape: HostShape, roster: Roster, keys: Tensor) 
         pool = weights["seeds", spec.name]
         for code in np.unique(roster.blueprint[roster.newborn[:, slot], slot]):
             chosen = roster.newborn[:, slot] & (roster.blueprint[:, slot] == code)
-            rows = torch.as_tensor(np.flatnonzero(chosen), device=keys.device)
-            multiply = torch.as_tensor(roster.blend[chosen, slot] == Blend.MULTIPLY, device=keys.device)
+            rows = upload(np.flatnonzero(chosen), keys.device)
+            multiply = upload(roster.blend[chosen, slot] == Blend.MULTIPLY, keys.device)
             pool["params"].index_copy_(0, rows, _newborn_rows(shape, slot, int(code), keys[rows], multiply, pool))
         cleared = np.flatnonzero(roster.fresh_momentum[:, slot])
         if cleared.size:
-            pool["momentum"].index_fill_(0, torch.as_tensor(cleared, device=keys.device), 0.0)
+            pool["momentum"].index_fill_(0, upload(cleared, keys.device), 0.0)
 
 
 def _newborn_rows(
@@ -162,8 +167,8 @@ def groups_of(roster: Roster, envs: np.ndarray, detached_stages: tuple[int, ...]
                     bool(detached[first, slot]),
                     bool(frozen[first, slot]),
                     bool(measured[first, slot]),
-                    None if nets.size == envs.size else torch.as_tensor(nets, device=device),
-                    torch.as_tensor(envs[nets], device=device),
+                    None if nets.size == envs.size else upload(nets, device),
+                    upload(envs[nets], device),
                 )
             )
     return found

@@ -32,19 +32,40 @@ class ActiveGroup:
         sizes = seed_table(self.group.blueprint, self.channels).sizes
         return sizes + gate_table(self.channels).sizes if self.group.blend == Blend.GATE else sizes
 
+    def grow(self, seen: Tensor, params: Tensor) -> Tensor:
+        """Output [B, m*C, H, W] of the seeds; `params` [m, seed + gate] may be a graph leaf."""
+        table = seed_table(self.group.blueprint, self.channels)
+        return seed_forward(self.group.blueprint, table.unpack(params[:, : table.total]), seen)
+
     def blend_in(self, host: Tensor, params: Tensor) -> Tensor:
-        """Activations [B, m*C, H, W] after the slot; `params` [m, seed + gate] may be a graph leaf."""
-        group, table = self.group, seed_table(self.group.blueprint, self.channels)
+        """Activations [B, m*C, H, W] of the group's networks after the slot."""
+        group = self.group
         seen = host.detach() if group.detached else host
-        seed = seed_forward(group.blueprint, table.unpack(params[:, : table.total]), seen)
+        seed = self.grow(seen, params)
         if group.blend == Blend.ADD:
             return blend.add(host, seed, self.alpha)
         if group.blend == Blend.MULTIPLY:
             return blend.multiply(host, seed, seen, self.alpha)
-        if group.blend == Blend.GATE:
-            gates = gate_forward(gate_table(self.channels).unpack(params[:, table.total :]), seen)
-            return blend.gate(host, seed, gates, self.alpha)
-        return blend.straight_through(host, seed)
+        start = seed_table(group.blueprint, self.channels).total
+        gates = gate_forward(gate_table(self.channels).unpack(params[:, start:]), seen)
+        return blend.gate(host, seed, gates, self.alpha)
+
+
+def fill_slot(x: Tensor, actives: list[ActiveGroup], params: list[Tensor], num_nets: int) -> Tensor:
+    """Activations [B, n*C, H, W] after a slot in which the groups `actives` stand, with their parameters."""
+    values, nets = [], []
+    for active, rows in zip(actives, params, strict=True):
+        group = active.group
+        taken = batched.take_nets(x, group.nets, num_nets)
+        if group.blend == 0:
+            seed = active.grow(taken.detach() if group.detached else taken, rows)
+            x = blend.straight_through(x, seed, group.nets, num_nets)
+            continue
+        values.append(active.blend_in(taken, rows))
+        nets.append(group.nets)
+    if not values or nets[0] is None:
+        return values[0] if values else x
+    return batched.put_nets(x, torch.cat([net for net in nets if net is not None]), num_nets, torch.cat(values, dim=1))
 
 
 def wake(weights: TensorDict, shape: HostShape, group: Group, alpha: Tensor) -> ActiveGroup:
@@ -84,9 +105,5 @@ class TrainingSeeds:
         return any(active.group.slot == slot for active in self.actives)
 
     def fill(self, slot: int, x: Tensor) -> Tensor:
-        for active, leaf in zip(self.actives, self.leaves, strict=True):
-            if active.group.slot == slot:
-                nets = active.group.nets
-                mixed = active.blend_in(batched.take_nets(x, nets, self.num_nets), leaf)
-                x = batched.put_nets(x, nets, self.num_nets, mixed)
-        return x
+        here = [index for index, active in enumerate(self.actives) if active.group.slot == slot]
+        return fill_slot(x, [self.actives[i] for i in here], [self.leaves[i] for i in here], self.num_nets)

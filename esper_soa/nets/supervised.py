@@ -14,7 +14,7 @@ from torch import Tensor
 
 from esper_soa.nets.config import TaskConfig
 from esper_soa.nets.host import HostShape, train_forward
-from esper_soa.nets.pools import Roster, groups_of
+from esper_soa.nets.pools import Roster, groups_of, upload
 from esper_soa.nets.seeds import ActiveGroup, TrainingSeeds, put_to_bed_, wake
 from esper_soa.state import LEDGER_FLOAT, GradientStats
 
@@ -88,7 +88,7 @@ class _Chunk:
     def __init__(self, nets: NetsConfig, weights: TensorDict, alpha: Tensor, roster: Roster, envs: np.ndarray) -> None:
         self.nets, self.weights = nets, weights
         span = slice(int(envs[0]), int(envs[-1]) + 1)
-        self.env_numbers = torch.as_tensor(envs, device=alpha.device)
+        self.env_numbers = upload(envs, alpha.device)
         self.params = weights["host", "params"][span]
         self.momentum = weights["host", "momentum"][span]
         self.statistic_rows = weights["host", "statistics"][span]
