@@ -1,0 +1,323 @@
+"""Scripted envs for the comparison of the stacked engine with plain loops: data, scripts, and both kinds of players.
+
+Data, keys and scripts of an env depend on its global number alone, so that it can be played together with others,
+alone, or as a plain loop.
+"""
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from benchmarks.baseline_env import BaselineEnv, ScalarAction, TrainReading, ValidationReading
+from esper_soa.env.config import GatesConfig, GovernorConfig, LifecycleConfig, RewardConfig, SignalsConfig
+from esper_soa.env.reward_records import RewardSettings
+from esper_soa.env.step import Response, Rules, Work, guard_, measure_, perceive, reset, respond
+from esper_soa.nets import pools, streams
+from esper_soa.nets.config import TaskConfig, enabled_slots
+from esper_soa.nets.host import HostShape, host_shape
+from esper_soa.nets.snapshot import add_snapshot_, snapshot_where_
+from esper_soa.nets.supervised import NetsConfig
+from esper_soa.state import Action, EnvState, Measurements
+from esper_soa.vocabulary import CNN_BLUEPRINTS, NUM_BLUEPRINTS, STAGE_NAMES, Op
+
+BATCH, NUM_BATCHES = 4, 2  # images per training batch, batches per env-step
+VAL_BATCH, NUM_VAL = 6, 2  # the same of validation, which is the same at every env-step
+SIZE = 16  # of images; no layer asks for 32, and a quarter of the pixels takes a quarter of the time
+NUM_SLOTS = 3
+TRAINING, VALIDATION = 0, 1
+
+Batch = tuple[Tensor, Tensor]
+
+
+@dataclass
+class Setting:
+    """What the tests vary."""
+
+    slots: list[str] = field(default_factory=lambda: ["r0c0", "r0c1", "r0c2"])
+    auto_forward: bool = False
+    reward: str = "shaped"  # basic_plus pays drip and so ablates fossils too
+    dtype: torch.dtype = torch.float64
+    shared_validation: bool = False  # all envs are measured on the same images, as in a run
+    env_chunk: int = 2
+    governed: bool = False  # plain loops have no governor
+    steps: int = 42
+    task: TaskConfig = field(default_factory=lambda: TaskConfig(base_channels=4, gradient_stride=2))
+    gates: GatesConfig = field(default_factory=lambda: GatesConfig(min_blending_steps=2, min_gradient_health=0.2))
+
+    @property
+    def lifecycle(self) -> LifecycleConfig:
+        """Short waits, so that a slot sees several lives."""
+        on = self.auto_forward
+        return LifecycleConfig(
+            auto_forward_g1=on, auto_forward_g2=on, auto_forward_g3=on, embargo_steps=2, min_prune_age=7
+        )
+
+    def rules(self) -> Rules:
+        """The engine's rules."""
+        shape = host_shape(self.task, enabled_slots(self.task, self.slots))
+        detached = tuple(STAGE_NAMES.index(stage) for stage in self.lifecycle.detached_stages)
+        rank = torch.tensor([shape.execution_order.index(slot) for slot in range(len(shape.slots))])
+        counts = pools.parameter_table(shape, torch.device("cpu"))
+        return Rules(
+            nets=NetsConfig(shape, self.task, detached, self.env_chunk, VAL_BATCH),
+            lifecycle=self.lifecycle,
+            gates=self.gates,
+            signals=SignalsConfig(),
+            governor=GovernorConfig(),
+            reward=RewardSettings(RewardConfig(mode=self.reward), counts, self.steps),
+            blueprints=torch.ones(NUM_BLUEPRINTS, dtype=torch.bool),
+            execution_rank=rank,
+            max_seeds=0,
+        )
+
+
+# --- data
+
+
+@lru_cache(maxsize=4096)
+def batch_of(env: int, purpose: int, number: int, dtype: torch.dtype) -> Batch:
+    """Images [B, 3, SIZE, SIZE] and labels [B] of batch `number` of one env; brightness gives half the label away."""
+    size = VAL_BATCH if purpose == VALIDATION else BATCH
+    generator = torch.Generator().manual_seed(((env + 1) * 2 + purpose) * 100_003 + number)
+    labels = torch.randint(10, (size,), generator=generator)
+    images = torch.randn(size, 3, SIZE, SIZE, generator=generator, dtype=torch.float64)
+    images[:, 0] += labels[:, None, None] % 5 - 2.0
+    return images.to(dtype), labels
+
+
+def training_batches(env: int, step: int, dtype: torch.dtype) -> list[Batch]:
+    return [batch_of(env, TRAINING, step * NUM_BATCHES + index, dtype) for index in range(NUM_BATCHES)]
+
+
+def validation_batches(env: int, setting: Setting) -> list[Batch]:
+    source = -1 if setting.shared_validation else env
+    return [batch_of(source, VALIDATION, index, setting.dtype) for index in range(NUM_VAL)]
+
+
+def side_by_side(batches: list[Batch]) -> Batch:
+    """Batches of n envs as the engine takes them: images [B, n*3, SIZE, SIZE] in channels_last and labels [B, n]."""
+    images = torch.cat([images for images, _ in batches], dim=1)
+    return images.contiguous(memory_format=torch.channels_last), torch.stack([labels for _, labels in batches], dim=1)
+
+
+@dataclass
+class Feed:
+    """Training and validation batches of the envs with the global numbers `ids` at one env-step."""
+
+    ids: list[int]
+    step: int
+    setting: Setting
+
+    def batch(self, envs: Tensor, index: int) -> Batch:
+        number, dtype = self.step * NUM_BATCHES + index, self.setting.dtype
+        return side_by_side([batch_of(self.ids[env], TRAINING, number, dtype) for env in envs.tolist()])
+
+    def batches(self, envs: Tensor, size: int) -> list[Batch]:
+        seen = envs[:1] if self.setting.shared_validation else envs
+        each = [validation_batches(self.ids[env], self.setting) for env in seen.tolist()]
+        return [side_by_side(list(batches)) for batches in zip(*each, strict=True)]
+
+
+# --- scripts
+
+ADVANCE, FOSSILIZE = ScalarAction(op=Op.ADVANCE), ScalarAction(op=Op.FOSSILIZE)
+REMOVE = ScalarAction(op=Op.PRUNE, alpha_speed=0)
+FADE = ScalarAction(op=Op.PRUNE, alpha_speed=1, alpha_curve=1)  # 3 ticks, cosine
+
+
+def aim(target: int, speed: int, curve: int, style: int) -> ScalarAction:
+    return ScalarAction(op=Op.SET_ALPHA_TARGET, alpha_target=target, alpha_speed=speed, alpha_curve=curve, style=style)
+
+
+def ending(number: int) -> list[ScalarAction]:
+    """What becomes of a seed after TRAINING; targets are 0.5, 0.7 and 1.0, speeds at once, 3 and 5 ticks."""
+    style = number % 4
+    return [
+        [ADVANCE, FADE],  # from HOLDING down to nothing
+        [aim(0, 1, 3, style), FADE],  # a partial way down freezes the seed for 3 ticks, then it fades
+        [ADVANCE, FOSSILIZE],
+        [ADVANCE, aim(1, 1, 1, style), aim(2, 0, 0, (style + 1) % 4), ADVANCE, REMOVE],  # changes its blend twice
+        [aim(0, 0, 0, style), aim(2, 1, 4, style), ADVANCE, FOSSILIZE],  # down at once, then up in a steep sigmoid
+    ][number % 5]
+
+
+def lives(env: int, slot: int) -> list[ScalarAction]:
+    """All that an env means to do in a slot: three seeds, one after the other."""
+    ops = []
+    for life in range(3):
+        number = 11 * (NUM_SLOTS * env + slot) + 10 * life
+        blueprint, style = CNN_BLUEPRINTS[number % len(CNN_BLUEPRINTS)], number % 4
+        goal = 1 if number % 5 == 4 else 2
+        ops += [ScalarAction(op=Op.GERMINATE, blueprint=blueprint, style=style, tempo=0, alpha_target=goal)]
+        ops += [ADVANCE, REMOVE] if number % 9 == 8 else [ADVANCE, ADVANCE, *ending(number)]
+    return [op._replace(slot=slot) for op in ops]
+
+
+class Script:
+    """What one env does: it goes round its slots, and repeats the next op of a slot until it succeeds."""
+
+    def __init__(self, env: int, auto_forward: bool) -> None:
+        self.env = env
+        self.todo = [lives(env, slot) for slot in range(NUM_SLOTS)]
+        if auto_forward:
+            self.todo = [[op for op in ops if op.op != Op.ADVANCE] for ops in self.todo]
+
+    def action(self, step: int) -> ScalarAction:
+        ops = self.todo[(step + self.env) % NUM_SLOTS]
+        return ops[0] if ops else ScalarAction()
+
+    def report(self, action: ScalarAction, success: bool) -> None:
+        if success and action.op != Op.WAIT:
+            self.todo[action.slot].pop(0)
+
+
+# --- players
+
+
+class StackedEnvs:
+    """The stacked engine over the envs with global numbers `ids`."""
+
+    def __init__(self, setting: Setting, ids: list[int]) -> None:
+        self.setting, self.ids, self.step = setting, ids, 0
+        self.rules = setting.rules()
+        self.scripts = [Script(env, setting.auto_forward) for env in ids]
+        self.weights = pools.allocate(self.shape, len(ids), torch.device("cpu"), setting.dtype)
+        pools.initialise_hosts_(self.weights, self.shape, self.keys(streams.HOST_INIT))
+        self.state: EnvState = reset(self.rules, len(ids), torch.device("cpu"))
+        if setting.governed:
+            add_snapshot_(self.weights)
+            none = torch.zeros_like(self.weights["snapshot", "fossil"])
+            snapshot_where_(self.weights, self.shape, torch.ones(len(ids), dtype=torch.bool), none, none)
+
+    @property
+    def shape(self) -> HostShape:
+        return self.rules.nets.shape
+
+    def keys(self, purpose: int) -> Tensor:
+        return streams.stream_keys(7, purpose, (), torch.tensor(self.ids))
+
+    def seed_keys(self) -> Tensor:
+        return streams.fold(self.keys(streams.SEED_INIT), self.step)
+
+    def actions(self) -> list[ScalarAction]:
+        return [script.action(self.step) for script in self.scripts]
+
+    def claimed(self) -> TensorDict:
+        """A copy of the weights as the next training pass will find them, newborn rows initialised."""
+        weights = self.weights.clone()
+        roster = pools.read_roster(self.state.slots, self.state.ramp, ablate_fossils=False)
+        pools.claim_(weights, self.shape, roster, self.seed_keys())
+        return weights
+
+    def measure(self) -> Measurements:
+        """Train and validate; roll back where the setting says so."""
+        feed = Feed(self.ids, self.step, self.setting)
+        self.state, measured = measure_(
+            self.rules, self.weights, self.state, Work(feed, NUM_BATCHES, feed, self.seed_keys())
+        )
+        if self.setting.governed:
+            self.state, measured = guard_(self.rules, self.weights, self.state, measured)
+        return measured
+
+    def respond(self, measured: Measurements, actions: list[ScalarAction]) -> Response:
+        """Record, act, and let time pass."""
+        heads = [torch.tensor(head) for head in zip(*actions, strict=True)]
+        names = ScalarAction._fields
+        action = Action(**dict(zip(names, heads, strict=True)), batch_size=[len(actions)])
+        response = respond(self.rules, perceive(self.rules, self.state, measured), action)
+        for script, one, success in zip(self.scripts, actions, response.outcome.success.tolist(), strict=True):
+            script.report(one, success)
+        self.state, self.step = response.state, self.step + 1
+        return response
+
+    def play(self, steps: int) -> None:
+        """Whole env-steps, as scripted."""
+        for _ in range(steps):
+            self.respond(self.measure(), self.actions())
+
+
+class LoopEnv(BaselineEnv):
+    """A plain loop over the same data as the stacked env with global number `number`."""
+
+    def __init__(self, setting: Setting, number: int) -> None:
+        super().__init__(setting.task, setting.slots, setting.lifecycle, setting.gates, setting.dtype)
+        self.number, self.setting = number, setting
+        self.ablate_fossils = RewardConfig(mode=setting.reward).drip_fraction > 0
+
+    def measure(self, step: int) -> tuple[TrainReading, ValidationReading]:
+        trained = self.train(training_batches(self.number, step, self.dtype))
+        return trained, self.evaluate_fused(validation_batches(self.number, self.setting))
+
+
+def build_loops(stacked: StackedEnvs) -> list[LoopEnv]:
+    """One loop per stacked env, with the same host."""
+    loops = [LoopEnv(stacked.setting, number) for number in stacked.ids]
+    for place, loop in enumerate(loops):
+        copy_host(stacked.weights, place, loop)
+    return loops
+
+
+# --- weights in and out
+
+
+def copy_host(weights: TensorDict, place: int, loop: LoopEnv) -> None:
+    """Host parameters, momentum and running statistics of the stacked env in row `place`."""
+    host = weights["host"][place]
+    loop.host.load_flat(host["params"])
+    loop.host.load_flat_statistics(host["statistics"])
+    set_momentum(loop.optimiser, list(loop.host.parameters()), host["momentum"])
+
+
+def copy_seeds(stacked: StackedEnvs, weights: TensorDict, place: int, loop: LoopEnv, slots: list[int]) -> None:
+    """Seed and gate parameters in `slots`; their momentum too where the loop has an optimiser by now."""
+    for slot in slots:
+        plant, rows = loop.plants[slot], weights["seeds", stacked.shape.slots[slot].name][place]
+        parts = {name: seed_parts(stacked, slot, row, plant.seed.num_parameters()) for name, row in rows.items()}
+        plant.seed.load_flat(parts["params"][0])
+        plant.gate.load_flat(parts["params"][1])
+        if plant.optimiser is not None:
+            set_momentum(plant.optimiser, plant.parameters(), torch.cat(parts["momentum"]))
+
+
+def seed_parts(stacked: StackedEnvs, slot: int, row: Tensor, seed_size: int) -> tuple[Tensor, Tensor]:
+    """The numbers of a seed and of its gate in a slot's row."""
+    layout = pools.row_layout(stacked.shape, slot)
+    return row[:seed_size], row[layout.seed : layout.seed + layout.gate]
+
+
+def set_momentum(optimiser: torch.optim.SGD, parameters: list[torch.nn.Parameter], flat: Tensor) -> None:
+    for parameter, values in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
+        optimiser.state[parameter]["momentum_buffer"] = values.view_as(parameter).clone()
+
+
+def momentum_of(optimiser: torch.optim.SGD | None, parameters: list[torch.nn.Parameter]) -> Tensor:
+    """Momentum as one vector; zeros where the optimiser has none yet."""
+    buffers = [optimiser.state[p].get("momentum_buffer") if optimiser else None for p in parameters]
+    pairs = zip(buffers, parameters, strict=True)
+    return torch.cat([(torch.zeros_like(p) if b is None else b).detach().reshape(-1) for b, p in pairs])
+
+
+def loop_weights(loop: LoopEnv) -> dict[str, Tensor]:
+    """Everything that training changes, by name."""
+    found = {
+        "host params": loop.host.flat(),
+        "host momentum": momentum_of(loop.optimiser, list(loop.host.parameters())),
+        "host statistics": loop.host.flat_statistics(),
+    }
+    for slot, plant in loop.plants.items():
+        found[f"slot {slot} params"] = torch.cat([plant.seed.flat(), plant.gate.flat()])
+        found[f"slot {slot} momentum"] = momentum_of(plant.optimiser, plant.parameters())
+    return found
+
+
+def stacked_weights(stacked: StackedEnvs, place: int, loop: LoopEnv) -> dict[str, Tensor]:
+    """The same of the stacked env in row `place`, for the seeds that live in `loop`."""
+    found = {f"host {name}": rows[place] for name, rows in stacked.weights["host"].items()}
+    for slot, plant in loop.plants.items():
+        for name, rows in stacked.weights["seeds", stacked.shape.slots[slot].name].items():
+            parts = seed_parts(stacked, slot, rows[place], plant.seed.num_parameters())
+            found[f"slot {slot} {name}"] = torch.cat(parts)
+    return found

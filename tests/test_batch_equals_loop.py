@@ -1,0 +1,246 @@
+"""N envs in the stacked engine equal N plain loops, env by env, and no env feels what happens in another.
+
+The loops share no kernel with the engine (benchmarks/baseline_env.py): host, seeds, gradients, running statistics, SGD,
+subset rows, gates, ramps and lifecycle are all computed twice.
+"""
+
+from dataclasses import fields
+
+import pytest
+import torch
+from loop_world import Setting, StackedEnvs, build_loops, copy_host, copy_seeds, loop_weights, stacked_weights
+
+from benchmarks.baseline_lifecycle import RampRecord, SeedRecord, TotalsRecord
+from esper_soa.vocabulary import CNN_BLUEPRINTS, RUNNING_STAGES, Blend, Stage
+
+IDS = [0, 1, 2, 3, 4]
+# Float fields of the ledger that are counted out of whole images, and so equal to the last bit.
+EXACT_FLOATS = ("accuracy_", "contribution", "alpha_goal")
+SETTINGS = {
+    "every advance by an action": Setting(),
+    "advancing by itself, fossils ablated": Setting(
+        ["r0c0", "r0c1", "r1c0"], auto_forward=True, reward="basic_plus", shared_validation=True
+    ),
+}
+
+
+def is_exact(name, value):
+    return not isinstance(value, float) or (name.startswith(EXACT_FLOATS) and not name.endswith("velocity"))
+
+
+def compare_record(found, expected, kind, where):
+    """Codes, counters, flags and accuracies exactly; alphas, gradient norms and averages to 1e-8."""
+    for one in fields(kind):
+        ours, theirs = getattr(found, one.name).item(), getattr(expected, one.name)
+        if is_exact(one.name, theirs):
+            assert ours == theirs, f"{one.name} of {where}: {ours} instead of {theirs}"
+        else:
+            assert ours == pytest.approx(theirs, rel=1e-8, abs=1e-10), f"{one.name} of {where}"
+
+
+def compare_ledger(stacked, loops):
+    for place, loop in enumerate(loops):
+        where = f"env {loop.number} after env-step {stacked.step}"
+        compare_record(stacked.state.totals[place], loop.totals, TotalsRecord, where)
+        for slot, machine in enumerate(loop.machines):
+            compare_record(stacked.state.slots[place, slot], machine.seed, SeedRecord, f"slot {slot}, {where}")
+            compare_record(stacked.state.ramp[place, slot], machine.ramp, RampRecord, f"slot {slot}, {where}")
+
+
+def compare_weights(stacked, loops, tolerance):
+    """Largest difference over the largest number, of every vector of weights."""
+    for place, loop in enumerate(loops):
+        ours = stacked_weights(stacked, place, loop)
+        for name, theirs in loop_weights(loop).items():
+            error = (ours[name] - theirs).abs().max() / theirs.abs().max().clamp(min=1e-6)
+            assert error <= tolerance, f"{name} of env {loop.number} at env-step {stacked.step}: off by {error:.1e}"
+
+
+def compare_measurements(measured, place, trained, tested, tolerance):
+    assert measured.train_loss[place].item() == pytest.approx(trained.loss, rel=tolerance)
+    assert measured.val_loss[place].item() == pytest.approx(tested.loss, rel=tolerance)
+    assert tuple(measured.ablated[place].nonzero().flatten().tolist()) == tested.ablated
+
+
+def subset_accuracies(measured, place):
+    """Accuracy by subset code, in row order."""
+    rows = zip(measured.subset[place].tolist(), measured.accuracy[place].tolist(), strict=True)
+    return [(code, accuracy) for code, accuracy in rows if code >= 0]
+
+
+def plant_newborns(stacked, loops):
+    """The loops' fresh seeds get the weights that the engine's will have."""
+    claimed, newborn = stacked.claimed(), stacked.state.slots.newborn
+    for place, loop in enumerate(loops):
+        copy_seeds(stacked, claimed, place, loop, newborn[place].nonzero().flatten().tolist())
+
+
+def respond_both(stacked, loops, measured, readings):
+    """Record, act and tick on both sides; outcomes must agree."""
+    actions = stacked.actions()
+    outcome = stacked.respond(measured, actions).outcome
+    for place, (loop, action, reading) in enumerate(zip(loops, actions, readings, strict=True)):
+        loop.record(*reading)
+        theirs = loop.apply(action)
+        assert {name: outcome[place].get(name).item() for name in theirs._fields} == theirs._asdict()
+        loop.tick()
+    return actions
+
+
+class Coverage:
+    """What the scripts brought about, so that the comparison cannot become empty unnoticed."""
+
+    def __init__(self):
+        self.blended, self.stages, self.frozen, self.contributions = set(), set(), 0, 0
+
+    def note(self, loops):
+        for machine in (machine for loop in loops for machine in loop.machines):
+            self.stages.add(machine.seed.stage)
+            self.frozen += machine.frozen
+            self.contributions += machine.seed.contribution != 0
+            if machine.visible:
+                self.blended.add((machine.seed.blueprint, machine.seed.blend))
+
+    def check(self):
+        assert {blueprint for blueprint, _ in self.blended} == set(CNN_BLUEPRINTS)
+        assert {blend for _, blend in self.blended} == {Blend.ADD, Blend.MULTIPLY, Blend.GATE}
+        assert self.stages >= {*RUNNING_STAGES, Stage.EMPTY, Stage.EMBARGOED, Stage.RESETTING}
+        assert self.frozen
+        assert self.contributions
+
+
+@pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS.keys())
+def test_envs_together_equal_as_many_plain_loops_through_whole_lives(setting):
+    stacked = StackedEnvs(setting, IDS)
+    loops, coverage = build_loops(stacked), Coverage()
+    for step in range(setting.steps):
+        plant_newborns(stacked, loops)
+        measured = stacked.measure()
+        readings = [loop.measure(step) for loop in loops]
+        for place, (trained, tested) in enumerate(readings):
+            compare_measurements(measured, place, trained, tested, 1e-8)
+            assert subset_accuracies(measured, place) == list(tested.accuracy.items())
+            assert measured.train_accuracy[place].item() == trained.accuracy
+        compare_weights(stacked, loops, 1e-8)
+        coverage.note(loops)
+        respond_both(stacked, loops, measured, readings)
+        compare_ledger(stacked, loops)
+    coverage.check()
+
+
+def test_single_env_steps_from_the_same_state_agree_in_single_precision():
+    stacked = StackedEnvs(Setting(dtype=torch.float32), IDS)
+    loops = build_loops(stacked)
+    for step in range(24):
+        plant_newborns(stacked, loops)
+        claimed = stacked.claimed()
+        for place, loop in enumerate(loops):
+            copy_host(claimed, place, loop)
+            copy_seeds(stacked, claimed, place, loop, list(loop.plants))
+        measured = stacked.measure()
+        readings = [loop.measure(step) for loop in loops]
+        for place, (trained, tested) in enumerate(readings):
+            compare_measurements(measured, place, trained, tested, 1e-4)
+        compare_weights(stacked, loops, 1e-4)
+        respond_both(stacked, loops, measured, readings)
+        assert [
+            [machine.seed.stage for machine in loop.machines] for loop in loops
+        ] == stacked.state.slots.stage.tolist()
+
+
+# --- envs keep to themselves
+
+
+def everything(envs):
+    """Every tensor of ledger and weights, by its path."""
+    return {**envs.state.to_tensordict().flatten_keys(".").to_dict(), **envs.weights.flatten_keys(".").to_dict()}
+
+
+def different(ours, theirs, rows):
+    """Names of the tensors whose `rows` differ in some bit."""
+    return [
+        name
+        for name, values in ours.items()
+        if not torch.equal(values[rows].view(torch.uint8), theirs[name][rows].view(torch.uint8))
+    ]
+
+
+def test_an_env_among_others_equals_the_same_env_alone():
+    together = StackedEnvs(Setting(), IDS)
+    alone = [StackedEnvs(Setting(), [number]) for number in IDS]
+    for envs in (together, *alone):
+        envs.play(20)
+    ours = everything(together)
+    for place, single in enumerate(alone):
+        for name, theirs in everything(single).items():
+            tolerance = 1e-10 if theirs.is_floating_point() else 0.0
+            torch.testing.assert_close(ours[name][place], theirs[0], rtol=tolerance, atol=tolerance)
+
+
+def poison_host(envs, place):
+    envs.weights["host", "params"][place] = torch.nan
+
+
+def poison_seeds(envs, place):
+    assert envs.state.slots.running[place].any()
+    for rows in envs.weights["seeds"].values():
+        rows["params"][place] = torch.nan
+
+
+@pytest.mark.parametrize("poison", [poison_host, poison_seeds])
+def test_nan_in_the_weights_of_one_env_touches_no_other_by_a_bit(poison):
+    sick = 2  # shares its chunk with env 3
+    others = [place for place in range(len(IDS)) if place != sick]
+    healthy, poisoned = StackedEnvs(Setting(), IDS), StackedEnvs(Setting(), IDS)
+    for envs in (healthy, poisoned):
+        envs.play(13)
+        envs.scripts[sick].todo = [[], [], []]  # no gate may judge it: what runs beside the others must be the same
+    poison(poisoned, sick)
+    for envs in (healthy, poisoned):
+        envs.play(6)
+    assert torch.equal(healthy.state.slots.stage, poisoned.state.slots.stage)
+    assert poisoned.weights["host", "params"][sick].isnan().all()
+    assert not different(everything(healthy), everything(poisoned), others)
+    assert poisoned.state.isfinite().all()
+
+
+def test_an_env_that_is_rolled_back_touches_no_other_by_a_bit():
+    # Alone in its chunk: after the rollback other seeds run in it than in the healthy one.
+    setting, sick, others = Setting(env_chunk=1, governed=True), 2, [0, 1, 3, 4]
+    healthy, poisoned = StackedEnvs(setting, IDS), StackedEnvs(setting, IDS)
+    for envs in (healthy, poisoned):
+        envs.play(13)
+    poison_host(poisoned, sick)
+    for envs in (healthy, poisoned):
+        envs.play(6)
+    assert poisoned.weights["host"][sick].isfinite().all()
+    assert not torch.equal(healthy.weights["host", "params"][sick], poisoned.weights["host", "params"][sick])
+    assert not different(everything(healthy), everything(poisoned), others)
+
+
+def sleeping(envs):
+    """bool [N, S]: nothing lives in the slot, or what does is born at the next training pass."""
+    return ~envs.state.slots.live | envs.state.slots.newborn
+
+
+def test_garbage_in_sleeping_rows_changes_nothing_by_a_bit():
+    clean, littered = StackedEnvs(Setting(), IDS), StackedEnvs(Setting(), IDS)
+    for envs in (clean, littered):
+        for place in (0, 2, 4):
+            envs.scripts[place].todo[place // 2] = []  # one slot of these envs stays empty for ever
+        envs.play(2)
+    asleep, generator = sleeping(littered), torch.Generator().manual_seed(1)
+    for slot, pool in enumerate(littered.weights["seeds"].values()):
+        for rows in pool.values():
+            garbage = 100 * torch.randn(rows.shape, generator=generator, dtype=rows.dtype)
+            rows.copy_(torch.where(asleep[:, slot, None], garbage, rows))
+    for envs in (clean, littered):
+        envs.play(14)
+    assert (asleep & clean.state.slots.running).any(), "no seed was born into a littered row"
+    ours, theirs = everything(clean), everything(littered)
+    of_seeds = [name for name in ours if name.startswith("seeds.")]
+    for slot, spec in enumerate(clean.shape.slots):
+        awake = ~sleeping(clean)[:, slot]
+        names = [f"seeds.{spec.name}.{kind}" for kind in ("params", "momentum")]
+        assert not different({name: ours[name] for name in names}, theirs, awake)
+    assert not different({name: rows for name, rows in ours.items() if name not in of_seeds}, theirs, slice(None))
