@@ -1,0 +1,339 @@
+"""Faults put into the weights of running envs: the governor rolls back, the penalty is paid, and nobody else notices.
+
+Three rounds are played once: without faults, with another fault in each of four envs, and with every fault in all envs.
+"""
+
+import io
+import math
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import pytest
+import torch
+from rich.console import Console
+from tensordict import TensorDict
+from tiny_world import CPU, tiny_settings
+from torch import Tensor
+
+from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
+from esper_soa.agent.policy import RecurrentPolicy
+from esper_soa.agent.ppo import Learner
+from esper_soa.agent.protocol import Agent, Memory
+from esper_soa.agent.rollout import Rollout
+from esper_soa.agent.scripted import RandomPolicy, WaitPolicy
+from esper_soa.config import TrainConfig
+from esper_soa.env.config import GovernorConfig
+from esper_soa.env.governor import REASON_NAMES, PanicReason
+from esper_soa.env.observation import feature_names
+from esper_soa.env.step import Work
+from esper_soa.env.world import Sizes, World
+from esper_soa.nets.config import TaskConfig
+from esper_soa.nets.datasets import load_images
+from esper_soa.ops.collect import Player, play_round
+from esper_soa.ops.progress import Progress
+from esper_soa.ops.tally import RoundResult
+from esper_soa.state import Decision, EnvState, View
+from esper_soa.trainer import build_rules
+from esper_soa.vocabulary import Op
+
+NUM_ENVS, STEPS = 6, 20
+CLEAN = (1, 5)  # envs without a fault in the mixed round; 4 envs train together, so 1 shares its chunk with 0, 2 and 3
+
+Damage = Callable[[Tensor], Tensor]  # host parameters [n, P] -> damaged ones
+
+
+def poisoned(params: Tensor) -> Tensor:
+    """One weight of the first convolution is NaN."""
+    return params.index_fill(1, torch.tensor([3]), math.nan)
+
+
+def infinite(params: Tensor) -> Tensor:
+    """One weight is infinite."""
+    return params.index_fill(1, torch.tensor([3]), math.inf)
+
+
+def exploding(params: Tensor) -> Tensor:
+    """The classifier (32 channels, 10 classes) is a million times too large, and wrong."""
+    return torch.cat([params[:, :-330], -1e6 * params[:, -330:]], dim=1)
+
+
+def erased(params: Tensor) -> Tensor:
+    """All is zero: the host can only guess."""
+    return torch.zeros_like(params)
+
+
+class Fault(NamedTuple):
+    """Damage before the training pass of env-step `step` (from 0), which must end in a rollback."""
+
+    step: int
+    damage: Damage
+    rollback: int  # env-step
+    reason: int
+    snapshot: int  # env-step of the snapshot that is given back; START for the initial host
+
+
+START = -1
+# Snapshots are due at every fifth env-step: 4, 9, 14 and 19. A divergent loss is a panic when it is the third in a
+# row, so the host that explodes at 8 gets no snapshot at 9. A collapse can only be seen in a host that has learned.
+MIXED = {
+    0: Fault(3, poisoned, 3, PanicReason.NOT_FINITE, START),
+    2: Fault(6, infinite, 6, PanicReason.NOT_FINITE, 4),
+    3: Fault(8, exploding, 10, PanicReason.DIVERGED, 4),
+    4: Fault(12, erased, 12, PanicReason.COLLAPSED_TO_CHANCE, 9),
+}  # by env
+EVERYWHERE = (
+    Fault(11, erased, 11, PanicReason.COLLAPSED_TO_CHANCE, 9),
+    Fault(12, poisoned, 12, PanicReason.NOT_FINITE, 9),
+    Fault(15, infinite, 15, PanicReason.NOT_FINITE, 14),
+    Fault(16, exploding, 18, PanicReason.DIVERGED, 14),
+)
+
+
+def settings(num_envs: int = NUM_ENVS, steps: int = STEPS) -> TrainConfig:
+    """Hosts that learn the ten synthetic patterns within a few env-steps."""
+    cfg = tiny_settings(num_envs, 2, steps)
+    blueprints = [name for name in TaskConfig().blueprints if name != "attention"]
+    cfg.task = TaskConfig(name="quick", base_channels=4, num_blocks=4, num_pools=4, host_lr=0.1, blueprints=blueprints)
+    cfg.slots, cfg.batch_size, cfg.train_samples, cfg.val_samples = ["r0c0", "r0c1"], 16, 64, 32
+    cfg.data.synthetic_train, cfg.data.synthetic_test, cfg.data.augment = 64, 32, False
+    cfg.governor = GovernorConfig(min_samples=3)
+    return cfg
+
+
+class FaultyWorld(World):
+    """A world whose hosts are damaged before the training pass of declared env-steps."""
+
+    def __init__(self, cfg: TrainConfig, faults: Mapping[int, list[tuple[Tensor, Damage]]]) -> None:
+        sizes = Sizes(cfg.envs, cfg.batch_size, cfg.train_samples, cfg.val_samples)
+        super().__init__(build_rules(cfg, CPU), load_images(cfg.data, CPU), sizes, cfg.data, cfg.seed)
+        self.faults = faults
+
+    def work(self, step: int) -> Work:
+        for envs, damage in self.faults.get(step, []):
+            params = self.weights["host", "params"]
+            params[envs] = damage(params[envs])
+        return super().work(step)
+
+
+class Witness:
+    """An agent that plays as another does and keeps what it saw and the weights of the moment."""
+
+    def __init__(self, agent: Agent, world: World) -> None:
+        self.agent, self.world = agent, world
+        self.views: list[View] = []
+        self.memories: list[Memory] = []
+        self.weights: list[TensorDict] = []
+
+    def start(self, num_envs: int, device: torch.device) -> Memory:
+        return self.agent.start(num_envs, device)
+
+    def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
+        self.views.append(view)
+        self.memories.append(memory)
+        self.weights.append(self.world.weights.clone())
+        return self.agent.act(view, memory)
+
+
+class Played(NamedTuple):
+    """Everything about one round; lists are by env-step, the view after the last one at their ends."""
+
+    witness: Witness
+    rollout: Rollout
+    result: RoundResult
+    learner: Learner
+    update: dict[str, float]
+
+    def state(self, step: int) -> EnvState:
+        return self.witness.views[step].state
+
+    def host(self, step: int, name: str = "params") -> Tensor:
+        return self.witness.weights[step]["host", name]
+
+
+def play(faults: Mapping[int, list[tuple[Tensor, Damage]]], env_chunk: int = 0) -> Played:
+    chosen = settings()
+    chosen.compute.env_chunk = env_chunk
+    world = FaultyWorld(chosen, faults)
+    cfg = PolicyConfig(network=NetworkConfig(hidden=16, features=16), ppo=PPOConfig(epochs=1))
+    policy = RecurrentPolicy(cfg, 2, len(feature_names(("r0c0", "r0c1"))), 0)
+    learner, witness = Learner(policy, cfg.ppo, 10, 0), Witness(policy, world)
+    progress = Progress(1, Console(file=io.StringIO()), "off")
+    result, rollout = play_round(world, Player(witness, learner), 0, progress, "")
+    assert rollout is not None
+    return Played(witness, rollout, result, learner, learner.update(rollout))
+
+
+@pytest.fixture(scope="module")
+def clean() -> Played:
+    return play({})
+
+
+MIXED_DAMAGE = {fault.step: [(torch.tensor([env]), fault.damage)] for env, fault in MIXED.items()}
+
+
+@pytest.fixture(scope="module")
+def mixed() -> Played:
+    return play(MIXED_DAMAGE)
+
+
+@pytest.fixture(scope="module")
+def everywhere() -> Played:
+    return play({fault.step: [(torch.arange(NUM_ENVS), fault.damage)] for fault in EVERYWHERE})
+
+
+EXPECTED: dict[str, list[tuple[int, Fault]]] = {
+    "clean": [],
+    "mixed": list(MIXED.items()),
+    "everywhere": [(env, fault) for fault in EVERYWHERE for env in range(NUM_ENVS)],
+}
+
+
+def reasons_of(faults: list[tuple[int, Fault]]) -> Tensor:
+    """int64 [T, N]: the reason of every rollback, 0 where there is none."""
+    reasons = torch.zeros(STEPS, NUM_ENVS, dtype=torch.int64)
+    for env, fault in faults:
+        reasons[fault.rollback, env] = fault.reason
+    return reasons
+
+
+@pytest.fixture(params=["clean", "mixed", "everywhere"])
+def case(request: pytest.FixtureRequest) -> tuple[Played, Tensor]:
+    """A round and the rollbacks that it must have."""
+    return request.getfixturevalue(request.param), reasons_of(EXPECTED[request.param])
+
+
+def test_every_fault_is_rolled_back_at_its_env_step_and_ends_the_trajectory_with_the_penalty(case) -> None:
+    played, reasons = case
+    rows, panic = played.rollout.rows, reasons > 0
+    guards = [played.state(step).guard for step in range(STEPS)]
+    assert torch.equal(torch.stack([guard.panic for guard in guards]), panic)
+    assert torch.equal(torch.where(panic, torch.stack([guard.reason for guard in guards]), 0), reasons)
+    assert torch.equal(rows.terminal, panic)
+    assert rows.valid.all()
+    assert (rows.reward[panic] == -10.0).all()  # the death penalty, at most policy.ppo.reward_clip, not scaled
+    assert (rows.action.op[panic] == Op.WAIT).all()
+    assert rows.forced[panic].all()
+    assert torch.equal(rows.truncated[-1], ~panic[-1])
+    assert not rows.truncated[:-1].any()
+
+
+def test_the_agent_starts_afresh_after_a_rollback(case) -> None:
+    played, reasons = case
+    panic = reasons > 0
+    assert torch.equal(played.rollout.rows.reset[1:], panic[:-1])
+    assert not played.rollout.rows.reset[0].any()
+    for step in range(STEPS):
+        fresh = panic[step]
+        assert all((part[fresh] == 0).all() for part in played.witness.memories[step + 1])
+
+
+@pytest.mark.parametrize("kind", ["mixed", "everywhere"])
+def test_weights_go_back_to_the_last_healthy_snapshot_without_momentum(kind: str, request) -> None:
+    played = request.getfixturevalue(kind)
+    initial = FaultyWorld(settings(), {}).weights
+    for env, fault in EXPECTED[kind]:
+        now = played.witness.weights[fault.rollback][env]
+        then = (initial if fault.snapshot == START else played.witness.weights[fault.snapshot])[env]
+        assert torch.equal(now["host", "params"], then["host", "params"]), (env, fault)
+        assert torch.equal(now["host", "statistics"], then["host", "statistics"]), (env, fault)
+        assert (now["host", "momentum"] == 0).all()
+        assert all((pool["momentum"] == 0).all() for pool in now["seeds"].values())
+
+
+ROUNDED = ("signals.val_loss", "signals.loss_delta", "signals.loss_history", "guard.losses")
+
+
+def untouched(env: int) -> int:
+    """Env-steps before a fault of the mixed round reaches the env."""
+    return MIXED[env].step if env in MIXED else STEPS
+
+
+@pytest.mark.parametrize("env", range(NUM_ENVS))
+def test_rollbacks_of_others_change_no_weight_of_an_env_by_a_bit(clean: Played, mixed: Played, env: int) -> None:
+    """Networks train in fixed chunks. Which ones are validated together follows from their seeds, and sums round so."""
+    for step in range(untouched(env)):
+        assert_equal(clean.witness.weights[step][env], mixed.witness.weights[step][env])
+        assert_equal(clean.state(step)[env].to_tensordict(), mixed.state(step)[env].to_tensordict(), ROUNDED)
+    for name in ("effective_op", "terminal", "truncated", "reset", "valid"):
+        one, other = clean.rollout.rows.get(name), mixed.rollout.rows.get(name)
+        assert torch.equal(one[: untouched(env), env], other[: untouched(env), env]), name
+
+
+def test_nothing_at_all_of_another_env_is_changed_where_every_env_is_validated_alone() -> None:
+    clean, mixed = play({}, env_chunk=1), play(MIXED_DAMAGE, env_chunk=1)
+    for env in range(NUM_ENVS):
+        for step in range(untouched(env)):
+            assert_equal(clean.witness.weights[step][env], mixed.witness.weights[step][env])
+            assert_equal(clean.witness.views[step][env].to_tensordict(), mixed.witness.views[step][env].to_tensordict())
+        rows = clean.rollout.rows[: untouched(env), env].to_tensordict().exclude("reward")  # its scale is everybody's
+        assert_equal(rows, mixed.rollout.rows[: untouched(env), env].to_tensordict())
+    for env in CLEAN:
+        assert clean.result.rewards[env] == mixed.result.rewards[env]
+
+
+def assert_equal(one: TensorDict, other: TensorDict, rounded: tuple[str, ...] = ()) -> None:
+    """Equal to the bit, but for the fields `rounded`."""
+    others = other.flatten_keys(".")
+    for name, value in one.flatten_keys(".").items():
+        if name in rounded:
+            torch.testing.assert_close(value, others[name], rtol=1e-5, atol=1e-6)
+        else:
+            assert torch.equal(value, others[name]), name
+
+
+def test_the_policy_and_the_normalisers_never_see_anything_that_is_not_finite(case) -> None:
+    played, _ = case
+    assert_finite(played.rollout.rows.to_tensordict())
+    assert played.rollout.bootstrap.isfinite().all()
+    for part in (*played.learner.reward, *played.learner.value, *played.learner.policy.observation_moments):
+        assert part.isfinite().all()
+    assert all(parameter.isfinite().all() for parameter in played.learner.policy.parameters())
+    for view in played.witness.views:
+        assert_finite(view.to_tensordict())
+
+
+def assert_finite(record: TensorDict) -> None:
+    for name, value in record.flatten_keys(".").items():
+        assert value.isfinite().all(), name
+
+
+def test_training_goes_on_and_the_final_metrics_are_finite(case) -> None:
+    played, reasons = case
+    assert_finite(played.witness.weights[-1])
+    result = played.result
+    assert all(math.isfinite(number) for number in (*result.accuracies, *result.rewards, *played.update.values()))
+    assert math.isfinite(result.record["val_loss"])
+    assert played.update["steps"] >= 1
+    counts = {name: int((reasons == code).sum()) for code, name in enumerate(REASON_NAMES) if code}
+    assert result.record["rollbacks"] == {"total": int((reasons > 0).sum())} | counts
+    assert result.seeds["rollbacks"] == int((reasons > 0).sum())
+
+
+def test_the_reward_normaliser_takes_no_penalty_for_a_reward(everywhere: Played) -> None:
+    # 20 env-steps of 6 envs, less 4 rollbacks of each
+    assert everywhere.learner.reward.seen == (STEPS - 4) * NUM_ENVS
+
+
+def test_rounds_with_rollbacks_allocate_no_weights() -> None:
+    cfg = tiny_settings(3, 2, 14)
+    places, seeds = [], dict.fromkeys(("germinated", "pruned", "rollbacks"), 0)
+    world = FaultyWorld(cfg, {step: [(torch.tensor([step % 3]), poisoned)] for step in (4, 8, 11)})
+    for number in range(5):
+        player = Player(RandomPolicy(), None)
+        result, _ = play_round(world, player, number, Progress(1, Console(file=io.StringIO()), "off"), "")
+        seeds = {name: count + result.seeds[name] for name, count in seeds.items()}
+        places.append({name: value.data_ptr() for name, value in world.weights.flatten_keys(".").items()})
+    assert all(place == places[0] for place in places)
+    assert len(places[0]) == 3 + 2 * 2 + 3 + 2  # host, two pools, and the snapshot of each
+    assert seeds["rollbacks"] == 15
+    assert min(seeds.values()) > 0
+
+
+def test_without_the_governor_nothing_is_rolled_back() -> None:
+    cfg = tiny_settings(2, 2, 4)
+    cfg.governor = GovernorConfig(enabled=False)
+    world = FaultyWorld(cfg, {1: [(torch.tensor([0]), poisoned)]})
+    result, _ = play_round(world, Player(WaitPolicy(), None), 0, Progress(1, Console(file=io.StringIO()), "off"), "")
+    assert result.seeds["rollbacks"] == 0
+    assert world.weights["host", "params"][0].isnan().any()
+    assert world.weights["host", "params"][1].isfinite().all()

@@ -1,0 +1,149 @@
+"""What a rollback does to the ledger of its env and not to others', on made-up measurements; and the settings."""
+
+import math
+
+import pytest
+import torch
+from tensordict import TensorDict
+from tiny_world import made_up, play_ledger, tiny_rules, view_of
+
+from esper_soa.agent.scripted import RandomPolicy, WaitPolicy
+from esper_soa.env.config import GovernorConfig
+from esper_soa.env.governor import quarantine, watch
+from esper_soa.env.step import Response, Rules, perceive, respond
+from esper_soa.errors import SettingError
+from esper_soa.state import EnvState, Masks, Measurements
+from esper_soa.vocabulary import Op, Stage
+
+STAGES = (Stage.TRAINING, Stage.FOSSILIZED, Stage.BLENDING, Stage.EMBARGOED)
+ALPHAS = (0.0, 1.0, 0.5, 0.0)
+
+
+def grown_state(rules: Rules, num_envs: int) -> EnvState:
+    """Envs alike, at env-step 1, with one slot in each of STAGES."""
+    state = next(play_ledger(rules, num_envs, seed=3, agent=WaitPolicy())).response.state
+    stage, alpha = torch.tensor(STAGES).expand(num_envs, 4), torch.tensor(ALPHAS).double().expand(num_envs, 4)
+    slots = state.slots.replace(
+        stage=stage.clone(), alpha=alpha.clone(), blueprint=torch.ones_like(stage), seed_age=torch.full_like(stage, 7),
+        rent_alpha=alpha.clone(), rent_params=torch.full_like(alpha, 50.0), escrow=torch.full_like(alpha, 0.5),
+    )  # fmt: skip
+    return state.replace(slots=slots)
+
+
+def assert_equal(one: TensorDict, other: TensorDict) -> None:
+    others = other.flatten_keys(".")
+    for name, value in one.flatten_keys(".").items():
+        assert torch.equal(value, others[name]), name
+
+
+def env_step(rules: Rules, state: EnvState, losses: list[float], seed: int = 5) -> tuple[Measurements, Response, Masks]:
+    """One env-step with the validation losses given; random play."""
+    measured = made_up(rules, state, seed).replace(val_loss=torch.tensor(losses, dtype=torch.float64))
+    state, _ = watch(state, measured.val_loss, 10, rules.governor)
+    measured = quarantine(measured, state)
+    percept = perceive(rules, state, measured)
+    decision, _ = RandomPolicy().act(view_of(percept, seed), ())
+    return measured, respond(rules, percept, decision.action), percept.masks
+
+
+def test_a_rollback_prunes_every_seed_but_fossils_and_lets_no_time_pass() -> None:
+    rules = tiny_rules(4, 20)
+    state = grown_state(rules, 2)
+    _, response, masks = env_step(rules, state, [math.nan, 1.0])
+    after, totals = response.state.slots[0], response.state.totals[0]
+    assert after.stage.tolist() == [Stage.PRUNED, Stage.FOSSILIZED, Stage.PRUNED, Stage.EMBARGOED]
+    assert after.alpha.tolist() == [0.0, 1.0, 0.0, 0.0]
+    assert after.stage_age[3] == state.slots.stage_age[0, 3]  # the embargo does not count at this env-step
+    assert masks.op[0].tolist() == [True] + [False] * 5
+    assert totals.rollbacks.tolist() == [0, 1, 0, 0]
+    assert totals.pruned == 2
+    assert totals.reward == state.totals.reward[0] - 10
+    assert totals.pending_penalty == pytest.approx(-0.4)  # two seeds, -0.2 each
+    outcome = response.outcome[0]
+    assert not any(flag for flag in (outcome.success, outcome.germinated, outcome.fossilized, outcome.pruned_now))
+    terms = {name: value for name, value in response.terms[0].to_dict().items() if value != 0}
+    assert terms == {"rollback_penalty": -10.0, "total": -10.0}
+    assert response.state.signals[0].last_op == Op.WAIT
+    assert not response.state.signals[0].last_success
+
+
+def test_the_pruned_seeds_are_paid_for_with_the_next_reward_and_not_as_an_alpha_move() -> None:
+    rules = tiny_rules(4, 20)
+    _, first, _ = env_step(rules, grown_state(rules, 2), [math.nan, 1.0])
+    _, second, _ = env_step(rules, first.state, [1.0, 1.0], seed=6)
+    assert second.terms.auto_prune_penalty.tolist() == [pytest.approx(-0.4), 0.0]
+    assert second.terms.alpha_shock[0] == 0
+    assert second.terms.rollback_penalty.tolist() == [0.0, 0.0]
+    assert second.state.totals.pending_penalty.tolist() == [0.0, 0.0]
+    assert second.state.slots.stage[0].tolist()[:3] == [Stage.EMBARGOED, Stage.FOSSILIZED, Stage.EMBARGOED]
+
+
+def test_a_panicking_env_shows_the_last_recorded_numbers_and_measures_nothing() -> None:
+    rules = tiny_rules(4, 20)
+    state = grown_state(rules, 2)
+    measured, response, _ = env_step(rules, state, [math.inf, 1.0])
+    signals, before = response.state.signals, state.signals
+    assert measured.ablated.any(1).tolist() == [False, True]
+    assert not measured.gradients.measured[0].any()
+    assert signals.step.tolist() == [2, 2]
+    for name in ("val_loss", "val_accuracy", "train_loss", "train_accuracy", "committed_accuracy"):
+        assert signals.get(name)[0].isfinite(), name
+    assert signals.val_loss[0] == before.val_loss[0]
+    assert signals.val_accuracy[0] == before.val_accuracy[0]
+    assert signals.val_loss[1] == 1.0
+
+
+def test_the_ledger_of_other_envs_does_not_know_of_the_panic() -> None:
+    rules = tiny_rules(4, 20)
+    state = grown_state(rules, 3)
+    _, calm, _ = env_step(rules, state, [1.0, 1.0, 1.0])
+    _, struck, _ = env_step(rules, state, [1.0, math.nan, 1.0])
+    for env in (0, 2):
+        assert_equal(calm.state[env].to_tensordict(), struck.state[env].to_tensordict())
+        assert_equal(calm.terms[env].to_tensordict(), struck.terms[env].to_tensordict())
+        assert_equal(calm.outcome[env].to_tensordict(), struck.outcome[env].to_tensordict())
+
+
+def test_a_snapshot_waits_until_the_env_is_healthy() -> None:
+    cfg = GovernorConfig(snapshot_steps=1, min_samples=1, min_panics=2)
+    state, taken = grown_state(tiny_rules(4, 20), 1), []
+    for loss in (1.0, 50.0, 50.0, 1.0, math.nan, 1.0):  # healthy, divergent, panic, healthy, panic, healthy
+        state, due = watch(state, torch.tensor([loss], dtype=torch.float64), 10, cfg)
+        taken.append(bool(due))
+    assert taken == [True, False, False, True, False, True]
+    # Off the beat of snapshot_steps a fossilisation asks for one, and a panic does not make it forgotten.
+    state, taken = state.replace(guard=state.guard.replace(snapshot_due=torch.tensor([True]))), []
+    for loss in (math.nan, 1.0, 1.0):
+        state, due = watch(state, torch.tensor([loss], dtype=torch.float64), 10, GovernorConfig(snapshot_steps=100))
+        taken.append(bool(due))
+    assert taken == [False, True, False]
+
+
+def test_a_fossilisation_asks_for_a_snapshot() -> None:
+    steps = list(play_ledger(tiny_rules(3, 60), 12, seed=3))
+    fossilized = torch.stack([step.response.outcome.fossilized for step in steps])
+    asked = torch.stack([step.response.state.guard.snapshot_due for step in steps])
+    assert fossilized.any()
+    assert asked[fossilized].all()
+    assert not asked[fossilized.cumsum(0) == 0].all()
+
+
+def test_watching_compiles_to_one_graph() -> None:
+    rules = tiny_rules(4, 20)
+    state = grown_state(rules, 2)
+    measured = made_up(rules, state, 1)
+    loss = torch.tensor([math.nan, 1.0], dtype=torch.float64)
+    compiled = torch.compile(watch, backend="eager", fullgraph=True)(state, loss, 10, rules.governor)
+    assert_equal(compiled[0].to_tensordict(), watch(state, loss, 10, rules.governor)[0].to_tensordict())
+    hidden = torch.compile(quarantine, backend="eager", fullgraph=True)(measured, compiled[0])
+    assert hidden.val_loss.isnan().tolist() == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("min_panics", 0), ("min_samples", 21), ("min_samples", 0), ("snapshot_steps", 0), ("death_penalty", -1.0),
+     ("sensitivity", -0.1)],
+)  # fmt: skip
+def test_a_setting_that_cannot_work_is_refused_by_name(name: str, value: float) -> None:
+    with pytest.raises(SettingError, match=f"governor.{name}={value}"):
+        GovernorConfig(**{name: value})
