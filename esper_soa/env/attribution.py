@@ -16,9 +16,13 @@ def lookup(subset: Tensor, accuracy: Tensor, wanted: Tensor) -> tuple[Tensor, Te
 
     Returns values [N, W], 0 where the table does not hold the subset, and bool [N, W], where it does.
     """
-    match = subset[:, None, :] == wanted[:, :, None]
-    found, row = match.max(-1)
-    return torch.where(found, accuracy.gather(1, row), 0.0), found
+    value = torch.zeros_like(accuracy[:, :1]).expand(wanted.shape)
+    found = torch.zeros_like(wanted, dtype=torch.bool)
+    for row in range(subset.shape[1]):  # few; passes over [N, W] vectorise where a reduction over the rows does not
+        hit = subset[:, row, None] == wanted
+        value = torch.where(hit, accuracy[:, row, None], value)
+        found = found | hit
+    return value, found
 
 
 def shapley_values(subset: Tensor, accuracy: Tensor, ablated: Tensor) -> tuple[Tensor, Tensor]:
