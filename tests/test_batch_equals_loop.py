@@ -69,10 +69,13 @@ def subset_accuracies(measured, place):
 
 
 def plant_newborns(stacked, loops):
-    """The loops' fresh seeds get the weights that the engine's will have."""
+    """The loops' fresh seeds get the weights that the engine's will have, which must not be what lay there before."""
     claimed, newborn = stacked.claimed(), stacked.state.slots.newborn
     for place, loop in enumerate(loops):
-        copy_seeds(stacked, claimed, place, loop, newborn[place].nonzero().flatten().tolist())
+        slots = newborn[place].nonzero().flatten().tolist()
+        copy_seeds(stacked, claimed, place, loop, slots)
+        for path in [("seeds", stacked.shape.slots[slot].name, "params") for slot in slots]:
+            assert not torch.equal(claimed[path][place], stacked.weights[path][place])
 
 
 def respond_both(stacked, loops, measured, readings):
