@@ -1,0 +1,155 @@
+"""The main job in process, with tiny work: every task, every reward, the edges of every budget, and what users break.
+
+Settings are composed by Hydra as on the command line; files, data and errors are real.
+"""
+
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from esper_soa.config import register_schema, settings_from
+from esper_soa.env.config import REWARD_MODES
+from esper_soa.errors import UserError
+from esper_soa.ops.report import Summary
+from esper_soa.ops.rundir import open_run_folder
+from esper_soa.train import config_dir
+from esper_soa.trainer import run
+
+TASKS = sorted(path.stem for path in Path(config_dir(), "task").glob("*.yaml"))
+REAL_CIFAR = Path(__file__).resolve().parents[2] / "shared" / "data" / "cifar-10-batches-py"
+TINY = ("+experiment=smoke", "rounds=1", "steps=2", "telemetry.progress=off", "data.synthetic_train=32",
+        "data.synthetic_test=8", "train_samples=4", "val_samples=4", "batch_size=2")  # fmt: skip
+
+
+def play(folder: Path, *overrides: str) -> Summary:
+    """Compose, check and run, as the command line does."""
+    register_schema()
+    with initialize_config_dir(config_dir(), version_base="1.3"):
+        composed = compose("train", [*TINY, *overrides])
+    settings = settings_from(composed)
+    return run(settings, open_run_folder(str(folder), settings.name))
+
+
+def lines(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_there_are_the_nine_cifar_tasks() -> None:
+    assert len(TASKS) == 9
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_task_runs_with_its_first_and_last_slot(tmp_path: Path, task: str) -> None:
+    slots = {"cifar_minimal": "[r0c0,r0c2]"}.get(task, "[r0c0,r1c2]")
+    summary = play(tmp_path / "run", f"task={task}", f"slots={slots}", "steps=1")
+    assert summary.task == task
+    assert 0 <= summary.accuracy <= 100
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("envs=1",),
+        ("steps=1",),
+        ("slots=[r1c1]",),
+        ("task=cifar_scale", "slots=[r0c0,r0c1,r0c2,r0c3,r0c4,r1c0,r1c1,r1c2,r1c3,r1c4]"),
+        ("envs=3", "compute.env_chunk=2"),
+        ("data.split=true", "envs=3"),
+        ("max_seeds=1", "policy=random"),
+        ("policy=schedule",),
+        ("policy=heuristic", "gates=strict"),
+        ("val_samples=8", "data.augment=false"),
+    ],
+    ids=lambda overrides: ",".join(overrides)[:40],
+)
+def test_the_edges_of_the_settings_run(tmp_path: Path, overrides: tuple[str, ...]) -> None:
+    play(tmp_path / "run", *overrides)
+    assert (tmp_path / "run" / "summary.json").is_file()
+
+
+@pytest.mark.parametrize("mode", REWARD_MODES)
+def test_every_reward_mode_writes_components_that_sum_to_the_total(tmp_path: Path, mode: str) -> None:
+    play(tmp_path / "run", f"reward={mode}", "steps=12", "envs=2", "policy=random", "lifecycle=auto_forward",
+         "gates.min_blending_steps=1", "gates.min_gradient_health=0")  # fmt: skip
+    (line,) = lines(tmp_path / "run")
+    assert sum(line["reward_terms"].values()) == pytest.approx(line["reward"]["mean"], abs=1e-9)
+    assert any(value != 0 for value in line["reward_terms"].values()) or mode in ("sparse", "minimal", "basic")
+
+
+def test_seeds_live_whole_lives_and_the_table_counts_them(tmp_path: Path) -> None:
+    # the schedule germinates at env-step 1, advances at 2, 4 and 9, and fossilises at 10
+    summary = play(tmp_path / "run", "policy=schedule", "steps=12", "slots=[r0c1]", "gates.min_blending_steps=2",
+                   "policy.schedule.advance=[1,3,8]", "policy.schedule.fossilize=9")  # fmt: skip
+    assert (summary.seeds.germinated, summary.seeds.blended, summary.seeds.fossilized) == (2, 2, 2)
+    assert summary.control is not None
+    assert summary.grown.size - summary.control.size == 5  # a norm seed of 2 channels: 2 * 2 + 1 parameters
+    (line,) = lines(tmp_path / "run")
+    assert line["ops_successful"]["fossilize"] == 2
+
+
+def test_the_control_is_the_same_hosts_on_the_same_data(tmp_path: Path) -> None:
+    waiting = play(tmp_path / "a", "policy=wait")
+    growing = play(tmp_path / "b", "policy=random", "steps=2")
+    assert growing.control is not None
+    assert growing.control.accuracies == waiting.grown.accuracies
+
+
+@pytest.mark.skipif(not REAL_CIFAR.is_dir(), reason=f"no CIFAR-10 in {REAL_CIFAR}")
+def test_real_cifar_is_read_and_named(tmp_path: Path) -> None:
+    summary = play(tmp_path / "run", "data=auto", f"data.root={REAL_CIFAR}")
+    assert summary.data.startswith("cifar10")
+    assert "cifar10" in (tmp_path / "run" / "log.txt").read_text()
+    versions = json.loads((tmp_path / "run" / "versions.json").read_text())
+    assert versions["data"]["name"] == "cifar10"
+
+
+def test_without_a_root_the_embedded_images_are_taken_and_named(tmp_path: Path) -> None:
+    assert play(tmp_path / "run", "data=auto").data.startswith("fashion32")
+    assert "data     fashion32" in (tmp_path / "run" / "log.txt").read_text()
+
+
+class Hostile:
+    """Would run a command if a naive reader unpickled it."""
+
+    def __reduce__(self) -> tuple:
+        return eval, ("1 + 1",)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (("val_samples=9",), "val_samples=9: must be at most 8"),
+        (("data=auto", "data.root=/nowhere"), "/nowhere"),
+        (("device=cuda:99",), "device=cuda:99"),
+        (("envs=5", "batch_size=8", "train_samples=8", "data.split=true"), "data.split"),
+    ],
+)
+def test_what_cannot_work_is_one_message(tmp_path: Path, overrides: tuple[str, ...], told: str) -> None:
+    with pytest.raises(UserError, match=told.replace(".", r"\.")) as caught:
+        play(tmp_path / "run", *overrides)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", ["hostile", "truncated", "empty"])
+def test_a_broken_data_file_is_named_and_not_run(tmp_path: Path, content: str) -> None:
+    root = tmp_path / "cifar-10-batches-py"
+    root.mkdir()
+    good = pickle.dumps({b"data": b"\0" * 3072, b"labels": [0]}, protocol=2)
+    bad = {"hostile": pickle.dumps(Hostile()), "truncated": good[: len(good) // 2], "empty": b""}[content]
+    for name in [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]:
+        (root / name).write_bytes(bad)
+    with pytest.raises(UserError, match="data_batch_1"):
+        play(tmp_path / "run", "data=auto", f"data.root={root}")
+
+
+def test_the_resolved_settings_of_an_experiment_are_the_documented_ones() -> None:
+    register_schema()
+    with initialize_config_dir(config_dir(), version_base="1.3"):
+        composed = compose("train", ["+experiment=cifar_3seed"])
+    chosen = OmegaConf.to_container(composed)
+    assert chosen["slots"] == ["r0c0", "r0c1", "r0c2"]
+    assert (chosen["max_seeds"], chosen["task"]["name"], chosen["policy"]["name"]) == (3, "cifar_baseline", "ppo")
