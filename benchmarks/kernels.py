@@ -1,0 +1,191 @@
+"""The state machine alone: attribution, signals, masks, observation, rewards and transitions, without any network.
+
+`python -m benchmarks.kernels` plays random legal actions on made-up measurements and prints env-steps per second at
+several N, eager and compiled, with a JSON line last. Choosing the actions counts; warm-up and compilation do not.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from esper_soa.agent.scripted import RandomPolicy
+from esper_soa.config import TrainConfig
+from esper_soa.env.step import Rules, perceive, reset, respond
+from esper_soa.nets import streams
+from esper_soa.ops.device import apply_threads, device_name, resolve_device
+from esper_soa.state import LEDGER_FLOAT, EnvState, GradientStats, Measurements, Slots, View
+from esper_soa.trainer import build_rules
+from esper_soa.vocabulary import HEADS, Stage
+
+WARMUP_STEPS = 20  # env-steps before anything is timed: by then seeds of every age are about
+MODES = ("eager", "compiled")
+
+
+class Made(NamedTuple):
+    """What stands in for training and validation at one env-step: random numbers, drawn before the clock starts."""
+
+    loss: Tensor  # float64 [N]
+    accuracy: Tensor  # float64 [N, 2^S], percent
+    gradient: Tensor  # float64 [N, S]
+    noise: Tensor  # float32 [N, 8], what the actions are drawn from
+
+
+class Turn(NamedTuple):
+    """What the caller of the state machine would use of an env-step, so that no part of it can be left out."""
+
+    state: EnvState
+    features: Tensor  # float32 [N, F]
+    rewards: Tensor  # float64 [N]
+
+
+@dataclass
+class Result:
+    """One line of the table; times in seconds."""
+
+    mode: str
+    threads: int
+    envs: int
+    median: float  # of one env-step of all envs
+    best: float
+    lower_quartile: float
+    upper_quartile: float
+    repeats: int
+    env_steps_per_second: float  # by the median
+    best_env_steps_per_second: float
+    compile_seconds: float  # of this size; 0 for eager
+
+
+def make(num_envs: int, num_slots: int, step: int, device: torch.device) -> Made:
+    """Random numbers of env-step `step`, a function of their coordinates."""
+    keys = streams.stream_keys(0, streams.POLICY_SAMPLE, (step,), torch.arange(num_envs, device=device)).unsqueeze(1)
+
+    def draw(start: int, count: int, dtype: torch.dtype) -> Tensor:
+        return streams.uniform(keys, start + torch.arange(count, device=device), dtype)
+
+    return Made(
+        loss=0.5 + draw(0, 1, LEDGER_FLOAT).squeeze(1),
+        accuracy=50 + 10 * draw(1, 2**num_slots, LEDGER_FLOAT),
+        gradient=draw(1000, num_slots, LEDGER_FLOAT),
+        noise=draw(2000, len(HEADS), torch.float32),
+    )
+
+
+def measure(slots: Slots, made: Made) -> Measurements:
+    """Every subset of the seeds at work, with made-up accuracies; rows beyond them were not evaluated."""
+    ablated = slots.running & (slots.alpha > 0) & (slots.stage != Stage.FOSSILIZED)
+    bits = 1 << torch.arange(ablated.shape[1], device=ablated.device)
+    full = torch.where(ablated, bits, 0).sum(1, keepdim=True)
+    off = torch.arange(made.accuracy.shape[1], device=ablated.device)
+    measured = slots.running & (slots.stage != Stage.FOSSILIZED)
+    healthy = made.gradient > 0.1
+    return Measurements(
+        train_loss=made.loss,
+        train_accuracy=made.accuracy[:, 0],
+        val_loss=made.loss,
+        accuracy=made.accuracy,
+        subset=torch.where((off & ~full) == 0, full & ~off, -1),
+        ablated=ablated,
+        gradients=GradientStats(
+            l2=made.gradient, health=healthy.to(LEDGER_FLOAT), vanishing=~healthy, exploding=~healthy,
+            ratio=made.gradient, measured=measured, batch_size=ablated.shape,
+        ),
+        batch_size=ablated.shape[:1],
+    )  # fmt: skip
+
+
+def turn(rules: Rules, state: EnvState, made: Made) -> Turn:
+    """One env-step of all envs under random legal actions."""
+    percept = perceive(rules, state, measure(state.slots, made))
+    view = View(state=percept.state, observation=percept.observation, masks=percept.masks, noise=made.noise,
+                batch_size=made.loss.shape)  # fmt: skip
+    decision, _ = RandomPolicy().act(view, ())
+    response = respond(rules, percept, decision.action)
+    return Turn(response.state, percept.observation.features, response.terms.total)
+
+
+def step_times(play: Callable[[EnvState, Made], Turn], state: EnvState, made: list[Made], repeats: int) -> list[float]:
+    """Seconds of each of `repeats` consecutive env-steps; on CUDA the device is waited for after every one."""
+    device, times = state.signals.step.device, []
+    for repeat in range(repeats):
+        begun = time.perf_counter()
+        state = play(state, made[repeat % len(made)]).state
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - begun)
+    return times
+
+
+def run(mode: str, envs: int, repeats: int, steps: int, device: torch.device) -> Result:
+    """Time one mode at one N. The first call of a compiled turn is timed apart from the others."""
+    rules = build_rules(TrainConfig(envs=envs, steps=steps), device)
+    num_slots = len(rules.nets.shape.slots)
+    made = [make(envs, num_slots, step, device) for step in range(WARMUP_STEPS)]
+    state = reset(rules, envs, device)
+    torch.compiler.reset()
+    function = torch.compile(turn, fullgraph=True, dynamic=False) if mode == "compiled" else turn
+
+    def play(state: EnvState, made: Made) -> Turn:
+        return function(rules, state, made)
+
+    with torch.no_grad():
+        first = step_times(play, state, made, 1)[0]
+        for warmup in made:
+            state = play(state, warmup).state
+        times = step_times(play, state, made, repeats)
+    lower, median, upper = statistics.quantiles(times, n=4)
+    return Result(
+        mode=mode,
+        threads=torch.get_num_threads(),
+        envs=envs,
+        median=median,
+        best=min(times),
+        lower_quartile=lower,
+        upper_quartile=upper,
+        repeats=repeats,
+        env_steps_per_second=envs / median,
+        best_env_steps_per_second=envs / min(times),
+        compile_seconds=first if mode == "compiled" else 0.0,
+    )
+
+
+def table(results: list[Result]) -> Iterator[str]:
+    """The results for people."""
+    heads = (("threads", 8), ("N", 7), ("ms median", 11), ("quartiles", 19), ("best", 9), ("env-steps/s", 13))
+    yield f"{'mode':10}" + "".join(f"{name:>{width}}" for name, width in heads) + f"{'compile s':>11}"
+    for one in results:
+        quartiles = f"{1e3 * one.lower_quartile:.2f} - {1e3 * one.upper_quartile:.2f}"
+        compiled = f"{one.compile_seconds:.1f}" if one.mode == "compiled" else "-"
+        yield (f"{one.mode:10}{one.threads:>8}{one.envs:>7}{1e3 * one.median:>11.2f}{quartiles:>19}"
+               f"{1e3 * one.best:>9.2f}{one.env_steps_per_second:>13,.0f}{compiled:>11}")  # fmt: skip
+
+
+def main() -> None:
+    """Parse the command line, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--envs", type=int, nargs="+", default=[4, 64, 1024, 8192])
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
+    parser.add_argument("--repeats", type=int, default=60, help="timed env-steps")
+    parser.add_argument("--steps", type=int, default=150, help="env-steps per episode; the ledger holds as many")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads of one operation; 0 leaves them")
+    parser.add_argument("--device", default="auto")
+    args = parser.parse_args()
+    if args.steps < args.repeats + WARMUP_STEPS + 1:
+        parser.error(f"--steps must be at least --repeats + {WARMUP_STEPS + 1}: all that is timed is one episode")
+    apply_threads(args.threads)
+    device = resolve_device(args.device)
+    print(f"state machine alone, episodes of {args.steps} env-steps, on {device_name(device)}")
+    results = [run(mode, envs, args.repeats, args.steps, device) for mode in args.modes for envs in args.envs]
+    print("\n".join(table(results)))
+    print(json.dumps({"benchmark": "kernels", "device": device_name(device), "steps": args.steps,
+                      "results": [asdict(one) for one in results]}))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
