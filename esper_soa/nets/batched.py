@@ -52,8 +52,8 @@ def group_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def spatial_mean(x: Tensor, num_nets: int) -> Tensor:
-    """x [B, n*C, H, W] -> [B, n, C]."""
-    return x.mean(dim=(2, 3)).unflatten(1, (num_nets, -1))
+    """x [B, n*C, H, W] -> [B, n, C]; the rounding of a network's mean does not depend on the other networks."""
+    return F.adaptive_avg_pool2d(x, 1).flatten(1).unflatten(1, (num_nets, -1))
 
 
 def per_channel(values: Tensor, num_channels: int) -> Tensor:

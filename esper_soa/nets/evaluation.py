@@ -170,6 +170,7 @@ class _Chunk:
             correct += torch.stack([hits[row] for row in rows])
             main = logits[rows[0]].flatten(0, 1)
             losses = F.cross_entropy(main, targets.flatten(), ignore_index=-1, reduction="none")
-            loss += losses.unflatten(0, targets.shape).sum(0)
+            # One contiguous row per network: its sum is rounded the same way whoever is validated beside it.
+            loss += losses.unflatten(0, targets.shape).T.contiguous().sum(1)
             counted += (targets >= 0).sum(0)
         return loss / counted, 100.0 * correct.T.to(LEDGER_FLOAT) / counted[:, None]
