@@ -325,17 +325,18 @@ def entry_point(*arguments: str) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # twelve starts of the program
 def test_killed_at_random_moments_and_resumed_it_equals_the_undisturbed_run(tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     begun = time.monotonic()
-    subprocess.run(entry_point(f"run_dir={whole}"), check=True, capture_output=True, timeout=120)
+    subprocess.run(entry_point(f"run_dir={whole}"), check=True, capture_output=True, timeout=300)
     length, chance = time.monotonic() - begun, random.Random(7)
     for _ in range(10):
         process = subprocess.Popen(entry_point(f"run_dir={killed}", "resume=auto"), stdout=subprocess.DEVNULL)
         time.sleep(chance.uniform(0.5, 1.0) * length)
         process.kill()
         process.wait()
-    subprocess.run(entry_point(f"run_dir={killed}", "resume=auto"), check=True, capture_output=True, timeout=120)
+    subprocess.run(entry_point(f"run_dir={killed}", "resume=auto"), check=True, capture_output=True, timeout=300)
     assert_equal_runs(whole, killed)
 
 
