@@ -266,7 +266,8 @@ class Attribution(TensorClass["tensor_only", "frozen"]):
     pair_boost: Tensor  # float64 [N, S, S], positive pair interactions, 0 elsewhere
     upstream_alpha: Tensor  # float64 [N, S]
     downstream_alpha: Tensor  # float64 [N, S]
-    shapley: Tensor  # float64 [N, S], exact for up to 4 ablated seeds, else 0
+    shapley: Tensor  # float64 [N, S], exact for up to 4 ablated seeds; beyond, sampled where asked for, else 0
+    shapley_error: Tensor  # float64 [N, S], standard error of a sampled value, else 0
     all_off: Tensor  # float64 [N], accuracy with every ablated seed off
     total: Tensor  # float64 [N], accuracy - all_off
     total_known: Tensor  # bool [N], at least one seed was ablated

@@ -28,7 +28,8 @@ from esper_soa.ops.tally import Tally
 META = torch.device("meta")
 ROSTER = "read_roster"  # which seeds run at all decides what is launched; the one read that an env-step waits for
 PULSE = "pulse"  # a copy of two numbers that is started, not waited for; read one env-step late, for the progress bar
-TALLY = "Tally"  # Tally.read: the sums of a whole round, once, after its last env-step
+# Tally.read: the sums of a whole round, by one copy after its last env-step, and what is worked out of it on the host.
+TALLY = ("Tally", "episode_records", "blueprint_record", "_spread")
 # Index arrays that follow from the roster go to the device before training and validation: uploads, nothing is read.
 
 VALUES = torch.arange(4.0)
@@ -118,13 +119,13 @@ def test_no_kernel_of_an_env_step_waits_for_the_device(mode: str) -> None:
 
 
 def test_counting_a_round_waits_for_the_device_only_at_its_end() -> None:
-    rules, tally = tiny_rules(2, 5), Tally(CPU)
+    rules, tally = tiny_rules(2, 5), Tally(CPU, 3)
     for step in play_ledger(rules, 3, seed=1):
         with SyncGuard():
-            tally.add_(step.trusted, step.response.terms, step.response.outcome)
-    with SyncGuard([TALLY]) as guard:
+            tally.add_(step.trusted, step.percept, step.response)
+    with SyncGuard(TALLY) as guard:
         tally.read(step.response.state, rules.reward.counts)
-    assert guard.log
+    assert [sync.operation for sync in guard.log].count("Tensor.cpu") == 1
 
 
 def row_of(step: EnvStep, device: torch.device) -> Row:
@@ -169,7 +170,7 @@ def learning_player(num_slots: int, num_envs: int) -> Player:
 def syncs_of_a_round(num_envs: int, num_slots: int, steps: int, player: Player) -> Counter[str]:
     world = tiny_world(num_envs, num_slots, steps)
     quiet = Progress(num_envs * steps, Console(file=io.StringIO()), "off")
-    with quiet as progress, SyncGuard([ROSTER, PULSE, TALLY], uploads=True) as guard:
+    with quiet as progress, SyncGuard([ROSTER, PULSE, *TALLY], uploads=True) as guard:
         play_round(world, player, 0, progress, "")
     return Counter(sync.function for sync in guard.log if not sync.function.startswith(TALLY))
 
@@ -231,8 +232,8 @@ def test_every_agent_decides_on_a_device_that_holds_no_values(name: str) -> None
 def test_a_rollout_is_recorded_on_a_device_that_holds_no_values() -> None:
     rules = tiny_rules(2, 2, device=META)
     names = tuple(spec.name for spec in rules.nets.shape.slots)
-    rollout, tally = new_rollout(2, 3, 2, len(feature_names(names)), META), Tally(META)
+    rollout, tally = new_rollout(2, 3, 2, len(feature_names(names)), META), Tally(META, 3)
     for index, step in enumerate(play_ledger(rules, 3, seed=0, device=META)):
-        tally.add_(step.trusted, step.response.terms, step.response.outcome)
+        tally.add_(step.trusted, step.percept, step.response)
         write_(rollout, index, row_of(step, META))
     assert_on(META, rollout.rows.to_tensordict())

@@ -1,4 +1,4 @@
-"""What subset accuracies say about each seed: leave-one-out contribution, interactions, exact Shapley values.
+"""What subset accuracies say about each seed: leave-one-out contribution, interactions, Shapley values.
 
 Given the accuracies of a set of subsets per env, it knows nothing of networks and can be used on its own: rows of
 (subset bit mask, accuracy) in, per-seed numbers out. Called by env/step.py after validation.
@@ -55,6 +55,34 @@ def _order_weights(num_slots: int, like: Tensor) -> Tensor:
     return (factorial[before] * factorial[after] / factorial[players]).flatten()
 
 
+def prefix_codes(orders: Tensor) -> Tensor:
+    """Who has arrived after 0, 1, ..., n arrivals, as bit masks: int64 [P, n + 1] of orders int64 [P, n]."""
+    bits = torch.ones_like(orders) << orders
+    return torch.cat((torch.zeros_like(bits[:, :1]), bits.cumsum(1)), 1)
+
+
+def sampled_shapley_values(
+    subset: Tensor, accuracy: Tensor, ablated: Tensor, orders: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Shapley values [N, S] of the seeds `ablated` by `orders` of arrival, their standard errors [N, S], known [N].
+
+    orders: int64 [P, S] over all slots, each order followed by its reverse; without the slots that are not ablated a
+    random order stays one. The pairs are the independent observations (antithetic sampling, see env/shapley.py). The
+    bool [N] says where the table held every prefix of every order; elsewhere both are 0.
+    """
+    num_slots, prefixes = orders.shape[1], prefix_codes(orders)
+    bits = 1 << torch.arange(num_slots, device=subset.device)
+    full = torch.where(ablated, bits, 0).sum(1, keepdim=True)
+    worth, found = lookup(subset, accuracy, prefixes.flatten() & full)
+    gains = worth.unflatten(1, prefixes.shape).diff(dim=2)  # [N, P, S] in the order of arrival
+    gains = gains.gather(2, orders.argsort(dim=1).expand_as(gains))  # by slot
+    pairs = gains.unflatten(1, (-1, 2)).mean(2)
+    known = found.all(1)
+    usable = known[:, None] & ablated
+    error = pairs.std(1) / pairs.shape[1] ** 0.5
+    return torch.where(usable, pairs.mean(1), 0.0), torch.where(usable, error, 0.0), known
+
+
 def pair_interactions(subset: Tensor, accuracy: Tensor, ablated: Tensor) -> Tensor:
     """v(ij) - v(i) - v(j) + v(none) [N, S, S] for pairs of ablated seeds, other seeds off; 0 where rows are missing."""
     num_slots = ablated.shape[1]
@@ -68,10 +96,13 @@ def pair_interactions(subset: Tensor, accuracy: Tensor, ablated: Tensor) -> Tens
     return torch.where(valid, both - alone[:, :, None] - alone[:, None, :] + none, 0.0)
 
 
-def attribute(measurements: Measurements, slots: Slots, execution_rank: Tensor) -> Attribution:
+def attribute(
+    measurements: Measurements, slots: Slots, execution_rank: Tensor, orders: Tensor | None = None
+) -> Attribution:
     """Everything the rewards, gates and observations need from this env-step's subset rows.
 
-    execution_rank: int64 [S], position of each slot in the forward pass.
+    execution_rank: int64 [S], position of each slot in the forward pass. orders: int64 [P, S], see
+    `sampled_shapley_values`, for envs without all subsets; None leaves their Shapley values at 0.
     """
     subset, accuracy, ablated = measurements.subset, measurements.accuracy, measurements.ablated
     num_slots = ablated.shape[1]
@@ -83,7 +114,12 @@ def attribute(measurements: Measurements, slots: Slots, execution_rank: Tensor) 
     left_out, solo, all_off, committed = value.split((num_slots, num_slots, 1, 1), 1)
     interactions = pair_interactions(subset, accuracy, ablated)
     boosts = interactions.clamp(min=0)
-    shapley, _ = shapley_values(subset, accuracy, ablated)
+    shapley, complete = shapley_values(subset, accuracy, ablated)
+    error = torch.zeros_like(shapley)
+    if orders is not None:
+        sampled, spread, _ = sampled_shapley_values(subset, accuracy, ablated, orders)
+        shapley = torch.where(complete[:, None], shapley, sampled)
+        error = torch.where(complete[:, None], error, spread)
     alpha = torch.where(ablated, slots.alpha, 0.0)
     before = execution_rank[None, :] < execution_rank[:, None]  # [S, S], column acts before row
     upstream = torch.where(before, alpha[:, None, :], 0.0).sum(-1)
@@ -99,6 +135,7 @@ def attribute(measurements: Measurements, slots: Slots, execution_rank: Tensor) 
         upstream_alpha=torch.where(ablated, upstream, 0.0),
         downstream_alpha=torch.where(ablated, downstream, 0.0),
         shapley=shapley,
+        shapley_error=error,
         all_off=all_off.squeeze(1),
         total=main - all_off.squeeze(1),
         total_known=ablated.any(1),

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from esper_soa.env.attribution import shapley_values
+from esper_soa.env.attribution import prefix_codes, shapley_values
 from esper_soa.nets import streams
 
 MAX_EXACT_PLAYERS = 12  # a table of 4096 subsets
@@ -88,12 +88,6 @@ def arrival_orders(num_players: int, num_samples: int, seed: int, device: torch.
     noise = streams.uniform(keys, torch.arange(num_players, device=device), torch.float64)
     forward = noise.argsort(dim=1, stable=True)
     return torch.stack((forward, forward.flip(1)), 1).flatten(0, 1)
-
-
-def prefix_codes(orders: Tensor) -> Tensor:
-    """Who has arrived after 0, 1, ..., n arrivals, as bit masks: int64 [P, n + 1] of orders int64 [P, n]."""
-    bits = torch.ones_like(orders) << orders
-    return torch.cat((torch.zeros_like(bits[:, :1]), bits.cumsum(1)), 1)
 
 
 def estimate(observations: Tensor, num_subsets: int) -> ShapleySample:

@@ -42,6 +42,7 @@ class Rules(NamedTuple):
     blueprints: Tensor  # bool [13], what may be germinated
     execution_rank: Tensor  # int64 [S], position of each slot in the forward pass
     max_seeds: int  # 0 = as many as slots
+    shapley_orders: Tensor | None = None  # int64 [P, S], orders of arrival for sampled Shapley values; None = none
 
     @property
     def max_steps(self) -> int:
@@ -130,7 +131,7 @@ def guard_(rules: Rules, weights: TensorDict, state: EnvState, measured: Measure
 
 def perceive(rules: Rules, state: EnvState, measured: Measurements) -> Percept:
     """Attribute, record and observe: the state on which the next actions are decided and paid."""
-    attribution = attribute(measured, state.slots, rules.execution_rank)
+    attribution = attribute(measured, state.slots, rules.execution_rank, rules.shapley_orders)
     signals = record_signals(state.signals, measured, attribution.committed, rules.signals)
     slots = record_attribution(state.slots, attribution)
     slots = lifecycle.record_accuracy(slots, signals.val_accuracy)

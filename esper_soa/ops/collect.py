@@ -33,7 +33,7 @@ def play_round(
     rules, num_envs, device = world.rules, world.sizes.num_envs, world.device
     state = world.start_round(number)
     fresh = memory = player.agent.start(num_envs, device)
-    tally, rollout, seen = Tally(device), _rollout(world, player), None
+    tally, rollout, seen = Tally(device, num_envs), _rollout(world, player), None
     for step in range(rules.max_steps):
         state, measured = measure_(rules, world.weights, state, world.work(step))
         if seen is not None:  # its copy has arrived: measure_ waited for the device
@@ -45,7 +45,7 @@ def play_round(
                     noise=world.noise(step), batch_size=[num_envs])  # fmt: skip
         decision, memory = player.agent.act(view, restart(memory, fresh, reset))
         response = world.kernels.respond(rules, percept, decision.action)
-        tally.add_(measured, response.terms, response.outcome)
+        tally.add_(measured, percept, response)
         if rollout is not None and player.learner is not None:
             row = _row(player.learner, percept, decision, response, step + 1 == rules.max_steps)
             write_(rollout, step, row.replace(reset=reset))

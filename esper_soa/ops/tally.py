@@ -1,6 +1,8 @@
-"""What happened during a round, summed on the device and read by the host once, for metrics.jsonl and the final table.
+"""What happened during a round, summed on the device and read by the host once, for metrics.jsonl, episodes.jsonl and
+the final table.
 
-Filled by the trainer after every env-step; `pulse` is the one small copy per env-step that the progress bar reads late.
+Filled by ops/collect.py after every env-step; `pulse` is the one small copy per env-step that the progress bar reads
+late.
 """
 
 from typing import NamedTuple
@@ -9,13 +11,27 @@ import torch
 from torch import Tensor
 
 from esper_soa.env.governor import REASON_NAMES
+from esper_soa.env.outcome import (
+    STABILITY_WINDOW,
+    BlueprintStats,
+    Outcomes,
+    count_blueprints,
+    empty_blueprint_stats,
+    outcomes,
+    push_reward,
+)
 from esper_soa.env.parameters import total_params
-from esper_soa.env.reward_records import TERM_NAMES, RewardTerms
+from esper_soa.env.reward_records import TERM_NAMES
+from esper_soa.env.step import Percept, Response
 from esper_soa.ops.telemetry import Json
-from esper_soa.state import LEDGER_FLOAT, ActionOutcome, EnvState, Measurements, ParameterCounts
-from esper_soa.vocabulary import OP_NAMES
+from esper_soa.state import LEDGER_FLOAT, EnvState, Measurements, ParameterCounts
+from esper_soa.vocabulary import BLUEPRINT_NAMES, OP_NAMES
 
 COUNTS = ("germinated", "blended", "fossilized", "contributing", "pruned")
+
+
+MEAN_OUTCOMES = ("success", "stability", "param_ratio", "compute_cost")  # fields of Outcomes
+SEED_OUTCOMES = ("germinated", "fossilized", "contributing", "pruned", "unfinished")  # those that count seeds
 
 
 class RoundResult(NamedTuple):
@@ -26,23 +42,29 @@ class RoundResult(NamedTuple):
     rewards: list[float]  # per env, sum of raw rewards
     seeds: dict[str, int]  # by COUNTS, and "rollbacks", over all envs
     alpha_rows: float  # mean number validated per env and env-step
+    points: list[list[float]]  # per env: accuracy, stability, parameter ratio
     record: dict[str, Json]  # the round's part of a line of metrics.jsonl
+    episodes: list[dict[str, Json]]  # per env, its part of a line of episodes.jsonl
 
 
 class Tally:
-    """Sums over the env-steps of a round, on the device."""
+    """Sums over the env-steps of a round of `num_envs` envs, on the device."""
 
-    def __init__(self, device: torch.device) -> None:
-        def zeros(count: int) -> Tensor:
-            return torch.zeros(count, dtype=LEDGER_FLOAT, device=device)
+    def __init__(self, device: torch.device, num_envs: int) -> None:
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=LEDGER_FLOAT, device=device)
 
         self.terms = zeros(len(TERM_NAMES))
         self.ops, self.successes = zeros(len(OP_NAMES)), zeros(len(OP_NAMES))
         self.rows = zeros(1)
         self.env_steps = 0
+        self.rewards = zeros(num_envs, STABILITY_WINDOW)
+        self.blueprints = empty_blueprint_stats(device)
+        self.shapley = zeros(2, num_envs, 0)  # values and standard errors [2, N, S] at the newest env-step
 
-    def add_(self, measured: Measurements, terms: RewardTerms, outcome: ActionOutcome) -> None:
+    def add_(self, measured: Measurements, percept: Percept, response: Response) -> None:
         """Count one env-step of N envs."""
+        terms, outcome = response.terms, response.outcome
         self.terms += torch.stack([terms.get(name).mean() for name in TERM_NAMES])
         choices = torch.arange(len(OP_NAMES), device=self.ops.device)
         chosen = outcome.effective_op[:, None] == choices
@@ -50,39 +72,90 @@ class Tally:
         self.successes += (chosen & outcome.success[:, None]).sum(0)
         self.rows += (measured.subset >= 0).sum()
         self.env_steps += measured.subset.shape[0]
+        self.rewards = push_reward(self.rewards, terms.total)
+        self.blueprints = count_blueprints(self.blueprints, percept.state.slots, response.state.slots)
+        self.shapley = torch.stack((percept.attribution.shapley, percept.attribution.shapley_error))
 
     def read(self, state: EnvState, counts: ParameterCounts) -> RoundResult:
         """One packed copy to the host at the end of a round; `state` is the last ledger."""
-        signals, totals = state.signals, state.totals
-        per_env = torch.stack(
-            [signals.val_accuracy, signals.val_loss, signals.train_loss, signals.train_accuracy, totals.reward,
-             total_params(state.slots, counts), *(totals.get(name).to(LEDGER_FLOAT) for name in COUNTS)]
+        totals, signals = state.totals, state.signals
+        parts = (
+            self.terms, self.ops, self.successes, self.rows, totals.rollbacks, totals.blended,
+            torch.stack([signals.val_loss, signals.train_loss, signals.train_accuracy]),
+            total_params(state.slots, counts), torch.stack(outcomes(state, self.rewards, counts)),
+            torch.stack(self.blueprints), self.shapley,
         )  # fmt: skip
-        sums = [self.terms, self.ops, self.successes, totals.rollbacks.sum(0), self.rows, per_env.flatten()]
-        packed = torch.cat(sums).cpu()
-        terms, ops, successes, reasons, rows, rest = packed.split([part.numel() for part in sums])
-        accuracy, loss, train_loss, train_accuracy, reward, parameters, *seeds = rest.view_as(per_env)
-        counted = {name: int(column.sum()) for name, column in zip(COUNTS, seeds, strict=True)}
-        counted["rollbacks"] = int(reasons.sum())
-        by_reason = {name: int(count) for name, count in zip(REASON_NAMES, reasons, strict=True)}
+        packed = torch.cat([part.flatten().to(LEDGER_FLOAT) for part in parts]).cpu()
+        (terms, ops, successes, rows, reasons, blended, training, parameters, ended, blueprints, shapley) = (
+            piece.view(part.shape)
+            for piece, part in zip(packed.split([part.numel() for part in parts]), parts, strict=True)
+        )
+        episodes = Outcomes(*ended)
+        by_reason = dict(zip(REASON_NAMES, map(int, reasons.sum(0)), strict=True))
+        seeds = {name: int(count.sum()) for name, count in (episodes._asdict() | {"blended": blended}).items()
+                 if name in COUNTS}  # fmt: skip
+        rollbacks = int(reasons.sum())
         alpha_rows = float(rows) / self.env_steps
         record: dict[str, Json] = {
-            "accuracy": {"mean": float(accuracy.mean()), "min": float(accuracy.min()), "max": float(accuracy.max())},
-            "val_loss": float(loss.mean()),
-            "train_loss": float(train_loss.mean()),
-            "train_accuracy": float(train_accuracy.mean()),
-            "reward": {"mean": float(reward.mean()), "min": float(reward.min()), "max": float(reward.max())},
+            "accuracy": _spread(episodes.accuracy),
+            **dict(zip(("val_loss", "train_loss", "train_accuracy"), training.mean(1).tolist(), strict=True)),
+            "reward": _spread(episodes.reward),
             "reward_terms": dict(zip(TERM_NAMES, terms.tolist(), strict=True)),
             "parameters": float(parameters.mean()),
-            "seeds": {name: count for name, count in counted.items() if name != "rollbacks"},
-            "rollbacks": {"total": counted["rollbacks"]} | {name: by_reason[name] for name in REASON_NAMES[1:]},
+            "outcome": {name: float(episodes._asdict()[name].mean()) for name in MEAN_OUTCOMES},
+            "seeds": {name: seeds[name] for name in COUNTS},
+            "blueprints": blueprint_record(BlueprintStats(*blueprints)),
+            "rollbacks": {"total": rollbacks} | {name: by_reason[name] for name in REASON_NAMES[1:]},
             "ops": dict(zip(OP_NAMES, ops.tolist(), strict=True)),
             "ops_successful": dict(zip(OP_NAMES, successes.tolist(), strict=True)),
             "alpha_rows": alpha_rows,
         }
         return RoundResult(
-            accuracy.tolist(), parameters.tolist(), reward.tolist(), counted, alpha_rows, record
-        )  # fmt: skip
+            accuracies=episodes.accuracy.tolist(),
+            parameters=parameters.tolist(),
+            rewards=episodes.reward.tolist(),
+            seeds=seeds | {"rollbacks": rollbacks},
+            alpha_rows=alpha_rows,
+            points=torch.stack((episodes.accuracy, episodes.stability, episodes.param_ratio), 1).tolist(),
+            record=record,
+            episodes=episode_records(episodes, reasons.sum(1), shapley),
+        )
+
+
+def episode_records(episodes: Outcomes, rollbacks: Tensor, shapley: Tensor) -> list[dict[str, Json]]:
+    """One record per env; rollbacks [N], shapley [2, N, S]: by slot, at the last env-step, all on the host."""
+    records: list[dict[str, Json]] = []
+    for env, column in enumerate(zip(*(field.tolist() for field in episodes), strict=True)):
+        numbers = dict(zip(Outcomes._fields, column, strict=True))
+        record: dict[str, Json] = {name: numbers[name] for name in ("accuracy", "param_ratio", "stability", "reward")}
+        record["success"] = bool(numbers["success"])
+        record["compute_cost"] = numbers["compute_cost"]
+        record["seeds"] = {name: int(numbers[name]) for name in SEED_OUTCOMES}
+        record |= {"rollbacks": int(rollbacks[env]), "env_steps": int(numbers["num_steps"])}
+        record |= {"shapley": shapley[0, env].tolist(), "shapley_error": shapley[1, env].tolist()}
+        records.append(record)
+    return records
+
+
+def blueprint_record(stats: BlueprintStats) -> dict[str, Json]:
+    """Counts and means by the name of each blueprint that was born or came to an end; a mean of nothing is None."""
+    counts = {"germinated": stats.germinated, "fossilized": stats.fossilized, "pruned": stats.pruned}
+    means = {
+        "fossilization_rate": stats.fossilization_rate, "mean_gain": stats.mean_gain, "mean_churn": stats.mean_churn,
+        "mean_blending_gain": stats.mean_blending_gain, "mean_contribution": stats.mean_contribution,
+    }  # fmt: skip
+    record: dict[str, Json] = {}
+    for code, name in enumerate(BLUEPRINT_NAMES):
+        counted = {key: int(count[code]) for key, count in counts.items()}
+        if any(counted.values()):
+            record[name] = counted | {
+                key: None if mean[code].isnan() else float(mean[code]) for key, mean in means.items()
+            }
+    return record
+
+
+def _spread(values: Tensor) -> dict[str, float]:
+    return {"mean": float(values.mean()), "min": float(values.min()), "max": float(values.max())}
 
 
 def pulse(state: EnvState) -> Tensor:

@@ -74,8 +74,8 @@ def make_attribution(
     zero, nothing = torch.zeros_like(contribution), torch.zeros_like(total)
     return Attribution(
         contribution=contribution, measured=measured, solo=zero, interaction_sum=pair_boost.sum(2), boost=zero,
-        pair_boost=pair_boost, upstream_alpha=zero, downstream_alpha=zero, shapley=zero, all_off=nothing, total=total,
-        total_known=measured.any(1), committed=nothing + 60.0, batch_size=[num_envs],
+        pair_boost=pair_boost, upstream_alpha=zero, downstream_alpha=zero, shapley=zero, shapley_error=zero,
+        all_off=nothing, total=total, total_known=measured.any(1), committed=nothing + 60.0, batch_size=[num_envs],
     )  # fmt: skip
 
 

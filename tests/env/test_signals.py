@@ -135,7 +135,7 @@ def test_stable_accuracy_is_the_smallest_of_the_last_recorded():
 def attribution(contribution, was_measured):
     """One env; interaction 3, boost 2, upstream 0.25, downstream 0.75 in every slot."""
     shape = (1, len(contribution))
-    per_slot = {name: torch.zeros(shape, dtype=torch.float64) for name in ("solo", "shapley")}
+    per_slot = {name: torch.zeros(shape, dtype=torch.float64) for name in ("solo", "shapley", "shapley_error")}
     per_env = {name: torch.zeros(1, dtype=torch.float64) for name in ("all_off", "total", "committed")}
     constants = {"interaction_sum": 3.0, "boost": 2.0, "upstream_alpha": 0.25, "downstream_alpha": 0.75}
     per_slot |= {name: torch.full(shape, value, dtype=torch.float64) for name, value in constants.items()}
