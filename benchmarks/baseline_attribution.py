@@ -41,7 +41,8 @@ def code_of(slots: tuple[int, ...]) -> int:
 def subset_codes(ablated: tuple[int, ...], fossils: tuple[int, ...] = ()) -> list[int]:
     """Subsets to evaluate, the one with every seed on first.
 
-    All of them for up to EXACT_SEEDS seeds; beyond, that one, each leave-one-out, each alone, none, the fossils alone.
+    All of them for up to EXACT_SEEDS seeds; beyond, that one, each leave-one-out, each alone, none, the fossils alone,
+    and each pair.
     """
     full = code_of(ablated)
     if len(ablated) <= EXACT_SEEDS:
@@ -49,7 +50,8 @@ def subset_codes(ablated: tuple[int, ...], fossils: tuple[int, ...] = ()) -> lis
         return sorted((code_of(subset) for subset in chosen), reverse=True)
     without = [full - (1 << slot) for slot in ablated]
     alone = [1 << slot for slot in ablated]
-    return list(dict.fromkeys([full, *without, *alone, 0, code_of(fossils)]))
+    pairs = [code_of(pair) for pair in itertools.combinations(ablated, 2)]
+    return list(dict.fromkeys([full, *without, *alone, 0, code_of(fossils), *pairs]))
 
 
 def attribute(reading: ValidationReading) -> AttributionReading:

@@ -16,7 +16,14 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from esper_soa.agent.config import POLICIES, PolicyConfig
-from esper_soa.env.config import GatesConfig, GovernorConfig, LifecycleConfig, RewardConfig, SignalsConfig
+from esper_soa.env.config import (
+    AttributionConfig,
+    GatesConfig,
+    GovernorConfig,
+    LifecycleConfig,
+    RewardConfig,
+    SignalsConfig,
+)
 from esper_soa.errors import SettingError, UserError, check, check_choice
 from esper_soa.nets.config import DataConfig, TaskConfig, enabled_slots
 from esper_soa.vocabulary import BLUEPRINT_NAMES, CNN_BLUEPRINTS, HEAD_NAMES
@@ -110,6 +117,7 @@ class TrainConfig:
     gates: GatesConfig = field(default_factory=GatesConfig)
     signals: SignalsConfig = field(default_factory=SignalsConfig)
     governor: GovernorConfig = field(default_factory=GovernorConfig)
+    attribution: AttributionConfig = field(default_factory=AttributionConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     compute: ComputeConfig = field(default_factory=ComputeConfig)
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)

@@ -9,6 +9,7 @@ import math
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -18,13 +19,17 @@ from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.ppo import Learner
 from esper_soa.agent.scripted import WaitPolicy, scripted_policy
 from esper_soa.config import TrainConfig, settings_yaml
+from esper_soa.env.attribution import prefix_codes
 from esper_soa.env.observation import feature_names
+from esper_soa.env.outcome import hypervolume, trade_offs
 from esper_soa.env.reward_records import RewardSettings
+from esper_soa.env.shapley import arrival_orders
 from esper_soa.env.step import EAGER, Rules, compiled
 from esper_soa.env.world import Sizes, World
 from esper_soa.nets.blueprints import blueprint_codes
-from esper_soa.nets.config import enabled_slots
+from esper_soa.nets.config import SubsetRows, enabled_slots
 from esper_soa.nets.datasets import load_images
+from esper_soa.nets.evaluation import EXACT_SLOTS
 from esper_soa.nets.host import host_shape
 from esper_soa.nets.pools import parameter_table
 from esper_soa.nets.supervised import NetsConfig
@@ -42,10 +47,11 @@ from esper_soa.ops.device import (
 )
 from esper_soa.ops.interrupt import Interrupted, Requests, signals_noted
 from esper_soa.ops.progress import LOGGER, Progress, logging_to
-from esper_soa.ops.report import HostScore, SeedCounts, Speed, Summary, print_summary, write_summary
+from esper_soa.ops.report import HostScore, Pareto, SeedCounts, Speed, Summary, print_summary, write_summary
 from esper_soa.ops.rundir import RunFolder, claimed, drop_unfinished, rounds_of, write_config_file, write_versions
 from esper_soa.ops.tally import RoundResult
 from esper_soa.ops.telemetry import Json, MetricsWriter, keep_rounds
+from esper_soa.state import LEDGER_FLOAT
 from esper_soa.vocabulary import NUM_BLUEPRINTS, STAGE_NAMES
 
 
@@ -58,8 +64,10 @@ def build_rules(cfg: TrainConfig, device: torch.device) -> Rules:
     allowed = torch.zeros(NUM_BLUEPRINTS, dtype=torch.bool)
     allowed[list(blueprint_codes(list(cfg.task.blueprints)))] = True
     rank = torch.tensor([shape.execution_order.index(slot) for slot in range(len(slots))])
+    orders, codes = shapley_orders(cfg, len(slots))
+    rows = SubsetRows(cfg.attribution.pairs, codes)
     return Rules(
-        nets=NetsConfig(shape, cfg.task, detached, chunk, choose_eval_batch(device)),
+        nets=NetsConfig(shape, cfg.task, detached, chunk, choose_eval_batch(device), rows),
         lifecycle=cfg.lifecycle,
         gates=cfg.gates,
         signals=cfg.signals,
@@ -68,7 +76,20 @@ def build_rules(cfg: TrainConfig, device: torch.device) -> Rules:
         blueprints=allowed.to(device),
         execution_rank=rank.to(device),
         max_seeds=cfg.max_seeds,
+        shapley_orders=None if orders is None else orders.to(device),
     )
+
+
+def shapley_orders(cfg: TrainConfig, num_slots: int) -> tuple[torch.Tensor | None, tuple[int, ...]]:
+    """Orders of arrival int64 [P, S] for sampled Shapley values and the subsets that they need, the same all run long.
+
+    None where they are not asked for, and where the slots are so few that all subsets are evaluated.
+    """
+    samples = cfg.attribution.shapley_samples
+    if samples == 0 or num_slots <= EXACT_SLOTS:
+        return None, ()
+    orders = arrival_orders(num_slots, samples, cfg.seed, torch.device("cpu"))
+    return orders, tuple(dict.fromkeys(prefix_codes(orders).flatten().tolist()))
 
 
 def build_world(cfg: TrainConfig, device: torch.device, seed: int | None = None) -> World:
@@ -119,6 +140,7 @@ class Run:
         LOGGER.info("resume   %s: %d of %d rounds are done", path.name, done, self.cfg.rounds)
         for name in drop_unfinished(self.folder, done):
             LOGGER.warning("resume   %s is dropped: this run makes its rounds anew", name)
+        keep_rounds(self.folder.episodes, done)
         if keep_rounds(self.folder.metrics, done) < done:
             LOGGER.warning("resume   metrics.jsonl lacks rounds that the checkpoint has done")
 
@@ -138,8 +160,8 @@ class Run:
                     cfg.rounds, cfg.steps, sizes.train_samples, sizes.val_samples, sizes.batch_size)  # fmt: skip
         LOGGER.info("policy   %s, reward %s, on %s", cfg.policy.name, cfg.reward.mode, device_name(self.device))
 
-    def one_round(self, number: int, progress: Progress) -> dict[str, Json]:
-        """Collect and update; returns the round's line for metrics.jsonl."""
+    def one_round(self, number: int, progress: Progress) -> tuple[dict[str, Json], list[dict[str, Json]]]:
+        """Collect and update; returns the round's line for metrics.jsonl, and its lines for episodes.jsonl."""
         begun = time.monotonic()
         result, rollout = play_round(self.world, self.player, number, progress, f"round {number + 1}/{self.cfg.rounds}")
         collected = time.monotonic()
@@ -153,10 +175,11 @@ class Run:
         self.count(result, ended - begun)
         env_steps = self.cfg.envs * self.cfg.steps
         line: dict[str, Json] = {"round": number + 1, "env_steps": (number + 1) * env_steps}
-        line |= result.record
+        line |= result.record | {"pareto": asdict(self.pareto())}
         line |= {"eps": env_steps / (ended - begun), "collect_seconds": collected - begun,
                  "update_seconds": ended - collected, "update": update, "anomalies": self.watch.active}  # fmt: skip
-        return line
+        episodes = [{"round": number + 1, "env": env} | episode for env, episode in enumerate(result.episodes)]
+        return line, episodes
 
     def count(self, result: RoundResult, seconds: float) -> None:
         """Add a round to what has been done."""
@@ -165,8 +188,14 @@ class Run:
         done.seconds += seconds
         done.alpha_rows += result.alpha_rows
         done.seeds = {name: done.seeds.get(name, 0) + count for name, count in result.seeds.items()}
+        done.front = trade_offs(torch.tensor(done.front + result.points, dtype=LEDGER_FLOAT)).tolist()
         done.accuracies, done.parameters, done.rewards = result.accuracies, result.parameters, result.rewards
         self.held = self.content()
+
+    def pareto(self) -> Pareto:
+        """The trade-offs that the run has found so far."""
+        front = torch.tensor(self.done.front, dtype=LEDGER_FLOAT).view(-1, 3)
+        return Pareto(len(front), float(hypervolume(front[:, 0], front[:, 2])))
 
     def keep_best(self, result: RoundResult) -> None:
         """Before the update: keep the policy that has just played, if no round before ended with a higher accuracy."""
@@ -236,6 +265,7 @@ class Run:
             reward=sum(done.rewards) / len(done.rewards),
             speed=Speed(env_steps, done.seconds, sizes.train_samples, sizes.val_samples, rows),
             wall_seconds=time.monotonic() - self.started,
+            pareto=self.pareto(),
             rollbacks=done.seeds.get("rollbacks", 0),
         )
 
@@ -251,6 +281,7 @@ def open_run(cfg: TrainConfig, folder: RunFolder, checkpoint: Path | None, reque
         if cfg.resume:
             LOGGER.info("resume   no checkpoint was found: the run starts afresh")
             keep_rounds(folder.metrics, 0)
+            keep_rounds(folder.episodes, 0)
         job = Run(cfg, folder, requests)
     else:
         saved = resume.read_run(checkpoint, resolve_device(cfg.device))
@@ -271,9 +302,14 @@ def open_run(cfg: TrainConfig, folder: RunFolder, checkpoint: Path | None, reque
 def play(job: Run, shown: Progress) -> HostScore | None:
     """All rounds that are left, each with its line and its checkpoint; returns the score of the control."""
     cfg = job.cfg
-    with shown as progress, MetricsWriter(job.folder.metrics) as metrics:
+    files = MetricsWriter(job.folder.metrics), MetricsWriter(job.folder.episodes)
+    with shown as progress, files[0] as metrics, files[1] as episodes:
         for number in range(job.done.rounds_done, cfg.rounds):
-            metrics.write(job.one_round(number, progress))
+            line, played = job.one_round(number, progress)
+            for episode in played:
+                episodes.write(episode)
+            episodes.sync()
+            metrics.write(line)
             metrics.sync()
             if cfg.checkpoint_every and (number + 1) % cfg.checkpoint_every == 0:
                 job.try_to_write()

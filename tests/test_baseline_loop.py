@@ -131,7 +131,9 @@ def test_up_to_four_seeds_every_subset_is_evaluated_beyond_only_the_corners():
     assert subset_codes(()) == [0]
     assert subset_codes((0, 2)) == [5, 4, 1, 0]
     assert len(subset_codes((0, 1, 2, 3))) == 16
-    assert subset_codes((0, 1, 2, 3, 4)) == [31, 30, 29, 27, 23, 15, 1, 2, 4, 8, 16, 0]
+    # full, five left out, five alone, none, and ten pairs
+    pairs = [3, 5, 9, 17, 6, 10, 18, 12, 20, 24]
+    assert subset_codes((0, 1, 2, 3, 4)) == [31, 30, 29, 27, 23, 15, 1, 2, 4, 8, 16, 0, *pairs]
 
 
 def test_contributions_interactions_and_shapley_values_of_two_seeds():

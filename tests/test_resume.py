@@ -89,6 +89,7 @@ def content(path: Path, rounds: int) -> dict:
 def assert_equal_runs(one: Path, other: Path, rounds: int = 6) -> None:
     assert len(lines(one)) == rounds
     assert lines(one) == lines(other)
+    assert (one / "episodes.jsonl").read_bytes() == (other / "episodes.jsonl").read_bytes()
     same(content(one, rounds), content(other, rounds))
 
 
@@ -250,6 +251,8 @@ def test_a_line_that_was_cut_off_and_lines_after_the_checkpoint_are_written_anew
     fresh(settings(rounds=3), tmp_path)
     metrics = tmp_path / "metrics.jsonl"
     metrics.write_text(metrics.read_text() + '{"round":4,"env_steps":1}\n{"round":5,"env')
+    episodes = tmp_path / "episodes.jsonl"
+    episodes.write_text(episodes.read_text() + '{"round":4,"env":0}\n{"round":4,"env')
     (tmp_path / "checkpoint_000004.pt.123.tmp").write_bytes(b"half")
     resumed(settings(), tmp_path)
     assert_equal_runs(undisturbed, tmp_path)

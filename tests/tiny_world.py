@@ -91,7 +91,9 @@ def subset_rows(slots: Slots, ablated: Tensor) -> Tensor:
         return torch.where((off & ~full) == 0, full - off, -1)
     fossils = torch.where(ablated & (slots.stage == Stage.FOSSILIZED), bits, 0).sum(1, keepdim=True)
     left_out, alone = torch.where(ablated, full - bits, -1), torch.where(ablated, bits, -1)
-    rows = torch.cat([full, left_out, alone, torch.zeros_like(full), fossils], dim=1)
+    one, other = torch.triu_indices(num_slots, num_slots, 1, device=ablated.device).unbind(0)
+    pairs = torch.where(ablated[:, one] & ablated[:, other], bits[one] | bits[other], -1)
+    rows = torch.cat([full, left_out, alone, torch.zeros_like(full), fossils, pairs], dim=1)
     repeated = (rows[:, :, None] == rows[:, None, :]).tril(-1).any(-1)
     return F.pad(torch.where(repeated, -1, rows), (0, max_rows(num_slots) - rows.shape[1]), value=-1)
 

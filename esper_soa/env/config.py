@@ -13,6 +13,7 @@ PBRS_GAMMA = 0.995  # discount that shaping, clawback and hindsight credit assum
 DRIP_MODES = ("basic", "basic_plus")
 MAX_STABLE_WINDOW = 10
 GUARD_WINDOW = 20  # losses that the governor remembers
+MIN_SHAPLEY_SAMPLES = 12  # 6 independent pairs: below that, a spread says nothing
 NUM_REASONS = 4  # what the governor can see in a loss, "nothing" included
 POSITIVE_REWARD_SETTINGS = (
     "param_budget", "rent_host_params_floor", "max_drip_per_step", "min_drip_steps", "hacking_ratio_threshold",
@@ -123,6 +124,19 @@ class LossRewardConfig:
         for name in ("max_loss_delta", "regression_penalty_scale", "compute_rent_weight", "max_rent_penalty",
                      "grace_steps"):  # fmt: skip
             check(getattr(self, name) >= 0, f"reward.loss.{name}", getattr(self, name), "at least 0")
+
+
+@dataclass
+class AttributionConfig:
+    """Subsets that are validated at every env-step in envs with more than four blending seeds; up to four, all are."""
+
+    pairs: bool = True  # each two seeds on their own, n (n - 1) / 2 subsets; without them there are no interactions
+    shapley_samples: int = 0  # orders of arrival for sampled Shapley values, n - 1 subsets each; 0 = none are given
+
+    def __post_init__(self) -> None:
+        enough = self.shapley_samples >= MIN_SHAPLEY_SAMPLES and self.shapley_samples % 2 == 0
+        check(self.shapley_samples == 0 or enough, "attribution.shapley_samples", self.shapley_samples,
+              f"0 or an even number of at least {MIN_SHAPLEY_SAMPLES}", "Orders come in pairs.")  # fmt: skip
 
 
 @dataclass

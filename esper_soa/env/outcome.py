@@ -145,6 +145,15 @@ def hypervolume(accuracy: Tensor, param_ratio: Tensor) -> Tensor:
     return (height * (reached[:-1] - reached[1:])).sum()
 
 
+def trade_offs(points: Tensor) -> Tensor:
+    """Of `points` [M, 3] (accuracy, stability, parameter ratio) the distinct ones on their Pareto front, [K, 3].
+
+    Front and hypervolume of more points are those of these and the new ones, so a run need not keep the others.
+    """
+    distinct = points.unique(dim=0)
+    return distinct[pareto_front(*distinct.unbind(1))]
+
+
 def return_on_parameters(outcome: Outcomes) -> Tensor:
     """Percent points of accuracy per parameter ratio, [N]."""
     return outcome.accuracy / outcome.param_ratio

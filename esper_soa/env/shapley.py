@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 
 from esper_soa.env.attribution import prefix_codes, shapley_values
+from esper_soa.env.config import MIN_SHAPLEY_SAMPLES
 from esper_soa.nets import streams
 
 MAX_EXACT_PLAYERS = 12  # a table of 4096 subsets
 MAX_SAMPLED_PLAYERS = 62  # a subset is the bits of an int64
-MIN_SAMPLES = 12  # 6 independent pairs: below that, a spread says nothing
 CONFIDENCE = 0.99  # that the intervals of all players hold together
 
 ValueFunction = Callable[[Tensor], Tensor]  # bool [M, n], the subsets -> float [M], their values
@@ -67,10 +67,11 @@ def sampled_shapley(
     An order and its reverse err in opposite directions (antithetic sampling; Castro, Gomez and Tejada 2009, Mitchell
     et al. 2022), so one pair counts as one independent observation. The estimates of all players sum to
     value(all) - value(none), and `value` is asked once for at most num_samples (n - 1) + 2 subsets, each once.
-    num_samples: even, at least MIN_SAMPLES. Raises ValueError otherwise, and for more than MAX_SAMPLED_PLAYERS players.
+    num_samples: even, at least MIN_SHAPLEY_SAMPLES. Raises ValueError otherwise, and for more than MAX_SAMPLED_PLAYERS
+    players.
     """
-    if num_samples < MIN_SAMPLES or num_samples % 2:
-        raise ValueError(f"sampled_shapley: num_samples={num_samples}, must be even and at least {MIN_SAMPLES}")
+    if num_samples < MIN_SHAPLEY_SAMPLES or num_samples % 2:
+        raise ValueError(f"sampled_shapley: num_samples={num_samples}, must be even and at least {MIN_SHAPLEY_SAMPLES}")
     if not 1 <= num_players <= MAX_SAMPLED_PLAYERS:
         raise ValueError(f"sampled_shapley: {num_players} players, must be 1..{MAX_SAMPLED_PLAYERS}")
     orders = arrival_orders(num_players, num_samples, seed, torch.device(device))

@@ -67,6 +67,19 @@ class DataConfig:
         check(self.synthetic_test >= 1, "data.synthetic_test", self.synthetic_test, "at least 1")
 
 
+class SubsetRows(NamedTuple):
+    """Subsets to validate, beside the few that rewards need, where more seeds than evaluation.EXACT_SLOTS are ablated.
+
+    Of a code only the bits of ablated seeds count.
+    """
+
+    pairs: bool = True  # each two on their own
+    codes: tuple[int, ...] = ()  # distinct bit masks over slot numbers
+
+
+DEFAULT_ROWS = SubsetRows()
+
+
 class SlotSpec(NamedTuple):
     """Place of a seed slot in the host: row 0 before the pool of its block (after ReLU), row 1 after it."""
 

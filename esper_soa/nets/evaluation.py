@@ -6,6 +6,7 @@ env-step by env/step.py, after supervised.train_epoch_.
 """
 
 from functools import lru_cache
+from itertools import combinations
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 from tensordict import TensorDict
 from torch import Tensor
 
+from esper_soa.nets.config import DEFAULT_ROWS, SubsetRows
 from esper_soa.nets.host import evaluate_forward, fold_batch_norm
 from esper_soa.nets.pools import Roster, groups_of, upload
 from esper_soa.nets.seeds import ActiveGroup, fill_slot, wake
@@ -41,22 +43,32 @@ class ValidationReport(NamedTuple):
     ablated: Tensor  # bool [N, S]
 
 
-def subset_codes(ablated: tuple[int, ...], fossils: tuple[int, ...]) -> tuple[int, ...]:
+@lru_cache(maxsize=4096)
+def subset_codes(
+    ablated: tuple[int, ...], fossils: tuple[int, ...], rows: SubsetRows = DEFAULT_ROWS
+) -> tuple[int, ...]:
     """Subsets to evaluate, as bit masks over slot numbers; the first has every ablated seed on.
 
-    Up to EXACT_SLOTS seeds all 2^n; beyond, the full set, each leave-one-out, each alone, none, and the fossils alone.
+    Up to EXACT_SLOTS seeds all 2^n; beyond, the full set, each leave-one-out, each alone, none, the fossils alone, and
+    what `rows` asks for: n (n - 1) / 2 pairs, and its codes.
     """
     full = sum(1 << slot for slot in ablated)
     if len(ablated) <= EXACT_SLOTS:
         return tuple(code for code in range(full, -1, -1) if code & full == code)
     kept = sum(1 << slot for slot in fossils)
     wanted = [full, *(full - (1 << slot) for slot in ablated), *(1 << slot for slot in ablated), 0, kept]
+    if rows.pairs:
+        wanted += [1 << one | 1 << other for one, other in combinations(ablated, 2)]
+    wanted += [code & full for code in rows.codes]
     return tuple(dict.fromkeys(wanted))
 
 
-def max_rows(num_slots: int) -> int:
+def max_rows(num_slots: int, rows: SubsetRows = DEFAULT_ROWS) -> int:
     """Most subset rows that an env with `num_slots` slots can need."""
-    return 2**num_slots if num_slots <= EXACT_SLOTS else max(2**EXACT_SLOTS, 2 * num_slots + 3)
+    if num_slots <= EXACT_SLOTS:
+        return 2**num_slots
+    pairs = num_slots * (num_slots - 1) // 2 if rows.pairs else 0
+    return min(2**num_slots, max(2**EXACT_SLOTS, 2 * num_slots + 3 + pairs + len(rows.codes)))
 
 
 class Branch(NamedTuple):
@@ -113,7 +125,7 @@ def evaluate(
 ) -> ValidationReport:
     """Accuracy of every env under every subset row it needs, and the loss with all seeds on; alpha [N, S]."""
     num_envs, num_slots = alpha.shape
-    device, rows = alpha.device, max_rows(num_slots)
+    device, rows = alpha.device, max_rows(num_slots, nets.rows)
     loss = torch.zeros(num_envs, dtype=LEDGER_FLOAT, device=device)
     accuracy = torch.zeros(num_envs, rows, dtype=LEDGER_FLOAT, device=device)
     subset = torch.full((num_envs, rows), -1, dtype=torch.int64)
@@ -124,7 +136,7 @@ def evaluate(
     for pattern in np.unique(patterns):
         alike = np.flatnonzero(patterns == pattern)
         slots = _members(int(ablated_bits[alike[0]]), num_slots)
-        codes = subset_codes(slots, _members(int(fossil_bits[alike[0]]), num_slots))
+        codes = subset_codes(slots, _members(int(fossil_bits[alike[0]]), num_slots), nets.rows)
         plan = branch_plan(tuple(slot for slot in nets.shape.execution_order if slot in slots), codes)
         for piece in chunks(alike.size, nets.env_chunk):
             envs = alike[piece]

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from tensordict import TensorDict
 from torch import Tensor
 
-from esper_soa.nets.config import TaskConfig
+from esper_soa.nets.config import DEFAULT_ROWS, SubsetRows, TaskConfig
 from esper_soa.nets.host import HostShape, train_forward
 from esper_soa.nets.pools import Roster, groups_of, upload
 from esper_soa.nets.seeds import ActiveGroup, TrainingSeeds, put_to_bed_, wake
@@ -32,6 +32,7 @@ class NetsConfig(NamedTuple):
     detached_stages: tuple[int, ...]
     env_chunk: int  # networks per forward pass
     eval_batch: int  # validation images per forward pass
+    rows: SubsetRows = DEFAULT_ROWS
 
 
 class TrainingFeed(Protocol):

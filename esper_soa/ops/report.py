@@ -49,6 +49,14 @@ class SeedCounts:
 
 
 @dataclass(frozen=True)
+class Pareto:
+    """The trade-off between accuracy, stability and size over all episodes so far."""
+
+    front_size: int  # distinct episodes that no other one beats
+    hypervolume: float  # percent x parameter ratio, area dominated between accuracy 0 and twice the host's size
+
+
+@dataclass(frozen=True)
 class Speed:
     """Env-steps of the growing hosts per second, and the work in one of them."""
 
@@ -82,6 +90,7 @@ class Summary:
     reward: float  # mean over envs of the last round's episode reward
     speed: Speed
     wall_seconds: float  # from start to table, the control included
+    pareto: Pareto
     rollbacks: int = 0  # hosts that lost their way and were put back to a snapshot, in all envs and rounds
 
     @property
@@ -129,7 +138,7 @@ def score_table(grown: HostScore, control: HostScore | None) -> Table:
 
 
 def fact_lines(summary: Summary) -> list[str]:
-    """Counts of seeds, rollbacks if any, reward, speed with the work it was measured on, and wall time."""
+    """Counts of seeds, rollbacks if any, reward, trade-off, speed with the work it was measured on, and wall time."""
     seeds, speed = summary.seeds, summary.speed
     rollbacks = [f"governor {summary.rollbacks} rollbacks to a snapshot"] if summary.rollbacks else []
     return [
@@ -137,6 +146,8 @@ def fact_lines(summary: Summary) -> list[str]:
         f"{seeds.pruned} pruned",
         *rollbacks,
         f"reward   {summary.reward:+.2f} per episode in the last of {summary.rounds} rounds",
+        f"outcome  {summary.pareto.front_size} episodes on the Pareto front of accuracy, stability and size, "
+        f"hypervolume {summary.pareto.hypervolume:.2f}",
         f"speed    {speed.eps:.1f} env-steps/s at T={speed.train_samples}, V={speed.val_samples}, "
         f"K={speed.alpha_rows:.1f} (N={summary.envs})",
         f"time     {duration(summary.wall_seconds)} for {speed.env_steps} env-steps"

@@ -36,6 +36,7 @@ class Progressed:
     alpha_rows: float = 0.0  # sum over rounds of the mean number validated per env-step
     seeds: dict[str, int] = field(default_factory=dict)  # events by name
     best_accuracy: float = -math.inf  # percent, mean over envs at the end of the best round
+    front: list[list[float]] = field(default_factory=list)  # Pareto front: accuracy, stability, parameter ratio
     accuracies: list[float] = field(default_factory=list)  # per env, of the last round
     parameters: list[float] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from esper_soa.errors import UserError
 
-RESULTS = ("metrics.jsonl", "summary.json", "evaluation.json", "best.pt")
+RESULTS = ("metrics.jsonl", "episodes.jsonl", "summary.json", "evaluation.json", "best.pt")
 CHECKPOINT = re.compile(r"checkpoint_(\d{6,})\.pt")
 STAMP = re.compile(r"(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)(?:_(\d+))?")
 PACKAGES = ("esper-soa", "torch", "tensordict", "numpy", "hydra-core", "rich")
@@ -54,6 +54,11 @@ class RunFolder:
     def metrics(self) -> Path:
         """One JSON line per policy update."""
         return self.path / "metrics.jsonl"
+
+    @property
+    def episodes(self) -> Path:
+        """One JSON line per episode of an env."""
+        return self.path / "episodes.jsonl"
 
     @property
     def summary(self) -> Path:

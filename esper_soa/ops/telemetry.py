@@ -1,4 +1,4 @@
-"""metrics.jsonl: one line of valid JSON per policy update, readable while the run goes on.
+"""metrics.jsonl and episodes.jsonl: a line of valid JSON per policy update or episode, readable while the run goes on.
 
 Given a record of plain numbers by the trainer; NaN and infinity, which JSON does not have, become null and are named
 in the line's `non_finite` list. Needs no torch.
@@ -85,7 +85,7 @@ def keep_rounds(path: Path, rounds: int) -> int:
 
 
 def _round_of(line: str) -> int:
-    """The round that a line of metrics.jsonl is about; 0 where it is no whole line."""
+    """The round that a line is about; 0 where it is no whole line."""
     try:
         record = json.loads(line)
     except ValueError:

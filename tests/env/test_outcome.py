@@ -17,6 +17,7 @@ from esper_soa.env.outcome import (
     push_reward,
     return_on_parameters,
     stability,
+    trade_offs,
 )
 from esper_soa.vocabulary import BLUEPRINT_NAMES, Blueprint, Stage
 
@@ -117,6 +118,20 @@ def test_no_points_and_points_beyond_the_reference_cover_nothing():
 
 def test_of_equally_accurate_points_the_smaller_one_counts():
     assert hypervolume(numbers(50.0, 50.0), numbers(1.5, 1.0)).item() == pytest.approx(50.0)
+
+
+def test_front_and_hypervolume_of_a_run_follow_from_the_trade_offs_kept():
+    # (80, 0.5, 1.5) twice counts once; (70, 0.4, 1.6) is beaten
+    kept = trade_offs(torch.stack([numbers(80.0, 0.5, 1.5), numbers(70.0, 0.4, 1.6), numbers(80.0, 0.5, 1.5)]))
+    assert kept.tolist() == [[80.0, 0.5, 1.5]]
+    generator = torch.Generator().manual_seed(0)
+    points = torch.rand(60, 3, generator=generator).double() * numbers(100.0, 1.0, 2.5)
+    kept = torch.zeros(0, 3).double()
+    for few in points.split(7):
+        kept = trade_offs(torch.cat((kept, few)))
+    assert torch.equal(kept, trade_offs(points))
+    assert len(kept) == pareto_front(*points.unbind(1)).sum()
+    assert hypervolume(kept[:, 0], kept[:, 2]).item() == pytest.approx(hypervolume(points[:, 0], points[:, 2]).item())
 
 
 def test_births_and_ends_are_counted_by_blueprint():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from esper_soa.ops.report import HostScore, SeedCounts, Speed, Summary, print_summary, write_summary
+from esper_soa.ops.report import HostScore, Pareto, SeedCounts, Speed, Summary, print_summary, write_summary
 
 SUMMARY = Summary(
     name="trial",
@@ -25,6 +25,7 @@ SUMMARY = Summary(
     reward=-1.25,
     speed=Speed(env_steps=30, seconds=12.0, train_samples=256, val_samples=128, alpha_rows=2.5),
     wall_seconds=65.0,
+    pareto=Pareto(front_size=4, hypervolume=43.125),
 )
 
 
@@ -56,6 +57,7 @@ def test_the_table_names_data_seeds_reward_speed_and_time() -> None:
         "9 germinated, 6 blended, 4 fossilised, 2 pruned",
         "-1.25 per episode in the last of 3 rounds",
         "2.5 env-steps/s at T=256, V=128, K=2.5 (N=2)",  # 30 env-steps in 12 s
+        "4 episodes on the Pareto front of accuracy, stability and size, hypervolume 43.12",
         "1m05s for 30 env-steps and as many without growth",
     ):
         assert fact in text
@@ -80,6 +82,7 @@ def test_the_summary_file_holds_the_record_and_what_follows_from_it(tmp_path: Pa
     assert record["control"]["accuracy"] == 48.5
     assert record["speed"]["eps"] == 2.5
     assert record["seeds"] == {"germinated": 9, "blended": 6, "fossilized": 4, "pruned": 2}
+    assert record["pareto"] == {"front_size": 4, "hypervolume": 43.125}
     assert record["data"] == "fashion32 (embedded)"
     assert record["reward"] is None
     assert record["non_finite"] == ["reward=nan"]
