@@ -63,6 +63,7 @@ def test_g2_asks_for_health_when_permissive_and_for_learning_when_strict(change,
         ({"mode": AlphaMode.UP}, False),
         ({"alpha": 0.99}, False),
         ({"alpha": 1 - 5e-7}, True),
+        ({"alpha": 1 - 2e-6}, False),
     ],
 )
 def test_g3_asks_for_a_ramp_at_rest_at_full_alpha(change, passes):
@@ -77,7 +78,8 @@ def test_g5_takes_any_measured_contribution_when_permissive_and_one_point_when_s
         seed = one_slot(contribution=contribution, contribution_known=True)
         assert verdict("g5", PERMISSIVE, seed)
         assert verdict("g5", STRICT, seed) == strict
-    assert not verdict("g5", PERMISSIVE, one_slot(contribution=5.0, contribution_known=False))
+    for cfg in (PERMISSIVE, STRICT):
+        assert not verdict("g5", cfg, one_slot(contribution=5.0, contribution_known=False))
 
 
 def test_thresholds_are_settings():

@@ -6,7 +6,7 @@ from torch._dynamo.utils import counters
 
 from esper_soa.env.config import LifecycleConfig
 from esper_soa.env.lifecycle import empty_slots, idle_ramp
-from esper_soa.env.masks import action_masks
+from esper_soa.env.masks import MaskRules, SlotFacts, action_masks, legal_choices
 from esper_soa.vocabulary import CNN_BLUEPRINTS, AlphaMode, Op, Stage
 
 EVERY_GATE = LifecycleConfig(auto_forward_g1=True, auto_forward_g2=True, auto_forward_g3=True)
@@ -106,6 +106,43 @@ def test_noop_is_never_offered_and_the_other_heads_are_free():
     assert [blueprint for blueprint, legal in enumerate(masks.blueprint[1].tolist()) if legal] == list(CNN_BLUEPRINTS)
     for name, size in (("tempo", 3), ("alpha_speed", 4), ("alpha_curve", 5)):
         assert masks.get(name).tolist() == [[True] * size] * 2
+
+
+def test_a_dormant_slot_is_not_an_empty_one():
+    assert legal_ops(masks_of([[Stage.DORMANT]])) == [[Op.WAIT]]
+
+
+def test_each_of_the_two_shaping_ops_frees_style_and_target():
+    masks = masks_of([[Stage.EMPTY], [Stage.HOLDING]])
+    assert legal_ops(masks) == [[Op.WAIT, Op.GERMINATE], [Op.WAIT, Op.SET_ALPHA_TARGET, Op.PRUNE, Op.FOSSILIZE]]
+    assert masks.style.all()
+    assert masks.alpha_target.all()
+
+
+def choices_of(stages, enabled, modes, moving_prunable=False):
+    """Masks from the bare facts, of one env whose seeds are old enough."""
+    stage, no = torch.tensor([stages]), torch.zeros(1, 1, dtype=torch.bool)
+    facts = SlotFacts(stage, torch.full_like(stage, 9), torch.tensor([modes]), torch.tensor([enabled]))
+    rules = MaskRules(no.long(), 0, 5, no, no | moving_prunable, allowed().unsqueeze(0))
+    return legal_choices(facts, rules)
+
+
+def test_a_slot_that_is_not_enabled_has_no_ops_and_blocks_nothing():
+    for stage in (Stage.EMPTY, Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING):
+        masks = choices_of([stage, Stage.EMPTY], [False, True], [AlphaMode.HOLD] * 2)
+        assert masks.slot.tolist() == [[False, True]]
+        assert masks.slot_by_op[0].tolist() == [[False, True]] * 2 + [[False, False]] * 4
+
+
+def test_wait_is_legal_even_where_no_slot_is_enabled():
+    assert legal_ops(choices_of([Stage.EMPTY], [False], [AlphaMode.HOLD])) == [[Op.WAIT]]
+
+
+@pytest.mark.parametrize("mode", [AlphaMode.UP, AlphaMode.DOWN])
+def test_a_moving_seed_may_be_pruned_only_where_the_rules_say_so(mode):
+    assert legal_ops(choices_of([Stage.BLENDING], [True], [mode])) == [[Op.WAIT, Op.ADVANCE]]
+    pruned = choices_of([Stage.BLENDING], [True], [mode], moving_prunable=True)
+    assert legal_ops(pruned) == [[Op.WAIT, Op.PRUNE, Op.ADVANCE]]
 
 
 def test_masks_compile_to_one_graph_and_equal_eager():
