@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from esper_soa.env.config import GUARD_WINDOW, GovernorConfig
-from esper_soa.env.governor import PanicReason, initial_guard, inspect
+from esper_soa.env.config import GUARD_WINDOW, NUM_REASONS, GovernorConfig
+from esper_soa.env.governor import REASON_NAMES, PanicReason, initial_guard, inspect
 
 CFG = GovernorConfig()  # 6 deviations, 3 times the mean, above 12; 3 in a row; judged from 10 losses on
 CHANCE = math.log(10)
@@ -43,6 +43,22 @@ def test_a_learned_host_back_at_chance_panics_at_once():
 
 def test_a_host_that_never_learned_may_stay_at_chance():
     assert watch([CHANCE] * 15)[1] == [[False]] * 15
+
+
+def test_a_loss_that_could_not_be_judged_does_not_end_a_run_of_divergent_ones():
+    for count, anomalies in ((9, 2), (10, 0)):  # judged from 10 losses on
+        guard = initial_guard(1, torch.device("cpu"))
+        guard = guard.replace(
+            losses=torch.ones_like(guard.losses), count=guard.count + count, anomalies=guard.anomalies + 2
+        )
+        after, _, _ = inspect(guard, torch.ones(1, dtype=torch.float64), 10, CFG)
+        assert after.anomalies.tolist() == [anomalies]
+
+
+def test_the_codes_of_the_reasons_are_places_in_the_table_of_names():
+    codes = (PanicReason.NONE, PanicReason.NOT_FINITE, PanicReason.COLLAPSED_TO_CHANCE, PanicReason.DIVERGED)
+    assert [REASON_NAMES[code] for code in codes] == ["none", "not_finite", "collapsed_to_chance", "diverged"]
+    assert len(REASON_NAMES) == NUM_REASONS
 
 
 def test_the_third_divergent_loss_in_a_row_panics():

@@ -242,6 +242,25 @@ def test_fossils_are_counted_and_their_scaffolds_credited_with_the_next_reward()
     assert terms.hindsight_credit.tolist() == pytest.approx([credit, 0.0])
 
 
+def test_a_gain_of_one_point_is_enough_to_contribute():
+    state = two_envs(3, stage=[Stage.FOSSILIZED, Stage.TRAINING], accuracy_initial=[64.0, 60.0])
+    state = state.replace(slots=state.slots.replace(accuracy_current=torch.full((2, 2), 65.0).double()))
+    action = make_action(torch.zeros(2).long(), torch.full((2,), Op.FOSSILIZE))
+    assert settle_fossils(state, action, outcome([True, True])).totals.contributing.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("stage", range(2, 12))
+def test_every_stage_occupies_its_slot_but_a_fossil_a_pruned_seed_and_an_empty_slot(stage):
+    settings = make_settings(STEPS, num_slots=2)
+    state = two_envs(3, stage=[stage, Stage.BLENDING])
+    attribution = make_attribution(torch.zeros(2, 2).double(), torch.zeros(2, 2, dtype=torch.bool), torch.zeros(2))
+    action = make_action(torch.zeros(2).long(), torch.zeros(2).long())
+    inputs = reward_inputs(state, attribution, action, action.op, settings)
+    occupied = stage in (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.EMBARGOED,
+                         Stage.RESETTING)  # fmt: skip
+    assert inputs.num_active.tolist() == [1 + occupied] * 2
+
+
 def test_a_fossil_that_gained_less_than_a_point_does_not_contribute():
     state = two_envs(3, stage=[Stage.FOSSILIZED, Stage.EMPTY], accuracy_initial=[64.5, 0.0])
     state = state.replace(slots=state.slots.replace(accuracy_current=torch.full((2, 2), 65.0).double()))

@@ -104,6 +104,14 @@ def test_stable_means_between_five_percent_up_and_three_percent_down(second, cou
     assert record([1.0, second], [10.0, 10.0]).stable_count.item() == count
 
 
+def test_a_change_right_at_a_threshold_is_not_stable():
+    quarter = SignalsConfig(regression_threshold=0.25, stabilization_threshold=0.25)
+    for second, count in ((0.75, 0), (1.25, 0), (0.8125, 1), (1.1875, 1)):  # exact in binary
+        first = record_signals(initial_signals(1, CPU), measured([1.0], [10.0]), doubles([0.0]), quarter)
+        after = record_signals(first, measured([second], [10.0]), doubles([0.0]), quarter)
+        assert after.stable_count.tolist() == [count]
+
+
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
 def test_a_loss_that_is_not_finite_leaves_the_last_finite_one_and_is_not_stable(broken):
     signals = record([1.0, 1.0, broken], [10.0, 10.0, 10.0])
