@@ -164,6 +164,13 @@ def test_drip_pays_no_more_than_its_pool_holds():
     assert score(make_inputs(**harmful), cfg)[0].drip.item() == pytest.approx(-0.05)
 
 
+@pytest.mark.parametrize(("contribution", "bonus"), [(0.1, -0.2), (0.101, -0.5)])
+def test_basic_calls_it_invalid_to_fossilise_a_seed_that_gained_from_a_host_without_gain(contribution, bonus):
+    inputs = make_inputs(**(HOLDING | {"op": Op.FOSSILIZE, "contribution": contribution, "total": 0.0}))
+    terms, _ = score(inputs, RewardConfig(mode="basic"))
+    assert terms.fossilize_bonus.tolist() == pytest.approx([bonus])
+
+
 def test_fossilising_in_basic_plus_pays_a_part_and_puts_the_rest_into_a_pool():
     # harmonic mean of 3 and 3 is 3: full = (.3 + .5 * 3) * 4/5 = 1.44; 30 % now, 1.008 over the 120 env-steps left
     terms, readings = score(make_inputs(**{**HOLDING, "op": Op.FOSSILIZE}), RewardConfig(mode="basic_plus"))

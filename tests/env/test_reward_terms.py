@@ -149,7 +149,7 @@ FULL = 0.5 + 3 * math.tanh(1 / 3)  # base and quality
         ({"contribution": 0.99, "total": 1.0}, -0.2),
         ({"total": 1.0}, -0.2),  # never measured
         ({"contribution": 0.1, "total": -1.0}, -0.7),  # -0.5 - 0.2
-        ({"contribution": 0.11, "total": -1.0}, -1.0),  # and -0.3 as it gained from the harm
+        ({"contribution": 0.101, "total": -1.0}, -1.0),  # and -0.3 as it gained from the harm
         ({"contribution": 5.0, "total": -0.2}, -0.54),  # -0.5 - 0.04: too little harm to blame it
         ({"contribution": 0.0, "total": -9.0}, -1.5),  # the harm counts for 1 at most
         ({"contribution": 3.0}, -1.0),  # nothing known about the host
