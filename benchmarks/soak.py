@@ -141,7 +141,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, value in (("rounds", 20), ("envs", 4), ("steps", 20), ("threads", 0)):
         parser.add_argument(f"--{name}", type=int, default=value)
-    parser.add_argument("--tolerance", type=float, default=8.0, help="MiB that the process may grow after round 2")
+    parser.add_argument("--tolerance", type=float, default=16.0, help="MiB that the process may grow after round 2")
     parser.add_argument("--device", default="auto")
     options = parser.parse_args()
     if options.rounds <= SETTLED:
