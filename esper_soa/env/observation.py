@@ -34,7 +34,9 @@ def observe(state: EnvState, max_steps: int) -> Observation:
     slots, ramp, signals = state.slots, state.ramp, state.signals
     env = env_features(signals, signals.step, slots.stage, max_steps)
     seeds = slot_features(slots, ramp, alpha_velocity(ramp), ticks_left(ramp), max_steps)
-    features = torch.cat((env, seeds.flatten(-2)), -1).nan_to_num(0.0).clamp(-FEATURE_LIMIT, FEATURE_LIMIT)
+    features = torch.cat((env, seeds.flatten(-2)), -1)
+    is_number = features == features  # isnan and nan_to_num do not vectorise when compiled
+    features = torch.where(is_number, features, 0.0).clamp(-FEATURE_LIMIT, FEATURE_LIMIT)
     return Observation(
         features=features.to(torch.float32),
         blueprints=torch.where(slots.empty, Blueprint.NONE, slots.blueprint),
