@@ -19,7 +19,7 @@ from esper_soa.agent.scripted import RandomPolicy
 from esper_soa.config import TrainConfig
 from esper_soa.env.step import Rules, perceive, reset, respond
 from esper_soa.nets import streams
-from esper_soa.ops.device import apply_threads, device_name, resolve_device
+from esper_soa.ops.device import apply_threads, device_name, keep_freed_memory, resolve_device
 from esper_soa.state import LEDGER_FLOAT, EnvState, GradientStats, Measurements, Slots, View
 from esper_soa.trainer import build_rules
 from esper_soa.vocabulary import HEADS, Stage
@@ -180,6 +180,7 @@ def main() -> None:
         parser.error(f"--steps must be at least --repeats + {WARMUP_STEPS + 1}: all that is timed is one episode")
     apply_threads(args.threads)
     device = resolve_device(args.device)
+    keep_freed_memory(device)  # as in a run
     print(f"state machine alone, episodes of {args.steps} env-steps, on {device_name(device)}")
     results = [run(mode, envs, args.repeats, args.steps, device) for mode in args.modes for envs in args.envs]
     print("\n".join(table(results)))

@@ -14,7 +14,7 @@ from torch import Tensor
 from esper_soa.vocabulary import COOLDOWN_STAGES, LIVE_STAGES, RUNNING_STAGES, Stage
 
 LEDGER_FLOAT = torch.float64
-Record = TypeVar("Record")
+Record = TypeVar("Record", bound=TensorClass)
 HISTORY = 10  # env-steps of loss and accuracy kept per env
 
 
@@ -27,8 +27,11 @@ def stage_in(stage: Tensor, stages: tuple[int, ...]) -> Tensor:
 
 
 def select(where: Tensor, one: Record, other: Record) -> Record:
-    """`one` in the envs of `where` (bool [N]), `other` in the rest; both are records [N, ...] of the same kind."""
-    return torch.where(where, one, other)  # type: ignore[call-overload, no-any-return]
+    """`one` in the envs of `where` (bool [N]), `other` in the rest; both are flat records [N, ...] of the same kind."""
+    masks = {dims: where.reshape(-1, *[1] * (dims - 1)) for dims in (1, 2, 3)}
+    pairs = {name: (value, other.get(name)) for name, value in one.items()}
+    chosen = {name: torch.where(masks[mine.ndim], mine, its) for name, (mine, its) in pairs.items()}
+    return other.replace(**chosen)  # type: ignore[no-any-return]
 
 
 class Slots(TensorClass["tensor_only", "frozen"]):

@@ -244,12 +244,11 @@ def _ways_to_prune(slots: Slots, ramp: Ramp, orders: Orders) -> tuple[Tensor, Te
 
 
 def germinate(slots: Slots, ramp: Ramp, where: Tensor, orders: Orders, accuracy: Tensor) -> tuple[Slots, Ramp]:
-    """Put a new seed into the empty slots `where`, with nothing left of the seed before it.
+    """Put a new seed into the empty slots `where`; their records are clear since the tick that emptied them.
 
     Its weights and momentum are set before the next training pass, to which `newborn` and `fresh_momentum` speak.
     Style and tempo wait for BLENDING; the style GATED_GATE brings the blend GATE with it.
     """
-    slots, ramp = _clear(slots, where), _calm(ramp, where)
     slots = slots.replace(
         stage=torch.where(where, Stage.GERMINATED, slots.stage),
         previous_stage=torch.where(where, Stage.DORMANT, slots.previous_stage),

@@ -173,10 +173,11 @@ def test_an_instant_target_reaches_the_forward_pass_at_the_tick():
     assert read(tick(slots, ramp, MANUAL, GATES)[0], "alpha") == (0.7,)
 
 
-def test_germinate_fills_an_empty_slot_with_the_choices_and_nothing_old():
+def test_germinate_fills_an_emptied_slot_with_the_choices_and_nothing_old():
     slots, ramp = new_host()
     dirty = {k: torch.full_like(getattr(slots, k), True if v is False else 7) for k, v in EMPTY_SLOT.items()}
-    slots = slots.replace(**(dirty | {"stage": slots.stage}))
+    slots = slots.replace(**(dirty | {"stage": torch.full_like(slots.stage, Stage.RESETTING)}))
+    slots, ramp = tick(slots, ramp, MANUAL, GATES)  # empties the slot
     action = act(Op.GERMINATE, blueprint=5, style=Style.GATED_GATE, tempo=2, alpha_target=SEVENTY)
     slots, ramp, outcome = do(slots, ramp, action, accuracy=42.0)
     chosen = {
