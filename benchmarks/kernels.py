@@ -1,14 +1,15 @@
 """The state machine alone: attribution, signals, masks, observation, rewards and transitions, without any network.
 
 `python -m benchmarks.kernels` plays random legal actions on made-up measurements and prints env-steps per second at
-several N, eager and compiled, with a JSON line last. Choosing the actions counts; warm-up and compilation do not.
+several N, eager and compiled, with a JSON line last. The two kernels of an env-step are timed; making up measurements,
+choosing actions, warm-up and compilation are not.
 """
 
 import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from esper_soa.agent.scripted import RandomPolicy
 from esper_soa.config import TrainConfig
-from esper_soa.env.step import Rules, perceive, reset, respond
+from esper_soa.env.step import EAGER, Rules, StepKernels, compiled, reset
 from esper_soa.nets import streams
 from esper_soa.ops.device import apply_threads, device_name, keep_freed_memory, resolve_device
 from esper_soa.state import LEDGER_FLOAT, EnvState, GradientStats, Measurements, Slots, View
@@ -35,14 +36,6 @@ class Made(NamedTuple):
     accuracy: Tensor  # float64 [N, 2^S], percent
     gradient: Tensor  # float64 [N, S]
     noise: Tensor  # float32 [N, 8], what the actions are drawn from
-
-
-class Turn(NamedTuple):
-    """What the caller of the state machine would use of an env-step, so that no part of it can be left out."""
-
-    state: EnvState
-    features: Tensor  # float32 [N, F]
-    rewards: Tensor  # float64 [N]
 
 
 @dataclass
@@ -100,26 +93,32 @@ def measure(slots: Slots, made: Made) -> Measurements:
     )  # fmt: skip
 
 
-def turn(rules: Rules, state: EnvState, made: Made) -> Turn:
-    """One env-step of all envs under random legal actions."""
-    percept = perceive(rules, state, measure(state.slots, made))
+def turn(kernels: StepKernels, rules: Rules, state: EnvState, made: Made) -> tuple[EnvState, float]:
+    """One env-step of all envs under random legal actions, and the seconds that the two kernels took.
+
+    Making up measurements and choosing actions is not timed.
+    """
+    measured = measure(state.slots, made)
+    wait_for(state)
+    begun = time.perf_counter()
+    percept = kernels.perceive(rules, state, measured)
+    wait_for(percept.state)
+    seconds = time.perf_counter() - begun
     view = View(state=percept.state, observation=percept.observation, masks=percept.masks, noise=made.noise,
                 batch_size=made.loss.shape)  # fmt: skip
     decision, _ = RandomPolicy().act(view, ())
-    response = respond(rules, percept, decision.action)
-    return Turn(response.state, percept.observation.features, response.terms.total)
+    wait_for(percept.state)
+    begun = time.perf_counter()
+    state = kernels.respond(rules, percept, decision.action).state
+    wait_for(state)
+    return state, seconds + time.perf_counter() - begun
 
 
-def step_times(play: Callable[[EnvState, Made], Turn], state: EnvState, made: list[Made], repeats: int) -> list[float]:
-    """Seconds of each of `repeats` consecutive env-steps; on CUDA the device is waited for after every one."""
-    device, times = state.signals.step.device, []
-    for repeat in range(repeats):
-        begun = time.perf_counter()
-        state = play(state, made[repeat % len(made)]).state
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        times.append(time.perf_counter() - begun)
-    return times
+def wait_for(state: EnvState) -> None:
+    """On CUDA, wait until everything before is done."""
+    device = state.signals.step.device
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def run(mode: str, envs: int, repeats: int, steps: int, device: torch.device) -> Result:
@@ -129,16 +128,15 @@ def run(mode: str, envs: int, repeats: int, steps: int, device: torch.device) ->
     made = [make(envs, num_slots, step, device) for step in range(WARMUP_STEPS)]
     state = reset(rules, envs, device)
     torch.compiler.reset()
-    function = torch.compile(turn, fullgraph=True, dynamic=False) if mode == "compiled" else turn
-
-    def play(state: EnvState, made: Made) -> Turn:
-        return function(rules, state, made)
-
+    kernels = compiled() if mode == "compiled" else EAGER
+    times = []
     with torch.no_grad():
-        first = step_times(play, state, made, 1)[0]
+        state, first = turn(kernels, rules, state, made[0])
         for warmup in made:
-            state = play(state, warmup).state
-        times = step_times(play, state, made, repeats)
+            state, _ = turn(kernels, rules, state, warmup)
+        for repeat in range(repeats):
+            state, seconds = turn(kernels, rules, state, made[repeat % len(made)])
+            times.append(seconds)
     lower, median, upper = statistics.quantiles(times, n=4)
     return Result(
         mode=mode,
