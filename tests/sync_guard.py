@@ -37,10 +37,10 @@ class Sync(NamedTuple):
 
 
 class SyncGuard:
-    """Raises HostSyncError at every sync outside the functions named in `allowed`, and at uploads unless tolerated."""
+    """Raises HostSyncError at every sync outside the functions named in `allowed`; blocking uploads count."""
 
-    def __init__(self, allowed: Sequence[str] = (), uploads: bool = False) -> None:
-        self.allowed, self.uploads = frozenset(allowed), uploads
+    def __init__(self, allowed: Sequence[str] = ()) -> None:
+        self.allowed = frozenset(allowed)
         self.log: list[Sync] = []
         self._on_host: list[Tensor] = []  # results of copies to the host: reading them waits for nothing
         self._modes: tuple[_Dispatch, _Functions] = (_Dispatch(self), _Functions(self))
@@ -115,12 +115,7 @@ class _Functions(TorchFunctionMode):
         reads = any(func is getattr(Tensor, name) for name in READS)
         if (copies or reads) and not self.guard.is_on_host(args[0]):
             self.guard.report(f"Tensor.{func.__name__}")
-        if (
-            func in UPLOADS
-            and not self.guard.uploads
-            and kwargs.get("device") is not None
-            and not isinstance(args[0], Tensor)
-        ):
+        if func in UPLOADS and kwargs.get("device") is not None and not isinstance(args[0], Tensor):
             self.guard.report(f"torch.{func.__name__} on a device")
         result = func(*args, **kwargs)
         if copies and isinstance(result, Tensor):

@@ -30,7 +30,6 @@ ROSTER = "read_roster"  # which seeds run at all decides what is launched; the o
 PULSE = "pulse"  # a copy of two numbers that is started, not waited for; read one env-step late, for the progress bar
 # Tally.read: the sums of a whole round, by one copy after its last env-step, and what is worked out of it on the host.
 TALLY = ("Tally", "episode_records", "blueprint_record", "_spread")
-# Index arrays that follow from the roster go to the device before training and validation: uploads, nothing is read.
 
 VALUES = torch.arange(4.0)
 SYNCS: dict[str, Callable[[], object]] = {
@@ -170,7 +169,7 @@ def learning_player(num_slots: int, num_envs: int) -> Player:
 def syncs_of_a_round(num_envs: int, num_slots: int, steps: int, player: Player) -> Counter[str]:
     world = tiny_world(num_envs, num_slots, steps)
     quiet = Progress(num_envs * steps, Console(file=io.StringIO()), "off")
-    with quiet as progress, SyncGuard([ROSTER, PULSE, *TALLY], uploads=True) as guard:
+    with quiet as progress, SyncGuard([ROSTER, PULSE, *TALLY]) as guard:
         play_round(world, player, 0, progress, "")
     return Counter(sync.function for sync in guard.log if not sync.function.startswith(TALLY))
 
@@ -194,7 +193,7 @@ def test_training_and_validation_read_the_roster_and_nothing_else(num_envs: int,
     seeds = 0
     for index in range(10):
         work = world.work(index)
-        with SyncGuard([ROSTER], uploads=True) as guard:
+        with SyncGuard([ROSTER]) as guard:
             state, measured = measure_(world.rules, world.weights, state, work)
         assert [sync.operation for sync in guard.log] == ["Tensor.cpu"]
         seeds += int(state.slots.running.sum())
