@@ -30,6 +30,7 @@ from esper_soa.vocabulary import BLUEPRINT_NAMES, CNN_BLUEPRINTS, HEAD_NAMES
 
 DEVICE_PATTERN = re.compile(r"auto|cpu|cuda(:\d+)?")
 PROGRESS_STYLES = ("auto", "live", "plain", "off")
+PROFILES = ("off", "phases", "torch")
 
 
 @dataclass
@@ -57,11 +58,12 @@ class AnomalyConfig:
     enabled: bool = True
     max_ratio: float = 5.0  # largest new over old probability of an action
     min_ratio: float = 0.1  # smallest
+    max_ratio_error_first: float = 1e-3  # distance from 1 of that ratio before any step, where it should be 1
     max_value_loss: float = 5.0
     max_bellman_error: float = 5.0  # mean absolute temporal difference
     min_explained_variance: float = -0.5
-    max_lstm_rms: float = 10.0  # of the hidden state, in any env
-    min_lstm_rms: float = 1e-6
+    max_lstm_rms: float = 10.0  # of the hidden or cell state, in any env
+    min_lstm_rms: float = 1e-6  # of the hidden state, in any env
     max_gradient_drift: float = 0.5  # distance of the gradient norm from its running mean, relative to it
     gradient_momentum: float = 0.99  # of that running mean
     entropy_collapse: dict[str, float] = field(default_factory=_collapsed_entropy)  # per head, entropy in [0, 1]
@@ -109,6 +111,7 @@ class TrainConfig:
     baseline_comparison: bool = True  # also train the same hosts on the same data without growth, for the final table
     checkpoint_every: int = 5  # rounds between checkpoints; 0 = only at the end and on a signal
     checkpoint_keep: int = 2  # newest checkpoints that stay, beside the best
+    profile: str = "off"  # phases: where the time goes, one line per update; torch: a trace of a few env-steps
     resume: str = ""  # a checkpoint or run folder to go on from; auto = the newest of this name, or of run_dir
     task: TaskConfig = field(default_factory=TaskConfig)
     data: DataConfig = field(default_factory=DataConfig)
@@ -257,6 +260,7 @@ def _check_place(name: str, device: str) -> None:
 def _check_run(run: TrainConfig) -> None:
     _check_place(run.name, run.device)
     check(0 <= run.seed < 2**31, "seed", run.seed, "between 0 and 2147483647")
+    check_choice("profile", run.profile, PROFILES)
     check(run.checkpoint_every >= 0, "checkpoint_every", run.checkpoint_every, "at least 0 rounds (0 = at the end)")
     check(run.checkpoint_keep >= 1, "checkpoint_keep", run.checkpoint_keep, "at least 1")
 

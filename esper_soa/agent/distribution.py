@@ -89,6 +89,11 @@ def relevant_heads(op: Tensor) -> Tensor:
     return torch.stack([stage_in(op, RELEVANT_OPS[name]) for name in HEAD_NAMES], dim=-1)
 
 
+def open_heads(masks: Masks, op: Tensor) -> Tensor:
+    """bool [..., 8], in HEADS order: the heads with more than one legal choice once the op int64 [...] is chosen."""
+    return torch.stack([mask.sum(-1) > 1 for mask in head_masks(masks, op).values()], dim=-1)
+
+
 def available_heads(op_mask: Tensor) -> Tensor:
     """bool [..., 8], in HEADS order: the heads that some legal op of op_mask bool [..., 6] would make matter."""
     legal = op_mask.unbind(-1)

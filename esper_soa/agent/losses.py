@@ -18,6 +18,9 @@ class RatioStats(NamedTuple):
 
     kl: Tensor  # []
     clip_fraction: Tensor  # [], of the joint ratio
+    highest: Tensor  # [], of the joint ratio
+    lowest: Tensor  # []
+    head_kl: Tensor  # [8]
     head_clip_fraction: Tensor  # [8]
 
 
@@ -47,9 +50,13 @@ def ratio_stats(log_ratio: Tensor, relevant: Tensor, valid: Tensor, clip: float)
     share = relevant.sum(tuple(range(relevant.ndim - 1))) / valid.sum().clamp(min=1)
     joint = log_ratio.sum(-1).clamp(-MAX_JOINT_LOG_RATIO, MAX_JOINT_LOG_RATIO).exp()
     clipped = (log_ratio.exp() - 1).abs() > clip
+    counted = torch.where(valid, joint, 1.0)
     return RatioStats(
         kl=(share * kl).sum() / share.sum().clamp(min=1e-8),
         clip_fraction=weighted_mean(((joint - 1).abs() > clip).float(), valid.float()),
+        highest=counted.amax(),
+        lowest=counted.amin(),
+        head_kl=kl,
         head_clip_fraction=masked_mean(clipped.float(), relevant),
     )
 

@@ -115,9 +115,13 @@ def normalize_reward(stats: RewardStats, rewards: Tensor, clip: float) -> Tensor
 
     float64; what is not finite stays so, as rows that do not count may hold anything.
     """
+    return (rewards.double() / reward_scale(stats)).clamp(-clip, clip)
+
+
+def reward_scale(stats: RewardStats) -> Tensor:
+    """Raw reward per unit of normalised reward, float64 []: the sample standard deviation, 1 until two were seen."""
     deviation = (stats.squares / (stats.seen - 1).clamp(min=1)).sqrt().clamp(min=REWARD_EPSILON)
-    scale = torch.where(stats.seen < 2, 1.0, deviation)
-    return (rewards.double() / scale).clamp(-clip, clip)
+    return torch.where(stats.seen < 2, 1.0, deviation)
 
 
 def update_value(moments: Moments, returns: Tensor, valid: Tensor) -> Moments:

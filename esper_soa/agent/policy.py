@@ -5,6 +5,8 @@ gives the same log-probabilities. Built from its settings and a seed; the observ
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -32,6 +34,8 @@ class Evaluation(NamedTuple):
     value: Tensor  # [T, N]
     q: Tensor  # [T, N], of the recorded op; its gradient stops at the head
     contribution: Tensor  # [T, N, S], percent points; its gradient stops at the head
+    hidden: Tensor  # [T, N, L, H], the memory after every env-step; without gradient
+    cell: Tensor  # [P, N, L, H], its other half, at the end of each of P stretches between restarts; without gradient
 
 
 class ResidualLSTM(nn.Module):
@@ -55,25 +59,44 @@ class ResidualLSTM(nn.Module):
             cell.append(c)
         return x, (torch.stack(hidden, dim=1), torch.stack(cell, dim=1))
 
-    def sequence(self, inputs: Tensor, reset: Tensor, starts: list[int]) -> Tensor:
+    def sequence(self, inputs: Tensor, reset: Tensor, starts: list[int]) -> tuple[Tensor, Memory]:
         """Whole sequences [T, N, inputs] to [T, N, H] from zero memory.
 
         `starts` holds, in order and with 0, every t at which some env has reset[t, n]; that env's memory is cleared
-        there. Between two starts the fused kernel runs over all env-steps at once.
+        there. Between two starts the fused kernel runs over all env-steps at once. Also gives what the memory was,
+        without gradient: hidden [T, N, L, H] after every env-step, cell [P, N, L, H] at the end of each of P stretches.
         """
         x = self.project(inputs)
+        hidden, cell = [], []
         for layer, norm in zip(self.layers, self.layer_norms, strict=True):
             memory = [x.new_zeros(1, x.shape[1], self.hidden)] * 2
-            parts = []
+            parts, cells = [], []
             for start, end in zip(starts, [*starts[1:], x.shape[0]], strict=True):
                 fresh = reset[start].reshape(1, -1, 1)
                 begin = [torch.where(fresh, 0.0, m) for m in memory]
-                part, *memory = torch.lstm(
-                    x[start:end], begin, lstm_parameters(layer), True, 1, 0.0, self.training, False, False
-                )
+                with full_precision():
+                    part, *memory = torch.lstm(
+                        x[start:end], begin, lstm_parameters(layer), True, 1, 0.0, self.training, False, False
+                    )
                 parts.append(part)
-            x = norm(torch.cat(parts)) + x
-        return x
+                cells.append(memory[1])
+            h = torch.cat(parts)
+            x = norm(h) + x
+            hidden.append(h.detach())
+            cell.append(torch.cat(cells).detach())
+        return x, (torch.stack(hidden, dim=2), torch.stack(cell, dim=2))
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Within it the fused kernel multiplies in float32 on CUDA too, as the rollout does, not in TensorFloat-32."""
+    kernel = torch.backends.cudnn.rnn
+    before = kernel.fp32_precision  # type: ignore[attr-defined]
+    kernel.fp32_precision = "ieee"  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        kernel.fp32_precision = before  # type: ignore[attr-defined]
 
 
 def lstm_parameters(layer: nn.Module) -> list[Tensor]:
@@ -218,7 +241,7 @@ class RecurrentPolicy(nn.Module):
         starts: `segment_starts` of the rollout; noise float32 [T, N, H / 2] in [0, 1) for dropout. The masks follow
         from the sampled op, so that on unchanged weights the log-probabilities are those of `act`.
         """
-        x = self.lstm.sequence(self._features(rows.features, rows.blueprints), rows.reset, starts)
+        x, (hidden, cell) = self.lstm.sequence(self._features(rows.features, rows.blueprints), rows.reset, starts)
         choices = stack_action(rows.action)
         log_probs, entropies = [], []
         for i, (name, mask) in enumerate(head_masks(rows.masks, rows.action.op).items()):
@@ -233,6 +256,8 @@ class RecurrentPolicy(nn.Module):
             value=self.value_head(x).squeeze(-1),
             q=self.q_head(torch.cat([detached, op], dim=-1)).squeeze(-1),
             contribution=self.contribution_head(detached, noise),
+            hidden=hidden,
+            cell=cell,
         )
 
     def _features(self, features: Tensor, blueprints: Tensor) -> Tensor:

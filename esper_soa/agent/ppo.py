@@ -11,10 +11,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from esper_soa.agent import losses, normalize
+from esper_soa.agent import diagnostics, losses, normalize
 from esper_soa.agent.advantages import gae, normalize_advantages
 from esper_soa.agent.config import PPOConfig
-from esper_soa.agent.distribution import available_heads, relevant_heads
+from esper_soa.agent.diagnostics import Metrics, by_head, read_back
+from esper_soa.agent.distribution import available_heads, open_heads, relevant_heads
 from esper_soa.agent.normalize import Moments, RewardStats
 from esper_soa.agent.optimizer import AdamState, adam_state, adam_step, flatten, write_parameters_
 from esper_soa.agent.policy import Evaluation, RecurrentPolicy, segment_starts
@@ -24,9 +25,9 @@ from esper_soa.nets.streams import DROPOUT, MINIBATCH, stream_keys, uniform
 from esper_soa.vocabulary import HEAD_NAMES
 
 KL_MARGIN = 1.5  # times target_kl, above which the remaining epochs are dropped
+Q_SHARE = 0.5  # weight of the Q loss over that of the value loss
 MAX_SKIPPED = 3  # consecutive updates without a finite gradient before the run is given up
 
-Metrics = dict[str, Tensor]
 Nested = Mapping[str, "Tensor | int | Nested"]
 
 
@@ -47,6 +48,7 @@ class Coefficients(NamedTuple):
 
     entropy: float
     value: float
+    q: float
     floor_penalty: float
     contribution: float
 
@@ -70,9 +72,11 @@ def coefficients(config: PPOConfig, train_steps: int, total_updates: int) -> Coe
     entropy = losses.ramp(train_steps, config.entropy_anneal_rounds, config.entropy_coef, config.entropy_coef_end)
     if config.entropy_anneal_rounds == 0:
         entropy = config.entropy_coef
+    value = losses.ramp(train_steps, config.value_warmup_rounds, config.value_coef_start, config.value_coef)
     return Coefficients(
         entropy=max(entropy, config.entropy_coef_min),
-        value=losses.ramp(train_steps, config.value_warmup_rounds, config.value_coef_start, config.value_coef),
+        value=value,
+        q=Q_SHARE * value,
         floor_penalty=losses.penalty_schedule(train_steps, total_updates),
         contribution=losses.ramp(train_steps, config.contribution_warmup, 0.0, config.contribution_coef),
     )
@@ -101,15 +105,18 @@ def total_loss(
     contribution = losses.contribution_loss(
         evaluation.contribution, rows.contribution, measured, config.contribution_clip
     )
-    critics = weights.value * value + 0.5 * weights.value * q + weights.contribution * contribution
+    critics = weights.value * value + weights.q * q + weights.contribution * contribution
     loss = policy + critics + weights.entropy * entropy + floor
     metrics = {
         "loss": loss, "policy_loss": policy, "value_loss": value, "q_loss": q, "entropy_loss": entropy,
         "floor_penalty": floor, "contribution_loss": contribution, "approx_kl": ratios.kl,
-        "clip_fraction": ratios.clip_fraction,
+        "clip_fraction": ratios.clip_fraction, "ratio_max": ratios.highest, "ratio_min": ratios.lowest,
     }  # fmt: skip
-    metrics |= _by_head("clip_fraction", ratios.head_clip_fraction)
-    metrics |= _by_head("entropy", losses.masked_mean(evaluation.entropies, relevant & free))
+    metrics |= by_head("clip_fraction", ratios.head_clip_fraction) | by_head("kl", ratios.head_kl)
+    decided = relevant & free & open_heads(rows.masks, rows.action.op)
+    metrics |= by_head("entropy", losses.masked_mean(evaluation.entropies, decided))
+    metrics |= by_head("head_share", decided.flatten(0, -2).sum(0) / rows.valid.sum().clamp(min=1))
+    metrics |= diagnostics.memory_health(evaluation.hidden, evaluation.cell)
     return loss, {name: metric.detach() for name, metric in metrics.items()}
 
 
@@ -138,7 +145,7 @@ class Learner:
         return torch.where(valid, scaled, 0.0).float()
 
     def update(self, rollout: Rollout) -> dict[str, float]:
-        """Learn from one rollout; returns the diagnostics, means over the gradient steps where not said otherwise.
+        """Learn from one rollout; returns the diagnostics that are listed in `diagnostics.MEANING`.
 
         Raises SettingError for more minibatches than envs, RuntimeError at the third update in a row in which no
         gradient was finite.
@@ -162,7 +169,7 @@ class Learner:
             self.policy.observation_moments, rows.features, rows.valid, self.config.observation_momentum
         )
         self.policy.set_observation_moments_(moments)
-        report = read_back(history, summary)
+        report = read_back(history, summary, self.config.epochs)
         report |= {f"coefficient/{name}": value for name, value in weights._asdict().items()}
         report |= {"learning_rate": self.config.lr, "epochs_done": report["steps"] / self.config.minibatches}
         self._count_(report)
@@ -174,17 +181,21 @@ class Learner:
         scale = normalize.value_scale(self.value).float()
         values = rows.value * scale
         bootstrap = torch.where(rows.truncated.any(0), rollout.bootstrap * scale, 0.0)
-        advantages, returns, _ = gae(
+        advantages, returns, differences = gae(
             rows.reward, values, rows.terminal, rows.valid, bootstrap, self.config.gamma, self.config.gae_lambda
         )
         self.value = normalize.update_value(self.value, returns, rows.valid & returns.isfinite())
         new_scale = normalize.value_scale(self.value).float()
+        reward_scale = normalize.reward_scale(self.reward)
         summary = {
             "explained_variance": losses.explained_variance(values, returns, rows.valid),
+            "bellman_error": losses.weighted_mean(differences.abs(), rows.valid.float()),
             "value_scale": new_scale,
-            "valid_rows": rows.valid.sum(),
-            "forced_rows": (rows.forced & rows.valid).sum(),
+            "reward_scale": reward_scale,
         }
+        summary |= diagnostics.calibration(values, returns, rows.valid, reward_scale)
+        summary |= diagnostics.spread("advantage", advantages, rows.valid)
+        summary |= diagnostics.play(rows)
         return Batch(rows, normalize_advantages(advantages, rows.valid), returns / new_scale), summary
 
     def _minibatches(self, num_envs: int, epoch: int) -> list[Tensor]:
@@ -220,9 +231,7 @@ class Learner:
             flatten(self.parameters), flat, self.adam, self.config.lr, self.config.adam_eps, go
         )
         write_parameters_(self.parameters, moved)
-        by_parameter = dict(zip(self.parameters, gradients, strict=True))
-        for name, head in self.policy.heads.items():
-            metrics[f"gradient_norm/{name}"] = losses.gradient_norm([by_parameter[p] for p in head.parameters()])
+        metrics |= diagnostics.gradient_norms(self.policy, dict(zip(self.parameters, gradients, strict=True)))
         metrics |= {"gradient_norm": norm, "go": go, "looked_at": looked_at, "not_finite": looked_at & ~finite,
                     "stopped": stopped}  # fmt: skip
         return metrics, stopped
@@ -255,28 +264,3 @@ class Learner:
 
     def _here(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: tensor.to(self.device) for name, tensor in tensors.items()}
-
-
-def read_back(history: list[Metrics], summary: Metrics) -> dict[str, float]:
-    """Diagnostics as numbers, in one device-to-host copy.
-
-    Means are over the gradient steps taken (NaN for none); approx_kl is over all steps up to the stop, and
-    gradient_norm, before clipping, is the largest.
-    """
-    table = {name: torch.stack([metrics[name].double() for metrics in history]) for name in history[0]}
-    go, looked_at = table.pop("go") > 0, table.pop("looked_at") > 0
-    not_finite, stopped = table.pop("not_finite"), table.pop("stopped")
-    kl, norm = table.pop("approx_kl"), table.pop("gradient_norm")
-    packed = {name: torch.where(go, values, 0.0).sum() / go.sum() for name, values in table.items()}
-    packed |= {
-        "approx_kl": torch.where(looked_at, kl, 0.0).sum() / looked_at.sum(),
-        "gradient_norm": torch.where(go, norm, 0.0).amax(),
-        "steps": go.sum(), "not_finite_steps": not_finite.sum(), "early_stop": stopped.amax(),
-    }  # fmt: skip
-    packed |= summary
-    numbers = torch.stack([value.double() for value in packed.values()]).tolist()
-    return dict(zip(packed, numbers, strict=True))
-
-
-def _by_head(prefix: str, values: Tensor) -> Metrics:
-    return {f"{prefix}/{name}": value for name, value in zip(HEAD_NAMES, values.unbind(), strict=True)}

@@ -36,6 +36,8 @@ LOWER_STEPS = "Lower policy.ppo.lr or policy.ppo.epochs, or set policy.ppo.targe
 RULES = (
     Rule("ratio_explosion", "ratio_max", True, "max_ratio", False, LOWER_STEPS),
     Rule("ratio_collapse", "ratio_min", False, "min_ratio", False, LOWER_STEPS),
+    Rule("stale_log_probs", "ratio_error_first", True, "max_ratio_error_first", False,
+         "The update does not see what the rollout saw: look for lower precision on one side, then report a bug."),
     Rule("value_collapse", "value_loss", True, "max_value_loss", False,
          "Normal in the first updates; later, lower policy.ppo.value_coef or look for outliers in reward."),
     Rule("bellman_error", "bellman_error", True, "max_bellman_error", False,
@@ -106,7 +108,7 @@ class Watch:
         found = []
         for head in HEAD_NAMES:
             name, limit = f"entropy_collapse/{head}", self.cfg.entropy_collapse[head]
-            entropy, in_use = update.get(f"entropy/{head}", math.nan), update.get(f"gradient_norm/{head}", 0.0) > 0
+            entropy, in_use = update.get(f"entropy/{head}", math.nan), update.get(f"head_share/{head}", 0.0) > 0
             recovered = limit * (self.cfg.entropy_recovery if name in self.active else 1.0)
             if in_use:
                 self._streak(name, entropy < recovered)

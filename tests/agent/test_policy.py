@@ -4,7 +4,7 @@ from agent_world import CPU, masks_of_ops, random_masks, random_rollout, small_p
 
 from esper_soa.agent.config import NetworkConfig, PolicyConfig
 from esper_soa.agent.normalize import Moments
-from esper_soa.agent.policy import RecurrentPolicy, segment_starts
+from esper_soa.agent.policy import RecurrentPolicy, full_precision, segment_starts
 from esper_soa.agent.protocol import restart
 from esper_soa.state import Observation, View
 
@@ -64,7 +64,7 @@ def test_a_restart_forgets_what_came_before_in_that_env_only():
     reset = torch.tensor([[True, True], [False, False], [True, False], [False, False]])
     changed = inputs.clone()
     changed[1] += 1.0
-    before, after = (policy.lstm.sequence(x, reset, segment_starts(reset)) for x in (inputs, changed))
+    before, after = (policy.lstm.sequence(x, reset, segment_starts(reset))[0] for x in (inputs, changed))
     assert torch.equal(before[2:, 0], after[2:, 0])
     assert not torch.equal(before[2:, 1], after[2:, 1])
 
@@ -153,3 +153,11 @@ def test_restart_puts_back_the_memory_of_some_envs():
     hidden, counter = restart(memory, fresh, torch.tensor([False, True]))
     assert hidden[:, 0, 0].tolist() == [5.0, 0.0]
     assert counter.tolist() == [4, -1]
+
+
+def test_the_update_multiplies_as_precisely_as_the_rollout():
+    # by default the fused kernel would use TensorFloat-32 on CUDA, whose ratios are off by 1e-3
+    before = torch.backends.cudnn.rnn.fp32_precision
+    with full_precision():
+        assert torch.backends.cudnn.rnn.fp32_precision == "ieee"
+    assert torch.backends.cudnn.rnn.fp32_precision == before

@@ -10,7 +10,7 @@ from esper_soa.ops.anomaly import RULES, Watch
 
 HEALTHY = {"steps": 4.0, "not_finite_steps": 0.0, "ratio_max": 1.5, "ratio_min": 0.7, "value_loss": 1.0,
            "bellman_error": 1.0, "lstm_rms_max": 1.0, "lstm_rms_min": 0.1, "explained_variance": 0.3,
-           "gradient_norm": 1.0, "entropy/op": 0.5, "gradient_norm/op": 0.1}  # fmt: skip
+           "gradient_norm": 1.0, "entropy/op": 0.5, "head_share/op": 0.1, "ratio_error_first": 1e-6}  # fmt: skip
 
 
 def names(watch: Watch, **changed: float) -> list[str]:
@@ -30,6 +30,7 @@ def test_a_healthy_update_is_silent() -> None:
     [
         ("ratio_max", 5.01, "ratio_explosion"),
         ("ratio_min", 0.09, "ratio_collapse"),
+        ("ratio_error_first", 1.1e-3, "stale_log_probs"),
         ("value_loss", 5.01, "value_collapse"),
         ("bellman_error", 5.01, "bellman_error"),
         ("lstm_rms_max", 10.1, "lstm_explosion"),
@@ -70,7 +71,7 @@ def test_entropy_collapses_at_the_third_low_update_in_a_row_and_ends_above_one_a
 def test_a_head_that_was_not_in_use_is_not_judged() -> None:
     watch = Watch(AnomalyConfig())
     for _ in range(5):
-        assert names(watch, entropy__op=0.0, gradient_norm__op=0.0) == []
+        assert names(watch, entropy__op=0.0, head_share__op=0.0) == []
 
 
 def test_low_explained_variance_needs_three_updates() -> None:

@@ -1,0 +1,184 @@
+"""What a policy update reports about itself: the list of its diagnostics, and how they are worked out and read.
+
+Everything stays on the device until `read_back`, which makes one copy to the host. Called by the learner; the trainer
+writes the report to metrics.jsonl, and the anomaly rules judge it.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from esper_soa.agent.rollout import Row
+from esper_soa.vocabulary import HEAD_NAMES, OP_NAMES
+
+Metrics = dict[str, Tensor]
+
+SATURATED = 0.99  # |h| above which a unit of the memory counts as saturated
+SMALL = 1e-8  # standard deviation below which values count as constant
+
+# Of the gradient steps taken where nothing else is said; "pass" is one look at a minibatch, also the one that stops.
+# Returns, values and temporal differences are in units of normalised reward where nothing else is said.
+MEANING = {
+    "loss": "everything that is minimised: mean over steps",
+    "policy_loss": "clipped surrogate, summed over heads",
+    "value_loss": "half the mean squared error of the value, in units of value_scale",
+    "q_loss": "the same of the value of the op that was taken",
+    "entropy_loss": "minus the weighted sum of entropies, before coefficient/entropy",
+    "floor_penalty": "for heads below their entropy floor, with its weights",
+    "contribution_loss": "mean squared error of predicted contributions, squared percent points",
+    "approx_kl": "divergence from the policy that played, mean over heads that mattered: mean over passes",
+    "kl_last": "the same at the last pass",
+    "kl_epoch/<epoch>": "the same in each epoch that was begun, from 1",
+    "kl/<head>": "the same of each head: mean over steps",
+    "clip_fraction": "share of env-steps whose joint ratio is beyond the clip",
+    "clip_fraction/<head>": "the same of each head, where it mattered",
+    "ratio_max": "largest new over old probability of a whole action: over all passes",
+    "ratio_min": "smallest",
+    "ratio_error_first": "largest distance from 1 of that ratio at the first pass, where nothing has moved yet",
+    "entropy/<head>": "mean normalised entropy, in [0, 1], where the head mattered and had more than one legal choice",
+    "head_share/<head>": "share of env-steps on which that was so",
+    "gradient_norm": "before clipping, largest over steps",
+    "gradient_norm/<part>": "of each head and of every other part of the network, before clipping",
+    "explained_variance": "1 - Var(return - value) / max(Var(return), 1), of the values before the update",
+    "bellman_error": "mean absolute temporal difference",
+    "calibration_slope": "of the line that fits returns to values; 1 is right, below 1 values are too wide",
+    "calibration_intercept": "of that line; 0 is right",
+    "value_correlation": "of values and returns; 0 where one is constant",
+    "value_mean": "in units of raw reward",
+    "return_mean": "in units of raw reward",
+    "return_std": "in units of raw reward",
+    "value_scale": "normalised return per unit that the network predicts",
+    "reward_scale": "raw reward per unit of normalised reward",
+    "advantage_mean": "before normalising",
+    "advantage_std": "before normalising",
+    "valid_rows": "env-steps that count",
+    "forced_share": "share of them on which nothing but WAIT was legal",
+    "vetoed_share": "share of them whose op turned out not to be applicable",
+    "op_share/<op>": "share of them with this op in effect",
+    "lstm_rms_max": "largest RMS of the hidden or cell state of an env: over all passes",
+    "lstm_rms_min": "smallest RMS of the hidden state",
+    "lstm_hidden_rms": "RMS of the hidden state over envs and env-steps",
+    "lstm_hidden_max": "largest absolute hidden unit",
+    "lstm_cell_rms": "RMS of the cell state at the end of trajectories",
+    "lstm_cell_max": "largest absolute cell unit there",
+    "lstm_saturated": "share of hidden units beyond 0.99",
+    "steps": "gradient steps taken",
+    "epochs_begun": "epochs of which at least one pass was made",
+    "epochs_done": "steps in epochs",
+    "not_finite_steps": "steps refused because loss or gradient were not finite",
+    "early_stop": "1 where the divergence stopped the update",
+    "learning_rate": "in force",
+    "coefficient/<term>": "weight of each loss term in force",
+}
+LARGEST = ("ratio_max", "lstm_rms_max", "lstm_hidden_max", "lstm_cell_max")
+SMALLEST = ("ratio_min", "lstm_rms_min")
+
+
+def by_head(prefix: str, values: Tensor) -> Metrics:
+    """One diagnostic per head from values [8]."""
+    return {f"{prefix}/{name}": value for name, value in zip(HEAD_NAMES, values.unbind(), strict=True)}
+
+
+def memory_health(hidden: Tensor, cell: Tensor) -> Metrics:
+    """State of the memory from hidden [T, N, L, H] and cell [P, N, L, H]."""
+    hidden_rms = hidden.square().mean((-2, -1)).sqrt()
+    cell_rms = cell.square().mean((-2, -1)).sqrt()
+    return {
+        "lstm_rms_max": torch.maximum(hidden_rms.amax(), cell_rms.amax()),
+        "lstm_rms_min": hidden_rms.amin(),
+        "lstm_hidden_rms": hidden_rms.square().mean().sqrt(),
+        "lstm_hidden_max": hidden.abs().amax(),
+        "lstm_cell_rms": cell_rms.square().mean().sqrt(),
+        "lstm_cell_max": cell.abs().amax(),
+        "lstm_saturated": (hidden.abs() > SATURATED).float().mean(),
+    }
+
+
+def gradient_norms(policy: nn.Module, gradients: Mapping[Tensor, Tensor]) -> Metrics:
+    """L2 norm of the gradient of every action head, and of every other part of the network, by name."""
+    parts = dict(policy.named_children())
+    heads = parts.pop("heads")
+    parts |= dict(heads.named_children())
+    return {
+        f"gradient_norm/{name}": torch.stack([gradients[weight].norm() for weight in part.parameters()]).norm()
+        for name, part in parts.items()
+    }
+
+
+def spread(name: str, x: Tensor, valid: Tensor) -> Metrics:
+    """Mean and population standard deviation of x [T, N] where valid."""
+    mean, deviation = _mean(x, valid), _mean((x - _mean(x, valid)).square(), valid).sqrt()
+    return {f"{name}_mean": mean, f"{name}_std": deviation}
+
+
+def calibration(values: Tensor, returns: Tensor, valid: Tensor, unit: Tensor) -> Metrics:
+    """How returns [T, N] relate to the values that were predicted; means are multiplied by `unit` [].
+
+    The line is least squares of returns on values; where the values are constant its slope is 0.
+    """
+    values, returns = values.double(), returns.double()
+    value_mean, return_mean = _mean(values, valid), _mean(returns, valid)
+    value_offset, return_offset = values - value_mean, returns - return_mean
+    value_var, return_var = _mean(value_offset.square(), valid), _mean(return_offset.square(), valid)
+    covariance = _mean(value_offset * return_offset, valid)
+    varied = value_var.sqrt() > SMALL
+    slope = torch.where(varied, covariance / value_var.clamp(min=SMALL**2), 0.0)
+    deviations = (value_var * return_var).sqrt()
+    both = varied & (return_var.sqrt() > SMALL)
+    return {
+        "calibration_slope": slope,
+        "calibration_intercept": return_mean - slope * value_mean,
+        "value_correlation": torch.where(both, covariance / deviations.clamp(min=SMALL**2), 0.0).clamp(-1, 1),
+        "value_mean": value_mean * unit,
+        "return_mean": return_mean * unit,
+        "return_std": return_var.sqrt() * unit,
+    }
+
+
+def play(rows: Row) -> Metrics:
+    """What was done in the rollout [T, N]."""
+    valid, op = rows.valid, rows.effective_op
+    shares = {f"op_share/{name}": _mean((op == code).float(), valid) for code, name in enumerate(OP_NAMES)}
+    return {
+        "valid_rows": valid.sum(),
+        "forced_share": _mean(rows.forced.float(), valid),
+        "vetoed_share": _mean((op != rows.action.op).float(), valid),
+    } | shares
+
+
+def read_back(history: list[Metrics], summary: Metrics, epochs: int) -> dict[str, float]:
+    """Diagnostics as numbers, in one device-to-host copy.
+
+    `history` holds every pass of every one of `epochs`; those after the stop are left out. Means are over the gradient
+    steps taken, NaN for none.
+    """
+    table = torch.stack([torch.stack([value.double() for value in metrics.values()]) for metrics in history])
+    columns = dict(zip(history[0], table.unbind(1), strict=True))
+    go, looked_at = columns.pop("go") > 0, columns.pop("looked_at") > 0
+    not_finite, stopped, kl = columns.pop("not_finite"), columns.pop("stopped"), columns.pop("approx_kl")
+    norm = columns.pop("gradient_norm")
+    first = torch.maximum((columns["ratio_max"][0] - 1).abs(), (columns["ratio_min"][0] - 1).abs())
+    packed = {name: torch.where(looked_at, columns.pop(name), -torch.inf).amax() for name in LARGEST}
+    packed |= {name: torch.where(looked_at, columns.pop(name), torch.inf).amin() for name in SMALLEST}
+    packed |= {name: _mean(values, go) / go.any() for name, values in columns.items()}
+    packed |= {
+        "approx_kl": _mean(kl, looked_at),
+        "kl_last": kl.gather(0, looked_at.sum(0, keepdim=True) - 1).squeeze(0),
+        "ratio_error_first": first,
+        "gradient_norm": torch.where(go, norm, 0.0).amax(),
+        "steps": go.sum(), "not_finite_steps": not_finite.sum(), "early_stop": stopped.amax(),
+    }  # fmt: skip
+    passes = zip(kl.chunk(epochs), looked_at.chunk(epochs), strict=True)
+    packed |= {f"kl_epoch/{epoch}": _mean(*taken) for epoch, taken in enumerate(passes, start=1)} | summary
+    packed["epochs_begun"] = torch.stack([taken.any() for taken in looked_at.chunk(epochs)]).sum()
+    numbers = torch.stack([value.double() for value in packed.values()]).tolist()
+    report = dict(zip(packed, numbers, strict=True))
+    for epoch in range(int(report["epochs_begun"]) + 1, epochs + 1):
+        del report[f"kl_epoch/{epoch}"]
+    return report
+
+
+def _mean(x: Tensor, mask: Tensor) -> Tensor:
+    """Mean [] of x over the entries of mask; 0 for none."""
+    return torch.where(mask, x, 0.0).sum() / mask.sum().clamp(min=1)
