@@ -46,6 +46,7 @@ from esper_soa.ops.device import (
     resolve_device,
 )
 from esper_soa.ops.interrupt import Interrupted, Requests, signals_noted
+from esper_soa.ops.profile import make_profile
 from esper_soa.ops.progress import LOGGER, Progress, logging_to
 from esper_soa.ops.report import HostScore, Pareto, SeedCounts, Speed, Summary, print_summary, write_summary
 from esper_soa.ops.rundir import RunFolder, claimed, drop_unfinished, rounds_of, write_config_file, write_versions
@@ -124,6 +125,7 @@ class Run:
         self.world = build_world(cfg, self.device)
         self.player = build_player(cfg, self.world)
         self.watch = Watch(cfg.telemetry.anomaly)
+        self.profile = make_profile(cfg.profile, self.device, folder.path)
         self.done = resume.Progressed()
         self.written = -1  # rounds done at the newest checkpoint that this process wrote
         self.held = self.content()
@@ -163,13 +165,17 @@ class Run:
     def one_round(self, number: int, progress: Progress) -> tuple[dict[str, Json], list[dict[str, Json]]]:
         """Collect and update; returns the round's line for metrics.jsonl, and its lines for episodes.jsonl."""
         begun = time.monotonic()
-        result, rollout = play_round(self.world, self.player, number, progress, f"round {number + 1}/{self.cfg.rounds}")
+        self.profile.lap("files")
+        label = f"round {number + 1}/{self.cfg.rounds}"
+        result, rollout = play_round(self.world, self.player, number, progress, label, self.profile)
         collected = time.monotonic()
         self.keep_best(result)
         update: dict[str, float] = {}
         if self.player.learner is not None and rollout is not None:
             update = self.player.learner.update(rollout)
         ended = time.monotonic()
+        self.profile.lap("update")
+        self.profile.report(label)
         for anomaly in self.watch.look(update):
             LOGGER.warning("round %d  %s: %s", number + 1, anomaly.name, anomaly.message)
         self.count(result, ended - begun)
@@ -330,6 +336,7 @@ def run(cfg: TrainConfig, folder: RunFolder, checkpoint: Path | None = None) -> 
         job = open_run(cfg, folder, checkpoint, requests)
         job.announce()
         control = play(job, progress_bar(job, console, job.heed))
+        job.profile.close()
         summary = job.summarise(control)
         write_summary(summary, folder.summary)
         print_summary(summary, console)

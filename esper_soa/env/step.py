@@ -29,6 +29,12 @@ from esper_soa.nets.supervised import NetsConfig, TrainingFeed, train_epoch_
 from esper_soa.state import Action, ActionOutcome, Attribution, EnvState, Masks, Measurements, Observation, select
 from esper_soa.vocabulary import Op, Stage
 
+Lap = Callable[[str], None]  # is told which phase has just ended
+
+
+def untimed(phase: str) -> None:
+    """A lap that nobody times."""
+
 
 class Rules(NamedTuple):
     """Everything that stays the same during a run."""
@@ -91,15 +97,20 @@ def reset(rules: Rules, num_envs: int, device: torch.device) -> EnvState:
     return state.clone()
 
 
-def measure_(rules: Rules, weights: TensorDict, state: EnvState, work: Work) -> tuple[EnvState, Measurements]:
+def measure_(
+    rules: Rules, weights: TensorDict, state: EnvState, work: Work, lap: Lap = untimed
+) -> tuple[EnvState, Measurements]:
     """Initialise newborn seeds, train every network, validate under every subset row that the rewards need."""
     slots = state.slots
     roster = read_roster(slots, state.ramp, ablate_fossils=rules.reward.config.drip_fraction > 0)
     claim_(weights, rules.nets.shape, roster, work.seed_keys)
     none = torch.zeros_like(slots.newborn)
     state = state.replace(slots=slots.replace(newborn=none, fresh_momentum=none))
+    lap("ledger")
     trained = train_epoch_(rules.nets, weights, slots.alpha, roster, work.training, work.num_batches)
+    lap("training")
     tested = evaluate(rules.nets, weights, slots.alpha, roster, work.validation)
+    lap("validation")
     return state, Measurements(
         train_loss=trained.loss,
         train_accuracy=trained.accuracy,

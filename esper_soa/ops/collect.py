@@ -7,6 +7,7 @@ for the roster of running seeds and, one env-step late, for the progress bar.
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from esper_soa.agent.ppo import Learner
 from esper_soa.agent.protocol import Agent, restart
@@ -14,6 +15,7 @@ from esper_soa.agent.rollout import Rollout, Row, new_rollout, write_
 from esper_soa.env.observation import feature_names
 from esper_soa.env.step import Percept, Response, guard_, look, measure_
 from esper_soa.env.world import World
+from esper_soa.ops.profile import NO_PROFILE, NoProfile
 from esper_soa.ops.progress import Progress
 from esper_soa.ops.tally import RoundResult, Tally, pulse
 from esper_soa.state import Decision, View
@@ -26,39 +28,75 @@ class Player(NamedTuple):
     learner: Learner | None
 
 
-def play_round(
-    world: World, player: Player, number: int, progress: Progress, label: str
-) -> tuple[RoundResult, Rollout | None]:
-    """One episode of every env; the rollout is None where nobody learns."""
-    rules, num_envs, device = world.rules, world.sizes.num_envs, world.device
-    state = world.start_round(number)
-    fresh = memory = player.agent.start(num_envs, device)
-    tally, rollout, seen = Tally(device, num_envs), _rollout(world, player), None
-    for step in range(rules.max_steps):
-        state, measured = measure_(rules, world.weights, state, world.work(step))
-        if seen is not None:  # its copy has arrived: measure_ waited for the device
-            progress.advance(num_envs, label, *seen.tolist())
+class Episode:
+    """One episode of every env in progress."""
+
+    def __init__(
+        self, world: World, player: Player, number: int, progress: Progress, label: str, profile: NoProfile = NO_PROFILE
+    ) -> None:
+        """Fresh hosts of round `number`; what is played is shown as `label` and timed by `profile`."""
+        self.world, self.player, self.progress, self.label, self.profile = world, player, progress, label, profile
+        num_envs = world.sizes.num_envs
+        self.state = world.start_round(number)
+        self.fresh = self.memory = player.agent.start(num_envs, world.device)
+        self.tally, self.rollout = Tally(world.device, num_envs), _rollout(world, player)
+        self.seen: Tensor | None = None  # of the env-step before, on its way to the host
+        profile.lap("reset")
+
+    def step_(self, step: int) -> None:
+        """Play env-step `step` (from 0)."""
+        world, rules, lap, num_envs = self.world, self.world.rules, self.profile.lap, self.world.sizes.num_envs
+        work = self.profile.watch(world.work(step))
+        lap("data")
+        state, measured = measure_(rules, world.weights, self.state, work, lap)
+        if self.seen is not None:  # its copy has arrived: measure_ waited for the device
+            self.progress.advance(num_envs, self.label, *self.seen.tolist())
+        lap("telemetry")
         reset = state.guard.panic  # rolled back an env-step ago: a new trajectory begins here
         state, measured = guard_(rules, world.weights, state, measured)
         percept = world.kernels.perceive(rules, state, measured)
+        lap("ledger")
         view = View(state=percept.state, observation=percept.observation, masks=percept.masks,
                     noise=world.noise(step), batch_size=[num_envs])  # fmt: skip
-        decision, memory = player.agent.act(view, restart(memory, fresh, reset))
+        decision, self.memory = self.player.agent.act(view, restart(self.memory, self.fresh, reset))
+        lap("policy")
         response = world.kernels.respond(rules, percept, decision.action)
-        tally.add_(measured, percept, response)
-        if rollout is not None and player.learner is not None:
-            row = _row(player.learner, percept, decision, response, step + 1 == rules.max_steps)
-            write_(rollout, step, row.replace(reset=reset))
-        state, seen = response.state, pulse(response.state)
-    if rollout is not None:
-        masks, observation = look(rules, state)
-        after = View(state=state, observation=observation, masks=masks, noise=world.noise(rules.max_steps),
-                     batch_size=[num_envs])  # fmt: skip
-        memory = restart(memory, fresh, state.guard.panic)
-        rollout.bootstrap.copy_(player.agent.act(after, memory)[0].value)
-    result = tally.read(state, rules.reward.counts)
-    progress.advance(num_envs, label, *(seen.tolist() if seen is not None else (float("nan"), float("nan"))))
-    return result, rollout
+        lap("ledger")
+        if self.rollout is not None and self.player.learner is not None:
+            row = _row(self.player.learner, percept, decision, response, step + 1 == rules.max_steps)
+            write_(self.rollout, step, row.replace(reset=reset))
+        lap("policy")
+        self.tally.add_(measured, percept, response)
+        self.state, self.seen = response.state, pulse(response.state)
+        lap("telemetry")
+        self.profile.env_step()
+
+    def finish(self) -> tuple[RoundResult, Rollout | None]:
+        """After the last env-step: what the round came to; the rollout is None where nobody learns."""
+        world, player, state = self.world, self.player, self.state
+        num_envs = world.sizes.num_envs
+        if self.rollout is not None:
+            masks, observation = look(world.rules, state)
+            after = View(state=state, observation=observation, masks=masks, noise=world.noise(world.rules.max_steps),
+                         batch_size=[num_envs])  # fmt: skip
+            memory = restart(self.memory, self.fresh, state.guard.panic)
+            self.rollout.bootstrap.copy_(player.agent.act(after, memory)[0].value)
+        self.profile.lap("policy")
+        result = self.tally.read(state, world.rules.reward.counts)
+        seen = self.seen.tolist() if self.seen is not None else (float("nan"), float("nan"))
+        self.progress.advance(num_envs, self.label, *seen)
+        self.profile.lap("telemetry")
+        return result, self.rollout
+
+
+def play_round(
+    world: World, player: Player, number: int, progress: Progress, label: str, profile: NoProfile = NO_PROFILE
+) -> tuple[RoundResult, Rollout | None]:
+    """One episode of every env; the rollout is None where nobody learns."""
+    episode = Episode(world, player, number, progress, label, profile)
+    for step in range(world.rules.max_steps):
+        episode.step_(step)
+    return episode.finish()
 
 
 def _rollout(world: World, player: Player) -> Rollout | None:

@@ -21,8 +21,8 @@ from esper_soa.ops.rundir import package_versions
 # What may be another value in the run that goes on; a name with a dot at the end stands for all settings under it.
 # data.name and data.root may, as the images themselves are compared.
 MAY_CHANGE = (
-    "name", "device", "run_dir", "rounds", "baseline_comparison", "checkpoint_every", "checkpoint_keep", "resume",
-    "compute.", "telemetry.", "data.name", "data.root",
+    "name", "device", "run_dir", "rounds", "baseline_comparison", "checkpoint_every", "checkpoint_keep", "profile",
+    "resume", "compute.", "telemetry.", "data.name", "data.root",
 )  # fmt: skip
 ABSENT = "(absent)"
 

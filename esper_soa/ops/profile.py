@@ -1,0 +1,223 @@
+"""Where the time of a run goes: the share of every phase, one line per update, or a trace of a few env-steps.
+
+Made by the trainer from the setting `profile` and handed to ops/collect.py, which says `lap` where a phase ends: what
+passed since the lap before belongs to it. On CUDA a lap is an event in the stream; the events are read once a round.
+"""
+
+import threading
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity
+
+from esper_soa.env.step import Work
+from esper_soa.nets.evaluation import ValidationFeed
+from esper_soa.nets.supervised import TrainingFeed
+from esper_soa.ops.progress import LOGGER
+
+PHASES = ("training", "validation", "data", "ledger", "policy", "update", "telemetry", "reset", "files")
+SKIPPED_STEPS, TRACED_STEPS = 3, 3  # env-steps before a trace, and in it
+
+Moment = float | torch.cuda.Event
+
+
+class NoProfile:
+    """Watches nothing; what the others override."""
+
+    def lap(self, phase: str) -> None:
+        """What passed since the lap before was `phase`."""
+
+    def watch(self, work: Work) -> Work:
+        """The work of an env-step, whose feeds are timed where that is wanted."""
+        return work
+
+    def env_step(self) -> None:
+        """An env-step ends here."""
+
+    def report(self, label: str) -> None:
+        """An update ends here; say what is known."""
+
+    def close(self) -> None:
+        """The run ends here."""
+
+
+NO_PROFILE = NoProfile()
+
+
+class HostClock:
+    """Moments on the host, for a CPU, where work is done when a call returns."""
+
+    def now(self) -> float:
+        """This moment, in seconds."""
+        return time.perf_counter()
+
+    def seconds(self, moments: list[Moment]) -> list[float]:
+        """Each moment in seconds after the first."""
+        return [float(moment) - float(moments[0]) for moment in moments]  # type: ignore[arg-type]
+
+
+class DeviceClock:
+    """Moments in a CUDA stream: events, which the host reads only in `seconds`; they are used again after that."""
+
+    def __init__(self) -> None:
+        self.free: list[torch.cuda.Event] = []
+
+    def now(self) -> torch.cuda.Event:
+        """This place in the stream."""
+        event = self.free.pop() if self.free else torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds(self, moments: list[Moment]) -> list[float]:
+        """Each moment in seconds after the first; waits for the last. The events are then free again."""
+        events = [moment for moment in moments if isinstance(moment, torch.cuda.Event)]
+        events[-1].synchronize()
+        found = [events[0].elapsed_time(event) / 1e3 for event in events]
+        self.free += events
+        return found
+
+
+class Span(NamedTuple):
+    """A feed at work within a phase."""
+
+    lap: int  # number of laps before
+    thread: int
+    begin: Moment
+    end: Moment
+
+
+class PhaseProfile(NoProfile):
+    """Seconds by phase since the last `take`. Feeds are timed apart from the training and validation around them."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.clock = DeviceClock() if device.type == "cuda" else HostClock()
+        self.start: Moment = self.clock.now()
+        self.laps: list[tuple[str, Moment]] = []
+        self.spans: list[Span] = []
+
+    def lap(self, phase: str) -> None:
+        """Two list entries and one reading of the clock."""
+        self.laps.append((phase, self.clock.now()))
+
+    def watch(self, work: Work) -> Work:
+        """The same work; both feeds report to this profile."""
+        training, validation = TimedTraining(work.training, self), TimedValidation(work.validation, self)
+        return work._replace(training=training, validation=validation)
+
+    def span(self, begin: Moment) -> None:
+        """A feed was at work from `begin` until now, in whatever thread."""
+        self.spans.append(Span(len(self.laps), threading.get_ident(), begin, self.clock.now()))
+
+    def take(self) -> dict[str, float]:
+        """Seconds by phase, in the order in which they were first met; counting begins anew.
+
+        Feeds in several threads run side by side: their mean is taken out of the phase around them.
+        """
+        spans = [span for span in self.spans if span.lap < len(self.laps)]
+        moments = [self.start, *(moment for _, moment in self.laps)]
+        times = self.clock.seconds(moments + [m for span in spans for m in (span.begin, span.end)])
+        ends, fed = times[: len(moments)], times[len(moments) :]
+        data, threads = [0.0] * len(self.laps), [set[int]() for _ in self.laps]
+        for index, span in enumerate(spans):
+            data[span.lap] += fed[2 * index + 1] - fed[2 * index]
+            threads[span.lap].add(span.thread)
+        found: dict[str, float] = {}
+        for index, (phase, _) in enumerate(self.laps):
+            inside = data[index] / max(1, len(threads[index]))
+            found[phase] = found.get(phase, 0.0) + ends[index + 1] - ends[index] - inside
+            if inside:
+                found["data"] = found.get("data", 0.0) + inside
+        self.start, self.laps, self.spans = self.clock.now(), [], []
+        return found
+
+    def report(self, label: str) -> None:
+        """One line: the share of every phase since the last report."""
+        found = self.take()
+        total = sum(found.values())
+        LOGGER.info("phases   %s: %s of %.1f s", label, shares(found), total)
+
+
+class TraceProfile(NoProfile):
+    """Writes a trace of a few env-steps after warm-up, once, to a file that trace viewers read."""
+
+    def __init__(self, device: torch.device, path: Path) -> None:
+        activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda")
+        schedule = torch.profiler.schedule(
+            skip_first=SKIPPED_STEPS - 1, wait=0, warmup=1, active=TRACED_STEPS, repeat=1
+        )
+        self.path, self.running, self.written = path, False, False
+        self.profiler = torch.profiler.profile(
+            activities=activities, schedule=schedule, on_trace_ready=self._write, record_shapes=True
+        )
+
+    def env_step(self) -> None:
+        """Count the env-step; the trace begins and ends by this count."""
+        if not self.written:
+            if not self.running:
+                self.profiler.start()
+                self.running = True
+            self.profiler.step()
+            self._stop_if_written()
+
+    def close(self) -> None:
+        """Stop where the run was too short for a trace."""
+        if self.running:
+            self.profiler.stop()
+            self.running = False
+        if not self.written:
+            LOGGER.warning("profile  no trace: it needs %d env-steps in a run", SKIPPED_STEPS + TRACED_STEPS + 1)
+
+    def _write(self, profiler: torch.profiler.profile) -> None:
+        profiler.export_chrome_trace(str(self.path))
+        self.written = True
+        LOGGER.info("profile  trace of %d env-steps: %s", TRACED_STEPS, self.path)
+
+    def _stop_if_written(self) -> None:
+        if self.written:
+            self.profiler.stop()
+            self.running = False
+
+
+class TimedTraining:
+    """A training feed whose batches are timed."""
+
+    def __init__(self, feed: TrainingFeed, profile: PhaseProfile) -> None:
+        self.feed, self.profile = feed, profile
+
+    def batch(self, envs: Tensor, index: int) -> tuple[Tensor, Tensor]:
+        """As the feed inside."""
+        begin = self.profile.clock.now()
+        found = self.feed.batch(envs, index)
+        self.profile.span(begin)
+        return found
+
+
+class TimedValidation:
+    """A validation feed whose batches are timed."""
+
+    def __init__(self, feed: ValidationFeed, profile: PhaseProfile) -> None:
+        self.feed, self.profile = feed, profile
+
+    def batches(self, envs: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
+        """As the feed inside."""
+        begin = self.profile.clock.now()
+        found = self.feed.batches(envs, size)
+        self.profile.span(begin)
+        return found
+
+
+def shares(seconds: dict[str, float]) -> str:
+    """`training 71.2 %, ...` in the order of PHASES; phases that took no time are left out."""
+    total = sum(seconds.values()) or 1.0
+    known = [phase for phase in PHASES if phase in seconds] + [phase for phase in seconds if phase not in PHASES]
+    return ", ".join(f"{phase} {100 * seconds[phase] / total:.1f} %" for phase in known)
+
+
+def make_profile(mode: str, device: torch.device, folder: Path) -> NoProfile:
+    """What the setting `profile` (off, phases, torch) asks for; a trace goes to `folder`/trace.json."""
+    if mode == "phases":
+        return PhaseProfile(device)
+    return TraceProfile(device, folder / "trace.json") if mode == "torch" else NO_PROFILE

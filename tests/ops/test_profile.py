@@ -1,0 +1,134 @@
+"""Shares of phases and traces: what a lap counts, that watching changes nothing, and what a run tells."""
+
+import io
+import json
+import logging
+import re
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from sync_guard import SyncGuard
+from tiny_world import CPU, tiny_world
+
+from esper_soa.agent.scripted import WaitPolicy
+from esper_soa.config import TrainConfig
+from esper_soa.errors import SettingError
+from esper_soa.ops import profile as module
+from esper_soa.ops.collect import Episode, Player
+from esper_soa.ops.profile import NO_PROFILE, PhaseProfile, TraceProfile, make_profile, shares
+from esper_soa.ops.progress import LOGGER, Progress
+
+
+class HandClock:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def now(self) -> float:
+        return self.time
+
+    def seconds(self, moments: list[float]) -> list[float]:
+        return [moment - moments[0] for moment in moments]
+
+
+def by_hand() -> tuple[PhaseProfile, HandClock]:
+    profile, clock = PhaseProfile(CPU), HandClock()
+    profile.clock, profile.start = clock, 0.0
+    return profile, clock
+
+
+def test_a_lap_takes_what_passed_since_the_lap_before() -> None:
+    profile, clock = by_hand()
+    for phase, moment in (("training", 3.0), ("ledger", 4.0), ("training", 6.0)):
+        clock.time = moment
+        profile.lap(phase)
+    assert profile.take() == {"training": 5.0, "ledger": 1.0}
+    clock.time = 7.0
+    profile.lap("policy")
+    assert profile.take() == {"policy": 1.0}, "counting did not begin anew"
+
+
+def test_feeds_are_taken_out_of_the_phase_around_them() -> None:
+    # 10 s of training; two threads fed for 1 + 3 and 2 s: 3 s each on average.
+    profile, clock = by_hand()
+    profile.spans = [module.Span(0, 1, 1.0, 2.0), module.Span(0, 1, 3.0, 6.0), module.Span(0, 2, 4.0, 6.0)]
+    clock.time = 10.0
+    profile.lap("training")
+    assert profile.take() == {"training": 7.0, "data": 3.0}
+
+
+def test_shares_come_in_one_order_and_sum_to_all() -> None:
+    text = shares({"update": 1.0, "training": 2.0, "mine": 1.0})
+    assert text == "training 50.0 %, update 25.0 %, mine 25.0 %"
+
+
+def played(profile: module.NoProfile, steps: int = 3) -> Episode:
+    world = tiny_world(2, 1, 4)
+    episode = Episode(
+        world, Player(WaitPolicy(), None), 0, Progress(8, Console(file=io.StringIO()), "off"), "", profile
+    )
+    for step in range(steps):
+        episode.step_(step)
+    return episode
+
+
+def test_watching_changes_no_result() -> None:
+    one, other = played(NO_PROFILE).state, played(PhaseProfile(CPU)).state
+    assert torch.equal(one.signals.val_loss, other.signals.val_loss)
+    assert torch.equal(one.signals.train_loss, other.signals.train_loss)
+
+
+def test_the_phases_of_an_episode_make_up_its_time() -> None:
+    profile, begun = PhaseProfile(CPU), time.perf_counter()
+    played(profile)
+    passed, found = time.perf_counter() - begun, profile.take()
+    assert set(found) == {"reset", "data", "ledger", "training", "validation", "policy", "telemetry"}
+    assert all(seconds > 0 for seconds in found.values())
+    assert sum(found.values()) <= passed
+
+
+def test_a_lap_waits_for_nothing() -> None:
+    profile = PhaseProfile(CPU)
+    with SyncGuard():
+        profile.lap("training")
+
+
+def test_an_unknown_profile_is_refused() -> None:
+    with pytest.raises(SettingError, match="profile=loud: must be one of off, phases, torch"):
+        TrainConfig(profile="loud")
+
+
+def test_a_report_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    profile, clock = by_hand()
+    clock.time = 2.0
+    profile.lap("training")
+    LOGGER.propagate = True
+    with caplog.at_level(logging.INFO):
+        profile.report("round 1/2")
+    assert caplog.messages == ["phases   round 1/2: training 100.0 % of 2.0 s"]
+
+
+def test_a_trace_holds_the_env_steps_after_warm_up(tmp_path: Path) -> None:
+    profile = make_profile("torch", CPU, tmp_path)
+    assert isinstance(profile, TraceProfile)
+    for _ in range(8):
+        torch.ones(3).add(1)
+        profile.env_step()
+    profile.close()
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    steps = [event["name"] for event in events if re.match(r"ProfilerStep#\d+$", event.get("name", ""))]
+    assert sorted(set(steps)) == ["ProfilerStep#3", "ProfilerStep#4", "ProfilerStep#5"]
+
+
+def test_a_run_too_short_for_a_trace_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    profile = make_profile("torch", CPU, tmp_path)
+    profile.env_step()
+    LOGGER.propagate = True
+    with caplog.at_level(logging.WARNING):
+        profile.close()
+    assert "no trace" in caplog.messages[0]
+    assert not (tmp_path / "trace.json").exists()
