@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from esper_soa.agent.config import PolicyConfig
 from esper_soa.agent.distribution import choose, entropy, head_masks, likeliest, log_prob_of, masked_log_probs
@@ -249,7 +248,7 @@ class RecurrentPolicy(nn.Module):
             log_probs.append(log_prob_of(distribution, choices[..., i]))
             entropies.append(entropy(distribution, mask))
         detached = x.detach()
-        op = F.one_hot(rows.action.op, len(OP_NAMES)).to(x.dtype)
+        op = (rows.action.op.unsqueeze(-1) == torch.arange(len(OP_NAMES), device=x.device)).to(x.dtype)
         return Evaluation(
             log_probs=torch.stack(log_probs, dim=-1),
             entropies=torch.stack(entropies, dim=-1),

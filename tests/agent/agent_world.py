@@ -43,14 +43,14 @@ def random_masks(num_envs: int, num_slots: int, generator: torch.Generator) -> M
     return masks.replace(slot_by_op=by_op & op.unsqueeze(-1))
 
 
-def random_rollout(policy: RecurrentPolicy, num_steps: int, num_envs: int, seed: int) -> Rollout:
-    """Play on random observations and masks; envs are restarted at random."""
+def random_rollout(policy: RecurrentPolicy, num_steps: int, num_envs: int, seed: int, restarts: float = 0.2) -> Rollout:
+    """Play on random observations and masks; envs are restarted at random, with probability `restarts`."""
     generator = torch.Generator().manual_seed(seed)
     num_features, num_slots = policy.mean.shape[0], policy.heads["slot"][-1].out_features
     rollout = new_rollout(num_steps, num_envs, num_slots, num_features, CPU)
     fresh = memory = policy.start(num_envs, CPU)
     for t in range(num_steps):
-        reset = (torch.rand(num_envs, generator=generator) < 0.2) | (t == 0)
+        reset = (torch.rand(num_envs, generator=generator) < restarts) | (t == 0)
         features = torch.randn(num_envs, num_features, generator=generator)
         blueprints = torch.randint(-1, 13, (num_envs, num_slots), generator=generator)
         masks = random_masks(num_envs, num_slots, generator)

@@ -1,0 +1,101 @@
+"""The log-probabilities that a rollout stores are those of the update: before any step, every ratio is 1."""
+
+import io
+
+import pytest
+import torch
+from rich.console import Console
+from sync_guard import SyncGuard
+from tiny_world import CPU, tiny_settings
+
+from esper_soa.agent.config import NetworkConfig, PPOConfig
+from esper_soa.agent.optimizer import flatten
+from esper_soa.agent.ppo import Learner
+from esper_soa.agent.rollout import Rollout
+from esper_soa.config import TrainConfig
+from esper_soa.env.config import GovernorConfig
+from esper_soa.ops.collect import Player, play_round
+from esper_soa.ops.progress import Progress
+from esper_soa.trainer import build_player, build_world
+
+ENVS, SLOTS, STEPS, ROUNDS = 3, 3, 14, 4
+STANDS_STILL = 1e-30  # a learning rate that moves nothing but zeros, and those to 1e-30
+DEVICES = [
+    torch.device("cpu"),
+    pytest.param(
+        torch.device("cuda"), marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+    ),
+]
+
+
+def settings(**ppo: object) -> TrainConfig:
+    """Hosts that are rolled back as soon as their loss is above its mean."""
+    cfg = tiny_settings(ENVS, SLOTS, STEPS)
+    cfg.governor = GovernorConfig(sensitivity=0.0, multiplier=1.0, absolute_threshold=0.0, min_panics=1, min_samples=3)
+    cfg.policy.network = NetworkConfig(hidden=32, features=32, layers=2)
+    cfg.policy.ppo = PPOConfig(**ppo)
+    return cfg
+
+
+def play(cfg: TrainConfig, device: torch.device = CPU) -> tuple[Learner, list[Rollout], list[dict[str, float]]]:
+    """All rounds with their updates; the world is the same in every one, the policy is not."""
+    world = build_world(cfg, device)
+    player = build_player(cfg, world)
+    learner, rollouts, reports = player.learner, [], []
+    assert learner is not None
+    with Progress(ENVS * STEPS * ROUNDS, Console(file=io.StringIO()), "off") as progress:
+        for number in range(ROUNDS):
+            _, rollout = play_round(world, Player(player.agent, learner), number, progress, "")
+            assert rollout is not None
+            rollouts.append(rollout)
+            reports.append(learner.update(rollout))
+    return learner, rollouts, reports
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=str)
+def test_the_first_pass_over_every_rollout_has_ratio_one(device: torch.device) -> None:
+    learner, rollouts, reports = play(settings(lr=3e-3, target_kl=0.0, observation_momentum=0.5), device)
+    assert max(report["ratio_error_first"] for report in reports) < 1e-5
+    assert all(report["ratio_max"] - report["ratio_min"] > 1e-3 for report in reports), "the policy has not moved"
+    assert (learner.policy.mean.abs() > 0.05).any(), "the normaliser has not moved"
+
+
+@pytest.mark.parametrize("minibatches", [1, 2, 3])
+def test_every_pass_without_a_move_has_ratio_one(minibatches: int) -> None:
+    cfg = settings(lr=STANDS_STILL, epochs=2, minibatches=minibatches, observation_momentum=0.5)
+    learner, _, reports = play(cfg)
+    assert [report["steps"] for report in reports] == [2 * minibatches] * ROUNDS
+    for report in reports:
+        assert 1 - 1e-5 < report["ratio_min"] <= report["ratio_max"] < 1 + 1e-5
+        assert report["approx_kl"] < 1e-9
+        assert report["clip_fraction"] == 0.0
+    untrained = build_player(cfg, build_world(cfg, CPU)).learner
+    assert untrained is not None
+    torch.testing.assert_close(flatten(learner.parameters), flatten(untrained.parameters), rtol=0, atol=1e-25)
+
+
+def test_those_rollouts_hold_all_that_could_go_wrong() -> None:
+    _, rollouts, reports = play(settings(lr=STANDS_STILL, epochs=1))
+    rows = torch.cat([rollout.rows for rollout in rollouts], dim=1)
+    assert (rows.terminal[:-1] & rows.reset[1:]).any(), "no rollback cut a trajectory"
+    assert rows.forced.any()
+    assert (~rows.forced).any()
+    assert (~rows.masks.op).any()
+    assert reports[0]["forced_share"] < 1
+    played = set(rows.action.op.unique().tolist())
+    assert len(played) >= 4, f"only the ops {played} were played"
+
+
+def test_a_changed_observation_is_noticed() -> None:
+    learner, rollouts, _ = play(settings(lr=STANDS_STILL, epochs=1))
+    rollouts[-1].rows.features[3, 1] += 1.0
+    learner.policy.heads["op"][-1].weight.data.mul_(100)
+    assert learner.update(rollouts[-1])["ratio_error_first"] > 1e-3
+
+
+@pytest.mark.parametrize(("epochs", "minibatches"), [(1, 1), (4, 3)])
+def test_an_update_reads_the_device_twice_whatever_its_size(epochs: int, minibatches: int) -> None:
+    learner, rollouts, _ = play(settings(lr=STANDS_STILL, epochs=epochs, minibatches=minibatches))
+    with SyncGuard(["segment_starts", "read_back"]) as guard:
+        learner.update(rollouts[0])
+    assert [sync.function for sync in guard.log] == ["segment_starts", "read_back"]
