@@ -126,3 +126,68 @@ def test_schedules_start_hold_and_end_where_they_should():
 def test_per_head_settings_come_in_the_order_of_the_heads():
     table = {name: float(i) for i, name in enumerate(reversed(HEAD_NAMES))}
     assert losses.head_tensor(table, HEAD_NAMES, CPU).tolist() == [7, 6, 5, 4, 3, 2, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "gain", "slope"),
+    [
+        (1.5, 1.0, 1.2, 0.0),  # beyond the clip in the direction of the advantage: min(1.5, 1.2), no gradient
+        (1.5, -1.0, -1.5, -1.5),  # min(-1.5, -1.2)
+        (0.5, 1.0, 0.5, 0.5),  # min(0.5, 0.8)
+        (0.5, -1.0, -0.8, 0.0),  # min(-0.5, -0.8), no gradient
+        (1.1, 2.0, 2.2, 2.2),  # within the clip
+        (0.9, -2.0, -1.8, -1.8),
+    ],
+)
+def test_the_clip_works_on_both_sides(ratio: float, advantage: float, gain: float, slope: float) -> None:
+    log_ratio = torch.full((1, 8), math.log(ratio), requires_grad=True)
+    only_op = torch.arange(8).reshape(1, 8) == 7
+    loss = losses.policy_loss(log_ratio, torch.tensor([advantage]), only_op, 0.2)
+    assert loss.item() == pytest.approx(-gain)
+    loss.backward()
+    assert log_ratio.grad is not None
+    assert log_ratio.grad[0].tolist() == pytest.approx([0.0] * 7 + [-slope])
+
+
+def gradients_of(evaluation: Evaluation, batch: Batch, weights: Coefficients) -> dict[str, torch.Tensor]:
+    """Gradient of the whole loss with respect to what the network said."""
+    leaves = {name: getattr(evaluation, name).clone().requires_grad_() for name in ("log_probs", "entropies", "value")}
+    config = PPOConfig()
+    loss, _ = total_loss(evaluation._replace(**leaves), batch, config, weights, head_tables(config, CPU))
+    loss.backward()
+    return {name: leaf.grad for name, leaf in leaves.items()}
+
+
+def test_heads_that_the_effective_op_does_not_use_get_no_gradient() -> None:
+    evaluation, batch = example()
+    evaluation = evaluation._replace(log_probs=batch.rows.log_probs.clone())  # ratio 1: nothing is clipped
+    gradients = gradients_of(evaluation, batch, Coefficients(0.05, 0.5, 0.25, 0.0, 0.0))
+    used = relevant_heads(batch.rows.effective_op) & ~batch.rows.forced.unsqueeze(-1)
+    assert torch.equal(gradients["log_probs"] != 0, used)
+    assert torch.equal(gradients["entropies"] != 0, used)
+    # the blueprint head is used once, by GERMINATE with advantage -1; the op head three times, advantages 1, -1, 0.5
+    heads = {name: gradients["log_probs"][:, 0, i].tolist() for i, name in enumerate(HEAD_NAMES)}
+    assert heads["blueprint"] == pytest.approx([0, 1, 0, 0])
+    assert heads["op"] == pytest.approx([-1 / 3, 1 / 3, -0.5 / 3, 0])
+
+
+def test_forced_env_steps_teach_the_critic_with_a_fifth_of_the_weight_and_nobody_else() -> None:
+    evaluation, batch = example()
+    gradients = gradients_of(evaluation, batch, Coefficients(0.05, 0.5, 0.25, 1.5, 0.0))
+    # coefficient 0.5 times w * (V - R) / (3 + 0.2)
+    expected = [-0.9 / 6.4, 0.2 / 6.4, 1.3 / 6.4, 0.2 * -0.1 / 6.4]
+    assert gradients["value"][:, 0].tolist() == pytest.approx(expected)
+    assert (gradients["log_probs"][3] == 0).all()
+    assert (gradients["entropies"][3] == 0).all()
+
+
+def test_the_floor_penalty_takes_the_mean_over_env_steps_where_the_head_was_available() -> None:
+    # entropy 0.4 where the head was used, 0 where it was only available: mean 0.2, 0.1 below the floor of 0.3
+    entropies = torch.zeros(2, 8)
+    entropies[0] = 0.4
+    available = torch.zeros(2, 8, dtype=torch.bool)
+    available[:, 1] = True
+    penalty = losses.floor_penalty(entropies, available, torch.full((8,), 0.3), torch.full((8,), 2.0))
+    assert penalty.item() == pytest.approx(2 * 0.1**2)
+    above = losses.floor_penalty(entropies, available, torch.full((8,), 0.1), torch.full((8,), 2.0))
+    assert above.item() == 0.0

@@ -169,3 +169,35 @@ def test_more_minibatches_than_envs_are_refused():
     learner = learner_of(minibatches=5)
     with pytest.raises(SettingError, match="policy.ppo.minibatches=5"):
         learner.update(random_rollout(learner.policy, 2, 4, seed=1))
+
+
+@pytest.mark.parametrize(("margin", "steps"), [(1.49, 4), (1.51, 0)])
+def test_all_four_epochs_are_done_below_one_and_a_half_times_the_target_and_none_above(margin: float, steps: int):
+    # every stored log-probability is 0.2 too low, so every head diverges by exp(0.2) - 1 - 0.2 = 0.0214028
+    learner = learner_of(lr=1e-30, target_kl=0.0214028 / margin)
+    rollout = random_rollout(learner.policy, 6, 4, seed=1)
+    rollout.rows.log_probs.sub_(0.2)
+    report = learner.update(rollout)
+    assert report["kl_epoch/1"] == pytest.approx(0.0214028, rel=1e-4)
+    assert report["steps"] == steps
+    assert report["early_stop"] == float(steps == 0)
+    assert learner.train_steps == int(steps > 0)
+    assert learner.skipped == 0  # a policy that moved too far is no failure
+
+
+def test_a_stop_in_a_later_epoch_keeps_the_steps_before_it():
+    learner = learner_of(lr=2e-2, epochs=6)
+    report = learner.update(random_rollout(learner.policy, 6, 4, seed=1))
+    assert 1 < report["steps"] == report["epochs_done"] < 6
+    assert report["epochs_begun"] == report["steps"] + 1
+    kl = [report[f"kl_epoch/{epoch}"] for epoch in range(1, int(report["epochs_begun"]) + 1)]
+    assert max(kl[:-1]) <= 1.5 * 0.015 < kl[-1] == report["kl_last"]
+
+
+def test_the_value_weight_warms_up_over_rounds_that_took_a_step():
+    learner = learner_of(epochs=1, value_warmup_rounds=2, target_kl=0.0)
+    rollouts = [random_rollout(learner.policy, 6, 4, seed=1) for _ in range(4)]
+    broken(rollouts[1])
+    assert [learner.update(rollout)["coefficient/value"] for rollout in rollouts] == pytest.approx(
+        [0.05, 0.275, 0.275, 0.5]
+    )
