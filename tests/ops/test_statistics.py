@@ -2,7 +2,7 @@
 
 import pytest
 
-from esper_soa.ops.statistics import bootstrap_difference, bootstrap_mean
+from esper_soa.ops.statistics import bootstrap_difference, bootstrap_iqm, bootstrap_mean, interquartile_mean
 
 
 def test_the_interval_is_that_of_the_normal_mean() -> None:
@@ -33,3 +33,16 @@ def test_pairs_cancel_what_both_share() -> None:
 def test_samples_of_different_length_are_no_pairs() -> None:
     with pytest.raises(ValueError, match="argument"):
         bootstrap_difference([1.0], [1.0, 2.0], 0.95, 100, seed=0)
+
+
+def test_the_interquartile_mean_cuts_a_quarter_off_each_end() -> None:
+    assert interquartile_mean([100.0, 3.0, 1.0, -50.0, 2.0]) == 2.0  # one of five at each end: mean of 1, 2, 3
+    assert interquartile_mean([5.0, 7.0, -9.0]) == 1.0  # nothing to cut: (5 + 7 - 9) / 3
+
+
+def test_its_interval_ignores_one_outlier_that_moves_the_mean() -> None:
+    values = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 1000.0]
+    robust, plain = bootstrap_iqm(values, 0.9, 2000, seed=0), bootstrap_mean(values, 0.9, 2000, seed=0)
+    assert robust.mean == 4.5  # of 3, 4, 5, 6
+    assert 1.0 <= robust.low < robust.mean < robust.high
+    assert robust.high - robust.low < plain.high - plain.low

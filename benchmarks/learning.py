@@ -1,0 +1,164 @@
+"""Does the policy learn? Trains it with several seeds, then plays it against scripted policies on fresh seeds.
+
+    python -m benchmarks.learning learn_impaired [--seeds 6 --jobs 2 --episodes 2] [setting=value ...]
+
+Every seed is a training run and an evaluation of its own, in processes of one thread; what a folder already holds is
+not done again, and a run that was cut off is resumed. Prints a table, and one JSON line last, which is also appended
+to benchmarks/results/. Needs the `stats` extra (scipy).
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from esper_soa.ops.statistics import Interval, bootstrap_iqm, interquartile_mean
+
+try:
+    from scipy.stats import mannwhitneyu
+except ImportError:
+    sys.exit("error: benchmarks.learning needs scipy. Install it with: pip install 'esper-soa[stats]'")
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+POLICIES = ("ppo", "heuristic", "random", "wait")
+CONFIDENCE, RESAMPLES = 0.95, 10_000
+
+
+class Seed(NamedTuple):
+    """What one seed came to."""
+
+    seed: int
+    net: dict[str, float]  # accuracy minus rent by policy, mean over its episodes
+    accuracy: dict[str, float]
+    samples: int  # episodes of every policy
+    eval_steps: int  # env-steps of every policy
+    train_steps: int
+    seconds: float  # training and evaluation; 0 where the folder held both
+    data: str
+
+
+def command(module: str, *settings: str) -> None:
+    """Run one of the package's commands on one thread; raises CalledProcessError where it fails."""
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-m", module, *settings], check=True, cwd=ROOT, env=env, stdout=subprocess.DEVNULL)
+
+
+def play(seed: int, options: argparse.Namespace) -> Seed:
+    """Train and evaluate with `seed`, as far as its folder does not hold the results yet."""
+    begun = time.monotonic()
+    run, judged = options.folder / f"seed{seed}", options.folder / f"seed{seed}-evaluation"
+    quiet = ("compute.threads=1", "compute.workers=1")
+    if not (run / "summary.json").exists():
+        resume = (f"resume={run}",) if run.exists() else ()
+        command("esper_soa.train", f"+experiment={options.experiment}", f"seed={seed}", f"run_dir={run}",
+                "telemetry.progress=off", *quiet, *resume, *options.settings)  # fmt: skip
+    if not (judged / "evaluation.json").exists():
+        command("esper_soa.evaluate", f"checkpoint={run}", f"run_dir={judged}", f"seed={seed}", "progress=off",
+                f"episodes={options.episodes}", f"policies=[{','.join(POLICIES)}]",
+                f"deterministic={not options.sampled}", *quiet)  # fmt: skip
+    summary = json.loads((run / "summary.json").read_text())
+    result = json.loads((judged / "evaluation.json").read_text())
+    samples = {name: result["policies"][name]["samples"] for name in POLICIES}
+    episodes = result["episodes"] * result["envs"]
+    return Seed(
+        seed=seed,
+        net={name: float(np.mean(samples[name]["net"])) for name in POLICIES},
+        accuracy={name: float(np.mean(samples[name]["accuracy"])) for name in POLICIES},
+        samples=episodes,
+        eval_steps=episodes * result["steps"],
+        train_steps=summary["rounds"] * summary["envs"] * summary["steps"],
+        seconds=time.monotonic() - begun,
+        data=result["data"]["name"],
+    )
+
+
+class Row(NamedTuple):
+    """A policy over all seeds."""
+
+    policy: str
+    net: Interval  # interquartile mean of accuracy minus rent
+    accuracy: float  # interquartile mean
+    wins: int  # seeds with which the learned policy is ahead of it
+    p: float | None  # Mann-Whitney U of the learned policy against it, two-sided
+
+
+def judge(seeds: list[Seed]) -> list[Row]:
+    """Every policy over the seeds, and the learned one against each other."""
+    learned = [seed.net["ppo"] for seed in seeds]
+    rows = []
+    for name in POLICIES:
+        net = [seed.net[name] for seed in seeds]
+        p = None if name == "ppo" else float(mannwhitneyu(learned, net, alternative="two-sided", method="exact").pvalue)
+        interval = bootstrap_iqm(net, CONFIDENCE, RESAMPLES, 0)
+        accuracy = interquartile_mean([seed.accuracy[name] for seed in seeds])
+        rows.append(Row(name, interval, accuracy, sum(a > b for a, b in zip(learned, net, strict=True)), p))
+    return rows
+
+
+def table(rows: list[Row], seeds: list[Seed]) -> str:
+    """Markdown."""
+    lines = ["| policy | accuracy (%) | accuracy - rent | learned ahead | Mann-Whitney p |", "|---|---|---|---|---|"]
+    for row in rows:
+        ahead = "" if row.p is None else f"{row.wins} of {len(seeds)} seeds"
+        p = "" if row.p is None else f"{row.p:.4f}"
+        name = "learned (ppo)" if row.policy == "ppo" else row.policy
+        net = f"{row.net.mean:.2f} [{row.net.low:.2f}, {row.net.high:.2f}]"
+        lines.append(f"| {name} | {row.accuracy:.2f} | {net} | {ahead} | {p} |")
+    return "\n".join(lines)
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("experiment", help="a file of configs/experiment")
+    parser.add_argument("settings", nargs="*", help="settings of training, as on the command line of esper_soa.train")
+    parser.add_argument("--seeds", type=int, default=6, help="how many, from 0")
+    parser.add_argument("--jobs", type=int, default=2, help="seeds at a time, each on one thread")
+    parser.add_argument("--episodes", type=int, default=2, help="of every env and policy, in the evaluation")
+    parser.add_argument("--sampled", action="store_true", help="evaluate the sampled policy, not its likeliest choice")
+    parser.add_argument("--folder", type=Path, help="default: runs/learning/EXPERIMENT")
+    parser.add_argument("--no-save", action="store_true", help="append nothing to benchmarks/results")
+    options = parser.parse_args()
+    if options.seeds < 2 or options.jobs < 1:
+        parser.error("--seeds must be at least 2 and --jobs at least 1")
+    options.folder = (options.folder or ROOT / "runs" / "learning" / options.experiment).resolve()
+    return options
+
+
+def main() -> None:
+    """Train, evaluate, compare."""
+    options, begun = parse(), time.monotonic()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(options.jobs) as pool:
+        seeds = list(pool.map(lambda seed: play(seed, options), range(options.seeds)))
+    rows, wall = judge(seeds), time.monotonic() - begun
+    one = seeds[0]
+    print(f"{options.experiment} on {one.data}: {len(seeds)} seeds, {one.train_steps} env-steps of training each; "
+          f"{one.samples} episodes ({one.eval_steps} env-steps) of every policy per seed, on hosts that training never "
+          f"met;\ninterquartile means over seeds with {CONFIDENCE:.0%} bootstrap intervals; {wall / 60:.1f} minutes, "
+          f"{options.jobs} processes of one thread\n\n{table(rows, seeds)}\n")  # fmt: skip
+    record = {
+        "name": "learning", "experiment": options.experiment, "settings": options.settings, "data": one.data,
+        "machine": platform.processor() or platform.machine(), "jobs": options.jobs, "wall_seconds": round(wall, 1),
+        "deterministic": not options.sampled, "seeds": [seed._asdict() for seed in seeds],
+        "rows": [row._asdict() | {"net": row.net._asdict()} for row in rows],
+    }  # fmt: skip
+    line = json.dumps(record)
+    if not options.no_save:
+        RESULTS.mkdir(exist_ok=True)
+        with (RESULTS / f"{options.experiment}.jsonl").open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+    print(line)
+
+
+if __name__ == "__main__":
+    main()
