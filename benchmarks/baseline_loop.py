@@ -1,25 +1,31 @@
 """The same work as the stacked engine, one env after the other: the opponent in benchmarks.
 
 `python -m benchmarks.baseline_loop --envs 8 --batch 32 --train 256 --val 256 --live 3` prints env-steps per second
-with all that they depend on, and a JSON line last. Random images lie on the device; warm-up is not counted.
+with all that they depend on, and a JSON line last; benchmarks/eps.py times it beside the engine. Images lie on the
+device, ready-made; warm-up is not counted.
 """
 
 import argparse
 import json
 import statistics
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from benchmarks.baseline_env import BaselineEnv, ScalarAction
 from esper_soa.env.config import GatesConfig, LifecycleConfig
 from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE, TaskConfig
-from esper_soa.vocabulary import BLUEPRINT_NAMES, Op, Stage
+from esper_soa.vocabulary import BLUEPRINT_NAMES, STAGE_NAMES, Op, Stage
 
 LIVE_ALPHA = 0.5  # of the blended seeds of a benchmark
-SLOTS = ["r0c0", "r0c1", "r0c2"]
+SLOTS = ("r0c0", "r0c1", "r0c2")
+PADDING = 4  # pixels around an image that is to be cropped
+PADDED = IMAGE_SIZE + 2 * PADDING
 
 Images = tuple[Tensor, Tensor]  # images [n, 3, 32, 32] and labels [n]
 
@@ -32,11 +38,16 @@ class Workload:
     batch: int = 32
     train: int = 256
     val: int = 256
-    live: int = 0  # seeds in BLENDING at alpha 0.5, so that 2^live subsets are evaluated
+    live: int = 0  # seeds per env; in BLENDING at alpha 0.5 or in HOLDING, 2^live subsets are evaluated
+    live_envs: int = -1  # envs that have them, the first ones; -1 = all
     blueprint: str = "conv_light"
+    stage: str = "blending"
+    slots: tuple[str, ...] = SLOTS
+    task: TaskConfig = field(default_factory=TaskConfig)
     steps: int = 5  # timed rounds of one env-step per env
     warmup: int = 2
     validation: str = "auto"  # "fused": all subsets in one pass, best on a GPU; "separate": best in a CPU's caches
+    val_batch: int = 0  # validation images per pass; 0 = batch
     device: str = "cpu"
     threads: int = 1
     seed: int = 0
@@ -47,15 +58,62 @@ class Workload:
         return self.validation == "fused" or (self.validation == "auto" and self.device != "cpu")
 
 
-def make_env(work: Workload) -> BaselineEnv:
-    """An env with `work.live` blended seeds whose alphas stand still."""
-    env = BaselineEnv(TaskConfig(), SLOTS, LifecycleConfig(), GatesConfig(), device=work.device)
-    for slot in range(work.live):
+class LoopData(NamedTuple):
+    """Images of a loop, resident on the device."""
+
+    train: Callable[[int], list[Images]]  # batches of one env-step, by their size
+    val: Images
+
+
+class Crops:
+    """Training images to be cropped and mirrored at random, ready-made except for that."""
+
+    def __init__(self, images: Tensor, labels: Tensor) -> None:
+        """images [D, 3, 32, 32], normalised; black is what the padding is."""
+        black = images.amin(dim=(0, 2, 3)).view(1, -1, 1, 1)
+        padded = F.pad(images - black, (PADDING,) * 4) + black
+        both = torch.cat((padded, padded.flip(3))).permute(0, 2, 3, 1).contiguous()
+        self.labels, width = labels, IMAGE_SIZE * IMAGE_CHANNELS
+        self.lines = both.view(-1).as_strided((both.numel() - width + 1, width), (1, 1))
+
+    def cut(self, rows: Tensor) -> Images:
+        """Crops [n, 3, 32, 32] in channels_last of the images with these numbers, and their labels."""
+        count, device = len(rows), rows.device
+        top, left = torch.randint(2 * PADDING + 1, (2, count), device=device)
+        image = rows + torch.randint(2, (count,), device=device) * len(self.labels)
+        line = (image * PADDED + top)[:, None] + torch.arange(IMAGE_SIZE, device=device)
+        starts = (line * PADDED + left[:, None]) * IMAGE_CHANNELS
+        crops = self.lines.index_select(0, starts.flatten())
+        shape = (count, IMAGE_SIZE, IMAGE_SIZE, IMAGE_CHANNELS)
+        return crops.view(shape).permute(0, 3, 1, 2), self.labels[rows]
+
+    def batches(self, size: int, count: int) -> list[Images]:
+        """`count` batches of images in random order, no image twice."""
+        order = torch.randperm(len(self.labels), device=self.labels.device)[: size * count]
+        return [self.cut(rows) for rows in order.split(size)]
+
+
+def untimed(phase: str) -> None:
+    """The end of a phase that nobody times."""
+
+
+def make_env(work: Workload, live: int) -> BaselineEnv:
+    """An env with `live` seeds in the declared stage, whose alphas stand still."""
+    env = BaselineEnv(work.task, list(work.slots), LifecycleConfig(), GatesConfig(), device=work.device)
+    stage = STAGE_NAMES.index(work.stage)
+    alpha = {Stage.TRAINING: 0.0, Stage.BLENDING: LIVE_ALPHA}.get(stage, 1.0)
+    for slot in range(live):
         env.apply(ScalarAction(slot=slot, blueprint=BLUEPRINT_NAMES.index(work.blueprint), op=Op.GERMINATE))
         machine = env.machines[slot]
-        machine.seed.stage = Stage.BLENDING
-        machine.seed.alpha = machine.ramp.alpha = machine.ramp.start = machine.ramp.target = LIVE_ALPHA
+        machine.seed.stage = stage
+        machine.seed.alpha = machine.ramp.alpha = machine.ramp.start = machine.ramp.target = alpha
     return env
+
+
+def make_envs(work: Workload) -> list[BaselineEnv]:
+    """All envs; the first `live_envs` have live seeds."""
+    with_seeds = work.envs if work.live_envs < 0 else work.live_envs
+    return [make_env(work, work.live if number < with_seeds else 0) for number in range(work.envs)]
 
 
 def random_images(count: int, device: str) -> Images:
@@ -66,24 +124,34 @@ def random_images(count: int, device: str) -> Images:
     )
 
 
-def shuffled_batches(images: Tensor, labels: Tensor, batch: int) -> list[tuple[Tensor, Tensor]]:
+def shuffled_batches(images: Tensor, labels: Tensor, batch: int) -> list[Images]:
     """A random order of the images, in whole batches."""
     order = torch.randperm(len(labels), device=labels.device)
     return [(images[rows], labels[rows]) for rows in order.split(batch) if len(rows) == batch]
 
 
-def round_seconds(
-    envs: list[BaselineEnv], work: Workload, train: tuple[Tensor, Tensor], val: tuple[Tensor, Tensor]
-) -> float:
+def env_step(env: BaselineEnv, work: Workload, data: LoopData, lap: Callable[[str], None] = untimed) -> int:
+    """One env-step of one env, in which nothing is done to its slots; returns the subsets it was validated under."""
+    batches = data.train(work.batch)
+    lap("data")
+    trained = env.train(batches)
+    lap("training")
+    size = work.val_batch or work.batch
+    evaluate = env.evaluate_fused if work.fused else env.evaluate
+    evaluated = evaluate(list(zip(data.val[0].split(size), data.val[1].split(size), strict=True)))
+    lap("validation")
+    env.record(trained, evaluated)
+    env.apply(ScalarAction())
+    env.tick()
+    lap("ledger")
+    return len(evaluated.accuracy)
+
+
+def round_seconds(envs: list[BaselineEnv], work: Workload, data: LoopData) -> float:
     """Seconds for one env-step of every env."""
     started = time.perf_counter()
     for env in envs:
-        trained = env.train(shuffled_batches(*train, work.batch))
-        evaluate = env.evaluate_fused if work.fused else env.evaluate
-        evaluated = evaluate(list(zip(val[0].split(work.batch), val[1].split(work.batch), strict=True)))
-        env.record(trained, evaluated)
-        env.apply(ScalarAction())
-        env.tick()
+        env_step(env, work, data)
     return time.perf_counter() - started
 
 
@@ -93,11 +161,12 @@ def run_baseline(work: Workload) -> dict[str, object]:
     torch.set_num_threads(work.threads)
     torch.set_float32_matmul_precision("high")
     torch.backends.cudnn.benchmark = True
-    envs = [make_env(work) for _ in range(work.envs)]
-    train, val = random_images(work.train, work.device), random_images(work.val, work.device)
+    envs = make_envs(work)
+    train = random_images(work.train, work.device)
+    data = LoopData(lambda batch: shuffled_batches(*train, batch), random_images(work.val, work.device))
     for _ in range(work.warmup):
-        round_seconds(envs, work, train, val)
-    seconds = [round_seconds(envs, work, train, val) for _ in range(work.steps)]
+        round_seconds(envs, work, data)
+    seconds = [round_seconds(envs, work, data) for _ in range(work.steps)]
     eps = work.envs / statistics.median(seconds)
     return {
         "name": "baseline_loop",
@@ -111,7 +180,7 @@ def run_baseline(work: Workload) -> dict[str, object]:
 
 
 def main() -> None:
-    """Command line: every field of Workload is an option."""
+    """Command line: the fields of Workload that differ most are options."""
     parser = argparse.ArgumentParser(description=__doc__)
     default = Workload()
     for name in ("envs", "batch", "train", "val", "steps", "warmup", "threads", "seed"):

@@ -1,0 +1,290 @@
+"""Env-steps per second: the engine and a plain loop at the same declared work, side by side in one run.
+
+    python -m benchmarks.eps                         the default work
+    python -m benchmarks.eps +work=b envs=64         a named work (benchmarks/conf/work), with a setting changed
+    python -m benchmarks.eps -m '+work=a,b,c,d,e,f'  the table of the README, one after the other
+
+Both sides are timed in turns, in alternating order; what counts is the ratio of the two timings of a turn. Prints a
+table and, last, one JSON line, which is also appended to benchmarks/results/.
+"""
+
+import json
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import hydra
+import torch
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from rich.console import Console
+from torch._dynamo.utils import counters
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks import machine, report
+from benchmarks.baseline_loop import make_env
+from benchmarks.eps_config import EpsConfig
+from benchmarks.sides import COLUMNS, BaselineSide, EngineSide, Side, Timing, make_side
+from esper_soa.errors import UserError
+from esper_soa.nets.config import enabled_slots
+from esper_soa.nets.host import host_shape
+from esper_soa.ops.device import resolve_device
+from tests.sync_guard import SyncGuard
+
+Record = dict[str, object]
+
+
+class SyncCount(SyncGuard):
+    """Counts what the host would wait for, wherever it is."""
+
+    def report(self, operation: str) -> None:
+        """Log it; nothing is forbidden here."""
+        self.log.append((operation, ""))  # type: ignore[arg-type]
+
+
+class Contestant:
+    """One side at one point, with what was noted while it was built and what it took."""
+
+    def __init__(self, name: str, cfg: EpsConfig) -> None:
+        memory, graphs, begun = machine.PeakMemory(resolve_device(cfg.device)), compiled_graphs(), time.perf_counter()
+        self.cfg = cfg
+        self.side: Side = make_side(name, cfg)
+        first = self.side.run()
+        self.notes: Record = self.side.facts()
+        self.notes |= {"peak_mib": memory.mib(), "build_seconds": time.perf_counter() - begun}
+        self.notes |= {"graphs": compiled_graphs() - graphs, "first_timing_seconds": first.total}
+        self.timings: list[Timing] = []
+
+    def turn(self) -> None:
+        """One timing more."""
+        self.timings.append(self.side.run())
+
+
+def compiled_graphs() -> int:
+    """Graphs that torch.compile has made in this process."""
+    return int(counters["stats"]["unique_graphs"])
+
+
+def take_turns(contestants: Sequence[Contestant], repeats: int) -> None:
+    """Every contestant once per repeat, in alternating order."""
+    for repeat in range(repeats):
+        for one in contestants if repeat % 2 == 0 else reversed(contestants):
+            one.turn()
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median, quartiles and extremes."""
+    lower, median, upper = statistics.quantiles(values, n=4, method="inclusive")
+    return {"median": median, "lower": lower, "upper": upper, "low": min(values), "high": max(values)}
+
+
+def cumulative(timing: Timing) -> dict[str, float]:
+    """Seconds by column, each with those before it."""
+    total, found = 0.0, {}
+    for column in COLUMNS:
+        if column in timing.columns:
+            total += timing.columns[column]
+            found[column] = total
+    return found
+
+
+def side_record(one: Contestant) -> Record:
+    """The columns of one side, and its phases."""
+    cfg, train, val = one.cfg, *one.cfg.images
+    columns: Record = {}
+    for column in cumulative(one.timings[0]):
+        seconds = spread([cumulative(timing)[column] for timing in one.timings])
+        images = train if column == COLUMNS[0] else train + val
+        columns[column] = {
+            "eps": cfg.envs / seconds["median"], "images_per_second": images / seconds["median"],
+            "ms_per_env_step": 1e3 * seconds["median"] / cfg.envs, "seconds": seconds,
+        }  # fmt: skip
+    phases = {
+        phase: statistics.median(timing.phases[phase] for timing in one.timings) for phase in one.timings[0].phases
+    }
+    return {"columns": columns, "phases": phases, **one.notes}
+
+
+def paired(bottom: Contestant, top: Contestant, per_env: bool = False) -> dict[str, dict[str, float]]:
+    """Spread of the ratio top over bottom of the timings of a turn, by cumulative column.
+
+    "all" is of everything that each does, "alone" of policy and state machine without what comes before them. per_env
+    divides each by its number of envs first.
+    """
+    scale = bottom.cfg.envs / top.cfg.envs if per_env else 1.0
+    pairs = [(cumulative(a), cumulative(b)) for a, b in zip(top.timings, bottom.timings, strict=True)]
+    found = {
+        column: spread([scale * a[column] / b[column] for a, b in pairs])
+        for column in COLUMNS
+        if column in pairs[0][0] and column in pairs[0][1]
+    }
+    turns = list(zip(top.timings, bottom.timings, strict=True))
+    alone = [scale * a.columns[COLUMNS[2]] / b.columns[COLUMNS[2]] for a, b in turns]
+    return found | {"all": spread([scale * a.total / b.total for a, b in turns]), "alone": spread(alone)}
+
+
+def work_record(cfg: EpsConfig, device: torch.device) -> Record:
+    """The declared work of a point, and an estimate of what it takes."""
+    flops, traffic = work_of(cfg)
+    return {
+        "N": cfg.envs, "B": cfg.batch_size, "T": cfg.train_samples, "V": cfg.val_samples, "K": cfg.rows,
+        "live": cfg.live, "live_envs": cfg.live_envs, "stage": cfg.stage, "blueprint": cfg.blueprint,
+        "slots": cfg.slots, "host": cfg.task.name, "device": str(device), "augment": cfg.augment,
+        "train_images": cfg.images[0], "val_images": cfg.images[1], "episode": cfg.steps,
+        "train_gflop": flops / 1e9, "train_gbyte": traffic / 1e9,
+    }  # fmt: skip
+
+
+def work_of(cfg: EpsConfig) -> tuple[float, float]:
+    """Estimated FLOP and bytes of the training of one env-step of all envs.
+
+    FLOP as torch counts them in the plain modules. Bytes of the hosts alone, in float32: forward and backward pass of
+    convolution and of BatchNorm with ReLU and pooling, each of which reads and writes its activations once.
+    """
+
+    def counted(live: int) -> float:
+        work = BaselineSide.workload(cfg, torch.device("cpu"))
+        env = make_env(work, live)
+        images = torch.zeros(2, 3, 32, 32).to(memory_format=torch.channels_last)
+        with FlopCounterMode(display=False) as counter:
+            env.train([(images, torch.zeros(2, dtype=torch.int64))])
+        return counter.get_total_flops() / 2
+
+    flops = cfg.live_envs * counted(cfg.live) + (cfg.envs - cfg.live_envs) * counted(0)
+    numbers, size, before = 0, 32, 3 * 32 * 32
+    for block in host_shape(cfg.task, enabled_slots(cfg.task, cfg.slots)).blocks:
+        inside = block.channels * size * size
+        size //= 1 + block.pooled
+        after = block.channels * size * size
+        numbers += 3 * before + 8 * inside + 2 * after
+        before = after
+    return flops * cfg.train_samples, 4.0 * numbers * cfg.images[0]
+
+
+def count_syncs(one: Contestant) -> float:
+    """Places in an env-step of all envs where the host waits for the device, in a pass that is not timed.
+
+    On CUDA what torch warns of; on a CPU what would be waited for on a GPU, in the calling thread.
+    """
+    side = one.side
+    if not isinstance(side, EngineSide | BaselineSide):
+        return float("nan")
+    if side.device.type == "cuda":
+        torch.cuda.set_sync_debug_mode("warn")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            side.one_step()
+        torch.cuda.set_sync_debug_mode("default")
+        return sum("synchroniz" in str(warning.message) for warning in caught)
+    with SyncCount() as guard:
+        side.one_step()
+    return len(guard.log)
+
+
+def benchmark(cfg: EpsConfig) -> Record:
+    """Build, warm up, take turns, and put it all into one record."""
+    device = resolve_device(cfg.device)
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")
+        torch.backends.cudnn.benchmark = True
+    record: Record = {
+        "benchmark": "eps", "name": cfg.name, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "commit": machine.git_commit(), "machine": machine.describe(device), "settings": asdict(cfg),
+    }  # fmt: skip
+    state: Record = {"load_before": machine.load()}
+    record["limits"] = machine.limits(device) if cfg.limits else None
+    points = cfg.points()
+    contestants = [[Contestant(side, point) for side in cfg.sides] for point in points]
+    everyone = [one for at_point in contestants for one in at_point]
+    graphs, before = compiled_graphs(), machine.busy()
+    take_turns(everyone, cfg.repeats)
+    state |= {"other_cores": machine.others(before), "load_after": machine.load()}
+    record |= {"busy": state, "recompiled": compiled_graphs() - graphs}
+    for one in everyone:
+        one.notes["syncs"] = count_syncs(one)
+    record["points"] = [
+        point_record(cfg, index, at_point, contestants[0], device) for index, at_point in enumerate(contestants)
+    ]
+    return record
+
+
+def point_record(
+    cfg: EpsConfig, index: int, at_point: list[Contestant], first: list[Contestant], device: torch.device
+) -> Record:
+    """One point: its work, its sides, the baseline's time over the engine's, and each side's over the first point."""
+    point = cfg.points()[index]
+    record: Record = {"vary": cfg.vary, "value": (cfg.values or [0.0] * (index + 1))[index] if cfg.vary else None}
+    record |= {"work": work_record(point, device), "sides": {one.side.name: side_record(one) for one in at_point}}
+    by_name = {one.side.name: one for one in at_point}
+    if len(by_name) == 2:
+        record["ratio"] = paired(by_name["engine"], by_name["baseline"])
+    if index:
+        pairs = list(zip(first, at_point, strict=True))
+        record["over_first"] = {
+            one.side.name: {"step": paired(start, one), "env_step": paired(start, one, per_env=True)}
+            for start, one in pairs
+        }
+    return record
+
+
+def warn_of_noise(record: Record) -> list[str]:
+    """What says that the machine was not quiet."""
+    state = record["busy"]
+    assert isinstance(state, dict)
+    found = []
+    for name, text in (("load_before", "the load average was"), ("other_cores", "cores kept busy by others:")):
+        value = state[name]
+        if value is not None and value > machine.QUIET_LOAD:
+            found.append(f"warning: {text} {value:.2f}; timings on a machine that is not quiet say little")
+    return found
+
+
+def keep(record: Record, folder: str, name: str) -> Path:
+    """Append the record to the results of its name; returns the file."""
+    path = Path(folder, f"{name}.jsonl")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(record) + "\n")
+    return path
+
+
+def settings_from(composed: DictConfig) -> EpsConfig:
+    """The checked settings; raises UserError."""
+    try:
+        settings = OmegaConf.to_object(composed)
+    except OmegaConfBaseException as error:
+        if isinstance(error.__cause__, UserError):
+            raise error.__cause__ from None
+        raise UserError("configuration: " + " ".join(str(error).split())) from error
+    assert isinstance(settings, EpsConfig)
+    return settings
+
+
+ConfigStore.instance().store(name="eps_schema", node=EpsConfig)
+
+
+@hydra.main(version_base="1.3", config_path="conf", config_name="eps")
+def main(composed: DictConfig) -> None:
+    """Measure, print, keep."""
+    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 140)
+    try:
+        cfg = settings_from(composed)
+        record = benchmark(cfg)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    report.show(record, console)
+    for line in warn_of_noise(record):
+        console.print(line, markup=False)
+    if cfg.results:
+        console.print(f"appended to {keep(record, cfg.results, cfg.name)}", markup=False)
+    print(json.dumps(record))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""What a timing was taken on: the machine in words, what it can do at most, how busy it was, and memory.
+
+Called by benchmarks/eps.py and step_breakdown.py. Linux tells most of it under /proc; elsewhere those entries are None.
+"""
+
+import ctypes
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from benchmarks.eps_config import cores
+
+QUIET_LOAD = 0.3  # load average, and cores in use by others, above which a machine is not called quiet
+MIB = 2**20
+
+
+def describe(device: torch.device) -> dict[str, object]:
+    """Processor, cores, accelerator and versions."""
+    found: dict[str, object] = {
+        "cpu": _cpu_model(), "cores": cores(), "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(), "torch": torch.__version__, "device": str(device),
+    }  # fmt: skip
+    if device.type == "cuda":
+        found |= {"gpu": torch.cuda.get_device_name(device), "cuda": torch.version.cuda}
+    return found
+
+
+def git_commit() -> str:
+    """The commit of this checkout, with + where files differ from it; "unknown" outside git."""
+    root = Path(__file__).parent
+    try:
+        head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True)
+        changed = subprocess.run(
+            ["git", "status", "--porcelain", "-uno"], cwd=root, capture_output=True, text=True
+        ).stdout.strip()
+    except OSError:
+        return "unknown"
+    return head.stdout.strip() + "+" * bool(changed) if head.returncode == 0 else "unknown"
+
+
+class Busy(NamedTuple):
+    """Processor time used so far, in seconds."""
+
+    wall: float
+    everyone: float | None  # all processes of the machine
+    own: float
+
+
+def busy() -> Busy:
+    """Processor time of the machine and of this process now."""
+    try:
+        first = Path("/proc/stat").read_text().split("\n", 1)[0].split()
+        ticks = [int(number) for number in first[1:9]]
+        everyone = (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")  # without idle and iowait
+    except (OSError, ValueError, IndexError):
+        everyone = None
+    return Busy(time.monotonic(), everyone, time.process_time())
+
+
+def others(before: Busy) -> float | None:
+    """Cores that other processes kept busy since `before`."""
+    now = busy()
+    if before.everyone is None or now.everyone is None or now.wall <= before.wall:
+        return None
+    return max(0.0, (now.everyone - before.everyone - (now.own - before.own)) / (now.wall - before.wall))
+
+
+def load() -> float | None:
+    """Load average of the last minute."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+
+
+def limits(device: torch.device) -> dict[str, float]:
+    """Measured GFLOP/s of a float32 matrix product and GB/s (read and written) of a copy, with all cores."""
+    size, numbers = (8192, 2**28) if device.type == "cuda" else (1536, 2**25)
+    a, b = torch.randn(size, size, device=device), torch.randn(size, size, device=device)
+    source, target = torch.zeros(numbers, device=device), torch.ones(numbers, device=device)
+    product = _fastest(lambda: torch.mm(a, b), device)
+    copied = _fastest(lambda: target.copy_(source), device)
+    return {"gflops": 2 * size**3 / product / 1e9, "gb_per_second": 8 * numbers / copied / 1e9}
+
+
+def _fastest(action: Callable[[], Tensor], device: torch.device, repeats: int = 5) -> float:
+    times = []
+    for _ in range(repeats):
+        wait_for(device)
+        begun = time.perf_counter()
+        action()
+        wait_for(device)
+        times.append(time.perf_counter() - begun)
+    return min(times)
+
+
+def wait_for(device: torch.device) -> None:
+    """On CUDA, wait until everything asked for is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+class PeakMemory:
+    """Most memory that was added since this was made: of the process on a CPU, of tensors on CUDA."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+            self.before = torch.cuda.memory_allocated(device)
+            return
+        if platform.libc_ver()[0] == "glibc":
+            ctypes.CDLL(None).malloc_trim(0)  # what others have freed is not to be found lying about
+        self.before = _status("VmRSS")
+        try:
+            Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again from here
+        except OSError:
+            self.before = 0
+
+    def mib(self) -> float:
+        """MiB added at the highest point so far; where the system cannot tell, of the whole process."""
+        if self.device.type == "cuda":
+            return (torch.cuda.max_memory_allocated(self.device) - self.before) / MIB
+        return (_status("VmHWM") - self.before) / MIB
+
+
+def _status(name: str) -> int:
+    """Bytes of one line of /proc/self/status; 0 where there is none."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(name + ":")), 0)
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())

@@ -1,0 +1,253 @@
+"""The harness does what it declares on both sides, keeps its results, refuses what it cannot do. Nothing is timed."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from rich.console import Console
+
+from benchmarks import report, table
+from benchmarks.eps import COLUMNS, benchmark, cumulative, keep, paired, settings_from, spread, take_turns, work_of
+from benchmarks.eps_config import EpsConfig, doublings
+from benchmarks.sides import BaselineSide, BenchmarkError, EngineSide, Timing, loop_data, planted
+from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
+from esper_soa.errors import SettingError, UserError
+from esper_soa.vocabulary import Op, Stage
+
+ROOT = Path(__file__).resolve().parents[2]
+WORKS = sorted(path.stem for path in (ROOT / "benchmarks/conf/work").glob("*.yaml"))
+
+
+def tiny(**changed: object) -> EpsConfig:
+    """Two envs, two batches of four, one thread."""
+    settings: dict = {"envs": 2, "batch_size": 4, "train_samples": 8, "val_samples": 8, "num_slots": 2, "live": 1,
+                      "steps": 6, "timed_steps": 1, "repeats": 2, "baseline_threads": 1, "limits": False}  # fmt: skip
+    settings["policy"] = PolicyConfig(network=NetworkConfig(hidden=8, features=8), ppo=PPOConfig(target_kl=0, epochs=2))
+    cfg = EpsConfig(**settings | changed)
+    cfg.compute.threads = 1
+    return cfg
+
+
+@pytest.fixture(scope="module")
+def record() -> dict:
+    return json.loads(json.dumps(benchmark(tiny(live_share=0.5))))
+
+
+def test_both_sides_did_the_declared_images(record: dict) -> None:
+    # T=8 for each of 2 envs; V=8 under 2 rows in the env with a seed and under 1 in the other.
+    point = record["points"][0]
+    assert (point["work"]["train_images"], point["work"]["val_images"]) == (16, 24)
+    for side in point["sides"].values():
+        assert (side["train_images"], side["val_images"], side["rows"]) == (16, 24, 2)
+
+
+def test_the_record_says_what_the_figures_depend_on(record: dict) -> None:
+    assert {"commit", "machine", "settings", "limits", "busy", "recompiled", "time"} <= set(record)
+    assert record["machine"]["torch"] == torch.__version__
+    assert record["recompiled"] == 0
+    engine, loop = record["points"][0]["sides"]["engine"], record["points"][0]["sides"]["baseline"]
+    for side in (engine, loop):
+        assert {"threads", "dtype", "peak_mib", "syncs", "graphs", "build_seconds"} <= set(side)
+    assert list(engine["columns"]) == list(COLUMNS)
+    assert list(loop["columns"]) == list(COLUMNS[:3]), "the plain loop has no update"
+    assert {"median", "lower", "upper", "low", "high"} == set(record["points"][0]["ratio"]["all"])
+
+
+def test_columns_grow_and_fit_each_other(record: dict) -> None:
+    for side in record["points"][0]["sides"].values():
+        medians = [column["seconds"]["median"] for column in side["columns"].values()]
+        assert medians == sorted(medians)
+        for column in side["columns"].values():
+            assert column["eps"] * column["ms_per_env_step"] == pytest.approx(1000)
+
+
+def test_an_env_step_of_the_engine_waits_for_the_device_less_often_than_the_loop(record: dict) -> None:
+    engine, loop = (record["points"][0]["sides"][name]["syncs"] for name in ("engine", "baseline"))
+    assert 0 < engine <= 3
+    assert loop > engine
+
+
+def test_people_and_the_readme_get_their_tables(record: dict) -> None:
+    console = Console(record=True, width=140, file=open("/dev/null", "w"))  # noqa: SIM115
+    report.show(record, console)
+    assert "baseline over engine" in console.export_text()
+    lines = table.section([record])
+    assert lines[0].startswith("| work | engine, EPS")
+    assert any("custom: N=2 B=4 T=8 V=8 K=2, seeds 1 conv_light in 1 envs" in line for line in lines)
+
+
+def test_results_are_appended(tmp_path: Path, record: dict) -> None:
+    for _ in range(2):
+        path = keep(record, str(tmp_path / "deep"), "mine")
+    assert [json.loads(line)["name"] for line in path.read_text().splitlines()] == ["custom", "custom"]
+    assert table.newest(tmp_path / "deep") == [record]
+
+
+def test_a_varied_setting_makes_points_that_are_compared_with_the_first() -> None:
+    cfg = tiny(vary="envs", values=[1, 3], sides=["engine"], update=False)
+    points = benchmark(cfg)["points"]
+    assert [point["work"]["N"] for point in points] == [1, 3]
+    assert "over_first" not in points[0]
+    step, env_step = (points[1]["over_first"]["engine"][kind]["all"]["median"] for kind in ("step", "env_step"))
+    assert step == pytest.approx(3 * env_step)
+
+
+# --- the work
+
+
+@pytest.mark.parametrize(("stage", "rows"), [("training", 1), ("blending", 4), ("holding", 4), ("fossilized", 1)])
+def test_seeds_stay_where_they_were_put(stage: str, rows: int) -> None:
+    cfg = tiny(live=2, stage=stage, update=False)
+    engine, loop = EngineSide(cfg), BaselineSide(cfg)
+    for side in (engine, loop):
+        side.run()
+    assert engine.episode.state.slots.stage.eq(getattr(Stage, stage.upper())).all()
+    assert all(machine.seed.stage == getattr(Stage, stage.upper()) for env in loop.envs for machine in env.machines)
+    assert engine.val_images() == loop.facts()["val_images"] == 2 * 8 * rows
+
+
+def test_a_seed_that_is_lost_is_an_error() -> None:
+    engine = EngineSide(tiny(update=False))
+    engine.episode.state = planted(engine.episode.state, tiny(live=2))
+    with pytest.raises(BenchmarkError, match="4 seeds are live"):
+        engine.check()
+
+
+def test_the_policy_decides_but_nothing_is_done() -> None:
+    engine = EngineSide(tiny(live=0))
+    rollout = engine.episode.rollout
+    assert rollout is not None
+    assert rollout.rows.action.op[: engine.step].eq(Op.WAIT).all()
+    assert rollout.rows.log_probs[: engine.step].ne(0).any(), "no policy has decided"
+
+
+def test_both_sides_are_given_the_same_images() -> None:
+    cfg = tiny(augment=False)
+    engine, data = EngineSide(cfg), loop_data(cfg, torch.device("cpu"))
+    (images, labels), *_ = engine.world.validation.batches(torch.tensor([0]), 8)
+    for mine, (image, label) in zip(
+        labels.flatten().argsort(), sorted(zip(*data.val, strict=True), key=lambda pair: int(pair[1])), strict=True
+    ):
+        assert labels[mine] == label
+        torch.testing.assert_close(images[mine], image)
+
+
+def test_crops_of_the_loop_are_windows_of_the_padded_image() -> None:
+    cfg = tiny()
+    ready = loop_data(tiny(augment=False), torch.device("cpu"))
+    (images, labels), *_ = loop_data(cfg, torch.device("cpu")).train(4)
+    assert images.shape == (4, 3, 32, 32)
+    assert images.is_contiguous(memory_format=torch.channels_last)
+    assert labels.shape == (4,)
+    (plain, _), *_ = ready.train(4)
+    assert images.amin() >= plain.amin() - 1
+    assert not torch.equal(images, plain)
+
+
+def test_work_is_estimated_from_shapes() -> None:
+    # cifar_baseline: 4.42 MFLOP of convolutions per training image, and 3 x 2 x 32 x 10 of the classifier.
+    flops, traffic = work_of(tiny(live=0))
+    assert flops == pytest.approx(16 * (3 * 1622016 - 442368 + 3 * 640))
+    assert traffic == 16 * 4 * 140288
+    # A conv_light seed in r0c0 adds 2 x 9 x 8 x 8 x 1024 forward and the same for its weights; its input is detached.
+    assert work_of(tiny(live=1))[0] - flops == pytest.approx(16 * 2 * 1179648)
+
+
+# --- turns and ratios
+
+
+class Tick:
+    """A contestant whose timings are written down beforehand."""
+
+    def __init__(self, name: str, log: list[str], seconds: list[float], envs: int = 1) -> None:
+        self.name, self.log, self.cfg = name, log, tiny(envs=envs)
+        self.timings = [Timing(dict.fromkeys(COLUMNS[:3], one / 3), {}) for one in seconds]
+
+    def turn(self) -> None:
+        self.log.append(self.name)
+
+
+def test_turns_alternate() -> None:
+    log: list[str] = []
+    take_turns([Tick("a", log, []), Tick("b", log, [])], 3)  # type: ignore[list-item]
+    assert log == ["a", "b", "b", "a", "a", "b"]
+
+
+def test_ratios_are_of_the_same_turn() -> None:
+    # Turns 3/1, 4/2, 10/5: ratios 3, 2, 2, not the ratio of the medians, 4/2.
+    top, bottom = Tick("a", [], [3.0, 4.0, 10.0], envs=4), Tick("b", [], [1.0, 2.0, 5.0], envs=2)
+    found = paired(bottom, top)  # type: ignore[arg-type]
+    assert found["all"] == pytest.approx({"median": 2, "lower": 2, "upper": 2.5, "low": 2, "high": 3})
+    assert paired(bottom, top, per_env=True)["all"]["median"] == pytest.approx(1)  # type: ignore[arg-type]
+
+
+def test_columns_add_up() -> None:
+    timing = Timing(dict(zip(COLUMNS, (1.0, 2.0, 4.0, 8.0), strict=True)), {})
+    assert list(cumulative(timing).values()) == [1.0, 3.0, 7.0, 15.0]
+    assert timing.total == 15.0
+
+
+def test_a_spread_names_median_and_quartiles() -> None:
+    assert spread([1.0, 2.0, 3.0, 4.0, 5.0]) == {"median": 3, "lower": 2, "upper": 4, "low": 1, "high": 5}
+
+
+# --- settings
+
+
+@pytest.mark.parametrize("work", WORKS)
+def test_every_named_work_is_a_legal_one(work: str) -> None:
+    with initialize_config_dir(str(ROOT / "benchmarks/conf"), version_base="1.3"):
+        cfg = settings_from(compose("eps", [f"+work={work}"]))
+    assert cfg.name == work
+    assert cfg.points()
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"sides": ["enigne"]}, "sides=enigne: must be one of engine, baseline"),
+        ({"live": 3}, "live=3: must be between 0 and num_slots=2"),
+        ({"stage": "sleeping"}, "stage=sleeping"),
+        ({"train_samples": 9}, "train_samples=9: must be a multiple of batch_size=4"),
+        ({"repeats": 1}, "repeats=1: must be at least 2"),
+        ({"timed_steps": 6}, "timed_steps=6: must be at most steps - warmup = 5"),
+        ({"vary": "envy", "values": [1]}, "vary=envy: must be compute.<number> or one of envs"),
+        ({"vary": "envs"}, "values="),
+        ({"vary": "live", "values": [3]}, "live=3"),
+        ({"num_slots": 9}, "num_slots=9: must be at most 6"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_what_is_allowed(changed: dict, message: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        tiny(**changed)
+    assert message in str(caught.value)
+
+
+def test_strong_scaling_goes_up_to_all_cores() -> None:
+    assert doublings(1) == [1]
+    assert doublings(6) == [1, 2, 4, 6]
+    assert [one.compute.threads for one in tiny(vary="compute.threads", values=[1, 2]).points()] == [1, 2]
+
+
+def test_a_wrong_type_is_one_clear_message() -> None:
+    with initialize_config_dir(str(ROOT / "benchmarks/conf"), version_base="1.3"):
+        composed = compose("eps", ["live=0"])
+    composed.repeats = 1
+    with pytest.raises(UserError, match="repeats=1: must be at least 2"):
+        settings_from(composed)
+
+
+@pytest.mark.slow
+def test_the_command_ends_with_one_json_line(tmp_path: Path) -> None:
+    overrides = ["envs=1", "batch_size=2", "train_samples=2", "val_samples=2", "num_slots=1", "repeats=2", "steps=3",
+                 "timed_steps=1", "update=false", "limits=false", "compute.threads=1",
+                 f"results={tmp_path}"]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.eps", *overrides], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    last = json.loads(done.stdout.splitlines()[-1])
+    assert json.loads((tmp_path / "custom.jsonl").read_text()) == last
