@@ -29,6 +29,7 @@ from esper_soa.nets.config import DataConfig, TaskConfig, enabled_slots
 from esper_soa.vocabulary import BLUEPRINT_NAMES, CNN_BLUEPRINTS, HEAD_NAMES
 
 DEVICE_PATTERN = re.compile(r"auto|cpu|cuda(:\d+)?")
+NATIVE_CHOICES = ("auto", "on", "off")
 PROGRESS_STYLES = ("auto", "live", "plain", "off")
 PROFILES = ("off", "phases", "torch")
 
@@ -40,8 +41,10 @@ class ComputeConfig:
     threads: int = 0  # CPU threads of one torch operation; 0 = leave as torch chose
     env_chunk: int = 0  # envs trained together; 0 = 4 on a CPU, where caches decide, and all on a GPU
     compile: bool = False  # compile the ledger kernels: slow to start, pays on long runs
+    native: str = "auto"  # C kernels for float32 networks on a CPU: auto where a C compiler is found, on, off
 
     def __post_init__(self) -> None:
+        check_choice("compute.native", self.native, NATIVE_CHOICES)
         check(self.threads >= 0, "compute.threads", self.threads, "at least 0 (0 = leave)")
         check(self.env_chunk >= 0, "compute.env_chunk", self.env_chunk, "at least 0 (0 = automatic)")
 

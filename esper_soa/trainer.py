@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from logging import INFO, WARNING
 from pathlib import Path
 
 import torch
@@ -31,6 +32,7 @@ from esper_soa.nets.config import SubsetRows, enabled_slots
 from esper_soa.nets.datasets import load_images
 from esper_soa.nets.evaluation import EXACT_SLOTS
 from esper_soa.nets.host import host_shape
+from esper_soa.nets.native import switch
 from esper_soa.nets.pools import parameter_table
 from esper_soa.nets.supervised import NetsConfig
 from esper_soa.ops import resume
@@ -99,6 +101,7 @@ def build_world(cfg: TrainConfig, device: torch.device, seed: int | None = None)
     Raises SettingError or DataError for what does not fit together.
     """
     keep_freed_memory(device)
+    switch.choose(cfg.compute.native, device)
     images = load_images(cfg.data, device)
     sizes = Sizes(cfg.envs, cfg.batch_size, cfg.train_samples, cfg.val_samples)
     kernels = compiled() if cfg.compute.compile else EAGER
@@ -161,6 +164,8 @@ class Run:
         LOGGER.info("work     %d rounds of %d env-steps; T=%d training and V=%d validation images, batches of %d",
                     cfg.rounds, cfg.steps, sizes.train_samples, sizes.val_samples, sizes.batch_size)  # fmt: skip
         LOGGER.info("policy   %s, reward %s, on %s", cfg.policy.name, cfg.reward.mode, device_name(self.device))
+        kernels = switch.current()
+        LOGGER.log(WARNING if kernels.fallback else INFO, "kernels  %s", kernels.reason)
 
     def one_round(self, number: int, progress: Progress) -> tuple[dict[str, Json], list[dict[str, Json]]]:
         """Collect and update; returns the round's line for metrics.jsonl, and its lines for episodes.jsonl."""

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from esper_soa.nets.native import block, switch
+
 NORM_EPS = 1e-5
 BATCH_NORM_MOMENTUM = 0.1
 
@@ -37,6 +39,32 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def batch_norm(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor) -> Tensor:
     """Training batch norm of x [B, n*C, H, W]; weight, bias [n, C]; moves mean and var [n*C] in place."""
     return F.batch_norm(x, mean, var, weight.reshape(-1), bias.reshape(-1), True, BATCH_NORM_MOMENTUM, NORM_EPS)
+
+
+def _even(x: Tensor, pooled: bool) -> bool:
+    return not pooled or (x.shape[2] % 2 == 0 and x.shape[3] % 2 == 0)
+
+
+def train_block(
+    x: Tensor, weight: Tensor, norm: tuple[Tensor, Tensor], running: tuple[Tensor, Tensor], pooled: bool
+) -> Tensor:
+    """Convolution, batch norm, ReLU and 2x2 max pool, training; x [B, n*I, H, W] -> [B, n*O, H or H/2, W or W/2].
+
+    norm = scale and shift [n, O]; running = mean and variance [n*O], moved in place.
+    """
+    if switch.takes(x) and _even(x, pooled):
+        moving = block.Statistics(*running, BATCH_NORM_MOMENTUM, NORM_EPS)
+        return block.train_block(x, weight, norm, moving, pooled)
+    x = batch_norm(conv2d(x, weight), *norm, *running)
+    return F.relu(F.max_pool2d(x, 2) if pooled else x, inplace=True)
+
+
+def infer_block(x: Tensor, weight: Tensor, bias: Tensor, pooled: bool) -> Tensor:
+    """Convolution, ReLU and 2x2 max pool, no gradients; x [B, n*I or I, H, W] -> [B, n*O, H or H/2, W or W/2]."""
+    if switch.takes(x) and _even(x, pooled):
+        return block.infer_block(x, weight, bias, pooled)
+    x = conv2d(x, weight, bias)
+    return F.relu(F.max_pool2d(x, 2) if pooled else x, inplace=True)
 
 
 def group_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor) -> Tensor:

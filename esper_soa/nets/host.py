@@ -70,13 +70,16 @@ def host_shape(task: TaskConfig, slots: tuple[SlotSpec, ...]) -> HostShape:
     return HostShape(blocks, task.num_classes, slots, Table(tuple(rows)), Table(tuple(statistics)))
 
 
-def _after_norm(block: Block, x: Tensor, filler: SlotFiller) -> Tensor:
-    """ReLU, slots and pool of one block; the pool comes first where nothing stands between (they commute)."""
+def _early_pool(block: Block, filler: SlotFiller) -> bool:
+    """True where the pool can be part of the block: nothing stands between, and pool and ReLU commute."""
+    return block.pooled and not (block.slot_before_pool >= 0 and filler.occupied(block.slot_before_pool))
+
+
+def _slots(block: Block, x: Tensor, filler: SlotFiller) -> Tensor:
+    """The slots of one block, and its pool where a seed stands before it."""
     if block.slot_before_pool >= 0 and filler.occupied(block.slot_before_pool):
-        x = filler.fill(block.slot_before_pool, F.relu(x, inplace=True))
+        x = filler.fill(block.slot_before_pool, x)
         x = F.max_pool2d(x, 2) if block.pooled else x
-    else:
-        x = F.relu(F.max_pool2d(x, 2) if block.pooled else x, inplace=True)
     if block.slot_after_pool >= 0 and filler.occupied(block.slot_after_pool):
         x = filler.fill(block.slot_after_pool, x)
     return x
@@ -88,9 +91,9 @@ def train_forward(
     """Logits [B, n, classes] of images x [B, n*3, 32, 32]; batch statistics, running statistics [n*C] move in place."""
     for i, block in enumerate(shape.blocks):
         kernel, scale, shift = parameters[3 * i : 3 * i + 3]
-        x = batched.conv2d(x, kernel)
-        x = batched.batch_norm(x, scale, shift, statistics[2 * i], statistics[2 * i + 1])
-        x = _after_norm(block, x, filler)
+        running = (statistics[2 * i], statistics[2 * i + 1])
+        x = batched.train_block(x, kernel, (scale, shift), running, _early_pool(block, filler))
+        x = _slots(block, x, filler)
     return _classify(parameters, x)
 
 
@@ -108,7 +111,8 @@ def fold_batch_norm(shape: HostShape, parameters: list[Tensor], statistics: list
 def evaluate_forward(shape: HostShape, folded: list[Tensor], x: Tensor, filler: SlotFiller) -> Tensor:
     """Logits [rows * B, n, classes] with running statistics; `filler` may multiply the alpha rows on the way."""
     for i, block in enumerate(shape.blocks):
-        x = _after_norm(block, batched.conv2d(x, folded[2 * i], folded[2 * i + 1]), filler)
+        x = batched.infer_block(x, folded[2 * i], folded[2 * i + 1], _early_pool(block, filler))
+        x = _slots(block, x, filler)
     return _classify(folded, x)
 
 

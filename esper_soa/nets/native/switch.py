@@ -1,0 +1,57 @@
+"""Whether this process computes with the native kernels: chosen once at start-up, read by nets/batched.py.
+
+`choose` is called by the trainer with the setting compute.native; without a call everything runs in plain torch.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from esper_soa.errors import SettingError
+from esper_soa.nets.native.library import NativeError, library
+
+
+class Choice(NamedTuple):
+    """What was chosen and why, in words for logs."""
+
+    native: bool
+    reason: str
+    fallback: bool = False  # they belong here, yet cannot run
+
+
+_current = Choice(False, "plain torch")
+
+
+def current() -> Choice:
+    """What `choose` chose last."""
+    return _current
+
+
+def choose(setting: str, device: torch.device, dtype: torch.dtype = torch.float32) -> Choice:
+    """Turn the native kernels on or off for this process; builds them where they are wanted.
+
+    Raises SettingError for `on` where they cannot run; `auto` then stays with torch and says why.
+    """
+    global _current
+    _current = _weigh(setting, device, dtype)
+    if setting == "on" and not _current.native:
+        raise SettingError("compute.native", setting, "auto or off here", _current.reason)
+    return _current
+
+
+def _weigh(setting: str, device: torch.device, dtype: torch.dtype) -> Choice:
+    if setting == "off":
+        return Choice(False, "plain torch (compute.native=off)")
+    if device.type != "cpu" or dtype != torch.float32:
+        return Choice(False, f"plain torch (native kernels are for float32 on a CPU, not {dtype} on {device.type})")
+    try:
+        library()
+    except NativeError as error:
+        return Choice(False, f"plain torch, slower: no native kernels, {error}", fallback=True)
+    return Choice(True, "native, compiled for this CPU")
+
+
+def takes(x: Tensor) -> bool:
+    """True where the kernels are on and made for x."""
+    return _current.native and x.device.type == "cpu" and x.dtype == torch.float32 and x.dim() == 4

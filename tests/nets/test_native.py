@@ -1,0 +1,201 @@
+"""The native kernels equal the plain torch functions that they stand in for, and say so where they cannot run."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from esper_soa.errors import SettingError
+from esper_soa.nets import batched
+from esper_soa.nets.native import switch
+
+CPU = torch.device("cpu")
+ROUNDING = 1e-5
+
+
+@pytest.fixture(autouse=True)
+def _torch_afterwards() -> Iterator[None]:
+    if not switch.choose("auto", CPU).native:
+        pytest.skip(switch.current().reason)
+    yield
+    switch.choose("off", CPU)
+
+
+class Case(NamedTuple):
+    """Sizes of a block."""
+
+    nets: int
+    inputs: int
+    outputs: int
+    size: int
+    kernel: int = 3
+    pooled: bool = True
+    batch: int = 2
+
+
+CASES = [
+    Case(1, 3, 8, 8), Case(2, 8, 16, 8), Case(3, 3, 12, 8, pooled=False), Case(2, 12, 5, 4, kernel=1),
+    Case(2, 16, 32, 8, batch=3), Case(2, 8, 8, 32, pooled=False), Case(1, 1, 1, 6, kernel=5), Case(2, 32, 8, 16),
+    Case(1, 64, 64, 4, pooled=False),
+]  # fmt: skip
+
+
+def draw(case: Case) -> dict[str, Tensor]:
+    """Everything that a block takes, in float64, of unit scale."""
+    g = torch.Generator().manual_seed(7)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=g, dtype=torch.float64)
+
+    n, fan_in = case.nets, case.inputs * case.kernel**2
+    out = case.size // 2 if case.pooled else case.size
+    return {
+        "x": normal(case.batch, n * case.inputs, case.size, case.size).contiguous(memory_format=torch.channels_last),
+        "weight": normal(n, case.outputs, case.inputs, case.kernel, case.kernel) / fan_in**0.5,
+        "scale": 1 + 0.3 * normal(n, case.outputs),
+        "shift": 0.3 * normal(n, case.outputs),
+        "mean": normal(n * case.outputs),
+        "variance": normal(n * case.outputs).square(),
+        "gradient": normal(case.batch, n * case.outputs, out, out),
+    }
+
+
+def train(given: dict[str, Tensor], pooled: bool, native: bool, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    """Output, gradients of x, weight, scale and shift, and the running statistics."""
+    switch.choose("on" if native else "off", CPU)
+    held = {name: value.to(dtype, copy=True) for name, value in given.items()}
+    leaves = [held[name].requires_grad_() for name in ("x", "weight", "scale", "shift")]
+    running = held["mean"], held["variance"]
+    out = batched.train_block(leaves[0], leaves[1], (leaves[2], leaves[3]), running, pooled)
+    return [out.detach(), *torch.autograd.grad(out, leaves, held["gradient"]), *running]
+
+
+def assert_close(ours: list[Tensor], theirs: list[Tensor], tolerance: float = ROUNDING) -> None:
+    for index, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        assert a.shape == b.shape
+        assert (a.double() - b).abs().max() <= tolerance * max(1.0, float(b.abs().max())), index
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_training_block_and_its_gradients_equal_torch(case: Case) -> None:
+    given = draw(case)
+    ours = train(given, case.pooled, native=True)
+    assert_close(ours, train(given, case.pooled, native=False))
+    assert_close(ours, train(given, case.pooled, native=False, dtype=torch.float64), 3e-6)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("case", CASES)
+def test_a_folded_block_equals_torch(case: Case, shared: bool) -> None:
+    given = {name: value.float() for name, value in draw(case).items()}
+    x = given["x"][:, : case.inputs].contiguous(memory_format=torch.channels_last) if shared else given["x"]
+    both = []
+    for setting in ("on", "off"):
+        switch.choose(setting, CPU)
+        both.append([batched.infer_block(x, given["weight"], given["shift"], case.pooled)])
+    assert_close(*both)
+
+
+def test_equal_pixels_send_their_gradient_to_the_first_as_torch_does() -> None:
+    given = draw(Case(2, 3, 8, 4, kernel=1))
+    given["x"] = given["x"][:, :, ::2, ::2].repeat_interleave(2, 2).repeat_interleave(2, 3)  # four equals per window
+    assert_close(train(given, True, native=True), train(given, True, native=False))
+
+
+def test_a_nan_in_one_network_stays_there_and_spreads_there_as_in_torch() -> None:
+    given = draw(Case(2, 8, 8, 8))
+    clean = train(given, True, native=True)
+    given["x"][1, 3, 4, 4] = float("nan")  # a channel of the first network
+    ours, theirs = train(given, True, native=True), train(given, True, native=False)
+    for a, b in zip(ours, theirs, strict=True):
+        assert torch.equal(a.isnan(), b.isnan())
+    assert torch.equal(ours[0][:, 8:], clean[0][:, 8:])
+    assert torch.equal(ours[1][:, 8:], clean[1][:, 8:])
+    assert all(torch.equal(a[1], b[1]) for a, b in zip(ours[2:5], clean[2:5], strict=True))
+
+
+def test_a_network_gets_the_same_bits_whoever_stands_beside_it() -> None:
+    case = Case(3, 8, 16, 8)
+    given = draw(case)
+    together = train(given, True, native=True)
+    for n in range(3):
+        ins, outs = slice(8 * n, 8 * n + 8), slice(16 * n, 16 * n + 16)
+        alone = {name: given[name][n : n + 1] for name in ("weight", "scale", "shift")}
+        alone |= {"x": given["x"][:, ins], "gradient": given["gradient"][:, outs]}
+        alone |= {name: given[name][outs] for name in ("mean", "variance")}
+        ours = train(alone, True, native=True)
+        parts = [together[0][:, outs], together[1][:, ins], *(t[n : n + 1] for t in together[2:5])]
+        parts += [t[outs] for t in together[5:]]
+        assert all(torch.equal(a, b) for a, b in zip(ours, parts, strict=True))
+
+
+def test_two_threads_at_once_get_the_bits_of_one() -> None:
+    switch.choose("on", CPU)
+    given = {name: value.float() for name, value in draw(Case(2, 8, 16, 16, batch=8)).items()}
+
+    def work(_: int) -> list[Tensor]:
+        leaves = [given[name].clone().requires_grad_() for name in ("x", "weight", "scale", "shift")]
+        running = given["mean"].clone(), given["variance"].clone()
+        out = batched.train_block(leaves[0], leaves[1], (leaves[2], leaves[3]), running, True)
+        return [out.detach(), *torch.autograd.grad(out, leaves, given["gradient"]), *running]
+
+    first = work(0)
+    with ThreadPoolExecutor(2) as pool:
+        for result in pool.map(work, range(16)):
+            assert all(torch.equal(a, b) for a, b in zip(result, first, strict=True))
+
+
+def test_what_the_kernels_do_not_know_goes_the_torch_way() -> None:
+    switch.choose("on", CPU)
+    assert not switch.takes(torch.zeros(1, 3, 4, 4, dtype=torch.float64))
+    assert not switch.takes(torch.zeros(1, 3, 4, 4, device="meta"))
+    odd = batched.infer_block(torch.randn(2, 3, 5, 5), torch.randn(1, 8, 3, 3, 3), torch.zeros(1, 8), True)
+    assert odd.shape == (2, 8, 2, 2)
+
+
+@pytest.mark.parametrize("device", ["cuda", "meta"])
+def test_only_a_cpu_has_native_kernels(device: str) -> None:
+    assert not switch.choose("auto", torch.device(device)).native
+    with pytest.raises(SettingError, match="float32 on a CPU"):
+        switch.choose("on", torch.device(device))
+
+
+CHOOSE = (
+    "import torch; from esper_soa.nets.native import switch;"
+    "choice = switch.choose({setting!r}, torch.device('cpu')); print(choice.native, choice.fallback, choice.reason)"
+)
+
+
+def start(setting: str, **environment: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", CHOOSE.format(setting=setting)]
+    return subprocess.Popen(
+        command, env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def test_without_a_compiler_auto_says_so_and_on_is_an_error(tmp_path: Path) -> None:
+    missing = {"CC": "/nonexistent/cc", "XDG_CACHE_HOME": str(tmp_path)}
+    auto, on = start("auto", **missing), start("on", **missing)
+    assert auto.communicate()[0].startswith("False True plain torch, slower: no native kernels, no C compiler")
+    assert "install gcc or clang, or set CC" in on.communicate()[1]
+    assert on.returncode != 0
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    said = start("auto", XDG_CACHE_HOME=str(tmp_path / "file")).communicate()[0]
+    assert said.startswith("False True")
+    assert "cannot be written" in said
+
+
+def test_two_processes_that_compile_at_once_both_get_the_kernels(tmp_path: Path) -> None:
+    both = [start("on", XDG_CACHE_HOME=str(tmp_path)) for _ in range(2)]
+    assert [process.communicate()[0][:4] for process in both] == ["True", "True"]
+    assert len(list((tmp_path / "esper_soa").iterdir())) == 1
