@@ -29,7 +29,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks import machine, report
 from benchmarks.baseline_loop import make_env
 from benchmarks.eps_config import EpsConfig
-from benchmarks.sides import COLUMNS, BaselineSide, EngineSide, Side, Timing, make_side
+from benchmarks.sides import COLUMNS, BaselineSide, Timing, make_side
 from esper_soa.errors import UserError
 from esper_soa.nets.config import enabled_slots
 from esper_soa.nets.host import host_shape
@@ -53,7 +53,7 @@ class Contestant:
     def __init__(self, name: str, cfg: EpsConfig) -> None:
         memory, graphs, begun = machine.PeakMemory(resolve_device(cfg.device)), compiled_graphs(), time.perf_counter()
         self.cfg = cfg
-        self.side: Side = make_side(name, cfg)
+        self.side = make_side(name, cfg)
         first = self.side.run()
         self.notes: Record = self.side.facts()
         self.notes |= {"peak_mib": memory.mib(), "build_seconds": time.perf_counter() - begun}
@@ -172,8 +172,6 @@ def count_syncs(one: Contestant) -> float:
     On CUDA what torch warns of; on a CPU what would be waited for on a GPU, in the calling thread.
     """
     side = one.side
-    if not isinstance(side, EngineSide | BaselineSide):
-        return float("nan")
     if side.device.type == "cuda":
         torch.cuda.set_sync_debug_mode("warn")
         with warnings.catch_warnings(record=True) as caught:

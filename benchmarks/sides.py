@@ -7,7 +7,7 @@ as they were put: the actions are WAIT, though the engine's policy decides at ev
 import io
 import time
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from rich.console import Console
@@ -21,7 +21,7 @@ from esper_soa.agent.rollout import Rollout
 from esper_soa.errors import UserError
 from esper_soa.nets.datasets import load_images
 from esper_soa.ops.collect import Episode, Player
-from esper_soa.ops.device import apply_threads, resolve_device
+from esper_soa.ops.device import apply_threads, keep_freed_memory, resolve_device
 from esper_soa.ops.profile import PhaseProfile
 from esper_soa.ops.progress import Progress
 from esper_soa.state import Decision, EnvState, View
@@ -46,20 +46,6 @@ class Timing(NamedTuple):
     def total(self) -> float:
         """Everything that the side does."""
         return sum(self.columns.values())
-
-
-class Side(Protocol):
-    """One contestant."""
-
-    name: str
-
-    def run(self) -> Timing:
-        """Play and time `timed_steps` env-steps of all envs, and an update where there is one."""
-        ...
-
-    def facts(self) -> dict[str, object]:
-        """How it was set up."""
-        ...
 
 
 class Waiting:
@@ -169,6 +155,10 @@ class EngineSide:
             self._begin()
         self._play(1)
 
+    def watch_with(self, profile: PhaseProfile) -> None:
+        """Tell `profile` of the laps from now on."""
+        self.profile = self.episode.profile = profile
+
     def _take_threads(self) -> int:
         return apply_threads(self.cfg.compute.threads or cores())
 
@@ -214,6 +204,7 @@ class BaselineSide:
         """Builds the envs, chooses threads and the form of validation, and plays the warm-up."""
         self.cfg, self.device = cfg, resolve_device(cfg.device)
         self.rows = 0
+        keep_freed_memory(self.device)  # as in a run of the engine
         self.profile = PhaseProfile(self.device)
         torch.manual_seed(cfg.seed)
         self.data = loop_data(cfg, self.device)
@@ -248,6 +239,10 @@ class BaselineSide:
     def one_step(self) -> None:
         """An env-step of every env."""
         self.rows = sum(env_step(env, self.work, self.data, self.profile.lap) for env in self.envs)
+
+    def watch_with(self, profile: PhaseProfile) -> None:
+        """Tell `profile` of the laps from now on."""
+        self.profile = profile
 
     def facts(self) -> dict[str, object]:
         """What was chosen in the warm-up, and from what."""
@@ -319,6 +314,6 @@ def in_columns(phases: dict[str, float], seconds: float) -> dict[str, float]:
     return found
 
 
-def make_side(name: str, cfg: EpsConfig) -> Side:
+def make_side(name: str, cfg: EpsConfig) -> EngineSide | BaselineSide:
     """The side of that name."""
     return EngineSide(cfg) if name == "engine" else BaselineSide(cfg)

@@ -290,7 +290,8 @@ def seed_parts(stacked: StackedEnvs, slot: int, row: Tensor, seed_size: int) -> 
 
 def set_momentum(optimiser: torch.optim.SGD, parameters: list[torch.nn.Parameter], flat: Tensor) -> None:
     for parameter, values in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
-        optimiser.state[parameter]["momentum_buffer"] = values.view_as(parameter).clone()
+        # The fused optimiser takes it for granted that a buffer lies in memory as its parameter does.
+        optimiser.state[parameter]["momentum_buffer"] = torch.empty_like(parameter).copy_(values.view_as(parameter))
 
 
 def momentum_of(optimiser: torch.optim.SGD | None, parameters: list[torch.nn.Parameter]) -> Tensor:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity
 
 from esper_soa.env.step import Work
@@ -150,8 +151,9 @@ class TraceProfile(NoProfile):
         )
         self.path, self.running, self.written = path, False, False
         self.profiler = torch.profiler.profile(
-            activities=activities, schedule=schedule, on_trace_ready=self._write, record_shapes=True
-        )
+            activities=activities, schedule=schedule, on_trace_ready=self._write, record_shapes=True,
+            experimental_config=_ExperimentalConfig(profile_all_threads=True),  # chunks of envs may run in others
+        )  # fmt: skip
 
     def env_step(self) -> None:
         """Count the env-step; the trace begins and ends by this count."""
