@@ -1,6 +1,14 @@
-"""Puts this folder on the import path, so that tests can share tiny_world and sync_guard."""
+"""Puts this folder on the import path, so that tests can share tiny_world and sync_guard.
 
+Without a GPU, Triton kernels run in Triton's interpreter, which must be asked for before anything imports Triton.
+"""
+
+import os
 import sys
 from pathlib import Path
 
+import torch
+
 sys.path.insert(0, str(Path(__file__).parent))
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")

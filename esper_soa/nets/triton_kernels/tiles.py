@@ -1,0 +1,189 @@
+"""What the kernels share: where the activations of a network lie, and how tiles of a convolution are loaded.
+
+A tile of a convolution is a matrix with one row per pixel and one column per (tap, input channel), never written to
+memory (implicit GEMM). Used by block.py and
+seed.py: the upper half runs on the host, the helpers below on the device. There a `span` is (pixels int [M], which of
+them exist bool [M]).
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+NORM_EPS = tl.constexpr(1e-5)
+
+
+class Plane(NamedTuple):
+    """Activations of n networks: pixel p (of B*H*W) of network e starts at base + e * env + p * pixel, C in a row."""
+
+    base: Tensor
+    env: int
+    pixel: int
+
+
+class Rows(NamedTuple):
+    """Parameters of n networks: those of network e start at base + e * env and lie in a row."""
+
+    base: Tensor
+    env: int
+
+
+class Layer(NamedTuple):
+    """Sizes of a same-padded convolution; all but num_pixels are compile-time constants."""
+
+    num_pixels: int  # B * H * W
+    height: tl.constexpr
+    width: tl.constexpr
+    inputs: tl.constexpr
+    outputs: tl.constexpr
+    size: tl.constexpr  # of the kernel, 1 or 3
+    pool: tl.constexpr  # side of the pooling window, 1 = none
+
+
+class Tile(NamedTuple):
+    """How much one program does at a time; all are compile-time constants, powers of two, at least 16."""
+
+    pixels: tl.constexpr
+    columns: tl.constexpr  # of the implicit matrix, taken up per step
+    inputs: tl.constexpr  # input channels, padded
+    outputs: tl.constexpr  # output channels, padded
+    precision: tl.constexpr  # of float32 products: ieee or tf32
+    widened: tl.constexpr  # products of bfloat16 are taken in float32: Triton's interpreter has none
+
+
+def plane(x: Tensor, num_nets: int) -> Plane:
+    """x [B, n*C, H, W], or [B, C, H, W] shared by all networks, in channels_last memory."""
+    if not x.is_contiguous(memory_format=torch.channels_last):
+        raise ValueError(f"activations of shape {tuple(x.shape)} must be in channels_last memory")
+    pixel = x.shape[1]
+    return Plane(x, pixel // num_nets, pixel)
+
+
+def shared_plane(x: Tensor) -> Plane:
+    """x [B, C, H, W] in channels_last memory, the same for every network."""
+    return plane(x, 1)._replace(env=0)
+
+
+def rows(values: Tensor) -> Rows:
+    """values [n, ...], every network's own numbers without gaps; networks may be apart."""
+    if values[0].numel() > 1 and not values[0].is_contiguous():
+        raise ValueError(f"parameters of shape {tuple(values.shape)} must lie without gaps within a network")
+    return Rows(values, values.stride(0))
+
+
+def layer_of(x: Tensor, weight: Tensor, pool: int) -> Layer:
+    """The layer that maps x [B, ., H, W] with weight [n, O, I, k, k]."""
+    batch, _, height, width = x.shape
+    _, outputs, inputs, size, _ = weight.shape
+    static = (tl.constexpr(number) for number in (height, width, inputs, outputs, size, pool))
+    return Layer(batch * height * width, *static)
+
+
+def tile_of(layer: Layer, num_pixels: int, dtype: torch.dtype) -> Tile:
+    """Tile sizes for a layer of which `num_pixels` pixels are to be computed.
+
+    float32 products follow torch's switch for convolutions, torch.backends.cudnn.allow_tf32.
+    """
+    inputs, outputs, size = layer.inputs.value, layer.outputs.value, layer.size.value
+    widest = 64 if outputs > 64 else 128
+    columns = 16 if inputs <= 8 else 32
+    tf32 = dtype == torch.float32 and torch.backends.cudnn.allow_tf32
+    numbers = (
+        min(widest, padded(num_pixels)), min(columns, padded(inputs * size * size)), padded(inputs), padded(outputs),
+        "tf32" if tf32 else "ieee", dtype == torch.bfloat16 and triton.knobs.runtime.interpret,
+    )  # fmt: skip
+    return Tile(*(tl.constexpr(number) for number in numbers))
+
+
+def padded(count: int) -> int:
+    """The power of two, at least 16, that holds `count`."""
+    return max(16, triton.next_power_of_2(count))
+
+
+@triton.jit
+def taps(source, env, span, columns, channels: tl.constexpr, size: tl.constexpr, layer):
+    """Tile [M, K]: for the pixels of `span` and columns [K] = (tap, channel) of `source`; zero outside of the image."""
+    place, inside, channel = tap_places(span, columns, channels, size, layer)
+    start = source.base + env.to(tl.int64) * source.env
+    return tl.load(start + place.to(tl.int64) * source.pixel + channel[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def tap_places(span, columns, channels: tl.constexpr, size: tl.constexpr, layer):
+    """(pixel int [M, K], whether it lies in the image bool [M, K], channel int [K]) of an implicit matrix."""
+    pixels, tap, channel = span[0], columns // channels, columns % channels
+    down, right = tap // size - size // 2, tap % size - size // 2
+    row = (pixels // layer.width % layer.height)[:, None] + down[None, :]
+    column = (pixels % layer.width)[:, None] + right[None, :]
+    inside = (row >= 0) & (row < layer.height) & (column >= 0) & (column < layer.width)
+    inside = inside & span[1][:, None] & (columns < channels * size * size)[None, :]
+    return pixels[:, None] + (down * layer.width + right)[None, :], inside, channel
+
+
+@triton.jit
+def kernel_tile(weight, env, columns, layer, tile):
+    """Tile [K, O] of a network's weights [O, I, k, k] for columns [K] = (tap, input channel)."""
+    num_taps: tl.constexpr = layer.size * layer.size
+    tap, channel = columns // layer.inputs, columns % layer.inputs
+    output = tl.arange(0, tile.outputs)
+    place = output[None, :] * (layer.inputs * num_taps) + (channel * num_taps + tap)[:, None]
+    mask = (columns < layer.inputs * num_taps)[:, None] & (output < layer.outputs)[None, :]
+    return tl.load(weight.base + env.to(tl.int64) * weight.env + place, mask=mask, other=0.0)
+
+
+@triton.jit
+def transposed_kernel_tile(weight, env, columns, layer, tile):
+    """Tile [K, I] of the weights of the transposed convolution, for columns [K] = (tap, output channel)."""
+    num_taps: tl.constexpr = layer.size * layer.size
+    tap, output = columns // layer.outputs, columns % layer.outputs
+    channel = tl.arange(0, tile.inputs)
+    place = (output * (layer.inputs * num_taps) + num_taps - 1 - tap)[:, None] + channel[None, :] * num_taps
+    mask = (columns < layer.outputs * num_taps)[:, None] & (channel < layer.inputs)[None, :]
+    return tl.load(weight.base + env.to(tl.int64) * weight.env + place, mask=mask, other=0.0)
+
+
+@triton.jit
+def add_product(left, right, result, tile):
+    """result [M, O] + left [M, K] @ right [K, O], summed in float32."""
+    if tile.widened:
+        left, right = left.to(tl.float32), right.to(tl.float32)
+    return tl.dot(left, right, result, input_precision=tile.precision)
+
+
+@triton.jit
+def conv_tile(x, weight, env, span, layer, tile):
+    """Convolution float32 [M, O] at the pixels of `span` of one network."""
+    result = tl.zeros((tile.pixels, tile.outputs), tl.float32)
+    for first in range(0, layer.inputs * layer.size * layer.size, tile.columns):
+        columns = first + tl.arange(0, tile.columns)
+        values = taps(x, env, span, columns, layer.inputs, layer.size, layer)
+        weights = kernel_tile(weight, env, columns, layer, tile).to(values.dtype)
+        result = add_product(values, weights, result, tile)
+    return result
+
+
+@triton.jit
+def store_pixels(target, env, span, channels: tl.constexpr, values, width: tl.constexpr):
+    """Write values [M, width] to the first `channels` channels of the pixels of `span` of a network."""
+    channel = tl.arange(0, width)
+    place = target.base + env.to(tl.int64) * target.env + span[0].to(tl.int64)[:, None] * target.pixel
+    tl.store(place + channel[None, :], values, mask=span[1][:, None] & (channel < channels)[None, :])
+
+
+@triton.jit
+def load_pixels(source, env, span, channels: tl.constexpr, width: tl.constexpr):
+    """Values [M, width] of the pixels of `span` of a network, zero beyond `channels`."""
+    channel = tl.arange(0, width)
+    place = source.base + env.to(tl.int64) * source.env + span[0].to(tl.int64)[:, None] * source.pixel
+    return tl.load(place + channel[None, :], mask=span[1][:, None] & (channel < channels)[None, :], other=0.0)
+
+
+@triton.jit
+def load_row(source, env, channels: tl.constexpr, width: tl.constexpr):
+    """float32 [width] of a network's row of numbers, zero beyond `channels`."""
+    channel = tl.arange(0, width)
+    start = source.base + env.to(tl.int64) * source.env
+    return tl.load(start + channel, mask=channel < channels, other=0.0).to(tl.float32)
