@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from esper_soa.nets.native import block, switch
+from esper_soa.nets.triton_kernels import switch as triton_switch
 
 NORM_EPS = 1e-5
 BATCH_NORM_MOMENTUM = 0.1
@@ -52,6 +53,9 @@ def train_block(
 
     norm = scale and shift [n, O]; running = mean and variance [n*O], moved in place.
     """
+    gpu = triton_switch.kernels_for(x)
+    if gpu is not None:
+        return gpu.conv_norm_relu_pool(x, weight, gpu.Norm(*norm, *running), 2 if pooled else 1)
     if switch.takes(x) and _even(x, pooled):
         moving = block.Statistics(*running, BATCH_NORM_MOMENTUM, NORM_EPS)
         return block.train_block(x, weight, norm, moving, pooled)
@@ -61,6 +65,9 @@ def train_block(
 
 def infer_block(x: Tensor, weight: Tensor, bias: Tensor, pooled: bool) -> Tensor:
     """Convolution, ReLU and 2x2 max pool, no gradients; x [B, n*I or I, H, W] -> [B, n*O, H or H/2, W or W/2]."""
+    gpu = triton_switch.kernels_for(x)
+    if gpu is not None:
+        return gpu.evaluate_conv_relu_pool(x, weight, bias, 2 if pooled else 1)
     if switch.takes(x) and _even(x, pooled):
         return block.infer_block(x, weight, bias, pooled)
     x = conv2d(x, weight, bias)

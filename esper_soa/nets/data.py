@@ -164,7 +164,12 @@ def split_validation_order(num_test: int, split: Split, device: torch.device | s
 
 
 def training_batch(
-    bank: ImageBank, indices: Tensor, keys: Tensor, start: int, augment: bool, dtype: torch.dtype = torch.float32
+    bank: ImageBank,
+    indices: Tensor,
+    keys: Tensor,
+    start: int | Tensor,
+    augment: bool,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor]:
     """Normalised training images [B, n*3, 32, 32] in channels_last and labels int64 [B, n]; channel = env * 3 + colour.
 
@@ -175,7 +180,7 @@ def training_batch(
     num_envs, batch_size = indices.shape
     picks = indices.T
     if augment:
-        samples = torch.arange(start, start + batch_size, device=indices.device)[:, None]
+        samples = start + torch.arange(batch_size, device=indices.device)[:, None]
         crop = integers(keys, samples, NUM_CROPS)
     else:
         crop = torch.full_like(picks, NUM_CROPS // 2 // 2)
@@ -238,6 +243,33 @@ class EnvStepBatches(NamedTuple):
         first = index * self.batch_size
         indices = self.order[:, first : first + self.batch_size][envs]
         return training_batch(self.bank, indices, self.keys[envs], self.start + first, self.augment, self.dtype)
+
+    def counted(self, envs: Tensor) -> "CountedBatches":
+        """The batches of env numbers `envs` one after the other, from memory of their own."""
+        return CountedBatches(self, envs)
+
+
+class CountedBatches:
+    """Training batches of one env-step whose number is a counter on the device: `next_` is the same work every time."""
+
+    def __init__(self, feed: EnvStepBatches, envs: Tensor) -> None:
+        self.feed = feed
+        self.order, self.keys = feed.order[envs], feed.keys[envs]
+        self.drawn = torch.zeros(1, dtype=torch.int64, device=envs.device)  # images of this env-step, so far
+        self.start = torch.full_like(self.drawn, feed.start)
+
+    def buffers(self) -> list[Tensor]:
+        """Everything that tells one env-step's batches from another's."""
+        return [self.order, self.keys, self.drawn, self.start]
+
+    def next_(self) -> tuple[Tensor, Tensor]:
+        """Images [B, n*3, 32, 32] (channels_last) and labels [B, n] of the next batch."""
+        feed = self.feed
+        places = self.drawn + torch.arange(feed.batch_size, device=self.drawn.device)
+        indices, start = self.order.index_select(1, places), self.start + self.drawn
+        batch = training_batch(feed.bank, indices, self.keys, start, feed.augment, feed.dtype)
+        self.drawn += feed.batch_size
+        return batch
 
 
 class ValidationImages(NamedTuple):

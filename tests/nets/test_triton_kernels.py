@@ -1,7 +1,7 @@
 """The Triton kernels against the plain path: on a GPU where there is one, else in the interpreter on tiny shapes."""
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -9,8 +9,12 @@ import torch.nn.functional as F
 from sync_guard import SyncGuard
 from torch import Tensor
 
+from esper_soa.errors import SettingError
 from esper_soa.nets import batched, blend
 from esper_soa.nets.blueprints import norm_groups
+from esper_soa.nets.config import TaskConfig
+from esper_soa.nets.host import evaluate_forward, fold_batch_norm, host_shape, train_forward
+from esper_soa.nets.triton_kernels import switch
 from esper_soa.nets.triton_kernels.support import unavailable_reason
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -41,6 +45,22 @@ SEEDS = [  # who lives, straight-through pass, detached
 def _exact_products() -> None:
     """float32 products on a GPU are not rounded to TF32."""
     torch.backends.cudnn.allow_tf32 = False
+
+
+@pytest.fixture
+def kernels_off_again() -> Iterator[None]:
+    yield
+    switch.choose("off", DEVICE)
+
+
+class NoSeeds:
+    """Every slot is empty."""
+
+    def occupied(self, slot: int) -> bool:
+        return False
+
+    def fill(self, slot: int, x: Tensor) -> Tensor:
+        return x
 
 
 def drawn(seed: int, *shape: int) -> Tensor:
@@ -239,3 +259,31 @@ def test_the_reason_why_the_kernels_cannot_run_is_told(monkeypatch: pytest.Monke
     assert "need a CUDA device, not cpu" in str(unavailable_reason(torch.device("cpu")))
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert unavailable_reason(torch.device("cpu")) is None
+
+
+def test_hosts_train_and_validate_through_the_kernels(kernels_off_again: None) -> None:
+    task = TaskConfig(name="tiny", base_channels=2, num_blocks=2, num_pools=1)
+    shape = host_shape(task, ())
+    rows = shape.parameters.initial(torch.arange(2), torch.float32).to(DEVICE)
+    images = activations(1, 2, 6, 4, 4)
+    found = []
+    for setting in ("off", "on"):
+        switch.choose(setting, DEVICE)
+        leaf = rows.clone().requires_grad_()
+        start = shape.statistics.initial(torch.arange(2), torch.float32).to(DEVICE)
+        statistics = [row.flatten() for row in shape.statistics.unpack(start)]
+        logits = train_forward(shape, shape.parameters.unpack(leaf), statistics, images, NoSeeds())
+        (gradient,) = torch.autograd.grad(logits.square().sum(), leaf)
+        moved = [row.unflatten(0, (2, -1)) for row in statistics]
+        folded = fold_batch_norm(shape, shape.parameters.unpack(rows), moved)
+        found.append([logits.detach(), gradient, *statistics, evaluate_forward(shape, folded, images, NoSeeds())])
+    for value, wanted in zip(*found, strict=True):
+        torch.testing.assert_close(value, wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_asking_for_the_kernels_where_they_cannot_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    with pytest.raises(SettingError, match="compute.triton"):
+        switch.choose("on", torch.device("cpu"))
+    switch.choose("auto", torch.device("cpu"))
+    assert switch.kernels_for(activations(1, 1, 2, 2, 2)) is None

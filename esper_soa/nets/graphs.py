@@ -1,0 +1,98 @@
+"""Steps of fixed shape on fixed memory: captured once as a CUDA graph, then replayed without Python in between.
+
+A step is kept under a key that says everything about it that is not in its buffers; the next step with that key is
+copied into the buffers of the kept one. Given steps by supervised.py and evaluation.py, once per env-step; made by the
+trainer from the setting compute.cuda_graphs.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Hashable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from esper_soa.errors import SettingError
+
+WARM_UPS = 2  # steps before a capture: what is made at first use must be there by then
+CAPACITY = 32  # graphs kept; each holds its own copy of the weights of its networks
+
+
+class StaticStep(Protocol):
+    """A step all of whose inputs and results lie in its buffers; what it does depends on nothing else but `variant`."""
+
+    def buffers(self) -> list[Tensor]:
+        """Everything that outlives the step, in an order and in shapes that the key decides; memory of its own."""
+        ...
+
+    def step_(self, variant: int) -> None:
+        """Change the buffers in place; no host sync, no allocation that depends on values."""
+        ...
+
+
+Step = TypeVar("Step", bound=StaticStep)
+
+
+class _Kept(Generic[Step]):
+    """A step, how often each variant has run, and the graphs of those that were captured."""
+
+    def __init__(self, step: Step) -> None:
+        self.step = step
+        self.runs: Counter[int] = Counter()
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+
+
+class StepCache(Generic[Step]):
+    """Steps by key, the one not used for longest dropped first; `counts` tells what was done.
+
+    capture=False runs every step as it is, on any device: the same buffers, the same order, without graphs.
+    """
+
+    def __init__(self, capture: bool, capacity: int = CAPACITY) -> None:
+        self.capture, self.capacity = capture, capacity
+        self.counts: Counter[str] = Counter()  # plain, captured, replayed, dropped
+        self._kept: OrderedDict[Hashable, _Kept[Step]] = OrderedDict()
+        self._pool = torch.cuda.graph_pool_handle() if capture else None
+
+    def run_(self, key: Hashable, fresh: Step, variants: Sequence[int]) -> Step:
+        """Do `fresh` once for each of `variants`; the results are in the buffers of the step that is returned."""
+        kept = self._kept.setdefault(key, _Kept(fresh))
+        self._kept.move_to_end(key)
+        if kept.step is not fresh:
+            for target, source in zip(kept.step.buffers(), fresh.buffers(), strict=True):
+                target.copy_(source)
+        for variant in variants:
+            self._advance_(kept, variant)
+        while len(self._kept) > self.capacity:
+            self._kept.popitem(last=False)
+            self.counts["dropped"] += 1
+        return kept.step
+
+    def _advance_(self, kept: _Kept[Step], variant: int) -> None:
+        if variant in kept.graphs:
+            kept.graphs[variant].replay()
+            self.counts["replayed"] += 1
+        elif not self.capture or kept.runs[variant] < WARM_UPS:
+            kept.step.step_(variant)
+            kept.runs[variant] += 1
+            self.counts["plain"] += 1
+        else:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool):
+                kept.step.step_(variant)
+            kept.graphs[variant] = graph
+            self.counts["captured"] += 1
+            graph.replay()
+
+
+def step_cache(setting: str, device: torch.device) -> StepCache | None:
+    """What compute.cuda_graphs (auto, on, off) stands for on `device`; None = steps run as they are written.
+
+    Raises SettingError for `on` where there is no CUDA.
+    """
+    if setting == "off" or (setting == "auto" and device.type != "cuda"):
+        return None
+    if device.type != "cuda":
+        raise SettingError("compute.cuda_graphs", setting, f"auto or off on device={device.type}",
+                           "CUDA graphs need an NVIDIA GPU.")  # fmt: skip
+    return StepCache(capture=True)

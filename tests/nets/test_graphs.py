@@ -1,0 +1,66 @@
+"""Steps kept by key: the same results as steps of their own, at addresses that stay; on a GPU from CUDA graphs."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from esper_soa.errors import SettingError
+from esper_soa.nets.graphs import WARM_UPS, StepCache, step_cache
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+CPU = torch.device("cpu")
+
+
+class Growth:
+    """total = total * factor + variant, once per step."""
+
+    def __init__(self, total: float, factor: float) -> None:
+        self.total = torch.full((2,), total, device=DEVICE)
+        self.factor = torch.full((2,), factor, device=DEVICE)
+
+    def buffers(self) -> list[Tensor]:
+        return [self.total, self.factor]
+
+    def step_(self, variant: int) -> None:
+        self.total.mul_(self.factor).add_(variant)
+
+
+def test_a_second_step_of_the_same_key_uses_the_buffers_of_the_first() -> None:
+    cache = StepCache[Growth](capture=False)
+    first = cache.run_("key", Growth(1.0, 2.0), [0, 1])
+    assert first.total.tolist() == [5.0, 5.0]  # (1 * 2 + 0) * 2 + 1
+    place = first.total.data_ptr()
+    second = cache.run_("key", Growth(3.0, 10.0), [1])
+    assert second is first
+    assert second.total.data_ptr() == place
+    assert second.total.tolist() == [31.0, 31.0]
+    assert cache.counts == {"plain": 3}
+
+
+def test_the_step_that_was_not_used_for_longest_is_dropped() -> None:
+    cache = StepCache[Growth](capture=False, capacity=2)
+    kept = cache.run_("a", Growth(0.0, 1.0), [1])
+    cache.run_("b", Growth(0.0, 1.0), [1])
+    assert cache.run_("a", Growth(0.0, 1.0), [1]) is kept
+    cache.run_("c", Growth(0.0, 1.0), [1])
+    assert cache.run_("a", Growth(0.0, 1.0), [1]) is kept
+    newcomer = Growth(0.0, 1.0)
+    assert cache.run_("b", newcomer, [1]) is newcomer
+    assert cache.counts["dropped"] == 2
+
+
+def test_the_setting_is_refused_where_there_is_no_gpu() -> None:
+    assert step_cache("off", CPU) is None
+    assert step_cache("auto", CPU) is None
+    with pytest.raises(SettingError, match=r"compute\.cuda_graphs"):
+        step_cache("on", CPU)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_replayed_graphs_equal_plain_steps() -> None:
+    plain, captured = StepCache[Growth](capture=False), StepCache[Growth](capture=True)
+    for start in (1.0, 2.0, 3.0):
+        wanted = plain.run_("key", Growth(start, 1.5), [0, 1, 1, 0, 1]).total.clone()
+        assert torch.equal(captured.run_("key", Growth(start, 1.5), [0, 1, 1, 0, 1]).total, wanted)
+    assert captured.counts == {"plain": 2 * WARM_UPS, "captured": 2, "replayed": 15 - 2 * WARM_UPS - 2}
