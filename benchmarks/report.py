@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 HEADS = ("training", "+ validation", "+ policy, state machine", "+ PPO update")
+SHOWN = ("threads", "workers", "env_chunk", "val_batch", "fused_validation", "kernels")  # facts about a side
 COLUMNS = ("training", "validation", "policy and state machine", "update")
 
 
@@ -57,8 +58,7 @@ def notes(point: Mapping, limits: Mapping | None) -> list[str]:
     """How each side was set up and what it used, a line each; then the whole ratio."""
     lines = []
     for name, side in point["sides"].items():
-        chosen = {key: side[key] for key in ("threads", "workers", "env_chunk", "val_batch", "fused_validation")
-                  if key in side}  # fmt: skip
+        chosen = {key: side[key] for key in SHOWN if key in side}
         text = ", ".join(f"{key} {value}" for key, value in chosen.items())
         lines.append(f"{name:8} {text}; {side['dtype']}; {side['peak_mib']:.0f} MiB; warm-up "
                      f"{side['build_seconds']:.1f} s, {side['graphs']} graphs; {side['syncs']:.0f} host syncs per "

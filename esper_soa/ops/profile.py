@@ -91,7 +91,11 @@ class Span(NamedTuple):
 
 
 class PhaseProfile(NoProfile):
-    """Seconds by phase since the last `take`. Feeds are timed apart from the training and validation around them."""
+    """Seconds by phase since the last `take`.
+
+    On a CPU feeds are timed apart from the training and validation around them; on CUDA, where they may be part of a
+    captured graph, they are not, and "data" is what goes before.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.clock = DeviceClock() if device.type == "cuda" else HostClock()
@@ -104,7 +108,9 @@ class PhaseProfile(NoProfile):
         self.laps.append((phase, self.clock.now()))
 
     def watch(self, work: Work) -> Work:
-        """The same work; both feeds report to this profile."""
+        """The same work; on a CPU both feeds report to this profile."""
+        if isinstance(self.clock, DeviceClock):
+            return work
         training, validation = TimedTraining(work.training, self), TimedValidation(work.validation, self)
         return work._replace(training=training, validation=validation)
 
