@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from esper_soa.nets.native import block, switch
+from esper_soa.nets.native import block, seed, switch
+from esper_soa.nets.native.seed import GroupNorm
 from esper_soa.nets.triton_kernels import switch as triton_switch
 
 NORM_EPS = 1e-5
@@ -84,6 +85,15 @@ def group_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor) -> Tensor:
     if torch.is_grad_enabled() and not x.requires_grad:
         return F.group_norm(x.flatten(2), num_groups, scale, shift, NORM_EPS).unflatten(2, x.shape[2:])
     return F.group_norm(x, num_groups, scale, shift, NORM_EPS)
+
+
+def seed_layer(x: Tensor, weight: Tensor, norm: GroupNorm, residual: Tensor | None = None) -> Tensor:
+    """Convolution, group norm and ReLU of x [B, n*I, H, W] (see GroupNorm), plus residual [B, n*O, H, W]."""
+    if switch.takes(x):
+        return seed.seed_layer(x, weight, norm, residual)
+    out = group_norm(conv2d(x, weight), norm.groups, norm.scale, norm.shift)
+    out = F.relu(out, inplace=True) if norm.relu else out
+    return out if residual is None else residual + out
 
 
 def spatial_mean(x: Tensor, num_nets: int) -> Tensor:

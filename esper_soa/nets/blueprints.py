@@ -30,6 +30,13 @@ def _group_norm(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     return batched.group_norm(x, norm_groups(scale.shape[1]), scale, shift)
 
 
+def _layer(parameters: list[Tensor], x: Tensor, residual: Tensor | None = None, relu: bool = True) -> Tensor:
+    """Convolution, group norm, ReLU, residual; parameters = kernel, scale, shift."""
+    kernel, scale, shift = parameters
+    norm = batched.GroupNorm(scale, shift, norm_groups(scale.shape[1]), relu)
+    return batched.seed_layer(x, kernel, norm, residual)
+
+
 def _noop_table(channels: int) -> tuple[Parameter, ...]:
     return ()
 
@@ -66,8 +73,7 @@ def _depthwise_table(channels: int) -> tuple[Parameter, ...]:
 
 def _depthwise(parameters: list[Tensor], x: Tensor) -> Tensor:
     depth, point, scale, shift = parameters
-    mixed = batched.conv2d(batched.depthwise_conv2d(x, depth), point)
-    return x + F.relu(_group_norm(mixed, scale, shift), inplace=True)
+    return _layer([point, scale, shift], batched.depthwise_conv2d(x, depth), x)
 
 
 def _bottleneck_table(channels: int) -> tuple[Parameter, ...]:
@@ -85,16 +91,11 @@ def _bottleneck(parameters: list[Tensor], x: Tensor) -> Tensor:
     down, kernel, up, scale, shift = parameters
     narrow = F.relu(batched.conv2d(x, down), inplace=True)
     narrow = F.relu(batched.conv2d(narrow, kernel), inplace=True)
-    return x + _group_norm(batched.conv2d(narrow, up), scale, shift)
+    return _layer([up, scale, shift], narrow, x, relu=False)
 
 
 def _conv_table(channels: int, kernel: int) -> tuple[Parameter, ...]:
     return weight(channels, channels, kernel, kernel), norm_scale(channels), zeros(channels)
-
-
-def _conv_block(parameters: list[Tensor], x: Tensor) -> Tensor:
-    kernel, scale, shift = parameters
-    return F.relu(_group_norm(batched.conv2d(x, kernel), scale, shift), inplace=True)
 
 
 def _conv_small_table(channels: int) -> tuple[Parameter, ...]:
@@ -110,11 +111,11 @@ def _conv_heavy_table(channels: int) -> tuple[Parameter, ...]:
 
 
 def _conv(parameters: list[Tensor], x: Tensor) -> Tensor:
-    return x + _conv_block(parameters, x)
+    return _layer(parameters, x, x)
 
 
 def _conv_heavy(parameters: list[Tensor], x: Tensor) -> Tensor:
-    return x + _conv_block(parameters[3:], _conv_block(parameters[:3], x))
+    return _layer(parameters[3:], _layer(parameters[:3], x), x)
 
 
 class Row(NamedTuple):

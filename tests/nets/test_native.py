@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from esper_soa.errors import SettingError
-from esper_soa.nets import batched
+from esper_soa.nets import batched, blueprints
 from esper_soa.nets.native import switch
+from esper_soa.vocabulary import CNN_BLUEPRINTS, Blueprint
 
 CPU = torch.device("cpu")
 ROUNDING = 1e-5
@@ -199,3 +200,37 @@ def test_two_processes_that_compile_at_once_both_get_the_kernels(tmp_path: Path)
     both = [start("on", XDG_CACHE_HOME=str(tmp_path)) for _ in range(2)]
     assert [process.communicate()[0][:4] for process in both] == ["True", "True"]
     assert len(list((tmp_path / "esper_soa").iterdir())) == 1
+
+
+def seed_pass(code: int, case: Case, native: bool, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    """Output with and without a graph, and gradients of input and parameters, of seeds of a blueprint."""
+    switch.choose("on" if native else "off", CPU)
+    given = draw(case)
+    g = torch.Generator().manual_seed(3)
+    table = blueprints.seed_table(code, case.inputs)
+    rows = (0.5 * torch.randn(case.nets, table.total, generator=g, dtype=torch.float64)).to(dtype).requires_grad_()
+    x = given["x"].to(dtype).requires_grad_()
+    out = blueprints.seed_forward(code, table.unpack(rows), x)
+    grads = torch.autograd.grad(out, [x, rows], torch.randn(out.shape, generator=g, dtype=torch.float64).to(dtype))
+    with torch.no_grad():
+        plain = blueprints.seed_forward(code, table.unpack(rows), x)
+    return [out.detach(), plain, *grads]
+
+
+@pytest.mark.parametrize("case", [Case(1, 8, 8, 8), Case(2, 12, 12, 4), Case(3, 32, 32, 8), Case(2, 3, 3, 6)])
+@pytest.mark.parametrize("code", [c for c in CNN_BLUEPRINTS if c != Blueprint.NOOP])
+def test_seeds_and_their_gradients_equal_torch(code: int, case: Case) -> None:
+    ours = seed_pass(code, case, native=True)
+    assert_close(ours, seed_pass(code, case, native=False))
+    assert_close(ours, seed_pass(code, case, native=False, dtype=torch.float64))
+
+
+def test_a_seed_of_a_detached_input_leaves_the_host_alone() -> None:
+    switch.choose("on", CPU)
+    table = blueprints.seed_table(Blueprint.CONV_LIGHT, 8)
+    rows = (0.3 * torch.randn(2, table.total)).requires_grad_()
+    x = torch.randn(2, 16, 4, 4)
+    blueprints.seed_forward(Blueprint.CONV_LIGHT, table.unpack(rows), x).sum().backward()
+    assert x.grad is None
+    assert rows.grad is not None
+    assert (rows.grad != 0).any()

@@ -1,17 +1,16 @@
-"""The host's block as one native call each way: tensors in, a BlockSheet filled, block.c called, tensors out.
+"""The host's block as one native call each way: tensors in, a sheet filled, block.c called, tensors out.
 
 Called by nets/batched.py where `switch.takes` says so; the plain torch functions there are what it must equal.
 """
 
-import ctypes
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from esper_soa.nets.native.library import LANES, BlockSheet, library
+from esper_soa.nets.native.library import Sheet
+from esper_soa.nets.native.sheet import call, new_activations, new_sheet, pixels_last, whole_vectors
 
 
 class Statistics(NamedTuple):
@@ -33,36 +32,10 @@ class Saved(NamedTuple):
     rstd: Tensor
 
 
-def _pixels_last(x: Tensor) -> Tensor:
-    return x.contiguous(memory_format=torch.channels_last)
-
-
-def new_activations(like: Tensor, channels: int, height: int, width: int) -> Tensor:
-    """Uninitialised [B, channels, height, width] in channels_last memory, whatever the sizes."""
-    pixels = torch.empty(like.shape[0], height, width, channels, dtype=like.dtype, device=like.device)
-    return pixels.permute(0, 3, 1, 2)
-
-
-def _call(function: Callable[[object], int], sheet: BlockSheet) -> None:
-    if function(ctypes.byref(sheet)):
-        raise MemoryError("no memory for a native kernel's scratch")
-
-
-def _sheet(x: Tensor, weight: Tensor, pooled: bool) -> BlockSheet:
-    nets, out_channels, in_channels, kernel, _ = weight.shape
-    shared = x.shape[1] == in_channels
-    sheet = BlockSheet(
-        batch=x.shape[0], nets=nets, in_channels=in_channels, out_channels=out_channels, height=x.shape[2],
-        width=x.shape[3], kernel=kernel, pooled=pooled, x_pixel=x.shape[1], x_net=0 if shared else in_channels,
-    )  # fmt: skip
-    sheet.x, sheet.weight = x.data_ptr(), weight.data_ptr()
-    return sheet
-
-
 def _new_saved(x: Tensor, weight: Tensor, pooled: bool) -> Saved:
     nets, channels = weight.shape[:2]
     batch, _, height, width = x.shape
-    padded = -(-channels // LANES) * LANES
+    padded = whole_vectors(channels)
     conv = x.new_empty(nets, batch, height, width, padded)
     small = (nets, batch, height // 2, width // 2, padded)
     peak = x.new_empty(small) if pooled else None
@@ -70,7 +43,7 @@ def _new_saved(x: Tensor, weight: Tensor, pooled: bool) -> Saved:
     return Saved(conv, peak, place, x.new_empty(nets, padded), x.new_empty(nets, padded))
 
 
-def _enter(sheet: BlockSheet, saved: Saved) -> None:
+def _enter(sheet: Sheet, saved: Saved) -> None:
     sheet.conv, sheet.mean, sheet.rstd = saved.conv.data_ptr(), saved.mean.data_ptr(), saved.rstd.data_ptr()
     if saved.peak is not None and saved.place is not None:
         sheet.peak, sheet.place = saved.peak.data_ptr(), saved.place.data_ptr()
@@ -81,16 +54,16 @@ class _TrainBlock(torch.autograd.Function):
     def forward(  # type: ignore[override]
         ctx: FunctionCtx, x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, moving: Statistics, pooled: bool
     ) -> Tensor:
-        x, weight, scale, shift = _pixels_last(x), weight.contiguous(), scale.contiguous(), shift.contiguous()
+        x, weight, scale, shift = pixels_last(x), weight.contiguous(), scale.contiguous(), shift.contiguous()
         divisor = 2 if pooled else 1
         channels = weight.shape[0] * weight.shape[1]
         out = new_activations(x, channels, x.shape[2] // divisor, x.shape[3] // divisor)
-        saved, sheet = _new_saved(x, weight, pooled), _sheet(x, weight, pooled)
+        saved, sheet = _new_saved(x, weight, pooled), new_sheet(x, weight)
         _enter(sheet, saved)
         sheet.scale, sheet.shift, sheet.out = scale.data_ptr(), shift.data_ptr(), out.data_ptr()
-        sheet.momentum, sheet.eps = moving.momentum, moving.eps
+        sheet.pooled, sheet.momentum, sheet.eps = pooled, moving.momentum, moving.eps
         sheet.running_mean, sheet.running_var = moving.mean.data_ptr(), moving.variance.data_ptr()
-        _call(library().block_train, sheet)
+        call("block_train", sheet)
         ctx.save_for_backward(x, weight, scale, shift)
         ctx.saved, ctx.pooled = saved, pooled  # type: ignore[attr-defined]
         return out
@@ -98,15 +71,16 @@ class _TrainBlock(torch.autograd.Function):
     @staticmethod
     def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         x, weight, scale, shift = ctx.saved_tensors  # type: ignore[attr-defined]
-        gradient = _pixels_last(gradient)
-        sheet = _sheet(x, weight, ctx.pooled)  # type: ignore[attr-defined]
+        gradient = pixels_last(gradient)
+        sheet = new_sheet(x, weight)
+        sheet.pooled = ctx.pooled  # type: ignore[attr-defined]
         _enter(sheet, ctx.saved)  # type: ignore[attr-defined]
         grad_x = new_activations(x, *x.shape[1:]) if ctx.needs_input_grad[0] else None  # type: ignore[attr-defined]
         grads = [torch.empty_like(one) for one in (weight, scale, shift)]
         sheet.scale, sheet.shift, sheet.grad_out = scale.data_ptr(), shift.data_ptr(), gradient.data_ptr()
         sheet.grad_x = None if grad_x is None else grad_x.data_ptr()
         sheet.grad_weight, sheet.grad_scale, sheet.grad_shift = (grad.data_ptr() for grad in grads)
-        _call(library().block_backward, sheet)
+        call("block_backward", sheet)
         return grad_x, *grads, None, None
 
 
@@ -120,10 +94,10 @@ def train_block(x: Tensor, weight: Tensor, norm: tuple[Tensor, Tensor], moving: 
 
 def infer_block(x: Tensor, weight: Tensor, bias: Tensor, pooled: bool) -> Tensor:
     """Convolution with bias [n, O], ReLU and 2x2 max pool of x [B, n*I or I, H, W]; not differentiable."""
-    x, weight, bias = _pixels_last(x), weight.contiguous(), bias.contiguous()
+    x, weight, bias = pixels_last(x), weight.contiguous(), bias.contiguous()
     divisor = 2 if pooled else 1
     out = new_activations(x, weight.shape[0] * weight.shape[1], x.shape[2] // divisor, x.shape[3] // divisor)
-    sheet = _sheet(x, weight, pooled)
-    sheet.shift, sheet.out = bias.data_ptr(), out.data_ptr()
-    _call(library().block_infer, sheet)
+    sheet = new_sheet(x, weight)
+    sheet.pooled, sheet.shift, sheet.out = pooled, bias.data_ptr(), out.data_ptr()
+    call("block_infer", sheet)
     return out

@@ -1,7 +1,7 @@
 """Builds the C kernels of this folder with the system's compiler, once per machine, and loads them through ctypes.
 
 The library lands in a cache folder under a name made of everything that decides its content, so that processes and
-versions never mix. `library` is called by block.py; the records here mirror block.h and seed.h field by field.
+versions never mix. `library` is called by block.py and seed.py; the record here mirrors sheet.h field by field.
 """
 
 import ctypes
@@ -21,6 +21,7 @@ LINK = ("-shared", "-fPIC")
 LANES = 8  # floats in a vector of vec.h
 TIMEOUT = 120  # seconds for the compiler
 
+KERNELS = ("block_train", "block_backward", "block_infer", "seed_forward", "seed_backward")
 POINTER = ctypes.c_void_p
 
 
@@ -28,15 +29,15 @@ class NativeError(Exception):
     """Why there are no native kernels here, in words for the user."""
 
 
-class BlockSheet(ctypes.Structure):
-    """block_sheet of block.h."""
+class Sheet(ctypes.Structure):
+    """sheet of sheet.h."""
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("batch", "nets", "in_channels", "out_channels", "height", "width")),
-        *((name, ctypes.c_int64) for name in ("kernel", "pooled", "x_pixel", "x_net")),
-        ("momentum", ctypes.c_double),
-        ("eps", ctypes.c_double),
-        *((name, POINTER) for name in ("x", "weight", "scale", "shift", "out", "conv", "peak", "place")),
+        *((name, ctypes.c_int64) for name in ("kernel", "x_pixel", "x_net", "pooled", "groups", "linear")),
+        ("own_residual", ctypes.c_int64),
+        *((name, ctypes.c_double) for name in ("momentum", "eps")),
+        *((name, POINTER) for name in ("x", "weight", "scale", "shift", "residual", "out", "conv", "peak", "place")),
         *((name, POINTER) for name in ("mean", "rstd", "running_mean", "running_var", "grad_out", "grad_x")),
         *((name, POINTER) for name in ("grad_weight", "grad_scale", "grad_shift")),
     ]
@@ -113,7 +114,7 @@ def library() -> ctypes.CDLL:
         library = ctypes.CDLL(str(path))
     except OSError as error:
         raise NativeError(f"{path} cannot be loaded: {error}") from error
-    for name in ("block_train", "block_backward", "block_infer"):
+    for name in KERNELS:
         function = library[name]
-        function.argtypes, function.restype = [ctypes.POINTER(BlockSheet)], ctypes.c_int
+        function.argtypes, function.restype = [ctypes.POINTER(Sheet)], ctypes.c_int
     return library

@@ -25,6 +25,7 @@ INLINE v8 splat(float f) { return (v8){f, f, f, f, f, f, f, f}; }
 /* Lanes of v where mask is all ones, else zero. */
 INLINE v8 keep(i8 mask, v8 v) { return (v8)((i8)v & mask); }
 INLINE v8 choose(i8 mask, v8 yes, v8 no) { return (v8)(((i8)yes & mask) | ((i8)no & ~mask)); }
+INLINE i8 choose_int(i8 mask, int yes, i8 no) { return (mask & yes) | (no & ~mask); }
 /* ReLU as torch has it: NaN stays NaN. */
 INLINE v8 relu(v8 v) { return keep(~(v <= splat(0)), v); }
 

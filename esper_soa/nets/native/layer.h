@@ -1,0 +1,195 @@
+/* What block.c and seed.c share: reading images, packing weights, and the two passes behind a norm and a ReLU. */
+#ifndef ESPER_LAYER_H
+#define ESPER_LAYER_H
+
+#include "conv.h"
+#include "norm.h"
+#include "sheet.h"
+
+/* Image b of network n as the convolution reads it. */
+static inline void read_image(const sheet *s, float *padded, long b, long n) {
+    const float *from = s->x + b * s->height * s->width * s->x_pixel + n * s->x_net;
+    pad_image(padded, s->in_channels, s->kernel / 2, from, s->x_pixel, s->height, s->width, s->in_channels);
+}
+
+static inline float *padded_scratch(const sheet *s, long channels) {
+    return scratch((s->height + s->kernel - 1) * (s->width + s->kernel - 1) * channels);
+}
+
+/* Weights of every network, packed; the caller frees. */
+static inline float *packed_weights(const sheet *s) {
+    long each = s->out_channels * s->in_channels * s->kernel * s->kernel;
+    long packed = s->kernel * s->kernel * s->in_channels * round_up(s->out_channels);
+    float *weights = scratch(s->nets * packed);
+    if (weights)
+        for (long n = 0; n < s->nets; n++)
+            pack_forward(weights + n * packed, s->weight + n * each, s->out_channels, s->in_channels, s->kernel);
+    return weights;
+}
+
+/* The convolution of network n from a padded image to [H, W, P]. */
+static inline void convolve(const sheet *s, const float *padded, const float *weights, float *out, long n) {
+    long P = round_up(s->out_channels), packed = s->kernel * s->kernel * s->in_channels * P;
+    conv_job job = {.in = padded, .weight = weights + n * packed, .out = out, .H = s->height, .W = s->width,
+                    .I = s->in_channels, .O = P, .k = s->kernel, .step = P};
+    conv_image(&job);
+}
+
+/* Where image b of network n stands in a saved array of `pixels` pixels an image. */
+INLINE long saved_at(const sheet *s, long b, long n, long pixels) {
+    return (n * s->batch + b) * pixels * round_up(s->out_channels);
+}
+
+INLINE long out_pixels(const sheet *s) {
+    return s->pooled ? (s->height / 2) * (s->width / 2) : s->height * s->width;
+}
+
+/* relu(gain * value + offset) + residual of an image [pixels, P] to `out` of O channels, `step` floats a pixel. */
+typedef struct {
+    const float *value, *gain, *offset, *residual; /* residual as out, or NULL */
+    float *out;
+    long pixels, O, step;
+    int linear; /* no ReLU */
+} emit_job;
+
+static inline void emit_image(const emit_job *job) {
+    long P = round_up(job->O);
+    for (long c = 0; c < job->O; c += LANES) {
+        v8 gain = load(job->gain + c), offset = load(job->offset + c);
+        for (long p = 0; p < job->pixels; p++) {
+            v8 z = gain * load(job->value + p * P + c) + offset;
+            z = job->linear ? z : relu(z);
+            if (job->residual) z = load_some(job->residual + p * job->step + c, job->O - c) + z;
+            store_some(job->out + p * job->step + c, z, job->O - c);
+        }
+    }
+}
+
+/* Behind norm and ReLU: z = gain * y + offset, dz the gradient that passes the ReLU, and the gradient of the
+ * convolution's output is dy = gain * dz + slope * (y - mean) + level. Rows of [P] each: */
+enum { GAIN, OFFSET, MEAN, SLOPE, LEVEL, BACK_ROWS };
+
+/* One network's gradients while they are gathered. */
+typedef struct {
+    double *sum, *moment; /* [P]: sum of dz, sum of dz * (y - mean) */
+    float *rows;          /* [BACK_ROWS, P] */
+    float *weights;       /* packed for the gradient of the input */
+    float *grad_weight;   /* packed [k, k*I, P] */
+} back_net;
+
+/* dz of 8 channels at one pixel; `y` is the convolution's value there. */
+INLINE v8 behind_relu(const float *rows, v8 y, v8 grad, long P) {
+    v8 z = load(rows + GAIN * P) * y + load(rows + OFFSET * P);
+    return keep(~(z <= splat(0)), grad);
+}
+
+/* Take one image into the sums; `value` [pixels, P] is the convolution's output wherever a gradient arrives. */
+static inline void gather_sums(const sheet *s, back_net *net, const float *value, const float *grad) {
+    long O = s->out_channels, P = round_up(O), pixels = out_pixels(s), step = s->nets * O;
+    for (long c = 0; c < O; c += LANES) {
+        v8 sum[2] = {splat(0), splat(0)}, moment[2] = {splat(0), splat(0)}, mean = load(net->rows + MEAN * P + c);
+        for (long p = 0; p < pixels; p++) {
+            v8 y = load(value + p * P + c), g = load_some(grad + p * step + c, O - c);
+            v8 dz = s->linear ? g : behind_relu(net->rows + c, y, g, P);
+            sum[p & 1] += dz;
+            moment[p & 1] += dz * (y - mean);
+        }
+        v8 total = sum[0] + sum[1], product = moment[0] + moment[1];
+        for (int l = 0; l < LANES; l++) {
+            net->sum[c + l] += (double)total[l];
+            net->moment[c + l] += (double)product[l];
+        }
+    }
+}
+
+/* Scratch of a backward pass. */
+typedef struct {
+    float *padded, *grad; /* padded input and padded dy of one image */
+    float *grad_x;        /* [H, W, Q] where the input's channels do not fill vectors */
+    float *room;          /* rows and packed weights of every network */
+    double *sums;
+    back_net *nets;
+} back_scratch;
+
+static inline void close_back(back_scratch *t) {
+    free(t->padded), free(t->grad), free(t->grad_x), free(t->room), free(t->sums), free(t->nets);
+}
+
+static inline int open_back(const sheet *s, back_scratch *t) {
+    long P = round_up(s->out_channels), Q = round_up(s->in_channels), taps = s->kernel * s->kernel;
+    long each = BACK_ROWS * P + taps * P * Q + taps * s->in_channels * P;
+    t->padded = padded_scratch(s, s->in_channels);
+    t->grad = padded_scratch(s, P);
+    t->grad_x = scratch(s->height * s->width * Q);
+    t->room = scratch(s->nets * each);
+    t->sums = calloc((size_t)(s->nets * 2 * P), sizeof(double));
+    t->nets = calloc((size_t)s->nets, sizeof(back_net));
+    if (!t->padded || !t->grad || !t->grad_x || !t->room || !t->sums || !t->nets) return 1;
+    for (long n = 0; n < s->nets; n++) {
+        back_net *net = &t->nets[n];
+        net->rows = t->room + n * each;
+        net->weights = net->rows + BACK_ROWS * P;
+        net->grad_weight = net->weights + taps * P * Q;
+        net->sum = t->sums + n * 2 * P;
+        net->moment = net->sum + P;
+        pack_backward(net->weights, s->weight + n * s->out_channels * s->in_channels * taps, s->out_channels,
+                      s->in_channels, s->kernel);
+    }
+    return 0;
+}
+
+/* The rows that a backward pass starts from; mean and rstd are saved rows of network n. */
+static inline void start_rows(const sheet *s, back_net *net, const float *mean, const float *rstd, long n) {
+    long O = s->out_channels;
+    gain_offset(net->rows, mean, rstd, s->scale + n * O, s->shift + n * O, O);
+    pad_row(net->rows + MEAN * round_up(O), mean, O);
+}
+
+/* Where the first pixel lies in the padded gradient. */
+INLINE float *padded_grad(const sheet *s, const back_scratch *t) {
+    long half = s->kernel / 2;
+    return t->grad + (half * (s->width + s->kernel - 1) + half) * round_up(s->out_channels);
+}
+
+/* dy of 8 channels of an unpooled image into the padded gradient. */
+INLINE void spread_plain(const sheet *s, const back_net *net, const float *y, const float *grad, float *to, long c) {
+    long O = s->out_channels, P = round_up(O), W = s->width, line = (W + s->kernel - 1) * P;
+    const float *rows = net->rows + c;
+    v8 gain = load(rows), mean = load(rows + MEAN * P), slope = load(rows + SLOPE * P), level = load(rows + LEVEL * P);
+    for (long r = 0; r < s->height; r++)
+        for (long x = 0; x < W; x++) {
+            v8 value = load(y + (r * W + x) * P + c), g = load_some(grad + (r * W + x) * s->nets * O + c, O - c);
+            v8 dz = s->linear ? g : behind_relu(rows, value, g, P);
+            store(to + r * line + x * P + c, gain * dz + (slope * (value - mean) + level));
+        }
+}
+
+/* dx of one image, straight to its place where the channels fill vectors. */
+static inline void input_gradient(const sheet *s, const back_scratch *t, long b, long n) {
+    long P = round_up(s->out_channels), Q = round_up(s->in_channels), pixels = s->height * s->width;
+    float *to = s->grad_x + b * pixels * s->x_pixel + n * s->x_net;
+    int direct = Q == s->in_channels;
+    conv_job job = {.in = t->grad, .weight = t->nets[n].weights, .out = direct ? to : t->grad_x, .H = s->height,
+                    .W = s->width, .I = P, .O = Q, .k = s->kernel, .step = direct ? s->x_pixel : Q};
+    conv_image(&job);
+    if (!direct) copy_pixels(to, s->x_pixel, t->grad_x, Q, pixels, s->in_channels);
+}
+
+/* From dy of one image, in t->grad, the gradients of weights and input. */
+static inline void convolution_gradients(const sheet *s, const back_scratch *t, long b, long n) {
+    long P = round_up(s->out_channels);
+    if (n == 0 || s->x_net) read_image(s, t->padded, b, n);
+    wgrad_job job = {.in = t->padded, .out = padded_grad(s, t), .sum = t->nets[n].grad_weight, .H = s->height,
+                     .W = s->width, .I = s->in_channels, .O = P, .k = s->kernel, .step = P,
+                     .line = (s->width + s->kernel - 1) * P};
+    wgrad_image(&job);
+    if (s->grad_x) input_gradient(s, t, b, n);
+}
+
+static inline void unpack_gradients(const sheet *s, const back_scratch *t) {
+    long each = s->out_channels * s->in_channels * s->kernel * s->kernel;
+    for (long n = 0; n < s->nets; n++)
+        unpack_gradient(s->grad_weight + n * each, t->nets[n].grad_weight, s->out_channels, s->in_channels, s->kernel);
+}
+
+#endif

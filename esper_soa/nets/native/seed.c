@@ -1,0 +1,108 @@
+/* A seed's layer, forward and backward: convolution, group norm, ReLU, residual; see sheet.h for the data. */
+#include <math.h>
+
+#include "layer.h"
+
+/* Mean and 1 / deviation of every group of an image y [pixels, P], written once per channel. */
+static void group_statistics(const sheet *s, const float *y, float *mean, float *rstd) {
+    long O = s->out_channels, P = round_up(O), each = O / s->groups, pixels = s->height * s->width;
+    double count = (double)each * pixels;
+    for (long c = 0; c < P; c += LANES) store(mean + c, sum_pixels(y + c, pixels, P));
+    for (long g = 0; g < s->groups; g++) {
+        double sum = 0;
+        for (long c = 0; c < each; c++) sum += mean[g * each + c];
+        for (long c = 0; c < each; c++) mean[g * each + c] = (float)(sum / count);
+    }
+    for (long c = 0; c < P; c += LANES) store(rstd + c, sum_squares(y + c, load(mean + c), pixels, P));
+    for (long g = 0; g < s->groups; g++) {
+        double square = 0;
+        for (long c = 0; c < each; c++) square += rstd[g * each + c];
+        for (long c = 0; c < each; c++) rstd[g * each + c] = (float)(1.0 / sqrt(square / count + s->eps));
+    }
+}
+
+/* Scratch of a forward pass; y, mean and rstd are the saved ones where there are any. */
+typedef struct {
+    float *padded, *weights, *y, *rows; /* rows [4, P]: gain, offset, mean, rstd */
+} seed_scratch;
+
+static void seed_image(const sheet *s, const seed_scratch *t, long b, long n) {
+    long O = s->out_channels, P = round_up(O), pixels = s->height * s->width, at = (n * s->batch + b) * P;
+    float *y = s->conv ? s->conv + saved_at(s, b, n, pixels) : t->y;
+    float *mean = s->conv ? s->mean + at : t->rows + 2 * P, *rstd = s->conv ? s->rstd + at : t->rows + 3 * P;
+    read_image(s, t->padded, b, n);
+    convolve(s, t->padded, t->weights, y, n);
+    group_statistics(s, y, mean, rstd);
+    gain_offset(t->rows, mean, rstd, s->scale + n * O, s->shift + n * O, O);
+    long to = (b * pixels * s->nets + n) * O;
+    emit_job job = {.value = y, .gain = t->rows, .offset = t->rows + P, .residual = s->residual ? s->residual + to : NULL,
+                    .out = s->out + to, .pixels = pixels, .O = O, .step = s->nets * O, .linear = (int)s->linear};
+    emit_image(&job);
+}
+
+int seed_forward(const sheet *s) {
+    long P = round_up(s->out_channels);
+    seed_scratch t = {padded_scratch(s, s->in_channels), packed_weights(s), scratch(s->height * s->width * P),
+                      scratch(4 * P)};
+    int failed = !t.padded || !t.weights || !t.y || !t.rows;
+    for (long b = 0; b < s->batch && !failed; b++)
+        for (long n = 0; n < s->nets; n++) seed_image(s, &t, b, n);
+    free(t.padded), free(t.weights), free(t.y), free(t.rows);
+    return failed;
+}
+
+/* Slope and level of every group from the sums over this image, which go into the gradients of scale and shift.
+ * dy = rstd * (scale dz - mean(scale dz) - xhat mean(scale dz xhat)), means over the group's pixels and channels. */
+static void settle_group(const sheet *s, back_net *net, const float *rstd, long n) {
+    long O = s->out_channels, P = round_up(O), each = O / s->groups;
+    double count = (double)each * s->height * s->width;
+    for (long g = 0; g < s->groups; g++) {
+        double sum = 0, moment = 0, deviation = rstd[g * each];
+        for (long c = g * each; c < (g + 1) * each; c++) {
+            double scale = s->scale[n * O + c];
+            sum += scale * net->sum[c];
+            moment += scale * net->moment[c];
+            s->grad_scale[n * O + c] += (float)(net->moment[c] * deviation);
+            s->grad_shift[n * O + c] += (float)net->sum[c];
+        }
+        for (long c = g * each; c < (g + 1) * each; c++) {
+            net->rows[SLOPE * P + c] = (float)(-deviation * deviation * deviation * moment / count);
+            net->rows[LEVEL * P + c] = (float)(-deviation * sum / count);
+        }
+    }
+    memset(net->sum, 0, 2 * (size_t)P * sizeof(double));
+}
+
+static void add_residual(const sheet *s, const float *grad, long b, long n) {
+    long O = s->out_channels, pixels = s->height * s->width, step = s->nets * O;
+    float *to = s->grad_x + (b * pixels * s->nets + n) * O;
+    for (long p = 0; p < pixels; p++)
+        for (long c = 0; c < O; c += LANES) {
+            v8 sum = load_some(to + p * step + c, O - c) + load_some(grad + p * step + c, O - c);
+            store_some(to + p * step + c, sum, O - c);
+        }
+}
+
+static void seed_image_back(const sheet *s, const back_scratch *t, long b, long n) {
+    long O = s->out_channels, P = round_up(O), pixels = s->height * s->width, at = (n * s->batch + b) * P;
+    const float *y = s->conv + saved_at(s, b, n, pixels), *grad = s->grad_out + (b * pixels * s->nets + n) * O;
+    back_net *net = &t->nets[n];
+    start_rows(s, net, s->mean + at, s->rstd + at, n);
+    gather_sums(s, net, y, grad);
+    settle_group(s, net, s->rstd + at, n);
+    for (long c = 0; c < O; c += LANES) spread_plain(s, net, y, grad, padded_grad(s, t), c);
+    convolution_gradients(s, t, b, n);
+    if (s->grad_x && s->own_residual) add_residual(s, grad, b, n);
+}
+
+int seed_backward(const sheet *s) {
+    back_scratch t = {0};
+    int failed = open_back(s, &t);
+    memset(s->grad_scale, 0, (size_t)(s->nets * s->out_channels) * sizeof(float));
+    memset(s->grad_shift, 0, (size_t)(s->nets * s->out_channels) * sizeof(float));
+    for (long b = 0; b < s->batch && !failed; b++)
+        for (long n = 0; n < s->nets; n++) seed_image_back(s, &t, b, n);
+    if (!failed) unpack_gradients(s, &t);
+    close_back(&t);
+    return failed;
+}
