@@ -51,12 +51,15 @@ class Contestant:
     """One side at one point, with what was noted while it was built and what it took."""
 
     def __init__(self, name: str, cfg: EpsConfig) -> None:
-        memory, graphs, begun = machine.PeakMemory(resolve_device(cfg.device)), compiled_graphs(), time.perf_counter()
+        graphs, begun = compiled_graphs(), time.perf_counter()
         self.cfg = cfg
-        self.side = make_side(name, cfg)
-        first = self.side.run()
+        with machine.PeakMemory(resolve_device(cfg.device)) as memory:
+            self.side = make_side(name, cfg)
+            memory.forget()
+            self.side.warm_up()
+            first = self.side.run()
         self.notes: Record = self.side.facts()
-        self.notes |= {"peak_mib": memory.mib(), "build_seconds": time.perf_counter() - begun}
+        self.notes |= {"peak_mib": memory.mib, "build_seconds": time.perf_counter() - begun}
         self.notes |= {"graphs": compiled_graphs() - graphs, "first_timing_seconds": first.total}
         self.timings: list[Timing] = []
 

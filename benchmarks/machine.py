@@ -7,9 +7,11 @@ import ctypes
 import os
 import platform
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import TracebackType
 from typing import NamedTuple
 
 import torch
@@ -105,36 +107,62 @@ def wait_for(device: torch.device) -> None:
 
 
 class PeakMemory:
-    """Most memory that was added since this was made: of the process on a CPU, of tensors on CUDA."""
+    """Most memory that was added while the context lasts: of the process on a CPU, of tensors on CUDA.
+
+    On a CPU a thread looks every few milliseconds, so this is for what is not timed; `mib` is NaN where nobody tells.
+    """
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
-            self.before = torch.cuda.memory_allocated(device)
-            return
-        if platform.libc_ver()[0] == "glibc":
-            ctypes.CDLL(None).malloc_trim(0)  # what others have freed is not to be found lying about
-        self.before = _status("VmRSS")
-        try:
-            Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again from here
-        except OSError:
-            self.before = 0
+        self.device, self.mib = device, float("nan")
+        self._over = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
 
-    def mib(self) -> float:
-        """MiB added at the highest point so far; where the system cannot tell, of the whole process."""
+    def __enter__(self) -> "PeakMemory":
         if self.device.type == "cuda":
-            return (torch.cuda.max_memory_allocated(self.device) - self.before) / MIB
-        return (_status("VmHWM") - self.before) / MIB
+            torch.cuda.reset_peak_memory_stats(self.device)
+            self._before = self._highest = torch.cuda.memory_allocated(self.device)
+            return self
+        give_back_freed_memory()
+        self._before = self._highest = resident()
+        self._watcher.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.device.type == "cuda":
+            self._highest = torch.cuda.max_memory_allocated(self.device)
+        else:
+            self._over.set()
+            self._watcher.join()
+        if self._before:
+            self.mib = (self._highest - self._before) / MIB
+
+    def forget(self) -> None:
+        """Count from here on: what was needed only to build is no matter."""
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        else:
+            give_back_freed_memory()
+            self._highest = resident()
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.003):
+            self._highest = max(self._highest, resident())
 
 
-def _status(name: str) -> int:
-    """Bytes of one line of /proc/self/status; 0 where there is none."""
+def give_back_freed_memory() -> None:
+    """Return to the system what torch has freed and the C library keeps; only glibc offers it."""
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def resident() -> int:
+    """Bytes of this process that are in memory; 0 where the system does not tell."""
     try:
-        lines = Path("/proc/self/status").read_text().splitlines()
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(name + ":")), 0)
 
 
 def _cpu_model() -> str:

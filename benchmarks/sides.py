@@ -20,6 +20,7 @@ from esper_soa.agent.protocol import Agent, Memory
 from esper_soa.agent.rollout import Rollout
 from esper_soa.errors import UserError
 from esper_soa.nets.datasets import load_images
+from esper_soa.nets.native import switch
 from esper_soa.ops.collect import Episode, Player
 from esper_soa.ops.device import apply_threads, keep_freed_memory, resolve_device
 from esper_soa.ops.profile import PhaseProfile
@@ -91,7 +92,7 @@ class EngineSide:
     name = "engine"
 
     def __init__(self, cfg: EpsConfig) -> None:
-        """Builds everything and plays the warm-up."""
+        """Builds everything; `warm_up` must come before the first timing."""
         self.cfg, train = cfg, train_config(cfg)
         self.device = resolve_device(cfg.device)
         self.threads = self._take_threads()
@@ -99,12 +100,17 @@ class EngineSide:
         player = build_player(train, self.world)
         self.player, self.learner = Player(Waiting(player.agent), player.learner), player.learner
         self.profile = PhaseProfile(self.device)
+
+    def warm_up(self) -> None:
+        """Fresh hosts, the first env-steps, and a rollout to learn from."""
+        self._take_threads()
         begun = time.perf_counter()
+        self.profile.take()
         self._begin()
         self.reset = sum(self.profile.take().values())  # fresh hosts, shared out over the episode
-        self._play(cfg.warmup)
+        self._play(self.cfg.warmup)
         self.first_seconds = time.perf_counter() - begun
-        self.update_rows = self._whole_rollout() if cfg.update else None
+        self.update_rows = self._whole_rollout() if self.cfg.update else None
 
     def run(self) -> Timing:
         """A few env-steps of all envs, then one update, a share of which counts."""
@@ -139,10 +145,10 @@ class EngineSide:
         """Layout and the first env-step, which pays for compilation and first calls."""
         nets = self.world.rules.nets
         return {
-            "threads": self.threads, "env_chunk": nets.env_chunk, "workers": nets._asdict().get("workers", 1),
+            "threads": self.threads, "env_chunk": nets.env_chunk, "workers": nets.workers,
             "eval_batch": nets.eval_batch, "dtype": str(self.world.dtype).removeprefix("torch."),
             "train_images": self.world.sizes.train_samples * self.cfg.envs, "val_images": self.val_images(),
-            "rows": self.cfg.rows, "warmup_seconds": self.first_seconds,
+            "rows": self.cfg.rows, "warmup_seconds": self.first_seconds, "kernels": switch.current().reason,
         }  # fmt: skip
 
     def val_images(self) -> int:
@@ -160,7 +166,7 @@ class EngineSide:
         self.profile = self.episode.profile = profile
 
     def _take_threads(self) -> int:
-        return apply_threads(self.cfg.compute.threads or cores())
+        return apply_threads(self.cfg.compute.threads)
 
     def _begin(self) -> None:
         quiet = Progress(self.cfg.envs * self.cfg.steps, Console(file=io.StringIO()), "off")
@@ -201,7 +207,7 @@ class BaselineSide:
     name = "baseline"
 
     def __init__(self, cfg: EpsConfig) -> None:
-        """Builds the envs, chooses threads and the form of validation, and plays the warm-up."""
+        """Builds the envs; `warm_up` must come before the first timing."""
         self.cfg, self.device = cfg, resolve_device(cfg.device)
         self.rows = 0
         keep_freed_memory(self.device)  # as in a run of the engine
@@ -210,8 +216,11 @@ class BaselineSide:
         self.data = loop_data(cfg, self.device)
         self.work = self.workload(cfg, self.device)
         self.envs = make_envs(self.work)
+
+    def warm_up(self) -> None:
+        """Choose threads and the form of validation, then play the first env-steps."""
         self.tried = self._tune()
-        for _ in range(cfg.warmup):
+        for _ in range(self.cfg.warmup):
             self.one_step()
 
     @staticmethod
@@ -315,5 +324,12 @@ def in_columns(phases: dict[str, float], seconds: float) -> dict[str, float]:
 
 
 def make_side(name: str, cfg: EpsConfig) -> EngineSide | BaselineSide:
-    """The side of that name."""
+    """The side of that name, built."""
     return EngineSide(cfg) if name == "engine" else BaselineSide(cfg)
+
+
+def ready_side(name: str, cfg: EpsConfig) -> EngineSide | BaselineSide:
+    """The side of that name, warmed up."""
+    side = make_side(name, cfg)
+    side.warm_up()
+    return side

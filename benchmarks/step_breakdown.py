@@ -24,7 +24,7 @@ from benchmarks import machine
 from benchmarks.eps import settings_from
 from benchmarks.eps_config import EpsConfig
 from benchmarks.report import declared
-from benchmarks.sides import BaselineSide, EngineSide, make_side
+from benchmarks.sides import BaselineSide, EngineSide, ready_side
 from esper_soa.errors import UserError
 from esper_soa.ops.device import resolve_device
 from esper_soa.ops.profile import PHASES, PhaseProfile
@@ -113,7 +113,7 @@ def breakdown(cfg: EpsConfig, console: Console) -> dict[str, object]:
             "host": cfg.task.name, "slots": cfg.slots, "live": cfg.live, "blueprint": cfg.blueprint,
             "stage": cfg.stage, "live_envs": cfg.live_envs, "device": str(device)}  # fmt: skip
     console.print(declared(work), markup=False, highlight=False)
-    sides = {name: make_side(name, cfg) for name in cfg.sides}
+    sides = {name: ready_side(name, cfg) for name in cfg.sides}
     phases = {name: phase_seconds(side, cfg.repeats) for name, side in sides.items()}
     for found in phases.values():
         found.pop("update", None)  # of a round, not of an env-step

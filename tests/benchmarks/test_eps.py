@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from hydra import compose, initialize_config_dir
 from rich.console import Console
 
-from benchmarks import report, table
+from benchmarks import machine, report, table
 from benchmarks.eps import COLUMNS, benchmark, cumulative, keep, paired, settings_from, spread, take_turns, work_of
 from benchmarks.eps_config import EpsConfig, doublings
 from benchmarks.sides import BaselineSide, BenchmarkError, EngineSide, Timing, loop_data, planted
@@ -104,6 +105,7 @@ def test_seeds_stay_where_they_were_put(stage: str, rows: int) -> None:
     cfg = tiny(live=2, stage=stage, update=False)
     engine, loop = EngineSide(cfg), BaselineSide(cfg)
     for side in (engine, loop):
+        side.warm_up()
         side.run()
     assert engine.episode.state.slots.stage.eq(getattr(Stage, stage.upper())).all()
     assert all(machine.seed.stage == getattr(Stage, stage.upper()) for env in loop.envs for machine in env.machines)
@@ -112,6 +114,7 @@ def test_seeds_stay_where_they_were_put(stage: str, rows: int) -> None:
 
 def test_a_seed_that_is_lost_is_an_error() -> None:
     engine = EngineSide(tiny(update=False))
+    engine.warm_up()
     engine.episode.state = planted(engine.episode.state, tiny(live=2))
     with pytest.raises(BenchmarkError, match="4 seeds are live"):
         engine.check()
@@ -119,6 +122,7 @@ def test_a_seed_that_is_lost_is_an_error() -> None:
 
 def test_the_policy_decides_but_nothing_is_done() -> None:
     engine = EngineSide(tiny(live=0))
+    engine.warm_up()
     rollout = engine.episode.rollout
     assert rollout is not None
     assert rollout.rows.action.op[: engine.step].eq(Op.WAIT).all()
@@ -251,3 +255,14 @@ def test_the_command_ends_with_one_json_line(tmp_path: Path) -> None:
     )
     last = json.loads(done.stdout.splitlines()[-1])
     assert json.loads((tmp_path / "custom.jsonl").read_text()) == last
+
+
+def test_peak_memory_is_what_was_added_at_most() -> None:
+    with machine.PeakMemory(torch.device("cpu")) as memory:
+        big = torch.ones(2**24)  # 64 MiB
+        time.sleep(0.05)
+        del big
+        small = torch.ones(2**10)
+        time.sleep(0.01)
+    assert small.sum() == 1024
+    assert 60 < memory.mib < 200
