@@ -38,14 +38,19 @@ PROFILES = ("off", "phases", "torch")
 class ComputeConfig:
     """How the work is laid out on the device; changes speed, never results beyond rounding."""
 
-    threads: int = 0  # CPU threads of one torch operation; 0 = leave as torch chose
-    env_chunk: int = 0  # envs trained together; 0 = 4 on a CPU, where caches decide, and all on a GPU
+    workers: int = 0  # CPU threads that share the chunks of envs; 0 = one per usable core (1 on a GPU)
+    threads: int = 0  # CPU threads of one torch operation outside the workers; 0 = 1
+    env_chunk: int = 0  # envs trained together; 0 = up to 4 on a CPU, where caches decide, and all on a GPU
     compile: bool = False  # compile the ledger kernels: slow to start, pays on long runs
     native: str = "auto"  # C kernels for float32 networks on a CPU: auto where a C compiler is found, on, off
+    cuda_graphs: str = "off"  # replay training and validation as CUDA graphs: auto = on an NVIDIA GPU, on, off
+    triton: str = "off"  # own GPU kernels for the hosts' blocks: auto where they can run on an NVIDIA GPU, on, off
 
     def __post_init__(self) -> None:
-        check_choice("compute.native", self.native, NATIVE_CHOICES)
-        check(self.threads >= 0, "compute.threads", self.threads, "at least 0 (0 = leave)")
+        for name in ("native", "cuda_graphs", "triton"):
+            check_choice(f"compute.{name}", getattr(self, name), NATIVE_CHOICES)
+        check(self.workers >= 0, "compute.workers", self.workers, "at least 0 (0 = one per usable core)")
+        check(self.threads >= 0, "compute.threads", self.threads, "at least 0 (0 = 1)")
         check(self.env_chunk >= 0, "compute.env_chunk", self.env_chunk, "at least 0 (0 = automatic)")
 
 

@@ -169,7 +169,7 @@ def evaluate(cfg: EvaluateConfig, folder: RunFolder) -> list[Verdict]:
         world = build_world(run, device, FRESH_SEEDS + cfg.seed)
         images = world.images
         data = {"name": images.name, "source": images.source, "identity": images.identity}
-        write_versions(folder, device_name(device), data)
+        write_versions(folder, device_name(device, world.rules.nets.workers), data)
         LOGGER.info("policy   %s, after %d rounds", checkpoint, saved.progress.rounds_done)
         LOGGER.info("data     %s", images.source)
         if images.identity != saved.data.get("identity"):

@@ -42,6 +42,7 @@ class Setting:
     dtype: torch.dtype = torch.float64
     shared_validation: bool = False  # all envs are measured on the same images, as in a run
     env_chunk: int = 2
+    workers: int = 1
     governed: bool = False  # plain loops have no governor
     steps: int = 42
     task: TaskConfig = field(default_factory=lambda: TaskConfig(base_channels=4, gradient_stride=2))
@@ -62,7 +63,7 @@ class Setting:
         rank = torch.tensor([shape.execution_order.index(slot) for slot in range(len(shape.slots))])
         counts = pools.parameter_table(shape, torch.device("cpu"))
         return Rules(
-            nets=NetsConfig(shape, self.task, detached, self.env_chunk, VAL_BATCH),
+            nets=NetsConfig(shape, self.task, detached, self.env_chunk, VAL_BATCH, workers=self.workers),
             lifecycle=self.lifecycle,
             gates=self.gates,
             signals=SignalsConfig(),

@@ -168,6 +168,7 @@ def learning_player(num_slots: int, num_envs: int) -> Player:
 
 def syncs_of_a_round(num_envs: int, num_slots: int, steps: int, player: Player) -> Counter[str]:
     world = tiny_world(num_envs, num_slots, steps)
+    assert world.rules.nets.workers == 1, "the guard sees its own thread alone"
     quiet = Progress(num_envs * steps, Console(file=io.StringIO()), "off")
     with quiet as progress, SyncGuard([ROSTER, PULSE, *TALLY]) as guard:
         play_round(world, player, 0, progress, "")
@@ -189,6 +190,7 @@ def test_a_round_with_a_learner_reads_the_device_no_more_than_without() -> None:
 @pytest.mark.parametrize(("num_envs", "num_slots"), [(1, 1), (5, 3)])
 def test_training_and_validation_read_the_roster_and_nothing_else(num_envs: int, num_slots: int) -> None:
     world, agent = tiny_world(num_envs, num_slots, 10), RandomPolicy()
+    assert world.rules.nets.workers == 1, "the guard sees its own thread alone"
     state = world.start_round(0)
     seeds = 0
     for index in range(10):

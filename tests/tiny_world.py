@@ -14,7 +14,7 @@ from torch import Tensor
 
 from esper_soa.agent.protocol import Agent
 from esper_soa.agent.scripted import RandomPolicy
-from esper_soa.config import TrainConfig
+from esper_soa.config import ComputeConfig, TrainConfig
 from esper_soa.env.config import GatesConfig, LifecycleConfig, RewardConfig
 from esper_soa.env.governor import quarantine, watch
 from esper_soa.env.step import Percept, Response, Rules, perceive, reset, respond
@@ -34,7 +34,10 @@ SMALL_TASK = TaskConfig(name="tiny", base_channels=2, num_blocks=3, kernel_size=
 
 
 def tiny_settings(num_envs: int, num_slots: int, steps: int, reward: RewardConfig | None = None) -> TrainConfig:
-    """A run of hosts with some hundred weights, whose seeds mature in a few env-steps."""
+    """A run of hosts with some hundred weights, whose seeds mature in a few env-steps.
+
+    One worker: modes that watch operations, as sync_guard's, see those of their own thread alone.
+    """
     task = SMALL_TASK if num_slots <= 6 else SCALE_TASK
     return TrainConfig(
         envs=num_envs,
@@ -49,6 +52,7 @@ def tiny_settings(num_envs: int, num_slots: int, steps: int, reward: RewardConfi
         gates=GatesConfig(min_blending_steps=1, min_gradient_health=0.3),
         lifecycle=LifecycleConfig(embargo_steps=2, min_prune_age=1),
         reward=reward or RewardConfig(),
+        compute=ComputeConfig(workers=1),
     )
 
 

@@ -5,7 +5,7 @@ Envs whose ablated slots agree are evaluated together; seeds run only in the row
 env-step by env/step.py, after supervised.train_epoch_.
 """
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import combinations
 from typing import NamedTuple, Protocol
 
@@ -20,6 +20,7 @@ from esper_soa.nets.host import evaluate_forward, fold_batch_norm
 from esper_soa.nets.pools import Roster, groups_of, upload
 from esper_soa.nets.seeds import ActiveGroup, fill_slot, wake
 from esper_soa.nets.supervised import NetsConfig, chunks
+from esper_soa.nets.workers import Call, run_pieces
 from esper_soa.state import LEDGER_FLOAT
 from esper_soa.vocabulary import Stage
 
@@ -119,7 +120,6 @@ class SubsetSeeds:
         return fill_slot(x, here, [active.params for active in here], self.num_nets)
 
 
-@torch.no_grad()
 def evaluate(
     nets: NetsConfig, weights: TensorDict, alpha: Tensor, roster: Roster, feed: ValidationFeed
 ) -> ValidationReport:
@@ -129,22 +129,53 @@ def evaluate(
     loss = torch.zeros(num_envs, dtype=LEDGER_FLOAT, device=device)
     accuracy = torch.zeros(num_envs, rows, dtype=LEDGER_FLOAT, device=device)
     subset = torch.full((num_envs, rows), -1, dtype=torch.int64)
+    jobs = _jobs(nets, roster)
+    pieces = [partial(_measured, nets, weights, alpha, roster, feed, job) for job in jobs]
+    for job, result in zip(jobs, run_pieces(pieces, nets.workers), strict=True):
+        numbers, width = upload(job.envs, device), len(job.codes)
+        loss[numbers], accuracy[numbers, :width] = result
+        subset[job.envs, :width] = torch.tensor(job.codes)
+    return ValidationReport(loss, accuracy, subset.to(device, non_blocking=True), upload(roster.ablated, device))
+
+
+class _Job(NamedTuple):
+    """Some envs that are validated under the same subset rows."""
+
+    envs: np.ndarray
+    codes: tuple[int, ...]
+    plan: dict[int, Branch]
+    final_rows: tuple[int, ...]
+
+
+def _jobs(nets: NetsConfig, roster: Roster) -> list[_Job]:
+    """Every env in one of them, the most work first, so that workers end together."""
+    num_slots = roster.stage.shape[1]
     weight = 1 << np.arange(num_slots)
     fossil = roster.ablated & (roster.stage == Stage.FOSSILIZED)
     ablated_bits, fossil_bits = roster.ablated @ weight, fossil @ weight
     patterns = ablated_bits << num_slots | fossil_bits
+    jobs = []
     for pattern in np.unique(patterns):
         alike = np.flatnonzero(patterns == pattern)
         slots = _members(int(ablated_bits[alike[0]]), num_slots)
         codes = subset_codes(slots, _members(int(fossil_bits[alike[0]]), num_slots), nets.rows)
-        plan = branch_plan(tuple(slot for slot in nets.shape.execution_order if slot in slots), codes)
-        for piece in chunks(alike.size, nets.env_chunk):
-            envs = alike[piece]
-            numbers = upload(envs, device)
-            chunk = _Chunk(nets, weights, alpha, roster, envs)
-            loss[numbers], accuracy[numbers, : len(codes)] = chunk.measure(feed, *plan)
-            subset[envs, : len(codes)] = torch.tensor(codes)
-    return ValidationReport(loss, accuracy, subset.to(device, non_blocking=True), upload(roster.ablated, device))
+        plan, final_rows = branch_plan(tuple(slot for slot in nets.shape.execution_order if slot in slots), codes)
+        jobs += [_Job(alike[piece], codes, plan, final_rows) for piece in chunks(alike.size, nets.env_chunk)]
+    return sorted(jobs, key=lambda job: -len(job.codes) * job.envs.size)
+
+
+@torch.no_grad()
+def _measured(
+    nets: NetsConfig, weights: TensorDict, alpha: Tensor, roster: Roster, feed: ValidationFeed, job: _Job, call: Call
+) -> tuple[Tensor, Tensor]:
+    """Loss [n] of the first code and accuracy [n, codes] of the envs of `job`."""
+    call.check()
+    chunk = _Chunk(nets, weights, alpha, roster, job.envs)
+    if nets.steps is None:
+        return chunk.measure(feed, job.plan, job.final_rows)
+    fresh = _StillMeasure(chunk, feed, job)
+    done = nets.steps.run_(fresh.key, fresh, [0])
+    return done.loss.clone(), done.accuracy.clone()
 
 
 def _members(bits: int, num_slots: int) -> tuple[int, ...]:
@@ -186,3 +217,27 @@ class _Chunk:
             loss += losses.unflatten(0, targets.shape).T.contiguous().sum(1)
             counted += (targets >= 0).sum(0)
         return loss / counted, 100.0 * correct.T.to(LEDGER_FLOAT) / counted[:, None]
+
+    def buffers(self) -> list[Tensor]:
+        """What a measurement reads."""
+        return [self.env_numbers, *self.folded, *(part for active in self.actives for part in active.buffers())]
+
+
+class _StillMeasure:
+    """A measurement with everything it reads or gives at addresses of its own; see graphs.StaticStep."""
+
+    def __init__(self, chunk: _Chunk, feed: ValidationFeed, job: _Job) -> None:
+        self.chunk, self.feed, self.job = chunk, feed, job
+        size, device = job.envs.size, chunk.env_numbers.device
+        self.loss = torch.zeros(size, dtype=LEDGER_FLOAT, device=device)
+        self.accuracy = torch.zeros(size, len(job.codes), dtype=LEDGER_FLOAT, device=device)
+        self.key = ("validate", size, job.codes, *(active.signature for active in chunk.actives))
+
+    def buffers(self) -> list[Tensor]:
+        return [*self.chunk.buffers(), self.loss, self.accuracy]
+
+    def step_(self, variant: int) -> None:
+        """All validation batches under all subset rows."""
+        loss, accuracy = self.chunk.measure(self.feed, self.job.plan, self.job.final_rows)
+        self.loss.copy_(loss)
+        self.accuracy.copy_(accuracy)

@@ -1,9 +1,11 @@
 """One training pass of N hosts and their seeds: forward, backward, clipping, SGD and gradient statistics, in place.
 
-Runs over chunks of envs, a measured setting of the device: all N on a GPU, a few on a CPU, where caches decide. The
-losses of a chunk are summed, so one backward gives every host its own gradient. Called once per env-step by step.py.
+Runs over chunks of envs, a measured setting of the device: all N on a GPU, a few on a CPU, where caches decide and
+workers.py runs them side by side. The losses of a chunk are summed, so one backward gives every host its own gradient.
+Called once per env-step by step.py.
 """
 
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -13,9 +15,11 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from esper_soa.nets.config import DEFAULT_ROWS, SubsetRows, TaskConfig
+from esper_soa.nets.graphs import StepCache
 from esper_soa.nets.host import HostShape, train_forward
 from esper_soa.nets.pools import Roster, groups_of, upload
 from esper_soa.nets.seeds import ActiveGroup, TrainingSeeds, put_to_bed_, wake
+from esper_soa.nets.workers import Call, run_pieces
 from esper_soa.state import LEDGER_FLOAT, GradientStats
 
 VANISHING = 1e-7  # norm of a parameter tensor's gradient
@@ -33,6 +37,16 @@ class NetsConfig(NamedTuple):
     env_chunk: int  # networks per forward pass
     eval_batch: int  # validation images per forward pass
     rows: SubsetRows = DEFAULT_ROWS
+    workers: int = 1  # threads that chunks of envs are shared among
+    steps: StepCache | None = None  # keeps steps at fixed addresses and replays them as CUDA graphs
+
+
+class CountedFeed(Protocol):
+    """Training batches from fixed memory, one after the other; see data.CountedBatches."""
+
+    def buffers(self) -> list[Tensor]: ...
+
+    def next_(self) -> tuple[Tensor, Tensor]: ...
 
 
 class TrainingFeed(Protocol):
@@ -40,6 +54,10 @@ class TrainingFeed(Protocol):
 
     def batch(self, envs: Tensor, index: int) -> tuple[Tensor, Tensor]:
         """Images [B, n*3, 32, 32] (channels_last) and labels [B, n] of batch `index` for env numbers `envs`."""
+        ...
+
+    def counted(self, envs: Tensor) -> CountedFeed:
+        """The same batches, picked by a counter on the device."""
         ...
 
 
@@ -52,29 +70,58 @@ class TrainReport(NamedTuple):
 
 
 def chunks(num_envs: int, size: int) -> list[np.ndarray]:
-    """Env numbers of every chunk; the last may be smaller."""
-    return [np.arange(start, min(start + size, num_envs)) for start in range(0, num_envs, size)]
+    """Env numbers of as few chunks as hold at most `size` each, all as large as each other or one smaller."""
+    return np.array_split(np.arange(num_envs), -(-num_envs // size))
 
 
 def train_epoch_(
     nets: NetsConfig, weights: TensorDict, alpha: Tensor, roster: Roster, feed: TrainingFeed, num_batches: int
 ) -> TrainReport:
     """Train every host and every running seed on `num_batches` batches; alpha [N, S] stays fixed meanwhile."""
-    num_envs, device = alpha.shape[0], alpha.device
-    gradients = _unmeasured(alpha.shape, device)
-    losses, correct, seen = [], [], 0
-    for envs in chunks(num_envs, nets.env_chunk):
-        chunk = _Chunk(nets, weights, alpha, roster, envs)
-        for index in range(num_batches):
-            images, labels = feed.batch(chunk.env_numbers, index)
-            chunk.step_(images, labels, gradients if index % nets.task.gradient_stride == 0 else None)
-            seen = labels.shape[0]
-        chunk.write_back_()
-        losses.append(chunk.loss / num_batches)
-        correct.append(chunk.correct)
-    accuracy = 100.0 * torch.cat(correct).to(LEDGER_FLOAT) / (seen * num_batches)
+    gradients = _unmeasured(alpha.shape, alpha.device)
+    job = _Pass(nets, weights, alpha, roster, feed, num_batches, gradients)
+    pieces = [partial(job.train_chunk_, envs) for envs in chunks(alpha.shape[0], nets.env_chunk)]
+    loss, accuracy = zip(*run_pieces(pieces, nets.workers), strict=True)
     stats = GradientStats.from_dict(gradients, batch_size=list(alpha.shape))
-    return TrainReport(torch.cat(losses).to(LEDGER_FLOAT), accuracy, stats)
+    return TrainReport(torch.cat(loss).to(LEDGER_FLOAT), torch.cat(accuracy), stats)
+
+
+class _Pass(NamedTuple):
+    """What the chunks of a training pass share; each writes the rows of its own envs alone."""
+
+    nets: NetsConfig
+    weights: TensorDict
+    alpha: Tensor
+    roster: Roster
+    feed: TrainingFeed
+    num_batches: int
+    gradients: dict[str, Tensor]  # fields of GradientStats [N, S]
+
+    def train_chunk_(self, envs: np.ndarray, call: Call) -> tuple[Tensor, Tensor]:
+        """Loss [n] and accuracy (percent, float64 [n]) of the envs with these numbers."""
+        chunk, seen = _Chunk(self.nets, self.weights, self.alpha, self.roster, envs), 0
+        if self.nets.steps is not None:
+            return self._train_still_(chunk, self.nets.steps)
+        for index in range(self.num_batches):
+            call.check()
+            images, labels = self.feed.batch(chunk.env_numbers, index)
+            chunk.step_(images, labels, self.gradients if index % self.nets.task.gradient_stride == 0 else None)
+            seen += labels.shape[0]
+        chunk.write_back_()
+        return chunk.loss / self.num_batches, 100.0 * chunk.correct.to(LEDGER_FLOAT) / seen
+
+    def _train_still_(self, chunk: "_Chunk", steps: StepCache["_StillSteps"]) -> tuple[Tensor, Tensor]:
+        """The same as `train_chunk_` on memory that stays from one env-step to the next."""
+        fresh = _StillSteps(
+            chunk, self.feed.counted(chunk.env_numbers), _unmeasured(self.alpha.shape, self.alpha.device)
+        )
+        stride = self.nets.task.gradient_stride
+        done = steps.run_(fresh.key, fresh, [int(index % stride == 0) for index in range(self.num_batches)])
+        done.chunk.write_back_()
+        for name, values in done.gradients.items():
+            self.gradients[name][chunk.span] = values[chunk.span]
+        seen = done.seen * self.num_batches
+        return done.chunk.loss / self.num_batches, 100.0 * done.chunk.correct.to(LEDGER_FLOAT) / seen
 
 
 def _unmeasured(size: torch.Size, device: torch.device) -> dict[str, Tensor]:
@@ -84,16 +131,15 @@ def _unmeasured(size: torch.Size, device: torch.device) -> dict[str, Tensor]:
 
 
 class _Chunk:
-    """Weights of a few envs while they train: the host's rows as views, the seeds' as copies."""
+    """Weights of a few envs while they train: copies, as other chunks of the same memory may train at the same time."""
 
     def __init__(self, nets: NetsConfig, weights: TensorDict, alpha: Tensor, roster: Roster, envs: np.ndarray) -> None:
         self.nets, self.weights = nets, weights
-        span = slice(int(envs[0]), int(envs[-1]) + 1)
+        self.span = span = slice(int(envs[0]), int(envs[-1]) + 1)
         self.env_numbers = upload(envs, alpha.device)
-        self.params = weights["host", "params"][span]
-        self.momentum = weights["host", "momentum"][span]
-        self.statistic_rows = weights["host", "statistics"][span]
-        rows = nets.shape.statistics.unpack(self.statistic_rows)
+        self.rows = {name: weights["host", name][span] for name in ("params", "momentum", "statistics")}
+        self.params, self.momentum = self.rows["params"].clone(), self.rows["momentum"].clone()
+        rows = nets.shape.statistics.unpack(self.rows["statistics"])
         self.statistics = [row.reshape(-1).clone() for row in rows]
         groups = groups_of(roster, envs, nets.detached_stages, alpha.device)
         self.actives = [wake(weights, nets.shape, group, alpha) for group in groups]
@@ -130,11 +176,36 @@ class _Chunk:
                     gradients[name][group.rows, group.slot] = values
 
     def write_back_(self) -> None:
-        """Return running statistics and seed rows to the pools; the host's rows were changed in place."""
+        """Return the rows of hosts and seeds to the pools."""
         count = self.env_numbers.shape[0]
-        self.statistic_rows.copy_(torch.cat([part.view(count, -1) for part in self.statistics], dim=1))
+        self.rows["params"].copy_(self.params)
+        self.rows["momentum"].copy_(self.momentum)
+        self.rows["statistics"].copy_(torch.cat([part.view(count, -1) for part in self.statistics], dim=1))
         for active in self.actives:
             put_to_bed_(self.weights, self.nets.shape, active)
+
+    def buffers(self) -> list[Tensor]:
+        """What a step reads or changes."""
+        own = [self.env_numbers, self.params, self.momentum, *self.statistics, self.loss, self.correct]
+        return own + [part for active in self.actives for part in active.buffers()]
+
+
+class _StillSteps:
+    """The steps of a chunk with everything they read or change at addresses of their own; see graphs.StaticStep."""
+
+    def __init__(self, chunk: _Chunk, feed: CountedFeed, gradients: dict[str, Tensor]) -> None:
+        self.chunk, self.feed, self.gradients = chunk, feed, gradients
+        self.seen = 0  # images per batch
+        self.key = ("train", chunk.span.start, chunk.span.stop, *(active.signature for active in chunk.actives))
+
+    def buffers(self) -> list[Tensor]:
+        return [*self.chunk.buffers(), *self.feed.buffers(), *self.gradients.values()]
+
+    def step_(self, variant: int) -> None:
+        """One batch; with variant 1 gradient statistics are taken."""
+        images, labels = self.feed.next_()
+        self.seen = labels.shape[0]
+        self.chunk.step_(images, labels, self.gradients if variant == 1 else None)
 
 
 def sgd_(params: Tensor, momentum: Tensor, grad: Tensor, task: TaskConfig, lr: float, weight_decay: float) -> None:

@@ -4,7 +4,9 @@ Called once by the trainer before anything is built.
 """
 
 import ctypes
+import os
 import platform
+import sys
 
 import torch
 
@@ -13,7 +15,9 @@ from esper_soa.errors import SettingError
 CPU_ENV_CHUNK = 4  # envs whose weights and activations stay in the caches of a CPU core together
 CPU_EVAL_BATCH = 16
 GPU_EVAL_BATCH = 256
-MALLOPT_KEEP = ((-4, 0), (-1, 2**31 - 1))  # glibc's M_MMAP_MAX and M_TRIM_THRESHOLD: no mappings, no trimming
+# glibc's M_MMAP_MAX, M_TRIM_THRESHOLD and M_ARENA_MAX: no mappings, no trimming, one heap for all threads (those of
+# other threads are trimmed whatever the second says).
+MALLOPT_KEEP = ((-4, 0), (-1, 2**31 - 1), (-8, 1))
 
 
 def resolve_device(setting: str) -> torch.device:
@@ -36,25 +40,64 @@ def resolve_device(setting: str) -> torch.device:
     return torch.device("cuda", int(index or 0))
 
 
-def choose_env_chunk(setting: int, envs: int, device: torch.device) -> int:
-    """Envs that are trained together: the setting, or for 0 what suits the device; never more than there are."""
-    if setting > 0:
-        return min(setting, envs)
-    return min(CPU_ENV_CHUNK, envs) if device.type == "cpu" else envs
+def usable_cores() -> int:
+    """CPU cores that this process may use, at least 1."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def choose_env_chunk(setting: int, envs: int, device: torch.device, cores: int = 0) -> int:
+    """Envs that are trained together: the setting, or for 0 what suits the device; never more than there are.
+
+    All on a GPU. On a CPU at most CPU_ENV_CHUNK, such that `cores` (0 = the usable ones) have equal shares. The number
+    of workers plays no part: another one changes no rounding.
+    """
+    if setting > 0 or device.type != "cpu":
+        return min(setting or envs, envs)
+    cores = cores or usable_cores()
+    shares = -(-envs // (CPU_ENV_CHUNK * cores)) * cores
+    return -(-envs // min(shares, envs))
+
+
+def choose_workers(setting: int, chunks: int, device: torch.device, cores: int = 0) -> int:
+    """Threads among which the chunks of envs are shared: the setting, or for 0 one per usable core of a CPU.
+
+    Never more than there are chunks. A GPU has one; raises SettingError where more are asked for.
+    """
+    if device.type != "cpu":
+        if setting > 1:
+            raise SettingError("compute.workers", setting, f"0 or 1 on {device.type}", "Workers share the CPU's cores.")
+        return 1
+    return min(setting or cores or usable_cores(), chunks)
 
 
 def apply_threads(setting: int) -> int:
-    """Give one torch operation `setting` CPU threads (0 = leave); returns the number in force."""
-    if setting > 0:
-        torch.set_num_threads(setting)
+    """Give one torch operation outside the workers `setting` CPU threads (0 = one); returns the number in force.
+
+    One, because the operations of policy and ledger are small, and threads inside an operation wait for each other: one
+    that lost its core to another process holds all of them up, and while idle they keep cores from the workers.
+    """
+    torch.set_num_threads(setting or 1)
     return torch.get_num_threads()
 
 
-def device_name(device: torch.device) -> str:
+def device_name(device: torch.device, workers: int = 1) -> str:
     """The device in words, for logs, versions.json and the table."""
     if device.type == "cuda":
         return f"{device} ({torch.cuda.get_device_name(device)})"
-    return f"{device} ({platform.processor() or platform.machine()}, {torch.get_num_threads()} threads)"
+    threads = torch.get_num_threads()
+    return f"{device} ({platform.processor() or platform.machine()}, {workers} workers, {threads} threads)"
+
+
+def layout_in_words(device: torch.device, workers: int, env_chunk: int) -> str:
+    """How the work on the envs is shared out, and why, for the log."""
+    if device.type != "cpu":
+        return f"all chunks of {env_chunk} envs one after the other, as a GPU fills itself"
+    threads = torch.get_num_threads()
+    beside = f"{threads} thread{'s' if threads > 1 else ''} for policy and ledger"
+    if workers == 1:
+        return f"1 worker trains chunks of {env_chunk} envs ({usable_cores()} usable cores), {beside}"
+    return (f"{workers} workers of one thread train chunks of {env_chunk} envs side by side ({usable_cores()} usable "
+            f"cores), {beside}")  # fmt: skip
 
 
 def _why_no_cuda() -> str:

@@ -1,10 +1,20 @@
 """From settings to a device and a layout of the work."""
 
+import os
+
 import pytest
 import torch
 
 from esper_soa.errors import SettingError
-from esper_soa.ops.device import apply_threads, choose_env_chunk, device_name, resolve_device
+from esper_soa.ops.device import (
+    apply_threads,
+    choose_env_chunk,
+    choose_workers,
+    device_name,
+    layout_in_words,
+    resolve_device,
+    usable_cores,
+)
 
 GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -41,22 +51,57 @@ def test_an_unknown_device_is_refused(setting: str) -> None:
 
 @pytest.mark.parametrize(
     ("setting", "envs", "device", "chunk"),
-    [(0, 9, CPU, 4), (0, 3, CPU, 3), (0, 9, GPU, 9), (2, 9, CPU, 2), (2, 9, GPU, 2), (16, 9, CPU, 9)],
-)
+    # 2 cores: 9 envs of at most 4 are 3 chunks, of equal shares 4: 3 + 2 + 2 + 2; 6 are 3 + 3; 1 env stays alone.
+    [(0, 9, CPU, 3), (0, 6, CPU, 3), (0, 16, CPU, 4), (0, 3, CPU, 2), (0, 1, CPU, 1), (0, 9, GPU, 9), (2, 9, CPU, 2),
+     (2, 9, GPU, 2), (16, 9, CPU, 9)],
+)  # fmt: skip
 def test_the_chunk_of_envs_suits_the_device_and_never_exceeds_the_envs(
     setting: int, envs: int, device: torch.device, chunk: int
 ) -> None:
-    assert choose_env_chunk(setting, envs, device) == chunk
+    assert choose_env_chunk(setting, envs, device, cores=2) == chunk
 
 
-def test_threads_are_left_alone_or_set() -> None:
+def test_every_core_has_a_chunk_where_there_are_envs_enough() -> None:
+    assert choose_env_chunk(0, 16, CPU, cores=16) == 1
+    assert choose_env_chunk(0, 16, CPU, cores=8) == 2
+
+
+@pytest.mark.parametrize(
+    ("setting", "chunks", "device", "workers"),
+    [(0, 4, CPU, 2), (0, 1, CPU, 1), (3, 8, CPU, 3), (3, 2, CPU, 2), (0, 4, GPU, 1), (1, 4, GPU, 1)],
+)
+def test_workers_are_as_many_as_cores_but_no_more_than_chunks(
+    setting: int, chunks: int, device: torch.device, workers: int
+) -> None:
+    assert choose_workers(setting, chunks, device, cores=2) == workers
+
+
+def test_a_gpu_takes_no_second_worker() -> None:
+    with pytest.raises(SettingError, match="compute.workers=2: must be 0 or 1 on cuda"):
+        choose_workers(2, 4, GPU)
+
+
+def test_usable_cores_are_those_that_the_process_may_run_on() -> None:
+    assert 1 <= usable_cores() <= (os.cpu_count() or 1)
+
+
+def test_one_operation_has_one_thread_or_as_many_as_asked_for() -> None:
     before = torch.get_num_threads()
     try:
-        assert apply_threads(0) == before
         assert apply_threads(3) == 3
         assert torch.get_num_threads() == 3
+        assert apply_threads(0) == 1
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("device", "workers", "words"),
+    [(CPU, 2, "2 workers of one thread train chunks of 3 envs"), (CPU, 1, "1 worker trains chunks of 3 envs"),
+     (GPU, 1, "a GPU fills itself")],
+)  # fmt: skip
+def test_the_log_says_how_the_envs_are_shared_out(device: torch.device, workers: int, words: str) -> None:
+    assert words in layout_in_words(device, workers, 3)
 
 
 def test_a_device_has_a_name_in_words() -> None:

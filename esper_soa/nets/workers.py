@@ -1,0 +1,66 @@
+"""Runs pieces of work side by side on threads of the CPU, each of which gives an operation one thread of its own.
+
+Operations release Python's lock while they compute, so pieces on different threads use different cores; unlike the
+threads inside an operation, they wait for each other only at the end. Called by supervised.py and evaluation.py with
+one piece per chunk of envs; what is local to a thread (gradient mode, modes that watch operations) starts afresh there.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from functools import lru_cache
+from typing import TypeVar
+
+import torch
+
+Result = TypeVar("Result")
+
+
+class GivenUp(Exception):  # noqa: N818 (what happened, not a fault)
+    """Raised in a piece whose caller no longer waits for its result."""
+
+
+class Call:
+    """One call of `run_pieces`, as its pieces see it."""
+
+    def __init__(self) -> None:
+        self._given_up = threading.Event()
+
+    def give_up(self) -> None:
+        self._given_up.set()
+
+    def check(self) -> None:
+        """Raise GivenUp where nobody waits any more; pieces ask between batches, so that an interrupt is quick."""
+        if self._given_up.is_set():
+            raise GivenUp
+
+
+Piece = Callable[[Call], Result]
+
+
+def run_pieces(pieces: Sequence[Piece[Result]], workers: int) -> list[Result]:
+    """Results in the order of `pieces`; with one worker, or one piece, all is done by the calling thread.
+
+    The first piece that fails ends the call: the others are given up, and once none runs any more, its exception is
+    raised with the traceback of the piece. An interrupt of the calling thread does the same.
+    """
+    call = Call()
+    if workers == 1 or len(pieces) == 1:
+        return [piece(call) for piece in pieces]
+    futures = [_pool(workers).submit(piece, call) for piece in pieces]
+    try:
+        done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+        for future in done:
+            future.result()
+        return [future.result() for future in futures]
+    finally:  # nothing of this is left to do where all went well
+        call.give_up()
+        for future in futures:
+            future.cancel()
+        wait(futures)
+
+
+@lru_cache(maxsize=1)
+def _pool(workers: int) -> ThreadPoolExecutor:
+    """Threads that stay; each gives an operation one thread, whatever the calling thread gives it."""
+    return ThreadPoolExecutor(workers, "envs", initializer=torch.set_num_threads, initargs=(1,))

@@ -1,0 +1,106 @@
+"""Chunks of envs on threads of their own: the same results to the bit, and failures that are seen."""
+
+import os
+import signal
+import threading
+import time
+import traceback
+
+import pytest
+import torch
+from loop_world import Setting, StackedEnvs
+from tensordict import TensorDict
+
+from esper_soa.nets.workers import Call, GivenUp, run_pieces
+
+
+def test_results_come_in_the_order_of_the_pieces() -> None:
+    def slow_first(number: int) -> int:
+        time.sleep(0.02 * (3 - number))
+        return number
+
+    assert run_pieces([lambda call, n=n: slow_first(n) for n in range(3)], 3) == [0, 1, 2]
+
+
+def test_workers_have_one_thread_per_operation_and_the_caller_keeps_its_own() -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        assert run_pieces([lambda call: torch.get_num_threads()] * 4, 2) == [1] * 4
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_one_piece_or_one_worker_stays_in_the_calling_thread() -> None:
+    here = threading.get_ident()
+    assert run_pieces([lambda call: threading.get_ident()] * 3, 1) == [here] * 3
+    assert run_pieces([lambda call: threading.get_ident()], 2) == [here]
+    assert here not in run_pieces([lambda call: threading.get_ident()] * 2, 2)
+
+
+def wait_to_be_given_up(call: Call) -> None:
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        call.check()
+        time.sleep(0.001)
+
+
+def explode(call: Call) -> None:
+    raise ValueError("piece 1 is broken")
+
+
+def test_a_failure_ends_the_call_and_shows_where_it_happened() -> None:
+    begun = time.monotonic()
+    with pytest.raises(ValueError, match="piece 1 is broken") as failure:
+        run_pieces([explode, wait_to_be_given_up, wait_to_be_given_up], 2)
+    assert time.monotonic() - begun < 5
+    assert "explode" in {frame.name for frame in traceback.extract_tb(failure.tb)}
+    assert run_pieces([lambda call: 1, lambda call: 2], 2) == [1, 2]
+
+
+def test_a_failure_is_told_though_an_earlier_piece_still_runs() -> None:
+    with pytest.raises(ValueError, match="piece 1 is broken"):
+        run_pieces([wait_to_be_given_up, explode], 2)
+
+
+def test_an_interrupt_gives_the_pieces_up() -> None:
+    ended: list[bool] = []
+
+    def piece(call: Call) -> None:
+        try:
+            wait_to_be_given_up(call)
+        except GivenUp:
+            ended.append(True)
+            raise
+
+    timer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        run_pieces([piece, piece], 2)
+    assert ended == [True, True]
+
+
+def played(workers: int, dtype: torch.dtype) -> StackedEnvs:
+    """Seven envs, three chunks and one env over, whose seeds are of all kinds; host 3 loses its way and is put back."""
+    envs = StackedEnvs(Setting(workers=workers, dtype=dtype, governed=True, reward="basic_plus"), list(range(7)))
+    envs.play(9)
+    envs.weights["host", "params"][3] = torch.nan
+    envs.play(7)
+    return envs
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_number_of_workers_changes_no_bit(dtype: torch.dtype) -> None:
+    alone = played(1, dtype)
+    assert alone.state.slots.running.any()
+    assert alone.state.totals.rollbacks.sum() > 0
+    for workers in (2, 3):
+        shared = played(workers, dtype)
+        assert_equal(alone.weights, shared.weights)
+        assert_equal(alone.state.to_tensordict(), shared.state.to_tensordict())
+
+
+def assert_equal(one: TensorDict, other: TensorDict) -> None:
+    for name, value in one.flatten_keys(".").items():
+        assert torch.equal(value.nan_to_num(), other.flatten_keys(".")[name].nan_to_num()), name
