@@ -31,10 +31,12 @@ from esper_soa.nets.blueprints import blueprint_codes
 from esper_soa.nets.config import SubsetRows, enabled_slots
 from esper_soa.nets.datasets import load_images
 from esper_soa.nets.evaluation import EXACT_SLOTS
+from esper_soa.nets.graphs import step_cache
 from esper_soa.nets.host import host_shape
 from esper_soa.nets.native import switch
 from esper_soa.nets.pools import parameter_table
-from esper_soa.nets.supervised import NetsConfig
+from esper_soa.nets.supervised import NetsConfig, chunks
+from esper_soa.nets.triton_kernels import switch as triton_switch
 from esper_soa.ops import resume
 from esper_soa.ops.anomaly import Watch
 from esper_soa.ops.checkpoint import save_checkpoint
@@ -43,8 +45,10 @@ from esper_soa.ops.device import (
     apply_threads,
     choose_env_chunk,
     choose_eval_batch,
+    choose_workers,
     device_name,
     keep_freed_memory,
+    layout_in_words,
     resolve_device,
 )
 from esper_soa.ops.interrupt import Interrupted, Requests, signals_noted
@@ -64,13 +68,15 @@ def build_rules(cfg: TrainConfig, device: torch.device) -> Rules:
     shape = host_shape(cfg.task, slots)
     detached = tuple(STAGE_NAMES.index(stage) for stage in cfg.lifecycle.detached_stages)
     chunk = choose_env_chunk(cfg.compute.env_chunk, cfg.envs, device)
+    workers = choose_workers(cfg.compute.workers, len(chunks(cfg.envs, chunk)), device)
     allowed = torch.zeros(NUM_BLUEPRINTS, dtype=torch.bool)
     allowed[list(blueprint_codes(list(cfg.task.blueprints)))] = True
     rank = torch.tensor([shape.execution_order.index(slot) for slot in range(len(slots))])
     orders, codes = shapley_orders(cfg, len(slots))
     rows = SubsetRows(cfg.attribution.pairs, codes)
+    steps = step_cache(cfg.compute.cuda_graphs, device)
     return Rules(
-        nets=NetsConfig(shape, cfg.task, detached, chunk, choose_eval_batch(device), rows),
+        nets=NetsConfig(shape, cfg.task, detached, chunk, choose_eval_batch(device), rows, workers, steps),
         lifecycle=cfg.lifecycle,
         gates=cfg.gates,
         signals=cfg.signals,
@@ -102,6 +108,7 @@ def build_world(cfg: TrainConfig, device: torch.device, seed: int | None = None)
     """
     keep_freed_memory(device)
     switch.choose(cfg.compute.native, device)
+    triton_switch.choose(cfg.compute.triton, device)
     images = load_images(cfg.data, device)
     sizes = Sizes(cfg.envs, cfg.batch_size, cfg.train_samples, cfg.val_samples)
     kernels = compiled() if cfg.compute.compile else EAGER
@@ -126,6 +133,7 @@ class Run:
         apply_threads(cfg.compute.threads)
         self.device = resolve_device(cfg.device)
         self.world = build_world(cfg, self.device)
+        self.place = device_name(self.device, self.world.rules.nets.workers)
         self.player = build_player(cfg, self.world)
         self.watch = Watch(cfg.telemetry.anomaly)
         self.profile = make_profile(cfg.profile, self.device, folder.path)
@@ -163,7 +171,9 @@ class Run:
                     world.rules.reward.counts.host, slots)  # fmt: skip
         LOGGER.info("work     %d rounds of %d env-steps; T=%d training and V=%d validation images, batches of %d",
                     cfg.rounds, cfg.steps, sizes.train_samples, sizes.val_samples, sizes.batch_size)  # fmt: skip
-        LOGGER.info("policy   %s, reward %s, on %s", cfg.policy.name, cfg.reward.mode, device_name(self.device))
+        LOGGER.info("policy   %s, reward %s, on %s", cfg.policy.name, cfg.reward.mode, self.place)
+        nets = world.rules.nets
+        LOGGER.info("compute  %s", layout_in_words(self.device, nets.workers, nets.env_chunk))
         kernels = switch.current()
         LOGGER.log(WARNING if kernels.fallback else INFO, "kernels  %s", kernels.reason)
 
@@ -266,7 +276,7 @@ class Run:
             task=cfg.task.name,
             policy=cfg.policy.name,
             data=f"{self.world.images.name} ({self.world.images.source})",
-            device=device_name(self.device),
+            device=self.place,
             envs=cfg.envs,
             rounds=cfg.rounds,
             steps=cfg.steps,
@@ -306,7 +316,7 @@ def open_run(cfg: TrainConfig, folder: RunFolder, checkpoint: Path | None, reque
             LOGGER.warning("resume   changed %s: results may differ in rounding", change)
     images = job.world.images
     data = {"name": images.name, "source": images.source, "identity": images.identity}
-    write_versions(folder, device_name(job.device), data)
+    write_versions(folder, job.place, data)
     return job
 
 
