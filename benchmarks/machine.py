@@ -81,6 +81,7 @@ def load() -> float | None:
 
 def limits(device: torch.device) -> dict[str, float]:
     """Measured GFLOP/s of a float32 matrix product and GB/s (read and written) of a copy, with all cores."""
+    torch.set_num_threads(cores())
     size, numbers = (8192, 2**28) if device.type == "cuda" else (1536, 2**25)
     a, b = torch.randn(size, size, device=device), torch.randn(size, size, device=device)
     source, target = torch.zeros(numbers, device=device), torch.ones(numbers, device=device)

@@ -29,7 +29,7 @@ def show(record: Mapping, console: Console) -> None:
         console.print(f"\nwork     {declared(point['work'])}", markup=False, highlight=False)
         console.print(point_table(point))
         for line in notes(point, limits):
-            console.print(line, markup=False, highlight=False)
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def point_table(point: Mapping) -> Table:

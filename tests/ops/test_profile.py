@@ -9,17 +9,21 @@ from pathlib import Path
 
 import pytest
 import torch
+from hydra import compose, initialize_config_dir
 from rich.console import Console
 from sync_guard import SyncGuard
 from tiny_world import CPU, tiny_world
 
 from esper_soa.agent.scripted import WaitPolicy
-from esper_soa.config import TrainConfig
+from esper_soa.config import TrainConfig, register_schema, settings_from
 from esper_soa.errors import SettingError
 from esper_soa.ops import profile as module
 from esper_soa.ops.collect import Episode, Player
 from esper_soa.ops.profile import NO_PROFILE, PhaseProfile, TraceProfile, make_profile, shares
 from esper_soa.ops.progress import LOGGER, Progress
+from esper_soa.ops.rundir import open_run_folder
+from esper_soa.train import config_dir
+from esper_soa.trainer import run
 
 
 class HandClock:
@@ -102,14 +106,20 @@ def test_an_unknown_profile_is_refused() -> None:
         TrainConfig(profile="loud")
 
 
-def test_a_report_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.fixture
+def told(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
+    """What the package's logger says."""
+    monkeypatch.setattr(LOGGER, "propagate", True)
+    caplog.set_level(logging.INFO, LOGGER.name)
+    return caplog
+
+
+def test_a_report_is_one_line(told: pytest.LogCaptureFixture) -> None:
     profile, clock = by_hand()
     clock.time = 2.0
     profile.lap("training")
-    LOGGER.propagate = True
-    with caplog.at_level(logging.INFO):
-        profile.report("round 1/2")
-    assert caplog.messages == ["phases   round 1/2: training 100.0 % of 2.0 s"]
+    profile.report("round 1/2")
+    assert told.messages == ["phases   round 1/2: training 100.0 % of 2.0 s"]
 
 
 def test_a_trace_holds_the_env_steps_after_warm_up(tmp_path: Path) -> None:
@@ -124,11 +134,35 @@ def test_a_trace_holds_the_env_steps_after_warm_up(tmp_path: Path) -> None:
     assert sorted(set(steps)) == ["ProfilerStep#3", "ProfilerStep#4", "ProfilerStep#5"]
 
 
-def test_a_run_too_short_for_a_trace_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_too_short_for_a_trace_says_so(tmp_path: Path, told: pytest.LogCaptureFixture) -> None:
     profile = make_profile("torch", CPU, tmp_path)
     profile.env_step()
-    LOGGER.propagate = True
-    with caplog.at_level(logging.WARNING):
-        profile.close()
-    assert "no trace" in caplog.messages[0]
+    profile.close()
+    assert "no trace" in told.messages[0]
     assert not (tmp_path / "trace.json").exists()
+
+
+def run_with(profile: str, folder: Path) -> str:
+    """The log of a run of two rounds of four env-steps."""
+    register_schema()
+    with initialize_config_dir(config_dir(), version_base="1.3"):
+        composed = compose("train", ["+experiment=smoke", "rounds=2", "steps=4", "telemetry.progress=off",
+                                     "batch_size=2", "data.synthetic_train=8", "data.synthetic_test=4", "train_samples=4",
+                                     "val_samples=4", f"profile={profile}"])  # fmt: skip
+    settings = settings_from(composed)
+    run(settings, open_run_folder(str(folder), settings.name))
+    return (folder / "log.txt").read_text()
+
+
+def test_a_run_tells_its_phases_once_per_update(tmp_path: Path) -> None:
+    lines = [line for line in run_with("phases", tmp_path / "run").splitlines() if "phases  " in line]
+    assert len(lines) == 2
+    shown = dict(re.findall(r"([a-z]+) ([0-9.]+) %", lines[1]))
+    assert list(shown) == list(module.PHASES)
+    assert sum(map(float, shown.values())) == pytest.approx(100, abs=0.5)
+
+
+def test_a_run_leaves_its_trace_in_its_folder(tmp_path: Path) -> None:
+    log = run_with("torch", tmp_path / "run")
+    assert (tmp_path / "run" / "trace.json").stat().st_size > 0
+    assert f"trace of 3 env-steps: {tmp_path / 'run' / 'trace.json'}" in log
