@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from esper_soa.nets.native import block, seed, switch
-from esper_soa.nets.native.seed import GroupNorm
+from esper_soa.nets.native import block, pool, seed, switch
+from esper_soa.nets.native.seed import GroupNorm, Joined
 from esper_soa.nets.triton_kernels import switch as triton_switch
 
 NORM_EPS = 1e-5
@@ -90,10 +90,23 @@ def group_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor) -> Tensor:
 def seed_layer(x: Tensor, weight: Tensor, norm: GroupNorm, residual: Tensor | None = None) -> Tensor:
     """Convolution, group norm and ReLU of x [B, n*I, H, W] (see GroupNorm), plus residual [B, n*O, H, W]."""
     if switch.takes(x):
-        return seed.seed_layer(x, weight, norm, residual)
+        return seed.seed_layer(x, weight, norm, Joined(residual))
     out = group_norm(conv2d(x, weight), norm.groups, norm.scale, norm.shift)
     out = F.relu(out, inplace=True) if norm.relu else out
     return out if residual is None else residual + out
+
+
+def added_layer(x: Tensor, weight: Tensor, norm: GroupNorm, alpha: Tensor, detached: bool) -> Tensor:
+    """x [B, n*C, H, W] moved by alpha [n] towards x + layer(x); detached: the seed sees x cut off from the graph."""
+    if switch.takes(x):
+        return seed.seed_layer(x, weight, norm, Joined(x, alpha, detached))
+    seen = x.detach() if detached else x
+    return mixed(x, seed_layer(seen, weight, norm, seen), alpha)
+
+
+def max_pool(x: Tensor) -> Tensor:
+    """2x2 max pool."""
+    return pool.pool(x) if switch.takes(x) and pool.fits(x) else F.max_pool2d(x, 2)
 
 
 def spatial_mean(x: Tensor, num_nets: int) -> Tensor:
@@ -104,6 +117,12 @@ def spatial_mean(x: Tensor, num_nets: int) -> Tensor:
 def per_channel(values: Tensor, num_channels: int) -> Tensor:
     """One number per network [..., n] -> [..., n*C, 1, 1], ready to scale activations."""
     return values.unsqueeze(-1).expand(*values.shape, num_channels).flatten(-2)[..., None, None]
+
+
+def mixed(x: Tensor, other: Tensor, share: Tensor) -> Tensor:
+    """x + share (other - x) of activations [B, n*C, H, W], share [..., n]; in its format, exact beside 16 bits."""
+    shares = per_channel(share, x.shape[1] // share.shape[-1])
+    return torch.lerp(x.to(shares.dtype), other.to(shares.dtype), shares).to(x.dtype)
 
 
 def take_nets(x: Tensor, nets: Tensor | None, num_nets: int) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from esper_soa.nets import batched
+from esper_soa.nets import batched, blend
 from esper_soa.nets.parameters import Parameter, Table, norm_scale, offset, weight, zeros
 from esper_soa.vocabulary import BLUEPRINT_NAMES, NUM_BLUEPRINTS, Blueprint
 
@@ -30,11 +30,14 @@ def _group_norm(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     return batched.group_norm(x, norm_groups(scale.shape[1]), scale, shift)
 
 
+def _norm_of(scale: Tensor, shift: Tensor, relu: bool = True) -> batched.GroupNorm:
+    return batched.GroupNorm(scale, shift, norm_groups(scale.shape[1]), relu)
+
+
 def _layer(parameters: list[Tensor], x: Tensor, residual: Tensor | None = None, relu: bool = True) -> Tensor:
     """Convolution, group norm, ReLU, residual; parameters = kernel, scale, shift."""
     kernel, scale, shift = parameters
-    norm = batched.GroupNorm(scale, shift, norm_groups(scale.shape[1]), relu)
-    return batched.seed_layer(x, kernel, norm, residual)
+    return batched.seed_layer(x, kernel, _norm_of(scale, shift, relu), residual)
 
 
 def _noop_table(channels: int) -> tuple[Parameter, ...]:
@@ -148,6 +151,18 @@ def seed_table(blueprint: int, channels: int) -> Table:
 def seed_forward(blueprint: int, parameters: list[Tensor], x: Tensor) -> Tensor:
     """Output [B, m*C, H, W] of m seeds; `parameters` as unpacked by `seed_table`."""
     return BY_CODE[blueprint].forward(parameters, x)
+
+
+def seed_added(blueprint: int, parameters: list[Tensor], host: Tensor, alpha: Tensor, detached: bool) -> Tensor:
+    """host [B, m*C, H, W] moved by alpha [m] towards the seeds' output, which is ADD in one step where a kernel has it.
+
+    detached: the seeds see the host's activations cut off from its graph.
+    """
+    if blueprint in (Blueprint.CONV_LIGHT, Blueprint.CONV_SMALL):
+        kernel, scale, shift = parameters
+        return batched.added_layer(host, kernel, _norm_of(scale, shift), alpha, detached)
+    seen = host.detach() if detached else host
+    return blend.add(host, seed_forward(blueprint, parameters, seen), alpha)
 
 
 def gate_table(channels: int) -> Table:

@@ -7,7 +7,6 @@ linear classifier. What stands in the slots is the business of the `SlotFiller` 
 from typing import NamedTuple, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from esper_soa.nets import batched
@@ -79,7 +78,7 @@ def _slots(block: Block, x: Tensor, filler: SlotFiller) -> Tensor:
     """The slots of one block, and its pool where a seed stands before it."""
     if block.slot_before_pool >= 0 and filler.occupied(block.slot_before_pool):
         x = filler.fill(block.slot_before_pool, x)
-        x = F.max_pool2d(x, 2) if block.pooled else x
+        x = batched.max_pool(x) if block.pooled else x
     if block.slot_after_pool >= 0 and filler.occupied(block.slot_after_pool):
         x = filler.fill(block.slot_after_pool, x)
     return x

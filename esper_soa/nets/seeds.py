@@ -10,7 +10,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from esper_soa.nets import batched, blend
-from esper_soa.nets.blueprints import gate_forward, gate_table, seed_forward, seed_table
+from esper_soa.nets.blueprints import gate_forward, gate_table, seed_added, seed_forward, seed_table
 from esper_soa.nets.host import HostShape
 from esper_soa.nets.pools import Group, group_columns
 from esper_soa.vocabulary import Blend
@@ -50,15 +50,15 @@ class ActiveGroup:
 
     def blend_in(self, host: Tensor, params: Tensor) -> Tensor:
         """Activations [B, m*C, H, W] of the group's networks after the slot."""
-        group = self.group
+        group, table = self.group, seed_table(self.group.blueprint, self.channels)
+        if group.blend == Blend.ADD:
+            unpacked = table.unpack(params[:, : table.total])
+            return seed_added(group.blueprint, unpacked, host, self.alpha, group.detached)
         seen = host.detach() if group.detached else host
         seed = self.grow(seen, params)
-        if group.blend == Blend.ADD:
-            return blend.add(host, seed, self.alpha)
         if group.blend == Blend.MULTIPLY:
             return blend.multiply(host, seed, seen, self.alpha)
-        start = seed_table(group.blueprint, self.channels).total
-        gates = gate_forward(gate_table(self.channels).unpack(params[:, start:]), seen)
+        gates = gate_forward(gate_table(self.channels).unpack(params[:, table.total :]), seen)
         return blend.gate(host, seed, gates, self.alpha)
 
 

@@ -234,3 +234,45 @@ def test_a_seed_of_a_detached_input_leaves_the_host_alone() -> None:
     assert x.grad is None
     assert rows.grad is not None
     assert (rows.grad != 0).any()
+
+
+def added(native: bool, detached: bool, dtype: torch.dtype) -> list[Tensor]:
+    """A blended conv_light seed: output with and without a graph, gradients of host and parameters."""
+    switch.choose("on" if native else "off", CPU)
+    case, code = Case(2, 16, 16, 8), Blueprint.CONV_LIGHT
+    g = torch.Generator().manual_seed(3)
+    table = blueprints.seed_table(code, case.inputs)
+    rows = (0.5 * torch.randn(case.nets, table.total, generator=g, dtype=torch.float64)).to(dtype).requires_grad_()
+    x = draw(case)["x"].to(dtype).requires_grad_()
+    alpha = torch.tensor([0.25, 0.8], dtype=dtype)
+    out = blueprints.seed_added(code, table.unpack(rows), x, alpha, detached)
+    grads = torch.autograd.grad(out, [x, rows], torch.randn(out.shape, generator=g, dtype=torch.float64).to(dtype))
+    with torch.no_grad():
+        plain = blueprints.seed_added(code, table.unpack(rows), x, alpha, detached)
+    return [out.detach(), plain, *grads]
+
+
+@pytest.mark.parametrize("detached", [False, True])
+def test_a_seed_blended_in_by_add_equals_torch(detached: bool) -> None:
+    ours = added(True, detached, torch.float32)
+    assert_close(ours, added(False, detached, torch.float32))
+    assert_close(ours, added(False, detached, torch.float64))
+
+
+def pooled(native: bool, x: Tensor) -> list[Tensor]:
+    switch.choose("on" if native else "off", CPU)
+    leaf = x.clone().requires_grad_()
+    out = batched.max_pool(leaf)
+    with torch.no_grad():
+        plain = batched.max_pool(x)
+    weights = torch.arange(out.numel(), dtype=x.dtype).reshape(out.shape)
+    return [out.detach(), plain, *torch.autograd.grad(out, leaf, weights)]
+
+
+@pytest.mark.parametrize("channels", [8, 12, 24])
+def test_the_pool_alone_equals_torch_bit_by_bit(channels: int) -> None:
+    x = torch.randn(2, channels, 6, 4, generator=torch.Generator().manual_seed(1)).clamp(-0.5, 0.5)  # with ties
+    x[0, 1, :2, :2] = float("nan")
+    x[1, 0, 0, 1] = float("inf")
+    for ours, theirs in zip(pooled(True, x), pooled(False, x), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)

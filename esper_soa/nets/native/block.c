@@ -2,47 +2,13 @@
 #include <math.h>
 
 #include "layer.h"
-
-/* The value of y [H, W, P] where sign * y is largest among four, and which of the four it is (may be NULL).
- * Batch norm keeps or turns the order of a channel, as the sign of its scale says, so the pool can go before it. */
-typedef struct {
-    const float *y, *sign;
-    float *peak; /* [H / 2, W / 2, P] */
-    uint8_t *place;
-    long H, W, P;
-} pool_job;
-
-/* The first of equals wins, a NaN wins, as in torch. */
-INLINE void pool_pixel(const pool_job *job, const float *y, long to, v8 sign) {
-    v8 peak = load(y), best = sign * peak;
-    i8 place = {0};
-#pragma GCC unroll 3
-    for (int q = 1; q < 4; q++) {
-        v8 next = load(y + ((q >> 1) * job->W + (q & 1)) * job->P), signed_next = sign * next;
-        i8 wins = (signed_next > best) | (signed_next != signed_next);
-        best = choose(wins, signed_next, best);
-        peak = choose(wins, next, peak);
-        place = choose_int(wins, q, place);
-    }
-    store(job->peak + to, peak);
-    if (job->place) *(b8u *)(job->place + to) = __builtin_convertvector(place, b8);
-}
-
-static void pool_image(const pool_job *job) {
-    for (long c = 0; c < job->P; c += LANES) {
-        long to = c;
-        v8 sign = load(job->sign + c);
-        for (long y = 0; y + 1 < job->H; y += 2)
-            for (long x = 0; x + 1 < job->W; x += 2, to += job->P)
-                pool_pixel(job, job->y + (y * job->W + x) * job->P + c, to, sign);
-    }
-}
+#include "pool.h"
 
 /* To `out` from image b of network n; rows = gain and offset [2, P]. */
 static void emit(const sheet *s, const float *value, const float *rows, long b, long n) {
     long O = s->out_channels, pixels = out_pixels(s);
     emit_job job = {.value = value, .gain = rows, .offset = rows + round_up(O),
-                    .out = s->out + (b * pixels * s->nets + n) * O, .pixels = pixels, .O = O, .step = s->nets * O};
+                    .out = s->out + (b * pixels * s->nets + n) * O, .pixels = pixels, .O = O, .step = s->nets * O, .alpha = 1.0f};
     emit_image(&job);
 }
 
@@ -145,11 +111,12 @@ INLINE void spread_pooled(const sheet *s, const back_net *net, const float *y, c
                           long saved, long c) {
     long O = s->out_channels, P = round_up(O), W = s->width, line = (W + s->kernel - 1) * P, p = 0;
     const float *rows = net->rows + c;
-    v8 gain = load(rows), mean = load(rows + MEAN * P), slope = load(rows + SLOPE * P), level = load(rows + LEVEL * P);
+    v8 flow = load(rows + FLOW * P), mean = load(rows + MEAN * P);
+    v8 slope = load(rows + SLOPE * P), level = load(rows + LEVEL * P);
     for (long r = 0; r + 1 < s->height; r += 2)
         for (long x = 0; x + 1 < W; x += 2, p++) {
             v8 peak = load(s->peak + saved + p * P + c);
-            v8 dz = gain * behind_relu(rows, peak, load_some(grad + p * s->nets * O + c, O - c), P);
+            v8 dz = flow * behind_relu(rows, peak, load_some(grad + p * s->nets * O + c, O - c), P);
             i8 place = __builtin_convertvector(*(const b8u *)(s->place + saved + p * P + c), i8);
 #pragma GCC unroll 4
             for (int q = 0; q < 4; q++) {

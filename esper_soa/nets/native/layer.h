@@ -44,12 +44,13 @@ INLINE long out_pixels(const sheet *s) {
     return s->pooled ? (s->height / 2) * (s->width / 2) : s->height * s->width;
 }
 
-/* relu(gain * value + offset) + residual of an image [pixels, P] to `out` of O channels, `step` floats a pixel. */
+/* residual + alpha * relu(gain * value + offset) of an image [pixels, P] to `out` of O channels, `step` floats a pixel. */
 typedef struct {
     const float *value, *gain, *offset, *residual; /* residual as out, or NULL */
     float *out;
     long pixels, O, step;
-    int linear; /* no ReLU */
+    int linear;  /* no ReLU */
+    float alpha; /* share of it that is added to the residual; 1 without a residual */
 } emit_job;
 
 static inline void emit_image(const emit_job *job) {
@@ -59,15 +60,15 @@ static inline void emit_image(const emit_job *job) {
         for (long p = 0; p < job->pixels; p++) {
             v8 z = gain * load(job->value + p * P + c) + offset;
             z = job->linear ? z : relu(z);
-            if (job->residual) z = load_some(job->residual + p * job->step + c, job->O - c) + z;
+            if (job->residual) z = load_some(job->residual + p * job->step + c, job->O - c) + job->alpha * z;
             store_some(job->out + p * job->step + c, z, job->O - c);
         }
     }
 }
 
 /* Behind norm and ReLU: z = gain * y + offset, dz the gradient that passes the ReLU, and the gradient of the
- * convolution's output is dy = gain * dz + slope * (y - mean) + level. Rows of [P] each: */
-enum { GAIN, OFFSET, MEAN, SLOPE, LEVEL, BACK_ROWS };
+ * convolution's output is dy = flow * dz + slope * (y - mean) + level; flow = gain, times alpha. Rows of [P] each: */
+enum { GAIN, OFFSET, MEAN, FLOW, SLOPE, LEVEL, BACK_ROWS };
 
 /* One network's gradients while they are gathered. */
 typedef struct {
@@ -138,11 +139,15 @@ static inline int open_back(const sheet *s, back_scratch *t) {
     return 0;
 }
 
+/* The share in which network n's layer is added. */
+INLINE float alpha_of(const sheet *s, long n) { return s->alpha ? s->alpha[n] : 1.0f; }
+
 /* The rows that a backward pass starts from; mean and rstd are saved rows of network n. */
 static inline void start_rows(const sheet *s, back_net *net, const float *mean, const float *rstd, long n) {
     long O = s->out_channels;
     gain_offset(net->rows, mean, rstd, s->scale + n * O, s->shift + n * O, O);
     pad_row(net->rows + MEAN * round_up(O), mean, O);
+    for (long c = 0; c < O; c++) net->rows[FLOW * round_up(O) + c] = net->rows[GAIN * round_up(O) + c] * alpha_of(s, n);
 }
 
 /* Where the first pixel lies in the padded gradient. */
@@ -155,12 +160,13 @@ INLINE float *padded_grad(const sheet *s, const back_scratch *t) {
 INLINE void spread_plain(const sheet *s, const back_net *net, const float *y, const float *grad, float *to, long c) {
     long O = s->out_channels, P = round_up(O), W = s->width, line = (W + s->kernel - 1) * P;
     const float *rows = net->rows + c;
-    v8 gain = load(rows), mean = load(rows + MEAN * P), slope = load(rows + SLOPE * P), level = load(rows + LEVEL * P);
+    v8 flow = load(rows + FLOW * P), mean = load(rows + MEAN * P);
+    v8 slope = load(rows + SLOPE * P), level = load(rows + LEVEL * P);
     for (long r = 0; r < s->height; r++)
         for (long x = 0; x < W; x++) {
             v8 value = load(y + (r * W + x) * P + c), g = load_some(grad + (r * W + x) * s->nets * O + c, O - c);
             v8 dz = s->linear ? g : behind_relu(rows, value, g, P);
-            store(to + r * line + x * P + c, gain * dz + (slope * (value - mean) + level));
+            store(to + r * line + x * P + c, flow * dz + (slope * (value - mean) + level));
         }
 }
 
@@ -183,7 +189,7 @@ static inline void convolution_gradients(const sheet *s, const back_scratch *t, 
                      .W = s->width, .I = s->in_channels, .O = P, .k = s->kernel, .step = P,
                      .line = (s->width + s->kernel - 1) * P};
     wgrad_image(&job);
-    if (s->grad_x) input_gradient(s, t, b, n);
+    if (s->grad_x && !s->detached) input_gradient(s, t, b, n);
 }
 
 static inline void unpack_gradients(const sheet *s, const back_scratch *t) {

@@ -21,7 +21,8 @@ LINK = ("-shared", "-fPIC")
 LANES = 8  # floats in a vector of vec.h
 TIMEOUT = 120  # seconds for the compiler
 
-KERNELS = ("block_train", "block_backward", "block_infer", "seed_forward", "seed_backward")
+KERNELS = ("block_train", "block_backward", "block_infer", "seed_forward", "seed_backward", "pool_forward",
+           "pool_backward")  # fmt: skip
 POINTER = ctypes.c_void_p
 
 
@@ -35,9 +36,10 @@ class Sheet(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("batch", "nets", "in_channels", "out_channels", "height", "width")),
         *((name, ctypes.c_int64) for name in ("kernel", "x_pixel", "x_net", "pooled", "groups", "linear")),
-        ("own_residual", ctypes.c_int64),
+        *((name, ctypes.c_int64) for name in ("own_residual", "detached")),
         *((name, ctypes.c_double) for name in ("momentum", "eps")),
-        *((name, POINTER) for name in ("x", "weight", "scale", "shift", "residual", "out", "conv", "peak", "place")),
+        *((name, POINTER) for name in ("x", "weight", "scale", "shift", "residual", "alpha", "out")),
+        *((name, POINTER) for name in ("conv", "peak", "place")),
         *((name, POINTER) for name in ("mean", "rstd", "running_mean", "running_var", "grad_out", "grad_x")),
         *((name, POINTER) for name in ("grad_weight", "grad_scale", "grad_shift")),
     ]

@@ -1,4 +1,4 @@
-/* A seed's layer, forward and backward: convolution, group norm, ReLU, residual; see sheet.h for the data. */
+/* A seed's layer, forward and backward: convolution, group norm, ReLU, blended into a residual; see sheet.h for the data. */
 #include <math.h>
 
 #include "layer.h"
@@ -36,7 +36,7 @@ static void seed_image(const sheet *s, const seed_scratch *t, long b, long n) {
     gain_offset(t->rows, mean, rstd, s->scale + n * O, s->shift + n * O, O);
     long to = (b * pixels * s->nets + n) * O;
     emit_job job = {.value = y, .gain = t->rows, .offset = t->rows + P, .residual = s->residual ? s->residual + to : NULL,
-                    .out = s->out + to, .pixels = pixels, .O = O, .step = s->nets * O, .linear = (int)s->linear};
+                    .out = s->out + to, .pixels = pixels, .O = O, .step = s->nets * O, .linear = (int)s->linear, .alpha = alpha_of(s, n)};
     emit_image(&job);
 }
 
@@ -60,6 +60,8 @@ static void settle_group(const sheet *s, back_net *net, const float *rstd, long 
         double sum = 0, moment = 0, deviation = rstd[g * each];
         for (long c = g * each; c < (g + 1) * each; c++) {
             double scale = s->scale[n * O + c];
+            net->sum[c] *= alpha_of(s, n);
+            net->moment[c] *= alpha_of(s, n);
             sum += scale * net->sum[c];
             moment += scale * net->moment[c];
             s->grad_scale[n * O + c] += (float)(net->moment[c] * deviation);
@@ -73,12 +75,15 @@ static void settle_group(const sheet *s, back_net *net, const float *rstd, long 
     memset(net->sum, 0, 2 * (size_t)P * sizeof(double));
 }
 
-static void add_residual(const sheet *s, const float *grad, long b, long n) {
+/* What reaches x beside the layer: all of the gradient, or (1 - alpha) of it where the layer is cut off from x. */
+static void residual_gradient(const sheet *s, const float *grad, long b, long n) {
     long O = s->out_channels, pixels = s->height * s->width, step = s->nets * O;
     float *to = s->grad_x + (b * pixels * s->nets + n) * O;
+    float share = s->detached ? 1.0f - alpha_of(s, n) : 1.0f;
     for (long p = 0; p < pixels; p++)
         for (long c = 0; c < O; c += LANES) {
-            v8 sum = load_some(to + p * step + c, O - c) + load_some(grad + p * step + c, O - c);
+            v8 sum = share * load_some(grad + p * step + c, O - c);
+            if (!s->detached) sum += load_some(to + p * step + c, O - c);
             store_some(to + p * step + c, sum, O - c);
         }
 }
@@ -92,7 +97,7 @@ static void seed_image_back(const sheet *s, const back_scratch *t, long b, long 
     settle_group(s, net, s->rstd + at, n);
     for (long c = 0; c < O; c += LANES) spread_plain(s, net, y, grad, padded_grad(s, t), c);
     convolution_gradients(s, t, b, n);
-    if (s->grad_x && s->own_residual) add_residual(s, grad, b, n);
+    if (s->grad_x && s->own_residual) residual_gradient(s, grad, b, n);
 }
 
 int seed_backward(const sheet *s) {

@@ -16,12 +16,14 @@ typedef struct {
     int64_t pooled;         /* block: a 2x2 max pool follows */
     int64_t groups;         /* seed: groups of a network's norm */
     int64_t linear;         /* seed: no ReLU */
-    int64_t own_residual;   /* seed: the residual is x, grad_x contains what flows through it */
+    int64_t own_residual;   /* seed: the residual is x, and grad_x contains what flows through it */
+    int64_t detached;       /* seed: of grad_x only (1 - alpha) of the gradient that arrives, nothing through the layer */
     double momentum, eps;
     const float *x;
     const float *weight;        /* [n, O, I, k, k] */
     const float *scale, *shift; /* [n, O] */
-    const float *residual;      /* seed: as out, added to it; NULL for none */
+    const float *residual;      /* seed: as out, the layer is added to it; NULL for none */
+    const float *alpha;         /* seed: [n], share of the layer that is added; NULL for 1 */
     float *out;                 /* [B, H', W', n*O], H' = H / 2 where pooled */
     float *conv;                /* saved [n, B, H, W, P]: output of the convolution */
     float *peak;                /* saved [n, B, H', W', P], pooled only: its value where the maximum lies */
@@ -39,5 +41,7 @@ int block_backward(const sheet *s);
 int block_infer(const sheet *s); /* scale is ignored, shift is the convolution's bias */
 int seed_forward(const sheet *s); /* saves nothing where conv is NULL */
 int seed_backward(const sheet *s);
+int pool_forward(const sheet *s);  /* x [B, H, W, O] of one network to out, and place; O in whole vectors */
+int pool_backward(const sheet *s); /* grad_out to grad_x */
 
 #endif
