@@ -15,6 +15,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
+from operator import attrgetter
 from pathlib import Path
 
 import hydra
@@ -219,7 +220,7 @@ def point_record(
 ) -> Record:
     """One point: its work, its sides, the baseline's time over the engine's, and each side's over the first point."""
     point = cfg.points()[index]
-    record: Record = {"vary": cfg.vary, "value": (cfg.values or [0.0] * (index + 1))[index] if cfg.vary else None}
+    record: Record = {"vary": cfg.vary, "value": attrgetter(cfg.vary)(point) if cfg.vary else None}
     record |= {"work": work_record(point, device), "sides": {one.side.name: side_record(one) for one in at_point}}
     by_name = {one.side.name: one for one in at_point}
     if len(by_name) == 2:

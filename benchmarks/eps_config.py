@@ -93,8 +93,8 @@ class EpsConfig:
 
     @property
     def rows(self) -> int:
-        """K: subset rows that an env with live seeds is validated under."""
-        return 2**self.live if self.stage in ("blending", "holding") else 1
+        """K: most subset rows that an env is validated under: those of one with live seeds."""
+        return 2**self.live if self.live_envs and self.stage in ("blending", "holding") else 1
 
     @property
     def images(self) -> tuple[int, int]:

@@ -64,16 +64,24 @@ def versus(records: list[Mapping]) -> Iterator[Row]:
 
 
 def within(records: list[Mapping]) -> Iterator[Row]:
-    """A work against itself: its first point, a row per further point and side; then shares of rounds."""
-    yield ("work", "side", "ms per env-step", "env-step over first", "policy and state machine, step over first")
+    """The engine against itself: a row per point that is compared with the first of its work."""
+    yield ("work", "ms per env-step", "env-step over first", "policy and state machine, step over first")
     for record in records:
         for point in record["points"]:
-            for name, over in point.get("over_first", {}).items():
-                last = [*point["sides"][name]["columns"].values()][-1]
-                yield (
-                    work_cell(record, point), name, f"{last['ms_per_env_step']:.2f}",
-                    ratio_cell(over["env_step"]["all"]), ratio_cell(over["step"]["alone"]),
-                )  # fmt: skip
+            over = point.get("over_first", {}).get("engine")
+            if over is None:
+                continue
+            last = [*point["sides"]["engine"]["columns"].values()][-1]
+            yield (
+                f"{work_cell(record, point)}, first {point_name(record['points'][0])}",
+                f"{last['ms_per_env_step']:.2f}", ratio_cell(over["env_step"]["all"]),
+                ratio_cell(over["step"]["alone"]),
+            )  # fmt: skip
+
+
+def point_name(point: Mapping) -> str:
+    """The setting that tells a point from others."""
+    return f"{'N' if point['vary'] == 'envs' else point['vary']}={point['value']:g}"
 
 
 def shares(records: list[Mapping]) -> Iterator[Row]:
@@ -112,8 +120,8 @@ def origin(records: list[Mapping]) -> Iterator[str]:
 
 def section(records: list[Mapping]) -> list[str]:
     """All tables, a line each."""
-    records = [{**record, "vary": record["settings"]["vary"]} for record in records]
-    lines: list[str] = []
+    lines = ["Medians of the ratio of two timings of one turn, in brackets the extremes; `whole cycle` is all that the",
+             "plain loop does, without policy and update, over all that the engine does.", ""]  # fmt: skip
     for rows in (versus(records), within(records), shares(records)):
         lines += markdown(list(rows))
     return lines + list(origin(records))

@@ -77,7 +77,7 @@ def test_people_and_the_readme_get_their_tables(record: dict) -> None:
     report.show(record, console)
     assert "baseline over engine" in console.export_text()
     lines = table.section([record])
-    assert lines[0].startswith("| work | engine, EPS")
+    assert lines[3].startswith("| work | engine, EPS")
     assert any("custom: N=2 B=4 T=8 V=8 K=2, seeds 1 conv_light in 1 envs" in line for line in lines)
 
 
@@ -91,7 +91,7 @@ def test_results_are_appended(tmp_path: Path, record: dict) -> None:
 def test_a_varied_setting_makes_points_that_are_compared_with_the_first() -> None:
     cfg = tiny(vary="envs", values=[1, 3], sides=["engine"], update=False)
     points = benchmark(cfg)["points"]
-    assert [point["work"]["N"] for point in points] == [1, 3]
+    assert [point["work"]["N"] for point in points] == [point["value"] for point in points] == [1, 3]
     assert "over_first" not in points[0]
     step, env_step = (points[1]["over_first"]["engine"][kind]["all"]["median"] for kind in ("step", "env_step"))
     assert step == pytest.approx(3 * env_step)

@@ -25,6 +25,9 @@ from esper_soa.ops.rundir import open_run_folder
 from esper_soa.train import config_dir
 from esper_soa.trainer import run
 
+TINY = ("rounds=2", "steps=4", "telemetry.progress=off", "batch_size=2", "train_samples=4", "val_samples=4",
+        "data.synthetic_train=8", "data.synthetic_test=4")  # fmt: skip
+
 
 class HandClock:
     """A clock that is set by hand."""
@@ -146,9 +149,7 @@ def run_with(profile: str, folder: Path) -> str:
     """The log of a run of two rounds of four env-steps."""
     register_schema()
     with initialize_config_dir(config_dir(), version_base="1.3"):
-        composed = compose("train", ["+experiment=smoke", "rounds=2", "steps=4", "telemetry.progress=off",
-                                     "batch_size=2", "data.synthetic_train=8", "data.synthetic_test=4", "train_samples=4",
-                                     "val_samples=4", f"profile={profile}"])  # fmt: skip
+        composed = compose("train", ["+experiment=smoke", *TINY, f"profile={profile}"])
     settings = settings_from(composed)
     run(settings, open_run_folder(str(folder), settings.name))
     return (folder / "log.txt").read_text()
