@@ -29,6 +29,7 @@ from esper_soa.nets.config import DataConfig, TaskConfig, enabled_slots
 from esper_soa.vocabulary import BLUEPRINT_NAMES, CNN_BLUEPRINTS, HEAD_NAMES
 
 DEVICE_PATTERN = re.compile(r"auto|cpu|cuda(:\d+)?")
+PRECISIONS = ("auto", "float32", "bfloat16", "float16")
 NATIVE_CHOICES = ("auto", "on", "off")
 PROGRESS_STYLES = ("auto", "live", "plain", "off")
 PROFILES = ("off", "phases", "torch")
@@ -36,17 +37,19 @@ PROFILES = ("off", "phases", "torch")
 
 @dataclass
 class ComputeConfig:
-    """How the work is laid out on the device; changes speed, never results beyond rounding."""
+    """How the work is laid out on the device; but for `precision`, changes speed, never results beyond rounding."""
 
     workers: int = 0  # CPU threads that share the chunks of envs; 0 = one per usable core (1 on a GPU)
     threads: int = 0  # CPU threads of one torch operation outside the workers; 0 = 1
     env_chunk: int = 0  # envs trained together; 0 = up to 4 on a CPU, where caches decide, and all on a GPU
+    precision: str = "auto"  # of the hosts: float32, bfloat16, float16; see nets/precision.py
     compile: bool = False  # compile the ledger kernels: slow to start, pays on long runs
     native: str = "auto"  # C kernels for float32 networks on a CPU: auto where a C compiler is found, on, off
     cuda_graphs: str = "off"  # replay training and validation as CUDA graphs: auto = on an NVIDIA GPU, on, off
     triton: str = "off"  # own GPU kernels for the hosts' blocks: auto where they can run on an NVIDIA GPU, on, off
 
     def __post_init__(self) -> None:
+        check_choice("compute.precision", self.precision, PRECISIONS)
         for name in ("native", "cuda_graphs", "triton"):
             check_choice(f"compute.{name}", getattr(self, name), NATIVE_CHOICES)
         check(self.workers >= 0, "compute.workers", self.workers, "at least 0 (0 = one per usable core)")

@@ -25,6 +25,7 @@ from esper_soa.env.config import RewardConfig
 from esper_soa.env.observation import feature_names
 from esper_soa.env.world import World
 from esper_soa.errors import check
+from esper_soa.nets.precision import choose_precision
 from esper_soa.ops.checkpoint import CheckpointError
 from esper_soa.ops.collect import Player, play_round
 from esper_soa.ops.device import apply_threads, device_name, resolve_device
@@ -82,9 +83,11 @@ def evaluation_settings(saved: Saved, cfg: EvaluateConfig) -> TrainConfig:
     """The settings of the checkpoint's run, with the amount of play, place and way of choosing of the evaluation."""
     made = settings_from_mapping(saved.settings)
     data = replace(made.data, root=cfg.data_root or made.data.root)
+    asked = cfg.compute.precision
+    compute = replace(cfg.compute, precision=made.compute.precision if asked == "auto" else asked)
     return replace(
         made, name=cfg.name, envs=cfg.envs or made.envs, rounds=cfg.episodes, device=cfg.device, data=data,
-        compute=cfg.compute, telemetry=replace(made.telemetry, progress=cfg.progress),
+        compute=compute, telemetry=replace(made.telemetry, progress=cfg.progress),
         policy=replace(made.policy, deterministic=cfg.deterministic,
                        ppo=replace(made.policy.ppo, minibatches=1)),
     )  # fmt: skip
@@ -167,9 +170,9 @@ def evaluate(cfg: EvaluateConfig, folder: RunFolder) -> list[Verdict]:
     run = evaluation_settings(saved, cfg)
     with claimed(folder), logging_to(folder.log, console):
         world = build_world(run, device, FRESH_SEEDS + cfg.seed)
-        images = world.images
+        images, precision = world.images, choose_precision(run.compute.precision, device)
         data = {"name": images.name, "source": images.source, "identity": images.identity}
-        write_versions(folder, device_name(device, world.rules.nets.workers), data)
+        write_versions(folder, device_name(device, world.rules.nets.workers, precision.name), data)
         LOGGER.info("policy   %s, after %d rounds", checkpoint, saved.progress.rounds_done)
         LOGGER.info("data     %s", images.source)
         if images.identity != saved.data.get("identity"):

@@ -35,6 +35,7 @@ from esper_soa.nets.graphs import step_cache
 from esper_soa.nets.host import host_shape
 from esper_soa.nets.native import switch
 from esper_soa.nets.pools import parameter_table
+from esper_soa.nets.precision import choose_precision
 from esper_soa.nets.supervised import NetsConfig, chunks
 from esper_soa.nets.triton_kernels import switch as triton_switch
 from esper_soa.ops import resume
@@ -75,8 +76,9 @@ def build_rules(cfg: TrainConfig, device: torch.device) -> Rules:
     orders, codes = shapley_orders(cfg, len(slots))
     rows = SubsetRows(cfg.attribution.pairs, codes)
     steps = step_cache(cfg.compute.cuda_graphs, device)
+    precision = choose_precision(cfg.compute.precision, device).dtype
     return Rules(
-        nets=NetsConfig(shape, cfg.task, detached, chunk, choose_eval_batch(device), rows, workers, steps),
+        nets=NetsConfig(shape, cfg.task, detached, chunk, choose_eval_batch(device), rows, workers, precision, steps),
         lifecycle=cfg.lifecycle,
         gates=cfg.gates,
         signals=cfg.signals,
@@ -107,7 +109,7 @@ def build_world(cfg: TrainConfig, device: torch.device, seed: int | None = None)
     Raises SettingError or DataError for what does not fit together.
     """
     keep_freed_memory(device)
-    switch.choose(cfg.compute.native, device)
+    switch.choose(cfg.compute.native, device, choose_precision(cfg.compute.precision, device).dtype)
     triton_switch.choose(cfg.compute.triton, device)
     images = load_images(cfg.data, device)
     sizes = Sizes(cfg.envs, cfg.batch_size, cfg.train_samples, cfg.val_samples)
@@ -133,7 +135,8 @@ class Run:
         apply_threads(cfg.compute.threads)
         self.device = resolve_device(cfg.device)
         self.world = build_world(cfg, self.device)
-        self.place = device_name(self.device, self.world.rules.nets.workers)
+        self.precision = choose_precision(cfg.compute.precision, self.device)
+        self.place = device_name(self.device, self.world.rules.nets.workers, self.precision.name)
         self.player = build_player(cfg, self.world)
         self.watch = Watch(cfg.telemetry.anomaly)
         self.profile = make_profile(cfg.profile, self.device, folder.path)
@@ -174,6 +177,7 @@ class Run:
         LOGGER.info("policy   %s, reward %s, on %s", cfg.policy.name, cfg.reward.mode, self.place)
         nets = world.rules.nets
         LOGGER.info("compute  %s", layout_in_words(self.device, nets.workers, nets.env_chunk))
+        LOGGER.info("numbers  hosts compute in %s: %s", self.precision.name, self.precision.reason)
         kernels = switch.current()
         LOGGER.log(WARNING if kernels.fallback else INFO, "kernels  %s", kernels.reason)
 

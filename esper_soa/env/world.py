@@ -13,6 +13,7 @@ from esper_soa.env.step import EAGER, Rules, StepKernels, Work, reset
 from esper_soa.nets import data, pools, streams
 from esper_soa.nets.config import DataConfig
 from esper_soa.nets.datasets import ImageSet
+from esper_soa.nets.precision import add_loss_scales_, reset_loss_scales_
 from esper_soa.nets.snapshot import add_snapshot_, snapshot_where_
 from esper_soa.state import EnvState
 from esper_soa.vocabulary import HEADS
@@ -45,6 +46,8 @@ class World:
         self.envs = torch.arange(sizes.num_envs, device=self.device)
         self.weights = pools.allocate(rules.nets.shape, sizes.num_envs, self.device, torch.float32)
         add_snapshot_(self.weights)
+        if rules.nets.precision == torch.float16:
+            add_loss_scales_(self.weights)
         self.training_bank = data.training_bank(images)
         self.validation = data.ValidationImages(
             data.evaluation_bank(images), self._validation_order(), self.weights["host", "params"].dtype
@@ -61,6 +64,7 @@ class World:
         """Fresh hosts and a snapshot of them, empty slots and a fresh ledger for round `number` (from 0)."""
         self.round = number
         pools.initialise_hosts_(self.weights, self.rules.nets.shape, self.keys(streams.HOST_INIT))
+        reset_loss_scales_(self.weights)
         no_fossil = torch.zeros_like(self.weights["snapshot", "fossil"])
         everyone = torch.ones_like(self.envs, dtype=torch.bool)
         snapshot_where_(self.weights, self.rules.nets.shape, everyone, no_fossil, no_fossil)

@@ -33,17 +33,15 @@ def straight_through(host: Tensor, seed: Tensor, nets: Tensor | None, num_nets: 
 
 def add(host: Tensor, seed: Tensor, alpha: Tensor) -> Tensor:
     """host + alpha (seed - host); alpha [m] in [0, 1]."""
-    share = batched.per_channel(alpha, host.shape[1] // alpha.shape[0])
-    return torch.lerp(host, seed, share)
+    return batched.mixed(host, seed, alpha)
 
 
 def multiply(host: Tensor, seed: Tensor, seed_input: Tensor, alpha: Tensor) -> Tensor:
     """host (1 + alpha tanh(seed - seed_input)); alpha [m] in [0, 1]."""
     share = batched.per_channel(alpha, host.shape[1] // alpha.shape[0])
-    return host * (1 + share * torch.tanh(seed - seed_input))
+    return (host * (1 + share * torch.tanh(seed - seed_input))).to(host.dtype)
 
 
 def gate(host: Tensor, seed: Tensor, gates: Tensor, alpha: Tensor) -> Tensor:
     """host + alpha g (seed - host) with a gate g [B, m] per sample; alpha [m] in [0, 1]."""
-    share = batched.per_channel(alpha * gates, host.shape[1] // alpha.shape[0])
-    return torch.lerp(host, seed, share)
+    return batched.mixed(host, seed, alpha * gates)

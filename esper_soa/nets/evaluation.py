@@ -18,6 +18,7 @@ from torch import Tensor
 from esper_soa.nets.config import DEFAULT_ROWS, SubsetRows
 from esper_soa.nets.host import evaluate_forward, fold_batch_norm
 from esper_soa.nets.pools import Roster, groups_of, upload
+from esper_soa.nets.precision import as_input, autocast
 from esper_soa.nets.seeds import ActiveGroup, fill_slot, wake
 from esper_soa.nets.supervised import NetsConfig, chunks
 from esper_soa.nets.workers import Call, run_pieces
@@ -207,8 +208,10 @@ class _Chunk:
         for images, labels in feed.batches(self.env_numbers, self.nets.eval_batch):
             targets = labels.expand(labels.shape[0], num_nets)
             seeds = SubsetSeeds(self.actives, num_nets, plan, labels.shape[0])
-            logits = evaluate_forward(self.nets.shape, self.folded, images, seeds)
-            logits = logits.unflatten(0, (-1, labels.shape[0]))
+            with autocast(self.nets.precision, images.device):
+                inputs = as_input(images, self.nets.precision)
+                logits = evaluate_forward(self.nets.shape, self.folded, inputs, seeds)
+            logits = logits.to(self.folded[0].dtype).unflatten(0, (-1, labels.shape[0]))
             hits = (logits.argmax(-1) == targets).sum(1)
             correct += torch.stack([hits[row] for row in rows])
             main = logits[rows[0]].flatten(0, 1)
@@ -228,6 +231,7 @@ class _StillMeasure:
 
     def __init__(self, chunk: _Chunk, feed: ValidationFeed, job: _Job) -> None:
         self.chunk, self.feed, self.job = chunk, feed, job
+        chunk.env_numbers = chunk.env_numbers.clone()  # on a CPU it is the memory of job.envs
         size, device = job.envs.size, chunk.env_numbers.device
         self.loss = torch.zeros(size, dtype=LEDGER_FLOAT, device=device)
         self.accuracy = torch.zeros(size, len(job.codes), dtype=LEDGER_FLOAT, device=device)

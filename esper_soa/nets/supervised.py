@@ -18,6 +18,7 @@ from esper_soa.nets.config import DEFAULT_ROWS, SubsetRows, TaskConfig
 from esper_soa.nets.graphs import StepCache
 from esper_soa.nets.host import HostShape, train_forward
 from esper_soa.nets.pools import Roster, groups_of, upload
+from esper_soa.nets.precision import SCALE, LossScales, all_finite, as_input, autocast, of_nets, where_finite_
 from esper_soa.nets.seeds import ActiveGroup, TrainingSeeds, put_to_bed_, wake
 from esper_soa.nets.workers import Call, run_pieces
 from esper_soa.state import LEDGER_FLOAT, GradientStats
@@ -38,6 +39,7 @@ class NetsConfig(NamedTuple):
     eval_batch: int  # validation images per forward pass
     rows: SubsetRows = DEFAULT_ROWS
     workers: int = 1  # threads that chunks of envs are shared among
+    precision: torch.dtype = torch.float32  # of activations, where it has 16 bits; see precision.py
     steps: StepCache | None = None  # keeps steps at fixed addresses and replays them as CUDA graphs
 
 
@@ -143,37 +145,72 @@ class _Chunk:
         self.statistics = [row.reshape(-1).clone() for row in rows]
         groups = groups_of(roster, envs, nets.detached_stages, alpha.device)
         self.actives = [wake(weights, nets.shape, group, alpha) for group in groups]
+        self.scales = LossScales(weights, span) if SCALE in weights else None
         self.loss = torch.zeros(envs.size, dtype=self.params.dtype, device=alpha.device)
         self.correct = torch.zeros(envs.size, dtype=torch.int64, device=alpha.device)
 
     def step_(self, images: Tensor, labels: Tensor, gradients: dict[str, Tensor] | None) -> None:
-        """One optimiser step of every network; writes gradient statistics where asked for."""
-        num_nets, shape, task = labels.shape[1], self.nets.shape, self.nets.task
+        """One optimiser step of every network; writes gradient statistics where asked for.
+
+        Under loss scales, networks of envs whose gradient overflows are left as they are.
+        """
+        task, before = self.nets.task, self._copies() if self.scales is not None else []
+        host_grad, grads = self._gradients(images, labels)
+        finite = torch.ones_like(self.loss, dtype=torch.bool)
+        if self.scales is not None:
+            host_grad = self.scales.unscaled(host_grad, None)
+            grads = [(active, self.scales.unscaled(grad, active.group.nets)) for active, grad in grads]
+            finite = all_finite(host_grad, [(active.group.nets, grad) for active, grad in grads])
+        if gradients is not None:
+            self._measure_(gradients, host_grad, grads, finite)
+        sgd_(self.params, self.momentum, host_grad, task, task.host_lr, task.weight_decay)
+        for active, grad in grads:
+            sgd_(active.params, active.momentum, grad, task, task.seed_lr, 0.0)
+        for nets, now, old in before:
+            where_finite_(of_nets(finite, nets), now, old)
+        if self.scales is not None:
+            self.scales.update_(finite)
+
+    def _gradients(self, images: Tensor, labels: Tensor) -> tuple[Tensor, list[tuple[ActiveGroup, Tensor]]]:
+        """Gradients of the hosts [n, P] and of the seeds that train; adds up losses and hits on the way."""
+        num_nets, shape, precision = labels.shape[1], self.nets.shape, self.nets.precision
         seeds = TrainingSeeds(self.actives, num_nets)
         leaf = self.params.detach().requires_grad_()
-        logits = train_forward(shape, shape.parameters.unpack(leaf), self.statistics, images, seeds)
+        with autocast(precision, images.device):
+            inputs = as_input(images, precision)
+            logits = train_forward(shape, shape.parameters.unpack(leaf), self.statistics, inputs, seeds)
+        logits = logits.to(leaf.dtype)
         losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").unflatten(0, labels.shape)
         losses = losses.mean(0)
-        leaves = [leaf, *(seed for seed in seeds.leaves if seed.requires_grad)]
-        host_grad, *seed_grads = torch.autograd.grad(losses.sum(), leaves)
         self.loss += losses.detach()
         self.correct += (logits.detach().argmax(-1) == labels).sum(0)
+        leaves = [leaf, *(seed for seed in seeds.leaves if seed.requires_grad)]
+        scaled = losses if self.scales is None else losses * self.scales.scale
+        host_grad, *seed_grads = torch.autograd.grad(scaled.sum(), leaves)
         trained = [active for active, seed in zip(self.actives, seeds.leaves, strict=True) if seed.requires_grad]
-        if gradients is not None:
-            self._measure_(gradients, host_grad, trained, seed_grads)
-        sgd_(self.params, self.momentum, host_grad, task, task.host_lr, task.weight_decay)
-        for active, grad in zip(trained, seed_grads, strict=True):
-            sgd_(active.params, active.momentum, grad, task, task.seed_lr, 0.0)
+        return host_grad, list(zip(trained, seed_grads, strict=True))
+
+    def _copies(self) -> list[tuple[Tensor | None, Tensor, Tensor]]:
+        """Everything that a step changes in a network, and what it is now; with the networks whose rows it holds."""
+        own = [(None, part) for part in (self.params, self.momentum, *self.statistics)]
+        seeds = [(active.group.nets, part) for active in self.actives for part in (active.params, active.momentum)]
+        return [(nets, part, part.clone()) for nets, part in own + seeds]
 
     def _measure_(
-        self, gradients: dict[str, Tensor], host_grad: Tensor, trained: list[ActiveGroup], seed_grads: list[Tensor]
+        self,
+        gradients: dict[str, Tensor],
+        host_grad: Tensor,
+        grads: list[tuple[ActiveGroup, Tensor]],
+        finite: Tensor,
     ) -> None:
-        for active, grad in zip(trained, seed_grads, strict=True):
+        """Write the statistics of networks with `finite` gradients; without loss scales all count as such."""
+        for active, grad in grads:
             group = active.group
             if group.measured:
-                host = host_grad if group.nets is None else host_grad.index_select(0, group.nets)
+                host, valid = of_nets(host_grad, group.nets), of_nets(finite, group.nets)
                 for name, values in gradient_statistics(host, grad, active.sizes).items():
-                    gradients[name][group.rows, group.slot] = values
+                    kept = gradients[name][group.rows, group.slot]
+                    gradients[name][group.rows, group.slot] = torch.where(valid, values, kept)
 
     def write_back_(self) -> None:
         """Return the rows of hosts and seeds to the pools."""
@@ -183,10 +220,13 @@ class _Chunk:
         self.rows["statistics"].copy_(torch.cat([part.view(count, -1) for part in self.statistics], dim=1))
         for active in self.actives:
             put_to_bed_(self.weights, self.nets.shape, active)
+        if self.scales is not None:
+            self.scales.write_back_()
 
     def buffers(self) -> list[Tensor]:
         """What a step reads or changes."""
         own = [self.env_numbers, self.params, self.momentum, *self.statistics, self.loss, self.correct]
+        own += self.scales.buffers() if self.scales is not None else []
         return own + [part for active in self.actives for part in active.buffers()]
 
 
@@ -194,6 +234,7 @@ class _StillSteps:
     """The steps of a chunk with everything they read or change at addresses of their own; see graphs.StaticStep."""
 
     def __init__(self, chunk: _Chunk, feed: CountedFeed, gradients: dict[str, Tensor]) -> None:
+        chunk.env_numbers = chunk.env_numbers.clone()  # on a CPU it is the caller's memory
         self.chunk, self.feed, self.gradients = chunk, feed, gradients
         self.seen = 0  # images per batch
         self.key = ("train", chunk.span.start, chunk.span.stop, *(active.signature for active in chunk.actives))

@@ -80,20 +80,23 @@ def apply_threads(setting: int) -> int:
     return torch.get_num_threads()
 
 
-def device_name(device: torch.device, workers: int = 1) -> str:
-    """The device in words, for logs, versions.json and the table."""
+def device_name(device: torch.device, workers: int = 1, precision: str = "float32") -> str:
+    """The device in words, for logs, versions.json and the table; `precision` is that of the hosts."""
     if device.type == "cuda":
-        return f"{device} ({torch.cuda.get_device_name(device)})"
-    threads = torch.get_num_threads()
-    return f"{device} ({platform.processor() or platform.machine()}, {workers} workers, {threads} threads)"
+        return f"{device} ({torch.cuda.get_device_name(device)}, {precision})"
+    used = f"{_some(workers, 'worker')}, {_some(torch.get_num_threads(), 'thread')}"
+    return f"{device} ({platform.processor() or platform.machine()}, {used}, {precision})"
+
+
+def _some(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def layout_in_words(device: torch.device, workers: int, env_chunk: int) -> str:
     """How the work on the envs is shared out, and why, for the log."""
     if device.type != "cpu":
         return f"all chunks of {env_chunk} envs one after the other, as a GPU fills itself"
-    threads = torch.get_num_threads()
-    beside = f"{threads} thread{'s' if threads > 1 else ''} for policy and ledger"
+    beside = f"{_some(torch.get_num_threads(), 'thread')} for policy and ledger"
     if workers == 1:
         return f"1 worker trains chunks of {env_chunk} envs ({usable_cores()} usable cores), {beside}"
     return (f"{workers} workers of one thread train chunks of {env_chunk} envs side by side ({usable_cores()} usable "

@@ -22,7 +22,8 @@ from esper_soa.ops.rundir import package_versions
 # data.name and data.root may, as the images themselves are compared.
 MAY_CHANGE = (
     "name", "device", "run_dir", "rounds", "baseline_comparison", "checkpoint_every", "checkpoint_keep", "profile",
-    "resume", "compute.", "telemetry.", "data.name", "data.root",
+    "resume", "compute.workers", "compute.threads", "compute.env_chunk", "compute.compile",
+    "compute.native", "compute.cuda_graphs", "compute.triton", "telemetry.", "data.name", "data.root",
 )  # fmt: skip
 ABSENT = "(absent)"
 

@@ -1,0 +1,120 @@
+"""Number formats of host training: 16 bits inside the networks by autocast, and a loss scale per env for float16.
+
+Weights, running statistics, momentum, losses, gradients and everything after the networks stay in float32 or wider.
+Chosen by the trainer from the setting compute.precision; used by supervised.py and evaluation.py.
+"""
+
+from typing import NamedTuple
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+INITIAL_SCALE = 65536.0
+GROWTH, BACKOFF = 2.0, 0.5
+GROWTH_INTERVAL = 2000  # updates in a row without overflow after which a scale grows
+SMALLEST_SCALE, LARGEST_SCALE = 2.0**-14, 2.0**24
+SCALE = "loss_scale"  # of the weights: float32 [N]
+GOOD = "good_updates"  # of the weights: int64 [N], in a row
+
+
+class Precision(NamedTuple):
+    """What the networks compute in, and why."""
+
+    dtype: torch.dtype
+    reason: str
+
+    @property
+    def name(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
+
+
+def choose_precision(setting: str, device: torch.device) -> Precision:
+    """What compute.precision (auto, float32, bfloat16, float16) stands for on `device`.
+
+    Auto takes bfloat16 on a GPU that has it, else float16 there. A CPU stays with float32: for hosts of few channels
+    its own C kernels and grouped convolutions in float32 beat bfloat16 through autocast, which was measured.
+    """
+    if setting != "auto":
+        return Precision(getattr(torch, setting), "as compute.precision asks")
+    if device.type != "cuda":
+        return Precision(torch.float32, f"fastest on {device.type} for networks of few channels")
+    if torch.cuda.is_bf16_supported(including_emulation=False):
+        return Precision(torch.bfloat16, "the GPU computes in it natively")
+    return Precision(torch.float16, "the GPU has no bfloat16; each env has a loss scale of its own")
+
+
+def autocast(dtype: torch.dtype, device: torch.device) -> torch.autocast:
+    """Where networks run: in `dtype` if that has 16 bits, else as their weights are."""
+    short = dtype in (torch.bfloat16, torch.float16)
+    return torch.autocast(device.type, dtype if short else torch.bfloat16, enabled=short, cache_enabled=False)
+
+
+def as_input(images: Tensor, dtype: torch.dtype) -> Tensor:
+    """Images in the format that the networks compute in."""
+    return images.to(dtype) if dtype in (torch.bfloat16, torch.float16) else images
+
+
+def add_loss_scales_(weights: TensorDict) -> None:
+    """Give every env of `weights` a loss scale; `reset_loss_scales_` sets it."""
+    like = weights["host", "params"]
+    weights[SCALE] = torch.zeros(like.shape[0], dtype=torch.float32, device=like.device)
+    weights[GOOD] = torch.zeros(like.shape[0], dtype=torch.int64, device=like.device)
+
+
+def reset_loss_scales_(weights: TensorDict) -> None:
+    """Fresh hosts start at INITIAL_SCALE; without loss scales nothing happens."""
+    if SCALE in weights:
+        weights[SCALE].fill_(INITIAL_SCALE)
+        weights[GOOD].zero_()
+
+
+class LossScales:
+    """Loss scales of the n envs of a chunk while they train: copies, returned by `write_back_`.
+
+    The rule is that of torch.amp.GradScaler, per env: an update whose gradient is not finite is skipped and halves the
+    scale; GROWTH_INTERVAL good ones in a row double it.
+    """
+
+    def __init__(self, weights: TensorDict, span: slice) -> None:
+        self._scale_rows, self._good_rows = weights[SCALE][span], weights[GOOD][span]
+        self.scale, self.good = self._scale_rows.clone(), self._good_rows.clone()
+
+    def unscaled(self, grad: Tensor, nets: Tensor | None) -> Tensor:
+        """Gradients [m, P] of the losses of `nets` (positions within the chunk; None = all) without their scales."""
+        return grad / of_nets(self.scale, nets)[:, None]
+
+    def update_(self, finite: Tensor) -> None:
+        """Move the scales; finite: bool [n], whether each env's gradient was."""
+        self.good.copy_(torch.where(finite, self.good + 1, 0))
+        grown = self.good >= GROWTH_INTERVAL
+        factor = torch.where(finite, torch.where(grown, GROWTH, 1.0), BACKOFF)
+        self.scale.mul_(factor).clamp_(SMALLEST_SCALE, LARGEST_SCALE)
+        self.good.masked_fill_(grown, 0)
+
+    def write_back_(self) -> None:
+        self._scale_rows.copy_(self.scale)
+        self._good_rows.copy_(self.good)
+
+    def buffers(self) -> list[Tensor]:
+        return [self.scale, self.good]
+
+
+def of_nets(values: Tensor, nets: Tensor | None) -> Tensor:
+    """Rows [m, ...] of the networks `nets` (None = all) out of values [n, ...]."""
+    return values if nets is None else values.index_select(0, nets)
+
+
+def all_finite(host_grad: Tensor, seed_grads: list[tuple[Tensor | None, Tensor]]) -> Tensor:
+    """bool [n]: whether all gradients of a network and of its seeds are finite; seeds [m, P] with their networks."""
+    broken = ~host_grad.isfinite().all(1)
+    for nets, grad in seed_grads:
+        wrong = ~grad.isfinite().all(1)
+        broken = broken | (wrong if nets is None else torch.zeros_like(broken).index_copy(0, nets, wrong))
+    return ~broken
+
+
+def where_finite_(finite: Tensor, new: Tensor, old: Tensor) -> None:
+    """Put the rows of `old` back into `new` where `finite` [n] is false; both [n, ...] or flat [n*C]."""
+    rows = new.view(finite.shape[0], -1)
+    rows.copy_(torch.where(finite[:, None], rows, old.view_as(rows)))

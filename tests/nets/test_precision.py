@@ -1,0 +1,143 @@
+"""Host training in 16 bits: close to float32, a loss scale per env, and a policy that never notices."""
+
+from dataclasses import fields
+
+import pytest
+import torch
+from loop_world import Setting, StackedEnvs
+from rich.console import Console
+from tiny_world import CPU, tiny_settings
+
+from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
+from esper_soa.agent.policy import RecurrentPolicy
+from esper_soa.agent.ppo import Learner
+from esper_soa.config import ComputeConfig
+from esper_soa.env.observation import feature_names
+from esper_soa.errors import SettingError
+from esper_soa.nets import precision
+from esper_soa.nets.precision import GOOD, SCALE, LossScales, add_loss_scales_, choose_precision, reset_loss_scales_
+from esper_soa.ops.collect import Player, play_round
+from esper_soa.ops.progress import Progress
+from esper_soa.ops.resume import may_change
+from esper_soa.trainer import build_world
+
+IDS = list(range(5))
+
+
+def envs_in(dtype: torch.dtype) -> StackedEnvs:
+    """Five envs with seeds of all kinds whose hosts compute in `dtype`."""
+    envs = StackedEnvs(Setting(dtype=torch.float32), IDS)
+    envs.rules = envs.rules._replace(nets=envs.rules.nets._replace(precision=dtype))
+    if dtype == torch.float16:
+        add_loss_scales_(envs.weights)
+        reset_loss_scales_(envs.weights)
+    return envs
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_first_env_step_in_16_bits_is_close_to_one_in_float32(dtype: torch.dtype) -> None:
+    plain, short = envs_in(torch.float32), envs_in(dtype)
+    if dtype == torch.float16:
+        short.weights[SCALE].fill_(256.0)  # at the first scale one of these small hosts skips an update
+    expected, measured = plain.measure(), short.measure()
+    assert not torch.equal(measured.train_loss, expected.train_loss)
+    assert torch.allclose(measured.train_loss, expected.train_loss, rtol=0.02)
+    assert torch.allclose(measured.val_loss, expected.val_loss, rtol=0.02)
+    assert short.weights["host", "params"].dtype == torch.float32
+    assert torch.allclose(short.weights["host", "params"], plain.weights["host", "params"], atol=2e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_learning_goes_on_in_16_bits_with_seeds_of_every_kind(dtype: torch.dtype) -> None:
+    envs = envs_in(dtype)
+    losses = []
+    for _ in range(25):
+        measured = envs.measure()
+        losses.append(measured.val_loss)
+        envs.respond(measured, envs.actions())
+    assert torch.stack(losses).isfinite().all()
+    assert torch.stack(losses[-5:]).mean() < torch.stack(losses[:5]).mean()
+    assert envs.state.totals.blended.sum() > 0
+
+
+def test_an_overflow_costs_its_env_one_update_and_half_its_scale_and_no_other_env_anything() -> None:
+    calm, hit = envs_in(torch.float16), envs_in(torch.float16)
+    for envs in (calm, hit):
+        envs.play(6)
+    sick, well = 2, [0, 1, 3, 4]
+    hit.weights[SCALE][sick] = 2.0**24  # times a gradient of an activation: beyond 65504
+    before = hit.weights.clone()
+    calm.measure()
+    hit.measure()
+    assert hit.weights[SCALE][sick] == 2.0**22  # two batches, both skipped
+    assert hit.weights[GOOD][sick] == 0
+    for name in ("params", "momentum", "statistics"):
+        assert torch.equal(hit.weights["host", name][sick], before["host", name][sick]), name
+        assert torch.equal(hit.weights["host", name][well], calm.weights["host", name][well]), name
+        assert not torch.equal(hit.weights["host", name][well], before["host", name][well]), name
+    for slot in hit.weights["seeds"].sorted_keys:
+        assert torch.equal(hit.weights["seeds", slot, "momentum"][well], calm.weights["seeds", slot, "momentum"][well])
+    assert torch.equal(hit.weights[SCALE][well], calm.weights[SCALE][well])
+    hit.play(20)
+    assert hit.weights[GOOD][sick] > 0  # it has come down and trains again
+
+
+def test_a_scale_halves_on_overflow_and_doubles_after_good_updates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "GROWTH_INTERVAL", 3)
+    weights = envs_in(torch.float16).weights
+    scales = LossScales(weights, slice(1, 3))
+    # Env 1 overflows in the second update, env 2 never does: 65536 / 2 with one good update, and 65536 * 2 with none.
+    for finite in ([True, True], [False, True], [True, True]):
+        scales.update_(torch.tensor(finite))
+    scales.write_back_()
+    assert weights[SCALE].tolist() == [65536, 32768, 131072, 65536, 65536]
+    assert weights[GOOD].tolist() == [0, 1, 0, 0, 0]
+
+
+def test_fresh_hosts_start_at_the_first_scale() -> None:
+    cfg = tiny_settings(2, 1, 2)
+    cfg.compute = ComputeConfig(workers=1, precision="float16")
+    world = build_world(cfg, CPU)
+    world.weights[SCALE][1], world.weights[GOOD][1] = 4.0, 7
+    world.start_round(1)
+    assert world.weights[SCALE].tolist() == [65536, 65536]
+    assert world.weights[GOOD].tolist() == [0, 0]
+
+
+def test_the_policy_computes_in_float32_and_its_first_pass_has_ratio_one() -> None:
+    cfg = tiny_settings(3, 2, 5)
+    cfg.compute = ComputeConfig(workers=1, precision="bfloat16")
+    world = build_world(cfg, CPU)
+    assert world.rules.nets.precision == torch.bfloat16
+    features = len(feature_names(tuple(cfg.slots)))
+    policy = RecurrentPolicy(PolicyConfig(network=NetworkConfig(hidden=32, features=32)), 2, features, seed=0)
+    learner = Learner(policy, PPOConfig(minibatches=1, epochs=1), 1, seed=0)
+    with Progress(15, Console(quiet=True), "off") as progress:
+        _, rollout = play_round(world, Player(policy, learner), 0, progress, "")
+    assert rollout is not None
+    assert rollout.rows.log_probs.dtype == torch.float32
+    update = learner.update(rollout)
+    assert update["ratio_max"] == pytest.approx(1, abs=1e-5)
+    assert update["ratio_min"] == pytest.approx(1, abs=1e-5)
+
+
+def test_another_precision_is_no_harmless_change_of_a_resumed_run() -> None:
+    fixed = [field.name for field in fields(ComputeConfig) if not may_change(f"compute.{field.name}")]
+    assert fixed == ["precision"]
+
+
+def test_a_cpu_stays_with_float32_unless_asked() -> None:
+    assert choose_precision("auto", CPU).dtype == torch.float32
+    assert choose_precision("bfloat16", CPU).name == "bfloat16"
+
+
+def test_native_kernels_are_refused_beside_16_bits() -> None:
+    cfg = tiny_settings(2, 1, 2)
+    cfg.compute = ComputeConfig(workers=1, precision="bfloat16", native="on")
+    with pytest.raises(SettingError, match=r"compute.native=on: must be auto or off here.*float32"):
+        build_world(cfg, CPU)
+
+
+def test_an_unknown_precision_is_refused() -> None:
+    with pytest.raises(SettingError, match="compute.precision=half"):
+        ComputeConfig(precision="half")
