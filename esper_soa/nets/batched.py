@@ -98,6 +98,9 @@ def seed_layer(x: Tensor, weight: Tensor, norm: GroupNorm, residual: Tensor | No
 
 def added_layer(x: Tensor, weight: Tensor, norm: GroupNorm, alpha: Tensor, detached: bool) -> Tensor:
     """x [B, n*C, H, W] moved by alpha [n] towards x + layer(x); detached: the seed sees x cut off from the graph."""
+    gpu = triton_switch.kernels_for(x)
+    if gpu is not None and norm.relu:
+        return gpu.added_seed(x, weight, (norm.scale, norm.shift), norm.groups, alpha, detached)
     if switch.takes(x):
         return seed.seed_layer(x, weight, norm, Joined(x, alpha, detached))
     seen = x.detach() if detached else x

@@ -281,6 +281,21 @@ def test_hosts_train_and_validate_through_the_kernels(kernels_off_again: None) -
         torch.testing.assert_close(value, wanted, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("detached", [False, True])
+def test_seeds_blended_by_add_grow_through_the_kernels(kernels_off_again: None, detached: bool) -> None:
+    x, *parameters = seed_inputs(4, 3, (3, 2))
+    alpha = torch.tensor([0.25, 0.5, 1.0], device=DEVICE)
+    found = []
+    for setting in ("off", "on"):
+        switch.choose(setting, DEVICE)
+        leaves = [part.clone().requires_grad_() for part in (x, *parameters)]
+        norm = batched.GroupNorm(leaves[2], leaves[3], norm_groups(4))
+        out = batched.added_layer(leaves[0], leaves[1], norm, alpha, detached)
+        found.append([out, *torch.autograd.grad((out * drawn(6, *out.shape)).sum(), leaves)])
+    for value, wanted in zip(*found, strict=True):
+        torch.testing.assert_close(value, wanted, atol=1e-4, rtol=1e-4)
+
+
 def test_asking_for_the_kernels_where_they_cannot_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     with pytest.raises(SettingError, match="compute.triton"):

@@ -48,6 +48,17 @@ def conv_seed(x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, how: Conv
     return _ConvSeed.apply(x, weight, scale, shift, how)
 
 
+def added_seed(
+    x: Tensor, weight: Tensor, affine: tuple[Tensor, Tensor], groups: int, alpha: Tensor, detached: bool
+) -> Tensor:
+    """x [B, m*C, H, W] moved by alpha [m] towards x + ReLU(group norm(convolution(x))) for all m networks.
+
+    affine: scale and shift [m, C] of the group norm; detached: no gradient from the seed's input into the host.
+    """
+    everyone = torch.arange(alpha.shape[0], dtype=torch.int32, device=x.device)
+    return conv_seed(x, weight, *affine, ConvSeed(everyone, alpha, groups, False, detached))
+
+
 class _ConvSeed(torch.autograd.Function):
     @staticmethod
     def forward(  # type: ignore[override]

@@ -13,7 +13,7 @@ from torch import Tensor
 from esper_soa.errors import SettingError
 from esper_soa.nets.triton_kernels.support import unavailable_reason
 
-BLOCK = "esper_soa.nets.triton_kernels.block_autograd"
+FUNCTIONS = "esper_soa.nets.triton_kernels.functions"
 _kernels: ModuleType | None = None
 
 
@@ -25,10 +25,10 @@ def choose(setting: str, device: torch.device) -> None:
     if setting == "on" and reason is not None:
         raise SettingError("compute.triton", setting, "auto or off here", f"{reason[0].upper()}{reason[1:]}.")
     if setting == "on" or (setting == "auto" and reason is None and device.type == "cuda"):
-        _kernels = importlib.import_module(BLOCK)
+        _kernels = importlib.import_module(FUNCTIONS)
 
 
 def kernels_for(x: Tensor) -> ModuleType | None:
-    """The module block_autograd where the kernels are on and made for activations x, else None."""
+    """The module functions where the kernels are on and made for activations x, else None."""
     made_for = x.dim() == 4 and x.dtype in (torch.float32, torch.bfloat16)
     return _kernels if made_for and x.is_contiguous(memory_format=torch.channels_last) else None
