@@ -34,12 +34,8 @@ def work_cell(record: Mapping, point: Mapping) -> str:
     if work["live"] and work["live_envs"] < work["N"]:
         seeds += f" in {work['live_envs']} envs"
     cell = f"{record['name']}: N={work['N']} B={work['B']} T={work['T']} V={work['V']} K={work['K']}, seeds {seeds}"
-    value = point["value"]
-    return (
-        cell
-        if value is None or record["vary"] in ("envs", "live", "live_share")
-        else (f"{cell}, {record['vary']}={value:g}")
-    )
+    shown = point["value"] is None or point["vary"] in ("envs", "live", "live_share")
+    return cell if shown else f"{cell}, {point_name(point)}"
 
 
 def ratio_cell(ratio: Mapping | None) -> str:

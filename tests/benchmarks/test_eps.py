@@ -90,11 +90,20 @@ def test_results_are_appended(tmp_path: Path, record: dict) -> None:
 
 def test_a_varied_setting_makes_points_that_are_compared_with_the_first() -> None:
     cfg = tiny(vary="envs", values=[1, 3], sides=["engine"], update=False)
-    points = benchmark(cfg)["points"]
+    record = benchmark(cfg)
+    points = record["points"]
     assert [point["work"]["N"] for point in points] == [point["value"] for point in points] == [1, 3]
     assert "over_first" not in points[0]
     step, env_step = (points[1]["over_first"]["engine"][kind]["all"]["median"] for kind in ("step", "env_step"))
     assert step == pytest.approx(3 * env_step)
+    assert any(line.startswith("| custom: N=3 B=4 T=8 V=8 K=2, seeds 1 conv_light, first N=1 |")
+               for line in table.section([record]))  # fmt: skip
+
+
+def test_what_is_varied_is_said_where_the_work_does_not_show_it() -> None:
+    point = {"value": 2, "vary": "compute.workers", "work": {"N": 1, "B": 2, "T": 3, "V": 4, "K": 1, "live": 0}}
+    cell = table.work_cell({"name": "mine"}, point)
+    assert cell == "mine: N=1 B=2 T=3 V=4 K=1, seeds none, compute.workers=2"
 
 
 # --- the work
