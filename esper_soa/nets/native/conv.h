@@ -44,13 +44,44 @@ INLINE void conv_tile(const conv_job *job, const float *in, const float *weight,
         for (int v = 0; v < V; v++) store(out + p * job->step + v * LANES, sum[p * V + v]);
 }
 
+/* P pixels in a row of a 3x3 kernel x one vector: a number that was loaded serves the three pixels that it is near. */
+INLINE void conv_narrow_tile(const conv_job *job, const float *in, const float *weight, float *out, int P, long I) {
+    v8 sum[16];
+#pragma GCC unroll 16
+    for (int p = 0; p < P; p++) sum[p] = splat(0);
+    for (long ky = 0; ky < 3; ky++, in += (job->W + 2) * I, weight += 3 * I * job->O)
+        for (long i = 0; i < I; i++) {
+            v8 w[3];
+#pragma GCC unroll 3
+            for (int kx = 0; kx < 3; kx++) w[kx] = load(weight + (kx * I + i) * job->O);
+#pragma GCC unroll 16
+            for (int q = 0; q < P + 2; q++) {
+                v8 x = splat(in[q * I + i]);
+#pragma GCC unroll 3
+                for (int kx = 0; kx < 3; kx++)
+                    if (q - kx >= 0 && q - kx < P) sum[q - kx] += x * w[kx];
+            }
+        }
+#pragma GCC unroll 16
+    for (int p = 0; p < P; p++) store(out + p * job->step, sum[p]);
+}
+
+INLINE void conv_narrow_row(const conv_job *job, const float *in, const float *weight, float *out, long I) {
+    long x = 0;
+#define TILES(P) for (; x + (P) <= job->W; x += (P)) conv_narrow_tile(job, in + x * I, weight, out + x * job->step, P, I);
+    for (; x + 21 <= job->W; x += 11) conv_narrow_tile(job, in + x * I, weight, out + x * job->step, 11, I);
+    if (job->W - x == 10) TILES(10)
+    TILES(8)
+    TILES(4)
+    TILES(1)
+#undef TILES
+}
+
 /* A row of pixels for V vectors of channels, the widest tiles first. */
 INLINE void conv_row(const conv_job *job, const float *in, const float *weight, float *out, int V, long I, long k) {
     long x = 0;
 #define TILES(P) for (; x + (P) <= job->W; x += (P)) conv_tile(job, in + x * I, weight, out + x * job->step, P, V, I, k);
     if (V == 1) {
-        for (; x + 21 <= job->W; x += 11) conv_tile(job, in + x * I, weight, out + x * job->step, 11, V, I, k);
-        if (job->W - x == 10) TILES(10)
         TILES(8)
     } else {
         for (; x + 6 <= job->W && job->W - x != 8; x += 6)
@@ -68,7 +99,8 @@ INLINE void conv_with(const conv_job *job, long I, long k) {
             conv_row(job, job->in + y * line, job->weight + o, job->out + y * job->W * job->step + o, 2, I, k);
     if (o < job->O)
         for (long y = 0; y < job->H; y++)
-            conv_row(job, job->in + y * line, job->weight + o, job->out + y * job->W * job->step + o, 1, I, k);
+            if (k == 3) conv_narrow_row(job, job->in + y * line, job->weight + o, job->out + y * job->W * job->step + o, I);
+            else conv_row(job, job->in + y * line, job->weight + o, job->out + y * job->W * job->step + o, 1, I, k);
 }
 
 /* Convolve one image; common channel counts have code of their own. */
