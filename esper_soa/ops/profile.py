@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity
 
 from esper_soa.env.step import Work
 from esper_soa.nets.evaluation import ValidationFeed
-from esper_soa.nets.supervised import TrainingFeed
+from esper_soa.nets.supervised import CountedFeed, TrainingFeed
 from esper_soa.ops.progress import LOGGER
 
 PHASES = ("training", "validation", "data", "ledger", "policy", "update", "telemetry", "reset", "files")
@@ -201,6 +201,10 @@ class TimedTraining:
         found = self.feed.batch(envs, index)
         self.profile.span(begin)
         return found
+
+    def counted(self, envs: Tensor) -> CountedFeed:
+        """As the feed inside, not timed apart: it may be part of a CUDA graph."""
+        return self.feed.counted(envs)
 
 
 class TimedValidation:
