@@ -1,0 +1,143 @@
+"""Everything that only a GPU can show, in one command and under eight minutes:
+
+    python -m benchmarks.gpu
+
+Parity with the CPU, no host sync inside an env-step, the kernels' own tests, EPS and images per second at E10 (T=4608,
+V=1000, three live seeds, all eight subsets) beside the plain loop, N=64 against N=1, and the ladder of what makes it
+fast. Prints a table and, last, one JSON line, which is also appended to benchmarks/results/gpu.jsonl. Ends with an
+error where there is no GPU; `--device cpu --tiny` rehearses the whole script with sizes that mean nothing.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import machine
+from benchmarks.gpu_tasks import RUNGS
+from esper_soa.errors import UserError
+from esper_soa.ops.device import resolve_device
+
+ENVS, BATCHES = 64, (32, 512)
+BASELINE_ENVS = 8  # the plain loop takes as long per env whatever their number
+BEST = "graphs+triton"
+Records = dict[str, dict]
+
+
+def names() -> list[str]:
+    """Tasks in order of weight: where time runs out, the last are left out."""
+    found = ["parity:eager", "parity:graphs", "parity:triton", f"syncs:{BEST}"]
+    for batch in BATCHES:
+        found += [f"rung:{rung}:{ENVS}:{batch}" for rung in RUNGS if rung != "compiled"]
+        found += [f"baseline:{BASELINE_ENVS}:{batch}"]
+    found += [f"rung:{rung}:1:{BATCHES[0]}" for rung in ("graphs", BEST)]
+    return [*found, "blocks", f"rung:compiled:{ENVS}:{BATCHES[0]}", "tests"]
+
+
+def run_task(name: str, device: str, tiny: bool, seconds: float) -> dict:
+    """What the task found; "ok" says whether it ended well, "error" why not."""
+    command = [sys.executable, "-m", "benchmarks.gpu_tasks", name, "--device", device, *["--tiny"] * tiny]
+    begun = time.monotonic()
+    root = Path(__file__).parents[1]
+    try:
+        done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return {"ok": False, "error": f"not done after {seconds:.0f} s"}
+    lines = done.stdout.strip().splitlines()
+    if not lines or not lines[-1].startswith("{"):
+        return {
+            "ok": False,
+            "error": (done.stderr.strip().splitlines() or ["no output"])[-1],
+            "log": done.stderr[-3000:],
+        }
+    return json.loads(lines[-1]) | {"wall_seconds": time.monotonic() - begun}
+
+
+def ladder(records: Records, batch: int) -> Iterator[tuple[str, ...]]:
+    """A row per rung: EPS, images per second, times the plain loop, times the rung before."""
+    loop = records.get(f"baseline:{BASELINE_ENVS}:{batch}", {}).get("eps")
+    before = None
+    for name, key in [("plain loop", f"baseline:{BASELINE_ENVS}:{batch}")] + [
+        (rung, f"rung:{rung}:{ENVS}:{batch}") for rung in RUNGS
+    ]:
+        record = records.get(key, {})
+        if "eps" not in record:
+            yield name, str(record.get("error", "left out")), "", "", ""
+            continue
+        over_loop = f"{record['eps'] / loop:.2f}" if loop else ""
+        over_before = f"{record['eps'] / before:.2f}" if before else ""
+        yield name, f"{record['eps']:.1f}", f"{record['images_per_second']:,.0f}", over_loop, over_before
+        before = record["eps"]
+
+
+def show(records: Records, console: Console) -> None:
+    """Tables for people."""
+    for batch in BATCHES:
+        table = Table("B=" + str(batch), "EPS", "images/s", "over plain loop", "over row above", title_justify="left")
+        for row in ladder(records, batch):
+            table.add_row(*row)
+        console.print(table)
+    for rung in ("graphs", BEST):
+        many, one = (records.get(f"rung:{rung}:{envs}:{BATCHES[0]}", {}) for envs in (ENVS, 1))
+        if "seconds" in many and "seconds" in one:
+            ratio = many["seconds"] / one["seconds"]
+            console.print(f"{rung}: an env-step of N={ENVS} takes {ratio:.2f} times that of N=1 at B={BATCHES[0]}")
+    for key, value in records.get("blocks", {}).items():
+        if isinstance(value, Mapping):
+            console.print(f"block {key}: torch {value['torch_ms']:.3f} ms, Triton {value['triton_ms']:.3f} ms")
+    for name, record in records.items():
+        verdict = "ok" if record["ok"] else "FAILED: " + str(record.get("error", record))
+        detail = record.get("skipped") or record.get("summary") or record.get("distance", "")
+        console.print(f"{name:28} {verdict} {detail}", markup=False, highlight=False)
+
+
+def options_of(arguments: list[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="sizes for a rehearsal; the figures mean nothing")
+    parser.add_argument("--only", default="", help="only the tasks whose name starts with this")
+    parser.add_argument("--seconds", type=float, default=470, help="time for everything")
+    parser.add_argument("--results", default="benchmarks/results", help="folder of the results; '' = only print them")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Exit status: 0 all went well, 1 a task failed, 2 there is no GPU."""
+    options = options_of(arguments)
+    try:
+        device = resolve_device(options.device)
+    except UserError as error:
+        print(f"error: this benchmark needs a CUDA GPU. {error}", file=sys.stderr)
+        return 2
+    if device.type != "cuda" and not options.tiny:
+        print("error: on a CPU this script can only be rehearsed: add --tiny", file=sys.stderr)
+        return 2
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    ending, records = time.monotonic() + options.seconds, Records()
+    for name in names():
+        left = ending - time.monotonic()
+        if name.startswith(options.only) and left > 5:
+            records[name] = run_task(name, str(device), options.tiny, left)
+            console.print(f"{name}: {'ok' if records[name]['ok'] else 'failed'}", highlight=False)
+    show(records, console)
+    record = {"benchmark": "gpu", "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+              "commit": machine.git_commit(), "machine": machine.describe(device), "tiny": options.tiny,
+              "left_out": [name for name in names() if name not in records], "tasks": records}  # fmt: skip
+    if options.results:
+        path = Path(options.results, "gpu.jsonl")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+    print(json.dumps(record))
+    return 0 if all(one["ok"] for one in records.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

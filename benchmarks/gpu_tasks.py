@@ -1,0 +1,265 @@
+"""The tasks of benchmarks/gpu.py, each run in a process of its own, so that one that fails takes no other with it.
+
+    python -m benchmarks.gpu_tasks NAME [--device cuda] [--tiny]
+
+Prints one JSON line with what was found. On a CPU, with tiny sizes, the same code is rehearsed: steps on fixed memory
+instead of CUDA graphs, Triton's interpreter (TRITON_INTERPRET=1) instead of its compiler.
+"""
+
+import argparse
+import importlib
+import importlib.util
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks import eps, machine
+from benchmarks.eps_config import EpsConfig
+from benchmarks.sides import EngineSide
+from esper_soa.config import ComputeConfig
+from esper_soa.env.step import guard_, perceive, respond
+from esper_soa.errors import UserError
+from esper_soa.nets import batched
+from esper_soa.nets.evaluation import evaluate
+from esper_soa.nets.graphs import StepCache
+from esper_soa.nets.pools import claim_, read_roster
+from esper_soa.nets.supervised import train_epoch_
+from esper_soa.nets.triton_kernels.support import unavailable_reason
+from esper_soa.ops.device import resolve_device
+from esper_soa.state import Measurements, View
+from tests.sync_guard import SyncGuard
+
+RUNGS = ("eager", "compiled", "graphs", "triton", "graphs+triton", "graphs+triton+bfloat16")
+TOLERANCE = 1e-3  # relative distance of weights after a few steps on two devices
+BLOCKS = ((3, 8, 32), (8, 16, 16), (16, 32, 8))  # inputs, outputs and side of the blocks of cifar_baseline
+Found = dict[str, object]
+
+
+class Place(NamedTuple):
+    """Where a task runs, and whether it is a rehearsal."""
+
+    device: torch.device
+    tiny: bool
+
+
+def compute_of(rung: str, place: Place) -> ComputeConfig:
+    """The settings of a rung of the ladder."""
+    parts = rung.split("+")
+    graphs = "on" if "graphs" in parts and place.device.type == "cuda" else "off"
+    triton = "on" if "triton" in parts else "off"
+    precision = "bfloat16" if "bfloat16" in parts else "float32"
+    return ComputeConfig(compile=rung == "compiled", cuda_graphs=graphs, triton=triton, workers=1, precision=precision)
+
+
+def work(place: Place, rung: str, envs: int, batch_size: int) -> EpsConfig:
+    """E10: what ten hosts get of CIFAR-10 in the reference, three live seeds, all eight subsets."""
+    cfg = EpsConfig(
+        name="gpu", sides=["engine"], envs=envs, batch_size=batch_size, train_samples=4608, val_samples=1000, live=3,
+        device=str(place.device), repeats=3, timed_steps=1, warmup=4, limits=False, compute=compute_of(rung, place),
+    )  # fmt: skip
+    if place.tiny:
+        cfg.envs, cfg.batch_size, cfg.train_samples, cfg.val_samples = min(envs, 2), 2, 4, 4
+        cfg.repeats, cfg.warmup, cfg.steps, cfg.update, cfg.task.base_channels = 2, 3, 10, False, 2
+    return cfg
+
+
+def side_at(place: Place, rung: str, cfg: EpsConfig) -> EngineSide:
+    """The engine of a work; in a rehearsal its steps lie on fixed memory where a GPU would replay graphs."""
+    side = EngineSide(cfg)
+    if "graphs" in rung and place.device.type == "cpu":
+        rules = side.world.rules
+        side.world.rules = rules._replace(nets=rules.nets._replace(steps=StepCache(capture=False)))
+    return side
+
+
+def parity(place: Place, rung: str) -> Found:
+    """Weights and accuracies after a few env-steps on this device and on the CPU in plain torch."""
+    torch.backends.cudnn.allow_tf32 = False
+    cpu = Place(torch.device("cpu"), place.tiny)
+    sides = []
+    for where, name in ((cpu, "eager"), (place, rung)):
+        cfg = work(where, name, 4, 32)
+        cfg.train_samples, cfg.val_samples, cfg.update = (4, 4, False) if place.tiny else (64, 64, False)
+        sides.append(side_at(where, name, cfg))
+        sides[-1].warm_up()
+    distances = {}
+    wanted = sides[0].world.weights.flatten_keys(".")
+    for name, value in sides[1].world.weights.flatten_keys(".").items():
+        if value.is_floating_point():
+            norm = wanted[name].norm().clamp(min=1.0)
+            distances[name] = float((value.cpu() - wanted[name]).norm() / norm)
+    accuracy = [side.episode.state.signals.val_accuracy.cpu() for side in sides]
+    steps = sides[1].world.rules.nets.steps
+    return {
+        "ok": max(distances.values()) < TOLERANCE, "distance": max(distances.values()), "tolerance": TOLERANCE,
+        "accuracy_apart": float((accuracy[0] - accuracy[1]).abs().max()), "steps": dict(steps.counts) if steps else {},
+    }  # fmt: skip
+
+
+def syncs(place: Place, rung: str) -> Found:
+    """An env-step, from the roster on, in which the host may not wait for the device; raises where it does."""
+    side = side_at(place, rung, work(place, rung, 4, 32))
+    side.warm_up()
+    guarded_step(side, place.device)
+    return {"ok": True, "syncs": 0, "apart_from": "read_roster, once per env-step"}
+
+
+def guarded_step(side: EngineSide, device: torch.device) -> None:
+    """As env/step.py and ops/collect.py do it, the read of the roster left outside of the guard."""
+    world, rules, state = side.world, side.world.rules, side.episode.state
+    todo, alpha, memory = world.work(side.step), state.slots.alpha, side.player.agent.start(side.cfg.envs, device)
+    noise, roster = world.noise(side.step), read_roster(state.slots, state.ramp, False)
+    with no_syncs(device):
+        claim_(world.weights, rules.nets.shape, roster, todo.seed_keys)
+        trained = train_epoch_(rules.nets, world.weights, alpha, roster, todo.training, todo.num_batches)
+        tested = evaluate(rules.nets, world.weights, alpha, roster, todo.validation)
+        measured = Measurements(
+            train_loss=trained.loss, train_accuracy=trained.accuracy, val_loss=tested.loss, accuracy=tested.accuracy,
+            subset=tested.subset, ablated=tested.ablated, gradients=trained.gradients, batch_size=state.batch_size,
+        )  # fmt: skip
+        state, measured = guard_(rules, world.weights, state, measured)
+        percept = perceive(rules, state, measured)
+        view = View(
+            state=percept.state, observation=percept.observation, masks=percept.masks, noise=noise,
+            batch_size=state.batch_size,
+        )  # fmt: skip
+        with torch.no_grad():
+            decision, _ = side.player.agent.act(view, memory)
+        respond(rules, percept, decision.action)
+
+
+@contextmanager
+def no_syncs(device: torch.device) -> Iterator[None]:
+    """Raises where the host would wait for the device; on a CPU where it would on a GPU."""
+    if device.type == "cpu":
+        with SyncGuard():
+            yield
+        return
+    torch.cuda.set_sync_debug_mode("error")
+    yield
+    torch.cuda.set_sync_debug_mode("default")
+
+
+def rung(place: Place, name: str, envs: str, batch_size: str) -> Found:
+    """EPS and images per second of the engine at E10."""
+    torch.set_float32_matmul_precision("high")
+    cfg = work(place, name, int(envs), int(batch_size))
+    side = side_at(place, name, cfg)
+    with machine.PeakMemory(place.device) as memory:
+        side.warm_up()
+        timings = [side.run() for _ in range(cfg.repeats)]
+    steps = side.world.rules.nets.steps
+    return {"ok": True, **figures(cfg, timings), "peak_mib": memory.mib, "steps": dict(steps.counts) if steps else {}}
+
+
+def baseline(place: Place, envs: str, batch_size: str) -> Found:
+    """The plain loop at the same work; its time per env does not depend on their number."""
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.benchmark = True
+    cfg = work(place, "eager", int(envs), int(batch_size))
+    cfg.sides, cfg.repeats = ["baseline"], 2
+    one = eps.Contestant("baseline", cfg)
+    eps.take_turns([one], cfg.repeats)
+    return {"ok": True, **figures(cfg, one.timings)}
+
+
+def figures(cfg: EpsConfig, timings: list) -> Found:
+    """Medians over the timings."""
+    total = sorted(timing.total for timing in timings)[len(timings) // 2]
+    training = sorted(timing.columns["training"] for timing in timings)[len(timings) // 2]
+    train, val = cfg.images
+    return {
+        "N": cfg.envs, "B": cfg.batch_size, "T": cfg.train_samples, "V": cfg.val_samples, "K": cfg.rows,
+        "seconds": total, "training_seconds": training, "eps": cfg.envs / total,
+        "images_per_second": (train + val) / total, "train_images_per_second": train / training,
+        "repeats": len(timings),
+    }  # fmt: skip
+
+
+def blocks(place: Place) -> Found:
+    """Milliseconds of a block, forward and backward: torch and Triton, float32 and bfloat16."""
+    reason = unavailable_reason(place.device)
+    if reason is not None:
+        return {"ok": True, "skipped": reason}
+    kernels = importlib.import_module("esper_soa.nets.triton_kernels.functions")
+
+    def plain(x: Tensor, weight: Tensor, norm: tuple[Tensor, ...]) -> Tensor:
+        x = batched.batch_norm(batched.conv2d(x, weight.to(x.dtype)), *norm)
+        return F.relu(F.max_pool2d(x, 2))
+
+    def fused(x: Tensor, weight: Tensor, norm: tuple[Tensor, ...]) -> Tensor:
+        return kernels.conv_norm_relu_pool(x, weight, kernels.Norm(*norm), 2)
+
+    found: Found = {"ok": True}
+    nets, batches = (2, (2,)) if place.tiny else (64, (32, 512))
+    for inputs, outputs, side in BLOCKS:
+        for batch in batches:
+            for dtype in (torch.float32, torch.bfloat16):
+                size = (batch, nets * inputs, 4, 4) if place.tiny else (batch, nets * inputs, side, side)
+                x = torch.randn(size, device=place.device).contiguous(memory_format=torch.channels_last).to(dtype)
+                weight = torch.randn(nets, outputs, inputs, 3, 3, device=place.device)
+                milliseconds = [timed_block(form, x, weight, place) for form in (plain, fused)]
+                key = f"{inputs}->{outputs}, {side}x{side}, B={batch}, {str(dtype).removeprefix('torch.')}"
+                found[key] = dict(zip(("torch_ms", "triton_ms"), milliseconds, strict=True))
+    return found
+
+
+def timed_block(form: Callable[..., Tensor], x: Tensor, weight: Tensor, place: Place) -> float:
+    """Median milliseconds of forward and backward pass."""
+    count = weight.shape[0] * weight.shape[1]
+    ones, zeros = (torch.full((count,), value, device=x.device) for value in (1.0, 0.0))
+    affine = [part.view(weight.shape[:2]).clone().requires_grad_() for part in (ones, zeros)]
+    leaves = [x.requires_grad_(), weight.requires_grad_(), *affine]
+    seconds = []
+    for _ in range(2 if place.tiny else 12):
+        machine.wait_for(place.device)
+        begun = time.perf_counter()
+        out = form(leaves[0], leaves[1], (*affine, zeros.clone(), ones.clone()))
+        torch.autograd.grad(out.sum(), leaves)
+        machine.wait_for(place.device)
+        seconds.append(time.perf_counter() - begun)
+    return 1e3 * sorted(seconds[len(seconds) // 4 :])[len(seconds) // 3]
+
+
+def tests(place: Place) -> Found:
+    """The kernels' and graphs' own tests on this device."""
+    if importlib.util.find_spec("pytest") is None:
+        return {"ok": True, "skipped": "pytest is not installed"}
+    files = ["tests/nets/test_graphs.py"] + ["tests/nets/test_triton_kernels.py"] * (not place.tiny)
+    root = Path(__file__).parents[1]
+    done = subprocess.run([sys.executable, "-m", "pytest", *files], cwd=root, capture_output=True, text=True)
+    return {"ok": done.returncode == 0, "summary": done.stdout.strip().splitlines()[-1:], "output": done.stdout[-2000:]}
+
+
+TASKS: dict[str, Callable[..., Found]] = {
+    "parity": parity, "syncs": syncs, "rung": rung, "baseline": baseline, "blocks": blocks, "tests": tests,
+}  # fmt: skip
+
+
+def main() -> None:
+    """Run the task NAME[:argument...]; exit status 1 where it fails."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--tiny", action="store_true")
+    options = parser.parse_args()
+    task, *arguments = options.name.split(":")
+    try:
+        found = TASKS[task](Place(resolve_device(options.device), options.tiny), *arguments)
+    except UserError as error:
+        found = {"ok": False, "error": str(error)}
+    print(json.dumps(found))
+    sys.exit(0 if found["ok"] else 1)
+
+
+if __name__ == "__main__":
+    main()

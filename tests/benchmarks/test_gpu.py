@@ -1,0 +1,64 @@
+"""The one-command GPU script: refused without a GPU, rehearsed on a CPU, and its table."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.gpu import ladder, main, names
+from benchmarks.gpu_tasks import TASKS, Place, rung, syncs
+
+TINY = Place(torch.device("cpu"), True)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_so_and_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert "needs a CUDA GPU" in capsys.readouterr().err
+
+
+def test_real_sizes_on_a_cpu_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--device", "cpu"]) == 2
+    assert "--tiny" in capsys.readouterr().err
+
+
+def test_a_rehearsal_runs_its_tasks_apart_and_keeps_the_record(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--device", "cpu", "--tiny", "--only", "parity:graphs", "--results", str(tmp_path)]) == 0
+    record = json.loads((tmp_path / "gpu.jsonl").read_text())
+    assert record == json.loads(capsys.readouterr().out.splitlines()[-1])
+    found = record["tasks"]["parity:graphs"]
+    assert found["distance"] < found["tolerance"]
+    assert found["steps"]["plain"] > 0
+    assert "tests" in record["left_out"]
+
+
+def test_a_task_that_fails_fails_the_whole(tmp_path: Path) -> None:
+    assert main(["--device", "cpu", "--tiny", "--only", "parity:graphs", "--seconds", "5.2", "--results", ""]) == 1
+
+
+def test_the_guarded_env_step_and_a_rung_can_be_rehearsed() -> None:
+    assert syncs(TINY, "graphs")["ok"]
+    found = rung(TINY, "graphs", "64", "32")
+    assert found["K"] == 8
+    assert found["images_per_second"] == pytest.approx(found["eps"] * (4 + 8 * 4))
+
+
+def test_every_task_of_the_script_exists() -> None:
+    assert {name.split(":")[0] for name in names()} == set(TASKS)
+
+
+def test_the_ladder_compares_with_the_plain_loop_and_the_row_above() -> None:
+    records = {
+        "baseline:8:32": {"eps": 10.0, "images_per_second": 1000.0},
+        "rung:eager:64:32": {"eps": 20.0, "images_per_second": 2000.0},
+        "rung:graphs:64:32": {"eps": 50.0, "images_per_second": 5000.0},
+        "rung:triton:64:32": {"error": "no triton"},
+    }
+    rows = {row[0]: row[1:] for row in ladder(records, 32)}
+    assert rows["eager"] == ("20.0", "2,000", "2.00", "2.00")
+    assert rows["graphs"] == ("50.0", "5,000", "5.00", "2.50")
+    assert rows["triton"][0] == "no triton"
+    assert rows["compiled"][0] == "left out"
