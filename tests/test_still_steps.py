@@ -1,0 +1,81 @@
+"""What CUDA graphs need of an env-step, shown without a GPU: a round of steps on fixed memory gives the same bits.
+
+Inside of such a step nothing waits for the device, nothing is uploaded, and no buffer moves: what a capture would
+refuse, or what a replay would not notice.
+"""
+
+import io
+from collections.abc import Hashable, Sequence
+
+import pytest
+import torch
+from rich.console import Console
+from sync_guard import SyncGuard
+from tiny_world import CPU, tiny_settings
+
+from esper_soa.agent.scripted import RandomPolicy
+from esper_soa.env.step import Rules
+from esper_soa.env.world import World
+from esper_soa.nets.graphs import StaticStep, StepCache, _Kept
+from esper_soa.ops.collect import Player, play_round
+from esper_soa.ops.progress import Progress
+from esper_soa.ops.tally import RoundResult
+from esper_soa.trainer import build_world
+
+STEPS = 5
+
+
+class WatchedSteps(StepCache[StaticStep]):
+    """Runs every step as a capture would see it, and looks at the addresses before and after."""
+
+    def run_(self, key: Hashable, fresh: StaticStep, variants: Sequence[int]) -> StaticStep:
+        step = super().run_(key, fresh, variants)
+        places = [buffer.data_ptr() for buffer in step.buffers() if buffer.numel()]
+        assert len(set(places)) == len(places)
+        return step
+
+    def _advance_(self, kept: _Kept[StaticStep], variant: int) -> None:
+        places = [buffer.data_ptr() for buffer in kept.step.buffers()]
+        with SyncGuard():
+            super()._advance_(kept, variant)
+        assert [buffer.data_ptr() for buffer in kept.step.buffers()] == places
+
+
+def a_round(world: World) -> RoundResult:
+    quiet = Progress(4 * STEPS, Console(file=io.StringIO()), "off")
+    result, _ = play_round(world, Player(RandomPolicy(), None), 0, quiet, "")
+    return result
+
+
+def still(world: World, steps: StepCache) -> None:
+    rules: Rules = world.rules
+    world.rules = rules._replace(nets=rules.nets._replace(steps=steps))
+
+
+@pytest.mark.parametrize(("env_chunk", "stride"), [(4, 2), (2, 1)])
+def test_a_round_of_still_steps_equals_an_ordinary_one_bit_for_bit(env_chunk: int, stride: int) -> None:
+    settings = tiny_settings(4, 3, STEPS)
+    settings.train_samples, settings.task.gradient_stride = 4, stride
+    settings.compute.env_chunk, settings.compute.workers, settings.compute.native = env_chunk, 1, "off"
+    worlds = [build_world(settings, CPU) for _ in range(2)]
+    steps = WatchedSteps(capture=False)
+    still(worlds[1], steps)
+    ordinary, same = (a_round(world) for world in worlds)
+    assert same.record == ordinary.record
+    assert same.seeds["germinated"] > 0
+    for (name, value), wanted in zip(
+        worlds[1].weights.flatten_keys(".").items(), worlds[0].weights.flatten_keys(".").values(), strict=True
+    ):
+        assert torch.equal(value, wanted), name
+    assert steps.counts["plain"] >= 3 * STEPS
+
+
+def test_a_round_uses_few_keys_and_no_more_memory_than_allowed() -> None:
+    settings = tiny_settings(2, 2, STEPS)
+    settings.compute.native = "off"
+    world = build_world(settings, CPU)
+    steps = StepCache[StaticStep](capture=False, capacity=3)
+    still(world, steps)
+    a_round(world)
+    assert len(steps._kept) == 3
+    assert steps.counts["dropped"] > 0
