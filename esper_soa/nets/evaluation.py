@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from tensordict import TensorDict
 from torch import Tensor
 
+from esper_soa.nets import batched
 from esper_soa.nets.config import DEFAULT_ROWS, SubsetRows
 from esper_soa.nets.host import evaluate_forward, fold_batch_norm
 from esper_soa.nets.pools import Roster, groups_of, upload
@@ -104,21 +105,23 @@ class SubsetSeeds:
     def occupied(self, slot: int) -> bool:
         return any(active.group.slot == slot for active in self.actives)
 
-    def fill(self, slot: int, x: Tensor) -> Tensor:
+    def fill(self, slot: int, x: Tensor, pooled: bool) -> Tensor:
         branch = self.plan.get(slot)
         if branch is None:
-            return self._with_seeds(slot, x)
-        on = self._with_seeds(slot, self._rows(x, branch.on))
-        return torch.cat([self._rows(x, branch.off), on])
+            return self._with_seeds(slot, x, pooled)
+        on = self._with_seeds(slot, self._rows(x, branch.on), pooled)
+        off = batched.max_pool(x) if pooled and branch.off else x  # pooled before rows are copied
+        return torch.cat([self._rows(off, branch.off), on]) if branch.off else on
 
     def _rows(self, x: Tensor, rows: tuple[int, ...]) -> Tensor:
         if rows == tuple(range(x.shape[0] // self.batch)):
             return x
         return torch.cat([x[row * self.batch : (row + 1) * self.batch] for row in rows]) if rows else x[:0]
 
-    def _with_seeds(self, slot: int, x: Tensor) -> Tensor:
+    def _with_seeds(self, slot: int, x: Tensor, pooled: bool) -> Tensor:
         here = [active for active in self.actives if active.group.slot == slot]
-        return fill_slot(x, here, [active.params for active in here], self.num_nets)
+        x = fill_slot(x, here, [active.params for active in here], self.num_nets)
+        return batched.max_pool(x) if pooled else x
 
 
 def evaluate(

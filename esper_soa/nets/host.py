@@ -46,8 +46,11 @@ class SlotFiller(Protocol):
         """False: the slot is a pass-through for all networks of this pass."""
         ...
 
-    def fill(self, slot: int, x: Tensor) -> Tensor:
-        """Activations after the slot; may return more alpha rows along the batch axis than it was given."""
+    def fill(self, slot: int, x: Tensor, pooled: bool) -> Tensor:
+        """Activations after the slot, and after a 2x2 max pool where `pooled`.
+
+        May return more alpha rows along the batch axis than it was given.
+        """
         ...
 
 
@@ -77,10 +80,9 @@ def _early_pool(block: Block, filler: SlotFiller) -> bool:
 def _slots(block: Block, x: Tensor, filler: SlotFiller) -> Tensor:
     """The slots of one block, and its pool where a seed stands before it."""
     if block.slot_before_pool >= 0 and filler.occupied(block.slot_before_pool):
-        x = filler.fill(block.slot_before_pool, x)
-        x = batched.max_pool(x) if block.pooled else x
+        x = filler.fill(block.slot_before_pool, x, block.pooled)
     if block.slot_after_pool >= 0 and filler.occupied(block.slot_after_pool):
-        x = filler.fill(block.slot_after_pool, x)
+        x = filler.fill(block.slot_after_pool, x, False)
     return x
 
 

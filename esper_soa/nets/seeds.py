@@ -115,6 +115,7 @@ class TrainingSeeds:
     def occupied(self, slot: int) -> bool:
         return any(active.group.slot == slot for active in self.actives)
 
-    def fill(self, slot: int, x: Tensor) -> Tensor:
+    def fill(self, slot: int, x: Tensor, pooled: bool) -> Tensor:
         here = [index for index, active in enumerate(self.actives) if active.group.slot == slot]
-        return fill_slot(x, [self.actives[i] for i in here], [self.leaves[i] for i in here], self.num_nets)
+        x = fill_slot(x, [self.actives[i] for i in here], [self.leaves[i] for i in here], self.num_nets)
+        return batched.max_pool(x) if pooled else x
