@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from esper_soa.nets.native import block, pool, seed, switch
+from esper_soa.nets.native.library import LANES
 from esper_soa.nets.native.seed import GroupNorm, Joined
 from esper_soa.nets.triton_kernels import switch as triton_switch
 
@@ -47,6 +48,14 @@ def _even(x: Tensor, pooled: bool) -> bool:
     return not pooled or (x.shape[2] % 2 == 0 and x.shape[3] % 2 == 0)
 
 
+def _native(x: Tensor, weight: Tensor) -> bool:
+    """Whether the native kernels take a convolution of x with weight [n, O, ...].
+
+    They work on whole vectors of channels: narrower layers are quicker in torch as soon as they are differentiated.
+    """
+    return switch.takes(x) and (weight.shape[1] >= LANES or not torch.is_grad_enabled())
+
+
 def train_block(
     x: Tensor, weight: Tensor, norm: tuple[Tensor, Tensor], running: tuple[Tensor, Tensor], pooled: bool
 ) -> Tensor:
@@ -57,7 +66,7 @@ def train_block(
     gpu = triton_switch.kernels_for(x)
     if gpu is not None:
         return gpu.conv_norm_relu_pool(x, weight, gpu.Norm(*norm, *running), 2 if pooled else 1)
-    if switch.takes(x) and _even(x, pooled):
+    if _native(x, weight) and _even(x, pooled):
         moving = block.Statistics(*running, BATCH_NORM_MOMENTUM, NORM_EPS)
         return block.train_block(x, weight, norm, moving, pooled)
     x = batch_norm(conv2d(x, weight), *norm, *running)
@@ -69,7 +78,7 @@ def infer_block(x: Tensor, weight: Tensor, bias: Tensor, pooled: bool) -> Tensor
     gpu = triton_switch.kernels_for(x)
     if gpu is not None:
         return gpu.evaluate_conv_relu_pool(x, weight, bias, 2 if pooled else 1)
-    if switch.takes(x) and _even(x, pooled):
+    if _native(x, weight) and _even(x, pooled):
         return block.infer_block(x, weight, bias, pooled)
     x = conv2d(x, weight, bias)
     return F.relu(F.max_pool2d(x, 2) if pooled else x, inplace=True)
@@ -89,7 +98,7 @@ def group_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor) -> Tensor:
 
 def seed_layer(x: Tensor, weight: Tensor, norm: GroupNorm, residual: Tensor | None = None) -> Tensor:
     """Convolution, group norm and ReLU of x [B, n*I, H, W] (see GroupNorm), plus residual [B, n*O, H, W]."""
-    if switch.takes(x):
+    if _native(x, weight):
         return seed.seed_layer(x, weight, norm, Joined(residual))
     out = group_norm(conv2d(x, weight), norm.groups, norm.scale, norm.shift)
     out = F.relu(out, inplace=True) if norm.relu else out
@@ -101,7 +110,7 @@ def added_layer(x: Tensor, weight: Tensor, norm: GroupNorm, alpha: Tensor, detac
     gpu = triton_switch.kernels_for(x)
     if gpu is not None and norm.relu:
         return gpu.added_seed(x, weight, (norm.scale, norm.shift), norm.groups, alpha, detached)
-    if switch.takes(x):
+    if _native(x, weight):
         return seed.seed_layer(x, weight, norm, Joined(x, alpha, detached))
     seen = x.detach() if detached else x
     return mixed(x, seed_layer(seen, weight, norm, seen), alpha)
