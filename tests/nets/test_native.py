@@ -92,6 +92,20 @@ def test_a_training_block_and_its_gradients_equal_torch(case: Case) -> None:
     assert_close(ours, train(given, case.pooled, native=False, dtype=torch.float64), 3e-6)
 
 
+def test_a_pool_within_the_block_and_one_behind_it_are_the_same_to_the_bit() -> None:
+    # which of the two is used depends on the slots of other networks of a chunk, and no network may notice those
+    given = draw(Case(2, 3, 8, 32, batch=8))
+    given["x"] *= 1e-3  # small against the shift: rounding makes many values equal only behind the norm
+    together = train(given, True, native=True)
+    held = {name: value.to(torch.float32, copy=True) for name, value in given.items()}
+    leaves = [held[name].requires_grad_() for name in ("x", "weight", "scale", "shift")]
+    running = held["mean"], held["variance"]
+    out = batched.max_pool(batched.train_block(leaves[0], leaves[1], (leaves[2], leaves[3]), running, False))
+    apart = [out.detach(), *torch.autograd.grad(out, leaves, held["gradient"]), *running]
+    for index, (one, other) in enumerate(zip(together, apart, strict=True)):
+        assert torch.equal(one, other), index
+
+
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("case", CASES)
 def test_a_folded_block_equals_torch(case: Case, shared: bool) -> None:

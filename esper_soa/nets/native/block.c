@@ -22,7 +22,7 @@ int block_infer(const sheet *s) {
         for (long n = 0; n < s->nets; n++) {
             if (n == 0 || s->x_net) read_image(s, padded, b, n);
             convolve(s, padded, weights, y, n);
-            pool_job pool = {.y = y, .sign = rows, .peak = peak, .H = s->height, .W = s->width, .P = P};
+            pool_job pool = {.y = y, .peak = peak, .H = s->height, .W = s->width, .P = P};
             if (s->pooled) pool_image(&pool);
             pad_row(rows + P, s->shift + n * s->out_channels, s->out_channels);
             emit(s, s->pooled ? peak : y, rows, b, n);
@@ -49,40 +49,61 @@ static void settle(const sheet *s, const moments *m, long n) {
 /* What a network's forward pass gathers. */
 typedef struct {
     moments *sums;
-    float *padded, *weights, *rows; /* one padded image; packed weights of all; [n, 2, P]: first signs, then gain, offset */
+    float *padded, *weights, *rows; /* one padded image; packed weights of all; gain and offset [n, 2, P] */
 } train_scratch;
 
-/* Convolution of the whole batch, with its moments, and the pool while the image is in the caches. */
+/* Convolution of the whole batch, with its moments. */
 static void convolve_batch(const sheet *s, const train_scratch *t) {
-    long pixels = s->height * s->width, P = round_up(s->out_channels), out = out_pixels(s);
+    long pixels = s->height * s->width, P = round_up(s->out_channels);
     for (long b = 0; b < s->batch; b++)
         for (long n = 0; n < s->nets; n++) {
             if (n == 0 || s->x_net) read_image(s, t->padded, b, n);
             float *y = s->conv + saved_at(s, b, n, pixels);
             convolve(s, t->padded, t->weights, y, n);
             add_moments(&t->sums[n], y, pixels, P);
-            if (!s->pooled) continue;
-            pool_job pool = {.y = y, .sign = t->rows + n * 2 * P, .peak = s->peak + saved_at(s, b, n, out),
-                             .place = s->place + saved_at(s, b, n, out), .H = s->height, .W = s->width, .P = P};
-            pool_image(&pool);
+        }
+}
+
+/* Norm, ReLU and pool of 8 channels of one image, and where the pool's maxima stood before the norm.
+ * Decided behind ReLU: the same bits as a block and a pool of its own, whatever rounding makes equal. */
+INLINE void emit_pooled(const sheet *s, const float *y, const float *rows, long b, long n, long c) {
+    long O = s->out_channels, P = round_up(O), out = out_pixels(s), saved = saved_at(s, b, n, out) + c, W = s->width;
+    float *to = s->out + (b * out * s->nets + n) * O + c;
+    v8 gain = load(rows + c), offset = load(rows + P + c);
+    for (long r = 0; r + 1 < s->height; r += 2)
+        for (long x = 0; x + 1 < W; x += 2, saved += P, to += s->nets * O) {
+            const float *first = y + (r * W + x) * P + c;
+            v8 peak = load(first), best = relu(gain * peak + offset);
+            i8 place = {0};
+#pragma GCC unroll 3
+            for (int q = 1; q < 4; q++) {
+                v8 value = load(first + ((q >> 1) * W + (q & 1)) * P), next = relu(gain * value + offset);
+                i8 wins = overtakes(next, best);
+                best = choose(wins, next, best);
+                peak = choose(wins, value, peak);
+                place = choose_int(wins, q, place);
+            }
+            store_some(to, best, O - c);
+            store(s->peak + saved, peak);
+            *(b8u *)(s->place + saved) = __builtin_convertvector(place, b8);
         }
 }
 
 static void normalise_batch(const sheet *s, const train_scratch *t) {
-    long P = round_up(s->out_channels), out = out_pixels(s);
-    const float *value = s->pooled ? s->peak : s->conv;
+    long P = round_up(s->out_channels), pixels = s->height * s->width;
     for (long b = 0; b < s->batch; b++)
-        for (long n = 0; n < s->nets; n++) emit(s, value + saved_at(s, b, n, out), t->rows + n * 2 * P, b, n);
+        for (long n = 0; n < s->nets; n++) {
+            const float *y = s->conv + saved_at(s, b, n, pixels), *rows = t->rows + n * 2 * P;
+            if (!s->pooled) emit(s, y, rows, b, n);
+            else
+                for (long c = 0; c < P; c += LANES) emit_pooled(s, y, rows, b, n, c);
+        }
 }
 
 int block_train(const sheet *s) {
     long O = s->out_channels, P = round_up(O);
     train_scratch t = {new_moments(s->nets, P), padded_scratch(s, s->in_channels), packed_weights(s), scratch(s->nets * 2 * P)};
     int failed = !t.sums || !t.padded || !t.weights || !t.rows;
-    for (long c = 0; c < s->nets * O && !failed; c++) {
-        float scale = s->scale[c];
-        t.rows[c / O * 2 * P + c % O] = scale > 0 ? 1.0f : scale < 0 ? -1.0f : scale;
-    }
     if (!failed) convolve_batch(s, &t);
     for (long n = 0; n < s->nets && !failed; n++) {
         settle(s, &t.sums[n], n);
@@ -106,6 +127,27 @@ static void settle_back(const sheet *s, back_net *net, long n) {
     }
 }
 
+/* gather_sums of a pooled image: the same sums in the same order as over all its pixels, where most of dz is zero. */
+static void gather_pooled(const sheet *s, back_net *net, long saved, const float *grad) {
+    long O = s->out_channels, P = round_up(O), columns = s->width / 2;
+    for (long c = 0; c < O; c += LANES) {
+        v8 sum[2] = {splat(0), splat(0)}, moment[2] = {splat(0), splat(0)}, mean = load(net->rows + MEAN * P + c);
+        for (long line = 0; line < s->height; line++)
+            for (long x = 0; x < columns; x++) {
+                long p = line / 2 * columns + x, at = saved + p * P + c;
+                v8 y = load(s->peak + at), dz = behind_relu(net->rows + c, y, load_some(grad + p * s->nets * O + c, O - c), P);
+                i8 place = __builtin_convertvector(*(const b8u *)(s->place + at), i8);
+#pragma GCC unroll 2
+                for (int q = 0; q < 2; q++) {
+                    v8 here = keep(place == (int)(line & 1) * 2 + q, dz);
+                    sum[q] += here;
+                    moment[q] += here * (y - mean);
+                }
+            }
+        add_sums(net, c, sum[0] + sum[1], moment[0] + moment[1]);
+    }
+}
+
 /* dy of 8 channels of a pooled image into the padded gradient: dz lies at the place of the maximum. */
 INLINE void spread_pooled(const sheet *s, const back_net *net, const float *y, const float *grad, float *to,
                           long saved, long c) {
@@ -116,13 +158,13 @@ INLINE void spread_pooled(const sheet *s, const back_net *net, const float *y, c
     for (long r = 0; r + 1 < s->height; r += 2)
         for (long x = 0; x + 1 < W; x += 2, p++) {
             v8 peak = load(s->peak + saved + p * P + c);
-            v8 dz = flow * behind_relu(rows, peak, load_some(grad + p * s->nets * O + c, O - c), P);
+            v8 dz = behind_relu(rows, peak, load_some(grad + p * s->nets * O + c, O - c), P);
             i8 place = __builtin_convertvector(*(const b8u *)(s->place + saved + p * P + c), i8);
 #pragma GCC unroll 4
             for (int q = 0; q < 4; q++) {
                 v8 value = load(y + ((r + (q >> 1)) * W + x + (q & 1)) * P + c);
-                v8 rest = slope * (value - mean) + level;
-                store(to + (r + (q >> 1)) * line + (x + (q & 1)) * P + c, rest + keep(place == q, dz));
+                v8 dy = flow * keep(place == q, dz) + (slope * (value - mean) + level);
+                store(to + (r + (q >> 1)) * line + (x + (q & 1)) * P + c, dy);
             }
         }
 }
@@ -139,13 +181,16 @@ static void pass_two(const sheet *s, const back_scratch *t, long b, long n) {
 
 int block_backward(const sheet *s) {
     long O = s->out_channels, P = round_up(O), pixels = out_pixels(s);
-    const float *value = s->pooled ? s->peak : s->conv;
     back_scratch t = {0};
     int failed = open_back(s, &t);
     for (long n = 0; n < s->nets && !failed; n++) start_rows(s, &t.nets[n], s->mean + n * P, s->rstd + n * P, n);
     for (long b = 0; b < s->batch && !failed; b++)
-        for (long n = 0; n < s->nets; n++)
-            gather_sums(s, &t.nets[n], value + saved_at(s, b, n, pixels), s->grad_out + (b * pixels * s->nets + n) * O);
+        for (long n = 0; n < s->nets; n++) {
+            const float *grad = s->grad_out + (b * pixels * s->nets + n) * O;
+            long saved = saved_at(s, b, n, pixels);
+            if (s->pooled) gather_pooled(s, &t.nets[n], saved, grad);
+            else gather_sums(s, &t.nets[n], s->conv + saved, grad);
+        }
     for (long n = 0; n < s->nets && !failed; n++) settle_back(s, &t.nets[n], n);
     for (long b = 0; b < s->batch && !failed; b++)
         for (long n = 0; n < s->nets; n++) pass_two(s, &t, b, n);

@@ -84,7 +84,14 @@ INLINE v8 behind_relu(const float *rows, v8 y, v8 grad, long P) {
     return keep(~(z <= splat(0)), grad);
 }
 
-/* Take one image into the sums; `value` [pixels, P] is the convolution's output wherever a gradient arrives. */
+INLINE void add_sums(back_net *net, long c, v8 sum, v8 moment) {
+    for (int l = 0; l < LANES; l++) {
+        net->sum[c + l] += (double)sum[l];
+        net->moment[c + l] += (double)moment[l];
+    }
+}
+
+/* Take one image into the sums; `value` [pixels, P] is the convolution's output. */
 static inline void gather_sums(const sheet *s, back_net *net, const float *value, const float *grad) {
     long O = s->out_channels, P = round_up(O), pixels = out_pixels(s), step = s->nets * O;
     for (long c = 0; c < O; c += LANES) {
@@ -95,11 +102,7 @@ static inline void gather_sums(const sheet *s, back_net *net, const float *value
             sum[p & 1] += dz;
             moment[p & 1] += dz * (y - mean);
         }
-        v8 total = sum[0] + sum[1], product = moment[0] + moment[1];
-        for (int l = 0; l < LANES; l++) {
-            net->sum[c + l] += (double)total[l];
-            net->moment[c + l] += (double)product[l];
-        }
+        add_sums(net, c, sum[0] + sum[1], moment[0] + moment[1]);
     }
 }
 

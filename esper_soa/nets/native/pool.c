@@ -4,15 +4,11 @@
 
 int pool_forward(const sheet *s) {
     long O = s->out_channels, pixels = s->height * s->width * O, out = (s->height / 2) * (s->width / 2) * O;
-    float *sign = scratch(O);
-    if (!sign) return 1;
-    for (long c = 0; c < O; c++) sign[c] = 1.0f;
     for (long b = 0; b < s->batch; b++) {
-        pool_job job = {.y = s->x + b * pixels, .sign = sign, .peak = s->out + b * out,
+        pool_job job = {.y = s->x + b * pixels, .peak = s->out + b * out,
                         .place = s->place ? s->place + b * out : NULL, .H = s->height, .W = s->width, .P = O};
         pool_image(&job);
     }
-    free(sign);
     return 0;
 }
 
