@@ -68,6 +68,7 @@ def build_rules(cfg: TrainConfig, device: torch.device) -> Rules:
     slots = enabled_slots(cfg.task, list(cfg.slots))
     shape = host_shape(cfg.task, slots)
     detached = tuple(STAGE_NAMES.index(stage) for stage in cfg.lifecycle.detached_stages)
+    eval_batch = choose_eval_batch(device, switch.current().native)
     chunk = choose_env_chunk(cfg.compute.env_chunk, cfg.envs, device)
     workers = choose_workers(cfg.compute.workers, len(chunks(cfg.envs, chunk)), device)
     allowed = torch.zeros(NUM_BLUEPRINTS, dtype=torch.bool)
@@ -78,7 +79,7 @@ def build_rules(cfg: TrainConfig, device: torch.device) -> Rules:
     steps = step_cache(cfg.compute.cuda_graphs, device)
     precision = choose_precision(cfg.compute.precision, device).dtype
     return Rules(
-        nets=NetsConfig(shape, cfg.task, detached, chunk, choose_eval_batch(device), rows, workers, precision, steps),
+        nets=NetsConfig(shape, cfg.task, detached, chunk, eval_batch, rows, workers, precision, steps),
         lifecycle=cfg.lifecycle,
         gates=cfg.gates,
         signals=cfg.signals,

@@ -14,6 +14,7 @@ from esper_soa.errors import SettingError
 
 CPU_ENV_CHUNK = 4  # envs whose weights and activations stay in the caches of a CPU core together
 CPU_EVAL_BATCH = 16
+NATIVE_EVAL_BATCH = 64  # the native kernels work image by image and are asked less often
 GPU_EVAL_BATCH = 256
 # glibc's M_MMAP_MAX, M_TRIM_THRESHOLD and M_ARENA_MAX: no mappings, no trimming, one heap for all threads (those of
 # other threads are trimmed whatever the second says).
@@ -109,9 +110,11 @@ def _why_no_cuda() -> str:
     return "torch finds no usable NVIDIA GPU or driver."
 
 
-def choose_eval_batch(device: torch.device) -> int:
+def choose_eval_batch(device: torch.device, native: bool = False) -> int:
     """Validation images per forward pass: few on a CPU, where caches decide and alpha rows multiply them."""
-    return CPU_EVAL_BATCH if device.type == "cpu" else GPU_EVAL_BATCH
+    if device.type != "cpu":
+        return GPU_EVAL_BATCH
+    return NATIVE_EVAL_BATCH if native else CPU_EVAL_BATCH
 
 
 def keep_freed_memory(device: torch.device) -> bool:
