@@ -74,10 +74,15 @@ def test_an_interrupt_gives_the_pieces_up() -> None:
             ended.append(True)
             raise
 
+    # a shell may have started this process with interrupts ignored
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     timer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
-    with pytest.raises(KeyboardInterrupt):
-        run_pieces([piece, piece], 2)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_pieces([piece, piece], 2)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert ended == [True, True]
 
 
