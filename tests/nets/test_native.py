@@ -46,7 +46,8 @@ class Case(NamedTuple):
 CASES = [
     Case(1, 3, 8, 8), Case(2, 8, 16, 8), Case(3, 3, 12, 8, pooled=False), Case(2, 12, 5, 4, kernel=1),
     Case(2, 16, 32, 8, batch=3), Case(2, 8, 8, 32, pooled=False), Case(1, 1, 1, 6, kernel=5), Case(2, 32, 8, 16),
-    Case(1, 64, 64, 4, pooled=False),
+    Case(1, 64, 64, 4, pooled=False), Case(1, 24, 8, 10),
+    Case(2, 8, 16, 2, pooled=False), Case(1, 8, 24, 7, pooled=False),
 ]  # fmt: skip
 
 

@@ -14,20 +14,20 @@ static void emit(const sheet *s, const float *value, const float *rows, long b, 
 
 int block_infer(const sheet *s) {
     long P = round_up(s->out_channels), pixels = s->height * s->width;
-    float *padded = padded_scratch(s, s->in_channels), *weights = packed_weights(s), *y = scratch(2 * pixels * P);
-    float *rows = scratch(2 * P), *peak = y + pixels * P;
-    int failed = !padded || !weights || !y || !rows;
-    for (long c = 0; c < P && !failed; c++) rows[c] = 1.0f;
+    front_scratch t = {0};
+    float *y = scratch(2 * pixels * P), *peak = y + pixels * P;
+    int failed = open_front(s, &t, 2) || !y;
+    for (long c = 0; c < P && !failed; c++) t.rows[c] = 1.0f;
     for (long b = 0; b < s->batch && !failed; b++)
         for (long n = 0; n < s->nets; n++) {
-            if (n == 0 || s->x_net) read_image(s, padded, b, n);
-            convolve(s, padded, weights, y, n);
+            convolve(s, &t, y, b, n);
             pool_job pool = {.y = y, .peak = peak, .H = s->height, .W = s->width, .P = P};
             if (s->pooled) pool_image(&pool);
-            pad_row(rows + P, s->shift + n * s->out_channels, s->out_channels);
-            emit(s, s->pooled ? peak : y, rows, b, n);
+            pad_row(t.rows + P, s->shift + n * s->out_channels, s->out_channels);
+            emit(s, s->pooled ? peak : y, t.rows, b, n);
         }
-    free(padded), free(weights), free(y), free(rows);
+    close_front(&t);
+    free(y);
     return failed;
 }
 
@@ -46,21 +46,14 @@ static void settle(const sheet *s, const moments *m, long n) {
     }
 }
 
-/* What a network's forward pass gathers. */
-typedef struct {
-    moments *sums;
-    float *padded, *weights, *rows; /* one padded image; packed weights of all; gain and offset [n, 2, P] */
-} train_scratch;
-
 /* Convolution of the whole batch, with its moments. */
-static void convolve_batch(const sheet *s, const train_scratch *t) {
+static void convolve_batch(const sheet *s, const front_scratch *t, moments *sums) {
     long pixels = s->height * s->width, P = round_up(s->out_channels);
     for (long b = 0; b < s->batch; b++)
         for (long n = 0; n < s->nets; n++) {
-            if (n == 0 || s->x_net) read_image(s, t->padded, b, n);
             float *y = s->conv + saved_at(s, b, n, pixels);
-            convolve(s, t->padded, t->weights, y, n);
-            add_moments(&t->sums[n], y, pixels, P);
+            convolve(s, t, y, b, n);
+            add_moments(&sums[n], y, pixels, P);
         }
 }
 
@@ -89,28 +82,31 @@ INLINE void emit_pooled(const sheet *s, const float *y, const float *rows, long 
         }
 }
 
-static void normalise_batch(const sheet *s, const train_scratch *t) {
+/* rows = gain and offset [n, 2, P]. */
+static void normalise_batch(const sheet *s, const float *rows) {
     long P = round_up(s->out_channels), pixels = s->height * s->width;
     for (long b = 0; b < s->batch; b++)
         for (long n = 0; n < s->nets; n++) {
-            const float *y = s->conv + saved_at(s, b, n, pixels), *rows = t->rows + n * 2 * P;
-            if (!s->pooled) emit(s, y, rows, b, n);
+            const float *y = s->conv + saved_at(s, b, n, pixels), *own = rows + n * 2 * P;
+            if (!s->pooled) emit(s, y, own, b, n);
             else
-                for (long c = 0; c < P; c += LANES) emit_pooled(s, y, rows, b, n, c);
+                for (long c = 0; c < P; c += LANES) emit_pooled(s, y, own, b, n, c);
         }
 }
 
 int block_train(const sheet *s) {
     long O = s->out_channels, P = round_up(O);
-    train_scratch t = {new_moments(s->nets, P), padded_scratch(s, s->in_channels), packed_weights(s), scratch(s->nets * 2 * P)};
-    int failed = !t.sums || !t.padded || !t.weights || !t.rows;
-    if (!failed) convolve_batch(s, &t);
+    front_scratch t = {0};
+    moments *sums = new_moments(s->nets, P);
+    int failed = open_front(s, &t, 2 * s->nets) || !sums;
+    if (!failed) convolve_batch(s, &t, sums);
     for (long n = 0; n < s->nets && !failed; n++) {
-        settle(s, &t.sums[n], n);
+        settle(s, &sums[n], n);
         gain_offset(t.rows + n * 2 * P, s->mean + n * P, s->rstd + n * P, s->scale + n * O, s->shift + n * O, O);
     }
-    if (!failed) normalise_batch(s, &t);
-    free(t.sums), free(t.padded), free(t.weights), free(t.rows);
+    if (!failed) normalise_batch(s, t.rows);
+    close_front(&t);
+    free(sums);
     return failed;
 }
 

@@ -1,199 +1,54 @@
-/* Direct convolution of one padded image of one network, and the gradient of its weights.
+/* Same-padded convolution of one image of one network, and the gradient of its weights.
  *
- * An image is [H + 2p, W + 2p, I] with a zero border; the k*I numbers that a row of the kernel meets are contiguous, so
- * each output pixel is k dot products. Tiles of pixels x vectors of output channels stay in registers. Every output is
- * summed in the same order whatever the tile, so results do not depend on the tiling.
+ * An image is [H + 2p, W + 2p, I] with a zero border. There are two ways: tap by tap (taps.c), and 3x3 kernels by tiles
+ * of 2x2 outputs (tiles.c). `by_tiles` picks, for the forms of packed weights as well (pack.h).
  */
 #ifndef ESPER_CONV_H
 #define ESPER_CONV_H
 
 #include "vec.h"
 
-/* One image's convolution: what is read, where it goes. Weights are [k, k*I, O] with O in whole vectors. */
+#define FREQS 16 /* products per channel pair and tile */
+
+/* One image's convolution: what is read, where it goes. Weights are packed (pack.h), O in whole vectors. */
 typedef struct {
     const float *in;     /* padded image */
     const float *weight; /* packed */
     float *out;          /* first pixel, first channel */
     long H, W, I, O, k;
-    long step; /* floats between output pixels */
+    long step;   /* floats between output pixels */
+    float *room; /* scratch */
 } conv_job;
 
-/* P pixels in a row x V vectors of channels. I and k are constants where the caller's are. */
-INLINE void conv_tile(const conv_job *job, const float *in, const float *weight, float *out, int P, int V, long I, long k) {
-    v8 sum[16];
-#pragma GCC unroll 16
-    for (int t = 0; t < P * V; t++) sum[t] = splat(0);
-    for (long ky = 0; ky < k; ky++, in += (job->W + k - 1) * I) {
-        const float *from = in;
-#pragma GCC unroll 2
-        for (long j = 0; j < k * I; j++, weight += job->O, from++) {
-            v8 w[4];
-#pragma GCC unroll 4
-            for (int v = 0; v < V; v++) w[v] = load(weight + v * LANES);
-#pragma GCC unroll 16
-            for (int p = 0; p < P; p++) {
-                v8 x = splat(from[p * I]);
-#pragma GCC unroll 4
-                for (int v = 0; v < V; v++) sum[p * V + v] += x * w[v];
-            }
-        }
-    }
-#pragma GCC unroll 16
-    for (int p = 0; p < P; p++)
-#pragma GCC unroll 4
-        for (int v = 0; v < V; v++) store(out + p * job->step + v * LANES, sum[p * V + v]);
-}
-
-/* P pixels in a row of a 3x3 kernel x one vector: a number that was loaded serves the three pixels that it is near. */
-INLINE void conv_narrow_tile(const conv_job *job, const float *in, const float *weight, float *out, int P, long I) {
-    v8 sum[16];
-#pragma GCC unroll 16
-    for (int p = 0; p < P; p++) sum[p] = splat(0);
-    for (long ky = 0; ky < 3; ky++, in += (job->W + 2) * I, weight += 3 * I * job->O)
-        for (long i = 0; i < I; i++) {
-            v8 w[3];
-#pragma GCC unroll 3
-            for (int kx = 0; kx < 3; kx++) w[kx] = load(weight + (kx * I + i) * job->O);
-#pragma GCC unroll 16
-            for (int q = 0; q < P + 2; q++) {
-                v8 x = splat(in[q * I + i]);
-#pragma GCC unroll 3
-                for (int kx = 0; kx < 3; kx++)
-                    if (q - kx >= 0 && q - kx < P) sum[q - kx] += x * w[kx];
-            }
-        }
-#pragma GCC unroll 16
-    for (int p = 0; p < P; p++) store(out + p * job->step, sum[p]);
-}
-
-INLINE void conv_narrow_row(const conv_job *job, const float *in, const float *weight, float *out, long I) {
-    long x = 0;
-#define TILES(P) for (; x + (P) <= job->W; x += (P)) conv_narrow_tile(job, in + x * I, weight, out + x * job->step, P, I);
-    for (; x + 21 <= job->W; x += 11) conv_narrow_tile(job, in + x * I, weight, out + x * job->step, 11, I);
-    if (job->W - x == 10) TILES(10)
-    TILES(8)
-    TILES(4)
-    TILES(1)
-#undef TILES
-}
-
-/* A row of pixels for V vectors of channels, the widest tiles first. */
-INLINE void conv_row(const conv_job *job, const float *in, const float *weight, float *out, int V, long I, long k) {
-    long x = 0;
-#define TILES(P) for (; x + (P) <= job->W; x += (P)) conv_tile(job, in + x * I, weight, out + x * job->step, P, V, I, k);
-    if (V == 1) {
-        TILES(8)
-    } else {
-        for (; x + 6 <= job->W && job->W - x != 8; x += 6)
-            conv_tile(job, in + x * I, weight, out + x * job->step, 6, V, I, k);
-    }
-    TILES(4)
-    TILES(1)
-#undef TILES
-}
-
-INLINE void conv_with(const conv_job *job, long I, long k) {
-    long o = 0, line = (job->W + k - 1) * I;
-    for (; o + 2 * LANES <= job->O; o += 2 * LANES)
-        for (long y = 0; y < job->H; y++)
-            conv_row(job, job->in + y * line, job->weight + o, job->out + y * job->W * job->step + o, 2, I, k);
-    if (o < job->O)
-        for (long y = 0; y < job->H; y++)
-            if (k == 3) conv_narrow_row(job, job->in + y * line, job->weight + o, job->out + y * job->W * job->step + o, I);
-            else conv_row(job, job->in + y * line, job->weight + o, job->out + y * job->W * job->step + o, 1, I, k);
-}
-
-/* Convolve one image; common channel counts have code of their own. */
-static void conv_image(const conv_job *job) {
-    if (job->k == 3 && job->I == 3) conv_with(job, 3, 3);
-    else if (job->k == 3 && job->I == 8) conv_with(job, 8, 3);
-    else if (job->k == 3 && job->I == 16) conv_with(job, 16, 3);
-    else if (job->k == 3 && job->I == 32) conv_with(job, 32, 3);
-    else if (job->k == 3 && job->I == 64) conv_with(job, 64, 3);
-    else conv_with(job, job->I, job->k);
-}
-
-/* The gradient of the weights from one image: sum [k, k*I, O] += padded input (x) gradient of the output. */
+/* The gradient of the weights from one image: packed sum += padded input (x) gradient of the output. */
 typedef struct {
     const float *in;  /* padded image, as in the forward pass */
     const float *out; /* gradient of the output: first pixel, first channel */
     float *sum;
     long H, W, I, O, k;
     long step, line; /* floats between pixels and between lines of `out` */
+    float *room;      /* scratch */
 } wgrad_job;
 
-/* J numbers of the input row x V vectors of output channels, over all pixels. */
-INLINE void wgrad_tile(const wgrad_job *job, const float *in, const float *out, float *sum, int J, int V) {
-    v8 part[16];
-#pragma GCC unroll 16
-    for (int t = 0; t < J * V; t++) part[t] = splat(0);
-    for (long y = 0; y < job->H; y++, in += (job->W + job->k - 1) * job->I, out += job->line) {
-        const float *from = in, *grad = out;
-#pragma GCC unroll 2
-        for (long x = 0; x < job->W; x++, from += job->I, grad += job->step) {
-            v8 g[2];
-#pragma GCC unroll 2
-            for (int v = 0; v < V; v++) g[v] = load(grad + v * LANES);
-#pragma GCC unroll 16
-            for (int j = 0; j < J; j++) {
-                v8 value = splat(from[j]);
-#pragma GCC unroll 2
-                for (int v = 0; v < V; v++) part[j * V + v] += value * g[v];
-            }
-        }
-    }
-#pragma GCC unroll 16
-    for (int j = 0; j < J; j++)
-#pragma GCC unroll 2
-        for (int v = 0; v < V; v++) {
-            float *to = sum + j * job->O + v * LANES;
-            store(to, load(to) + part[j * V + v]);
-        }
+/* Whether a convolution of images with I channels goes by tiles: they have to be whole, and vectors full. */
+INLINE int by_tiles(long H, long W, long I, long k) { return k == 3 && I % LANES == 0 && H % 2 == 0 && W % 2 == 0; }
+
+/* Floats of scratch for images of H x W with up to `channels` channels on either side. */
+long tiles_room(long H, long W, long channels);
+
+void conv_by_taps(const conv_job *job);
+void conv_by_tiles(const conv_job *job);
+void wgrad_by_taps(const wgrad_job *job);
+void wgrad_by_tiles(const wgrad_job *job);
+
+static inline void conv_image(const conv_job *job) {
+    if (by_tiles(job->H, job->W, job->I, job->k)) conv_by_tiles(job);
+    else conv_by_taps(job);
 }
 
-INLINE void wgrad_rows(const wgrad_job *job, long ky, long o, int V) {
-    const float *in = job->in + ky * (job->W + job->k - 1) * job->I, *out = job->out + o;
-    float *sum = job->sum + ky * job->k * job->I * job->O + o;
-    long rows = job->k * job->I, j = 0;
-#define TILES(J) for (; j + (J) <= rows; j += (J)) wgrad_tile(job, in + j, out, sum + j * job->O, J, V);
-    if (V == 1) {
-        TILES(12)
-        TILES(9)
-    }
-    TILES(6)
-    TILES(3)
-    TILES(1)
-#undef TILES
-}
-
-static void wgrad_image(const wgrad_job *job) {
-    long o = 0;
-    for (; o + 2 * LANES <= job->O; o += 2 * LANES)
-        for (long ky = 0; ky < job->k; ky++) wgrad_rows(job, ky, o, 2);
-    if (o < job->O)
-        for (long ky = 0; ky < job->k; ky++) wgrad_rows(job, ky, o, 1);
-}
-
-/* weight [O, I, k, k] -> [k, k*I, P] of the forward pass, P = O in whole vectors; `to` is zeroed. */
-static inline void pack_forward(float *to, const float *weight, long O, long I, long k) {
-    for (long o = 0; o < O; o++)
-        for (long i = 0; i < I; i++)
-            for (long tap = 0; tap < k * k; tap++) to[(tap * I + i) * round_up(O) + o] = weight[(o * I + i) * k * k + tap];
-}
-
-/* weight [O, I, k, k] -> [k, k*P, Q] of the backward pass: taps turned round, channels swapped, both in whole vectors. */
-static inline void pack_backward(float *to, const float *weight, long O, long I, long k) {
-    for (long o = 0; o < O; o++)
-        for (long i = 0; i < I; i++)
-            for (long tap = 0; tap < k * k; tap++)
-                to[((k * k - 1 - tap) * round_up(O) + o) * round_up(I) + i] = weight[(o * I + i) * k * k + tap];
-}
-
-/* sum [k, k*I, P] -> gradient [O, I, k, k]. */
-static inline void unpack_gradient(float *to, const float *sum, long O, long I, long k) {
-    for (long o = 0; o < O; o++)
-        for (long i = 0; i < I; i++)
-            for (long tap = 0; tap < k * k; tap++) to[(o * I + i) * k * k + tap] = sum[(tap * I + i) * round_up(O) + o];
+static inline void wgrad_image(const wgrad_job *job) {
+    if (by_tiles(job->H, job->W, job->I, job->k)) wgrad_by_tiles(job);
+    else wgrad_by_taps(job);
 }
 
 #endif

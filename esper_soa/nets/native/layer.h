@@ -2,8 +2,8 @@
 #ifndef ESPER_LAYER_H
 #define ESPER_LAYER_H
 
-#include "conv.h"
 #include "norm.h"
+#include "pack.h"
 #include "sheet.h"
 
 /* Image b of network n as the convolution reads it. */
@@ -16,22 +16,51 @@ static inline float *padded_scratch(const sheet *s, long channels) {
     return scratch((s->height + s->kernel - 1) * (s->width + s->kernel - 1) * channels);
 }
 
-/* Weights of every network, packed; the caller frees. */
-static inline float *packed_weights(const sheet *s) {
-    long each = s->out_channels * s->in_channels * s->kernel * s->kernel;
-    long packed = s->kernel * s->kernel * s->in_channels * round_up(s->out_channels);
-    float *weights = scratch(s->nets * packed);
-    if (weights)
-        for (long n = 0; n < s->nets; n++)
-            pack_forward(weights + n * packed, s->weight + n * each, s->out_channels, s->in_channels, s->kernel);
-    return weights;
+/* Whether the forward convolution and the gradient of its weights, and the gradient of its input, go by tiles. */
+INLINE int forward_tiles(const sheet *s) { return by_tiles(s->height, s->width, s->in_channels, s->kernel); }
+INLINE int backward_tiles(const sheet *s) { return by_tiles(s->height, s->width, round_up(s->out_channels), s->kernel); }
+
+/* Numbers in a network's packed weights. */
+INLINE long packed_forward(const sheet *s) {
+    return (forward_tiles(s) ? FREQS : s->kernel * s->kernel) * s->in_channels * round_up(s->out_channels);
+}
+INLINE long packed_backward(const sheet *s) {
+    return (backward_tiles(s) ? FREQS : s->kernel * s->kernel) * round_up(s->in_channels) * round_up(s->out_channels);
 }
 
-/* The convolution of network n from a padded image to [H, W, P]. */
-static inline void convolve(const sheet *s, const float *padded, const float *weights, float *out, long n) {
-    long P = round_up(s->out_channels), packed = s->kernel * s->kernel * s->in_channels * P;
-    conv_job job = {.in = padded, .weight = weights + n * packed, .out = out, .H = s->height, .W = s->width,
-                    .I = s->in_channels, .O = P, .k = s->kernel, .step = P};
+/* Scratch of a convolution. */
+static inline float *convolution_room(const sheet *s) {
+    long P = round_up(s->out_channels), Q = round_up(s->in_channels);
+    return scratch(tiles_room(s->height, s->width, P > Q ? P : Q));
+}
+
+/* Scratch of a forward pass. */
+typedef struct {
+    float *padded;  /* one image */
+    float *weights; /* of every network, packed */
+    float *room;
+    float *rows; /* [P] each, as many as the layer asks for */
+} front_scratch;
+
+static inline void close_front(front_scratch *t) { free(t->padded), free(t->weights), free(t->room), free(t->rows); }
+
+static inline int open_front(const sheet *s, front_scratch *t, long rows) {
+    long each = s->out_channels * s->in_channels * s->kernel * s->kernel;
+    *t = (front_scratch){padded_scratch(s, s->in_channels), scratch(s->nets * packed_forward(s)), convolution_room(s),
+                         scratch(rows * round_up(s->out_channels))};
+    if (!t->padded || !t->weights || !t->room || !t->rows) return 1;
+    for (long n = 0; n < s->nets; n++)
+        pack_forward(t->weights + n * packed_forward(s), s->weight + n * each, s->out_channels, s->in_channels, s->kernel,
+                     forward_tiles(s));
+    return 0;
+}
+
+/* The convolution of image b of network n to [H, W, P]. */
+static inline void convolve(const sheet *s, const front_scratch *t, float *out, long b, long n) {
+    long P = round_up(s->out_channels);
+    if (n == 0 || s->x_net) read_image(s, t->padded, b, n);
+    conv_job job = {.in = t->padded, .weight = t->weights + n * packed_forward(s), .out = out, .H = s->height,
+                    .W = s->width, .I = s->in_channels, .O = P, .k = s->kernel, .step = P, .room = t->room};
     conv_image(&job);
 }
 
@@ -75,7 +104,7 @@ typedef struct {
     double *sum, *moment; /* [P]: sum of dz, sum of dz * (y - mean) */
     float *rows;          /* [BACK_ROWS, P] */
     float *weights;       /* packed for the gradient of the input */
-    float *grad_weight;   /* packed [k, k*I, P] */
+    float *grad_weight;   /* packed */
 } back_net;
 
 /* dz of 8 channels at one pixel; `y` is the convolution's value there. */
@@ -110,34 +139,36 @@ static inline void gather_sums(const sheet *s, back_net *net, const float *value
 typedef struct {
     float *padded, *grad; /* padded input and padded dy of one image */
     float *grad_x;        /* [H, W, Q] where the input's channels do not fill vectors */
-    float *room;          /* rows and packed weights of every network */
+    float *room;          /* of a convolution */
+    float *own;           /* rows, packed weights and their gradient of every network */
     double *sums;
     back_net *nets;
 } back_scratch;
 
 static inline void close_back(back_scratch *t) {
-    free(t->padded), free(t->grad), free(t->grad_x), free(t->room), free(t->sums), free(t->nets);
+    free(t->padded), free(t->grad), free(t->grad_x), free(t->room), free(t->own), free(t->sums), free(t->nets);
 }
 
 static inline int open_back(const sheet *s, back_scratch *t) {
     long P = round_up(s->out_channels), Q = round_up(s->in_channels), taps = s->kernel * s->kernel;
-    long each = BACK_ROWS * P + taps * P * Q + taps * s->in_channels * P;
+    long each = BACK_ROWS * P + packed_backward(s) + packed_forward(s);
     t->padded = padded_scratch(s, s->in_channels);
     t->grad = padded_scratch(s, P);
     t->grad_x = scratch(s->height * s->width * Q);
-    t->room = scratch(s->nets * each);
+    t->room = convolution_room(s);
+    t->own = scratch(s->nets * each);
     t->sums = calloc((size_t)(s->nets * 2 * P), sizeof(double));
     t->nets = calloc((size_t)s->nets, sizeof(back_net));
-    if (!t->padded || !t->grad || !t->grad_x || !t->room || !t->sums || !t->nets) return 1;
+    if (!t->padded || !t->grad || !t->grad_x || !t->room || !t->own || !t->sums || !t->nets) return 1;
     for (long n = 0; n < s->nets; n++) {
         back_net *net = &t->nets[n];
-        net->rows = t->room + n * each;
+        net->rows = t->own + n * each;
         net->weights = net->rows + BACK_ROWS * P;
-        net->grad_weight = net->weights + taps * P * Q;
+        net->grad_weight = net->weights + packed_backward(s);
         net->sum = t->sums + n * 2 * P;
         net->moment = net->sum + P;
         pack_backward(net->weights, s->weight + n * s->out_channels * s->in_channels * taps, s->out_channels,
-                      s->in_channels, s->kernel);
+                      s->in_channels, s->kernel, backward_tiles(s));
     }
     return 0;
 }
@@ -179,7 +210,7 @@ static inline void input_gradient(const sheet *s, const back_scratch *t, long b,
     float *to = s->grad_x + b * pixels * s->x_pixel + n * s->x_net;
     int direct = Q == s->in_channels;
     conv_job job = {.in = t->grad, .weight = t->nets[n].weights, .out = direct ? to : t->grad_x, .H = s->height,
-                    .W = s->width, .I = P, .O = Q, .k = s->kernel, .step = direct ? s->x_pixel : Q};
+                    .W = s->width, .I = P, .O = Q, .k = s->kernel, .step = direct ? s->x_pixel : Q, .room = t->room};
     conv_image(&job);
     if (!direct) copy_pixels(to, s->x_pixel, t->grad_x, Q, pixels, s->in_channels);
 }
@@ -190,7 +221,7 @@ static inline void convolution_gradients(const sheet *s, const back_scratch *t, 
     if (n == 0 || s->x_net) read_image(s, t->padded, b, n);
     wgrad_job job = {.in = t->padded, .out = padded_grad(s, t), .sum = t->nets[n].grad_weight, .H = s->height,
                      .W = s->width, .I = s->in_channels, .O = P, .k = s->kernel, .step = P,
-                     .line = (s->width + s->kernel - 1) * P};
+                     .line = (s->width + s->kernel - 1) * P, .room = t->room};
     wgrad_image(&job);
     if (s->grad_x && !s->detached) input_gradient(s, t, b, n);
 }
@@ -198,7 +229,8 @@ static inline void convolution_gradients(const sheet *s, const back_scratch *t, 
 static inline void unpack_gradients(const sheet *s, const back_scratch *t) {
     long each = s->out_channels * s->in_channels * s->kernel * s->kernel;
     for (long n = 0; n < s->nets; n++)
-        unpack_gradient(s->grad_weight + n * each, t->nets[n].grad_weight, s->out_channels, s->in_channels, s->kernel);
+        unpack_gradient(s->grad_weight + n * each, t->nets[n].grad_weight, s->out_channels, s->in_channels, s->kernel,
+                        forward_tiles(s));
 }
 
 #endif

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-# Predictive commoning carries neighbouring pixels through registers that the tiles of conv.h need for their sums.
+# Predictive commoning carries neighbouring pixels through registers that the tiles of taps.c need for their sums.
 FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math", "-fno-predictive-commoning")
 LINK = ("-shared", "-fPIC")
 LANES = 8  # floats in a vector of vec.h

@@ -21,17 +21,12 @@ static void group_statistics(const sheet *s, const float *y, float *mean, float 
     }
 }
 
-/* Scratch of a forward pass; y, mean and rstd are the saved ones where there are any. */
-typedef struct {
-    float *padded, *weights, *y, *rows; /* rows [4, P]: gain, offset, mean, rstd */
-} seed_scratch;
-
-static void seed_image(const sheet *s, const seed_scratch *t, long b, long n) {
+/* `room` [H, W, P] takes the convolution's output where nothing is saved; the rows are gain, offset, mean and rstd. */
+static void seed_image(const sheet *s, const front_scratch *t, float *room, long b, long n) {
     long O = s->out_channels, P = round_up(O), pixels = s->height * s->width, at = (n * s->batch + b) * P;
-    float *y = s->conv ? s->conv + saved_at(s, b, n, pixels) : t->y;
+    float *y = s->conv ? s->conv + saved_at(s, b, n, pixels) : room;
     float *mean = s->conv ? s->mean + at : t->rows + 2 * P, *rstd = s->conv ? s->rstd + at : t->rows + 3 * P;
-    read_image(s, t->padded, b, n);
-    convolve(s, t->padded, t->weights, y, n);
+    convolve(s, t, y, b, n);
     group_statistics(s, y, mean, rstd);
     gain_offset(t->rows, mean, rstd, s->scale + n * O, s->shift + n * O, O);
     long to = (b * pixels * s->nets + n) * O;
@@ -41,13 +36,13 @@ static void seed_image(const sheet *s, const seed_scratch *t, long b, long n) {
 }
 
 int seed_forward(const sheet *s) {
-    long P = round_up(s->out_channels);
-    seed_scratch t = {padded_scratch(s, s->in_channels), packed_weights(s), scratch(s->height * s->width * P),
-                      scratch(4 * P)};
-    int failed = !t.padded || !t.weights || !t.y || !t.rows;
+    front_scratch t = {0};
+    float *y = scratch(s->height * s->width * round_up(s->out_channels));
+    int failed = open_front(s, &t, 4) || !y;
     for (long b = 0; b < s->batch && !failed; b++)
-        for (long n = 0; n < s->nets; n++) seed_image(s, &t, b, n);
-    free(t.padded), free(t.weights), free(t.y), free(t.rows);
+        for (long n = 0; n < s->nets; n++) seed_image(s, &t, y, b, n);
+    close_front(&t);
+    free(y);
     return failed;
 }
 

@@ -1,0 +1,214 @@
+/* 3x3 convolutions of one padded image by F(2x2, 3x3): 16 products per channel pair and 2x2 outputs instead of 36.
+ *
+ * Y = A' [(G g G') * (B' d B)] A of a 4x4 patch d (S. Winograd, 1980; as in A. Lavin and S. Gray, "Fast Algorithms for
+ * Convolutional Neural Networks", 2016); the gradient of the weights is G' [(A dY A') * (B' d B)] G. Images are worked
+ * through in strips of tiles that stay in the caches. Every output is summed in the same order whatever the strips.
+ */
+#include "conv.h"
+
+#define STRIP 16 /* tiles of a strip, where lines allow */
+#define GAP 16   /* floats between tiles, so that they do not meet in one set of the cache */
+
+INLINE long strip_lines(long W) { return W / 2 < STRIP ? STRIP / (W / 2) : 1; }
+INLINE long tile_step(long channels) { return FREQS * channels + GAP; }
+
+long tiles_room(long H, long W, long channels) {
+    return H % 2 || W % 2 ? 0 : 2 * strip_lines(W) * (W / 2) * tile_step(channels);
+}
+
+INLINE void patch_column(const float *in, long line, v8 *to) {
+    v8 a = load(in), b = load(in + line), c = load(in + 2 * line), d = load(in + 3 * line);
+    to[0] = a - c, to[1] = b + c, to[2] = c - b, to[3] = b - d;
+}
+
+/* B' d B of 8 channels of a line of `count` patches; a patch shares two columns with the next. */
+INLINE void patch_line(const float *in, long line, long I, long count, float *to) {
+    v8 col[4][4];
+    patch_column(in, line, col[0]);
+    patch_column(in + I, line, col[1]);
+    for (long t = 0; t < count; t++, in += 2 * I, to += tile_step(I)) {
+        patch_column(in + 2 * I, line, col[2]);
+        patch_column(in + 3 * I, line, col[3]);
+#pragma GCC unroll 4
+        for (int r = 0; r < 4; r++) {
+            store(to + (4 * r + 0) * I, col[0][r] - col[2][r]);
+            store(to + (4 * r + 1) * I, col[1][r] + col[2][r]);
+            store(to + (4 * r + 2) * I, col[2][r] - col[1][r]);
+            store(to + (4 * r + 3) * I, col[1][r] - col[3][r]);
+            col[0][r] = col[2][r];
+            col[1][r] = col[3][r];
+        }
+    }
+}
+
+/* All patches of `lines` lines of tiles of a padded image [H + 2, W + 2, I]. */
+INLINE void patches(const float *in, long W, long I, long lines, float *to) {
+    long line = (W + 2) * I;
+    for (long y = 0; y < lines; y++, in += 2 * line, to += W / 2 * tile_step(I))
+        for (long c = 0; c < I; c += LANES) patch_line(in + c, line, I, W / 2, to + c);
+}
+
+/* Products of P tiles at one frequency with V vectors of output channels: from [tile][16][I] to [tile][16][V * 8]. */
+INLINE void product_tile(const float *in, const float *weight, long O, float *out, int P, int V, long I) {
+    v8 sum[16];
+#pragma GCC unroll 16
+    for (int t = 0; t < P * V; t++) sum[t] = splat(0);
+#pragma GCC unroll 2
+    for (long i = 0; i < I; i++, weight += O, in++) {
+        v8 w[2];
+#pragma GCC unroll 2
+        for (int v = 0; v < V; v++) w[v] = load(weight + v * LANES);
+#pragma GCC unroll 16
+        for (int p = 0; p < P; p++) {
+            v8 x = splat(in[p * tile_step(I)]);
+#pragma GCC unroll 2
+            for (int v = 0; v < V; v++) sum[p * V + v] += x * w[v];
+        }
+    }
+#pragma GCC unroll 16
+    for (int p = 0; p < P; p++)
+#pragma GCC unroll 2
+        for (int v = 0; v < V; v++) store(out + p * tile_step(V * LANES) + v * LANES, sum[p * V + v]);
+}
+
+INLINE void products(const float *in, const float *weight, long O, float *out, long tiles, int V, long I) {
+    for (long f = 0; f < FREQS; f++, in += I, weight += I * O, out += V * LANES) {
+        long t = 0;
+#define TILES(P) \
+    for (; t + (P) <= tiles; t += (P)) \
+        product_tile(in + t * tile_step(I), weight, O, out + t * tile_step(V * LANES), P, V, I);
+        if (V == 1) {
+            TILES(8)
+        } else {
+            TILES(6)
+        }
+        TILES(4)
+        TILES(1)
+#undef TILES
+    }
+}
+
+/* A' m A of 8 channels of a line of `count` tiles, [tile][16][C] to pixels. */
+INLINE void tile_line(const float *in, long C, long count, float *out, long step, long line) {
+    for (long t = 0; t < count; t++, in += tile_step(C), out += 2 * step) {
+        v8 top[4], low[4];
+#pragma GCC unroll 4
+        for (int s = 0; s < 4; s++) {
+            v8 a = load(in + s * C), b = load(in + (4 + s) * C), c = load(in + (8 + s) * C), d = load(in + (12 + s) * C);
+            top[s] = (a + b) + c;
+            low[s] = (b - c) - d;
+        }
+        store(out, (top[0] + top[1]) + top[2]);
+        store(out + step, (top[1] - top[2]) - top[3]);
+        store(out + line, (low[0] + low[1]) + low[2]);
+        store(out + line + step, (low[1] - low[2]) - low[3]);
+    }
+}
+
+/* Output channels o and on, V vectors of them, of a strip. */
+INLINE void strip_outputs(const conv_job *job, const float *in, float *room, long y, long lines, long o, int V, long I) {
+    long across = job->W / 2, line = job->W * job->step;
+    products(in, job->weight + o, job->O, room, lines * across, V, I);
+    for (long r = 0; r < lines; r++)
+        for (int v = 0; v < V; v++)
+            tile_line(room + r * across * tile_step(V * LANES) + v * LANES, V * LANES, across,
+                      job->out + 2 * (y + r) * line + o + v * LANES, job->step, line);
+}
+
+INLINE void tiles_with(const conv_job *job, long I) {
+    long most = strip_lines(job->W);
+    float *out = job->room + most * (job->W / 2) * tile_step(I);
+    for (long y = 0; y < job->H / 2; y += most) {
+        long lines = job->H / 2 - y < most ? job->H / 2 - y : most, o = 0;
+        patches(job->in + 2 * y * (job->W + 2) * I, job->W, I, lines, job->room);
+        for (; o + 2 * LANES <= job->O; o += 2 * LANES) strip_outputs(job, job->room, out, y, lines, o, 2, I);
+        if (o < job->O) strip_outputs(job, job->room, out, y, lines, o, 1, I);
+    }
+}
+
+/* Common channel counts have code of their own. */
+void conv_by_tiles(const conv_job *job) {
+    if (job->I == 8) tiles_with(job, 8);
+    else if (job->I == 16) tiles_with(job, 16);
+    else if (job->I == 32) tiles_with(job, 32);
+    else if (job->I == 64) tiles_with(job, 64);
+    else tiles_with(job, job->I);
+}
+
+/* A dY A' of 8 channels of a line of `count` tiles: pixels to [tile][16][O]. */
+INLINE void gradient_line(const float *grad, long step, long line, long O, long count, float *to) {
+    for (long t = 0; t < count; t++, grad += 2 * step, to += tile_step(O)) {
+        v8 a = load(grad), b = load(grad + step), c = load(grad + line), d = load(grad + line + step);
+        v8 left[4] = {a, a + c, a - c, -c}, right[4] = {b, b + d, b - d, -d};
+#pragma GCC unroll 4
+        for (int r = 0; r < 4; r++) {
+            store(to + (4 * r + 0) * O, left[r]);
+            store(to + (4 * r + 1) * O, left[r] + right[r]);
+            store(to + (4 * r + 2) * O, left[r] - right[r]);
+            store(to + (4 * r + 3) * O, -right[r]);
+        }
+    }
+}
+
+/* J input channels x V vectors of output channels at one frequency, summed over the tiles of a strip. */
+INLINE void wgrad_products(const float *in, const float *grad, float *sum, long tiles, int J, int V, long I, long O) {
+    v8 part[16];
+#pragma GCC unroll 16
+    for (int t = 0; t < J * V; t++) part[t] = splat(0);
+#pragma GCC unroll 2
+    for (long t = 0; t < tiles; t++, in += tile_step(I), grad += tile_step(O)) {
+        v8 g[2];
+#pragma GCC unroll 2
+        for (int v = 0; v < V; v++) g[v] = load(grad + v * LANES);
+#pragma GCC unroll 16
+        for (int j = 0; j < J; j++) {
+            v8 x = splat(in[j]);
+#pragma GCC unroll 2
+            for (int v = 0; v < V; v++) part[j * V + v] += x * g[v];
+        }
+    }
+#pragma GCC unroll 16
+    for (int j = 0; j < J; j++)
+#pragma GCC unroll 2
+        for (int v = 0; v < V; v++) {
+            float *to = sum + j * O + v * LANES;
+            store(to, load(to) + part[j * V + v]);
+        }
+}
+
+INLINE void wgrad_strip(const wgrad_job *job, const float *in, const float *grad, long tiles, long I, long O) {
+    for (long f = 0; f < FREQS; f++) {
+        float *sum = job->sum + f * I * O;
+        long o = 0;
+        for (; o + 2 * LANES <= O; o += 2 * LANES)
+            for (long i = 0; i < I; i += 4)
+                wgrad_products(in + f * I + i, grad + f * O + o, sum + i * O + o, tiles, 4, 2, I, O);
+        if (o < O)
+            for (long i = 0; i < I; i += 8)
+                wgrad_products(in + f * I + i, grad + f * O + o, sum + i * O + o, tiles, 8, 1, I, O);
+    }
+}
+
+INLINE void wgrad_with(const wgrad_job *job, long I, long O) {
+    long most = strip_lines(job->W), across = job->W / 2;
+    float *grads = job->room + most * across * tile_step(I);
+    for (long y = 0; y < job->H / 2; y += most) {
+        long lines = job->H / 2 - y < most ? job->H / 2 - y : most;
+        patches(job->in + 2 * y * (job->W + 2) * I, job->W, I, lines, job->room);
+        for (long r = 0; r < lines; r++)
+            for (long c = 0; c < O; c += LANES)
+                gradient_line(job->out + 2 * (y + r) * job->line + c, job->step, job->line, O, across,
+                              grads + r * across * tile_step(O) + c);
+        wgrad_strip(job, job->room, grads, lines * across, I, O);
+    }
+}
+
+/* As conv_by_tiles. */
+void wgrad_by_tiles(const wgrad_job *job) {
+    if (job->I == 8 && job->O == 8) wgrad_with(job, 8, 8);
+    else if (job->I == 8 && job->O == 16) wgrad_with(job, 8, 16);
+    else if (job->I == 16 && job->O == 16) wgrad_with(job, 16, 16);
+    else if (job->I == 16 && job->O == 32) wgrad_with(job, 16, 32);
+    else if (job->I == 32 && job->O == 32) wgrad_with(job, 32, 32);
+    else wgrad_with(job, job->I, job->O);
+}
