@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 import traceback
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -86,6 +87,15 @@ def test_an_interrupt_gives_the_pieces_up() -> None:
     assert ended == [True, True]
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """As in a run by default: sums over two threads of an operation round otherwise than in the workers' one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def played(workers: int, dtype: torch.dtype) -> StackedEnvs:
     """Seven envs, three chunks and one env over, whose seeds are of all kinds; host 3 loses its way and is put back."""
     envs = StackedEnvs(Setting(workers=workers, dtype=dtype, governed=True, reward="basic_plus"), list(range(7)))
@@ -95,6 +105,7 @@ def played(workers: int, dtype: torch.dtype) -> StackedEnvs:
     return envs
 
 
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_number_of_workers_changes_no_bit(dtype: torch.dtype) -> None:
     alone = played(1, dtype)
