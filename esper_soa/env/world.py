@@ -35,6 +35,7 @@ class World:
         self, rules: Rules, images: ImageSet, sizes: Sizes, cfg: DataConfig, seed: int, kernels: StepKernels = EAGER
     ) -> None:
         self.rules, self.images, self.seed, self.kernels = rules, images, seed, kernels
+        data.check_classes(images, rules.nets.shape.num_classes)
         self.augment = cfg.augment
         self.split = data.split_sizes(images, sizes.batch_size, sizes.num_envs) if cfg.split else None
         if self.split is not None:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from esper_soa.nets.native import block, pool, seed, switch
+from esper_soa.nets.native import block, head, pool, seed, switch
 from esper_soa.nets.native.library import LANES
 from esper_soa.nets.native.seed import GroupNorm, Joined
 from esper_soa.nets.triton_kernels import switch as triton_switch
@@ -124,6 +124,20 @@ def max_pool(x: Tensor) -> Tensor:
 def spatial_mean(x: Tensor, num_nets: int) -> Tensor:
     """x [B, n*C, H, W] -> [B, n, C]; the rounding of a network's mean does not depend on the other networks."""
     return F.adaptive_avg_pool2d(x, 1).flatten(1).unflatten(1, (num_nets, -1))
+
+
+def classify(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Global mean and linear classifier: x [B, n*C, H, W], weight [n, K, C], bias [n, K] -> logits [B, n, K]."""
+    return linear(spatial_mean(x, weight.shape[0]), weight, bias)
+
+
+def classifier_loss(x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean cross-entropy [n] of `classify` for labels [B, n], in the weights' dtype, and hits int64 [n]."""
+    if switch.takes(x):
+        return head.head_loss(x, weight, bias, labels)
+    logits = classify(x, weight, bias).to(weight.dtype)
+    losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").unflatten(0, labels.shape)
+    return losses.mean(0), (logits.detach().argmax(-1) == labels).sum(0)
 
 
 def per_channel(values: Tensor, num_channels: int) -> Tensor:

@@ -14,6 +14,8 @@ from torch.nn import functional as F
 from esper_soa.errors import check
 from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE
 from esper_soa.nets.datasets import ImageSet
+from esper_soa.nets.native import switch
+from esper_soa.nets.native.images import cut_images
 from esper_soa.nets.streams import VALIDATION_SET, fold, integers, stream_keys
 
 PADDING = 4  # black pixels around a training image, before normalisation
@@ -32,6 +34,7 @@ class ImageBank(NamedTuple):
     labels: Tensor  # int64 [D]
     scale: Tensor  # float32 [3], normalised = byte * scale + offset
     offset: Tensor  # float32 [3]
+    values: Tensor  # float32 [3, 256], every byte normalised
 
 
 def training_bank(images: ImageSet) -> ImageBank:
@@ -46,12 +49,13 @@ def evaluation_bank(images: ImageSet) -> ImageBank:
     return ImageBank(images.test_images.permute(0, 1, 3, 2).contiguous(), images.test_labels, *_normalisation(images))
 
 
-def _normalisation(images: ImageSet) -> tuple[Tensor, Tensor]:
-    """Scale and offset [3] that turn bytes into (value in [0, 1] - mean) / std."""
+def _normalisation(images: ImageSet) -> tuple[Tensor, Tensor, Tensor]:
+    """Scale and offset [3] that turn bytes into (value in [0, 1] - mean) / std, and what they make of every byte."""
     mean = torch.tensor(images.mean, dtype=torch.float64)
     std = torch.tensor(images.std, dtype=torch.float64)
     device = images.train_images.device
-    return (1 / (255 * std)).float().to(device), (-mean / std).float().to(device)
+    scale, offset = (1 / (255 * std)).float().to(device), (-mean / std).float().to(device)
+    return scale, offset, torch.arange(256.0, device=device).mul(scale[:, None]).add(offset[:, None])
 
 
 def check_work(images: ImageSet, train_samples: int, val_samples: int) -> None:
@@ -63,6 +67,12 @@ def check_work(images: ImageSet, train_samples: int, val_samples: int) -> None:
         check(value >= 1, setting, value, "at least 1")
         check(value <= available, setting, value, f"at most {available}, the {kind} images of {images.name}",
               f"Lower {setting}, or choose a larger data set with data.name and data.root.")  # fmt: skip
+
+
+def check_classes(images: ImageSet, num_classes: int) -> None:
+    """Raise SettingError where the hosts have fewer classes than the images."""
+    found = 1 + max(int(labels.max()) for labels in (images.train_labels, images.test_labels))
+    check(num_classes >= found, "task.num_classes", num_classes, f"at least {found}, the classes of {images.name}")
 
 
 class OrderBook:
@@ -184,15 +194,15 @@ def training_batch(
         crop = integers(keys, samples, NUM_CROPS)
     else:
         crop = torch.full_like(picks, NUM_CROPS // 2 // 2)
-    first = picks * PADDED_BYTES + _crop_start(crop, len(bank.labels))
+    first, labels = picks * PADDED_BYTES + _crop_start(crop, len(bank.labels)), bank.labels[picks]
+    if switch.takes_images(bank.lines, dtype):
+        return cut_images(bank.lines, first, bank.values, IMAGE_SIZE), labels
     lines = torch.arange(0, IMAGE_SIZE * LINE, LINE, device=indices.device)[:, None, None]
     colours = torch.arange(0, LINE, PADDED_SIZE, device=indices.device)
     starts = first[:, None, :, None] + lines + colours
     every_start = bank.lines.as_strided((bank.lines.numel() - IMAGE_SIZE + 1, IMAGE_SIZE), (1, 1))
     cut = every_start.index_select(0, starts.flatten())
-    return _finished(cut.view(batch_size, IMAGE_SIZE, num_envs * IMAGE_CHANNELS, IMAGE_SIZE), bank, dtype), bank.labels[
-        picks
-    ]
+    return _finished(cut.view(batch_size, IMAGE_SIZE, num_envs * IMAGE_CHANNELS, IMAGE_SIZE), bank, dtype), labels
 
 
 def _crop_start(crop: Tensor, dataset_size: int) -> Tensor:
@@ -211,10 +221,11 @@ def evaluation_batch(bank: ImageBank, indices: Tensor, dtype: torch.dtype = torc
     num_envs, batch_size = indices.shape
     picks = indices.T
     valid = picks.clamp(min=0)
-    lines = (
-        bank.lines.index_select(0, valid.flatten()).unflatten(0, (batch_size, num_envs)).transpose(1, 2).flatten(2, 3)
-    )
-    return _finished(lines, bank, dtype), torch.where(picks < 0, -1, bank.labels[valid])
+    labels = torch.where(picks < 0, -1, bank.labels[valid])
+    if switch.takes_images(bank.lines, dtype):
+        return cut_images(bank.lines, valid * bank.lines.stride(0), bank.values, IMAGE_SIZE), labels
+    chosen = bank.lines.index_select(0, valid.flatten()).unflatten(0, (batch_size, num_envs))
+    return _finished(chosen.transpose(1, 2).flatten(2, 3), bank, dtype), labels
 
 
 def _finished(lines: Tensor, bank: ImageBank, dtype: torch.dtype) -> Tensor:

@@ -86,16 +86,36 @@ def _slots(block: Block, x: Tensor, filler: SlotFiller) -> Tensor:
     return x
 
 
-def train_forward(
+def _train_blocks(
     shape: HostShape, parameters: list[Tensor], statistics: list[Tensor], x: Tensor, filler: SlotFiller
 ) -> Tensor:
-    """Logits [B, n, classes] of images x [B, n*3, 32, 32]; batch statistics, running statistics [n*C] move in place."""
+    """Activations behind the last block; batch statistics are used, running statistics [n*C] move in place."""
     for i, block in enumerate(shape.blocks):
         kernel, scale, shift = parameters[3 * i : 3 * i + 3]
         running = (statistics[2 * i], statistics[2 * i + 1])
         x = batched.train_block(x, kernel, (scale, shift), running, _early_pool(block, filler))
         x = _slots(block, x, filler)
-    return _classify(parameters, x)
+    return x
+
+
+def train_forward(
+    shape: HostShape, parameters: list[Tensor], statistics: list[Tensor], x: Tensor, filler: SlotFiller
+) -> Tensor:
+    """Logits [B, n, classes] of images x [B, n*3, 32, 32]; batch statistics, running statistics [n*C] move in place."""
+    return batched.classify(_train_blocks(shape, parameters, statistics, x, filler), *parameters[-2:])
+
+
+def train_loss(
+    shape: HostShape,
+    parameters: list[Tensor],
+    statistics: list[Tensor],
+    batch: tuple[Tensor, Tensor],
+    filler: SlotFiller,
+) -> tuple[Tensor, Tensor]:
+    """Mean cross-entropy [n] and hits int64 [n] of a batch, images [B, n*3, 32, 32] and labels [B, n]."""
+    images, labels = batch
+    x = _train_blocks(shape, parameters, statistics, images, filler)
+    return batched.classifier_loss(x, *parameters[-2:], labels)
 
 
 def fold_batch_norm(shape: HostShape, parameters: list[Tensor], statistics: list[Tensor]) -> list[Tensor]:
@@ -114,9 +134,4 @@ def evaluate_forward(shape: HostShape, folded: list[Tensor], x: Tensor, filler: 
     for i, block in enumerate(shape.blocks):
         x = batched.infer_block(x, folded[2 * i], folded[2 * i + 1], _early_pool(block, filler))
         x = _slots(block, x, filler)
-    return _classify(folded, x)
-
-
-def _classify(parameters: list[Tensor], x: Tensor) -> Tensor:
-    head_weight, head_bias = parameters[-2:]
-    return batched.linear(batched.spatial_mean(x, head_weight.shape[0]), head_weight, head_bias)
+    return batched.classify(x, *folded[-2:])

@@ -10,13 +10,13 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from tensordict import TensorDict
 from torch import Tensor
 
 from esper_soa.nets.config import DEFAULT_ROWS, SubsetRows, TaskConfig
 from esper_soa.nets.graphs import StepCache
-from esper_soa.nets.host import HostShape, train_forward
+from esper_soa.nets.host import HostShape, train_loss
+from esper_soa.nets.native import sgd, switch
 from esper_soa.nets.pools import Roster, groups_of, upload
 from esper_soa.nets.precision import SCALE, LossScales, all_finite, as_input, autocast, of_nets, where_finite_
 from esper_soa.nets.seeds import ActiveGroup, TrainingSeeds, put_to_bed_, wake
@@ -178,12 +178,10 @@ class _Chunk:
         leaf = self.params.detach().requires_grad_()
         with autocast(precision, images.device):
             inputs = as_input(images, precision)
-            logits = train_forward(shape, shape.parameters.unpack(leaf), self.statistics, inputs, seeds)
-        logits = logits.to(leaf.dtype)
-        losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").unflatten(0, labels.shape)
-        losses = losses.mean(0)
+            parameters = shape.parameters.unpack(leaf)
+            losses, hits = train_loss(shape, parameters, self.statistics, (inputs, labels), seeds)
         self.loss += losses.detach()
-        self.correct += (logits.detach().argmax(-1) == labels).sum(0)
+        self.correct += hits
         leaves = [leaf, *(seed for seed in seeds.leaves if seed.requires_grad)]
         scaled = losses if self.scales is None else losses * self.scales.scale
         host_grad, *seed_grads = torch.autograd.grad(scaled.sum(), leaves)
@@ -251,6 +249,10 @@ class _StillSteps:
 
 def sgd_(params: Tensor, momentum: Tensor, grad: Tensor, task: TaskConfig, lr: float, weight_decay: float) -> None:
     """Clip each row's gradient to its own norm, then SGD with momentum, in place; all tensors [n, P]."""
+    if switch.takes(params, dims=2):
+        rule = sgd.Rule(task.max_grad_norm, CLIP_EPS, lr, task.momentum, weight_decay)
+        sgd.sgd_(params, momentum, grad, rule)
+        return
     if task.max_grad_norm > 0:
         norm = torch.linalg.vector_norm(grad, dim=1, keepdim=True)
         grad = grad * (task.max_grad_norm / (norm + CLIP_EPS)).clamp(max=1.0)

@@ -10,6 +10,7 @@ from esper_soa.nets.data import (
     OrderBook,
     Split,
     ValidationImages,
+    check_classes,
     check_work,
     evaluation_bank,
     evaluation_batch,
@@ -107,6 +108,12 @@ def test_work_beyond_the_data_is_an_error_that_names_the_limit(images: ImageSet)
         check_work(images, 7, 6)
     with pytest.raises(SettingError, match="train_samples=0: must be at least 1"):
         check_work(images, 0, 5)
+
+
+def test_more_classes_than_the_hosts_have_is_an_error(images: ImageSet) -> None:
+    check_classes(images, 8)  # labels 0 to 7
+    with pytest.raises(SettingError, match="task.num_classes=7: must be at least 8, the classes of noise"):
+        check_classes(images, 7)
 
 
 def test_a_batch_equals_crops_made_by_plain_loops(images: ImageSet, bank: ImageBank) -> None:

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from esper_soa.errors import SettingError
-from esper_soa.nets import batched, blueprints
+from esper_soa.nets import batched, blueprints, data, supervised
+from esper_soa.nets.config import TaskConfig
+from esper_soa.nets.datasets import ImageSet
 from esper_soa.nets.native import block, switch
 from esper_soa.vocabulary import CNN_BLUEPRINTS, Blueprint
 
@@ -233,6 +235,75 @@ def test_two_processes_that_compile_at_once_both_get_the_kernels(tmp_path: Path)
     both = [start("on", XDG_CACHE_HOME=str(tmp_path)) for _ in range(2)]
     assert [process.communicate()[0][:4] for process in both] == ["True", "True"]
     assert len(list((tmp_path / "esper_soa").iterdir())) == 1
+
+
+@pytest.mark.parametrize(("nets", "channels", "size", "classes"), [(1, 32, 4, 10), (3, 5, 8, 4), (2, 16, 1, 2)])
+def test_the_classifier_its_loss_hits_and_gradients_equal_torch(
+    nets: int, channels: int, size: int, classes: int
+) -> None:
+    g = torch.Generator().manual_seed(5)
+    x = torch.randn(24, nets * channels, size, size, generator=g).contiguous(memory_format=torch.channels_last)
+    weight, bias = torch.randn(nets, classes, channels, generator=g), torch.randn(nets, classes, generator=g)
+    labels, share = torch.randint(classes, (24, nets), generator=g), torch.tensor([2.0, -1.0, 0.5])[:nets]
+
+    def run(setting: str, dtype: torch.dtype) -> list[Tensor]:
+        switch.choose(setting, CPU)
+        leaves = [one.to(dtype, copy=True).requires_grad_() for one in (x, weight, bias)]
+        loss, hits = batched.classifier_loss(*leaves, labels)
+        return [loss.detach(), hits, *torch.autograd.grad(loss, leaves, share.to(dtype))]
+
+    ours = run("on", torch.float32)
+    assert_close(ours, run("off", torch.float32))
+    assert_close(ours, run("off", torch.float64), 1e-6)
+    assert 0 < ours[1].sum() < 24 * nets
+
+
+def test_hits_among_equal_or_broken_logits_are_those_of_torch() -> None:
+    x = torch.zeros(3, 2, 2, 2)
+    x[1, 0], x[2, 1] = float("nan"), float("inf")
+    weight, bias = torch.tensor([[[0.0], [1.0], [1.0]]] * 2), torch.zeros(2, 3)
+    found = []
+    for setting in ("on", "off"):
+        switch.choose(setting, CPU)
+        found.append([batched.classifier_loss(x, weight, bias, torch.full((3, 2), label)) for label in range(3)])
+    for ours, theirs in zip(*found, strict=True):
+        assert torch.equal(ours[1], theirs[1])
+        assert torch.equal(ours[0].isnan(), theirs[0].isnan())
+
+
+@pytest.mark.parametrize("max_norm", [0.0, 1.0])
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_sgd_equals_torch_and_a_broken_row_stays_alone(max_norm: float, decay: float) -> None:
+    g = torch.Generator().manual_seed(5)
+    params, momentum, grad = (torch.randn(4, 37, generator=g) for _ in range(3))
+    grad[1] *= 1e-3  # not clipped
+    grad[2, 5], grad[3, 6] = float("nan"), float("inf")
+    task, both = TaskConfig(max_grad_norm=max_norm), []
+    for setting in ("on", "off"):
+        switch.choose(setting, CPU)
+        held = params.clone(), momentum.clone()
+        supervised.sgd_(*held, grad, task, 0.1, decay)
+        both.append(held)
+    for ours, theirs in zip(*both, strict=True):
+        assert torch.equal(ours.isfinite(), theirs.isfinite())
+        assert ours[:2].isfinite().all()
+        torch.testing.assert_close(ours, theirs, rtol=2e-6, atol=1e-7, equal_nan=True)
+
+
+@pytest.mark.parametrize("augment", [False, True])
+def test_batches_of_images_are_those_of_torch_to_the_bit(augment: bool) -> None:
+    g = torch.Generator().manual_seed(5)
+    bytes_ = torch.randint(0, 256, (9, 32, 32, 3), dtype=torch.uint8, generator=g)
+    images = ImageSet(
+        "noise", bytes_, torch.arange(9), bytes_[:4], torch.arange(4), (0.4, 0.5, 0.6), (0.2, 0.3, 0.4), "", ""
+    )
+    indices, keys = torch.randint(9, (3, 20), generator=g), torch.tensor([1, 2, 3])
+    found = []
+    for setting in ("on", "off"):
+        switch.choose(setting, CPU)
+        trained = data.training_batch(data.training_bank(images), indices, keys, 7, augment)
+        found.append([*trained, *data.evaluation_batch(data.evaluation_bank(images), torch.tensor([[3, -1], [0, 2]]))])
+    assert all(torch.equal(a, b) and a.stride() == b.stride() for a, b in zip(*found, strict=True))
 
 
 def seed_pass(code: int, case: Case, native: bool, dtype: torch.dtype = torch.float32) -> list[Tensor]:

@@ -22,7 +22,7 @@ LANES = 8  # floats in a vector of vec.h
 TIMEOUT = 120  # seconds for the compiler
 
 KERNELS = ("block_train", "block_backward", "block_infer", "seed_forward", "seed_backward", "pool_forward",
-           "pool_backward")  # fmt: skip
+           "pool_backward", "head_forward", "head_backward", "sgd_step", "cut_images")  # fmt: skip
 POINTER = ctypes.c_void_p
 
 
@@ -118,5 +118,5 @@ def library() -> ctypes.CDLL:
         raise NativeError(f"{path} cannot be loaded: {error}") from error
     for name in KERNELS:
         function = library[name]
-        function.argtypes, function.restype = [ctypes.POINTER(Sheet)], ctypes.c_int
+        function.argtypes, function.restype = [POINTER], ctypes.c_int
     return library

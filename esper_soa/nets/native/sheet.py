@@ -23,8 +23,7 @@ def pixels_last(x: Tensor) -> Tensor:
 
 def new_activations(like: Tensor, channels: int, height: int, width: int) -> Tensor:
     """Uninitialised [B, channels, height, width] in channels_last memory, whatever the sizes."""
-    pixels = torch.empty(like.shape[0], height, width, channels, dtype=like.dtype, device=like.device)
-    return pixels.permute(0, 3, 1, 2)
+    return like.new_empty(like.shape[0], height, width, channels).permute(0, 3, 1, 2)
 
 
 def new_sheet(x: Tensor, weight: Tensor) -> Sheet:
@@ -38,7 +37,7 @@ def new_sheet(x: Tensor, weight: Tensor) -> Sheet:
     return sheet
 
 
-def call(kernel: str, sheet: Sheet) -> None:
-    """Run a kernel; other Python threads go on meanwhile."""
-    if library()[kernel](ctypes.byref(sheet)):
+def call(kernel: str, record: ctypes.Structure) -> None:
+    """Run a kernel on its record; other Python threads go on meanwhile."""
+    if library()[kernel](ctypes.byref(record)):
         raise MemoryError(f"no memory for the scratch of {kernel}")

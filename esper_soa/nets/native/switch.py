@@ -1,4 +1,5 @@
-"""Whether this process computes with the native kernels: chosen once at start-up, read by nets/batched.py.
+"""Whether this process computes with the native kernels: chosen once at start-up, read by nets/batched.py, data.py and
+supervised.py.
 
 `choose` is called by the trainer with the setting compute.native; without a call everything runs in plain torch.
 """
@@ -52,6 +53,11 @@ def _weigh(setting: str, device: torch.device, dtype: torch.dtype) -> Choice:
     return Choice(True, "native, compiled for this CPU")
 
 
-def takes(x: Tensor) -> bool:
-    """True where the kernels are on and made for x."""
-    return _current.native and x.device.type == "cpu" and x.dtype == torch.float32 and x.dim() == 4
+def takes(x: Tensor, dims: int = 4) -> bool:
+    """True where the kernels are on and made for x, which they want with `dims` dimensions."""
+    return _current.native and x.device.type == "cpu" and x.dtype == torch.float32 and x.dim() == dims
+
+
+def takes_images(lines: Tensor, dtype: torch.dtype) -> bool:
+    """True where the kernels are on and make batches of `dtype` from the bytes of an image bank."""
+    return _current.native and lines.device.type == "cpu" and dtype == torch.float32
