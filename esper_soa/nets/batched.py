@@ -105,15 +105,24 @@ def seed_layer(x: Tensor, weight: Tensor, norm: GroupNorm, residual: Tensor | No
     return out if residual is None else residual + out
 
 
-def added_layer(x: Tensor, weight: Tensor, norm: GroupNorm, alpha: Tensor, detached: bool) -> Tensor:
-    """x [B, n*C, H, W] moved by alpha [n] towards x + layer(x); detached: the seed sees x cut off from the graph."""
+def added_layer(
+    x: Tensor, weight: Tensor, norm: GroupNorm, alpha: Tensor, detached: bool, pooled: bool = False
+) -> Tensor:
+    """x [B, n*C, H, W] moved by alpha [n] towards x + layer(x), and behind it a 2x2 max pool where `pooled`.
+
+    detached: the seed sees x cut off from the graph.
+    """
     gpu = triton_switch.kernels_for(x)
     if gpu is not None and norm.relu:
-        return gpu.added_seed(x, weight, (norm.scale, norm.shift), norm.groups, alpha, detached)
-    if _native(x, weight):
-        return seed.seed_layer(x, weight, norm, Joined(x, alpha, detached))
-    seen = x.detach() if detached else x
-    return mixed(x, seed_layer(seen, weight, norm, seen), alpha)
+        out = gpu.added_seed(x, weight, (norm.scale, norm.shift), norm.groups, alpha, detached)
+    elif _native(x, weight):
+        within = pooled and _even(x, pooled)
+        out = seed.seed_layer(x, weight, norm, Joined(x, alpha, detached, within))
+        pooled = pooled and not within
+    else:
+        seen = x.detach() if detached else x
+        out = mixed(x, seed_layer(seen, weight, norm, seen), alpha)
+    return max_pool(out) if pooled else out
 
 
 def max_pool(x: Tensor) -> Tensor:

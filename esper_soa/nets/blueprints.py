@@ -153,16 +153,19 @@ def seed_forward(blueprint: int, parameters: list[Tensor], x: Tensor) -> Tensor:
     return BY_CODE[blueprint].forward(parameters, x)
 
 
-def seed_added(blueprint: int, parameters: list[Tensor], host: Tensor, alpha: Tensor, detached: bool) -> Tensor:
-    """host [B, m*C, H, W] moved by alpha [m] towards the seeds' output, which is ADD in one step where a kernel has it.
+def seed_added(
+    blueprint: int, parameters: list[Tensor], host: Tensor, alpha: Tensor, detached: bool, pooled: bool = False
+) -> Tensor:
+    """host [B, m*C, H, W] moved by alpha [m] towards the seeds' output: ADD, in one step where a kernel has it.
 
-    detached: the seeds see the host's activations cut off from its graph.
+    detached: the seeds see the host's activations cut off from its graph. pooled: a 2x2 max pool follows.
     """
     if blueprint in (Blueprint.CONV_LIGHT, Blueprint.CONV_SMALL):
         kernel, scale, shift = parameters
-        return batched.added_layer(host, kernel, _norm_of(scale, shift), alpha, detached)
+        return batched.added_layer(host, kernel, _norm_of(scale, shift), alpha, detached, pooled)
     seen = host.detach() if detached else host
-    return blend.add(host, seed_forward(blueprint, parameters, seen), alpha)
+    out = blend.add(host, seed_forward(blueprint, parameters, seen), alpha)
+    return batched.max_pool(out) if pooled else out
 
 
 def gate_table(channels: int) -> Table:

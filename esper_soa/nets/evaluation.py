@@ -120,8 +120,7 @@ class SubsetSeeds:
 
     def _with_seeds(self, slot: int, x: Tensor, pooled: bool) -> Tensor:
         here = [active for active in self.actives if active.group.slot == slot]
-        x = fill_slot(x, here, [active.params for active in here], self.num_nets)
-        return batched.max_pool(x) if pooled else x
+        return fill_slot(x, here, [active.params for active in here], self.num_nets, pooled)
 
 
 def evaluate(

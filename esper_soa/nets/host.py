@@ -115,7 +115,8 @@ def train_loss(
     """Mean cross-entropy [n] and hits int64 [n] of a batch, images [B, n*3, 32, 32] and labels [B, n]."""
     images, labels = batch
     x = _train_blocks(shape, parameters, statistics, images, filler)
-    return batched.classifier_loss(x, *parameters[-2:], labels)
+    weights, bias = parameters[-2:]
+    return batched.classifier_loss(x, weights, bias, labels)
 
 
 def fold_batch_norm(shape: HostShape, parameters: list[Tensor], statistics: list[Tensor]) -> list[Tensor]:

@@ -48,22 +48,34 @@ class ActiveGroup:
         table = seed_table(self.group.blueprint, self.channels)
         return seed_forward(self.group.blueprint, table.unpack(params[:, : table.total]), seen)
 
-    def blend_in(self, host: Tensor, params: Tensor) -> Tensor:
-        """Activations [B, m*C, H, W] of the group's networks after the slot."""
+    def blend_in(self, host: Tensor, params: Tensor, pooled: bool = False) -> Tensor:
+        """Activations [B, m*C, H, W] of the group's networks after the slot; pooled: and behind a 2x2 max pool."""
         group, table = self.group, seed_table(self.group.blueprint, self.channels)
         if group.blend == Blend.ADD:
             unpacked = table.unpack(params[:, : table.total])
-            return seed_added(group.blueprint, unpacked, host, self.alpha, group.detached)
+            return seed_added(group.blueprint, unpacked, host, self.alpha, group.detached, pooled)
         seen = host.detach() if group.detached else host
         seed = self.grow(seen, params)
         if group.blend == Blend.MULTIPLY:
-            return blend.multiply(host, seed, seen, self.alpha)
-        gates = gate_forward(gate_table(self.channels).unpack(params[:, table.total :]), seen)
-        return blend.gate(host, seed, gates, self.alpha)
+            out = blend.multiply(host, seed, seen, self.alpha)
+        else:
+            gates = gate_forward(gate_table(self.channels).unpack(params[:, table.total :]), seen)
+            out = blend.gate(host, seed, gates, self.alpha)
+        return batched.max_pool(out) if pooled else out
 
 
-def fill_slot(x: Tensor, actives: list[ActiveGroup], params: list[Tensor], num_nets: int) -> Tensor:
-    """Activations [B, n*C, H, W] after a slot in which the groups `actives` stand, with their parameters."""
+def fill_slot(x: Tensor, actives: list[ActiveGroup], params: list[Tensor], num_nets: int, pooled: bool) -> Tensor:
+    """Activations [B, n*C, H, W] after a slot in which the groups `actives` stand, with their parameters.
+
+    pooled: and after a 2x2 max pool.
+    """
+    if len(actives) == 1 and actives[0].group.nets is None and actives[0].group.blend:
+        return actives[0].blend_in(x, params[0], pooled)
+    x = _with_seeds(x, actives, params, num_nets)
+    return batched.max_pool(x) if pooled else x
+
+
+def _with_seeds(x: Tensor, actives: list[ActiveGroup], params: list[Tensor], num_nets: int) -> Tensor:
     values, nets = [], []
     for active, rows in zip(actives, params, strict=True):
         group = active.group
@@ -74,8 +86,8 @@ def fill_slot(x: Tensor, actives: list[ActiveGroup], params: list[Tensor], num_n
             continue
         values.append(active.blend_in(taken, rows))
         nets.append(group.nets)
-    if not values or nets[0] is None:
-        return values[0] if values else x
+    if not values:
+        return x
     return batched.put_nets(x, torch.cat([net for net in nets if net is not None]), num_nets, torch.cat(values, dim=1))
 
 
@@ -117,5 +129,4 @@ class TrainingSeeds:
 
     def fill(self, slot: int, x: Tensor, pooled: bool) -> Tensor:
         here = [index for index, active in enumerate(self.actives) if active.group.slot == slot]
-        x = fill_slot(x, [self.actives[i] for i in here], [self.leaves[i] for i in here], self.num_nets)
-        return batched.max_pool(x) if pooled else x
+        return fill_slot(x, [self.actives[i] for i in here], [self.leaves[i] for i in here], self.num_nets, pooled)

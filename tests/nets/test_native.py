@@ -363,6 +363,27 @@ def test_a_seed_blended_in_by_add_equals_torch(detached: bool) -> None:
     assert_close(ours, added(False, detached, torch.float64))
 
 
+@pytest.mark.parametrize("detached", [False, True])
+@pytest.mark.parametrize("case", [Case(2, 16, 16, 8), Case(3, 8, 8, 32), Case(2, 12, 12, 4)])
+def test_a_pool_within_the_seed_and_one_behind_it_are_the_same_to_the_bit(case: Case, detached: bool) -> None:
+    switch.choose("on", CPU)
+    g = torch.Generator().manual_seed(3)
+    table = blueprints.seed_table(Blueprint.CONV_LIGHT, case.inputs)
+    rows = (0.5 * torch.randn(case.nets, table.total, generator=g)).requires_grad_()
+    x = draw(case)["x"].float().round().requires_grad_()  # with an alpha of 0, many equals under the pool
+    alpha, found = torch.tensor([0.0, 0.8, 0.3])[: case.nets], []
+    size = (case.batch, case.nets * case.inputs, case.size // 2, case.size // 2)
+    gradient = torch.randn(size, generator=g)
+    for within in (True, False):
+        out = blueprints.seed_added(Blueprint.CONV_LIGHT, table.unpack(rows), x, alpha, detached, within)
+        out = out if within else batched.max_pool(out)
+        with torch.no_grad():
+            plain = blueprints.seed_added(Blueprint.CONV_LIGHT, table.unpack(rows), x, alpha, detached, within)
+        plain = plain if within else batched.max_pool(plain)
+        found.append([out.detach(), plain, *torch.autograd.grad(out, [x, rows], gradient)])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
 def pooled(native: bool, x: Tensor) -> list[Tensor]:
     switch.choose("on" if native else "off", CPU)
     leaf = x.clone().requires_grad_()

@@ -171,7 +171,7 @@ static void pass_two(const sheet *s, const back_scratch *t, long b, long n) {
     const float *y = s->conv + saved_at(s, b, n, s->height * s->width), *grad = s->grad_out + (b * out * s->nets + n) * O;
     for (long c = 0; c < O; c += LANES)
         if (s->pooled) spread_pooled(s, &t->nets[n], y, grad, padded_grad(s, t), saved_at(s, b, n, out), c);
-        else spread_plain(s, &t->nets[n], y, grad, padded_grad(s, t), c);
+        else spread_plain(s, &t->nets[n], y, grad, s->nets * O, padded_grad(s, t), c);
     convolution_gradients(s, t, b, n);
 }
 
@@ -185,7 +185,7 @@ int block_backward(const sheet *s) {
             const float *grad = s->grad_out + (b * pixels * s->nets + n) * O;
             long saved = saved_at(s, b, n, pixels);
             if (s->pooled) gather_pooled(s, &t.nets[n], saved, grad);
-            else gather_sums(s, &t.nets[n], s->conv + saved, grad);
+            else gather_sums(s, &t.nets[n], s->conv + saved, grad, s->nets * O);
         }
     for (long n = 0; n < s->nets && !failed; n++) settle_back(s, &t.nets[n], n);
     for (long b = 0; b < s->batch && !failed; b++)

@@ -73,13 +73,13 @@ INLINE long out_pixels(const sheet *s) {
     return s->pooled ? (s->height / 2) * (s->width / 2) : s->height * s->width;
 }
 
-/* residual + alpha * relu(gain * value + offset) of an image [pixels, P] to `out` of O channels, `step` floats a pixel. */
+/* residual + alpha * relu(gain * value + offset) of an image [pixels, P] to `out` of O channels. */
 typedef struct {
-    const float *value, *gain, *offset, *residual; /* residual as out, or NULL */
+    const float *value, *gain, *offset, *residual; /* residual may be NULL */
     float *out;
-    long pixels, O, step;
-    int linear;  /* no ReLU */
-    float alpha; /* share of it that is added to the residual; 1 without a residual */
+    long pixels, O, step, residual_step; /* floats a pixel, of out and of residual */
+    int linear;                          /* no ReLU */
+    float alpha;                         /* share of it that is added to the residual; 1 without a residual */
 } emit_job;
 
 static inline void emit_image(const emit_job *job) {
@@ -89,7 +89,7 @@ static inline void emit_image(const emit_job *job) {
         for (long p = 0; p < job->pixels; p++) {
             v8 z = gain * load(job->value + p * P + c) + offset;
             z = job->linear ? z : relu(z);
-            if (job->residual) z = load_some(job->residual + p * job->step + c, job->O - c) + job->alpha * z;
+            if (job->residual) z = load_some(job->residual + p * job->residual_step + c, job->O - c) + job->alpha * z;
             store_some(job->out + p * job->step + c, z, job->O - c);
         }
     }
@@ -120,9 +120,9 @@ INLINE void add_sums(back_net *net, long c, v8 sum, v8 moment) {
     }
 }
 
-/* Take one image into the sums; `value` [pixels, P] is the convolution's output. */
-static inline void gather_sums(const sheet *s, back_net *net, const float *value, const float *grad) {
-    long O = s->out_channels, P = round_up(O), pixels = out_pixels(s), step = s->nets * O;
+/* Take one image into the sums; `value` [pixels, P] is the convolution's output, `grad` has `step` floats a pixel. */
+static inline void gather_sums(const sheet *s, back_net *net, const float *value, const float *grad, long step) {
+    long O = s->out_channels, P = round_up(O), pixels = s->height * s->width;
     for (long c = 0; c < O; c += LANES) {
         v8 sum[2] = {splat(0), splat(0)}, moment[2] = {splat(0), splat(0)}, mean = load(net->rows + MEAN * P + c);
         for (long p = 0; p < pixels; p++) {
@@ -190,15 +190,16 @@ INLINE float *padded_grad(const sheet *s, const back_scratch *t) {
     return t->grad + (half * (s->width + s->kernel - 1) + half) * round_up(s->out_channels);
 }
 
-/* dy of 8 channels of an unpooled image into the padded gradient. */
-INLINE void spread_plain(const sheet *s, const back_net *net, const float *y, const float *grad, float *to, long c) {
+/* dy of 8 channels of an unpooled image into the padded gradient; `grad` has `step` floats a pixel. */
+INLINE void spread_plain(const sheet *s, const back_net *net, const float *y, const float *grad, long step, float *to,
+                         long c) {
     long O = s->out_channels, P = round_up(O), W = s->width, line = (W + s->kernel - 1) * P;
     const float *rows = net->rows + c;
     v8 flow = load(rows + FLOW * P), mean = load(rows + MEAN * P);
     v8 slope = load(rows + SLOPE * P), level = load(rows + LEVEL * P);
     for (long r = 0; r < s->height; r++)
         for (long x = 0; x < W; x++) {
-            v8 value = load(y + (r * W + x) * P + c), g = load_some(grad + (r * W + x) * s->nets * O + c, O - c);
+            v8 value = load(y + (r * W + x) * P + c), g = load_some(grad + (r * W + x) * step + c, O - c);
             v8 dz = s->linear ? g : behind_relu(rows, value, g, P);
             store(to + r * line + x * P + c, flow * dz + (slope * (value - mean) + level));
         }

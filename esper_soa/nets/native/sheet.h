@@ -1,7 +1,7 @@
 /* The data sheet of a layer: same-padded convolution, norm, ReLU, of n networks at once.
  *
  * Two layers take it. The host's block (block.c) has a batch norm and an optional 2x2 max pool; a seed's layer (seed.c)
- * has a group norm and an optional residual. Activations are [B, H, W, n*C]; weights and per-channel numbers have a
+ * has a group norm, an optional residual, and an optional pool of the host behind them. Activations are [B, H, W, n*C]; weights and per-channel numbers have a
  * leading [n]. P is O in whole vectors; what the backward pass needs is saved per network, contiguous.
  * nets/native/library.py mirrors the record field by field.
  */
@@ -13,7 +13,7 @@
 typedef struct {
     int64_t batch, nets, in_channels, out_channels, height, width, kernel;
     int64_t x_pixel, x_net; /* floats between pixels of x, and between networks (0: all see the same images) */
-    int64_t pooled;         /* block: a 2x2 max pool follows */
+    int64_t pooled;         /* a 2x2 max pool follows */
     int64_t groups;         /* seed: groups of a network's norm */
     int64_t linear;         /* seed: no ReLU */
     int64_t own_residual;   /* seed: the residual is x, and grad_x contains what flows through it */
@@ -22,12 +22,12 @@ typedef struct {
     const float *x;
     const float *weight;        /* [n, O, I, k, k] */
     const float *scale, *shift; /* [n, O] */
-    const float *residual;      /* seed: as out, the layer is added to it; NULL for none */
+    const float *residual;      /* seed: [B, H, W, n*O], the layer is added to it; NULL for none */
     const float *alpha;         /* seed: [n], share of the layer that is added; NULL for 1 */
     float *out;                 /* [B, H', W', n*O], H' = H / 2 where pooled */
     float *conv;                /* saved [n, B, H, W, P]: output of the convolution */
-    float *peak;                /* saved [n, B, H', W', P], pooled only: its value where the maximum lies */
-    uint8_t *place;             /* saved, as peak: which of the four pixels, row by row */
+    float *peak;                /* block: saved [n, B, H', W', P], pooled only: its value where the maximum lies */
+    uint8_t *place;             /* saved [n, B, H', W', P], pooled only: which of the four pixels, row by row */
     float *mean, *rstd;         /* saved [n, P]; seed: [n, B, P] */
     float *running_mean, *running_var; /* [n, O], moved */
     const float *grad_out;             /* as out */
