@@ -73,7 +73,7 @@ def variant(name: str, slots: tuple[SlotSpec, ...], roster: Roster, options: arg
     """Training ("train"), validation ("val") or both ("step") of N networks as `roster` says."""
     device = options.place
     shape = host_shape(TaskConfig(), slots)
-    chunk = choose_env_chunk(options.chunk, options.envs, device)
+    chunk = choose_env_chunk(options.chunk, options.envs, options.batch, device)
     nets = NetsConfig(shape, TaskConfig(), (Stage.TRAINING, Stage.BLENDING), chunk, choose_eval_batch(device))
     envs = torch.arange(options.envs, device=device)
     weights = pools.allocate(shape, options.envs, device, torch.float32)

@@ -41,7 +41,7 @@ class ComputeConfig:
 
     workers: int = 0  # CPU threads that share the chunks of envs; 0 = one per usable core (1 on a GPU)
     threads: int = 0  # CPU threads of one torch operation outside the workers; 0 = 1
-    env_chunk: int = 0  # envs trained together; 0 = up to 4 on a CPU, where caches decide, and all on a GPU
+    env_chunk: int = 0  # envs trained together; 0 = a few on a CPU, where caches decide, and all on a GPU
     precision: str = "auto"  # of the hosts: float32, bfloat16, float16; see nets/precision.py
     compile: bool = False  # compile the ledger kernels: slow to start, pays on long runs
     native: str = "auto"  # C kernels for float32 networks on a CPU: auto where a C compiler is found, on, off

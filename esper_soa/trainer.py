@@ -69,7 +69,7 @@ def build_rules(cfg: TrainConfig, device: torch.device) -> Rules:
     shape = host_shape(cfg.task, slots)
     detached = tuple(STAGE_NAMES.index(stage) for stage in cfg.lifecycle.detached_stages)
     eval_batch = choose_eval_batch(device, switch.current().native)
-    chunk = choose_env_chunk(cfg.compute.env_chunk, cfg.envs, device)
+    chunk = choose_env_chunk(cfg.compute.env_chunk, cfg.envs, cfg.batch_size, device)
     workers = choose_workers(cfg.compute.workers, len(chunks(cfg.envs, chunk)), device)
     allowed = torch.zeros(NUM_BLUEPRINTS, dtype=torch.bool)
     allowed[list(blueprint_codes(list(cfg.task.blueprints)))] = True

@@ -58,12 +58,17 @@ def test_an_unknown_device_is_refused(setting: str) -> None:
 def test_the_chunk_of_envs_suits_the_device_and_never_exceeds_the_envs(
     setting: int, envs: int, device: torch.device, chunk: int
 ) -> None:
-    assert choose_env_chunk(setting, envs, device, cores=2) == chunk
+    assert choose_env_chunk(setting, envs, 128, device, cores=2) == chunk
+
+
+@pytest.mark.parametrize(("batch_size", "chunk"), [(32, 16), (64, 8), (125, 4), (512, 1), (5000, 1), (1, 32)])
+def test_small_batches_make_large_chunks(batch_size: int, chunk: int) -> None:
+    assert choose_env_chunk(0, 64, batch_size, CPU, cores=2) == chunk
 
 
 def test_every_core_has_a_chunk_where_there_are_envs_enough() -> None:
-    assert choose_env_chunk(0, 16, CPU, cores=16) == 1
-    assert choose_env_chunk(0, 16, CPU, cores=8) == 2
+    assert choose_env_chunk(0, 16, 128, CPU, cores=16) == 1
+    assert choose_env_chunk(0, 16, 128, CPU, cores=8) == 2
 
 
 @pytest.mark.parametrize(
