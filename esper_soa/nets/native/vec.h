@@ -54,17 +54,25 @@ INLINE void store_some(float *p, v8 v, long count) {
     for (long c = 0; c < count; c++) p[c] = v[c];
 }
 
-/* `pixels` pixels of `channels` floats from one spacing to another. */
-INLINE void copy_pixels(float *to, long to_step, const float *from, long from_step, long pixels, long channels) {
-    if (to_step == channels && from_step == channels) {
-        memcpy(to, from, (size_t)(pixels * channels) * sizeof(float));
-        return;
-    }
+/* As copy_pixels; quick where `channels` is a constant. */
+INLINE void copy_spaced(float *to, long to_step, const float *from, long from_step, long pixels, long channels) {
+#pragma GCC unroll 4
     for (long p = 0; p < pixels; p++, to += to_step, from += from_step) {
         long c = 0;
         for (; c + LANES <= channels; c += LANES) store(to + c, load(from + c));
         for (; c < channels; c++) to[c] = from[c];
     }
+}
+
+/* `pixels` pixels of `channels` floats from one spacing to another. */
+INLINE void copy_pixels(float *to, long to_step, const float *from, long from_step, long pixels, long channels) {
+    if (to_step == channels && from_step == channels)
+        memcpy(to, from, (size_t)(pixels * channels) * sizeof(float));
+    else if (channels == 3) copy_spaced(to, to_step, from, from_step, pixels, 3);
+    else if (channels == 8) copy_spaced(to, to_step, from, from_step, pixels, 8);
+    else if (channels == 16) copy_spaced(to, to_step, from, from_step, pixels, 16);
+    else if (channels == 32) copy_spaced(to, to_step, from, from_step, pixels, 32);
+    else copy_spaced(to, to_step, from, from_step, pixels, channels);
 }
 
 /* An image of H x W pixels into the middle of a zeroed one with `pad` pixels around, `step` floats a pixel. */
