@@ -261,7 +261,7 @@ def test_the_classifier_its_loss_hits_and_gradients_equal_torch(
 def test_hits_among_equal_or_broken_logits_are_those_of_torch() -> None:
     x = torch.zeros(3, 2, 2, 2)
     x[1, 0], x[2, 1] = float("nan"), float("inf")
-    weight, bias = torch.tensor([[[0.0], [1.0], [1.0]]] * 2), torch.zeros(2, 3)
+    weight, bias = torch.tensor([[[0.0], [1.0], [1.0]], [[1.0], [0.0], [1.0]]]), torch.zeros(2, 3)  # 0 * inf is a NaN
     found = []
     for setting in ("on", "off"):
         switch.choose(setting, CPU)
