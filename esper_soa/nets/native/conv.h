@@ -30,6 +30,17 @@ typedef struct {
     float *room;      /* scratch */
 } wgrad_job;
 
+/* Add a register tile of J input channels x V vectors of output channels to a packed sum whose rows have O floats. */
+INLINE void add_tile(float *sum, const v8 *part, int J, int V, long O) {
+#pragma GCC unroll 16
+    for (int j = 0; j < J; j++)
+#pragma GCC unroll 2
+        for (int v = 0; v < V; v++) {
+            float *to = sum + j * O + v * LANES;
+            store(to, load(to) + part[j * V + v]);
+        }
+}
+
 /* Whether a convolution of images with I channels goes by tiles: they have to be whole, and vectors full. */
 INLINE int by_tiles(long H, long W, long I, long k) { return k == 3 && I % LANES == 0 && H % 2 == 0 && W % 2 == 0; }
 

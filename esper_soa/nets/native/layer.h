@@ -20,6 +20,9 @@ static inline float *padded_scratch(const sheet *s, long channels) {
 INLINE int forward_tiles(const sheet *s) { return by_tiles(s->height, s->width, s->in_channels, s->kernel); }
 INLINE int backward_tiles(const sheet *s) { return by_tiles(s->height, s->width, round_up(s->out_channels), s->kernel); }
 
+/* Whether a gradient flows through the convolution into its input. */
+INLINE int wants_input_gradient(const sheet *s) { return s->grad_x && !s->detached; }
+
 /* Numbers in a network's packed weights. */
 INLINE long packed_forward(const sheet *s) {
     return (forward_tiles(s) ? FREQS : s->kernel * s->kernel) * s->in_channels * round_up(s->out_channels);
@@ -167,8 +170,9 @@ static inline int open_back(const sheet *s, back_scratch *t) {
         net->grad_weight = net->weights + packed_backward(s);
         net->sum = t->sums + n * 2 * P;
         net->moment = net->sum + P;
-        pack_backward(net->weights, s->weight + n * s->out_channels * s->in_channels * taps, s->out_channels,
-                      s->in_channels, s->kernel, backward_tiles(s));
+        if (wants_input_gradient(s))
+            pack_backward(net->weights, s->weight + n * s->out_channels * s->in_channels * taps, s->out_channels,
+                          s->in_channels, s->kernel, backward_tiles(s));
     }
     return 0;
 }
@@ -224,7 +228,7 @@ static inline void convolution_gradients(const sheet *s, const back_scratch *t, 
                      .W = s->width, .I = s->in_channels, .O = P, .k = s->kernel, .step = P,
                      .line = (s->width + s->kernel - 1) * P, .room = t->room};
     wgrad_image(&job);
-    if (s->grad_x && !s->detached) input_gradient(s, t, b, n);
+    if (wants_input_gradient(s)) input_gradient(s, t, b, n);
 }
 
 static inline void unpack_gradients(const sheet *s, const back_scratch *t) {

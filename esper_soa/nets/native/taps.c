@@ -117,13 +117,7 @@ INLINE void wgrad_tile(const wgrad_job *job, const float *in, const float *out, 
             }
         }
     }
-#pragma GCC unroll 16
-    for (int j = 0; j < J; j++)
-#pragma GCC unroll 2
-        for (int v = 0; v < V; v++) {
-            float *to = sum + j * job->O + v * LANES;
-            store(to, load(to) + part[j * V + v]);
-        }
+    add_tile(sum, part, J, V, job->O);
 }
 
 INLINE void wgrad_rows(const wgrad_job *job, long ky, long o, int V) {

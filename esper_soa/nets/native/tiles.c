@@ -167,13 +167,7 @@ INLINE void wgrad_products(const float *in, const float *grad, float *sum, long 
             for (int v = 0; v < V; v++) part[j * V + v] += x * g[v];
         }
     }
-#pragma GCC unroll 16
-    for (int j = 0; j < J; j++)
-#pragma GCC unroll 2
-        for (int v = 0; v < V; v++) {
-            float *to = sum + j * O + v * LANES;
-            store(to, load(to) + part[j * V + v]);
-        }
+    add_tile(sum, part, J, V, O);
 }
 
 INLINE void wgrad_strip(const wgrad_job *job, const float *in, const float *grad, long tiles, long I, long O) {
