@@ -123,7 +123,7 @@ def main(arguments: list[str] | None = None) -> int:
     ending, records = time.monotonic() + options.seconds, Records()
     for name in names():
         left = ending - time.monotonic()
-        if name.startswith(options.only) and left > 5:
+        if name.startswith(options.only) and left > 1:
             records[name] = run_task(name, str(device), options.tiny, left)
             console.print(f"{name}: {'ok' if records[name]['ok'] else 'failed'}", highlight=False)
     show(records, console)

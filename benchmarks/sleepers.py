@@ -33,6 +33,8 @@ ALPHA = 0.5
 class Feed:
     """Random images, resident; the same batch for every training step."""
 
+    crops = None  # images come from no bank
+
     def __init__(self, options: argparse.Namespace, device: torch.device) -> None:
         shape = (options.batch, options.envs * 3, 32, 32)
         self.images = torch.randn(shape, device=device)

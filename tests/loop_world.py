@@ -111,6 +111,7 @@ class Feed:
     ids: list[int]
     step: int
     setting: Setting
+    crops: None = None  # images come from no bank
 
     def batch(self, envs: Tensor, index: int) -> Batch:
         number, dtype = self.step * NUM_BATCHES + index, self.setting.dtype

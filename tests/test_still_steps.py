@@ -74,8 +74,8 @@ def test_a_round_uses_few_keys_and_no_more_memory_than_allowed() -> None:
     settings = tiny_settings(2, 2, STEPS)
     settings.compute.native = "off"
     world = build_world(settings, CPU)
-    steps = StepCache[StaticStep](capture=False, capacity=3)
+    steps = StepCache[StaticStep](capture=False, capacity=2)
     still(world, steps)
     a_round(world)
-    assert len(steps._kept) == 3
+    assert len(steps._kept) == 2
     assert steps.counts["dropped"] > 0

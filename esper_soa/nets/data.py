@@ -5,6 +5,7 @@ a copy to the host. What env i gets depends only on its own stream and on how ma
 trainer, which hands the feeds to esper_soa/nets/supervised.py and evaluation.py.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -25,6 +26,14 @@ PADDED_SIZE = IMAGE_SIZE + 2 * PADDING
 LINE = IMAGE_CHANNELS * PADDED_SIZE  # bytes of a padded line
 PADDED_BYTES = PADDED_SIZE * LINE  # bytes of a padded image
 SORT_ELEMENTS = 1 << 24  # sorted at a time when an order is made, to bound memory
+
+
+class ImageCrops(NamedTuple):
+    """Images that are still to be cut from a bank."""
+
+    bank: "ImageBank"
+    first: Tensor  # int64 [n, B]: bytes of the bank at which they begin; n = 1 where networks share them
+    labels: Tensor  # int64 [n, B]; -1 does not count
 
 
 class ImageBank(NamedTuple):
@@ -188,13 +197,8 @@ def training_batch(
     image with PADDING black pixels around it, mirrored in half of the cases; otherwise the image as it is.
     """
     num_envs, batch_size = indices.shape
-    picks = indices.T
-    if augment:
-        samples = start + torch.arange(batch_size, device=indices.device)[:, None]
-        crop = integers(keys, samples, NUM_CROPS)
-    else:
-        crop = torch.full_like(picks, NUM_CROPS // 2 // 2)
-    first, labels = picks * PADDED_BYTES + _crop_start(crop, len(bank.labels)), bank.labels[picks]
+    cut_from = training_crops(bank, indices, keys, start, augment)
+    first, labels = cut_from.first.T, cut_from.labels.T
     if switch.takes_images(bank.lines, dtype):
         return cut_images(bank.lines, first, bank.values, IMAGE_SIZE), labels
     lines = torch.arange(0, IMAGE_SIZE * LINE, LINE, device=indices.device)[:, None, None]
@@ -203,6 +207,17 @@ def training_batch(
     every_start = bank.lines.as_strided((bank.lines.numel() - IMAGE_SIZE + 1, IMAGE_SIZE), (1, 1))
     cut = every_start.index_select(0, starts.flatten())
     return _finished(cut.view(batch_size, IMAGE_SIZE, num_envs * IMAGE_CHANNELS, IMAGE_SIZE), bank, dtype), labels
+
+
+def training_crops(bank: ImageBank, indices: Tensor, keys: Tensor, start: int | Tensor, augment: bool) -> ImageCrops:
+    """The images of `training_batch`, uncut."""
+    if augment:
+        samples = start + torch.arange(indices.shape[1], device=indices.device)
+        crop = integers(keys[:, None], samples, NUM_CROPS)
+    else:
+        crop = torch.full_like(indices, NUM_CROPS // 2 // 2)
+    first = indices * PADDED_BYTES + _crop_start(crop, len(bank.labels))
+    return ImageCrops(bank, first, bank.labels[indices])
 
 
 def _crop_start(crop: Tensor, dataset_size: int) -> Tensor:
@@ -219,13 +234,17 @@ def evaluation_batch(bank: ImageBank, indices: Tensor, dtype: torch.dtype = torc
     bank: evaluation_bank. indices: int64 [n, b], images per env; n = 1 where all envs share them.
     """
     num_envs, batch_size = indices.shape
-    picks = indices.T
-    valid = picks.clamp(min=0)
-    labels = torch.where(picks < 0, -1, bank.labels[valid])
+    _, first, labels = evaluation_crops(bank, indices)
     if switch.takes_images(bank.lines, dtype):
-        return cut_images(bank.lines, valid * bank.lines.stride(0), bank.values, IMAGE_SIZE), labels
-    chosen = bank.lines.index_select(0, valid.flatten()).unflatten(0, (batch_size, num_envs))
-    return _finished(chosen.transpose(1, 2).flatten(2, 3), bank, dtype), labels
+        return cut_images(bank.lines, first.T, bank.values, IMAGE_SIZE), labels.T
+    chosen = bank.lines.index_select(0, indices.T.clamp(min=0).flatten()).unflatten(0, (batch_size, num_envs))
+    return _finished(chosen.transpose(1, 2).flatten(2, 3), bank, dtype), labels.T
+
+
+def evaluation_crops(bank: ImageBank, indices: Tensor) -> ImageCrops:
+    """The images of `evaluation_batch`, uncut."""
+    valid = indices.clamp(min=0)
+    return ImageCrops(bank, valid * bank.lines.stride(0), torch.where(indices < 0, -1, bank.labels[valid]))
 
 
 def _finished(lines: Tensor, bank: ImageBank, dtype: torch.dtype) -> Tensor:
@@ -254,6 +273,16 @@ class EnvStepBatches(NamedTuple):
         first = index * self.batch_size
         indices = self.order[:, first : first + self.batch_size][envs]
         return training_batch(self.bank, indices, self.keys[envs], self.start + first, self.augment, self.dtype)
+
+    @property
+    def crops(self) -> Callable[[Tensor, int], ImageCrops] | None:
+        """The images of `batch` uncut [n, B], by the same arguments; None where native kernels cannot cut them."""
+        return self._crops if switch.takes_images(self.bank.lines, self.dtype) else None
+
+    def _crops(self, envs: Tensor, index: int) -> ImageCrops:
+        first = index * self.batch_size
+        indices = self.order[:, first : first + self.batch_size][envs]
+        return training_crops(self.bank, indices, self.keys[envs], self.start + first, self.augment)
 
     def counted(self, envs: Tensor) -> "CountedBatches":
         """The batches of env numbers `envs` one after the other, from memory of their own."""
@@ -294,3 +323,11 @@ class ValidationImages(NamedTuple):
         """Images [b, 3 or n*3, 32, 32] (channels_last) and labels [b, 1 or n], at most `size` at a time."""
         order = self.order[None] if self.order.ndim == 1 else self.order[envs]
         return [evaluation_batch(self.bank, part, self.dtype) for part in order.split(size, dim=1)]
+
+    @property
+    def crops(self) -> Callable[[Tensor], ImageCrops] | None:
+        """The images of all `batches` uncut [1 or n, V], by env numbers; None where native kernels cannot cut them."""
+        return self._crops if switch.takes_images(self.bank.lines, self.dtype) else None
+
+    def _crops(self, envs: Tensor) -> ImageCrops:
+        return evaluation_crops(self.bank, self.order[None] if self.order.ndim == 1 else self.order[envs])

@@ -5,6 +5,7 @@ Envs whose ablated slots agree are evaluated together; seeds run only in the row
 env-step by env/step.py, after supervised.train_epoch_.
 """
 
+from collections.abc import Callable
 from functools import lru_cache, partial
 from itertools import combinations
 from typing import NamedTuple, Protocol
@@ -15,13 +16,14 @@ import torch.nn.functional as F
 from tensordict import TensorDict
 from torch import Tensor
 
-from esper_soa.nets import batched
+from esper_soa.nets import batched, fused
 from esper_soa.nets.config import DEFAULT_ROWS, SubsetRows
+from esper_soa.nets.data import ImageCrops
 from esper_soa.nets.host import evaluate_forward, fold_batch_norm
 from esper_soa.nets.pools import Roster, groups_of, upload
 from esper_soa.nets.precision import as_input, autocast
 from esper_soa.nets.seeds import ActiveGroup, fill_slot, wake
-from esper_soa.nets.supervised import NetsConfig, chunks
+from esper_soa.nets.supervised import NetsConfig, chunks_of
 from esper_soa.nets.workers import Call, run_pieces
 from esper_soa.state import LEDGER_FLOAT
 from esper_soa.vocabulary import Stage
@@ -34,6 +36,11 @@ class ValidationFeed(Protocol):
 
     def batches(self, envs: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
         """Images [B, 3 or n*3, 32, 32] and labels [B, 1 or n] of env numbers `envs`; label -1 does not count."""
+        ...
+
+    @property
+    def crops(self) -> Callable[[Tensor], ImageCrops] | None:
+        """The images of all `batches` uncut, by env numbers; None where native kernels cannot cut them themselves."""
         ...
 
 
@@ -132,8 +139,13 @@ def evaluate(
     loss = torch.zeros(num_envs, dtype=LEDGER_FLOAT, device=device)
     accuracy = torch.zeros(num_envs, rows, dtype=LEDGER_FLOAT, device=device)
     subset = torch.full((num_envs, rows), -1, dtype=torch.int64)
-    jobs = _jobs(nets, roster)
-    pieces = [partial(_measured, nets, weights, alpha, roster, feed, job) for job in jobs]
+    fleet = fused.validation_fleet(nets.shape, weights, roster, nets.steps is None and feed.crops is not None)
+    by_layer, taken = _jobs(nets, roster, fleet.others()), _jobs(nets, roster, np.flatnonzero(fleet.taken))
+    pieces = [partial(_measured, nets, weights, alpha, roster, feed, job) for job in by_layer]
+    if taken and feed.crops is not None:
+        whole = fused.WholeValidation(nets.shape, weights, alpha, fleet)
+        pieces += [partial(_measured_whole, whole, feed.crops, job) for job in taken]
+    jobs = by_layer + taken
     for job, result in zip(jobs, run_pieces(pieces, nets.workers), strict=True):
         numbers, width = upload(job.envs, device), len(job.codes)
         loss[numbers], accuracy[numbers, :width] = result
@@ -150,20 +162,20 @@ class _Job(NamedTuple):
     final_rows: tuple[int, ...]
 
 
-def _jobs(nets: NetsConfig, roster: Roster) -> list[_Job]:
-    """Every env in one of them, the most work first, so that workers end together."""
+def _jobs(nets: NetsConfig, roster: Roster, envs: np.ndarray) -> list[_Job]:
+    """Every one of `envs` in one of them, the most work first, so that workers end together."""
     num_slots = roster.stage.shape[1]
     weight = 1 << np.arange(num_slots)
     fossil = roster.ablated & (roster.stage == Stage.FOSSILIZED)
     ablated_bits, fossil_bits = roster.ablated @ weight, fossil @ weight
     patterns = ablated_bits << num_slots | fossil_bits
     jobs = []
-    for pattern in np.unique(patterns):
-        alike = np.flatnonzero(patterns == pattern)
+    for pattern in np.unique(patterns[envs]):
+        alike = envs[patterns[envs] == pattern]
         slots = _members(int(ablated_bits[alike[0]]), num_slots)
         codes = subset_codes(slots, _members(int(fossil_bits[alike[0]]), num_slots), nets.rows)
         plan, final_rows = branch_plan(tuple(slot for slot in nets.shape.execution_order if slot in slots), codes)
-        jobs += [_Job(alike[piece], codes, plan, final_rows) for piece in chunks(alike.size, nets.env_chunk)]
+        jobs += [_Job(piece, codes, plan, final_rows) for piece in chunks_of(alike, nets.env_chunk)]
     return sorted(jobs, key=lambda job: -len(job.codes) * job.envs.size)
 
 
@@ -179,6 +191,15 @@ def _measured(
     fresh = _StillMeasure(chunk, feed, job)
     done = nets.steps.run_(fresh.key, fresh, [0])
     return done.loss.clone(), done.accuracy.clone()
+
+
+def _measured_whole(
+    whole: fused.WholeValidation, crops_of: Callable[[Tensor], ImageCrops], job: _Job, call: Call
+) -> tuple[Tensor, Tensor]:
+    """As `_measured`, of networks that the native kernels take whole."""
+    call.check()
+    crops = crops_of(upload(job.envs, torch.device("cpu")))
+    return whole.measure(job.envs, crops, job.codes, sum(1 << slot for slot in job.plan))
 
 
 def _members(bits: int, num_slots: int) -> tuple[int, ...]:

@@ -76,9 +76,10 @@ class LossScales:
     scale; GROWTH_INTERVAL good ones in a row double it.
     """
 
-    def __init__(self, weights: TensorDict, span: slice) -> None:
-        self._scale_rows, self._good_rows = weights[SCALE][span], weights[GOOD][span]
-        self.scale, self.good = self._scale_rows.clone(), self._good_rows.clone()
+    def __init__(self, weights: TensorDict, envs: Tensor) -> None:
+        """envs: int64 [n], their numbers."""
+        self._weights = weights
+        self.scale, self.good = weights[SCALE].index_select(0, envs), weights[GOOD].index_select(0, envs)
 
     def unscaled(self, grad: Tensor, nets: Tensor | None) -> Tensor:
         """Gradients [m, P] of the losses of `nets` (positions within the chunk; None = all) without their scales."""
@@ -92,9 +93,9 @@ class LossScales:
         self.scale.mul_(factor).clamp_(SMALLEST_SCALE, LARGEST_SCALE)
         self.good.masked_fill_(grown, 0)
 
-    def write_back_(self) -> None:
-        self._scale_rows.copy_(self.scale)
-        self._good_rows.copy_(self.good)
+    def write_back_(self, envs: Tensor) -> None:
+        self._weights[SCALE].index_copy_(0, envs, self.scale)
+        self._weights[GOOD].index_copy_(0, envs, self.good)
 
     def buffers(self) -> list[Tensor]:
         return [self.scale, self.good]

@@ -5,6 +5,7 @@ workers.py runs them side by side. The losses of a chunk are summed, so one back
 Called once per env-step by step.py.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -13,14 +14,16 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from esper_soa.nets import fused
 from esper_soa.nets.config import DEFAULT_ROWS, SubsetRows, TaskConfig
+from esper_soa.nets.data import ImageCrops
 from esper_soa.nets.graphs import StepCache
 from esper_soa.nets.host import HostShape, train_loss
 from esper_soa.nets.native import sgd, switch
 from esper_soa.nets.pools import Roster, groups_of, upload
 from esper_soa.nets.precision import SCALE, LossScales, all_finite, as_input, autocast, of_nets, where_finite_
 from esper_soa.nets.seeds import ActiveGroup, TrainingSeeds, put_to_bed_, wake
-from esper_soa.nets.workers import Call, run_pieces
+from esper_soa.nets.workers import Call, Piece, run_pieces
 from esper_soa.state import LEDGER_FLOAT, GradientStats
 
 VANISHING = 1e-7  # norm of a parameter tensor's gradient
@@ -58,6 +61,11 @@ class TrainingFeed(Protocol):
         """Images [B, n*3, 32, 32] (channels_last) and labels [B, n] of batch `index` for env numbers `envs`."""
         ...
 
+    @property
+    def crops(self) -> Callable[[Tensor, int], ImageCrops] | None:
+        """The images of `batch` uncut, by the same arguments; None where native kernels cannot cut them themselves."""
+        ...
+
     def counted(self, envs: Tensor) -> CountedFeed:
         """The same batches, picked by a counter on the device."""
         ...
@@ -73,7 +81,12 @@ class TrainReport(NamedTuple):
 
 def chunks(num_envs: int, size: int) -> list[np.ndarray]:
     """Env numbers of as few chunks as hold at most `size` each, all as large as each other or one smaller."""
-    return np.array_split(np.arange(num_envs), -(-num_envs // size))
+    return chunks_of(np.arange(num_envs), size)
+
+
+def chunks_of(envs: np.ndarray, size: int) -> list[np.ndarray]:
+    """`envs` in as few chunks as hold at most `size` each, all as large as each other or one smaller."""
+    return np.array_split(envs, -(-envs.size // size)) if envs.size else []
 
 
 def train_epoch_(
@@ -82,10 +95,24 @@ def train_epoch_(
     """Train every host and every running seed on `num_batches` batches; alpha [N, S] stays fixed meanwhile."""
     gradients = _unmeasured(alpha.shape, alpha.device)
     job = _Pass(nets, weights, alpha, roster, feed, num_batches, gradients)
-    pieces = [partial(job.train_chunk_, envs) for envs in chunks(alpha.shape[0], nets.env_chunk)]
+    fleet = fused.training_fleet(
+        nets.shape, weights, roster, nets.detached_stages, nets.steps is None and feed.crops is not None
+    )
+    by_layer, taken = chunks_of(fleet.others(), nets.env_chunk), chunks_of(np.flatnonzero(fleet.taken), nets.env_chunk)
+    pieces: list[Piece[tuple[Tensor, Tensor]]] = [partial(job.train_chunk_, envs) for envs in by_layer]
+    if taken and feed.crops is not None:
+        whole = fused.WholeTraining(nets.shape, weights, alpha, fleet, _rules(nets.task))
+        pieces += [partial(job.train_whole_, whole, feed.crops, envs) for envs in taken]
     loss, accuracy = zip(*run_pieces(pieces, nets.workers), strict=True)
+    order = upload(np.argsort(np.concatenate(by_layer + taken)), alpha.device)
     stats = GradientStats.from_dict(gradients, batch_size=list(alpha.shape))
-    return TrainReport(torch.cat(loss).to(LEDGER_FLOAT), torch.cat(accuracy), stats)
+    return TrainReport(torch.cat(loss).to(LEDGER_FLOAT)[order], torch.cat(accuracy)[order], stats)
+
+
+def _rules(task: TaskConfig) -> tuple[sgd.Rule, sgd.Rule, fused.StatisticsRule]:
+    host = sgd.Rule(task.max_grad_norm, CLIP_EPS, task.host_lr, task.momentum, task.weight_decay)
+    bounds = fused.StatisticsRule(VANISHING, EXPLODING, TINY)
+    return host, host._replace(lr=task.seed_lr, weight_decay=0.0), bounds
 
 
 class _Pass(NamedTuple):
@@ -112,6 +139,24 @@ class _Pass(NamedTuple):
         chunk.write_back_()
         return chunk.loss / self.num_batches, 100.0 * chunk.correct.to(LEDGER_FLOAT) / seen
 
+    def train_whole_(
+        self,
+        whole: fused.WholeTraining,
+        crops_of: Callable[[Tensor, int], ImageCrops],
+        envs: np.ndarray,
+        call: Call,
+    ) -> tuple[Tensor, Tensor]:
+        """As `train_chunk_`, of networks that the native kernels take whole."""
+        numbers, seen = upload(envs, self.alpha.device), 0
+        loss, hits = torch.zeros(envs.size), torch.zeros(envs.size, dtype=torch.int64)
+        for index in range(self.num_batches):
+            call.check()
+            crops = crops_of(numbers, index)
+            measured = index % self.nets.task.gradient_stride == 0
+            whole.step_(envs, crops, loss, hits, self.gradients if measured else None)
+            seen += crops.labels.shape[1]
+        return loss / self.num_batches, 100.0 * hits.to(LEDGER_FLOAT) / seen
+
     def _train_still_(self, chunk: "_Chunk", steps: StepCache["_StillSteps"]) -> tuple[Tensor, Tensor]:
         """The same as `train_chunk_` on memory that stays from one env-step to the next."""
         fresh = _StillSteps(
@@ -121,7 +166,7 @@ class _Pass(NamedTuple):
         done = steps.run_(fresh.key, fresh, [int(index % stride == 0) for index in range(self.num_batches)])
         done.chunk.write_back_()
         for name, values in done.gradients.items():
-            self.gradients[name][chunk.span] = values[chunk.span]
+            self.gradients[name].index_copy_(0, done.chunk.env_numbers, values[done.chunk.env_numbers])
         seen = done.seen * self.num_batches
         return done.chunk.loss / self.num_batches, 100.0 * done.chunk.correct.to(LEDGER_FLOAT) / seen
 
@@ -137,15 +182,15 @@ class _Chunk:
 
     def __init__(self, nets: NetsConfig, weights: TensorDict, alpha: Tensor, roster: Roster, envs: np.ndarray) -> None:
         self.nets, self.weights = nets, weights
-        self.span = span = slice(int(envs[0]), int(envs[-1]) + 1)
         self.env_numbers = upload(envs, alpha.device)
-        self.rows = {name: weights["host", name][span] for name in ("params", "momentum", "statistics")}
-        self.params, self.momentum = self.rows["params"].clone(), self.rows["momentum"].clone()
-        rows = nets.shape.statistics.unpack(self.rows["statistics"])
+        host = weights["host"]
+        self.params = host["params"].index_select(0, self.env_numbers)
+        self.momentum = host["momentum"].index_select(0, self.env_numbers)
+        rows = nets.shape.statistics.unpack(host["statistics"].index_select(0, self.env_numbers))
         self.statistics = [row.reshape(-1).clone() for row in rows]
         groups = groups_of(roster, envs, nets.detached_stages, alpha.device)
         self.actives = [wake(weights, nets.shape, group, alpha) for group in groups]
-        self.scales = LossScales(weights, span) if SCALE in weights else None
+        self.scales = LossScales(weights, self.env_numbers) if SCALE in weights else None
         self.loss = torch.zeros(envs.size, dtype=self.params.dtype, device=alpha.device)
         self.correct = torch.zeros(envs.size, dtype=torch.int64, device=alpha.device)
 
@@ -212,14 +257,15 @@ class _Chunk:
 
     def write_back_(self) -> None:
         """Return the rows of hosts and seeds to the pools."""
-        count = self.env_numbers.shape[0]
-        self.rows["params"].copy_(self.params)
-        self.rows["momentum"].copy_(self.momentum)
-        self.rows["statistics"].copy_(torch.cat([part.view(count, -1) for part in self.statistics], dim=1))
+        host, envs = self.weights["host"], self.env_numbers
+        host["params"].index_copy_(0, envs, self.params)
+        host["momentum"].index_copy_(0, envs, self.momentum)
+        rows = torch.cat([part.view(envs.shape[0], -1) for part in self.statistics], dim=1)
+        host["statistics"].index_copy_(0, envs, rows)
         for active in self.actives:
             put_to_bed_(self.weights, self.nets.shape, active)
         if self.scales is not None:
-            self.scales.write_back_()
+            self.scales.write_back_(envs)
 
     def buffers(self) -> list[Tensor]:
         """What a step reads or changes."""
@@ -235,7 +281,7 @@ class _StillSteps:
         chunk.env_numbers = chunk.env_numbers.clone()  # on a CPU it is the caller's memory
         self.chunk, self.feed, self.gradients = chunk, feed, gradients
         self.seen = 0  # images per batch
-        self.key = ("train", chunk.span.start, chunk.span.stop, *(active.signature for active in chunk.actives))
+        self.key = ("train", chunk.env_numbers.shape[0], *(active.signature for active in chunk.actives))
 
     def buffers(self) -> list[Tensor]:
         return [*self.chunk.buffers(), *self.feed.buffers(), *self.gradients.values()]

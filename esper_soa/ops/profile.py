@@ -6,8 +6,9 @@ passed since the lap before belongs to it. On CUDA a lap is an event in the stre
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity
 
 from esper_soa.env.step import Work
+from esper_soa.nets.data import ImageCrops
 from esper_soa.nets.evaluation import ValidationFeed
 from esper_soa.nets.supervised import CountedFeed, TrainingFeed
 from esper_soa.ops.progress import LOGGER
@@ -189,18 +191,33 @@ class TraceProfile(NoProfile):
             self.running = False
 
 
+Asked = ParamSpec("Asked")
+Given = TypeVar("Given")
+
+
+def _timed(profile: PhaseProfile, feed: Callable[Asked, Given]) -> Callable[Asked, Given]:
+    """`feed`, reporting when it was at work."""
+
+    def call(*args: Asked.args, **kwargs: Asked.kwargs) -> Given:
+        begin = profile.clock.now()
+        found = feed(*args, **kwargs)
+        profile.span(begin)
+        return found
+
+    return call
+
+
 class TimedTraining:
     """A training feed whose batches are timed."""
 
     def __init__(self, feed: TrainingFeed, profile: PhaseProfile) -> None:
         self.feed, self.profile = feed, profile
+        self.batch = _timed(profile, feed.batch)
 
-    def batch(self, envs: Tensor, index: int) -> tuple[Tensor, Tensor]:
-        """As the feed inside."""
-        begin = self.profile.clock.now()
-        found = self.feed.batch(envs, index)
-        self.profile.span(begin)
-        return found
+    @property
+    def crops(self) -> Callable[[Tensor, int], ImageCrops] | None:
+        """As of the feed inside; the cutting itself is part of the training."""
+        return None if self.feed.crops is None else _timed(self.profile, self.feed.crops)
 
     def counted(self, envs: Tensor) -> CountedFeed:
         """As the feed inside, not timed apart: it may be part of a CUDA graph."""
@@ -212,13 +229,12 @@ class TimedValidation:
 
     def __init__(self, feed: ValidationFeed, profile: PhaseProfile) -> None:
         self.feed, self.profile = feed, profile
+        self.batches = _timed(profile, feed.batches)
 
-    def batches(self, envs: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
-        """As the feed inside."""
-        begin = self.profile.clock.now()
-        found = self.feed.batches(envs, size)
-        self.profile.span(begin)
-        return found
+    @property
+    def crops(self) -> Callable[[Tensor], ImageCrops] | None:
+        """As of the feed inside; the cutting itself is part of the validation."""
+        return None if self.feed.crops is None else _timed(self.profile, self.feed.crops)
 
 
 def shares(seconds: dict[str, float]) -> str:

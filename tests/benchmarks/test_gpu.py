@@ -36,7 +36,7 @@ def test_a_rehearsal_runs_its_tasks_apart_and_keeps_the_record(
 
 
 def test_a_task_that_fails_fails_the_whole(tmp_path: Path) -> None:
-    assert main(["--device", "cpu", "--tiny", "--only", "parity:graphs", "--seconds", "5.2", "--results", ""]) == 1
+    assert main(["--device", "cpu", "--tiny", "--only", "parity:graphs", "--seconds", "1.2", "--results", ""]) == 1
 
 
 def test_the_guarded_env_step_and_a_rung_can_be_rehearsed() -> None:

@@ -85,11 +85,11 @@ def test_an_overflow_costs_its_env_one_update_and_half_its_scale_and_no_other_en
 def test_a_scale_halves_on_overflow_and_doubles_after_good_updates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precision, "GROWTH_INTERVAL", 3)
     weights = envs_in(torch.float16).weights
-    scales = LossScales(weights, slice(1, 3))
+    scales = LossScales(weights, torch.tensor([1, 2]))
     # Env 1 overflows in the second update, env 2 never does: 65536 / 2 with one good update, and 65536 * 2 with none.
     for finite in ([True, True], [False, True], [True, True]):
         scales.update_(torch.tensor(finite))
-    scales.write_back_()
+    scales.write_back_(torch.tensor([1, 2]))
     assert weights[SCALE].tolist() == [65536, 32768, 131072, 65536, 65536]
     assert weights[GOOD].tolist() == [0, 1, 0, 0, 0]
 

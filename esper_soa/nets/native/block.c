@@ -12,22 +12,24 @@ static void emit(const sheet *s, const float *value, const float *rows, long b, 
     emit_image(&job);
 }
 
+void block_infer_image(const sheet *s, const front_scratch *t, const image_room *room, long b, long n) {
+    long P = round_up(s->out_channels);
+    for (long c = 0; c < P; c++) t->rows[c] = 1.0f;
+    pad_row(t->rows + P, s->shift + n * s->out_channels, s->out_channels);
+    convolve(s, t, room->y, b, n);
+    pool_job pool = {.y = room->y, .peak = room->pooled, .H = s->height, .W = s->width, .P = P};
+    if (s->pooled) pool_image(&pool);
+    emit(s, s->pooled ? room->pooled : room->y, t->rows, b, n);
+}
+
 int block_infer(const sheet *s) {
-    long P = round_up(s->out_channels), pixels = s->height * s->width;
     front_scratch t = {0};
-    float *y = scratch(2 * pixels * P), *peak = y + pixels * P;
-    int failed = open_front(s, &t, 2) || !y;
-    for (long c = 0; c < P && !failed; c++) t.rows[c] = 1.0f;
+    image_room room = open_room(s);
+    int failed = open_front(s, &t, 4) || !room.y;
     for (long b = 0; b < s->batch && !failed; b++)
-        for (long n = 0; n < s->nets; n++) {
-            convolve(s, &t, y, b, n);
-            pool_job pool = {.y = y, .peak = peak, .H = s->height, .W = s->width, .P = P};
-            if (s->pooled) pool_image(&pool);
-            pad_row(t.rows + P, s->shift + n * s->out_channels, s->out_channels);
-            emit(s, s->pooled ? peak : y, t.rows, b, n);
-        }
+        for (long n = 0; n < s->nets; n++) block_infer_image(s, &t, &room, b, n);
     close_front(&t);
-    free(y);
+    free(room.y);
     return failed;
 }
 

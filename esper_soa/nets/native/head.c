@@ -1,21 +1,9 @@
 /* What stands behind the last block: global mean, linear classifier, cross-entropy, hits; and the way back. */
 #include <math.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct {
-    int64_t batch, nets, channels, pixels, classes;
-    const float *x;              /* [B, pixels, n*C] */
-    const float *weight, *bias;  /* [n, K, C], [n, K] */
-    const int64_t *labels;       /* [B, n] */
-    float *mean;                 /* saved [B, n, C], over the pixels */
-    float *slope;                /* saved [B, n, K]: softmax less the label's one, over B: the gradient of the logits */
-    float *loss;                 /* [n], mean over the batch */
-    int64_t *hits;               /* [n] */
-    const float *grad;           /* [n], of the loss */
-    float *grad_x, *grad_weight, *grad_bias;
-} head;
+#include "head.h"
 
 static void spatial_mean(const head *h, const float *x, float *mean) {
     int64_t step = h->nets * h->channels;
@@ -34,17 +22,21 @@ static float dot(const float *a, const float *b, int64_t count) {
     return sum + (((part[0] + part[1]) + (part[2] + part[3])) + ((part[4] + part[5]) + (part[6] + part[7])));
 }
 
-/* The first of the largest; a NaN counts as larger, as in torch. */
-static int64_t largest(const float *v, int64_t count) {
+void head_logits(const head *h, const float *x, int64_t n, float *mean, float *logits) {
+    int64_t C = h->channels, K = h->classes;
+    spatial_mean(h, x, mean);
+    for (int64_t k = 0; k < K; k++) logits[k] = h->bias[n * K + k] + dot(h->weight + (n * K + k) * C, mean, C);
+}
+
+int64_t head_largest(const float *v, int64_t count) {
     int64_t best = 0;
     for (int64_t i = 1; i < count; i++)
         if (v[i] > v[best] || (v[i] != v[i] && v[best] == v[best])) best = i;
     return best;
 }
 
-/* Loss of one sample whose logits stand in `slope`, which become their gradient. */
-static double cross_entropy(const head *h, float *slope, int64_t label) {
-    float top = slope[largest(slope, h->classes)], own = slope[label] - top, sum = 0;
+double head_cross_entropy(const head *h, float *slope, int64_t label) {
+    float top = slope[head_largest(slope, h->classes)], own = slope[label] - top, sum = 0;
     for (int64_t k = 0; k < h->classes; k++) {
         slope[k] = expf(slope[k] - top);
         sum += slope[k];
@@ -61,10 +53,9 @@ int head_forward(const head *h) {
         for (int64_t b = 0; b < h->batch; b++) {
             int64_t row = b * h->nets + n, label = h->labels[row];
             float *mean = h->mean + row * C, *slope = h->slope + row * K;
-            spatial_mean(h, h->x + (b * h->pixels * h->nets + n) * C, mean);
-            for (int64_t k = 0; k < K; k++) slope[k] = h->bias[n * K + k] + dot(h->weight + (n * K + k) * C, mean, C);
-            h->hits[n] += largest(slope, K) == label;
-            loss += cross_entropy(h, slope, label);
+            head_logits(h, h->x + (b * h->pixels * h->nets + n) * C, n, mean, slope);
+            h->hits[n] += head_largest(slope, K) == label;
+            loss += head_cross_entropy(h, slope, label);
         }
         h->loss[n] = (float)(loss / (double)h->batch);
     }

@@ -1,14 +1,5 @@
 /* Batches of crops from an image bank: bytes looked up as normalised floats, written where the networks read them. */
-#include <stdint.h>
-
-typedef struct {
-    int64_t batch, nets, size;
-    int64_t line, colour;  /* bytes between lines of an image, and between the colours of a line */
-    const uint8_t *bytes;
-    const int64_t *first;  /* [B, n]: where a crop begins */
-    const float *values;   /* [3, 256]: what a byte stands for */
-    float *out;            /* [B, size, size, n*3] */
-} crops;
+#include "images.h"
 
 int cut_images(const crops *c) {
     int64_t pixel = 3 * c->nets, size = c->size;

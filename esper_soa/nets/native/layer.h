@@ -67,6 +67,22 @@ static inline void convolve(const sheet *s, const front_scratch *t, float *out, 
     conv_image(&job);
 }
 
+/* What one image passes through where it is not saved: the convolution's output, the layer's, and that behind a pool. */
+typedef struct {
+    float *y, *wide, *pooled; /* [H, W, P], [H, W, P], [H / 2, W / 2, P] */
+} image_room;
+
+/* The same for the images of a layer, in one allocation that begins with y; y is NULL where memory is out. */
+static inline image_room open_room(const sheet *s) {
+    long image = s->height * s->width * round_up(s->out_channels);
+    float *memory = scratch(3 * image);
+    return (image_room){memory, memory + image, memory + 2 * image};
+}
+
+/* Image b of network n through a layer whose scratch is open (4 rows). */
+void block_infer_image(const sheet *s, const front_scratch *t, const image_room *room, long b, long n);
+void seed_image(const sheet *s, const front_scratch *t, const image_room *room, long b, long n);
+
 /* Where image b of network n stands in a saved array of `pixels` pixels an image. */
 INLINE long saved_at(const sheet *s, long b, long n, long pixels) {
     return (n * s->batch + b) * pixels * round_up(s->out_channels);

@@ -22,7 +22,8 @@ LANES = 8  # floats in a vector of vec.h
 TIMEOUT = 120  # seconds for the compiler
 
 KERNELS = ("block_train", "block_backward", "block_infer", "seed_forward", "seed_backward", "pool_forward",
-           "pool_backward", "head_forward", "head_backward", "sgd_step", "cut_images")  # fmt: skip
+           "pool_backward", "head_forward", "head_backward", "sgd_step", "cut_images",
+           "train_networks", "validate_networks")  # fmt: skip
 POINTER = ctypes.c_void_p
 
 
@@ -36,7 +37,7 @@ class Sheet(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("batch", "nets", "in_channels", "out_channels", "height", "width")),
         *((name, ctypes.c_int64) for name in ("kernel", "x_pixel", "x_net", "pooled", "groups", "linear")),
-        *((name, ctypes.c_int64) for name in ("own_residual", "detached")),
+        *((name, ctypes.c_int64) for name in ("own_residual", "through", "detached")),
         *((name, ctypes.c_double) for name in ("momentum", "eps")),
         *((name, POINTER) for name in ("x", "weight", "scale", "shift", "residual", "alpha", "out")),
         *((name, POINTER) for name in ("conv", "peak", "place")),

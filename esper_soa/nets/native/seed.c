@@ -23,13 +23,8 @@ static void group_statistics(const sheet *s, const float *y, float *mean, float 
     }
 }
 
-/* What one image passes through: the convolution's output where it is not saved, the layer's before its pool, behind it. */
-typedef struct {
-    float *y, *wide, *pooled; /* [H, W, P], [H, W, P], [H / 2, W / 2, P] */
-} seed_room;
-
 /* The layer of image b of network n from its normalised convolution; the rows of t are gain and offset. */
-static void emit_seed(const sheet *s, const front_scratch *t, const seed_room *room, const float *y, long b, long n) {
+static void emit_seed(const sheet *s, const front_scratch *t, const image_room *room, const float *y, long b, long n) {
     long O = s->out_channels, P = round_up(O), pixels = s->height * s->width, step = s->nets * O, at = b * pixels * step + n * O;
     long small = out_pixels(s), saved = saved_at(s, b, n, small);
     emit_job job = {.value = y, .gain = t->rows, .offset = t->rows + P, .residual = s->residual ? s->residual + at : NULL,
@@ -43,26 +38,24 @@ static void emit_seed(const sheet *s, const front_scratch *t, const seed_room *r
     copy_pixels(s->out + b * small * step + n * O, step, room->pooled, P, small, O);
 }
 
-static void seed_image(const sheet *s, const front_scratch *t, const seed_room *room, long b, long n) {
+void seed_image(const sheet *s, const front_scratch *t, const image_room *room, long b, long n) {
     long O = s->out_channels, P = round_up(O), at = (n * s->batch + b) * P;
     float *y = s->conv ? s->conv + saved_at(s, b, n, s->height * s->width) : room->y;
     float *mean = s->conv ? s->mean + at : t->rows + 2 * P, *rstd = s->conv ? s->rstd + at : t->rows + 3 * P;
     convolve(s, t, y, b, n);
     group_statistics(s, y, mean, rstd);
     gain_offset(t->rows, mean, rstd, s->scale + n * O, s->shift + n * O, O);
-    emit_seed(s, t, room, y, b, n);
+    if (s->out) emit_seed(s, t, room, y, b, n);
 }
 
 int seed_forward(const sheet *s) {
     front_scratch t = {0};
-    long image = s->height * s->width * round_up(s->out_channels);
-    float *memory = scratch(3 * image);
-    seed_room room = {memory, memory + image, memory + 2 * image};
-    int failed = open_front(s, &t, 4) || !memory;
+    image_room room = open_room(s);
+    int failed = open_front(s, &t, 4) || !room.y;
     for (long b = 0; b < s->batch && !failed; b++)
         for (long n = 0; n < s->nets; n++) seed_image(s, &t, &room, b, n);
     close_front(&t);
-    free(memory);
+    free(room.y);
     return failed;
 }
 
@@ -111,11 +104,12 @@ static image_gradient gradient_of(const sheet *s, float *wide, long b, long n) {
     return (image_gradient){wide, P};
 }
 
-/* What reaches x beside the layer: all of the gradient, or (1 - alpha) of it where the layer is cut off from x. */
+/* What reaches x beside the layer: all of the gradient, or (1 - alpha) of it where the layer is cut off from x; twice
+ * the gradient where x went on as it was and the seed x + layer(x) got all of it as well. */
 static void residual_gradient(const sheet *s, image_gradient grad, long b, long n) {
     long O = s->out_channels, pixels = s->height * s->width, step = s->nets * O;
     float *to = s->grad_x + (b * pixels * s->nets + n) * O;
-    float share = s->detached ? 1.0f - alpha_of(s, n) : 1.0f;
+    float share = s->detached ? 1.0f - alpha_of(s, n) : s->through ? 2.0f : 1.0f;
     for (long c = 0; c < O; c += LANES)
         for (long p = 0; p < pixels; p++) {
             v8 sum = share * load_some(grad.at + p * grad.step + c, O - c);

@@ -1,14 +1,7 @@
 /* Clipping and SGD with momentum of rows of parameters, each row by its own norm. */
 #include <math.h>
-#include <stdint.h>
 
-typedef struct {
-    int64_t rows, width;
-    double most, eps; /* of a row's norm; 0 for no limit */
-    double rate, momentum, decay;
-    float *params, *speed;
-    const float *grad;
-} descent;
+#include "sgd.h"
 
 int sgd_step(const descent *d) {
     float rate = (float)d->rate, momentum = (float)d->momentum, decay = (float)d->decay;

@@ -17,6 +17,7 @@ typedef struct {
     int64_t groups;         /* seed: groups of a network's norm */
     int64_t linear;         /* seed: no ReLU */
     int64_t own_residual;   /* seed: the residual is x, and grad_x contains what flows through it */
+    int64_t through;        /* seed: straight-through, the host goes on with x; there is no out */
     int64_t detached;       /* seed: of grad_x only (1 - alpha) of the gradient that arrives, nothing through the layer */
     double momentum, eps;
     const float *x;

@@ -1,0 +1,30 @@
+/* What stands behind the last block: global mean, linear classifier, cross-entropy, hits; and the way back. */
+#ifndef ESPER_HEAD_H
+#define ESPER_HEAD_H
+
+#include <stdint.h>
+
+typedef struct {
+    int64_t batch, nets, channels, pixels, classes;
+    const float *x;              /* [B, pixels, n*C] */
+    const float *weight, *bias;  /* [n, K, C], [n, K] */
+    const int64_t *labels;       /* [B, n] */
+    float *mean;                 /* saved [B, n, C], over the pixels */
+    float *slope;                /* saved [B, n, K]: softmax less the label's one, over B: the gradient of the logits */
+    float *loss;                 /* [n], mean over the batch */
+    int64_t *hits;               /* [n] */
+    const float *grad;           /* [n], of the loss */
+    float *grad_x, *grad_weight, *grad_bias;
+} head;
+
+int head_forward(const head *h);
+int head_backward(const head *h);
+
+/* Logits [K] of one sample x [pixels, n*C] of network n; `mean` [C] is over its pixels. */
+void head_logits(const head *h, const float *x, int64_t n, float *mean, float *logits);
+/* The first of the largest; a NaN counts as larger, as in torch. */
+int64_t head_largest(const float *v, int64_t count);
+/* Loss of one sample whose logits stand in `slope`, which become their gradient. */
+double head_cross_entropy(const head *h, float *slope, int64_t label);
+
+#endif

@@ -1,0 +1,160 @@
+/* Validation of whole networks under every subset of seeds that is asked for, one network after the other and image by
+ * image. Subsets form a tree, as a network is a chain: what lies before the first seed in which they differ is computed
+ * once. */
+#include <math.h>
+
+#include "chain.h"
+#include "head.h"
+#include "images.h"
+
+typedef struct {
+    networks nets;
+    int64_t count, images;
+    const int64_t *envs;        /* [count] */
+    const float *pixels;        /* [V, size, size, 3], the same for all networks; NULL where each has its own */
+    crops own;                  /* then: first [count, V] */
+    const int64_t *labels;      /* [V], or [count, V]; -1 does not count */
+    int64_t codes, ablated;     /* ablated: bit mask of the slots in which subsets differ */
+    const int64_t *code;        /* [codes]: seeds that are on, of those */
+    double *loss;               /* [count], sum over the images under the first code */
+    int64_t *hits, *counted;    /* [count, codes], [count] */
+} validation;
+
+/* One network while it is validated. */
+typedef struct {
+    const validation *v;
+    layer *layers;
+    front_scratch *fronts; /* as layers */
+    long count, place;     /* place: among the networks */
+    image_room room;
+    head top;
+    float *mean, *logits;
+    int64_t label;
+} validated;
+
+/* Batch norm folded into kernel and bias, with the running statistics. */
+static void fold(sheet *s, arena *a) {
+    long O = s->out_channels, each = s->in_channels * s->kernel * s->kernel;
+    float *weight = take_floats(a, O * each), *bias = take_floats(a, O);
+    if (!a->at) return;
+    for (long o = 0; o < O; o++) {
+        float gain = s->scale[o] * (float)(1.0 / sqrt((double)s->running_var[o] + s->eps));
+        for (long i = 0; i < each; i++) weight[o * each + i] = s->weight[o * each + i] * gain;
+        bias[o] = s->shift[o] - s->running_mean[o] * gain;
+    }
+    s->weight = weight, s->shift = bias;
+}
+
+/* Lay network `env` out in the arena. */
+static validated prepare(const validation *v, long env, layer *layers, arena *a) {
+    validated net = {.v = v, .layers = layers, .count = build_chain(&v->nets, env, 1, layers)};
+    long most = 0;
+    for (long l = 0; l < net.count; l++) {
+        sheet *s = &layers[l].s;
+        if (layers[l].kind == BLOCK) fold(s, a);
+        s->out = take_floats(a, out_numbers(s));
+        long numbers = s->height * s->width * round_up(s->out_channels);
+        most = numbers > most ? numbers : most;
+    }
+    const sheet *last = &layers[net.count - 1].s;
+    long C = last->out_channels, K = v->nets.classes;
+    const float *weight = CLASSIFIER(&v->nets, env, last);
+    net.top = (head){.batch = 1, .nets = 1, .channels = C, .pixels = out_pixels(last), .classes = K, .weight = weight,
+                     .bias = weight + K * C};
+    net.mean = take_floats(a, C), net.logits = take_floats(a, K);
+    net.room.y = take_floats(a, most), net.room.wide = take_floats(a, most), net.room.pooled = take_floats(a, most);
+    return net;
+}
+
+/* Logits of an image under the seeds `on`. */
+static void judge(validated *net, const float *x, int64_t on) {
+    const validation *v = net->v;
+    head_logits(&net->top, x, 0, net->mean, net->logits);
+    for (long c = 0; c < v->codes; c++)
+        if (v->code[c] == on) v->hits[net->place * v->codes + c] += head_largest(net->logits, v->nets.classes) == net->label;
+    if (v->code[0] == on) v->loss[net->place] += head_cross_entropy(&net->top, net->logits, net->label);
+}
+
+/* Whether a subset begins with the seeds `on` out of `met`. */
+static int wanted(const validation *v, int64_t met, int64_t on) {
+    for (long c = 0; c < v->codes; c++)
+        if ((v->code[c] & met) == on) return 1;
+    return 0;
+}
+
+static const float *pass_by(sheet *s, const float *x) {
+    if (!s->pooled) return x;
+    s->x = x;
+    pool_forward(s);
+    return s->out;
+}
+
+/* An image through the layers from l on: `on` of the seeds `met` so far are in. */
+static void walk(validated *net, long l, const float *x, int64_t met, int64_t on) {
+    for (; l < net->count; l++) {
+        layer *own = &net->layers[l];
+        int64_t bit = own->kind == SEED ? (int64_t)1 << own->slot & net->v->ablated : 0;
+        if (bit) {
+            met |= bit;
+            if (wanted(net->v, met, on)) walk(net, l + 1, pass_by(&own->s, x), met, on);
+            if (!wanted(net->v, met, on | bit)) return;
+            on |= bit;
+        }
+        own->s.x = x;
+        own->s.residual = x;
+        if (own->kind == BLOCK) block_infer_image(&own->s, &net->fronts[l], &net->room, 0, 0);
+        else seed_image(&own->s, &net->fronts[l], &net->room, 0, 0);
+        x = own->s.out;
+    }
+    judge(net, x, on);
+}
+
+static void walk_images(validated *net, float *image) {
+    const validation *v = net->v;
+    long size = v->nets.size, pixels = size * size * COLOURS;
+    for (long i = 0; i < v->images; i++) {
+        net->label = v->labels[(v->pixels ? 0 : net->place * v->images) + i];
+        if (net->label < 0) continue;
+        crops cut = v->own;
+        cut.batch = 1, cut.nets = 1, cut.size = size, cut.first += net->place * v->images + i, cut.out = image;
+        if (!v->pixels) cut_images(&cut);
+        walk(net, 0, v->pixels ? v->pixels + i * pixels : image, 0, 0);
+        v->counted[net->place]++;
+    }
+}
+
+static int validate_network(const validation *v, long at, layer *layers, front_scratch *fronts, arena a) {
+    float *image = take_floats(&a, v->nets.size * v->nets.size * COLOURS);
+    validated net = prepare(v, v->envs[at], layers, &a);
+    int failed = 0;
+    net.fronts = fronts, net.place = at;
+    for (long l = 0; l < net.count; l++) fronts[l] = (front_scratch){0};
+    for (long l = 0; l < net.count && !failed; l++) failed = open_front(&layers[l].s, &fronts[l], 4);
+    if (!failed) walk_images(&net, image);
+    for (long l = 0; l < net.count; l++) close_front(&fronts[l]);
+    return failed;
+}
+
+/* Bytes of the largest network. */
+static size_t most_room(const validation *v, layer *layers) {
+    size_t most = 64;
+    for (long at = 0; at < v->count; at++) {
+        arena a = {0};
+        take_floats(&a, v->nets.size * v->nets.size * COLOURS);
+        prepare(v, v->envs[at], layers, &a);
+        most = a.used > most ? a.used : most;
+    }
+    return most;
+}
+
+int validate_networks(const validation *v) {
+    layer *layers = calloc((size_t)most_layers(&v->nets), sizeof(layer));
+    front_scratch *fronts = calloc((size_t)most_layers(&v->nets), sizeof(front_scratch));
+    int failed = !layers || !fronts;
+    arena a = {0};
+    if (!failed) a.at = aligned_alloc(64, most_room(v, layers));
+    failed = failed || !a.at;
+    for (long at = 0; at < v->count && !failed; at++) failed = validate_network(v, at, layers, fronts, a);
+    free(layers), free(fronts), free(a.at);
+    return failed;
+}

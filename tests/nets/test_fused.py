@@ -1,0 +1,233 @@
+"""Networks taken whole by the native kernels equal the same networks taken layer by layer."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from esper_soa.config import ComputeConfig, TrainConfig
+from esper_soa.env.world import World
+from esper_soa.nets import fused
+from esper_soa.nets.config import DataConfig, TaskConfig, host_slots
+from esper_soa.nets.evaluation import ValidationFeed, ValidationReport, evaluate
+from esper_soa.nets.graphs import StepCache
+from esper_soa.nets.native import switch
+from esper_soa.nets.pools import Roster
+from esper_soa.nets.supervised import CountedFeed, TrainingFeed, TrainReport, train_epoch_
+from esper_soa.trainer import build_world
+from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Blueprint, Stage
+
+CPU = torch.device("cpu")
+NUM_ENVS = 6
+STAGES = (Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED)
+CONVOLUTIONS = (Blueprint.CONV_LIGHT, Blueprint.CONV_SMALL)
+TASKS = [
+    TaskConfig(),
+    TaskConfig(name="pointwise", kernel_size=1, num_pools=1),
+    TaskConfig(name="deep", num_blocks=4, num_pools=2, gradient_stride=2, weight_decay=0.0),
+    TaskConfig(name="wide", base_channels=24, num_blocks=2, num_pools=2, max_grad_norm=0.0),
+]
+
+
+@pytest.fixture(autouse=True)
+def _native() -> Iterator[None]:
+    choice = switch.choose("auto", CPU)
+    if not choice.native:
+        assert "no C compiler" in choice.reason  # a compiler that refuses the sources is a failure, not a skip
+        pytest.skip(choice.reason)
+    yield
+    switch.choose("off", CPU)
+
+
+class CutTraining(NamedTuple):
+    """A feed that only gives images that are cut, so that networks go layer by layer."""
+
+    feed: TrainingFeed
+    crops: None = None
+
+    def batch(self, envs: Tensor, index: int) -> tuple[Tensor, Tensor]:
+        return self.feed.batch(envs, index)
+
+    def counted(self, envs: Tensor) -> CountedFeed:
+        return self.feed.counted(envs)
+
+
+class CutValidation(NamedTuple):
+    """As CutTraining."""
+
+    feed: ValidationFeed
+    crops: None = None
+
+    def batches(self, envs: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
+        return self.feed.batches(envs, size)
+
+
+def made(task: TaskConfig, split: bool = False) -> World:
+    """Hosts with weights of some size, all slots enabled, batches that differ from env to env."""
+    settings = TrainConfig(
+        envs=NUM_ENVS, steps=4, rounds=1, batch_size=6, train_samples=18, val_samples=7, task=task,
+        slots=[spec.name for spec in host_slots(task)][:6],
+        data=DataConfig(name="synthetic", synthetic_train=80, synthetic_test=41, split=split),
+        compute=ComputeConfig(workers=2, env_chunk=2),
+    )  # fmt: skip
+    world = build_world(settings, CPU)
+    g = torch.Generator().manual_seed(3)
+    for name in ("params", "momentum"):
+        for rows in (world.weights["host", name], *(pool[name] for pool in world.weights["seeds"].values())):
+            rows.copy_(0.2 * torch.randn(rows.shape, generator=g))
+    world.weights["host", "statistics"].copy_(0.5 + torch.rand(world.weights["host", "statistics"].shape, generator=g))
+    return world
+
+
+def roster_of(seed: int, num_slots: int, blueprints: tuple[int, ...] = CONVOLUTIONS, others: bool = False) -> Roster:
+    """Seeds at random: of every stage that runs, some on their way out; others: of every blend too."""
+    rng, size = np.random.default_rng(seed), (NUM_ENVS, num_slots)
+    running, stage = rng.random(size) < 0.6, rng.choice(STAGES, size)
+    blend = rng.choice([Blend.ADD, Blend.MULTIPLY, Blend.GATE], size) if others else np.full(size, Blend.ADD)
+    visible, no = running & (stage != Stage.TRAINING), np.zeros(size, dtype=bool)
+    frozen = running & (stage == Stage.BLENDING) & (rng.random(size) < 0.3)
+    return Roster(running, stage, rng.choice(blueprints, size), blend, frozen, visible, visible, no, no)
+
+
+class Outcome(NamedTuple):
+    weights: TensorDict
+    trained: TrainReport
+    tested: ValidationReport
+
+
+def played(world: World, roster: Roster, whole: bool, start: TensorDict | None = None) -> Outcome:
+    """An env-step's training and validation from the world's weights or `start`; the world's own are not changed."""
+    nets, work = world.rules.nets, world.work(0)
+    weights = (world.weights if start is None else start).clone()
+    g = torch.Generator().manual_seed(4)
+    alpha = torch.rand(roster.running.shape, generator=g, dtype=torch.float64) * torch.from_numpy(roster.visible)
+    training = work.training if whole else CutTraining(work.training)
+    validation = work.validation if whole else CutValidation(work.validation)
+    trained = train_epoch_(nets, weights, alpha, roster, training, work.num_batches)
+    return Outcome(weights, trained, evaluate(nets, weights, alpha, roster, validation))
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    return torch.equal(one.nan_to_num(nan=-7.5), other.nan_to_num(nan=-7.5))
+
+
+def assert_same(ours: Outcome, theirs: Outcome, tolerance: float = 0.0) -> None:
+    """Weights and training to the bit where tolerance is 0; statistics and the validation's loss to rounding."""
+    for path, rows in ours.weights.items(include_nested=True, leaves_only=True):
+        assert same_bits(rows, theirs.weights[path]) or (rows - theirs.weights[path]).abs().max() <= tolerance, path
+    torch.testing.assert_close(ours.trained.loss, theirs.trained.loss, rtol=0, atol=tolerance, equal_nan=True)
+    assert torch.equal(ours.trained.accuracy, theirs.trained.accuracy)
+    for name in ("measured", "vanishing", "exploding"):
+        assert torch.equal(getattr(ours.trained.gradients, name), getattr(theirs.trained.gradients, name)), name
+    for name in ("l2", "health", "ratio"):
+        mine, its = getattr(ours.trained.gradients, name), getattr(theirs.trained.gradients, name)
+        torch.testing.assert_close(mine, its, rtol=max(1e-12, 100 * tolerance), atol=1e-12, equal_nan=True)
+    assert torch.equal(ours.tested.subset, theirs.tested.subset)
+    assert torch.equal(ours.tested.accuracy, theirs.tested.accuracy)
+    torch.testing.assert_close(ours.tested.loss, theirs.tested.loss, rtol=1e-6, atol=1e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+@pytest.mark.parametrize("seed", range(3))
+def test_whole_networks_equal_the_same_layer_by_layer_to_the_bit(task: TaskConfig, seed: int) -> None:
+    world = made(task)
+    roster = roster_of(seed, len(world.rules.nets.shape.slots))
+    ours = played(world, roster, whole=True)
+    assert fused.training_fleet(world.rules.nets.shape, world.weights, roster, (), True).taken.all()
+    assert not torch.equal(ours.weights["host", "params"], world.weights["host", "params"])
+    assert ours.trained.gradients.measured.any()
+    assert_same(ours, played(world, roster, whole=False))
+
+
+def test_seeds_that_see_the_graph_of_their_host_train_it() -> None:
+    world = made(TASKS[0])
+    roster = roster_of(5, 6)
+    world.rules = world.rules._replace(nets=world.rules.nets._replace(detached_stages=()))
+    apart = played(world, roster, whole=False)
+    assert_same(played(world, roster, whole=True), apart, tolerance=1e-6)  # sums of gradients in another order
+    cut_off = made(TASKS[0])
+    assert not torch.equal(
+        played(cut_off, roster, whole=True).weights["host", "params"], apart.weights["host", "params"]
+    )
+
+
+def test_networks_with_other_seeds_go_layer_by_layer_beside_whole_ones() -> None:
+    world = made(TASKS[0])
+    roster = roster_of(6, 6, tuple(CNN_BLUEPRINTS), others=True)
+    roster.blueprint[::2], roster.blend[::2] = Blueprint.CONV_LIGHT, Blend.ADD
+    taken = fused.training_fleet(world.rules.nets.shape, world.weights, roster, (), True).taken
+    assert 0 < taken.sum() < NUM_ENVS
+    assert_same(played(world, roster, whole=True), played(world, roster, whole=False), tolerance=1e-5)
+
+
+def test_every_env_has_its_own_validation_images_and_may_have_one_less() -> None:
+    world = made(TASKS[0], split=True)
+    assert (world.validation.order == -1).any()
+    roster = roster_of(7, 6)
+    assert_same(played(world, roster, whole=True), played(world, roster, whole=False))
+
+
+def test_a_network_of_nan_leaves_the_others_as_they_are() -> None:
+    world, roster = made(TASKS[0]), roster_of(8, 6)
+    broken = world.weights.clone()
+    broken["host", "params"][2, 5] = float("nan")
+    healthy, mixed = played(world, roster, whole=True), played(world, roster, whole=True, start=broken)
+    others = [env for env in range(NUM_ENVS) if env != 2]
+    for path, rows in mixed.weights.items(include_nested=True, leaves_only=True):
+        assert torch.equal(rows[others], healthy.weights[path][others]), path
+    assert mixed.weights["host", "params"][2].isnan().any()
+    assert torch.equal(mixed.tested.accuracy[others], healthy.tested.accuracy[others])
+    assert mixed.tested.loss[2].isnan()
+    assert_same(mixed, played(world, roster, whole=False, start=broken))
+
+
+def seeds_of(blueprint: int, stage: int, blend: int) -> Roster:
+    """One running seed per env, in slot 1."""
+    size = (NUM_ENVS, 3)
+    running, no = np.zeros(size, dtype=bool), np.zeros(size, dtype=bool)
+    running[:, 1] = True
+    visible = running & (stage != Stage.TRAINING)
+    codes = (np.full(size, blueprint), np.full(size, blend))
+    return Roster(running, np.full(size, stage), *codes, no, visible, visible, no, no)
+
+
+@pytest.mark.parametrize(
+    ("blueprint", "stage", "blend", "trained", "tested"),
+    [
+        (Blueprint.CONV_LIGHT, Stage.BLENDING, Blend.ADD, True, True),
+        (Blueprint.CONV_SMALL, Stage.FOSSILIZED, Blend.ADD, True, True),
+        (Blueprint.CONV_LIGHT, Stage.TRAINING, Blend.GATE, True, True),  # nobody sees it yet
+        (Blueprint.CONV_LIGHT, Stage.HOLDING, Blend.MULTIPLY, False, False),
+        (Blueprint.ATTENTION, Stage.TRAINING, Blend.ADD, False, True),
+        (Blueprint.NORM, Stage.HOLDING, Blend.ADD, False, False),
+    ],
+)
+def test_which_networks_are_taken_whole(blueprint: int, stage: int, blend: int, trained: bool, tested: bool) -> None:
+    world, roster = made(TASKS[0]), seeds_of(blueprint, stage, blend)
+    shape, weights = world.rules.nets.shape, world.weights
+    assert (fused.training_fleet(shape, weights, roster, (), True).taken == trained).all()
+    assert (fused.validation_fleet(shape, weights, roster, True).taken == tested).all()
+    assert not fused.training_fleet(shape, weights, roster, (), False).taken.any()
+
+
+def test_hosts_whose_channels_fill_no_vectors_go_layer_by_layer() -> None:
+    world = made(TaskConfig(name="odd", base_channels=12))
+    roster = seeds_of(Blueprint.CONV_LIGHT, Stage.BLENDING, Blend.ADD)
+    assert not fused.training_fleet(world.rules.nets.shape, world.weights, roster, (), True).taken.any()
+    assert not fused.validation_fleet(world.rules.nets.shape, world.weights, roster, True).taken.any()
+    torch_alone = made(TASKS[0])
+    switch.choose("off", CPU)
+    assert not fused.training_fleet(torch_alone.rules.nets.shape, torch_alone.weights, roster, (), True).taken.any()
+
+
+def test_steps_on_fixed_memory_go_layer_by_layer() -> None:
+    world, roster = made(TASKS[0]), roster_of(9, 6)
+    apart = played(world, roster, whole=False)
+    steps = StepCache(capture=False)
+    world.rules = world.rules._replace(nets=world.rules.nets._replace(steps=steps))
+    assert_same(played(world, roster, whole=True), apart)
+    assert steps.counts["plain"] > 0
