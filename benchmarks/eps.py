@@ -173,7 +173,8 @@ def work_of(cfg: EpsConfig) -> tuple[float, float]:
 def count_syncs(one: Contestant) -> float:
     """Places in an env-step of all envs where the host waits for the device, in a pass that is not timed.
 
-    On CUDA what torch warns of; on a CPU what would be waited for on a GPU, in the calling thread.
+    On CUDA what torch warns of; on a CPU what would be waited for on a GPU, in the calling thread. There the state
+    machine runs as it is written: operations in compiled code cannot be watched.
     """
     side = one.side
     if side.device.type == "cuda":
@@ -183,7 +184,7 @@ def count_syncs(one: Contestant) -> float:
             side.one_step()
         torch.cuda.set_sync_debug_mode("default")
         return sum("synchroniz" in str(warning.message) for warning in caught)
-    with SyncCount() as guard:
+    with SyncCount() as guard, side.eagerly():
         side.one_step()
     return len(guard.log)
 

@@ -6,7 +6,8 @@ as they were put: the actions are WAIT, though the engine's policy decides at ev
 
 import io
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -18,6 +19,7 @@ from benchmarks.eps_config import EpsConfig, cores, train_config
 from benchmarks.machine import wait_for
 from esper_soa.agent.protocol import Agent, Memory
 from esper_soa.agent.rollout import Rollout
+from esper_soa.env.step import EAGER
 from esper_soa.errors import UserError
 from esper_soa.nets.datasets import load_images
 from esper_soa.nets.native import switch
@@ -162,6 +164,13 @@ class EngineSide:
             self._begin()
         self._play(1)
 
+    @contextmanager
+    def eagerly(self) -> Iterator[None]:
+        """Within it the state machine runs as it is written, compiled or not."""
+        kernels, self.world.kernels = self.world.kernels, EAGER
+        yield
+        self.world.kernels = kernels
+
     def watch_with(self, profile: PhaseProfile) -> None:
         """Tell `profile` of the laps from now on."""
         self.profile = self.episode.profile = profile
@@ -249,6 +258,10 @@ class BaselineSide:
     def one_step(self) -> None:
         """An env-step of every env."""
         self.rows = sum(env_step(env, self.work, self.data, self.profile.lap) for env in self.envs)
+
+    def eagerly(self) -> AbstractContextManager[None]:
+        """It always runs as it is written."""
+        return nullcontext()
 
     def watch_with(self, profile: PhaseProfile) -> None:
         """Tell `profile` of the laps from now on."""
