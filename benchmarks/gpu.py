@@ -25,6 +25,7 @@ from esper_soa.errors import UserError
 from esper_soa.ops.device import resolve_device
 
 ENVS, BATCHES = 64, (32, 512)
+LATER = ("compiled", "networks")  # rungs that are left out first, and tried at the smaller batch alone
 BASELINE_ENVS = 8  # the plain loop takes as long per env whatever their number
 BEST = "graphs+triton"
 Records = dict[str, dict]
@@ -32,12 +33,12 @@ Records = dict[str, dict]
 
 def names() -> list[str]:
     """Tasks in order of weight: where time runs out, the last are left out."""
-    found = ["parity:eager", "parity:graphs", "parity:triton", f"syncs:{BEST}"]
+    found = ["parity:eager", "parity:networks", "parity:graphs", "parity:triton", f"syncs:{BEST}"]
     for batch in BATCHES:
-        found += [f"rung:{rung}:{ENVS}:{batch}" for rung in RUNGS if rung != "compiled"]
+        found += [f"rung:{rung}:{ENVS}:{batch}" for rung in RUNGS if rung not in LATER]
         found += [f"baseline:{BASELINE_ENVS}:{batch}"]
     found += [f"rung:{rung}:1:{BATCHES[0]}" for rung in ("graphs", BEST)]
-    return [*found, "blocks", f"rung:compiled:{ENVS}:{BATCHES[0]}", "tests"]
+    return [*found, "blocks", *(f"rung:{rung}:{ENVS}:{BATCHES[0]}" for rung in LATER), "tests"]
 
 
 def run_task(name: str, device: str, tiny: bool, seconds: float) -> dict:

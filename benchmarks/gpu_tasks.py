@@ -25,8 +25,9 @@ from torch import Tensor
 from benchmarks import eps, machine
 from benchmarks.eps_config import EpsConfig
 from benchmarks.sides import EngineSide
+from esper_soa.agent.policy import RecurrentPolicy, StillPolicy
 from esper_soa.config import ComputeConfig
-from esper_soa.env.step import guard_, perceive, respond
+from esper_soa.env.step import guard_, on_fixed_memory
 from esper_soa.errors import UserError
 from esper_soa.nets import batched
 from esper_soa.nets.evaluation import evaluate
@@ -38,7 +39,7 @@ from esper_soa.ops.device import resolve_device
 from esper_soa.state import Measurements, View
 from tests.sync_guard import SyncGuard
 
-RUNGS = ("eager", "compiled", "graphs", "triton", "graphs+triton", "graphs+triton+bfloat16")
+RUNGS = ("eager", "compiled", "networks", "graphs", "triton", "graphs+triton", "graphs+triton+bfloat16")
 TOLERANCE = 1e-3  # relative distance of weights after a few steps on two devices
 BLOCKS = ((3, 8, 32), (8, 16, 16), (16, 32, 8))  # inputs, outputs and side of the blocks of cifar_baseline
 Found = dict[str, object]
@@ -54,7 +55,8 @@ class Place(NamedTuple):
 def compute_of(rung: str, place: Place) -> ComputeConfig:
     """The settings of a rung of the ladder."""
     parts = rung.split("+")
-    graphs = "on" if "graphs" in parts and place.device.type == "cuda" else "off"
+    kept = "on" if "graphs" in parts else "networks" if "networks" in parts else "off"
+    graphs = kept if place.device.type == "cuda" else "off"
     triton = "on" if "triton" in parts else "off"
     precision = "bfloat16" if "bfloat16" in parts else "float32"
     return ComputeConfig(compile=rung == "compiled", cuda_graphs=graphs, triton=triton, workers=1, precision=precision)
@@ -75,10 +77,20 @@ def work(place: Place, rung: str, envs: int, batch_size: int) -> EpsConfig:
 def side_at(place: Place, rung: str, cfg: EpsConfig) -> EngineSide:
     """The engine of a work; in a rehearsal its steps lie on fixed memory where a GPU would replay graphs."""
     side = EngineSide(cfg)
-    if "graphs" in rung and place.device.type == "cpu":
+    if place.device.type == "cpu" and ("graphs" in rung or "networks" in rung):
         rules = side.world.rules
         side.world.rules = rules._replace(nets=rules.nets._replace(steps=StepCache(capture=False)))
+    if place.device.type == "cpu" and "graphs" in rung:
+        keep_decisions_still(side)
     return side
+
+
+def keep_decisions_still(side: EngineSide) -> None:
+    """State machine, policy and update on fixed memory, without graphs."""
+    side.world.kernels = on_fixed_memory(side.world.kernels, StepCache(capture=False))
+    if isinstance(side.waiting.agent, RecurrentPolicy) and side.learner is not None:
+        side.waiting.agent = StillPolicy(side.waiting.agent, StepCache(capture=False))
+        side.learner.steps = StepCache(capture=False)
 
 
 def parity(place: Place, rung: str) -> Found:
@@ -127,14 +139,14 @@ def guarded_step(side: EngineSide, device: torch.device) -> None:
             subset=tested.subset, ablated=tested.ablated, gradients=trained.gradients, batch_size=state.batch_size,
         )  # fmt: skip
         state, measured = guard_(rules, world.weights, state, measured)
-        percept = perceive(rules, state, measured)
+        percept = world.kernels.perceive(rules, state, measured)
         view = View(
             state=percept.state, observation=percept.observation, masks=percept.masks, noise=noise,
             batch_size=state.batch_size,
         )  # fmt: skip
         with torch.no_grad():
             decision, _ = side.player.agent.act(view, memory)
-        respond(rules, percept, decision.action)
+        world.kernels.respond(rules, percept, decision.action)
 
 
 @contextmanager

@@ -101,7 +101,8 @@ class EngineSide:
         self.threads = self._take_threads()
         self.world = build_world(train, self.device)
         player = build_player(train, self.world)
-        self.player, self.learner = Player(Waiting(player.agent), player.learner), player.learner
+        self.waiting, self.learner = Waiting(player.agent), player.learner
+        self.player = Player(self.waiting, player.learner)
         self.profile = PhaseProfile(self.device)
 
     def warm_up(self) -> None:

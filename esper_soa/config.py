@@ -45,13 +45,14 @@ class ComputeConfig:
     precision: str = "auto"  # of the hosts: float32, bfloat16, float16; see nets/precision.py
     compile: bool = False  # compile the ledger kernels: slow to start, pays on long runs
     native: str = "auto"  # C kernels for float32 networks on a CPU: auto where a C compiler is found, on, off
-    cuda_graphs: str = "off"  # replay training and validation as CUDA graphs: auto = on an NVIDIA GPU, on, off
+    cuda_graphs: str = "off"  # replay work as CUDA graphs: auto = on an NVIDIA GPU, on, off, networks (no decisions)
     triton: str = "off"  # own GPU kernels for the hosts' blocks: auto where they can run on an NVIDIA GPU, on, off
 
     def __post_init__(self) -> None:
         check_choice("compute.precision", self.precision, PRECISIONS)
-        for name in ("native", "cuda_graphs", "triton"):
+        for name in ("native", "triton"):
             check_choice(f"compute.{name}", getattr(self, name), NATIVE_CHOICES)
+        check_choice("compute.cuda_graphs", self.cuda_graphs, (*NATIVE_CHOICES, "networks"))
         check(self.workers >= 0, "compute.workers", self.workers, "at least 0 (0 = one per usable core)")
         check(self.threads >= 0, "compute.threads", self.threads, "at least 0 (0 = 1)")
         check(self.env_chunk >= 0, "compute.env_chunk", self.env_chunk, "at least 0 (0 = automatic)")

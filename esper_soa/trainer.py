@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from esper_soa.agent.policy import RecurrentPolicy
+from esper_soa.agent.policy import RecurrentPolicy, StillPolicy
 from esper_soa.agent.ppo import Learner
 from esper_soa.agent.scripted import WaitPolicy, scripted_policy
 from esper_soa.config import TrainConfig, settings_yaml
@@ -25,13 +25,13 @@ from esper_soa.env.observation import feature_names
 from esper_soa.env.outcome import hypervolume, trade_offs
 from esper_soa.env.reward_records import RewardSettings
 from esper_soa.env.shapley import arrival_orders
-from esper_soa.env.step import EAGER, Rules, compiled
+from esper_soa.env.step import EAGER, Rules, compiled, on_fixed_memory
 from esper_soa.env.world import Sizes, World
 from esper_soa.nets.blueprints import blueprint_codes
 from esper_soa.nets.config import SubsetRows, enabled_slots
 from esper_soa.nets.datasets import load_images
 from esper_soa.nets.evaluation import EXACT_SLOTS
-from esper_soa.nets.graphs import step_cache
+from esper_soa.nets.graphs import decision_cache, network_cache
 from esper_soa.nets.host import host_shape
 from esper_soa.nets.native import switch
 from esper_soa.nets.pools import parameter_table
@@ -76,7 +76,7 @@ def build_rules(cfg: TrainConfig, device: torch.device) -> Rules:
     rank = torch.tensor([shape.execution_order.index(slot) for slot in range(len(slots))])
     orders, codes = shapley_orders(cfg, len(slots))
     rows = SubsetRows(cfg.attribution.pairs, codes)
-    steps = step_cache(cfg.compute.cuda_graphs, device)
+    steps = network_cache(cfg.compute.cuda_graphs, device)
     precision = choose_precision(cfg.compute.precision, device).dtype
     return Rules(
         nets=NetsConfig(shape, cfg.task, detached, chunk, eval_batch, rows, workers, precision, steps),
@@ -114,7 +114,8 @@ def build_world(cfg: TrainConfig, device: torch.device, seed: int | None = None)
     triton_switch.choose(cfg.compute.triton, device)
     images = load_images(cfg.data, device)
     sizes = Sizes(cfg.envs, cfg.batch_size, cfg.train_samples, cfg.val_samples)
-    kernels = compiled() if cfg.compute.compile else EAGER
+    kernels, still = compiled() if cfg.compute.compile else EAGER, decision_cache(cfg.compute.cuda_graphs, device)
+    kernels = kernels if still is None else on_fixed_memory(kernels, still)
     return World(build_rules(cfg, device), images, sizes, cfg.data, cfg.seed if seed is None else seed, kernels)
 
 
@@ -124,7 +125,9 @@ def build_player(cfg: TrainConfig, world: World) -> Player:
         return Player(scripted_policy(cfg.policy, cfg.task.blueprints), None)
     names = tuple(spec.name for spec in world.rules.nets.shape.slots)
     policy = RecurrentPolicy(cfg.policy, len(names), len(feature_names(names)), cfg.seed).to(world.device)
-    return Player(policy, Learner(policy, cfg.policy.ppo, cfg.policy.ppo.floor_penalty_rounds, cfg.seed))
+    still = decision_cache(cfg.compute.cuda_graphs, world.device)
+    learner = Learner(policy, cfg.policy.ppo, cfg.policy.ppo.floor_penalty_rounds, cfg.seed, still)
+    return Player(policy if still is None else StillPolicy(policy, still), learner)
 
 
 class Run:

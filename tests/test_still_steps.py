@@ -13,14 +13,16 @@ from rich.console import Console
 from sync_guard import SyncGuard
 from tiny_world import CPU, tiny_settings
 
+from esper_soa.agent.config import NetworkConfig, PPOConfig
+from esper_soa.agent.policy import RecurrentPolicy, StillPolicy
 from esper_soa.agent.scripted import RandomPolicy
-from esper_soa.env.step import Rules
+from esper_soa.env.step import Rules, on_fixed_memory
 from esper_soa.env.world import World
 from esper_soa.nets.graphs import StaticStep, StepCache, _Kept
 from esper_soa.ops.collect import Player, play_round
 from esper_soa.ops.progress import Progress
 from esper_soa.ops.tally import RoundResult
-from esper_soa.trainer import build_world
+from esper_soa.trainer import build_player, build_world
 
 STEPS = 5
 
@@ -79,3 +81,46 @@ def test_a_round_uses_few_keys_and_no_more_memory_than_allowed() -> None:
     a_round(world)
     assert len(steps._kept) == 2
     assert steps.counts["dropped"] > 0
+
+
+def test_rounds_whose_decisions_lie_on_fixed_memory_teach_the_same_bit_for_bit() -> None:
+    settings = tiny_settings(4, 3, STEPS)
+    settings.compute.native = "off"
+    settings.policy.network = NetworkConfig(hidden=32, features=16)
+    settings.policy.ppo = PPOConfig(epochs=3, minibatches=2, entropy_anneal_rounds=4, entropy_coef_end=0.01)
+    found = []
+    for still_decisions in (False, True):
+        world = build_world(settings, CPU)
+        player, kept = build_player(settings, world), [WatchedSteps(capture=False) for _ in range(3)]
+        if still_decisions:
+            learner = player.learner
+            assert isinstance(player.agent, RecurrentPolicy)
+            assert learner is not None
+            world.kernels, learner.steps = on_fixed_memory(world.kernels, kept[0]), kept[1]
+            player = Player(StillPolicy(player.agent, kept[2]), learner)
+        found.append(learned(world, player))
+        if still_decisions:
+            assert [steps.counts["plain"] for steps in kept] == [3 * 2 * STEPS, 3 * 3 * 2, 3 * (STEPS + 1)]
+            assert [len(steps._kept) for steps in kept] == [2, 1, 1]
+    ordinary, same = found
+    assert same.keys() == ordinary.keys()
+    for name, value in ordinary.items():
+        assert torch.equal(same[name], value), name
+
+
+def learned(world: World, player: Player) -> dict[str, torch.Tensor]:
+    """Weights of policy and optimiser after three rounds, and what the rounds reported."""
+    assert player.learner is not None
+    found = {}
+    for number in range(3):
+        quiet = Progress(4 * STEPS, Console(file=io.StringIO()), "off")
+        result, rollout = play_round(world, player, number, quiet, "")
+        assert rollout is not None
+        report = player.learner.update(rollout)
+        assert report["steps"] > 0
+        found |= {f"{number}/{name}": torch.tensor(value).nan_to_num() for name, value in report.items()}
+        numbers = {name: value for name, value in result.record.items() if isinstance(value, float)}
+        assert numbers
+        found |= {f"{number}/{name}": torch.tensor(value).nan_to_num() for name, value in numbers.items()}
+    found |= {name: value.clone() for name, value in player.learner.policy.state_dict().items()}
+    return found | dict(player.learner.adam._asdict())

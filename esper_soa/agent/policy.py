@@ -17,6 +17,7 @@ from esper_soa.agent.distribution import choose, entropy, head_masks, likeliest,
 from esper_soa.agent.normalize import Moments, normalize_observation, observation_moments
 from esper_soa.agent.protocol import Memory
 from esper_soa.agent.rollout import Row, stack_action
+from esper_soa.nets.graphs import StepCache
 from esper_soa.state import Action, Decision, Masks, Observation, View
 from esper_soa.vocabulary import HEAD_NAMES, NUM_BLUEPRINTS, OP_NAMES, head_sizes
 
@@ -267,6 +268,22 @@ class RecurrentPolicy(nn.Module):
 
     def _pick(self, log_probs: Tensor, noise: Tensor) -> Tensor:
         return likeliest(log_probs) if self.deterministic else choose(log_probs, noise)
+
+
+class StillPolicy:
+    """The policy as an Agent whose decisions are made on fixed memory and replayed as CUDA graphs."""
+
+    def __init__(self, policy: RecurrentPolicy, steps: StepCache) -> None:
+        self.policy, self.steps = policy, steps
+
+    def start(self, num_envs: int, device: torch.device) -> Memory:
+        """As the policy."""
+        return self.policy.start(num_envs, device)
+
+    @torch.no_grad()
+    def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
+        """As the policy."""
+        return self.steps.call("act", self.policy.decide, view.observation, view.masks, view.noise, memory)
 
 
 def _last_linear(module: nn.Module) -> nn.Linear:

@@ -6,6 +6,7 @@ step is taken is decided on the device; the host reads the restarts before an up
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -21,6 +22,7 @@ from esper_soa.agent.optimizer import AdamState, adam_state, adam_step, flatten,
 from esper_soa.agent.policy import Evaluation, RecurrentPolicy, segment_starts
 from esper_soa.agent.rollout import Rollout, Row
 from esper_soa.errors import check
+from esper_soa.nets.graphs import StepCache
 from esper_soa.nets.streams import DROPOUT, MINIBATCH, stream_keys, uniform
 from esper_soa.vocabulary import HEAD_NAMES
 
@@ -44,13 +46,13 @@ class Batch(NamedTuple):
 
 
 class Coefficients(NamedTuple):
-    """Weights of the loss terms in this update."""
+    """Weights of the loss terms in this update; numbers, or float32 [] on the device."""
 
-    entropy: float
-    value: float
-    q: float
-    floor_penalty: float
-    contribution: float
+    entropy: float | Tensor
+    value: float | Tensor
+    q: float | Tensor
+    floor_penalty: float | Tensor
+    contribution: float | Tensor
 
 
 class HeadTables(NamedTuple):
@@ -123,8 +125,16 @@ def total_loss(
 class Learner:
     """Holds what learning needs beside the policy: Adam, normalisers and counters."""
 
-    def __init__(self, policy: RecurrentPolicy, config: PPOConfig, total_updates: int, seed: int) -> None:
-        self.policy = policy
+    def __init__(
+        self,
+        policy: RecurrentPolicy,
+        config: PPOConfig,
+        total_updates: int,
+        seed: int,
+        steps: StepCache | None = None,
+    ) -> None:
+        """steps: keeps gradient steps on fixed memory and replays them as CUDA graphs."""
+        self.policy, self.steps = policy, steps
         self.config = config
         self.total_updates = total_updates
         self.seed = seed
@@ -156,13 +166,18 @@ class Learner:
         starts = segment_starts(rollout.rows.reset)
         batch, summary = self._prepare_(rollout)
         weights = coefficients(self.config, self.train_steps, self.total_updates)
+        on_device = Coefficients(
+            *torch.tensor(weights, dtype=torch.float32).to(self.device, non_blocking=True).unbind()
+        )
+        step = partial(self._step_, starts)
+        if self.steps is not None:
+            step = partial(self.steps.call, ("update", *starts), step)
         stopped = torch.zeros((), dtype=torch.bool, device=self.device)
         history: list[Metrics] = []
         for epoch in range(self.config.epochs):
             for envs in self._minibatches(num_envs, epoch):
-                metrics, stopped = self._step_(
-                    batch.of(envs), starts, self._noise(rollout, envs, epoch), weights, stopped
-                )
+                noise = self._noise(rollout, envs, epoch)
+                metrics, stopped, self.adam = step(batch.of(envs), noise, on_device, stopped, self.adam)
                 history.append(metrics)
         rows = rollout.rows
         moments = normalize.update_observation(
@@ -214,9 +229,12 @@ class Learner:
         return uniform(keys.reshape(1, -1, 1), counters)
 
     def _step_(
-        self, batch: Batch, starts: list[int], noise: Tensor, weights: Coefficients, stopped: Tensor
-    ) -> tuple[Metrics, Tensor]:
-        """One gradient step, unless stopped bool [] or the gradient is not finite or the policy has moved too far."""
+        self, starts: list[int], batch: Batch, noise: Tensor, weights: Coefficients, stopped: Tensor, adam: AdamState
+    ) -> tuple[Metrics, Tensor, AdamState]:
+        """One gradient step, unless stopped bool [] or the gradient is not finite or the policy has moved too far.
+
+        Changes the policy's parameters in place; gives diagnostics, whether to stop, and the moments afterwards.
+        """
         evaluation = self.policy.evaluate(batch.rows, starts, noise)
         loss, metrics = total_loss(evaluation, batch, self.config, weights, self.tables)
         gradients = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
@@ -227,14 +245,12 @@ class Learner:
             stopped = stopped | (metrics["approx_kl"] > KL_MARGIN * self.config.target_kl)
         go = finite & ~stopped
         flat = flatten(gradients) * losses.scale_for_clip(norm, self.config.max_grad_norm)
-        moved, self.adam = adam_step(
-            flatten(self.parameters), flat, self.adam, self.config.lr, self.config.adam_eps, go
-        )
+        moved, adam = adam_step(flatten(self.parameters), flat, adam, self.config.lr, self.config.adam_eps, go)
         write_parameters_(self.parameters, moved)
         metrics |= diagnostics.gradient_norms(self.policy, dict(zip(self.parameters, gradients, strict=True)))
         metrics |= {"gradient_norm": norm, "go": go, "looked_at": looked_at, "not_finite": looked_at & ~finite,
                     "stopped": stopped}  # fmt: skip
-        return metrics, stopped
+        return metrics, stopped, adam
 
     def _count_(self, report: dict[str, float]) -> None:
         self.rounds += 1

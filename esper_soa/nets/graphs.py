@@ -1,16 +1,17 @@
 """Steps of fixed shape on fixed memory: captured once as a CUDA graph, then replayed without Python in between.
 
 A step is kept under a key that says everything about it that is not in its buffers; the next step with that key is
-copied into the buffers of the kept one. Given steps by supervised.py and evaluation.py, once per env-step; made by the
-trainer from the setting compute.cuda_graphs.
+copied into the buffers of the kept one. Given steps by supervised.py and evaluation.py, once per env-step, and calls of
+pure functions by the state machine, the policy and the learner; made by the trainer from compute.cuda_graphs.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Hashable, Sequence
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 
 from esper_soa.errors import SettingError
 
@@ -31,6 +32,7 @@ class StaticStep(Protocol):
 
 
 Step = TypeVar("Step", bound=StaticStep)
+Result = TypeVar("Result")
 
 
 class _Kept(Generic[Step]):
@@ -40,6 +42,25 @@ class _Kept(Generic[Step]):
         self.step = step
         self.runs: Counter[int] = Counter()
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+
+
+class StillCall:
+    """A function of nested tensors with its arguments at addresses of their own, as a StaticStep."""
+
+    def __init__(self, function: Callable[..., Any], arguments: list[Tensor], spec: TreeSpec) -> None:
+        self.function, self.arguments, self.spec = function, arguments, spec
+        self.given: Any = None  # in a graph's memory once it is captured
+
+    def on_own_memory(self) -> "StillCall":
+        """The same call with copies of the arguments."""
+        return StillCall(self.function, [argument.clone() for argument in self.arguments], self.spec)
+
+    def buffers(self) -> list[Tensor]:
+        return self.arguments
+
+    def step_(self, variant: int) -> None:
+        """The call; its results stay until the next."""
+        self.given = self.function(*tree_unflatten(self.arguments, self.spec))
 
 
 class StepCache(Generic[Step]):
@@ -68,6 +89,18 @@ class StepCache(Generic[Step]):
             self.counts["dropped"] += 1
         return kept.step
 
+    def call(self, name: Hashable, function: Callable[..., Result], *arguments: object) -> Result:
+        """function(*arguments) as a kept step; what it gives is a copy.
+
+        Arguments and results are nested tensors, records of tensors included. Whatever else decides the function's
+        work, beside the shapes of its arguments, has to be in `name`; tensors that it changes keep their addresses.
+        """
+        leaves, spec = tree_flatten(arguments)
+        fresh: Any = StillCall(function, leaves, spec)
+        key = ("call", name, *(leaf.shape for leaf in leaves))
+        done: Any = self.run_(key, fresh if key in self._kept else fresh.on_own_memory(), [0])
+        return tree_map(torch.clone, done.given)
+
     def _advance_(self, kept: _Kept[Step], variant: int) -> None:
         if variant in kept.graphs:
             kept.graphs[variant].replay()
@@ -85,10 +118,10 @@ class StepCache(Generic[Step]):
             graph.replay()
 
 
-def step_cache(setting: str, device: torch.device) -> StepCache | None:
-    """What compute.cuda_graphs (auto, on, off) stands for on `device`; None = steps run as they are written.
+def network_cache(setting: str, device: torch.device) -> StepCache | None:
+    """What compute.cuda_graphs stands for in training and validation on `device`; None = they run as they are written.
 
-    Raises SettingError for `on` where there is no CUDA.
+    Raises SettingError for `on` and `networks` where there is no CUDA.
     """
     if setting == "off" or (setting == "auto" and device.type != "cuda"):
         return None
@@ -96,3 +129,8 @@ def step_cache(setting: str, device: torch.device) -> StepCache | None:
         raise SettingError("compute.cuda_graphs", setting, f"auto or off on device={device.type}",
                            "CUDA graphs need an NVIDIA GPU.")  # fmt: skip
     return StepCache(capture=True)
+
+
+def decision_cache(setting: str, device: torch.device) -> StepCache | None:
+    """The same for what the state machine, a policy or a learner does; `networks` leaves these as they are written."""
+    return None if setting == "networks" else network_cache(setting, device)

@@ -167,8 +167,20 @@ def test_networks_with_other_seeds_go_layer_by_layer_beside_whole_ones() -> None
 def test_every_env_has_its_own_validation_images_and_may_have_one_less() -> None:
     world = made(TASKS[0], split=True)
     assert (world.validation.order == -1).any()
-    roster = roster_of(7, 6)
-    assert_same(played(world, roster, whole=True), played(world, roster, whole=False))
+    for roster in (roster_of(7, 6), seeds_of(Blueprint.CONV_LIGHT, Stage.HOLDING, Blend.ADD, num_slots=6)):
+        assert_same(played(world, roster, whole=True), played(world, roster, whole=False))
+
+
+def test_vanishing_and_exploding_gradients_are_noticed() -> None:
+    world = made(TASKS[0])
+    pool = world.weights["seeds", world.rules.nets.shape.slots[1].name]["params"]
+    pool[1] = 0  # scale and shift: nothing reaches the kernel
+    world.weights["host", "params"][2, -330:] *= 1e6  # the classifier
+    roster = seeds_of(Blueprint.CONV_LIGHT, Stage.BLENDING, Blend.ADD, num_slots=6)
+    ours = played(world, roster, whole=True)
+    assert ours.trained.gradients.vanishing.nonzero().tolist() == [[1, 1]]
+    assert ours.trained.gradients.exploding.any()
+    assert_same(ours, played(world, roster, whole=False))
 
 
 def test_a_network_of_nan_leaves_the_others_as_they_are() -> None:
@@ -185,9 +197,9 @@ def test_a_network_of_nan_leaves_the_others_as_they_are() -> None:
     assert_same(mixed, played(world, roster, whole=False, start=broken))
 
 
-def seeds_of(blueprint: int, stage: int, blend: int) -> Roster:
+def seeds_of(blueprint: int, stage: int, blend: int, num_slots: int = 3) -> Roster:
     """One running seed per env, in slot 1."""
-    size = (NUM_ENVS, 3)
+    size = (NUM_ENVS, num_slots)
     running, no = np.zeros(size, dtype=bool), np.zeros(size, dtype=bool)
     running[:, 1] = True
     visible = running & (stage != Stage.TRAINING)

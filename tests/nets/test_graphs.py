@@ -1,11 +1,13 @@
 """Steps kept by key: the same results as steps of their own, at addresses that stay; on a GPU from CUDA graphs."""
 
+from typing import NamedTuple
+
 import pytest
 import torch
 from torch import Tensor
 
 from esper_soa.errors import SettingError
-from esper_soa.nets.graphs import WARM_UPS, StepCache, step_cache
+from esper_soa.nets.graphs import WARM_UPS, StepCache, decision_cache, network_cache
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CPU = torch.device("cpu")
@@ -50,10 +52,40 @@ def test_the_step_that_was_not_used_for_longest_is_dropped() -> None:
 
 
 def test_the_setting_is_refused_where_there_is_no_gpu() -> None:
-    assert step_cache("off", CPU) is None
-    assert step_cache("auto", CPU) is None
+    for cache in (network_cache, decision_cache):
+        assert cache("off", CPU) is None
+        assert cache("auto", CPU) is None
+        with pytest.raises(SettingError, match=r"compute\.cuda_graphs"):
+            cache("on", CPU)
     with pytest.raises(SettingError, match=r"compute\.cuda_graphs"):
-        step_cache("on", CPU)
+        network_cache("networks", CPU)
+    assert decision_cache("networks", CPU) is None
+
+
+class Pair(NamedTuple):
+    total: Tensor
+    parts: dict[str, Tensor]
+
+
+def both(pair: Pair, scale: tuple[Tensor]) -> Pair:
+    """Leaves one of its arguments as it is and gives it back."""
+    return Pair(pair.total * scale[0] + pair.parts["a"], pair.parts)
+
+
+def test_calls_give_copies_and_leave_their_arguments() -> None:
+    cache = StepCache[Growth](capture=False)
+    found = []
+    for start in (1.0, 2.0, 3.0):
+        pair = Pair(torch.full((2,), start, device=DEVICE), {"a": torch.full((2,), 0.5, device=DEVICE)})
+        found.append((pair, cache.call("both", both, pair, (torch.tensor(10.0, device=DEVICE),))))
+    for start, (pair, given) in zip((1.0, 2.0, 3.0), found, strict=True):
+        assert given.total.tolist() == [10 * start + 0.5] * 2
+        assert pair.total.tolist() == [start] * 2
+        assert given.parts["a"].data_ptr() != pair.parts["a"].data_ptr()
+    assert len({given.parts["a"].data_ptr() for _, given in found}) == 3
+    assert len(cache._kept) == 1
+    cache.call("both", both, Pair(torch.ones(3), {"a": torch.ones(3)}), (torch.tensor(1.0),))
+    assert len(cache._kept) == 2  # other shapes are another step
 
 
 @pytest.mark.gpu
