@@ -39,7 +39,7 @@ from esper_soa.ops.device import resolve_device
 from esper_soa.state import Measurements, View
 from tests.sync_guard import SyncGuard
 
-RUNGS = ("eager", "compiled", "networks", "graphs", "triton", "graphs+triton", "graphs+triton+bfloat16")
+RUNGS = ("eager", "compiled", "networks", "graphs", "graphs+tuned", "triton", "graphs+triton", "graphs+triton+bfloat16")
 TOLERANCE = 1e-3  # relative distance of weights after a few steps on two devices
 BLOCKS = ((3, 8, 32), (8, 16, 16), (16, 32, 8))  # inputs, outputs and side of the blocks of cifar_baseline
 Found = dict[str, object]
@@ -59,7 +59,11 @@ def compute_of(rung: str, place: Place) -> ComputeConfig:
     graphs = kept if place.device.type == "cuda" else "off"
     triton = "on" if "triton" in parts else "off"
     precision = "bfloat16" if "bfloat16" in parts else "float32"
-    return ComputeConfig(compile=rung == "compiled", cuda_graphs=graphs, triton=triton, workers=1, precision=precision)
+    convolutions = "auto" if "tuned" in parts else "channels_last"
+    return ComputeConfig(
+        compile=rung == "compiled", cuda_graphs=graphs, triton=triton, convolutions=convolutions, workers=1,
+        precision=precision,
+    )  # fmt: skip
 
 
 def work(place: Place, rung: str, envs: int, batch_size: int) -> EpsConfig:

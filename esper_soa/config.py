@@ -30,6 +30,7 @@ from esper_soa.vocabulary import BLUEPRINT_NAMES, CNN_BLUEPRINTS, HEAD_NAMES
 
 DEVICE_PATTERN = re.compile(r"auto|cpu|cuda(:\d+)?")
 PRECISIONS = ("auto", "float32", "bfloat16", "float16")
+CONVOLUTIONS = ("channels_last", "planes", "matmul", "auto")
 NATIVE_CHOICES = ("auto", "on", "off")
 PROGRESS_STYLES = ("auto", "live", "plain", "off")
 PROFILES = ("off", "phases", "torch")
@@ -46,12 +47,14 @@ class ComputeConfig:
     compile: bool = False  # compile the ledger kernels: slow to start, pays on long runs
     native: str = "auto"  # C kernels for float32 networks on a CPU: auto where a C compiler is found, on, off
     cuda_graphs: str = "off"  # replay work as CUDA graphs: auto = on an NVIDIA GPU, on, off, networks (no decisions)
+    convolutions: str = "channels_last"  # torch's: channels_last, planes, matmul, auto = the quickest per shape
     triton: str = "off"  # own GPU kernels for the hosts' blocks: auto where they can run on an NVIDIA GPU, on, off
 
     def __post_init__(self) -> None:
         check_choice("compute.precision", self.precision, PRECISIONS)
         for name in ("native", "triton"):
             check_choice(f"compute.{name}", getattr(self, name), NATIVE_CHOICES)
+        check_choice("compute.convolutions", self.convolutions, CONVOLUTIONS)
         check_choice("compute.cuda_graphs", self.cuda_graphs, (*NATIVE_CHOICES, "networks"))
         check(self.workers >= 0, "compute.workers", self.workers, "at least 0 (0 = one per usable core)")
         check(self.threads >= 0, "compute.threads", self.threads, "at least 0 (0 = 1)")

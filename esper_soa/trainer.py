@@ -27,6 +27,7 @@ from esper_soa.env.reward_records import RewardSettings
 from esper_soa.env.shapley import arrival_orders
 from esper_soa.env.step import EAGER, Rules, compiled, on_fixed_memory
 from esper_soa.env.world import Sizes, World
+from esper_soa.nets import formulations
 from esper_soa.nets.blueprints import blueprint_codes
 from esper_soa.nets.config import SubsetRows, enabled_slots
 from esper_soa.nets.datasets import load_images
@@ -112,6 +113,7 @@ def build_world(cfg: TrainConfig, device: torch.device, seed: int | None = None)
     keep_freed_memory(device)
     switch.choose(cfg.compute.native, device, choose_precision(cfg.compute.precision, device).dtype)
     triton_switch.choose(cfg.compute.triton, device)
+    formulations.choose(cfg.compute.convolutions, device)
     images = load_images(cfg.data, device)
     sizes = Sizes(cfg.envs, cfg.batch_size, cfg.train_samples, cfg.val_samples)
     kernels, still = compiled() if cfg.compute.compile else EAGER, decision_cache(cfg.compute.cuda_graphs, device)

@@ -1,13 +1,14 @@
 """Layers of n networks at once: activations [B, n*C, H, W] in channels_last memory, parameters with a leading [n] axis.
 
-The only place that picks kernels: a convolution of n networks is one grouped convolution, their batch norms are one
-batch norm over n*C channels, their linear layers one batched matrix product. Used by host, blueprints and blend.
+The only place that picks kernels: a convolution of n networks is one operation (formulations.py), their batch norms are
+one batch norm over n*C channels, their linear layers one batched matrix product. Used by host, blueprints and blend.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from esper_soa.nets import formulations
 from esper_soa.nets.native import block, head, pool, seed, switch
 from esper_soa.nets.native.library import LANES
 from esper_soa.nets.native.seed import GroupNorm, Joined
@@ -18,13 +19,8 @@ BATCH_NORM_MOMENTUM = 0.1
 
 
 def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Same-padded convolution of x [B, n*I, H, W] with weight [n, O, I, k, k] and bias [n, O] -> [B, n*O, H, W].
-
-    x may be [B, I, H, W], the same images for every network: then it is one dense convolution.
-    """
-    flat_bias = None if bias is None else bias.reshape(-1)
-    groups = x.shape[1] // weight.shape[2]
-    return F.conv2d(x, weight.flatten(0, 1), flat_bias, padding=weight.shape[-1] // 2, groups=groups)
+    """Same-padded convolution of x [B, n*I or I, H, W] with weight [n, O, I, k, k], bias [n, O] -> [B, n*O, H, W]."""
+    return formulations.convolve(x, weight, bias)
 
 
 def depthwise_conv2d(x: Tensor, weight: Tensor) -> Tensor:

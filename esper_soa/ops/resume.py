@@ -23,7 +23,8 @@ from esper_soa.ops.rundir import package_versions
 MAY_CHANGE = (
     "name", "device", "run_dir", "rounds", "baseline_comparison", "checkpoint_every", "checkpoint_keep", "profile",
     "resume", "compute.workers", "compute.threads", "compute.env_chunk", "compute.compile",
-    "compute.native", "compute.cuda_graphs", "compute.triton", "telemetry.", "data.name", "data.root",
+    "compute.native", "compute.cuda_graphs", "compute.triton", "compute.convolutions", "telemetry.", "data.name",
+    "data.root",
 )  # fmt: skip
 ABSENT = "(absent)"
 
