@@ -17,7 +17,7 @@ from esper_soa.agent.distribution import choose, entropy, head_masks, likeliest,
 from esper_soa.agent.normalize import Moments, normalize_observation, observation_moments
 from esper_soa.agent.protocol import Memory
 from esper_soa.agent.rollout import Row, stack_action
-from esper_soa.nets.graphs import StepCache
+from esper_soa.nets.graphs import StepCache, still_call
 from esper_soa.state import Action, Decision, Masks, Observation, View
 from esper_soa.vocabulary import HEAD_NAMES, NUM_BLUEPRINTS, OP_NAMES, head_sizes
 
@@ -283,7 +283,7 @@ class StillPolicy:
     @torch.no_grad()
     def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
         """As the policy."""
-        return self.steps.call("act", self.policy.decide, view.observation, view.masks, view.noise, memory)
+        return still_call(self.steps, "act", self.policy.decide, view.observation, view.masks, view.noise, memory)
 
 
 def _last_linear(module: nn.Module) -> nn.Linear:

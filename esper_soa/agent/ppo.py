@@ -22,7 +22,7 @@ from esper_soa.agent.optimizer import AdamState, adam_state, adam_step, flatten,
 from esper_soa.agent.policy import Evaluation, RecurrentPolicy, segment_starts
 from esper_soa.agent.rollout import Rollout, Row
 from esper_soa.errors import check
-from esper_soa.nets.graphs import StepCache
+from esper_soa.nets.graphs import StepCache, still_call
 from esper_soa.nets.streams import DROPOUT, MINIBATCH, stream_keys, uniform
 from esper_soa.vocabulary import HEAD_NAMES
 
@@ -171,7 +171,7 @@ class Learner:
         )
         step = partial(self._step_, starts)
         if self.steps is not None:
-            step = partial(self.steps.call, ("update", *starts), step)
+            step = partial(still_call, self.steps, ("update", *starts), step)
         stopped = torch.zeros((), dtype=torch.bool, device=self.device)
         history: list[Metrics] = []
         for epoch in range(self.config.epochs):

@@ -24,7 +24,7 @@ from esper_soa.env.reward_records import RewardSettings, RewardTerms
 from esper_soa.env.scaffold import empty_boosts, record_boosts
 from esper_soa.env.signals import age_memories, initial_signals, record_attribution, record_gradients, record_signals
 from esper_soa.nets.evaluation import ValidationFeed, evaluate
-from esper_soa.nets.graphs import StepCache
+from esper_soa.nets.graphs import StepCache, still_call
 from esper_soa.nets.pools import claim_, read_roster
 from esper_soa.nets.snapshot import restore_where_, snapshot_where_
 from esper_soa.nets.supervised import NetsConfig, TrainingFeed, train_epoch_
@@ -229,9 +229,9 @@ def on_fixed_memory(kernels: StepKernels, steps: StepCache) -> StepKernels:
     """The kernels on fixed memory, replayed as CUDA graphs; for the rules that they are first called with."""
 
     def perceive_still(rules: Rules, state: EnvState, measured: Measurements) -> Percept:
-        return steps.call("perceive", partial(kernels.perceive, rules), state, measured)
+        return still_call(steps, "perceive", partial(kernels.perceive, rules), state, measured)
 
     def respond_still(rules: Rules, percept: Percept, action: Action) -> Response:
-        return steps.call("respond", partial(kernels.respond, rules), percept, action)
+        return still_call(steps, "respond", partial(kernels.respond, rules), percept, action)
 
     return StepKernels(perceive_still, respond_still)

@@ -79,8 +79,13 @@ def _depthwise(parameters: list[Tensor], x: Tensor) -> Tensor:
     return _layer([point, scale, shift], batched.depthwise_conv2d(x, depth), x)
 
 
+def narrow_channels(channels: int) -> int:
+    """Channels inside of a bottleneck."""
+    return max(8, channels // 4)
+
+
 def _bottleneck_table(channels: int) -> tuple[Parameter, ...]:
-    narrow = max(8, channels // 4)
+    narrow = narrow_channels(channels)
     return (
         weight(narrow, channels, 1, 1),
         weight(narrow, narrow, 3, 3),

@@ -23,7 +23,7 @@ from esper_soa.nets.host import evaluate_forward, fold_batch_norm
 from esper_soa.nets.pools import Roster, groups_of, upload
 from esper_soa.nets.precision import as_input, autocast
 from esper_soa.nets.seeds import ActiveGroup, fill_slot, wake
-from esper_soa.nets.supervised import NetsConfig, chunks_of
+from esper_soa.nets.supervised import NetsConfig, chunks
 from esper_soa.nets.workers import Call, run_pieces
 from esper_soa.state import LEDGER_FLOAT
 from esper_soa.vocabulary import Stage
@@ -139,13 +139,11 @@ def evaluate(
     loss = torch.zeros(num_envs, dtype=LEDGER_FLOAT, device=device)
     accuracy = torch.zeros(num_envs, rows, dtype=LEDGER_FLOAT, device=device)
     subset = torch.full((num_envs, rows), -1, dtype=torch.int64)
-    fleet = fused.validation_fleet(nets.shape, weights, roster, nets.steps is None and feed.crops is not None)
-    by_layer, taken = _jobs(nets, roster, fleet.others()), _jobs(nets, roster, np.flatnonzero(fleet.taken))
-    pieces = [partial(_measured, nets, weights, alpha, roster, feed, job) for job in by_layer]
-    if taken and feed.crops is not None:
-        whole = fused.WholeValidation(nets.shape, weights, alpha, fleet)
-        pieces += [partial(_measured_whole, whole, feed.crops, job) for job in taken]
-    jobs = by_layer + taken
+    jobs, measure = _jobs(nets, roster), partial(_measured, nets, weights, alpha, roster, feed)
+    if nets.steps is None and feed.crops is not None and fused.suits(nets.shape, weights):
+        whole = fused.WholeValidation(nets.shape, weights, alpha, fused.validation_seeds(roster))
+        measure = partial(_measured_whole, whole, feed.crops)
+    pieces = [partial(measure, job) for job in jobs]
     for job, result in zip(jobs, run_pieces(pieces, nets.workers), strict=True):
         numbers, width = upload(job.envs, device), len(job.codes)
         loss[numbers], accuracy[numbers, :width] = result
@@ -162,20 +160,20 @@ class _Job(NamedTuple):
     final_rows: tuple[int, ...]
 
 
-def _jobs(nets: NetsConfig, roster: Roster, envs: np.ndarray) -> list[_Job]:
-    """Every one of `envs` in one of them, the most work first, so that workers end together."""
+def _jobs(nets: NetsConfig, roster: Roster) -> list[_Job]:
+    """Every env in one of them, the most work first, so that workers end together."""
     num_slots = roster.stage.shape[1]
     weight = 1 << np.arange(num_slots)
     fossil = roster.ablated & (roster.stage == Stage.FOSSILIZED)
     ablated_bits, fossil_bits = roster.ablated @ weight, fossil @ weight
     patterns = ablated_bits << num_slots | fossil_bits
     jobs = []
-    for pattern in np.unique(patterns[envs]):
-        alike = envs[patterns[envs] == pattern]
+    for pattern in np.unique(patterns):
+        alike = np.flatnonzero(patterns == pattern)
         slots = _members(int(ablated_bits[alike[0]]), num_slots)
         codes = subset_codes(slots, _members(int(fossil_bits[alike[0]]), num_slots), nets.rows)
         plan, final_rows = branch_plan(tuple(slot for slot in nets.shape.execution_order if slot in slots), codes)
-        jobs += [_Job(piece, codes, plan, final_rows) for piece in chunks_of(alike, nets.env_chunk)]
+        jobs += [_Job(alike[piece], codes, plan, final_rows) for piece in chunks(alike.size, nets.env_chunk)]
     return sorted(jobs, key=lambda job: -len(job.codes) * job.envs.size)
 
 

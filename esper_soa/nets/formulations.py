@@ -6,6 +6,7 @@ compute.convolutions; batched.py calls `convolve`. Without a call it is the grou
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -85,7 +86,7 @@ class Timer:
         for name, way in WAYS.items():
             if name != "matmul" or patches <= MOST_PATCHES:
                 once(way)
-                times[name] = min(self.seconds(lambda way=way: once(way)) for _ in range(TRIALS))  # type: ignore[misc]
+                times[name] = min(self.seconds(partial(once, way)) for _ in range(TRIALS))
         return min(times, key=lambda name: times[name])
 
 

@@ -1,8 +1,7 @@
 """Networks that the native kernels take whole, and their training steps and validation; see nets/native/whole.py.
 
-A network is taken whole where all its seeds are of one convolution and are added to the host, or learn behind it. That
-depends on the network alone, so that its results do not depend on its neighbours; the others go through supervised.py
-and evaluation.py layer by layer. Used by those two.
+Hosts are taken whole where their channels fill vectors, whatever their seeds; the others go through supervised.py and
+evaluation.py layer by layer. Used by those two.
 """
 
 from typing import NamedTuple
@@ -13,7 +12,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from esper_soa.nets import batched
-from esper_soa.nets.blueprints import norm_groups
+from esper_soa.nets.blueprints import narrow_channels, norm_groups
 from esper_soa.nets.config import IMAGE_SIZE
 from esper_soa.nets.data import ImageCrops
 from esper_soa.nets.host import HostShape
@@ -21,77 +20,59 @@ from esper_soa.nets.native import switch, whole
 from esper_soa.nets.native.images import cut_images
 from esper_soa.nets.native.library import LANES
 from esper_soa.nets.native.sgd import Rule
-from esper_soa.nets.pools import Roster
+from esper_soa.nets.pools import Roster, row_layout
 from esper_soa.state import LEDGER_FLOAT
-from esper_soa.vocabulary import Blend, Blueprint, Stage
+from esper_soa.vocabulary import BLUEPRINT_NAMES, NUM_BLUEPRINTS, Blend, Stage
 
-KERNELS = {Blueprint.CONV_LIGHT: 3, Blueprint.CONV_SMALL: 1}  # seeds of one convolution
-
-
-class Fleet(NamedTuple):
-    """Which of N networks are taken whole, and what the kernels know about them."""
-
-    taken: np.ndarray  # bool [N]
-    seeds: whole.Seeds
-
-    def others(self) -> np.ndarray:
-        """Env numbers of the networks that go layer by layer."""
-        return np.flatnonzero(~self.taken)
+# Kinds of whole.KINDS by blueprint code.
+_KINDS = np.zeros(NUM_BLUEPRINTS, dtype=np.int64)
+for _number, _name in enumerate(whole.KINDS):
+    _KINDS[BLUEPRINT_NAMES.index(_name)] = 1 + _number
 
 
-def _suits(shape: HostShape, weights: TensorDict) -> bool:
-    """Whether the kernels are on and made for such hosts: channels in whole vectors."""
-    params = weights["host", "params"]
-    return switch.takes(params, dims=2) and all(block.channels % LANES == 0 for block in shape.blocks)
+def suits(shape: HostShape, weights: TensorDict) -> bool:
+    """Whether the kernels are on and made for such hosts and all their seeds: channels in whole vectors throughout."""
+    widths = [block.channels for block in shape.blocks] + [narrow_channels(spec.channels) for spec in shape.slots]
+    return switch.takes(weights["host", "params"], dims=2) and all(width % LANES == 0 for width in widths)
 
 
-def _kernels(roster: Roster) -> np.ndarray:
-    """Sides [N, S] of the kernels of the seeds; 0 = the seed is no single convolution."""
-    sides = np.zeros(1 + max(roster.blueprint.max(initial=0), *KERNELS), dtype=np.int64)
-    sides[list(KERNELS)] = list(KERNELS.values())
-    return sides[roster.blueprint]
+def training_seeds(roster: Roster, detached: tuple[int, ...]) -> whole.Seeds:
+    """The running seeds as the kernels know them; detached: stages in which they are cut off from the host's graph."""
+    through = roster.stage == Stage.TRAINING
+    measured = (through | (roster.stage == Stage.BLENDING)) & ~roster.frozen
+    flags = through * whole.THROUGH | np.isin(roster.stage, detached) * whole.DETACHED
+    flags |= roster.frozen * whole.FROZEN | measured * whole.MEASURED | _blends(roster)
+    return whole.Seeds(np.where(roster.running, _KINDS[roster.blueprint], 0), flags)
 
 
-def training_fleet(
-    shape: HostShape, weights: TensorDict, roster: Roster, detached: tuple[int, ...], possible: bool
-) -> Fleet:
-    """The networks whose training is taken whole; none where it is not `possible` for reasons outside the networks.
-
-    detached: stages in which seeds are cut off from the host's graph.
-    """
-    running, stage = roster.running, roster.stage
-    through = stage == Stage.TRAINING
-    sides = np.where(running, _kernels(roster), 0)
-    known = ~running | ((sides > 0) & (through | (roster.blend == Blend.ADD)))
-    flags = through * whole.THROUGH + np.isin(stage, detached) * whole.DETACHED + roster.frozen * whole.FROZEN
-    flags = flags + ((through | (stage == Stage.BLENDING)) & ~roster.frozen) * whole.MEASURED
-    return Fleet(known.all(1) & (possible and _suits(shape, weights)), whole.Seeds(sides, flags.astype(np.int64)))
+def validation_seeds(roster: Roster) -> whole.Seeds:
+    """The visible seeds as the kernels know them; one that learns behind its host is none."""
+    seen = roster.visible & (roster.stage != Stage.TRAINING)
+    return whole.Seeds(np.where(seen, _KINDS[roster.blueprint], 0), _blends(roster))
 
 
-def validation_fleet(shape: HostShape, weights: TensorDict, roster: Roster, possible: bool) -> Fleet:
-    """The networks whose validation is taken whole; none where it is not `possible`."""
-    visible = roster.visible
-    sides = np.where(visible, _kernels(roster), 0)
-    known = ~visible | ((sides > 0) & (roster.stage != Stage.TRAINING) & (roster.blend == Blend.ADD))
-    return Fleet(known.all(1) & (possible and _suits(shape, weights)), whole.Seeds(sides, np.zeros_like(sides)))
+def _blends(roster: Roster) -> np.ndarray:
+    return (roster.blend == Blend.MULTIPLY) * whole.MULTIPLIED | (roster.blend == Blend.GATE) * whole.GATED
 
 
 def _layout(shape: HostShape) -> whole.Layout:
     blocks = [(b.channels, b.pooled, b.slot_before_pool, b.slot_after_pool) for b in shape.blocks]
     groups = [norm_groups(spec.channels) for spec in shape.slots]
     kernel = shape.parameters.parameters[0].shape[-1]
+    gates = [row_layout(shape, slot).seed for slot in range(len(shape.slots))]
     columns = np.array(blocks, dtype=np.int64).T.copy()
-    return whole.Layout(shape.num_classes, kernel, IMAGE_SIZE, columns, np.array(groups, dtype=np.int64))
+    per_slot = (np.array(column, dtype=np.int64) for column in (groups, gates))
+    return whole.Layout(shape.num_classes, kernel, IMAGE_SIZE, columns, *per_slot)
 
 
-def _networks(shape: HostShape, weights: TensorDict, alpha: Tensor, fleet: Fleet) -> whole.Networks:
-    host, seeds = weights["host"], [weights["seeds", spec.name] for spec in shape.slots]
+def _networks(shape: HostShape, weights: TensorDict, alpha: Tensor, seeds: whole.Seeds) -> whole.Networks:
+    host, rows = weights["host"], [weights["seeds", spec.name] for spec in shape.slots]
     pools = whole.Pools(
         host["params"], host["momentum"], host["statistics"],
-        [pool["params"] for pool in seeds], [pool["momentum"] for pool in seeds],
+        [pool["params"] for pool in rows], [pool["momentum"] for pool in rows],
     )  # fmt: skip
     norm = batched.BATCH_NORM_MOMENTUM, batched.NORM_EPS
-    return whole.networks(_layout(shape), pools, fleet.seeds, alpha.to(host["params"].dtype).contiguous(), norm)
+    return whole.networks(_layout(shape), pools, seeds, alpha.to(host["params"].dtype).contiguous(), norm)
 
 
 class StatisticsRule(NamedTuple):
@@ -103,18 +84,18 @@ class StatisticsRule(NamedTuple):
 
 
 class WholeTraining:
-    """Training steps of a fleet; `step_` may be called for different envs at the same time."""
+    """Training steps of N networks; `step_` may be called for different envs at the same time."""
 
     def __init__(
         self,
         shape: HostShape,
         weights: TensorDict,
         alpha: Tensor,
-        fleet: Fleet,
+        seeds: whole.Seeds,
         rules: tuple[Rule, Rule, StatisticsRule],
     ) -> None:
         """rules: of the hosts, of the seeds, and of the statistics."""
-        self.nets = _networks(shape, weights, alpha, fleet)
+        self.nets = _networks(shape, weights, alpha, seeds)
         self.host, self.seed, self.bounds = whole.rule_of(rules[0]), whole.rule_of(rules[1]), rules[2]
 
     def step_(
@@ -137,10 +118,10 @@ class WholeTraining:
 
 
 class WholeValidation:
-    """Validation of a fleet; `measure` may be called for different envs at the same time."""
+    """Validation of N networks; `measure` may be called for different envs at the same time."""
 
-    def __init__(self, shape: HostShape, weights: TensorDict, alpha: Tensor, fleet: Fleet) -> None:
-        self.nets = _networks(shape, weights, alpha, fleet)
+    def __init__(self, shape: HostShape, weights: TensorDict, alpha: Tensor, seeds: whole.Seeds) -> None:
+        self.nets = _networks(shape, weights, alpha, seeds)
 
     def measure(
         self, envs: np.ndarray, crops: ImageCrops, codes: tuple[int, ...], ablated: int

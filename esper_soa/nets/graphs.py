@@ -7,7 +7,7 @@ pure functions by the state machine, the policy and the learner; made by the tra
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -47,9 +47,9 @@ class _Kept(Generic[Step]):
 class StillCall:
     """A function of nested tensors with its arguments at addresses of their own, as a StaticStep."""
 
-    def __init__(self, function: Callable[..., Any], arguments: list[Tensor], spec: TreeSpec) -> None:
+    def __init__(self, function: Callable[..., object], arguments: list[Tensor], spec: TreeSpec) -> None:
         self.function, self.arguments, self.spec = function, arguments, spec
-        self.given: Any = None  # in a graph's memory once it is captured
+        self.given: object = None  # in a graph's memory once it is captured
 
     def on_own_memory(self) -> "StillCall":
         """The same call with copies of the arguments."""
@@ -89,17 +89,9 @@ class StepCache(Generic[Step]):
             self.counts["dropped"] += 1
         return kept.step
 
-    def call(self, name: Hashable, function: Callable[..., Result], *arguments: object) -> Result:
-        """function(*arguments) as a kept step; what it gives is a copy.
-
-        Arguments and results are nested tensors, records of tensors included. Whatever else decides the function's
-        work, beside the shapes of its arguments, has to be in `name`; tensors that it changes keep their addresses.
-        """
-        leaves, spec = tree_flatten(arguments)
-        fresh: Any = StillCall(function, leaves, spec)
-        key = ("call", name, *(leaf.shape for leaf in leaves))
-        done: Any = self.run_(key, fresh if key in self._kept else fresh.on_own_memory(), [0])
-        return tree_map(torch.clone, done.given)
+    def keeps(self, key: Hashable) -> bool:
+        """Whether a step is kept under this key."""
+        return key in self._kept
 
     def _advance_(self, kept: _Kept[Step], variant: int) -> None:
         if variant in kept.graphs:
@@ -116,6 +108,20 @@ class StepCache(Generic[Step]):
             kept.graphs[variant] = graph
             self.counts["captured"] += 1
             graph.replay()
+
+
+def still_call(
+    steps: StepCache[StillCall], name: Hashable, function: Callable[..., Result], *arguments: object
+) -> Result:
+    """function(*arguments) as a kept step; what it gives is a copy.
+
+    Arguments and results are nested tensors, records of tensors included. Whatever else decides the function's work,
+    beside the shapes of its arguments, has to be in `name`; tensors that it changes keep their addresses.
+    """
+    leaves, spec = tree_flatten(arguments)
+    key, fresh = (name, *(leaf.shape for leaf in leaves)), StillCall(function, leaves, spec)
+    done = steps.run_(key, fresh if steps.keeps(key) else fresh.on_own_memory(), [0])
+    return tree_map(torch.clone, done.given)
 
 
 def network_cache(setting: str, device: torch.device) -> StepCache | None:

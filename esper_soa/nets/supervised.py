@@ -23,7 +23,7 @@ from esper_soa.nets.native import sgd, switch
 from esper_soa.nets.pools import Roster, groups_of, upload
 from esper_soa.nets.precision import SCALE, LossScales, all_finite, as_input, autocast, of_nets, where_finite_
 from esper_soa.nets.seeds import ActiveGroup, TrainingSeeds, put_to_bed_, wake
-from esper_soa.nets.workers import Call, Piece, run_pieces
+from esper_soa.nets.workers import Call, run_pieces
 from esper_soa.state import LEDGER_FLOAT, GradientStats
 
 VANISHING = 1e-7  # norm of a parameter tensor's gradient
@@ -81,12 +81,7 @@ class TrainReport(NamedTuple):
 
 def chunks(num_envs: int, size: int) -> list[np.ndarray]:
     """Env numbers of as few chunks as hold at most `size` each, all as large as each other or one smaller."""
-    return chunks_of(np.arange(num_envs), size)
-
-
-def chunks_of(envs: np.ndarray, size: int) -> list[np.ndarray]:
-    """`envs` in as few chunks as hold at most `size` each, all as large as each other or one smaller."""
-    return np.array_split(envs, -(-envs.size // size)) if envs.size else []
+    return np.array_split(np.arange(num_envs), -(-num_envs // size))
 
 
 def train_epoch_(
@@ -95,18 +90,15 @@ def train_epoch_(
     """Train every host and every running seed on `num_batches` batches; alpha [N, S] stays fixed meanwhile."""
     gradients = _unmeasured(alpha.shape, alpha.device)
     job = _Pass(nets, weights, alpha, roster, feed, num_batches, gradients)
-    fleet = fused.training_fleet(
-        nets.shape, weights, roster, nets.detached_stages, nets.steps is None and feed.crops is not None
-    )
-    by_layer, taken = chunks_of(fleet.others(), nets.env_chunk), chunks_of(np.flatnonzero(fleet.taken), nets.env_chunk)
-    pieces: list[Piece[tuple[Tensor, Tensor]]] = [partial(job.train_chunk_, envs) for envs in by_layer]
-    if taken and feed.crops is not None:
-        whole = fused.WholeTraining(nets.shape, weights, alpha, fleet, _rules(nets.task))
-        pieces += [partial(job.train_whole_, whole, feed.crops, envs) for envs in taken]
+    train_ = job.train_chunk_
+    if nets.steps is None and feed.crops is not None and fused.suits(nets.shape, weights):
+        seeds = fused.training_seeds(roster, nets.detached_stages)
+        whole = fused.WholeTraining(nets.shape, weights, alpha, seeds, _rules(nets.task))
+        train_ = partial(job.train_whole_, whole, feed.crops)
+    pieces = [partial(train_, envs) for envs in chunks(alpha.shape[0], nets.env_chunk)]
     loss, accuracy = zip(*run_pieces(pieces, nets.workers), strict=True)
-    order = upload(np.argsort(np.concatenate(by_layer + taken)), alpha.device)
     stats = GradientStats.from_dict(gradients, batch_size=list(alpha.shape))
-    return TrainReport(torch.cat(loss).to(LEDGER_FLOAT)[order], torch.cat(accuracy)[order], stats)
+    return TrainReport(torch.cat(loss).to(LEDGER_FLOAT), torch.cat(accuracy), stats)
 
 
 def _rules(task: TaskConfig) -> tuple[sgd.Rule, sgd.Rule, fused.StatisticsRule]:

@@ -1,4 +1,8 @@
-"""Networks taken whole by the native kernels equal the same networks taken layer by layer."""
+"""Networks taken whole by the native kernels equal the same networks taken layer by layer.
+
+There hosts and seeds of one convolution go through the same kernels, which test_native.py compares with torch, and so
+give the same bits; all other seeds are torch's.
+"""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -29,7 +33,7 @@ TASKS = [
     TaskConfig(),
     TaskConfig(name="pointwise", kernel_size=1, num_pools=1),
     TaskConfig(name="deep", num_blocks=4, num_pools=2, gradient_stride=2, weight_decay=0.0),
-    TaskConfig(name="wide", base_channels=24, num_blocks=2, num_pools=2, max_grad_norm=0.0),
+    TaskConfig(name="wide", base_channels=32, num_blocks=2, num_pools=2, max_grad_norm=0.0),
 ]
 
 
@@ -66,10 +70,10 @@ class CutValidation(NamedTuple):
         return self.feed.batches(envs, size)
 
 
-def made(task: TaskConfig, split: bool = False) -> World:
+def made(task: TaskConfig, split: bool = False, batches: int = 3) -> World:
     """Hosts with weights of some size, all slots enabled, batches that differ from env to env."""
     settings = TrainConfig(
-        envs=NUM_ENVS, steps=4, rounds=1, batch_size=6, train_samples=18, val_samples=7, task=task,
+        envs=NUM_ENVS, steps=4, rounds=1, batch_size=6, train_samples=6 * batches, val_samples=7, task=task,
         slots=[spec.name for spec in host_slots(task)][:6],
         data=DataConfig(name="synthetic", synthetic_train=80, synthetic_test=41, split=split),
         compute=ComputeConfig(workers=2, env_chunk=2),
@@ -116,9 +120,15 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
 
 
 def assert_same(ours: Outcome, theirs: Outcome, tolerance: float = 0.0) -> None:
-    """Weights and training to the bit where tolerance is 0; statistics and the validation's loss to rounding."""
+    """Weights and training to the bit where tolerance is 0; statistics and the validation's loss to rounding.
+
+    A value that rounding puts on the other side of a ReLU moves some weights by more than rounding: most must not.
+    """
     for path, rows in ours.weights.items(include_nested=True, leaves_only=True):
-        assert same_bits(rows, theirs.weights[path]) or (rows - theirs.weights[path]).abs().max() <= tolerance, path
+        if not same_bits(rows, theirs.weights[path]):
+            apart = (rows - theirs.weights[path]).abs()
+            assert apart.max() <= tolerance, path
+            assert apart.mean() <= tolerance / 50, path
     torch.testing.assert_close(ours.trained.loss, theirs.trained.loss, rtol=0, atol=tolerance, equal_nan=True)
     assert torch.equal(ours.trained.accuracy, theirs.trained.accuracy)
     for name in ("measured", "vanishing", "exploding"):
@@ -133,14 +143,39 @@ def assert_same(ours: Outcome, theirs: Outcome, tolerance: float = 0.0) -> None:
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
 @pytest.mark.parametrize("seed", range(3))
-def test_whole_networks_equal_the_same_layer_by_layer_to_the_bit(task: TaskConfig, seed: int) -> None:
+def test_hosts_and_seeds_of_one_convolution_equal_the_same_layer_by_layer_to_the_bit(
+    task: TaskConfig, seed: int
+) -> None:
     world = made(task)
     roster = roster_of(seed, len(world.rules.nets.shape.slots))
     ours = played(world, roster, whole=True)
-    assert fused.training_fleet(world.rules.nets.shape, world.weights, roster, (), True).taken.all()
+    assert fused.suits(world.rules.nets.shape, world.weights)
     assert not torch.equal(ours.weights["host", "params"], world.weights["host", "params"])
     assert ours.trained.gradients.measured.any()
     assert_same(ours, played(world, roster, whole=False))
+
+
+@pytest.mark.parametrize("blueprint", CNN_BLUEPRINTS)
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("blend", [Blend.ADD, Blend.MULTIPLY, Blend.GATE])
+def test_every_seed_equals_the_same_layer_by_layer(blueprint: int, stage: int, blend: int) -> None:
+    for detached in ((), (Stage.TRAINING, Stage.BLENDING)):
+        world = made(TASKS[0], batches=1)
+        world.rules = world.rules._replace(nets=world.rules.nets._replace(detached_stages=detached))
+        roster = seeds_of(blueprint, stage, blend, num_slots=6, slots=(0, 3, 4))
+        ours = played(world, roster, whole=True)
+        for slot in (0, 3, 4):
+            name = world.rules.nets.shape.slots[slot].name
+            assert not torch.equal(ours.weights["seeds", name]["params"], world.weights["seeds", name]["params"])
+        assert_same(ours, played(world, roster, whole=False), tolerance=5e-5)
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+@pytest.mark.parametrize("seed", range(3))
+def test_hosts_with_seeds_of_all_kinds_equal_the_same_layer_by_layer(task: TaskConfig, seed: int) -> None:
+    world = made(task, batches=1)
+    roster = roster_of(10 + seed, len(world.rules.nets.shape.slots), tuple(CNN_BLUEPRINTS), others=True)
+    assert_same(played(world, roster, whole=True), played(world, roster, whole=False), tolerance=1e-4)
 
 
 def test_seeds_that_see_the_graph_of_their_host_train_it() -> None:
@@ -153,15 +188,6 @@ def test_seeds_that_see_the_graph_of_their_host_train_it() -> None:
     assert not torch.equal(
         played(cut_off, roster, whole=True).weights["host", "params"], apart.weights["host", "params"]
     )
-
-
-def test_networks_with_other_seeds_go_layer_by_layer_beside_whole_ones() -> None:
-    world = made(TASKS[0])
-    roster = roster_of(6, 6, tuple(CNN_BLUEPRINTS), others=True)
-    roster.blueprint[::2], roster.blend[::2] = Blueprint.CONV_LIGHT, Blend.ADD
-    taken = fused.training_fleet(world.rules.nets.shape, world.weights, roster, (), True).taken
-    assert 0 < taken.sum() < NUM_ENVS
-    assert_same(played(world, roster, whole=True), played(world, roster, whole=False), tolerance=1e-5)
 
 
 def test_every_env_has_its_own_validation_images_and_may_have_one_less() -> None:
@@ -197,43 +223,24 @@ def test_a_network_of_nan_leaves_the_others_as_they_are() -> None:
     assert_same(mixed, played(world, roster, whole=False, start=broken))
 
 
-def seeds_of(blueprint: int, stage: int, blend: int, num_slots: int = 3) -> Roster:
-    """One running seed per env, in slot 1."""
+def seeds_of(blueprint: int, stage: int, blend: int, num_slots: int = 3, slots: tuple[int, ...] = (1,)) -> Roster:
+    """A running seed per env in each of `slots`."""
     size = (NUM_ENVS, num_slots)
     running, no = np.zeros(size, dtype=bool), np.zeros(size, dtype=bool)
-    running[:, 1] = True
+    running[:, slots] = True
     visible = running & (stage != Stage.TRAINING)
     codes = (np.full(size, blueprint), np.full(size, blend))
     return Roster(running, np.full(size, stage), *codes, no, visible, visible, no, no)
 
 
-@pytest.mark.parametrize(
-    ("blueprint", "stage", "blend", "trained", "tested"),
-    [
-        (Blueprint.CONV_LIGHT, Stage.BLENDING, Blend.ADD, True, True),
-        (Blueprint.CONV_SMALL, Stage.FOSSILIZED, Blend.ADD, True, True),
-        (Blueprint.CONV_LIGHT, Stage.TRAINING, Blend.GATE, True, True),  # nobody sees it yet
-        (Blueprint.CONV_LIGHT, Stage.HOLDING, Blend.MULTIPLY, False, False),
-        (Blueprint.ATTENTION, Stage.TRAINING, Blend.ADD, False, True),
-        (Blueprint.NORM, Stage.HOLDING, Blend.ADD, False, False),
-    ],
-)
-def test_which_networks_are_taken_whole(blueprint: int, stage: int, blend: int, trained: bool, tested: bool) -> None:
-    world, roster = made(TASKS[0]), seeds_of(blueprint, stage, blend)
-    shape, weights = world.rules.nets.shape, world.weights
-    assert (fused.training_fleet(shape, weights, roster, (), True).taken == trained).all()
-    assert (fused.validation_fleet(shape, weights, roster, True).taken == tested).all()
-    assert not fused.training_fleet(shape, weights, roster, (), False).taken.any()
-
-
 def test_hosts_whose_channels_fill_no_vectors_go_layer_by_layer() -> None:
-    world = made(TaskConfig(name="odd", base_channels=12))
-    roster = seeds_of(Blueprint.CONV_LIGHT, Stage.BLENDING, Blend.ADD)
-    assert not fused.training_fleet(world.rules.nets.shape, world.weights, roster, (), True).taken.any()
-    assert not fused.validation_fleet(world.rules.nets.shape, world.weights, roster, True).taken.any()
-    torch_alone = made(TASKS[0])
+    for channels in (12, 24):  # at 24 the bottlenecks of the second block have 12
+        odd = made(TaskConfig(name="odd", base_channels=channels, num_blocks=2, num_pools=2))
+        assert not fused.suits(odd.rules.nets.shape, odd.weights)
+    wide = made(TASKS[0])
+    assert fused.suits(wide.rules.nets.shape, wide.weights)
     switch.choose("off", CPU)
-    assert not fused.training_fleet(torch_alone.rules.nets.shape, torch_alone.weights, roster, (), True).taken.any()
+    assert not fused.suits(wide.rules.nets.shape, wide.weights)
 
 
 def test_steps_on_fixed_memory_go_layer_by_layer() -> None:

@@ -81,7 +81,7 @@ def _cpu() -> str:
 def library_path(command: list[str]) -> Path:
     """The file that `command` would build from the sources as they are."""
     digest = hashlib.sha256()
-    for part in (_run([*command, "--version"]), _cpu(), *FLAGS, *LINK):
+    for part in (*command, _run([*command, "--version"]), _cpu(), *FLAGS, *LINK):
         digest.update(part.encode() + b"\0")
     for source in sorted(FOLDER.glob("*.[ch]")):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())

@@ -1,27 +1,7 @@
 /* A seed's layer, forward and backward: convolution, group norm, ReLU, blended into a residual, and the host's 2x2 max
  * pool where one follows; see sheet.h for the data. */
-#include <math.h>
-
-#include "layer.h"
+#include "group.h"
 #include "pool.h"
-
-/* Mean and 1 / deviation of every group of an image y [pixels, P], written once per channel. */
-static void group_statistics(const sheet *s, const float *y, float *mean, float *rstd) {
-    long O = s->out_channels, P = round_up(O), each = O / s->groups, pixels = s->height * s->width;
-    double count = (double)each * pixels;
-    for (long c = 0; c < P; c += LANES) store(mean + c, sum_pixels(y + c, pixels, P));
-    for (long g = 0; g < s->groups; g++) {
-        double sum = 0;
-        for (long c = 0; c < each; c++) sum += mean[g * each + c];
-        for (long c = 0; c < each; c++) mean[g * each + c] = (float)(sum / count);
-    }
-    for (long c = 0; c < P; c += LANES) store(rstd + c, sum_squares(y + c, load(mean + c), pixels, P));
-    for (long g = 0; g < s->groups; g++) {
-        double square = 0;
-        for (long c = 0; c < each; c++) square += rstd[g * each + c];
-        for (long c = 0; c < each; c++) rstd[g * each + c] = (float)(1.0 / sqrt(square / count + s->eps));
-    }
-}
 
 /* The layer of image b of network n from its normalised convolution; the rows of t are gain and offset. */
 static void emit_seed(const sheet *s, const front_scratch *t, const image_room *room, const float *y, long b, long n) {
@@ -57,30 +37,6 @@ int seed_forward(const sheet *s) {
     close_front(&t);
     free(room.y);
     return failed;
-}
-
-/* Slope and level of every group from the sums over this image, which go into the gradients of scale and shift.
- * dy = rstd * (scale dz - mean(scale dz) - xhat mean(scale dz xhat)), means over the group's pixels and channels. */
-static void settle_group(const sheet *s, back_net *net, const float *rstd, long n) {
-    long O = s->out_channels, P = round_up(O), each = O / s->groups;
-    double count = (double)each * s->height * s->width;
-    for (long g = 0; g < s->groups; g++) {
-        double sum = 0, moment = 0, deviation = rstd[g * each];
-        for (long c = g * each; c < (g + 1) * each; c++) {
-            double scale = s->scale[n * O + c];
-            net->sum[c] *= alpha_of(s, n);
-            net->moment[c] *= alpha_of(s, n);
-            sum += scale * net->sum[c];
-            moment += scale * net->moment[c];
-            s->grad_scale[n * O + c] += (float)(net->moment[c] * deviation);
-            s->grad_shift[n * O + c] += (float)net->sum[c];
-        }
-        for (long c = g * each; c < (g + 1) * each; c++) {
-            net->rows[SLOPE * P + c] = (float)(-deviation * deviation * deviation * moment / count);
-            net->rows[LEVEL * P + c] = (float)(-deviation * sum / count);
-        }
-    }
-    memset(net->sum, 0, 2 * (size_t)P * sizeof(double));
 }
 
 /* A gradient of an image, `step` floats a pixel. */

@@ -3,22 +3,25 @@
 
 #include "sgd.h"
 
-int sgd_step(const descent *d) {
+float sgd_share(const descent *d, const float *grad, long width) {
+    double part[8] = {0}, norm = 0;
+    for (long i = 0; d->most > 0 && i < width; i++) part[i & 7] += (double)grad[i] * (double)grad[i];
+    for (int l = 0; l < 8; l++) norm += part[l];
+    double share = d->most > 0 ? d->most / (sqrt(norm) + d->eps) : 1.0;
+    return share > 1.0 ? 1.0f : (float)share; /* a NaN stays one */
+}
+
+void sgd_move(const descent *d, float *params, float *speed, const float *grad, long width, float share) {
     float rate = (float)d->rate, momentum = (float)d->momentum, decay = (float)d->decay;
-    for (int64_t r = 0; r < d->rows; r++) {
-        float *params = d->params + r * d->width, *speed = d->speed + r * d->width;
-        const float *grad = d->grad + r * d->width;
-        double part[8] = {0}, norm = 0;
-        int64_t i = 0;
-        for (; d->most > 0 && i < d->width; i++) part[i & 7] += (double)grad[i] * (double)grad[i];
-        for (int l = 0; l < 8; l++) norm += part[l];
-        double share = d->most > 0 ? d->most / (sqrt(norm) + d->eps) : 1.0;
-        float scale = share > 1.0 ? 1.0f : (float)share; /* a NaN stays one */
-        for (i = 0; i < d->width; i++) {
-            float g = grad[i] * scale + decay * params[i];
-            speed[i] = momentum * speed[i] + g;
-            params[i] -= rate * speed[i];
-        }
+    for (long i = 0; i < width; i++) {
+        float g = grad[i] * share + decay * params[i];
+        speed[i] = momentum * speed[i] + g;
+        params[i] -= rate * speed[i];
     }
+}
+
+int sgd_step(const descent *d) {
+    for (int64_t r = 0, at = 0; r < d->rows; r++, at += d->width)
+        sgd_move(d, d->params + at, d->speed + at, d->grad + at, d->width, sgd_share(d, d->grad + at, d->width));
     return 0;
 }

@@ -12,6 +12,10 @@ typedef struct {
     const float *grad;
 } descent;
 
+/* The share of a gradient that clipping leaves, and a move of `width` numbers by that share of it. */
+float sgd_share(const descent *d, const float *grad, long width);
+void sgd_move(const descent *d, float *params, float *speed, const float *grad, long width, float share);
+
 int sgd_step(const descent *d);
 
 #endif

@@ -27,81 +27,141 @@ typedef struct {
     long count;
     float *images;
     head top;
-    float *host_grad;   /* [width] */
-    float **seed_grads; /* [slots] of [seed_width] */
-    float *grads[2];    /* of activations, taken in turn */
+    float *host_grad;             /* [width] */
+    float **seed_grads;           /* [slots] of [seed_width], parameters of a gate behind the others */
+    float *grad, *spare, *direct; /* gradients of activations: the newest, the next, and what passes by a seed */
 } network;
 
 /* Room for what a layer saves and gives. */
-static void give_room(sheet *s, int kind, arena *a) {
+static void give_room(layer *own, arena *a) {
+    sheet *s = &own->s;
     long B = s->batch, P = round_up(s->out_channels), pixels = s->height * s->width, small = out_pixels(s);
-    if (kind != POOL) s->conv = take_floats(a, B * pixels * P);
-    s->mean = take_floats(a, kind == SEED ? B * P : P);
-    s->rstd = take_floats(a, kind == SEED ? B * P : P);
+    if (own->kind == BLOCK || own->kind == SEED) s->conv = take_floats(a, B * pixels * P);
+    s->mean = take_floats(a, own->kind == BLOCK ? P : B * P);
+    s->rstd = take_floats(a, own->kind == BLOCK ? P : B * P);
     if (s->pooled) s->place = take(a, (size_t)(B * small * P));
-    if (s->pooled && kind == BLOCK) s->peak = take_floats(a, B * small * P);
-    if (!s->through) s->out = take_floats(a, B * small * s->out_channels);
+    if (s->pooled && own->kind == BLOCK) s->peak = take_floats(a, B * small * P);
+    if (!hands_on(own)) s->out = take_floats(a, B * small * s->out_channels);
+    own->q.mean = take_floats(a, B * own->q.inputs);
+    own->q.units = take_floats(a, B * own->q.hidden);
+    own->q.out = take_floats(a, B * own->q.outputs);
 }
 
-static void enter_gradients(sheet *s, float *row) {
-    s->grad_weight = row;
-    s->grad_scale = row + s->out_channels * s->in_channels * s->kernel * s->kernel;
-    s->grad_shift = s->grad_scale + s->out_channels;
+static void enter_gradients(layer *own, float *row) {
+    const long *sizes = own->tensors;
+    own->s.grad_weight = row, own->s.grad_scale = row + sizes[0], own->s.grad_shift = own->s.grad_scale + sizes[1];
+    squeeze *q = &own->q;
+    int biased = q->first_bias != NULL;
+    q->grad_first = row, q->grad_first_bias = row + sizes[0];
+    q->grad_second = row + sizes[0] + (biased ? sizes[1] : 0);
+    q->grad_second_bias = q->grad_second + q->outputs * q->hidden;
 }
 
-/* Lay network `env` out in the arena: from image to image every layer reads what the one before it gave. */
+/* Lay the layers out in the arena: from image to image every layer reads what the one before it gave. Returns what the
+ * last gives, and the most numbers that a layer is given. */
+static const float *connect(const training *t, network *net, arena *a, long *most) {
+    const float *x = net->images, *host = x;
+    float *row = net->host_grad;
+    for (long l = 0; l < net->count; l++) {
+        layer *own = &net->layers[l];
+        sheet *s = &own->s;
+        give_room(own, a);
+        if (own->span) host = x;
+        s->x = x, s->residual = s->own_residual ? x : NULL, own->host = host;
+        if (own->kind == BLOCK) enter_gradients(own, row), row += numbers_of(own);
+        if (own->slot >= 0) enter_gradients(own, net->seed_grads[own->slot] + own->place);
+        x = hands_on(own) ? host : s->out;
+        long numbers = t->batch * s->height * s->width * (s->in_channels > s->out_channels ? s->in_channels : s->out_channels);
+        *most = numbers > *most ? numbers : *most;
+    }
+    return x;
+}
+
 static network lay_out(const training *t, long env, layer *layers, float **seed_grads, arena *a) {
     const networks *w = &t->nets;
     network net = {.layers = layers, .count = build_chain(w, env, t->batch, layers), .seed_grads = seed_grads};
     net.images = take_floats(a, t->batch * w->size * w->size * COLOURS);
     net.host_grad = take_floats(a, w->width);
     for (long slot = 0; slot < w->slots; slot++) seed_grads[slot] = take_floats(a, w->seed_width[slot]);
-    const float *x = net.images;
-    float *row = net.host_grad;
     long most = 0;
-    for (long l = 0; l < net.count; l++) {
-        sheet *s = &layers[l].s;
-        give_room(s, layers[l].kind, a);
-        s->x = x;
-        if (layers[l].kind == SEED) s->residual = x, enter_gradients(s, seed_grads[layers[l].slot]);
-        if (layers[l].kind == BLOCK) enter_gradients(s, row), row += layer_numbers(s);
-        if (!s->through) x = s->out;
-        long numbers = s->batch * s->height * s->width * s->out_channels;
-        most = numbers > most ? numbers : most;
-    }
+    const float *x = connect(t, &net, a, &most);
     const sheet *last = &layers[net.count - 1].s;
     long C = last->out_channels, K = w->classes;
     const float *weight = CLASSIFIER(w, env, last);
+    float *grad_weight = net.host_grad + (weight - (w->params + env * w->width));
     net.top = (head){.batch = t->batch, .nets = 1, .channels = C, .pixels = out_pixels(last), .classes = K, .x = x,
                      .weight = weight, .bias = weight + K * C, .mean = take_floats(a, t->batch * C),
-                     .slope = take_floats(a, t->batch * K), .grad_weight = row, .grad_bias = row + K * C};
-    for (int g = 0; g < 2; g++) net.grads[g] = take_floats(a, most);
+                     .slope = take_floats(a, t->batch * K), .grad_weight = grad_weight, .grad_bias = grad_weight + K * C};
+    net.grad = take_floats(a, most), net.spare = take_floats(a, most), net.direct = take_floats(a, most);
     return net;
+}
+
+static int layer_forward(const layer *own) {
+    switch (own->kind) {
+    case BLOCK: return block_train(&own->s);
+    case POOL: return pool_forward(&own->s);
+    case SEED: return seed_forward(&own->s);
+    case RELU: return relu_forward(&own->s);
+    case DEPTH: return depth_forward(&own->s);
+    case NORMED: return normed_forward(&own->s);
+    case SQUEEZED: return squeezed_forward(&own->s, &own->q);
+    }
+    joint j = joint_of(own);
+    if (!hands_on(own)) join_forward(&j);
+    return 0;
+}
+
+static int layer_backward(const layer *own, float *direct) {
+    if (own->q.outputs) memset(own->q.grad_first, 0, (size_t)numbers_of(own) * sizeof(float));
+    switch (own->kind) {
+    case BLOCK: return block_backward(&own->s);
+    case POOL: return pool_backward(&own->s);
+    case SEED: return seed_backward(&own->s);
+    case RELU: return relu_backward(&own->s);
+    case DEPTH: return depth_backward(&own->s);
+    case NORMED: return normed_backward(&own->s);
+    case SQUEEZED: return squeezed_backward(&own->s, &own->q);
+    }
+    joint j = joint_of(own);
+    j.grad_residual = own->s.grad_x, j.grad_host = direct;
+    return join_backward(&j);
 }
 
 static int forward(const network *net) {
     int failed = 0;
-    for (long l = 0; l < net->count && !failed; l++) {
-        const layer *own = &net->layers[l];
-        failed = own->kind == BLOCK ? block_train(&own->s) : own->kind == SEED ? seed_forward(&own->s) : pool_forward(&own->s);
-    }
+    for (long l = 0; l < net->count && !failed; l++) failed = layer_forward(&net->layers[l]);
     return failed || head_forward(&net->top);
 }
 
-/* Gradients of everything that trains. A seed that is cut off leaves the gradient of a host that goes on with x as is. */
+static void exchange(float **one, float **other) {
+    float *held = *one;
+    *one = *other, *other = held;
+}
+
+/* Behind the first layer of a residual: what passed by the seed, and what went through it unless it is cut off. */
+static void rejoin(network *net, const layer *own) {
+    long numbers = own->s.batch * own->s.height * own->s.width * own->s.in_channels;
+    if (own->flags & DETACHED) {
+        exchange(&net->grad, &net->direct);
+        return;
+    }
+    for (long i = 0; i < numbers; i++) net->spare[i] += net->direct[i];
+    exchange(&net->grad, &net->spare);
+}
+
+/* Gradients of everything that trains. */
 static int backward(network *net) {
-    const float *grad = net->grads[0];
-    net->top.grad_x = net->grads[0];
-    int failed = head_backward(&net->top), next = 1;
+    net->top.grad_x = net->grad;
+    int failed = head_backward(&net->top);
     for (long l = net->count - 1; l >= 0 && !failed; l--) {
         layer *own = &net->layers[l];
-        int passes = own->kind == SEED && own->s.through && own->s.detached;
-        own->s.grad_out = grad;
-        own->s.grad_x = passes || l == 0 ? NULL : net->grads[next];
-        failed = own->kind == BLOCK ? block_backward(&own->s) : own->kind == SEED ? seed_backward(&own->s) : pool_backward(&own->s);
-        if (passes) continue;
-        grad = own->s.grad_x;
-        next = !next;
+        int single = own->kind == SEED && own->s.own_residual, first = own->span > 0 && !single;
+        int passes = single && own->s.through && own->s.detached;
+        own->s.grad_out = net->grad;
+        own->s.grad_x = passes || l == 0 || (first && own->flags & DETACHED) ? NULL : net->spare;
+        failed = layer_backward(own, net->direct);
+        if (first) rejoin(net, own);
+        else if (!passes) exchange(&net->grad, &net->spare);
     }
     return failed;
 }
@@ -113,46 +173,64 @@ static double norm_of(const float *v, long count) {
     return sqrt(sum);
 }
 
+/* Norms of the gradients of a seed's parameter tensors. */
+typedef struct {
+    double total, tensors, vanishing, exploding;
+    long numbers;
+} seed_norms;
+
+static seed_norms norms_of(const training *t, const layer *first, const float *grads) {
+    seed_norms found = {0};
+    for (const layer *own = first; own < first + first->span; own++)
+        for (int i = 0; i < MOST_TENSORS && own->tensors[i]; i++) {
+            double norm = norm_of(grads + found.numbers, own->tensors[i]);
+            found.numbers += own->tensors[i];
+            found.total += norm * norm;
+            found.tensors += 1;
+            found.vanishing += norm < t->vanishing_norm;
+            found.exploding += !(norm <= t->exploding_norm);
+        }
+    found.total = sqrt(found.total);
+    return found;
+}
+
 /* As supervised.gradient_statistics, of one seed. */
-static void measure(const training *t, long at, const float *host_grad, const sheet *s) {
-    long C = s->out_channels, weights = C * C * s->kernel * s->kernel, numbers = layer_numbers(s);
-    double norms[3] = {norm_of(s->grad_weight, weights), norm_of(s->grad_scale, C), norm_of(s->grad_shift, C)};
-    double host_norm = norm_of(host_grad, t->nets.width), total = 0;
-    int vanishing = 0, exploding = 0;
-    for (int i = 0; i < 3; i++) {
-        total += norms[i] * norms[i];
-        vanishing += norms[i] < t->vanishing_norm;
-        exploding += !(norms[i] <= t->exploding_norm);
-    }
-    total = sqrt(total);
-    double health = fmin(fmax(1.0 - 0.5 * (vanishing / 3.0) - 0.8 * (exploding / 3.0), 0.0), 1.0);
-    double ratio = total / sqrt((double)numbers) / (host_norm / sqrt((double)t->nets.width) + t->tiny);
-    t->l2[at] = total;
-    t->health[at] = isfinite(total) ? health : 0.0;
-    t->ratio[at] = isfinite(ratio) && total >= t->tiny && host_norm >= t->tiny ? ratio : 0.0;
-    t->vanishing[at] = vanishing > 0;
-    t->exploding[at] = exploding > 0;
+static void measure(const training *t, long at, const float *host_grad, seed_norms of) {
+    double host_norm = norm_of(host_grad, t->nets.width);
+    double health = fmin(fmax(1.0 - 0.5 * (of.vanishing / of.tensors) - 0.8 * (of.exploding / of.tensors), 0.0), 1.0);
+    double ratio = of.total / sqrt((double)of.numbers) / (host_norm / sqrt((double)t->nets.width) + t->tiny);
+    t->l2[at] = of.total;
+    t->health[at] = isfinite(of.total) ? health : 0.0;
+    t->ratio[at] = isfinite(ratio) && of.total >= t->tiny && host_norm >= t->tiny ? ratio : 0.0;
+    t->vanishing[at] = of.vanishing > 0;
+    t->exploding[at] = of.exploding > 0;
     t->measured[at] = 1;
 }
 
-static void descend(const descent *rule, float *params, float *speed, const float *grad, long width) {
-    descent own = *rule;
-    own.rows = 1, own.width = width, own.params = params, own.speed = speed, own.grad = grad;
-    sgd_step(&own);
+/* Clipped by the norm over all of it, a seed's gradient moves its parameters and, elsewhere in the row, its gate's. */
+static void descend_seed(const training *t, const layer *first, long env, const float *grads, long numbers) {
+    const layer *last = first + first->span - 1;
+    long slot = first->slot, at = env * t->nets.seed_width[slot], gate = last->kind == JOIN ? numbers_of(last) : 0;
+    float *params = t->nets.seed_params[slot] + at, *speed = t->nets.seed_speed[slot] + at;
+    float share = sgd_share(&t->seed, grads, numbers);
+    sgd_move(&t->seed, params, speed, grads, numbers - gate, share);
+    long column = t->nets.gate_at[slot];
+    if (gate) sgd_move(&t->seed, params + column, speed + column, grads + numbers - gate, gate, share);
 }
 
 static void update(const training *t, const network *net, long env) {
     const networks *w = &t->nets;
-    for (long l = 0; l < net->count; l++) {
-        const layer *own = &net->layers[l];
-        if (own->kind != SEED) continue;
-        if (t->l2 && own->flags & MEASURED) measure(t, env * w->slots + own->slot, net->host_grad, &own->s);
-        long at = env * w->seed_width[own->slot];
-        if (!(own->flags & FROZEN))
-            descend(&t->seed, w->seed_params[own->slot] + at, w->seed_speed[own->slot] + at, net->seed_grads[own->slot],
-                    layer_numbers(&own->s));
+    for (const layer *own = net->layers; own < net->layers + net->count; own++) {
+        if (!own->span) continue;
+        const float *grads = net->seed_grads[own->slot];
+        seed_norms norms = norms_of(t, own, grads);
+        if (t->l2 && own->flags & MEASURED) measure(t, env * w->slots + own->slot, net->host_grad, norms);
+        if (!(own->flags & FROZEN)) descend_seed(t, own, env, grads, norms.numbers);
     }
-    descend(&t->host, w->params + env * w->width, w->speed + env * w->width, net->host_grad, w->width);
+    descent host = t->host;
+    host.rows = 1, host.width = w->width, host.grad = net->host_grad;
+    host.params = w->params + env * w->width, host.speed = w->speed + env * w->width;
+    sgd_step(&host);
 }
 
 static int train_network(const training *t, long at, layer *layers, float **seed_grads, arena a) {

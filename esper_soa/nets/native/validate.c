@@ -45,14 +45,24 @@ static void fold(sheet *s, arena *a) {
     s->weight = weight, s->shift = bias;
 }
 
+/* Room for what a layer works on. */
+static void give_room(layer *own, arena *a) {
+    if (own->kind == BLOCK) fold(&own->s, a);
+    if (!hands_on(own)) own->s.out = take_floats(a, out_numbers(&own->s));
+    own->s.mean = take_floats(a, round_up(own->s.out_channels));
+    own->s.rstd = take_floats(a, round_up(own->s.out_channels));
+    own->q.mean = take_floats(a, own->q.inputs);
+    own->q.units = take_floats(a, own->q.hidden);
+    own->q.out = take_floats(a, own->q.outputs);
+}
+
 /* Lay network `env` out in the arena. */
 static validated prepare(const validation *v, long env, layer *layers, arena *a) {
     validated net = {.v = v, .layers = layers, .count = build_chain(&v->nets, env, 1, layers)};
     long most = 0;
     for (long l = 0; l < net.count; l++) {
-        sheet *s = &layers[l].s;
-        if (layers[l].kind == BLOCK) fold(s, a);
-        s->out = take_floats(a, out_numbers(s));
+        const sheet *s = &layers[l].s;
+        give_room(&layers[l], a);
         long numbers = s->height * s->width * round_up(s->out_channels);
         most = numbers > most ? numbers : most;
     }
@@ -82,6 +92,7 @@ static int wanted(const validation *v, int64_t met, int64_t on) {
     return 0;
 }
 
+/* What is behind a seed that is off: x, or x behind the pool that is part of the seed's layer. */
 static const float *pass_by(sheet *s, const float *x) {
     if (!s->pooled) return x;
     s->x = x;
@@ -89,27 +100,47 @@ static const float *pass_by(sheet *s, const float *x) {
     return s->out;
 }
 
+static int has_front(const layer *own) { return own->kind == BLOCK || own->kind == SEED || own->kind == RELU; }
+
+/* Fails where memory is out. */
+static int infer(validated *net, long l) {
+    const layer *own = &net->layers[l];
+    switch (own->kind) {
+    case BLOCK: block_infer_image(&own->s, &net->fronts[l], &net->room, 0, 0); return 0;
+    case SEED: seed_image(&own->s, &net->fronts[l], &net->room, 0, 0); return 0;
+    case RELU: relu_image(&own->s, &net->fronts[l], &net->room, 0, 0); return 0;
+    case POOL: return pool_forward(&own->s);
+    case DEPTH: return depth_forward(&own->s);
+    case NORMED: return normed_forward(&own->s);
+    case SQUEEZED: return squeezed_forward(&own->s, &own->q);
+    }
+    joint j = joint_of(own);
+    join_forward(&j);
+    return 0;
+}
+
 /* An image through the layers from l on: `on` of the seeds `met` so far are in. */
-static void walk(validated *net, long l, const float *x, int64_t met, int64_t on) {
+static int walk(validated *net, long l, const float *x, int64_t met, int64_t on) {
+    const float *host = x;
     for (; l < net->count; l++) {
         layer *own = &net->layers[l];
-        int64_t bit = own->kind == SEED ? (int64_t)1 << own->slot & net->v->ablated : 0;
+        int64_t bit = own->span ? (int64_t)1 << own->slot & net->v->ablated : 0;
+        if (own->span) host = x;
         if (bit) {
             met |= bit;
-            if (wanted(net->v, met, on)) walk(net, l + 1, pass_by(&own->s, x), met, on);
-            if (!wanted(net->v, met, on | bit)) return;
+            if (wanted(net->v, met, on) && walk(net, l + own->span, pass_by(&own->s, x), met, on)) return 1;
+            if (!wanted(net->v, met, on | bit)) return 0;
             on |= bit;
         }
-        own->s.x = x;
-        own->s.residual = x;
-        if (own->kind == BLOCK) block_infer_image(&own->s, &net->fronts[l], &net->room, 0, 0);
-        else seed_image(&own->s, &net->fronts[l], &net->room, 0, 0);
+        own->s.x = x, own->s.residual = own->s.own_residual ? x : NULL, own->host = host;
+        if (infer(net, l)) return 1;
         x = own->s.out;
     }
     judge(net, x, on);
+    return 0;
 }
 
-static void walk_images(validated *net, float *image) {
+static int walk_images(validated *net, float *image) {
     const validation *v = net->v;
     long size = v->nets.size, pixels = size * size * COLOURS;
     for (long i = 0; i < v->images; i++) {
@@ -118,9 +149,10 @@ static void walk_images(validated *net, float *image) {
         crops cut = v->own;
         cut.batch = 1, cut.nets = 1, cut.size = size, cut.first += net->place * v->images + i, cut.out = image;
         if (!v->pixels) cut_images(&cut);
-        walk(net, 0, v->pixels ? v->pixels + i * pixels : image, 0, 0);
+        if (walk(net, 0, v->pixels ? v->pixels + i * pixels : image, 0, 0)) return 1;
         v->counted[net->place]++;
     }
+    return 0;
 }
 
 static int validate_network(const validation *v, long at, layer *layers, front_scratch *fronts, arena a) {
@@ -129,8 +161,9 @@ static int validate_network(const validation *v, long at, layer *layers, front_s
     int failed = 0;
     net.fronts = fronts, net.place = at;
     for (long l = 0; l < net.count; l++) fronts[l] = (front_scratch){0};
-    for (long l = 0; l < net.count && !failed; l++) failed = open_front(&layers[l].s, &fronts[l], 4);
-    if (!failed) walk_images(&net, image);
+    for (long l = 0; l < net.count && !failed; l++)
+        if (has_front(&layers[l])) failed = open_front(&layers[l].s, &fronts[l], 4);
+    failed = failed || walk_images(&net, image);
     for (long l = 0; l < net.count; l++) close_front(&fronts[l]);
     return failed;
 }

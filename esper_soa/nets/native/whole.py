@@ -1,6 +1,6 @@
 """Whole networks in one native call: a training step, or a validation, of many hosts with their seeds.
 
-Where layers.py's kernels take a layer of a chunk of networks, these take all layers of one network after the other, so
+Where block.py and seed.py take a layer of a chunk of networks, these take all layers of one network after the other, so
 that what stands between layers stays in the caches. The records mirror chain.h, train.c and validate.c field by field.
 Called by nets/fused.py, which knows what networks they are for.
 """
@@ -17,7 +17,9 @@ from esper_soa.nets.native.sgd import Descent, Rule
 from esper_soa.nets.native.sheet import call
 
 POINTER, INTEGER = ctypes.c_void_p, ctypes.c_int64
-THROUGH, DETACHED, FROZEN, MEASURED = 1, 2, 4, 8  # what a seed is, as in chain.h
+# What stands in a slot, as in chain.h; 0 is nobody.
+KINDS = ("conv_light", "conv_small", "conv_heavy", "depthwise", "bottleneck", "norm", "attention")
+THROUGH, DETACHED, FROZEN, MEASURED, MULTIPLIED, GATED = (1 << bit for bit in range(6))  # what a seed is, as in join.h
 
 
 class Networks(ctypes.Structure):
@@ -27,11 +29,11 @@ class Networks(ctypes.Structure):
 
     _fields_ = [
         *((name, INTEGER) for name in ("blocks", "slots", "classes", "kernel", "size")),
-        *((name, POINTER) for name in ("channels", "pooled", "before", "after", "groups")),
+        *((name, POINTER) for name in ("channels", "pooled", "before", "after", "groups", "gate_at")),
         *((name, INTEGER) for name in ("width", "statistics_width")),
         ("seed_width", POINTER),
         *((name, POINTER) for name in ("params", "speed", "statistics", "seed_params", "seed_speed")),
-        *((name, POINTER) for name in ("seed_kernel", "seed_flags", "alpha")),
+        *((name, POINTER) for name in ("seed_kind", "seed_flags", "alpha")),
         *((name, ctypes.c_double) for name in ("momentum", "eps")),
     ]
 
@@ -69,7 +71,7 @@ class Validation(ctypes.Structure):
 class Seeds(NamedTuple):
     """The seeds of N networks with S slots, int64 [N, S]."""
 
-    kernel: np.ndarray  # side of a kernel; 0 = no seed runs
+    kind: np.ndarray  # 1 + place in KINDS; 0 = no seed runs
     flags: np.ndarray  # THROUGH and so on
 
 
@@ -81,6 +83,7 @@ class Layout(NamedTuple):
     size: int  # of images, in pixels along a side
     blocks: np.ndarray  # int64 [4, blocks]: channels, pooled, slot before the pool and behind it (-1: none)
     groups: np.ndarray  # int64 [S]: of a seed's norm
+    gate_at: np.ndarray  # int64 [S]: where a gate begins in a seed's row
 
 
 class Pools(NamedTuple):
@@ -104,11 +107,12 @@ def networks(layout: Layout, pools: Pools, seeds: Seeds, alpha: Tensor, norm: tu
     )  # fmt: skip
     record.held = (layout, pools, seeds, alpha, places, widths)
     record.channels, record.pooled, record.before, record.after = (row.ctypes.data for row in layout.blocks)
-    record.groups, record.seed_width = layout.groups.ctypes.data, widths.ctypes.data
+    record.groups, record.gate_at = layout.groups.ctypes.data, layout.gate_at.ctypes.data
+    record.seed_width = widths.ctypes.data
     record.params, record.speed = pools.params.data_ptr(), pools.momentum.data_ptr()
     record.statistics, record.alpha = pools.statistics.data_ptr(), alpha.data_ptr()
     record.seed_params, record.seed_speed = (place.ctypes.data for place in places)
-    record.seed_kernel, record.seed_flags = seeds.kernel.ctypes.data, seeds.flags.ctypes.data
+    record.seed_kind, record.seed_flags = seeds.kind.ctypes.data, seeds.flags.ctypes.data
     return record
 
 

@@ -1,0 +1,107 @@
+/* Hosts and seeds joined, forward and backward; see join.h. */
+#include "join.h"
+
+/* tanh of |x| below 0.625 by a polynomial, else from the exponential: S. Moshier's Cephes library, tanhf and expf. */
+INLINE v8 small_tanh(v8 x) {
+    v8 square = x * x, sum = splat(-5.70498872745e-3f);
+    sum = sum * square + splat(2.06390887954e-2f);
+    sum = sum * square - splat(5.37397155531e-2f);
+    sum = sum * square + splat(1.33314422036e-1f);
+    sum = sum * square - splat(3.33332819422e-1f);
+    return x + x * square * sum;
+}
+
+/* e to the power of x in [0, 20]. */
+INLINE v8 exponential(v8 x) {
+    i8 power = __builtin_convertvector(x * splat(1.44269504088896341f) + splat(0.5f), i8);
+    v8 whole = __builtin_convertvector(power, v8);
+    v8 rest = x - whole * splat(0.693359375f) - whole * splat(-2.12194440e-4f), sum = splat(1.9875691500e-4f);
+    sum = sum * rest + splat(1.3981999507e-3f);
+    sum = sum * rest + splat(8.3334519073e-3f);
+    sum = sum * rest + splat(4.1665795894e-2f);
+    sum = sum * rest + splat(1.6666665459e-1f);
+    sum = sum * rest + splat(5.0000001201e-1f);
+    sum = sum * rest * rest + rest + splat(1);
+    return sum * (v8)((power + 127) << 23);
+}
+
+/* Where it is 1 to the last digit, x is taken as 9; a NaN stays one. */
+INLINE v8 hyperbolic_tangent(v8 x) {
+    v8 size = (v8)((i8)x & 0x7fffffff), most = splat(9);
+    v8 held = choose(size > most, most, size);
+    v8 large = splat(1) - splat(2) / (exponential(choose(held == held, held, most) + choose(held == held, held, most)) + splat(1));
+    v8 value = choose(size < splat(0.625f), small_tanh(x), (v8)((i8)large | ((i8)x & (int)0x80000000)));
+    return choose(x == x, value, x);
+}
+
+/* The share of image b's residual that is added. */
+INLINE float share_of(const joint *j, long b) { return j->flags & GATED ? j->alpha * j->gate.out[b] : j->alpha; }
+
+void join_forward(const joint *j) {
+    long numbers = j->pixels * j->channels;
+    for (long b = 0; b < j->batch; b++) {
+        const float *x = j->host + b * numbers, *r = j->residual + b * numbers;
+        float *out = j->out + b * numbers;
+        if (j->flags & GATED) squeeze_image(&j->gate, x, j->pixels, b);
+        v8 share = splat(share_of(j, b));
+        if (j->flags & MULTIPLIED)
+            for (long i = 0; i < numbers; i += LANES)
+                store(out + i, load(x + i) * (splat(1) + share * hyperbolic_tangent(load(r + i))));
+        else
+            for (long i = 0; i < numbers; i += LANES) store(out + i, load(x + i) + share * load(r + i));
+    }
+}
+
+static void multiplied_back(const joint *j, long b) {
+    long numbers = j->pixels * j->channels, at = b * numbers;
+    v8 share = splat(j->alpha);
+    for (long i = at; i < at + numbers; i += LANES) {
+        v8 grad = load(j->grad_out + i), tangent = hyperbolic_tangent(load(j->residual + i));
+        store(j->grad_residual + i, share * load(j->host + i) * (splat(1) - tangent * tangent) * grad);
+        store(j->grad_host + i, (splat(1) + share * tangent) * grad);
+    }
+}
+
+/* x + share r: where the seed is cut off, (1 - share) of the gradient reaches x, and none through a gate. */
+static void added_back(const joint *j, long b, float *grad_mean) {
+    long numbers = j->pixels * j->channels, at = b * numbers;
+    int cut = j->flags & DETACHED;
+    float share = share_of(j, b);
+    v8 gate[2] = {splat(0), splat(0)}, kept = splat(cut ? 1.0f - share : 1.0f);
+    for (long i = at; i < at + numbers; i += LANES) {
+        v8 grad = load(j->grad_out + i);
+        gate[i / LANES & 1] += grad * load(j->residual + i);
+        store(j->grad_residual + i, splat(share) * grad);
+        store(j->grad_host + i, kept * grad);
+    }
+    if (!(j->flags & GATED)) return;
+    v8 both = gate[0] + gate[1];
+    float sum = j->alpha * (((both[0] + both[1]) + (both[2] + both[3])) + ((both[4] + both[5]) + (both[6] + both[7])));
+    squeeze_image_back(&j->gate, &sum, grad_mean, b);
+    for (long p = 0; p < j->pixels && !cut; p++)
+        for (long c = 0; c < j->channels; c += LANES) {
+            float *to = j->grad_host + at + p * j->channels + c;
+            store(to, load(to) + load(grad_mean + c) / splat((float)j->pixels));
+        }
+}
+
+/* Behind a host that went on with x, the seed and x both get the gradient, and x the seed's own share of it again. */
+static void through_back(const joint *j, long b) {
+    long numbers = j->pixels * j->channels, at = b * numbers;
+    v8 share = splat(j->flags & DETACHED ? 1.0f : 2.0f);
+    for (long i = at; i < at + numbers; i += LANES) {
+        v8 grad = load(j->grad_out + i);
+        store(j->grad_residual + i, grad);
+        store(j->grad_host + i, share * grad);
+    }
+}
+
+int join_backward(const joint *j) {
+    float *grad_mean = scratch(j->channels);
+    for (long b = 0; b < j->batch && grad_mean; b++)
+        if (j->flags & THROUGH) through_back(j, b);
+        else if (j->flags & MULTIPLIED) multiplied_back(j, b);
+        else added_back(j, b, grad_mean);
+    free(grad_mean);
+    return !grad_mean;
+}

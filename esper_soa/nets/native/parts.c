@@ -1,0 +1,203 @@
+/* Parts of seeds; see parts.h. */
+#include "parts.h"
+
+#include "group.h"
+
+INLINE long image_numbers(const sheet *s) { return s->height * s->width * s->out_channels; }
+
+void relu_image(const sheet *s, const front_scratch *t, const image_room *room, long b, long n) {
+    float *out = s->out + b * image_numbers(s);
+    (void)room;
+    convolve(s, t, out, b, n);
+    for (long i = 0; i < image_numbers(s); i += LANES) store(out + i, relu(load(out + i)));
+}
+
+int relu_forward(const sheet *s) {
+    front_scratch t = {0};
+    int failed = open_front(s, &t, 0);
+    for (long b = 0; b < s->batch && !failed; b++) relu_image(s, &t, NULL, b, 0);
+    close_front(&t);
+    return failed;
+}
+
+/* The gradient of image b where ReLU let the value pass, into the padded gradient. */
+static void behind_zero(const sheet *s, const back_scratch *t, long b) {
+    long O = s->out_channels, line = (s->width + s->kernel - 1) * O;
+    const float *out = s->out + b * image_numbers(s), *grad = s->grad_out + b * image_numbers(s);
+    float *to = padded_grad(s, t);
+    for (long y = 0; y < s->height; y++)
+        for (long i = 0; i < s->width * O; i += LANES) {
+            long at = y * s->width * O + i;
+            store(to + y * line + i, keep(~(load(out + at) <= splat(0)), load(grad + at)));
+        }
+}
+
+int relu_backward(const sheet *s) {
+    back_scratch t = {0};
+    int failed = open_back(s, &t);
+    for (long b = 0; b < s->batch && !failed; b++) {
+        behind_zero(s, &t, b);
+        convolution_gradients(s, &t, b, 0);
+    }
+    if (!failed) unpack_gradients(s, &t);
+    close_back(&t);
+    return failed;
+}
+
+/* Weights [taps, C], turned by half a turn where asked for. */
+static void pack_depth(const sheet *s, float *to, int turn) {
+    long C = s->out_channels, taps = s->kernel * s->kernel;
+    for (long c = 0; c < C; c++)
+        for (long tap = 0; tap < taps; tap++) to[tap * C + c] = s->weight[c * taps + (turn ? taps - 1 - tap : tap)];
+}
+
+/* One image, padded, to [H, W, C]. */
+static void depth_image(const sheet *s, const float *padded, const float *weight, float *out) {
+    long C = s->out_channels, k = s->kernel, line = (s->width + k - 1) * C;
+    for (long c = 0; c < C; c += LANES)
+        for (long y = 0; y < s->height; y++)
+            for (long x = 0; x < s->width; x++) {
+                const float *from = padded + y * line + x * C + c;
+                v8 sum = splat(0);
+                for (long tap = 0; tap < k * k; tap++)
+                    sum += load(weight + tap * C + c) * load(from + tap / k * line + tap % k * C);
+                store(out + (y * s->width + x) * C + c, sum);
+            }
+}
+
+int depth_forward(const sheet *s) {
+    float *padded = padded_scratch(s, s->in_channels), *weight = scratch(s->kernel * s->kernel * s->out_channels);
+    int failed = !padded || !weight;
+    if (!failed) pack_depth(s, weight, 0);
+    for (long b = 0; b < s->batch && !failed; b++) {
+        read_image(s, padded, b, 0);
+        depth_image(s, padded, weight, s->out + b * image_numbers(s));
+    }
+    free(padded), free(weight);
+    return failed;
+}
+
+/* sum [taps, C] += padded x at a tap * gradient, over the pixels of an image. */
+static void depth_weights(const sheet *s, const float *padded, const float *grad, float *sum) {
+    long C = s->out_channels, k = s->kernel, line = (s->width + k - 1) * C;
+    for (long c = 0; c < C; c += LANES)
+        for (long tap = 0; tap < k * k; tap++) {
+            const float *from = padded + tap / k * line + tap % k * C + c;
+            v8 part[2] = {splat(0), splat(0)};
+            for (long y = 0; y < s->height; y++)
+                for (long x = 0; x < s->width; x++)
+                    part[x & 1] += load(from + y * line + x * C) * load(grad + (y * s->width + x) * C + c);
+            store(sum + tap * C + c, load(sum + tap * C + c) + part[0] + part[1]);
+        }
+}
+
+int depth_backward(const sheet *s) {
+    long C = s->out_channels, taps = s->kernel * s->kernel;
+    float *padded = padded_scratch(s, C), *weight = scratch(taps * C), *sum = scratch(taps * C);
+    int failed = !padded || !weight || !sum;
+    if (!failed) pack_depth(s, weight, 1);
+    for (long b = 0; b < s->batch && !failed; b++) {
+        const float *grad = s->grad_out + b * image_numbers(s);
+        read_image(s, padded, b, 0);
+        depth_weights(s, padded, grad, sum);
+        if (!s->grad_x) continue;
+        pad_image(padded, C, s->kernel / 2, grad, C, s->height, s->width, C);
+        depth_image(s, padded, weight, s->grad_x + b * image_numbers(s));
+    }
+    for (long c = 0; c < C && !failed; c++)
+        for (long tap = 0; tap < taps; tap++) s->grad_weight[c * taps + tap] = sum[tap * C + c];
+    free(padded), free(weight), free(sum);
+    return failed;
+}
+
+int normed_forward(const sheet *s) {
+    long C = s->out_channels, pixels = s->height * s->width;
+    float *rows = scratch(2 * C);
+    v8 share = splat(*s->alpha);
+    for (long b = 0; b < s->batch && rows; b++) {
+        const float *x = s->x + b * image_numbers(s);
+        float *out = s->out + b * image_numbers(s);
+        group_statistics(s, x, s->mean + b * C, s->rstd + b * C);
+        gain_offset(rows, s->mean + b * C, s->rstd + b * C, s->scale, s->shift, C);
+        for (long p = 0; p < pixels; p++)
+            for (long c = 0; c < C; c += LANES) {
+                v8 value = load(x + p * C + c);
+                store(out + p * C + c, share * (load(rows + c) * value + load(rows + C + c) - value));
+            }
+    }
+    free(rows);
+    return !rows;
+}
+
+/* The share's gradient from the sums over an image: the sum of dz * (gain x + offset - x). */
+static double share_gradient(const back_net *net, long C) {
+    double sum = 0;
+    for (long c = 0; c < C; c++) {
+        double gain = net->rows[GAIN * C + c], offset = net->rows[OFFSET * C + c], mean = net->rows[MEAN * C + c];
+        sum += (gain - 1.0) * (net->moment[c] + mean * net->sum[c]) + offset * net->sum[c];
+    }
+    return sum;
+}
+
+static void normed_image_back(const sheet *s, back_net *net, long b) {
+    long C = s->out_channels, pixels = s->height * s->width;
+    const float *x = s->x + b * image_numbers(s), *grad = s->grad_out + b * image_numbers(s), *rows = net->rows;
+    start_rows(s, net, s->mean + b * C, s->rstd + b * C, 0);
+    gather_sums(s, net, x, grad, C);
+    *s->grad_weight += (float)(share_gradient(net, C) * (1.0 - (double)*s->alpha * *s->alpha));
+    settle_group(s, net, s->rstd + b * C, 0);
+    for (long p = 0; p < pixels && s->grad_x; p++)
+        for (long c = 0; c < C; c += LANES) {
+            v8 away = load(x + p * C + c) - load(rows + MEAN * C + c);
+            v8 flow = load(rows + FLOW * C + c) - splat(*s->alpha);
+            v8 dx = flow * load(grad + p * C + c) + load(rows + SLOPE * C + c) * away + load(rows + LEVEL * C + c);
+            store(s->grad_x + b * image_numbers(s) + p * C + c, dx);
+        }
+}
+
+int normed_backward(const sheet *s) {
+    long C = s->out_channels;
+    float *rows = scratch(BACK_ROWS * C);
+    double *sums = calloc((size_t)(2 * C), sizeof(double));
+    int failed = !rows || !sums;
+    back_net net = {.rows = rows, .sum = sums, .moment = sums + C};
+    *s->grad_weight = 0.0f;
+    memset(s->grad_scale, 0, (size_t)C * sizeof(float));
+    memset(s->grad_shift, 0, (size_t)C * sizeof(float));
+    for (long b = 0; b < s->batch && !failed; b++) normed_image_back(s, &net, b);
+    free(rows), free(sums);
+    return failed;
+}
+
+int squeezed_forward(const sheet *s, const squeeze *q) {
+    long C = s->out_channels, pixels = s->height * s->width;
+    for (long b = 0; b < s->batch; b++) {
+        const float *x = s->x + b * image_numbers(s), *a = q->out + b * C;
+        squeeze_image(q, x, pixels, b);
+        for (long p = 0; p < pixels; p++)
+            for (long c = 0; c < C; c += LANES)
+                store(s->out + b * image_numbers(s) + p * C + c, (load(a + c) - splat(1)) * load(x + p * C + c));
+    }
+    return 0;
+}
+
+int squeezed_backward(const sheet *s, const squeeze *q) {
+    long C = s->out_channels, pixels = s->height * s->width;
+    float *slope = scratch(2 * C), *grad_mean = slope + C;
+    for (long b = 0; b < s->batch && slope; b++) {
+        const float *x = s->x + b * image_numbers(s), *grad = s->grad_out + b * image_numbers(s), *a = q->out + b * C;
+        for (long c = 0; c < C; c += LANES) {
+            v8 part[2] = {splat(0), splat(0)};
+            for (long p = 0; p < pixels; p++) part[p & 1] += load(x + p * C + c) * load(grad + p * C + c);
+            store(slope + c, part[0] + part[1]);
+        }
+        squeeze_image_back(q, slope, grad_mean, b);
+        for (long p = 0; p < pixels && s->grad_x; p++)
+            for (long c = 0; c < C; c += LANES) {
+                v8 dx = (load(a + c) - splat(1)) * load(grad + p * C + c) + load(grad_mean + c) / splat((float)pixels);
+                store(s->grad_x + b * image_numbers(s) + p * C + c, dx);
+            }
+    }
+    free(slope);
+    return !slope;
+}

@@ -1,0 +1,58 @@
+/* Two small layers on the mean of an image: sigmoid(W2 relu(W1 m + b1) + b2), for attention and for gates. */
+#ifndef ESPER_SQUEEZE_H
+#define ESPER_SQUEEZE_H
+
+#include <math.h>
+
+#include "norm.h"
+
+typedef struct {
+    long inputs, hidden, outputs;
+    const float *first, *first_bias, *second, *second_bias; /* first_bias may be NULL */
+    float *mean, *units, *out;                              /* saved [B, inputs], [B, hidden], [B, outputs] */
+    float *grad_first, *grad_first_bias, *grad_second, *grad_second_bias; /* added to */
+} squeeze;
+
+/* Numbers of its parameters, which stand one after the other. */
+INLINE long squeeze_numbers(const squeeze *q) {
+    return q->hidden * (q->inputs + q->outputs + (q->first_bias != NULL)) + q->outputs;
+}
+
+/* Image b, x [pixels, inputs]. */
+static inline void squeeze_image(const squeeze *q, const float *x, long pixels, long b) {
+    float *mean = q->mean + b * q->inputs, *units = q->units + b * q->hidden;
+    for (long c = 0; c < q->inputs; c += LANES) store(mean + c, sum_pixels(x + c, pixels, q->inputs) / splat((float)pixels));
+    for (long h = 0; h < q->hidden; h++) {
+        float sum = q->first_bias ? q->first_bias[h] : 0.0f;
+        for (long c = 0; c < q->inputs; c++) sum += q->first[h * q->inputs + c] * mean[c];
+        units[h] = sum <= 0 ? 0.0f : sum;
+    }
+    for (long o = 0; o < q->outputs; o++) {
+        float sum = q->second_bias[o];
+        for (long h = 0; h < q->hidden; h++) sum += q->second[o * q->hidden + h] * units[h];
+        q->out[b * q->outputs + o] = 1.0f / (1.0f + expf(-sum));
+    }
+}
+
+/* From the gradient of image b's outputs, those of the parameters and, into `grad_mean` [inputs], that of its mean. */
+static inline void squeeze_image_back(const squeeze *q, const float *grad, float *grad_mean, long b) {
+    const float *mean = q->mean + b * q->inputs, *units = q->units + b * q->hidden, *out = q->out + b * q->outputs;
+    memset(grad_mean, 0, (size_t)q->inputs * sizeof(float));
+    for (long o = 0; o < q->outputs; o++) {
+        float slope = grad[o] * out[o] * (1.0f - out[o]);
+        q->grad_second_bias[o] += slope;
+        for (long h = 0; h < q->hidden; h++) q->grad_second[o * q->hidden + h] += slope * units[h];
+    }
+    for (long h = 0; h < q->hidden; h++) {
+        float sum = 0;
+        for (long o = 0; o < q->outputs; o++) sum += grad[o] * out[o] * (1.0f - out[o]) * q->second[o * q->hidden + h];
+        if (units[h] <= 0) continue;
+        if (q->first_bias) q->grad_first_bias[h] += sum;
+        for (long c = 0; c < q->inputs; c++) {
+            q->grad_first[h * q->inputs + c] += sum * mean[c];
+            grad_mean[c] += sum * q->first[h * q->inputs + c];
+        }
+    }
+}
+
+#endif
