@@ -243,6 +243,15 @@ def test_hosts_whose_channels_fill_no_vectors_go_layer_by_layer() -> None:
     assert not fused.suits(wide.rules.nets.shape, wide.weights)
 
 
+def test_a_profiler_sees_the_native_calls() -> None:
+    world, roster = made(TASKS[0], batches=1), roster_of(9, 6)
+    with torch.profiler.profile() as profiler:
+        world.rules = world.rules._replace(nets=world.rules.nets._replace(workers=1))
+        played(world, roster, whole=True)
+    seen = {event.name for event in profiler.events() or []}
+    assert {"native::train_networks", "native::validate_networks"} <= seen
+
+
 def test_steps_on_fixed_memory_go_layer_by_layer() -> None:
     world, roster = made(TASKS[0]), roster_of(9, 6)
     apart = played(world, roster, whole=False)

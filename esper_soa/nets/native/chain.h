@@ -154,7 +154,8 @@ static inline layer *add_seed(const networks *w, long env, long slot, const shee
     long C = block->out_channels, at = env * w->slots + slot;
     int kind = (int)w->seed_kind[at], flags = (int)w->seed_flags[at];
     const float *row = w->seed_params[slot] + env * w->seed_width[slot];
-    building g = {.w = w, .to = to, .batch = block->batch, .side = block->height, .slot = slot, .inputs = C, .flags = flags, .row = row};
+    building g = {.w = w, .to = to, .batch = block->batch, .side = block->height, .slot = slot, .inputs = C,
+                  .flags = flags, .row = row};
     int single = kind == CONV_LIGHT || kind == CONV_SMALL, through = flags & THROUGH;
     if (!single || (!through && flags & (MULTIPLIED | GATED)))
         return add_runs(&g, kind, C, pooled, row + w->gate_at[slot], w->alpha + at);

@@ -29,7 +29,8 @@ INLINE v8 exponential(v8 x) {
 INLINE v8 hyperbolic_tangent(v8 x) {
     v8 size = (v8)((i8)x & 0x7fffffff), most = splat(9);
     v8 held = choose(size > most, most, size);
-    v8 large = splat(1) - splat(2) / (exponential(choose(held == held, held, most) + choose(held == held, held, most)) + splat(1));
+    held = choose(held == held, held, most);
+    v8 large = splat(1) - splat(2) / (exponential(held + held) + splat(1));
     v8 value = choose(size < splat(0.625f), small_tanh(x), (v8)((i8)large | ((i8)x & (int)0x80000000)));
     return choose(x == x, value, x);
 }

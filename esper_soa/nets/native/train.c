@@ -71,7 +71,8 @@ static const float *connect(const training *t, network *net, arena *a, long *mos
         if (own->kind == BLOCK) enter_gradients(own, row), row += numbers_of(own);
         if (own->slot >= 0) enter_gradients(own, net->seed_grads[own->slot] + own->place);
         x = hands_on(own) ? host : s->out;
-        long numbers = t->batch * s->height * s->width * (s->in_channels > s->out_channels ? s->in_channels : s->out_channels);
+        long channels = s->in_channels > s->out_channels ? s->in_channels : s->out_channels;
+        long numbers = t->batch * s->height * s->width * channels;
         *most = numbers > *most ? numbers : *most;
     }
     return x;

@@ -81,7 +81,8 @@ static void judge(validated *net, const float *x, int64_t on) {
     const validation *v = net->v;
     head_logits(&net->top, x, 0, net->mean, net->logits);
     for (long c = 0; c < v->codes; c++)
-        if (v->code[c] == on) v->hits[net->place * v->codes + c] += head_largest(net->logits, v->nets.classes) == net->label;
+        if (v->code[c] == on)
+            v->hits[net->place * v->codes + c] += head_largest(net->logits, v->nets.classes) == net->label;
     if (v->code[0] == on) v->loss[net->place] += head_cross_entropy(&net->top, net->logits, net->label);
 }
 
