@@ -209,6 +209,14 @@ def test_vanishing_and_exploding_gradients_are_noticed() -> None:
     assert_same(ours, played(world, roster, whole=False))
 
 
+def test_a_seed_behind_its_host_has_no_part_in_validation_whatever_its_alpha() -> None:
+    world, roster = made(TASKS[0], batches=1), seeds_of(Blueprint.CONV_LIGHT, Stage.TRAINING, Blend.ADD, num_slots=6)
+    seen = roster._replace(visible=roster.running)
+    ours = played(world, seen, whole=True)
+    assert_same(ours, played(world, seen, whole=False))
+    assert torch.equal(ours.tested.accuracy[:, 0], played(world, roster, whole=True).tested.accuracy[:, 0])
+
+
 def test_a_network_of_nan_leaves_the_others_as_they_are() -> None:
     world, roster = made(TASKS[0]), roster_of(8, 6)
     broken = world.weights.clone()
