@@ -67,16 +67,16 @@ static inline void convolve(const sheet *s, const front_scratch *t, float *out, 
     conv_image(&job);
 }
 
-/* What one image passes through where it is not saved: the convolution's output, the layer's, and that behind a pool. */
+/* What one image passes through where it is not saved: the convolution's output, and that behind a pool. */
 typedef struct {
-    float *y, *wide, *pooled; /* [H, W, P], [H, W, P], [H / 2, W / 2, P] */
+    float *y, *pooled; /* [H, W, P], [H / 2, W / 2, P] */
 } image_room;
 
 /* The same for the images of a layer, in one allocation that begins with y; y is NULL where memory is out. */
 static inline image_room open_room(const sheet *s) {
     long image = s->height * s->width * round_up(s->out_channels);
-    float *memory = scratch(3 * image);
-    return (image_room){memory, memory + image, memory + 2 * image};
+    float *memory = scratch(2 * image);
+    return (image_room){memory, memory + image};
 }
 
 /* Image b of network n through a layer whose scratch is open (4 rows). */

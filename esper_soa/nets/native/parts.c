@@ -44,29 +44,36 @@ int relu_backward(const sheet *s) {
     return failed;
 }
 
-/* Weights [taps, C], turned by half a turn where asked for. */
+#define SIDE 3 /* of a depthwise kernel */
+#define TAPS (SIDE * SIDE)
+
+/* Weights [TAPS, C], turned by half a turn where asked for. */
 static void pack_depth(const sheet *s, float *to, int turn) {
-    long C = s->out_channels, taps = s->kernel * s->kernel;
+    long C = s->out_channels;
     for (long c = 0; c < C; c++)
-        for (long tap = 0; tap < taps; tap++) to[tap * C + c] = s->weight[c * taps + (turn ? taps - 1 - tap : tap)];
+        for (long tap = 0; tap < TAPS; tap++) to[tap * C + c] = s->weight[c * TAPS + (turn ? TAPS - 1 - tap : tap)];
 }
 
 /* One image, padded, to [H, W, C]. */
 static void depth_image(const sheet *s, const float *padded, const float *weight, float *out) {
-    long C = s->out_channels, k = s->kernel, line = (s->width + k - 1) * C;
-    for (long c = 0; c < C; c += LANES)
+    long C = s->out_channels, line = (s->width + SIDE - 1) * C;
+    for (long c = 0; c < C; c += LANES) {
+        v8 w[TAPS];
+#pragma GCC unroll 9
+        for (long tap = 0; tap < TAPS; tap++) w[tap] = load(weight + tap * C + c);
         for (long y = 0; y < s->height; y++)
             for (long x = 0; x < s->width; x++) {
                 const float *from = padded + y * line + x * C + c;
                 v8 sum = splat(0);
-                for (long tap = 0; tap < k * k; tap++)
-                    sum += load(weight + tap * C + c) * load(from + tap / k * line + tap % k * C);
+#pragma GCC unroll 9
+                for (long tap = 0; tap < TAPS; tap++) sum += w[tap] * load(from + tap / SIDE * line + tap % SIDE * C);
                 store(out + (y * s->width + x) * C + c, sum);
             }
+    }
 }
 
 int depth_forward(const sheet *s) {
-    float *padded = padded_scratch(s, s->in_channels), *weight = scratch(s->kernel * s->kernel * s->out_channels);
+    float *padded = padded_scratch(s, s->in_channels), *weight = scratch(TAPS * s->out_channels);
     int failed = !padded || !weight;
     if (!failed) pack_depth(s, weight, 0);
     for (long b = 0; b < s->batch && !failed; b++) {
@@ -77,23 +84,27 @@ int depth_forward(const sheet *s) {
     return failed;
 }
 
-/* sum [taps, C] += padded x at a tap * gradient, over the pixels of an image. */
+/* sum [TAPS, C] += padded x at a tap * gradient, over the pixels of an image. */
 static void depth_weights(const sheet *s, const float *padded, const float *grad, float *sum) {
-    long C = s->out_channels, k = s->kernel, line = (s->width + k - 1) * C;
+    long C = s->out_channels, line = (s->width + SIDE - 1) * C;
     for (long c = 0; c < C; c += LANES)
-        for (long tap = 0; tap < k * k; tap++) {
-            const float *from = padded + tap / k * line + tap % k * C + c;
-            v8 part[2] = {splat(0), splat(0)};
+        for (long ky = 0; ky < SIDE; ky++) {
+            v8 part[SIDE] = {splat(0), splat(0), splat(0)};
             for (long y = 0; y < s->height; y++)
-                for (long x = 0; x < s->width; x++)
-                    part[x & 1] += load(from + y * line + x * C) * load(grad + (y * s->width + x) * C + c);
-            store(sum + tap * C + c, load(sum + tap * C + c) + part[0] + part[1]);
+                for (long x = 0; x < s->width; x++) {
+                    const float *from = padded + (y + ky) * line + x * C + c;
+                    v8 g = load(grad + (y * s->width + x) * C + c);
+#pragma GCC unroll 3
+                    for (long kx = 0; kx < SIDE; kx++) part[kx] += load(from + kx * C) * g;
+                }
+            float *to = sum + ky * SIDE * C + c;
+            for (long kx = 0; kx < SIDE; kx++) store(to + kx * C, load(to + kx * C) + part[kx]);
         }
 }
 
 int depth_backward(const sheet *s) {
-    long C = s->out_channels, taps = s->kernel * s->kernel;
-    float *padded = padded_scratch(s, C), *weight = scratch(taps * C), *sum = scratch(taps * C);
+    long C = s->out_channels;
+    float *padded = padded_scratch(s, C), *weight = scratch(TAPS * C), *sum = scratch(TAPS * C);
     int failed = !padded || !weight || !sum;
     if (!failed) pack_depth(s, weight, 1);
     for (long b = 0; b < s->batch && !failed; b++) {
@@ -101,11 +112,11 @@ int depth_backward(const sheet *s) {
         read_image(s, padded, b, 0);
         depth_weights(s, padded, grad, sum);
         if (!s->grad_x) continue;
-        pad_image(padded, C, s->kernel / 2, grad, C, s->height, s->width, C);
+        pad_image(padded, C, SIDE / 2, grad, C, s->height, s->width, C);
         depth_image(s, padded, weight, s->grad_x + b * image_numbers(s));
     }
     for (long c = 0; c < C && !failed; c++)
-        for (long tap = 0; tap < taps; tap++) s->grad_weight[c * taps + tap] = sum[tap * C + c];
+        for (long tap = 0; tap < TAPS; tap++) s->grad_weight[c * TAPS + tap] = sum[tap * C + c];
     free(padded), free(weight), free(sum);
     return failed;
 }

@@ -11,7 +11,7 @@ void relu_image(const sheet *s, const front_scratch *t, const image_room *room, 
 int relu_forward(const sheet *s);
 int relu_backward(const sheet *s);
 
-/* Depthwise convolution; weight [C, 1, k, k]. */
+/* Depthwise convolution; weight [C, 1, 3, 3]. */
 int depth_forward(const sheet *s);
 int depth_backward(const sheet *s);
 

@@ -72,7 +72,7 @@ static validated prepare(const validation *v, long env, layer *layers, arena *a)
     net.top = (head){.batch = 1, .nets = 1, .channels = C, .pixels = out_pixels(last), .classes = K, .weight = weight,
                      .bias = weight + K * C};
     net.mean = take_floats(a, C), net.logits = take_floats(a, K);
-    net.room.y = take_floats(a, most), net.room.wide = take_floats(a, most), net.room.pooled = take_floats(a, most);
+    net.room.y = take_floats(a, most), net.room.pooled = take_floats(a, most);
     return net;
 }
 
