@@ -4,7 +4,6 @@ There hosts and seeds of one convolution go through the same kernels, which test
 give the same bits; all other seeds are torch's.
 """
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +24,8 @@ from esper_soa.nets.supervised import CountedFeed, TrainingFeed, TrainReport, tr
 from esper_soa.trainer import build_world
 from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Blueprint, Stage
 
+pytestmark = pytest.mark.usefixtures("native")
+
 CPU = torch.device("cpu")
 NUM_ENVS = 6
 STAGES = (Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED)
@@ -35,16 +36,6 @@ TASKS = [
     TaskConfig(name="deep", num_blocks=4, num_pools=2, gradient_stride=2, weight_decay=0.0),
     TaskConfig(name="wide", base_channels=32, num_blocks=2, num_pools=2, max_grad_norm=0.0),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _native() -> Iterator[None]:
-    choice = switch.choose("auto", CPU)
-    if not choice.native:
-        assert "no C compiler" in choice.reason  # a compiler that refuses the sources is a failure, not a skip
-        pytest.skip(choice.reason)
-    yield
-    switch.choose("off", CPU)
 
 
 class CutTraining(NamedTuple):

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -19,18 +18,10 @@ from esper_soa.nets.datasets import ImageSet
 from esper_soa.nets.native import block, switch
 from esper_soa.vocabulary import CNN_BLUEPRINTS, Blueprint
 
+pytestmark = pytest.mark.usefixtures("native")
+
 CPU = torch.device("cpu")
 ROUNDING = 1e-5
-
-
-@pytest.fixture(autouse=True)
-def _torch_afterwards() -> Iterator[None]:
-    choice = switch.choose("auto", CPU)
-    if not choice.native:
-        assert "no C compiler" in choice.reason  # a compiler that refuses the sources is a failure, not a skip
-        pytest.skip(choice.reason)
-    yield
-    switch.choose("off", CPU)
 
 
 class Case(NamedTuple):

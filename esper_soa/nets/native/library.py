@@ -1,7 +1,7 @@
 """Builds the C kernels of this folder with the system's compiler, once per machine, and loads them through ctypes.
 
 The library lands in a cache folder under a name made of everything that decides its content, so that processes and
-versions never mix. `library` is called by block.py and seed.py; the record here mirrors sheet.h field by field.
+versions never mix. `library` is called by sheet.py for every kernel; the record here mirrors sheet.h field by field.
 """
 
 import ctypes

@@ -1,6 +1,6 @@
 """Between tensors and the C kernels: memory layouts, and the sheet that a call takes.
 
-Used by block.py and seed.py, which know what the fields of a layer mean.
+Used by block.py, seed.py and the other callers of kernels, which know what the fields of their records mean.
 """
 
 import ctypes
