@@ -97,16 +97,18 @@ static network lay_out(const training *t, long env, layer *layers, float **seed_
     return net;
 }
 
+/* Kernels of the layers that a sheet says all about. */
+static const struct {
+    int (*forward)(const sheet *), (*backward)(const sheet *);
+} KERNELS[] = {
+    [BLOCK] = {block_train, block_backward},    [POOL] = {pool_forward, pool_backward},
+    [SEED] = {seed_forward, seed_backward},     [RELU] = {relu_forward, relu_backward},
+    [DEPTH] = {depth_forward, depth_backward},  [NORMED] = {normed_forward, normed_backward},
+};
+
 static int layer_forward(const layer *own) {
-    switch (own->kind) {
-    case BLOCK: return block_train(&own->s);
-    case POOL: return pool_forward(&own->s);
-    case SEED: return seed_forward(&own->s);
-    case RELU: return relu_forward(&own->s);
-    case DEPTH: return depth_forward(&own->s);
-    case NORMED: return normed_forward(&own->s);
-    case SQUEEZED: return squeezed_forward(&own->s, &own->q);
-    }
+    if (own->kind == SQUEEZED) return squeezed_forward(&own->s, &own->q);
+    if (own->kind != JOIN) return KERNELS[own->kind].forward(&own->s);
     joint j = joint_of(own);
     if (!hands_on(own)) join_forward(&j);
     return 0;
@@ -114,15 +116,8 @@ static int layer_forward(const layer *own) {
 
 static int layer_backward(const layer *own, float *direct) {
     if (own->q.outputs) memset(own->q.grad_first, 0, (size_t)numbers_of(own) * sizeof(float));
-    switch (own->kind) {
-    case BLOCK: return block_backward(&own->s);
-    case POOL: return pool_backward(&own->s);
-    case SEED: return seed_backward(&own->s);
-    case RELU: return relu_backward(&own->s);
-    case DEPTH: return depth_backward(&own->s);
-    case NORMED: return normed_backward(&own->s);
-    case SQUEEZED: return squeezed_backward(&own->s, &own->q);
-    }
+    if (own->kind == SQUEEZED) return squeezed_backward(&own->s, &own->q);
+    if (own->kind != JOIN) return KERNELS[own->kind].backward(&own->s);
     joint j = joint_of(own);
     j.grad_residual = own->s.grad_x, j.grad_host = direct;
     return join_backward(&j);
@@ -209,8 +204,9 @@ static void measure(const training *t, long at, const float *host_grad, seed_nor
 }
 
 /* Clipped by the norm over all of it, a seed's gradient moves its parameters and, elsewhere in the row, its gate's. */
-static void descend_seed(const training *t, const layer *first, long env, const float *grads, long numbers) {
+static void descend_seed(const training *t, const layer *first, long env, const float *grads) {
     const layer *last = first + first->span - 1;
+    long numbers = last->place + numbers_of(last);
     long slot = first->slot, at = env * t->nets.seed_width[slot], gate = last->kind == JOIN ? numbers_of(last) : 0;
     float *params = t->nets.seed_params[slot] + at, *speed = t->nets.seed_speed[slot] + at;
     float share = sgd_share(&t->seed, grads, numbers);
@@ -224,9 +220,9 @@ static void update(const training *t, const network *net, long env) {
     for (const layer *own = net->layers; own < net->layers + net->count; own++) {
         if (!own->span) continue;
         const float *grads = net->seed_grads[own->slot];
-        seed_norms norms = norms_of(t, own, grads);
-        if (t->l2 && own->flags & MEASURED) measure(t, env * w->slots + own->slot, net->host_grad, norms);
-        if (!(own->flags & FROZEN)) descend_seed(t, own, env, grads, norms.numbers);
+        if (t->l2 && own->flags & MEASURED)
+            measure(t, env * w->slots + own->slot, net->host_grad, norms_of(t, own, grads));
+        if (!(own->flags & FROZEN)) descend_seed(t, own, env, grads);
     }
     descent host = t->host;
     host.rows = 1, host.width = w->width, host.grad = net->host_grad;
