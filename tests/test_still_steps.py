@@ -101,7 +101,7 @@ def test_rounds_whose_decisions_lie_on_fixed_memory_teach_the_same_bit_for_bit()
         found.append(learned(world, player))
         if still_decisions:
             assert [steps.counts["plain"] for steps in kept] == [3 * 2 * STEPS, 3 * 3 * 2, 3 * (STEPS + 1)]
-            assert [len(steps._kept) for steps in kept] == [2, 1, 1]
+            assert [len(steps._kept) for steps in kept] == [2, 2, 1]
     ordinary, same = found
     assert same.keys() == ordinary.keys()
     for name, value in ordinary.items():
@@ -116,6 +116,7 @@ def learned(world: World, player: Player) -> dict[str, torch.Tensor]:
         quiet = Progress(4 * STEPS, Console(file=io.StringIO()), "off")
         result, rollout = play_round(world, player, number, quiet, "")
         assert rollout is not None
+        rollout.rows.reset[2, 1] = number == 1  # a restart, as after a rollback: other stretches in one of the updates
         report = player.learner.update(rollout)
         assert report["steps"] > 0
         found |= {f"{number}/{name}": torch.tensor(value).nan_to_num() for name, value in report.items()}
