@@ -26,14 +26,14 @@ from esper_soa.env.observation import feature_names
 from esper_soa.env.world import World
 from esper_soa.errors import check
 from esper_soa.nets.precision import choose_precision
-from esper_soa.ops.checkpoint import CheckpointError
 from esper_soa.ops.collect import Player, play_round
 from esper_soa.ops.device import apply_threads, device_name, resolve_device
 from esper_soa.ops.progress import LOGGER, Progress, logging_to, say
-from esper_soa.ops.resume import Saved, read_run
-from esper_soa.ops.rundir import RunFolder, claimed, find_checkpoint, write_versions
+from esper_soa.ops.resume import Saved, read_run, restore_policy
+from esper_soa.ops.rundir import RunFolder, claimed, find_checkpoint, passed_over, write_versions
 from esper_soa.ops.statistics import Interval, bootstrap_difference, bootstrap_mean
 from esper_soa.ops.telemetry import finite_record
+from esper_soa.paths import one_line
 from esper_soa.trainer import build_world
 
 # Seeds of training are below 2**31: from here on no evaluation meets hosts, orders or draws that training met.
@@ -72,10 +72,7 @@ def build_agent(name: str, cfg: TrainConfig, world: World, saved: Saved) -> Agen
           "It has learned nothing.")  # fmt: skip
     slots = tuple(spec.name for spec in world.rules.nets.shape.slots)
     policy = RecurrentPolicy(cfg.policy, len(slots), len(feature_names(slots)), cfg.seed)
-    try:
-        policy.load_state_dict((saved.learner or {})["policy"])
-    except (RuntimeError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"checkpoint: the policy does not fit its own settings ({error})") from error
+    restore_policy(policy, saved)
     return policy.to(world.device)
 
 
@@ -173,11 +170,13 @@ def evaluate(cfg: EvaluateConfig, folder: RunFolder) -> list[Verdict]:
         images, precision = world.images, choose_precision(run.compute.precision, device)
         data = {"name": images.name, "source": images.source, "identity": images.identity}
         write_versions(folder, device_name(device, world.rules.nets.workers, precision.name), data)
+        for damaged in passed_over(checkpoint):
+            LOGGER.warning("policy   %s", damaged)
         LOGGER.info("policy   %s, after %d rounds", checkpoint, saved.progress.rounds_done)
         LOGGER.info("data     %s", images.source)
-        if images.identity != saved.data.get("identity"):
+        if images.identity != saved.data["identity"]:
             LOGGER.warning(
-                "data     these are not the images of the checkpoint, which are: %s", saved.data.get("source")
+                "data     these are not the images of the checkpoint, which are: %s", one_line(saved.data["source"])
             )
         agents = {name: build_agent(name, run, world, saved) for name in cfg.policies}
         show, total = run.telemetry, len(agents) * cfg.episodes * run.envs * run.steps

@@ -57,7 +57,15 @@ from esper_soa.ops.interrupt import Interrupted, Requests, signals_noted
 from esper_soa.ops.profile import make_profile
 from esper_soa.ops.progress import LOGGER, Progress, logging_to
 from esper_soa.ops.report import HostScore, Pareto, SeedCounts, Speed, Summary, print_summary, write_summary
-from esper_soa.ops.rundir import RunFolder, claimed, drop_unfinished, rounds_of, write_config_file, write_versions
+from esper_soa.ops.rundir import (
+    RunFolder,
+    claimed,
+    drop_unfinished,
+    passed_over,
+    rounds_of,
+    write_config_file,
+    write_versions,
+)
 from esper_soa.ops.tally import RoundResult
 from esper_soa.ops.telemetry import Json, MetricsWriter, keep_rounds
 from esper_soa.state import LEDGER_FLOAT
@@ -316,6 +324,8 @@ def open_run(cfg: TrainConfig, folder: RunFolder, checkpoint: Path | None, reque
         job = Run(cfg, folder, requests)
     else:
         saved = resume.read_run(checkpoint, resolve_device(cfg.device))
+        for damaged in passed_over(checkpoint):
+            LOGGER.warning("resume   %s", damaged)
         changed = resume.check_settings(saved, cfg)
         job = Run(cfg, folder, requests)
         job.restore(saved, checkpoint)

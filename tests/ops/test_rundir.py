@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from esper_soa.errors import UserError
-from esper_soa.ops.rundir import RunFolder, open_run_folder, open_sweep_folder, write_config, write_versions
+from esper_soa.ops.rundir import RunFolder, open_run_folder, write_config, write_versions
 
 
 def test_a_run_without_a_folder_gets_one_named_after_run_and_time(tmp_path: Path) -> None:
@@ -43,10 +43,6 @@ def test_a_path_through_a_file_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"run_dir=.*file/run: cannot be written"):
         open_run_folder(str(tmp_path / "file" / "run"), "trial")
-
-
-def test_jobs_of_a_sweep_get_numbered_folders(tmp_path: Path) -> None:
-    assert [open_sweep_folder(str(tmp_path), job).path.name for job in (0, 1)] == ["0", "1"]
 
 
 def test_settings_and_overrides_are_kept(tmp_path: Path) -> None:
