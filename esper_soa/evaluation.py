@@ -24,7 +24,7 @@ from esper_soa.config import EvaluateConfig, TrainConfig, settings_from_mapping
 from esper_soa.env.config import RewardConfig
 from esper_soa.env.observation import feature_names
 from esper_soa.env.world import World
-from esper_soa.errors import check
+from esper_soa.errors import check, one_line
 from esper_soa.nets.precision import choose_precision
 from esper_soa.ops.collect import Player, play_round
 from esper_soa.ops.device import apply_threads, device_name, resolve_device
@@ -33,7 +33,6 @@ from esper_soa.ops.resume import Saved, read_run, restore_policy
 from esper_soa.ops.rundir import RunFolder, claimed, find_checkpoint, passed_over, write_versions
 from esper_soa.ops.statistics import Interval, bootstrap_difference, bootstrap_mean
 from esper_soa.ops.telemetry import finite_record
-from esper_soa.paths import one_line
 from esper_soa.trainer import build_world
 
 # Seeds of training are below 2**31: from here on no evaluation meets hosts, orders or draws that training met.

@@ -8,15 +8,6 @@ from pathlib import Path
 
 from esper_soa.errors import SettingError
 
-SHOWN = 500  # characters of a value that an error repeats
-
-
-def one_line(value: object) -> str:
-    """`value` as one printable line of about SHOWN characters at most."""
-    text = str(value)
-    line = text.encode("unicode_escape").decode("ascii") if not text.isprintable() else text
-    return line if len(line) <= SHOWN else f"{line[:SHOWN]}..."
-
 
 def user_path(setting: str, given: str) -> Path:
     """The path that `given` names, whether or not there is anything.
@@ -24,19 +15,17 @@ def user_path(setting: str, given: str) -> Path:
     Raises SettingError where it can name none: an unknown user's home, a name that is too long, bytes that are no text.
     """
     if "\0" in given or not _is_text(given):
-        raise SettingError(setting, one_line(given), "a path of UTF-8 characters")
+        raise SettingError(setting, given, "a path of UTF-8 characters")
     try:
         path = Path(given).expanduser()
     except RuntimeError as error:
-        raise SettingError(
-            setting, one_line(given), "a path in a known home folder", "Write the home folder out."
-        ) from error
+        raise SettingError(setting, given, "a path in a known home folder", "Write the home folder out.") from error
     try:
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
         return path
     except OSError as error:
-        raise SettingError(setting, one_line(given), f"a path that can be used ({error.strerror})") from error
+        raise SettingError(setting, given, f"a path that can be used ({error.strerror})") from error
     return path
 
 

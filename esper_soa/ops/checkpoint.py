@@ -14,8 +14,8 @@ from typing import BinaryIO, TypeAlias, cast
 import torch
 from torch import Tensor
 
+from esper_soa.errors import one_line
 from esper_soa.ops.sealed import CheckpointError, open_sealed, write_sealed
-from esper_soa.paths import one_line
 
 # What torch raises for a content that is foreign, or made to break the reader, under a seal that fits.
 UNREADABLE = (

@@ -111,7 +111,7 @@ def _progress(progress: object) -> str:
         _count("progress.rounds_done", progress["rounds_done"]),
         _number("progress.seconds", progress["seconds"], 0, LARGEST),
         _number("progress.alpha_rows", progress["alpha_rows"], 0, LARGEST),
-        "" if best == -math.inf else _number("progress.best_accuracy", best, 0, 100),
+        "" if type(best) is float and best == -math.inf else _number("progress.best_accuracy", best, 0, 100),
         _mapping("progress.seeds", progress["seeds"]),
         "" if isinstance(front, list) else f"progress.front is {_kind(front)}",
         _numbers("progress.accuracies", progress["accuracies"], 0, 100),

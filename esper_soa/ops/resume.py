@@ -14,12 +14,11 @@ import torch
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.ppo import Learner
 from esper_soa.config import TrainConfig
-from esper_soa.errors import UserError
+from esper_soa.errors import UserError, one_line
 from esper_soa.nets.datasets import ImageSet
 from esper_soa.ops.checkpoint import CheckpointError, Content, load_checkpoint
 from esper_soa.ops.record import record_fault, unlike
 from esper_soa.ops.rundir import package_versions
-from esper_soa.paths import one_line
 
 # What may be another value in the run that goes on; a name with a dot at the end stands for all settings under it.
 # data.name and data.root may, as the images themselves are compared.

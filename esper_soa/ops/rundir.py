@@ -18,9 +18,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-from esper_soa.errors import UserError
+from esper_soa.errors import UserError, one_line
 from esper_soa.ops.sealed import CheckpointError, why_broken
-from esper_soa.paths import one_line, user_path
+from esper_soa.paths import user_path
 
 RESULTS = ("metrics.jsonl", "episodes.jsonl", "summary.json", "evaluation.json", "best.pt")
 CHECKPOINT = re.compile(r"checkpoint_(\d{6,18})\.pt")

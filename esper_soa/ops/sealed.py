@@ -15,8 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from esper_soa.errors import UserError
-from esper_soa.paths import one_line
+from esper_soa.errors import UserError, one_line
 
 VERSION = 2
 # A checkpoint of version 1 has this text within its first bytes and no seal at its end.
