@@ -44,8 +44,8 @@ def hindsight_credit(boosts: Tensor, beneficiary: Tensor, improvement: Tensor, s
     """Credit float64 [N] for all boosts to the seeds in `beneficiary` (bool [N, S]), fossilised at env-step `step` [N].
 
     A positive boost at env-step t to a seed that went on to gain `improvement` [N] points, if that is positive, counts
-    HINDSIGHT_WEIGHT * tanh(HINDSIGHT_SLOPE * boost * improvement) * PBRS_GAMMA ** (step - t); the sum is capped. Pairs without the beneficiary are masked, not left out: that is one pass over the
-    ledger.
+    HINDSIGHT_WEIGHT * tanh(HINDSIGHT_SLOPE * boost * improvement) * PBRS_GAMMA ** (step - t); the sum is capped.
+    Pairs without the beneficiary are masked, not left out: that is one pass over the ledger.
     """
     num_slots = beneficiary.shape[1]
     if num_slots < 2:
