@@ -11,7 +11,7 @@ import platform
 import re
 import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from importlib import metadata
@@ -19,10 +19,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from esper_soa.errors import UserError
+from esper_soa.ops.files import write_text
 
 RESULTS = ("metrics.jsonl", "episodes.jsonl", "summary.json", "evaluation.json", "best.pt")
 CHECKPOINT = re.compile(r"checkpoint_(\d{6,})\.pt")
 STAMP = re.compile(r"(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)(?:_(\d+))?")
+SWEEP = "sweep_"  # before the time in the name of a sweep's folder
 PACKAGES = ("esper-soa", "torch", "tensordict", "numpy", "hydra-core", "rich")
 
 
@@ -140,7 +142,7 @@ def find_checkpoint(given: str, setting: str) -> Path:
 
 
 def _newest_start(run_dir: str, name: str, root: str) -> Start:
-    folders = [Path(run_dir)] if run_dir else _run_folders(Path(root) / name)
+    folders = [Path(run_dir)] if run_dir else _dated_folders(Path(root) / name)
     for folder in folders:
         found = RunFolder(folder).checkpoints()
         if found:
@@ -150,9 +152,10 @@ def _newest_start(run_dir: str, name: str, root: str) -> Start:
     return Start(open_run_folder(run_dir, name, root), None)
 
 
-def _run_folders(parent: Path) -> list[Path]:
-    """Folders named by time in `parent`, newest first."""
-    stamped = [(STAMP.fullmatch(path.name), path) for path in parent.iterdir()] if parent.is_dir() else []
+def _dated_folders(parent: Path, prefix: str = "") -> list[Path]:
+    """Folders named by `prefix` and time in `parent`, newest first."""
+    found = [path for path in parent.iterdir() if path.name.startswith(prefix)] if parent.is_dir() else []
+    stamped = [(STAMP.fullmatch(path.name.removeprefix(prefix)), path) for path in found]
     dated = [(found[1], int(found[2] or 1), path) for found, path in stamped if found]
     return [path for *_, path in sorted(dated, reverse=True)]
 
@@ -161,13 +164,17 @@ def _run_folders(parent: Path) -> list[Path]:
 def claimed(folder: RunFolder) -> Iterator[None]:
     """Keep other processes out of the folder while the context lasts; a killed process lets go of it.
 
-    Raises UserError where another process writes to it.
+    Raises UserError where another process writes to it, and where nobody can. Nothing else in a folder may be written
+    before it is claimed.
     """
-    with (folder.path / ".lock").open("w") as file:
+    with ExitStack() as held:
         try:
+            file = held.enter_context((folder.path / ".lock").open("a"))
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise UserError(f"run_dir={folder.path}: another process is writing to this run") from error
+        except OSError as error:
+            raise _unwritable(folder.path, "run_dir", error) from error
         yield
 
 
@@ -178,19 +185,34 @@ def open_run_folder(run_dir: str, name: str, root: str = "runs") -> RunFolder:
     """
     if run_dir:
         return _create(Path(run_dir), "run_dir")
+    return RunFolder(_make_dated(Path(root) / name))
+
+
+def open_sweep_folder(sweep_dir: str, name: str, resume: bool, root: str = "runs") -> Path:
+    """Make `sweep_dir`, or `root`/`name`/sweep_<time> where it is empty; to `resume`, the newest of those if any.
+
+    Raises UserError where the folder cannot be made.
+    """
     parent = Path(root) / name
+    if sweep_dir:
+        return _writable(Path(sweep_dir), "run_dir").path
+    sweeps = _dated_folders(parent, SWEEP) if resume else []
+    return sweeps[0].resolve() if sweeps else _make_dated(parent, SWEEP)
+
+
+def _make_dated(parent: Path, prefix: str = "") -> Path:
+    """Make a folder that nobody else has, `parent`/`prefix`<time>; raises UserError where it cannot be made."""
     stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-    path = parent / stamp
-    number = 1
-    while path.exists():
-        number += 1
-        path = parent / f"{stamp}_{number}"
-    return _create(path, "run_dir")
-
-
-def open_sweep_folder(sweep_dir: str, job: int) -> RunFolder:
-    """Make the folder of job number `job` of a sweep."""
-    return _create(Path(sweep_dir) / str(job), "run_dir")
+    path, number = parent / f"{prefix}{stamp}", 1
+    while True:
+        try:
+            path.mkdir(parents=True)
+            return path.resolve()
+        except FileExistsError:
+            number += 1
+            path = parent / f"{prefix}{stamp}_{number}"
+        except OSError as error:
+            raise _unwritable(path, "run_dir", error) from error
 
 
 def _create(path: Path, setting: str) -> RunFolder:
@@ -205,16 +227,17 @@ def _create(path: Path, setting: str) -> RunFolder:
 
 
 def _writable(path: Path, setting: str) -> RunFolder:
-    """The folder `path`, made where it is not there yet."""
-    probe = path / f".probe_{os.getpid()}"
+    """The folder `path`, made where it is not there yet; whether it can be written shows when it is claimed."""
     try:
         path.mkdir(parents=True, exist_ok=True)
-        probe.touch()
-        probe.unlink()
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise UserError(f"{setting}={path}: cannot be written ({reason}). Choose another with run_dir=...") from error
+        raise _unwritable(path, setting, error) from error
     return RunFolder(path.resolve())
+
+
+def _unwritable(path: Path, setting: str, error: OSError) -> UserError:
+    reason = error.strerror or str(error)
+    return UserError(f"{setting}={path}: cannot be written ({reason}). Choose another with run_dir=...")
 
 
 def drop_unfinished(folder: RunFolder, rounds: int) -> list[str]:
@@ -228,16 +251,16 @@ def drop_unfinished(folder: RunFolder, rounds: int) -> list[str]:
 def write_config(folder: RunFolder, resolved_yaml: str, overrides: list[str]) -> None:
     """Write the resolved settings and the overrides that led to them."""
     write_config_file(folder, resolved_yaml)
-    folder.overrides.write_text("".join(f"{line}\n" for line in overrides), encoding="utf-8")
+    write_text(folder.overrides, "".join(f"{line}\n" for line in overrides))
 
 
 def write_config_file(folder: RunFolder, resolved_yaml: str) -> None:
     """Write the resolved settings alone, as a resumed run does."""
-    folder.config.write_text(resolved_yaml, encoding="utf-8")
+    write_text(folder.config, resolved_yaml)
 
 
 def write_versions(folder: RunFolder, device: str, data: Mapping[str, str]) -> None:
-    """Write versions.json: packages, source revision, machine, `device` name, and what `data` says of the data set."""
+    """Replace versions.json: packages, source revision, machine, `device` name, what `data` says of the data set."""
     record = {
         "python": platform.python_version(),
         "packages": package_versions(),
@@ -247,7 +270,7 @@ def write_versions(folder: RunFolder, device: str, data: Mapping[str, str]) -> N
         "device": device,
         "data": dict(data),
     }
-    folder.versions.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    write_text(folder.versions, json.dumps(record, indent=2) + "\n")
 
 
 def package_versions() -> dict[str, str | None]:
