@@ -4,17 +4,14 @@ Called by evaluate.py with checked settings and a folder. Task, data, reward and
 Every policy meets the same hosts on the same data: sample i of each is the same env of the same episode.
 """
 
-import io
 import json
 import math
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from esper_soa.agent.policy import RecurrentPolicy
@@ -25,19 +22,21 @@ from esper_soa.env.config import RewardConfig
 from esper_soa.env.observation import feature_names
 from esper_soa.env.world import World
 from esper_soa.errors import check, one_line
-from esper_soa.nets.precision import choose_precision
 from esper_soa.ops.collect import Player, play_round
 from esper_soa.ops.device import apply_threads, device_name, resolve_device
-from esper_soa.ops.progress import LOGGER, Progress, logging_to, say
+from esper_soa.ops.files import write_text
+from esper_soa.ops.progress import LOGGER, Progress, show
+from esper_soa.ops.report import as_text
 from esper_soa.ops.resume import Saved, read_run, restore_policy
-from esper_soa.ops.rundir import RunFolder, claimed, find_checkpoint, passed_over, write_versions
+from esper_soa.ops.rundir import RunFolder, find_checkpoint, passed_over, write_versions
+from esper_soa.ops.session import Session, session
 from esper_soa.ops.statistics import Interval, difference_interval, mean_interval
 from esper_soa.ops.telemetry import finite_record
 from esper_soa.trainer import build_world
 
 # Seeds of training are below 2**31: from here on no evaluation meets hosts, orders or draws that training met.
 FRESH_SEEDS = 2**31
-TEXT_WIDTH = 160  # columns of evaluation.txt
+TABLE = "evaluation.txt"  # the table as it is on the console
 
 
 class Scores(NamedTuple):
@@ -130,14 +129,6 @@ def verdict_table(verdicts: list[Verdict]) -> Table:
     return table
 
 
-def as_text(table: Table) -> str:
-    """The table as plain text that is as wide as it needs to be."""
-    page = Console(file=io.StringIO(), width=TEXT_WIDTH)
-    with page.capture() as text:
-        page.print(table)
-    return "".join(f"{line.rstrip()}\n" for line in text.get().splitlines() if line.strip())
-
-
 def shown(interval: Interval, form: str) -> str:
     """'mean [low, high]'."""
     return f"{interval.mean:{form}} [{interval.low:{form}}, {interval.high:{form}}]"
@@ -152,43 +143,62 @@ def write_results(path: Path, facts: dict, scores: dict[str, Scores], verdicts: 
             "net_less_first": None if verdict.lead is None else verdict.lead._asdict(),
             "samples": scores[verdict.policy]._asdict(),
         }
-    path.write_text(json.dumps(finite_record(facts | {"policies": policies}), indent=2) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(finite_record(facts | {"policies": policies}), indent=2) + "\n")
 
 
 def evaluate(cfg: EvaluateConfig, folder: RunFolder) -> list[Verdict]:
-    """Play, compare, write evaluation.json and evaluation.txt in `folder` and print the table."""
-    console = Console(file=sys.stdout)
+    """`evaluate_within`, in a session of its own in `folder`."""
+    with session(folder) as within:
+        return evaluate_within(within, cfg)
+
+
+def evaluate_within(within: Session, cfg: EvaluateConfig) -> list[Verdict]:
+    """Play, compare, write evaluation.json and evaluation.txt and print the table.
+
+    Raises IncompleteError, with everything played and told, where something could not be written.
+    """
     apply_threads(cfg.compute.threads)
     device = resolve_device(cfg.device)
     checkpoint = find_checkpoint(cfg.checkpoint, "checkpoint")
     saved = read_run(checkpoint, torch.device("cpu"))
     run = evaluation_settings(saved, cfg)
-    with claimed(folder), logging_to(folder.log, console):
-        world = build_world(run, device, FRESH_SEEDS + cfg.seed)
-        images, precision = world.images, choose_precision(run.compute.precision, device)
-        data = {"name": images.name, "source": images.source, "identity": images.identity}
-        write_versions(folder, device_name(device, world.rules.nets.workers, precision.name), data)
-        for damaged in passed_over(checkpoint):
-            LOGGER.warning("policy   %s", damaged)
-        LOGGER.info("policy   %s, after %d rounds", checkpoint, saved.progress.rounds_done)
-        LOGGER.info("data     %s", images.source)
-        if images.identity != saved.data["identity"]:
-            LOGGER.warning(
-                "data     these are not the images of the checkpoint, which are: %s", one_line(saved.data["source"])
-            )
-        agents = {name: build_agent(name, run, world, saved) for name in cfg.policies}
-        show, total = run.telemetry, len(agents) * cfg.episodes * run.envs * run.steps
-        with Progress(total, console, show.progress, show.plain_interval) as progress:
-            scores = {name: score(world, agent, cfg.episodes, progress, name) for name, agent in agents.items()}
-        verdicts = judge(scores, cfg)
-        facts = {"checkpoint": str(checkpoint), "rounds_done": saved.progress.rounds_done, "seed": cfg.seed,
-                 "envs": run.envs, "episodes": cfg.episodes, "steps": run.steps, "deterministic": cfg.deterministic,
-                 "confidence": cfg.confidence, "data": data}  # fmt: skip
-        write_results(folder.evaluation, facts, scores, verdicts)
-        played = f"{cfg.episodes} episodes of {run.envs} envs and {run.steps} env-steps"
-        title = f"{run.task.name} on {images.name}: {played}, means with {cfg.confidence:.0%} t intervals"
-        text = f"{title}\n{as_text(verdict_table(verdicts))}"
-        (folder.path / "evaluation.txt").write_text(text, encoding="utf-8")
-        say(console, text)
-        LOGGER.info("files    %s", folder.path)
+    world = build_world(run, device, FRESH_SEEDS + cfg.seed)
+    data = announce(within, checkpoint, saved, world)
+    agents = {name: build_agent(name, run, world, saved) for name in cfg.policies}
+    telemetry, total = run.telemetry, len(agents) * cfg.episodes * run.envs * run.steps
+    with Progress(total, within.console, telemetry.progress, telemetry.plain_interval,
+                  after_step=within.look_at_console) as progress:  # fmt: skip
+        scores = {name: score(world, agent, cfg.episodes, progress, name) for name, agent in agents.items()}
+    verdicts = judge(scores, cfg)
+    facts = {"checkpoint": str(checkpoint), "rounds_done": saved.progress.rounds_done, "seed": cfg.seed,
+             "envs": run.envs, "episodes": cfg.episodes, "steps": run.steps, "deterministic": cfg.deterministic,
+             "confidence": cfg.confidence, "data": data}  # fmt: skip
+    played = f"{cfg.episodes} episodes of {run.envs} envs and {run.steps} env-steps"
+    title = f"{run.task.name} on {world.images.name}: {played}, means with {cfg.confidence:.0%} t intervals"
+    text = f"{title}\n{as_text(verdict_table(verdicts))}"
+    with within.unwritten.noting(within.folder.evaluation.name):
+        write_results(within.folder.evaluation, facts, scores, verdicts)
+    with within.unwritten.noting(TABLE):
+        write_text(within.folder.path / TABLE, text)
+    show(within.console, text)
+    LOGGER.info("files    %s", within.folder.path)
+    within.finish()
     return verdicts
+
+
+def announce(within: Session, checkpoint: Path, saved: Saved, world: World) -> dict[str, str]:
+    """Say which policy plays on which data, and write versions.json; returns the identity of the data."""
+    images, nets = world.images, world.rules.nets
+    data = {"name": images.name, "source": images.source, "identity": images.identity}
+    precision = str(nets.precision).removeprefix("torch.")
+    with within.unwritten.noting(within.folder.versions.name):
+        write_versions(within.folder, device_name(world.device, nets.workers, precision), data)
+    for damaged in passed_over(checkpoint):
+        LOGGER.warning("policy   %s", damaged)
+    LOGGER.info("policy   %s, after %d rounds", checkpoint, saved.progress.rounds_done)
+    LOGGER.info("data     %s", images.source)
+    if images.identity != saved.data["identity"]:
+        LOGGER.warning(
+            "data     these are not the images of the checkpoint, which are: %s", one_line(saved.data["source"])
+        )
+    return data

@@ -6,12 +6,12 @@ update. A round that is interrupted counts for nothing: the resumed run plays it
 """
 
 import math
-import sys
 import time
-from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict
 from logging import INFO, WARNING
 from pathlib import Path
+from signal import Signals
 
 import torch
 from rich.console import Console
@@ -27,6 +27,7 @@ from esper_soa.env.reward_records import RewardSettings
 from esper_soa.env.shapley import arrival_orders
 from esper_soa.env.step import EAGER, Rules, compiled, on_fixed_memory
 from esper_soa.env.world import Sizes, World
+from esper_soa.errors import UserError
 from esper_soa.nets import formulations
 from esper_soa.nets.blueprints import blueprint_codes
 from esper_soa.nets.config import SubsetRows, enabled_slots
@@ -53,23 +54,26 @@ from esper_soa.ops.device import (
     layout_in_words,
     resolve_device,
 )
-from esper_soa.ops.interrupt import Interrupted, Requests, signals_noted
+from esper_soa.ops.files import reason_of
+from esper_soa.ops.interrupt import STOPPING, Interrupted, Requests, signals_noted
 from esper_soa.ops.profile import make_profile
-from esper_soa.ops.progress import LOGGER, Progress, logging_to
+from esper_soa.ops.progress import LOGGER, Progress
 from esper_soa.ops.report import HostScore, Pareto, SeedCounts, Speed, Summary, print_summary, write_summary
 from esper_soa.ops.rundir import (
     RunFolder,
-    claimed,
     drop_unfinished,
     passed_over,
     rounds_of,
     write_config_file,
     write_versions,
 )
+from esper_soa.ops.session import Session, session
 from esper_soa.ops.tally import RoundResult
 from esper_soa.ops.telemetry import Json, MetricsWriter, keep_rounds
 from esper_soa.state import LEDGER_FLOAT
 from esper_soa.vocabulary import NUM_BLUEPRINTS, STAGE_NAMES
+
+NEWEST = "the newest checkpoint"  # what it is called where it could not be written
 
 
 def build_rules(cfg: TrainConfig, device: torch.device) -> Rules:
@@ -143,8 +147,9 @@ def build_player(cfg: TrainConfig, world: World) -> Player:
 class Run:
     """A run in progress: what is built once, what adds up over rounds, and what a checkpoint would hold now."""
 
-    def __init__(self, cfg: TrainConfig, folder: RunFolder, requests: Requests) -> None:
-        self.cfg, self.folder, self.requests = cfg, folder, requests
+    def __init__(self, cfg: TrainConfig, within: Session) -> None:
+        self.cfg, self.within, self.folder = cfg, within, within.folder
+        self.requests = Requests()
         self.started = time.monotonic()
         apply_threads(cfg.compute.threads)
         self.device = resolve_device(cfg.device)
@@ -153,8 +158,9 @@ class Run:
         self.place = device_name(self.device, self.world.rules.nets.workers, self.precision.name)
         self.player = build_player(cfg, self.world)
         self.watch = Watch(cfg.telemetry.anomaly)
-        self.profile = make_profile(cfg.profile, self.device, folder.path)
+        self.profile = make_profile(cfg.profile, self.device, self.folder.path)
         self.done = resume.Progressed()
+        self.rounds_before = 0  # that were done when this process went on
         self.written = -1  # rounds done at the newest checkpoint that this process wrote
         self.held = self.content()
 
@@ -166,13 +172,11 @@ class Run:
         self.done = saved.progress
         self.watch.load_state_dict(saved.watch)
         self.held = self.content()
-        done = self.done.rounds_done
+        done = self.rounds_before = self.done.rounds_done
         LOGGER.info("resume   %s: %d of %d rounds are done", path.name, done, self.cfg.rounds)
         for name in drop_unfinished(self.folder, done):
             LOGGER.warning("resume   %s is dropped: this run makes its rounds anew", name)
-        keep_rounds(self.folder.episodes, done)
-        if keep_rounds(self.folder.metrics, done) < done:
-            LOGGER.warning("resume   metrics.jsonl lacks rounds that the checkpoint has done")
+        cut_back(self.folder, done)
 
     def content(self) -> dict:
         """What a checkpoint of this moment holds. The policy changes in place, only while it is updated."""
@@ -203,20 +207,22 @@ class Run:
         result, rollout = play_round(self.world, self.player, number, progress, label, self.profile)
         collected = time.monotonic()
         self.keep_best(result)
+        self.profile.lap("files")
+        learned_from = time.monotonic()
         update: dict[str, float] = {}
         if self.player.learner is not None and rollout is not None:
             update = self.player.learner.update(rollout)
-        ended = time.monotonic()
+        collect_seconds, update_seconds = collected - begun, time.monotonic() - learned_from
         self.profile.lap("update")
         self.profile.report(label)
         for anomaly in self.watch.look(update):
             LOGGER.warning("round %d  %s: %s", number + 1, anomaly.name, anomaly.message)
-        self.count(result, ended - begun)
+        self.count(result, collect_seconds + update_seconds)
         env_steps = self.cfg.envs * self.cfg.steps
         line: dict[str, Json] = {"round": number + 1, "env_steps": (number + 1) * env_steps}
         line |= result.record | {"pareto": asdict(self.pareto())}
-        line |= {"eps": env_steps / (ended - begun), "collect_seconds": collected - begun,
-                 "update_seconds": ended - collected, "update": update, "anomalies": self.watch.active}  # fmt: skip
+        line |= {"eps": env_steps / (collect_seconds + update_seconds), "collect_seconds": collect_seconds,
+                 "update_seconds": update_seconds, "update": update, "anomalies": self.watch.active}  # fmt: skip
         episodes = [{"round": number + 1, "env": env} | episode for env, episode in enumerate(result.episodes)]
         return line, episodes
 
@@ -242,39 +248,38 @@ class Run:
         if self.player.learner is None or not accuracy > self.done.best_accuracy:
             return
         self.done.best_accuracy = accuracy
-        self.try_to_write(self.folder.best)
+        with self.within.unwritten.noting(self.folder.best.name):
+            save_checkpoint(self.folder.best, self.held)
 
-    def write(self) -> Path:
-        """Write the checkpoint of the rounds done, once, and drop those that are too old; returns where it is."""
+    def write(self) -> None:
+        """Write the checkpoint of the rounds done, once, and drop those that are too old.
+
+        A full disk costs the checkpoint, not the run; older ones stay.
+        """
         path = self.folder.checkpoint(self.held["progress"]["rounds_done"])
-        if self.written != rounds_of(path):
+        if self.written == rounds_of(path):
+            return
+        with self.within.unwritten.noting(NEWEST):
             save_checkpoint(path, self.held)
             self.written = rounds_of(path)
             for old in self.folder.checkpoints()[: -self.cfg.checkpoint_keep]:
                 old.unlink(missing_ok=True)
-        return path
-
-    def try_to_write(self, path: Path | None = None) -> None:
-        """`write`, or the same content to `path`; a full disk costs the checkpoint, not the run."""
-        try:
-            if path is None:
-                self.write()
-            else:
-                save_checkpoint(path, self.held)
-        except OSError as error:
-            LOGGER.warning("checkpoint could not be written (%s); older ones stay, the run goes on", error.strerror)
 
     def heed(self) -> None:
-        """Do what signals have asked for; called between env-steps."""
-        if self.requests.save:
-            self.requests.save = False
-            self.try_to_write()
-            LOGGER.info("saved    %d rounds, as SIGUSR2 asked", self.held["progress"]["rounds_done"])
-        if self.requests.stop:
-            path, stop = self.write(), Interrupted(self.requests.stop)
-            LOGGER.info("%s; %s holds %d of %d rounds. Go on with resume=%s", stop, path.name, rounds_of(path),
-                        self.cfg.rounds, self.folder.path)  # fmt: skip
-            raise stop
+        """Do what signals have asked for; called between env-steps.
+
+        Raises Interrupted to stop. Where another program handles a signal, its handler is called after the checkpoint
+        is written; the run goes on unless that raises.
+        """
+        self.within.look_at_console()
+        requests, done = self.requests, self.held["progress"]["rounds_done"]
+        for number in requests.waiting():
+            self.write()
+            stop = Interrupted(number, str(self.within.unwritten))
+            held = f"{done} of {self.cfg.rounds} rounds are saved. Go on with resume={self.folder.path}"
+            LOGGER.info("%s: %s", Signals(number).name, stop.unsaved or held)
+            if not requests.heeded(number) and number in STOPPING:
+                raise stop
 
     def control(self, progress: Progress) -> HostScore | None:
         """The hosts of the last round on the same data, without growth; a policy that only waits is its own control."""
@@ -306,6 +311,7 @@ class Run:
             wall_seconds=time.monotonic() - self.started,
             pareto=self.pareto(),
             rollbacks=done.seeds.get("rollbacks", 0),
+            rounds_before=self.rounds_before,
         )
 
 
@@ -314,76 +320,97 @@ def wants_control(cfg: TrainConfig) -> bool:
     return cfg.baseline_comparison and cfg.policy.name != "wait"
 
 
-def open_run(cfg: TrainConfig, folder: RunFolder, checkpoint: Path | None, requests: Requests) -> Run:
+def cut_back(folder: RunFolder, rounds: int) -> None:
+    """Bring metrics.jsonl and episodes.jsonl back to `rounds` rounds; raises UserError where they cannot be written."""
+    try:
+        keep_rounds(folder.episodes, rounds)
+        if keep_rounds(folder.metrics, rounds) < rounds:
+            LOGGER.warning("resume   metrics.jsonl lacks rounds that the checkpoint has done")
+    except OSError as error:
+        raise UserError(f"resume: {folder.path} cannot be written ({reason_of(error)}). Make room there") from error
+
+
+def open_run(cfg: TrainConfig, within: Session, checkpoint: Path | None) -> Run:
     """A run at its start, or where `checkpoint` stood; raises UserError where it cannot go on from there."""
+    folder, noting = within.folder, within.unwritten.noting
     if checkpoint is None:
         if cfg.resume:
             LOGGER.info("resume   no checkpoint was found: the run starts afresh")
-            keep_rounds(folder.metrics, 0)
-            keep_rounds(folder.episodes, 0)
-        job = Run(cfg, folder, requests)
+            cut_back(folder, 0)
+        job = Run(cfg, within)
     else:
         saved = resume.read_run(checkpoint, resolve_device(cfg.device))
         for damaged in passed_over(checkpoint):
             LOGGER.warning("resume   %s", damaged)
         changed = resume.check_settings(saved, cfg)
-        job = Run(cfg, folder, requests)
+        job = Run(cfg, within)
         job.restore(saved, checkpoint)
-        write_config_file(folder, settings_yaml(cfg))
+        with noting(folder.config.name):
+            write_config_file(folder, settings_yaml(cfg))
         for change in changed:
             LOGGER.info("resume   changed %s", change)
         for change in resume.version_changes(saved):
             LOGGER.warning("resume   changed %s: results may differ in rounding", change)
     images = job.world.images
     data = {"name": images.name, "source": images.source, "identity": images.identity}
-    write_versions(folder, job.place, data)
+    with noting(folder.versions.name):
+        write_versions(folder, job.place, data)
     return job
 
 
 def play(job: Run, shown: Progress) -> HostScore | None:
     """All rounds that are left, each with its line and its checkpoint; returns the score of the control."""
-    cfg = job.cfg
-    files = MetricsWriter(job.folder.metrics), MetricsWriter(job.folder.episodes)
-    with shown as progress, files[0] as metrics, files[1] as episodes:
+    cfg, noting = job.cfg, job.within.unwritten.noting
+    files = {path.name: MetricsWriter(path) for path in (job.folder.episodes, job.folder.metrics)}
+    with shown as progress, ExitStack() as opened:
+        for file in files.values():
+            opened.enter_context(file)
         for number in range(job.done.rounds_done, cfg.rounds):
             line, played = job.one_round(number, progress)
-            for episode in played:
-                episodes.write(episode)
-            episodes.sync()
-            metrics.write(line)
-            metrics.sync()
+            for (name, file), records in zip(files.items(), (played, [line]), strict=True):
+                with noting(name):
+                    file.write(*records)
+                    file.sync()
             if cfg.checkpoint_every and (number + 1) % cfg.checkpoint_every == 0:
-                job.try_to_write()
+                job.write()
             job.heed()
         job.write()
         return job.control(progress)
 
 
 def run(cfg: TrainConfig, folder: RunFolder, checkpoint: Path | None = None) -> Summary:
-    """Run the whole job in `folder`, from `checkpoint` on where given; returns what the final table says.
+    """`run_within`, in a session of its own in `folder`."""
+    with session(folder) as within:
+        return run_within(within, cfg, checkpoint)
 
-    Raises Interrupted where a signal stopped it, after writing a checkpoint.
+
+def run_within(within: Session, cfg: TrainConfig, checkpoint: Path | None) -> Summary:
+    """Run the whole job, from `checkpoint` on where given; returns what the final table says.
+
+    Raises Interrupted where a signal stopped it, after writing a checkpoint; and at its end, with everything played and
+    told, IncompleteError where something could not be written.
     """
-    console = Console(file=sys.stdout)
     if cfg.compute.compile:
         torch.compiler.reset()  # jobs of a sweep share a process: what one compiled is nothing to the next
-    with claimed(folder), logging_to(folder.log, console), signals_noted() as requests:
-        job = open_run(cfg, folder, checkpoint, requests)
-        job.announce()
-        control = play(job, progress_bar(job, console, job.heed))
-        job.profile.close()
-        summary = job.summarise(control)
-        write_summary(summary, folder.summary)
-        print_summary(summary, console)
-        LOGGER.info("files    %s", folder.path)
+    job = open_run(cfg, within, checkpoint)
+    job.announce()
+    with signals_noted() as job.requests:
+        control = play(job, progress_bar(job, within.console))
+    job.profile.close()
+    summary = job.summarise(control)
+    with within.unwritten.noting(within.folder.summary.name):
+        write_summary(summary, within.folder.summary)
+    print_summary(summary, within.console)
+    LOGGER.info("files    %s", within.folder.path)
+    within.finish()
     return summary
 
 
-def progress_bar(job: Run, console: Console, after_step: Callable[[], None]) -> Progress:
+def progress_bar(job: Run, console: Console) -> Progress:
     """What shows the env-steps of the run, those done before and those of the control included."""
     cfg = job.cfg
     per_round = cfg.envs * cfg.steps
     total = per_round * (cfg.rounds + int(wants_control(cfg)))
     show = cfg.telemetry
     return Progress(total, console, show.progress, show.plain_interval, done=job.done.rounds_done * per_round,
-                    after_step=after_step)  # fmt: skip
+                    after_step=job.heed)  # fmt: skip

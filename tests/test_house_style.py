@@ -19,10 +19,12 @@ MAX_FILE_LINES = 450
 # A module may import from its own layer and from those before it.
 LAYERS = (
     ("vocabulary", "errors", "paths", "student"), ("state",), ("nets",), ("env",), ("agent",), ("config",), ("ops",),
-    ("trainer",), ("evaluation",), ("train", "evaluate"),
+    ("trainer",), ("evaluation",), ("train", "evaluate", "command"),
 )  # fmt: skip
-# Torch takes seconds to import; `main` imports the trainer only when a job really starts.
-LATE_IMPORTS = {("train.py", "main"), ("evaluate.py", "main")}
+# Torch takes seconds to import, Hydra half a second: `main` hears signals first, a job imports torch once it starts.
+LATE_IMPORTS = {
+    ("train.py", "main"), ("evaluate.py", "main"), ("command.py", "play_training"), ("command.py", "play_evaluation"),
+}  # fmt: skip
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Breaches = Iterator[tuple[int, str]]

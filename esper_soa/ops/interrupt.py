@@ -1,60 +1,141 @@
-"""Signals as requests that a run heeds between two env-steps, so that nothing is ever cut in the middle.
+"""Signals: what stops a program that is still setting up, and what a run heeds between two env-steps.
 
-SIGINT and SIGTERM ask it to write a checkpoint and stop, SIGUSR2 to write one and go on. Used by the trainer; the
-entry point turns `Interrupted` into an exit status. Needs no torch.
+While a program sets up, SIGINT and SIGTERM end it at once. While rounds are played they ask for a checkpoint and the
+end, and SIGUSR2 for a checkpoint alone, so that nothing is ever cut in the middle. A handler that another program had
+installed in this process before, as launchers on Slurm do, is called after the checkpoint, and decides whether the run
+goes on. Used by the entry points and the trainer. Needs neither torch nor Hydra.
 """
 
+import os
 import signal
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import FrameType
+from typing import TypeAlias
 
 STOPPING = (signal.SIGINT, signal.SIGTERM)
 SAVING = signal.SIGUSR2
+Handler: TypeAlias = Callable[[int, FrameType | None], object] | int | None
 
 
-class Interrupted(Exception):  # noqa: N818 (what happened, not a fault)
-    """A run was asked to stop and has written its checkpoint."""
+class Interrupted(SystemExit):
+    """A program was asked to stop; ends the interpreter with its status.
 
-    def __init__(self, number: int) -> None:
-        self.number = number
-        super().__init__(f"stopped by {signal.Signals(number).name}")
+    `unsaved` says what could not be saved before, which makes a failure of it.
+    """
 
-    @property
-    def status(self) -> int:
-        """The conventional exit status: 130 for SIGINT, 143 for SIGTERM."""
-        return 128 + self.number
+    def __init__(self, number: int, unsaved: str = "") -> None:
+        self.number, self.unsaved = number, unsaved
+        self.status = 1 if unsaved else 128 + number  # the conventional 130 for SIGINT, 143 for SIGTERM
+        super().__init__(self.status)
+
+    def __str__(self) -> str:
+        return f"stopped by {signal.Signals(self.number).name}" + (f"; {self.unsaved}" if self.unsaved else "")
 
 
-@dataclass
+class OwnHandler:
+    """A signal handler of ours: calls `react` with the number of the signal."""
+
+    def __init__(self, react: Callable[[int], None]) -> None:
+        self._react = react
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self._react(number)
+
+
+def is_foreign(handler: Handler) -> bool:
+    """Whether `handler` is a function that another program in this process has installed."""
+    return callable(handler) and not isinstance(handler, OwnHandler) and handler is not signal.default_int_handler
+
+
+@contextmanager
+def reacting(react: Callable[[int], None], numbers: tuple[int, ...]) -> Iterator[dict[int, Handler]]:
+    """`react` to the signals `numbers` while the context lasts; yields the handlers that were there before.
+
+    Outside the main thread, where no signal comes, nothing is installed.
+    """
+    before: dict[int, Handler] = {}
+    if threading.current_thread() is threading.main_thread():
+        before = {number: signal.signal(number, OwnHandler(react)) for number in numbers}
+    try:
+        yield before
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+
+@contextmanager
+def stopped_at_once() -> Iterator[None]:
+    """SIGINT and SIGTERM end what is done in the context by raising Interrupted, which is said in one line."""
+    try:
+        with reacting(_raise_interrupted, STOPPING):
+            yield
+    except Interrupted as stop:
+        print(stop, file=sys.stderr)
+        raise
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """SIGINT and SIGTERM end the process in the middle of an import, where exceptions get lost or turn into others.
+
+    Handlers of other programs stay in place.
+    """
+    ours = tuple(number for number in STOPPING if not is_foreign(signal.getsignal(number)))
+    with reacting(_leave, ours):
+        yield
+
+
+def _raise_interrupted(number: int) -> None:
+    raise Interrupted(number)
+
+
+def _leave(number: int) -> None:
+    stop = Interrupted(number)
+    print(stop, file=sys.stderr, flush=True)
+    os._exit(stop.status)
+
+
 class Requests:
     """What signals have asked for and nobody has done yet."""
 
-    stop: int = 0  # number of the signal; 0 = none
-    save: bool = False
+    def __init__(self) -> None:
+        self.stop = 0  # number of the signal; 0 = none
+        self.save = False
+        self.before: dict[int, Handler] = {}  # by number, the handlers that these requests stand in for
 
-    def note(self, number: int, frame: FrameType | None) -> None:
-        """The signal handler; a second request to stop does not wait."""
+    def note(self, number: int) -> None:
+        """React to a signal; a second request to stop does not wait, unless another program handles that signal."""
         if number == SAVING:
             self.save = True
-            return
-        if self.stop:
-            raise KeyboardInterrupt
-        self.stop = number
+        elif self.stop and not is_foreign(self.before.get(number)):
+            raise Interrupted(number)
+        else:
+            self.stop = number
+
+    def waiting(self) -> list[int]:
+        """The signals that nobody has heeded, the one that asks for the end last."""
+        return [int(SAVING)] * self.save + [self.stop] * bool(self.stop)
+
+    def heeded(self, number: int) -> bool:
+        """The checkpoint is written: call the handler of another program, if any; says whether there was one."""
+        if number == SAVING:
+            self.save = False
+        else:
+            self.stop = 0
+        handler = self.before.get(number)
+        if not is_foreign(handler) or not callable(handler):
+            return False
+        handler(number, None)
+        return True
 
 
 @contextmanager
 def signals_noted() -> Iterator[Requests]:
-    """Requests that fill while the context lasts; outside the main thread, where no signal comes, they stay empty."""
+    """Requests that fill while the context lasts; outside the main thread they stay empty."""
     requests = Requests()
-    if threading.current_thread() is not threading.main_thread():
+    with reacting(requests.note, (*STOPPING, SAVING)) as before:
+        requests.before = before
         yield requests
-        return
-    before = {number: signal.signal(number, requests.note) for number in (*STOPPING, SAVING)}
-    try:
-        yield requests
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -17,8 +17,32 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as RichProgress
 
-LOGGER = logging.getLogger("esper_soa")
+from esper_soa.ops.files import LOGGER, LineFile, Unwritten, reason_of
+
 WINDOW = 50  # reports over which the speed is averaged
+
+
+class FileHandler(logging.Handler):
+    """Appends log messages with their times to a file; where that fails they wait, and the failure is noted."""
+
+    def __init__(self, path: Path, unwritten: Unwritten) -> None:
+        super().__init__()
+        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        self._name, self._lines, self._unwritten = path.name, LineFile(path), unwritten
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Append the message; a failure cannot be told in the log."""
+        try:
+            self._lines.write(self.format(record))
+        except OSError as error:
+            self._unwritten.reasons[self._name] = reason_of(error)
+        else:
+            self._unwritten.reasons.pop(self._name, None)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._lines.close()
+        super().close()
 
 
 class ConsoleHandler(logging.Handler):
@@ -34,12 +58,16 @@ class ConsoleHandler(logging.Handler):
 
 
 @contextmanager
-def logging_to(path: Path, console: Console) -> Iterator[logging.Logger]:
-    """The package's logger, writing to `console` and, with times, to the file `path` while the context lasts."""
-    to_file = logging.FileHandler(path, encoding="utf-8")
-    to_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    handlers = [to_file, ConsoleHandler(console)]
-    LOGGER.setLevel(logging.INFO)
+def logging_to(path: Path, console: Console, unwritten: Unwritten | None = None) -> Iterator[logging.Logger]:
+    """The package's logger, writing to `console` and, with times, to the file `path` while the context lasts.
+
+    The file also gets what is told as a debug message: what `show` has printed. A file that cannot be written is noted
+    in `unwritten`.
+    """
+    to_console = ConsoleHandler(console)
+    to_console.setLevel(logging.INFO)
+    handlers = [FileHandler(path, unwritten or Unwritten()), to_console]
+    LOGGER.setLevel(logging.DEBUG)
     LOGGER.propagate = False
     for handler in handlers:
         LOGGER.addHandler(handler)
@@ -54,6 +82,13 @@ def logging_to(path: Path, console: Console) -> Iterator[logging.Logger]:
 def say(console: Console, text: str) -> None:
     """Print one line as it is: no markup, no colours, no wrapping."""
     console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def show(console: Console, text: str) -> None:
+    """Print lines on the console alone, and keep them in the log file where there is one."""
+    for line in text.splitlines():
+        say(console, line)
+        LOGGER.debug("%s", line)
 
 
 def nothing() -> None:
@@ -155,7 +190,7 @@ class Progress:
         now = self._clock()
         if self._plain and (now >= self._next_line or self._pace.done >= self._pace.total):
             self._next_line = now + self._interval
-            say(self._console, f"{label}  {self._pace.done}/{self._pace.total} env-steps  {facts}")
+            show(self._console, f"{label}  {self._pace.done}/{self._pace.total} env-steps  {facts}")
         self._after_step()
 
 

@@ -3,6 +3,7 @@
 Given a Summary of plain numbers by the trainer. Needs no torch.
 """
 
+import io
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,8 +12,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from esper_soa.ops.progress import duration, say
+from esper_soa.ops.files import write_text
+from esper_soa.ops.progress import duration, show
 from esper_soa.ops.telemetry import finite_record
+
+TEXT_WIDTH = 160  # columns of a table in a file
 
 
 @dataclass(frozen=True)
@@ -89,32 +93,52 @@ class Summary:
     seeds: SeedCounts
     reward: float  # mean over envs of the last round's episode reward
     speed: Speed
-    wall_seconds: float  # from start to table, the control included
+    wall_seconds: float  # of this process, from start to table, the control included
     pareto: Pareto
     rollbacks: int = 0  # hosts that lost their way and were put back to a snapshot, in all envs and rounds
+    rounds_before: int = 0  # rounds that were done before this process went on with the run
 
     @property
     def accuracy(self) -> float:
         """Final validation accuracy of the grown hosts, percent, mean over envs."""
         return self.grown.accuracy
 
+    @property
+    def played(self) -> int:
+        """Env-steps of the growing hosts that this process has played."""
+        return self.speed.env_steps - self.rounds_before * self.envs * self.steps
+
+    @property
+    def control_env_steps(self) -> int:
+        """Env-steps without growth: one episode of every env, or none."""
+        return self.envs * self.steps if self.control is not None else 0
+
 
 def write_summary(summary: Summary, path: Path) -> None:
-    """Write summary.json: the fields of the record and the numbers derived from them, NaN as null."""
+    """Replace summary.json: the fields of the record and the numbers derived from them, NaN as null; raises OSError."""
     record = asdict(summary)
     for key, score in (("grown", summary.grown), ("control", summary.control)):
         if score is not None:
             record[key] |= {"accuracy": score.accuracy, "best": score.best, "size": score.size}
     record["speed"]["eps"] = summary.speed.eps
-    path.write_text(json.dumps(finite_record(record), indent=2) + "\n", encoding="utf-8")
+    record["control_env_steps"] = summary.control_env_steps
+    write_text(path, json.dumps(finite_record(record), indent=2) + "\n")
 
 
 def print_summary(summary: Summary, console: Console) -> None:
-    """Print the final table."""
-    say(console, f"{summary.name}: {summary.task} on {summary.data}, policy {summary.policy}, {summary.device}")
-    console.print(score_table(summary.grown, summary.control))
+    """Print the final table, and keep it in the log file."""
+    show(console, f"{summary.name}: {summary.task} on {summary.data}, policy {summary.policy}, {summary.device}")
+    show(console, as_text(score_table(summary.grown, summary.control)))
     for line in fact_lines(summary):
-        say(console, line)
+        show(console, line)
+
+
+def as_text(table: Table) -> str:
+    """The table as plain lines that are as wide as it needs to be."""
+    page = Console(file=io.StringIO(), width=TEXT_WIDTH)
+    with page.capture() as text:
+        page.print(table)
+    return "".join(f"{line.rstrip()}\n" for line in text.get().splitlines() if line.strip())
 
 
 def score_table(grown: HostScore, control: HostScore | None) -> Table:
@@ -150,6 +174,14 @@ def fact_lines(summary: Summary) -> list[str]:
         f"hypervolume {summary.pareto.hypervolume:.2f}",
         f"speed    {speed.eps:.1f} env-steps/s at T={speed.train_samples}, V={speed.val_samples}, "
         f"K={speed.alpha_rows:.1f} (N={summary.envs})",
-        f"time     {duration(summary.wall_seconds)} for {speed.env_steps} env-steps"
-        + (" and as many without growth" if summary.control is not None else ""),
+        f"time     {duration(summary.wall_seconds)} for {work_words(summary)}",
     ]
+
+
+def work_words(summary: Summary) -> str:
+    """What was played in the time that the table gives."""
+    all_steps = summary.speed.env_steps
+    control = f" and {summary.control_env_steps} without growth" if summary.control is not None else ""
+    if summary.rounds_before:
+        return f"{summary.played} of {all_steps} env-steps (the others before the run was resumed){control}"
+    return f"{all_steps} env-steps{control}"

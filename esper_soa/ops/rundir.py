@@ -19,14 +19,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from esper_soa.errors import UserError, one_line
+from esper_soa.ops.files import write_text
 from esper_soa.ops.sealed import CheckpointError, why_broken
 from esper_soa.paths import user_path
 
 RESULTS = ("metrics.jsonl", "episodes.jsonl", "summary.json", "evaluation.json", "best.pt")
 CHECKPOINT = re.compile(r"checkpoint_(\d{6,18})\.pt")
-# What a killed process leaves of a file that it was writing, or of its test whether it can write.
-LEFTOVER = re.compile(r"(checkpoint_\d{6,18}\.pt|best\.pt|metrics\.jsonl|episodes\.jsonl)\.\d+\.tmp|\.probe_\d+")
+# What a killed process leaves of a file that it was writing.
+LEFTOVER = re.compile(r"[a-z_]+(\d{6,18})?\.[a-z]+\.\d+\.tmp")
 STAMP = re.compile(r"(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)(?:_(\d+))?")
+SWEEP = "sweep_"  # before the time in the name of a sweep's folder
 PACKAGES = ("esper-soa", "torch", "tensordict", "numpy", "hydra-core", "rich")
 
 
@@ -178,7 +180,7 @@ def _newest_whole(found: list[Path], label: str) -> Path:
 
 def _newest_start(run_dir: str, name: str, root: str) -> Start:
     given = user_path("run_dir", run_dir)
-    folders = [given] if run_dir else _run_folders(Path(root) / name)
+    folders = [given] if run_dir else _dated_folders(Path(root) / name)
     for folder in folders:
         found = RunFolder(folder).checkpoints()
         if found:
@@ -189,9 +191,10 @@ def _newest_start(run_dir: str, name: str, root: str) -> Start:
     return Start(open_run_folder(run_dir, name, root), None)
 
 
-def _run_folders(parent: Path) -> list[Path]:
-    """Folders named by time in `parent`, newest first."""
-    stamped = [(STAMP.fullmatch(path.name), path) for path in parent.iterdir()] if parent.is_dir() else []
+def _dated_folders(parent: Path, prefix: str = "") -> list[Path]:
+    """Folders named by `prefix` and time in `parent`, newest first."""
+    found = [path for path in parent.iterdir() if path.name.startswith(prefix)] if parent.is_dir() else []
+    stamped = [(STAMP.fullmatch(path.name.removeprefix(prefix)), path) for path in found]
     dated = [(found[1], int(found[2] or 1), path) for found, path in stamped if found]
     return [path for *_, path in sorted(dated, reverse=True)]
 
@@ -200,20 +203,26 @@ def _run_folders(parent: Path) -> list[Path]:
 def claimed(folder: RunFolder) -> Iterator[None]:
     """Keep other processes out of the folder while the context lasts; a killed process lets go of it.
 
-    What killed processes left half written is removed. Raises UserError where another process writes to the folder.
+    What killed processes left half written is removed, and what an end in mid-write leaves. Raises UserError where
+    another process writes to the folder, and where nobody can. Nothing else in it may be written before it is claimed.
     """
     with ExitStack() as held:
         try:
-            file = held.enter_context((folder.path / ".lock").open("w"))
+            file = held.enter_context((folder.path / ".lock").open("a"))
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise UserError(f"run_dir={folder.path}: another process is writing to this run") from error
         except OSError as error:
-            raise UserError(f"run_dir={folder.path}: cannot be locked ({error.strerror})") from error
-        for path in folder.path.iterdir():
-            if LEFTOVER.fullmatch(path.name):
-                path.unlink(missing_ok=True)
+            raise _unwritable(folder.path, "run_dir", error) from error
+        _remove_leftovers(folder)
+        held.callback(_remove_leftovers, folder)
         yield
+
+
+def _remove_leftovers(folder: RunFolder) -> None:
+    for path in folder.path.iterdir():
+        if LEFTOVER.fullmatch(path.name):
+            path.unlink(missing_ok=True)
 
 
 def open_run_folder(run_dir: str, name: str, root: str = "runs") -> RunFolder:
@@ -223,14 +232,34 @@ def open_run_folder(run_dir: str, name: str, root: str = "runs") -> RunFolder:
     """
     if run_dir:
         return _create(user_path("run_dir", run_dir), "run_dir")
+    return RunFolder(_make_dated(Path(root) / name))
+
+
+def open_sweep_folder(sweep_dir: str, name: str, resume: bool, root: str = "runs") -> Path:
+    """Make `sweep_dir`, or `root`/`name`/sweep_<time> where it is empty; to `resume`, the newest of those if any.
+
+    Raises UserError where the folder cannot be made.
+    """
     parent = Path(root) / name
+    if sweep_dir:
+        return _writable(user_path("run_dir", sweep_dir), "run_dir").path
+    sweeps = _dated_folders(parent, SWEEP) if resume else []
+    return sweeps[0].resolve() if sweeps else _make_dated(parent, SWEEP)
+
+
+def _make_dated(parent: Path, prefix: str = "") -> Path:
+    """Make a folder that nobody else has, `parent`/`prefix`<time>; raises UserError where it cannot be made."""
     stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-    path = parent / stamp
-    number = 1
-    while path.exists():
-        number += 1
-        path = parent / f"{stamp}_{number}"
-    return _create(path, "run_dir")
+    path, number = parent / f"{prefix}{stamp}", 1
+    while True:
+        try:
+            path.mkdir(parents=True)
+            return path.resolve()
+        except FileExistsError:
+            number += 1
+            path = parent / f"{prefix}{stamp}_{number}"
+        except OSError as error:
+            raise _unwritable(path, "run_dir", error) from error
 
 
 def _create(path: Path, setting: str) -> RunFolder:
@@ -245,16 +274,17 @@ def _create(path: Path, setting: str) -> RunFolder:
 
 
 def _writable(path: Path, setting: str) -> RunFolder:
-    """The folder `path`, made where it is not there yet."""
-    probe = path / f".probe_{os.getpid()}"
+    """The folder `path`, made where it is not there yet; whether it can be written shows when it is claimed."""
     try:
         path.mkdir(parents=True, exist_ok=True)
-        probe.touch()
-        probe.unlink(missing_ok=True)
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise UserError(f"{setting}={path}: cannot be written ({reason}). Choose another with run_dir=...") from error
+        raise _unwritable(path, setting, error) from error
     return RunFolder(path.resolve())
+
+
+def _unwritable(path: Path, setting: str, error: OSError) -> UserError:
+    reason = error.strerror or str(error)
+    return UserError(f"{setting}={path}: cannot be written ({reason}). Choose another with run_dir=...")
 
 
 def drop_unfinished(folder: RunFolder, rounds: int) -> list[str]:
@@ -268,16 +298,16 @@ def drop_unfinished(folder: RunFolder, rounds: int) -> list[str]:
 def write_config(folder: RunFolder, resolved_yaml: str, overrides: list[str]) -> None:
     """Write the resolved settings and the overrides that led to them."""
     write_config_file(folder, resolved_yaml)
-    folder.overrides.write_text("".join(f"{line}\n" for line in overrides), encoding="utf-8")
+    write_text(folder.overrides, "".join(f"{line}\n" for line in overrides))
 
 
 def write_config_file(folder: RunFolder, resolved_yaml: str) -> None:
     """Write the resolved settings alone, as a resumed run does."""
-    folder.config.write_text(resolved_yaml, encoding="utf-8")
+    write_text(folder.config, resolved_yaml)
 
 
 def write_versions(folder: RunFolder, device: str, data: Mapping[str, str]) -> None:
-    """Write versions.json: packages, source revision, machine, `device` name, and what `data` says of the data set."""
+    """Replace versions.json: packages, source revision, machine, `device` name, what `data` says of the data set."""
     record = {
         "python": platform.python_version(),
         "packages": package_versions(),
@@ -287,7 +317,7 @@ def write_versions(folder: RunFolder, device: str, data: Mapping[str, str]) -> N
         "device": device,
         "data": dict(data),
     }
-    folder.versions.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    write_text(folder.versions, json.dumps(record, indent=2) + "\n")
 
 
 def package_versions() -> dict[str, str | None]:

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeAlias
 
+from esper_soa.ops.files import LineFile, write_text
+
 Json: TypeAlias = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
 
 
@@ -48,19 +50,18 @@ def json_line(record: Mapping[str, Json]) -> str:
 
 
 class MetricsWriter:
-    """Appends lines to a file and flushes each, so that a killed run keeps all complete lines."""
+    """Appends records to a file as lines of JSON, so that a killed run keeps all complete lines."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("a", encoding="utf-8")
+        self._lines = LineFile(path)
 
-    def write(self, record: Mapping[str, Json]) -> None:
-        """Append one record."""
-        self._file.write(json_line(record) + "\n")
-        self._file.flush()
+    def write(self, *records: Mapping[str, Json]) -> None:
+        """Append `records`; raises OSError where they must wait for room."""
+        self._lines.write(*(json_line(record) for record in records))
 
     def sync(self) -> None:
-        """Make all lines survive a power cut, before a checkpoint counts on them."""
-        os.fsync(self._file.fileno())
+        """Make all lines survive a power cut, before a checkpoint counts on them; raises OSError."""
+        self._lines.sync()
 
     def __enter__(self) -> "MetricsWriter":
         return self
@@ -68,23 +69,26 @@ class MetricsWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.close()
+        self._lines.close()
 
 
 def keep_rounds(path: Path, rounds: int) -> int:
     """Cut the file `path` down to the lines of the first `rounds` rounds, all or nothing; returns how many remain.
 
-    What comes later, a line that was cut off included, is dropped: a resumed run writes it again.
+    What comes later, a line that was cut off included, is dropped: a resumed run writes it again. Needs no room on the
+    disk unless there is something else between those lines; raises OSError where there is none.
     """
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
-    kept = [line for line in lines if _round_of(line) in range(1, rounds + 1)]
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
-    os.replace(temporary, path)
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    kept = [line for line in lines if line.endswith(b"\n") and _round_of(line) in range(1, rounds + 1)]
+    if kept == lines[: len(kept)]:
+        if len(kept) < len(lines):
+            os.truncate(path, sum(map(len, kept)))
+    else:
+        write_text(path, b"".join(kept).decode("utf-8", "replace"))
     return len(kept)
 
 
-def _round_of(line: str) -> int:
+def _round_of(line: bytes) -> int:
     """The round that a line is about; 0 where it is no whole line."""
     try:
         record = json.loads(line)

@@ -58,9 +58,15 @@ def test_the_table_names_data_seeds_reward_speed_and_time() -> None:
         "-1.25 per episode in the last of 3 rounds",
         "2.5 env-steps/s at T=256, V=128, K=2.5 (N=2)",  # 30 env-steps in 12 s
         "4 episodes on the Pareto front of accuracy, stability and size, hypervolume 43.12",
-        "1m05s for 30 env-steps and as many without growth",
+        "1m05s for 30 env-steps and 10 without growth",  # one episode of 5 env-steps in 2 envs
     ):
         assert fact in text
+
+
+def test_the_time_of_a_resumed_run_is_that_of_the_env_steps_it_played_itself() -> None:
+    text = shown(replace(SUMMARY, rounds_before=2))
+    assert "1m05s for 10 of 30 env-steps (the others before the run was resumed) and 10 without growth" in text
+    assert "2.5 env-steps/s" in text  # over all rounds
 
 
 def test_without_a_control_there_is_one_column() -> None:
@@ -81,6 +87,7 @@ def test_the_summary_file_holds_the_record_and_what_follows_from_it(tmp_path: Pa
                                "best": 53.0, "size": 7500.5}  # fmt: skip
     assert record["control"]["accuracy"] == 48.5
     assert record["speed"]["eps"] == 2.5
+    assert record["control_env_steps"] == 10
     assert record["seeds"] == {"germinated": 9, "blended": 6, "fossilized": 4, "pruned": 2}
     assert record["pareto"] == {"front_size": 4, "hypervolume": 43.125}
     assert record["data"] == "fashion32 (embedded)"

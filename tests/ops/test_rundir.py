@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from esper_soa.errors import UserError
-from esper_soa.ops.rundir import RunFolder, open_run_folder, write_config, write_versions
+from esper_soa.ops.rundir import RunFolder, claimed, open_run_folder, open_sweep_folder, write_config, write_versions
 
 
 def test_a_run_without_a_folder_gets_one_named_after_run_and_time(tmp_path: Path) -> None:
@@ -43,6 +43,34 @@ def test_a_path_through_a_file_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"run_dir=.*file/run: cannot be written"):
         open_run_folder(str(tmp_path / "file" / "run"), "trial")
+
+
+def test_a_sweep_gets_a_folder_of_its_own_unless_it_goes_on(tmp_path: Path) -> None:
+    root = str(tmp_path)
+    first, second = (open_sweep_folder("", "trial", resume=False, root=root) for _ in range(2))
+    assert first != second
+    assert re.fullmatch(r"sweep_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d", first.name)
+    (tmp_path / "trial" / "2099-01-01_00-00-00").mkdir()  # a run, no sweep
+    assert open_sweep_folder("", "trial", resume=True, root=root) == second
+    assert open_sweep_folder("", "other", resume=True, root=root).parent == tmp_path / "other"
+    assert open_sweep_folder(str(tmp_path / "given"), "trial", resume=True, root=root) == tmp_path / "given"
+
+
+def test_a_claim_changes_nothing_but_the_lock_and_ends_with_its_context(tmp_path: Path) -> None:
+    (tmp_path / ".lock").write_text("kept")
+    for _ in range(2):
+        with claimed(RunFolder(tmp_path)):
+            assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+    assert (tmp_path / ".lock").read_text() == "kept"
+
+
+def test_a_folder_in_which_nothing_can_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / ".lock").mkdir()
+    with (
+        pytest.raises(UserError, match=rf"run_dir={tmp_path}: cannot be written \(Is a directory\)"),
+        claimed(RunFolder(tmp_path)),
+    ):
+        pass
 
 
 def test_settings_and_overrides_are_kept(tmp_path: Path) -> None:

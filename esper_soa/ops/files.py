@@ -1,0 +1,105 @@
+"""Writing to a disk that may be full: texts replaced whole, lines appended whole, and what could not be written.
+
+A run plays on where a file cannot be written, and ends with a failure that names it. Used by sessions, the trainer and
+evaluations. Needs no torch.
+"""
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+
+LOGGER = logging.getLogger("esper_soa")
+
+
+class IncompleteError(Exception):
+    """All was played, but not all could be written."""
+
+
+def reason_of(error: OSError) -> str:
+    """Why, in the system's words."""
+    return error.strerror or str(error) or type(error).__name__
+
+
+class Unwritten:
+    """Files that could not be written, by name and with the reason, until a later attempt succeeds."""
+
+    def __init__(self) -> None:
+        self.reasons: dict[str, str] = {}
+
+    @contextmanager
+    def noting(self, name: str) -> Iterator[None]:
+        """Write the file `name` in the context; a failure is said in the log and noted, a success takes it back."""
+        try:
+            yield
+        except OSError as error:
+            if name not in self.reasons:
+                LOGGER.warning("%s could not be written (%s); the run goes on", name, reason_of(error))
+            self.reasons[name] = reason_of(error)
+        else:
+            self.reasons.pop(name, None)
+
+    def __str__(self) -> str:
+        """All of them in one line; empty where all could be written."""
+        by_reason: dict[str, list[str]] = {}
+        for name, reason in self.reasons.items():
+            by_reason.setdefault(reason, []).append(name)
+        return "; ".join(f"{', '.join(names)} could not be written ({reason})" for reason, names in by_reason.items())
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace the file `path` by `text`, all or nothing; raises OSError."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+class LineFile:
+    """Appends lines to a file at once, each whole or not at all.
+
+    Lines that could not be written are kept, and written before the next ones. The file is made by the first line.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._handle: int | None = None
+        self._waiting: list[str] = []
+
+    def write(self, *lines: str) -> None:
+        """Append `lines`, given without their ends; raises OSError where that, or an earlier line, must wait."""
+        self._waiting.extend(lines)
+        if self._handle is None:
+            self._handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        end = os.fstat(self._handle).st_size
+        left = memoryview("".join(f"{line}\n" for line in self._waiting).encode(errors="backslashreplace"))
+        try:
+            while left:
+                left = left[os.write(self._handle, left) :]
+        except OSError:
+            os.ftruncate(self._handle, end)
+            raise
+        self._waiting.clear()
+
+    def sync(self) -> None:
+        """Make all lines survive a power cut; raises OSError."""
+        if self._handle is not None:
+            os.fsync(self._handle)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+    def __enter__(self) -> "LineFile":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,68 @@
+"""What surrounds the work in a run folder: the claim on it, the console, the log, and what could not be written.
+
+Opened by the entry point before anything is written to the folder; the trainer and evaluations work within it. Needs
+no torch.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TextIO, cast
+
+from rich.console import Console
+
+from esper_soa.errors import UserError
+from esper_soa.ops.console import Outlet, outlet
+from esper_soa.ops.files import LOGGER, IncompleteError, Unwritten
+from esper_soa.ops.interrupt import Interrupted
+from esper_soa.ops.progress import logging_to
+from esper_soa.ops.rundir import RunFolder, claimed
+
+
+class Session:
+    """The work of one process in one folder."""
+
+    def __init__(self, folder: RunFolder, stream: Outlet) -> None:
+        self.folder, self.stream = folder, stream
+        self.console = Console(file=cast(TextIO, stream))
+        self.unwritten = Unwritten()
+
+    def look_at_console(self) -> None:
+        """Say in the log, once, that nobody reads the console any more."""
+        if self.stream.lost and not self.stream.told:
+            self.stream.told = True
+            LOGGER.warning("console  is gone (%s): the log alone has what is said", self.stream.lost)
+
+    def finish(self) -> None:
+        """At the end of the work; raises IncompleteError where something is not in the folder that should be."""
+        self.look_at_console()
+        missing = str(self.unwritten)
+        if missing:
+            raise IncompleteError(f"{self.folder.path}: {missing}")
+
+
+@contextmanager
+def session(folder: RunFolder) -> Iterator[Session]:
+    """Work in `folder`, whose log gets everything that is said, and what ends the work early.
+
+    Raises UserError where another process works there.
+    """
+    opened, begun = Session(folder, outlet(sys.stdout)), folder.log.exists()
+    with claimed(folder), logging_to(folder.log, opened.console, opened.unwritten):
+        try:
+            yield opened
+        finally:
+            opened.look_at_console()
+            _log_the_end(begun)
+
+
+def _log_the_end(begun: bool) -> None:
+    """Keep what ends the work early in the log file, with its traceback where it is no message of ours.
+
+    A refusal leaves a folder as it is in which a run has `begun` before.
+    """
+    error = sys.exception()
+    if isinstance(error, IncompleteError | Interrupted) or (isinstance(error, UserError) and not begun):
+        LOGGER.debug("ended: %s", error)
+    elif error is not None and not isinstance(error, UserError):
+        LOGGER.debug("ended by an error", exc_info=error)
