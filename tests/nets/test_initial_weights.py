@@ -1,0 +1,157 @@
+"""How hosts, seeds and gates start: as ordinary torch modules of the same shape do, each env on numbers of its own."""
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from benchmarks.baseline_modules import FlatModule, Gate, Host, make_seed
+from esper_soa.nets import pools, streams
+from esper_soa.nets.blueprints import gate_table, initial_seeds, seed_table
+from esper_soa.nets.config import TaskConfig, enabled_slots, host_slots
+from esper_soa.nets.host import HostShape, host_shape
+from esper_soa.nets.parameters import Table, norm_scale, offset, weight, zeros
+from esper_soa.nets.pools import Roster
+from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Blueprint
+
+CPU = torch.device("cpu")
+QUANTILES = torch.tensor([0.1, 0.25, 0.5, 0.75, 0.9], dtype=torch.float64)
+TASKS = {
+    "cifar_baseline": TaskConfig(),
+    "impaired": TaskConfig(base_channels=2, kernel_size=1, num_pools=0),
+    "deep": TaskConfig(base_channels=2, num_blocks=4, num_classes=7),
+}
+
+
+def env_keys(purpose: int, count: int, turn: int = 0) -> Tensor:
+    return streams.stream_keys(11, purpose, (turn,), torch.arange(count))
+
+
+def fresh(task: TaskConfig, count: int, turn: int = 0) -> tuple[HostShape, TensorDict]:
+    """Weights of `count` envs at the start of round `turn`, in memory that was full of something else."""
+    shape = host_shape(task, host_slots(task)[:2])
+    weights = pools.allocate(shape, count, CPU, torch.float64)
+    weights.apply_(lambda rows: rows.fill_(5.0))
+    pools.initialise_hosts_(weights, shape, env_keys(streams.HOST_INIT, count, turn))
+    return shape, weights
+
+
+def as_torch_starts(rows: Tensor, modules: list[FlatModule], table: Table) -> None:
+    """Every parameter tensor of `rows` [n, total] is distributed as that of the modules, in shape and place."""
+    theirs = torch.stack([module.flat() for module in modules]).double()
+    assert rows.shape[1] == theirs.shape[1]
+    for parameter, ours, torches in zip(table.parameters, table.unpack(rows), table.unpack(theirs), strict=True):
+        if torches.unique().numel() == 1:
+            assert torch.equal(ours, torches[:1].expand_as(ours)), parameter
+            continue
+        # The largest of 600 numbers in [0, b) is below 0.98 b once in 200,000 draws.
+        bound = torches.abs().max()
+        assert float(ours.abs().max() / bound) == pytest.approx(1, abs=0.02), parameter
+        torch.testing.assert_close(ours.flatten().quantile(QUANTILES) / bound, 2 * QUANTILES - 1, rtol=0, atol=0.07)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_hosts_start_as_torch_modules_do(name: str) -> None:
+    task = TASKS[name]
+    shape, weights = fresh(task, 400)
+    torch.manual_seed(0)
+    as_torch_starts(weights["host", "params"], [Host(task) for _ in range(100)], shape.parameters)
+
+
+@pytest.mark.parametrize("blend", [Blend.ADD, Blend.MULTIPLY, Blend.GATE])
+@pytest.mark.parametrize("blueprint", CNN_BLUEPRINTS)
+def test_seeds_start_as_torch_modules_do(blueprint: int, blend: int) -> None:
+    table = seed_table(blueprint, 8)
+    multiply = torch.full((400,), blend == Blend.MULTIPLY)
+    rows = initial_seeds(blueprint, 8, env_keys(streams.SEED_INIT, 400), multiply, torch.float64)
+    torch.manual_seed(0)
+    as_torch_starts(rows, [make_seed(blueprint, 8, blend) for _ in range(100)], table)
+
+
+def test_gates_start_as_torch_modules_do() -> None:
+    rows = gate_table(16).initial(env_keys(streams.SEED_INIT, 2000), torch.float64)
+    torch.manual_seed(0)
+    as_torch_starts(rows, [Gate(16) for _ in range(1000)], gate_table(16))
+
+
+def test_a_bound_is_one_over_the_root_of_what_one_output_sums_up() -> None:
+    # 27 = 3 * 3 * 3 inputs of an output; 16 channels; a depthwise kernel sees 9; a bias goes with its layer's 16
+    rows = (weight(8, 3, 3, 3), weight(5, 16), weight(4, 1, 3, 3), offset(5, 16), norm_scale(3), zeros(2, 2))
+    assert [row.bound for row in rows] == pytest.approx([27**-0.5, 0.25, 1 / 3, 0.25, 0, 0])
+    assert [row.value for row in rows] == [0, 0, 0, 0, 1, 0]
+    assert [row.shape for row in rows] == [(8, 3, 3, 3), (5, 16), (4, 1, 3, 3), (5,), (3,), (2, 2)]
+
+
+def test_running_statistics_start_at_mean_0_and_variance_1_and_all_else_at_0() -> None:
+    shape, weights = fresh(TaskConfig(base_channels=4), 3)
+    for mean, variance in zip(*[iter(shape.statistics.unpack(weights["host", "statistics"]))] * 2, strict=True):
+        assert (mean == 0).all()
+        assert (variance == 1).all()
+    assert (weights["host", "momentum"] == 0).all()
+    for pool in weights["seeds"].values():
+        assert (pool["params"] == 0).all()
+        assert (pool["momentum"] == 0).all()
+
+
+def kernels(shape: HostShape, weights: TensorDict) -> Tensor:
+    """All convolution kernels of the hosts as one row each."""
+    parts = shape.parameters.unpack(weights["host", "params"])
+    return torch.cat([part.flatten(1) for part in parts if part.ndim == 5], dim=1)
+
+
+def test_hosts_of_envs_and_of_rounds_are_independent_and_every_weight_has_a_number_of_its_own() -> None:
+    first, second = (kernels(*fresh(TaskConfig(base_channels=4), 20, turn)) for turn in (0, 1))
+    assert first.unique().numel() == first.numel()
+    # 1,404 weights each: a correlation has a standard deviation of 0.027; the largest of 780 stays below 5 of them
+    together = torch.corrcoef(torch.cat((first, second)))
+    assert float((together - torch.eye(40)).abs().max()) < 0.135
+    assert torch.equal(first, kernels(*fresh(TaskConfig(base_channels=4), 20, 0)))
+
+
+def test_the_host_of_an_env_does_not_depend_on_how_many_there_are() -> None:
+    shape, few = fresh(TaskConfig(base_channels=4), 3)
+    _, many = fresh(TaskConfig(base_channels=4), 7)
+    assert torch.equal(few["host", "params"], many["host", "params"][:3])
+
+
+def born(shape: HostShape, weights: TensorDict, rows: list[list[int]], blend: int, keys: Tensor) -> None:
+    """Germinate a conv_light seed in the slots where `rows` [N, S] has 1."""
+    newborn = np.array(rows, dtype=bool)
+    code, blends = np.full(newborn.shape, Blueprint.CONV_LIGHT), np.full(newborn.shape, blend)
+    flags = [newborn] * 6
+    pools.claim_(weights, shape, Roster(flags[0], code, code, blends, *flags[:3], newborn, newborn), keys)
+
+
+def test_a_birth_fills_its_own_row_alone_with_a_seed_a_gap_of_zeros_and_a_gate() -> None:
+    shape, weights = fresh(TaskConfig(base_channels=4), 3)
+    for pool in weights["seeds"].values():
+        pool["params"].fill_(7.0)
+        pool["momentum"].fill_(7.0)
+    born(shape, weights, [[1, 0], [0, 0], [0, 1]], Blend.ADD, env_keys(streams.SEED_INIT, 3))
+    for slot, env in ((0, 0), (1, 2)):
+        pool = weights["seeds", shape.slots[slot].name]
+        others = [number for number in range(3) if number != env]
+        for kind in ("params", "momentum"):
+            assert (pool[kind][others] == 7).all()
+        assert (pool["momentum"][env] == 0).all()
+        channels, layout = shape.slots[slot].channels, pools.row_layout(shape, slot)
+        size, row = seed_table(Blueprint.CONV_LIGHT, channels).total, pool["params"][env]
+        assert (row[size : layout.seed] == 0).all()
+        assert row[: size - channels].all()  # kernel and scale
+        assert row[layout.seed :].unique().numel() == layout.gate
+
+
+def test_seeds_of_all_envs_slots_and_births_differ_and_the_same_birth_gives_the_same_seed() -> None:
+    task = TaskConfig(base_channels=4)
+    shape = host_shape(task, enabled_slots(task, ["r0c0", "r1c0"]))  # both of 4 channels
+    weights = pools.allocate(shape, 2, CPU, torch.float64)
+    # Kernel 4 x 4 x 3 x 3, and the gate's first layer 8 x 4, of 49 numbers: in units of their bounds 1/6 and 1/2.
+    keys, seen = env_keys(streams.SEED_INIT, 2), []
+    for step in (0, 1, 0):
+        born(shape, weights, [[1, 1], [1, 1]], Blend.ADD, streams.fold(keys, step))
+        found = [weights["seeds", spec.name, "params"] for spec in shape.slots]
+        seen.append(torch.stack([torch.cat((6 * rows[:, :144], 2 * rows[:, -49:-17]), 1) for rows in found]))
+    assert torch.equal(seen[0], seen[2])
+    both = torch.stack(seen[:2])
+    assert both.unique().numel() == both.numel()

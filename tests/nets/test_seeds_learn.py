@@ -1,0 +1,117 @@
+"""Seeds as they are born: what they do to their host at first, and that every kind of them learns in every blend."""
+
+import math
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from esper_soa.env.lifecycle import empty_slots, idle_ramp
+from esper_soa.nets import pools, streams
+from esper_soa.nets.blueprints import initial_seeds, seed_forward, seed_table
+from esper_soa.nets.config import TaskConfig, enabled_slots
+from esper_soa.nets.host import host_shape
+from esper_soa.nets.pools import Roster, read_roster
+from esper_soa.nets.supervised import NetsConfig, TrainReport, train_epoch_
+from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Blueprint, Stage
+
+CPU = torch.device("cpu")
+BLENDS = (Blend.ADD, Blend.MULTIPLY, Blend.GATE)
+KINDS = [(blueprint, blend) for blueprint in CNN_BLUEPRINTS for blend in BLENDS]
+IDENTITIES = (Blueprint.NORM, Blueprint.BOTTLENECK)
+BATCH, BATCHES, SIZE = 4, 2, 8
+
+
+def at_birth(blueprint: int, multiply: bool, x: Tensor) -> Tensor:
+    """Output of a newborn seed for activations x [B, C, H, W]."""
+    keys = streams.stream_keys(3, streams.SEED_INIT, (), torch.arange(1))
+    rows = initial_seeds(blueprint, x.shape[1], keys, torch.tensor([multiply]), x.dtype)
+    return seed_forward(blueprint, seed_table(blueprint, x.shape[1]).unpack(rows), x)
+
+
+@pytest.mark.parametrize("multiply", [False, True])
+@pytest.mark.parametrize("blueprint", CNN_BLUEPRINTS)
+def test_a_newborn_seed_passes_its_input_on_scales_it_or_adds_to_it(blueprint: int, multiply: bool) -> None:
+    x = torch.randn(2, 16, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    out = at_birth(blueprint, multiply, x)
+    if blueprint in IDENTITIES:
+        assert torch.equal(out, x)
+    elif blueprint == Blueprint.ATTENTION:  # sigmoid(3) = 0.95; its bias is 0 under MULTIPLY
+        torch.testing.assert_close(out, x * (0.5 if multiply else 1 / (1 + math.exp(-3.0))))
+    else:
+        added = out - x
+        assert (added >= 0).all()  # of a ReLU over normalised values: half of them are above 0
+        assert 0.3 < float((added > 0).double().mean()) < 0.7
+        assert 0.3 < float(added.square().mean()) < 0.7
+
+
+class OneSet:
+    """The same labelled images for all envs at every env-step; brightness tells the label."""
+
+    crops = None
+
+    def __init__(self, num_envs: int) -> None:
+        generator = torch.Generator().manual_seed(2)
+        self.labels = torch.arange(BATCH * BATCHES).view(BATCHES, BATCH) % 4
+        images = torch.randn(BATCHES, BATCH, 3, SIZE, SIZE, generator=generator, dtype=torch.float64)
+        images = images + (self.labels - 1.5)[..., None, None, None] * torch.tensor([1.0, -1.0, 0.5])[:, None, None]
+        self.images, self.num_envs = images, num_envs
+
+    def batch(self, envs: Tensor, index: int) -> tuple[Tensor, Tensor]:
+        images = self.images[index].repeat(1, envs.shape[0], 1, 1)
+        return images.contiguous(memory_format=torch.channels_last), self.labels[index][:, None].expand(-1, len(envs))
+
+
+def grown(stage: int, seed_lr: float = 0.2) -> tuple[NetsConfig, TensorDict, Tensor, Roster]:
+    """One env per kind of seed, in `stage` at alpha 0.5 (0 in TRAINING), all with the same host, which stays."""
+    task = TaskConfig(base_channels=4, num_blocks=2, num_pools=2, gradient_stride=1, host_lr=1e-12, seed_lr=seed_lr)
+    shape, count = host_shape(task, enabled_slots(task, ["r0c1"])), len(KINDS)  # 8 channels
+    weights = pools.allocate(shape, count, CPU, torch.float64)
+    host_keys = streams.stream_keys(3, streams.HOST_INIT, (), torch.zeros(count, dtype=torch.int64))
+    pools.initialise_hosts_(weights, shape, host_keys)
+    blueprint, blend = torch.tensor(KINDS).unsqueeze(1).unbind(2)
+    slots = empty_slots(count, 1, "cpu")
+    yes = torch.ones_like(slots.newborn)
+    alpha = torch.full_like(slots.alpha, 0.0 if stage == Stage.TRAINING else 0.5)
+    slots = slots.replace(
+        stage=torch.full_like(slots.stage, stage), blueprint=blueprint, blend=blend, alpha=alpha, newborn=yes,
+        fresh_momentum=yes,
+    )  # fmt: skip
+    roster = read_roster(slots, idle_ramp(count, 1, "cpu"), ablate_fossils=False)
+    pools.claim_(weights, shape, roster, streams.stream_keys(3, streams.SEED_INIT, (), torch.arange(count)))
+    return NetsConfig(shape, task, (Stage.TRAINING,), count, 4), weights, alpha, roster
+
+
+def epoch(case: tuple[NetsConfig, TensorDict, Tensor, Roster]) -> TrainReport:
+    """Two steps on the two batches."""
+    nets, weights, alpha, roster = case
+    return train_epoch_(nets, weights, alpha, roster, OneSet(len(KINDS)), BATCHES)
+
+
+@pytest.mark.parametrize("stage", [Stage.TRAINING, Stage.BLENDING])
+def test_after_two_steps_every_tensor_of_every_kind_of_seed_has_a_gradient(stage: int) -> None:
+    case = grown(stage)
+    epoch(case)
+    gradients = epoch(case).gradients
+    assert gradients.measured.all()
+    dead = [kind for kind, vanishing in zip(KINDS, gradients.vanishing[:, 0].tolist(), strict=True) if vanishing]
+    assert not dead
+
+
+def test_every_kind_of_seed_lowers_the_loss_of_a_host_that_stays_as_it_is() -> None:
+    case = grown(Stage.BLENDING)
+    host = case[1]["host", "params"].clone()
+    losses = torch.stack([epoch(case).loss for _ in range(6)])
+    assert torch.allclose(case[1]["host", "params"], host, rtol=0, atol=1e-9)
+    gained = ((losses[0] - losses[-1]) / losses[0]).tolist()
+    assert min(gained) > 1e-5, dict(zip(KINDS, gained, strict=True))
+
+
+def test_a_seed_in_training_learns_behind_its_host() -> None:
+    case = grown(Stage.TRAINING)
+    before = case[1]["seeds", "r0c1", "params"].clone()
+    losses = torch.stack([epoch(case).loss for _ in range(3)])
+    assert torch.allclose(losses[0], losses[2], rtol=1e-9)  # the host cannot notice
+    moved = (case[1]["seeds", "r0c1", "params"] - before).norm(dim=1)
+    assert (moved > 1e-4).all(), dict(zip(KINDS, moved.tolist(), strict=True))
