@@ -1,0 +1,235 @@
+"""What a World hands out: hosts, orders, crops, streams and noise, new for every seed, round, env and env-step."""
+
+import itertools
+from collections.abc import Iterable
+
+import pytest
+import torch
+from tiny_world import CPU, SMALL_TASK, tiny_settings
+from torch import Tensor
+
+from esper_soa.config import TrainConfig
+from esper_soa.env.world import World
+from esper_soa.errors import SettingError
+from esper_soa.nets import data, streams
+from esper_soa.nets.config import DataConfig
+from esper_soa.nets.data import EnvStepBatches
+from esper_soa.trainer import build_world
+
+ENVS, STEPS, BATCH, TRAIN, TEST = 3, 4, 2, 6, 5
+IMAGES = 16
+
+
+def settings(envs: int = ENVS, **data_settings: object) -> TrainConfig:
+    """Hosts that see 6 of 16 images per env-step, in batches of 2: the third env-step spans two passes."""
+    cfg = tiny_settings(envs, 2, STEPS)
+    cfg.batch_size, cfg.train_samples, cfg.val_samples = BATCH, TRAIN, TEST
+    cfg.data = DataConfig(**({"name": "synthetic", "synthetic_train": IMAGES, "synthetic_test": 8} | data_settings))
+    return cfg
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return build_world(settings(), CPU, seed=7)
+
+
+def feed(world: World, step: int) -> EnvStepBatches:
+    training = world.work(step).training
+    assert isinstance(training, EnvStepBatches)
+    return training
+
+
+def all_different(tensors: Iterable[Tensor]) -> bool:
+    """No two of the tensors share a number in the same place, or anywhere else."""
+    numbers = torch.cat([tensor.flatten() for tensor in tensors])
+    return len(numbers.unique()) == len(numbers)
+
+
+def test_an_env_step_has_the_work_of_the_settings(world: World) -> None:
+    world.start_round(0)
+    work = world.work(1)
+    assert work.num_batches == 3
+    assert feed(world, 1).order.shape == (ENVS, TRAIN)
+    images, labels = work.training.batch(world.envs, 0)
+    assert images.shape == (BATCH, ENVS * 3, 32, 32)
+    assert labels.shape == (BATCH, ENVS)
+    assert images.dtype == world.dtype == torch.float32
+    assert world.validation.order.shape[-1] == TEST
+    assert (world.sizes.train_samples, world.sizes.val_samples) == (TRAIN, TEST)
+
+
+def test_env_steps_go_through_all_images_before_any_comes_again(world: World) -> None:
+    world.start_round(0)
+    drawn = torch.cat([feed(world, step).order for step in range(8)], 1)  # 48 images: three passes over 16
+    for one_pass in drawn.split(IMAGES, 1):
+        assert torch.equal(one_pass.sort(1).values, torch.arange(IMAGES).expand(ENVS, IMAGES))
+    orders = {tuple(order.tolist()) for one_pass in drawn.split(IMAGES, 1) for order in one_pass}
+    assert len(orders) == 3 * ENVS
+
+
+def test_an_env_step_can_be_asked_for_out_of_turn(world: World) -> None:
+    world.start_round(0)
+    in_turn = [feed(world, step).order for step in range(4)]
+    for step in (3, 0, 2, 1):
+        assert torch.equal(feed(world, step).order, in_turn[step])
+
+
+def counters(world: World, step: int) -> set[int]:
+    """What the crops of an env-step are drawn by, over all of its batches."""
+    training, work = feed(world, step), world.work(step)
+    first = [training.start + index * training.batch_size for index in range(work.num_batches)]
+    return {start + sample for start in first for sample in range(training.batch_size)}
+
+
+def test_no_crop_of_an_env_step_is_drawn_by_the_counter_of_another(world: World) -> None:
+    for round_number in (0, 3):
+        world.start_round(round_number)
+        seen = [counters(world, step) for step in range(STEPS)]
+        assert seen == [set(range(TRAIN * step, TRAIN * (step + 1))) for step in range(STEPS)]
+
+
+def test_images_are_those_of_the_order_under_crops_that_never_repeat(world: World) -> None:
+    world.start_round(2)
+    keys = streams.stream_keys(7, streams.AUGMENTATION, (2,), world.envs)
+    for step, index in itertools.product((0, 1), (0, 2)):
+        images, labels = world.work(step).training.batch(world.envs, index)
+        chosen = feed(world, step).order[:, BATCH * index : BATCH * (index + 1)]
+        start = TRAIN * step + BATCH * index
+        expected, same = data.training_batch(world.training_bank, chosen, keys, start, True)
+        assert torch.equal(images, expected)
+        assert torch.equal(labels, same)
+        assert torch.equal(labels, world.images.train_labels[chosen].T)
+
+
+def test_the_same_images_in_another_env_step_or_round_are_cropped_otherwise(world: World) -> None:
+    every_crop = []
+    for round_number, step in itertools.product((0, 1), (0, 1)):
+        world.start_round(round_number)
+        training = feed(world, step)._replace(order=torch.arange(TRAIN).expand(ENVS, TRAIN))
+        every_crop.append(torch.cat([training.batch(world.envs, index)[0] for index in range(3)]))
+    for one, other in itertools.combinations(every_crop, 2):
+        assert not torch.equal(one, other)
+    for env, other in itertools.combinations(range(ENVS), 2):
+        images = every_crop[0].unflatten(1, (ENVS, 3))
+        assert not torch.equal(images[:, env], images[:, other])
+
+
+def test_without_augmentation_an_image_is_itself(world: World) -> None:
+    plain = build_world(settings(augment=False), CPU, seed=7)
+    plain.start_round(0)
+    training = feed(plain, 1)
+    images, _ = training.batch(plain.envs, 0)
+    mean, std = torch.tensor(plain.images.mean), torch.tensor(plain.images.std)
+    for env in range(ENVS):
+        picture = (plain.images.train_images[training.order[env, 0]] / 255 - mean) / std
+        torch.testing.assert_close(images[0, 3 * env : 3 * env + 3], picture.permute(2, 0, 1), rtol=1e-4, atol=1e-5)
+
+
+PURPOSES = (streams.DATA_ORDER, streams.AUGMENTATION, streams.HOST_INIT, streams.SEED_INIT, streams.POLICY_SAMPLE)
+
+
+def test_every_seed_round_purpose_and_env_has_a_stream_of_its_own(world: World) -> None:
+    keys = []
+    for one in (world, build_world(settings(), CPU, seed=8)):
+        for round_number in (0, 1, 5):
+            one.start_round(round_number)
+            keys += [one.keys(purpose) for purpose in PURPOSES]
+    assert all(key.shape == (ENVS,) for key in keys)
+    assert all_different(keys)
+
+
+def test_a_seed_that_is_born_draws_from_the_env_step_of_its_birth(world: World) -> None:
+    keys = []
+    for round_number in (0, 1):
+        world.start_round(round_number)
+        keys += [world.work(step).seed_keys for step in range(STEPS)] + [world.keys(streams.SEED_INIT)]
+    assert all_different(keys)
+    world.start_round(1)
+    assert torch.equal(world.work(2).seed_keys, keys[5 + 2])
+
+
+def test_the_noise_of_decisions_never_repeats_within_a_round_or_over_rounds(world: World) -> None:
+    draws = []
+    for round_number in (0, 1):
+        world.start_round(round_number)
+        draws += [world.noise(step) for step in range(STEPS + 1)]
+    assert all(noise.shape == (ENVS, 8) and noise.dtype == torch.float32 for noise in draws)
+    numbers = torch.stack(draws)
+    assert all_different(draws)  # 240 of 2**24 numbers
+    assert 0 <= numbers.min() < 0.1 < 0.9 < numbers.max() < 1
+    world.start_round(1)
+    assert torch.equal(world.noise(3), draws[STEPS + 1 + 3])
+
+
+def test_an_env_is_handed_the_same_among_more_envs(world: World) -> None:
+    more = build_world(settings(envs=5), CPU, seed=7)
+    for one in (world, more):
+        one.start_round(1)
+    for name in ("params", "statistics"):
+        assert torch.equal(more.weights["host", name][:ENVS], world.weights["host", name])
+        assert torch.equal(more.weights["snapshot", name][:ENVS], world.weights["snapshot", name])
+    assert torch.equal(more.noise(2)[:ENVS], world.noise(2))
+    assert torch.equal(more.work(2).seed_keys[:ENVS], world.work(2).seed_keys)
+    mine, theirs = (one.work(3).training.batch(torch.arange(ENVS), 1) for one in (world, more))
+    assert all(torch.equal(one, other) for one, other in zip(mine, theirs, strict=True))
+    assert torch.equal(more.validation.order, world.validation.order)
+
+
+def hosts(world: World, round_number: int) -> Tensor:
+    world.start_round(round_number)
+    return world.weights["host", "params"].clone()
+
+
+def test_every_round_and_env_has_hosts_of_its_own_and_a_round_started_again_has_the_same(world: World) -> None:
+    first, second = hosts(world, 0), hosts(world, 1)
+    rows = torch.cat([first, second, hosts(build_world(settings(), CPU, seed=8), 0)])
+    assert len(rows.unique(dim=0)) == 3 * ENVS
+    world.weights["host", "params"].fill_(9.0)
+    world.weights["host", "momentum"].fill_(9.0)
+    assert torch.equal(hosts(world, 0), first)
+    assert (world.weights["host", "momentum"] == 0).all()
+    assert torch.equal(world.weights["snapshot", "params"], first)
+
+
+def test_a_round_begins_with_an_empty_ledger(world: World) -> None:
+    state = world.start_round(0)
+    assert not state.slots.live.any()
+    assert state.signals.step.tolist() == [0] * ENVS
+    assert state.totals.reward.tolist() == [0.0] * ENVS
+    assert state.batch_size == (ENVS,)
+
+
+def test_all_envs_and_rounds_are_measured_on_the_same_test_images_which_the_seed_chooses(world: World) -> None:
+    chosen = world.validation.order.clone()
+    assert torch.equal(chosen.flatten(), data.validation_order(8, TEST, 7))
+    world.start_round(4)
+    assert torch.equal(world.work(3).validation.order, chosen)
+    others = [build_world(settings(), CPU, seed=seed).validation.order for seed in (8, 9, 10)]
+    assert any(not torch.equal(other, chosen) for other in others)
+
+
+def test_a_split_pass_gives_every_image_to_one_env_and_is_drawn_anew_at_every_env_step_and_round() -> None:
+    world = build_world(settings(split=True), CPU, seed=7)
+    assert (world.sizes.train_samples, world.work(0).num_batches) == (4, 2)  # 16 images: 2 batches of 2 for each of 3
+    orders = []
+    for round_number in (0, 1):
+        world.start_round(round_number)
+        orders += [feed(world, step).order for step in range(2)]
+    for order in orders:
+        assert order.shape == (3, 4)
+        assert len(order.unique()) == 12
+    assert len({tuple(order.flatten().tolist()) for order in orders}) == 4
+    tested = world.validation.order
+    assert tested.shape == (3, 3)
+    assert sorted(tested[tested >= 0].tolist()) == list(range(8))
+
+
+def test_work_that_the_images_cannot_give_is_refused() -> None:
+    cfg = settings()
+    cfg.val_samples = 9
+    with pytest.raises(SettingError, match="val_samples=9: must be at most 8"):
+        build_world(cfg, CPU)
+    few = settings()
+    few.task = type(SMALL_TASK)(**(vars(SMALL_TASK) | {"num_classes": 7}))
+    with pytest.raises(SettingError, match="task.num_classes=7: must be at least 10"):
+        build_world(few, CPU)
