@@ -1,153 +1,235 @@
-"""What a world hands out: crops, orders, keys and noise of every env, env-step and round, as they come out of it."""
+"""What a World hands out: hosts, orders, crops, streams and noise, new for every seed, round, env and env-step."""
+
+import itertools
+from collections.abc import Iterable
 
 import pytest
 import torch
-from tiny_world import tiny_settings
+from tiny_world import CPU, SMALL_TASK, tiny_settings
 from torch import Tensor
 
-from esper_soa.env.world import Sizes, World
+from esper_soa.config import TrainConfig
+from esper_soa.env.world import World
+from esper_soa.errors import SettingError
+from esper_soa.nets import data, streams
 from esper_soa.nets.config import DataConfig
-from esper_soa.nets.data import training_bank, training_batch
-from esper_soa.nets.datasets import ImageSet
-from esper_soa.nets.streams import AUGMENTATION, stream_keys
-from esper_soa.trainer import build_rules
-from esper_soa.vocabulary import HEADS
+from esper_soa.nets.data import EnvStepBatches
+from esper_soa.trainer import build_world
 
-CPU = torch.device("cpu")
-NUM_IMAGES, ENVS = 12, 3
+ENVS, STEPS, BATCH, TRAIN, TEST = 3, 4, 2, 6, 5
+IMAGES = 16
 
 
-def maps() -> ImageSet:
-    """Images that tell places: red is the line and green the column, both from 1; blue is the image; black is 0."""
-    lines = torch.arange(1, 33, dtype=torch.uint8)
-    image = torch.stack((lines[:, None].expand(32, 32), lines.expand(32, 32)), dim=-1)
-    numbers = torch.arange(NUM_IMAGES, dtype=torch.uint8)[:, None, None, None].expand(-1, 32, 32, 1) + 1
-    train = torch.cat((image.expand(NUM_IMAGES, -1, -1, -1), numbers), dim=-1).contiguous()
-    labels = torch.arange(NUM_IMAGES) % 10
-    return ImageSet("maps", train, labels, train[:8], labels[:8], (0.0,) * 3, (1 / 255,) * 3, "", "")
+def settings(envs: int = ENVS, **data_settings: object) -> TrainConfig:
+    """Hosts that see 6 of 16 images per env-step, in batches of 2: the third env-step spans two passes."""
+    cfg = tiny_settings(envs, 2, STEPS)
+    cfg.batch_size, cfg.train_samples, cfg.val_samples = BATCH, TRAIN, TEST
+    cfg.data = DataConfig(**({"name": "synthetic", "synthetic_train": IMAGES, "synthetic_test": 8} | data_settings))
+    return cfg
 
 
-def crops(pixels: Tensor) -> Tensor:
-    """int64 [B, n, 4]: top, left (0 to 8, of the padded image), mirrored, image; of batches [B, n*3, 32, 32]."""
-    line, column, image = pixels.unflatten(1, (-1, 3))[..., 16, 15:17].round().long().unbind(2)
-    mirrored = column[..., 1] < column[..., 0]
-    column = torch.where(mirrored, 33 - column[..., 0], column[..., 0])  # of the mirrored image
-    # Line 16 of a crop is line 16 + top - 4 of the image, counted from 1; at most 4 lines are black, so it is none.
-    return torch.stack((line[..., 0] - 17 + 4, column - 16 + 4, mirrored.long(), image[..., 0] - 1), dim=-1)
+@pytest.fixture(scope="module")
+def world() -> World:
+    return build_world(settings(), CPU, seed=7)
 
 
-def world(train_samples: int, num_envs: int = ENVS, seed: int = 5) -> World:
-    cfg = tiny_settings(num_envs, 2, 4)
-    rules = build_rules(cfg, CPU)
-    return World(rules, maps(), Sizes(num_envs, 4, train_samples, 4), DataConfig(name="synthetic"), seed)
+def feed(world: World, step: int) -> EnvStepBatches:
+    training = world.work(step).training
+    assert isinstance(training, EnvStepBatches)
+    return training
 
 
-def drawn(played: World, steps: range) -> Tensor:
-    """Crops [T in all, n, 4] that the envs train on in these env-steps of a round."""
-    found = []
-    for step in steps:
-        work = played.work(step)
-        found += [crops(work.training.batch(played.envs, index)[0]) for index in range(work.num_batches)]
-    return torch.cat(found)
+def all_different(tensors: Iterable[Tensor]) -> bool:
+    """No two of the tensors share a number in the same place, or anywhere else."""
+    numbers = torch.cat([tensor.flatten() for tensor in tensors])
+    return len(numbers.unique()) == len(numbers)
 
 
-def test_places_are_uniform_in_every_env_and_independent_of_each_other() -> None:
-    bank, count = training_bank(maps()), 8100
-    keys = stream_keys(5, AUGMENTATION, (0,), torch.arange(2))
-    pixels = training_batch(bank, torch.zeros(2, count, dtype=torch.int64), keys, 0, True)[0]
-    top, left, mirrored, _ = crops(pixels).unbind(2)
-    for env in range(2):
-        for places in (top[:, env], left[:, env]):
-            counts = places.bincount(minlength=9)
-            assert counts.shape == (9,)
-            assert float(((counts - 900.0) ** 2 / 900).sum()) < 26.1  # chi-square(8), 99.9 %
-        assert abs(float(mirrored[:, env].double().mean()) - 0.5) < 0.02  # standard deviation 0.0056
-    series = torch.stack((top, left, mirrored)).double().permute(0, 2, 1).flatten(0, 1)  # of both envs
-    later = series[:, 1:]
-    together = torch.corrcoef(torch.cat((series[:, :-1], later)))
-    assert float((together - torch.eye(12)).abs().max()) < 0.06  # standard deviation 0.011
+def test_an_env_step_has_the_work_of_the_settings(world: World) -> None:
+    world.start_round(0)
+    work = world.work(1)
+    assert work.num_batches == 3
+    assert feed(world, 1).order.shape == (ENVS, TRAIN)
+    images, labels = work.training.batch(world.envs, 0)
+    assert images.shape == (BATCH, ENVS * 3, 32, 32)
+    assert labels.shape == (BATCH, ENVS)
+    assert images.dtype == world.dtype == torch.float32
+    assert world.validation.order.shape[-1] == TEST
+    assert (world.sizes.train_samples, world.sizes.val_samples) == (TRAIN, TEST)
 
 
-def test_no_env_step_repeats_the_crops_of_another() -> None:
-    played = world(train_samples=8)
-    steps = [drawn(played, range(step, step + 1))[..., :3] for step in range(6)]
-    for step, one in enumerate(steps):
-        for other in steps[:step]:
-            for env in range(ENVS):  # 8 crops of 162 each
-                assert (one[:, env] != other[:, env]).any()
-    everything = torch.cat(steps)
-    assert not torch.equal(everything[:, 0], everything[:, 1])
-    assert torch.equal(everything, drawn(played, range(6))[..., :3])
+def test_env_steps_go_through_all_images_before_any_comes_again(world: World) -> None:
+    world.start_round(0)
+    drawn = torch.cat([feed(world, step).order for step in range(8)], 1)  # 48 images: three passes over 16
+    for one_pass in drawn.split(IMAGES, 1):
+        assert torch.equal(one_pass.sort(1).values, torch.arange(IMAGES).expand(ENVS, IMAGES))
+    orders = {tuple(order.tolist()) for one_pass in drawn.split(IMAGES, 1) for order in one_pass}
+    assert len(orders) == 3 * ENVS
 
 
-def test_env_steps_of_other_lengths_cut_the_same_stream_of_crops() -> None:
-    short, long = world(train_samples=4), world(train_samples=8)
-    assert torch.equal(drawn(short, range(6)), drawn(long, range(3)))
+def test_an_env_step_can_be_asked_for_out_of_turn(world: World) -> None:
+    world.start_round(0)
+    in_turn = [feed(world, step).order for step in range(4)]
+    for step in (3, 0, 2, 1):
+        assert torch.equal(feed(world, step).order, in_turn[step])
 
 
-def test_an_env_goes_through_all_images_before_it_sees_one_again() -> None:
-    images = drawn(world(train_samples=8), range(3))[..., 3]  # two passes over 12
-    for one_pass in images.split(NUM_IMAGES):
-        assert torch.equal(one_pass.sort(dim=0).values, torch.arange(NUM_IMAGES)[:, None].expand(-1, ENVS))
-    assert not torch.equal(images[:NUM_IMAGES], images[NUM_IMAGES:])
-    assert not torch.equal(images[:, 0], images[:, 1])
+def counters(world: World, step: int) -> set[int]:
+    """What the crops of an env-step are drawn by, over all of its batches."""
+    training, work = feed(world, step), world.work(step)
+    first = [training.start + index * training.batch_size for index in range(work.num_batches)]
+    return {start + sample for start in first for sample in range(training.batch_size)}
 
 
-def test_rounds_and_seeds_have_hosts_data_crops_and_noise_of_their_own() -> None:
-    played, other = world(8), world(8, seed=6)
-    rounds = [_everything(played, number) for number in (0, 1, 0)] + [_everything(other, 0)]
-    for name, value in rounds[0].items():
-        assert torch.equal(value, rounds[2][name]), name
-        assert not torch.equal(value, rounds[1][name]), name
-        assert not torch.equal(value, rounds[3][name]), name
+def test_no_crop_of_an_env_step_is_drawn_by_the_counter_of_another(world: World) -> None:
+    for round_number in (0, 3):
+        world.start_round(round_number)
+        seen = [counters(world, step) for step in range(STEPS)]
+        assert seen == [set(range(TRAIN * step, TRAIN * (step + 1))) for step in range(STEPS)]
 
 
-def test_an_env_of_many_is_handed_what_it_is_handed_alone() -> None:
-    many, few = (_everything(world(8, count), 1) for count in (ENVS, 1))
-    for name, value in few.items():
-        assert torch.equal(many[name][:1], value), name
+def test_images_are_those_of_the_order_under_crops_that_never_repeat(world: World) -> None:
+    world.start_round(2)
+    keys = streams.stream_keys(7, streams.AUGMENTATION, (2,), world.envs)
+    for step, index in itertools.product((0, 1), (0, 2)):
+        images, labels = world.work(step).training.batch(world.envs, index)
+        chosen = feed(world, step).order[:, BATCH * index : BATCH * (index + 1)]
+        start = TRAIN * step + BATCH * index
+        expected, same = data.training_batch(world.training_bank, chosen, keys, start, True)
+        assert torch.equal(images, expected)
+        assert torch.equal(labels, same)
+        assert torch.equal(labels, world.images.train_labels[chosen].T)
 
 
-def _everything(played: World, number: int) -> dict[str, Tensor]:
-    """What every env of round `number` is given, [N, ...]."""
-    played.start_round(number)
-    found = drawn(played, range(2)).transpose(0, 1)
-    return {
-        "hosts": played.weights["host", "params"].clone(),
-        "images": found[..., 3],
-        "crops": found[..., :3],
-        "seeds": torch.stack([played.work(step).seed_keys for step in range(2)], 1),
-        "noise": torch.stack([played.noise(step) for step in range(2)], 1),
-    }
+def test_the_same_images_in_another_env_step_or_round_are_cropped_otherwise(world: World) -> None:
+    every_crop = []
+    for round_number, step in itertools.product((0, 1), (0, 1)):
+        world.start_round(round_number)
+        training = feed(world, step)._replace(order=torch.arange(TRAIN).expand(ENVS, TRAIN))
+        every_crop.append(torch.cat([training.batch(world.envs, index)[0] for index in range(3)]))
+    for one, other in itertools.combinations(every_crop, 2):
+        assert not torch.equal(one, other)
+    for env, other in itertools.combinations(range(ENVS), 2):
+        images = every_crop[0].unflatten(1, (ENVS, 3))
+        assert not torch.equal(images[:, env], images[:, other])
 
 
-def test_seeds_of_every_env_and_env_step_have_keys_of_their_own() -> None:
-    played = world(8)
-    keys = torch.stack([played.work(step).seed_keys for step in range(5)])
-    assert keys.unique().numel() == keys.numel() == 5 * ENVS
+def test_without_augmentation_an_image_is_itself(world: World) -> None:
+    plain = build_world(settings(augment=False), CPU, seed=7)
+    plain.start_round(0)
+    training = feed(plain, 1)
+    images, _ = training.batch(plain.envs, 0)
+    mean, std = torch.tensor(plain.images.mean), torch.tensor(plain.images.std)
+    for env in range(ENVS):
+        picture = (plain.images.train_images[training.order[env, 0]] / 255 - mean) / std
+        torch.testing.assert_close(images[0, 3 * env : 3 * env + 3], picture.permute(2, 0, 1), rtol=1e-4, atol=1e-5)
 
 
-def test_every_head_of_every_env_and_env_step_has_noise_of_its_own_which_is_uniform() -> None:
-    played = world(8, num_envs=10)
-    noise = torch.stack([played.noise(step) for step in range(100)])
-    assert noise.shape == (100, 10, len(HEADS))
-    assert noise.unique().numel() > 0.999 * noise.numel()  # float32: of 8,000 numbers two may be alike
-    counts = noise.histc(10, 0, 1)
-    assert float(((counts - 800) ** 2 / 800).sum()) < 27.9  # chi-square(9), 99.9 %
+PURPOSES = (streams.DATA_ORDER, streams.AUGMENTATION, streams.HOST_INIT, streams.SEED_INIT, streams.POLICY_SAMPLE)
 
 
-def test_the_snapshot_of_a_fresh_round_is_its_fresh_hosts() -> None:
-    played = world(8)
-    played.weights["snapshot"].apply_(lambda part: part.fill_(1))
-    played.start_round(3)
+def test_every_seed_round_purpose_and_env_has_a_stream_of_its_own(world: World) -> None:
+    keys = []
+    for one in (world, build_world(settings(), CPU, seed=8)):
+        for round_number in (0, 1, 5):
+            one.start_round(round_number)
+            keys += [one.keys(purpose) for purpose in PURPOSES]
+    assert all(key.shape == (ENVS,) for key in keys)
+    assert all_different(keys)
+
+
+def test_a_seed_that_is_born_draws_from_the_env_step_of_its_birth(world: World) -> None:
+    keys = []
+    for round_number in (0, 1):
+        world.start_round(round_number)
+        keys += [world.work(step).seed_keys for step in range(STEPS)] + [world.keys(streams.SEED_INIT)]
+    assert all_different(keys)
+    world.start_round(1)
+    assert torch.equal(world.work(2).seed_keys, keys[5 + 2])
+
+
+def test_the_noise_of_decisions_never_repeats_within_a_round_or_over_rounds(world: World) -> None:
+    draws = []
+    for round_number in (0, 1):
+        world.start_round(round_number)
+        draws += [world.noise(step) for step in range(STEPS + 1)]
+    assert all(noise.shape == (ENVS, 8) and noise.dtype == torch.float32 for noise in draws)
+    numbers = torch.stack(draws)
+    assert all_different(draws)  # 240 of 2**24 numbers
+    assert 0 <= numbers.min() < 0.1 < 0.9 < numbers.max() < 1
+    world.start_round(1)
+    assert torch.equal(world.noise(3), draws[STEPS + 1 + 3])
+
+
+def test_an_env_is_handed_the_same_among_more_envs(world: World) -> None:
+    more = build_world(settings(envs=5), CPU, seed=7)
+    for one in (world, more):
+        one.start_round(1)
     for name in ("params", "statistics"):
-        assert torch.equal(played.weights["snapshot", name], played.weights["host", name])
-    assert not played.weights["snapshot", "fossil"].any()
+        assert torch.equal(more.weights["host", name][:ENVS], world.weights["host", name])
+        assert torch.equal(more.weights["snapshot", name][:ENVS], world.weights["snapshot", name])
+    assert torch.equal(more.noise(2)[:ENVS], world.noise(2))
+    assert torch.equal(more.work(2).seed_keys[:ENVS], world.work(2).seed_keys)
+    mine, theirs = (one.work(3).training.batch(torch.arange(ENVS), 1) for one in (world, more))
+    assert all(torch.equal(one, other) for one, other in zip(mine, theirs, strict=True))
+    assert torch.equal(more.validation.order, world.validation.order)
 
 
-@pytest.mark.parametrize("augment", [True, False])
-def test_without_augmentation_every_image_comes_as_it_is(augment: bool) -> None:
-    cfg = tiny_settings(ENVS, 2, 4)
-    played = World(build_rules(cfg, CPU), maps(), Sizes(ENVS, 4, 8, 4), DataConfig("synthetic", augment=augment), 5)
-    plain = (drawn(played, range(3))[..., :3] == torch.tensor([4, 4, 0])).all(2)
-    assert plain.all() == (not augment)
+def hosts(world: World, round_number: int) -> Tensor:
+    world.start_round(round_number)
+    return world.weights["host", "params"].clone()
+
+
+def test_every_round_and_env_has_hosts_of_its_own_and_a_round_started_again_has_the_same(world: World) -> None:
+    first, second = hosts(world, 0), hosts(world, 1)
+    rows = torch.cat([first, second, hosts(build_world(settings(), CPU, seed=8), 0)])
+    assert len(rows.unique(dim=0)) == 3 * ENVS
+    world.weights["host", "params"].fill_(9.0)
+    world.weights["host", "momentum"].fill_(9.0)
+    assert torch.equal(hosts(world, 0), first)
+    assert (world.weights["host", "momentum"] == 0).all()
+    assert torch.equal(world.weights["snapshot", "params"], first)
+
+
+def test_a_round_begins_with_an_empty_ledger(world: World) -> None:
+    state = world.start_round(0)
+    assert not state.slots.live.any()
+    assert state.signals.step.tolist() == [0] * ENVS
+    assert state.totals.reward.tolist() == [0.0] * ENVS
+    assert state.batch_size == (ENVS,)
+
+
+def test_all_envs_and_rounds_are_measured_on_the_same_test_images_which_the_seed_chooses(world: World) -> None:
+    chosen = world.validation.order.clone()
+    assert torch.equal(chosen.flatten(), data.validation_order(8, TEST, 7))
+    world.start_round(4)
+    assert torch.equal(world.work(3).validation.order, chosen)
+    others = [build_world(settings(), CPU, seed=seed).validation.order for seed in (8, 9, 10)]
+    assert any(not torch.equal(other, chosen) for other in others)
+
+
+def test_a_split_pass_gives_every_image_to_one_env_and_is_drawn_anew_at_every_env_step_and_round() -> None:
+    world = build_world(settings(split=True), CPU, seed=7)
+    assert (world.sizes.train_samples, world.work(0).num_batches) == (4, 2)  # 16 images: 2 batches of 2 for each of 3
+    orders = []
+    for round_number in (0, 1):
+        world.start_round(round_number)
+        orders += [feed(world, step).order for step in range(2)]
+    for order in orders:
+        assert order.shape == (3, 4)
+        assert len(order.unique()) == 12
+    assert len({tuple(order.flatten().tolist()) for order in orders}) == 4
+    tested = world.validation.order
+    assert tested.shape == (3, 3)
+    assert sorted(tested[tested >= 0].tolist()) == list(range(8))
+
+
+def test_work_that_the_images_cannot_give_is_refused() -> None:
+    cfg = settings()
+    cfg.val_samples = 9
+    with pytest.raises(SettingError, match="val_samples=9: must be at most 8"):
+        build_world(cfg, CPU)
+    few = settings()
+    few.task = type(SMALL_TASK)(**(vars(SMALL_TASK) | {"num_classes": 7}))
+    with pytest.raises(SettingError, match="task.num_classes=7: must be at least 10"):
+        build_world(few, CPU)

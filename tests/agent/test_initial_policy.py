@@ -1,0 +1,162 @@
+"""What an untrained policy is made of: every weight, gain, bias and buffer, and what it does before it has learned."""
+
+import math
+
+import pytest
+import torch
+from agent_world import CPU, masks_of_ops, small_policy
+from torch import Tensor, nn
+
+from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
+from esper_soa.agent.distribution import relevant_heads
+from esper_soa.agent.policy import RecurrentPolicy
+from esper_soa.state import Observation
+from esper_soa.vocabulary import HEAD_NAMES, Op, head_sizes
+
+NUM_SLOTS, NUM_FEATURES = 3, 7
+CRITICS = ("value_head", "q_head", "contribution_head")
+
+
+@pytest.fixture(scope="module", params=[1, 3])
+def policy(request: pytest.FixtureRequest) -> RecurrentPolicy:
+    """With features of another width than the memory, so that there is a projection, and one or three layers."""
+    torch.manual_seed(5)
+    network = NetworkConfig(hidden=32, features=48, layers=request.param, blueprint_embedding=6)
+    return RecurrentPolicy(PolicyConfig(network=network), NUM_SLOTS, NUM_FEATURES, seed=11)
+
+
+def linears(module: nn.Module) -> list[nn.Linear]:
+    return [part for part in module.modules() if isinstance(part, nn.Linear)]
+
+
+def assert_orthogonal(weight: Tensor, gain: float) -> None:
+    """Rows, or columns where there are more rows, at right angles and of length `gain`."""
+    weight = weight.detach() / gain
+    product = weight @ weight.T if weight.shape[0] <= weight.shape[1] else weight.T @ weight
+    torch.testing.assert_close(product, torch.eye(len(product)), rtol=0, atol=2e-5)
+
+
+def last_layers(policy: RecurrentPolicy) -> dict[nn.Linear, float]:
+    """The layers that speak for the policy, with their gains."""
+    gains = {linears(head)[-1]: 0.01 for head in policy.heads.values()}
+    return gains | {linears(policy.get_submodule(name))[-1]: 0.1 for name in CRITICS}
+
+
+def test_every_linear_layer_is_orthogonal_with_root_two_but_the_last_of_each_head(policy: RecurrentPolicy) -> None:
+    special, layers = last_layers(policy), linears(policy)
+    assert len(special) == len(HEAD_NAMES) + 3
+    # features and projection; 7 heads of two layers, blueprint with three; two critics of four, contribution of three
+    assert len(layers) == 2 + 7 * 2 + 3 + 2 * 4 + 3
+    for layer in layers:
+        assert_orthogonal(layer.weight, special.get(layer, math.sqrt(2)))
+        assert (layer.bias == 0).all()
+
+
+def test_the_memory_is_orthogonal_and_forgets_by_a_bias_that_grows_with_the_layers(policy: RecurrentPolicy) -> None:
+    forget = 1 + math.log(len(policy.lstm.layers))
+    gates = torch.tensor([0.0, forget, 0.0, 0.0]).repeat_interleave(32)  # input, forget, candidate, output
+    for layer in policy.lstm.layers:
+        assert_orthogonal(layer.weight_ih, 1.0)
+        assert_orthogonal(layer.weight_hh, 1.0)
+        torch.testing.assert_close(layer.bias_ih.detach(), gates)
+        torch.testing.assert_close(layer.bias_hh.detach(), gates)
+
+
+def test_layer_norms_change_nothing_yet_and_the_statistics_are_those_of_nothing_seen(policy: RecurrentPolicy) -> None:
+    norms = [part for part in policy.modules() if isinstance(part, nn.LayerNorm)]
+    assert len(norms) == 1 + len(policy.lstm.layers) + 2 * 2 + 1
+    for norm in norms:
+        assert (norm.weight == 1).all()
+        assert (norm.bias == 0).all()
+    assert policy.mean.tolist() == [0.0] * NUM_FEATURES
+    assert policy.var.tolist() == [1.0] * NUM_FEATURES
+    assert policy.seen.item() == pytest.approx(1e-4)
+
+
+def test_embeddings_are_normal_with_a_deviation_of_a_fiftieth() -> None:
+    network = NetworkConfig(hidden=8, features=8, blueprint_embedding=800)
+    weight = RecurrentPolicy(PolicyConfig(network=network), 1, 3, seed=0).embedding.weight
+    assert weight.shape == (14, 800)  # thirteen blueprints and the empty slot
+    # 11,200 numbers: standard error of the deviation 0.02 / sqrt(22400), of the mean 0.02 / sqrt(11200)
+    assert weight.std().item() == pytest.approx(0.02, abs=6e-4)
+    assert weight.mean().item() == pytest.approx(0.0, abs=8e-4)
+
+
+def test_no_two_layers_of_one_shape_begin_alike(policy: RecurrentPolicy) -> None:
+    weights = [parameter for name, parameter in policy.named_parameters() if name.endswith("weight")]
+    matrices = [weight for weight in weights if weight.ndim == 2]
+    for place, weight in enumerate(matrices):
+        for other in matrices[place + 1 :]:
+            assert weight.shape != other.shape or not torch.equal(weight, other)
+
+
+def test_the_sizes_follow_from_settings_slots_and_features(policy: RecurrentPolicy) -> None:
+    assert policy.feature_net[0].weight.shape == (48, NUM_FEATURES + NUM_SLOTS * 6)
+    assert policy.lstm.project.weight.shape == (32, 48)
+    assert policy.q_head[0].in_features == 32 + 6  # the memory and the op
+    for name, choices in zip(HEAD_NAMES, head_sizes(NUM_SLOTS), strict=True):
+        assert linears(policy.heads[name])[-1].out_features == choices
+    assert policy.contribution_head.output[-1].out_features == NUM_SLOTS
+
+
+def test_an_untrained_policy_prefers_nothing_and_expects_little() -> None:
+    policy = small_policy(2, 5, seed=1, probability_floor=dict.fromkeys(HEAD_NAMES, 0.0))
+    features = torch.randn(64, 5, generator=torch.Generator().manual_seed(0))
+    observation = Observation(features, torch.zeros(64, 2, dtype=torch.int64), batch_size=[64])
+    masks = masks_of_ops(torch.ones(64, 6, dtype=torch.bool), 2)
+    decision, _ = policy.decide(observation, masks, torch.rand(64, 8), policy.start(64, CPU))
+    # six legal ops: every probability is within a tenth of a sixth
+    torch.testing.assert_close(decision.log_probs[:, 7].exp(), torch.full((64,), 1 / 6), rtol=0.1, atol=0)
+    assert decision.value.abs().max() < 1.0
+
+
+@pytest.mark.parametrize("op", [Op.GERMINATE, Op.PRUNE, Op.SET_ALPHA_TARGET])
+def test_every_head_keeps_the_probability_floor_of_its_own(op: int) -> None:
+    floors = {name: 0.01 * (place + 1) for place, name in enumerate(HEAD_NAMES)}
+    policy = small_policy(2, 5, probability_floor=floors)
+    policy.deterministic = True
+    with torch.no_grad():
+        for name, head in policy.heads.items():
+            head[-1].bias[op if name == "op" else -1] = 50.0  # sure of this choice
+    observation = Observation(torch.ones(1, 5), torch.zeros(1, 2, dtype=torch.int64), batch_size=[1])
+    masks = masks_of_ops(torch.ones(1, 6, dtype=torch.bool), 2)
+    decision, _ = policy.decide(observation, masks, torch.zeros(1, 8), policy.start(1, CPU))
+    assert decision.action.op.item() == op
+    sizes, relevant = head_sizes(2), relevant_heads(decision.action.op)[0].tolist()
+    assert sum(relevant) > 1
+    for place, name in enumerate(HEAD_NAMES):
+        left = 1 - (sizes[place] - 1) * floors[name] if relevant[place] else 1.0
+        assert decision.log_probs[0, place].exp().item() == pytest.approx(left, abs=1e-5), name
+
+
+def test_observations_are_clipped_where_the_settings_say() -> None:
+    policy = small_policy(1, 5, observation_clip=1.5)
+    masks, none = masks_of_ops(torch.ones(3, 6, dtype=torch.bool), 1), torch.zeros(3, 1, dtype=torch.int64)
+    features = torch.tensor([1.4, 1.6, 99.0]).unsqueeze(1).expand(3, 5)
+    observation = Observation(features, none, batch_size=[3])
+    below, above, beyond = policy.decide(observation, masks, torch.zeros(3, 8), policy.start(3, CPU))[0].value.tolist()
+    assert below != above == beyond
+
+
+def test_the_default_settings_of_the_learner_are_the_documented_ones() -> None:
+    ppo = PPOConfig()
+    assert (ppo.lr, ppo.adam_eps, ppo.gamma, ppo.gae_lambda, ppo.epochs, ppo.minibatches) == (
+        3e-4, 1e-5, 0.995, 0.98, 4, 1
+    )  # fmt: skip
+    assert (ppo.clip_ratio, ppo.target_kl, ppo.max_grad_norm) == (0.2, 0.015, 5.0)
+    assert ppo.entropy_multiplier == {
+        "slot": 1.0, "blueprint": 1.3, "style": 1.2, "tempo": 1.3, "alpha_target": 1.2, "alpha_speed": 1.2,
+        "alpha_curve": 1.2, "op": 1.0,
+    }  # fmt: skip
+    assert ppo.entropy_floor == {
+        "slot": 0.15, "blueprint": 0.2, "style": 0.15, "tempo": 0.2, "alpha_target": 0.1, "alpha_speed": 0.1,
+        "alpha_curve": 0.1, "op": 0.3,
+    }  # fmt: skip
+    assert ppo.entropy_floor_penalty == {
+        "slot": 0.1, "blueprint": 0.3, "style": 0.1, "tempo": 0.3, "alpha_target": 0.1, "alpha_speed": 0.1,
+        "alpha_curve": 0.1, "op": 0.3,
+    }  # fmt: skip
+    assert ppo.probability_floor == {
+        "slot": 0.05, "blueprint": 0.12, "style": 0.08, "tempo": 0.12, "alpha_target": 0.08, "alpha_speed": 0.06,
+        "alpha_curve": 0.06, "op": 0.15,
+    }  # fmt: skip

@@ -1,0 +1,147 @@
+"""The rollout of a real round, row by row, against what the policy saw, chose and earned; rollbacks included."""
+
+import math
+
+import pytest
+import torch
+from tiny_world import CPU, tiny_settings
+from torch import Tensor
+from witness import Round, witnessed_round
+
+from esper_soa.agent.config import NetworkConfig, PPOConfig
+from esper_soa.agent.policy import RecurrentPolicy
+from esper_soa.agent.ppo import Learner
+from esper_soa.agent.rollout import Rollout
+from esper_soa.config import TrainConfig
+from esper_soa.env.config import GovernorConfig
+from esper_soa.env.step import look
+from esper_soa.env.world import World
+from esper_soa.trainer import build_player, build_world
+
+ENVS, SLOTS, STEPS = 3, 2, 12
+REWARD_CLIP = 1.5
+
+
+def settings() -> TrainConfig:
+    """Hosts that are rolled back as soon as their loss is above its mean."""
+    cfg = tiny_settings(ENVS, SLOTS, STEPS)
+    cfg.governor = GovernorConfig(sensitivity=0.0, multiplier=1.0, absolute_threshold=0.0, min_panics=1, min_samples=3)
+    cfg.policy.network = NetworkConfig(hidden=16, features=16, layers=2)
+    cfg.policy.ppo = PPOConfig(reward_clip=REWARD_CLIP)
+    return cfg
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return build_world(settings(), CPU)
+
+
+@pytest.fixture(scope="module")
+def learner(world: World) -> Learner:
+    found = build_player(settings(), world).learner
+    assert found is not None
+    return found
+
+
+@pytest.fixture(scope="module")
+def played(world: World, learner: Learner) -> Round:
+    policy = learner.policy
+    assert isinstance(policy, RecurrentPolicy)
+    return witnessed_round(world, policy, 1, learner)
+
+
+@pytest.fixture(scope="module")
+def rollout(played: Round) -> Rollout:
+    assert played.rollout is not None
+    return played.rollout
+
+
+@pytest.fixture(scope="module")
+def panic(played: Round) -> Tensor:
+    """bool [T, N]: rolled back at this env-step."""
+    found = torch.stack([view.state.guard.panic for view in played.views[:STEPS]])
+    assert found.any(), "no host was rolled back"
+    assert not found.all()
+    return found
+
+
+def test_a_row_holds_what_was_shown_and_what_was_decided(played: Round, rollout: Rollout) -> None:
+    assert len(played.views) == STEPS + 1
+    for t in range(STEPS):
+        view, decision, row = played.views[t], played.decisions[t], rollout.rows[t]
+        assert torch.equal(row.features, view.observation.features)
+        assert torch.equal(row.blueprints, view.observation.blueprints)
+        for name, mask in view.masks.items():
+            assert torch.equal(row.masks.get(name), mask), name
+        for name, choice in decision.action.items():
+            assert torch.equal(row.action.get(name), choice), name
+        assert torch.equal(row.log_probs, decision.log_probs)
+        assert torch.equal(row.value, decision.value)
+    assert (rollout.rows.action.op.unique().numel()) >= 3
+
+
+def test_a_rollback_ends_a_trajectory_and_the_next_env_step_begins_another(rollout: Rollout, panic: Tensor) -> None:
+    rows = rollout.rows
+    assert torch.equal(rows.terminal, panic)
+    assert not rows.reset[0].any()
+    assert torch.equal(rows.reset[1:], panic[:-1])
+    assert (rows.effective_op[panic] == 0).all()
+
+
+def test_only_the_last_env_step_is_cut_and_only_where_it_did_not_end(rollout: Rollout, panic: Tensor) -> None:
+    assert not rollout.rows.truncated[:-1].any()
+    assert torch.equal(rollout.rows.truncated[-1], ~panic[-1])
+
+
+def test_rewards_are_scaled_by_all_that_came_before_and_those_of_rollbacks_are_only_clipped(
+    played: Round, rollout: Rollout, panic: Tensor
+) -> None:
+    seen: list[float] = []
+    for t, earned in enumerate(played.rewards()):
+        seen += [reward for reward, lost in zip(earned.tolist(), panic[t].tolist(), strict=True) if not lost]
+        mean = sum(seen) / len(seen)
+        deviation = math.sqrt(sum((reward - mean) ** 2 for reward in seen) / (len(seen) - 1))
+        scaled = torch.where(panic[t], earned, earned / deviation).clamp(-REWARD_CLIP, REWARD_CLIP)
+        torch.testing.assert_close(rollout.rows.reward[t], scaled.float(), rtol=1e-5, atol=1e-6)
+    assert rollout.rows.valid.all()
+
+
+def test_contributions_are_targets_only_where_they_were_measured_just_now(played: Round, rollout: Rollout) -> None:
+    measured = 0
+    for t in range(STEPS):
+        slots, row = played.views[t].state.slots, rollout.rows[t]
+        now = slots.contribution_known & (slots.contribution_age == 0)
+        assert torch.equal(row.contribution_measured, now)
+        assert torch.equal(row.contribution[now], slots.contribution[now].float())
+        measured += int(now.sum())
+    assert measured > 0
+
+
+def test_the_value_after_the_last_env_step_is_that_of_the_state_then_with_the_memory_then(
+    played: Round, rollout: Rollout, learner: Learner, world: World, panic: Tensor
+) -> None:
+    policy = learner.policy
+    _, after = look(world.rules, played.states[-1])
+    features = torch.cat([rollout.rows.features, after.features.unsqueeze(0)])
+    blueprints = torch.cat([rollout.rows.blueprints, after.blueprints.unsqueeze(0)])
+    reset = torch.cat([rollout.rows.reset, panic[-1:]])
+    with torch.no_grad():
+        x, _ = policy.lstm.sequence(policy._features(features, blueprints), reset, list(range(STEPS + 1)))
+        values = policy.value_head(x).squeeze(-1)
+    torch.testing.assert_close(rollout.rows.value, values[:-1], rtol=0, atol=1e-5)
+    torch.testing.assert_close(rollout.bootstrap, values[-1], rtol=0, atol=1e-5)
+
+
+def test_every_env_step_is_played_with_its_own_noise(played: Round, world: World) -> None:
+    world.start_round(1)
+    for t, view in enumerate(played.views):
+        assert torch.equal(view.noise, world.noise(t))
+
+
+def test_a_round_without_a_learner_has_no_rollout_and_the_same_hosts(
+    played: Round, world: World, learner: Learner
+) -> None:
+    alone = witnessed_round(world, learner.policy, 1)
+    assert alone.rollout is None
+    assert len(alone.views) == STEPS
+    assert alone.result.episodes == played.result.episodes

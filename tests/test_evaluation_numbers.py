@@ -1,0 +1,159 @@
+"""The numbers of an evaluation, worked out again by playing its episodes by hand on fresh seeds."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_world import CPU
+from torch import Tensor
+from witness import Round, witnessed_round
+
+from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
+from esper_soa.agent.policy import RecurrentPolicy
+from esper_soa.agent.protocol import Agent
+from esper_soa.agent.scripted import RandomPolicy, WaitPolicy
+from esper_soa.config import ComputeConfig, EvaluateConfig, TelemetryConfig, TrainConfig
+from esper_soa.env.config import GatesConfig
+from esper_soa.env.observation import feature_names
+from esper_soa.env.world import World
+from esper_soa.evaluation import build_agent, evaluate, evaluation_settings
+from esper_soa.nets.config import DataConfig, TaskConfig
+from esper_soa.ops.resume import Saved, read_run
+from esper_soa.ops.rundir import RunFolder
+from esper_soa.trainer import build_world, run
+
+ENVS, EPISODES, STEPS, SEED = 2, 2, 8, 3
+TRAINED = TrainConfig(
+    envs=3, rounds=1, steps=STEPS, batch_size=4, train_samples=8, val_samples=32, slots=["r0c0", "r0c1"],
+    baseline_comparison=False, gates=GatesConfig(min_blending_steps=1, min_gradient_health=0.0), seed=4,
+    task=TaskConfig(name="tiny", base_channels=2, num_blocks=2, kernel_size=1, num_pools=2),
+    data=DataConfig(name="synthetic", synthetic_train=32, synthetic_test=64),
+    policy=PolicyConfig(network=NetworkConfig(hidden=8, features=8), ppo=PPOConfig(epochs=1, minibatches=3)),
+    telemetry=TelemetryConfig(progress="off"), compute=ComputeConfig(threads=1, workers=1),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("trained")
+    run(TRAINED, RunFolder(path))
+    return path
+
+
+@pytest.fixture(scope="module")
+def saved(trained: Path) -> Saved:
+    return read_run(RunFolder(trained).checkpoint(1), CPU)
+
+
+def asked(trained: Path, **changed: object) -> EvaluateConfig:
+    cfg = EvaluateConfig(checkpoint=str(trained), policies=["wait", "random", "ppo"], episodes=EPISODES, envs=ENVS,
+                         seed=SEED, deterministic=False, resamples=100, progress="off",
+                         compute=ComputeConfig(threads=1, workers=1))  # fmt: skip
+    return replace(cfg, **changed)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def found(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> dict:
+    folder = RunFolder(tmp_path_factory.mktemp("evaluation"))
+    evaluate(asked(trained), folder)
+    return json.loads(folder.evaluation.read_text())
+
+
+@pytest.fixture(scope="module")
+def world(trained: Path, saved: Saved) -> World:
+    """Hosts and data of seed 2**31 + 3."""
+    return build_world(evaluation_settings(saved, asked(trained)), CPU, 2**31 + SEED)
+
+
+def by_hand(world: World, agent: Agent) -> list[Round]:
+    return [witnessed_round(world, agent, episode) for episode in range(EPISODES)]
+
+
+def learned(saved: Saved) -> RecurrentPolicy:
+    assert saved.learner is not None
+    names = ("r0c0", "r0c1")
+    policy = RecurrentPolicy(TRAINED.policy, 2, len(feature_names(names)), seed=99)
+    policy.load_state_dict(saved.learner["policy"])
+    return policy
+
+
+def last_accuracies(rounds: list[Round]) -> list[float]:
+    return [accuracy for played in rounds for accuracy in played.views[-1].state.signals.val_accuracy.tolist()]
+
+
+def samples(found: dict, policy: str) -> dict[str, list[float]]:
+    return found["policies"][policy]["samples"]
+
+
+@pytest.mark.parametrize("name", ["wait", "random", "ppo"])
+def test_every_policy_plays_on_the_fresh_seed_that_was_asked_for(
+    found: dict, world: World, saved: Saved, name: str
+) -> None:
+    agent: Agent = {"wait": WaitPolicy, "random": RandomPolicy}[name]() if name != "ppo" else learned(saved)
+    rounds = by_hand(world, agent)
+    own = samples(found, name)
+    assert own["accuracy"] == last_accuracies(rounds)
+    assert own["reward"] == pytest.approx([reward for played in rounds for reward in played.rewards().sum(0).tolist()])
+    host = world.rules.reward.counts.host
+    for size, accuracy, net in zip(own["parameters"], own["accuracy"], own["net"], strict=True):
+        rent = min(1.5, 0.5 * math.log1p((size - host) / max(host, 200)))
+        assert net == pytest.approx(accuracy - rent)
+    assert (own["parameters"] == [host] * 4) == (name == "wait")
+
+
+@pytest.mark.parametrize("seed", [TRAINED.seed, SEED, 2**31, 2**31 + TRAINED.seed])
+def test_it_does_not_play_on_seeds_of_training_nor_on_those_of_another_evaluation(
+    found: dict, trained: Path, saved: Saved, seed: int
+) -> None:
+    other = build_world(evaluation_settings(saved, asked(trained)), CPU, seed)
+    rewards = [reward for played in by_hand(other, WaitPolicy()) for reward in played.rewards().sum(0).tolist()]
+    assert rewards != pytest.approx(samples(found, "wait")["reward"])
+
+
+def test_means_and_leads_are_those_of_the_samples_pair_by_pair(found: dict) -> None:
+    first = samples(found, "wait")["net"]
+    for name in ("wait", "random", "ppo"):
+        record, own = found["policies"][name], samples(found, name)
+        for field, values in own.items():
+            assert len(values) == ENVS * EPISODES
+            assert record["means"][field]["mean"] == pytest.approx(sum(values) / 4)
+        lead = [one - other for one, other in zip(own["net"], first, strict=True)]
+        if name == "wait":
+            assert record["net_less_first"] is None
+        else:
+            assert record["net_less_first"]["mean"] == pytest.approx(sum(lead) / 4)
+    facts = (found["seed"], found["envs"], found["episodes"], found["steps"], found["rounds_done"])
+    assert facts == (SEED, ENVS, EPISODES, STEPS, 1)
+
+
+def op_choices(rounds: list[Round]) -> Tensor:
+    return torch.stack([action.op for played in rounds for action in played.actions])
+
+
+def test_the_learned_policy_takes_the_likeliest_choice_where_it_is_asked_to(
+    trained: Path, saved: Saved, world: World
+) -> None:
+    for deterministic in (False, True):
+        cfg = evaluation_settings(saved, asked(trained, deterministic=deterministic))
+        agent = build_agent("ppo", cfg, world, saved)
+        assert isinstance(agent, RecurrentPolicy)
+        assert agent.deterministic is deterministic
+        for name, value in learned(saved).state_dict().items():
+            assert torch.equal(agent.state_dict()[name], value), name
+    rounds = by_hand(world, agent)
+    for played in rounds:
+        for decision in played.decisions:
+            assert (decision.log_probs[:, 7].exp() >= 1 / 6).all()  # the likeliest of at most six
+    assert not torch.equal(op_choices(rounds), op_choices(by_hand(world, learned(saved))))
+
+
+def test_task_data_reward_and_rules_are_those_of_the_checkpoint(trained: Path, saved: Saved) -> None:
+    cfg = evaluation_settings(saved, asked(trained))
+    assert (cfg.envs, cfg.rounds, cfg.seed) == (ENVS, EPISODES, TRAINED.seed)
+    assert evaluation_settings(saved, asked(trained, envs=0)).envs == TRAINED.envs
+    assert cfg.policy.ppo.minibatches == 1  # with fewer envs than it was trained with
+    for name in ("task", "gates", "reward", "lifecycle", "steps", "train_samples", "val_samples", "slots", "data"):
+        assert getattr(cfg, name) == getattr(TRAINED, name), name

@@ -1,0 +1,346 @@
+"""Every headline number of real runs, worked out again from the states of the same rounds played by hand.
+
+One run of the random policy (two rounds) and one of the learning policy (four rounds); their files are compared with
+what a witness sees who plays the same rounds in a world of its own.
+"""
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from tiny_world import CPU
+from torch import Tensor
+from witness import Round, witnessed_round
+
+from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
+from esper_soa.agent.scripted import RandomPolicy, WaitPolicy
+from esper_soa.config import ComputeConfig, TelemetryConfig, TrainConfig
+from esper_soa.env.config import GatesConfig, LifecycleConfig
+from esper_soa.env.world import World
+from esper_soa.nets.config import DataConfig, TaskConfig
+from esper_soa.ops.checkpoint import load_checkpoint
+from esper_soa.ops.report import Summary
+from esper_soa.ops.rundir import RunFolder
+from esper_soa.state import EnvState
+from esper_soa.trainer import build_player, build_world, run
+from esper_soa.vocabulary import BLUEPRINT_NAMES, LIVE_STAGES, OP_NAMES, RUNNING_STAGES, Stage
+
+ENVS, ROUNDS, STEPS = 2, 2, 22
+
+
+def settings(player: str, **changed: object) -> TrainConfig:
+    """Hosts of some hundred weights, whose seeds mature in a few env-steps."""
+    cfg = TrainConfig(
+        envs=ENVS, rounds=ROUNDS, steps=STEPS, batch_size=4, train_samples=4, val_samples=16, slots=["r0c0", "r0c1"],
+        checkpoint_every=1, checkpoint_keep=9,
+        task=TaskConfig(name="tiny", base_channels=2, num_blocks=2, kernel_size=1, num_pools=2),
+        data=DataConfig(name="synthetic", synthetic_train=32, synthetic_test=16),
+        gates=GatesConfig(min_blending_steps=1, min_gradient_health=0.0),
+        lifecycle=LifecycleConfig(embargo_steps=2, min_prune_age=1),
+        policy=PolicyConfig(name=player, network=NetworkConfig(hidden=8, features=8), ppo=PPOConfig(epochs=2, lr=3e-3)),
+        telemetry=TelemetryConfig(progress="off"), compute=ComputeConfig(threads=1, workers=1),
+    )  # fmt: skip
+    return replace(cfg, **changed)  # type: ignore[arg-type]
+
+
+class Done(NamedTuple):
+    """A run that has ended, and its files."""
+
+    folder: RunFolder
+    summary: Summary
+    lines: list[dict]  # of metrics.jsonl
+    episodes: list[dict]
+
+
+def records(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def done(cfg: TrainConfig, path: Path) -> Done:
+    folder = RunFolder(path)
+    summary = run(cfg, folder)
+    return Done(folder, summary, records(folder.metrics), records(folder.episodes))
+
+
+@pytest.fixture(scope="module")
+def random_run(tmp_path_factory: pytest.TempPathFactory) -> Done:
+    return done(settings("random"), tmp_path_factory.mktemp("random"))
+
+
+@pytest.fixture(scope="module")
+def learning_run(tmp_path_factory: pytest.TempPathFactory) -> Done:
+    return done(settings("ppo", rounds=4, steps=3, baseline_comparison=False), tmp_path_factory.mktemp("learning"))
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return build_world(settings("random"), CPU)
+
+
+@pytest.fixture(scope="module")
+def rounds(world: World) -> list[Round]:
+    """The rounds of `random_run`."""
+    found = [witnessed_round(world, RandomPolicy(), number) for number in range(ROUNDS)]
+    for played in found:
+        assert all(not state.guard.panic.any() for state in played.states), (
+            "a rollback: sums below are of actions alone"
+        )
+    return found
+
+
+def spread(values: Tensor) -> dict[str, float]:
+    return {"mean": float(values.mean()), "min": float(values.min()), "max": float(values.max())}
+
+
+def stages(state: EnvState) -> list[list[int]]:
+    return state.slots.stage.tolist()
+
+
+def sizes(world: World, state: EnvState) -> list[float]:
+    """Parameters of host, live seeds and gates, per env, one slot at a time."""
+    counts, found = world.rules.reward.counts, []
+    for env in range(ENVS):
+        size = float(counts.host)
+        for slot, stage in enumerate(stages(state)[env]):
+            if stage in LIVE_STAGES:
+                size += counts.seed[slot, state.slots.blueprint[env, slot]].item()
+                gated = state.slots.blend[env, slot] == 3 and stage not in (Stage.GERMINATED, Stage.TRAINING)
+                size += counts.gate[slot].item() if gated else 0.0
+        found.append(size)
+    return found
+
+
+def test_accuracy_loss_and_reward_of_a_round_are_those_of_its_last_env_step(
+    random_run: Done, rounds: list[Round]
+) -> None:
+    for line, played in zip(random_run.lines, rounds, strict=True):
+        signals = played.views[-1].state.signals
+        assert line["accuracy"] == pytest.approx(spread(signals.val_accuracy))
+        assert line["val_loss"] == pytest.approx(signals.val_loss.mean().item())
+        assert line["train_loss"] == pytest.approx(signals.train_loss.mean().item())
+        assert line["train_accuracy"] == pytest.approx(signals.train_accuracy.mean().item())
+        assert line["reward"] == pytest.approx(spread(played.rewards().sum(0)))
+        # accuracy in percent of 16 images: with every seed on, so a sixteenth is what it counts by
+        assert all(accuracy * 16 % 100 == 0 for accuracy in signals.val_accuracy.tolist())
+
+
+def test_ops_and_successes_are_counted_as_they_were_chosen_waiting_included(
+    random_run: Done, rounds: list[Round]
+) -> None:
+    for line, played in zip(random_run.lines, rounds, strict=True):
+        chosen, done_well = Counter[str](), Counter[str]()
+        for action, state in zip(played.actions, played.states, strict=True):
+            for op, success in zip(action.op.tolist(), state.signals.last_success.tolist(), strict=True):
+                chosen[OP_NAMES[op]] += 1
+                done_well[OP_NAMES[op]] += success
+        assert line["ops"] == {name: chosen[name] for name in OP_NAMES}
+        assert line["ops_successful"] == {name: done_well[name] for name in OP_NAMES}
+        assert line["ops_successful"]["wait"] == line["ops"]["wait"] > 0
+        assert 0 < sum(line["ops_successful"].values()) <= sum(line["ops"].values()) == ENVS * STEPS
+
+
+def test_seeds_are_counted_as_their_stages_change(random_run: Done, rounds: list[Round]) -> None:
+    for line, played in zip(random_run.lines, rounds, strict=True):
+        counted, by_blueprint = Counter[str](), Counter[tuple[str, str]]()
+        before, old = [[Stage.EMPTY] * 2] * ENVS, played.states[0]
+        for state in played.states:
+            for env, slots in enumerate(stages(state)):
+                for slot, (was, now) in enumerate(zip(before[env], slots, strict=True)):
+                    owner = (state if now in LIVE_STAGES else old).slots.blueprint[env, slot].item()
+                    events = {
+                        "germinated": was not in LIVE_STAGES and now in LIVE_STAGES,
+                        "blended": was != Stage.BLENDING and now == Stage.BLENDING,
+                        "fossilized": was != Stage.FOSSILIZED and now == Stage.FOSSILIZED,
+                        "pruned": was in LIVE_STAGES and now not in LIVE_STAGES,
+                    }
+                    for name in (name for name, happened in events.items() if happened):
+                        counted[name] += 1
+                        by_blueprint[BLUEPRINT_NAMES[owner], name] += 1
+            before, old = stages(state), state
+        assert {name: line["seeds"][name] for name in counted} == dict(counted)
+        assert counted["germinated"] > ENVS
+        for name, row in line["blueprints"].items():
+            for event in ("germinated", "fossilized", "pruned"):
+                assert row[event] == by_blueprint[name, event], (name, event)
+    totals = {name: sum(line["seeds"][name] for line in random_run.lines) for name in ("germinated", "blended",
+              "fossilized", "pruned")}  # fmt: skip
+    assert vars(random_run.summary.seeds) == totals
+    assert min(totals[name] for name in ("germinated", "blended", "pruned")) > 0, "too tame to mean anything"
+
+
+def test_alpha_rows_are_all_subsets_of_the_seeds_that_are_seen_in_the_forward_pass(
+    random_run: Done, rounds: list[Round]
+) -> None:
+    """Fossils are evaluated with all others on, as this reward pays nothing for them."""
+    for line, played in zip(random_run.lines, rounds, strict=True):
+        rows = 0
+        for view in played.views:
+            slots = view.state.slots
+            for env, staged in enumerate(stages(view.state)):
+                seen = [slot for slot, stage in enumerate(staged) if stage in RUNNING_STAGES
+                        and stage != Stage.FOSSILIZED and slots.alpha[env, slot] > 0]  # fmt: skip
+                rows += 2 ** len(seen)
+        assert line["alpha_rows"] == pytest.approx(rows / (ENVS * STEPS))
+        assert line["alpha_rows"] > 1
+    mean = sum(line["alpha_rows"] for line in random_run.lines) / ROUNDS
+    assert random_run.summary.speed.alpha_rows == pytest.approx(mean)
+
+
+def test_every_episode_is_a_line_with_its_own_outcome(random_run: Done, rounds: list[Round], world: World) -> None:
+    order = [(number, env) for number in range(1, ROUNDS + 1) for env in range(ENVS)]
+    assert [(episode["round"], episode["env"]) for episode in random_run.episodes] == order
+    for episode in random_run.episodes:
+        played, env = rounds[episode["round"] - 1], episode["env"]
+        last, rewards = played.states[-1], played.rewards()[:, env].tolist()
+        recent = rewards[-20:]
+        mean = sum(recent) / 20
+        variance = sum((reward - mean) ** 2 for reward in recent) / 20
+        assert episode["accuracy"] == played.views[-1].state.signals.val_accuracy[env].item()
+        assert episode["param_ratio"] == pytest.approx(sizes(world, last)[env] / world.rules.reward.counts.host)
+        assert episode["reward"] == pytest.approx(sum(rewards))
+        assert episode["stability"] == pytest.approx(1 / (1 + variance))
+        assert episode["success"] == (episode["accuracy"] >= 80)
+        assert episode["env_steps"] == STEPS
+        assert episode["rollbacks"] == 0
+        own = stages(last)[env]
+        assert episode["seeds"]["unfinished"] == sum(
+            stage in LIVE_STAGES and stage != Stage.FOSSILIZED for stage in own
+        )
+        ends = episode["seeds"]["fossilized"] + episode["seeds"]["pruned"] + episode["seeds"]["unfinished"]
+        assert episode["seeds"]["germinated"] == ends
+
+
+def test_the_means_of_a_line_are_those_of_its_episodes(random_run: Done, rounds: list[Round], world: World) -> None:
+    for number, line in enumerate(random_run.lines, start=1):
+        own = [episode for episode in random_run.episodes if episode["round"] == number]
+        for name in ("success", "stability", "param_ratio", "compute_cost"):
+            assert line["outcome"][name] == pytest.approx(sum(episode[name] for episode in own) / ENVS), name
+        assert line["parameters"] == pytest.approx(sum(sizes(world, rounds[number - 1].states[-1])) / ENVS)
+        assert sum(line["reward_terms"].values()) == pytest.approx(line["reward"]["mean"])
+        for name in ("germinated", "fossilized", "contributing", "pruned"):
+            assert line["seeds"][name] == sum(episode["seeds"][name] for episode in own)
+
+
+def beaten(one: dict, other: dict) -> bool:
+    better = (one["accuracy"] <= other["accuracy"], one["stability"] <= other["stability"],
+              one["param_ratio"] >= other["param_ratio"])  # fmt: skip
+    keys = ("accuracy", "stability", "param_ratio")
+    return all(better) and any(one[key] != other[key] for key in keys)
+
+
+def test_the_pareto_front_is_of_all_episodes_so_far(random_run: Done) -> None:
+    for number, line in enumerate(random_run.lines, start=1):
+        so_far = [episode for episode in random_run.episodes if episode["round"] <= number]
+        front = {(one["accuracy"], one["stability"], one["param_ratio"]) for one in so_far
+                 if not any(beaten(one, other) for other in so_far)}  # fmt: skip
+        assert line["pareto"]["front_size"] == len(front)
+        area, reached = 0.0, 2.0
+        for accuracy, _, ratio in sorted(front, key=lambda point: (-point[0], point[2])):
+            if ratio < reached:
+                area, reached = area + accuracy * (reached - ratio), ratio
+        assert line["pareto"]["hypervolume"] == pytest.approx(area)
+    last = random_run.lines[-1]["pareto"]
+    assert vars(random_run.summary.pareto) == pytest.approx(last)
+
+
+@pytest.mark.parametrize("name", ["random_run", "learning_run"])
+def test_env_steps_per_second_count_collecting_and_updating(name: str, request: pytest.FixtureRequest) -> None:
+    played: Done = request.getfixturevalue(name)
+    steps = played.summary.steps
+    for number, line in enumerate(played.lines, start=1):
+        assert line["round"] == number
+        assert line["env_steps"] == number * ENVS * steps
+        assert line["eps"] * (line["collect_seconds"] + line["update_seconds"]) == pytest.approx(ENVS * steps)
+        assert line["collect_seconds"] > 0
+    if name == "learning_run":
+        assert all(line["update_seconds"] > 1e-3 for line in played.lines)
+    speed = played.summary.speed
+    seconds = sum(line["collect_seconds"] + line["update_seconds"] for line in played.lines)
+    assert speed.seconds == pytest.approx(seconds)
+    assert speed.env_steps == len(played.lines) * ENVS * steps
+    assert speed.eps == pytest.approx(speed.env_steps / seconds)
+    assert (speed.train_samples, speed.val_samples) == (4, 16)
+    assert played.summary.wall_seconds > seconds
+
+
+def test_the_summary_tells_the_last_round(random_run: Done, rounds: list[Round], world: World) -> None:
+    summary, last = random_run.summary, rounds[-1]
+    assert summary.grown.accuracies == last.views[-1].state.signals.val_accuracy.tolist()
+    assert summary.grown.parameters == sizes(world, last.states[-1])
+    assert summary.reward == pytest.approx(last.rewards().sum(0).mean().item())
+    assert (summary.envs, summary.rounds, summary.steps, summary.rollbacks) == (ENVS, ROUNDS, STEPS, 0)
+    written = json.loads(random_run.folder.summary.read_text())
+    assert written["grown"]["best"] == max(summary.grown.accuracies)
+    assert written["grown"]["accuracy"] == pytest.approx(random_run.lines[-1]["accuracy"]["mean"])
+    assert written["grown"]["size"] == pytest.approx(random_run.lines[-1]["parameters"])
+    assert written["speed"]["eps"] == summary.speed.eps
+
+
+def test_the_control_plays_the_last_round_on_its_hosts_and_its_data(random_run: Done, world: World) -> None:
+    alone = [witnessed_round(world, WaitPolicy(), number).result for number in range(ROUNDS)]
+    assert alone[0].accuracies != alone[-1].accuracies, "any round would do"
+    control = random_run.summary.control
+    assert control is not None
+    assert control.accuracies == alone[-1].accuracies
+    assert control.parameters == alone[-1].parameters == [float(world.rules.reward.counts.host)] * ENVS
+    assert len(random_run.lines) == ROUNDS  # it leaves no line and no episode
+    assert len(random_run.episodes) == ROUNDS * ENVS
+
+
+def saved(done: Done, rounds_done: int) -> dict:
+    return dict(load_checkpoint(done.folder.checkpoint(rounds_done), CPU))
+
+
+def test_a_checkpoint_holds_the_sums_of_the_rounds_before_it(learning_run: Done) -> None:
+    for number in range(1, 5):
+        progress, so_far = saved(learning_run, number)["progress"], learning_run.lines[:number]
+        assert progress["rounds_done"] == number
+        seconds = sum(line["collect_seconds"] + line["update_seconds"] for line in so_far)
+        assert progress["seconds"] == pytest.approx(seconds)
+        assert progress["alpha_rows"] == pytest.approx(sum(line["alpha_rows"] for line in so_far))
+        assert progress["best_accuracy"] == pytest.approx(max(line["accuracy"]["mean"] for line in so_far))
+        assert len(progress["front"]) == so_far[-1]["pareto"]["front_size"]
+        own = learning_run.episodes[ENVS * (number - 1) : ENVS * number]
+        assert progress["accuracies"] == [episode["accuracy"] for episode in own]
+        assert progress["rewards"] == pytest.approx([episode["reward"] for episode in own])
+        learner = saved(learning_run, number)["learner"]
+        assert (learner["rounds"], learner["adam"]["steps"].item()) == (
+            number, sum(line["update"]["steps"] for line in so_far)
+        )  # fmt: skip
+
+
+def test_the_best_policy_is_the_one_that_played_the_best_round_with_its_weights(
+    learning_run: Done, world: World
+) -> None:
+    accuracies = [line["accuracy"]["mean"] for line in learning_run.lines]
+    best = accuracies.index(max(accuracies))
+    kept = dict(load_checkpoint(learning_run.folder.best, CPU))
+    after = saved(learning_run, best + 1)["learner"]
+    if best > 0:
+        before = saved(learning_run, best)["learner"]
+    else:
+        untrained = build_player(settings("ppo"), world).learner
+        assert untrained is not None
+        before = untrained.state_dict()
+    moved = 0
+    for name, weight in kept["learner"]["policy"].items():
+        assert torch.equal(weight, before["policy"][name]), name
+        moved += not torch.equal(weight, after["policy"][name])
+    assert moved > 10
+    assert torch.equal(kept["learner"]["adam"]["first"], before["adam"]["first"])
+    assert kept["learner"]["rounds"] == kept["progress"]["rounds_done"] == best
+
+
+@pytest.mark.parametrize(
+    ("every", "keep", "names"), [(2, 9, [2, 4, 5]), (3, 9, [3, 5]), (2, 2, [4, 5]), (1, 1, [5]), (0, 9, [5])]
+)
+def test_checkpoints_are_written_after_every_so_many_rounds_and_after_the_last(
+    tmp_path: Path, every: int, keep: int, names: list[int]
+) -> None:
+    few = settings("wait", envs=1, rounds=5, steps=1, checkpoint_every=every, checkpoint_keep=keep)
+    found = done(few, tmp_path).folder.checkpoints()
+    assert [path.name for path in found] == [f"checkpoint_{number:06d}.pt" for number in names]

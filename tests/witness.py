@@ -1,0 +1,66 @@
+"""An agent that keeps what it was shown and what it chose, so that a test can work a round out again by itself."""
+
+import io
+from typing import NamedTuple
+
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from esper_soa.agent.ppo import Learner
+from esper_soa.agent.protocol import Agent, Memory
+from esper_soa.agent.rollout import Rollout
+from esper_soa.env.world import World
+from esper_soa.ops.collect import Episode, Player
+from esper_soa.ops.progress import Progress
+from esper_soa.ops.tally import RoundResult
+from esper_soa.state import Action, Decision, EnvState, View
+
+
+class Witness:
+    """Plays as `agent` does."""
+
+    def __init__(self, agent: Agent) -> None:
+        self.agent = agent
+        self.views: list[View] = []
+        self.decisions: list[Decision] = []
+
+    def start(self, num_envs: int, device: torch.device) -> Memory:
+        return self.agent.start(num_envs, device)
+
+    def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
+        decision, memory = self.agent.act(view, memory)
+        self.views.append(view)
+        self.decisions.append(decision)
+        return decision, memory
+
+
+class Round(NamedTuple):
+    """One round of T env-steps as its agent saw it."""
+
+    views: list[View]  # T, of what the actions were decided on; with a learner one more, after the last env-step
+    decisions: list[Decision]
+    states: list[EnvState]  # T, after the actions took effect
+    result: RoundResult
+    rollout: Rollout | None
+
+    @property
+    def actions(self) -> list[Action]:
+        return [decision.action for decision in self.decisions]
+
+    def rewards(self) -> Tensor:
+        """Raw rewards float64 [T, N], as the differences of their sums."""
+        sums = torch.stack([state.totals.reward for state in self.states])
+        return sums.diff(dim=0, prepend=torch.zeros_like(sums[:1]))
+
+
+def witnessed_round(world: World, agent: Agent, number: int, learner: Learner | None = None) -> Round:
+    """Play round `number`."""
+    witness, quiet = Witness(agent), Progress(1, Console(file=io.StringIO()), "off")
+    episode = Episode(world, Player(witness, learner), number, quiet, "")
+    states = []
+    for step in range(world.rules.max_steps):
+        episode.step_(step)
+        states.append(episode.state)
+    result, rollout = episode.finish()
+    return Round(witness.views, witness.decisions, states, result, rollout)
