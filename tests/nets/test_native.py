@@ -1,10 +1,6 @@
 """The native kernels equal the plain torch functions that they stand in for, and say so where they cannot run."""
 
-import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -192,40 +188,6 @@ def test_only_a_cpu_has_native_kernels(device: str) -> None:
     assert not switch.choose("auto", torch.device(device)).native
     with pytest.raises(SettingError, match="float32 on a CPU"):
         switch.choose("on", torch.device(device))
-
-
-CHOOSE = (
-    "import torch; from esper_soa.nets.native import switch;"
-    "choice = switch.choose({setting!r}, torch.device('cpu')); print(choice.native, choice.fallback, choice.reason)"
-)
-
-
-def start(setting: str, **environment: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", CHOOSE.format(setting=setting)]
-    return subprocess.Popen(
-        command, env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-
-
-def test_without_a_compiler_auto_says_so_and_on_is_an_error(tmp_path: Path) -> None:
-    missing = {"CC": "/nonexistent/cc", "XDG_CACHE_HOME": str(tmp_path)}
-    auto, on = start("auto", **missing), start("on", **missing)
-    assert auto.communicate()[0].startswith("False True plain torch, slower: no native kernels, no C compiler")
-    assert "install gcc or clang, or set CC" in on.communicate()[1]
-    assert on.returncode != 0
-
-
-def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("not a folder")
-    said = start("auto", XDG_CACHE_HOME=str(tmp_path / "file")).communicate()[0]
-    assert said.startswith("False True")
-    assert "cannot be written" in said
-
-
-def test_two_processes_that_compile_at_once_both_get_the_kernels(tmp_path: Path) -> None:
-    both = [start("on", XDG_CACHE_HOME=str(tmp_path)) for _ in range(2)]
-    assert [process.communicate()[0][:4] for process in both] == ["True", "True"]
-    assert len(list((tmp_path / "esper_soa").iterdir())) == 1
 
 
 @pytest.mark.parametrize(("nets", "channels", "size", "classes"), [(1, 32, 4, 10), (3, 5, 8, 4), (2, 16, 1, 2)])

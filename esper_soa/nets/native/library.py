@@ -1,7 +1,8 @@
-"""Builds the C kernels of this folder with the system's compiler, once per machine, and loads them through ctypes.
+"""Builds the C kernels of this folder with the system's compiler, once per kind of CPU, and loads them through ctypes.
 
-The library lands in a cache folder under a name made of everything that decides its content, so that processes and
-versions never mix. `library` is called by sheet.py for every kernel; the record here mirrors sheet.h field by field.
+The library lands in a cache folder (cache.py) under a key of everything that decides its content but the compiler: once
+it is there, no compiler is needed and another one changes nothing. `library` is called by sheet.py for every kernel;
+the record here mirrors sheet.h field by field.
 """
 
 import ctypes
@@ -9,10 +10,17 @@ import hashlib
 import os
 import platform
 import shlex
+import signal
 import subprocess
 import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from types import FrameType
+
+from esper_soa.nets.native.cache import DRAFT, NativeError, cache_folder, drop_old_drafts, open_folder, store, stored
 
 FOLDER = Path(__file__).parent
 # Predictive commoning carries neighbouring pixels through registers that the tiles of taps.c need for their sums.
@@ -20,15 +28,12 @@ FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fno-math-errno", "-fno-trapping
 LINK = ("-shared", "-fPIC")
 LANES = 8  # floats in a vector of vec.h
 TIMEOUT = 120  # seconds for the compiler
+MESSAGE = 300  # letters of a compiler's complaint that are passed on
 
 KERNELS = ("block_train", "block_backward", "block_infer", "seed_forward", "seed_backward", "pool_forward",
            "pool_backward", "head_forward", "head_backward", "sgd_step", "cut_images",
            "train_networks", "validate_networks")  # fmt: skip
 POINTER = ctypes.c_void_p
-
-
-class NativeError(Exception):
-    """Why there are no native kernels here, in words for the user."""
 
 
 class Sheet(ctypes.Structure):
@@ -46,27 +51,59 @@ class Sheet(ctypes.Structure):
     ]
 
 
-def cache_folder() -> Path:
-    """Where compiled kernels are kept: $XDG_CACHE_HOME/esper_soa or ~/.cache/esper_soa."""
-    root = os.environ.get("XDG_CACHE_HOME", "")
-    return Path(root or os.path.expanduser("~/.cache")) / "esper_soa"
-
-
 def compiler() -> list[str]:
-    """The command that compiles C: $CC or cc."""
-    return shlex.split(os.environ.get("CC", "")) or ["cc"]
-
-
-def _run(command: list[str]) -> str:
+    """The command that compiles C: $CC or cc; raises NativeError where $CC is no command."""
+    said = os.environ.get("CC", "")
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=True)
-    except FileNotFoundError as error:
-        raise NativeError(f"no C compiler: {command[0]} is not there (install gcc or clang, or set CC)") from error
-    except subprocess.CalledProcessError as error:
-        raise NativeError(f"{shlex.join(command[:1])} failed: {error.stderr.strip()[-500:]}") from error
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise NativeError(f"{shlex.join(command[:1])} failed: {error}") from error
-    return done.stdout
+        return shlex.split(said) or ["cc"]
+    except ValueError as error:
+        raise NativeError(f"CC={said} is no command: {error}".replace("\n", " ")) from error
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """SIGINT and SIGTERM end the process here and now: nothing is under way yet that would have to be saved."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    heeded = [one for one in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(one) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, stop) for number in heeded}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _run(command: list[str], folder: Path) -> None:
+    """Run a compiler that keeps its own files in `folder`, in a process group that does not outlive this call."""
+    name = shlex.join(command[:1])
+    with _stoppable():
+        try:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                errors="replace", process_group=0, env=os.environ | {"TMPDIR": str(folder)},
+            )  # fmt: skip
+        except FileNotFoundError as error:
+            raise NativeError(f"no C compiler: {command[0]} is not there (install gcc or clang, or set CC)") from error
+        except (OSError, ValueError) as error:
+            raise NativeError(f"{name} failed: {error}") from error
+        try:
+            said = process.communicate(timeout=TIMEOUT)[1]
+        except subprocess.TimeoutExpired as error:
+            raise NativeError(f"{name} failed: it took more than {TIMEOUT} seconds") from error
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    if process.returncode:
+        lines = said.splitlines() or [f"status {process.returncode}"]
+        complaint = next((line for line in lines if "error" in line), lines[-1])
+        raise NativeError(f"{name} failed: {complaint[:MESSAGE]}")
 
 
 def _cpu() -> str:
@@ -74,50 +111,56 @@ def _cpu() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        return platform.processor() + platform.machine()
+        return platform.processor()
     return "\n".join(sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))}))
 
 
-def library_path(command: list[str]) -> Path:
-    """The file that `command` would build from the sources as they are."""
+def library_key() -> str:
+    """What the library is made of and for: sources, flags, processor, and the C library that it will be linked with."""
+    name = "CS_GNU_LIBC_VERSION"
+    libc = os.confstr(name) if name in os.confstr_names else None
     digest = hashlib.sha256()
-    for part in (*command, _run([*command, "--version"]), _cpu(), *FLAGS, *LINK):
+    for part in (platform.system(), platform.machine(), _cpu(), libc or "", *FLAGS, *LINK):
         digest.update(part.encode() + b"\0")
     for source in sorted(FOLDER.glob("*.[ch]")):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
-    return cache_folder() / f"nets-{digest.hexdigest()[:20]}.so"
+    return digest.hexdigest()[:20]
 
 
 def build() -> Path:
-    """Path of the compiled kernels, compiled if they are not in the cache; raises NativeError.
+    """Path of the compiled kernels, compiled if they are not in the cache; raises NativeError."""
+    folder, key = cache_folder(), library_key()
+    open_folder(folder)
+    return stored(folder, key) or _compiled(folder, key)
 
-    Safe against other processes: the file appears whole, under its final name, or not at all.
-    """
+
+def _compiled(folder: Path, key: str) -> Path:
     command = compiler()
-    path = library_path(command)
-    if path.is_file():
-        return path
     sources = [str(source) for source in sorted(FOLDER.glob("*.c"))]
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            draft = Path(folder) / path.name
-            _run([*command, *FLAGS, *LINK, *sources, "-o", str(draft), "-lm"])
-            os.replace(draft, path)
+        drop_old_drafts(folder)
+        with tempfile.TemporaryDirectory(prefix=DRAFT, dir=folder, ignore_cleanup_errors=True) as drafts:
+            draft = Path(drafts) / "nets.so"
+            _run([*command, *FLAGS, *LINK, *sources, "-o", str(draft), "-lm"], Path(drafts))
+            if not draft.is_file():
+                raise NativeError(f"{shlex.join(command[:1])} failed: it made no library")
+            return store(folder, key, draft)
     except OSError as error:
-        raise NativeError(f"the cache folder {path.parent} cannot be written: {error}") from error
-    return path
+        raise NativeError(f"the cache folder {folder} cannot be written: {error}") from error
 
 
 @cache
 def library() -> ctypes.CDLL:
-    """The kernels, ready to be called, built at the first call; raises NativeError."""
+    """The kernels, ready to be called, built at the first call; raises NativeError.
+
+    They are proven (proof.py) before a run takes them.
+    """
     path = build()
     try:
         library = ctypes.CDLL(str(path))
-    except OSError as error:
-        raise NativeError(f"{path} cannot be loaded: {error}") from error
-    for name in KERNELS:
-        function = library[name]
-        function.argtypes, function.restype = [POINTER], ctypes.c_int
+        for name in KERNELS:
+            function = library[name]
+            function.argtypes, function.restype = [POINTER], ctypes.c_int
+    except (OSError, AttributeError) as error:
+        raise NativeError(f"{path} cannot be loaded (delete it to have it built again): {error}") from error
     return library

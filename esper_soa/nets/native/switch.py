@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from esper_soa.errors import SettingError
-from esper_soa.nets.native.library import NativeError, library
+from esper_soa.nets.native.cache import NativeError
+from esper_soa.nets.native.proof import prove
 
 
 class Choice(NamedTuple):
@@ -30,7 +31,7 @@ def current() -> Choice:
 
 
 def choose(setting: str, device: torch.device, dtype: torch.dtype = torch.float32) -> Choice:
-    """Turn the native kernels on or off for this process; builds them where they are wanted.
+    """Turn the native kernels on or off for this process; builds and proves them where they are wanted.
 
     Raises SettingError for `on` where they cannot run; `auto` then stays with torch and says why.
     """
@@ -47,7 +48,7 @@ def _weigh(setting: str, device: torch.device, dtype: torch.dtype) -> Choice:
     if device.type != "cpu" or dtype != torch.float32:
         return Choice(False, f"plain torch (native kernels are for float32 on a CPU, not {dtype} on {device.type})")
     try:
-        library()
+        prove()
     except NativeError as error:
         return Choice(False, f"plain torch, slower: no native kernels, {error}", fallback=True)
     return Choice(True, "native, compiled for this CPU")

@@ -2,24 +2,8 @@
  * statistics. The layers' own kernels do the work; here is what stands between them. */
 #include <math.h>
 
-#include "chain.h"
 #include "head.h"
-#include "images.h"
-#include "sgd.h"
-
-typedef struct {
-    networks nets;
-    int64_t count, batch;
-    const int64_t *envs;   /* [count] */
-    crops images;          /* first [count, B] */
-    const int64_t *labels; /* [count, B] */
-    descent host, seed;    /* the rule alone */
-    float *loss;           /* [count], added to */
-    int64_t *hits;         /* [count], added to */
-    double *l2, *health, *ratio;               /* [N, slots]; NULL where no statistics are asked for */
-    uint8_t *vanishing, *exploding, *measured; /* [N, slots] */
-    double vanishing_norm, exploding_norm, tiny;
-} training;
+#include "train.h"
 
 /* One network while it trains. */
 typedef struct {

@@ -1,0 +1,26 @@
+/* One training step of whole networks: what it is given, and where its results go. */
+#ifndef ESPER_TRAIN_H
+#define ESPER_TRAIN_H
+
+#include "chain.h"
+#include "images.h"
+#include "sgd.h"
+
+typedef struct {
+    networks nets;
+    int64_t count, batch;
+    const int64_t *envs;   /* [count] */
+    crops images;          /* first [count, B] */
+    const int64_t *labels; /* [count, B] */
+    descent host, seed;    /* the rule alone */
+    float *loss;           /* [count], added to */
+    int64_t *hits;         /* [count], added to */
+    double *l2, *health, *ratio;               /* [N, slots]; NULL where no statistics are asked for */
+    uint8_t *vanishing, *exploding, *measured; /* [N, slots] */
+    double vanishing_norm, exploding_norm, tiny;
+} training;
+
+/* Returns 0, or 1 where memory is out. */
+int train_networks(const training *t);
+
+#endif

@@ -1,0 +1,24 @@
+/* Validation of whole networks: what it is given, and where its results go. */
+#ifndef ESPER_VALIDATE_H
+#define ESPER_VALIDATE_H
+
+#include "chain.h"
+#include "images.h"
+
+typedef struct {
+    networks nets;
+    int64_t count, images;
+    const int64_t *envs;        /* [count] */
+    const float *pixels;        /* [V, size, size, 3], the same for all networks; NULL where each has its own */
+    crops own;                  /* then: first [count, V] */
+    const int64_t *labels;      /* [V], or [count, V]; -1 does not count */
+    int64_t codes, ablated;     /* ablated: bit mask of the slots in which subsets differ */
+    const int64_t *code;        /* [codes]: seeds that are on, of those */
+    double *loss;               /* [count], sum over the images under the first code */
+    int64_t *hits, *counted;    /* [count, codes], [count] */
+} validation;
+
+/* Returns 0, or 1 where memory is out. */
+int validate_networks(const validation *v);
+
+#endif

@@ -1,0 +1,444 @@
+"""The compiled kernels on the disk: what is run, what is built again, what is refused, and what a stop leaves behind.
+
+All of it with real files and real processes. A compiler stands in that copies a library made before, so that no test
+waits for the real one; it notes how often it was asked.
+"""
+
+import ctypes
+import hashlib
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from esper_soa.nets.native import cache, library, proof
+
+pytestmark = pytest.mark.usefixtures("native")
+
+ROOT = Path(__file__).resolve().parents[2]
+LOAD = "from esper_soa.nets.native import library; library.library(); print(library.build())"  # needs no torch
+CHOOSE = (
+    "import torch; from esper_soa.nets.native import switch;"
+    "choice = switch.choose({setting!r}, torch.device('cpu')); print(choice.native, choice.fallback, choice.reason)"
+)
+NO_COMPILER = "/nonexistent/cc"
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs files of another user")
+
+
+def script(path: Path, text: str) -> str:
+    """An executable shell script; returns the command that runs it."""
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o700)
+    return str(path)
+
+
+# Finds what -o names.
+TARGET = 'while [ "$1" != -o ]; do shift; done; to=$2'
+
+
+def copying(folder: Path) -> str:
+    """A compiler that copies the library of this process."""
+    return script(folder / "copying", f"echo asked >> {folder}/asked; {TARGET}; cp {library.build()} $to")
+
+
+def asked(folder: Path) -> int:
+    notes = folder / "asked"
+    return len(notes.read_text().splitlines()) if notes.exists() else 0
+
+
+def start(code: str = LOAD, remove: tuple[str, ...] = (), **environment: str) -> subprocess.Popen[str]:
+    env = {name: value for name, value in (os.environ | environment).items() if name not in remove}
+    env["PYTHONPATH"] = str(ROOT)
+    return subprocess.Popen(
+        [sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = process.communicate()
+    return process.returncode, out.strip(), err
+
+
+@pytest.fixture
+def warm(tmp_path: Path) -> Path:
+    """A cache folder, within $XDG_CACHE_HOME=`tmp_path`, that holds the library and its digest."""
+    folder = tmp_path / "esper_soa"
+    cache.open_folder(folder)
+    drafts = folder / "draft-mine"
+    drafts.mkdir()
+    draft = drafts / "nets.so"
+    shutil.copy(library.build(), draft)
+    cache.store(folder, library.library_key(), draft)
+    drafts.rmdir()
+    return folder
+
+
+def files(folder: Path) -> tuple[Path, Path]:
+    """The only library of a cache folder, and its digest."""
+    held = sorted(folder.iterdir())
+    assert [path.suffix for path in held] == [".so", ".sha256"]
+    return held[0], held[1]
+
+
+def test_a_cache_that_is_warm_needs_no_compiler(warm: Path) -> None:
+    status, out, err = ended(start(XDG_CACHE_HOME=str(warm.parent), CC=NO_COMPILER, PATH=""))
+    assert (status, out) == (0, str(files(warm)[0])), err
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def zero_half(path: Path) -> None:
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        file.seek(size // 2)
+        file.write(bytes(size - size // 2))
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 0x10
+    path.write_bytes(content)
+
+
+def link(path: Path) -> None:
+    elsewhere = path.parent.parent / "elsewhere"
+    path.rename(elsewhere)
+    path.symlink_to(elsewhere)
+
+
+def open_to_others(path: Path) -> None:
+    path.chmod(0o770)
+
+
+DAMAGES = [cut, zero_half, flip, link, open_to_others, Path.unlink, lambda path: path.write_bytes(b"")]
+NAMES = ["cut", "half zeroed", "a bit flipped", "a link", "open to others", "gone", "empty"]
+
+
+@pytest.mark.parametrize("part", [0, 1], ids=["library", "digest"])
+@pytest.mark.parametrize("damage", DAMAGES, ids=NAMES)
+def test_what_is_not_as_it_was_stored_is_built_again(
+    warm: Path, tmp_path: Path, damage: Callable[[Path], None], part: int
+) -> None:
+    good, key = files(warm)[0].read_bytes(), library.library_key()
+    assert cache.stored(warm, key) == files(warm)[0]
+    damage(files(warm)[part])
+    assert cache.stored(warm, key) is None
+    status, out, err = ended(start(XDG_CACHE_HOME=str(tmp_path), CC=copying(tmp_path)))
+    assert (status, asked(tmp_path)) == (0, 1), err
+    found, digest = files(warm)
+    assert out == str(found)
+    assert found.read_bytes() == good
+    assert not found.is_symlink()
+    assert not digest.is_symlink()
+    assert cache.stored(warm, key) == found
+
+
+def test_a_damaged_library_without_a_compiler_is_no_crash_but_a_word(warm: Path) -> None:
+    cut(files(warm)[0])
+    status, _, err = ended(start(XDG_CACHE_HOME=str(warm.parent), CC=NO_COMPILER))
+    assert status == 1
+    assert err.splitlines()[-1].endswith(
+        "no C compiler: /nonexistent/cc is not there (install gcc or clang, or set CC)"
+    )
+
+
+def test_the_digest_is_one_that_sha256sum_understands(warm: Path) -> None:
+    said = files(warm)[1].read_text()
+    assert said == f"{hashlib.sha256(files(warm)[0].read_bytes()).hexdigest()}  {files(warm)[0].name}\n"
+
+
+def test_all_that_is_stored_is_closed_to_others_whatever_the_umask(tmp_path: Path) -> None:
+    code = f"import os; os.umask(0); {LOAD}"
+    assert ended(start(code, XDG_CACHE_HOME=str(tmp_path), CC=copying(tmp_path)))[0] == 0
+    folder = tmp_path / "esper_soa"
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (folder, *files(folder))] == [0o700, 0o700, 0o600]
+
+
+def test_library_and_digest_are_on_the_disk_before_their_names_are(warm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    really_sync, really_replace = os.fsync, os.replace
+
+    def sync(handle: int) -> None:
+        done.append("sync " + Path(os.readlink(f"/proc/self/fd/{handle}")).name)
+        really_sync(handle)
+
+    def replace(one: Path, other: Path) -> None:
+        done.append("name " + other.suffix)
+        really_replace(one, other)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(os, "replace", replace)
+    draft = warm / "nets.so"
+    shutil.copy(library.build(), draft)
+    cache.store(warm, "key", draft)
+    assert done == ["sync nets.so", "name .so", "sync digest", "sync esper_soa", "name .sha256", "sync esper_soa"]
+
+
+def refusal(folder: Path) -> str:
+    """Why the folder is refused, as a process says that finds no compiler either."""
+    status, _, err = ended(start(XDG_CACHE_HOME=str(folder.parent), CC=NO_COMPILER))
+    assert status == 1
+    return err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o722])
+def test_a_folder_that_others_can_write_in_is_refused(warm: Path, mode: int) -> None:
+    warm.chmod(mode)
+    assert f"others can write in the cache folder {warm} (mode {mode:o}): delete it" in refusal(warm)
+
+
+def test_a_folder_that_others_can_only_read_is_closed_to_them(warm: Path) -> None:
+    warm.chmod(0o755)
+    status, _, err = ended(start(XDG_CACHE_HOME=str(warm.parent), CC=NO_COMPILER))
+    assert status == 0, err
+    assert stat.S_IMODE(warm.stat().st_mode) == 0o700
+
+
+@as_root
+def test_a_folder_of_another_user_is_refused(warm: Path) -> None:
+    os.chown(warm, 54321, 54321)
+    assert f"the cache folder {warm} belongs to user 54321" in refusal(warm)
+
+
+@as_root
+@pytest.mark.parametrize("part", [0, 1], ids=["library", "digest"])
+def test_a_file_of_another_user_is_not_trusted(warm: Path, part: int) -> None:
+    os.chown(files(warm)[part], 54321, 54321)
+    assert cache.stored(warm, library.library_key()) is None
+
+
+@pytest.mark.parametrize("dangling", [False, True])
+def test_a_link_for_a_folder_is_refused(warm: Path, dangling: bool) -> None:
+    elsewhere = warm.with_name("elsewhere")
+    warm.rename(elsewhere)
+    warm.symlink_to("nowhere" if dangling else elsewhere)
+    assert f"the cache folder {warm} is a link or no folder" in refusal(warm)
+    assert not warm.with_name("nowhere").exists()
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    assert "cannot be written" in refusal(tmp_path / "file" / "esper_soa")
+
+
+FOLDER = "from esper_soa.nets.native import cache; print(cache.cache_folder())"
+
+
+def test_without_home_the_user_database_says_where_the_cache_is(tmp_path: Path) -> None:
+    code = f"import os; os.chdir({str(tmp_path)!r}); {FOLDER}; import pwd; print(pwd.getpwuid(os.geteuid()).pw_dir)"
+    for environment in ({}, {"HOME": ""}, {"HOME": "relative"}, {"XDG_CACHE_HOME": "relative"}):
+        gone = tuple(name for name in ("HOME", "XDG_CACHE_HOME") if name not in environment)
+        status, out, err = ended(start(code, gone, **environment))
+        assert status == 0, err
+        folder, home = out.splitlines()
+        assert folder == f"{home}/.cache/esper_soa"
+    assert not list(tmp_path.iterdir())
+
+
+def test_home_and_the_cache_folder_of_the_environment_are_heeded(tmp_path: Path) -> None:
+    home = start(FOLDER, ("XDG_CACHE_HOME",), HOME=str(tmp_path))
+    both = start(FOLDER, HOME="/nonexistent", XDG_CACHE_HOME=str(tmp_path))
+    assert [ended(one)[1] for one in (home, both)] == [f"{tmp_path}/.cache/esper_soa", f"{tmp_path}/esper_soa"]
+
+
+@as_root
+def test_a_user_without_any_home_is_told_what_to_set() -> None:
+    code = f"from esper_soa.nets.native import cache; import os; os.setuid(54321); {FOLDER}"
+    status, _, err = ended(start(code, ("HOME", "XDG_CACHE_HOME")))
+    assert status == 1
+    assert err.splitlines()[-1].endswith("no home folder to keep them in (set HOME or XDG_CACHE_HOME)")
+
+
+@pytest.mark.parametrize(
+    ("command", "word"),
+    [
+        ("gcc 'x", "CC=gcc 'x is no command: No closing quotation"),
+        ("true", "true failed: it made no library"),
+        ("false", "false failed: status 1"),
+        ("/", "/ failed: "),
+        ("cp /dev/null", "cp failed: "),
+    ],
+)
+def test_a_compiler_that_is_none_is_named_in_one_line(tmp_path: Path, command: str, word: str) -> None:
+    code = (
+        "from esper_soa.nets.native import cache, library\n"
+        "try:\n    library.library()\n"
+        "except cache.NativeError as error:\n    print(error)"
+    )
+    status, out, err = ended(start(code, XDG_CACHE_HOME=str(tmp_path), CC=command))
+    assert status == 0, err
+    assert word in out
+    assert len(out.splitlines()) == 1
+    assert not list((tmp_path / "esper_soa").iterdir())
+
+
+def test_without_a_compiler_auto_says_so_and_on_is_an_error(tmp_path: Path) -> None:
+    missing = {"CC": NO_COMPILER, "XDG_CACHE_HOME": str(tmp_path)}
+    auto, on = start(CHOOSE.format(setting="auto"), **missing), start(CHOOSE.format(setting="on"), **missing)
+    assert ended(auto)[1].startswith("False True plain torch, slower: no native kernels, no C compiler")
+    status, _, err = ended(on)
+    assert status == 1
+    assert "SettingError: compute.native=on: must be auto or off here" in err
+    assert "install gcc or clang, or set CC" in err
+
+
+def test_processes_that_compile_at_once_all_get_the_kernels(tmp_path: Path) -> None:
+    slow = script(tmp_path / "slow", f"sleep 0.3; exec {copying(tmp_path)} $*")
+    outs = [ended(one) for one in [start(XDG_CACHE_HOME=str(tmp_path), CC=slow) for _ in range(4)]]
+    found, _ = files(tmp_path / "esper_soa")
+    assert [one[:2] for one in outs] == [(0, str(found))] * 4
+    assert cache.stored(found.parent, library.library_key()) == found
+
+
+# --- stops
+
+TRAIN = "import sys; sys.argv = ['train', '+experiment=smoke', {options}]; from esper_soa.train import main; main()"
+
+
+def endless(folder: Path) -> str:
+    """A compiler that writes half a library, notes its own and its helper's process ids, and goes on for ever."""
+    here = f"{TARGET}; head -c 100000 {library.build()} > $to; touch $TMPDIR/more"
+    ids = f"echo $$ $! > {folder}/new; mv {folder}/new {folder}/ids"
+    return script(folder / "endless", f"{here}; sleep 300 & {ids}; wait")
+
+
+def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+    while not path.exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+
+
+def alive(number: int) -> bool:
+    """Whether a process runs: not one that has ended and that nobody has asked for."""
+    try:
+        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until_gone(numbers: list[int]) -> None:
+    while any(alive(number) for number in numbers):
+        time.sleep(0.02)
+
+
+def test_a_run_that_is_stopped_while_it_compiles_ends_at_once_and_leaves_nothing(tmp_path: Path) -> None:
+    cases = [("on", signal.SIGINT, 130), ("auto", signal.SIGTERM, 143)]
+    begun = []
+    for setting, _, _ in cases:
+        folder = tmp_path / setting
+        folder.mkdir()
+        options = f"'run_dir={folder}/run', 'compute.native={setting}'"
+        begun.append(start(TRAIN.format(options=options), XDG_CACHE_HOME=str(folder), CC=endless(folder)))
+    for (setting, number, status), process in zip(cases, begun, strict=True):
+        wait_for(tmp_path / setting / "ids", process)
+        process.send_signal(number)
+        assert ended(process)[0] == status
+        wait_until_gone([int(one) for one in (tmp_path / setting / "ids").read_text().split()])
+        assert not list((tmp_path / setting / "esper_soa").iterdir())
+
+
+def test_a_build_that_is_killed_leaves_nothing_that_is_trusted(tmp_path: Path) -> None:
+    folder = tmp_path / "esper_soa"
+    process = start(XDG_CACHE_HOME=str(tmp_path), CC=endless(tmp_path))
+    wait_for(tmp_path / "ids", process)
+    process.kill()
+    process.communicate()
+    os.killpg(int((tmp_path / "ids").read_text().split()[0]), signal.SIGKILL)
+    (left,) = folder.iterdir()
+    assert (left / "nets.so").stat().st_size == 100_000
+    assert cache.stored(folder, library.library_key()) is None
+    assert ended(start(XDG_CACHE_HOME=str(tmp_path), CC=copying(tmp_path)))[0] == 0
+    assert left.exists()  # it may be that of a process at work
+    os.utime(left, (0, 0))
+    cut(folder / next(folder.glob("*.so")))
+    assert ended(start(XDG_CACHE_HOME=str(tmp_path), CC=copying(tmp_path)))[0] == 0
+    assert not left.exists()
+    assert asked(tmp_path) == 2
+
+
+def test_a_library_whose_digest_was_not_written_yet_is_not_trusted(warm: Path) -> None:
+    files(warm)[1].unlink()
+    assert cache.stored(warm, library.library_key()) is None
+
+
+# --- proof
+
+
+def test_every_record_lies_in_memory_as_ctypes_thinks() -> None:
+    proof.compare_records(proof.RECORDS)
+    for name, record in proof.RECORDS.items():
+        fields = list(record._fields_)
+        swapped = [*fields[:-2], fields[-1], fields[-2]]
+        for changed in (fields[:-1], [*fields, ("more", ctypes.c_int64)], swapped):
+            other = type(name, (ctypes.Structure,), {"_fields_": changed})
+            with pytest.raises(cache.NativeError, match=f"another record {name}"):
+                proof.compare_records(proof.RECORDS | {name: other})
+        with pytest.raises(cache.NativeError, match=f"unknown record {name}"):
+            proof.compare_records({kept: one for kept, one in proof.RECORDS.items() if kept != name})
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_proof_compares_all_that_a_step_changes_and_finds_rounding_alone(seed: int) -> None:
+    given, errors = proof.draw(seed), dict(proof.differences(seed))
+    assert all(error < 1e-5 for error in errors.values()), errors
+    theirs = proof.torch_results(given)
+    assert errors.keys() == theirs.keys()
+    for name in ("host", "host_speed", "statistics", "seed", "seed_speed"):
+        moved = (theirs[name] - given._asdict()[name].double()).abs()
+        assert (moved.amax(1) > 1e-4).all(), name  # in the network of every kind
+
+
+def test_a_processor_of_another_kind_has_another_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    key = library.library_key()
+    monkeypatch.setattr(library, "FLAGS", library.FLAGS[:-1])
+    assert library.library_key() != key
+
+
+# What a broken compiler, or a library of other sources, might have in a kernel: a text of a source, and another for it.
+BREAKS = {
+    "no momentum": ("sgd.c", "= momentum \\* speed", "= 0 * speed"),
+    "no gate": ("join.c", "j->alpha \\* j->gate.out.b.", "j->alpha"),
+    "all seeds are on": ("validate.c", "net->v->ablated : 0", "0 : 0"),
+    "other order": ("sheet.h", "height, width", "width, height"),
+}
+
+
+def breaking(folder: Path, source: str, text: str, other: str) -> str:
+    """The C compiler without optimisation, on sources of which one is changed."""
+    copies = folder / "sources"
+    shutil.copytree(library.FOLDER, copies)
+    flags = " ".join(flag for flag in (*library.FLAGS, *library.LINK) if flag != "-O3")
+    change = f'cp {source} before; sed -i "s/{text}/{other}/" {source}; if cmp -s before {source}; then exit 1; fi'
+    return script(folder / "breaking", f"set -e; cd {copies}; {change}; {TARGET}; exec cc {flags} *.c -o $to -lm")
+
+
+def test_a_library_that_computes_something_else_is_not_taken(tmp_path: Path) -> None:
+    both = CHOOSE.format(setting="auto") + "; switch.choose('on', torch.device('cpu'))"
+    wrong = {"CC": breaking(tmp_path, *BREAKS["no momentum"]), "XDG_CACHE_HOME": str(tmp_path)}
+    status, out, err = ended(start(both, **wrong))
+    assert status == 1
+    assert out.startswith("False True plain torch, slower: no native kernels, ")
+    assert "computes host of a small network otherwise than torch, by " in out
+    assert "SettingError: compute.native=on: must be auto or off here" in err
+    assert "otherwise than torch" in err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [("no gate", "otherwise than torch"), ("all seeds are on", "validation"), ("other order", "record sheet.height")],
+)
+def test_a_broken_kernel_of_any_kind_is_found(tmp_path: Path, name: str, word: str) -> None:
+    code = "from esper_soa.nets.native import proof; proof.prove()"
+    status, _, err = ended(start(code, CC=breaking(tmp_path, *BREAKS[name]), XDG_CACHE_HOME=str(tmp_path)))
+    assert status == 1
+    assert word in err.splitlines()[-1]
