@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from esper_soa.ops.statistics import Interval, bootstrap_iqm, interquartile_mean
+from esper_soa.ops.statistics import Interval, interquartile_mean, iqm_interval
 
 try:
     from scipy.stats import mannwhitneyu
@@ -30,7 +30,7 @@ except ImportError:
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 POLICIES = ("ppo", "heuristic", "random", "wait")
-CONFIDENCE, RESAMPLES = 0.95, 10_000
+CONFIDENCE = 0.95
 
 
 class Seed(NamedTuple):
@@ -98,7 +98,7 @@ def judge(seeds: list[Seed]) -> list[Row]:
     for name in POLICIES:
         net = [seed.net[name] for seed in seeds]
         p = None if name == "ppo" else float(mannwhitneyu(learned, net, alternative="two-sided", method="exact").pvalue)
-        interval = bootstrap_iqm(net, CONFIDENCE, RESAMPLES, 0)
+        interval = iqm_interval(net, CONFIDENCE)
         accuracy = interquartile_mean([seed.accuracy[name] for seed in seeds])
         rows.append(Row(name, interval, accuracy, sum(a > b for a, b in zip(learned, net, strict=True)), p))
     return rows
@@ -144,7 +144,7 @@ def main() -> None:
     one = seeds[0]
     print(f"{options.experiment} on {one.data}: {len(seeds)} seeds, {one.train_steps} env-steps of training each; "
           f"{one.samples} episodes ({one.eval_steps} env-steps) of every policy per seed, on hosts that training never "
-          f"met;\ninterquartile means over seeds with {CONFIDENCE:.0%} bootstrap intervals; {wall / 60:.1f} minutes, "
+          f"met;\ninterquartile means over seeds with {CONFIDENCE:.0%} t intervals; {wall / 60:.1f} minutes, "
           f"{options.jobs} processes of one thread\n\n{table(rows, seeds)}\n")  # fmt: skip
     record = {
         "name": "learning", "experiment": options.experiment, "settings": options.settings, "data": one.data,

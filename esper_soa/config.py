@@ -159,7 +159,6 @@ class EvaluateConfig:
     seed: int = 0  # of the evaluation's own hosts, data orders and draws, which training never meets
     deterministic: bool = True  # the learned policy takes its likeliest choice instead of sampling
     confidence: float = 0.95  # of the intervals
-    resamples: int = 10_000  # of the bootstrap
     name: str = "evaluation"
     run_dir: str = ""  # folder of the results; "" = runs/<name>/<time>
     device: str = "auto"
@@ -178,7 +177,6 @@ class EvaluateConfig:
         check(self.envs >= 0, "envs", self.envs, "at least 0 (0 = as in training)")
         check(0 <= self.seed < 2**31, "seed", self.seed, "between 0 and 2147483647")
         check(0 < self.confidence < 1, "confidence", self.confidence, "between 0 and 1")
-        check(self.resamples >= 100, "resamples", self.resamples, "at least 100")
         check_choice("progress", self.progress, PROGRESS_STYLES)
         _check_place(self.name, self.device)
 

@@ -32,7 +32,7 @@ from esper_soa.ops.device import apply_threads, device_name, resolve_device
 from esper_soa.ops.progress import LOGGER, Progress, logging_to, say
 from esper_soa.ops.resume import Saved, read_run
 from esper_soa.ops.rundir import RunFolder, claimed, find_checkpoint, write_versions
-from esper_soa.ops.statistics import Interval, bootstrap_difference, bootstrap_mean
+from esper_soa.ops.statistics import Interval, difference_interval, mean_interval
 from esper_soa.ops.telemetry import finite_record
 from esper_soa.trainer import build_world
 
@@ -110,11 +110,10 @@ def score(world: World, agent: Agent, episodes: int, progress: Progress, label: 
 def judge(scores: dict[str, Scores], cfg: EvaluateConfig) -> list[Verdict]:
     """Means and intervals of every policy, each set against the first."""
     names = list(scores)
-    how = (cfg.confidence, cfg.resamples, cfg.seed)
     verdicts = []
     for name in names:
-        means = {field: bootstrap_mean(values, *how) for field, values in scores[name]._asdict().items()}
-        lead = None if name == names[0] else bootstrap_difference(scores[name].net, scores[names[0]].net, *how)
+        means = {field: mean_interval(values, cfg.confidence) for field, values in scores[name]._asdict().items()}
+        lead = None if name == names[0] else difference_interval(scores[name].net, scores[names[0]].net, cfg.confidence)
         verdicts.append(Verdict(name, means, lead))
     return verdicts
 
@@ -186,10 +185,10 @@ def evaluate(cfg: EvaluateConfig, folder: RunFolder) -> list[Verdict]:
         verdicts = judge(scores, cfg)
         facts = {"checkpoint": str(checkpoint), "rounds_done": saved.progress.rounds_done, "seed": cfg.seed,
                  "envs": run.envs, "episodes": cfg.episodes, "steps": run.steps, "deterministic": cfg.deterministic,
-                 "confidence": cfg.confidence, "resamples": cfg.resamples, "data": data}  # fmt: skip
+                 "confidence": cfg.confidence, "data": data}  # fmt: skip
         write_results(folder.evaluation, facts, scores, verdicts)
         played = f"{cfg.episodes} episodes of {run.envs} envs and {run.steps} env-steps"
-        title = f"{run.task.name} on {images.name}: {played}, means with {cfg.confidence:.0%} bootstrap intervals"
+        title = f"{run.task.name} on {images.name}: {played}, means with {cfg.confidence:.0%} t intervals"
         text = f"{title}\n{as_text(verdict_table(verdicts))}"
         (folder.path / "evaluation.txt").write_text(text, encoding="utf-8")
         say(console, text)

@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorClass
 from torch import Tensor
 
-from esper_soa.vocabulary import COOLDOWN_STAGES, LIVE_STAGES, RUNNING_STAGES, Stage
+from esper_soa.vocabulary import LIVE_STAGES, RUNNING_STAGES, Stage
 
 LEDGER_FLOAT = torch.float64
 Record = TypeVar("Record", bound=TensorClass)
@@ -97,11 +97,6 @@ class Slots(TensorClass["tensor_only", "frozen"]):
     def running(self) -> Tensor:
         """bool [N, S]: the seed takes part in the forward pass (TRAINING to FOSSILIZED)."""
         return stage_in(self.stage, RUNNING_STAGES)
-
-    @property
-    def cooling(self) -> Tensor:
-        """bool [N, S]: pruned, embargoed or resetting."""
-        return stage_in(self.stage, COOLDOWN_STAGES)
 
     @property
     def improvement(self) -> Tensor:

@@ -21,14 +21,12 @@ class Stage:
     EMPTY = 11
 
 
-NUM_STAGE_CODES = 12
 STAGE_NAMES = (
     "unknown", "dormant", "germinated", "training", "blending", "retired",
     "holding", "fossilized", "pruned", "embargoed", "resetting", "empty",
 )  # fmt: skip
 LIVE_STAGES = (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED)
 RUNNING_STAGES = (Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED)
-COOLDOWN_STAGES = (Stage.PRUNED, Stage.EMBARGOED, Stage.RESETTING)
 
 
 class Op:
@@ -90,9 +88,6 @@ class Blend:
     ADD = 1
     MULTIPLY = 2
     GATE = 3
-
-
-BLEND_NAMES = ("", "add", "multiply", "gate")
 
 
 class Style:

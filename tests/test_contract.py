@@ -13,7 +13,7 @@ from esper_soa.agent.scripted import HeuristicPolicy, RandomPolicy, SchedulePoli
 from esper_soa.env.config import REWARD_MODES, RewardConfig
 from esper_soa.env.step import guard_, look, measure_, perceive, respond
 from esper_soa.state import Action, EnvState, Masks, Measurements
-from esper_soa.vocabulary import HEAD_NAMES, NUM_STAGE_CODES, OP_NAMES, Op, Stage, head_sizes
+from esper_soa.vocabulary import HEAD_NAMES, OP_NAMES, STAGE_NAMES, Op, Stage, head_sizes
 
 # Stages that may follow one another; RESETTING ends in EMPTY, where a seed is germinated.
 TRANSITIONS = {
@@ -27,7 +27,7 @@ TRANSITIONS = {
     Stage.EMBARGOED: (Stage.RESETTING,),
     Stage.RESETTING: (Stage.EMPTY,),
 }
-LEGAL = torch.zeros(NUM_STAGE_CODES, NUM_STAGE_CODES, dtype=torch.bool)
+LEGAL = torch.zeros(len(STAGE_NAMES), len(STAGE_NAMES), dtype=torch.bool)
 for before, successors in TRANSITIONS.items():
     LEGAL[before, list(successors)] = True
 

@@ -41,7 +41,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def asked(trained: Path, **changed: object) -> EvaluateConfig:
-    cfg = EvaluateConfig(checkpoint=str(trained), policies=["ppo", "random", "wait"], episodes=2, resamples=200,
+    cfg = EvaluateConfig(checkpoint=str(trained), policies=["ppo", "random", "wait"], episodes=2,
                          progress="off", compute=ComputeConfig(threads=1))  # fmt: skip
     return replace(cfg, **changed)  # type: ignore[arg-type]
 
@@ -96,7 +96,7 @@ def test_the_rent_is_the_logarithm_of_the_growth_up_to_a_limit() -> None:
 def test_a_policy_is_set_against_the_first_pair_by_pair() -> None:
     none = [0.0, 0.0]
     scores = {"wait": Scores(none, none, [10.0, 50.0], none), "random": Scores(none, none, [12.0, 52.0], none)}
-    first, second = judge(scores, EvaluateConfig(checkpoint="x", resamples=100))
+    first, second = judge(scores, EvaluateConfig(checkpoint="x"))
     assert first.lead is None
     assert second.lead == (2.0, 2.0, 2.0)
     assert second.means["net"].mean == 32.0

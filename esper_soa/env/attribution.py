@@ -83,17 +83,6 @@ def sampled_shapley_values(
     return torch.where(usable, pairs.mean(1), 0.0), torch.where(usable, error, 0.0), known
 
 
-def marginal_contributions(subset: Tensor, accuracy: Tensor, ablated: Tensor) -> Tensor:
-    """Mean accuracy of the rows with a seed less that of the rows without it [N, S]; 0 where either is missing."""
-    bits = 1 << torch.arange(ablated.shape[1], device=subset.device)
-    valid = (subset >= 0)[:, None, :]
-    has = ((subset[:, None, :] & bits[None, :, None]) != 0) & valid
-    lacks = ~has & valid
-    mean_with = torch.where(has, accuracy[:, None, :], 0.0).sum(-1) / has.sum(-1).clamp(min=1)
-    mean_without = torch.where(lacks, accuracy[:, None, :], 0.0).sum(-1) / lacks.sum(-1).clamp(min=1)
-    return torch.where(ablated & has.any(-1) & lacks.any(-1), mean_with - mean_without, 0.0)
-
-
 def pair_interactions(subset: Tensor, accuracy: Tensor, ablated: Tensor) -> Tensor:
     """v(ij) - v(i) - v(j) + v(none) [N, S, S] for pairs of ablated seeds, other seeds off; 0 where rows are missing."""
     num_slots = ablated.shape[1]

@@ -22,8 +22,6 @@ OBSERVED_STAGES = (
     Stage.HOLDING, Stage.FOSSILIZED, Stage.PRUNED, Stage.EMBARGOED, Stage.RESETTING,
 )  # fmt: skip
 FEATURE_LIMIT = 102.0  # beyond symlog / 7 of the largest float64; only infinities reach it
-NUM_ENV_FEATURES = 23
-NUM_SLOT_FEATURES = 31
 
 
 def observe(state: EnvState, max_steps: int) -> Observation:

@@ -154,11 +154,6 @@ def trade_offs(points: Tensor) -> Tensor:
     return distinct[pareto_front(*distinct.unbind(1))]
 
 
-def return_on_parameters(outcome: Outcomes) -> Tensor:
-    """Percent points of accuracy per parameter ratio, [N]."""
-    return outcome.accuracy / outcome.param_ratio
-
-
 def empty_blueprint_stats(device: torch.device) -> BlueprintStats:
     """Nothing seen yet."""
     count = torch.zeros(NUM_BLUEPRINTS, dtype=torch.int64, device=device)

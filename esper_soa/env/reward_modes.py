@@ -35,7 +35,10 @@ def score(inputs: RewardInputs, cfg: RewardConfig) -> tuple[RewardTerms, SlotRea
 
 
 def collect(parts: dict[str, Tensor], inputs: RewardInputs) -> RewardTerms:
-    """The terms by name, 0 where a mode has none, and their sum."""
+    """The terms by name, 0 where a mode has none, and their sum; ValueError for a name that RewardTerms lacks."""
+    strangers = sorted(set(parts).difference(TERM_NAMES))
+    if strangers:
+        raise ValueError(f"RewardTerms has no {', '.join(strangers)}: the total would pay what no table shows")
     zero = torch.zeros_like(inputs.val_accuracy)
     total = zero
     for part in parts.values():

@@ -69,14 +69,6 @@ class RewardInputs(TensorClass["tensor_only", "frozen"]):
     max_steps: Tensor  # int64
 
 
-def check_inputs(inputs: RewardInputs) -> None:
-    """Raise ValueError on inputs that contradict themselves; for inputs made by hand, as it reads from the device."""
-    if (inputs.contribution_known & inputs.has_seed & ~inputs.total_known.unsqueeze(1)).any():
-        raise ValueError("contribution_known without total_known: a measured seed implies a measured total")
-    if not (inputs.target.sum(1) == 1).all():
-        raise ValueError("target: must be one slot per env")
-
-
 class RewardTerms(TensorClass["tensor_only", "frozen"]):
     """The parts of the reward [N], float64 and signed: `total` is the sum of all the others."""
 

@@ -40,16 +40,12 @@ def record_boosts(state: EnvState, attribution: Attribution) -> EnvState:
     return state.replace(boosts=state.boosts.scatter(2, place.expand_as(boost), boost))
 
 
-def credit_for_boost(boost: Tensor, improvement: Tensor, weight: float = HINDSIGHT_WEIGHT) -> Tensor:
-    """Credit for one boost to a seed that went on to gain `improvement` points: 0 unless both are positive."""
-    return weight * torch.tanh(boost.clamp(min=0) * (HINDSIGHT_SLOPE * improvement.clamp(min=0)))
-
-
 def hindsight_credit(boosts: Tensor, beneficiary: Tensor, improvement: Tensor, step: Tensor) -> Tensor:
     """Credit float64 [N] for all boosts to the seeds in `beneficiary` (bool [N, S]), fossilised at env-step `step` [N].
 
-    A boost at env-step t counts PBRS_GAMMA ** (step - t) times what `credit_for_boost` gives it for `improvement` [N];
-    the sum is capped. Pairs without the beneficiary are masked, not left out: that is one pass over the ledger.
+    A positive boost at env-step t to a seed that went on to gain `improvement` [N] points, if that is positive, counts
+    HINDSIGHT_WEIGHT * tanh(HINDSIGHT_SLOPE * boost * improvement) * PBRS_GAMMA ** (step - t); the sum is capped.
+    Pairs without the beneficiary are masked, not left out: that is one pass over the ledger.
     """
     num_slots = beneficiary.shape[1]
     if num_slots < 2:

@@ -15,7 +15,6 @@ Knows nothing of networks or of the simulator. `exact_shapley` takes (subsets, v
 """
 
 from collections.abc import Callable
-from statistics import NormalDist
 from typing import NamedTuple
 
 import torch
@@ -24,6 +23,7 @@ from torch import Tensor
 from esper_soa.env.attribution import prefix_codes, shapley_values
 from esper_soa.env.config import MIN_SHAPLEY_SAMPLES
 from esper_soa.nets import streams
+from esper_soa.student import student_t
 
 MAX_EXACT_PLAYERS = 12  # a table of 4096 subsets
 MAX_SAMPLED_PLAYERS = 62  # a subset is the bits of an int64
@@ -102,18 +102,3 @@ def estimate(observations: Tensor, num_subsets: int) -> ShapleySample:
     error = observations.std(0) / count**0.5
     reach = student_t(1 - (1 - CONFIDENCE) / (2 * num_players), count - 1) * error
     return ShapleySample(mean, error, mean - reach, mean + reach, num_subsets)
-
-
-def student_t(probability: float, freedom: int) -> float:
-    """Quantile of Student's t by an expansion around the normal quantile (Abramowitz and Stegun 1964, 26.7.5).
-
-    Within 1.5 % for 5 or more degrees of freedom and probabilities up to 0.9999.
-    """
-    x = NormalDist().inv_cdf(probability)
-    terms = (
-        (x**3 + x) / 4,
-        (5 * x**5 + 16 * x**3 + 3 * x) / 96,
-        (3 * x**7 + 19 * x**5 + 17 * x**3 - 15 * x) / 384,
-        (79 * x**9 + 776 * x**7 + 1482 * x**5 - 1920 * x**3 - 945 * x) / 92160,
-    )
-    return x + sum(term / freedom**power for power, term in enumerate(terms, 1))

@@ -115,11 +115,6 @@ class OrderBook:
         return self.order
 
 
-def training_order(keys: Tensor, dataset_size: int, start: int, count: int) -> Tensor:
-    """Training images int64 [n, count] that envs with streams `keys` [n] draw after `start` others; see OrderBook."""
-    return OrderBook(keys, dataset_size).draw(start, count)
-
-
 def shuffled(keys: Tensor, size: int) -> Tensor:
     """One random permutation of 0 to size - 1 per key: int32 [n, size], by sorting hashes."""
     members = torch.arange(size, device=keys.device)

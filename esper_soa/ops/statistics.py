@@ -1,6 +1,9 @@
-"""Means and interquartile means with bootstrap confidence intervals, of one sample and of paired differences.
+"""Means and interquartile means with confidence intervals by Student's t, of one sample and of paired differences.
 
-Given lists of plain numbers by the evaluation and the benchmarks. Needs numpy, no torch.
+Given lists of plain numbers by the evaluation and the benchmarks. The intervals are those of samples whose means are
+normal: of six normal values they hold the mean with the confidence asked for, where a percentile bootstrap asked for
+95 % holds it in 86 %. Of few values of a skewed distribution they hold less (six exponential ones: 89 of 95 %). Needs
+numpy, no torch.
 """
 
 from collections.abc import Sequence
@@ -8,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-CHUNK = 1000  # resamples drawn at once
+from esper_soa.student import student_t
 
 
 class Interval(NamedTuple):
@@ -19,46 +22,42 @@ class Interval(NamedTuple):
     high: float
 
 
-def bootstrap_mean(values: Sequence[float], confidence: float, resamples: int, seed: int) -> Interval:
-    """The mean of `values` with its percentile bootstrap interval (Efron 1979).
+def mean_interval(values: Sequence[float], confidence: float) -> Interval:
+    """The mean of `values` and its t interval (Student 1908): n - 1 degrees of freedom, s / sqrt(n) as error.
 
-    The same seed draws the same places, so that intervals over paired samples use the same resamples. Of one value,
-    or values that are all the same, the interval is a point.
+    One value says nothing of its spread: its interval is infinite. Values that are all the same give a point.
     """
-    sample = np.asarray(values, dtype=np.float64)
-    generator = np.random.default_rng(seed)
-    means = []
-    for start in range(0, resamples, CHUNK):
-        places = generator.integers(0, len(sample), (min(CHUNK, resamples - start), len(sample)))
-        means.append(sample[places].mean(axis=1))
-    tail = (1 - confidence) / 2
-    low, high = np.quantile(np.concatenate(means), [tail, 1 - tail])
-    return Interval(float(sample.mean()), float(low), float(high))
+    return _trimmed(values, 0, confidence)
 
 
-def bootstrap_difference(
-    values: Sequence[float], others: Sequence[float], confidence: float, resamples: int, seed: int
-) -> Interval:
+def difference_interval(values: Sequence[float], others: Sequence[float], confidence: float) -> Interval:
     """The mean of values[i] - others[i] with its interval; both of the same length, paired by place."""
-    differences = [value - other for value, other in zip(values, others, strict=True)]
-    return bootstrap_mean(differences, confidence, resamples, seed)
+    return mean_interval([value - other for value, other in zip(values, others, strict=True)], confidence)
 
 
 def interquartile_mean(values: Sequence[float]) -> float:
     """The mean of what is left when a quarter of the values, rounded down, is cut off at each end."""
-    return float(_trimmed(np.asarray(values, dtype=np.float64)))
+    cut = len(values) // 4
+    return float(np.sort(np.asarray(values, dtype=np.float64))[cut : len(values) - cut].mean())
 
 
-def bootstrap_iqm(values: Sequence[float], confidence: float, resamples: int, seed: int) -> Interval:
-    """The interquartile mean of `values` with its percentile bootstrap interval (Agarwal et al. 2021)."""
-    sample = np.asarray(values, dtype=np.float64)
-    places = np.random.default_rng(seed).integers(0, len(sample), (resamples, len(sample)))
-    tail = (1 - confidence) / 2
-    low, high = np.quantile(_trimmed(sample[places]), [tail, 1 - tail])
-    return Interval(interquartile_mean(values), float(low), float(high))
+def iqm_interval(values: Sequence[float], confidence: float) -> Interval:
+    """The interquartile mean of `values` and the t interval of a trimmed mean."""
+    return _trimmed(values, len(values) // 4, confidence)
 
 
-def _trimmed(values: np.ndarray) -> np.ndarray:
-    """Interquartile mean over the last axis."""
-    cut = values.shape[-1] // 4
-    return np.sort(values, axis=-1)[..., cut : values.shape[-1] - cut].mean(axis=-1)
+def _trimmed(values: Sequence[float], cut: int, confidence: float) -> Interval:
+    """The mean without `cut` values at each end, and its t interval (Tukey and McLaughlin 1963).
+
+    The h values that are left decide: h - 1 degrees of freedom, and as error sqrt(SSD / (h (h - 1))), where SSD is the
+    sum of squared deviations of the winsorised sample, whose cut values are replaced by the nearest that is left.
+    """
+    ordered = np.sort(np.asarray(values, dtype=np.float64))
+    left = ordered[cut : len(ordered) - cut]
+    mean, count = float(left.mean()), len(left)
+    if count < 2:
+        return Interval(mean, -np.inf, np.inf)
+    winsorised = ordered.clip(left[0], left[-1])
+    error = np.sqrt(((winsorised - winsorised.mean()) ** 2).sum() / (count * (count - 1)))
+    reach = student_t((1 + confidence) / 2, count - 1) * float(error)
+    return Interval(mean, mean - reach, mean + reach)

@@ -8,7 +8,7 @@ from torch._dynamo.utils import counters
 
 from esper_soa.env.governor import initial_guard
 from esper_soa.env.lifecycle import empty_slots, idle_ramp
-from esper_soa.env.observation import NUM_ENV_FEATURES, NUM_SLOT_FEATURES, feature_names, observe
+from esper_soa.env.observation import feature_names, observe
 from esper_soa.env.reward import empty_totals
 from esper_soa.env.scaffold import empty_boosts
 from esper_soa.env.signals import initial_signals
@@ -54,7 +54,7 @@ def with_seed(state, **given):
 
 def test_names_and_features_agree_in_number_for_any_number_of_slots():
     for names in (("r0c0",), SLOT_NAMES, tuple(f"r0c{i}" for i in range(6))):
-        size = NUM_ENV_FEATURES + NUM_SLOT_FEATURES * len(names)
+        size = 23 + 31 * len(names)  # of the env, and of each slot
         assert len(set(feature_names(names))) == size
         assert observe(new_state(3, len(names)), MAX_STEPS).features.shape == (3, size)
 

@@ -16,7 +16,6 @@ from esper_soa.env.outcome import (
     outcomes,
     pareto_front,
     push_reward,
-    return_on_parameters,
     stability,
     trade_offs,
 )
@@ -72,7 +71,6 @@ def test_an_outcome_tells_accuracy_size_and_the_fate_of_the_seeds():
     assert outcome.reward.tolist() == [1.5, -2.5]
     assert outcome.num_steps.tolist() == [4, 3]
     assert outcome.compute_cost.tolist() == pytest.approx([1.02, 1.0])
-    assert return_on_parameters(outcome).tolist() == pytest.approx([80.0 / 1.305, 79.9])
 
 
 def test_every_fossil_costs_and_nothing_else_does():

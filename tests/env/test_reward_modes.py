@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from reward_cases import make_inputs
 
 from esper_soa.env.config import LossRewardConfig, RewardConfig
-from esper_soa.env.reward_modes import score
+from esper_soa.env.reward_modes import collect, score
 from esper_soa.env.reward_terms import PBRS_GAMMA, seed_potential, seed_shaping
 from esper_soa.vocabulary import Op, Stage
 
@@ -215,3 +215,11 @@ def test_shaping_telescopes_along_any_path(moves):
     paid = (discounts * seed_shaping(inputs, cfg)[0]).sum().item()
     potential = cfg.pbrs_weight * seed_potential(torch.tensor(stage), torch.tensor(age), cfg)
     assert paid == pytest.approx((PBRS_GAMMA**count * potential[-1] - potential[0]).item(), abs=1e-9)
+
+
+def test_a_term_that_the_record_lacks_is_refused_instead_of_paid_unseen() -> None:
+    inputs = make_inputs()
+    paid = torch.ones_like(inputs.val_accuracy)
+    assert collect({"drip": paid, "compute_rent": -3 * paid}, inputs).total.tolist() == [-2.0]
+    with pytest.raises(ValueError, match="tip: the total"):
+        collect({"drip": paid, "tip": paid}, inputs)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from reward_cases import empty_state, make_attribution
 
-from esper_soa.env.scaffold import credit_for_boost, hindsight_credit, record_boosts
+from esper_soa.env.scaffold import hindsight_credit, record_boosts
 
 
 def test_boosts_are_written_at_the_env_step_of_each_env():
@@ -33,11 +33,6 @@ def test_one_slot_has_no_pairs():
     assert after.boosts.shape == (2, 0, 3)
     credit = hindsight_credit(after.boosts, ~nothing.bool(), nothing[:, 0] + 5.0, torch.ones(2).long())
     assert credit.tolist() == [0.0, 0.0]
-
-
-def test_credit_needs_a_boost_and_a_gain():
-    credit = credit_for_boost(torch.tensor([-1.0, 1.0, 0.0, 1.0]), torch.tensor([2.0, -2.0, 2.0, 2.0]))
-    assert credit.tolist() == pytest.approx([0.0, 0.0, 0.0, 0.1 * math.tanh(0.2)])
 
 
 def test_only_the_pairs_of_the_beneficiary_count_and_only_for_a_gain():

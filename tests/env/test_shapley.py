@@ -6,10 +6,9 @@ import time
 
 import pytest
 import torch
-from scipy import stats
 
 from esper_soa.env import shapley
-from esper_soa.env.shapley import arrival_orders, exact_shapley, prefix_codes, sampled_shapley, student_t
+from esper_soa.env.shapley import arrival_orders, exact_shapley, prefix_codes, sampled_shapley
 
 PLAYERS = 6
 
@@ -177,12 +176,6 @@ def test_twenty_players_take_milliseconds():
 def test_too_few_samples_and_too_many_players_are_refused(players, samples):
     with pytest.raises(ValueError, match="sampled_shapley"):
         sampled_shapley(lambda subsets: subsets.sum(1).double(), players, samples)
-
-
-@pytest.mark.parametrize("freedom", [5, 9, 19, 100])
-@pytest.mark.parametrize("probability", [0.975, 0.99875, 0.9999])
-def test_the_quantile_of_students_t_is_close(probability, freedom):
-    assert student_t(probability, freedom) == pytest.approx(stats.t.ppf(probability, freedom), rel=0.015)
 
 
 def test_the_examples_of_the_documentation_run():

@@ -20,13 +20,16 @@ from esper_soa.nets.data import (
     split_validation_order,
     training_bank,
     training_batch,
-    training_order,
     validation_order,
 )
 from esper_soa.nets.datasets import ImageSet
 from esper_soa.nets.streams import AUGMENTATION, DATA_ORDER, integers, stream_keys
 
 MEAN, STD = (0.1, 0.2, 0.3), (0.5, 0.25, 0.125)
+
+
+def training_order(keys: torch.Tensor, dataset_size: int, start: int, count: int) -> torch.Tensor:
+    return OrderBook(keys, dataset_size).draw(start, count)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Attribution from coalition tables: marginals, interactions and Shapley values against the recordings.
+"""Attribution from coalition tables: interactions and Shapley values against the recordings.
 
 The reference estimates Shapley values from random permutations even where the whole table is known; ours are exact on
 purpose. So they must share out the same total as every recorded estimate, equal it where it has no spread, and lie
@@ -9,7 +9,7 @@ import pytest
 import torch
 from parity_vectors import load
 
-from esper_soa.env.attribution import marginal_contributions, pair_interactions, shapley_values
+from esper_soa.env.attribution import pair_interactions, shapley_values
 from esper_soa.nets.evaluation import subset_codes
 
 ORDERS = 100  # permutations behind a recorded estimate
@@ -22,13 +22,6 @@ def table(recorded, players):
     values = torch.from_numpy(recorded[f"n{players}_table"])
     accuracy = values.gather(1, subset.clamp(min=0))
     return subset, accuracy, torch.ones(len(subset), players, dtype=torch.bool)
-
-
-@pytest.mark.parametrize("players", range(1, 7))
-def test_marginal_contributions_over_the_evaluated_coalitions(players):
-    recorded = load("shapley")
-    ours = marginal_contributions(*table(recorded, players))
-    torch.testing.assert_close(ours, torch.from_numpy(recorded[f"n{players}_marginal"]), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("players", [2, 3])
