@@ -17,6 +17,7 @@ from esper_soa.vocabulary import BLUEPRINT_NAMES, CNN_BLUEPRINTS
 SIDES = ("engine", "baseline", "bare")
 STAGES = ("training", "blending", "holding", "fossilized")
 VALIDATIONS = ("auto", "separate", "fused")
+HOWS = ("auto", "eager", "compile")
 MIN_IMAGES = 1024  # of the synthetic training set
 
 
@@ -54,6 +55,7 @@ class EpsConfig:
     baseline_threads: int = 0  # of each process of a loop; 0 = 1, 2, 4 ... cores, whichever is fastest
     baseline_processes: int = 0  # that a loop is shared out over; 0 = one or one per core, whichever is faster
     baseline_validation: str = "auto"  # one pass per subset or all in one; auto = whichever is faster
+    bare_how: str = "auto"  # eager or compile (torch.compile); auto = whichever is faster
     limits: bool = True  # measure what the machine can do at most
     results: str = "benchmarks/results"  # folder of the results, this one for commits only; "" = they are only printed
     task: TaskConfig = field(default_factory=TaskConfig)
@@ -67,6 +69,7 @@ class EpsConfig:
         check_choice("stage", self.stage, STAGES)
         check_choice("blueprint", self.blueprint, tuple(BLUEPRINT_NAMES[code] for code in CNN_BLUEPRINTS))
         check_choice("baseline_validation", self.baseline_validation, VALIDATIONS)
+        check_choice("bare_how", self.bare_how, HOWS)
         for name in ("envs", "train_samples", "val_samples", "num_slots", "steps", "timed_steps", "warmup"):
             check(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         check("bare" not in self.sides or self.live == 0, "sides", self.sides, "without bare where live is above 0",

@@ -7,7 +7,7 @@ weights and batches from its own number, so that it comes to the same whichever 
 import math
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -121,20 +121,23 @@ class BareLoop:
                             weight_decay=cfg.task.weight_decay, fused=True) for net in self.nets
         ]  # fmt: skip
         self.how = "eager"
-        self.calls: Mapping[str, tuple[LossOf, LogitsOf]] = {
-            "eager": (loss_of, logits_of), "compile": (torch.compile(loss_of), torch.compile(logits_of)),
-        }  # fmt: skip
+        self.calls: tuple[LossOf, LogitsOf] = loss_of, logits_of
         self.done: list[Done] = []
 
     @staticmethod
     def forms(cfg: EpsConfig, device: torch.device) -> Forms:
-        """Eager, or compiled where there is a compiler; and the images of a validation pass."""
+        """Eager, or compiled too where there is a compiler; and the images of a validation pass."""
         compiler = device.type == "cuda" or shutil.which("g++") or shutil.which("clang++")
-        found: Forms = {"how": ("eager", "compile")} if compiler else {"how": ("eager",)}
+        both: tuple[str, ...] = ("eager", "compile") if compiler else ("eager",)
+        found: Forms = {"how": both if cfg.bare_how == "auto" else (cfg.bare_how,)}
         return found | validation_sizes(cfg, device, cfg.val_samples)
 
     def choose(self, setting: str, value: int | str) -> None:
         """One of the forms."""
+        if (setting, value) == ("how", "compile"):
+            self.calls = torch.compile(loss_of), torch.compile(logits_of)
+        elif setting == "how":
+            self.calls = loss_of, logits_of
         setattr(self, setting, value)
 
     def trial(self) -> float:
@@ -163,7 +166,7 @@ class BareLoop:
     def _one(self, place: int) -> Done:
         """Train and validate one host."""
         net, optimiser = self.nets[place], self.optimisers[place]
-        loss, logits = self.calls[self.how]
+        loss, logits = self.calls
         cast = torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == torch.bfloat16)
         net.train()
         for images, labels in self.batches:

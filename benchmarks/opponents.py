@@ -4,15 +4,13 @@ In its warm-up every layout is tried, one process of 1, 2, 4 ... threads and one
 within it every form of the loop; what was tried and chosen is part of the record. Built by benchmarks/eps.py.
 """
 
-import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 
 from benchmarks.crowd import Crowd
 from benchmarks.eps_config import EpsConfig, cores, doublings
-from benchmarks.loops import BareLoop, Played, PlainLoop, tune
+from benchmarks.loops import BareLoop, PlainLoop, Played, tune
 from benchmarks.timing import COLUMNS, BenchmarkError, Timing, in_columns
 from esper_soa.ops.device import resolve_device
 

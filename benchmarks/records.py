@@ -65,16 +65,14 @@ def kept(folder: Path) -> dict[str, list[Mapping]]:
 def newest(folder: Path, benchmark: str) -> tuple[list[Mapping], list[str]]:
     """The newest record of every file that counts, and what is wrong with newer ones that do not.
 
-    A record counts if it was made by the present method, of a commit.
+    A record counts if it was made by the present method, of a commit; those of other methods are history.
     """
     found, refused = [], []
     for name, records in kept(folder).items():
-        for record in reversed([one for one in records if one.get("benchmark") == benchmark]):
-            if record.get("method") != METHOD:
-                refused.append(f"{name}: {record['time']} was made by another method of measuring")
-            elif not clean(record["commit"]):
-                refused.append(f"{name}: {record['time']} is of no commit ({record['commit']})")
-            else:
+        present = [one for one in records if one.get("benchmark") == benchmark and one.get("method") == METHOD]
+        for record in reversed(present):
+            if clean(record["commit"]):
                 found.append(record)
                 break
+            refused.append(f"{name}: the record of {record['time']} is of no commit ({record['commit']})")
     return found, refused

@@ -24,8 +24,8 @@ from torch.profiler import ProfilerActivity, record_function
 from benchmarks import machine
 from benchmarks.eps import settings_from
 from benchmarks.eps_config import EpsConfig
-from benchmarks.report import declared
 from benchmarks.loops import PlainLoop, tune
+from benchmarks.report import declared
 from benchmarks.sides import EngineSide
 from esper_soa.errors import UserError
 from esper_soa.ops.device import resolve_device
