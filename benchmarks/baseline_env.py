@@ -4,7 +4,6 @@ The oracle that the stacked engine is tested against, and the opponent in benchm
 Weights come from outside through `load_flat`, data as tensors. Called by benchmarks/baseline_loop.py and by tests.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
@@ -14,8 +13,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.baseline_attribution import AttributionReading, ValidationReading, attribute, code_of, subset_codes
-from benchmarks.baseline_lifecycle import SlotMachine, TotalsRecord, clamp01
+from benchmarks.baseline_lifecycle import SlotMachine, TotalsRecord
 from benchmarks.baseline_modules import FlatModule, Gate, Graft, Host, make_seed
+from benchmarks.baseline_passes import (
+    GradientNorms,
+    TrainPass,
+    TrainReading,
+    ValidationPass,
+    read_together,
+    record_gradients,
+    tensor_norms,
+)
 from esper_soa.env.config import GatesConfig, LifecycleConfig
 from esper_soa.nets.config import TaskConfig, enabled_slots
 from esper_soa.vocabulary import (
@@ -36,9 +44,6 @@ Batches = Sequence[tuple[Tensor, Tensor]]  # images [B, 3, 32, 32] and labels [B
 
 Module = TypeVar("Module", bound=nn.Module)
 
-VANISHING = 1e-7  # norm of a parameter tensor's gradient
-EXPLODING = 10.0
-TINY = 1e-8  # gradient norms below this give no ratio
 MEASURED_STAGES = (Stage.TRAINING, Stage.BLENDING)
 PRUNABLE_STAGES = (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING)
 
@@ -66,33 +71,6 @@ class ScalarOutcome(NamedTuple):
     pruned_now: bool
 
 
-class GradientReading(NamedTuple):
-    """Gradient telemetry of one seed, field by field as in state.GradientStats."""
-
-    l2: float
-    health: float
-    vanishing: bool
-    exploding: bool
-    ratio: float
-
-
-class GradientNorms(NamedTuple):
-    """Norms of one seed's gradient before clipping, still on the device."""
-
-    seed: Tensor  # float64 [k], one per parameter tensor of seed and gate that has a gradient
-    seed_count: int  # numbers in them
-    host: Tensor  # float64 [], of the whole host
-    host_count: int
-
-
-class TrainReading(NamedTuple):
-    """Results of one training pass."""
-
-    loss: float  # mean of batch means
-    accuracy: float  # percent
-    gradients: dict[int, GradientReading]  # by slot number, where measured
-
-
 @dataclass
 class Plant:
     """The networks in one slot; the gate stands by for the blend GATE and trains with its seed."""
@@ -117,11 +95,15 @@ class BaselineEnv:
         gates: GatesConfig,
         dtype: torch.dtype = torch.float32,
         device: str = "cpu",
+        precision: torch.dtype = torch.float32,
     ) -> None:
-        """Slots are numbered in row-major order, whatever the order of `slot_names`."""
+        """Slots are numbered in row-major order, whatever the order of `slot_names`.
+
+        precision: of activations; weights are of `dtype`. torch.bfloat16 is that of torch's autocast.
+        """
         self.task, self.lifecycle = task, lifecycle
         self.ablate_fossils = False  # rewards with drip need fossils among the ablated seeds
-        self.dtype, self.device = dtype, torch.device(device)
+        self.dtype, self.device, self.precision = dtype, torch.device(device), precision
         self.specs = enabled_slots(task, slot_names)
         self.totals = TotalsRecord()
         self.machines = [SlotMachine(lifecycle, gates, self.totals) for _ in self.specs]
@@ -142,32 +124,48 @@ class BaselineEnv:
 
     def train(self, batches: Batches) -> TrainReading:
         """One pass of forward, backward, clipping and SGD over `batches`; stages and alphas stay as they are."""
+        done = self.training_pass(batches)
+        return done.read(read_together([done])[0])
+
+    def training_pass(self, batches: Batches) -> TrainPass:
+        """`train`, its results left on the device."""
         self.host.train()
         grafts = {self.specs[slot].name: self._graft(slot, self.machines[slot].seed.alpha) for slot in self._running()}
         optimisers = self._optimisers()
         loss_sum = torch.zeros((), dtype=self.dtype, device=self.device)
         correct = torch.zeros((), dtype=torch.int64, device=self.device)
+        measured = (len(batches) - 1) // self.task.gradient_stride * self.task.gradient_stride
         norms: dict[int, GradientNorms] = {}
         for index, (images, labels) in enumerate(batches):
             for optimiser in optimisers:
                 optimiser.zero_grad(set_to_none=True)
-            logits = self.host(images, grafts)
-            loss = F.cross_entropy(logits, labels)
+            with self._autocast():
+                logits = self.host(images, grafts)
+                loss = F.cross_entropy(logits, labels)
             loss.backward()
-            if index % self.task.gradient_stride == 0:
+            if index == measured:
                 norms = self._gradient_norms()
             self._clip_gradients()
             for optimiser in optimisers:
                 optimiser.step()
             loss_sum += loss.detach()
             correct += (logits.detach().argmax(-1) == labels).sum()
-        num_images = sum(len(labels) for _, labels in batches)
-        gradients = {slot: gradient_reading(found) for slot, found in norms.items()}
-        return TrainReading(loss_sum.item() / len(batches), 100.0 * correct.item() / num_images, gradients)
+        sums = torch.stack((loss_sum.double(), correct.double()))
+        return TrainPass(sums, len(batches), sum(len(labels) for _, labels in batches), norms)
 
-    @torch.no_grad()
     def evaluate(self, batches: Batches, codes: Sequence[int] | None = None) -> ValidationReading:
         """Accuracy under every subset in `codes` (default: all that are needed), one full pass per subset."""
+        done = self.validation_pass(batches, codes)
+        return done.read(read_together([done])[0])
+
+    def evaluate_fused(self, batches: Batches, codes: Sequence[int] | None = None) -> ValidationReading:
+        """The same in one pass per batch, the images repeated for every subset, each with an alpha of its own."""
+        done = self.fused_validation_pass(batches, codes)
+        return done.read(read_together([done])[0])
+
+    @torch.inference_mode()
+    def validation_pass(self, batches: Batches, codes: Sequence[int] | None = None) -> ValidationPass:
+        """`evaluate`, its results left on the device."""
         self.host.eval()
         codes = self._default_codes() if codes is None else codes
         loss_sum = torch.zeros((), dtype=self.dtype, device=self.device)
@@ -176,30 +174,33 @@ class BaselineEnv:
             alphas = self._alphas(code)
             grafts = {self.specs[slot].name: self._graft(slot, alphas[slot]) for slot in alphas if alphas[slot] > 0}
             for images, labels in batches:
-                logits = self.host(images, grafts)
+                with self._autocast():
+                    logits = self.host(images, grafts)
+                    loss = F.cross_entropy(logits, labels) if row == 0 else 0
                 correct[row] += (logits.argmax(-1) == labels).sum()
-                if row == 0:
-                    loss_sum += F.cross_entropy(logits, labels)
-        return self._validation_reading(batches, codes, loss_sum, correct)
+                loss_sum += loss
+        return self._validation_pass(batches, codes, loss_sum, correct)
 
-    @torch.no_grad()
-    def evaluate_fused(self, batches: Batches, codes: Sequence[int] | None = None) -> ValidationReading:
-        """The same in one pass per batch, the images repeated for every subset, each with an alpha of its own."""
+    @torch.inference_mode()
+    def fused_validation_pass(self, batches: Batches, codes: Sequence[int] | None = None) -> ValidationPass:
+        """`evaluate_fused`, its results left on the device."""
         self.host.eval()
         codes = self._default_codes() if codes is None else codes
         rows = [self._alphas(code) for code in codes]
+        slots = list(rows[0])
+        alphas = torch.tensor([[row[slot] for row in rows] for slot in slots], dtype=self.dtype).view(-1, len(rows))
+        alphas = (alphas.pin_memory() if self.device.type == "cuda" else alphas).to(self.device, non_blocking=True)
         loss_sum = torch.zeros((), dtype=self.dtype, device=self.device)
         correct = torch.zeros(len(codes), dtype=torch.int64, device=self.device)
         for images, labels in batches:
-            grafts = {}
-            for slot in rows[0]:
-                alpha = torch.tensor([row[slot] for row in rows], dtype=self.dtype, device=self.device)
-                per_image = alpha.repeat_interleave(len(labels)).view(-1, 1, 1, 1)
-                grafts[self.specs[slot].name] = self._graft(slot, per_image)
-            logits = self.host(images.repeat(len(codes), 1, 1, 1), grafts).view(len(codes), len(labels), -1)
+            size = len(labels)
+            per_image = alphas[:, :, None].expand(-1, -1, size).reshape(len(slots), -1, 1, 1, 1)
+            grafts = {self.specs[slot].name: self._graft(slot, per_image[at]) for at, slot in enumerate(slots)}
+            with self._autocast():
+                logits = self.host(repeated(images, len(codes)), grafts).view(len(codes), size, -1)
+                loss_sum += F.cross_entropy(logits[0], labels)
             correct += (logits.argmax(-1) == labels).sum(1)
-            loss_sum += F.cross_entropy(logits[0], labels)
-        return self._validation_reading(batches, codes, loss_sum, correct)
+        return self._validation_pass(batches, codes, loss_sum, correct)
 
     def record(self, trained: TrainReading, evaluated: ValidationReading) -> AttributionReading:
         """Write the measurements of this env-step into the slots."""
@@ -319,11 +320,11 @@ class BaselineEnv:
         if not wanted:
             return {}
         host, host_count = tensor_norms(list(self.host.parameters()))
-        host_norm = torch.linalg.vector_norm(host)
+        host_norm = torch.linalg.vector_norm(host).view(1)
         found = {}
         for slot in wanted:
             tensors, count = tensor_norms(self.plants[slot].parameters())
-            found[slot] = GradientNorms(tensors, count, host_norm, host_count)
+            found[slot] = GradientNorms(host_norm, host_count, tensors, count)
         return found
 
     def _ablated(self) -> tuple[int, ...]:
@@ -346,12 +347,21 @@ class BaselineEnv:
         visible = [slot for slot, machine in enumerate(self.machines) if machine.visible]
         return {slot: 0.0 if off >> slot & 1 else self.machines[slot].seed.alpha for slot in visible}
 
-    def _validation_reading(
+    def _validation_pass(
         self, batches: Batches, codes: Sequence[int], loss_sum: Tensor, correct: Tensor
-    ) -> ValidationReading:
+    ) -> ValidationPass:
         num_images = sum(len(labels) for _, labels in batches)
-        accuracy = {code: 100.0 * hits / num_images for code, hits in zip(codes, correct.tolist(), strict=True)}
-        return ValidationReading(loss_sum.item() / len(batches), accuracy, self._ablated(), self._fossils())
+        sums = torch.cat((loss_sum.double().view(1), correct.double()))
+        return ValidationPass(sums, codes, len(batches), num_images, self._ablated(), self._fossils())
+
+    def _autocast(self) -> torch.autocast:
+        short = self.precision == torch.bfloat16
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=short)
+
+
+def repeated(images: Tensor, times: int) -> Tensor:
+    """`images` [n, C, H, W] one set after the other [times n, C, H, W], in channels_last."""
+    return images.permute(0, 2, 3, 1).repeat(times, 1, 1, 1).permute(0, 3, 1, 2)
 
 
 def is_valid(machine: SlotMachine, op: int, lifecycle: LifecycleConfig) -> bool:
@@ -368,32 +378,3 @@ def is_valid(machine: SlotMachine, op: int, lifecycle: LifecycleConfig) -> bool:
     if op == Op.SET_ALPHA_TARGET:
         return stage in (Stage.BLENDING, Stage.HOLDING) and held
     return True
-
-
-def tensor_norms(parameters: list[nn.Parameter]) -> tuple[Tensor, int]:
-    """L2 norms [k] (float64) of the gradients that exist, and how many numbers they hold."""
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norms = [torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients]
-    return torch.stack(norms), sum(gradient.numel() for gradient in gradients)
-
-
-def gradient_reading(norms: GradientNorms) -> GradientReading:
-    """Health is 1 - 0.5 (share of vanishing tensors) - 0.8 (share of exploding ones); ratio of root mean squares."""
-    sizes, host = norms.seed.tolist(), norms.host.item()
-    vanishing = sum(size < VANISHING for size in sizes)
-    exploding = sum(not size <= EXPLODING for size in sizes)
-    total = math.sqrt(sum(size * size for size in sizes))
-    health = clamp01(1.0 - 0.5 * vanishing / len(sizes) - 0.8 * exploding / len(sizes))
-    ratio = 0.0
-    if math.isfinite(total) and math.isfinite(host) and total >= TINY and host >= TINY:
-        ratio = (total / math.sqrt(norms.seed_count)) / (host / math.sqrt(norms.host_count) + TINY)
-    return GradientReading(total, health if math.isfinite(total) else 0.0, vanishing > 0, exploding > 0, ratio)
-
-
-def record_gradients(machine: SlotMachine, reading: GradientReading) -> None:
-    """Write one reading into the slot; a norm that is not finite is kept as 0, the exploding flag tells."""
-    seed = machine.seed
-    seed.gradient_norm = reading.l2 if math.isfinite(reading.l2) else 0.0
-    seed.gradient_health, seed.gradient_measured = reading.health, True
-    seed.gradient_vanishing, seed.gradient_exploding = reading.vanishing, reading.exploding
-    machine.record_gradient_ratio(reading.ratio)

@@ -9,15 +9,16 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 from torch.nn import functional as F
 
 from benchmarks.baseline_env import BaselineEnv, ScalarAction
+from benchmarks.baseline_passes import read_together
 from esper_soa.env.config import GatesConfig, LifecycleConfig
 from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE, TaskConfig
 from esper_soa.vocabulary import BLUEPRINT_NAMES, STAGE_NAMES, Op, Stage
@@ -50,7 +51,8 @@ class Workload:
     val_batch: int = 0  # validation images per pass; 0 = batch
     device: str = "cpu"
     threads: int = 1
-    seed: int = 0
+    seed: int = 0  # every env draws weights and batches from it and its own number, whoever else is in the loop
+    precision: torch.dtype = torch.float32  # of activations: float32 or bfloat16
 
     @property
     def fused(self) -> bool:
@@ -61,7 +63,7 @@ class Workload:
 class LoopData(NamedTuple):
     """Images of a loop, resident on the device."""
 
-    train: Callable[[int], list[Images]]  # batches of one env-step, by their size
+    train: Callable[[int, Generator], list[Images]]  # batches of one env-step, by their size, drawn at random
     val: Images
 
 
@@ -76,21 +78,35 @@ class Crops:
         self.labels, width = labels, IMAGE_SIZE * IMAGE_CHANNELS
         self.lines = both.view(-1).as_strided((both.numel() - width + 1, width), (1, 1))
 
-    def cut(self, rows: Tensor) -> Images:
+    def cut(self, rows: Tensor, random: Generator) -> Images:
         """Crops [n, 3, 32, 32] in channels_last of the images with these numbers, and their labels."""
         count, device = len(rows), rows.device
-        top, left = torch.randint(2 * PADDING + 1, (2, count), device=device)
-        image = rows + torch.randint(2, (count,), device=device) * len(self.labels)
-        line = (image * PADDED + top)[:, None] + torch.arange(IMAGE_SIZE, device=device)
+        top, left = torch.randint(2 * PADDING + 1, (2, count), device=device, generator=random)
+        mirrored = torch.randint(2, (count,), device=device, generator=random)
+        line = ((rows + mirrored * len(self.labels)) * PADDED + top)[:, None] + torch.arange(IMAGE_SIZE, device=device)
         starts = (line * PADDED + left[:, None]) * IMAGE_CHANNELS
         crops = self.lines.index_select(0, starts.flatten())
         shape = (count, IMAGE_SIZE, IMAGE_SIZE, IMAGE_CHANNELS)
         return crops.view(shape).permute(0, 3, 1, 2), self.labels[rows]
 
-    def batches(self, size: int, count: int) -> list[Images]:
+    def batches(self, size: int, count: int, random: Generator) -> list[Images]:
         """`count` batches of images in random order, no image twice."""
-        order = torch.randperm(len(self.labels), device=self.labels.device)[: size * count]
-        return [self.cut(rows) for rows in order.split(size)]
+        order = torch.randperm(len(self.labels), device=self.labels.device, generator=random)[: size * count]
+        return [self.cut(rows, random) for rows in order.split(size)]
+
+
+class LoopEnv(NamedTuple):
+    """An env of the loop, and what its batches are drawn from."""
+
+    env: BaselineEnv
+    random: Generator
+
+
+class Done(NamedTuple):
+    """Images that the envs of a loop have worked on in an env-step."""
+
+    train: int
+    val: int  # each counted once per subset
 
 
 def untimed(phase: str) -> None:
@@ -99,7 +115,9 @@ def untimed(phase: str) -> None:
 
 def make_env(work: Workload, live: int) -> BaselineEnv:
     """An env with `live` seeds in the declared stage, whose alphas stand still."""
-    env = BaselineEnv(work.task, list(work.slots), LifecycleConfig(), GatesConfig(), device=work.device)
+    env = BaselineEnv(
+        work.task, list(work.slots), LifecycleConfig(), GatesConfig(), device=work.device, precision=work.precision
+    )
     stage = STAGE_NAMES.index(work.stage)
     alpha = {Stage.TRAINING: 0.0, Stage.BLENDING: LIVE_ALPHA}.get(stage, 1.0)
     for slot in range(live):
@@ -110,10 +128,15 @@ def make_env(work: Workload, live: int) -> BaselineEnv:
     return env
 
 
-def make_envs(work: Workload) -> list[BaselineEnv]:
-    """All envs; the first `live_envs` have live seeds."""
+def make_envs(work: Workload, numbers: Sequence[int] | None = None) -> list[LoopEnv]:
+    """The envs with these numbers, all by default; the first `live_envs` of all have live seeds."""
     with_seeds = work.envs if work.live_envs < 0 else work.live_envs
-    return [make_env(work, work.live if number < with_seeds else 0) for number in range(work.envs)]
+    found = []
+    for number in range(work.envs) if numbers is None else numbers:
+        torch.manual_seed(work.seed + number)
+        env = make_env(work, work.live if number < with_seeds else 0)
+        found.append(LoopEnv(env, Generator(work.device).manual_seed(work.seed + number)))
+    return found
 
 
 def random_images(count: int, device: str) -> Images:
@@ -124,34 +147,45 @@ def random_images(count: int, device: str) -> Images:
     )
 
 
-def shuffled_batches(images: Tensor, labels: Tensor, batch: int) -> list[Images]:
+def shuffled_batches(images: Tensor, labels: Tensor, batch: int, random: Generator) -> list[Images]:
     """A random order of the images, in whole batches."""
-    order = torch.randperm(len(labels), device=labels.device)
+    order = torch.randperm(len(labels), device=labels.device, generator=random)
     return [(images[rows], labels[rows]) for rows in order.split(batch) if len(rows) == batch]
 
 
-def env_step(env: BaselineEnv, work: Workload, data: LoopData, lap: Callable[[str], None] = untimed) -> int:
-    """One env-step of one env, in which nothing is done to its slots; returns the subsets it was validated under."""
-    batches = data.train(work.batch)
-    lap("data")
-    trained = env.train(batches)
-    lap("training")
+def env_step(
+    envs: Sequence[LoopEnv], work: Workload, data: LoopData, lap: Callable[[str], None] = untimed
+) -> list[Done]:
+    """One env-step of every env, in which nothing is done to its slots; returns what each has worked on.
+
+    The results of all are read together, so that the device is waited for once.
+    """
     size = work.val_batch or work.batch
-    evaluate = env.evaluate_fused if work.fused else env.evaluate
-    evaluated = evaluate(list(zip(data.val[0].split(size), data.val[1].split(size), strict=True)))
-    lap("validation")
-    env.record(trained, evaluated)
-    env.apply(ScalarAction())
-    env.tick()
+    validation = list(zip(data.val[0].split(size), data.val[1].split(size), strict=True))
+    trained, tested = [], []
+    for env, random in envs:
+        batches = data.train(work.batch, random)
+        lap("data")
+        trained.append(env.training_pass(batches))
+        lap("training")
+        tested.append(env.fused_validation_pass(validation) if work.fused else env.validation_pass(validation))
+        lap("validation")
+    numbers = read_together([*trained, *tested])
+    for place, (env, _) in enumerate(envs):
+        reading = trained[place].read(numbers[place])
+        env.record(reading, tested[place].read(numbers[len(envs) + place]))
+        env.apply(ScalarAction())
+        env.tick()
     lap("ledger")
-    return len(evaluated.accuracy)
+    return [
+        Done(one.num_images, other.num_images * len(other.codes)) for one, other in zip(trained, tested, strict=True)
+    ]
 
 
-def round_seconds(envs: list[BaselineEnv], work: Workload, data: LoopData) -> float:
+def round_seconds(envs: Sequence[LoopEnv], work: Workload, data: LoopData) -> float:
     """Seconds for one env-step of every env."""
     started = time.perf_counter()
-    for env in envs:
-        env_step(env, work, data)
+    env_step(envs, work, data)
     return time.perf_counter() - started
 
 
@@ -163,7 +197,8 @@ def run_baseline(work: Workload) -> dict[str, object]:
     torch.backends.cudnn.benchmark = True
     envs = make_envs(work)
     train = random_images(work.train, work.device)
-    data = LoopData(lambda batch: shuffled_batches(*train, batch), random_images(work.val, work.device))
+    val = random_images(work.val, work.device)
+    data = LoopData(lambda batch, random: shuffled_batches(*train, batch, random), val)
     for _ in range(work.warmup):
         round_seconds(envs, work, data)
     seconds = [round_seconds(envs, work, data) for _ in range(work.steps)]

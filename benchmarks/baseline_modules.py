@@ -221,7 +221,7 @@ class Graft(NamedTuple):
 def graft_forward(graft: Graft, h: Tensor) -> Tensor:
     """Host features [B, C, H, W] after the seed has acted on them."""
     x = h.detach() if graft.detached else h
-    s = graft.seed(x)
+    s = graft.seed(x).to(h.dtype)  # autocast leaves norms in float32
     if graft.incubating:
         return h + (s - s.detach())  # value of h, gradient of h and of s
     if graft.blend == Blend.MULTIPLY:
@@ -230,7 +230,7 @@ def graft_forward(graft: Graft, h: Tensor) -> Tensor:
         if graft.gate is None:
             raise ValueError("a seed with blend GATE needs a gate network")
         return torch.lerp(h, s, (graft.alpha * graft.gate(x)).to(h.dtype))
-    return torch.lerp(h, s, graft.alpha)
+    return torch.lerp(h, s, graft.alpha.to(h.dtype) if isinstance(graft.alpha, Tensor) else graft.alpha)
 
 
 class Block(nn.Module):

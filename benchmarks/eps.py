@@ -1,22 +1,23 @@
-"""Env-steps per second: the engine and a plain loop at the same declared work, side by side in one run.
+"""Env-steps per second: the engine and its opponents at the same declared work, side by side in one run.
 
     python -m benchmarks.eps                         the default work
     python -m benchmarks.eps +work=b envs=64         a named work (benchmarks/conf/work), with a setting changed
-    python -m benchmarks.eps -m '+work=a,b,c,d,e,f'  the table of the README, one after the other
+    python -m benchmarks.eps -m '+work=a,b,c,d,e,f'  those of the README, one after the other
 
-Both sides are timed in turns, in alternating order; what counts is the ratio of the two timings of a turn. Prints a
-table and, last, one JSON line, which is also appended to benchmarks/results/.
+The opponents are "baseline", a plain loop that does the same work, and "bare", a loop over the hosts alone; each uses
+the cores in the way that was quickest in its warm-up. The sides are timed in turns, in alternating order; what counts
+is the ratio of two timings of a turn. Prints a table and, last, one JSON line, which is also appended to
+benchmarks/results/, but not where files differ from the commit.
 """
 
 import json
 import statistics
 import sys
 import time
-import warnings
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from operator import attrgetter
-from pathlib import Path
 
 import hydra
 import torch
@@ -24,54 +25,43 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
-from torch._dynamo.utils import counters
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import machine, report
 from benchmarks.baseline_loop import make_env
 from benchmarks.eps_config import EpsConfig
-from benchmarks.sides import COLUMNS, BaselineSide, Timing, make_side
+from benchmarks.loops import workload
+from benchmarks.machine import compiled_graphs
+from benchmarks.records import Record, check_folder, keep, origin
+from benchmarks.sides import make_side
+from benchmarks.timing import COLUMNS, Timing
 from esper_soa.errors import UserError
 from esper_soa.nets.config import enabled_slots
 from esper_soa.nets.host import host_shape
 from esper_soa.ops.device import resolve_device
-from tests.sync_guard import SyncGuard
-
-Record = dict[str, object]
-
-
-class SyncCount(SyncGuard):
-    """Counts what the host would wait for, wherever it is."""
-
-    def report(self, operation: str) -> None:
-        """Log it; nothing is forbidden here."""
-        self.log.append((operation, ""))  # type: ignore[arg-type]
 
 
 class Contestant:
     """One side at one point, with what was noted while it was built and what it took."""
 
-    def __init__(self, name: str, cfg: EpsConfig) -> None:
+    def __init__(self, name: str, cfg: EpsConfig, stack: ExitStack) -> None:
+        """Builds the side and warms it up; `stack` ends what it has started."""
         graphs, begun = compiled_graphs(), time.perf_counter()
         self.cfg = cfg
         with machine.PeakMemory(resolve_device(cfg.device)) as memory:
             self.side = make_side(name, cfg)
+            stack.callback(self.side.close)
             memory.forget()
             self.side.warm_up()
             first = self.side.run()
-        self.notes: Record = self.side.facts()
-        self.notes |= {"peak_mib": memory.mib, "build_seconds": time.perf_counter() - begun}
+        self.notes: Record = {"peak_mib": memory.mib, "build_seconds": time.perf_counter() - begun}
         self.notes |= {"graphs": compiled_graphs() - graphs, "first_timing_seconds": first.total}
+        self.notes |= self.side.facts()  # of its processes where it has some
         self.timings: list[Timing] = []
 
     def turn(self) -> None:
         """One timing more."""
         self.timings.append(self.side.run())
-
-
-def compiled_graphs() -> int:
-    """Graphs that torch.compile has made in this process."""
-    return int(counters["stats"]["unique_graphs"])
 
 
 def take_turns(contestants: Sequence[Contestant], repeats: int) -> None:
@@ -128,8 +118,10 @@ def paired(bottom: Contestant, top: Contestant, per_env: bool = False) -> dict[s
         if column in pairs[0][0] and column in pairs[0][1]
     }
     turns = list(zip(top.timings, bottom.timings, strict=True))
-    alone = [scale * a.columns[COLUMNS[2]] / b.columns[COLUMNS[2]] for a, b in turns]
-    return found | {"all": spread([scale * a.total / b.total for a, b in turns]), "alone": spread(alone)}
+    found["all"] = spread([scale * a.total / b.total for a, b in turns])
+    if all(COLUMNS[2] in timing.columns for pair in turns for timing in pair):
+        found["alone"] = spread([scale * a.columns[COLUMNS[2]] / b.columns[COLUMNS[2]] for a, b in turns])
+    return found
 
 
 def work_record(cfg: EpsConfig, device: torch.device) -> Record:
@@ -152,8 +144,7 @@ def work_of(cfg: EpsConfig) -> tuple[float, float]:
     """
 
     def counted(live: int) -> float:
-        work = BaselineSide.workload(cfg, torch.device("cpu"))
-        env = make_env(work, live)
+        env = make_env(workload(cfg, torch.device("cpu")), live)
         images = torch.zeros(2, 3, 32, 32).to(memory_format=torch.channels_last)
         with FlopCounterMode(display=False) as counter:
             env.train([(images, torch.zeros(2, dtype=torch.int64))])
@@ -170,62 +161,47 @@ def work_of(cfg: EpsConfig) -> tuple[float, float]:
     return flops * cfg.train_samples, 4.0 * numbers * cfg.images[0]
 
 
-def count_syncs(one: Contestant) -> float:
-    """Places in an env-step of all envs where the host waits for the device, in a pass that is not timed.
-
-    On CUDA what torch warns of; on a CPU what would be waited for on a GPU, in the calling thread. There the state
-    machine runs as it is written: operations in compiled code cannot be watched.
-    """
-    side = one.side
-    if side.device.type == "cuda":
-        torch.cuda.set_sync_debug_mode("warn")
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            side.one_step()
-        torch.cuda.set_sync_debug_mode("default")
-        return sum("synchroniz" in str(warning.message) for warning in caught)
-    with SyncCount() as guard, side.eagerly():
-        side.one_step()
-    return len(guard.log)
-
-
 def benchmark(cfg: EpsConfig) -> Record:
     """Build, warm up, take turns, and put it all into one record."""
     device = resolve_device(cfg.device)
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
         torch.backends.cudnn.benchmark = True
-    record: Record = {
-        "benchmark": "eps", "name": cfg.name, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "commit": machine.git_commit(), "machine": machine.describe(device), "settings": asdict(cfg),
-    }  # fmt: skip
+    record = origin("eps", device) | {"name": cfg.name, "settings": asdict(cfg)}
     state: Record = {"load_before": machine.load()}
     record["limits"] = machine.limits(device) if cfg.limits else None
     points = cfg.points()
-    contestants = [[Contestant(side, point) for side in cfg.sides] for point in points]
-    everyone = [one for at_point in contestants for one in at_point]
-    graphs, before = compiled_graphs(), machine.busy()
-    take_turns(everyone, cfg.repeats)
-    state |= {"other_cores": machine.others(before), "load_after": machine.load()}
-    record |= {"busy": state, "recompiled": compiled_graphs() - graphs}
-    for one in everyone:
-        one.notes["syncs"] = count_syncs(one)
+    with ExitStack() as stack:
+        contestants = [[Contestant(side, point, stack) for side in cfg.sides] for point in points]
+        everyone = [one for at_point in contestants for one in at_point]
+        graphs, before = compiled_graphs(), machine.busy(helpers(everyone))
+        take_turns(everyone, cfg.repeats)
+        state |= {"other_cores": machine.others(before, machine.busy(helpers(everyone)))}
+        record |= {"busy": state | {"load_after": machine.load()}, "recompiled": compiled_graphs() - graphs}
+        for one in everyone:
+            one.notes["syncs"] = one.side.syncs()
     record["points"] = [
         point_record(cfg, index, at_point, contestants[0], device) for index, at_point in enumerate(contestants)
     ]
     return record
 
 
+def helpers(everyone: Sequence[Contestant]) -> float:
+    """Processor time of the processes of all sides."""
+    return sum(one.side.processor_seconds() for one in everyone)
+
+
 def point_record(
     cfg: EpsConfig, index: int, at_point: list[Contestant], first: list[Contestant], device: torch.device
 ) -> Record:
-    """One point: its work, its sides, the baseline's time over the engine's, and each side's over the first point."""
+    """One point: its work, its sides, each opponent's time over the engine's, and each side's over the first point."""
     point = cfg.points()[index]
     record: Record = {"vary": cfg.vary, "value": attrgetter(cfg.vary)(point) if cfg.vary else None}
     record |= {"work": work_record(point, device), "sides": {one.side.name: side_record(one) for one in at_point}}
     by_name = {one.side.name: one for one in at_point}
-    if len(by_name) == 2:
-        record["ratio"] = paired(by_name["engine"], by_name["baseline"])
+    if "engine" in by_name:
+        engine = by_name.pop("engine")
+        record["ratios"] = {name: paired(engine, one) for name, one in by_name.items()}
     if index:
         pairs = list(zip(first, at_point, strict=True))
         record["over_first"] = {
@@ -245,15 +221,6 @@ def warn_of_noise(record: Record) -> list[str]:
         if value is not None and value > machine.QUIET_LOAD:
             found.append(f"warning: {text} {value:.2f}; timings on a machine that is not quiet say little")
     return found
-
-
-def keep(record: Record, folder: str, name: str) -> Path:
-    """Append the record to the results of its name; returns the file."""
-    path = Path(folder, f"{name}.jsonl")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(record) + "\n")
-    return path
 
 
 def settings_from(composed: DictConfig) -> EpsConfig:
@@ -277,6 +244,7 @@ def main(composed: DictConfig) -> None:
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 140)
     try:
         cfg = settings_from(composed)
+        check_folder(cfg.results)
         record = benchmark(cfg)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

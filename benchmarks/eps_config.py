@@ -14,9 +14,10 @@ from esper_soa.errors import SettingError, check, check_choice
 from esper_soa.nets.config import DataConfig, TaskConfig, host_slots
 from esper_soa.vocabulary import BLUEPRINT_NAMES, CNN_BLUEPRINTS
 
-SIDES = ("engine", "baseline")
+SIDES = ("engine", "baseline", "bare")
 STAGES = ("training", "blending", "holding", "fossilized")
 VALIDATIONS = ("auto", "separate", "fused")
+HOWS = ("auto", "eager", "compile")
 MIN_IMAGES = 1024  # of the synthetic training set
 
 
@@ -31,7 +32,7 @@ class EpsConfig:
     """One benchmark: a work, the sides that do it, and the setting in which its points differ, if any."""
 
     name: str = "custom"  # of the work; results are appended to <results>/<name>.jsonl
-    sides: list[str] = field(default_factory=lambda: list(SIDES))
+    sides: list[str] = field(default_factory=lambda: ["engine", "baseline"])  # and bare: hosts alone
     vary: str = ""  # setting in which the points differ; "" = one point
     values: list[float] = field(default_factory=list)  # of that setting; empty with compute.*: 1, 2, 4 ... cores
     envs: int = 16  # N
@@ -51,23 +52,31 @@ class EpsConfig:
     augment: bool = True  # random crops and mirroring, on both sides
     device: str = "auto"
     seed: int = 1
-    baseline_threads: int = 0  # 0 = 1 or all cores, whichever is faster
+    baseline_threads: int = 0  # of each process of a loop; 0 = 1, 2, 4 ... cores, whichever is fastest
+    baseline_processes: int = 0  # that a loop is shared out over; 0 = one or one per core, whichever is faster
     baseline_validation: str = "auto"  # one pass per subset or all in one; auto = whichever is faster
+    bare_how: str = "auto"  # eager or compile (torch.compile); auto = whichever is faster
     limits: bool = True  # measure what the machine can do at most
-    results: str = "benchmarks/results"  # folder of the results; "" = they are only printed
+    results: str = "benchmarks/results"  # folder of the results, this one for commits only; "" = they are only printed
     task: TaskConfig = field(default_factory=TaskConfig)
     policy: PolicyConfig = field(default_factory=_benchmark_policy)
     compute: ComputeConfig = field(default_factory=ComputeConfig)
 
     def __post_init__(self) -> None:
-        check(len(self.sides) > 0, "sides", self.sides, "engine, baseline or both")
+        check(len(self.sides) > 0, "sides", self.sides, "a list of " + ", ".join(SIDES))
         for side in self.sides:
             check_choice("sides", side, SIDES)
         check_choice("stage", self.stage, STAGES)
         check_choice("blueprint", self.blueprint, tuple(BLUEPRINT_NAMES[code] for code in CNN_BLUEPRINTS))
         check_choice("baseline_validation", self.baseline_validation, VALIDATIONS)
+        check_choice("bare_how", self.bare_how, HOWS)
         for name in ("envs", "train_samples", "val_samples", "num_slots", "steps", "timed_steps", "warmup"):
             check(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        check("bare" not in self.sides or self.live == 0, "sides", self.sides, "without bare where live is above 0",
+              "Bare hosts have no seeds.")  # fmt: skip
+        check(self.baseline_threads >= 0, "baseline_threads", self.baseline_threads, "at least 0")
+        check(0 <= self.baseline_processes <= self.envs, "baseline_processes", self.baseline_processes,
+              f"between 0 and envs={self.envs}")  # fmt: skip
         check(self.repeats >= 2, "repeats", self.repeats, "at least 2", "A spread needs two timings.")
         most = len(host_slots(self.task))
         check(self.num_slots <= most, "num_slots", self.num_slots, f"at most {most}, the slots of {self.task.name}")

@@ -19,8 +19,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import machine
 from benchmarks.gpu_tasks import RUNGS
+from benchmarks.records import check_folder, keep, origin
 from esper_soa.errors import UserError
 from esper_soa.ops.device import resolve_device
 
@@ -120,6 +120,11 @@ def main(arguments: list[str] | None = None) -> int:
     if device.type != "cuda" and not options.tiny:
         print("error: on a CPU this script can only be rehearsed: add --tiny", file=sys.stderr)
         return 2
+    try:
+        check_folder(options.results)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     console = Console(width=None if sys.stdout.isatty() else 140)
     ending, records = time.monotonic() + options.seconds, Records()
     for name in names():
@@ -128,14 +133,10 @@ def main(arguments: list[str] | None = None) -> int:
             records[name] = run_task(name, str(device), options.tiny, left)
             console.print(f"{name}: {'ok' if records[name]['ok'] else 'failed'}", highlight=False)
     show(records, console)
-    record = {"benchmark": "gpu", "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-              "commit": machine.git_commit(), "machine": machine.describe(device), "tiny": options.tiny,
-              "left_out": [name for name in names() if name not in records], "tasks": records}  # fmt: skip
+    left_out = [name for name in names() if name not in records]
+    record = origin("gpu", device) | {"tiny": options.tiny, "left_out": left_out, "tasks": records}
     if options.results:
-        path = Path(options.results, "gpu.jsonl")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+        keep(record, options.results, "gpu")
     print(json.dumps(record))
     return 0 if all(one["ok"] for one in records.values()) else 1
 

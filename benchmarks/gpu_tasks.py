@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,6 +40,7 @@ from esper_soa.state import Measurements, View
 from tests.sync_guard import SyncGuard
 
 RUNGS = ("eager", "compiled", "networks", "graphs", "graphs+tuned", "triton", "graphs+triton", "graphs+triton+bfloat16")
+BEST_PRECISION = "graphs+triton+bfloat16"  # the rung whose precision the plain loop has too
 TOLERANCE = 1e-3  # relative distance of weights after a few steps on two devices
 BLOCKS = ((3, 8, 32), (8, 16, 16), (16, 32, 8))  # inputs, outputs and side of the blocks of cifar_baseline
 Found = dict[str, object]
@@ -178,14 +179,14 @@ def rung(place: Place, name: str, envs: str, batch_size: str) -> Found:
 
 
 def baseline(place: Place, envs: str, batch_size: str) -> Found:
-    """The plain loop at the same work; its time per env does not depend on their number."""
-    torch.set_float32_matmul_precision("high")
-    torch.backends.cudnn.benchmark = True
-    cfg = work(place, "eager", int(envs), int(batch_size))
+    """The plain loop at the same work, in the precision of the best rung; its time per env does not depend on their
+    number."""
+    cfg = work(place, BEST_PRECISION, int(envs), int(batch_size))
     cfg.sides, cfg.repeats = ["baseline"], 2
-    one = eps.Contestant("baseline", cfg)
-    eps.take_turns([one], cfg.repeats)
-    return {"ok": True, **figures(cfg, one.timings)}
+    with ExitStack() as stack:
+        one = eps.Contestant("baseline", cfg, stack)
+        eps.take_turns([one], cfg.repeats)
+    return {"ok": True, **figures(cfg, one.timings), "dtype": one.notes["dtype"]}
 
 
 def figures(cfg: EpsConfig, timings: list) -> Found:

@@ -1,13 +1,14 @@
 """The state machine alone: attribution, signals, masks, observation, rewards and transitions, without any network.
 
 `python -m benchmarks.kernels` plays random legal actions on made-up measurements and prints env-steps per second at
-several N, eager and compiled, with a JSON line last. The two kernels of an env-step are timed; making up measurements,
-choosing actions, warm-up and compilation are not.
+several N, eager and compiled, with a JSON line last, which is also appended to benchmarks/results/. The two kernels of
+an env-step are timed; making up measurements, choosing actions, warm-up and compilation are not.
 """
 
 import argparse
 import json
 import statistics
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -16,9 +17,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from benchmarks.eps_config import cores
+from benchmarks.records import RESULTS, check_folder, keep, origin
 from esper_soa.agent.scripted import RandomPolicy
 from esper_soa.config import TrainConfig
 from esper_soa.env.step import EAGER, Rules, StepKernels, compiled, reset
+from esper_soa.errors import UserError
 from esper_soa.nets import streams
 from esper_soa.ops.device import apply_threads, device_name, keep_freed_memory, resolve_device
 from esper_soa.state import LEDGER_FLOAT, EnvState, GradientStats, Measurements, Slots, View
@@ -121,8 +125,10 @@ def wait_for(state: EnvState) -> None:
         torch.cuda.synchronize(device)
 
 
-def run(mode: str, envs: int, repeats: int, steps: int, device: torch.device) -> Result:
+def run(mode: str, envs: int, args: argparse.Namespace, device: torch.device) -> Result:
     """Time one mode at one N. The first call of a compiled turn is timed apart from the others."""
+    repeats, steps = args.repeats, args.steps
+    apply_threads(args.threads or (cores() if mode == "compiled" else 1))
     rules = build_rules(TrainConfig(envs=envs, steps=steps), device)
     num_slots = len(rules.nets.shape.slots)
     made = [make(envs, num_slots, step, device) for step in range(WARMUP_STEPS)]
@@ -167,23 +173,29 @@ def table(results: list[Result]) -> Iterator[str]:
 def main() -> None:
     """Parse the command line, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--envs", type=int, nargs="+", default=[4, 64, 1024, 8192])
+    parser.add_argument("--envs", type=int, nargs="+", default=[4, 64, 1024])
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--repeats", type=int, default=60, help="timed env-steps")
     parser.add_argument("--steps", type=int, default=150, help="env-steps per episode; the ledger holds as many")
-    parser.add_argument("--threads", type=int, default=0, help="CPU threads of one operation; 0 leaves them")
+    parser.add_argument("--threads", type=int, default=0, help="of one operation; 0 = one, compiled one per core")
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--results", default=str(RESULTS), help="folder of the results; '' = only print them")
     args = parser.parse_args()
     if args.steps < args.repeats + WARMUP_STEPS + 1:
         parser.error(f"--steps must be at least --repeats + {WARMUP_STEPS + 1}: all that is timed is one episode")
-    apply_threads(args.threads)
-    device = resolve_device(args.device)
+    try:
+        check_folder(args.results)
+        device = resolve_device(args.device)
+    except UserError as error:
+        sys.exit(f"error: {error}")
     keep_freed_memory(device)  # as in a run
     print(f"state machine alone, episodes of {args.steps} env-steps, on {device_name(device)}")
-    results = [run(mode, envs, args.repeats, args.steps, device) for mode in args.modes for envs in args.envs]
+    results = [run(mode, envs, args, device) for mode in args.modes for envs in args.envs]
     print("\n".join(table(results)))
-    print(json.dumps({"benchmark": "kernels", "device": device_name(device), "steps": args.steps,
-                      "results": [asdict(one) for one in results]}))  # fmt: skip
+    record = origin("kernels", device) | {"steps": args.steps, "results": [asdict(one) for one in results]}
+    if args.results:
+        keep(record, args.results, "kernels")
+    print(json.dumps(record))
 
 
 if __name__ == "__main__":

@@ -10,16 +10,19 @@ to benchmarks/results/. Needs the `stats` extra (scipy).
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
+from benchmarks.records import RESULTS, check_folder, keep, origin
+from esper_soa.errors import UserError
 from esper_soa.ops.statistics import Interval, interquartile_mean, iqm_interval
 
 try:
@@ -28,7 +31,6 @@ except ImportError:
     sys.exit("error: benchmarks.learning needs scipy. Install it with: pip install 'esper-soa[stats]'")
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
 POLICIES = ("ppo", "heuristic", "random", "wait")
 CONFIDENCE = 0.95
 
@@ -44,6 +46,11 @@ class Seed(NamedTuple):
     train_steps: int
     seconds: float  # training and evaluation; 0 where the folder held both
     data: str
+
+
+def seeds_of(record: Mapping) -> list[Seed]:
+    """The seeds of a record."""
+    return [Seed(**seed) for seed in record["seeds"]]
 
 
 def command(module: str, *settings: str) -> None:
@@ -126,7 +133,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--episodes", type=int, default=2, help="of every env and policy, in the evaluation")
     parser.add_argument("--sampled", action="store_true", help="evaluate the sampled policy, not its likeliest choice")
     parser.add_argument("--folder", type=Path, help="default: runs/learning/EXPERIMENT")
-    parser.add_argument("--no-save", action="store_true", help="append nothing to benchmarks/results")
+    parser.add_argument("--results", default=str(RESULTS), help="folder of the results; '' = only print them")
     options = parser.parse_args()
     if options.seeds < 2 or options.jobs < 1:
         parser.error("--seeds must be at least 2 and --jobs at least 1")
@@ -137,6 +144,10 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     """Train, evaluate, compare."""
     options, begun = parse(), time.monotonic()
+    try:
+        check_folder(options.results)
+    except UserError as error:
+        sys.exit(f"error: {error}")
     options.folder.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(options.jobs) as pool:
         seeds = list(pool.map(lambda seed: play(seed, options), range(options.seeds)))
@@ -146,18 +157,15 @@ def main() -> None:
           f"{one.samples} episodes ({one.eval_steps} env-steps) of every policy per seed, on hosts that training never "
           f"met;\ninterquartile means over seeds with {CONFIDENCE:.0%} t intervals; {wall / 60:.1f} minutes, "
           f"{options.jobs} processes of one thread\n\n{table(rows, seeds)}\n")  # fmt: skip
-    record = {
-        "name": "learning", "experiment": options.experiment, "settings": options.settings, "data": one.data,
-        "machine": platform.processor() or platform.machine(), "jobs": options.jobs, "wall_seconds": round(wall, 1),
+    record = origin("learning", torch.device("cpu")) | {
+        "experiment": options.experiment, "settings": options.settings, "data": one.data,
+        "jobs": options.jobs, "wall_seconds": round(wall, 1),
         "deterministic": not options.sampled, "seeds": [seed._asdict() for seed in seeds],
         "rows": [row._asdict() | {"net": row.net._asdict()} for row in rows],
     }  # fmt: skip
-    line = json.dumps(record)
-    if not options.no_save:
-        RESULTS.mkdir(exist_ok=True)
-        with (RESULTS / f"{options.experiment}.jsonl").open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
-    print(line)
+    if options.results:
+        keep(record, options.results, options.experiment)
+    print(json.dumps(record))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""What a timing was taken on: the machine in words, what it can do at most, how busy it was, and memory.
+"""What a timing was taken on: the machine in words, what it can do at most, how busy it was, memory, waits and graphs.
 
-Called by benchmarks/eps.py and step_breakdown.py. Linux tells most of it under /proc; elsewhere those entries are None.
+Called by all of benchmarks/ that measures. Linux tells most of it under /proc; elsewhere those entries are None.
 """
 
 import ctypes
@@ -9,6 +9,7 @@ import platform
 import subprocess
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -16,8 +17,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch._dynamo.utils import counters
 
 from benchmarks.eps_config import cores
+from tests.sync_guard import Sync, SyncGuard
 
 QUIET_LOAD = 0.3  # load average, and cores in use by others, above which a machine is not called quiet
 MIB = 2**20
@@ -35,13 +38,14 @@ def describe(device: torch.device) -> dict[str, object]:
 
 
 def git_commit() -> str:
-    """The commit of this checkout, with + where files differ from it; "unknown" outside git."""
-    root = Path(__file__).parent
+    """The commit of this checkout, with + where files differ from it but for results; "unknown" outside git."""
+    root = Path(__file__).parents[1]
     try:
         head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True)
         changed = subprocess.run(
-            ["git", "status", "--porcelain", "-uno"], cwd=root, capture_output=True, text=True
-        ).stdout.strip()
+            ["git", "status", "--porcelain", "-uno", "--", ".", ":!benchmarks/results"],
+            cwd=root, capture_output=True, text=True,
+        ).stdout.strip()  # fmt: skip
     except OSError:
         return "unknown"
     return head.stdout.strip() + "+" * bool(changed) if head.returncode == 0 else "unknown"
@@ -55,20 +59,19 @@ class Busy(NamedTuple):
     own: float
 
 
-def busy() -> Busy:
-    """Processor time of the machine and of this process now."""
+def busy(helpers: float = 0.0) -> Busy:
+    """Processor time of the machine and of this process now; helpers: that of processes that work for it."""
     try:
         first = Path("/proc/stat").read_text().split("\n", 1)[0].split()
         ticks = [int(number) for number in first[1:9]]
         everyone = (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")  # without idle and iowait
     except (OSError, ValueError, IndexError):
         everyone = None
-    return Busy(time.monotonic(), everyone, time.process_time())
+    return Busy(time.monotonic(), everyone, time.process_time() + helpers)
 
 
-def others(before: Busy) -> float | None:
-    """Cores that other processes kept busy since `before`."""
-    now = busy()
+def others(before: Busy, now: Busy) -> float | None:
+    """Cores that other processes kept busy from `before` to `now`."""
     if before.everyone is None or now.everyone is None or now.wall <= before.wall:
         return None
     return max(0.0, (now.everyone - before.everyone - (now.own - before.own)) / (now.wall - before.wall))
@@ -107,6 +110,37 @@ def wait_for(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+class SyncCount(SyncGuard):
+    """Counts what the host would wait for, wherever it is."""
+
+    def report(self, operation: str) -> None:
+        """Log it; nothing is forbidden here."""
+        self.log.append(Sync("", operation))
+
+
+def count_syncs(action: Callable[[], object], device: torch.device) -> int:
+    """Places within `action` where the host waits for the device.
+
+    On CUDA what torch warns of; on a CPU what would be waited for on a GPU, in the calling thread and in code that is
+    not compiled.
+    """
+    if device.type == "cuda":
+        torch.cuda.set_sync_debug_mode("warn")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            action()
+        torch.cuda.set_sync_debug_mode("default")
+        return sum("synchroniz" in str(warning.message) for warning in caught)
+    with SyncCount() as count:
+        action()
+    return len(count.log)
+
+
+def compiled_graphs() -> int:
+    """Graphs that torch.compile has made in this process."""
+    return int(counters["stats"]["unique_graphs"])
+
+
 class PeakMemory:
     """Most memory that was added while the context lasts: of the process on a CPU, of tensors on CUDA.
 
@@ -121,10 +155,10 @@ class PeakMemory:
     def __enter__(self) -> "PeakMemory":
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
-            self._before = self._highest = torch.cuda.memory_allocated(self.device)
+            self.before = self._highest = torch.cuda.memory_allocated(self.device)
             return self
         give_back_freed_memory()
-        self._before = self._highest = resident()
+        self.before = self._highest = resident()
         self._watcher.start()
         return self
 
@@ -136,8 +170,8 @@ class PeakMemory:
         else:
             self._over.set()
             self._watcher.join()
-        if self._before:
-            self.mib = (self._highest - self._before) / MIB
+        if self.before or self.device.type == "cuda":
+            self.mib = (self._highest - self.before) / MIB
 
     def forget(self) -> None:
         """Count from here on: what was needed only to build is no matter."""

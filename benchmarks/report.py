@@ -5,9 +5,14 @@ from collections.abc import Mapping
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.timing import COLUMNS
+
 HEADS = ("training", "+ validation", "+ policy, state machine", "+ PPO update")
-SHOWN = ("threads", "workers", "env_chunk", "val_batch", "fused_validation", "kernels")  # facts about a side
-COLUMNS = ("training", "validation", "policy and state machine", "update")
+SHOWN = ("processes", "threads", "pinned", "workers", "env_chunk", "how", "val_batch", "fused_validation", "kernels")
+WORK_OF = {
+    "baseline": "all that the plain loop does, without policy and update",
+    "bare": "hosts alone, without seeds, augmentation, state machine, policy and update",
+}
 
 
 def declared(work: Mapping) -> str:
@@ -40,8 +45,8 @@ def point_table(point: Mapping) -> Table:
         table.add_row(f"{name}, EPS", *[f"{cell['eps']:.1f}" if cell else "-" for cell in cells])
         table.add_row("  ms per env-step", *[f"{cell['ms_per_env_step']:.2f}" if cell else "-" for cell in cells])
         table.add_row("  images/s", *[f"{cell['images_per_second']:,.0f}" if cell else "-" for cell in cells])
-    if "ratio" in point:
-        table.add_row("baseline over engine", *[in_brackets(point["ratio"].get(column)) for column in COLUMNS])
+    for name, ratio in point.get("ratios", {}).items():
+        table.add_row(f"{name} over engine", *[in_brackets(ratio.get(column)) for column in COLUMNS])
     for name, over in point.get("over_first", {}).items():
         for kind, text in (("step", "step"), ("env_step", "env-step")):
             row = [in_brackets(over[kind].get(column)) for column in COLUMNS]
@@ -58,7 +63,7 @@ def notes(point: Mapping, limits: Mapping | None) -> list[str]:
     """How each side was set up and what it used, a line each; then the whole ratio."""
     lines = []
     for name, side in point["sides"].items():
-        chosen = {key: side[key] for key in SHOWN if key in side}
+        chosen = {key: side[key] for key in SHOWN if key in side}  # facts about the side
         text = ", ".join(f"{key} {value}" for key, value in chosen.items())
         lines.append(f"{name:8} {text}; {side['dtype']}; {side['peak_mib']:.0f} MiB; warm-up "
                      f"{side['build_seconds']:.1f} s, {side['graphs']} graphs; {side['syncs']:.0f} host syncs per "
@@ -69,9 +74,8 @@ def notes(point: Mapping, limits: Mapping | None) -> list[str]:
             lines.append(f"{'':8} policy, state machine and update: {100 * share:.1f} % of the round")
     for name, over in point.get("over_first", {}).items():
         lines.append(f"{name:8} policy and state machine alone, step over first: {in_brackets(over['step']['alone'])}")
-    if "ratio" in point:
-        lines.append(f"ratio    {in_brackets(point['ratio']['all'])}: all that the plain loop does (no policy, no "
-                     "update) over the engine's whole cycle")  # fmt: skip
+    for name, ratio in point.get("ratios", {}).items():
+        lines.append(f"{name:8} {in_brackets(ratio['all'])} times the engine's whole cycle: {WORK_OF[name]}")
     return lines
 
 

@@ -2,14 +2,15 @@
 
     python -m benchmarks.sleepers [--envs 16 --batch 125 --train 500 --val 125 --repeats 5]
 
-Prints a table and, last, one JSON line. The work is one env-step of N `cifar_baseline` hosts on random images that are
-resident in memory: training passes and validation, warm-up excluded, the variants interleaved, medians and spreads.
+Prints a table and, last, one JSON line, which is also appended to benchmarks/results/. The work is one env-step of N
+`cifar_baseline` hosts on random images that are resident in memory: training passes and validation, warm-up excluded,
+the variants interleaved, medians and spreads; kernels, workers and layout are those of a run.
 """
 
 import argparse
 import json
-import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -18,13 +19,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.machine import wait_for
+from benchmarks.records import RESULTS, check_folder, keep, origin
+from esper_soa.errors import UserError
 from esper_soa.nets import pools, streams
 from esper_soa.nets.config import SlotSpec, TaskConfig, host_slots
 from esper_soa.nets.evaluation import evaluate
 from esper_soa.nets.host import host_shape
+from esper_soa.nets.native import switch
 from esper_soa.nets.pools import Roster
-from esper_soa.nets.supervised import NetsConfig, train_epoch_
-from esper_soa.ops.device import choose_env_chunk, choose_eval_batch, keep_freed_memory, resolve_device
+from esper_soa.nets.supervised import NetsConfig, chunks, train_epoch_
+from esper_soa.ops.device import (
+    apply_threads,
+    choose_env_chunk,
+    choose_eval_batch,
+    choose_workers,
+    keep_freed_memory,
+    resolve_device,
+)
 from esper_soa.vocabulary import Blend, Blueprint, Stage
 
 ALPHA = 0.5
@@ -76,7 +88,10 @@ def variant(name: str, slots: tuple[SlotSpec, ...], roster: Roster, options: arg
     device = options.place
     shape = host_shape(TaskConfig(), slots)
     chunk = choose_env_chunk(options.chunk, options.envs, options.batch, device)
-    nets = NetsConfig(shape, TaskConfig(), (Stage.TRAINING, Stage.BLENDING), chunk, choose_eval_batch(device))
+    options.workers = choose_workers(0, len(chunks(options.envs, chunk)), device)
+    eval_batch = choose_eval_batch(device, switch.current().native)
+    detached = (Stage.TRAINING, Stage.BLENDING)
+    nets = NetsConfig(shape, TaskConfig(), detached, chunk, eval_batch, workers=options.workers)
     envs = torch.arange(options.envs, device=device)
     weights = pools.allocate(shape, options.envs, device, torch.float32)
     pools.initialise_hosts_(weights, shape, streams.stream_keys(0, streams.HOST_INIT, (0,), envs))
@@ -96,8 +111,7 @@ def clock(action: Callable[[], None], device: torch.device) -> float:
     """Seconds of one call, the device waited for."""
     start = time.perf_counter()
     action()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    wait_for(device)
     return time.perf_counter() - start
 
 
@@ -153,25 +167,33 @@ def naive_share(first: dict[str, object]) -> float:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, value in (("envs", 16), ("batch", 125), ("train", 500), ("val", 125), ("repeats", 5), ("chunk", 0),
-                        ("threads", 0)):  # fmt: skip
+    for name, value in (("envs", 16), ("batch", 125), ("train", 500), ("val", 125), ("repeats", 5), ("chunk", 0)):
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--native", choices=("auto", "on", "off"), default="auto", help="as compute.native of a run")
+    parser.add_argument("--results", default=str(RESULTS), help="folder of the results; '' = only print them")
     options = parser.parse_args()
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    options.place = resolve_device(options.device)
+    try:
+        check_folder(options.results)
+        options.place = resolve_device(options.device)
+        used = switch.choose(options.native, options.place)
+    except UserError as error:
+        sys.exit(f"error: {error}")
+    apply_threads(0)
     keep_freed_memory(options.place)
     options.feed = Feed(options, options.place)
     table = rows(options)
-    print(f"N={options.envs} B={options.batch} T={options.train} V={options.val}, median of {options.repeats} pairs")
+    print(f"N={options.envs} B={options.batch} T={options.train} V={options.val}, median of {options.repeats} pairs, "
+          f"kernels {used.reason}")  # fmt: skip
     for row in table:
         print(f"{row['ratio']:6.2f} [{row['low']:.2f}, {row['high']:.2f}]  {row['top']} ({row['top_ms']:.0f} ms) over "
               f"{row['bottom']} ({row['bottom_ms']:.0f} ms)")  # fmt: skip
     print(f"{naive_share(table[-1]):6.2f}  of 8 separate validation passes")
-    machine = {"machine": platform.machine(), "torch": torch.__version__, "threads": torch.get_num_threads()}
-    work = {name: getattr(options, name) for name in ("envs", "batch", "train", "val", "repeats", "chunk")}
-    print(json.dumps({"benchmark": "sleepers", **work, **machine, "device": str(options.place), "rows": table}))
+    work = {name: getattr(options, name) for name in ("envs", "batch", "train", "val", "repeats", "chunk", "workers")}
+    record = origin("sleepers", options.place) | work | {"kernels": used.reason, "rows": table}
+    if options.results:
+        keep(record, options.results, "sleepers")
+    print(json.dumps(record))
 
 
 if __name__ == "__main__":

@@ -2,8 +2,9 @@
 
     python -m benchmarks.step_breakdown +work=b envs=8
 
-Takes the settings of benchmarks/eps.py. Phases are timed without a profiler, operations in one more env-step with it
-(self time, in every thread; its own cost makes small operations look larger). Prints tables and a JSON line last.
+Takes the settings of benchmarks/eps.py; the plain loop is here in this process, in one thread unless
+baseline_threads says more. Phases are timed without a profiler, operations in one more env-step with it (self time, in
+every thread; its own cost makes small operations look larger). Prints tables and a JSON line last.
 """
 
 import json
@@ -23,8 +24,9 @@ from torch.profiler import ProfilerActivity, record_function
 from benchmarks import machine
 from benchmarks.eps import settings_from
 from benchmarks.eps_config import EpsConfig
+from benchmarks.loops import PlainLoop, tune
 from benchmarks.report import declared
-from benchmarks.sides import BaselineSide, EngineSide, ready_side
+from benchmarks.sides import EngineSide
 from esper_soa.errors import UserError
 from esper_soa.ops.device import resolve_device
 from esper_soa.ops.profile import PHASES, PhaseProfile
@@ -34,6 +36,7 @@ TOP = 12  # operations listed per phase
 LISTED = ("training", "validation", "ledger")
 
 Operations = dict[str, dict[str, tuple[float, int]]]  # by phase and name: seconds of self time and calls
+Side = EngineSide | PlainLoop
 
 
 class Marks(PhaseProfile):
@@ -45,17 +48,37 @@ class Marks(PhaseProfile):
             pass
 
 
-def phase_seconds(side: EngineSide | BaselineSide, repeats: int) -> dict[str, float]:
+def ready_side(name: str, cfg: EpsConfig) -> Side:
+    """The side of that name, warmed up."""
+    if name == "engine":
+        engine = EngineSide(cfg)
+        engine.warm_up()
+        return engine
+    torch.set_num_threads(cfg.baseline_threads or 1)
+    loop = PlainLoop(cfg, range(cfg.envs))
+    tune(loop.forms(cfg, loop.device), loop.choose, loop.trial)
+    loop.play(cfg.warmup)
+    return loop
+
+
+def phase_seconds(side: Side, cfg: EpsConfig) -> dict[str, float]:
     """Median seconds by phase of an env-step of all envs."""
-    timings = [side.run().phases for _ in range(repeats)]
+    timings = []
+    for _ in range(cfg.repeats):
+        if isinstance(side, PlainLoop):
+            torch.set_num_threads(cfg.baseline_threads or 1)
+            played = side.play(cfg.timed_steps).phases
+            timings.append({phase: seconds / cfg.timed_steps for phase, seconds in played.items()})
+        else:
+            timings.append(side.run().phases)
     return {phase: statistics.median(timing[phase] for timing in timings) for phase in timings[0]}
 
 
-def operations(side: EngineSide | BaselineSide) -> Operations:
+def operations(side: Side) -> Operations:
     """Self time and calls of every operation of one env-step of all envs, by the phase it began in."""
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (side.device.type == "cuda")
-    watching, marks = side.profile, Marks(side.device)
-    side.watch_with(marks)
+    watching = side.profile
+    side.watch_with(Marks(side.device))
     with torch.profiler.profile(
         activities=activities, experimental_config=_ExperimentalConfig(profile_all_threads=True)
     ) as profiler:
@@ -113,8 +136,8 @@ def breakdown(cfg: EpsConfig, console: Console) -> dict[str, object]:
             "host": cfg.task.name, "slots": cfg.slots, "live": cfg.live, "blueprint": cfg.blueprint,
             "stage": cfg.stage, "live_envs": cfg.live_envs, "device": str(device)}  # fmt: skip
     console.print(declared(work), markup=False, highlight=False)
-    sides = {name: ready_side(name, cfg) for name in cfg.sides}
-    phases = {name: phase_seconds(side, cfg.repeats) for name, side in sides.items()}
+    sides = {name: ready_side(name, cfg) for name in cfg.sides if name != "bare"}
+    phases = {name: phase_seconds(side, cfg) for name, side in sides.items()}
     for found in phases.values():
         found.pop("update", None)  # of a round, not of an env-step
     console.print(phase_table(phases, cfg.images))
@@ -128,7 +151,7 @@ def breakdown(cfg: EpsConfig, console: Console) -> dict[str, object]:
             "commit": machine.git_commit(), "phases": phases, "operations": listed}  # fmt: skip
 
 
-def setup(side: EngineSide | BaselineSide) -> str:
+def setup(side: Side) -> str:
     """How the side is set up, in one line."""
     kept = ("threads", "workers", "env_chunk", "eval_batch", "val_batch", "fused_validation")
     return ", ".join(f"{name} {value}" for name, value in side.facts().items() if name in kept)

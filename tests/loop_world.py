@@ -11,7 +11,9 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from benchmarks.baseline_env import BaselineEnv, ScalarAction, TrainReading, ValidationReading
+from benchmarks.baseline_attribution import ValidationReading
+from benchmarks.baseline_env import BaselineEnv, ScalarAction
+from benchmarks.baseline_passes import TrainReading
 from esper_soa.env.config import GatesConfig, GovernorConfig, LifecycleConfig, RewardConfig, SignalsConfig
 from esper_soa.env.reward_records import RewardSettings
 from esper_soa.env.step import Response, Rules, Work, guard_, measure_, perceive, reset, respond

@@ -44,7 +44,7 @@ def test_the_table_has_a_row_for_every_policy_and_no_p_for_the_learned_one() -> 
 @pytest.mark.slow
 def test_two_small_seeds_are_trained_judged_and_found_again(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.learning", "smoke", "steps=2", "rounds=1", "--seeds", "2",
-               "--episodes", "1", "--folder", str(tmp_path), "--no-save"]  # fmt: skip
+               "--episodes", "1", "--folder", str(tmp_path), "--results", ""]  # fmt: skip
     records = []
     for _ in range(2):
         done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)

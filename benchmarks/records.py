@@ -1,0 +1,78 @@
+"""Records of measurements: what every one of them says about its origin, where they are kept, which ones count.
+
+A record is one JSON line. benchmarks/results/ takes none whose code differs from its commit, and benchmarks/table.py
+shows none: nobody could repeat it. Used by all of benchmarks/ that measures.
+"""
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from benchmarks import machine
+from benchmarks.timing import BenchmarkError
+
+RESULTS = Path(__file__).parent / "results"
+METHOD = 2  # of measuring; one more where opponents or what is timed change, so that no table mixes two
+CHANGED = "+"  # ends the commit of a tree that differs from it
+
+Record = dict[str, object]
+
+
+def origin(benchmark: str, device: torch.device) -> Record:
+    """The head of a record: when, of which code, on what."""
+    return {
+        "benchmark": benchmark, "method": METHOD, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "commit": machine.git_commit(), "machine": machine.describe(device),
+    }  # fmt: skip
+
+
+def check_folder(folder: str | Path) -> None:
+    """Raise BenchmarkError where a record made now may not be kept in `folder` ("" = nowhere, which is allowed)."""
+    commit = machine.git_commit()
+    if folder and Path(folder).resolve() == RESULTS.resolve() and not clean(commit):
+        raise BenchmarkError(
+            f"results={folder}: takes only records of a commit, and the files differ from {commit.rstrip(CHANGED)}. "
+            "Commit them, or give another folder, or an empty one to keep no record."
+        )
+
+
+def clean(commit: str) -> bool:
+    """The code was that of the commit."""
+    return not commit.endswith(CHANGED) and commit != "unknown"
+
+
+def keep(record: Mapping, folder: str | Path, name: str) -> Path:
+    """Append the record to the results of its name; returns the file."""
+    check_folder(folder)
+    path = Path(folder, f"{name}.jsonl")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(record) + "\n")
+    return path
+
+
+def kept(folder: Path) -> dict[str, list[Mapping]]:
+    """All records by the name of their file, each file's in the order in which they were made."""
+    found = {}
+    for path in sorted(folder.glob("*.jsonl")):
+        found[path.stem] = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return found
+
+
+def newest(folder: Path, benchmark: str) -> tuple[list[Mapping], list[str]]:
+    """The newest record of every file that counts, and what is wrong with newer ones that do not.
+
+    A record counts if it was made by the present method, of a commit; those of other methods are history.
+    """
+    found, refused = [], []
+    for name, records in kept(folder).items():
+        present = [one for one in records if one.get("benchmark") == benchmark and one.get("method") == METHOD]
+        for record in reversed(present):
+            if clean(record["commit"]):
+                found.append(record)
+                break
+            refused.append(f"{name}: the record of {record['time']} is of no commit ({record['commit']})")
+    return found, refused

@@ -1,0 +1,225 @@
+"""The measurements of benchmarks/results/ in markdown, a section per kind of table; nothing is typed by hand.
+
+Records in, lines out; benchmarks/table.py prints them and writes them into the README.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
+
+from benchmarks.learning import CONFIDENCE, POLICIES, Row, judge, seeds_of, table
+from benchmarks.report import overhead_share
+from benchmarks.timing import COLUMNS
+
+Line = tuple[str, ...]
+Records = Sequence[Mapping]
+
+
+def opponents(records: Records) -> list[str]:
+    """Engine beside the plain loop, a row per point."""
+    rows: list[Line] = [
+        ("work", "engine, EPS", "images/s", "plain loop, EPS", "laid out as", "training", "+ validation", "whole cycle")
+    ]
+    for record, point, ratio in points_with(records, "baseline"):
+        engine, loop = (last_column(point["sides"][name]) for name in ("engine", "baseline"))
+        rows.append((
+            work_cell(record, point), f"{engine['eps']:.1f}", f"{engine['images_per_second']:,.0f}",
+            f"{loop['eps']:.1f}", layout_cell(point["sides"]["baseline"]), ratio_cell(ratio["training"]),
+            ratio_cell(ratio["validation"]), ratio_cell(ratio["all"]),
+        ))  # fmt: skip
+    return markdown(rows)
+
+
+def bare(records: Records) -> list[str]:
+    """The engine's whole cycle beside hosts alone."""
+    rows: list[Line] = [("work", "engine, EPS", "bare hosts, EPS", "laid out as", "bare hosts over engine")]
+    for record, point, ratio in points_with(records, "bare"):
+        engine, loop = (last_column(point["sides"][name]) for name in ("engine", "bare"))
+        rows.append((
+            work_cell(record, point), f"{engine['eps']:.1f}", f"{loop['eps']:.1f}", layout_cell(point["sides"]["bare"]),
+            ratio_cell(ratio["all"]),
+        ))  # fmt: skip
+    return markdown(rows)
+
+
+def within(records: Records) -> list[str]:
+    """The engine against itself: a row per point of a work that has several."""
+    rows: list[Line] = [("work", "ms per env-step", "peak memory, MiB", "env-step over first",
+                         "policy and state machine, step over first")]  # fmt: skip
+    for record in records:
+        for point in record["points"] if len(record["points"]) > 1 else ():
+            side, over = point["sides"].get("engine"), point.get("over_first", {}).get("engine")
+            if side is None:
+                continue
+            ratios = ("first", "") if over is None else (
+                ratio_cell(over["env_step"]["all"]), ratio_cell(over["step"]["alone"])
+            )  # fmt: skip
+            time = f"{last_column(side)['ms_per_env_step']:.2f}"
+            rows.append((work_cell(record, point), time, f"{side['peak_mib']:.0f}", *ratios))
+    return markdown(rows)
+
+
+def shares(records: Records) -> list[str]:
+    """What of a round is neither training nor validation."""
+    rows: list[Line] = [("work", "policy, state machine and PPO update", "PPO update alone")]
+    for record in records:
+        for point in record["points"]:
+            side = point["sides"].get("engine", {"columns": {}})
+            share = overhead_share(side)
+            if share is not None:
+                seconds = [side["columns"][column]["seconds"]["median"] for column in COLUMNS]
+                alone = (seconds[3] - seconds[2]) / seconds[3]
+                rows.append((work_cell(record, point), f"{100 * share:.1f} %", f"{100 * alone:.1f} %"))
+    return markdown(rows)
+
+
+def origins(records: Records) -> list[str]:
+    """Machines, versions and settings that the figures were taken with; works that have them in common in one line."""
+    lines = []
+    for text, group in groupby(records, origin_of):
+        members = list(group)
+        busy = [one["busy"]["other_cores"] for one in members if one["busy"]["other_cores"] is not None]
+        most = [one["limits"] for one in members if one["limits"]]
+        if most:
+            text += (f"; at most {span([one['gflops'] for one in most])} GFLOP/s and "
+                     f"{span([one['gb_per_second'] for one in most])} GB/s")  # fmt: skip
+        if busy:
+            text += f"; other processes used up to {max(busy):.2f} cores"
+        lines.append(f"- {', '.join(one['name'] for one in members)}: {text}")
+    return lines
+
+
+def origin_of(record: Mapping) -> str:
+    """Date, commit, machine and kernels of a record of benchmarks/eps.py."""
+    side = record["points"][0]["sides"].get("engine", {})
+    kernels = f", kernels {side['kernels']}" if "kernels" in side else ""
+    return f"{place(record)}{kernels}, {record['settings']['repeats']} turns"
+
+
+def place(record: Mapping) -> str:
+    """Date, commit and machine of a record."""
+    facts = record["machine"]
+    gpu = f"{facts['gpu']}, " if "gpu" in facts else ""
+    return (f"{record['time'][:10]}, commit {record['commit']}, {gpu}{facts['cpu']}, {facts['cores']} cores, torch "
+            f"{facts['torch']}")  # fmt: skip
+
+
+def span(values: Sequence[float]) -> str:
+    """Least and most, as one number where they are one."""
+    low, high = f"{min(values):.0f}", f"{max(values):.0f}"
+    return low if low == high else f"{low} to {high}"
+
+
+def sleepers(records: Records) -> list[str]:
+    """What sleeping seeds, scattered seeds and subset rows cost."""
+    lines = []
+    for record in records:
+        rows: list[Line] = [("", "ratio", "range", "ms")]
+        for row in record["rows"]:
+            rows.append((f"{row['top']}, over {row['bottom']}", f"{row['ratio']:.2f}",
+                         f"{row['low']:.2f} to {row['high']:.2f}", f"{row['top_ms']:.0f} and {row['bottom_ms']:.0f}"
+                         ))  # fmt: skip
+        work = f"N={record['envs']} B={record['batch']} T={record['train']} V={record['val']}"
+        lines += [*markdown(rows), f"{work}, medians of {record['repeats']} pairs, kernels {record['kernels']}, "
+                  f"{record['workers']} workers; {place(record)}."]  # fmt: skip
+    return lines
+
+
+def kernels(records: Records) -> list[str]:
+    """The state machine alone."""
+    lines = []
+    for record in records:
+        rows: list[Line] = [("N", "mode, threads", "ms per env-step of all N", "env-steps/s")]
+        for one in record["results"]:
+            quartiles = f"{1e3 * one['lower_quartile']:.1f} to {1e3 * one['upper_quartile']:.1f}"
+            time, rate = f"{1e3 * one['median']:.1f} ({quartiles})", f"{one['env_steps_per_second']:,.0f}"
+            rows.append((f"{one['envs']}", f"{one['mode']}, {one['threads']}", time, rate))
+        lines += [*markdown(rows), f"Medians and quartiles of {record['results'][0]['repeats']} env-steps, torch's own "
+                  f"kernels; {place(record)}."]  # fmt: skip
+    return lines
+
+
+def learning(records: Records) -> list[str]:
+    """The newest evaluation of each kind of play in full, then all that were ever kept."""
+    if not records:
+        return []
+    newest = {record["deterministic"]: record for record in records}
+    lines = []
+    for record in newest.values():
+        seeds = seeds_of(record)
+        lines += [f"{played(record).capitalize()} ({name_of(record, records)} below):", "",
+                  *table(judge(seeds), seeds).splitlines(), ""]  # fmt: skip
+    rows: list[Line] = [("evaluation", "seeds", "played", "learned", *(f"{name}, p" for name in POLICIES[1:]))]
+    for record in records:
+        seeds = seeds_of(record)
+        first, *others = judge(seeds)
+        cells = [f"{one.net.mean:.2f}, {one.p:.3f}" for one in others]
+        rows.append((name_of(record, records), str(len(seeds)), played(record), interval_cell(first), *cells))
+    lines += [f"Every evaluation that was looked at, accuracy - rent with {CONFIDENCE:.0%} t intervals:", ""]
+    return lines + markdown(rows)[:-1]
+
+
+def played(record: Mapping) -> str:
+    """How the learned policy chose."""
+    return "likeliest choices" if record["deterministic"] else "choices sampled as in training"
+
+
+def name_of(record: Mapping, records: Records) -> str:
+    """The place of a record among those of its experiment, and its commit where it was kept."""
+    number = next(place for place, one in enumerate(records, 1) if one is record)
+    changed = f", {' '.join(record['settings'])}" if record["settings"] else ""
+    return f"{number} (commit {record.get('commit', 'not kept')}{changed})"
+
+
+def interval_cell(row: Row) -> str:
+    """Mean and bounds."""
+    return f"{row.net.mean:.2f} [{row.net.low:.2f}, {row.net.high:.2f}]"
+
+
+def points_with(records: Records, opponent: str) -> Iterator[tuple[Mapping, Mapping, Mapping]]:
+    """Records and points in which the engine has met `opponent`, and the ratio."""
+    for record in records:
+        for point in record["points"]:
+            if opponent in point.get("ratios", {}):
+                yield record, point, point["ratios"][opponent]
+
+
+def last_column(side: Mapping) -> Mapping:
+    """The last column, which has everything that the side does."""
+    return [*side["columns"].values()][-1]
+
+
+def work_cell(record: Mapping, point: Mapping) -> str:
+    """The declared work of a point."""
+    work = point["work"]
+    seeds = f"{work['live']} {work['blueprint']}" if work["live"] else "none"
+    if work["live"] and work["live_envs"] < work["N"]:
+        seeds += f" in {work['live_envs']} envs"
+    cell = f"{record['name']}: N={work['N']} B={work['B']} T={work['T']} V={work['V']} K={work['K']}, seeds {seeds}"
+    shown = point["value"] is None or point["vary"] in ("envs", "live", "live_share")
+    return cell if shown else f"{cell}, {point['vary']}={point['value']:g}"
+
+
+def layout_cell(side: Mapping) -> str:
+    """How a loop used the cores, the quickest way found."""
+    own = f"{side['processes']} processes of one thread" + ", a core each" * side["pinned"]
+    text = own if side["processes"] > 1 else f"{side['threads']} threads"
+    return f"{text}, {side['how']}" if "how" in side else text
+
+
+def ratio_cell(ratio: Mapping | None) -> str:
+    """Median and extremes."""
+    return f"{ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})" if ratio else ""
+
+
+def markdown(rows: Sequence[Line]) -> list[str]:
+    """A table and an empty line; nothing where there is only a head."""
+    if len(rows) == 1:
+        return []
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    return [lines[0], "|" + "---|" * len(rows[0]), *lines[1:], ""]
+
+
+EPS: dict[str, Callable[[Records], list[str]]] = {
+    "opponents": opponents, "bare": bare, "within": within, "shares": shares, "origins": origins,
+}  # fmt: skip
+OTHERS: dict[str, Callable[[Records], list[str]]] = {"sleepers": sleepers, "kernels": kernels}

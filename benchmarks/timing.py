@@ -1,0 +1,36 @@
+"""What a timing of one side of a benchmark is made of: seconds by column and by phase.
+
+Given by benchmarks/sides.py and benchmarks/opponents.py, put together by benchmarks/eps.py and report.py.
+"""
+
+from typing import NamedTuple
+
+from esper_soa.errors import UserError
+
+COLUMNS = ("training", "validation", "policy and state machine", "update")
+PARTS = {"training": "training", "data": "training", "validation": "validation"}  # column of a phase; else the third
+
+
+class BenchmarkError(UserError):
+    """A side did not do the work that was declared, or could not do it."""
+
+
+class Timing(NamedTuple):
+    """One timing, in seconds per env-step of all envs."""
+
+    columns: dict[str, float]  # by COLUMNS, not cumulative; those that the side does not have are absent
+    phases: dict[str, float]
+
+    @property
+    def total(self) -> float:
+        """Everything that the side does."""
+        return sum(self.columns.values())
+
+
+def in_columns(phases: dict[str, float], seconds: float, columns: tuple[str, ...] = COLUMNS[:3]) -> dict[str, float]:
+    """Seconds by column; what no phase has counted belongs to the last of `columns`."""
+    found = dict.fromkeys(columns, 0.0)
+    for phase, spent in phases.items():
+        found[PARTS.get(phase, COLUMNS[2])] += spent
+    found[columns[-1]] += max(0.0, seconds - sum(phases.values()))
+    return found
