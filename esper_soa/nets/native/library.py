@@ -13,12 +13,8 @@ import shlex
 import signal
 import subprocess
 import tempfile
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from types import FrameType
 
 from esper_soa.nets.native.cache import DRAFT, NativeError, cache_folder, drop_old_drafts, open_folder, store, stored
 
@@ -60,46 +56,26 @@ def compiler() -> list[str]:
         raise NativeError(f"CC={said} is no command: {error}".replace("\n", " ")) from error
 
 
-@contextmanager
-def _stoppable() -> Iterator[None]:
-    """SIGINT and SIGTERM end the process here and now: nothing is under way yet that would have to be saved."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    heeded = [one for one in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(one) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, stop) for number in heeded}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def _run(command: list[str], folder: Path) -> None:
-    """Run a compiler that keeps its own files in `folder`, in a process group that does not outlive this call."""
+    """Run a compiler that keeps its own files in `folder`, in a process group that ends with this call."""
     name = shlex.join(command[:1])
-    with _stoppable():
-        try:
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-                errors="replace", process_group=0, env=os.environ | {"TMPDIR": str(folder)},
-            )  # fmt: skip
-        except FileNotFoundError as error:
-            raise NativeError(f"no C compiler: {command[0]} is not there (install gcc or clang, or set CC)") from error
-        except (OSError, ValueError) as error:
-            raise NativeError(f"{name} failed: {error}") from error
-        try:
-            said = process.communicate(timeout=TIMEOUT)[1]
-        except subprocess.TimeoutExpired as error:
-            raise NativeError(f"{name} failed: it took more than {TIMEOUT} seconds") from error
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+    try:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+            errors="replace", process_group=0, env=os.environ | {"TMPDIR": str(folder)},
+        )  # fmt: skip
+    except FileNotFoundError as error:
+        raise NativeError(f"no C compiler: {command[0]} is not there (install gcc or clang, or set CC)") from error
+    except (OSError, ValueError) as error:
+        raise NativeError(f"{name} failed: {error}") from error
+    try:
+        said = process.communicate(timeout=TIMEOUT)[1]
+    except subprocess.TimeoutExpired as error:
+        raise NativeError(f"{name} failed: it took more than {TIMEOUT} seconds") from error
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
     if process.returncode:
         lines = said.splitlines() or [f"status {process.returncode}"]
         complaint = next((line for line in lines if "error" in line), lines[-1])
