@@ -28,7 +28,7 @@ from esper_soa.env.shapley import arrival_orders
 from esper_soa.env.step import EAGER, Rules, compiled, on_fixed_memory
 from esper_soa.env.world import Sizes, World
 from esper_soa.errors import UserError
-from esper_soa.nets import formulations
+from esper_soa.nets import formulations, fused
 from esper_soa.nets.blueprints import blueprint_codes
 from esper_soa.nets.config import SubsetRows, enabled_slots
 from esper_soa.nets.datasets import load_images
@@ -123,7 +123,9 @@ def build_world(cfg: TrainConfig, device: torch.device, seed: int | None = None)
     Raises SettingError or DataError for what does not fit together.
     """
     keep_freed_memory(device)
-    switch.choose(cfg.compute.native, device, choose_precision(cfg.compute.precision, device).dtype)
+    shape = host_shape(cfg.task, enabled_slots(cfg.task, list(cfg.slots)))
+    obstacle = fused.obstacle(cfg.task.name, shape, list(cfg.task.blueprints))
+    switch.choose(cfg.compute.native, device, choose_precision(cfg.compute.precision, device).dtype, obstacle)
     triton_switch.choose(cfg.compute.triton, device)
     formulations.choose(cfg.compute.convolutions, device)
     images = load_images(cfg.data, device)

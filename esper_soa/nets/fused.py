@@ -1,9 +1,11 @@
 """Networks that the native kernels take whole, and their training steps and validation; see nets/native/whole.py.
 
 Hosts are taken whole where their channels fill vectors, whatever their seeds; the others go through supervised.py and
-evaluation.py layer by layer. Used by those two.
+evaluation.py layer by layer. Used by those two; the trainer asks for an `obstacle` before it turns the kernels on.
 """
 
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -13,27 +15,67 @@ from torch import Tensor
 
 from esper_soa.nets import batched
 from esper_soa.nets.blueprints import narrow_channels, norm_groups
-from esper_soa.nets.config import IMAGE_SIZE
+from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE
 from esper_soa.nets.data import ImageCrops
-from esper_soa.nets.host import HostShape
+from esper_soa.nets.host import Block, HostShape
 from esper_soa.nets.native import switch, whole
 from esper_soa.nets.native.images import cut_images
 from esper_soa.nets.native.library import LANES
 from esper_soa.nets.native.sgd import Rule
 from esper_soa.nets.pools import Roster, row_layout
 from esper_soa.state import LEDGER_FLOAT
-from esper_soa.vocabulary import BLUEPRINT_NAMES, NUM_BLUEPRINTS, Blend, Stage
+from esper_soa.vocabulary import BLUEPRINT_NAMES, Blend, Stage
 
-# Kinds of whole.KINDS by blueprint code.
-_KINDS = np.zeros(NUM_BLUEPRINTS, dtype=np.int64)
-for _number, _name in enumerate(whole.KINDS):
-    _KINDS[BLUEPRINT_NAMES.index(_name)] = 1 + _number
+# Kinds of whole.KINDS by blueprint code; -1 where the kernels have none.
+_KINDS = np.array([1 + whole.KINDS.index(name) if name in whole.KINDS else -1 for name in BLUEPRINT_NAMES])
+# All that chain.h knows of a host and of a block: who adds a field here has to write it there.
+_HOST_FIELDS = ("blocks", "num_classes", "slots", "parameters", "statistics")
+_BLOCK_FIELDS = ("channels", "pooled", "slot_before_pool", "slot_after_pool")
+
+
+def obstacle(name: str, shape: HostShape, blueprints: Sequence[str]) -> str:
+    """Why the kernels cannot take hosts of the task `name` with seeds of these blueprints; "" where they can."""
+    unknown = [one for one in blueprints if one not in whole.KINDS]
+    if unknown:
+        return f"there is none for the blueprint {', '.join(unknown)}"
+    if not is_chain(shape):
+        return f"the hosts of {name} are no plain chain of convolutions, batch norms and pools"
+    return ""
+
+
+@lru_cache(maxsize=64)
+def is_chain(shape: HostShape) -> bool:
+    """Whether the host is what chain.h takes it for: blocks one after the other, their parameters in that order."""
+    if HostShape._fields != _HOST_FIELDS or Block._fields != _BLOCK_FIELDS:
+        return False
+    channels = [block.channels for block in shape.blocks]
+    kernel = shape.parameters.parameters[0].shape[-1]
+    parameters: list[tuple[int, ...]] = []
+    for inputs, outputs in zip([IMAGE_CHANNELS, *channels], channels, strict=False):
+        parameters += [(outputs, inputs, kernel, kernel), (outputs,), (outputs,)]
+    parameters += [(shape.num_classes, channels[-1]), (shape.num_classes,)]
+    places = [(i, slot) for i, b in enumerate(shape.blocks) for slot in (b.slot_before_pool, b.slot_after_pool)]
+    fitting = all(shape.slots[slot].channels == channels[i] for i, slot in places if slot >= 0)
+    return (
+        [one.shape for one in shape.parameters.parameters] == parameters
+        and [one.shape for one in shape.statistics.parameters] == [(count,) for count in channels for _ in range(2)]
+        and sorted(shape.execution_order) == list(range(len(shape.slots)))
+        and fitting
+    )
 
 
 def suits(shape: HostShape, weights: TensorDict) -> bool:
     """Whether the kernels are on and made for such hosts and all their seeds: channels in whole vectors throughout."""
     widths = [block.channels for block in shape.blocks] + [narrow_channels(spec.channels) for spec in shape.slots]
-    return switch.takes(weights["host", "params"], dims=2) and all(width % LANES == 0 for width in widths)
+    wide = all(width % LANES == 0 for width in widths)
+    return wide and switch.takes(weights["host", "params"], dims=2) and is_chain(shape)
+
+
+def _kinds(roster: Roster, running: np.ndarray) -> np.ndarray:
+    kinds = np.where(running, _KINDS[roster.blueprint], 0)
+    if (kinds < 0).any():
+        raise LookupError(f"no native kernel for blueprint {BLUEPRINT_NAMES[roster.blueprint[kinds < 0][0]]}")
+    return kinds
 
 
 def training_seeds(roster: Roster, detached: tuple[int, ...]) -> whole.Seeds:
@@ -42,13 +84,13 @@ def training_seeds(roster: Roster, detached: tuple[int, ...]) -> whole.Seeds:
     measured = (through | (roster.stage == Stage.BLENDING)) & ~roster.frozen
     flags = through * whole.THROUGH | np.isin(roster.stage, detached) * whole.DETACHED
     flags |= roster.frozen * whole.FROZEN | measured * whole.MEASURED | _blends(roster)
-    return whole.Seeds(np.where(roster.running, _KINDS[roster.blueprint], 0), flags)
+    return whole.Seeds(_kinds(roster, roster.running), flags)
 
 
 def validation_seeds(roster: Roster) -> whole.Seeds:
     """The visible seeds as the kernels know them; one that learns behind its host is none."""
     seen = roster.visible & (roster.stage != Stage.TRAINING)
-    return whole.Seeds(np.where(seen, _KINDS[roster.blueprint], 0), _blends(roster))
+    return whole.Seeds(_kinds(roster, seen), _blends(roster))
 
 
 def _blends(roster: Roster) -> np.ndarray:

@@ -14,15 +14,17 @@ from torch import Tensor
 
 from esper_soa.config import ComputeConfig, TrainConfig
 from esper_soa.env.world import World
-from esper_soa.nets import fused
+from esper_soa.errors import SettingError
+from esper_soa.nets import blueprints, fused, pools
 from esper_soa.nets.config import DataConfig, TaskConfig, host_slots
 from esper_soa.nets.evaluation import ValidationFeed, ValidationReport, evaluate
 from esper_soa.nets.graphs import StepCache
-from esper_soa.nets.native import switch
+from esper_soa.nets.native import proof, switch, whole
+from esper_soa.nets.parameters import Table, norm_scale, weight
 from esper_soa.nets.pools import Roster
 from esper_soa.nets.supervised import CountedFeed, TrainingFeed, TrainReport, train_epoch_
 from esper_soa.trainer import build_world
-from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Blueprint, Stage
+from esper_soa.vocabulary import BLUEPRINT_NAMES, CNN_BLUEPRINTS, Blend, Blueprint, Stage
 
 pytestmark = pytest.mark.usefixtures("native")
 
@@ -61,13 +63,13 @@ class CutValidation(NamedTuple):
         return self.feed.batches(envs, size)
 
 
-def made(task: TaskConfig, split: bool = False, batches: int = 3) -> World:
+def made(task: TaskConfig, split: bool = False, batches: int = 3, native: str = "auto") -> World:
     """Hosts with weights of some size, all slots enabled, batches that differ from env to env."""
     settings = TrainConfig(
         envs=NUM_ENVS, steps=4, rounds=1, batch_size=6, train_samples=6 * batches, val_samples=7, task=task,
         slots=[spec.name for spec in host_slots(task)][:6],
         data=DataConfig(name="synthetic", synthetic_train=80, synthetic_test=41, split=split),
-        compute=ComputeConfig(workers=2, env_chunk=2),
+        compute=ComputeConfig(workers=2, env_chunk=2, native=native),
     )  # fmt: skip
     world = build_world(settings, CPU)
     g = torch.Generator().manual_seed(3)
@@ -94,12 +96,17 @@ class Outcome(NamedTuple):
     tested: ValidationReport
 
 
+def alphas(roster: Roster) -> Tensor:
+    g = torch.Generator().manual_seed(4)
+    return torch.rand(roster.running.shape, generator=g, dtype=torch.float64) * torch.from_numpy(roster.visible)
+
+
 def played(world: World, roster: Roster, whole: bool, start: TensorDict | None = None) -> Outcome:
     """An env-step's training and validation from the world's weights or `start`; the world's own are not changed."""
     nets, work = world.rules.nets, world.work(0)
+    assert fused.suits(nets.shape, world.weights)
     weights = (world.weights if start is None else start).clone()
-    g = torch.Generator().manual_seed(4)
-    alpha = torch.rand(roster.running.shape, generator=g, dtype=torch.float64) * torch.from_numpy(roster.visible)
+    alpha = alphas(roster)
     training = work.training if whole else CutTraining(work.training)
     validation = work.validation if whole else CutValidation(work.validation)
     trained = train_epoch_(nets, weights, alpha, roster, training, work.num_batches)
@@ -140,7 +147,6 @@ def test_hosts_and_seeds_of_one_convolution_equal_the_same_layer_by_layer_to_the
     world = made(task)
     roster = roster_of(seed, len(world.rules.nets.shape.slots))
     ours = played(world, roster, whole=True)
-    assert fused.suits(world.rules.nets.shape, world.weights)
     assert not torch.equal(ours.weights["host", "params"], world.weights["host", "params"])
     assert ours.trained.gradients.measured.any()
     assert_same(ours, played(world, roster, whole=False))
@@ -258,3 +264,203 @@ def test_steps_on_fixed_memory_go_layer_by_layer() -> None:
     world.rules = world.rules._replace(nets=world.rules.nets._replace(steps=steps))
     assert_same(played(world, roster, whole=True), apart)
     assert steps.counts["plain"] > 0
+
+
+# --- against torch alone, in double precision
+
+
+class DoubleTraining(NamedTuple):
+    """As CutTraining, in double precision."""
+
+    feed: TrainingFeed
+    crops: None = None
+
+    def batch(self, envs: Tensor, index: int) -> tuple[Tensor, Tensor]:
+        images, labels = self.feed.batch(envs, index)
+        return images.double(), labels
+
+    def counted(self, envs: Tensor) -> CountedFeed:
+        return self.feed.counted(envs)
+
+
+class DoubleValidation(NamedTuple):
+    """As CutTraining, in double precision."""
+
+    feed: ValidationFeed
+    crops: None = None
+
+    def batches(self, envs: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
+        return [(images.double(), labels) for images, labels in self.feed.batches(envs, size)]
+
+
+def in_torch(world: World, roster: Roster) -> Outcome:
+    """As `played`, by torch's own functions in double precision."""
+    nets, work = world.rules.nets, world.work(0)
+    weights = world.weights.to(torch.float64)
+    switch.choose("off", CPU)
+    alpha = alphas(roster)
+    trained = train_epoch_(nets, weights, alpha, roster, DoubleTraining(work.training), work.num_batches)
+    tested = evaluate(nets, weights, alpha, roster, DoubleValidation(work.validation))
+    switch.choose("on", CPU)
+    return Outcome(weights, trained, tested)
+
+
+OPTIONS = [
+    TaskConfig(name="clipped", max_grad_norm=0.02, weight_decay=0.05),
+    TaskConfig(name="barely clipped", max_grad_norm=1.0, weight_decay=0.05, num_pools=1),
+    TaskConfig(name="to nothing", max_grad_norm=1e-4, momentum=0.0, host_lr=0.3, seed_lr=0.003, kernel_size=1),
+    TaskConfig(name="not clipped", max_grad_norm=0.0, weight_decay=0.3, momentum=0.5, host_lr=0.02),
+    TaskConfig(name="wide", base_channels=32, num_blocks=2, num_pools=2, max_grad_norm=0.1, weight_decay=0.0),
+]
+
+
+def columns(world: World, roster: Roster, env: int, slot: int) -> list[slice]:
+    """Where the seed of an env has its numbers in the slot's row, and its gate where it has one."""
+    shape = world.rules.nets.shape
+    table = blueprints.seed_table(int(roster.blueprint[env, slot]), shape.slots[slot].channels)
+    layout = pools.row_layout(shape, slot)
+    gated = roster.blend[env, slot] == Blend.GATE and roster.stage[env, slot] != Stage.TRAINING
+    return [slice(0, table.total), *([slice(layout.seed, layout.seed + layout.gate)] if gated else [])]
+
+
+def slowed_(world: World) -> TensorDict:
+    """The world's weights with momentum so small that its rounding is none beside a clipped gradient."""
+    for rows in (world.weights["host"], *world.weights["seeds"].values()):
+        rows["momentum"].mul_(1e-3)
+    return world.weights
+
+
+def step_of(after: TensorDict, before: TensorDict, env: int, momentum: float) -> Tensor:
+    """What a step added to an env's row of momentum: its gradient as clipped, and weight decay."""
+    return after["momentum"][env].double() - momentum * before["momentum"][env].double()
+
+
+def close(mine: Tensor, its: Tensor, whole_step: Tensor) -> bool:
+    """Steps of a tensor agree, but for the rounding of the whole step that it is part of."""
+    return bool((mine - its).norm() <= 5e-3 * its.norm() + 2e-5 * whole_step.norm())
+
+
+@pytest.mark.parametrize("task", OPTIONS, ids=lambda task: task.name)
+def test_clipping_decay_gates_and_frozen_seeds_all_at_once_equal_torch(task: TaskConfig) -> None:
+    world = made(task, batches=1)
+    before = slowed_(world)
+    roster = roster_of(20, len(world.rules.nets.shape.slots), tuple(CNN_BLUEPRINTS), others=True)
+    ours, theirs = played(world, roster, whole=True), in_torch(world, roster)
+    for env in range(NUM_ENVS):
+        mine, its = (step_of(one.weights["host"], before["host"], env, task.momentum) for one in (ours, theirs))
+        assert close(mine, its, its)
+        moved = ours.weights["host", "params"][env].double() - before["host", "params"][env].double()
+        wanted = -task.host_lr * ours.weights["host", "momentum"][env].double()
+        torch.testing.assert_close(moved, wanted, rtol=0, atol=1e-7)
+    for env, slot in np.argwhere(roster.running):
+        name = world.rules.nets.shape.slots[slot].name
+        mine, its = (
+            step_of(one.weights["seeds", name], before["seeds", name], env, task.momentum) for one in (ours, theirs)
+        )
+        if roster.frozen[env, slot]:
+            for kind in ("params", "momentum"):
+                assert torch.equal(ours.weights["seeds", name, kind][env], before["seeds", name, kind][env])
+            continue
+        parts = columns(world, roster, env, slot)
+        assert all(close(mine[part], its[part], its) for part in parts), (env, slot)
+        norm = torch.cat([mine[part] for part in parts]).norm()
+        if 0 < task.max_grad_norm < float(ours.trained.gradients.l2[env, slot]):
+            assert float(norm) == pytest.approx(task.max_grad_norm, rel=1e-3)  # the gate's numbers count too
+    same_measurements(ours, theirs)
+
+
+def same_measurements(ours: Outcome, theirs: Outcome) -> None:
+    torch.testing.assert_close(ours.trained.loss, theirs.trained.loss, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(ours.tested.loss, theirs.tested.loss, rtol=1e-4, atol=1e-5)
+    assert torch.equal(ours.tested.subset, theirs.tested.subset)
+    for name in ("measured", "exploding"):  # a gradient that vanishes in double precision may be rounding here
+        assert torch.equal(getattr(ours.trained.gradients, name), getattr(theirs.trained.gradients, name)), name
+    for name in ("l2", "ratio"):
+        mine, its = getattr(ours.trained.gradients, name), getattr(theirs.trained.gradients, name)
+        torch.testing.assert_close(mine, its, rtol=5e-3, atol=1e-9)
+
+
+@pytest.mark.parametrize("blueprint", CNN_BLUEPRINTS)
+def test_every_seed_before_a_pool_and_behind_one_equals_torch_in_every_stage_and_blend(blueprint: int) -> None:
+    world = made(TaskConfig(name="clipped", max_grad_norm=0.02, weight_decay=0.05), batches=1)
+    before = slowed_(world)
+    roster = seeds_of(blueprint, Stage.BLENDING, Blend.ADD, num_slots=6, slots=(1, 4))
+    cases = [(stage, blend) for stage in STAGES for blend in (Blend.ADD, Blend.MULTIPLY, Blend.GATE)]
+    stage, blend = (np.array(column).reshape(2, NUM_ENVS).T.repeat(3, axis=1) for column in zip(*cases, strict=True))
+    visible = roster.running & (stage != Stage.TRAINING)
+    roster = roster._replace(stage=stage, blend=blend, visible=visible, ablated=visible)
+    ours, theirs = played(world, roster, whole=True), in_torch(world, roster)
+    for env, slot in np.argwhere(roster.running):
+        name = world.rules.nets.shape.slots[slot].name
+        mine, its = (step_of(one.weights["seeds", name], before["seeds", name], env, 0.9) for one in (ours, theirs))
+        for part in columns(world, roster, env, slot):
+            assert its[part].norm() > 0
+            assert close(mine[part], its[part], its), (env, slot, part)
+    same_measurements(ours, theirs)
+    assert torch.equal(ours.tested.accuracy, theirs.tested.accuracy)
+
+
+# --- what the kernels do not know
+
+
+def test_a_blueprint_without_a_kernel_is_refused_by_name_while_building(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(whole, "KINDS", whole.KINDS[:-1])
+    world = made(TASKS[0])
+    assert not switch.current().native
+    assert switch.current().fallback
+    assert (
+        switch.current().reason == "plain torch, slower: no native kernels, there is none for the blueprint attention"
+    )
+    assert not fused.suits(world.rules.nets.shape, world.weights)
+    with pytest.raises(SettingError, match=r"compute.native=on: must be auto or off here.*the blueprint attention"):
+        made(TASKS[0], native="on")
+    made(TaskConfig(blueprints=["conv_light", "norm"]), native="on")
+    assert switch.current().native
+
+
+def test_a_running_seed_without_a_kernel_is_no_empty_slot() -> None:
+    unknown = seeds_of(BLUEPRINT_NAMES.index("lora"), Stage.BLENDING, Blend.ADD)
+    for seeds in (lambda: fused.training_seeds(unknown, ()), lambda: fused.validation_seeds(unknown)):
+        with pytest.raises(LookupError, match="no native kernel for blueprint lora"):
+            seeds()
+
+
+def test_a_host_that_is_no_plain_chain_is_refused_by_name() -> None:
+    shape, names = made(TASKS[0]).rules.nets.shape, list(TaskConfig().blueprints)
+    assert fused.obstacle("plain", shape, names) == ""
+    more = Table((*shape.parameters.parameters, norm_scale(8)))
+    fewer = Table((*shape.parameters.parameters[:3], *shape.parameters.parameters[4:]))
+    projected = Table((*shape.parameters.parameters[:-2], weight(10, 64), *shape.parameters.parameters[-1:]))
+    others = [
+        shape._replace(parameters=more), shape._replace(parameters=fewer), shape._replace(parameters=projected),
+        shape._replace(statistics=Table(shape.statistics.parameters[2:])),
+        shape._replace(blocks=(shape.blocks[0], *shape.blocks)),
+        shape._replace(blocks=(shape.blocks[0]._replace(slot_after_pool=0), *shape.blocks[1:])),
+        shape._replace(slots=shape.slots[::-1]),
+        shape._replace(num_classes=9),
+    ]  # fmt: skip
+    for other in others:
+        assert fused.obstacle("strange", other, names).startswith("the hosts of strange are no plain chain")
+        with pytest.raises(SettingError, match="the hosts of strange are no plain chain"):
+            switch.choose("on", CPU, obstacle=fused.obstacle("strange", other, names))
+    switch.choose("on", CPU)
+
+
+@pytest.mark.parametrize("record", ["HostShape", "Block"])
+def test_a_host_that_has_more_to_it_than_the_kernels_know_is_refused(
+    monkeypatch: pytest.MonkeyPatch, record: str
+) -> None:
+    shape = made(TASKS[0]).rules.nets.shape
+    fused.is_chain.cache_clear()
+    other = NamedTuple("Other", [(name, object) for name in (*getattr(fused, record)._fields, "skips")])
+    monkeypatch.setattr(fused, record, other)
+    assert not fused.is_chain(shape)
+    fused.is_chain.cache_clear()
+
+
+def test_the_seeds_of_the_proof_have_the_parameters_of_the_blueprints() -> None:
+    for name, shapes in proof.SEEDS.items():
+        table = blueprints.seed_table(BLUEPRINT_NAMES.index(name), proof.C)
+        assert [one.shape or (1,) for one in table.parameters] == [one or (1,) for one in shapes]
+    assert [one.shape for one in blueprints.gate_table(proof.C).parameters] == list(proof.GATE)
+    assert tuple(proof.SEEDS) == whole.KINDS

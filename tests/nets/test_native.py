@@ -1,6 +1,8 @@
 """The native kernels equal the plain torch functions that they stand in for, and say so where they cannot run."""
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import pytest
@@ -12,7 +14,8 @@ from esper_soa.nets import batched, blueprints, data, supervised
 from esper_soa.nets.config import TaskConfig
 from esper_soa.nets.datasets import ImageSet
 from esper_soa.nets.native import block, switch
-from esper_soa.vocabulary import CNN_BLUEPRINTS, Blueprint
+from esper_soa.nets.native.library import LANES
+from esper_soa.vocabulary import Blueprint
 
 pytestmark = pytest.mark.usefixtures("native")
 
@@ -30,6 +33,20 @@ class Case(NamedTuple):
     kernel: int = 3
     pooled: bool = True
     batch: int = 2
+
+
+@contextmanager
+def computed_by(setting: str, *kernels: str) -> Iterator[None]:
+    """Native kernels `on` or `off`; and that these were called, or none, so that torch is not compared with torch."""
+    switch.choose(setting, CPU)
+    with torch.autograd.profiler.profile() as profiler:
+        yield
+    called = {event.name for event in profiler.function_events or [] if event.name.startswith("native::")}
+    assert called == ({f"native::{kernel}" for kernel in kernels} if setting == "on" else set())
+
+
+def word(native: bool) -> str:
+    return "on" if native else "off"
 
 
 CASES = [
@@ -62,17 +79,17 @@ def draw(case: Case) -> dict[str, Tensor]:
 
 def train(given: dict[str, Tensor], pooled: bool, native: bool, dtype: torch.dtype = torch.float32) -> list[Tensor]:
     """Output, gradients of x, weight, scale and shift, and the running statistics."""
-    switch.choose("on" if native else "off", CPU)
     held = {name: value.to(dtype, copy=True) for name, value in given.items()}
     leaves = [held[name].requires_grad_() for name in ("x", "weight", "scale", "shift")]
     running = held["mean"], held["variance"]
     x, weight, norm = leaves[0], leaves[1], (leaves[2], leaves[3])
-    if native:  # past batched.py, which leaves narrow layers to torch
-        moving = block.Statistics(*running, batched.BATCH_NORM_MOMENTUM, batched.NORM_EPS)
-        out = block.train_block(x, weight, norm, moving, pooled)
-    else:
-        out = batched.train_block(x, weight, norm, running, pooled)
-    return [out.detach(), *torch.autograd.grad(out, leaves, held["gradient"]), *running]
+    with computed_by(word(native), "block_train", "block_backward"):
+        if native:  # past batched.py, which leaves narrow layers to torch
+            moving = block.Statistics(*running, batched.BATCH_NORM_MOMENTUM, batched.NORM_EPS)
+            out = block.train_block(x, weight, norm, moving, pooled)
+        else:
+            out = batched.train_block(x, weight, norm, running, pooled)
+        return [out.detach(), *torch.autograd.grad(out, leaves, held["gradient"]), *running]
 
 
 def assert_close(ours: list[Tensor], theirs: list[Tensor], tolerance: float = ROUNDING) -> None:
@@ -121,8 +138,8 @@ def test_a_folded_block_equals_torch(case: Case, shared: bool) -> None:
     x = given["x"][:, : case.inputs].contiguous(memory_format=torch.channels_last) if shared else given["x"]
     both = []
     for setting in ("on", "off"):
-        switch.choose(setting, CPU)
-        both.append([batched.infer_block(x, given["weight"], given["shift"], case.pooled)])
+        with computed_by(setting, "block_infer"), torch.no_grad():
+            both.append([batched.infer_block(x, given["weight"], given["shift"], case.pooled)])
     assert_close(*both)
 
 
@@ -200,10 +217,10 @@ def test_the_classifier_its_loss_hits_and_gradients_equal_torch(
     labels, share = torch.randint(classes, (24, nets), generator=g), torch.tensor([2.0, -1.0, 0.5])[:nets]
 
     def run(setting: str, dtype: torch.dtype) -> list[Tensor]:
-        switch.choose(setting, CPU)
         leaves = [one.to(dtype, copy=True).requires_grad_() for one in (x, weight, bias)]
-        loss, hits = batched.classifier_loss(*leaves, labels)
-        return [loss.detach(), hits, *torch.autograd.grad(loss, leaves, share.to(dtype))]
+        with computed_by(setting, "head_forward", "head_backward"):
+            loss, hits = batched.classifier_loss(*leaves, labels)
+            return [loss.detach(), hits, *torch.autograd.grad(loss, leaves, share.to(dtype))]
 
     ours = run("on", torch.float32)
     assert_close(ours, run("off", torch.float32))
@@ -217,8 +234,8 @@ def test_hits_among_equal_or_broken_logits_are_those_of_torch() -> None:
     weight, bias = torch.tensor([[[0.0], [1.0], [1.0]], [[1.0], [0.0], [1.0]]]), torch.zeros(2, 3)  # 0 * inf is a NaN
     found = []
     for setting in ("on", "off"):
-        switch.choose(setting, CPU)
-        found.append([batched.classifier_loss(x, weight, bias, torch.full((3, 2), label)) for label in range(3)])
+        with computed_by(setting, "head_forward"):
+            found.append([batched.classifier_loss(x, weight, bias, torch.full((3, 2), label)) for label in range(3)])
     for ours, theirs in zip(*found, strict=True):
         assert torch.equal(ours[1], theirs[1])
         assert torch.equal(ours[0].isnan(), theirs[0].isnan())
@@ -233,9 +250,9 @@ def test_sgd_equals_torch_and_a_broken_row_stays_alone(max_norm: float, decay: f
     grad[2, 5], grad[3, 6] = float("nan"), float("inf")
     task, both = TaskConfig(max_grad_norm=max_norm), []
     for setting in ("on", "off"):
-        switch.choose(setting, CPU)
         held = params.clone(), momentum.clone()
-        supervised.sgd_(*held, grad, task, 0.1, decay)
+        with computed_by(setting, "sgd_step"):
+            supervised.sgd_(*held, grad, task, 0.1, decay)
         both.append(held)
     for ours, theirs in zip(*both, strict=True):
         assert torch.equal(ours.isfinite(), theirs.isfinite())
@@ -253,29 +270,34 @@ def test_batches_of_images_are_those_of_torch_to_the_bit(augment: bool) -> None:
     indices, keys = torch.randint(9, (3, 20), generator=g), torch.tensor([1, 2, 3])
     found = []
     for setting in ("on", "off"):
-        switch.choose(setting, CPU)
-        trained = data.training_batch(data.training_bank(images), indices, keys, 7, augment)
-        found.append([*trained, *data.evaluation_batch(data.evaluation_bank(images), torch.tensor([[3, -1], [0, 2]]))])
+        with computed_by(setting, "cut_images"):
+            trained = data.training_batch(data.training_bank(images), indices, keys, 7, augment)
+            tested = data.evaluation_batch(data.evaluation_bank(images), torch.tensor([[3, -1], [0, 2]]))
+        found.append([*trained, *tested])
     assert all(torch.equal(a, b) and a.stride() == b.stride() for a, b in zip(*found, strict=True))
+
+
+# Seeds with a layer of convolution, norm and ReLU; the others have kernels in whole networks alone (test_fused.py).
+LAYERED = (Blueprint.CONV_LIGHT, Blueprint.CONV_SMALL, Blueprint.CONV_HEAVY, Blueprint.DEPTHWISE, Blueprint.BOTTLENECK)
 
 
 def seed_pass(code: int, case: Case, native: bool, dtype: torch.dtype = torch.float32) -> list[Tensor]:
     """Output with and without a graph, and gradients of input and parameters, of seeds of a blueprint."""
-    switch.choose("on" if native else "off", CPU)
     given = draw(case)
     g = torch.Generator().manual_seed(3)
     table = blueprints.seed_table(code, case.inputs)
     rows = (0.5 * torch.randn(case.nets, table.total, generator=g, dtype=torch.float64)).to(dtype).requires_grad_()
     x = given["x"].to(dtype).requires_grad_()
-    out = blueprints.seed_forward(code, table.unpack(rows), x)
-    grads = torch.autograd.grad(out, [x, rows], torch.randn(out.shape, generator=g, dtype=torch.float64).to(dtype))
-    with torch.no_grad():
+    with computed_by(word(native), "seed_forward", "seed_backward"):
+        out = blueprints.seed_forward(code, table.unpack(rows), x)
+        grads = torch.autograd.grad(out, [x, rows], torch.randn(out.shape, generator=g, dtype=torch.float64).to(dtype))
+    with computed_by(word(native), "seed_forward"), torch.no_grad():
         plain = blueprints.seed_forward(code, table.unpack(rows), x)
     return [out.detach(), plain, *grads]
 
 
 @pytest.mark.parametrize("case", [Case(1, 8, 8, 8), Case(2, 12, 12, 4), Case(3, 32, 32, 8), Case(2, 9, 9, 6)])
-@pytest.mark.parametrize("code", [c for c in CNN_BLUEPRINTS if c != Blueprint.NOOP])
+@pytest.mark.parametrize("code", LAYERED)
 def test_seeds_and_their_gradients_equal_torch(code: int, case: Case) -> None:
     ours = seed_pass(code, case, native=True)
     assert_close(ours, seed_pass(code, case, native=False))
@@ -295,16 +317,16 @@ def test_a_seed_of_a_detached_input_leaves_the_host_alone() -> None:
 
 def added(native: bool, detached: bool, dtype: torch.dtype) -> list[Tensor]:
     """A blended conv_light seed: output with and without a graph, gradients of host and parameters."""
-    switch.choose("on" if native else "off", CPU)
     case, code = Case(2, 16, 16, 8), Blueprint.CONV_LIGHT
     g = torch.Generator().manual_seed(3)
     table = blueprints.seed_table(code, case.inputs)
     rows = (0.5 * torch.randn(case.nets, table.total, generator=g, dtype=torch.float64)).to(dtype).requires_grad_()
     x = draw(case)["x"].to(dtype).requires_grad_()
     alpha = torch.tensor([0.25, 0.8], dtype=dtype)
-    out = blueprints.seed_added(code, table.unpack(rows), x, alpha, detached)
-    grads = torch.autograd.grad(out, [x, rows], torch.randn(out.shape, generator=g, dtype=torch.float64).to(dtype))
-    with torch.no_grad():
+    with computed_by(word(native), "seed_forward", "seed_backward"):
+        out = blueprints.seed_added(code, table.unpack(rows), x, alpha, detached)
+        grads = torch.autograd.grad(out, [x, rows], torch.randn(out.shape, generator=g, dtype=torch.float64).to(dtype))
+    with computed_by(word(native), "seed_forward"), torch.no_grad():
         plain = blueprints.seed_added(code, table.unpack(rows), x, alpha, detached)
     return [out.detach(), plain, *grads]
 
@@ -338,13 +360,14 @@ def test_a_pool_within_the_seed_and_one_behind_it_are_the_same_to_the_bit(case: 
 
 
 def pooled(native: bool, x: Tensor) -> list[Tensor]:
-    switch.choose("on" if native else "off", CPU)
     leaf = x.clone().requires_grad_()
-    out = batched.max_pool(leaf)
-    with torch.no_grad():
+    with computed_by(word(native and x.shape[1] % LANES == 0), "pool_forward", "pool_backward"):
+        switch.choose(word(native), CPU)
+        out = batched.max_pool(leaf)
+        weights = torch.arange(out.numel(), dtype=x.dtype).reshape(out.shape)
+        (gradient,) = torch.autograd.grad(out, leaf, weights)
         plain = batched.max_pool(x)
-    weights = torch.arange(out.numel(), dtype=x.dtype).reshape(out.shape)
-    return [out.detach(), plain, *torch.autograd.grad(out, leaf, weights)]
+    return [out.detach(), plain, gradient]
 
 
 @pytest.mark.parametrize("channels", [8, 12, 24])

@@ -30,23 +30,26 @@ def current() -> Choice:
     return _current
 
 
-def choose(setting: str, device: torch.device, dtype: torch.dtype = torch.float32) -> Choice:
+def choose(setting: str, device: torch.device, dtype: torch.dtype = torch.float32, obstacle: str = "") -> Choice:
     """Turn the native kernels on or off for this process; builds and proves them where they are wanted.
 
-    Raises SettingError for `on` where they cannot run; `auto` then stays with torch and says why.
+    obstacle: why the networks of this run cannot be left to them, where that is so. Raises SettingError for `on` where
+    they cannot run; `auto` then stays with torch and says why.
     """
     global _current
-    _current = _weigh(setting, device, dtype)
+    _current = _weigh(setting, device, dtype, obstacle)
     if setting == "on" and not _current.native:
         raise SettingError("compute.native", setting, "auto or off here", _current.reason)
     return _current
 
 
-def _weigh(setting: str, device: torch.device, dtype: torch.dtype) -> Choice:
+def _weigh(setting: str, device: torch.device, dtype: torch.dtype, obstacle: str) -> Choice:
     if setting == "off":
         return Choice(False, "plain torch (compute.native=off)")
     if device.type != "cpu" or dtype != torch.float32:
         return Choice(False, f"plain torch (native kernels are for float32 on a CPU, not {dtype} on {device.type})")
+    if obstacle:
+        return Choice(False, f"plain torch, slower: no native kernels, {obstacle}", fallback=True)
     try:
         prove()
     except NativeError as error:
