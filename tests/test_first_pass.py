@@ -52,6 +52,20 @@ def play(cfg: TrainConfig, device: torch.device = CPU) -> tuple[Learner, list[Ro
     return learner, rollouts, reports
 
 
+@pytest.fixture(scope="module")
+def rollouts() -> list[Rollout]:
+    """Of a policy that stands still; only the statistics of its observations move between rounds."""
+    return play(settings(lr=STANDS_STILL, epochs=1, observation_momentum=0.5))[1]
+
+
+def untrained(**ppo: object) -> Learner:
+    """The learner that played them, as it was before the first round."""
+    cfg = settings(lr=STANDS_STILL, observation_momentum=0.5, **ppo)
+    learner = build_player(cfg, build_world(cfg, CPU)).learner
+    assert learner is not None
+    return learner
+
+
 @pytest.mark.parametrize("device", DEVICES, ids=str)
 def test_the_first_pass_over_every_rollout_has_ratio_one(device: torch.device) -> None:
     learner, rollouts, reports = play(settings(lr=3e-3, target_kl=0.0, observation_momentum=0.5), device)
@@ -61,41 +75,41 @@ def test_the_first_pass_over_every_rollout_has_ratio_one(device: torch.device) -
 
 
 @pytest.mark.parametrize("minibatches", [1, 2, 3])
-def test_every_pass_without_a_move_has_ratio_one(minibatches: int) -> None:
-    cfg = settings(lr=STANDS_STILL, epochs=2, minibatches=minibatches, observation_momentum=0.5)
-    learner, _, reports = play(cfg)
-    assert [report["steps"] for report in reports] == [2 * minibatches] * ROUNDS
-    for report in reports:
+def test_every_pass_without_a_move_has_ratio_one(rollouts: list[Rollout], minibatches: int) -> None:
+    learner = untrained(epochs=2, minibatches=minibatches)
+    before = flatten(learner.parameters)
+    for rollout in rollouts:
+        report = learner.update(rollout)
+        assert report["steps"] == 2 * minibatches
         assert 1 - 1e-5 < report["ratio_min"] <= report["ratio_max"] < 1 + 1e-5
         assert report["approx_kl"] < 1e-9
         assert report["clip_fraction"] == 0.0
-    untrained = build_player(cfg, build_world(cfg, CPU)).learner
-    assert untrained is not None
-    torch.testing.assert_close(flatten(learner.parameters), flatten(untrained.parameters), rtol=0, atol=1e-25)
+    torch.testing.assert_close(flatten(learner.parameters), before, rtol=0, atol=1e-25)
 
 
-def test_those_rollouts_hold_all_that_could_go_wrong() -> None:
-    _, rollouts, reports = play(settings(lr=STANDS_STILL, epochs=1))
+def test_those_rollouts_hold_all_that_could_go_wrong(rollouts: list[Rollout]) -> None:
     rows = torch.cat([rollout.rows for rollout in rollouts], dim=1)
     assert (rows.terminal[:-1] & rows.reset[1:]).any(), "no rollback cut a trajectory"
     assert rows.forced.any()
     assert (~rows.forced).any()
     assert (~rows.masks.op).any()
-    assert reports[0]["forced_share"] < 1
     played = set(rows.action.op.unique().tolist())
     assert len(played) >= 4, f"only the ops {played} were played"
 
 
-def test_a_changed_observation_is_noticed() -> None:
-    learner, rollouts, _ = play(settings(lr=STANDS_STILL, epochs=1))
-    rollouts[-1].rows.features[3, 1] += 1.0
-    learner.policy.heads["op"][-1].weight.data.mul_(100)
-    assert learner.update(rollouts[-1])["ratio_error_first"] > 1e-3
+def test_a_changed_observation_is_noticed(rollouts: list[Rollout]) -> None:
+    rows = rollouts[0].rows.clone()
+    rows.features[3, 1] += 3.0
+    same, changed = (untrained(epochs=1).update(Rollout(r, rollouts[0].bootstrap)) for r in (rollouts[0].rows, rows))
+    assert same["ratio_error_first"] < 1e-5
+    assert changed["ratio_error_first"] > 1e-4
 
 
 @pytest.mark.parametrize(("epochs", "minibatches"), [(1, 1), (4, 3)])
-def test_an_update_reads_the_device_twice_whatever_its_size(epochs: int, minibatches: int) -> None:
-    learner, rollouts, _ = play(settings(lr=STANDS_STILL, epochs=epochs, minibatches=minibatches))
+def test_an_update_reads_the_device_twice_whatever_its_size(
+    rollouts: list[Rollout], epochs: int, minibatches: int
+) -> None:
+    learner = untrained(epochs=epochs, minibatches=minibatches)
     with SyncGuard(["segment_starts", "read_back"]) as guard:
         learner.update(rollouts[0])
     assert [sync.function for sync in guard.log] == ["segment_starts", "read_back"]

@@ -1,8 +1,10 @@
 """The host never waits for the device inside an env-step, except in the reads that are named here."""
 
+import ast
 import io
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,6 +28,7 @@ from esper_soa.ops.progress import Progress
 from esper_soa.ops.tally import Tally
 
 META = torch.device("meta")
+PACKAGE = Path(__file__).parents[1] / "esper_soa"
 ROSTER = "read_roster"  # which seeds run at all decides what is launched; the one read that an env-step waits for
 PULSE = "pulse"  # a copy of two numbers that is started, not waited for; read one env-step late, for the progress bar
 # Tally.read: the sums of a whole round, by one copy after its last env-step, and what is worked out of it on the host.
@@ -192,9 +195,10 @@ def test_training_and_validation_read_the_roster_and_nothing_else(num_envs: int,
     world, agent = tiny_world(num_envs, num_slots, 10), RandomPolicy()
     assert world.rules.nets.workers == 1, "the guard sees its own thread alone"
     state = world.start_round(0)
-    seeds = 0
+    seeds = newborn = 0
     for index in range(10):
         work = world.work(index)
+        newborn += int(state.slots.newborn.sum())
         with SyncGuard([ROSTER]) as guard:
             state, measured = measure_(world.rules, world.weights, state, work)
         assert [sync.operation for sync in guard.log] == ["Tensor.cpu"]
@@ -205,6 +209,32 @@ def test_training_and_validation_read_the_roster_and_nothing_else(num_envs: int,
         decision, _ = agent.act(view_of(percept, index), ())
         state = respond(world.rules, percept, decision.action).state
     assert seeds or num_envs == 1, "no seed was trained: the test says nothing"
+    assert newborn or num_envs == 1, "no seed was initialised under the guard"
+
+
+STEP_CODE = ("agent", "env", "nets", "ops/collect.py", "ops/tally.py", "state.py")
+# Functions that name the host: a copy there that is started and not waited for, buffers of a policy that is being
+# built, and numbers that native kernels read, which are on the host anyway.
+HOST_NAMED = {("ops/tally.py", "pulse"), ("agent/policy.py", "__init__"), ("nets/evaluation.py", "_measured_whole")}
+
+
+def named_hosts(path: Path) -> set[tuple[str, str]]:
+    """(file, function) of every call with an argument "cpu", in a folder or file of the package."""
+    found = set()
+    for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+        functions = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.FunctionDef)]
+        for function in functions:
+            calls = [node for part in function.body for node in ast.walk(part) if isinstance(node, ast.Call)]
+            given = [value for call in calls for value in (*call.args, *(word.value for word in call.keywords))]
+            if any(isinstance(value, ast.Constant) and str(value.value).startswith("cpu") for value in given):
+                found.add((file.relative_to(PACKAGE).as_posix(), function.name))
+    return found
+
+
+def test_nothing_in_an_env_step_names_the_host() -> None:
+    """On a CPU the guard cannot tell a copy to torch.device("cpu") from one to the tensors' own device."""
+    found = set().union(*(named_hosts(PACKAGE / part) for part in STEP_CODE))
+    assert {place for place in found if not place[0].startswith("nets/native/")} == HOST_NAMED
 
 
 def assert_on(device: torch.device, record: TensorDict) -> None:

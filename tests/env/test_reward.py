@@ -58,33 +58,6 @@ def test_the_terms_sum_to_the_total_and_are_finite_in_every_mode(mode, scored):
     torch.testing.assert_close(after.totals.reward, terms.total)
 
 
-@pytest.mark.parametrize("mode", REWARD_MODES)
-def test_compiled_equals_eager_in_every_mode(mode):
-    state, attribution, action = random_play(16, STEPS, seed=5)
-    settings = make_settings(STEPS, mode=mode)
-
-    def step(state, attribution, action):
-        return reward(state, attribution, action, action.op, settings)
-
-    torch._dynamo.reset()
-    compiled = torch.compile(step, fullgraph=True, backend="eager")
-    terms, after = compiled(state.clone(), attribution.clone(), action.clone())
-    expected, expected_after = step(state, attribution, action)
-    for name in (*TERM_NAMES, "total"):
-        torch.testing.assert_close(terms.get(name), expected.get(name))
-    torch.testing.assert_close(after.slots.escrow, expected_after.slots.escrow)
-
-
-def test_settling_fossils_compiles_to_the_same():
-    state, _, action = random_play(2, STEPS, seed=6)
-    torch._dynamo.reset()
-    compiled = torch.compile(settle_fossils, fullgraph=True, backend="eager")
-    after = compiled(state.clone(), action.clone(), outcome([True, False]))
-    expected = settle_fossils(state, action, outcome([True, False]))
-    torch.testing.assert_close(after.totals.pending_hindsight, expected.totals.pending_hindsight)
-    assert torch.equal(after.slots.drip_live, expected.slots.drip_live)
-
-
 def test_the_reward_needs_no_values_on_the_host():
     state, attribution, action = random_play(4, STEPS, seed=7)
     on_meta = [record.to("meta") for record in (state, attribution, action)]

@@ -2,10 +2,10 @@
 
 import doctest
 import itertools
-import time
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from esper_soa.env import shapley
 from esper_soa.env.shapley import arrival_orders, exact_shapley, prefix_codes, sampled_shapley
@@ -153,23 +153,34 @@ def test_a_value_is_asked_for_once_per_subset():
     assert len(asked[0].unique(dim=0)) == len(asked[0]) == sample.num_subsets == 16
 
 
-def test_twenty_players_take_milliseconds():
-    weights = torch.arange(20.0, dtype=torch.float64)
+class Operations(TorchDispatchMode):
+    """Counts what is launched."""
 
-    def value(subsets):
-        gains = subsets.double() @ weights
-        return gains + gains.square() / 100
+    def __init__(self):
+        super().__init__()
+        self.count = 0
 
-    sampled_shapley(value, 20, num_samples=200)
-    times = []
-    for seed in range(5):
-        begun = time.perf_counter()
-        sample = sampled_shapley(value, 20, num_samples=200, seed=seed)
-        times.append(time.perf_counter() - begun)
-    # the square splits as w_i (w_i + sum of the others) = 190 w_i
-    torch.testing.assert_close(sample.value, weights + 190 * weights / 100, rtol=0, atol=1e-9)
-    assert sample.num_subsets <= 200 * 19 + 2
-    assert min(times) < 0.1
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_twenty_players_take_no_more_operations_than_two():
+    counted = []
+    for players, samples in ((2, 12), (20, 200)):
+        weights = torch.arange(float(players), dtype=torch.float64)
+
+        def value(subsets, weights=weights):
+            gains = subsets.double() @ weights
+            return gains + gains.square() / 100
+
+        with Operations() as operations:
+            sample = sampled_shapley(value, players, num_samples=samples)
+        counted.append(operations.count)
+        # the square splits as w_i (w_i + sum of the others), the sum of all weights
+        torch.testing.assert_close(sample.value, weights + weights.sum() * weights / 100, rtol=0, atol=1e-9)
+        assert sample.num_subsets <= samples * (players - 1) + 2
+    assert counted[0] == counted[1] < 200
 
 
 @pytest.mark.parametrize(("players", "samples"), [(4, 10), (4, 13), (0, 20), (63, 20)])

@@ -81,11 +81,49 @@ def test_low_explained_variance_needs_three_updates() -> None:
 
 def test_gradient_drift_is_measured_from_the_mean_before_the_update() -> None:
     watch = Watch(AnomalyConfig())
-    names(watch, gradient_norm=1.0)
+    assert names(watch, gradient_norm=1.0) == []  # the first norm is the mean
     assert names(watch, gradient_norm=1.5) == []  # |1.5 - 1| / 1 = 0.5, not above
-    # the mean is now 0.99 * 1 + 0.01 * 1.5 = 1.005; |1.6 - 1.005| / 1.005 = 0.59
-    assert watch.gradient_mean == pytest.approx(1.005)
-    assert names(watch, gradient_norm=1.6) == ["gradient_drift"]
+    assert watch.gradient_mean == pytest.approx(1.005)  # 0.99 * 1 + 0.01 * 1.5
+    # |1.511 - 1.005| / 1.005 = 0.5035; from the mean with this norm in it, 1.01006, it would be 0.4960
+    assert names(watch, gradient_norm=1.511) == ["gradient_drift"]
+    assert watch.gradient_mean == pytest.approx(0.99 * 1.005 + 0.01 * 1.511)
+
+
+def test_a_gradient_that_falls_drifts_as_one_that_rises_does() -> None:
+    watch = Watch(AnomalyConfig())
+    names(watch, gradient_norm=2.0)
+    assert names(watch, gradient_norm=1.01) == []  # 0.99 / 2 = 0.495
+    assert names(watch, gradient_norm=0.98) == ["gradient_drift"]  # mean 1.9901: 1.0101 / 1.9901 = 0.5076
+    assert names(watch, gradient_norm=0.98) == []  # goes on, and is not told again
+    assert watch.active == ["gradient_drift"]
+
+
+def test_a_norm_that_is_not_finite_leaves_the_mean_alone_and_a_growing_one_moves_it_slowly() -> None:
+    watch = Watch(AnomalyConfig(gradient_momentum=0.9))
+    names(watch, gradient_norm=1.0)
+    names(watch, gradient_norm=math.inf)
+    assert watch.gradient_mean == 1.0
+    names(watch, gradient_norm=11.0)
+    assert watch.gradient_mean == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(
+    ("metric", "limit"),
+    [("ratio_error_first", 1e-3), ("bellman_error", 5.0), ("lstm_rms_max", 10.0), ("lstm_rms_min", 1e-6),
+     ("explained_variance", -0.5)],
+)  # fmt: skip
+def test_no_limit_is_passed_by_its_own_value(metric: str, limit: float) -> None:
+    watch = Watch(AnomalyConfig(patience=1))
+    assert names(watch, **{metric: limit}) == []
+    worse = limit * 1.001 if metric not in ("lstm_rms_min",) else limit * 0.999
+    assert len(names(watch, **{metric: worse})) == 1
+
+
+def test_a_streak_is_broken_by_one_healthy_update() -> None:
+    watch = Watch(AnomalyConfig(patience=2))
+    low, fine = -0.6, 0.3
+    told = [names(watch, explained_variance=value) for value in (low, fine, low, low, low, fine, low, low)]
+    assert told == [[], [], [], ["explained_variance"], [], [], [], ["explained_variance"]]
 
 
 def test_an_update_without_a_step_is_told_and_leaves_the_gradient_mean_alone() -> None:

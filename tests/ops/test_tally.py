@@ -1,12 +1,17 @@
 """What a round's tally says agrees with the ledger of its env-steps."""
 
 import math
+from collections import Counter
 
+import pytest
 import torch
 from tiny_world import CPU, EnvStep, play_ledger, tiny_rules
 
+from esper_soa.env.governor import REASON_NAMES
 from esper_soa.env.outcome import BlueprintStats, stability
+from esper_soa.env.reward_records import TERM_NAMES
 from esper_soa.ops.tally import RoundResult, Tally, blueprint_record
+from esper_soa.vocabulary import OP_NAMES, Op
 
 NUM_ENVS, NUM_SLOTS, STEPS = 4, 3, 30
 
@@ -49,6 +54,55 @@ def test_an_episode_has_the_stability_of_its_last_rewards_and_the_shapley_values
         assert episode["accuracy"] == result.accuracies[env] == result.points[env][0]
         assert (episode["stability"], episode["param_ratio"]) == tuple(result.points[env][1:])
         assert episode["env_steps"] == STEPS
+
+
+def test_ops_successes_and_rows_are_those_of_every_env_step_waiting_included() -> None:
+    result, steps = played(2)
+    chosen, successes, rows = Counter[int](), Counter[int](), 0
+    for step in steps:
+        panic = step.percept.state.guard.panic.tolist()
+        for env, op in enumerate(step.action.op.tolist()):
+            took_effect = Op.WAIT if panic[env] else op
+            chosen[took_effect] += 1
+            successes[took_effect] += step.response.outcome.success[env].item()
+        rows += sum(code >= 0 for codes in step.measured.subset.tolist() for code in codes)
+    assert result.record["ops"] == {name: chosen[code] for code, name in enumerate(OP_NAMES)}
+    assert result.record["ops_successful"] == {name: successes[code] for code, name in enumerate(OP_NAMES)}
+    assert successes[Op.WAIT] > 0
+    assert successes[Op.ADVANCE] + successes[Op.PRUNE] + successes[Op.GERMINATE] > 0
+    assert result.alpha_rows == result.record["alpha_rows"] == rows / (NUM_ENVS * STEPS) > 1
+
+
+def test_reward_terms_are_sums_over_env_steps_of_means_over_envs() -> None:
+    result, steps = played(4)
+    for name in TERM_NAMES:
+        by_hand = sum(sum(step.response.terms.get(name).tolist()) / NUM_ENVS for step in steps)
+        assert math.isclose(result.record["reward_terms"][name], by_hand, abs_tol=1e-9), name
+    assert result.rewards == [episode["reward"] for episode in result.episodes]
+    spread = {"mean": sum(result.rewards) / NUM_ENVS, "min": min(result.rewards), "max": max(result.rewards)}
+    assert result.record["reward"] == pytest.approx(spread)
+    accuracy = steps[-1].percept.state.signals.val_accuracy
+    assert result.record["accuracy"]["max"] == accuracy.max()
+    assert result.accuracies == accuracy.tolist()
+
+
+def test_rollbacks_are_counted_by_reason_and_by_env() -> None:
+    found = [played(seed) for seed in range(6, 12)]
+    reasons = Counter[str]()
+    for result, steps in found:
+        by_env = [0] * NUM_ENVS
+        own = Counter[str]()
+        for step in steps:
+            guard = step.percept.state.guard
+            for env in range(NUM_ENVS):
+                by_env[env] += guard.panic[env].item()
+                own[REASON_NAMES[guard.reason[env]]] += guard.panic[env].item()
+        assert [episode["rollbacks"] for episode in result.episodes] == by_env
+        told = result.record["rollbacks"]
+        assert told["total"] == result.seeds["rollbacks"] == sum(by_env)
+        assert {name: told[name] for name in REASON_NAMES[1:]} == {name: own[name] for name in REASON_NAMES[1:]}
+        reasons += own
+    assert reasons.total() > 0, "no host was rolled back"
 
 
 def test_means_of_blueprints_are_none_where_there_is_nothing_to_average() -> None:
