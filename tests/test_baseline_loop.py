@@ -1,17 +1,15 @@
 """The plain loop of benchmarks/: what it is an oracle for is checked here against numbers worked out by hand."""
 
-import math
-
 import pytest
 import torch
 
 from benchmarks.baseline_attribution import ValidationReading, attribute, subset_codes
 from benchmarks.baseline_env import BaselineEnv, ScalarAction
 from benchmarks.baseline_loop import Workload, run_baseline
-from benchmarks.baseline_modules import SEEDS, Gate, Host, make_seed
+from benchmarks.baseline_modules import SEEDS, Gate, Host
 from esper_soa.env.config import GatesConfig, LifecycleConfig
 from esper_soa.nets.config import TaskConfig
-from esper_soa.vocabulary import AlphaMode, Blend, Blueprint, Op, Stage, Style
+from esper_soa.vocabulary import AlphaMode, Blueprint, Op, Stage, Style
 
 
 def batches(count=1, size=4, seed=0):
@@ -106,22 +104,6 @@ def test_running_statistics_come_back_as_they_were_put_in():
     assert torch.equal(host.flat_statistics(), vector)
     assert host.blocks[1].bn.running_mean[0] == 16
     assert host.blocks[2].bn.running_var[0] == 80
-
-
-@pytest.mark.parametrize("blueprint", [Blueprint.CONV_SMALL, Blueprint.DEPTHWISE, Blueprint.CONV_LIGHT])
-@pytest.mark.parametrize("blend", [Blend.ADD, Blend.MULTIPLY])
-def test_no_seed_is_born_with_a_last_convolution_of_zeros(blueprint, blend):
-    assert all(parameter.abs().sum() > 0 for name, parameter in named_convolutions(make_seed(blueprint, 8, blend)))
-
-
-def named_convolutions(seed):
-    return [(name, parameter) for name, parameter in seed.named_parameters() if parameter.dim() == 4]
-
-
-def test_attention_is_born_as_a_factor_of_095_or_under_multiply_of_one_half():
-    x = torch.randn(2, 8, 4, 4)
-    torch.testing.assert_close(make_seed(Blueprint.ATTENTION, 8, Blend.ADD)(x), x / (1 + math.exp(-3.0)))
-    torch.testing.assert_close(make_seed(Blueprint.ATTENTION, 8, Blend.MULTIPLY)(x), x / 2)
 
 
 # --- subsets

@@ -38,7 +38,6 @@ from esper_soa.trainer import build_rules
 from esper_soa.vocabulary import Op
 
 NUM_ENVS, STEPS = 6, 20
-CLEAN = (1, 5)  # envs without a fault in the mixed round; 4 envs train together, so 1 shares its chunk with 0, 2 and 3
 
 Damage = Callable[[Tensor], Tensor]  # host parameters [n, P] -> damaged ones
 
@@ -81,7 +80,7 @@ MIXED = {
     2: Fault(6, infinite, 6, PanicReason.NOT_FINITE, 4),
     3: Fault(8, exploding, 10, PanicReason.DIVERGED, 4),
     4: Fault(12, erased, 12, PanicReason.COLLAPSED_TO_CHANCE, 9),
-}  # by env
+}  # by env; 1 and 5 have no fault, and 4 envs train together, so 1 shares its chunk with 0, 2 and 3
 EVERYWHERE = (
     Fault(11, erased, 11, PanicReason.COLLAPSED_TO_CHANCE, 9),
     Fault(12, poisoned, 12, PanicReason.NOT_FINITE, 9),
@@ -155,9 +154,9 @@ def _kernels_of_runs(_plain_torch: None) -> None:
     switch.choose("auto", CPU)
 
 
-def play(faults: Mapping[int, list[tuple[Tensor, Damage]]], env_chunk: int = 0) -> Played:
-    chosen = settings()
-    chosen.compute.env_chunk = env_chunk
+def play(faults: Mapping[int, list[tuple[Tensor, Damage]]], chosen: TrainConfig | None = None) -> Played:
+    """One round of `settings()`, or of others of their kind."""
+    chosen = chosen or settings()
     world = FaultyWorld(chosen, faults)
     cfg = PolicyConfig(network=NetworkConfig(hidden=16, features=16), ppo=PPOConfig(epochs=1))
     policy = RecurrentPolicy(cfg, 2, len(feature_names(("r0c0", "r0c1"))), 0)
@@ -261,14 +260,20 @@ def test_rollbacks_of_others_change_no_weight_of_an_env_by_a_bit(clean: Played, 
 
 
 def test_nothing_at_all_of_another_env_is_changed_where_every_env_is_validated_alone() -> None:
-    clean, mixed = play({}, env_chunk=1), play(MIXED_DAMAGE, env_chunk=1)
-    for env in range(NUM_ENVS):
-        for step in range(untouched(env)):
+    num_envs, steps = 4, 8  # in which envs 0 and 2 are put back
+    chosen = settings(num_envs, steps)
+    chosen.compute.env_chunk = 1
+    damage = {step: faults for step, faults in MIXED_DAMAGE.items() if step < steps}
+    clean, mixed = play({}, chosen), play(damage, chosen)
+    assert mixed.result.seeds["rollbacks"] == len(damage) == 2
+    for env in range(num_envs):
+        last = min(untouched(env), steps)
+        for step in range(last):
             assert_equal(clean.witness.weights[step][env], mixed.witness.weights[step][env])
             assert_equal(clean.witness.views[step][env].to_tensordict(), mixed.witness.views[step][env].to_tensordict())
-        rows = clean.rollout.rows[: untouched(env), env].to_tensordict().exclude("reward")  # its scale is everybody's
-        assert_equal(rows, mixed.rollout.rows[: untouched(env), env].to_tensordict())
-    for env in CLEAN:
+        rows = clean.rollout.rows[:last, env].to_tensordict().exclude("reward")  # its scale is everybody's
+        assert_equal(rows, mixed.rollout.rows[:last, env].to_tensordict())
+    for env in (1, 3):
         assert clean.result.rewards[env] == mixed.result.rewards[env]
 
 
