@@ -18,7 +18,7 @@ MAX_FILE_LINES = 450
 
 # A module may import from its own layer and from those before it.
 LAYERS = (
-    ("vocabulary", "errors", "student"), ("state",), ("nets",), ("env",), ("agent",), ("config",), ("ops",),
+    ("vocabulary", "errors", "ranges", "student"), ("state",), ("nets",), ("env",), ("agent",), ("config",), ("ops",),
     ("trainer",), ("evaluation",), ("train", "evaluate"),
 )  # fmt: skip
 # Torch takes seconds to import; `main` imports the trainer only when a job really starts.
