@@ -1,11 +1,11 @@
 """The settings of a run: one dataclass per part, composed into TrainConfig, and the checks that span parts.
 
 Hydra validates names and types against these dataclasses; `settings_from` turns the composed configuration into them.
-Imported by the trainer and by the entry point before torch is: needs no torch.
+The numbers behind a default are its range. Imported by the trainer and by the entry point before torch is: needs no
+torch.
 """
 
 import difflib
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -25,13 +25,17 @@ from esper_soa.env.config import (
     SignalsConfig,
 )
 from esper_soa.errors import SettingError, UserError, check, check_choice
-from esper_soa.nets.config import DataConfig, TaskConfig, enabled_slots
-from esper_soa.vocabulary import BLUEPRINT_NAMES, CNN_BLUEPRINTS, HEAD_NAMES
+from esper_soa.nets.config import CNN_BLUEPRINT_NAMES, DataConfig, TaskConfig, enabled_slots
+from esper_soa.ranges import COUNT, WEIGHT, check_fields, choice, choices, number, table, word
+from esper_soa.vocabulary import HEAD_NAMES, head_sizes
 
-DEVICE_PATTERN = re.compile(r"auto|cpu|cuda(:\d+)?")
+DEVICE_PATTERN = re.compile(r"auto|cpu|cuda(:[0-9]{1,4})?")
+MAX_ENVS = 2**20
+MAX_SEED = 2**31 - 1
+PER_CORE = "0 = one per usable core"
 PRECISIONS = ("auto", "float32", "bfloat16", "float16")
 CONVOLUTIONS = ("channels_last", "planes", "matmul", "auto")
-NATIVE_CHOICES = ("auto", "on", "off")
+SWITCHES = ("auto", "on", "off")
 PROGRESS_STYLES = ("auto", "live", "plain", "off")
 PROFILES = ("off", "phases", "torch")
 
@@ -40,25 +44,20 @@ PROFILES = ("off", "phases", "torch")
 class ComputeConfig:
     """How the work is laid out on the device; but for `precision`, changes speed, never results beyond rounding."""
 
-    workers: int = 0  # CPU threads that share the chunks of envs; 0 = one per usable core (1 on a GPU)
-    threads: int = 0  # CPU threads of one torch operation outside the workers; 0 = 1
-    env_chunk: int = 0  # envs trained together; 0 = a few on a CPU, where caches decide, and all on a GPU
-    precision: str = "auto"  # of the hosts: float32, bfloat16, float16; see nets/precision.py
+    workers: int = number(0, 0, 1024, note=PER_CORE)  # CPU threads that share the chunks of envs; 1 on a GPU
+    threads: int = number(0, 0, 1024, note="0 = 1")  # CPU threads of one torch operation outside the workers
+    # Envs trained together; 0 = a few on a CPU, where caches decide, and all on a GPU.
+    env_chunk: int = number(0, 0, MAX_ENVS, note="0 = automatic")
+    precision: str = choice("auto", PRECISIONS)  # of the hosts: float32, bfloat16, float16; see nets/precision.py
     compile: bool = False  # compile the ledger kernels: slow to start, pays on long runs
-    native: str = "auto"  # C kernels for float32 networks on a CPU: auto where a C compiler is found, on, off
-    cuda_graphs: str = "off"  # replay work as CUDA graphs: auto = on an NVIDIA GPU, on, off, networks (no decisions)
-    convolutions: str = "channels_last"  # torch's: channels_last, planes, matmul, auto = the quickest per shape
-    triton: str = "off"  # own GPU kernels for the hosts' blocks: auto where they can run on an NVIDIA GPU, on, off
+    native: str = choice("auto", SWITCHES)  # C kernels for float32 networks on a CPU: auto where a compiler is found
+    # Replay work as CUDA graphs: auto = on an NVIDIA GPU, on, off, networks (no decisions).
+    cuda_graphs: str = choice("off", (*SWITCHES, "networks"))
+    convolutions: str = choice("channels_last", CONVOLUTIONS)  # torch's; auto = the quickest per shape
+    triton: str = choice("off", SWITCHES)  # own GPU kernels for the hosts' blocks: auto where they can run
 
     def __post_init__(self) -> None:
-        check_choice("compute.precision", self.precision, PRECISIONS)
-        for name in ("native", "triton"):
-            check_choice(f"compute.{name}", getattr(self, name), NATIVE_CHOICES)
-        check_choice("compute.convolutions", self.convolutions, CONVOLUTIONS)
-        check_choice("compute.cuda_graphs", self.cuda_graphs, (*NATIVE_CHOICES, "networks"))
-        check(self.workers >= 0, "compute.workers", self.workers, "at least 0 (0 = one per usable core)")
-        check(self.threads >= 0, "compute.threads", self.threads, "at least 0 (0 = 1)")
-        check(self.env_chunk >= 0, "compute.env_chunk", self.env_chunk, "at least 0 (0 = automatic)")
+        check_fields("compute.", self)
 
 
 def _collapsed_entropy() -> dict[str, float]:
@@ -71,62 +70,59 @@ class AnomalyConfig:
     """When a policy update counts as unhealthy; defaults are the reference's. Changes what is told, never results."""
 
     enabled: bool = True
-    max_ratio: float = 5.0  # largest new over old probability of an action
-    min_ratio: float = 0.1  # smallest
-    max_ratio_error_first: float = 1e-3  # distance from 1 of that ratio before any step, where it should be 1
-    max_value_loss: float = 5.0
-    max_bellman_error: float = 5.0  # mean absolute temporal difference
-    min_explained_variance: float = -0.5
-    max_lstm_rms: float = 10.0  # of the hidden or cell state, in any env
-    min_lstm_rms: float = 1e-6  # of the hidden state, in any env
-    max_gradient_drift: float = 0.5  # distance of the gradient norm from its running mean, relative to it
-    gradient_momentum: float = 0.99  # of that running mean
-    entropy_collapse: dict[str, float] = field(default_factory=_collapsed_entropy)  # per head, entropy in [0, 1]
-    patience: int = 3  # updates in a row before low entropy or low explained variance counts
-    entropy_recovery: float = 1.5  # times entropy_collapse, above which a head counts as recovered
+    max_ratio: float = number(5.0, 0, WEIGHT)  # largest new over old probability of an action
+    min_ratio: float = number(0.1, 0, WEIGHT)  # smallest
+    max_ratio_error_first: float = number(1e-3, 0, WEIGHT)  # distance of that ratio from 1 before any step
+    max_value_loss: float = number(5.0, 0, WEIGHT)  # in squares of the scale of values
+    max_bellman_error: float = number(5.0, 0, WEIGHT)  # mean absolute temporal difference
+    min_explained_variance: float = number(-0.5, -WEIGHT, 1)  # of the returns, by the critic
+    max_lstm_rms: float = number(10.0, 0, WEIGHT)  # of the hidden or cell state, in any env
+    min_lstm_rms: float = number(1e-6, 0, WEIGHT)  # of the hidden state, in any env
+    max_gradient_drift: float = number(0.5, 0, WEIGHT)  # of the gradient norm from its running mean, relative to it
+    gradient_momentum: float = number(0.99, 0, 1, "[)")  # of that running mean
+    entropy_collapse: dict[str, float] = table(_collapsed_entropy, HEAD_NAMES, 0, 1)  # as policy.ppo.entropy_floor
+    patience: int = number(3, 1, COUNT)  # updates in a row before low entropy or low explained variance counts
+    entropy_recovery: float = number(1.5, 1, WEIGHT)  # times entropy_collapse, above which a head counts as recovered
 
     def __post_init__(self) -> None:
-        check(self.patience >= 1, "telemetry.anomaly.patience", self.patience, "at least 1")
-        check(self.entropy_recovery >= 1, "telemetry.anomaly.entropy_recovery", self.entropy_recovery, "at least 1")
-        check(0 <= self.gradient_momentum < 1, "telemetry.anomaly.gradient_momentum", self.gradient_momentum,
-              "in [0, 1)")  # fmt: skip
-        check(sorted(self.entropy_collapse) == sorted(HEAD_NAMES), "telemetry.anomaly.entropy_collapse",
-              ", ".join(self.entropy_collapse), "a number for each of " + ", ".join(HEAD_NAMES))  # fmt: skip
+        check_fields("telemetry.anomaly.", self)
 
 
 @dataclass
 class TelemetryConfig:
     """What is shown while a run goes on."""
 
-    progress: str = "auto"  # live on a terminal and plain lines elsewhere, or force one: live, plain, off
-    plain_interval: float = 10.0  # seconds between two plain lines
+    progress: str = choice("auto", PROGRESS_STYLES)  # auto: live on a terminal and plain lines elsewhere
+    plain_interval: float = number(10.0, 0, 86_400)  # seconds between two plain lines
     anomaly: AnomalyConfig = field(default_factory=AnomalyConfig)
 
     def __post_init__(self) -> None:
-        check_choice("telemetry.progress", self.progress, PROGRESS_STYLES)
-        check(self.plain_interval >= 0, "telemetry.plain_interval", self.plain_interval, "at least 0 seconds")
+        check_fields("telemetry.", self)
 
 
 @dataclass
 class TrainConfig:
     """A whole run: budget, place, and the settings of every part."""
 
-    name: str = "train"  # of the run; names its folder
-    seed: int = 42  # root of every random stream
+    name: str = word("train")  # of the run; names its folder
+    seed: int = number(42, 0, MAX_SEED)  # root of every random stream
     device: str = "auto"  # auto, cpu, cuda, cuda:<index>
     run_dir: str = ""  # folder of the run; "" = runs/<name>/<time>
-    envs: int = 8  # N, hosts trained at the same time
-    rounds: int = 10  # episodes of every env, each followed by one policy update
-    steps: int = 40  # env-steps per episode
-    batch_size: int = 32  # B, images per host mini-batch
-    train_samples: int = 256  # T, training images per env-step and env
-    val_samples: int = 256  # V, validation images per env-step and env
-    slots: list[str] = field(default_factory=lambda: ["r0c0", "r0c1", "r0c2"])
-    max_seeds: int = 0  # seeds that may be in one host at the same time; 0 = as many as slots
+    envs: int = number(8, 1, MAX_ENVS)  # N, hosts trained at the same time
+    rounds: int = number(10, 1, COUNT)  # episodes of every env, each followed by one policy update
+    steps: int = number(40, 1, 1_000_000)  # env-steps per episode
+    # B, images per host mini-batch.
+    batch_size: int = number(32, 2, 1_000_000, note="BatchNorm needs two images in a batch")
+    train_samples: int = number(256, 1, COUNT)  # T, training images per env-step and env
+    val_samples: int = number(256, 1, COUNT)  # V, validation images per env-step and env
+    slots: list[str] = field(default_factory=lambda: ["r0c0", "r0c1", "r0c2"])  # of the host, that may hold seeds
+    # Seeds that may be in one host at the same time.
+    max_seeds: int = number(0, 0, COUNT, note="0 = as many as slots")
     baseline_comparison: bool = True  # also train the same hosts on the same data without growth, for the final table
-    checkpoint_every: int = 5  # rounds between checkpoints; 0 = only at the end and on a signal
-    checkpoint_keep: int = 2  # newest checkpoints that stay, beside the best
-    profile: str = "off"  # phases: where the time goes, one line per update; torch: a trace of a few env-steps
+    # Rounds between checkpoints.
+    checkpoint_every: int = number(5, 0, COUNT, note="0 = only at the end and on a signal")
+    checkpoint_keep: int = number(2, 1, COUNT)  # newest checkpoints that stay, beside the best
+    profile: str = choice("off", PROFILES)  # phases: where the time goes; torch: a trace of a few env-steps
     resume: str = ""  # a checkpoint or run folder to go on from; auto = the newest of this name, or of run_dir
     task: TaskConfig = field(default_factory=TaskConfig)
     data: DataConfig = field(default_factory=DataConfig)
@@ -141,9 +137,9 @@ class TrainConfig:
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
 
     def __post_init__(self) -> None:
-        _check_finite("", self)
-        _check_run(self)
-        _check_budget(self)
+        check_fields("", self)
+        _check_device(self.device)
+        _check_batches(self)
         enabled_slots(self.task, list(self.slots))
         _check_policy(self)
 
@@ -153,32 +149,25 @@ class EvaluateConfig:
     """An evaluation: which policies play how much. The world is that of the checkpoint's run."""
 
     checkpoint: str = ""  # a checkpoint, or a run folder, whose newest is taken
-    policies: list[str] = field(default_factory=lambda: ["ppo", "heuristic", "random", "wait"])  # ppo: the learned one
-    episodes: int = 4  # of every env and policy
-    envs: int = 0  # 0 = as many as in training
-    seed: int = 0  # of the evaluation's own hosts, data orders and draws, which training never meets
+    policies: list[str] = choices(("ppo", "heuristic", "random", "wait"), POLICIES)  # ppo: the learned one
+    episodes: int = number(4, 1, 1_000_000)  # of every env and policy
+    envs: int = number(0, 0, MAX_ENVS, note="0 = as many as in training")  # N
+    # Of the evaluation's own hosts, data orders and draws, which training never meets.
+    seed: int = number(0, 0, MAX_SEED)
     deterministic: bool = True  # the learned policy takes its likeliest choice instead of sampling
-    confidence: float = 0.95  # of the intervals
-    name: str = "evaluation"
+    confidence: float = number(0.95, 0, 1, "()")  # of the intervals
+    name: str = word("evaluation")  # names its folder
     run_dir: str = ""  # folder of the results; "" = runs/<name>/<time>
-    device: str = "auto"
+    device: str = "auto"  # as in training
     data_root: str = ""  # where CIFAR-10 is here; "" = where it was in training
-    progress: str = "auto"  # as telemetry.progress
+    progress: str = choice("auto", PROGRESS_STYLES)  # as telemetry.progress
     compute: ComputeConfig = field(default_factory=ComputeConfig)
 
     def __post_init__(self) -> None:
         check(bool(self.checkpoint), "checkpoint", "''", "a checkpoint or a run folder")
         check(self.checkpoint != "auto", "checkpoint", self.checkpoint, "a checkpoint or a run folder")
-        check(len(self.policies) > 0, "policies", self.policies, "a list of some of " + ", ".join(POLICIES))
-        for policy in self.policies:
-            check_choice("policies", policy, POLICIES)
-        check(len(set(self.policies)) == len(self.policies), "policies", self.policies, "without repetition")
-        check(self.episodes >= 1, "episodes", self.episodes, "at least 1")
-        check(self.envs >= 0, "envs", self.envs, "at least 0 (0 = as in training)")
-        check(0 <= self.seed < 2**31, "seed", self.seed, "between 0 and 2147483647")
-        check(0 < self.confidence < 1, "confidence", self.confidence, "between 0 and 1")
-        check_choice("progress", self.progress, PROGRESS_STYLES)
-        _check_place(self.name, self.device)
+        check_fields("", self)
+        _check_device(self.device)
 
 
 def register_schema() -> None:
@@ -251,38 +240,11 @@ def _check_keys(prefix: str, composed: DictConfig, part: object) -> None:
             _check_keys(f"{prefix}{key}.", composed[key], getattr(part, key))
 
 
-def _check_finite(prefix: str, settings: object) -> None:
-    """Refuse NaN and infinity in every number, however deeply nested."""
-    if not is_dataclass(settings):
-        return
-    for item in fields(settings):
-        value, path = getattr(settings, item.name), prefix + item.name
-        numbers: Mapping[str, object] = value if isinstance(value, Mapping) else {"": value}
-        for key, number in numbers.items():
-            if isinstance(number, float) and not math.isfinite(number):
-                raise SettingError(f"{path}.{key}" if key else path, number, "a finite number")
-        _check_finite(path + ".", value)
-
-
-def _check_place(name: str, device: str) -> None:
-    check(bool(re.fullmatch(r"[\w.+-]+", name)) and name.strip(".") != "", "name", name,
-          "a folder name of letters, digits, '_', '-', '+' and '.'")  # fmt: skip
+def _check_device(device: str) -> None:
     check(DEVICE_PATTERN.fullmatch(device) is not None, "device", device, "auto, cpu, cuda or cuda:<index>")
 
 
-def _check_run(run: TrainConfig) -> None:
-    _check_place(run.name, run.device)
-    check(0 <= run.seed < 2**31, "seed", run.seed, "between 0 and 2147483647")
-    check_choice("profile", run.profile, PROFILES)
-    check(run.checkpoint_every >= 0, "checkpoint_every", run.checkpoint_every, "at least 0 rounds (0 = at the end)")
-    check(run.checkpoint_keep >= 1, "checkpoint_keep", run.checkpoint_keep, "at least 1")
-
-
-def _check_budget(run: TrainConfig) -> None:
-    for name in ("envs", "rounds", "steps", "train_samples", "val_samples"):
-        check(getattr(run, name) >= 1, name, getattr(run, name), "at least 1")
-    check(run.max_seeds >= 0, "max_seeds", run.max_seeds, "at least 0 (0 = as many as slots)")
-    check(run.batch_size >= 2, "batch_size", run.batch_size, "at least 2", "BatchNorm needs two images in a batch.")
+def _check_batches(run: TrainConfig) -> None:
     over = run.train_samples % run.batch_size
     if over and not run.data.split:
         nearest = [count for count in (run.train_samples - over, run.train_samples - over + run.batch_size) if count]
@@ -295,10 +257,10 @@ def _check_policy(run: TrainConfig) -> None:
     if policy.name == "ppo":
         check(policy.ppo.minibatches <= run.envs, "policy.ppo.minibatches", policy.ppo.minibatches,
               f"at most envs={run.envs}", "Mini-batches are groups of whole envs.")  # fmt: skip
-    for name in ("entropy_multiplier", "entropy_floor", "entropy_floor_penalty", "probability_floor"):
-        heads = tuple(getattr(policy.ppo, name))
-        check(sorted(heads) == sorted(HEAD_NAMES), f"policy.ppo.{name}", ", ".join(heads),
-              "a number for each of " + ", ".join(HEAD_NAMES))  # fmt: skip
+    sizes = dict(zip(HEAD_NAMES, head_sizes(len(run.slots)), strict=True)) | {"blueprint": len(run.task.blueprints)}
+    for head, floor in policy.ppo.probability_floor.items():
+        check(floor * sizes[head] <= 1, f"policy.ppo.probability_floor.{head}", floor, f"at most 1/{sizes[head]}",
+              f"All of the head's {sizes[head]} choices may be legal at once.")  # fmt: skip
     _check_blueprints(run, "policy.schedule.blueprint", [policy.schedule.blueprint], policy.name == "schedule")
     _check_blueprints(run, "policy.heuristic.blueprint_rotation", policy.heuristic.blueprint_rotation,
                       policy.name == "heuristic")  # fmt: skip
@@ -306,8 +268,7 @@ def _check_policy(run: TrainConfig) -> None:
 
 def _check_blueprints(run: TrainConfig, setting: str, blueprints: Sequence[str], used: bool) -> None:
     """Blueprints must exist, and those of the policy in use must be among the task's."""
-    known = tuple(BLUEPRINT_NAMES[code] for code in CNN_BLUEPRINTS)
     for blueprint in blueprints:
-        check_choice(setting, blueprint, known)
+        check_choice(setting, blueprint, CNN_BLUEPRINT_NAMES)
         check(not used or blueprint in run.task.blueprints, setting, blueprint,
               "one of task.blueprints: " + ", ".join(run.task.blueprints))  # fmt: skip

@@ -1,6 +1,8 @@
 """Composition of the configuration files and the checks that span settings; needs no torch."""
 
+import math
 from collections.abc import Iterator
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -8,9 +10,10 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from esper_soa.config import TrainConfig, settings_from
-from esper_soa.errors import UserError
+from esper_soa.config import EvaluateConfig, TrainConfig, settings_from
+from esper_soa.errors import SettingError, UserError
 from esper_soa.nets.config import host_slots
+from esper_soa.ranges import RULE, Items, Range, Table
 from esper_soa.train import config_dir
 
 CONFIGS = Path(config_dir())
@@ -98,12 +101,12 @@ def test_the_drip_of_basic_plus_is_set_and_can_be_overridden() -> None:
         ("slots=[r0c0,r9c9]", ("slots=r9c9", "r0c0", "r1c2")),
         ("slots=[r0c0,r0c0]", ("slots=", "once")),
         ("slots=[]", ("slots=", "non-empty")),
-        ("envs=0", ("envs=0", "at least 1")),
-        ("steps=0", ("steps=0", "at least 1")),
-        ("rounds=0", ("rounds=0", "at least 1")),
-        ("val_samples=0", ("val_samples=0", "at least 1")),
-        ("seed=-1", ("seed=-1", "between")),
-        ("max_seeds=-1", ("max_seeds=-1", "at least 0")),
+        ("envs=0", ("envs=0", "in [1, 1048576]")),
+        ("steps=0", ("steps=0", "in [1, 1000000]")),
+        ("rounds=0", ("rounds=0", "in [1, 1000000000]")),
+        ("val_samples=0", ("val_samples=0", "in [1, 1000000000]")),
+        ("seed=-1", ("seed=-1", "in [0, 2147483647]")),
+        ("max_seeds=-1", ("max_seeds=-1", "0 = as many as slots")),
         ("batch_size=1", ("batch_size=1", "BatchNorm")),
         ("train_samples=100", ("train_samples=100", "batch_size=32", "96 or 128")),
         ("train_samples=20", ("train_samples=20", "Nearest: 32.")),
@@ -114,13 +117,29 @@ def test_the_drip_of_basic_plus_is_set_and_can_be_overridden() -> None:
         ("task.blueprints=[norm,conv_huge]", ("task.blueprints=conv_huge", "conv_heavy")),
         ("task.kernel_size=2", ("task.kernel_size=2", "odd")),
         ("reward.mode=generous", ("reward.mode=generous", "shaped")),
-        ("signals.plateau_threshold=nan", ("signals.plateau_threshold=nan", "finite")),
-        ("policy.ppo.entropy_floor.op=inf", ("policy.ppo.entropy_floor.op=inf", "finite")),
+        ("signals.plateau_threshold=nan", ("signals.plateau_threshold=nan", "in [-100, 100]")),
+        ("policy.ppo.entropy_floor.op=inf", ("policy.ppo.entropy_floor.op=inf", "in [0, 1]")),
         ("+policy.ppo.entropy_floor.tail=0.1", ("policy.ppo.entropy_floor=", "tail")),
         ("policy.ppo.minibatches=9", ("policy.ppo.minibatches=9", "envs=8")),
         ("policy.schedule.blueprint=conv_huge", ("policy.schedule.blueprint=conv_huge", "norm")),
         ("telemetry.progress=loud", ("telemetry.progress=loud", "plain")),
-        ("compute.threads=-1", ("compute.threads=-1", "at least 0")),
+        ("compute.threads=-1", ("compute.threads=-1", "in [0, 1024] (0 = 1)")),
+        ("compute.threads=100000", ("compute.threads=100000", "in [0, 1024]")),
+        ("task.kernel_size=-1", ("task.kernel_size=-1", "in [1, 31] (odd)")),
+        ("task.num_blocks=40", ("task.num_blocks=40", "in [2, 13]")),
+        ("task.num_blocks=12", ("task.num_blocks=12", "8192 channels, not 16384", "task.base_channels=8")),
+        ("policy.network.blueprint_embedding=-1", ("policy.network.blueprint_embedding=-1", "in [1, 1024]")),
+        ("policy.ppo.observation_clip=1e308", ("policy.ppo.observation_clip=1e+308", "in (0, 1000000]")),
+        ("rounds=100000000000000000000", ("rounds=100000000000000000000", "in [1, 1000000000]")),
+        ("seed=9223372036854775808", ("seed=9223372036854775808", "in [0, 2147483647]")),
+        ("policy.ppo.probability_floor.op=2147483648", ("policy.ppo.probability_floor.op=", "in [0, 1]")),
+        ("policy.ppo.probability_floor.op=0.17", ("policy.ppo.probability_floor.op=0.17", "at most 1/6")),
+        ("policy.ppo.probability_floor.slot=0.34", ("policy.ppo.probability_floor.slot=0.34", "at most 1/3")),
+        ("policy.ppo.probability_floor.blueprint=0.15", ("policy.ppo.probability_floor.blueprint=0.15", "at most 1/7")),
+        ("policy.schedule.germinate=[]", ("policy.schedule.germinate=[]", "a list of 1 to 64 items")),
+        ("policy.schedule.advance=[0]", ("policy.schedule.advance=0", "in [1, 1000000000]")),
+        ("task.blueprints=[norm,norm]", ("task.blueprints=", "without repetition")),
+        ("name=" + "x" * 61, ("name=", "at most 60")),
         ("name=${nowhere}", ("nowhere",)),
         ("+env=4", ("env: there is no such setting", "envs?")),
         ("+task.num_block=4", ("task.num_block: there is no such setting", "num_blocks?")),
@@ -155,3 +174,62 @@ def test_a_split_data_set_needs_no_whole_number_of_batches() -> None:
 def test_unknown_keys_wrong_types_and_unknown_options_are_refused_by_hydra(override: str) -> None:
     with pytest.raises((HydraException, OmegaConfBaseException)):
         compose("train", [override])
+
+
+# Settings of any text: paths, what a check of their own knows, and the slots of the host that is built.
+FREE = {"device", "run_dir", "resume", "slots", "data.root", "checkpoint", "data_root"}
+
+
+def parts(path: str, settings: object) -> Iterator[tuple[str, object]]:
+    """Every dataclass within `settings` and its path."""
+    yield path, settings
+    for item in fields(settings):
+        value = vars(settings)[item.name]
+        if is_dataclass(value):
+            yield from parts(f"{path}{item.name}.", value)
+
+
+PARTS = [*parts("", TrainConfig()), *parts("", EvaluateConfig(checkpoint="run"))]
+
+
+def test_every_setting_but_paths_switches_and_slots_has_a_rule() -> None:
+    bare = {
+        path + item.name
+        for path, settings in PARTS
+        for item in fields(settings)
+        if RULE not in item.metadata and item.type is not bool and not is_dataclass(vars(settings)[item.name])
+    }
+    assert bare == FREE
+
+
+@pytest.mark.parametrize(("path", "settings"), PARTS, ids=[path or type(part).__name__ for path, part in PARTS])
+def test_what_lies_outside_a_range_is_refused_under_the_settings_whole_name(path: str, settings: object) -> None:
+    for item in fields(settings):
+        rule, value = item.metadata.get(RULE), vars(settings)[item.name]
+        numbers = rule.rule if isinstance(rule, Items | Table) else rule
+        if not isinstance(numbers, Range):
+            continue
+        below = [numbers.low] if numbers.ends[0] == "(" else [numbers.low - 1]
+        above = [numbers.high] if numbers.ends[1] == ")" else [numbers.high + 1]
+        for bad in (*below, *above, math.inf, -math.inf, math.nan, 2**63, 10**30):
+            wrong = {**value, "op": bad} if isinstance(rule, Table) else [bad] if isinstance(rule, Items) else bad
+            with pytest.raises(SettingError) as raised:
+                replace(settings, **{item.name: wrong})
+            name = f"{path}{item.name}" + (".op" if isinstance(rule, Table) else "")
+            assert str(raised.value).startswith(f"{name}={bad}: must be {numbers}")
+
+
+def test_a_switch_or_a_word_is_no_number_and_a_word_is_no_list() -> None:
+    for wrong in (True, "3", None, [3]):
+        with pytest.raises(SettingError, match="envs="):
+            replace(TrainConfig(), envs=wrong)
+    with pytest.raises(SettingError, match="policy.schedule.advance=12: must be a list"):
+        replace(TrainConfig().policy.schedule, advance="12")
+
+
+@pytest.mark.parametrize("path", sorted((CONFIGS.parent / "esper_soa").rglob("config.py")), ids=str)
+def test_every_number_says_beside_its_range_what_it_means(path: Path) -> None:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    silent = [line.split(":")[0].strip() for above, line in zip(lines, lines[1:], strict=False)
+              if " = number(" in line and "#" not in line and not above.strip().startswith("#")]  # fmt: skip
+    assert silent == []

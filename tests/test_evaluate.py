@@ -113,11 +113,11 @@ def test_the_learned_policy_of_a_scripted_run_is_refused(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        ({"policies": []}, r"policies=\[\]: must be a list of some of ppo"),
+        ({"policies": []}, r"policies=\[\]: must be a list of 1 to 64 items, each one of ppo"),
         ({"policies": ["wait", "wait"]}, "without repetition"),
         ({"policies": ["best"]}, "policies=best: must be one of ppo, random"),
-        ({"episodes": 0}, "episodes=0: must be at least 1"),
-        ({"confidence": 1.0}, r"confidence=1\.0: must be between 0 and 1"),
+        ({"episodes": 0}, "episodes=0: must be in .1, 1000000."),
+        ({"confidence": 1.0}, r"confidence=1\.0: must be in .0, 1."),
         ({"checkpoint": ""}, "checkpoint='': must be a checkpoint or a run folder"),
     ],
 )  # fmt: skip

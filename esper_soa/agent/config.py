@@ -1,13 +1,14 @@
 """Settings of the decision makers: the recurrent PPO policy and the scripted ones. Needs no torch.
 
 Defaults are the reference's (policy.md 5, 6, 9) except where the README's table of differences says otherwise.
+The numbers behind a default are its range. Coefficients multiply terms of the loss, times are in env-steps.
 """
 
-import math
 from dataclasses import dataclass, field
 
-from esper_soa.errors import check, check_choice
-from esper_soa.vocabulary import BLUEPRINT_NAMES, HEAD_NAMES, HEADS
+from esper_soa.errors import check
+from esper_soa.ranges import COUNT, WEIGHT, check_fields, choice, choices, number, numbers, table
+from esper_soa.vocabulary import ALPHA_TARGETS, BLUEPRINT_NAMES, HEAD_NAMES, STYLE_BLEND, TEMPO_STEPS
 
 POLICIES = ("ppo", "random", "wait", "schedule", "heuristic")
 
@@ -16,15 +17,15 @@ POLICIES = ("ppo", "random", "wait", "schedule", "heuristic")
 class NetworkConfig:
     """Sizes of the recurrent policy network."""
 
-    hidden: int = 512  # LSTM width
-    features: int = 512  # width of the feature layer
-    layers: int = 1  # LSTM layers, each with layer norm and residual
-    blueprint_embedding: int = 4
+    hidden: int = number(512, 8, 16_384, note="a multiple of 8")  # LSTM width
+    features: int = number(512, 8, 16_384, note="a multiple of 8")  # width of the feature layer
+    layers: int = number(1, 1, 32)  # LSTM layers, each with layer norm and residual
+    blueprint_embedding: int = number(4, 1, 1024)  # width, per slot
 
     def __post_init__(self) -> None:
+        check_fields("policy.network.", self)
         for name, value in (("hidden", self.hidden), ("features", self.features)):
-            check(value >= 8 and value % 8 == 0, f"policy.network.{name}", value, "a multiple of 8, at least 8")
-        check(self.layers >= 1, "policy.network.layers", self.layers, "at least 1")
+            check(value % 8 == 0, f"policy.network.{name}", value, "a multiple of 8")
 
 
 def _per_head(op: float, slot: float, blueprint: float, style: float, tempo: float, alpha: float) -> dict[str, float]:
@@ -36,61 +37,45 @@ def _per_head(op: float, slot: float, blueprint: float, style: float, tempo: flo
 class PPOConfig:
     """Proximal policy optimisation with one factored categorical per head."""
 
-    lr: float = 3e-4
-    adam_eps: float = 1e-5
-    gamma: float = 0.995
-    gae_lambda: float = 0.98
-    epochs: int = 4
-    minibatches: int = 1  # over envs; sequences stay whole
-    clip_ratio: float = 0.2
-    target_kl: float = 0.015  # epochs stop above 1.5 times this; 0 = never
-    max_grad_norm: float = 5.0
-    entropy_coef: float = 0.05
-    entropy_coef_end: float = 0.05  # reached after entropy_anneal_rounds
-    entropy_coef_min: float = 0.01
-    entropy_anneal_rounds: int = 0
-    entropy_multiplier: dict[str, float] = field(default_factory=lambda: _per_head(1.0, 1.0, 1.3, 1.2, 1.3, 1.2))
-    entropy_floor: dict[str, float] = field(
-        default_factory=lambda: _per_head(0.30, 0.15, 0.20, 0.15, 0.20, 0.10) | {"alpha_target": 0.10}
+    lr: float = number(3e-4, 0, 1000, "(]")  # of Adam
+    adam_eps: float = number(1e-5, 0, 1, "(]")  # added to the root of its second moment
+    gamma: float = number(0.995, 0, 1, "(]")  # discount per env-step
+    gae_lambda: float = number(0.98, 0, 1)  # of generalised advantages
+    epochs: int = number(4, 1, 10_000)  # passes over a round
+    minibatches: int = number(1, 1, COUNT)  # over envs; sequences stay whole
+    clip_ratio: float = number(0.2, 0, 1, "(]")  # of new and old probabilities, either way
+    target_kl: float = number(0.015, 0, WEIGHT, note="0 = never")  # nats; epochs stop above 1.5 times this
+    max_grad_norm: float = number(5.0, 0, WEIGHT, note="0 = no clipping")  # of all parameters together
+    entropy_coef: float = number(0.05, 0, WEIGHT)  # at the start
+    entropy_coef_end: float = number(0.05, 0, WEIGHT)  # reached after entropy_anneal_rounds
+    entropy_coef_min: float = number(0.01, 0, WEIGHT)  # never less
+    entropy_anneal_rounds: int = number(0, 0, COUNT, note="0 = stays at entropy_coef")  # from start to end
+    entropy_multiplier: dict[str, float] = table(  # of entropy_coef, per head
+        lambda: _per_head(1.0, 1.0, 1.3, 1.2, 1.3, 1.2), HEAD_NAMES, 0, WEIGHT
     )
-    floor_penalty_rounds: int = 100  # rounds over which the floor penalty is relaxed, however long the run
-    entropy_floor_penalty: dict[str, float] = field(default_factory=lambda: _per_head(0.3, 0.1, 0.3, 0.1, 0.3, 0.1))
-    probability_floor: dict[str, float] = field(default_factory=lambda: _per_head(0.15, 0.05, 0.12, 0.08, 0.12, 0.06))
-    value_coef: float = 0.5
-    value_coef_start: float = 0.05
-    value_warmup_rounds: int = 10
-    contribution_coef: float = 0.05
-    contribution_warmup: int = 1000  # updates until the auxiliary contribution loss has full weight
-    contribution_clip: float = 10.0  # percent points; targets of the auxiliary loss stay within
-    forced_value_weight: float = 0.2  # weight in the value loss of steps on which only WAIT was legal
-    observation_momentum: float = 0.99
-    observation_clip: float = 10.0
-    reward_clip: float = 10.0
+    entropy_floor: dict[str, float] = table(  # entropy in units of that of a uniform choice, below which it costs
+        lambda: _per_head(0.30, 0.15, 0.20, 0.15, 0.20, 0.10) | {"alpha_target": 0.10}, HEAD_NAMES, 0, 1
+    )
+    floor_penalty_rounds: int = number(100, 1, COUNT)  # over which the floor penalty is relaxed, however long the run
+    entropy_floor_penalty: dict[str, float] = table(  # what it costs
+        lambda: _per_head(0.3, 0.1, 0.3, 0.1, 0.3, 0.1), HEAD_NAMES, 0, WEIGHT
+    )
+    probability_floor: dict[str, float] = table(  # of every legal choice; all of a head together at most 1
+        lambda: _per_head(0.15, 0.05, 0.12, 0.08, 0.12, 0.06), HEAD_NAMES, 0, 1
+    )
+    value_coef: float = number(0.5, 0, WEIGHT)  # after the warm-up
+    value_coef_start: float = number(0.05, 0, WEIGHT)  # of the first update
+    value_warmup_rounds: int = number(10, 0, COUNT)  # until value_coef
+    contribution_coef: float = number(0.05, 0, WEIGHT)  # of the auxiliary loss that predicts contributions
+    contribution_warmup: int = number(1000, 0, COUNT)  # updates until it has full weight
+    contribution_clip: float = number(10.0, 0, WEIGHT, "(]")  # percent points; its targets stay within
+    forced_value_weight: float = number(0.2, 0, WEIGHT)  # in the value loss, of steps on which only WAIT was legal
+    observation_momentum: float = number(0.99, 0, 1, "[)")  # of the running moments of features
+    observation_clip: float = number(10.0, 0, WEIGHT, "(]")  # standard deviations
+    reward_clip: float = number(10.0, 0, WEIGHT, "(]")  # standard deviations
 
     def __post_init__(self) -> None:
-        check(self.lr > 0, "policy.ppo.lr", self.lr, "above 0")
-        check(0 < self.gamma <= 1, "policy.ppo.gamma", self.gamma, "in (0, 1]")
-        check(0 <= self.gae_lambda <= 1, "policy.ppo.gae_lambda", self.gae_lambda, "in [0, 1]")
-        check(self.epochs >= 1, "policy.ppo.epochs", self.epochs, "at least 1")
-        check(
-            self.floor_penalty_rounds >= 1, "policy.ppo.floor_penalty_rounds", self.floor_penalty_rounds, "at least 1"
-        )
-        check(self.minibatches >= 1, "policy.ppo.minibatches", self.minibatches, "at least 1")
-        check(0 < self.clip_ratio <= 1, "policy.ppo.clip_ratio", self.clip_ratio, "in (0, 1]")
-        check(0 <= self.observation_momentum < 1, "policy.ppo.observation_momentum", self.observation_momentum,
-              "in [0, 1)")  # fmt: skip
-        for name in ("target_kl", "max_grad_norm", "entropy_coef", "entropy_coef_end", "entropy_coef_min",
-                     "entropy_anneal_rounds", "value_coef", "value_coef_start", "value_warmup_rounds",
-                     "contribution_coef", "contribution_warmup", "forced_value_weight"):  # fmt: skip
-            check(getattr(self, name) >= 0, f"policy.ppo.{name}", getattr(self, name), "at least 0")
-        for name in ("adam_eps", "observation_clip", "reward_clip", "contribution_clip"):
-            check(getattr(self, name) > 0, f"policy.ppo.{name}", getattr(self, name), "above 0")
-        for name in ("entropy_multiplier", "entropy_floor", "entropy_floor_penalty", "probability_floor"):
-            table = getattr(self, name)
-            check(set(table) == set(HEAD_NAMES), f"policy.ppo.{name}", sorted(table),
-                  "a value for each of " + ", ".join(HEAD_NAMES))  # fmt: skip
-            for head, value in table.items():
-                check(0 <= value < math.inf, f"policy.ppo.{name}.{head}", value, "finite and at least 0")
+        check_fields("policy.ppo.", self)
 
 
 @dataclass
@@ -100,25 +85,17 @@ class ScheduleConfig:
     Where several slots are due at one env-step, the first of them that may act does; what is not legal is skipped.
     """
 
-    germinate: list[int] = field(default_factory=lambda: [1])  # env-step (from 1) of slot 0, 1, ...
-    stagger: int = 13  # env-steps after its predecessor at which a slot beyond that list germinates
-    advance: list[int] = field(default_factory=lambda: [1, 11, 16])  # env-steps after germination
-    fossilize: int = 17  # env-steps after germination
-    blueprint: str = "norm"
-    style: int = 2  # vocabulary.Style
-    tempo: int = 1  # index of vocabulary.TEMPO_STEPS
-    alpha_target: int = 2  # index of vocabulary.ALPHA_TARGETS
+    germinate: list[int] = numbers((1,), 1, COUNT)  # env-step (from 1) of slot 0, 1, ...
+    stagger: int = number(13, 1, COUNT)  # env-steps after its predecessor at which a slot beyond that list germinates
+    advance: list[int] = numbers((1, 11, 16), 1, COUNT, least=0)  # env-steps after germination
+    fossilize: int = number(17, 1, COUNT)  # env-steps after germination
+    blueprint: str = choice("norm", BLUEPRINT_NAMES)
+    style: int = number(2, 0, len(STYLE_BLEND) - 1)  # vocabulary.Style
+    tempo: int = number(1, 0, len(TEMPO_STEPS) - 1)  # index of vocabulary.TEMPO_STEPS
+    alpha_target: int = number(2, 0, len(ALPHA_TARGETS) - 1)  # index of vocabulary.ALPHA_TARGETS
 
     def __post_init__(self) -> None:
-        check(len(self.germinate) > 0, "policy.schedule.germinate", self.germinate, "a list with at least one env-step")
-        check(min(self.germinate) >= 1, "policy.schedule.germinate", self.germinate, "at least 1 each")
-        check(min(self.advance, default=1) >= 1, "policy.schedule.advance", self.advance, "at least 1 each")
-        check(self.stagger >= 1, "policy.schedule.stagger", self.stagger, "at least 1")
-        check(self.fossilize >= 1, "policy.schedule.fossilize", self.fossilize, "at least 1")
-        check_choice("policy.schedule.blueprint", self.blueprint, BLUEPRINT_NAMES)
-        sizes = dict(HEADS)
-        for name, choice in (("style", self.style), ("tempo", self.tempo), ("alpha_target", self.alpha_target)):
-            check(0 <= choice < sizes[name], f"policy.schedule.{name}", choice, f"from 0 to {sizes[name] - 1}")
+        check_fields("policy.schedule.", self)
 
     def germination_steps(self, num_slots: int) -> list[int]:
         """Env-step at which each slot is due to germinate."""
@@ -132,27 +109,30 @@ class ScheduleConfig:
 class HeuristicConfig:
     """Hand-written rules on plateau, stability and contribution (policy.md 9)."""
 
-    plateau_steps_to_germinate: int = 3
-    min_steps_before_germinate: int = 5
-    prune_after_steps_without_improvement: int = 5
-    prune_if_accuracy_drops_by: float = 2.0
-    min_improvement_to_fossilize: float = 0.5
-    embargo_steps_after_prune: int = 5
-    blueprint_rotation: list[str] = field(
-        default_factory=lambda: ["conv_light", "conv_heavy", "attention", "norm", "depthwise"]
+    plateau_steps_to_germinate: int = number(3, 0, COUNT)  # in a row
+    min_steps_before_germinate: int = number(5, 0, COUNT)  # of the episode
+    prune_after_steps_without_improvement: int = number(5, 0, COUNT)  # age in the stage
+    prune_if_accuracy_drops_by: float = number(2.0, -100, 100)  # percent points within the stage
+    min_improvement_to_fossilize: float = number(0.5, -100, 100)  # contribution, percent points
+    embargo_steps_after_prune: int = number(5, 0, COUNT)  # without a germination
+    blueprint_rotation: list[str] = choices(  # germinated in turn
+        ("conv_light", "conv_heavy", "attention", "norm", "depthwise"), BLUEPRINT_NAMES, repeated=True
     )
-    blueprint_penalty_on_prune: float = 2.0
-    penalty_decay: float = 0.5
-    penalty_threshold: float = 3.0
-    ransomware_contribution: float = 0.1
-    ransomware_total_improvement: float = 0.0
+    blueprint_penalty_on_prune: float = number(2.0, 0, WEIGHT)  # added to that of the blueprint
+    penalty_decay: float = number(0.5, 0, 1)  # factor per env-step
+    penalty_threshold: float = number(3.0, 0, WEIGHT)  # from which a blueprint is passed over
+    ransomware_contribution: float = number(0.1, -100, 100)  # percent points; more than this, and
+    ransomware_total_improvement: float = number(0.0, -100, 100)  # less than this: pruned instead of fossilised
+
+    def __post_init__(self) -> None:
+        check_fields("policy.heuristic.", self)
 
 
 @dataclass
 class PolicyConfig:
     """Who decides: a learning policy or a scripted one, behind the same `act`."""
 
-    name: str = "ppo"
+    name: str = choice("ppo", POLICIES)
     deterministic: bool = False  # take the likeliest choice instead of sampling (ppo only)
     network: NetworkConfig = field(default_factory=NetworkConfig)
     ppo: PPOConfig = field(default_factory=PPOConfig)
@@ -160,4 +140,4 @@ class PolicyConfig:
     heuristic: HeuristicConfig = field(default_factory=HeuristicConfig)
 
     def __post_init__(self) -> None:
-        check_choice("policy.name", self.name, POLICIES)
+        check_fields("policy.", self)

@@ -1,14 +1,21 @@
-"""Settings of the host networks and their data, and the slot table that follows from them. Needs no torch."""
+"""Settings of the host networks and their data, and the slot table that follows from them. Needs no torch.
 
-from dataclasses import dataclass, field
+The numbers behind a default are its range.
+"""
+
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from esper_soa.errors import SettingError, check, check_choice
+from esper_soa.errors import SettingError, check
 from esper_soa.paths import user_path
+from esper_soa.ranges import COUNT, WEIGHT, check_fields, choice, choices, number, word
 from esper_soa.vocabulary import BLUEPRINT_NAMES, CNN_BLUEPRINTS
 
 IMAGE_SIZE = 32
 IMAGE_CHANNELS = 3
+MAX_CHANNELS = 8192  # of a block
+MAX_POOLS = 5  # that leave one pixel of an image
+CNN_BLUEPRINT_NAMES = tuple(BLUEPRINT_NAMES[code] for code in CNN_BLUEPRINTS)
 DATASETS = ("auto", "cifar10", "fashion32", "synthetic")
 
 
@@ -16,59 +23,48 @@ DATASETS = ("auto", "cifar10", "fashion32", "synthetic")
 class TaskConfig:
     """Host architecture and the settings of its training (lifecycle.md 5.1, 5.4, 6.1)."""
 
-    name: str = "cifar_baseline"
-    base_channels: int = 8  # channels of block 0; doubled by every block
-    num_blocks: int = 3
-    kernel_size: int = 3
-    num_pools: int = 3  # the first num_pools blocks end in a 2x2 max pool
-    num_classes: int = 10
-    host_lr: float = 0.01
-    seed_lr: float = 0.01
-    momentum: float = 0.9
-    weight_decay: float = 5e-4  # of the host; seeds have none
-    max_grad_norm: float = 1.0  # per env for the host, per env and slot for seeds; 0 = no clipping
-    gradient_stride: int = 10  # training batches between two measurements of seed gradients
-    blueprints: list[str] = field(default_factory=lambda: [BLUEPRINT_NAMES[code] for code in CNN_BLUEPRINTS])
+    name: str = word("cifar_baseline")  # in words, for the table
+    base_channels: int = number(8, 1, MAX_CHANNELS)  # channels of block 0; doubled by every block
+    num_blocks: int = number(3, 2, 13)  # convolution, batch norm, ReLU each
+    kernel_size: int = number(3, 1, IMAGE_SIZE - 1, note="odd")  # of the convolutions, pixels
+    num_pools: int = number(3, 0, MAX_POOLS)  # the first num_pools blocks end in a 2x2 max pool
+    num_classes: int = number(10, 2, 100_000)  # outputs of the classifier, at least those of the data
+    host_lr: float = number(0.01, 0, 1000, "(]")  # learning rate of the host
+    seed_lr: float = number(0.01, 0, 1000, "(]")  # of its seeds
+    momentum: float = number(0.9, 0, 1, "[)")  # of both
+    weight_decay: float = number(5e-4, 0, 1000)  # of the host; seeds have none
+    # Gradient norm per env for the host, per env and slot for seeds.
+    max_grad_norm: float = number(1.0, 0, WEIGHT, note="0 = no clipping")
+    gradient_stride: int = number(10, 1, COUNT)  # training batches between two measurements of seed gradients
+    blueprints: list[str] = choices(CNN_BLUEPRINT_NAMES, CNN_BLUEPRINT_NAMES)  # that may be germinated
 
     def __post_init__(self) -> None:
-        check(self.base_channels >= 1, "task.base_channels", self.base_channels, "at least 1")
-        check(self.num_blocks >= 2, "task.num_blocks", self.num_blocks, "at least 2")
+        check_fields("task.", self)
         check(self.kernel_size % 2 == 1, "task.kernel_size", self.kernel_size, "odd")
-        check(0 <= self.num_pools <= min(self.num_blocks, 5), "task.num_pools", self.num_pools,
-              f"between 0 and {min(self.num_blocks, 5)}")  # fmt: skip
-        check(self.num_classes >= 2, "task.num_classes", self.num_classes, "at least 2")
-        for name in ("host_lr", "seed_lr"):
-            check(getattr(self, name) > 0, f"task.{name}", getattr(self, name), "above 0")
-        check(0 <= self.momentum < 1, "task.momentum", self.momentum, "in [0, 1)")
-        check(self.weight_decay >= 0, "task.weight_decay", self.weight_decay, "at least 0")
-        check(self.max_grad_norm >= 0, "task.max_grad_norm", self.max_grad_norm, "at least 0 (0 = no clipping)")
-        check(self.gradient_stride >= 1, "task.gradient_stride", self.gradient_stride, "at least 1")
-        known = tuple(BLUEPRINT_NAMES[code] for code in CNN_BLUEPRINTS)
-        check(len(self.blueprints) > 0, "task.blueprints", self.blueprints, "a list with at least one blueprint")
-        for blueprint in self.blueprints:
-            check_choice("task.blueprints", blueprint, known)
-        check(len(set(self.blueprints)) == len(self.blueprints), "task.blueprints", self.blueprints,
-              "without repetition")  # fmt: skip
+        check(self.num_pools <= self.num_blocks, "task.num_pools", self.num_pools,
+              f"at most task.num_blocks={self.num_blocks}")  # fmt: skip
+        last = self.base_channels * 2 ** (self.num_blocks - 1)
+        check(last <= MAX_CHANNELS, "task.num_blocks", self.num_blocks,
+              f"so small that the last block has at most {MAX_CHANNELS} channels, not {last}",
+              f"Or lower task.base_channels={self.base_channels}.")  # fmt: skip
 
 
 @dataclass
 class DataConfig:
     """Which images, from where, and how an env-step draws them (runtime.md 2)."""
 
-    name: str = "auto"  # auto takes CIFAR-10 where root holds it, else the embedded fashion32
+    name: str = choice("auto", DATASETS)  # auto takes CIFAR-10 where root holds it, else the embedded fashion32
     root: str = ""  # folder or archive of CIFAR-10 (cifar-10-batches-py, -bin, or the .tar.gz); "" = none
     augment: bool = True  # random crop with padding 4 and horizontal flip, training only
     split: bool = False  # the reference's rule: one pass over the data set is split over the envs
-    synthetic_train: int = 512  # images of the synthetic set
-    synthetic_test: int = 256
+    synthetic_train: int = number(512, 1, 1_000_000)  # images of the synthetic set
+    synthetic_test: int = number(256, 1, 1_000_000)  # of its test part
 
     def __post_init__(self) -> None:
-        check_choice("data.name", self.name, DATASETS)
+        check_fields("data.", self)
         check(not self.root or self.name in ("auto", "cifar10"), "data.root", self.root,
               f"empty with data.name={self.name}", "Take data.name=cifar10 for the files there.")  # fmt: skip
         user_path("data.root", self.root)
-        check(self.synthetic_train >= 1, "data.synthetic_train", self.synthetic_train, "at least 1")
-        check(self.synthetic_test >= 1, "data.synthetic_test", self.synthetic_test, "at least 1")
 
 
 class SubsetRows(NamedTuple):

@@ -1,0 +1,153 @@
+"""Ranges of settings: each stands in the line of its field, and is checked when the settings are made.
+
+`number(default, low, high)` and its kin give a dataclass field its default and its rule; `check_fields` applies the
+rules of one dataclass, and every Config calls it once. Used by every module of settings; needs no torch.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Protocol, TypeVar
+
+from esper_soa.errors import check, check_choice
+
+RULE = "rule"  # key of a field's metadata
+COUNT = 10**9  # most env-steps, rounds, images: sums and products of two stay within int64
+WEIGHT = 1e6  # most of a weight, a threshold or a reward term: products of a few stay within float32
+MOST_ITEMS = 64  # of a list
+NAME_PATTERN = re.compile(r"[\w.+-]{1,60}")
+
+Setting = TypeVar("Setting", int, float)
+
+
+class Rule(Protocol):
+    """What a value must be."""
+
+    def check(self, setting: str, value: object) -> None:
+        """Raise SettingError, which names `setting`, the value and what is allowed."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """Finite numbers between two ends; '[' and ']' take their end in, '(' and ')' leave it out."""
+
+    low: float
+    high: float
+    ends: str = "[]"
+    note: str = ""  # what one of the values means, or why others are not allowed
+
+    def check(self, setting: str, value: object) -> None:
+        """See Rule; a NaN lies in no range."""
+        within = isinstance(value, int | float) and not isinstance(value, bool) and self.holds(value)
+        check(within, setting, value, str(self))
+
+    def holds(self, number: float) -> bool:
+        """Whether `number` lies within."""
+        low = number > self.low if self.ends[0] == "(" else number >= self.low
+        return low and (number < self.high if self.ends[1] == ")" else number <= self.high)
+
+    def __str__(self) -> str:
+        note = f" ({self.note})" if self.note else ""
+        return f"in {self.ends[0]}{_plain(self.low)}, {_plain(self.high)}{self.ends[1]}{note}"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of several words."""
+
+    words: tuple[str, ...]
+
+    def check(self, setting: str, value: object) -> None:
+        """See Rule."""
+        check_choice(setting, str(value), self.words)
+
+    def __str__(self) -> str:
+        return "one of " + ", ".join(self.words)
+
+
+@dataclass(frozen=True)
+class Name:
+    """A word that can name a folder."""
+
+    def check(self, setting: str, value: object) -> None:
+        """See Rule."""
+        fits = NAME_PATTERN.fullmatch(str(value)) is not None and str(value).strip(".") != ""
+        check(fits, setting, value, "a folder name of at most 60 letters, digits, '_', '-', '+' and '.'")
+
+
+@dataclass(frozen=True)
+class Items:
+    """A list of different items that follow a rule, at least `least` of them."""
+
+    rule: Rule
+    least: int
+    repeated: bool = False  # the same item may occur twice
+
+    def check(self, setting: str, value: object) -> None:
+        """See Rule."""
+        items = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else None
+        check(items is not None, setting, value, "a list")
+        check(self.least <= len(items or []) <= MOST_ITEMS, setting, value,
+              f"a list of {self.least} to {MOST_ITEMS} items, each {self.rule}")  # fmt: skip
+        for item in items or []:
+            self.rule.check(setting, item)
+        check(self.repeated or len(set(items or [])) == len(items or []), setting, value, "without repetition")
+
+
+@dataclass(frozen=True)
+class Table:
+    """A number for each of `keys`."""
+
+    keys: tuple[str, ...]
+    rule: Range
+
+    def check(self, setting: str, value: object) -> None:
+        """See Rule."""
+        table = value if isinstance(value, dict) else {}
+        check(set(table) == set(self.keys), setting, ", ".join(map(str, table)),
+              "a number for each of " + ", ".join(self.keys))  # fmt: skip
+        for key, number in table.items():
+            self.rule.check(f"{setting}.{key}", number)
+
+
+def number(default: Setting, low: float, high: float, ends: str = "[]", note: str = "") -> Setting:
+    """A field for a number within the range; see Range."""
+    return field(default=default, metadata={RULE: Range(low, high, ends, note)})
+
+
+def word(default: str) -> str:
+    """A field for a word that can name a folder."""
+    return field(default=default, metadata={RULE: Name()})
+
+
+def choice(default: str, words: tuple[str, ...]) -> str:
+    """A field for one of `words`."""
+    return field(default=default, metadata={RULE: Choice(words)})
+
+
+def choices(default: Sequence[str], words: tuple[str, ...], repeated: bool = False) -> list[str]:
+    """A field for a list of at least one of `words`, which are different where not `repeated`."""
+    return field(default_factory=lambda: list(default), metadata={RULE: Items(Choice(words), 1, repeated)})
+
+
+def numbers(default: Sequence[int], low: int, high: int, least: int = 1) -> list[int]:
+    """A field for a list of numbers within the range."""
+    rule = Items(Range(low, high), least, repeated=True)
+    return field(default_factory=lambda: list(default), metadata={RULE: rule})
+
+
+def table(default: Callable[[], dict[str, float]], keys: tuple[str, ...], low: float, high: float) -> dict[str, float]:
+    """A field for a number within the range for each of `keys`."""
+    return field(default_factory=default, metadata={RULE: Table(keys, Range(low, high))})
+
+
+def check_fields(path: str, settings: object) -> None:
+    """Raise SettingError for the first field of the dataclass at `path` whose value its rule does not allow."""
+    for item in fields(settings):  # type: ignore[arg-type]
+        if RULE in item.metadata:
+            item.metadata[RULE].check(path + item.name, vars(settings)[item.name])
+
+
+def _plain(end: float) -> str:
+    """1000000 rather than 1e+06."""
+    return str(int(end)) if float(end).is_integer() and abs(end) < 1e15 else str(end)
