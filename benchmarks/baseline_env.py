@@ -188,13 +188,15 @@ class BaselineEnv:
         codes = self._default_codes() if codes is None else codes
         rows = [self._alphas(code) for code in codes]
         slots = list(rows[0])
-        alphas = torch.tensor([[row[slot] for row in rows] for slot in slots], dtype=self.dtype).view(-1, len(rows))
+        alphas = torch.tensor([[row[slot] for row in rows] for slot in slots], dtype=self.dtype).view(
+            len(slots), len(rows)
+        )
         alphas = (alphas.pin_memory() if self.device.type == "cuda" else alphas).to(self.device, non_blocking=True)
         loss_sum = torch.zeros((), dtype=self.dtype, device=self.device)
         correct = torch.zeros(len(codes), dtype=torch.int64, device=self.device)
         for images, labels in batches:
             size = len(labels)
-            per_image = alphas[:, :, None].expand(-1, -1, size).reshape(len(slots), -1, 1, 1, 1)
+            per_image = alphas[:, :, None].expand(-1, -1, size).reshape(len(slots), len(rows) * size, 1, 1, 1)
             grafts = {self.specs[slot].name: self._graft(slot, per_image[at]) for at, slot in enumerate(slots)}
             with self._autocast():
                 logits = self.host(repeated(images, len(codes)), grafts).view(len(codes), size, -1)

@@ -170,8 +170,8 @@ def table(results: list[Result]) -> Iterator[str]:
                f"{1e3 * one.best:>9.2f}{one.env_steps_per_second:>13,.0f}{compiled:>11}")  # fmt: skip
 
 
-def main() -> None:
-    """Parse the command line, measure, print."""
+def main(arguments: list[str] | None = None) -> None:
+    """Parse the command line, measure, print, keep."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--envs", type=int, nargs="+", default=[4, 64, 1024])
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
@@ -180,7 +180,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=0, help="of one operation; 0 = one, compiled one per core")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--results", default=str(RESULTS), help="folder of the results; '' = only print them")
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
     if args.steps < args.repeats + WARMUP_STEPS + 1:
         parser.error(f"--steps must be at least --repeats + {WARMUP_STEPS + 1}: all that is timed is one episode")
     try:

@@ -24,6 +24,7 @@ from tests.sync_guard import Sync, SyncGuard
 
 QUIET_LOAD = 0.3  # load average, and cores in use by others, above which a machine is not called quiet
 MIB = 2**20
+ROOT = Path(__file__).parents[1]
 
 
 def describe(device: torch.device) -> dict[str, object]:
@@ -37,9 +38,8 @@ def describe(device: torch.device) -> dict[str, object]:
     return found
 
 
-def git_commit() -> str:
-    """The commit of this checkout, with + where files differ from it but for results; "unknown" outside git."""
-    root = Path(__file__).parents[1]
+def git_commit(root: Path = ROOT) -> str:
+    """The commit of a checkout, with + where files differ from it but for results; "unknown" outside git."""
     try:
         head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True)
         changed = subprocess.run(

@@ -164,15 +164,15 @@ def naive_share(first: dict[str, object]) -> float:
     return float(str(first["ratio"])) / 8
 
 
-def main() -> None:
-    """Measure and print."""
+def main(arguments: list[str] | None = None) -> None:
+    """Measure, print, keep."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, value in (("envs", 16), ("batch", 125), ("train", 500), ("val", 125), ("repeats", 5), ("chunk", 0)):
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--native", choices=("auto", "on", "off"), default="auto", help="as compute.native of a run")
     parser.add_argument("--results", default=str(RESULTS), help="folder of the results; '' = only print them")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     try:
         check_folder(options.results)
         options.place = resolve_device(options.device)

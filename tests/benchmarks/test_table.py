@@ -1,0 +1,167 @@
+"""Tables come from records of commits alone, and the README holds what the command makes of them."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from benchmarks import kernels, machine, sleepers
+from benchmarks.records import METHOD, RESULTS, check_folder, keep, newest
+from benchmarks.sections import learning, origins, span
+from benchmarks.table import NOTHING, main, sections, written
+from benchmarks.timing import BenchmarkError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def record(commit: str, time: str = "2026-01-01T00:00:00Z", method: int = METHOD) -> dict:
+    return {"benchmark": "eps", "method": method, "commit": commit, "time": time}
+
+
+# --- the README
+
+
+def test_the_tables_of_the_readme_are_what_the_command_makes_of_the_committed_records() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    found, _ = sections(RESULTS)
+    for name, lines in found.items():
+        assert "\n".join(lines) in text, f"{name}: python -m benchmarks.table --write README.md"
+    assert written(text, found) == text
+
+
+def test_only_what_stands_between_the_marks_is_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = sections(tmp_path)[0]
+    blocks = [f"before {name}\n<!-- table: {name} -->\nold {name}\n<!-- end -->\nafter\n" for name in names]
+    page = tmp_path / "page.md"
+    page.write_text("".join(blocks))
+    assert main(["--results", str(tmp_path), "--write", str(page)]) == 0
+    text = page.read_text()
+    assert "old" not in text
+    assert text.count(NOTHING) == len(names)
+    assert all(f"before {name}\n<!-- table: {name} -->\n" in text for name in names)
+    page.write_text("".join(blocks[1:]))
+    assert main(["--results", str(tmp_path), "--write", str(page)]) == 2
+    assert "no line <!-- table: opponents -->" in capsys.readouterr().err
+    assert page.read_text() == "".join(blocks[1:])
+
+
+# --- records that count
+
+
+def test_the_newest_record_of_a_commit_by_the_present_method_counts(tmp_path: Path) -> None:
+    keep(record("1111111", "old"), tmp_path, "a")
+    keep(record("2222222", "counts"), tmp_path, "a")
+    keep(record("3333333+", "of changed files"), tmp_path, "a")
+    keep(record("4444444", "other method", METHOD - 1), tmp_path, "a")
+    keep(record("unknown", "outside git"), tmp_path, "b")
+    keep({"name": "learning"}, tmp_path, "learn_x")
+    found, refused = newest(tmp_path, "eps")
+    assert [one["time"] for one in found] == ["counts"]
+    assert refused == ["a: the record of of changed files is of no commit (3333333+)",
+                       "b: the record of outside git is of no commit (unknown)"]  # fmt: skip
+
+
+def test_the_results_of_the_repository_take_records_of_commits_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "git_commit", lambda: "1234567+")
+    with pytest.raises(BenchmarkError, match="the files differ from 1234567"):
+        check_folder(RESULTS)
+    with pytest.raises(BenchmarkError):
+        keep(record("1234567+"), ROOT / "benchmarks" / "results", "never")
+    assert not (RESULTS / "never.jsonl").exists()
+    check_folder(tmp_path)
+    check_folder("")
+    monkeypatch.setattr(machine, "git_commit", lambda: "1234567")
+    check_folder(RESULTS)
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_files_that_differ_from_the_commit_show_but_for_results(tmp_path: Path) -> None:
+    def git(*arguments: str) -> None:
+        who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        subprocess.run(["git", *who, *arguments], cwd=tmp_path, check=True, capture_output=True)
+
+    assert machine.git_commit(tmp_path) == "unknown"
+    results = tmp_path / "benchmarks" / "results" / "a.jsonl"
+    results.parent.mkdir(parents=True)
+    code = tmp_path / "code.py"
+    for path in (results, code):
+        path.write_text("1\n")
+    git("init")
+    git("add", ".")
+    git("commit", "-m", "all")
+    commit = machine.git_commit(tmp_path)
+    assert len(commit) >= 7
+    results.write_text("2\n")
+    assert machine.git_commit(tmp_path) == commit
+    code.write_text("2\n")
+    assert machine.git_commit(tmp_path) == commit + "+"
+
+
+# --- sections
+
+
+def test_sleepers_say_which_kernels_and_workers_they_measured(tmp_path: Path) -> None:
+    sizes = ["--envs", "4", "--batch", "2", "--train", "2", "--val", "2", "--repeats", "2"]
+    sleepers.main([*sizes, "--native", "off", "--results", str(tmp_path)])
+    kept = json.loads((tmp_path / "sleepers.jsonl").read_text())
+    assert kept["kernels"] == "plain torch (compute.native=off)"
+    lines = sections_of(kept, tmp_path, "sleepers")
+    assert [line.split(" | ")[0] for line in lines[2:5]] == [
+        "| 3 empty slots, over no slots at all", "| a quarter of the slots, scattered, over the same seeds, packed",
+        "| validation, 8 subset rows of 3 seeds, over validation, one row",
+    ]  # fmt: skip
+    assert "N=4 B=2 T=2 V=2, medians of 2 pairs, kernels plain torch (compute.native=off)" in lines[-1]
+
+
+def test_the_state_machine_alone_has_a_row_per_size(tmp_path: Path) -> None:
+    kernels.main(
+        ["--envs", "1", "3", "--modes", "eager", "--repeats", "3", "--steps", "24", "--results", str(tmp_path)]
+    )
+    kept = json.loads((tmp_path / "kernels.jsonl").read_text())
+    lines = sections_of(kept, tmp_path, "kernels")
+    assert [line.split(" | ")[:2] for line in lines[2:4]] == [["| 1", "eager, 1"], ["| 3", "eager, 1"]]
+    assert "of 3 env-steps" in lines[-1]
+
+
+def sections_of(kept: dict, folder: Path, name: str) -> list[str]:
+    """The section of a record, as if it were of a commit."""
+    (folder / f"{name}.jsonl").write_text(json.dumps(kept | {"commit": "1234567"}))
+    return sections(folder)[0][name]
+
+
+def test_works_measured_alike_share_a_line_of_origin() -> None:
+    def made(name: str, commit: str, gflops: float) -> dict:
+        facts = {"cpu": "a processor", "cores": 2, "torch": "2"}
+        return record(commit) | {
+            "name": name, "machine": facts, "settings": {"repeats": 5}, "busy": {"other_cores": 0.01},
+            "limits": {"gflops": gflops, "gb_per_second": 40.0}, "points": [{"sides": {"engine": {"kernels": "ours"}}}],
+        }  # fmt: skip
+
+    lines = origins([made("a", "1111111", 150), made("b", "1111111", 160), made("c", "2222222", 150)])
+    assert len(lines) == 2
+    assert lines[0].startswith(
+        "- a, b: 2026-01-01, commit 1111111, a processor, 2 cores, torch 2, kernels ours, 5 turns"
+    )
+    assert "at most 150 to 160 GFLOP/s and 40 GB/s" in lines[0]
+    assert span([3.0, 3.2]) == "3"
+
+
+def test_every_evaluation_of_learning_is_told_whichever_way_it_was_played() -> None:
+    def evaluated(shift: float, deterministic: bool) -> dict:
+        net = [{"ppo": 20.0 + shift + n, "heuristic": 19.0 + n, "random": 5.0, "wait": 4.0} for n in range(4)]
+        seeds = [{"seed": n, "net": one, "accuracy": one, "samples": 1, "eval_steps": 1, "train_steps": 1,
+                  "seconds": 1.0, "data": "x"} for n, one in enumerate(net)]  # fmt: skip
+        return {"deterministic": deterministic, "seeds": seeds, "settings": []}
+
+    lines = learning([evaluated(0, True), evaluated(9, True), evaluated(5, False)])
+    titles = [line for line in lines if line.endswith("below):")]
+    assert titles == ["Likeliest choices (2 (commit not kept) below):",
+                      "Choices sampled as in training (3 (commit not kept) below):"]  # fmt: skip
+    rows = [line.split(" | ") for line in lines if line.startswith(("| 1 (", "| 2 (", "| 3 ("))]
+    assert [(row[2], row[3][:6]) for row in rows] == [
+        ("likeliest choices", "21.50 "), ("likeliest choices", "30.50 "), ("choices sampled as in training", "26.50 "),
+    ]  # fmt: skip
