@@ -10,13 +10,15 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from esper_soa.config import EvaluateConfig, TrainConfig, settings_from
+from esper_soa.config import EvaluateConfig, TrainConfig, register_schema, settings_from
 from esper_soa.errors import SettingError, UserError
 from esper_soa.nets.config import host_slots
 from esper_soa.ranges import RULE, Items, Range, Table
 from esper_soa.train import config_dir
 
 CONFIGS = Path(config_dir())
+
+register_schema()
 
 
 def options(group: str) -> list[str]:
