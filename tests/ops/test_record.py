@@ -15,7 +15,7 @@ from rich.console import Console
 from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.config import ComputeConfig, EvaluateConfig, TelemetryConfig, TrainConfig
 from esper_soa.errors import UserError, one_line
-from esper_soa.evaluation import evaluation_settings
+from esper_soa.evaluation import build_agent, evaluation_settings
 from esper_soa.nets.config import DataConfig, TaskConfig
 from esper_soa.ops import resume
 from esper_soa.ops.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
@@ -190,3 +190,14 @@ def test_a_learner_that_does_not_fit_changes_nothing(
     assert f"the learner does not fit this run ({told}" in str(caught.value)
     assert unlike(job.player.learner.state_dict(), before, "learner") == ""
     assert torch.equal(job.player.learner.policy.state_dict()[first], before["policy"][first])  # type: ignore[index]
+
+
+@pytest.mark.parametrize("weights", [None, {}, torch.ones(1)])
+def test_a_policy_that_does_not_fit_its_settings_is_not_evaluated(
+    job: Run, record: dict, tmp_path: Path, weights: object
+) -> None:
+    save_checkpoint(tmp_path / "a.pt", changed(record, ("learner", "policy"), weights))
+    saved = resume.read_run(tmp_path / "a.pt", CPU)
+    with pytest.raises(CheckpointError, match="the policy does not fit its own settings") as caught:
+        build_agent("ppo", job.cfg, job.world, saved)
+    assert str(caught.value).isprintable()
