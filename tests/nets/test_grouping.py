@@ -1,0 +1,152 @@
+"""How a network depends on those that share its chunk: not on what they hold, on their number by rounding alone.
+
+With the native kernels, which go network by network, not even by that.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from esper_soa.config import ComputeConfig, TrainConfig
+from esper_soa.env.world import World
+from esper_soa.nets.config import DataConfig, TaskConfig
+from esper_soa.nets.evaluation import ValidationFeed, ValidationReport, evaluate
+from esper_soa.nets.pools import Roster
+from esper_soa.nets.supervised import CountedFeed, TrainingFeed, train_epoch_
+from esper_soa.trainer import build_world
+from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Stage
+
+CPU = torch.device("cpu")
+NUM_ENVS, BATCH = 4, 16
+OTHERS = [0, 2, 3]  # all but the env that is looked at
+ROUNDING = 1e-3  # of the norm of a row's step; a ReLU on the other side of 0 moves some gradients by more than rounding
+
+
+class Training(NamedTuple):
+    """Batches of `feed` in the weights' precision, those of the env `n` times `shares[n]`."""
+
+    feed: TrainingFeed
+    shares: Tensor
+    crops: None = None
+
+    def batch(self, envs: Tensor, index: int) -> tuple[Tensor, Tensor]:
+        images, labels = self.feed.batch(envs, index)
+        shares = self.shares[envs].repeat_interleave(3)[:, None, None]
+        return (images.to(shares.dtype) * shares).contiguous(memory_format=torch.channels_last), labels
+
+    def counted(self, envs: Tensor) -> CountedFeed:
+        return self.feed.counted(envs)
+
+
+class Validation(NamedTuple):
+    """As Training."""
+
+    feed: ValidationFeed
+    dtype: torch.dtype
+    crops: None = None
+
+    def batches(self, envs: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
+        return [(images.to(self.dtype), labels) for images, labels in self.feed.batches(envs, size)]
+
+
+def build(chunk: int, native: str = "off", batches: int = 1) -> World:
+    settings = TrainConfig(
+        envs=NUM_ENVS, steps=2, rounds=1, batch_size=BATCH, train_samples=BATCH * batches, val_samples=9,
+        task=TaskConfig(), slots=["r0c0", "r0c1", "r1c1"],
+        data=DataConfig(name="synthetic", synthetic_train=64, synthetic_test=32),
+        compute=ComputeConfig(workers=1, env_chunk=chunk, native=native),
+    )  # fmt: skip
+    world, g = build_world(settings, CPU), torch.Generator().manual_seed(3)
+    for rows in (world.weights["host", "params"], *(pool["params"] for pool in world.weights["seeds"].values())):
+        rows.copy_(0.2 * torch.randn(rows.shape, generator=g))
+    return world
+
+
+def roster(seed: int = 1) -> Roster:
+    """Seeds of all kinds at random."""
+    rng, size = np.random.default_rng(seed), (NUM_ENVS, 3)
+    running, no = rng.random(size) < 0.8, np.zeros(size, dtype=bool)
+    stage = rng.choice([Stage.TRAINING, Stage.BLENDING, Stage.HOLDING], size)
+    blend = rng.choice([Blend.ADD, Blend.MULTIPLY, Blend.GATE], size)
+    visible = running & (stage != Stage.TRAINING)
+    return Roster(running, stage, rng.choice(CNN_BLUEPRINTS, size), blend, no, visible, visible, no, no)
+
+
+class Played(NamedTuple):
+    steps: dict[str, Tensor]  # rows of hosts and seeds [N, ...] after a training pass less those before
+    loss: Tensor
+    tested: ValidationReport
+
+
+def play(
+    world: World, seeds: Roster, dtype: torch.dtype = torch.float32, cut: bool = True, other: bool = False
+) -> Played:
+    """A training pass and a validation; cut: by layers; other: the OTHERS have other weights and images."""
+    nets, work, weights = world.rules.nets, world.work(0), world.weights.clone()
+    shares = torch.ones(NUM_ENVS, dtype=dtype)
+    if other:
+        shares[OTHERS] = -3.0
+        for pool in (weights["host"], *weights["seeds"].values()):
+            pool["params"][OTHERS] = 0.5 - pool["params"][OTHERS]
+    before = weights.to(dtype)
+    weights = before.clone()
+    alpha = 0.7 * torch.from_numpy(seeds.visible).to(torch.float64)
+    training = Training(work.training, shares) if cut else work.training
+    validation = Validation(work.validation, dtype) if cut else work.validation
+    trained = train_epoch_(nets, weights, alpha, seeds, training, work.num_batches)
+    return Played(steps_of(weights, before), trained.loss, evaluate(nets, weights, alpha, seeds, validation))
+
+
+def steps_of(after: TensorDict, before: TensorDict) -> dict[str, Tensor]:
+    ours, theirs = (dict(one.flatten_keys(".").items()) for one in (after, before))
+    return {name: ours[name] - theirs[name] for name in ours}
+
+
+def apart(ours: Played, theirs: Played) -> float:
+    """The largest distance between the steps of a row, of its norm."""
+    found = [0.0]
+    for name, rows in theirs.steps.items():
+        norms = rows.double().norm(dim=1)
+        differences = (ours.steps[name].double() - rows.double()).norm(dim=1)
+        found += (differences / norms)[norms > 1e-5].tolist()
+    return max(found)
+
+
+def test_in_double_precision_a_network_among_others_is_the_same_alone() -> None:
+    together, alone = (play(build(chunk), roster(), torch.float64) for chunk in (4, 1))
+    assert apart(together, alone) < 1e-10
+    torch.testing.assert_close(together.tested.loss, alone.tested.loss, rtol=1e-12, atol=0)
+    assert torch.equal(together.tested.accuracy, alone.tested.accuracy)
+
+
+def test_in_single_precision_it_differs_by_rounding_and_is_no_farther_from_the_truth() -> None:
+    together, alone = (play(build(chunk), roster()) for chunk in (4, 1))
+    truth = play(build(1), roster(), torch.float64)
+    assert 0 < apart(together, alone) < ROUNDING
+    assert apart(together, truth) < apart(alone, truth) + ROUNDING / 10
+    torch.testing.assert_close(together.loss, alone.loss, rtol=1e-6, atol=0)
+    torch.testing.assert_close(together.tested.loss, alone.tested.loss, rtol=1e-5, atol=0)
+
+
+def test_what_the_others_of_a_chunk_hold_changes_no_bit() -> None:
+    world = build(4, batches=2)
+    ours, theirs = play(world, roster()), play(world, roster(), other=True)
+    for name, rows in ours.steps.items():
+        assert torch.equal(rows[1], theirs.steps[name][1]), name
+    assert not torch.equal(ours.steps["host.params"][0], theirs.steps["host.params"][0])
+    assert torch.equal(ours.tested.accuracy[1], theirs.tested.accuracy[1])
+    assert torch.equal(ours.tested.loss[1], theirs.tested.loss[1])
+
+
+@pytest.mark.usefixtures("native")
+def test_native_networks_are_the_same_to_the_bit_however_they_are_grouped() -> None:
+    first, *others = (play(build(chunk, "on", batches=2), roster(), cut=False) for chunk in (4, 3, 1))
+    for other in others:
+        assert all(torch.equal(rows, other.steps[name]) for name, rows in first.steps.items())
+        assert torch.equal(first.loss, other.loss)
+        assert torch.equal(first.tested.loss, other.tested.loss)
+        assert torch.equal(first.tested.accuracy, other.tested.accuracy)
