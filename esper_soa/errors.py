@@ -1,5 +1,14 @@
 """Errors that a user can mend: each names the setting, its value, what is allowed and what to do. Needs no torch."""
 
+SHOWN = 500  # characters of a value that an error repeats
+
+
+def one_line(value: object) -> str:
+    """`value` as one printable line of about SHOWN characters at most."""
+    text = str(value)
+    line = text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
+    return line if len(line) <= SHOWN else f"{line[:SHOWN]}..."
+
 
 class UserError(Exception):
     """Bad input found by us before or while building: one clear message, exit status 2, no traceback."""
@@ -10,7 +19,7 @@ class SettingError(UserError):
 
     def __init__(self, setting: str, value: object, allowed: str, remedy: str = "") -> None:
         end = f" {remedy}" if remedy else ""
-        super().__init__(f"{setting}={value}: must be {allowed}.{end}")
+        super().__init__(f"{setting}={one_line(value)}: must be {allowed}.{end}")
 
 
 class DataError(UserError):

@@ -21,15 +21,14 @@ from esper_soa.config import EvaluateConfig, TrainConfig, settings_from_mapping
 from esper_soa.env.config import RewardConfig
 from esper_soa.env.observation import feature_names
 from esper_soa.env.world import World
-from esper_soa.errors import check
-from esper_soa.ops.checkpoint import CheckpointError
+from esper_soa.errors import check, one_line
 from esper_soa.ops.collect import Player, play_round
 from esper_soa.ops.device import apply_threads, device_name, resolve_device
 from esper_soa.ops.files import write_text
 from esper_soa.ops.progress import LOGGER, Progress, show
 from esper_soa.ops.report import as_text
-from esper_soa.ops.resume import Saved, read_run
-from esper_soa.ops.rundir import RunFolder, find_checkpoint, write_versions
+from esper_soa.ops.resume import Saved, read_run, restore_policy
+from esper_soa.ops.rundir import RunFolder, find_checkpoint, passed_over, write_versions
 from esper_soa.ops.session import Session, session
 from esper_soa.ops.statistics import Interval, bootstrap_difference, bootstrap_mean
 from esper_soa.ops.telemetry import finite_record
@@ -71,10 +70,7 @@ def build_agent(name: str, cfg: TrainConfig, world: World, saved: Saved) -> Agen
           "It has learned nothing.")  # fmt: skip
     slots = tuple(spec.name for spec in world.rules.nets.shape.slots)
     policy = RecurrentPolicy(cfg.policy, len(slots), len(feature_names(slots)), cfg.seed)
-    try:
-        policy.load_state_dict((saved.learner or {})["policy"])
-    except (RuntimeError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"checkpoint: the policy does not fit its own settings ({error})") from error
+    restore_policy(policy, saved)
     return policy.to(world.device)
 
 
@@ -198,8 +194,11 @@ def announce(within: Session, checkpoint: Path, saved: Saved, world: World) -> d
     precision = str(nets.precision).removeprefix("torch.")
     with within.unwritten.noting(within.folder.versions.name):
         write_versions(within.folder, device_name(world.device, nets.workers, precision), data)
+    for damaged in passed_over(checkpoint):
+        LOGGER.warning("policy   %s", damaged)
     LOGGER.info("policy   %s, after %d rounds", checkpoint, saved.progress.rounds_done)
     LOGGER.info("data     %s", images.source)
-    if images.identity != saved.data.get("identity"):
-        LOGGER.warning("data     these are not the images of the checkpoint, which are: %s", saved.data.get("source"))
+    if images.identity != saved.data["identity"]:
+        source = one_line(saved.data["source"])
+        LOGGER.warning("data     these are not the images of the checkpoint, which are: %s", source)
     return data

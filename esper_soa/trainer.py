@@ -59,7 +59,14 @@ from esper_soa.ops.interrupt import STOPPING, Interrupted, Requests, signals_not
 from esper_soa.ops.profile import make_profile
 from esper_soa.ops.progress import LOGGER, Progress
 from esper_soa.ops.report import HostScore, Pareto, SeedCounts, Speed, Summary, print_summary, write_summary
-from esper_soa.ops.rundir import RunFolder, drop_unfinished, rounds_of, write_config_file, write_versions
+from esper_soa.ops.rundir import (
+    RunFolder,
+    drop_unfinished,
+    passed_over,
+    rounds_of,
+    write_config_file,
+    write_versions,
+)
 from esper_soa.ops.session import Session, session
 from esper_soa.ops.tally import RoundResult
 from esper_soa.ops.telemetry import Json, MetricsWriter, keep_rounds
@@ -333,6 +340,8 @@ def open_run(cfg: TrainConfig, within: Session, checkpoint: Path | None) -> Run:
         job = Run(cfg, within)
     else:
         saved = resume.read_run(checkpoint, resolve_device(cfg.device))
+        for damaged in passed_over(checkpoint):
+            LOGGER.warning("resume   %s", damaged)
         changed = resume.check_settings(saved, cfg)
         job = Run(cfg, within)
         job.restore(saved, checkpoint)

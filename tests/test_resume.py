@@ -218,7 +218,7 @@ def test_a_checkpoint_that_was_cut_off_is_refused(undisturbed: Path, tmp_path: P
     whole = RunFolder(undisturbed).checkpoint(6).read_bytes()
     path = RunFolder(tmp_path).checkpoint(6)
     path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(CheckpointError, match=r"checkpoint_000006\.pt: cut off or not a checkpoint"):
+    with pytest.raises(CheckpointError, match=r"checkpoint_000006\.pt: cut off, damaged, or not a checkpoint"):
         resumed(settings(), tmp_path)
 
 
@@ -266,8 +266,8 @@ def test_auto_takes_the_newest_run_of_the_name_that_has_a_checkpoint(tmp_path: P
     for folder in (older, newer, tmp_path / "trial" / "2026-01-01_00-00-11", tmp_path / "trial" / "sweep_2027-01-01"):
         folder.mkdir(parents=True, exist_ok=True)
     for name in ("checkpoint_000009.pt", "checkpoint_000010.pt"):
-        (older / name).touch()
-        (newer / name).touch()
+        save_checkpoint(older / name, {})
+        save_checkpoint(newer / name, {})
     start = resume_start("auto", "", "trial", root)
     assert start == (RunFolder(newer), newer / "checkpoint_000010.pt")
 

@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from esper_soa.errors import DataError
+from esper_soa.errors import DataError, one_line
+from esper_soa.paths import user_path
 
 TRAIN_FILES = tuple(f"data_batch_{number}" for number in range(1, 6))
 TEST_FILE = "test_batch"
@@ -29,7 +30,12 @@ PIXELS = 3 * 32 * 32  # of one image: 1024 red, then green, then blue, row by ro
 MAX_FILE_BYTES = 64 << 20  # an official batch has 31 MB
 MAX_ARCHIVE_BYTES = 512 << 20  # unpacked; the official archives have about 180 MB
 MAX_MEMO = 1 << 20  # entries of a pickle's memo; an official batch has some 10,000
-REMEDY = "Fetch CIFAR-10 again from its official page, or set data.name=fashion32."
+# What the official python batches call themselves. Binary ones have no name.
+BATCH_LABELS = {f"data_batch_{number}": f"training batch {number} of 5" for number in range(1, 6)}
+BATCH_LABELS[TEST_FILE] = "testing batch 1 of 1"
+OFFICIAL_IMAGES = (50_000, 10_000)  # of the whole set, for training and for testing: as many of each class
+MAX_COMMON = 0.01  # share of the test images that may be training images too
+REMEDY = "Fetch CIFAR-10 again from its official page, or set data.name=fashion32 without data.root."
 
 _BROKEN_PICKLE = (
     pickle.UnpicklingError,
@@ -61,9 +67,9 @@ def read_cifar10(root: str) -> CifarImages:
     """All images of the five training batches, in order, and of the test batch.
 
     root: the folder of the batches, a folder that holds one of PLACES, or an archive. Batches may have any number of
-    images. Raises DataError where something is missing, broken or not trusted.
+    images. Raises DataError where something is missing, broken, exchanged or not trusted.
     """
-    place = locate(Path(root).expanduser())
+    place = locate(user_path("data.root", root))
     files = _read_archive(place) if place.is_file() else _read_folder(place)
     names = BINARY_NAMES if any(name in files for name in BINARY_NAMES) else PYTHON_NAMES
     missing = [name for name in names if name not in files]
@@ -71,21 +77,50 @@ def read_cifar10(root: str) -> CifarImages:
         raise DataError(f"{place}: CIFAR-10 is incomplete, without {', '.join(missing)}. {REMEDY}")
     parse = parse_binary if names is BINARY_NAMES else parse_pickle
     batches = [parse(files.pop(name), f"{place}: {name}") for name in names]
-    return CifarImages(
+    found = CifarImages(
         np.concatenate([images for images, _ in batches[:-1]]),
         np.concatenate([labels for _, labels in batches[:-1]]),
         *batches[-1],
         place=str(place),
     )
+    check_apart(found)
+    return found
+
+
+def check_apart(found: CifarImages) -> None:
+    """Raise DataError where batches stand in for one another, so that testing would be on what was trained."""
+    sizes = len(found.train_labels), len(found.test_labels)
+    if sizes == OFFICIAL_IMAGES:
+        for labels, part in ((found.train_labels, "training"), (found.test_labels, TEST_FILE)):
+            if len(set(np.bincount(labels, minlength=NUM_CLASSES).tolist())) > 1:
+                raise DataError(
+                    f"{found.place}: the {part} images are not equally many of each class, as in CIFAR-10: "
+                    f"batch files were exchanged. {REMEDY}"
+                )
+    seen = [hash(image.tobytes()) for image in found.train_images]
+    if len(seen) - len(set(seen)) > MAX_COMMON * len(seen):
+        raise DataError(f"{found.place}: training batches hold the same images. {REMEDY}")
+    trained = set(seen)
+    common = sum(hash(image.tobytes()) in trained for image in found.test_images)
+    if common > MAX_COMMON * sizes[1]:
+        raise DataError(f"{found.place}: {common} images of {TEST_FILE} are training images too. {REMEDY}")
 
 
 def locate(root: Path) -> Path:
     """The folder of batches or the archive that `root` is or holds; DataError where there is none."""
+    try:
+        return _locate(root)
+    except OSError as error:
+        raise DataError(f"data.root={one_line(root)}: cannot be read ({error.strerror}). Check permissions.") from error
+
+
+def _locate(root: Path) -> Path:
     if root.is_file():
         return root
     if not root.is_dir():
         raise DataError(
-            f"data.root={root}: no such folder or archive. Name the place of CIFAR-10, or leave data.root empty."
+            f"data.root={one_line(root)}: no such folder or archive. Name the place of CIFAR-10, or leave data.root "
+            "empty."
         )
     if any((root / name).exists() for name in (*PYTHON_NAMES, *BINARY_NAMES)):
         return root
@@ -93,7 +128,8 @@ def locate(root: Path) -> Path:
         if (root / name).exists():
             return root / name
     raise DataError(
-        f"data.root={root}: holds no CIFAR-10: neither its batch files nor one of {', '.join(PLACES)}. {REMEDY}"
+        f"data.root={one_line(root)}: holds no CIFAR-10: neither its batch files nor one of {', '.join(PLACES)}. "
+        f"{REMEDY}"
     )
 
 
@@ -103,11 +139,13 @@ def _read_folder(folder: Path) -> dict[str, bytes]:
     files = {}
     for name in names:
         path = folder / name
-        if not path.exists():
-            continue
-        if not path.is_file() or path.stat().st_size > MAX_FILE_BYTES:
-            raise DataError(f"{path}: not a file of at most {MAX_FILE_BYTES >> 20} MiB, so no CIFAR-10 batch. {REMEDY}")
         try:
+            if not path.exists():
+                continue
+            if not path.is_file() or path.stat().st_size > MAX_FILE_BYTES:
+                raise DataError(
+                    f"{path}: not a file of at most {MAX_FILE_BYTES >> 20} MiB, so no CIFAR-10 batch. {REMEDY}"
+                )
             files[name] = path.read_bytes()
         except OSError as error:
             raise DataError(f"{path}: cannot be read ({error.strerror}). Check its permissions.") from error
@@ -169,6 +207,7 @@ def parse_pickle(content: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
         raise DataError(f"{where} is broken or truncated ({type(error).__name__}: {error}). {REMEDY}") from error
     if not isinstance(batch, dict):
         raise DataError(f"{where} holds no dictionary, so it is no CIFAR-10 batch. {REMEDY}")
+    _check_name(batch.get(b"batch_label", batch.get("batch_label")), where)
     data = batch.get(b"data", batch.get("data"))
     labels = batch.get(b"labels", batch.get("labels"))
     if not isinstance(data, _Array) or not isinstance(labels, list):
@@ -181,6 +220,16 @@ def parse_pickle(content: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
     if len(labels) != len(pixels):
         raise DataError(f"{where} has {len(pixels)} images but {len(labels)} labels. {REMEDY}")
     return _images(pixels), np.array(labels, np.int64)
+
+
+def _check_name(label: object, where: str) -> None:
+    """Raise DataError where the batch calls itself another one than its file; it need not have a name."""
+    wanted = BATCH_LABELS.get(where.rpartition(" ")[2])
+    name = label.decode("latin1") if isinstance(label, bytes) else label
+    if name is None or wanted in (None, name):
+        return
+    told = one_line(name) if isinstance(name, str) else type(name).__name__
+    raise DataError(f"{where} calls itself {told!r}, not {wanted!r}: batch files were exchanged. {REMEDY}")
 
 
 def _images(pixels: np.ndarray) -> np.ndarray:

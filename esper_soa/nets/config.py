@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from esper_soa.errors import SettingError, check, check_choice
+from esper_soa.paths import user_path
 from esper_soa.vocabulary import BLUEPRINT_NAMES, CNN_BLUEPRINTS
 
 IMAGE_SIZE = 32
@@ -63,6 +64,9 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         check_choice("data.name", self.name, DATASETS)
+        check(not self.root or self.name in ("auto", "cifar10"), "data.root", self.root,
+              f"empty with data.name={self.name}", "Take data.name=cifar10 for the files there.")  # fmt: skip
+        user_path("data.root", self.root)
         check(self.synthetic_train >= 1, "data.synthetic_train", self.synthetic_train, "at least 1")
         check(self.synthetic_test >= 1, "data.synthetic_test", self.synthetic_test, "at least 1")
 

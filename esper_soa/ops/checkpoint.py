@@ -1,93 +1,117 @@
-"""Checkpoints: one file of plain tensors and numbers, replaced atomically, read without running foreign code.
+"""Checkpoints: one sealed file of plain tensors and numbers, read without running foreign code.
 
 The trainer says what goes in (nested dictionaries and lists of tensors, numbers and texts; a TensorDict goes in as
-`.to_dict()`) and takes the same back.
+`.to_dict()`) and takes the same back. Seal and atomic replacement are those of sealed.py; within the seal lies what
+torch.save writes, so torch.load reads it too.
 """
 
-import os
 import pickle
+import struct
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeAlias
-from zipfile import BadZipFile, ZipFile
+from typing import BinaryIO, TypeAlias, cast
 
 import torch
 from torch import Tensor
 
-from esper_soa.errors import UserError
+from esper_soa.errors import one_line
+from esper_soa.ops.sealed import CheckpointError, open_sealed, write_sealed
 
-FORMAT = "esper_soa checkpoint"
-VERSION = 1
-# What zipfile and torch raise for files that are cut off, foreign, or made to break the reader.
-UNREADABLE = (RuntimeError, EOFError, OSError, ValueError, LookupError, TypeError, AttributeError, BadZipFile)
+# What torch raises for a content that is foreign, or made to break the reader, under a seal that fits.
+UNREADABLE = (
+    pickle.UnpicklingError, RuntimeError, EOFError, ValueError, LookupError, TypeError, AttributeError, AssertionError,
+    ArithmeticError, ImportError, MemoryError, struct.error,
+)  # fmt: skip
+ARCHIVE = b"PK\x03\x04"  # how the files of torch.save begin
+MAX_DEPTH = 30  # of nesting; a checkpoint of ours has less than 10
+LARGEST = 2**63 - 1
 Content: TypeAlias = (
     None | bool | int | float | str | Tensor | list["Content"] | tuple["Content", ...] | dict[str, "Content"]
 )
 
 
-class CheckpointError(UserError):
-    """A checkpoint is missing, broken, or not one of ours."""
-
-
 def save_checkpoint(path: Path, content: Mapping[str, Content]) -> None:
     """Replace the file `path` by `content`, all or nothing: whatever fails, the old file stays whole.
 
-    Raises OSError where the disk is full or the folder cannot be written.
+    Raises OSError with its reason where the disk is full or the folder cannot be written.
     """
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            torch.save({"format": FORMAT, "version": VERSION, "content": dict(content)}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except RuntimeError as error:
-        raise OSError(f"{path}: the checkpoint could not be written ({_first_line(error)})") from error
-    finally:
-        temporary.unlink(missing_ok=True)
-    _sync_folder(path.parent)
+
+    def fill(file: BinaryIO) -> None:
+        torch.save(dict(content), file)
+
+    write_sealed(path, fill)
 
 
 def load_checkpoint(path: Path, device: torch.device) -> dict[str, Content]:
     """The content that was saved to `path`, its tensors on `device`.
 
     Only tensors and plain Python values are read; a file that names any other class is refused.
-    Raises CheckpointError for a file that is missing, cut off, foreign, or of another version.
+    Raises CheckpointError for a file that is missing, damaged, foreign, or of another version.
     """
+    name = f"checkpoint {one_line(path)}"
     try:
-        damaged = _damaged_member(path)
-        if damaged is not None:
-            raise CheckpointError(f"checkpoint {path}: damaged (checksum of {damaged} does not fit)")
-        record = torch.load(path, map_location=device, weights_only=True)
-    except FileNotFoundError as error:
-        raise CheckpointError(f"checkpoint {path}: there is no such file") from error
-    except pickle.UnpicklingError as error:
-        raise CheckpointError(f"checkpoint {path}: not trusted or broken ({_first_line(error)})") from error
+        with open_sealed(path) as file:
+            if file.read(len(ARCHIVE)) != ARCHIVE:
+                raise CheckpointError(f"{name}: written by another program")
+            file.seek(0)
+            content = torch.load(file, map_location=device, weights_only=True)
+            return _Plain(name, device, file.seek(0, 2)).dictionary(content)
     except UNREADABLE as error:
-        raise CheckpointError(f"checkpoint {path}: cut off or not a checkpoint ({_first_line(error)})") from error
-    if not isinstance(record, dict) or record.get("format") != FORMAT:
-        raise CheckpointError(f"checkpoint {path}: written by another program")
-    if record.get("version") != VERSION:
+        if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error):
+            raise CheckpointError(f"{name}: there is not enough memory on {device} to read it") from error
         raise CheckpointError(
-            f"checkpoint {path}: has version {record.get('version')}, this program reads version {VERSION}"
-        )
-    return record["content"]
+            f"{name}: its content cannot be read or is not trusted ({type(error).__name__})"
+        ) from error
 
 
-def _damaged_member(path: Path) -> str | None:
-    """The first part of the file whose checksum does not fit, which torch does not look at; None where all do."""
-    with ZipFile(path) as parts:
-        return parts.testzip()
+class _Plain:
+    """Copies a content value by value and refuses what `save_checkpoint` would not have written."""
 
+    def __init__(self, name: str, device: torch.device, limit: int) -> None:
+        """limit: values that there may be, which a pickle that refers to its own parts could multiply."""
+        self.name, self.device, self.left = name, device, limit
 
-def _sync_folder(folder: Path) -> None:
-    """Make the new name itself survive a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    def dictionary(self, value: object, depth: int = 0) -> dict[str, Content]:
+        """`value` as a plain dictionary with texts as keys."""
+        if not isinstance(value, dict):
+            raise CheckpointError(f"{self.name}: written by another program")
+        return {self.text(key): self.copy(item, depth + 1) for key, item in value.items()}
 
+    def copy(self, value: object, depth: int) -> Content:
+        """`value`, containers copied."""
+        self.left -= 1
+        if depth > MAX_DEPTH or self.left < 0:
+            raise self.refusal("is nested too deeply")
+        if isinstance(value, dict):
+            return self.dictionary(value, depth)
+        if type(value) is list:
+            return [self.copy(item, depth + 1) for item in value]
+        if type(value) is tuple:
+            return tuple(self.copy(item, depth + 1) for item in value)
+        if type(value) is str:
+            return self.text(value)
+        if type(value) is Tensor:
+            return self.tensor(value)
+        if type(value) is int and not -LARGEST <= value <= LARGEST:
+            raise self.refusal("holds an integer beyond 64 bits")
+        if value is not None and type(value) not in (bool, int, float):
+            raise self.refusal(f"holds a {type(value).__name__}")
+        return cast(Content, value)
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    def text(self, value: object) -> str:
+        """`value`, a text that can be written to files of ours."""
+        if type(value) is not str or any("\ud800" <= letter <= "\udfff" for letter in value):
+            raise self.refusal("holds a key or text that is none")
+        return value
+
+    def tensor(self, value: Tensor) -> Tensor:
+        """`value`, an ordinary tensor of numbers in memory of its own."""
+        if value.layout != torch.strided or value.is_quantized or value.device.type != self.device.type:
+            raise self.refusal("holds a tensor that is not of plain numbers")
+        if value.numel() * value.element_size() > value.untyped_storage().nbytes():
+            raise self.refusal("holds a tensor that is larger than its memory")
+        return value.detach()
+
+    def refusal(self, what: str) -> CheckpointError:
+        """The error to raise."""
+        return CheckpointError(f"{self.name}: {what}, which no checkpoint of this program does")

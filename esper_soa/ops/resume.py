@@ -11,11 +11,13 @@ from pathlib import Path
 
 import torch
 
+from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.ppo import Learner
 from esper_soa.config import TrainConfig
-from esper_soa.errors import UserError
+from esper_soa.errors import UserError, one_line
 from esper_soa.nets.datasets import ImageSet
 from esper_soa.ops.checkpoint import CheckpointError, Content, load_checkpoint
+from esper_soa.ops.record import record_fault, unlike
 from esper_soa.ops.rundir import package_versions
 
 # What may be another value in the run that goes on; a name with a dot at the end stands for all settings under it.
@@ -59,24 +61,27 @@ class Saved:
 def read_run(path: Path, device: torch.device) -> Saved:
     """The run that was saved to `path`; raises CheckpointError for everything else."""
     content: dict = dict(load_checkpoint(path, device))
-    try:
-        saved = Saved(
-            Progressed(**content["progress"]),
-            content["settings"], content["data"], content["versions"], content["watch"], content["learner"],
-        )  # fmt: skip
-    except (KeyError, TypeError) as error:
-        raise CheckpointError(f"checkpoint {path}: is not of a training run ({error})") from error
-    if not isinstance(saved.settings, dict) or not isinstance(saved.progress.rounds_done, int):
-        raise CheckpointError(f"checkpoint {path}: is not of a training run")
-    return saved
+    fault = record_fault(content)
+    if fault:
+        raise CheckpointError(f"checkpoint {one_line(path)}: is not of a training run ({one_line(fault)})")
+    return Saved(**(content | {"progress": Progressed(**content["progress"])}))
 
 
 def restore_learner(learner: Learner, saved: Saved, path: Path) -> None:
-    """Give the learner its state back; raises CheckpointError where it does not fit."""
-    try:
-        learner.load_state_dict(saved.learner or {})
-    except (RuntimeError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"checkpoint {path}: the learner does not fit this run ({error})") from error
+    """Give the learner its state back, all or nothing; raises CheckpointError where it does not fit."""
+    fault = unlike(saved.learner, learner.state_dict(), "learner")
+    if fault:
+        raise CheckpointError(f"checkpoint {one_line(path)}: the learner does not fit this run ({one_line(fault)})")
+    learner.load_state_dict(saved.learner or {})
+
+
+def restore_policy(policy: RecurrentPolicy, saved: Saved) -> None:
+    """Give the learned policy its weights back, all or nothing; raises CheckpointError where they do not fit."""
+    weights = (saved.learner or {}).get("policy")
+    fault = unlike(weights, policy.state_dict(), "policy")
+    if fault or not isinstance(weights, dict):
+        raise CheckpointError(f"checkpoint: the policy does not fit its own settings ({one_line(fault)})")
+    policy.load_state_dict(weights)
 
 
 def run_content(progress: Progressed, cfg: TrainConfig, images: ImageSet, watch: dict, learner: dict | None) -> dict:
@@ -106,7 +111,7 @@ def changes(old: Mapping[str, object], new: Mapping[str, object]) -> dict[str, s
     for name in [*after, *(name for name in before if name not in after)]:
         was, now = before.get(name, defaults.get(name, ABSENT)), after.get(name, ABSENT)
         if was != now:
-            found[name] = f"{was} -> {now}"
+            found[one_line(name)] = f"{one_line(was)} -> {one_line(now)}"
     return found
 
 
@@ -134,9 +139,9 @@ def check_settings(saved: Saved, cfg: TrainConfig) -> list[str]:
 
 def check_data(saved: Saved, images: ImageSet) -> None:
     """Raise UserError where the images are not those of the checkpoint."""
-    if saved.data.get("identity") != images.identity:
+    if saved.data["identity"] != images.identity:
         raise UserError(
-            f"resume: the images are not those of the checkpoint. It was made on {saved.data.get('source')} "
+            f"resume: the images are not those of the checkpoint. It was made on {one_line(saved.data['source'])} "
             f"This is {images.source}"
         )
 
@@ -145,5 +150,7 @@ def version_changes(saved: Saved) -> list[str]:
     """Packages whose version is another than that of the checkpoint, one a line."""
     now = package_versions()
     return [
-        f"{name}: {saved.versions.get(name)} -> {now[name]}" for name in now if saved.versions.get(name) != now[name]
+        f"{name}: {one_line(saved.versions.get(name))} -> {now[name]}"
+        for name in now
+        if saved.versions.get(name) != now[name]
     ]

@@ -18,11 +18,15 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-from esper_soa.errors import UserError
+from esper_soa.errors import UserError, one_line
 from esper_soa.ops.files import write_text
+from esper_soa.ops.sealed import CheckpointError, why_broken
+from esper_soa.paths import user_path
 
 RESULTS = ("metrics.jsonl", "episodes.jsonl", "summary.json", "evaluation.json", "best.pt")
-CHECKPOINT = re.compile(r"checkpoint_(\d{6,})\.pt")
+CHECKPOINT = re.compile(r"checkpoint_(\d{6,18})\.pt")
+# What a killed process leaves of a file that it was writing.
+LEFTOVER = re.compile(r"(checkpoint_\d{6,18}\.pt|best\.pt|[a-z]+\.(jsonl?|yaml|txt))\.\d+\.tmp")
 STAMP = re.compile(r"(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)(?:_(\d+))?")
 SWEEP = "sweep_"  # before the time in the name of a sweep's folder
 PACKAGES = ("esper-soa", "torch", "tensordict", "numpy", "hydra-core", "rich")
@@ -113,42 +117,77 @@ def resume_start(resume: str, run_dir: str, name: str, root: str = "runs") -> St
     """Where to go on: `resume` is a checkpoint, a run folder, or auto.
 
     auto takes the newest checkpoint in `run_dir`, or without one in the newest folder of `root`/`name` that has any;
-    where there is none it starts afresh. Raises UserError where there is nothing to resume from.
+    where there is none it starts afresh. A damaged checkpoint is passed over (see `passed_over`). Raises UserError
+    where there is nothing to resume from.
     """
     if resume == "auto":
         return _newest_start(run_dir, name, root)
     path = find_checkpoint(resume, "resume")
     folder = path.parent
-    if run_dir and Path(run_dir).resolve() != folder:
+    if run_dir and user_path("run_dir", run_dir).resolve() != folder:
         raise UserError(
-            f"run_dir={run_dir}: a resumed run goes on in the folder of its checkpoint, {folder}. Leave run_dir out."
+            f"run_dir={one_line(run_dir)}: a resumed run goes on in the folder of its checkpoint, {folder}. "
+            "Leave run_dir out."
         )
     return Start(_writable(folder, "resume"), path)
 
 
 def find_checkpoint(given: str, setting: str) -> Path:
-    """The checkpoint `given`, or the newest one where it is a run folder; raises UserError, which names `setting`."""
-    path = Path(given)
+    """The checkpoint `given`, or the newest whole one where it is a run folder.
+
+    Raises UserError, which names `setting`; for a damaged checkpoint it also names the newest whole one before it.
+    """
+    path, label = user_path(setting, given), f"{setting}={one_line(given)}"
     if path.is_dir():
         found = RunFolder(path).checkpoints()
         if not found:
-            raise UserError(
-                f"{setting}={given}: there is no checkpoint in this folder. Give a checkpoint or a run folder"
-            )
-        path = found[-1]
-    elif not path.exists():
-        raise UserError(f"{setting}={given}: there is no such file or folder")
-    return path.resolve()
+            raise UserError(f"{label}: there is no checkpoint in this folder. Give a checkpoint or a run folder")
+        return _newest_whole(found, label)
+    if not path.exists():
+        raise UserError(f"{label}: there is no such file or folder")
+    path = path.resolve()
+    reason = why_broken(path)
+    if reason is None:
+        return path
+    older = [one for one in RunFolder(path.parent).checkpoints() if one != path and not _newer(one, path)]
+    whole = next((one for one in reversed(older) if why_broken(one) is None), None)
+    raise CheckpointError(f"{label}: {reason}" + (f". The newest whole one before it is {whole}" if whole else ""))
+
+
+def passed_over(checkpoint: Path) -> list[str]:
+    """What is wrong with the damaged checkpoints that are newer than `checkpoint`, one a line that names both."""
+    newer = [path for path in RunFolder(checkpoint.parent).checkpoints() if _newer(path, checkpoint)]
+    reasons = [why_broken(path) for path in newer]
+    return [f"{reason}; {checkpoint.name} is taken" for reason in reasons if reason is not None]
+
+
+def _newer(one: Path, other: Path) -> bool:
+    """Whether `one` is of more rounds than the numbered checkpoint `other`."""
+    return rounds_of(one) > rounds_of(other) >= 0
+
+
+def _newest_whole(found: list[Path], label: str) -> Path:
+    """The last of the checkpoints `found` that is not damaged; raises CheckpointError where all are."""
+    reasons = []
+    for path in reversed(found):
+        reason = why_broken(path)
+        if reason is None:
+            return path.resolve()
+        reasons.append(reason)
+    more = f" (and {len(reasons) - 1} older ones are no better)" if len(reasons) > 1 else ""
+    raise CheckpointError(f"{label}: {reasons[0]}{more}. Give another run folder")
 
 
 def _newest_start(run_dir: str, name: str, root: str) -> Start:
-    folders = [Path(run_dir)] if run_dir else _dated_folders(Path(root) / name)
+    given = user_path("run_dir", run_dir)
+    folders = [given] if run_dir else _dated_folders(Path(root) / name)
     for folder in folders:
         found = RunFolder(folder).checkpoints()
         if found:
-            return Start(_writable(folder, "run_dir"), found[-1].resolve())
-    if run_dir and not any((Path(run_dir) / name).exists() for name in ("summary.json", "evaluation.json")):
-        return Start(_writable(Path(run_dir), "run_dir"), None)  # left by a run that ended before its first checkpoint
+            newest = _newest_whole(found, "resume=auto")
+            return Start(_writable(folder, "run_dir"), newest)
+    if run_dir and not any((given / name).exists() for name in ("summary.json", "evaluation.json")):
+        return Start(_writable(given, "run_dir"), None)  # left by a run that ended before its first checkpoint
     return Start(open_run_folder(run_dir, name, root), None)
 
 
@@ -164,8 +203,8 @@ def _dated_folders(parent: Path, prefix: str = "") -> list[Path]:
 def claimed(folder: RunFolder) -> Iterator[None]:
     """Keep other processes out of the folder while the context lasts; a killed process lets go of it.
 
-    Raises UserError where another process writes to it, and where nobody can. Nothing else in a folder may be written
-    before it is claimed.
+    What killed processes left half written is removed, and what this one does. Raises UserError where another process
+    writes to the folder, and where nobody can. Nothing else in a folder may be written before it is claimed.
     """
     with ExitStack() as held:
         try:
@@ -175,7 +214,15 @@ def claimed(folder: RunFolder) -> Iterator[None]:
             raise UserError(f"run_dir={folder.path}: another process is writing to this run") from error
         except OSError as error:
             raise _unwritable(folder.path, "run_dir", error) from error
+        held.callback(_drop_leftovers, folder)
+        _drop_leftovers(folder)
         yield
+
+
+def _drop_leftovers(folder: RunFolder) -> None:
+    for path in folder.path.rglob("*.tmp"):
+        if LEFTOVER.fullmatch(path.name):
+            path.unlink(missing_ok=True)
 
 
 def open_run_folder(run_dir: str, name: str, root: str = "runs") -> RunFolder:
@@ -184,7 +231,7 @@ def open_run_folder(run_dir: str, name: str, root: str = "runs") -> RunFolder:
     Raises UserError where the folder cannot be written or already holds the results of a run.
     """
     if run_dir:
-        return _create(Path(run_dir), "run_dir")
+        return _create(user_path("run_dir", run_dir), "run_dir")
     return RunFolder(_make_dated(Path(root) / name))
 
 
@@ -195,7 +242,7 @@ def open_sweep_folder(sweep_dir: str, name: str, resume: bool, root: str = "runs
     """
     parent = Path(root) / name
     if sweep_dir:
-        return _writable(Path(sweep_dir), "run_dir").path
+        return _writable(user_path("run_dir", sweep_dir), "run_dir").path
     sweeps = _dated_folders(parent, SWEEP) if resume else []
     return sweeps[0].resolve() if sweeps else _make_dated(parent, SWEEP)
 
@@ -241,9 +288,9 @@ def _unwritable(path: Path, setting: str, error: OSError) -> UserError:
 
 
 def drop_unfinished(folder: RunFolder, rounds: int) -> list[str]:
-    """Remove what a resumed run will make anew: checkpoints after `rounds` rounds, and files cut off while written."""
+    """Remove the checkpoints after `rounds` rounds, which a resumed run will make anew; returns their names."""
     doomed = [path for path in folder.checkpoints() if rounds_of(path) > rounds]
-    for path in [*doomed, *folder.path.glob("*.tmp")]:
+    for path in doomed:
         path.unlink(missing_ok=True)
     return [path.name for path in doomed]
 

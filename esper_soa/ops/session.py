@@ -54,8 +54,6 @@ def session(folder: RunFolder) -> Iterator[Session]:
         finally:
             opened.look_at_console()
             _log_the_end(begun)
-            for path in folder.path.glob("*.tmp"):  # of this process, as nobody else may write here
-                path.unlink(missing_ok=True)
 
 
 def _log_the_end(begun: bool) -> None:

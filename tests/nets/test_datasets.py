@@ -3,6 +3,7 @@
 import io
 import os
 import pickle
+import shutil
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,15 @@ import torch
 
 from esper_soa.errors import DataError, SettingError
 from esper_soa.nets import cifar
-from esper_soa.nets.cifar import BINARY_NAMES, PYTHON_NAMES, parse_binary, parse_pickle, read_cifar10
+from esper_soa.nets.cifar import (
+    BINARY_NAMES,
+    PYTHON_NAMES,
+    CifarImages,
+    check_apart,
+    parse_binary,
+    parse_pickle,
+    read_cifar10,
+)
 from esper_soa.nets.config import DataConfig
 from esper_soa.nets.datasets import FASHION32_FILE, FASHION32_MEAN, FASHION32_STD, load_images
 
@@ -42,13 +51,24 @@ def python2_pickle(number: int) -> bytes:
         b"\x89T" + len(data).to_bytes(4, "little") + data + b"tb"
     )
     numbers = b"".join(b"K" + bytes([label]) for label in labels)
-    return b"\x80\x02}(U\x04data" + array + b"U\x06labels](" + numbers + b"eU\x0bbatch_labelU\x05batchu."
+    name = (f"training batch {number + 1} of 5" if number < 5 else "testing batch 1 of 1").encode()
+    label = b"U\x0bbatch_labelU" + bytes([len(name)]) + name
+    return b"\x80\x02}(U\x04data" + array + b"U\x06labels](" + numbers + b"e" + label + b"u."
 
 
 def modern_pickle(number: int) -> bytes:
     """The batch as a present numpy pickles it, with text keys."""
     pixels, labels = batch(number)
     return pickle.dumps({"data": pixels, "labels": labels, "filenames": [b"", "x"]}, protocol=2)
+
+
+def real_cifar() -> Path:
+    """The folder of real batches, or of a subset of them: named by ESPER_SOA_CIFAR, or beside the checkout."""
+    beside = Path(__file__).parents[3] / "shared" / "data" / "cifar-10-batches-py"
+    folder = Path(os.environ.get("ESPER_SOA_CIFAR") or beside)
+    if not folder.exists():
+        pytest.skip("no CIFAR-10: set ESPER_SOA_CIFAR to the folder of its python batches")
+    return folder
 
 
 def write_folder(folder: Path, names: tuple[str, ...], content: Callable[[int], bytes]) -> Path:
@@ -184,6 +204,80 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         read_cifar10(str(folder))
 
 
+@pytest.mark.parametrize(("one", "other"), [(0, 1), (1, 5), (4, 5)])
+def test_python_batches_that_were_exchanged_are_refused_by_what_they_call_themselves(
+    tmp_path: Path, one: int, other: int
+) -> None:
+    folder = write_folder(tmp_path / "cifar", PYTHON_NAMES, python2_pickle)
+    (folder / PYTHON_NAMES[one]).write_bytes(python2_pickle(other))
+    (folder / PYTHON_NAMES[other]).write_bytes(python2_pickle(one))
+    with pytest.raises(DataError, match=f"{PYTHON_NAMES[one]} calls itself .*, not 'training batch {one + 1} of 5'"):
+        read_cifar10(str(folder))
+
+
+def test_real_batches_that_were_exchanged_are_refused(tmp_path: Path) -> None:
+    folder = shutil.copytree(real_cifar(), tmp_path / "cifar", copy_function=shutil.copyfile)
+    os.chmod(folder, 0o700)
+    os.rename(folder / "test_batch", folder / "x")
+    os.rename(folder / "data_batch_5", folder / "test_batch")
+    os.rename(folder / "x", folder / "data_batch_5")
+    with pytest.raises(DataError, match="data_batch_5 calls itself 'testing batch 1 of 1', not 'training"):
+        read_cifar10(str(folder))
+
+
+def test_a_batch_may_have_no_name_but_no_strange_one(tmp_path: Path) -> None:
+    assert "batch_label" not in pickle.loads(modern_pickle(0))
+    parse_pickle(modern_pickle(0), "data_batch_1")
+    pixels, labels = batch(0)
+    for label in ("training batch 2 of 5", 3, [[]], b"\xff\n"):
+        content = pickle.dumps({"data": pixels, "labels": labels, "batch_label": label}, 2)
+        with pytest.raises(DataError, match="data_batch_1 calls itself") as caught:
+            parse_pickle(content, "cifar: data_batch_1")
+        assert str(caught.value).isprintable()
+
+
+def test_training_images_in_the_test_batch_are_refused(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "cifar", BINARY_NAMES, binary)
+    (folder / "test_batch.bin").write_bytes(binary(5) + binary(2)[:3073])
+    with pytest.raises(DataError, match="1 images of test_batch are training images too"):
+        read_cifar10(str(folder))
+    (folder / "test_batch.bin").write_bytes(binary(5))
+    (folder / "data_batch_2.bin").write_bytes(binary(3))
+    with pytest.raises(DataError, match="training batches hold the same images"):
+        read_cifar10(str(folder))
+
+
+def test_batches_of_official_size_without_names_that_were_exchanged_are_told_by_their_classes() -> None:
+    labels = np.random.default_rng(1).permutation(np.arange(50_000) % 10)  # equally many over all batches, not in each
+    test_labels = np.arange(10_000) % 10
+    images = np.arange(60_000).astype(np.uint32).view(np.uint8).reshape(60_000, 1, 1, 4)
+    check_apart(CifarImages(images[:50_000], labels, images[50_000:], test_labels, "here"))
+    swapped = np.concatenate([labels[:40_000], test_labels])
+    for part in (swapped, np.zeros(50_000, np.int64)):
+        with pytest.raises(DataError, match="here: the training images are not equally many of each class"):
+            check_apart(CifarImages(images[:50_000], part, images[50_000:], labels[40_000:], "here"))
+    with pytest.raises(DataError, match="here: the test_batch images are not equally many of each class"):
+        check_apart(CifarImages(images[:50_000], labels, images[50_000:], labels[40_000:], "here"))
+
+
+HOPELESS = ("~nosuchuser/cifar", "x" * 5000, "cifar\udcff", "cifar\0")
+
+
+@pytest.mark.parametrize("root", HOPELESS, ids=range(len(HOPELESS)))
+def test_a_root_that_cannot_be_a_path_is_refused_in_one_line(root: str) -> None:
+    for use in (lambda: DataConfig(root=root), lambda: read_cifar10(root)):
+        with pytest.raises(SettingError, match=r"^data\.root=") as caught:
+            use()
+        assert str(caught.value).isprintable()
+        assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("name", ["synthetic", "fashion32"])
+def test_a_root_that_nothing_would_be_read_from_is_refused(name: str) -> None:
+    with pytest.raises(SettingError, match=f"data.root=/data: must be empty with data.name={name}"):
+        DataConfig(name=name, root="/data")
+
+
 def test_a_place_without_cifar_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such folder or archive"):
         read_cifar10(str(tmp_path / "nowhere"))
@@ -254,7 +348,6 @@ def test_auto_with_a_root_takes_cifar_and_says_why(tmp_path: Path) -> None:
         "15 training and 3 test images."
     )
     assert load_images(DataConfig(name="cifar10", root=str(tmp_path)), "cpu").identity == images.identity
-    assert load_images(DataConfig(name="fashion32", root=str(tmp_path)), "cpu").name == "fashion32"
 
 
 def test_a_root_that_cannot_be_used_is_an_error_even_with_auto(tmp_path: Path) -> None:
@@ -300,10 +393,7 @@ def test_synthetic_images_are_the_same_every_time_and_can_be_told_apart() -> Non
 
 
 def test_real_cifar_has_the_statistics_that_are_used_for_it() -> None:
-    root = os.environ.get("ESPER_SOA_CIFAR") or str(Path(__file__).parents[3] / "shared" / "data")
-    if not Path(root).exists():
-        pytest.skip("no CIFAR-10: set ESPER_SOA_CIFAR to its folder")
-    images = load_images(DataConfig(name="cifar10", root=root), "cpu")
+    images = load_images(DataConfig(name="cifar10", root=str(real_cifar())), "cpu")
     values = images.train_images.double().flatten(0, 2) / 255
     assert torch.allclose(values.mean(0), torch.tensor(images.mean).double(), atol=0.005)
     assert torch.allclose(values.std(0), torch.tensor(images.std).double(), atol=0.005)

@@ -1,8 +1,11 @@
 """Checkpoints come back bit for bit, refuse foreign files, and never destroy the one before."""
 
+import hashlib
+import io
 import pickle
-import resource
+from collections import OrderedDict
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
@@ -43,44 +46,9 @@ def test_saving_replaces_the_file_and_leaves_nothing_beside_it(tmp_path: Path) -
     assert [file.name for file in tmp_path.iterdir()] == ["checkpoint.pt"]
 
 
-def test_a_full_disk_leaves_the_old_checkpoint_whole(tmp_path: Path) -> None:
-    path = tmp_path / "checkpoint.pt"
-    save_checkpoint(path, {"round": 1})
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))  # no file may grow beyond 10 kB
-    try:
-        with pytest.raises(OSError, match=r"."):
-            save_checkpoint(path, {"round": 2, "weights": torch.zeros(100_000)})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert load_checkpoint(path, CPU) == {"round": 1}
-    assert [file.name for file in tmp_path.iterdir()] == ["checkpoint.pt"]
-
-
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"nowhere\.pt: there is no such file"):
         load_checkpoint(tmp_path / "nowhere.pt", CPU)
-
-
-@pytest.mark.parametrize("kept", [0.0, 0.1, 0.5, 0.9, 0.99])
-def test_a_file_that_was_cut_off_is_refused(tmp_path: Path, kept: float) -> None:
-    path = tmp_path / "checkpoint.pt"
-    save_checkpoint(path, some_content() | {"large": torch.zeros(1000)})
-    whole = path.read_bytes()
-    path.write_bytes(whole[: int(len(whole) * kept)])
-    with pytest.raises(CheckpointError, match=r"checkpoint\.pt: "):
-        load_checkpoint(path, CPU)
-
-
-def test_a_file_with_one_flipped_bit_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "checkpoint.pt"
-    save_checkpoint(path, {"weights": torch.zeros(1000)})
-    whole = bytearray(path.read_bytes())
-    zeros = whole.index(bytes(4000))  # the tensor itself
-    whole[zeros + 2000] ^= 1
-    path.write_bytes(whole)
-    with pytest.raises(CheckpointError, match="damaged"):
-        load_checkpoint(path, CPU)
 
 
 def test_a_text_file_is_refused(tmp_path: Path) -> None:
@@ -93,15 +61,21 @@ def test_a_text_file_is_refused(tmp_path: Path) -> None:
 def test_the_checkpoint_of_another_program_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.pt"
     torch.save({"state_dict": {"weight": torch.zeros(2)}}, path)
-    with pytest.raises(CheckpointError, match="written by another program"):
+    with pytest.raises(CheckpointError, match="not a checkpoint of this program"):
         load_checkpoint(path, CPU)
 
 
-def test_another_version_is_refused_by_number(tmp_path: Path) -> None:
-    path = tmp_path / "checkpoint.pt"
-    torch.save({"format": "esper_soa checkpoint", "version": 999, "content": {}}, path)
-    with pytest.raises(CheckpointError, match="has version 999, this program reads version 1"):
-        load_checkpoint(path, CPU)
+def test_torch_reads_a_checkpoint_too(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "a.pt", {"round": 3, "weights": torch.arange(4)})
+    content = torch.load(tmp_path / "a.pt", weights_only=True)
+    assert content["round"] == 3
+    assert content["weights"].tolist() == [0, 1, 2, 3]
+
+
+def test_subclasses_of_the_plain_types_come_back_as_plain_ones(tmp_path: Path) -> None:
+    saved = OrderedDict(weight=torch.nn.Parameter(torch.ones(2)).detach())
+    save_checkpoint(tmp_path / "a.pt", {"layer": saved})
+    assert type(load_checkpoint(tmp_path / "a.pt", CPU)["layer"]) is dict
 
 
 class Hostile:
@@ -115,12 +89,96 @@ class Hostile:
 
 
 @pytest.mark.parametrize("zipped", [True, False])
-def test_a_hostile_file_is_refused_and_runs_nothing(tmp_path: Path, zipped: bool) -> None:
+def test_a_hostile_file_with_a_seal_that_fits_is_refused_in_own_words_and_runs_nothing(
+    tmp_path: Path, zipped: bool
+) -> None:
     path, marker = tmp_path / "checkpoint.pt", tmp_path / "marker"
-    if zipped:
-        torch.save({"content": Hostile(marker)}, path)
-    else:
-        path.write_bytes(pickle.dumps(Hostile(marker)))
-    with pytest.raises(CheckpointError):
+    hostile = {"content": Hostile(marker)}
+    seal(path, archive(hostile) if zipped else pickle.dumps(hostile))
+    with pytest.raises(CheckpointError) as caught:
         load_checkpoint(path, CPU)
     assert not marker.exists()
+    assert str(caught.value).count("\n") == 0
+    assert "weights_only" not in str(caught.value)
+
+
+def archive(content: object) -> bytes:
+    """What torch.save writes."""
+    file = io.BytesIO()
+    torch.save(content, file)
+    return file.getvalue()
+
+
+def seal(path: Path, content: bytes) -> None:
+    """A file with any content and a seal that fits: SHA-256 of all that stands before the digest."""
+    signed = content + b"\nesper_soa checkpoint 2 sha256 "
+    path.write_bytes(signed + hashlib.sha256(signed).hexdigest().encode() + b"\n")
+
+
+def endless() -> list:
+    content: list = []
+    content.append(content)
+    return content
+
+
+def multiplied() -> dict:
+    content: dict = {}
+    for _ in range(25):
+        content = {"a": content, "b": content, "c": content}
+    return content
+
+
+def nested(depth: int) -> dict:
+    content: dict = {}
+    for _ in range(depth):
+        content = {"a": content}
+    return content
+
+
+STRANGE: list[tuple[object, str]] = [
+    ([1, 2], "written by another program"),
+    (torch.ones(2), "written by another program"),
+    ({1: 2}, "a key or text that is none"),
+    ({"a": {("b",): 2}}, "a key or text that is none"),
+    ({"a": "\ud800"}, "a key or text that is none"),
+    ({"a": 2**63}, "an integer beyond 64 bits"),
+    ({"a": 10**5000}, "an integer beyond 64 bits|cannot be read or is not trusted"),
+    ({"a": {1, 2}}, "holds a set"),
+    ({"a": b"bytes"}, "holds a bytes|cannot be read or is not trusted"),
+    ({"a": 1j}, "holds a complex|cannot be read or is not trusted"),
+    ({"a": torch.ones(3).to_sparse()}, "a tensor that is not of plain numbers"),
+    ({"a": torch.ones(3, device="meta")}, "a tensor that is not of plain numbers"),
+    ({"a": torch.ones(1).expand(10**12)}, "a tensor that is larger than its memory"),
+    ({"a": torch.nn.Parameter(torch.ones(2))}, "holds a Parameter"),
+    ({"a": endless()}, "nested too deeply"),
+    ({"a": multiplied()}, "nested too deeply"),
+    ({"a": nested(300)}, "nested too deeply"),
+]
+
+
+@pytest.mark.parametrize(("content", "told"), STRANGE, ids=range(len(STRANGE)))
+@pytest.mark.filterwarnings("ignore")
+def test_a_content_that_no_run_writes_is_refused_in_one_line(tmp_path: Path, content: object, told: str) -> None:
+    path = tmp_path / "checkpoint.pt"
+    seal(path, archive(content))
+    with pytest.raises(CheckpointError, match=told) as caught:
+        load_checkpoint(path, CPU)
+    assert str(caught.value).count("\n") == 0
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_content_broken_at_random_under_a_seal_that_fits_is_refused_or_read(tmp_path: Path) -> None:
+    path, random = tmp_path / "checkpoint.pt", Random(5)
+    whole = archive({"round": 3, "weights": {"conv": torch.ones(3)}, "list": [None, 0.5, "text", (True,)]})
+    told = []
+    for _ in range(400):
+        broken = bytearray(whole)
+        for _ in range(random.choice((1, 1, 4))):
+            broken[random.randrange(len(broken))] = random.randrange(256)
+        seal(path, bytes(broken[: random.choice((len(broken), random.randrange(len(broken)))) or None]))
+        try:
+            load_checkpoint(path, CPU)
+        except CheckpointError as error:
+            told.append(str(error))
+    assert len(told) > 200
+    assert not any("\n" in line for line in told)

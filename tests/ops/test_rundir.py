@@ -3,11 +3,23 @@
 import json
 import re
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
 from esper_soa.errors import UserError
-from esper_soa.ops.rundir import RunFolder, claimed, open_run_folder, open_sweep_folder, write_config, write_versions
+from esper_soa.ops.rundir import (
+    RunFolder,
+    claimed,
+    find_checkpoint,
+    open_run_folder,
+    open_sweep_folder,
+    passed_over,
+    resume_start,
+    write_config,
+    write_versions,
+)
+from esper_soa.ops.sealed import CheckpointError, write_sealed
 
 
 def test_a_run_without_a_folder_gets_one_named_after_run_and_time(tmp_path: Path) -> None:
@@ -64,7 +76,100 @@ def test_a_claim_changes_nothing_but_the_lock_and_ends_with_its_context(tmp_path
     assert (tmp_path / ".lock").read_text() == "kept"
 
 
-def test_a_folder_in_which_nothing_can_be_made_is_refused(tmp_path: Path) -> None:
+@pytest.fixture
+def three(tmp_path: Path) -> RunFolder:
+    """A run folder with whole checkpoints after 1, 2 and 3 rounds, and the best one."""
+    folder = RunFolder(tmp_path)
+    for path in (*map(folder.checkpoint, (1, 2, 3)), folder.best):
+        write_sealed(path, write_name)
+    return folder
+
+
+def write_name(file: BinaryIO) -> None:
+    file.write(Path(str(file.name)).name.encode() + bytes(100))
+
+
+def damage(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[50] ^= 4
+    path.write_bytes(content)
+
+
+def test_a_folder_gives_its_newest_whole_checkpoint_and_says_what_was_passed_over(three: RunFolder) -> None:
+    given = str(three.path)
+    assert find_checkpoint(given, "resume") == three.checkpoint(3)
+    assert passed_over(three.checkpoint(3)) == []
+    damage(three.checkpoint(3))
+    assert find_checkpoint(given, "checkpoint") == three.checkpoint(2)
+    assert resume_start(given, "", "trial").checkpoint == three.checkpoint(2)
+    assert resume_start("auto", given, "trial").checkpoint == three.checkpoint(2)
+    three.checkpoint(2).write_bytes(b"")
+    assert resume_start("auto", given, "trial").checkpoint == three.checkpoint(1)
+    assert passed_over(three.checkpoint(1)) == [
+        f"checkpoint {three.checkpoint(2)}: cut off, damaged, or not a checkpoint of this program; "
+        "checkpoint_000001.pt is taken",
+        f"checkpoint {three.checkpoint(3)}: damaged (its content is not what was written); "
+        "checkpoint_000001.pt is taken",
+    ]
+
+
+def test_auto_passes_over_a_damaged_checkpoint_in_the_newest_folder_of_the_name(tmp_path: Path) -> None:
+    older, newer = (RunFolder(tmp_path / "trial" / f"2026-01-01_00-00-0{number}") for number in (1, 2))
+    for folder in (older, newer):
+        folder.path.mkdir(parents=True)
+        write_sealed(folder.checkpoint(1), write_name)
+        write_sealed(folder.checkpoint(2), write_name)
+    damage(newer.checkpoint(2))
+    assert resume_start("auto", "", "trial", str(tmp_path)) == (newer, newer.checkpoint(1))
+
+
+def test_a_folder_without_a_whole_checkpoint_is_an_error(three: RunFolder) -> None:
+    for rounds in (1, 2, 3):
+        damage(three.checkpoint(rounds))
+    for resume, run_dir in (("auto", str(three.path)), (str(three.path), "")):
+        with pytest.raises(CheckpointError, match=rf"resume={resume}: .*000003\.pt: damaged .*and 2 older ones"):
+            resume_start(resume, run_dir, "trial")
+
+
+def test_a_damaged_checkpoint_that_was_named_is_refused_with_the_one_to_take(three: RunFolder) -> None:
+    for path, instead in ((three.checkpoint(2), 1), (three.best, 3)):
+        damage(path)
+        with pytest.raises(CheckpointError) as caught:
+            find_checkpoint(str(path), "resume")
+        assert str(caught.value) == (
+            f"resume={path}: checkpoint {path}: damaged (its content is not what was written). "
+            f"The newest whole one before it is {three.checkpoint(instead)}"
+        )
+    damage(three.checkpoint(1))
+    with pytest.raises(CheckpointError, match=r"not what was written\)$"):
+        find_checkpoint(str(three.checkpoint(1)), "resume")
+
+
+HOPELESS = ("~nosuchuser/run", "x" * 5000, "run\udcff", "run\0")
+
+
+@pytest.mark.parametrize("given", HOPELESS, ids=range(len(HOPELESS)))
+def test_what_cannot_be_a_path_is_refused_by_setting_in_one_line(given: str) -> None:
+    for setting, use in (
+        ("run_dir", lambda: open_run_folder(given, "trial")),
+        ("run_dir", lambda: resume_start("auto", given, "trial")),
+        ("resume", lambda: resume_start(given, "", "trial")),
+        ("checkpoint", lambda: find_checkpoint(given, "checkpoint")),
+    ):
+        with pytest.raises(UserError) as caught:
+            use()
+        told = str(caught.value)
+        assert told.startswith(f"{setting}=")
+        assert told.isprintable()
+        assert len(told) < 1000
+
+
+def test_the_home_folder_may_be_written_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert open_run_folder("~/run", "trial").path == tmp_path / "run"
+
+
+def test_a_folder_that_cannot_be_locked_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / ".lock").mkdir()
     with (
         pytest.raises(UserError, match=rf"run_dir={tmp_path}: cannot be written \(Is a directory\)"),

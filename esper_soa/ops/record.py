@@ -1,0 +1,182 @@
+"""What the parts of a run's record must be, before anything goes on from them.
+
+A record comes from a file, so every name, type and range is looked at. Each check returns what is wrong, in words that
+name the place, and an empty text where nothing is. Called by resume.py.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
+
+import torch
+from torch import Tensor
+
+from esper_soa.ops.report import SeedCounts
+
+LARGEST = 2**53  # of counts and sums
+PARTS = ("progress", "settings", "data", "versions", "watch", "learner")
+PROGRESS = ("rounds_done", "seconds", "alpha_rows", "seeds", "best_accuracy", "front", "accuracies", "parameters",
+            "rewards")  # fmt: skip
+SEEDS = tuple(field.name for field in fields(SeedCounts))
+OUTCOMES = 3  # numbers per point of a Pareto front
+
+
+def record_fault(content: Mapping[str, object]) -> str:
+    """What is wrong with the record `content` of a run."""
+    checks: tuple[Callable[[], str], ...] = (
+        lambda: _keys("the record", content, PARTS),
+        lambda: _progress(content["progress"]),
+        lambda: _settings("settings", content["settings"]),
+        lambda: _texts("data", content["data"], ("name", "source", "identity")),
+        lambda: _versions(content["versions"]),
+        lambda: _watch(content["watch"]),
+        lambda: "" if content["learner"] is None else _mapping("learner", content["learner"]),
+        lambda: _envs(content["progress"], content["settings"]),
+    )
+    return _first(check() for check in checks)
+
+
+def unlike(value: object, like: object, place: str) -> str:
+    """Where `value` differs from `like` in names, types, shapes or dtypes; counts and finite tensors are asked for."""
+    if isinstance(like, Tensor):
+        if not isinstance(value, Tensor) or (value.shape, value.dtype) != (like.shape, like.dtype):
+            return f"{place} is {_kind(value)} where {_kind(like)} is wanted"
+        return "" if bool(torch.isfinite(value).all()) else f"{place} holds values that are not finite"
+    if isinstance(like, Mapping):
+        fault = _keys(place, value, tuple(like))
+        return fault or _first(unlike(_of(value, name), part, f"{place}.{name}") for name, part in like.items())
+    return _count(place, value)
+
+
+def _first(faults: Iterable[str]) -> str:
+    return next((fault for fault in faults if fault), "")
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"a {str(value.dtype).removeprefix('torch.')} of shape {list(value.shape)}"
+    return f"a {type(value).__name__}"
+
+
+def _of(mapping: object, name: str) -> object:
+    """`mapping[name]`, of something that was found to be a mapping."""
+    return mapping[name] if isinstance(mapping, Mapping) else None
+
+
+def _mapping(place: str, value: object) -> str:
+    return "" if isinstance(value, Mapping) else f"{place} is {_kind(value)}"
+
+
+def _keys(place: str, value: object, names: tuple[str, ...]) -> str:
+    """`value` must be a mapping of just these names."""
+    if not isinstance(value, Mapping):
+        return f"{place} is {_kind(value)}"
+    missing = [name for name in names if name not in value]
+    foreign = [name for name in value if name not in names]
+    return _first([f"{place} lacks {name}" for name in missing] + [f"{place} has {name}" for name in foreign])
+
+
+def _count(place: str, value: object) -> str:
+    fine = type(value) is int and 0 <= value <= LARGEST
+    return "" if fine else f"{place} is {_shown(value)}, no count"
+
+
+def _number(place: str, value: object, low: float, high: float) -> str:
+    fine = type(value) in (int, float) and isinstance(value, int | float) and low <= value <= high
+    return "" if fine else f"{place} is {_shown(value)}, not a number from {low:g} to {high:g}"
+
+
+def _shown(value: object) -> str:
+    return repr(value) if type(value) in (bool, int, float, str) or value is None else _kind(value)
+
+
+def _numbers(place: str, value: object, low: float, high: float) -> str:
+    if not isinstance(value, list):
+        return f"{place} is {_kind(value)}"
+    return _first(_number(f"{place}[{index}]", item, low, high) for index, item in enumerate(value))
+
+
+def _floats(place: str, value: object) -> str:
+    """A list of any floats, NaN and infinity among them, as rewards may be."""
+    fine = isinstance(value, list) and all(type(item) is float for item in value)
+    return "" if fine else f"{place} is not a list of numbers"
+
+
+def _progress(progress: object) -> str:
+    fault = _keys("progress", progress, PROGRESS)
+    if fault or not isinstance(progress, Mapping):
+        return fault
+    front, best = progress["front"], progress["best_accuracy"]
+    checks = [
+        _count("progress.rounds_done", progress["rounds_done"]),
+        _number("progress.seconds", progress["seconds"], 0, LARGEST),
+        _number("progress.alpha_rows", progress["alpha_rows"], 0, LARGEST),
+        "" if type(best) is float and best == -math.inf else _number("progress.best_accuracy", best, 0, 100),
+        _mapping("progress.seeds", progress["seeds"]),
+        "" if isinstance(front, list) else f"progress.front is {_kind(front)}",
+        _numbers("progress.accuracies", progress["accuracies"], 0, 100),
+        _numbers("progress.parameters", progress["parameters"], 0, LARGEST),
+        _floats("progress.rewards", progress["rewards"]),
+    ]
+    return _first(checks) or _first(_counted(progress))
+
+
+def _counted(progress: Mapping) -> Iterable[str]:
+    """The parts that hang together, once each is of its type."""
+    yield from (_count(f"progress.seeds.{name}", count) for name, count in progress["seeds"].items())
+    for index, point in enumerate(progress["front"]):
+        wrong = _floats(f"progress.front[{index}]", point)
+        yield wrong or ("" if len(point) == OUTCOMES else f"progress.front[{index}] has {len(point)} numbers")
+    if progress["rounds_done"]:
+        yield from (f"progress.seeds lacks {name}" for name in SEEDS if name not in progress["seeds"])
+        lengths = {len(progress[name]) for name in ("accuracies", "parameters", "rewards")}
+        yield "" if len(lengths) == 1 and 0 not in lengths else "progress is of different numbers of envs"
+
+
+def _envs(progress: object, settings: object) -> str:
+    """The number of envs must be the same in both, once a round is done."""
+    accuracies, envs = _of(progress, "accuracies"), _of(settings, "envs")
+    if not _of(progress, "rounds_done") or (isinstance(accuracies, list) and len(accuracies) == envs):
+        return ""
+    return f"progress is not of settings.envs={_shown(envs)}"
+
+
+def _settings(place: str, value: object) -> str:
+    """Nested names of plain values and lists of them."""
+    if isinstance(value, Mapping):
+        return _first(_settings(f"{place}.{name}", part) for name, part in value.items())
+    if place == "settings" or isinstance(value, Tensor):
+        return f"{place} is {_kind(value)}"
+    if isinstance(value, list | tuple):
+        return _first(_settings(f"{place}[{index}]", part) for index, part in enumerate(value))
+    return ""
+
+
+def _texts(place: str, value: object, names: tuple[str, ...]) -> str:
+    """`value` must be a mapping of just these names to texts."""
+    fault = _keys(place, value, names)
+    return fault or _first(
+        "" if isinstance(_of(value, name), str) else f"{place}.{name} is {_kind(_of(value, name))}" for name in names
+    )
+
+
+def _versions(value: object) -> str:
+    if not isinstance(value, Mapping):
+        return f"versions is {_kind(value)}"
+    known = all(version is None or isinstance(version, str) for version in value.values())
+    return "" if known else "versions holds what is no version"
+
+
+def _watch(value: object) -> str:
+    fault = _keys("watch", value, ("active", "streaks", "gradient_mean"))
+    if fault or not isinstance(value, Mapping):
+        return fault
+    active, streaks, mean = value["active"], value["streaks"], value["gradient_mean"]
+    names = isinstance(active, list) and all(isinstance(name, str) for name in active)
+    counts = _mapping("watch.streaks", streaks)
+    return (
+        ("" if names else "watch.active is no list of names")
+        or counts
+        or _first(_count(f"watch.streaks.{name}", count) for name, count in streaks.items())
+        or ("" if mean is None else _number("watch.gradient_mean", mean, 0, math.inf))
+    )

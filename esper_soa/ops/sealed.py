@@ -1,0 +1,151 @@
+"""Sealed files: a content, then one line with the version and a SHA-256 of everything before the digest.
+
+A file appears under its name only when it is whole on the disk, and one changed, missing or added bit anywhere is
+found. checkpoint.py puts tensors in and takes them out; rundir.py looks for the newest whole file. Needs no torch.
+"""
+
+import errno
+import hashlib
+import io
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from esper_soa.errors import UserError, one_line
+
+VERSION = 2
+# A checkpoint of version 1 has this text within its first bytes and no seal at its end.
+FORMAT = b"esper_soa checkpoint"
+HEAD_BYTES = 512
+SEAL = re.compile(rb"\n" + FORMAT + rb" (\d{1,9}) sha256 ([0-9a-f]{64})\n")
+MAX_SEAL_BYTES = len(FORMAT) + 92
+CHUNK_BYTES = 1 << 20
+
+
+class CheckpointError(UserError):
+    """A checkpoint is missing, broken, or not one of ours."""
+
+
+class HashingWriter(io.BufferedWriter):
+    """A new file that takes the digest of what is written to it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(io.FileIO(path, "w"))
+        self.digest = hashlib.sha256()
+        self.failure: OSError | None = None  # why a write failed, which torch does not pass on
+
+    def write(self, content: bytes | memoryview) -> int:  # type: ignore[override]
+        """Append `content`."""
+        self.digest.update(content)
+        try:
+            return super().write(content)
+        except OSError as error:
+            self.failure = error
+            raise
+
+
+def temporary_name(name: str) -> str:
+    """What a file called `name` is called while this process writes it."""
+    return f"{name}.{os.getpid()}.tmp"
+
+
+def write_sealed(path: Path, fill: Callable[[BinaryIO], None]) -> None:
+    """Replace the file `path` by what `fill` writes and its seal, all or nothing: on a failure the old file stays.
+
+    Raises OSError with its reason where the disk is full or the folder cannot be written.
+    """
+    temporary = path.with_name(temporary_name(path.name))
+    try:
+        with HashingWriter(temporary) as file:
+            _fill(file, fill)
+            file.write(b"\n" + FORMAT + b" %d sha256 " % VERSION)
+            file.write(file.digest.hexdigest().encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise OSError(error.errno or errno.EIO, error.strerror or str(error), str(path)) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def open_sealed(path: Path) -> Iterator[BinaryIO]:
+    """The file `path` at its start, once its seal is found to fit; raises CheckpointError where it does not."""
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise CheckpointError(f"checkpoint {one_line(path)}: not a file")
+        with path.open("rb") as file:
+            reason = _flaw(file)
+            if reason is not None:
+                raise CheckpointError(f"checkpoint {one_line(path)}: {reason}")
+            file.seek(0)
+            yield file
+    except FileNotFoundError as error:
+        raise CheckpointError(f"checkpoint {one_line(path)}: there is no such file") from error
+    except OSError as error:
+        raise CheckpointError(f"checkpoint {one_line(path)}: cannot be read ({error.strerror or error})") from error
+
+
+def why_broken(path: Path) -> str | None:
+    """What is wrong with the sealed file `path`, in a sentence that names it; None where it is whole."""
+    try:
+        with open_sealed(path):
+            return None
+    except CheckpointError as error:
+        return str(error)
+
+
+def _fill(file: HashingWriter, fill: Callable[[BinaryIO], None]) -> None:
+    try:
+        fill(file)
+    except RuntimeError as error:  # how torch tells that a write failed
+        if file.failure is None:
+            raise
+        raise file.failure from error
+
+
+def _flaw(file: BinaryIO) -> str | None:
+    """Why the seal of `file` does not fit; None where it does."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - MAX_SEAL_BYTES))
+    end = file.read()
+    seal = SEAL.search(end)
+    if seal is None or seal.end() != len(end):
+        file.seek(0)
+        if FORMAT in file.read(HEAD_BYTES):
+            return f"written by an older version of the program, this one reads version {VERSION}"
+        return "cut off, damaged, or not a checkpoint of this program"
+    sealed_bytes = size - len(end) + seal.start(2)
+    if _digest(file, sealed_bytes) != seal[2].decode():
+        return "damaged (its content is not what was written)"
+    if int(seal[1]) != VERSION:
+        return f"has version {int(seal[1])}, this program reads version {VERSION}"
+    return None
+
+
+def _digest(file: BinaryIO, length: int) -> str:
+    """SHA-256 of the first `length` bytes, hexadecimal."""
+    digest = hashlib.sha256()
+    file.seek(0)
+    while length > 0:
+        chunk = file.read(min(CHUNK_BYTES, length))
+        if not chunk:
+            break
+        digest.update(chunk)
+        length -= len(chunk)
+    return digest.hexdigest()
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the new name itself survive a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

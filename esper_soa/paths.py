@@ -1,0 +1,38 @@
+"""Paths that a user gives: `~` is expanded, and what cannot be a path is refused by the name of its setting.
+
+Called wherever a setting names a file or a folder. Needs no torch.
+"""
+
+import os
+from pathlib import Path
+
+from esper_soa.errors import SettingError
+
+
+def user_path(setting: str, given: str) -> Path:
+    """The path that `given` names, whether or not there is anything.
+
+    Raises SettingError where it can name none: an unknown user's home, a name that is too long, bytes that are no text.
+    """
+    if "\0" in given or not _is_text(given):
+        raise SettingError(setting, given, "a path of UTF-8 characters")
+    try:
+        path = Path(given).expanduser()
+    except RuntimeError as error:
+        raise SettingError(setting, given, "a path in a known home folder", "Write the home folder out.") from error
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return path
+    except OSError as error:
+        raise SettingError(setting, given, f"a path that can be used ({error.strerror})") from error
+    return path
+
+
+def _is_text(given: str) -> bool:
+    """Whether the file system and our own files can both hold `given`."""
+    try:
+        given.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,201 @@
+"""Sealed files: any change to the bytes is found, and whatever interrupts a write leaves the old file whole."""
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from esper_soa.ops.checkpoint import load_checkpoint, save_checkpoint
+from esper_soa.ops.rundir import RunFolder, claimed
+from esper_soa.ops.sealed import CheckpointError, open_sealed, why_broken, write_sealed
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> Path:
+    """A small checkpoint with two tensors."""
+    path = tmp_path / "checkpoint.pt"
+    save_checkpoint(path, {"round": 3, "weights": {"conv": torch.ones(3), "bias": torch.arange(5)}})
+    assert why_broken(path) is None
+    return path
+
+
+def test_every_single_flipped_bit_is_found(whole: Path) -> None:
+    unnoticed = []
+    content = whole.read_bytes()
+    with whole.open("r+b", buffering=0) as file:
+        for place, byte in enumerate(content):
+            for bit in range(8):
+                os.pwrite(file.fileno(), bytes([byte ^ 1 << bit]), place)
+                if why_broken(whole) is None:
+                    unnoticed.append((place, bit))
+            os.pwrite(file.fileno(), bytes([byte]), place)
+    assert unnoticed == []
+    assert whole.read_bytes() == content
+
+
+def test_a_flipped_bit_in_the_directory_of_the_archive_is_never_loaded(whole: Path) -> None:
+    """Bit 4 of the external attributes says "a folder", whose content torch does not read into the tensor."""
+    content = whole.read_bytes()
+    entries = [place for place in range(len(content)) if content.startswith(b"PK\x01\x02", place)]
+    assert len(entries) > 3
+    for entry in entries:
+        whole.write_bytes(content[: entry + 38] + bytes([content[entry + 38] ^ 0x10]) + content[entry + 39 :])
+        with pytest.raises(CheckpointError, match=r"checkpoint\.pt: damaged \(its content is not what was written\)"):
+            load_checkpoint(whole, CPU)
+
+
+def test_a_file_of_any_other_length_is_found(whole: Path) -> None:
+    content = whole.read_bytes()
+    seal = content[content.rindex(b"\nesper_soa") :]
+    for length in [*range(0, len(content) - 200, 7), *range(len(content) - 200, len(content))]:
+        whole.write_bytes(content[:length])
+        assert why_broken(whole) is not None, length
+    for more in (b"\0", b"\n", seal, content, bytes(1000)):
+        whole.write_bytes(content + more)
+        assert why_broken(whole) is not None, more[:20]
+        whole.write_bytes(more + content)
+        assert why_broken(whole) is not None, more[:20]
+    whole.write_bytes(content)
+    assert why_broken(whole) is None
+
+
+def test_what_is_no_file_is_refused_without_waiting_for_it(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert why_broken(tmp_path / "pipe") == f"checkpoint {tmp_path / 'pipe'}: not a file"
+    assert why_broken(tmp_path) == f"checkpoint {tmp_path}: not a file"
+    assert why_broken(tmp_path / "none") == f"checkpoint {tmp_path / 'none'}: there is no such file"
+    assert why_broken(Path("/dev/zero")) == "checkpoint /dev/zero: not a file"
+
+
+def test_another_version_is_refused_by_number(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("esper_soa.ops.sealed.VERSION", 13)
+    assert why_broken(whole) == f"checkpoint {whole}: has version 2, this program reads version 13"
+
+
+def test_an_older_version_is_refused_as_such(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.pt"
+    torch.save({"format": "esper_soa checkpoint", "version": 1, "content": {"a": torch.ones(2)}}, path)
+    with pytest.raises(CheckpointError, match="written by an older version of the program, this one reads version 2"):
+        load_checkpoint(path, CPU)
+
+
+def test_file_and_folder_are_on_the_disk_before_and_after_the_new_name_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def noted_fsync(handle: int) -> None:
+        status = os.fstat(handle)
+        calls.append("folder" if stat.S_ISDIR(status.st_mode) else f"file of {status.st_size}")
+        fsync(handle)
+
+    def noted_replace(one: Path, other: Path) -> None:
+        calls.append(f"rename to {Path(other).name}")
+        replace(one, other)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(os, "replace", noted_replace)
+    save_checkpoint(tmp_path / "a.pt", {"round": 1})
+    size = (tmp_path / "a.pt").stat().st_size
+    assert calls == [f"file of {size}", "rename to a.pt", "folder"]
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+import torch
+from esper_soa.ops.checkpoint import load_checkpoint, save_checkpoint
+path, content = Path(sys.argv[1]), {"round": 2, "weights": torch.zeros(50_000)}
+save_checkpoint(path, content)
+size = path.stat().st_size
+save_checkpoint(path, {"round": 1})
+for limit in (0, 1, 100, 5_000, size // 2, size - 97, size - 96, size - 1):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    try:
+        save_checkpoint(path, content)
+        print(f"{limit}: written")
+    except OSError as error:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        whole = load_checkpoint(path, torch.device("cpu")) == {"round": 1}
+        if (whole, error.strerror, error.filename, len(list(path.parent.iterdir()))) != (
+            True, "File too large", str(path), 1):
+            print(limit, whole, repr(error), list(path.parent.iterdir()))
+resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+save_checkpoint(path, content)
+print("done")
+"""
+
+
+def test_wherever_the_room_ends_the_old_checkpoint_stays_whole_and_the_reason_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "room" / "checkpoint.pt"
+    path.parent.mkdir()
+    process = subprocess.run(
+        [sys.executable, "-c", FULL, str(path)], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert process.stdout == "done\n"
+    assert process.stderr == ""
+
+
+SLOW_WRITER = """
+import sys, time
+from pathlib import Path
+from esper_soa.ops.rundir import RunFolder, claimed
+from esper_soa.ops.sealed import write_sealed
+def fill(file):
+    file.write(bytes(100_000))
+    file.flush()
+    print("half", flush=True)
+    time.sleep(60)
+with claimed(RunFolder(Path(sys.argv[1]))):
+    write_sealed(Path(sys.argv[1]) / "checkpoint_000002.pt", fill)
+"""
+
+
+def test_what_a_killed_process_left_half_written_goes_when_the_folder_is_claimed_again(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint_000002.pt"
+    write_sealed(path, lambda file: file.write(b"old") and None)
+    (tmp_path / "mine.tmp").write_text("not of the program")
+    (tmp_path / "checkpoint_000001.pt.backup.tmp").write_text("not of the program")
+    process = subprocess.Popen([sys.executable, "-c", SLOW_WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "half\n"
+    half = tmp_path / f"checkpoint_000002.pt.{process.pid}.tmp"
+    with pytest.raises(Exception, match="another process is writing"), claimed(RunFolder(tmp_path)):
+        pass
+    assert half.exists()  # what a living process writes is left alone
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    assert half.exists()
+    with claimed(RunFolder(tmp_path)):
+        names = sorted(file.name for file in tmp_path.iterdir())
+    assert names == [".lock", "checkpoint_000001.pt.backup.tmp", "checkpoint_000002.pt", "mine.tmp"]
+    with open_sealed(path) as file:
+        assert file.read(3) == b"old"
+
+
+def test_a_writer_that_fails_leaves_the_old_file_and_nothing_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "a.pt"
+    save_checkpoint(path, {"round": 1})
+    with pytest.raises(ZeroDivisionError):
+        write_sealed(path, lambda file: file.write(bytes(1 // 0)) and None)
+    assert load_checkpoint(path, CPU) == {"round": 1}
+    assert [file.name for file in tmp_path.iterdir()] == ["a.pt"]
+
+
+def test_a_folder_that_is_not_there_is_an_error_with_a_reason(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No such file or directory") as caught:
+        save_checkpoint(tmp_path / "none" / "a.pt", {"round": 1})
+    assert caught.value.strerror == "No such file or directory"
+
+
+def test_run_folders_are_looked_at_without_torch() -> None:
+    code = "import esper_soa.ops.rundir, esper_soa.ops.sealed, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

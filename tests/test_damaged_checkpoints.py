@@ -1,0 +1,111 @@
+"""A checkpoint that is damaged on the disk costs the rounds since the one before it, not the run."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
+from esper_soa.config import ComputeConfig, EvaluateConfig, TelemetryConfig, TrainConfig
+from esper_soa.evaluation import evaluate
+from esper_soa.nets.config import DataConfig, TaskConfig
+from esper_soa.ops.checkpoint import CheckpointError, load_checkpoint
+from esper_soa.ops.resume import read_run
+from esper_soa.ops.rundir import RunFolder, find_checkpoint, resume_start
+from esper_soa.trainer import run
+
+CPU = torch.device("cpu")
+TINY = TrainConfig(
+    envs=2, rounds=3, steps=2, batch_size=4, train_samples=4, val_samples=4, slots=["r0c0", "r0c1"],
+    baseline_comparison=False, checkpoint_every=1, checkpoint_keep=3,
+    task=TaskConfig(name="tiny", base_channels=2, num_blocks=2, kernel_size=1, num_pools=2),
+    data=DataConfig(name="synthetic", synthetic_train=16, synthetic_test=8),
+    policy=PolicyConfig(network=NetworkConfig(hidden=8, features=8), ppo=PPOConfig(epochs=1)),
+    telemetry=TelemetryConfig(progress="off"), compute=ComputeConfig(threads=1),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of three rounds with three checkpoints."""
+    path = tmp_path_factory.mktemp("whole")
+    run(TINY, RunFolder(path))
+    return path
+
+
+@pytest.fixture
+def damaged(whole: Path, tmp_path: Path) -> RunFolder:
+    """The same run with one flipped bit in its newest checkpoint."""
+    folder = RunFolder(shutil.copytree(whole, tmp_path / "damaged"))
+    path = folder.checkpoint(3)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 8
+    path.write_bytes(content)
+    return folder
+
+
+def rewards(path: Path) -> list[dict]:
+    """Rewards and accuracies of every round."""
+    records = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    return [{name: record[name] for name in ("round", "reward", "accuracy")} for record in records]
+
+
+@pytest.mark.parametrize("by", ["auto", "folder"])
+def test_a_run_goes_on_from_the_newest_whole_checkpoint_and_names_both(
+    whole: Path, damaged: RunFolder, by: str
+) -> None:
+    given, run_dir = ("auto", str(damaged.path)) if by == "auto" else (str(damaged.path), "")
+    start = resume_start(given, run_dir, "train")
+    run(replace(TINY, resume=given), start.folder, start.checkpoint)
+    log = (damaged.path / "log.txt").read_text()
+    told = f"WARNING resume   checkpoint {damaged.checkpoint(3)}: damaged (its content is not what was written); "
+    assert f"{told}checkpoint_000002.pt is taken\n" in log
+    assert "resume   checkpoint_000002.pt: 2 of 3 rounds are done\n" in log
+    assert rewards(damaged.path) == rewards(whole)
+    one, other = (read_run(RunFolder(path).checkpoint(3), CPU) for path in (whole, damaged.path))
+    assert one.progress.rewards == other.progress.rewards
+    assert one.learner is not None
+    assert other.learner is not None
+    for name, weight in one.learner["policy"].items():
+        assert torch.equal(weight, other.learner["policy"][name]), name
+
+
+def test_an_evaluation_of_the_folder_takes_the_newest_whole_checkpoint_and_names_both(
+    damaged: RunFolder, tmp_path: Path
+) -> None:
+    results = RunFolder(tmp_path / "results")
+    results.path.mkdir()
+    cfg = EvaluateConfig(str(damaged.path), policies=["ppo"], episodes=1, progress="off", compute=TINY.compute)
+    evaluate(cfg, results)
+    assert json.loads(results.evaluation.read_text())["checkpoint"] == str(damaged.checkpoint(2))
+    log = results.log.read_text()
+    assert f"WARNING policy   checkpoint {damaged.checkpoint(3)}: damaged " in log
+    assert "; checkpoint_000002.pt is taken\n" in log
+
+
+def test_a_damaged_checkpoint_that_was_named_is_not_replaced_by_another(damaged: RunFolder) -> None:
+    with pytest.raises(CheckpointError, match=rf"The newest whole one before it is {damaged.checkpoint(2)}$"):
+        find_checkpoint(str(damaged.checkpoint(3)), "resume")
+    with pytest.raises(CheckpointError, match="damaged"):
+        load_checkpoint(damaged.checkpoint(3), CPU)
+
+
+@pytest.mark.parametrize("module", ["train", "evaluate"])
+@pytest.mark.parametrize("given", [b"'~nosuchuser/x'", b"x" * 5000, b"'x\xff'"], ids=["home", "long", "bytes"])
+def test_a_path_that_cannot_be_one_ends_with_status_2_and_one_line(tmp_path: Path, module: str, given: bytes) -> None:
+    setting = {"train": b"run_dir", "evaluate": b"checkpoint"}[module]
+    done = subprocess.run(
+        [sys.executable, "-m", f"esper_soa.{module}", setting + b"=" + given],
+        cwd=tmp_path, env=os.environ | {"HYDRA_FULL_ERROR": "0"}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {setting.decode()}=")
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+    assert list(tmp_path.iterdir()) == []
