@@ -43,6 +43,7 @@ from esper_soa.ops.rundir import (
     write_config,
 )
 from esper_soa.ops.session import Session, session
+from esper_soa.paths import user_path
 
 HYDRA_FOLDER = ".hydra"  # what Hydra keeps of a job, under the names that its tools expect
 
@@ -181,7 +182,7 @@ def check_job(settings: TrainConfig) -> None:
     sweep = Path(HydraConfig.get().sweep.dir)
     if settings.resume not in ("", "auto"):
         raise UserError(f"resume={settings.resume}: the jobs of a sweep cannot share a checkpoint; take resume=auto")
-    if settings.run_dir and Path(settings.run_dir).resolve() != sweep.resolve():
+    if settings.run_dir and user_path("run_dir", settings.run_dir).resolve() != sweep.resolve():
         raise UserError(
             f"run_dir={settings.run_dir}: the folders of this sweep are in {sweep}. Give run_dir one value, "
             "or set hydra.sweep.dir and hydra.sweep.subdir"

@@ -198,7 +198,6 @@ def announce(within: Session, checkpoint: Path, saved: Saved, world: World) -> d
     LOGGER.info("policy   %s, after %d rounds", checkpoint, saved.progress.rounds_done)
     LOGGER.info("data     %s", images.source)
     if images.identity != saved.data["identity"]:
-        LOGGER.warning(
-            "data     these are not the images of the checkpoint, which are: %s", one_line(saved.data["source"])
-        )
+        source = one_line(saved.data["source"])
+        LOGGER.warning("data     these are not the images of the checkpoint, which are: %s", source)
     return data

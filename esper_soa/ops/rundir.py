@@ -26,7 +26,7 @@ from esper_soa.paths import user_path
 RESULTS = ("metrics.jsonl", "episodes.jsonl", "summary.json", "evaluation.json", "best.pt")
 CHECKPOINT = re.compile(r"checkpoint_(\d{6,18})\.pt")
 # What a killed process leaves of a file that it was writing.
-LEFTOVER = re.compile(r"[a-z_]+(\d{6,18})?\.[a-z]+\.\d+\.tmp")
+LEFTOVER = re.compile(r"(checkpoint_\d{6,18}\.pt|best\.pt|[a-z]+\.(jsonl?|yaml|txt))\.\d+\.tmp")
 STAMP = re.compile(r"(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)(?:_(\d+))?")
 SWEEP = "sweep_"  # before the time in the name of a sweep's folder
 PACKAGES = ("esper-soa", "torch", "tensordict", "numpy", "hydra-core", "rich")
@@ -203,8 +203,8 @@ def _dated_folders(parent: Path, prefix: str = "") -> list[Path]:
 def claimed(folder: RunFolder) -> Iterator[None]:
     """Keep other processes out of the folder while the context lasts; a killed process lets go of it.
 
-    What killed processes left half written is removed, and what an end in mid-write leaves. Raises UserError where
-    another process writes to the folder, and where nobody can. Nothing else in it may be written before it is claimed.
+    What killed processes left half written is removed, and what this one does. Raises UserError where another process
+    writes to the folder, and where nobody can. Nothing else in a folder may be written before it is claimed.
     """
     with ExitStack() as held:
         try:
@@ -214,13 +214,13 @@ def claimed(folder: RunFolder) -> Iterator[None]:
             raise UserError(f"run_dir={folder.path}: another process is writing to this run") from error
         except OSError as error:
             raise _unwritable(folder.path, "run_dir", error) from error
-        _remove_leftovers(folder)
-        held.callback(_remove_leftovers, folder)
+        held.callback(_drop_leftovers, folder)
+        _drop_leftovers(folder)
         yield
 
 
-def _remove_leftovers(folder: RunFolder) -> None:
-    for path in folder.path.iterdir():
+def _drop_leftovers(folder: RunFolder) -> None:
+    for path in folder.path.rglob("*.tmp"):
         if LEFTOVER.fullmatch(path.name):
             path.unlink(missing_ok=True)
 

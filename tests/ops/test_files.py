@@ -1,0 +1,111 @@
+"""Writing to a disk that is full: lines whole or waiting, texts replaced whole, and what is said of it.
+
+A limit on the size of files, set in a process of its own, fails writes as a full disk does.
+"""
+
+import errno
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from esper_soa.ops.files import LineFile, Unwritten, write_text
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from esper_soa.ops.files import LineFile, Unwritten, write_text
+
+def allow(size):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+folder = Path(sys.argv[1])
+"""
+
+
+def limited(folder: Path, program: str) -> list[str]:
+    """What `program` prints, where `allow(size)` limits the size of the files that it writes."""
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED + program, str(folder)], capture_output=True, text=True, timeout=60
+    )
+    assert done.stderr == ""
+    return done.stdout.splitlines()
+
+
+def test_a_line_that_does_not_fit_leaves_no_part_of_itself_and_is_written_before_the_next(tmp_path: Path) -> None:
+    told = limited(
+        tmp_path,
+        """
+with LineFile(folder / "lines") as file:
+    file.write("first line")
+    allow(20)  # 11 characters are there: 9 more would fit
+    for line in ("second line", "third line"):
+        try:
+            file.write(line)
+        except OSError as error:
+            print(error.strerror, repr((folder / "lines").read_text()))
+    allow(resource.RLIM_INFINITY)
+    file.write("fourth", "fifth")
+""",
+    )
+    assert told == ["File too large 'first line\\n'"] * 2
+    assert (tmp_path / "lines").read_text() == "first line\nsecond line\nthird line\nfourth\nfifth\n"
+
+
+def test_a_text_that_does_not_fit_leaves_the_old_one_and_no_other_file(tmp_path: Path) -> None:
+    told = limited(
+        tmp_path,
+        """
+write_text(folder / "text", "old")
+allow(4)
+try:
+    write_text(folder / "text", "the new one")
+except OSError as error:
+    print(error.strerror)
+""",
+    )
+    assert told == ["File too large"]
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"text": "old"}
+
+
+def test_lines_are_appended_to_those_that_are_there_and_no_line_makes_no_file(tmp_path: Path) -> None:
+    for number in (1, 2):
+        with LineFile(tmp_path / "lines") as file:
+            file.write(f"line {number}")
+            file.sync()
+    assert (tmp_path / "lines").read_text() == "line 1\nline 2\n"
+    with LineFile(tmp_path / "none") as file:
+        file.sync()
+    assert not (tmp_path / "none").exists()
+
+
+def test_what_could_not_be_written_is_named_by_reason_until_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    unwritten = Unwritten()
+    assert str(unwritten) == ""
+    for name, number in (("a", errno.ENOSPC), ("b", errno.EFBIG), ("c", errno.ENOSPC), ("c", errno.ENOSPC)):
+        with unwritten.noting(name):
+            raise OSError(number, {errno.ENOSPC: "disk full", errno.EFBIG: "too large"}[number])
+    assert str(unwritten) == "a, c could not be written (disk full); b could not be written (too large)"
+    assert len(caplog.records) == 3  # each file once
+    with unwritten.noting("a"):
+        pass
+    assert str(unwritten) == "b could not be written (too large); c could not be written (disk full)"
+
+
+def test_an_error_without_a_number_is_told_in_its_words() -> None:
+    unwritten = Unwritten()
+    with unwritten.noting("a"):
+        raise OSError("no room")
+    assert str(unwritten) == "a could not be written (no room)"
+
+
+def test_what_is_no_error_of_files_is_not_kept_back() -> None:
+    with pytest.raises(ValueError, match="other"), Unwritten().noting("a"):
+        raise ValueError("other")
+
+
+def test_an_old_text_is_replaced(tmp_path: Path) -> None:
+    for text in ("old", "new"):
+        write_text(tmp_path / "text", text)
+    assert (tmp_path / "text").read_text() == "new"

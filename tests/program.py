@@ -1,0 +1,60 @@
+"""Starts the program in processes of its own, with as little work as possible: what the tests of files, signals and
+streams share.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+# Two hosts of 77 parameters on a handful of images: a round takes a tenth of a second, the start some seconds.
+TINY = [
+    "+experiment=smoke", "rounds=2", "steps=2", "train_samples=16", "val_samples=8", "data.synthetic_train=32",
+    "data.synthetic_test=16", "compute.threads=1", "compute.workers=1", "compute.native=off",
+]  # fmt: skip
+ENVIRONMENT = os.environ | {"HYDRA_FULL_ERROR": "0", "TRITON_INTERPRET": "0"}
+PATIENCE = 250  # seconds; a guard against waiting for ever, not a measurement
+
+
+def command(*overrides: str, program: str = "train") -> list[str]:
+    """The command line of `program` (train or evaluate)."""
+    return [sys.executable, "-m", f"esper_soa.{program}", *overrides]
+
+
+def finished(
+    *overrides: str, folder: Path, program: str = "train", limit: Callable[[], None] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """The program with `overrides`, run to its end in `folder`; `limit` is called in its process before it starts."""
+    return subprocess.run(
+        command(*overrides, program=program), cwd=folder, env=ENVIRONMENT, capture_output=True, text=True,
+        timeout=PATIENCE, preexec_fn=limit,
+    )  # fmt: skip
+
+
+def started(*overrides: str, folder: Path) -> subprocess.Popen[str]:
+    """Training with `overrides`, running in `folder`."""
+    return subprocess.Popen(
+        command(*overrides), cwd=folder, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def wait_until(ready: Callable[[], bool]) -> None:
+    """Return once `ready`; raises TimeoutError where it never is."""
+    for _ in range(100 * PATIENCE):
+        if ready():
+            return
+        time.sleep(0.01)
+    raise TimeoutError("it did not come to that")
+
+
+def lines(path: Path) -> list[str]:
+    """The lines of the text file `path`; none where it is not there yet."""
+    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file under `folder` but the lock, with what is in it."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}

@@ -1,0 +1,77 @@
+"""Two processes and one folder: the second is refused and changes nothing there."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from program import contents, finished
+
+from esper_soa.errors import UserError
+from esper_soa.ops.rundir import RunFolder
+from esper_soa.ops.sealed import write_sealed
+from esper_soa.ops.session import session
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from esper_soa.ops.rundir import RunFolder, claimed
+with claimed(RunFolder(Path(sys.argv[1]))):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Iterator[Path]:
+    """A run folder as a run leaves it in its first round, in which another process is at work."""
+    folder = tmp_path / "run"
+    (folder / ".hydra").mkdir(parents=True)
+    for name in ("config.yaml", "overrides.txt", "versions.json", "log.txt", ".hydra/config.yaml", ".hydra/hydra.yaml"):
+        (folder / name).write_text(f"{name} of the first\n")
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], stdout=subprocess.PIPE)
+    assert holder.stdout is not None
+    holder.stdout.readline()
+    yield folder
+    holder.kill()
+    holder.wait()
+    holder.stdout.close()
+
+
+@pytest.mark.parametrize("way", ["run_dir=run", "hydra.run.dir=run", "run_dir=run resume=auto", "resume=run"])
+def test_a_second_run_is_refused_and_changes_nothing(held: Path, way: str) -> None:
+    if way == "resume=run":
+        write_sealed(held / "checkpoint_000001.pt", lambda file: file.write(b"whatever"))
+    before = contents(held)
+    done = finished("+experiment=smoke", "envs=3", *way.split(), folder=held.parent)
+    assert done.stderr == f"error: run_dir={held}: another process is writing to this run\n"
+    assert done.returncode == 2
+    assert contents(held) == before
+
+
+def test_a_second_evaluation_is_refused_and_changes_nothing(held: Path) -> None:
+    (held.parent / "other").mkdir()
+    write_sealed(held.parent / "other" / "checkpoint_000001.pt", lambda file: file.write(b"whatever"))
+    before = contents(held)
+    done = finished("checkpoint=other", "run_dir=run", folder=held.parent, program="evaluate")
+    assert done.stderr == f"error: run_dir={held}: another process is writing to this run\n"
+    assert done.returncode == 2
+    assert contents(held) == before
+
+
+def test_a_job_of_a_sweep_whose_folder_is_taken_fails_and_changes_nothing(held: Path) -> None:
+    before = contents(held)
+    done = finished("-m", "+experiment=smoke", "envs=3", "run_dir=.", "hydra.sweep.subdir=run", folder=held.parent)
+    assert done.returncode == 1
+    assert "failed jobs:\n  #0 +experiment=smoke envs=3 run_dir=.: run_dir=" in done.stderr
+    assert contents(held) == before
+
+
+def test_a_folder_is_free_again_after_its_session_and_once_its_process_is_killed(held: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="another process"), session(RunFolder(held)):
+        pass
+    free = RunFolder(tmp_path)
+    for _ in range(2):
+        with session(free), pytest.raises(UserError, match="another process"), session(free):
+            pass

@@ -1,0 +1,112 @@
+"""A console that goes away: the program goes on, the log has everything, the status is that of the work."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from program import ENVIRONMENT, PATIENCE, TINY, command
+
+TOLD = (
+    "accuracy, mean over hosts (%)",
+    "hosts    2 x cifar_impaired",
+    "round 2/2  8/12 env-steps",
+    "env-steps/s at T=16",
+)
+ASKED = [*TINY, "run_dir=run", "telemetry.plain_interval=0.001"]
+SAY = """
+import sys
+from pathlib import Path
+from esper_soa.ops.console import standing_streams
+from esper_soa.ops.progress import LOGGER, show
+from esper_soa.ops.rundir import RunFolder
+from esper_soa.ops.session import session
+with standing_streams():
+    with session(RunFolder(Path(sys.argv[1]))) as within:
+        for number in range(3):
+            show(within.console, f"shown {number}")
+            LOGGER.info("logged %d", number)
+            within.look_at_console()
+            sys.stdin.readline()
+        print("no more", file=sys.stderr)
+        within.finish()
+"""
+
+
+def logged(folder: Path) -> list[str]:
+    """The messages of the log, without times."""
+    return [re.sub(r"^\S+ \S+ ", "", line) for line in (folder / "log.txt").read_text().splitlines()]
+
+
+def test_what_is_said_after_the_reader_is_gone_stands_in_the_log(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", SAY, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, env=ENVIRONMENT,
+    )  # fmt: skip
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert [process.stdout.readline() for _ in range(2)] == ["shown 0\n", "logged 0\n"]
+    process.stdout.close()
+    process.stdin.close()
+    assert process.wait(timeout=PATIENCE) == 0
+    gone = "WARNING console  is gone (Broken pipe): the log alone has what is said"
+    assert logged(tmp_path) == [
+        "DEBUG shown 0", "INFO logged 0", "DEBUG shown 1", "INFO logged 1", gone, "DEBUG shown 2", "INFO logged 2",
+    ]  # fmt: skip
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
+def test_a_console_on_a_full_disk_is_no_failure(tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", SAY, str(tmp_path)], stdin=subprocess.DEVNULL, stdout=full, stderr=full,
+            env=ENVIRONMENT, timeout=PATIENCE,
+        )  # fmt: skip
+    assert done.returncode == 0
+    assert [line for line in logged(tmp_path) if "console" in line] == [
+        "WARNING console  is gone (No space left on device): the log alone has what is said"
+    ]
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_no_file_takes_the_place_of_a_stream_that_was_closed(tmp_path: Path, closed: str) -> None:
+    script = f'"$@" {closed}'
+    done = subprocess.run(
+        ["sh", "-c", script, "sh", sys.executable, "-c", SAY, str(tmp_path)], stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, env=ENVIRONMENT, timeout=PATIENCE,
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert done.stderr == ("" if "2>" in closed else "no more\n")
+    assert done.stdout.count("shown") == (0 if closed.startswith(">") else 3)
+    said = [line for line in logged(tmp_path) if "console" not in line]
+    assert said == [f"{kind} {number}" for number in range(3) for kind in ("DEBUG shown", "INFO logged")]
+    assert ("(it was closed before the start)" in (tmp_path / "log.txt").read_text()) == closed.startswith(">")
+
+
+def test_a_mistake_that_nobody_can_be_told_has_its_status(tmp_path: Path) -> None:
+    process = subprocess.Popen(command("envs=0"), cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE)
+    assert process.stderr is not None
+    process.stderr.close()
+    assert process.wait(timeout=PATIENCE) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("streams", ["out", "both"])
+def test_a_run_whose_reader_is_gone_is_played_and_saved_to_its_end(tmp_path: Path, streams: str) -> None:
+    errors = subprocess.STDOUT if streams == "both" else subprocess.PIPE
+    process = subprocess.Popen(command(*ASKED), cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=errors)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    told = process.stderr.read() if process.stderr is not None else b""
+    assert process.wait(timeout=PATIENCE) == 0
+    assert told == b""
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert log.count("console  is gone (Broken pipe)") == 1
+    for words in TOLD:
+        assert words in log
+    assert (tmp_path / "run" / "checkpoint_000002.pt").exists()
+    assert (tmp_path / "run" / "summary.json").exists()

@@ -1,0 +1,153 @@
+"""A disk that is full: the run is played and told to its end, what is missing is named in one line, the status is 1.
+
+A limit on the size of files fails writes in every environment; a real small file system, where one may be mounted.
+"""
+
+import json
+import resource
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from program import ENVIRONMENT, PATIENCE, TINY, command, finished, lines, started, wait_until
+
+TABLE = ("accuracy, mean over hosts (%)", "no growth", "parameters, mean over hosts")
+
+
+def at_most(size: int) -> Callable[[], None]:
+    """Called in a process: no file of it can grow beyond `size` bytes."""
+    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+def assert_ended_with_its_table(done: subprocess.CompletedProcess[str]) -> None:
+    assert done.returncode == 1
+    for words in TABLE:
+        assert words in done.stdout
+    assert "(None)" not in done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def assert_whole(folder: Path) -> None:
+    """Every line is JSON, and nothing half written is left."""
+    for name in ("metrics.jsonl", "episodes.jsonl"):
+        for line in lines(folder / name):
+            json.loads(line)
+    assert list(folder.rglob("*.tmp")) == []
+
+
+def test_a_run_whose_files_have_no_room_ends_with_its_table_and_names_them_in_one_line(tmp_path: Path) -> None:
+    # 5,000 bytes hold the episodes, the log and one of two lines of metrics, but not config.yaml nor any checkpoint
+    done = finished(*TINY, f"run_dir={tmp_path}/run", folder=tmp_path, limit=at_most(5000))
+    assert_ended_with_its_table(done)
+    assert done.stderr.startswith(f"error: {tmp_path}/run: ")
+    assert done.stderr.count("\n") == 1
+    for name in ("config.yaml", ".hydra", "metrics.jsonl", "best.pt", "the newest checkpoint"):
+        assert name in done.stderr
+    assert "summary.json" not in done.stderr
+    assert_whole(tmp_path / "run")
+    assert len(lines(tmp_path / "run" / "metrics.jsonl")) == 1
+    assert len(lines(tmp_path / "run" / "episodes.jsonl")) == 4
+    assert "the newest checkpoint could not be written" in (tmp_path / "run" / "log.txt").read_text()
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["rounds"] == 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_log_that_has_no_room_is_named_too(tmp_path: Path) -> None:
+    done = finished(*TINY, f"run_dir={tmp_path}/run", folder=tmp_path, limit=at_most(500))
+    assert_ended_with_its_table(done)
+    for name in ("log.txt", "summary.json", "versions.json", "episodes.jsonl"):
+        assert name in done.stderr.splitlines()[-1]
+    assert_whole(tmp_path / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_run_that_is_stopped_and_cannot_save_says_so_with_status_1(tmp_path: Path) -> None:
+    limit = at_most(30000)
+    process = subprocess.Popen(
+        command(*TINY, "rounds=500", "run_dir=run", "checkpoint_every=0"), cwd=tmp_path, env=ENVIRONMENT,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=limit,
+    )  # fmt: skip
+    wait_until(lambda: bool(lines(tmp_path / "run" / "metrics.jsonl")))
+    process.send_signal(signal.SIGTERM)
+    _, told = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 1
+    assert told.startswith("stopped by SIGTERM; ")
+    assert "the newest checkpoint could not be written" in told
+    assert told.count("\n") == 1
+    assert_whole(tmp_path / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_resumed_run_on_a_full_disk_keeps_what_was_there_and_can_go_on_later(tmp_path: Path) -> None:
+    assert finished(*TINY, "run_dir=run", folder=tmp_path).returncode == 0
+    config, metrics = (tmp_path / "run" / name for name in ("config.yaml", "metrics.jsonl"))
+    before, first = config.read_bytes(), lines(metrics)
+    done = finished(*TINY, "rounds=3", "resume=run", folder=tmp_path, limit=at_most(5000))
+    assert_ended_with_its_table(done)
+    assert config.read_bytes() == before
+    assert lines(metrics) == first
+    assert sorted(path.name for path in (tmp_path / "run").glob("checkpoint*")) == ["checkpoint_000002.pt"]
+    assert finished(*TINY, "rounds=3", "resume=run", folder=tmp_path).returncode == 0
+    assert [json.loads(line)["round"] for line in lines(metrics)] == [1, 2, 3]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_an_evaluation_whose_files_have_no_room_ends_with_its_table(tmp_path: Path) -> None:
+    assert finished(*TINY, "rounds=1", "baseline_comparison=false", "run_dir=run", folder=tmp_path).returncode == 0
+    asked = ("checkpoint=run", "run_dir=judged", "policies=[ppo,wait]", "episodes=1", "resamples=100")
+    done = finished(*asked, "compute.native=off", folder=tmp_path, program="evaluate", limit=at_most(300))
+    assert done.returncode == 1
+    assert "accuracy - rent" in done.stdout
+    for name in ("evaluation.json", "evaluation.txt", "versions.json", "log.txt"):
+        assert name in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+def file_systems_can_be_mounted() -> bool:
+    tools = shutil.which("unshare"), shutil.which("mount")
+    if None in tools:
+        return False
+    tried = subprocess.run(["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/mnt"], capture_output=True, timeout=60)
+    return tried.returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(not file_systems_can_be_mounted(), reason="no file system can be mounted here")
+@pytest.mark.parametrize("room", ["16k", "64k"])
+def test_a_run_on_a_file_system_that_is_full_ends_with_its_table(tmp_path: Path, room: str) -> None:
+    (tmp_path / "small").mkdir()
+    # the file system is gone with the process: what lies in it is copied before
+    script = f'mount -t tmpfs -o size={room} tmpfs small && "$@"; status=$?; cp -r small/run copy; exit $status'
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", script, "sh", *command(*TINY, "run_dir=small/run")], cwd=tmp_path,
+        env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE,
+    )  # fmt: skip
+    assert_ended_with_its_table(done)
+    assert done.stderr.count("\n") == 1
+    assert "the newest checkpoint" in done.stderr
+    assert "No space left on device" in done.stderr
+    assert_whole(tmp_path / "copy")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_checkpoint_that_is_written_later_is_no_failure(tmp_path: Path) -> None:
+    process = started(*TINY, "rounds=60", "checkpoint_every=1", "run_dir=run", folder=tmp_path)
+    log, run = tmp_path / "run" / "log.txt", tmp_path / "run"
+    wait_until(lambda: bool(list(run.glob("checkpoint*"))))
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (30000, resource.RLIM_INFINITY))
+    wait_until(lambda: "could not be written" in log.read_text())
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    _, told = process.communicate(timeout=PATIENCE)
+    assert told == ""
+    assert process.returncode == 0
+    assert [path.name for path in sorted(run.glob("checkpoint*"))] == ["checkpoint_000059.pt", "checkpoint_000060.pt"]
+    assert len(lines(run / "metrics.jsonl")) == 60
