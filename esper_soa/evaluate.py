@@ -11,7 +11,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from esper_soa.config import evaluation_from, register_schema
-from esper_soa.errors import UserError
+from esper_soa.errors import OutOfRoomError, UserError
 from esper_soa.ops.rundir import find_checkpoint, open_run_folder, write_config
 from esper_soa.train import config_dir
 
@@ -30,9 +30,9 @@ def main(composed: DictConfig) -> None:
         from esper_soa.evaluation import evaluate
 
         evaluate(settings, folder)
-    except UserError as error:
+    except (UserError, OutOfRoomError) as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(2 if isinstance(error, UserError) else 1)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)

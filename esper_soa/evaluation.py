@@ -24,11 +24,12 @@ from esper_soa.config import EvaluateConfig, TrainConfig, settings_from_mapping
 from esper_soa.env.config import RewardConfig
 from esper_soa.env.observation import feature_names
 from esper_soa.env.world import World
-from esper_soa.errors import check
+from esper_soa.errors import OutOfRoomError, UserError, check
 from esper_soa.nets.precision import choose_precision
 from esper_soa.ops.checkpoint import CheckpointError
 from esper_soa.ops.collect import Player, play_round
 from esper_soa.ops.device import apply_threads, device_name, resolve_device
+from esper_soa.ops.memory import naming_memory
 from esper_soa.ops.progress import LOGGER, Progress, logging_to, say
 from esper_soa.ops.resume import Saved, read_run
 from esper_soa.ops.rundir import RunFolder, claimed, find_checkpoint, write_versions
@@ -168,7 +169,8 @@ def evaluate(cfg: EvaluateConfig, folder: RunFolder) -> list[Verdict]:
     saved = read_run(checkpoint, torch.device("cpu"))
     run = evaluation_settings(saved, cfg)
     with claimed(folder), logging_to(folder.log, console):
-        world = build_world(run, device, FRESH_SEEDS + cfg.seed)
+        with naming_memory(UserError):
+            world = build_world(run, device, FRESH_SEEDS + cfg.seed)
         images, precision = world.images, choose_precision(run.compute.precision, device)
         data = {"name": images.name, "source": images.source, "identity": images.identity}
         write_versions(folder, device_name(device, world.rules.nets.workers, precision.name), data)
@@ -180,7 +182,7 @@ def evaluate(cfg: EvaluateConfig, folder: RunFolder) -> list[Verdict]:
             )
         agents = {name: build_agent(name, run, world, saved) for name in cfg.policies}
         show, total = run.telemetry, len(agents) * cfg.episodes * run.envs * run.steps
-        with Progress(total, console, show.progress, show.plain_interval) as progress:
+        with Progress(total, console, show.progress, show.plain_interval) as progress, naming_memory(OutOfRoomError):
             scores = {name: score(world, agent, cfg.episodes, progress, name) for name, agent in agents.items()}
         verdicts = judge(scores, cfg)
         facts = {"checkpoint": str(checkpoint), "rounds_done": saved.progress.rounds_done, "seed": cfg.seed,

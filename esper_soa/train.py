@@ -13,7 +13,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from esper_soa.config import TrainConfig, register_schema, settings_from, settings_yaml
-from esper_soa.errors import UserError
+from esper_soa.errors import OutOfRoomError, UserError
 from esper_soa.ops.interrupt import Interrupted
 from esper_soa.ops.rundir import Start, open_run_folder, resume_start, write_config
 
@@ -55,9 +55,9 @@ def main(composed: DictConfig) -> float:
         from esper_soa.trainer import run
 
         return run(settings, start.folder, start.checkpoint).accuracy
-    except UserError as error:
+    except (UserError, OutOfRoomError) as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(2 if isinstance(error, UserError) else 1)
     except Interrupted as interruption:
         print(interruption, file=sys.stderr)
         sys.exit(interruption.status)

@@ -27,6 +27,7 @@ from esper_soa.env.reward_records import RewardSettings
 from esper_soa.env.shapley import arrival_orders
 from esper_soa.env.step import EAGER, Rules, compiled, on_fixed_memory
 from esper_soa.env.world import Sizes, World
+from esper_soa.errors import OutOfRoomError, UserError
 from esper_soa.nets import formulations
 from esper_soa.nets.blueprints import blueprint_codes
 from esper_soa.nets.config import SubsetRows, enabled_slots
@@ -54,6 +55,7 @@ from esper_soa.ops.device import (
     resolve_device,
 )
 from esper_soa.ops.interrupt import Interrupted, Requests, signals_noted
+from esper_soa.ops.memory import check_room, naming_memory
 from esper_soa.ops.profile import make_profile
 from esper_soa.ops.progress import LOGGER, Progress, logging_to
 from esper_soa.ops.report import HostScore, Pareto, SeedCounts, Speed, Summary, print_summary, write_summary
@@ -110,6 +112,7 @@ def build_world(cfg: TrainConfig, device: torch.device, seed: int | None = None)
 
     Raises SettingError or DataError for what does not fit together.
     """
+    check_room(cfg, device)
     keep_freed_memory(device)
     switch.choose(cfg.compute.native, device, choose_precision(cfg.compute.precision, device).dtype)
     triton_switch.choose(cfg.compute.triton, device)
@@ -352,15 +355,17 @@ def play(job: Run, shown: Progress) -> HostScore | None:
 def run(cfg: TrainConfig, folder: RunFolder, checkpoint: Path | None = None) -> Summary:
     """Run the whole job in `folder`, from `checkpoint` on where given; returns what the final table says.
 
-    Raises Interrupted where a signal stopped it, after writing a checkpoint.
+    Raises Interrupted where a signal stopped it, after writing a checkpoint; OutOfRoomError where memory ran out.
     """
     console = Console(file=sys.stdout)
     if cfg.compute.compile:
         torch.compiler.reset()  # jobs of a sweep share a process: what one compiled is nothing to the next
     with claimed(folder), logging_to(folder.log, console), signals_noted() as requests:
-        job = open_run(cfg, folder, checkpoint, requests)
+        with naming_memory(UserError):
+            job = open_run(cfg, folder, checkpoint, requests)
         job.announce()
-        control = play(job, progress_bar(job, console, job.heed))
+        with naming_memory(OutOfRoomError):
+            control = play(job, progress_bar(job, console, job.heed))
         job.profile.close()
         summary = job.summarise(control)
         write_summary(summary, folder.summary)
