@@ -30,7 +30,7 @@ from esper_soa.config import (
     settings_from,
     settings_yaml,
 )
-from esper_soa.errors import UserError
+from esper_soa.errors import OutOfRoomError, UserError
 from esper_soa.ops.files import IncompleteError, write_text
 from esper_soa.ops.interrupt import Interrupted, importing
 from esper_soa.ops.rundir import (
@@ -67,7 +67,7 @@ class Command:
         try:
             value = self.play(composed)
             done = True
-        except (UserError, IncompleteError) as error:
+        except (UserError, IncompleteError, OutOfRoomError) as error:
             print(f"error: {error}", file=sys.stderr)
             if not in_sweep():
                 sys.exit(2 if isinstance(error, UserError) else 1)

@@ -26,6 +26,10 @@ class DataError(UserError):
     """A data file is missing, broken or not trusted."""
 
 
+class OutOfRoomError(Exception):
+    """Memory ran out in mid-run: one clear message, exit status 1, no traceback."""
+
+
 def check(ok: bool, setting: str, value: object, allowed: str, remedy: str = "") -> None:
     """Raise SettingError unless `ok`."""
     if not ok:

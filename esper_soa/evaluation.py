@@ -21,10 +21,11 @@ from esper_soa.config import EvaluateConfig, TrainConfig, settings_from_mapping
 from esper_soa.env.config import RewardConfig
 from esper_soa.env.observation import feature_names
 from esper_soa.env.world import World
-from esper_soa.errors import check, one_line
+from esper_soa.errors import OutOfRoomError, UserError, check, one_line
 from esper_soa.ops.collect import Player, play_round
 from esper_soa.ops.device import apply_threads, device_name, resolve_device
 from esper_soa.ops.files import write_text
+from esper_soa.ops.memory import naming_memory
 from esper_soa.ops.progress import LOGGER, Progress, show
 from esper_soa.ops.report import as_text
 from esper_soa.ops.resume import Saved, read_run, restore_policy
@@ -162,12 +163,14 @@ def evaluate_within(within: Session, cfg: EvaluateConfig) -> list[Verdict]:
     checkpoint = find_checkpoint(cfg.checkpoint, "checkpoint")
     saved = read_run(checkpoint, torch.device("cpu"))
     run = evaluation_settings(saved, cfg)
-    world = build_world(run, device, FRESH_SEEDS + cfg.seed)
+    with naming_memory(UserError):
+        world = build_world(run, device, FRESH_SEEDS + cfg.seed)
     data = announce(within, checkpoint, saved, world)
     agents = {name: build_agent(name, run, world, saved) for name in cfg.policies}
     telemetry, total = run.telemetry, len(agents) * cfg.episodes * run.envs * run.steps
-    with Progress(total, within.console, telemetry.progress, telemetry.plain_interval,
-                  after_step=within.look_at_console) as progress:  # fmt: skip
+    shown = Progress(total, within.console, telemetry.progress, telemetry.plain_interval,
+                     after_step=within.look_at_console)  # fmt: skip
+    with shown as progress, naming_memory(OutOfRoomError):
         scores = {name: score(world, agent, cfg.episodes, progress, name) for name, agent in agents.items()}
     verdicts = judge(scores, cfg)
     facts = {"checkpoint": str(checkpoint), "rounds_done": saved.progress.rounds_done, "seed": cfg.seed,

@@ -27,7 +27,7 @@ from esper_soa.env.reward_records import RewardSettings
 from esper_soa.env.shapley import arrival_orders
 from esper_soa.env.step import EAGER, Rules, compiled, on_fixed_memory
 from esper_soa.env.world import Sizes, World
-from esper_soa.errors import UserError
+from esper_soa.errors import OutOfRoomError, UserError
 from esper_soa.nets import formulations, fused
 from esper_soa.nets.blueprints import blueprint_codes
 from esper_soa.nets.config import SubsetRows, enabled_slots
@@ -56,6 +56,7 @@ from esper_soa.ops.device import (
 )
 from esper_soa.ops.files import reason_of
 from esper_soa.ops.interrupt import STOPPING, Interrupted, Requests, signals_noted
+from esper_soa.ops.memory import check_room, naming_memory
 from esper_soa.ops.profile import make_profile
 from esper_soa.ops.progress import LOGGER, Progress
 from esper_soa.ops.report import HostScore, Pareto, SeedCounts, Speed, Summary, print_summary, write_summary
@@ -122,6 +123,7 @@ def build_world(cfg: TrainConfig, device: torch.device, seed: int | None = None)
 
     Raises SettingError or DataError for what does not fit together.
     """
+    check_room(cfg, device)
     keep_freed_memory(device)
     shape = host_shape(cfg.task, enabled_slots(cfg.task, list(cfg.slots)))
     obstacle = fused.obstacle(cfg.task.name, shape, list(cfg.task.blueprints))
@@ -390,13 +392,14 @@ def run_within(within: Session, cfg: TrainConfig, checkpoint: Path | None) -> Su
     """Run the whole job, from `checkpoint` on where given; returns what the final table says.
 
     Raises Interrupted where a signal stopped it, after writing a checkpoint; and at its end, with everything played and
-    told, IncompleteError where something could not be written.
+    told, IncompleteError where something could not be written. OutOfRoomError where memory ran out.
     """
     if cfg.compute.compile:
         torch.compiler.reset()  # jobs of a sweep share a process: what one compiled is nothing to the next
-    job = open_run(cfg, within, checkpoint)
+    with naming_memory(UserError):
+        job = open_run(cfg, within, checkpoint)
     job.announce()
-    with signals_noted() as job.requests:
+    with signals_noted() as job.requests, naming_memory(OutOfRoomError):
         control = play(job, progress_bar(job, within.console))
     job.profile.close()
     summary = job.summarise(control)

@@ -10,12 +10,13 @@ import sys
 
 import torch
 
-from esper_soa.errors import SettingError
+from esper_soa.errors import SettingError, check
 
 CPU_CHUNK_IMAGES = 512  # training images of a forward pass on a CPU: fewer cost calls, more fall out of the caches
 CPU_EVAL_BATCH = 16
 NATIVE_EVAL_BATCH = 64  # the native kernels work image by image and are asked less often
 GPU_EVAL_BATCH = 256
+THREADS_PER_CORE = 4  # most that may be asked for: more only wait for each other
 # glibc's M_MMAP_MAX, M_TRIM_THRESHOLD and M_ARENA_MAX: no mappings, no trimming, one heap for all threads (those of
 # other threads are trimmed whatever the second says).
 MALLOPT_KEEP = ((-4, 0), (-1, 2**31 - 1), (-8, 1))
@@ -63,8 +64,10 @@ def choose_env_chunk(setting: int, envs: int, batch_size: int, device: torch.dev
 def choose_workers(setting: int, chunks: int, device: torch.device, cores: int = 0) -> int:
     """Threads among which the chunks of envs are shared: the setting, or for 0 one per usable core of a CPU.
 
-    Never more than there are chunks. A GPU has one; raises SettingError where more are asked for.
+    Never more than there are chunks. A GPU has one; raises SettingError where more are asked for, and for more than
+    THREADS_PER_CORE per core.
     """
+    _check_threads("compute.workers", setting)
     if device.type != "cpu":
         if setting > 1:
             raise SettingError("compute.workers", setting, f"0 or 1 on {device.type}", "Workers share the CPU's cores.")
@@ -76,10 +79,17 @@ def apply_threads(setting: int) -> int:
     """Give one torch operation outside the workers `setting` CPU threads (0 = one); returns the number in force.
 
     One, because the operations of policy and ledger are small, and threads inside an operation wait for each other: one
-    that lost its core to another process holds all of them up, and while idle they keep cores from the workers.
+    that lost its core to another process holds all of them up, and while idle they keep cores from the workers. Raises
+    SettingError for more than THREADS_PER_CORE per core.
     """
+    _check_threads("compute.threads", setting)
     torch.set_num_threads(setting or 1)
     return torch.get_num_threads()
+
+
+def _check_threads(setting: str, count: int) -> None:
+    most = THREADS_PER_CORE * usable_cores()
+    check(count <= most, setting, count, f"at most {most} here", f"That is {THREADS_PER_CORE} per usable core.")
 
 
 def device_name(device: torch.device, workers: int = 1, precision: str = "float32") -> str:

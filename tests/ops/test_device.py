@@ -86,6 +86,15 @@ def test_a_gpu_takes_no_second_worker() -> None:
         choose_workers(2, 4, GPU)
 
 
+def test_more_threads_than_make_sense_are_refused() -> None:
+    most = 4 * usable_cores()
+    with pytest.raises(SettingError, match=f"compute.workers={most + 1}: must be at most {most} here"):
+        choose_workers(most + 1, 10_000, CPU)
+    with pytest.raises(SettingError, match=f"compute.threads={most + 1}: must be at most {most} here"):
+        apply_threads(most + 1)
+    assert choose_workers(most, 10_000, CPU) == most
+
+
 def test_usable_cores_are_those_that_the_process_may_run_on() -> None:
     assert 1 <= usable_cores() <= (os.cpu_count() or 1)
 

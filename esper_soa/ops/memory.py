@@ -1,0 +1,138 @@
+"""Whether a run fits into the memory of its device, asked before anything is built, and words for when it did not.
+
+`check_room` adds up what is known to be needed: a lower bound, so what it refuses could not have run. `naming_memory`
+turns an allocation that fails all the same into one line. Called by the trainer and by evaluations.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from esper_soa.config import TrainConfig
+from esper_soa.env.observation import feature_names
+from esper_soa.errors import SettingError
+from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE, enabled_slots
+from esper_soa.nets.host import HostShape, host_shape
+from esper_soa.nets.pools import row_layout
+from esper_soa.ops.device import choose_env_chunk, choose_workers, usable_cores
+
+FLOAT = 4  # bytes of a number
+GIB = 2**30
+DRAWN = 16  # bytes of a random number while it is drawn: its place and its hash, both int64
+IMAGE = IMAGE_CHANNELS * IMAGE_SIZE**2
+LOWER = "envs, batch_size, steps, train_samples, task.base_channels, policy.network.hidden or compute.env_chunk"
+CGROUP_LIMITS = (
+    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
+    (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
+)
+ALLOCATION_FAILED = ("allocate memory", "not enough memory", "out of memory")  # in the words of torch's allocators
+
+
+class Need(NamedTuple):
+    """Memory for one thing, and the settings that make it small."""
+
+    what: str
+    size: int  # bytes
+    settings: tuple[str, ...]
+
+
+def needs(cfg: TrainConfig, device: torch.device) -> list[Need]:
+    """What a run keeps at the same time, each at least."""
+    slots = enabled_slots(cfg.task, list(cfg.slots))
+    shape = host_shape(cfg.task, slots)
+    rows = sum(sum(row_layout(shape, slot)) for slot in range(len(slots)))
+    weights = 3 * (shape.parameters.total + rows) + 2 * shape.statistics.total  # parameters, momentum, snapshot
+    drawn = max(cfg.data.synthetic_train, cfg.data.synthetic_test) if cfg.data.name == "synthetic" else 0
+    boosts = len(slots) * (len(slots) - 1) // 2 * cfg.steps
+    return [
+        Need("weights", cfg.envs * FLOAT * weights, ("envs", "task.base_channels", "task.kernel_size")),
+        Need("activations of the batches in training", activations(cfg, shape, device),
+             ("batch_size", "compute.env_chunk", "task.base_channels")),
+        Need("the order of the images", 8 * cfg.envs * cfg.train_samples, ("train_samples", "envs")),
+        Need("drawing the synthetic images", DRAWN * IMAGE * drawn, ("data.synthetic_train", "data.synthetic_test")),
+        Need("the ledger of seeds that help each other", FLOAT * cfg.envs * boosts, ("steps", "envs", "slots")),
+        *policy_needs(cfg, tuple(slot.name for slot in slots)),
+    ]  # fmt: skip
+
+
+def activations(cfg: TrainConfig, shape: HostShape, device: torch.device) -> int:
+    """Bytes of what the forward passes that run side by side keep for their gradients."""
+    chunk = choose_env_chunk(cfg.compute.env_chunk, cfg.envs, cfg.batch_size, device)
+    workers = choose_workers(cfg.compute.workers, -(-cfg.envs // chunk), device, usable_cores())
+    size, kept = IMAGE_SIZE, IMAGE
+    for block in shape.blocks:
+        kept += block.channels * size**2
+        size = size // 2 if block.pooled else size
+    return FLOAT * min(workers * chunk, cfg.envs) * cfg.batch_size * kept
+
+
+def policy_needs(cfg: TrainConfig, slots: tuple[str, ...]) -> list[Need]:
+    """Rollout and weights of the learning policy; nothing for a scripted one."""
+    if cfg.policy.name != "ppo":
+        return []
+    network, features = cfg.policy.network, len(feature_names(slots))
+    inputs = features + len(slots) * network.blueprint_embedding
+    weights = network.features * inputs + 8 * network.layers * network.hidden**2
+    envs = -(-cfg.envs // cfg.policy.ppo.minibatches)
+    kept = network.features + 8 * network.layers * network.hidden  # gates, states and norms of the LSTM
+    smaller = ("policy.network.hidden", "policy.network.layers", "policy.network.features")
+    return [
+        Need("the rollout", cfg.steps * cfg.envs * (FLOAT * features + 8 * (len(slots) + 12)), ("steps", "envs")),
+        Need("the policy", 4 * FLOAT * weights, smaller),  # parameters, gradients, two moments
+        Need("activations of the update", FLOAT * cfg.steps * envs * kept, ("steps", "envs", *smaller)),
+    ]
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Bytes that the device, or the machine within the limits of its container, has left; None where it does not say.
+
+    On a GPU, the process' own cache counts as free.
+    """
+    if device.type == "cuda":
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + cached
+    left = []
+    if Path("/proc/meminfo").exists():
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        left += [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
+    for limit, used in CGROUP_LIMITS:
+        if limit.exists() and used.exists() and limit.read_text(encoding="ascii").strip().isdigit():
+            left.append(int(limit.read_text(encoding="ascii")) - int(used.read_text(encoding="ascii")))
+    return min(left) if left else None
+
+
+def check_room(cfg: TrainConfig, device: torch.device) -> None:
+    """Raise SettingError where the run needs more memory than is free; it names what needs most."""
+    free = free_memory(device)
+    parts = sorted(needs(cfg, device), key=lambda need: -need.size)
+    total = sum(need.size for need in parts)
+    if free is None or total <= free:
+        return
+    remedies = [setting for setting in parts[0].settings if _value(cfg, setting) != 1]
+    first = remedies[0]
+    listed = ", ".join(f"{need.size / GIB:.1f} for {need.what}" for need in parts[:3])
+    raise SettingError(first, _value(cfg, first), f"so small that {device} holds the run",
+                       f"It needs at least {total / GIB:.1f} GiB ({listed}), and {free / GIB:.1f} GiB are free. "
+                       f"Lower {' or '.join(remedies)}.")  # fmt: skip
+
+
+def _value(cfg: TrainConfig, setting: str) -> object:
+    value: object = cfg
+    for name in setting.split("."):
+        value = vars(value)[name]
+    return value
+
+
+@contextmanager
+def naming_memory(fault: type[Exception]) -> Iterator[None]:
+    """Raise `fault` with one line, in place of an allocation that fails within."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError is a RuntimeError
+        words = str(error)
+        if isinstance(error, RuntimeError) and not any(part in words for part in ALLOCATION_FAILED):
+            raise
+        raise fault(f"out of memory. Lower {LOWER}.") from error

@@ -1,0 +1,97 @@
+"""What a run needs is asked for before it is built, and an allocation that fails is one line that names settings."""
+
+import resource
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from esper_soa.agent.config import NetworkConfig, PolicyConfig
+from esper_soa.config import TrainConfig
+from esper_soa.errors import OutOfRoomError, SettingError, UserError
+from esper_soa.nets.config import DataConfig, TaskConfig, enabled_slots
+from esper_soa.nets.host import host_shape
+from esper_soa.nets.pools import allocate
+from esper_soa.nets.snapshot import add_snapshot_
+from esper_soa.ops.memory import GIB, check_room, free_memory, naming_memory, needs
+
+CPU = torch.device("cpu")
+SMALL = ("+experiment=smoke", "rounds=1", "steps=2", "telemetry.progress=off", "compute.native=off")
+
+
+def test_the_machine_says_what_is_free() -> None:
+    free = free_memory(CPU)
+    assert free is not None
+    assert GIB // 8 < free < 2**46
+
+
+def test_the_weights_are_counted_as_they_are_allocated() -> None:
+    cfg = TrainConfig(envs=3, slots=["r0c0", "r1c1"])
+    weights = allocate(host_shape(cfg.task, enabled_slots(cfg.task, cfg.slots)), 3, CPU, torch.float32)
+    add_snapshot_(weights)
+    tensors = [tensor for tensor in weights.values(True, True) if tensor.dtype == torch.float32]
+    counted = next(need.size for need in needs(cfg, CPU) if need.what == "weights")
+    assert counted == pytest.approx(4 * sum(tensor.numel() for tensor in tensors), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("changed", "setting"),
+    [
+        ({"envs": 2**20, "steps": 1}, "envs=1048576"),
+        ({"batch_size": 1_000_000, "train_samples": 1_000_000, "envs": 64}, "batch_size=1000000"),
+        ({"steps": 1_000_000, "envs": 4096}, "steps=1000000"),
+        ({"train_samples": 32 * 10**7, "envs": 1024}, "train_samples=320000000"),
+        ({"task": TaskConfig(base_channels=4096, num_blocks=2, num_pools=2, kernel_size=31), "envs": 1,
+          "slots": ["r0c0"]}, "task.base_channels=4096"),
+        ({"policy": PolicyConfig(network=NetworkConfig(hidden=16384, layers=32))}, "policy.network.hidden=16384"),
+        ({"data": DataConfig(name="synthetic", synthetic_train=1_000_000, synthetic_test=1_000_000)},
+         "data.synthetic_train=1000000"),
+    ],
+)  # fmt: skip
+def test_what_no_machine_holds_is_refused_at_once_and_says_what_to_lower(changed: dict, setting: str) -> None:
+    with pytest.raises(SettingError, match=rf"^{setting}: must be so small .* GiB are free\. Lower "):
+        check_room(replace(TrainConfig(), **changed), CPU)
+
+
+def test_the_default_run_needs_less_than_a_gibibyte() -> None:
+    assert sum(need.size for need in needs(TrainConfig(), CPU)) < GIB
+    check_room(TrainConfig(), CPU)
+
+
+def test_an_allocation_that_fails_is_one_line_and_other_errors_pass() -> None:
+    with pytest.raises(UserError, match=r"out of memory\. Lower envs, batch_size"), naming_memory(UserError):
+        torch.empty(2**50)
+    with pytest.raises(OutOfRoomError, match="Lower envs"), naming_memory(OutOfRoomError):
+        np.zeros(2**50)
+    with pytest.raises(RuntimeError, match="shape"), naming_memory(OutOfRoomError):
+        torch.zeros(2).view(3)
+
+
+def limited(*overrides: str, folder: Path, gibibytes: float) -> subprocess.CompletedProcess[str]:
+    """A run in a process of its own that may have so much address space."""
+    most = int(gibibytes * GIB)
+    return subprocess.run(
+        [sys.executable, "-m", "esper_soa.train", *SMALL, f"run_dir={folder}", *overrides],
+        capture_output=True, text=True, timeout=200,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (most, most)),
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("overrides", "status"),
+    [(("policy.network.hidden=8192",), 2), (("steps=600", "envs=256", "policy.network.hidden=512"), 1)],
+)
+def test_memory_that_runs_out_in_a_real_process_is_one_line(
+    overrides: tuple[str, ...], status: int, tmp_path: Path
+) -> None:
+    """In the policy's weights while building, and in the rollout or the update while playing."""
+    done = limited(*overrides, folder=tmp_path / "run", gibibytes=3)
+    assert done.returncode == status, done.stderr
+    assert done.stderr.startswith("error: out of memory")
+    assert "Lower envs" in done.stderr
+    assert "Traceback" not in done.stderr
