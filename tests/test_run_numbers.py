@@ -23,10 +23,11 @@ from esper_soa.env.config import GatesConfig, LifecycleConfig
 from esper_soa.env.world import World
 from esper_soa.nets.config import DataConfig, TaskConfig
 from esper_soa.ops.checkpoint import load_checkpoint
+from esper_soa.ops.interrupt import Requests
 from esper_soa.ops.report import Summary
 from esper_soa.ops.rundir import RunFolder
 from esper_soa.state import EnvState
-from esper_soa.trainer import build_player, build_world, run
+from esper_soa.trainer import build_player, build_world, open_run, run
 from esper_soa.vocabulary import BLUEPRINT_NAMES, LIVE_STAGES, OP_NAMES, RUNNING_STAGES, Stage
 
 ENVS, ROUNDS, STEPS = 2, 2, 22
@@ -333,6 +334,31 @@ def test_the_best_policy_is_the_one_that_played_the_best_round_with_its_weights(
     assert moved > 10
     assert torch.equal(kept["learner"]["adam"]["first"], before["adam"]["first"])
     assert kept["learner"]["rounds"] == kept["progress"]["rounds_done"] == best
+
+
+def test_the_first_of_equally_good_rounds_stays_the_best(tmp_path: Path, world: World) -> None:
+    folder = RunFolder(tmp_path)
+    job = open_run(settings("ppo", steps=1), folder, None, Requests())
+    learner = job.player.learner
+    assert learner is not None
+    result, kept = witnessed_round(job.world, job.player.agent, 0, learner).result, []
+    for accuracies in ([50.0, 60.0], [60.0, 50.0], [54.0, 54.0], [float("nan"), 99.0], [50.0, 61.0]):
+        job.keep_best(result._replace(accuracies=accuracies))
+        kept.append(load_checkpoint(folder.best, CPU)["learner"]["rounds"])
+        learner.rounds += 1
+        job.held = job.content()
+    assert kept == [0, 0, 0, 0, 4]
+    assert job.done.best_accuracy == 55.5
+
+
+def test_progress_ends_with_all_env_steps_those_of_the_control_included(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = TelemetryConfig(progress="plain")
+    done(settings("random", envs=2, rounds=2, steps=3, telemetry=told), tmp_path)
+    shown = [line for line in capsys.readouterr().out.splitlines() if "env-steps  " in line and "EPS" in line]
+    assert shown[-1].startswith("without growth  18/18 env-steps  ")  # 2 rounds and the control, of 6 each
+    assert len(shown) == 1
 
 
 @pytest.mark.parametrize(
