@@ -335,6 +335,26 @@ def test_the_best_policy_is_the_one_that_played_the_best_round_with_its_weights(
     assert kept["learner"]["rounds"] == kept["progress"]["rounds_done"] == best
 
 
+def test_the_first_of_equally_good_rounds_stays_the_best(tmp_path: Path) -> None:
+    """One host that is measured on one image is right or wrong, so rounds are equally good."""
+    few = settings("ppo", envs=1, rounds=3, steps=1, val_samples=1, baseline_comparison=False, seed=1)
+    played = done(few, tmp_path)
+    accuracies = [line["accuracy"]["mean"] for line in played.lines]
+    assert accuracies.count(max(accuracies)) > 1, "no two rounds are equally good"
+    kept = dict(load_checkpoint(played.folder.best, CPU))
+    assert kept["learner"]["rounds"] == accuracies.index(max(accuracies))
+
+
+def test_progress_ends_with_all_env_steps_those_of_the_control_included(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = TelemetryConfig(progress="plain")
+    done(settings("random", envs=2, rounds=2, steps=3, telemetry=told), tmp_path)
+    shown = [line for line in capsys.readouterr().out.splitlines() if "env-steps  " in line and "EPS" in line]
+    assert shown[-1].startswith("without growth  18/18 env-steps  ")  # 2 rounds and the control, of 6 each
+    assert len(shown) == 1
+
+
 @pytest.mark.parametrize(
     ("every", "keep", "names"), [(2, 9, [2, 4, 5]), (3, 9, [3, 5]), (2, 2, [4, 5]), (1, 1, [5]), (0, 9, [5])]
 )

@@ -137,3 +137,9 @@ def test_relevance_follows_the_op_and_availability_its_legal_ops():
     legal = torch.zeros(6, dtype=torch.bool)
     legal[[Op.WAIT, Op.PRUNE, Op.FOSSILIZE]] = True
     assert torch.equal(available_heads(legal), bits[Op.PRUNE])
+
+
+def test_noise_at_the_border_of_two_choices_takes_the_later_one():
+    log_probs = torch.tensor([0.5, 0.0, 0.5]).log()  # exact in binary
+    noise = torch.tensor([0.0, 0.5 - 2**-24, 0.5, 1 - 2**-24])
+    assert choose(log_probs.expand(4, 3), noise).tolist() == [0, 0, 2, 2]

@@ -76,3 +76,16 @@ def test_value_scale_waits_for_32_returns_and_then_follows():
     torch.testing.assert_close(moments.mean.item(), 12.025, rtol=1e-9, atol=0)
     torch.testing.assert_close(moments.var.item(), 77.041046, rtol=1e-7, atol=0)
     torch.testing.assert_close(normalize.value_scale(moments).item(), 8.777309, rtol=1e-6, atol=0)
+
+
+def test_the_thirty_second_return_sets_the_scale_and_the_next_ones_move_it_slowly():
+    moments, numbers = normalize.value_moments(CPU), torch.arange(32.0)
+    moments = normalize.update_value(moments, numbers[:31], torch.ones(31).bool())
+    assert normalize.value_scale(moments).item() == 1.0
+    moments = normalize.update_value(moments, numbers[31:], torch.ones(1).bool())
+    # mean 15.5 and variance (32**2 - 1) / 12 = 85.25, of a population
+    assert moments.mean.item() == 15.5
+    torch.testing.assert_close(normalize.value_scale(moments).item(), (85.25 + 1e-4) ** 0.5)
+    moments = normalize.update_value(moments, torch.zeros(4), torch.ones(4).bool())
+    torch.testing.assert_close(moments.mean.item(), 0.99 * 15.5)
+    torch.testing.assert_close(moments.var.item(), 0.99 * 85.25 + 0.99 * 0.01 * 15.5**2)

@@ -230,3 +230,14 @@ def test_every_record_function_compiles_to_one_graph():
     )
     for function, args in calls:
         torch.compile(function, backend="eager", fullgraph=True)(*args)
+
+
+def test_a_gradient_ratio_of_zero_is_a_measurement():
+    slots, yes = empty_slots(1, 1, "cpu"), torch.tensor([[True]])
+    slots = record_gradients(slots, gradients(1, 1, ratio=doubles([[0.0]]), measured=yes))
+    assert slots.gradient_ratio_known.item()
+    # 0.9 * 0 + 0.1 * 0.5
+    slots = record_gradients(slots, gradients(1, 1, ratio=doubles([[0.5]]), measured=yes))
+    torch.testing.assert_close(slots.gradient_ratio, doubles([[0.05]]))
+    slots = record_gradients(slots, gradients(1, 1, ratio=doubles([[0.0]]), measured=yes))
+    torch.testing.assert_close(slots.gradient_ratio, doubles([[0.045]]))

@@ -47,7 +47,7 @@ def learner(world: World) -> Learner:
 def played(world: World, learner: Learner) -> Round:
     policy = learner.policy
     assert isinstance(policy, RecurrentPolicy)
-    return witnessed_round(world, policy, 1, learner)
+    return witnessed_round(world, policy, 0, learner)
 
 
 @pytest.fixture(scope="module")
@@ -107,14 +107,16 @@ def test_rewards_are_scaled_by_all_that_came_before_and_those_of_rollbacks_are_o
 
 
 def test_contributions_are_targets_only_where_they_were_measured_just_now(played: Round, rollout: Rollout) -> None:
-    measured = 0
+    measured = older = 0
     for t in range(STEPS):
         slots, row = played.views[t].state.slots, rollout.rows[t]
         now = slots.contribution_known & (slots.contribution_age == 0)
         assert torch.equal(row.contribution_measured, now)
         assert torch.equal(row.contribution[now], slots.contribution[now].float())
         measured += int(now.sum())
+        older += int((slots.contribution_known & ~now).sum())
     assert measured > 0
+    assert older > 0, "all that is known was measured just now"
 
 
 def test_the_value_after_the_last_env_step_is_that_of_the_state_then_with_the_memory_then(
@@ -133,7 +135,7 @@ def test_the_value_after_the_last_env_step_is_that_of_the_state_then_with_the_me
 
 
 def test_every_env_step_is_played_with_its_own_noise(played: Round, world: World) -> None:
-    world.start_round(1)
+    world.start_round(0)
     for t, view in enumerate(played.views):
         assert torch.equal(view.noise, world.noise(t))
 
@@ -141,7 +143,7 @@ def test_every_env_step_is_played_with_its_own_noise(played: Round, world: World
 def test_a_round_without_a_learner_has_no_rollout_and_the_same_hosts(
     played: Round, world: World, learner: Learner
 ) -> None:
-    alone = witnessed_round(world, learner.policy, 1)
+    alone = witnessed_round(world, learner.policy, 0)
     assert alone.rollout is None
     assert len(alone.views) == STEPS
     assert alone.result.episodes == played.result.episodes
