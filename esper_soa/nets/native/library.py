@@ -70,7 +70,8 @@ def _stoppable() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    heeded = [one for one in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(one) is not signal.SIG_IGN]
+    kept = signal.SIG_IGN, None  # None: not from Python, and cannot be put back
+    heeded = [one for one in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(one) not in kept]
     before = {number: signal.signal(number, stop) for number in heeded}
     try:
         yield
