@@ -2,7 +2,6 @@
 
 import json
 import pickle
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,11 +10,6 @@ from program import TINY, contents, finished
 from esper_soa.command import Command, JobFailedError, play_training
 
 SWEEP = ["-m", *TINY, "rounds=1", "baseline_comparison=false", "telemetry.progress=off", "envs=0,2,1"]
-
-
-def quick(*overrides: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """A command that is refused before torch is imported."""
-    return finished("+experiment=smoke", *overrides, folder=folder)
 
 
 class Swept:
