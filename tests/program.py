@@ -40,11 +40,14 @@ def started(*overrides: str, folder: Path) -> subprocess.Popen[str]:
     )
 
 
-def wait_until(ready: Callable[[], bool]) -> None:
-    """Return once `ready`; raises TimeoutError where it never is."""
+def wait_until(ready: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    """Return once `ready`; raises TimeoutError where it never is, or where `process` ends before."""
     for _ in range(100 * PATIENCE):
+        ended = process.poll() is not None
         if ready():
             return
+        if ended:
+            raise TimeoutError(f"it ended with {process.returncode}: {process.communicate()}")
         time.sleep(0.01)
     raise TimeoutError("it did not come to that")
 

@@ -72,7 +72,7 @@ def test_a_run_that_is_stopped_and_cannot_save_says_so_with_status_1(tmp_path: P
         command(*TINY, "rounds=500", "run_dir=run", "checkpoint_every=0"), cwd=tmp_path, env=ENVIRONMENT,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=limit,
     )  # fmt: skip
-    wait_until(lambda: bool(lines(tmp_path / "run" / "metrics.jsonl")))
+    wait_until(lambda: bool(lines(tmp_path / "run" / "metrics.jsonl")), process)
     process.send_signal(signal.SIGTERM)
     _, told = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
@@ -142,9 +142,9 @@ def test_a_run_on_a_file_system_that_is_full_ends_with_its_table(tmp_path: Path,
 def test_a_checkpoint_that_is_written_later_is_no_failure(tmp_path: Path) -> None:
     process = started(*TINY, "rounds=60", "checkpoint_every=1", "run_dir=run", folder=tmp_path)
     log, run = tmp_path / "run" / "log.txt", tmp_path / "run"
-    wait_until(lambda: bool(list(run.glob("checkpoint*"))))
+    wait_until(lambda: bool(list(run.glob("checkpoint*"))), process)
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (30000, resource.RLIM_INFINITY))
-    wait_until(lambda: "could not be written" in log.read_text())
+    wait_until(lambda: "could not be written" in log.read_text(), process)
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     _, told = process.communicate(timeout=PATIENCE)
     assert told == ""

@@ -1,0 +1,126 @@
+"""Sweeps by real processes: every job runs, the failed ones are named, Hydra's folders are the run folders."""
+
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+from program import TINY, contents, finished
+
+from esper_soa.command import Command, JobFailedError, play_training
+
+SWEEP = ["-m", *TINY, "rounds=1", "baseline_comparison=false", "telemetry.progress=off", "envs=0,2,1"]
+
+
+class Swept:
+    """A sweep whose first job cannot work, and the same once more with resume=auto."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.first = finished(*SWEEP, folder=folder)
+        (self.sweep,) = (folder / "runs" / "smoke").iterdir()
+        self.before = {job: contents(self.sweep / job) for job in ("1", "2")}
+        self.again = finished(*SWEEP, "resume=auto", folder=folder)
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Swept:
+    return Swept(tmp_path_factory.mktemp("sweep"))
+
+
+@pytest.mark.timeout(900)
+def test_a_job_that_fails_ends_neither_the_others_nor_unnamed(swept: Swept) -> None:
+    first = swept.first
+    assert first.returncode == 1
+    assert "Traceback" not in first.stderr
+    assert first.stderr.splitlines()[0] == "error: envs=0: must be at least 1."
+    failed = first.stderr.split("failed jobs:\n")[1].splitlines()
+    assert len(failed) == 1
+    assert failed[0].startswith("  #0 +experiment=smoke ")
+    assert failed[0].endswith("envs=0: envs=0: must be at least 1.")
+    for job, envs in (("1", 2), ("2", 1)):
+        assert json.loads((swept.sweep / job / "summary.json").read_text())["envs"] == envs
+
+
+@pytest.mark.timeout(900)
+def test_the_folders_of_hydra_are_those_of_the_jobs(swept: Swept) -> None:
+    assert sorted(path.name for path in swept.folder.iterdir()) == ["runs"]
+    assert sorted(path.name for path in swept.sweep.iterdir()) == ["0", "1", "2", "multirun.yaml"]
+    for job, envs in (("1", 2), ("2", 1)):
+        records = swept.sweep / job / ".hydra"
+        assert sorted(path.name for path in records.iterdir()) == ["config.yaml", "hydra.yaml", "overrides.yaml"]
+        assert f"- envs={envs}\n" in (records / "overrides.yaml").read_text()
+        assert f"output_dir: {swept.sweep / job}\n" in (records / "hydra.yaml").read_text()
+        assert f"\nenvs: {envs}\n" in (records / "config.yaml").read_text()
+    assert list((swept.sweep / "0").iterdir()) == []  # no settings, no run
+
+
+@pytest.mark.timeout(900)
+def test_a_sweep_that_goes_on_leaves_its_finished_jobs_alone(swept: Swept) -> None:
+    assert swept.again.returncode == 1
+    assert [path.name for path in swept.sweep.parent.iterdir()] == [swept.sweep.name]
+    for job in ("1", "2"):
+        assert f"job {job} is done already: {swept.sweep / job}\n" in swept.again.stdout
+        assert contents(swept.sweep / job) == swept.before[job]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_sweep_that_goes_on_plays_what_is_left_and_refuses_what_has_changed(swept: Swept) -> None:
+    sweep = [word for word in SWEEP if not word.startswith("envs")]
+    done = finished(*sweep, "envs=3,2", "rounds=2", "resume=auto", f"run_dir={swept.sweep}", folder=swept.folder)
+    assert done.returncode == 0, done.stderr
+    assert len((swept.sweep / "1" / "metrics.jsonl").read_text().splitlines()) == 2
+    changed = finished(*sweep, "envs=2,4", "resume=auto", f"hydra.sweep.dir={swept.sweep}", folder=swept.folder)
+    assert changed.returncode == 1
+    assert "#1 " in changed.stderr
+    assert "envs: 2 -> 4" in changed.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_folders_that_are_given_to_hydra_are_taken(tmp_path: Path) -> None:
+    own = [word for word in SWEEP[1:] if not word.startswith("envs")]
+    assert finished(*own, "hydra.run.dir=mine/${name}", folder=tmp_path).returncode == 0
+    swept = ("hydra.sweep.dir=sweep", "hydra.sweep.subdir=envs_${envs}")
+    assert finished("-m", *own, "envs=1,2", *swept, folder=tmp_path).returncode == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "sweep"]
+    for folder in ("mine/smoke", "sweep/envs_1", "sweep/envs_2"):
+        assert (tmp_path / folder / "summary.json").exists()
+        assert (tmp_path / folder / ".hydra" / "hydra.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (("run_dir=a", "hydra.run.dir=b"), "run_dir=a, hydra.run.dir=b: both name the folder. Give one of them"),
+        (("-m", "run_dir=a", "hydra.sweep.dir=b"), "run_dir=a, hydra.sweep.dir=b: both name the folder."),
+        (("-m", "resume=some"), "resume=some: the jobs of a sweep cannot share a checkpoint; take resume=auto"),
+        (("-m", "run_dir=file/sweep"), "cannot be written (Not a directory)"),
+    ],
+    ids=["run", "sweep", "resume", "file"],
+)
+def test_folders_that_cannot_be_are_refused_before_any_is_made(
+    tmp_path: Path, overrides: tuple[str, ...], told: str
+) -> None:
+    (tmp_path / "file").touch()
+    words = [word for word in overrides if word == "-m"], [word for word in overrides if word != "-m"]
+    done = finished(*words[0], "+experiment=smoke", *words[1], folder=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert told in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_run_dir_that_is_swept_over_is_refused_job_by_job(tmp_path: Path) -> None:
+    done = finished("-m", "+experiment=smoke", "run_dir=a,b", folder=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.count("Give run_dir one value, or set hydra.sweep.dir and hydra.sweep.subdir") == 5
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+
+
+def test_what_a_launcher_sends_to_its_processes_can_be_sent() -> None:
+    error = pickle.loads(pickle.dumps(JobFailedError("envs=0: must be at least 1.")))
+    assert str(error) == "envs=0: must be at least 1."
+    assert pickle.loads(pickle.dumps(Command(play_training).job)).__name__ == "job"

@@ -1,0 +1,225 @@
+"""Signals at every time: while the program is set up, twice, and in a process whose signals another program handles."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import pytest
+from program import ENVIRONMENT, PATIENCE, TINY, command, contents, finished, lines, started, wait_until
+
+from esper_soa.ops.interrupt import Interrupted, importing, signals_noted, stopped_at_once
+
+LONG = [*TINY, "rounds=5000", "checkpoint_every=0", "baseline_comparison=false", "telemetry.progress=off"]
+STOPS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
+
+
+def send(*numbers: int) -> None:
+    """Send signals to this process; their handlers have run when this returns."""
+    for number in numbers:
+        os.kill(os.getpid(), number)
+
+
+@contextmanager
+def handled(number: int, handler: object) -> Iterator[None]:
+    """`handler` is what this process has for the signal `number`, as a launcher would install it."""
+    before = signal.signal(number, handler)  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+@pytest.mark.parametrize(("number", "status"), STOPS)
+def test_set_up_ends_at_once_with_one_line_and_the_status_of_the_signal(
+    number: int, status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = signal.getsignal(number)
+    with pytest.raises(SystemExit) as stop, stopped_at_once():
+        send(number)
+    assert stop.value.code == status
+    assert capsys.readouterr().err == f"stopped by {signal.Signals(number).name}\n"
+    assert signal.getsignal(number) is before
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "status"), [("INT", "INT", 130), ("TERM", "TERM", 143), ("INT", "TERM", 143)]
+)
+def test_a_second_signal_does_not_wait_and_gives_its_own_status(first: str, second: str, status: int) -> None:
+    with signals_noted() as requests:
+        send(getattr(signal, f"SIG{first}"))
+        assert requests.waiting() == [getattr(signal, f"SIG{first}")]
+        with pytest.raises(Interrupted) as stop:
+            send(getattr(signal, f"SIG{second}"))
+    assert stop.value.code == status
+
+
+def test_what_could_not_be_saved_makes_a_stop_a_failure() -> None:
+    assert Interrupted(signal.SIGTERM).code == 143
+    stop = Interrupted(signal.SIGTERM, "the newest checkpoint could not be written (disk full)")
+    assert stop.code == 1
+    assert str(stop) == "stopped by SIGTERM; the newest checkpoint could not be written (disk full)"
+
+
+def test_a_handler_of_another_program_is_called_once_the_request_is_heeded() -> None:
+    called: list[int] = []
+
+    def of_the_launcher(number: int, frame: FrameType | None) -> None:
+        called.append(number)
+
+    with handled(signal.SIGUSR2, of_the_launcher), handled(signal.SIGTERM, of_the_launcher):
+        with signals_noted() as requests:
+            send(signal.SIGTERM, signal.SIGTERM, signal.SIGUSR2)  # twice is no hurry: the launcher decides
+            assert requests.waiting() == [signal.SIGUSR2, signal.SIGTERM]
+            assert called == []
+            assert requests.heeded(signal.SIGUSR2)
+            assert requests.heeded(signal.SIGTERM)
+            assert requests.waiting() == []
+            assert called == [signal.SIGUSR2, signal.SIGTERM]
+        assert signal.getsignal(signal.SIGTERM) is of_the_launcher
+        with importing():
+            send(signal.SIGTERM)
+        assert called[2:] == [signal.SIGTERM]
+
+
+def test_without_such_a_handler_there_is_nobody_to_call() -> None:
+    with handled(signal.SIGTERM, signal.SIG_DFL), handled(signal.SIGUSR2, signal.SIG_IGN), signals_noted() as requests:
+        send(signal.SIGTERM, signal.SIGUSR2)
+        assert not requests.heeded(signal.SIGTERM)
+        assert not requests.heeded(signal.SIGUSR2)
+    with stopped_at_once(), signals_noted() as requests:  # the entry point's handlers are our own
+        send(signal.SIGTERM)
+        assert not requests.heeded(signal.SIGTERM)
+
+
+LAUNCHER = """
+import os, signal, sys
+from pathlib import Path
+from hydra import compose, initialize_config_dir
+from esper_soa.config import register_schema, settings_from
+from esper_soa.ops.rundir import RunFolder
+from esper_soa.train import config_dir
+from esper_soa.trainer import run
+
+folder = Path(sys.argv[1])
+
+def bypass(number, frame):
+    print("bypassed with", *sorted(path.name for path in folder.glob("checkpoint*")), flush=True)
+
+def requeue(number, frame):
+    print("requeued with", *sorted(path.name for path in folder.glob("checkpoint*")), flush=True)
+    sys.exit(7)
+
+signal.signal(signal.SIGTERM, bypass)
+signal.signal(signal.SIGUSR2, requeue)
+register_schema()
+with initialize_config_dir(config_dir(), version_base="1.3"):
+    settings = settings_from(compose("train", sys.argv[2:]))
+run(settings, RunFolder(folder))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_launcher_that_requeues_on_sigusr2_finds_the_checkpoint_and_the_run_goes_on_after(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER, str(folder), *LONG], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
+    )
+    wait_until(lambda: len(lines(folder / "metrics.jsonl")) >= 1, process)
+    process.send_signal(signal.SIGTERM)
+    log = folder / "log.txt"
+    wait_until(lambda: "SIGTERM: " in log.read_text(), process)
+    rounds = len(lines(folder / "metrics.jsonl"))
+    wait_until(lambda: len(lines(folder / "metrics.jsonl")) > rounds + 1, process)  # it goes on
+    process.send_signal(signal.SIGUSR2)
+    told, _ = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 7
+    bypassed, requeued = [line.split() for line in told.splitlines() if line.split()[1:2] == ["with"]]
+    done = len(lines(folder / "metrics.jsonl"))
+    assert bypassed[0] == "bypassed"
+    assert len(bypassed) == 3
+    assert requeued == ["requeued", "with", bypassed[2], f"checkpoint_{done:06d}.pt"]
+    again = finished(*LONG, f"rounds={done + 1}", "run_dir=run", "resume=auto", folder=tmp_path)
+    assert again.returncode == 0
+    assert len(lines(folder / "metrics.jsonl")) == done + 1
+
+
+def catches(process: subprocess.Popen[str], number: int) -> bool:
+    """Whether the process has a handler for the signal, as the system sees it."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    mask = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:"))
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
+def interrupted(folder: Path, number: int, delay: float) -> tuple[int, str]:
+    """Status and complaints of a run that gets a signal `delay` seconds after it can hear it."""
+    process = started(*LONG, "run_dir=run", folder=folder)
+    wait_until(lambda: catches(process, signal.SIGTERM), process)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(timeout=delay)
+    process.send_signal(number)
+    _, told = process.communicate(timeout=PATIENCE)
+    return process.returncode, told
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not say which signals are handled")
+@pytest.mark.parametrize(("number", "status"), STOPS)
+def test_a_signal_in_the_first_moment_ends_with_one_line(tmp_path: Path, number: int, status: int) -> None:
+    assert interrupted(tmp_path, number, 0.01) == (status, f"stopped by {signal.Signals(number).name}\n")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not say which signals are handled")
+def test_a_signal_at_any_moment_of_set_up_ends_with_one_line(tmp_path: Path) -> None:
+    chance = random.Random(3)
+    for attempt in range(12):
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        number, status = STOPS[attempt % 2]
+        delay = chance.uniform(0, 6)
+        found = interrupted(folder, number, delay)
+        assert found == (status, f"stopped by {signal.Signals(number).name}\n"), delay
+        assert list(folder.rglob("*.tmp")) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("number", "status"), STOPS)
+def test_two_signals_at_once_leave_a_clean_folder_and_the_status_of_the_signal(
+    tmp_path: Path, number: int, status: int
+) -> None:
+    process = started(*LONG, "run_dir=run", folder=tmp_path)
+    wait_until(lambda: bool(lines(tmp_path / "run" / "metrics.jsonl")), process)
+    for _ in range(200):
+        if process.poll() is None:
+            process.send_signal(number)
+    _, told = process.communicate(timeout=PATIENCE)
+    assert process.returncode == status
+    assert told == f"stopped by {signal.Signals(number).name}\n"
+    assert [name for name in contents(tmp_path) if name.endswith(".tmp")] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("number", "status"), STOPS)
+def test_an_evaluation_that_is_stopped_ends_at_once_with_one_line(tmp_path: Path, number: int, status: int) -> None:
+    assert finished(*TINY, "rounds=1", "baseline_comparison=false", "run_dir=run", folder=tmp_path).returncode == 0
+    process = subprocess.Popen(
+        command("checkpoint=run", "run_dir=judged", "episodes=50000", "policies=[wait]", "compute.native=off",
+                program="evaluate"),
+        cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    wait_until(lambda: (tmp_path / "judged" / "versions.json").exists(), process)
+    process.send_signal(number)
+    _, told = process.communicate(timeout=PATIENCE)
+    assert process.returncode == status
+    assert told == f"stopped by {signal.Signals(number).name}\n"
+    assert [name for name in contents(tmp_path) if name.endswith(".tmp")] == []
