@@ -28,8 +28,8 @@ CLEAN = (UserError, HydraException, OmegaConfBaseException, OutOfRoomError)
 NASTY = (
     "0", "-1", "1", "3.7", "1e308", "-1e308", "1e-320", "inf", "-inf", "nan", str(2**31), str(2**63), str(10**30),
     str(-(10**30)), "''", "x", "null", "[]", "{}", "[1,[2]]", "[x,x]", "{a:1}", "[null]", "true", "'~'", "~",
-    "/dev/null", "../..", "'[/x]'", "'[bold]'", "'${seed}'", "${nowhere}", "${oc.env:HOME}", "???", "\u00e4\u00df\u732b",
-    "1_000", "0x10", "'1e5'", "auto", "on", "off", "cpu", "cuda:99999", "[r0c0,r9c9]", "[norm]", "'a b'", "1,2", "\\,", "'\n'",
+    "/dev/null", "../..", "'[/x]'", "'[bold]'", "'${seed}'", "${nowhere}", "${oc.env:HOME}", "???", "\u732b",
+    "0x10", "'1e5'", "auto", "on", "off", "cpu", "cuda:99999", "[r0c0,r9c9]", "[norm]", "'a b'", "1,2", "\\,", "'\n'",
 )  # fmt: skip
 GROUPS = {
     "task": [path.stem for path in (Path(config_dir()) / "task").glob("*.yaml")],

@@ -84,13 +84,16 @@ def limited(*overrides: str, folder: Path, gibibytes: float) -> subprocess.Compl
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "status"),
-    [(("policy.network.hidden=8192",), 2), (("steps=600", "envs=256", "policy.network.hidden=512"), 1)],
+    [
+        (("policy.network.hidden=8192",), 2),
+        (("task=cifar_baseline", "data=fashion32", "batch_size=4000", "train_samples=4000"), 1),
+    ],
 )
 def test_memory_that_runs_out_in_a_real_process_is_one_line(
     overrides: tuple[str, ...], status: int, tmp_path: Path
 ) -> None:
-    """In the policy's weights while building, and in the rollout or the update while playing."""
-    done = limited(*overrides, folder=tmp_path / "run", gibibytes=3)
+    """In the policy's weights while building, and in the first training batch while playing."""
+    done = limited(*overrides, folder=tmp_path / "run", gibibytes=2)
     assert done.returncode == status, done.stderr
     assert done.stderr.startswith("error: out of memory")
     assert "Lower envs" in done.stderr
