@@ -2,7 +2,6 @@
 
 import doctest
 import itertools
-import time
 
 import pytest
 import torch
@@ -112,17 +111,16 @@ def test_samples_lie_within_their_intervals_in_at_least_95_of_100_random_games_o
     assert inside >= 95
 
 
-def test_an_interval_is_not_wide_for_nothing():
-    # at 40 orders the error of a player of these games is about 5; unpaired orders would give 29 / sqrt(40) = 4.6 too
-    missed, errors = 0, []
+def test_a_standard_error_is_as_large_as_the_estimates_are_off():
+    # 400 estimates: their spread is known to 1 / sqrt(800) = 3.5 %, so errors 15 % too large or too small would show
+    off, errors = [], []
     for game in range(50):
         values = random_values(8, game)
         sample = sampled_shapley(value_function(values), 8, num_samples=40, seed=game)
-        off = (sample.value - exact_shapley(all_subsets(8), values)).abs()
-        missed += int((off > sample.standard_error).sum())
+        off.append(sample.value - exact_shapley(all_subsets(8), values))
         errors.append(sample.standard_error)
-    assert 0.2 < missed / 400 < 0.45  # one standard error is missed in 33 % of cases, t with 19 degrees of freedom
-    assert torch.stack(errors).mean() < 8
+    root_mean_square = [torch.stack(part).square().mean().sqrt().item() for part in (off, errors)]
+    assert root_mean_square[0] / root_mean_square[1] == pytest.approx(1, abs=0.12)
 
 
 def test_sampled_values_share_out_the_whole_gain_and_more_samples_say_more():
@@ -154,23 +152,17 @@ def test_a_value_is_asked_for_once_per_subset():
     assert len(asked[0].unique(dim=0)) == len(asked[0]) == sample.num_subsets == 16
 
 
-def test_twenty_players_take_milliseconds():
+def test_twenty_players_need_a_few_thousand_of_a_million_subsets():
     weights = torch.arange(20.0, dtype=torch.float64)
 
     def value(subsets):
         gains = subsets.double() @ weights
         return gains + gains.square() / 100
 
-    sampled_shapley(value, 20, num_samples=200)
-    times = []
-    for seed in range(5):
-        begun = time.perf_counter()
-        sample = sampled_shapley(value, 20, num_samples=200, seed=seed)
-        times.append(time.perf_counter() - begun)
+    sample = sampled_shapley(value, 20, num_samples=200)
     # the square splits as w_i (w_i + sum of the others) = 190 w_i
     torch.testing.assert_close(sample.value, weights + 190 * weights / 100, rtol=0, atol=1e-9)
-    assert sample.num_subsets <= 200 * 19 + 2
-    assert min(times) < 0.1
+    assert 200 < sample.num_subsets <= 200 * 19 + 2
 
 
 @pytest.mark.parametrize(("players", "samples"), [(4, 10), (4, 13), (0, 20), (63, 20)])
