@@ -95,3 +95,13 @@ def test_the_error_of_sampled_values_is_that_of_the_mean_of_pairs() -> None:
     assert share[0, 0].item() == pytest.approx(14.5 / 3)
     deviation = (2 * (5.5 - 14.5 / 3) ** 2 + (3.5 - 14.5 / 3) ** 2) / 2  # of three pairs, two are free
     assert error[0, 0].item() == pytest.approx((deviation / 3) ** 0.5)
+
+
+def test_seeds_that_take_no_part_and_envs_with_gaps_have_no_sampled_value_and_no_error() -> None:
+    orders = torch.tensor([[0, 1], [1, 0], [1, 0], [0, 1]])
+    codes, values = torch.tensor([[0, 1], [0, 1]]), doubles([50.0, 52.0], [50.0, 52.0])
+    ablated = torch.tensor([[True, False], [True, True]])  # env 1 lacks the rows of slot 1
+    share, error, known = sampled_shapley_values(codes, values, ablated, orders)
+    assert known.tolist() == [True, False]
+    assert share.tolist() == [[2.0, 0.0], [0.0, 0.0]]
+    assert error.tolist() == [[0.0, 0.0], [0.0, 0.0]]

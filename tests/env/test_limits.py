@@ -8,14 +8,14 @@ from reward_cases import empty_state, make_inputs, make_settings
 from torch import Tensor
 
 from esper_soa.env.alpha import advance_ramp, curve_progress, retarget
-from esper_soa.env.config import GatesConfig, LifecycleConfig, RewardConfig
+from esper_soa.env.config import MIN_SHAPLEY_SAMPLES, GatesConfig, LifecycleConfig, RewardConfig
 from esper_soa.env.gates import check_gates
 from esper_soa.env.lifecycle import empty_slots, idle_ramp, tick
 from esper_soa.env.masks import action_masks
 from esper_soa.env.observation import observe
 from esper_soa.env.outcome import SUCCESS_ACCURACY, outcomes, stability
 from esper_soa.env.reward_modes import score
-from esper_soa.env.shapley import estimate, student_t
+from esper_soa.env.shapley import estimate, exact_shapley, sampled_shapley, student_t
 from esper_soa.nets import blend
 from esper_soa.state import Ramp, Slots
 from esper_soa.vocabulary import CNN_BLUEPRINTS, NUM_BLUEPRINTS, AlphaMode, Curve, Op, Stage
@@ -194,6 +194,20 @@ def test_an_estimate_is_the_mean_of_pairs_with_the_error_of_a_mean_and_an_interv
     assert sample.lower.tolist() == pytest.approx([3.5 - reach, 7 - 2 * reach])
     assert sample.upper.tolist() == pytest.approx([3.5 + reach, 7 + 2 * reach])
     assert sample.num_subsets == 7
+
+
+@pytest.mark.parametrize("players", [1, 12])
+def test_exact_values_are_there_for_one_player_and_for_twelve(players: int) -> None:
+    subsets = (torch.arange(2**players)[:, None] >> torch.arange(players)) & 1 == 1
+    weights = torch.arange(1.0, players + 1, dtype=torch.float64)
+    torch.testing.assert_close(exact_shapley(subsets, subsets.double() @ weights), weights)
+
+
+@pytest.mark.parametrize("players", [1, 62])
+def test_sampled_values_are_there_for_one_player_and_for_sixty_two(players: int) -> None:
+    weights = torch.arange(1.0, players + 1, dtype=torch.float64)
+    sample = sampled_shapley(lambda subsets: subsets.double() @ weights, players, MIN_SHAPLEY_SAMPLES)
+    torch.testing.assert_close(sample.value, weights)
 
 
 # --- observation and outcome
