@@ -18,7 +18,7 @@ from esper_soa.env.reward_modes import score
 from esper_soa.env.shapley import estimate, exact_shapley, sampled_shapley, student_t
 from esper_soa.nets import blend
 from esper_soa.state import Ramp, Slots
-from esper_soa.vocabulary import CNN_BLUEPRINTS, NUM_BLUEPRINTS, AlphaMode, Curve, Op, Stage
+from esper_soa.vocabulary import CNN_BLUEPRINTS, NUM_BLUEPRINTS, AlphaMode, Blend, Curve, Op, Stage
 
 CPU = torch.device("cpu")
 
@@ -151,6 +151,24 @@ def test_a_pruned_slot_cools_for_its_embargo_and_two_ticks_around_it(embargo: in
         slots, ramp = tick(slots, ramp, LifecycleConfig(embargo_steps=embargo), GatesConfig())
         stages.append(slots.stage.item())
     assert stages == [Stage.EMBARGOED] * embargo + [Stage.RESETTING, Stage.EMPTY, Stage.EMPTY]
+
+
+def test_an_empty_slot_remembers_nothing_and_is_what_a_cooled_slot_becomes() -> None:
+    slots, ramp = empty_slots(1, 1, CPU), idle_ramp(1, 1, CPU)
+    set_ = {"stage": Stage.EMPTY, "blueprint": -1, "blend": Blend.ADD, "style": 2, "tempo": 5, "alpha_goal": 1.0}
+    for name, value in slots.items():
+        assert value.item() == set_.get(name, 0), name
+    for name, value in ramp.items():
+        assert value.item() == {"curve": Curve.LINEAR, "steepness": 12.0}.get(name, 0), name
+    used = {name: torch.ones_like(value) for name, value in slots.items()} | {
+        "stage": torch.full_like(slots.stage, Stage.RESETTING)
+    }
+    after, at_rest = tick(
+        slots.replace(**used), ramp.replace(**{name: torch.ones_like(value) for name, value in ramp.items()}),
+        LifecycleConfig(), GatesConfig(),
+    )  # fmt: skip
+    assert all(torch.equal(after.get(name), value) for name, value in slots.items())
+    assert all(torch.equal(at_rest.get(name), value) for name, value in ramp.items())
 
 
 # --- ways into the host
