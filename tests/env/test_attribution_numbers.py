@@ -95,3 +95,14 @@ def test_the_error_of_sampled_values_is_that_of_the_mean_of_pairs() -> None:
     assert share[0, 0].item() == pytest.approx(14.5 / 3)
     deviation = (2 * (5.5 - 14.5 / 3) ** 2 + (3.5 - 14.5 / 3) ** 2) / 2  # of three pairs, two are free
     assert error[0, 0].item() == pytest.approx((deviation / 3) ** 0.5)
+
+
+def test_envs_with_gaps_have_no_sampled_value_and_no_error() -> None:
+    orders = torch.tensor([[0, 1, 2], [2, 1, 0], [1, 0, 2], [2, 0, 1]])
+    codes = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7], [0, 1, 2, 3, 4, 5, 6, -1]])
+    values = doubles([50.0, 52.0, 49.0, 55.0, 53.0, 54.0, 51.0, 60.0]).expand(2, -1)
+    share, error, known = sampled_shapley_values(codes, values, torch.ones(2, 3, dtype=torch.bool), orders)
+    assert known.tolist() == [True, False]
+    assert (error[0] > 0).all()
+    assert not share[1].any()
+    assert not error[1].any()

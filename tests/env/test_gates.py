@@ -63,7 +63,8 @@ def test_g2_asks_for_health_when_permissive_and_for_learning_when_strict(change,
         ({"mode": AlphaMode.UP}, False),
         ({"alpha": 0.99}, False),
         ({"alpha": 1 - 5e-7}, True),
-        ({"alpha": 1 - 2e-6}, False),
+        ({"alpha": 1 - 0.99e-6}, True),
+        ({"alpha": 1 - 1.01e-6}, False),
     ],
 )
 def test_g3_asks_for_a_ramp_at_rest_at_full_alpha(change, passes):

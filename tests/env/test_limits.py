@@ -8,17 +8,17 @@ from reward_cases import empty_state, make_inputs, make_settings
 from torch import Tensor
 
 from esper_soa.env.alpha import advance_ramp, curve_progress, retarget
-from esper_soa.env.config import GatesConfig, LifecycleConfig, RewardConfig
+from esper_soa.env.config import MIN_SHAPLEY_SAMPLES, GatesConfig, LifecycleConfig, RewardConfig
 from esper_soa.env.gates import check_gates
 from esper_soa.env.lifecycle import empty_slots, idle_ramp, tick
 from esper_soa.env.masks import action_masks
 from esper_soa.env.observation import observe
 from esper_soa.env.outcome import SUCCESS_ACCURACY, outcomes, stability
 from esper_soa.env.reward_modes import score
-from esper_soa.env.shapley import estimate, student_t
+from esper_soa.env.shapley import estimate, exact_shapley, sampled_shapley, student_t
 from esper_soa.nets import blend
 from esper_soa.state import Ramp, Slots
-from esper_soa.vocabulary import CNN_BLUEPRINTS, NUM_BLUEPRINTS, AlphaMode, Curve, Op, Stage
+from esper_soa.vocabulary import CNN_BLUEPRINTS, NUM_BLUEPRINTS, AlphaMode, Blend, Curve, Op, Stage
 
 CPU = torch.device("cpu")
 
@@ -153,6 +153,24 @@ def test_a_pruned_slot_cools_for_its_embargo_and_two_ticks_around_it(embargo: in
     assert stages == [Stage.EMBARGOED] * embargo + [Stage.RESETTING, Stage.EMPTY, Stage.EMPTY]
 
 
+def test_an_empty_slot_remembers_nothing_and_is_what_a_cooled_slot_becomes() -> None:
+    slots, ramp = empty_slots(1, 1, CPU), idle_ramp(1, 1, CPU)
+    set_ = {"stage": Stage.EMPTY, "blueprint": -1, "blend": Blend.ADD, "style": 2, "tempo": 5, "alpha_goal": 1.0}
+    for name, value in slots.items():
+        assert value.item() == set_.get(name, 0), name
+    for name, value in ramp.items():
+        assert value.item() == {"curve": Curve.LINEAR, "steepness": 12.0}.get(name, 0), name
+    used = {name: torch.ones_like(value) for name, value in slots.items()} | {
+        "stage": torch.full_like(slots.stage, Stage.RESETTING)
+    }
+    after, at_rest = tick(
+        slots.replace(**used), ramp.replace(**{name: torch.ones_like(value) for name, value in ramp.items()}),
+        LifecycleConfig(), GatesConfig(),
+    )  # fmt: skip
+    assert all(torch.equal(after.get(name), value) for name, value in slots.items())
+    assert all(torch.equal(at_rest.get(name), value) for name, value in ramp.items())
+
+
 # --- ways into the host
 
 
@@ -194,6 +212,20 @@ def test_an_estimate_is_the_mean_of_pairs_with_the_error_of_a_mean_and_an_interv
     assert sample.lower.tolist() == pytest.approx([3.5 - reach, 7 - 2 * reach])
     assert sample.upper.tolist() == pytest.approx([3.5 + reach, 7 + 2 * reach])
     assert sample.num_subsets == 7
+
+
+@pytest.mark.parametrize("players", [1, 12])
+def test_exact_values_are_there_for_one_player_and_for_twelve(players: int) -> None:
+    subsets = (torch.arange(2**players)[:, None] >> torch.arange(players)) & 1 == 1
+    weights = torch.arange(1.0, players + 1, dtype=torch.float64)
+    torch.testing.assert_close(exact_shapley(subsets, subsets.double() @ weights), weights)
+
+
+@pytest.mark.parametrize("players", [1, 62])
+def test_sampled_values_are_there_for_one_player_and_for_sixty_two(players: int) -> None:
+    weights = torch.arange(1.0, players + 1, dtype=torch.float64)
+    sample = sampled_shapley(lambda subsets: subsets.double() @ weights, players, MIN_SHAPLEY_SAMPLES)
+    torch.testing.assert_close(sample.value, weights)
 
 
 # --- observation and outcome

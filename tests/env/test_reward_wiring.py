@@ -292,3 +292,38 @@ def test_a_fossil_contributes_from_a_gain_of_one_point_on(share: float) -> None:
     )  # fmt: skip
     after = settle_fossils(state.replace(slots=slots), make_action(torch.tensor([0]), torch.tensor([4])), outcome)
     assert after.totals.contributing.tolist() == [int(share >= 1)]
+
+
+LIVE = {"stage": Stage.BLENDING, "total": 9.0, "accuracy_germination": 60.0, "step": 25, "seed_age": 15}
+
+
+@pytest.mark.parametrize(
+    ("given", "paid"),
+    [
+        ({"contribution": 0.5, "val_accuracy": 60.25}, 1 / 3),  # 2 * 0.5 * 0.25 / 0.75
+        ({"contribution": 0.5, "val_accuracy": 60.25, "seed_age": 20}, 0.7 / 3),  # germinated at env-step 5
+        ({"contribution": 0.5, "val_accuracy": 59.0}, 0.0),
+        ({"contribution": 0.0, "val_accuracy": 63.0}, 0.0),
+        ({"contribution": -0.5, "val_accuracy": 63.0, "seed_age": 20}, -0.5),
+        ({"improvement": 0.5}, 0.15),  # unmeasured: three tenths of what the stage gained
+        ({"improvement": -0.5}, 0.0),
+        ({"improvement": 0.5, "stage": Stage.TRAINING}, 0.0),
+        ({"improvement": 0.5, "stage": Stage.FOSSILIZED}, 0.0),
+    ],
+)
+def test_shaped_attributes_small_contributions_by_the_same_rule(given: dict[str, float], paid: float) -> None:
+    terms, _ = score(make_inputs(**(LIVE | given)), RewardConfig())
+    assert terms.attribution.item() == pytest.approx(paid)
+
+
+@pytest.mark.parametrize(
+    ("contribution", "escrow", "paid", "credit"),
+    [(0.5, 0.0, 0.5, 0.5), (0.0, 5.0, -2.0, 3.0), (-0.5, 5.0, -5.5, 0.0), (-0.5, 0.0, -0.5, 0.0)],
+)
+def test_escrow_follows_small_contributions_and_blames_harm(
+    contribution: float, escrow: float, paid: float, credit: float
+) -> None:
+    inputs = make_inputs(**LIVE, contribution=contribution, stable_accuracy=62.0, escrow=escrow)
+    terms, readings = score(inputs, RewardConfig(mode="escrow"))
+    assert terms.attribution.item() == pytest.approx(paid)
+    assert readings.escrow_next.item() == pytest.approx(credit)

@@ -45,7 +45,7 @@ def as_torch_starts(rows: Tensor, modules: list[FlatModule], table: Table) -> No
         if torches.unique().numel() == 1:
             assert torch.equal(ours, torches[:1].expand_as(ours)), parameter
             continue
-        # The largest of 600 numbers in [0, b) is below 0.98 b once in 200,000 draws.
+        # Of the 600 numbers and more of every tensor here the largest is above 0.98 of the bound.
         bound = torches.abs().max()
         assert float(ours.abs().max() / bound) == pytest.approx(1, abs=0.02), parameter
         torch.testing.assert_close(ours.flatten().quantile(QUANTILES) / bound, 2 * QUANTILES - 1, rtol=0, atol=0.07)
@@ -54,9 +54,9 @@ def as_torch_starts(rows: Tensor, modules: list[FlatModule], table: Table) -> No
 @pytest.mark.parametrize("name", TASKS)
 def test_hosts_start_as_torch_modules_do(name: str) -> None:
     task = TASKS[name]
-    shape, weights = fresh(task, 400)
+    shape, weights = fresh(task, 200)
     torch.manual_seed(0)
-    as_torch_starts(weights["host", "params"], [Host(task) for _ in range(100)], shape.parameters)
+    as_torch_starts(weights["host", "params"], [Host(task) for _ in range(60)], shape.parameters)
 
 
 @pytest.mark.parametrize("blend", [Blend.ADD, Blend.MULTIPLY, Blend.GATE])
@@ -70,9 +70,9 @@ def test_seeds_start_as_torch_modules_do(blueprint: int, blend: int) -> None:
 
 
 def test_gates_start_as_torch_modules_do() -> None:
-    rows = gate_table(16).initial(env_keys(streams.SEED_INIT, 2000), torch.float64)
+    rows = gate_table(16).initial(env_keys(streams.SEED_INIT, 1000), torch.float64)
     torch.manual_seed(0)
-    as_torch_starts(rows, [Gate(16) for _ in range(1000)], gate_table(16))
+    as_torch_starts(rows, [Gate(16) for _ in range(600)], gate_table(16))
 
 
 def test_a_bound_is_one_over_the_root_of_what_one_output_sums_up() -> None:
@@ -155,3 +155,4 @@ def test_seeds_of_all_envs_slots_and_births_differ_and_the_same_birth_gives_the_
     assert torch.equal(seen[0], seen[2])
     both = torch.stack(seen[:2])
     assert both.unique().numel() == both.numel()
+    assert ((both[..., :32] - both[..., 144:]).abs().amax(-1) > 0.1).all()  # equal up to rounding, were they one stream
