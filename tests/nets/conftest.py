@@ -10,15 +10,6 @@ from esper_soa.nets.native import switch
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """As in a run: threads within small operations mostly wait for each other, many times as long beside other work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture
 def native(_one_thread: None) -> Iterator[None]:
     """Native kernels on, and plain torch afterwards; skips where there is no compiler."""

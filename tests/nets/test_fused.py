@@ -307,9 +307,9 @@ def in_torch(world: World, roster: Roster) -> Outcome:
 
 OPTIONS = [
     TaskConfig(name="clipped", max_grad_norm=0.02, weight_decay=0.05),
-    TaskConfig(name="barely clipped", max_grad_norm=1.0, weight_decay=0.05, num_pools=1),
-    TaskConfig(name="to nothing", max_grad_norm=1e-4, momentum=0.0, host_lr=0.3, seed_lr=0.003, kernel_size=1),
-    TaskConfig(name="not clipped", max_grad_norm=0.0, weight_decay=0.3, momentum=0.5, host_lr=0.02),
+    TaskConfig(name="barely_clipped", max_grad_norm=1.0, weight_decay=0.05, num_pools=1),
+    TaskConfig(name="to_nothing", max_grad_norm=1e-4, momentum=0.0, host_lr=0.3, seed_lr=0.003, kernel_size=1),
+    TaskConfig(name="not_clipped", max_grad_norm=0.0, weight_decay=0.3, momentum=0.5, host_lr=0.02),
     TaskConfig(name="wide", base_channels=32, num_blocks=2, num_pools=2, max_grad_norm=0.1, weight_decay=0.0),
 ]
 
