@@ -19,10 +19,10 @@ from esper_soa.evaluation import evaluation_settings
 from esper_soa.nets.config import DataConfig, TaskConfig
 from esper_soa.ops import resume
 from esper_soa.ops.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
-from esper_soa.ops.interrupt import Requests
 from esper_soa.ops.record import record_fault, unlike
 from esper_soa.ops.report import print_summary, write_summary
 from esper_soa.ops.rundir import RunFolder
+from esper_soa.ops.session import session
 from esper_soa.trainer import Run, run
 
 CPU = torch.device("cpu")
@@ -44,7 +44,8 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Run:
     )  # fmt: skip
     folder = RunFolder(tmp_path_factory.mktemp("run"))
     run(cfg, folder)
-    return Run(cfg, folder, Requests())
+    with session(folder) as within:
+        return Run(cfg, within)
 
 
 @pytest.fixture
