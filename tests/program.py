@@ -14,7 +14,8 @@ TINY = [
     "+experiment=smoke", "rounds=2", "steps=2", "train_samples=16", "val_samples=8", "data.synthetic_train=32",
     "data.synthetic_test=16", "compute.threads=1", "compute.workers=1", "compute.native=off",
 ]  # fmt: skip
-ENVIRONMENT = os.environ | {"HYDRA_FULL_ERROR": "0", "TRITON_INTERPRET": "0"}
+# An empty PYTHONUNBUFFERED is none: streams hold back what they are given, as they do for users.
+ENVIRONMENT = os.environ | {"HYDRA_FULL_ERROR": "0", "TRITON_INTERPRET": "0", "PYTHONUNBUFFERED": ""}
 PATIENCE = 250  # seconds; a guard against waiting for ever, not a measurement
 
 

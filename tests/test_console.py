@@ -92,6 +92,17 @@ def test_a_mistake_that_nobody_can_be_told_has_its_status(tmp_path: Path) -> Non
     assert process.wait(timeout=PATIENCE) == 2
 
 
+def test_what_is_left_to_say_at_the_end_may_fail(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        command("--cfg", "job"), cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait(timeout=PATIENCE) == 0
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("streams", ["out", "both"])

@@ -82,5 +82,10 @@ def standing_streams() -> Iterator[None]:
     while number <= 2:
         number = os.open(os.devnull, os.O_RDWR)
     os.close(number)
-    with redirect_stdout(outlet(sys.stdout)), redirect_stderr(outlet(sys.stderr)):
-        yield
+    streams = outlet(sys.stdout), outlet(sys.stderr)
+    with redirect_stdout(streams[0]), redirect_stderr(streams[1]):
+        try:
+            yield
+        finally:
+            for stream in streams:  # what is left for the interpreter to write at its end could fail there
+                stream.flush()

@@ -343,8 +343,11 @@ def _git_revision(checkout: Path) -> str | None:
 
 
 def _git(checkout: Path, *arguments: str) -> str:
+    """What git says; it only reads: a run that is cut off must not leave the checkout locked."""
     try:
-        done = subprocess.run(["git", "-C", str(checkout), *arguments], capture_output=True, text=True, timeout=10)
+        done = subprocess.run(
+            ["git", "--no-optional-locks", "-C", str(checkout), *arguments], capture_output=True, text=True, timeout=10
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""

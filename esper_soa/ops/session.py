@@ -52,7 +52,6 @@ def session(folder: RunFolder) -> Iterator[Session]:
         try:
             yield opened
         finally:
-            opened.look_at_console()
             _log_the_end(begun)
 
 
