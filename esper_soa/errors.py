@@ -1,5 +1,7 @@
 """Errors that a user can mend: each names the setting, its value, what is allowed and what to do. Needs no torch."""
 
+SHOWN = 200  # characters of a value in a message
+
 
 class UserError(Exception):
     """Bad input found by us before or while building: one clear message, exit status 2, no traceback."""
@@ -10,7 +12,13 @@ class SettingError(UserError):
 
     def __init__(self, setting: str, value: object, allowed: str, remedy: str = "") -> None:
         end = f" {remedy}" if remedy else ""
-        super().__init__(f"{setting}={value}: must be {allowed}.{end}")
+        super().__init__(f"{setting}={_shown(value)}: must be {allowed}.{end}")
+
+
+def _shown(value: object) -> str:
+    """The value on one line, shortened where it is very long."""
+    text = "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in str(value))
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
 class DataError(UserError):
