@@ -1,13 +1,12 @@
 """Errors that a user can mend: each names the setting, its value, what is allowed and what to do. Needs no torch."""
 
-SHOWN = 500  # characters of a value that an error repeats
+SHOWN = 200  # characters of a value in a message
 
 
 def one_line(value: object) -> str:
-    """`value` as one printable line of about SHOWN characters at most."""
-    text = str(value)
-    line = text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
-    return line if len(line) <= SHOWN else f"{line[:SHOWN]}..."
+    """`value` in one line of printable characters, cut where it is long."""
+    text = "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in str(value))
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
 class UserError(Exception):

@@ -142,6 +142,8 @@ def test_the_drip_of_basic_plus_is_set_and_can_be_overridden() -> None:
         ("policy.schedule.advance=[0]", ("policy.schedule.advance=0", "in [1, 1000000000]")),
         ("task.blueprints=[norm,norm]", ("task.blueprints=", "without repetition")),
         ("name=" + "x" * 61, ("name=", "at most 60")),
+        ("name='a\nb'", (r"name=a\nb: must be",)),
+        ("name=" + "x" * 5000, ("name=" + "x" * 200 + "...: must be",)),
         ("name=${nowhere}", ("nowhere",)),
         ("+env=4", ("env: there is no such setting", "envs?")),
         ("+task.num_block=4", ("task.num_block: there is no such setting", "num_blocks?")),
