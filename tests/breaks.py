@@ -1,0 +1,264 @@
+"""Would the tests notice? Breaks one line at a time in a copy of the checkout and runs the tests that guard it.
+
+    python tests/breaks.py [--jobs 2] [--only esper_soa/env] [--write tests/BREAKS.md]
+
+Prints a table: place, change, and the test that went red, or GREEN. A row whose line is no longer in its file is an
+error: the table goes with the code. Ends with status 1 where anything stays green. Takes a quarter of an hour.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+LIMIT = 500  # seconds for the guards of one line
+GUARDS = {
+    "trainer": "tests/test_run_numbers.py tests/test_main_job.py tests/test_first_pass.py tests/test_contract.py",
+    "evaluation": "tests/test_evaluation_numbers.py tests/test_evaluate.py",
+    "agent": "tests/agent tests/test_first_pass.py",
+    "world": "tests/env/test_world.py tests/env/test_draws.py tests/nets/test_precision.py",
+    "tally": "tests/ops/test_tally.py tests/test_run_numbers.py",
+    "nets": "tests/nets/test_initial_weights.py tests/nets/test_seeds_learn.py tests/test_parity.py",
+    "native": "tests/nets/test_fused.py tests/nets/test_native.py",
+    "env": "tests/env tests/test_parity.py",
+}
+
+
+class Break(NamedTuple):
+    """One line, what becomes of it, and the group of tests that guards it."""
+
+    path: str  # below esper_soa/
+    before: str
+    after: str
+    guard: str
+
+
+BREAKS = (
+    Break(
+        "trainer.py",
+        "result.accuracies, result.parameters, result.rewards\n",
+        "result.accuracies, result.parameters, result.accuracies\n",
+        "trainer",
+    ),
+    Break(
+        "trainer.py", "reward=sum(done.rewards) / len(done.rewards)", "reward=sum(done.rewards) / cfg.rounds", "trainer"
+    ),
+    Break(
+        "trainer.py",
+        'return cfg.baseline_comparison and cfg.policy.name != "wait"',
+        "return cfg.baseline_comparison",
+        "trainer",
+    ),
+    Break("trainer.py", '{"round": number + 1, "env": env}', '{"round": number, "env": env}', "trainer"),
+    Break("trainer.py", '"env_steps": (number + 1) * env_steps', '"env_steps": number * env_steps', "trainer"),
+    Break("trainer.py", "max_seeds=cfg.max_seeds", "max_seeds=0", "trainer"),
+    Break("trainer.py", "hypervolume(front[:, 0], front[:, 2])", "hypervolume(front[:, 0], front[:, 1])", "trainer"),
+    Break("trainer.py", "len(feature_names(names)), cfg.seed)", "len(feature_names(names)), 0)", "trainer"),
+    Break(
+        "evaluation.py",
+        "return min(cfg.rent_weight * math.log1p(growth), cfg.max_rent)",
+        "return cfg.rent_weight * math.log1p(growth)",
+        "evaluation",
+    ),
+    Break(
+        "evaluation.py",
+        "difference_interval(scores[name].net, scores[names[0]].net,",
+        "difference_interval(scores[names[0]].net, scores[name].net,",
+        "evaluation",
+    ),
+    Break(
+        "evaluation.py",
+        "deterministic=cfg.deterministic,\n",
+        "deterministic=made.policy.deterministic,\n",
+        "evaluation",
+    ),
+    Break("evaluation.py", "envs=cfg.envs or made.envs", "envs=made.envs", "evaluation"),
+    Break("evaluation.py", "Player(agent, None), episode, progress", "Player(agent, None), 0, progress", "evaluation"),
+    Break("agent/ppo.py", "Q_SHARE = 0.5", "Q_SHARE = 0.25", "agent"),
+    Break("agent/ppo.py", "MAX_SKIPPED = 3", "MAX_SKIPPED = 4", "agent"),
+    Break("agent/ppo.py", "config.forced_value_weight, 1.0) * rows.valid", "config.forced_value_weight, 1.0)", "agent"),
+    Break(
+        "agent/ppo.py",
+        "relevant_heads(rows.effective_op) & rows.valid",
+        "relevant_heads(rows.action.op) & rows.valid",
+        "agent",
+    ),
+    Break("agent/ppo.py", "go = finite & ~stopped", "go = finite", "agent"),
+    Break(
+        "agent/ppo.py", "Batch(rows, normalize_advantages(advantages, rows.valid),", "Batch(rows, advantages,", "agent"
+    ),
+    Break(
+        "agent/policy.py", "torch.where(blueprints < 0, NUM_BLUEPRINTS, blueprints)", "blueprints.clamp(min=0)", "agent"
+    ),
+    Break("agent/policy.py", 'masks.op, self.floors["op"])', "masks.op, 0.0)", "agent"),
+    Break("agent/policy.py", "detached = x.detach()", "detached = x", "agent"),
+    Break("agent/policy.py", "fresh = reset[start].reshape(1, -1, 1)", "fresh = reset[0].reshape(1, -1, 1)", "agent"),
+    Break("env/world.py", "self.round = number\n", "self.round = 0\n", "world"),
+    Break("env/world.py", "        reset_loss_scales_(self.weights)\n", "", "world"),
+    Break("env/world.py", "sizes.train_samples // sizes.batch_size", "1", "world"),
+    Break("ops/tally.py", "terms.get(name).mean() for name", "terms.get(name).sum() for name", "tally"),
+    Break("ops/tally.py", "training.mean(1).tolist()", "training[:, 0].tolist()", "tally"),
+    Break("ops/tally.py", 'int(numbers["num_steps"])', 'int(numbers["num_steps"]) + 1', "tally"),
+    Break("nets/parameters.py", "return value + bound * (2 * draws - 1)", "return value + bound * draws", "nets"),
+    Break(
+        "nets/parameters.py",
+        "return Parameter((size,), 1.0 / math.sqrt(fan_in))",
+        "return Parameter((size,), 1.0 / fan_in)",
+        "nets",
+    ),
+    Break("nets/blueprints.py", "Parameter((channels,), value=3.0)", "Parameter((channels,), value=1.0)", "nets"),
+    Break("nets/blueprints.py", "return max(8, channels // 4)", "return max(4, channels // 4)", "nets"),
+    Break("nets/blueprints.py", "CHANNELS_PER_GROUP = 16", "CHANNELS_PER_GROUP = 8", "nets"),
+    Break(
+        "nets/blueprints.py",
+        "norm_scale(channels), zeros(channels)\n\n\ndef _depthwise",
+        "zeros(channels), zeros(channels)\n\n\ndef _depthwise",
+        "nets",
+    ),
+    Break(
+        "nets/native/sgd.c",
+        "g = grad[i] * share + decay * params[i]",
+        "g = (grad[i] + decay * params[i]) * share",
+        "native",
+    ),
+    Break("nets/native/head.c", "logits[k] = h->bias[n * K + k] + dot", "logits[k] = dot", "native"),
+    Break("nets/native/join.c", "kept = splat(cut ? 1.0f - share : 1.0f)", "kept = splat(1.0f)", "native"),
+    Break("nets/native/norm.h", "away * away * shrink", "0 * shrink", "native"),
+    Break("nets/native/train.c", "if (!(own->flags & FROZEN)) descend_seed", "descend_seed", "native"),
+    Break("nets/native/train.c", "0.8 * (of.exploding / of.tensors)", "0.5 * (of.exploding / of.tensors)", "native"),
+    Break("nets/native/validate.c", "if (net->label < 0) continue;", "", "native"),
+    Break("env/reward_modes.py", "RANSOM_CONTRIBUTION = 0.1", "RANSOM_CONTRIBUTION = 1.0", "env"),
+    Break("env/reward_modes.py", "/ 100 - cost).clamp(-1, 1)", "/ 100 - cost).clamp(0, 1)", "env"),
+    Break(
+        "env/reward_modes.py",
+        "inputs.seed_age < cfg.early_prune_threshold",
+        "inputs.seed_age <= cfg.early_prune_threshold",
+        "env",
+    ),
+    Break(
+        "env/reward_modes.py", "(inputs.seed_age < loss.grace_steps)", "(inputs.seed_age <= loss.grace_steps)", "env"
+    ),
+    Break(
+        "env/reward_modes.py",
+        "payment = raw.clamp(-cfg.negative_drip_ratio * cfg.max_drip_per_step, ",
+        "payment = raw.clamp(-cfg.max_drip_per_step, ",
+        "env",
+    ),
+    Break("env/reward.py", "/ max(host, cfg.rent_host_params_floor)", "/ host", "env"),
+    Break("env/reward.py", "loss_delta=-signals.loss_delta", "loss_delta=signals.loss_delta", "env"),
+    Break(
+        "env/reward.py",
+        "drip_paid=torch.where(opened, 0.0, slots.drip_paid + readings.drip_payment)",
+        "drip_paid=slots.drip_paid + readings.drip_payment",
+        "env",
+    ),
+    Break(
+        "env/reward_terms.py", "(inputs.contribution > 1.0) & (discount >= 0.5)", "(inputs.contribution > 1.0)", "env"
+    ),
+    Break(
+        "env/reward_terms.py",
+        "(inputs.stage_age >= 2) & (attribution > 0)",
+        "(inputs.stage_age >= 1) & (attribution > 0)",
+        "env",
+    ),
+    Break("env/governor.py", "RECOVERED_SHARE = 0.6", "RECOVERED_SHARE = 0.8", "env"),
+    Break(
+        "env/governor.py",
+        "((state.signals.step + 1) % cfg.snapshot_steps == 0)",
+        "(state.signals.step % cfg.snapshot_steps == 0)",
+        "env",
+    ),
+    Break("env/governor.py", "prune_penalty * removed.sum(1)", "prune_penalty * removed.any(1)", "env"),
+    Break("env/governor.py", "ablated=measured.ablated & trusted", "ablated=measured.ablated", "env"),
+)
+
+
+def copy_of(root: Path, folder: Path) -> Path:
+    """The files that git tracks in the checkout `root`, as they are now, in `folder`."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, listed.split("\0")):
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(root / name, target)
+    return folder
+
+
+def red_test(checkout: Path, guard: str) -> str:
+    """The first test of the group `guard` that fails in `checkout`, or the error before any; empty where none does."""
+    vectors = os.environ.get("ESPER_SOA_VECTORS", str(ROOT.parent / "shared" / "vectors"))
+    env = os.environ | {"PYTHONPATH": str(checkout), "ESPER_SOA_VECTORS": vectors, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no", "-p", "no:cacheprovider", *GUARDS[guard].split()]
+    try:
+        done = subprocess.run(command, cwd=checkout, env=env, capture_output=True, text=True, timeout=LIMIT)
+    except subprocess.TimeoutExpired:
+        return f"more than {LIMIT} seconds"
+    if done.returncode == 0:
+        return ""
+    found = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    return found[1].removeprefix("tests/") if found else f"status {done.returncode}"
+
+
+def broken(checkout: Path, row: Break) -> str:
+    """What went red with the row's line broken in `checkout`; empty where nothing did."""
+    path = checkout / "esper_soa" / row.path
+    whole = path.read_text(encoding="utf-8")
+    path.write_text(whole.replace(row.before, row.after, 1), encoding="utf-8")
+    try:
+        return red_test(checkout, row.guard)
+    finally:
+        path.write_text(whole, encoding="utf-8")
+
+
+def line(row: Break, red: str) -> str:
+    """The row of the table."""
+    number = (ROOT / "esper_soa" / row.path).read_text(encoding="utf-8").split(row.before)[0].count("\n") + 1
+    before, after = (" ".join(text.split()).replace("|", "\\|") for text in (row.before, row.after))
+    change = f"`{before}` | `{after}`" if after else f"`{before}` | (gone)"
+    return f"| {row.path}:{number} | {change} | {red or 'GREEN'} |"
+
+
+def main() -> None:
+    """Break, test, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=2, help="lines at a time, each in a copy of its own")
+    parser.add_argument("--only", default="", help="rows of the files that begin with this")
+    parser.add_argument("--write", type=Path, help="file for the table")
+    options = parser.parse_args()
+    rows = [row for row in BREAKS if row.path.startswith(options.only)]
+    gone = [row for row in rows if row.before not in (ROOT / "esper_soa" / row.path).read_text(encoding="utf-8")]
+    if gone:
+        sys.exit("\n".join(f"error: {row.path} has no {row.before!r}: bring the table up to date" for row in gone))
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as pool:
+        copies: SimpleQueue[Path] = SimpleQueue()
+        for job in range(options.jobs):
+            copies.put(copy_of(ROOT, Path(folder) / str(job)))
+
+        def tried(row: Break) -> str:
+            checkout, begun = copies.get(), time.monotonic()
+            red = broken(checkout, row)
+            copies.put(checkout)
+            print(f"{time.monotonic() - begun:5.0f} s", line(row, red), flush=True)
+            return red
+
+        reds = list(pool.map(tried, rows))
+    green = sum(not red for red in reds)
+    table = ["| place | line | broken | red |", "|---|---|---|---|", *map(line, rows, reds)]
+    summary = f"{len(rows)} lines broken one at a time, {len(rows) - green} red, {green} green."
+    if options.write:
+        title = "# Lines broken on purpose\n\nMade by `python tests/breaks.py --write tests/BREAKS.md`."
+        options.write.write_text(f"{title} {summary}\n\n" + "\n".join(table) + "\n", encoding="utf-8")
+    print(summary)
+    sys.exit(1 if green else 0)
+
+
+if __name__ == "__main__":
+    main()
