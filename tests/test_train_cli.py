@@ -20,7 +20,7 @@ def command_line(*arguments: str, folder: Path) -> subprocess.CompletedProcess[s
 @pytest.mark.parametrize(
     ("override", "told"),
     [
-        ("envs=0", "envs=0: must be at least 1."),
+        ("envs=0", "envs=0: must be in [1, 1048576]."),
         ("slots=[r0c0,r7c7]", "slots=r7c7: must be a slot of cifar_baseline: r0c0"),
         ("task.blueprints=[conv_huge]", "task.blueprints=conv_huge: must be one of conv_light"),
     ],
