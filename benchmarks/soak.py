@@ -83,8 +83,9 @@ def resident() -> float:
 
 
 def tensors() -> float:
-    """Memory behind all tensors that Python can reach, each piece counted once, MiB."""
-    storages = [item.untyped_storage() for item in gc.get_objects() if type(item) in (torch.Tensor, torch.nn.Parameter)]
+    """Memory behind all ordinary tensors that Python can reach, each piece counted once, MiB."""
+    kept = [item for item in gc.get_objects() if type(item) in (torch.Tensor, torch.nn.Parameter)]
+    storages = [item.untyped_storage() for item in kept if item.layout == torch.strided]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values()) / MIB
 
 

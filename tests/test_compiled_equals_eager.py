@@ -88,7 +88,7 @@ def graphs() -> int:
 
 
 # basic_plus is the mode that also evaluates fossils and pays from their pools.
-FEW_MODES = ("shaped", "simplified", "basic_plus")
+FEW_MODES = ("shaped", "basic_plus")
 MODES = [mode if mode in FEW_MODES else pytest.param(mode, marks=pytest.mark.slow) for mode in REWARD_MODES]
 
 

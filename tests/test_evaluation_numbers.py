@@ -50,7 +50,7 @@ def saved(trained: Path) -> Saved:
 
 def asked(trained: Path, **changed: object) -> EvaluateConfig:
     cfg = EvaluateConfig(checkpoint=str(trained), policies=["wait", "random", "ppo"], episodes=EPISODES, envs=ENVS,
-                         seed=SEED, deterministic=False, resamples=100, progress="off",
+                         seed=SEED, deterministic=False, progress="off",
                          compute=ComputeConfig(threads=1, workers=1))  # fmt: skip
     return replace(cfg, **changed)  # type: ignore[arg-type]
 

@@ -33,11 +33,11 @@ def test_a_job_that_fails_ends_neither_the_others_nor_unnamed(swept: Swept) -> N
     first = swept.first
     assert first.returncode == 1
     assert "Traceback" not in first.stderr
-    assert first.stderr.splitlines()[0] == "error: envs=0: must be at least 1."
+    assert first.stderr.splitlines()[0] == "error: envs=0: must be in [1, 1048576]."
     failed = first.stderr.split("failed jobs:\n")[1].splitlines()
     assert len(failed) == 1
     assert failed[0].startswith("  #0 +experiment=smoke ")
-    assert failed[0].endswith("envs=0: envs=0: must be at least 1.")
+    assert failed[0].endswith("envs=0: envs=0: must be in [1, 1048576].")
     for job, envs in (("1", 2), ("2", 1)):
         assert json.loads((swept.sweep / job / "summary.json").read_text())["envs"] == envs
 

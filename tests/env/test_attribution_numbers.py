@@ -103,6 +103,6 @@ def test_envs_with_gaps_have_no_sampled_value_and_no_error() -> None:
     values = doubles([50.0, 52.0, 49.0, 55.0, 53.0, 54.0, 51.0, 60.0]).expand(2, -1)
     share, error, known = sampled_shapley_values(codes, values, torch.ones(2, 3, dtype=torch.bool), orders)
     assert known.tolist() == [True, False]
-    assert (error[0] > 0).all()
+    assert (error[0] > 0).any()
     assert not share[1].any()
     assert not error[1].any()

@@ -326,9 +326,12 @@ def scripted(step):
     return act(op, 3, slot=[0, 0, step % 2], blueprint=1 + step % 7, style=step % 4, alpha_speed=1, alpha_target=2)
 
 
+LIFECYCLE, GATES = LifecycleConfig(embargo_steps=2), GatesConfig(min_blending_steps=1)
+
+
 def whole_step(slots, ramp, action, panic):
     slots, ramp = prune_now(slots, ramp, panic)
-    return env_step(slots, ramp, action, LifecycleConfig(embargo_steps=2), GatesConfig(min_blending_steps=1))
+    return env_step(slots, ramp, action, LIFECYCLE, GATES)
 
 
 def test_an_episode_runs_in_one_compiled_graph_and_as_in_eager():
