@@ -146,7 +146,7 @@ def learning(records: Records) -> list[str]:
     lines = []
     for record in newest.values():
         seeds = seeds_of(record)
-        lines += [f"{played(record).capitalize()} ({name_of(record, records)} below):", "",
+        lines += [f"{played(record).capitalize()}, evaluation {name_of(record, records)}:", "",
                   *table(judge(seeds), seeds).splitlines(), ""]  # fmt: skip
     rows: list[Line] = [("evaluation", "seeds", "played", "learned", *(f"{name}, p" for name in POLICIES[1:]))]
     for record in records:
