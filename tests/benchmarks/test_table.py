@@ -158,9 +158,9 @@ def test_every_evaluation_of_learning_is_told_whichever_way_it_was_played() -> N
         return {"deterministic": deterministic, "seeds": seeds, "settings": []}
 
     lines = learning([evaluated(0, True), evaluated(9, True), evaluated(5, False)])
-    titles = [line for line in lines if line.endswith("below):")]
-    assert titles == ["Likeliest choices (2 (commit not kept) below):",
-                      "Choices sampled as in training (3 (commit not kept) below):"]  # fmt: skip
+    titles = [line for line in lines if line.endswith("(commit not kept):")]
+    assert titles == ["Likeliest choices, evaluation 2 (commit not kept):",
+                      "Choices sampled as in training, evaluation 3 (commit not kept):"]  # fmt: skip
     rows = [line.split(" | ") for line in lines if line.startswith(("| 1 (", "| 2 (", "| 3 ("))]
     assert [(row[2], row[3][:6]) for row in rows] == [
         ("likeliest choices", "21.50 "), ("likeliest choices", "30.50 "), ("choices sampled as in training", "26.50 "),
