@@ -1,4 +1,5 @@
-"""Paths that a user gives: `~` is expanded, and what cannot be a path is refused by the name of its setting.
+"""Paths that a user gives: `~` is expanded, and what cannot be a path is refused by the name of its setting; and files
+that are to last.
 
 Called wherever a setting names a file or a folder. Needs no torch.
 """
@@ -36,3 +37,12 @@ def _is_text(given: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def sync(path: Path) -> None:
+    """Make the file `path`, or the names in the folder `path`, survive a power cut; raises OSError."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

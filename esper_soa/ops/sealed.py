@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from esper_soa.errors import UserError, one_line
+from esper_soa.paths import sync
 
 VERSION = 2
 # A checkpoint of version 1 has this text within its first bytes and no seal at its end.
@@ -67,7 +68,7 @@ def write_sealed(path: Path, fill: Callable[[BinaryIO], None]) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-        _sync_folder(path.parent)
+        sync(path.parent)
     except OSError as error:
         raise OSError(error.errno or errno.EIO, error.strerror or str(error), str(path)) from error
     finally:
@@ -140,12 +141,3 @@ def _digest(file: BinaryIO, length: int) -> str:
         digest.update(chunk)
         length -= len(chunk)
     return digest.hexdigest()
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the new name itself survive a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

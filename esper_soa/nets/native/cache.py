@@ -14,6 +14,8 @@ import stat
 import time
 from pathlib import Path
 
+from esper_soa.paths import sync
+
 DRAFT = "draft-"  # begins the name of a folder in which a compiler works
 DRAFT_SECONDS = 3600.0  # older drafts belong to a process that was killed
 
@@ -118,24 +120,16 @@ def store(folder: Path, key: str, draft: Path) -> Path:
     os.replace(draft, library)
     said.write_bytes(_line(library, digest))
     _settle(said)
-    _sync(folder)
+    sync(folder)
     os.replace(said, folder / f"nets-{key}.sha256")
-    _sync(folder)
+    sync(folder)
     return library
 
 
 def _settle(file: Path) -> None:
     """For this user alone, and on the disk."""
     os.chmod(file, 0o700 if file.suffix == ".so" else 0o600)
-    _sync(file)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync(file)
 
 
 def drop_old_drafts(folder: Path) -> None:
