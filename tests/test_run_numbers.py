@@ -280,6 +280,36 @@ def test_the_summary_tells_the_last_round(random_run: Done, rounds: list[Round],
     assert written["speed"]["eps"] == summary.speed.eps
 
 
+def test_the_reward_of_the_summary_is_the_mean_over_the_envs_of_the_last_round(learning_run: Done) -> None:
+    """Of four rounds of two envs: neither of all rounds nor divided by their number."""
+    assert learning_run.summary.reward == pytest.approx(learning_run.lines[-1]["reward"]["mean"])
+    assert learning_run.lines[-1]["reward"]["mean"] != pytest.approx(0)
+
+
+def test_no_env_of_a_run_has_more_seeds_than_the_settings_allow(rounds: list[Round]) -> None:
+    def most(played: Round) -> int:
+        return max(int(state.slots.live.sum(1).max()) for state in played.states)
+
+    assert max(most(played) for played in rounds) == 2, "any limit would do"
+    assert most(witnessed_round(build_world(settings("random", max_seeds=1), CPU), RandomPolicy(), 0)) == 1
+
+
+def test_the_seed_of_a_run_decides_what_its_policy_begins_with(world: World) -> None:
+    def weights(seed: int) -> Tensor:
+        learner = build_player(settings("ppo", seed=seed), world).learner
+        assert learner is not None
+        return torch.cat([parameter.flatten() for parameter in learner.parameters])
+
+    assert torch.equal(weights(3), weights(3))
+    assert not torch.equal(weights(3), weights(4))
+
+
+def test_a_policy_that_only_waits_is_its_own_control(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    waited = done(settings("wait", rounds=1, steps=2, telemetry=TelemetryConfig(progress="plain")), tmp_path)
+    assert waited.summary.control is None
+    assert "without growth" not in capsys.readouterr().out
+
+
 def test_the_control_plays_the_last_round_on_its_hosts_and_its_data(random_run: Done, world: World) -> None:
     alone = [witnessed_round(world, WaitPolicy(), number).result for number in range(ROUNDS)]
     assert alone[0].accuracies != alone[-1].accuracies, "any round would do"
