@@ -15,12 +15,11 @@ from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.config import ComputeConfig, EvaluateConfig, TelemetryConfig, TrainConfig
 from esper_soa.env.config import GatesConfig, RewardConfig
 from esper_soa.errors import SettingError, UserError
-from esper_soa.evaluation import FRESH_SEEDS, Scores, evaluate, evaluation_settings, final_rent, judge
-from esper_soa.nets import streams
+from esper_soa.evaluation import Scores, evaluate, evaluation_settings, final_rent, judge
 from esper_soa.nets.config import DataConfig, TaskConfig
 from esper_soa.ops.resume import read_run
 from esper_soa.ops.rundir import RunFolder
-from esper_soa.trainer import build_world, run
+from esper_soa.trainer import run
 
 CPU = torch.device("cpu")
 TRAINED = TrainConfig(
@@ -73,16 +72,6 @@ def test_policies_meet_the_same_hosts_and_another_seed_means_others(trained: Pat
     rewards = [found["policies"]["wait"]["samples"]["reward"] for found in (alone, other)]
     assert waiting[0] == waiting[1]
     assert rewards[0] != rewards[1]
-
-
-def test_the_seeds_are_not_those_of_any_training(trained: Path) -> None:
-    saved = read_run(RunFolder(trained).checkpoint(1), CPU)
-    settings = evaluation_settings(saved, asked(trained))
-    assert settings.seed == TRAINED.seed
-    seen, fresh = build_world(settings, CPU), build_world(settings, CPU, FRESH_SEEDS)
-    assert fresh.seed == 2**31  # training seeds are below
-    for purpose in (streams.HOST_INIT, streams.DATA_ORDER, streams.POLICY_SAMPLE):
-        assert not torch.isin(fresh.keys(purpose), seen.keys(purpose)).any()
 
 
 def test_the_rent_is_the_logarithm_of_the_growth_up_to_a_limit() -> None:

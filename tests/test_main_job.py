@@ -91,13 +91,6 @@ def test_seeds_live_whole_lives_and_the_table_counts_them(tmp_path: Path) -> Non
     assert line["ops_successful"]["fossilize"] == 2
 
 
-def test_the_control_is_the_same_hosts_on_the_same_data(tmp_path: Path) -> None:
-    waiting = play(tmp_path / "a", "policy=wait")
-    growing = play(tmp_path / "b", "policy=random", "steps=2")
-    assert growing.control is not None
-    assert growing.control.accuracies == waiting.grown.accuracies
-
-
 @pytest.mark.skipif(not REAL_CIFAR.is_dir(), reason=f"no CIFAR-10 in {REAL_CIFAR}")
 def test_real_cifar_is_read_and_named(tmp_path: Path) -> None:
     summary = play(tmp_path / "run", "data=auto", f"data.root={REAL_CIFAR}")

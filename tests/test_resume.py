@@ -165,16 +165,6 @@ def test_a_scripted_policy_resumes(tmp_path: Path) -> None:
     assert_equal_runs(whole, parts, rounds=4)
 
 
-def test_the_newest_checkpoints_and_the_best_stay(undisturbed: Path) -> None:
-    names = [path.name for path in RunFolder(undisturbed).checkpoints()]
-    assert names == ["checkpoint_000005.pt", "checkpoint_000006.pt"]
-    accuracies = [line["accuracy"]["mean"] for line in lines(undisturbed)]
-    best = load_checkpoint(RunFolder(undisturbed).best, CPU)
-    assert isinstance(best["progress"], dict)
-    # it holds the policy that played the best round: the rounds done before that one
-    assert best["progress"]["rounds_done"] == accuracies.index(max(accuracies))
-
-
 def test_a_finished_run_resumes_to_its_table(undisturbed: Path, tmp_path: Path) -> None:
     shutil.copytree(undisturbed, tmp_path / "copy")
     summary = resumed(settings(baseline_comparison=True), tmp_path / "copy")
