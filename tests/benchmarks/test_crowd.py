@@ -97,6 +97,7 @@ def refuse_env_1(cfg: EpsConfig, numbers: Sequence[int]) -> Loop:
     return BareLoop(tiny(live=0), numbers)
 
 
+@pytest.mark.slow
 def test_no_process_outlives_a_parent_that_is_killed() -> None:
     script = ("from benchmarks.crowd import Crowd\nfrom benchmarks.loops import BareLoop\n"
               "from benchmarks.eps_config import EpsConfig\nimport time\nif __name__ == '__main__':\n"
