@@ -170,6 +170,7 @@ def test_the_loss_reward_rises_when_the_loss_fell():
 def test_a_drip_pool_opens_when_the_seed_became_a_fossil_and_is_emptied_but_not_overdrawn():
     # full = (.3 + .5 * 2) * 5/5 = 1.3 at totals of 2 and 2; pool .91 over max(6 - 2, 5) env-steps: scale .182
     state = two_envs(2, stage=[Stage.HOLDING, Stage.EMPTY], stage_age=[5, 0])
+    state = state.replace(slots=state.slots.replace(drip_paid=torch.full((2, 2), 0.5).double()))  # of pools before
     settings = make_settings(STEPS, num_slots=2, mode="basic_plus", max_drip_per_step=0.5)
     known = {"contribution": (2.0, 0.0), "measured": (True, False)}
     _, state = ask(state, settings, op=(Op.FOSSILIZE, Op.FOSSILIZE), **known)
