@@ -22,7 +22,8 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT = 500  # seconds for the guards of one line
 GUARDS = {
-    "trainer": "tests/test_run_numbers.py tests/test_main_job.py tests/test_first_pass.py tests/test_contract.py",
+    "trainer": "tests/test_build.py tests/test_run_numbers.py tests/test_main_job.py tests/test_first_pass.py tests/test_contract.py",
+    "resume": "tests/test_resume.py tests/test_run_numbers.py tests/test_damaged_checkpoints.py",
     "evaluation": "tests/test_evaluation_numbers.py tests/test_evaluate.py",
     "agent": "tests/agent tests/test_first_pass.py",
     "world": "tests/env/test_world.py tests/env/test_draws.py tests/nets/test_precision.py",
@@ -63,6 +64,48 @@ BREAKS = (
     Break("trainer.py", "max_seeds=cfg.max_seeds", "max_seeds=0", "trainer"),
     Break("trainer.py", "hypervolume(front[:, 0], front[:, 2])", "hypervolume(front[:, 0], front[:, 1])", "trainer"),
     Break("trainer.py", "len(feature_names(names)), cfg.seed)", "len(feature_names(names)), 0)", "trainer"),
+    Break("trainer.py", "SubsetRows(cfg.attribution.pairs, codes)", "SubsetRows(True, codes)", "trainer"),
+    Break(
+        "trainer.py", "arrival_orders(num_slots, samples, cfg.seed,", "arrival_orders(num_slots, samples, 0,", "trainer"
+    ),
+    Break(
+        "trainer.py",
+        "allowed[list(blueprint_codes(list(cfg.task.blueprints)))] = True",
+        "allowed[1:8] = True",
+        "trainer",
+    ),
+    Break(
+        "trainer.py",
+        "parameter_table(shape, device), cfg.steps)",
+        "parameter_table(shape, device), cfg.steps + 1)",
+        "trainer",
+    ),
+    Break(
+        "trainer.py", "for stage in cfg.lifecycle.detached_stages)", 'for stage in ("training", "blending"))', "trainer"
+    ),
+    Break(
+        "trainer.py",
+        '"collect_seconds": collect_seconds,',
+        '"collect_seconds": collect_seconds + update_seconds,',
+        "trainer",
+    ),
+    Break("trainer.py", "done.seeds.get(name, 0) + count for", "count for", "trainer"),
+    Break("trainer.py", "torch.tensor(done.front + result.points,", "torch.tensor(result.points,", "trainer"),
+    Break("trainer.py", "cfg.policy.ppo.floor_penalty_rounds, cfg.seed", "cfg.rounds, cfg.seed", "trainer"),
+    Break("trainer.py", 'rollbacks=done.seeds.get("rollbacks", 0)', "rollbacks=0", "trainer"),
+    Break("trainer.py", "wall_seconds=time.monotonic() - self.started", "wall_seconds=0.0", "trainer"),
+    Break("trainer.py", "self.watch.load_state_dict(saved.watch)", "pass", "resume"),
+    Break("trainer.py", "        cut_back(self.folder, done)\n", "", "resume"),
+    Break(
+        "trainer.py",
+        "self.done = saved.progress",
+        "self.done = resume.Progressed(saved.progress.rounds_done)",
+        "resume",
+    ),
+    Break("evaluation.py", "root=cfg.data_root or made.data.root", "root=made.data.root", "evaluation"),
+    Break("evaluation.py", "mean_interval(values, cfg.confidence)", "mean_interval(values, 0.9)", "evaluation"),
+    Break("evaluation.py", 'made.compute.precision if asked == "auto" else asked', "asked", "evaluation"),
+    Break("evaluation.py", "max(parameters - host, 0.0)", "parameters", "evaluation"),
     Break(
         "evaluation.py",
         "return min(cfg.rent_weight * math.log1p(growth), cfg.max_rent)",
