@@ -22,7 +22,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT = 500  # seconds for the guards of one line
 GUARDS = {
-    "trainer": "tests/test_build.py tests/test_run_numbers.py tests/test_main_job.py tests/test_first_pass.py tests/test_contract.py",
+    "trainer": "tests/test_build.py tests/test_run_numbers.py tests/test_main_job.py tests/test_first_pass.py",
     "resume": "tests/test_resume.py tests/test_run_numbers.py tests/test_damaged_checkpoints.py",
     "evaluation": "tests/test_evaluation_numbers.py tests/test_evaluate.py",
     "agent": "tests/agent tests/test_first_pass.py",

@@ -19,10 +19,11 @@ from esper_soa.config import ComputeConfig, EvaluateConfig, TelemetryConfig, Tra
 from esper_soa.env.config import GatesConfig
 from esper_soa.env.observation import feature_names
 from esper_soa.env.world import World
-from esper_soa.evaluation import build_agent, evaluate, evaluation_settings
+from esper_soa.evaluation import Scores, build_agent, evaluate, evaluation_settings, judge
 from esper_soa.nets.config import DataConfig, TaskConfig
 from esper_soa.ops.resume import Saved, read_run
 from esper_soa.ops.rundir import RunFolder
+from esper_soa.ops.statistics import mean_interval
 from esper_soa.trainer import build_world, run
 
 ENVS, EPISODES, STEPS, SEED = 2, 2, 8, 3
@@ -157,3 +158,26 @@ def test_task_data_reward_and_rules_are_those_of_the_checkpoint(trained: Path, s
     assert cfg.policy.ppo.minibatches == 1  # with fewer envs than it was trained with
     for name in ("task", "gates", "reward", "lifecycle", "steps", "train_samples", "val_samples", "slots", "data"):
         assert getattr(cfg, name) == getattr(TRAINED, name), name
+
+
+def test_an_evaluation_takes_its_own_data_and_precision_where_it_names_them_else_those_of_the_run(
+    trained: Path, saved: Saved
+) -> None:
+    there = saved.settings | {"data": saved.settings["data"] | {"name": "auto", "root": "/there"}}
+    there |= {"compute": saved.settings["compute"] | {"precision": "bfloat16"}}
+    made = replace(saved, settings=there)
+    kept = evaluation_settings(made, asked(trained))
+    assert (kept.data.root, kept.compute.precision) == ("/there", "bfloat16")
+    own = asked(trained, data_root="/here", compute=ComputeConfig(precision="float16"))
+    changed = evaluation_settings(made, own)
+    assert (changed.data.root, changed.compute.precision) == ("/here", "float16")
+
+
+def test_intervals_have_the_confidence_that_was_asked_for(trained: Path) -> None:
+    values = [50.0, 52.0, 57.0, 51.0]
+    better = [51.0, 53.5, 58.0, 52.0]
+    scores = {name: Scores(values, values, net, values) for name, net in (("a", values), ("b", better))}
+    for confidence in (0.5, 0.99):
+        first, second = judge(scores, asked(trained, confidence=confidence))
+        assert first.means["net"] == mean_interval(values, confidence)
+        assert second.lead == mean_interval([1.0, 1.5, 1.0, 1.0], confidence)

@@ -24,9 +24,11 @@ from esper_soa.env.world import World
 from esper_soa.nets.config import DataConfig, TaskConfig
 from esper_soa.ops.checkpoint import load_checkpoint
 from esper_soa.ops.report import Summary
+from esper_soa.ops.resume import Progressed
 from esper_soa.ops.rundir import RunFolder
+from esper_soa.ops.session import session
 from esper_soa.state import EnvState
-from esper_soa.trainer import build_player, build_world, run
+from esper_soa.trainer import Run, build_player, build_world, run
 from esper_soa.vocabulary import BLUEPRINT_NAMES, LIVE_STAGES, OP_NAMES, RUNNING_STAGES, Stage
 
 ENVS, ROUNDS, STEPS = 2, 2, 22
@@ -394,3 +396,19 @@ def test_checkpoints_are_written_after_every_so_many_rounds_and_after_the_last(
     few = settings("wait", envs=1, rounds=5, steps=1, checkpoint_every=every, checkpoint_keep=keep)
     found = done(few, tmp_path).folder.checkpoints()
     assert [path.name for path in found] == [f"checkpoint_{number:06d}.pt" for number in names]
+
+
+def test_rollbacks_of_all_rounds_stand_in_the_summary(tmp_path: Path) -> None:
+    with session(RunFolder(tmp_path)) as within:
+        job = Run(settings("wait"), within)
+        counts = dict.fromkeys(("germinated", "blended", "fossilized", "pruned"), 0)
+        job.done = Progressed(1, 1.0, 1.0, counts | {"rollbacks": 3}, 50.0, [], [50.0], [1.0], [0.0])
+        assert job.summarise(None).rollbacks == 3
+
+
+def test_penalties_relax_over_the_rounds_that_the_settings_name_and_not_over_those_of_the_run(world: World) -> None:
+    policy = settings("ppo").policy
+    policy = replace(policy, ppo=replace(policy.ppo, floor_penalty_rounds=33))
+    learner = build_player(settings("ppo", policy=policy, rounds=7), world).learner
+    assert learner is not None
+    assert learner.total_updates == 33
