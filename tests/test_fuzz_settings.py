@@ -33,7 +33,7 @@ NASTY = (
 )  # fmt: skip
 GROUPS = {
     "task": [path.stem for path in (Path(config_dir()) / "task").glob("*.yaml")],
-    "reward": ["shaped", "escrow", "basic", "basic_plus", "sparse", "minimal", "simplified", "loss", "none"],
+    "reward": ["shaped", "escrow", "basic", "basic_plus", "sparse", "minimal", "simplified", "loss", "net", "none"],
     "policy": ["ppo", "random", "wait", "schedule", "heuristic"],
     "gates": ["permissive", "strict"],
     "lifecycle": ["manual", "auto_forward"],

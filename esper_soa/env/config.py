@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from esper_soa.errors import check
 from esper_soa.ranges import COUNT, WEIGHT, check_fields, choice, choices, number
 
-REWARD_MODES = ("shaped", "escrow", "basic", "basic_plus", "sparse", "minimal", "simplified", "loss")
+REWARD_MODES = ("shaped", "escrow", "basic", "basic_plus", "sparse", "minimal", "simplified", "loss", "net")
 PBRS_GAMMA = 0.995  # discount that shaping, clawback and hindsight credit assume
 DRIP_MODES = ("basic", "basic_plus")
 MAX_STABLE_WINDOW = 10

@@ -1,7 +1,8 @@
 """The reward modes: which terms are paid, and which slots are scored.
 
 Given RewardInputs and the settings, returns the named terms and the readings behind them; called by `reward.py` once
-per env-step and by nobody else. Every mode is the reference's reward function of that name, per scored slot.
+per env-step and by nobody else. Every mode is the reference's reward function of that name, per scored slot, but for
+`net`, which is ours.
 """
 
 import torch
@@ -30,7 +31,8 @@ def score(inputs: RewardInputs, cfg: RewardConfig) -> tuple[RewardTerms, SlotRea
         return _contribution(inputs, cfg)
     if cfg.mode in ("basic", "basic_plus"):
         return _basic(inputs, cfg)
-    parts = {"sparse": _sparse, "minimal": _minimal, "simplified": _simplified, "loss": _loss}[cfg.mode](inputs, cfg)
+    modes = {"sparse": _sparse, "minimal": _minimal, "simplified": _simplified, "loss": _loss, "net": _net}
+    parts = modes[cfg.mode](inputs, cfg)
     return collect(parts, inputs), _readings(inputs)
 
 
@@ -258,6 +260,20 @@ def _loss(inputs: RewardInputs, cfg: RewardConfig) -> dict[str, Tensor]:
         "compute_rent": torch.where((inputs.host_params > 0) & ~grace, -rent, 0.0),
         "pbrs_bonus": over_scored(shaping, inputs, cfg),
         "terminal_bonus": _at_end(inputs, loss.terminal_loss_weight * reached.clamp(0, 1)),
+    }
+
+
+def _net(inputs: RewardInputs, cfg: RewardConfig) -> dict[str, Tensor]:
+    """NET: every change of accuracy, and at the end the rent of the final size, in percent points.
+
+    Without discount an episode sums to its final accuracy minus rent, as the evaluation reports it, less the accuracy
+    of the first env-step, which no action could change.
+    """
+    growth = (inputs.total_params - inputs.host_params) / inputs.host_params.clamp(min=cfg.rent_host_params_floor)
+    rent = (cfg.rent_weight * torch.log1p(growth.clamp(min=0))).clamp(max=cfg.max_rent)
+    return {
+        "accuracy_change": torch.where(inputs.step > 1, inputs.accuracy_delta, 0.0),
+        "compute_rent": _at_end(inputs, -rent),
     }
 
 

@@ -87,6 +87,7 @@ class RewardTerms(TensorClass["tensor_only", "frozen"]):
     drip: Tensor  # basic modes: paid later, from the pools of fossils
     terminal_bonus: Tensor
     loss_change: Tensor  # loss mode
+    accuracy_change: Tensor  # net mode, percent points
     escrow_forfeit: Tensor
     clawback: Tensor  # germination bonuses of seeds that came to nothing
     auto_prune_penalty: Tensor

@@ -1,5 +1,7 @@
 """What each mode pays: golden numbers of the reference, scored slots, loss and drip, worked out by hand."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -223,3 +225,38 @@ def test_a_term_that_the_record_lacks_is_refused_instead_of_paid_unseen() -> Non
     assert collect({"drip": paid, "compute_rent": -3 * paid}, inputs).total.tolist() == [-2.0]
     with pytest.raises(ValueError, match="tip: the total"):
         collect({"drip": paid, "tip": paid}, inputs)
+
+
+def test_net_pays_every_change_of_accuracy_and_charges_the_rent_of_the_final_size_at_the_end():
+    cfg = RewardConfig(mode="net")
+    given = {"accuracy_delta": -1.5, "host_params": 6000, "total_params": 18000, "max_steps": 6}
+    first, _ = score(make_inputs(step=1, **given), cfg)
+    later, _ = score(make_inputs(step=5, **given), cfg)
+    last, _ = score(make_inputs(step=6, **given), cfg)
+    assert float(first.total) == 0.0  # no action came before it
+    assert float(later.total) == float(later.accuracy_change) == -1.5
+    assert float(last.compute_rent) == pytest.approx(-0.5 * math.log(3))
+    assert float(last.total) == pytest.approx(-1.5 - 0.5 * math.log(3))
+
+
+def test_the_rent_of_net_is_capped_and_never_a_gift_and_small_hosts_count_as_larger_ones():
+    at_end = {"step": 6, "max_steps": 6}
+
+    def rent(host: int, total: int) -> float:
+        return float(
+            score(make_inputs(host_params=host, total_params=total, **at_end), RewardConfig(mode="net"))[0].total
+        )
+
+    assert rent(6000, 6000_000) == -1.5
+    assert rent(6000, 5000) == 0.0
+    assert rent(77, 577) == pytest.approx(-0.5 * math.log1p(500 / RewardConfig().rent_host_params_floor))
+
+
+def test_an_episode_of_net_sums_to_its_final_accuracy_minus_rent_less_its_first_accuracy():
+    accuracies = [20.0, 31.5, 28.25, 40.0]
+    total = 0.0
+    for step, accuracy in enumerate(accuracies, start=1):
+        delta = accuracy - (accuracies[step - 2] if step > 1 else 0.0)
+        inputs = make_inputs(step=step, max_steps=4, accuracy_delta=delta, host_params=1000, total_params=2000)
+        total += float(score(inputs, RewardConfig(mode="net"))[0].total)
+    assert total == pytest.approx(40.0 - 0.5 * math.log(2) - 20.0)
