@@ -82,13 +82,15 @@ class PPOConfig:
 class ScheduleConfig:
     """Fixed lifecycle per slot: germinate, advance and fossilise at declared env-steps, otherwise wait.
 
-    Where several slots are due at one env-step, the first of them that may act does; what is not legal is skipped.
+    Where several slots are due at one env-step, the first of them that may act does. What is due and not yet legal, or
+    has to stand back, is done as soon as it can be; a slot whose seed was pruned takes another one.
     """
 
     germinate: list[int] = numbers((1,), 1, COUNT)  # env-step (from 1) of slot 0, 1, ...
     stagger: int = number(13, 1, COUNT)  # env-steps after its predecessor at which a slot beyond that list germinates
-    advance: list[int] = numbers((1, 11, 16), 1, COUNT, least=0)  # env-steps after germination
-    fossilize: int = number(17, 1, COUNT)  # env-steps after germination
+    # Age of the seed, env-steps, at which it leaves GERMINATED, TRAINING and BLENDING; fewer = no ADVANCE there.
+    advance: list[int] = numbers((1, 11, 16), 1, COUNT, least=0)
+    fossilize: int = number(17, 1, COUNT)  # age of the seed, env-steps
     blueprint: str = choice("norm", BLUEPRINT_NAMES)
     style: int = number(2, 0, len(STYLE_BLEND) - 1)  # vocabulary.Style
     tempo: int = number(1, 0, len(TEMPO_STEPS) - 1)  # index of vocabulary.TEMPO_STEPS

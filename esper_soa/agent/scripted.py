@@ -27,6 +27,7 @@ from esper_soa.vocabulary import (
 )
 
 MANAGED_STAGES = (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING)  # seeds that still need decisions
+ADVANCED_STAGES = (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING)  # that ADVANCE leaves, in the order of a life
 ALPHA_TOLERANCE = 1e-6
 FORGOTTEN_PENALTY = 0.1  # a blueprint's penalty that decays below this is dropped
 NEVER = -100  # env-step of the last prune before there was one
@@ -107,7 +108,7 @@ class WaitPolicy:
 
 
 class SchedulePolicy:
-    """The same lifecycle in every env, at declared env-steps."""
+    """The same lifecycle in every env, at declared env-steps, or as soon after them as it is legal."""
 
     def __init__(self, cfg: ScheduleConfig, blueprints: Sequence[str]) -> None:
         check_choice("policy.schedule.blueprint", cfg.blueprint, tuple(blueprints))
@@ -119,9 +120,8 @@ class SchedulePolicy:
 
     def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
         """What is due in the first slot that is due and may act; WAIT where none is."""
-        step, legal = view.state.signals.step, view.masks.slot_by_op
-        starts = _constants(self.cfg.germination_steps(legal.shape[-1]), step.device)
-        due = self.due_ops(step.unsqueeze(-1) - starts)
+        step, slots, legal = view.state.signals.step, view.state.slots, view.masks.slot_by_op
+        due = self.due_ops(step, slots.stage, slots.seed_age)
         applicable = legal.gather(1, due.unsqueeze(1)).squeeze(1)
         slot = first_choice((due != Op.WAIT) & applicable)
         op = due.gather(1, slot.unsqueeze(1)).squeeze(1)
@@ -134,12 +134,15 @@ class SchedulePolicy:
         action, _ = obey(want, view.masks)
         return _unlearned(action), memory
 
-    def due_ops(self, age: Tensor) -> Tensor:
-        """Op due in a slot, same shape as `age`, the env-steps since its declared germination."""
-        due = torch.where(age == 0, Op.GERMINATE, Op.WAIT)
-        for offset in self.cfg.advance:
-            due = torch.where(age == offset, Op.ADVANCE, due)
-        return torch.where(age == self.cfg.fossilize, Op.FOSSILIZE, due)
+    def due_ops(self, step: Tensor, stage: Tensor, age: Tensor) -> Tensor:
+        """Op due in every slot [N, S] at env-step `step` [N], by the stage and the age of its seed [N, S]."""
+        cfg = self.cfg
+        starts = _constants(cfg.germination_steps(stage.shape[-1]), step.device)
+        open_for_one = (stage == Stage.EMPTY) & (step.unsqueeze(-1) >= starts)
+        due = torch.where(open_for_one, Op.GERMINATE, Op.WAIT)
+        for left, offset in zip(ADVANCED_STAGES, cfg.advance, strict=False):
+            due = torch.where((stage == left) & (age >= offset), Op.ADVANCE, due)
+        return torch.where((stage == Stage.HOLDING) & (age >= cfg.fossilize), Op.FOSSILIZE, due)
 
 
 class Situation(NamedTuple):

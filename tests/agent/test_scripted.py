@@ -126,29 +126,48 @@ def test_the_wait_policy_waits():
     assert choices(decision.action, 1) == plain(Op.WAIT)
 
 
+def schedule_op(policy, stage, step, age, **more):
+    """Ops of one env per row of stages, at env-step `step`, with every seed of this age."""
+    decision, _ = policy.act(view_of(stage, step=step, slots={"seed_age": age}, **more), ())
+    return decision.action.op.tolist(), decision.action.slot.tolist()
+
+
 def test_the_schedule_follows_its_declared_env_steps():
-    policy = SchedulePolicy(ScheduleConfig(germinate=[3], advance=[1, 4], fossilize=6, blueprint="conv_light"), CNN)
-    plan = {
-        2: (Stage.EMPTY, Op.WAIT), 3: (Stage.EMPTY, Op.GERMINATE), 4: (Stage.GERMINATED, Op.ADVANCE),
-        5: (Stage.TRAINING, Op.WAIT), 7: (Stage.TRAINING, Op.ADVANCE), 9: (Stage.HOLDING, Op.FOSSILIZE),
-    }  # fmt: skip
-    for step, (stage, op) in plan.items():
-        decision, _ = policy.act(view_of([[stage]], step=step), ())
-        assert decision.action.op.tolist() == [op], step
+    policy = SchedulePolicy(ScheduleConfig(germinate=[3], advance=[1, 4, 5], fossilize=6, blueprint="conv_light"), CNN)
+    plan = [
+        (2, 0, Stage.EMPTY, Op.WAIT), (3, 0, Stage.EMPTY, Op.GERMINATE), (4, 1, Stage.GERMINATED, Op.ADVANCE),
+        (5, 2, Stage.TRAINING, Op.WAIT), (6, 3, Stage.TRAINING, Op.WAIT), (7, 4, Stage.TRAINING, Op.ADVANCE),
+        (7, 4, Stage.BLENDING, Op.WAIT), (8, 5, Stage.HOLDING, Op.WAIT), (9, 6, Stage.HOLDING, Op.FOSSILIZE),
+        (10, 7, Stage.FOSSILIZED, Op.WAIT),
+    ]  # fmt: skip
+    for step, age, stage, op in plan:
+        assert schedule_op(policy, [[stage]], step, age)[0] == [op], (step, stage)
     germination, _ = policy.act(view_of([[Stage.EMPTY]], step=3), ())
     assert choices(germination.action) == plain(Op.GERMINATE, blueprint=Blueprint.CONV_LIGHT)
 
 
-def test_the_schedule_staggers_slots_and_skips_what_is_masked():
-    policy = SchedulePolicy(ScheduleConfig(germinate=[1], stagger=2, advance=[2]), CNN)
-    # Slot 1 is due to germinate at 1 + 2 = 3, where slot 0 is due to advance: the first that may act does.
-    due = view_of([[Stage.BLENDING, Stage.EMPTY], [Stage.HOLDING, Stage.EMPTY], [Stage.TRAINING, Stage.EMPTY]], step=3)
-    decision, _ = policy.act(due, ())
-    assert decision.action.op.tolist() == [Op.ADVANCE, Op.GERMINATE, Op.ADVANCE]
-    assert decision.action.slot.tolist() == [0, 1, 0]
+def test_what_is_late_on_the_schedule_is_done_as_soon_as_it_is_legal():
+    policy = SchedulePolicy(ScheduleConfig(germinate=[3], advance=[1, 4, 5], fossilize=6), CNN)
+    assert schedule_op(policy, [[Stage.EMPTY]], 11, 0)[0] == [Op.GERMINATE]
+    assert schedule_op(policy, [[Stage.EMBARGOED]], 11, 0)[0] == [Op.WAIT]
+    assert schedule_op(policy, [[Stage.GERMINATED]], 30, 20)[0] == [Op.ADVANCE]
+    assert schedule_op(policy, [[Stage.HOLDING]], 30, 20)[0] == [Op.FOSSILIZE]
+
+
+def test_an_advance_that_is_not_listed_is_never_due():
+    policy = SchedulePolicy(ScheduleConfig(germinate=[1], advance=[1]), CNN)
+    assert schedule_op(policy, [[Stage.GERMINATED]], 30, 20)[0] == [Op.ADVANCE]
+    assert schedule_op(policy, [[Stage.TRAINING]], 30, 20)[0] == [Op.WAIT]
+
+
+def test_the_schedule_staggers_slots_and_the_first_that_may_act_does():
+    policy = SchedulePolicy(ScheduleConfig(germinate=[1], stagger=2, advance=[2, 2]), CNN)
+    # Slot 1 is due to germinate at 1 + 2 = 3, where the seed of slot 0 is due to advance.
+    rows = [[Stage.TRAINING, Stage.EMPTY], [Stage.HOLDING, Stage.EMPTY], [Stage.FOSSILIZED, Stage.EMPTY]]
+    assert schedule_op(policy, rows, 3, 2) == ([Op.ADVANCE, Op.GERMINATE, Op.GERMINATE], [0, 1, 1])
+    assert schedule_op(policy, rows, 2, 2)[0] == [Op.ADVANCE, Op.WAIT, Op.WAIT]
     automatic = LifecycleConfig(auto_forward_g1=True, auto_forward_g2=True, auto_forward_g3=True)
-    decision, _ = policy.act(view_of([[Stage.TRAINING, Stage.EMPTY]], step=3, lifecycle=automatic), ())
-    assert decision.action.op.tolist() == [Op.WAIT]
+    assert schedule_op(policy, rows, 3, 2, lifecycle=automatic)[0] == [Op.WAIT, Op.GERMINATE, Op.GERMINATE]
 
 
 def test_slots_beyond_the_list_follow_their_predecessor():
