@@ -65,6 +65,7 @@ class Work(NamedTuple):
     num_batches: int
     validation: ValidationFeed
     seed_keys: Tensor  # int64 [N]
+    lr_factor: float = 1.0  # of the learning rates of hosts and seeds
 
 
 class Percept(NamedTuple):
@@ -109,7 +110,7 @@ def measure_(
     none = torch.zeros_like(slots.newborn)
     state = state.replace(slots=slots.replace(newborn=none, fresh_momentum=none))
     lap("ledger")
-    trained = train_epoch_(rules.nets, weights, slots.alpha, roster, work.training, work.num_batches)
+    trained = train_epoch_(rules.nets, weights, slots.alpha, roster, work.training, work.num_batches, work.lr_factor)
     lap("training")
     tested = evaluate(rules.nets, weights, slots.alpha, roster, work.validation)
     lap("validation")

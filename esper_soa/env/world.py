@@ -11,7 +11,7 @@ from torch import Tensor
 
 from esper_soa.env.step import EAGER, Rules, StepKernels, Work, reset
 from esper_soa.nets import data, pools, streams
-from esper_soa.nets.config import DataConfig
+from esper_soa.nets.config import DataConfig, lr_factor
 from esper_soa.nets.datasets import ImageSet
 from esper_soa.nets.precision import add_loss_scales_, reset_loss_scales_
 from esper_soa.nets.snapshot import add_snapshot_, snapshot_where_
@@ -85,7 +85,8 @@ class World:
             self.augment, self.dtype,
         )  # fmt: skip
         seed_keys = streams.fold(self.keys(streams.SEED_INIT), step)
-        return Work(batches, sizes.train_samples // sizes.batch_size, self.validation, seed_keys)
+        factor = lr_factor(self.rules.nets.task.lr_schedule, step, self.rules.max_steps)
+        return Work(batches, sizes.train_samples // sizes.batch_size, self.validation, seed_keys, factor)
 
     def noise(self, step: int) -> Tensor:
         """float32 [N, 8] in [0, 1): what the policy samples its heads with at env-step `step`."""

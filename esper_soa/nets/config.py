@@ -3,6 +3,7 @@
 The numbers behind a default are its range.
 """
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ IMAGE_CHANNELS = 3
 MAX_CHANNELS = 8192  # of a block
 MAX_POOLS = 5  # that leave one pixel of an image
 CNN_BLUEPRINT_NAMES = tuple(BLUEPRINT_NAMES[code] for code in CNN_BLUEPRINTS)
+LR_SCHEDULES = ("constant", "cosine")
 DATASETS = ("auto", "cifar10", "fashion32", "synthetic")
 
 
@@ -31,6 +33,8 @@ class TaskConfig:
     num_classes: int = number(10, 2, 100_000)  # outputs of the classifier, at least those of the data
     host_lr: float = number(0.01, 0, 1000, "(]")  # learning rate of the host
     seed_lr: float = number(0.01, 0, 1000, "(]")  # of its seeds
+    # Of both over an episode: as they are, or from there to 0 along half a cosine.
+    lr_schedule: str = choice("constant", LR_SCHEDULES)
     momentum: float = number(0.9, 0, 1, "[)")  # of both
     weight_decay: float = number(5e-4, 0, 1000)  # of the host; seeds have none
     # Gradient norm per env for the host, per env and slot for seeds.
@@ -47,6 +51,14 @@ class TaskConfig:
         check(last <= MAX_CHANNELS, "task.num_blocks", self.num_blocks,
               f"so small that the last block has at most {MAX_CHANNELS} channels, not {last}",
               f"Or lower task.base_channels={self.base_channels}.")  # fmt: skip
+
+
+def lr_factor(schedule: str, step: int, num_steps: int) -> float:
+    """What the learning rates of env-step `step` (from 0) of `num_steps` are multiplied by.
+
+    cosine: (1 + cos(pi step / num_steps)) / 2, from 1 to nearly 0 (Loshchilov and Hutter 2017, without restarts).
+    """
+    return 1.0 if schedule == "constant" else (1 + math.cos(math.pi * step / num_steps)) / 2
 
 
 @dataclass

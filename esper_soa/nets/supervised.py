@@ -32,6 +32,18 @@ TINY = 1e-8
 CLIP_EPS = 1e-6
 
 
+class LearningRates(NamedTuple):
+    """Of one env-step; numbers, or tensors [] where steps are kept on fixed memory."""
+
+    host: float | Tensor
+    seed: float | Tensor
+
+    @classmethod
+    def of(cls, task: TaskConfig, factor: float = 1.0) -> "LearningRates":
+        """Those of the task, times `factor`."""
+        return cls(task.host_lr * factor, task.seed_lr * factor)
+
+
 class NetsConfig(NamedTuple):
     """What the training and validation of a run's networks have in common."""
 
@@ -85,15 +97,19 @@ def chunks(num_envs: int, size: int) -> list[np.ndarray]:
 
 
 def train_epoch_(
-    nets: NetsConfig, weights: TensorDict, alpha: Tensor, roster: Roster, feed: TrainingFeed, num_batches: int
-) -> TrainReport:
-    """Train every host and every running seed on `num_batches` batches; alpha [N, S] stays fixed meanwhile."""
-    gradients = _unmeasured(alpha.shape, alpha.device)
-    job = _Pass(nets, weights, alpha, roster, feed, num_batches, gradients)
+    nets: NetsConfig, weights: TensorDict, alpha: Tensor, roster: Roster, feed: TrainingFeed, num_batches: int,
+    lr_factor: float = 1.0,
+) -> TrainReport:  # fmt: skip
+    """Train every host and every running seed on `num_batches` batches; alpha [N, S] stays fixed meanwhile.
+
+    lr_factor: what the learning rates of the task are multiplied by at this env-step.
+    """
+    gradients, lr = _unmeasured(alpha.shape, alpha.device), LearningRates.of(nets.task, lr_factor)
+    job = _Pass(nets, weights, alpha, roster, feed, num_batches, gradients, lr)
     train_ = job.train_chunk_
     if nets.steps is None and feed.crops is not None and fused.suits(nets.shape, weights):
         seeds = fused.training_seeds(roster, nets.detached_stages)
-        whole = fused.WholeTraining(nets.shape, weights, alpha, seeds, _rules(nets.task))
+        whole = fused.WholeTraining(nets.shape, weights, alpha, seeds, _rules(nets.task, lr))
         train_ = partial(job.train_whole_, whole, feed.crops)
     pieces = [partial(train_, envs) for envs in chunks(alpha.shape[0], nets.env_chunk)]
     loss, accuracy = zip(*run_pieces(pieces, nets.workers), strict=True)
@@ -101,10 +117,10 @@ def train_epoch_(
     return TrainReport(torch.cat(loss).to(LEDGER_FLOAT), torch.cat(accuracy), stats)
 
 
-def _rules(task: TaskConfig) -> tuple[sgd.Rule, sgd.Rule, fused.StatisticsRule]:
-    host = sgd.Rule(task.max_grad_norm, CLIP_EPS, task.host_lr, task.momentum, task.weight_decay)
+def _rules(task: TaskConfig, lr: LearningRates) -> tuple[sgd.Rule, sgd.Rule, fused.StatisticsRule]:
+    host = sgd.Rule(task.max_grad_norm, CLIP_EPS, float(lr.host), task.momentum, task.weight_decay)
     bounds = fused.StatisticsRule(VANISHING, EXPLODING, TINY)
-    return host, host._replace(lr=task.seed_lr, weight_decay=0.0), bounds
+    return host, host._replace(lr=float(lr.seed), weight_decay=0.0), bounds
 
 
 class _Pass(NamedTuple):
@@ -117,10 +133,11 @@ class _Pass(NamedTuple):
     feed: TrainingFeed
     num_batches: int
     gradients: dict[str, Tensor]  # fields of GradientStats [N, S]
+    lr: LearningRates
 
     def train_chunk_(self, envs: np.ndarray, call: Call) -> tuple[Tensor, Tensor]:
         """Loss [n] and accuracy (percent, float64 [n]) of the envs with these numbers."""
-        chunk, seen = _Chunk(self.nets, self.weights, self.alpha, self.roster, envs), 0
+        chunk, seen = _Chunk(self.nets, self.weights, self.alpha, self.roster, envs, self.lr), 0
         if self.nets.steps is not None:
             return self._train_still_(chunk, self.nets.steps)
         for index in range(self.num_batches):
@@ -172,8 +189,10 @@ def _unmeasured(size: torch.Size, device: torch.device) -> dict[str, Tensor]:
 class _Chunk:
     """Weights of a few envs while they train: copies, as other chunks of the same memory may train at the same time."""
 
-    def __init__(self, nets: NetsConfig, weights: TensorDict, alpha: Tensor, roster: Roster, envs: np.ndarray) -> None:
-        self.nets, self.weights = nets, weights
+    def __init__(
+        self, nets: NetsConfig, weights: TensorDict, alpha: Tensor, roster: Roster, envs: np.ndarray, lr: LearningRates
+    ) -> None:
+        self.nets, self.weights, self.lr = nets, weights, lr
         self.env_numbers = upload(envs, alpha.device)
         host = weights["host"]
         self.params = host["params"].index_select(0, self.env_numbers)
@@ -200,9 +219,9 @@ class _Chunk:
             finite = all_finite(host_grad, [(active.group.nets, grad) for active, grad in grads])
         if gradients is not None:
             self._measure_(gradients, host_grad, grads, finite)
-        sgd_(self.params, self.momentum, host_grad, task, task.host_lr, task.weight_decay)
+        sgd_(self.params, self.momentum, host_grad, task, self.lr.host, task.weight_decay)
         for active, grad in grads:
-            sgd_(active.params, active.momentum, grad, task, task.seed_lr, 0.0)
+            sgd_(active.params, active.momentum, grad, task, self.lr.seed, 0.0)
         for nets, now, old in before:
             where_finite_(of_nets(finite, nets), now, old)
         if self.scales is not None:
@@ -271,12 +290,15 @@ class _StillSteps:
 
     def __init__(self, chunk: _Chunk, feed: CountedFeed, gradients: dict[str, Tensor]) -> None:
         chunk.env_numbers = chunk.env_numbers.clone()  # on a CPU it is the caller's memory
+        device = chunk.params.device
+        chunk.lr = LearningRates(*(torch.full((), float(lr), dtype=torch.float64, device=device) for lr in chunk.lr))
         self.chunk, self.feed, self.gradients = chunk, feed, gradients
         self.seen = 0  # images per batch
         self.key = ("train", chunk.env_numbers.shape[0], *(active.signature for active in chunk.actives))
 
     def buffers(self) -> list[Tensor]:
-        return [*self.chunk.buffers(), *self.feed.buffers(), *self.gradients.values()]
+        rates = [lr for lr in self.chunk.lr if isinstance(lr, Tensor)]
+        return [*self.chunk.buffers(), *rates, *self.feed.buffers(), *self.gradients.values()]
 
     def step_(self, variant: int) -> None:
         """One batch; with variant 1 gradient statistics are taken."""
@@ -285,10 +307,12 @@ class _StillSteps:
         self.chunk.step_(images, labels, self.gradients if variant == 1 else None)
 
 
-def sgd_(params: Tensor, momentum: Tensor, grad: Tensor, task: TaskConfig, lr: float, weight_decay: float) -> None:
-    """Clip each row's gradient to its own norm, then SGD with momentum, in place; all tensors [n, P]."""
+def sgd_(
+    params: Tensor, momentum: Tensor, grad: Tensor, task: TaskConfig, lr: float | Tensor, weight_decay: float
+) -> None:
+    """Clip each row's gradient to its own norm, then SGD with momentum, in place; all [n, P], a tensor lr []."""
     if switch.takes(params, dims=2):
-        rule = sgd.Rule(task.max_grad_norm, CLIP_EPS, lr, task.momentum, weight_decay)
+        rule = sgd.Rule(task.max_grad_norm, CLIP_EPS, float(lr), task.momentum, weight_decay)
         sgd.sgd_(params, momentum, grad, rule)
         return
     if task.max_grad_norm > 0:
@@ -297,7 +321,10 @@ def sgd_(params: Tensor, momentum: Tensor, grad: Tensor, task: TaskConfig, lr: f
     if weight_decay > 0:
         grad = grad.add(params, alpha=weight_decay)
     momentum.mul_(task.momentum).add_(grad)
-    params.sub_(momentum, alpha=lr)
+    if isinstance(lr, Tensor):
+        params.sub_(momentum * lr)
+    else:
+        params.sub_(momentum, alpha=lr)
 
 
 def gradient_statistics(host_grad: Tensor, seed_grad: Tensor, sizes: list[int]) -> dict[str, Tensor]:

@@ -1,0 +1,73 @@
+"""The learning rates of an env-step: constant, or along half a cosine, on every way through the networks."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny_world import tiny_settings
+
+from esper_soa.env.step import measure_
+from esper_soa.env.world import World
+from esper_soa.nets.config import TaskConfig, lr_factor
+from esper_soa.nets.graphs import StepCache
+from esper_soa.trainer import build_world
+from esper_soa.vocabulary import Blend, Blueprint, Stage
+
+CPU = torch.device("cpu")
+STEPS = 6
+
+
+def world_of(task: TaskConfig, kept: bool = False) -> World:
+    """Two hosts of `task` with two slots; kept: their steps stay on fixed memory."""
+    cfg = tiny_settings(2, 2, STEPS)
+    world = build_world(replace(cfg, task=task), CPU)
+    if kept:
+        nets = world.rules.nets._replace(steps=StepCache(capture=False))
+        world.rules = world.rules._replace(nets=nets)
+    return world
+
+
+def trained(world: World, steps: list[int]) -> dict[str, torch.Tensor]:
+    """Weights after the env-steps `steps` with a seed that trains behind slot 0 and one that takes part in slot 1."""
+    state = world.start_round(0)
+    slots = state.slots
+    stage = torch.tensor([Stage.TRAINING, Stage.FOSSILIZED]).expand_as(slots.stage).clone()
+    yes = torch.ones_like(slots.newborn)
+    slots = slots.replace(
+        stage=stage, blueprint=torch.full_like(slots.blueprint, Blueprint.CONV_LIGHT),
+        blend=torch.full_like(slots.blend, Blend.ADD), alpha=(stage == Stage.FOSSILIZED).double(), newborn=yes,
+        fresh_momentum=yes,
+    )  # fmt: skip
+    state = state.replace(slots=slots)
+    for step in steps:
+        state, _ = measure_(world.rules, world.weights, state, world.work(step))
+    seeds = {name: pool["params"].clone() for name, pool in world.weights["seeds"].items()}
+    return {"host": world.weights["host", "params"].clone(), **seeds}
+
+
+def test_a_cosine_goes_from_all_to_nearly_nothing_and_constant_stays() -> None:
+    assert [lr_factor("constant", step, 4) for step in range(4)] == [1.0] * 4
+    assert [lr_factor("cosine", step, 4) for step in range(4)] == pytest.approx(
+        [1.0, 0.8535533905932737, 0.5, 0.14644660940672627]
+    )
+
+
+@pytest.mark.parametrize("channels", [2, 8])  # layer by layer, and whole networks in C
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_later_env_step_trains_with_the_learning_rates_of_its_place_on_the_cosine(channels: int, kept: bool) -> None:
+    task = TaskConfig(base_channels=channels, num_blocks=2, num_pools=2, host_lr=0.2, seed_lr=0.1)
+    factor = lr_factor("cosine", 4, STEPS)
+    found = trained(world_of(replace(task, lr_schedule="cosine"), kept), [4])
+    lower = replace(task, host_lr=0.2 * factor, seed_lr=0.1 * factor)
+    wanted = trained(world_of(lower), [4])
+    full = trained(world_of(task), [4])
+    for name, params in wanted.items():
+        torch.testing.assert_close(found[name], params, rtol=0, atol=2e-6)
+        assert (params - full[name]).abs().max() > 1e-4  # the factor counts here
+
+
+def test_steps_on_fixed_memory_take_the_learning_rate_of_every_env_step_anew() -> None:
+    task = TaskConfig(base_channels=2, num_blocks=2, num_pools=2, host_lr=0.2, seed_lr=0.1, lr_schedule="cosine")
+    found, wanted = trained(world_of(task, kept=True), [0, 3, 5]), trained(world_of(task), [0, 3, 5])
+    for name, params in wanted.items():
+        torch.testing.assert_close(found[name], params, rtol=0, atol=1e-5)
