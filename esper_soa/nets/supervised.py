@@ -321,10 +321,7 @@ def sgd_(
     if weight_decay > 0:
         grad = grad.add(params, alpha=weight_decay)
     momentum.mul_(task.momentum).add_(grad)
-    if isinstance(lr, Tensor):
-        params.sub_(momentum * lr)
-    else:
-        params.sub_(momentum, alpha=lr)
+    params.sub_(momentum * lr)  # not with alpha=lr, which rounds once less than a rate on the device can
 
 
 def gradient_statistics(host_grad: Tensor, seed_grad: Tensor, sizes: list[int]) -> dict[str, Tensor]:
