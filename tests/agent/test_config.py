@@ -36,8 +36,10 @@ def test_the_ppo_defaults_are_the_references_but_for_the_epochs() -> None:
     }  # fmt: skip
 
 
-def test_the_network_defaults_are_the_references() -> None:
-    assert asdict(NetworkConfig()) == {"hidden": 512, "features": 512, "layers": 1, "blueprint_embedding": 4}
+def test_the_network_defaults_are_the_references_but_for_the_encoding_of_a_slot() -> None:
+    assert asdict(NetworkConfig()) == {
+        "hidden": 512, "features": 512, "layers": 1, "slot_features": 64, "blueprint_embedding": 4,
+    }  # fmt: skip
 
 
 def test_the_heuristic_defaults_are_the_references() -> None:
