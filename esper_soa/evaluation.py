@@ -19,7 +19,6 @@ from esper_soa.agent.protocol import Agent
 from esper_soa.agent.scripted import scripted_policy
 from esper_soa.config import EvaluateConfig, TrainConfig, settings_from_mapping
 from esper_soa.env.config import RewardConfig
-from esper_soa.env.observation import feature_names
 from esper_soa.env.world import World
 from esper_soa.errors import OutOfRoomError, UserError, check, one_line
 from esper_soa.ops.collect import Player, play_round
@@ -69,8 +68,7 @@ def build_agent(name: str, cfg: TrainConfig, world: World, saved: Saved) -> Agen
         return scripted_policy(replace(cfg.policy, name=name), cfg.task.blueprints)
     check(saved.learner is not None, "policies", name, f"other than ppo: the checkpoint is of policy {cfg.policy.name}",
           "It has learned nothing.")  # fmt: skip
-    slots = tuple(spec.name for spec in world.rules.nets.shape.slots)
-    policy = RecurrentPolicy(cfg.policy, len(slots), len(feature_names(slots)), cfg.seed)
+    policy = RecurrentPolicy(cfg.policy, world.rules.nets.shape.slots, cfg.seed)
     restore_policy(policy, saved)
     return policy.to(world.device)
 

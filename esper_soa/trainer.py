@@ -21,7 +21,6 @@ from esper_soa.agent.ppo import Learner
 from esper_soa.agent.scripted import WaitPolicy, scripted_policy
 from esper_soa.config import TrainConfig, settings_yaml
 from esper_soa.env.attribution import prefix_codes
-from esper_soa.env.observation import feature_names
 from esper_soa.env.outcome import hypervolume, trade_offs
 from esper_soa.env.reward_records import RewardSettings
 from esper_soa.env.shapley import arrival_orders
@@ -141,8 +140,7 @@ def build_player(cfg: TrainConfig, world: World) -> Player:
     """The decision maker that `policy.name` asks for."""
     if cfg.policy.name != "ppo":
         return Player(scripted_policy(cfg.policy, cfg.task.blueprints), None)
-    names = tuple(spec.name for spec in world.rules.nets.shape.slots)
-    policy = RecurrentPolicy(cfg.policy, len(names), len(feature_names(names)), cfg.seed).to(world.device)
+    policy = RecurrentPolicy(cfg.policy, world.rules.nets.shape.slots, cfg.seed).to(world.device)
     still = decision_cache(cfg.compute.cuda_graphs, world.device)
     learner = Learner(policy, cfg.policy.ppo, cfg.policy.ppo.floor_penalty_rounds, cfg.seed, still)
     return Player(policy if still is None else StillPolicy(policy, still), learner)

@@ -17,10 +17,9 @@ from esper_soa.agent.protocol import Agent
 from esper_soa.agent.scripted import RandomPolicy, WaitPolicy
 from esper_soa.config import ComputeConfig, EvaluateConfig, TelemetryConfig, TrainConfig
 from esper_soa.env.config import GatesConfig
-from esper_soa.env.observation import feature_names
 from esper_soa.env.world import World
 from esper_soa.evaluation import Scores, build_agent, evaluate, evaluation_settings, judge
-from esper_soa.nets.config import DataConfig, TaskConfig
+from esper_soa.nets.config import DataConfig, TaskConfig, enabled_slots
 from esper_soa.ops.resume import Saved, read_run
 from esper_soa.ops.rundir import RunFolder
 from esper_soa.ops.statistics import mean_interval
@@ -75,8 +74,7 @@ def by_hand(world: World, agent: Agent) -> list[Round]:
 
 def learned(saved: Saved) -> RecurrentPolicy:
     assert saved.learner is not None
-    names = ("r0c0", "r0c1")
-    policy = RecurrentPolicy(TRAINED.policy, 2, len(feature_names(names)), seed=99)
+    policy = RecurrentPolicy(TRAINED.policy, enabled_slots(TRAINED.task, ["r0c0", "r0c1"]), seed=99)
     policy.load_state_dict(saved.learner["policy"])
     return policy
 

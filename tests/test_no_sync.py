@@ -23,6 +23,7 @@ from esper_soa.agent.scripted import HeuristicPolicy, RandomPolicy, SchedulePoli
 from esper_soa.env.config import REWARD_MODES, RewardConfig
 from esper_soa.env.observation import feature_names
 from esper_soa.env.step import guard_, look, measure_, perceive, respond
+from esper_soa.nets.config import enabled_slots
 from esper_soa.ops.collect import Player, play_round
 from esper_soa.ops.progress import Progress
 from esper_soa.ops.tally import Tally
@@ -90,8 +91,7 @@ def test_the_guard_logs_what_is_allowed_and_forgives_reads_of_what_is_on_the_hos
 def agents(num_slots: int, device: torch.device) -> dict[str, Agent]:
     cfg = tiny_settings(1, num_slots, 1)
     network = PolicyConfig(network=NetworkConfig(hidden=32, features=32))
-    features = len(feature_names(tuple(cfg.slots)))
-    policy = RecurrentPolicy(network, num_slots, features, seed=0)
+    policy = RecurrentPolicy(network, enabled_slots(cfg.task, cfg.slots), seed=0)
     return {
         "random": RandomPolicy(),
         "wait": WaitPolicy(),

@@ -20,11 +20,13 @@ class NetworkConfig:
     hidden: int = number(512, 8, 16_384, note="a multiple of 8")  # LSTM width
     features: int = number(512, 8, 16_384, note="a multiple of 8")  # width of the feature layer
     layers: int = number(1, 1, 32)  # LSTM layers, each with layer norm and residual
+    slot_features: int = number(64, 8, 16_384, note="a multiple of 8")  # width of the encoding of a seed slot
     blueprint_embedding: int = number(4, 1, 1024)  # width, per slot
 
     def __post_init__(self) -> None:
         check_fields("policy.network.", self)
-        for name, value in (("hidden", self.hidden), ("features", self.features)):
+        widths = {"hidden": self.hidden, "features": self.features, "slot_features": self.slot_features}
+        for name, value in widths.items():
             check(value % 8 == 0, f"policy.network.{name}", value, "a multiple of 8")
 
 

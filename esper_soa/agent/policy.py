@@ -1,11 +1,12 @@
 """The learning agent: a recurrent network that reads observations and gives one factored action per env.
 
 `act` serves the rollout, one env-step of N envs at a time; `evaluate` goes over whole sequences for the update and
-gives the same log-probabilities. Built from its settings and a seed; the observation statistics travel with it.
+gives the same log-probabilities. Built from its settings, the slots of the hosts and a seed. Weights and observation
+statistics are shared by all slots: their names and shapes are the same for every host.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -14,12 +15,15 @@ from torch import Tensor, nn
 
 from esper_soa.agent.config import PolicyConfig
 from esper_soa.agent.distribution import choose, entropy, head_masks, likeliest, log_prob_of, masked_log_probs
-from esper_soa.agent.normalize import Moments, normalize_observation, observation_moments
+from esper_soa.agent.normalize import Moments, normalize_observation, observation_moments, update_observation
 from esper_soa.agent.protocol import Memory
 from esper_soa.agent.rollout import Row, stack_action
+from esper_soa.agent.slots import PLACE_FEATURES, SlotEncoder, SlotScores, encoding_of, place_table, summary
+from esper_soa.env.observation import NUM_ENV_FEATURES, NUM_SLOT_FEATURES
+from esper_soa.nets.config import SlotSpec
 from esper_soa.nets.graphs import StepCache, still_call
 from esper_soa.state import Action, Decision, Masks, Observation, View
-from esper_soa.vocabulary import HEAD_NAMES, NUM_BLUEPRINTS, OP_NAMES, head_sizes
+from esper_soa.vocabulary import HEAD_NAMES, HEADS, NUM_BLUEPRINTS, OP_NAMES
 
 DROPOUT = 0.1  # of the contribution predictor, in updates only
 EMBEDDING_STD = 0.02
@@ -110,13 +114,13 @@ def segment_starts(reset: Tensor) -> list[int]:
     return [t for t, restart in enumerate(restarts) if restart or t == 0]
 
 
-def _action_head(hidden: int, choices: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(hidden, hidden // 2), nn.ReLU(), nn.Linear(hidden // 2, choices))
+def _action_head(num_inputs: int, hidden: int, choices: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(num_inputs, hidden // 2), nn.ReLU(), nn.Linear(hidden // 2, choices))
 
 
-def _blueprint_head(hidden: int) -> nn.Sequential:
+def _blueprint_head(num_inputs: int, hidden: int) -> nn.Sequential:
     return nn.Sequential(
-        nn.Linear(hidden, hidden), nn.ReLU(),
+        nn.Linear(num_inputs, hidden), nn.ReLU(),
         nn.Linear(hidden, hidden // 2), nn.ReLU(),
         nn.Linear(hidden // 2, NUM_BLUEPRINTS),
     )  # fmt: skip
@@ -132,47 +136,70 @@ def _value_head(num_inputs: int, hidden: int) -> nn.Sequential:
     )  # fmt: skip
 
 
-class ContributionPredictor(nn.Module):
-    """Predicts every slot's measured contribution [..., S] from the LSTM output [..., H]."""
+def _heads(hidden: int, slot: int) -> nn.ModuleDict:
+    """Action heads in HEADS order: op from the LSTM output, slot from that and each slot, others with the slot chosen.
 
-    def __init__(self, hidden: int, num_slots: int) -> None:
+    So an action is op, then slot, then the rest, each given what was chosen before (an autoregressive factorisation).
+    """
+    heads = nn.ModuleDict()
+    for name, choices in HEADS:
+        if name == "op":
+            heads[name] = _action_head(hidden, hidden, choices)
+        elif name == "slot":
+            heads[name] = SlotScores(hidden, slot, hidden // 2)
+        elif name == "blueprint":
+            heads[name] = _blueprint_head(hidden + slot, hidden)
+        else:
+            heads[name] = _action_head(hidden + slot, hidden, choices)
+    return heads
+
+
+class ContributionPredictor(nn.Module):
+    """Predicts every slot's measured contribution [..., S] from the LSTM output [..., H] and encodings [..., S, W]."""
+
+    def __init__(self, hidden: int, slot: int) -> None:
         super().__init__()
         half, quarter = hidden // 2, hidden // 4
         self.trunk = nn.Sequential(nn.Linear(hidden, half), nn.LayerNorm(half), nn.ReLU())
-        self.output = nn.Sequential(nn.Linear(half, quarter), nn.ReLU(), nn.Linear(quarter, num_slots))
+        self.output = SlotScores(half, slot, quarter)
 
-    def forward(self, x: Tensor, noise: Tensor) -> Tensor:
+    def forward(self, x: Tensor, slots: Tensor, noise: Tensor) -> Tensor:
         """noise [..., H / 2], uniform in [0, 1), decides which units are dropped."""
         units = self.trunk(x)
-        return self.output(torch.where(noise >= DROPOUT, units / (1 - DROPOUT), 0.0))
+        return self.output(torch.where(noise >= DROPOUT, units / (1 - DROPOUT), 0.0), slots)
 
 
 class RecurrentPolicy(nn.Module):
-    """Actor and critic over one residual LSTM; an Agent (see protocol)."""
+    """Actor and critic over one residual LSTM; an Agent (see protocol).
 
-    mean: Tensor
+    Its state_dict fits a policy for any other slots: what depends on them is the fixed table of their places alone.
+    """
+
+    mean: Tensor  # float32 [23 + 31]: of the features of the env, then of those of a slot
     var: Tensor
     seen: Tensor
+    places: Tensor  # float32 [S, 4]
 
-    def __init__(self, config: PolicyConfig, num_slots: int, num_features: int, seed: int) -> None:
+    def __init__(self, config: PolicyConfig, slots: Sequence[SlotSpec], seed: int) -> None:
+        """For hosts with these slots, in slot order; initial weights depend on the seed and on no slot."""
         super().__init__()
         network = config.network
-        hidden, width = network.hidden, network.features
+        hidden, width, slot = network.hidden, network.features, network.slot_features
         self.deterministic = config.deterministic
         self.floors = dict(config.ppo.probability_floor)
         self.clip = config.ppo.observation_clip
         self.embedding = nn.Embedding(NUM_BLUEPRINTS + 1, network.blueprint_embedding)  # the last row: empty slot
-        num_inputs = num_features + num_slots * network.blueprint_embedding
-        self.feature_net = nn.Sequential(nn.Linear(num_inputs, width), nn.LayerNorm(width), nn.ReLU())
+        self.slot_encoder = SlotEncoder(NUM_SLOT_FEATURES + network.blueprint_embedding + PLACE_FEATURES, slot)
+        self.feature_net = nn.Sequential(nn.Linear(NUM_ENV_FEATURES + 2 * slot, width), nn.LayerNorm(width), nn.ReLU())
         self.lstm = ResidualLSTM(width, hidden, network.layers)
-        self.heads = nn.ModuleDict()
-        for name, choices in zip(HEAD_NAMES, head_sizes(num_slots), strict=True):
-            self.heads[name] = _blueprint_head(hidden) if name == "blueprint" else _action_head(hidden, choices)
+        self.heads = _heads(hidden, slot)
         self.value_head = _value_head(hidden, hidden)
         self.q_head = _value_head(hidden + len(OP_NAMES), hidden)
-        self.contribution_head = ContributionPredictor(hidden, num_slots)
-        for name, value in observation_moments(num_features, torch.device("cpu"))._asdict().items():
+        self.contribution_head = ContributionPredictor(hidden, slot)
+        moments = observation_moments(NUM_ENV_FEATURES + NUM_SLOT_FEATURES, torch.device("cpu"))
+        for name, value in moments._asdict().items():
             self.register_buffer(name, value)
+        self.register_buffer("places", place_table(slots), persistent=False)
         self._initialize_(torch.Generator().manual_seed(seed))
 
     def _initialize_(self, generator: torch.Generator) -> None:
@@ -199,9 +226,23 @@ class RecurrentPolicy(nn.Module):
         return Moments(self.mean, self.var, self.seen)
 
     def set_observation_moments_(self, moments: Moments) -> None:
-        """Take the statistics after a rollout."""
+        """Take these statistics."""
         for old, new in zip(self.observation_moments, moments, strict=True):
             old.copy_(new)
+
+    def follow_observations_(self, features: Tensor, valid: Tensor, momentum: float) -> None:
+        """Move the statistics with a whole rollout of raw features [T, N, 23 + 31 S], where valid [T, N].
+
+        A slot's feature has one mean and variance for all slots. Rows are counted once, however many slots they have.
+        """
+        env_moments, slot_moments = self._part_moments()
+        env, slots = self._split(features)
+        each = valid.unsqueeze(-1).expand(slots.shape[:-1])
+        env_moments = update_observation(env_moments, env, valid, momentum)
+        slot_moments = update_observation(slot_moments, slots.flatten(1, 2), each.flatten(1), momentum)
+        mean = torch.cat([env_moments.mean, slot_moments.mean])
+        var = torch.cat([env_moments.var, slot_moments.var])
+        self.set_observation_moments_(Moments(mean, var, env_moments.seen))
 
     def start(self, num_envs: int, device: torch.device) -> Memory:
         """Zero memory of N envs: hidden and cell, each float32 [N, L, H]."""
@@ -215,15 +256,21 @@ class RecurrentPolicy(nn.Module):
 
     def decide(self, observation: Observation, masks: Masks, noise: Tensor, memory: Memory) -> tuple[Decision, Memory]:
         """`act` on the parts of a View that the policy looks at; noise float32 [N, 8] in HEADS order."""
-        x, memory = self.lstm.step(self._features(observation.features, observation.blueprints), memory)
+        slots, features = self._encode(observation.features, observation.blueprints)
+        x, memory = self.lstm.step(features, memory)
         op_log_probs = masked_log_probs(self.heads["op"](x), masks.op, self.floors["op"])
         op = self._pick(op_log_probs, noise[:, HEAD_NAMES.index("op")])
+        legal = head_masks(masks, op)
+        slot_log_probs = masked_log_probs(self.heads["slot"](x, slots), legal["slot"], self.floors["slot"])
+        slot = self._pick(slot_log_probs, noise[:, HEAD_NAMES.index("slot")])
+        known = {"op": (op_log_probs, op), "slot": (slot_log_probs, slot)}
+        given = torch.cat([x, encoding_of(slots, slot)], dim=-1)
         choices, log_probs = {}, []
-        for i, (name, mask) in enumerate(head_masks(masks, op).items()):
-            if name == "op":
-                distribution, choice = op_log_probs, op
+        for i, (name, mask) in enumerate(legal.items()):
+            if name in known:
+                distribution, choice = known[name]
             else:
-                distribution = masked_log_probs(self.heads[name](x), mask, self.floors[name])
+                distribution = masked_log_probs(self.heads[name](given), mask, self.floors[name])
                 choice = self._pick(distribution, noise[:, i])
             choices[name] = choice
             log_probs.append(log_prob_of(distribution, choice))
@@ -239,13 +286,17 @@ class RecurrentPolicy(nn.Module):
         """Evaluate the recorded actions of whole sequences, rows [T, N], under the weights of now.
 
         starts: `segment_starts` of the rollout; noise float32 [T, N, H / 2] in [0, 1) for dropout. The masks follow
-        from the sampled op, so that on unchanged weights the log-probabilities are those of `act`.
+        from the sampled op, and later heads are given the sampled slot, so that on unchanged weights the
+        log-probabilities are those of `act`.
         """
-        x, (hidden, cell) = self.lstm.sequence(self._features(rows.features, rows.blueprints), rows.reset, starts)
+        slots, features = self._encode(rows.features, rows.blueprints)
+        x, (hidden, cell) = self.lstm.sequence(features, rows.reset, starts)
         choices = stack_action(rows.action)
+        given = torch.cat([x, encoding_of(slots, rows.action.slot)], dim=-1)
+        inputs = dict.fromkeys(HEAD_NAMES, (given,)) | {"op": (x,), "slot": (x, slots)}
         log_probs, entropies = [], []
         for i, (name, mask) in enumerate(head_masks(rows.masks, rows.action.op).items()):
-            distribution = masked_log_probs(self.heads[name](x), mask, self.floors[name])
+            distribution = masked_log_probs(self.heads[name](*inputs[name]), mask, self.floors[name])
             log_probs.append(log_prob_of(distribution, choices[..., i]))
             entropies.append(entropy(distribution, mask))
         detached = x.detach()
@@ -255,16 +306,32 @@ class RecurrentPolicy(nn.Module):
             entropies=torch.stack(entropies, dim=-1),
             value=self.value_head(x).squeeze(-1),
             q=self.q_head(torch.cat([detached, op], dim=-1)).squeeze(-1),
-            contribution=self.contribution_head(detached, noise),
+            contribution=self.contribution_head(detached, slots.detach(), noise),
             hidden=hidden,
             cell=cell,
         )
 
-    def _features(self, features: Tensor, blueprints: Tensor) -> Tensor:
-        """Network input [..., F'] from raw features and blueprint codes, where -1 takes the last embedding."""
-        normal = normalize_observation(self.observation_moments, features, self.clip)
-        embedded = self.embedding(torch.where(blueprints < 0, NUM_BLUEPRINTS, blueprints)).flatten(-2)
-        return self.feature_net(torch.cat([normal, embedded], dim=-1))
+    def _part_moments(self) -> tuple[Moments, Moments]:
+        """Statistics of the features of the env [23] and of a slot [31]."""
+        means, variances = (part.tensor_split((NUM_ENV_FEATURES,)) for part in (self.mean, self.var))
+        return Moments(means[0], variances[0], self.seen), Moments(means[1], variances[1], self.seen)
+
+    def _split(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Features of the env [..., 23] and of every slot [..., S, 31]."""
+        env, slots = features.tensor_split((NUM_ENV_FEATURES,), dim=-1)
+        return env, slots.unflatten(-1, (len(self.places), NUM_SLOT_FEATURES))
+
+    def _encode(self, features: Tensor, blueprints: Tensor) -> tuple[Tensor, Tensor]:
+        """Encodings of the slots [..., S, W] and LSTM input [..., F'], from raw features and blueprint codes [..., S].
+
+        The code -1 takes the last embedding.
+        """
+        env_moments, slot_moments = self._part_moments()
+        raw_env, raw_slots = self._split(features)
+        embedded = self.embedding(torch.where(blueprints < 0, NUM_BLUEPRINTS, blueprints))
+        slots = self.slot_encoder(normalize_observation(slot_moments, raw_slots, self.clip), embedded, self.places)
+        env = normalize_observation(env_moments, raw_env, self.clip)
+        return slots, self.feature_net(torch.cat([env, summary(slots)], dim=-1))
 
     def _pick(self, log_probs: Tensor, noise: Tensor) -> Tensor:
         return likeliest(log_probs) if self.deterministic else choose(log_probs, noise)
@@ -292,4 +359,5 @@ def _last_linear(module: nn.Module) -> nn.Linear:
 
 def _orthogonal_(linear: nn.Linear, gain: float, generator: torch.Generator) -> None:
     nn.init.orthogonal_(linear.weight, gain, generator=generator)
-    nn.init.zeros_(linear.bias)
+    if linear.bias is not None:
+        nn.init.zeros_(linear.bias)

@@ -180,10 +180,7 @@ class Learner:
                 metrics, stopped, self.adam = step(batch.of(envs), noise, on_device, stopped, self.adam)
                 history.append(metrics)
         rows = rollout.rows
-        moments = normalize.update_observation(
-            self.policy.observation_moments, rows.features, rows.valid, self.config.observation_momentum
-        )
-        self.policy.set_observation_moments_(moments)
+        self.policy.follow_observations_(rows.features, rows.valid, self.config.observation_momentum)
         report = read_back(history, summary, self.config.epochs)
         report |= {f"coefficient/{name}": value for name, value in weights._asdict().items()}
         report |= {"learning_rate": self.config.lr, "epochs_done": report["steps"] / self.config.minibatches}

@@ -21,6 +21,19 @@ OBSERVED_STAGES = (
     Stage.UNKNOWN, Stage.DORMANT, Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING,
     Stage.HOLDING, Stage.FOSSILIZED, Stage.PRUNED, Stage.EMBARGOED, Stage.RESETTING,
 )  # fmt: skip
+_LAGS = range(OBSERVED_HISTORY - 1, -1, -1)
+ENV_FEATURES = (
+    "step", "val_loss", "val_accuracy", *(f"val_loss_{lag}_ago" for lag in _LAGS),
+    *(f"val_accuracy_{lag}_ago" for lag in _LAGS), "training_share", "blending_share", "holding_share",
+    "last_success", *(f"last_op_{name}" for name in OP_NAMES),
+)  # fmt: skip
+SLOT_FEATURES = (
+    "active", *(f"stage_{STAGE_NAMES[stage]}" for stage in OBSERVED_STAGES), "alpha", "contribution",
+    "contribution_velocity", "tempo", "alpha_target", "alpha_mode", "ramp_length", "ramp_done", "ramp_left",
+    "alpha_velocity", "blend", "interaction_sum", "gradient_norm", "gradient_health", "gradient_vanishing",
+    "gradient_exploding", "previous_health", "stage_age", "contribution_freshness", "seed_age",
+)  # fmt: skip
+NUM_ENV_FEATURES, NUM_SLOT_FEATURES = len(ENV_FEATURES), len(SLOT_FEATURES)
 FEATURE_LIMIT = 102.0  # beyond symlog / 7 of the largest float64; only infinities reach it
 
 
@@ -44,19 +57,7 @@ def observe(state: EnvState, max_steps: int) -> Observation:
 
 def feature_names(slot_names: tuple[str, ...]) -> tuple[str, ...]:
     """Name of every feature, in order; `slot_names` are the slots' names in slot order."""
-    lags = range(OBSERVED_HISTORY - 1, -1, -1)
-    env = [
-        "step", "val_loss", "val_accuracy", *(f"val_loss_{lag}_ago" for lag in lags),
-        *(f"val_accuracy_{lag}_ago" for lag in lags), "training_share", "blending_share", "holding_share",
-        "last_success", *(f"last_op_{name}" for name in OP_NAMES),
-    ]  # fmt: skip
-    slot = [
-        "active", *(f"stage_{STAGE_NAMES[stage]}" for stage in OBSERVED_STAGES), "alpha", "contribution",
-        "contribution_velocity", "tempo", "alpha_target", "alpha_mode", "ramp_length", "ramp_done", "ramp_left",
-        "alpha_velocity", "blend", "interaction_sum", "gradient_norm", "gradient_health", "gradient_vanishing",
-        "gradient_exploding", "previous_health", "stage_age", "contribution_freshness", "seed_age",
-    ]  # fmt: skip
-    return (*env, *(f"{name}.{feature}" for name in slot_names for feature in slot))
+    return (*ENV_FEATURES, *(f"{name}.{feature}" for name in slot_names for feature in SLOT_FEATURES))
 
 
 def alpha_velocity(ramp: Ramp) -> Tensor:

@@ -100,14 +100,16 @@ class SlotSpec(NamedTuple):
     block: int
     channels: int
     size: int  # height and width of the feature map
+    depth: float  # of its block in the host: 0 for the first block, 1 for the last
 
 
 def host_slots(task: TaskConfig) -> tuple[SlotSpec, ...]:
     """Every slot that the host offers, row-major (r0c0, r0c1, ..., r1c0, ...), which is the order of actions."""
     channels = [task.base_channels * 2**block for block in range(task.num_blocks)]
     before = [IMAGE_SIZE // 2 ** min(block, task.num_pools) for block in range(task.num_blocks)]
-    row0 = [SlotSpec(f"r0c{b}", 0, b, channels[b], before[b]) for b in range(task.num_blocks)]
-    row1 = [SlotSpec(f"r1c{b}", 1, b, channels[b], before[b] // 2) for b in range(task.num_pools)]
+    depth = [block / (task.num_blocks - 1) for block in range(task.num_blocks)]
+    row0 = [SlotSpec(f"r0c{b}", 0, b, channels[b], before[b], depth[b]) for b in range(task.num_blocks)]
+    row1 = [SlotSpec(f"r1c{b}", 1, b, channels[b], before[b] // 2, depth[b]) for b in range(task.num_pools)]
     return tuple(row0 + row1)
 
 

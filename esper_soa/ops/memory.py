@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from esper_soa.config import TrainConfig
-from esper_soa.env.observation import feature_names
+from esper_soa.env.observation import NUM_ENV_FEATURES, feature_names
 from esper_soa.errors import SettingError
 from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE, enabled_slots
 from esper_soa.nets.host import HostShape, host_shape
@@ -74,11 +74,14 @@ def policy_needs(cfg: TrainConfig, slots: tuple[str, ...]) -> list[Need]:
     if cfg.policy.name != "ppo":
         return []
     network, features = cfg.policy.network, len(feature_names(slots))
-    inputs = features + len(slots) * network.blueprint_embedding
+    width, half = network.slot_features, network.hidden // 2
+    inputs = NUM_ENV_FEATURES + 2 * width
     weights = network.features * inputs + 8 * network.layers * network.hidden**2
     envs = -(-cfg.envs // cfg.policy.ppo.minibatches)
     kept = network.features + 8 * network.layers * network.hidden  # gates, states and norms of the LSTM
-    smaller = ("policy.network.hidden", "policy.network.layers", "policy.network.features")
+    kept += len(slots) * (3 * width + half)  # layer, norm and encoding of every slot, and what scores it
+    smaller = ("policy.network.hidden", "policy.network.layers", "policy.network.features",
+               "policy.network.slot_features")  # fmt: skip
     return [
         Need("the rollout", cfg.steps * cfg.envs * (FLOAT * features + 8 * (len(slots) + 12)), ("steps", "envs")),
         Need("the policy", 4 * FLOAT * weights, smaller),  # parameters, gradients, two moments

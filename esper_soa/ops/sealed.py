@@ -18,7 +18,8 @@ from typing import BinaryIO
 from esper_soa.errors import UserError, one_line
 from esper_soa.paths import sync
 
-VERSION = 2
+# 3: the policy's weights are shared by all slots; in 2 their shapes went by the number of slots.
+VERSION = 3
 # A checkpoint of version 1 has this text within its first bytes and no seal at its end.
 FORMAT = b"esper_soa checkpoint"
 HEAD_BYTES = 512
@@ -120,14 +121,20 @@ def _flaw(file: BinaryIO) -> str | None:
     if seal is None or seal.end() != len(end):
         file.seek(0)
         if FORMAT in file.read(HEAD_BYTES):
-            return f"written by an older version of the program, this one reads version {VERSION}"
+            return _other_version(1)
         return "cut off, damaged, or not a checkpoint of this program"
     sealed_bytes = size - len(end) + seal.start(2)
     if _digest(file, sealed_bytes) != seal[2].decode():
         return "damaged (its content is not what was written)"
     if int(seal[1]) != VERSION:
-        return f"has version {int(seal[1])}, this program reads version {VERSION}"
+        return _other_version(int(seal[1]))
     return None
+
+
+def _other_version(version: int) -> str:
+    """Why a file of `version` is not read."""
+    age = "an older" if version < VERSION else "a newer"
+    return f"has version {version}, written by {age} version of the program: this one reads version {VERSION}"
 
 
 def _digest(file: BinaryIO, length: int) -> str:

@@ -10,6 +10,8 @@ from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.ppo import Learner
 from esper_soa.agent.protocol import restart
 from esper_soa.agent.rollout import Rollout, Row, new_rollout, write_
+from esper_soa.env.observation import NUM_ENV_FEATURES, NUM_SLOT_FEATURES
+from esper_soa.nets.config import SlotSpec, TaskConfig, host_slots
 from esper_soa.nets.streams import POLICY_SAMPLE, stream_keys, uniform
 from esper_soa.state import Masks, Observation
 from esper_soa.vocabulary import HEAD_NAMES, head_sizes
@@ -17,9 +19,19 @@ from esper_soa.vocabulary import HEAD_NAMES, head_sizes
 CPU = torch.device("cpu")
 
 
-def small_policy(num_slots: int, num_features: int, seed: int = 0, layers: int = 1, **ppo: object) -> RecurrentPolicy:
-    network = NetworkConfig(hidden=32, features=32, layers=layers)
-    return RecurrentPolicy(PolicyConfig(network=network, ppo=PPOConfig(**ppo)), num_slots, num_features, seed)
+def some_slots(num_slots: int) -> tuple[SlotSpec, ...]:
+    """The first slots of a host that has ten."""
+    return host_slots(TaskConfig(num_blocks=5, num_pools=5))[:num_slots]
+
+
+def width_of(num_slots: int) -> int:
+    """Number of features that are observed of an env with so many slots."""
+    return NUM_ENV_FEATURES + num_slots * NUM_SLOT_FEATURES
+
+
+def small_policy(num_slots: int, seed: int = 0, layers: int = 1, **ppo: object) -> RecurrentPolicy:
+    network = NetworkConfig(hidden=32, features=32, layers=layers, slot_features=16)
+    return RecurrentPolicy(PolicyConfig(network=network, ppo=PPOConfig(**ppo)), some_slots(num_slots), seed)
 
 
 def masks_of_ops(op: Tensor, num_slots: int) -> Masks:
@@ -46,7 +58,8 @@ def random_masks(num_envs: int, num_slots: int, generator: torch.Generator) -> M
 def random_rollout(policy: RecurrentPolicy, num_steps: int, num_envs: int, seed: int, restarts: float = 0.2) -> Rollout:
     """Play on random observations and masks; envs are restarted at random, with probability `restarts`."""
     generator = torch.Generator().manual_seed(seed)
-    num_features, num_slots = policy.mean.shape[0], policy.heads["slot"][-1].out_features
+    num_slots = len(policy.places)
+    num_features = width_of(num_slots)
     rollout = new_rollout(num_steps, num_envs, num_slots, num_features, CPU)
     fresh = memory = policy.start(num_envs, CPU)
     for t in range(num_steps):
@@ -74,7 +87,7 @@ def random_rollout(policy: RecurrentPolicy, num_steps: int, num_envs: int, seed:
 
 
 class World(Protocol):
-    """An episode of `num_steps` env-steps with one seed slot."""
+    """An episode of `num_steps` env-steps with one seed slot; three features of the env [N, 3] are not 0."""
 
     num_steps: int
 
@@ -87,7 +100,7 @@ def train(world: World, legal_ops: list[int], num_updates: int, seed: int, **ppo
     """Mean raw reward per env and episode of every round; 64 envs, cue drawn from {0, 1} per env."""
     num_envs = 64
     no_floor = dict.fromkeys(HEAD_NAMES, 0.0)
-    policy = small_policy(1, 3, seed, probability_floor=no_floor, entropy_floor_penalty=no_floor, **ppo)
+    policy = small_policy(1, seed, probability_floor=no_floor, entropy_floor_penalty=no_floor, **ppo)
     learner = Learner(
         policy, PPOConfig(probability_floor=no_floor, entropy_floor_penalty=no_floor, **ppo), num_updates, seed
     )
@@ -97,14 +110,15 @@ def train(world: World, legal_ops: list[int], num_updates: int, seed: int, **ppo
     envs, no = torch.arange(num_envs), torch.zeros(num_envs, dtype=torch.bool)
     history = []
     for update in range(num_updates):
-        rollout = new_rollout(world.num_steps, num_envs, 1, 3, CPU)
+        rollout = new_rollout(world.num_steps, num_envs, 1, width_of(1), CPU)
         keys = stream_keys(seed, POLICY_SAMPLE, (update,), envs)
         cue = (uniform(keys, torch.full_like(envs, 1000)) < 0.5).long()
         memory, earned = policy.start(num_envs, CPU), torch.zeros(num_envs)
         for t in range(world.num_steps):
             noise = uniform(keys.unsqueeze(-1), torch.arange(8) + 8 * t)
             blueprints = torch.full((num_envs, 1), -1)
-            observation = Observation(world.features(t, cue), blueprints, batch_size=[num_envs])
+            features = torch.nn.functional.pad(world.features(t, cue), (0, width_of(1) - 3))
+            observation = Observation(features, blueprints, batch_size=[num_envs])
             with torch.no_grad():
                 decision, memory = policy.decide(observation, masks, noise, memory)
             row = Row(

@@ -2,7 +2,10 @@
 
 from dataclasses import asdict
 
+import pytest
+
 from esper_soa.agent.config import HeuristicConfig, NetworkConfig, PPOConfig
+from esper_soa.errors import SettingError
 
 PER_HEAD_DEFAULTS = {  # head: entropy multiplier, entropy floor, weight of the floor penalty, probability floor
     "slot": (1.0, 0.15, 0.1, 0.05),
@@ -36,8 +39,16 @@ def test_the_ppo_defaults_are_the_references_but_for_the_epochs() -> None:
     }  # fmt: skip
 
 
-def test_the_network_defaults_are_the_references() -> None:
-    assert asdict(NetworkConfig()) == {"hidden": 512, "features": 512, "layers": 1, "blueprint_embedding": 4}
+def test_the_network_defaults_are_the_references_but_for_the_encoding_of_a_slot() -> None:
+    assert asdict(NetworkConfig()) == {
+        "hidden": 512, "features": 512, "layers": 1, "slot_features": 64, "blueprint_embedding": 4,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["hidden", "features", "slot_features"])
+def test_widths_of_the_network_are_multiples_of_eight(name: str) -> None:
+    with pytest.raises(SettingError, match=rf"policy.network.{name}=12: must be a multiple of 8"):
+        NetworkConfig(**{name: 12})
 
 
 def test_the_heuristic_defaults_are_the_references() -> None:

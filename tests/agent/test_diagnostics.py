@@ -9,7 +9,7 @@ from esper_soa.vocabulary import HEAD_NAMES, Op
 
 
 def learner_of(**ppo: object) -> Learner:
-    return Learner(small_policy(2, 5), PPOConfig(**ppo), total_updates=100, seed=0)
+    return Learner(small_policy(2), PPOConfig(**ppo), total_updates=100, seed=0)
 
 
 def report_of(**ppo: object) -> dict[str, float]:
@@ -30,7 +30,7 @@ def test_the_report_holds_exactly_what_the_list_explains():
 
 def test_every_head_and_every_other_part_has_its_gradient_norm():
     report = report_of(epochs=1)
-    others = {"embedding", "feature_net", "lstm", "value_head", "q_head", "contribution_head"}
+    others = {"embedding", "slot_encoder", "feature_net", "lstm", "value_head", "q_head", "contribution_head"}
     norms = {
         name.removeprefix("gradient_norm/"): value for name, value in report.items() if name[:14] == "gradient_norm/"
     }

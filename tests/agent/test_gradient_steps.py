@@ -8,7 +8,6 @@ from agent_world import random_rollout, small_policy
 from torch import Tensor
 
 from esper_soa.agent.config import PPOConfig
-from esper_soa.agent.normalize import update_observation
 from esper_soa.agent.optimizer import flatten
 from esper_soa.agent.policy import ContributionPredictor, segment_starts
 from esper_soa.agent.ppo import Learner, coefficients, head_tables, total_loss
@@ -20,7 +19,7 @@ NUM_STEPS, NUM_ENVS = 4, 3
 
 
 def learner_of(seed: int = 0, **ppo: object) -> Learner:
-    return Learner(small_policy(2, 5), PPOConfig(**ppo), total_updates=100, seed=seed)
+    return Learner(small_policy(2), PPOConfig(**ppo), total_updates=100, seed=seed)
 
 
 def library_update(learner: Learner, rollout: Rollout, adam: torch.optim.Adam) -> None:
@@ -53,9 +52,7 @@ def test_two_updates_are_those_of_the_library_optimiser_with_the_settings(limit:
         report = learner.update(rollout)
         assert report["gradient_norm"] > 2 * 0.01, "nothing is clipped"
         torch.testing.assert_close(flatten(learner.parameters), flatten(theirs.policy.parameters()), rtol=0, atol=2e-6)
-        rows = rollout.rows
-        moments = update_observation(theirs.policy.observation_moments, rows.features, rows.valid, 0.99)
-        theirs.policy.set_observation_moments_(moments)
+        theirs.policy.follow_observations_(rollout.rows.features, rollout.rows.valid, 0.99)
         assert torch.equal(learner.policy.mean, theirs.policy.mean)
         assert torch.equal(learner.policy.var, theirs.policy.var)
     assert learner.adam.steps.item() == 8
@@ -66,7 +63,8 @@ def test_the_observation_follows_only_after_the_update_and_as_fast_as_the_settin
     rollout = random_rollout(learner.policy, NUM_STEPS, NUM_ENVS, seed=0)
     assert learner.update(rollout)["ratio_error_first"] < 1e-5
     rows = rollout.rows.features.flatten(0, 1)
-    torch.testing.assert_close(learner.policy.mean, 0.25 * rows.mean(0))
+    of_slots = torch.stack([rows[:, 23:54], rows[:, 54:85]]).mean((0, 1))
+    torch.testing.assert_close(learner.policy.mean, 0.25 * torch.cat([rows[:, :23].mean(0), of_slots]))
 
 
 def test_every_term_of_the_loss_enters_with_its_weight() -> None:
@@ -88,8 +86,11 @@ def test_entropy_multiplier_floor_and_penalty_belong_to_their_head(head: str) ->
         floor = nothing | {head: 0.9999}
         learner = learner_of(epochs=1, **(plain | {"entropy_floor": floor, name: nothing | {head: 2.0}}))
         with torch.no_grad():  # sure of itself in every head, by a different amount
-            for place, part in enumerate(learner.policy.heads.values()):
-                part[-1].bias[0] = 1.0 + 0.25 * place
+            for place, (head_name, part) in enumerate(learner.policy.heads.items()):
+                if head_name == "slot":
+                    part.score.weight.mul_(1e4)
+                else:
+                    part[-1].bias[0] = 1.0 + 0.25 * place
         report = learner.update(random_rollout(learner.policy, 8, NUM_ENVS, seed=0))
         if name == "entropy_multiplier":
             assert report["entropy_loss"] < 0
@@ -100,7 +101,7 @@ def test_entropy_multiplier_floor_and_penalty_belong_to_their_head(head: str) ->
 
 
 def test_a_divergence_of_exactly_the_limit_does_not_stop() -> None:
-    rollout = random_rollout(small_policy(2, 5), NUM_STEPS, NUM_ENVS, seed=1)
+    rollout = random_rollout(small_policy(2), NUM_STEPS, NUM_ENVS, seed=1)
     rollout.rows.log_probs.sub_(0.2)  # every head diverges, and stays where it is
     divergence = learner_of(target_kl=0.0, lr=1e-30).update(rollout)["kl_epoch/1"]
     for share, steps in ((1.0, 4), (0.999, 0)):
@@ -134,7 +135,7 @@ def test_an_envs_dropout_does_not_depend_on_the_minibatch_it_is_in() -> None:
 def test_an_update_draws_its_dropout_by_the_round_and_the_epoch() -> None:
     """The contribution loss of a policy that stands still differs between epochs and rounds by its dropout alone."""
     nothing = {"contribution_warmup": 0, "lr": 1e-30, "target_kl": 0.0}
-    rollout = random_rollout(small_policy(2, 5), NUM_STEPS, NUM_ENVS, seed=0)
+    rollout = random_rollout(small_policy(2), NUM_STEPS, NUM_ENVS, seed=0)
     losses = []
     for rounds, epochs in ((0, 1), (0, 2), (1, 1)):
         learner = learner_of(epochs=epochs, **nothing)
@@ -157,13 +158,13 @@ def test_minibatches_are_drawn_anew_in_every_epoch_and_round_and_by_the_seed() -
 
 def test_dropout_leaves_out_a_tenth_and_keeps_the_mean() -> None:
     torch.manual_seed(0)
-    predictor = ContributionPredictor(64, 3)
+    predictor, slots = ContributionPredictor(64, 16), torch.randn(3, 16)
     seen: list[Tensor] = []
-    predictor.output[0].register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].detach()))
+    predictor.output.context.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].detach()))
     x, draws = torch.randn(1, 64), 4000
     with torch.no_grad():
         kept = predictor.trunk(x)
-        predictor(x.expand(draws, 64), torch.rand(draws, 32, generator=torch.Generator().manual_seed(1)))
+        predictor(x.expand(draws, 64), slots, torch.rand(draws, 32, generator=torch.Generator().manual_seed(1)))
     (units,) = seen
     used = kept[0] > 0.1
     # a unit is 0 with probability 0.1, else 1 / 0.9 of itself: standard error 0.33 / sqrt(4000) = 0.0053
@@ -173,12 +174,12 @@ def test_dropout_leaves_out_a_tenth_and_keeps_the_mean() -> None:
 
 def test_a_unit_is_dropped_below_a_tenth_and_kept_from_there_on() -> None:
     torch.manual_seed(0)
-    predictor = ContributionPredictor(16, 1)
+    predictor, slots = ContributionPredictor(16, 8), torch.randn(1, 8)
     x, all_kept = torch.randn(1, 16), torch.ones(1, 8)
     with torch.no_grad():
-        assert torch.equal(predictor(x, torch.full((1, 8), 0.1)), predictor(x, all_kept))
-        assert not torch.equal(predictor(x, torch.full((1, 8), 0.0999)), predictor(x, all_kept))
-        assert torch.equal(predictor(x, torch.zeros(1, 8)), predictor.output(torch.zeros(1, 8)))
+        assert torch.equal(predictor(x, slots, torch.full((1, 8), 0.1)), predictor(x, slots, all_kept))
+        assert not torch.equal(predictor(x, slots, torch.full((1, 8), 0.0999)), predictor(x, slots, all_kept))
+        assert torch.equal(predictor(x, slots, torch.zeros(1, 8)), predictor.output(torch.zeros(1, 8), slots))
 
 
 @pytest.mark.parametrize(("skipped", "ends"), [(1, False), (2, True)])

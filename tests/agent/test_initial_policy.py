@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from agent_world import CPU, masks_of_ops, small_policy
+from agent_world import CPU, masks_of_ops, small_policy, some_slots, width_of
 from torch import Tensor, nn
 
 from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
@@ -13,7 +13,7 @@ from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.state import Observation
 from esper_soa.vocabulary import HEAD_NAMES, Op, head_sizes
 
-NUM_SLOTS, NUM_FEATURES = 3, 7
+NUM_SLOTS = 3
 CRITICS = ("value_head", "q_head", "contribution_head")
 
 
@@ -21,8 +21,8 @@ CRITICS = ("value_head", "q_head", "contribution_head")
 def policy(request: pytest.FixtureRequest) -> RecurrentPolicy:
     """With features of another width than the memory, so that there is a projection, and one or three layers."""
     torch.manual_seed(5)
-    network = NetworkConfig(hidden=32, features=48, layers=request.param, blueprint_embedding=6)
-    return RecurrentPolicy(PolicyConfig(network=network), NUM_SLOTS, NUM_FEATURES, seed=11)
+    network = NetworkConfig(hidden=32, features=48, layers=request.param, slot_features=24, blueprint_embedding=6)
+    return RecurrentPolicy(PolicyConfig(network=network), some_slots(NUM_SLOTS), seed=11)
 
 
 def linears(module: nn.Module) -> list[nn.Linear]:
@@ -45,11 +45,14 @@ def last_layers(policy: RecurrentPolicy) -> dict[nn.Linear, float]:
 def test_every_linear_layer_is_orthogonal_with_root_two_but_the_last_of_each_head(policy: RecurrentPolicy) -> None:
     special, layers = last_layers(policy), linears(policy)
     assert len(special) == len(HEAD_NAMES) + 3
-    # features and projection; 7 heads of two layers, blueprint with three; two critics of four, contribution of three
-    assert len(layers) == 2 + 7 * 2 + 3 + 2 * 4 + 3
+    # slots, features and projection; 6 heads of two layers, blueprint and slot with three; two critics of four, and
+    # contribution with its trunk and three
+    assert len(layers) == 3 + 6 * 2 + 2 * 3 + 2 * 4 + 1 + 3
     for layer in layers:
         assert_orthogonal(layer.weight, special.get(layer, math.sqrt(2)))
-        assert (layer.bias == 0).all()
+    biases = [layer.bias for layer in layers if layer.bias is not None]
+    assert len(biases) == len(layers) - 2  # what is said of a slot has one bias: that of the context
+    assert all((bias == 0).all() for bias in biases)
 
 
 def test_the_memory_is_orthogonal_and_forgets_by_a_bias_that_grows_with_the_layers(policy: RecurrentPolicy) -> None:
@@ -64,18 +67,18 @@ def test_the_memory_is_orthogonal_and_forgets_by_a_bias_that_grows_with_the_laye
 
 def test_layer_norms_change_nothing_yet_and_the_statistics_are_those_of_nothing_seen(policy: RecurrentPolicy) -> None:
     norms = [part for part in policy.modules() if isinstance(part, nn.LayerNorm)]
-    assert len(norms) == 1 + len(policy.lstm.layers) + 2 * 2 + 1
+    assert len(norms) == 2 + len(policy.lstm.layers) + 2 * 2 + 1
     for norm in norms:
         assert (norm.weight == 1).all()
         assert (norm.bias == 0).all()
-    assert policy.mean.tolist() == [0.0] * NUM_FEATURES
-    assert policy.var.tolist() == [1.0] * NUM_FEATURES
+    assert policy.mean.tolist() == [0.0] * (23 + 31)
+    assert policy.var.tolist() == [1.0] * (23 + 31)
     assert policy.seen.item() == pytest.approx(1e-4)
 
 
 def test_embeddings_are_normal_with_a_deviation_of_a_fiftieth() -> None:
     network = NetworkConfig(hidden=8, features=8, blueprint_embedding=800)
-    weight = RecurrentPolicy(PolicyConfig(network=network), 1, 3, seed=0).embedding.weight
+    weight = RecurrentPolicy(PolicyConfig(network=network), some_slots(1), seed=0).embedding.weight
     assert weight.shape == (14, 800)  # thirteen blueprints and the empty slot
     # 11,200 numbers: standard error of the deviation 0.02 / sqrt(22400), of the mean 0.02 / sqrt(11200)
     assert weight.std().item() == pytest.approx(0.02, abs=6e-4)
@@ -90,18 +93,20 @@ def test_no_two_layers_of_one_shape_begin_alike(policy: RecurrentPolicy) -> None
             assert weight.shape != other.shape or not torch.equal(weight, other)
 
 
-def test_the_sizes_follow_from_settings_slots_and_features(policy: RecurrentPolicy) -> None:
-    assert policy.feature_net[0].weight.shape == (48, NUM_FEATURES + NUM_SLOTS * 6)
+def test_the_sizes_follow_from_the_settings(policy: RecurrentPolicy) -> None:
+    assert policy.slot_encoder.net[0].weight.shape == (24, 31 + 6 + 4)
+    assert policy.feature_net[0].weight.shape == (48, 23 + 2 * 24)
     assert policy.lstm.project.weight.shape == (32, 48)
     assert policy.q_head[0].in_features == 32 + 6  # the memory and the op
-    for name, choices in zip(HEAD_NAMES, head_sizes(NUM_SLOTS), strict=True):
+    for name, choices in zip(HEAD_NAMES, head_sizes(1), strict=True):  # of a slot at a time
         assert linears(policy.heads[name])[-1].out_features == choices
-    assert policy.contribution_head.output[-1].out_features == NUM_SLOTS
+        if name not in ("op", "slot"):
+            assert linears(policy.heads[name])[0].in_features == 32 + 24  # the memory and the slot chosen
 
 
 def test_an_untrained_policy_prefers_nothing_and_expects_little() -> None:
-    policy = small_policy(2, 5, seed=1, probability_floor=dict.fromkeys(HEAD_NAMES, 0.0))
-    features = torch.randn(64, 5, generator=torch.Generator().manual_seed(0))
+    policy = small_policy(2, seed=1, probability_floor=dict.fromkeys(HEAD_NAMES, 0.0))
+    features = torch.randn(64, width_of(2), generator=torch.Generator().manual_seed(0))
     observation = Observation(features, torch.zeros(64, 2, dtype=torch.int64), batch_size=[64])
     masks = masks_of_ops(torch.ones(64, 6, dtype=torch.bool), 2)
     decision, _ = policy.decide(observation, masks, torch.rand(64, 8), policy.start(64, CPU))
@@ -113,12 +118,15 @@ def test_an_untrained_policy_prefers_nothing_and_expects_little() -> None:
 @pytest.mark.parametrize("op", [Op.GERMINATE, Op.PRUNE, Op.SET_ALPHA_TARGET])
 def test_every_head_keeps_the_probability_floor_of_its_own(op: int) -> None:
     floors = {name: 0.01 * (place + 1) for place, name in enumerate(HEAD_NAMES)}
-    policy = small_policy(2, 5, probability_floor=floors)
+    policy = small_policy(2, probability_floor=floors)
     policy.deterministic = True
     with torch.no_grad():
         for name, head in policy.heads.items():
-            head[-1].bias[op if name == "op" else -1] = 50.0  # sure of this choice
-    observation = Observation(torch.ones(1, 5), torch.zeros(1, 2, dtype=torch.int64), batch_size=[1])
+            if name == "slot":
+                head.score.weight.mul_(1e6)  # sure of one of the two
+            else:
+                head[-1].bias[op if name == "op" else -1] = 50.0  # sure of this choice
+    observation = Observation(torch.ones(1, width_of(2)), torch.zeros(1, 2, dtype=torch.int64), batch_size=[1])
     masks = masks_of_ops(torch.ones(1, 6, dtype=torch.bool), 2)
     decision, _ = policy.decide(observation, masks, torch.zeros(1, 8), policy.start(1, CPU))
     assert decision.action.op.item() == op
@@ -130,9 +138,9 @@ def test_every_head_keeps_the_probability_floor_of_its_own(op: int) -> None:
 
 
 def test_observations_are_clipped_where_the_settings_say() -> None:
-    policy = small_policy(1, 5, observation_clip=1.5)
+    policy = small_policy(1, observation_clip=1.5)
     masks, none = masks_of_ops(torch.ones(3, 6, dtype=torch.bool), 1), torch.zeros(3, 1, dtype=torch.int64)
-    features = torch.tensor([1.4, 1.6, 99.0]).unsqueeze(1).expand(3, 5)
+    features = torch.tensor([1.4, 1.6, 99.0]).unsqueeze(1).expand(3, width_of(1))
     observation = Observation(features, none, batch_size=[3])
     below, above, beyond = policy.decide(observation, masks, torch.zeros(3, 8), policy.start(3, CPU))[0].value.tolist()
     assert below != above == beyond

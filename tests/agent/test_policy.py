@@ -1,6 +1,7 @@
 import pytest
 import torch
-from agent_world import CPU, masks_of_ops, random_masks, random_rollout, small_policy
+from agent_world import CPU, masks_of_ops, random_masks, random_rollout, small_policy, some_slots, width_of
+from torch import nn
 
 from esper_soa.agent.config import NetworkConfig, PolicyConfig
 from esper_soa.agent.normalize import Moments
@@ -9,31 +10,62 @@ from esper_soa.agent.protocol import restart
 from esper_soa.state import Observation, View
 
 
-def parts(num_envs: int, num_slots: int, num_features: int, seed: int = 0):
+def parts(num_envs: int, num_slots: int, seed: int = 0):
     generator = torch.Generator().manual_seed(seed)
-    features = torch.randn(num_envs, num_features, generator=generator)
+    features = torch.randn(num_envs, width_of(num_slots), generator=generator)
     blueprints = torch.randint(-1, 13, (num_envs, num_slots), generator=generator)
     masks = random_masks(num_envs, num_slots, generator)
     noise = torch.rand(num_envs, 8, generator=generator)
     return Observation(features, blueprints, batch_size=[num_envs]), masks, noise
 
 
-@pytest.mark.parametrize(("num_slots", "count"), [(1, 3_969_890), (3, 4_006_502), (10, 4_134_644)])
-def test_parameter_counts_are_those_of_the_reference(num_slots: int, count: int):
-    policy = RecurrentPolicy(PolicyConfig(), num_slots, 23 + 31 * num_slots, 0)
-    assert sum(p.numel() for p in policy.parameters()) == count
+# 31 features, embedding and place of a slot, encoded in 64; 23 features and both summaries; LSTM 512 with layer norm
+TRUNK = {
+    "embedding": 14 * 4,
+    "slot_encoder": (31 + 4 + 4) * 64 + 64 + 2 * 64,
+    "feature_net": (23 + 2 * 64) * 512 + 512 + 2 * 512,
+    "lstm": 2 * 512 * 4 * 512 + 2 * 4 * 512 + 2 * 512,
+}
+HEADS = {
+    "slot": 512 * 256 + 256 + 64 * 256 + 256 + 1,
+    "blueprint": (512 + 64) * 512 + 512 + 512 * 256 + 256 + 256 * 13 + 13,
+    "style": (512 + 64) * 256 + 256 + 256 * 4 + 4,
+    "tempo": (512 + 64) * 256 + 256 + 256 * 3 + 3,
+    "alpha_target": (512 + 64) * 256 + 256 + 256 * 3 + 3,
+    "alpha_speed": (512 + 64) * 256 + 256 + 256 * 4 + 4,
+    "alpha_curve": (512 + 64) * 256 + 256 + 256 * 5 + 5,
+    "op": 512 * 256 + 256 + 256 * 6 + 6,
+}
+CRITICS = {
+    "value_head": 512 * 256 + 256 + 512 + 256 * 128 + 128 + 256 + 128 * 64 + 64 + 64 + 1,
+    "q_head": 518 * 256 + 256 + 512 + 256 * 128 + 128 + 256 + 128 * 64 + 64 + 64 + 1,
+    "contribution_head": 512 * 256 + 256 + 512 + 256 * 128 + 128 + 64 * 128 + 128 + 1,
+}
+
+
+def size_of(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+@pytest.mark.parametrize("num_slots", [1, 3, 10])
+def test_the_default_network_has_the_parameters_counted_by_hand_for_any_slots(num_slots: int):
+    policy = RecurrentPolicy(PolicyConfig(), some_slots(num_slots), 0)
+    assert {name: size_of(part) for name, part in policy.heads.items()} == HEADS
+    parts = {name: size_of(part) for name, part in policy.named_children() if name != "heads"}
+    assert parts == TRUNK | CRITICS
+    assert size_of(policy) == 4_159_458
 
 
 def test_a_narrower_lstm_gets_a_projection():
-    policy = RecurrentPolicy(PolicyConfig(network=NetworkConfig(hidden=128)), 3, 116, 0)
-    assert sum(p.numel() for p in policy.parameters()) == 383_462
+    policy = RecurrentPolicy(PolicyConfig(network=NetworkConfig(hidden=128)), some_slots(3), 0)
+    assert size_of(policy.lstm) == 512 * 128 + 128 + 2 * 128 * 4 * 128 + 2 * 4 * 128 + 2 * 128
 
 
 def test_initialisation_is_orthogonal_with_the_declared_gains_and_depends_on_the_seed_only():
     torch.manual_seed(1)
-    policy = small_policy(2, 5, seed=3)
+    policy = small_policy(2, seed=3)
     torch.manual_seed(2)
-    again, other = small_policy(2, 5, seed=3), small_policy(2, 5, seed=4)
+    again, other = small_policy(2, seed=3), small_policy(2, seed=4)
     for name, value in policy.state_dict().items():
         assert torch.equal(value, again.state_dict()[name]), name
     assert not torch.equal(policy.embedding.weight, other.embedding.weight)
@@ -49,7 +81,7 @@ def test_initialisation_is_orthogonal_with_the_declared_gains_and_depends_on_the
 
 @pytest.mark.parametrize("layers", [1, 2])
 def test_the_update_gives_the_rollouts_log_probs_and_values_across_restarts(layers: int):
-    policy = small_policy(2, 5, layers=layers)
+    policy = small_policy(2, layers=layers)
     rollout = random_rollout(policy, 9, 4, seed=1)
     assert rollout.rows.reset[1:].any()
     evaluation = policy.evaluate(rollout.rows, segment_starts(rollout.rows.reset), torch.ones(9, 4, 16))
@@ -59,7 +91,7 @@ def test_the_update_gives_the_rollouts_log_probs_and_values_across_restarts(laye
 
 
 def test_a_restart_forgets_what_came_before_in_that_env_only():
-    policy = small_policy(1, 3)
+    policy = small_policy(1)
     inputs = torch.randn(4, 2, 32, generator=torch.Generator().manual_seed(0))
     reset = torch.tensor([[True, True], [False, False], [True, False], [False, False]])
     changed = inputs.clone()
@@ -70,8 +102,8 @@ def test_a_restart_forgets_what_came_before_in_that_env_only():
 
 
 def test_an_env_decides_as_if_it_were_alone():
-    policy = small_policy(2, 5)
-    observation, masks, noise = parts(4, 2, 5)
+    policy = small_policy(2)
+    observation, masks, noise = parts(4, 2)
     memory = tuple(torch.randn(m.shape, generator=torch.Generator().manual_seed(5)) for m in policy.start(4, CPU))
     decision, after = policy.decide(observation, masks, noise, memory)
     one = slice(2, 3)
@@ -82,8 +114,8 @@ def test_an_env_decides_as_if_it_were_alone():
 
 
 def test_only_legal_actions_are_taken_and_irrelevant_heads_cost_nothing():
-    policy = small_policy(3, 5)
-    observation, masks, noise = parts(500, 3, 5)
+    policy = small_policy(3)
+    observation, masks, noise = parts(500, 3)
     decision, _ = policy.decide(observation, masks, noise, policy.start(500, CPU))
     action = decision.action
     assert masks.op.gather(1, action.op.unsqueeze(1)).all()
@@ -97,9 +129,9 @@ def test_only_legal_actions_are_taken_and_irrelevant_heads_cost_nothing():
 
 
 def test_a_deterministic_policy_ignores_the_noise():
-    policy = small_policy(2, 5)
+    policy = small_policy(2)
     policy.deterministic = True
-    observation, masks, noise = parts(8, 2, 5)
+    observation, masks, noise = parts(8, 2)
     first, _ = policy.decide(observation, masks, noise, policy.start(8, CPU))
     second, _ = policy.decide(observation, masks, 1 - noise, policy.start(8, CPU))
     assert torch.equal(first.action.op, second.action.op)
@@ -107,36 +139,38 @@ def test_a_deterministic_policy_ignores_the_noise():
 
 
 def test_an_empty_slot_has_its_own_embedding():
-    policy = small_policy(1, 3)
+    policy = small_policy(1)
     masks = masks_of_ops(torch.ones(2, 6).bool(), 1)
-    observation = Observation(torch.zeros(2, 3), torch.tensor([[-1], [0]]), batch_size=[2])
-    decision, _ = policy.decide(observation, masks, torch.zeros(2, 8), policy.start(2, CPU))
-    assert decision.value[0] != decision.value[1]
+    observation = Observation(torch.zeros(2, width_of(1)), torch.tensor([[-1], [0]]), batch_size=[2])
+    _, (hidden, _) = policy.decide(observation, masks, torch.zeros(2, 8), policy.start(2, CPU))
+    assert not torch.equal(hidden[0], hidden[1])
 
 
 def test_the_observation_is_normalised_with_the_statistics_it_was_given():
-    policy, shifted = small_policy(1, 3), small_policy(1, 3)
-    shifted.set_observation_moments_(Moments(torch.full((3,), 5.0), torch.full((3,), 1.0), torch.tensor(9.0)))
+    policy, shifted = small_policy(1), small_policy(1)
+    shifted.set_observation_moments_(Moments(torch.full((54,), 5.0), torch.full((54,), 1.0), torch.tensor(9.0)))
     masks, blueprints = masks_of_ops(torch.ones(1, 6).bool(), 1), torch.zeros(1, 1, dtype=torch.int64)
-    values = [
-        agent.decide(Observation(x, blueprints, batch_size=[1]), masks, torch.zeros(1, 8), agent.start(1, CPU))[0].value
-        for agent, x in ((policy, torch.ones(1, 3)), (shifted, torch.full((1, 3), 6.0)))
-    ]
-    torch.testing.assert_close(*values)
+    seen, same, other = (
+        agent.decide(Observation(x, blueprints, batch_size=[1]), masks, torch.zeros(1, 8), agent.start(1, CPU))[1]
+        for agent, x in ((policy, torch.ones(1, 54)), (shifted, torch.full((1, 54), 6.0)), (shifted, torch.ones(1, 54)))
+    )
+    torch.testing.assert_close(seen, same)
+    assert (seen[0] - other[0]).abs().max() > 0.01
 
 
 def test_critic_and_contribution_heads_do_not_reach_the_trunk():
-    policy = small_policy(2, 5)
+    policy = small_policy(2)
     rollout = random_rollout(policy, 3, 2, seed=1)
     evaluation = policy.evaluate(rollout.rows, segment_starts(rollout.rows.reset), torch.ones(3, 2, 16))
     (evaluation.q.sum() + evaluation.contribution.sum()).backward()
-    assert policy.feature_net[0].weight.grad is None
+    assert all(p.grad is None for part in (policy.slot_encoder, policy.feature_net) for p in part.parameters())
+    assert policy.embedding.weight.grad is None
     assert policy.q_head[0].weight.grad is not None
 
 
 def test_acting_keeps_no_graph_and_compiles_whole():
-    policy = small_policy(2, 5)
-    observation, masks, noise = parts(4, 2, 5)
+    policy = small_policy(2)
+    observation, masks, noise = parts(4, 2)
     view = View(None, observation, masks, noise, batch_size=[4])
     decision, memory = policy.act(view, policy.start(4, CPU))
     assert not decision.value.requires_grad

@@ -14,7 +14,7 @@ from esper_soa.vocabulary import HEAD_NAMES, Op
 
 
 def learner_of(**ppo: object) -> Learner:
-    return Learner(small_policy(2, 5), PPOConfig(**ppo), total_updates=100, seed=0)
+    return Learner(small_policy(2), PPOConfig(**ppo), total_updates=100, seed=0)
 
 
 def weights(learner: Learner) -> Tensor:

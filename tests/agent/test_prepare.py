@@ -5,7 +5,7 @@ Two env-steps of two envs: env 0 is cut at its end, env 1 is rolled back there. 
 
 import pytest
 import torch
-from agent_world import small_policy
+from agent_world import small_policy, width_of
 from torch import Tensor
 
 from esper_soa.agent import losses
@@ -23,12 +23,12 @@ def doubles(value: float) -> Tensor:
 
 
 def learner_of(**ppo: object) -> Learner:
-    return Learner(small_policy(1, 3), PPOConfig(gamma=0.5, gae_lambda=0.5, **ppo), total_updates=100, seed=0)
+    return Learner(small_policy(1), PPOConfig(gamma=0.5, gae_lambda=0.5, **ppo), total_updates=100, seed=0)
 
 
 def cut_and_rolled_back() -> Rollout:
     """Rewards 1, 3 and 2, -10; values 0.5, 0.25 and 1, -0.5; what follows the last env-step is worth 0.75 to both."""
-    rollout = new_rollout(2, 2, 1, 3, CPU)
+    rollout = new_rollout(2, 2, 1, width_of(1), CPU)
     rows = rollout.rows
     rows.reward.copy_(torch.tensor([[1.0, 2.0], [3.0, -10.0]]))
     rows.value.copy_(torch.tensor([[0.5, 1.0], [0.25, -0.5]]))

@@ -135,7 +135,7 @@ def test_the_divergence_estimate_follows_the_true_divergence() -> None:
 
 
 def test_a_played_rollout_gives_torchrls_advantages() -> None:
-    rollout = random_rollout(small_policy(2, 5), 12, 4, seed=3)
+    rollout = random_rollout(small_policy(2), 12, 4, seed=3)
     rows = rollout.rows
     advantages, returns, _ = gae(rows.reward, rows.value, rows.terminal, rows.valid, rollout.bootstrap, 0.995, 0.98)
     following = torch.cat([rows.value[1:], rollout.bootstrap.unsqueeze(0)])

@@ -24,7 +24,6 @@ from esper_soa.agent.scripted import RandomPolicy, WaitPolicy
 from esper_soa.config import TrainConfig
 from esper_soa.env.config import GovernorConfig
 from esper_soa.env.governor import REASON_NAMES, PanicReason
-from esper_soa.env.observation import feature_names
 from esper_soa.env.step import Work
 from esper_soa.env.world import Sizes, World
 from esper_soa.nets.config import TaskConfig
@@ -159,7 +158,7 @@ def play(faults: Mapping[int, list[tuple[Tensor, Damage]]], chosen: TrainConfig 
     chosen = chosen or settings()
     world = FaultyWorld(chosen, faults)
     cfg = PolicyConfig(network=NetworkConfig(hidden=16, features=16), ppo=PPOConfig(epochs=1))
-    policy = RecurrentPolicy(cfg, 2, len(feature_names(("r0c0", "r0c1"))), 0)
+    policy = RecurrentPolicy(cfg, world.rules.nets.shape.slots, 0)
     learner, witness = Learner(policy, cfg.ppo, 10, 0), Witness(policy, world)
     progress = Progress(1, Console(file=io.StringIO()), "off")
     result, rollout = play_round(world, Player(witness, learner), 0, progress, "")

@@ -12,7 +12,6 @@ from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.ppo import Learner
 from esper_soa.config import ComputeConfig
-from esper_soa.env.observation import feature_names
 from esper_soa.errors import SettingError
 from esper_soa.nets import precision
 from esper_soa.nets.precision import GOOD, SCALE, LossScales, add_loss_scales_, choose_precision, reset_loss_scales_
@@ -109,8 +108,8 @@ def test_the_policy_computes_in_float32_and_its_first_pass_has_ratio_one() -> No
     cfg.compute = ComputeConfig(workers=1, precision="bfloat16")
     world = build_world(cfg, CPU)
     assert world.rules.nets.precision == torch.bfloat16
-    features = len(feature_names(tuple(cfg.slots)))
-    policy = RecurrentPolicy(PolicyConfig(network=NetworkConfig(hidden=32, features=32)), 2, features, seed=0)
+    slots = world.rules.nets.shape.slots
+    policy = RecurrentPolicy(PolicyConfig(network=NetworkConfig(hidden=32, features=32)), slots, seed=0)
     learner = Learner(policy, PPOConfig(minibatches=1, epochs=1), 1, seed=0)
     with Progress(15, Console(quiet=True), "off") as progress:
         _, rollout = play_round(world, Player(policy, learner), 0, progress, "")

@@ -73,15 +73,21 @@ def test_what_is_no_file_is_refused_without_waiting_for_it(tmp_path: Path) -> No
     assert why_broken(Path("/dev/zero")) == "checkpoint /dev/zero: not a file"
 
 
-def test_another_version_is_refused_by_number(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("esper_soa.ops.sealed.VERSION", 13)
-    assert why_broken(whole) == f"checkpoint {whole}: has version 2, this program reads version 13"
+@pytest.mark.parametrize(("reads", "age"), [(13, "an older"), (2, "a newer")])
+def test_another_version_is_refused_by_number(
+    whole: Path, monkeypatch: pytest.MonkeyPatch, reads: int, age: str
+) -> None:
+    monkeypatch.setattr("esper_soa.ops.sealed.VERSION", reads)
+    expected = f"has version 3, written by {age} version of the program: this one reads version {reads}"
+    assert why_broken(whole) == f"checkpoint {whole}: {expected}"
 
 
 def test_an_older_version_is_refused_as_such(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.pt"
     torch.save({"format": "esper_soa checkpoint", "version": 1, "content": {"a": torch.ones(2)}}, path)
-    with pytest.raises(CheckpointError, match="written by an older version of the program, this one reads version 2"):
+    with pytest.raises(
+        CheckpointError, match="has version 1, written by an older version of the program: this one reads version 3"
+    ):
         load_checkpoint(path, CPU)
 
 
