@@ -18,6 +18,7 @@ from witness import Round, witnessed_round
 
 from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.agent.scripted import RandomPolicy, WaitPolicy
+from esper_soa.build import build_world
 from esper_soa.config import ComputeConfig, TelemetryConfig, TrainConfig
 from esper_soa.env.config import GatesConfig, LifecycleConfig
 from esper_soa.env.world import World
@@ -28,7 +29,7 @@ from esper_soa.ops.resume import Progressed
 from esper_soa.ops.rundir import RunFolder
 from esper_soa.ops.session import session
 from esper_soa.state import EnvState
-from esper_soa.trainer import Run, build_player, build_world, run
+from esper_soa.trainer import Run, build_player, run
 from esper_soa.vocabulary import BLUEPRINT_NAMES, LIVE_STAGES, OP_NAMES, RUNNING_STAGES, Stage
 
 ENVS, ROUNDS, STEPS = 2, 2, 22
@@ -75,7 +76,7 @@ def random_run(tmp_path_factory: pytest.TempPathFactory) -> Done:
 
 @pytest.fixture(scope="module")
 def learning_run(tmp_path_factory: pytest.TempPathFactory) -> Done:
-    return done(settings("ppo", rounds=4, steps=3, baseline_comparison=False), tmp_path_factory.mktemp("learning"))
+    return done(settings("ppo", rounds=4, steps=3, control="none"), tmp_path_factory.mktemp("learning"))
 
 
 @pytest.fixture(scope="module")
@@ -369,7 +370,7 @@ def test_the_best_policy_is_the_one_that_played_the_best_round_with_its_weights(
 
 def test_the_first_of_equally_good_rounds_stays_the_best(tmp_path: Path) -> None:
     """One host that is measured on one image is right or wrong, so rounds are equally good."""
-    few = settings("ppo", envs=1, rounds=3, steps=1, val_samples=1, baseline_comparison=False, seed=1)
+    few = settings("ppo", envs=1, rounds=3, steps=1, val_samples=1, control="none", seed=1)
     played = done(few, tmp_path)
     accuracies = [line["accuracy"]["mean"] for line in played.lines]
     assert accuracies.count(max(accuracies)) > 1, "no two rounds are equally good"

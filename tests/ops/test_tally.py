@@ -10,14 +10,16 @@ from tiny_world import CPU, EnvStep, play_ledger, tiny_rules
 from esper_soa.env.governor import REASON_NAMES
 from esper_soa.env.outcome import BlueprintStats, stability
 from esper_soa.env.reward_records import TERM_NAMES
+from esper_soa.nets.flops import training_flop
 from esper_soa.ops.tally import RoundResult, Tally, blueprint_record
 from esper_soa.vocabulary import OP_NAMES, Op
 
-NUM_ENVS, NUM_SLOTS, STEPS = 4, 3, 30
+NUM_ENVS, NUM_SLOTS, STEPS, TRAIN_SAMPLES = 4, 3, 30, 7
 
 
 def played(seed: int) -> tuple[RoundResult, list[EnvStep]]:
-    rules, tally, steps = tiny_rules(NUM_SLOTS, STEPS), Tally(CPU, NUM_ENVS), []
+    rules, steps = tiny_rules(NUM_SLOTS, STEPS), []
+    tally = Tally(CPU, NUM_ENVS, training_flop(rules.nets.shape, CPU), TRAIN_SAMPLES)
     for step in play_ledger(rules, NUM_ENVS, seed):
         tally.add_(step.trusted, step.percept, step.response)
         steps.append(step)
