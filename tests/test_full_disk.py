@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from program import ENVIRONMENT, PATIENCE, TINY, command, finished, lines, started, wait_until
 
-TABLE = ("accuracy, mean over hosts (%)", "no growth", "parameters, mean over hosts")
+TABLE = ("accuracy, mean over hosts (%)", "without growth", "parameters, mean over hosts")
 
 
 def at_most(size: int) -> Callable[[], None]:

@@ -173,6 +173,23 @@ def test_a_finished_run_resumes_to_its_table(undisturbed: Path, tmp_path: Path) 
     assert_equal_runs(undisturbed, tmp_path / "copy")
 
 
+@pytest.mark.parametrize("control", ["static_final", "static_large", "heuristic"])
+def test_the_control_of_several_rounds_is_that_of_the_undisturbed_run_whenever_the_run_was_stopped(
+    tmp_path: Path, control: str
+) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    asked = {"control": control, "control_rounds": 3, "rounds": 4, "steps": 12}
+    undisturbed = fresh(settings("random", **asked), whole)
+    fresh(settings("random", **(asked | {"rounds": 2, "control": "none"})), parts)
+    summary = resumed(settings("random", **asked), parts)
+    assert_equal_runs(whole, parts, rounds=4)
+    assert summary.control is not None
+    assert len(summary.control.episodes) == 3
+    assert (summary.grown, summary.control) == (undisturbed.grown, undisturbed.control)
+    with pytest.raises(UserError, match="control_rounds: 3 -> 4"):
+        resumed(settings("random", **(asked | {"control_rounds": 4})), parts)
+
+
 def test_a_wait_policy_is_its_own_control(tmp_path: Path) -> None:
     assert fresh(settings("wait", rounds=1, control="wait"), tmp_path).control is None
 

@@ -7,7 +7,6 @@ is not finite is left out, and so is its pair. Needs no torch.
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import compress
 from typing import NamedTuple
 
 from esper_soa.ops.statistics import Interval, difference_interval
