@@ -20,13 +20,13 @@ from torch import Tensor
 from benchmarks.eps_config import cores
 from benchmarks.records import RESULTS, check_folder, keep, origin
 from esper_soa.agent.scripted import RandomPolicy
+from esper_soa.build import build_rules
 from esper_soa.config import TrainConfig
 from esper_soa.env.step import EAGER, Rules, StepKernels, compiled, reset
 from esper_soa.errors import UserError
 from esper_soa.nets import streams
 from esper_soa.ops.device import apply_threads, device_name, keep_freed_memory, resolve_device
 from esper_soa.state import LEDGER_FLOAT, EnvState, GradientStats, Measurements, Slots, View
-from esper_soa.trainer import build_rules
 from esper_soa.vocabulary import HEADS, Stage
 
 WARMUP_STEPS = 20  # env-steps before anything is timed: by then seeds of every age are about

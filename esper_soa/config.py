@@ -37,6 +37,7 @@ PRECISIONS = ("auto", "float32", "bfloat16", "float16")
 CONVOLUTIONS = ("channels_last", "planes", "matmul", "auto")
 SWITCHES = ("auto", "on", "off")
 PROGRESS_STYLES = ("auto", "live", "plain", "off")
+CONTROLS = ("wait", "random", "heuristic", "schedule", "static_final", "static_large")  # see controls.py
 PROFILES = ("off", "phases", "torch")
 
 
@@ -118,7 +119,8 @@ class TrainConfig:
     slots: list[str] = field(default_factory=lambda: ["r0c0", "r0c1", "r0c2"])  # of the host, that may hold seeds
     # Seeds that may be in one host at the same time.
     max_seeds: int = number(0, 0, COUNT, note="0 = as many as slots")
-    baseline_comparison: bool = True  # also train the same hosts on the same data without growth, for the final table
+    control: str = choice("wait", ("none", *CONTROLS))  # what plays the last rounds too, for the final table
+    control_rounds: int = number(1, 1, COUNT)  # last rounds that the control plays; all where there are fewer
     # Rounds between checkpoints.
     checkpoint_every: int = number(5, 0, COUNT, note="0 = only at the end and on a signal")
     checkpoint_keep: int = number(2, 1, COUNT)  # newest checkpoints that stay, beside the best
@@ -261,13 +263,14 @@ def _check_policy(run: TrainConfig) -> None:
     for head, floor in policy.ppo.probability_floor.items():
         check(floor * sizes[head] <= 1, f"policy.ppo.probability_floor.{head}", floor, f"at most 1/{sizes[head]}",
               f"All of the head's {sizes[head]} choices may be legal at once.")  # fmt: skip
-    _check_blueprints(run, "policy.schedule.blueprint", [policy.schedule.blueprint], policy.name == "schedule")
+    players = (policy.name, run.control)
+    _check_blueprints(run, "policy.schedule.blueprint", [policy.schedule.blueprint], "schedule" in players)
     _check_blueprints(run, "policy.heuristic.blueprint_rotation", policy.heuristic.blueprint_rotation,
-                      policy.name == "heuristic")  # fmt: skip
+                      "heuristic" in players)  # fmt: skip
 
 
 def _check_blueprints(run: TrainConfig, setting: str, blueprints: Sequence[str], used: bool) -> None:
-    """Blueprints must exist, and those of the policy in use must be among the task's."""
+    """Blueprints must exist, and those of the policy or control in use must be among the task's."""
     for blueprint in blueprints:
         check_choice(setting, blueprint, CNN_BLUEPRINT_NAMES)
         check(not used or blueprint in run.task.blueprints, setting, blueprint,

@@ -5,7 +5,6 @@ Every policy meets the same hosts on the same data: sample i of each is the same
 """
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -17,8 +16,9 @@ from rich.table import Table
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.protocol import Agent
 from esper_soa.agent.scripted import scripted_policy
+from esper_soa.build import build_world
 from esper_soa.config import EvaluateConfig, TrainConfig, settings_from_mapping
-from esper_soa.env.config import RewardConfig
+from esper_soa.env.reward import final_rent
 from esper_soa.env.world import World
 from esper_soa.errors import OutOfRoomError, UserError, check, one_line
 from esper_soa.ops.collect import Player, play_round
@@ -32,7 +32,6 @@ from esper_soa.ops.rundir import RunFolder, find_checkpoint, passed_over, write_
 from esper_soa.ops.session import Session, session
 from esper_soa.ops.statistics import Interval, difference_interval, mean_interval
 from esper_soa.ops.telemetry import finite_record
-from esper_soa.trainer import build_world
 
 # Seeds of training are below 2**31: from here on no evaluation meets hosts, orders or draws that training met.
 FRESH_SEEDS = 2**31
@@ -54,12 +53,6 @@ class Verdict(NamedTuple):
     policy: str
     means: dict[str, Interval]  # by field of Scores
     lead: Interval | None  # None for the first policy
-
-
-def final_rent(parameters: float, host: int, cfg: RewardConfig) -> float:
-    """Rent of a grown host in percent points: the reference reward's logarithmic, capped rent, of the final size."""
-    growth = max(parameters - host, 0.0) / max(host, cfg.rent_host_params_floor)
-    return min(cfg.rent_weight * math.log1p(growth), cfg.max_rent)
 
 
 def build_agent(name: str, cfg: TrainConfig, world: World, saved: Saved) -> Agent:

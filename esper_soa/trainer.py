@@ -7,6 +7,7 @@ update. A round that is interrupted counts for nothing: the resumed run plays it
 
 import math
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from logging import INFO, WARNING
@@ -18,47 +19,33 @@ from rich.console import Console
 
 from esper_soa.agent.policy import RecurrentPolicy, StillPolicy
 from esper_soa.agent.ppo import Learner
-from esper_soa.agent.scripted import WaitPolicy, scripted_policy
+from esper_soa.agent.scripted import scripted_policy
+from esper_soa.build import build_world
 from esper_soa.config import TrainConfig, settings_yaml
-from esper_soa.env.attribution import prefix_codes
+from esper_soa.controls import play_control
 from esper_soa.env.outcome import hypervolume, trade_offs
-from esper_soa.env.reward_records import RewardSettings
-from esper_soa.env.shapley import arrival_orders
-from esper_soa.env.step import EAGER, Rules, compiled, on_fixed_memory
-from esper_soa.env.world import Sizes, World
+from esper_soa.env.reward import final_rent
+from esper_soa.env.world import World
 from esper_soa.errors import OutOfRoomError, UserError
-from esper_soa.nets import formulations, fused
-from esper_soa.nets.blueprints import blueprint_codes
-from esper_soa.nets.config import SubsetRows, enabled_slots
-from esper_soa.nets.datasets import load_images
-from esper_soa.nets.evaluation import EXACT_SLOTS
-from esper_soa.nets.graphs import decision_cache, network_cache
-from esper_soa.nets.host import host_shape
+from esper_soa.nets.graphs import decision_cache
 from esper_soa.nets.native import switch
-from esper_soa.nets.pools import parameter_table
 from esper_soa.nets.precision import choose_precision
-from esper_soa.nets.supervised import NetsConfig, chunks
-from esper_soa.nets.triton_kernels import switch as triton_switch
 from esper_soa.ops import resume
 from esper_soa.ops.anomaly import Watch
 from esper_soa.ops.checkpoint import save_checkpoint
 from esper_soa.ops.collect import Player, play_round
 from esper_soa.ops.device import (
     apply_threads,
-    choose_env_chunk,
-    choose_eval_batch,
-    choose_workers,
     device_name,
-    keep_freed_memory,
     layout_in_words,
     resolve_device,
 )
 from esper_soa.ops.files import reason_of
 from esper_soa.ops.interrupt import STOPPING, Interrupted, Requests, signals_noted
-from esper_soa.ops.memory import check_room, naming_memory
+from esper_soa.ops.memory import naming_memory
 from esper_soa.ops.profile import make_profile
 from esper_soa.ops.progress import LOGGER, Progress
-from esper_soa.ops.report import HostScore, Pareto, SeedCounts, Speed, Summary, print_summary, write_summary
+from esper_soa.ops.report import Pareto, SeedCounts, Speed, Summary, print_summary, write_summary
 from esper_soa.ops.rundir import (
     RunFolder,
     drop_unfinished,
@@ -70,70 +57,10 @@ from esper_soa.ops.rundir import (
 from esper_soa.ops.session import Session, session
 from esper_soa.ops.tally import RoundResult
 from esper_soa.ops.telemetry import Json, MetricsWriter, keep_rounds
+from esper_soa.ops.verdict import CONTROL_WORDS, Episode, HostScore
 from esper_soa.state import LEDGER_FLOAT
-from esper_soa.vocabulary import NUM_BLUEPRINTS, STAGE_NAMES
 
 NEWEST = "the newest checkpoint"  # what it is called where it could not be written
-
-
-def build_rules(cfg: TrainConfig, device: torch.device) -> Rules:
-    """Everything that stays the same during a run, on `device`."""
-    slots = enabled_slots(cfg.task, list(cfg.slots))
-    shape = host_shape(cfg.task, slots)
-    detached = tuple(STAGE_NAMES.index(stage) for stage in cfg.lifecycle.detached_stages)
-    eval_batch = choose_eval_batch(device, switch.current().native)
-    chunk = choose_env_chunk(cfg.compute.env_chunk, cfg.envs, cfg.batch_size, device)
-    workers = choose_workers(cfg.compute.workers, len(chunks(cfg.envs, chunk)), device)
-    allowed = torch.zeros(NUM_BLUEPRINTS, dtype=torch.bool)
-    allowed[list(blueprint_codes(list(cfg.task.blueprints)))] = True
-    rank = torch.tensor([shape.execution_order.index(slot) for slot in range(len(slots))])
-    orders, codes = shapley_orders(cfg, len(slots))
-    rows = SubsetRows(cfg.attribution.pairs, codes)
-    steps = network_cache(cfg.compute.cuda_graphs, device)
-    precision = choose_precision(cfg.compute.precision, device).dtype
-    return Rules(
-        nets=NetsConfig(shape, cfg.task, detached, chunk, eval_batch, rows, workers, precision, steps),
-        lifecycle=cfg.lifecycle,
-        gates=cfg.gates,
-        signals=cfg.signals,
-        governor=cfg.governor,
-        reward=RewardSettings(cfg.reward, parameter_table(shape, device), cfg.steps),
-        blueprints=allowed.to(device),
-        execution_rank=rank.to(device),
-        max_seeds=cfg.max_seeds,
-        shapley_orders=None if orders is None else orders.to(device),
-    )
-
-
-def shapley_orders(cfg: TrainConfig, num_slots: int) -> tuple[torch.Tensor | None, tuple[int, ...]]:
-    """Orders of arrival int64 [P, S] for sampled Shapley values and the subsets that they need, the same all run long.
-
-    None where they are not asked for, and where the slots are so few that all subsets are evaluated.
-    """
-    samples = cfg.attribution.shapley_samples
-    if samples == 0 or num_slots <= EXACT_SLOTS:
-        return None, ()
-    orders = arrival_orders(num_slots, samples, cfg.seed, torch.device("cpu"))
-    return orders, tuple(dict.fromkeys(prefix_codes(orders).flatten().tolist()))
-
-
-def build_world(cfg: TrainConfig, device: torch.device, seed: int | None = None) -> World:
-    """N envs with weights and data, of cfg.seed where no other is given.
-
-    Raises SettingError or DataError for what does not fit together.
-    """
-    check_room(cfg, device)
-    keep_freed_memory(device)
-    shape = host_shape(cfg.task, enabled_slots(cfg.task, list(cfg.slots)))
-    obstacle = fused.obstacle(cfg.task.name, shape, list(cfg.task.blueprints))
-    switch.choose(cfg.compute.native, device, choose_precision(cfg.compute.precision, device).dtype, obstacle)
-    triton_switch.choose(cfg.compute.triton, device)
-    formulations.choose(cfg.compute.convolutions, device)
-    images = load_images(cfg.data, device)
-    sizes = Sizes(cfg.envs, cfg.batch_size, cfg.train_samples, cfg.val_samples)
-    kernels, still = compiled() if cfg.compute.compile else EAGER, decision_cache(cfg.compute.cuda_graphs, device)
-    kernels = kernels if still is None else on_fixed_memory(kernels, still)
-    return World(build_rules(cfg, device), images, sizes, cfg.data, cfg.seed if seed is None else seed, kernels)
 
 
 def build_player(cfg: TrainConfig, world: World) -> Player:
@@ -236,7 +163,8 @@ class Run:
         done.alpha_rows += result.alpha_rows
         done.seeds = {name: done.seeds.get(name, 0) + count for name, count in result.seeds.items()}
         done.front = trade_offs(torch.tensor(done.front + result.points, dtype=LEDGER_FLOAT)).tolist()
-        done.accuracies, done.parameters, done.rewards = result.accuracies, result.parameters, result.rewards
+        done.rewards = result.rewards
+        done.recent = [*done.recent, resume.Played.of(result)][-self.cfg.control_rounds :]
         self.held = self.content()
 
     def pareto(self) -> Pareto:
@@ -284,12 +212,28 @@ class Run:
                 raise stop
 
     def control(self, progress: Progress) -> HostScore | None:
-        """The hosts of the last round on the same data, without growth; a policy that only waits is its own control."""
-        if not wants_control(self.cfg):
+        """The last rounds as the control plays them; None where there is none."""
+        cfg, recent = self.cfg, self.done.recent
+        if not wants_control(cfg):
             return None
-        number = self.cfg.rounds - 1
-        result, _ = play_round(self.world, Player(WaitPolicy(), None), number, progress, "without growth")
-        return HostScore(result.accuracies, result.parameters)
+        label, first = CONTROL_WORDS[cfg.control], self.done.rounds_done - len(recent)
+        played = [
+            play_control(cfg.control, cfg, self.world, first + index, grown, progress, label)
+            for index, grown in enumerate(recent)
+        ]
+        return self.score(cfg.control, [resume.Played.of(result) for result in played])
+
+    def score(self, name: str, played: Sequence[resume.Played]) -> HostScore:
+        """The rounds of the player `name` for the final table; all pay rent by the size of the run's own host."""
+        host, reward = self.world.rules.reward.counts.host, self.world.rules.reward.config
+        nets = [
+            [accuracy - final_rent(size, host, reward)
+             for accuracy, size in zip(one.accuracies, one.parameters, strict=True)]
+            for one in played
+        ]  # fmt: skip
+        return HostScore(name, [
+            Episode(one.accuracies, one.parameters, net, one.train_flop) for one, net in zip(played, nets, strict=True)
+        ])  # fmt: skip
 
     def summarise(self, control: HostScore | None) -> Summary:
         """What the final table says."""
@@ -305,8 +249,9 @@ class Run:
             envs=cfg.envs,
             rounds=cfg.rounds,
             steps=cfg.steps,
-            grown=HostScore(done.accuracies, done.parameters),
+            grown=self.score(cfg.policy.name, done.recent),
             control=control,
+            test_images=len(self.world.images.test_labels),
             seeds=SeedCounts(**{name: done.seeds[name] for name in ("germinated", "blended", "fossilized", "pruned")}),
             reward=sum(done.rewards) / len(done.rewards),
             speed=Speed(env_steps, done.seconds, sizes.train_samples, sizes.val_samples, rows),
@@ -318,8 +263,8 @@ class Run:
 
 
 def wants_control(cfg: TrainConfig) -> bool:
-    """Whether the last round is also played without growth."""
-    return cfg.baseline_comparison and cfg.policy.name != "wait"
+    """Whether the last rounds are also played by a control; a policy is no control of itself."""
+    return cfg.control not in ("none", cfg.policy.name)
 
 
 def cut_back(folder: RunFolder, rounds: int) -> None:
@@ -413,7 +358,7 @@ def progress_bar(job: Run, console: Console) -> Progress:
     """What shows the env-steps of the run, those done before and those of the control included."""
     cfg = job.cfg
     per_round = cfg.envs * cfg.steps
-    total = per_round * (cfg.rounds + int(wants_control(cfg)))
+    total = per_round * (cfg.rounds + (min(cfg.control_rounds, cfg.rounds) if wants_control(cfg) else 0))
     show = cfg.telemetry
     return Progress(total, console, show.progress, show.plain_interval, done=job.done.rounds_done * per_round,
                     after_step=job.heed)  # fmt: skip

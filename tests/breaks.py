@@ -27,6 +27,7 @@ GUARDS = {
     "evaluation": "tests/test_evaluation_numbers.py tests/test_evaluate.py",
     "agent": "tests/agent tests/test_first_pass.py",
     "world": "tests/env/test_world.py tests/env/test_draws.py tests/nets/test_precision.py",
+    "control": "tests/test_controls.py tests/test_topology.py tests/nets/test_flops.py tests/ops/test_verdict.py",
     "tally": "tests/ops/test_tally.py tests/test_run_numbers.py",
     "nets": "tests/nets/test_initial_weights.py tests/nets/test_seeds_learn.py tests/test_parity.py",
     "native": "tests/nets/test_fused.py tests/nets/test_native.py",
@@ -46,8 +47,8 @@ class Break(NamedTuple):
 BREAKS = (
     Break(
         "trainer.py",
-        "result.accuracies, result.parameters, result.rewards\n",
-        "result.accuracies, result.parameters, result.accuracies\n",
+        "done.rewards = result.rewards\n",
+        "done.rewards = result.accuracies\n",
         "trainer",
     ),
     Break(
@@ -55,33 +56,33 @@ BREAKS = (
     ),
     Break(
         "trainer.py",
-        'return cfg.baseline_comparison and cfg.policy.name != "wait"',
-        "return cfg.baseline_comparison",
+        'return cfg.control not in ("none", cfg.policy.name)',
+        'return cfg.control != "none"',
         "trainer",
     ),
     Break("trainer.py", '{"round": number + 1, "env": env}', '{"round": number, "env": env}', "trainer"),
     Break("trainer.py", '"env_steps": (number + 1) * env_steps', '"env_steps": number * env_steps', "trainer"),
-    Break("trainer.py", "max_seeds=cfg.max_seeds", "max_seeds=0", "trainer"),
+    Break("build.py", "max_seeds=cfg.max_seeds", "max_seeds=0", "trainer"),
     Break("trainer.py", "hypervolume(front[:, 0], front[:, 2])", "hypervolume(front[:, 0], front[:, 1])", "trainer"),
     Break("trainer.py", "len(feature_names(names)), cfg.seed)", "len(feature_names(names)), 0)", "trainer"),
-    Break("trainer.py", "SubsetRows(cfg.attribution.pairs, codes)", "SubsetRows(True, codes)", "trainer"),
+    Break("build.py", "SubsetRows(cfg.attribution.pairs, codes)", "SubsetRows(True, codes)", "trainer"),
     Break(
-        "trainer.py", "arrival_orders(num_slots, samples, cfg.seed,", "arrival_orders(num_slots, samples, 0,", "trainer"
+        "build.py", "arrival_orders(num_slots, samples, cfg.seed,", "arrival_orders(num_slots, samples, 0,", "trainer"
     ),
     Break(
-        "trainer.py",
+        "build.py",
         "allowed[list(blueprint_codes(list(cfg.task.blueprints)))] = True",
         "allowed[1:8] = True",
         "trainer",
     ),
     Break(
-        "trainer.py",
+        "build.py",
         "parameter_table(shape, device), cfg.steps)",
         "parameter_table(shape, device), cfg.steps + 1)",
         "trainer",
     ),
     Break(
-        "trainer.py", "for stage in cfg.lifecycle.detached_stages)", 'for stage in ("training", "blending"))', "trainer"
+        "build.py", "for stage in cfg.lifecycle.detached_stages)", 'for stage in ("training", "blending"))', "trainer"
     ),
     Break(
         "trainer.py",
@@ -102,12 +103,29 @@ BREAKS = (
         "self.done = resume.Progressed(saved.progress.rounds_done)",
         "resume",
     ),
+    Break("trainer.py", "[-self.cfg.control_rounds :]", "[-1:]", "trainer"),
+    Break("trainer.py", "self.done.rounds_done - len(recent)", "0", "trainer"),
+    Break("controls.py", "world.seed, world.images", "cfg.seed, world.images", "control"),
+    Break("controls.py", "label, topology=grown.topology", "label", "control"),
+    Break("controls.py", "        choose_kernels(cfg, world.device)\n", "        pass\n", "control"),
+    Break("env/topology.py", "slots.running & (slots.alpha > 0)", "slots.running", "control"),
+    Break("env/topology.py", "germinated=totals.germinated + count, ", "", "control"),
+    Break(
+        "env/world.py",
+        "snapshot_where_(self.weights, self.rules.nets.shape, everyone, fossil,",
+        "snapshot_where_(self.weights, self.rules.nets.shape, everyone, fossil & False,",
+        "control",
+    ),
+    Break("nets/flops.py", "PASSES = 3", "PASSES = 2", "control"),
+    Break("env/parameters.py", "slots.running, _of_residents", "slots.live, _of_residents", "tally"),
+    Break("ops/tally.py", "flop_per_image(percept.state.slots", "flop_per_image(response.state.slots", "tally"),
+    Break("ops/verdict.py", "self.accuracy.low > 0", "self.accuracy.mean > 0", "control"),
     Break("evaluation.py", "root=cfg.data_root or made.data.root", "root=made.data.root", "evaluation"),
     Break("evaluation.py", "mean_interval(values, cfg.confidence)", "mean_interval(values, 0.9)", "evaluation"),
     Break("evaluation.py", 'made.compute.precision if asked == "auto" else asked', "asked", "evaluation"),
-    Break("evaluation.py", "max(parameters - host, 0.0)", "parameters", "evaluation"),
+    Break("env/reward.py", "max(parameters - host, 0.0)", "parameters", "evaluation"),
     Break(
-        "evaluation.py",
+        "env/reward.py",
         "return min(cfg.rent_weight * math.log1p(growth), cfg.max_rent)",
         "return cfg.rent_weight * math.log1p(growth)",
         "evaluation",

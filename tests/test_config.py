@@ -122,6 +122,8 @@ def test_the_drip_of_basic_plus_is_set_and_can_be_overridden() -> None:
         ("signals.plateau_threshold=nan", ("signals.plateau_threshold=nan", "in [-100, 100]")),
         ("policy.ppo.entropy_floor.op=inf", ("policy.ppo.entropy_floor.op=inf", "in [0, 1]")),
         ("+policy.ppo.entropy_floor.tail=0.1", ("policy.ppo.entropy_floor=", "tail")),
+        ("control=growth", ("control=growth", "none, wait, random, heuristic, schedule, static_final, static_large")),
+        ("control_rounds=0", ("control_rounds=0", "in [1, 1000000000]")),
         ("policy.ppo.minibatches=9", ("policy.ppo.minibatches=9", "envs=8")),
         ("policy.schedule.blueprint=conv_huge", ("policy.schedule.blueprint=conv_huge", "norm")),
         ("telemetry.progress=loud", ("telemetry.progress=loud", "plain")),
@@ -164,6 +166,8 @@ def test_a_scripted_policy_may_only_use_blueprints_of_the_task(policy: str, sett
     assert settings("policy=wait", "task.blueprints=[conv_small]").policy.name == "wait"
     with pytest.raises(UserError, match=setting):
         settings(f"policy={policy}", "task.blueprints=[conv_small]")
+    with pytest.raises(UserError, match=setting):
+        settings("policy=wait", f"control={policy}", "task.blueprints=[conv_small]")
 
 
 def test_a_split_data_set_needs_no_whole_number_of_batches() -> None:

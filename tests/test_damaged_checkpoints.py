@@ -23,7 +23,7 @@ from esper_soa.trainer import run
 CPU = torch.device("cpu")
 TINY = TrainConfig(
     envs=2, rounds=3, steps=2, batch_size=4, train_samples=4, val_samples=4, slots=["r0c0", "r0c1"],
-    baseline_comparison=False, checkpoint_every=1, checkpoint_keep=3,
+    control="none", checkpoint_every=1, checkpoint_keep=3,
     task=TaskConfig(name="tiny", base_channels=2, num_blocks=2, kernel_size=1, num_pools=2),
     data=DataConfig(name="synthetic", synthetic_train=16, synthetic_test=8),
     policy=PolicyConfig(network=NetworkConfig(hidden=8, features=8), ppo=PPOConfig(epochs=1)),

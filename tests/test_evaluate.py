@@ -24,7 +24,7 @@ from esper_soa.trainer import run
 CPU = torch.device("cpu")
 TRAINED = TrainConfig(
     envs=2, rounds=1, steps=4, batch_size=4, train_samples=8, val_samples=8, slots=["r0c0", "r0c1"],
-    baseline_comparison=False, gates=GatesConfig(min_gradient_health=0.3),
+    control="none", gates=GatesConfig(min_gradient_health=0.3),
     task=TaskConfig(name="tiny", base_channels=2, num_blocks=2, kernel_size=1, num_pools=2),
     data=DataConfig(name="synthetic", synthetic_train=32, synthetic_test=64),
     policy=PolicyConfig(network=NetworkConfig(hidden=8, features=8), ppo=PPOConfig(epochs=1)),

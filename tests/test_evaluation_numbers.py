@@ -15,6 +15,7 @@ from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.protocol import Agent
 from esper_soa.agent.scripted import RandomPolicy, WaitPolicy
+from esper_soa.build import build_world
 from esper_soa.config import ComputeConfig, EvaluateConfig, TelemetryConfig, TrainConfig
 from esper_soa.env.config import GatesConfig
 from esper_soa.env.world import World
@@ -23,12 +24,12 @@ from esper_soa.nets.config import DataConfig, TaskConfig, enabled_slots
 from esper_soa.ops.resume import Saved, read_run
 from esper_soa.ops.rundir import RunFolder
 from esper_soa.ops.statistics import mean_interval
-from esper_soa.trainer import build_world, run
+from esper_soa.trainer import run
 
 ENVS, EPISODES, STEPS, SEED = 2, 2, 8, 3
 TRAINED = TrainConfig(
     envs=3, rounds=1, steps=STEPS, batch_size=4, train_samples=8, val_samples=32, slots=["r0c0", "r0c1"],
-    baseline_comparison=False, gates=GatesConfig(min_blending_steps=1, min_gradient_health=0.0), seed=4,
+    control="none", gates=GatesConfig(min_blending_steps=1, min_gradient_health=0.0), seed=4,
     task=TaskConfig(name="tiny", base_channels=2, num_blocks=2, kernel_size=1, num_pools=2),
     data=DataConfig(name="synthetic", synthetic_train=32, synthetic_test=64),
     policy=PolicyConfig(network=NetworkConfig(hidden=8, features=8), ppo=PPOConfig(epochs=1, minibatches=3)),

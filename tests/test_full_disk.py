@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from program import ENVIRONMENT, PATIENCE, TINY, command, finished, lines, started, wait_until
 
-TABLE = ("accuracy, mean over hosts (%)", "no growth", "parameters, mean over hosts")
+TABLE = ("accuracy, mean over hosts (%)", "without growth", "parameters, mean over hosts")
 
 
 def at_most(size: int) -> Callable[[], None]:
@@ -100,7 +100,7 @@ def test_a_resumed_run_on_a_full_disk_keeps_what_was_there_and_can_go_on_later(t
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_an_evaluation_whose_files_have_no_room_ends_with_its_table(tmp_path: Path) -> None:
-    assert finished(*TINY, "rounds=1", "baseline_comparison=false", "run_dir=run", folder=tmp_path).returncode == 0
+    assert finished(*TINY, "rounds=1", "control=none", "run_dir=run", folder=tmp_path).returncode == 0
     asked = ("checkpoint=run", "run_dir=judged", "policies=[ppo,wait]", "episodes=1")
     done = finished(*asked, "compute.native=off", folder=tmp_path, program="evaluate", limit=at_most(300))
     assert done.returncode == 1

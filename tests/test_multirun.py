@@ -9,7 +9,7 @@ from program import TINY, contents, finished
 
 from esper_soa.command import Command, JobFailedError, play_training
 
-SWEEP = ["-m", *TINY, "rounds=1", "baseline_comparison=false", "telemetry.progress=off", "envs=0,2,1"]
+SWEEP = ["-m", *TINY, "rounds=1", "control=none", "telemetry.progress=off", "envs=0,2,1"]
 
 
 class Swept:

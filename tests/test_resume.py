@@ -37,7 +37,7 @@ def settings(player: str = "ppo", **changed: object) -> TrainConfig:
     """Two hosts of some hundred weights on a handful of synthetic images."""
     cfg = TrainConfig(
         envs=2, rounds=6, steps=STEPS, batch_size=4, train_samples=8, val_samples=8, slots=["r0c0", "r0c1"],
-        baseline_comparison=False, checkpoint_every=1,
+        control="none", checkpoint_every=1,
         task=TaskConfig(name="tiny", base_channels=2, num_blocks=2, kernel_size=1, num_pools=2),
         data=DataConfig(name="synthetic", synthetic_train=32, synthetic_test=16),
         gates=GatesConfig(min_gradient_health=0.3),
@@ -167,14 +167,31 @@ def test_a_scripted_policy_resumes(tmp_path: Path) -> None:
 
 def test_a_finished_run_resumes_to_its_table(undisturbed: Path, tmp_path: Path) -> None:
     shutil.copytree(undisturbed, tmp_path / "copy")
-    summary = resumed(settings(baseline_comparison=True), tmp_path / "copy")
+    summary = resumed(settings(control="wait"), tmp_path / "copy")
     assert summary.accuracy == lines(undisturbed)[-1]["accuracy"]["mean"]
     assert summary.control is not None
     assert_equal_runs(undisturbed, tmp_path / "copy")
 
 
+@pytest.mark.parametrize("control", ["static_final", "static_large", "heuristic"])
+def test_the_control_of_several_rounds_is_that_of_the_undisturbed_run_whenever_the_run_was_stopped(
+    tmp_path: Path, control: str
+) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    asked = {"control": control, "control_rounds": 3, "rounds": 4, "steps": 12}
+    undisturbed = fresh(settings("random", **asked), whole)
+    fresh(settings("random", **(asked | {"rounds": 2, "control": "none"})), parts)
+    summary = resumed(settings("random", **asked), parts)
+    assert_equal_runs(whole, parts, rounds=4)
+    assert summary.control is not None
+    assert len(summary.control.episodes) == 3
+    assert (summary.grown, summary.control) == (undisturbed.grown, undisturbed.control)
+    with pytest.raises(UserError, match="control_rounds: 3 -> 4"):
+        resumed(settings("random", **(asked | {"control_rounds": 4})), parts)
+
+
 def test_a_wait_policy_is_its_own_control(tmp_path: Path) -> None:
-    assert fresh(settings("wait", rounds=1, baseline_comparison=True), tmp_path).control is None
+    assert fresh(settings("wait", rounds=1, control="wait"), tmp_path).control is None
 
 
 def test_a_change_that_matters_is_refused_with_old_and_new(undisturbed: Path) -> None:
@@ -295,7 +312,7 @@ def test_two_processes_cannot_write_to_one_run(tmp_path: Path) -> None:
         holder.wait()
 
 
-SMALL = ["+experiment=smoke", "rounds=6", "baseline_comparison=false", "checkpoint_every=1", "telemetry.progress=off",
+SMALL = ["+experiment=smoke", "rounds=6", "control=none", "checkpoint_every=1", "telemetry.progress=off",
          "compute.threads=1"]  # fmt: skip
 
 

@@ -4,7 +4,9 @@ One run of the random policy (two rounds) and one of the learning policy (four r
 what a witness sees who plays the same rounds in a world of its own.
 """
 
+import io
 import json
+import math
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -12,23 +14,27 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from rich.console import Console
 from tiny_world import CPU
 from torch import Tensor
 from witness import Round, witnessed_round
 
 from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.agent.scripted import RandomPolicy, WaitPolicy
+from esper_soa.build import build_world
 from esper_soa.config import ComputeConfig, TelemetryConfig, TrainConfig
+from esper_soa.controls import play_control
 from esper_soa.env.config import GatesConfig, LifecycleConfig
 from esper_soa.env.world import World
 from esper_soa.nets.config import DataConfig, TaskConfig
 from esper_soa.ops.checkpoint import load_checkpoint
+from esper_soa.ops.progress import Progress
 from esper_soa.ops.report import Summary
-from esper_soa.ops.resume import Progressed
+from esper_soa.ops.resume import Played, Progressed
 from esper_soa.ops.rundir import RunFolder
 from esper_soa.ops.session import session
 from esper_soa.state import EnvState
-from esper_soa.trainer import Run, build_player, build_world, run
+from esper_soa.trainer import Run, build_player, run
 from esper_soa.vocabulary import BLUEPRINT_NAMES, LIVE_STAGES, OP_NAMES, RUNNING_STAGES, Stage
 
 ENVS, ROUNDS, STEPS = 2, 2, 22
@@ -75,7 +81,7 @@ def random_run(tmp_path_factory: pytest.TempPathFactory) -> Done:
 
 @pytest.fixture(scope="module")
 def learning_run(tmp_path_factory: pytest.TempPathFactory) -> Done:
-    return done(settings("ppo", rounds=4, steps=3, baseline_comparison=False), tmp_path_factory.mktemp("learning"))
+    return done(settings("ppo", rounds=4, steps=3, control="none"), tmp_path_factory.mktemp("learning"))
 
 
 @pytest.fixture(scope="module")
@@ -271,12 +277,17 @@ def test_env_steps_per_second_count_collecting_and_updating(name: str, request: 
 
 def test_the_summary_tells_the_last_round(random_run: Done, rounds: list[Round], world: World) -> None:
     summary, last = random_run.summary, rounds[-1]
-    assert summary.grown.accuracies == last.views[-1].state.signals.val_accuracy.tolist()
-    assert summary.grown.parameters == sizes(world, last.states[-1])
+    (grown,) = summary.grown.episodes
+    assert grown.accuracies == last.views[-1].state.signals.val_accuracy.tolist()
+    assert grown.parameters == sizes(world, last.states[-1])
+    assert grown.train_flop == last.result.train_flop
+    assert summary.test_images == 16
     assert summary.reward == pytest.approx(last.rewards().sum(0).mean().item())
     assert (summary.envs, summary.rounds, summary.steps, summary.rollbacks) == (ENVS, ROUNDS, STEPS, 0)
     written = json.loads(random_run.folder.summary.read_text())
-    assert written["grown"]["best"] == max(summary.grown.accuracies)
+    assert written["grown"]["best"] == max(grown.accuracies)
+    assert written["grown"]["accuracies"] == grown.accuracies
+    assert written["grown"]["train_flop"] == grown.train_flop
     assert written["grown"]["accuracy"] == pytest.approx(random_run.lines[-1]["accuracy"]["mean"])
     assert written["grown"]["size"] == pytest.approx(random_run.lines[-1]["parameters"])
     assert written["speed"]["eps"] == summary.speed.eps
@@ -310,6 +321,8 @@ def test_a_policy_that_only_waits_is_its_own_control(tmp_path: Path, capsys: pyt
     waited = done(settings("wait", rounds=1, steps=2, telemetry=TelemetryConfig(progress="plain")), tmp_path)
     assert waited.summary.control is None
     assert "without growth" not in capsys.readouterr().out
+    beside = done(settings("wait", rounds=1, steps=2, control="random"), tmp_path)
+    assert beside.summary.control is not None
 
 
 def test_the_control_plays_the_last_round_on_its_hosts_and_its_data(random_run: Done, world: World) -> None:
@@ -317,10 +330,49 @@ def test_the_control_plays_the_last_round_on_its_hosts_and_its_data(random_run: 
     assert alone[0].accuracies != alone[-1].accuracies, "any round would do"
     control = random_run.summary.control
     assert control is not None
-    assert control.accuracies == alone[-1].accuracies
-    assert control.parameters == alone[-1].parameters == [float(world.rules.reward.counts.host)] * ENVS
+    (episode,) = control.episodes
+    assert control.name == "wait"
+    assert episode.accuracies == episode.nets == alone[-1].accuracies  # nothing has grown, so there is no rent
+    assert episode.parameters == alone[-1].parameters == [float(world.rules.reward.counts.host)] * ENVS
+    assert episode.train_flop == alone[-1].train_flop == [STEPS * 4 * world.flop.host] * ENVS
     assert len(random_run.lines) == ROUNDS  # it leaves no line and no episode
     assert len(random_run.episodes) == ROUNDS * ENVS
+
+
+@pytest.mark.parametrize("name", ["static_final", "static_large", "schedule"])
+def test_a_control_plays_the_last_rounds_each_beside_the_hosts_that_grew_in_it(
+    tmp_path: Path, world: World, rounds: list[Round], name: str
+) -> None:
+    played = done(settings("random", rounds=3, control=name, control_rounds=2), tmp_path).summary
+    assert played.control is not None
+    third = witnessed_round(world, RandomPolicy(), 2)
+    quiet = Progress(1, Console(file=io.StringIO()), "off")
+    host = world.rules.reward.counts.host
+    for number, grown in ((1, rounds[1].result), (2, third.result)):
+        other = play_control(name, settings("random"), world, number, grown, quiet, "")
+        for score, result in ((played.grown, grown), (played.control, other)):
+            episode = score.episodes[number - 1]
+            assert episode.accuracies == result.accuracies
+            assert episode.parameters == result.parameters
+            assert episode.train_flop == result.train_flop
+            rents = [min(1.5, 0.5 * math.log1p(max(0, size - host) / max(host, 200))) for size in result.parameters]
+            nets = [accuracy - rent for accuracy, rent in zip(result.accuracies, rents, strict=True)]
+            assert episode.nets == pytest.approx(nets)
+    assert len(played.grown.episodes) == len(played.control.episodes) == 2
+    assert played.control_env_steps == 2 * ENVS * STEPS
+    assert (played.control.name, played.grown.name) == (name, "random")
+
+
+def test_fewer_rounds_than_the_control_could_play_are_all_played(tmp_path: Path) -> None:
+    few = done(settings("random", rounds=2, steps=2, control_rounds=5), tmp_path)
+    assert few.summary.control is not None
+    assert len(few.summary.control.episodes) == 2
+
+
+def test_without_a_control_the_table_is_of_the_grown_hosts_alone(learning_run: Done) -> None:
+    assert learning_run.summary.control is None
+    written = json.loads(learning_run.folder.summary.read_text())
+    assert written["control"] is written["difference"] is written["verdict"] is None
 
 
 def saved(done: Done, rounds_done: int) -> dict:
@@ -337,7 +389,8 @@ def test_a_checkpoint_holds_the_sums_of_the_rounds_before_it(learning_run: Done)
         assert progress["best_accuracy"] == pytest.approx(max(line["accuracy"]["mean"] for line in so_far))
         assert len(progress["front"]) == so_far[-1]["pareto"]["front_size"]
         own = learning_run.episodes[ENVS * (number - 1) : ENVS * number]
-        assert progress["accuracies"] == [episode["accuracy"] for episode in own]
+        (kept,) = progress["recent"]
+        assert kept["accuracies"] == [episode["accuracy"] for episode in own]
         assert progress["rewards"] == pytest.approx([episode["reward"] for episode in own])
         learner = saved(learning_run, number)["learner"]
         assert (learner["rounds"], learner["adam"]["steps"].item()) == (
@@ -369,7 +422,7 @@ def test_the_best_policy_is_the_one_that_played_the_best_round_with_its_weights(
 
 def test_the_first_of_equally_good_rounds_stays_the_best(tmp_path: Path) -> None:
     """One host that is measured on one image is right or wrong, so rounds are equally good."""
-    few = settings("ppo", envs=1, rounds=3, steps=1, val_samples=1, baseline_comparison=False, seed=1)
+    few = settings("ppo", envs=1, rounds=3, steps=1, val_samples=1, control="none", seed=1)
     played = done(few, tmp_path)
     accuracies = [line["accuracy"]["mean"] for line in played.lines]
     assert accuracies.count(max(accuracies)) > 1, "no two rounds are equally good"
@@ -381,9 +434,9 @@ def test_progress_ends_with_all_env_steps_those_of_the_control_included(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     told = TelemetryConfig(progress="plain")
-    done(settings("random", envs=2, rounds=2, steps=3, telemetry=told), tmp_path)
+    done(settings("random", envs=2, rounds=3, steps=3, control_rounds=2, telemetry=told), tmp_path)
     shown = [line for line in capsys.readouterr().out.splitlines() if "env-steps  " in line and "EPS" in line]
-    assert shown[-1].startswith("without growth  18/18 env-steps  ")  # 2 rounds and the control, of 6 each
+    assert shown[-1].startswith("without growth  30/30 env-steps  ")  # 3 rounds and 2 of the control, of 6 each
     assert len(shown) == 1
 
 
@@ -402,7 +455,8 @@ def test_rollbacks_of_all_rounds_stand_in_the_summary(tmp_path: Path) -> None:
     with session(RunFolder(tmp_path)) as within:
         job = Run(settings("wait"), within)
         counts = dict.fromkeys(("germinated", "blended", "fossilized", "pruned"), 0)
-        job.done = Progressed(1, 1.0, 1.0, counts | {"rollbacks": 3}, 50.0, [], [50.0], [1.0], [0.0])
+        kept = Played([50.0], [1.0], [1.0], [[-1, -1]], [[1, 1]], [[0.0, 0.0]])
+        job.done = Progressed(1, 1.0, 1.0, counts | {"rollbacks": 3}, 50.0, [], [0.0], [kept])
         assert job.summarise(None).rollbacks == 3
 
 

@@ -15,7 +15,7 @@ from program import ENVIRONMENT, PATIENCE, TINY, command, contents, finished, li
 
 from esper_soa.ops.interrupt import Interrupted, importing, signals_noted, stopped_at_once
 
-LONG = [*TINY, "rounds=5000", "checkpoint_every=0", "baseline_comparison=false", "telemetry.progress=off"]
+LONG = [*TINY, "rounds=5000", "checkpoint_every=0", "control=none", "telemetry.progress=off"]
 STOPS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
 
 
@@ -211,7 +211,7 @@ def test_two_signals_at_once_leave_a_clean_folder_and_the_status_of_the_signal(
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("number", "status"), STOPS)
 def test_an_evaluation_that_is_stopped_ends_at_once_with_one_line(tmp_path: Path, number: int, status: int) -> None:
-    assert finished(*TINY, "rounds=1", "baseline_comparison=false", "run_dir=run", folder=tmp_path).returncode == 0
+    assert finished(*TINY, "rounds=1", "control=none", "run_dir=run", folder=tmp_path).returncode == 0
     process = subprocess.Popen(
         command("checkpoint=run", "run_dir=judged", "episodes=50000", "policies=[wait]", "compute.native=off",
                 program="evaluate"),

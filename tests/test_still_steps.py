@@ -16,13 +16,14 @@ from tiny_world import CPU, tiny_settings
 from esper_soa.agent.config import NetworkConfig, PPOConfig
 from esper_soa.agent.policy import RecurrentPolicy, StillPolicy
 from esper_soa.agent.scripted import RandomPolicy
+from esper_soa.build import build_world
 from esper_soa.env.step import Rules, on_fixed_memory
 from esper_soa.env.world import World
 from esper_soa.nets.graphs import StaticStep, StepCache, _Kept
 from esper_soa.ops.collect import Player, play_round
 from esper_soa.ops.progress import Progress
 from esper_soa.ops.tally import RoundResult
-from esper_soa.trainer import build_player, build_world
+from esper_soa.trainer import build_player
 
 STEPS = 5
 

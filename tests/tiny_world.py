@@ -14,6 +14,7 @@ from torch import Tensor
 
 from esper_soa.agent.protocol import Agent
 from esper_soa.agent.scripted import RandomPolicy
+from esper_soa.build import build_rules, build_world
 from esper_soa.config import ComputeConfig, TrainConfig
 from esper_soa.env.config import GatesConfig, LifecycleConfig, RewardConfig
 from esper_soa.env.governor import quarantine, watch
@@ -23,7 +24,6 @@ from esper_soa.nets.config import DataConfig, TaskConfig, host_slots
 from esper_soa.nets.evaluation import max_rows
 from esper_soa.nets.streams import POLICY_SAMPLE, stream_keys, uniform
 from esper_soa.state import LEDGER_FLOAT, Action, EnvState, GradientStats, Measurements, Slots, View, stage_in
-from esper_soa.trainer import build_rules, build_world
 from esper_soa.vocabulary import Stage
 
 CPU = torch.device("cpu")

@@ -4,6 +4,8 @@
 `settle_fossils` after the action was applied. Both are given the ledger and return it anew.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -194,3 +196,9 @@ def settle_fossils(state: EnvState, action: Action, outcome: ActionOutcome) -> E
     )
     drip_live = slots.drip_live | (fresh & (slots.drip_total > 0))
     return state.replace(slots=slots.replace(drip_live=drip_live), totals=totals)
+
+
+def final_rent(parameters: float, host: int, cfg: RewardConfig) -> float:
+    """Rent of a grown host in percent points: the reference reward's logarithmic, capped rent, of the final size."""
+    growth = max(parameters - host, 0.0) / max(host, cfg.rent_host_params_floor)
+    return min(cfg.rent_weight * math.log1p(growth), cfg.max_rent)

@@ -10,13 +10,15 @@ import torch
 from torch import Tensor
 
 from esper_soa.env.step import EAGER, Rules, StepKernels, Work, reset
+from esper_soa.env.topology import Topology, plant
 from esper_soa.nets import data, pools, streams
 from esper_soa.nets.config import DataConfig, lr_factor
 from esper_soa.nets.datasets import ImageSet
+from esper_soa.nets.flops import training_flop
 from esper_soa.nets.precision import add_loss_scales_, reset_loss_scales_
 from esper_soa.nets.snapshot import add_snapshot_, snapshot_where_
 from esper_soa.state import EnvState
-from esper_soa.vocabulary import HEADS
+from esper_soa.vocabulary import HEADS, Stage
 
 
 class Sizes(NamedTuple):
@@ -44,6 +46,7 @@ class World:
             data.check_work(images, sizes.train_samples, sizes.val_samples)
         self.sizes = sizes
         self.device = images.train_images.device
+        self.flop = training_flop(rules.nets.shape, self.device)
         self.envs = torch.arange(sizes.num_envs, device=self.device)
         self.weights = pools.allocate(rules.nets.shape, sizes.num_envs, self.device, torch.float32)
         add_snapshot_(self.weights)
@@ -61,16 +64,24 @@ class World:
         """Of weights and activations."""
         return self.weights["host", "params"].dtype
 
-    def start_round(self, number: int) -> EnvState:
-        """Fresh hosts and a snapshot of them, empty slots and a fresh ledger for round `number` (from 0)."""
+    def start_round(self, number: int, topology: Topology | None = None) -> EnvState:
+        """Fresh hosts and a snapshot of them, empty slots and a fresh ledger for round `number` (from 0).
+
+        With a `topology` its seeds are there from the start, and in the snapshot; the first env-step gives them the
+        same weights again.
+        """
         self.round = number
         pools.initialise_hosts_(self.weights, self.rules.nets.shape, self.keys(streams.HOST_INIT))
         reset_loss_scales_(self.weights)
-        no_fossil = torch.zeros_like(self.weights["snapshot", "fossil"])
-        everyone = torch.ones_like(self.envs, dtype=torch.bool)
-        snapshot_where_(self.weights, self.rules.nets.shape, everyone, no_fossil, no_fossil)
+        state = reset(self.rules, self.sizes.num_envs, self.device)
+        if topology is not None:
+            state = plant(state, topology)
+            roster = pools.read_roster(state.slots, state.ramp, ablate_fossils=False)
+            pools.claim_(self.weights, self.rules.nets.shape, roster, self.seed_keys(0))
+        everyone, fossil = torch.ones_like(self.envs, dtype=torch.bool), state.slots.stage == Stage.FOSSILIZED
+        snapshot_where_(self.weights, self.rules.nets.shape, everyone, fossil, torch.zeros_like(fossil))
         self.order = data.OrderBook(self.keys(streams.DATA_ORDER), len(self.images.train_labels))
-        return reset(self.rules, self.sizes.num_envs, self.device)
+        return state
 
     def keys(self, purpose: int) -> Tensor:
         """int64 [N]: one random stream per env for `purpose` in this round."""
@@ -84,9 +95,12 @@ class World:
             self.training_bank, self._training_order(step), self.keys(streams.AUGMENTATION), start, sizes.batch_size,
             self.augment, self.dtype,
         )  # fmt: skip
-        seed_keys = streams.fold(self.keys(streams.SEED_INIT), step)
         factor = lr_factor(self.rules.nets.task.lr_schedule, step, self.rules.max_steps)
-        return Work(batches, sizes.train_samples // sizes.batch_size, self.validation, seed_keys, factor)
+        return Work(batches, sizes.train_samples // sizes.batch_size, self.validation, self.seed_keys(step), factor)
+
+    def seed_keys(self, step: int) -> Tensor:
+        """int64 [N]: the streams that seeds draw their weights from which are new at env-step `step`."""
+        return streams.fold(self.keys(streams.SEED_INIT), step)
 
     def noise(self, step: int) -> Tensor:
         """float32 [N, 8] in [0, 1): what the policy samples its heads with at env-step `step`."""

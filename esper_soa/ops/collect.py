@@ -1,6 +1,6 @@
 """Plays one round: an episode of every env under a decision maker, with the rollout that a learner needs.
 
-Given a World and a Player by the trainer; the same function plays the control run. It reads the device only
+Given a World and a Player by the trainer; the same function plays its controls. It reads the device only
 for the roster of running seeds and, one env-step late, for the progress bar.
 """
 
@@ -14,6 +14,7 @@ from esper_soa.agent.protocol import Agent, restart
 from esper_soa.agent.rollout import Rollout, Row, new_rollout, write_
 from esper_soa.env.observation import feature_names
 from esper_soa.env.step import Percept, Response, guard_, look, measure_
+from esper_soa.env.topology import Topology
 from esper_soa.env.world import World
 from esper_soa.ops.profile import NO_PROFILE, NoProfile
 from esper_soa.ops.progress import Progress
@@ -32,14 +33,25 @@ class Episode:
     """One episode of every env in progress."""
 
     def __init__(
-        self, world: World, player: Player, number: int, progress: Progress, label: str, profile: NoProfile = NO_PROFILE
+        self,
+        world: World,
+        player: Player,
+        number: int,
+        progress: Progress,
+        label: str,
+        profile: NoProfile = NO_PROFILE,
+        topology: Topology | None = None,
     ) -> None:
-        """Fresh hosts of round `number`; what is played is shown as `label` and timed by `profile`."""
+        """Fresh hosts of round `number`, with the seeds of `topology` in place where it is given.
+
+        What is played is shown as `label` and timed by `profile`.
+        """
         self.world, self.player, self.progress, self.label, self.profile = world, player, progress, label, profile
         num_envs = world.sizes.num_envs
-        self.state = world.start_round(number)
+        self.state = world.start_round(number, topology)
         self.fresh = self.memory = player.agent.start(num_envs, world.device)
-        self.tally, self.rollout = Tally(world.device, num_envs), _rollout(world, player)
+        self.tally = Tally(world.device, num_envs, world.flop, world.sizes.train_samples)
+        self.rollout = _rollout(world, player)
         self.seen: Tensor | None = None  # of the env-step before, on its way to the host
         profile.lap("reset")
 
@@ -90,10 +102,16 @@ class Episode:
 
 
 def play_round(
-    world: World, player: Player, number: int, progress: Progress, label: str, profile: NoProfile = NO_PROFILE
+    world: World,
+    player: Player,
+    number: int,
+    progress: Progress,
+    label: str,
+    profile: NoProfile = NO_PROFILE,
+    topology: Topology | None = None,
 ) -> tuple[RoundResult, Rollout | None]:
-    """One episode of every env; the rollout is None where nobody learns."""
-    episode = Episode(world, player, number, progress, label, profile)
+    """One episode of every env, see Episode; the rollout is None where nobody learns."""
+    episode = Episode(world, player, number, progress, label, profile, topology)
     for step in range(world.rules.max_steps):
         episode.step_(step)
     return episode.finish()

@@ -12,11 +12,18 @@ import torch
 from torch import Tensor
 
 from esper_soa.ops.report import SeedCounts
+from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Blueprint
 
 LARGEST = 2**53  # of counts and sums
+MOST_FLOP = 1e30
 PARTS = ("progress", "settings", "data", "versions", "watch", "learner")
-PROGRESS = ("rounds_done", "seconds", "alpha_rows", "seeds", "best_accuracy", "front", "accuracies", "parameters",
-            "rewards")  # fmt: skip
+PROGRESS = ("rounds_done", "seconds", "alpha_rows", "seeds", "best_accuracy", "front", "rewards", "recent")
+PLAYED = {  # lowest and highest number in each list of a round; tables have a row per env
+    "accuracies": (0, 100), "parameters": (0, LARGEST), "train_flop": (0, MOST_FLOP),
+    "blueprint": (Blueprint.NONE, max(CNN_BLUEPRINTS)), "blend": (Blend.ADD, Blend.GATE), "alpha": (0, 1),
+}  # fmt: skip
+TABLES = ("blueprint", "blend", "alpha")  # those of PLAYED that have a number per slot
+CODES = ("blueprint", "blend")  # those of whole numbers
 SEEDS = tuple(field.name for field in fields(SeedCounts))
 OUTCOMES = 3  # numbers per point of a Pareto front
 
@@ -31,7 +38,7 @@ def record_fault(content: Mapping[str, object]) -> str:
         lambda: _versions(content["versions"]),
         lambda: _watch(content["watch"]),
         lambda: "" if content["learner"] is None else _mapping("learner", content["learner"]),
-        lambda: _envs(content["progress"], content["settings"]),
+        lambda: _hosts(content["progress"], content["settings"]),
     )
     return _first(check() for check in checks)
 
@@ -114,9 +121,8 @@ def _progress(progress: object) -> str:
         "" if type(best) is float and best == -math.inf else _number("progress.best_accuracy", best, 0, 100),
         _mapping("progress.seeds", progress["seeds"]),
         "" if isinstance(front, list) else f"progress.front is {_kind(front)}",
-        _numbers("progress.accuracies", progress["accuracies"], 0, 100),
-        _numbers("progress.parameters", progress["parameters"], 0, LARGEST),
         _floats("progress.rewards", progress["rewards"]),
+        _played(progress["recent"]),
     ]
     return _first(checks) or _first(_counted(progress))
 
@@ -129,16 +135,50 @@ def _counted(progress: Mapping) -> Iterable[str]:
         yield wrong or ("" if len(point) == OUTCOMES else f"progress.front[{index}] has {len(point)} numbers")
     if progress["rounds_done"]:
         yield from (f"progress.seeds lacks {name}" for name in SEEDS if name not in progress["seeds"])
-        lengths = {len(progress[name]) for name in ("accuracies", "parameters", "rewards")}
+        kept = len(progress["recent"])
+        yield "" if 0 < kept <= progress["rounds_done"] else f"progress.recent is of {kept} rounds"
+        lengths = {len(progress["rewards"]), *(len(round_[name]) for round_ in progress["recent"] for name in PLAYED)}
         yield "" if len(lengths) == 1 and 0 not in lengths else "progress is of different numbers of envs"
 
 
-def _envs(progress: object, settings: object) -> str:
-    """The number of envs must be the same in both, once a round is done."""
-    accuracies, envs = _of(progress, "accuracies"), _of(settings, "envs")
-    if not _of(progress, "rounds_done") or (isinstance(accuracies, list) and len(accuracies) == envs):
+def _played(recent: object) -> str:
+    """The records of the last rounds."""
+    if not isinstance(recent, list):
+        return f"progress.recent is {_kind(recent)}"
+    for index, record in enumerate(recent):
+        place = f"progress.recent[{index}]"
+        fault = _keys(place, record, tuple(PLAYED))
+        for name, (low, high) in PLAYED.items():
+            fault = fault or _listed(f"{place}.{name}", record[name], name, low, high)
+        if fault:
+            return fault
+    return ""
+
+
+def _listed(place: str, value: object, name: str, low: float, high: float) -> str:
+    """One list of PLAYED, or a list of such lists."""
+    if name not in TABLES:
+        return _numbers(place, value, low, high)
+    if not isinstance(value, list):
+        return f"{place} is {_kind(value)}"
+    for index, row in enumerate(value):
+        fault = _numbers(f"{place}[{index}]", row, low, high)
+        whole = fault or all(type(item) is (int if name in CODES else float) for item in row)
+        if fault or not whole:
+            return fault or f"{place}[{index}] holds other than {'codes' if name in CODES else 'numbers'}"
+    return ""
+
+
+def _hosts(progress: object, settings: object) -> str:
+    """The numbers of envs and of slots must be the same in both, once a round is done."""
+    envs, slots = _of(settings, "envs"), _of(settings, "slots")
+    if not _of(progress, "rounds_done"):
         return ""
-    return f"progress is not of settings.envs={_shown(envs)}"
+    if not isinstance(progress, Mapping) or len(progress["rewards"]) != envs:
+        return f"progress is not of settings.envs={_shown(envs)}"
+    rows = [row for played in progress["recent"] for name in TABLES for row in played[name]]
+    fits = isinstance(slots, list) and all(len(row) == len(slots) for row in rows)
+    return "" if fits else "progress is not of settings.slots"
 
 
 def _settings(place: str, value: object) -> str:

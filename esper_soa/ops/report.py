@@ -14,32 +14,11 @@ from rich.table import Table
 
 from esper_soa.ops.files import write_text
 from esper_soa.ops.progress import duration, show
-from esper_soa.ops.telemetry import finite_record
+from esper_soa.ops.telemetry import Json, finite_record
+from esper_soa.ops.verdict import CONFIDENCE, CONTROL_WORDS, Comparison, HostScore, compare, shown, verdict
 
 TEXT_WIDTH = 160  # columns of a table in a file
-
-
-@dataclass(frozen=True)
-class HostScore:
-    """How N hosts stood at the last env-step of the last round."""
-
-    accuracies: list[float]  # validation accuracy per env, percent
-    parameters: list[float]  # trainable parameters per env: the host and the seeds that take part in it
-
-    @property
-    def accuracy(self) -> float:
-        """Mean over envs, percent."""
-        return sum(self.accuracies) / len(self.accuracies)
-
-    @property
-    def best(self) -> float:
-        """The best env, percent."""
-        return max(self.accuracies)
-
-    @property
-    def size(self) -> float:
-        """Mean number of parameters over envs."""
-        return sum(self.parameters) / len(self.parameters)
+FLOP_UNITS = ((1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"))
 
 
 @dataclass(frozen=True)
@@ -89,7 +68,8 @@ class Summary:
     rounds: int
     steps: int
     grown: HostScore
-    control: HostScore | None  # the same hosts on the same data without growth; None where not run
+    control: HostScore | None  # on the same seeds, data order and images; None where not run
+    test_images: int  # in the data set, of which V are for validation
     seeds: SeedCounts
     reward: float  # mean over envs of the last round's episode reward
     speed: Speed
@@ -100,7 +80,7 @@ class Summary:
 
     @property
     def accuracy(self) -> float:
-        """Final validation accuracy of the grown hosts, percent, mean over envs."""
+        """Final validation accuracy of the grown hosts, percent, mean over envs and the rounds compared."""
         return self.grown.accuracy
 
     @property
@@ -110,8 +90,13 @@ class Summary:
 
     @property
     def control_env_steps(self) -> int:
-        """Env-steps without growth: one episode of every env, or none."""
-        return self.envs * self.steps if self.control is not None else 0
+        """Env-steps of the control: an episode of every env for each round that it plays."""
+        return self.envs * self.steps * len(self.control.episodes) if self.control is not None else 0
+
+    @property
+    def comparison(self) -> Comparison | None:
+        """The grown hosts beside the control's; None without a control."""
+        return None if self.control is None else compare(self.grown, self.control)
 
 
 def write_summary(summary: Summary, path: Path) -> None:
@@ -119,17 +104,31 @@ def write_summary(summary: Summary, path: Path) -> None:
     record = asdict(summary)
     for key, score in (("grown", summary.grown), ("control", summary.control)):
         if score is not None:
-            record[key] |= {"accuracy": score.accuracy, "best": score.best, "size": score.size}
+            record[key] |= asdict(score.episodes[-1])
+            record[key] |= {name: getattr(score, name) for name in ("accuracy", "net", "best", "size", "flop")}
     record["speed"]["eps"] = summary.speed.eps
     record["control_env_steps"] = summary.control_env_steps
+    found = summary.comparison
+    record["difference"] = None if found is None else difference_record(found)
+    record["verdict"] = None if found is None or summary.control is None else verdict(found, summary.control.name)
     write_text(path, json.dumps(finite_record(record), indent=2) + "\n")
+
+
+def difference_record(found: Comparison) -> dict[str, Json]:
+    """A comparison for summary.json; the bounds of a single pair are null."""
+    record: dict[str, Json] = {"confidence": CONFIDENCE, "outcome": found.outcome}
+    for name, value in found._asdict().items():
+        record[name] = value
+    for name, interval in (("accuracy", found.accuracy), ("net", found.net)):
+        record[name] = interval._asdict() | ({"low": None, "high": None} if found.pairs < 2 else {})
+    return record
 
 
 def print_summary(summary: Summary, console: Console) -> None:
     """Print the final table, and keep it in the log file."""
     show(console, f"{summary.name}: {summary.task} on {summary.data}, policy {summary.policy}, {summary.device}")
     show(console, as_text(score_table(summary.grown, summary.control)))
-    for line in fact_lines(summary):
+    for line in verdict_lines(summary) + fact_lines(summary):
         show(console, line)
 
 
@@ -142,23 +141,58 @@ def as_text(table: Table) -> str:
 
 
 def score_table(grown: HostScore, control: HostScore | None) -> Table:
-    """Accuracy and size of the grown hosts, beside the control's where there is one."""
+    """Accuracy, size and cost of the grown hosts, beside the control's where there is one."""
+    found = None if control is None else compare(grown, control)
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("last env-step")
     table.add_column("grown", justify="right")
     if control is not None:
-        table.add_column("no growth", justify="right")
+        table.add_column(CONTROL_WORDS[control.name], justify="right")
         table.add_column("difference", justify="right")
-    rows = [("accuracy, mean over hosts (%)", "accuracy", ",.2f"), ("accuracy, best host (%)", "best", ",.2f"),
-            ("parameters, mean over hosts", "size", ",.0f")]  # fmt: skip
-    for title, key, form in rows:
-        mine = getattr(grown, key)
+    size, unit = next((pair for pair in FLOP_UNITS if grown.flop >= pair[0]), FLOP_UNITS[-1])
+    rows = (
+        ("accuracy, mean over hosts (%)", "accuracy", ",.2f", 1.0), ("accuracy, best host (%)", "best", ",.2f", 1.0),
+        ("accuracy - rent, mean over hosts", "net", ",.2f", 1.0), ("parameters, mean over hosts", "size", ",.0f", 1.0),
+        (f"training {unit}, mean over hosts", "flop", ",.3g" if grown.flop < 100 * size else ",.0f", size),
+    )  # fmt: skip
+    for title, key, form, scale in rows:
+        mine = getattr(grown, key) / scale
         cells = [title, format(mine, form)]
-        if control is not None:
-            other = getattr(control, key)
-            cells += [format(other, form), format(mine - other, "+" + form)]
+        if control is not None and found is not None:
+            other = getattr(control, key) / scale
+            cells += [format(other, form), _difference(key, found, mine - other)]
         table.add_row(*cells)
     return table
+
+
+def _difference(key: str, found: Comparison, difference: float) -> str:
+    """The last cell of a row of the table."""
+    if key in ("size", "flop"):
+        return f"x {found.parameters if key == 'size' else found.train_flop:.2f}"
+    if key == "best":
+        return format(difference, "+,.2f")
+    return shown(found.accuracy if key == "accuracy" else found.net)
+
+
+def verdict_lines(summary: Summary) -> list[str]:
+    """Whether growth paid, and what the numbers of the table were taken on."""
+    episodes, control, found = len(summary.grown.episodes), summary.control, summary.comparison
+    rounds = f"{episodes} episodes (the last rounds)" if episodes > 1 else "1 episode (the last round)"
+    lines = [
+        f"measured {summary.envs} hosts x {rounds}, on V={summary.speed.val_samples} of {summary.test_images:,} test "
+        f"images each"
+    ]
+    if control is None or found is None:
+        return lines
+    interval = f"{CONFIDENCE:.0%} t interval of {found.pairs} paired differences, over hosts and episodes"
+    lines += [
+        f"control  {CONTROL_WORDS[control.name]}: {summary.control_env_steps} env-steps on the same seeds, data order "
+        f"and images",
+        f"interval {interval if found.pairs > 1 else 'none, as there is but one pair of hosts to compare'}",
+    ]
+    if found.left_out:
+        lines.append(f"left out {found.left_out} pairs with an accuracy that is not finite")
+    return [verdict(found, control.name), *lines]
 
 
 def fact_lines(summary: Summary) -> list[str]:
@@ -181,7 +215,7 @@ def fact_lines(summary: Summary) -> list[str]:
 def work_words(summary: Summary) -> str:
     """What was played in the time that the table gives."""
     all_steps = summary.speed.env_steps
-    control = f" and {summary.control_env_steps} without growth" if summary.control is not None else ""
+    control = f" and {summary.control_env_steps} of the control" if summary.control is not None else ""
     if summary.rounds_before:
         return f"{summary.played} of {all_steps} env-steps (the others before the run was resumed){control}"
     return f"{all_steps} env-steps{control}"

@@ -14,21 +14,49 @@ import torch
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.ppo import Learner
 from esper_soa.config import TrainConfig
+from esper_soa.env.topology import Topology
 from esper_soa.errors import UserError, one_line
 from esper_soa.nets.datasets import ImageSet
 from esper_soa.ops.checkpoint import CheckpointError, Content, load_checkpoint
 from esper_soa.ops.record import record_fault, unlike
 from esper_soa.ops.rundir import package_versions
+from esper_soa.ops.tally import RoundResult
+from esper_soa.state import LEDGER_FLOAT
 
 # What may be another value in the run that goes on; a name with a dot at the end stands for all settings under it.
 # data.name and data.root may, as the images themselves are compared.
 MAY_CHANGE = (
-    "name", "device", "run_dir", "rounds", "baseline_comparison", "checkpoint_every", "checkpoint_keep", "profile",
+    "name", "device", "run_dir", "rounds", "control", "checkpoint_every", "checkpoint_keep", "profile",
     "resume", "compute.workers", "compute.threads", "compute.env_chunk", "compute.compile",
     "compute.native", "compute.cuda_graphs", "compute.triton", "compute.convolutions", "telemetry.", "data.name",
     "data.root",
 )  # fmt: skip
 ABSENT = "(absent)"
+
+
+@dataclass
+class Played:
+    """How the hosts of a round ended: what its control is told, and what the final table compares with it."""
+
+    accuracies: list[float]  # per env, percent
+    parameters: list[float]
+    train_flop: list[float]
+    blueprint: list[list[int]]  # per env and slot, as in env/topology.py, and so the next two
+    blend: list[list[int]]
+    alpha: list[list[float]]
+
+    @classmethod
+    def of(cls, result: RoundResult) -> "Played":
+        """The record of a round."""
+        grown = {name: part.tolist() for name, part in result.topology._asdict().items()}
+        return cls(result.accuracies, result.parameters, result.train_flop, **grown)
+
+    @property
+    def topology(self) -> Topology:
+        """The topology, on the host."""
+        return Topology(
+            torch.tensor(self.blueprint), torch.tensor(self.blend), torch.tensor(self.alpha, dtype=LEDGER_FLOAT)
+        )
 
 
 @dataclass
@@ -41,9 +69,8 @@ class Progressed:
     seeds: dict[str, int] = field(default_factory=dict)  # events by name
     best_accuracy: float = -math.inf  # percent, mean over envs at the end of the best round
     front: list[list[float]] = field(default_factory=list)  # Pareto front: accuracy, stability, parameter ratio
-    accuracies: list[float] = field(default_factory=list)  # per env, of the last round
-    parameters: list[float] = field(default_factory=list)
-    rewards: list[float] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)  # per env, of the last round
+    recent: list[Played] = field(default_factory=list)  # the last rounds, control_rounds of them, oldest first
 
 
 @dataclass
@@ -64,7 +91,9 @@ def read_run(path: Path, device: torch.device) -> Saved:
     fault = record_fault(content)
     if fault:
         raise CheckpointError(f"checkpoint {one_line(path)}: is not of a training run ({one_line(fault)})")
-    return Saved(**(content | {"progress": Progressed(**content["progress"])}))
+    progress = Progressed(**content["progress"])
+    progress.recent = [Played(**played) for played in content["progress"]["recent"]]
+    return Saved(**(content | {"progress": progress}))
 
 
 def restore_learner(learner: Learner, saved: Saved, path: Path) -> None:

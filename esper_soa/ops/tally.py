@@ -20,9 +20,11 @@ from esper_soa.env.outcome import (
     outcomes,
     push_reward,
 )
-from esper_soa.env.parameters import total_params
+from esper_soa.env.parameters import flop_per_image, total_params
 from esper_soa.env.reward_records import TERM_NAMES
 from esper_soa.env.step import Percept, Response
+from esper_soa.env.topology import Topology, topology_of
+from esper_soa.nets.flops import TrainingFlop
 from esper_soa.ops.telemetry import Json
 from esper_soa.state import LEDGER_FLOAT, EnvState, Measurements, ParameterCounts
 from esper_soa.vocabulary import BLUEPRINT_NAMES, OP_NAMES
@@ -40,17 +42,21 @@ class RoundResult(NamedTuple):
     accuracies: list[float]  # per env at the last env-step, percent
     parameters: list[float]  # per env at the last env-step
     rewards: list[float]  # per env, sum of raw rewards
+    train_flop: list[float]  # per env, FLOP of all training of the episode; see nets/flops.py
     seeds: dict[str, int]  # by COUNTS, and "rollbacks", over all envs
     alpha_rows: float  # mean number validated per env and env-step
     points: list[list[float]]  # per env: accuracy, stability, parameter ratio
     record: dict[str, Json]  # the round's part of a line of metrics.jsonl
     episodes: list[dict[str, Json]]  # per env, its part of a line of episodes.jsonl
+    topology: Topology  # what every host ended with
 
 
 class Tally:
     """Sums over the env-steps of a round of `num_envs` envs, on the device."""
 
-    def __init__(self, device: torch.device, num_envs: int) -> None:
+    def __init__(self, device: torch.device, num_envs: int, costs: TrainingFlop, train_samples: int) -> None:
+        """costs: of training on one image; train_samples: T, images that every env trains on per env-step."""
+
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=LEDGER_FLOAT, device=device)
 
@@ -58,6 +64,8 @@ class Tally:
         self.ops, self.successes = zeros(len(OP_NAMES)), zeros(len(OP_NAMES))
         self.rows = zeros(1)
         self.env_steps = 0
+        self.costs, self.train_samples = costs, train_samples
+        self.flop = zeros(num_envs)
         self.rewards = zeros(num_envs, STABILITY_WINDOW)
         self.blueprints = empty_blueprint_stats(device)
         self.shapley = zeros(2, num_envs, 0)  # values and standard errors [2, N, S] at the newest env-step
@@ -72,21 +80,36 @@ class Tally:
         self.successes += (chosen & outcome.success[:, None]).sum(0)
         self.rows += (measured.subset >= 0).sum()
         self.env_steps += measured.subset.shape[0]
+        self.flop += self.train_samples * flop_per_image(percept.state.slots, self.costs)  # as they were trained
         self.rewards = push_reward(self.rewards, terms.total)
         self.blueprints = count_blueprints(self.blueprints, percept.state.slots, response.state.slots)
         self.shapley = torch.stack((percept.attribution.shapley, percept.attribution.shapley_error))
 
     def read(self, state: EnvState, counts: ParameterCounts) -> RoundResult:
         """One packed copy to the host at the end of a round; `state` is the last ledger."""
-        totals, signals = state.totals, state.signals
+        totals, signals, topology = state.totals, state.signals, topology_of(state)
         parts = (
             self.terms, self.ops, self.successes, self.rows, totals.rollbacks, totals.blended,
             torch.stack([signals.val_loss, signals.train_loss, signals.train_accuracy]),
             total_params(state.slots, counts), torch.stack(outcomes(state, self.rewards, counts)),
-            torch.stack(self.blueprints), self.shapley,
+            torch.stack(self.blueprints), self.shapley, self.flop, torch.stack(topology),
         )  # fmt: skip
         packed = torch.cat([part.flatten().to(LEDGER_FLOAT) for part in parts]).cpu()
-        (terms, ops, successes, rows, reasons, blended, training, parameters, ended, blueprints, shapley) = (
+        (
+            terms,
+            ops,
+            successes,
+            rows,
+            reasons,
+            blended,
+            training,
+            parameters,
+            ended,
+            blueprints,
+            shapley,
+            flop,
+            grown,
+        ) = (
             piece.view(part.shape)
             for piece, part in zip(packed.split([part.numel() for part in parts]), parts, strict=True)
         )
@@ -102,6 +125,7 @@ class Tally:
             "reward": _spread(episodes.reward),
             "reward_terms": dict(zip(TERM_NAMES, terms.tolist(), strict=True)),
             "parameters": float(parameters.mean()),
+            "train_flop": float(flop.mean()),
             "outcome": {name: float(episodes._asdict()[name].mean()) for name in MEAN_OUTCOMES},
             "seeds": {name: seeds[name] for name in COUNTS},
             "blueprints": blueprint_record(BlueprintStats(*blueprints)),
@@ -114,11 +138,13 @@ class Tally:
             accuracies=episodes.accuracy.tolist(),
             parameters=parameters.tolist(),
             rewards=episodes.reward.tolist(),
+            train_flop=flop.tolist(),
             seeds=seeds | {"rollbacks": rollbacks},
             alpha_rows=alpha_rows,
             points=torch.stack((episodes.accuracy, episodes.stability, episodes.param_ratio), 1).tolist(),
             record=record,
             episodes=episode_records(episodes, reasons.sum(1), shapley),
+            topology=Topology(grown[0].long(), grown[1].long(), grown[2]),
         )
 
 

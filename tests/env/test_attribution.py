@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_world import CPU, tiny_settings
 
+from esper_soa.build import build_world
 from esper_soa.env.attribution import lookup, pair_interactions, prefix_codes, sampled_shapley_values, shapley_values
 from esper_soa.env.config import AttributionConfig
 from esper_soa.env.shapley import arrival_orders, sampled_shapley
 from esper_soa.env.step import measure_, perceive
-from esper_soa.trainer import build_world
 from esper_soa.vocabulary import Blueprint, Stage
 
 

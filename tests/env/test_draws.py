@@ -4,12 +4,12 @@ import torch
 from tiny_world import tiny_settings
 from torch import Tensor
 
+from esper_soa.build import build_rules
 from esper_soa.env.world import Sizes, World
 from esper_soa.nets.config import DataConfig
 from esper_soa.nets.data import training_bank, training_batch
 from esper_soa.nets.datasets import ImageSet
 from esper_soa.nets.streams import AUGMENTATION, stream_keys
-from esper_soa.trainer import build_rules
 from esper_soa.vocabulary import HEADS
 
 CPU = torch.device("cpu")

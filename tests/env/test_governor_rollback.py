@@ -21,6 +21,7 @@ from esper_soa.agent.ppo import Learner
 from esper_soa.agent.protocol import Agent, Memory
 from esper_soa.agent.rollout import Rollout
 from esper_soa.agent.scripted import RandomPolicy, WaitPolicy
+from esper_soa.build import build_rules
 from esper_soa.config import TrainConfig
 from esper_soa.env.config import GovernorConfig
 from esper_soa.env.governor import REASON_NAMES, PanicReason
@@ -33,7 +34,6 @@ from esper_soa.ops.collect import Player, play_round
 from esper_soa.ops.progress import Progress
 from esper_soa.ops.tally import RoundResult
 from esper_soa.state import Decision, EnvState, View
-from esper_soa.trainer import build_rules
 from esper_soa.vocabulary import Op
 
 NUM_ENVS, STEPS = 6, 20

@@ -8,13 +8,13 @@ import torch
 from tiny_world import CPU, SMALL_TASK, tiny_settings
 from torch import Tensor
 
+from esper_soa.build import build_world
 from esper_soa.config import TrainConfig
 from esper_soa.env.world import World
 from esper_soa.errors import SettingError
 from esper_soa.nets import data, streams
 from esper_soa.nets.config import DataConfig
 from esper_soa.nets.data import EnvStepBatches
-from esper_soa.trainer import build_world
 
 ENVS, STEPS, BATCH, TRAIN, TEST = 3, 4, 2, 6, 5
 IMAGES = 16

@@ -12,6 +12,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from esper_soa.build import build_world
 from esper_soa.config import ComputeConfig, TrainConfig
 from esper_soa.env.world import World
 from esper_soa.errors import SettingError
@@ -23,7 +24,6 @@ from esper_soa.nets.native import proof, switch, whole
 from esper_soa.nets.parameters import Table, norm_scale, weight
 from esper_soa.nets.pools import Roster
 from esper_soa.nets.supervised import CountedFeed, TrainingFeed, TrainReport, train_epoch_
-from esper_soa.trainer import build_world
 from esper_soa.vocabulary import BLUEPRINT_NAMES, CNN_BLUEPRINTS, Blend, Blueprint, Stage
 
 pytestmark = pytest.mark.usefixtures("native")

@@ -11,6 +11,7 @@ from tiny_world import CPU, tiny_settings
 from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.ppo import Learner
+from esper_soa.build import build_world
 from esper_soa.config import ComputeConfig
 from esper_soa.errors import SettingError
 from esper_soa.nets import precision
@@ -18,7 +19,6 @@ from esper_soa.nets.precision import GOOD, SCALE, LossScales, add_loss_scales_, 
 from esper_soa.ops.collect import Player, play_round
 from esper_soa.ops.progress import Progress
 from esper_soa.ops.resume import may_change
-from esper_soa.trainer import build_world
 
 IDS = list(range(5))
 

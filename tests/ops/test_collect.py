@@ -12,11 +12,12 @@ from esper_soa.agent.config import NetworkConfig, PPOConfig
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.ppo import Learner
 from esper_soa.agent.rollout import Rollout
+from esper_soa.build import build_world
 from esper_soa.config import TrainConfig
 from esper_soa.env.config import GovernorConfig
 from esper_soa.env.step import look
 from esper_soa.env.world import World
-from esper_soa.trainer import build_player, build_world
+from esper_soa.trainer import build_player
 
 ENVS, SLOTS, STEPS = 3, 2, 12
 REWARD_CLIP = 1.5

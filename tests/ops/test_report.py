@@ -6,9 +6,11 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
-from esper_soa.ops.report import HostScore, Pareto, SeedCounts, Speed, Summary, print_summary, write_summary
+from esper_soa.ops.report import Pareto, SeedCounts, Speed, Summary, print_summary, write_summary
+from esper_soa.ops.verdict import Episode, HostScore
 
 SUMMARY = Summary(
     name="trial",
@@ -19,8 +21,9 @@ SUMMARY = Summary(
     envs=2,
     rounds=3,
     steps=5,
-    grown=HostScore(accuracies=[50.0, 53.0], parameters=[7000.0, 8001.0]),
-    control=HostScore(accuracies=[48.0, 49.0], parameters=[6418.0, 6418.0]),
+    grown=HostScore("ppo", [Episode([50.0, 53.0], [7000.0, 8001.0], [49.5, 52.0], [3e9, 5e9])]),
+    control=HostScore("wait", [Episode([48.0, 49.0], [6418.0, 6418.0], [48.0, 49.0], [2e9, 2e9])]),
+    test_images=2000,
     seeds=SeedCounts(germinated=9, blended=6, fossilized=4, pruned=2),
     reward=-1.25,
     speed=Speed(env_steps=30, seconds=12.0, train_samples=256, val_samples=128, alpha_rows=2.5),
@@ -30,7 +33,7 @@ SUMMARY = Summary(
 
 
 def shown(summary: Summary) -> str:
-    console = Console(file=io.StringIO(), width=100)
+    console = Console(file=io.StringIO(), width=160)
     print_summary(summary, console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
@@ -45,9 +48,100 @@ def row(text: str, title: str) -> list[str]:
 def test_the_table_sets_grown_hosts_beside_the_same_hosts_without_growth() -> None:
     text = shown(SUMMARY)
     # means (50 + 53) / 2 and (48 + 49) / 2; sizes (7000 + 8001) / 2 = 7500.5 and 6418, rounded to even
-    assert row(text, "accuracy, mean over hosts (%)") == ["51.50", "48.50", "+3.00"]
+    # differences 2 and 4: mean 3, standard error 1, t of one degree of freedom 12.706; net 1.5 and 3: 2.25 and 0.75
+    assert row(text, "last env-step") == ["grown", "without", "growth", "difference"]
+    assert row(text, "accuracy, mean over hosts (%)") == ["51.50", "48.50", "+3.00", "[-9.71,", "+15.71]"]
     assert row(text, "accuracy, best host (%)") == ["53.00", "49.00", "+4.00"]
-    assert row(text, "parameters, mean over hosts") == ["7,500", "6,418", "+1,082"]
+    assert row(text, "accuracy - rent, mean over hosts") == ["50.75", "48.50", "+2.25", "[-7.28,", "+11.78]"]
+    assert row(text, "parameters, mean over hosts") == ["7,500", "6,418", "x", "1.17"]
+    assert row(text, "training GFLOP, mean over hosts") == ["4", "2", "x", "2.00"]
+
+
+@pytest.mark.parametrize(
+    ("scale", "unit", "cells"),
+    [
+        (33.3e-6, "MFLOP", ["0.133", "0.0666"]),
+        (1e-3, "MFLOP", ["4", "2"]),
+        (1.0, "GFLOP", ["4", "2"]),
+        (1e3, "TFLOP", ["4", "2"]),
+        (1e6, "TFLOP", ["4,000", "2,000"]),
+    ],
+)
+def test_training_flop_are_told_in_a_unit_that_fits(scale: float, unit: str, cells: list[str]) -> None:
+    def scaled(score: HostScore) -> HostScore:
+        (one,) = score.episodes
+        return replace(score, episodes=[replace(one, train_flop=[scale * flop for flop in one.train_flop])])
+
+    assert SUMMARY.control is not None
+    text = shown(replace(SUMMARY, grown=scaled(SUMMARY.grown), control=scaled(SUMMARY.control)))
+    assert row(text, f"training {unit}, mean over hosts") == [*cells, "x", "2.00"]
+
+
+def test_what_the_numbers_were_taken_on_is_told() -> None:
+    text = shown(SUMMARY)
+    for line in (
+        "No difference that this run could show: +3.00 points [-9.71, +15.71] for 1.17 times the parameters and 2.0 "
+        "times the training FLOP.",
+        "measured 2 hosts x 1 episode (the last round), on V=128 of 2,000 test images each",
+        "control  without growth: 10 env-steps on the same seeds, data order and images",
+        "interval 95% t interval of 2 paired differences, over hosts and episodes",
+    ):
+        assert line in text.splitlines()
+
+
+def test_several_episodes_are_compared_host_by_host_and_round_by_round() -> None:
+    assert SUMMARY.control is not None
+    more = Episode([60.0, 61.0], [9000.0, 9000.0], [59.0, 60.0], [6e9, 6e9])
+    less = Episode([55.0, 60.0], [6418.0, 6418.0], [55.0, 60.0], [2e9, 2e9])
+    grown = replace(SUMMARY.grown, episodes=[*SUMMARY.grown.episodes, more])
+    control = replace(SUMMARY.control, episodes=[*SUMMARY.control.episodes, less])
+    text = shown(replace(SUMMARY, grown=grown, control=control))
+    # differences 2, 4, 5, 1: mean 3, deviation sqrt(10 / 3), t of three degrees of freedom 3.182
+    assert row(text, "accuracy, mean over hosts (%)") == ["56.00", "53.00", "+3.00", "[+0.09,", "+5.91]"]
+    assert row(text, "accuracy, best host (%)") == ["61.00", "60.00", "+1.00"]
+    assert (
+        "Growth paid: +3.00 points [+0.09, +5.91] for 1.29 times the parameters and 2.5 times the training FLOP."
+        in text
+    )
+    assert "measured 2 hosts x 2 episodes (the last rounds), on V=128" in text
+    assert "control  without growth: 20 env-steps" in text
+    assert "30 env-steps and 20 of the control" in text
+
+
+def test_one_host_and_one_episode_have_no_interval(tmp_path: Path) -> None:
+    grown = HostScore("ppo", [Episode([50.0], [7000.0], [49.0], [3e9])])
+    control = HostScore("random", [Episode([48.0], [6418.0], [48.0], [2e9])])
+    summary = replace(SUMMARY, envs=1, grown=grown, control=control)
+    text = shown(summary)
+    assert row(text, "accuracy, mean over hosts (%)") == ["50.00", "48.00", "+2.00"]
+    assert row(text, "last env-step") == ["grown", "random", "play", "difference"]
+    assert "One host in one episode says little, and has no interval: +2.00 points for 1.09 times" in text
+    assert "interval none, as there is but one pair of hosts to compare" in text
+    write_summary(summary, tmp_path / "summary.json")
+    record = json.loads((tmp_path / "summary.json").read_text())
+    assert record["difference"]["accuracy"] == {"mean": 2.0, "low": None, "high": None}
+    assert "non_finite" not in record
+
+
+def test_hosts_whose_accuracy_is_not_finite_are_left_out_and_said() -> None:
+    nan = math.nan
+    grown = HostScore("ppo", [Episode([50.0, nan, 54.0], [7000.0] * 3, [50.0, nan, 54.0], [3e9] * 3)])
+    control = HostScore("wait", [Episode([48.0, 49.0, 50.0], [6418.0] * 3, [48.0, 49.0, 50.0], [2e9] * 3)])
+    text = shown(replace(SUMMARY, grown=grown, control=control))
+    assert row(text, "accuracy, mean over hosts (%)")[:3] == ["52.00", "49.00", "+3.00"]
+    assert row(text, "accuracy, best host (%)")[0] == "54.00"
+    assert "left out 1 pairs with an accuracy that is not finite" in text
+    assert "left out" not in shown(SUMMARY)
+
+
+def test_no_finite_accuracy_at_all_is_told_and_written(tmp_path: Path) -> None:
+    nothing = HostScore("ppo", [Episode([math.nan], [7000.0], [math.nan], [math.nan])])
+    summary = replace(SUMMARY, grown=nothing, control=replace(nothing, name="static_final"))
+    text = shown(summary)
+    assert "Nothing to compare with the control (final topology from the start): no pair of finite accuracies." in text
+    write_summary(summary, tmp_path / "summary.json")
+    assert json.loads((tmp_path / "summary.json").read_text())["grown"]["accuracy"] is None
+    assert "nan" in shown(replace(summary, control=None))
 
 
 def test_the_table_names_data_seeds_reward_speed_and_time() -> None:
@@ -58,21 +152,23 @@ def test_the_table_names_data_seeds_reward_speed_and_time() -> None:
         "-1.25 per episode in the last of 3 rounds",
         "2.5 env-steps/s at T=256, V=128, K=2.5 (N=2)",  # 30 env-steps in 12 s
         "4 episodes on the Pareto front of accuracy, stability and size, hypervolume 43.12",
-        "1m05s for 30 env-steps and 10 without growth",  # one episode of 5 env-steps in 2 envs
+        "1m05s for 30 env-steps and 10 of the control",  # one episode of 5 env-steps in 2 envs
     ):
         assert fact in text
 
 
 def test_the_time_of_a_resumed_run_is_that_of_the_env_steps_it_played_itself() -> None:
     text = shown(replace(SUMMARY, rounds_before=2))
-    assert "1m05s for 10 of 30 env-steps (the others before the run was resumed) and 10 without growth" in text
+    assert "1m05s for 10 of 30 env-steps (the others before the run was resumed) and 10 of the control" in text
     assert "2.5 env-steps/s" in text  # over all rounds
 
 
 def test_without_a_control_there_is_one_column() -> None:
     text = shown(replace(SUMMARY, control=None))
     assert row(text, "accuracy, mean over hosts (%)") == ["51.50"]
-    assert "without growth" not in text
+    assert "measured 2 hosts x 1 episode" in text
+    for word in ("without growth", "control", "Growth", "interval"):
+        assert word not in text
 
 
 def test_the_final_accuracy_is_the_mean_over_hosts() -> None:
@@ -83,9 +179,22 @@ def test_the_summary_file_holds_the_record_and_what_follows_from_it(tmp_path: Pa
     path = tmp_path / "summary.json"
     write_summary(replace(SUMMARY, reward=math.nan), path)
     record = json.loads(path.read_text())
-    assert record["grown"] == {"accuracies": [50.0, 53.0], "parameters": [7000.0, 8001.0], "accuracy": 51.5,
-                               "best": 53.0, "size": 7500.5}  # fmt: skip
+    episode = {"accuracies": [50.0, 53.0], "parameters": [7000.0, 8001.0], "nets": [49.5, 52.0],
+               "train_flop": [3e9, 5e9]}  # fmt: skip
+    assert record["grown"] == episode | {"name": "ppo", "episodes": [episode], "accuracy": 51.5, "net": 50.75,
+                                         "best": 53.0, "size": 7500.5, "flop": 4e9}  # fmt: skip
     assert record["control"]["accuracy"] == 48.5
+    assert record["control"]["accuracies"] == [48.0, 49.0]
+    assert record["control"]["name"] == "wait"
+    difference = record["difference"]
+    assert (difference["outcome"], difference["pairs"], difference["left_out"]) == ("unclear", 2, 0)
+    assert difference["accuracy"]["mean"] == 3.0
+    assert difference["accuracy"]["low"] == pytest.approx(3 - 12.7062, abs=1e-3)
+    assert difference["net"]["high"] == pytest.approx(2.25 + 0.75 * 12.7062, abs=1e-3)
+    assert (difference["parameters"], difference["train_flop"]) == (7500.5 / 6418, 2.0)
+    assert difference["confidence"] == 0.95
+    assert record["verdict"].startswith("No difference that this run could show: +3.00 points")
+    assert record["test_images"] == 2000
     assert record["speed"]["eps"] == 2.5
     assert record["control_env_steps"] == 10
     assert record["seeds"] == {"germinated": 9, "blended": 6, "fossilized": 4, "pruned": 2}

@@ -10,14 +10,16 @@ from tiny_world import CPU, EnvStep, play_ledger, tiny_rules
 from esper_soa.env.governor import REASON_NAMES
 from esper_soa.env.outcome import BlueprintStats, stability
 from esper_soa.env.reward_records import TERM_NAMES
+from esper_soa.nets.flops import training_flop
 from esper_soa.ops.tally import RoundResult, Tally, blueprint_record
-from esper_soa.vocabulary import OP_NAMES, Op
+from esper_soa.vocabulary import OP_NAMES, RUNNING_STAGES, Blend, Op, Stage
 
-NUM_ENVS, NUM_SLOTS, STEPS = 4, 3, 30
+NUM_ENVS, NUM_SLOTS, STEPS, TRAIN_SAMPLES = 4, 3, 30, 7
 
 
 def played(seed: int) -> tuple[RoundResult, list[EnvStep]]:
-    rules, tally, steps = tiny_rules(NUM_SLOTS, STEPS), Tally(CPU, NUM_ENVS), []
+    rules, steps = tiny_rules(NUM_SLOTS, STEPS), []
+    tally = Tally(CPU, NUM_ENVS, training_flop(rules.nets.shape, CPU), TRAIN_SAMPLES)
     for step in play_ledger(rules, NUM_ENVS, seed):
         tally.add_(step.trusted, step.percept, step.response)
         steps.append(step)
@@ -84,6 +86,26 @@ def test_reward_terms_are_sums_over_env_steps_of_means_over_envs() -> None:
     accuracy = steps[-1].percept.state.signals.val_accuracy
     assert result.record["accuracy"]["max"] == accuracy.max()
     assert result.accuracies == accuracy.tolist()
+
+
+def test_training_flop_are_of_the_host_and_the_seeds_that_ran_when_it_was_trained() -> None:
+    """Random play, rollbacks included: stages, blueprints and blends as they were at each training pass."""
+    result, steps = played(7)
+    costs = training_flop(tiny_rules(NUM_SLOTS, STEPS).nets.shape, CPU)
+    gated = 0
+    for env in range(NUM_ENVS):
+        total = 0.0
+        for step in steps:
+            slots, total = step.before.slots, total + costs.host
+            for slot, stage in enumerate(slots.stage[env].tolist()):
+                if stage in RUNNING_STAGES:
+                    total += costs.seed[slot, slots.blueprint[env, slot]].item()
+                    if stage != Stage.TRAINING and slots.blend[env, slot] == Blend.GATE:
+                        gated, total = gated + 1, total + costs.gate[slot].item()
+        assert result.train_flop[env] == pytest.approx(TRAIN_SAMPLES * total)
+        assert result.train_flop[env] > TRAIN_SAMPLES * STEPS * costs.host
+    assert gated > 0, "no seed was gated"
+    assert result.record["train_flop"] == pytest.approx(sum(result.train_flop) / NUM_ENVS)
 
 
 def test_rollbacks_are_counted_by_reason_and_by_env() -> None:

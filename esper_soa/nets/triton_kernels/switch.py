@@ -30,5 +30,5 @@ def choose(setting: str, device: torch.device) -> None:
 
 def kernels_for(x: Tensor) -> ModuleType | None:
     """The module functions where the kernels are on and made for activations x, else None."""
-    made_for = x.dim() == 4 and x.dtype in (torch.float32, torch.bfloat16)
+    made_for = x.dim() == 4 and not x.is_meta and x.dtype in (torch.float32, torch.bfloat16)
     return _kernels if made_for and x.is_contiguous(memory_format=torch.channels_last) else None

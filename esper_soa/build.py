@@ -1,0 +1,96 @@
+"""Rules and worlds from checked settings: what a run, an evaluation and a control play in.
+
+Called by trainer.py, evaluation.py and controls.py.
+"""
+
+import torch
+
+from esper_soa.config import TrainConfig
+from esper_soa.env.attribution import prefix_codes
+from esper_soa.env.reward_records import RewardSettings
+from esper_soa.env.shapley import arrival_orders
+from esper_soa.env.step import EAGER, Rules, compiled, on_fixed_memory
+from esper_soa.env.world import Sizes, World
+from esper_soa.nets import formulations, fused
+from esper_soa.nets.blueprints import blueprint_codes
+from esper_soa.nets.config import SubsetRows, enabled_slots
+from esper_soa.nets.datasets import ImageSet, load_images
+from esper_soa.nets.evaluation import EXACT_SLOTS
+from esper_soa.nets.graphs import decision_cache, network_cache
+from esper_soa.nets.host import host_shape
+from esper_soa.nets.native import switch
+from esper_soa.nets.pools import parameter_table
+from esper_soa.nets.precision import choose_precision
+from esper_soa.nets.supervised import NetsConfig, chunks
+from esper_soa.nets.triton_kernels import switch as triton_switch
+from esper_soa.ops.device import choose_env_chunk, choose_eval_batch, choose_workers, keep_freed_memory
+from esper_soa.ops.memory import check_room
+from esper_soa.vocabulary import NUM_BLUEPRINTS, STAGE_NAMES
+
+
+def build_rules(cfg: TrainConfig, device: torch.device) -> Rules:
+    """Everything that stays the same during a run, on `device`."""
+    slots = enabled_slots(cfg.task, list(cfg.slots))
+    shape = host_shape(cfg.task, slots)
+    detached = tuple(STAGE_NAMES.index(stage) for stage in cfg.lifecycle.detached_stages)
+    eval_batch = choose_eval_batch(device, switch.current().native)
+    chunk = choose_env_chunk(cfg.compute.env_chunk, cfg.envs, cfg.batch_size, device)
+    workers = choose_workers(cfg.compute.workers, len(chunks(cfg.envs, chunk)), device)
+    allowed = torch.zeros(NUM_BLUEPRINTS, dtype=torch.bool)
+    allowed[list(blueprint_codes(list(cfg.task.blueprints)))] = True
+    rank = torch.tensor([shape.execution_order.index(slot) for slot in range(len(slots))])
+    orders, codes = shapley_orders(cfg, len(slots))
+    rows = SubsetRows(cfg.attribution.pairs, codes)
+    steps = network_cache(cfg.compute.cuda_graphs, device)
+    precision = choose_precision(cfg.compute.precision, device).dtype
+    return Rules(
+        nets=NetsConfig(shape, cfg.task, detached, chunk, eval_batch, rows, workers, precision, steps),
+        lifecycle=cfg.lifecycle,
+        gates=cfg.gates,
+        signals=cfg.signals,
+        governor=cfg.governor,
+        reward=RewardSettings(cfg.reward, parameter_table(shape, device), cfg.steps),
+        blueprints=allowed.to(device),
+        execution_rank=rank.to(device),
+        max_seeds=cfg.max_seeds,
+        shapley_orders=None if orders is None else orders.to(device),
+    )
+
+
+def shapley_orders(cfg: TrainConfig, num_slots: int) -> tuple[torch.Tensor | None, tuple[int, ...]]:
+    """Orders of arrival int64 [P, S] for sampled Shapley values and the subsets that they need, the same all run long.
+
+    None where they are not asked for, and where the slots are so few that all subsets are evaluated.
+    """
+    samples = cfg.attribution.shapley_samples
+    if samples == 0 or num_slots <= EXACT_SLOTS:
+        return None, ()
+    orders = arrival_orders(num_slots, samples, cfg.seed, torch.device("cpu"))
+    return orders, tuple(dict.fromkeys(prefix_codes(orders).flatten().tolist()))
+
+
+def build_world(
+    cfg: TrainConfig, device: torch.device, seed: int | None = None, images: ImageSet | None = None
+) -> World:
+    """N envs with weights and data, of cfg.seed and cfg.data where no other seed and images are given.
+
+    The process then computes with the kernels of these hosts. Raises SettingError or DataError for what does not fit
+    together.
+    """
+    check_room(cfg, device)
+    keep_freed_memory(device)
+    choose_kernels(cfg, device)
+    images = load_images(cfg.data, device) if images is None else images
+    sizes = Sizes(cfg.envs, cfg.batch_size, cfg.train_samples, cfg.val_samples)
+    kernels, still = compiled() if cfg.compute.compile else EAGER, decision_cache(cfg.compute.cuda_graphs, device)
+    kernels = kernels if still is None else on_fixed_memory(kernels, still)
+    return World(build_rules(cfg, device), images, sizes, cfg.data, cfg.seed if seed is None else seed, kernels)
+
+
+def choose_kernels(cfg: TrainConfig, device: torch.device) -> None:
+    """Let this process compute with the kernels that the settings ask for and that the hosts of the task allow."""
+    shape = host_shape(cfg.task, enabled_slots(cfg.task, list(cfg.slots)))
+    obstacle = fused.obstacle(cfg.task.name, shape, list(cfg.task.blueprints))
+    switch.choose(cfg.compute.native, device, choose_precision(cfg.compute.precision, device).dtype, obstacle)
+    triton_switch.choose(cfg.compute.triton, device)
+    formulations.choose(cfg.compute.convolutions, device)

@@ -1,0 +1,88 @@
+"""What grown hosts are measured against: other decision makers, and networks that do not grow.
+
+A control plays a round again on the same seeds, data order, augmentation and validation images, so with as many
+training images; every random stream is keyed by seed, round, env and env-step, and by nothing that a policy or a size
+changes. Called by trainer.py for the final table, and by the benchmarks.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from esper_soa.agent.scripted import WaitPolicy, scripted_policy
+from esper_soa.build import build_world, choose_kernels
+from esper_soa.config import CONTROLS, TrainConfig
+from esper_soa.env.topology import Topology
+from esper_soa.env.world import World
+from esper_soa.errors import check_choice
+from esper_soa.nets.config import MAX_CHANNELS, TaskConfig, enabled_slots
+from esper_soa.nets.host import host_shape
+from esper_soa.ops.collect import Player, play_round
+from esper_soa.ops.progress import Progress
+from esper_soa.ops.tally import RoundResult
+
+
+class Grown(Protocol):
+    """How the hosts ended that the control is set beside; a RoundResult is one."""
+
+    @property
+    def parameters(self) -> Sequence[float]:
+        """Of every host, with its seeds."""
+
+    @property
+    def topology(self) -> Topology:
+        """What every host ended with."""
+
+
+def play_control(
+    name: str, cfg: TrainConfig, world: World, number: int, grown: Grown, progress: Progress, label: str
+) -> RoundResult:
+    """Play round `number` of `world`, which is that of `cfg`, as the control `name` of CONTROLS, shown as `label`.
+
+    wait, random, heuristic and schedule are the scripted policies, with the settings under cfg.policy. static_final is
+    what each host of `grown` ended with, trained from the first env-step on. static_large is the plain host, `widened`
+    to the mean size of the hosts of `grown`; its result is of one slot, which stays empty. Raises SettingError for
+    another name.
+    """
+    check_choice("control", name, CONTROLS)
+    if name == "static_final":
+        waiting = Player(WaitPolicy(), None)
+        return play_round(world, waiting, number, progress, label, topology=grown.topology)[0]
+    if name == "static_large":
+        size = sum(grown.parameters) / len(grown.parameters)
+        return _play_widened(cfg, world, size, (number, progress, label))
+    player = Player(scripted_policy(replace(cfg.policy, name=name), cfg.task.blueprints), None)
+    return play_round(world, player, number, progress, label)[0]
+
+
+def _play_widened(cfg: TrainConfig, world: World, parameters: float, shown: tuple[int, Progress, str]) -> RoundResult:
+    """One round without growth, of hosts that are widened to so many parameters; then as before with `world`.
+
+    The first slot alone, as memory is kept for what might grow in a slot. The ledger is not compiled for one episode,
+    and torch steps in where the native kernels do not take the width.
+    """
+    compute = replace(cfg.compute, compile=False, native="auto" if cfg.compute.native == "on" else cfg.compute.native)
+    first = enabled_slots(cfg.task, list(cfg.slots))[0].name
+    wide = replace(cfg, task=widened(cfg.task, parameters), slots=[first], compute=compute)
+    try:
+        wider = build_world(wide, world.device, world.seed, world.images)
+        return play_round(wider, Player(WaitPolicy(), None), *shown)[0]
+    finally:
+        choose_kernels(cfg, world.device)
+
+
+def widened(task: TaskConfig, parameters: float) -> TaskConfig:
+    """`task` with base_channels such that its plain host has as nearly so many parameters as any width gives it.
+
+    Never narrower than it is, and no wider than a block may be; of two widths that are as near, the narrower.
+    """
+    widths = range(task.base_channels, MAX_CHANNELS // 2 ** (task.num_blocks - 1) + 1)
+    at = min(bisect_left(widths, parameters, key=lambda width: _size(task, width)), len(widths) - 1)
+    nearest = min(widths[max(at - 1, 0) : at + 1], key=lambda width: abs(_size(task, width) - parameters))
+    return replace(task, base_channels=nearest)
+
+
+def _size(task: TaskConfig, width: int) -> int:
+    """Parameters of the plain host with `width` base channels."""
+    return host_shape(replace(task, base_channels=width), ()).parameters.total

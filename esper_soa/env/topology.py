@@ -1,0 +1,74 @@
+"""What stands in the slots of a host at the end of an episode, and an episode that begins with all of it in place.
+
+Given the ledger after the last env-step by ops/tally.py; `plant` is called by env/world.py, for a control that trains a
+grown network from its first env-step on.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from esper_soa.state import EnvState
+from esper_soa.vocabulary import STYLE_BLEND, Blend, Blueprint, Stage, Style
+
+
+class Topology(NamedTuple):
+    """The seeds that take part in the forward pass of N hosts, [N, S]."""
+
+    blueprint: Tensor  # int64, Blueprint, -1 = no seed
+    blend: Tensor  # int64, Blend; ADD where there is no seed
+    alpha: Tensor  # float64, (0, 1]; 0 where there is no seed
+
+    @property
+    def present(self) -> Tensor:
+        """bool [N, S]: a seed stands here."""
+        return self.blueprint != Blueprint.NONE
+
+
+def topology_of(state: EnvState) -> Topology:
+    """The topology of a ledger: every running seed whose alpha is above 0, mid-ramp or not."""
+    slots = state.slots
+    present = slots.running & (slots.alpha > 0)
+    return Topology(
+        torch.where(present, slots.blueprint, Blueprint.NONE),
+        torch.where(present, slots.blend, Blend.ADD),
+        torch.where(present, slots.alpha, 0.0),
+    )
+
+
+def plant(state: EnvState, topology: Topology) -> EnvState:
+    """A fresh ledger with the seeds of `topology` in its slots as fossils that are new in this env-step.
+
+    Weights and momentum are set before the first training pass, as those of any newborn. Each counts as one germinated
+    and fossilised. A fossil of an alpha below 1 keeps it, its ramp at rest there. Raises ValueError where the topology
+    is of other hosts.
+    """
+    slots, ramp, totals = state.slots, state.ramp, state.totals
+    blueprint, blend, alpha = (part.to(slots.stage.device) for part in topology)
+    if blueprint.shape != slots.stage.shape:
+        raise ValueError(f"a topology of {list(blueprint.shape)} for hosts and slots of {list(slots.stage.shape)}")
+    here = blueprint != Blueprint.NONE
+    slots = slots.replace(
+        stage=torch.where(here, Stage.FOSSILIZED, slots.stage),
+        previous_stage=torch.where(here, Stage.HOLDING, slots.previous_stage),
+        blueprint=torch.where(here, blueprint, slots.blueprint),
+        blend=torch.where(here, blend, slots.blend),
+        style=torch.where(here, _style(blend), slots.style),
+        alpha_goal=torch.where(here, alpha, slots.alpha_goal),
+        alpha=torch.where(here, alpha, slots.alpha),
+        newborn=slots.newborn | here,
+        fresh_momentum=slots.fresh_momentum | here,
+    )
+    resting = {name: torch.where(here, alpha, ramp.get(name)) for name in ("alpha", "start", "target")}
+    count = here.sum(1)
+    totals = totals.replace(germinated=totals.germinated + count, fossilized=totals.fossilized + count)
+    return state.replace(slots=slots, ramp=ramp.replace(**resting), totals=totals)
+
+
+def _style(blend: Tensor) -> Tensor:
+    """int64 [N, S]: a style of germination that brings the `blend` with it."""
+    found = torch.full_like(blend, Style.SIGMOID_ADD)
+    for style in (Style.LINEAR_MULTIPLY, Style.GATED_GATE):
+        found = torch.where(blend == STYLE_BLEND[style], style, found)
+    return found

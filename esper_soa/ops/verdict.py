@@ -1,0 +1,138 @@
+"""Did growth pay? Grown hosts and those of a control, pair by pair, and one sentence that says what came of it.
+
+Given plain numbers per host and episode by the trainer; report.py puts them into the final table. A host whose accuracy
+is not finite is left out, and so is its pair. Needs no torch.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from esper_soa.ops.statistics import Interval, difference_interval
+
+CONFIDENCE = 0.95  # of the intervals
+CONTROL_WORDS = {
+    "wait": "without growth", "random": "random play", "heuristic": "heuristic", "schedule": "schedule",
+    "static_final": "final topology from the start", "static_large": "wider host",
+}  # fmt: skip
+GAINED, LOST, UNCLEAR = "gained", "lost", "unclear"
+
+
+@dataclass(frozen=True)
+class Episode:
+    """How the hosts of one round stood at the last env-step, one number per env."""
+
+    accuracies: list[float]  # validation accuracy, percent
+    parameters: list[float]  # trainable ones, of the host and the seeds that take part in it
+    nets: list[float]  # accuracies less the rent of the parameters grown, percent points
+    train_flop: list[float]  # of all training of the episode
+
+
+@dataclass(frozen=True)
+class HostScore:
+    """How the hosts did in the last rounds; means are over hosts and episodes."""
+
+    name: str  # of the policy or control
+    episodes: list[Episode]  # oldest first, at least one
+
+    @property
+    def accuracy(self) -> float:
+        """Mean, percent."""
+        return _mean(self.flat("accuracies"))
+
+    @property
+    def net(self) -> float:
+        """Mean of accuracy less rent, percent points."""
+        return _mean(self.flat("nets"))
+
+    @property
+    def best(self) -> float:
+        """Accuracy of the best host of all episodes, percent."""
+        return max(filter(math.isfinite, self.flat("accuracies")), default=math.nan)
+
+    @property
+    def size(self) -> float:
+        """Mean number of parameters."""
+        return _mean(self.flat("parameters"))
+
+    @property
+    def flop(self) -> float:
+        """Mean training FLOP per host and episode."""
+        return _mean(self.flat("train_flop"))
+
+    def flat(self, name: str) -> list[float]:
+        """The field `name` of all episodes, one after the other."""
+        return [value for episode in self.episodes for value in vars(episode)[name]]
+
+
+class Comparison(NamedTuple):
+    """The grown hosts less the control's, same host and same episode; grown over control."""
+
+    accuracy: Interval  # percent points
+    net: Interval  # the same of accuracy less rent
+    pairs: int  # hosts times episodes that both sides have a finite accuracy of
+    left_out: int  # pairs that they have not
+    parameters: float  # ratio of the means
+    train_flop: float
+
+    @property
+    def outcome(self) -> str:
+        """GAINED or LOST where the interval of the accuracy lies on one side of 0, else UNCLEAR."""
+        if self.pairs > 1 and self.accuracy.low > 0:
+            return GAINED
+        return LOST if self.pairs > 1 and self.accuracy.high < 0 else UNCLEAR
+
+
+def compare(grown: HostScore, control: HostScore) -> Comparison:
+    """Paired differences with t intervals; of one pair they are infinite, of none NaN."""
+    pairs = list(zip(grown.flat("accuracies"), control.flat("accuracies"), strict=True))
+    whole = [math.isfinite(mine) and math.isfinite(other) for mine, other in pairs]
+
+    def difference(name: str) -> Interval:
+        mine, other = (
+            [v for v, kept in zip(score.flat(name), whole, strict=True) if kept] for score in (grown, control)
+        )
+        return difference_interval(mine, other, CONFIDENCE) if mine else Interval(math.nan, math.nan, math.nan)
+
+    return Comparison(
+        difference("accuracies"), difference("nets"), sum(whole), len(whole) - sum(whole),
+        _ratio(grown.size, control.size), _ratio(grown.flop, control.flop),
+    )  # fmt: skip
+
+
+def verdict(found: Comparison, control: str) -> str:
+    """One sentence for a reader who has seen nothing else; `control` is its name."""
+    if found.pairs == 0:
+        return f"Nothing to compare with the control ({CONTROL_WORDS[control]}): no pair of finite accuracies."
+    cost = f"for {times(found.parameters)} the parameters and {times(found.train_flop)} the training FLOP"
+    told = f"{shown(found.accuracy, 'points')} {cost}"
+    if found.pairs == 1:
+        return f"One host in one episode says little, and has no interval: {told}."
+    if found.outcome == UNCLEAR:
+        return f"No difference that this run could show: {told}."
+    if control == "wait":
+        return f"{'Growth paid' if found.outcome == GAINED else 'Growth cost accuracy'}: {told}."
+    where = "ahead of" if found.outcome == GAINED else "behind"
+    return f"The grown hosts end {where} the control ({CONTROL_WORDS[control]}): {told}."
+
+
+def times(ratio: float) -> str:
+    """'4.8 times', '0.97 times'."""
+    return f"{ratio:,.{2 if ratio < 2 else 1}f} times"
+
+
+def shown(interval: Interval, unit: str = "") -> str:
+    """'+2.43 points [+1.10, +3.76]'; without bounds where they are not finite."""
+    mean = f"{interval.mean:+.2f}" + (f" {unit}" if unit else "")
+    bounded = math.isfinite(interval.low) and math.isfinite(interval.high)
+    return f"{mean} [{interval.low:+.2f}, {interval.high:+.2f}]" if bounded else mean
+
+
+def _mean(values: Iterable[float]) -> float:
+    finite = [value for value in values if math.isfinite(value)]
+    return math.fsum(finite) / len(finite) if finite else math.nan
+
+
+def _ratio(one: float, other: float) -> float:
+    return one / other if other else math.nan

@@ -1,0 +1,82 @@
+"""Did growth pay? The sentence follows the interval, whatever the control."""
+
+import math
+
+import pytest
+
+from esper_soa.config import CONTROLS
+from esper_soa.ops.statistics import Interval
+from esper_soa.ops.verdict import CONTROL_WORDS, Comparison, Episode, HostScore, compare, times, verdict
+
+
+def score(name: str, *rounds: list[float]) -> HostScore:
+    return HostScore(name, [Episode(own, [100.0] * len(own), [a - 1 for a in own], [1e6] * len(own)) for own in rounds])
+
+
+def told(control: str, *differences: float) -> str:
+    other = score(control, [50.0] * len(differences))
+    return verdict(compare(score("ppo", [50 + difference for difference in differences]), other), control)
+
+
+@pytest.mark.parametrize(
+    ("control", "differences", "sentence"),
+    [
+        ("wait", (2.0, 2.5, 3.0), "Growth paid: +2.50 points [+1.26, +3.74] for 1.00 times the parameters and 1.00 "
+         "times the training FLOP."),
+        ("wait", (-2.0, -2.5, -3.0), "Growth cost accuracy: -2.50 points [-3.74, -1.26] for"),
+        ("wait", (-2.0, 2.5, 3.0), "No difference that this run could show: +1.17 points ["),
+        ("wait", (0.0, 0.0), "No difference that this run could show: +0.00 points [+0.00, +0.00] for"),
+        ("random", (2.0, 2.5, 3.0), "The grown hosts end ahead of the control (random play): +2.50 points ["),
+        ("static_large", (-2.0, -2.5, -3.0), "The grown hosts end behind the control (wider host): -2.50 points ["),
+        ("static_final", (1.0, -1.0), "No difference that this run could show: +0.00 points [-12.71, +12.71] for"),
+        ("schedule", (3.0,), "One host in one episode says little, and has no interval: +3.00 points for"),
+        ("heuristic", (math.nan,), "Nothing to compare with the control (heuristic): no pair of finite accuracies."),
+    ],
+)  # fmt: skip
+def test_the_sentence_says_which_side_of_nothing_the_interval_lies_on(
+    control: str, differences: tuple[float, ...], sentence: str
+) -> None:
+    assert told(control, *differences).startswith(sentence)
+
+
+def test_every_control_has_words() -> None:
+    assert tuple(CONTROL_WORDS) == CONTROLS
+
+
+def test_rounds_are_paired_in_their_order_and_net_of_rent_is_a_difference_of_its_own() -> None:
+    grown, control = score("ppo", [51.0, 53.0], [52.0, 54.0]), score("wait", [50.0, 51.0], [49.0, 50.0])
+    control.episodes[1].nets[:] = [40.0, 41.0]
+    found = compare(grown, control)
+    assert (found.accuracy.mean, found.pairs) == (pytest.approx((1 + 2 + 3 + 4) / 4), 4)
+    assert found.net.mean == pytest.approx((1 + 2 + 11 + 12) / 4)
+    assert found.accuracy.high - found.accuracy.mean == pytest.approx(3.1824 * math.sqrt(5 / 3) / 2, rel=1e-4)
+
+
+def test_an_infinite_accuracy_takes_its_pair_along() -> None:
+    found = compare(score("ppo", [51.0, math.inf, 53.0]), score("wait", [50.0, 50.0, math.nan]))
+    assert (found.pairs, found.left_out, found.accuracy.mean) == (1, 2, 1.0)
+
+
+def test_the_ratios_are_those_of_the_means() -> None:
+    grown = HostScore("ppo", [Episode([1.0, 1.0], [300.0, 500.0], [1.0, 1.0], [3e6, 4e6])])
+    control = HostScore("wait", [Episode([1.0, 1.0], [100.0, 100.0], [1.0, 1.0], [1e6, 1e6])])
+    found = compare(grown, control)
+    assert (found.parameters, found.train_flop) == (4.0, 3.5)
+    assert "for 4.0 times the parameters and 3.5 times the training FLOP" in verdict(found, "wait")
+
+
+@pytest.mark.parametrize(
+    ("ratio", "text"), [(0.873, "0.87 times"), (1.0, "1.00 times"), (4.803, "4.8 times"), (1234.56, "1,234.6 times")]
+)
+def test_ratios_are_told_as_finely_as_they_say_something(ratio: float, text: str) -> None:
+    assert times(ratio) == text
+
+
+def test_an_interval_decides_and_not_the_mean_alone() -> None:
+    def outcome(low: float, high: float, pairs: int = 5) -> str:
+        interval = Interval((low + high) / 2, low, high)
+        return Comparison(interval, interval, pairs, 0, 1.0, 1.0).outcome
+
+    assert [outcome(0.1, 3), outcome(-3, -0.1)] == ["gained", "lost"]
+    assert [outcome(-0.1, 3), outcome(0.0, 3), outcome(-3, 0.0)] == ["unclear"] * 3
+    assert outcome(0.1, 3, pairs=1) == "unclear"
