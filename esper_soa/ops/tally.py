@@ -95,24 +95,10 @@ class Tally:
             torch.stack(self.blueprints), self.shapley, self.flop, torch.stack(topology),
         )  # fmt: skip
         packed = torch.cat([part.flatten().to(LEDGER_FLOAT) for part in parts]).cpu()
-        (
-            terms,
-            ops,
-            successes,
-            rows,
-            reasons,
-            blended,
-            training,
-            parameters,
-            ended,
-            blueprints,
-            shapley,
-            flop,
-            grown,
-        ) = (
-            piece.view(part.shape)
-            for piece, part in zip(packed.split([part.numel() for part in parts]), parts, strict=True)
-        )
+        pieces = packed.split([part.numel() for part in parts])
+        shaped = [piece.view(part.shape) for piece, part in zip(pieces, parts, strict=True)]
+        terms, ops, successes, rows, reasons, blended, training, parameters, *rest = shaped
+        ended, blueprints, shapley, flop, grown = rest
         episodes = Outcomes(*ended)
         by_reason = dict(zip(REASON_NAMES, map(int, reasons.sum(0)), strict=True))
         seeds = {name: int(count.sum()) for name, count in (episodes._asdict() | {"blended": blended}).items()
