@@ -60,11 +60,16 @@ class Saved:
 
 def read_run(path: Path, device: torch.device) -> Saved:
     """The run that was saved to `path`; raises CheckpointError for everything else."""
-    content: dict = dict(load_checkpoint(path, device))
+    return saved_run(path, load_checkpoint(path, device))
+
+
+def saved_run(path: Path, content: Mapping[str, Content]) -> Saved:
+    """The run that the checkpoint `path` with this content is of; raises CheckpointError where it is of none."""
     fault = record_fault(content)
     if fault:
         raise CheckpointError(f"checkpoint {one_line(path)}: is not of a training run ({one_line(fault)})")
-    return Saved(**(content | {"progress": Progressed(**content["progress"])}))
+    parts: dict = dict(content)
+    return Saved(**(parts | {"progress": Progressed(**parts["progress"])}))
 
 
 def restore_learner(learner: Learner, saved: Saved, path: Path) -> None:
