@@ -77,7 +77,7 @@ IMITATION = {
     "cross_entropy": "minus the log-probability of all choices of the teacher that matter: mean over env-steps with a "
     "choice, then over steps",
     "agreement": "share of those env-steps on which all of these are the likeliest of their heads: mean over steps",
-    "agreement/<head>": "share on which the head's is, where the teacher's op makes it matter",
+    "agreement/<head>": "share on which the head's is, where the teacher's op makes it matter; 0 where it never did",
 }
 LARGEST = ("ratio_max", "lstm_rms_max", "lstm_hidden_max", "lstm_cell_max")
 SMALLEST = ("ratio_min", "lstm_rms_min")
