@@ -22,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from esper_soa.agent.config import SCRATCH
 from esper_soa.config import (
     EvaluateConfig,
     TrainConfig,
@@ -43,6 +44,7 @@ from esper_soa.ops.rundir import (
     write_config,
 )
 from esper_soa.ops.session import Session, session
+from esper_soa.ops.shipped import find_policy
 from esper_soa.paths import user_path
 
 HYDRA_FOLDER = ".hydra"  # what Hydra keeps of a job, under the names that its tools expect
@@ -234,6 +236,8 @@ def _run_folder(config: DictConfig) -> Path:
     settings = settings_from(composed)
     if settings.resume:
         return resume_start(settings.resume, asked, settings.name).folder.path
+    if settings.policy.init != SCRATCH:
+        find_policy(settings.policy.init)  # refuses what leads nowhere before a folder is made
     return open_run_folder(asked, settings.name).path
 
 

@@ -15,7 +15,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from esper_soa.agent.config import POLICIES, PolicyConfig
+from esper_soa.agent.config import POLICIES, SCRATCH, PolicyConfig
 from esper_soa.env.config import (
     AttributionConfig,
     GatesConfig,
@@ -259,11 +259,15 @@ def _check_policy(run: TrainConfig) -> None:
     if policy.name == "ppo":
         check(policy.ppo.minibatches <= run.envs, "policy.ppo.minibatches", policy.ppo.minibatches,
               f"at most envs={run.envs}", "Mini-batches are groups of whole envs.")  # fmt: skip
+    check(policy.name == "ppo" or policy.init == SCRATCH, "policy.init", policy.init,
+          f"{SCRATCH} with policy.name={policy.name}", "Only ppo has weights to start from.")  # fmt: skip
+    check(bool(policy.init), "policy.init", "''", f"{SCRATCH}, the name of a policy that ships, a run folder or a file")
     sizes = dict(zip(HEAD_NAMES, head_sizes(len(run.slots)), strict=True)) | {"blueprint": len(run.task.blueprints)}
     for head, floor in policy.ppo.probability_floor.items():
         check(floor * sizes[head] <= 1, f"policy.ppo.probability_floor.{head}", floor, f"at most 1/{sizes[head]}",
               f"All of the head's {sizes[head]} choices may be legal at once.")  # fmt: skip
-    players = (policy.name, run.control)
+    taught = policy.name == "ppo" and policy.imitation.rounds > 0
+    players = (policy.imitation.teacher if taught else policy.name, run.control)
     _check_blueprints(run, "policy.schedule.blueprint", [policy.schedule.blueprint], "schedule" in players)
     _check_blueprints(run, "policy.heuristic.blueprint_rotation", policy.heuristic.blueprint_rotation,
                       "heuristic" in players)  # fmt: skip

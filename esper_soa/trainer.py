@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from logging import INFO, WARNING
 from pathlib import Path
 from signal import Signals
@@ -17,6 +17,7 @@ from signal import Signals
 import torch
 from rich.console import Console
 
+from esper_soa.agent.config import SCRATCH
 from esper_soa.agent.policy import RecurrentPolicy, StillPolicy
 from esper_soa.agent.ppo import Learner
 from esper_soa.agent.scripted import scripted_policy
@@ -43,6 +44,7 @@ from esper_soa.ops.device import (
 from esper_soa.ops.files import reason_of
 from esper_soa.ops.interrupt import STOPPING, Interrupted, Requests, signals_noted
 from esper_soa.ops.memory import naming_memory
+from esper_soa.ops.pretrained import load_policy, take_over
 from esper_soa.ops.profile import make_profile
 from esper_soa.ops.progress import LOGGER, Progress
 from esper_soa.ops.report import Pareto, SeedCounts, Speed, Summary, print_summary, write_summary
@@ -64,19 +66,32 @@ NEWEST = "the newest checkpoint"  # what it is called where it could not be writ
 
 
 def build_player(cfg: TrainConfig, world: World) -> Player:
-    """The decision maker that `policy.name` asks for."""
+    """The decision maker that `policy.name` asks for, with what the policy of `policy.init` has learned.
+
+    Raises UserError where that does not fit.
+    """
     if cfg.policy.name != "ppo":
         return Player(scripted_policy(cfg.policy, cfg.task.blueprints), None)
     policy = RecurrentPolicy(cfg.policy, world.rules.nets.shape.slots, cfg.seed).to(world.device)
-    still = decision_cache(cfg.compute.cuda_graphs, world.device)
-    learner = Learner(policy, cfg.policy.ppo, cfg.policy.ppo.floor_penalty_rounds, cfg.seed, still)
-    return Player(policy if still is None else StillPolicy(policy, still), learner)
+    still, imitation = decision_cache(cfg.compute.cuda_graphs, world.device), cfg.policy.imitation
+    learner = Learner(policy, cfg.policy.ppo, cfg.policy.ppo.floor_penalty_rounds, cfg.seed, still, imitation)
+    if cfg.policy.init != SCRATCH:
+        take_over(learner, cfg.policy.network, load_policy(cfg.policy.init, world.device))
+    script = replace(cfg.policy, name=imitation.teacher)
+    teacher = scripted_policy(script, cfg.task.blueprints) if imitation.rounds else None
+    return Player(policy if still is None else StillPolicy(policy, still), learner, teacher)
+
+
+def from_scratch(cfg: TrainConfig) -> TrainConfig:
+    """The settings without a policy to start from: a run that goes on has its own."""
+    return replace(cfg, policy=replace(cfg.policy, init=SCRATCH))
 
 
 class Run:
     """A run in progress: what is built once, what adds up over rounds, and what a checkpoint would hold now."""
 
-    def __init__(self, cfg: TrainConfig, within: Session) -> None:
+    def __init__(self, cfg: TrainConfig, within: Session, resumed: bool = False) -> None:
+        """At its start; `resumed` where a checkpoint is to be restored, so that nothing is taken from policy.init."""
         self.cfg, self.within, self.folder = cfg, within, within.folder
         self.requests = Requests()
         self.started = time.monotonic()
@@ -85,7 +100,7 @@ class Run:
         self.world = build_world(cfg, self.device)
         self.precision = choose_precision(cfg.compute.precision, self.device)
         self.place = device_name(self.device, self.world.rules.nets.workers, self.precision.name)
-        self.player = build_player(cfg, self.world)
+        self.player = build_player(from_scratch(cfg) if resumed else cfg, self.world)
         self.watch = Watch(cfg.telemetry.anomaly)
         self.profile = make_profile(cfg.profile, self.device, self.folder.path)
         self.done = resume.Progressed()
@@ -133,14 +148,16 @@ class Run:
         begun = time.monotonic()
         self.profile.lap("files")
         label = f"round {number + 1}/{self.cfg.rounds}"
-        result, rollout = play_round(self.world, self.player, number, progress, label, self.profile)
+        taught = number < self.cfg.policy.imitation.rounds
+        player = self.player if taught else self.player._replace(teacher=None)
+        result, rollout = play_round(self.world, player, number, progress, label, self.profile)
         collected = time.monotonic()
         self.keep_best(result)
         self.profile.lap("files")
         learned_from = time.monotonic()
-        update: dict[str, float] = {}
-        if self.player.learner is not None and rollout is not None:
-            update = self.player.learner.update(rollout)
+        update, learner = dict[str, float](), self.player.learner
+        if learner is not None and rollout is not None:
+            update = learner.imitate(rollout) if taught else learner.update(rollout)
         collect_seconds, update_seconds = collected - begun, time.monotonic() - learned_from
         self.profile.lap("update")
         self.profile.report(label)
@@ -259,6 +276,7 @@ class Run:
             pareto=self.pareto(),
             rollbacks=done.seeds.get("rollbacks", 0),
             rounds_before=self.rounds_before,
+            policy_init=cfg.policy.init,
         )
 
 
@@ -290,7 +308,7 @@ def open_run(cfg: TrainConfig, within: Session, checkpoint: Path | None) -> Run:
         for damaged in passed_over(checkpoint):
             LOGGER.warning("resume   %s", damaged)
         changed = resume.check_settings(saved, cfg)
-        job = Run(cfg, within)
+        job = Run(cfg, within, resumed=True)
         job.restore(saved, checkpoint)
         with noting(folder.config.name):
             write_config_file(folder, settings_yaml(cfg))

@@ -185,7 +185,7 @@ def test_unknown_keys_wrong_types_and_unknown_options_are_refused_by_hydra(overr
 
 
 # Settings of any text: paths, what a check of their own knows, and the slots of the host that is built.
-FREE = {"device", "run_dir", "resume", "slots", "data.root", "checkpoint", "data_root"}
+FREE = {"device", "run_dir", "resume", "slots", "data.root", "checkpoint", "data_root", "policy.init"}
 
 
 def parts(path: str, settings: object) -> Iterator[tuple[str, object]]:

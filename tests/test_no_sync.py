@@ -190,6 +190,12 @@ def test_a_round_with_a_learner_reads_the_device_no_more_than_without() -> None:
     assert counted == {ROSTER: 4, PULSE: 4}
 
 
+@pytest.mark.parametrize("name", ["schedule", "heuristic"])
+def test_a_round_with_a_teacher_reads_the_device_no_more_than_without(name: str) -> None:
+    counted = syncs_of_a_round(3, 2, 4, learning_player(2, 3)._replace(teacher=agents(2, CPU)[name]))
+    assert counted == {ROSTER: 4, PULSE: 4}
+
+
 @pytest.mark.parametrize(("num_envs", "num_slots"), [(1, 1), (5, 3)])
 def test_training_and_validation_read_the_roster_and_nothing_else(num_envs: int, num_slots: int) -> None:
     world, agent = tiny_world(num_envs, num_slots, 10), RandomPolicy()

@@ -54,10 +54,12 @@ class Round(NamedTuple):
         return sums.diff(dim=0, prepend=torch.zeros_like(sums[:1]))
 
 
-def witnessed_round(world: World, agent: Agent, number: int, learner: Learner | None = None) -> Round:
+def witnessed_round(
+    world: World, agent: Agent, number: int, learner: Learner | None = None, teacher: Agent | None = None
+) -> Round:
     """Play round `number`."""
     witness, quiet = Witness(agent), Progress(1, Console(file=io.StringIO()), "off")
-    episode = Episode(world, Player(witness, learner), number, quiet, "")
+    episode = Episode(world, Player(witness, learner, teacher), number, quiet, "")
     states = []
     for step in range(world.rules.max_steps):
         episode.step_(step)

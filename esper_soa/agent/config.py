@@ -11,6 +11,8 @@ from esper_soa.ranges import COUNT, WEIGHT, check_fields, choice, choices, numbe
 from esper_soa.vocabulary import ALPHA_TARGETS, BLUEPRINT_NAMES, HEAD_NAMES, STYLE_BLEND, TEMPO_STEPS
 
 POLICIES = ("ppo", "random", "wait", "schedule", "heuristic")
+TEACHERS = ("heuristic", "schedule")
+SCRATCH = "none"  # the value of policy.init that takes no weights from anywhere
 
 
 @dataclass
@@ -133,13 +135,29 @@ class HeuristicConfig:
 
 
 @dataclass
+class ImitationConfig:
+    """Rounds in which the learning policy plays and learns what a scripted teacher would have done (DAgger)."""
+
+    rounds: int = number(0, 0, COUNT, note="0 = none")  # the first rounds of a run are of this kind
+    teacher: str = choice("heuristic", TEACHERS)  # with the settings of policy.heuristic or policy.schedule
+    epochs: int = number(4, 1, 10_000)  # passes over such a round
+    lr: float = number(1e-3, 0, 1000, "(]")  # of Adam, which starts afresh with the first round of PPO
+
+    def __post_init__(self) -> None:
+        check_fields("policy.imitation.", self)
+
+
+@dataclass
 class PolicyConfig:
     """Who decides: a learning policy or a scripted one, behind the same `act`."""
 
     name: str = choice("ppo", POLICIES)
+    # What a new run takes over (ppo only): none, the name of a policy that ships, a run folder, a checkpoint.
+    init: str = SCRATCH
     deterministic: bool = False  # take the likeliest choice instead of sampling (ppo only)
     network: NetworkConfig = field(default_factory=NetworkConfig)
     ppo: PPOConfig = field(default_factory=PPOConfig)
+    imitation: ImitationConfig = field(default_factory=ImitationConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     heuristic: HeuristicConfig = field(default_factory=HeuristicConfig)
 

@@ -71,6 +71,14 @@ MEANING = {
     "learning_rate": "in force",
     "coefficient/<term>": "weight of each loss term in force",
 }
+# What a round of imitation reports beside those of the list above that are not of ratios, entropies or the surrogate.
+# The teacher's choices are those on the states that the learning policy came to.
+IMITATION = {
+    "cross_entropy": "minus the log-probability of all choices of the teacher that matter: mean over env-steps with a "
+    "choice, then over steps",
+    "agreement": "share of those env-steps on which all of these are the likeliest of their heads: mean over steps",
+    "agreement/<head>": "share on which the head's is, where the teacher's op makes it matter; 0 where it never did",
+}
 LARGEST = ("ratio_max", "lstm_rms_max", "lstm_hidden_max", "lstm_cell_max")
 SMALLEST = ("ratio_min", "lstm_rms_min")
 
@@ -156,27 +164,34 @@ def read_back(history: list[Metrics], summary: Metrics, epochs: int) -> dict[str
     table = torch.stack([torch.stack([value.double() for value in metrics.values()]) for metrics in history])
     columns = dict(zip(history[0], table.unbind(1), strict=True))
     go, looked_at = columns.pop("go") > 0, columns.pop("looked_at") > 0
-    not_finite, stopped, kl = columns.pop("not_finite"), columns.pop("stopped"), columns.pop("approx_kl")
-    norm = columns.pop("gradient_norm")
-    first = torch.maximum((columns["ratio_max"][0] - 1).abs(), (columns["ratio_min"][0] - 1).abs())
-    packed = {name: torch.where(looked_at, columns.pop(name), -torch.inf).amax() for name in LARGEST}
-    packed |= {name: torch.where(looked_at, columns.pop(name), torch.inf).amin() for name in SMALLEST}
+    not_finite, stopped, norm = columns.pop("not_finite"), columns.pop("stopped"), columns.pop("gradient_norm")
+    packed = _divergence(columns, looked_at, epochs) if "approx_kl" in columns else {}
+    largest, smallest = [[name for name in names if name in columns] for names in (LARGEST, SMALLEST)]
+    packed |= {name: torch.where(looked_at, columns.pop(name), -torch.inf).amax() for name in largest}
+    packed |= {name: torch.where(looked_at, columns.pop(name), torch.inf).amin() for name in smallest}
     packed |= {name: _mean(values, go) / go.any() for name, values in columns.items()}
     packed |= {
-        "approx_kl": _mean(kl, looked_at),
-        "kl_last": kl.gather(0, looked_at.sum(0, keepdim=True) - 1).squeeze(0),
-        "ratio_error_first": first,
         "gradient_norm": torch.where(go, norm, 0.0).amax(),
         "steps": go.sum(), "not_finite_steps": not_finite.sum(), "early_stop": stopped.amax(),
     }  # fmt: skip
-    passes = zip(kl.chunk(epochs), looked_at.chunk(epochs), strict=True)
-    packed |= {f"kl_epoch/{epoch}": _mean(*taken) for epoch, taken in enumerate(passes, start=1)} | summary
+    packed |= summary
     packed["epochs_begun"] = torch.stack([taken.any() for taken in looked_at.chunk(epochs)]).sum()
     numbers = torch.stack([value.double() for value in packed.values()]).tolist()
     report = dict(zip(packed, numbers, strict=True))
     for epoch in range(int(report["epochs_begun"]) + 1, epochs + 1):
-        del report[f"kl_epoch/{epoch}"]
+        report.pop(f"kl_epoch/{epoch}", None)
     return report
+
+
+def _divergence(columns: Metrics, looked_at: Tensor, epochs: int) -> Metrics:
+    """What the passes, in columns [passes], say of the distance from the policy that played; takes out `approx_kl`."""
+    kl = columns.pop("approx_kl")
+    passes = zip(kl.chunk(epochs), looked_at.chunk(epochs), strict=True)
+    return {
+        "approx_kl": _mean(kl, looked_at),
+        "kl_last": kl.gather(0, looked_at.sum(0, keepdim=True) - 1).squeeze(0),
+        "ratio_error_first": torch.maximum((columns["ratio_max"][0] - 1).abs(), (columns["ratio_min"][0] - 1).abs()),
+    } | {f"kl_epoch/{epoch}": _mean(*taken) for epoch, taken in enumerate(passes, start=1)}
 
 
 def _mean(x: Tensor, mask: Tensor) -> Tensor:

@@ -35,6 +35,7 @@ class Evaluation(NamedTuple):
 
     log_probs: Tensor  # [T, N, 8], of the recorded action
     entropies: Tensor  # [T, N, 8], in [0, 1]
+    likeliest: Tensor  # bool [T, N, 8], the recorded choice is the one of highest probability
     value: Tensor  # [T, N]
     q: Tensor  # [T, N], of the recorded op; its gradient stops at the head
     contribution: Tensor  # [T, N, S], percent points; its gradient stops at the head
@@ -294,16 +295,18 @@ class RecurrentPolicy(nn.Module):
         choices = stack_action(rows.action)
         given = torch.cat([x, encoding_of(slots, rows.action.slot)], dim=-1)
         inputs = dict.fromkeys(HEAD_NAMES, (given,)) | {"op": (x,), "slot": (x, slots)}
-        log_probs, entropies = [], []
+        log_probs, entropies, highest = [], [], []
         for i, (name, mask) in enumerate(head_masks(rows.masks, rows.action.op).items()):
             distribution = masked_log_probs(self.heads[name](*inputs[name]), mask, self.floors[name])
             log_probs.append(log_prob_of(distribution, choices[..., i]))
             entropies.append(entropy(distribution, mask))
+            highest.append(likeliest(distribution) == choices[..., i])
         detached = x.detach()
         op = (rows.action.op.unsqueeze(-1) == torch.arange(len(OP_NAMES), device=x.device)).to(x.dtype)
         return Evaluation(
             log_probs=torch.stack(log_probs, dim=-1),
             entropies=torch.stack(entropies, dim=-1),
+            likeliest=torch.stack(highest, dim=-1),
             value=self.value_head(x).squeeze(-1),
             q=self.q_head(torch.cat([detached, op], dim=-1)).squeeze(-1),
             contribution=self.contribution_head(detached, slots.detach(), noise),

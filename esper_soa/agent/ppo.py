@@ -1,11 +1,12 @@
-"""The learner: proximal policy optimisation of the recurrent policy on one rollout at a time.
+"""The learner: proximal policy optimisation of the recurrent policy, or imitation of a teacher, one rollout at a time.
 
 Given a filled Rollout it moves the policy's weights, its observation statistics and its own normalisers, and reports
-what happened. The trainer calls `scale_rewards_` at every env-step and `update` once per round. Whether a gradient
-step is taken is decided on the device; the host reads the restarts before an update and all diagnostics after it.
+what happened. The trainer calls `scale_rewards_` at every env-step, and `update` or `imitate` once per round. Whether a
+gradient step is taken is decided on the device; the host reads the restarts before an update and all diagnostics after
+it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from esper_soa.agent import diagnostics, losses, normalize
 from esper_soa.agent.advantages import gae, normalize_advantages
-from esper_soa.agent.config import PPOConfig
+from esper_soa.agent.config import ImitationConfig, PPOConfig
 from esper_soa.agent.diagnostics import Metrics, by_head, read_back
 from esper_soa.agent.distribution import available_heads, open_heads, relevant_heads
 from esper_soa.agent.normalize import Moments, RewardStats
@@ -53,6 +54,17 @@ class Coefficients(NamedTuple):
     q: float | Tensor
     floor_penalty: float | Tensor
     contribution: float | Tensor
+
+
+class Course(NamedTuple):
+    """How an update goes over its rollout."""
+
+    name: str
+    loss: Callable[..., tuple[Tensor, Metrics]]  # of evaluation, batch, and weights by name
+    epochs: int  # passes
+    lr: float
+    target_kl: float  # nats; epochs stop above KL_MARGIN times this, 0 = never
+    weights: Coefficients
 
 
 class HeadTables(NamedTuple):
@@ -94,24 +106,16 @@ def total_loss(
     rows = batch.rows
     relevant = relevant_heads(rows.effective_op) & rows.valid.unsqueeze(-1)
     free = (rows.valid & ~rows.forced).unsqueeze(-1)
-    critic_weight = torch.where(rows.forced, config.forced_value_weight, 1.0) * rows.valid
     log_ratio = losses.clamped_log_ratio(evaluation.log_probs, rows.log_probs)
     ratios = losses.ratio_stats(log_ratio.detach(), relevant, rows.valid, config.clip_ratio)
-    measured = rows.contribution_measured & rows.valid.unsqueeze(-1)
     policy = losses.policy_loss(log_ratio, batch.advantages, relevant & free, config.clip_ratio)
-    value = losses.value_loss(evaluation.value, batch.targets, critic_weight)
-    q = losses.value_loss(evaluation.q, batch.targets, critic_weight)
+    critics, metrics = critic_losses(evaluation, batch, config, weights, torch.ones_like(rows.valid))
     entropy = losses.entropy_loss(evaluation.entropies, relevant & free, tables.multiplier)
     available = available_heads(rows.masks.op) & free
     floor = losses.floor_penalty(evaluation.entropies, available, tables.floor, weights.floor_penalty * tables.penalty)
-    contribution = losses.contribution_loss(
-        evaluation.contribution, rows.contribution, measured, config.contribution_clip
-    )
-    critics = weights.value * value + weights.q * q + weights.contribution * contribution
     loss = policy + critics + weights.entropy * entropy + floor
-    metrics = {
-        "loss": loss, "policy_loss": policy, "value_loss": value, "q_loss": q, "entropy_loss": entropy,
-        "floor_penalty": floor, "contribution_loss": contribution, "approx_kl": ratios.kl,
+    metrics |= {
+        "loss": loss, "policy_loss": policy, "entropy_loss": entropy, "floor_penalty": floor, "approx_kl": ratios.kl,
         "clip_fraction": ratios.clip_fraction, "ratio_max": ratios.highest, "ratio_min": ratios.lowest,
     }  # fmt: skip
     metrics |= by_head("clip_fraction", ratios.head_clip_fraction) | by_head("kl", ratios.head_kl)
@@ -120,6 +124,47 @@ def total_loss(
     metrics |= by_head("head_share", decided.flatten(0, -2).sum(0) / rows.valid.sum().clamp(min=1))
     metrics |= diagnostics.memory_health(evaluation.hidden, evaluation.cell)
     return loss, {name: metric.detach() for name, metric in metrics.items()}
+
+
+def imitation_loss(
+    evaluation: Evaluation, batch: Batch, config: PPOConfig, weights: Coefficients
+) -> tuple[Tensor, Metrics]:
+    """The loss of one gradient step towards a teacher, whose choices the rows hold as their action, and its parts.
+
+    The cross-entropy of the policy as it plays, floors included: minus the log-probability of the teacher's choices,
+    summed over the heads that its op makes matter, mean over the env-steps with a choice (Ross et al. 2011).
+    Critics learn the returns of what was played, so the value of an op only where the teacher would have done the same.
+    """
+    rows = batch.rows
+    free = rows.valid & ~rows.forced
+    counted = relevant_heads(rows.action.op) & free.unsqueeze(-1)
+    cross_entropy = -losses.weighted_mean(torch.where(counted, evaluation.log_probs, 0.0).sum(-1), free.float())
+    critics, metrics = critic_losses(evaluation, batch, config, weights, rows.action.op == rows.effective_op)
+    loss = cross_entropy + critics
+    agreed = (evaluation.likeliest | ~counted).all(-1)
+    metrics |= {
+        "loss": loss, "cross_entropy": cross_entropy, "agreement": losses.weighted_mean(agreed.float(), free.float())
+    }  # fmt: skip
+    metrics |= by_head("agreement", losses.masked_mean(evaluation.likeliest.float(), counted))
+    metrics |= diagnostics.memory_health(evaluation.hidden, evaluation.cell)
+    return loss, {name: metric.detach() for name, metric in metrics.items()}
+
+
+def critic_losses(
+    evaluation: Evaluation, batch: Batch, config: PPOConfig, weights: Coefficients, taken: Tensor
+) -> tuple[Tensor, Metrics]:
+    """The weighted sum of the losses of value, Q and predicted contributions, and the losses; taken bool [T, n]: the
+    recorded op is the one whose return the row tells."""
+    rows = batch.rows
+    weight = torch.where(rows.forced, config.forced_value_weight, 1.0) * rows.valid
+    measured = rows.contribution_measured & rows.valid.unsqueeze(-1)
+    value = losses.value_loss(evaluation.value, batch.targets, weight)
+    q = losses.value_loss(evaluation.q, batch.targets, weight * taken)
+    contribution = losses.contribution_loss(
+        evaluation.contribution, rows.contribution, measured, config.contribution_clip
+    )
+    critics = weights.value * value + weights.q * q + weights.contribution * contribution
+    return critics, {"value_loss": value, "q_loss": q, "contribution_loss": contribution}
 
 
 class Learner:
@@ -132,10 +177,11 @@ class Learner:
         total_updates: int,
         seed: int,
         steps: StepCache | None = None,
+        imitation: ImitationConfig | None = None,
     ) -> None:
         """steps: keeps gradient steps on fixed memory and replays them as CUDA graphs."""
         self.policy, self.steps = policy, steps
-        self.config = config
+        self.config, self.imitation = config, imitation or ImitationConfig()
         self.total_updates = total_updates
         self.seed = seed
         self.parameters = list(policy.parameters())
@@ -155,35 +201,58 @@ class Learner:
         return torch.where(valid, scaled, 0.0).float()
 
     def update(self, rollout: Rollout) -> dict[str, float]:
-        """Learn from one rollout; returns the diagnostics that are listed in `diagnostics.MEANING`.
+        """Learn from one rollout by PPO; returns the diagnostics that are listed in `diagnostics.MEANING`.
 
-        Raises SettingError for more minibatches than envs, RuntimeError at the third update in a row in which no
-        gradient was finite.
+        Adam starts afresh after rounds of imitation. Raises SettingError for more minibatches than envs, RuntimeError
+        at the third update in a row in which no gradient was finite.
         """
+        if self.rounds == self.imitation.rounds:
+            self.adam = adam_state(flatten(self.parameters))
+        config, weights = self.config, self._weights()
+        loss = partial(total_loss, config=config, tables=self.tables)
+        return self._learn_(rollout, Course("update", loss, config.epochs, config.lr, config.target_kl, weights))
+
+    def imitate(self, rollout: Rollout) -> dict[str, float]:
+        """Learn what the teacher of a rollout would have done; returns the diagnostics of `diagnostics.IMITATION`.
+
+        The schedules go on as in `update`, and so do the errors. Raises ValueError for a rollout without a teacher.
+        """
+        if rollout.taught is None:
+            raise ValueError("a rollout without a teacher cannot be imitated")
+        loss = partial(imitation_loss, config=self.config)
+        weights = self._weights()._replace(entropy=0.0, floor_penalty=0.0)
+        return self._learn_(rollout, Course("imitate", loss, self.imitation.epochs, self.imitation.lr, 0.0, weights))
+
+    def _weights(self) -> Coefficients:
+        return coefficients(self.config, self.train_steps, self.total_updates)
+
+    def _learn_(self, rollout: Rollout, course: Course) -> dict[str, float]:
+        """All passes over a rollout, then its observations; returns the diagnostics."""
         num_envs = rollout.bootstrap.shape[0]
         check(self.config.minibatches <= num_envs, "policy.ppo.minibatches", self.config.minibatches,
               f"at most the number of envs, {num_envs}")  # fmt: skip
         starts = segment_starts(rollout.rows.reset)
         batch, summary = self._prepare_(rollout)
-        weights = coefficients(self.config, self.train_steps, self.total_updates)
+        if rollout.taught is not None:
+            batch = batch._replace(rows=batch.rows.replace(action=rollout.taught))
         on_device = Coefficients(
-            *torch.tensor(weights, dtype=torch.float32).to(self.device, non_blocking=True).unbind()
+            *torch.tensor(course.weights, dtype=torch.float32).to(self.device, non_blocking=True).unbind()
         )
-        step = partial(self._step_, starts)
+        step = partial(self._step_, course, starts)
         if self.steps is not None:
-            step = partial(still_call, self.steps, ("update", *starts), step)
+            step = partial(still_call, self.steps, (course.name, *starts), step)
         stopped = torch.zeros((), dtype=torch.bool, device=self.device)
         history: list[Metrics] = []
-        for epoch in range(self.config.epochs):
+        for epoch in range(course.epochs):
             for envs in self._minibatches(num_envs, epoch):
                 noise = self._noise(rollout, envs, epoch)
                 metrics, stopped, self.adam = step(batch.of(envs), noise, on_device, stopped, self.adam)
                 history.append(metrics)
         rows = rollout.rows
         self.policy.follow_observations_(rows.features, rows.valid, self.config.observation_momentum)
-        report = read_back(history, summary, self.config.epochs)
-        report |= {f"coefficient/{name}": value for name, value in weights._asdict().items()}
-        report |= {"learning_rate": self.config.lr, "epochs_done": report["steps"] / self.config.minibatches}
+        report = read_back(history, summary, course.epochs)
+        report |= {f"coefficient/{name}": value for name, value in course.weights._asdict().items()}
+        report |= {"learning_rate": course.lr, "epochs_done": report["steps"] / self.config.minibatches}
         self._count_(report)
         return report
 
@@ -226,23 +295,24 @@ class Learner:
         return uniform(keys.reshape(1, -1, 1), counters)
 
     def _step_(
-        self, starts: list[int], batch: Batch, noise: Tensor, weights: Coefficients, stopped: Tensor, adam: AdamState
-    ) -> tuple[Metrics, Tensor, AdamState]:
+        self, course: Course, starts: list[int], batch: Batch, noise: Tensor, weights: Coefficients, stopped: Tensor,
+        adam: AdamState,
+    ) -> tuple[Metrics, Tensor, AdamState]:  # fmt: skip
         """One gradient step, unless stopped bool [] or the gradient is not finite or the policy has moved too far.
 
         Changes the policy's parameters in place; gives diagnostics, whether to stop, and the moments afterwards.
         """
         evaluation = self.policy.evaluate(batch.rows, starts, noise)
-        loss, metrics = total_loss(evaluation, batch, self.config, weights, self.tables)
+        loss, metrics = course.loss(evaluation, batch, weights=weights)
         gradients = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
         norm = losses.gradient_norm(list(gradients))
         finite = loss.detach().isfinite() & norm.isfinite()
         looked_at = ~stopped
-        if self.config.target_kl > 0:
-            stopped = stopped | (metrics["approx_kl"] > KL_MARGIN * self.config.target_kl)
+        if course.target_kl > 0:
+            stopped = stopped | (metrics["approx_kl"] > KL_MARGIN * course.target_kl)
         go = finite & ~stopped
         flat = flatten(gradients) * losses.scale_for_clip(norm, self.config.max_grad_norm)
-        moved, adam = adam_step(flatten(self.parameters), flat, adam, self.config.lr, self.config.adam_eps, go)
+        moved, adam = adam_step(flatten(self.parameters), flat, adam, course.lr, self.config.adam_eps, go)
         write_parameters_(self.parameters, moved)
         metrics |= diagnostics.gradient_norms(self.policy, dict(zip(self.parameters, gradients, strict=True)))
         metrics |= {"gradient_norm": norm, "go": go, "looked_at": looked_at, "not_finite": looked_at & ~finite,
@@ -267,12 +337,16 @@ class Learner:
             "skipped": self.skipped,
         }  # fmt: skip
 
-    def load_state_dict(self, state: Mapping) -> None:
-        """Take over what `state_dict` gave, onto this learner's device."""
+    def take_over(self, state: Mapping) -> None:
+        """Begin with `policy`, `reward` and `value` of another learner's state; Adam and all counters stay new."""
         self.policy.load_state_dict(state["policy"])
-        self.adam = AdamState(**self._here(state["adam"]))
         self.reward = RewardStats(**self._here(state["reward"]))
         self.value = Moments(**self._here(state["value"]))
+
+    def load_state_dict(self, state: Mapping) -> None:
+        """Go on with what `state_dict` gave, onto this learner's device."""
+        self.take_over(state)
+        self.adam = AdamState(**self._here(state["adam"]))
         self.rounds, self.train_steps, self.skipped = state["rounds"], state["train_steps"], state["skipped"]
 
     def _here(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -43,6 +43,7 @@ class Rollout(NamedTuple):
 
     rows: Row  # [T, N]
     bootstrap: Tensor  # float32 [N], value after the last row, used where it is truncated
+    taught: Action | None = None  # int64 [T, N], what a teacher would have done; None where there is none
 
 
 def stack_action(action: Action) -> Tensor:
@@ -51,7 +52,7 @@ def stack_action(action: Action) -> Tensor:
 
 
 def new_rollout(num_steps: int, num_envs: int, num_slots: int, num_features: int, device: torch.device) -> Rollout:
-    """An empty rollout: zeros everywhere, no row valid."""
+    """An empty rollout: zeros everywhere, no row valid, no teacher."""
     lead = (num_steps, num_envs)
 
     def zeros(dtype: torch.dtype, *shape: int) -> Tensor:
@@ -77,6 +78,11 @@ def new_rollout(num_steps: int, num_envs: int, num_slots: int, num_features: int
         batch_size=lead,
     )
     return Rollout(rows, torch.zeros(num_envs, device=device))
+
+
+def with_teacher(rollout: Rollout) -> Rollout:
+    """The rollout with room for what a teacher would have done."""
+    return rollout._replace(taught=rollout.rows.action.clone())
 
 
 def write_(rollout: Rollout, t: int, row: Row) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from esper_soa.agent.ppo import Learner
 from esper_soa.agent.protocol import Agent, restart
-from esper_soa.agent.rollout import Rollout, Row, new_rollout, write_
+from esper_soa.agent.rollout import Rollout, Row, new_rollout, with_teacher, write_
 from esper_soa.env.observation import feature_names
 from esper_soa.env.step import Percept, Response, guard_, look, measure_
 from esper_soa.env.topology import Topology
@@ -23,10 +23,11 @@ from esper_soa.state import Decision, View
 
 
 class Player(NamedTuple):
-    """Who decides, and who learns from it (None: nobody)."""
+    """Who decides, who learns from it (None: nobody), and who is asked what it would have done (None: nobody)."""
 
     agent: Agent
     learner: Learner | None
+    teacher: Agent | None = None  # its answers are for the learner alone
 
 
 class Episode:
@@ -50,6 +51,8 @@ class Episode:
         num_envs = world.sizes.num_envs
         self.state = world.start_round(number, topology)
         self.fresh = self.memory = player.agent.start(num_envs, world.device)
+        teacher = player.teacher
+        self.fresh_teacher = self.teacher_memory = teacher.start(num_envs, world.device) if teacher is not None else ()
         self.tally = Tally(world.device, num_envs, world.flop, world.sizes.train_samples)
         self.rollout = _rollout(world, player)
         self.seen: Tensor | None = None  # of the env-step before, on its way to the host
@@ -77,11 +80,20 @@ class Episode:
         if self.rollout is not None and self.player.learner is not None:
             row = _row(self.player.learner, percept, decision, response, step + 1 == rules.max_steps)
             write_(self.rollout, step, row.replace(reset=reset))
+            self._ask_(view, reset, step)
         lap("policy")
         self.tally.add_(measured, percept, response)
         self.state, self.seen = response.state, pulse(response.state)
         lap("telemetry")
         self.profile.env_step()
+
+    def _ask_(self, view: View, reset: Tensor, step: int) -> None:
+        """Record what the teacher would do at `step`, given what it is shown and remembers; it changes nothing."""
+        teacher, rollout = self.player.teacher, self.rollout
+        if teacher is not None and rollout is not None and rollout.taught is not None:
+            memory = restart(self.teacher_memory, self.fresh_teacher, reset)
+            decision, self.teacher_memory = teacher.act(view, memory)
+            rollout.taught[step].update_(decision.action)  # type: ignore[arg-type]
 
     def finish(self) -> tuple[RoundResult, Rollout | None]:
         """After the last env-step: what the round came to; the rollout is None where nobody learns."""
@@ -121,9 +133,10 @@ def _rollout(world: World, player: Player) -> Rollout | None:
     if player.learner is None:
         return None
     names = tuple(spec.name for spec in world.rules.nets.shape.slots)
-    return new_rollout(
+    rollout = new_rollout(
         world.rules.max_steps, world.sizes.num_envs, len(names), len(feature_names(names)), world.device
     )  # fmt: skip
+    return with_teacher(rollout) if player.teacher is not None else rollout
 
 
 def _row(learner: Learner, percept: Percept, decision: Decision, response: Response, last: bool) -> Row:

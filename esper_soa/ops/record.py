@@ -17,6 +17,7 @@ from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Blueprint
 LARGEST = 2**53  # of counts and sums
 MOST_FLOP = 1e30
 PARTS = ("progress", "settings", "data", "versions", "watch", "learner")
+POLICY = ("format", "version", "network", "learner", "facts")
 PROGRESS = ("rounds_done", "seconds", "alpha_rows", "seeds", "best_accuracy", "front", "rewards", "recent")
 PLAYED = {  # lowest and highest number in each list of a round; tables have a row per env
     "accuracies": (0, 100), "parameters": (0, LARGEST), "train_flop": (0, MOST_FLOP),
@@ -39,6 +40,21 @@ def record_fault(content: Mapping[str, object]) -> str:
         lambda: _watch(content["watch"]),
         lambda: "" if content["learner"] is None else _mapping("learner", content["learner"]),
         lambda: _hosts(content["progress"], content["settings"]),
+    )
+    return _first(check() for check in checks)
+
+
+def policy_fault(content: Mapping[str, object]) -> str:
+    """What is wrong with the content of a policy's file; its tensors are for `unlike`."""
+    checks: tuple[Callable[[], str], ...] = (
+        lambda: _keys("the policy", content, POLICY),
+        lambda: _mapping("network", content["network"]),
+        lambda: _first(_count(f"network.{name}", size) for name, size in _items(content["network"])),
+        lambda: _mapping("learner", content["learner"]),
+        lambda: _mapping("facts", content["facts"]),
+        lambda: _count("facts.rounds", _of(content["facts"], "rounds")),
+        lambda: _names("facts.tasks", _of(content["facts"], "tasks")),
+        lambda: _names("facts.data", _of(content["facts"], "data")),
     )
     return _first(check() for check in checks)
 
@@ -66,8 +82,13 @@ def _kind(value: object) -> str:
 
 
 def _of(mapping: object, name: str) -> object:
-    """`mapping[name]`, of something that was found to be a mapping."""
-    return mapping[name] if isinstance(mapping, Mapping) else None
+    """`mapping[name]`, of something that was found to be a mapping; None where it has no such name."""
+    return mapping.get(name) if isinstance(mapping, Mapping) else None
+
+
+def _items(mapping: object) -> Iterable[tuple[str, object]]:
+    """Names and values of something that was found to be a mapping."""
+    return mapping.items() if isinstance(mapping, Mapping) else ()
 
 
 def _mapping(place: str, value: object) -> str:
@@ -207,15 +228,19 @@ def _versions(value: object) -> str:
     return "" if known else "versions holds what is no version"
 
 
+def _names(place: str, value: object) -> str:
+    fine = isinstance(value, list) and all(isinstance(name, str) for name in value)
+    return "" if fine else f"{place} is no list of names"
+
+
 def _watch(value: object) -> str:
     fault = _keys("watch", value, ("active", "streaks", "gradient_mean"))
     if fault or not isinstance(value, Mapping):
         return fault
     active, streaks, mean = value["active"], value["streaks"], value["gradient_mean"]
-    names = isinstance(active, list) and all(isinstance(name, str) for name in active)
     counts = _mapping("watch.streaks", streaks)
     return (
-        ("" if names else "watch.active is no list of names")
+        _names("watch.active", active)
         or counts
         or _first(_count(f"watch.streaks.{name}", count) for name, count in streaks.items())
         or ("" if mean is None else _number("watch.gradient_mean", mean, 0, math.inf))

@@ -77,6 +77,7 @@ class Summary:
     pareto: Pareto
     rollbacks: int = 0  # hosts that lost their way and were put back to a snapshot, in all envs and rounds
     rounds_before: int = 0  # rounds that were done before this process went on with the run
+    policy_init: str = "none"  # what the policy started from, as policy.init
 
     @property
     def accuracy(self) -> float:
@@ -126,7 +127,8 @@ def difference_record(found: Comparison) -> dict[str, Json]:
 
 def print_summary(summary: Summary, console: Console) -> None:
     """Print the final table, and keep it in the log file."""
-    show(console, f"{summary.name}: {summary.task} on {summary.data}, policy {summary.policy}, {summary.device}")
+    policy = summary.policy + (f" from {summary.policy_init}" if summary.policy_init != "none" else "")
+    show(console, f"{summary.name}: {summary.task} on {summary.data}, policy {policy}, {summary.device}")
     show(console, as_text(score_table(summary.grown, summary.control)))
     for line in verdict_lines(summary) + fact_lines(summary):
         show(console, line)

@@ -87,13 +87,18 @@ class Saved:
 
 def read_run(path: Path, device: torch.device) -> Saved:
     """The run that was saved to `path`; raises CheckpointError for everything else."""
-    content: dict = dict(load_checkpoint(path, device))
+    return saved_run(path, load_checkpoint(path, device))
+
+
+def saved_run(path: Path, content: Mapping[str, Content]) -> Saved:
+    """The run that the checkpoint `path` with this content is of; raises CheckpointError where it is of none."""
     fault = record_fault(content)
     if fault:
         raise CheckpointError(f"checkpoint {one_line(path)}: is not of a training run ({one_line(fault)})")
-    progress = Progressed(**content["progress"])
-    progress.recent = [Played(**played) for played in content["progress"]["recent"]]
-    return Saved(**(content | {"progress": progress}))
+    parts: dict = dict(content)
+    progress = Progressed(**parts["progress"])
+    progress.recent = [Played(**played) for played in parts["progress"]["recent"]]
+    return Saved(**(parts | {"progress": progress}))
 
 
 def restore_learner(learner: Learner, saved: Saved, path: Path) -> None:

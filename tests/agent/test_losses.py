@@ -26,6 +26,7 @@ def example() -> tuple[Evaluation, Batch]:
     evaluation = Evaluation(
         log_probs=torch.tensor([-0.9, -1.1, -0.5, -0.2]).reshape(4, 1, 1).expand(4, 1, 8),
         entropies=torch.tensor([0.0, 0.4, 0.1, 0.0]).reshape(4, 1, 1).expand(4, 1, 8),
+        likeliest=torch.ones(4, 1, 8, dtype=torch.bool),
         value=torch.tensor([[0.1], [0.2], [0.3], [0.4]]),
         q=torch.zeros(4, 1),
         contribution=torch.zeros(4, 1, 1),

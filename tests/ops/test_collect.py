@@ -11,13 +11,17 @@ from witness import Round, witnessed_round
 from esper_soa.agent.config import NetworkConfig, PPOConfig
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.ppo import Learner
+from esper_soa.agent.protocol import Memory
 from esper_soa.agent.rollout import Rollout
+from esper_soa.agent.scripted import RandomPolicy
 from esper_soa.build import build_world
 from esper_soa.config import TrainConfig
 from esper_soa.env.config import GovernorConfig
 from esper_soa.env.step import look
 from esper_soa.env.world import World
+from esper_soa.state import Decision, View
 from esper_soa.trainer import build_player
+from esper_soa.vocabulary import HEAD_NAMES
 
 ENVS, SLOTS, STEPS = 3, 2, 12
 REWARD_CLIP = 1.5
@@ -148,3 +152,46 @@ def test_a_round_without_a_learner_has_no_rollout_and_the_same_hosts(
     assert alone.rollout is None
     assert len(alone.views) == STEPS
     assert alone.result.episodes == played.result.episodes
+
+
+class Counter:
+    """Takes the n-th legal op at the n-th env-step since it was restarted, and keeps what it remembered."""
+
+    def __init__(self) -> None:
+        self.remembered: list[Tensor] = []
+
+    def start(self, num_envs: int, device: torch.device) -> Memory:
+        return (torch.zeros(num_envs, dtype=torch.int64, device=device),)
+
+    def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
+        self.remembered.append(memory[0])
+        noise = view.noise.new_zeros(view.noise.shape)
+        noise[:, HEAD_NAMES.index("op")] = (memory[0] % 6) / 6
+        decision, _ = RandomPolicy().act(view.replace(noise=noise), ())
+        return decision, (memory[0] + 1,)
+
+
+def test_a_teacher_is_asked_on_the_states_that_the_policy_came_to_and_changes_nothing_else(
+    played: Round, world: World, learner: Learner, panic: Tensor
+) -> None:
+    teacher = Counter()
+    before = learner.reward
+    taught = witnessed_round(world, learner.policy, 0, learner, teacher).rollout
+    learner.reward = before
+    assert taught is not None
+    assert taught.taught is not None
+    assert played.rollout is not None
+    assert played.rollout.taught is None
+    for name, choice in played.rollout.rows.action.items():
+        assert torch.equal(taught.rows.action.get(name), choice), name
+    count, disagreed = torch.zeros(ENVS, dtype=torch.int64), 0
+    for t in range(STEPS):
+        count = torch.where(panic[t - 1], 0, count) if t else count
+        decision, (after,) = teacher.act(played.views[t], (count,))
+        assert torch.equal(teacher.remembered[t], count), t
+        for name, choice in decision.action.items():
+            assert torch.equal(taught.taught.get(name)[t], choice), (t, name)
+        disagreed += int((decision.action.op != played.decisions[t].action.op).sum())
+        count = after
+    assert disagreed > 0
+    assert len(taught.taught.op.unique()) > 2

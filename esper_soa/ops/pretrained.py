@@ -1,0 +1,113 @@
+"""Learned policies without the run that learned them: their files, and how a new learner begins with one.
+
+A file of a policy is sealed as a checkpoint is, and holds tensors and plain values alone: the sizes of the network,
+what the learner takes over, and facts about its making. `benchmarks.ship` makes such files, `policy.init` reads them;
+a checkpoint of a run serves as well.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from esper_soa.agent.config import NetworkConfig
+from esper_soa.agent.ppo import Learner
+from esper_soa.errors import UserError, one_line
+from esper_soa.ops.checkpoint import CheckpointError, Content, load_checkpoint, save_checkpoint
+from esper_soa.ops.files import LOGGER
+from esper_soa.ops.record import policy_fault, unlike
+from esper_soa.ops.resume import Saved, flat_settings, saved_run
+from esper_soa.ops.rundir import passed_over
+from esper_soa.ops.shipped import find_policy
+
+FORMAT = "esper_soa policy"  # what tells a policy's file from a checkpoint of a run
+VERSION = 1
+TAKEN = ("policy", "reward", "value")  # parts of a learner's state: weights with observation statistics, normalisers
+
+
+class Pretrained(NamedTuple):
+    """A policy that somebody else has learned."""
+
+    init: str  # how it was asked for
+    network: dict  # policy.network.*
+    state: dict  # the parts TAKEN of a learner's state
+    facts: dict  # rounds, tasks and data that it has learned on, and more where its maker says more
+
+    def __str__(self) -> str:
+        """Which policy it is and where it comes from, in one line."""
+        facts = self.facts
+        tasks, data = ", ".join(facts["tasks"]), ", ".join(facts["data"])
+        return one_line(f"{self.init}: learned for {facts['rounds']} rounds on {tasks} with {data}")
+
+
+def save_policy(path: Path, saved: Saved, facts: Mapping[str, Content]) -> None:
+    """Write the policy of a run to the file `path`; `facts` are added to what the run tells, and go before it.
+
+    Raises CheckpointError where the run has learned nothing, OSError where the file cannot be written.
+    """
+    learned = _of_run(str(path), saved)
+    content: dict[str, Content] = {
+        "format": FORMAT, "version": VERSION, "network": dict(learned.network), "learner": learned.state,
+        "facts": learned.facts | dict(facts),
+    }  # fmt: skip
+    save_checkpoint(path, content)
+
+
+def load_policy(init: str, device: torch.device) -> Pretrained:
+    """The policy that `init` names (see `find_policy`), on `device`; raises UserError for what is none.
+
+    Damaged checkpoints of a run that are newer than the one taken are told in the log.
+    """
+    path = find_policy(init)
+    for damaged in passed_over(path):
+        LOGGER.warning("policy   %s", damaged)
+    content = load_checkpoint(path, device)
+    if content.get("format") != FORMAT:
+        return _of_run(init, saved_run(path, content))
+    if content.get("version") != VERSION:
+        raise _refusal(init, f"its version is {content.get('version')}, this program reads version {VERSION}")
+    fault = policy_fault(content)
+    if fault:
+        raise _refusal(init, f"its file is not what this program writes ({one_line(fault)})")
+    parts: dict = content
+    return Pretrained(init, parts["network"], parts["learner"], parts["facts"])
+
+
+def take_over(learner: Learner, network: NetworkConfig, learned: Pretrained) -> None:
+    """Let a new learner, whose network has the sizes `network`, begin with what was learned; says so in the log.
+
+    Raises UserError, which names the settings to give, where the sizes differ, and CheckpointError where it does not
+    fit for another reason.
+    """
+    sizes = asdict(network)
+    wrong = [name for name, size in sizes.items() if learned.network.get(name, size) != size]
+    if wrong:
+        give = " ".join(f"policy.network.{name}={learned.network[name]}" for name in wrong)
+        have = " ".join(f"{name}={sizes[name]}" for name in wrong)
+        raise UserError(
+            f"policy.init={one_line(learned.init)}: its network is of another size. Give {give} (instead of {have})"
+        )
+    like = {name: part for name, part in learner.state_dict().items() if name in TAKEN}
+    fault = unlike(learned.state, like, "learner")
+    if fault:
+        raise _refusal(learned.init, f"its network does not fit these hosts ({one_line(fault)})")
+    learner.take_over(learned.state)
+    LOGGER.info("start    from %s", learned)
+
+
+def _of_run(init: str, saved: Saved) -> Pretrained:
+    """The policy of a run's checkpoint."""
+    settings = flat_settings(saved.settings)
+    if saved.learner is None:
+        raise _refusal(init, f"it is of a run with policy.name={settings.get('policy.name')}, which learns nothing")
+    rounds, task = saved.progress.rounds_done, str(settings.get("task.name"))
+    facts: dict = {"rounds": rounds, "tasks": [task], "data": [saved.data["name"]]}
+    network = {name: settings.get(f"policy.network.{name}", size) for name, size in asdict(NetworkConfig()).items()}
+    state = {name: part for name, part in saved.learner.items() if name in TAKEN}
+    return Pretrained(init, network, state, facts)
+
+
+def _refusal(init: str, why: str) -> CheckpointError:
+    return CheckpointError(f"policy.init={one_line(init)}: {why}")

@@ -1,0 +1,297 @@
+"""Runs that start from a policy that was learned before, runs that imitate first, and every way in which that fails."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from program import TINY, finished
+from test_resume import assert_equal_runs, content, fresh, lines, resumed, same, settings
+
+from esper_soa.agent.config import ImitationConfig, NetworkConfig, PPOConfig
+from esper_soa.agent.diagnostics import IMITATION
+from esper_soa.agent.ppo import Learner
+from esper_soa.config import TrainConfig
+from esper_soa.errors import SettingError, UserError
+from esper_soa.ops import shipped
+from esper_soa.ops.checkpoint import Content, load_checkpoint, save_checkpoint
+from esper_soa.ops.pretrained import FORMAT, load_policy, save_policy
+from esper_soa.ops.resume import read_run
+from esper_soa.ops.rundir import RunFolder
+from esper_soa.ops.sealed import CheckpointError
+from esper_soa.ops.session import session
+from esper_soa.trainer import Run, build_player, build_world
+
+CPU = torch.device("cpu")
+FACTS: dict[str, Content] = {"rounds": 40, "tasks": ["cifar_baseline", "cifar_impaired"], "data": ["fashion32"]}
+
+
+def starting(init: object, **changed: object) -> TrainConfig:
+    """The small run of test_resume with another seed, from the policy `init`."""
+    cfg = settings(seed=7, **changed)
+    return replace(cfg, policy=replace(cfg.policy, init=str(init)))
+
+
+@pytest.fixture(scope="module")
+def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of three rounds."""
+    path = tmp_path_factory.mktemp("before")
+    fresh(settings(rounds=3), path)
+    return path
+
+
+@pytest.fixture
+def package(before: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of policies that ship, with one of them: the policy of `before` under the name `grower`."""
+    folder = tmp_path / "policies"
+    folder.mkdir()
+    save_policy(folder / "grower.policy", read_run(RunFolder(before).checkpoint(3), CPU), FACTS)
+    monkeypatch.setattr(shipped, "POLICIES", folder)
+    return folder
+
+
+def built(cfg: TrainConfig) -> Learner:
+    learner = build_player(cfg, build_world(cfg, CPU)).learner
+    assert learner is not None
+    return learner
+
+
+def assert_taken_over(learner: Learner, before: Path) -> None:
+    saved = content(before, 3)["learner"]
+    state = learner.state_dict()
+    for part in ("policy", "reward", "value"):
+        assert isinstance(state[part], dict)
+        same(dict(state[part]), saved[part], part)
+    assert saved["adam"]["steps"] > 0
+    assert (learner.rounds, learner.train_steps, learner.skipped, int(learner.adam.steps)) == (0, 0, 0, 0)
+    assert not learner.adam.first.any()
+    assert not learner.adam.second.any()
+
+
+# --- where it may come from
+
+
+def test_a_run_starts_from_the_newest_checkpoint_of_a_run_folder(before: Path) -> None:
+    assert_taken_over(built(starting(before)), before)
+    assert not torch.equal(
+        built(starting("none")).policy.value_head[0].weight, built(settings()).policy.value_head[0].weight
+    )
+
+
+def test_a_run_starts_from_a_checkpoint_and_not_from_a_newer_one(before: Path) -> None:
+    older = built(starting(RunFolder(before).checkpoint(2)))
+    saved = load_checkpoint(RunFolder(before).checkpoint(2), CPU)["learner"]
+    assert isinstance(saved, dict)
+    assert isinstance(saved["policy"], dict)
+    same(dict(older.policy.state_dict()), saved["policy"])
+
+
+def test_a_run_starts_from_a_policy_that_ships_by_its_name_or_from_its_file(before: Path, package: Path) -> None:
+    assert shipped.shipped() == ["grower"]
+    assert_taken_over(built(starting("grower")), before)
+    assert_taken_over(built(starting(package / "grower.policy")), before)
+
+
+def test_a_home_folder_is_written_as_a_tilde(before: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(before.parent))
+    assert_taken_over(built(starting(f"~/{before.name}")), before)
+
+
+def test_what_is_taken_over_plays_as_it_did(before: Path, package: Path, tmp_path: Path) -> None:
+    cfg = starting("grower", rounds=1)
+    fresh(replace(cfg, policy=replace(cfg.policy, ppo=PPOConfig(lr=1e-30))), tmp_path / "run")
+    line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text())
+    # the first pass sees the probabilities that were played with: nothing was lost between the two
+    assert line["update"]["ratio_error_first"] < 1e-5
+    learned = load_policy("grower", CPU)
+    for name, weight in built(cfg).policy.state_dict().items():
+        assert torch.equal(weight, learned.state["policy"][name]), name
+
+
+def test_the_log_the_table_and_the_summary_say_what_it_started_from(package: Path, tmp_path: Path) -> None:
+    done = finished(*TINY, "policy.init=nowhere", "run_dir=run", folder=tmp_path)
+    assert done.returncode == 2
+    assert "policy.init=nowhere: there is no such policy, run folder or checkpoint" in done.stderr
+    assert not (tmp_path / "run").exists()
+    fresh(starting("grower", rounds=1), tmp_path / "one")
+    log = (tmp_path / "one" / "log.txt").read_text()
+    assert "start    from grower: learned for 40 rounds on cifar_baseline, cifar_impaired with fashion32\n" in log
+    assert "policy ppo from grower, cpu" in log
+    assert json.loads((tmp_path / "one" / "summary.json").read_text())["policy_init"] == "grower"
+    fresh(starting(RunFolder(package.parent / "one").path, rounds=1), tmp_path / "two")
+    assert "/one: learned for 1 rounds on tiny with synthetic\n" in (tmp_path / "two" / "log.txt").read_text()
+
+
+# --- going on
+
+
+def test_a_run_that_started_from_a_policy_goes_on_without_it(before: Path, tmp_path: Path) -> None:
+    gone, whole, parts = tmp_path / "gone", tmp_path / "whole", tmp_path / "parts"
+    shutil.copytree(before, gone)
+    fresh(starting(gone), whole)
+    fresh(starting(gone, rounds=3), parts)
+    shutil.rmtree(gone)
+    resumed(starting(gone), parts)
+    assert_equal_runs(whole, parts)
+    assert "start    from" in (whole / "log.txt").read_text()
+    assert (parts / "log.txt").read_text().count("start    from") == 1
+
+
+def test_a_resumed_run_must_keep_what_it_started_from(before: Path, tmp_path: Path) -> None:
+    fresh(starting(before, rounds=1), tmp_path / "run")
+    with pytest.raises(UserError, match=r"policy\.init: .* -> none"):
+        resumed(starting("none"), tmp_path / "run")
+
+
+@pytest.mark.parametrize("teacher", ["heuristic", "schedule"])
+def test_a_run_that_was_stopped_within_its_rounds_of_imitation_equals_one_that_was_not(
+    tmp_path: Path, teacher: str
+) -> None:
+    cfg = settings()
+    imitation = ImitationConfig(rounds=4, teacher=teacher, epochs=3)
+    cfg = replace(cfg, policy=replace(cfg.policy, imitation=imitation))
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    fresh(cfg, whole)
+    fresh(replace(cfg, rounds=2), parts)
+    resumed(replace(cfg, rounds=4), parts)
+    resumed(cfg, parts)
+    assert_equal_runs(whole, parts)
+    told = [{name for name in IMITATION if name in line["update"]} for line in lines(whole)]
+    assert told == [{"cross_entropy", "agreement"}] * 4 + [set()] * 2
+    assert ["approx_kl" in line["update"] for line in lines(whole)] == [False] * 4 + [True] * 2
+    assert [line["update"]["steps"] for line in lines(whole)] == [3] * 4 + [2] * 2
+    assert content(whole, 6)["learner"]["adam"]["steps"] == 4  # of the two rounds of PPO
+
+
+def test_rounds_of_imitation_have_the_teacher_that_is_asked_for(tmp_path: Path) -> None:
+    cfg = settings()
+    imitation = ImitationConfig(rounds=1, teacher="schedule")
+    cfg = replace(cfg, policy=replace(cfg.policy, imitation=imitation, schedule=replace(cfg.policy.schedule, tempo=2)))
+    with session(RunFolder(tmp_path)) as within:
+        job = Run(cfg, within)
+        teacher = job.player.teacher
+        assert teacher is not None
+        assert vars(teacher)["cfg"].tempo == 2
+        assert build_player(settings(), job.world).teacher is None
+
+
+# --- what fails
+
+
+def test_what_leads_nowhere_is_told_with_the_names_of_what_ships(package: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"policy\.init=grow: there is no such policy.*Policies that ship: grower$"):
+        built(starting("grow"))
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(UserError, match=r"policy\.init=.*/empty: there is no checkpoint in this folder"):
+        built(starting(empty))
+    (package / "grower.policy").unlink()
+    with pytest.raises(UserError, match="Policies that ship: none yet"):
+        built(starting("grower"))
+
+
+@pytest.mark.parametrize("player", ["random", "wait", "schedule", "heuristic"])
+def test_a_scripted_policy_has_nothing_to_start_from(player: str) -> None:
+    cfg = settings(player)
+    with pytest.raises(SettingError, match=f"policy.init=grower: must be none with policy.name={player}"):
+        replace(cfg, policy=replace(cfg.policy, init="grower"))
+
+
+def test_an_empty_name_is_refused() -> None:
+    with pytest.raises(SettingError, match=r"policy\.init='': must be none, the name of a policy"):
+        starting("")
+
+
+def test_the_run_of_a_scripted_policy_has_learned_nothing(tmp_path: Path) -> None:
+    fresh(settings("heuristic", rounds=1), tmp_path / "run")
+    with pytest.raises(
+        CheckpointError, match=r"policy\.init=.*: it is of a run with policy\.name=heuristic, which lea"
+    ):
+        built(starting(tmp_path / "run"))
+    with pytest.raises(CheckpointError, match="which learns nothing"):
+        save_policy(tmp_path / "a.policy", read_run(RunFolder(tmp_path / "run").checkpoint(1), CPU), FACTS)
+
+
+def test_other_sizes_are_refused_with_the_settings_to_give(package: Path) -> None:
+    cfg = starting("grower")
+    wider = replace(cfg, policy=replace(cfg.policy, network=NetworkConfig(hidden=16, features=8, layers=2)))
+    with pytest.raises(UserError) as caught:
+        built(wider)
+    assert str(caught.value) == (
+        "policy.init=grower: its network is of another size. Give policy.network.hidden=8 policy.network.layers=1 "
+        "(instead of hidden=16 layers=2)"
+    )
+
+
+def test_a_damaged_file_is_refused_and_of_a_run_the_newest_whole_one_is_taken(
+    before: Path, package: Path, tmp_path: Path
+) -> None:
+    path = package / "grower.policy"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:400] + bytes([whole[400] ^ 1]) + whole[401:])
+    with pytest.raises(CheckpointError, match=r"grower\.policy: damaged"):
+        built(starting("grower"))
+    with pytest.raises(CheckpointError, match=r"policy\.init=.*damaged"):
+        built(starting(path))
+    run = tmp_path / "run"
+    shutil.copytree(before, run)
+    newest = RunFolder(run).checkpoint(3)
+    newest.write_bytes(newest.read_bytes()[:-1])
+    fresh(starting(run, rounds=1), tmp_path / "next")
+    log = (tmp_path / "next" / "log.txt").read_text()
+    assert "checkpoint_000003.pt: cut off, damaged" in log
+    assert "learned for 2 rounds" in log
+
+
+def test_files_of_something_else_are_refused(tmp_path: Path, package: Path) -> None:
+    text = tmp_path / "text.policy"
+    text.write_text("weights\n")
+    with pytest.raises(CheckpointError, match=r"text\.policy.*not a checkpoint of this program"):
+        built(starting(text))
+    other = tmp_path / "other.policy"
+    save_checkpoint(other, {"weights": torch.zeros(3)})
+    with pytest.raises(CheckpointError, match=r"other\.policy: is not of a training run"):
+        built(starting(other))
+
+
+WRONG: list[tuple[dict, str]] = [
+    ({"version": 2}, "its version is 2, this program reads version 1"),
+    ({"network": {"hidden": -8}}, "network.hidden is -8, no count"),
+    ({"network": 3}, "network is a int"),
+    ({"facts": {"rounds": 1, "tasks": ["a"]}}, "facts.data is no list of names"),
+    ({"facts": {"rounds": 1.5, "tasks": [], "data": []}}, "facts.rounds is 1.5, no count"),
+    ({"learner": []}, "learner is a list"),
+    ({"learner": {"policy": {}}}, "learner lacks reward"),
+    ({"more": 1}, "the policy has more"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "told"), WRONG, ids=range(len(WRONG)))
+def test_a_policy_that_this_program_would_not_have_written_is_refused(package: Path, wrong: dict, told: str) -> None:
+    path = package / "grower.policy"
+    save_checkpoint(path, load_checkpoint(path, CPU) | wrong)
+    with pytest.raises(CheckpointError, match="policy.init=grower: ") as caught:
+        built(starting("grower"))
+    assert told in str(caught.value)
+
+
+def test_weights_of_another_shape_or_not_finite_are_refused(package: Path) -> None:
+    path = package / "grower.policy"
+    whole = load_checkpoint(path, CPU)
+    assert isinstance(whole["learner"], dict)
+    for value in (torch.zeros(3), torch.full_like(whole["learner"]["value"]["mean"], float("nan"))):
+        learner = whole["learner"] | {"value": whole["learner"]["value"] | {"mean": value}}
+        save_checkpoint(path, whole | {"learner": learner})
+        with pytest.raises(CheckpointError, match=r"does not fit these hosts \(learner\.value\.mean"):
+            built(starting("grower"))
+
+
+def test_a_policys_file_holds_tensors_and_plain_values_alone_and_names_no_folder(before: Path, package: Path) -> None:
+    found = torch.load(package / "grower.policy", weights_only=True)
+    assert found["format"] == FORMAT
+    assert set(found["learner"]) == {"policy", "reward", "value"}
+    assert (found["network"]["hidden"], found["network"]["layers"]) == (8, 1)
+    assert found["facts"] == dict(FACTS)
+    assert str(before).encode() not in (package / "grower.policy").read_bytes()
