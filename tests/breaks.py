@@ -64,7 +64,7 @@ BREAKS = (
     Break("trainer.py", '"env_steps": (number + 1) * env_steps', '"env_steps": number * env_steps', "trainer"),
     Break("build.py", "max_seeds=cfg.max_seeds", "max_seeds=0", "trainer"),
     Break("trainer.py", "hypervolume(front[:, 0], front[:, 2])", "hypervolume(front[:, 0], front[:, 1])", "trainer"),
-    Break("trainer.py", "len(feature_names(names)), cfg.seed)", "len(feature_names(names)), 0)", "trainer"),
+    Break("trainer.py", "nets.shape.slots, cfg.seed)", "nets.shape.slots, 0)", "trainer"),
     Break("build.py", "SubsetRows(cfg.attribution.pairs, codes)", "SubsetRows(True, codes)", "trainer"),
     Break(
         "build.py", "arrival_orders(num_slots, samples, cfg.seed,", "arrival_orders(num_slots, samples, 0,", "trainer"

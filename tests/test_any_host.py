@@ -9,6 +9,7 @@ from witness import witnessed_round
 
 from esper_soa.agent.config import NetworkConfig, PPOConfig
 from esper_soa.agent.policy import RecurrentPolicy
+from esper_soa.agent.slots import place_table
 from esper_soa.evaluation import build_agent
 from esper_soa.ops.resume import read_run
 from esper_soa.ops.rundir import RunFolder
@@ -40,6 +41,8 @@ def test_the_checkpoint_of_two_slots_plays_ten_slots_of_another_host(tmp_path: P
     assert slots[ops != Op.WAIT].max() > 1, "no slot was used that the small host does not have"
     fresh = build_player(large, world).agent
     assert isinstance(fresh, RecurrentPolicy)
+    for policy in (agent, fresh):
+        assert torch.equal(policy.places, place_table(world.rules.nets.shape.slots))
     assert any(not torch.equal(value, agent.state_dict()[name]) for name, value in fresh.state_dict().items())
     for name, value in agent.state_dict().items():
         assert saved.learner is not None

@@ -24,6 +24,7 @@ from esper_soa.env.config import REWARD_MODES, RewardConfig
 from esper_soa.env.observation import feature_names
 from esper_soa.env.step import guard_, look, measure_, perceive, respond
 from esper_soa.nets.config import enabled_slots
+from esper_soa.nets.flops import training_flop
 from esper_soa.ops.collect import Player, play_round
 from esper_soa.ops.progress import Progress
 from esper_soa.ops.tally import Tally
@@ -121,7 +122,8 @@ def test_no_kernel_of_an_env_step_waits_for_the_device(mode: str) -> None:
 
 
 def test_counting_a_round_waits_for_the_device_only_at_its_end() -> None:
-    rules, tally = tiny_rules(2, 5), Tally(CPU, 3)
+    rules = tiny_rules(2, 5)
+    tally = Tally(CPU, 3, training_flop(rules.nets.shape, CPU), 4)
     for step in play_ledger(rules, 3, seed=1):
         with SyncGuard():
             tally.add_(step.trusted, step.percept, step.response)
@@ -269,7 +271,8 @@ def test_every_agent_decides_on_a_device_that_holds_no_values(name: str) -> None
 def test_a_rollout_is_recorded_on_a_device_that_holds_no_values() -> None:
     rules = tiny_rules(2, 2, device=META)
     names = tuple(spec.name for spec in rules.nets.shape.slots)
-    rollout, tally = new_rollout(2, 3, 2, len(feature_names(names)), META), Tally(META, 3)
+    rollout = new_rollout(2, 3, 2, len(feature_names(names)), META)
+    tally = Tally(META, 3, training_flop(rules.nets.shape, META), 4)
     for index, step in enumerate(play_ledger(rules, 3, seed=0, device=META)):
         tally.add_(step.trusted, step.percept, step.response)
         write_(rollout, index, row_of(step, META))

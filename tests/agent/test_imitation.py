@@ -208,7 +208,7 @@ def test_a_resumed_learner_goes_on_bit_for_bit() -> None:
 
 
 def test_a_learner_takes_over_weights_and_normalisers_and_begins_with_new_counters() -> None:
-    learner, other = learner_of(), Learner(small_policy(2, 5, seed=7), PPOConfig(), 100, 3)
+    learner, other = learner_of(), Learner(small_policy(2, seed=7), PPOConfig(), 100, 3)
     other.scale_rewards_(torch.tensor([1.0, 4.0]), torch.tensor([True, True]))
     other.update(random_rollout(other.policy, 20, 4, seed=1))
     learner.take_over(copy.deepcopy(other.state_dict()))

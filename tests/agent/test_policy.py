@@ -4,10 +4,11 @@ from agent_world import CPU, masks_of_ops, random_masks, random_rollout, small_p
 from torch import nn
 
 from esper_soa.agent.config import NetworkConfig, PolicyConfig
-from esper_soa.agent.normalize import Moments
+from esper_soa.agent.normalize import VARIANCE_EPSILON, Moments
 from esper_soa.agent.policy import RecurrentPolicy, full_precision, segment_starts
 from esper_soa.agent.protocol import restart
 from esper_soa.state import Observation, View
+from esper_soa.vocabulary import HEAD_NAMES, Op, head_sizes
 
 
 def parts(num_envs: int, num_slots: int, seed: int = 0):
@@ -128,6 +129,25 @@ def test_only_legal_actions_are_taken_and_irrelevant_heads_cost_nothing():
     assert (decision.log_probs <= 0).all()
 
 
+@pytest.mark.parametrize(("op", "names"), [
+    (Op.GERMINATE, ("slot", "blueprint", "style", "tempo", "alpha_target")),
+    (Op.PRUNE, ("slot", "alpha_speed", "alpha_curve")),
+])  # fmt: skip
+def test_every_head_chooses_by_a_number_of_its_own(op: int, names: tuple[str, ...]):
+    policy, only = small_policy(3), torch.arange(6) == op
+    masks, observation = masks_of_ops(only.unsqueeze(0), 3), parts(1, 3)[0]
+    for name in names:
+        last = dict(zip(HEAD_NAMES, head_sizes(3), strict=True))[name] - 1
+        for number, choice in ((0.0, 0), (0.999999, last)):
+            noise = torch.full((1, 8), 0.5)
+            noise[0, HEAD_NAMES.index(name)] = number
+            action = policy.decide(observation, masks, noise, policy.start(1, CPU))[0].action
+            assert action.op.item() == op
+            others = [action.get(other).item() for other in names if other != name]
+            assert action.get(name).item() == choice, name
+            assert 0 not in others
+
+
 def test_a_deterministic_policy_ignores_the_noise():
     policy = small_policy(2)
     policy.deterministic = True
@@ -148,11 +168,13 @@ def test_an_empty_slot_has_its_own_embedding():
 
 def test_the_observation_is_normalised_with_the_statistics_it_was_given():
     policy, shifted = small_policy(1), small_policy(1)
-    shifted.set_observation_moments_(Moments(torch.full((54,), 5.0), torch.full((54,), 1.0), torch.tensor(9.0)))
+    mean, spread = torch.tensor([5.0] * 23 + [-3.0] * 31), torch.tensor([2.0] * 23 + [3.0] * 31)
+    var = spread**2 * (1 + VARIANCE_EPSILON) - VARIANCE_EPSILON  # so that the spread is so many times that of the other
+    shifted.set_observation_moments_(Moments(mean, var, torch.tensor(9.0)))
     masks, blueprints = masks_of_ops(torch.ones(1, 6).bool(), 1), torch.zeros(1, 1, dtype=torch.int64)
     seen, same, other = (
         agent.decide(Observation(x, blueprints, batch_size=[1]), masks, torch.zeros(1, 8), agent.start(1, CPU))[1]
-        for agent, x in ((policy, torch.ones(1, 54)), (shifted, torch.full((1, 54), 6.0)), (shifted, torch.ones(1, 54)))
+        for agent, x in ((policy, torch.ones(1, 54)), (shifted, (mean + spread)[None]), (shifted, torch.ones(1, 54)))
     )
     torch.testing.assert_close(seen, same)
     assert (seen[0] - other[0]).abs().max() > 0.01

@@ -123,7 +123,7 @@ def test_which_blueprint_depends_on_which_slot_was_chosen() -> None:
     found = torch.stack(slot_choices(opinionated(some_slots(3)), alike(3)))
     for head in ("blueprint", "style", "tempo", "alpha_target"):
         values = found[:, HEAD_NAMES.index(head)]
-        assert all((one - other).abs() > 1e-4 for one, other in itertools.combinations(values, 2)), head
+        assert all((one - other).abs() > 1e-5 for one, other in itertools.combinations(values, 2)), head
     assert len(found[:, HEAD_NAMES.index("op")].unique()) == 1
 
 
@@ -198,6 +198,20 @@ def test_every_part_of_a_place_reaches_the_encoding(part: int) -> None:
         policy.places[0, part] += change
         found.append(policy.decide(observation, masks, torch.zeros(1, 8), policy.start(1, CPU))[1][0])
     assert (found[0] - found[1]).abs().max() > 1e-3
+
+
+def test_every_feature_and_the_blueprint_of_a_slot_reach_its_encoding() -> None:
+    policy, masks = small_policy(2), masks_of_ops(torch.ones(1, 6, dtype=torch.bool), 2)
+
+    def remembered(features: Tensor, blueprints: list[int]) -> Tensor:
+        observation = Observation(features.unsqueeze(0), torch.tensor([blueprints]), batch_size=[1])
+        return policy.decide(observation, masks, torch.zeros(1, 8), policy.start(1, CPU))[1][0]
+
+    before = remembered(alike(2), [3, 3])
+    for place in range(width_of(2)):
+        after = remembered(alike(2) + (torch.arange(width_of(2)) == place), [3, 3])
+        assert (after - before).abs().max() > 1e-3, place
+    assert (remembered(alike(2), [3, -1]) - before).abs().max() > 1e-4
 
 
 def test_the_summary_is_mean_and_largest_over_slots() -> None:

@@ -38,6 +38,21 @@ def test_the_weights_are_counted_as_they_are_allocated() -> None:
     assert counted == pytest.approx(4 * sum(tensor.numel() for tensor in tensors), rel=0.02)
 
 
+def test_the_policy_is_counted_by_the_width_and_the_number_of_its_slots() -> None:
+    def sizes(slots: list[str], **network: int) -> dict[str, int]:
+        cfg = TrainConfig(envs=4, steps=10, slots=slots, policy=PolicyConfig(network=NetworkConfig(**network)))
+        cfg.policy.ppo.minibatches = 1
+        return {need.what: need.size for need in needs(cfg, CPU)}
+
+    one, three = sizes(["r0c0"]), sizes(["r0c0", "r0c1", "r0c2"])
+    assert three["the policy"] == one["the policy"]
+    # of two more slots in 40 env-steps: layer, norm and encoding of 64 numbers, and the 256 that score it
+    assert three["activations of the update"] - one["activations of the update"] == 2 * 40 * 4 * (3 * 64 + 256)
+    wide = sizes(["r0c0"], slot_features=128)
+    # mean and largest of 64 numbers more enter a layer of 512; parameters, gradients and two moments
+    assert wide["the policy"] - one["the policy"] == 4 * 4 * 512 * 2 * 64
+
+
 @pytest.mark.parametrize(
     ("changed", "setting"),
     [
