@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
+from esper_soa.controls import CONTROLS
 
 from benchmarks import machine, proof_main
 from benchmarks.eps_config import cores
@@ -41,7 +42,6 @@ from benchmarks.records import RESULTS, Record, check_folder, keep, origin
 from benchmarks.timing import BenchmarkError
 from benchmarks.units import Key, Units, code_stamp, opened
 from esper_soa.config import TrainConfig
-from esper_soa.controls import CONTROLS
 from esper_soa.errors import UserError, check
 from esper_soa.ops.progress import duration
 
@@ -71,8 +71,7 @@ class Forecast:
         chains = []
         for job in self.jobs:
             missing = [player for player in job.players if (job.data.name, job.seed, player) not in done]
-            again = [LEARNED] if missing and LEARNED not in job.players else []  # the controls need what it grew
-            chains.append(sum(self.of(job.data.name, player) for player in again + missing))
+            chains.append(sum(self.of(job.data.name, player) for player in missing))
         return max(sum(chains) / self.at_once, *chains) if chains else 0.0
 
 
@@ -129,6 +128,7 @@ def facts_of(kind: str, cfg: TrainConfig, given: Sequence[str]) -> Facts:
 def play(sets: Sequence[Data], options: argparse.Namespace) -> Record:
     """Play what is missing; returns the record. Ends the program where a job failed."""
     cfg = of_seed(sets[0], SEEDS[0], options.settings)
+    check(cfg.policy.name == "ppo", "policy.name", cfg.policy.name, "ppo: the proof is about the learned policy")
     check(cfg.policy.init != "none", "policy.init", "none", "a policy that has learned: the proof is about it")
     facts = facts_of("proof", cfg, options.settings)
     with opened(options.folder, facts, options.fresh) as units:

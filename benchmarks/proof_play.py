@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from esper_soa.build import build_world
+from esper_soa.controls import play_control
+from esper_soa.env.topology import Topology
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException
@@ -24,17 +27,15 @@ from benchmarks.units import Units, code_stamp
 from esper_soa.agent.protocol import Agent
 from esper_soa.agent.scripted import scripted_policy
 from esper_soa.config import TrainConfig, register_schema, settings_from, settings_yaml
-from esper_soa.controls import play_control
+from esper_soa.env.reward import final_rent
 from esper_soa.env.world import World
-from esper_soa.errors import check
-from esper_soa.evaluation import final_rent
 from esper_soa.nets.datasets import load_images
 from esper_soa.ops.collect import Episode, Player, play_round
 from esper_soa.ops.device import apply_threads, resolve_device
 from esper_soa.ops.progress import Progress
 from esper_soa.ops.tally import RoundResult
 from esper_soa.train import config_dir
-from esper_soa.trainer import build_player, build_world
+from esper_soa.trainer import build_player
 
 EXPERIMENT = "cifar_3seed"
 LEARNED = "learned"
@@ -55,6 +56,13 @@ class Data(NamedTuple):
     images: str  # identity, a sha256
     train: int  # images
     test: int
+
+
+class Grown(NamedTuple):
+    """How the hosts ended that the controls are set beside."""
+
+    parameters: list[float]  # of every host, with its seeds
+    topology: Topology
 
 
 class Job(NamedTuple):
@@ -120,41 +128,38 @@ def plain_settings(cfg: TrainConfig) -> dict:
 def play_job(job: Job) -> None:
     """Play all players of the job, the learned policy first, and write a unit for each.
 
-    Raises BenchmarkError where code or images are no longer what they were when the proof began, and where the learned
-    policy does not play as the unit says that is already there; UserError for settings that cannot work.
+    Raises BenchmarkError where code or images are no longer what they were when the proof began; UserError for settings
+    that cannot work.
     """
     if code_stamp() != job.code:
         raise BenchmarkError("the code has changed since the proof was begun. Begin it again")
     cfg = of_seed(job.data, job.seed, job.settings)
-    check(cfg.policy.name == "ppo", "policy.name", cfg.policy.name, "ppo: the proof is about the learned policy")
     apply_threads(cfg.compute.threads)
     world = build_world(cfg, resolve_device(cfg.device))
     if world.images.identity != job.data.images:
         raise BenchmarkError(f"{world.images.name}: the images have changed since the proof was begun. Begin it again")
-    agent = build_player(cfg, world).agent
-    units, weights = Units(job.folder, job.stamp), weights_stamp(agent)
-    begun = time.monotonic()
-    grown, _ = play_round(world, Player(agent, None), 0, silent(), LEARNED)
-    if LEARNED in job.players:
-        units.write((job.data.name, job.seed, LEARNED), unit(job, world, grown, time.monotonic() - begun, weights))
-    else:
-        check_again(units.read((job.data.name, job.seed, LEARNED)), grown, weights)
-    for name in (player for player in job.players if player != LEARNED):
+    agent, units = build_player(cfg, world).agent, Units(job.folder, job.stamp)
+    weights, learned = weights_stamp(agent), (job.data.name, job.seed, LEARNED)
+    for name in job.players:
         begun = time.monotonic()
-        result = play_control(name, cfg, world, 0, grown, silent(), name)
-        units.write((job.data.name, job.seed, name), unit(job, world, result, time.monotonic() - begun, weights))
+        if name == LEARNED:
+            result, _ = play_round(world, Player(agent, None), 0, silent(), name)
+        else:
+            result = play_control(name, cfg, world, 0, grown_of(units.read(learned)), silent(), name)
+        found = unit(job, world, result) | {"weights": weights, "seconds": time.monotonic() - begun}
+        units.write((job.data.name, job.seed, name), found)
 
 
-def check_again(held: Mapping, grown: RoundResult, weights: str) -> None:
-    """Raise BenchmarkError where the learned policy has not played as it did when `held` was written."""
-    if (held["weights"], held["accuracies"]) != (weights, grown.accuracies):
-        raise BenchmarkError(
-            f"{LEARNED}: plays otherwise than before (accuracies {held['accuracies']} there, {grown.accuracies} now): "
-            "another policy, or another machine. Delete what the folder holds with --fresh"
-        )
+def grown_of(unit: Mapping) -> Grown:
+    """What the controls need to know of the learned policy's episode, from its unit."""
+    topology = unit["topology"]
+    return Grown(unit["parameters"], Topology(
+        torch.tensor(topology["blueprint"], dtype=torch.int64), torch.tensor(topology["blend"], dtype=torch.int64),
+        torch.tensor(topology["alpha"], dtype=torch.float64),
+    ))  # fmt: skip
 
 
-def unit(job: Job, world: World, result: RoundResult, seconds: float, weights: str) -> Facts:
+def unit(job: Job, world: World, result: RoundResult) -> Facts:
     """What is kept of a unit: numbers per host, in the order of the hosts, and where they come from.
 
     `net` is accuracy minus rent, both in points; rent is that of the parameters above those of the task's own host,
@@ -163,24 +168,16 @@ def unit(job: Job, world: World, result: RoundResult, seconds: float, weights: s
     host, reward = world.rules.reward.counts.host, world.rules.reward.config
     pairs = zip(result.accuracies, result.parameters, strict=True)
     return {
-        "accuracies": result.accuracies, "parameters": result.parameters, "train_flop": result.train_flop,
+        "accuracies": result.accuracies,
+        "parameters": result.parameters,
+        "train_flop": result.train_flop,
         "net": [accuracy - final_rent(size, host, reward) for accuracy, size in pairs],
-        "rewards": result.rewards, "seeds": result.seeds, "topology": plain(result.topology),
-        "images": job.data.images, "weights": weights, "seconds": seconds, "commit": job.commit,
-    }  # fmt: skip
-
-
-def plain(value: object) -> object:
-    """`value` with tensors as lists and records as tables, for JSON."""
-    if isinstance(value, torch.Tensor):
-        return value.tolist()
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return {name: plain(part) for name, part in value._asdict().items()}
-    if isinstance(value, Mapping):
-        return {str(name): plain(part) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(part) for part in value]
-    return value
+        "rewards": result.rewards,
+        "seeds": result.seeds,
+        "topology": {name: part.tolist() for name, part in result.topology._asdict().items()},
+        "images": job.data.images,
+        "commit": job.commit,
+    }
 
 
 def weights_stamp(agent: Agent) -> str:

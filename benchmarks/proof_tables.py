@@ -18,13 +18,16 @@ from benchmarks.proof_statistics import (
 from esper_soa.ops.statistics import Interval
 
 MAIN = "proof"  # name of the record of the declared experiment, which the figure shows
+FIGURE = "docs/proof.svg"  # beside the file that the tables are written to
 GIGA = 1e9
 
 
 def proof(records: Records) -> list[str]:
-    """All proofs, that of the declared experiment first."""
-    return [line for record in sorted(records, key=lambda one: (one["name"] != MAIN, one["name"]))
-            for line in proof_lines(record)]  # fmt: skip
+    """All proofs, that of the declared experiment first, under its figure."""
+    ordered = sorted(records, key=lambda one: (one["name"] != MAIN, one["name"]))
+    shown = [f"![Accuracy against parameters and against training FLOP]({FIGURE})", ""]
+    lines = shown if ordered and ordered[0]["name"] == MAIN else []
+    return lines + [line for record in ordered for line in proof_lines(record)]
 
 
 def proof_lines(record: Mapping) -> list[str]:

@@ -13,13 +13,12 @@ import sys
 from pathlib import Path
 
 from benchmarks.proof_figure import figure
-from benchmarks.proof_tables import MAIN
+from benchmarks.proof_tables import FIGURE, MAIN
 from benchmarks.records import RESULTS, kept, newest
 from benchmarks.sections import EPS, OTHERS, learning
 from benchmarks.timing import BenchmarkError
 
 NOTHING = "No record of a commit by the present method."
-FIGURE = Path("docs", "proof.svg")  # of the proof, beside the file with the marks
 
 Sections = dict[str, list[str]]
 
