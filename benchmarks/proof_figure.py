@@ -59,18 +59,20 @@ def figure(record: Mapping) -> bytes:
 
 
 def draw(panel: Axes, data: Mapping, size: str) -> None:
-    """A point with its interval for every player of a data set, over one of AXES."""
+    """A point with its intervals for every player of a data set, over one of AXES; a plain mean there."""
     title, unit = AXES[size]
     for level in levels(data["players"]):
         colour, marker = STYLES[level.player]
-        accuracy, place = level.means["accuracy"], level.sizes[size].mean / unit
+        accuracy, cost = level.means["accuracy"], level.sizes[size]
+        up_down = [[accuracy.mean - accuracy.low], [accuracy.high - accuracy.mean]]
+        sideways = [[(cost.mean - cost.low) / unit], [(cost.high - cost.mean) / unit]]
         panel.errorbar(
-            [place], [accuracy.mean], yerr=[[accuracy.mean - accuracy.low], [accuracy.high - accuracy.mean]],
+            [cost.mean / unit], [accuracy.mean], yerr=up_down, xerr=sideways,
             color=colour, marker=marker, markersize=13 if marker == "*" else 8, markeredgecolor="black",
             markeredgewidth=0.6, ecolor="#444444", elinewidth=1.0, capsize=3, linestyle="none", label=level.player,
         )  # fmt: skip
     panel.set_xscale("log")
-    panel.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    panel.xaxis.set_major_locator(LogLocator(subs=(1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)))
     panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
     panel.xaxis.set_minor_formatter(NullFormatter())
     panel.set_xlabel(f"{title} (log scale)")
