@@ -4,13 +4,11 @@
 
 Every seed is a training run and an evaluation of its own, in processes of one thread; what a folder already holds is
 not done again, and a run that was cut off is resumed. Prints a table, and one JSON line last, which is also appended
-to benchmarks/results/. Needs the `stats` extra (scipy).
+to benchmarks/results/.
 """
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -21,16 +19,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from benchmarks.processes import ROOT, command
 from benchmarks.records import RESULTS, check_folder, keep, origin
 from esper_soa.errors import UserError
-from esper_soa.ops.statistics import Interval, interquartile_mean, iqm_interval
+from esper_soa.ops.statistics import Interval, interquartile_mean, iqm_interval, mann_whitney
 
-try:
-    from scipy.stats import mannwhitneyu
-except ImportError:
-    sys.exit("error: benchmarks.learning needs scipy. Install it with: pip install 'esper-soa[stats]'")
-
-ROOT = Path(__file__).resolve().parent.parent
 POLICIES = ("ppo", "heuristic", "random", "wait")
 CONFIDENCE = 0.95
 
@@ -51,12 +44,6 @@ class Seed(NamedTuple):
 def seeds_of(record: Mapping) -> list[Seed]:
     """The seeds of a record."""
     return [Seed(**seed) for seed in record["seeds"]]
-
-
-def command(module: str, *settings: str) -> None:
-    """Run one of the package's commands on one thread; raises CalledProcessError where it fails."""
-    env = os.environ | {"OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "-m", module, *settings], check=True, cwd=ROOT, env=env, stdout=subprocess.DEVNULL)
 
 
 def play(seed: int, options: argparse.Namespace) -> Seed:
@@ -104,7 +91,7 @@ def judge(seeds: list[Seed]) -> list[Row]:
     rows = []
     for name in POLICIES:
         net = [seed.net[name] for seed in seeds]
-        p = None if name == "ppo" else float(mannwhitneyu(learned, net, alternative="two-sided", method="exact").pvalue)
+        p = None if name == "ppo" else mann_whitney(learned, net)
         interval = iqm_interval(net, CONFIDENCE)
         accuracy = interquartile_mean([seed.accuracy[name] for seed in seeds])
         rows.append(Row(name, interval, accuracy, sum(a > b for a, b in zip(learned, net, strict=True)), p))

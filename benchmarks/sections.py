@@ -6,12 +6,11 @@ Records in, lines out; benchmarks/table.py prints them and writes them into the 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 
+from benchmarks import proof_tables
 from benchmarks.learning import CONFIDENCE, POLICIES, Row, judge, seeds_of, table
+from benchmarks.markdown import Line, Records, markdown, place
 from benchmarks.report import overhead_share
 from benchmarks.timing import COLUMNS
-
-Line = tuple[str, ...]
-Records = Sequence[Mapping]
 
 
 def opponents(records: Records) -> list[str]:
@@ -93,14 +92,6 @@ def origin_of(record: Mapping) -> str:
     side = record["points"][0]["sides"].get("engine", {})
     kernels = f", kernels {side['kernels']}" if "kernels" in side else ""
     return f"{place(record)}{kernels}, {record['settings']['repeats']} turns"
-
-
-def place(record: Mapping) -> str:
-    """Date, commit and machine of a record."""
-    facts = record["machine"]
-    gpu = f"{facts['gpu']}, " if "gpu" in facts else ""
-    return (f"{record['time'][:10]}, commit {record['commit']}, {gpu}{facts['cpu']}, {facts['cores']} cores, torch "
-            f"{facts['torch']}")  # fmt: skip
 
 
 def span(values: Sequence[float]) -> str:
@@ -211,15 +202,9 @@ def ratio_cell(ratio: Mapping | None) -> str:
     return f"{ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})" if ratio else ""
 
 
-def markdown(rows: Sequence[Line]) -> list[str]:
-    """A table and an empty line; nothing where there is only a head."""
-    if len(rows) == 1:
-        return []
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
-    return [lines[0], "|" + "---|" * len(rows[0]), *lines[1:], ""]
-
-
 EPS: dict[str, Callable[[Records], list[str]]] = {
     "opponents": opponents, "bare": bare, "within": within, "shares": shares, "origins": origins,
 }  # fmt: skip
-OTHERS: dict[str, Callable[[Records], list[str]]] = {"sleepers": sleepers, "kernels": kernels}
+OTHERS: dict[str, Callable[[Records], list[str]]] = {
+    "sleepers": sleepers, "kernels": kernels, "proof": proof_tables.proof, "proof_main": proof_tables.main_table,
+}  # fmt: skip

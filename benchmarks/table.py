@@ -1,7 +1,8 @@
 """The tables of the README, from the records in benchmarks/results/.
 
     python -m benchmarks.table                     print them
-    python -m benchmarks.table --write README.md   put each between its marks, <!-- table: NAME --> and <!-- end -->
+    python -m benchmarks.table --write README.md   put each between its marks, <!-- table: NAME --> and <!-- end -->,
+                                                   and make docs/proof.svg beside that file
 
 Of every file the newest record counts that was made of a commit by the present method of measuring; of learning all.
 What is left out is said on stderr. Ends with status 2 where a mark is missing.
@@ -11,6 +12,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from benchmarks.proof_figure import figure
+from benchmarks.proof_tables import FIGURE, MAIN
 from benchmarks.records import RESULTS, kept, newest
 from benchmarks.sections import EPS, OTHERS, learning
 from benchmarks.timing import BenchmarkError
@@ -31,6 +34,12 @@ def sections(folder: Path) -> tuple[Sections, list[str]]:
         if name.startswith("learn_"):
             found[name] = learning(of_file)
     return {name: trimmed(lines) or [NOTHING] for name, lines in found.items()}, refused
+
+
+def figure_of(folder: Path) -> bytes | None:
+    """The figure of the declared proof; None where there is no record of it."""
+    found = [record for record in newest(folder, "proof")[0] if record["name"] == MAIN]
+    return figure(found[0]) if found else None
 
 
 def trimmed(lines: list[str]) -> list[str]:
@@ -66,6 +75,10 @@ def main(arguments: list[str] | None = None) -> int:
     except BenchmarkError as error:
         print(f"error: {options.write}: {error}", file=sys.stderr)
         return 2
+    drawing, place = figure_of(options.results), options.write.parent / FIGURE
+    if drawing is not None:
+        place.parent.mkdir(exist_ok=True)
+        place.write_bytes(drawing)
     return 0
 
 

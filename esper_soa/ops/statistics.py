@@ -1,17 +1,22 @@
-"""Means and interquartile means with confidence intervals by Student's t, of one sample and of paired differences.
+"""Means and interquartile means with confidence intervals by Student's t, of one sample and of paired differences; the
+probability that one sample lies above another, and the exact test of Mann and Whitney.
 
-Given lists of plain numbers by the evaluation and the benchmarks. The intervals are those of samples whose means are
-normal: of six normal values they hold the mean with the confidence asked for, where a percentile bootstrap asked for
-95 % holds it in 86 %. Of few values of a skewed distribution they hold less (six exponential ones: 89 of 95 %). Needs
-numpy, no torch.
+Given lists of plain numbers by the evaluation and the benchmarks. The intervals of means are those of samples whose
+means are normal: of six normal values they hold the mean with the confidence asked for, where a percentile bootstrap
+asked for 95 % holds it in 86 %. Of few values of a skewed distribution they hold less (six exponential ones: 89 of
+95 %). Needs numpy, no torch.
 """
 
+import math
 from collections.abc import Sequence
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
 
 from esper_soa.student import student_t
+
+HALVINGS = 60  # of a bracket in [0, 1] that holds a bound: more than a float can tell apart
 
 
 class Interval(NamedTuple):
@@ -44,6 +49,59 @@ def interquartile_mean(values: Sequence[float]) -> float:
 def iqm_interval(values: Sequence[float], confidence: float) -> Interval:
     """The interquartile mean of `values` and the t interval of a trimmed mean."""
     return _trimmed(values, len(values) // 4, confidence)
+
+
+def mann_whitney(values: Sequence[float], others: Sequence[float]) -> float:
+    """The two-sided p of the rank sum test (Mann and Whitney 1947), exact, with ties too.
+
+    The ranks of both samples together, tied values each with the mean of theirs, are shared out between the samples in
+    all ways, each as likely as the other: p is twice the share of ways whose rank sum lies as far out as the one found.
+    Without ties this is the tabulated distribution of U.
+    """
+    pooled = np.concatenate([np.asarray(values, dtype=np.float64), np.asarray(others, dtype=np.float64)])
+    below, above = ((sign * pooled[:, None] > sign * pooled).sum(1) for sign in (1, -1))
+    doubled = (below + len(pooled) - above + 1).tolist()  # twice the mid-ranks: whole numbers
+    ways: list[dict[int, int]] = [{0: 1}, *({} for _ in values)]  # by the number of ranks taken, and by their sum
+    for rank in doubled:
+        for taken in range(len(values), 0, -1):
+            for total, count in ways[taken - 1].items():
+                ways[taken][total + rank] = ways[taken].get(total + rank, 0) + count
+    found, counts = sum(doubled[: len(values)]), ways[-1].items()
+    tails = (sum(count for total, count in counts if total <= found),
+             sum(count for total, count in counts if total >= found))  # fmt: skip
+    return min(1.0, 2 * min(tails) / math.comb(len(pooled), len(values)))
+
+
+def improvement_interval(values: Sequence[float], others: Sequence[float], confidence: float) -> Interval:
+    """The probability of improvement, P(a value > another's) (Agarwal et al. 2021), in [0, 1], with its interval.
+
+    Estimated by the share of all pairs of a value and another, a tie counting half: U / (m n) of Mann and Whitney. The
+    interval is method 5 of Newcombe (2006): all probabilities from which the estimate lies no farther than so many of
+    the standard errors that they imply (Hanley and McNeil 1982). It holds at ten against ten, 95 to 97 % where it asks
+    for 95, near 0 and 1 too, where a t interval over the shares of pairs holds 57 %; of samples that are paired and
+    correlate it holds more. Both samples must have at least one value.
+    """
+    mine, theirs = np.asarray(values, dtype=np.float64)[:, None], np.asarray(others, dtype=np.float64)
+    share = float(((mine > theirs) + 0.5 * (mine == theirs)).mean())
+    reach = NormalDist().inv_cdf((1 + confidence) / 2)
+    bounds = []
+    for end in (0.0, 1.0):
+        within, without = share, end
+        for _ in range(HALVINGS):
+            middle = (within + without) / 2
+            if abs(share - middle) <= reach * _share_error(middle, len(values), len(others)):
+                within = middle
+            else:
+                without = middle
+        bounds.append(within)
+    return Interval(share, *bounds)
+
+
+def _share_error(share: float, count: int, others: int) -> float:
+    """Standard error of the share of pairs of two samples that are exponential, the exponents' mean for the counts."""
+    more = (count + others) / 2 - 1
+    spread = 1 + more * ((1 - share) / (2 - share) + share / (1 + share))
+    return math.sqrt(share * (1 - share) * spread / (count * others))
 
 
 def _trimmed(values: Sequence[float], cut: int, confidence: float) -> Interval:

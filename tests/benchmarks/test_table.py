@@ -5,9 +5,12 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import matplotlib
 import pytest
 
 from benchmarks import kernels, machine, sleepers
+from benchmarks.proof_figure import figure, stamp
+from benchmarks.proof_tables import FIGURE, MAIN
 from benchmarks.records import METHOD, RESULTS, check_folder, keep, newest
 from benchmarks.sections import learning, origins, span
 from benchmarks.table import NOTHING, main, sections, written
@@ -29,6 +32,17 @@ def test_the_tables_of_the_readme_are_what_the_command_makes_of_the_committed_re
     for name, lines in found.items():
         assert "\n".join(lines) in text, f"{name}: python -m benchmarks.table --write README.md"
     assert written(text, found) == text
+
+
+def test_the_figure_of_the_proof_is_drawn_from_the_committed_record() -> None:
+    """To the byte with the matplotlib that drew it; with another, of the same record."""
+    drawn, found = ROOT / FIGURE, [one for one in newest(RESULTS, "proof")[0] if one["name"] == MAIN]
+    assert drawn.exists() == bool(found)
+    for record in found:
+        text = drawn.read_text(encoding="utf-8")
+        assert stamp(record) in text, "python -m benchmarks.table --write README.md"
+        if f"Matplotlib v{matplotlib.__version__}" in text:
+            assert drawn.read_bytes() == figure(record)
 
 
 def test_only_what_stands_between_the_marks_is_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

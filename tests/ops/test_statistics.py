@@ -2,15 +2,19 @@
 
 import math
 from collections.abc import Callable
+from statistics import NormalDist
 
 import numpy as np
 import pytest
+from scipy.stats import PermutationMethod, mannwhitneyu
 
 from esper_soa.ops.statistics import (
     Interval,
     difference_interval,
+    improvement_interval,
     interquartile_mean,
     iqm_interval,
+    mann_whitney,
     mean_interval,
 )
 
@@ -87,3 +91,72 @@ def test_of_skewed_values_they_hold_what_the_docstring_admits(size: int, mean: f
     samples = np.random.default_rng(size).exponential(1.0, (DRAWS, size))
     assert abs(coverage(mean_interval, samples, 1.0) - mean) <= 0.02
     assert abs(coverage(iqm_interval, samples, EXPONENTIAL_IQM) - trimmed) <= 0.02
+
+
+# --- the test of Mann and Whitney
+
+
+def test_the_exact_p_counts_the_ways_to_share_out_the_ranks() -> None:
+    assert mann_whitney([1.0, 2.0, 3.0], [4.0, 5.0, 6.0]) == pytest.approx(2 / 20)
+    assert mann_whitney([4.0, 5.0, 6.0], [1.0, 2.0, 3.0]) == pytest.approx(2 / 20)
+    assert mann_whitney([1.0, 2.0, 4.0], [3.0, 5.0, 6.0]) == pytest.approx(4 / 20)
+    assert mann_whitney([1.0, 4.0], [2.0, 3.0]) == 1.0
+    # ranks 1.5, 1.5, 3.5, 3.5: one of the six ways gives the low two, one the high two
+    assert mann_whitney([1.0, 1.0], [2.0, 2.0]) == pytest.approx(2 / 6)
+    assert mann_whitney([7.0] * 10, [7.0] * 10) == 1.0
+
+
+@pytest.mark.parametrize(("size", "others"), [(10, 10), (4, 7), (6, 3)])
+def test_without_ties_it_is_scipys_exact_p(size: int, others: int) -> None:
+    draws = np.random.default_rng(size)
+    for shift in (0.0, 0.7, 2.0):
+        mine, theirs = draws.normal(shift, 1.0, size), draws.normal(0.0, 1.0, others)
+        assert mann_whitney(mine, theirs) == pytest.approx(mannwhitneyu(mine, theirs, method="exact").pvalue)
+
+
+def test_with_ties_it_is_scipys_p_of_all_permutations() -> None:
+    draws = np.random.default_rng(3)
+    for _ in range(5):
+        mine, theirs = draws.integers(0, 4, 6).tolist(), draws.integers(1, 5, 5).tolist()
+        everything = PermutationMethod(n_resamples=np.inf)
+        assert mann_whitney(mine, theirs) == pytest.approx(mannwhitneyu(mine, theirs, method=everything).pvalue)
+
+
+# --- the probability of improvement
+
+
+def test_the_probability_of_improvement_is_the_share_of_pairs_with_ties_as_halves() -> None:
+    assert improvement_interval([3.0, 1.0], [2.0, 1.0], 0.95).mean == pytest.approx(2.5 / 4)
+    assert improvement_interval([5.0] * 10, [5.0] * 10, 0.95).mean == 0.5
+    mine, theirs = np.random.default_rng(5).normal(0.5, 1.0, (2, 10)).tolist()
+    u = mannwhitneyu(mine, theirs).statistic
+    assert improvement_interval(mine, theirs, 0.95).mean == pytest.approx(u / 100)
+
+
+def test_its_bounds_lie_as_many_standard_errors_from_the_estimate_as_the_confidence_asks_for() -> None:
+    mine, theirs = [1.0, 3.0, 5.0, 7.0, 9.0, 10.0, 12.0], [0.0, 2.0, 4.0, 6.0, 8.0]
+    found = improvement_interval(mine, theirs, 0.95)
+    for bound in found[1:]:  # Hanley and McNeil 1982 with (7 + 5) / 2 - 1 in place of both counts less one
+        spread = 1 + 5 * (1 - bound) / (2 - bound) + 5 * bound / (1 + bound)
+        assert abs(found.mean - bound) == pytest.approx(1.959964 * math.sqrt(bound * (1 - bound) * spread / 35))
+    assert 0 < found.low < found.mean < found.high < 1
+    narrow = improvement_interval(mine, theirs, 0.5)
+    assert found.low < narrow.low < narrow.high < found.high
+
+
+def test_ten_that_are_all_above_ten_others_do_not_prove_certainty() -> None:
+    above, below = [10.0 + n for n in range(10)], [float(n) for n in range(10)]
+    assert improvement_interval(above, below, 0.95) == pytest.approx((1.0, 0.8002, 1.0), abs=1e-4)
+    assert improvement_interval(below, above, 0.95) == pytest.approx((0.0, 0.0, 0.1998), abs=1e-4)
+
+
+@pytest.mark.parametrize("chance", [0.5, 0.7, 0.85, 0.95, 0.98])
+@pytest.mark.parametrize(("alike", "most"), [(0.0, 0.98), (0.5, 1.0), (0.9, 1.0)])
+def test_of_ten_against_ten_it_holds_what_it_claims(chance: float, alike: float, most: float) -> None:
+    """Normal values, paired ones of correlation `alike`; a t interval over shares of pairs holds 57 % at 0.98."""
+    draws, shift = np.random.default_rng(11), NormalDist().inv_cdf(chance) * math.sqrt(2)
+    theirs = draws.normal(0.0, 1.0, (1000, 10))
+    mine = shift + alike * theirs + math.sqrt(1 - alike**2) * draws.normal(0.0, 1.0, (1000, 10))
+    found = [improvement_interval(*pair, 0.95) for pair in zip(mine, theirs, strict=True)]
+    held = sum(one.low <= chance <= one.high for one in found) / len(found)
+    assert 0.93 <= held <= most

@@ -1,0 +1,111 @@
+"""The proof in markdown: the same lines on the console of benchmarks/proof.py and in the README."""
+
+from collections.abc import Mapping
+
+from benchmarks.markdown import Line, Records, markdown, place
+from benchmarks.proof_statistics import (
+    CONFIDENCE,
+    LEARNED,
+    MEASURES,
+    SIGNIFICANCE,
+    Comparison,
+    Level,
+    comparisons,
+    levels,
+    main_runs,
+    seed_means,
+)
+from esper_soa.ops.statistics import Interval
+
+MAIN = "proof"  # name of the record of the declared experiment, which the figure shows
+FIGURE = "docs/proof.svg"  # beside the file that the tables are written to
+GIGA = 1e9
+
+
+def proof(records: Records) -> list[str]:
+    """All proofs, that of the declared experiment first, under its figure."""
+    ordered = sorted(records, key=lambda one: (one["name"] != MAIN, one["name"]))
+    shown = [f"![Accuracy against parameters and against training FLOP]({FIGURE})", ""]
+    lines = shown if ordered and ordered[0]["name"] == MAIN else []
+    return lines + [line for record in ordered for line in proof_lines(record)]
+
+
+def proof_lines(record: Mapping) -> list[str]:
+    """Two tables per data set, and where they come from."""
+    given = f" with {' '.join(record['settings_given'])}" if record["settings_given"] else ""
+    lines = []
+    for data in record["data"]:
+        hosts = len(data["players"][LEARNED]["accuracy"][0])
+        lines += [
+            f"**{data['name']}** ({data['train']:,} training and {data['test']:,} test images), "
+            f"{record['experiment']}{given}: {len(record['seeds'])} seeds of {hosts} hosts, "
+            f"{record['train_images']:,} training images per host, accuracy on {data['val_images']:,} images.", "",
+            *level_table(levels(data["players"])), *comparison_table(comparisons(data["players"])),
+        ]  # fmt: skip
+    policy = f"policy.init={record['settings']['policy']['init']} (weights {record['weights']}), likeliest choices"
+    seeds = f"seeds {record['seeds'][0]} to {record['seeds'][-1]}"
+    return [*lines, f"{policy}; {seeds}; {CONFIDENCE:.0%} t intervals, of P(better) by Newcombe; {place(record)}.", ""]
+
+
+def level_table(rows: list[Level]) -> list[str]:
+    """Every player: interquartile means over seeds of what it reached, means of what it cost."""
+    heads = [f"{title} (%)" if key == "accuracy" else title for key, title in MEASURES.items()]
+    lines: list[Line] = [("player", *heads, "parameters", "training GFLOP per host")]
+    for row in rows:
+        cost = (f"{row.sizes['parameters'].mean:,.0f}", f"{row.sizes['train_flop'].mean / GIGA:,.1f}")
+        lines.append((row.player, *(bounds(row.means[key]) for key in MEASURES), *cost))
+    return markdown(lines)
+
+
+def comparison_table(rows: list[Comparison]) -> list[str]:
+    """The learned policy less every control."""
+    lines: list[Line] = [(
+        "learned against", "in", "difference", "interquartile mean", "Mann-Whitney p", "P(better)", "seeds won",
+        "hosts won", "its parameters", "its FLOP", "learned is",
+    )]  # fmt: skip
+    for row in rows:
+        lines.append((
+            row.control, MEASURES[row.measure], bounds(row.difference, "+.2f"), bounds(row.middle, "+.2f"),
+            p_words(row.p), bounds(row.improvement), f"{row.seeds_won} of {row.seeds}",
+            f"{row.hosts_won} of {row.hosts}", f"{row.shares['parameters']:.2f} times",
+            f"{row.shares['train_flop']:.2f} times", row.verdict,
+        ))  # fmt: skip
+    return markdown(lines)
+
+
+def p_words(p: float) -> str:
+    """Enough digits to tell it from the level of a verdict."""
+    return f"{p:.4f}" if p >= SIGNIFICANCE / 100 else f"{p:.1e}"
+
+
+def bounds(interval: Interval, form: str = ".2f") -> str:
+    """Mean and bounds."""
+    return f"{interval.mean:{form}} [{interval.low:{form}}, {interval.high:{form}}]"
+
+
+def main_lines(record: Mapping) -> list[str]:
+    """A row per seed and data set, and the means."""
+    lines = []
+    for data in record["data"]:
+        runs = data["runs"]
+        sides = [[run[side]["accuracies"] for run in runs] for side in ("grown", "control")]
+        found = main_runs(*sides)
+        rows: list[Line] = [("seed", "grown (%)", "without growth (%)", "difference", "parameters", "wall time (s)")]
+        means = zip(record["seeds"], seed_means(sides[0]), seed_means(sides[1]), found.differences, runs, strict=True)
+        for seed, grown, control, difference, run in means:
+            size = seed_means([run[side]["parameters"] for side in ("grown", "control")])
+            rows.append((str(seed), f"{grown:.2f}", f"{control:.2f}", f"{difference:+.2f}",
+                         f"{size[0]:,.0f} / {size[1]:,.0f}", f"{run['seconds']:.0f}"))  # fmt: skip
+        lines += [
+            f"**{data['name']}** ({data['train']:,} training and {data['test']:,} test images), `{record['command']}`:",
+            "", *markdown(rows),
+            f"Grown less without growth, over {sum(map(len, sides[0]))} hosts {bounds(found.over_hosts, '+.2f')}, over "
+            f"{len(runs)} seeds {bounds(found.over_seeds, '+.2f')} points; ahead with {found.ahead} of {len(runs)} "
+            f"seeds. The longest run took {max(run['seconds'] for run in runs):.0f} s, start and imports included.", "",
+        ]  # fmt: skip
+    return [*lines, f"Means with {CONFIDENCE:.0%} t intervals; {place(record)}.", ""]
+
+
+def main_table(records: Records) -> list[str]:
+    """All records of main runs."""
+    return [line for record in records for line in main_lines(record)]

@@ -1,0 +1,266 @@
+"""The command of the proof: what it declares, says before and while it plays, refuses, and takes up again."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from benchmarks import proof, proof_main
+from benchmarks.proof import PLAYERS, SEEDS, Forecast, Watch, check_images, exit_if_failed, jobs_left, parse
+from benchmarks.proof_play import Data, Job, check_given, data_settings, grown_of, of_seed, plain_settings
+from benchmarks.timing import BenchmarkError
+from benchmarks.units import Units
+from esper_soa.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+FASHION = Data("fashion32", (), "abc", 5000, 1000)
+TINY = ("envs=2", "steps=2", "train_samples=32", "val_samples=32", "policy.ppo.minibatches=1")
+
+
+# --- what is declared
+
+
+def test_seeds_players_and_the_way_of_playing_are_declared() -> None:
+    assert tuple(range(20260101, 20260111)) == SEEDS
+    assert tuple(range(101, 111)) == proof_main.SEEDS
+    assert PLAYERS == ("learned", "wait", "random", "heuristic", "schedule", "static_final", "static_large")
+    cfg = of_seed(FASHION, SEEDS[0], ("steps=7", "device=auto"))
+    assert (cfg.name, cfg.seed, cfg.steps, cfg.device) == ("cifar_3seed", SEEDS[0], 7, "auto")
+    assert cfg.policy.deterministic
+    assert (cfg.compute.workers, cfg.compute.threads) == (1, 1)
+
+
+@pytest.mark.parametrize("given", ["seed=3", "data.root=/x", "data=fashion32", "policy.deterministic=false",
+                                   "policy.name=wait", "run_dir=x", "+experiment=smoke"])  # fmt: skip
+def test_what_is_declared_cannot_be_given(given: str) -> None:
+    with pytest.raises(BenchmarkError, match="is declared by the proof"):
+        check_given(["steps=3", given])
+
+
+def test_other_settings_can_be_given_but_not_to_the_record_of_the_declared_proof(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    check_given(["steps=3", "policy.init=x", "seeds=1", "task=cifar_impaired"])
+    for arguments in (["steps=3"], ["--seeds", "4"], ["--main", "--seeds", "4"]):
+        with pytest.raises(SystemExit):
+            parse(arguments)
+        assert "--name of its own" in capsys.readouterr().err
+    assert parse(["steps=3", "--name", "short"]).folder == ROOT / "runs" / "proof" / "short"
+    assert parse(["--seeds", "2", "steps=3", "--results", ""]).seeds == SEEDS[:2]
+    with pytest.raises(SystemExit):
+        parse(["--seeds", "11", "--results", ""])
+    declared = parse([])
+    assert (declared.seeds, declared.name, declared.folder.name) == (SEEDS, "proof", "proof")
+    assert parse(["--main"]).seeds == proof_main.SEEDS
+
+
+def test_a_folder_of_cifar_may_have_any_name(tmp_path: Path) -> None:
+    root = str(tmp_path / "my data, 'new' = {1}")
+    data = Data("cifar10", data_settings(root), "abc", 1, 1)
+    assert of_seed(data, 1, ()).data.root == root
+    assert data_settings("") == ()
+
+
+def test_settings_are_compared_without_what_differs_between_units(tmp_path: Path) -> None:
+    here = Data("cifar10", data_settings(str(tmp_path)), "abc", 1, 1)
+    assert plain_settings(of_seed(here, 1, ())) == plain_settings(of_seed(FASHION, 2, ()))
+    assert plain_settings(of_seed(FASHION, 1, ())) != plain_settings(of_seed(FASHION, 1, ("steps=7",)))
+    assert str(tmp_path) not in json.dumps(plain_settings(of_seed(here, 1, ())))
+
+
+# --- what is left, and how long it takes
+
+
+def write(units: Units, seed: int, player: str, **facts: object) -> None:
+    unit = {
+        "accuracies": [70.0, 72.0],
+        "parameters": [9000.0, 9200.0],
+        "seconds": 30.0,
+        "weights": "w",
+        "images": "abc",
+    }
+    units.write(("fashion32", seed, player), unit | facts)
+
+
+def half_done(tmp_path: Path) -> Units:
+    """All of the first seed, learned and wait of the second, nothing of the third."""
+    units = Units(tmp_path, "stamp")
+    for player in PLAYERS:
+        write(units, SEEDS[0], player, seconds=50.0 if player == "static_large" else 30.0)
+    for player in PLAYERS[:2]:
+        write(units, SEEDS[1], player)
+    return units
+
+
+def left(units: Units) -> list[Job]:
+    options = parse(["--seeds", "3", "--results", ""])
+    return jobs_left(units, [FASHION], {"code": "c", "commit": "1234567"}, options)
+
+
+def test_what_is_done_is_not_played_again(tmp_path: Path) -> None:
+    jobs = left(half_done(tmp_path))
+    assert [(job.seed, job.players) for job in jobs] == [(SEEDS[1], PLAYERS[2:]), (SEEDS[2], PLAYERS)]
+
+
+def test_the_time_left_is_that_of_units_like_those_that_are_missing(tmp_path: Path) -> None:
+    units = half_done(tmp_path)
+    jobs = left(units)
+    forecast = Forecast(jobs, 2)
+    watch = Watch(units, keys(), forecast)
+    chains = (4 * 30 + 50, 6 * 30 + 50)
+    assert forecast.left(watch.done) == max(sum(chains) / 2, *chains)  # the third seed is played on one core
+    assert Forecast(jobs * 4, 2).left(set()) == 0
+    unknown = Forecast(jobs, 1)
+    unknown.guess = 20.0
+    assert unknown.left(watch.done) == (5 + 7) * 20
+
+
+def keys() -> list[tuple[str | int, ...]]:
+    return [("fashion32", seed, player) for seed in SEEDS[:3] for player in PLAYERS]
+
+
+def test_every_new_unit_has_a_line_with_the_time_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    units = half_done(tmp_path)
+    watch = Watch(units, keys(), Forecast(left(units), 1))
+    watch.look()
+    assert capsys.readouterr().out == ""
+    write(units, SEEDS[1], "random", seconds=30.0)
+    watch.look()
+    watch.look()
+    assert capsys.readouterr().out == (
+        "fashion32 seed 20260102 random       71.00 %, 9,100 parameters, 30s; 10 of 21 units, left 6m10s\n"
+    )  # 3 * 30 + 50 and 6 * 30 + 50 seconds
+
+
+def test_units_of_another_policy_or_of_other_images_are_refused(tmp_path: Path) -> None:
+    units = half_done(tmp_path)
+    watch = Watch(units, keys(), Forecast([], 1))
+    check_images(units, watch.done, [FASHION])
+    with pytest.raises(BenchmarkError, match=r"other images of fashion32.*--fresh"):
+        check_images(units, watch.done, [FASHION._replace(images="xyz")])
+    write(units, SEEDS[2], "learned", weights="other")
+    with pytest.raises(BenchmarkError, match=r"several policies.*--fresh"):
+        watch.look()
+
+
+def test_a_failure_names_its_job_and_ends_with_the_status_of_its_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    exit_if_failed({"fashion32 seed 1": None})
+    for error, status in ((ValueError("no good"), 1), (UserError("steps=0"), 2)):
+        with pytest.raises(SystemExit) as ended:
+            exit_if_failed({"fashion32 seed 1": None, "fashion32 seed 2": error})
+        assert ended.value.code == status
+        said = capsys.readouterr().err
+        assert "error: fashion32 seed 2: " in said
+        assert "begin again to go on" in said
+
+
+def test_what_the_learned_policy_grew_is_read_back_as_it_was_written() -> None:
+    topology = {"blueprint": [[3, -1]], "blend": [[0, 0]], "alpha": [[0.30000000000000004, 0.0]]}
+    grown = grown_of(json.loads(json.dumps({"parameters": [7000.0], "topology": topology})))
+    assert {name: part.tolist() for name, part in grown.topology._asdict().items()} == topology
+    assert [str(part.dtype) for part in grown.topology] == ["torch.int64", "torch.int64", "torch.float64"]
+
+
+# --- the whole command
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a short training run from scratch."""
+    folder = tmp_path_factory.mktemp("policy") / "run"
+    command = [sys.executable, "-m", "esper_soa.train", "+experiment=cifar_3seed", *TINY, "rounds=1", "control=none",
+               "policy.init=none", f"run_dir={folder}"]  # fmt: skip
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    return folder
+
+
+def command_line(*more: str) -> list[str]:
+    return [sys.executable, "-m", "benchmarks.proof", *TINY, "--seeds", "2", "--jobs", "2", *more]
+
+
+def record_in(folder: Path) -> Mapping:
+    [path] = folder.glob("*.jsonl")
+    return json.loads(path.read_text().splitlines()[-1])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_proof_that_is_killed_goes_on_and_comes_to_what_one_in_peace_comes_to(tmp_path: Path, learned: Path) -> None:
+    def command(folder: str) -> list[str]:
+        return command_line(f"policy.init={learned}", "--name", "tiny", "--folder", str(tmp_path / folder),
+                            "--results", str(tmp_path / f"{folder}_results"))  # fmt: skip
+
+    peace = subprocess.run(command("peace"), cwd=ROOT, check=True, capture_output=True, text=True)
+    assert "14 of 14 units are left" in peace.stdout
+    assert "this will take about" in peace.stdout.split("fashion32 seed")[0]
+    cut = subprocess.Popen(command("cut"), cwd=ROOT, stdout=subprocess.DEVNULL)
+    folder = tmp_path / "cut"
+    deadline = time.monotonic() + 240
+    while len(list(folder.glob("*-wait.json"))) < 1 and cut.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(cut.pid, signal.SIGKILL)
+    cut.wait()
+    time.sleep(2)  # its workers notice
+    held = sorted(folder.glob("fashion32-*.json"))
+    assert 2 <= len(held) < 14
+    before = {path: (json.loads(path.read_text()), path.stat().st_mtime_ns) for path in held}
+    again = subprocess.run(command("cut"), cwd=ROOT, check=True, capture_output=True, text=True)
+    assert f"{14 - len(held)} of 14 units are left" in again.stdout
+    assert all(path.stat().st_mtime_ns == when for path, (_, when) in before.items())
+    one, other = record_in(tmp_path / "peace_results"), record_in(tmp_path / "cut_results")
+    assert one["data"] == other["data"]
+    assert one["weights"] == other["weights"]
+    players = one["data"][0]["players"]
+    assert list(players) == list(PLAYERS)
+    assert [len(hosts) for hosts in players["learned"]["accuracy"]] == [2, 2]
+    assert players["wait"]["parameters"] == [[6418, 6418]] * 2
+    sizes = zip(players["static_final"]["parameters"], players["learned"]["parameters"], strict=True)
+    assert all(6418 <= static <= grown for seeds in sizes for static, grown in zip(*seeds, strict=True))
+    assert all(flop > 0 for player in players.values() for hosts in player["train_flop"] for flop in hosts)
+    other_settings = subprocess.run([*command("cut"), "steps=3"], cwd=ROOT, capture_output=True, text=True)
+    assert other_settings.returncode == 2
+    assert "settings.steps: 2 there, 3 now" in other_settings.stderr
+
+
+@pytest.mark.slow
+def test_a_proof_of_a_policy_that_has_learned_nothing_is_refused(tmp_path: Path) -> None:
+    done = subprocess.run(command_line("policy.init=none", "--results", "", "--folder", str(tmp_path / "units")),
+                          cwd=ROOT, capture_output=True, text=True)  # fmt: skip
+    assert done.returncode == 2
+    assert "policy.init=none: must be a policy that has learned" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_main_runs_are_commands_of_their_own_and_go_on(tmp_path: Path, learned: Path) -> None:
+    folder = tmp_path / "units"
+    command = command_line("--main", "rounds=1", f"policy.init={learned}", "--name", "tiny", "--folder", str(folder),
+                           "--results", str(tmp_path / "results"))  # fmt: skip
+    first = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    assert "2 of 2 runs are left" in first.stdout
+    record = record_in(tmp_path / "results")
+    for seed, run in zip(record["seeds"], record["data"][0]["runs"], strict=True):
+        summary = json.loads((folder / f"fashion32-{seed}" / "summary.json").read_text())
+        assert run["grown"]["accuracies"] == summary["grown"]["accuracies"]
+        assert run["control"]["accuracies"] == summary["control"]["accuracies"]
+        assert run["seconds"] > summary["wall_seconds"]  # start and imports included
+    (folder / "fashion32-102.json").unlink()
+    again = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    assert "1 of 2 runs are left" in again.stdout
+    assert record_in(tmp_path / "results")["data"][0]["runs"][0] == record["data"][0]["runs"][0]
+
+
+def test_no_results_of_changed_files_are_begun(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(proof.machine, "git_commit", lambda: "1234567+")
+    with pytest.raises(SystemExit) as ended:
+        proof.main([])
+    assert ended.value.code == 2
+    assert "takes only records of a commit" in capsys.readouterr().err
