@@ -18,7 +18,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-from esper_soa.controls import CONTROLS
 
 from benchmarks import machine, proof_main
 from benchmarks.eps_config import cores
@@ -42,6 +41,7 @@ from benchmarks.records import RESULTS, Record, check_folder, keep, origin
 from benchmarks.timing import BenchmarkError
 from benchmarks.units import Key, Units, code_stamp, opened
 from esper_soa.config import TrainConfig
+from esper_soa.controls import CONTROLS
 from esper_soa.errors import UserError, check
 from esper_soa.ops.progress import duration
 

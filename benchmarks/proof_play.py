@@ -13,9 +13,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from esper_soa.build import build_world
-from esper_soa.controls import play_control
-from esper_soa.env.topology import Topology
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException
@@ -26,8 +23,11 @@ from benchmarks.timing import BenchmarkError
 from benchmarks.units import Units, code_stamp
 from esper_soa.agent.protocol import Agent
 from esper_soa.agent.scripted import scripted_policy
+from esper_soa.build import build_world
 from esper_soa.config import TrainConfig, register_schema, settings_from, settings_yaml
+from esper_soa.controls import play_control
 from esper_soa.env.reward import final_rent
+from esper_soa.env.topology import Topology
 from esper_soa.env.world import World
 from esper_soa.nets.datasets import load_images
 from esper_soa.ops.collect import Episode, Player, play_round
