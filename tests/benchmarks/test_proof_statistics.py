@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.proof_figure import figure, stamp
 from benchmarks.proof_statistics import Comparison, comparisons, levels, main_runs
-from benchmarks.table import main, sections
+from benchmarks.table import figure_of, main, sections
 from esper_soa.ops.statistics import Interval
 from tests.benchmarks.proof_record import PLAYERS, main_record, player, proof_record
 
@@ -148,6 +148,7 @@ def test_proofs_under_other_settings_come_after_and_have_no_figure(tmp_path: Pat
     other = proof_record("impaired", ("fashion32",)) | {"settings_given": ["task=cifar_impaired"]}
     lines = section(tmp_path, other)
     assert "docs/proof.svg" not in "".join(lines)
+    assert figure_of(tmp_path) is None
     assert "cifar_3seed with task=cifar_impaired: 10 seeds" in lines[0]
     both = section(tmp_path, proof_record())
     titles = [line for line in both if line.startswith("**")]
