@@ -23,6 +23,7 @@ from esper_soa.agent.scripted import HeuristicPolicy, RandomPolicy, SchedulePoli
 from esper_soa.env.config import REWARD_MODES, RewardConfig
 from esper_soa.env.observation import feature_names
 from esper_soa.env.step import guard_, look, measure_, perceive, respond
+from esper_soa.nets.flops import training_flop
 from esper_soa.ops.collect import Player, play_round
 from esper_soa.ops.progress import Progress
 from esper_soa.ops.tally import Tally
@@ -32,7 +33,7 @@ PACKAGE = Path(__file__).parents[1] / "esper_soa"
 ROSTER = "read_roster"  # which seeds run at all decides what is launched; the one read that an env-step waits for
 PULSE = "pulse"  # a copy of two numbers that is started, not waited for; read one env-step late, for the progress bar
 # Tally.read: the sums of a whole round, by one copy after its last env-step, and what is worked out of it on the host.
-TALLY = ("Tally", "episode_records", "blueprint_record", "_spread")
+TALLY = ("Tally", "episode_records", "blueprint_record", "_on_host", "_spread")
 
 VALUES = torch.arange(4.0)
 SYNCS: dict[str, Callable[[], object]] = {
@@ -121,7 +122,8 @@ def test_no_kernel_of_an_env_step_waits_for_the_device(mode: str) -> None:
 
 
 def test_counting_a_round_waits_for_the_device_only_at_its_end() -> None:
-    rules, tally = tiny_rules(2, 5), Tally(CPU, 3)
+    rules = tiny_rules(2, 5)
+    tally = Tally(CPU, 3, training_flop(rules.nets.shape, CPU), 2)
     for step in play_ledger(rules, 3, seed=1):
         with SyncGuard():
             tally.add_(step.trusted, step.percept, step.response)
@@ -263,7 +265,8 @@ def test_every_agent_decides_on_a_device_that_holds_no_values(name: str) -> None
 def test_a_rollout_is_recorded_on_a_device_that_holds_no_values() -> None:
     rules = tiny_rules(2, 2, device=META)
     names = tuple(spec.name for spec in rules.nets.shape.slots)
-    rollout, tally = new_rollout(2, 3, 2, len(feature_names(names)), META), Tally(META, 3)
+    rollout = new_rollout(2, 3, 2, len(feature_names(names)), META)
+    tally = Tally(META, 3, training_flop(rules.nets.shape, META), 2)
     for index, step in enumerate(play_ledger(rules, 3, seed=0, device=META)):
         tally.add_(step.trusted, step.percept, step.response)
         write_(rollout, index, row_of(step, META))

@@ -5,6 +5,7 @@ Filled by ops/collect.py after every env-step; `pulse` is the one small copy per
 late.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -94,25 +95,8 @@ class Tally:
             total_params(state.slots, counts), torch.stack(outcomes(state, self.rewards, counts)),
             torch.stack(self.blueprints), self.shapley, self.flop, torch.stack(topology),
         )  # fmt: skip
-        packed = torch.cat([part.flatten().to(LEDGER_FLOAT) for part in parts]).cpu()
-        (
-            terms,
-            ops,
-            successes,
-            rows,
-            reasons,
-            blended,
-            training,
-            parameters,
-            ended,
-            blueprints,
-            shapley,
-            flop,
-            grown,
-        ) = (
-            piece.view(part.shape)
-            for piece, part in zip(packed.split([part.numel() for part in parts]), parts, strict=True)
-        )
+        (terms, ops, successes, rows, reasons, blended, training, parameters, ended, blueprints, shapley, flop,
+         grown) = _on_host(parts)  # fmt: skip
         episodes = Outcomes(*ended)
         by_reason = dict(zip(REASON_NAMES, map(int, reasons.sum(0)), strict=True))
         seeds = {name: int(count.sum()) for name, count in (episodes._asdict() | {"blended": blended}).items()
@@ -178,6 +162,13 @@ def blueprint_record(stats: BlueprintStats) -> dict[str, Json]:
                 key: None if mean[code].isnan() else float(mean[code]) for key, mean in means.items()
             }
     return record
+
+
+def _on_host(parts: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors as float64 on the host, in one copy."""
+    packed = torch.cat([part.flatten().to(LEDGER_FLOAT) for part in parts]).cpu()
+    pieces = packed.split([part.numel() for part in parts])
+    return [piece.view(part.shape) for piece, part in zip(pieces, parts, strict=True)]
 
 
 def _spread(values: Tensor) -> dict[str, float]:
