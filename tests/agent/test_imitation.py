@@ -224,3 +224,17 @@ def test_a_learner_takes_over_weights_and_normalisers_and_begins_with_new_counte
     told = [one.policy.evaluate(rows, segment_starts(rows.reset), torch.zeros(4, 3, 16)) for one in (learner, other)]
     assert torch.equal(told[0].log_probs, told[1].log_probs)
     assert stack_action(rows.action).shape == told[0].likeliest.shape
+
+
+def test_the_value_of_an_op_is_learned_only_where_it_was_played() -> None:
+    learner = learner_of()
+    rollout = taught_rollout(learner)
+    assert rollout.taught is not None
+    rows, witness = rollout.rows, copy.deepcopy(learner)
+    targets = witness._prepare_(rollout)[0].targets
+    taught = rows.replace(action=rollout.taught)
+    q = witness.policy.evaluate(taught, segment_starts(rows.reset), torch.zeros(6, 4, 16)).q
+    weight = torch.where(rows.forced, 0.2, 1.0) * rows.valid * (rollout.taught.op == rows.effective_op)
+    assert 3 < int((weight == 1.0).sum()) < 20
+    expected = 0.5 * (weight * (q - targets).square()).sum() / weight.sum()
+    assert learner.imitate(rollout)["q_loss"] == pytest.approx(expected.item(), rel=1e-5)
