@@ -16,6 +16,7 @@ from esper_soa.agent.policy import Evaluation, segment_starts
 from esper_soa.agent.ppo import Batch, Coefficients, Learner, imitation_loss
 from esper_soa.agent.rollout import Rollout, new_rollout, stack_action
 from esper_soa.agent.scripted import first_choice, uniform_choice
+from esper_soa.nets.graphs import StepCache
 from esper_soa.state import Action
 from esper_soa.vocabulary import HEAD_NAMES, Op
 
@@ -238,3 +239,15 @@ def test_the_value_of_an_op_is_learned_only_where_it_was_played() -> None:
     assert 3 < int((weight == 1.0).sum()) < 20
     expected = 0.5 * (weight * (q - targets).square()).sum() / weight.sum()
     assert learner.imitate(rollout)["q_loss"] == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_steps_on_fixed_memory_do_the_same_and_are_kept_apart_from_those_of_ppo() -> None:
+    plain, still = learner_of(ImitationConfig(rounds=2, epochs=2)), learner_of(ImitationConfig(rounds=2, epochs=2))
+    still.steps = StepCache(capture=False)
+    for taught in (True, True, False):
+        rollout = taught_rollout(plain)
+        if not taught:
+            rollout = rollout._replace(taught=None)
+        reports = [one.imitate(rollout) if taught else one.update(rollout) for one in (plain, still)]
+        assert reports[0] == reports[1]
+    assert torch.equal(flatten(plain.parameters), flatten(still.parameters))
