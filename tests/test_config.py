@@ -241,3 +241,13 @@ def test_every_number_says_beside_its_range_what_it_means(path: Path) -> None:
     silent = [line.split(":")[0].strip() for above, line in zip(lines, lines[1:], strict=False)
               if " = number(" in line and "#" not in line and not above.strip().startswith("#")]  # fmt: skip
     assert silent == []
+
+
+@pytest.mark.parametrize(
+    ("teacher", "setting"), [("schedule", "policy.schedule.blueprint=norm"), ("heuristic", "blueprint_rotation")]
+)
+def test_a_teacher_may_only_use_blueprints_of_the_task(teacher: str, setting: str) -> None:
+    asked = ["task.blueprints=[conv_small]", f"policy.imitation.teacher={teacher}"]
+    assert settings(*asked).policy.imitation.rounds == 0
+    with pytest.raises(UserError, match=setting):
+        settings(*asked, "policy.imitation.rounds=1")

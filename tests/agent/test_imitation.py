@@ -16,6 +16,7 @@ from esper_soa.agent.policy import Evaluation, segment_starts
 from esper_soa.agent.ppo import Batch, Coefficients, Learner, imitation_loss
 from esper_soa.agent.rollout import Rollout, new_rollout, stack_action
 from esper_soa.agent.scripted import first_choice, uniform_choice
+from esper_soa.nets.graphs import StepCache
 from esper_soa.state import Action
 from esper_soa.vocabulary import HEAD_NAMES, Op
 
@@ -224,3 +225,29 @@ def test_a_learner_takes_over_weights_and_normalisers_and_begins_with_new_counte
     told = [one.policy.evaluate(rows, segment_starts(rows.reset), torch.zeros(4, 3, 16)) for one in (learner, other)]
     assert torch.equal(told[0].log_probs, told[1].log_probs)
     assert stack_action(rows.action).shape == told[0].likeliest.shape
+
+
+def test_the_value_of_an_op_is_learned_only_where_it_was_played() -> None:
+    learner = learner_of()
+    rollout = taught_rollout(learner)
+    assert rollout.taught is not None
+    rows, witness = rollout.rows, copy.deepcopy(learner)
+    targets = witness._prepare_(rollout)[0].targets
+    taught = rows.replace(action=rollout.taught)
+    q = witness.policy.evaluate(taught, segment_starts(rows.reset), torch.zeros(6, 4, 16)).q
+    weight = torch.where(rows.forced, 0.2, 1.0) * rows.valid * (rollout.taught.op == rows.effective_op)
+    assert 3 < int((weight == 1.0).sum()) < 20
+    expected = 0.5 * (weight * (q - targets).square()).sum() / weight.sum()
+    assert learner.imitate(rollout)["q_loss"] == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_steps_on_fixed_memory_do_the_same_and_are_kept_apart_from_those_of_ppo() -> None:
+    plain, still = learner_of(ImitationConfig(rounds=2, epochs=2)), learner_of(ImitationConfig(rounds=2, epochs=2))
+    still.steps = StepCache(capture=False)
+    for taught in (True, True, False):
+        rollout = taught_rollout(plain)
+        if not taught:
+            rollout = rollout._replace(taught=None)
+        reports = [one.imitate(rollout) if taught else one.update(rollout) for one in (plain, still)]
+        assert reports[0] == reports[1]
+    assert torch.equal(flatten(plain.parameters), flatten(still.parameters))
