@@ -74,23 +74,17 @@ def build_world(
 ) -> World:
     """N envs with weights and data, of cfg.seed and cfg.data where no other seed and images are given.
 
-    The process then computes with the kernels of these hosts. Raises SettingError or DataError for what does not fit
-    together.
+    Raises SettingError or DataError for what does not fit together.
     """
     check_room(cfg, device)
     keep_freed_memory(device)
-    choose_kernels(cfg, device)
-    images = load_images(cfg.data, device) if images is None else images
-    sizes = Sizes(cfg.envs, cfg.batch_size, cfg.train_samples, cfg.val_samples)
-    kernels, still = compiled() if cfg.compute.compile else EAGER, decision_cache(cfg.compute.cuda_graphs, device)
-    kernels = kernels if still is None else on_fixed_memory(kernels, still)
-    return World(build_rules(cfg, device), images, sizes, cfg.data, cfg.seed if seed is None else seed, kernels)
-
-
-def choose_kernels(cfg: TrainConfig, device: torch.device) -> None:
-    """Let this process compute with the kernels that the settings ask for and that the hosts of the task allow."""
     shape = host_shape(cfg.task, enabled_slots(cfg.task, list(cfg.slots)))
     obstacle = fused.obstacle(cfg.task.name, shape, list(cfg.task.blueprints))
     switch.choose(cfg.compute.native, device, choose_precision(cfg.compute.precision, device).dtype, obstacle)
     triton_switch.choose(cfg.compute.triton, device)
     formulations.choose(cfg.compute.convolutions, device)
+    images = load_images(cfg.data, device) if images is None else images
+    sizes = Sizes(cfg.envs, cfg.batch_size, cfg.train_samples, cfg.val_samples)
+    kernels, still = compiled() if cfg.compute.compile else EAGER, decision_cache(cfg.compute.cuda_graphs, device)
+    kernels = kernels if still is None else on_fixed_memory(kernels, still)
+    return World(build_rules(cfg, device), images, sizes, cfg.data, cfg.seed if seed is None else seed, kernels)

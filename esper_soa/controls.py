@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from esper_soa.agent.scripted import WaitPolicy, scripted_policy
-from esper_soa.build import build_world, choose_kernels
+from esper_soa.build import build_world
 from esper_soa.config import CONTROLS, TrainConfig
 from esper_soa.env.topology import Topology
 from esper_soa.env.world import World
@@ -57,19 +57,15 @@ def play_control(
 
 
 def _play_widened(cfg: TrainConfig, world: World, parameters: float, shown: tuple[int, Progress, str]) -> RoundResult:
-    """One round without growth, of hosts that are widened to so many parameters; then as before with `world`.
+    """One round without growth, of hosts that are widened to so many parameters.
 
-    The first slot alone, as memory is kept for what might grow in a slot. The ledger is not compiled for one episode,
-    and torch steps in where the native kernels do not take the width.
+    The first slot alone, as memory is kept for what might grow in a slot; the ledger is not compiled for one episode.
     """
-    compute = replace(cfg.compute, compile=False, native="auto" if cfg.compute.native == "on" else cfg.compute.native)
     first = enabled_slots(cfg.task, list(cfg.slots))[0].name
-    wide = replace(cfg, task=widened(cfg.task, parameters), slots=[first], compute=compute)
-    try:
-        wider = build_world(wide, world.device, world.seed, world.images)
-        return play_round(wider, Player(WaitPolicy(), None), *shown)[0]
-    finally:
-        choose_kernels(cfg, world.device)
+    task, compute = widened(cfg.task, parameters), replace(cfg.compute, compile=False)
+    wide = replace(cfg, task=task, slots=[first], compute=compute)
+    wider = build_world(wide, world.device, world.seed, world.images)
+    return play_round(wider, Player(WaitPolicy(), None), *shown)[0]
 
 
 def widened(task: TaskConfig, parameters: float) -> TaskConfig:

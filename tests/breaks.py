@@ -107,7 +107,6 @@ BREAKS = (
     Break("trainer.py", "self.done.rounds_done - len(recent)", "0", "trainer"),
     Break("controls.py", "world.seed, world.images", "cfg.seed, world.images", "control"),
     Break("controls.py", "label, topology=grown.topology", "label", "control"),
-    Break("controls.py", "        choose_kernels(cfg, world.device)\n", "        pass\n", "control"),
     Break("env/topology.py", "slots.running & (slots.alpha > 0)", "slots.running", "control"),
     Break("env/topology.py", "germinated=totals.germinated + count, ", "", "control"),
     Break(

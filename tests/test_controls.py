@@ -20,7 +20,6 @@ from esper_soa.env.world import World
 from esper_soa.errors import SettingError
 from esper_soa.nets.config import CNN_BLUEPRINT_NAMES, MAX_CHANNELS, DataConfig, TaskConfig
 from esper_soa.nets.host import host_shape
-from esper_soa.nets.native import switch
 from esper_soa.ops.collect import Player, play_round
 from esper_soa.ops.progress import Progress
 from esper_soa.ops.tally import RoundResult
@@ -91,15 +90,12 @@ def test_static_final_trains_what_the_hosts_ended_with_from_the_start(world: Wor
 def test_static_large_is_a_plain_host_of_the_mean_size_of_the_grown_ones(world: World, grown: RoundResult) -> None:
     some = grown._replace(parameters=[host(9) + 0.0, host(11) + 0.0])
     mean = (host(9) + host(11)) / 2
-    before = switch.current()
     found = control("static_large", world, some)
-    assert switch.current() == before  # hosts of ten channels are not left to the native kernels
     width = min(range(8, 14), key=lambda width: abs(host(width) - mean))
     assert found.parameters == [host(width)] * 2
     assert width == 10
     wide = build_world(replace(CFG, task=replace(CFG.task, base_channels=width)), CPU, seed=2**31 + 5)
     by_hand, _ = play_round(wide, Player(WaitPolicy(), None), ROUND, quiet(), "")
-    build_world(CFG, CPU)
     assert found.accuracies == by_hand.accuracies
     assert found.rewards == pytest.approx(by_hand.rewards)
     assert found.train_flop == by_hand.train_flop == [CFG.steps * CFG.train_samples * wide.flop.host] * 2
@@ -120,7 +116,6 @@ def test_a_widened_host_sees_the_images_of_the_growing_one_in_their_order_and_au
         assert all(torch.equal(mine, other) for pair in tested for mine, other in zip(*pair, strict=True))
     world.start_round(ROUND + 1)
     assert not torch.equal(world.work(0).training.batch(envs, 0)[0], wide.work(0).training.batch(envs, 0)[0])
-    build_world(CFG, CPU)
 
 
 def test_a_host_that_is_widened_to_its_own_size_is_the_host_without_growth(world: World, grown: RoundResult) -> None:
@@ -128,14 +123,6 @@ def test_a_host_that_is_widened_to_its_own_size_is_the_host_without_growth(world
     same = control("static_large", world, alone)
     assert same.accuracies == alone.accuracies
     assert same.parameters == alone.parameters == [host(8)] * 2
-
-
-def test_hosts_of_any_width_play_though_native_kernels_are_demanded(world: World, grown: RoundResult) -> None:
-    if not switch.current().native:
-        pytest.skip(switch.current().reason)
-    demanding = replace(CFG, compute=replace(CFG.compute, native="on"))
-    eleven = grown._replace(parameters=[host(11) + 0.0] * 2)
-    assert control("static_large", world, eleven, demanding).parameters == [host(11)] * 2
 
 
 def test_nothing_is_compiled_for_the_one_episode_of_a_widened_host(
