@@ -236,7 +236,7 @@ def _run_folder(config: DictConfig) -> Path:
     settings = settings_from(composed)
     if settings.resume:
         return resume_start(settings.resume, asked, settings.name).folder.path
-    if settings.policy.init != SCRATCH:
+    if settings.policy.name == "ppo" and settings.policy.init != SCRATCH:
         find_policy(settings.policy.init)  # refuses what leads nowhere before a folder is made
     return open_run_folder(asked, settings.name).path
 

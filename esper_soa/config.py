@@ -259,8 +259,6 @@ def _check_policy(run: TrainConfig) -> None:
     if policy.name == "ppo":
         check(policy.ppo.minibatches <= run.envs, "policy.ppo.minibatches", policy.ppo.minibatches,
               f"at most envs={run.envs}", "Mini-batches are groups of whole envs.")  # fmt: skip
-    check(policy.name == "ppo" or policy.init == SCRATCH, "policy.init", policy.init,
-          f"{SCRATCH} with policy.name={policy.name}", "Only ppo has weights to start from.")  # fmt: skip
     check(bool(policy.init), "policy.init", "''", f"{SCRATCH}, the name of a policy that ships, a run folder or a file")
     sizes = dict(zip(HEAD_NAMES, head_sizes(len(run.slots)), strict=True)) | {"blueprint": len(run.task.blueprints)}
     for head, floor in policy.ppo.probability_floor.items():

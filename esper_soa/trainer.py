@@ -276,7 +276,7 @@ class Run:
             pareto=self.pareto(),
             rollbacks=done.seeds.get("rollbacks", 0),
             rounds_before=self.rounds_before,
-            policy_init=cfg.policy.init,
+            policy_init=cfg.policy.init if cfg.policy.name == "ppo" else SCRATCH,
         )
 
 

@@ -193,10 +193,11 @@ def test_what_leads_nowhere_is_told_with_the_names_of_what_ships(package: Path, 
 
 
 @pytest.mark.parametrize("player", ["random", "wait", "schedule", "heuristic"])
-def test_a_scripted_policy_has_nothing_to_start_from(player: str) -> None:
-    cfg = settings(player)
-    with pytest.raises(SettingError, match=f"policy.init=grower: must be none with policy.name={player}"):
-        replace(cfg, policy=replace(cfg.policy, init="grower"))
+def test_a_scripted_policy_starts_from_nothing_whatever_an_experiment_says(player: str, tmp_path: Path) -> None:
+    cfg = settings(player, rounds=1)
+    cfg = replace(cfg, policy=replace(cfg.policy, init="no such policy"))
+    assert build_player(cfg, build_world(cfg, CPU)).learner is None
+    assert fresh(cfg, tmp_path / "run").policy_init == "none"
 
 
 def test_an_empty_name_is_refused() -> None:
