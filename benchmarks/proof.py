@@ -3,11 +3,12 @@
     python -m benchmarks.proof [--cifar ROOT] [setting=value ...]          all players on fashion32 (and CIFAR-10)
     python -m benchmarks.proof --main [--cifar ROOT] [setting=value ...]   the main run itself, as a user starts it
 
-Declared here before the first look: seeds, players, experiment, and how the learned policy is played (its likeliest
-choices, without learning). A unit is one player on the hosts of one seed and data set: an episode of each host; all
-players of a seed meet the same hosts, data order and images. Units are played in processes of one thread and kept as
-files: begun again, the command goes on where it was. Says before it starts how long it will take. Prints tables, and
-one JSON line last, which is also appended to benchmarks/results/; benchmarks/table.py makes tables and figure of it.
+Declared here before the first look: seeds, players, experiment, hosts per seed, and how the learned policy is played
+(its likeliest choices, without learning). A unit is one player on the hosts of one seed and data set: an episode of
+each host; all players of a seed meet the same hosts, data order and images. Units are played in processes of one thread
+and kept as files: begun again, the command goes on where it was. Says before it starts how long it will take. Prints
+tables, and one JSON line last, which is also appended to benchmarks/results/; benchmarks/table.py makes tables and
+figure of it.
 """
 
 import argparse

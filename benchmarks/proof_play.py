@@ -39,7 +39,9 @@ from esper_soa.trainer import build_player
 
 EXPERIMENT = "cifar_3seed"
 LEARNED = "learned"
-# Of every unit: the learned policy takes its likeliest choices, on one thread of a CPU. Settings given come after.
+# Of every unit: four hosts, on one thread of a CPU; the learned policy takes its likeliest choices. Settings given come
+# after the first two.
+HOSTS = ("envs=4",)
 PLACE = ("device=cpu", "compute.workers=1", "compute.threads=1")
 DECLARED = ("policy.deterministic=true",)
 NOT_TO_GIVE = ("seed", "data", "policy.deterministic", "policy.name", "run_dir", "resume", "+experiment", "experiment")
@@ -105,7 +107,7 @@ def settings_of(overrides: Iterable[str]) -> TrainConfig:
 
 def of_seed(data: Data, seed: int, given: Iterable[str]) -> TrainConfig:
     """The settings of a unit."""
-    return settings_of((*PLACE, *given, *data.settings, *DECLARED, f"seed={seed}"))
+    return settings_of((*HOSTS, *PLACE, *given, *data.settings, *DECLARED, f"seed={seed}"))
 
 
 def find_data(settings: tuple[str, ...], given: Iterable[str]) -> Data:

@@ -138,7 +138,7 @@ def _value_head(num_inputs: int, hidden: int) -> nn.Sequential:
 
 
 def _heads(hidden: int, slot: int) -> nn.ModuleDict:
-    """Action heads in HEADS order: op from the LSTM output, slot from that and each slot, others with the slot chosen.
+    """Action heads in HEADS order: op from the LSTM output, slot from that, the op and each slot, others with the slot.
 
     So an action is op, then slot, then the rest, each given what was chosen before (an autoregressive factorisation).
     """
@@ -147,7 +147,7 @@ def _heads(hidden: int, slot: int) -> nn.ModuleDict:
         if name == "op":
             heads[name] = _action_head(hidden, hidden, choices)
         elif name == "slot":
-            heads[name] = SlotScores(hidden, slot, hidden // 2)
+            heads[name] = SlotScores(hidden + len(OP_NAMES), slot, hidden // 2)
         elif name == "blueprint":
             heads[name] = _blueprint_head(hidden + slot, hidden)
         else:
@@ -262,7 +262,8 @@ class RecurrentPolicy(nn.Module):
         op_log_probs = masked_log_probs(self.heads["op"](x), masks.op, self.floors["op"])
         op = self._pick(op_log_probs, noise[:, HEAD_NAMES.index("op")])
         legal = head_masks(masks, op)
-        slot_log_probs = masked_log_probs(self.heads["slot"](x, slots), legal["slot"], self.floors["slot"])
+        scores = self.heads["slot"](torch.cat([x, one_hot(op, x)], dim=-1), slots)
+        slot_log_probs = masked_log_probs(scores, legal["slot"], self.floors["slot"])
         slot = self._pick(slot_log_probs, noise[:, HEAD_NAMES.index("slot")])
         known = {"op": (op_log_probs, op), "slot": (slot_log_probs, slot)}
         given = torch.cat([x, encoding_of(slots, slot)], dim=-1)
@@ -287,14 +288,15 @@ class RecurrentPolicy(nn.Module):
         """Evaluate the recorded actions of whole sequences, rows [T, N], under the weights of now.
 
         starts: `segment_starts` of the rollout; noise float32 [T, N, H / 2] in [0, 1) for dropout. The masks follow
-        from the sampled op, and later heads are given the sampled slot, so that on unchanged weights the
+        from the sampled op, and later heads are given the sampled op or slot, so that on unchanged weights the
         log-probabilities are those of `act`.
         """
         slots, features = self._encode(rows.features, rows.blueprints)
         x, (hidden, cell) = self.lstm.sequence(features, rows.reset, starts)
         choices = stack_action(rows.action)
+        op = one_hot(rows.action.op, x)
         given = torch.cat([x, encoding_of(slots, rows.action.slot)], dim=-1)
-        inputs = dict.fromkeys(HEAD_NAMES, (given,)) | {"op": (x,), "slot": (x, slots)}
+        inputs = dict.fromkeys(HEAD_NAMES, (given,)) | {"op": (x,), "slot": (torch.cat([x, op], dim=-1), slots)}
         log_probs, entropies, highest = [], [], []
         for i, (name, mask) in enumerate(head_masks(rows.masks, rows.action.op).items()):
             distribution = masked_log_probs(self.heads[name](*inputs[name]), mask, self.floors[name])
@@ -302,7 +304,6 @@ class RecurrentPolicy(nn.Module):
             entropies.append(entropy(distribution, mask))
             highest.append(likeliest(distribution) == choices[..., i])
         detached = x.detach()
-        op = (rows.action.op.unsqueeze(-1) == torch.arange(len(OP_NAMES), device=x.device)).to(x.dtype)
         return Evaluation(
             log_probs=torch.stack(log_probs, dim=-1),
             entropies=torch.stack(entropies, dim=-1),
@@ -338,6 +339,11 @@ class RecurrentPolicy(nn.Module):
 
     def _pick(self, log_probs: Tensor, noise: Tensor) -> Tensor:
         return likeliest(log_probs) if self.deterministic else choose(log_probs, noise)
+
+
+def one_hot(op: Tensor, like: Tensor) -> Tensor:
+    """[..., 6], in the type of `like`: 1 for the op int64 [...], 0 for the others."""
+    return (op.unsqueeze(-1) == torch.arange(len(OP_NAMES), device=op.device)).to(like.dtype)
 
 
 class StillPolicy:

@@ -83,14 +83,14 @@ def test_an_opinionated_policy_gives_the_log_probs_of_its_rollout_in_the_update(
     assert rows.log_probs.std() > 0.3
 
 
-def slot_choices(policy: RecurrentPolicy, features: Tensor) -> list[Tensor]:
-    """Log-probabilities [8] of one first env-step in which each slot in turn is germinated, everything being legal."""
+def slot_choices(policy: RecurrentPolicy, features: Tensor, op: int = Op.GERMINATE) -> list[Tensor]:
+    """Log-probabilities [8] of one first env-step in which `op` goes to each slot in turn, everything being legal."""
     num_slots = len(policy.places)
     rows = random_rollout(policy, 1, 1, seed=0).rows
     rows.masks.update_(masks_of_ops(torch.ones(1, 6, dtype=torch.bool), num_slots).unsqueeze(0))
     rows.features.copy_(features)
     rows.blueprints.fill_(-1)
-    rows.action.op.fill_(Op.GERMINATE)
+    rows.action.op.fill_(op)
     rows.action.blueprint.fill_(5)
     found = []
     for slot in range(num_slots):
@@ -117,6 +117,12 @@ def test_slots_of_equal_features_differ_by_their_place_alone() -> None:
     one_place = (some_slots(1)[0],) * 3
     same = torch.stack(slot_choices(opinionated(one_place), alike(3)))[:, SLOT]
     torch.testing.assert_close(same.exp(), torch.full((3,), 1 / 3))
+
+
+def test_which_slot_depends_on_the_op() -> None:
+    policy, features = opinionated(some_slots(3)), torch.randn(width_of(3), generator=torch.Generator().manual_seed(5))
+    prune, fossilise = (torch.stack(slot_choices(policy, features, op))[:, SLOT] for op in (Op.PRUNE, Op.FOSSILIZE))
+    assert (prune - fossilise).abs().min() > 1e-4
 
 
 def test_which_blueprint_depends_on_which_slot_was_chosen() -> None:
