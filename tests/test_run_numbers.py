@@ -281,7 +281,6 @@ def test_the_summary_tells_the_last_round(random_run: Done, rounds: list[Round],
     assert grown.accuracies == last.views[-1].state.signals.val_accuracy.tolist()
     assert grown.parameters == sizes(world, last.states[-1])
     assert grown.train_flop == last.result.train_flop
-    assert summary.test_images == 16
     assert summary.reward == pytest.approx(last.rewards().sum(0).mean().item())
     assert (summary.envs, summary.rounds, summary.steps, summary.rollbacks) == (ENVS, ROUNDS, STEPS, 0)
     written = json.loads(random_run.folder.summary.read_text())
@@ -364,8 +363,9 @@ def test_a_control_plays_the_last_rounds_each_beside_the_hosts_that_grew_in_it(
 
 
 def test_fewer_rounds_than_the_control_could_play_are_all_played(tmp_path: Path) -> None:
-    few = done(settings("random", rounds=2, steps=2, control_rounds=5), tmp_path)
+    few = done(settings("random", rounds=2, steps=2, control_rounds=5, val_samples=8), tmp_path)
     assert few.summary.control is not None
+    assert (few.summary.speed.val_samples, few.summary.test_images) == (8, 16)
     assert len(few.summary.control.episodes) == 2
 
 

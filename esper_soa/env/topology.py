@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from esper_soa.state import EnvState
-from esper_soa.vocabulary import STYLE_BLEND, Blend, Blueprint, Stage, Style
+from esper_soa.vocabulary import Blend, Blueprint, Stage
 
 
 class Topology(NamedTuple):
@@ -41,8 +41,8 @@ def plant(state: EnvState, topology: Topology) -> EnvState:
     """A fresh ledger with the seeds of `topology` in its slots as fossils that are new in this env-step.
 
     Weights and momentum are set before the first training pass, as those of any newborn. Each counts as one germinated
-    and fossilised. A fossil of an alpha below 1 keeps it, its ramp at rest there. Raises ValueError where the topology
-    is of other hosts.
+    and fossilised. A fossil of an alpha below 1 keeps it, its ramp at rest there. Style, tempo and goal, by which a seed
+    blends, stay those of an empty slot. Raises ValueError where the topology is of other hosts.
     """
     slots, ramp, totals = state.slots, state.ramp, state.totals
     blueprint, blend, alpha = (part.to(slots.stage.device) for part in topology)
@@ -54,8 +54,6 @@ def plant(state: EnvState, topology: Topology) -> EnvState:
         previous_stage=torch.where(here, Stage.HOLDING, slots.previous_stage),
         blueprint=torch.where(here, blueprint, slots.blueprint),
         blend=torch.where(here, blend, slots.blend),
-        style=torch.where(here, _style(blend), slots.style),
-        alpha_goal=torch.where(here, alpha, slots.alpha_goal),
         alpha=torch.where(here, alpha, slots.alpha),
         newborn=slots.newborn | here,
         fresh_momentum=slots.fresh_momentum | here,
@@ -64,11 +62,3 @@ def plant(state: EnvState, topology: Topology) -> EnvState:
     count = here.sum(1)
     totals = totals.replace(germinated=totals.germinated + count, fossilized=totals.fossilized + count)
     return state.replace(slots=slots, ramp=ramp.replace(**resting), totals=totals)
-
-
-def _style(blend: Tensor) -> Tensor:
-    """int64 [N, S]: a style of germination that brings the `blend` with it."""
-    found = torch.full_like(blend, Style.SIGMOID_ADD)
-    for style in (Style.LINEAR_MULTIPLY, Style.GATED_GATE):
-        found = torch.where(blend == STYLE_BLEND[style], style, found)
-    return found

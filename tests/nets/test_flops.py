@@ -1,5 +1,7 @@
 """What training costs: counts by hand, whichever kernels compute it."""
 
+import math
+
 import pytest
 import torch
 
@@ -7,6 +9,7 @@ from esper_soa.nets import formulations
 from esper_soa.nets.config import TaskConfig, enabled_slots
 from esper_soa.nets.flops import TrainingFlop, training_flop
 from esper_soa.nets.host import host_shape
+from esper_soa.nets.triton_kernels import switch as triton_switch
 from esper_soa.vocabulary import BLUEPRINT_NAMES, CNN_BLUEPRINTS, Blueprint
 
 CPU = torch.device("cpu")
@@ -69,6 +72,14 @@ def test_the_cost_is_the_same_whichever_way_convolutions_are_computed(way: str) 
         assert costs(task, "r0c0").host == expected
     finally:
         formulations.choose("channels_last", CPU)
+
+
+def test_own_gpu_kernels_have_no_part_in_counting(monkeypatch: pytest.MonkeyPatch) -> None:
+    narrow = TaskConfig(base_channels=1, kernel_size=1)  # whose activations of one channel lie in memory as they like
+    training_flop.__globals__["_counts"].cache_clear()
+    monkeypatch.setattr(triton_switch, "_kernels", math)  # any module: it must not be asked
+    products = 32 * 32 * 3 * 1 + 16 * 16 * 1 * 2 + 8 * 8 * 2 * 4 + 4 * 10
+    assert costs(narrow, "r0c0").host == 6 * products
 
 
 def test_counting_times_no_convolution() -> None:

@@ -89,7 +89,7 @@ def test_what_the_numbers_were_taken_on_is_told() -> None:
         assert line in text.splitlines()
 
 
-def test_several_episodes_are_compared_host_by_host_and_round_by_round() -> None:
+def test_several_episodes_are_compared_host_by_host_and_round_by_round(tmp_path: Path) -> None:
     assert SUMMARY.control is not None
     more = Episode([60.0, 61.0], [9000.0, 9000.0], [59.0, 60.0], [6e9, 6e9])
     less = Episode([55.0, 60.0], [6418.0, 6418.0], [55.0, 60.0], [2e9, 2e9])
@@ -106,6 +106,11 @@ def test_several_episodes_are_compared_host_by_host_and_round_by_round() -> None
     assert "measured 2 hosts x 2 episodes (the last rounds), on V=128" in text
     assert "control  without growth: 20 env-steps" in text
     assert "30 env-steps and 20 of the control" in text
+    write_summary(replace(SUMMARY, grown=grown, control=control), tmp_path / "summary.json")
+    record = json.loads((tmp_path / "summary.json").read_text())
+    assert record["grown"]["accuracies"] == [60.0, 61.0]  # of the last round
+    assert [episode["accuracies"] for episode in record["control"]["episodes"]] == [[48.0, 49.0], [55.0, 60.0]]
+    assert record["control_env_steps"] == 20
 
 
 def test_one_host_and_one_episode_have_no_interval(tmp_path: Path) -> None:
