@@ -41,8 +41,8 @@ def plant(state: EnvState, topology: Topology) -> EnvState:
     """A fresh ledger with the seeds of `topology` in its slots as fossils that are new in this env-step.
 
     Weights and momentum are set before the first training pass, as those of any newborn. Each counts as one germinated
-    and fossilised. A fossil of an alpha below 1 keeps it, its ramp at rest there. Style, tempo and goal, by which a seed
-    blends, stay those of an empty slot. Raises ValueError where the topology is of other hosts.
+    and fossilised. A fossil of an alpha below 1 keeps it, its ramp at rest there. Style, tempo and goal, by which seeds
+    blend, stay those of an empty slot. Raises ValueError where the topology is of other hosts.
     """
     slots, ramp, totals = state.slots, state.ramp, state.totals
     blueprint, blend, alpha = (part.to(slots.stage.device) for part in topology)
