@@ -140,7 +140,7 @@ def test_random_overrides_are_settings_or_one_message() -> None:
 
 
 def test_random_settings_play_or_end_in_one_message(tmp_path: Path) -> None:
-    assert sum(play(number, made(tmp_path / str(number))) for number in range(3)) > 0
+    assert sum(play(number, made(tmp_path / str(number))) for number in range(8)) > 0
 
 
 @pytest.mark.slow
