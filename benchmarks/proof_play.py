@@ -39,8 +39,8 @@ from esper_soa.trainer import build_player
 
 EXPERIMENT = "cifar_3seed"
 LEARNED = "learned"
-# Of every unit: three hosts, on one thread of a CPU; the learned policy takes its likeliest choices. Settings given come
-# after the first two.
+# Of every unit: three hosts, on one thread of a CPU; the learned policy takes its likeliest choices. Settings given
+# come after the first two.
 HOSTS = ("envs=3", "policy.ppo.minibatches=1")
 PLACE = ("device=cpu", "compute.workers=1", "compute.threads=1")
 DECLARED = ("policy.deterministic=true",)

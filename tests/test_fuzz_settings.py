@@ -16,7 +16,7 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from esper_soa.config import TrainConfig, settings_from
+from esper_soa.config import TrainConfig, register_schema, settings_from
 from esper_soa.errors import OutOfRoomError, UserError
 from esper_soa.nets.native import switch
 from esper_soa.ops.rundir import RunFolder
@@ -99,6 +99,7 @@ def composed(overrides: list[str]) -> TrainConfig | Exception:
 
 @pytest.fixture(autouse=True, scope="module")
 def _hydra() -> Iterator[None]:
+    register_schema()
     threads = torch.get_num_threads()
     with initialize_config_dir(config_dir(), version_base="1.3"):
         yield
