@@ -30,11 +30,11 @@ from esper_soa.config import ComputeConfig
 from esper_soa.env.step import guard_, on_fixed_memory
 from esper_soa.errors import UserError
 from esper_soa.nets import batched
-from esper_soa.nets.evaluation import evaluate
+from esper_soa.nets.engines.gpu.support import unavailable_reason
+from esper_soa.nets.engines.torch.training import train_epoch_
+from esper_soa.nets.engines.torch.validation import evaluate
 from esper_soa.nets.graphs import StepCache
 from esper_soa.nets.pools import claim_, read_roster
-from esper_soa.nets.supervised import train_epoch_
-from esper_soa.nets.triton_kernels.support import unavailable_reason
 from esper_soa.ops.device import resolve_device
 from esper_soa.state import Measurements, View
 from tests.sync_guard import SyncGuard
@@ -207,7 +207,7 @@ def blocks(place: Place) -> Found:
     reason = unavailable_reason(place.device)
     if reason is not None:
         return {"ok": True, "skipped": reason}
-    kernels = importlib.import_module("esper_soa.nets.triton_kernels.functions")
+    kernels = importlib.import_module("esper_soa.nets.engines.gpu.functions")
 
     def plain(x: Tensor, weight: Tensor, norm: tuple[Tensor, ...]) -> Tensor:
         x = batched.batch_norm(batched.conv2d(x, weight.to(x.dtype)), *norm)

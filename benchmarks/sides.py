@@ -21,7 +21,7 @@ from esper_soa.agent.protocol import Agent, Memory
 from esper_soa.agent.rollout import Rollout
 from esper_soa.build import build_world
 from esper_soa.env.step import EAGER
-from esper_soa.nets.native import switch
+from esper_soa.nets.engines.cpu import switch
 from esper_soa.ops.collect import Episode, Player
 from esper_soa.ops.device import apply_threads, resolve_device
 from esper_soa.ops.profile import PhaseProfile

@@ -24,11 +24,11 @@ from benchmarks.records import RESULTS, check_folder, keep, origin
 from esper_soa.errors import UserError
 from esper_soa.nets import pools, streams
 from esper_soa.nets.config import SlotSpec, TaskConfig, host_slots
-from esper_soa.nets.evaluation import evaluate
+from esper_soa.nets.engines.cpu import switch
+from esper_soa.nets.engines.torch.training import NetsConfig, chunks, train_epoch_
+from esper_soa.nets.engines.torch.validation import evaluate
 from esper_soa.nets.host import host_shape
-from esper_soa.nets.native import switch
 from esper_soa.nets.pools import Roster
-from esper_soa.nets.supervised import NetsConfig, chunks, train_epoch_
 from esper_soa.ops.device import (
     apply_threads,
     choose_env_chunk,

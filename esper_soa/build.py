@@ -11,18 +11,19 @@ from esper_soa.env.reward_records import RewardSettings
 from esper_soa.env.shapley import arrival_orders
 from esper_soa.env.step import EAGER, Rules, compiled, on_fixed_memory
 from esper_soa.env.world import Sizes, World
-from esper_soa.nets import formulations, fused
+from esper_soa.nets import convolutions as formulations
 from esper_soa.nets.blueprints import blueprint_codes
 from esper_soa.nets.config import SubsetRows, enabled_slots
 from esper_soa.nets.datasets import ImageSet, load_images
-from esper_soa.nets.evaluation import EXACT_SLOTS
+from esper_soa.nets.engines.cpu import engine as fused
+from esper_soa.nets.engines.cpu import switch
+from esper_soa.nets.engines.gpu import switch as triton_switch
+from esper_soa.nets.engines.torch.training import NetsConfig, chunks
+from esper_soa.nets.engines.torch.validation import EXACT_SLOTS
 from esper_soa.nets.graphs import decision_cache, network_cache
 from esper_soa.nets.host import host_shape
-from esper_soa.nets.native import switch
 from esper_soa.nets.pools import parameter_table
 from esper_soa.nets.precision import choose_precision
-from esper_soa.nets.supervised import NetsConfig, chunks
-from esper_soa.nets.triton_kernels import switch as triton_switch
 from esper_soa.ops.device import choose_env_chunk, choose_eval_batch, choose_workers, keep_freed_memory
 from esper_soa.ops.memory import check_room
 from esper_soa.vocabulary import NUM_BLUEPRINTS, STAGE_NAMES

@@ -28,8 +28,8 @@ from esper_soa.env.outcome import hypervolume, trade_offs
 from esper_soa.env.reward import final_rent
 from esper_soa.env.world import World
 from esper_soa.errors import OutOfRoomError, UserError
+from esper_soa.nets.engines.cpu import switch
 from esper_soa.nets.graphs import decision_cache
-from esper_soa.nets.native import switch
 from esper_soa.nets.precision import choose_precision
 from esper_soa.ops import resume
 from esper_soa.ops.anomaly import Watch

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from esper_soa.nets.native import switch
+from esper_soa.nets.engines.cpu import switch
 
 sys.path.insert(0, str(Path(__file__).parent))
 if not torch.cuda.is_available():

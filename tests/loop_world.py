@@ -19,9 +19,9 @@ from esper_soa.env.reward_records import RewardSettings
 from esper_soa.env.step import Response, Rules, Work, guard_, measure_, perceive, reset, respond
 from esper_soa.nets import pools, streams
 from esper_soa.nets.config import TaskConfig, enabled_slots
+from esper_soa.nets.engines.torch.training import NetsConfig
 from esper_soa.nets.host import HostShape, host_shape
 from esper_soa.nets.snapshot import add_snapshot_, snapshot_where_
-from esper_soa.nets.supervised import NetsConfig
 from esper_soa.state import Action, EnvState, Measurements
 from esper_soa.vocabulary import CNN_BLUEPRINTS, NUM_BLUEPRINTS, STAGE_NAMES, Op
 

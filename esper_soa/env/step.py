@@ -23,11 +23,11 @@ from esper_soa.env.reward import empty_totals, reward, settle_fossils
 from esper_soa.env.reward_records import RewardSettings, RewardTerms
 from esper_soa.env.scaffold import empty_boosts, record_boosts
 from esper_soa.env.signals import age_memories, initial_signals, record_attribution, record_gradients, record_signals
-from esper_soa.nets.evaluation import ValidationFeed, evaluate
+from esper_soa.nets.engines.torch.training import NetsConfig, TrainingFeed, train_epoch_
+from esper_soa.nets.engines.torch.validation import ValidationFeed, evaluate
 from esper_soa.nets.graphs import StepCache, still_call
 from esper_soa.nets.pools import claim_, read_roster
 from esper_soa.nets.snapshot import restore_where_, snapshot_where_
-from esper_soa.nets.supervised import NetsConfig, TrainingFeed, train_epoch_
 from esper_soa.state import Action, ActionOutcome, Attribution, EnvState, Masks, Measurements, Observation, select
 from esper_soa.vocabulary import Op, Stage
 

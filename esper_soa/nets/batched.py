@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from esper_soa.nets import formulations
-from esper_soa.nets.native import block, head, pool, seed, switch
-from esper_soa.nets.native.library import LANES
-from esper_soa.nets.native.seed import GroupNorm, Joined
-from esper_soa.nets.triton_kernels import switch as triton_switch
+from esper_soa.nets import convolutions as formulations
+from esper_soa.nets.engines.cpu import block, head, pool, seed, switch
+from esper_soa.nets.engines.cpu.library import LANES
+from esper_soa.nets.engines.cpu.seed import GroupNorm, Joined
+from esper_soa.nets.engines.gpu import switch as triton_switch
 
 NORM_EPS = 1e-5
 BATCH_NORM_MOMENTUM = 0.1

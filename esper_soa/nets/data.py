@@ -2,7 +2,7 @@
 
 Given an ImageSet and one random stream per env, it returns batches for many envs at once, without a loop over envs or
 a copy to the host. What env i gets depends only on its own stream and on how many samples it has drawn. Called by the
-trainer, which hands the feeds to esper_soa/nets/supervised.py and evaluation.py.
+trainer, which hands the feeds to the engines (nets/engines).
 """
 
 from collections.abc import Callable
@@ -15,8 +15,8 @@ from torch.nn import functional as F
 from esper_soa.errors import check
 from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE
 from esper_soa.nets.datasets import ImageSet
-from esper_soa.nets.native import switch
-from esper_soa.nets.native.images import cut_images
+from esper_soa.nets.engines.cpu import switch
+from esper_soa.nets.engines.cpu.images import cut_images
 from esper_soa.nets.streams import VALIDATION_SET, fold, integers, stream_keys
 
 PADDING = 4  # black pixels around a training image, before normalisation

@@ -17,8 +17,8 @@ from torch.profiler import ProfilerActivity
 
 from esper_soa.env.step import Work
 from esper_soa.nets.data import ImageCrops
-from esper_soa.nets.evaluation import ValidationFeed
-from esper_soa.nets.supervised import CountedFeed, TrainingFeed
+from esper_soa.nets.engines.torch.training import CountedFeed, TrainingFeed
+from esper_soa.nets.engines.torch.validation import ValidationFeed
 from esper_soa.ops.progress import LOGGER
 
 PHASES = ("training", "validation", "data", "ledger", "policy", "update", "telemetry", "reset", "files")

@@ -29,7 +29,7 @@ from esper_soa.env.step import Work
 from esper_soa.env.world import Sizes, World
 from esper_soa.nets.config import TaskConfig
 from esper_soa.nets.datasets import load_images
-from esper_soa.nets.native import switch
+from esper_soa.nets.engines.cpu import switch
 from esper_soa.ops.collect import Player, play_round
 from esper_soa.ops.progress import Progress
 from esper_soa.ops.tally import RoundResult

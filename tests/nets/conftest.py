@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from esper_soa.nets.native import switch
+from esper_soa.nets.engines.cpu import switch
 
 CPU = torch.device("cpu")
 

@@ -15,9 +15,9 @@ from esper_soa.build import build_world
 from esper_soa.config import ComputeConfig, TrainConfig
 from esper_soa.env.world import World
 from esper_soa.nets.config import DataConfig, TaskConfig
-from esper_soa.nets.evaluation import ValidationFeed, ValidationReport, evaluate
+from esper_soa.nets.engines.torch.training import CountedFeed, TrainingFeed, train_epoch_
+from esper_soa.nets.engines.torch.validation import ValidationFeed, ValidationReport, evaluate
 from esper_soa.nets.pools import Roster
-from esper_soa.nets.supervised import CountedFeed, TrainingFeed, train_epoch_
 from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Stage
 
 CPU = torch.device("cpu")

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from esper_soa.errors import SettingError
-from esper_soa.nets import batched, blueprints, data, supervised
+from esper_soa.nets import batched, blueprints, data
 from esper_soa.nets.config import TaskConfig
 from esper_soa.nets.datasets import ImageSet
-from esper_soa.nets.native import block, switch
-from esper_soa.nets.native.library import LANES
+from esper_soa.nets.engines.cpu import block, switch
+from esper_soa.nets.engines.cpu.library import LANES
+from esper_soa.nets.engines.torch import training as supervised
 from esper_soa.vocabulary import Blueprint
 
 pytestmark = pytest.mark.usefixtures("native")

@@ -13,17 +13,17 @@ from esper_soa.errors import SettingError
 from esper_soa.nets import batched, blend
 from esper_soa.nets.blueprints import norm_groups
 from esper_soa.nets.config import TaskConfig
+from esper_soa.nets.engines.gpu import switch
+from esper_soa.nets.engines.gpu.support import unavailable_reason
 from esper_soa.nets.host import evaluate_forward, fold_batch_norm, host_shape, train_forward
-from esper_soa.nets.triton_kernels import switch
-from esper_soa.nets.triton_kernels.support import unavailable_reason
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="the package triton is not installed (extra: test)")
 
 if HAS_TRITON:
-    from esper_soa.nets.triton_kernels.block_autograd import Norm, conv_norm_relu_pool, evaluate_conv_relu_pool
-    from esper_soa.nets.triton_kernels.seed_autograd import ConvSeed, conv_seed, live_list
+    from esper_soa.nets.engines.gpu.block_autograd import Norm, conv_norm_relu_pool, evaluate_conv_relu_pool
+    from esper_soa.nets.engines.gpu.seed_autograd import ConvSeed, conv_seed, live_list
 
 CASES = [  # networks, batch, inputs, outputs, height, width, kernel, pool, the same images for all networks
     (2, 2, 3, 8, 6, 6, 3, 2, False),

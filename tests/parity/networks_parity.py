@@ -11,7 +11,7 @@ from parity_vectors import vectors_dir
 from torch.nn import functional as F
 
 from esper_soa.nets.config import TaskConfig, enabled_slots
-from esper_soa.nets.evaluation import SubsetSeeds
+from esper_soa.nets.engines.torch.validation import SubsetSeeds
 from esper_soa.nets.host import evaluate_forward, fold_batch_norm, host_shape, train_forward
 from esper_soa.nets.pools import Group
 from esper_soa.nets.seeds import ActiveGroup, TrainingSeeds

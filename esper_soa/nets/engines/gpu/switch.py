@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from esper_soa.errors import SettingError
-from esper_soa.nets.triton_kernels.support import unavailable_reason
+from esper_soa.nets.engines.gpu.support import unavailable_reason
 
-FUNCTIONS = "esper_soa.nets.triton_kernels.functions"
+FUNCTIONS = "esper_soa.nets.engines.gpu.functions"
 _kernels: ModuleType | None = None
 
 

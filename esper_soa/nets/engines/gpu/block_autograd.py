@@ -12,9 +12,9 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from esper_soa.nets.triton_kernels import block
-from esper_soa.nets.triton_kernels.block import Upstream
-from esper_soa.nets.triton_kernels.tiles import Layer, Plane, Rows, Tile, layer_of, plane, rows, shared_plane, tile_of
+from esper_soa.nets.engines.gpu import block
+from esper_soa.nets.engines.gpu.block import Upstream
+from esper_soa.nets.engines.gpu.tiles import Layer, Plane, Rows, Tile, layer_of, plane, rows, shared_plane, tile_of
 
 MAX_SPLITS = 64  # parts of a weight gradient's sum
 PIXELS_PER_SPLIT = 1024

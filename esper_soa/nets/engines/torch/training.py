@@ -14,12 +14,12 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from esper_soa.nets import fused
 from esper_soa.nets.config import DEFAULT_ROWS, SubsetRows, TaskConfig
 from esper_soa.nets.data import ImageCrops
+from esper_soa.nets.engines.cpu import engine as fused
+from esper_soa.nets.engines.cpu import sgd, switch
 from esper_soa.nets.graphs import StepCache
 from esper_soa.nets.host import HostShape, train_loss
-from esper_soa.nets.native import sgd, switch
 from esper_soa.nets.pools import Roster, groups_of, upload
 from esper_soa.nets.precision import SCALE, LossScales, all_finite, as_input, autocast, of_nets, where_finite_
 from esper_soa.nets.seeds import ActiveGroup, TrainingSeeds, put_to_bed_, wake

@@ -4,7 +4,7 @@ import ctypes
 
 from torch import Tensor
 
-from esper_soa.nets.native.sheet import call
+from esper_soa.nets.engines.cpu.sheet import call
 
 
 class Crops(ctypes.Structure):

@@ -2,7 +2,7 @@
 
 Where block.py and seed.py take a layer of a chunk of networks, these take all layers of one network after the other, so
 that what stands between layers stays in the caches. The records mirror chain.h, train.c and validate.c field by field.
-Called by nets/fused.py, which knows what networks they are for.
+Called by engine.py, which knows what networks they are for.
 """
 
 import ctypes
@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from esper_soa.nets.native.images import Crops
-from esper_soa.nets.native.sgd import Descent, Rule
-from esper_soa.nets.native.sheet import call
+from esper_soa.nets.engines.cpu.images import Crops
+from esper_soa.nets.engines.cpu.sgd import Descent, Rule
+from esper_soa.nets.engines.cpu.sheet import call
 
 POINTER, INTEGER = ctypes.c_void_p, ctypes.c_int64
 # What stands in a slot, as in chain.h; 0 is nobody.

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from esper_soa.errors import SettingError
-from esper_soa.nets.native.cache import NativeError
-from esper_soa.nets.native.proof import prove
+from esper_soa.nets.engines.cpu.cache import NativeError
+from esper_soa.nets.engines.cpu.proof import prove
 
 
 class Choice(NamedTuple):

@@ -1,11 +1,11 @@
-"""Clipping and SGD of rows of parameters as one native call; called by nets/supervised.py."""
+"""Clipping and SGD of rows of parameters as one native call; called by nets/engines/torch/training.py."""
 
 import ctypes
 from typing import NamedTuple
 
 from torch import Tensor
 
-from esper_soa.nets.native.sheet import call
+from esper_soa.nets.engines.cpu.sheet import call
 
 
 class Descent(ctypes.Structure):

@@ -3,7 +3,7 @@
  * The host's block (block.c) has a batch norm and an optional 2x2 max pool; a seed's layer (seed.c) has a group norm, an
  * optional residual, and an optional pool of the host behind it; parts.c has what seeds are made of beside that.
  * Activations are [B, H, W, n*C]; weights and per-channel numbers have a leading [n]. P is O in whole vectors; what the
- * backward pass needs is saved per network, contiguous. nets/native/library.py mirrors the record field by field.
+ * backward pass needs is saved per network, contiguous. nets/engines/cpu/library.py mirrors the record field by field.
  */
 #ifndef ESPER_SHEET_H
 #define ESPER_SHEET_H

@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from esper_soa.nets import batched
-from esper_soa.nets.triton_kernels import block, seed
-from esper_soa.nets.triton_kernels.block import Upstream
-from esper_soa.nets.triton_kernels.block_autograd import weight_gradient
-from esper_soa.nets.triton_kernels.seed import SeedGradients, Seeds
-from esper_soa.nets.triton_kernels.tiles import layer_of, plane, rows, tile_of
+from esper_soa.nets.engines.gpu import block, seed
+from esper_soa.nets.engines.gpu.block import Upstream
+from esper_soa.nets.engines.gpu.block_autograd import weight_gradient
+from esper_soa.nets.engines.gpu.seed import SeedGradients, Seeds
+from esper_soa.nets.engines.gpu.tiles import layer_of, plane, rows, tile_of
 
 
 class ConvSeed(NamedTuple):

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from esper_soa.nets.native.library import LANES, Sheet
-from esper_soa.nets.native.sheet import call, new_activations, pixels_last
+from esper_soa.nets.engines.cpu.library import LANES, Sheet
+from esper_soa.nets.engines.cpu.sheet import call, new_activations, pixels_last
 
 
 def fits(x: Tensor) -> bool:

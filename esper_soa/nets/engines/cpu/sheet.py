@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import profiler
 from torch.profiler import record_function
 
-from esper_soa.nets.native.library import LANES, Sheet, library
+from esper_soa.nets.engines.cpu.library import LANES, Sheet, library
 
 
 def whole_vectors(channels: int) -> int:

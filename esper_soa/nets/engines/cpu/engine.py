@@ -1,4 +1,4 @@
-"""Networks that the native kernels take whole, and their training steps and validation; see nets/native/whole.py.
+"""Networks that the native kernels take whole, and their training steps and validation; see nets/engines/cpu/whole.py.
 
 Hosts are taken whole where their channels fill vectors, whatever their seeds; the others go through supervised.py and
 evaluation.py layer by layer. Used by those two; the trainer asks for an `obstacle` before it turns the kernels on.
@@ -17,11 +17,11 @@ from esper_soa.nets import batched
 from esper_soa.nets.blueprints import narrow_channels, norm_groups
 from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE
 from esper_soa.nets.data import ImageCrops
+from esper_soa.nets.engines.cpu import switch, whole
+from esper_soa.nets.engines.cpu.images import cut_images
+from esper_soa.nets.engines.cpu.library import LANES
+from esper_soa.nets.engines.cpu.sgd import Rule
 from esper_soa.nets.host import Block, HostShape
-from esper_soa.nets.native import switch, whole
-from esper_soa.nets.native.images import cut_images
-from esper_soa.nets.native.library import LANES
-from esper_soa.nets.native.sgd import Rule
 from esper_soa.nets.pools import Roster, row_layout
 from esper_soa.state import LEDGER_FLOAT
 from esper_soa.vocabulary import BLUEPRINT_NAMES, Blend, Stage

@@ -15,12 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from esper_soa.nets.native import whole
-from esper_soa.nets.native.cache import NativeError
-from esper_soa.nets.native.head import Head
-from esper_soa.nets.native.images import Crops
-from esper_soa.nets.native.library import Sheet, library
-from esper_soa.nets.native.sgd import Descent, Rule
+from esper_soa.nets.engines.cpu import whole
+from esper_soa.nets.engines.cpu.cache import NativeError
+from esper_soa.nets.engines.cpu.head import Head
+from esper_soa.nets.engines.cpu.images import Crops
+from esper_soa.nets.engines.cpu.library import Sheet, library
+from esper_soa.nets.engines.cpu.sgd import Descent, Rule
 
 RECORDS: dict[str, type[ctypes.Structure]] = {
     "sheet": Sheet, "head": Head, "crops": Crops, "descent": Descent, "networks": whole.Networks,

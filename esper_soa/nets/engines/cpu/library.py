@@ -16,7 +16,15 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from esper_soa.nets.native.cache import DRAFT, NativeError, cache_folder, drop_old_drafts, open_folder, store, stored
+from esper_soa.nets.engines.cpu.cache import (
+    DRAFT,
+    NativeError,
+    cache_folder,
+    drop_old_drafts,
+    open_folder,
+    store,
+    stored,
+)
 
 FOLDER = Path(__file__).parent
 # Predictive commoning carries neighbouring pixels through registers that the tiles of taps.c need for their sums.

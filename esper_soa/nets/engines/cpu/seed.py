@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from esper_soa.nets.native.library import Sheet
-from esper_soa.nets.native.sheet import call, new_activations, new_sheet, pixels_last, whole_vectors
+from esper_soa.nets.engines.cpu.library import Sheet
+from esper_soa.nets.engines.cpu.sheet import call, new_activations, new_sheet, pixels_last, whole_vectors
 
 
 class GroupNorm(NamedTuple):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from esper_soa.nets.native.sheet import call, new_activations, pixels_last
+from esper_soa.nets.engines.cpu.sheet import call, new_activations, pixels_last
 
 
 class Head(ctypes.Structure):

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from esper_soa.nets.triton_kernels.tiles import (
+from esper_soa.nets.engines.gpu.tiles import (
     NORM_EPS,
     Plane,
     add_product,

@@ -16,14 +16,15 @@ import torch.nn.functional as F
 from tensordict import TensorDict
 from torch import Tensor
 
-from esper_soa.nets import batched, fused
+from esper_soa.nets import batched
 from esper_soa.nets.config import DEFAULT_ROWS, SubsetRows
 from esper_soa.nets.data import ImageCrops
+from esper_soa.nets.engines.cpu import engine as fused
+from esper_soa.nets.engines.torch.training import NetsConfig, chunks
 from esper_soa.nets.host import evaluate_forward, fold_batch_norm
 from esper_soa.nets.pools import Roster, groups_of, upload
 from esper_soa.nets.precision import as_input, autocast
 from esper_soa.nets.seeds import ActiveGroup, fill_slot, wake
-from esper_soa.nets.supervised import NetsConfig, chunks
 from esper_soa.nets.workers import Call, run_pieces
 from esper_soa.state import LEDGER_FLOAT
 from esper_soa.vocabulary import Stage

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from esper_soa.config import CONVOLUTIONS
-from esper_soa.nets import batched, formulations
-from esper_soa.nets.formulations import WAYS, Timer
+from esper_soa.nets import batched
+from esper_soa.nets import convolutions as formulations
+from esper_soa.nets.convolutions import WAYS, Timer
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CPU = torch.device("cpu")
