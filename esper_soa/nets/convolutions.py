@@ -1,8 +1,8 @@
 """Ways to compute a convolution of n networks with torch, and which of them is taken for which shape.
 
 No way is the quickest for all shapes on a GPU: grouped convolutions suffer from narrow groups and from their layout,
-matrix products of patches from their traffic where images are large. `choose` is called by the trainer with the setting
-compute.convolutions; batched.py calls `convolve`. Without a call it is the grouped convolution in channels_last memory.
+matrix products of patches from their traffic where images are large. The setting compute.convolutions chooses; what it
+chose is held by the layers (layers.py) of the engine that it was chosen for.
 """
 
 from collections.abc import Callable
@@ -46,13 +46,6 @@ def _matmul(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 WAYS: dict[str, Way] = {"channels_last": _grouped, "planes": _planes, "matmul": _matmul}
-
-
-class Plan(NamedTuple):
-    """Which way is taken: one for all shapes, or the quickest of each, by `timer` (None: no timing)."""
-
-    way: str = "channels_last"
-    timer: "Timer | None" = None
 
 
 class Timer:
@@ -100,34 +93,27 @@ def device_seconds(call: Callable[[], object]) -> float:
     return begin.elapsed_time(end) / 1e3
 
 
-_current = Plan()
+class Convolutions(NamedTuple):
+    """Which way is taken: one for all shapes, or the quickest of each, by `timer` (None: no timing)."""
+
+    way: str = "channels_last"
+    timer: Timer | None = None
+
+    def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Same-padded convolution of x [B, n*I, H, W] with weight [n, O, I, k, k] and bias [n, O] -> [B, n*O, H, W].
+
+        x may be [B, I, H, W], the same images for every network: then it is one dense convolution.
+        """
+        if x.shape[1] != weight.shape[0] * weight.shape[2]:
+            return _grouped(x, weight, bias)
+        return WAYS[self.way if self.timer is None else self.timer.way(x, weight)](x, weight, bias)
 
 
-def current() -> Plan:
-    """What `choose` chose last."""
-    return _current
-
-
-def choose(setting: str, device: torch.device) -> Plan:
-    """Take the way of the setting from now on; `auto` times every shape on a GPU when it is first met.
+def choose_convolutions(setting: str, device: torch.device) -> Convolutions:
+    """What compute.convolutions stands for on `device`; `auto` times every shape on a GPU when it is first met.
 
     On a CPU `auto` is channels_last, where planes take two to three times as long.
     """
-    global _current
     if setting != "auto":
-        _current = Plan(setting)
-    else:
-        _current = Plan(timer=Timer(device_seconds)) if device.type == "cuda" else Plan()
-    return _current
-
-
-def convolve(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Same-padded convolution of x [B, n*I, H, W] with weight [n, O, I, k, k] and bias [n, O] -> [B, n*O, H, W].
-
-    x may be [B, I, H, W], the same images for every network: then it is one dense convolution.
-    """
-    if x.shape[1] != weight.shape[0] * weight.shape[2]:
-        return _grouped(x, weight, bias)
-    plan = _current
-    timer = None if x.is_meta else plan.timer  # tensors without numbers take no time
-    return WAYS[plan.way if timer is None else timer.way(x, weight)](x, weight, bias)
+        return Convolutions(setting)
+    return Convolutions(timer=Timer(device_seconds)) if device.type == "cuda" else Convolutions()

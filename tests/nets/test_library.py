@@ -25,8 +25,8 @@ pytestmark = pytest.mark.usefixtures("native")
 ROOT = Path(__file__).resolve().parents[2]
 LOAD = "from esper_soa.nets.engines.cpu import library; library.library(); print(library.build())"  # needs no torch
 CHOOSE = (
-    "import torch; from esper_soa.nets.engines.cpu import switch;"
-    "choice = switch.choose({setting!r}, torch.device('cpu')); print(choice.native, choice.fallback, choice.reason)"
+    "import torch; from esper_soa.nets.engines.cpu.support import choose_native;"
+    "choice = choose_native({setting!r}, torch.device('cpu')); print(choice.native, choice.fallback, choice.reason)"
 )
 NO_COMPILER = "/nonexistent/cc"
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs files of another user")
@@ -422,7 +422,7 @@ def breaking(folder: Path, source: str, text: str, other: str) -> str:
 
 
 def test_a_library_that_computes_something_else_is_not_taken(tmp_path: Path) -> None:
-    both = CHOOSE.format(setting="auto") + "; switch.choose('on', torch.device('cpu'))"
+    both = CHOOSE.format(setting="auto") + "; choose_native('on', torch.device('cpu'))"
     wrong = {"CC": breaking(tmp_path, *BREAKS["no momentum"]), "XDG_CACHE_HOME": str(tmp_path)}
     status, out, err = ended(start(both, **wrong))
     assert status == 1

@@ -1,7 +1,7 @@
 """Subset rows: which are evaluated, and how they share what lies before the first slot that differs."""
 
 from esper_soa.nets.config import SubsetRows
-from esper_soa.nets.engines.torch.validation import branch_plan, max_rows, subset_codes
+from esper_soa.nets.subsets import branch_plan, max_rows, subset_codes
 
 
 def test_branch_plan_reaches_every_subset_and_shares_prefixes():

@@ -1,1 +1,1 @@
-"""Native CPU kernels of the networks: C sources, the compiler that builds them, and the switch that picks them."""
+"""The engine of a CPU: whole networks by kernels in C, what compiles them, and the proof that they are right."""

@@ -1,6 +1,6 @@
 """The host's block as one native call each way: tensors in, a sheet filled, block.c called, tensors out.
 
-Called by nets/batched.py where `switch.takes` says so; the plain torch functions there are what it must equal.
+Called by layers.py; the plain torch of nets/layers.py is what it must equal.
 """
 
 from typing import NamedTuple

@@ -1,10 +1,11 @@
-"""Networks that the native kernels take whole, and their training steps and validation; see nets/engines/cpu/whole.py.
+"""The engine of a CPU: training and validation of whole networks by the native kernels; see whole.py.
 
-Hosts are taken whole where their channels fill vectors, whatever their seeds; the others go through supervised.py and
-evaluation.py layer by layer. Used by those two; the trainer asks for an `obstacle` before it turns the kernels on.
+It suits hosts whose channels fill vectors, whatever their seeds; others are run by the engine in torch. nets/choose.py
+asks for an `obstacle` and whether it `suits` before it makes one.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -16,15 +17,23 @@ from torch import Tensor
 from esper_soa.nets import batched
 from esper_soa.nets.blueprints import narrow_channels, norm_groups
 from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE
-from esper_soa.nets.data import ImageCrops
-from esper_soa.nets.engines.cpu import switch, whole
+from esper_soa.nets.data import ImageCrops, ImageCutter
+from esper_soa.nets.engine import Choice, NetsConfig, TrainingFeed, TrainReport, ValidationFeed, ValidationReport
+from esper_soa.nets.engines.cpu import whole
 from esper_soa.nets.engines.cpu.images import cut_images
+from esper_soa.nets.engines.cpu.layers import takes
 from esper_soa.nets.engines.cpu.library import LANES
-from esper_soa.nets.engines.cpu.sgd import Rule
+from esper_soa.nets.engines.cpu.sgd import Descent, descent_of
+from esper_soa.nets.gradients import EXPLODING, TINY, VANISHING
 from esper_soa.nets.host import Block, HostShape
+from esper_soa.nets.passes import Gradients, train_pass_, validation_pass
 from esper_soa.nets.pools import Roster, row_layout
+from esper_soa.nets.seed_plan import THROUGH, SeedPlan, training_plan, validation_plan
+from esper_soa.nets.sgd import LearningRates, rules_of
+from esper_soa.nets.subsets import Job
+from esper_soa.nets.workers import Call
 from esper_soa.state import LEDGER_FLOAT
-from esper_soa.vocabulary import BLUEPRINT_NAMES, Blend, Stage
+from esper_soa.vocabulary import BLUEPRINT_NAMES, Blend
 
 # Kinds of whole.KINDS by blueprint code; -1 where the kernels have none.
 _KINDS = np.array([1 + whole.KINDS.index(name) if name in whole.KINDS else -1 for name in BLUEPRINT_NAMES])
@@ -64,37 +73,33 @@ def is_chain(shape: HostShape) -> bool:
     )
 
 
-def suits(shape: HostShape, weights: TensorDict) -> bool:
-    """Whether the kernels are on and made for such hosts and all their seeds: channels in whole vectors throughout."""
+def suits(shape: HostShape) -> bool:
+    """Whether the kernels take such hosts and all their seeds: channels in whole vectors throughout."""
     widths = [block.channels for block in shape.blocks] + [narrow_channels(spec.channels) for spec in shape.slots]
-    wide = all(width % LANES == 0 for width in widths)
-    return wide and switch.takes(weights["host", "params"], dims=2) and is_chain(shape)
+    return all(width % LANES == 0 for width in widths) and is_chain(shape)
 
 
-def _kinds(roster: Roster, running: np.ndarray) -> np.ndarray:
-    kinds = np.where(running, _KINDS[roster.blueprint], 0)
+def _kinds(plan: SeedPlan, running: np.ndarray) -> np.ndarray:
+    kinds = np.where(running, _KINDS[plan.blueprint], 0)
     if (kinds < 0).any():
-        raise LookupError(f"no native kernel for blueprint {BLUEPRINT_NAMES[roster.blueprint[kinds < 0][0]]}")
+        raise LookupError(f"no native kernel for blueprint {BLUEPRINT_NAMES[plan.blueprint[kinds < 0][0]]}")
     return kinds
 
 
-def training_seeds(roster: Roster, detached: tuple[int, ...]) -> whole.Seeds:
-    """The running seeds as the kernels know them; detached: stages in which they are cut off from the host's graph."""
-    through = roster.stage == Stage.TRAINING
-    measured = (through | (roster.stage == Stage.BLENDING)) & ~roster.frozen
-    flags = through * whole.THROUGH | np.isin(roster.stage, detached) * whole.DETACHED
-    flags |= roster.frozen * whole.FROZEN | measured * whole.MEASURED | _blends(roster)
-    return whole.Seeds(_kinds(roster, roster.running), flags)
+def training_seeds(plan: SeedPlan) -> whole.Seeds:
+    """The seeds of a training pass as the kernels know them."""
+    flags = (plan.blend == THROUGH) * whole.THROUGH | plan.detached * whole.DETACHED
+    flags |= plan.frozen * whole.FROZEN | plan.measured * whole.MEASURED | _blends(plan)
+    return whole.Seeds(_kinds(plan, plan.running), flags)
 
 
-def validation_seeds(roster: Roster) -> whole.Seeds:
-    """The visible seeds as the kernels know them; one that learns behind its host is none."""
-    seen = roster.visible & (roster.stage != Stage.TRAINING)
-    return whole.Seeds(_kinds(roster, seen), _blends(roster))
+def validation_seeds(plan: SeedPlan) -> whole.Seeds:
+    """The seeds of a validation pass as the kernels know them; one that learns behind its host is none."""
+    return whole.Seeds(_kinds(plan, plan.running & (plan.blend != THROUGH)), _blends(plan))
 
 
-def _blends(roster: Roster) -> np.ndarray:
-    return (roster.blend == Blend.MULTIPLY) * whole.MULTIPLIED | (roster.blend == Blend.GATE) * whole.GATED
+def _blends(plan: SeedPlan) -> np.ndarray:
+    return (plan.blend == Blend.MULTIPLY) * whole.MULTIPLIED | (plan.blend == Blend.GATE) * whole.GATED
 
 
 def _layout(shape: HostShape) -> whole.Layout:
@@ -108,7 +113,10 @@ def _layout(shape: HostShape) -> whole.Layout:
 
 
 def _networks(shape: HostShape, weights: TensorDict, alpha: Tensor, seeds: whole.Seeds) -> whole.Networks:
+    """Raises LookupError for networks that the kernels were not made for, as they would take any memory for theirs."""
     host, rows = weights["host"], [weights["seeds", spec.name] for spec in shape.slots]
+    if not (suits(shape) and takes(host["params"], dims=2)):
+        raise LookupError(f"no native kernels for {host['params'].dtype} networks of blocks {shape.blocks}")
     pools = whole.Pools(
         host["params"], host["momentum"], host["statistics"],
         [pool["params"] for pool in rows], [pool["momentum"] for pool in rows],
@@ -117,72 +125,93 @@ def _networks(shape: HostShape, weights: TensorDict, alpha: Tensor, seeds: whole
     return whole.networks(_layout(shape), pools, seeds, alpha.to(host["params"].dtype).contiguous(), norm)
 
 
-class StatisticsRule(NamedTuple):
-    """Bounds of gradient statistics; see supervised.gradient_statistics."""
+class _Training(NamedTuple):
+    """A training pass of N networks; `train_chunk_` may be called for different envs at the same time."""
 
-    vanishing: float
-    exploding: float
-    tiny: float
+    nets: whole.Networks
+    rules: tuple[Descent, Descent]  # of the hosts and of the seeds
+    feed: TrainingFeed
+    num_batches: int
+    stride: int  # batches between two measurements of gradients
 
+    def train_chunk_(self, envs: np.ndarray, gradients: Gradients, call: Call) -> tuple[Tensor, Tensor]:
+        """Loss float32 [n] and accuracy (percent, float64 [n]) of the envs with these numbers."""
+        numbers, seen = torch.from_numpy(envs), 0
+        loss, hits = torch.zeros(envs.size), torch.zeros(envs.size, dtype=torch.int64)
+        for index in range(self.num_batches):
+            call.check()
+            crops = self.feed.crops(numbers, index)
+            self._step_(envs, crops, loss, hits, gradients if index % self.stride == 0 else {})
+            seen += crops.labels.shape[1]
+        return loss / self.num_batches, 100.0 * hits.to(LEDGER_FLOAT) / seen
 
-class WholeTraining:
-    """Training steps of N networks; `step_` may be called for different envs at the same time."""
-
-    def __init__(
-        self,
-        shape: HostShape,
-        weights: TensorDict,
-        alpha: Tensor,
-        seeds: whole.Seeds,
-        rules: tuple[Rule, Rule, StatisticsRule],
-    ) -> None:
-        """rules: of the hosts, of the seeds, and of the statistics."""
-        self.nets = _networks(shape, weights, alpha, seeds)
-        self.host, self.seed, self.bounds = whole.rule_of(rules[0]), whole.rule_of(rules[1]), rules[2]
-
-    def step_(
-        self, envs: np.ndarray, crops: ImageCrops, loss: Tensor, hits: Tensor, gradients: dict[str, Tensor] | None
-    ) -> None:
+    def _step_(self, envs: np.ndarray, crops: ImageCrops, loss: Tensor, hits: Tensor, gradients: Gradients) -> None:
         """One optimiser step of the networks `envs` (int64 [n]) on `crops` [n, B].
 
-        Adds to loss (float32 [n]) and hits (int64 [n]); writes gradient statistics [N, S] where asked for.
+        Adds to loss (float32 [n]) and hits (int64 [n]); writes the gradient statistics [N, S] that are there.
         """
         bank, first, labels = crops.bank, crops.first.contiguous(), crops.labels.contiguous()
         record = whole.Training(
-            nets=self.nets, count=envs.size, batch=first.shape[1], envs=envs.ctypes.data, host=self.host,
-            seed=self.seed, images=whole.crops_of(bank.lines, first, bank.values), labels=labels.data_ptr(),
-            loss=loss.data_ptr(), hits=hits.data_ptr(), vanishing_norm=self.bounds.vanishing,
-            exploding_norm=self.bounds.exploding, tiny=self.bounds.tiny,
+            nets=self.nets, count=envs.size, batch=first.shape[1], envs=envs.ctypes.data, host=self.rules[0],
+            seed=self.rules[1], images=whole.crops_of(bank.lines, first, bank.values), labels=labels.data_ptr(),
+            loss=loss.data_ptr(), hits=hits.data_ptr(), vanishing_norm=VANISHING, exploding_norm=EXPLODING, tiny=TINY,
         )  # fmt: skip
-        for name, values in (gradients or {}).items():
+        for name, values in gradients.items():
             setattr(record, name, values.data_ptr())
         whole.train_(record)
 
 
-class WholeValidation:
-    """Validation of N networks; `measure` may be called for different envs at the same time."""
+class _Validation(NamedTuple):
+    """A validation pass of N networks; `measure` may be called for different envs at the same time."""
 
-    def __init__(self, shape: HostShape, weights: TensorDict, alpha: Tensor, seeds: whole.Seeds) -> None:
-        self.nets = _networks(shape, weights, alpha, seeds)
+    nets: whole.Networks
+    feed: ValidationFeed
 
-    def measure(
-        self, envs: np.ndarray, crops: ImageCrops, codes: tuple[int, ...], ablated: int
-    ) -> tuple[Tensor, Tensor]:
-        """Loss float64 [n] of the first code and accuracy float64 [n, codes], percent.
-
-        ablated: bit mask of the slots in which the codes differ.
-        """
+    def measure(self, job: Job, call: Call) -> tuple[Tensor, Tensor]:
+        """Loss float64 [n] of the first code and accuracy float64 [n, codes], percent, of the envs of `job`."""
+        call.check()
+        envs, codes = job.envs, np.array(job.codes, dtype=np.int64)
+        crops = self.feed.crops(torch.from_numpy(envs))
         bank, first, labels = crops.bank, crops.first.contiguous(), crops.labels.contiguous()
         loss = torch.zeros(envs.size, dtype=LEDGER_FLOAT)
-        hits = torch.zeros(envs.size, len(codes), dtype=torch.int64)
+        hits = torch.zeros(envs.size, codes.size, dtype=torch.int64)
         counted = torch.zeros(envs.size, dtype=torch.int64)
-        code = np.array(codes, dtype=np.int64)
         record = whole.Validation(
             nets=self.nets, count=envs.size, images=first.shape[1], envs=envs.ctypes.data, labels=labels.data_ptr(),
-            own=whole.crops_of(bank.lines, first, bank.values), codes=code.size, ablated=ablated, code=code.ctypes.data,
-            loss=loss.data_ptr(), hits=hits.data_ptr(), counted=counted.data_ptr(),
+            own=whole.crops_of(bank.lines, first, bank.values), codes=codes.size, ablated=job.ablated,
+            code=codes.ctypes.data, loss=loss.data_ptr(), hits=hits.data_ptr(), counted=counted.data_ptr(),
         )  # fmt: skip
-        shared = cut_images(bank.lines, first.T, bank.values, IMAGE_SIZE) if first.shape[0] == 1 else None
+        shared = cut_images(crops, torch.float32) if first.shape[0] == 1 else None
         record.pixels = None if shared is None else shared.data_ptr()
         whole.validate(record)
         return loss / counted, 100.0 * hits.to(LEDGER_FLOAT) / counted[:, None]
+
+
+@dataclass(frozen=True)
+class CpuEngine:
+    """See nets/engine.py for what it does; for hosts that it suits and weights in float32, on a CPU.
+
+    It cuts the images of its feeds as it goes, so that they never leave the caches.
+    """
+
+    chosen: Choice
+    cut: ImageCutter = cut_images
+
+    def train_(
+        self, nets: NetsConfig, weights: TensorDict, alpha: Tensor, roster: Roster, feed: TrainingFeed,
+        num_batches: int, lr_factor: float = 1.0,
+    ) -> TrainReport:  # fmt: skip
+        """Network by network, all layers of a batch in one call."""
+        networks = _networks(nets.shape, weights, alpha, training_seeds(training_plan(roster, nets.detached_stages)))
+        host, seed = rules_of(nets.task, LearningRates.of(nets.task, lr_factor))
+        rules = descent_of(host), descent_of(seed)
+        job = _Training(networks, rules, feed, num_batches, nets.task.gradient_stride)
+        return train_pass_(nets, alpha, job.train_chunk_)
+
+    def validate(
+        self, nets: NetsConfig, weights: TensorDict, alpha: Tensor, roster: Roster, feed: ValidationFeed
+    ) -> ValidationReport:
+        """Network by network, all images and subset rows in one call."""
+        seeds = validation_seeds(validation_plan(roster, nets.detached_stages))
+        job = _Validation(_networks(nets.shape, weights, alpha, seeds), feed)
+        return validation_pass(nets, alpha, roster, job.measure)

@@ -1,4 +1,4 @@
-"""Global mean, linear classifier and cross-entropy as one native call each way; called by nets/batched.py."""
+"""Global mean, linear classifier and cross-entropy as one native call each way; called by layers.py."""
 
 import ctypes
 

@@ -2,8 +2,11 @@
 
 import ctypes
 
+import torch
 from torch import Tensor
 
+from esper_soa.nets.config import IMAGE_SIZE
+from esper_soa.nets.data import ImageCrops
 from esper_soa.nets.engines.cpu.sheet import call
 
 
@@ -16,14 +19,15 @@ class Crops(ctypes.Structure):
     ]
 
 
-def cut_images(lines: Tensor, first: Tensor, values: Tensor, size: int) -> Tensor:
-    """Images [B, n*3, size, size] in channels_last of the crops that begin at the bytes `first` (int64 [B, n]).
-
-    lines: uint8 [M, H, 3, W]. values: float32 [3, 256], what a byte stands for in each colour.
-    """
-    first, values = first.contiguous(), values.contiguous()
-    out = values.new_empty(first.shape[0], size, size, 3 * first.shape[1])
-    record = Crops(batch=first.shape[0], nets=first.shape[1], size=size, line=lines.stride(1), colour=lines.stride(2))
+def cut_images(crops: ImageCrops, dtype: torch.dtype) -> Tensor:
+    """Normalised images [B, n*3, 32, 32] in channels_last; dtype: float32, which is all that the kernel makes."""
+    lines, first, values = crops.bank.lines, crops.first.T.contiguous(), crops.bank.values.contiguous()
+    if dtype != torch.float32:
+        raise TypeError(f"the native kernel cuts images in float32, not {dtype}")
+    out = values.new_empty(first.shape[0], IMAGE_SIZE, IMAGE_SIZE, 3 * first.shape[1])
+    record = Crops(
+        batch=first.shape[0], nets=first.shape[1], size=IMAGE_SIZE, line=lines.stride(1), colour=lines.stride(2)
+    )
     record.bytes, record.first = lines.data_ptr(), first.data_ptr()
     record.values, record.out = values.data_ptr(), out.data_ptr()
     call("cut_images", record)

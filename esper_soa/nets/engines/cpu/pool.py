@@ -1,4 +1,4 @@
-"""The 2x2 max pool on its own, one native call each way; called by nets/batched.py where a seed stands before it."""
+"""The 2x2 max pool on its own, one native call each way; called by layers.py where a seed stands before it."""
 
 import torch
 from torch import Tensor

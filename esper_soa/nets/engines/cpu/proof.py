@@ -2,7 +2,7 @@
 
 A tiny network with each kind of seed is trained for a step and validated by the kernels and, in double precision, by
 torch's own functions, written out here because the networks' own code goes through the kernels. It takes some
-milliseconds and is asked for once per process, by switch.py.
+milliseconds and is asked for once per process, by support.py.
 """
 
 import ctypes
@@ -20,7 +20,8 @@ from esper_soa.nets.engines.cpu.cache import NativeError
 from esper_soa.nets.engines.cpu.head import Head
 from esper_soa.nets.engines.cpu.images import Crops
 from esper_soa.nets.engines.cpu.library import Sheet, library
-from esper_soa.nets.engines.cpu.sgd import Descent, Rule
+from esper_soa.nets.engines.cpu.sgd import Descent, descent_of
+from esper_soa.nets.sgd import Rule
 
 RECORDS: dict[str, type[ctypes.Structure]] = {
     "sheet": Sheet, "head": Head, "crops": Crops, "descent": Descent, "networks": whole.Networks,
@@ -151,8 +152,8 @@ def native_results(given: Trial) -> dict[str, Tensor]:
     nets = whole.networks(layout, pools, whole.Seeds(kinds, flags), alpha, (MOMENTUM, EPS))
     crops = whole.crops_of(trial.lines, trial.first, trial.values)
     whole.train_(whole.Training(
-        nets=nets, count=n, batch=BATCH, envs=envs.ctypes.data, host=whole.rule_of(HOST_RULE),
-        seed=whole.rule_of(SEED_RULE), images=crops, labels=trial.labels.data_ptr(), loss=loss.data_ptr(),
+        nets=nets, count=n, batch=BATCH, envs=envs.ctypes.data, host=descent_of(HOST_RULE),
+        seed=descent_of(SEED_RULE), images=crops, labels=trial.labels.data_ptr(), loss=loss.data_ptr(),
         hits=hits.data_ptr(),
     ))  # fmt: skip
     code, tested = np.array([1, 0], dtype=np.int64), torch.zeros(n, dtype=torch.float64)

@@ -1,6 +1,6 @@
 """A seed's layer as one native call each way: convolution, group norm, ReLU, and its way into a residual.
 
-Called by nets/batched.py where `switch.takes` says so; the plain torch functions there are what it must equal.
+Called by layers.py; the plain torch of nets/layers.py is what it must equal.
 """
 
 from typing import NamedTuple
@@ -11,16 +11,7 @@ from torch.autograd.function import FunctionCtx
 
 from esper_soa.nets.engines.cpu.library import Sheet
 from esper_soa.nets.engines.cpu.sheet import call, new_activations, new_sheet, pixels_last, whole_vectors
-
-
-class GroupNorm(NamedTuple):
-    """Group norm of n networks and what follows it."""
-
-    scale: Tensor  # [n, O]
-    shift: Tensor
-    groups: int  # of a network
-    relu: bool = True
-    eps: float = 1e-5
+from esper_soa.nets.layers import GroupNorm
 
 
 class Joined(NamedTuple):

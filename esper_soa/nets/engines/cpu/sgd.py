@@ -1,11 +1,11 @@
-"""Clipping and SGD of rows of parameters as one native call; called by nets/engines/torch/training.py."""
+"""Clipping and SGD of rows of parameters as one native call; called by layers.py; whole.py takes its record."""
 
 import ctypes
-from typing import NamedTuple
 
 from torch import Tensor
 
 from esper_soa.nets.engines.cpu.sheet import call
+from esper_soa.nets.sgd import Rule
 
 
 class Descent(ctypes.Structure):
@@ -18,20 +18,14 @@ class Descent(ctypes.Structure):
     ]
 
 
-class Rule(NamedTuple):
-    """How a row moves."""
-
-    max_norm: float  # of its gradient; 0 for no limit
-    eps: float  # beside that norm
-    lr: float
-    momentum: float
-    weight_decay: float
-
-
 def sgd_(params: Tensor, momentum: Tensor, grad: Tensor, rule: Rule) -> None:
     """Clip each row's gradient to its own norm, then SGD with momentum, in place; contiguous tensors [n, P]."""
-    grad = grad.contiguous()
-    record = Descent(rows=params.shape[0], width=params.shape[1], most=rule.max_norm, eps=rule.eps, rate=rule.lr,
-                     momentum=rule.momentum, decay=rule.weight_decay)  # fmt: skip
+    grad, record = grad.contiguous(), descent_of(rule._replace(lr=float(rule.lr)))
+    record.rows, record.width = params.shape
     record.params, record.speed, record.grad = params.data_ptr(), momentum.data_ptr(), grad.data_ptr()
     call("sgd_step", record)
+
+
+def descent_of(rule: Rule) -> Descent:
+    """The record of a rule whose rate is a number, without the rows that it moves."""
+    return Descent(most=rule.max_norm, eps=rule.eps, rate=rule.lr, momentum=rule.momentum, decay=rule.weight_decay)

@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from esper_soa.nets.engines.cpu.images import Crops
-from esper_soa.nets.engines.cpu.sgd import Descent, Rule
+from esper_soa.nets.engines.cpu.sgd import Descent
 from esper_soa.nets.engines.cpu.sheet import call
 
 POINTER, INTEGER = ctypes.c_void_p, ctypes.c_int64
@@ -121,11 +121,6 @@ def crops_of(lines: Tensor, first: Tensor, values: Tensor) -> Crops:
     record = Crops(line=lines.stride(1), colour=lines.stride(2))
     record.bytes, record.first, record.values = lines.data_ptr(), first.data_ptr(), values.data_ptr()
     return record
-
-
-def rule_of(rule: Rule) -> Descent:
-    """The record of a rule without the rows that it moves."""
-    return Descent(most=rule.max_norm, eps=rule.eps, rate=rule.lr, momentum=rule.momentum, decay=rule.weight_decay)
 
 
 def train_(record: Training) -> None:
