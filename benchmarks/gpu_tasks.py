@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,16 +26,18 @@ from torch import Tensor
 from benchmarks import eps, machine
 from benchmarks.eps_config import EpsConfig
 from benchmarks.sides import EngineSide
+from benchmarks.timing import BenchmarkError
 from esper_soa.agent.policy import RecurrentPolicy, StillPolicy
 from esper_soa.config import ComputeConfig
 from esper_soa.env.step import guard_, on_fixed_memory
 from esper_soa.errors import UserError
 from esper_soa.nets import batched
-from esper_soa.nets.evaluation import evaluate
+from esper_soa.nets.engine import Engine
+from esper_soa.nets.engines.gpu.support import unavailable_reason
+from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.graphs import StepCache
+from esper_soa.nets.layers import PLAIN
 from esper_soa.nets.pools import claim_, read_roster
-from esper_soa.nets.supervised import train_epoch_
-from esper_soa.nets.triton_kernels.support import unavailable_reason
 from esper_soa.ops.device import resolve_device
 from esper_soa.state import Measurements, View
 from tests.sync_guard import SyncGuard
@@ -84,10 +87,17 @@ def side_at(place: Place, rung: str, cfg: EpsConfig) -> EngineSide:
     side = EngineSide(cfg)
     if place.device.type == "cpu" and ("graphs" in rung or "networks" in rung):
         rules = side.world.rules
-        side.world.rules = rules._replace(nets=rules.nets._replace(steps=StepCache(capture=False)))
+        if not isinstance(rules.engine, TorchEngine):
+            raise BenchmarkError(f"{rung}: {rules.engine.chosen.reason} keeps no steps; take a narrower host")
+        side.world.rules = rules._replace(engine=replace(rules.engine, steps=StepCache(capture=False)))
     if place.device.type == "cpu" and "graphs" in rung:
         keep_decisions_still(side)
     return side
+
+
+def counts_of(engine: Engine) -> dict[str, int]:
+    """What became of the steps that were kept."""
+    return dict(engine.steps.counts) if isinstance(engine, TorchEngine) and engine.steps is not None else {}
 
 
 def keep_decisions_still(side: EngineSide) -> None:
@@ -115,10 +125,10 @@ def parity(place: Place, rung: str) -> Found:
             norm = wanted[name].norm().clamp(min=1.0)
             distances[name] = float((value.cpu() - wanted[name]).norm() / norm)
     accuracy = [side.episode.state.signals.val_accuracy.cpu() for side in sides]
-    steps = sides[1].world.rules.nets.steps
     return {
         "ok": max(distances.values()) < TOLERANCE, "distance": max(distances.values()), "tolerance": TOLERANCE,
-        "accuracy_apart": float((accuracy[0] - accuracy[1]).abs().max()), "steps": dict(steps.counts) if steps else {},
+        "accuracy_apart": float((accuracy[0] - accuracy[1]).abs().max()),
+        "steps": counts_of(sides[1].world.rules.engine),
     }  # fmt: skip
 
 
@@ -137,8 +147,8 @@ def guarded_step(side: EngineSide, device: torch.device) -> None:
     noise, roster = world.noise(side.step), read_roster(state.slots, state.ramp, False)
     with no_syncs(device):
         claim_(world.weights, rules.nets.shape, roster, todo.seed_keys)
-        trained = train_epoch_(rules.nets, world.weights, alpha, roster, todo.training, todo.num_batches)
-        tested = evaluate(rules.nets, world.weights, alpha, roster, todo.validation)
+        trained = rules.engine.train_(rules.nets, world.weights, alpha, roster, todo.training, todo.num_batches)
+        tested = rules.engine.validate(rules.nets, world.weights, alpha, roster, todo.validation)
         measured = Measurements(
             train_loss=trained.loss, train_accuracy=trained.accuracy, val_loss=tested.loss, accuracy=tested.accuracy,
             subset=tested.subset, ablated=tested.ablated, gradients=trained.gradients, batch_size=state.batch_size,
@@ -174,8 +184,8 @@ def rung(place: Place, name: str, envs: str, batch_size: str) -> Found:
     with machine.PeakMemory(place.device) as memory:
         side.warm_up()
         timings = [side.run() for _ in range(cfg.repeats)]
-    steps = side.world.rules.nets.steps
-    return {"ok": True, **figures(cfg, timings), "peak_mib": memory.mib, "steps": dict(steps.counts) if steps else {}}
+    steps = counts_of(side.world.rules.engine)
+    return {"ok": True, **figures(cfg, timings), "peak_mib": memory.mib, "steps": steps}
 
 
 def baseline(place: Place, envs: str, batch_size: str) -> Found:
@@ -207,10 +217,10 @@ def blocks(place: Place) -> Found:
     reason = unavailable_reason(place.device)
     if reason is not None:
         return {"ok": True, "skipped": reason}
-    kernels = importlib.import_module("esper_soa.nets.triton_kernels.functions")
+    kernels = importlib.import_module("esper_soa.nets.engines.gpu.functions")
 
     def plain(x: Tensor, weight: Tensor, norm: tuple[Tensor, ...]) -> Tensor:
-        x = batched.batch_norm(batched.conv2d(x, weight.to(x.dtype)), *norm)
+        x = batched.batch_norm(PLAIN.conv2d(x, weight.to(x.dtype)), *norm)
         return F.relu(F.max_pool2d(x, 2))
 
     def fused(x: Tensor, weight: Tensor, norm: tuple[Tensor, ...]) -> Tensor:

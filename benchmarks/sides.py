@@ -21,7 +21,6 @@ from esper_soa.agent.protocol import Agent, Memory
 from esper_soa.agent.rollout import Rollout
 from esper_soa.build import build_world
 from esper_soa.env.step import EAGER
-from esper_soa.nets.native import switch
 from esper_soa.ops.collect import Episode, Player
 from esper_soa.ops.device import apply_threads, resolve_device
 from esper_soa.ops.profile import PhaseProfile
@@ -126,12 +125,12 @@ class EngineSide:
 
     def facts(self) -> dict[str, object]:
         """Layout and the first env-step, which pays for compilation and first calls."""
-        nets = self.world.rules.nets
+        nets, engine = self.world.rules.nets, self.world.rules.engine
         return {
             "threads": self.threads, "env_chunk": nets.env_chunk, "workers": nets.workers,
             "eval_batch": nets.eval_batch, "dtype": str(nets.precision).removeprefix("torch."),
             "train_images": self.world.sizes.train_samples * self.cfg.envs, "val_images": self.val_images(),
-            "rows": self.cfg.rows, "warmup_seconds": self.first_seconds, "kernels": switch.current().reason,
+            "rows": self.cfg.rows, "warmup_seconds": self.first_seconds, "kernels": engine.chosen.reason,
         }  # fmt: skip
 
     def val_images(self) -> int:

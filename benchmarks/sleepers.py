@@ -4,7 +4,7 @@
 
 Prints a table and, last, one JSON line, which is also appended to benchmarks/results/. The work is one env-step of N
 `cifar_baseline` hosts on random images that are resident in memory: training passes and validation, warm-up excluded,
-the variants interleaved, medians and spreads; kernels, workers and layout are those of a run.
+the variants interleaved, medians and spreads; engine, workers and layout are those of a run.
 """
 
 import argparse
@@ -17,18 +17,19 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from benchmarks.machine import wait_for
 from benchmarks.records import RESULTS, check_folder, keep, origin
+from esper_soa.config import ComputeConfig
 from esper_soa.errors import UserError
-from esper_soa.nets import pools, streams
-from esper_soa.nets.config import SlotSpec, TaskConfig, host_slots
-from esper_soa.nets.evaluation import evaluate
-from esper_soa.nets.host import host_shape
-from esper_soa.nets.native import switch
+from esper_soa.nets import data, pools, streams
+from esper_soa.nets.choose import choose_engine
+from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE, SlotSpec, TaskConfig, host_slots
+from esper_soa.nets.datasets import ImageSet
+from esper_soa.nets.engine import Engine, NetsConfig
+from esper_soa.nets.host import HostShape, host_shape
 from esper_soa.nets.pools import Roster
-from esper_soa.nets.supervised import NetsConfig, chunks, train_epoch_
+from esper_soa.nets.workers import chunks
 from esper_soa.ops.device import (
     apply_threads,
     choose_env_chunk,
@@ -40,32 +41,34 @@ from esper_soa.ops.device import (
 from esper_soa.vocabulary import Blend, Blueprint, Stage
 
 ALPHA = 0.5
+NOISE = 512  # images, at least
 
 
-class Feed:
-    """Random images, resident; the same batch for every training step."""
+def noise(options: argparse.Namespace) -> ImageSet:
+    """Random images of ten classes, resident."""
+    size, device = max(NOISE, options.val), options.place
+    bytes_ = torch.randint(256, (size, IMAGE_SIZE, IMAGE_SIZE, IMAGE_CHANNELS), dtype=torch.uint8, device=device)
+    labels = torch.randint(10, (size,), device=device)
+    return ImageSet("noise", bytes_, labels, bytes_, labels, (0.5,) * 3, (0.25,) * 3, "", "random bytes")
 
-    crops = None  # images come from no bank
 
-    def __init__(self, options: argparse.Namespace, device: torch.device) -> None:
-        shape = (options.batch, options.envs * 3, 32, 32)
-        self.images = torch.randn(shape, device=device)
-        self.labels = torch.randint(10, (options.batch, options.envs), device=device)
-        test = torch.randn(options.val, 3, 32, 32, device=device).to(memory_format=torch.channels_last)
-        self.validation = (test, torch.randint(10, (options.val, 1), device=device))
-        self.by_count: dict[int, Tensor] = {}
+class Feeds(NamedTuple):
+    """The same images at every env-step, cut as the engine has it."""
 
-    def batch(self, envs: Tensor, index: int) -> tuple[Tensor, Tensor]:
-        """The first n networks' images stand for any n networks."""
-        count = envs.shape[0]
-        if count not in self.by_count:
-            self.by_count[count] = self.images[:, : count * 3].contiguous(memory_format=torch.channels_last)
-        return self.by_count[count], self.labels[:, :count]
+    training: data.EnvStepBatches
+    validation: data.ValidationImages
 
-    def batches(self, envs: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
-        """The validation images, at most `size` at a time."""
-        images, labels = self.validation
-        return list(zip(images.split(size), labels.split(size), strict=True))
+
+def feeds_for(engine: Engine, options: argparse.Namespace) -> Feeds:
+    """T images for each env, V that all share."""
+    device, size = options.place, len(options.images.train_labels)
+    order = torch.randint(size, (options.envs, options.train), device=device)
+    keys = streams.stream_keys(0, streams.AUGMENTATION, (0,), torch.arange(options.envs, device=device))
+    trained, tested = data.training_bank(options.images), data.evaluation_bank(options.images)
+    return Feeds(
+        data.EnvStepBatches(trained, order, keys, 0, options.batch, True, torch.float32, engine.cut),
+        data.ValidationImages(tested, torch.arange(options.val, device=device), torch.float32, engine.cut),
+    )
 
 
 class Variant(NamedTuple):
@@ -83,13 +86,19 @@ def occupied(live: np.ndarray, ablated: np.ndarray, stage: int) -> Roster:
     return Roster(live, stages, blueprint, np.full(live.shape, Blend.ADD), no, live, ablated, live, live)
 
 
+def engine_for(shape: HostShape, options: argparse.Namespace) -> Engine:
+    """What runs hosts of `shape` in a run."""
+    return choose_engine(ComputeConfig(native=options.native), options.place, TaskConfig(), shape)
+
+
 def variant(name: str, slots: tuple[SlotSpec, ...], roster: Roster, options: argparse.Namespace, what: str) -> Variant:
     """Training ("train"), validation ("val") or both ("step") of N networks as `roster` says."""
-    device = options.place
-    shape = host_shape(TaskConfig(), slots)
+    device, shape = options.place, host_shape(TaskConfig(), slots)
+    engine = engine_for(shape, options)
+    feeds = feeds_for(engine, options)
     chunk = choose_env_chunk(options.chunk, options.envs, options.batch, device)
     options.workers = choose_workers(0, len(chunks(options.envs, chunk)), device)
-    eval_batch = choose_eval_batch(device, switch.current().native)
+    eval_batch = choose_eval_batch(device, engine.chosen.native)
     detached = (Stage.TRAINING, Stage.BLENDING)
     nets = NetsConfig(shape, TaskConfig(), detached, chunk, eval_batch, workers=options.workers)
     envs = torch.arange(options.envs, device=device)
@@ -100,9 +109,9 @@ def variant(name: str, slots: tuple[SlotSpec, ...], roster: Roster, options: arg
 
     def run() -> None:
         if what != "val":
-            train_epoch_(nets, weights, alpha, roster, options.feed, options.train // options.batch)
+            engine.train_(nets, weights, alpha, roster, feeds.training, options.train // options.batch)
         if what != "train":
-            evaluate(nets, weights, alpha, roster, options.feed)
+            engine.validate(nets, weights, alpha, roster, feeds.validation)
 
     return Variant(run, name)
 
@@ -176,12 +185,12 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         check_folder(options.results)
         options.place = resolve_device(options.device)
-        used = switch.choose(options.native, options.place)
+        used = engine_for(host_shape(TaskConfig(), ()), options).chosen
     except UserError as error:
         sys.exit(f"error: {error}")
     apply_threads(0)
     keep_freed_memory(options.place)
-    options.feed = Feed(options, options.place)
+    options.images = noise(options)
     table = rows(options)
     print(f"N={options.envs} B={options.batch} T={options.train} V={options.val}, median of {options.repeats} pairs, "
           f"kernels {used.reason}")  # fmt: skip

@@ -11,29 +11,32 @@ from esper_soa.env.reward_records import RewardSettings
 from esper_soa.env.shapley import arrival_orders
 from esper_soa.env.step import EAGER, Rules, compiled, on_fixed_memory
 from esper_soa.env.world import Sizes, World
-from esper_soa.nets import formulations, fused
 from esper_soa.nets.blueprints import blueprint_codes
+from esper_soa.nets.choose import choose_engine
 from esper_soa.nets.config import SubsetRows, enabled_slots
 from esper_soa.nets.datasets import ImageSet, load_images
-from esper_soa.nets.evaluation import EXACT_SLOTS
-from esper_soa.nets.graphs import decision_cache, network_cache
+from esper_soa.nets.engine import NetsConfig
+from esper_soa.nets.graphs import decision_cache
 from esper_soa.nets.host import host_shape
-from esper_soa.nets.native import switch
 from esper_soa.nets.pools import parameter_table
 from esper_soa.nets.precision import choose_precision
-from esper_soa.nets.supervised import NetsConfig, chunks
-from esper_soa.nets.triton_kernels import switch as triton_switch
+from esper_soa.nets.subsets import EXACT_SLOTS
+from esper_soa.nets.workers import chunks
 from esper_soa.ops.device import choose_env_chunk, choose_eval_batch, choose_workers, keep_freed_memory
 from esper_soa.ops.memory import check_room
 from esper_soa.vocabulary import NUM_BLUEPRINTS, STAGE_NAMES
 
 
 def build_rules(cfg: TrainConfig, device: torch.device) -> Rules:
-    """Everything that stays the same during a run, on `device`."""
+    """Everything that stays the same during a run, on `device`, the engine of its networks included.
+
+    Raises SettingError where the settings ask for what cannot run.
+    """
     slots = enabled_slots(cfg.task, list(cfg.slots))
     shape = host_shape(cfg.task, slots)
     detached = tuple(STAGE_NAMES.index(stage) for stage in cfg.lifecycle.detached_stages)
-    eval_batch = choose_eval_batch(device, switch.current().native)
+    engine = choose_engine(cfg.compute, device, cfg.task, shape)
+    eval_batch = choose_eval_batch(device, engine.chosen.native)
     chunk = choose_env_chunk(cfg.compute.env_chunk, cfg.envs, cfg.batch_size, device)
     workers = choose_workers(cfg.compute.workers, len(chunks(cfg.envs, chunk)), device)
     allowed = torch.zeros(NUM_BLUEPRINTS, dtype=torch.bool)
@@ -41,10 +44,10 @@ def build_rules(cfg: TrainConfig, device: torch.device) -> Rules:
     rank = torch.tensor([shape.execution_order.index(slot) for slot in range(len(slots))])
     orders, codes = shapley_orders(cfg, len(slots))
     rows = SubsetRows(cfg.attribution.pairs, codes)
-    steps = network_cache(cfg.compute.cuda_graphs, device)
     precision = choose_precision(cfg.compute.precision, device).dtype
     return Rules(
-        nets=NetsConfig(shape, cfg.task, detached, chunk, eval_batch, rows, workers, precision, steps),
+        nets=NetsConfig(shape, cfg.task, detached, chunk, eval_batch, rows, workers, precision),
+        engine=engine,
         lifecycle=cfg.lifecycle,
         gates=cfg.gates,
         signals=cfg.signals,
@@ -78,13 +81,9 @@ def build_world(
     """
     check_room(cfg, device)
     keep_freed_memory(device)
-    shape = host_shape(cfg.task, enabled_slots(cfg.task, list(cfg.slots)))
-    obstacle = fused.obstacle(cfg.task.name, shape, list(cfg.task.blueprints))
-    switch.choose(cfg.compute.native, device, choose_precision(cfg.compute.precision, device).dtype, obstacle)
-    triton_switch.choose(cfg.compute.triton, device)
-    formulations.choose(cfg.compute.convolutions, device)
+    rules = build_rules(cfg, device)
     images = load_images(cfg.data, device) if images is None else images
     sizes = Sizes(cfg.envs, cfg.batch_size, cfg.train_samples, cfg.val_samples)
     kernels, still = compiled() if cfg.compute.compile else EAGER, decision_cache(cfg.compute.cuda_graphs, device)
     kernels = kernels if still is None else on_fixed_memory(kernels, still)
-    return World(build_rules(cfg, device), images, sizes, cfg.data, cfg.seed if seed is None else seed, kernels)
+    return World(rules, images, sizes, cfg.data, cfg.seed if seed is None else seed, kernels)

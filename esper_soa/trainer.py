@@ -29,7 +29,6 @@ from esper_soa.env.reward import final_rent
 from esper_soa.env.world import World
 from esper_soa.errors import OutOfRoomError, UserError
 from esper_soa.nets.graphs import decision_cache
-from esper_soa.nets.native import switch
 from esper_soa.nets.precision import choose_precision
 from esper_soa.ops import resume
 from esper_soa.ops.anomaly import Watch
@@ -140,7 +139,7 @@ class Run:
         nets = world.rules.nets
         LOGGER.info("compute  %s", layout_in_words(self.device, nets.workers, nets.env_chunk))
         LOGGER.info("numbers  hosts compute in %s: %s", self.precision.name, self.precision.reason)
-        kernels = switch.current()
+        kernels = world.rules.engine.chosen
         LOGGER.log(WARNING if kernels.fallback else INFO, "kernels  %s", kernels.reason)
 
     def one_round(self, number: int, progress: Progress) -> tuple[dict[str, Json], list[dict[str, Json]]]:

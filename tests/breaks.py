@@ -185,17 +185,19 @@ BREAKS = (
         "nets",
     ),
     Break(
-        "nets/native/sgd.c",
+        "nets/engines/cpu/sgd.c",
         "g = grad[i] * share + decay * params[i]",
         "g = (grad[i] + decay * params[i]) * share",
         "native",
     ),
-    Break("nets/native/head.c", "logits[k] = h->bias[n * K + k] + dot", "logits[k] = dot", "native"),
-    Break("nets/native/join.c", "kept = splat(cut ? 1.0f - share : 1.0f)", "kept = splat(1.0f)", "native"),
-    Break("nets/native/norm.h", "away * away * shrink", "0 * shrink", "native"),
-    Break("nets/native/train.c", "if (!(own->flags & FROZEN)) descend_seed", "descend_seed", "native"),
-    Break("nets/native/train.c", "0.8 * (of.exploding / of.tensors)", "0.5 * (of.exploding / of.tensors)", "native"),
-    Break("nets/native/validate.c", "if (net->label < 0) continue;", "", "native"),
+    Break("nets/engines/cpu/head.c", "logits[k] = h->bias[n * K + k] + dot", "logits[k] = dot", "native"),
+    Break("nets/engines/cpu/join.c", "kept = splat(cut ? 1.0f - share : 1.0f)", "kept = splat(1.0f)", "native"),
+    Break("nets/engines/cpu/norm.h", "away * away * shrink", "0 * shrink", "native"),
+    Break("nets/engines/cpu/train.c", "if (!(own->flags & FROZEN)) descend_seed", "descend_seed", "native"),
+    Break(
+        "nets/engines/cpu/train.c", "0.8 * (of.exploding / of.tensors)", "0.5 * (of.exploding / of.tensors)", "native"
+    ),
+    Break("nets/engines/cpu/validate.c", "if (net->label < 0) continue;", "", "native"),
     Break("env/reward_modes.py", "RANSOM_CONTRIBUTION = 0.1", "RANSOM_CONTRIBUTION = 1.0", "env"),
     Break("env/reward_modes.py", "/ 100 - cost).clamp(-1, 1)", "/ 100 - cost).clamp(0, 1)", "env"),
     Break(

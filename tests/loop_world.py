@@ -19,9 +19,10 @@ from esper_soa.env.reward_records import RewardSettings
 from esper_soa.env.step import Response, Rules, Work, guard_, measure_, perceive, reset, respond
 from esper_soa.nets import pools, streams
 from esper_soa.nets.config import TaskConfig, enabled_slots
+from esper_soa.nets.engine import NetsConfig
+from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.host import HostShape, host_shape
 from esper_soa.nets.snapshot import add_snapshot_, snapshot_where_
-from esper_soa.nets.supervised import NetsConfig
 from esper_soa.state import Action, EnvState, Measurements
 from esper_soa.vocabulary import CNN_BLUEPRINTS, NUM_BLUEPRINTS, STAGE_NAMES, Op
 
@@ -66,6 +67,7 @@ class Setting:
         counts = pools.parameter_table(shape, torch.device("cpu"))
         return Rules(
             nets=NetsConfig(shape, self.task, detached, self.env_chunk, VAL_BATCH, workers=self.workers),
+            engine=TorchEngine(),
             lifecycle=self.lifecycle,
             gates=self.gates,
             signals=SignalsConfig(),
@@ -108,12 +110,14 @@ def side_by_side(batches: list[Batch]) -> Batch:
 
 @dataclass
 class Feed:
-    """Training and validation batches of the envs with the global numbers `ids` at one env-step."""
+    """Training and validation batches of the envs with the global numbers `ids` at one env-step.
+
+    They come from no bank, so that only the engine in torch can take them.
+    """
 
     ids: list[int]
     step: int
     setting: Setting
-    crops: None = None  # images come from no bank
 
     def batch(self, envs: Tensor, index: int) -> Batch:
         number, dtype = self.step * NUM_BATCHES + index, self.setting.dtype

@@ -18,7 +18,6 @@ from omegaconf.errors import OmegaConfBaseException
 
 from esper_soa.config import TrainConfig, register_schema, settings_from
 from esper_soa.errors import OutOfRoomError, UserError
-from esper_soa.nets.native import switch
 from esper_soa.ops.rundir import RunFolder
 from esper_soa.ranges import RULE, Choice, Items, Range, Table
 from esper_soa.train import config_dir
@@ -104,7 +103,6 @@ def _hydra() -> Iterator[None]:
     with initialize_config_dir(config_dir(), version_base="1.3"):
         yield
     torch.set_num_threads(threads)
-    switch.choose("off", torch.device("cpu"))
 
 
 def play(number: int, folder: Path) -> bool:

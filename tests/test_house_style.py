@@ -26,6 +26,12 @@ LATE_IMPORTS = {
     ("train.py", "main"), ("evaluate.py", "main"), ("command.py", "play_training"), ("command.py", "play_evaluation"),
 }  # fmt: skip
 
+# What an engine is made of is the business of that engine and of whoever chooses between them.
+CHOOSER, ENGINES = "nets.choose", "nets.engines"
+CHANGING = {
+    "add", "append", "clear", "discard", "extend", "insert", "pop", "popitem", "remove", "setdefault", "update",
+}  # fmt: skip
+
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Breaches = Iterator[tuple[int, str]]
 
@@ -98,6 +104,60 @@ def enums(tree: ast.Module) -> Breaches:
             yield node.lineno, "enum: codes are plain ints in namespace classes"
 
 
+def names_of(tree: ast.Module) -> tuple[set[str], set[str]]:
+    """Names that a module binds outside of functions: by assignment; by import, class and function."""
+    assigned, others = set[str](), set[str]()
+    for node in tree.body:
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
+        assigned |= {part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)}
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            others |= {(name.asname or name.name).split(".")[0] for name in node.names}
+        elif isinstance(node, ast.ClassDef | Function):
+            others.add(node.name)
+    return assigned, others
+
+
+def root_of(node: ast.AST) -> str:
+    """The name at the beginning of `name.a[b].c`; empty for the name alone and for anything else."""
+    if not isinstance(node, ast.Attribute | ast.Subscript):
+        return ""
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def changed_by(node: ast.AST) -> Iterator[tuple[str, bool]]:
+    """Names whose object a statement or a call changes, and whether it does so by a method like `append`."""
+    targets: list[ast.expr] = []
+    if isinstance(node, ast.Assign | ast.Delete):
+        targets = node.targets
+    elif isinstance(node, ast.AugAssign | ast.AnnAssign):
+        targets = [node.target]
+    parts = [part for one in targets for part in (one.elts if isinstance(one, ast.Tuple | ast.List) else [one])]
+    yield from ((root_of(part), False) for part in parts)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CHANGING:
+        yield root_of(node.func), True
+
+
+def module_state(tree: ast.Module) -> Breaches:
+    """A module holds constants: what a run chose is held by the run, as there may be two of them in a process."""
+    assigned, others = names_of(tree)
+    for function in functions(tree):
+        given = function.args
+        own = {one.arg for one in (*given.posonlyargs, *given.args, *given.kwonlyargs)}
+        own |= {
+            node.id for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+        }
+        for node in ast.walk(function):
+            if isinstance(node, ast.Global):
+                yield node.lineno, f"global {', '.join(node.names)}"
+            for name, by_method in changed_by(node):
+                if name in (assigned if by_method else assigned | others) - own:
+                    yield node.lineno, f"{function.name} changes {name}, which its module holds"
+
+
 def missing_docstring(tree: ast.Module) -> Breaches:
     if not ast.get_docstring(tree):
         yield 1, "no module docstring"
@@ -139,6 +199,20 @@ def upward_imports(tree: ast.Module, module: str) -> Breaches:
             yield line, f"{module} imports {name}, which stands above it"
 
 
+def foreign_engines(tree: ast.Module, module: str) -> Breaches:
+    """Imports of parts of an engine by another one, or by a module that does not choose between them."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.ImportFrom | ast.Import):
+            continue
+        before = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+        for full in (before + name.name for name in node.names):
+            name = full.removeprefix("esper_soa.")
+            if (name + ".").startswith(ENGINES + ".") and full.startswith("esper_soa.") and module != CHOOSER:
+                own = ".".join(module.split(".")[:3])
+                if not (module.startswith(ENGINES + ".") and (name + ".").startswith(own + ".")):
+                    yield node.lineno, f"{module} imports {name}: only {CHOOSER} knows engines"
+
+
 RULES = (
     too_long, too_many_arguments, uses_of_any, blanket_excepts, getattr_defaults, closures_in_loops, enums,
     missing_docstring,
@@ -152,7 +226,10 @@ def breaches_of(path: Path) -> list[str]:
     module = name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     found = [breach for rule in RULES for breach in rule(tree)]
     found += late_imports(tree, frozenset(function for file, function in LATE_IMPORTS if file == name))
+    if module.split(".")[0] == "nets":
+        found += module_state(tree)
     if module != "__init__":
+        found += foreign_engines(tree, module)
         found += upward_imports(tree, module)
         if layer_of(module) is None:
             found.append((1, f"{module} belongs to no layer"))
@@ -187,6 +264,11 @@ def test_the_package_was_found() -> None:
         (closures_in_loops, "for x in y:\n    z = lambda: x"),
         (enums, "from enum import IntEnum"),
         (missing_docstring, "x = 1"),
+        (module_state, "chosen = None\ndef choose(x):\n    global chosen\n    chosen = x"),
+        (module_state, "chosen = {}\ndef choose(x):\n    chosen['way'] = x"),
+        (module_state, "found: list[str] = []\ndef choose(x):\n    found.append(x)"),
+        (module_state, "class Way:\n    name = ''\ndef choose(x):\n    Way.name = x"),
+        (module_state, "from esper_soa.nets import layers\ndef choose(x):\n    layers.chosen.way = x"),
     ],
 )
 def test_a_rule_finds_its_breach(rule, source: str) -> None:
@@ -203,6 +285,9 @@ def test_a_rule_finds_its_breach(rule, source: str) -> None:
         (getattr_defaults, "getattr(x, 'y')"),
         (closures_in_loops, "z = lambda: 1"),
         (missing_docstring, '"""Says what it is."""'),
+        (module_state, "WAYS = {}\ndef found(x):\n    ways = dict(WAYS)\n    ways[x] = 1\n    return ways"),
+        (module_state, "import torch\ndef f(x):\n    torch.add(x, x)\n    x.grad = None"),
+        (module_state, "x = 1\ndef f(x):\n    x.y = 2"),
     ],
 )
 def test_a_rule_lets_good_code_pass(rule, source: str) -> None:
@@ -216,3 +301,14 @@ def test_imports_point_one_way() -> None:
     assert len(list(upward_imports(ast.parse(upward), "env.step"))) == 1
     assert len(list(upward_imports(ast.parse(package), "ops.report"))) == 1
     assert list(upward_imports(ast.parse(downward), "env.step")) == []
+
+
+def test_only_the_chooser_knows_engines_and_engines_not_each_other() -> None:
+    whole = "from esper_soa.nets.engines.cpu.engine import CpuEngine"
+    package = "from esper_soa.nets.engines import gpu"
+    for source in (whole, package, "import esper_soa.nets.engines.cpu.engine", "from esper_soa.nets import engines"):
+        for module in ("build", "nets.layers", "nets.engine", "nets.engines.torch.engine"):
+            assert len(list(foreign_engines(ast.parse(source), module))) == 1, (source, module)
+        assert list(foreign_engines(ast.parse(source), CHOOSER)) == []
+    assert list(foreign_engines(ast.parse(whole), "nets.engines.cpu.layers")) == []
+    assert list(foreign_engines(ast.parse("from esper_soa.nets.engine import Engine"), "env.step")) == []

@@ -6,6 +6,7 @@ refuse, or what a replay would not notice.
 
 import io
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,8 +18,9 @@ from esper_soa.agent.config import NetworkConfig, PPOConfig
 from esper_soa.agent.policy import RecurrentPolicy, StillPolicy
 from esper_soa.agent.scripted import RandomPolicy
 from esper_soa.build import build_world
-from esper_soa.env.step import Rules, on_fixed_memory
+from esper_soa.env.step import on_fixed_memory
 from esper_soa.env.world import World
+from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.graphs import StaticStep, StepCache, _Kept
 from esper_soa.ops.collect import Player, play_round
 from esper_soa.ops.progress import Progress
@@ -51,8 +53,9 @@ def a_round(world: World) -> RoundResult:
 
 
 def still(world: World, steps: StepCache) -> None:
-    rules: Rules = world.rules
-    world.rules = rules._replace(nets=rules.nets._replace(steps=steps))
+    engine = world.rules.engine
+    assert isinstance(engine, TorchEngine)
+    world.rules = world.rules._replace(engine=replace(engine, steps=steps))
 
 
 @pytest.mark.parametrize(("env_chunk", "stride"), [(4, 2), (2, 1)])

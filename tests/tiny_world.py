@@ -21,8 +21,8 @@ from esper_soa.env.governor import quarantine, watch
 from esper_soa.env.step import Percept, Response, Rules, perceive, reset, respond
 from esper_soa.env.world import World
 from esper_soa.nets.config import DataConfig, TaskConfig, host_slots
-from esper_soa.nets.evaluation import max_rows
 from esper_soa.nets.streams import POLICY_SAMPLE, stream_keys, uniform
+from esper_soa.nets.subsets import max_rows
 from esper_soa.state import LEDGER_FLOAT, Action, EnvState, GradientStats, Measurements, Slots, View, stage_in
 from esper_soa.vocabulary import Stage
 

@@ -23,11 +23,10 @@ from esper_soa.env.reward import empty_totals, reward, settle_fossils
 from esper_soa.env.reward_records import RewardSettings, RewardTerms
 from esper_soa.env.scaffold import empty_boosts, record_boosts
 from esper_soa.env.signals import age_memories, initial_signals, record_attribution, record_gradients, record_signals
-from esper_soa.nets.evaluation import ValidationFeed, evaluate
+from esper_soa.nets.engine import Engine, NetsConfig, TrainingFeed, ValidationFeed
 from esper_soa.nets.graphs import StepCache, still_call
 from esper_soa.nets.pools import claim_, read_roster
 from esper_soa.nets.snapshot import restore_where_, snapshot_where_
-from esper_soa.nets.supervised import NetsConfig, TrainingFeed, train_epoch_
 from esper_soa.state import Action, ActionOutcome, Attribution, EnvState, Masks, Measurements, Observation, select
 from esper_soa.vocabulary import Op, Stage
 
@@ -42,6 +41,7 @@ class Rules(NamedTuple):
     """Everything that stays the same during a run."""
 
     nets: NetsConfig
+    engine: Engine  # what runs the networks
     lifecycle: LifecycleConfig
     gates: GatesConfig
     signals: SignalsConfig
@@ -104,15 +104,15 @@ def measure_(
     rules: Rules, weights: TensorDict, state: EnvState, work: Work, lap: Lap = untimed
 ) -> tuple[EnvState, Measurements]:
     """Initialise newborn seeds, train every network, validate under every subset row that the rewards need."""
-    slots = state.slots
+    slots, nets, engine = state.slots, rules.nets, rules.engine
     roster = read_roster(slots, state.ramp, ablate_fossils=rules.reward.config.drip_fraction > 0)
-    claim_(weights, rules.nets.shape, roster, work.seed_keys)
+    claim_(weights, nets.shape, roster, work.seed_keys)
     none = torch.zeros_like(slots.newborn)
     state = state.replace(slots=slots.replace(newborn=none, fresh_momentum=none))
     lap("ledger")
-    trained = train_epoch_(rules.nets, weights, slots.alpha, roster, work.training, work.num_batches, work.lr_factor)
+    trained = engine.train_(nets, weights, slots.alpha, roster, work.training, work.num_batches, work.lr_factor)
     lap("training")
-    tested = evaluate(rules.nets, weights, slots.alpha, roster, work.validation)
+    tested = engine.validate(nets, weights, slots.alpha, roster, work.validation)
     lap("validation")
     return state, Measurements(
         train_loss=trained.loss,

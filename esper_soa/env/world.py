@@ -54,7 +54,7 @@ class World:
             add_loss_scales_(self.weights)
         self.training_bank = data.training_bank(images)
         self.validation = data.ValidationImages(
-            data.evaluation_bank(images), self._validation_order(), self.weights["host", "params"].dtype
+            data.evaluation_bank(images), self._validation_order(), self.dtype, rules.engine.cut
         )
         self.round = 0
         self.start_round(0)
@@ -93,7 +93,7 @@ class World:
         start = step * sizes.train_samples
         batches = data.EnvStepBatches(
             self.training_bank, self._training_order(step), self.keys(streams.AUGMENTATION), start, sizes.batch_size,
-            self.augment, self.dtype,
+            self.augment, self.dtype, self.rules.engine.cut,
         )  # fmt: skip
         factor = lr_factor(self.rules.nets.task.lr_schedule, step, self.rules.max_steps)
         return Work(batches, sizes.train_samples // sizes.batch_size, self.validation, self.seed_keys(step), factor)

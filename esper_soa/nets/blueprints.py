@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from esper_soa.nets import batched, blend
+from esper_soa.nets.layers import GroupNorm, Layers
 from esper_soa.nets.parameters import Parameter, Table, norm_scale, offset, weight, zeros
 from esper_soa.vocabulary import BLUEPRINT_NAMES, NUM_BLUEPRINTS, Blueprint
 
@@ -30,21 +31,23 @@ def _group_norm(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     return batched.group_norm(x, norm_groups(scale.shape[1]), scale, shift)
 
 
-def _norm_of(scale: Tensor, shift: Tensor, relu: bool = True) -> batched.GroupNorm:
-    return batched.GroupNorm(scale, shift, norm_groups(scale.shape[1]), relu)
+def _norm_of(scale: Tensor, shift: Tensor, relu: bool = True) -> GroupNorm:
+    return GroupNorm(scale, shift, norm_groups(scale.shape[1]), relu)
 
 
-def _layer(parameters: list[Tensor], x: Tensor, residual: Tensor | None = None, relu: bool = True) -> Tensor:
+def _layer(
+    layers: Layers, parameters: list[Tensor], x: Tensor, residual: Tensor | None = None, relu: bool = True
+) -> Tensor:
     """Convolution, group norm, ReLU, residual; parameters = kernel, scale, shift."""
     kernel, scale, shift = parameters
-    return batched.seed_layer(x, kernel, _norm_of(scale, shift, relu), residual)
+    return layers.seed_layer(x, kernel, _norm_of(scale, shift, relu), residual)
 
 
 def _noop_table(channels: int) -> tuple[Parameter, ...]:
     return ()
 
 
-def _noop(parameters: list[Tensor], x: Tensor) -> Tensor:
+def _noop(layers: Layers, parameters: list[Tensor], x: Tensor) -> Tensor:
     return x
 
 
@@ -52,7 +55,7 @@ def _norm_table(channels: int) -> tuple[Parameter, ...]:
     return zeros(), norm_scale(channels), zeros(channels)
 
 
-def _norm(parameters: list[Tensor], x: Tensor) -> Tensor:
+def _norm(layers: Layers, parameters: list[Tensor], x: Tensor) -> Tensor:
     strength, scale, shift = parameters
     share = batched.per_channel(torch.tanh(strength), scale.shape[1])
     return x + share * (_group_norm(x, scale, shift) - x)
@@ -63,7 +66,7 @@ def _attention_table(channels: int) -> tuple[Parameter, ...]:
     return weight(reduced, channels), zeros(channels, reduced), Parameter((channels,), value=3.0)
 
 
-def _attention(parameters: list[Tensor], x: Tensor) -> Tensor:
+def _attention(layers: Layers, parameters: list[Tensor], x: Tensor) -> Tensor:
     squeeze, excite, bias = parameters
     pooled = batched.spatial_mean(x, squeeze.shape[0])
     scale = torch.sigmoid(batched.linear(F.relu(batched.linear(pooled, squeeze)), excite, bias))
@@ -74,9 +77,9 @@ def _depthwise_table(channels: int) -> tuple[Parameter, ...]:
     return weight(channels, 1, 3, 3), weight(channels, channels, 1, 1), norm_scale(channels), zeros(channels)
 
 
-def _depthwise(parameters: list[Tensor], x: Tensor) -> Tensor:
+def _depthwise(layers: Layers, parameters: list[Tensor], x: Tensor) -> Tensor:
     depth, point, scale, shift = parameters
-    return _layer([point, scale, shift], batched.depthwise_conv2d(x, depth), x)
+    return _layer(layers, [point, scale, shift], batched.depthwise_conv2d(x, depth), x)
 
 
 def narrow_channels(channels: int) -> int:
@@ -95,11 +98,11 @@ def _bottleneck_table(channels: int) -> tuple[Parameter, ...]:
     )
 
 
-def _bottleneck(parameters: list[Tensor], x: Tensor) -> Tensor:
+def _bottleneck(layers: Layers, parameters: list[Tensor], x: Tensor) -> Tensor:
     down, kernel, up, scale, shift = parameters
-    narrow = F.relu(batched.conv2d(x, down), inplace=True)
-    narrow = F.relu(batched.conv2d(narrow, kernel), inplace=True)
-    return _layer([up, scale, shift], narrow, x, relu=False)
+    narrow = F.relu(layers.conv2d(x, down), inplace=True)
+    narrow = F.relu(layers.conv2d(narrow, kernel), inplace=True)
+    return _layer(layers, [up, scale, shift], narrow, x, relu=False)
 
 
 def _conv_table(channels: int, kernel: int) -> tuple[Parameter, ...]:
@@ -118,12 +121,12 @@ def _conv_heavy_table(channels: int) -> tuple[Parameter, ...]:
     return _conv_table(channels, 3) + _conv_table(channels, 3)
 
 
-def _conv(parameters: list[Tensor], x: Tensor) -> Tensor:
-    return _layer(parameters, x, x)
+def _conv(layers: Layers, parameters: list[Tensor], x: Tensor) -> Tensor:
+    return _layer(layers, parameters, x, x)
 
 
-def _conv_heavy(parameters: list[Tensor], x: Tensor) -> Tensor:
-    return _layer(parameters[3:], _layer(parameters[:3], x), x)
+def _conv_heavy(layers: Layers, parameters: list[Tensor], x: Tensor) -> Tensor:
+    return _layer(layers, parameters[3:], _layer(layers, parameters[:3], x), x)
 
 
 class Row(NamedTuple):
@@ -131,7 +134,7 @@ class Row(NamedTuple):
 
     code: int
     parameters: Callable[[int], tuple[Parameter, ...]]
-    forward: Callable[[list[Tensor], Tensor], Tensor]
+    forward: Callable[[Layers, list[Tensor], Tensor], Tensor]
     multiply_zeros: tuple[int, ...] = ()  # parameters that are zero in a seed germinated with MULTIPLY
 
 
@@ -153,13 +156,19 @@ def seed_table(blueprint: int, channels: int) -> Table:
     return Table(BY_CODE[blueprint].parameters(channels))
 
 
-def seed_forward(blueprint: int, parameters: list[Tensor], x: Tensor) -> Tensor:
+def seed_forward(layers: Layers, blueprint: int, parameters: list[Tensor], x: Tensor) -> Tensor:
     """Output [B, m*C, H, W] of m seeds; `parameters` as unpacked by `seed_table`."""
-    return BY_CODE[blueprint].forward(parameters, x)
+    return BY_CODE[blueprint].forward(layers, parameters, x)
 
 
 def seed_added(
-    blueprint: int, parameters: list[Tensor], host: Tensor, alpha: Tensor, detached: bool, pooled: bool = False
+    layers: Layers,
+    blueprint: int,
+    parameters: list[Tensor],
+    host: Tensor,
+    alpha: Tensor,
+    detached: bool,
+    pooled: bool = False,
 ) -> Tensor:
     """host [B, m*C, H, W] moved by alpha [m] towards the seeds' output: ADD, in one step where a kernel has it.
 
@@ -167,10 +176,10 @@ def seed_added(
     """
     if blueprint in (Blueprint.CONV_LIGHT, Blueprint.CONV_SMALL):
         kernel, scale, shift = parameters
-        return batched.added_layer(host, kernel, _norm_of(scale, shift), alpha, detached, pooled)
+        return layers.added_layer(host, kernel, _norm_of(scale, shift), alpha, detached, pooled)
     seen = host.detach() if detached else host
-    out = blend.add(host, seed_forward(blueprint, parameters, seen), alpha)
-    return batched.max_pool(out) if pooled else out
+    out = blend.add(host, seed_forward(layers, blueprint, parameters, seen), alpha)
+    return layers.max_pool(out) if pooled else out
 
 
 def gate_table(channels: int) -> Table:

@@ -80,7 +80,7 @@ class DataConfig:
 
 
 class SubsetRows(NamedTuple):
-    """Subsets to validate, beside the few that rewards need, where more seeds than evaluation.EXACT_SLOTS are ablated.
+    """Subsets to validate, beside the few that rewards need, where more seeds than subsets.EXACT_SLOTS are ablated.
 
     Of a code only the bits of ablated seeds count.
     """

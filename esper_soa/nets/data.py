@@ -1,8 +1,8 @@
 """Draws batches from an image set that is resident on the device: which images, in which order, how augmented.
 
 Given an ImageSet and one random stream per env, it returns batches for many envs at once, without a loop over envs or
-a copy to the host. What env i gets depends only on its own stream and on how many samples it has drawn. Called by the
-trainer, which hands the feeds to esper_soa/nets/supervised.py and evaluation.py.
+a copy to the host. What env i gets depends only on its own stream and on how many samples it has drawn. env/world.py
+makes feeds for the engine (engine.py), with the function by which that cuts images.
 """
 
 from collections.abc import Callable
@@ -15,8 +15,6 @@ from torch.nn import functional as F
 from esper_soa.errors import check
 from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE
 from esper_soa.nets.datasets import ImageSet
-from esper_soa.nets.native import switch
-from esper_soa.nets.native.images import cut_images
 from esper_soa.nets.streams import VALIDATION_SET, fold, integers, stream_keys
 
 PADDING = 4  # black pixels around a training image, before normalisation
@@ -44,6 +42,10 @@ class ImageBank(NamedTuple):
     scale: Tensor  # float32 [3], normalised = byte * scale + offset
     offset: Tensor  # float32 [3]
     values: Tensor  # float32 [3, 256], every byte normalised
+
+
+# Images [B, n*3, 32, 32] of crops, normalised, in channels_last memory and in a dtype.
+ImageCutter = Callable[[ImageCrops, torch.dtype], Tensor]
 
 
 def training_bank(images: ImageSet) -> ImageBank:
@@ -177,35 +179,33 @@ def split_validation_order(num_test: int, split: Split, device: torch.device | s
     return torch.cat((order.transpose(0, 1).flatten(1), last), dim=1)
 
 
-def training_batch(
-    bank: ImageBank,
-    indices: Tensor,
-    keys: Tensor,
-    start: int | Tensor,
-    augment: bool,
-    dtype: torch.dtype = torch.float32,
+def cut_images(crops: ImageCrops, dtype: torch.dtype) -> Tensor:
+    """Normalised images [B, n*3, 32, 32] in channels_last; channel = env * 3 + colour."""
+    bank, first = crops.bank, crops.first.T
+    batch_size, num_envs = first.shape
+    _, line, colour, _ = bank.lines.stride()
+    lines = torch.arange(0, IMAGE_SIZE * line, line, device=first.device)[:, None, None]
+    colours = torch.arange(0, IMAGE_CHANNELS * colour, colour, device=first.device)
+    starts = first[:, None, :, None] + lines + colours
+    every_start = bank.lines.as_strided((bank.lines.numel() - IMAGE_SIZE + 1, IMAGE_SIZE), (1, 1))
+    cut = every_start.index_select(0, starts.flatten())
+    return _finished(cut.view(batch_size, IMAGE_SIZE, num_envs * IMAGE_CHANNELS, IMAGE_SIZE), bank, dtype)
+
+
+def cut_batch(
+    crops: ImageCrops, dtype: torch.dtype = torch.float32, cut: ImageCutter = cut_images
 ) -> tuple[Tensor, Tensor]:
-    """Normalised training images [B, n*3, 32, 32] in channels_last and labels int64 [B, n]; channel = env * 3 + colour.
+    """The images of `crops`, cut, and labels int64 [B, n]."""
+    return cut(crops, dtype), crops.labels.T
+
+
+def training_crops(bank: ImageBank, indices: Tensor, keys: Tensor, start: int | Tensor, augment: bool) -> ImageCrops:
+    """Training images that are still to be cut.
 
     bank: training_bank. indices: int64 [n, B], images per env. keys: int64 [n], stream_keys(seed, AUGMENTATION,
     (round,), envs). start: samples that each env has drawn before. augment: take a random one of the crops of the
     image with PADDING black pixels around it, mirrored in half of the cases; otherwise the image as it is.
     """
-    num_envs, batch_size = indices.shape
-    cut_from = training_crops(bank, indices, keys, start, augment)
-    first, labels = cut_from.first.T, cut_from.labels.T
-    if switch.takes_images(bank.lines, dtype):
-        return cut_images(bank.lines, first, bank.values, IMAGE_SIZE), labels
-    lines = torch.arange(0, IMAGE_SIZE * LINE, LINE, device=indices.device)[:, None, None]
-    colours = torch.arange(0, LINE, PADDED_SIZE, device=indices.device)
-    starts = first[:, None, :, None] + lines + colours
-    every_start = bank.lines.as_strided((bank.lines.numel() - IMAGE_SIZE + 1, IMAGE_SIZE), (1, 1))
-    cut = every_start.index_select(0, starts.flatten())
-    return _finished(cut.view(batch_size, IMAGE_SIZE, num_envs * IMAGE_CHANNELS, IMAGE_SIZE), bank, dtype), labels
-
-
-def training_crops(bank: ImageBank, indices: Tensor, keys: Tensor, start: int | Tensor, augment: bool) -> ImageCrops:
-    """The images of `training_batch`, uncut."""
     if augment:
         samples = start + torch.arange(indices.shape[1], device=indices.device)
         crop = integers(keys[:, None], samples, NUM_CROPS)
@@ -223,21 +223,11 @@ def _crop_start(crop: Tensor, dataset_size: int) -> Tensor:
     return mirrored * (dataset_size * PADDED_BYTES) + top * LINE + left
 
 
-def evaluation_batch(bank: ImageBank, indices: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    """Normalised test images [b, n*3, 32, 32] in channels_last and labels int64 [b, n]; index -1 has label -1.
+def evaluation_crops(bank: ImageBank, indices: Tensor) -> ImageCrops:
+    """Test images that are still to be cut; index -1 has label -1.
 
     bank: evaluation_bank. indices: int64 [n, b], images per env; n = 1 where all envs share them.
     """
-    num_envs, batch_size = indices.shape
-    _, first, labels = evaluation_crops(bank, indices)
-    if switch.takes_images(bank.lines, dtype):
-        return cut_images(bank.lines, first.T, bank.values, IMAGE_SIZE), labels.T
-    chosen = bank.lines.index_select(0, indices.T.clamp(min=0).flatten()).unflatten(0, (batch_size, num_envs))
-    return _finished(chosen.transpose(1, 2).flatten(2, 3), bank, dtype), labels.T
-
-
-def evaluation_crops(bank: ImageBank, indices: Tensor) -> ImageCrops:
-    """The images of `evaluation_batch`, uncut."""
     valid = indices.clamp(min=0)
     return ImageCrops(bank, valid * bank.lines.stride(0), torch.where(indices < 0, -1, bank.labels[valid]))
 
@@ -262,19 +252,14 @@ class EnvStepBatches(NamedTuple):
     batch_size: int
     augment: bool
     dtype: torch.dtype
+    cut: ImageCutter = cut_images
 
     def batch(self, envs: Tensor, index: int) -> tuple[Tensor, Tensor]:
         """Images [B, n*3, 32, 32] (channels_last) and labels [B, n] of batch `index` for env numbers `envs` [n]."""
-        first = index * self.batch_size
-        indices = self.order[:, first : first + self.batch_size][envs]
-        return training_batch(self.bank, indices, self.keys[envs], self.start + first, self.augment, self.dtype)
+        return cut_batch(self.crops(envs, index), self.dtype, self.cut)
 
-    @property
-    def crops(self) -> Callable[[Tensor, int], ImageCrops] | None:
-        """The images of `batch` uncut [n, B], by the same arguments; None where native kernels cannot cut them."""
-        return self._crops if switch.takes_images(self.bank.lines, self.dtype) else None
-
-    def _crops(self, envs: Tensor, index: int) -> ImageCrops:
+    def crops(self, envs: Tensor, index: int) -> ImageCrops:
+        """The images of `batch`, uncut [n, B]."""
         first = index * self.batch_size
         indices = self.order[:, first : first + self.batch_size][envs]
         return training_crops(self.bank, indices, self.keys[envs], self.start + first, self.augment)
@@ -302,9 +287,9 @@ class CountedBatches:
         feed = self.feed
         places = self.drawn + torch.arange(feed.batch_size, device=self.drawn.device)
         indices, start = self.order.index_select(1, places), self.start + self.drawn
-        batch = training_batch(feed.bank, indices, self.keys, start, feed.augment, feed.dtype)
+        crops = training_crops(feed.bank, indices, self.keys, start, feed.augment)
         self.drawn += feed.batch_size
-        return batch
+        return cut_batch(crops, feed.dtype, feed.cut)
 
 
 class ValidationImages(NamedTuple):
@@ -313,16 +298,16 @@ class ValidationImages(NamedTuple):
     bank: ImageBank  # evaluation_bank
     order: Tensor  # int64 [V] shared, or [N, V] with -1 for nothing
     dtype: torch.dtype
+    cut: ImageCutter = cut_images
 
     def batches(self, envs: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
         """Images [b, 3 or n*3, 32, 32] (channels_last) and labels [b, 1 or n], at most `size` at a time."""
-        order = self.order[None] if self.order.ndim == 1 else self.order[envs]
-        return [evaluation_batch(self.bank, part, self.dtype) for part in order.split(size, dim=1)]
+        parts = self._order(envs).split(size, dim=1)
+        return [cut_batch(evaluation_crops(self.bank, part), self.dtype, self.cut) for part in parts]
 
-    @property
-    def crops(self) -> Callable[[Tensor], ImageCrops] | None:
-        """The images of all `batches` uncut [1 or n, V], by env numbers; None where native kernels cannot cut them."""
-        return self._crops if switch.takes_images(self.bank.lines, self.dtype) else None
+    def crops(self, envs: Tensor) -> ImageCrops:
+        """The images of all `batches`, uncut [1 or n, V]."""
+        return evaluation_crops(self.bank, self._order(envs))
 
-    def _crops(self, envs: Tensor) -> ImageCrops:
-        return evaluation_crops(self.bank, self.order[None] if self.order.ndim == 1 else self.order[envs])
+    def _order(self, envs: Tensor) -> Tensor:
+        return self.order[None] if self.order.ndim == 1 else self.order[envs]

@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from esper_soa.nets.blueprints import BY_CODE, gate_forward, gate_table, seed_forward, seed_table
 from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE, SlotSpec
 from esper_soa.nets.host import HostShape, train_forward
+from esper_soa.nets.layers import PLAIN, Layers
 from esper_soa.nets.parameters import Table
 from esper_soa.state import LEDGER_FLOAT
 from esper_soa.vocabulary import NUM_BLUEPRINTS
@@ -43,7 +44,7 @@ class _Empty:
         """Nowhere."""
         return False
 
-    def fill(self, slot: int, x: Tensor, pooled: bool) -> Tensor:
+    def fill(self, layers: Layers, slot: int, x: Tensor, pooled: bool) -> Tensor:
         """Never called, as no slot is occupied."""
         raise AssertionError(f"slot {slot} is empty")
 
@@ -81,11 +82,11 @@ def _host(shape: HostShape) -> Tensor:
     """The forward pass of a host without seeds."""
     statistics = [row.flatten() for row in _unpacked(shape.statistics)]
     images = torch.empty(COUNTED, IMAGE_CHANNELS, IMAGE_SIZE, IMAGE_SIZE, device="meta")
-    return train_forward(shape, _unpacked(shape.parameters), statistics, images, _Empty())
+    return train_forward(PLAIN, shape, _unpacked(shape.parameters), statistics, images, _Empty())
 
 
 def _seed(blueprint: int, spec: SlotSpec) -> Tensor:
-    return seed_forward(blueprint, _unpacked(seed_table(blueprint, spec.channels)), _features(spec))
+    return seed_forward(PLAIN, blueprint, _unpacked(seed_table(blueprint, spec.channels)), _features(spec))
 
 
 def _gate(spec: SlotSpec) -> Tensor:

@@ -1,7 +1,7 @@
 """CNN hosts as a chain of segments with seed slots between them, n hosts at once.
 
 Block: convolution, batch norm, ReLU, slot r0c{i}, max pool, slot r1c{i}; after the last block a global mean and a
-linear classifier. What stands in the slots is the business of the `SlotFiller` handed in by supervised.py.
+linear classifier. What stands in the slots is the business of the `SlotFiller` that the engine in torch hands in.
 """
 
 from typing import NamedTuple, Protocol
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from esper_soa.nets import batched
 from esper_soa.nets.config import IMAGE_CHANNELS, SlotSpec, TaskConfig
+from esper_soa.nets.layers import Layers
 from esper_soa.nets.parameters import Table, norm_scale, offset, weight, zeros
 
 
@@ -46,8 +47,8 @@ class SlotFiller(Protocol):
         """False: the slot is a pass-through for all networks of this pass."""
         ...
 
-    def fill(self, slot: int, x: Tensor, pooled: bool) -> Tensor:
-        """Activations after the slot, and after a 2x2 max pool where `pooled`.
+    def fill(self, layers: Layers, slot: int, x: Tensor, pooled: bool) -> Tensor:
+        """Activations after the slot, computed by `layers`, and after a 2x2 max pool where `pooled`.
 
         May return more alpha rows along the batch axis than it was given.
         """
@@ -77,35 +78,46 @@ def _early_pool(block: Block, filler: SlotFiller) -> bool:
     return block.pooled and not (block.slot_before_pool >= 0 and filler.occupied(block.slot_before_pool))
 
 
-def _slots(block: Block, x: Tensor, filler: SlotFiller) -> Tensor:
+def _slots(layers: Layers, block: Block, x: Tensor, filler: SlotFiller) -> Tensor:
     """The slots of one block, and its pool where a seed stands before it."""
     if block.slot_before_pool >= 0 and filler.occupied(block.slot_before_pool):
-        x = filler.fill(block.slot_before_pool, x, block.pooled)
+        x = filler.fill(layers, block.slot_before_pool, x, block.pooled)
     if block.slot_after_pool >= 0 and filler.occupied(block.slot_after_pool):
-        x = filler.fill(block.slot_after_pool, x, False)
+        x = filler.fill(layers, block.slot_after_pool, x, False)
     return x
 
 
 def _train_blocks(
-    shape: HostShape, parameters: list[Tensor], statistics: list[Tensor], x: Tensor, filler: SlotFiller
+    layers: Layers,
+    shape: HostShape,
+    parameters: list[Tensor],
+    statistics: list[Tensor],
+    x: Tensor,
+    filler: SlotFiller,
 ) -> Tensor:
     """Activations behind the last block; batch statistics are used, running statistics [n*C] move in place."""
     for i, block in enumerate(shape.blocks):
         kernel, scale, shift = parameters[3 * i : 3 * i + 3]
         running = (statistics[2 * i], statistics[2 * i + 1])
-        x = batched.train_block(x, kernel, (scale, shift), running, _early_pool(block, filler))
-        x = _slots(block, x, filler)
+        x = layers.train_block(x, kernel, (scale, shift), running, _early_pool(block, filler))
+        x = _slots(layers, block, x, filler)
     return x
 
 
 def train_forward(
-    shape: HostShape, parameters: list[Tensor], statistics: list[Tensor], x: Tensor, filler: SlotFiller
+    layers: Layers,
+    shape: HostShape,
+    parameters: list[Tensor],
+    statistics: list[Tensor],
+    x: Tensor,
+    filler: SlotFiller,
 ) -> Tensor:
     """Logits [B, n, classes] of images x [B, n*3, 32, 32]; batch statistics, running statistics [n*C] move in place."""
-    return batched.classify(_train_blocks(shape, parameters, statistics, x, filler), *parameters[-2:])
+    return batched.classify(_train_blocks(layers, shape, parameters, statistics, x, filler), *parameters[-2:])
 
 
 def train_loss(
+    layers: Layers,
     shape: HostShape,
     parameters: list[Tensor],
     statistics: list[Tensor],
@@ -114,9 +126,9 @@ def train_loss(
 ) -> tuple[Tensor, Tensor]:
     """Mean cross-entropy [n] and hits int64 [n] of a batch, images [B, n*3, 32, 32] and labels [B, n]."""
     images, labels = batch
-    x = _train_blocks(shape, parameters, statistics, images, filler)
+    x = _train_blocks(layers, shape, parameters, statistics, images, filler)
     weights, bias = parameters[-2:]
-    return batched.classifier_loss(x, weights, bias, labels)
+    return layers.classifier_loss(x, weights, bias, labels)
 
 
 def fold_batch_norm(shape: HostShape, parameters: list[Tensor], statistics: list[Tensor]) -> list[Tensor]:
@@ -130,9 +142,9 @@ def fold_batch_norm(shape: HostShape, parameters: list[Tensor], statistics: list
     return folded + parameters[-2:]
 
 
-def evaluate_forward(shape: HostShape, folded: list[Tensor], x: Tensor, filler: SlotFiller) -> Tensor:
+def evaluate_forward(layers: Layers, shape: HostShape, folded: list[Tensor], x: Tensor, filler: SlotFiller) -> Tensor:
     """Logits [rows * B, n, classes] with running statistics; `filler` may multiply the alpha rows on the way."""
     for i, block in enumerate(shape.blocks):
-        x = batched.infer_block(x, folded[2 * i], folded[2 * i + 1], _early_pool(block, filler))
-        x = _slots(block, x, filler)
+        x = layers.infer_block(x, folded[2 * i], folded[2 * i + 1], _early_pool(block, filler))
+        x = _slots(layers, block, x, filler)
     return batched.classify(x, *folded[-2:])

@@ -1,7 +1,7 @@
 """Flat rows of parameters: one row per network, one table that says what lies where and how it starts.
 
 A host, or a seed of one blueprint, is a row of numbers; clipping, SGD, re-initialisation and snapshots work on rows and
-never look inside. Used by host.py, blueprints.py, pools.py and supervised.py.
+never look inside. Used by host.py, blueprints.py, pools.py and the engines.
 """
 
 import math

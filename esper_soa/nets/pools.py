@@ -13,7 +13,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from esper_soa.nets import streams
-from esper_soa.nets.blueprints import gate_table, initial_seeds, parameter_counts, seed_table
+from esper_soa.nets.blueprints import gate_table, initial_seeds, parameter_counts
 from esper_soa.nets.host import HostShape
 from esper_soa.state import ParameterCounts, Ramp, Slots
 from esper_soa.vocabulary import AlphaMode, Blend, Stage
@@ -130,53 +130,3 @@ def _newborn_rows(
     seed = initial_seeds(blueprint, channels, streams.fold(own, 0), multiply, dtype)
     gap = seed.new_zeros(seed.shape[0], layout.seed - seed.shape[1])
     return torch.cat([seed, gap, gate_table(channels).initial(streams.fold(own, 1), dtype)], dim=1)
-
-
-class Group(NamedTuple):
-    """Seeds of one slot that run alike: same blueprint, same way into the host, for some networks of a chunk."""
-
-    slot: int
-    blueprint: int
-    blend: int  # Blend, or 0 for the straight-through pass
-    detached: bool  # the seed's input is cut off from the host's graph
-    frozen: bool
-    measured: bool  # gradient statistics are taken (TRAINING and BLENDING)
-    nets: Tensor | None  # int64 [m], positions within the chunk; None = every network of the chunk
-    rows: Tensor  # int64 [m], env numbers
-
-
-def groups_of(roster: Roster, envs: np.ndarray, detached_stages: tuple[int, ...], device: torch.device) -> list[Group]:
-    """Groups of the running seeds of a chunk with env numbers `envs`, slot by slot."""
-    found = []
-    stage, running = roster.stage[envs], roster.running[envs]
-    through = stage == Stage.TRAINING
-    blend = np.where(through, 0, roster.blend[envs])
-    detached = np.isin(stage, detached_stages)
-    frozen = roster.frozen[envs]
-    measured = through | (stage == Stage.BLENDING)
-    code = (((roster.blueprint[envs] * 4 + blend) * 2 + detached) * 2 + frozen) * 2 + measured
-    for slot in range(code.shape[1]):
-        for value in np.unique(code[running[:, slot], slot]):
-            nets = np.flatnonzero(running[:, slot] & (code[:, slot] == value))
-            first = nets[0]
-            found.append(
-                Group(
-                    slot,
-                    int(roster.blueprint[envs][first, slot]),
-                    int(blend[first, slot]),
-                    bool(detached[first, slot]),
-                    bool(frozen[first, slot]),
-                    bool(measured[first, slot]),
-                    None if nets.size == envs.size else upload(nets, device),
-                    upload(envs[nets], device),
-                )
-            )
-    return found
-
-
-def group_columns(shape: HostShape, group: Group) -> tuple[int, int, int]:
-    """(seed parameters, start of the gate, end of the gate); the last two are equal where the group has no gate."""
-    channels = shape.slots[group.slot].channels
-    layout = row_layout(shape, group.slot)
-    gate = layout.gate if group.blend == Blend.GATE else 0
-    return seed_table(group.blueprint, channels).total, layout.seed, layout.seed + gate

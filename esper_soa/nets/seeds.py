@@ -1,6 +1,6 @@
 """Seeds at work in a chunk of networks: their rows gathered, blended into the host, and written back.
 
-Given groups from pools.py; supervised.py trains through `TrainingSeeds`, evaluation.py through its own filler.
+Given groups from seed_plan.py; the engine in torch trains through `TrainingSeeds`, validates through its own filler.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,9 @@ from torch import Tensor
 from esper_soa.nets import batched, blend
 from esper_soa.nets.blueprints import gate_forward, gate_table, seed_added, seed_forward, seed_table
 from esper_soa.nets.host import HostShape
-from esper_soa.nets.pools import Group, group_columns
+from esper_soa.nets.layers import Layers
+from esper_soa.nets.pools import row_layout
+from esper_soa.nets.seed_plan import THROUGH, Group
 from esper_soa.vocabulary import Blend
 
 
@@ -43,59 +45,69 @@ class ActiveGroup:
         places = [] if self.group.nets is None else [self.group.nets]
         return [self.group.rows, *places, self.params, self.momentum, self.alpha]
 
-    def grow(self, seen: Tensor, params: Tensor) -> Tensor:
+    def grow(self, layers: Layers, seen: Tensor, params: Tensor) -> Tensor:
         """Output [B, m*C, H, W] of the seeds; `params` [m, seed + gate] may be a graph leaf."""
         table = seed_table(self.group.blueprint, self.channels)
-        return seed_forward(self.group.blueprint, table.unpack(params[:, : table.total]), seen)
+        return seed_forward(layers, self.group.blueprint, table.unpack(params[:, : table.total]), seen)
 
-    def blend_in(self, host: Tensor, params: Tensor, pooled: bool = False) -> Tensor:
+    def blend_in(self, layers: Layers, host: Tensor, params: Tensor, pooled: bool = False) -> Tensor:
         """Activations [B, m*C, H, W] of the group's networks after the slot; pooled: and behind a 2x2 max pool."""
         group, table = self.group, seed_table(self.group.blueprint, self.channels)
         if group.blend == Blend.ADD:
             unpacked = table.unpack(params[:, : table.total])
-            return seed_added(group.blueprint, unpacked, host, self.alpha, group.detached, pooled)
+            return seed_added(layers, group.blueprint, unpacked, host, self.alpha, group.detached, pooled)
         seen = host.detach() if group.detached else host
-        seed = self.grow(seen, params)
+        seed = self.grow(layers, seen, params)
         if group.blend == Blend.MULTIPLY:
             out = blend.multiply(host, seed, seen, self.alpha)
         else:
             gates = gate_forward(gate_table(self.channels).unpack(params[:, table.total :]), seen)
             out = blend.gate(host, seed, gates, self.alpha)
-        return batched.max_pool(out) if pooled else out
+        return layers.max_pool(out) if pooled else out
 
 
-def fill_slot(x: Tensor, actives: list[ActiveGroup], params: list[Tensor], num_nets: int, pooled: bool) -> Tensor:
+def fill_slot(
+    layers: Layers, x: Tensor, actives: list[ActiveGroup], params: list[Tensor], num_nets: int, pooled: bool
+) -> Tensor:
     """Activations [B, n*C, H, W] after a slot in which the groups `actives` stand, with their parameters.
 
     pooled: and after a 2x2 max pool.
     """
-    if len(actives) == 1 and actives[0].group.nets is None and actives[0].group.blend:
-        return actives[0].blend_in(x, params[0], pooled)
-    x = _with_seeds(x, actives, params, num_nets)
-    return batched.max_pool(x) if pooled else x
+    if len(actives) == 1 and actives[0].group.nets is None and actives[0].group.blend != THROUGH:
+        return actives[0].blend_in(layers, x, params[0], pooled)
+    x = _with_seeds(layers, x, actives, params, num_nets)
+    return layers.max_pool(x) if pooled else x
 
 
-def _with_seeds(x: Tensor, actives: list[ActiveGroup], params: list[Tensor], num_nets: int) -> Tensor:
+def _with_seeds(layers: Layers, x: Tensor, actives: list[ActiveGroup], params: list[Tensor], num_nets: int) -> Tensor:
     values, nets = [], []
     for active, rows in zip(actives, params, strict=True):
         group = active.group
         taken = batched.take_nets(x, group.nets, num_nets)
-        if group.blend == 0:
-            seed = active.grow(taken.detach() if group.detached else taken, rows)
+        if group.blend == THROUGH:
+            seed = active.grow(layers, taken.detach() if group.detached else taken, rows)
             x = blend.straight_through(x, seed, group.nets, num_nets)
             continue
-        values.append(active.blend_in(taken, rows))
+        values.append(active.blend_in(layers, taken, rows))
         nets.append(group.nets)
     if not values:
         return x
     return batched.put_nets(x, torch.cat([net for net in nets if net is not None]), num_nets, torch.cat(values, dim=1))
 
 
+def _columns(shape: HostShape, group: Group) -> tuple[int, int, int]:
+    """(seed parameters, start of the gate, end of the gate); the last two are equal where the group has no gate."""
+    channels = shape.slots[group.slot].channels
+    layout = row_layout(shape, group.slot)
+    gate = layout.gate if group.blend == Blend.GATE else 0
+    return seed_table(group.blueprint, channels).total, layout.seed, layout.seed + gate
+
+
 def wake(weights: TensorDict, shape: HostShape, group: Group, alpha: Tensor) -> ActiveGroup:
     """The group's rows, copied out of the pool; alpha [N, S] is the ledger's."""
     spec = shape.slots[group.slot]
     pool = weights["seeds", spec.name]
-    seed, start, end = group_columns(shape, group)
+    seed, start, end = _columns(shape, group)
 
     def rows(name: str) -> Tensor:
         chosen = pool[name].index_select(0, group.rows)
@@ -109,7 +121,7 @@ def put_to_bed_(weights: TensorDict, shape: HostShape, active: ActiveGroup) -> N
     """Write the rows back into the pool."""
     group = active.group
     pool = weights["seeds", shape.slots[group.slot].name]
-    seed, start, end = group_columns(shape, group)
+    seed, start, end = _columns(shape, group)
     for name, rows in (("params", active.params), ("momentum", active.momentum)):
         pool[name][:, :seed].index_copy_(0, group.rows, rows[:, :seed])
         if end > start:
@@ -127,6 +139,7 @@ class TrainingSeeds:
     def occupied(self, slot: int) -> bool:
         return any(active.group.slot == slot for active in self.actives)
 
-    def fill(self, slot: int, x: Tensor, pooled: bool) -> Tensor:
+    def fill(self, layers: Layers, slot: int, x: Tensor, pooled: bool) -> Tensor:
         here = [index for index, active in enumerate(self.actives) if active.group.slot == slot]
-        return fill_slot(x, [self.actives[i] for i in here], [self.leaves[i] for i in here], self.num_nets, pooled)
+        actives, leaves = [self.actives[i] for i in here], [self.leaves[i] for i in here]
+        return fill_slot(layers, x, actives, leaves, self.num_nets, pooled)

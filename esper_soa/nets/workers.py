@@ -1,8 +1,8 @@
 """Runs pieces of work side by side on threads of the CPU, each of which gives an operation one thread of its own.
 
 Operations release Python's lock while they compute, so pieces on different threads use different cores; unlike the
-threads inside an operation, they wait for each other only at the end. Called by supervised.py and evaluation.py with
-one piece per chunk of envs; what is local to a thread (gradient mode, modes that watch operations) starts afresh there.
+threads inside an operation, they wait for each other only at the end. Called by passes.py with one
+piece per chunk of envs; what is local to a thread (gradient mode, modes that watch operations) starts afresh there.
 """
 
 import threading
@@ -11,6 +11,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from functools import lru_cache
 from typing import TypeVar
 
+import numpy as np
 import torch
 
 Result = TypeVar("Result")
@@ -33,6 +34,11 @@ class Call:
         """Raise GivenUp where nobody waits any more; pieces ask between batches, so that an interrupt is quick."""
         if self._given_up.is_set():
             raise GivenUp
+
+
+def chunks(num_envs: int, size: int) -> list[np.ndarray]:
+    """Env numbers of as few chunks as hold at most `size` each, all as large as each other or one smaller."""
+    return np.array_split(np.arange(num_envs), -(-num_envs // size))
 
 
 Piece = Callable[[Call], Result]
@@ -60,7 +66,7 @@ def run_pieces(pieces: Sequence[Piece[Result]], workers: int) -> list[Result]:
         wait(futures)
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=8)  # two worlds of one process may take turns with different numbers of workers
 def _pool(workers: int) -> ThreadPoolExecutor:
     """Threads that stay; each gives an operation one thread, whatever the calling thread gives it."""
     return ThreadPoolExecutor(workers, "envs", initializer=torch.set_num_threads, initargs=(1,))

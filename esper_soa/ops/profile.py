@@ -16,9 +16,7 @@ from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity
 
 from esper_soa.env.step import Work
-from esper_soa.nets.data import ImageCrops
-from esper_soa.nets.evaluation import ValidationFeed
-from esper_soa.nets.supervised import CountedFeed, TrainingFeed
+from esper_soa.nets.engine import CountedFeed, TrainingFeed, ValidationFeed
 from esper_soa.ops.progress import LOGGER
 
 PHASES = ("training", "validation", "data", "ledger", "policy", "update", "telemetry", "reset", "files")
@@ -208,16 +206,11 @@ def _timed(profile: PhaseProfile, feed: Callable[Asked, Given]) -> Callable[Aske
 
 
 class TimedTraining:
-    """A training feed whose batches are timed."""
+    """A training feed whose batches are timed, cut or not; an engine's own cutting is part of the training."""
 
     def __init__(self, feed: TrainingFeed, profile: PhaseProfile) -> None:
-        self.feed, self.profile = feed, profile
-        self.batch = _timed(profile, feed.batch)
-
-    @property
-    def crops(self) -> Callable[[Tensor, int], ImageCrops] | None:
-        """As of the feed inside; the cutting itself is part of the training."""
-        return None if self.feed.crops is None else _timed(self.profile, self.feed.crops)
+        self.feed = feed
+        self.batch, self.crops = _timed(profile, feed.batch), _timed(profile, feed.crops)
 
     def counted(self, envs: Tensor) -> CountedFeed:
         """As the feed inside, not timed apart: it may be part of a CUDA graph."""
@@ -225,16 +218,10 @@ class TimedTraining:
 
 
 class TimedValidation:
-    """A validation feed whose batches are timed."""
+    """A validation feed whose batches are timed; as TimedTraining."""
 
     def __init__(self, feed: ValidationFeed, profile: PhaseProfile) -> None:
-        self.feed, self.profile = feed, profile
-        self.batches = _timed(profile, feed.batches)
-
-    @property
-    def crops(self) -> Callable[[Tensor], ImageCrops] | None:
-        """As of the feed inside; the cutting itself is part of the validation."""
-        return None if self.feed.crops is None else _timed(self.profile, self.feed.crops)
+        self.batches, self.crops = _timed(profile, feed.batches), _timed(profile, feed.crops)
 
 
 def shares(seconds: dict[str, float]) -> str:

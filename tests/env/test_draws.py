@@ -7,7 +7,7 @@ from torch import Tensor
 from esper_soa.build import build_rules
 from esper_soa.env.world import Sizes, World
 from esper_soa.nets.config import DataConfig
-from esper_soa.nets.data import training_bank, training_batch
+from esper_soa.nets.data import cut_batch, training_bank, training_crops
 from esper_soa.nets.datasets import ImageSet
 from esper_soa.nets.streams import AUGMENTATION, stream_keys
 from esper_soa.vocabulary import HEADS
@@ -53,7 +53,7 @@ def drawn(played: World, steps: range) -> Tensor:
 def test_places_are_uniform_in_every_env_and_independent_of_each_other() -> None:
     bank, count = training_bank(maps()), 8100
     keys = stream_keys(5, AUGMENTATION, (0,), torch.arange(2))
-    pixels = training_batch(bank, torch.zeros(2, count, dtype=torch.int64), keys, 0, True)[0]
+    pixels = cut_batch(training_crops(bank, torch.zeros(2, count, dtype=torch.int64), keys, 0, True))[0]
     top, left, mirrored, _ = crops(pixels).unbind(2)
     for env in range(2):
         for places in (top[:, env], left[:, env]):

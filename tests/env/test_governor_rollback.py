@@ -29,7 +29,6 @@ from esper_soa.env.step import Work
 from esper_soa.env.world import Sizes, World
 from esper_soa.nets.config import TaskConfig
 from esper_soa.nets.datasets import load_images
-from esper_soa.nets.native import switch
 from esper_soa.ops.collect import Player, play_round
 from esper_soa.ops.progress import Progress
 from esper_soa.ops.tally import RoundResult
@@ -146,11 +145,6 @@ class Played(NamedTuple):
 
     def host(self, step: int, name: str = "params") -> Tensor:
         return self.witness.weights[step]["host", name]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _kernels_of_runs(_plain_torch: None) -> None:
-    switch.choose("auto", CPU)
 
 
 def play(faults: Mapping[int, list[tuple[Tensor, Damage]]], chosen: TrainConfig | None = None) -> Played:

@@ -95,7 +95,7 @@ def test_images_are_those_of_the_order_under_crops_that_never_repeat(world: Worl
         images, labels = world.work(step).training.batch(world.envs, index)
         chosen = feed(world, step).order[:, BATCH * index : BATCH * (index + 1)]
         start = TRAIN * step + BATCH * index
-        expected, same = data.training_batch(world.training_bank, chosen, keys, start, True)
+        expected, same = data.cut_batch(data.training_crops(world.training_bank, chosen, keys, start, True))
         assert torch.equal(images, expected)
         assert torch.equal(labels, same)
         assert torch.equal(labels, world.images.train_labels[chosen].T)

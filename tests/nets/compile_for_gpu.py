@@ -10,8 +10,8 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver, jit
 
-from esper_soa.nets.triton_kernels.block_autograd import Norm, conv_norm_relu_pool, evaluate_conv_relu_pool
-from esper_soa.nets.triton_kernels.seed_autograd import ConvSeed, conv_seed, live_list
+from esper_soa.nets.engines.gpu.block_autograd import Norm, conv_norm_relu_pool, evaluate_conv_relu_pool
+from esper_soa.nets.engines.gpu.seed_autograd import ConvSeed, conv_seed, live_list
 
 compiled: set[str] = set()
 launch = jit.JITFunction.run

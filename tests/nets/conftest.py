@@ -1,21 +1,17 @@
 """Fixtures of the tests of networks."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
-from esper_soa.nets.native import switch
+from esper_soa.nets.engines.cpu.support import choose_native
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def native(_one_thread: None) -> Iterator[None]:
-    """Native kernels on, and plain torch afterwards; skips where there is no compiler."""
-    choice = switch.choose("auto", CPU)
+def native(_one_thread: None) -> None:
+    """Native kernels can be had; skips where there is no compiler."""
+    choice = choose_native("auto", CPU)
     if not choice.native:
         assert "no C compiler" in choice.reason  # a compiler that refuses the sources is a failure, not a skip
         pytest.skip(choice.reason)
-    yield
-    switch.choose("off", CPU)

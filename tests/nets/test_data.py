@@ -12,14 +12,15 @@ from esper_soa.nets.data import (
     ValidationImages,
     check_classes,
     check_work,
+    cut_batch,
     evaluation_bank,
-    evaluation_batch,
+    evaluation_crops,
     shuffled,
     split_sizes,
     split_training_order,
     split_validation_order,
     training_bank,
-    training_batch,
+    training_crops,
     validation_order,
 )
 from esper_soa.nets.datasets import ImageSet
@@ -122,7 +123,7 @@ def test_more_classes_than_the_hosts_have_is_an_error(images: ImageSet) -> None:
 def test_a_batch_equals_crops_made_by_plain_loops(images: ImageSet, bank: ImageBank) -> None:
     indices = torch.tensor([[0, 6, 3], [5, 5, 1]])  # [n = 2, B = 3]
     stream = keys(AUGMENTATION, range(2))
-    pixels, labels = training_batch(bank, indices, stream, 40, True)
+    pixels, labels = cut_batch(training_crops(bank, indices, stream, 40, True))
     assert pixels.shape == (3, 6, 32, 32)
     assert pixels.dtype == torch.float32
     assert pixels.is_contiguous(memory_format=torch.channels_last)
@@ -141,20 +142,20 @@ def test_every_crop_of_an_image_can_come_out_and_half_are_mirrored(images: Image
     assert abs(float((crops >= 81).double().mean()) - 0.5) < 0.025  # standard deviation 0.008
     for crop in (0, 8, 72, 80, 81, 89, 153, 161):  # the corners, plain and mirrored
         start = crops.tolist().index(crop)
-        pixels, _ = training_batch(bank, torch.tensor([[6]]), stream, start, True)  # the last image of the bank
+        pixels, _ = cut_batch(training_crops(bank, torch.tensor([[6]]), stream, start, True))  # the last image
         torch.testing.assert_close(pixels[0], slow_crop(images.train_images[6], crop))
 
 
 def test_without_augmentation_the_image_comes_as_it_is(images: ImageSet, bank: ImageBank) -> None:
-    pixels, _ = training_batch(bank, torch.tensor([[2], [4]]), keys(AUGMENTATION, range(2)), 0, False)
+    pixels, _ = cut_batch(training_crops(bank, torch.tensor([[2], [4]]), keys(AUGMENTATION, range(2)), 0, False))
     torch.testing.assert_close(pixels[0, :3], slow_crop(images.train_images[2], 40))  # 40 = top 4, left 4
     torch.testing.assert_close(pixels[0, 3:], slow_crop(images.train_images[4], 40))
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-6), (torch.bfloat16, 0.04)])
 def test_other_dtypes_agree(bank: ImageBank, dtype: torch.dtype, tolerance: float) -> None:
-    arguments = (bank, torch.tensor([[2, 3]]), keys(AUGMENTATION, range(1)), 0, True)
-    single, other = training_batch(*arguments)[0], training_batch(*arguments, dtype)[0]
+    crops = training_crops(bank, torch.tensor([[2, 3]]), keys(AUGMENTATION, range(1)), 0, True)
+    single, other = cut_batch(crops)[0], cut_batch(crops, dtype)[0]
     assert other.dtype == dtype
     assert float((single.double() - other.double()).abs().max()) < tolerance  # values reach 7; bfloat16 has 8 bits
 
@@ -178,14 +179,14 @@ def test_env_2_of_4_gets_what_it_gets_alone(bank: ImageBank) -> None:
 def test_the_second_batch_goes_on_where_the_first_ended(bank: ImageBank) -> None:
     feed = env_step(bank, range(2))
     pixels, labels = feed.batch(torch.arange(2), 1)
-    expected = training_batch(bank, feed.order[:, 3:], feed.keys, 8, True)
+    expected = cut_batch(training_crops(bank, feed.order[:, 3:], feed.keys, 8, True))
     assert torch.equal(pixels, expected[0])
     assert torch.equal(labels, expected[1])
 
 
 def test_an_evaluation_batch_is_normalised_and_ignores_index_minus_1(images: ImageSet) -> None:
     bank = evaluation_bank(images)
-    pixels, labels = evaluation_batch(bank, torch.tensor([[4, 0], [1, -1]]))
+    pixels, labels = cut_batch(evaluation_crops(bank, torch.tensor([[4, 0], [1, -1]])))
     assert pixels.is_contiguous(memory_format=torch.channels_last)
     assert labels.tolist() == [[7, 4], [3, -1]]
     for sample, env, index in ((0, 0, 4), (1, 0, 0), (0, 1, 1)):

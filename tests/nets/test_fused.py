@@ -16,14 +16,17 @@ from esper_soa.build import build_world
 from esper_soa.config import ComputeConfig, TrainConfig
 from esper_soa.env.world import World
 from esper_soa.errors import SettingError
-from esper_soa.nets import blueprints, fused, pools
+from esper_soa.nets import blueprints, pools, seed_plan
 from esper_soa.nets.config import DataConfig, TaskConfig, host_slots
-from esper_soa.nets.evaluation import ValidationFeed, ValidationReport, evaluate
+from esper_soa.nets.engine import CountedFeed, TrainingFeed, TrainReport, ValidationFeed, ValidationReport
+from esper_soa.nets.engines.cpu import engine, proof, whole
+from esper_soa.nets.engines.cpu.engine import CpuEngine
+from esper_soa.nets.engines.cpu.layers import NativeLayers
+from esper_soa.nets.engines.cpu.support import choose_native
+from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.graphs import StepCache
-from esper_soa.nets.native import proof, switch, whole
 from esper_soa.nets.parameters import Table, norm_scale, weight
 from esper_soa.nets.pools import Roster
-from esper_soa.nets.supervised import CountedFeed, TrainingFeed, TrainReport, train_epoch_
 from esper_soa.vocabulary import BLUEPRINT_NAMES, CNN_BLUEPRINTS, Blend, Blueprint, Stage
 
 pytestmark = pytest.mark.usefixtures("native")
@@ -40,27 +43,7 @@ TASKS = [
 ]
 
 
-class CutTraining(NamedTuple):
-    """A feed that only gives images that are cut, so that networks go layer by layer."""
-
-    feed: TrainingFeed
-    crops: None = None
-
-    def batch(self, envs: Tensor, index: int) -> tuple[Tensor, Tensor]:
-        return self.feed.batch(envs, index)
-
-    def counted(self, envs: Tensor) -> CountedFeed:
-        return self.feed.counted(envs)
-
-
-class CutValidation(NamedTuple):
-    """As CutTraining."""
-
-    feed: ValidationFeed
-    crops: None = None
-
-    def batches(self, envs: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
-        return self.feed.batches(envs, size)
+LAYERED = TorchEngine(NativeLayers())  # the same kernels where there are some, layer by layer
 
 
 def made(task: TaskConfig, split: bool = False, batches: int = 3, native: str = "auto") -> World:
@@ -101,16 +84,17 @@ def alphas(roster: Roster) -> Tensor:
     return torch.rand(roster.running.shape, generator=g, dtype=torch.float64) * torch.from_numpy(roster.visible)
 
 
-def played(world: World, roster: Roster, whole: bool, start: TensorDict | None = None) -> Outcome:
+def played(
+    world: World, roster: Roster, whole: bool, start: TensorDict | None = None, layered: TorchEngine = LAYERED
+) -> Outcome:
     """An env-step's training and validation from the world's weights or `start`; the world's own are not changed."""
     nets, work = world.rules.nets, world.work(0)
-    assert fused.suits(nets.shape, world.weights)
+    assert isinstance(world.rules.engine, CpuEngine)
+    runs = world.rules.engine if whole else layered
     weights = (world.weights if start is None else start).clone()
     alpha = alphas(roster)
-    training = work.training if whole else CutTraining(work.training)
-    validation = work.validation if whole else CutValidation(work.validation)
-    trained = train_epoch_(nets, weights, alpha, roster, training, work.num_batches)
-    return Outcome(weights, trained, evaluate(nets, weights, alpha, roster, validation))
+    trained = runs.train_(nets, weights, alpha, roster, work.training, work.num_batches)
+    return Outcome(weights, trained, runs.validate(nets, weights, alpha, roster, work.validation))
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
@@ -240,12 +224,27 @@ def seeds_of(blueprint: int, stage: int, blend: int, num_slots: int = 3, slots: 
 
 def test_hosts_whose_channels_fill_no_vectors_go_layer_by_layer() -> None:
     for channels in (12, 24):  # at 24 the bottlenecks of the second block have 12
-        odd = made(TaskConfig(name="odd", base_channels=channels, num_blocks=2, num_pools=2))
-        assert not fused.suits(odd.rules.nets.shape, odd.weights)
-    wide = made(TASKS[0])
-    assert fused.suits(wide.rules.nets.shape, wide.weights)
-    switch.choose("off", CPU)
-    assert not fused.suits(wide.rules.nets.shape, wide.weights)
+        odd = made(TaskConfig(name="odd", base_channels=channels, num_blocks=2, num_pools=2)).rules
+        assert not engine.suits(odd.nets.shape)
+        assert isinstance(odd.engine, TorchEngine)
+        assert isinstance(odd.engine.layers, NativeLayers)
+    wide = made(TASKS[0]).rules
+    assert engine.suits(wide.nets.shape)
+    assert isinstance(wide.engine, CpuEngine)
+    plain = made(TASKS[0], native="off").rules.engine
+    assert isinstance(plain, TorchEngine)
+    assert not isinstance(plain.layers, NativeLayers)
+
+
+def test_the_engine_refuses_networks_that_it_was_not_made_for() -> None:
+    world, roster = made(TASKS[0], batches=1), roster_of(9, 6)
+    odd = made(TaskConfig(name="odd", base_channels=12))
+    runs, work = world.rules.engine, world.work(0)
+    for nets, weights in ((odd.rules.nets, odd.weights), (world.rules.nets, world.weights.to(torch.float64))):
+        with pytest.raises(LookupError, match="no native kernels for torch.float"):
+            runs.train_(nets, weights, alphas(roster), roster, work.training, 1)
+        with pytest.raises(LookupError, match="no native kernels for torch.float"):
+            runs.validate(nets, weights, alphas(roster), roster, work.validation)
 
 
 def test_a_profiler_sees_the_native_calls() -> None:
@@ -261,8 +260,7 @@ def test_steps_on_fixed_memory_go_layer_by_layer() -> None:
     world, roster = made(TASKS[0]), roster_of(9, 6)
     apart = played(world, roster, whole=False)
     steps = StepCache(capture=False)
-    world.rules = world.rules._replace(nets=world.rules.nets._replace(steps=steps))
-    assert_same(played(world, roster, whole=True), apart)
+    assert_same(played(world, roster, whole=False, layered=TorchEngine(NativeLayers(), steps=steps)), apart)
     assert steps.counts["plain"] > 0
 
 
@@ -270,10 +268,9 @@ def test_steps_on_fixed_memory_go_layer_by_layer() -> None:
 
 
 class DoubleTraining(NamedTuple):
-    """As CutTraining, in double precision."""
+    """The batches of a feed in double precision."""
 
     feed: TrainingFeed
-    crops: None = None
 
     def batch(self, envs: Tensor, index: int) -> tuple[Tensor, Tensor]:
         images, labels = self.feed.batch(envs, index)
@@ -284,10 +281,9 @@ class DoubleTraining(NamedTuple):
 
 
 class DoubleValidation(NamedTuple):
-    """As CutTraining, in double precision."""
+    """As DoubleTraining."""
 
     feed: ValidationFeed
-    crops: None = None
 
     def batches(self, envs: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
         return [(images.double(), labels) for images, labels in self.feed.batches(envs, size)]
@@ -295,13 +291,11 @@ class DoubleValidation(NamedTuple):
 
 def in_torch(world: World, roster: Roster) -> Outcome:
     """As `played`, by torch's own functions in double precision."""
-    nets, work = world.rules.nets, world.work(0)
+    nets, work, runs = world.rules.nets, world.work(0), TorchEngine()
     weights = world.weights.to(torch.float64)
-    switch.choose("off", CPU)
     alpha = alphas(roster)
-    trained = train_epoch_(nets, weights, alpha, roster, DoubleTraining(work.training), work.num_batches)
-    tested = evaluate(nets, weights, alpha, roster, DoubleValidation(work.validation))
-    switch.choose("on", CPU)
+    trained = runs.train_(nets, weights, alpha, roster, DoubleTraining(work.training), work.num_batches)
+    tested = runs.validate(nets, weights, alpha, roster, DoubleValidation(work.validation))
     return Outcome(weights, trained, tested)
 
 
@@ -405,29 +399,30 @@ def test_every_seed_before_a_pool_and_behind_one_equals_torch_in_every_stage_and
 
 def test_a_blueprint_without_a_kernel_is_refused_by_name_while_building(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(whole, "KINDS", whole.KINDS[:-1])
-    world = made(TASKS[0])
-    assert not switch.current().native
-    assert switch.current().fallback
-    assert (
-        switch.current().reason == "plain torch, slower: no native kernels, there is none for the blueprint attention"
-    )
-    assert not fused.suits(world.rules.nets.shape, world.weights)
+    runs = made(TASKS[0]).rules.engine
+    assert not runs.chosen.native
+    assert runs.chosen.fallback
+    assert runs.chosen.reason == "plain torch, slower: no native kernels, there is none for the blueprint attention"
+    assert isinstance(runs, TorchEngine)
+    assert not isinstance(runs.layers, NativeLayers)
     with pytest.raises(SettingError, match=r"compute.native=on: must be auto or off here.*the blueprint attention"):
         made(TASKS[0], native="on")
-    made(TaskConfig(blueprints=["conv_light", "norm"]), native="on")
-    assert switch.current().native
+    assert made(TaskConfig(blueprints=["conv_light", "norm"]), native="on").rules.engine.chosen.native
 
 
 def test_a_running_seed_without_a_kernel_is_no_empty_slot() -> None:
     unknown = seeds_of(BLUEPRINT_NAMES.index("lora"), Stage.BLENDING, Blend.ADD)
-    for seeds in (lambda: fused.training_seeds(unknown, ()), lambda: fused.validation_seeds(unknown)):
+    for seeds, plan in (
+        (engine.training_seeds, seed_plan.training_plan(unknown, ())),
+        (engine.validation_seeds, seed_plan.validation_plan(unknown, ())),
+    ):
         with pytest.raises(LookupError, match="no native kernel for blueprint lora"):
-            seeds()
+            seeds(plan)
 
 
 def test_a_host_that_is_no_plain_chain_is_refused_by_name() -> None:
     shape, names = made(TASKS[0]).rules.nets.shape, list(TaskConfig().blueprints)
-    assert fused.obstacle("plain", shape, names) == ""
+    assert engine.obstacle("plain", shape, names) == ""
     more = Table((*shape.parameters.parameters, norm_scale(8)))
     fewer = Table((*shape.parameters.parameters[:3], *shape.parameters.parameters[4:]))
     projected = Table((*shape.parameters.parameters[:-2], weight(10, 64), *shape.parameters.parameters[-1:]))
@@ -440,10 +435,10 @@ def test_a_host_that_is_no_plain_chain_is_refused_by_name() -> None:
         shape._replace(num_classes=9),
     ]  # fmt: skip
     for other in others:
-        assert fused.obstacle("strange", other, names).startswith("the hosts of strange are no plain chain")
+        assert engine.obstacle("strange", other, names).startswith("the hosts of strange are no plain chain")
         with pytest.raises(SettingError, match="the hosts of strange are no plain chain"):
-            switch.choose("on", CPU, obstacle=fused.obstacle("strange", other, names))
-    switch.choose("on", CPU)
+            choose_native("on", CPU, obstacle=engine.obstacle("strange", other, names))
+    choose_native("on", CPU)
 
 
 @pytest.mark.parametrize("record", ["HostShape", "Block"])
@@ -451,11 +446,11 @@ def test_a_host_that_has_more_to_it_than_the_kernels_know_is_refused(
     monkeypatch: pytest.MonkeyPatch, record: str
 ) -> None:
     shape = made(TASKS[0]).rules.nets.shape
-    fused.is_chain.cache_clear()
-    other = NamedTuple("Other", [(name, object) for name in (*getattr(fused, record)._fields, "skips")])
-    monkeypatch.setattr(fused, record, other)
-    assert not fused.is_chain(shape)
-    fused.is_chain.cache_clear()
+    engine.is_chain.cache_clear()
+    other = NamedTuple("Other", [(name, object) for name in (*getattr(engine, record)._fields, "skips")])
+    monkeypatch.setattr(engine, record, other)
+    assert not engine.is_chain(shape)
+    engine.is_chain.cache_clear()
 
 
 def test_the_seeds_of_the_proof_have_the_parameters_of_the_blueprints() -> None:

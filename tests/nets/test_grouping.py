@@ -15,9 +15,8 @@ from esper_soa.build import build_world
 from esper_soa.config import ComputeConfig, TrainConfig
 from esper_soa.env.world import World
 from esper_soa.nets.config import DataConfig, TaskConfig
-from esper_soa.nets.evaluation import ValidationFeed, ValidationReport, evaluate
+from esper_soa.nets.engine import CountedFeed, TrainingFeed, ValidationFeed, ValidationReport
 from esper_soa.nets.pools import Roster
-from esper_soa.nets.supervised import CountedFeed, TrainingFeed, train_epoch_
 from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Stage
 
 CPU = torch.device("cpu")
@@ -31,7 +30,6 @@ class Training(NamedTuple):
 
     feed: TrainingFeed
     shares: Tensor
-    crops: None = None
 
     def batch(self, envs: Tensor, index: int) -> tuple[Tensor, Tensor]:
         images, labels = self.feed.batch(envs, index)
@@ -47,7 +45,6 @@ class Validation(NamedTuple):
 
     feed: ValidationFeed
     dtype: torch.dtype
-    crops: None = None
 
     def batches(self, envs: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
         return [(images.to(self.dtype), labels) for images, labels in self.feed.batches(envs, size)]
@@ -85,8 +82,8 @@ class Played(NamedTuple):
 def play(
     world: World, seeds: Roster, dtype: torch.dtype = torch.float32, cut: bool = True, other: bool = False
 ) -> Played:
-    """A training pass and a validation; cut: by layers; other: the OTHERS have other weights and images."""
-    nets, work, weights = world.rules.nets, world.work(0), world.weights.clone()
+    """A training pass and a validation; cut: of images in `dtype`; other: the OTHERS have other weights and images."""
+    nets, engine, work, weights = world.rules.nets, world.rules.engine, world.work(0), world.weights.clone()
     shares = torch.ones(NUM_ENVS, dtype=dtype)
     if other:
         shares[OTHERS] = -3.0
@@ -97,8 +94,8 @@ def play(
     alpha = 0.7 * torch.from_numpy(seeds.visible).to(torch.float64)
     training = Training(work.training, shares) if cut else work.training
     validation = Validation(work.validation, dtype) if cut else work.validation
-    trained = train_epoch_(nets, weights, alpha, seeds, training, work.num_batches)
-    return Played(steps_of(weights, before), trained.loss, evaluate(nets, weights, alpha, seeds, validation))
+    trained = engine.train_(nets, weights, alpha, seeds, training, work.num_batches)
+    return Played(steps_of(weights, before), trained.loss, engine.validate(nets, weights, alpha, seeds, validation))
 
 
 def steps_of(after: TensorDict, before: TensorDict) -> dict[str, Tensor]:

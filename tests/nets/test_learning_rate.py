@@ -9,7 +9,10 @@ from tiny_world import tiny_settings
 from esper_soa.env.step import measure_
 from esper_soa.env.world import World
 from esper_soa.nets.config import TaskConfig, lr_factor
+from esper_soa.nets.engines.cpu.layers import NativeLayers
+from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.graphs import StepCache
+from esper_soa.nets.layers import PLAIN
 from esper_soa.trainer import build_world
 from esper_soa.vocabulary import Blend, Blueprint, Stage
 
@@ -22,8 +25,9 @@ def world_of(task: TaskConfig, kept: bool = False) -> World:
     cfg = tiny_settings(2, 2, STEPS)
     world = build_world(replace(cfg, task=task), CPU)
     if kept:
-        nets = world.rules.nets._replace(steps=StepCache(capture=False))
-        world.rules = world.rules._replace(nets=nets)
+        native = world.rules.engine.chosen.native
+        layers = NativeLayers() if native else PLAIN
+        world.rules = world.rules._replace(engine=TorchEngine(layers, steps=StepCache(capture=False)))
     return world
 
 

@@ -18,15 +18,15 @@ from pathlib import Path
 
 import pytest
 
-from esper_soa.nets.native import cache, library, proof
+from esper_soa.nets.engines.cpu import cache, library, proof
 
 pytestmark = pytest.mark.usefixtures("native")
 
 ROOT = Path(__file__).resolve().parents[2]
-LOAD = "from esper_soa.nets.native import library; library.library(); print(library.build())"  # needs no torch
+LOAD = "from esper_soa.nets.engines.cpu import library; library.library(); print(library.build())"  # needs no torch
 CHOOSE = (
-    "import torch; from esper_soa.nets.native import switch;"
-    "choice = switch.choose({setting!r}, torch.device('cpu')); print(choice.native, choice.fallback, choice.reason)"
+    "import torch; from esper_soa.nets.engines.cpu.support import choose_native;"
+    "choice = choose_native({setting!r}, torch.device('cpu')); print(choice.native, choice.fallback, choice.reason)"
 )
 NO_COMPILER = "/nonexistent/cc"
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs files of another user")
@@ -230,7 +230,7 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     assert "cannot be written" in refusal(tmp_path / "file" / "esper_soa")
 
 
-FOLDER = "from esper_soa.nets.native import cache; print(cache.cache_folder())"
+FOLDER = "from esper_soa.nets.engines.cpu import cache; print(cache.cache_folder())"
 
 
 def test_without_home_the_user_database_says_where_the_cache_is(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_home_and_the_cache_folder_of_the_environment_are_heeded(tmp_path: Path)
 
 @as_root
 def test_a_user_without_any_home_is_told_what_to_set() -> None:
-    code = f"from esper_soa.nets.native import cache; import os; os.setuid(54321); {FOLDER}"
+    code = f"from esper_soa.nets.engines.cpu import cache; import os; os.setuid(54321); {FOLDER}"
     status, _, err = ended(start(code, ("HOME", "XDG_CACHE_HOME")))
     assert status == 1
     assert err.splitlines()[-1].endswith("no home folder to keep them in (set HOME or XDG_CACHE_HOME)")
@@ -270,7 +270,7 @@ def test_a_user_without_any_home_is_told_what_to_set() -> None:
 )
 def test_a_compiler_that_is_none_is_named_in_one_line(tmp_path: Path, command: str, word: str) -> None:
     code = (
-        "from esper_soa.nets.native import cache, library\n"
+        "from esper_soa.nets.engines.cpu import cache, library\n"
         "try:\n    library.library()\n"
         "except cache.NativeError as error:\n    print(error)"
     )
@@ -422,7 +422,7 @@ def breaking(folder: Path, source: str, text: str, other: str) -> str:
 
 
 def test_a_library_that_computes_something_else_is_not_taken(tmp_path: Path) -> None:
-    both = CHOOSE.format(setting="auto") + "; switch.choose('on', torch.device('cpu'))"
+    both = CHOOSE.format(setting="auto") + "; choose_native('on', torch.device('cpu'))"
     wrong = {"CC": breaking(tmp_path, *BREAKS["no momentum"]), "XDG_CACHE_HOME": str(tmp_path)}
     status, out, err = ended(start(both, **wrong))
     assert status == 1
@@ -438,7 +438,7 @@ def test_a_library_that_computes_something_else_is_not_taken(tmp_path: Path) -> 
     [("no gate", "otherwise than torch"), ("all seeds are on", "validation"), ("other order", "record sheet.height")],
 )
 def test_a_broken_kernel_of_any_kind_is_found(tmp_path: Path, name: str, word: str) -> None:
-    code = "from esper_soa.nets.native import proof; proof.prove()"
+    code = "from esper_soa.nets.engines.cpu import proof; proof.prove()"
     status, _, err = ended(start(code, CC=breaking(tmp_path, *BREAKS[name]), XDG_CACHE_HOME=str(tmp_path)))
     assert status == 1
     assert word in err.splitlines()[-1]

@@ -10,17 +10,22 @@ import torch
 from torch import Tensor
 
 from esper_soa.errors import SettingError
-from esper_soa.nets import batched, blueprints, data, supervised
+from esper_soa.nets import batched, blueprints, data
 from esper_soa.nets.config import TaskConfig
 from esper_soa.nets.datasets import ImageSet
-from esper_soa.nets.native import block, switch
-from esper_soa.nets.native.library import LANES
+from esper_soa.nets.engines.cpu import block, images
+from esper_soa.nets.engines.cpu.layers import NativeLayers, takes
+from esper_soa.nets.engines.cpu.library import LANES
+from esper_soa.nets.engines.cpu.support import choose_native
+from esper_soa.nets.layers import PLAIN, Layers
+from esper_soa.nets.sgd import LearningRates, rules_of
 from esper_soa.vocabulary import Blueprint
 
 pytestmark = pytest.mark.usefixtures("native")
 
 CPU = torch.device("cpu")
 ROUNDING = 1e-5
+NATIVE = NativeLayers()
 
 
 class Case(NamedTuple):
@@ -36,17 +41,12 @@ class Case(NamedTuple):
 
 
 @contextmanager
-def computed_by(setting: str, *kernels: str) -> Iterator[None]:
-    """Native kernels `on` or `off`; and that these were called, or none, so that torch is not compared with torch."""
-    switch.choose(setting, CPU)
+def computed_by(native: bool, *kernels: str) -> Iterator[Layers]:
+    """Native or plain layers; and that these kernels were called, or none, so that torch is not compared with torch."""
     with torch.autograd.profiler.profile() as profiler:
-        yield
+        yield NATIVE if native else PLAIN
     called = {event.name for event in profiler.function_events or [] if event.name.startswith("native::")}
-    assert called == ({f"native::{kernel}" for kernel in kernels} if setting == "on" else set())
-
-
-def word(native: bool) -> str:
-    return "on" if native else "off"
+    assert called == ({f"native::{kernel}" for kernel in kernels} if native else set())
 
 
 CASES = [
@@ -83,12 +83,12 @@ def train(given: dict[str, Tensor], pooled: bool, native: bool, dtype: torch.dty
     leaves = [held[name].requires_grad_() for name in ("x", "weight", "scale", "shift")]
     running = held["mean"], held["variance"]
     x, weight, norm = leaves[0], leaves[1], (leaves[2], leaves[3])
-    with computed_by(word(native), "block_train", "block_backward"):
-        if native:  # past batched.py, which leaves narrow layers to torch
+    with computed_by(native, "block_train", "block_backward"):
+        if native:  # past layers.py, which leaves narrow layers to torch
             moving = block.Statistics(*running, batched.BATCH_NORM_MOMENTUM, batched.NORM_EPS)
             out = block.train_block(x, weight, norm, moving, pooled)
         else:
-            out = batched.train_block(x, weight, norm, running, pooled)
+            out = PLAIN.train_block(x, weight, norm, running, pooled)
         return [out.detach(), *torch.autograd.grad(out, leaves, held["gradient"]), *running]
 
 
@@ -108,10 +108,9 @@ def test_a_training_block_and_its_gradients_equal_torch(case: Case) -> None:
 
 @pytest.mark.parametrize(("outputs", "taken"), [(8, True), (4, False)])
 def test_layers_narrower_than_a_vector_train_in_torch(outputs: int, taken: bool) -> None:
-    switch.choose("on", CPU)
     x, weight = torch.randn(2, 3, 4, 4), torch.randn(1, outputs, 3, 3, 3).requires_grad_()
     norm = torch.ones(1, outputs), torch.zeros(1, outputs)
-    out = batched.train_block(x, weight, norm, (torch.zeros(outputs), torch.ones(outputs)), True)
+    out = NATIVE.train_block(x, weight, norm, (torch.zeros(outputs), torch.ones(outputs)), True)
     assert out.grad_fn is not None
     assert ("TrainBlock" in out.grad_fn.name()) == taken
 
@@ -125,7 +124,7 @@ def test_a_pool_within_the_block_and_one_behind_it_are_the_same_to_the_bit() -> 
     held = {name: value.to(torch.float32, copy=True) for name, value in given.items()}
     leaves = [held[name].requires_grad_() for name in ("x", "weight", "scale", "shift")]
     running = held["mean"], held["variance"]
-    out = batched.max_pool(batched.train_block(leaves[0], leaves[1], (leaves[2], leaves[3]), running, False))
+    out = NATIVE.max_pool(NATIVE.train_block(leaves[0], leaves[1], (leaves[2], leaves[3]), running, False))
     apart = [out.detach(), *torch.autograd.grad(out, leaves, held["gradient"]), *running]
     for index, (one, other) in enumerate(zip(together, apart, strict=True)):
         assert torch.equal(one, other), index
@@ -137,9 +136,9 @@ def test_a_folded_block_equals_torch(case: Case, shared: bool) -> None:
     given = {name: value.float() for name, value in draw(case).items()}
     x = given["x"][:, : case.inputs].contiguous(memory_format=torch.channels_last) if shared else given["x"]
     both = []
-    for setting in ("on", "off"):
-        with computed_by(setting, "block_infer"), torch.no_grad():
-            both.append([batched.infer_block(x, given["weight"], given["shift"], case.pooled)])
+    for native in (True, False):
+        with computed_by(native, "block_infer") as layers, torch.no_grad():
+            both.append([layers.infer_block(x, given["weight"], given["shift"], case.pooled)])
     assert_close(*both)
 
 
@@ -177,13 +176,12 @@ def test_a_network_gets_the_same_bits_whoever_stands_beside_it() -> None:
 
 
 def test_two_threads_at_once_get_the_bits_of_one() -> None:
-    switch.choose("on", CPU)
     given = {name: value.float() for name, value in draw(Case(2, 8, 16, 16, batch=8)).items()}
 
     def work(_: int) -> list[Tensor]:
         leaves = [given[name].clone().requires_grad_() for name in ("x", "weight", "scale", "shift")]
         running = given["mean"].clone(), given["variance"].clone()
-        out = batched.train_block(leaves[0], leaves[1], (leaves[2], leaves[3]), running, True)
+        out = NATIVE.train_block(leaves[0], leaves[1], (leaves[2], leaves[3]), running, True)
         return [out.detach(), *torch.autograd.grad(out, leaves, given["gradient"]), *running]
 
     first = work(0)
@@ -193,18 +191,17 @@ def test_two_threads_at_once_get_the_bits_of_one() -> None:
 
 
 def test_what_the_kernels_do_not_know_goes_the_torch_way() -> None:
-    switch.choose("on", CPU)
-    assert not switch.takes(torch.zeros(1, 3, 4, 4, dtype=torch.float64))
-    assert not switch.takes(torch.zeros(1, 3, 4, 4, device="meta"))
-    odd = batched.infer_block(torch.randn(2, 3, 5, 5), torch.randn(1, 8, 3, 3, 3), torch.zeros(1, 8), True)
+    assert not takes(torch.zeros(1, 3, 4, 4, dtype=torch.float64))
+    assert not takes(torch.zeros(1, 3, 4, 4, device="meta"))
+    odd = NATIVE.infer_block(torch.randn(2, 3, 5, 5), torch.randn(1, 8, 3, 3, 3), torch.zeros(1, 8), True)
     assert odd.shape == (2, 8, 2, 2)
 
 
 @pytest.mark.parametrize("device", ["cuda", "meta"])
 def test_only_a_cpu_has_native_kernels(device: str) -> None:
-    assert not switch.choose("auto", torch.device(device)).native
+    assert not choose_native("auto", torch.device(device)).native
     with pytest.raises(SettingError, match="float32 on a CPU"):
-        switch.choose("on", torch.device(device))
+        choose_native("on", torch.device(device))
 
 
 @pytest.mark.parametrize(("nets", "channels", "size", "classes"), [(1, 32, 4, 10), (3, 5, 8, 4), (2, 16, 1, 2)])
@@ -216,15 +213,15 @@ def test_the_classifier_its_loss_hits_and_gradients_equal_torch(
     weight, bias = torch.randn(nets, classes, channels, generator=g), torch.randn(nets, classes, generator=g)
     labels, share = torch.randint(classes, (24, nets), generator=g), torch.tensor([2.0, -1.0, 0.5])[:nets]
 
-    def run(setting: str, dtype: torch.dtype) -> list[Tensor]:
+    def run(native: bool, dtype: torch.dtype) -> list[Tensor]:
         leaves = [one.to(dtype, copy=True).requires_grad_() for one in (x, weight, bias)]
-        with computed_by(setting, "head_forward", "head_backward"):
-            loss, hits = batched.classifier_loss(*leaves, labels)
+        with computed_by(native, "head_forward", "head_backward") as layers:
+            loss, hits = layers.classifier_loss(*leaves, labels)
             return [loss.detach(), hits, *torch.autograd.grad(loss, leaves, share.to(dtype))]
 
-    ours = run("on", torch.float32)
-    assert_close(ours, run("off", torch.float32))
-    assert_close(ours, run("off", torch.float64), 1e-6)
+    ours = run(True, torch.float32)
+    assert_close(ours, run(False, torch.float32))
+    assert_close(ours, run(False, torch.float64), 1e-6)
     assert 0 < ours[1].sum() < 24 * nets
 
 
@@ -233,9 +230,9 @@ def test_hits_among_equal_or_broken_logits_are_those_of_torch() -> None:
     x[1, 0], x[2, 1] = float("nan"), float("inf")
     weight, bias = torch.tensor([[[0.0], [1.0], [1.0]], [[1.0], [0.0], [1.0]]]), torch.zeros(2, 3)  # 0 * inf is a NaN
     found = []
-    for setting in ("on", "off"):
-        with computed_by(setting, "head_forward"):
-            found.append([batched.classifier_loss(x, weight, bias, torch.full((3, 2), label)) for label in range(3)])
+    for native in (True, False):
+        with computed_by(native, "head_forward") as layers:
+            found.append([layers.classifier_loss(x, weight, bias, torch.full((3, 2), label)) for label in range(3)])
     for ours, theirs in zip(*found, strict=True):
         assert torch.equal(ours[1], theirs[1])
         assert torch.equal(ours[0].isnan(), theirs[0].isnan())
@@ -248,11 +245,12 @@ def test_sgd_equals_torch_and_a_broken_row_stays_alone(max_norm: float, decay: f
     params, momentum, grad = (torch.randn(4, 37, generator=g) for _ in range(3))
     grad[1] *= 1e-3  # not clipped
     grad[2, 5], grad[3, 6] = float("nan"), float("inf")
-    task, both = TaskConfig(max_grad_norm=max_norm), []
-    for setting in ("on", "off"):
+    rule, _ = rules_of(TaskConfig(max_grad_norm=max_norm, weight_decay=decay), LearningRates(0.1, 0.2))
+    both = []
+    for native in (True, False):
         held = params.clone(), momentum.clone()
-        with computed_by(setting, "sgd_step"):
-            supervised.sgd_(*held, grad, task, 0.1, decay)
+        with computed_by(native, "sgd_step") as layers:
+            layers.sgd_(*held, grad, rule)
         both.append(held)
     for ours, theirs in zip(*both, strict=True):
         assert torch.equal(ours.isfinite(), theirs.isfinite())
@@ -264,16 +262,19 @@ def test_sgd_equals_torch_and_a_broken_row_stays_alone(max_norm: float, decay: f
 def test_batches_of_images_are_those_of_torch_to_the_bit(augment: bool) -> None:
     g = torch.Generator().manual_seed(5)
     bytes_ = torch.randint(0, 256, (9, 32, 32, 3), dtype=torch.uint8, generator=g)
-    images = ImageSet(
+    noise = ImageSet(
         "noise", bytes_, torch.arange(9), bytes_[:4], torch.arange(4), (0.4, 0.5, 0.6), (0.2, 0.3, 0.4), "", ""
     )
     indices, keys = torch.randint(9, (3, 20), generator=g), torch.tensor([1, 2, 3])
     found = []
-    for setting in ("on", "off"):
-        with computed_by(setting, "cut_images"):
-            trained = data.training_batch(data.training_bank(images), indices, keys, 7, augment)
-            tested = data.evaluation_batch(data.evaluation_bank(images), torch.tensor([[3, -1], [0, 2]]))
-        found.append([*trained, *tested])
+    crops = (
+        data.training_crops(data.training_bank(noise), indices, keys, 7, augment),
+        data.evaluation_crops(data.evaluation_bank(noise), torch.tensor([[3, -1], [0, 2]])),
+    )
+    for native in (True, False):
+        with computed_by(native, "cut_images"):
+            cut = images.cut_images if native else data.cut_images
+            found.append([part for one in crops for part in data.cut_batch(one, torch.float32, cut)])
     assert all(torch.equal(a, b) and a.stride() == b.stride() for a, b in zip(*found, strict=True))
 
 
@@ -288,11 +289,11 @@ def seed_pass(code: int, case: Case, native: bool, dtype: torch.dtype = torch.fl
     table = blueprints.seed_table(code, case.inputs)
     rows = (0.5 * torch.randn(case.nets, table.total, generator=g, dtype=torch.float64)).to(dtype).requires_grad_()
     x = given["x"].to(dtype).requires_grad_()
-    with computed_by(word(native), "seed_forward", "seed_backward"):
-        out = blueprints.seed_forward(code, table.unpack(rows), x)
+    with computed_by(native, "seed_forward", "seed_backward") as layers:
+        out = blueprints.seed_forward(layers, code, table.unpack(rows), x)
         grads = torch.autograd.grad(out, [x, rows], torch.randn(out.shape, generator=g, dtype=torch.float64).to(dtype))
-    with computed_by(word(native), "seed_forward"), torch.no_grad():
-        plain = blueprints.seed_forward(code, table.unpack(rows), x)
+    with computed_by(native, "seed_forward") as layers, torch.no_grad():
+        plain = blueprints.seed_forward(layers, code, table.unpack(rows), x)
     return [out.detach(), plain, *grads]
 
 
@@ -305,11 +306,10 @@ def test_seeds_and_their_gradients_equal_torch(code: int, case: Case) -> None:
 
 
 def test_a_seed_of_a_detached_input_leaves_the_host_alone() -> None:
-    switch.choose("on", CPU)
     table = blueprints.seed_table(Blueprint.CONV_LIGHT, 8)
     rows = (0.3 * torch.randn(2, table.total)).requires_grad_()
     x = torch.randn(2, 16, 4, 4)
-    blueprints.seed_forward(Blueprint.CONV_LIGHT, table.unpack(rows), x).sum().backward()
+    blueprints.seed_forward(NATIVE, Blueprint.CONV_LIGHT, table.unpack(rows), x).sum().backward()
     assert x.grad is None
     assert rows.grad is not None
     assert (rows.grad != 0).any()
@@ -323,11 +323,11 @@ def added(native: bool, detached: bool, dtype: torch.dtype) -> list[Tensor]:
     rows = (0.5 * torch.randn(case.nets, table.total, generator=g, dtype=torch.float64)).to(dtype).requires_grad_()
     x = draw(case)["x"].to(dtype).requires_grad_()
     alpha = torch.tensor([0.25, 0.8], dtype=dtype)
-    with computed_by(word(native), "seed_forward", "seed_backward"):
-        out = blueprints.seed_added(code, table.unpack(rows), x, alpha, detached)
+    with computed_by(native, "seed_forward", "seed_backward") as layers:
+        out = blueprints.seed_added(layers, code, table.unpack(rows), x, alpha, detached)
         grads = torch.autograd.grad(out, [x, rows], torch.randn(out.shape, generator=g, dtype=torch.float64).to(dtype))
-    with computed_by(word(native), "seed_forward"), torch.no_grad():
-        plain = blueprints.seed_added(code, table.unpack(rows), x, alpha, detached)
+    with computed_by(native, "seed_forward") as layers, torch.no_grad():
+        plain = blueprints.seed_added(layers, code, table.unpack(rows), x, alpha, detached)
     return [out.detach(), plain, *grads]
 
 
@@ -341,7 +341,6 @@ def test_a_seed_blended_in_by_add_equals_torch(detached: bool) -> None:
 @pytest.mark.parametrize("detached", [False, True])
 @pytest.mark.parametrize("case", [Case(2, 16, 16, 8), Case(3, 8, 8, 32), Case(2, 12, 12, 4)])
 def test_a_pool_within_the_seed_and_one_behind_it_are_the_same_to_the_bit(case: Case, detached: bool) -> None:
-    switch.choose("on", CPU)
     g = torch.Generator().manual_seed(3)
     table = blueprints.seed_table(Blueprint.CONV_LIGHT, case.inputs)
     rows = (0.5 * torch.randn(case.nets, table.total, generator=g)).requires_grad_()
@@ -350,23 +349,23 @@ def test_a_pool_within_the_seed_and_one_behind_it_are_the_same_to_the_bit(case: 
     size = (case.batch, case.nets * case.inputs, case.size // 2, case.size // 2)
     gradient = torch.randn(size, generator=g)
     for within in (True, False):
-        out = blueprints.seed_added(Blueprint.CONV_LIGHT, table.unpack(rows), x, alpha, detached, within)
-        out = out if within else batched.max_pool(out)
+        out = blueprints.seed_added(NATIVE, Blueprint.CONV_LIGHT, table.unpack(rows), x, alpha, detached, within)
+        out = out if within else NATIVE.max_pool(out)
         with torch.no_grad():
-            plain = blueprints.seed_added(Blueprint.CONV_LIGHT, table.unpack(rows), x, alpha, detached, within)
-        plain = plain if within else batched.max_pool(plain)
+            plain = blueprints.seed_added(NATIVE, Blueprint.CONV_LIGHT, table.unpack(rows), x, alpha, detached, within)
+        plain = plain if within else NATIVE.max_pool(plain)
         found.append([out.detach(), plain, *torch.autograd.grad(out, [x, rows], gradient)])
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
 def pooled(native: bool, x: Tensor) -> list[Tensor]:
     leaf = x.clone().requires_grad_()
-    with computed_by(word(native and x.shape[1] % LANES == 0), "pool_forward", "pool_backward"):
-        switch.choose(word(native), CPU)
-        out = batched.max_pool(leaf)
+    with computed_by(native and x.shape[1] % LANES == 0, "pool_forward", "pool_backward"):
+        layers = NATIVE if native else PLAIN
+        out = layers.max_pool(leaf)
         weights = torch.arange(out.numel(), dtype=x.dtype).reshape(out.shape)
         (gradient,) = torch.autograd.grad(out, leaf, weights)
-        plain = batched.max_pool(x)
+        plain = layers.max_pool(x)
     return [out.detach(), plain, gradient]
 
 

@@ -11,9 +11,11 @@ from esper_soa.env.lifecycle import empty_slots, idle_ramp
 from esper_soa.nets import pools, streams
 from esper_soa.nets.blueprints import initial_seeds, seed_forward, seed_table
 from esper_soa.nets.config import TaskConfig, enabled_slots
+from esper_soa.nets.engine import NetsConfig, TrainReport
+from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.host import host_shape
+from esper_soa.nets.layers import PLAIN
 from esper_soa.nets.pools import Roster, read_roster
-from esper_soa.nets.supervised import NetsConfig, TrainReport, train_epoch_
 from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Blueprint, Stage
 
 CPU = torch.device("cpu")
@@ -27,7 +29,7 @@ def at_birth(blueprint: int, multiply: bool, x: Tensor) -> Tensor:
     """Output of a newborn seed for activations x [B, C, H, W]."""
     keys = streams.stream_keys(3, streams.SEED_INIT, (), torch.arange(1))
     rows = initial_seeds(blueprint, x.shape[1], keys, torch.tensor([multiply]), x.dtype)
-    return seed_forward(blueprint, seed_table(blueprint, x.shape[1]).unpack(rows), x)
+    return seed_forward(PLAIN, blueprint, seed_table(blueprint, x.shape[1]).unpack(rows), x)
 
 
 @pytest.mark.parametrize("multiply", [False, True])
@@ -48,8 +50,6 @@ def test_a_newborn_seed_passes_its_input_on_scales_it_or_adds_to_it(blueprint: i
 
 class OneSet:
     """The same labelled images for all envs at every env-step; brightness tells the label."""
-
-    crops = None
 
     def __init__(self, num_envs: int) -> None:
         generator = torch.Generator().manual_seed(2)
@@ -86,7 +86,7 @@ def grown(stage: int, seed_lr: float = 0.2) -> tuple[NetsConfig, TensorDict, Ten
 def epoch(case: tuple[NetsConfig, TensorDict, Tensor, Roster]) -> TrainReport:
     """Two steps on the two batches."""
     nets, weights, alpha, roster = case
-    return train_epoch_(nets, weights, alpha, roster, OneSet(len(KINDS)), BATCHES)
+    return TorchEngine().train_(nets, weights, alpha, roster, OneSet(len(KINDS)), BATCHES)
 
 
 @pytest.mark.parametrize("stage", [Stage.TRAINING, Stage.BLENDING])

@@ -9,8 +9,10 @@ from torch import Tensor
 from esper_soa.nets import batched
 from esper_soa.nets.blueprints import norm_groups
 from esper_soa.nets.config import TaskConfig, host_slots
+from esper_soa.nets.gradients import gradient_statistics
 from esper_soa.nets.host import evaluate_forward, fold_batch_norm, host_shape
-from esper_soa.nets.supervised import gradient_statistics, sgd_
+from esper_soa.nets.layers import PLAIN, Layers
+from esper_soa.nets.sgd import LearningRates, rules_of
 
 CPU = torch.device("cpu")
 
@@ -25,7 +27,7 @@ class NoSeeds:
     def occupied(self, slot: int) -> bool:
         return False
 
-    def fill(self, slot: int, x: Tensor, pooled: bool) -> Tensor:
+    def fill(self, layers: Layers, slot: int, x: Tensor, pooled: bool) -> Tensor:
         raise AssertionError(f"slot {slot} is empty")
 
 
@@ -36,8 +38,8 @@ def test_a_step_clips_every_row_by_its_own_norm_then_decays_then_remembers() -> 
     # Norms 5, 1 and 0.5 against 1: 5 is scaled by 1 / (5 + 1e-6); 1 by 1 / (1 + 1e-6); 0.5 stays.
     grad = doubles([3.0, 4.0], [0.6, 0.8], [0.3, 0.4])
     params, momentum = doubles([1.0, 2.0], [1.0, 2.0], [1.0, 2.0]), doubles([10.0, 20.0], [0.0, 0.0], [1.0, 1.0])
-    task = TaskConfig(momentum=0.5, max_grad_norm=1.0)
-    sgd_(params, momentum, grad, task, lr=0.1, weight_decay=0.01)
+    rule, _ = rules_of(TaskConfig(momentum=0.5, max_grad_norm=1.0, weight_decay=0.01), LearningRates(0.1, 0.2))
+    PLAIN.sgd_(params, momentum, grad, rule)
     first, second = 5 + 1e-6, 1 + 1e-6
     kept = [[5 + 3 / first + 0.01, 10 + 4 / first + 0.02], [0.6 / second + 0.01, 0.8 / second + 0.02],
             [0.5 + 0.3 + 0.01, 0.5 + 0.4 + 0.02]]  # fmt: skip
@@ -47,7 +49,8 @@ def test_a_step_clips_every_row_by_its_own_norm_then_decays_then_remembers() -> 
 
 def test_a_limit_of_0_does_not_clip_and_no_decay_leaves_the_gradient_alone() -> None:
     params, momentum = doubles([1.0, 2.0]), doubles([0.0, 0.0])
-    sgd_(params, momentum, doubles([300.0, 400.0]), TaskConfig(max_grad_norm=0.0), lr=0.5, weight_decay=0.0)
+    _, rule = rules_of(TaskConfig(max_grad_norm=0.0, weight_decay=0.1), LearningRates(0.2, 0.5))  # that of seeds
+    PLAIN.sgd_(params, momentum, doubles([300.0, 400.0]), rule)
     assert momentum.tolist() == [[300.0, 400.0]]
     assert params.tolist() == [[-149.0, -198.0]]
 
@@ -114,7 +117,7 @@ def test_running_statistics_move_by_a_tenth_towards_the_mean_and_the_unbiased_va
     x = torch.cat((x, 2 * x), dim=1).contiguous(memory_format=torch.channels_last)
     mean, variance = torch.tensor([1.0, 3.0]).double(), torch.tensor([5.0, 7.0]).double()
     one = torch.ones(2, 1, dtype=torch.float64)
-    out = batched.train_block(x, one.view(2, 1, 1, 1, 1), (2 * one, one), (mean, variance), pooled=False)
+    out = PLAIN.train_block(x, one.view(2, 1, 1, 1, 1), (2 * one, one), (mean, variance), pooled=False)
     centre, unbiased, biased = (2.5, 5 / 3, 1.25) if batch == 2 else (1.5, 0.5, 0.25)
     assert mean.tolist() == pytest.approx([0.9 * 1 + 0.1 * centre, 0.9 * 3 + 0.1 * 2 * centre])
     assert variance.tolist() == pytest.approx([0.9 * 5 + 0.1 * unbiased, 0.9 * 7 + 0.1 * 4 * unbiased])
@@ -138,7 +141,7 @@ def test_validation_uses_running_statistics_with_the_same_epsilon() -> None:
     moving = 1e-5 * torch.rand(2, shape.statistics.total, generator=g, dtype=torch.float64)  # epsilon is as large
     x = torch.randn(4, 6, 8, 8, generator=g, dtype=torch.float64)
     parameters, statistics = shape.parameters.unpack(rows), shape.statistics.unpack(moving)
-    logits = evaluate_forward(shape, fold_batch_norm(shape, parameters, statistics), x, NoSeeds())
+    logits = evaluate_forward(PLAIN, shape, fold_batch_norm(shape, parameters, statistics), x, NoSeeds())
     for net in range(2):
         own = [parameter[net] for parameter in parameters]
         out = x[:, 3 * net : 3 * net + 3]

@@ -1,7 +1,7 @@
 """The Triton kernels against the plain path: on a GPU where there is one, else in the interpreter on tiny shapes."""
 
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,17 +13,18 @@ from esper_soa.errors import SettingError
 from esper_soa.nets import batched, blend
 from esper_soa.nets.blueprints import norm_groups
 from esper_soa.nets.config import TaskConfig
+from esper_soa.nets.engines.gpu.layers import chosen_layers
+from esper_soa.nets.engines.gpu.support import unavailable_reason
 from esper_soa.nets.host import evaluate_forward, fold_batch_norm, host_shape, train_forward
-from esper_soa.nets.triton_kernels import switch
-from esper_soa.nets.triton_kernels.support import unavailable_reason
+from esper_soa.nets.layers import PLAIN, GroupNorm, Layers
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="the package triton is not installed (extra: test)")
 
 if HAS_TRITON:
-    from esper_soa.nets.triton_kernels.block_autograd import Norm, conv_norm_relu_pool, evaluate_conv_relu_pool
-    from esper_soa.nets.triton_kernels.seed_autograd import ConvSeed, conv_seed, live_list
+    from esper_soa.nets.engines.gpu.block_autograd import Norm, conv_norm_relu_pool, evaluate_conv_relu_pool
+    from esper_soa.nets.engines.gpu.seed_autograd import ConvSeed, conv_seed, live_list
 
 CASES = [  # networks, batch, inputs, outputs, height, width, kernel, pool, the same images for all networks
     (2, 2, 3, 8, 6, 6, 3, 2, False),
@@ -47,19 +48,13 @@ def _exact_products() -> None:
     torch.backends.cudnn.allow_tf32 = False
 
 
-@pytest.fixture
-def kernels_off_again() -> Iterator[None]:
-    yield
-    switch.choose("off", DEVICE)
-
-
 class NoSeeds:
     """Every slot is empty."""
 
     def occupied(self, slot: int) -> bool:
         return False
 
-    def fill(self, slot: int, x: Tensor) -> Tensor:
+    def fill(self, layers: Layers, slot: int, x: Tensor, pooled: bool) -> Tensor:
         return x
 
 
@@ -79,7 +74,7 @@ def block_inputs(case: tuple) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def plain_block(x: Tensor, weight: Tensor, norm: "Norm", pool: int) -> Tensor:
-    x = batched.batch_norm(batched.conv2d(x, weight), *norm)
+    x = batched.batch_norm(PLAIN.conv2d(x, weight), *norm)
     return F.relu(F.max_pool2d(x, 2) if pool == 2 else x)
 
 
@@ -155,7 +150,7 @@ def test_what_a_network_gets_does_not_depend_on_the_others() -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_evaluation_equals_the_plain_path_with_folded_statistics(case: tuple) -> None:
     x, weight, _, shift = block_inputs(case)
-    plain = F.relu(batched.conv2d(x, weight, shift))
+    plain = F.relu(PLAIN.conv2d(x, weight, shift))
     plain = F.max_pool2d(plain, 2) if case[7] == 2 else plain
     torch.testing.assert_close(evaluate_conv_relu_pool(x, weight, shift, case[7]), plain, atol=1e-4, rtol=1e-4)
 
@@ -188,7 +183,7 @@ def plain_seed(x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, how: "Co
     listed = torch.tensor(nets, device=DEVICE)
     host = batched.take_nets(x, listed, weight.shape[0])
     seen = host.detach() if how.detached else host
-    inner = batched.conv2d(seen, weight[listed])
+    inner = PLAIN.conv2d(seen, weight[listed])
     grown = seen + F.relu(batched.group_norm(inner, how.groups, scale[listed], shift[listed]))
     if how.through:
         return blend.straight_through(x, grown, listed, weight.shape[0])
@@ -261,36 +256,38 @@ def test_the_reason_why_the_kernels_cannot_run_is_told(monkeypatch: pytest.Monke
     assert unavailable_reason(torch.device("cpu")) is None
 
 
-def test_hosts_train_and_validate_through_the_kernels(kernels_off_again: None) -> None:
+def test_hosts_train_and_validate_through_the_kernels() -> None:
     task = TaskConfig(name="tiny", base_channels=2, num_blocks=2, num_pools=1)
     shape = host_shape(task, ())
     rows = shape.parameters.initial(torch.arange(2), torch.float32).to(DEVICE)
     images = activations(1, 2, 6, 4, 4)
     found = []
     for setting in ("off", "on"):
-        switch.choose(setting, DEVICE)
+        layers = chosen_layers(setting, DEVICE, PLAIN)
         leaf = rows.clone().requires_grad_()
         start = shape.statistics.initial(torch.arange(2), torch.float32).to(DEVICE)
         statistics = [row.flatten() for row in shape.statistics.unpack(start)]
-        logits = train_forward(shape, shape.parameters.unpack(leaf), statistics, images, NoSeeds())
+        logits = train_forward(layers, shape, shape.parameters.unpack(leaf), statistics, images, NoSeeds())
         (gradient,) = torch.autograd.grad(logits.square().sum(), leaf)
         moved = [row.unflatten(0, (2, -1)) for row in statistics]
         folded = fold_batch_norm(shape, shape.parameters.unpack(rows), moved)
-        found.append([logits.detach(), gradient, *statistics, evaluate_forward(shape, folded, images, NoSeeds())])
+        found.append(
+            [logits.detach(), gradient, *statistics, evaluate_forward(layers, shape, folded, images, NoSeeds())]
+        )
     for value, wanted in zip(*found, strict=True):
         torch.testing.assert_close(value, wanted, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("detached", [False, True])
-def test_seeds_blended_by_add_grow_through_the_kernels(kernels_off_again: None, detached: bool) -> None:
+def test_seeds_blended_by_add_grow_through_the_kernels(detached: bool) -> None:
     x, *parameters = seed_inputs(4, 3, (3, 2))
     alpha = torch.tensor([0.25, 0.5, 1.0], device=DEVICE)
     found = []
     for setting in ("off", "on"):
-        switch.choose(setting, DEVICE)
+        layers = chosen_layers(setting, DEVICE, PLAIN)
         leaves = [part.clone().requires_grad_() for part in (x, *parameters)]
-        norm = batched.GroupNorm(leaves[2], leaves[3], norm_groups(4))
-        out = batched.added_layer(leaves[0], leaves[1], norm, alpha, detached)
+        norm = GroupNorm(leaves[2], leaves[3], norm_groups(4))
+        out = layers.added_layer(leaves[0], leaves[1], norm, alpha, detached)
         found.append([out, *torch.autograd.grad((out * drawn(6, *out.shape)).sum(), leaves)])
     for value, wanted in zip(*found, strict=True):
         torch.testing.assert_close(value, wanted, atol=1e-4, rtol=1e-4)
@@ -299,6 +296,5 @@ def test_seeds_blended_by_add_grow_through_the_kernels(kernels_off_again: None, 
 def test_asking_for_the_kernels_where_they_cannot_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     with pytest.raises(SettingError, match="compute.triton"):
-        switch.choose("on", torch.device("cpu"))
-    switch.choose("auto", torch.device("cpu"))
-    assert switch.kernels_for(activations(1, 1, 2, 2, 2)) is None
+        chosen_layers("on", torch.device("cpu"), PLAIN)
+    assert chosen_layers("auto", torch.device("cpu"), PLAIN) is PLAIN

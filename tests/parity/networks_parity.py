@@ -11,9 +11,10 @@ from parity_vectors import vectors_dir
 from torch.nn import functional as F
 
 from esper_soa.nets.config import TaskConfig, enabled_slots
-from esper_soa.nets.evaluation import SubsetSeeds
+from esper_soa.nets.engines.torch.validation import SubsetSeeds
 from esper_soa.nets.host import evaluate_forward, fold_batch_norm, host_shape, train_forward
-from esper_soa.nets.pools import Group
+from esper_soa.nets.layers import PLAIN
+from esper_soa.nets.seed_plan import Group
 from esper_soa.nets.seeds import ActiveGroup, TrainingSeeds
 from esper_soa.vocabulary import BLUEPRINT_NAMES, Blend
 
@@ -70,7 +71,7 @@ def test_training_pass_gives_the_recorded_outputs_and_gradients(slot, isolated):
         leaf, images = params.requires_grad_(), recorded["input"].repeat(1, count, 1, 1).requires_grad_()
         seeds = TrainingSeeds([active], count)
         statistics = [part.reshape(-1).clone() for part in shape.statistics.unpack(stats)]
-        logits = train_forward(shape, shape.parameters.unpack(leaf), statistics, images, seeds)
+        logits = train_forward(PLAIN, shape, shape.parameters.unpack(leaf), statistics, images, seeds)
         targets = recorded["targets"][:, None].expand(-1, count)
         losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(-1, count).mean(0)
         inputs = [leaf, images, *(s for s in seeds.leaves if s.numel())]
@@ -102,7 +103,7 @@ def test_validation_pass_gives_the_recorded_logits(slot, isolated):
         folded = fold_batch_norm(shape, shape.parameters.unpack(params), shape.statistics.unpack(stats))
         active = active_group(cases[0], stage, count, weights, [case["alpha"] for case in cases])
         seeds = SubsetSeeds([active], count, {}, 2)
-        logits = evaluate_forward(shape, folded, recorded["input"], seeds)
+        logits = evaluate_forward(PLAIN, shape, folded, recorded["input"], seeds)
         for i, case in enumerate(cases):
             torch.testing.assert_close(logits[:, i], case["logits_eval"], **close)
 
@@ -114,7 +115,7 @@ def test_hosts_without_seeds_give_the_recorded_logits_and_gradients():
     images = recorded["input"].repeat(1, 2, 1, 1).requires_grad_()
     statistics = [part.reshape(-1).clone() for part in shape.statistics.unpack(stats)]
     leaf = params.requires_grad_()
-    logits = train_forward(shape, shape.parameters.unpack(leaf), statistics, images, TrainingSeeds([], 2))
+    logits = train_forward(PLAIN, shape, shape.parameters.unpack(leaf), statistics, images, TrainingSeeds([], 2))
     loss = sum(F.cross_entropy(logits[:, i], recorded["targets"]) for i in range(2))
     host_grad, image_grad = torch.autograd.grad(loss, [leaf, images])
     expected = recorded["base"]["host_only_train"]
@@ -133,7 +134,7 @@ def test_every_override_row_of_the_fused_pass_is_one_alpha_of_the_stack():
         plain = (torch.full((3, 12), 0.4), case["plain_logits_alpha0.4"].expand(12, -1, -1))
         for alphas, expected in ((case["alpha_rows"], case["fused_logits"]), plain):
             actives = fused_groups(case, alphas)
-            logits = evaluate_forward(shape, folded, recorded["input"], SubsetSeeds(actives, 12, {}, 2))
+            logits = evaluate_forward(PLAIN, shape, folded, recorded["input"], SubsetSeeds(actives, 12, {}, 2))
             torch.testing.assert_close(logits.transpose(0, 1), expected, **close)
 
 

@@ -1,0 +1,49 @@
+"""Chooses what runs the networks of a run, from its settings, device and hosts; the only file that knows engines.
+
+Called once by build.py. What was chosen is an object that the rules of the run hold: two runs of a process may differ.
+"""
+
+from typing import Protocol
+
+import torch
+
+from esper_soa.nets.config import TaskConfig
+from esper_soa.nets.convolutions import choose_convolutions
+from esper_soa.nets.data import cut_images
+from esper_soa.nets.engine import Engine
+from esper_soa.nets.engines.cpu import images
+from esper_soa.nets.engines.cpu.engine import CpuEngine, obstacle, suits
+from esper_soa.nets.engines.cpu.layers import NativeLayers
+from esper_soa.nets.engines.cpu.support import choose_native
+from esper_soa.nets.engines.gpu.layers import chosen_layers
+from esper_soa.nets.engines.torch.engine import TorchEngine
+from esper_soa.nets.graphs import network_cache
+from esper_soa.nets.host import HostShape
+from esper_soa.nets.layers import Layers
+from esper_soa.nets.precision import choose_precision
+
+
+class ComputeSettings(Protocol):
+    """What the settings compute.* say about it."""
+
+    native: str
+    triton: str
+    convolutions: str
+    cuda_graphs: str
+    precision: str
+
+
+def choose_engine(compute: ComputeSettings, device: torch.device, task: TaskConfig, shape: HostShape) -> Engine:
+    """The engine for hosts of `task` and their seeds on `device`.
+
+    Whole networks in C where that suits the hosts; else torch, with the native or the Triton kernels for some layers.
+    Raises SettingError where the settings ask for what cannot run.
+    """
+    dtype, why_not = choose_precision(compute.precision, device).dtype, obstacle(task.name, shape, task.blueprints)
+    chosen = choose_native(compute.native, device, dtype, why_not)
+    convolutions = choose_convolutions(compute.convolutions, device)
+    layers = chosen_layers(compute.triton, device, (NativeLayers if chosen.native else Layers)(convolutions))
+    steps = network_cache(compute.cuda_graphs, device)
+    if chosen.native and suits(shape):
+        return CpuEngine(chosen)
+    return TorchEngine(layers, images.cut_images if chosen.native else cut_images, chosen, steps)

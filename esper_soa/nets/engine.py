@@ -1,0 +1,121 @@
+"""What runs networks: an engine trains and validates N of them, chosen once (choose.py) and held by the rules of a run.
+
+A network means what engines/torch makes of it; every other engine is tested against that. Here is what an engine is
+given and what it gives back; env/step.py calls it once per env-step.
+"""
+
+from typing import NamedTuple, Protocol
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from esper_soa.nets.config import DEFAULT_ROWS, SubsetRows, TaskConfig
+from esper_soa.nets.data import ImageCrops, ImageCutter
+from esper_soa.nets.host import HostShape
+from esper_soa.nets.pools import Roster
+from esper_soa.state import GradientStats
+
+
+class NetsConfig(NamedTuple):
+    """What the training and validation of a run's networks have in common."""
+
+    shape: HostShape
+    task: TaskConfig
+    detached_stages: tuple[int, ...]
+    env_chunk: int  # networks per forward pass
+    eval_batch: int  # validation images per forward pass
+    rows: SubsetRows = DEFAULT_ROWS
+    workers: int = 1  # threads that chunks of envs are shared among
+    precision: torch.dtype = torch.float32  # of activations, where it has 16 bits; see precision.py
+
+
+class CountedFeed(Protocol):
+    """Training batches from fixed memory, one after the other; see data.CountedBatches."""
+
+    def buffers(self) -> list[Tensor]: ...
+
+    def next_(self) -> tuple[Tensor, Tensor]: ...
+
+
+class TrainingFeed(Protocol):
+    """Where training batches come from: cut by the engine's `cut`, or uncut for an engine that cuts as it goes."""
+
+    def batch(self, envs: Tensor, index: int) -> tuple[Tensor, Tensor]:
+        """Images [B, n*3, 32, 32] (channels_last) and labels [B, n] of batch `index` for env numbers `envs`."""
+        ...
+
+    def crops(self, envs: Tensor, index: int) -> ImageCrops:
+        """The images of `batch` uncut [n, B]."""
+        ...
+
+    def counted(self, envs: Tensor) -> CountedFeed:
+        """The same batches, picked by a counter on the device."""
+        ...
+
+
+class ValidationFeed(Protocol):
+    """Where validation batches come from; as TrainingFeed."""
+
+    def batches(self, envs: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
+        """Images [B, 3 or n*3, 32, 32] and labels [B, 1 or n] of env numbers `envs`; label -1 does not count."""
+        ...
+
+    def crops(self, envs: Tensor) -> ImageCrops:
+        """The images of all `batches` uncut [1 or n, V]."""
+        ...
+
+
+class TrainReport(NamedTuple):
+    """Results of a training pass over N envs."""
+
+    loss: Tensor  # float64 [N], mean of batch means
+    accuracy: Tensor  # float64 [N], percent
+    gradients: GradientStats  # [N, S]
+
+
+class ValidationReport(NamedTuple):
+    """Accuracies of N envs by subset row; see state.Measurements."""
+
+    loss: Tensor  # float64 [N], of row 0
+    accuracy: Tensor  # float64 [N, R], percent
+    subset: Tensor  # int64 [N, R], -1 = row not evaluated
+    ablated: Tensor  # bool [N, S]
+
+
+class Choice(NamedTuple):
+    """Whether the native kernels compute, and why, in words for logs."""
+
+    native: bool
+    reason: str
+    fallback: bool = False  # they belong here, yet cannot run
+
+
+class Engine(Protocol):
+    """Trains and validates N networks with their seeds; the weights are its caller's."""
+
+    @property
+    def chosen(self) -> Choice:
+        """Why it is this one."""
+        ...
+
+    @property
+    def cut(self) -> ImageCutter:
+        """What cuts the images of the feeds that it is given, where it does not cut them itself."""
+        ...
+
+    def train_(
+        self, nets: NetsConfig, weights: TensorDict, alpha: Tensor, roster: Roster, feed: TrainingFeed,
+        num_batches: int, lr_factor: float = 1.0,
+    ) -> TrainReport:  # fmt: skip
+        """Train every host and every running seed on `num_batches` batches; alpha [N, S] stays fixed meanwhile.
+
+        lr_factor: what the learning rates of the task are multiplied by at this env-step.
+        """
+        ...
+
+    def validate(
+        self, nets: NetsConfig, weights: TensorDict, alpha: Tensor, roster: Roster, feed: ValidationFeed
+    ) -> ValidationReport:
+        """Accuracy of every env under every subset row it needs, and the loss with all seeds on; alpha [N, S]."""
+        ...

@@ -1,0 +1,233 @@
+/* Whole networks: the hosts of a run with their seeds, and the chain of layers that one of them is at the moment.
+ *
+ * Training (train.c) and validation (validate.c) go network by network, so that everything between the layers of one
+ * stays in the caches. A row of parameters is that of nets/host.py: kernel, scale and shift of every block, then weight
+ * and bias of the classifier; a seed's row is that of nets/blueprints.py. nets/engines/cpu/whole.py mirrors the record.
+ *
+ * A seed of one convolution that is added to the host, or learns behind it, is a layer by itself. Any other is a run of
+ * layers that make its residual r(x) of the host's x, and one that joins the two.
+ */
+#ifndef ESPER_CHAIN_H
+#define ESPER_CHAIN_H
+
+#include "join.h"
+#include "parts.h"
+
+#define COLOURS 3
+
+/* What stands in a slot; NOBODY also where a seed does not take part. */
+enum { NOBODY, CONV_LIGHT, CONV_SMALL, CONV_HEAVY, DEPTHWISE, BOTTLENECK, NORM, ATTENTION };
+
+typedef struct {
+    int64_t blocks, slots, classes, kernel, size;      /* size: of the images, in pixels along a side */
+    const int64_t *channels, *pooled, *before, *after; /* [blocks]; the slots before and behind the pool, -1 for none */
+    const int64_t *groups, *gate_at;                   /* [slots]: groups of the seeds' norms; columns of the gates */
+    int64_t width, statistics_width;                   /* floats of a row of the hosts' pools */
+    const int64_t *seed_width;                         /* [slots]: of the seeds' */
+    float *params, *speed, *statistics;                /* [N, width] */
+    float *const *seed_params, *const *seed_speed;     /* [slots] of [N, seed_width] */
+    const int64_t *seed_kind, *seed_flags;             /* [N, slots] */
+    const float *alpha;                                /* [N, slots] */
+    double momentum, eps;                              /* of the batch norm; eps of every norm */
+} networks;
+
+enum { BLOCK, POOL, SEED, RELU, DEPTH, NORMED, SQUEEZED, JOIN };
+
+#define MOST_TENSORS 4
+
+/* A layer of one network: its sheet with sizes and parameters entered. */
+typedef struct {
+    int kind, flags;            /* flags of the seed */
+    long slot, span;            /* of a seed: its slot, and in its first layer their number */
+    sheet s;                    /* JOIN: x is the residual */
+    squeeze q;                  /* SQUEEZED, and JOIN where the seed is gated */
+    const float *host;          /* JOIN: what the seed was given */
+    float share;                /* NORMED: what alpha points to */
+    long place;                 /* of a seed: where its parameters begin in the row of gradients */
+    long tensors[MOST_TENSORS]; /* sizes of its parameter tensors, one after the other; 0 behind the last */
+} layer;
+
+/* No network has more layers. */
+INLINE long most_layers(const networks *w) { return 11 * w->blocks; }
+
+INLINE long numbers_of(const layer *own) {
+    return own->tensors[0] + own->tensors[1] + own->tensors[2] + own->tensors[3];
+}
+
+INLINE long kernel_numbers(const sheet *s) { return s->out_channels * s->in_channels * s->kernel * s->kernel; }
+
+INLINE sheet new_sheet(const networks *w, long batch, long inputs, long outputs, long side, long kernel) {
+    return (sheet){.batch = batch, .nets = 1, .in_channels = inputs, .out_channels = outputs, .height = side,
+                   .width = side, .kernel = kernel, .x_pixel = inputs, .eps = w->eps, .momentum = w->momentum};
+}
+
+/* Enter `weights` numbers of a kernel at `row`, and scale and shift behind them where there is a norm. */
+static inline const float *enter_parameters(layer *own, const float *row, long weights, int norm) {
+    long O = own->s.out_channels;
+    own->s.weight = row, own->tensors[0] = weights;
+    if (norm) own->s.scale = row + weights, own->s.shift = own->s.scale + O, own->tensors[1] = own->tensors[2] = O;
+    return row + numbers_of(own);
+}
+
+/* The same for the two layers of a squeeze; returns the numbers behind them. */
+static inline const float *enter_squeeze(layer *own, const float *row, long inputs, long hidden, long outputs, int biased) {
+    squeeze *q = &own->q;
+    long sizes[MOST_TENSORS] = {hidden * inputs, biased ? hidden : outputs * hidden, biased ? outputs * hidden : outputs,
+                                biased ? outputs : 0};
+    memcpy(own->tensors, sizes, sizeof(sizes));
+    q->inputs = inputs, q->hidden = hidden, q->outputs = outputs;
+    q->first = row, q->first_bias = biased ? row + sizes[0] : NULL;
+    q->second = row + sizes[0] + (biased ? sizes[1] : 0), q->second_bias = q->second + outputs * hidden;
+    return row + numbers_of(own);
+}
+
+/* Layers of a seed as they are added. */
+typedef struct {
+    const networks *w;
+    layer *to;        /* the next */
+    long batch, side, slot, inputs;
+    int flags;
+    const float *row; /* of parameters that are not yet entered */
+    long place;       /* as in layer */
+} building;
+
+static inline layer *add_layer(building *g, int kind, long outputs, long kernel) {
+    layer own = {.kind = kind, .flags = g->flags, .slot = g->slot, .place = g->place};
+    own.s = new_sheet(g->w, g->batch, g->inputs, outputs, g->side, kernel);
+    own.s.groups = g->w->groups[g->slot];
+    *g->to = own;
+    g->inputs = outputs;
+    return g->to++;
+}
+
+/* Convolution with group norm, depthwise convolution or convolution with ReLU, with its parameters. */
+static inline layer *add_part(building *g, int kind, long outputs, long kernel) {
+    long inputs = kind == DEPTH ? 1 : g->inputs;
+    layer *own = add_layer(g, kind, outputs, kernel);
+    g->row = enter_parameters(own, g->row, outputs * inputs * kernel * kernel, kind == SEED);
+    g->place += numbers_of(own);
+    return own;
+}
+
+/* The layers that make the residual of a seed of C channels. */
+static inline void add_residual(building *g, int kind, long C) {
+    long narrow = C / 4 > 8 ? C / 4 : 8;
+    if (kind == CONV_LIGHT || kind == CONV_HEAVY) add_part(g, SEED, C, 3);
+    if (kind == CONV_HEAVY) add_part(g, SEED, C, 3);
+    if (kind == DEPTHWISE) add_part(g, DEPTH, C, 3);
+    if (kind == DEPTHWISE || kind == CONV_SMALL) add_part(g, SEED, C, 1);
+    if (kind == BOTTLENECK) {
+        add_part(g, RELU, narrow, 1);
+        add_part(g, RELU, narrow, 3);
+        add_part(g, SEED, C, 1)->s.linear = 1;
+    }
+    if (kind == NORM) {
+        layer *own = add_layer(g, NORMED, C, 1);
+        own->s.linear = 1, own->share = tanhf(*g->row), own->s.alpha = &own->share;
+        g->row = enter_parameters(own, g->row, 1, 1);
+        g->place += numbers_of(own);
+    }
+    if (kind == ATTENTION) {
+        layer *own = add_layer(g, SQUEEZED, C, 1);
+        g->row = enter_squeeze(own, g->row, C, C / 4, C, 0);
+        g->place += numbers_of(own);
+    }
+}
+
+/* Residual and join, and the pool where one follows. */
+static inline layer *add_runs(building *g, int kind, long C, int pooled, const float *gate, const float *alpha) {
+    layer *first = g->to;
+    add_residual(g, kind, C);
+    layer *own = add_layer(g, JOIN, C, 1);
+    own->s.alpha = alpha;
+    if (g->flags & GATED && !(g->flags & THROUGH)) enter_squeeze(own, gate, C, C / 4 > 8 ? C / 4 : 8, 1, 1);
+    first->span = g->to - first;
+    if (pooled) {
+        *g->to = (layer){.kind = POOL, .slot = -1, .s = new_sheet(g->w, g->batch, C, C, g->side, 1)};
+        (g->to++)->s.pooled = 1;
+    }
+    return g->to;
+}
+
+/* The seed in `slot` of `env` behind a block, and the pool that follows. Returns where the next layer goes. */
+static inline layer *add_seed(const networks *w, long env, long slot, const sheet *block, int pooled, layer *to) {
+    long C = block->out_channels, at = env * w->slots + slot;
+    int kind = (int)w->seed_kind[at], flags = (int)w->seed_flags[at];
+    const float *row = w->seed_params[slot] + env * w->seed_width[slot];
+    building g = {.w = w, .to = to, .batch = block->batch, .side = block->height, .slot = slot, .inputs = C,
+                  .flags = flags, .row = row};
+    int single = kind == CONV_LIGHT || kind == CONV_SMALL, through = flags & THROUGH;
+    if (!single || (!through && flags & (MULTIPLIED | GATED)))
+        return add_runs(&g, kind, C, pooled, row + w->gate_at[slot], w->alpha + at);
+    layer *own = add_part(&g, SEED, C, kind == CONV_LIGHT ? 3 : 1);
+    own->span = 1;
+    own->s.own_residual = 1, own->s.through = !!through, own->s.detached = !!(flags & DETACHED);
+    own->s.alpha = through ? NULL : w->alpha + at;
+    own->s.pooled = pooled && !through;
+    if (pooled && through) {
+        *g.to = (layer){.kind = POOL, .slot = -1, .s = new_sheet(w, g.batch, C, C, g.side, 1)};
+        (g.to++)->s.pooled = 1;
+    }
+    return g.to;
+}
+
+/* The kind of seed in `slot` of `env`. */
+INLINE int kind_in(const networks *w, long env, long slot) {
+    return slot < 0 ? NOBODY : (int)w->seed_kind[env * w->slots + slot];
+}
+
+/* The layers of `env` on a batch, into `to`; returns their number. */
+static inline long build_chain(const networks *w, long env, long batch, layer *to) {
+    layer *next = to;
+    long inputs = COLOURS, side = w->size;
+    const float *row = w->params + env * w->width;
+    float *moving = w->statistics + env * w->statistics_width;
+    for (long i = 0; i < w->blocks; i++) {
+        long O = w->channels[i];
+        int seeded = kind_in(w, env, w->before[i]) != NOBODY;
+        layer block = {.kind = BLOCK, .slot = -1, .s = new_sheet(w, batch, inputs, O, side, w->kernel)};
+        block.s.pooled = w->pooled[i] && !seeded;
+        row = enter_parameters(&block, row, kernel_numbers(&block.s), 1);
+        block.s.running_mean = moving, block.s.running_var = moving + O, moving += 2 * O;
+        *next++ = block;
+        if (seeded) next = add_seed(w, env, w->before[i], &block.s, (int)w->pooled[i], next);
+        if (w->pooled[i]) side /= 2;
+        block.s.height = block.s.width = side;
+        if (kind_in(w, env, w->after[i]) != NOBODY) next = add_seed(w, env, w->after[i], &block.s, 0, next);
+        inputs = O;
+    }
+    return next - to;
+}
+
+/* Weight and bias of the classifier of `env`, and its sizes. */
+#define CLASSIFIER(w, env, last) ((w)->params + ((env) + 1) * (w)->width - (w)->classes * ((last)->out_channels + 1))
+
+/* Numbers of one image behind the layer. */
+INLINE long out_numbers(const sheet *s) { return out_pixels(s) * s->out_channels; }
+
+/* Whether the layer hands on what it was given: a seed that learns behind the host. */
+INLINE int hands_on(const layer *own) {
+    return (own->kind == SEED && own->s.through) || (own->kind == JOIN && own->flags & THROUGH);
+}
+
+/* A join as join.h takes it. */
+static inline joint joint_of(const layer *own) {
+    return (joint){.batch = own->s.batch, .pixels = own->s.height * own->s.width, .channels = own->s.out_channels,
+                   .flags = own->flags, .alpha = *own->s.alpha, .gate = own->q, .host = own->host, .residual = own->s.x,
+                   .out = own->s.out, .grad_out = own->s.grad_out};
+}
+
+/* Memory handed out bit by bit; counts where `at` is NULL. */
+typedef struct {
+    char *at;
+    size_t used;
+} arena;
+
+static inline void *take(arena *a, size_t bytes) {
+    size_t from = a->used;
+    a->used += (bytes + 63) / 64 * 64;
+    return a->at ? a->at + from : NULL;
+}
+static inline float *take_floats(arena *a, long count) { return take(a, (size_t)count * sizeof(float)); }
+
+#endif

@@ -1,0 +1,217 @@
+"""The engine of a CPU: training and validation of whole networks by the native kernels; see whole.py.
+
+It suits hosts whose channels fill vectors, whatever their seeds; others are run by the engine in torch. nets/choose.py
+asks for an `obstacle` and whether it `suits` before it makes one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from esper_soa.nets import batched
+from esper_soa.nets.blueprints import narrow_channels, norm_groups
+from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE
+from esper_soa.nets.data import ImageCrops, ImageCutter
+from esper_soa.nets.engine import Choice, NetsConfig, TrainingFeed, TrainReport, ValidationFeed, ValidationReport
+from esper_soa.nets.engines.cpu import whole
+from esper_soa.nets.engines.cpu.images import cut_images
+from esper_soa.nets.engines.cpu.layers import takes
+from esper_soa.nets.engines.cpu.library import LANES
+from esper_soa.nets.engines.cpu.sgd import Descent, descent_of
+from esper_soa.nets.gradients import EXPLODING, TINY, VANISHING
+from esper_soa.nets.host import Block, HostShape
+from esper_soa.nets.passes import Gradients, train_pass_, validation_pass
+from esper_soa.nets.pools import Roster, row_layout
+from esper_soa.nets.seed_plan import THROUGH, SeedPlan, training_plan, validation_plan
+from esper_soa.nets.sgd import LearningRates, rules_of
+from esper_soa.nets.subsets import Job
+from esper_soa.nets.workers import Call
+from esper_soa.state import LEDGER_FLOAT
+from esper_soa.vocabulary import BLUEPRINT_NAMES, Blend
+
+# Kinds of whole.KINDS by blueprint code; -1 where the kernels have none.
+_KINDS = np.array([1 + whole.KINDS.index(name) if name in whole.KINDS else -1 for name in BLUEPRINT_NAMES])
+# All that chain.h knows of a host and of a block: who adds a field here has to write it there.
+_HOST_FIELDS = ("blocks", "num_classes", "slots", "parameters", "statistics")
+_BLOCK_FIELDS = ("channels", "pooled", "slot_before_pool", "slot_after_pool")
+
+
+def obstacle(name: str, shape: HostShape, blueprints: Sequence[str]) -> str:
+    """Why the kernels cannot take hosts of the task `name` with seeds of these blueprints; "" where they can."""
+    unknown = [one for one in blueprints if one not in whole.KINDS]
+    if unknown:
+        return f"there is none for the blueprint {', '.join(unknown)}"
+    if not is_chain(shape):
+        return f"the hosts of {name} are no plain chain of convolutions, batch norms and pools"
+    return ""
+
+
+@lru_cache(maxsize=64)
+def is_chain(shape: HostShape) -> bool:
+    """Whether the host is what chain.h takes it for: blocks one after the other, their parameters in that order."""
+    if HostShape._fields != _HOST_FIELDS or Block._fields != _BLOCK_FIELDS:
+        return False
+    channels = [block.channels for block in shape.blocks]
+    kernel = shape.parameters.parameters[0].shape[-1]
+    parameters: list[tuple[int, ...]] = []
+    for inputs, outputs in zip([IMAGE_CHANNELS, *channels], channels, strict=False):
+        parameters += [(outputs, inputs, kernel, kernel), (outputs,), (outputs,)]
+    parameters += [(shape.num_classes, channels[-1]), (shape.num_classes,)]
+    places = [(i, slot) for i, b in enumerate(shape.blocks) for slot in (b.slot_before_pool, b.slot_after_pool)]
+    fitting = all(shape.slots[slot].channels == channels[i] for i, slot in places if slot >= 0)
+    return (
+        [one.shape for one in shape.parameters.parameters] == parameters
+        and [one.shape for one in shape.statistics.parameters] == [(count,) for count in channels for _ in range(2)]
+        and sorted(shape.execution_order) == list(range(len(shape.slots)))
+        and fitting
+    )
+
+
+def suits(shape: HostShape) -> bool:
+    """Whether the kernels take such hosts and all their seeds: channels in whole vectors throughout."""
+    widths = [block.channels for block in shape.blocks] + [narrow_channels(spec.channels) for spec in shape.slots]
+    return all(width % LANES == 0 for width in widths) and is_chain(shape)
+
+
+def _kinds(plan: SeedPlan, running: np.ndarray) -> np.ndarray:
+    kinds = np.where(running, _KINDS[plan.blueprint], 0)
+    if (kinds < 0).any():
+        raise LookupError(f"no native kernel for blueprint {BLUEPRINT_NAMES[plan.blueprint[kinds < 0][0]]}")
+    return kinds
+
+
+def training_seeds(plan: SeedPlan) -> whole.Seeds:
+    """The seeds of a training pass as the kernels know them."""
+    flags = (plan.blend == THROUGH) * whole.THROUGH | plan.detached * whole.DETACHED
+    flags |= plan.frozen * whole.FROZEN | plan.measured * whole.MEASURED | _blends(plan)
+    return whole.Seeds(_kinds(plan, plan.running), flags)
+
+
+def validation_seeds(plan: SeedPlan) -> whole.Seeds:
+    """The seeds of a validation pass as the kernels know them; one that learns behind its host is none."""
+    return whole.Seeds(_kinds(plan, plan.running & (plan.blend != THROUGH)), _blends(plan))
+
+
+def _blends(plan: SeedPlan) -> np.ndarray:
+    return (plan.blend == Blend.MULTIPLY) * whole.MULTIPLIED | (plan.blend == Blend.GATE) * whole.GATED
+
+
+def _layout(shape: HostShape) -> whole.Layout:
+    blocks = [(b.channels, b.pooled, b.slot_before_pool, b.slot_after_pool) for b in shape.blocks]
+    groups = [norm_groups(spec.channels) for spec in shape.slots]
+    kernel = shape.parameters.parameters[0].shape[-1]
+    gates = [row_layout(shape, slot).seed for slot in range(len(shape.slots))]
+    columns = np.array(blocks, dtype=np.int64).T.copy()
+    per_slot = (np.array(column, dtype=np.int64) for column in (groups, gates))
+    return whole.Layout(shape.num_classes, kernel, IMAGE_SIZE, columns, *per_slot)
+
+
+def _networks(shape: HostShape, weights: TensorDict, alpha: Tensor, seeds: whole.Seeds) -> whole.Networks:
+    """Raises LookupError for networks that the kernels were not made for, as they would take any memory for theirs."""
+    host, rows = weights["host"], [weights["seeds", spec.name] for spec in shape.slots]
+    if not (suits(shape) and takes(host["params"], dims=2)):
+        raise LookupError(f"no native kernels for {host['params'].dtype} networks of blocks {shape.blocks}")
+    pools = whole.Pools(
+        host["params"], host["momentum"], host["statistics"],
+        [pool["params"] for pool in rows], [pool["momentum"] for pool in rows],
+    )  # fmt: skip
+    norm = batched.BATCH_NORM_MOMENTUM, batched.NORM_EPS
+    return whole.networks(_layout(shape), pools, seeds, alpha.to(host["params"].dtype).contiguous(), norm)
+
+
+class _Training(NamedTuple):
+    """A training pass of N networks; `train_chunk_` may be called for different envs at the same time."""
+
+    nets: whole.Networks
+    rules: tuple[Descent, Descent]  # of the hosts and of the seeds
+    feed: TrainingFeed
+    num_batches: int
+    stride: int  # batches between two measurements of gradients
+
+    def train_chunk_(self, envs: np.ndarray, gradients: Gradients, call: Call) -> tuple[Tensor, Tensor]:
+        """Loss float32 [n] and accuracy (percent, float64 [n]) of the envs with these numbers."""
+        numbers, seen = torch.from_numpy(envs), 0
+        loss, hits = torch.zeros(envs.size), torch.zeros(envs.size, dtype=torch.int64)
+        for index in range(self.num_batches):
+            call.check()
+            crops = self.feed.crops(numbers, index)
+            self._step_(envs, crops, loss, hits, gradients if index % self.stride == 0 else {})
+            seen += crops.labels.shape[1]
+        return loss / self.num_batches, 100.0 * hits.to(LEDGER_FLOAT) / seen
+
+    def _step_(self, envs: np.ndarray, crops: ImageCrops, loss: Tensor, hits: Tensor, gradients: Gradients) -> None:
+        """One optimiser step of the networks `envs` (int64 [n]) on `crops` [n, B].
+
+        Adds to loss (float32 [n]) and hits (int64 [n]); writes the gradient statistics [N, S] that are there.
+        """
+        bank, first, labels = crops.bank, crops.first.contiguous(), crops.labels.contiguous()
+        record = whole.Training(
+            nets=self.nets, count=envs.size, batch=first.shape[1], envs=envs.ctypes.data, host=self.rules[0],
+            seed=self.rules[1], images=whole.crops_of(bank.lines, first, bank.values), labels=labels.data_ptr(),
+            loss=loss.data_ptr(), hits=hits.data_ptr(), vanishing_norm=VANISHING, exploding_norm=EXPLODING, tiny=TINY,
+        )  # fmt: skip
+        for name, values in gradients.items():
+            setattr(record, name, values.data_ptr())
+        whole.train_(record)
+
+
+class _Validation(NamedTuple):
+    """A validation pass of N networks; `measure` may be called for different envs at the same time."""
+
+    nets: whole.Networks
+    feed: ValidationFeed
+
+    def measure(self, job: Job, call: Call) -> tuple[Tensor, Tensor]:
+        """Loss float64 [n] of the first code and accuracy float64 [n, codes], percent, of the envs of `job`."""
+        call.check()
+        envs, codes = job.envs, np.array(job.codes, dtype=np.int64)
+        crops = self.feed.crops(torch.from_numpy(envs))
+        bank, first, labels = crops.bank, crops.first.contiguous(), crops.labels.contiguous()
+        loss = torch.zeros(envs.size, dtype=LEDGER_FLOAT)
+        hits = torch.zeros(envs.size, codes.size, dtype=torch.int64)
+        counted = torch.zeros(envs.size, dtype=torch.int64)
+        record = whole.Validation(
+            nets=self.nets, count=envs.size, images=first.shape[1], envs=envs.ctypes.data, labels=labels.data_ptr(),
+            own=whole.crops_of(bank.lines, first, bank.values), codes=codes.size, ablated=job.ablated,
+            code=codes.ctypes.data, loss=loss.data_ptr(), hits=hits.data_ptr(), counted=counted.data_ptr(),
+        )  # fmt: skip
+        shared = cut_images(crops, torch.float32) if first.shape[0] == 1 else None
+        record.pixels = None if shared is None else shared.data_ptr()
+        whole.validate(record)
+        return loss / counted, 100.0 * hits.to(LEDGER_FLOAT) / counted[:, None]
+
+
+@dataclass(frozen=True)
+class CpuEngine:
+    """See nets/engine.py for what it does; for hosts that it suits and weights in float32, on a CPU.
+
+    It cuts the images of its feeds as it goes, so that they never leave the caches.
+    """
+
+    chosen: Choice
+    cut: ImageCutter = cut_images
+
+    def train_(
+        self, nets: NetsConfig, weights: TensorDict, alpha: Tensor, roster: Roster, feed: TrainingFeed,
+        num_batches: int, lr_factor: float = 1.0,
+    ) -> TrainReport:  # fmt: skip
+        """Network by network, all layers of a batch in one call."""
+        networks = _networks(nets.shape, weights, alpha, training_seeds(training_plan(roster, nets.detached_stages)))
+        host, seed = rules_of(nets.task, LearningRates.of(nets.task, lr_factor))
+        rules = descent_of(host), descent_of(seed)
+        job = _Training(networks, rules, feed, num_batches, nets.task.gradient_stride)
+        return train_pass_(nets, alpha, job.train_chunk_)
+
+    def validate(
+        self, nets: NetsConfig, weights: TensorDict, alpha: Tensor, roster: Roster, feed: ValidationFeed
+    ) -> ValidationReport:
+        """Network by network, all images and subset rows in one call."""
+        seeds = validation_seeds(validation_plan(roster, nets.detached_stages))
+        job = _Validation(_networks(nets.shape, weights, alpha, seeds), feed)
+        return validation_pass(nets, alpha, roster, job.measure)

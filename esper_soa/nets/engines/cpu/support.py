@@ -1,0 +1,37 @@
+"""Says whether the native kernels compute for a run, and why; builds and proves them where they are wanted.
+
+Asked by nets/choose.py with the setting compute.native.
+"""
+
+import torch
+
+from esper_soa.errors import SettingError
+from esper_soa.nets.engine import Choice
+from esper_soa.nets.engines.cpu.cache import NativeError
+from esper_soa.nets.engines.cpu.proof import prove
+
+
+def choose_native(setting: str, device: torch.device, dtype: torch.dtype = torch.float32, obstacle: str = "") -> Choice:
+    """Whether the kernels compute for networks in `dtype` on `device`.
+
+    obstacle: why the networks of this run cannot be left to them, where that is so. Raises SettingError for `on` where
+    they cannot run; `auto` then stays with torch and says why.
+    """
+    chosen = _weigh(setting, device, dtype, obstacle)
+    if setting == "on" and not chosen.native:
+        raise SettingError("compute.native", setting, "auto or off here", chosen.reason)
+    return chosen
+
+
+def _weigh(setting: str, device: torch.device, dtype: torch.dtype, obstacle: str) -> Choice:
+    if setting == "off":
+        return Choice(False, "plain torch (compute.native=off)")
+    if device.type != "cpu" or dtype != torch.float32:
+        return Choice(False, f"plain torch (native kernels are for float32 on a CPU, not {dtype} on {device.type})")
+    if obstacle:
+        return Choice(False, f"plain torch, slower: no native kernels, {obstacle}", fallback=True)
+    try:
+        prove()
+    except NativeError as error:
+        return Choice(False, f"plain torch, slower: no native kernels, {error}", fallback=True)
+    return Choice(True, "native, compiled for this CPU")

@@ -1,0 +1,252 @@
+/* One training step of whole networks, one after the other: batch, forward, backward, clipping, SGD, gradient
+ * statistics. The layers' own kernels do the work; here is what stands between them. */
+#include <math.h>
+
+#include "head.h"
+#include "train.h"
+
+/* One network while it trains. */
+typedef struct {
+    layer *layers;
+    long count;
+    float *images;
+    head top;
+    float *host_grad;             /* [width] */
+    float **seed_grads;           /* [slots] of [seed_width], parameters of a gate behind the others */
+    float *grad, *spare, *direct; /* gradients of activations: the newest, the next, and what passes by a seed */
+} network;
+
+/* Room for what a layer saves and gives. */
+static void give_room(layer *own, arena *a) {
+    sheet *s = &own->s;
+    long B = s->batch, P = round_up(s->out_channels), pixels = s->height * s->width, small = out_pixels(s);
+    if (own->kind == BLOCK || own->kind == SEED) s->conv = take_floats(a, B * pixels * P);
+    s->mean = take_floats(a, own->kind == BLOCK ? P : B * P);
+    s->rstd = take_floats(a, own->kind == BLOCK ? P : B * P);
+    if (s->pooled) s->place = take(a, (size_t)(B * small * P));
+    if (s->pooled && own->kind == BLOCK) s->peak = take_floats(a, B * small * P);
+    if (!hands_on(own)) s->out = take_floats(a, B * small * s->out_channels);
+    own->q.mean = take_floats(a, B * own->q.inputs);
+    own->q.units = take_floats(a, B * own->q.hidden);
+    own->q.out = take_floats(a, B * own->q.outputs);
+}
+
+static void enter_gradients(layer *own, float *row) {
+    const long *sizes = own->tensors;
+    own->s.grad_weight = row, own->s.grad_scale = row + sizes[0], own->s.grad_shift = own->s.grad_scale + sizes[1];
+    squeeze *q = &own->q;
+    int biased = q->first_bias != NULL;
+    q->grad_first = row, q->grad_first_bias = row + sizes[0];
+    q->grad_second = row + sizes[0] + (biased ? sizes[1] : 0);
+    q->grad_second_bias = q->grad_second + q->outputs * q->hidden;
+}
+
+/* Lay the layers out in the arena: from image to image every layer reads what the one before it gave. Returns what the
+ * last gives, and the most numbers that a layer is given. */
+static const float *connect(const training *t, network *net, arena *a, long *most) {
+    const float *x = net->images, *host = x;
+    float *row = net->host_grad;
+    for (long l = 0; l < net->count; l++) {
+        layer *own = &net->layers[l];
+        sheet *s = &own->s;
+        give_room(own, a);
+        if (own->span) host = x;
+        s->x = x, s->residual = s->own_residual ? x : NULL, own->host = host;
+        if (own->kind == BLOCK) enter_gradients(own, row), row += numbers_of(own);
+        if (own->slot >= 0) enter_gradients(own, net->seed_grads[own->slot] + own->place);
+        x = hands_on(own) ? host : s->out;
+        long channels = s->in_channels > s->out_channels ? s->in_channels : s->out_channels;
+        long numbers = t->batch * s->height * s->width * channels;
+        *most = numbers > *most ? numbers : *most;
+    }
+    return x;
+}
+
+static network lay_out(const training *t, long env, layer *layers, float **seed_grads, arena *a) {
+    const networks *w = &t->nets;
+    network net = {.layers = layers, .count = build_chain(w, env, t->batch, layers), .seed_grads = seed_grads};
+    net.images = take_floats(a, t->batch * w->size * w->size * COLOURS);
+    net.host_grad = take_floats(a, w->width);
+    for (long slot = 0; slot < w->slots; slot++) seed_grads[slot] = take_floats(a, w->seed_width[slot]);
+    long most = 0;
+    const float *x = connect(t, &net, a, &most);
+    const sheet *last = &layers[net.count - 1].s;
+    long C = last->out_channels, K = w->classes;
+    const float *weight = CLASSIFIER(w, env, last);
+    float *grad_weight = net.host_grad + (weight - (w->params + env * w->width));
+    net.top = (head){.batch = t->batch, .nets = 1, .channels = C, .pixels = out_pixels(last), .classes = K, .x = x,
+                     .weight = weight, .bias = weight + K * C, .mean = take_floats(a, t->batch * C),
+                     .slope = take_floats(a, t->batch * K), .grad_weight = grad_weight, .grad_bias = grad_weight + K * C};
+    net.grad = take_floats(a, most), net.spare = take_floats(a, most), net.direct = take_floats(a, most);
+    return net;
+}
+
+/* Kernels of the layers that a sheet says all about. */
+static const struct {
+    int (*forward)(const sheet *), (*backward)(const sheet *);
+} KERNELS[] = {
+    [BLOCK] = {block_train, block_backward},    [POOL] = {pool_forward, pool_backward},
+    [SEED] = {seed_forward, seed_backward},     [RELU] = {relu_forward, relu_backward},
+    [DEPTH] = {depth_forward, depth_backward},  [NORMED] = {normed_forward, normed_backward},
+};
+
+static int layer_forward(const layer *own) {
+    if (own->kind == SQUEEZED) return squeezed_forward(&own->s, &own->q);
+    if (own->kind != JOIN) return KERNELS[own->kind].forward(&own->s);
+    joint j = joint_of(own);
+    if (!hands_on(own)) join_forward(&j);
+    return 0;
+}
+
+static int layer_backward(const layer *own, float *direct) {
+    if (own->q.outputs) memset(own->q.grad_first, 0, (size_t)numbers_of(own) * sizeof(float));
+    if (own->kind == SQUEEZED) return squeezed_backward(&own->s, &own->q);
+    if (own->kind != JOIN) return KERNELS[own->kind].backward(&own->s);
+    joint j = joint_of(own);
+    j.grad_residual = own->s.grad_x, j.grad_host = direct;
+    return join_backward(&j);
+}
+
+static int forward(const network *net) {
+    int failed = 0;
+    for (long l = 0; l < net->count && !failed; l++) failed = layer_forward(&net->layers[l]);
+    return failed || head_forward(&net->top);
+}
+
+static void exchange(float **one, float **other) {
+    float *held = *one;
+    *one = *other, *other = held;
+}
+
+/* Behind the first layer of a residual: what passed by the seed, and what went through it unless it is cut off. */
+static void rejoin(network *net, const layer *own) {
+    long numbers = own->s.batch * own->s.height * own->s.width * own->s.in_channels;
+    if (own->flags & DETACHED) {
+        exchange(&net->grad, &net->direct);
+        return;
+    }
+    for (long i = 0; i < numbers; i++) net->spare[i] += net->direct[i];
+    exchange(&net->grad, &net->spare);
+}
+
+/* Gradients of everything that trains. */
+static int backward(network *net) {
+    net->top.grad_x = net->grad;
+    int failed = head_backward(&net->top);
+    for (long l = net->count - 1; l >= 0 && !failed; l--) {
+        layer *own = &net->layers[l];
+        int single = own->kind == SEED && own->s.own_residual, first = own->span > 0 && !single;
+        int passes = single && own->s.through && own->s.detached;
+        own->s.grad_out = net->grad;
+        own->s.grad_x = passes || l == 0 || (first && own->flags & DETACHED) ? NULL : net->spare;
+        failed = layer_backward(own, net->direct);
+        if (first) rejoin(net, own);
+        else if (!passes) exchange(&net->grad, &net->spare);
+    }
+    return failed;
+}
+
+static double norm_of(const float *v, long count) {
+    double part[8] = {0}, sum = 0;
+    for (long i = 0; i < count; i++) part[i & 7] += (double)v[i] * (double)v[i];
+    for (int l = 0; l < 8; l++) sum += part[l];
+    return sqrt(sum);
+}
+
+/* Norms of the gradients of a seed's parameter tensors. */
+typedef struct {
+    double total, tensors, vanishing, exploding;
+    long numbers;
+} seed_norms;
+
+static seed_norms norms_of(const training *t, const layer *first, const float *grads) {
+    seed_norms found = {0};
+    for (const layer *own = first; own < first + first->span; own++)
+        for (int i = 0; i < MOST_TENSORS && own->tensors[i]; i++) {
+            double norm = norm_of(grads + found.numbers, own->tensors[i]);
+            found.numbers += own->tensors[i];
+            found.total += norm * norm;
+            found.tensors += 1;
+            found.vanishing += norm < t->vanishing_norm;
+            found.exploding += !(norm <= t->exploding_norm);
+        }
+    found.total = sqrt(found.total);
+    return found;
+}
+
+/* As nets/gradients.gradient_statistics, of one seed. */
+static void measure(const training *t, long at, const float *host_grad, seed_norms of) {
+    double host_norm = norm_of(host_grad, t->nets.width);
+    double health = fmin(fmax(1.0 - 0.5 * (of.vanishing / of.tensors) - 0.8 * (of.exploding / of.tensors), 0.0), 1.0);
+    double ratio = of.total / sqrt((double)of.numbers) / (host_norm / sqrt((double)t->nets.width) + t->tiny);
+    t->l2[at] = of.total;
+    t->health[at] = isfinite(of.total) ? health : 0.0;
+    t->ratio[at] = isfinite(ratio) && of.total >= t->tiny && host_norm >= t->tiny ? ratio : 0.0;
+    t->vanishing[at] = of.vanishing > 0;
+    t->exploding[at] = of.exploding > 0;
+    t->measured[at] = 1;
+}
+
+/* Clipped by the norm over all of it, a seed's gradient moves its parameters and, elsewhere in the row, its gate's. */
+static void descend_seed(const training *t, const layer *first, long env, const float *grads) {
+    const layer *last = first + first->span - 1;
+    long numbers = last->place + numbers_of(last);
+    long slot = first->slot, at = env * t->nets.seed_width[slot], gate = last->kind == JOIN ? numbers_of(last) : 0;
+    float *params = t->nets.seed_params[slot] + at, *speed = t->nets.seed_speed[slot] + at;
+    float share = sgd_share(&t->seed, grads, numbers);
+    sgd_move(&t->seed, params, speed, grads, numbers - gate, share);
+    long column = t->nets.gate_at[slot];
+    if (gate) sgd_move(&t->seed, params + column, speed + column, grads + numbers - gate, gate, share);
+}
+
+static void update(const training *t, const network *net, long env) {
+    const networks *w = &t->nets;
+    for (const layer *own = net->layers; own < net->layers + net->count; own++) {
+        if (!own->span) continue;
+        const float *grads = net->seed_grads[own->slot];
+        if (t->l2 && own->flags & MEASURED)
+            measure(t, env * w->slots + own->slot, net->host_grad, norms_of(t, own, grads));
+        if (!(own->flags & FROZEN)) descend_seed(t, own, env, grads);
+    }
+    descent host = t->host;
+    host.rows = 1, host.width = w->width, host.grad = net->host_grad;
+    host.params = w->params + env * w->width, host.speed = w->speed + env * w->width;
+    sgd_step(&host);
+}
+
+static int train_network(const training *t, long at, layer *layers, float **seed_grads, arena a) {
+    network net = lay_out(t, t->envs[at], layers, seed_grads, &a);
+    crops images = t->images;
+    float loss, one = 1.0f;
+    int64_t hits;
+    images.batch = t->batch, images.nets = 1, images.size = t->nets.size;
+    images.first += at * t->batch, images.out = net.images;
+    net.top.labels = t->labels + at * t->batch, net.top.loss = &loss, net.top.hits = &hits, net.top.grad = &one;
+    if (cut_images(&images) || forward(&net) || backward(&net)) return 1;
+    update(t, &net, t->envs[at]);
+    t->loss[at] += loss, t->hits[at] += hits;
+    return 0;
+}
+
+/* Bytes of the largest network. */
+static size_t most_room(const training *t, layer *layers, float **seed_grads) {
+    size_t most = 64;
+    for (long at = 0; at < t->count; at++) {
+        arena a = {0};
+        lay_out(t, t->envs[at], layers, seed_grads, &a);
+        most = a.used > most ? a.used : most;
+    }
+    return most;
+}
+
+int train_networks(const training *t) {
+    layer *layers = calloc((size_t)most_layers(&t->nets), sizeof(layer));
+    float **seed_grads = calloc((size_t)t->nets.slots + 1, sizeof(float *));
+    int failed = !layers || !seed_grads;
+    arena a = {0};
+    if (!failed) a.at = aligned_alloc(64, most_room(t, layers, seed_grads));
+    failed = failed || !a.at;
+    for (long at = 0; at < t->count && !failed; at++) failed = train_network(t, at, layers, seed_grads, a);
+    free(layers), free(seed_grads), free(a.at);
+    return failed;
+}

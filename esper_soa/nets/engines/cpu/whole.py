@@ -1,0 +1,133 @@
+"""Whole networks in one native call: a training step, or a validation, of many hosts with their seeds.
+
+Where block.py and seed.py take a layer of a chunk of networks, these take all layers of one network after the other, so
+that what stands between layers stays in the caches. The records mirror chain.h, train.c and validate.c field by field.
+Called by engine.py, which knows what networks they are for.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from esper_soa.nets.engines.cpu.images import Crops
+from esper_soa.nets.engines.cpu.sgd import Descent
+from esper_soa.nets.engines.cpu.sheet import call
+
+POINTER, INTEGER = ctypes.c_void_p, ctypes.c_int64
+# What stands in a slot, as in chain.h; 0 is nobody.
+KINDS = ("conv_light", "conv_small", "conv_heavy", "depthwise", "bottleneck", "norm", "attention")
+THROUGH, DETACHED, FROZEN, MEASURED, MULTIPLIED, GATED = (1 << bit for bit in range(6))  # what a seed is, as in join.h
+
+
+class Networks(ctypes.Structure):
+    """networks of chain.h; `held` is what it points to."""
+
+    held: tuple[object, ...]
+
+    _fields_ = [
+        *((name, INTEGER) for name in ("blocks", "slots", "classes", "kernel", "size")),
+        *((name, POINTER) for name in ("channels", "pooled", "before", "after", "groups", "gate_at")),
+        *((name, INTEGER) for name in ("width", "statistics_width")),
+        ("seed_width", POINTER),
+        *((name, POINTER) for name in ("params", "speed", "statistics", "seed_params", "seed_speed")),
+        *((name, POINTER) for name in ("seed_kind", "seed_flags", "alpha")),
+        *((name, ctypes.c_double) for name in ("momentum", "eps")),
+    ]
+
+
+class Training(ctypes.Structure):
+    """training of train.c."""
+
+    _fields_ = [
+        ("nets", Networks),
+        *((name, INTEGER) for name in ("count", "batch")),
+        ("envs", POINTER),
+        ("images", Crops),
+        ("labels", POINTER),
+        *((name, Descent) for name in ("host", "seed")),
+        *((name, POINTER) for name in ("loss", "hits")),
+        *((name, POINTER) for name in ("l2", "health", "ratio", "vanishing", "exploding", "measured")),
+        *((name, ctypes.c_double) for name in ("vanishing_norm", "exploding_norm", "tiny")),
+    ]
+
+
+class Validation(ctypes.Structure):
+    """validation of validate.c."""
+
+    _fields_ = [
+        ("nets", Networks),
+        *((name, INTEGER) for name in ("count", "images")),
+        *((name, POINTER) for name in ("envs", "pixels")),
+        ("own", Crops),
+        ("labels", POINTER),
+        *((name, INTEGER) for name in ("codes", "ablated")),
+        *((name, POINTER) for name in ("code", "loss", "hits", "counted")),
+    ]
+
+
+class Seeds(NamedTuple):
+    """The seeds of N networks with S slots, int64 [N, S]."""
+
+    kind: np.ndarray  # 1 + place in KINDS; 0 = no seed runs
+    flags: np.ndarray  # THROUGH and so on
+
+
+class Layout(NamedTuple):
+    """Where things stand in N networks with S slots."""
+
+    classes: int
+    kernel: int
+    size: int  # of images, in pixels along a side
+    blocks: np.ndarray  # int64 [4, blocks]: channels, pooled, slot before the pool and behind it (-1: none)
+    groups: np.ndarray  # int64 [S]: of a seed's norm
+    gate_at: np.ndarray  # int64 [S]: where a gate begins in a seed's row
+
+
+class Pools(NamedTuple):
+    """Rows of parameters of N networks; the kernels change them in place."""
+
+    params: Tensor  # [N, P]
+    momentum: Tensor
+    statistics: Tensor
+    seed_params: Sequence[Tensor]  # by slot: [N, width]
+    seed_momentum: Sequence[Tensor]
+
+
+def networks(layout: Layout, pools: Pools, seeds: Seeds, alpha: Tensor, norm: tuple[float, float]) -> Networks:
+    """N networks as the kernels see them; alpha: float32 [N, S]; norm: momentum and eps."""
+    places = [np.array([pool.data_ptr() for pool in group], dtype=np.int64) for group in pools[3:]]
+    widths = np.array([pool.shape[1] for pool in pools.seed_params], dtype=np.int64)
+    record = Networks(
+        blocks=layout.blocks.shape[1], slots=layout.groups.size, classes=layout.classes, kernel=layout.kernel,
+        size=layout.size, width=pools.params.shape[1], statistics_width=pools.statistics.shape[1], momentum=norm[0],
+        eps=norm[1],
+    )  # fmt: skip
+    record.held = (layout, pools, seeds, alpha, places, widths)
+    record.channels, record.pooled, record.before, record.after = (row.ctypes.data for row in layout.blocks)
+    record.groups, record.gate_at = layout.groups.ctypes.data, layout.gate_at.ctypes.data
+    record.seed_width = widths.ctypes.data
+    record.params, record.speed = pools.params.data_ptr(), pools.momentum.data_ptr()
+    record.statistics, record.alpha = pools.statistics.data_ptr(), alpha.data_ptr()
+    record.seed_params, record.seed_speed = (place.ctypes.data for place in places)
+    record.seed_kind, record.seed_flags = seeds.kind.ctypes.data, seeds.flags.ctypes.data
+    return record
+
+
+def crops_of(lines: Tensor, first: Tensor, values: Tensor) -> Crops:
+    """The record of crops that begin at the bytes `first`; see images.cut_images."""
+    record = Crops(line=lines.stride(1), colour=lines.stride(2))
+    record.bytes, record.first, record.values = lines.data_ptr(), first.data_ptr(), values.data_ptr()
+    return record
+
+
+def train_(record: Training) -> None:
+    """One training step of the networks of the record, in place."""
+    call("train_networks", record)
+
+
+def validate(record: Validation) -> None:
+    """Validation of the networks of the record."""
+    call("validate_networks", record)

@@ -1,0 +1,277 @@
+"""The host's block on a GPU: convolution, batch norm, ReLU and max pool of n networks, forward and backward.
+
+The convolution leaves the batch statistics of its tiles behind, so activations are read once more only, to be
+normalised and pooled together; in the backward pass the gradient through pool, ReLU and batch norm is formed while it
+is loaded, never written. Sums run in two stages over a split that depends on the batch alone: no atomics, and what a
+network gets does not depend on the others. Called by block_autograd.py.
+"""
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from esper_soa.nets.engines.gpu.tiles import (
+    NORM_EPS,
+    Plane,
+    add_product,
+    conv_tile,
+    load_pixels,
+    load_row,
+    store_pixels,
+    tap_places,
+    taps,
+    transposed_kernel_tile,
+)
+
+NO_GRADIENT = tl.constexpr(4)  # code of a pooled pixel that ReLU has cut off
+
+
+class Upstream(NamedTuple):
+    """Gradient of a convolution's output; with `codes` None `gradient` is that, else it is formed from the block's."""
+
+    gradient: Plane  # of the block's (pooled) output, or of the convolution's
+    output: Plane | None = None  # of the convolution
+    codes: Plane | None = None  # uint8: place of the maximum in its window, or NO_GRADIENT
+    coefficients: Tensor | None = None  # float32 [n, 4, O]: of the gradient, of the output, constant, batch mean
+
+
+@triton.jit
+def conv_kernel(x, weight, output, partials, layer, tile):
+    """output = convolution; partials [n, tiles, 2, O] = mean and centred square sum of each tile. Grid (tiles, n)."""
+    part, env = tl.program_id(0), tl.program_id(1)
+    pixels = part * tile.pixels + tl.arange(0, tile.pixels)
+    valid = pixels < layer.num_pixels
+    values = conv_tile(x, weight, env, (pixels, valid), layer, tile)
+    store_pixels(output, env, (pixels, valid), layer.outputs, values, tile.outputs)
+    count = tl.sum(valid.to(tl.float32), axis=0)
+    mean = tl.sum(tl.where(valid[:, None], values, 0.0), axis=0) / count
+    apart = tl.where(valid[:, None], values - mean[None, :], 0.0)
+    channel = tl.arange(0, tile.outputs)
+    place = partials + ((env * tl.num_programs(0) + part) * 2) * layer.outputs + channel
+    tl.store(place, mean, mask=channel < layer.outputs)
+    tl.store(place + layer.outputs, tl.sum(apart * apart, axis=0), mask=channel < layer.outputs)
+
+
+@triton.jit
+def statistics_kernel(partials, statistics, running, num_tiles, layer, tile):
+    """statistics [n, 2, O] = batch mean and 1/deviation; moves running [mean, variance] rows. Grid (n,)."""
+    env, channel = tl.program_id(0), tl.arange(0, tile.outputs)
+    start = partials + env.to(tl.int64) * num_tiles * 2 * layer.outputs
+    mean = tl.zeros((tile.outputs,), tl.float32)
+    for first in range(0, num_tiles, tile.pixels):
+        means, count = tile_moments(start, first, num_tiles, layer, tile)
+        mean += tl.sum(means * count[:, None], axis=0) / layer.num_pixels
+    squares = tl.zeros((tile.outputs,), tl.float32)
+    for first in range(0, num_tiles, tile.pixels):
+        means, count = tile_moments(start, first, num_tiles, layer, tile)
+        centred, _ = tile_moments(start + layer.outputs, first, num_tiles, layer, tile)
+        apart = means - mean[None, :]
+        squares += tl.sum(centred + apart * apart * count[:, None], axis=0)
+    variance = squares / layer.num_pixels
+    inside = channel < layer.outputs
+    place = statistics + env * 2 * layer.outputs + channel
+    tl.store(place, mean, mask=inside)
+    tl.store(place + layer.outputs, 1.0 / tl.sqrt(variance + NORM_EPS), mask=inside)
+    move(running[0], env, channel, inside, mean)
+    move(running[1], env, channel, inside, squares / (layer.num_pixels - 1))
+
+
+@triton.jit
+def tile_moments(start, first, num_tiles, layer, tile):
+    """(numbers [T, O] of tiles first to first + T, zero beyond the last; pixels per tile float32 [T])."""
+    number, channel = first + tl.arange(0, tile.pixels), tl.arange(0, tile.outputs)
+    mask = (number < num_tiles)[:, None] & (channel < layer.outputs)[None, :]
+    values = tl.load(start + number[:, None] * 2 * layer.outputs + channel[None, :], mask=mask, other=0.0)
+    rest = layer.num_pixels - number * tile.pixels
+    return values, tl.maximum(tl.minimum(rest, tile.pixels), 0).to(tl.float32)
+
+
+@triton.jit
+def move(target, env, channel, inside, value):
+    """target <- target + 0.1 (value - target)."""
+    place = target.base + env.to(tl.int64) * target.env + channel
+    before = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+    tl.store(place, before + 0.1 * (value - before), mask=inside)
+
+
+@triton.jit
+def window_pixel(pooled, down, right, layer):
+    """Pixel of the full map in row `down` and column `right` of the window of a pooled pixel."""
+    height: tl.constexpr = layer.height // layer.pool
+    width: tl.constexpr = layer.width // layer.pool
+    row = pooled // width % height * layer.pool + down
+    column = pooled % width * layer.pool + right
+    return (pooled // (height * width) * layer.height + row) * layer.width + column
+
+
+@triton.jit
+def num_pooled(layer):
+    """Pixels of the pooled map, over the batch."""
+    area: tl.constexpr = (layer.height // layer.pool) * (layer.width // layer.pool)
+    return layer.num_pixels // (layer.height * layer.width) * area
+
+
+@triton.jit
+def norm_pool_kernel(output, statistics, affine, pooled, codes, layer, tile):
+    """pooled = max pool of ReLU of batch norm; codes for the backward pass. NaN goes through. Grid (tiles, n)."""
+    env = tl.program_id(1)
+    pixels = tl.program_id(0) * tile.pixels + tl.arange(0, tile.pixels)
+    valid = pixels < num_pooled(layer)
+    mean = load_row(statistics, 2 * env, layer.outputs, tile.outputs)
+    scale = load_row(statistics, 2 * env + 1, layer.outputs, tile.outputs)
+    scale *= load_row(affine[0], env, layer.outputs, tile.outputs)
+    shift = load_row(affine[1], env, layer.outputs, tile.outputs)
+    best = tl.full((tile.pixels, tile.outputs), float("-inf"), tl.float32)
+    code = tl.zeros((tile.pixels, tile.outputs), tl.int32)
+    for down in tl.static_range(layer.pool):
+        for right in tl.static_range(layer.pool):
+            here = window_pixel(pixels, down, right, layer)
+            values = load_pixels(output, env, (here, valid), layer.outputs, tile.outputs).to(tl.float32)
+            values = (values - mean[None, :]) * scale[None, :] + shift[None, :]
+            better = (values > best) | (values != values)
+            code = tl.where(better, layer.pool * down + right, code)
+            best = tl.where(better, values, best)
+    code = tl.where(best <= 0, NO_GRADIENT, code)
+    best = tl.where(best < 0, 0.0, best)
+    store_pixels(pooled, env, (pixels, valid), layer.outputs, best, tile.outputs)
+    store_pixels(codes, env, (pixels, valid), layer.outputs, code, tile.outputs)
+
+
+@triton.jit
+def norm_sums_kernel(upstream, statistics, partials, layer, tile):
+    """partials [n, tiles, 2, O]: sums over a tile of the gradient after batch norm, and of it times the normalised.
+
+    Only the maxima count: the output is read where `codes` points. Grid (tiles, n).
+    """
+    part, env = tl.program_id(0), tl.program_id(1)
+    pixels = part * tile.pixels + tl.arange(0, tile.pixels)
+    valid = pixels < num_pooled(layer)
+    channel = tl.arange(0, tile.outputs)
+    code = load_pixels(upstream.codes, env, (pixels, valid), layer.outputs, tile.outputs).to(tl.int32)
+    passed = valid[:, None] & (code != NO_GRADIENT) & (channel < layer.outputs)[None, :]
+    gradient = load_pixels(upstream.gradient, env, (pixels, valid), layer.outputs, tile.outputs).to(tl.float32)
+    gradient = tl.where(passed, gradient, 0.0)
+    source = window_pixel(pixels[:, None], code // layer.pool, code % layer.pool, layer).to(tl.int64)
+    start = upstream.output.base + env.to(tl.int64) * upstream.output.env
+    values = tl.load(start + source * upstream.output.pixel + channel[None, :], mask=passed, other=0.0).to(tl.float32)
+    mean = load_row(statistics, 2 * env, layer.outputs, tile.outputs)
+    scale = load_row(statistics, 2 * env + 1, layer.outputs, tile.outputs)
+    products = tl.where(passed, gradient * (values - mean[None, :]) * scale[None, :], 0.0)
+    place = partials + ((env * tl.num_programs(0) + part) * 2) * layer.outputs + channel
+    tl.store(place, tl.sum(gradient, axis=0), mask=channel < layer.outputs)
+    tl.store(place + layer.outputs, tl.sum(products, axis=0), mask=channel < layer.outputs)
+
+
+@triton.jit
+def coefficients_kernel(sums, statistics, scale, coefficients, layer, tile):
+    """coefficients [n, 4, O] of `Upstream` from sums [n, 2, O] over all tiles (Ioffe and Szegedy 2015). Grid (n,)."""
+    env, channel = tl.program_id(0), tl.arange(0, tile.outputs)
+    total = load_row(sums, 2 * env, layer.outputs, tile.outputs) / layer.num_pixels
+    product = load_row(sums, 2 * env + 1, layer.outputs, tile.outputs) / layer.num_pixels
+    mean = load_row(statistics, 2 * env, layer.outputs, tile.outputs)
+    inverse = load_row(statistics, 2 * env + 1, layer.outputs, tile.outputs)
+    gain = load_row(scale, env, layer.outputs, tile.outputs) * inverse
+    place, inside = coefficients + env * 4 * layer.outputs + channel, channel < layer.outputs
+    tl.store(place, gain, mask=inside)
+    tl.store(place + layer.outputs, -gain * inverse * product, mask=inside)
+    tl.store(place + 2 * layer.outputs, -gain * total, mask=inside)
+    tl.store(place + 3 * layer.outputs, mean, mask=inside)
+
+
+@triton.jit
+def gradient_taps(upstream, env, span, columns, size: tl.constexpr, layer):
+    """Tile [M, K] of the gradient of the convolution's output, for columns [K] = (tap, output channel)."""
+    if upstream.codes is None:
+        result = taps(upstream.gradient, env, span, columns, layer.outputs, size, layer)
+    else:
+        place, inside, channel = tap_places(span, columns, layer.outputs, size, layer)
+        row, column = place // layer.width % layer.height, place % layer.width
+        height: tl.constexpr = layer.height // layer.pool
+        width: tl.constexpr = layer.width // layer.pool
+        pooled = (place // (layer.height * layer.width) * height + row // layer.pool) * width + column // layer.pool
+        covered = inside & (row < height * layer.pool) & (column < width * layer.pool)
+        code = at(upstream.codes, env, pooled, channel, covered).to(tl.int32)
+        chosen = covered & (code == row % layer.pool * layer.pool + column % layer.pool)
+        gradient = at(upstream.gradient, env, pooled, channel, chosen).to(tl.float32)
+        output = at(upstream.output, env, place, channel, inside).to(tl.float32)
+        start = upstream.coefficients + env * 4 * layer.outputs + channel
+        known = columns < layer.outputs * size * size
+        gain = tl.load(start, mask=known, other=0.0)[None, :]
+        slope = tl.load(start + layer.outputs, mask=known, other=0.0)[None, :]
+        constant = tl.load(start + 2 * layer.outputs, mask=known, other=0.0)[None, :]
+        mean = tl.load(start + 3 * layer.outputs, mask=known, other=0.0)[None, :]
+        result = tl.where(inside, gain * gradient + slope * (output - mean) + constant, 0.0)
+    return result
+
+
+@triton.jit
+def at(source, env, place, channel, mask):
+    """Values [M, K] at pixels [M, K] and channels [K] of a network."""
+    start = source.base + env.to(tl.int64) * source.env
+    return tl.load(start + place.to(tl.int64) * source.pixel + channel[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def input_gradient_kernel(upstream, weight, target, live, layer, tile):
+    """target (+)= transposed convolution; adds where `live` lists the networks (-1 = nothing). Grid (tiles, n)."""
+    env = tl.program_id(1)
+    if live is not None:
+        env = tl.load(live + env)
+        if env < 0:
+            return
+    pixels = tl.program_id(0) * tile.pixels + tl.arange(0, tile.pixels)
+    valid = pixels < layer.num_pixels
+    result = tl.zeros((tile.pixels, tile.inputs), tl.float32)
+    for first in range(0, layer.outputs * layer.size * layer.size, tile.columns):
+        columns = first + tl.arange(0, tile.columns)
+        values = gradient_taps(upstream, env, (pixels, valid), columns, layer.size, layer)
+        values = values.to(target.base.dtype.element_ty)
+        weights = transposed_kernel_tile(weight, env, columns, layer, tile).to(values.dtype)
+        result = add_product(values, weights, result, tile)
+    if live is not None:
+        result += load_pixels(target, env, (pixels, valid), layer.inputs, tile.inputs).to(tl.float32)
+    store_pixels(target, env, (pixels, valid), layer.inputs, result, tile.inputs)
+
+
+@triton.jit
+def weight_gradient_kernel(upstream, x, partials, live, layer, tile):
+    """partials [n, splits, O, I, k, k]: the share of one part of the pixels. Grid (splits, column tiles, n)."""
+    split, env = tl.program_id(0), tl.program_id(2)
+    if live is not None:
+        env = tl.load(live + env)
+        if env < 0:
+            return
+    columns = tl.program_id(1) * tile.columns + tl.arange(0, tile.columns)
+    output = tl.arange(0, tile.outputs)
+    result = tl.zeros((tile.outputs, tile.columns), tl.float32)
+    share = tl.cdiv(tl.cdiv(layer.num_pixels, tl.num_programs(0)), tile.pixels) * tile.pixels
+    for first in range(split * share, tl.minimum((split + 1) * share, layer.num_pixels), tile.pixels):
+        pixels = first + tl.arange(0, tile.pixels)
+        valid = pixels < layer.num_pixels
+        values = taps(x, env, (pixels, valid), columns, layer.inputs, layer.size, layer)
+        gradient = gradient_taps(upstream, env, (pixels, valid), output, 1, layer).to(values.dtype)
+        result = add_product(tl.trans(gradient), values, result, tile)
+    num_taps: tl.constexpr = layer.size * layer.size
+    tap, channel = columns // layer.inputs, columns % layer.inputs
+    start = partials + (env.to(tl.int64) * tl.num_programs(0) + split) * layer.outputs * layer.inputs * num_taps
+    place = output[:, None] * (layer.inputs * num_taps) + (channel * num_taps + tap)[None, :]
+    mask = (output < layer.outputs)[:, None] & (columns < layer.inputs * num_taps)[None, :]
+    tl.store(start + place, result, mask=mask)
+
+
+@triton.jit
+def evaluation_kernel(x, weight, bias, pooled, layer, tile):
+    """pooled = max pool of ReLU of convolution plus bias (batch norm folded in); pixels stay put. Grid (tiles, n)."""
+    env = tl.program_id(1)
+    pixels = tl.program_id(0) * tile.pixels + tl.arange(0, tile.pixels)
+    valid = pixels < num_pooled(layer)
+    shift = load_row(bias, env, layer.outputs, tile.outputs)
+    best = tl.full((tile.pixels, tile.outputs), float("-inf"), tl.float32)
+    for down in tl.static_range(layer.pool):
+        for right in tl.static_range(layer.pool):
+            here = window_pixel(pixels, down, right, layer)
+            values = conv_tile(x, weight, env, (here, valid), layer, tile) + shift[None, :]
+            best = tl.where((values > best) | (values != values), values, best)
+    store_pixels(pooled, env, (pixels, valid), layer.outputs, tl.where(best < 0, 0.0, best), tile.outputs)

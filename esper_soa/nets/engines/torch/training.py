@@ -1,0 +1,197 @@
+"""A training pass in torch: forward, backward, clipping, SGD and gradient statistics of chunks of networks, in place.
+
+A chunk is as many envs as suit the device: all N on a GPU, a few on a CPU, where caches decide and workers run them
+side by side. The losses of a chunk are summed, so one backward gives every host its own gradient. Called by engine.py.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from esper_soa.nets.engine import CountedFeed, NetsConfig, TrainingFeed
+from esper_soa.nets.gradients import gradient_statistics, unmeasured
+from esper_soa.nets.graphs import StepCache
+from esper_soa.nets.host import train_loss
+from esper_soa.nets.layers import Layers
+from esper_soa.nets.passes import Gradients
+from esper_soa.nets.pools import upload
+from esper_soa.nets.precision import SCALE, LossScales, all_finite, as_input, autocast, of_nets, where_finite_
+from esper_soa.nets.seed_plan import SeedPlan, groups_of
+from esper_soa.nets.seeds import ActiveGroup, TrainingSeeds, put_to_bed_, wake
+from esper_soa.nets.sgd import LearningRates, rules_of
+from esper_soa.nets.workers import Call
+from esper_soa.state import LEDGER_FLOAT
+
+
+class TrainingPass(NamedTuple):
+    """What the chunks of a training pass share; each writes the rows of its own envs alone."""
+
+    layers: Layers
+    steps: StepCache | None  # keeps steps at fixed addresses and replays them as CUDA graphs
+    nets: NetsConfig
+    weights: TensorDict
+    alpha: Tensor
+    plan: SeedPlan
+    feed: TrainingFeed
+    num_batches: int
+    lr: LearningRates
+
+    def train_chunk_(self, envs: np.ndarray, gradients: Gradients, call: Call) -> tuple[Tensor, Tensor]:
+        """Loss [n] and accuracy (percent, float64 [n]) of the envs with these numbers."""
+        chunk, seen = _Chunk(self.layers, self.nets, self.weights, self.alpha, self.plan, envs, self.lr), 0
+        if self.steps is not None:
+            return self._train_still_(chunk, self.steps, gradients)
+        for index in range(self.num_batches):
+            call.check()
+            images, labels = self.feed.batch(chunk.env_numbers, index)
+            chunk.step_(images, labels, gradients if index % self.nets.task.gradient_stride == 0 else None)
+            seen += labels.shape[0]
+        chunk.write_back_()
+        return chunk.loss / self.num_batches, 100.0 * chunk.correct.to(LEDGER_FLOAT) / seen
+
+    def _train_still_(
+        self, chunk: "_Chunk", steps: StepCache["_StillSteps"], gradients: Gradients
+    ) -> tuple[Tensor, Tensor]:
+        """The same as `train_chunk_` on memory that stays from one env-step to the next."""
+        fresh = _StillSteps(
+            chunk, self.feed.counted(chunk.env_numbers), unmeasured(self.alpha.shape, self.alpha.device)
+        )
+        stride = self.nets.task.gradient_stride
+        done = steps.run_(fresh.key, fresh, [int(index % stride == 0) for index in range(self.num_batches)])
+        done.chunk.write_back_()
+        for name, values in done.gradients.items():
+            gradients[name].index_copy_(0, done.chunk.env_numbers, values[done.chunk.env_numbers])
+        seen = done.seen * self.num_batches
+        return done.chunk.loss / self.num_batches, 100.0 * done.chunk.correct.to(LEDGER_FLOAT) / seen
+
+
+class _Chunk:
+    """Weights of a few envs while they train: copies, as other chunks of the same memory may train at the same time."""
+
+    def __init__(
+        self,
+        layers: Layers,
+        nets: NetsConfig,
+        weights: TensorDict,
+        alpha: Tensor,
+        plan: SeedPlan,
+        envs: np.ndarray,
+        lr: LearningRates,
+    ) -> None:
+        self.layers, self.nets, self.weights, self.lr = layers, nets, weights, lr
+        self.env_numbers = upload(envs, alpha.device)
+        host = weights["host"]
+        self.params = host["params"].index_select(0, self.env_numbers)
+        self.momentum = host["momentum"].index_select(0, self.env_numbers)
+        rows = nets.shape.statistics.unpack(host["statistics"].index_select(0, self.env_numbers))
+        self.statistics = [row.reshape(-1).clone() for row in rows]
+        groups = groups_of(plan, envs, alpha.device)
+        self.actives = [wake(weights, nets.shape, group, alpha) for group in groups]
+        self.scales = LossScales(weights, self.env_numbers) if SCALE in weights else None
+        self.loss = torch.zeros(envs.size, dtype=self.params.dtype, device=alpha.device)
+        self.correct = torch.zeros(envs.size, dtype=torch.int64, device=alpha.device)
+
+    def step_(self, images: Tensor, labels: Tensor, gradients: Gradients | None) -> None:
+        """One optimiser step of every network; writes gradient statistics where asked for.
+
+        Under loss scales, networks of envs whose gradient overflows are left as they are.
+        """
+        before = self._copies() if self.scales is not None else []
+        host_grad, grads = self._gradients(images, labels)
+        finite = torch.ones_like(self.loss, dtype=torch.bool)
+        if self.scales is not None:
+            host_grad = self.scales.unscaled(host_grad, None)
+            grads = [(active, self.scales.unscaled(grad, active.group.nets)) for active, grad in grads]
+            finite = all_finite(host_grad, [(active.group.nets, grad) for active, grad in grads])
+        if gradients is not None:
+            self._measure_(gradients, host_grad, grads, finite)
+        host_rule, seed_rule = rules_of(self.nets.task, self.lr)
+        self.layers.sgd_(self.params, self.momentum, host_grad, host_rule)
+        for active, grad in grads:
+            self.layers.sgd_(active.params, active.momentum, grad, seed_rule)
+        for nets, now, old in before:
+            where_finite_(of_nets(finite, nets), now, old)
+        if self.scales is not None:
+            self.scales.update_(finite)
+
+    def _gradients(self, images: Tensor, labels: Tensor) -> tuple[Tensor, list[tuple[ActiveGroup, Tensor]]]:
+        """Gradients of the hosts [n, P] and of the seeds that train; adds up losses and hits on the way."""
+        num_nets, shape, precision = labels.shape[1], self.nets.shape, self.nets.precision
+        seeds = TrainingSeeds(self.actives, num_nets)
+        leaf = self.params.detach().requires_grad_()
+        with autocast(precision, images.device):
+            inputs = as_input(images, precision)
+            parameters = shape.parameters.unpack(leaf)
+            losses, hits = train_loss(self.layers, shape, parameters, self.statistics, (inputs, labels), seeds)
+        self.loss += losses.detach()
+        self.correct += hits
+        leaves = [leaf, *(seed for seed in seeds.leaves if seed.requires_grad)]
+        scaled = losses if self.scales is None else losses * self.scales.scale
+        host_grad, *seed_grads = torch.autograd.grad(scaled.sum(), leaves)
+        trained = [active for active, seed in zip(self.actives, seeds.leaves, strict=True) if seed.requires_grad]
+        return host_grad, list(zip(trained, seed_grads, strict=True))
+
+    def _copies(self) -> list[tuple[Tensor | None, Tensor, Tensor]]:
+        """Everything that a step changes in a network, and what it is now; with the networks whose rows it holds."""
+        own = [(None, part) for part in (self.params, self.momentum, *self.statistics)]
+        seeds = [(active.group.nets, part) for active in self.actives for part in (active.params, active.momentum)]
+        return [(nets, part, part.clone()) for nets, part in own + seeds]
+
+    def _measure_(
+        self,
+        gradients: Gradients,
+        host_grad: Tensor,
+        grads: list[tuple[ActiveGroup, Tensor]],
+        finite: Tensor,
+    ) -> None:
+        """Write the statistics of networks with `finite` gradients; without loss scales all count as such."""
+        for active, grad in grads:
+            group = active.group
+            if group.measured:
+                host, valid = of_nets(host_grad, group.nets), of_nets(finite, group.nets)
+                for name, values in gradient_statistics(host, grad, active.sizes).items():
+                    kept = gradients[name][group.rows, group.slot]
+                    gradients[name][group.rows, group.slot] = torch.where(valid, values, kept)
+
+    def write_back_(self) -> None:
+        """Return the rows of hosts and seeds to the pools."""
+        host, envs = self.weights["host"], self.env_numbers
+        host["params"].index_copy_(0, envs, self.params)
+        host["momentum"].index_copy_(0, envs, self.momentum)
+        rows = torch.cat([part.view(envs.shape[0], -1) for part in self.statistics], dim=1)
+        host["statistics"].index_copy_(0, envs, rows)
+        for active in self.actives:
+            put_to_bed_(self.weights, self.nets.shape, active)
+        if self.scales is not None:
+            self.scales.write_back_(envs)
+
+    def buffers(self) -> list[Tensor]:
+        """What a step reads or changes."""
+        own = [self.env_numbers, self.params, self.momentum, *self.statistics, self.loss, self.correct]
+        own += self.scales.buffers() if self.scales is not None else []
+        return own + [part for active in self.actives for part in active.buffers()]
+
+
+class _StillSteps:
+    """The steps of a chunk with everything they read or change at addresses of their own; see graphs.StaticStep."""
+
+    def __init__(self, chunk: _Chunk, feed: CountedFeed, gradients: Gradients) -> None:
+        chunk.env_numbers = chunk.env_numbers.clone()  # on a CPU it is the caller's memory
+        device = chunk.params.device
+        chunk.lr = LearningRates(*(torch.full((), float(lr), dtype=torch.float64, device=device) for lr in chunk.lr))
+        self.chunk, self.feed, self.gradients = chunk, feed, gradients
+        self.seen = 0  # images per batch
+        self.key = ("train", chunk.env_numbers.shape[0], *(active.signature for active in chunk.actives))
+
+    def buffers(self) -> list[Tensor]:
+        rates = [lr for lr in self.chunk.lr if isinstance(lr, Tensor)]
+        return [*self.chunk.buffers(), *rates, *self.feed.buffers(), *self.gradients.values()]
+
+    def step_(self, variant: int) -> None:
+        """One batch; with variant 1 gradient statistics are taken."""
+        images, labels = self.feed.next_()
+        self.seen = labels.shape[0]
+        self.chunk.step_(images, labels, self.gradients if variant == 1 else None)

@@ -1,0 +1,138 @@
+"""A validation pass in torch: chunks of networks under every subset of blended seeds, with shared segments.
+
+Seeds run only in the rows in which they are on (subsets.py). Called by engine.py.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from tensordict import TensorDict
+from torch import Tensor
+
+from esper_soa.nets.engine import NetsConfig, ValidationFeed
+from esper_soa.nets.graphs import StepCache
+from esper_soa.nets.host import evaluate_forward, fold_batch_norm
+from esper_soa.nets.layers import Layers
+from esper_soa.nets.pools import upload
+from esper_soa.nets.precision import as_input, autocast
+from esper_soa.nets.seed_plan import SeedPlan, groups_of
+from esper_soa.nets.seeds import ActiveGroup, fill_slot, wake
+from esper_soa.nets.subsets import Branch, Job
+from esper_soa.nets.workers import Call
+from esper_soa.state import LEDGER_FLOAT
+
+
+class ValidationPass(NamedTuple):
+    """What the jobs of a validation pass share."""
+
+    layers: Layers
+    steps: StepCache | None  # keeps measurements at fixed addresses and replays them as CUDA graphs
+    nets: NetsConfig
+    weights: TensorDict
+    alpha: Tensor
+    plan: SeedPlan
+    feed: ValidationFeed
+
+    @torch.no_grad()
+    def measure(self, job: Job, call: Call) -> tuple[Tensor, Tensor]:
+        """Loss [n] of the first code and accuracy [n, codes] of the envs of `job`."""
+        call.check()
+        chunk = _Chunk(self.layers, self.nets, self.weights, self.alpha, self.plan, job.envs)
+        if self.steps is None:
+            return chunk.measure(self.feed, job.plan, job.final_rows)
+        fresh = _StillMeasure(chunk, self.feed, job)
+        done = self.steps.run_(fresh.key, fresh, [0])
+        return done.loss.clone(), done.accuracy.clone()
+
+
+class SubsetSeeds:
+    """Fills the slots of a validation pass; ablated slots split the alpha rows, the others apply to every row."""
+
+    def __init__(self, actives: list[ActiveGroup], num_nets: int, plan: dict[int, Branch], batch: int) -> None:
+        self.actives, self.num_nets, self.plan, self.batch = actives, num_nets, plan, batch
+
+    def occupied(self, slot: int) -> bool:
+        return any(active.group.slot == slot for active in self.actives)
+
+    def fill(self, layers: Layers, slot: int, x: Tensor, pooled: bool) -> Tensor:
+        branch = self.plan.get(slot)
+        if branch is None:
+            return self._with_seeds(layers, slot, x, pooled)
+        on = self._with_seeds(layers, slot, self._rows(x, branch.on), pooled)
+        off = layers.max_pool(x) if pooled and branch.off else x  # pooled before rows are copied
+        return torch.cat([self._rows(off, branch.off), on]) if branch.off else on
+
+    def _rows(self, x: Tensor, rows: tuple[int, ...]) -> Tensor:
+        if rows == tuple(range(x.shape[0] // self.batch)):
+            return x
+        return torch.cat([x[row * self.batch : (row + 1) * self.batch] for row in rows]) if rows else x[:0]
+
+    def _with_seeds(self, layers: Layers, slot: int, x: Tensor, pooled: bool) -> Tensor:
+        here = [active for active in self.actives if active.group.slot == slot]
+        return fill_slot(layers, x, here, [active.params for active in here], self.num_nets, pooled)
+
+
+class _Chunk:
+    """Weights of a few envs for validation: batch norm folded, only seeds with alpha above 0."""
+
+    def __init__(
+        self, layers: Layers, nets: NetsConfig, weights: TensorDict, alpha: Tensor, plan: SeedPlan, envs: np.ndarray
+    ) -> None:
+        self.layers, self.nets = layers, nets
+        self.env_numbers = upload(envs, alpha.device)
+        shape, host = nets.shape, weights["host"]
+        params = shape.parameters.unpack(host["params"].index_select(0, self.env_numbers))
+        statistics = shape.statistics.unpack(host["statistics"].index_select(0, self.env_numbers))
+        self.folded = fold_batch_norm(shape, params, statistics)
+        self.actives = [wake(weights, shape, group, alpha) for group in groups_of(plan, envs, alpha.device)]
+
+    def measure(
+        self, feed: ValidationFeed, plan: dict[int, Branch], final_rows: tuple[int, ...]
+    ) -> tuple[Tensor, Tensor]:
+        """Loss [n] of the first code and accuracy [n, codes]."""
+        num_nets, rows = self.env_numbers.shape[0], list(final_rows)
+        loss = torch.zeros(num_nets, dtype=LEDGER_FLOAT, device=self.env_numbers.device)
+        correct = torch.zeros(len(rows), num_nets, dtype=torch.int64, device=loss.device)
+        counted = torch.zeros_like(loss)
+        for images, labels in feed.batches(self.env_numbers, self.nets.eval_batch):
+            targets = labels.expand(labels.shape[0], num_nets)
+            seeds = SubsetSeeds(self.actives, num_nets, plan, labels.shape[0])
+            with autocast(self.nets.precision, images.device):
+                inputs = as_input(images, self.nets.precision)
+                logits = evaluate_forward(self.layers, self.nets.shape, self.folded, inputs, seeds)
+            logits = logits.to(self.folded[0].dtype).unflatten(0, (-1, labels.shape[0]))
+            hits = (logits.argmax(-1) == targets).sum(1)
+            correct += torch.stack([hits[row] for row in rows])
+            main = logits[rows[0]].flatten(0, 1)
+            losses = F.cross_entropy(main, targets.flatten(), ignore_index=-1, reduction="none")
+            # One contiguous row per network: its sum is rounded the same way whoever is validated beside it.
+            loss += losses.unflatten(0, targets.shape).T.contiguous().sum(1)
+            counted += (targets >= 0).sum(0)
+        return loss / counted, 100.0 * correct.T.to(LEDGER_FLOAT) / counted[:, None]
+
+    def buffers(self) -> list[Tensor]:
+        """What a measurement reads."""
+        return [self.env_numbers, *self.folded, *(part for active in self.actives for part in active.buffers())]
+
+
+class _StillMeasure:
+    """A measurement with everything it reads or gives at addresses of its own; see graphs.StaticStep."""
+
+    def __init__(self, chunk: _Chunk, feed: ValidationFeed, job: Job) -> None:
+        self.chunk, self.feed, self.job = chunk, feed, job
+        chunk.env_numbers = chunk.env_numbers.clone()  # on a CPU it is the memory of job.envs
+        size, device = job.envs.size, chunk.env_numbers.device
+        self.loss = torch.zeros(size, dtype=LEDGER_FLOAT, device=device)
+        self.accuracy = torch.zeros(size, len(job.codes), dtype=LEDGER_FLOAT, device=device)
+        self.key = ("validate", size, job.codes, *(active.signature for active in chunk.actives))
+
+    def buffers(self) -> list[Tensor]:
+        return [*self.chunk.buffers(), self.loss, self.accuracy]
+
+    def step_(self, variant: int) -> None:
+        """All validation batches under all subset rows."""
+        loss, accuracy = self.chunk.measure(self.feed, self.job.plan, self.job.final_rows)
+        self.loss.copy_(loss)
+        self.accuracy.copy_(accuracy)

@@ -1,0 +1,43 @@
+"""What gradients of seeds say: their norm, what vanishes or explodes in them, and their size beside the host's.
+
+Measured by the engines every few batches; the function here is the meaning, kernels do the same.
+"""
+
+import torch
+from torch import Tensor
+
+from esper_soa.state import LEDGER_FLOAT
+
+VANISHING = 1e-7  # norm of a parameter tensor's gradient
+EXPLODING = 10.0
+TINY = 1e-8
+
+
+def unmeasured(size: torch.Size, device: torch.device) -> dict[str, Tensor]:
+    """The fields of GradientStats [N, S] before anything is measured."""
+    kinds = dict.fromkeys(("l2", "health", "ratio"), LEDGER_FLOAT)
+    kinds |= dict.fromkeys(("vanishing", "exploding", "measured"), torch.bool)
+    return {name: torch.zeros(size, dtype=dtype, device=device) for name, dtype in kinds.items()}
+
+
+def gradient_statistics(host_grad: Tensor, seed_grad: Tensor, sizes: list[int]) -> dict[str, Tensor]:
+    """Fields of GradientStats for m networks from gradients [m, P]; `sizes` splits the seed's into its tensors.
+
+    Health is 1 - 0.5 (share of vanishing tensors) - 0.8 (share of exploding tensors), clamped to [0, 1].
+    """
+    parts = [torch.linalg.vector_norm(part, dim=1, dtype=LEDGER_FLOAT) for part in seed_grad.split(sizes, dim=1)]
+    norms = torch.stack(parts, dim=1)
+    vanishing, exploding = norms < VANISHING, ~(norms <= EXPLODING)
+    total = torch.linalg.vector_norm(norms, dim=1)
+    health = 1.0 - 0.5 * vanishing.double().mean(1) - 0.8 * exploding.double().mean(1)
+    host_norm = torch.linalg.vector_norm(host_grad, dim=1, dtype=LEDGER_FLOAT)
+    ratio = (total / seed_grad.shape[1] ** 0.5) / (host_norm / host_grad.shape[1] ** 0.5 + TINY)
+    zero = torch.zeros_like(total)
+    return {
+        "l2": total,
+        "health": torch.where(total.isfinite(), health.clamp(0, 1), zero),
+        "vanishing": vanishing.any(1),
+        "exploding": exploding.any(1),
+        "ratio": torch.where(ratio.isfinite() & (total >= TINY) & (host_norm >= TINY), ratio, zero),
+        "measured": torch.ones_like(total, dtype=torch.bool),
+    }

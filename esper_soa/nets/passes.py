@@ -1,0 +1,49 @@
+"""A pass over N envs in pieces: cut into chunks or jobs, done side by side by workers, put together as a report.
+
+The same for every engine, which hands in what is to be done with one piece.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from esper_soa.nets.engine import NetsConfig, TrainReport, ValidationReport
+from esper_soa.nets.gradients import unmeasured
+from esper_soa.nets.pools import Roster, upload
+from esper_soa.nets.subsets import Job, jobs_of, max_rows
+from esper_soa.nets.workers import Call, chunks, run_pieces
+from esper_soa.state import LEDGER_FLOAT, GradientStats
+
+Gradients = dict[str, Tensor]  # fields of GradientStats [N, S]
+# Trains the envs with these numbers and writes their rows of the gradients; loss [n] and accuracy (percent) [n].
+TrainChunk = Callable[[np.ndarray, Gradients, Call], tuple[Tensor, Tensor]]
+# Validates the envs of a job; loss [n] of its first code and accuracy (percent) [n, codes].
+Measure = Callable[[Job, Call], tuple[Tensor, Tensor]]
+
+
+def train_pass_(nets: NetsConfig, alpha: Tensor, train_chunk_: TrainChunk) -> TrainReport:
+    """The report of all chunks of envs; alpha [N, S]."""
+    gradients = unmeasured(alpha.shape, alpha.device)
+    pieces = [partial(train_chunk_, envs, gradients) for envs in chunks(alpha.shape[0], nets.env_chunk)]
+    loss, accuracy = zip(*run_pieces(pieces, nets.workers), strict=True)
+    stats = GradientStats.from_dict(gradients, batch_size=list(alpha.shape))
+    return TrainReport(torch.cat(loss).to(LEDGER_FLOAT), torch.cat(accuracy), stats)
+
+
+def validation_pass(nets: NetsConfig, alpha: Tensor, roster: Roster, measure: Measure) -> ValidationReport:
+    """The report of all envs under the subset rows that they need; alpha [N, S]."""
+    num_envs, num_slots = alpha.shape
+    device, rows = alpha.device, max_rows(num_slots, nets.rows)
+    loss = torch.zeros(num_envs, dtype=LEDGER_FLOAT, device=device)
+    accuracy = torch.zeros(num_envs, rows, dtype=LEDGER_FLOAT, device=device)
+    subset = torch.full((num_envs, rows), -1, dtype=torch.int64)
+    jobs = jobs_of(roster, nets.shape.execution_order, nets.rows, nets.env_chunk)
+    pieces = [partial(measure, job) for job in jobs]
+    for job, result in zip(jobs, run_pieces(pieces, nets.workers), strict=True):
+        numbers, width = upload(job.envs, device), len(job.codes)
+        loss[numbers], accuracy[numbers, :width] = result
+        subset[job.envs, :width] = torch.tensor(job.codes)
+    return ValidationReport(loss, accuracy, subset.to(device, non_blocking=True), upload(roster.ablated, device))

@@ -1,0 +1,144 @@
+"""Which engine a run gets, and that the engines of two runs in one process know nothing of each other."""
+
+import io
+from typing import NamedTuple
+
+import pytest
+import torch
+from rich.console import Console
+from tensordict import TensorDict
+from tiny_world import CPU, tiny_settings
+
+from esper_soa.agent.scripted import RandomPolicy
+from esper_soa.build import build_world
+from esper_soa.config import ComputeConfig
+from esper_soa.env.world import World
+from esper_soa.errors import SettingError
+from esper_soa.nets.choose import choose_engine
+from esper_soa.nets.config import TaskConfig, enabled_slots
+from esper_soa.nets.data import cut_images
+from esper_soa.nets.engine import Engine
+from esper_soa.nets.engines.cpu import images
+from esper_soa.nets.engines.cpu.engine import CpuEngine
+from esper_soa.nets.engines.cpu.layers import NativeLayers
+from esper_soa.nets.engines.gpu.layers import TritonLayers
+from esper_soa.nets.engines.gpu.support import unavailable_reason
+from esper_soa.nets.engines.torch.engine import TorchEngine
+from esper_soa.nets.host import host_shape
+from esper_soa.nets.layers import Layers
+from esper_soa.ops.collect import Episode, Player
+from esper_soa.ops.progress import Progress
+
+WIDE = TaskConfig()  # 8, 16 and 32 channels
+NARROW = TaskConfig(name="narrow", base_channels=4, num_blocks=2, num_pools=2)
+STEPS = 6
+
+
+def engine(task: TaskConfig, device: torch.device = CPU, **compute: str) -> Engine:
+    return choose_engine(ComputeConfig(**compute), device, task, host_shape(task, enabled_slots(task, ["r0c0"])))
+
+
+@pytest.mark.usefixtures("native")
+def test_whole_networks_go_to_the_kernels_in_c_where_they_suit_and_else_layers() -> None:
+    whole = engine(WIDE)
+    assert isinstance(whole, CpuEngine)
+    assert whole.chosen == (True, "native, compiled for this CPU", False)
+    assert whole.cut is images.cut_images
+    layered = engine(NARROW)
+    assert isinstance(layered, TorchEngine)
+    assert type(layered.layers) is NativeLayers
+    assert layered.chosen == whole.chosen
+    assert layered.cut is images.cut_images
+
+
+@pytest.mark.parametrize("task", [WIDE, NARROW], ids=["wide", "narrow"])
+@pytest.mark.parametrize(
+    ("compute", "device", "reason"),
+    [
+        ({"native": "off"}, "cpu", "plain torch (compute.native=off)"),
+        (
+            {"precision": "bfloat16"},
+            "cpu",
+            "plain torch (native kernels are for float32 on a CPU, not torch.bfloat16 on",
+        ),
+        ({}, "meta", "plain torch (native kernels are for float32 on a CPU, not torch.float32 on meta)"),
+    ],
+)
+def test_all_else_is_plain_torch_and_says_why(
+    task: TaskConfig, compute: dict[str, str], device: str, reason: str
+) -> None:
+    plain = engine(task, torch.device(device), **compute)
+    assert isinstance(plain, TorchEngine)
+    assert type(plain.layers) is Layers
+    assert plain.steps is None
+    assert plain.cut is cut_images
+    assert plain.chosen.reason.startswith(reason)
+    assert not plain.chosen.fallback
+
+
+@pytest.mark.skipif(unavailable_reason(CPU) is not None, reason="Triton's interpreter is not here")
+def test_triton_layers_leave_what_they_do_not_take_to_the_layers_beneath() -> None:
+    chosen = engine(NARROW, triton="on", native="off", convolutions="matmul")
+    assert isinstance(chosen, TorchEngine)
+    assert isinstance(chosen.layers, TritonLayers)
+    assert type(chosen.layers.beneath) is Layers
+    assert chosen.layers.convolutions.way == chosen.layers.beneath.convolutions.way == "matmul"
+
+
+@pytest.mark.parametrize("setting", [{"cuda_graphs": "on"}, {"native": "on", "precision": "bfloat16"}])
+def test_what_cannot_run_is_refused_by_its_setting(setting: dict[str, str]) -> None:
+    with pytest.raises(SettingError, match=f"compute.{next(iter(setting))}=on"):
+        engine(WIDE, **setting)
+
+
+# --- two at once
+
+
+class Played(NamedTuple):
+    """A world in the middle of an episode in which seeds grow at random."""
+
+    world: World
+    episode: Episode
+
+    def weights(self) -> TensorDict:
+        return self.world.weights.clone()
+
+
+def begun(task: TaskConfig, compute: dict[str, str]) -> Played:
+    settings = tiny_settings(3, 2, STEPS)
+    settings.task, settings.slots, settings.train_samples = task, ["r0c0", "r1c1"], 4
+    settings.compute = ComputeConfig(workers=1, **compute)
+    world = build_world(settings, CPU)
+    quiet = Progress(3 * STEPS, Console(file=io.StringIO()), "off")
+    return Played(world, Episode(world, Player(RandomPolicy(), None), 0, quiet, ""))
+
+
+@pytest.mark.usefixtures("native")
+@pytest.mark.parametrize(
+    ("task", "one", "other"),
+    [
+        (WIDE, {"native": "on"}, {"native": "off"}),
+        (NARROW, {"native": "on"}, {"native": "off"}),
+        (WIDE, {"native": "off", "convolutions": "matmul"}, {"native": "off", "convolutions": "channels_last"}),
+    ],
+    ids=["native", "native layers", "convolutions"],
+)
+def test_two_worlds_with_different_engines_take_turns_and_each_is_what_it_is_alone(
+    task: TaskConfig, one: dict[str, str], other: dict[str, str]
+) -> None:
+    alone = []
+    for compute in (one, other):
+        single = begun(task, compute)
+        for step in range(STEPS):
+            single.episode.step_(step)
+        alone.append((single.weights(), single.episode.state))
+    together = [begun(task, compute) for compute in (one, other)]
+    for step in range(STEPS):
+        for played in together:
+            played.episode.step_(step)
+    for played, (weights, state) in zip(together, alone, strict=True):
+        for path, rows in played.weights().items(include_nested=True, leaves_only=True):
+            assert torch.equal(rows, weights[path]), path
+        assert torch.equal(played.episode.state.signals.val_loss, state.signals.val_loss)
+        assert state.totals.germinated.sum() > 0
+    assert not torch.equal(alone[0][0]["host", "params"], alone[1][0]["host", "params"])  # the engines differ

@@ -1,0 +1,65 @@
+"""What the running seeds of a roster do, worked out by hand, and which of them run together."""
+
+import numpy as np
+import torch
+
+from esper_soa.nets.pools import Roster
+from esper_soa.nets.seed_plan import THROUGH, Group, groups_of, training_plan, validation_plan
+from esper_soa.vocabulary import Blend, Blueprint, Stage
+
+CPU = torch.device("cpu")
+DETACHED = (Stage.TRAINING, Stage.BLENDING)
+
+
+def roster() -> Roster:
+    """Four envs with two slots; slot 1 is empty but in env 3."""
+    stage = np.array([Stage.TRAINING, Stage.BLENDING, Stage.BLENDING, Stage.FOSSILIZED])
+    stages = np.stack([stage, np.full(4, Stage.EMPTY)], axis=1)
+    stages[3, 1] = Stage.BLENDING
+    running = stages != Stage.EMPTY
+    frozen = np.array([[False, False], [False, False], [True, False], [False, False]])
+    visible = running & (stages != Stage.TRAINING)
+    visible[1, 0] = False  # its ramp has not begun
+    blueprint, no = np.full((4, 2), Blueprint.NORM), np.zeros((4, 2), dtype=bool)
+    return Roster(running, stages, blueprint, np.full((4, 2), Blend.GATE), frozen, visible, visible, no, no)
+
+
+def test_a_training_plan_says_what_every_running_seed_does() -> None:
+    plan = training_plan(roster(), DETACHED)
+    assert plan.running.tolist() == [[True, False], [True, False], [True, False], [True, True]]
+    assert plan.blend[:, 0].tolist() == [THROUGH, Blend.GATE, Blend.GATE, Blend.GATE]
+    assert plan.detached[:, 0].tolist() == [True, True, True, False]
+    assert plan.frozen[:, 0].tolist() == [False, False, True, False]
+    assert plan.measured[:, 0].tolist() == [True, True, False, False]  # a frozen seed has no gradient
+
+
+def test_in_validation_only_what_can_be_seen_runs() -> None:
+    plan = validation_plan(roster(), DETACHED)
+    assert plan.running.tolist() == [[False, False], [False, False], [True, False], [True, True]]
+
+
+def test_seeds_that_do_the_same_run_together_slot_by_slot() -> None:
+    drawn = roster()
+    drawn.frozen[2, 0] = False  # envs 1 and 2 do the same now
+    found = groups_of(training_plan(drawn, DETACHED), np.array([1, 2, 3]), CPU)
+    facts = [group[:6] for group in found]
+    norm = Blueprint.NORM
+    assert facts == [
+        (0, norm, Blend.GATE, False, False, False),
+        (0, norm, Blend.GATE, True, False, True),
+        (1, norm, Blend.GATE, True, False, True),
+    ]
+    assert [places(group.nets) for group in found] == [[2], [0, 1], [2]]  # within the chunk
+    assert [group.rows.tolist() for group in found] == [[3], [1, 2], [3]]  # of all envs
+
+
+def test_a_group_of_the_whole_chunk_names_no_places() -> None:
+    (group,) = groups_of(training_plan(roster(), DETACHED), np.array([1]), CPU)
+    assert isinstance(group, Group)
+    assert group.nets is None
+    assert group.rows.tolist() == [1]
+
+
+def places(nets: torch.Tensor | None) -> list[int]:
+    assert nets is not None
+    return nets.tolist()
