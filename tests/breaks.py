@@ -122,13 +122,8 @@ BREAKS = (
     Break("evaluation.py", "root=cfg.data_root or made.data.root", "root=made.data.root", "evaluation"),
     Break("evaluation.py", "mean_interval(values, cfg.confidence)", "mean_interval(values, 0.9)", "evaluation"),
     Break("evaluation.py", 'made.compute.precision if asked == "auto" else asked', "asked", "evaluation"),
-    Break("env/reward.py", "max(parameters - host, 0.0)", "parameters", "evaluation"),
-    Break(
-        "env/reward.py",
-        "return min(cfg.rent_weight * math.log1p(growth), cfg.max_rent)",
-        "return cfg.rent_weight * math.log1p(growth)",
-        "evaluation",
-    ),
+    Break("env/reward_terms.py", "growth = (parameters - host)", "growth = parameters", "evaluation"),
+    Break("env/reward_terms.py", "growth.clamp(min=0))).clamp(max=most)", "growth.clamp(min=0)))", "evaluation"),
     Break(
         "evaluation.py",
         "difference_interval(scores[name].net, scores[names[0]].net,",

@@ -4,8 +4,6 @@
 `settle_fossils` after the action was applied. Both are given the ledger and return it anew.
 """
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -14,7 +12,7 @@ from esper_soa.env.lifecycle import target_slot
 from esper_soa.env.parameters import fossilized_params, occupied_params, total_params
 from esper_soa.env.reward_modes import score
 from esper_soa.env.reward_records import RewardInputs, RewardSettings, RewardTerms, SlotReadings
-from esper_soa.env.reward_terms import MIN_CONTRIBUTION, slot_op
+from esper_soa.env.reward_terms import MIN_CONTRIBUTION, size_rent, slot_op
 from esper_soa.env.scaffold import hindsight_credit
 from esper_soa.env.signals import stable_accuracy
 from esper_soa.state import LEDGER_FLOAT, Action, ActionOutcome, Attribution, EnvState, Slots, Totals, stage_in
@@ -199,6 +197,6 @@ def settle_fossils(state: EnvState, action: Action, outcome: ActionOutcome) -> E
 
 
 def final_rent(parameters: float, host: int, cfg: RewardConfig) -> float:
-    """Rent of a grown host in percent points: the reference reward's logarithmic, capped rent, of the final size."""
-    growth = max(parameters - host, 0.0) / max(host, cfg.rent_host_params_floor)
-    return min(cfg.rent_weight * math.log1p(growth), cfg.max_rent)
+    """Rent of one grown host in percent points, by its final size: what the mode `net` takes at the end."""
+    sizes = torch.tensor([[parameters], [host]], dtype=LEDGER_FLOAT)
+    return float(size_rent(sizes[0], sizes[1], cfg))

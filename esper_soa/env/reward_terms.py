@@ -147,9 +147,20 @@ def growth_ratio(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
     return torch.where(paying, inputs.effective_params / floored, 0.0)
 
 
+def growth_rent(growth: Tensor, weight: float, most: float) -> Tensor:
+    """Rent of hosts that have grown by `growth` times their size: logarithmic, from 0 to `most`, in any shape."""
+    return (weight * torch.log1p(growth.clamp(min=0))).clamp(max=most)
+
+
+def size_rent(parameters: Tensor, host: Tensor, cfg: RewardConfig) -> Tensor:
+    """Rent in percent points of hosts that ended with `parameters`, seeds included, and began with `host`, both [N]."""
+    growth = (parameters - host) / host.clamp(min=cfg.rent_host_params_floor)
+    return growth_rent(growth, cfg.rent_weight, cfg.max_rent)
+
+
 def compute_rent(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
-    """Rent for parameters, logarithmic in the growth ratio and capped, [N], at most 0."""
-    return -(cfg.rent_weight * torch.log1p(growth_ratio(inputs, cfg))).clamp(max=cfg.max_rent)
+    """Rent of one env-step for the parameters that pay it, [N], at most 0."""
+    return -growth_rent(growth_ratio(inputs, cfg), cfg.rent_weight, cfg.max_rent)
 
 
 def alpha_shock(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
