@@ -13,7 +13,7 @@ from torch import Tensor
 from esper_soa.env.config import GUARD_WINDOW, NUM_REASONS, GovernorConfig
 from esper_soa.env.lifecycle import prune_now
 from esper_soa.env.masks import choices_left
-from esper_soa.env.reward_records import TERM_NAMES, RewardTerms
+from esper_soa.env.reward_terms import RewardTerms, add_terms, no_terms
 from esper_soa.state import LEDGER_FLOAT, EnvState, Guard, Masks, Measurements
 from esper_soa.vocabulary import HEADS, Op
 
@@ -122,9 +122,8 @@ def roll_back(state: EnvState, cfg: GovernorConfig, prune_penalty: float) -> tup
         last_op=torch.full_like(state.signals.last_op, Op.WAIT),
         last_success=torch.zeros_like(state.signals.last_success),
     )
-    terms = dict.fromkeys(TERM_NAMES, torch.zeros_like(penalty)) | {"rollback_penalty": penalty, "total": penalty}
     after = state.replace(slots=slots, ramp=ramp, totals=totals, signals=signals)
-    return after, RewardTerms.from_dict(terms, batch_size=penalty.shape)
+    return after, add_terms(no_terms(penalty), {"rollback_penalty": penalty})
 
 
 def inspect(guard: Guard, loss: Tensor, num_classes: int, cfg: GovernorConfig) -> tuple[Guard, Tensor, Tensor]:

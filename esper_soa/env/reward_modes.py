@@ -10,8 +10,8 @@ from torch import Tensor
 
 from esper_soa.env import reward_terms as term
 from esper_soa.env.config import RewardConfig
-from esper_soa.env.reward_records import TERM_NAMES, RewardInputs, RewardTerms, SlotReadings
-from esper_soa.env.reward_terms import column
+from esper_soa.env.reward_records import RewardInputs, SlotReadings
+from esper_soa.env.reward_terms import RewardTerms, add_terms, column, no_terms
 from esper_soa.state import LEDGER_FLOAT
 from esper_soa.vocabulary import Op, Stage
 
@@ -38,15 +38,7 @@ def score(inputs: RewardInputs, cfg: RewardConfig) -> tuple[RewardTerms, SlotRea
 
 def collect(parts: dict[str, Tensor], inputs: RewardInputs) -> RewardTerms:
     """The terms by name, 0 where a mode has none, and their sum; ValueError for a name that RewardTerms lacks."""
-    strangers = sorted(set(parts).difference(TERM_NAMES))
-    if strangers:
-        raise ValueError(f"RewardTerms has no {', '.join(strangers)}: the total would pay what no table shows")
-    zero = torch.zeros_like(inputs.val_accuracy)
-    total = zero
-    for part in parts.values():
-        total = total + part
-    terms = {name: parts.get(name, zero) for name in TERM_NAMES}
-    return RewardTerms.from_dict(terms | {"total": total}, batch_size=inputs.batch_size)
+    return add_terms(no_terms(inputs.val_accuracy), parts)
 
 
 def scored(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:

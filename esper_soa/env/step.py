@@ -20,7 +20,8 @@ from esper_soa.env.governor import PanicReason, initial_guard, only_wait, quaran
 from esper_soa.env.masks import action_masks
 from esper_soa.env.observation import observe
 from esper_soa.env.reward import empty_totals, reward, settle_fossils
-from esper_soa.env.reward_records import RewardSettings, RewardTerms
+from esper_soa.env.reward_records import RewardSettings
+from esper_soa.env.reward_terms import RewardTerms
 from esper_soa.env.scaffold import empty_boosts, record_boosts
 from esper_soa.env.signals import age_memories, initial_signals, record_attribution, record_gradients, record_signals
 from esper_soa.nets.evaluation import ValidationFeed, evaluate

@@ -10,7 +10,8 @@ from torch import Tensor
 from esper_soa.env.config import LossRewardConfig, RewardConfig
 from esper_soa.env.reward import reward, reward_inputs, settle_fossils
 from esper_soa.env.reward_modes import score
-from esper_soa.env.reward_records import RewardInputs, RewardTerms
+from esper_soa.env.reward_records import RewardInputs
+from esper_soa.env.reward_terms import RewardTerms
 from esper_soa.state import ActionOutcome, EnvState
 from esper_soa.vocabulary import Op, Stage
 
