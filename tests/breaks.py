@@ -106,7 +106,7 @@ BREAKS = (
     Break("trainer.py", "[-self.cfg.control_rounds :]", "[-1:]", "trainer"),
     Break("trainer.py", "self.done.rounds_done - len(recent)", "0", "trainer"),
     Break("controls.py", "world.seed, world.images", "cfg.seed, world.images", "control"),
-    Break("controls.py", "label, topology=grown.topology", "label", "control"),
+    Break("controls.py", "played._replace(topology=grown.topology)", "played", "control"),
     Break("env/topology.py", "slots.running & (slots.alpha > 0)", "slots.running", "control"),
     Break("env/topology.py", "germinated=totals.germinated + count, ", "", "control"),
     Break(
@@ -137,7 +137,7 @@ BREAKS = (
         "evaluation",
     ),
     Break("evaluation.py", "envs=cfg.envs or made.envs", "envs=made.envs", "evaluation"),
-    Break("evaluation.py", "Player(agent, None), episode, progress", "Player(agent, None), 0, progress", "evaluation"),
+    Break("evaluation.py", "Round(episode, progress, label)", "Round(0, progress, label)", "evaluation"),
     Break("agent/ppo.py", "Q_SHARE = 0.5", "Q_SHARE = 0.25", "agent"),
     Break("agent/ppo.py", "MAX_SKIPPED = 3", "MAX_SKIPPED = 4", "agent"),
     Break("agent/ppo.py", "config.forced_value_weight, 1.0) * rows.valid", "config.forced_value_weight, 1.0)", "agent"),

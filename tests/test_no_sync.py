@@ -25,7 +25,7 @@ from esper_soa.env.observation import feature_names
 from esper_soa.env.step import guard_, look, measure_, perceive, respond
 from esper_soa.nets.config import enabled_slots
 from esper_soa.nets.flops import training_flop
-from esper_soa.ops.collect import Player, play_round
+from esper_soa.ops.collect import Player, Round, play_round
 from esper_soa.ops.progress import Progress
 from esper_soa.ops.tally import Tally
 
@@ -176,7 +176,7 @@ def syncs_of_a_round(num_envs: int, num_slots: int, steps: int, player: Player) 
     assert world.rules.nets.workers == 1, "the guard sees its own thread alone"
     quiet = Progress(num_envs * steps, Console(file=io.StringIO()), "off")
     with quiet as progress, SyncGuard([ROSTER, PULSE, *TALLY]) as guard:
-        play_round(world, player, 0, progress, "")
+        play_round(world, player, Round(0, progress))
     return Counter(sync.function for sync in guard.log if not sync.function.startswith(TALLY))
 
 

@@ -20,7 +20,7 @@ from esper_soa.build import build_world
 from esper_soa.env.step import Rules, on_fixed_memory
 from esper_soa.env.world import World
 from esper_soa.nets.graphs import StaticStep, StepCache, _Kept
-from esper_soa.ops.collect import Player, play_round
+from esper_soa.ops.collect import Player, Round, play_round
 from esper_soa.ops.progress import Progress
 from esper_soa.ops.tally import RoundResult
 from esper_soa.trainer import build_player
@@ -46,7 +46,7 @@ class WatchedSteps(StepCache[StaticStep]):
 
 def a_round(world: World) -> RoundResult:
     quiet = Progress(4 * STEPS, Console(file=io.StringIO()), "off")
-    result, _ = play_round(world, Player(RandomPolicy(), None), 0, quiet, "")
+    result, _ = play_round(world, Player(RandomPolicy(), None), Round(0, quiet))
     return result
 
 
@@ -115,7 +115,7 @@ def learned(world: World, player: Player) -> dict[str, torch.Tensor]:
     found = {}
     for number in range(3):
         quiet = Progress(4 * STEPS, Console(file=io.StringIO()), "off")
-        result, rollout = play_round(world, player, number, quiet, "")
+        result, rollout = play_round(world, player, Round(number, quiet))
         assert rollout is not None
         rollout.rows.reset[2, 1] = number == 1  # a restart, as after a rollback: other stretches in one of the updates
         report = player.learner.update(rollout)
