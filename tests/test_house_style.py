@@ -4,7 +4,9 @@ Each rule is a function from a parsed file to the places that break it, so that 
 """
 
 import ast
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "esper_soa"
 FILES = sorted(PACKAGE.rglob("*.py"))
+SETTINGS = [*FILES, PACKAGE.parent / "benchmarks" / "eps_config.py"]
 MAX_FUNCTION_LINES = 60
 MAX_ARGUMENTS = 7
 MAX_FILE_LINES = 450
@@ -103,6 +106,34 @@ def missing_docstring(tree: ast.Module) -> Breaches:
         yield 1, "no module docstring"
 
 
+def settings_fields(tree: ast.Module) -> Iterator[ast.AnnAssign]:
+    """Every field of every dataclass named ...Config, but for those that hold another such dataclass."""
+    classes = (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name.endswith("Config"))
+    for part in classes:
+        if any(ast.unparse(one).startswith("dataclass") for one in part.decorator_list):
+            fields = (node for node in part.body if isinstance(node, ast.AnnAssign))
+            yield from (node for node in fields if not ast.unparse(node.annotation).endswith("Config"))
+
+
+def undescribed_settings(text: str) -> Breaches:
+    """A setting is described in its line, or in a sentence in the line above; without a full stop that is a heading."""
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    comments = {token.start[0]: token for token in tokens if token.type == tokenize.COMMENT}
+    for node in settings_fields(ast.parse(text)):
+        own = any(line in comments for line in range(node.lineno, (node.end_lineno or node.lineno) + 1))
+        above = comments.get(node.lineno - 1)
+        sentence = above is not None and above.line.lstrip().startswith("#") and above.string.endswith(".")
+        if not (own or sentence):
+            yield node.lineno, f"{ast.unparse(node.target)} does not say what it means, in which unit"
+
+
+def unranged_settings(tree: ast.Module) -> Breaches:
+    for node in settings_fields(tree):
+        ranged = isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == "number"
+        if ast.unparse(node.annotation) in ("int", "float") and not ranged:
+            yield node.lineno, f"{ast.unparse(node.target)} has no range"
+
+
 def layer_of(module: str) -> int | None:
     """Number of the layer that `module` (dotted, without the package's own name) belongs to."""
     for number, layer in enumerate(LAYERS):
@@ -141,7 +172,7 @@ def upward_imports(tree: ast.Module, module: str) -> Breaches:
 
 RULES = (
     too_long, too_many_arguments, uses_of_any, blanket_excepts, getattr_defaults, closures_in_loops, enums,
-    missing_docstring,
+    missing_docstring, unranged_settings,
 )  # fmt: skip
 
 
@@ -169,6 +200,35 @@ def test_file_keeps_the_house_style(path: Path) -> None:
     assert breaches_of(path) == []
 
 
+@pytest.mark.parametrize("path", SETTINGS, ids=lambda path: path.relative_to(PACKAGE.parent).as_posix())
+def test_every_setting_says_beside_it_what_it_means(path: Path) -> None:
+    assert list(undescribed_settings(path.read_text(encoding="utf-8"))) == []
+
+
+def test_the_settings_were_found() -> None:
+    assert sum(len(list(settings_fields(ast.parse(path.read_text(encoding="utf-8"))))) for path in SETTINGS) > 150
+
+
+FIELD = "@dataclass\nclass PartConfig:\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "breaches"),
+    [
+        (FIELD + "    a: int = number(1, 0, 2)", 1),
+        (FIELD + "    # costs\n    a: int = number(1, 0, 2)", 1),
+        (FIELD + "    b: int = number(1, 0, 2)  # Counts.\n    a: int = number(1, 0, 2)", 1),
+        (FIELD + "    a: int = number(1, 0, 2)  # env-steps", 0),
+        (FIELD + "    # Env-steps of a round.\n    a: int = number(1, 0, 2)", 0),
+        (FIELD + "    a: dict = table(  # per head\n        make\n    )", 0),
+        (FIELD + "    part: OtherConfig = field(default_factory=OtherConfig)", 0),
+        ("class PartConfig(NamedTuple):\n    a: int", 0),
+    ],
+)
+def test_a_setting_is_described_in_its_line_or_by_a_sentence_above(source: str, breaches: int) -> None:
+    assert len(list(undescribed_settings(source))) == breaches
+
+
 def test_the_package_was_found() -> None:
     assert len(FILES) > 10
 
@@ -187,6 +247,7 @@ def test_the_package_was_found() -> None:
         (closures_in_loops, "for x in y:\n    z = lambda: x"),
         (enums, "from enum import IntEnum"),
         (missing_docstring, "x = 1"),
+        (unranged_settings, "@dataclass\nclass PartConfig:\n    a: float = 1.0  # seconds\n    b: str = ''"),
     ],
 )
 def test_a_rule_finds_its_breach(rule, source: str) -> None:
@@ -203,6 +264,7 @@ def test_a_rule_finds_its_breach(rule, source: str) -> None:
         (getattr_defaults, "getattr(x, 'y')"),
         (closures_in_loops, "z = lambda: 1"),
         (missing_docstring, '"""Says what it is."""'),
+        (unranged_settings, "@dataclass\nclass PartConfig:\n    a: float = number(1.0, 0, 2)  # seconds"),
     ],
 )
 def test_a_rule_lets_good_code_pass(rule, source: str) -> None:
