@@ -25,6 +25,7 @@ from torch import Tensor
 from benchmarks import eps, machine
 from benchmarks.eps_config import EpsConfig
 from benchmarks.sides import EngineSide
+from benchmarks.sync_guard import SyncGuard
 from esper_soa.agent.policy import RecurrentPolicy, StillPolicy
 from esper_soa.config import ComputeConfig
 from esper_soa.env.step import guard_, on_fixed_memory
@@ -37,7 +38,6 @@ from esper_soa.nets.supervised import train_epoch_
 from esper_soa.nets.triton_kernels.support import unavailable_reason
 from esper_soa.ops.device import resolve_device
 from esper_soa.state import Measurements, View
-from tests.sync_guard import SyncGuard
 
 RUNGS = ("eager", "compiled", "networks", "graphs", "graphs+tuned", "triton", "graphs+triton", "graphs+triton+bfloat16")
 BEST_PRECISION = "graphs+triton+bfloat16"  # the rung whose precision the plain loop has too

@@ -1,4 +1,4 @@
-"""Puts this folder on the import path, so that tests can share tiny_world and sync_guard.
+"""Puts this folder on the import path, so that tests can share tiny_world.
 
 Without a GPU, Triton kernels run in Triton's interpreter, which must be asked for before anything imports Triton. Every
 file of tests starts in plain torch, whatever runs of the whole program before it have switched on, and every test with

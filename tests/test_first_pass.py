@@ -5,9 +5,9 @@ import io
 import pytest
 import torch
 from rich.console import Console
-from sync_guard import SyncGuard
 from tiny_world import CPU, tiny_settings
 
+from benchmarks.sync_guard import SyncGuard
 from esper_soa.agent.config import NetworkConfig, PPOConfig
 from esper_soa.agent.optimizer import flatten
 from esper_soa.agent.ppo import Learner

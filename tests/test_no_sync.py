@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
-from sync_guard import HostSyncError, SyncGuard
 from tensordict import TensorDict
 from tiny_world import CPU, EnvStep, guarded, play_ledger, tiny_rules, tiny_settings, tiny_world, view_of
 
+from benchmarks.sync_guard import HostSyncError, SyncGuard
 from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.ppo import Learner

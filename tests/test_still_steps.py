@@ -10,9 +10,9 @@ from collections.abc import Hashable, Sequence
 import pytest
 import torch
 from rich.console import Console
-from sync_guard import SyncGuard
 from tiny_world import CPU, tiny_settings
 
+from benchmarks.sync_guard import SyncGuard
 from esper_soa.agent.config import NetworkConfig, PPOConfig
 from esper_soa.agent.policy import RecurrentPolicy, StillPolicy
 from esper_soa.agent.scripted import RandomPolicy

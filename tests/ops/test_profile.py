@@ -11,9 +11,9 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from rich.console import Console
-from sync_guard import SyncGuard
 from tiny_world import CPU, tiny_world
 
+from benchmarks.sync_guard import SyncGuard
 from esper_soa.agent.scripted import WaitPolicy
 from esper_soa.config import TrainConfig, register_schema, settings_from
 from esper_soa.errors import SettingError
