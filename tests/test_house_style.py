@@ -14,6 +14,7 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "esper_soa"
 FILES = sorted(PACKAGE.rglob("*.py"))
+BENCHMARKS = sorted((PACKAGE.parent / "benchmarks").rglob("*.py"))
 SETTINGS = [*FILES, PACKAGE.parent / "benchmarks" / "eps_config.py"]
 MAX_FUNCTION_LINES = 60
 MAX_ARGUMENTS = 7
@@ -104,6 +105,14 @@ def enums(tree: ast.Module) -> Breaches:
 def missing_docstring(tree: ast.Module) -> Breaches:
     if not ast.get_docstring(tree):
         yield 1, "no module docstring"
+
+
+def imports_of_tests(tree: ast.Module) -> Breaches:
+    """An installation has no tests, and another package may bring a folder of that name."""
+    for node in ast.walk(tree):
+        names = [name.name for name in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        yield from ((node.lineno, name) for name in names if name.split(".")[0] == "tests")
 
 
 def settings_fields(tree: ast.Module) -> Iterator[ast.AnnAssign]:
@@ -198,6 +207,17 @@ def breaches_of(path: Path) -> list[str]:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
 def test_file_keeps_the_house_style(path: Path) -> None:
     assert breaches_of(path) == []
+
+
+@pytest.mark.parametrize("path", BENCHMARKS, ids=lambda path: path.name)
+def test_a_benchmark_runs_without_the_tests(path: Path) -> None:
+    assert list(imports_of_tests(ast.parse(path.read_text(encoding="utf-8")))) == []
+
+
+def test_an_import_of_a_test_is_found_however_it_is_written() -> None:
+    for source in ("import tests.witness", "from tests import witness", "from tests.witness import Witness"):
+        assert len(list(imports_of_tests(ast.parse(source)))) == 1
+    assert list(imports_of_tests(ast.parse("import testing\nfrom benchmarks.sync_guard import SyncGuard"))) == []
 
 
 @pytest.mark.parametrize("path", SETTINGS, ids=lambda path: path.relative_to(PACKAGE.parent).as_posix())

@@ -69,6 +69,16 @@ def test_the_guard_raises_on_a_sync(name: str) -> None:
         SYNCS[name]()
 
 
+def test_the_guard_names_the_function_of_the_program_whatever_the_folder_of_the_clone() -> None:
+    own, helper = str(PACKAGE / "made_up.py"), "/home/esper_soa/benchmarks/made_up.py"
+    known: dict[str, Callable[..., float]] = {}
+    exec(compile("def read(values): return values[0].item()", helper, "exec"), known)
+    exec(compile("def program(values): return read(values)", own, "exec"), known)
+    with SyncGuard(["program"]) as guard:
+        known["program"](VALUES)
+    assert {sync.function for sync in guard.log} == {"program"}
+
+
 def test_the_guard_lets_device_work_pass() -> None:
     index = torch.tensor([2, 0])
     with SyncGuard() as guard:
