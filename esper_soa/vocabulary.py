@@ -65,7 +65,6 @@ BLUEPRINT_NAMES = (
     "lora", "lora_large", "mlp_small", "mlp", "flex_attention",
 )  # fmt: skip
 CNN_BLUEPRINTS = (1, 2, 3, 4, 5, 6, 7)
-TRANSFORMER_BLUEPRINTS = (2, 3, 8, 9, 10, 11, 12)
 
 
 class AlphaMode:

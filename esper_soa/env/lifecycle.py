@@ -39,11 +39,11 @@ EMPTY_SLOT = {
     "stage": Stage.EMPTY, "stage_age": 0, "seed_age": 0, "previous_stage": Stage.UNKNOWN, "previous_stage_age": 0,
     "blueprint": Blueprint.NONE, "blend": Blend.ADD, "style": Style.SIGMOID_ADD, "tempo": 5, "alpha_goal": 1.0,
     "alpha": 0.0, "newborn": False, "fresh_momentum": False,
-    "accuracy_initial": 0.0, "accuracy_stage_start": 0.0, "accuracy_current": 0.0, "accuracy_best": 0.0,
+    "accuracy_initial": 0.0, "accuracy_stage_start": 0.0, "accuracy_current": 0.0,
     "accuracy_blending_start": 0.0, "blending_started": False,
     "accuracy_germination": 0.0, "germination_known": False,
     "contribution": 0.0, "contribution_known": False, "contribution_velocity": 0.0, "contribution_age": 0,
-    "interaction_sum": 0.0, "boost_received": 0.0, "upstream_alpha": 0.0, "downstream_alpha": 0.0,
+    "interaction_sum": 0.0,
     "gradient_norm": 0.0, "gradient_health": 0.0, "gradient_vanishing": False, "gradient_exploding": False,
     "gradient_measured": False, "gradient_ratio": 0.0, "gradient_ratio_known": False,
     "previous_health": 0.0, "previous_health_known": False,
@@ -98,7 +98,6 @@ def record_accuracy(slots: Slots, accuracy: Tensor) -> Slots:
         accuracy_initial=torch.where(first, accuracy, slots.accuracy_initial),
         accuracy_stage_start=torch.where(first, accuracy, slots.accuracy_stage_start),
         accuracy_current=torch.where(live, accuracy, slots.accuracy_current),
-        accuracy_best=torch.where(live, torch.maximum(slots.accuracy_best, accuracy), slots.accuracy_best),
         seed_age=slots.seed_age + live,
         stage_age=slots.stage_age + live,
     )
@@ -131,7 +130,6 @@ def apply(
     """
     op = effective_op(slots, ramp, action, cfg)
     orders = decode(action, torch.where(target_slot(action, slots.stage.shape[-1]), op.unsqueeze(-1), Op.WAIT))
-    was_live = slots.live
     slots, ramp, done = carry_out(slots, ramp, orders, accuracy, gates)
     done_by_env = done.any(-1)
     outcome = ActionOutcome(
@@ -139,7 +137,6 @@ def apply(
         success=(action.op == Op.WAIT) | done_by_env,
         germinated=done_by_env & (op == Op.GERMINATE),
         fossilized=done_by_env & (op == Op.FOSSILIZE),
-        pruned_now=(was_live & ~slots.live).any(-1),
         batch_size=op.shape,
     )
     return slots, ramp, outcome

@@ -44,7 +44,7 @@ def outcome(fossilized: list[bool]) -> ActionOutcome:
     none = torch.zeros_like(flags)
     return ActionOutcome(
         effective_op=torch.full((2,), Op.FOSSILIZE), success=flags, germinated=none, fossilized=flags,
-        pruned_now=none, batch_size=[2],
+        batch_size=[2],
     )  # fmt: skip
 
 

@@ -288,7 +288,7 @@ def test_a_fossil_contributes_from_a_gain_of_one_point_on(share: float) -> None:
     )
     yes = torch.tensor([True])
     outcome = ActionOutcome(
-        effective_op=torch.tensor([Op.FOSSILIZE]), success=yes, germinated=~yes, fossilized=yes, pruned_now=~yes,
+        effective_op=torch.tensor([Op.FOSSILIZE]), success=yes, germinated=~yes, fossilized=yes,
         batch_size=[1],
     )  # fmt: skip
     after = settle_fossils(state.replace(slots=slots), make_action(torch.tensor([0]), torch.tensor([4])), outcome)
