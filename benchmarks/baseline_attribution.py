@@ -23,12 +23,9 @@ class AttributionReading(NamedTuple):
     """What the subsets say; dictionaries by slot number, named as in state.Attribution."""
 
     contribution: dict[int, float]
-    solo: dict[int, float]
     interaction_sum: dict[int, float]
-    boost: dict[int, float]
     pair_boost: dict[tuple[int, int], float]
     shapley: dict[int, float]  # empty beyond EXACT_SEEDS seeds
-    all_off: float
     total: float
     committed: float
 
@@ -62,7 +59,6 @@ def attribute(reading: ValidationReading) -> AttributionReading:
     f, ablated = reading.accuracy, reading.ablated
     full = code_of(ablated)
     interaction = dict.fromkeys(ablated, 0.0)
-    boost = dict.fromkeys(ablated, 0.0)
     pair_boost = {}
     for i, j in itertools.combinations(ablated, 2):
         if (1 << i) + (1 << j) in f:
@@ -70,15 +66,11 @@ def attribute(reading: ValidationReading) -> AttributionReading:
             pair_boost[i, j] = pair_boost[j, i] = max(0.0, value)
             for slot in (i, j):
                 interaction[slot] += value
-                boost[slot] = max(boost[slot], value)
     return AttributionReading(
         contribution={slot: f[full] - f[full - (1 << slot)] for slot in ablated},
-        solo={slot: f[1 << slot] for slot in ablated},
         interaction_sum=interaction,
-        boost=boost,
         pair_boost=pair_boost,
         shapley=shapley_values(f, ablated) if len(ablated) <= EXACT_SEEDS else {},
-        all_off=f[0],
         total=f[full] - f[0],
         committed=f[code_of(reading.fossils)],
     )

@@ -68,7 +68,6 @@ class ScalarOutcome(NamedTuple):
     success: bool
     germinated: bool
     fossilized: bool
-    pruned_now: bool
 
 
 @dataclass
@@ -208,18 +207,12 @@ class BaselineEnv:
         """Write the measurements of this env-step into the slots."""
         found = attribute(evaluated)
         self.accuracy = evaluated.accuracy[code_of(evaluated.ablated)]
-        place = [(spec.block, spec.row) for spec in self.specs]  # sorts slots as the forward pass meets them
         for slot, machine in enumerate(self.machines):
             if not machine.live:
                 continue
             if slot in evaluated.ablated:
                 machine.record_contribution(found.contribution[slot])
-            before = [other for other in evaluated.ablated if place[other] < place[slot] and slot in evaluated.ablated]
-            after = [other for other in evaluated.ablated if place[other] > place[slot] and slot in evaluated.ablated]
-            machine.seed.upstream_alpha = sum((self.machines[other].seed.alpha for other in before), 0.0)
-            machine.seed.downstream_alpha = sum((self.machines[other].seed.alpha for other in after), 0.0)
             machine.seed.interaction_sum = found.interaction_sum.get(slot, 0.0)
-            machine.seed.boost_received = found.boost.get(slot, 0.0)
             machine.record_accuracy(self.accuracy)
             if slot in trained.gradients:
                 record_gradients(machine, trained.gradients[slot])
@@ -228,7 +221,6 @@ class BaselineEnv:
     def apply(self, action: ScalarAction) -> ScalarOutcome:
         """Carry out one action; one that is not applicable, or whose gate fails, changes nothing."""
         machine = self.machines[action.slot]
-        was_live = machine.live
         valid = is_valid(machine, action.op, self.lifecycle)
         done = valid and self._carry_out(machine, action)
         for each in self.machines:
@@ -239,7 +231,6 @@ class BaselineEnv:
             success=done,
             germinated=done and action.op == Op.GERMINATE,
             fossilized=done and action.op == Op.FOSSILIZE,
-            pruned_now=was_live and not machine.live,
         )
 
     def tick(self) -> None:

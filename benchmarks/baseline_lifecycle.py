@@ -125,7 +125,6 @@ class SeedRecord:
     accuracy_initial: float = 0.0
     accuracy_stage_start: float = 0.0
     accuracy_current: float = 0.0
-    accuracy_best: float = 0.0
     accuracy_blending_start: float = 0.0
     blending_started: bool = False
     accuracy_germination: float = 0.0
@@ -135,9 +134,6 @@ class SeedRecord:
     contribution_velocity: float = 0.0
     contribution_age: int = 0
     interaction_sum: float = 0.0
-    boost_received: float = 0.0
-    upstream_alpha: float = 0.0
-    downstream_alpha: float = 0.0
     gradient_norm: float = 0.0
     gradient_health: float = 0.0
     gradient_vanishing: bool = False
@@ -211,7 +207,6 @@ class SlotMachine:
         if seed.seed_age == 0:
             seed.accuracy_initial = seed.accuracy_stage_start = accuracy
         seed.accuracy_current = accuracy
-        seed.accuracy_best = max(seed.accuracy_best, accuracy)
         seed.seed_age += 1
         seed.stage_age += 1
 

@@ -50,8 +50,8 @@ class EpsConfig:
     repeats: int = 5  # timings of each side, in turns
     warmup: int = 1  # untimed env-steps before
     augment: bool = True  # random crops and mirroring, on both sides
-    device: str = "auto"
-    seed: int = 1
+    device: str = "auto"  # as in a run
+    seed: int = 1  # root of every random stream
     baseline_threads: int = 0  # of each process of a loop; 0 = 1, 2, 4 ... cores, whichever is fastest
     baseline_processes: int = 0  # that a loop is shared out over; 0 = one or one per core, whichever is faster
     baseline_validation: str = "auto"  # one pass per subset or all in one; auto = whichever is faster

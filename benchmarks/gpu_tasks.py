@@ -26,6 +26,7 @@ from torch import Tensor
 from benchmarks import eps, machine
 from benchmarks.eps_config import EpsConfig
 from benchmarks.sides import EngineSide
+from benchmarks.sync_guard import SyncGuard
 from benchmarks.timing import BenchmarkError
 from esper_soa.agent.policy import RecurrentPolicy, StillPolicy
 from esper_soa.config import ComputeConfig
@@ -40,7 +41,6 @@ from esper_soa.nets.layers import PLAIN
 from esper_soa.nets.pools import claim_, read_roster
 from esper_soa.ops.device import resolve_device
 from esper_soa.state import Measurements, View
-from tests.sync_guard import SyncGuard
 
 RUNGS = ("eager", "compiled", "networks", "graphs", "graphs+tuned", "triton", "graphs+triton", "graphs+triton+bfloat16")
 BEST_PRECISION = "graphs+triton+bfloat16"  # the rung whose precision the plain loop has too

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 from benchmarks.eps_config import cores
-from tests.sync_guard import Sync, SyncGuard
+from benchmarks.sync_guard import Sync, SyncGuard
 
 QUIET_LOAD = 0.3  # load average, and cores in use by others, above which a machine is not called quiet
 MIB = 2**20

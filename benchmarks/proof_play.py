@@ -30,7 +30,7 @@ from esper_soa.env.reward import final_rent
 from esper_soa.env.topology import Topology
 from esper_soa.env.world import World
 from esper_soa.nets.datasets import load_images
-from esper_soa.ops.collect import Episode, Player, play_round
+from esper_soa.ops.collect import Episode, Player, Round, play_round
 from esper_soa.ops.device import apply_threads, resolve_device
 from esper_soa.ops.progress import Progress
 from esper_soa.ops.tally import RoundResult
@@ -143,11 +143,11 @@ def play_job(job: Job) -> None:
     agent, units = build_player(cfg, world).agent, Units(job.folder, job.stamp)
     weights, learned = weights_stamp(agent), (job.data.name, job.seed, LEARNED)
     for name in job.players:
-        begun = time.monotonic()
+        begun, played = time.monotonic(), Round(0, silent(), name)
         if name == LEARNED:
-            result, _ = play_round(world, Player(agent, None), 0, silent(), name)
+            result, _ = play_round(world, Player(agent, None), played)
         else:
-            result = play_control(name, cfg, world, 0, grown_of(units.read(learned)), silent(), name)
+            result = play_control(name, cfg, world, grown_of(units.read(learned)), played)
         found = unit(job, world, result) | {"weights": weights, "seconds": time.monotonic() - begun}
         units.write((job.data.name, job.seed, name), found)
 
@@ -212,7 +212,7 @@ def sample(cfg: TrainConfig) -> float:
 
 def seconds_per_step(world: World, agent: Agent) -> float:
     """Of TIMED env-steps of all hosts after UNTIMED ones."""
-    episode = Episode(world, Player(agent, None), 0, silent(), "sample")
+    episode = Episode(world, Player(agent, None), Round(0, silent()))
     for step in range(UNTIMED):
         episode.step_(step)
     begun = time.perf_counter()

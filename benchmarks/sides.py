@@ -21,7 +21,7 @@ from esper_soa.agent.protocol import Agent, Memory
 from esper_soa.agent.rollout import Rollout
 from esper_soa.build import build_world
 from esper_soa.env.step import EAGER
-from esper_soa.ops.collect import Episode, Player
+from esper_soa.ops.collect import Episode, Player, Round
 from esper_soa.ops.device import apply_threads, resolve_device
 from esper_soa.ops.profile import PhaseProfile
 from esper_soa.ops.progress import Progress
@@ -172,7 +172,7 @@ class EngineSide:
 
     def _begin(self) -> None:
         quiet = Progress(self.cfg.envs * self.cfg.steps, Console(file=io.StringIO()), "off")
-        self.episode, self.step = Episode(self.world, self.player, 0, quiet, "", self.profile), 0
+        self.episode, self.step = Episode(self.world, self.player, Round(0, quiet, profile=self.profile)), 0
         self.episode.state = planted(self.episode.state, self.cfg)
 
     def _play(self, steps: int) -> None:

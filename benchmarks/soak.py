@@ -27,7 +27,7 @@ from esper_soa.env.step import Work
 from esper_soa.env.world import Sizes, World
 from esper_soa.nets.config import DataConfig, TaskConfig
 from esper_soa.nets.datasets import load_images
-from esper_soa.ops.collect import play_round
+from esper_soa.ops.collect import Round, play_round
 from esper_soa.ops.device import apply_threads, device_name, keep_freed_memory, resolve_device
 from esper_soa.ops.progress import Progress
 from esper_soa.trainer import build_player
@@ -98,7 +98,7 @@ def soak(cfg: TrainConfig, rounds: int, device: torch.device) -> list[Reading]:
     places = addresses(world)
     with Progress(1, Console(file=io.StringIO()), "off") as progress:
         for number in range(rounds):
-            result, rollout = play_round(world, player, number, progress, "")
+            result, rollout = play_round(world, player, Round(number, progress))
             if player.learner is not None and rollout is not None:
                 player.learner.update(rollout)
             events = {name: result.seeds[name] for name in EVENTS}

@@ -18,7 +18,6 @@ import torch
 from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
-from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, record_function
 
 from benchmarks import machine
@@ -29,7 +28,7 @@ from benchmarks.report import declared
 from benchmarks.sides import EngineSide
 from esper_soa.errors import UserError
 from esper_soa.ops.device import resolve_device
-from esper_soa.ops.profile import PHASES, PhaseProfile
+from esper_soa.ops.profile import PHASES, PhaseProfile, every_thread
 
 MARK = "end of "
 TOP = 12  # operations listed per phase
@@ -79,9 +78,7 @@ def operations(side: Side) -> Operations:
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (side.device.type == "cuda")
     watching = side.profile
     side.watch_with(Marks(side.device))
-    with torch.profiler.profile(
-        activities=activities, experimental_config=_ExperimentalConfig(profile_all_threads=True)
-    ) as profiler:
+    with torch.profiler.profile(activities=activities, experimental_config=every_thread()) as profiler:
         side.one_step()
     side.watch_with(watching)
     events = profiler.events() or []

@@ -41,7 +41,6 @@ def build_rules(cfg: TrainConfig, device: torch.device) -> Rules:
     workers = choose_workers(cfg.compute.workers, len(chunks(cfg.envs, chunk)), device)
     allowed = torch.zeros(NUM_BLUEPRINTS, dtype=torch.bool)
     allowed[list(blueprint_codes(list(cfg.task.blueprints)))] = True
-    rank = torch.tensor([shape.execution_order.index(slot) for slot in range(len(slots))])
     orders, codes = shapley_orders(cfg, len(slots))
     rows = SubsetRows(cfg.attribution.pairs, codes)
     precision = choose_precision(cfg.compute.precision, device).dtype
@@ -54,7 +53,6 @@ def build_rules(cfg: TrainConfig, device: torch.device) -> Rules:
         governor=cfg.governor,
         reward=RewardSettings(cfg.reward, parameter_table(shape, device), cfg.steps),
         blueprints=allowed.to(device),
-        execution_rank=rank.to(device),
         max_seeds=cfg.max_seeds,
         shapley_orders=None if orders is None else orders.to(device),
     )

@@ -8,6 +8,7 @@ found, 130 interrupted, 143 terminated; of a sweep 1 where any job failed.
 import copy
 import json
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,6 +48,11 @@ from esper_soa.ops.session import Session, session
 from esper_soa.ops.shipped import find_policy
 from esper_soa.paths import user_path
 
+# Warnings of libraries that no user can do anything about: category, message, module that gives them.
+UNHEARD = (
+    # Records of the ledger are locked as they are made, in compiled kernels too; nothing ever unlocks one.
+    (UserWarning, r"Using lock_\(\) inside a compiled graph", r"tensordict\.utils"),
+)
 HYDRA_FOLDER = ".hydra"  # what Hydra keeps of a job, under the names that its tools expect
 
 register_schema()
@@ -67,7 +73,8 @@ class Command:
         """Run one job; returns what sweepers maximise."""
         done = False
         try:
-            value = self.play(composed)
+            with unheard():
+                value = self.play(composed)
             done = True
         except (UserError, IncompleteError, OutOfRoomError) as error:
             print(f"error: {error}", file=sys.stderr)
@@ -141,6 +148,15 @@ def play_evaluation(composed: DictConfig) -> None:
             from esper_soa.evaluation import evaluate_within
 
         evaluate_within(within, settings)
+
+
+@contextmanager
+def unheard() -> Iterator[None]:
+    """Without the warnings of UNHEARD, by whatever filters (python -W) others were asked for; all others are shown."""
+    with warnings.catch_warnings():
+        for category, message, module in UNHEARD:
+            warnings.filterwarnings("ignore", message, category, module)
+        yield
 
 
 @contextmanager

@@ -70,9 +70,9 @@ def _collapsed_entropy() -> dict[str, float]:
 class AnomalyConfig:
     """When a policy update counts as unhealthy; defaults are the reference's. Changes what is told, never results."""
 
-    enabled: bool = True
+    enabled: bool = True  # False: nothing is looked for
     max_ratio: float = number(5.0, 0, WEIGHT)  # largest new over old probability of an action
-    min_ratio: float = number(0.1, 0, WEIGHT)  # smallest
+    min_ratio: float = number(0.1, 0, WEIGHT)  # smallest new over old probability
     max_ratio_error_first: float = number(1e-3, 0, WEIGHT)  # distance of that ratio from 1 before any step
     max_value_loss: float = number(5.0, 0, WEIGHT)  # in squares of the scale of values
     max_bellman_error: float = number(5.0, 0, WEIGHT)  # mean absolute temporal difference

@@ -18,8 +18,7 @@ from esper_soa.env.world import World
 from esper_soa.errors import check_choice
 from esper_soa.nets.config import MAX_CHANNELS, TaskConfig, enabled_slots
 from esper_soa.nets.host import host_shape
-from esper_soa.ops.collect import Player, play_round
-from esper_soa.ops.progress import Progress
+from esper_soa.ops.collect import Player, Round, play_round
 from esper_soa.ops.tally import RoundResult
 
 
@@ -35,10 +34,8 @@ class Grown(Protocol):
         """What every host ended with."""
 
 
-def play_control(
-    name: str, cfg: TrainConfig, world: World, number: int, grown: Grown, progress: Progress, label: str
-) -> RoundResult:
-    """Play round `number` of `world`, which is that of `cfg`, as the control `name` of CONTROLS, shown as `label`.
+def play_control(name: str, cfg: TrainConfig, world: World, grown: Grown, played: Round) -> RoundResult:
+    """Play the round of `world`, which is that of `cfg`, as the control `name` of CONTROLS.
 
     wait, random, heuristic and schedule are the scripted policies, with the settings under cfg.policy. static_final is
     what each host of `grown` ended with, trained from the first env-step on. static_large is the plain host, `widened`
@@ -48,15 +45,15 @@ def play_control(
     check_choice("control", name, CONTROLS)
     if name == "static_final":
         waiting = Player(WaitPolicy(), None)
-        return play_round(world, waiting, number, progress, label, topology=grown.topology)[0]
+        return play_round(world, waiting, played._replace(topology=grown.topology))[0]
     if name == "static_large":
         size = sum(grown.parameters) / len(grown.parameters)
-        return _play_widened(cfg, world, size, (number, progress, label))
+        return _play_widened(cfg, world, size, played)
     player = Player(scripted_policy(replace(cfg.policy, name=name), cfg.task.blueprints), None)
-    return play_round(world, player, number, progress, label)[0]
+    return play_round(world, player, played)[0]
 
 
-def _play_widened(cfg: TrainConfig, world: World, parameters: float, shown: tuple[int, Progress, str]) -> RoundResult:
+def _play_widened(cfg: TrainConfig, world: World, parameters: float, played: Round) -> RoundResult:
     """One round without growth, of hosts that are widened to so many parameters.
 
     The first slot alone, as memory is kept for what might grow in a slot; the ledger is not compiled for one episode.
@@ -65,7 +62,7 @@ def _play_widened(cfg: TrainConfig, world: World, parameters: float, shown: tupl
     task, compute = widened(cfg.task, parameters), replace(cfg.compute, compile=False)
     wide = replace(cfg, task=task, slots=[first], compute=compute)
     wider = build_world(wide, world.device, world.seed, world.images)
-    return play_round(wider, Player(WaitPolicy(), None), *shown)[0]
+    return play_round(wider, Player(WaitPolicy(), None), played)[0]
 
 
 def widened(task: TaskConfig, parameters: float) -> TaskConfig:

@@ -21,7 +21,7 @@ from esper_soa.config import EvaluateConfig, TrainConfig, settings_from_mapping
 from esper_soa.env.reward import final_rent
 from esper_soa.env.world import World
 from esper_soa.errors import OutOfRoomError, UserError, check, one_line
-from esper_soa.ops.collect import Player, play_round
+from esper_soa.ops.collect import Player, Round, play_round
 from esper_soa.ops.device import apply_threads, device_name, resolve_device
 from esper_soa.ops.files import write_text
 from esper_soa.ops.memory import naming_memory
@@ -85,7 +85,7 @@ def score(world: World, agent: Agent, episodes: int, progress: Progress, label: 
     scores = Scores([], [], [], [])
     host, reward = world.rules.reward.counts.host, world.rules.reward.config
     for episode in range(episodes):
-        result, _ = play_round(world, Player(agent, None), episode, progress, label)
+        result, _ = play_round(world, Player(agent, None), Round(episode, progress, label))
         scores.accuracy.extend(result.accuracies)
         scores.parameters.extend(result.parameters)
         scores.reward.extend(result.rewards)

@@ -53,7 +53,6 @@ class Slots(TensorClass["tensor_only", "frozen"]):
     accuracy_initial: Tensor  # float64, at the seed's first record
     accuracy_stage_start: Tensor  # float64
     accuracy_current: Tensor  # float64
-    accuracy_best: Tensor  # float64
     accuracy_blending_start: Tensor  # float64
     blending_started: Tensor  # bool
     accuracy_germination: Tensor  # float64, validation accuracy when germinated
@@ -63,9 +62,6 @@ class Slots(TensorClass["tensor_only", "frozen"]):
     contribution_velocity: Tensor  # float64, moving average of its change
     contribution_age: Tensor  # int64, env-steps since the measurement, 0 = this env-step
     interaction_sum: Tensor  # float64, sum of pair interactions at this env-step
-    boost_received: Tensor  # float64, largest positive pair interaction at this env-step
-    upstream_alpha: Tensor  # float64, sum of alphas of ablated slots before this one
-    downstream_alpha: Tensor  # float64, the same after this one
     gradient_norm: Tensor  # float64, last measured
     gradient_health: Tensor  # float64, [0, 1]
     gradient_vanishing: Tensor  # bool
@@ -134,13 +130,11 @@ class Signals(TensorClass["tensor_only", "frozen"]):
     accuracy_delta: Tensor  # float64, current - previous; the accuracy itself at the first env-step
     loss_history: Tensor  # float64 [N, HISTORY]
     accuracy_history: Tensor  # float64 [N, HISTORY]
-    best_accuracy: Tensor  # float64
     plateau: Tensor  # int64, consecutive env-steps with a small gain
     stable_count: Tensor  # int64
     stabilized: Tensor  # bool, latched
     last_op: Tensor  # int64, Op
     last_success: Tensor  # bool
-    committed_accuracy: Tensor  # float64, accuracy with every non-fossilised ablated seed off
 
 
 class Guard(TensorClass["tensor_only", "frozen"]):
@@ -258,16 +252,11 @@ class Attribution(TensorClass["tensor_only", "frozen"]):
 
     contribution: Tensor  # float64 [N, S], accuracy - accuracy without this seed; 0 where not measured
     measured: Tensor  # bool [N, S]
-    solo: Tensor  # float64 [N, S], accuracy with only this ablated seed on
     interaction_sum: Tensor  # float64 [N, S]
-    boost: Tensor  # float64 [N, S], largest positive pair interaction, at least 0
     pair_boost: Tensor  # float64 [N, S, S], positive pair interactions, 0 elsewhere
-    upstream_alpha: Tensor  # float64 [N, S]
-    downstream_alpha: Tensor  # float64 [N, S]
     shapley: Tensor  # float64 [N, S], exact for up to 4 ablated seeds; beyond, sampled where asked for, else 0
     shapley_error: Tensor  # float64 [N, S], standard error of a sampled value, else 0
-    all_off: Tensor  # float64 [N], accuracy with every ablated seed off
-    total: Tensor  # float64 [N], accuracy - all_off
+    total: Tensor  # float64 [N], accuracy - accuracy with every ablated seed off
     total_known: Tensor  # bool [N], at least one seed was ablated
     committed: Tensor  # float64 [N], accuracy with every non-fossilised ablated seed off
 
@@ -279,7 +268,6 @@ class ActionOutcome(TensorClass["tensor_only", "frozen"]):
     success: Tensor  # bool
     germinated: Tensor  # bool
     fossilized: Tensor  # bool
-    pruned_now: Tensor  # bool, removed at once by the action
 
 
 class ParameterCounts(NamedTuple):

@@ -33,7 +33,7 @@ from esper_soa.nets.precision import choose_precision
 from esper_soa.ops import resume
 from esper_soa.ops.anomaly import Watch
 from esper_soa.ops.checkpoint import save_checkpoint
-from esper_soa.ops.collect import Player, play_round
+from esper_soa.ops.collect import Player, Round, play_round
 from esper_soa.ops.device import (
     apply_threads,
     device_name,
@@ -146,10 +146,10 @@ class Run:
         """Collect and update; returns the round's line for metrics.jsonl, and its lines for episodes.jsonl."""
         begun = time.monotonic()
         self.profile.lap("files")
-        label = f"round {number + 1}/{self.cfg.rounds}"
+        played = Round(number, progress, f"round {number + 1}/{self.cfg.rounds}", self.profile)
         taught = number < self.cfg.policy.imitation.rounds
         player = self.player if taught else self.player._replace(teacher=None)
-        result, rollout = play_round(self.world, player, number, progress, label, self.profile)
+        result, rollout = play_round(self.world, player, played)
         collected = time.monotonic()
         self.keep_best(result)
         self.profile.lap("files")
@@ -159,7 +159,7 @@ class Run:
             update = learner.imitate(rollout) if taught else learner.update(rollout)
         collect_seconds, update_seconds = collected - begun, time.monotonic() - learned_from
         self.profile.lap("update")
-        self.profile.report(label)
+        self.profile.report(played.label)
         for anomaly in self.watch.look(update):
             LOGGER.warning("round %d  %s: %s", number + 1, anomaly.name, anomaly.message)
         self.count(result, collect_seconds + update_seconds)
@@ -234,7 +234,7 @@ class Run:
             return None
         label, first = CONTROL_WORDS[cfg.control], self.done.rounds_done - len(recent)
         played = [
-            play_control(cfg.control, cfg, self.world, first + index, grown, progress, label)
+            play_control(cfg.control, cfg, self.world, grown, Round(first + index, progress, label))
             for index, grown in enumerate(recent)
         ]
         return self.score(cfg.control, [resume.Played.of(result) for result in played])

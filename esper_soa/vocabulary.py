@@ -1,8 +1,10 @@
 """The words that every other module shares, as plain ints in namespace classes.
 
 Plain ints, never Enum: `tensor == IntEnum.X` inside torch.compile silently gives False. NAMES tables turn codes back
-into the words that people read. Imported by everything, imports nothing.
+into the words that people read. Imported by everything, imports nothing of the package.
 """
+
+from typing import NamedTuple
 
 
 class Stage:
@@ -63,7 +65,6 @@ BLUEPRINT_NAMES = (
     "lora", "lora_large", "mlp_small", "mlp", "flex_attention",
 )  # fmt: skip
 CNN_BLUEPRINTS = (1, 2, 3, 4, 5, 6, 7)
-TRANSFORMER_BLUEPRINTS = (2, 3, 8, 9, 10, 11, 12)
 
 
 class AlphaMode:
@@ -109,38 +110,33 @@ CURVE_CHOICES = (Curve.LINEAR, Curve.COSINE, Curve.SIGMOID, Curve.SIGMOID, Curve
 CURVE_STEEPNESS = (12.0, 12.0, 6.0, 12.0, 24.0)
 RAMP_STEEPNESS = 12.0
 
-# The one table of action heads: (name, number of choices); the slot head has one choice per seed slot (0 = S).
+
+class Head(NamedTuple):
+    """One action head: a row of HEADS."""
+
+    name: str
+    choices: int  # 0 = one per seed slot
+    placeholder: int  # its choice where it does not matter (log-prob 0, entropy 0); not so for slot and op
+    ops: tuple[int, ...]  # for which it matters
+    fixed: bool = False  # masked down to its placeholder where none of these ops is legal; others keep all choices
+
+
+# The one table of action heads, in the order of actions, masks and log-probabilities. Where the slot does not matter it
+# is the first legal one; the op always matters.
 HEADS = (
-    ("slot", 0),
-    ("blueprint", NUM_BLUEPRINTS),
-    ("style", 4),
-    ("tempo", 3),
-    ("alpha_target", 3),
-    ("alpha_speed", 4),
-    ("alpha_curve", 5),
-    ("op", 6),
+    Head("slot", 0, 0, (Op.GERMINATE, Op.SET_ALPHA_TARGET, Op.PRUNE, Op.FOSSILIZE, Op.ADVANCE)),
+    Head("blueprint", NUM_BLUEPRINTS, Blueprint.NOOP, (Op.GERMINATE,)),
+    Head("style", len(STYLE_BLEND), Style.SIGMOID_ADD, (Op.GERMINATE, Op.SET_ALPHA_TARGET), fixed=True),
+    Head("tempo", len(TEMPO_STEPS), 1, (Op.GERMINATE,)),
+    Head("alpha_target", len(ALPHA_TARGETS), 2, (Op.GERMINATE, Op.SET_ALPHA_TARGET), fixed=True),
+    Head("alpha_speed", len(SPEED_STEPS), 0, (Op.SET_ALPHA_TARGET, Op.PRUNE)),
+    Head("alpha_curve", len(CURVE_CHOICES), 0, (Op.SET_ALPHA_TARGET, Op.PRUNE)),
+    Head("op", len(OP_NAMES), Op.WAIT, tuple(range(len(OP_NAMES)))),
 )
-HEAD_NAMES = tuple(name for name, _ in HEADS)
-
-# Choice that an irrelevant head is fixed to (log-prob 0, entropy 0); the slot head takes its first legal slot.
-PLACEHOLDERS = {
-    "blueprint": Blueprint.NOOP, "style": Style.SIGMOID_ADD, "tempo": 1,
-    "alpha_target": 2, "alpha_speed": 0, "alpha_curve": 0,
-}  # fmt: skip
-
-# Ops for which a head matters, in HEADS order; the op head always matters.
-RELEVANT_OPS = {
-    "slot": (Op.GERMINATE, Op.SET_ALPHA_TARGET, Op.PRUNE, Op.FOSSILIZE, Op.ADVANCE),
-    "blueprint": (Op.GERMINATE,),
-    "style": (Op.GERMINATE, Op.SET_ALPHA_TARGET),
-    "tempo": (Op.GERMINATE,),
-    "alpha_target": (Op.GERMINATE, Op.SET_ALPHA_TARGET),
-    "alpha_speed": (Op.SET_ALPHA_TARGET, Op.PRUNE),
-    "alpha_curve": (Op.SET_ALPHA_TARGET, Op.PRUNE),
-    "op": (Op.WAIT, Op.GERMINATE, Op.SET_ALPHA_TARGET, Op.PRUNE, Op.FOSSILIZE, Op.ADVANCE),
-}
+DETAIL_HEADS = HEADS[1:-1]  # what is chosen once op and slot are
+HEAD_NAMES = tuple(head.name for head in HEADS)
 
 
 def head_sizes(num_slots: int) -> tuple[int, ...]:
     """Number of choices of every head, in HEADS order, for hosts with `num_slots` seed slots."""
-    return tuple(size or num_slots for _, size in HEADS)
+    return tuple(head.choices or num_slots for head in HEADS)

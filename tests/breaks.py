@@ -106,7 +106,7 @@ BREAKS = (
     Break("trainer.py", "[-self.cfg.control_rounds :]", "[-1:]", "trainer"),
     Break("trainer.py", "self.done.rounds_done - len(recent)", "0", "trainer"),
     Break("controls.py", "world.seed, world.images", "cfg.seed, world.images", "control"),
-    Break("controls.py", "label, topology=grown.topology", "label", "control"),
+    Break("controls.py", "played._replace(topology=grown.topology)", "played", "control"),
     Break("env/topology.py", "slots.running & (slots.alpha > 0)", "slots.running", "control"),
     Break("env/topology.py", "germinated=totals.germinated + count, ", "", "control"),
     Break(
@@ -122,13 +122,8 @@ BREAKS = (
     Break("evaluation.py", "root=cfg.data_root or made.data.root", "root=made.data.root", "evaluation"),
     Break("evaluation.py", "mean_interval(values, cfg.confidence)", "mean_interval(values, 0.9)", "evaluation"),
     Break("evaluation.py", 'made.compute.precision if asked == "auto" else asked', "asked", "evaluation"),
-    Break("env/reward.py", "max(parameters - host, 0.0)", "parameters", "evaluation"),
-    Break(
-        "env/reward.py",
-        "return min(cfg.rent_weight * math.log1p(growth), cfg.max_rent)",
-        "return cfg.rent_weight * math.log1p(growth)",
-        "evaluation",
-    ),
+    Break("env/reward_terms.py", "growth = (parameters - host)", "growth = parameters", "evaluation"),
+    Break("env/reward_terms.py", "growth.clamp(min=0))).clamp(max=most)", "growth.clamp(min=0)))", "evaluation"),
     Break(
         "evaluation.py",
         "difference_interval(scores[name].net, scores[names[0]].net,",
@@ -142,7 +137,7 @@ BREAKS = (
         "evaluation",
     ),
     Break("evaluation.py", "envs=cfg.envs or made.envs", "envs=made.envs", "evaluation"),
-    Break("evaluation.py", "Player(agent, None), episode, progress", "Player(agent, None), 0, progress", "evaluation"),
+    Break("evaluation.py", "Round(episode, progress, label)", "Round(0, progress, label)", "evaluation"),
     Break("agent/ppo.py", "Q_SHARE = 0.5", "Q_SHARE = 0.25", "agent"),
     Break("agent/ppo.py", "MAX_SKIPPED = 3", "MAX_SKIPPED = 4", "agent"),
     Break("agent/ppo.py", "config.forced_value_weight, 1.0) * rows.valid", "config.forced_value_weight, 1.0)", "agent"),

@@ -63,7 +63,6 @@ class Setting:
         """The engine's rules."""
         shape = host_shape(self.task, enabled_slots(self.task, self.slots))
         detached = tuple(STAGE_NAMES.index(stage) for stage in self.lifecycle.detached_stages)
-        rank = torch.tensor([shape.execution_order.index(slot) for slot in range(len(shape.slots))])
         counts = pools.parameter_table(shape, torch.device("cpu"))
         return Rules(
             nets=NetsConfig(shape, self.task, detached, self.env_chunk, VAL_BATCH, workers=self.workers),
@@ -74,7 +73,6 @@ class Setting:
             governor=GovernorConfig(),
             reward=RewardSettings(RewardConfig(mode=self.reward), counts, self.steps),
             blueprints=torch.ones(NUM_BLUEPRINTS, dtype=torch.bool),
-            execution_rank=rank,
             max_seeds=0,
         )
 

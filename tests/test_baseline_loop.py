@@ -122,17 +122,15 @@ def test_contributions_interactions_and_shapley_values_of_two_seeds():
     # f(0)=10, f(slot 0)=14, f(slot 2)=11, f(both)=20
     found = attribute(ValidationReading(1.0, {5: 20.0, 1: 14.0, 4: 11.0, 0: 10.0}, (0, 2), ()))
     assert found.contribution == {0: 9.0, 2: 6.0}
-    assert found.solo == {0: 14.0, 2: 11.0}
     assert found.interaction_sum == {0: 5.0, 2: 5.0}  # 20 - 14 - 11 + 10
-    assert found.boost == {0: 5.0, 2: 5.0}
     assert found.shapley == {0: 6.5, 2: 3.5}  # (4 + 9) / 2 and (1 + 6) / 2
-    assert (found.all_off, found.total, found.committed) == (10.0, 10.0, 10.0)
+    assert (found.total, found.committed) == (10.0, 10.0)
 
 
 def test_negative_interactions_add_up_but_boost_nothing():
     found = attribute(ValidationReading(1.0, {3: 12.0, 1: 14.0, 2: 11.0, 0: 10.0}, (0, 1), (1,)))
     assert found.interaction_sum == {0: -3.0, 1: -3.0}
-    assert found.boost == {0: 0.0, 1: 0.0}
+    assert found.pair_boost == {(0, 1): 0.0, (1, 0): 0.0}
     assert found.committed == 11.0  # the fossil stays on
 
 
@@ -284,8 +282,6 @@ def test_recording_writes_measurements_into_live_slots_only():
     env.record(trained, evaluated)
     assert env.accuracy == first.seed.accuracy_current == 20.0
     assert (first.seed.contribution, second.seed.contribution) == (9.0, 6.0)
-    assert (first.seed.upstream_alpha, first.seed.downstream_alpha) == (0.0, 1.0)
-    assert (second.seed.upstream_alpha, second.seed.downstream_alpha) == (0.25, 0.0)
     assert first.seed.gradient_measured
     assert not second.seed.gradient_measured  # HOLDING is not measured
     assert env.machines[1].seed.seed_age == 0
@@ -300,7 +296,7 @@ def test_actions_go_through_only_where_they_apply():
     assert (again.effective_op, again.success) == (Op.WAIT, False)
     assert env.apply(ScalarAction(slot=1, op=Op.PRUNE)).effective_op == Op.WAIT  # younger than 5
     env.machines[1].seed.seed_age = 5
-    assert env.apply(ScalarAction(slot=1, op=Op.PRUNE)).pruned_now
+    assert env.apply(ScalarAction(slot=1, op=Op.PRUNE)).effective_op == Op.PRUNE
     assert env.plants == {}
 
 

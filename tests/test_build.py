@@ -47,11 +47,6 @@ def test_the_networks_are_laid_out_as_the_settings_say() -> None:
     assert (laid_out.env_chunk, laid_out.workers, laid_out.precision) == (1, 2, torch.bfloat16)
 
 
-def test_slots_are_ranked_by_the_forward_pass() -> None:
-    rules = build_rules(settings(slots=["r0c0", "r0c1", "r1c0"]), CPU)
-    assert rules.execution_rank.tolist() == [0, 2, 1]  # r1c0 lies behind the pool of block 0, before block 1
-
-
 def test_pairs_and_sampled_subsets_are_evaluated_where_they_are_asked_for() -> None:
     assert build_rules(settings(), CPU).nets.rows == SubsetRows(True, ())
     assert build_rules(settings(attribution=AttributionConfig(pairs=False)), CPU).nets.rows == SubsetRows(False, ())

@@ -13,7 +13,7 @@ from torch._dynamo.utils import counters
 from esper_soa.agent.scripted import RandomPolicy
 from esper_soa.env.config import REWARD_MODES, RewardConfig
 from esper_soa.env.step import Percept, Response, Rules, StepKernels, compiled, perceive, reset, respond
-from esper_soa.ops.collect import Player, play_round
+from esper_soa.ops.collect import Player, Round, play_round
 from esper_soa.ops.progress import Progress
 from esper_soa.state import EnvState
 from esper_soa.vocabulary import Op
@@ -108,9 +108,9 @@ def test_a_single_env_with_one_slot_needs_no_second_graph() -> None:
 def test_a_round_of_a_real_world_needs_no_second_graph() -> None:
     world = tiny_world(3, 2, 16)
     quiet = Progress(3 * 16, Console(file=io.StringIO()), "off")
-    eager, _ = play_round(world, Player(RandomPolicy(), None), 0, quiet, "")
+    eager, _ = play_round(world, Player(RandomPolicy(), None), Round(0, quiet))
     world.kernels = graphs_in_one_piece()
-    result, _ = play_round(world, Player(RandomPolicy(), None), 0, quiet, "")
+    result, _ = play_round(world, Player(RandomPolicy(), None), Round(0, quiet))
     assert graphs() == 2
     assert result.rewards == eager.rewards
     assert result.seeds["blended"] > 0

@@ -4,10 +4,13 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 from program import ENVIRONMENT, PATIENCE, TINY, command
+
+from esper_soa.command import unheard
 
 TOLD = (
     "accuracy, mean over hosts (%)",
@@ -121,3 +124,28 @@ def test_a_run_whose_reader_is_gone_is_played_and_saved_to_its_end(tmp_path: Pat
         assert words in log
     assert (tmp_path / "run" / "checkpoint_000002.pt").exists()
     assert (tmp_path / "run" / "summary.json").exists()
+
+
+def test_of_the_warnings_of_libraries_only_those_are_unheard_that_are_named() -> None:
+    locked = "Using lock_() inside a compiled graph: the parent/child unlock enforcement is skipped."
+
+    def heard(message: str, category: type[Warning], module: str) -> bool:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with unheard():
+                warnings.warn_explicit(message, category, "utils.py", 1, module)
+        return len(caught) == 1
+
+    assert not heard(locked, UserWarning, "tensordict.utils")
+    assert heard(locked, UserWarning, "elsewhere")
+    assert heard(locked, FutureWarning, "tensordict.utils")
+    assert heard("Something else is wrong.", UserWarning, "tensordict.utils")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # inductor takes about a minute of one core
+def test_a_compiled_run_has_no_library_speak_to_the_user(tmp_path: Path) -> None:
+    asked = [*TINY, "compute.compile=true", "control=none", "run_dir=run"]
+    done = subprocess.run(command(*asked), cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=850)
+    assert done.returncode == 0
+    assert done.stderr == ""

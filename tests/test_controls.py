@@ -20,7 +20,7 @@ from esper_soa.env.world import World
 from esper_soa.errors import SettingError
 from esper_soa.nets.config import CNN_BLUEPRINT_NAMES, MAX_CHANNELS, DataConfig, TaskConfig
 from esper_soa.nets.host import host_shape
-from esper_soa.ops.collect import Player, play_round
+from esper_soa.ops.collect import Player, Round, play_round
 from esper_soa.ops.progress import Progress
 from esper_soa.ops.tally import RoundResult
 from esper_soa.vocabulary import BLUEPRINT_NAMES, RUNNING_STAGES, Blend, Stage
@@ -52,7 +52,7 @@ def grown(world: World) -> RoundResult:
 
 
 def control(name: str, world: World, grown: RoundResult, cfg: TrainConfig = CFG) -> RoundResult:
-    return play_control(name, cfg, world, ROUND, grown, quiet(), name)
+    return play_control(name, cfg, world, grown, Round(ROUND, quiet(), name))
 
 
 def host(width: int) -> int:
@@ -72,16 +72,16 @@ def test_a_scripted_control_plays_the_round_with_the_settings_of_its_policy(
         "wait": WaitPolicy(), "random": RandomPolicy(), "schedule": SchedulePolicy(SCHEDULE, CNN_BLUEPRINT_NAMES),
         "heuristic": HeuristicPolicy(CFG.policy.heuristic, CNN_BLUEPRINT_NAMES),
     }  # fmt: skip
-    by_hand, _ = play_round(world, Player(agents[name], None), ROUND, quiet(), "")
+    by_hand, _ = play_round(world, Player(agents[name], None), Round(ROUND, quiet()))
     assert_same(control(name, world, grown), by_hand)
-    other, _ = play_round(world, Player(agents[name], None), ROUND + 1, quiet(), "")
+    other, _ = play_round(world, Player(agents[name], None), Round(ROUND + 1, quiet()))
     assert other.rewards != by_hand.rewards, "any round would do"
 
 
 def test_static_final_trains_what_the_hosts_ended_with_from_the_start(world: World, grown: RoundResult) -> None:
     assert (grown.topology.blueprint == BLUEPRINT_NAMES.index("depthwise")).all(), "the schedule did not finish"
     found = control("static_final", world, grown)
-    by_hand, _ = play_round(world, Player(WaitPolicy(), None), ROUND, quiet(), "", topology=grown.topology)
+    by_hand, _ = play_round(world, Player(WaitPolicy(), None), Round(ROUND, quiet(), topology=grown.topology))
     assert_same(found, by_hand)
     assert found.parameters == grown.parameters
     assert all(whole > some for whole, some in zip(found.train_flop, grown.train_flop, strict=True))
@@ -95,7 +95,7 @@ def test_static_large_is_a_plain_host_of_the_mean_size_of_the_grown_ones(world: 
     assert found.parameters == [host(width)] * 2
     assert width == 10
     wide = build_world(replace(CFG, task=replace(CFG.task, base_channels=width)), CPU, seed=2**31 + 5)
-    by_hand, _ = play_round(wide, Player(WaitPolicy(), None), ROUND, quiet(), "")
+    by_hand, _ = play_round(wide, Player(WaitPolicy(), None), Round(ROUND, quiet()))
     assert found.accuracies == by_hand.accuracies
     assert found.rewards == pytest.approx(by_hand.rewards)
     assert found.train_flop == by_hand.train_flop == [CFG.steps * CFG.train_samples * wide.flop.host] * 2

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tiny_world import CPU
 from torch import Tensor
-from witness import Round, witnessed_round
+from witness import Witnessed, witnessed_round
 
 from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.agent.policy import RecurrentPolicy
@@ -69,7 +69,7 @@ def world(trained: Path, saved: Saved) -> World:
     return build_world(evaluation_settings(saved, asked(trained)), CPU, 2**31 + SEED)
 
 
-def by_hand(world: World, agent: Agent) -> list[Round]:
+def by_hand(world: World, agent: Agent) -> list[Witnessed]:
     return [witnessed_round(world, agent, episode) for episode in range(EPISODES)]
 
 
@@ -80,7 +80,7 @@ def learned(saved: Saved) -> RecurrentPolicy:
     return policy
 
 
-def last_accuracies(rounds: list[Round]) -> list[float]:
+def last_accuracies(rounds: list[Witnessed]) -> list[float]:
     return [accuracy for played in rounds for accuracy in played.views[-1].state.signals.val_accuracy.tolist()]
 
 
@@ -129,7 +129,7 @@ def test_means_and_leads_are_those_of_the_samples_pair_by_pair(found: dict) -> N
     assert facts == (SEED, ENVS, EPISODES, STEPS, 1)
 
 
-def op_choices(rounds: list[Round]) -> Tensor:
+def op_choices(rounds: list[Witnessed]) -> Tensor:
     return torch.stack([action.op for played in rounds for action in played.actions])
 
 

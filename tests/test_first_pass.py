@@ -5,9 +5,9 @@ import io
 import pytest
 import torch
 from rich.console import Console
-from sync_guard import SyncGuard
 from tiny_world import CPU, tiny_settings
 
+from benchmarks.sync_guard import SyncGuard
 from esper_soa.agent.config import NetworkConfig, PPOConfig
 from esper_soa.agent.optimizer import flatten
 from esper_soa.agent.ppo import Learner
@@ -15,7 +15,7 @@ from esper_soa.agent.rollout import Rollout
 from esper_soa.build import build_world
 from esper_soa.config import TrainConfig
 from esper_soa.env.config import GovernorConfig
-from esper_soa.ops.collect import Player, play_round
+from esper_soa.ops.collect import Player, Round, play_round
 from esper_soa.ops.progress import Progress
 from esper_soa.trainer import build_player
 
@@ -46,7 +46,7 @@ def play(cfg: TrainConfig, device: torch.device = CPU) -> tuple[Learner, list[Ro
     assert learner is not None
     with Progress(ENVS * STEPS * ROUNDS, Console(file=io.StringIO()), "off") as progress:
         for number in range(ROUNDS):
-            _, rollout = play_round(world, Player(player.agent, learner), number, progress, "")
+            _, rollout = play_round(world, Player(player.agent, learner), Round(number, progress))
             assert rollout is not None
             rollouts.append(rollout)
             reports.append(learner.update(rollout))

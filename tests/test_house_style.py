@@ -4,7 +4,9 @@ Each rule is a function from a parsed file to the places that break it, so that 
 """
 
 import ast
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +14,8 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "esper_soa"
 FILES = sorted(PACKAGE.rglob("*.py"))
+BENCHMARKS = sorted((PACKAGE.parent / "benchmarks").rglob("*.py"))
+SETTINGS = [*FILES, PACKAGE.parent / "benchmarks" / "eps_config.py"]
 MAX_FUNCTION_LINES = 60
 MAX_ARGUMENTS = 7
 MAX_FILE_LINES = 450
@@ -163,6 +167,42 @@ def missing_docstring(tree: ast.Module) -> Breaches:
         yield 1, "no module docstring"
 
 
+def imports_of_tests(tree: ast.Module) -> Breaches:
+    """An installation has no tests, and another package may bring a folder of that name."""
+    for node in ast.walk(tree):
+        names = [name.name for name in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        yield from ((node.lineno, name) for name in names if name.split(".")[0] == "tests")
+
+
+def settings_fields(tree: ast.Module) -> Iterator[ast.AnnAssign]:
+    """Every field of every dataclass named ...Config, but for those that hold another such dataclass."""
+    classes = (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name.endswith("Config"))
+    for part in classes:
+        if any(ast.unparse(one).startswith("dataclass") for one in part.decorator_list):
+            fields = (node for node in part.body if isinstance(node, ast.AnnAssign))
+            yield from (node for node in fields if not ast.unparse(node.annotation).endswith("Config"))
+
+
+def undescribed_settings(text: str) -> Breaches:
+    """A setting is described in its line, or in a sentence in the line above; without a full stop that is a heading."""
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    comments = {token.start[0]: token for token in tokens if token.type == tokenize.COMMENT}
+    for node in settings_fields(ast.parse(text)):
+        own = any(line in comments for line in range(node.lineno, (node.end_lineno or node.lineno) + 1))
+        above = comments.get(node.lineno - 1)
+        sentence = above is not None and above.line.lstrip().startswith("#") and above.string.endswith(".")
+        if not (own or sentence):
+            yield node.lineno, f"{ast.unparse(node.target)} does not say what it means, in which unit"
+
+
+def unranged_settings(tree: ast.Module) -> Breaches:
+    for node in settings_fields(tree):
+        ranged = isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == "number"
+        if ast.unparse(node.annotation) in ("int", "float") and not ranged:
+            yield node.lineno, f"{ast.unparse(node.target)} has no range"
+
+
 def layer_of(module: str) -> int | None:
     """Number of the layer that `module` (dotted, without the package's own name) belongs to."""
     for number, layer in enumerate(LAYERS):
@@ -215,7 +255,7 @@ def foreign_engines(tree: ast.Module, module: str) -> Breaches:
 
 RULES = (
     too_long, too_many_arguments, uses_of_any, blanket_excepts, getattr_defaults, closures_in_loops, enums,
-    missing_docstring,
+    missing_docstring, unranged_settings,
 )  # fmt: skip
 
 
@@ -246,6 +286,46 @@ def test_file_keeps_the_house_style(path: Path) -> None:
     assert breaches_of(path) == []
 
 
+@pytest.mark.parametrize("path", BENCHMARKS, ids=lambda path: path.name)
+def test_a_benchmark_runs_without_the_tests(path: Path) -> None:
+    assert list(imports_of_tests(ast.parse(path.read_text(encoding="utf-8")))) == []
+
+
+def test_an_import_of_a_test_is_found_however_it_is_written() -> None:
+    for source in ("import tests.witness", "from tests import witness", "from tests.witness import Witness"):
+        assert len(list(imports_of_tests(ast.parse(source)))) == 1
+    assert list(imports_of_tests(ast.parse("import testing\nfrom benchmarks.sync_guard import SyncGuard"))) == []
+
+
+@pytest.mark.parametrize("path", SETTINGS, ids=lambda path: path.relative_to(PACKAGE.parent).as_posix())
+def test_every_setting_says_beside_it_what_it_means(path: Path) -> None:
+    assert list(undescribed_settings(path.read_text(encoding="utf-8"))) == []
+
+
+def test_the_settings_were_found() -> None:
+    assert sum(len(list(settings_fields(ast.parse(path.read_text(encoding="utf-8"))))) for path in SETTINGS) > 150
+
+
+FIELD = "@dataclass\nclass PartConfig:\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "breaches"),
+    [
+        (FIELD + "    a: int = number(1, 0, 2)", 1),
+        (FIELD + "    # costs\n    a: int = number(1, 0, 2)", 1),
+        (FIELD + "    b: int = number(1, 0, 2)  # Counts.\n    a: int = number(1, 0, 2)", 1),
+        (FIELD + "    a: int = number(1, 0, 2)  # env-steps", 0),
+        (FIELD + "    # Env-steps of a round.\n    a: int = number(1, 0, 2)", 0),
+        (FIELD + "    a: dict = table(  # per head\n        make\n    )", 0),
+        (FIELD + "    part: OtherConfig = field(default_factory=OtherConfig)", 0),
+        ("class PartConfig(NamedTuple):\n    a: int", 0),
+    ],
+)
+def test_a_setting_is_described_in_its_line_or_by_a_sentence_above(source: str, breaches: int) -> None:
+    assert len(list(undescribed_settings(source))) == breaches
+
+
 def test_the_package_was_found() -> None:
     assert len(FILES) > 10
 
@@ -269,6 +349,7 @@ def test_the_package_was_found() -> None:
         (module_state, "found: list[str] = []\ndef choose(x):\n    found.append(x)"),
         (module_state, "class Way:\n    name = ''\ndef choose(x):\n    Way.name = x"),
         (module_state, "from esper_soa.nets import layers\ndef choose(x):\n    layers.chosen.way = x"),
+        (unranged_settings, "@dataclass\nclass PartConfig:\n    a: float = 1.0  # seconds\n    b: str = ''"),
     ],
 )
 def test_a_rule_finds_its_breach(rule, source: str) -> None:
@@ -288,6 +369,7 @@ def test_a_rule_finds_its_breach(rule, source: str) -> None:
         (module_state, "WAYS = {}\ndef found(x):\n    ways = dict(WAYS)\n    ways[x] = 1\n    return ways"),
         (module_state, "import torch\ndef f(x):\n    torch.add(x, x)\n    x.grad = None"),
         (module_state, "x = 1\ndef f(x):\n    x.y = 2"),
+        (unranged_settings, "@dataclass\nclass PartConfig:\n    a: float = number(1.0, 0, 2)  # seconds"),
     ],
 )
 def test_a_rule_lets_good_code_pass(rule, source: str) -> None:

@@ -13,7 +13,7 @@ from esper_soa.agent.policy import segment_starts
 from esper_soa.agent.ppo import Learner
 from esper_soa.agent.rollout import Rollout
 from esper_soa.config import TrainConfig
-from esper_soa.ops.collect import play_round
+from esper_soa.ops.collect import Round, play_round
 from esper_soa.ops.progress import Progress
 from esper_soa.trainer import build_player, build_world
 from esper_soa.vocabulary import HEAD_NAMES, OP_NAMES
@@ -54,7 +54,7 @@ def test_a_policy_agrees_with_its_teacher_on_hosts_that_it_has_not_met() -> None
     assert learner is not None
     assert player.teacher is not None
     for number in range(ROUNDS + 1):
-        rollout = play_round(world, player, number, quiet, "")[1]
+        rollout = play_round(world, player, Round(number, quiet))[1]
         assert rollout is not None
         told.append(agreement(learner, rollout))
         if number < ROUNDS:

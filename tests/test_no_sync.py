@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
-from sync_guard import HostSyncError, SyncGuard
 from tensordict import TensorDict
 from tiny_world import CPU, EnvStep, guarded, play_ledger, tiny_rules, tiny_settings, tiny_world, view_of
 
+from benchmarks.sync_guard import HostSyncError, SyncGuard
 from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.ppo import Learner
@@ -25,7 +25,7 @@ from esper_soa.env.observation import feature_names
 from esper_soa.env.step import guard_, look, measure_, perceive, respond
 from esper_soa.nets.config import enabled_slots
 from esper_soa.nets.flops import training_flop
-from esper_soa.ops.collect import Player, play_round
+from esper_soa.ops.collect import Player, Round, play_round
 from esper_soa.ops.progress import Progress
 from esper_soa.ops.tally import Tally
 
@@ -67,6 +67,16 @@ def test_the_guard_raises_on_a_sync(name: str) -> None:
     SYNCS[name]()
     with pytest.raises(HostSyncError), SyncGuard():
         SYNCS[name]()
+
+
+def test_the_guard_names_the_function_of_the_program_whatever_the_folder_of_the_clone() -> None:
+    own, helper = str(PACKAGE / "made_up.py"), "/home/esper_soa/benchmarks/made_up.py"
+    known: dict[str, Callable[..., float]] = {}
+    exec(compile("def read(values): return values[0].item()", helper, "exec"), known)
+    exec(compile("def program(values): return read(values)", own, "exec"), known)
+    with SyncGuard(["program"]) as guard:
+        known["program"](VALUES)
+    assert {sync.function for sync in guard.log} == {"program"}
 
 
 def test_the_guard_lets_device_work_pass() -> None:
@@ -176,7 +186,7 @@ def syncs_of_a_round(num_envs: int, num_slots: int, steps: int, player: Player) 
     assert world.rules.nets.workers == 1, "the guard sees its own thread alone"
     quiet = Progress(num_envs * steps, Console(file=io.StringIO()), "off")
     with quiet as progress, SyncGuard([ROSTER, PULSE, *TALLY]) as guard:
-        play_round(world, player, 0, progress, "")
+        play_round(world, player, Round(0, progress))
     return Counter(sync.function for sync in guard.log if not sync.function.startswith(TALLY))
 
 

@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 from tiny_world import CPU
 from torch import Tensor
-from witness import Round, witnessed_round
+from witness import Witnessed, witnessed_round
 
 from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.agent.scripted import RandomPolicy, WaitPolicy
@@ -28,6 +28,7 @@ from esper_soa.env.config import GatesConfig, LifecycleConfig
 from esper_soa.env.world import World
 from esper_soa.nets.config import DataConfig, TaskConfig
 from esper_soa.ops.checkpoint import load_checkpoint
+from esper_soa.ops.collect import Round
 from esper_soa.ops.progress import Progress
 from esper_soa.ops.report import Summary
 from esper_soa.ops.resume import Played, Progressed
@@ -90,7 +91,7 @@ def world() -> World:
 
 
 @pytest.fixture(scope="module")
-def rounds(world: World) -> list[Round]:
+def rounds(world: World) -> list[Witnessed]:
     """The rounds of `random_run`."""
     found = [witnessed_round(world, RandomPolicy(), number) for number in range(ROUNDS)]
     for played in found:
@@ -123,7 +124,7 @@ def sizes(world: World, state: EnvState) -> list[float]:
 
 
 def test_accuracy_loss_and_reward_of_a_round_are_those_of_its_last_env_step(
-    random_run: Done, rounds: list[Round]
+    random_run: Done, rounds: list[Witnessed]
 ) -> None:
     for line, played in zip(random_run.lines, rounds, strict=True):
         signals = played.views[-1].state.signals
@@ -137,7 +138,7 @@ def test_accuracy_loss_and_reward_of_a_round_are_those_of_its_last_env_step(
 
 
 def test_ops_and_successes_are_counted_as_they_were_chosen_waiting_included(
-    random_run: Done, rounds: list[Round]
+    random_run: Done, rounds: list[Witnessed]
 ) -> None:
     for line, played in zip(random_run.lines, rounds, strict=True):
         chosen, done_well = Counter[str](), Counter[str]()
@@ -151,7 +152,7 @@ def test_ops_and_successes_are_counted_as_they_were_chosen_waiting_included(
         assert 0 < sum(line["ops_successful"].values()) <= sum(line["ops"].values()) == ENVS * STEPS
 
 
-def test_seeds_are_counted_as_their_stages_change(random_run: Done, rounds: list[Round]) -> None:
+def test_seeds_are_counted_as_their_stages_change(random_run: Done, rounds: list[Witnessed]) -> None:
     for line, played in zip(random_run.lines, rounds, strict=True):
         counted, by_blueprint = Counter[str](), Counter[tuple[str, str]]()
         before, old = [[Stage.EMPTY] * 2] * ENVS, played.states[0]
@@ -181,7 +182,7 @@ def test_seeds_are_counted_as_their_stages_change(random_run: Done, rounds: list
 
 
 def test_alpha_rows_are_all_subsets_of_the_seeds_that_are_seen_in_the_forward_pass(
-    random_run: Done, rounds: list[Round]
+    random_run: Done, rounds: list[Witnessed]
 ) -> None:
     """Fossils are evaluated with all others on, as this reward pays nothing for them."""
     for line, played in zip(random_run.lines, rounds, strict=True):
@@ -198,7 +199,7 @@ def test_alpha_rows_are_all_subsets_of_the_seeds_that_are_seen_in_the_forward_pa
     assert random_run.summary.speed.alpha_rows == pytest.approx(mean)
 
 
-def test_every_episode_is_a_line_with_its_own_outcome(random_run: Done, rounds: list[Round], world: World) -> None:
+def test_every_episode_is_a_line_with_its_own_outcome(random_run: Done, rounds: list[Witnessed], world: World) -> None:
     order = [(number, env) for number in range(1, ROUNDS + 1) for env in range(ENVS)]
     assert [(episode["round"], episode["env"]) for episode in random_run.episodes] == order
     for episode in random_run.episodes:
@@ -222,7 +223,7 @@ def test_every_episode_is_a_line_with_its_own_outcome(random_run: Done, rounds: 
         assert episode["seeds"]["germinated"] == ends
 
 
-def test_the_means_of_a_line_are_those_of_its_episodes(random_run: Done, rounds: list[Round], world: World) -> None:
+def test_the_means_of_a_line_are_those_of_its_episodes(random_run: Done, rounds: list[Witnessed], world: World) -> None:
     for number, line in enumerate(random_run.lines, start=1):
         own = [episode for episode in random_run.episodes if episode["round"] == number]
         for name in ("success", "stability", "param_ratio", "compute_cost"):
@@ -275,7 +276,7 @@ def test_env_steps_per_second_count_collecting_and_updating(name: str, request: 
     assert played.summary.wall_seconds > seconds
 
 
-def test_the_summary_tells_the_last_round(random_run: Done, rounds: list[Round], world: World) -> None:
+def test_the_summary_tells_the_last_round(random_run: Done, rounds: list[Witnessed], world: World) -> None:
     summary, last = random_run.summary, rounds[-1]
     (grown,) = summary.grown.episodes
     assert grown.accuracies == last.views[-1].state.signals.val_accuracy.tolist()
@@ -298,8 +299,8 @@ def test_the_reward_of_the_summary_is_the_mean_over_the_envs_of_the_last_round(l
     assert learning_run.lines[-1]["reward"]["mean"] != pytest.approx(0)
 
 
-def test_no_env_of_a_run_has_more_seeds_than_the_settings_allow(rounds: list[Round]) -> None:
-    def most(played: Round) -> int:
+def test_no_env_of_a_run_has_more_seeds_than_the_settings_allow(rounds: list[Witnessed]) -> None:
+    def most(played: Witnessed) -> int:
         return max(int(state.slots.live.sum(1).max()) for state in played.states)
 
     assert max(most(played) for played in rounds) == 2, "any limit would do"
@@ -340,7 +341,7 @@ def test_the_control_plays_the_last_round_on_its_hosts_and_its_data(random_run: 
 
 @pytest.mark.parametrize("name", ["static_final", "static_large", "schedule"])
 def test_a_control_plays_the_last_rounds_each_beside_the_hosts_that_grew_in_it(
-    tmp_path: Path, world: World, rounds: list[Round], name: str
+    tmp_path: Path, world: World, rounds: list[Witnessed], name: str
 ) -> None:
     played = done(settings("random", rounds=3, control=name, control_rounds=2), tmp_path).summary
     assert played.control is not None
@@ -348,7 +349,7 @@ def test_a_control_plays_the_last_rounds_each_beside_the_hosts_that_grew_in_it(
     quiet = Progress(1, Console(file=io.StringIO()), "off")
     host = world.rules.reward.counts.host
     for number, grown in ((1, rounds[1].result), (2, third.result)):
-        other = play_control(name, settings("random"), world, number, grown, quiet, "")
+        other = play_control(name, settings("random"), world, grown, Round(number, quiet))
         for score, result in ((played.grown, grown), (played.control, other)):
             episode = score.episodes[number - 1]
             assert episode.accuracies == result.accuracies

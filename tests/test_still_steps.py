@@ -11,9 +11,9 @@ from dataclasses import replace
 import pytest
 import torch
 from rich.console import Console
-from sync_guard import SyncGuard
 from tiny_world import CPU, tiny_settings
 
+from benchmarks.sync_guard import SyncGuard
 from esper_soa.agent.config import NetworkConfig, PPOConfig
 from esper_soa.agent.policy import RecurrentPolicy, StillPolicy
 from esper_soa.agent.scripted import RandomPolicy
@@ -22,7 +22,7 @@ from esper_soa.env.step import on_fixed_memory
 from esper_soa.env.world import World
 from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.graphs import StaticStep, StepCache, _Kept
-from esper_soa.ops.collect import Player, play_round
+from esper_soa.ops.collect import Player, Round, play_round
 from esper_soa.ops.progress import Progress
 from esper_soa.ops.tally import RoundResult
 from esper_soa.trainer import build_player
@@ -48,7 +48,7 @@ class WatchedSteps(StepCache[StaticStep]):
 
 def a_round(world: World) -> RoundResult:
     quiet = Progress(4 * STEPS, Console(file=io.StringIO()), "off")
-    result, _ = play_round(world, Player(RandomPolicy(), None), 0, quiet, "")
+    result, _ = play_round(world, Player(RandomPolicy(), None), Round(0, quiet))
     return result
 
 
@@ -118,7 +118,7 @@ def learned(world: World, player: Player) -> dict[str, torch.Tensor]:
     found = {}
     for number in range(3):
         quiet = Progress(4 * STEPS, Console(file=io.StringIO()), "off")
-        result, rollout = play_round(world, player, number, quiet, "")
+        result, rollout = play_round(world, player, Round(number, quiet))
         assert rollout is not None
         rollout.rows.reset[2, 1] = number == 1  # a restart, as after a rollback: other stretches in one of the updates
         report = player.learner.update(rollout)

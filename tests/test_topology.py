@@ -18,7 +18,7 @@ from esper_soa.env.topology import Topology, plant, topology_of
 from esper_soa.env.world import World
 from esper_soa.nets import pools
 from esper_soa.nets.config import DataConfig, TaskConfig
-from esper_soa.ops.collect import Episode, Player
+from esper_soa.ops.collect import Episode, Player, Round
 from esper_soa.ops.progress import Progress
 from esper_soa.ops.tally import RoundResult
 from esper_soa.state import EnvState
@@ -96,7 +96,7 @@ def world() -> World:
 
 def episode(world: World, topology: Topology | None = GROWN) -> Episode:
     quiet = Progress(1, Console(file=io.StringIO()), "off")
-    return Episode(world, Player(WaitPolicy(), None), ROUND, quiet, "", topology=topology)
+    return Episode(world, Player(WaitPolicy(), None), Round(ROUND, quiet, topology=topology))
 
 
 def batches(world: World, step: int, env: int) -> list[tuple[Tensor, Tensor]]:

@@ -11,7 +11,7 @@ from esper_soa.agent.ppo import Learner
 from esper_soa.agent.protocol import Agent, Memory
 from esper_soa.agent.rollout import Rollout
 from esper_soa.env.world import World
-from esper_soa.ops.collect import Episode, Player
+from esper_soa.ops.collect import Episode, Player, Round
 from esper_soa.ops.progress import Progress
 from esper_soa.ops.tally import RoundResult
 from esper_soa.state import Action, Decision, EnvState, View
@@ -35,7 +35,7 @@ class Witness:
         return decision, memory
 
 
-class Round(NamedTuple):
+class Witnessed(NamedTuple):
     """One round of T env-steps as its agent saw it."""
 
     views: list[View]  # T, of what the actions were decided on; with a learner one more, after the last env-step
@@ -56,13 +56,13 @@ class Round(NamedTuple):
 
 def witnessed_round(
     world: World, agent: Agent, number: int, learner: Learner | None = None, teacher: Agent | None = None
-) -> Round:
+) -> Witnessed:
     """Play round `number`."""
     witness, quiet = Witness(agent), Progress(1, Console(file=io.StringIO()), "off")
-    episode = Episode(world, Player(witness, learner, teacher), number, quiet, "")
+    episode = Episode(world, Player(witness, learner, teacher), Round(number, quiet))
     states = []
     for step in range(world.rules.max_steps):
         episode.step_(step)
         states.append(episode.state)
     result, rollout = episode.finish()
-    return Round(witness.views, witness.decisions, states, result, rollout)
+    return Witnessed(witness.views, witness.decisions, states, result, rollout)

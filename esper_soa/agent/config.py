@@ -46,7 +46,7 @@ class PPOConfig:
     gamma: float = number(0.995, 0, 1, "(]")  # discount per env-step
     gae_lambda: float = number(0.98, 0, 1)  # of generalised advantages
     epochs: int = number(4, 1, 10_000)  # passes over a round
-    minibatches: int = number(1, 1, COUNT)  # over envs; sequences stay whole
+    minibatches: int = number(1, 1, COUNT)  # in a pass, each of whole sequences of some envs
     clip_ratio: float = number(0.2, 0, 1, "(]")  # of new and old probabilities, either way
     target_kl: float = number(0.015, 0, WEIGHT, note="0 = never")  # nats; epochs stop above 1.5 times this
     max_grad_norm: float = number(5.0, 0, WEIGHT, note="0 = no clipping")  # of all parameters together
@@ -95,7 +95,7 @@ class ScheduleConfig:
     # Age of the seed, env-steps, at which it leaves GERMINATED, TRAINING and BLENDING; fewer = no ADVANCE there.
     advance: list[int] = numbers((1, 11, 16), 1, COUNT, least=0)
     fossilize: int = number(17, 1, COUNT)  # age of the seed, env-steps
-    blueprint: str = choice("norm", BLUEPRINT_NAMES)
+    blueprint: str = choice("norm", BLUEPRINT_NAMES)  # of every seed
     style: int = number(2, 0, len(STYLE_BLEND) - 1)  # vocabulary.Style
     tempo: int = number(1, 0, len(TEMPO_STEPS) - 1)  # index of vocabulary.TEMPO_STEPS
     alpha_target: int = number(2, 0, len(ALPHA_TARGETS) - 1)  # index of vocabulary.ALPHA_TARGETS
@@ -115,12 +115,12 @@ class ScheduleConfig:
 class HeuristicConfig:
     """Hand-written rules on plateau, stability and contribution (policy.md 9)."""
 
-    plateau_steps_to_germinate: int = number(3, 0, COUNT)  # in a row
-    min_steps_before_germinate: int = number(5, 0, COUNT)  # of the episode
-    prune_after_steps_without_improvement: int = number(5, 0, COUNT)  # age in the stage
-    prune_if_accuracy_drops_by: float = number(2.0, -100, 100)  # percent points within the stage
+    plateau_steps_to_germinate: int = number(3, 0, COUNT)  # env-steps in a row without a gain
+    min_steps_before_germinate: int = number(5, 0, COUNT)  # env-steps of the episode
+    prune_after_steps_without_improvement: int = number(5, 0, COUNT)  # age in the stage, env-steps
+    prune_if_accuracy_drops_by: float = number(2.0, -100, 100)  # percent points within the stage, from that age on
     min_improvement_to_fossilize: float = number(0.5, -100, 100)  # contribution, percent points
-    embargo_steps_after_prune: int = number(5, 0, COUNT)  # without a germination
+    embargo_steps_after_prune: int = number(5, 0, COUNT)  # env-steps without a germination
     blueprint_rotation: list[str] = choices(  # germinated in turn
         ("conv_light", "conv_heavy", "attention", "norm", "depthwise"), BLUEPRINT_NAMES, repeated=True
     )
@@ -151,7 +151,7 @@ class ImitationConfig:
 class PolicyConfig:
     """Who decides: a learning policy or a scripted one, behind the same `act`."""
 
-    name: str = choice("ppo", POLICIES)
+    name: str = choice("ppo", POLICIES)  # ppo learns, the others follow rules
     # What a new run takes over (ppo only): none, the name of a policy that ships, a run folder, a checkpoint.
     init: str = SCRATCH
     deterministic: bool = False  # take the likeliest choice instead of sampling (ppo only)

@@ -7,8 +7,9 @@ Also the rules that say which heads an op makes relevant. Called by the policy n
 import torch
 from torch import Tensor
 
+from esper_soa.env.masks import matters_for_some
 from esper_soa.state import Masks, stage_in
-from esper_soa.vocabulary import HEAD_NAMES, PLACEHOLDERS, RELEVANT_OPS, Op
+from esper_soa.vocabulary import DETAIL_HEADS, HEADS, Op
 
 MASKED_LOGIT = -1e4  # finite, and its exponential is exactly 0 in float32
 MAX_FLOOR_MASS = 0.99  # all floors of a head together take at most this much probability
@@ -74,19 +75,16 @@ def head_masks(masks: Masks, op: Tensor) -> dict[str, Tensor]:
     slot = masks.slot_by_op.gather(-2, row).squeeze(-2)
     first = slot & (slot.cumsum(-1) == 1)
     chosen = {"slot": torch.where((op == Op.WAIT)[..., None], first, slot)}
-    offered = {"blueprint": masks.blueprint, "style": masks.style, "tempo": masks.tempo,
-               "alpha_target": masks.alpha_target, "alpha_speed": masks.alpha_speed,
-               "alpha_curve": masks.alpha_curve}  # fmt: skip
-    for name, mask in offered.items():
-        placeholder = torch.arange(mask.shape[-1], device=mask.device) == PLACEHOLDERS[name]
-        chosen[name] = torch.where(stage_in(op, RELEVANT_OPS[name])[..., None], mask, placeholder)
+    for head in DETAIL_HEADS:
+        placeholder = torch.arange(head.choices, device=op.device) == head.placeholder
+        chosen[head.name] = torch.where(stage_in(op, head.ops)[..., None], masks.get(head.name), placeholder)
     chosen["op"] = masks.op
     return chosen
 
 
 def relevant_heads(op: Tensor) -> Tensor:
     """bool [..., 8], in HEADS order: the heads that matter for the op int64 [...]."""
-    return torch.stack([stage_in(op, RELEVANT_OPS[name]) for name in HEAD_NAMES], dim=-1)
+    return torch.stack([stage_in(op, head.ops) for head in HEADS], dim=-1)
 
 
 def open_heads(masks: Masks, op: Tensor) -> Tensor:
@@ -96,6 +94,4 @@ def open_heads(masks: Masks, op: Tensor) -> Tensor:
 
 def available_heads(op_mask: Tensor) -> Tensor:
     """bool [..., 8], in HEADS order: the heads that some legal op of op_mask bool [..., 6] would make matter."""
-    legal = op_mask.unbind(-1)
-    available = [torch.stack([legal[op] for op in RELEVANT_OPS[name]]).any(0) for name in HEAD_NAMES]
-    return torch.stack(available, dim=-1)
+    return torch.stack([matters_for_some(head, op_mask) for head in HEADS], dim=-1)

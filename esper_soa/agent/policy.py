@@ -143,15 +143,15 @@ def _heads(hidden: int, slot: int) -> nn.ModuleDict:
     So an action is op, then slot, then the rest, each given what was chosen before (an autoregressive factorisation).
     """
     heads = nn.ModuleDict()
-    for name, choices in HEADS:
-        if name == "op":
-            heads[name] = _action_head(hidden, hidden, choices)
-        elif name == "slot":
-            heads[name] = SlotScores(hidden + len(OP_NAMES), slot, hidden // 2)
-        elif name == "blueprint":
-            heads[name] = _blueprint_head(hidden + slot, hidden)
+    for head in HEADS:
+        if head.name == "op":
+            heads[head.name] = _action_head(hidden, hidden, head.choices)
+        elif head.name == "slot":
+            heads[head.name] = SlotScores(hidden + len(OP_NAMES), slot, hidden // 2)
+        elif head.name == "blueprint":
+            heads[head.name] = _blueprint_head(hidden + slot, hidden)
         else:
-            heads[name] = _action_head(hidden + slot, hidden, choices)
+            heads[head.name] = _action_head(hidden + slot, hidden, head.choices)
     return heads
 
 

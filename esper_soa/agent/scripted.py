@@ -13,21 +13,11 @@ from torch import Tensor
 from esper_soa.agent.config import HeuristicConfig, PolicyConfig, ScheduleConfig
 from esper_soa.agent.distribution import head_masks, relevant_heads
 from esper_soa.agent.protocol import Agent, Memory
+from esper_soa.env.legality import ADVANCES, stage_allows
 from esper_soa.errors import SettingError, check, check_choice
-from esper_soa.state import Action, Decision, Masks, View, stage_in
-from esper_soa.vocabulary import (
-    BLUEPRINT_NAMES,
-    HEAD_NAMES,
-    NUM_BLUEPRINTS,
-    PLACEHOLDERS,
-    AlphaMode,
-    Blueprint,
-    Op,
-    Stage,
-)
+from esper_soa.state import Action, Decision, Masks, View
+from esper_soa.vocabulary import BLUEPRINT_NAMES, HEAD_NAMES, HEADS, NUM_BLUEPRINTS, AlphaMode, Blueprint, Op, Stage
 
-MANAGED_STAGES = (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING)  # seeds that still need decisions
-ADVANCED_STAGES = (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING)  # that ADVANCE leaves, in the order of a life
 ALPHA_TOLERANCE = 1e-6
 FORGOTTEN_PENALTY = 0.1  # a blueprint's penalty that decays below this is dropped
 NEVER = -100  # env-step of the last prune before there was one
@@ -140,7 +130,7 @@ class SchedulePolicy:
         starts = _constants(cfg.germination_steps(stage.shape[-1]), step.device)
         open_for_one = (stage == Stage.EMPTY) & (step.unsqueeze(-1) >= starts)
         due = torch.where(open_for_one, Op.GERMINATE, Op.WAIT)
-        for left, offset in zip(ADVANCED_STAGES, cfg.advance, strict=False):
+        for (left, _), offset in zip(ADVANCES, cfg.advance, strict=False):
             due = torch.where((stage == left) & (age >= offset), Op.ADVANCE, due)
         return torch.where((stage == Stage.HOLDING) & (age >= cfg.fossilize), Op.FOSSILIZE, due)
 
@@ -231,7 +221,7 @@ def wish_for(situation: Situation, memory: HeuristicMemory, cfg: HeuristicConfig
     The first managed seed in slot order decides; only without one is germination considered.
     Thresholds of `cfg` may also be tensors [N].
     """
-    managed = stage_in(situation.stage, MANAGED_STAGES)
+    managed = stage_allows(Op.PRUNE, situation.stage)  # seeds that still need decisions
     managing = managed.any(-1)
     slot = first_choice(managed)
     germinating = ~managing & _germination_due(situation, memory, cfg)
@@ -307,23 +297,13 @@ def _next_blueprint(memory: HeuristicMemory, cfg: HeuristicConfig) -> tuple[Tens
 
 def _seed_action(op: Tensor, slot: Tensor, blueprint: Tensor) -> Action:
     """`op` on `slot` [N], with `blueprint` for GERMINATE and the placeholder choice in every other head."""
-    placeholders = {name: torch.full_like(op, choice) for name, choice in PLACEHOLDERS.items()}
+    placeholders = {head.name: torch.full_like(op, head.placeholder) for head in HEADS}
     return _action(placeholders | {"op": op, "slot": slot, "blueprint": blueprint.clamp(min=Blueprint.NOOP)})
 
 
 def _action(heads: dict[str, Tensor]) -> Action:
     """An Action from the choice [N] of every head by name."""
-    return Action(
-        slot=heads["slot"],
-        blueprint=heads["blueprint"],
-        style=heads["style"],
-        tempo=heads["tempo"],
-        alpha_target=heads["alpha_target"],
-        alpha_speed=heads["alpha_speed"],
-        alpha_curve=heads["alpha_curve"],
-        op=heads["op"],
-        batch_size=heads["op"].shape,
-    )
+    return Action.from_dict({name: heads[name] for name in HEAD_NAMES}, batch_size=heads["op"].shape)
 
 
 def _unlearned(action: Action) -> Decision:

@@ -90,53 +90,42 @@ def pair_interactions(subset: Tensor, accuracy: Tensor, ablated: Tensor) -> Tens
     wanted = torch.cat(((bits[:, None] | bits[None, :]).flatten(), torch.zeros_like(bits[:1])))
     value, known = lookup(subset, accuracy, wanted.expand(subset.shape[0], -1))
     both, found = (part[:, :-1].unflatten(1, (num_slots, num_slots)) for part in (value, known))
-    alone, none = both.diagonal(dim1=1, dim2=2), value[:, -1:, None]
+    # A strided slice for the diagonal of `both`: inductor lowers `diagonal` with a deprecated function, and says so.
+    alone, none = value[:, : num_slots**2 : num_slots + 1], value[:, -1:, None]
     distinct = ~torch.eye(num_slots, dtype=torch.bool, device=subset.device)
     valid = found & distinct & ablated[:, :, None] & ablated[:, None, :]
     return torch.where(valid, both - alone[:, :, None] - alone[:, None, :] + none, 0.0)
 
 
-def attribute(
-    measurements: Measurements, slots: Slots, execution_rank: Tensor, orders: Tensor | None = None
-) -> Attribution:
+def attribute(measurements: Measurements, slots: Slots, orders: Tensor | None = None) -> Attribution:
     """Everything the rewards, gates and observations need from this env-step's subset rows.
 
-    execution_rank: int64 [S], position of each slot in the forward pass. orders: int64 [P, S], see
-    `sampled_shapley_values`, for envs without all subsets; None leaves their Shapley values at 0.
+    orders: int64 [P, S], see `sampled_shapley_values`, for envs without all subsets; None leaves their Shapley values
+    at 0.
     """
     subset, accuracy, ablated = measurements.subset, measurements.accuracy, measurements.ablated
     num_slots = ablated.shape[1]
     bits = 1 << torch.arange(num_slots, device=subset.device)
     full = torch.where(ablated, bits, 0).sum(1, keepdim=True)
     fossils = torch.where(ablated & (slots.stage == Stage.FOSSILIZED), bits, 0).sum(1, keepdim=True)
-    wanted = torch.cat((full & ~bits, bits.expand_as(ablated), torch.zeros_like(full), fossils), 1)
+    wanted = torch.cat((full & ~bits, torch.zeros_like(full), fossils), 1)
     value, _ = lookup(subset, accuracy, wanted)
-    left_out, solo, all_off, committed = value.split((num_slots, num_slots, 1, 1), 1)
+    left_out, all_off, committed = value.split((num_slots, 1, 1), 1)
     interactions = pair_interactions(subset, accuracy, ablated)
-    boosts = interactions.clamp(min=0)
     shapley, complete = shapley_values(subset, accuracy, ablated)
     error = torch.zeros_like(shapley)
     if orders is not None:
         sampled, spread, _ = sampled_shapley_values(subset, accuracy, ablated, orders)
         shapley = torch.where(complete[:, None], shapley, sampled)
         error = torch.where(complete[:, None], error, spread)
-    alpha = torch.where(ablated, slots.alpha, 0.0)
-    before = execution_rank[None, :] < execution_rank[:, None]  # [S, S], column acts before row
-    upstream = torch.where(before, alpha[:, None, :], 0.0).sum(-1)
-    downstream = torch.where(before.T, alpha[:, None, :], 0.0).sum(-1)
     main = accuracy[:, 0]
     return Attribution(
         contribution=torch.where(ablated, main[:, None] - left_out, 0.0),
         measured=ablated,
-        solo=torch.where(ablated, solo, 0.0),
         interaction_sum=interactions.sum(-1),
-        boost=boosts.amax(-1),
-        pair_boost=boosts,
-        upstream_alpha=torch.where(ablated, upstream, 0.0),
-        downstream_alpha=torch.where(ablated, downstream, 0.0),
+        pair_boost=interactions.clamp(min=0),
         shapley=shapley,
         shapley_error=error,
-        all_off=all_off.squeeze(1),
         total=main - all_off.squeeze(1),
         total_known=ablated.any(1),
         committed=committed.squeeze(1),

@@ -75,8 +75,10 @@ class GovernorConfig:
     """Loss watch and rollback (rewards.md D)."""
 
     enabled: bool = True  # False: nothing is watched, a host that is lost stays lost until its episode ends
-    sensitivity: float = number(6.0, 0, WEIGHT)  # standard deviations above the mean loss
-    multiplier: float = number(3.0, 0, WEIGHT)  # times the mean loss
+    # A loss diverges that is above the mean of the last ones by so many of their standard deviations,
+    # above so many times that mean, and above so many nats.
+    sensitivity: float = number(6.0, 0, WEIGHT)  # standard deviations
+    multiplier: float = number(3.0, 0, WEIGHT)  # times the mean
     absolute_threshold: float = number(12.0, 0, WEIGHT)  # nats
     min_panics: int = number(3, 1, COUNT)  # consecutive divergent losses before a rollback
     # Losses before divergence and collapse are judged.
@@ -130,7 +132,7 @@ class AttributionConfig:
 class RewardConfig:
     """Every term of every reward mode (rewards.md A.1). Costs and penalties are negative, rents positive."""
 
-    mode: str = choice("shaped", REWARD_MODES)
+    mode: str = choice("shaped", REWARD_MODES)  # which terms are paid; see reward_modes.py
     scored_slots: str = choice("all", ("all", "target"))  # per-seed terms over all live slots, or the reference's rule
     # attribution
     contribution_weight: float = number(1.0, 0, WEIGHT)  # reward per point of contribution
@@ -185,7 +187,7 @@ class RewardConfig:
     early_prune_penalty: float = number(-0.1, -WEIGHT, WEIGHT)  # what it costs
     auto_prune_penalty: float = number(-0.2, -WEIGHT, WEIGHT)  # per seed that a rollback removes
     # the end of the episode
-    terminal_accuracy_weight: float = number(0.05, -WEIGHT, WEIGHT)  # per percent
+    terminal_accuracy_weight: float = number(0.05, -WEIGHT, WEIGHT)  # reward per percent of final accuracy
     # basic and basic_plus
     basic_accuracy_delta_weight: float = number(5.0, -WEIGHT, WEIGHT)  # of the last change of accuracy, at 100 points
     basic_fossilize_base_bonus: float = number(0.3, -WEIGHT, WEIGHT)  # of a proven seed
@@ -202,8 +204,8 @@ class RewardConfig:
     min_drip_steps: int = number(5, 1, COUNT)  # over which a pool is spread at least
     negative_drip_ratio: float = number(0.5, 0, 1)  # of max_drip_per_step, that a harmful fossil takes back at most
     # ablations
-    disable_pbrs: bool = False
-    disable_terminal_reward: bool = False
+    disable_pbrs: bool = False  # no shaping over stages
+    disable_terminal_reward: bool = False  # nothing for the final accuracy
     disable_anti_gaming: bool = False  # no ratio penalty, no alpha shock
     loss: LossRewardConfig = field(default_factory=LossRewardConfig)
 

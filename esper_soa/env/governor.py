@@ -12,9 +12,10 @@ from torch import Tensor
 
 from esper_soa.env.config import GUARD_WINDOW, NUM_REASONS, GovernorConfig
 from esper_soa.env.lifecycle import prune_now
-from esper_soa.env.reward_records import TERM_NAMES, RewardTerms
+from esper_soa.env.masks import choices_left
+from esper_soa.env.reward_terms import RewardTerms, add_terms, no_terms
 from esper_soa.state import LEDGER_FLOAT, EnvState, Guard, Masks, Measurements
-from esper_soa.vocabulary import PLACEHOLDERS, Op
+from esper_soa.vocabulary import HEADS, Op
 
 RECOVERED_SHARE = 0.6  # mean loss below this share of the chance loss: the host had learned something
 CHANCE_BAND = 0.065  # share of the chance loss within which a loss counts as chance
@@ -93,19 +94,10 @@ def quarantine(measured: Measurements, state: EnvState) -> Measurements:
 
 def only_wait(masks: Masks, where: Tensor) -> Masks:
     """`masks` that leave the envs `where` (bool [N]) nothing but WAIT."""
-    ops = torch.arange(masks.op.shape[1], device=where.device)
-    free = ~where[:, None]
-    op = free | (ops == Op.WAIT)
-    placeholder = {
-        name: free | (torch.arange(masks.get(name).shape[1], device=where.device) == PLACEHOLDERS[name])
-        for name in ("style", "alpha_target")
-    }
-    return masks.replace(
-        op=masks.op & op,
-        slot_by_op=masks.slot_by_op & op[:, :, None],
-        style=masks.style & placeholder["style"],
-        alpha_target=masks.alpha_target & placeholder["alpha_target"],
-    )
+    left = ~where[:, None] | (torch.arange(masks.op.shape[1], device=where.device) == Op.WAIT)
+    op = masks.op & left
+    fixed = {head.name: masks.get(head.name) & choices_left(head, op) for head in HEADS if head.fixed}
+    return masks.replace(op=op, slot_by_op=masks.slot_by_op & left[:, :, None], **fixed)
 
 
 def roll_back(state: EnvState, cfg: GovernorConfig, prune_penalty: float) -> tuple[EnvState, RewardTerms]:
@@ -130,9 +122,8 @@ def roll_back(state: EnvState, cfg: GovernorConfig, prune_penalty: float) -> tup
         last_op=torch.full_like(state.signals.last_op, Op.WAIT),
         last_success=torch.zeros_like(state.signals.last_success),
     )
-    terms = dict.fromkeys(TERM_NAMES, torch.zeros_like(penalty)) | {"rollback_penalty": penalty, "total": penalty}
     after = state.replace(slots=slots, ramp=ramp, totals=totals, signals=signals)
-    return after, RewardTerms.from_dict(terms, batch_size=penalty.shape)
+    return after, add_terms(no_terms(penalty), {"rollback_penalty": penalty})
 
 
 def inspect(guard: Guard, loss: Tensor, num_classes: int, cfg: GovernorConfig) -> tuple[Guard, Tensor, Tensor]:

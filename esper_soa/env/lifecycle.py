@@ -14,7 +14,8 @@ from torch import Tensor
 from esper_soa.env.alpha import advance_ramp, retarget
 from esper_soa.env.config import GatesConfig, LifecycleConfig
 from esper_soa.env.gates import ALPHA_TOLERANCE, GateResults, arrived, check_gates
-from esper_soa.state import LEDGER_FLOAT, Action, ActionOutcome, Ramp, Slots, stage_in
+from esper_soa.env.legality import ADVANCES, LEGAL_STAGES, at_rest, slot_allows, stage_allows
+from esper_soa.state import LEDGER_FLOAT, Action, ActionOutcome, Ramp, Slots
 from esper_soa.vocabulary import (
     ALPHA_TARGETS,
     CURVE_CHOICES,
@@ -33,20 +34,16 @@ from esper_soa.vocabulary import (
     Style,
 )
 
-ADVANCING_STAGES = (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING)  # where ADVANCE means something
-ALPHA_STAGES = (Stage.BLENDING, Stage.HOLDING)  # where alpha may be sent to a new target
-PRUNABLE_STAGES = (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING)
-
 # The record of a slot without a seed; the type of a value gives its field's dtype.
 EMPTY_SLOT = {
     "stage": Stage.EMPTY, "stage_age": 0, "seed_age": 0, "previous_stage": Stage.UNKNOWN, "previous_stage_age": 0,
     "blueprint": Blueprint.NONE, "blend": Blend.ADD, "style": Style.SIGMOID_ADD, "tempo": 5, "alpha_goal": 1.0,
     "alpha": 0.0, "newborn": False, "fresh_momentum": False,
-    "accuracy_initial": 0.0, "accuracy_stage_start": 0.0, "accuracy_current": 0.0, "accuracy_best": 0.0,
+    "accuracy_initial": 0.0, "accuracy_stage_start": 0.0, "accuracy_current": 0.0,
     "accuracy_blending_start": 0.0, "blending_started": False,
     "accuracy_germination": 0.0, "germination_known": False,
     "contribution": 0.0, "contribution_known": False, "contribution_velocity": 0.0, "contribution_age": 0,
-    "interaction_sum": 0.0, "boost_received": 0.0, "upstream_alpha": 0.0, "downstream_alpha": 0.0,
+    "interaction_sum": 0.0,
     "gradient_norm": 0.0, "gradient_health": 0.0, "gradient_vanishing": False, "gradient_exploding": False,
     "gradient_measured": False, "gradient_ratio": 0.0, "gradient_ratio_known": False,
     "previous_health": 0.0, "previous_health_known": False,
@@ -101,31 +98,17 @@ def record_accuracy(slots: Slots, accuracy: Tensor) -> Slots:
         accuracy_initial=torch.where(first, accuracy, slots.accuracy_initial),
         accuracy_stage_start=torch.where(first, accuracy, slots.accuracy_stage_start),
         accuracy_current=torch.where(live, accuracy, slots.accuracy_current),
-        accuracy_best=torch.where(live, torch.maximum(slots.accuracy_best, accuracy), slots.accuracy_best),
         seed_age=slots.seed_age + live,
         stage_age=slots.stage_age + live,
     )
 
 
-def legal(slots: Slots, ramp: Ramp, op: Tensor, cfg: LifecycleConfig) -> Tensor:
-    """bool [N, S]: `op` (int64, broadcast to [N, S]) is applicable in the slot; gates are not asked."""
-    stage, still = slots.stage, ramp.mode == AlphaMode.HOLD
-    old_enough = slots.seed_age >= cfg.min_prune_age
-    return (
-        (op == Op.WAIT)
-        | ((op == Op.GERMINATE) & slots.empty)
-        | ((op == Op.ADVANCE) & stage_in(stage, ADVANCING_STAGES))
-        | ((op == Op.FOSSILIZE) & (stage == Stage.HOLDING))
-        | ((op == Op.PRUNE) & stage_in(stage, PRUNABLE_STAGES) & still & old_enough)
-        | ((op == Op.SET_ALPHA_TARGET) & stage_in(stage, ALPHA_STAGES) & still)
-    )
-
-
 def valid(slots: Slots, ramp: Ramp, action: Action, cfg: LifecycleConfig) -> Tensor:
-    """bool [N]: the action's op is applicable in its target slot; WAIT always is."""
-    op = action.op.unsqueeze(-1)
-    applicable = legal(slots, ramp, op, cfg) & target_slot(action, slots.stage.shape[-1])
-    return (action.op == Op.WAIT) | applicable.any(-1)
+    """bool [N]: the target slot allows the action's op, as every slot allows WAIT; gates are not asked."""
+    num_slots = slots.stage.shape[-1]
+    allowed = slot_allows(slots.stage, slots.seed_age, ramp.mode, cfg.min_prune_age)
+    chosen = action.op.view(-1, 1, 1).expand(-1, 1, num_slots)
+    return (allowed.gather(1, chosen).squeeze(1) & target_slot(action, num_slots)).any(-1)
 
 
 def effective_op(slots: Slots, ramp: Ramp, action: Action, cfg: LifecycleConfig) -> Tensor:
@@ -147,7 +130,6 @@ def apply(
     """
     op = effective_op(slots, ramp, action, cfg)
     orders = decode(action, torch.where(target_slot(action, slots.stage.shape[-1]), op.unsqueeze(-1), Op.WAIT))
-    was_live = slots.live
     slots, ramp, done = carry_out(slots, ramp, orders, accuracy, gates)
     done_by_env = done.any(-1)
     outcome = ActionOutcome(
@@ -155,7 +137,6 @@ def apply(
         success=(action.op == Op.WAIT) | done_by_env,
         germinated=done_by_env & (op == Op.GERMINATE),
         fossilized=done_by_env & (op == Op.FOSSILIZE),
-        pruned_now=(was_live & ~slots.live).any(-1),
         batch_size=op.shape,
     )
     return slots, ramp, outcome
@@ -191,16 +172,16 @@ def carry_out(
 ) -> tuple[Slots, Ramp, Tensor]:
     """Carry out one order per slot, where the slot's state allows it; bool [N, S] says where it was done.
 
-    Ages and the ban on pruning under way are rules for actions, see `legal`; they are not asked again here.
+    Ages and the ban on pruning under way are rules for actions, see legality.py; they are not asked again here.
     """
-    op, stage = orders.op, slots.stage
-    gates = check_gates(slots, ramp, cfg)
-    germinated = (op == Op.GERMINATE) & slots.empty
+    stage, gates = slots.stage, check_gates(slots, ramp, cfg)
+    asked = {op: (orders.op == op) & stage_allows(op, stage) for op in LEGAL_STAGES}
+    germinated = asked[Op.GERMINATE]
     advanced_stage = advance_stage(stage, gates)
-    advanced = (op == Op.ADVANCE) & (advanced_stage != stage)
-    fossilized = (op == Op.FOSSILIZE) & (stage == Stage.HOLDING) & gates.g5
-    aimed = (op == Op.SET_ALPHA_TARGET) & _may_aim(slots, ramp) & (orders.target > 0)
-    removed, fading = _ways_to_prune(slots, ramp, orders)
+    advanced = asked[Op.ADVANCE] & (advanced_stage != stage)
+    fossilized = asked[Op.FOSSILIZE] & gates.g5
+    aimed = asked[Op.SET_ALPHA_TARGET] & at_rest(ramp.mode) & (orders.target > 0)
+    removed, fading = _ways_to_prune(slots, ramp, asked[Op.PRUNE], orders.length)
 
     reopened = fading | (aimed & (stage == Stage.HOLDING) & (orders.target < 1 - ALPHA_TOLERANCE))
     stage = torch.where(advanced, advanced_stage, stage)
@@ -221,25 +202,21 @@ def advance_stage(stage: Tensor, gates: GateResults) -> Tensor:
 
     ADVANCE leads no further than HOLDING: a seed is fossilised by an action of its own.
     """
-    following = torch.where((stage == Stage.GERMINATED) & gates.g1, Stage.TRAINING, stage)
-    following = torch.where((stage == Stage.TRAINING) & gates.g2, Stage.BLENDING, following)
-    return torch.where((stage == Stage.BLENDING) & gates.g3, Stage.HOLDING, following)
+    following = stage
+    for (before, after), passed in zip(ADVANCES, (gates.g1, gates.g2, gates.g3), strict=True):
+        following = torch.where((stage == before) & passed, after, following)
+    return following
 
 
-def _may_aim(slots: Slots, ramp: Ramp) -> Tensor:
-    """bool [N, S]: alpha is at rest in a stage where it can be sent to a new target."""
-    return stage_in(slots.stage, ALPHA_STAGES) & (ramp.mode == AlphaMode.HOLD)
+def _ways_to_prune(slots: Slots, ramp: Ramp, pruning: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
+    """bool [N, S] twice, of the seeds in `pruning` (bool [N, S]): those that go at once, those that first fade out.
 
-
-def _ways_to_prune(slots: Slots, ramp: Ramp, orders: Orders) -> tuple[Tensor, Tensor]:
-    """bool [N, S] twice: seeds that PRUNE removes at once, seeds that it first fades out with a ramp to alpha 0.
+    Fading is a ramp of `length` ticks (int64, broadcast to [N, S]) to alpha 0.
 
     A seed goes at once if asked to (length 0), if it has no weight yet, or if its stage knows no ramps.
     """
-    pruning = (orders.op == Op.PRUNE) & stage_in(slots.stage, PRUNABLE_STAGES)
-    at_once = (orders.length <= 0) | (slots.alpha <= 0)
-    has_ramp = stage_in(slots.stage, ALPHA_STAGES)
-    still = ramp.mode == AlphaMode.HOLD
+    at_once = (length <= 0) | (slots.alpha <= 0)
+    has_ramp, still = stage_allows(Op.SET_ALPHA_TARGET, slots.stage), at_rest(ramp.mode)
     return pruning & (at_once | (still & ~has_ramp)), pruning & ~at_once & still & has_ramp
 
 
@@ -267,7 +244,7 @@ def germinate(slots: Slots, ramp: Ramp, where: Tensor, orders: Orders, accuracy:
 
 def prune_now(slots: Slots, ramp: Ramp, where: Tensor) -> tuple[Slots, Ramp]:
     """Remove the seeds on `where` (bool [N, S]) at once; fossils, cooling and empty slots stay as they are."""
-    removed = where & stage_in(slots.stage, PRUNABLE_STAGES)
+    removed = where & stage_allows(Op.PRUNE, slots.stage)
     return enter(slots, ramp, torch.where(removed, Stage.PRUNED, slots.stage))
 
 
@@ -352,13 +329,11 @@ def _stage_after_tick(slots: Slots, ramp: Ramp, cfg: LifecycleConfig, gates: Gat
     Nothing happens to HOLDING and FOSSILIZED. A seed whose ramp ended at alpha 0 is gone.
     """
     was = slots.stage
-    stage = was
-    if cfg.auto_forward_g1:
-        stage = torch.where((was == Stage.GERMINATED) & gates.g1, Stage.TRAINING, stage)
-    if cfg.auto_forward_g2:
-        stage = torch.where((was == Stage.TRAINING) & gates.g2, Stage.BLENDING, stage)
-    if cfg.auto_forward_g3:
-        stage = torch.where((was == Stage.BLENDING) & gates.g3, Stage.HOLDING, stage)
+    stage, onward = was, advance_stage(was, gates)
+    by_itself = (cfg.auto_forward_g1, cfg.auto_forward_g2, cfg.auto_forward_g3)
+    for (before, _), forwards in zip(ADVANCES, by_itself, strict=True):
+        if forwards:
+            stage = torch.where(was == before, onward, stage)
     faded = (was == Stage.BLENDING) & arrived(ramp) & (ramp.target <= ALPHA_TOLERANCE)
     stage = torch.where(faded, Stage.PRUNED, stage)
     stage = torch.where(was == Stage.PRUNED, Stage.EMBARGOED, stage)

@@ -1,7 +1,8 @@
 """Which choices of every action head are legal, from the ledger alone.
 
-Given slots, ramps and the lifecycle settings; called once per env-step before the decision. An op that is legal here
-is applicable in `lifecycle.apply`; whether its quality gate passes is only known when it is executed.
+Given slots, ramps and the lifecycle settings; called once per env-step before the decision. What a slot allows is
+legality.py's business, what its env allows is told here. An op that is legal here is applicable in `lifecycle.apply`;
+whether its quality gate passes is only known when it is executed.
 """
 
 from typing import NamedTuple
@@ -10,13 +11,12 @@ import torch
 from torch import Tensor
 
 from esper_soa.env.config import LifecycleConfig
+from esper_soa.env.legality import slot_allows
 from esper_soa.state import Masks, Ramp, Slots, stage_in
-from esper_soa.vocabulary import LIVE_STAGES, PLACEHOLDERS, AlphaMode, Blueprint, Stage, head_sizes
+from esper_soa.vocabulary import DETAIL_HEADS, LIVE_STAGES, NUM_BLUEPRINTS, OP_NAMES, Blueprint, Head, Op, Stage
 
+# A seed in one of them, not yet blending or on its way out, blocks germination in every slot of its env.
 UNSETTLED_STAGES = (Stage.GERMINATED, Stage.TRAINING, Stage.PRUNED, Stage.EMBARGOED, Stage.RESETTING)
-ADVANCEABLE_STAGES = (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING)
-PRUNABLE_STAGES = (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING)
-RETARGETABLE_STAGES = (Stage.BLENDING, Stage.HOLDING)
 
 
 class SlotFacts(NamedTuple):
@@ -61,48 +61,40 @@ def action_masks(
 
 
 def legal_choices(facts: SlotFacts, rules: MaskRules) -> Masks:
-    """Legal choices from the bare facts (reference action masks).
-
-    A seed that is not yet blending, or a slot that cools down, blocks germination in every slot of its env.
-    """
+    """Legal choices from the bare facts (reference action masks)."""
     by_op = _legal_slots(facts, rules)
     op = by_op.any(-1)
     op = torch.cat((torch.ones_like(op[:, :1]), op[:, 1:]), -1)
-    shaped = op[:, 1:2] | op[:, 2:3]  # GERMINATE or SET_ALPHA_TARGET
-    sizes = head_sizes(facts.stage.shape[-1])
-    choices = torch.arange(max(sizes), device=op.device)
-    free = torch.ones_like(op[:, :1])
-    blueprints = rules.blueprints & (choices[: sizes[1]] != Blueprint.NOOP)
-    return Masks(
-        slot=facts.enabled,
-        blueprint=blueprints.expand(op.shape[0], -1),
-        style=shaped | (choices[: sizes[2]] == PLACEHOLDERS["style"]),
-        tempo=free.expand(-1, sizes[3]),
-        alpha_target=shaped | (choices[: sizes[4]] == PLACEHOLDERS["alpha_target"]),
-        alpha_speed=free.expand(-1, sizes[5]),
-        alpha_curve=free.expand(-1, sizes[6]),
-        op=op,
-        slot_by_op=by_op,
-        batch_size=op.shape[:1],
-    )
+    offered = {head.name: choices_left(head, op) for head in DETAIL_HEADS}
+    blueprints = torch.arange(NUM_BLUEPRINTS, device=op.device)
+    offered["blueprint"] = offered["blueprint"] & rules.blueprints & (blueprints != Blueprint.NOOP)
+    masks = {"slot": facts.enabled, **offered, "op": op, "slot_by_op": by_op}
+    return Masks.from_dict(masks, batch_size=op.shape[:1])
+
+
+def choices_left(head: Head, op: Tensor) -> Tensor:
+    """bool [N, C]: what the legal ops [N, 6] leave of the choices of a head.
+
+    All, but that a head which is `fixed` keeps its placeholder alone where no op that it matters for is legal.
+    """
+    if not head.fixed:
+        return torch.ones_like(op[:, :1]).expand(-1, head.choices)
+    placeholder = torch.arange(head.choices, device=op.device) == head.placeholder
+    return matters_for_some(head, op).unsqueeze(-1) | placeholder
+
+
+def matters_for_some(head: Head, op: Tensor) -> Tensor:
+    """bool [...]: some legal op of op [..., 6] makes the head matter."""
+    legal = op.unbind(-1)
+    return torch.stack([legal[code] for code in head.ops]).any(0)
 
 
 def _legal_slots(facts: SlotFacts, rules: MaskRules) -> Tensor:
     """bool [N, 6, S]: slots on which each op is applicable; all enabled slots for WAIT."""
-    stage, enabled = facts.stage, facts.enabled
-    empty = enabled & (stage == Stage.EMPTY)
-    unsettled = (enabled & stage_in(stage, UNSETTLED_STAGES)).any(-1, keepdim=True)
+    by_slot = slot_allows(facts.stage, facts.seed_age, facts.mode, rules.min_prune_age, rules.moving_prunable)
+    unsettled = (facts.enabled & stage_in(facts.stage, UNSETTLED_STAGES)).any(-1, keepdim=True)
     full = (rules.num_seeds >= rules.max_seeds) & (rules.max_seeds > 0)
-    resting = facts.mode == AlphaMode.HOLD
-    old = facts.seed_age >= rules.min_prune_age
-    return torch.stack(
-        (
-            enabled,
-            empty & ~full & ~unsettled,
-            enabled & stage_in(stage, RETARGETABLE_STAGES) & resting,
-            enabled & stage_in(stage, PRUNABLE_STAGES) & old & (resting | rules.moving_prunable),
-            enabled & (stage == Stage.HOLDING),
-            enabled & stage_in(stage, ADVANCEABLE_STAGES) & ~rules.advance_disabled,
-        ),
-        dim=-2,
-    )
+    by_env = [torch.ones_like(unsettled)] * len(OP_NAMES)
+    by_env[Op.GERMINATE] = ~full & ~unsettled
+    by_env[Op.ADVANCE] = ~rules.advance_disabled
+    return by_slot & facts.enabled.unsqueeze(-2) & torch.stack(by_env, dim=-2)

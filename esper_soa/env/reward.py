@@ -4,8 +4,6 @@
 `settle_fossils` after the action was applied. Both are given the ledger and return it anew.
 """
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -13,8 +11,8 @@ from esper_soa.env.config import NUM_REASONS, PBRS_GAMMA, RewardConfig
 from esper_soa.env.lifecycle import target_slot
 from esper_soa.env.parameters import fossilized_params, occupied_params, total_params
 from esper_soa.env.reward_modes import score
-from esper_soa.env.reward_records import RewardInputs, RewardSettings, RewardTerms, SlotReadings
-from esper_soa.env.reward_terms import MIN_CONTRIBUTION, slot_op
+from esper_soa.env.reward_records import RewardInputs, RewardSettings, SlotReadings
+from esper_soa.env.reward_terms import MIN_CONTRIBUTION, RewardTerms, add_terms, size_rent, slot_op
 from esper_soa.env.scaffold import hindsight_credit
 from esper_soa.env.signals import stable_accuracy
 from esper_soa.state import LEDGER_FLOAT, Action, ActionOutcome, Attribution, EnvState, Slots, Totals, stage_in
@@ -136,25 +134,19 @@ def adjust(
 
     A seed that is fossilised by the last action keeps its escrow.
     """
-    zero = torch.zeros_like(terms.total)
     last = inputs.step == inputs.max_steps
-    forfeit, clawback = zero, zero
+    due = {}
     if cfg.mode == "escrow":
         kept = (slot_op(inputs) == Op.FOSSILIZE) & (inputs.stage == Stage.HOLDING)
         lost = inputs.has_seed & (inputs.stage != Stage.FOSSILIZED) & ~kept
-        forfeit = torch.where(last, -torch.where(lost, readings.escrow_next, 0.0).sum(1), 0.0)
+        due["escrow_forfeit"] = torch.where(last, -torch.where(lost, readings.escrow_next, 0.0).sum(1), 0.0)
     if cfg.mode in ("shaped", "escrow") and not cfg.disable_pbrs:
         unproven = inputs.has_seed & stage_in(inputs.stage, UNPROVEN_STAGES)
         refund = cfg.pbrs_weight * germination_refund(inputs.seed_age)
-        clawback = torch.where(last, -torch.where(unproven, refund, 0.0).sum(1), 0.0)
-    penalty, credit = totals.pending_penalty, totals.pending_hindsight
-    return terms.replace(
-        escrow_forfeit=forfeit,
-        clawback=clawback,
-        auto_prune_penalty=penalty,
-        hindsight_credit=credit,
-        total=terms.total + forfeit + clawback + penalty + credit,
-    )
+        due["clawback"] = torch.where(last, -torch.where(unproven, refund, 0.0).sum(1), 0.0)
+    due["auto_prune_penalty"] = totals.pending_penalty
+    due["hindsight_credit"] = totals.pending_hindsight
+    return add_terms(terms, due)
 
 
 def germination_refund(seed_age: Tensor) -> Tensor:
@@ -199,6 +191,6 @@ def settle_fossils(state: EnvState, action: Action, outcome: ActionOutcome) -> E
 
 
 def final_rent(parameters: float, host: int, cfg: RewardConfig) -> float:
-    """Rent of a grown host in percent points: the reference reward's logarithmic, capped rent, of the final size."""
-    growth = max(parameters - host, 0.0) / max(host, cfg.rent_host_params_floor)
-    return min(cfg.rent_weight * math.log1p(growth), cfg.max_rent)
+    """Rent of one grown host in percent points, by its final size: what the mode `net` takes at the end."""
+    sizes = torch.tensor([[parameters], [host]], dtype=LEDGER_FLOAT)
+    return float(size_rent(sizes[0], sizes[1], cfg))

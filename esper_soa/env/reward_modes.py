@@ -10,8 +10,8 @@ from torch import Tensor
 
 from esper_soa.env import reward_terms as term
 from esper_soa.env.config import RewardConfig
-from esper_soa.env.reward_records import TERM_NAMES, RewardInputs, RewardTerms, SlotReadings
-from esper_soa.env.reward_terms import column
+from esper_soa.env.reward_records import RewardInputs, SlotReadings
+from esper_soa.env.reward_terms import RewardTerms, add_terms, column, no_terms
 from esper_soa.state import LEDGER_FLOAT
 from esper_soa.vocabulary import Op, Stage
 
@@ -38,15 +38,7 @@ def score(inputs: RewardInputs, cfg: RewardConfig) -> tuple[RewardTerms, SlotRea
 
 def collect(parts: dict[str, Tensor], inputs: RewardInputs) -> RewardTerms:
     """The terms by name, 0 where a mode has none, and their sum; ValueError for a name that RewardTerms lacks."""
-    strangers = sorted(set(parts).difference(TERM_NAMES))
-    if strangers:
-        raise ValueError(f"RewardTerms has no {', '.join(strangers)}: the total would pay what no table shows")
-    zero = torch.zeros_like(inputs.val_accuracy)
-    total = zero
-    for part in parts.values():
-        total = total + part
-    terms = {name: parts.get(name, zero) for name in TERM_NAMES}
-    return RewardTerms.from_dict(terms | {"total": total}, batch_size=inputs.batch_size)
+    return add_terms(no_terms(inputs.val_accuracy), parts)
 
 
 def scored(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
@@ -250,7 +242,7 @@ def _loss(inputs: RewardInputs, cfg: RewardConfig) -> dict[str, Tensor]:
     change = (inputs.loss_delta / loss.typical_loss_delta_std).clamp(-loss.max_loss_delta, loss.max_loss_delta)
     change = torch.where(change > 0, change * loss.regression_penalty_scale, change)
     growth = (inputs.total_params - inputs.host_params) / inputs.host_params.clamp(min=1)
-    rent = (loss.compute_rent_weight * torch.log1p(growth.clamp(min=0))).clamp(max=loss.max_rent_penalty)
+    rent = term.growth_rent(growth, loss.compute_rent_weight, loss.max_rent_penalty)
     grace = (scored(inputs, cfg) & inputs.has_seed & (inputs.seed_age < loss.grace_steps)).any(1)
     shaping = term.shaping(term.stage_potential(inputs.previous_stage), term.stage_potential(inputs.stage))
     shaping = torch.where(inputs.has_seed, loss.stage_potential_weight * shaping, 0.0)
@@ -269,11 +261,9 @@ def _net(inputs: RewardInputs, cfg: RewardConfig) -> dict[str, Tensor]:
     Without discount an episode sums to its final accuracy minus rent, as the evaluation reports it, less the accuracy
     of the first env-step, which no action could change.
     """
-    growth = (inputs.total_params - inputs.host_params) / inputs.host_params.clamp(min=cfg.rent_host_params_floor)
-    rent = (cfg.rent_weight * torch.log1p(growth.clamp(min=0))).clamp(max=cfg.max_rent)
     return {
         "accuracy_change": torch.where(inputs.step > 1, inputs.accuracy_delta, 0.0),
-        "compute_rent": _at_end(inputs, -rent),
+        "compute_rent": _at_end(inputs, -term.size_rent(inputs.total_params, inputs.host_params, cfg)),
     }
 
 

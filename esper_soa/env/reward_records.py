@@ -1,4 +1,4 @@
-"""The records of the reward: what it reads, what it pays by name, and what it leaves behind per slot.
+"""The records of the reward: what it reads, and what it leaves behind per slot. What it pays is in reward_terms.py.
 
 Filled by `reward.py` from the ledger, read by the terms and the modes. Accuracies, contributions and improvements are
 percent points. N envs, S slots, D drip pools (one per slot in the simulator).
@@ -67,36 +67,6 @@ class RewardInputs(TensorClass["tensor_only", "frozen"]):
     num_contributing: Tensor  # int64
     step: Tensor  # int64, 1-based
     max_steps: Tensor  # int64
-
-
-class RewardTerms(TensorClass["tensor_only", "frozen"]):
-    """The parts of the reward [N], float64 and signed: `total` is the sum of all the others."""
-
-    attribution: Tensor  # what the seeds earned by their contributions; escrow: the moves of the ledger
-    ratio_penalty: Tensor  # contribution that the total does not support
-    blending_warning: Tensor
-    holding_warning: Tensor
-    pbrs_bonus: Tensor  # potential-based shaping over stages
-    synergy_bonus: Tensor
-    compute_rent: Tensor
-    alpha_shock: Tensor
-    occupancy_rent: Tensor
-    fossilized_rent: Tensor
-    action_shaping: Tensor  # costs and bonuses of the op itself
-    fossilize_bonus: Tensor  # basic modes: paid when a seed is fossilised
-    drip: Tensor  # basic modes: paid later, from the pools of fossils
-    terminal_bonus: Tensor
-    loss_change: Tensor  # loss mode
-    accuracy_change: Tensor  # net mode, percent points
-    escrow_forfeit: Tensor
-    clawback: Tensor  # germination bonuses of seeds that came to nothing
-    auto_prune_penalty: Tensor
-    hindsight_credit: Tensor
-    rollback_penalty: Tensor  # the only term of an env-step at which the host was rolled back
-    total: Tensor
-
-
-TERM_NAMES = tuple(name for name in RewardTerms.__annotations__ if name != "total")
 
 
 class SlotReadings(TensorClass["tensor_only", "frozen"]):

@@ -1,12 +1,15 @@
-"""The named terms of the reward, each a pure formula over the slots [N, S] or over the envs [N].
+"""The terms of the reward: their names, and their formulas over the slots [N, S] or over the envs [N].
 
 Given RewardInputs and the settings; combined into modes by `reward_modes.py`. The formulas and their hard-coded
-constants are the reference's reward functions (contribution family), written without branches, in float64.
+constants are the reference's reward functions (contribution family), written without branches, in float64. A new term
+is a field of RewardTerms and a formula here, a weight in config.py, and an entry in each mode that pays it.
 """
 
 import math
+from collections.abc import Mapping
 
 import torch
+from tensordict import TensorClass
 from torch import Tensor
 
 from esper_soa.env.config import PBRS_GAMMA, RewardConfig
@@ -25,6 +28,56 @@ STAGE_POTENTIALS = (
 MIN_CONTRIBUTION = 1.0  # percent points that make a fossil worth a bonus
 FULL_HOLDING_STEPS = 5  # env-steps in HOLDING that earn the whole bonus
 MIN_PRUNE_AGE = 5
+
+
+class RewardTerms(TensorClass["tensor_only", "frozen"]):
+    """The parts of the reward [N], float64 and signed: `total` is the sum of all the others."""
+
+    attribution: Tensor  # what the seeds earned by their contributions; escrow: the moves of the ledger
+    ratio_penalty: Tensor  # contribution that the total does not support
+    blending_warning: Tensor
+    holding_warning: Tensor
+    pbrs_bonus: Tensor  # potential-based shaping over stages
+    synergy_bonus: Tensor
+    compute_rent: Tensor
+    alpha_shock: Tensor
+    occupancy_rent: Tensor
+    fossilized_rent: Tensor
+    action_shaping: Tensor  # costs and bonuses of the op itself
+    fossilize_bonus: Tensor  # basic modes: paid when a seed is fossilised
+    drip: Tensor  # basic modes: paid later, from the pools of fossils
+    terminal_bonus: Tensor
+    loss_change: Tensor  # loss mode
+    accuracy_change: Tensor  # net mode, percent points
+    escrow_forfeit: Tensor
+    clawback: Tensor  # germination bonuses of seeds that came to nothing
+    auto_prune_penalty: Tensor
+    hindsight_credit: Tensor
+    rollback_penalty: Tensor  # the only term of an env-step at which the host was rolled back
+    total: Tensor
+
+
+TERM_NAMES = tuple(name for name in RewardTerms.__annotations__ if name != "total")
+
+
+def add_terms(terms: RewardTerms, parts: Mapping[str, Tensor]) -> RewardTerms:
+    """`terms` with `parts` by name, [N] each, in place of what stood there, and with their sum in the total.
+
+    Raises ValueError for a name that RewardTerms lacks.
+    """
+    strangers = sorted(set(parts).difference(TERM_NAMES))
+    if strangers:
+        raise ValueError(f"RewardTerms has no {', '.join(strangers)}: the total would pay what no table shows")
+    total = terms.total
+    for part in parts.values():
+        total = total + part
+    return terms.replace(**parts, total=total)  # type: ignore[no-any-return]
+
+
+def no_terms(like: Tensor) -> RewardTerms:
+    """Nothing is paid: every term and the total are 0, in the shape [N] of `like`."""
+    zero = torch.zeros_like(like)
+    return RewardTerms.from_dict(dict.fromkeys((*TERM_NAMES, "total"), zero), batch_size=like.shape)
 
 
 def column(per_env: Tensor) -> Tensor:
@@ -147,9 +200,20 @@ def growth_ratio(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
     return torch.where(paying, inputs.effective_params / floored, 0.0)
 
 
+def growth_rent(growth: Tensor, weight: float, most: float) -> Tensor:
+    """Rent of hosts that have grown by `growth` times their size: logarithmic, from 0 to `most`, in any shape."""
+    return (weight * torch.log1p(growth.clamp(min=0))).clamp(max=most)
+
+
+def size_rent(parameters: Tensor, host: Tensor, cfg: RewardConfig) -> Tensor:
+    """Rent in percent points of hosts that ended with `parameters`, seeds included, and began with `host`, both [N]."""
+    growth = (parameters - host) / host.clamp(min=cfg.rent_host_params_floor)
+    return growth_rent(growth, cfg.rent_weight, cfg.max_rent)
+
+
 def compute_rent(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
-    """Rent for parameters, logarithmic in the growth ratio and capped, [N], at most 0."""
-    return -(cfg.rent_weight * torch.log1p(growth_ratio(inputs, cfg))).clamp(max=cfg.max_rent)
+    """Rent of one env-step for the parameters that pay it, [N], at most 0."""
+    return -growth_rent(growth_ratio(inputs, cfg), cfg.rent_weight, cfg.max_rent)
 
 
 def alpha_shock(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:

@@ -32,22 +32,20 @@ def initial_signals(num_envs: int, device: torch.device) -> Signals:
         accuracy_delta=zeros(),
         loss_history=zeros(HISTORY),
         accuracy_history=zeros(HISTORY),
-        best_accuracy=zeros(),
         plateau=zeros(dtype=torch.int64),
         stable_count=zeros(dtype=torch.int64),
         stabilized=zeros(dtype=torch.bool),
         last_op=torch.full((num_envs,), Op.WAIT, dtype=torch.int64, device=device),
         last_success=torch.ones(num_envs, dtype=torch.bool, device=device),
-        committed_accuracy=zeros(),
         batch_size=[num_envs],
     )
 
 
-def record_signals(signals: Signals, measured: Measurements, committed: Tensor, cfg: SignalsConfig) -> Signals:
+def record_signals(signals: Signals, measured: Measurements, cfg: SignalsConfig) -> Signals:
     """Signals after one more env-step (reference signal tracker).
 
-    committed: float64 [N], accuracy with every non-fossilised ablated seed off. A loss or accuracy that is not finite
-    leaves the last finite one in place, with a delta of 0, and counts as not stable; the first loss has delta 0.
+    A loss or accuracy that is not finite leaves the last finite one in place, with a delta of 0, and counts as not
+    stable; the first loss has delta 0.
     """
     finite = torch.isfinite(measured.val_loss)
     val_loss = torch.where(finite, measured.val_loss, signals.val_loss)
@@ -68,11 +66,9 @@ def record_signals(signals: Signals, measured: Measurements, committed: Tensor, 
         accuracy_delta=accuracy_delta,
         loss_history=_push(signals.loss_history, val_loss),
         accuracy_history=_push(signals.accuracy_history, val_accuracy),
-        best_accuracy=torch.maximum(signals.best_accuracy, val_accuracy),
         plateau=torch.where(small_gain, signals.plateau + 1, 0),
         stable_count=stable_count,
         stabilized=stabilized,
-        committed_accuracy=_finite_or(committed, signals.committed_accuracy),
     )
 
 
@@ -92,19 +88,13 @@ def record_attribution(slots: Slots, attribution: Attribution) -> Slots:
     measured, live = attribution.measured, slots.live
     change = attribution.contribution - slots.contribution
     velocity = VELOCITY_MEMORY * slots.contribution_velocity + (1.0 - VELOCITY_MEMORY) * change
-
-    def of_this_step(value: Tensor, kept: Tensor) -> Tensor:
-        return torch.where(measured, value, torch.where(live, 0.0, kept))
-
+    unmeasured = torch.where(live, 0.0, slots.interaction_sum)
     return slots.replace(
         contribution=torch.where(measured, attribution.contribution, slots.contribution),
         contribution_velocity=torch.where(measured & slots.contribution_known, velocity, slots.contribution_velocity),
         contribution_known=slots.contribution_known | measured,
         contribution_age=torch.where(measured, 0, slots.contribution_age),
-        interaction_sum=of_this_step(attribution.interaction_sum, slots.interaction_sum),
-        boost_received=of_this_step(attribution.boost, slots.boost_received),
-        upstream_alpha=of_this_step(attribution.upstream_alpha, slots.upstream_alpha),
-        downstream_alpha=of_this_step(attribution.downstream_alpha, slots.downstream_alpha),
+        interaction_sum=torch.where(measured, attribution.interaction_sum, unmeasured),
     )
 
 

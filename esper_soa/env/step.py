@@ -20,7 +20,8 @@ from esper_soa.env.governor import PanicReason, initial_guard, only_wait, quaran
 from esper_soa.env.masks import action_masks
 from esper_soa.env.observation import observe
 from esper_soa.env.reward import empty_totals, reward, settle_fossils
-from esper_soa.env.reward_records import RewardSettings, RewardTerms
+from esper_soa.env.reward_records import RewardSettings
+from esper_soa.env.reward_terms import RewardTerms
 from esper_soa.env.scaffold import empty_boosts, record_boosts
 from esper_soa.env.signals import age_memories, initial_signals, record_attribution, record_gradients, record_signals
 from esper_soa.nets.engine import Engine, NetsConfig, TrainingFeed, ValidationFeed
@@ -48,7 +49,6 @@ class Rules(NamedTuple):
     governor: GovernorConfig
     reward: RewardSettings
     blueprints: Tensor  # bool [13], what may be germinated
-    execution_rank: Tensor  # int64 [S], position of each slot in the forward pass
     max_seeds: int  # 0 = as many as slots
     shapley_orders: Tensor | None = None  # int64 [P, S], orders of arrival for sampled Shapley values; None = none
 
@@ -145,8 +145,8 @@ def guard_(rules: Rules, weights: TensorDict, state: EnvState, measured: Measure
 
 def perceive(rules: Rules, state: EnvState, measured: Measurements) -> Percept:
     """Attribute, record and observe: the state on which the next actions are decided and paid."""
-    attribution = attribute(measured, state.slots, rules.execution_rank, rules.shapley_orders)
-    signals = record_signals(state.signals, measured, attribution.committed, rules.signals)
+    attribution = attribute(measured, state.slots, rules.shapley_orders)
+    signals = record_signals(state.signals, measured, rules.signals)
     slots = record_attribution(state.slots, attribution)
     slots = lifecycle.record_accuracy(slots, signals.val_accuracy)
     slots = record_gradients(slots, measured.gradients)
@@ -190,7 +190,7 @@ def _nothing_done(outcome: ActionOutcome) -> ActionOutcome:
     """The outcome of no action: WAIT, without success."""
     no = torch.zeros_like(outcome.success)
     wait = torch.full_like(outcome.effective_op, Op.WAIT)
-    return outcome.replace(effective_op=wait, success=no, germinated=no, fossilized=no, pruned_now=no)
+    return outcome.replace(effective_op=wait, success=no, germinated=no, fossilized=no)
 
 
 def _count(before: EnvState, after: EnvState, outcome: ActionOutcome) -> EnvState:

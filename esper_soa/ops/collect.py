@@ -30,33 +30,32 @@ class Player(NamedTuple):
     teacher: Agent | None = None  # its answers are for the learner alone
 
 
+class Round(NamedTuple):
+    """Which round is played, as what it is shown, and who times it."""
+
+    number: int  # from 0; every random stream of the round follows from it
+    progress: Progress
+    label: str = ""
+    profile: NoProfile = NO_PROFILE
+    topology: Topology | None = None  # seeds that stand in the hosts from the first env-step on
+
+
 class Episode:
     """One episode of every env in progress."""
 
-    def __init__(
-        self,
-        world: World,
-        player: Player,
-        number: int,
-        progress: Progress,
-        label: str,
-        profile: NoProfile = NO_PROFILE,
-        topology: Topology | None = None,
-    ) -> None:
-        """Fresh hosts of round `number`, with the seeds of `topology` in place where it is given.
-
-        What is played is shown as `label` and timed by `profile`.
-        """
-        self.world, self.player, self.progress, self.label, self.profile = world, player, progress, label, profile
+    def __init__(self, world: World, player: Player, played: Round) -> None:
+        """Fresh hosts of the round."""
+        self.world, self.player = world, player
+        self.progress, self.label, self.profile = played.progress, played.label, played.profile
         num_envs = world.sizes.num_envs
-        self.state = world.start_round(number, topology)
+        self.state = world.start_round(played.number, played.topology)
         self.fresh = self.memory = player.agent.start(num_envs, world.device)
         teacher = player.teacher
         self.fresh_teacher = self.teacher_memory = teacher.start(num_envs, world.device) if teacher is not None else ()
         self.tally = Tally(world.device, num_envs, world.flop, world.sizes.train_samples)
         self.rollout = _rollout(world, player)
         self.seen: Tensor | None = None  # of the env-step before, on its way to the host
-        profile.lap("reset")
+        self.profile.lap("reset")
 
     def step_(self, step: int) -> None:
         """Play env-step `step` (from 0)."""
@@ -113,17 +112,9 @@ class Episode:
         return result, self.rollout
 
 
-def play_round(
-    world: World,
-    player: Player,
-    number: int,
-    progress: Progress,
-    label: str,
-    profile: NoProfile = NO_PROFILE,
-    topology: Topology | None = None,
-) -> tuple[RoundResult, Rollout | None]:
+def play_round(world: World, player: Player, played: Round) -> tuple[RoundResult, Rollout | None]:
     """One episode of every env, see Episode; the rollout is None where nobody learns."""
-    episode = Episode(world, player, number, progress, label, profile, topology)
+    episode = Episode(world, player, played)
     for step in range(world.rules.max_steps):
         episode.step_(step)
     return episode.finish()

@@ -12,8 +12,7 @@ from typing import NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
-from torch._C._profiler import _ExperimentalConfig
-from torch.profiler import ProfilerActivity
+from torch.profiler import ProfilerActivity, _ExperimentalConfig
 
 from esper_soa.env.step import Work
 from esper_soa.nets.engine import CountedFeed, TrainingFeed, ValidationFeed
@@ -46,6 +45,14 @@ class NoProfile:
 
 
 NO_PROFILE = NoProfile()
+
+
+def every_thread() -> _ExperimentalConfig:
+    """For torch.profiler.profile: watch all threads, as chunks of envs may run in others than the first.
+
+    The type is that of its documented argument `experimental_config`; torch (2.11 to 2.13) has no other name for it.
+    """
+    return _ExperimentalConfig(profile_all_threads=True)
 
 
 class HostClock:
@@ -158,7 +165,7 @@ class TraceProfile(NoProfile):
         self.path, self.running, self.written = path, False, False
         self.profiler = torch.profiler.profile(
             activities=activities, schedule=schedule, on_trace_ready=self._write, record_shapes=True,
-            experimental_config=_ExperimentalConfig(profile_all_threads=True),  # chunks of envs may run in others
+            experimental_config=every_thread(),
         )  # fmt: skip
 
     def env_step(self) -> None:

@@ -36,7 +36,9 @@ class Pareto:
     """The trade-off between accuracy, stability and size over all episodes so far."""
 
     front_size: int  # distinct episodes that no other one beats
-    hypervolume: float  # percent x parameter ratio, area dominated between accuracy 0 and twice the host's size
+    # Percent x parameter ratio: area dominated between accuracy 0 and twice the host's size, the reference's point; 0
+    # where every episode ended larger than that.
+    hypervolume: float
 
 
 @dataclass(frozen=True)
@@ -201,13 +203,14 @@ def fact_lines(summary: Summary) -> list[str]:
     """Counts of seeds, rollbacks if any, reward, trade-off, speed with the work it was measured on, and wall time."""
     seeds, speed = summary.seeds, summary.speed
     rollbacks = [f"governor {summary.rollbacks} rollbacks to a snapshot"] if summary.rollbacks else []
+    # 0 would not say that nothing was reached, but that all of it lies beyond the reference point.
+    volume = f", hypervolume {summary.pareto.hypervolume:.2f}" if summary.pareto.hypervolume > 0 else ""
     return [
         f"seeds    {seeds.germinated} germinated, {seeds.blended} blended, {seeds.fossilized} fossilised, "
         f"{seeds.pruned} pruned",
         *rollbacks,
         f"reward   {summary.reward:+.2f} per episode in the last of {summary.rounds} rounds",
-        f"outcome  {summary.pareto.front_size} episodes on the Pareto front of accuracy, stability and size, "
-        f"hypervolume {summary.pareto.hypervolume:.2f}",
+        f"outcome  {summary.pareto.front_size} episodes on the Pareto front of accuracy, stability and size{volume}",
         f"speed    {speed.eps:.1f} env-steps/s at T={speed.train_samples}, V={speed.val_samples}, "
         f"K={speed.alpha_rows:.1f} (N={summary.envs})",
         f"time     {duration(summary.wall_seconds)} for {work_words(summary)}",

@@ -21,7 +21,7 @@ from esper_soa.env.outcome import (
     push_reward,
 )
 from esper_soa.env.parameters import flop_per_image, total_params
-from esper_soa.env.reward_records import TERM_NAMES
+from esper_soa.env.reward_terms import TERM_NAMES
 from esper_soa.env.step import Percept, Response
 from esper_soa.env.topology import Topology, topology_of
 from esper_soa.nets.flops import TrainingFlop

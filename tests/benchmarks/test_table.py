@@ -1,8 +1,10 @@
 """Tables come from records of commits alone, and the README holds what the command makes of them."""
 
 import json
+import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import matplotlib
@@ -21,6 +23,21 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def record(commit: str, time: str = "2026-01-01T00:00:00Z", method: int = METHOD) -> dict:
     return {"benchmark": "eps", "method": method, "commit": commit, "time": time}
+
+
+# --- the command
+
+
+def test_a_package_of_the_same_name_does_not_hide_the_benchmarks_of_the_clone(tmp_path: Path) -> None:
+    """torchrl installs one; what is in PYTHONPATH comes before what is installed, and after the working folder."""
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "__init__.py").write_text("raise SystemExit('not ours')")
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.table", "--help"], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "the records in benchmarks/results/" in done.stdout
 
 
 # --- the README

@@ -73,9 +73,9 @@ def make_attribution(
     pair_boost = torch.zeros(num_envs, num_slots, num_slots).double() if boost is None else boost
     zero, nothing = torch.zeros_like(contribution), torch.zeros_like(total)
     return Attribution(
-        contribution=contribution, measured=measured, solo=zero, interaction_sum=pair_boost.sum(2), boost=zero,
-        pair_boost=pair_boost, upstream_alpha=zero, downstream_alpha=zero, shapley=zero, shapley_error=zero,
-        all_off=nothing, total=total, total_known=measured.any(1), committed=nothing + 60.0, batch_size=[num_envs],
+        contribution=contribution, measured=measured, interaction_sum=pair_boost.sum(2),
+        pair_boost=pair_boost, shapley=zero, shapley_error=zero,
+        total=total, total_known=measured.any(1), committed=nothing + 60.0, batch_size=[num_envs],
     )  # fmt: skip
 
 

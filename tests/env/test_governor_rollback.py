@@ -29,7 +29,7 @@ from esper_soa.env.step import Work
 from esper_soa.env.world import Sizes, World
 from esper_soa.nets.config import TaskConfig
 from esper_soa.nets.datasets import load_images
-from esper_soa.ops.collect import Player, play_round
+from esper_soa.ops.collect import Player, Round, play_round
 from esper_soa.ops.progress import Progress
 from esper_soa.ops.tally import RoundResult
 from esper_soa.state import Decision, EnvState, View
@@ -155,7 +155,7 @@ def play(faults: Mapping[int, list[tuple[Tensor, Damage]]], chosen: TrainConfig 
     policy = RecurrentPolicy(cfg, world.rules.nets.shape.slots, 0)
     learner, witness = Learner(policy, cfg.ppo, 10, 0), Witness(policy, world)
     progress = Progress(1, Console(file=io.StringIO()), "off")
-    result, rollout = play_round(world, Player(witness, learner), 0, progress, "")
+    result, rollout = play_round(world, Player(witness, learner), Round(0, progress))
     assert rollout is not None
     return Played(witness, rollout, result, learner, learner.update(rollout))
 
@@ -316,7 +316,7 @@ def test_rounds_with_rollbacks_allocate_no_weights() -> None:
     world = FaultyWorld(cfg, {step: [(torch.tensor([step % 3]), poisoned)] for step in (4, 8, 11)})
     for number in range(5):
         player = Player(RandomPolicy(), None)
-        result, _ = play_round(world, player, number, Progress(1, Console(file=io.StringIO()), "off"), "")
+        result, _ = play_round(world, player, Round(number, Progress(1, Console(file=io.StringIO()), "off")))
         seeds = {name: count + result.seeds[name] for name, count in seeds.items()}
         places.append({name: value.data_ptr() for name, value in world.weights.flatten_keys(".").items()})
     assert all(place == places[0] for place in places)
@@ -329,7 +329,7 @@ def test_without_the_governor_nothing_is_rolled_back() -> None:
     cfg = tiny_settings(2, 2, 4)
     cfg.governor = GovernorConfig(enabled=False)
     world = FaultyWorld(cfg, {1: [(torch.tensor([0]), poisoned)]})
-    result, _ = play_round(world, Player(WaitPolicy(), None), 0, Progress(1, Console(file=io.StringIO()), "off"), "")
+    result, _ = play_round(world, Player(WaitPolicy(), None), Round(0, Progress(1, Console(file=io.StringIO()), "off")))
     assert result.seeds["rollbacks"] == 0
     assert world.weights["host", "params"][0].isnan().any()
     assert world.weights["host", "params"][1].isfinite().all()

@@ -187,7 +187,7 @@ def test_germinate_fills_an_emptied_slot_with_the_choices_and_nothing_old():
     }  # fmt: skip
     assert {k: getattr(slots, k).item() for k in EMPTY_SLOT} == EMPTY_SLOT | chosen
     assert read(ramp, "alpha", "mode", "length") == (0, AlphaMode.HOLD, 0)
-    assert read(outcome, "effective_op", "success", "germinated", "pruned_now") == (Op.GERMINATE, True, True, False)
+    assert read(outcome, "effective_op", "success", "germinated") == (Op.GERMINATE, True, True)
 
 
 def test_an_action_touches_its_target_slot_only():
@@ -219,7 +219,7 @@ def test_a_seed_on_its_way_or_too_young_cannot_be_pruned():
         slots, ramp, outcome = do(*start, act(Op.PRUNE))
         assert_same(start[0], slots)
         assert_same(start[1], ramp)
-        assert read(outcome, "effective_op", "success", "pruned_now") == (Op.WAIT, False, False)
+        assert read(outcome, "effective_op", "success") == (Op.WAIT, False)
 
 
 def test_a_failing_gate_changes_nothing_but_is_no_invalid_action():
@@ -255,7 +255,7 @@ def test_a_prune_of_a_seed_without_alpha_is_instant_at_any_speed():
     slots, ramp, outcome = do(*start, act(Op.PRUNE, alpha_speed=MEDIUM))
     assert read(slots, "stage", "previous_stage", "previous_stage_age") == (Stage.PRUNED, Stage.TRAINING, 4)
     assert read(slots, "blueprint") == (3,)  # readable until the slot is empty
-    assert read(outcome, "success", "pruned_now") == (True, True)
+    assert read(outcome, "success") == (True,)
 
 
 def test_a_scheduled_prune_is_a_success_but_removes_nothing_yet():
@@ -263,7 +263,7 @@ def test_a_scheduled_prune_is_a_success_but_removes_nothing_yet():
     slots, ramp, outcome = do(*start, act(Op.PRUNE, alpha_speed=MEDIUM, alpha_curve=4))
     assert read(slots, "stage", "stage_age") == (Stage.BLENDING, 6)
     assert read(ramp, "start", "target", "length", "curve", "steepness") == (0.7, 0, 5, Curve.SIGMOID, 24.0)
-    assert read(outcome, "success", "pruned_now") == (True, False)
+    assert read(outcome, "success") == (True,)
 
 
 def test_a_new_target_may_change_the_blend_and_reopens_a_held_seed_only_below_full():
@@ -289,13 +289,12 @@ def test_prune_now_takes_live_seeds_mid_ramp_but_no_fossils_and_no_cooling_slots
 
 
 def test_accuracy_is_recorded_and_counted_for_live_seeds_only():
-    slots, _ = holding(Stage.TRAINING, num_slots=3, accuracy_best=70.0, seed_age=0)
+    slots, _ = holding(Stage.TRAINING, num_slots=3, seed_age=0)
     slots = slots.replace(stage=torch.tensor([[Stage.TRAINING, Stage.EMBARGOED, Stage.EMPTY]]))
     for accuracy in (60.0, 80.0):
         slots = record_accuracy(slots, torch.tensor([accuracy], dtype=torch.float64))
     assert slots.accuracy_initial.tolist() == slots.accuracy_stage_start.tolist() == [[60, 0, 0]]
     assert slots.accuracy_current.tolist() == [[80, 0, 0]]
-    assert slots.accuracy_best.tolist() == [[80, 70, 70]]
     assert slots.seed_age.tolist() == slots.stage_age.tolist() == [[2, 0, 0]]
     assert slots.total_improvement.tolist() == [[20, 0, 0]]
 

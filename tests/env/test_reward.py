@@ -8,7 +8,7 @@ from reward_cases import empty_state, make_action, make_attribution, make_settin
 
 from esper_soa.env.config import REWARD_MODES, LossRewardConfig, RewardConfig
 from esper_soa.env.reward import germination_refund, reward, reward_inputs, settle_fossils
-from esper_soa.env.reward_records import TERM_NAMES
+from esper_soa.env.reward_terms import TERM_NAMES
 from esper_soa.errors import SettingError
 from esper_soa.state import ActionOutcome, EnvState
 from esper_soa.vocabulary import Blend, Op, Stage
@@ -44,7 +44,7 @@ def outcome(fossilized: list[bool]) -> ActionOutcome:
     none = torch.zeros_like(flags)
     return ActionOutcome(
         effective_op=torch.full((2,), Op.FOSSILIZE), success=flags, germinated=none, fossilized=flags,
-        pruned_now=none, batch_size=[2],
+        batch_size=[2],
     )  # fmt: skip
 
 

@@ -10,7 +10,8 @@ from torch import Tensor
 from esper_soa.env.config import LossRewardConfig, RewardConfig
 from esper_soa.env.reward import reward, reward_inputs, settle_fossils
 from esper_soa.env.reward_modes import score
-from esper_soa.env.reward_records import RewardInputs, RewardTerms
+from esper_soa.env.reward_records import RewardInputs
+from esper_soa.env.reward_terms import RewardTerms
 from esper_soa.state import ActionOutcome, EnvState
 from esper_soa.vocabulary import Op, Stage
 
@@ -287,7 +288,7 @@ def test_a_fossil_contributes_from_a_gain_of_one_point_on(share: float) -> None:
     )
     yes = torch.tensor([True])
     outcome = ActionOutcome(
-        effective_op=torch.tensor([Op.FOSSILIZE]), success=yes, germinated=~yes, fossilized=yes, pruned_now=~yes,
+        effective_op=torch.tensor([Op.FOSSILIZE]), success=yes, germinated=~yes, fossilized=yes,
         batch_size=[1],
     )  # fmt: skip
     after = settle_fossils(state.replace(slots=slots), make_action(torch.tensor([0]), torch.tensor([4])), outcome)

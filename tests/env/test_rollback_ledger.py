@@ -60,7 +60,7 @@ def test_a_rollback_prunes_every_seed_but_fossils_and_lets_no_time_pass() -> Non
     assert totals.reward == state.totals.reward[0] - 10
     assert totals.pending_penalty == pytest.approx(-0.4)  # two seeds, -0.2 each
     outcome = response.outcome[0]
-    assert not any(flag for flag in (outcome.success, outcome.germinated, outcome.fossilized, outcome.pruned_now))
+    assert not any(flag for flag in (outcome.success, outcome.germinated, outcome.fossilized))
     terms = {name: value for name, value in response.terms[0].to_dict().items() if value != 0}
     assert terms == {"rollback_penalty": -10.0, "total": -10.0}
     assert response.state.signals[0].last_op == Op.WAIT
@@ -86,7 +86,7 @@ def test_a_panicking_env_shows_the_last_recorded_numbers_and_measures_nothing() 
     assert measured.ablated.any(1).tolist() == [False, True]
     assert not measured.gradients.measured[0].any()
     assert signals.step.tolist() == [2, 2]
-    for name in ("val_loss", "val_accuracy", "train_loss", "train_accuracy", "committed_accuracy"):
+    for name in ("val_loss", "val_accuracy", "train_loss", "train_accuracy"):
         assert signals.get(name)[0].isfinite(), name
     assert signals.val_loss[0] == before.val_loss[0]
     assert signals.val_accuracy[0] == before.val_accuracy[0]

@@ -26,7 +26,7 @@ from esper_soa.nets.engines.gpu.support import unavailable_reason
 from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.host import host_shape
 from esper_soa.nets.layers import Layers
-from esper_soa.ops.collect import Episode, Player
+from esper_soa.ops.collect import Episode, Player, Round
 from esper_soa.ops.progress import Progress
 
 WIDE = TaskConfig()  # 8, 16 and 32 channels
@@ -110,7 +110,7 @@ def begun(task: TaskConfig, compute: dict[str, str]) -> Played:
     settings.compute = ComputeConfig(workers=1, **compute)
     world = build_world(settings, CPU)
     quiet = Progress(3 * STEPS, Console(file=io.StringIO()), "off")
-    return Played(world, Episode(world, Player(RandomPolicy(), None), 0, quiet, ""))
+    return Played(world, Episode(world, Player(RandomPolicy(), None), Round(0, quiet)))
 
 
 @pytest.mark.usefixtures("native")

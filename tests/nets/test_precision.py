@@ -16,7 +16,7 @@ from esper_soa.config import ComputeConfig
 from esper_soa.errors import SettingError
 from esper_soa.nets import precision
 from esper_soa.nets.precision import GOOD, SCALE, LossScales, add_loss_scales_, choose_precision, reset_loss_scales_
-from esper_soa.ops.collect import Player, play_round
+from esper_soa.ops.collect import Player, Round, play_round
 from esper_soa.ops.progress import Progress
 from esper_soa.ops.resume import may_change
 
@@ -112,7 +112,7 @@ def test_the_policy_computes_in_float32_and_its_first_pass_has_ratio_one() -> No
     policy = RecurrentPolicy(PolicyConfig(network=NetworkConfig(hidden=32, features=32)), slots, seed=0)
     learner = Learner(policy, PPOConfig(minibatches=1, epochs=1), 1, seed=0)
     with Progress(15, Console(quiet=True), "off") as progress:
-        _, rollout = play_round(world, Player(policy, learner), 0, progress, "")
+        _, rollout = play_round(world, Player(policy, learner), Round(0, progress))
     assert rollout is not None
     assert rollout.rows.log_probs.dtype == torch.float32
     update = learner.update(rollout)

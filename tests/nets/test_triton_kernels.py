@@ -6,9 +6,9 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from sync_guard import SyncGuard
 from torch import Tensor
 
+from benchmarks.sync_guard import SyncGuard
 from esper_soa.errors import SettingError
 from esper_soa.nets import batched, blend
 from esper_soa.nets.blueprints import norm_groups

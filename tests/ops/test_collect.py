@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny_world import CPU, tiny_settings
 from torch import Tensor
-from witness import Round, witnessed_round
+from witness import Witnessed, witnessed_round
 
 from esper_soa.agent.config import NetworkConfig, PPOConfig
 from esper_soa.agent.policy import RecurrentPolicy
@@ -49,20 +49,20 @@ def learner(world: World) -> Learner:
 
 
 @pytest.fixture(scope="module")
-def played(world: World, learner: Learner) -> Round:
+def played(world: World, learner: Learner) -> Witnessed:
     policy = learner.policy
     assert isinstance(policy, RecurrentPolicy)
     return witnessed_round(world, policy, 0, learner)
 
 
 @pytest.fixture(scope="module")
-def rollout(played: Round) -> Rollout:
+def rollout(played: Witnessed) -> Rollout:
     assert played.rollout is not None
     return played.rollout
 
 
 @pytest.fixture(scope="module")
-def panic(played: Round) -> Tensor:
+def panic(played: Witnessed) -> Tensor:
     """bool [T, N]: rolled back at this env-step."""
     found = torch.stack([view.state.guard.panic for view in played.views[:STEPS]])
     assert found.any(), "no host was rolled back"
@@ -70,7 +70,7 @@ def panic(played: Round) -> Tensor:
     return found
 
 
-def test_a_row_holds_what_was_shown_and_what_was_decided(played: Round, rollout: Rollout) -> None:
+def test_a_row_holds_what_was_shown_and_what_was_decided(played: Witnessed, rollout: Rollout) -> None:
     assert len(played.views) == STEPS + 1
     for t in range(STEPS):
         view, decision, row = played.views[t], played.decisions[t], rollout.rows[t]
@@ -99,7 +99,7 @@ def test_only_the_last_env_step_is_cut_and_only_where_it_did_not_end(rollout: Ro
 
 
 def test_rewards_are_scaled_by_all_that_came_before_and_those_of_rollbacks_are_only_clipped(
-    played: Round, rollout: Rollout, panic: Tensor
+    played: Witnessed, rollout: Rollout, panic: Tensor
 ) -> None:
     seen: list[float] = []
     for t, earned in enumerate(played.rewards()):
@@ -111,7 +111,7 @@ def test_rewards_are_scaled_by_all_that_came_before_and_those_of_rollbacks_are_o
     assert rollout.rows.valid.all()
 
 
-def test_contributions_are_targets_only_where_they_were_measured_just_now(played: Round, rollout: Rollout) -> None:
+def test_contributions_are_targets_only_where_they_were_measured_just_now(played: Witnessed, rollout: Rollout) -> None:
     measured = older = 0
     for t in range(STEPS):
         slots, row = played.views[t].state.slots, rollout.rows[t]
@@ -125,7 +125,7 @@ def test_contributions_are_targets_only_where_they_were_measured_just_now(played
 
 
 def test_the_value_after_the_last_env_step_is_that_of_the_state_then_with_the_memory_then(
-    played: Round, rollout: Rollout, learner: Learner, world: World, panic: Tensor
+    played: Witnessed, rollout: Rollout, learner: Learner, world: World, panic: Tensor
 ) -> None:
     policy = learner.policy
     _, after = look(world.rules, played.states[-1])
@@ -139,14 +139,14 @@ def test_the_value_after_the_last_env_step_is_that_of_the_state_then_with_the_me
     torch.testing.assert_close(rollout.bootstrap, values[-1], rtol=0, atol=1e-5)
 
 
-def test_every_env_step_is_played_with_its_own_noise(played: Round, world: World) -> None:
+def test_every_env_step_is_played_with_its_own_noise(played: Witnessed, world: World) -> None:
     world.start_round(0)
     for t, view in enumerate(played.views):
         assert torch.equal(view.noise, world.noise(t))
 
 
 def test_a_round_without_a_learner_has_no_rollout_and_the_same_hosts(
-    played: Round, world: World, learner: Learner
+    played: Witnessed, world: World, learner: Learner
 ) -> None:
     alone = witnessed_round(world, learner.policy, 0)
     assert alone.rollout is None
@@ -172,7 +172,7 @@ class Counter:
 
 
 def test_a_teacher_is_asked_on_the_states_that_the_policy_came_to_and_changes_nothing_else(
-    played: Round, world: World, learner: Learner, panic: Tensor
+    played: Witnessed, world: World, learner: Learner, panic: Tensor
 ) -> None:
     teacher = Counter()
     before = learner.reward

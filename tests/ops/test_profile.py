@@ -11,14 +11,14 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from rich.console import Console
-from sync_guard import SyncGuard
 from tiny_world import CPU, tiny_world
 
+from benchmarks.sync_guard import SyncGuard
 from esper_soa.agent.scripted import WaitPolicy
 from esper_soa.config import TrainConfig, register_schema, settings_from
 from esper_soa.errors import SettingError
 from esper_soa.ops import profile as module
-from esper_soa.ops.collect import Episode, Player
+from esper_soa.ops.collect import Episode, Player, Round
 from esper_soa.ops.profile import NO_PROFILE, PhaseProfile, TraceProfile, make_profile, shares
 from esper_soa.ops.progress import LOGGER, Progress
 from esper_soa.ops.rundir import open_run_folder
@@ -75,9 +75,8 @@ def test_shares_come_in_one_order_and_sum_to_all() -> None:
 
 def played(profile: module.NoProfile, steps: int = 3) -> Episode:
     world = tiny_world(2, 1, 4)
-    episode = Episode(
-        world, Player(WaitPolicy(), None), 0, Progress(8, Console(file=io.StringIO()), "off"), "", profile
-    )
+    quiet = Progress(8, Console(file=io.StringIO()), "off")
+    episode = Episode(world, Player(WaitPolicy(), None), Round(0, quiet, profile=profile))
     for step in range(steps):
         episode.step_(step)
     return episode

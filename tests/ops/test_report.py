@@ -162,6 +162,11 @@ def test_the_table_names_data_seeds_reward_speed_and_time() -> None:
         assert fact in text
 
 
+def test_a_hypervolume_of_nothing_is_left_out_of_the_table() -> None:
+    lines = shown(replace(SUMMARY, pareto=Pareto(front_size=4, hypervolume=0.0))).splitlines()
+    assert "outcome  4 episodes on the Pareto front of accuracy, stability and size" in lines
+
+
 def test_the_time_of_a_resumed_run_is_that_of_the_env_steps_it_played_itself() -> None:
     text = shown(replace(SUMMARY, rounds_before=2))
     assert "1m05s for 10 of 30 env-steps (the others before the run was resumed) and 10 of the control" in text

@@ -4,9 +4,10 @@ import torch
 from parity_vectors import load
 
 from esper_soa.env.masks import MaskRules, SlotFacts, legal_choices
-from esper_soa.vocabulary import CNN_BLUEPRINTS, HEAD_NAMES, TRANSFORMER_BLUEPRINTS, Stage
+from esper_soa.vocabulary import CNN_BLUEPRINTS, HEAD_NAMES, Stage
 
 MIN_PRUNE_AGE = 5
+TRANSFORMER_BLUEPRINTS = (2, 3, 8, 9, 10, 11, 12)  # those of the reference that no task here has
 
 
 def test_every_mask_equals_the_recording() -> None:

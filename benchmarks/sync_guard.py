@@ -7,6 +7,7 @@ logged. On a CPU such operations cost nothing, which is why nothing else would n
 
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
@@ -15,6 +16,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import esper_soa
+
+PACKAGE = Path(esper_soa.__file__).parent
 aten = torch.ops.aten
 VALUE_DEPENDENT = (
     aten._local_scalar_dense, aten.nonzero, aten.masked_select, aten.equal, aten.is_nonzero, aten.bincount,
@@ -64,9 +68,11 @@ class SyncGuard:
         self.log.append(Sync(function, operation))
 
     def is_on_host(self, tensor: object) -> bool:
+        """The result of a copy to the host."""
         return any(tensor is known for known in self._on_host)
 
     def now_on_host(self, tensor: Tensor) -> None:
+        """Remember the result of a copy to the host."""
         self._on_host.append(tensor)
 
 
@@ -74,8 +80,8 @@ def calling_function() -> str:
     """Qualified name of the innermost function of esper_soa (or of the test) that is being executed."""
     frame = sys._getframe(2)
     while frame.f_back is not None:
-        path = frame.f_code.co_filename
-        if "esper_soa/" in path or "/tests/test_" in path:
+        path = Path(frame.f_code.co_filename)
+        if path.is_relative_to(PACKAGE) or path.name.startswith("test_"):
             return frame.f_code.co_qualname
         frame = frame.f_back
     return "?"
