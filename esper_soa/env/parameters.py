@@ -7,7 +7,7 @@ an episode.
 import torch
 from torch import Tensor
 
-from esper_soa.nets.flops import TrainingFlop
+from esper_soa.nets.model.flops import TrainingFlop
 from esper_soa.state import LEDGER_FLOAT, ParameterCounts, Slots, stage_in
 from esper_soa.vocabulary import Blend, Stage
 

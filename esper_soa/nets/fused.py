@@ -14,10 +14,10 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from esper_soa.nets import batched
-from esper_soa.nets.blueprints import narrow_channels, norm_groups
 from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE
 from esper_soa.nets.data import ImageCrops
 from esper_soa.nets.host import Block, HostShape
+from esper_soa.nets.model.blueprints import narrow_channels, norm_groups
 from esper_soa.nets.native import switch, whole
 from esper_soa.nets.native.images import cut_images
 from esper_soa.nets.native.library import LANES

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from esper_soa.nets import batched
 from esper_soa.nets.config import IMAGE_CHANNELS, SlotSpec, TaskConfig
-from esper_soa.nets.parameters import Table, norm_scale, offset, weight, zeros
+from esper_soa.nets.model.parameters import Table, norm_scale, offset, weight, zeros
 
 
 class Block(NamedTuple):

@@ -13,8 +13,8 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from esper_soa.nets import streams
-from esper_soa.nets.blueprints import gate_table, initial_seeds, parameter_counts, seed_table
 from esper_soa.nets.host import HostShape
+from esper_soa.nets.model.blueprints import gate_table, initial_seeds, parameter_counts, seed_table
 from esper_soa.state import ParameterCounts, Ramp, Slots
 from esper_soa.vocabulary import AlphaMode, Blend, Stage
 

@@ -10,8 +10,8 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from esper_soa.nets import batched, blend
-from esper_soa.nets.blueprints import gate_forward, gate_table, seed_added, seed_forward, seed_table
 from esper_soa.nets.host import HostShape
+from esper_soa.nets.model.blueprints import gate_forward, gate_table, seed_added, seed_forward, seed_table
 from esper_soa.nets.pools import Group, group_columns
 from esper_soa.vocabulary import Blend
 

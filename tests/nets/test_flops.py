@@ -7,8 +7,8 @@ import torch
 
 from esper_soa.nets import formulations
 from esper_soa.nets.config import TaskConfig, enabled_slots
-from esper_soa.nets.flops import TrainingFlop, training_flop
 from esper_soa.nets.host import host_shape
+from esper_soa.nets.model.flops import TrainingFlop, training_flop
 from esper_soa.nets.triton_kernels import switch as triton_switch
 from esper_soa.vocabulary import BLUEPRINT_NAMES, CNN_BLUEPRINTS, Blueprint
 

@@ -16,12 +16,13 @@ from esper_soa.build import build_world
 from esper_soa.config import ComputeConfig, TrainConfig
 from esper_soa.env.world import World
 from esper_soa.errors import SettingError
-from esper_soa.nets import blueprints, fused, pools
+from esper_soa.nets import fused, pools
 from esper_soa.nets.config import DataConfig, TaskConfig, host_slots
 from esper_soa.nets.evaluation import ValidationFeed, ValidationReport, evaluate
 from esper_soa.nets.graphs import StepCache
+from esper_soa.nets.model import blueprints
+from esper_soa.nets.model.parameters import Table, norm_scale, weight
 from esper_soa.nets.native import proof, switch, whole
-from esper_soa.nets.parameters import Table, norm_scale, weight
 from esper_soa.nets.pools import Roster
 from esper_soa.nets.supervised import CountedFeed, TrainingFeed, TrainReport, train_epoch_
 from esper_soa.vocabulary import BLUEPRINT_NAMES, CNN_BLUEPRINTS, Blend, Blueprint, Stage

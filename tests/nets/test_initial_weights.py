@@ -8,10 +8,10 @@ from torch import Tensor
 
 from benchmarks.baseline_modules import FlatModule, Gate, Host, make_seed
 from esper_soa.nets import pools, streams
-from esper_soa.nets.blueprints import gate_table, initial_seeds, seed_table
 from esper_soa.nets.config import TaskConfig, enabled_slots, host_slots
 from esper_soa.nets.host import HostShape, host_shape
-from esper_soa.nets.parameters import Table, norm_scale, offset, weight, zeros
+from esper_soa.nets.model.blueprints import gate_table, initial_seeds, seed_table
+from esper_soa.nets.model.parameters import Table, norm_scale, offset, weight, zeros
 from esper_soa.nets.pools import Roster
 from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Blueprint
 

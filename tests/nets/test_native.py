@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from esper_soa.errors import SettingError
-from esper_soa.nets import batched, blueprints, data, supervised
+from esper_soa.nets import batched, data, supervised
 from esper_soa.nets.config import TaskConfig
 from esper_soa.nets.datasets import ImageSet
+from esper_soa.nets.model import blueprints
 from esper_soa.nets.native import block, switch
 from esper_soa.nets.native.library import LANES
 from esper_soa.vocabulary import Blueprint

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from esper_soa.env.lifecycle import empty_slots, idle_ramp
 from esper_soa.nets import pools, streams
-from esper_soa.nets.blueprints import initial_seeds, seed_forward, seed_table
 from esper_soa.nets.config import TaskConfig, enabled_slots
 from esper_soa.nets.host import host_shape
+from esper_soa.nets.model.blueprints import initial_seeds, seed_forward, seed_table
 from esper_soa.nets.pools import Roster, read_roster
 from esper_soa.nets.supervised import NetsConfig, TrainReport, train_epoch_
 from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Blueprint, Stage

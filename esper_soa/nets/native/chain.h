@@ -2,7 +2,7 @@
  *
  * Training (train.c) and validation (validate.c) go network by network, so that everything between the layers of one
  * stays in the caches. A row of parameters is that of nets/host.py: kernel, scale and shift of every block, then weight
- * and bias of the classifier; a seed's row is that of nets/blueprints.py. nets/native/whole.py mirrors the record.
+ * and bias of the classifier; a seed's row is that of nets/model/blueprints.py. nets/native/whole.py mirrors the record.
  *
  * A seed of one convolution that is added to the host, or learns behind it, is a layer by itself. Any other is a run of
  * layers that make its residual r(x) of the host's x, and one that joins the two.

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from esper_soa.nets import batched, blend
-from esper_soa.nets.parameters import Parameter, Table, norm_scale, offset, weight, zeros
+from esper_soa.nets.model.parameters import Parameter, Table, norm_scale, offset, weight, zeros
 from esper_soa.vocabulary import BLUEPRINT_NAMES, NUM_BLUEPRINTS, Blueprint
 
 CHANNELS_PER_GROUP = 16

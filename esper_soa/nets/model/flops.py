@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from esper_soa.nets.blueprints import BY_CODE, gate_forward, gate_table, seed_forward, seed_table
 from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE, SlotSpec
 from esper_soa.nets.host import HostShape, train_forward
-from esper_soa.nets.parameters import Table
+from esper_soa.nets.model.blueprints import BY_CODE, gate_forward, gate_table, seed_forward, seed_table
+from esper_soa.nets.model.parameters import Table
 from esper_soa.state import LEDGER_FLOAT
 from esper_soa.vocabulary import NUM_BLUEPRINTS
 
