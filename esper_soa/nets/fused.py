@@ -16,8 +16,9 @@ from torch import Tensor
 from esper_soa.nets import batched
 from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE
 from esper_soa.nets.data import ImageCrops
-from esper_soa.nets.host import Block, HostShape
-from esper_soa.nets.model.blueprints import narrow_channels, norm_groups
+from esper_soa.nets.host import Block, HostShape, host_tables
+from esper_soa.nets.model.parameters import Table
+from esper_soa.nets.model.parts import norm_groups
 from esper_soa.nets.native import switch, whole
 from esper_soa.nets.native.images import cut_images
 from esper_soa.nets.native.library import LANES
@@ -29,8 +30,8 @@ from esper_soa.vocabulary import BLUEPRINT_NAMES, Blend, Stage
 # Kinds of whole.KINDS by blueprint code; -1 where the kernels have none.
 _KINDS = np.array([1 + whole.KINDS.index(name) if name in whole.KINDS else -1 for name in BLUEPRINT_NAMES])
 # All that chain.h knows of a host and of a block: who adds a field here has to write it there.
-_HOST_FIELDS = ("blocks", "num_classes", "slots", "parameters", "statistics")
-_BLOCK_FIELDS = ("channels", "pooled", "slot_before_pool", "slot_after_pool")
+_HOST_FIELDS = ("blocks", "num_classes", "slots", "parameters", "statistics", "blueprints")
+_BLOCK_FIELDS = ("channels", "pooled", "slot_before_pool", "slot_after_pool", "inputs", "kernel", "size")
 
 
 def obstacle(name: str, shape: HostShape, blueprints: Sequence[str]) -> str:
@@ -48,25 +49,30 @@ def is_chain(shape: HostShape) -> bool:
     """Whether the host is what chain.h takes it for: blocks one after the other, their parameters in that order."""
     if HostShape._fields != _HOST_FIELDS or Block._fields != _BLOCK_FIELDS:
         return False
-    channels = [block.channels for block in shape.blocks]
-    kernel = shape.parameters.parameters[0].shape[-1]
-    parameters: list[tuple[int, ...]] = []
-    for inputs, outputs in zip([IMAGE_CHANNELS, *channels], channels, strict=False):
-        parameters += [(outputs, inputs, kernel, kernel), (outputs,), (outputs,)]
-    parameters += [(shape.num_classes, channels[-1]), (shape.num_classes,)]
-    places = [(i, slot) for i, b in enumerate(shape.blocks) for slot in (b.slot_before_pool, b.slot_after_pool)]
-    fitting = all(shape.slots[slot].channels == channels[i] for i, slot in places if slot >= 0)
+    parameters, statistics = host_tables(shape.blocks, shape.num_classes)
+    given = (IMAGE_CHANNELS, IMAGE_SIZE)
+    for block in shape.blocks:
+        if (block.inputs, block.size) != given or block.kernel != shape.blocks[0].kernel:
+            return False
+        given = (block.channels, block.size // 2 if block.pooled else block.size)
+    places = [(b.channels, slot) for b in shape.blocks for slot in (b.slot_before_pool, b.slot_after_pool)]
+    fitting = all(shape.slots[slot].channels == channels for channels, slot in places if slot >= 0)
+    ours, theirs = (shape.parameters, shape.statistics), (parameters, statistics)
     return (
-        [one.shape for one in shape.parameters.parameters] == parameters
-        and [one.shape for one in shape.statistics.parameters] == [(count,) for count in channels for _ in range(2)]
+        all(_shapes(mine) == _shapes(its) for mine, its in zip(ours, theirs, strict=True))
         and sorted(shape.execution_order) == list(range(len(shape.slots)))
         and fitting
     )
 
 
+def _shapes(table: Table) -> list[tuple[int, ...]]:
+    return [one.shape for one in table.parameters]
+
+
 def suits(shape: HostShape, weights: TensorDict) -> bool:
     """Whether the kernels are on and made for such hosts and all their seeds: channels in whole vectors throughout."""
-    widths = [block.channels for block in shape.blocks] + [narrow_channels(spec.channels) for spec in shape.slots]
+    widths = [block.channels for block in shape.blocks]
+    widths += [width for spec in shape.slots for one in shape.blueprints for width in one.widths(spec.channels)]
     wide = all(width % LANES == 0 for width in widths)
     return wide and switch.takes(weights["host", "params"], dims=2) and is_chain(shape)
 
@@ -100,11 +106,10 @@ def _blends(roster: Roster) -> np.ndarray:
 def _layout(shape: HostShape) -> whole.Layout:
     blocks = [(b.channels, b.pooled, b.slot_before_pool, b.slot_after_pool) for b in shape.blocks]
     groups = [norm_groups(spec.channels) for spec in shape.slots]
-    kernel = shape.parameters.parameters[0].shape[-1]
     gates = [row_layout(shape, slot).seed for slot in range(len(shape.slots))]
     columns = np.array(blocks, dtype=np.int64).T.copy()
     per_slot = (np.array(column, dtype=np.int64) for column in (groups, gates))
-    return whole.Layout(shape.num_classes, kernel, IMAGE_SIZE, columns, *per_slot)
+    return whole.Layout(shape.num_classes, shape.blocks[0].kernel, IMAGE_SIZE, columns, *per_slot)
 
 
 def _networks(shape: HostShape, weights: TensorDict, alpha: Tensor, seeds: whole.Seeds) -> whole.Networks:

@@ -29,7 +29,7 @@ class RowLayout(NamedTuple):
 def row_layout(shape: HostShape, slot: int) -> RowLayout:
     """Widths of the rows of `slot`."""
     channels = shape.slots[slot].channels
-    return RowLayout(max(parameter_counts(channels)), gate_table(channels).total)
+    return RowLayout(max(parameter_counts(shape.blueprints, channels)), gate_table(channels).total)
 
 
 def allocate(shape: HostShape, num_envs: int, device: torch.device, dtype: torch.dtype) -> TensorDict:
@@ -60,7 +60,7 @@ def initialise_hosts_(weights: TensorDict, shape: HostShape, keys: Tensor) -> No
 
 def parameter_table(shape: HostShape, device: torch.device) -> ParameterCounts:
     """Numbers of trainable parameters that rents and reports are computed from."""
-    seed = [parameter_counts(spec.channels) for spec in shape.slots]
+    seed = [parameter_counts(shape.blueprints, spec.channels) for spec in shape.slots]
     gate = [gate_table(spec.channels).total for spec in shape.slots]
     return ParameterCounts(
         shape.parameters.total,
@@ -127,7 +127,7 @@ def _newborn_rows(
     channels = shape.slots[slot].channels
     layout, dtype = row_layout(shape, slot), pool["params"].dtype
     own = streams.fold(keys, slot)
-    seed = initial_seeds(blueprint, channels, streams.fold(own, 0), multiply, dtype)
+    seed = initial_seeds(shape.blueprint(blueprint), channels, streams.fold(own, 0), multiply, dtype)
     gap = seed.new_zeros(seed.shape[0], layout.seed - seed.shape[1])
     return torch.cat([seed, gap, gate_table(channels).initial(streams.fold(own, 1), dtype)], dim=1)
 
@@ -179,4 +179,4 @@ def group_columns(shape: HostShape, group: Group) -> tuple[int, int, int]:
     channels = shape.slots[group.slot].channels
     layout = row_layout(shape, group.slot)
     gate = layout.gate if group.blend == Blend.GATE else 0
-    return seed_table(group.blueprint, channels).total, layout.seed, layout.seed + gate
+    return seed_table(shape.blueprint(group.blueprint), channels).total, layout.seed, layout.seed + gate

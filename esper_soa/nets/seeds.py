@@ -10,8 +10,9 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from esper_soa.nets import batched, blend
+from esper_soa.nets.forward import gate_forward, seed_added, seed_forward
 from esper_soa.nets.host import HostShape
-from esper_soa.nets.model.blueprints import gate_forward, gate_table, seed_added, seed_forward, seed_table
+from esper_soa.nets.model.blueprints import Architecture, gate_table, seed_table
 from esper_soa.nets.pools import Group, group_columns
 from esper_soa.vocabulary import Blend
 
@@ -21,6 +22,7 @@ class ActiveGroup:
     """A group with its rows in hand; `params` holds the seed and, under GATE, its gate network."""
 
     group: Group
+    blueprint: Architecture
     channels: int
     params: Tensor  # [m, seed + gate]
     momentum: Tensor  # [m, seed + gate]
@@ -29,7 +31,7 @@ class ActiveGroup:
     @property
     def sizes(self) -> list[int]:
         """Numbers per parameter tensor, the gate's last."""
-        sizes = seed_table(self.group.blueprint, self.channels).sizes
+        sizes = seed_table(self.blueprint, self.channels).sizes
         return sizes + gate_table(self.channels).sizes if self.group.blend == Blend.GATE else sizes
 
     @property
@@ -45,15 +47,15 @@ class ActiveGroup:
 
     def grow(self, seen: Tensor, params: Tensor) -> Tensor:
         """Output [B, m*C, H, W] of the seeds; `params` [m, seed + gate] may be a graph leaf."""
-        table = seed_table(self.group.blueprint, self.channels)
-        return seed_forward(self.group.blueprint, table.unpack(params[:, : table.total]), seen)
+        table = seed_table(self.blueprint, self.channels)
+        return seed_forward(self.blueprint, table.unpack(params[:, : table.total]), seen)
 
     def blend_in(self, host: Tensor, params: Tensor, pooled: bool = False) -> Tensor:
         """Activations [B, m*C, H, W] of the group's networks after the slot; pooled: and behind a 2x2 max pool."""
-        group, table = self.group, seed_table(self.group.blueprint, self.channels)
+        group, table = self.group, seed_table(self.blueprint, self.channels)
         if group.blend == Blend.ADD:
             unpacked = table.unpack(params[:, : table.total])
-            return seed_added(group.blueprint, unpacked, host, self.alpha, group.detached, pooled)
+            return seed_added(self.blueprint, unpacked, host, self.alpha, group.detached, pooled)
         seen = host.detach() if group.detached else host
         seed = self.grow(seen, params)
         if group.blend == Blend.MULTIPLY:
@@ -102,7 +104,7 @@ def wake(weights: TensorDict, shape: HostShape, group: Group, alpha: Tensor) -> 
         return torch.cat([chosen[:, :seed], chosen[:, start:end]], dim=1)
 
     share = alpha[:, group.slot].index_select(0, group.rows).to(pool["params"].dtype)
-    return ActiveGroup(group, spec.channels, rows("params"), rows("momentum"), share)
+    return ActiveGroup(group, shape.blueprint(group.blueprint), spec.channels, rows("params"), rows("momentum"), share)
 
 
 def put_to_bed_(weights: TensorDict, shape: HostShape, active: ActiveGroup) -> None:

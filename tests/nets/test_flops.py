@@ -1,15 +1,11 @@
-"""What training costs: counts by hand, whichever kernels compute it."""
-
-import math
+"""What training costs: counts by hand; test_blueprints.py has those of torch."""
 
 import pytest
 import torch
 
-from esper_soa.nets import formulations
 from esper_soa.nets.config import TaskConfig, enabled_slots
 from esper_soa.nets.host import host_shape
 from esper_soa.nets.model.flops import TrainingFlop, training_flop
-from esper_soa.nets.triton_kernels import switch as triton_switch
 from esper_soa.vocabulary import BLUEPRINT_NAMES, CNN_BLUEPRINTS, Blueprint
 
 CPU = torch.device("cpu")
@@ -62,37 +58,8 @@ def test_hosts_that_end_in_one_pixel_are_counted() -> None:
     assert costs(deep, "r0c6").host == 3 * 2 * (products + 64 * 10)
 
 
-@pytest.mark.parametrize("way", ["channels_last", "planes", "matmul"])
-def test_the_cost_is_the_same_whichever_way_convolutions_are_computed(way: str) -> None:
-    task = TaskConfig(base_channels=7)  # of its own, so that nothing is remembered
-    expected = 6 * (32 * 32 * 3 * 9 * 7 + 16 * 16 * 7 * 9 * 14 + 8 * 8 * 14 * 9 * 28 + 28 * 10)
-    training_flop.__globals__["_counts"].cache_clear()
-    try:
-        formulations.choose(way, CPU)
-        assert costs(task, "r0c0").host == expected
-    finally:
-        formulations.choose("channels_last", CPU)
-
-
-def test_own_gpu_kernels_have_no_part_in_counting(monkeypatch: pytest.MonkeyPatch) -> None:
-    narrow = TaskConfig(base_channels=1, kernel_size=1)  # whose activations of one channel lie in memory as they like
-    training_flop.__globals__["_counts"].cache_clear()
-    monkeypatch.setattr(triton_switch, "_kernels", math)  # any module: it must not be asked
-    products = 32 * 32 * 3 * 1 + 16 * 16 * 1 * 2 + 8 * 8 * 2 * 4 + 4 * 10
-    assert costs(narrow, "r0c0").host == 6 * products
-
-
-def test_counting_times_no_convolution() -> None:
-    timed: list[object] = []
-
-    def seconds(call: object) -> float:
-        timed.append(call)
-        return 1.0
-
-    training_flop.__globals__["_counts"].cache_clear()
-    try:
-        formulations._current = formulations.Plan(timer=formulations.Timer(seconds))
-        assert costs(BASELINE, "r0c0").host > 0
-    finally:
-        formulations.choose("channels_last", CPU)
-    assert timed == []
+def test_hosts_of_other_widths_are_counted() -> None:
+    odd = TaskConfig(base_channels=7)
+    assert costs(odd, "r0c0").host == 6 * (32**2 * 3 * 9 * 7 + 16**2 * 7 * 9 * 14 + 8**2 * 14 * 9 * 28 + 28 * 10)
+    narrow = TaskConfig(base_channels=1, kernel_size=1)
+    assert costs(narrow, "r0c0").host == 6 * (32**2 * 3 * 1 + 16**2 * 1 * 2 + 8**2 * 2 * 4 + 4 * 10)

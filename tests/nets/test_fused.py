@@ -20,7 +20,7 @@ from esper_soa.nets import fused, pools
 from esper_soa.nets.config import DataConfig, TaskConfig, host_slots
 from esper_soa.nets.evaluation import ValidationFeed, ValidationReport, evaluate
 from esper_soa.nets.graphs import StepCache
-from esper_soa.nets.model import blueprints
+from esper_soa.nets.model.blueprints import BLUEPRINTS, gate_table, seed_table
 from esper_soa.nets.model.parameters import Table, norm_scale, weight
 from esper_soa.nets.native import proof, switch, whole
 from esper_soa.nets.pools import Roster
@@ -318,7 +318,7 @@ OPTIONS = [
 def columns(world: World, roster: Roster, env: int, slot: int) -> list[slice]:
     """Where the seed of an env has its numbers in the slot's row, and its gate where it has one."""
     shape = world.rules.nets.shape
-    table = blueprints.seed_table(int(roster.blueprint[env, slot]), shape.slots[slot].channels)
+    table = seed_table(BLUEPRINTS[roster.blueprint[env, slot]], shape.slots[slot].channels)
     layout = pools.row_layout(shape, slot)
     gated = roster.blend[env, slot] == Blend.GATE and roster.stage[env, slot] != Stage.TRAINING
     return [slice(0, table.total), *([slice(layout.seed, layout.seed + layout.gate)] if gated else [])]
@@ -461,7 +461,7 @@ def test_a_host_that_has_more_to_it_than_the_kernels_know_is_refused(
 
 def test_the_seeds_of_the_proof_have_the_parameters_of_the_blueprints() -> None:
     for name, shapes in proof.SEEDS.items():
-        table = blueprints.seed_table(BLUEPRINT_NAMES.index(name), proof.C)
+        table = seed_table(BLUEPRINTS[BLUEPRINT_NAMES.index(name)], proof.C)
         assert [one.shape or (1,) for one in table.parameters] == [one or (1,) for one in shapes]
-    assert [one.shape for one in blueprints.gate_table(proof.C).parameters] == list(proof.GATE)
+    assert [one.shape for one in gate_table(proof.C).parameters] == list(proof.GATE)
     assert tuple(proof.SEEDS) == whole.KINDS

@@ -9,7 +9,7 @@ from torch import Tensor
 from esper_soa.nets import batched
 from esper_soa.nets.config import TaskConfig, host_slots
 from esper_soa.nets.host import evaluate_forward, fold_batch_norm, host_shape
-from esper_soa.nets.model.blueprints import norm_groups
+from esper_soa.nets.model.parts import norm_groups
 from esper_soa.nets.supervised import gradient_statistics, sgd_
 
 CPU = torch.device("cpu")

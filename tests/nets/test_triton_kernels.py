@@ -13,7 +13,7 @@ from esper_soa.errors import SettingError
 from esper_soa.nets import batched, blend
 from esper_soa.nets.config import TaskConfig
 from esper_soa.nets.host import evaluate_forward, fold_batch_norm, host_shape, train_forward
-from esper_soa.nets.model.blueprints import norm_groups
+from esper_soa.nets.model.parts import norm_groups
 from esper_soa.nets.triton_kernels import switch
 from esper_soa.nets.triton_kernels.support import unavailable_reason
 
