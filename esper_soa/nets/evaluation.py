@@ -141,7 +141,7 @@ def evaluate(
     subset = torch.full((num_envs, rows), -1, dtype=torch.int64)
     jobs, measure = _jobs(nets, roster), partial(_measured, nets, weights, alpha, roster, feed)
     if nets.steps is None and feed.crops is not None and fused.suits(nets.shape, weights):
-        whole = fused.WholeValidation(nets.shape, weights, alpha, fused.validation_seeds(roster))
+        whole = fused.WholeValidation(nets.shape, weights, alpha, fused.validation_seeds(nets.shape, roster))
         measure = partial(_measured_whole, whole, feed.crops)
     pieces = [partial(measure, job) for job in jobs]
     for job, result in zip(jobs, run_pieces(pieces, nets.workers), strict=True):

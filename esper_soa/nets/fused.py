@@ -17,18 +17,16 @@ from esper_soa.nets import batched
 from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE
 from esper_soa.nets.data import ImageCrops
 from esper_soa.nets.host import Block, HostShape, host_tables
+from esper_soa.nets.model.blueprints import GATE, num_codes
 from esper_soa.nets.model.parameters import Table
-from esper_soa.nets.model.parts import norm_groups
-from esper_soa.nets.native import switch, whole
+from esper_soa.nets.native import program, switch, whole
 from esper_soa.nets.native.images import cut_images
 from esper_soa.nets.native.library import LANES
 from esper_soa.nets.native.sgd import Rule
 from esper_soa.nets.pools import Roster, row_layout
 from esper_soa.state import LEDGER_FLOAT
-from esper_soa.vocabulary import BLUEPRINT_NAMES, Blend, Stage
+from esper_soa.vocabulary import Blend, Stage
 
-# Kinds of whole.KINDS by blueprint code; -1 where the kernels have none.
-_KINDS = np.array([1 + whole.KINDS.index(name) if name in whole.KINDS else -1 for name in BLUEPRINT_NAMES])
 # All that chain.h knows of a host and of a block: who adds a field here has to write it there.
 _HOST_FIELDS = ("blocks", "num_classes", "slots", "parameters", "statistics", "blueprints")
 _BLOCK_FIELDS = ("channels", "pooled", "slot_before_pool", "slot_after_pool", "inputs", "kernel", "size")
@@ -36,7 +34,8 @@ _BLOCK_FIELDS = ("channels", "pooled", "slot_before_pool", "slot_after_pool", "i
 
 def obstacle(name: str, shape: HostShape, blueprints: Sequence[str]) -> str:
     """Why the kernels cannot take hosts of the task `name` with seeds of these blueprints; "" where they can."""
-    unknown = [one for one in blueprints if one not in whole.KINDS]
+    known = {one.name for one in shape.blueprints if program.runs(one)}
+    unknown = [one for one in blueprints if one not in known]
     if unknown:
         return f"there is none for the blueprint {', '.join(unknown)}"
     if not is_chain(shape):
@@ -77,39 +76,47 @@ def suits(shape: HostShape, weights: TensorDict) -> bool:
     return wide and switch.takes(weights["host", "params"], dims=2) and is_chain(shape)
 
 
-def _kinds(roster: Roster, running: np.ndarray) -> np.ndarray:
-    kinds = np.where(running, _KINDS[roster.blueprint], 0)
+def _kinds(shape: HostShape, roster: Roster, running: np.ndarray) -> np.ndarray:
+    """1 + place of the running seeds' blueprints among the programs, 0 where none runs: int64 [N, S]."""
+    places = np.full(num_codes(shape.blueprints), -1)
+    for place, one in enumerate(shape.blueprints):
+        if program.runs(one):
+            places[one.code] = 1 + place
+    kinds = np.where(running, places[roster.blueprint], 0)
     if (kinds < 0).any():
-        raise LookupError(f"no native kernel for blueprint {BLUEPRINT_NAMES[roster.blueprint[kinds < 0][0]]}")
+        raise LookupError(f"no native kernel for seeds of blueprint code {roster.blueprint[kinds < 0][0]}")
     return kinds
 
 
-def training_seeds(roster: Roster, detached: tuple[int, ...]) -> whole.Seeds:
+def training_seeds(shape: HostShape, roster: Roster, detached: tuple[int, ...]) -> whole.Seeds:
     """The running seeds as the kernels know them; detached: stages in which they are cut off from the host's graph."""
     through = roster.stage == Stage.TRAINING
     measured = (through | (roster.stage == Stage.BLENDING)) & ~roster.frozen
     flags = through * whole.THROUGH | np.isin(roster.stage, detached) * whole.DETACHED
     flags |= roster.frozen * whole.FROZEN | measured * whole.MEASURED | _blends(roster)
-    return whole.Seeds(_kinds(roster, roster.running), flags)
+    return whole.Seeds(_kinds(shape, roster, roster.running), flags)
 
 
-def validation_seeds(roster: Roster) -> whole.Seeds:
+def validation_seeds(shape: HostShape, roster: Roster) -> whole.Seeds:
     """The visible seeds as the kernels know them; one that learns behind its host is none."""
     seen = roster.visible & (roster.stage != Stage.TRAINING)
-    return whole.Seeds(_kinds(roster, seen), _blends(roster))
+    return whole.Seeds(_kinds(shape, roster, seen), _blends(roster))
 
 
 def _blends(roster: Roster) -> np.ndarray:
     return (roster.blend == Blend.MULTIPLY) * whole.MULTIPLIED | (roster.blend == Blend.GATE) * whole.GATED
 
 
+@lru_cache(maxsize=64)
 def _layout(shape: HostShape) -> whole.Layout:
     blocks = [(b.channels, b.pooled, b.slot_before_pool, b.slot_after_pool) for b in shape.blocks]
-    groups = [norm_groups(spec.channels) for spec in shape.slots]
-    gates = [row_layout(shape, slot).seed for slot in range(len(shape.slots))]
+    widths = [spec.channels for spec in shape.slots]
+    gates = [[row_layout(shape, slot).seed for slot in range(len(widths))], [GATE.hidden.of(width) for width in widths]]
     columns = np.array(blocks, dtype=np.int64).T.copy()
-    per_slot = (np.array(column, dtype=np.int64) for column in (groups, gates))
-    return whole.Layout(shape.num_classes, shape.blocks[0].kernel, IMAGE_SIZE, columns, *per_slot)
+    programs = program.programs(shape.blueprints, widths)
+    return whole.Layout(
+        shape.num_classes, shape.blocks[0].kernel, IMAGE_SIZE, columns, np.array(gates, dtype=np.int64), programs
+    )
 
 
 def _networks(shape: HostShape, weights: TensorDict, alpha: Tensor, seeds: whole.Seeds) -> whole.Networks:

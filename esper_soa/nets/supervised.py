@@ -108,7 +108,7 @@ def train_epoch_(
     job = _Pass(nets, weights, alpha, roster, feed, num_batches, gradients, lr)
     train_ = job.train_chunk_
     if nets.steps is None and feed.crops is not None and fused.suits(nets.shape, weights):
-        seeds = fused.training_seeds(roster, nets.detached_stages)
+        seeds = fused.training_seeds(nets.shape, roster, nets.detached_stages)
         whole = fused.WholeTraining(nets.shape, weights, alpha, seeds, _rules(nets.task, lr))
         train_ = partial(job.train_whole_, whole, feed.crops)
     pieces = [partial(train_, envs) for envs in chunks(alpha.shape[0], nets.env_chunk)]

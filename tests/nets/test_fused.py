@@ -20,9 +20,11 @@ from esper_soa.nets import fused, pools
 from esper_soa.nets.config import DataConfig, TaskConfig, host_slots
 from esper_soa.nets.evaluation import ValidationFeed, ValidationReport, evaluate
 from esper_soa.nets.graphs import StepCache
-from esper_soa.nets.model.blueprints import BLUEPRINTS, gate_table, seed_table
+from esper_soa.nets.host import host_shape
+from esper_soa.nets.model.blueprints import BLUEPRINTS, Architecture, gate_table, seed_table
 from esper_soa.nets.model.parameters import Table, norm_scale, weight
-from esper_soa.nets.native import proof, switch, whole
+from esper_soa.nets.model.parts import NARROW, REDUCED, Conv, Depthwise, Excite, SoftNorm, Squeeze, Width
+from esper_soa.nets.native import program, proof, switch
 from esper_soa.nets.pools import Roster
 from esper_soa.nets.supervised import CountedFeed, TrainingFeed, TrainReport, train_epoch_
 from esper_soa.vocabulary import BLUEPRINT_NAMES, CNN_BLUEPRINTS, Blend, Blueprint, Stage
@@ -318,7 +320,7 @@ OPTIONS = [
 def columns(world: World, roster: Roster, env: int, slot: int) -> list[slice]:
     """Where the seed of an env has its numbers in the slot's row, and its gate where it has one."""
     shape = world.rules.nets.shape
-    table = seed_table(BLUEPRINTS[roster.blueprint[env, slot]], shape.slots[slot].channels)
+    table = seed_table(shape.blueprint(roster.blueprint[env, slot]), shape.slots[slot].channels)
     layout = pools.row_layout(shape, slot)
     gated = roster.blend[env, slot] == Blend.GATE and roster.stage[env, slot] != Stage.TRAINING
     return [slice(0, table.total), *([slice(layout.seed, layout.seed + layout.gate)] if gated else [])]
@@ -384,6 +386,10 @@ def same_measurements(ours: Outcome, theirs: Outcome) -> None:
 @pytest.mark.parametrize("blueprint", CNN_BLUEPRINTS)
 def test_every_seed_before_a_pool_and_behind_one_equals_torch_in_every_stage_and_blend(blueprint: int) -> None:
     world = made(TaskConfig(name="clipped", max_grad_norm=0.02, weight_decay=0.05), batches=1)
+    equals_torch_in_every_stage_and_blend(world, blueprint)
+
+
+def equals_torch_in_every_stage_and_blend(world: World, blueprint: int) -> None:
     before = slowed_(world)
     roster = seeds_of(blueprint, Stage.BLENDING, Blend.ADD, num_slots=6, slots=(1, 4))
     cases = [(stage, blend) for stage in STAGES for blend in (Blend.ADD, Blend.MULTIPLY, Blend.GATE)]
@@ -401,28 +407,76 @@ def test_every_seed_before_a_pool_and_behind_one_equals_torch_in_every_stage_and
     assert torch.equal(ours.tested.accuracy, theirs.tested.accuracy)
 
 
+# --- blueprints made of known parts
+
+MADE = (
+    Architecture(13, "twice", (Conv(kernel=1), Conv(kernel=1))),
+    Architecture(14, "one", (Conv(kernel=5, relu=False),)),
+    Architecture(15, "instead", (Conv(),), residual=False),
+    Architecture(16, "inverted", (
+        Conv(Width(times=2), kernel=1, norm=False), Depthwise(), Excite(Squeeze(REDUCED)), Conv(kernel=1, relu=False),
+    )),
+    Architecture(17, "bare", (Conv(NARROW, norm=False, relu=False), Conv(norm=False, relu=False))),
+    Architecture(18, "soft", (SoftNorm(), Excite(Squeeze(NARROW, hidden_bias=False))), residual=False),
+    Architecture(19, "softer", (SoftNorm(),)),
+    Architecture(20, "narrow", (Conv(NARROW), SoftNorm(), Conv(NARROW, relu=False), Conv(kernel=1))),
+)  # fmt: skip
+
+
+def extended(task: TaskConfig) -> World:
+    """As `made`, with the blueprints MADE beside those of the package."""
+    world = made(task, batches=1)
+    shape = host_shape(task, world.rules.nets.shape.slots, (*BLUEPRINTS, *MADE))
+    world.rules = world.rules._replace(nets=world.rules.nets._replace(shape=shape))
+    g, seeds = torch.Generator().manual_seed(3), pools.allocate(shape, NUM_ENVS, CPU, torch.float32)["seeds"]
+    world.weights["seeds"] = seeds.apply(lambda rows: 0.2 * torch.randn(rows.shape, generator=g))
+    return world
+
+
+@pytest.mark.parametrize("blueprint", MADE, ids=lambda one: one.name)
+@pytest.mark.parametrize("detached", [(), (Stage.TRAINING, Stage.BLENDING)], ids=["joined", "detached"])
+def test_a_blueprint_made_of_known_parts_is_one_entry_and_equals_torch(
+    blueprint: Architecture, detached: tuple[int, ...]
+) -> None:
+    world = extended(TaskConfig(name="clipped", max_grad_norm=0.02, weight_decay=0.05))
+    assert fused.obstacle("clipped", world.rules.nets.shape, [blueprint.name]) == ""
+    world.rules = world.rules._replace(nets=world.rules.nets._replace(detached_stages=detached))
+    equals_torch_in_every_stage_and_blend(world, blueprint.code)
+
+
 # --- what the kernels do not know
 
 
+def test_a_blueprint_with_a_part_that_has_no_kernel_is_refused_by_name() -> None:
+    shape = made(TASKS[0]).rules.nets.shape
+    wide = Architecture(13, "wide", (Depthwise(kernel=5), Conv(kernel=1)))
+    shape = shape._replace(blueprints=(*BLUEPRINTS, wide))
+    assert fused.obstacle("cifar", shape, ["norm", "wide"]) == "there is none for the blueprint wide"
+    assert fused.obstacle("cifar", shape, ["norm"]) == ""
+    with pytest.raises(LookupError, match="no native kernel for seeds of blueprint code 13"):
+        fused.training_seeds(shape, seeds_of(13, Stage.BLENDING, Blend.ADD), ())
+
+
 def test_a_blueprint_without_a_kernel_is_refused_by_name_while_building(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(whole, "KINDS", whole.KINDS[:-1])
+    monkeypatch.setattr(program, "DEPTH_SIDE", 5)
     world = made(TASKS[0])
     assert not switch.current().native
     assert switch.current().fallback
     assert (
-        switch.current().reason == "plain torch, slower: no native kernels, there is none for the blueprint attention"
+        switch.current().reason == "plain torch, slower: no native kernels, there is none for the blueprint depthwise"
     )
     assert not fused.suits(world.rules.nets.shape, world.weights)
-    with pytest.raises(SettingError, match=r"compute.native=on: must be auto or off here.*the blueprint attention"):
+    with pytest.raises(SettingError, match=r"compute.native=on: must be auto or off here.*the blueprint depthwise"):
         made(TASKS[0], native="on")
     made(TaskConfig(blueprints=["conv_light", "norm"]), native="on")
     assert switch.current().native
 
 
 def test_a_running_seed_without_a_kernel_is_no_empty_slot() -> None:
+    shape = made(TASKS[0]).rules.nets.shape
     unknown = seeds_of(BLUEPRINT_NAMES.index("lora"), Stage.BLENDING, Blend.ADD)
-    for seeds in (lambda: fused.training_seeds(unknown, ()), lambda: fused.validation_seeds(unknown)):
-        with pytest.raises(LookupError, match="no native kernel for blueprint lora"):
+    for seeds in (lambda: fused.training_seeds(shape, unknown, ()), lambda: fused.validation_seeds(shape, unknown)):
+        with pytest.raises(LookupError, match="no native kernel for seeds of blueprint code 8"):
             seeds()
 
 
@@ -464,4 +518,4 @@ def test_the_seeds_of_the_proof_have_the_parameters_of_the_blueprints() -> None:
         table = seed_table(BLUEPRINTS[BLUEPRINT_NAMES.index(name)], proof.C)
         assert [one.shape or (1,) for one in table.parameters] == [one or (1,) for one in shapes]
     assert [one.shape for one in gate_table(proof.C).parameters] == list(proof.GATE)
-    assert tuple(proof.SEEDS) == whole.KINDS
+    assert set(proof.SEEDS) == {one.name for one in BLUEPRINTS[1:]}
