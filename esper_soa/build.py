@@ -11,13 +11,13 @@ from esper_soa.env.reward_records import RewardSettings
 from esper_soa.env.shapley import arrival_orders
 from esper_soa.env.step import EAGER, Rules, compiled, on_fixed_memory
 from esper_soa.env.world import Sizes, World
-from esper_soa.nets.blueprints import blueprint_codes
 from esper_soa.nets.choose import choose_engine
 from esper_soa.nets.config import SubsetRows, enabled_slots
 from esper_soa.nets.datasets import ImageSet, load_images
 from esper_soa.nets.engine import NetsConfig
 from esper_soa.nets.graphs import decision_cache
 from esper_soa.nets.host import host_shape
+from esper_soa.nets.model.blueprints import blueprint_codes
 from esper_soa.nets.pools import parameter_table
 from esper_soa.nets.precision import choose_precision
 from esper_soa.nets.subsets import EXACT_SLOTS

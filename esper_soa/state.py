@@ -274,5 +274,5 @@ class ParameterCounts(NamedTuple):
     """Trainable parameters of the host and of what can stand in its slots; the same for every env."""
 
     host: int
-    seed: Tensor  # float64 [S, 13], by slot and blueprint
+    seed: Tensor  # float64 [S, P], by slot and blueprint code
     gate: Tensor  # float64 [S], of the gate network that GATE adds

@@ -24,7 +24,7 @@ from esper_soa.env.config import REWARD_MODES, RewardConfig
 from esper_soa.env.observation import feature_names
 from esper_soa.env.step import guard_, look, measure_, perceive, respond
 from esper_soa.nets.config import enabled_slots
-from esper_soa.nets.flops import training_flop
+from esper_soa.nets.model.flops import training_flop
 from esper_soa.ops.collect import Player, Round, play_round
 from esper_soa.ops.progress import Progress
 from esper_soa.ops.tally import Tally

@@ -7,7 +7,7 @@ an episode.
 import torch
 from torch import Tensor
 
-from esper_soa.nets.flops import TrainingFlop
+from esper_soa.nets.model.flops import TrainingFlop
 from esper_soa.state import LEDGER_FLOAT, ParameterCounts, Slots, stage_in
 from esper_soa.vocabulary import Blend, Stage
 
@@ -25,7 +25,7 @@ def flop_per_image(slots: Slots, costs: TrainingFlop) -> Tensor:
 
 
 def _of_residents(slots: Slots, seed: Tensor, gate: Tensor) -> Tensor:
-    """What `seed` [S, 13] says of the blueprint in each slot, plus `gate` [S] where it has one: float64 [N, S]."""
+    """What `seed` [S, P] says of the blueprint in each slot, plus `gate` [S] where it has one: float64 [N, S]."""
     rows = seed.to(slots.stage.device, LEDGER_FLOAT).unsqueeze(0).expand(slots.stage.shape[0], -1, -1)
     own = rows.gather(2, slots.blueprint.clamp(min=0).unsqueeze(2)).squeeze(2)
     gated = (slots.blend == Blend.GATE) & stage_in(slots.stage, GATE_STAGES)

@@ -14,7 +14,7 @@ from esper_soa.env.topology import Topology, plant
 from esper_soa.nets import data, pools, streams
 from esper_soa.nets.config import DataConfig, lr_factor
 from esper_soa.nets.datasets import ImageSet
-from esper_soa.nets.flops import training_flop
+from esper_soa.nets.model.flops import training_flop
 from esper_soa.nets.precision import add_loss_scales_, reset_loss_scales_
 from esper_soa.nets.snapshot import add_snapshot_, snapshot_where_
 from esper_soa.state import EnvState

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from esper_soa.nets import batched
-from esper_soa.nets.config import IMAGE_CHANNELS, SlotSpec, TaskConfig
+from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE, SlotSpec, TaskConfig
 from esper_soa.nets.layers import Layers
-from esper_soa.nets.parameters import Table, norm_scale, offset, weight, zeros
+from esper_soa.nets.model.blueprints import BLUEPRINTS, Architecture, Blueprints, of_code
+from esper_soa.nets.model.parameters import Parameter, Table, norm_scale, offset, weight, zeros
 
 
 class Block(NamedTuple):
@@ -22,6 +23,25 @@ class Block(NamedTuple):
     pooled: bool
     slot_before_pool: int
     slot_after_pool: int
+    inputs: int  # channels
+    kernel: int  # of the convolution, pixels along a side
+    size: int  # height and width of what it is given and of its convolution
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """Kernel of the convolution, scale and shift of its batch norm."""
+        kernel = weight(self.channels, self.inputs, self.kernel, self.kernel)
+        return kernel, norm_scale(self.channels), zeros(self.channels)
+
+    @property
+    def statistics(self) -> tuple[Parameter, ...]:
+        """Running mean and variance of its batch norm."""
+        return zeros(self.channels), norm_scale(self.channels)
+
+    @property
+    def products(self) -> int:
+        """Multiplications of an image's convolution, padding counted as pixels."""
+        return self.size**2 * self.channels * self.inputs * self.kernel**2
 
 
 class HostShape(NamedTuple):
@@ -32,12 +52,22 @@ class HostShape(NamedTuple):
     slots: tuple[SlotSpec, ...]
     parameters: Table
     statistics: Table  # running mean and variance of every block's batch norm
+    blueprints: Blueprints = BLUEPRINTS  # what can grow in the slots
 
     @property
     def execution_order(self) -> tuple[int, ...]:
         """Slot numbers in the order in which the forward pass meets them."""
         met = [slot for block in self.blocks for slot in (block.slot_before_pool, block.slot_after_pool)]
         return tuple(slot for slot in met if slot >= 0)
+
+    @property
+    def products(self) -> int:
+        """Multiplications of an image's way through the host without seeds."""
+        return sum(block.products for block in self.blocks) + self.num_classes * self.blocks[-1].channels
+
+    def blueprint(self, code: int) -> Architecture:
+        """The blueprint with this code; LookupError where there is none."""
+        return of_code(self.blueprints, code)
 
 
 class SlotFiller(Protocol):
@@ -55,22 +85,25 @@ class SlotFiller(Protocol):
         ...
 
 
-def host_shape(task: TaskConfig, slots: tuple[SlotSpec, ...]) -> HostShape:
-    """Static description of the hosts of `task` with the enabled `slots`."""
+def host_shape(task: TaskConfig, slots: tuple[SlotSpec, ...], blueprints: Blueprints = BLUEPRINTS) -> HostShape:
+    """Static description of the hosts of `task` with the enabled `slots`, in which `blueprints` can grow."""
     number = {(spec.row, spec.block): index for index, spec in enumerate(slots)}
-    channels = [task.base_channels * 2**block for block in range(task.num_blocks)]
-    blocks = tuple(
-        Block(channels[i], i < task.num_pools, number.get((0, i), -1), number.get((1, i), -1))
-        for i in range(task.num_blocks)
-    )
-    inputs = [IMAGE_CHANNELS, *channels[:-1]]
-    rows = []
+    inputs, size, blocks = IMAGE_CHANNELS, IMAGE_SIZE, []
     for i in range(task.num_blocks):
-        rows += [weight(channels[i], inputs[i], task.kernel_size, task.kernel_size)]
-        rows += [norm_scale(channels[i]), zeros(channels[i])]
-    rows += [weight(task.num_classes, channels[-1]), offset(task.num_classes, channels[-1])]
-    statistics = [row for count in channels for row in (zeros(count), norm_scale(count))]
-    return HostShape(blocks, task.num_classes, slots, Table(tuple(rows)), Table(tuple(statistics)))
+        channels, pooled = task.base_channels * 2**i, i < task.num_pools
+        places = number.get((0, i), -1), number.get((1, i), -1)
+        blocks.append(Block(channels, pooled, *places, inputs, task.kernel_size, size))
+        inputs, size = channels, size // 2 if pooled else size
+    parameters, statistics = host_tables(tuple(blocks), task.num_classes)
+    return HostShape(tuple(blocks), task.num_classes, slots, parameters, statistics, blueprints)
+
+
+def host_tables(blocks: tuple[Block, ...], num_classes: int) -> tuple[Table, Table]:
+    """Parameters of a host, block by block and the classifier's last, and its running statistics."""
+    last = blocks[-1].channels
+    parameters = [parameter for block in blocks for parameter in block.parameters]
+    parameters += [weight(num_classes, last), offset(num_classes, last)]
+    return Table(tuple(parameters)), Table(tuple(one for block in blocks for one in block.statistics))
 
 
 def _early_pool(block: Block, filler: SlotFiller) -> bool:

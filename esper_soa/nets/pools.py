@@ -13,8 +13,8 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from esper_soa.nets import streams
-from esper_soa.nets.blueprints import gate_table, initial_seeds, parameter_counts
 from esper_soa.nets.host import HostShape
+from esper_soa.nets.model.blueprints import gate_table, initial_seeds, parameter_counts
 from esper_soa.state import ParameterCounts, Ramp, Slots
 from esper_soa.vocabulary import AlphaMode, Blend, Stage
 
@@ -29,7 +29,7 @@ class RowLayout(NamedTuple):
 def row_layout(shape: HostShape, slot: int) -> RowLayout:
     """Widths of the rows of `slot`."""
     channels = shape.slots[slot].channels
-    return RowLayout(max(parameter_counts(channels)), gate_table(channels).total)
+    return RowLayout(max(parameter_counts(shape.blueprints, channels)), gate_table(channels).total)
 
 
 def allocate(shape: HostShape, num_envs: int, device: torch.device, dtype: torch.dtype) -> TensorDict:
@@ -60,7 +60,7 @@ def initialise_hosts_(weights: TensorDict, shape: HostShape, keys: Tensor) -> No
 
 def parameter_table(shape: HostShape, device: torch.device) -> ParameterCounts:
     """Numbers of trainable parameters that rents and reports are computed from."""
-    seed = [parameter_counts(spec.channels) for spec in shape.slots]
+    seed = [parameter_counts(shape.blueprints, spec.channels) for spec in shape.slots]
     gate = [gate_table(spec.channels).total for spec in shape.slots]
     return ParameterCounts(
         shape.parameters.total,
@@ -127,6 +127,6 @@ def _newborn_rows(
     channels = shape.slots[slot].channels
     layout, dtype = row_layout(shape, slot), pool["params"].dtype
     own = streams.fold(keys, slot)
-    seed = initial_seeds(blueprint, channels, streams.fold(own, 0), multiply, dtype)
+    seed = initial_seeds(shape.blueprint(blueprint), channels, streams.fold(own, 0), multiply, dtype)
     gap = seed.new_zeros(seed.shape[0], layout.seed - seed.shape[1])
     return torch.cat([seed, gap, gate_table(channels).initial(streams.fold(own, 1), dtype)], dim=1)

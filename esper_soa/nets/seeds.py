@@ -10,9 +10,10 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from esper_soa.nets import batched, blend
-from esper_soa.nets.blueprints import gate_forward, gate_table, seed_added, seed_forward, seed_table
+from esper_soa.nets.forward import gate_forward, seed_added, seed_forward
 from esper_soa.nets.host import HostShape
 from esper_soa.nets.layers import Layers
+from esper_soa.nets.model.blueprints import Architecture, gate_table, seed_table
 from esper_soa.nets.pools import row_layout
 from esper_soa.nets.seed_plan import THROUGH, Group
 from esper_soa.vocabulary import Blend
@@ -23,6 +24,7 @@ class ActiveGroup:
     """A group with its rows in hand; `params` holds the seed and, under GATE, its gate network."""
 
     group: Group
+    blueprint: Architecture
     channels: int
     params: Tensor  # [m, seed + gate]
     momentum: Tensor  # [m, seed + gate]
@@ -31,7 +33,7 @@ class ActiveGroup:
     @property
     def sizes(self) -> list[int]:
         """Numbers per parameter tensor, the gate's last."""
-        sizes = seed_table(self.group.blueprint, self.channels).sizes
+        sizes = seed_table(self.blueprint, self.channels).sizes
         return sizes + gate_table(self.channels).sizes if self.group.blend == Blend.GATE else sizes
 
     @property
@@ -47,15 +49,15 @@ class ActiveGroup:
 
     def grow(self, layers: Layers, seen: Tensor, params: Tensor) -> Tensor:
         """Output [B, m*C, H, W] of the seeds; `params` [m, seed + gate] may be a graph leaf."""
-        table = seed_table(self.group.blueprint, self.channels)
-        return seed_forward(layers, self.group.blueprint, table.unpack(params[:, : table.total]), seen)
+        table = seed_table(self.blueprint, self.channels)
+        return seed_forward(layers, self.blueprint, table.unpack(params[:, : table.total]), seen)
 
     def blend_in(self, layers: Layers, host: Tensor, params: Tensor, pooled: bool = False) -> Tensor:
         """Activations [B, m*C, H, W] of the group's networks after the slot; pooled: and behind a 2x2 max pool."""
-        group, table = self.group, seed_table(self.group.blueprint, self.channels)
+        group, table = self.group, seed_table(self.blueprint, self.channels)
         if group.blend == Blend.ADD:
             unpacked = table.unpack(params[:, : table.total])
-            return seed_added(layers, group.blueprint, unpacked, host, self.alpha, group.detached, pooled)
+            return seed_added(layers, self.blueprint, unpacked, host, self.alpha, group.detached, pooled)
         seen = host.detach() if group.detached else host
         seed = self.grow(layers, seen, params)
         if group.blend == Blend.MULTIPLY:
@@ -100,7 +102,7 @@ def _columns(shape: HostShape, group: Group) -> tuple[int, int, int]:
     channels = shape.slots[group.slot].channels
     layout = row_layout(shape, group.slot)
     gate = layout.gate if group.blend == Blend.GATE else 0
-    return seed_table(group.blueprint, channels).total, layout.seed, layout.seed + gate
+    return seed_table(shape.blueprint(group.blueprint), channels).total, layout.seed, layout.seed + gate
 
 
 def wake(weights: TensorDict, shape: HostShape, group: Group, alpha: Tensor) -> ActiveGroup:
@@ -114,7 +116,7 @@ def wake(weights: TensorDict, shape: HostShape, group: Group, alpha: Tensor) -> 
         return torch.cat([chosen[:, :seed], chosen[:, start:end]], dim=1)
 
     share = alpha[:, group.slot].index_select(0, group.rows).to(pool["params"].dtype)
-    return ActiveGroup(group, spec.channels, rows("params"), rows("momentum"), share)
+    return ActiveGroup(group, shape.blueprint(group.blueprint), spec.channels, rows("params"), rows("momentum"), share)
 
 
 def put_to_bed_(weights: TensorDict, shape: HostShape, active: ActiveGroup) -> None:

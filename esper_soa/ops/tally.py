@@ -24,7 +24,7 @@ from esper_soa.env.parameters import flop_per_image, total_params
 from esper_soa.env.reward_terms import TERM_NAMES
 from esper_soa.env.step import Percept, Response
 from esper_soa.env.topology import Topology, topology_of
-from esper_soa.nets.flops import TrainingFlop
+from esper_soa.nets.model.flops import TrainingFlop
 from esper_soa.ops.telemetry import Json
 from esper_soa.state import LEDGER_FLOAT, EnvState, Measurements, ParameterCounts
 from esper_soa.vocabulary import BLUEPRINT_NAMES, OP_NAMES
@@ -42,7 +42,7 @@ class RoundResult(NamedTuple):
     accuracies: list[float]  # per env at the last env-step, percent
     parameters: list[float]  # per env at the last env-step
     rewards: list[float]  # per env, sum of raw rewards
-    train_flop: list[float]  # per env, FLOP of all training of the episode; see nets/flops.py
+    train_flop: list[float]  # per env, FLOP of all training of the episode; see nets/model/flops.py
     seeds: dict[str, int]  # by COUNTS, and "rollbacks", over all envs
     alpha_rows: float  # mean number validated per env and env-step
     points: list[list[float]]  # per env: accuracy, stability, parameter ratio

@@ -16,16 +16,19 @@ from esper_soa.build import build_world
 from esper_soa.config import ComputeConfig, TrainConfig
 from esper_soa.env.world import World
 from esper_soa.errors import SettingError
-from esper_soa.nets import blueprints, pools, seed_plan
+from esper_soa.nets import pools, seed_plan
 from esper_soa.nets.config import DataConfig, TaskConfig, host_slots
 from esper_soa.nets.engine import CountedFeed, TrainingFeed, TrainReport, ValidationFeed, ValidationReport
-from esper_soa.nets.engines.cpu import engine, proof, whole
+from esper_soa.nets.engines.cpu import engine, program, proof
 from esper_soa.nets.engines.cpu.engine import CpuEngine
 from esper_soa.nets.engines.cpu.layers import NativeLayers
 from esper_soa.nets.engines.cpu.support import choose_native
 from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.graphs import StepCache
-from esper_soa.nets.parameters import Table, norm_scale, weight
+from esper_soa.nets.host import host_shape
+from esper_soa.nets.model.blueprints import BLUEPRINTS, Architecture, gate_table, seed_table
+from esper_soa.nets.model.parameters import Table, norm_scale, weight
+from esper_soa.nets.model.parts import NARROW, REDUCED, Conv, Depthwise, Excite, SoftNorm, Squeeze, Width
 from esper_soa.nets.pools import Roster
 from esper_soa.vocabulary import BLUEPRINT_NAMES, CNN_BLUEPRINTS, Blend, Blueprint, Stage
 
@@ -311,7 +314,7 @@ OPTIONS = [
 def columns(world: World, roster: Roster, env: int, slot: int) -> list[slice]:
     """Where the seed of an env has its numbers in the slot's row, and its gate where it has one."""
     shape = world.rules.nets.shape
-    table = blueprints.seed_table(int(roster.blueprint[env, slot]), shape.slots[slot].channels)
+    table = seed_table(shape.blueprint(roster.blueprint[env, slot]), shape.slots[slot].channels)
     layout = pools.row_layout(shape, slot)
     gated = roster.blend[env, slot] == Blend.GATE and roster.stage[env, slot] != Stage.TRAINING
     return [slice(0, table.total), *([slice(layout.seed, layout.seed + layout.gate)] if gated else [])]
@@ -377,6 +380,10 @@ def same_measurements(ours: Outcome, theirs: Outcome) -> None:
 @pytest.mark.parametrize("blueprint", CNN_BLUEPRINTS)
 def test_every_seed_before_a_pool_and_behind_one_equals_torch_in_every_stage_and_blend(blueprint: int) -> None:
     world = made(TaskConfig(name="clipped", max_grad_norm=0.02, weight_decay=0.05), batches=1)
+    equals_torch_in_every_stage_and_blend(world, blueprint)
+
+
+def equals_torch_in_every_stage_and_blend(world: World, blueprint: int) -> None:
     before = slowed_(world)
     roster = seeds_of(blueprint, Stage.BLENDING, Blend.ADD, num_slots=6, slots=(1, 4))
     cases = [(stage, blend) for stage in STAGES for blend in (Blend.ADD, Blend.MULTIPLY, Blend.GATE)]
@@ -394,30 +401,78 @@ def test_every_seed_before_a_pool_and_behind_one_equals_torch_in_every_stage_and
     assert torch.equal(ours.tested.accuracy, theirs.tested.accuracy)
 
 
+# --- blueprints made of known parts
+
+MADE = (
+    Architecture(13, "twice", (Conv(kernel=1), Conv(kernel=1))),
+    Architecture(14, "one", (Conv(kernel=5, relu=False),)),
+    Architecture(15, "instead", (Conv(),), residual=False),
+    Architecture(16, "inverted", (
+        Conv(Width(times=2), kernel=1, norm=False), Depthwise(), Excite(Squeeze(REDUCED)), Conv(kernel=1, relu=False),
+    )),
+    Architecture(17, "bare", (Conv(NARROW, norm=False, relu=False), Conv(norm=False, relu=False))),
+    Architecture(18, "soft", (SoftNorm(), Excite(Squeeze(NARROW, hidden_bias=False))), residual=False),
+    Architecture(19, "softer", (SoftNorm(),)),
+    Architecture(20, "narrow", (Conv(NARROW), SoftNorm(), Conv(NARROW, relu=False), Conv(kernel=1))),
+)  # fmt: skip
+
+
+def extended(task: TaskConfig) -> World:
+    """As `made`, with the blueprints MADE beside those of the package."""
+    world = made(task, batches=1)
+    shape = host_shape(task, world.rules.nets.shape.slots, (*BLUEPRINTS, *MADE))
+    world.rules = world.rules._replace(nets=world.rules.nets._replace(shape=shape))
+    g, seeds = torch.Generator().manual_seed(3), pools.allocate(shape, NUM_ENVS, CPU, torch.float32)["seeds"]
+    world.weights["seeds"] = seeds.apply(lambda rows: 0.2 * torch.randn(rows.shape, generator=g))
+    return world
+
+
+@pytest.mark.parametrize("blueprint", MADE, ids=lambda one: one.name)
+@pytest.mark.parametrize("detached", [(), (Stage.TRAINING, Stage.BLENDING)], ids=["joined", "detached"])
+def test_a_blueprint_made_of_known_parts_is_one_entry_and_equals_torch(
+    blueprint: Architecture, detached: tuple[int, ...]
+) -> None:
+    world = extended(TaskConfig(name="clipped", max_grad_norm=0.02, weight_decay=0.05))
+    assert engine.obstacle("clipped", world.rules.nets.shape, [blueprint.name]) == ""
+    world.rules = world.rules._replace(nets=world.rules.nets._replace(detached_stages=detached))
+    equals_torch_in_every_stage_and_blend(world, blueprint.code)
+
+
 # --- what the kernels do not know
 
 
+def test_a_blueprint_with_a_part_that_has_no_kernel_is_refused_by_name() -> None:
+    shape = made(TASKS[0]).rules.nets.shape
+    wide = Architecture(13, "wide", (Depthwise(kernel=5), Conv(kernel=1)))
+    shape = shape._replace(blueprints=(*BLUEPRINTS, wide))
+    assert engine.obstacle("cifar", shape, ["norm", "wide"]) == "there is none for the blueprint wide"
+    assert engine.obstacle("cifar", shape, ["norm"]) == ""
+    with pytest.raises(LookupError, match="no native kernel for seeds of blueprint code 13"):
+        engine.training_seeds(shape, seed_plan.training_plan(seeds_of(13, Stage.BLENDING, Blend.ADD), ()))
+
+
 def test_a_blueprint_without_a_kernel_is_refused_by_name_while_building(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(whole, "KINDS", whole.KINDS[:-1])
+    monkeypatch.setattr(program, "DEPTH_SIDE", 5)
     runs = made(TASKS[0]).rules.engine
     assert not runs.chosen.native
     assert runs.chosen.fallback
-    assert runs.chosen.reason == "plain torch, slower: no native kernels, there is none for the blueprint attention"
+    assert runs.chosen.reason == "plain torch, slower: no native kernels, there is none for the blueprint depthwise"
     assert isinstance(runs, TorchEngine)
     assert not isinstance(runs.layers, NativeLayers)
-    with pytest.raises(SettingError, match=r"compute.native=on: must be auto or off here.*the blueprint attention"):
+    with pytest.raises(SettingError, match=r"compute.native=on: must be auto or off here.*the blueprint depthwise"):
         made(TASKS[0], native="on")
     assert made(TaskConfig(blueprints=["conv_light", "norm"]), native="on").rules.engine.chosen.native
 
 
 def test_a_running_seed_without_a_kernel_is_no_empty_slot() -> None:
+    shape = made(TASKS[0]).rules.nets.shape
     unknown = seeds_of(BLUEPRINT_NAMES.index("lora"), Stage.BLENDING, Blend.ADD)
     for seeds, plan in (
         (engine.training_seeds, seed_plan.training_plan(unknown, ())),
         (engine.validation_seeds, seed_plan.validation_plan(unknown, ())),
     ):
-        with pytest.raises(LookupError, match="no native kernel for blueprint lora"):
-            seeds(plan)
+        with pytest.raises(LookupError, match="no native kernel for seeds of blueprint code 8"):
+            seeds(shape, plan)
 
 
 def test_a_host_that_is_no_plain_chain_is_refused_by_name() -> None:
@@ -455,7 +510,7 @@ def test_a_host_that_has_more_to_it_than_the_kernels_know_is_refused(
 
 def test_the_seeds_of_the_proof_have_the_parameters_of_the_blueprints() -> None:
     for name, shapes in proof.SEEDS.items():
-        table = blueprints.seed_table(BLUEPRINT_NAMES.index(name), proof.C)
+        table = seed_table(BLUEPRINTS[BLUEPRINT_NAMES.index(name)], proof.C)
         assert [one.shape or (1,) for one in table.parameters] == [one or (1,) for one in shapes]
-    assert [one.shape for one in blueprints.gate_table(proof.C).parameters] == list(proof.GATE)
-    assert tuple(proof.SEEDS) == whole.KINDS
+    assert [one.shape for one in gate_table(proof.C).parameters] == list(proof.GATE)
+    assert set(proof.SEEDS) == {one.name for one in BLUEPRINTS[1:]}

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from benchmarks.baseline_modules import FlatModule, Gate, Host, make_seed
 from esper_soa.nets import pools, streams
-from esper_soa.nets.blueprints import gate_table, initial_seeds, seed_table
 from esper_soa.nets.config import TaskConfig, enabled_slots, host_slots
 from esper_soa.nets.host import HostShape, host_shape
-from esper_soa.nets.parameters import Table, norm_scale, offset, weight, zeros
+from esper_soa.nets.model.blueprints import BLUEPRINTS, gate_table, initial_seeds, seed_table
+from esper_soa.nets.model.parameters import Table, norm_scale, offset, weight, zeros
 from esper_soa.nets.pools import Roster
 from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Blueprint
 
@@ -62,9 +62,9 @@ def test_hosts_start_as_torch_modules_do(name: str) -> None:
 @pytest.mark.parametrize("blend", [Blend.ADD, Blend.MULTIPLY, Blend.GATE])
 @pytest.mark.parametrize("blueprint", CNN_BLUEPRINTS)
 def test_seeds_start_as_torch_modules_do(blueprint: int, blend: int) -> None:
-    table = seed_table(blueprint, 8)
+    table = seed_table(BLUEPRINTS[blueprint], 8)
     multiply = torch.full((400,), blend == Blend.MULTIPLY)
-    rows = initial_seeds(blueprint, 8, env_keys(streams.SEED_INIT, 400), multiply, torch.float64)
+    rows = initial_seeds(BLUEPRINTS[blueprint], 8, env_keys(streams.SEED_INIT, 400), multiply, torch.float64)
     torch.manual_seed(0)
     as_torch_starts(rows, [make_seed(blueprint, 8, blend) for _ in range(100)], table)
 
@@ -136,7 +136,7 @@ def test_a_birth_fills_its_own_row_alone_with_a_seed_a_gap_of_zeros_and_a_gate()
             assert (pool[kind][others] == 7).all()
         assert (pool["momentum"][env] == 0).all()
         channels, layout = shape.slots[slot].channels, pools.row_layout(shape, slot)
-        size, row = seed_table(Blueprint.CONV_LIGHT, channels).total, pool["params"][env]
+        size, row = seed_table(BLUEPRINTS[Blueprint.CONV_LIGHT], channels).total, pool["params"][env]
         assert (row[size : layout.seed] == 0).all()
         assert row[: size - channels].all()  # kernel and scale
         assert row[layout.seed :].unique().numel() == layout.gate

@@ -10,14 +10,17 @@ import torch
 from torch import Tensor
 
 from esper_soa.errors import SettingError
-from esper_soa.nets import batched, blueprints, data
+from esper_soa.nets import batched, data
 from esper_soa.nets.config import TaskConfig
 from esper_soa.nets.datasets import ImageSet
 from esper_soa.nets.engines.cpu import block, images
 from esper_soa.nets.engines.cpu.layers import NativeLayers, takes
 from esper_soa.nets.engines.cpu.library import LANES
 from esper_soa.nets.engines.cpu.support import choose_native
+from esper_soa.nets.forward import seed_added, seed_forward
 from esper_soa.nets.layers import PLAIN, Layers
+from esper_soa.nets.model.blueprints import BLUEPRINTS, Architecture, seed_table
+from esper_soa.nets.model.parts import Conv
 from esper_soa.nets.sgd import LearningRates, rules_of
 from esper_soa.vocabulary import Blueprint
 
@@ -286,14 +289,14 @@ def seed_pass(code: int, case: Case, native: bool, dtype: torch.dtype = torch.fl
     """Output with and without a graph, and gradients of input and parameters, of seeds of a blueprint."""
     given = draw(case)
     g = torch.Generator().manual_seed(3)
-    table = blueprints.seed_table(code, case.inputs)
+    table = seed_table(BLUEPRINTS[code], case.inputs)
     rows = (0.5 * torch.randn(case.nets, table.total, generator=g, dtype=torch.float64)).to(dtype).requires_grad_()
     x = given["x"].to(dtype).requires_grad_()
     with computed_by(native, "seed_forward", "seed_backward") as layers:
-        out = blueprints.seed_forward(layers, code, table.unpack(rows), x)
+        out = seed_forward(layers, BLUEPRINTS[code], table.unpack(rows), x)
         grads = torch.autograd.grad(out, [x, rows], torch.randn(out.shape, generator=g, dtype=torch.float64).to(dtype))
     with computed_by(native, "seed_forward") as layers, torch.no_grad():
-        plain = blueprints.seed_forward(layers, code, table.unpack(rows), x)
+        plain = seed_forward(layers, BLUEPRINTS[code], table.unpack(rows), x)
     return [out.detach(), plain, *grads]
 
 
@@ -306,10 +309,10 @@ def test_seeds_and_their_gradients_equal_torch(code: int, case: Case) -> None:
 
 
 def test_a_seed_of_a_detached_input_leaves_the_host_alone() -> None:
-    table = blueprints.seed_table(Blueprint.CONV_LIGHT, 8)
+    table = seed_table(BLUEPRINTS[Blueprint.CONV_LIGHT], 8)
     rows = (0.3 * torch.randn(2, table.total)).requires_grad_()
     x = torch.randn(2, 16, 4, 4)
-    blueprints.seed_forward(NATIVE, Blueprint.CONV_LIGHT, table.unpack(rows), x).sum().backward()
+    seed_forward(NATIVE, BLUEPRINTS[Blueprint.CONV_LIGHT], table.unpack(rows), x).sum().backward()
     assert x.grad is None
     assert rows.grad is not None
     assert (rows.grad != 0).any()
@@ -319,15 +322,15 @@ def added(native: bool, detached: bool, dtype: torch.dtype) -> list[Tensor]:
     """A blended conv_light seed: output with and without a graph, gradients of host and parameters."""
     case, code = Case(2, 16, 16, 8), Blueprint.CONV_LIGHT
     g = torch.Generator().manual_seed(3)
-    table = blueprints.seed_table(code, case.inputs)
+    table = seed_table(BLUEPRINTS[code], case.inputs)
     rows = (0.5 * torch.randn(case.nets, table.total, generator=g, dtype=torch.float64)).to(dtype).requires_grad_()
     x = draw(case)["x"].to(dtype).requires_grad_()
     alpha = torch.tensor([0.25, 0.8], dtype=dtype)
     with computed_by(native, "seed_forward", "seed_backward") as layers:
-        out = blueprints.seed_added(layers, code, table.unpack(rows), x, alpha, detached)
+        out = seed_added(layers, BLUEPRINTS[code], table.unpack(rows), x, alpha, detached)
         grads = torch.autograd.grad(out, [x, rows], torch.randn(out.shape, generator=g, dtype=torch.float64).to(dtype))
     with computed_by(native, "seed_forward") as layers, torch.no_grad():
-        plain = blueprints.seed_added(layers, code, table.unpack(rows), x, alpha, detached)
+        plain = seed_added(layers, BLUEPRINTS[code], table.unpack(rows), x, alpha, detached)
     return [out.detach(), plain, *grads]
 
 
@@ -342,20 +345,33 @@ def test_a_seed_blended_in_by_add_equals_torch(detached: bool) -> None:
 @pytest.mark.parametrize("case", [Case(2, 16, 16, 8), Case(3, 8, 8, 32), Case(2, 12, 12, 4)])
 def test_a_pool_within_the_seed_and_one_behind_it_are_the_same_to_the_bit(case: Case, detached: bool) -> None:
     g = torch.Generator().manual_seed(3)
-    table = blueprints.seed_table(Blueprint.CONV_LIGHT, case.inputs)
+    table = seed_table(BLUEPRINTS[Blueprint.CONV_LIGHT], case.inputs)
     rows = (0.5 * torch.randn(case.nets, table.total, generator=g)).requires_grad_()
     x = draw(case)["x"].float().round().requires_grad_()  # with an alpha of 0, many equals under the pool
     alpha, found = torch.tensor([0.0, 0.8, 0.3])[: case.nets], []
     size = (case.batch, case.nets * case.inputs, case.size // 2, case.size // 2)
     gradient = torch.randn(size, generator=g)
     for within in (True, False):
-        out = blueprints.seed_added(NATIVE, Blueprint.CONV_LIGHT, table.unpack(rows), x, alpha, detached, within)
+        out = seed_added(NATIVE, BLUEPRINTS[Blueprint.CONV_LIGHT], table.unpack(rows), x, alpha, detached, within)
         out = out if within else NATIVE.max_pool(out)
         with torch.no_grad():
-            plain = blueprints.seed_added(NATIVE, Blueprint.CONV_LIGHT, table.unpack(rows), x, alpha, detached, within)
+            plain = seed_added(NATIVE, BLUEPRINTS[Blueprint.CONV_LIGHT], table.unpack(rows), x, alpha, detached, within)
         plain = plain if within else NATIVE.max_pool(plain)
         found.append([out.detach(), plain, *torch.autograd.grad(out, [x, rows], gradient)])
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("layer", "single"),
+    [(Conv(kernel=5, relu=False), True), (Conv(kernel=1), True), (Conv(norm=False), False)],
+)
+def test_a_seed_of_one_convolution_and_its_norm_is_blended_in_by_one_kernel(layer: Conv, single: bool) -> None:
+    blueprint = Architecture(14, "mine", (layer,))
+    table = seed_table(blueprint, 8)
+    x, alpha = torch.randn(2, 16, 4, 4, requires_grad=True), torch.tensor([0.3, 0.6])
+    out = seed_added(NATIVE, blueprint, table.unpack(torch.randn(2, table.total)), x, alpha, detached=False)
+    assert out.grad_fn is not None
+    assert (out.grad_fn.name() == "_SeedLayerBackward") == single
 
 
 def pooled(native: bool, x: Tensor) -> list[Tensor]:

@@ -9,12 +9,13 @@ from torch import Tensor
 
 from esper_soa.env.lifecycle import empty_slots, idle_ramp
 from esper_soa.nets import pools, streams
-from esper_soa.nets.blueprints import initial_seeds, seed_forward, seed_table
 from esper_soa.nets.config import TaskConfig, enabled_slots
 from esper_soa.nets.engine import NetsConfig, TrainReport
 from esper_soa.nets.engines.torch.engine import TorchEngine
+from esper_soa.nets.forward import seed_forward
 from esper_soa.nets.host import host_shape
 from esper_soa.nets.layers import PLAIN
+from esper_soa.nets.model.blueprints import BLUEPRINTS, initial_seeds, seed_table
 from esper_soa.nets.pools import Roster, read_roster
 from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Blueprint, Stage
 
@@ -28,8 +29,9 @@ BATCH, BATCHES, SIZE = 4, 2, 8
 def at_birth(blueprint: int, multiply: bool, x: Tensor) -> Tensor:
     """Output of a newborn seed for activations x [B, C, H, W]."""
     keys = streams.stream_keys(3, streams.SEED_INIT, (), torch.arange(1))
-    rows = initial_seeds(blueprint, x.shape[1], keys, torch.tensor([multiply]), x.dtype)
-    return seed_forward(PLAIN, blueprint, seed_table(blueprint, x.shape[1]).unpack(rows), x)
+    own = BLUEPRINTS[blueprint]
+    rows = initial_seeds(own, x.shape[1], keys, torch.tensor([multiply]), x.dtype)
+    return seed_forward(PLAIN, own, seed_table(own, x.shape[1]).unpack(rows), x)
 
 
 @pytest.mark.parametrize("multiply", [False, True])

@@ -11,12 +11,12 @@ from torch import Tensor
 from benchmarks.sync_guard import SyncGuard
 from esper_soa.errors import SettingError
 from esper_soa.nets import batched, blend
-from esper_soa.nets.blueprints import norm_groups
 from esper_soa.nets.config import TaskConfig
 from esper_soa.nets.engines.gpu.layers import chosen_layers
 from esper_soa.nets.engines.gpu.support import unavailable_reason
 from esper_soa.nets.host import evaluate_forward, fold_batch_norm, host_shape, train_forward
 from esper_soa.nets.layers import PLAIN, GroupNorm, Layers
+from esper_soa.nets.model.parts import norm_groups
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 HAS_TRITON = importlib.util.find_spec("triton") is not None

@@ -10,7 +10,7 @@ from tiny_world import CPU, EnvStep, play_ledger, tiny_rules
 from esper_soa.env.governor import REASON_NAMES
 from esper_soa.env.outcome import BlueprintStats, stability
 from esper_soa.env.reward_terms import TERM_NAMES
-from esper_soa.nets.flops import training_flop
+from esper_soa.nets.model.flops import training_flop
 from esper_soa.ops.tally import RoundResult, Tally, blueprint_record
 from esper_soa.vocabulary import OP_NAMES, RUNNING_STAGES, Blend, Op, Stage
 

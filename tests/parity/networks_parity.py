@@ -14,6 +14,7 @@ from esper_soa.nets.config import TaskConfig, enabled_slots
 from esper_soa.nets.engines.torch.validation import SubsetSeeds
 from esper_soa.nets.host import evaluate_forward, fold_batch_norm, host_shape, train_forward
 from esper_soa.nets.layers import PLAIN
+from esper_soa.nets.model.blueprints import BLUEPRINTS
 from esper_soa.nets.seed_plan import Group
 from esper_soa.nets.seeds import ActiveGroup, TrainingSeeds
 from esper_soa.vocabulary import BLUEPRINT_NAMES, Blend
@@ -56,7 +57,8 @@ def active_group(case, stage, count, weights, alphas):
     code = BLUEPRINT_NAMES.index(case["blueprint"])
     group = Group(0, code, blend, case["isolate_gradients"], False, True, None, torch.arange(count))
     rows = torch.cat([row(seed), row(gate) if blend == Blend.GATE else torch.zeros(0)]).repeat(count, 1)
-    return ActiveGroup(group, CHANNELS[case["slot"]], rows, torch.zeros_like(rows), torch.tensor(alphas))
+    channels = CHANNELS[case["slot"]]
+    return ActiveGroup(group, BLUEPRINTS[code], channels, rows, torch.zeros_like(rows), torch.tensor(alphas))
 
 
 @pytest.mark.parametrize(("slot", "isolated"), FILES)
@@ -147,5 +149,6 @@ def fused_groups(case, alphas):
         code = BLUEPRINT_NAMES.index(case["blueprints"][slot])
         group = Group(slot, code, BLENDS[case["algorithm"]], True, False, True, None, torch.arange(12))
         rows = torch.cat([row(seed), row(gate)]).repeat(12, 1)
-        found.append(ActiveGroup(group, CHANNELS[name], rows, torch.zeros_like(rows), alphas[slot].float()))
+        still, alpha = torch.zeros_like(rows), alphas[slot].float()
+        found.append(ActiveGroup(group, BLUEPRINTS[code], CHANNELS[name], rows, still, alpha))
     return found

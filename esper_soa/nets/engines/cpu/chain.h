@@ -2,10 +2,11 @@
  *
  * Training (train.c) and validation (validate.c) go network by network, so that everything between the layers of one
  * stays in the caches. A row of parameters is that of nets/host.py: kernel, scale and shift of every block, then weight
- * and bias of the classifier; a seed's row is that of nets/blueprints.py. nets/engines/cpu/whole.py mirrors the record.
+ * and bias of the classifier; a seed's row is that of nets/model/blueprints.py. whole.py mirrors the record.
  *
- * A seed of one convolution that is added to the host, or learns behind it, is a layer by itself. Any other is a run of
- * layers that make its residual r(x) of the host's x, and one that joins the two.
+ * A seed is a program of parts (program.py). One of a single convolution that is added to the host, or learns
+ * behind it, is a layer by itself. Any other is a run of layers that make its residual r(x), or where it is REPLACING all
+ * of it, of the host's x, and one that joins the two.
  */
 #ifndef ESPER_CHAIN_H
 #define ESPER_CHAIN_H
@@ -15,23 +16,32 @@
 
 #define COLOURS 3
 
-/* What stands in a slot; NOBODY also where a seed does not take part. */
-enum { NOBODY, CONV_LIGHT, CONV_SMALL, CONV_HEAVY, DEPTHWISE, BOTTLENECK, NORM, ATTENTION };
+/* What a part of a seed is beside its kind. LINEAR: no ReLU follows. BIASED: so is the hidden layer of its squeeze. KEPT:
+ * NORMED and SQUEEZED give what they make of x, not what they add to it. REPLACING: so do all parts of the seed together. */
+enum { LINEAR = 1, BIASED = 2, KEPT = 4, REPLACING = 8 };
+
+/* A part of a seed in a slot, as program.py writes it. */
+typedef struct {
+    int64_t kind; /* of the layer that it becomes; 0 behind the last */
+    int64_t outputs, kernel, groups, hidden, flags;
+} seed_part;
 
 typedef struct {
     int64_t blocks, slots, classes, kernel, size;      /* size: of the images, in pixels along a side */
     const int64_t *channels, *pooled, *before, *after; /* [blocks]; the slots before and behind the pool, -1 for none */
-    const int64_t *groups, *gate_at;                   /* [slots]: groups of the seeds' norms; columns of the gates */
+    const int64_t *gate_at, *gate_hidden;              /* [slots]: columns of the gates, units of their hidden layers */
+    int64_t blueprints, parts;                         /* parts: rows of a program */
+    const seed_part *programs;                         /* [slots, blueprints, parts] */
     int64_t width, statistics_width;                   /* floats of a row of the hosts' pools */
     const int64_t *seed_width;                         /* [slots]: of the seeds' */
     float *params, *speed, *statistics;                /* [N, width] */
     float *const *seed_params, *const *seed_speed;     /* [slots] of [N, seed_width] */
-    const int64_t *seed_kind, *seed_flags;             /* [N, slots] */
+    const int64_t *seed_kind, *seed_flags;             /* [N, slots]; kind: 1 + blueprint, 0 where no seed takes part */
     const float *alpha;                                /* [N, slots] */
     double momentum, eps;                              /* of the batch norm; eps of every norm */
 } networks;
 
-enum { BLOCK, POOL, SEED, RELU, DEPTH, NORMED, SQUEEZED, JOIN };
+enum { BLOCK, POOL, SEED, RELU, DEPTH, NORMED, SQUEEZED, JOIN }; /* SEED: convolution and group norm; RELU: no norm */
 
 #define MOST_TENSORS 4
 
@@ -47,8 +57,8 @@ typedef struct {
     long tensors[MOST_TENSORS]; /* sizes of its parameter tensors, one after the other; 0 behind the last */
 } layer;
 
-/* No network has more layers. */
-INLINE long most_layers(const networks *w) { return 11 * w->blocks; }
+/* No network has more layers: a program's parts, but for its end, a join and a pool in either slot of a block. */
+INLINE long most_layers(const networks *w) { return (1 + 2 * (w->parts + 1)) * w->blocks; }
 
 INLINE long numbers_of(const layer *own) {
     return own->tensors[0] + own->tensors[1] + own->tensors[2] + own->tensors[3];
@@ -94,53 +104,31 @@ typedef struct {
 static inline layer *add_layer(building *g, int kind, long outputs, long kernel) {
     layer own = {.kind = kind, .flags = g->flags, .slot = g->slot, .place = g->place};
     own.s = new_sheet(g->w, g->batch, g->inputs, outputs, g->side, kernel);
-    own.s.groups = g->w->groups[g->slot];
     *g->to = own;
     g->inputs = outputs;
     return g->to++;
 }
 
-/* Convolution with group norm, depthwise convolution or convolution with ReLU, with its parameters. */
-static inline layer *add_part(building *g, int kind, long outputs, long kernel) {
-    long inputs = kind == DEPTH ? 1 : g->inputs;
-    layer *own = add_layer(g, kind, outputs, kernel);
-    g->row = enter_parameters(own, g->row, outputs * inputs * kernel * kernel, kind == SEED);
+/* The layer of a part, with its parameters. */
+static inline layer *add_part(building *g, const seed_part *p) {
+    long inputs = p->kind == DEPTH ? 1 : g->inputs, weights = p->outputs * inputs * p->kernel * p->kernel;
+    layer *own = add_layer(g, (int)p->kind, p->outputs, p->kernel);
+    own->s.groups = p->groups, own->s.linear = !!(p->flags & LINEAR), own->s.own_residual = !!(p->flags & KEPT);
+    if (p->kind == NORMED) own->share = tanhf(*g->row), own->s.alpha = &own->share, weights = 1;
+    if (p->kind == SQUEEZED) g->row = enter_squeeze(own, g->row, inputs, p->hidden, p->outputs, p->flags & BIASED);
+    else g->row = enter_parameters(own, g->row, weights, p->kind == SEED || p->kind == NORMED);
     g->place += numbers_of(own);
     return own;
 }
 
-/* The layers that make the residual of a seed of C channels. */
-static inline void add_residual(building *g, int kind, long C) {
-    long narrow = C / 4 > 8 ? C / 4 : 8;
-    if (kind == CONV_LIGHT || kind == CONV_HEAVY) add_part(g, SEED, C, 3);
-    if (kind == CONV_HEAVY) add_part(g, SEED, C, 3);
-    if (kind == DEPTHWISE) add_part(g, DEPTH, C, 3);
-    if (kind == DEPTHWISE || kind == CONV_SMALL) add_part(g, SEED, C, 1);
-    if (kind == BOTTLENECK) {
-        add_part(g, RELU, narrow, 1);
-        add_part(g, RELU, narrow, 3);
-        add_part(g, SEED, C, 1)->s.linear = 1;
-    }
-    if (kind == NORM) {
-        layer *own = add_layer(g, NORMED, C, 1);
-        own->s.linear = 1, own->share = tanhf(*g->row), own->s.alpha = &own->share;
-        g->row = enter_parameters(own, g->row, 1, 1);
-        g->place += numbers_of(own);
-    }
-    if (kind == ATTENTION) {
-        layer *own = add_layer(g, SQUEEZED, C, 1);
-        g->row = enter_squeeze(own, g->row, C, C / 4, C, 0);
-        g->place += numbers_of(own);
-    }
-}
-
-/* Residual and join, and the pool where one follows. */
-static inline layer *add_runs(building *g, int kind, long C, int pooled, const float *gate, const float *alpha) {
+/* The parts, the join, and the pool where one follows. */
+static inline layer *add_runs(building *g, const seed_part *p, long C, int pooled, const float *gate, const float *alpha) {
     layer *first = g->to;
-    add_residual(g, kind, C);
+    int replaced = p->flags & REPLACING ? REPLACED : 0;
+    for (; p->kind; p++) add_part(g, p);
     layer *own = add_layer(g, JOIN, C, 1);
-    own->s.alpha = alpha;
-    if (g->flags & GATED && !(g->flags & THROUGH)) enter_squeeze(own, gate, C, C / 4 > 8 ? C / 4 : 8, 1, 1);
+    own->s.alpha = alpha, own->flags |= replaced;
+    if (g->flags & GATED && !(g->flags & THROUGH)) enter_squeeze(own, gate, C, g->w->gate_hidden[g->slot], 1, 1);
     first->span = g->to - first;
     if (pooled) {
         *g->to = (layer){.kind = POOL, .slot = -1, .s = new_sheet(g->w, g->batch, C, C, g->side, 1)};
@@ -156,10 +144,11 @@ static inline layer *add_seed(const networks *w, long env, long slot, const shee
     const float *row = w->seed_params[slot] + env * w->seed_width[slot];
     building g = {.w = w, .to = to, .batch = block->batch, .side = block->height, .slot = slot, .inputs = C,
                   .flags = flags, .row = row};
-    int single = kind == CONV_LIGHT || kind == CONV_SMALL, through = flags & THROUGH;
+    const seed_part *p = w->programs + (slot * w->blueprints + kind - 1) * w->parts;
+    int single = p[0].kind == SEED && !p[1].kind && !(p[0].flags & REPLACING), through = flags & THROUGH;
     if (!single || (!through && flags & (MULTIPLIED | GATED)))
-        return add_runs(&g, kind, C, pooled, row + w->gate_at[slot], w->alpha + at);
-    layer *own = add_part(&g, SEED, C, kind == CONV_LIGHT ? 3 : 1);
+        return add_runs(&g, p, C, pooled, row + w->gate_at[slot], w->alpha + at);
+    layer *own = add_part(&g, p);
     own->span = 1;
     own->s.own_residual = 1, own->s.through = !!through, own->s.detached = !!(flags & DETACHED);
     own->s.alpha = through ? NULL : w->alpha + at;
@@ -171,9 +160,9 @@ static inline layer *add_seed(const networks *w, long env, long slot, const shee
     return g.to;
 }
 
-/* The kind of seed in `slot` of `env`. */
-INLINE int kind_in(const networks *w, long env, long slot) {
-    return slot < 0 ? NOBODY : (int)w->seed_kind[env * w->slots + slot];
+/* Whether a seed takes part in `slot` of `env`. */
+INLINE int seed_in(const networks *w, long env, long slot) {
+    return slot >= 0 && w->seed_kind[env * w->slots + slot] != 0;
 }
 
 /* The layers of `env` on a batch, into `to`; returns their number. */
@@ -184,7 +173,7 @@ static inline long build_chain(const networks *w, long env, long batch, layer *t
     float *moving = w->statistics + env * w->statistics_width;
     for (long i = 0; i < w->blocks; i++) {
         long O = w->channels[i];
-        int seeded = kind_in(w, env, w->before[i]) != NOBODY;
+        int seeded = seed_in(w, env, w->before[i]);
         layer block = {.kind = BLOCK, .slot = -1, .s = new_sheet(w, batch, inputs, O, side, w->kernel)};
         block.s.pooled = w->pooled[i] && !seeded;
         row = enter_parameters(&block, row, kernel_numbers(&block.s), 1);
@@ -193,7 +182,7 @@ static inline long build_chain(const networks *w, long env, long batch, layer *t
         if (seeded) next = add_seed(w, env, w->before[i], &block.s, (int)w->pooled[i], next);
         if (w->pooled[i]) side /= 2;
         block.s.height = block.s.width = side;
-        if (kind_in(w, env, w->after[i]) != NOBODY) next = add_seed(w, env, w->after[i], &block.s, 0, next);
+        if (seed_in(w, env, w->after[i])) next = add_seed(w, env, w->after[i], &block.s, 0, next);
         inputs = O;
     }
     return next - to;

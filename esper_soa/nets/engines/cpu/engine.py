@@ -15,17 +15,18 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from esper_soa.nets import batched
-from esper_soa.nets.blueprints import narrow_channels, norm_groups
 from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE
 from esper_soa.nets.data import ImageCrops, ImageCutter
 from esper_soa.nets.engine import Choice, NetsConfig, TrainingFeed, TrainReport, ValidationFeed, ValidationReport
-from esper_soa.nets.engines.cpu import whole
+from esper_soa.nets.engines.cpu import program, whole
 from esper_soa.nets.engines.cpu.images import cut_images
 from esper_soa.nets.engines.cpu.layers import takes
 from esper_soa.nets.engines.cpu.library import LANES
 from esper_soa.nets.engines.cpu.sgd import Descent, descent_of
 from esper_soa.nets.gradients import EXPLODING, TINY, VANISHING
-from esper_soa.nets.host import Block, HostShape
+from esper_soa.nets.host import Block, HostShape, host_tables
+from esper_soa.nets.model.blueprints import GATE, num_codes
+from esper_soa.nets.model.parameters import Table
 from esper_soa.nets.passes import Gradients, train_pass_, validation_pass
 from esper_soa.nets.pools import Roster, row_layout
 from esper_soa.nets.seed_plan import THROUGH, SeedPlan, training_plan, validation_plan
@@ -33,18 +34,17 @@ from esper_soa.nets.sgd import LearningRates, rules_of
 from esper_soa.nets.subsets import Job
 from esper_soa.nets.workers import Call
 from esper_soa.state import LEDGER_FLOAT
-from esper_soa.vocabulary import BLUEPRINT_NAMES, Blend
+from esper_soa.vocabulary import Blend
 
-# Kinds of whole.KINDS by blueprint code; -1 where the kernels have none.
-_KINDS = np.array([1 + whole.KINDS.index(name) if name in whole.KINDS else -1 for name in BLUEPRINT_NAMES])
 # All that chain.h knows of a host and of a block: who adds a field here has to write it there.
-_HOST_FIELDS = ("blocks", "num_classes", "slots", "parameters", "statistics")
-_BLOCK_FIELDS = ("channels", "pooled", "slot_before_pool", "slot_after_pool")
+_HOST_FIELDS = ("blocks", "num_classes", "slots", "parameters", "statistics", "blueprints")
+_BLOCK_FIELDS = ("channels", "pooled", "slot_before_pool", "slot_after_pool", "inputs", "kernel", "size")
 
 
 def obstacle(name: str, shape: HostShape, blueprints: Sequence[str]) -> str:
     """Why the kernels cannot take hosts of the task `name` with seeds of these blueprints; "" where they can."""
-    unknown = [one for one in blueprints if one not in whole.KINDS]
+    known = {one.name for one in shape.blueprints if program.runs(one)}
+    unknown = [one for one in blueprints if one not in known]
     if unknown:
         return f"there is none for the blueprint {', '.join(unknown)}"
     if not is_chain(shape):
@@ -57,59 +57,71 @@ def is_chain(shape: HostShape) -> bool:
     """Whether the host is what chain.h takes it for: blocks one after the other, their parameters in that order."""
     if HostShape._fields != _HOST_FIELDS or Block._fields != _BLOCK_FIELDS:
         return False
-    channels = [block.channels for block in shape.blocks]
-    kernel = shape.parameters.parameters[0].shape[-1]
-    parameters: list[tuple[int, ...]] = []
-    for inputs, outputs in zip([IMAGE_CHANNELS, *channels], channels, strict=False):
-        parameters += [(outputs, inputs, kernel, kernel), (outputs,), (outputs,)]
-    parameters += [(shape.num_classes, channels[-1]), (shape.num_classes,)]
-    places = [(i, slot) for i, b in enumerate(shape.blocks) for slot in (b.slot_before_pool, b.slot_after_pool)]
-    fitting = all(shape.slots[slot].channels == channels[i] for i, slot in places if slot >= 0)
+    parameters, statistics = host_tables(shape.blocks, shape.num_classes)
+    given = (IMAGE_CHANNELS, IMAGE_SIZE)
+    for block in shape.blocks:
+        if (block.inputs, block.size) != given or block.kernel != shape.blocks[0].kernel:
+            return False
+        given = (block.channels, block.size // 2 if block.pooled else block.size)
+    places = [(b.channels, slot) for b in shape.blocks for slot in (b.slot_before_pool, b.slot_after_pool)]
+    fitting = all(shape.slots[slot].channels == channels for channels, slot in places if slot >= 0)
+    ours, theirs = (shape.parameters, shape.statistics), (parameters, statistics)
     return (
-        [one.shape for one in shape.parameters.parameters] == parameters
-        and [one.shape for one in shape.statistics.parameters] == [(count,) for count in channels for _ in range(2)]
+        all(_shapes(mine) == _shapes(its) for mine, its in zip(ours, theirs, strict=True))
         and sorted(shape.execution_order) == list(range(len(shape.slots)))
         and fitting
     )
 
 
+def _shapes(table: Table) -> list[tuple[int, ...]]:
+    return [one.shape for one in table.parameters]
+
+
 def suits(shape: HostShape) -> bool:
     """Whether the kernels take such hosts and all their seeds: channels in whole vectors throughout."""
-    widths = [block.channels for block in shape.blocks] + [narrow_channels(spec.channels) for spec in shape.slots]
+    widths = [block.channels for block in shape.blocks]
+    widths += [width for spec in shape.slots for one in shape.blueprints for width in one.widths(spec.channels)]
     return all(width % LANES == 0 for width in widths) and is_chain(shape)
 
 
-def _kinds(plan: SeedPlan, running: np.ndarray) -> np.ndarray:
-    kinds = np.where(running, _KINDS[plan.blueprint], 0)
+def _kinds(shape: HostShape, plan: SeedPlan, running: np.ndarray) -> np.ndarray:
+    """1 + place of the running seeds' blueprints among the programs, 0 where none runs: int64 [N, S]."""
+    places = np.full(num_codes(shape.blueprints), -1)
+    for place, one in enumerate(shape.blueprints):
+        if program.runs(one):
+            places[one.code] = 1 + place
+    kinds = np.where(running, places[plan.blueprint], 0)
     if (kinds < 0).any():
-        raise LookupError(f"no native kernel for blueprint {BLUEPRINT_NAMES[plan.blueprint[kinds < 0][0]]}")
+        raise LookupError(f"no native kernel for seeds of blueprint code {plan.blueprint[kinds < 0][0]}")
     return kinds
 
 
-def training_seeds(plan: SeedPlan) -> whole.Seeds:
+def training_seeds(shape: HostShape, plan: SeedPlan) -> whole.Seeds:
     """The seeds of a training pass as the kernels know them."""
     flags = (plan.blend == THROUGH) * whole.THROUGH | plan.detached * whole.DETACHED
     flags |= plan.frozen * whole.FROZEN | plan.measured * whole.MEASURED | _blends(plan)
-    return whole.Seeds(_kinds(plan, plan.running), flags)
+    return whole.Seeds(_kinds(shape, plan, plan.running), flags)
 
 
-def validation_seeds(plan: SeedPlan) -> whole.Seeds:
+def validation_seeds(shape: HostShape, plan: SeedPlan) -> whole.Seeds:
     """The seeds of a validation pass as the kernels know them; one that learns behind its host is none."""
-    return whole.Seeds(_kinds(plan, plan.running & (plan.blend != THROUGH)), _blends(plan))
+    return whole.Seeds(_kinds(shape, plan, plan.running & (plan.blend != THROUGH)), _blends(plan))
 
 
 def _blends(plan: SeedPlan) -> np.ndarray:
     return (plan.blend == Blend.MULTIPLY) * whole.MULTIPLIED | (plan.blend == Blend.GATE) * whole.GATED
 
 
+@lru_cache(maxsize=64)
 def _layout(shape: HostShape) -> whole.Layout:
     blocks = [(b.channels, b.pooled, b.slot_before_pool, b.slot_after_pool) for b in shape.blocks]
-    groups = [norm_groups(spec.channels) for spec in shape.slots]
-    kernel = shape.parameters.parameters[0].shape[-1]
-    gates = [row_layout(shape, slot).seed for slot in range(len(shape.slots))]
+    widths = [spec.channels for spec in shape.slots]
+    gates = [[row_layout(shape, slot).seed for slot in range(len(widths))], [GATE.hidden.of(width) for width in widths]]
     columns = np.array(blocks, dtype=np.int64).T.copy()
-    per_slot = (np.array(column, dtype=np.int64) for column in (groups, gates))
-    return whole.Layout(shape.num_classes, kernel, IMAGE_SIZE, columns, *per_slot)
+    programs = program.programs(shape.blueprints, widths)
+    return whole.Layout(
+        shape.num_classes, shape.blocks[0].kernel, IMAGE_SIZE, columns, np.array(gates, dtype=np.int64), programs
+    )
 
 
 def _networks(shape: HostShape, weights: TensorDict, alpha: Tensor, seeds: whole.Seeds) -> whole.Networks:
@@ -202,7 +214,8 @@ class CpuEngine:
         num_batches: int, lr_factor: float = 1.0,
     ) -> TrainReport:  # fmt: skip
         """Network by network, all layers of a batch in one call."""
-        networks = _networks(nets.shape, weights, alpha, training_seeds(training_plan(roster, nets.detached_stages)))
+        seeds = training_seeds(nets.shape, training_plan(roster, nets.detached_stages))
+        networks = _networks(nets.shape, weights, alpha, seeds)
         host, seed = rules_of(nets.task, LearningRates.of(nets.task, lr_factor))
         rules = descent_of(host), descent_of(seed)
         job = _Training(networks, rules, feed, num_batches, nets.task.gradient_stride)
@@ -212,6 +225,6 @@ class CpuEngine:
         self, nets: NetsConfig, weights: TensorDict, alpha: Tensor, roster: Roster, feed: ValidationFeed
     ) -> ValidationReport:
         """Network by network, all images and subset rows in one call."""
-        seeds = validation_seeds(validation_plan(roster, nets.detached_stages))
+        seeds = validation_seeds(nets.shape, validation_plan(roster, nets.detached_stages))
         job = _Validation(_networks(nets.shape, weights, alpha, seeds), feed)
         return validation_pass(nets, alpha, roster, job.measure)

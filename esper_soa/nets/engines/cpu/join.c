@@ -38,40 +38,51 @@ INLINE v8 hyperbolic_tangent(v8 x) {
 /* The share of image b's residual that is added. */
 INLINE float share_of(const joint *j, long b) { return j->flags & GATED ? j->alpha * j->gate.out[b] : j->alpha; }
 
+/* 8 numbers of the residual at i. */
+INLINE v8 residual_at(const joint *j, long i) {
+    v8 r = load(j->residual + i);
+    return j->flags & REPLACED ? r - load(j->host + i) : r;
+}
+
 void join_forward(const joint *j) {
     long numbers = j->pixels * j->channels;
     for (long b = 0; b < j->batch; b++) {
-        const float *x = j->host + b * numbers, *r = j->residual + b * numbers;
-        float *out = j->out + b * numbers;
-        if (j->flags & GATED) squeeze_image(&j->gate, x, j->pixels, b);
+        long at = b * numbers;
+        const float *x = j->host;
+        if (j->flags & GATED) squeeze_image(&j->gate, x + at, j->pixels, b);
         v8 share = splat(share_of(j, b));
         if (j->flags & MULTIPLIED)
-            for (long i = 0; i < numbers; i += LANES)
-                store(out + i, load(x + i) * (splat(1) + share * hyperbolic_tangent(load(r + i))));
+            for (long i = at; i < at + numbers; i += LANES)
+                store(j->out + i, load(x + i) * (splat(1) + share * hyperbolic_tangent(residual_at(j, i))));
         else
-            for (long i = 0; i < numbers; i += LANES) store(out + i, load(x + i) + share * load(r + i));
+            for (long i = at; i < at + numbers; i += LANES) store(j->out + i, load(x + i) + share * residual_at(j, i));
     }
 }
 
+/* The residual of a seed that replaces x falls as x rises, unless that x is cut off. */
 static void multiplied_back(const joint *j, long b) {
     long numbers = j->pixels * j->channels, at = b * numbers;
+    int falling = j->flags & REPLACED && !(j->flags & DETACHED);
     v8 share = splat(j->alpha);
     for (long i = at; i < at + numbers; i += LANES) {
-        v8 grad = load(j->grad_out + i), tangent = hyperbolic_tangent(load(j->residual + i));
-        store(j->grad_residual + i, share * load(j->host + i) * (splat(1) - tangent * tangent) * grad);
-        store(j->grad_host + i, (splat(1) + share * tangent) * grad);
+        v8 grad = load(j->grad_out + i), tangent = hyperbolic_tangent(residual_at(j, i));
+        v8 inner = share * load(j->host + i) * (splat(1) - tangent * tangent) * grad;
+        v8 outer = (splat(1) + share * tangent) * grad;
+        store(j->grad_residual + i, inner);
+        store(j->grad_host + i, falling ? outer - inner : outer);
     }
 }
 
-/* x + share r: where the seed is cut off, (1 - share) of the gradient reaches x, and none through a gate. */
+/* x + share r: where the seed is cut off or replaces x, (1 - share) of the gradient reaches x; where it is cut off, none
+ * through a gate. */
 static void added_back(const joint *j, long b, float *grad_mean) {
     long numbers = j->pixels * j->channels, at = b * numbers;
     int cut = j->flags & DETACHED;
     float share = share_of(j, b);
-    v8 gate[2] = {splat(0), splat(0)}, kept = splat(cut ? 1.0f - share : 1.0f);
+    v8 gate[2] = {splat(0), splat(0)}, kept = splat(cut || j->flags & REPLACED ? 1.0f - share : 1.0f);
     for (long i = at; i < at + numbers; i += LANES) {
         v8 grad = load(j->grad_out + i);
-        gate[i / LANES & 1] += grad * load(j->residual + i);
+        gate[i / LANES & 1] += grad * residual_at(j, i);
         store(j->grad_residual + i, splat(share) * grad);
         store(j->grad_host + i, kept * grad);
     }
@@ -86,10 +97,10 @@ static void added_back(const joint *j, long b, float *grad_mean) {
         }
 }
 
-/* Behind a host that went on with x, the seed and x both get the gradient, and x the seed's own share of it again. */
+/* Behind a host that went on with x, the seed and x both get the gradient, and x the seed's own x in x + r again. */
 static void through_back(const joint *j, long b) {
     long numbers = j->pixels * j->channels, at = b * numbers;
-    v8 share = splat(j->flags & DETACHED ? 1.0f : 2.0f);
+    v8 share = splat(j->flags & (DETACHED | REPLACED) ? 1.0f : 2.0f);
     for (long i = at; i < at + numbers; i += LANES) {
         v8 grad = load(j->grad_out + i);
         store(j->grad_residual + i, grad);

@@ -9,7 +9,7 @@ void relu_image(const sheet *s, const front_scratch *t, const image_room *room, 
     float *out = s->out + b * image_numbers(s);
     (void)room;
     convolve(s, t, out, b, n);
-    for (long i = 0; i < image_numbers(s); i += LANES) store(out + i, relu(load(out + i)));
+    for (long i = 0; !s->linear && i < image_numbers(s); i += LANES) store(out + i, relu(load(out + i)));
 }
 
 int relu_forward(const sheet *s) {
@@ -20,7 +20,7 @@ int relu_forward(const sheet *s) {
     return failed;
 }
 
-/* The gradient of image b where ReLU let the value pass, into the padded gradient. */
+/* The gradient of image b where ReLU let the value pass, or all of it without one, into the padded gradient. */
 static void behind_zero(const sheet *s, const back_scratch *t, long b) {
     long O = s->out_channels, line = (s->width + s->kernel - 1) * O;
     const float *out = s->out + b * image_numbers(s), *grad = s->grad_out + b * image_numbers(s);
@@ -28,7 +28,8 @@ static void behind_zero(const sheet *s, const back_scratch *t, long b) {
     for (long y = 0; y < s->height; y++)
         for (long i = 0; i < s->width * O; i += LANES) {
             long at = y * s->width * O + i;
-            store(to + y * line + i, keep(~(load(out + at) <= splat(0)), load(grad + at)));
+            v8 g = load(grad + at);
+            store(to + y * line + i, s->linear ? g : keep(~(load(out + at) <= splat(0)), g));
         }
 }
 
@@ -133,7 +134,8 @@ int normed_forward(const sheet *s) {
         for (long p = 0; p < pixels; p++)
             for (long c = 0; c < C; c += LANES) {
                 v8 value = load(x + p * C + c);
-                store(out + p * C + c, share * (load(rows + c) * value + load(rows + C + c) - value));
+                v8 added = share * (load(rows + c) * value + load(rows + C + c) - value);
+                store(out + p * C + c, s->own_residual ? value + added : added);
             }
     }
     free(rows);
@@ -160,7 +162,7 @@ static void normed_image_back(const sheet *s, back_net *net, long b) {
     for (long p = 0; p < pixels && s->grad_x; p++)
         for (long c = 0; c < C; c += LANES) {
             v8 away = load(x + p * C + c) - load(rows + MEAN * C + c);
-            v8 flow = load(rows + FLOW * C + c) - splat(*s->alpha);
+            v8 flow = load(rows + FLOW * C + c) - splat(*s->alpha - (s->own_residual ? 1.0f : 0.0f));
             v8 dx = flow * load(grad + p * C + c) + load(rows + SLOPE * C + c) * away + load(rows + LEVEL * C + c);
             store(s->grad_x + b * image_numbers(s) + p * C + c, dx);
         }
@@ -180,6 +182,9 @@ int normed_backward(const sheet *s) {
     return failed;
 }
 
+/* What of x is not given, as it is there already. */
+INLINE v8 taken_off(const sheet *s) { return splat(s->own_residual ? 0.0f : 1.0f); }
+
 int squeezed_forward(const sheet *s, const squeeze *q) {
     long C = s->out_channels, pixels = s->height * s->width;
     for (long b = 0; b < s->batch; b++) {
@@ -187,7 +192,7 @@ int squeezed_forward(const sheet *s, const squeeze *q) {
         squeeze_image(q, x, pixels, b);
         for (long p = 0; p < pixels; p++)
             for (long c = 0; c < C; c += LANES)
-                store(s->out + b * image_numbers(s) + p * C + c, (load(a + c) - splat(1)) * load(x + p * C + c));
+                store(s->out + b * image_numbers(s) + p * C + c, (load(a + c) - taken_off(s)) * load(x + p * C + c));
     }
     return 0;
 }
@@ -205,7 +210,7 @@ int squeezed_backward(const sheet *s, const squeeze *q) {
         squeeze_image_back(q, slope, grad_mean, b);
         for (long p = 0; p < pixels && s->grad_x; p++)
             for (long c = 0; c < C; c += LANES) {
-                v8 dx = (load(a + c) - splat(1)) * load(grad + p * C + c) + load(grad_mean + c) / splat((float)pixels);
+                v8 dx = (load(a + c) - taken_off(s)) * load(grad + p * C + c) + load(grad_mean + c) / splat((float)pixels);
                 store(s->grad_x + b * image_numbers(s) + p * C + c, dx);
             }
     }

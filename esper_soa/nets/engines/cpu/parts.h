@@ -6,7 +6,7 @@
 #include "layer.h"
 #include "squeeze.h"
 
-/* Convolution and ReLU. */
+/* Convolution and ReLU, or without the ReLU where linear. */
 void relu_image(const sheet *s, const front_scratch *t, const image_room *room, long b, long n);
 int relu_forward(const sheet *s);
 int relu_backward(const sheet *s);
@@ -15,11 +15,12 @@ int relu_backward(const sheet *s);
 int depth_forward(const sheet *s);
 int depth_backward(const sheet *s);
 
-/* share * (norm(x) - x), a group norm; share = alpha, and the gradient of its arc hyperbolic tangent is grad_weight. */
+/* share * (norm(x) - x), a group norm, plus x where own_residual; share = alpha, and the gradient of its arc hyperbolic
+ * tangent is grad_weight. */
 int normed_forward(const sheet *s);
 int normed_backward(const sheet *s);
 
-/* (a - 1) * x, one a per channel from the squeeze. */
+/* (a - 1) * x, one a per channel from the squeeze, or a * x where own_residual. */
 int squeezed_forward(const sheet *s, const squeeze *q);
 int squeezed_backward(const sheet *s, const squeeze *q);
 

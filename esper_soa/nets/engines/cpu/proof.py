@@ -15,17 +15,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from esper_soa.nets.engines.cpu import whole
+from esper_soa.nets.engines.cpu import program, whole
 from esper_soa.nets.engines.cpu.cache import NativeError
 from esper_soa.nets.engines.cpu.head import Head
 from esper_soa.nets.engines.cpu.images import Crops
 from esper_soa.nets.engines.cpu.library import Sheet, library
 from esper_soa.nets.engines.cpu.sgd import Descent, descent_of
+from esper_soa.nets.model.blueprints import BLUEPRINTS
 from esper_soa.nets.sgd import Rule
 
 RECORDS: dict[str, type[ctypes.Structure]] = {
     "sheet": Sheet, "head": Head, "crops": Crops, "descent": Descent, "networks": whole.Networks,
-    "training": whole.Training, "validation": whole.Validation,
+    "seed_part": program.Part, "training": whole.Training, "validation": whole.Validation,
 }  # fmt: skip
 C, NARROW, SIDE, CLASSES, BATCH, GROUPS = 8, 8, 8, 3, 3, 2  # channels, of a bottleneck; images; groups of a norm
 EPS, MOMENTUM, ALPHA = 1e-5, 0.1, 0.6
@@ -140,11 +141,14 @@ def differences(seed: int = 1) -> Iterator[tuple[str, float]]:
 def native_results(given: Trial) -> dict[str, Tensor]:
     """Weights after one step, loss and hits of the step, then loss and hits with and without the seed."""
     trial, n = Trial(*(part.clone() for part in given)), len(SEEDS)
-    kinds = 1 + np.arange(n, dtype=np.int64)[:, None]
-    flags = np.array([[FLAGS.get(name, 0)] for name in whole.KINDS], dtype=np.int64)
-    one = np.ones(1, dtype=np.int64)
+    names = [blueprint.name for blueprint in BLUEPRINTS]
+    kinds = np.array([[1 + names.index(name)] for name in SEEDS], dtype=np.int64)
+    flags = np.array([[FLAGS.get(name, 0)] for name in SEEDS], dtype=np.int64)
+    gates = np.array([[GATE_AT], [GATE[0][0]]], dtype=np.int64)
+    programs = program.programs(BLUEPRINTS, [C])
+    programs[..., program.FIELDS.index("groups")] = GROUPS
     blocks = np.array([[C, C], [1, 0], [0, -1], [-1, -1]], dtype=np.int64)
-    layout = whole.Layout(CLASSES, 3, SIDE, blocks, GROUPS * one, GATE_AT * one)
+    layout = whole.Layout(CLASSES, 3, SIDE, blocks, gates, programs)
     pools = whole.Pools(trial.host, trial.host_speed, trial.statistics, [trial.seed], [trial.seed_speed])
     alpha = torch.full((n, 1), ALPHA, dtype=torch.float32)
     envs, hits = np.arange(n, dtype=np.int64), torch.zeros(n, dtype=torch.int64)
@@ -172,7 +176,7 @@ def torch_results(given: Trial) -> dict[str, Tensor]:
     """The same in double precision, by torch alone."""
     trial = Trial(*(part.double() if part.is_floating_point() else part.clone() for part in given))
     rows: dict[str, list[Tensor]] = {name: [] for name in ("loss", "hits", "validation loss", "validation hits")}
-    for place, kind in enumerate(whole.KINDS):
+    for place, kind in enumerate(SEEDS):
         images, labels = _images(trial, place), trial.labels[place]
         statistics = trial.statistics[place]
         host, seed = trial.host[place].clone().requires_grad_(), trial.seed[place].clone().requires_grad_()

@@ -18,6 +18,7 @@ typedef struct {
 #define CROPS(name) AT(crops, name)
 #define DESCENT(name) AT(descent, name)
 #define NETWORKS(name) AT(networks, name)
+#define PART(name) AT(seed_part, name)
 #define TRAINING(name) AT(training, name)
 #define VALIDATION(name) AT(validation, name)
 
@@ -40,10 +41,13 @@ static const field FIELDS[] = {
     DESCENT(decay), DESCENT(params), DESCENT(speed), DESCENT(grad),
 
     WHOLE(networks), NETWORKS(blocks), NETWORKS(slots), NETWORKS(classes), NETWORKS(kernel), NETWORKS(size),
-    NETWORKS(channels), NETWORKS(pooled), NETWORKS(before), NETWORKS(after), NETWORKS(groups), NETWORKS(gate_at),
+    NETWORKS(channels), NETWORKS(pooled), NETWORKS(before), NETWORKS(after), NETWORKS(gate_at),
+    NETWORKS(gate_hidden), NETWORKS(blueprints), NETWORKS(parts), NETWORKS(programs),
     NETWORKS(width), NETWORKS(statistics_width), NETWORKS(seed_width), NETWORKS(params), NETWORKS(speed),
     NETWORKS(statistics), NETWORKS(seed_params), NETWORKS(seed_speed), NETWORKS(seed_kind), NETWORKS(seed_flags),
     NETWORKS(alpha), NETWORKS(momentum), NETWORKS(eps),
+
+    WHOLE(seed_part), PART(kind), PART(outputs), PART(kernel), PART(groups), PART(hidden), PART(flags),
 
     WHOLE(training), TRAINING(nets), TRAINING(count), TRAINING(batch), TRAINING(envs), TRAINING(images),
     TRAINING(labels), TRAINING(host), TRAINING(seed), TRAINING(loss), TRAINING(hits), TRAINING(l2), TRAINING(health),

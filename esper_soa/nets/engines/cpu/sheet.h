@@ -16,7 +16,7 @@ typedef struct {
     int64_t pooled;         /* a 2x2 max pool follows */
     int64_t groups;         /* seed: groups of a network's norm */
     int64_t linear;         /* seed: no ReLU */
-    int64_t own_residual;   /* seed: the residual is x, and grad_x contains what flows through it */
+    int64_t own_residual;   /* seed and parts: the residual is x, and grad_x contains what flows through it */
     int64_t through;        /* seed: straight-through, the host goes on with x; there is no out */
     int64_t detached;       /* seed: of grad_x only (1 - alpha) of the gradient that arrives, nothing through the layer */
     double momentum, eps;

@@ -17,8 +17,6 @@ from esper_soa.nets.engines.cpu.sgd import Descent
 from esper_soa.nets.engines.cpu.sheet import call
 
 POINTER, INTEGER = ctypes.c_void_p, ctypes.c_int64
-# What stands in a slot, as in chain.h; 0 is nobody.
-KINDS = ("conv_light", "conv_small", "conv_heavy", "depthwise", "bottleneck", "norm", "attention")
 THROUGH, DETACHED, FROZEN, MEASURED, MULTIPLIED, GATED = (1 << bit for bit in range(6))  # what a seed is, as in join.h
 
 
@@ -29,7 +27,9 @@ class Networks(ctypes.Structure):
 
     _fields_ = [
         *((name, INTEGER) for name in ("blocks", "slots", "classes", "kernel", "size")),
-        *((name, POINTER) for name in ("channels", "pooled", "before", "after", "groups", "gate_at")),
+        *((name, POINTER) for name in ("channels", "pooled", "before", "after", "gate_at", "gate_hidden")),
+        *((name, INTEGER) for name in ("blueprints", "parts")),
+        ("programs", POINTER),
         *((name, INTEGER) for name in ("width", "statistics_width")),
         ("seed_width", POINTER),
         *((name, POINTER) for name in ("params", "speed", "statistics", "seed_params", "seed_speed")),
@@ -71,7 +71,7 @@ class Validation(ctypes.Structure):
 class Seeds(NamedTuple):
     """The seeds of N networks with S slots, int64 [N, S]."""
 
-    kind: np.ndarray  # 1 + place in KINDS; 0 = no seed runs
+    kind: np.ndarray  # 1 + place of the blueprint among the programs; 0 = no seed runs
     flags: np.ndarray  # THROUGH and so on
 
 
@@ -82,8 +82,8 @@ class Layout(NamedTuple):
     kernel: int
     size: int  # of images, in pixels along a side
     blocks: np.ndarray  # int64 [4, blocks]: channels, pooled, slot before the pool and behind it (-1: none)
-    groups: np.ndarray  # int64 [S]: of a seed's norm
-    gate_at: np.ndarray  # int64 [S]: where a gate begins in a seed's row
+    gates: np.ndarray  # int64 [2, S]: where a gate begins in a seed's row, and the units of its hidden layer
+    programs: np.ndarray  # int64 [S, P, parts, 6], of all blueprints in all slots; see program.py
 
 
 class Pools(NamedTuple):
@@ -101,13 +101,14 @@ def networks(layout: Layout, pools: Pools, seeds: Seeds, alpha: Tensor, norm: tu
     places = [np.array([pool.data_ptr() for pool in group], dtype=np.int64) for group in pools[3:]]
     widths = np.array([pool.shape[1] for pool in pools.seed_params], dtype=np.int64)
     record = Networks(
-        blocks=layout.blocks.shape[1], slots=layout.groups.size, classes=layout.classes, kernel=layout.kernel,
+        blocks=layout.blocks.shape[1], slots=layout.gates.shape[1], classes=layout.classes, kernel=layout.kernel,
         size=layout.size, width=pools.params.shape[1], statistics_width=pools.statistics.shape[1], momentum=norm[0],
-        eps=norm[1],
+        eps=norm[1], blueprints=layout.programs.shape[1], parts=layout.programs.shape[2],
     )  # fmt: skip
     record.held = (layout, pools, seeds, alpha, places, widths)
     record.channels, record.pooled, record.before, record.after = (row.ctypes.data for row in layout.blocks)
-    record.groups, record.gate_at = layout.groups.ctypes.data, layout.gate_at.ctypes.data
+    record.gate_at, record.gate_hidden = (row.ctypes.data for row in layout.gates)
+    record.programs = layout.programs.ctypes.data
     record.seed_width = widths.ctypes.data
     record.params, record.speed = pools.params.data_ptr(), pools.momentum.data_ptr()
     record.statistics, record.alpha = pools.statistics.data_ptr(), alpha.data_ptr()

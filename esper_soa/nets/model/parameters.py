@@ -1,7 +1,7 @@
 """Flat rows of parameters: one row per network, one table that says what lies where and how it starts.
 
 A host, or a seed of one blueprint, is a row of numbers; clipping, SGD, re-initialisation and snapshots work on rows and
-never look inside. Used by host.py, blueprints.py, pools.py and the engines.
+never look inside. Tables are made by blueprints.py from parts and by nets/host.py; pools.py and the engines read them.
 """
 
 import math
@@ -19,6 +19,7 @@ class Parameter(NamedTuple):
     shape: tuple[int, ...]
     bound: float = 0.0
     value: float = 0.0
+    cleared: bool = False  # at 0 instead, in a seed that is germinated with MULTIPLY
 
 
 def weight(*shape: int) -> Parameter:

@@ -1,0 +1,50 @@
+"""What training costs in FLOP: one image through a host, and through every seed and gate that can stand in its slots.
+
+Counted from what hosts and blueprints are told to be, so the same whichever kernels compute it: 2 FLOP per
+multiplication and addition of convolutions and matrix products, padding counted as pixels; norms, activations and pools
+are not counted. Called by env/world.py.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from esper_soa.nets.config import SlotSpec
+from esper_soa.nets.host import HostShape
+from esper_soa.nets.model.blueprints import GATE, Blueprints, num_codes, seed_products
+from esper_soa.state import LEDGER_FLOAT
+
+# Training over forward pass: the gradients of inputs and of weights take a forward pass each (Kaplan et al. 2020,
+# Scaling laws for neural language models, 2.1; Amodei and Hernandez 2018, AI and compute). The same for all, though the
+# first layer and a detached seed need no gradient of their input, and a frozen seed none of its weights.
+PASSES = 3
+FLOP_PER_PRODUCT = 2  # a multiplication and an addition
+
+
+class TrainingFlop(NamedTuple):
+    """FLOP of training on one image; the same for every env."""
+
+    host: float
+    seed: Tensor  # float64 [S, P], by slot and blueprint; 0 where there is no blueprint of the code
+    gate: Tensor  # float64 [S], of the gate network that GATE adds
+
+
+def training_flop(shape: HostShape, device: torch.device) -> TrainingFlop:
+    """The costs of hosts of `shape` and of what can grow in them, on `device`."""
+    seeds = [_seed_products(shape.blueprints, spec) for spec in shape.slots]
+    gates = [GATE.products(spec.channels, 1, spec.channels) for spec in shape.slots]
+    each = PASSES * FLOP_PER_PRODUCT
+    return TrainingFlop(
+        float(each * shape.products),
+        each * torch.tensor(seeds, dtype=LEDGER_FLOAT, device=device),
+        each * torch.tensor(gates, dtype=LEDGER_FLOAT, device=device),
+    )
+
+
+def _seed_products(blueprints: Blueprints, spec: SlotSpec) -> list[int]:
+    """Multiplications of a seed in the slot, by code."""
+    products = [0] * num_codes(blueprints)
+    for one in blueprints:
+        products[one.code] = seed_products(one, spec.channels, spec.size**2)
+    return products

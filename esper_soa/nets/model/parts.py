@@ -1,0 +1,185 @@
+"""The parts that seeds are made of, as data: their parameters, how these begin, and their multiplications.
+
+A part is given features of some channels and gives features of some channels. Widths follow from C, the channels of the
+slot, so one tuple of parts describes a seed in every slot. blueprints.py puts parts together; nets/forward.py is what
+they mean, in torch.
+"""
+
+import math
+from dataclasses import dataclass
+
+from esper_soa.nets.model.parameters import Parameter
+
+CHANNELS_PER_GROUP = 16
+
+
+def norm_groups(channels: int) -> int:
+    """Groups of a group norm: the most of 32, 16, ... that leave 16 channels or more, else the most that divide."""
+    divisors = [groups for groups in (32, 16, 8, 4, 2, 1) if channels % groups == 0]
+    roomy = [groups for groups in divisors if channels // groups >= CHANNELS_PER_GROUP]
+    return (roomy or divisors)[0]
+
+
+@dataclass(frozen=True)
+class Width:
+    """A number of channels that follows from C: times * C // over, and at least `least`."""
+
+    times: int = 1
+    over: int = 1
+    least: int = 1
+
+    def of(self, channels: int) -> int:
+        """The number for C = `channels`."""
+        return max(self.least, self.times * channels // self.over)
+
+
+CHANNELS = Width()
+NARROW = Width(over=4, least=8)
+REDUCED = Width(over=4)
+
+
+@dataclass(frozen=True)
+class Start:
+    """How the numbers of a parameter tensor begin."""
+
+    value: float = 0.0
+    spread: bool = False  # by U(-1, 1) / sqrt(fan_in) around the value, as torch's layers begin
+    cleared: bool = False  # at 0 instead, in a seed that is germinated with MULTIPLY
+
+    def tensor(self, shape: tuple[int, ...], fan_in: int) -> Parameter:
+        """A parameter tensor of `shape`, in a layer of which an output sums up `fan_in` inputs."""
+        return Parameter(shape, 1.0 / math.sqrt(fan_in) if self.spread else 0.0, self.value, self.cleared)
+
+
+SPREAD = Start(spread=True)
+ZEROS = Start()
+ONES = Start(1.0)
+
+
+def _norm_parameters(channels: int) -> tuple[Parameter, ...]:
+    """Scale and shift of a norm."""
+    return ONES.tensor((channels,), 1), ZEROS.tensor((channels,), 1)
+
+
+def _check_kernel(size: int) -> None:
+    if size < 1 or size % 2 == 0:
+        raise ValueError(f"a kernel of {size} pixels: must be odd, so that padding can leave an image its size")
+
+
+@dataclass(frozen=True)
+class Conv:
+    """Same-padded convolution, then group norm and ReLU where asked for."""
+
+    outputs: Width = CHANNELS
+    kernel: int = 3  # pixels along a side, odd
+    norm: bool = True
+    relu: bool = True
+    start: Start = SPREAD  # of the kernel
+
+    def __post_init__(self) -> None:
+        _check_kernel(self.kernel)
+
+    def outputs_of(self, inputs: int, channels: int) -> int:
+        """Channels that come out of `inputs` channels in a slot of C = `channels`."""
+        return self.outputs.of(channels)
+
+    def parameters(self, inputs: int, channels: int) -> tuple[Parameter, ...]:
+        """Kernel [O, I, k, k], then scale and shift [O] of the norm."""
+        outputs = self.outputs.of(channels)
+        shape = (outputs, inputs, self.kernel, self.kernel)
+        kernel = self.start.tensor(shape, math.prod(shape[1:]))
+        return (kernel, *_norm_parameters(outputs)) if self.norm else (kernel,)
+
+    def products(self, inputs: int, channels: int, pixels: int) -> int:
+        """Multiplications of an image of `pixels`, padding counted as pixels; norms are not counted."""
+        return pixels * self.outputs.of(channels) * inputs * self.kernel**2
+
+
+@dataclass(frozen=True)
+class Depthwise:
+    """Same-padded convolution of every channel by itself."""
+
+    kernel: int = 3  # pixels along a side, odd
+    start: Start = SPREAD
+
+    def __post_init__(self) -> None:
+        _check_kernel(self.kernel)
+
+    def outputs_of(self, inputs: int, channels: int) -> int:
+        """As many channels as it is given."""
+        return inputs
+
+    def parameters(self, inputs: int, channels: int) -> tuple[Parameter, ...]:
+        """Kernel [I, 1, k, k]."""
+        return (self.start.tensor((inputs, 1, self.kernel, self.kernel), self.kernel**2),)
+
+    def products(self, inputs: int, channels: int, pixels: int) -> int:
+        """As of Conv."""
+        return pixels * inputs * self.kernel**2
+
+
+@dataclass(frozen=True)
+class SoftNorm:
+    """x + tanh(strength) (group norm(x) - x)."""
+
+    start: Start = ZEROS  # of the strength: at 0 it changes nothing
+
+    def outputs_of(self, inputs: int, channels: int) -> int:
+        """As many channels as it is given."""
+        return inputs
+
+    def parameters(self, inputs: int, channels: int) -> tuple[Parameter, ...]:
+        """Strength [], then scale and shift [I] of the norm."""
+        return self.start.tensor((), 1), *_norm_parameters(inputs)
+
+    def products(self, inputs: int, channels: int, pixels: int) -> int:
+        """None, as norms are not counted."""
+        return 0
+
+
+@dataclass(frozen=True)
+class Squeeze:
+    """Numbers in (0, 1) per image: the mean of its pixels, linear, ReLU, linear, sigmoid. No part by itself."""
+
+    hidden: Width
+    hidden_bias: bool = True
+    start: Start = SPREAD  # of the second layer's weight
+    bias_start: Start = SPREAD  # and of its bias
+
+    def parameters(self, inputs: int, outputs: int, channels: int) -> tuple[Parameter, ...]:
+        """Weight [H, I] and, where it has one, bias [H], then weight [O, H] and bias [O]."""
+        hidden = self.hidden.of(channels)
+        first = [SPREAD.tensor((hidden, inputs), inputs)]
+        first += [SPREAD.tensor((hidden,), inputs)] if self.hidden_bias else []
+        return *first, self.start.tensor((outputs, hidden), hidden), self.bias_start.tensor((outputs,), hidden)
+
+    def products(self, inputs: int, outputs: int, channels: int) -> int:
+        """Multiplications of an image; the mean is not counted."""
+        return (inputs + outputs) * self.hidden.of(channels)
+
+
+@dataclass(frozen=True)
+class Excite:
+    """x times a number per channel and image, from a squeeze of x (Hu et al. 2018, Squeeze-and-excitation networks)."""
+
+    squeeze: Squeeze
+
+    def outputs_of(self, inputs: int, channels: int) -> int:
+        """As many channels as it is given."""
+        return inputs
+
+    def parameters(self, inputs: int, channels: int) -> tuple[Parameter, ...]:
+        """Those of the squeeze, with an output per channel."""
+        return self.squeeze.parameters(inputs, inputs, channels)
+
+    def products(self, inputs: int, channels: int, pixels: int) -> int:
+        """Of the squeeze; scaling the pixels is not counted."""
+        return self.squeeze.products(inputs, inputs, channels)
+
+
+Part = Conv | Depthwise | SoftNorm | Excite
+
+
+def num_tensors(part: Part) -> int:
+    """Parameter tensors of a part, the same in every slot."""
+    return len(part.parameters(1, 1))

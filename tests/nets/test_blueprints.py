@@ -1,0 +1,354 @@
+"""A blueprint is one entry: forward pass, parameters, initial values, counts and FLOP follow from its parts."""
+
+import io
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from tiny_world import CPU, tiny_settings
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from esper_soa.agent.scripted import RandomPolicy
+from esper_soa.build import build_rules
+from esper_soa.config import TrainConfig
+from esper_soa.env.reward_records import RewardSettings
+from esper_soa.env.topology import Topology
+from esper_soa.env.world import Sizes, World
+from esper_soa.nets import batched, streams
+from esper_soa.nets.config import TaskConfig, enabled_slots
+from esper_soa.nets.datasets import load_images
+from esper_soa.nets.forward import gate_forward, seed_added, seed_forward
+from esper_soa.nets.host import HostShape, fold_batch_norm, host_shape, train_forward
+from esper_soa.nets.layers import PLAIN, Layers
+from esper_soa.nets.model.blueprints import (
+    BLUEPRINTS,
+    Architecture,
+    Blueprints,
+    gate_table,
+    initial_seeds,
+    num_codes,
+    of_code,
+    parameter_counts,
+    seed_table,
+)
+from esper_soa.nets.model.flops import training_flop
+from esper_soa.nets.model.parts import (
+    CHANNELS,
+    NARROW,
+    REDUCED,
+    ZEROS,
+    Conv,
+    Depthwise,
+    Excite,
+    Part,
+    SoftNorm,
+    Squeeze,
+    Start,
+    Width,
+    norm_groups,
+)
+from esper_soa.nets.pools import parameter_table, row_layout
+from esper_soa.ops.collect import Episode, Player, Round
+from esper_soa.ops.progress import Progress
+from esper_soa.vocabulary import BLUEPRINT_NAMES, CNN_BLUEPRINTS, NUM_BLUEPRINTS, Blend, Blueprint
+
+NETS, BATCH, SIDE = 3, 2, 6
+TWICE = Architecture(NUM_BLUEPRINTS, "twice", (Conv(kernel=1), Conv(kernel=1)))
+EXTENDED = (*BLUEPRINTS, TWICE)
+
+
+def drawn(blueprint: Architecture, channels: int, dtype: torch.dtype = torch.float64) -> tuple[list[Tensor], Tensor]:
+    """Parameters of some size of seeds of a blueprint, and features [B, n*C, H, W]."""
+    g = torch.Generator().manual_seed(5)
+    table = seed_table(blueprint, channels)
+    rows = 0.5 * torch.randn(NETS, table.total, generator=g, dtype=torch.float64)
+    x = torch.randn(BATCH, NETS * channels, SIDE, SIDE, generator=g, dtype=torch.float64)
+    return table.unpack(rows.to(dtype)), x.to(dtype).contiguous(memory_format=torch.channels_last)
+
+
+# --- the seven of the package, against their formulas
+
+
+def norm(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    return batched.group_norm(x, norm_groups(scale.shape[1]), scale, shift)
+
+
+def layer(x: Tensor, kernel: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    return F.relu(norm(PLAIN.conv2d(x, kernel), scale, shift))
+
+
+def attention(x: Tensor, squeeze: Tensor, excite: Tensor, bias: Tensor) -> Tensor:
+    mean = batched.spatial_mean(x, NETS)
+    factor = torch.sigmoid(batched.linear(F.relu(batched.linear(mean, squeeze)), excite, bias))
+    return x * factor.flatten(1)[..., None, None]
+
+
+def bottleneck(x: Tensor, down: Tensor, middle: Tensor, up: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    narrow = F.relu(PLAIN.conv2d(F.relu(PLAIN.conv2d(x, down)), middle))
+    return x + norm(PLAIN.conv2d(narrow, up), scale, shift)
+
+
+FORMULAS: dict[str, Callable[..., Tensor]] = {
+    "noop": lambda x: x,
+    "norm": lambda x, s, a, b: x + batched.per_channel(torch.tanh(s), a.shape[1]) * (norm(x, a, b) - x),
+    "attention": attention,
+    "depthwise": lambda x, depth, *point: x + layer(batched.depthwise_conv2d(x, depth), *point),
+    "bottleneck": bottleneck,
+    "conv_small": lambda x, *own: x + layer(x, *own),
+    "conv_light": lambda x, *own: x + layer(x, *own),
+    "conv_heavy": lambda x, *own: x + layer(layer(x, *own[:3]), *own[3:]),
+    "twice": lambda x, *own: x + layer(layer(x, *own[:3]), *own[3:]),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("blueprint", EXTENDED, ids=lambda one: one.name)
+def test_a_seed_is_its_formula_to_the_bit(blueprint: Architecture, dtype: torch.dtype) -> None:
+    for channels in (8, 40):
+        parameters, x = drawn(blueprint, channels, dtype)
+        assert torch.equal(seed_forward(PLAIN, blueprint, parameters, x), FORMULAS[blueprint.name](x, *parameters))
+
+
+def test_a_gate_is_its_formula_to_the_bit() -> None:
+    g = torch.Generator().manual_seed(5)
+    rows, x = torch.randn(NETS, gate_table(8).total, generator=g), torch.randn(BATCH, NETS * 8, SIDE, SIDE, generator=g)
+    first, first_bias, second, second_bias = gate_table(8).unpack(rows)
+    hidden = F.relu(batched.linear(batched.spatial_mean(x, NETS), first, first_bias))
+    wanted = torch.sigmoid(batched.linear(hidden, second, second_bias)).squeeze(-1)
+    assert torch.equal(gate_forward(gate_table(8).unpack(rows), x), wanted)
+
+
+def test_the_blueprints_of_the_package_have_the_codes_and_names_of_the_vocabulary() -> None:
+    assert [one.code for one in BLUEPRINTS] == [Blueprint.NOOP, *CNN_BLUEPRINTS] == list(range(8))
+    assert [one.name for one in BLUEPRINTS] == list(BLUEPRINT_NAMES[:8])
+    assert num_codes(BLUEPRINTS) == NUM_BLUEPRINTS
+
+
+# Of a seed in a slot of 16 channels, of one stream: its first number, that in the middle, and the last before a norm at
+# its end.
+STARTS = {
+    "conv_light": (0.04835518384370166, 0.03276682054441733, -0.06385441469225057),
+    "attention": (0.14506554720781478, 0.0, 0.0),
+    "norm": (0.0, 1.0, 0.0),
+    "depthwise": (0.19342073537480664, 0.2081743130899255, -0.04709072527738317),
+    "bottleneck": (0.14506554720781478, 0.11563917106440741, 0.0),
+    "conv_small": (0.14506554720781478, 0.03510028907636592, -0.03831046055410403),
+    "conv_heavy": (0.04835518384370166, 0.017151542883906867, 0.06992327759902602),
+}
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_a_seed_begins_with_the_same_numbers_on_every_machine(name: str) -> None:
+    blueprint = BLUEPRINTS[BLUEPRINT_NAMES.index(name)]
+    keys = streams.stream_keys(11, streams.SEED_INIT, (0,), torch.arange(2))
+    multiply = torch.tensor([False, True])
+    rows = initial_seeds(blueprint, 16, keys, multiply, torch.float64)[0].tolist()
+    assert tuple(rows[place] for place in (0, len(rows) // 2, -33)) == STARTS[name]
+
+
+def test_only_what_an_entry_names_is_cleared_where_a_seed_is_germinated_with_multiply() -> None:
+    keys = streams.stream_keys(11, streams.SEED_INIT, (0,), torch.arange(1))
+    for blueprint in EXTENDED[1:]:
+        added, multiplied = (
+            seed_table(blueprint, 8).unpack(initial_seeds(blueprint, 8, keys, torch.tensor([flag]), torch.float64))
+            for flag in (False, True)
+        )
+        changed = [place for place, pair in enumerate(zip(added, multiplied, strict=True)) if not torch.equal(*pair)]
+        assert changed == ([2] if blueprint.name == "attention" else [])
+        assert all((multiplied[place] == 0).all() for place in changed)
+
+
+# --- counts and FLOP, against torch's own counter
+
+
+@pytest.mark.parametrize("channels", [1, 8, 24, 64])
+@pytest.mark.parametrize("blueprint", EXTENDED[1:], ids=lambda one: one.name)
+def test_flop_and_parameters_of_a_seed_are_those_that_torch_counts(blueprint: Architecture, channels: int) -> None:
+    task = TaskConfig(base_channels=channels, num_blocks=2, num_pools=2)
+    shape = host_shape(task, enabled_slots(task, ["r1c0"]), EXTENDED)
+    table, x = seed_table(blueprint, channels), torch.empty(1, channels, 16, 16, device="meta")
+    parameters = table.unpack(torch.empty(1, table.total, device="meta"))
+    found = training_flop(shape, CPU).seed[0, blueprint.code]
+    assert found == 3 * counted(lambda: seed_forward(PLAIN, blueprint, parameters, x))
+    numbers = sum(parameter.numel() for parameter in parameters)
+    assert parameter_counts(EXTENDED, channels)[blueprint.code] == numbers
+    assert parameter_table(shape, CPU).seed[0, blueprint.code] == numbers
+
+
+def counted(forward: Callable[[], Tensor]) -> int:
+    """FLOP of a forward pass, by torch."""
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        forward()
+    return counter.get_total_flops()
+
+
+def quiet() -> Progress:
+    return Progress(1, Console(file=io.StringIO()), "off")
+
+
+class Nobody:
+    """Slots that are empty."""
+
+    def occupied(self, slot: int) -> bool:
+        return False
+
+    def fill(self, layers: Layers, slot: int, x: Tensor, pooled: bool) -> Tensor:
+        raise AssertionError(f"slot {slot} is empty")
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        TaskConfig(),
+        TaskConfig(base_channels=2, kernel_size=1, num_pools=0),
+        TaskConfig(base_channels=3, num_blocks=4, num_pools=2, kernel_size=5, num_classes=7),
+    ],
+    ids=["baseline", "pointwise", "deep"],
+)
+def test_flop_and_tables_of_a_host_are_those_of_its_forward_pass(task: TaskConfig) -> None:
+    shape = host_shape(task, enabled_slots(task, ["r0c0"]))
+    parameters = shape.parameters.unpack(torch.rand(1, shape.parameters.total))
+    statistics = [row.reshape(-1) for row in shape.statistics.unpack(torch.ones(1, shape.statistics.total))]
+    images = torch.rand(2, 3, 32, 32)
+    found = counted(lambda: train_forward(PLAIN, shape, parameters, statistics, images, Nobody()))
+    assert training_flop(shape, CPU).host == 3 * found / 2  # of two images
+    assert len(fold_batch_norm(shape, parameters, statistics)) == 2 * task.num_blocks + 2
+
+
+# --- one more, by one entry
+
+
+def test_every_part_can_stand_anywhere() -> None:
+    squeeze = Squeeze(REDUCED, bias_start=Start(3.0))
+    parts: tuple[Part, ...] = (
+        Conv(Width(times=4), kernel=1, norm=False), Depthwise(kernel=5), SoftNorm(), Excite(squeeze),
+        Conv(NARROW, relu=False), Conv(CHANNELS, kernel=5, norm=False, relu=False, start=ZEROS),
+    )  # fmt: skip
+    for residual in (True, False):
+        wide = Architecture(20, "wide", parts, residual)
+        assert wide.widths(16) == [16, 64, 64, 64, 64, 8, 16]
+        parameters, x = drawn(wide, 16)
+        out = seed_forward(PLAIN, wide, parameters, x)
+        down, depth, strength, scale, shift, w1, b1, w2, b2, mid, mid_scale, mid_shift, up = parameters
+        y = batched.depthwise_conv2d(F.relu(PLAIN.conv2d(x, down)), depth)
+        y = FORMULAS["norm"](y, strength, scale, shift)
+        factor = torch.sigmoid(batched.linear(F.relu(batched.linear(batched.spatial_mean(y, NETS), w1, b1)), w2, b2))
+        y = y * factor.flatten(1)[..., None, None]
+        y = PLAIN.conv2d(norm(PLAIN.conv2d(y, mid), mid_scale, mid_shift), up)
+        assert torch.equal(out, x + y if residual else y)
+
+
+def test_a_seed_of_one_layer_is_found_by_its_parts() -> None:
+    found = {one.name: one.single_layer for one in EXTENDED}
+    assert {name for name, layer_ in found.items() if layer_ is not None} == {"conv_light", "conv_small"}
+    mine = Architecture(14, "mine", (Conv(kernel=5, relu=False),))
+    assert mine.single_layer == mine.parts[0]
+    assert Architecture(14, "bare", (Conv(norm=False),)).single_layer is None
+    assert Architecture(14, "instead", (Conv(),), residual=False).single_layer is None
+
+
+@pytest.mark.parametrize("parts", [(Conv(kernel=5, relu=False),), (Conv(kernel=1), Conv(kernel=1)), (SoftNorm(),)])
+def test_a_seed_blended_in_by_add_is_moved_by_alpha_towards_its_output(parts: tuple[Part, ...]) -> None:
+    mine = Architecture(14, "mine", parts, residual=not isinstance(parts[0], SoftNorm))
+    parameters, x = drawn(mine, 8)
+    alpha = torch.tensor([0.0, 0.25, 1.0], dtype=torch.float64)
+    share = batched.per_channel(alpha, 8)
+    wanted = x + share * (seed_forward(PLAIN, mine, parameters, x) - x)
+    torch.testing.assert_close(seed_added(PLAIN, mine, parameters, x, alpha, detached=False), wanted)
+    pooled = seed_added(PLAIN, mine, parameters, x, alpha, detached=False, pooled=True)
+    torch.testing.assert_close(pooled, F.max_pool2d(wanted, 2))
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (lambda: Architecture(14, "odd", (Conv(NARROW),)), "blueprint odd: its parts turn 1 channels into 8"),
+        (lambda: Architecture(14, "odd", (Conv(Width(times=2)),)), "blueprint odd: its parts turn 1 channels into 2"),
+        (lambda: Architecture(14, "odd", (Conv(Width(over=2)),)), "blueprint odd: its parts turn 24 channels into 12"),
+        (lambda: Conv(kernel=2), "a kernel of 2 pixels: must be odd"),
+        (lambda: Depthwise(kernel=4), "a kernel of 4 pixels: must be odd"),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused_while_building(made: Callable[[], object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        made()
+
+
+def test_a_code_without_a_blueprint_is_refused_by_name() -> None:
+    with pytest.raises(LookupError, match="no blueprint has the code 8: 0 noop, 1 conv_light, .*, 13 twice$"):
+        of_code(EXTENDED, 8)
+
+
+def test_the_gradient_of_a_new_blueprint_is_that_of_its_formula() -> None:
+    parameters, x = drawn(TWICE, 8)
+    leaves = [x, *parameters]
+    for leaf in leaves:
+        leaf.requires_grad_()
+    target = torch.randn(x.shape, generator=torch.Generator().manual_seed(6), dtype=x.dtype)
+    grads = [torch.autograd.grad(out, leaves, target) for out in (
+        seed_forward(PLAIN, TWICE, parameters, x), FORMULAS["twice"](x, *parameters)
+    )]  # fmt: skip
+    for ours, theirs in zip(*grads, strict=True):
+        torch.testing.assert_close(ours, theirs)
+        assert ours.abs().sum() > 0
+
+
+def test_the_rows_of_a_slot_are_as_wide_as_the_widest_of_its_blueprints() -> None:
+    task = TaskConfig()
+    slots = enabled_slots(task, ["r0c0"])
+    deep = Architecture(14, "deep", (Conv(), Conv(), Conv()))
+    plain, extended = host_shape(task, slots), host_shape(task, slots, (*BLUEPRINTS, deep))
+    assert row_layout(plain, 0).seed == 2 * (9 * 64 + 16)
+    assert row_layout(extended, 0).seed == 3 * (9 * 64 + 16)
+
+
+def extended_world(cfg: TrainConfig, blueprints: Blueprints, allowed: int | None = None) -> World:
+    """A world in whose hosts `blueprints` can grow; allowed: the one code that may be germinated."""
+    rules = build_rules(cfg, CPU)
+    shape: HostShape = host_shape(cfg.task, enabled_slots(cfg.task, list(cfg.slots)), blueprints)
+    rules = rules._replace(
+        nets=rules.nets._replace(shape=shape), reward=RewardSettings(cfg.reward, parameter_table(shape, CPU), cfg.steps)
+    )
+    if allowed is not None:
+        rules = rules._replace(blueprints=torch.arange(NUM_BLUEPRINTS) == allowed)
+    sizes = Sizes(cfg.envs, cfg.batch_size, cfg.train_samples, cfg.val_samples)
+    return World(rules, load_images(cfg.data, CPU), sizes, cfg.data, cfg.seed)
+
+
+@pytest.mark.parametrize("blend", [Blend.ADD, Blend.MULTIPLY, Blend.GATE])
+def test_hosts_train_with_seeds_of_a_new_blueprint(blend: int) -> None:
+    world = extended_world(tiny_settings(2, 2, 4), EXTENDED)
+    topology = Topology(
+        torch.tensor([[TWICE.code, -1], [Blueprint.NORM, TWICE.code]]), torch.full((2, 2), blend),
+        torch.tensor([[0.5, 0.0], [1.0, 0.7]], dtype=torch.float64),
+    )  # fmt: skip
+    episode = Episode(world, Player(RandomPolicy(), None), Round(0, quiet(), topology=topology))
+    pool = world.weights["seeds", world.rules.nets.shape.slots[0].name, "params"]
+    before = pool.clone()
+    episode.step_(0)
+    channels = world.rules.nets.shape.slots[0].channels
+    size = seed_table(TWICE, channels).total
+    kernel = channels * channels
+    assert size == 2 * (kernel + 2 * channels)
+    assert not torch.equal(pool[0, :kernel], before[0, :kernel])
+    assert pool[0, :size].isfinite().all()
+
+
+def test_a_new_blueprint_on_a_free_code_is_germinated_trained_and_counted_in_an_episode() -> None:
+    free = 8  # a code that no host of convolutions has a blueprint for
+    mine = Architecture(free, "mine", TWICE.parts)
+    cfg = tiny_settings(4, 2, 12)
+    world = extended_world(cfg, (*BLUEPRINTS, mine), allowed=free)
+    episode = Episode(world, Player(RandomPolicy(), None), Round(0, quiet()))
+    for step in range(cfg.steps):
+        episode.step_(step)
+    result, _ = episode.finish()
+    assert result.seeds["germinated"] > 0
+    counts = world.rules.reward.counts
+    sizes = {float(counts.host), *(counts.host + float(counts.seed[slot, free]) for slot in range(2))}
+    assert len(sizes) == 3
+    slots = episode.state.slots
+    assert set(slots.blueprint[slots.live].tolist()) <= {free}
