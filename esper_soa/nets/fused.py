@@ -1,6 +1,6 @@
 """Networks that the native kernels take whole, and their training steps and validation; see nets/native/whole.py.
 
-Hosts are taken whole where their channels fill vectors, whatever their seeds; the others go through supervised.py and
+Hosts of any width are taken whole, whatever their seeds; where the kernels are off, they go through supervised.py and
 evaluation.py layer by layer. Used by those two; the trainer asks for an `obstacle` before it turns the kernels on.
 """
 
@@ -14,13 +14,12 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from esper_soa.nets import batched
-from esper_soa.nets.blueprints import narrow_channels, norm_groups
+from esper_soa.nets.blueprints import norm_groups
 from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE
 from esper_soa.nets.data import ImageCrops
 from esper_soa.nets.host import Block, HostShape
 from esper_soa.nets.native import switch, whole
 from esper_soa.nets.native.images import cut_images
-from esper_soa.nets.native.library import LANES
 from esper_soa.nets.native.sgd import Rule
 from esper_soa.nets.pools import Roster, row_layout
 from esper_soa.state import LEDGER_FLOAT
@@ -45,10 +44,13 @@ def obstacle(name: str, shape: HostShape, blueprints: Sequence[str]) -> str:
 
 @lru_cache(maxsize=64)
 def is_chain(shape: HostShape) -> bool:
-    """Whether the host is what chain.h takes it for: blocks one after the other, their parameters in that order."""
+    """Whether the host is what chain.h takes it for: blocks one after the other, their parameters in that order.
+
+    No pool may meet an odd side, of which the kernels would leave a line out.
+    """
     if HostShape._fields != _HOST_FIELDS or Block._fields != _BLOCK_FIELDS:
         return False
-    channels = [block.channels for block in shape.blocks]
+    channels, halvings = [block.channels for block in shape.blocks], sum(block.pooled for block in shape.blocks)
     kernel = shape.parameters.parameters[0].shape[-1]
     parameters: list[tuple[int, ...]] = []
     for inputs, outputs in zip([IMAGE_CHANNELS, *channels], channels, strict=False):
@@ -61,14 +63,13 @@ def is_chain(shape: HostShape) -> bool:
         and [one.shape for one in shape.statistics.parameters] == [(count,) for count in channels for _ in range(2)]
         and sorted(shape.execution_order) == list(range(len(shape.slots)))
         and fitting
+        and IMAGE_SIZE % 2**halvings == 0
     )
 
 
 def suits(shape: HostShape, weights: TensorDict) -> bool:
-    """Whether the kernels are on and made for such hosts and all their seeds: channels in whole vectors throughout."""
-    widths = [block.channels for block in shape.blocks] + [narrow_channels(spec.channels) for spec in shape.slots]
-    wide = all(width % LANES == 0 for width in widths)
-    return wide and switch.takes(weights["host", "params"], dims=2) and is_chain(shape)
+    """Whether the kernels are on and made for such hosts."""
+    return switch.takes(weights["host", "params"], dims=2) and is_chain(shape)
 
 
 def _kinds(roster: Roster, running: np.ndarray) -> np.ndarray:
