@@ -25,8 +25,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def batch_norm(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-    """Training batch norm of x [B, n*C, H, W]; weight, bias [n, C]; moves mean and var [n*C] in place."""
-    return F.batch_norm(x, mean, var, weight.reshape(-1), bias.reshape(-1), True, BATCH_NORM_MOMENTUM, NORM_EPS)
+    """Training batch norm of x [B, n*C, H, W]; weight, bias [n, C]; moves mean and var [n*C] in place.
+
+    torch 2.13's CPU backward of a channels_last batch norm takes weights for contiguous, which those of networks of one
+    channel, columns of a pool, are not.
+    """
+    scale, shift = weight.reshape(-1).contiguous(), bias.reshape(-1)
+    return F.batch_norm(x, mean, var, scale, shift, True, BATCH_NORM_MOMENTUM, NORM_EPS)
 
 
 def group_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor) -> Tensor:

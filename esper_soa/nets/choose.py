@@ -11,9 +11,7 @@ from esper_soa.nets.config import TaskConfig
 from esper_soa.nets.convolutions import choose_convolutions
 from esper_soa.nets.data import cut_images
 from esper_soa.nets.engine import Engine
-from esper_soa.nets.engines.cpu import images
-from esper_soa.nets.engines.cpu.engine import CpuEngine, obstacle, suits
-from esper_soa.nets.engines.cpu.layers import NativeLayers
+from esper_soa.nets.engines.cpu.engine import CpuEngine, obstacle
 from esper_soa.nets.engines.cpu.support import choose_native
 from esper_soa.nets.engines.gpu.layers import chosen_layers
 from esper_soa.nets.engines.torch.engine import TorchEngine
@@ -36,14 +34,12 @@ class ComputeSettings(Protocol):
 def choose_engine(compute: ComputeSettings, device: torch.device, task: TaskConfig, shape: HostShape) -> Engine:
     """The engine for hosts of `task` and their seeds on `device`.
 
-    Whole networks in C where that suits the hosts; else torch, with the native or the Triton kernels for some layers.
+    Whole networks in C where they can run; else torch, with Triton kernels for some layers where they are asked for.
     Raises SettingError where the settings ask for what cannot run.
     """
     dtype, why_not = choose_precision(compute.precision, device).dtype, obstacle(task.name, shape, task.blueprints)
     chosen = choose_native(compute.native, device, dtype, why_not)
     convolutions = choose_convolutions(compute.convolutions, device)
-    layers = chosen_layers(compute.triton, device, (NativeLayers if chosen.native else Layers)(convolutions))
+    layers = chosen_layers(compute.triton, device, Layers(convolutions))
     steps = network_cache(compute.cuda_graphs, device)
-    if chosen.native and suits(shape):
-        return CpuEngine(chosen)
-    return TorchEngine(layers, images.cut_images if chosen.native else cut_images, chosen, steps)
+    return CpuEngine(chosen) if chosen.native else TorchEngine(layers, cut_images, chosen, steps)

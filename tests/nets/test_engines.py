@@ -20,7 +20,6 @@ from esper_soa.nets.data import cut_images
 from esper_soa.nets.engine import Engine
 from esper_soa.nets.engines.cpu import images
 from esper_soa.nets.engines.cpu.engine import CpuEngine
-from esper_soa.nets.engines.cpu.layers import NativeLayers
 from esper_soa.nets.engines.gpu.layers import TritonLayers
 from esper_soa.nets.engines.gpu.support import unavailable_reason
 from esper_soa.nets.engines.torch.engine import TorchEngine
@@ -39,16 +38,12 @@ def engine(task: TaskConfig, device: torch.device = CPU, **compute: str) -> Engi
 
 
 @pytest.mark.usefixtures("native")
-def test_whole_networks_go_to_the_kernels_in_c_where_they_suit_and_else_layers() -> None:
-    whole = engine(WIDE)
+@pytest.mark.parametrize("task", [WIDE, NARROW], ids=["wide", "narrow"])
+def test_whole_networks_go_to_the_kernels_in_c(task: TaskConfig) -> None:
+    whole = engine(task)
     assert isinstance(whole, CpuEngine)
     assert whole.chosen == (True, "native, compiled for this CPU", False)
     assert whole.cut is images.cut_images
-    layered = engine(NARROW)
-    assert isinstance(layered, TorchEngine)
-    assert type(layered.layers) is NativeLayers
-    assert layered.chosen == whole.chosen
-    assert layered.cut is images.cut_images
 
 
 @pytest.mark.parametrize("task", [WIDE, NARROW], ids=["wide", "narrow"])

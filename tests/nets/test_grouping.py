@@ -14,6 +14,7 @@ from torch import Tensor
 from esper_soa.build import build_world
 from esper_soa.config import ComputeConfig, TrainConfig
 from esper_soa.env.world import World
+from esper_soa.nets import batched
 from esper_soa.nets.config import DataConfig, TaskConfig
 from esper_soa.nets.engine import CountedFeed, TrainingFeed, ValidationFeed, ValidationReport
 from esper_soa.nets.pools import Roster
@@ -147,3 +148,18 @@ def test_native_networks_are_the_same_to_the_bit_however_they_are_grouped() -> N
         assert torch.equal(first.loss, other.loss)
         assert torch.equal(first.tested.loss, other.tested.loss)
         assert torch.equal(first.tested.accuracy, other.tested.accuracy)
+
+
+def test_batch_norms_of_one_channel_each_are_those_of_their_networks_alone() -> None:
+    g = torch.Generator().manual_seed(1)
+    x, upstream = torch.randn(2, 4, 2, 3, 3, generator=g, dtype=torch.float64)
+    rows = torch.randn(2, 5, generator=g, dtype=torch.float64)  # of a pool: scales and shifts of networks lie apart
+
+    def gradients(nets: slice) -> Tensor:
+        seen = x[:, nets].contiguous(memory_format=torch.channels_last).requires_grad_()
+        moving = torch.zeros(seen.shape[1]), torch.ones(seen.shape[1])
+        out = batched.batch_norm(seen, rows[nets, 1:2], rows[nets, 3:4], *(part.double() for part in moving))
+        return torch.autograd.grad(out, seen, upstream[:, nets].contiguous(memory_format=torch.channels_last))[0]
+
+    alone = torch.cat([gradients(slice(0, 1)), gradients(slice(1, 2))], dim=1)
+    torch.testing.assert_close(gradients(slice(0, 2)), alone)

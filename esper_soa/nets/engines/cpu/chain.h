@@ -4,6 +4,8 @@
  * stays in the caches. A row of parameters is that of nets/host.py: kernel, scale and shift of every block, then weight
  * and bias of the classifier; a seed's row is that of nets/model/blueprints.py. whole.py mirrors the record.
  *
+ * Activations stand in whole vectors of channels, with zeros in those added, so any number of channels will do.
+ *
  * A seed is a program of parts (program.py). One of a single convolution that is added to the host, or learns
  * behind it, is a layer by itself. Any other is a run of layers that make its residual r(x), or where it is REPLACING all
  * of it, of the host's x, and one that joins the two.
@@ -68,7 +70,8 @@ INLINE long kernel_numbers(const sheet *s) { return s->out_channels * s->in_chan
 
 INLINE sheet new_sheet(const networks *w, long batch, long inputs, long outputs, long side, long kernel) {
     return (sheet){.batch = batch, .nets = 1, .in_channels = inputs, .out_channels = outputs, .height = side,
-                   .width = side, .kernel = kernel, .x_pixel = inputs, .eps = w->eps, .momentum = w->momentum};
+                   .width = side, .kernel = kernel, .x_pixel = round_up(inputs), .out_net = round_up(outputs),
+                   .eps = w->eps, .momentum = w->momentum};
 }
 
 /* Enter `weights` numbers of a kernel at `row`, and scale and shift behind them where there is a norm. */
@@ -175,6 +178,7 @@ static inline long build_chain(const networks *w, long env, long batch, layer *t
         long O = w->channels[i];
         int seeded = seed_in(w, env, w->before[i]);
         layer block = {.kind = BLOCK, .slot = -1, .s = new_sheet(w, batch, inputs, O, side, w->kernel)};
+        if (i == 0) block.s.x_pixel = COLOURS;
         block.s.pooled = w->pooled[i] && !seeded;
         row = enter_parameters(&block, row, kernel_numbers(&block.s), 1);
         block.s.running_mean = moving, block.s.running_var = moving + O, moving += 2 * O;
@@ -192,7 +196,7 @@ static inline long build_chain(const networks *w, long env, long batch, layer *t
 #define CLASSIFIER(w, env, last) ((w)->params + ((env) + 1) * (w)->width - (w)->classes * ((last)->out_channels + 1))
 
 /* Numbers of one image behind the layer. */
-INLINE long out_numbers(const sheet *s) { return out_pixels(s) * s->out_channels; }
+INLINE long out_numbers(const sheet *s) { return out_pixels(s) * s->out_net; }
 
 /* Whether the layer hands on what it was given: a seed that learns behind the host. */
 INLINE int hands_on(const layer *own) {
@@ -201,21 +205,24 @@ INLINE int hands_on(const layer *own) {
 
 /* A join as join.h takes it. */
 static inline joint joint_of(const layer *own) {
-    return (joint){.batch = own->s.batch, .pixels = own->s.height * own->s.width, .channels = own->s.out_channels,
+    return (joint){.batch = own->s.batch, .pixels = own->s.height * own->s.width, .channels = own->s.out_net,
                    .flags = own->flags, .alpha = *own->s.alpha, .gate = own->q, .host = own->host, .residual = own->s.x,
                    .out = own->s.out, .grad_out = own->s.grad_out};
 }
 
-/* Memory handed out bit by bit; counts where `at` is NULL. */
+/* Memory handed out bit by bit; counts where `at` is NULL. Where it is guarded, it is NaNs until it is written. */
 typedef struct {
     char *at;
     size_t used;
 } arena;
 
 static inline void *take(arena *a, size_t bytes) {
-    size_t from = a->used;
-    a->used += (bytes + 63) / 64 * 64;
-    return a->at ? a->at + from : NULL;
+    size_t from = a->used, room = (bytes + 63) / 64 * 64 + 64 * GUARDED;
+    a->used += room;
+    if (!a->at) return NULL;
+    guard(a->at + from, bytes, room);
+    if (GUARDED) memset(a->at + from, 0xff, bytes);
+    return a->at + from;
 }
 static inline float *take_floats(arena *a, long count) { return take(a, (size_t)count * sizeof(float)); }
 

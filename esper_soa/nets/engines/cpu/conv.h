@@ -12,11 +12,11 @@
 
 /* One image's convolution: what is read, where it goes. Weights are packed (pack.h), O in whole vectors. */
 typedef struct {
-    const float *in;     /* padded image */
+    const float *in;     /* padded image, in_step floats a pixel */
     const float *weight; /* packed */
     float *out;          /* first pixel, first channel */
     long H, W, I, O, k;
-    long step;   /* floats between output pixels */
+    long in_step, step; /* floats between pixels of the input and of the output */
     float *room; /* scratch */
 } conv_job;
 
@@ -26,8 +26,8 @@ typedef struct {
     const float *out; /* gradient of the output: first pixel, first channel */
     float *sum;
     long H, W, I, O, k;
-    long step, line; /* floats between pixels and between lines of `out` */
-    float *room;      /* scratch */
+    long in_step, step, line; /* floats between pixels of `in`, and between pixels and lines of `out` */
+    float *room;              /* scratch */
 } wgrad_job;
 
 /* Add a register tile of J input channels x V vectors of output channels to a packed sum whose rows have O floats. */
@@ -41,8 +41,10 @@ INLINE void add_tile(float *sum, const v8 *part, int J, int V, long O) {
         }
 }
 
-/* Whether a convolution of images with I channels goes by tiles: they have to be whole, and vectors full. */
-INLINE int by_tiles(long H, long W, long I, long k) { return k == 3 && I % LANES == 0 && H % 2 == 0 && W % 2 == 0; }
+/* Whether a convolution of images with I channels goes by tiles: they have to be whole, and vectors well filled. */
+INLINE int by_tiles(long H, long W, long I, long k) { return k == 3 && I > LANES / 2 && H % 2 == 0 && W % 2 == 0; }
+/* Channels that it reads: by tiles those that fill vectors too. */
+INLINE long read_channels(long I, int tiles) { return tiles ? round_up(I) : I; }
 
 /* Floats of scratch for images of H x W with up to `channels` channels on either side. */
 long tiles_room(long H, long W, long channels);

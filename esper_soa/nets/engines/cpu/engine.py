@@ -1,7 +1,6 @@
 """The engine of a CPU: training and validation of whole networks by the native kernels; see whole.py.
 
-It suits hosts whose channels fill vectors, whatever their seeds; others are run by the engine in torch. nets/choose.py
-asks for an `obstacle` and whether it `suits` before it makes one.
+It runs hosts of any width, whatever their seeds. nets/choose.py asks for an `obstacle` before it makes one.
 """
 
 from collections.abc import Sequence
@@ -21,7 +20,6 @@ from esper_soa.nets.engine import Choice, NetsConfig, TrainingFeed, TrainReport,
 from esper_soa.nets.engines.cpu import program, whole
 from esper_soa.nets.engines.cpu.images import cut_images
 from esper_soa.nets.engines.cpu.layers import takes
-from esper_soa.nets.engines.cpu.library import LANES
 from esper_soa.nets.engines.cpu.sgd import Descent, descent_of
 from esper_soa.nets.gradients import EXPLODING, TINY, VANISHING
 from esper_soa.nets.host import Block, HostShape, host_tables
@@ -54,13 +52,18 @@ def obstacle(name: str, shape: HostShape, blueprints: Sequence[str]) -> str:
 
 @lru_cache(maxsize=64)
 def is_chain(shape: HostShape) -> bool:
-    """Whether the host is what chain.h takes it for: blocks one after the other, their parameters in that order."""
+    """Whether the host is what chain.h takes it for: blocks one after the other, their parameters in that order.
+
+    No pool may meet an odd side, of which the kernels would leave a line out.
+    """
     if HostShape._fields != _HOST_FIELDS or Block._fields != _BLOCK_FIELDS:
         return False
     parameters, statistics = host_tables(shape.blocks, shape.num_classes)
     given = (IMAGE_CHANNELS, IMAGE_SIZE)
     for block in shape.blocks:
         if (block.inputs, block.size) != given or block.kernel != shape.blocks[0].kernel:
+            return False
+        if block.pooled and block.size % 2:
             return False
         given = (block.channels, block.size // 2 if block.pooled else block.size)
     places = [(b.channels, slot) for b in shape.blocks for slot in (b.slot_before_pool, b.slot_after_pool)]
@@ -75,13 +78,6 @@ def is_chain(shape: HostShape) -> bool:
 
 def _shapes(table: Table) -> list[tuple[int, ...]]:
     return [one.shape for one in table.parameters]
-
-
-def suits(shape: HostShape) -> bool:
-    """Whether the kernels take such hosts and all their seeds: channels in whole vectors throughout."""
-    widths = [block.channels for block in shape.blocks]
-    widths += [width for spec in shape.slots for one in shape.blueprints for width in one.widths(spec.channels)]
-    return all(width % LANES == 0 for width in widths) and is_chain(shape)
 
 
 def _kinds(shape: HostShape, plan: SeedPlan, running: np.ndarray) -> np.ndarray:
@@ -127,7 +123,7 @@ def _layout(shape: HostShape) -> whole.Layout:
 def _networks(shape: HostShape, weights: TensorDict, alpha: Tensor, seeds: whole.Seeds) -> whole.Networks:
     """Raises LookupError for networks that the kernels were not made for, as they would take any memory for theirs."""
     host, rows = weights["host"], [weights["seeds", spec.name] for spec in shape.slots]
-    if not (suits(shape) and takes(host["params"], dims=2)):
+    if not (is_chain(shape) and takes(host["params"], dims=2)):
         raise LookupError(f"no native kernels for {host['params'].dtype} networks of blocks {shape.blocks}")
     pools = whole.Pools(
         host["params"], host["momentum"], host["statistics"],
@@ -201,7 +197,7 @@ class _Validation(NamedTuple):
 
 @dataclass(frozen=True)
 class CpuEngine:
-    """See nets/engine.py for what it does; for hosts that it suits and weights in float32, on a CPU.
+    """See nets/engine.py for what it does; for hosts without an obstacle and weights in float32, on a CPU.
 
     It cuts the images of its feeds as it goes, so that they never leave the caches.
     """

@@ -1,16 +1,15 @@
 /* What stands behind the last block: global mean, linear classifier, cross-entropy, hits; and the way back. */
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "head.h"
+#include "vec.h"
 
 static void spatial_mean(const head *h, const float *x, float *mean) {
-    int64_t step = h->nets * h->channels;
-    memset(mean, 0, (size_t)h->channels * sizeof(float));
-    for (int64_t p = 0; p < h->pixels; p++, x += step)
-        for (int64_t c = 0; c < h->channels; c++) mean[c] += x[c];
-    for (int64_t c = 0; c < h->channels; c++) mean[c] /= (float)h->pixels;
+    for (int64_t c = 0; c < h->channels; c += LANES) {
+        v8 sum = splat(0);
+        for (int64_t p = 0; p < h->pixels; p++) sum += load_some(x + p * h->x_pixel + c, h->channels - c);
+        store_some(mean + c, sum / splat((float)h->pixels), h->channels - c);
+    }
 }
 
 static float dot(const float *a, const float *b, int64_t count) {
@@ -53,7 +52,7 @@ int head_forward(const head *h) {
         for (int64_t b = 0; b < h->batch; b++) {
             int64_t row = b * h->nets + n, label = h->labels[row];
             float *mean = h->mean + row * C, *slope = h->slope + row * K;
-            head_logits(h, h->x + (b * h->pixels * h->nets + n) * C, n, mean, slope);
+            head_logits(h, h->x + b * h->pixels * h->x_pixel + n * C, n, mean, slope);
             h->hits[n] += head_largest(slope, K) == label;
             loss += head_cross_entropy(h, slope, label);
         }
@@ -62,7 +61,7 @@ int head_forward(const head *h) {
     return 0;
 }
 
-/* One sample's share in the gradients of network n; `to` [C] is scratch. */
+/* One sample's share in the gradients of network n; `to` is scratch of C in whole vectors, zero in those added. */
 static void sample_back(const head *h, int64_t b, int64_t n, float *to) {
     int64_t C = h->channels, K = h->classes, row = b * h->nets + n;
     const float *mean = h->mean + row * C, *slope = h->slope + row * K;
@@ -77,13 +76,15 @@ static void sample_back(const head *h, int64_t b, int64_t n, float *to) {
         }
     }
     for (int64_t c = 0; c < C; c++) to[c] /= (float)h->pixels;
-    float *x = h->grad_x + (b * h->pixels * h->nets + n) * C;
-    for (int64_t p = 0; p < h->pixels; p++, x += h->nets * C) memcpy(x, to, (size_t)C * sizeof(float));
+    float *x = h->grad_x + b * h->pixels * h->x_pixel + n * C;
+    int64_t room = h->x_pixel / h->nets;
+    for (int64_t c = 0; c < C; c += LANES)
+        for (int64_t p = 0; p < h->pixels; p++) store_some(x + p * h->x_pixel + c, load(to + c), room - c);
 }
 
 int head_backward(const head *h) {
     size_t rows = (size_t)(h->nets * h->classes);
-    float *to = malloc((size_t)h->channels * sizeof(float));
+    float *to = scratch(round_up(h->channels));
     if (!to) return 1;
     memset(h->grad_weight, 0, rows * (size_t)h->channels * sizeof(float));
     memset(h->grad_bias, 0, rows * sizeof(float));

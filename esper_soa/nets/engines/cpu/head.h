@@ -6,7 +6,8 @@
 
 typedef struct {
     int64_t batch, nets, channels, pixels, classes;
-    const float *x;              /* [B, pixels, n*C] */
+    int64_t x_pixel;             /* floats in a pixel of x: n*C, or C in whole vectors with zeros in those added */
+    const float *x;              /* [B, pixels, x_pixel] */
     const float *weight, *bias;  /* [n, K, C], [n, K] */
     const int64_t *labels;       /* [B, n] */
     float *mean;                 /* saved [B, n, C], over the pixels */
@@ -20,7 +21,7 @@ typedef struct {
 int head_forward(const head *h);
 int head_backward(const head *h);
 
-/* Logits [K] of one sample x [pixels, n*C] of network n; `mean` [C] is over its pixels. */
+/* Logits [K] of one sample x [pixels, x_pixel] of network n; `mean` [C] is over its pixels. */
 void head_logits(const head *h, const float *x, int64_t n, float *mean, float *logits);
 /* The first of the largest; a NaN counts as larger, as in torch. */
 int64_t head_largest(const float *v, int64_t count);

@@ -13,7 +13,7 @@ class Head(ctypes.Structure):
     """head of head.c."""
 
     _fields_ = [
-        *((name, ctypes.c_int64) for name in ("batch", "nets", "channels", "pixels", "classes")),
+        *((name, ctypes.c_int64) for name in ("batch", "nets", "channels", "pixels", "classes", "x_pixel")),
         *((name, ctypes.c_void_p) for name in ("x", "weight", "bias", "labels", "mean", "slope", "loss", "hits")),
         *((name, ctypes.c_void_p) for name in ("grad", "grad_x", "grad_weight", "grad_bias")),
     ]
@@ -22,7 +22,7 @@ class Head(ctypes.Structure):
 def _record(x: Tensor, weight: Tensor, bias: Tensor, saved: tuple[Tensor, Tensor]) -> Head:
     nets, classes, channels = weight.shape
     pixels = x.shape[2] * x.shape[3]
-    record = Head(batch=x.shape[0], nets=nets, channels=channels, pixels=pixels, classes=classes)
+    record = Head(batch=x.shape[0], nets=nets, channels=channels, pixels=pixels, classes=classes, x_pixel=x.shape[1])
     record.x, record.weight, record.bias = x.data_ptr(), weight.data_ptr(), bias.data_ptr()
     record.mean, record.slope = (one.data_ptr() for one in saved)
     return record

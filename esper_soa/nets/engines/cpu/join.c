@@ -36,7 +36,7 @@ INLINE v8 hyperbolic_tangent(v8 x) {
 }
 
 /* The share of image b's residual that is added. */
-INLINE float share_of(const joint *j, long b) { return j->flags & GATED ? j->alpha * j->gate.out[b] : j->alpha; }
+INLINE float share_of(const joint *j, long b) { return j->flags & GATED ? j->alpha * *squeeze_out(&j->gate, b) : j->alpha; }
 
 /* 8 numbers of the residual at i. */
 INLINE v8 residual_at(const joint *j, long i) {

@@ -9,7 +9,7 @@
  * DETACHED: the seed sees x cut off from the graph. */
 enum { THROUGH = 1, DETACHED = 2, FROZEN = 4, MEASURED = 8, MULTIPLIED = 16, GATED = 32, REPLACED = 64 };
 
-/* One network's batch, all [B, pixels, channels], channels in whole vectors. */
+/* One network's batch, all [B, pixels, channels], channels in whole vectors with zeros in those added. */
 typedef struct {
     long batch, pixels, channels;
     int flags;

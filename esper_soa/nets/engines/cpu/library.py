@@ -45,8 +45,8 @@ class Sheet(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("batch", "nets", "in_channels", "out_channels", "height", "width")),
-        *((name, ctypes.c_int64) for name in ("kernel", "x_pixel", "x_net", "pooled", "groups", "linear")),
-        *((name, ctypes.c_int64) for name in ("own_residual", "through", "detached")),
+        *((name, ctypes.c_int64) for name in ("kernel", "x_pixel", "x_net", "out_net", "pooled", "groups")),
+        *((name, ctypes.c_int64) for name in ("linear", "own_residual", "through", "detached")),
         *((name, ctypes.c_double) for name in ("momentum", "eps")),
         *((name, POINTER) for name in ("x", "weight", "scale", "shift", "residual", "alpha", "out")),
         *((name, POINTER) for name in ("conv", "peak", "place")),

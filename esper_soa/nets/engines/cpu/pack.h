@@ -1,7 +1,7 @@
 /* Weights [O, I, k, k] of one network as the convolutions read them, and their gradient on its way back.
  *
  * Packed weights are [F, I, P], P = O in whole vectors: F = k*k taps, or the 16 products of tiles.c where that takes
- * the images.
+ * the images, which reads I in whole vectors too. What belongs to channels added is zero.
  */
 #ifndef ESPER_PACK_H
 #define ESPER_PACK_H
@@ -59,21 +59,21 @@ INLINE void pack_kernel(float *to, long gap, const float *kernel, long k, int ti
 
 /* For the forward pass: [F, I, P]; `to` is zeroed. */
 static inline void pack_forward(float *to, const float *weight, long O, long I, long k, int tiles) {
-    long P = round_up(O);
+    long P = round_up(O), gap = read_channels(I, tiles) * P;
     for (long o = 0; o < O; o++)
-        for (long i = 0; i < I; i++, weight += k * k) pack_kernel(to + i * P + o, I * P, weight, k, tiles, 0);
+        for (long i = 0; i < I; i++, weight += k * k) pack_kernel(to + i * P + o, gap, weight, k, tiles, 0);
 }
 
-/* For the gradient of the input: [F, P, Q], kernels turned round, channels swapped, both in whole vectors. */
+/* For the gradient of the input: [F, O, Q], kernels turned round, channels swapped, Q = I in whole vectors. */
 static inline void pack_backward(float *to, const float *weight, long O, long I, long k, int tiles) {
-    long P = round_up(O), Q = round_up(I);
+    long Q = round_up(I), gap = read_channels(O, tiles) * Q;
     for (long o = 0; o < O; o++)
-        for (long i = 0; i < I; i++, weight += k * k) pack_kernel(to + o * Q + i, P * Q, weight, k, tiles, 1);
+        for (long i = 0; i < I; i++, weight += k * k) pack_kernel(to + o * Q + i, gap, weight, k, tiles, 1);
 }
 
 /* Packed sum [F, I, P] -> gradient [O, I, k, k]. */
 static inline void unpack_gradient(float *to, const float *sum, long O, long I, long k, int tiles) {
-    long gap = I * round_up(O);
+    long gap = read_channels(I, tiles) * round_up(O);
     for (long o = 0; o < O; o++)
         for (long i = 0; i < I; i++, to += k * k) {
             const float *from = sum + i * round_up(O) + o;

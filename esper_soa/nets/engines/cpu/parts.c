@@ -3,7 +3,7 @@
 
 #include "group.h"
 
-INLINE long image_numbers(const sheet *s) { return s->height * s->width * s->out_channels; }
+INLINE long image_numbers(const sheet *s) { return s->height * s->width * round_up(s->out_channels); }
 
 void relu_image(const sheet *s, const front_scratch *t, const image_room *room, long b, long n) {
     float *out = s->out + b * image_numbers(s);
@@ -22,12 +22,12 @@ int relu_forward(const sheet *s) {
 
 /* The gradient of image b where ReLU let the value pass, or all of it without one, into the padded gradient. */
 static void behind_zero(const sheet *s, const back_scratch *t, long b) {
-    long O = s->out_channels, line = (s->width + s->kernel - 1) * O;
+    long P = round_up(s->out_channels), line = (s->width + s->kernel - 1) * P;
     const float *out = s->out + b * image_numbers(s), *grad = s->grad_out + b * image_numbers(s);
     float *to = padded_grad(s, t);
     for (long y = 0; y < s->height; y++)
-        for (long i = 0; i < s->width * O; i += LANES) {
-            long at = y * s->width * O + i;
+        for (long i = 0; i < s->width * P; i += LANES) {
+            long at = y * s->width * P + i;
             v8 g = load(grad + at);
             store(to + y * line + i, s->linear ? g : keep(~(load(out + at) <= splat(0)), g));
         }
@@ -48,33 +48,34 @@ int relu_backward(const sheet *s) {
 #define SIDE 3 /* of a depthwise kernel */
 #define TAPS (SIDE * SIDE)
 
-/* Weights [TAPS, C], turned by half a turn where asked for. */
+/* Weights [TAPS, P], turned by half a turn where asked for; `to` is zeroed. */
 static void pack_depth(const sheet *s, float *to, int turn) {
-    long C = s->out_channels;
+    long C = s->out_channels, P = round_up(C);
     for (long c = 0; c < C; c++)
-        for (long tap = 0; tap < TAPS; tap++) to[tap * C + c] = s->weight[c * TAPS + (turn ? TAPS - 1 - tap : tap)];
+        for (long tap = 0; tap < TAPS; tap++) to[tap * P + c] = s->weight[c * TAPS + (turn ? TAPS - 1 - tap : tap)];
 }
 
-/* One image, padded, to [H, W, C]. */
+/* One image, padded, to [H, W, P]. */
 static void depth_image(const sheet *s, const float *padded, const float *weight, float *out) {
-    long C = s->out_channels, line = (s->width + SIDE - 1) * C;
-    for (long c = 0; c < C; c += LANES) {
+    long P = round_up(s->out_channels), line = (s->width + SIDE - 1) * P;
+    for (long c = 0; c < P; c += LANES) {
         v8 w[TAPS];
 #pragma GCC unroll 9
-        for (long tap = 0; tap < TAPS; tap++) w[tap] = load(weight + tap * C + c);
+        for (long tap = 0; tap < TAPS; tap++) w[tap] = load(weight + tap * P + c);
         for (long y = 0; y < s->height; y++)
             for (long x = 0; x < s->width; x++) {
-                const float *from = padded + y * line + x * C + c;
+                const float *from = padded + y * line + x * P + c;
                 v8 sum = splat(0);
 #pragma GCC unroll 9
-                for (long tap = 0; tap < TAPS; tap++) sum += w[tap] * load(from + tap / SIDE * line + tap % SIDE * C);
-                store(out + (y * s->width + x) * C + c, sum);
+                for (long tap = 0; tap < TAPS; tap++) sum += w[tap] * load(from + tap / SIDE * line + tap % SIDE * P);
+                store(out + (y * s->width + x) * P + c, sum);
             }
     }
 }
 
 int depth_forward(const sheet *s) {
-    float *padded = padded_scratch(s, s->in_channels), *weight = scratch(TAPS * s->out_channels);
+    long P = round_up(s->out_channels);
+    float *padded = padded_scratch(s, P), *weight = scratch(TAPS * P);
     int failed = !padded || !weight;
     if (!failed) pack_depth(s, weight, 0);
     for (long b = 0; b < s->batch && !failed; b++) {
@@ -85,27 +86,27 @@ int depth_forward(const sheet *s) {
     return failed;
 }
 
-/* sum [TAPS, C] += padded x at a tap * gradient, over the pixels of an image. */
+/* sum [TAPS, P] += padded x at a tap * gradient, over the pixels of an image. */
 static void depth_weights(const sheet *s, const float *padded, const float *grad, float *sum) {
-    long C = s->out_channels, line = (s->width + SIDE - 1) * C;
-    for (long c = 0; c < C; c += LANES)
+    long P = round_up(s->out_channels), line = (s->width + SIDE - 1) * P;
+    for (long c = 0; c < P; c += LANES)
         for (long ky = 0; ky < SIDE; ky++) {
             v8 part[SIDE] = {splat(0), splat(0), splat(0)};
             for (long y = 0; y < s->height; y++)
                 for (long x = 0; x < s->width; x++) {
-                    const float *from = padded + (y + ky) * line + x * C + c;
-                    v8 g = load(grad + (y * s->width + x) * C + c);
+                    const float *from = padded + (y + ky) * line + x * P + c;
+                    v8 g = load(grad + (y * s->width + x) * P + c);
 #pragma GCC unroll 3
-                    for (long kx = 0; kx < SIDE; kx++) part[kx] += load(from + kx * C) * g;
+                    for (long kx = 0; kx < SIDE; kx++) part[kx] += load(from + kx * P) * g;
                 }
-            float *to = sum + ky * SIDE * C + c;
-            for (long kx = 0; kx < SIDE; kx++) store(to + kx * C, load(to + kx * C) + part[kx]);
+            float *to = sum + ky * SIDE * P + c;
+            for (long kx = 0; kx < SIDE; kx++) store(to + kx * P, load(to + kx * P) + part[kx]);
         }
 }
 
 int depth_backward(const sheet *s) {
-    long C = s->out_channels;
-    float *padded = padded_scratch(s, C), *weight = scratch(TAPS * C), *sum = scratch(TAPS * C);
+    long C = s->out_channels, P = round_up(C);
+    float *padded = padded_scratch(s, P), *weight = scratch(TAPS * P), *sum = scratch(TAPS * P);
     int failed = !padded || !weight || !sum;
     if (!failed) pack_depth(s, weight, 1);
     for (long b = 0; b < s->batch && !failed; b++) {
@@ -113,29 +114,29 @@ int depth_backward(const sheet *s) {
         read_image(s, padded, b, 0);
         depth_weights(s, padded, grad, sum);
         if (!s->grad_x) continue;
-        pad_image(padded, C, SIDE / 2, grad, C, s->height, s->width, C);
+        pad_image(padded, P, SIDE / 2, grad, P, s->height, s->width, P);
         depth_image(s, padded, weight, s->grad_x + b * image_numbers(s));
     }
     for (long c = 0; c < C && !failed; c++)
-        for (long tap = 0; tap < TAPS; tap++) s->grad_weight[c * TAPS + tap] = sum[tap * C + c];
+        for (long tap = 0; tap < TAPS; tap++) s->grad_weight[c * TAPS + tap] = sum[tap * P + c];
     free(padded), free(weight), free(sum);
     return failed;
 }
 
 int normed_forward(const sheet *s) {
-    long C = s->out_channels, pixels = s->height * s->width;
-    float *rows = scratch(2 * C);
+    long C = s->out_channels, P = round_up(C), pixels = s->height * s->width;
+    float *rows = scratch(2 * P);
     v8 share = splat(*s->alpha);
     for (long b = 0; b < s->batch && rows; b++) {
         const float *x = s->x + b * image_numbers(s);
         float *out = s->out + b * image_numbers(s);
-        group_statistics(s, x, s->mean + b * C, s->rstd + b * C);
-        gain_offset(rows, s->mean + b * C, s->rstd + b * C, s->scale, s->shift, C);
+        group_statistics(s, x, s->mean + b * P, s->rstd + b * P);
+        gain_offset(rows, s->mean + b * P, s->rstd + b * P, s->scale, s->shift, C);
         for (long p = 0; p < pixels; p++)
-            for (long c = 0; c < C; c += LANES) {
-                v8 value = load(x + p * C + c);
-                v8 added = share * (load(rows + c) * value + load(rows + C + c) - value);
-                store(out + p * C + c, s->own_residual ? value + added : added);
+            for (long c = 0; c < P; c += LANES) {
+                v8 value = load(x + p * P + c);
+                v8 added = share * (load(rows + c) * value + load(rows + P + c) - value);
+                store(out + p * P + c, s->own_residual ? value + added : added);
             }
     }
     free(rows);
@@ -144,36 +145,37 @@ int normed_forward(const sheet *s) {
 
 /* The share's gradient from the sums over an image: the sum of dz * (gain x + offset - x). */
 static double share_gradient(const back_net *net, long C) {
+    long P = round_up(C);
     double sum = 0;
     for (long c = 0; c < C; c++) {
-        double gain = net->rows[GAIN * C + c], offset = net->rows[OFFSET * C + c], mean = net->rows[MEAN * C + c];
+        double gain = net->rows[GAIN * P + c], offset = net->rows[OFFSET * P + c], mean = net->rows[MEAN * P + c];
         sum += (gain - 1.0) * (net->moment[c] + mean * net->sum[c]) + offset * net->sum[c];
     }
     return sum;
 }
 
 static void normed_image_back(const sheet *s, back_net *net, long b) {
-    long C = s->out_channels, pixels = s->height * s->width;
+    long P = round_up(s->out_channels), pixels = s->height * s->width;
     const float *x = s->x + b * image_numbers(s), *grad = s->grad_out + b * image_numbers(s), *rows = net->rows;
-    start_rows(s, net, s->mean + b * C, s->rstd + b * C, 0);
-    gather_sums(s, net, x, grad, C);
-    *s->grad_weight += (float)(share_gradient(net, C) * (1.0 - (double)*s->alpha * *s->alpha));
-    settle_group(s, net, s->rstd + b * C, 0);
+    start_rows(s, net, s->mean + b * P, s->rstd + b * P, 0);
+    gather_sums(s, net, x, grad, P);
+    *s->grad_weight += (float)(share_gradient(net, s->out_channels) * (1.0 - (double)*s->alpha * *s->alpha));
+    settle_group(s, net, s->rstd + b * P, 0);
     for (long p = 0; p < pixels && s->grad_x; p++)
-        for (long c = 0; c < C; c += LANES) {
-            v8 away = load(x + p * C + c) - load(rows + MEAN * C + c);
-            v8 flow = load(rows + FLOW * C + c) - splat(*s->alpha - (s->own_residual ? 1.0f : 0.0f));
-            v8 dx = flow * load(grad + p * C + c) + load(rows + SLOPE * C + c) * away + load(rows + LEVEL * C + c);
-            store(s->grad_x + b * image_numbers(s) + p * C + c, dx);
+        for (long c = 0; c < P; c += LANES) {
+            v8 away = load(x + p * P + c) - load(rows + MEAN * P + c);
+            v8 flow = load(rows + FLOW * P + c) - splat(*s->alpha - (s->own_residual ? 1.0f : 0.0f));
+            v8 dx = flow * load(grad + p * P + c) + load(rows + SLOPE * P + c) * away + load(rows + LEVEL * P + c);
+            store(s->grad_x + b * image_numbers(s) + p * P + c, dx);
         }
 }
 
 int normed_backward(const sheet *s) {
-    long C = s->out_channels;
-    float *rows = scratch(BACK_ROWS * C);
-    double *sums = calloc((size_t)(2 * C), sizeof(double));
+    long C = s->out_channels, P = round_up(C);
+    float *rows = scratch(BACK_ROWS * P);
+    double *sums = calloc((size_t)(2 * P), sizeof(double));
     int failed = !rows || !sums;
-    back_net net = {.rows = rows, .sum = sums, .moment = sums + C};
+    back_net net = {.rows = rows, .sum = sums, .moment = sums + P};
     *s->grad_weight = 0.0f;
     memset(s->grad_scale, 0, (size_t)C * sizeof(float));
     memset(s->grad_shift, 0, (size_t)C * sizeof(float));
@@ -186,32 +188,32 @@ int normed_backward(const sheet *s) {
 INLINE v8 taken_off(const sheet *s) { return splat(s->own_residual ? 0.0f : 1.0f); }
 
 int squeezed_forward(const sheet *s, const squeeze *q) {
-    long C = s->out_channels, pixels = s->height * s->width;
+    long P = round_up(s->out_channels), pixels = s->height * s->width;
     for (long b = 0; b < s->batch; b++) {
-        const float *x = s->x + b * image_numbers(s), *a = q->out + b * C;
+        const float *x = s->x + b * image_numbers(s), *a = squeeze_out(q, b);
         squeeze_image(q, x, pixels, b);
         for (long p = 0; p < pixels; p++)
-            for (long c = 0; c < C; c += LANES)
-                store(s->out + b * image_numbers(s) + p * C + c, (load(a + c) - taken_off(s)) * load(x + p * C + c));
+            for (long c = 0; c < P; c += LANES)
+                store(s->out + b * image_numbers(s) + p * P + c, (load(a + c) - taken_off(s)) * load(x + p * P + c));
     }
     return 0;
 }
 
 int squeezed_backward(const sheet *s, const squeeze *q) {
-    long C = s->out_channels, pixels = s->height * s->width;
-    float *slope = scratch(2 * C), *grad_mean = slope + C;
+    long P = round_up(s->out_channels), pixels = s->height * s->width;
+    float *slope = scratch(2 * P), *grad_mean = slope + P;
     for (long b = 0; b < s->batch && slope; b++) {
-        const float *x = s->x + b * image_numbers(s), *grad = s->grad_out + b * image_numbers(s), *a = q->out + b * C;
-        for (long c = 0; c < C; c += LANES) {
+        const float *x = s->x + b * image_numbers(s), *grad = s->grad_out + b * image_numbers(s), *a = squeeze_out(q, b);
+        for (long c = 0; c < P; c += LANES) {
             v8 part[2] = {splat(0), splat(0)};
-            for (long p = 0; p < pixels; p++) part[p & 1] += load(x + p * C + c) * load(grad + p * C + c);
+            for (long p = 0; p < pixels; p++) part[p & 1] += load(x + p * P + c) * load(grad + p * P + c);
             store(slope + c, part[0] + part[1]);
         }
         squeeze_image_back(q, slope, grad_mean, b);
         for (long p = 0; p < pixels && s->grad_x; p++)
-            for (long c = 0; c < C; c += LANES) {
-                v8 dx = (load(a + c) - taken_off(s)) * load(grad + p * C + c) + load(grad_mean + c) / splat((float)pixels);
-                store(s->grad_x + b * image_numbers(s) + p * C + c, dx);
+            for (long c = 0; c < P; c += LANES) {
+                v8 dx = (load(a + c) - taken_off(s)) * load(grad + p * P + c) + load(grad_mean + c) / splat((float)pixels);
+                store(s->grad_x + b * image_numbers(s) + p * P + c, dx);
             }
     }
     free(slope);

@@ -1,5 +1,5 @@
-/* The parts of seeds that are not one convolution with group norm (seed.c). All take a sheet of one network whose
- * channels fill vectors; what a part computes stands beside its kernels in parts.c. */
+/* The parts of seeds that are not one convolution with group norm (seed.c). All take a sheet of a network that runs
+ * whole; what a part computes stands beside its kernels in parts.c. */
 #ifndef ESPER_PARTS_H
 #define ESPER_PARTS_H
 

@@ -24,14 +24,14 @@ typedef struct {
 
 static const field FIELDS[] = {
     WHOLE(sheet), SHEET(batch), SHEET(nets), SHEET(in_channels), SHEET(out_channels), SHEET(height), SHEET(width),
-    SHEET(kernel), SHEET(x_pixel), SHEET(x_net), SHEET(pooled), SHEET(groups), SHEET(linear), SHEET(own_residual),
-    SHEET(through), SHEET(detached), SHEET(momentum), SHEET(eps), SHEET(x), SHEET(weight), SHEET(scale), SHEET(shift),
-    SHEET(residual), SHEET(alpha), SHEET(out), SHEET(conv), SHEET(peak), SHEET(place), SHEET(mean), SHEET(rstd),
-    SHEET(running_mean), SHEET(running_var), SHEET(grad_out), SHEET(grad_x), SHEET(grad_weight), SHEET(grad_scale),
-    SHEET(grad_shift),
+    SHEET(kernel), SHEET(x_pixel), SHEET(x_net), SHEET(out_net), SHEET(pooled), SHEET(groups), SHEET(linear),
+    SHEET(own_residual), SHEET(through), SHEET(detached), SHEET(momentum), SHEET(eps), SHEET(x), SHEET(weight),
+    SHEET(scale), SHEET(shift), SHEET(residual), SHEET(alpha), SHEET(out), SHEET(conv), SHEET(peak), SHEET(place),
+    SHEET(mean), SHEET(rstd), SHEET(running_mean), SHEET(running_var), SHEET(grad_out), SHEET(grad_x),
+    SHEET(grad_weight), SHEET(grad_scale), SHEET(grad_shift),
 
-    WHOLE(head), HEAD(batch), HEAD(nets), HEAD(channels), HEAD(pixels), HEAD(classes), HEAD(x), HEAD(weight),
-    HEAD(bias), HEAD(labels), HEAD(mean), HEAD(slope), HEAD(loss), HEAD(hits), HEAD(grad), HEAD(grad_x),
+    WHOLE(head), HEAD(batch), HEAD(nets), HEAD(channels), HEAD(pixels), HEAD(classes), HEAD(x_pixel), HEAD(x),
+    HEAD(weight), HEAD(bias), HEAD(labels), HEAD(mean), HEAD(slope), HEAD(loss), HEAD(hits), HEAD(grad), HEAD(grad_x),
     HEAD(grad_weight), HEAD(grad_bias),
 
     WHOLE(crops), CROPS(batch), CROPS(nets), CROPS(size), CROPS(line), CROPS(colour), CROPS(bytes), CROPS(first),

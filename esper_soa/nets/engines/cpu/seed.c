@@ -5,7 +5,7 @@
 
 /* 8 channels of the layer and of the pool behind it: decided on what the layer gives, as by a pool of its own. */
 INLINE void emit_pooled(const sheet *s, const float *rows, const float *y, long b, long n, long c) {
-    long O = s->out_channels, P = round_up(O), W = s->width, step = s->nets * O, small = out_pixels(s);
+    long O = s->out_net, P = round_up(O), W = s->width, step = s->nets * O, small = out_pixels(s);
     const float *x = s->residual + b * s->height * W * step + n * O + c;
     float *to = s->out + b * small * step + n * O + c;
     uint8_t *saved = s->place ? s->place + saved_at(s, b, n, small) + c : NULL;
@@ -33,7 +33,7 @@ INLINE void emit_pooled(const sheet *s, const float *rows, const float *y, long 
 
 /* The layer of image b of network n from its normalised convolution; the rows of t are gain and offset. */
 static void emit_seed(const sheet *s, const front_scratch *t, const float *y, long b, long n) {
-    long O = s->out_channels, P = round_up(O), pixels = s->height * s->width, step = s->nets * O, at = b * pixels * step + n * O;
+    long O = s->out_net, P = round_up(O), pixels = s->height * s->width, step = s->nets * O, at = b * pixels * step + n * O;
     for (long c = 0; c < O && s->pooled; c += LANES) emit_pooled(s, t->rows, y, b, n, c);
     if (s->pooled) return;
     emit_job job = {.value = y, .gain = t->rows, .offset = t->rows + P, .residual = s->residual ? s->residual + at : NULL,
@@ -71,7 +71,7 @@ typedef struct {
 } image_gradient;
 
 static image_gradient gradient_of(const sheet *s, long b, long n) {
-    long O = s->out_channels, step = s->nets * O, small = out_pixels(s);
+    long O = s->out_net, step = s->nets * O, small = out_pixels(s);
     const uint8_t *place = s->pooled ? s->place + saved_at(s, b, n, small) : NULL;
     return (image_gradient){s->grad_out + b * small * step + n * O, step, place};
 }
@@ -79,14 +79,15 @@ static image_gradient gradient_of(const sheet *s, long b, long n) {
 /* The pool's gradient of 8 channels at pixel p of the pool, and where it goes. */
 INLINE v8 pool_gradient(const sheet *s, image_gradient grad, long p, long c, i8 *place) {
     *place = __builtin_convertvector(*(const b8u *)(grad.place + p * round_up(s->out_channels) + c), i8);
-    return load_some(grad.at + p * grad.step + c, s->out_channels - c);
+    return load_some(grad.at + p * grad.step + c, s->out_net - c);
 }
 
 /* gather_sums behind a pool: the same sums in the same order, where most of the gradient is zero. */
 static void gather_pooled(const sheet *s, back_net *net, const float *y, image_gradient grad) {
-    long O = s->out_channels, P = round_up(O), columns = s->width / 2;
+    long O = s->out_net, P = round_up(O), columns = s->width / 2;
     for (long c = 0; c < O; c += LANES) {
         v8 sum[2] = {splat(0), splat(0)}, moment[2] = {splat(0), splat(0)}, mean = load(net->rows + MEAN * P + c);
+        v8 gain = load(net->rows + GAIN * P + c), offset = load(net->rows + OFFSET * P + c);
         for (long line = 0; line < s->height; line++)
             for (long x = 0; x < columns; x++) {
                 i8 place;
@@ -95,7 +96,7 @@ static void gather_pooled(const sheet *s, back_net *net, const float *y, image_g
                 for (int q = 0; q < 2; q++) {
                     v8 value = load(y + (line * s->width + 2 * x + q) * P + c);
                     v8 here = keep(place == (int)(line & 1) * 2 + q, g);
-                    v8 dz = s->linear ? here : behind_relu(net->rows + c, value, here, P);
+                    v8 dz = s->linear ? here : behind_relu(gain, offset, value, here);
                     sum[q] += dz;
                     moment[q] += dz * (value - mean);
                 }
@@ -108,8 +109,8 @@ static void gather_pooled(const sheet *s, back_net *net, const float *y, image_g
 INLINE void spread_pooled(const sheet *s, const back_net *net, const float *y, image_gradient grad, float *to, long c) {
     long P = round_up(s->out_channels), W = s->width, line = (W + s->kernel - 1) * P, p = 0;
     const float *rows = net->rows + c;
-    v8 flow = load(rows + FLOW * P), mean = load(rows + MEAN * P);
-    v8 slope = load(rows + SLOPE * P), level = load(rows + LEVEL * P);
+    v8 gain = load(rows + GAIN * P), offset = load(rows + OFFSET * P), mean = load(rows + MEAN * P);
+    v8 flow = load(rows + FLOW * P), slope = load(rows + SLOPE * P), level = load(rows + LEVEL * P);
     for (long r = 0; r + 1 < s->height; r += 2)
         for (long x = 0; x + 1 < W; x += 2, p++) {
             i8 place;
@@ -117,7 +118,7 @@ INLINE void spread_pooled(const sheet *s, const back_net *net, const float *y, i
 #pragma GCC unroll 4
             for (int q = 0; q < 4; q++) {
                 v8 value = load(y + ((r + (q >> 1)) * W + x + (q & 1)) * P + c), here = keep(place == q, g);
-                v8 dz = s->linear ? here : behind_relu(rows, value, here, P);
+                v8 dz = s->linear ? here : behind_relu(gain, offset, value, here);
                 store(to + (r + (q >> 1)) * line + (x + (q & 1)) * P + c, flow * dz + (slope * (value - mean) + level));
             }
         }
@@ -133,7 +134,7 @@ INLINE void add_residual(const sheet *s, float *to, float share, v8 grad, long c
 /* What reaches x beside the layer: all of the gradient, or (1 - alpha) of it where the layer is cut off from x; twice
  * the gradient where x went on as it was and the seed x + layer(x) got all of it as well. */
 static void residual_gradient(const sheet *s, image_gradient grad, long b, long n) {
-    long O = s->out_channels, W = s->width, step = s->nets * O;
+    long O = s->out_net, W = s->width, step = s->nets * O;
     float *to = s->grad_x + (b * s->height * W * s->nets + n) * O;
     float share = s->detached ? 1.0f - alpha_of(s, n) : s->through ? 2.0f : 1.0f;
     for (long c = 0; c < O; c += LANES) {
@@ -150,7 +151,7 @@ static void residual_gradient(const sheet *s, image_gradient grad, long b, long 
 }
 
 static void seed_image_back(const sheet *s, const back_scratch *t, long b, long n) {
-    long O = s->out_channels, P = round_up(O), at = (n * s->batch + b) * P;
+    long O = s->out_net, P = round_up(O), at = (n * s->batch + b) * P;
     const float *y = s->conv + saved_at(s, b, n, s->height * s->width);
     image_gradient grad = gradient_of(s, b, n);
     back_net *net = &t->nets[n];
@@ -158,9 +159,8 @@ static void seed_image_back(const sheet *s, const back_scratch *t, long b, long 
     if (s->pooled) gather_pooled(s, net, y, grad);
     else gather_sums(s, net, y, grad.at, grad.step);
     settle_group(s, net, s->rstd + at, n);
-    for (long c = 0; c < O; c += LANES)
-        if (s->pooled) spread_pooled(s, net, y, grad, padded_grad(s, t), c);
-        else spread_plain(s, net, y, grad.at, grad.step, padded_grad(s, t), c);
+    if (!s->pooled) spread_plain(s, net, y, grad.at, grad.step, padded_grad(s, t));
+    for (long c = 0; c < O && s->pooled; c += LANES) spread_pooled(s, net, y, grad, padded_grad(s, t), c);
     convolution_gradients(s, t, b, n);
     if (s->grad_x && s->own_residual) residual_gradient(s, grad, b, n);
 }

@@ -35,6 +35,7 @@ def new_sheet(x: Tensor, weight: Tensor) -> Sheet:
     sheet = Sheet(
         batch=x.shape[0], nets=nets, in_channels=in_channels, out_channels=out_channels, height=x.shape[2],
         width=x.shape[3], kernel=kernel, x_pixel=x.shape[1], x_net=0 if x.shape[1] == in_channels else in_channels,
+        out_net=out_channels,
     )  # fmt: skip
     sheet.x, sheet.weight = x.data_ptr(), weight.data_ptr()
     return sheet

@@ -9,7 +9,7 @@
 typedef struct {
     long inputs, hidden, outputs;
     const float *first, *first_bias, *second, *second_bias; /* first_bias may be NULL */
-    float *mean, *units, *out;                              /* saved [B, inputs], [B, hidden], [B, outputs] */
+    float *mean, *units, *out; /* saved, [B, hidden] units; the others in whole vectors, zeros in those added */
     float *grad_first, *grad_first_bias, *grad_second, *grad_second_bias; /* added to */
 } squeeze;
 
@@ -18,10 +18,14 @@ INLINE long squeeze_numbers(const squeeze *q) {
     return q->hidden * (q->inputs + q->outputs + (q->first_bias != NULL)) + q->outputs;
 }
 
-/* Image b, x [pixels, inputs]. */
+INLINE float *squeeze_mean(const squeeze *q, long b) { return q->mean + b * round_up(q->inputs); }
+INLINE float *squeeze_out(const squeeze *q, long b) { return q->out + b * round_up(q->outputs); }
+
+/* Image b, x [pixels, inputs in whole vectors]. */
 static inline void squeeze_image(const squeeze *q, const float *x, long pixels, long b) {
-    float *mean = q->mean + b * q->inputs, *units = q->units + b * q->hidden;
-    for (long c = 0; c < q->inputs; c += LANES) store(mean + c, sum_pixels(x + c, pixels, q->inputs) / splat((float)pixels));
+    float *mean = squeeze_mean(q, b), *units = q->units + b * q->hidden, *out = squeeze_out(q, b);
+    long P = round_up(q->inputs);
+    for (long c = 0; c < P; c += LANES) store(mean + c, sum_pixels(x + c, pixels, P) / splat((float)pixels));
     for (long h = 0; h < q->hidden; h++) {
         float sum = q->first_bias ? q->first_bias[h] : 0.0f;
         for (long c = 0; c < q->inputs; c++) sum += q->first[h * q->inputs + c] * mean[c];
@@ -30,13 +34,14 @@ static inline void squeeze_image(const squeeze *q, const float *x, long pixels, 
     for (long o = 0; o < q->outputs; o++) {
         float sum = q->second_bias[o];
         for (long h = 0; h < q->hidden; h++) sum += q->second[o * q->hidden + h] * units[h];
-        q->out[b * q->outputs + o] = 1.0f / (1.0f + expf(-sum));
+        out[o] = 1.0f / (1.0f + expf(-sum));
     }
+    for (long o = q->outputs; o < round_up(q->outputs); o++) out[o] = 0.0f;
 }
 
 /* From the gradient of image b's outputs, those of the parameters and, into `grad_mean` [inputs], that of its mean. */
 static inline void squeeze_image_back(const squeeze *q, const float *grad, float *grad_mean, long b) {
-    const float *mean = q->mean + b * q->inputs, *units = q->units + b * q->hidden, *out = q->out + b * q->outputs;
+    const float *mean = squeeze_mean(q, b), *units = q->units + b * q->hidden, *out = squeeze_out(q, b);
     memset(grad_mean, 0, (size_t)q->inputs * sizeof(float));
     for (long o = 0; o < q->outputs; o++) {
         float slope = grad[o] * out[o] * (1.0f - out[o]);

@@ -16,19 +16,22 @@ typedef struct {
     float *grad, *spare, *direct; /* gradients of activations: the newest, the next, and what passes by a seed */
 } network;
 
+/* Whether a convolution takes less time than its output's way to memory and back. */
+static int quick_again(const sheet *s) { return s->kernel == 1 && s->in_channels <= LANES / 2; }
+
 /* Room for what a layer saves and gives. */
 static void give_room(layer *own, arena *a) {
     sheet *s = &own->s;
     long B = s->batch, P = round_up(s->out_channels), pixels = s->height * s->width, small = out_pixels(s);
-    if (own->kind == BLOCK || own->kind == SEED) s->conv = take_floats(a, B * pixels * P);
+    if (own->kind == SEED || (own->kind == BLOCK && !quick_again(s))) s->conv = take_floats(a, B * pixels * P);
     s->mean = take_floats(a, own->kind == BLOCK ? P : B * P);
     s->rstd = take_floats(a, own->kind == BLOCK ? P : B * P);
     if (s->pooled) s->place = take(a, (size_t)(B * small * P));
     if (s->pooled && own->kind == BLOCK) s->peak = take_floats(a, B * small * P);
-    if (!hands_on(own)) s->out = take_floats(a, B * small * s->out_channels);
-    own->q.mean = take_floats(a, B * own->q.inputs);
+    if (!hands_on(own)) s->out = take_floats(a, B * out_numbers(s));
+    own->q.mean = take_floats(a, B * round_up(own->q.inputs));
     own->q.units = take_floats(a, B * own->q.hidden);
-    own->q.out = take_floats(a, B * own->q.outputs);
+    own->q.out = take_floats(a, B * round_up(own->q.outputs));
 }
 
 static void enter_gradients(layer *own, float *row) {
@@ -55,7 +58,7 @@ static const float *connect(const training *t, network *net, arena *a, long *mos
         if (own->kind == BLOCK) enter_gradients(own, row), row += numbers_of(own);
         if (own->slot >= 0) enter_gradients(own, net->seed_grads[own->slot] + own->place);
         x = hands_on(own) ? host : s->out;
-        long channels = s->in_channels > s->out_channels ? s->in_channels : s->out_channels;
+        long channels = s->x_pixel > s->out_net ? s->x_pixel : s->out_net;
         long numbers = t->batch * s->height * s->width * channels;
         *most = numbers > *most ? numbers : *most;
     }
@@ -74,9 +77,10 @@ static network lay_out(const training *t, long env, layer *layers, float **seed_
     long C = last->out_channels, K = w->classes;
     const float *weight = CLASSIFIER(w, env, last);
     float *grad_weight = net.host_grad + (weight - (w->params + env * w->width));
-    net.top = (head){.batch = t->batch, .nets = 1, .channels = C, .pixels = out_pixels(last), .classes = K, .x = x,
-                     .weight = weight, .bias = weight + K * C, .mean = take_floats(a, t->batch * C),
-                     .slope = take_floats(a, t->batch * K), .grad_weight = grad_weight, .grad_bias = grad_weight + K * C};
+    net.top = (head){.batch = t->batch, .nets = 1, .channels = C, .pixels = out_pixels(last), .classes = K,
+                     .x_pixel = last->out_net, .x = x, .weight = weight, .bias = weight + K * C,
+                     .mean = take_floats(a, t->batch * C), .slope = take_floats(a, t->batch * K),
+                     .grad_weight = grad_weight, .grad_bias = grad_weight + K * C};
     net.grad = take_floats(a, most), net.spare = take_floats(a, most), net.direct = take_floats(a, most);
     return net;
 }
@@ -120,7 +124,7 @@ static void exchange(float **one, float **other) {
 
 /* Behind the first layer of a residual: what passed by the seed, and what went through it unless it is cut off. */
 static void rejoin(network *net, const layer *own) {
-    long numbers = own->s.batch * own->s.height * own->s.width * own->s.in_channels;
+    long numbers = own->s.batch * own->s.height * own->s.width * own->s.x_pixel;
     if (own->flags & DETACHED) {
         exchange(&net->grad, &net->direct);
         return;

@@ -37,9 +37,9 @@ static void give_room(layer *own, arena *a) {
     if (!hands_on(own)) own->s.out = take_floats(a, out_numbers(&own->s));
     own->s.mean = take_floats(a, round_up(own->s.out_channels));
     own->s.rstd = take_floats(a, round_up(own->s.out_channels));
-    own->q.mean = take_floats(a, own->q.inputs);
+    own->q.mean = take_floats(a, round_up(own->q.inputs));
     own->q.units = take_floats(a, own->q.hidden);
-    own->q.out = take_floats(a, own->q.outputs);
+    own->q.out = take_floats(a, round_up(own->q.outputs));
 }
 
 /* Lay network `env` out in the arena. */
@@ -49,14 +49,14 @@ static validated prepare(const validation *v, long env, layer *layers, arena *a)
     for (long l = 0; l < net.count; l++) {
         const sheet *s = &layers[l].s;
         give_room(&layers[l], a);
-        long numbers = s->height * s->width * round_up(s->out_channels);
+        long numbers = s->height * s->width * s->out_net;
         most = numbers > most ? numbers : most;
     }
     const sheet *last = &layers[net.count - 1].s;
     long C = last->out_channels, K = v->nets.classes;
     const float *weight = CLASSIFIER(&v->nets, env, last);
-    net.top = (head){.batch = 1, .nets = 1, .channels = C, .pixels = out_pixels(last), .classes = K, .weight = weight,
-                     .bias = weight + K * C};
+    net.top = (head){.batch = 1, .nets = 1, .channels = C, .pixels = out_pixels(last), .classes = K,
+                     .x_pixel = last->out_net, .weight = weight, .bias = weight + K * C};
     net.mean = take_floats(a, C), net.logits = take_floats(a, K);
     net.room.y = take_floats(a, most), net.room.pooled = take_floats(a, most);
     return net;

@@ -1,7 +1,8 @@
 /* Vectors of 8 floats, scratch memory and copies between the engine's layout and the kernels' own.
  *
- * The engine's activations are [B, H, W, n*C] in memory. The kernels' own images are [H, W, P] of one network, P the
- * channels rounded up to whole vectors, with zeros in the channels added. Included by conv.h, block.c and seed.c.
+ * The engine's activations are [B, H, W, n*C] in memory. The kernels' own images, and all between the layers of a
+ * network that runs whole, are [H, W, P] of one network, P the channels rounded up to whole vectors, with zeros in the
+ * channels added. Included by conv.h, head.c and, through those, by all that computes.
  */
 #ifndef ESPER_VEC_H
 #define ESPER_VEC_H
@@ -31,11 +32,27 @@ INLINE v8 relu(v8 v) { return keep(~(v <= splat(0)), v); }
 
 INLINE long round_up(long count) { return (count + LANES - 1) / LANES * LANES; }
 
+/* Under AddressSanitizer nothing may reach behind the first `bytes` of `room` at `at`. */
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#define GUARDED 1
+INLINE void guard(char *at, size_t bytes, size_t room) {
+    ASAN_UNPOISON_MEMORY_REGION(at, room);
+    ASAN_POISON_MEMORY_REGION(at + bytes, room - bytes);
+}
+#else
+#define GUARDED 0
+INLINE void guard(char *at, size_t bytes, size_t room) { (void)at, (void)bytes, (void)room; }
+#endif
+
 /* Zeroed scratch for `count` floats on a cache line; NULL where memory is out. */
 static inline float *scratch(long count) {
-    size_t bytes = ((size_t)count * sizeof(float) + 63) / 64 * 64 + 64;
-    float *memory = aligned_alloc(64, bytes);
-    if (memory) memset(memory, 0, bytes);
+    size_t bytes = (size_t)count * sizeof(float), room = (bytes + 63) / 64 * 64 + 64;
+    float *memory = aligned_alloc(64, room);
+    if (memory) {
+        memset(memory, 0, room);
+        guard((char *)memory, bytes, room);
+    }
     return memory;
 }
 
