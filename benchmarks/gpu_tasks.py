@@ -124,7 +124,7 @@ def parity(place: Place, rung: str) -> Found:
         if value.is_floating_point():
             norm = wanted[name].norm().clamp(min=1.0)
             distances[name] = float((value.cpu() - wanted[name]).norm() / norm)
-    accuracy = [side.episode.state.signals.val_accuracy.cpu() for side in sides]
+    accuracy = [side.episode.env.state.signals.val_accuracy.cpu() for side in sides]
     return {
         "ok": max(distances.values()) < TOLERANCE, "distance": max(distances.values()), "tolerance": TOLERANCE,
         "accuracy_apart": float((accuracy[0] - accuracy[1]).abs().max()),
@@ -142,7 +142,7 @@ def syncs(place: Place, rung: str) -> Found:
 
 def guarded_step(side: EngineSide, device: torch.device) -> None:
     """As env/step.py and ops/collect.py do it, the read of the roster left outside of the guard."""
-    world, rules, state = side.world, side.world.rules, side.episode.state
+    world, rules, state = side.world, side.world.rules, side.episode.env.state
     todo, alpha, memory = world.work(side.step), state.slots.alpha, side.player.agent.start(side.cfg.envs, device)
     noise, roster = world.noise(side.step), read_roster(state.slots, state.ramp, False)
     with no_syncs(device):

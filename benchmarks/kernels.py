@@ -22,7 +22,7 @@ from benchmarks.records import RESULTS, check_folder, keep, origin
 from esper_soa.agent.scripted import RandomPolicy
 from esper_soa.build import build_rules
 from esper_soa.config import TrainConfig
-from esper_soa.env.step import EAGER, Rules, StepKernels, compiled, reset
+from esper_soa.env.step import EAGER, Rules, StepKernels, compiled, initial_state
 from esper_soa.errors import UserError
 from esper_soa.nets import streams
 from esper_soa.ops.device import apply_threads, device_name, keep_freed_memory, resolve_device
@@ -132,7 +132,7 @@ def run(mode: str, envs: int, args: argparse.Namespace, device: torch.device) ->
     rules = build_rules(TrainConfig(envs=envs, steps=steps), device)
     num_slots = len(rules.nets.shape.slots)
     made = [make(envs, num_slots, step, device) for step in range(WARMUP_STEPS)]
-    state = reset(rules, envs, device)
+    state = initial_state(rules, envs, device)
     torch.compiler.reset()
     kernels = compiled() if mode == "compiled" else EAGER
     times = []

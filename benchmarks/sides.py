@@ -114,7 +114,7 @@ class EngineSide:
 
     def check(self) -> None:
         """Raise BenchmarkError unless all seeds are where they were put and every subset was evaluated."""
-        slots, stage = self.episode.state.slots, STAGE_NAMES.index(self.cfg.stage)
+        slots, stage = self.episode.env.state.slots, STAGE_NAMES.index(self.cfg.stage)
         found = int((slots.stage == stage).sum()), int(slots.live.sum())
         wanted = self.cfg.live_envs * self.cfg.live
         if found != (wanted, wanted):
@@ -165,7 +165,7 @@ class EngineSide:
 
     def watch_with(self, profile: PhaseProfile) -> None:
         """Tell `profile` of the laps from now on."""
-        self.profile = self.episode.profile = profile
+        self.profile = self.episode.profile = self.episode.env.observer = profile
 
     def _take_threads(self) -> int:
         return apply_threads(self.cfg.compute.threads)
@@ -173,11 +173,11 @@ class EngineSide:
     def _begin(self) -> None:
         quiet = Progress(self.cfg.envs * self.cfg.steps, Console(file=io.StringIO()), "off")
         self.episode, self.step = Episode(self.world, self.player, Round(0, quiet, profile=self.profile)), 0
-        self.episode.state = planted(self.episode.state, self.cfg)
+        self.episode.env.state = planted(self.episode.env.state, self.cfg)
 
     def _play(self, steps: int) -> None:
         for _ in range(steps):
-            self.episode.step_(self.step)
+            self.episode.step_()
             self.step += 1
         wait_for(self.device)
 

@@ -16,7 +16,7 @@ from benchmarks.baseline_env import BaselineEnv, ScalarAction
 from benchmarks.baseline_passes import TrainReading
 from esper_soa.env.config import GatesConfig, GovernorConfig, LifecycleConfig, RewardConfig, SignalsConfig
 from esper_soa.env.reward_records import RewardSettings
-from esper_soa.env.step import Response, Rules, Work, guard_, measure_, perceive, reset, respond
+from esper_soa.env.step import Response, Rules, Work, guard_, initial_state, measure_, perceive, respond
 from esper_soa.nets import pools, streams
 from esper_soa.nets.config import TaskConfig, enabled_slots
 from esper_soa.nets.engine import NetsConfig
@@ -192,7 +192,7 @@ class StackedEnvs:
         self.scripts = [Script(env, setting.auto_forward) for env in ids]
         self.weights = pools.allocate(self.shape, len(ids), torch.device("cpu"), setting.dtype)
         pools.initialise_hosts_(self.weights, self.shape, self.keys(streams.HOST_INIT))
-        self.state: EnvState = reset(self.rules, len(ids), torch.device("cpu"))
+        self.state: EnvState = initial_state(self.rules, len(ids), torch.device("cpu"))
         if setting.governed:
             add_snapshot_(self.weights)
             none = torch.zeros_like(self.weights["snapshot", "fossil"])

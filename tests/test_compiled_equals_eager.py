@@ -12,7 +12,7 @@ from torch._dynamo.utils import counters
 
 from esper_soa.agent.scripted import RandomPolicy
 from esper_soa.env.config import REWARD_MODES, RewardConfig
-from esper_soa.env.step import Percept, Response, Rules, StepKernels, compiled, perceive, reset, respond
+from esper_soa.env.step import Percept, Response, Rules, StepKernels, compiled, initial_state, perceive, respond
 from esper_soa.ops.collect import Player, Round, play_round
 from esper_soa.ops.progress import Progress
 from esper_soa.state import EnvState
@@ -64,7 +64,7 @@ def play_both(kernels: StepKernels, rules: Rules, num_envs: int, rounding: float
 
     The compiled state is carried on, as in a run; eager is given the same inputs.
     """
-    agent, state = RandomPolicy(), reset(rules, num_envs, CPU)
+    agent, state = RandomPolicy(), initial_state(rules, num_envs, CPU)
     successes = torch.zeros(6, dtype=torch.int64)
     for step in range(rules.max_steps):
         nothing = torch.zeros_like(state.slots.newborn)

@@ -115,8 +115,8 @@ def test_plain_networks_of_the_topology_are_trained_alike(world: World) -> None:
     played = episode(world)
     nets = [PlainNet(world, env) for env in range(CFG.envs)]
     for step in range(STEPS):
-        played.step_(step)
-        signals = played.state.signals
+        played.step_()
+        signals = played.env.state.signals
         for env, net in enumerate(nets):
             assert signals.train_loss[env].item() == pytest.approx(net.train(batches(world, step, env)), rel=1e-4)
             loss, accuracy = net.loss(*validation(world, env))
@@ -133,8 +133,8 @@ def test_plain_networks_of_the_topology_are_trained_alike(world: World) -> None:
 
 def result_of(world: World) -> RoundResult:
     played = episode(world)
-    for step in range(STEPS):
-        played.step_(step)
+    for _ in range(STEPS):
+        played.step_()
     return played.finish()[0]
 
 
@@ -151,21 +151,21 @@ def test_they_cost_the_whole_network_in_every_env_step_and_end_as_they_began(wor
 
 def test_they_count_as_fossils_for_masks_reports_and_telemetry(world: World) -> None:
     played = episode(world)
-    played.step_(0)
-    slots, totals = played.state.slots, played.state.totals
+    played.step_()
+    slots, totals = played.env.state.slots, played.env.state.totals
     present = GROWN.present
     assert torch.equal(slots.stage == Stage.FOSSILIZED, present)
-    assert not played.state.slots.newborn.any()
+    assert not played.env.state.slots.newborn.any()
     assert torch.equal(slots.alpha, GROWN.alpha)
-    assert torch.equal(played.state.ramp.alpha, GROWN.alpha)
-    assert (played.state.ramp.mode == AlphaMode.HOLD).all()
+    assert torch.equal(played.env.state.ramp.alpha, GROWN.alpha)
+    assert (played.env.state.ramp.mode == AlphaMode.HOLD).all()
     assert totals.germinated.tolist() == totals.fossilized.tolist() == [2, 2]
-    masks, _ = look(world.rules, played.state)
+    masks, _ = look(world.rules, played.env.state)
     for op in (Op.PRUNE, Op.FOSSILIZE, Op.ADVANCE, Op.SET_ALPHA_TARGET):
         assert not masks.slot_by_op[:, op].any()
     assert torch.equal(masks.slot_by_op[:, Op.GERMINATE], ~present)
-    for step in range(1, STEPS):
-        played.step_(step)
+    for _ in range(1, STEPS):
+        played.step_()
     episodes = played.finish()[0].episodes
     assert [one["seeds"]["fossilized"] for one in episodes] == [2, 2]
     assert [one["seeds"]["unfinished"] for one in episodes] == [0, 0]
@@ -176,8 +176,8 @@ def test_a_host_that_breaks_in_its_first_env_step_gets_its_fossils_back_as_they_
     born = {name: world.weights["seeds", name, "params"].clone() for name in CFG.slots}
     assert all(rows.any(1)[GROWN.present[:, slot]].all() for slot, rows in enumerate(born.values()))
     world.weights["host", "params"][0] = torch.nan
-    played.step_(0)
-    assert played.state.totals.rollbacks.sum(1).tolist() == [1, 0]
+    played.step_()
+    assert played.env.state.totals.rollbacks.sum(1).tolist() == [1, 0]
     for slot, name in enumerate(CFG.slots):
         back = torch.equal(world.weights["seeds", name, "params"][0], born[name][0])
         assert back == bool(GROWN.present[0, slot]) or not born[name][0].any()
@@ -209,6 +209,6 @@ def test_a_topology_of_other_hosts_is_refused(world: World) -> None:
 
 
 def test_without_a_topology_nothing_is_planted(world: World) -> None:
-    state = episode(world, None).state
+    state = episode(world, None).env.state
     assert (state.slots.stage == Stage.EMPTY).all()
     assert not world.weights["snapshot", "fossil"].any()

@@ -18,7 +18,7 @@ from esper_soa.build import build_rules, build_world
 from esper_soa.config import ComputeConfig, TrainConfig
 from esper_soa.env.config import GatesConfig, LifecycleConfig, RewardConfig
 from esper_soa.env.governor import quarantine, watch
-from esper_soa.env.step import Percept, Response, Rules, perceive, reset, respond
+from esper_soa.env.step import Percept, Response, Rules, initial_state, perceive, respond
 from esper_soa.env.world import World
 from esper_soa.nets.config import DataConfig, TaskConfig, host_slots
 from esper_soa.nets.streams import POLICY_SAMPLE, stream_keys, uniform
@@ -166,7 +166,7 @@ def play_ledger(
 ) -> Iterator[EnvStep]:
     """One episode of N envs on made-up measurements; random legal play where no agent is given."""
     player = agent or RandomPolicy()
-    memory, state = player.start(num_envs, device), reset(rules, num_envs, device)
+    memory, state = player.start(num_envs, device), initial_state(rules, num_envs, device)
     for step in range(rules.max_steps):
         step_seed = seed * 100_003 + step
         nothing = torch.zeros_like(state.slots.newborn)

@@ -61,8 +61,8 @@ def witnessed_round(
     witness, quiet = Witness(agent), Progress(1, Console(file=io.StringIO()), "off")
     episode = Episode(world, Player(witness, learner, teacher), Round(number, quiet))
     states = []
-    for step in range(world.rules.max_steps):
-        episode.step_(step)
-        states.append(episode.state)
+    for _ in range(world.rules.max_steps):
+        episode.step_()
+        states.append(episode.env.state)
     result, rollout = episode.finish()
     return Witnessed(witness.views, witness.decisions, states, result, rollout)

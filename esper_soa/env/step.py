@@ -1,8 +1,8 @@
 """One env-step on one page: train, evaluate, guard, attribute, record, observe; for an action, reward, apply, tick.
 
 Given the rules of a run, the weights and the ledger. `measure_` and `guard_` change weights in place, and `measure_`
-makes the only read of the ledger by the host; `perceive` and `respond` are pure kernels over the ledger. Called in this
-order by ops/collect.py, which puts the decision maker between perceive and respond.
+makes the only read of the ledger by the host; `perceive` and `respond` are pure kernels over the ledger. env.py calls
+them in this order, with the decision between perceive and respond.
 """
 
 from collections.abc import Callable
@@ -85,7 +85,7 @@ class Response(NamedTuple):
     outcome: ActionOutcome
 
 
-def reset(rules: Rules, num_envs: int, device: torch.device) -> EnvState:
+def initial_state(rules: Rules, num_envs: int, device: torch.device) -> EnvState:
     """The ledger of N fresh envs."""
     num_slots = len(rules.nets.shape.slots)
     state = EnvState(

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from esper_soa.env.step import EAGER, Rules, StepKernels, Work, reset
+from esper_soa.env.step import EAGER, Rules, StepKernels, Work, initial_state
 from esper_soa.env.topology import Topology, plant
 from esper_soa.nets import data, pools, streams
 from esper_soa.nets.config import DataConfig, lr_factor
@@ -31,7 +31,7 @@ class Sizes(NamedTuple):
 
 
 class World:
-    """N envs; `start_round` makes their hosts anew, `work` hands out the data of an env-step."""
+    """Memory and data of N envs; `start_round` makes their hosts, `work` hands out the data of an env-step."""
 
     def __init__(
         self, rules: Rules, images: ImageSet, sizes: Sizes, cfg: DataConfig, seed: int, kernels: StepKernels = EAGER
@@ -56,8 +56,7 @@ class World:
         self.validation = data.ValidationImages(
             data.evaluation_bank(images), self._validation_order(), self.dtype, rules.engine.cut
         )
-        self.round = 0
-        self.start_round(0)
+        self._enter_round(0)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -70,18 +69,22 @@ class World:
         With a `topology` its seeds are there from the start, and in the snapshot; the first env-step gives them the
         same weights again.
         """
-        self.round = number
+        self._enter_round(number)
         pools.initialise_hosts_(self.weights, self.rules.nets.shape, self.keys(streams.HOST_INIT))
         reset_loss_scales_(self.weights)
-        state = reset(self.rules, self.sizes.num_envs, self.device)
+        state = initial_state(self.rules, self.sizes.num_envs, self.device)
         if topology is not None:
             state = plant(state, topology)
             roster = pools.read_roster(state.slots, state.ramp, ablate_fossils=False)
             pools.claim_(self.weights, self.rules.nets.shape, roster, self.seed_keys(0))
         everyone, fossil = torch.ones_like(self.envs, dtype=torch.bool), state.slots.stage == Stage.FOSSILIZED
         snapshot_where_(self.weights, self.rules.nets.shape, everyone, fossil, torch.zeros_like(fossil))
-        self.order = data.OrderBook(self.keys(streams.DATA_ORDER), len(self.images.train_labels))
         return state
+
+    def _enter_round(self, number: int) -> None:
+        """From here on every stream is that of the round."""
+        self.round = number
+        self.order = data.OrderBook(self.keys(streams.DATA_ORDER), len(self.images.train_labels))
 
     def keys(self, purpose: int) -> Tensor:
         """int64 [N]: one random stream per env for `purpose` in this round."""

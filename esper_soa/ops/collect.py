@@ -1,7 +1,7 @@
 """Plays one round: an episode of every env under a decision maker, with the rollout that a learner needs.
 
-Given a World and a Player by the trainer; the same function plays its controls. It reads the device only
-for the roster of running seeds and, one env-step late, for the progress bar.
+Given a World and a Player by the trainer; the same function plays its controls. It reads the device only for the
+roster of running seeds and, one env-step late, for the progress bar.
 """
 
 from typing import NamedTuple
@@ -12,8 +12,9 @@ from torch import Tensor
 from esper_soa.agent.ppo import Learner
 from esper_soa.agent.protocol import Agent, restart
 from esper_soa.agent.rollout import Rollout, Row, new_rollout, with_teacher, write_
+from esper_soa.env.env import Env
 from esper_soa.env.observation import feature_names
-from esper_soa.env.step import Percept, Response, guard_, look, measure_
+from esper_soa.env.step import Percept, Response
 from esper_soa.env.topology import Topology
 from esper_soa.env.world import World
 from esper_soa.ops.profile import NO_PROFILE, NoProfile
@@ -45,44 +46,35 @@ class Episode:
 
     def __init__(self, world: World, player: Player, played: Round) -> None:
         """Fresh hosts of the round."""
-        self.world, self.player = world, player
+        self.env, self.player = Env(world, played.profile), player
         self.progress, self.label, self.profile = played.progress, played.label, played.profile
         num_envs = world.sizes.num_envs
-        self.state = world.start_round(played.number, played.topology)
+        self.env.begin_(played.number, played.topology)
         self.fresh = self.memory = player.agent.start(num_envs, world.device)
         teacher = player.teacher
         self.fresh_teacher = self.teacher_memory = teacher.start(num_envs, world.device) if teacher is not None else ()
         self.tally = Tally(world.device, num_envs, world.flop, world.sizes.train_samples)
         self.rollout = _rollout(world, player)
-        self.seen: Tensor | None = None  # of the env-step before, on its way to the host
+        self.arriving: Tensor | None = None  # accuracy and reward of the env-step before, on their way to the host
         self.profile.lap("reset")
 
-    def step_(self, step: int) -> None:
-        """Play env-step `step` (from 0)."""
-        world, rules, lap, num_envs = self.world, self.world.rules, self.profile.lap, self.world.sizes.num_envs
-        work = self.profile.watch(world.work(step))
-        lap("data")
-        state, measured = measure_(rules, world.weights, self.state, work, lap)
-        if self.seen is not None:  # its copy has arrived: measure_ waited for the device
-            self.progress.advance(num_envs, self.label, *self.seen.tolist())
+    def step_(self) -> None:
+        """Play an env-step."""
+        env, lap, step = self.env, self.profile.lap, self.env.step_number
+        seen = env.observe_()
+        if self.arriving is not None:  # has arrived: observe_ waited for the device
+            self.progress.advance(env.num_envs, self.label, *self.arriving.tolist())
         lap("telemetry")
-        reset = state.guard.panic  # rolled back an env-step ago: a new trajectory begins here
-        state, measured = guard_(rules, world.weights, state, measured)
-        percept = world.kernels.perceive(rules, state, measured)
-        lap("ledger")
-        view = View(state=percept.state, observation=percept.observation, masks=percept.masks,
-                    noise=world.noise(step), batch_size=[num_envs])  # fmt: skip
-        decision, self.memory = self.player.agent.act(view, restart(self.memory, self.fresh, reset))
+        decision, self.memory = self.player.agent.act(seen.view, restart(self.memory, self.fresh, seen.restarted))
         lap("policy")
-        response = world.kernels.respond(rules, percept, decision.action)
-        lap("ledger")
+        response = env.respond_(decision.action)
         if self.rollout is not None and self.player.learner is not None:
-            row = _row(self.player.learner, percept, decision, response, step + 1 == rules.max_steps)
-            write_(self.rollout, step, row.replace(reset=reset))
-            self._ask_(view, reset, step)
+            row = _row(self.player.learner, seen.percept, decision, response, env.over)
+            write_(self.rollout, step, row.replace(reset=seen.restarted))
+            self._ask_(seen.view, seen.restarted, step)
         lap("policy")
-        self.tally.add_(measured, percept, response)
-        self.state, self.seen = response.state, pulse(response.state)
+        self.tally.add_(seen.measured, seen.percept, response)
+        self.arriving = pulse(response.state)
         lap("telemetry")
         self.profile.env_step()
 
@@ -96,18 +88,14 @@ class Episode:
 
     def finish(self) -> tuple[RoundResult, Rollout | None]:
         """After the last env-step: what the round came to; the rollout is None where nobody learns."""
-        world, player, state = self.world, self.player, self.state
-        num_envs = world.sizes.num_envs
+        env, state = self.env, self.env.state
         if self.rollout is not None:
-            masks, observation = look(world.rules, state)
-            after = View(state=state, observation=observation, masks=masks, noise=world.noise(world.rules.max_steps),
-                         batch_size=[num_envs])  # fmt: skip
             memory = restart(self.memory, self.fresh, state.guard.panic)
-            self.rollout.bootstrap.copy_(player.agent.act(after, memory)[0].value)
+            self.rollout.bootstrap.copy_(self.player.agent.act(env.after(), memory)[0].value)
         self.profile.lap("policy")
-        result = self.tally.read(state, world.rules.reward.counts)
-        seen = self.seen.tolist() if self.seen is not None else (float("nan"), float("nan"))
-        self.progress.advance(num_envs, self.label, *seen)
+        result = self.tally.read(state, env.world.rules.reward.counts)
+        last = self.arriving.tolist() if self.arriving is not None else (float("nan"), float("nan"))
+        self.progress.advance(env.num_envs, self.label, *last)
         self.profile.lap("telemetry")
         return result, self.rollout
 
@@ -115,8 +103,8 @@ class Episode:
 def play_round(world: World, player: Player, played: Round) -> tuple[RoundResult, Rollout | None]:
     """One episode of every env, see Episode; the rollout is None where nobody learns."""
     episode = Episode(world, player, played)
-    for step in range(world.rules.max_steps):
-        episode.step_(step)
+    while not episode.env.over:
+        episode.step_()
     return episode.finish()
 
 

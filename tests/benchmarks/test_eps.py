@@ -123,7 +123,7 @@ def test_seeds_stay_where_they_were_put(stage: str, rows: int) -> None:
     engine.warm_up()
     engine.run()
     played = loop.play(2)
-    assert engine.episode.state.slots.stage.eq(getattr(Stage, stage.upper())).all()
+    assert engine.episode.env.state.slots.stage.eq(getattr(Stage, stage.upper())).all()
     assert all(machine.seed.stage == getattr(Stage, stage.upper()) for env, _ in loop.envs for machine in env.machines)
     assert engine.val_images() == played.done.val == 2 * 8 * rows
 
@@ -131,7 +131,7 @@ def test_seeds_stay_where_they_were_put(stage: str, rows: int) -> None:
 def test_a_seed_that_is_lost_is_an_error() -> None:
     engine = EngineSide(tiny(update=False))
     engine.warm_up()
-    engine.episode.state = planted(engine.episode.state, tiny(live=2))
+    engine.episode.env.state = planted(engine.episode.env.state, tiny(live=2))
     with pytest.raises(BenchmarkError, match="4 seeds are live"):
         engine.check()
 

@@ -328,7 +328,7 @@ def test_hosts_train_with_seeds_of_a_new_blueprint(blend: int) -> None:
     episode = Episode(world, Player(RandomPolicy(), None), Round(0, quiet(), topology=topology))
     pool = world.weights["seeds", world.rules.nets.shape.slots[0].name, "params"]
     before = pool.clone()
-    episode.step_(0)
+    episode.step_()
     channels = world.rules.nets.shape.slots[0].channels
     size = seed_table(TWICE, channels).total
     kernel = channels * channels
@@ -343,12 +343,12 @@ def test_a_new_blueprint_on_a_free_code_is_germinated_trained_and_counted_in_an_
     cfg = tiny_settings(4, 2, 12)
     world = extended_world(cfg, (*BLUEPRINTS, mine), allowed=free)
     episode = Episode(world, Player(RandomPolicy(), None), Round(0, quiet()))
-    for step in range(cfg.steps):
-        episode.step_(step)
+    for _ in range(cfg.steps):
+        episode.step_()
     result, _ = episode.finish()
     assert result.seeds["germinated"] > 0
     counts = world.rules.reward.counts
     sizes = {float(counts.host), *(counts.host + float(counts.seed[slot, free]) for slot in range(2))}
     assert len(sizes) == 3
-    slots = episode.state.slots
+    slots = episode.env.state.slots
     assert set(slots.blueprint[slots.live].tolist()) <= {free}

@@ -124,16 +124,16 @@ def test_two_worlds_with_different_engines_take_turns_and_each_is_what_it_is_alo
     alone = []
     for compute in (one, other):
         single = begun(task, compute)
-        for step in range(STEPS):
-            single.episode.step_(step)
-        alone.append((single.weights(), single.episode.state))
+        for _ in range(STEPS):
+            single.episode.step_()
+        alone.append((single.weights(), single.episode.env.state))
     together = [begun(task, compute) for compute in (one, other)]
-    for step in range(STEPS):
+    for _ in range(STEPS):
         for played in together:
-            played.episode.step_(step)
+            played.episode.step_()
     for played, (weights, state) in zip(together, alone, strict=True):
         for path, rows in played.weights().items(include_nested=True, leaves_only=True):
             assert torch.equal(rows, weights[path]), path
-        assert torch.equal(played.episode.state.signals.val_loss, state.signals.val_loss)
+        assert torch.equal(played.episode.env.state.signals.val_loss, state.signals.val_loss)
         assert state.totals.germinated.sum() > 0
     assert not torch.equal(alone[0][0]["host", "params"], alone[1][0]["host", "params"])  # the engines differ

@@ -77,13 +77,13 @@ def played(profile: module.NoProfile, steps: int = 3) -> Episode:
     world = tiny_world(2, 1, 4)
     quiet = Progress(8, Console(file=io.StringIO()), "off")
     episode = Episode(world, Player(WaitPolicy(), None), Round(0, quiet, profile=profile))
-    for step in range(steps):
-        episode.step_(step)
+    for _ in range(steps):
+        episode.step_()
     return episode
 
 
 def test_watching_changes_no_result() -> None:
-    one, other = played(NO_PROFILE).state, played(PhaseProfile(CPU)).state
+    one, other = played(NO_PROFILE).env.state, played(PhaseProfile(CPU)).env.state
     assert torch.equal(one.signals.val_loss, other.signals.val_loss)
     assert torch.equal(one.signals.train_loss, other.signals.train_loss)
 

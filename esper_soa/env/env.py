@@ -1,0 +1,128 @@
+"""N envs as a user calls them: `reset`, then `step` with an action for each, env-step after env-step.
+
+    seen = env.reset()
+    while seen is not None:
+        result, seen = env.step(choose(seen.view))
+
+An env-step trains and validates every host, shows what came of it, and carries out what is then decided. `reset` and
+`step` end where a decision is due: what comes before it is `observe_`, what follows is `respond_`, and who records both
+calls these two. Each line of them is a stage that step.py tells of. ops/collect.py plays episodes in it.
+"""
+
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from esper_soa.env.step import Percept, Response, Work, guard_, initial_state, look, measure_
+from esper_soa.env.topology import Topology
+from esper_soa.env.world import World
+from esper_soa.state import Action, EnvState, Masks, Measurements, Observation, View
+
+
+class Observer(Protocol):
+    """Who is told what an env does; see ops/profile.py."""
+
+    def lap(self, phase: str) -> None:
+        """`phase` has just ended."""
+        ...
+
+    def watch(self, work: Work) -> Work:
+        """The work of an env-step, as it is or with feeds that are timed."""
+        ...
+
+
+class Nobody:
+    """Watches nothing."""
+
+    def lap(self, phase: str) -> None:
+        """Nothing."""
+
+    def watch(self, work: Work) -> Work:
+        """The work as it is."""
+        return work
+
+
+NOBODY = Nobody()
+
+
+class Seen(NamedTuple):
+    """What an env-step showed of N envs before anybody decided anything."""
+
+    view: View  # what a policy is given
+    percept: Percept
+    measured: Measurements
+    restarted: Tensor  # bool [N]: rolled back an env-step ago, so a new trajectory begins here
+
+
+class Env:
+    """N envs in one episode after the other.
+
+    Every random number of a round follows from the world's seed, the round's number, the env and the env-step.
+    """
+
+    def __init__(self, world: World, observer: Observer = NOBODY) -> None:
+        """observer: is told of the phases that end."""
+        self.world, self.observer = world, observer
+        self.step_number = 0  # of the env-step in progress, from 0
+        self.state: EnvState = initial_state(world.rules, world.sizes.num_envs, world.device)
+        self.percept: Percept | None = None  # that has not been responded to
+
+    @property
+    def num_envs(self) -> int:
+        """N."""
+        return self.world.sizes.num_envs
+
+    @property
+    def over(self) -> bool:
+        """Whether the episode has had all its env-steps."""
+        return self.step_number == self.world.rules.max_steps
+
+    def reset(self, number: int = 0, topology: Topology | None = None) -> Seen:
+        """Begin round `number` with fresh hosts, and play its first env-step up to the decision.
+
+        topology: seeds that stand in the hosts from the first env-step on.
+        """
+        self.begin_(number, topology)
+        return self.observe_()
+
+    def step(self, action: Action) -> tuple[Response, Seen | None]:
+        """What becomes of the action [N], and what the next env-step shows; None after the last one of the episode."""
+        response = self.respond_(action)
+        return response, None if self.over else self.observe_()
+
+    def begin_(self, number: int, topology: Topology | None = None) -> None:
+        """Fresh hosts and an empty ledger, or one with `topology` in it."""
+        self.state, self.step_number, self.percept = self.world.start_round(number, topology), 0, None
+        self.observer.lap("reset")
+
+    def observe_(self) -> Seen:
+        """Train and validate every network, guard, attribute, record, observe."""
+        world, rules, observer = self.world, self.world.rules, self.observer
+        work = observer.watch(world.work(self.step_number))
+        observer.lap("data")
+        state, measured = measure_(rules, world.weights, self.state, work, observer.lap)
+        restarted = state.guard.panic
+        state, measured = guard_(rules, world.weights, state, measured)
+        self.percept = world.kernels.perceive(rules, state, measured)
+        observer.lap("ledger")
+        view = self._view(self.percept.state, self.percept.masks, self.percept.observation)
+        return Seen(view, self.percept, measured, restarted)
+
+    def respond_(self, action: Action) -> Response:
+        """Pay for the actions [N], carry them out, and let time pass. Raises RuntimeError before `observe_`."""
+        if self.percept is None:
+            raise RuntimeError("nothing has been observed since the last action: call reset, or observe_, first")
+        response = self.world.kernels.respond(self.world.rules, self.percept, action)
+        self.state, self.percept = response.state, None
+        self.step_number += 1
+        self.observer.lap("ledger")
+        return response
+
+    def after(self) -> View:
+        """What a policy would be given now, without another measurement: for the value of what lies behind the end."""
+        masks, observation = look(self.world.rules, self.state)
+        return self._view(self.state, masks, observation)
+
+    def _view(self, state: EnvState, masks: Masks, observation: Observation) -> View:
+        noise = self.world.noise(self.step_number)
+        return View(state=state, observation=observation, masks=masks, noise=noise, batch_size=[self.num_envs])

@@ -1,0 +1,77 @@
+"""An env as users call it: reset and step give what an episode of the trainer gives, to the bit."""
+
+import io
+
+import pytest
+import torch
+from rich.console import Console
+from tiny_world import CPU, tiny_settings
+
+from esper_soa.agent.protocol import restart
+from esper_soa.agent.scripted import RandomPolicy, WaitPolicy
+from esper_soa.build import build_world
+from esper_soa.env.env import Env
+from esper_soa.env.topology import Topology, topology_of
+from esper_soa.env.world import World
+from esper_soa.ops.collect import Episode, Player, Round
+from esper_soa.ops.progress import Progress
+from esper_soa.vocabulary import Blend, Blueprint, Stage
+
+ENVS, SLOTS, STEPS, NUMBER = 3, 2, 6, 2
+
+
+def world() -> World:
+    return build_world(tiny_settings(ENVS, SLOTS, STEPS), CPU)
+
+
+def test_steps_of_an_env_are_the_episode_of_the_trainer_to_the_bit() -> None:
+    played, own = world(), world()
+    episode = Episode(
+        played, Player(RandomPolicy(), None), Round(NUMBER, Progress(1, Console(file=io.StringIO()), "off"))
+    )
+    agent, env = RandomPolicy(), Env(own)
+    fresh = memory = agent.start(ENVS, CPU)
+    seen, decided = env.reset(NUMBER), 0
+    while seen is not None:
+        decision, memory = agent.act(seen.view, restart(memory, fresh, seen.restarted))
+        response, seen = env.step(decision.action)
+        episode.step_()
+        decided += 1
+        assert torch.equal(response.terms.total.nan_to_num(), response.terms.total)
+        assert (response.state == episode.env.state).all()
+    assert decided == STEPS
+    assert env.over
+    assert (own.weights == played.weights).all()
+    assert env.state.totals.germinated.sum() > 0
+
+
+def test_a_round_is_the_same_whatever_was_played_before_it_and_another_one_is_not() -> None:
+    env = Env(world())
+    first = env.reset(NUMBER).measured
+    env.step(WaitPolicy().act(env.after(), ())[0].action)
+    again, other = env.reset(NUMBER).measured, env.reset(NUMBER + 1).measured
+    assert (first == again).all()
+    assert not torch.equal(first.train_loss, other.train_loss)
+
+
+def test_an_action_needs_something_that_was_observed() -> None:
+    env = Env(world())
+    wait = WaitPolicy().act(env.reset().view, ())[0].action
+    env.respond_(wait)
+    with pytest.raises(RuntimeError, match="call reset"):
+        env.step(wait)
+    env.begin_(0)
+    with pytest.raises(RuntimeError, match="call reset"):
+        env.respond_(wait)
+
+
+def test_hosts_can_begin_with_a_topology() -> None:
+    grown = Topology(
+        torch.tensor([[Blueprint.NORM, -1], [-1, -1], [-1, Blueprint.CONV_SMALL]]),
+        torch.full((ENVS, SLOTS), Blend.ADD),
+        torch.tensor([[0.5, 0.0], [0.0, 0.0], [0.0, 1.0]], dtype=torch.float64),
+    )
+    env = Env(world())
+    seen = env.reset(0, grown)
+    assert seen.view.state.slots.stage.eq(Stage.FOSSILIZED).sum(1).tolist() == [1, 0, 1]
+    assert all(torch.equal(mine, its) for mine, its in zip(topology_of(env.state), grown, strict=True))
