@@ -12,7 +12,7 @@ from torch import Tensor
 from esper_soa.nets import batched
 from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE, SlotSpec, TaskConfig
 from esper_soa.nets.layers import Layers
-from esper_soa.nets.model.blueprints import BLUEPRINTS, Architecture, Blueprints, of_code
+from esper_soa.nets.model.blueprints import BLUEPRINTS, Architecture, Blueprints, check_codes, of_code
 from esper_soa.nets.model.parameters import Parameter, Table, norm_scale, offset, weight, zeros
 
 
@@ -86,7 +86,11 @@ class SlotFiller(Protocol):
 
 
 def host_shape(task: TaskConfig, slots: tuple[SlotSpec, ...], blueprints: Blueprints = BLUEPRINTS) -> HostShape:
-    """Static description of the hosts of `task` with the enabled `slots`, in which `blueprints` can grow."""
+    """Static description of the hosts of `task` with the enabled `slots`, in which `blueprints` can grow.
+
+    Raises ValueError where two of these have the same code.
+    """
+    check_codes(blueprints)
     number = {(spec.row, spec.block): index for index, spec in enumerate(slots)}
     inputs, size, blocks = IMAGE_CHANNELS, IMAGE_SIZE, []
     for i in range(task.num_blocks):

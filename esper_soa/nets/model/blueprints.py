@@ -87,6 +87,18 @@ def of_code(blueprints: Blueprints, code: int) -> Architecture:
     raise LookupError(f"no blueprint has the code {code}: {', '.join(f'{one.code} {one.name}' for one in blueprints)}")
 
 
+def check_codes(blueprints: Blueprints) -> None:
+    """Raise ValueError unless every blueprint has a code of its own, from 0 on."""
+    owners: dict[int, str] = {}
+    for one in blueprints:
+        if one.code < 0 or one.code in owners:
+            raise ValueError(
+                f"blueprint {one.name}: its code {one.code} must be 0 or more and its own; taken are "
+                + ", ".join(f"{code} by {name}" for code, name in owners.items())
+            )
+        owners[one.code] = one.name
+
+
 def num_codes(blueprints: Blueprints) -> int:
     """Rows of a table that is read by code: one per code of the reference and of `blueprints`."""
     return max(NUM_BLUEPRINTS, *(one.code + 1 for one in blueprints))
