@@ -1,8 +1,10 @@
-"""Builds the C kernels of this folder with the system's compiler, once per kind of CPU, and loads them through ctypes.
+"""Finds the C kernels of this folder for the processor of this machine, and loads them through ctypes.
 
-The library lands in a cache folder (cache.py) under a key of everything that decides its content but the compiler: once
-it is there, no compiler is needed and another one changes nothing. `library` is called by sheet.py for every kernel;
-the record here mirrors sheet.h field by field.
+Those in the cache folder (cache.py) come first: they were compiled here, for this processor. Then those that came with
+the package (prebuilt.py), which cost no time. Else they are compiled, once per kind of processor; the cache has them
+under a key of everything that decides their content but the compiler: once they are there, no compiler is needed and
+another one changes nothing. `library` is called by sheet.py for every kernel; the record here mirrors sheet.h field by
+field.
 """
 
 import ctypes
@@ -12,12 +14,14 @@ import platform
 import tempfile
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from esper_soa.nets.engines.cpu.cache import (
     DRAFT,
     NativeError,
     cache_folder,
     drop_old_drafts,
+    kept,
     open_folder,
     store,
     stored,
@@ -32,9 +36,11 @@ from esper_soa.nets.engines.cpu.compiler import (
     compiler_command,
     sources_digest,
 )
-from esper_soa.nets.engines.cpu.processor import this_processor
+from esper_soa.nets.engines.cpu.prebuilt import LIBRARIES, choose_prebuilt
+from esper_soa.nets.engines.cpu.processor import Processor, this_processor
 
 LANES = 8  # floats in a vector of vec.h
+COMPILED = "compiled for this CPU"
 
 KERNELS = ("block_train", "block_backward", "block_infer", "seed_forward", "seed_backward", "pool_forward",
            "pool_backward", "head_forward", "head_backward", "sgd_step", "cut_images",
@@ -57,11 +63,19 @@ class Sheet(ctypes.Structure):
     ]
 
 
-def library_key() -> str:
+class Kernels(NamedTuple):
+    """A library that is loaded."""
+
+    functions: ctypes.CDLL
+    words: str  # where it comes from, for logs
+    sha256: str
+
+
+def library_key(processor: Processor | None = None) -> str:
     """What the library is made of and for: sources, flags, processor, and the C library that it will be linked with."""
     name = "CS_GNU_LIBC_VERSION"
     libc = os.confstr(name) if name in os.confstr_names else None
-    machine, _, kind = this_processor()
+    machine, _, kind = processor or this_processor()
     digest = hashlib.sha256()
     flags = (*FLAGS, *LINK, repr((FAMILY_FLAGS, NATIVE)))
     for part in (platform.system(), machine, kind or platform.processor(), libc or "", sources_digest(), *flags):
@@ -88,18 +102,48 @@ def _compiled(folder: Path, key: str) -> Path:
         raise NativeError(f"the cache folder {folder} cannot be written: {error}") from error
 
 
-@cache
-def library() -> ctypes.CDLL:
-    """The kernels, ready to be called, built at the first call; raises NativeError.
+def find_kernels(libraries: Path, processor: Processor) -> Kernels:
+    """Kernels for the processor of this machine, compiled where neither cache nor `libraries` has them.
 
-    They are proven (proof.py) before a run takes them.
+    libraries: the folder of those that came with the package, where there is one. Raises NativeError.
     """
-    path = build()
+    path = kept(library_key(processor))
+    if path is not None:
+        return _load(path, COMPILED)
     try:
-        library = ctypes.CDLL(str(path))
+        chosen = choose_prebuilt(libraries, processor)
+        if chosen is not None:
+            return _load(*chosen)
+        refused = ""
+    except NativeError as error:
+        refused = str(error)
+    try:
+        return _load(build(), f"{COMPILED}, as {refused}" if refused else COMPILED)
+    except NativeError as error:
+        raise NativeError(f"{refused}, and {error}" if refused else str(error)) from error
+
+
+def _load(path: Path, words: str) -> Kernels:
+    try:
+        digest, functions = hashlib.sha256(path.read_bytes()).hexdigest(), ctypes.CDLL(str(path))
         for name in KERNELS:
-            function = library[name]
+            function = functions[name]
             function.argtypes, function.restype = [POINTER], ctypes.c_int
     except (OSError, AttributeError) as error:
         raise NativeError(f"{path} cannot be loaded (delete it to have it built again): {error}") from error
-    return library
+    return Kernels(functions, words, digest)
+
+
+@cache
+def kernels() -> Kernels:
+    """The kernels of this process, found at the first call; raises NativeError.
+
+    They are proven (proof.py) before a run takes them.
+    """
+    return find_kernels(LIBRARIES, this_processor())
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """Their functions, ready to be called; raises NativeError."""
+    return kernels().functions
