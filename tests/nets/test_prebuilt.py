@@ -19,7 +19,7 @@ from esper_soa.nets.engines.cpu.processor import Processor, this_processor
 V2 = {"cx16", "lahf_lm", "pni", "popcnt", "sse4_1", "sse4_2", "ssse3", "sse2"}
 V3 = V2 | {"abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave"}
 V4 = V3 | {"avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"}
-NAMES = ("x86-64-v2", "x86-64-v3", "x86-64-v4", "armv8-a")
+NAMES = ("x86-64-v2", "sandybridge", "x86-64-v3", "x86-64-v4", "armv8-a")
 NO_COMPILER = "/nonexistent/cc"
 
 
@@ -47,6 +47,8 @@ def packed(folder: Path, names: tuple[str, ...], content: bytes = b"", builder: 
         (processor(V4), "x86-64-v4"),
         (processor(V4 - {"avx512vl"}), "x86-64-v3"),
         (processor(V3 - {"fma"}), "x86-64-v2"),
+        (processor(V3 - {"fma"} | {"aes", "pclmulqdq"}), "sandybridge"),
+        (processor(V2 | {"aes", "pclmulqdq", "xsave"}), "x86-64-v2"),
         (processor(V2 - {"ssse3"}), None),
         (processor(set()), None),
         (processor({"fp", "asimd"}, "aarch64"), "armv8-a"),

@@ -26,7 +26,7 @@ FAMILY_FLAGS = {
 # Asks for all that the processor of this machine has: of an x86-64 compiler by -march, of one for arm64 by -mcpu.
 NATIVE = {"x86_64": "-march=native", "aarch64": "-mcpu=native", "": ""}
 LINK = ("-shared", "-fPIC")
-TIMEOUT = 120  # seconds for the compiler
+TIMEOUT = 120  # seconds for the compiler, which a run waits for
 MESSAGE = 300  # letters of a compiler's complaint that are passed on
 
 
@@ -66,14 +66,14 @@ def kernel_flags(compiler: Compiler, target: str = "") -> tuple[str, ...]:
     return tuple(flag for flag in flags if flag)
 
 
-def compile_kernels(compiler: Compiler, library: Path, target: str = "") -> None:
+def compile_kernels(compiler: Compiler, library: Path, target: str = "", timeout: int = TIMEOUT) -> None:
     """Make `library`, in a folder in which the compiler may keep files of its own; raises NativeError.
 
-    target: as in kernel_flags.
+    target: as in kernel_flags; timeout: seconds that it may take.
     """
     sources = [str(source) for source in sorted(FOLDER.glob("*.c"))]
     flags = (*kernel_flags(compiler, target), *LINK)
-    _run([*compiler.command, *flags, *sources, "-o", str(library), "-lm"], library.parent)
+    _run([*compiler.command, *flags, *sources, "-o", str(library), "-lm"], library.parent, timeout)
     if not library.is_file():
         raise NativeError(f"{shlex.join(compiler.command[:1])} failed: it made no library")
 
@@ -86,7 +86,7 @@ def sources_digest() -> str:
     return digest.hexdigest()
 
 
-def _run(command: list[str], folder: Path) -> str:
+def _run(command: list[str], folder: Path, timeout: int = TIMEOUT) -> str:
     """What a compiler prints that keeps its own files in `folder`, in a process group that ends with this call."""
     name = shlex.join(command[:1])
     try:
@@ -99,9 +99,9 @@ def _run(command: list[str], folder: Path) -> str:
     except (OSError, ValueError) as error:
         raise NativeError(f"{name} failed: {error}") from error
     try:
-        printed, said = process.communicate(timeout=TIMEOUT)
+        printed, said = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired as error:
-        raise NativeError(f"{name} failed: it took more than {TIMEOUT} seconds") from error
+        raise NativeError(f"{name} failed: it took more than {timeout} seconds") from error
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
