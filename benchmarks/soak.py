@@ -71,7 +71,7 @@ class FaultyWorld(World):
 
 
 def faulty_world(cfg: TrainConfig, device: torch.device) -> FaultyWorld:
-    """The hosts of `cfg` on `device`."""
+    """The hosts of `cfg` on `device`, with the engine that a run would give them."""
     keep_freed_memory(device)
     sizes = Sizes(cfg.envs, cfg.batch_size, cfg.train_samples, cfg.val_samples)
     return FaultyWorld(build_rules(cfg, device), load_images(cfg.data, device), sizes, cfg.data, cfg.seed)

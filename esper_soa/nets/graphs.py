@@ -1,8 +1,8 @@
 """Steps of fixed shape on fixed memory: captured once as a CUDA graph, then replayed without Python in between.
 
 A step is kept under a key that says everything about it that is not in its buffers; the next step with that key is
-copied into the buffers of the kept one. Given steps by the engine in torch, once per env-step, and calls of
-pure functions by the state machine, the policy and the learner; made by the trainer from compute.cuda_graphs.
+copied into the buffers of the kept one. Given steps by the engine in torch, once per env-step, and calls of pure
+functions by the state machine, the policy and the learner; made by choose.py and build.py from compute.cuda_graphs.
 """
 
 from collections import Counter, OrderedDict

@@ -48,7 +48,7 @@ class SlotFiller(Protocol):
         ...
 
     def fill(self, layers: Layers, slot: int, x: Tensor, pooled: bool) -> Tensor:
-        """Activations after the slot, and after a 2x2 max pool where `pooled`.
+        """Activations after the slot, computed by `layers`, and after a 2x2 max pool where `pooled`.
 
         May return more alpha rows along the batch axis than it was given.
         """

@@ -66,7 +66,7 @@ def run_pieces(pieces: Sequence[Piece[Result]], workers: int) -> list[Result]:
         wait(futures)
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=8)  # two worlds of one process may take turns with different numbers of workers
 def _pool(workers: int) -> ThreadPoolExecutor:
     """Threads that stay; each gives an operation one thread, whatever the calling thread gives it."""
     return ThreadPoolExecutor(workers, "envs", initializer=torch.set_num_threads, initargs=(1,))

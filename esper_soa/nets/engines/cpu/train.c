@@ -174,7 +174,7 @@ static seed_norms norms_of(const training *t, const layer *first, const float *g
     return found;
 }
 
-/* As supervised.gradient_statistics, of one seed. */
+/* As nets/gradients.gradient_statistics, of one seed. */
 static void measure(const training *t, long at, const float *host_grad, seed_norms of) {
     double host_norm = norm_of(host_grad, t->nets.width);
     double health = fmin(fmax(1.0 - 0.5 * (of.vanishing / of.tensors) - 0.8 * (of.exploding / of.tensors), 0.0), 1.0);

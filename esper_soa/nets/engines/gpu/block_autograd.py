@@ -1,7 +1,7 @@
 """The host's block on a GPU as a differentiable function, and its evaluation with folded statistics.
 
-Given activations of n networks in channels_last memory by batched.py's callers; launches the kernels of block.py. What
-is returned equals convolution, batch norm, max pool and ReLU of torch, up to rounding.
+Given activations of n networks in channels_last memory by layers.py; launches the kernels of block.py. What is
+returned equals convolution, batch norm, max pool and ReLU of torch, up to rounding.
 """
 
 from typing import NamedTuple
