@@ -186,7 +186,8 @@ def announce(within: Session, checkpoint: Path, saved: Saved, world: World) -> d
     data = {"name": images.name, "source": images.source, "identity": images.identity}
     precision = str(nets.precision).removeprefix("torch.")
     with within.unwritten.noting(within.folder.versions.name):
-        write_versions(within.folder, device_name(world.device, nets.workers, precision), data)
+        place, kernels = device_name(world.device, nets.workers, precision), world.rules.engine.chosen.facts()
+        write_versions(within.folder, place, data, kernels)
     for damaged in passed_over(checkpoint):
         LOGGER.warning("policy   %s", damaged)
     LOGGER.info("policy   %s, after %d rounds", checkpoint, saved.progress.rounds_done)

@@ -318,7 +318,7 @@ def open_run(cfg: TrainConfig, within: Session, checkpoint: Path | None) -> Run:
     images = job.world.images
     data = {"name": images.name, "source": images.source, "identity": images.identity}
     with noting(folder.versions.name):
-        write_versions(folder, job.place, data)
+        write_versions(folder, job.place, data, job.world.rules.engine.chosen.facts())
     return job
 
 

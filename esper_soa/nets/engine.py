@@ -89,6 +89,11 @@ class Choice(NamedTuple):
     native: bool
     reason: str
     fallback: bool = False  # they belong here, yet cannot run
+    sha256: str = ""  # of the library that computes, where it is native
+
+    def facts(self) -> dict[str, str]:
+        """For versions.json."""
+        return {"kind": self.reason, "sha256": self.sha256}
 
 
 class Engine(Protocol):

@@ -306,8 +306,8 @@ def write_config_file(folder: RunFolder, resolved_yaml: str) -> None:
     write_text(folder.config, resolved_yaml)
 
 
-def write_versions(folder: RunFolder, device: str, data: Mapping[str, str]) -> None:
-    """Replace versions.json: packages, source revision, machine, `device` name, what `data` says of the data set."""
+def write_versions(folder: RunFolder, device: str, data: Mapping[str, str], kernels: Mapping[str, str]) -> None:
+    """Replace versions.json: packages, source revision, machine, `device` name, facts of data set and kernels."""
     record = {
         "python": platform.python_version(),
         "packages": package_versions(),
@@ -316,6 +316,7 @@ def write_versions(folder: RunFolder, device: str, data: Mapping[str, str]) -> N
         "cpu_count": os.cpu_count(),
         "device": device,
         "data": dict(data),
+        "kernels": dict(kernels),
     }
     write_text(folder.versions, json.dumps(record, indent=2) + "\n")
 

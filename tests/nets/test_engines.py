@@ -1,5 +1,6 @@
 """Which engine a run gets, and that the engines of two runs in one process know nothing of each other."""
 
+import hashlib
 import io
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from esper_soa.nets.choose import choose_engine
 from esper_soa.nets.config import TaskConfig, enabled_slots
 from esper_soa.nets.data import cut_images
 from esper_soa.nets.engine import Engine
-from esper_soa.nets.engines.cpu import images
+from esper_soa.nets.engines.cpu import images, library
 from esper_soa.nets.engines.cpu.engine import CpuEngine
 from esper_soa.nets.engines.gpu.layers import TritonLayers
 from esper_soa.nets.engines.gpu.support import unavailable_reason
@@ -42,7 +43,11 @@ def engine(task: TaskConfig, device: torch.device = CPU, **compute: str) -> Engi
 def test_whole_networks_go_to_the_kernels_in_c(task: TaskConfig) -> None:
     whole = engine(task)
     assert isinstance(whole, CpuEngine)
-    assert whole.chosen == (True, "native, compiled for this CPU", False)
+    assert whole.chosen[:3] == (True, "native, compiled for this CPU", False)
+    assert whole.chosen.facts() == {
+        "kind": "native, compiled for this CPU",
+        "sha256": hashlib.sha256(library.build().read_bytes()).hexdigest(),
+    }
     assert whole.cut is images.cut_images
 
 

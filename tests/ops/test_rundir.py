@@ -185,11 +185,15 @@ def test_settings_and_overrides_are_kept(tmp_path: Path) -> None:
     assert folder.overrides.read_text() == "envs=4\n+experiment=smoke\n"
 
 
+KERNELS = {"kind": "native, prebuilt (x86-64-v3)", "sha256": "0123"}
+
+
 def test_versions_name_software_machine_device_and_data(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    write_versions(folder, "cpu (test)", {"name": "fashion32", "source": "embedded", "identity": "abc"})
+    write_versions(folder, "cpu (test)", {"name": "fashion32", "source": "embedded", "identity": "abc"}, KERNELS)
     record = json.loads(folder.versions.read_text())
-    assert set(record) == {"python", "packages", "git", "platform", "cpu_count", "device", "data"}
+    assert set(record) == {"python", "packages", "git", "platform", "cpu_count", "device", "data", "kernels"}
+    assert record["kernels"] == KERNELS
     assert record["data"]["name"] == "fashion32"
     assert record["device"] == "cpu (test)"
     assert record["packages"]["torch"]

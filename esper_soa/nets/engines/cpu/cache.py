@@ -109,6 +109,18 @@ def stored(folder: Path, key: str) -> Path | None:
     return library if content is not None and hashlib.sha256(content).hexdigest() == digest else None
 
 
+def kept(key: str) -> Path | None:
+    """The library of `key` in the cache folder; None where none is there that can be trusted."""
+    try:
+        folder = cache_folder()
+        if not folder.is_dir():
+            return None
+        open_folder(folder)
+    except (NativeError, OSError):
+        return None
+    return stored(folder, key)
+
+
 def store(folder: Path, key: str, draft: Path) -> Path:
     """Move the library `draft`, which lies in a folder within `folder`, to its place, on the disk for good.
 

@@ -8,6 +8,7 @@ import torch
 from esper_soa.errors import SettingError
 from esper_soa.nets.engine import Choice
 from esper_soa.nets.engines.cpu.cache import NativeError
+from esper_soa.nets.engines.cpu.library import kernels
 from esper_soa.nets.engines.cpu.proof import prove
 
 
@@ -34,4 +35,4 @@ def _weigh(setting: str, device: torch.device, dtype: torch.dtype, obstacle: str
         prove()
     except NativeError as error:
         return Choice(False, f"plain torch, slower: no native kernels, {error}", fallback=True)
-    return Choice(True, "native, compiled for this CPU")
+    return Choice(True, f"native, {kernels().words}", sha256=kernels().sha256)

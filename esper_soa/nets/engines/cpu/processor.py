@@ -1,0 +1,39 @@
+"""The processor of this machine: which code it can run, and what tells it from others.
+
+Read by library.py and prebuilt.py, and by the build of a wheel. Needs no torch.
+"""
+
+import hashlib
+import platform
+from pathlib import Path
+from typing import NamedTuple
+
+CPUINFO = Path("/proc/cpuinfo")  # of Linux
+# What compilers look at where they are asked for code for the machine that they run on. x86-64 has flags and a model
+# name, arm64 has the others.
+TELLING = ("flags", "model name", "Features", "CPU implementer", "CPU part")
+
+
+class Processor(NamedTuple):
+    """What is known of a processor; outside Linux its machine alone."""
+
+    machine: str  # as platform.machine() has it: x86_64, aarch64, ...
+    features: frozenset[str]  # names of Linux: avx2, asimd, ...
+    kind: str  # the same for processors that the same code is best for; "" where nothing is known
+
+
+def processor_of(machine: str, cpuinfo: str) -> Processor:
+    """The processor that the text of /proc/cpuinfo describes."""
+    lines = sorted({line for line in cpuinfo.splitlines() if line.startswith(TELLING)})
+    features = {word for line in lines if line.startswith(("flags", "Features")) for word in line.split(":")[1].split()}
+    kind = hashlib.sha256("\n".join(lines).encode()).hexdigest() if lines else ""
+    return Processor(machine, frozenset(features), kind)
+
+
+def this_processor() -> Processor:
+    """That of this machine."""
+    try:
+        cpuinfo = CPUINFO.read_text()
+    except OSError:
+        cpuinfo = ""
+    return processor_of(platform.machine(), cpuinfo)

@@ -1,0 +1,96 @@
+"""What a C compiler is asked and told: by stand-ins that say that they are another."""
+
+import platform
+from pathlib import Path
+
+import pytest
+
+from esper_soa.nets.engines.cpu import cache, compiler, processor
+
+COMMON = ("-O3", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math")
+GCC = ("__GNUC__ 12", '__VERSION__ "12.2.0"')
+CLANG = ("__clang__ 1", "__GNUC__ 4", '__VERSION__ "Debian Clang 14.0.6"')
+
+
+def stand_in(folder: Path, macros: tuple[str, ...]) -> str:
+    """A compiler that has these macros, and writes what it is told to do into what it should make."""
+    said = "".join(f"echo '#define {macro}'\n" for macro in macros)
+    path = folder / "cc"
+    path.write_text(f'#!/bin/sh\ncase "$*" in *-dM*)\n{said}exit;; esac\necho "$*" > {folder}/nets.so\n')
+    path.chmod(0o700)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("macros", "kind", "own"),
+    [
+        ((*GCC, "__x86_64__ 1"), ("gcc", "x86_64", "12.2.0"), ("-fno-predictive-commoning", "-march=native")),
+        ((*GCC, "__aarch64__ 1"), ("gcc", "aarch64", "12.2.0"), ("-fno-predictive-commoning", "-mcpu=native")),
+        (
+            (*CLANG, "__x86_64__ 1"),
+            ("clang", "x86_64", "Debian Clang 14.0.6"),
+            ("-ffp-contract=fast", "-march=native"),
+        ),
+        (
+            (*CLANG, "__aarch64__ 1", "__ARM_NEON 1", "__GXX_WEAK__"),
+            ("clang", "aarch64", "Debian Clang 14.0.6"),
+            ("-ffp-contract=fast", "-mcpu=native"),
+        ),
+        (("__TINYC__ 928",), ("", "", ""), ()),
+        ((*GCC, "__powerpc64__ 1"), ("gcc", "", "12.2.0"), ("-fno-predictive-commoning",)),
+    ],
+    ids=["gcc x86-64", "gcc arm64", "clang x86-64", "clang arm64", "neither", "gcc elsewhere"],
+)
+def test_flags_are_those_of_the_compiler_and_of_what_it_compiles_for(
+    tmp_path: Path, macros: tuple[str, ...], kind: tuple[str, str, str], own: tuple[str, ...]
+) -> None:
+    found = compiler.ask_compiler([stand_in(tmp_path, macros)], tmp_path)
+    assert found[1:] == kind
+    assert compiler.kernel_flags(found) == (*COMMON, *own)
+    compiler.compile_kernels(found, tmp_path / "nets.so")
+    told = (tmp_path / "nets.so").read_text().split()
+    assert told[: len(COMMON) + len(own)] == [*COMMON, *own]
+    assert told[-3:] == ["-o", str(tmp_path / "nets.so"), "-lm"]
+    assert {Path(source).name for source in told if source.endswith(".c")} == {
+        source.name for source in compiler.FOLDER.glob("*.c")
+    }
+
+
+def test_another_processor_is_asked_for_in_place_of_this_one(tmp_path: Path) -> None:
+    found = compiler.ask_compiler([stand_in(tmp_path, (*GCC, "__x86_64__ 1"))], tmp_path)
+    flags = compiler.kernel_flags(found, "-march=x86-64-v3")
+    assert flags == (*COMMON, "-fno-predictive-commoning", "-march=x86-64-v3")
+
+
+@pytest.mark.usefixtures("native")
+def test_the_compiler_of_this_machine_is_known(tmp_path: Path) -> None:
+    found = compiler.ask_compiler(compiler.compiler_command(), tmp_path)
+    assert found.family in ("gcc", "clang")
+    assert found.machine == platform.machine().replace("arm64", "aarch64")
+    assert found.version
+
+
+def test_a_compiler_that_answers_with_an_error_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "cc"
+    path.write_text("#!/bin/sh\necho no licence: error 7 >&2\nexit 3\n")
+    path.chmod(0o700)
+    with pytest.raises(cache.NativeError, match="cc failed: no licence: error 7"):
+        compiler.ask_compiler([str(path)], tmp_path)
+
+
+# --- processors
+
+X86 = "processor : 0\nmodel name\t: A\ncpu MHz : {mhz}\nflags\t\t: fpu avx2 fma\n"
+ARM = "processor : 0\nBogoMIPS : 50\nFeatures : fp asimd\nCPU implementer : 0x41\nCPU part : {part}\n"
+
+
+def test_a_processor_is_its_machine_its_features_and_what_compilers_look_at() -> None:
+    found = processor.processor_of("x86_64", 2 * X86.format(mhz=2000.1))
+    assert found[:2] == ("x86_64", {"fpu", "avx2", "fma"})
+    assert found.kind == processor.processor_of("x86_64", X86.format(mhz=2400.0)).kind
+    assert found.kind != processor.processor_of("x86_64", X86.format(mhz=2000.1).replace(": A", ": B")).kind
+    assert found.kind != processor.processor_of("x86_64", X86.format(mhz=2000.1).replace("fma", "fma f16c")).kind
+    arm = processor.processor_of("aarch64", ARM.format(part="0xd0c"))
+    assert arm[:2] == ("aarch64", {"fp", "asimd"})
+    assert arm.kind != processor.processor_of("aarch64", ARM.format(part="0xd40")).kind
+    assert processor.processor_of("x86_64", "") == ("x86_64", frozenset(), "")

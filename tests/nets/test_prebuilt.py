@@ -1,0 +1,195 @@
+"""Kernels that came with the package: which are taken for which processor, which are refused, and what follows then.
+
+The libraries here are copies of the one that was compiled for this machine, under the names of the levels.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from esper_soa.nets.engines.cpu import cache, compiler, library, prebuilt
+from esper_soa.nets.engines.cpu.prebuilt import BUILDER, Manifest, choose_prebuilt, write_manifest
+from esper_soa.nets.engines.cpu.processor import Processor, this_processor
+
+V2 = {"cx16", "lahf_lm", "pni", "popcnt", "sse4_1", "sse4_2", "ssse3", "sse2"}
+V3 = V2 | {"abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave"}
+V4 = V3 | {"avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"}
+NAMES = ("x86-64-v2", "sandybridge", "x86-64-v3", "x86-64-v4", "armv8-a")
+NO_COMPILER = "/nonexistent/cc"
+
+
+def processor(features: set[str], machine: str = "x86_64", kind: str = "here") -> Processor:
+    return Processor(machine, frozenset(features), kind)
+
+
+def packed(folder: Path, names: tuple[str, ...], content: bytes = b"", builder: str = "elsewhere") -> Path:
+    """A folder of libraries of these levels, each of which ends with its name, as a wheel has it."""
+    folder.mkdir()
+    listed = []
+    for name in names:
+        own = content + name.encode()
+        (folder / f"{name}.so").write_bytes(own)
+        listed.append(prebuilt.Library(name, hashlib.sha256(own).hexdigest(), ["-O3"]))
+    write_manifest(folder, Manifest(compiler.sources_digest(), "gcc 12.2.0", builder, listed))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        (processor(V2), "x86-64-v2"),
+        (processor(V3), "x86-64-v3"),
+        (processor(V4), "x86-64-v4"),
+        (processor(V4 - {"avx512vl"}), "x86-64-v3"),
+        (processor(V3 - {"fma"}), "x86-64-v2"),
+        (processor(V3 - {"fma"} | {"aes", "pclmulqdq"}), "sandybridge"),
+        (processor(V2 | {"aes", "pclmulqdq", "xsave"}), "x86-64-v2"),
+        (processor(V2 - {"ssse3"}), None),
+        (processor(set()), None),
+        (processor({"fp", "asimd"}, "aarch64"), "armv8-a"),
+        (processor(V4, "ppc64le"), None),
+    ],
+)
+def test_the_best_level_that_the_processor_has_is_taken(tmp_path: Path, given: Processor, name: str | None) -> None:
+    folder = packed(tmp_path / "libraries", NAMES)
+    expected = None if name is None else (folder / f"{name}.so", f"prebuilt ({name})")
+    assert choose_prebuilt(folder, given) == expected
+
+
+def test_that_of_the_building_machine_is_for_processors_of_its_kind_alone(tmp_path: Path) -> None:
+    folder = packed(tmp_path / "known", (*NAMES, BUILDER), builder="here")
+    assert choose_prebuilt(folder, processor(V3)) == (folder / "native.so", "prebuilt for this CPU")
+    assert choose_prebuilt(folder, processor(V3, kind="there")) == (folder / "x86-64-v3.so", "prebuilt (x86-64-v3)")
+    unknown = packed(tmp_path / "unknown", (*NAMES, BUILDER), builder="")
+    assert choose_prebuilt(unknown, processor(V3, kind="")) == (unknown / "x86-64-v3.so", "prebuilt (x86-64-v3)")
+
+
+def test_a_level_that_could_not_be_built_is_passed_over(tmp_path: Path) -> None:
+    folder = packed(tmp_path / "libraries", ("x86-64-v2", "armv8-a"))
+    assert choose_prebuilt(folder, processor(V4)) == (folder / "x86-64-v2.so", "prebuilt (x86-64-v2)")
+    assert choose_prebuilt(tmp_path / "none", processor(V4)) is None
+
+
+def other_sources(folder: Path) -> None:
+    path = folder / prebuilt.MANIFEST
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"sources": "0" * 64}))
+
+
+def no_dictionary(folder: Path) -> None:
+    (folder / prebuilt.MANIFEST).write_text("[1]")
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 0x10
+    path.write_bytes(content)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-3])
+
+
+def exchange(folder: Path) -> None:
+    (folder / "x86-64-v2.so").replace(folder / "x86-64-v3.so")
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
+    "cut": (lambda folder: cut(folder / "x86-64-v3.so"), "x86-64-v3.so is not what manifest.json says"),
+    "a bit flipped": (lambda folder: flip(folder / "x86-64-v3.so"), "x86-64-v3.so is not what manifest.json says"),
+    "empty": (lambda folder: os.truncate(folder / "x86-64-v3.so", 0), "x86-64-v3.so is not what manifest.json says"),
+    "another": (exchange, "x86-64-v3.so is not what manifest.json says"),
+    "gone": (lambda folder: (folder / "x86-64-v3.so").unlink(), "x86-64-v3.so cannot be read: No such file"),
+    "no manifest": (lambda folder: (folder / prebuilt.MANIFEST).unlink(), "manifest.json is damaged"),
+    "half a manifest": (lambda folder: cut(folder / prebuilt.MANIFEST), "manifest.json is damaged"),
+    "no dictionary": (no_dictionary, "manifest.json is damaged"),
+    "other sources": (other_sources, "were made of other C files than those of"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_what_is_not_as_it_was_packed_is_refused_with_a_reason(tmp_path: Path, name: str) -> None:
+    folder = packed(tmp_path / "libraries", NAMES)
+    damage, reason = DAMAGES[name]
+    damage(folder)
+    with pytest.raises(cache.NativeError, match=reason):
+        choose_prebuilt(folder, processor(V3))
+
+
+# --- in the order of library.py
+
+native = pytest.mark.usefixtures("native")
+NAME = prebuilt.BUILDER
+
+
+@pytest.fixture
+def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The library of this process as one that came with the package; cache empty, no compiler."""
+    content = library.build().read_bytes()
+    monkeypatch.setenv("CC", NO_COMPILER)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return packed(tmp_path / "libraries", (NAME,), content, this_processor().kind)
+
+
+@native
+def test_without_a_cached_library_the_shipped_one_is_taken_and_nothing_written(shipped: Path, tmp_path: Path) -> None:
+    found = library.find_kernels(shipped, this_processor())
+    assert found.words == "prebuilt for this CPU"
+    assert found.functions._name == str(shipped / f"{NAME}.so")
+    assert found.sha256 == hashlib.sha256((shipped / f"{NAME}.so").read_bytes()).hexdigest()
+    assert not (tmp_path / "cache").exists()
+
+
+@native
+@pytest.mark.parametrize("mode", [0o700, 0o777], ids=["own", "of anybody"])
+def test_a_cached_library_goes_first_where_its_folder_is_to_be_trusted(
+    shipped: Path, tmp_path: Path, mode: int
+) -> None:
+    folder = tmp_path / "cache" / "esper_soa"
+    cache.open_folder(folder)
+    draft = folder / "nets.so"
+    draft.write_bytes((shipped / f"{NAME}.so").read_bytes() + b"cached")
+    path = cache.store(folder, library.library_key(), draft)
+    folder.chmod(mode)
+    found = library.find_kernels(shipped, this_processor())
+    trusted = mode == 0o700
+    assert found.words == ("compiled for this CPU" if trusted else "prebuilt for this CPU")
+    assert found.functions._name == str(path if trusted else shipped / f"{NAME}.so")
+
+
+@native
+def test_a_refused_one_is_followed_by_the_compiler_and_the_log_says_why(
+    shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = tmp_path / "good.so"
+    shutil.copy(shipped / f"{NAME}.so", good)
+    flip(shipped / f"{NAME}.so")
+    reason = f"{shipped / NAME}.so is not what manifest.json says (install the package again)"
+    with pytest.raises(cache.NativeError) as refused:
+        library.find_kernels(shipped, this_processor())
+    assert str(refused.value).startswith(f"{reason}, and no C compiler: {NO_COMPILER} is not there")
+    stand_in = tmp_path / "copying"
+    answer = 'case "$*" in *-dM*) exit;; esac; while [ "$1" != -o ]; do shift; done'
+    stand_in.write_text(f'#!/bin/sh\n{answer}; cp {good} "$2"\n')
+    stand_in.chmod(0o700)
+    monkeypatch.setenv("CC", str(stand_in))
+    assert library.find_kernels(shipped, this_processor()).words == f"compiled for this CPU, as {reason}"
+    assert library.find_kernels(shipped, this_processor()).words == "compiled for this CPU"
+
+
+@native
+def test_one_that_cannot_be_loaded_is_refused(shipped: Path) -> None:
+    shutil.rmtree(shipped)
+    packed(shipped, (NAME,), b"no library", this_processor().kind)
+    with pytest.raises(cache.NativeError, match=r"native.so cannot be loaded .*, and no C compiler"):
+        library.find_kernels(shipped, this_processor())
+
+
+@native
+def test_no_library_for_this_processor_is_no_reason_to_say_anything(shipped: Path) -> None:
+    with pytest.raises(cache.NativeError, match=r"^no C compiler"):
+        library.find_kernels(shipped, processor(set()))

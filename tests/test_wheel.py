@@ -1,0 +1,249 @@
+"""The kernels in a wheel: what the build puts there, and what a machine without a compiler makes of it."""
+
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from esper_soa.nets.engines.cpu import compiler, prebuilt
+from esper_soa.nets.engines.cpu.processor import this_processor
+
+pytest.importorskip("hatchling", reason="makes the wheel")
+
+from hatchling.bridge.app import Application
+
+import hatch_build
+
+ROOT = Path(__file__).resolve().parents[1]
+MACHINE = platform.machine()
+LEVELS = [level for level in prebuilt.LEVELS if level.machine == MACHINE]
+FITTING = [level.name for level in LEVELS if level.needs <= this_processor().features]
+HERE = f"linux-{MACHINE}"
+NO_COMPILER = "/nonexistent/cc"
+pytestmark = pytest.mark.skipif(
+    not (sys.platform == "linux" and LEVELS), reason="kernels are built on Linux for x86-64 and arm64"
+)
+
+
+def stand_in(folder: Path, machine: str = MACHINE, refused: str = "no such target") -> str:
+    """A gcc for `machine` that writes what it is told and symbols of glibc 2.27, but for what has `refused` in it."""
+    path = folder / "cc"
+    path.write_text(
+        f"""#!/bin/sh
+case "$*" in
+*-dM*) echo '#define __GNUC__ 12'; echo '#define __VERSION__ "12.2.0"'; echo '#define __{machine}__ 1'; exit;;
+*"{refused}"*) echo "error: {refused}" >&2; exit 1;;
+esac
+told=$*
+while [ "$1" != -o ]; do shift; done
+echo "$told GLIBC_2.2.5 GLIBC_2.27 libm.so.6 libc.so.6" > "$2"
+"""
+    )
+    path.chmod(0o700)
+    return str(path)
+
+
+def names(libraries: list[Path]) -> list[str]:
+    return [library.name for library in libraries]
+
+
+ALL = [f"{name}.so" for name in (*(level.name for level in LEVELS), prebuilt.BUILDER)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "built"
+    path.mkdir()
+    return path
+
+
+def test_every_level_and_this_machine_are_built_and_listed_with_digest_flags_and_compiler(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", stand_in(tmp_path))
+    failed, libraries = hatch_build.build_kernels(folder, HERE)
+    assert (failed, names(libraries)) == ([], ALL)
+    manifest = json.loads((folder / prebuilt.MANIFEST).read_text())
+    assert manifest["compiler"] == "gcc 12.2.0"
+    assert manifest["sources"] == compiler.sources_digest()
+    assert manifest["builder"] == this_processor().kind
+    for library, listed, level in zip(libraries, manifest["libraries"], [*LEVELS, None], strict=True):
+        assert library.name == f"{listed['level']}.so"
+        target = level.target if level else compiler.NATIVE[MACHINE]
+        assert listed["flags"][-1] == target
+        assert library.read_text().startswith(f"{' '.join(listed['flags'])} -shared")
+        assert listed["sha256"] == hatch_build.digest_of(library)
+    assert prebuilt.choose_prebuilt(folder, this_processor()) == (folder / "native.so", "prebuilt for this CPU")
+
+
+def test_a_level_that_the_compiler_does_not_know_is_left_out(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", stand_in(tmp_path, refused=LEVELS[0].target))
+    failed, libraries = hatch_build.build_kernels(folder, HERE)
+    assert names(libraries) == ALL[1:]
+    (line,) = failed
+    assert line == f"{LEVELS[0].name}: {tmp_path}/cc failed: error: {LEVELS[0].target}"
+    listed = json.loads((folder / prebuilt.MANIFEST).read_text())["libraries"]
+    assert [f"{one['level']}.so" for one in listed] == ALL[1:]
+
+
+@pytest.mark.parametrize(
+    ("machine", "reason"),
+    [("s390x", "compiles for an unknown machine, not for linux-"), ("none", "no C compiler: /nonexistent/cc is not")],
+)
+def test_a_compiler_that_is_none_or_for_elsewhere_builds_nothing(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, machine: str, reason: str
+) -> None:
+    monkeypatch.setenv("CC", NO_COMPILER if machine == "none" else stand_in(tmp_path, machine))
+    failed, libraries = hatch_build.build_kernels(folder, HERE)
+    assert not libraries
+    assert reason in failed[0]
+
+
+@pytest.mark.parametrize(
+    ("content", "tag"),
+    [
+        ([b"\0libm.so.6\0GLIBC_2.2.5\0", b"\0libc.so.6\0GLIBC_2.27\0GLIBC_2.4\0"], "manylinux_2_27_x86_64"),
+        ([b"\0ld-linux-x86-64.so.2\0GLIBC_2.9\0GLIBC_2.17\0"], "manylinux_2_17_x86_64"),
+        ([b"\0libm.so.6\0GLIBC_2.17\0", b"\0libomp.so.5\0GLIBC_2.17\0"], "linux_x86_64"),
+        ([b"\0libc.so.6\0GLIBC_2.17\0GLIBC_PRIVATE\0"], "linux_x86_64"),
+        ([b"\0libc.so.6\0GLIBC_2.17\0GLIBC_ABI_DT_RELR\0"], "linux_x86_64"),
+        ([b"\0libc.musl-x86_64.so.1\0"], "linux_x86_64"),
+    ],
+    ids=["youngest of all", "by number", "another library", "private symbol", "a mark", "not glibc"],
+)
+def test_the_tag_is_that_of_the_youngest_symbol(content: list[bytes], tag: str) -> None:
+    assert hatch_build.platform_tag("linux-x86_64", content) == tag
+
+
+def hook(folder: Path) -> hatch_build.KernelHook:
+    return hatch_build.KernelHook(str(ROOT), {}, None, None, str(folder), "wheel", Application())
+
+
+def test_the_hook_makes_the_wheel_one_for_this_platform_and_cleans_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", stand_in(tmp_path))
+    built, data = hook(tmp_path), {"pure_python": True, "force_include": {}}
+    built.initialize("standard", data)
+    assert data["tag"] == f"py3-none-manylinux_2_27_{MACHINE}"
+    assert data["pure_python"] is False
+    place = "esper_soa/nets/engines/cpu/libraries"
+    included = data["force_include"]
+    assert isinstance(included, dict)
+    assert [*included.values()] == [f"{place}/{name}" for name in (*ALL, prebuilt.MANIFEST)]
+    assert all(Path(file).is_file() for file in included)
+    built.finalize("standard", data, "")
+    assert not any(Path(file).parent.exists() for file in included)
+
+
+@pytest.mark.parametrize("version", ["standard", "editable"])
+def test_the_hook_leaves_an_editable_wheel_and_one_without_a_compiler_to_python_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CC", stand_in(tmp_path) if version == "editable" else NO_COMPILER)
+    built, data = hook(tmp_path), {"pure_python": True, "force_include": {}}
+    built.initialize(version, data)
+    built.finalize(version, data, "")
+    assert data == {"pure_python": True, "force_include": {}}
+    said = capsys.readouterr().err
+    assert ("no C compiler: /nonexistent/cc" in said) == (version == "standard")
+    assert ("none in this wheel, they will be compiled on first use" in said) == (version == "standard")
+
+
+# --- a machine without a compiler
+
+CHOOSE = (
+    "import torch; from esper_soa.nets.engines.cpu.support import choose_native;"
+    "print(choose_native('auto', torch.device('cpu')).reason)"
+)
+SMOKE = ["+experiment=smoke", "rounds=1", "steps=2"]
+
+
+def wheel_of(folder: Path, **environment: str) -> Path:
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)],
+        cwd=ROOT, env=os.environ | environment, check=True, capture_output=True,
+    )  # fmt: skip
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def installed(folder: Path, wheel: Path) -> Path:
+    """A fresh environment with the wheel; torch and the other libraries are those of this process."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "--quiet", "install"]
+    subprocess.run([*pip, "--no-deps", "--no-index", str(wheel)], check=True)
+    (site,) = folder.glob("lib/python*/site-packages")
+    (site / "libraries-of-tests.pth").write_text("".join(f"{path}\n" for path in sys.path if "site-packages" in path))
+    return site / "esper_soa" / "nets" / "engines" / "cpu" / "libraries"
+
+
+def without_compiler(environment: Path, *arguments: str) -> str:
+    """What a Python of the environment prints where there is no compiler, no home and no cache."""
+    done = subprocess.run(
+        [environment / "bin" / "python", *arguments], cwd=environment, text=True, capture_output=True,
+        env={"PATH": str(environment / "bin"), "HOME": "", "XDG_CACHE_HOME": str(environment / "cache")},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def played(environment: Path, name: str) -> tuple[str, dict[str, str]]:
+    """Of a run: the line of its log about kernels, and the entry of versions.json."""
+    run = environment / name
+    without_compiler(environment, "-m", "esper_soa.train", *SMOKE, f"run_dir={run}")
+    (line,) = (line for line in (run / "log.txt").read_text().splitlines() if "kernels  " in line)
+    return line.partition("kernels  ")[2], json.loads((run / "versions.json").read_text())["kernels"]
+
+
+def keep_only(libraries: Path, level: str) -> None:
+    """As if nothing else had been built."""
+    manifest = json.loads((libraries / prebuilt.MANIFEST).read_text())
+    manifest["libraries"] = [library for library in manifest["libraries"] if library["level"] == level]
+    (libraries / prebuilt.MANIFEST).write_text(json.dumps(manifest))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)  # it compiles six libraries, on a busy machine for minutes
+def test_a_machine_without_a_compiler_is_fast_from_the_wheel_and_refuses_what_was_changed(tmp_path: Path) -> None:
+    wheel = wheel_of(tmp_path / "dist")
+    assert re.fullmatch(rf"esper_soa-[\d.]+-py3-none-(linux|manylinux_2_\d+)_{MACHINE}\.whl", wheel.name)
+    environment = tmp_path / "fresh"
+    libraries = installed(environment, wheel)
+    shipped = json.loads((libraries / prebuilt.MANIFEST).read_text())
+    digests = {library["level"]: library["sha256"] for library in shipped["libraries"]}
+    assert [*digests] == [*(level.name for level in LEVELS), prebuilt.BUILDER]
+    words, entry = played(environment, "own")
+    assert words == "native, prebuilt for this CPU"
+    assert entry == {"kind": words, "sha256": digests[prebuilt.BUILDER]}
+    for level in FITTING:  # each is proven before it is taken
+        (libraries / prebuilt.MANIFEST).write_text(json.dumps(shipped))
+        keep_only(libraries, level)
+        assert without_compiler(environment, "-c", CHOOSE) == f"native, prebuilt ({level})\n"
+    assert not (environment / "cache").exists()
+    os.truncate(libraries / f"{FITTING[-1]}.so", 5000)
+    words, entry = played(environment, "tampered")
+    path = libraries / f"{FITTING[-1]}.so"
+    assert words == (
+        f"plain torch, slower: no native kernels, {path} is not what manifest.json says (install the package again), "
+        "and no C compiler: cc is not there (install gcc or clang, or set CC)"
+    )
+    assert entry == {"kind": words, "sha256": ""}
+
+
+@pytest.mark.slow
+def test_a_wheel_made_without_a_compiler_is_for_any_platform(tmp_path: Path) -> None:
+    wheel = wheel_of(tmp_path, CC=NO_COMPILER)
+    assert wheel.name.endswith("-py3-none-any.whl")
+    with zipfile.ZipFile(wheel) as content:
+        packed = content.namelist()
+    assert not [name for name in packed if "libraries" in name]
+    assert {"esper_soa/nets/engines/cpu/library.py", "esper_soa/nets/engines/cpu/train.c"} <= {*packed}
