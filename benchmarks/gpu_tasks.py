@@ -57,7 +57,7 @@ class Place(NamedTuple):
 
 
 def compute_of(rung: str, place: Place) -> ComputeConfig:
-    """The settings of a rung of the ladder."""
+    """The settings of a rung of the ladder; on a CPU in torch, which a GPU is compared with and rehearsed by."""
     parts = rung.split("+")
     kept = "on" if "graphs" in parts else "networks" if "networks" in parts else "off"
     graphs = kept if place.device.type == "cuda" else "off"
@@ -66,7 +66,7 @@ def compute_of(rung: str, place: Place) -> ComputeConfig:
     convolutions = "auto" if "tuned" in parts else "channels_last"
     return ComputeConfig(
         compile=rung == "compiled", cuda_graphs=graphs, triton=triton, convolutions=convolutions, workers=1,
-        precision=precision,
+        precision=precision, native="off",
     )  # fmt: skip
 
 
@@ -88,7 +88,7 @@ def side_at(place: Place, rung: str, cfg: EpsConfig) -> EngineSide:
     if place.device.type == "cpu" and ("graphs" in rung or "networks" in rung):
         rules = side.world.rules
         if not isinstance(rules.engine, TorchEngine):
-            raise BenchmarkError(f"{rung}: {rules.engine.chosen.reason} keeps no steps; take a narrower host")
+            raise BenchmarkError(f"{rung}: {rules.engine.chosen.reason} keeps no steps")
         side.world.rules = rules._replace(engine=replace(rules.engine, steps=StepCache(capture=False)))
     if place.device.type == "cpu" and "graphs" in rung:
         keep_decisions_still(side)

@@ -227,7 +227,9 @@ def test_the_agent_starts_afresh_after_a_rollback(case) -> None:
 @pytest.mark.parametrize("kind", ["mixed", "everywhere"])
 def test_weights_go_back_to_the_last_healthy_snapshot_without_momentum(kind: str, request) -> None:
     played = request.getfixturevalue(kind)
-    initial = FaultyWorld(settings(), {}).weights
+    world = FaultyWorld(settings(), {})
+    world.start_round(0)
+    initial = world.weights
     for env, fault in EXPECTED[kind]:
         now = played.witness.weights[fault.rollback][env]
         then = (initial if fault.snapshot == START else played.witness.weights[fault.snapshot])[env]
