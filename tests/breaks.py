@@ -181,7 +181,12 @@ BREAKS = (
         "native",
     ),
     Break("nets/engines/cpu/head.c", "logits[k] = h->bias[n * K + k] + dot", "logits[k] = dot", "native"),
-    Break("nets/engines/cpu/join.c", "kept = splat(cut ? 1.0f - share : 1.0f)", "kept = splat(1.0f)", "native"),
+    Break(
+        "nets/engines/cpu/join.c",
+        "kept = splat(cut || j->flags & REPLACED ? 1.0f - share : 1.0f)",
+        "kept = splat(1.0f)",
+        "native",
+    ),
     Break("nets/engines/cpu/norm.h", "away * away * shrink", "0 * shrink", "native"),
     Break("nets/engines/cpu/train.c", "if (!(own->flags & FROZEN)) descend_seed", "descend_seed", "native"),
     Break(
