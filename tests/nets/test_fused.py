@@ -343,9 +343,9 @@ def step_of(after: TensorDict, before: TensorDict, env: int, momentum: float) ->
     return after["momentum"][env].double() - momentum * before["momentum"][env].double()
 
 
-def close(mine: Tensor, its: Tensor, whole_step: Tensor) -> bool:
-    """Steps of a tensor agree, but for the rounding of the whole step that it is part of."""
-    return bool((mine - its).norm() <= 5e-3 * its.norm() + 2e-5 * whole_step.norm())
+def close(mine: Tensor, its: Tensor, whole_step: Tensor, share: float = 5e-3) -> bool:
+    """Steps of a tensor agree to a share of them, but for the rounding of the whole step that it is part of."""
+    return bool((mine - its).norm() <= share * its.norm() + 2e-5 * whole_step.norm())
 
 
 @pytest.mark.parametrize("task", OPTIONS, ids=lambda task: task.name)
@@ -377,7 +377,7 @@ def test_clipping_decay_gates_and_frozen_seeds_all_at_once_equal_torch(task: Tas
     same_measurements(ours, theirs)
 
 
-def same_measurements(ours: Outcome, theirs: Outcome, nothing: float = 1e-9) -> None:
+def same_measurements(ours: Outcome, theirs: Outcome, nothing: float = 1e-9, share: float = 5e-3) -> None:
     torch.testing.assert_close(ours.trained.loss, theirs.trained.loss, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(ours.tested.loss, theirs.tested.loss, rtol=1e-4, atol=1e-5)
     assert torch.equal(ours.tested.subset, theirs.tested.subset)
@@ -385,7 +385,7 @@ def same_measurements(ours: Outcome, theirs: Outcome, nothing: float = 1e-9) -> 
         assert torch.equal(getattr(ours.trained.gradients, name), getattr(theirs.trained.gradients, name)), name
     for name in ("l2", "ratio"):
         mine, its = getattr(ours.trained.gradients, name), getattr(theirs.trained.gradients, name)
-        torch.testing.assert_close(mine, its, rtol=5e-3, atol=nothing)
+        torch.testing.assert_close(mine, its, rtol=share, atol=nothing)
 
 
 @pytest.mark.parametrize("blueprint", CNN_BLUEPRINTS)
@@ -453,6 +453,7 @@ def test_a_blueprint_made_of_known_parts_is_one_entry_and_equals_torch(
 # --- hosts whose channels fill no vectors
 
 NOTHING = 1e-5  # norm of a gradient that is the rounding of none: dead channels are common where there are few
+ONE_SIDE = 3e-2  # share of a step that one value makes which rounding puts on the other side of a ReLU
 
 
 @pytest.mark.parametrize("task", NARROW_TASKS, ids=lambda task: task.name)
@@ -466,7 +467,7 @@ def test_narrow_hosts_with_seeds_of_all_kinds_equal_torch_after_some_steps(task:
         assert apart.mean() <= 2e-6, path
     assert not torch.equal(ours.weights["host", "params"], world.weights["host", "params"])
     assert ours.trained.gradients.measured.any()
-    same_measurements(ours, theirs, NOTHING)
+    same_measurements(ours, theirs, NOTHING, ONE_SIDE)
     assert torch.equal(ours.tested.accuracy, theirs.tested.accuracy)
 
 
@@ -488,13 +489,14 @@ def test_every_kind_of_seed_in_a_narrow_host_equals_torch(task: TaskConfig) -> N
             mine, its = (step_of(one.weights["seeds", name], before["seeds", name], env, 0.9) for one in (ours, theirs))
             for part in columns(world, roster, env, slot):
                 nothing = max(mine[part].norm(), its[part].norm()) <= NOTHING
-                assert nothing or close(mine[part], its[part], its), (env, slot, part, drawn[env * size[1] + slot])
-        same_measurements(ours, theirs, NOTHING)
+                alike = close(mine[part], its[part], its, ONE_SIDE)
+                assert nothing or alike, (env, slot, part, drawn[env * size[1] + slot])
+        same_measurements(ours, theirs, NOTHING, ONE_SIDE)
         assert torch.equal(ours.tested.accuracy, theirs.tested.accuracy)
 
 
-@pytest.mark.parametrize("task", NARROW_TASKS, ids=lambda task: task.name)
-def test_a_narrow_network_alone_is_the_same_to_the_bit_as_behind_one_of_nan(task: TaskConfig) -> None:
+@pytest.mark.parametrize("task", [*TASKS, *NARROW_TASKS], ids=lambda task: task.name)
+def test_a_network_alone_is_the_same_to_the_bit_as_behind_one_of_nan(task: TaskConfig) -> None:
     world = made(task)
     roster = roster_of(31, len(world.rules.nets.shape.slots), tuple(CNN_BLUEPRINTS), others=True)
     broken = world.weights.clone()
