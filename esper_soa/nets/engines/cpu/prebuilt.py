@@ -33,7 +33,7 @@ _V3 = _V2 | {"abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsav
 _V4 = _V3 | {"avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"}
 # Best first: the levels of the x86-64 psABI, and what every arm64 processor has. Between v2 and v3 there is one more:
 # processors of 2011 to 2013 have vectors of 8 floats but no FMA, and train with them in a third of the time of v2. Code
-# that is compiled for one processor is at most 6 % quicker than that of its level, and is not waited for.
+# that is compiled for one processor is at most 4 % quicker than that of its level, and is not waited for.
 LEVELS = (
     Level("x86-64-v4", "x86_64", "-march=x86-64-v4", frozenset(_V4)),
     Level("x86-64-v3", "x86_64", "-march=x86-64-v3", frozenset(_V3)),
