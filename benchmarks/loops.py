@@ -208,7 +208,7 @@ def bare_host(task: TaskConfig) -> nn.Sequential:
     layers: list[nn.Module] = []
     width = IMAGE_CHANNELS
     for block in range(task.num_blocks):
-        wider, size = task.base_channels * 2**block, task.kernel_size
+        wider, size = task.channels(block), task.kernel_size
         layers += [nn.Conv2d(width, wider, size, padding=size // 2, bias=False), nn.BatchNorm2d(wider), nn.ReLU(True)]
         layers += [nn.MaxPool2d(2)] * (block < task.num_pools)
         width = wider

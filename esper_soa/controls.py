@@ -70,7 +70,7 @@ def widened(task: TaskConfig, parameters: float) -> TaskConfig:
 
     Never narrower than it is, and no wider than a block may be; of two widths that are as near, the narrower.
     """
-    widths = range(task.base_channels, MAX_CHANNELS // 2 ** (task.num_blocks - 1) + 1)
+    widths = range(task.base_channels, MAX_CHANNELS * task.base_channels // task.channels(task.num_blocks - 1) + 1)
     at = min(bisect_left(widths, parameters, key=lambda width: _size(task, width)), len(widths) - 1)
     nearest = min(widths[max(at - 1, 0) : at + 1], key=lambda width: abs(_size(task, width) - parameters))
     return replace(task, base_channels=nearest)

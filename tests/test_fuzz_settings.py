@@ -122,7 +122,7 @@ def play(number: int, folder: Path) -> bool:
 def dear(cfg: TrainConfig) -> bool:
     """More than a second of work."""
     network, task = cfg.policy.network, cfg.task
-    widest = task.base_channels * 2 ** (task.num_blocks - 1) * task.kernel_size
+    widest = task.channels(task.num_blocks - 1) * task.kernel_size
     wide = max(network.hidden, network.features, network.slot_features, network.blueprint_embedding * 4, widest) > 1024
     return wide or cfg.policy.ppo.epochs > 10 or cfg.attribution.shapley_samples > 100 or task.num_classes > 1000
 

@@ -47,10 +47,22 @@ class TaskConfig:
         check(self.kernel_size % 2 == 1, "task.kernel_size", self.kernel_size, "odd")
         check(self.num_pools <= self.num_blocks, "task.num_pools", self.num_pools,
               f"at most task.num_blocks={self.num_blocks}")  # fmt: skip
-        last = self.base_channels * 2 ** (self.num_blocks - 1)
+        last = self.channels(self.num_blocks - 1)
         check(last <= MAX_CHANNELS, "task.num_blocks", self.num_blocks,
               f"so small that the last block has at most {MAX_CHANNELS} channels, not {last}",
               f"Or lower task.base_channels={self.base_channels}.")  # fmt: skip
+
+    def channels(self, block: int) -> int:
+        """Channels of block `block`, counted from 0: doubled by every block."""
+        return self.base_channels * 2**block
+
+    def pooled(self, block: int) -> bool:
+        """Whether the block ends in a pool, which halves height and width."""
+        return block < self.num_pools
+
+    def size(self, block: int) -> int:
+        """Height and width of what the block is given, and of its feature map up to the pool."""
+        return IMAGE_SIZE // 2 ** min(block, self.num_pools)
 
 
 def lr_factor(schedule: str, step: int, num_steps: int) -> float:
@@ -105,12 +117,13 @@ class SlotSpec(NamedTuple):
 
 def host_slots(task: TaskConfig) -> tuple[SlotSpec, ...]:
     """Every slot that the host offers, row-major (r0c0, r0c1, ..., r1c0, ...), which is the order of actions."""
-    channels = [task.base_channels * 2**block for block in range(task.num_blocks)]
-    before = [IMAGE_SIZE // 2 ** min(block, task.num_pools) for block in range(task.num_blocks)]
-    depth = [block / (task.num_blocks - 1) for block in range(task.num_blocks)]
-    row0 = [SlotSpec(f"r0c{b}", 0, b, channels[b], before[b], depth[b]) for b in range(task.num_blocks)]
-    row1 = [SlotSpec(f"r1c{b}", 1, b, channels[b], before[b] // 2, depth[b]) for b in range(task.num_pools)]
-    return tuple(row0 + row1)
+
+    def slot(row: int, block: int, size: int) -> SlotSpec:
+        return SlotSpec(f"r{row}c{block}", row, block, task.channels(block), size, block / (task.num_blocks - 1))
+
+    blocks = range(task.num_blocks)
+    row0 = [slot(0, block, task.size(block)) for block in blocks]
+    return (*row0, *(slot(1, block, task.size(block + 1)) for block in blocks if task.pooled(block)))
 
 
 def enabled_slots(task: TaskConfig, names: list[str]) -> tuple[SlotSpec, ...]:

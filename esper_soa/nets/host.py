@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from esper_soa.nets import batched
-from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE, SlotSpec, TaskConfig
+from esper_soa.nets.config import IMAGE_CHANNELS, SlotSpec, TaskConfig
 from esper_soa.nets.layers import Layers
 from esper_soa.nets.model.blueprints import BLUEPRINTS, Architecture, Blueprints, check_codes, of_code
 from esper_soa.nets.model.parameters import Parameter, Table, norm_scale, offset, weight, zeros
@@ -92,12 +92,11 @@ def host_shape(task: TaskConfig, slots: tuple[SlotSpec, ...], blueprints: Bluepr
     """
     check_codes(blueprints)
     number = {(spec.row, spec.block): index for index, spec in enumerate(slots)}
-    inputs, size, blocks = IMAGE_CHANNELS, IMAGE_SIZE, []
+    inputs, blocks = IMAGE_CHANNELS, []
     for i in range(task.num_blocks):
-        channels, pooled = task.base_channels * 2**i, i < task.num_pools
         places = number.get((0, i), -1), number.get((1, i), -1)
-        blocks.append(Block(channels, pooled, *places, inputs, task.kernel_size, size))
-        inputs, size = channels, size // 2 if pooled else size
+        blocks.append(Block(task.channels(i), task.pooled(i), *places, inputs, task.kernel_size, task.size(i)))
+        inputs = task.channels(i)
     parameters, statistics = host_tables(tuple(blocks), task.num_classes)
     return HostShape(tuple(blocks), task.num_classes, slots, parameters, statistics, blueprints)
 
