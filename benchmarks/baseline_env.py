@@ -157,11 +157,6 @@ class BaselineEnv:
         done = self.validation_pass(batches, codes)
         return done.read(read_together([done])[0])
 
-    def evaluate_fused(self, batches: Batches, codes: Sequence[int] | None = None) -> ValidationReading:
-        """The same in one pass per batch, the images repeated for every subset, each with an alpha of its own."""
-        done = self.fused_validation_pass(batches, codes)
-        return done.read(read_together([done])[0])
-
     @torch.inference_mode()
     def validation_pass(self, batches: Batches, codes: Sequence[int] | None = None) -> ValidationPass:
         """`evaluate`, its results left on the device."""
@@ -182,7 +177,7 @@ class BaselineEnv:
 
     @torch.inference_mode()
     def fused_validation_pass(self, batches: Batches, codes: Sequence[int] | None = None) -> ValidationPass:
-        """`evaluate_fused`, its results left on the device."""
+        """`validation_pass` in one pass per batch, the images repeated for every subset, each with its own alpha."""
         self.host.eval()
         codes = self._default_codes() if codes is None else codes
         rows = [self._alphas(code) for code in codes]

@@ -12,8 +12,8 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from benchmarks.baseline_attribution import ValidationReading
-from benchmarks.baseline_env import BaselineEnv, ScalarAction
-from benchmarks.baseline_passes import TrainReading
+from benchmarks.baseline_env import BaselineEnv, Batches, ScalarAction
+from benchmarks.baseline_passes import TrainReading, read_together
 from esper_soa.env.config import GatesConfig, GovernorConfig, LifecycleConfig, RewardConfig, SignalsConfig
 from esper_soa.env.reward_records import RewardSettings
 from esper_soa.env.step import (
@@ -264,7 +264,13 @@ class LoopEnv(BaselineEnv):
 
     def measure(self, step: int) -> tuple[TrainReading, ValidationReading]:
         trained = self.train(training_batches(self.number, step, self.dtype))
-        return trained, self.evaluate_fused(validation_batches(self.number, self.setting))
+        return trained, evaluate_fused(self, validation_batches(self.number, self.setting))
+
+
+def evaluate_fused(env: BaselineEnv, batches: Batches) -> ValidationReading:
+    """What the env's fused validation pass over `batches` found, read by the host."""
+    done = env.fused_validation_pass(batches)
+    return done.read(read_together([done])[0])
 
 
 def build_loops(stacked: StackedEnvs) -> list[LoopEnv]:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from loop_world import evaluate_fused
 
 from benchmarks.baseline_attribution import ValidationReading, attribute, subset_codes
 from benchmarks.baseline_env import BaselineEnv, ScalarAction
@@ -253,7 +254,7 @@ def test_separate_and_fused_validation_agree_on_every_subset():
     plant(env, Blueprint.DEPTHWISE, Stage.HOLDING, 1.0, slot=2, style=Style.GATED_GATE)
     env.train(batches(2))
     data = batches(2, size=16, seed=3)
-    separate, fused = env.evaluate(data), env.evaluate_fused(data)
+    separate, fused = env.evaluate(data), evaluate_fused(env, data)
     assert separate.ablated == (0, 2)
     assert list(separate.accuracy) == [5, 4, 1, 0]
     assert separate.accuracy == fused.accuracy

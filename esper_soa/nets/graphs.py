@@ -15,6 +15,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 
 from esper_soa.errors import SettingError
 
+# torch has no public name for the pytrees above (2.13); tensordict registers its classes with these and no others.
 WARM_UPS = 2  # steps before a capture: what is made at first use must be there by then
 CAPACITY = 32  # graphs kept; each holds its own copy of the weights of its networks
 
