@@ -1,1 +1,47 @@
-"""Neural networks that grow while they train: a struct-of-arrays simulator with a learning policy."""
+"""Neural networks that grow while they train: a struct-of-arrays simulator with a learning policy.
+
+What is listed in `__all__` is the public interface; everything else may change. Names are imported when they are first
+asked for, as torch takes seconds.
+"""
+
+from importlib import import_module, metadata
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from esper_soa.compose import compose_settings, experiments
+    from esper_soa.errors import UserError
+    from esper_soa.simulator import Info, Seed, Simulator, Step, make
+
+HOMES = {
+    "Info": "simulator",
+    "Seed": "simulator",
+    "Simulator": "simulator",
+    "Step": "simulator",
+    "UserError": "errors",
+    "compose_settings": "compose",
+    "experiments": "compose",
+    "make": "simulator",
+}
+__all__ = [
+    "Info",
+    "Seed",
+    "Simulator",
+    "Step",
+    "UserError",
+    "__version__",
+    "compose_settings",
+    "experiments",
+    "make",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name == "__version__":
+        return metadata.version("esper-soa")
+    if name not in HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -7,6 +7,8 @@ import ctypes
 import os
 import platform
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -85,6 +87,17 @@ def apply_threads(setting: int) -> int:
     _check_threads("compute.threads", setting)
     torch.set_num_threads(setting or 1)
     return torch.get_num_threads()
+
+
+@contextmanager
+def threads(setting: int) -> Iterator[None]:
+    """`apply_threads` in the context; what the caller had is in force again behind it."""
+    before = torch.get_num_threads()
+    try:
+        apply_threads(setting)
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _check_threads(setting: str, count: int) -> None:

@@ -1,0 +1,64 @@
+"""Joint actions: every choice of the factored heads that differs in what it does, as one row of a table.
+
+For agents that choose one number. Heads that an op does not read keep their placeholders, so that no two rows mean the
+same; the order is that of the ops, and within an op that of slots, blueprints, styles and so on.
+"""
+
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from esper_soa.state import Action, Masks
+from esper_soa.vocabulary import HEAD_NAMES, HEADS, Head, Op
+
+
+class JointActions:
+    """The table for hosts with S slots: `rows` int64 [K, 8] in HEADS order, row 0 is WAIT."""
+
+    def __init__(self, num_slots: int, blueprints: Tensor) -> None:
+        """blueprints: bool [P], by code, those that may be germinated; its device is that of the table."""
+        found = [row for op in range(HEADS[-1].choices) for row in _rows(op, num_slots, blueprints.nonzero().flatten())]
+        self.rows = torch.tensor(found, dtype=torch.int64, device=blueprints.device)
+        columns = dict(zip(HEAD_NAMES, self.rows.unbind(1), strict=True))
+        self.op, self.slot = columns["op"], columns["slot"]
+        # Of the heads beside slot and op: their choices, and bool [K], the rows whose op reads them.
+        self.details = [(head.name, columns[head.name], _read_by(head, self.op)) for head in HEADS[1:-1]]
+
+    def __len__(self) -> int:
+        """K."""
+        return len(self.rows)
+
+    def action(self, index: Tensor) -> Action:
+        """The factored action of rows `index` int64 [N]; ValueError for a number that is no row."""
+        if bool(((index < 0) | (index >= len(self))).any()):
+            raise ValueError(f"joint actions are 0 to {len(self) - 1}, not {index.tolist()}")
+        heads = dict(zip(HEAD_NAMES, self.rows[index].unbind(1), strict=True))
+        return Action.from_dict(heads, batch_size=index.shape)
+
+    def mask(self, masks: Masks) -> Tensor:
+        """bool [N, K]: the rows that are legal; `masks` [N] as in a View."""
+        legal = masks.op[:, self.op] & masks.slot_by_op[:, self.op, self.slot]
+        for name, choice, read in self.details:
+            legal = legal & (masks.get(name)[:, choice] | ~read)
+        return legal | (self.op == Op.WAIT)
+
+
+def _rows(op: int, num_slots: int, blueprints: Tensor) -> list[tuple[int, ...]]:
+    """Every choice of the heads that the op reads, the others at their placeholders."""
+    choices: list[list[int]] = []
+    for head in HEADS:
+        if head.name == "op":
+            choices.append([op])
+        elif op not in head.ops:
+            choices.append([head.placeholder])
+        elif head.name == "blueprint":
+            choices.append(blueprints.tolist())
+        else:
+            choices.append(list(range(head.choices or num_slots)))
+    return list(product(*choices))
+
+
+def _read_by(head: Head, op: Tensor) -> Tensor:
+    """bool [K]: the rows whose op reads the head."""
+    return torch.isin(op, torch.tensor(head.ops, device=op.device))

@@ -1,0 +1,251 @@
+"""The simulator as a library: N hosts that train and grow, stepped by a caller or played by a policy.
+
+    sim = esper_soa.make("cifar_3seed", envs=16, policy="heuristic")
+    for step in sim.episode():
+        print(step.number, step.accuracy.mean(), step.reward.mean())
+
+    observation, info = sim.reset()
+    observation, reward, terminated, truncated, info = sim.step({"op": 1, "slot": 0, "blueprint": 1})
+
+Everything random follows from the seed, the round, the env and the env-step: round i of a simulator is round i of a
+training run with the same settings, to the bit. Several simulators live in one process.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from hydra.core.override_parser.types import Quote, QuotedString
+from torch import Tensor
+
+from esper_soa.actions import Given, check_action, read_action
+from esper_soa.agent.config import SCRATCH
+from esper_soa.agent.policy import RecurrentPolicy
+from esper_soa.agent.protocol import Agent, restart
+from esper_soa.build import build_world
+from esper_soa.compose import compose_settings
+from esper_soa.config import POLICIES, TrainConfig
+from esper_soa.env.env import Env, Seen
+from esper_soa.env.joint import JointActions
+from esper_soa.env.step import StepResult
+from esper_soa.errors import UserError, check
+from esper_soa.nets.datasets import ImageSet
+from esper_soa.ops.device import resolve_device, threads
+from esper_soa.ops.memory import naming_memory
+from esper_soa.state import Action, EnvState, Masks, Observation, View
+from esper_soa.trainer import build_player
+from esper_soa.vocabulary import BLUEPRINT_NAMES, STAGE_NAMES
+
+NO_LEARNER = ("policy.ppo.minibatches=1",)  # nothing is learned here, so that any number of envs will do
+ILLEGAL = ("wait", "raise")  # what becomes of an illegal action
+
+
+class Info(NamedTuple):
+    """What a step tells beside observation and reward, of N envs."""
+
+    masks: Masks  # the choices that are legal now
+    accuracy: Tensor  # float64 [N], validation accuracy at the newest measurement, percent
+    illegal: Tensor  # bool [N]: the last action was not legal, and the env waited instead
+    restarted: Tensor  # bool [N]: rolled back at the last env-step, so that a trajectory begins here
+    round: int  # from 0
+    env_step: int  # of the decision that is due, from 0; as many as the episode has once it is over
+
+
+class Step(NamedTuple):
+    """One env-step of N envs as a policy played it."""
+
+    number: int  # from 0
+    observation: Observation
+    masks: Masks
+    action: Action
+    reward: Tensor  # float64 [N]
+    accuracy: Tensor  # float64 [N], percent, on which the action was decided
+    terminated: Tensor  # bool [N]: rolled back, the trajectory ends here
+    truncated: bool  # the episode ends here
+    state: EnvState  # after the action
+
+
+class Seed(NamedTuple):
+    """One live seed of an env, in words."""
+
+    slot: str
+    stage: str
+    blueprint: str
+    alpha: float  # how much of it the host uses, 0 to 1
+    age: int  # env-steps
+    contribution: float | None  # percent points of accuracy that its host would lose; None before it was measured
+
+
+class Simulator:
+    """N envs with their weights, data and policy; see `make`."""
+
+    def __init__(
+        self, settings: TrainConfig, agent: Agent | None = None, images: ImageSet | None = None, illegal: str = "wait"
+    ) -> None:
+        """agent: who plays `episode`; None takes what the settings name. images: instead of those of the settings.
+
+        Raises UserError for what does not fit together.
+        """
+        check(illegal in ILLEGAL, "illegal", illegal, " or ".join(ILLEGAL))
+        self.settings, self.raising = settings, illegal == "raise"
+        self.device = resolve_device(settings.device)
+        self._images = images
+        self._build(settings.seed)
+        self.agent = self._agent() if agent is None else agent
+        self._next_round = 0
+
+    def _build(self, seed: int) -> None:
+        """A world whose every stream follows from `seed`."""
+        with naming_memory(UserError):
+            self.world = build_world(self.settings, self.device, seed, self._images)
+        self._images = self.world.images
+        self.env = Env(self.world)
+        self.joint = JointActions(len(self.slots), self.world.rules.blueprints)
+        self._seen: Seen | None = None  # what the next action answers; None: reset is due
+
+    def _agent(self) -> Agent:
+        player = build_player(self.settings, self.world)
+        if isinstance(player.agent, RecurrentPolicy):
+            player.agent.eval()
+        return player.agent
+
+    @property
+    def num_envs(self) -> int:
+        """N."""
+        return self.env.num_envs
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Names of the S slots, in the order of actions and observations."""
+        return tuple(spec.name for spec in self.world.rules.nets.shape.slots)
+
+    @property
+    def state(self) -> EnvState:
+        """Everything that is known of the N envs."""
+        return self.env.state
+
+    def reset(self, seed: int | None = None) -> tuple[Observation, Info]:
+        """Begin the next round with fresh hosts, and play it up to its first decision.
+
+        seed: begin again at round 0 with the streams of this seed; None goes on to the next round of the same.
+        """
+        if seed is not None:
+            self._build(seed)
+            self._next_round = 0
+        self._seen = None
+        with threads(self.settings.compute.threads):
+            self._seen = self.env.reset(self._next_round)
+        self._next_round += 1
+        return self._seen.view.observation, self._info(self._seen)
+
+    def step(self, action: Given) -> tuple[Observation, Tensor, Tensor, Tensor, Info]:
+        """Carry out an action [N] and play on to the next decision.
+
+        action: see actions.read_action. Returns the observation, the reward float64 [N], terminated bool [N] (the env
+        was rolled back: its trajectory ends, and it goes on from its snapshot), truncated bool [N] (the episode is over
+        for all; `reset` comes next) and Info. An illegal action becomes WAIT and is told in `illegal`, or raises
+        ValueError, as `make` was asked. Raises RuntimeError before `reset`.
+        """
+        if self._seen is None:
+            raise RuntimeError("the episode is over, was interrupted or has not begun: call reset")
+        seen = self._seen
+        checked = check_action(read_action(action, self.num_envs, self.joint), seen.view.masks, self.raising)
+        self._seen = None
+        with threads(self.settings.compute.threads):
+            result, after = self.env.step(checked.action)
+        self._seen = after
+        panic = seen.observed.state.guard.panic
+        over = torch.full_like(panic, after is None)
+        view = self.env.after() if after is None else after.view
+        info = self._info(after) if after is not None else self._end(view, panic)
+        return view.observation, result.terms.total, panic, over, info._replace(illegal=checked.illegal)
+
+    def episode(self) -> Iterator[Step]:
+        """Play the next round with the policy, env-step by env-step."""
+        self.reset()
+        agent, seen = self.agent, self._seen
+        fresh = memory = agent.start(self.num_envs, self.device)
+        while seen is not None:
+            number = self.env.step_number
+            with threads(self.settings.compute.threads):
+                decision, memory = agent.act(seen.view, restart(memory, fresh, seen.restarted))
+                checked = check_action(decision.action, seen.view.masks, self.raising)
+                self._seen = None
+                result, self._seen = self.env.step(checked.action)
+            yield _step(number, seen, checked.action, result, self._seen is None)
+            seen = self._seen
+
+    def seeds(self, env: int) -> list[Seed]:
+        """The live seeds of an env, in the order of the slots; IndexError for a number that is no env."""
+        if not 0 <= env < self.num_envs:
+            raise IndexError(f"env {env}: there are {self.num_envs}, from 0")
+        slots = self.state.slots[env]
+        return [
+            Seed(
+                name, STAGE_NAMES[int(slots.stage[at])], BLUEPRINT_NAMES[int(slots.blueprint[at])],
+                float(slots.alpha[at]), int(slots.seed_age[at]),
+                float(slots.contribution[at]) if slots.contribution_known[at] else None,
+            )
+            for at, name in enumerate(self.slots) if slots.live[at]
+        ]  # fmt: skip
+
+    def _info(self, seen: Seen) -> Info:
+        no = torch.zeros_like(seen.restarted)
+        accuracy = seen.observed.state.signals.val_accuracy
+        return Info(seen.view.masks, accuracy, no, seen.restarted, self.world.round, self.env.step_number)
+
+    def _end(self, view: View, restarted: Tensor) -> Info:
+        """Behind the last env-step: nothing is measured any more."""
+        no, accuracy = torch.zeros_like(restarted), self.state.signals.val_accuracy
+        return Info(view.masks, accuracy, no, restarted, self.world.round, self.env.step_number)
+
+
+def _step(number: int, seen: Seen, action: Action, result: StepResult, last: bool) -> Step:
+    before = seen.observed
+    return Step(
+        number, before.observation, before.masks, action, result.terms.total, before.state.signals.val_accuracy,
+        before.state.guard.panic, last, result.state,
+    )  # fmt: skip
+
+
+def make(
+    experiment: str = "",
+    *,
+    policy: str | Agent | None = None,
+    data: ImageSet | None = None,
+    illegal: str = "wait",
+    overrides: Sequence[str] = (),
+    **settings: str | int | float | bool,
+) -> Simulator:
+    """A simulator with the settings of `python -m esper_soa.train +experiment=<experiment> <overrides>`.
+
+    policy: who plays `episode`: wait, random, schedule, heuristic, a policy that ships (grower), a run folder or file
+        with a learned one, or an Agent; None takes what the experiment names.
+    data: images instead of those that data.name asks for; task.num_classes follows them unless it is overridden.
+    illegal: what becomes of an illegal action: it becomes WAIT and is told ("wait"), or ValueError ("raise").
+    overrides: in Hydra's words, such as "task=cifar_impaired" or "reward.mode=net".
+    settings: those of the top level, by name: envs=16, steps=50, seed=3, device="cuda", slots="[r0c0,r0c1]".
+
+    Raises UserError for settings that the command line would refuse.
+    """
+    given = [f"{name}={_quoted(value)}" for name, value in settings.items()]
+    classes = [] if data is None else [f"task.num_classes={int(data.train_labels.max()) + 1}"]
+    composed = compose_settings(experiment, [*NO_LEARNER, *classes, *overrides, *given])
+    if isinstance(policy, str):
+        composed = _with_policy(composed, policy)
+    return Simulator(composed, None if isinstance(policy, str) else policy, data, illegal)
+
+
+def _quoted(value: str | int | float | bool) -> str:
+    """The value as Hydra reads it; a text with the signs of its grammar is taken as that, others by the letter."""
+    if not isinstance(value, str) or value[:1] in ("[", "{"):
+        return str(value)
+    return QuotedString(value, Quote.single).with_quotes()
+
+
+def _with_policy(settings: TrainConfig, policy: str) -> TrainConfig:
+    """`settings` with the policy called `policy`: a scripted one, one that ships, or one in a run folder or a file."""
+    if policy in POLICIES:
+        return replace(settings, policy=replace(settings.policy, name=policy, init=SCRATCH))
+    return replace(settings, policy=replace(settings.policy, name="ppo", init=policy))

@@ -1,0 +1,50 @@
+"""Joint actions: one row for every choice that does something else, and masks that agree with those of the heads."""
+
+import pytest
+import torch
+from tiny_world import play_state, tiny_rules
+
+from esper_soa.agent.scripted import obey
+from esper_soa.env.joint import JointActions
+from esper_soa.vocabulary import HEAD_NAMES, Op
+
+
+def table(num_slots: int, codes: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7)) -> JointActions:
+    blueprints = torch.zeros(13, dtype=torch.bool)
+    blueprints[list(codes)] = True
+    return JointActions(num_slots, blueprints)
+
+
+def test_rows_are_all_choices_that_differ() -> None:
+    joint = table(3)
+    by_op = joint.op.bincount().tolist()
+    # WAIT; slot x blueprint x style x tempo x target; slot x style x target x speed x curve; slot x speed x curve; slot
+    assert by_op == [1, 3 * 7 * 4 * 3 * 3, 3 * 4 * 3 * 4 * 5, 3 * 4 * 5, 3, 3]
+    assert len(joint) == 1543
+    assert len({tuple(row) for row in joint.rows.tolist()}) == len(joint)
+    assert joint.rows[0].tolist() == [0, 0, 2, 1, 2, 0, 0, Op.WAIT]
+    assert len(table(2, (3,))) == 1 + 2 * 36 + 2 * 240 + 2 * 20 + 2 + 2
+
+
+@pytest.mark.parametrize("num_slots", [1, 3])
+def test_a_row_is_legal_where_its_choices_are(num_slots: int) -> None:
+    """Over whole episodes of random play: against every row put to the factored masks, one after the other."""
+    rules, joint, legal_ops = tiny_rules(num_slots, 60), table(num_slots), set[int]()
+    for step in play_state(rules, 4, 7):
+        masks = joint.mask(step.view.masks)
+        for env in range(4):
+            every = step.view.masks[env : env + 1].expand(len(joint)).clone()
+            obeyed, legal = obey(joint.action(torch.arange(len(joint))), every)
+            assert torch.equal(masks[env], legal)
+            kept = torch.stack([obeyed.get(name) for name in HEAD_NAMES], 1)
+            heads = [at for at, name in enumerate(HEAD_NAMES) if name != "slot"]  # WAIT takes the first legal slot
+            assert torch.equal(kept[legal][:, heads], joint.rows[legal][:, heads])
+            legal_ops |= set(joint.op[legal].tolist())
+    assert legal_ops == set(range(6))
+
+
+def test_a_number_that_is_no_row_is_refused() -> None:
+    joint = table(1)
+    for wrong in (-1, len(joint)):
+        with pytest.raises(ValueError, match=f"0 to {len(joint) - 1}"):
+            joint.action(torch.tensor([0, wrong]))

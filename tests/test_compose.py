@@ -1,0 +1,66 @@
+"""Settings composed from Python: those of the command line, without a trace in a Hydra that the caller uses."""
+
+import re
+from dataclasses import asdict
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.utils import JobRuntime
+from hydra.version import VersionBase
+
+from esper_soa.compose import compose_settings, experiments
+from esper_soa.config import TrainConfig, settings_from
+from esper_soa.errors import UserError
+from esper_soa.train import config_dir
+
+
+def test_settings_are_those_of_the_command_line() -> None:
+    overrides = ["envs=4", "task=cifar_impaired", "policy.ppo.lr=0.5", "slots=[r0c1]"]
+    with initialize_config_dir(config_dir(), version_base="1.3"):
+        wanted = settings_from(compose("train", ["+experiment=cifar_3seed", *overrides]))
+    found = compose_settings("cifar_3seed", overrides)
+    assert asdict(found) == asdict(wanted)
+    assert (found.envs, found.task.name, found.policy.ppo.lr) == (4, "cifar_impaired", 0.5)
+    assert compose_settings() == TrainConfig()
+
+
+def test_every_experiment_that_ships_composes() -> None:
+    assert "cifar_3seed" in experiments()
+    for name in experiments():
+        assert isinstance(compose_settings(name), TrainConfig)
+
+
+def test_the_hydra_of_the_caller_stays_as_it_is() -> None:
+    assert not GlobalHydra.instance().is_initialized()
+    compose_settings("smoke")
+    assert not GlobalHydra.instance().is_initialized()
+    with initialize_config_dir(config_dir(), job_name="mine", version_base="1.2"):
+        mine, base = GlobalHydra.instance().hydra, VersionBase.instance().getbase()
+        compose_settings("smoke")
+        with pytest.raises(UserError):
+            compose_settings("smoke", ["envs=none"])
+        assert GlobalHydra.instance().hydra is mine
+        assert VersionBase.instance().getbase() == base
+        assert JobRuntime.instance().get("name") == "mine"
+        assert compose("train", ["rounds=3"]).rounds == 3
+    assert not GlobalHydra.instance().is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("experiment", "overrides", "message"),
+    [
+        ("cifar_3sed", [], "experiment=cifar_3sed: must be .*cifar_3seed.*Did you mean cifar_3seed?"),
+        ("smoke", ["env=4"], "there is no setting env. Did you mean envs?"),
+        ("smoke", ["envs=many"], "envs=many.*'many' of type 'str' could not be converted to Integer"),
+        ("smoke", ["task=cifar"], "Could not find 'task/cifar'"),
+        ("smoke", ["envs=0"], "envs=0: must be"),
+        ("smoke", ["envs="], "envs"),
+        ("smoke", ["envs=4 steps"], "overrides: "),
+    ],
+)
+def test_what_cannot_be_composed_is_told_in_one_line(experiment: str, overrides: list[str], message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        compose_settings(experiment, overrides)
+    assert re.search(message.replace("?", r"\?"), str(caught.value))
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,228 @@
+"""The simulator as a library: a training run's rounds to the bit, whoever steps it, and clear words for mistakes."""
+
+import io
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from tiny_world import CPU, tiny_settings
+
+import esper_soa
+from esper_soa.agent.protocol import Memory
+from esper_soa.agent.scripted import RandomPolicy
+from esper_soa.build import build_world
+from esper_soa.config import TrainConfig
+from esper_soa.ops.collect import Player, Round, play_round
+from esper_soa.ops.progress import Progress
+from esper_soa.simulator import Simulator, Step
+from esper_soa.state import Decision, View
+from esper_soa.trainer import build_player
+from esper_soa.vocabulary import HEAD_NAMES, Op
+
+ENVS, STEPS = 3, 6
+TINY = ("task=cifar_minimal", "slots=[r0c0,r0c1]", "data.name=synthetic", "gates.min_blending_steps=1")
+SIZES = {"envs": ENVS, "steps": STEPS, "batch_size": 4, "train_samples": 8, "val_samples": 20}
+
+
+def settings() -> TrainConfig:
+    return tiny_settings(ENVS, 2, STEPS)
+
+
+def make(**more: object) -> Simulator:
+    return esper_soa.make("smoke", overrides=TINY, **(SIZES | {"policy": "random"} | more))
+
+
+def rewards(steps: list[Step]) -> torch.Tensor:
+    return torch.stack([step.reward for step in steps])
+
+
+@pytest.mark.parametrize("policy", ["random", "grower"])
+def test_a_round_is_that_of_a_training_run_to_the_bit(policy: str) -> None:
+    sim = esper_soa.make("cifar_3seed", policy=policy, data=None, **(SIZES | {"steps": 4}))
+    world = build_world(sim.settings, CPU)
+    player = Player(build_player(sim.settings, world).agent, None)
+    for number in range(2):
+        result, _ = play_round(world, player, Round(number, Progress(1, Console(file=io.StringIO()), "off")))
+        steps = list(sim.episode())
+        assert (sim.world.weights == world.weights).all()
+        assert rewards(steps).sum(0).tolist() == pytest.approx(result.rewards, abs=1e-12)
+        assert sim.state.signals.val_accuracy.tolist() == result.accuracies
+        assert [step.truncated for step in steps] == [False, False, False, True]
+
+
+def test_stepping_with_the_actions_of_an_episode_is_that_episode() -> None:
+    played, stepped = Simulator(settings(), RandomPolicy()), Simulator(settings())
+    observation, info = stepped.reset()
+    for step in played.episode():
+        assert torch.equal(observation.features, step.observation.features)
+        assert torch.equal(info.accuracy, step.accuracy)
+        assert (info.masks == step.masks).all()
+        assert info.env_step == step.number
+        observation, reward, terminated, truncated, info = stepped.step(step.action)
+        assert torch.equal(reward, step.reward)
+        assert not terminated.any()
+        assert truncated.tolist() == [step.truncated] * ENVS
+        assert not info.illegal.any()
+    assert info.env_step == STEPS
+    assert (stepped.state == played.state).all()
+    assert played.state.totals.germinated.sum() > 0
+    with pytest.raises(RuntimeError, match="call reset"):
+        stepped.step({"op": Op.WAIT})
+
+
+def test_reset_goes_on_to_the_next_round_and_a_seed_begins_again() -> None:
+    sim = Simulator(settings())
+    first, second = (sim.reset()[0].features for _ in range(2))
+    assert not torch.equal(first, second)
+    assert torch.equal(sim.reset(seed=settings().seed)[0].features, first)
+    assert torch.equal(sim.reset()[0].features, second)
+    assert not torch.equal(sim.reset(seed=5)[0].features, first)
+    assert sim.reset()[1].round == 1
+
+
+def test_simulators_live_side_by_side_and_leave_torch_its_threads() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        alone = [list(Simulator(settings(), RandomPolicy()).episode()), list(make().episode())]
+        pair = Simulator(settings(), RandomPolicy()).episode(), make().episode()
+        mixed = list(zip(*pair, strict=True))
+        for at, steps in enumerate(alone):
+            assert torch.equal(rewards([both[at] for both in mixed]), rewards(steps))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_actions_come_as_records_names_rows_or_numbers() -> None:
+    germinate = {"op": Op.GERMINATE, "slot": 1, "blueprint": [3, 1, 3]}
+    rows = np.array([[1, code, 2, 1, 2, 0, 0, Op.GERMINATE] for code in (3, 1, 3)])
+    found = []
+    for given in (germinate, rows, torch.from_numpy(rows)):
+        sim = make()
+        sim.reset()
+        found.append(sim.step(given)[1])
+        assert [seed.blueprint for env in range(ENVS) for seed in sim.seeds(env)] == ["norm", "conv_light", "norm"]
+    sim = make()
+    sim.reset()
+    numbers = [sim.joint.rows.tolist().index(row) for row in rows.tolist()]
+    found.append(sim.step(numbers)[1])
+    assert all(torch.equal(reward, found[0]) for reward in found)
+    seed = sim.seeds(1)[0]
+    assert (seed.slot, seed.stage, seed.alpha, seed.contribution) == ("r0c1", "germinated", 0.0, None)
+    with pytest.raises(IndexError, match="there are 3"):
+        sim.seeds(3)
+
+
+ILLEGAL = [
+    ({"op": Op.GERMINATE, "blueprint": 9}, "germinate with blueprint 9 is not legal now; legal are 1, 2"),
+    ({"op": Op.GERMINATE, "blueprint": -1}, "blueprint -1"),
+    ({"op": Op.GERMINATE, "blueprint": 3, "slot": 2}, "slot 2 is not legal now; legal are 0, 1"),
+    ({"op": Op.GERMINATE, "blueprint": 3, "tempo": 100}, "tempo 100"),
+    ({"op": Op.FOSSILIZE}, "the op fossilize is not legal now; legal are wait, germinate"),
+    ({"op": 6}, "the op 6 is not legal now"),
+    ({"op": -1}, "the op -1 is not legal now"),
+]
+
+
+@pytest.mark.parametrize(("action", "words"), ILLEGAL)
+def test_what_is_not_legal_becomes_wait_or_raises(action: dict[str, int], words: str) -> None:
+    mixed = {head: [0, choice, 0] for head, choice in action.items()}  # the second env's alone; the others wait
+    waiting, raising = make(), make(illegal="raise")
+    waiting.reset()
+    raising.reset()
+    info = waiting.step(mixed)[4]
+    assert info.illegal.tolist() == [False, True, False]
+    assert not waiting.state.slots.live.any()
+    with pytest.raises(ValueError, match=f"env 1: .*{words}"):
+        raising.step(mixed)
+    raising.step({"op": Op.WAIT})  # nothing had been played
+
+
+def test_choices_that_the_op_does_not_read_do_not_matter() -> None:
+    plain, odd = make(illegal="raise"), make(illegal="raise")
+    plain.reset()
+    odd.reset()
+    heads = dict.fromkeys(HEAD_NAMES, 77)
+    assert torch.equal(plain.step({"op": Op.WAIT})[1], odd.step(heads | {"op": Op.WAIT})[1])
+    assert (plain.state == odd.state).all()
+
+
+@pytest.mark.parametrize(
+    ("action", "words"),
+    [
+        ({"opp": 1}, "action heads are slot, .* not opp"),
+        ({"op": 1.0}, "op must be integers"),
+        ({"op": [True, False, True]}, "op must be integers"),
+        ({"op": [0, 1]}, "one for each of 3 envs"),
+        ([0, 1], r"\[3\] of joint actions"),
+        ([0, 1, 10**9], "joint actions are 0 to"),
+    ],
+)
+def test_what_is_no_action_is_refused(action: object, words: str) -> None:
+    sim = make()
+    sim.reset()
+    with pytest.raises(ValueError, match=words):
+        sim.step(action)
+
+
+def test_a_host_that_breaks_down_ends_its_trajectory_and_goes_on() -> None:
+    sim = make(illegal="raise")
+    sim.reset()
+    sim.world.weights["host", "params"][1] = torch.nan
+    ends = []
+    for _ in range(STEPS):
+        _, reward, terminated, truncated, info = sim.step({"op": Op.WAIT})
+        assert reward.isfinite().all()
+        ends.append((terminated.tolist(), info.restarted.tolist()))
+    assert ends[1] == ([False, True, False], [False, True, False])
+    assert [terminated for terminated, _ in ends].count([False] * 3) == STEPS - 1
+    assert truncated.all()
+    assert sim.world.weights["host", "params"].isfinite().all()
+
+
+class Interrupting:
+    """Plays at random until its third env-step, when somebody presses Ctrl-C."""
+
+    def __init__(self) -> None:
+        self.agent, self.calls = RandomPolicy(), 0
+
+    def start(self, num_envs: int, device: torch.device) -> Memory:
+        return self.agent.start(num_envs, device)
+
+    def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
+        self.calls += 1
+        if self.calls == 3:
+            raise KeyboardInterrupt
+        return self.agent.act(view, memory)
+
+
+def test_an_interrupted_episode_can_be_followed_by_another() -> None:
+    sim, other = Simulator(settings(), Interrupting()), Simulator(settings(), RandomPolicy())
+    with pytest.raises(KeyboardInterrupt):
+        list(sim.episode())
+    list(other.episode())
+    assert torch.equal(rewards(list(sim.episode())), rewards(list(other.episode())))
+
+
+def test_settings_are_checked_as_on_the_command_line() -> None:
+    with pytest.raises(esper_soa.UserError, match="Did you mean envs"):
+        esper_soa.make("smoke", env=3)
+    with pytest.raises(esper_soa.UserError, match="illegal=skip: must be wait or raise"):
+        make(illegal="skip")
+    with pytest.raises(esper_soa.UserError, match="policy.init=nobody"):
+        make(policy="nobody")
+    assert make(slots="[r0c1]", run_dir="a, b=c").settings.run_dir == "a, b=c"
+
+
+def test_the_package_offers_its_names_and_imports_torch_only_when_asked() -> None:
+    code = (
+        "import sys, esper_soa; assert 'torch' not in sys.modules; "
+        "found = {name: getattr(esper_soa, name) for name in esper_soa.__all__}; assert dir(esper_soa)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    with pytest.raises(AttributeError, match="no attribute 'mak'"):
+        esper_soa.mak  # noqa: B018
