@@ -11,7 +11,7 @@ Everything random follows from the seed, the round, the env and the env-step: ro
 training run with the same settings, to the bit. Several simulators live in one process.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -38,6 +38,7 @@ from esper_soa.trainer import build_player
 from esper_soa.vocabulary import BLUEPRINT_NAMES, STAGE_NAMES
 
 NO_LEARNER = ("policy.ppo.minibatches=1",)  # nothing is learned here, so that any number of envs will do
+Value = str | int | float | bool
 ILLEGAL = ("wait", "raise")  # what becomes of an illegal action
 
 
@@ -216,7 +217,7 @@ def make(
     data: ImageSet | None = None,
     illegal: str = "wait",
     overrides: Sequence[str] = (),
-    **settings: str | int | float | bool,
+    **settings: Value,
 ) -> Simulator:
     """A simulator with the settings of `python -m esper_soa.train +experiment=<experiment> <overrides>`.
 
@@ -229,22 +230,27 @@ def make(
 
     Raises UserError for settings that the command line would refuse.
     """
-    given = [f"{name}={_quoted(value)}" for name, value in settings.items()]
     classes = [] if data is None else [f"task.num_classes={int(data.train_labels.max()) + 1}"]
-    composed = compose_settings(experiment, [*NO_LEARNER, *classes, *overrides, *given])
+    composed = play_settings(experiment, [*classes, *overrides], settings)
     if isinstance(policy, str):
-        composed = _with_policy(composed, policy)
+        composed = with_policy(composed, policy)
     return Simulator(composed, None if isinstance(policy, str) else policy, data, illegal)
 
 
-def _quoted(value: str | int | float | bool) -> str:
+def play_settings(experiment: str, overrides: Sequence[str], settings: Mapping[str, Value]) -> TrainConfig:
+    """Checked settings for play without learning; see `make`."""
+    given = [f"{name}={_quoted(value)}" for name, value in settings.items()]
+    return compose_settings(experiment, [*NO_LEARNER, *overrides, *given])
+
+
+def _quoted(value: Value) -> str:
     """The value as Hydra reads it; a text with the signs of its grammar is taken as that, others by the letter."""
     if not isinstance(value, str) or value[:1] in ("[", "{"):
         return str(value)
     return QuotedString(value, Quote.single).with_quotes()
 
 
-def _with_policy(settings: TrainConfig, policy: str) -> TrainConfig:
+def with_policy(settings: TrainConfig, policy: str) -> TrainConfig:
     """`settings` with the policy called `policy`: a scripted one, one that ships, or one in a run folder or a file."""
     if policy in POLICIES:
         return replace(settings, policy=replace(settings.policy, name=policy, init=SCRATCH))

@@ -24,7 +24,7 @@ MAX_FILE_LINES = 450
 LAYERS = (
     ("vocabulary", "errors", "paths", "ranges", "student"), ("state",), ("nets",), ("env",), ("agent",), ("config",),
     ("ops",), ("build", "actions"), ("controls",), ("trainer",), ("evaluation",),
-    ("train", "evaluate", "command", "compose"), ("simulator",),
+    ("train", "evaluate", "command", "compose"), ("simulator",), ("adapters",),
 )  # fmt: skip
 # Torch takes seconds to import, Hydra half a second: `main` hears signals first, a job imports torch once it starts.
 LATE_IMPORTS = {

@@ -36,6 +36,17 @@ class JointActions:
         heads = dict(zip(HEAD_NAMES, self.rows[index].unbind(1), strict=True))
         return Action.from_dict(heads, batch_size=index.shape)
 
+    def index(self, action: Action) -> Tensor:
+        """int64 [N]: the rows that do what `action` [N] does; ValueError where there is none."""
+        read = [_read_by(head, action.op) | (head.name == "op") for head in HEADS]
+        given = [
+            torch.where(one, action.get(head.name), head.placeholder) for one, head in zip(read, HEADS, strict=True)
+        ]
+        same = (torch.stack(given, 1)[:, None, :] == self.rows).all(2)
+        if not bool(same.any(1).all()):
+            raise ValueError("no joint action does this: the blueprint may not be germinated, or a choice is none")
+        return same.to(torch.int64).argmax(1)
+
     def mask(self, masks: Masks) -> Tensor:
         """bool [N, K]: the rows that are legal; `masks` [N] as in a View."""
         legal = masks.op[:, self.op] & masks.slot_by_op[:, self.op, self.slot]

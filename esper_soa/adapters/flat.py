@@ -1,0 +1,104 @@
+"""What all adapters share: a flat observation, a mask over joint actions, and a new episode where one ends.
+
+An env ends in two ways. A rollback ends its trajectory (terminated): it goes on at once from its snapshot, and the next
+observation is the first of a new trajectory. The episode ends for all envs together (truncated): the next round begins
+at once. What the ended trajectories showed last is kept.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from esper_soa.env.observation import feature_names
+from esper_soa.errors import check
+from esper_soa.simulator import Info, Simulator, Value, play_settings, with_policy
+from esper_soa.state import Masks, Observation
+from esper_soa.vocabulary import HEADS, Blueprint, head_sizes
+
+ACTIONS = ("joint", "heads")  # one number per env, or one choice per head
+
+
+class Shown(NamedTuple):
+    """What an agent is shown of N envs."""
+
+    features: Tensor  # float32 [N, F]: those of the policy, then one-hot which blueprint stands in each slot
+    action_mask: Tensor  # bool [N, K] over joint actions, or [N, sum of head sizes], head after head
+
+
+class Turn(NamedTuple):
+    """What came of an action."""
+
+    shown: Shown  # where a trajectory ended, the first of the next
+    last: Shown  # where a trajectory ended, what it showed last; else as `shown`
+    reward: Tensor  # float64 [N]
+    terminated: Tensor  # bool [N]
+    truncated: Tensor  # bool [N]
+    info: Info
+
+
+class FlatEnvs:
+    """N envs with flat observations and actions that are numbers."""
+
+    def __init__(self, sim: Simulator, actions: str = "joint") -> None:
+        """actions: "joint" for numbers of joint actions [N], "heads" for choices [N, 8] in the order of the heads.
+
+        Heads are masked one by one: a choice of every head may be legal, and all of them together not. Such an action
+        becomes WAIT. Joint actions have no such combinations.
+        """
+        check(actions in ACTIONS, "actions", actions, " or ".join(ACTIONS))
+        self.sim, self.joint = sim, actions == "joint"
+        self.codes = sim.world.rules.blueprints.nonzero().flatten()
+        names = feature_names(sim.slots)
+        self.num_features = len(names) + len(sim.slots) * len(self.codes)
+        self.head_sizes = head_sizes(len(sim.slots))
+        self.num_actions = len(sim.joint) if self.joint else sum(self.head_sizes)  # entries of the mask
+        self.shown: Shown | None = None
+
+    def reset(self, seed: int | None = None) -> tuple[Shown, Info]:
+        """Begin the next round, or round 0 of `seed`."""
+        observation, info = self.sim.reset(seed)
+        self.shown = self._show(observation, info.masks)
+        return self.shown, info
+
+    def step(self, action: Tensor, go_on: bool = True) -> Turn:
+        """Carry out actions int64 [N] or [N, 8]. Raises RuntimeError before `reset`.
+
+        go_on: begin the next round where the episode is over; else the caller resets.
+        """
+        if self.shown is None:
+            raise RuntimeError("call reset first")
+        before = self.shown
+        observation, reward, terminated, truncated, info = self.sim.step(action)
+        shown = last = self._show(observation, info.masks)
+        if bool(terminated.any()):
+            where = terminated[:, None]
+            last = Shown(*(torch.where(where, old, new) for old, new in zip(before, shown, strict=True)))
+        if go_on and bool(truncated.all()):
+            started, fresh = self.sim.reset()
+            shown = self._show(started, fresh.masks)
+            info = fresh._replace(illegal=info.illegal)
+        self.shown = shown
+        return Turn(shown, last, reward, terminated, truncated & ~terminated, info)
+
+    def _show(self, observation: Observation, masks: Masks) -> Shown:
+        standing = observation.blueprints[:, :, None] == self.codes
+        features = torch.cat((observation.features, standing.flatten(1).to(observation.features.dtype)), 1)
+        return Shown(features, self.sim.joint.mask(masks) if self.joint else _head_masks(masks))
+
+
+def _head_masks(masks: Masks) -> Tensor:
+    """bool [N, sum of head sizes]: every head's choices, those that no legal op reads at their placeholders."""
+    parts = []
+    for head in HEADS:
+        mask = masks.get(head.name)
+        if head.name == "blueprint":  # NOOP stands for none, which agents that mask need where nothing is legal
+            mask = mask | (torch.arange(mask.shape[1], device=mask.device) == Blueprint.NOOP)
+        parts.append(mask)
+    return torch.cat(parts, 1)
+
+
+def flat_envs(experiment: str, actions: str, settings: Mapping[str, Value]) -> FlatEnvs:
+    """Envs of `make(experiment, **settings)`, without a policy of their own. Raises UserError as `make` does."""
+    return FlatEnvs(Simulator(with_policy(play_settings(experiment, (), settings), "wait")), actions)

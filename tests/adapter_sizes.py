@@ -1,0 +1,31 @@
+"""Small simulators, and a round of random play that every adapter has to repeat."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from esper_soa.simulator import Simulator, make
+
+EXPERIMENT, ENVS, STEPS, SEED = "cifar_3seed", 3, 7, 11
+SIZES: dict[str, str | int | float | bool] = {
+    "steps": STEPS, "batch_size": 4, "train_samples": 8, "val_samples": 20, "slots": "[r0c0,r0c1]",
+}  # fmt: skip
+
+
+class Played(NamedTuple):
+    """Joint actions and rewards of a round, [T, N]."""
+
+    actions: Tensor
+    rewards: Tensor
+    features: Tensor  # [T, N, F], what the actions were decided on
+
+
+def play() -> Played:
+    sim: Simulator = make(EXPERIMENT, policy="random", envs=ENVS, seed=SEED, **SIZES)
+    steps = list(sim.episode())
+    return Played(
+        torch.stack([sim.joint.index(step.action) for step in steps]),
+        torch.stack([step.reward for step in steps]),
+        torch.stack([step.observation.features for step in steps]),
+    )

@@ -1,0 +1,134 @@
+"""Gymnasium's checks, wrappers and loops on our envs, and the rewards of the simulator to the bit."""
+
+import numpy as np
+import pytest
+import torch
+from adapter_sizes import ENVS, EXPERIMENT, SEED, SIZES, STEPS, Played
+from torch import nn
+
+gymnasium = pytest.importorskip("gymnasium")
+adapter = pytest.importorskip("esper_soa.adapters.gymnasium")
+ID = f"esper_soa/{EXPERIMENT}-v0"
+
+
+def vector(actions: str = "joint"):
+    return gymnasium.make_vec(
+        ID, num_envs=ENVS, vectorization_mode="vector_entry_point", actions=actions, seed=SEED, **SIZES
+    )
+
+
+@pytest.mark.filterwarnings("ignore:.*Box observation space m.* value is -?infinity")
+@pytest.mark.parametrize("actions", ["joint", "heads"])
+def test_gymnasium_finds_no_fault_in_a_single_env(actions: str) -> None:
+    env = gymnasium.make(ID, actions=actions, **SIZES)
+    checker = pytest.importorskip("gymnasium.utils.env_checker")
+    checker.check_env(env.unwrapped, skip_render_check=True)
+
+
+def test_every_experiment_has_an_id() -> None:
+    assert {f"esper_soa/{name}-v0" for name in ("smoke", "cifar_1seed", "cifar_3seed")} <= set(gymnasium.registry)
+
+
+def test_the_same_actions_give_the_rewards_of_the_simulator_to_the_bit(played: Played) -> None:
+    envs = vector()
+    observation, _ = envs.reset()
+    for step in range(STEPS):
+        assert envs.observation_space.contains(observation)
+        mask = observation["action_mask"]
+        assert mask[np.arange(ENVS), played.actions[step]].all()
+        assert np.array_equal(observation["features"][:, : played.features.shape[2]], played.features[step])
+        observation, reward, terminated, truncated, info = envs.step(played.actions[step].numpy())
+        assert np.array_equal(reward, played.rewards[step])
+        assert not terminated.any()
+        assert not info["illegal"].any()
+        assert truncated.all() == (step == STEPS - 1)
+    last = info["final_obs"]["features"]
+    assert info["_final_obs"].all()
+    assert not np.array_equal(last, observation["features"])  # that of the next round
+    again, _ = envs.reset(seed=SEED)
+    assert np.array_equal(again["features"][:, : played.features.shape[2]], played.features[0])
+
+
+def test_episode_statistics_are_those_of_the_episode(played: Played) -> None:
+    envs = gymnasium.wrappers.vector.RecordEpisodeStatistics(vector())
+    envs.reset()
+    for actions in played.actions:
+        info = envs.step(actions.numpy())[4]
+    assert info["episode"]["l"].tolist() == [STEPS] * ENVS
+    assert info["episode"]["r"] == pytest.approx(played.rewards.sum(0).numpy(), rel=1e-6)
+
+
+def test_a_breakdown_ends_one_trajectory_which_goes_on_from_its_snapshot() -> None:
+    envs = vector()
+    envs.reset()
+    envs.flat.sim.world.weights["host", "params"][1] = torch.nan
+    ends, wait = [], np.zeros(ENVS, dtype=np.int64)
+    for _ in range(STEPS - 1):
+        observation, reward, terminated, truncated, info = envs.step(wait)
+        ends.append(terminated.tolist())
+        assert np.isfinite(reward).all()
+        assert np.isfinite(observation["features"]).all()
+        assert not truncated.any()
+        if terminated.any():
+            last = info["final_obs"]["features"]
+            assert info["_final_obs"].tolist() == [False, True, False]
+            assert np.array_equal(last[0], observation["features"][0])
+            assert not np.array_equal(last[1], observation["features"][1])
+    assert ends[1] == [False, True, False]
+    assert sum(map(sum, ends)) == 1
+
+
+def test_a_single_env_goes_on_after_a_breakdown_and_begins_anew_after_its_last_env_step() -> None:
+    env = gymnasium.make(ID, **SIZES).unwrapped
+    env.reset()
+    env.flat.sim.world.weights["host", "params"][0] = torch.nan
+    terminated, steps = False, 0
+    while not terminated:
+        _, _, terminated, truncated, info = env.step(0)
+        steps += 1
+        assert not truncated
+    _, after = env.reset()
+    assert (after["round"], after["env_step"]) == (0, steps)
+    while not truncated:
+        truncated = env.step(0)[3]
+        steps += 1
+    assert steps == STEPS
+    assert env.reset()[1]["round"] == 1
+
+
+@pytest.mark.parametrize("actions", ["joint", "heads"])
+def test_a_loop_as_users_write_it_learns_with_masks(actions: str) -> None:
+    """Policy gradient on two rounds: masked logits, sampled, stepped, summed up, one step of Adam with entropy."""
+    envs = vector(actions)
+    sizes = envs.flat.head_sizes if actions == "heads" else (envs.flat.num_actions,)
+    policy = nn.Linear(envs.single_observation_space["features"].shape[0], sum(sizes))
+    optimizer = torch.optim.Adam(policy.parameters(), 1e-3)
+    before = policy.weight.detach().clone()
+    torch.manual_seed(0)
+    observation, _ = envs.reset(seed=1)
+    log_probs, rewards, entropies = [], [], []
+    for _ in range(2 * STEPS):
+        legal = torch.from_numpy(observation["action_mask"]).bool()
+        logits = policy(torch.from_numpy(observation["features"])).masked_fill(~legal, -1e9)
+        heads = [torch.distributions.Categorical(logits=part) for part in logits.split(sizes, dim=1)]
+        chosen = [head.sample() for head in heads]
+        log_probs.append(sum(head.log_prob(one) for head, one in zip(heads, chosen, strict=True)))
+        entropies.append(sum(head.entropy() for head in heads))
+        given = torch.stack(chosen, 1).numpy() if actions == "heads" else chosen[0].numpy()
+        observation, reward, _, _, info = envs.step(given)
+        rewards.append(torch.from_numpy(reward).float())
+        assert actions == "heads" or not info["illegal"].any()
+    loss = -(torch.stack(log_probs) * torch.stack(rewards) + 0.01 * torch.stack(entropies)).mean()
+    loss.backward()
+    optimizer.step()
+    assert loss.isfinite()
+    assert not torch.equal(policy.weight, before)
+
+
+def test_what_is_asked_before_reset_is_refused() -> None:
+    env = gymnasium.make(ID, **SIZES).unwrapped
+    for early in (env.action_masks, lambda: env.step(0)):
+        with pytest.raises(RuntimeError, match="call reset"):
+            early()
+    with pytest.raises(Exception, match="actions=both: must be joint or heads"):
+        adapter.GrowthEnv(EXPERIMENT, actions="both")

@@ -1,0 +1,78 @@
+"""stable-baselines3 and sb3-contrib on our envs: their check, their masks, a thousand steps of learning."""
+
+import time
+
+import numpy as np
+import pytest
+import torch
+from adapter_sizes import ENVS, EXPERIMENT, SEED, SIZES, STEPS, Played
+
+gymnasium = pytest.importorskip("gymnasium")
+pytest.importorskip("stable_baselines3")
+sb3 = pytest.importorskip("esper_soa.adapters.sb3")
+
+
+def vec_env(envs: int = ENVS):
+    return sb3.GrowthVecEnv(EXPERIMENT, envs=envs, seed=SEED, **SIZES)
+
+
+def test_stable_baselines_finds_no_fault_in_a_single_env() -> None:
+    checker = pytest.importorskip("stable_baselines3.common.env_checker")
+    checker.check_env(gymnasium.make(f"esper_soa/{EXPERIMENT}-v0", **SIZES).unwrapped)
+
+
+def test_the_same_actions_give_the_rewards_of_the_simulator(played: Played) -> None:
+    env = vec_env()
+    observation = env.reset()
+    for step in range(STEPS):
+        assert np.array_equal(np.stack(env.env_method("action_masks")), observation["action_mask"].astype(bool))
+        assert np.array_equal(observation["features"][:, : played.features.shape[2]], played.features[step])
+        observation, reward, done, infos = env.step(played.actions[step].numpy())
+        assert np.array_equal(reward, played.rewards[step].float())
+        assert done.all() == (step == STEPS - 1)
+    for env_number, info in enumerate(infos):
+        assert info["TimeLimit.truncated"] is True
+        last = info["terminal_observation"]
+        assert env.observation_space.contains(last)
+        assert not np.array_equal(last["features"], observation["features"][env_number])
+    env.seed(SEED)
+    assert np.array_equal(env.reset()["features"][:, : played.features.shape[2]], played.features[0])
+
+
+def test_a_breakdown_ends_one_trajectory() -> None:
+    env = vec_env()
+    env.reset()
+    env.flat.sim.world.weights["host", "params"][2] = torch.nan
+    for step in range(3):
+        _, reward, done, infos = env.step(np.zeros(ENVS, dtype=np.int64))
+        assert np.isfinite(reward).all()
+        assert done.tolist() == [False, False, step == 1]
+        if step == 1:
+            assert infos[2]["TimeLimit.truncated"] is False
+            assert "terminal_observation" in infos[2]
+            assert "terminal_observation" not in infos[0]
+
+
+def test_masked_ppo_learns_a_thousand_steps_within_a_minute() -> None:
+    contrib = pytest.importorskip("sb3_contrib")
+    env = vec_env(4)
+    model = contrib.MaskablePPO("MultiInputPolicy", env, n_steps=50, batch_size=100, n_epochs=2, seed=0)
+    before = {name: value.clone() for name, value in model.policy.state_dict().items()}
+    begun = time.process_time()
+    model.learn(1000)
+    assert time.process_time() - begun < 60
+    assert model.num_timesteps >= 1000
+    assert any(not torch.equal(value, before[name]) for name, value in model.policy.state_dict().items())
+    observation = env.reset()
+    actions, _ = model.predict(observation, action_masks=env.action_masks())
+    assert observation["action_mask"][np.arange(4), actions].all()
+
+
+def test_an_env_of_a_simulator_has_no_attributes_of_its_own() -> None:
+    env = vec_env()
+    with pytest.raises(AttributeError, match="no method render"):
+        env.env_method("render")
+    with pytest.raises(AttributeError, match="no attribute gravity"):
+        env.get_attr("gravity")
+    with pytest.raises(RuntimeError, match="step_async"):
+        env.step_wait()
