@@ -24,6 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from esper_soa.agent.config import SCRATCH
+from esper_soa.arguments import groups_in, prepared, version_line
 from esper_soa.config import (
     EvaluateConfig,
     TrainConfig,
@@ -65,8 +66,9 @@ class JobFailedError(CompactHydraException):
 class Command:
     """What Hydra calls for each job, and the jobs of a sweep that failed in this process."""
 
-    def __init__(self, play: Callable[[DictConfig], float | None]) -> None:
-        self.play = play
+    def __init__(self, play: Callable[[DictConfig], float | None], settings: type) -> None:
+        """settings: the dataclass of a job's settings."""
+        self.play, self.settings = play, settings
         self.failed: list[str] = []
 
     def job(self, composed: DictConfig) -> float | None:
@@ -88,6 +90,14 @@ class Command:
 
     def run(self, folder: str, name: str) -> None:
         """Run the command line with the configuration `name` in `folder`; a sweep ends with the jobs that failed."""
+        if "--version" in sys.argv[1:]:
+            print(version_line())
+            return
+        try:
+            sys.argv[1:] = prepared(sys.argv[1:], self.settings, groups_in(folder))
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr)
+            sys.exit(2)
         try:
             hydra.main(version_base="1.3", config_path=folder, config_name=name)(self.job)()
         finally:

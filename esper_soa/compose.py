@@ -4,11 +4,9 @@ Used by the simulator and by whoever trains from a program. Needs no torch.
 """
 
 import difflib
-import re
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
@@ -17,12 +15,12 @@ from hydra.core.utils import JobRuntime
 from hydra.errors import HydraException
 from hydra.version import VersionBase
 
+from esper_soa.arguments import check_overrides, groups_in
 from esper_soa.config import TrainConfig, register_schema, settings_from
 from esper_soa.errors import SettingError, UserError, one_line
 from esper_soa.train import config_dir
 
 ONE_AT_A_TIME = threading.Lock()  # Hydra keeps what it composes with in globals
-UNKNOWN_KEY = re.compile(r"Could not override '(\w+)'")
 
 register_schema()
 
@@ -44,6 +42,7 @@ def compose_settings(experiment: str = "", overrides: Sequence[str] = ()) -> Tra
         hint = f"Did you mean {near[0]}?" if near else ""
         raise SettingError("experiment", experiment, ", ".join(names), hint)
     given = [f"+experiment={experiment}", *overrides] if experiment else list(overrides)
+    check_overrides(overrides, TrainConfig, groups_in(config_dir()))
     with _own_hydra():
         try:
             composed = compose("train", given)
@@ -53,14 +52,9 @@ def compose_settings(experiment: str = "", overrides: Sequence[str] = ()) -> Tra
 
 
 def _reason(error: HydraException) -> str:
-    """What Hydra says, with the value that it could not take; and the setting that may have been meant."""
+    """What Hydra says, with the value that it could not take."""
     cause = str(error.__cause__ or "").split("\n")[0]
-    words = " ".join(f"{error} {cause}".split())
-    unknown = UNKNOWN_KEY.search(words)
-    if unknown is not None:
-        near = difflib.get_close_matches(unknown[1], [item.name for item in fields(TrainConfig)], 1)
-        return f"there is no setting {unknown[1]}." + (f" Did you mean {near[0]}?" if near else "")
-    return one_line(words)
+    return one_line(" ".join(f"{error} {cause}".split()))
 
 
 @contextmanager

@@ -5,7 +5,6 @@ The numbers behind a default are its range. Imported by the trainer and by the e
 torch.
 """
 
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -24,7 +23,7 @@ from esper_soa.env.config import (
     RewardConfig,
     SignalsConfig,
 )
-from esper_soa.errors import SettingError, UserError, check, check_choice
+from esper_soa.errors import SettingError, UserError, check, check_choice, unknown_setting
 from esper_soa.nets.config import CNN_BLUEPRINT_NAMES, DataConfig, TaskConfig, enabled_slots
 from esper_soa.ranges import COUNT, WEIGHT, check_fields, choice, choices, number, table, word
 from esper_soa.vocabulary import HEAD_NAMES, head_sizes
@@ -236,8 +235,7 @@ def _check_keys(prefix: str, composed: DictConfig, part: object) -> None:
     known = [item.name for item in fields(part)]
     for key in map(str, composed):
         if key not in known:
-            near = difflib.get_close_matches(key, known, 1)
-            raise UserError(f"{prefix}{key}: there is no such setting." + (f" Did you mean {near[0]}?" if near else ""))
+            raise UserError(unknown_setting(f"{prefix}{key}", known))
         if is_dataclass(getattr(part, key)):
             _check_keys(f"{prefix}{key}.", composed[key], getattr(part, key))
 

@@ -1,5 +1,8 @@
 """Errors that a user can mend: each names the setting, its value, what is allowed and what to do. Needs no torch."""
 
+import difflib
+from collections.abc import Iterable
+
 SHOWN = 200  # characters of a value in a message
 
 
@@ -7,6 +10,13 @@ def one_line(value: object) -> str:
     """`value` in one line of printable characters, cut where it is long."""
     text = "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in str(value))
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+
+
+def unknown_setting(key: str, known: Iterable[str]) -> str:
+    """That there is no setting `key`, and which of the `known` names beside it may have been meant."""
+    before, dot, name = key.rpartition(".")
+    near = difflib.get_close_matches(name, list(known), 1)
+    return f"{key}: there is no such setting." + (f" Did you mean {before}{dot}{near[0]}?" if near else "")
 
 
 class UserError(Exception):

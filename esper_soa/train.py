@@ -20,9 +20,9 @@ def main() -> None:
     """Run the command line; ends the interpreter with the status that command.py documents."""
     with standing_streams(), stopped_at_once():
         with importing():
-            from esper_soa.command import Command, play_training
+            from esper_soa.command import Command, TrainConfig, play_training
 
-        Command(play_training).run(config_dir(), "train")
+        Command(play_training, TrainConfig).run(config_dir(), "train")
 
 
 if __name__ == "__main__":

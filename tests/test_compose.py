@@ -51,7 +51,7 @@ def test_the_hydra_of_the_caller_stays_as_it_is() -> None:
     ("experiment", "overrides", "message"),
     [
         ("cifar_3sed", [], "experiment=cifar_3sed: must be .*cifar_3seed.*Did you mean cifar_3seed?"),
-        ("smoke", ["env=4"], "there is no setting env. Did you mean envs?"),
+        ("smoke", ["env=4"], "env: there is no such setting. Did you mean envs?"),
         ("smoke", ["envs=many"], "envs=many.*'many' of type 'str' could not be converted to Integer"),
         ("smoke", ["task=cifar"], "Could not find 'task/cifar'"),
         ("smoke", ["envs=0"], "envs=0: must be"),

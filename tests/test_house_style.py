@@ -22,7 +22,8 @@ MAX_FILE_LINES = 450
 
 # A module may import from its own layer and from those before it.
 LAYERS = (
-    ("vocabulary", "errors", "paths", "ranges", "student"), ("state",), ("nets",), ("env",), ("agent",), ("config",),
+    ("vocabulary", "errors", "paths", "ranges", "student", "arguments"), ("state",), ("nets",), ("env",), ("agent",),
+    ("config",),
     ("ops",), ("build", "actions"), ("controls",), ("trainer",), ("evaluation",),
     ("train", "evaluate", "command", "compose"), ("simulator",), ("adapters",),
 )  # fmt: skip

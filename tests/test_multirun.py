@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from program import TINY, contents, finished
 
-from esper_soa.command import Command, JobFailedError, play_training
+from esper_soa.command import Command, JobFailedError, TrainConfig, play_training
 
 SWEEP = ["-m", *TINY, "rounds=1", "control=none", "telemetry.progress=off", "envs=0,2,1"]
 
@@ -123,4 +123,4 @@ def test_a_run_dir_that_is_swept_over_is_refused_job_by_job(tmp_path: Path) -> N
 def test_what_a_launcher_sends_to_its_processes_can_be_sent() -> None:
     error = pickle.loads(pickle.dumps(JobFailedError("envs=0: must be at least 1.")))
     assert str(error) == "envs=0: must be at least 1."
-    assert pickle.loads(pickle.dumps(Command(play_training).job)).__name__ == "job"
+    assert pickle.loads(pickle.dumps(Command(play_training, TrainConfig).job)).__name__ == "job"
