@@ -1,4 +1,4 @@
-"""The proof in markdown: the same lines on the console of benchmarks/proof.py and in the README."""
+"""The proof in markdown: the same lines on the console of benchmarks/proof.py and in the pages of the project."""
 
 from collections.abc import Mapping
 
@@ -18,7 +18,7 @@ from benchmarks.proof_statistics import (
 from esper_soa.ops.statistics import Interval
 
 MAIN = "proof"  # name of the record of the declared experiment, which the figure shows
-FIGURE = "docs/proof.svg"  # beside the file that the tables are written to
+FIGURE = "proof.svg"  # beside the page that the tables are written to
 GIGA = 1e9
 
 
@@ -28,6 +28,30 @@ def proof(records: Records) -> list[str]:
     shown = [f"![Accuracy against parameters and against training FLOP]({FIGURE})", ""]
     lines = shown if ordered and ordered[0]["name"] == MAIN else []
     return lines + [line for record in ordered for line in proof_lines(record)]
+
+
+SHORT = {  # players of the README's table, in its words
+    LEARNED: "grown by the policy that ships", "wait": "the same hosts, without growth",
+    "static_large": "a plain host of the grown size",
+    "static_final": "the grown networks, trained whole from the start",
+    "random": "grown at random",
+}  # fmt: skip
+
+
+def result(records: Records) -> list[str]:
+    """The declared proof in a table that fits a screen: accuracy by data set, size and cost on the first."""
+    lines: list[Line] = []
+    for record in (one for one in records if one["name"] == MAIN):
+        by_data = [{row.player: row for row in levels(data["players"])} for data in record["data"]]
+        titles = [f"{data['name']}, accuracy (%)" for data in record["data"]]
+        lines.append(
+            (f"{len(record['seeds'])} seeds, 95 % intervals", *titles, "parameters", "training GFLOP per host")
+        )
+        for player, words in SHORT.items():
+            rows, first = [found[player] for found in by_data], by_data[0][player]
+            cost = (f"{first.sizes['parameters'].mean:,.0f}", f"{first.sizes['train_flop'].mean / GIGA:,.0f}")
+            lines.append((words, *(bounds(row.means["accuracy"]) for row in rows), *cost))
+    return markdown(lines) if lines else []
 
 
 def proof_lines(record: Mapping) -> list[str]:

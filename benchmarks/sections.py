@@ -1,6 +1,6 @@
 """The measurements of benchmarks/results/ in markdown, a section per kind of table; nothing is typed by hand.
 
-Records in, lines out; benchmarks/table.py prints them and writes them into the README.
+Records in, lines out; benchmarks/table.py prints them and writes them into README.md and docs/numbers.md.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -202,9 +202,23 @@ def ratio_cell(ratio: Mapping | None) -> str:
     return f"{ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})" if ratio else ""
 
 
+def speed(records: Records) -> list[str]:
+    """The engine's whole cycle over those of both loops, works that have a loop beside them."""
+    rows: list[Line] = [("work of an env-step", "env-steps/s", "over a plain loop of the same work", "over bare hosts")]
+    bare_ratios = {work_cell(record, point): ratio["all"] for record, point, ratio in points_with(records, "bare")}
+    for record, point, ratio in points_with(records, "baseline"):
+        work = work_cell(record, point)
+        eps = last_column(point["sides"]["engine"])["eps"]
+        rows.append((work, f"{eps:.0f}", ratio_cell(ratio["all"]), ratio_cell(bare_ratios.get(work))))
+    return markdown(rows)
+
+
 EPS: dict[str, Callable[[Records], list[str]]] = {
-    "opponents": opponents, "bare": bare, "within": within, "shares": shares, "origins": origins,
+    "speed": speed, "opponents": opponents, "bare": bare, "within": within, "shares": shares, "origins": origins,
 }  # fmt: skip
-OTHERS: dict[str, Callable[[Records], list[str]]] = {
-    "sleepers": sleepers, "kernels": kernels, "proof": proof_tables.proof, "proof_main": proof_tables.main_table,
+# Name of a section: kind of its records, and what makes it of them.
+OTHERS: dict[str, tuple[str, Callable[[Records], list[str]]]] = {
+    "result": ("proof", proof_tables.result), "proof": ("proof", proof_tables.proof),
+    "proof_main": ("proof_main", proof_tables.main_table), "sleepers": ("sleepers", sleepers),
+    "kernels": ("kernels", kernels),
 }  # fmt: skip

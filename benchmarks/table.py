@@ -1,8 +1,8 @@
-"""The tables of the README, from the records in benchmarks/results/.
+"""The tables of README.md and docs/numbers.md, from the records in benchmarks/results/.
 
-    python -m benchmarks.table                     print them
-    python -m benchmarks.table --write README.md   put each between its marks, <!-- table: NAME --> and <!-- end -->,
-                                                   and make docs/proof.svg beside that file
+    python -m benchmarks.table                                     print them
+    python -m benchmarks.table --write README.md docs/numbers.md   put each between its marks, <!-- table: NAME --> and
+                                                                   <!-- end -->, and proof.svg beside its page
 
 Of every file the newest record counts that was made of a commit by the present method of measuring; of learning all.
 What is left out is said on stderr. Ends with status 2 where a mark is missing.
@@ -10,6 +10,7 @@ What is left out is said on stderr. Ends with status 2 where a mark is missing.
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.proof_figure import figure
@@ -27,9 +28,9 @@ def sections(folder: Path) -> tuple[Sections, list[str]]:
     """Lines of every section by name, and what was left out."""
     records, refused = newest(folder, "eps")
     found = {name: make(records) for name, make in EPS.items()}
-    for name, make in OTHERS.items():
-        of_kind, more = newest(folder, name)
-        found[name], refused = make(of_kind), refused + more
+    for name, (kind, make) in OTHERS.items():
+        of_kind, more = newest(folder, kind)
+        found[name], refused = make(of_kind), [*refused, *(line for line in more if line not in refused)]
     for name, of_file in kept(folder).items():
         if name.startswith("learn_"):
             found[name] = learning(of_file)
@@ -47,22 +48,25 @@ def trimmed(lines: list[str]) -> list[str]:
     return lines if not lines or lines[-1] else trimmed(lines[:-1])
 
 
-def written(text: str, found: Sections) -> str:
-    """`text` with every section between its marks; raises BenchmarkError where it has none."""
+def written(pages: Sequence[str], found: Sections) -> list[str]:
+    """The texts `pages` with every section between its marks; raises BenchmarkError where none or several have them."""
+    pages = list(pages)
     for name, lines in found.items():
         begin, end = f"<!-- table: {name} -->\n", "<!-- end -->"
+        places = [place for place, text in enumerate(pages) if begin in text]
+        text = pages[places[0]] if len(places) == 1 else ""
         if text.count(begin) != 1 or end not in text.split(begin)[1]:
-            raise BenchmarkError(f"no line {begin.strip()} with a line {end} after it")
+            raise BenchmarkError(f"no line {begin.strip()} with a line {end} after it, or several")
         before, after = text.split(begin)
-        text = before + begin + "\n" + "\n".join(lines) + "\n\n" + after[after.index(end) :]
-    return text
+        pages[places[0]] = before + begin + "\n" + "\n".join(lines) + "\n\n" + after[after.index(end) :]
+    return pages
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Print the sections or write them; exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--write", type=Path, help="a file with marks")
+    parser.add_argument("--write", type=Path, nargs="+", metavar="PAGE", help="files with marks")
     options = parser.parse_args(arguments)
     found, refused = sections(options.results)
     for line in refused:
@@ -70,15 +74,16 @@ def main(arguments: list[str] | None = None) -> int:
     if options.write is None:
         print("\n\n".join(f"{name}:\n\n" + "\n".join(lines) for name, lines in found.items()))
         return 0
+    drawing = figure_of(options.results)
     try:
-        options.write.write_text(written(options.write.read_text(encoding="utf-8"), found), encoding="utf-8")
+        texts = written([page.read_text(encoding="utf-8") for page in options.write], found)
     except BenchmarkError as error:
-        print(f"error: {options.write}: {error}", file=sys.stderr)
+        print(f"error: {', '.join(map(str, options.write))}: {error}", file=sys.stderr)
         return 2
-    drawing, place = figure_of(options.results), options.write.parent / FIGURE
-    if drawing is not None:
-        place.parent.mkdir(exist_ok=True)
-        place.write_bytes(drawing)
+    for page, text in zip(options.write, texts, strict=True):
+        page.write_text(text, encoding="utf-8")
+        if drawing is not None and f"]({FIGURE})" in text:
+            (page.parent / FIGURE).write_bytes(drawing)
     return 0
 
 

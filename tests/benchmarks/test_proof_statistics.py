@@ -124,7 +124,7 @@ def section(tmp_path: Path, record: dict) -> list[str]:
 
 def test_the_section_has_figure_and_two_tables_per_data_set(tmp_path: Path) -> None:
     lines = section(tmp_path, proof_record())
-    assert "(docs/proof.svg)" in lines[0]
+    assert "(proof.svg)" in lines[0]
     titles = [line for line in lines if line.startswith("**")]
     assert titles[0] == (
         "**fashion32** (5,000 training and 1,000 test images), cifar_3seed: 10 seeds of 2 hosts, 38,400 training "
@@ -172,7 +172,7 @@ def test_the_figure_is_made_with_the_tables_and_says_what_it_shows(tmp_path: Pat
     section(tmp_path, record)
     page.write_text("".join(f"<!-- table: {name} -->\n<!-- end -->\n" for name in sections(tmp_path)[0]))
     assert main(["--results", str(tmp_path), "--write", str(page)]) == 0
-    drawn = (tmp_path / "docs" / "proof.svg").read_bytes()
+    drawn = (tmp_path / "proof.svg").read_bytes()
     assert drawn == figure(record)
     words = set(re.findall(r"<!-- (.*?) -->", drawn.decode()))
     assert {*PLAYERS, "parameters per host (log scale)", "training GFLOP per host (log scale)"} <= words
