@@ -9,6 +9,7 @@ import io
 import lzma
 import math
 import struct
+import tokenize
 import zipfile
 import zlib
 from collections import Counter
@@ -33,7 +34,9 @@ _BROKEN = (
     zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, OSError, NotImplementedError, RuntimeError,
     ValueError, KeyError,
 )  # fmt: skip
-_BAD_HEADER = (ValueError, TypeError, SyntaxError, RecursionError, MemoryError, OverflowError, EOFError)
+_BAD_HEADER = (
+    ValueError, TypeError, SyntaxError, RecursionError, MemoryError, OverflowError, EOFError, tokenize.TokenError,
+)  # fmt: skip
 
 
 class Header(NamedTuple):
