@@ -170,11 +170,11 @@ def prepare(parts: Mapping[str, Part], chosen: Preparation) -> OwnImages:
                             f"{_size(first)}: must be the same. Prepare all parts in one way.")  # fmt: skip
     fit = plan_fit(first.height, first.width, chosen.resize, f"{chosen.path}resize")
     shown = {name: shown_images(parts[f"{name}_images"], chosen.layout, frames[name], fit) for name in (*train, test)}
-    train_images = np.concatenate([shown[name] for name in train])
+    train_images = _joined([shown[name] for name in train])
     (mean, std), told = normalisation(train_images, chosen, parts["train_images"].name)
     return OwnImages(
         train_images,
-        np.concatenate([labels[name] for name in train]),
+        _joined([labels[name] for name in train]),
         shown[test],
         labels[test],
         mean,
@@ -184,6 +184,11 @@ def prepare(parts: Mapping[str, Part], chosen: Preparation) -> OwnImages:
         (fit.words, *_channel_notes(first, parts["train_images"]), *_val_notes(frames, chosen), told,
          _class_words(num_classes, chosen.class_names)),
     )  # fmt: skip
+
+
+def _joined(arrays: list[np.ndarray]) -> np.ndarray:
+    """All of them in one; a single one is not copied, as there may be room for one only."""
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
 def parts_used(found: Mapping[str, object], val: str, path: str = "data.") -> tuple[tuple[str, ...], str]:
