@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from esper_soa.compose import compose_settings, experiments
     from esper_soa.errors import UserError
+    from esper_soa.nets.your_images import check_images, images
     from esper_soa.simulator import Info, Seed, Simulator, Step, make
 
 HOMES = {
@@ -18,8 +19,10 @@ HOMES = {
     "Simulator": "simulator",
     "Step": "simulator",
     "UserError": "errors",
+    "check_images": "nets.your_images",
     "compose_settings": "compose",
     "experiments": "compose",
+    "images": "nets.your_images",
     "make": "simulator",
 }
 __all__ = [
@@ -29,8 +32,10 @@ __all__ = [
     "Step",
     "UserError",
     "__version__",
+    "check_images",
     "compose_settings",
     "experiments",
+    "images",
     "make",
 ]
 

@@ -13,7 +13,7 @@ from esper_soa.env.step import EAGER, Rules, compiled, on_static_buffers
 from esper_soa.env.world import Sizes, World
 from esper_soa.nets.choose import choose_engine
 from esper_soa.nets.config import SubsetRows, enabled_slots
-from esper_soa.nets.datasets import ImageSet, load_images
+from esper_soa.nets.datasets import ImageSet, count_images, load_images
 from esper_soa.nets.engine import NetsConfig
 from esper_soa.nets.graphs import decision_cache
 from esper_soa.nets.host import host_shape
@@ -23,7 +23,7 @@ from esper_soa.nets.precision import choose_precision
 from esper_soa.nets.subsets import EXACT_SLOTS
 from esper_soa.nets.workers import chunks
 from esper_soa.ops.device import choose_env_chunk, choose_eval_batch, choose_workers, keep_freed_memory
-from esper_soa.ops.memory import check_room
+from esper_soa.ops.memory import NO_IMAGES, check_room
 from esper_soa.vocabulary import NUM_BLUEPRINTS, STAGE_NAMES
 
 
@@ -77,10 +77,10 @@ def build_world(
 
     Raises SettingError or DataError for what does not fit together.
     """
-    check_room(cfg, device)
+    check_room(cfg, device, count_images(cfg.data) if images is None else NO_IMAGES)
     keep_freed_memory(device)
     rules = build_rules(cfg, device)
-    images = load_images(cfg.data, device) if images is None else images
+    images = load_images(cfg.data, device) if images is None else images.to(device)
     sizes = Sizes(cfg.envs, cfg.batch_size, cfg.train_samples, cfg.val_samples)
     kernels, captured = compiled() if cfg.compute.compile else EAGER, decision_cache(cfg.compute.cuda_graphs, device)
     kernels = kernels if captured is None else on_static_buffers(kernels, captured)

@@ -69,7 +69,8 @@ def build_agent(name: str, cfg: TrainConfig, world: World, saved: Saved) -> Agen
 def evaluation_settings(saved: Saved, cfg: EvaluateConfig) -> TrainConfig:
     """The settings of the checkpoint's run, with the amount of play, place and way of choosing of the evaluation."""
     made = settings_from_mapping(saved.settings)
-    data = replace(made.data, root=cfg.data_root or made.data.root)
+    name = "auto" if cfg.data_root and made.data.name == "given" else made.data.name
+    data = replace(made.data, name=name, root=cfg.data_root or made.data.root)
     asked = cfg.compute.precision
     compute = replace(cfg.compute, precision=made.compute.precision if asked == "auto" else asked)
     return replace(
@@ -187,7 +188,7 @@ def announce(within: Session, checkpoint: Path, saved: Saved, world: World) -> d
     precision = str(nets.precision).removeprefix("torch.")
     with within.unwritten.noting(within.folder.versions.name):
         place, kernels = device_name(world.device, nets.workers, precision), world.rules.engine.chosen.facts()
-        write_versions(within.folder, place, data, kernels)
+        write_versions(within.folder, place, images.facts(), kernels)
     for damaged in passed_over(checkpoint):
         LOGGER.warning("policy   %s", damaged)
     LOGGER.info("policy   %s, after %d rounds", checkpoint, saved.progress.rounds_done)

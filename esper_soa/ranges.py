@@ -130,7 +130,7 @@ def choices(default: Sequence[str], words: tuple[str, ...], repeated: bool = Fal
     return field(default_factory=lambda: list(default), metadata={RULE: Items(Choice(words), 1, repeated)})
 
 
-def numbers(default: Sequence[int], low: int, high: int, least: int = 1) -> list[int]:
+def numbers(default: Sequence[Setting], low: float, high: float, least: int = 1) -> list[Setting]:
     """A field for a list of numbers within the range."""
     rule = Items(Range(low, high), least, repeated=True)
     return field(default_factory=lambda: list(default), metadata={RULE: rule})

@@ -27,9 +27,11 @@ from esper_soa.controls import play_control
 from esper_soa.env.outcome import hypervolume, trade_offs
 from esper_soa.env.reward import final_rent
 from esper_soa.env.world import World
-from esper_soa.errors import OutOfRoomError, UserError
+from esper_soa.errors import OutOfRoomError, UserError, check
+from esper_soa.nets.datasets import ImageSet
 from esper_soa.nets.graphs import decision_cache
 from esper_soa.nets.precision import choose_precision
+from esper_soa.nets.your_images import check_images
 from esper_soa.ops import resume
 from esper_soa.ops.anomaly import Watch
 from esper_soa.ops.checkpoint import save_checkpoint
@@ -89,14 +91,20 @@ def from_scratch(cfg: TrainConfig) -> TrainConfig:
 class Run:
     """A run in progress: what is built once, what adds up over rounds, and what a checkpoint would hold now."""
 
-    def __init__(self, cfg: TrainConfig, within: Session, resumed: bool = False) -> None:
-        """At its start; `resumed` where a checkpoint is to be restored, so that nothing is taken from policy.init."""
+    def __init__(
+        self, cfg: TrainConfig, within: Session, resumed: bool = False, images: ImageSet | None = None
+    ) -> None:
+        """At its start; `resumed` where a checkpoint is to be restored, so that nothing is taken from policy.init.
+
+        images: those that a program hands over, with data.name=given.
+        """
+        check(images is None or cfg.data.name == "given", "data.name", cfg.data.name, "given with images handed over")
         self.cfg, self.within, self.folder = cfg, within, within.folder
         self.requests = Requests()
         self.started = time.monotonic()
         apply_threads(cfg.compute.threads)
         self.device = resolve_device(cfg.device)
-        self.world = build_world(cfg, self.device)
+        self.world = build_world(cfg, self.device, images=images)
         self.precision = choose_precision(cfg.compute.precision, self.device)
         self.place = device_name(self.device, self.world.rules.nets.workers, self.precision.name)
         self.player = build_player(from_scratch(cfg) if resumed else cfg, self.world)
@@ -131,6 +139,10 @@ class Run:
         cfg, world = self.cfg, self.world
         sizes, slots = world.sizes, ", ".join(spec.name for spec in world.rules.nets.shape.slots)
         LOGGER.info("data     %s: %s", world.images.name, world.images.source)
+        for note in world.images.notes:
+            LOGGER.info("data     %s", note)
+        for finding in check_images(world.images) if world.images.num_classes is not None else ():
+            LOGGER.warning("data     %s", finding)
         LOGGER.info("hosts    %d x %s, %d parameters each, slots %s", sizes.num_envs, cfg.task.name,
                     world.rules.reward.counts.host, slots)  # fmt: skip
         LOGGER.info("work     %d rounds of %d env-steps; T=%d training and V=%d validation images, batches of %d",
@@ -294,20 +306,20 @@ def cut_back(folder: RunFolder, rounds: int) -> None:
         raise UserError(f"resume: {folder.path} cannot be written ({reason_of(error)}). Make room there") from error
 
 
-def open_run(cfg: TrainConfig, within: Session, checkpoint: Path | None) -> Run:
+def open_run(cfg: TrainConfig, within: Session, checkpoint: Path | None, images: ImageSet | None = None) -> Run:
     """A run at its start, or where `checkpoint` stood; raises UserError where it cannot go on from there."""
     folder, noting = within.folder, within.unwritten.noting
     if checkpoint is None:
         if cfg.resume:
             LOGGER.info("resume   no checkpoint was found: the run starts afresh")
             cut_back(folder, 0)
-        job = Run(cfg, within)
+        job = Run(cfg, within, images=images)
     else:
         saved = resume.read_run(checkpoint, resolve_device(cfg.device))
         for damaged in passed_over(checkpoint):
             LOGGER.warning("resume   %s", damaged)
         changed = resume.check_settings(saved, cfg)
-        job = Run(cfg, within, resumed=True)
+        job = Run(cfg, within, resumed=True, images=images)
         job.restore(saved, checkpoint)
         with noting(folder.config.name):
             write_config_file(folder, settings_yaml(cfg))
@@ -315,10 +327,8 @@ def open_run(cfg: TrainConfig, within: Session, checkpoint: Path | None) -> Run:
             LOGGER.info("resume   changed %s", change)
         for change in resume.version_changes(saved):
             LOGGER.warning("resume   changed %s: results may differ in rounding", change)
-    images = job.world.images
-    data = {"name": images.name, "source": images.source, "identity": images.identity}
     with noting(folder.versions.name):
-        write_versions(folder, job.place, data, job.world.rules.engine.chosen.facts())
+        write_versions(folder, job.place, job.world.images.facts(), job.world.rules.engine.chosen.facts())
     return job
 
 
@@ -342,14 +352,16 @@ def play(job: Run, shown: Progress) -> HostScore | None:
         return job.control(progress)
 
 
-def run(cfg: TrainConfig, folder: RunFolder, checkpoint: Path | None = None) -> Summary:
+def run(cfg: TrainConfig, folder: RunFolder, checkpoint: Path | None = None, images: ImageSet | None = None) -> Summary:
     """`run_within`, in a session of its own in `folder`."""
     with session(folder) as within:
-        return run_within(within, cfg, checkpoint)
+        return run_within(within, cfg, checkpoint, images)
 
 
-def run_within(within: Session, cfg: TrainConfig, checkpoint: Path | None) -> Summary:
+def run_within(within: Session, cfg: TrainConfig, checkpoint: Path | None, images: ImageSet | None = None) -> Summary:
     """Run the whole job, from `checkpoint` on where given; returns what the final table says.
+
+    images: those that a program hands over, with data.name=given; else cfg.data says which.
 
     Raises Interrupted where a signal stopped it, after writing a checkpoint; and at its end, with everything played and
     told, IncompleteError where something could not be written. OutOfRoomError where memory ran out.
@@ -357,7 +369,7 @@ def run_within(within: Session, cfg: TrainConfig, checkpoint: Path | None) -> Su
     if cfg.compute.compile:
         torch.compiler.reset()  # jobs of a sweep share a process: what one compiled is nothing to the next
     with naming_memory(UserError):
-        job = open_run(cfg, within, checkpoint)
+        job = open_run(cfg, within, checkpoint, images)
     job.announce()
     with signals_noted() as job.requests, naming_memory(OutOfRoomError):
         control = play(job, progress_bar(job, within.console))

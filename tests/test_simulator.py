@@ -226,3 +226,13 @@ def test_the_package_offers_its_names_and_imports_torch_only_when_asked() -> Non
     subprocess.run([sys.executable, "-c", code], check=True)
     with pytest.raises(AttributeError, match="no attribute 'mak'"):
         esper_soa.mak  # noqa: B018
+
+
+def test_images_of_a_users_own_take_the_place_of_those_of_the_settings() -> None:
+    generator = np.random.default_rng(0)
+    train, test = (generator.integers(0, 256, (40, 32, 32, 3), dtype=np.uint8) for _ in range(2))
+    data = esper_soa.images(train, np.arange(40) % 4, test, np.arange(40) % 4)
+    sim = make(data=data)
+    assert sim.settings.task.num_classes == 4
+    assert sim.world.images.train_labels.max() == 3
+    assert len(list(sim.episode())) == STEPS

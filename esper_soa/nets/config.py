@@ -4,12 +4,13 @@ The numbers behind a default are its range.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 from esper_soa.errors import SettingError, check
 from esper_soa.paths import user_path
-from esper_soa.ranges import COUNT, WEIGHT, check_fields, choice, choices, number, word
+from esper_soa.ranges import COUNT, RULE, WEIGHT, check_fields, choice, choices, number, numbers, word
 from esper_soa.vocabulary import BLUEPRINT_NAMES, CNN_BLUEPRINTS
 
 IMAGE_SIZE = 32
@@ -18,7 +19,12 @@ MAX_CHANNELS = 8192  # of a block
 MAX_POOLS = 5  # that leave one pixel of an image
 CNN_BLUEPRINT_NAMES = tuple(BLUEPRINT_NAMES[code] for code in CNN_BLUEPRINTS)
 LR_SCHEDULES = ("constant", "cosine")
-DATASETS = ("auto", "cifar10", "fashion32", "synthetic")
+DATASETS = ("auto", "cifar10", "fashion32", "synthetic", "npz", "given")
+NPZ = ".npz"  # how a file of own images ends
+LAYOUTS = ("nhwc", "nchw")
+RESIZES = ("auto", "pad", "scale", "stretch")
+VAL_PARTS = ("unused", "train", "for_test")
+PREPARATION = ("layout", "resize", "val", "mean", "std")  # settings of DataConfig that only own images heed
 
 
 @dataclass
@@ -77,18 +83,62 @@ def lr_factor(schedule: str, step: int, num_steps: int) -> float:
 class DataConfig:
     """Which images, from where, and how an env-step draws them (runtime.md 2)."""
 
-    name: str = choice("auto", DATASETS)  # auto takes CIFAR-10 where root holds it, else the embedded fashion32
-    root: str = ""  # folder or archive of CIFAR-10 (cifar-10-batches-py, -bin, or the .tar.gz); "" = none
+    # auto: what root holds, CIFAR-10 or an .npz, and without root the embedded fashion32; npz: own images from the file
+    # root; given: own images that a program hands over.
+    name: str = choice("auto", DATASETS)
+    # Folder or archive of CIFAR-10 (cifar-10-batches-py, -bin, or the .tar.gz), or an .npz of own images; "" = none.
+    root: str = ""
     augment: bool = True  # random crop with padding 4 and horizontal flip, training only
     split: bool = False  # the reference's rule: one pass over the data set is split over the envs
     synthetic_train: int = number(512, 1, 1_000_000)  # images of the synthetic set
     synthetic_test: int = number(256, 1, 1_000_000)  # of its test part
+    # Of own images, where each has several channels: nhwc has them last, nchw before height and width.
+    layout: str = choice("nhwc", LAYOUTS)
+    resize: str = choice("auto", RESIZES)  # how own images come to have 32x32 pixels; the rules stand in nets/fit.py
+    # What the part val_ of an .npz is for: nothing, more training images, or test images in place of those of test_.
+    val: str = choice("unused", VAL_PARTS)
+    # Of values in [0, 1], to normalise own images by: one, or one per channel; [] = that of the training images.
+    mean: list[float] = numbers((), 0, 1, least=0)
+    std: list[float] = numbers((), 0.001, 10, least=0)  # as mean, and given with it
 
     def __post_init__(self) -> None:
         check_fields("data.", self)
-        check(not self.root or self.name in ("auto", "cifar10"), "data.root", self.root,
-              f"empty with data.name={self.name}", "Take data.name=cifar10 for the files there.")  # fmt: skip
+        check(not self.root or self.name in ("auto", "cifar10", "npz"), "data.root", self.root,
+              f"empty with data.name={self.name}",
+              "Take data.name=cifar10 or data.name=npz for the files there.")  # fmt: skip
         user_path("data.root", self.root)
+        check_statistics("data.", self.mean, self.std)
+        if not self.own:
+            _check_unheeded(self)
+
+    @property
+    def own(self) -> bool:
+        """Whether the images are the user's, from the file `root`."""
+        return self.name == "npz" or (self.name == "auto" and self.root.lower().endswith(NPZ))
+
+
+def check_preparation(path: str, given: Mapping[str, object]) -> None:
+    """Raise SettingError, with `path` before the setting's name, for a value that a setting of PREPARATION refuses."""
+    rules = {item.name: item.metadata[RULE] for item in fields(DataConfig) if item.name in PREPARATION}
+    for setting, value in given.items():
+        check(setting in rules, path + setting, value, "left out: there is no such setting",
+              "There are " + ", ".join(PREPARATION) + ".")  # fmt: skip
+        rules[setting].check(path + setting, value)
+
+
+def check_statistics(path: str, mean: Sequence[float], std: Sequence[float]) -> None:
+    """Raise SettingError where mean and deviation are not both of one or three channels, or both left out."""
+    check(len(mean) in (0, 1, 3), f"{path}mean", list(mean), "empty, one number, or one for each of 3 channels")
+    check(len(std) == len(mean), f"{path}std", list(std), f"as many numbers as {path}mean={list(mean)}",
+          "Give both or neither.")  # fmt: skip
+
+
+def _check_unheeded(cfg: DataConfig) -> None:
+    """Raise SettingError for a setting that the images of `cfg` would not heed."""
+    for item in fields(cfg):
+        value = vars(cfg)[item.name]
+        check(item.name not in PREPARATION or value in ([], item.default), f"data.{item.name}", value,
+              f"left out with data.name={cfg.name}", f"It is for own images: data.root=mine{NPZ}")  # fmt: skip
 
 
 class SubsetRows(NamedTuple):

@@ -81,7 +81,11 @@ def check_work(images: ImageSet, train_samples: int, val_samples: int) -> None:
 
 
 def check_classes(images: ImageSet, num_classes: int) -> None:
-    """Raise SettingError where the hosts have fewer classes than the images."""
+    """Raise SettingError where the hosts have fewer classes than the images, or not those of own images."""
+    if images.num_classes is not None:
+        check(num_classes == images.num_classes, "task.num_classes", num_classes,
+              f"{images.num_classes}, the classes of {images.name}",
+              f"Give task.num_classes={images.num_classes}.")  # fmt: skip
     found = 1 + max(int(labels.max()) for labels in (images.train_labels, images.test_labels))
     check(num_classes >= found, "task.num_classes", num_classes, f"at least {found}, the classes of {images.name}")
 
@@ -151,6 +155,14 @@ def split_sizes(images: ImageSet, batch_size: int, num_envs: int) -> Split:
     whole, rest = divmod(num_test, together)
     num_batches = num_train // together
     return Split(num_envs, batch_size, num_batches, batch_size * num_batches, whole * batch_size + -(-rest // num_envs))
+
+
+def check_split(images: ImageSet, num_envs: int) -> None:
+    """Raise SettingError where an env would have no test image of its own."""
+    num_test = len(images.test_images)
+    check(num_test >= num_envs, "envs", num_envs,
+          f"at most {num_test} with data.split=true, so that the test images of {images.name} give every env one",
+          "Lower envs, or set data.split=false.")  # fmt: skip
 
 
 def split_training_order(key: Tensor, dataset_size: int, pass_number: int, split: Split) -> Tensor:

@@ -1,7 +1,7 @@
-"""The image sets: CIFAR-10 from files, the embedded fashion32, and a synthetic one; each whole on the device.
+"""The image sets: CIFAR-10 from files, the embedded fashion32, a synthetic one, own images; each whole on the device.
 
 Given the DataConfig, `load_images` returns an ImageSet that says what it is and why it was taken. Called once per run
-by the trainer; esper_soa/nets/data.py draws batches from it.
+by the trainer; esper_soa/nets/data.py draws batches from it. Own images come from own_images.py.
 """
 
 import hashlib
@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper_soa.errors import SettingError
+from esper_soa.errors import SettingError, one_line
 from esper_soa.nets.cifar import read_cifar10
-from esper_soa.nets.config import DataConfig
+from esper_soa.nets.config import NPZ, PREPARATION, DataConfig
+from esper_soa.nets.own_images import OwnFile, OwnImages, Preparation, Statistics, count_npz, read_npz
 from esper_soa.nets.streams import fold, uniform
 
 FASHION32_FILE = Path(__file__).parent / "assets" / "fashion32.npz"
@@ -28,31 +29,80 @@ SYNTHETIC_SEED = 20
 SYNTHETIC_CONTRAST = 0.5  # largest distance of a class pattern from mid-grey, as a share of white
 SYNTHETIC_NOISE = 0.25  # largest distance of a pixel from its class pattern, as a share of white
 
-Statistics = tuple[float, float, float]
-
 
 class ImageSet(NamedTuple):
-    """D training and V test images of 10 classes on one device."""
+    """D training and V test images of C classes on one device."""
 
     name: str
     train_images: Tensor  # uint8 [D, 32, 32, 3]
-    train_labels: Tensor  # int64 [D], 0 to 9
+    train_labels: Tensor  # int64 [D], 0 to C - 1
     test_images: Tensor  # uint8 [V, 32, 32, 3]
-    test_labels: Tensor  # int64 [V], 0 to 9
+    test_labels: Tensor  # int64 [V], 0 to C - 1
     mean: Statistics  # per channel, of values in [0, 1]
     std: Statistics
-    identity: str  # sha256 of images and labels, hexadecimal
+    identity: str  # sha256 of images and labels, of own ones also of what else hosts see of them, hexadecimal
     source: str  # a sentence: where they come from and how many there are
+    num_classes: int | None = None  # C of own images, which task.num_classes must be; None: any that holds the labels
+    class_names: tuple[str, ...] = ()  # of own images, where they have names
+    notes: tuple[str, ...] = ()  # what was done to own images, a clause each
+    file_sha256: str = ""  # of the file of own images, hexadecimal
+
+    def to(self, device: torch.device | str) -> "ImageSet":
+        """The same on `device`."""
+        return self._replace(
+            train_images=self.train_images.to(device),
+            train_labels=self.train_labels.to(device),
+            test_images=self.test_images.to(device),
+            test_labels=self.test_labels.to(device),
+        )
+
+    def facts(self) -> dict[str, str]:
+        """What versions.json keeps of the set."""
+        own = {"classes": str(self.num_classes), "class_names": ", ".join(self.class_names),
+               "file_sha256": self.file_sha256, "preparation": "; ".join(self.notes)}  # fmt: skip
+        numbers = {name: ", ".join(map(repr, values)) for name, values in (("mean", self.mean), ("std", self.std))}
+        record = {"name": self.name, "source": self.source, "identity": self.identity, **numbers}
+        return record if self.num_classes is None else record | own
+
+    def __repr__(self) -> str:
+        """In words: tensors of images are no use on a screen."""
+        return "\n  ".join([f"{self.name}: {self.source}", *self.notes])
+
+
+class ImageCount(NamedTuple):
+    """How many images there are."""
+
+    train: int
+    test: int
+
+
+def count_images(cfg: DataConfig) -> ImageCount:
+    """How many images a file of own images holds; 0 of the other sets, which are of a known size that fits."""
+    return ImageCount(*count_npz("data.root", cfg.root, cfg.val)) if cfg.own and cfg.root else ImageCount(0, 0)
+
+
+def on_device(images: ImageSet, device: torch.device) -> ImageSet:
+    """The same images there."""
+    tensors = {name: value.to(device) for name, value in images._asdict().items() if isinstance(value, Tensor)}
+    return images._replace(**tensors)
 
 
 def load_images(cfg: DataConfig, device: torch.device | str) -> ImageSet:
     """The image set that the settings ask for.
 
-    data.name=auto takes CIFAR-10 where data.root is set, and then an unusable root is an error; with an empty root it
-    takes fashion32. Raises SettingError or DataError.
+    data.name=auto takes what data.root is, and then an unusable root is an error; with an empty root it takes
+    fashion32. Raises SettingError or DataError.
     """
     if cfg.name == "cifar10" and not cfg.root:
         raise SettingError("data.root", "''", "the folder or archive of CIFAR-10 when data.name=cifar10")
+    if cfg.name == "npz" and not cfg.root:
+        raise SettingError("data.root", "''", f"a file like mine{NPZ} when data.name=npz")
+    if cfg.name == "given":
+        raise SettingError("data.name", cfg.name, "npz, or another set that can be read",
+                           f"A program handed the images over: save them as an {NPZ} for use without it.")  # fmt: skip
+    if cfg.own:
+        reason = "asked for by data.name" if cfg.name == "npz" else f"data.name=auto takes it as data.root is an {NPZ}"
+        return own_file(cfg, reason, device)
     if cfg.name == "cifar10":
         return cifar10(cfg.root, "asked for by data.name", device)
     if cfg.name == "auto" and cfg.root:
@@ -69,6 +119,27 @@ def cifar10(root: str, reason: str, device: torch.device | str) -> ImageSet:
     found = read_cifar10(root)
     arrays = (found.train_images, found.train_labels, found.test_images, found.test_labels)
     return _image_set("cifar10", arrays, (CIFAR10_MEAN, CIFAR10_STD), f"CIFAR-10 from {found.place} ({reason})", device)
+
+
+def own_file(cfg: DataConfig, reason: str, device: torch.device | str) -> ImageSet:
+    """Own images from the .npz file cfg.root (see read_npz)."""
+    chosen = Preparation(**{setting: vars(cfg)[setting] for setting in PREPARATION}, path="data.")
+    return file_set(read_npz("data.root", cfg.root, chosen), cfg.root, reason, device)
+
+
+def file_set(found: OwnFile, root: str, reason: str, device: torch.device | str) -> ImageSet:
+    """The content of the .npz file `root`, taken for the `reason`."""
+    text = f"own images from {one_line(root)} (sha256 {found.sha256[:12]}..., {reason})"
+    return own_set(found.name, found.images, text, device)._replace(file_sha256=found.sha256)
+
+
+def own_set(name: str, found: OwnImages, text: str, device: torch.device | str) -> ImageSet:
+    """Own images; mean, deviation and the number of classes are part of what they are."""
+    statistics = found.mean, found.std
+    arrays = (found.train_images, found.train_labels, found.test_images, found.test_labels)
+    further = repr((statistics, found.num_classes)).encode()
+    images = _image_set(name, arrays, statistics, text, device, further)
+    return images._replace(num_classes=found.num_classes, class_names=found.class_names, notes=found.notes)
 
 
 def fashion32(reason: str, device: torch.device | str) -> ImageSet:
@@ -120,11 +191,13 @@ def _image_set(
     statistics: tuple[Statistics, Statistics],
     text: str,
     device: torch.device | str,
+    further: bytes = b"",
 ) -> ImageSet:
-    """Arrays (training images, labels, test images, labels) on the device, with their identity."""
+    """Arrays (training images, labels, test images, labels) on the device; their identity is of them and `further`."""
     digest = hashlib.sha256()
     for array in arrays:
         digest.update(np.ascontiguousarray(array).data)
+    digest.update(further)
     train_images, train_labels, test_images, test_labels = (torch.from_numpy(array).to(device) for array in arrays)
     mean, std = statistics
     return ImageSet(

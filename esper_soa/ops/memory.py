@@ -15,6 +15,8 @@ from esper_soa.config import TrainConfig
 from esper_soa.env.observation import NUM_ENV_FEATURES, feature_names
 from esper_soa.errors import SettingError
 from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE, enabled_slots
+from esper_soa.nets.data import PADDED_BYTES
+from esper_soa.nets.datasets import ImageCount
 from esper_soa.nets.host import HostShape, host_shape
 from esper_soa.nets.pools import row_layout
 from esper_soa.ops.device import choose_env_chunk, choose_workers, usable_cores
@@ -23,6 +25,7 @@ FLOAT = 4  # bytes of a number
 GIB = 2**30
 DRAWN = 16  # bytes of a random number while it is drawn: its place and its hash, both int64
 IMAGE = IMAGE_CHANNELS * IMAGE_SIZE**2
+NO_IMAGES = ImageCount(0, 0)
 LOWER = "envs, batch_size, steps, train_samples, task.base_channels, policy.network.hidden or compute.env_chunk"
 CGROUP_LIMITS = (
     (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
@@ -39,8 +42,8 @@ class Need(NamedTuple):
     settings: tuple[str, ...]
 
 
-def needs(cfg: TrainConfig, device: torch.device) -> list[Need]:
-    """What a run keeps at the same time, each at least."""
+def needs(cfg: TrainConfig, device: torch.device, images: ImageCount = NO_IMAGES) -> list[Need]:
+    """What a run keeps at the same time, each at least; `images` are those that are still to be read."""
     slots = enabled_slots(cfg.task, list(cfg.slots))
     shape = host_shape(cfg.task, slots)
     rows = sum(sum(row_layout(shape, slot)) for slot in range(len(slots)))
@@ -53,6 +56,8 @@ def needs(cfg: TrainConfig, device: torch.device) -> list[Need]:
              ("batch_size", "compute.env_chunk", "task.base_channels")),
         Need("the order of the images", 8 * cfg.envs * cfg.train_samples, ("train_samples", "envs")),
         Need("drawing the synthetic images", DRAWN * IMAGE * drawn, ("data.synthetic_train", "data.synthetic_test")),
+        # As they are and as they are cut from, in training padded, and all mirrored too.
+        Need("the images", (IMAGE + 2 * PADDED_BYTES) * images.train + 2 * IMAGE * images.test, ("data.root",)),
         Need("the boosts of seeds that help each other", FLOAT * cfg.envs * boosts, ("steps", "envs", "slots")),
         *policy_needs(cfg, tuple(slot.name for slot in slots)),
     ]  # fmt: skip
@@ -107,19 +112,20 @@ def free_memory(device: torch.device) -> int | None:
     return min(left) if left else None
 
 
-def check_room(cfg: TrainConfig, device: torch.device) -> None:
-    """Raise SettingError where the run needs more memory than is free; it names what needs most."""
+def check_room(cfg: TrainConfig, device: torch.device, images: ImageCount = NO_IMAGES) -> None:
+    """Raise SettingError where the run needs more memory than is free; it names what needs most. See `needs`."""
     free = free_memory(device)
-    parts = sorted(needs(cfg, device), key=lambda need: -need.size)
+    parts = sorted(needs(cfg, device, images), key=lambda need: -need.size)
     total = sum(need.size for need in parts)
     if free is None or total <= free:
         return
     remedies = [setting for setting in parts[0].settings if _value(cfg, setting) != 1]
     first = remedies[0]
+    remedy = "Take fewer images than in" if first == "data.root" else "Lower"
     listed = ", ".join(f"{need.size / GIB:.1f} for {need.what}" for need in parts[:3])
     raise SettingError(first, _value(cfg, first), f"so small that {device} holds the run",
                        f"It needs at least {total / GIB:.1f} GiB ({listed}), and {free / GIB:.1f} GiB are free. "
-                       f"Lower {' or '.join(remedies)}.")  # fmt: skip
+                       f"{remedy} {' or '.join(remedies)}.")  # fmt: skip
 
 
 def _value(cfg: TrainConfig, setting: str) -> object:

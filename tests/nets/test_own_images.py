@@ -1,0 +1,458 @@
+"""Own images: files of MedMNIST's form and arrays become what hosts see, and what cannot be used is told by name."""
+
+import hashlib
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import own_files
+import pytest
+import torch
+
+import esper_soa
+from esper_soa.errors import DataError, SettingError, UserError
+from esper_soa.nets import own_images
+from esper_soa.nets.config import DataConfig
+from esper_soa.nets.data import check_classes, check_work, training_bank
+from esper_soa.nets.datasets import ImageSet, count_images, load_images
+
+# MedMNIST's two-dimensional sets with one label per image: classes and channels.
+FLAGS = {
+    "pathmnist": (9, 3), "dermamnist": (7, 3), "octmnist": (4, 1), "pneumoniamnist": (2, 1), "retinamnist": (5, 3),
+    "breastmnist": (2, 1), "bloodmnist": (8, 3), "tissuemnist": (8, 1), "organamnist": (11, 1), "organcmnist": (11, 1),
+    "organsmnist": (11, 1),
+}  # fmt: skip
+VOLUMES = ("organmnist3d", "nodulemnist3d", "adrenalmnist3d", "fracturemnist3d", "vesselmnist3d", "synapsemnist3d")
+
+
+def shape(channels: int, size: int = 28) -> tuple[int, ...]:
+    return (size, size) if channels == 1 else (size, size, 3)
+
+
+def loaded(path: Path, **settings: object) -> ImageSet:
+    return load_images(DataConfig(name="npz", root=str(path), **settings), "cpu")  # type: ignore[arg-type]
+
+
+def given(**changed: object) -> ImageSet:
+    """From arrays of three classes in grey 28x28."""
+    content = own_files.arrays()
+    arguments: dict = {"train": content["train_images"], "train_labels": content["train_labels"],
+                       "test": content["test_images"], "test_labels": content["test_labels"]}  # fmt: skip
+    return esper_soa.images(**(arguments | changed))
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+def test_every_set_of_medmnist_loads_as_it_is(tmp_path: Path, flag: str) -> None:
+    classes, channels = FLAGS[flag]
+    content = own_files.arrays(shape(channels), classes, val=True)
+    path = own_files.write(tmp_path / f"{flag}.npz", content)
+    for images in (loaded(path), esper_soa.images(path), esper_soa.images(str(path))):
+        assert (images.name, images.num_classes, images.class_names) == (flag, classes, ())
+        assert images.train_images.shape == (48, 32, 32, 3)
+        assert images.test_images.shape == (24, 32, 32, 3)
+        wanted = content["train_images"] if channels == 3 else content["train_images"][..., None].repeat(3, 3)
+        assert np.array_equal(images.train_images[:, 2:30, 2:30].numpy(), wanted)
+        assert images.train_labels.tolist() == content["train_labels"][:, 0].tolist()
+        assert images.test_labels.dtype == torch.int64
+        assert images.notes[0].startswith("28x28 pixels, put in the middle of 32x32 black pixels (")
+        assert ("grey: the one channel is repeated, as hosts have three" in images.notes) == (channels == 1)
+        assert f"{classes} classes" in images.notes
+
+
+@pytest.mark.parametrize("size", [64, 128, 224])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_larger_variants_of_medmnist_are_scaled(tmp_path: Path, size: int, channels: int) -> None:
+    content = own_files.arrays(shape(channels, size), 2)
+    images = loaded(own_files.write(tmp_path / f"pathmnist_{size}.npz", content))
+    assert images.train_images.shape == (48, 32, 32, 3)
+    assert images.notes[0] == f"{size}x{size} pixels, scaled to 32x32 (bilinear and antialiased) (data.resize=auto)"
+    # every 32x32 pixel is of (size / 32)^2 pixels at least, so means stay
+    means = content["train_images"].reshape(48, -1).mean(1)
+    assert np.abs(images.train_images.double().mean((1, 2, 3)).numpy() - means).max() < 1.5
+
+
+def test_chestmnist_has_several_labels_per_image_and_is_refused_by_name(tmp_path: Path) -> None:
+    labels = np.zeros((48, 14), np.int64)
+    path = own_files.write(tmp_path / "chestmnist.npz", train_labels=labels)
+    with pytest.raises(
+        DataError, match=r"chestmnist\.npz: train_labels has shape \[48, 14\], 14 labels .* ChestMNIST,"
+    ):
+        loaded(path)
+
+
+@pytest.mark.parametrize("flag", VOLUMES)
+def test_the_volumes_of_medmnist_are_refused_by_name(tmp_path: Path, flag: str) -> None:
+    path = own_files.write(tmp_path / f"{flag}.npz", own_files.arrays((28, 28, 28)))
+    with pytest.raises(
+        DataError, match=r"28 channels with data\.layout=nhwc.*Volumes, as in MedMNIST's 3D sets, cannot"
+    ):
+        loaded(path)
+
+
+VAL = {"unused": (48, 24), "train": (48 + 16, 24), "for_test": (48, 16)}
+
+
+@pytest.mark.parametrize("val", VAL)
+def test_what_the_part_val_is_for_is_a_choice_that_is_told(tmp_path: Path, val: str) -> None:
+    content = own_files.arrays(val=True)
+    path = own_files.write(tmp_path / "m.npz", content)
+    images = loaded(path, val=val)
+    assert (len(images.train_images), len(images.test_images)) == VAL[val]
+    assert tuple(count_images(DataConfig(name="npz", root=str(path), val=val))) == VAL[val]
+    (note,) = [note for note in images.notes if "part val_" in note]
+    assert f"(data.val={val}" in note
+    assert note.startswith("the 16 images of the part val_ are ")
+    last = {"unused": content["train_labels"], "train": content["val_labels"], "for_test": content["train_labels"]}
+    assert images.train_labels[-10:].tolist() == last[val][-10:, 0].tolist()
+    shown = content["val_images" if val == "for_test" else "test_images"]
+    assert np.array_equal(images.test_images[:, 2:30, 2:30, 1].numpy(), shown)
+
+
+def test_a_file_without_test_images_needs_the_part_val_for_them(tmp_path: Path) -> None:
+    content = {key: array for key, array in own_files.arrays(val=True).items() if not key.startswith("test")}
+    path = own_files.write(tmp_path / "m.npz", content)
+    assert len(loaded(path, val="for_test").test_images) == 16
+    with pytest.raises(SettingError, match=r"^data\.val=unused: must be for_test where there are no test_images"):
+        loaded(path)
+    with pytest.raises(SettingError, match=r"^data\.val=train: must be unused where there are no val_images"):
+        loaded(own_files.write(tmp_path / "n.npz"), val="train")
+
+
+def test_a_set_is_of_the_classes_of_all_parts_and_the_task_must_have_as_many(tmp_path: Path) -> None:
+    content = own_files.arrays(val=True)
+    content["val_labels"][3] = 5
+    images = loaded(own_files.write(tmp_path / "m.npz", content))
+    assert images.num_classes == 6
+    check_classes(images, 6)
+    for wrong in (5, 10):
+        with pytest.raises(
+            SettingError, match=rf"^task\.num_classes={wrong}: must be 6, the classes of m\. Give task\."
+        ):
+            check_classes(images, wrong)
+
+
+def test_class_names_come_from_the_file_or_the_argument(tmp_path: Path) -> None:
+    path = own_files.write(tmp_path / "m.npz", class_names=np.array(["cat", "dog", "eel", "fox"]))
+    images = loaded(path)
+    assert (images.num_classes, images.class_names) == (4, ("cat", "dog", "eel", "fox"))
+    assert "4 classes: 0 cat, 1 dog, 2 eel, 3 fox" in images.notes
+    assert esper_soa.images(path, class_names=["a", "b", "c"]).class_names == ("a", "b", "c")
+    assert given(class_names=["a", "b", "c"]).facts()["class_names"] == "a, b, c"
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (["a", "b"], r"train_labels holds 2: must be at most 1, as class_names has 2"),
+        (["a", "b", "b"], "class_names=a, b, b: must be 2 to 100000 different texts"),
+        (["a", "b", " "], "class_names=.*none empty"),
+        (["a", "b", 3], "class_names=a, b, 3: must be"),
+        (["a"], "class_names=a: must be 2 to"),
+        ("abc", "class_names=abc: must be a list of texts"),
+    ],
+)
+def test_class_names_that_cannot_be_right_are_refused(names: object, told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        given(class_names=names)
+
+
+def test_class_names_of_a_file_are_texts(tmp_path: Path) -> None:
+    for names in (np.array([[1, 2]]), np.array([b"a", b"b", b"c"]), np.array("abc")):
+        with pytest.raises(DataError, match="class_names has shape .* must be a list of texts"):
+            loaded(own_files.write(tmp_path / "m.npz", class_names=names))
+    with pytest.raises(DataError, match="class_names holds Python objects"):
+        loaded(own_files.write(tmp_path / "m.npz", class_names=np.array(["a", None], object)))
+
+
+def test_arrays_and_tensors_and_a_file_of_the_same_are_one_set(tmp_path: Path) -> None:
+    content = own_files.arrays((28, 28, 3))
+    one = esper_soa.images(own_files.write(tmp_path / "m.npz", content))
+    parts = [content[f"{name}_{kind}"] for name in ("train", "test") for kind in ("images", "labels")]
+    tensors = [torch.from_numpy(array) for array in parts]
+    moved = [tensors[0].permute(0, 3, 1, 2), tensors[1], tensors[2].permute(0, 3, 1, 2), tensors[3]]
+    floats = [parts[0] / 255, parts[1].astype(np.int64)[:, 0], (parts[2] / 255).astype(np.float32), parts[3]]
+    for other in (
+        esper_soa.images(*parts),
+        esper_soa.images(*tensors),
+        esper_soa.images(*moved, layout="nchw"),
+        esper_soa.images(*floats),
+    ):
+        assert other.identity == one.identity
+        assert torch.equal(other.train_images, one.train_images)
+        assert (other.mean, other.std) == (one.mean, one.std)
+    assert one.name == "m"
+    assert esper_soa.images(*parts).name == "images"
+    assert (
+        esper_soa.images(*parts, name="mine").name == esper_soa.images(tmp_path / "m.npz", name="mine").name == "mine"
+    )
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64, ">f4"])
+def test_brightness_from_0_to_1_becomes_the_nearest_byte_and_is_told(kind: type) -> None:
+    levels = np.linspace(0, 1, 28 * 28).astype(kind)
+    images = given(
+        test=np.broadcast_to(levels.reshape(1, 28, 28), (24, 28, 28)), train=np.stack([levels] * 48).reshape(48, 28, 28)
+    )
+    wanted = np.floor(levels.astype(np.float64) * 255 + 0.5).reshape(28, 28)
+    assert np.array_equal(images.train_images[0, 2:30, 2:30, 2].numpy(), wanted)
+    assert any(note.endswith("from 0 to 1, rounded to 256 levels") for note in images.notes)
+
+
+def test_tensors_on_their_way_through_a_network_may_be_given() -> None:
+    image = torch.rand(48, 1, 28, 28, requires_grad=True)
+    images = given(train=image.bfloat16(), test=image[:24], layout="nchw")
+    assert torch.equal(images.test_images[5, 2:30, 2:30, 0], (image[5, 0] * 255).round().byte())
+
+
+def test_nchw_must_be_said_and_the_remedy_says_so() -> None:
+    train, test = np.zeros((48, 3, 32, 32), np.uint8), np.zeros((24, 3, 32, 32), np.uint8)
+    train[:, 1, 0, 5] = 9
+    images = given(train=train, test=test, layout="nchw")
+    assert images.train_images[7, 0, 5].tolist() == [0, 9, 0]
+    with pytest.raises(DataError, match=r"^train has shape \[48, 3, 32, 32\], which is 32 channels with layout=nhwc.* "
+                       r"Give layout=nchw if channels are the second index\."):  # fmt: skip
+        given(train=train, test=test)
+    with pytest.raises(DataError, match=r"Give layout=nhwc if channels are the last index\."):
+        given(train=np.moveaxis(train, 1, 3), test=test, layout="nchw")
+
+
+def test_mean_and_deviation_are_those_of_the_training_images_as_hosts_see_them() -> None:
+    content = own_files.arrays((28, 28, 3), val=True)
+    images = given(train=content["train_images"], test=content["test_images"])
+    values = images.train_images.double().flatten(0, 2) / 255
+    assert images.mean == pytest.approx(values.mean(0).tolist(), abs=1e-12)
+    assert images.std == pytest.approx(values.std(0, correction=0).tolist(), abs=1e-12)
+    shown = ", ".join(f"{value:.4f}" for value in images.mean)
+    assert any(note.startswith(f"normalised by mean {shown} and deviation") for note in images.notes)
+    bank = training_bank(images)
+    normalised = bank.values[0][images.train_images[..., 0].long()]
+    assert float(normalised.mean()) == pytest.approx(0, abs=1e-5)
+    assert float(normalised.std()) == pytest.approx(1, abs=1e-4)
+
+
+def test_mean_and_deviation_may_be_given_for_all_channels_or_for_each(tmp_path: Path) -> None:
+    path = own_files.write(tmp_path / "m.npz")
+    one, three = loaded(path, mean=[0.5], std=[0.25]), loaded(path, mean=[0.1, 0.2, 0.3], std=[1, 2, 3])
+    assert (one.mean, one.std) == ((0.5,) * 3, (0.25,) * 3)
+    assert (three.mean, three.std) == ((0.1, 0.2, 0.3), (1.0, 2.0, 3.0))
+    assert any("as data.mean says" in note for note in one.notes)
+    assert len({one.identity, three.identity, loaded(path).identity}) == 3  # another normalisation, other images
+    assert given(mean=[0.5], std=[0.25]).identity == one.identity
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"mean": [0.5, 0.5], "std": [1, 1]}, "mean=[0.5, 0.5]: must be empty, one number, or one for each of 3"),
+        ({"mean": [0.5]}, "std=[]: must be as many numbers as {0}mean=[0.5]. Give both or neither"),
+        ({"std": [0.5]}, "std=[0.5]: must be as many numbers as {0}mean=[]"),
+        ({"mean": [0.5], "std": [0.0]}, "std=0.0: must be in [0.001, 10]"),
+        ({"mean": [127.0], "std": [60.0]}, "mean=127.0: must be in [0, 1]"),
+        ({"layout": "hwc"}, "layout=hwc: must be one of nhwc, nchw"),
+        ({"resize": "crop"}, "resize=crop: must be one of auto, pad, scale, stretch"),
+        ({"val": "test"}, "val=test: must be one of unused, train, for_test"),
+    ],
+)
+def test_a_wrong_choice_is_refused_by_its_name_in_a_run_and_as_an_argument(settings: dict, told: str) -> None:
+    with pytest.raises(SettingError) as in_run:
+        DataConfig(name="npz", root="m.npz", **settings)
+    assert str(in_run.value).startswith("data." + told.format("data."))
+    with pytest.raises(SettingError) as as_argument:
+        given(**settings)
+    assert str(as_argument.value).startswith(told.format(""))
+
+
+def test_an_argument_that_there_is_not_is_refused_by_name() -> None:
+    with pytest.raises(SettingError, match="shuffle=True: must be left out.*There are layout, resize, val, mean, std"):
+        given(shuffle=True)
+    with pytest.raises(SettingError, match="val=train: must be left out with arrays"):
+        given(val="train")
+    with pytest.raises(SettingError, match="name=3: must be a text"):
+        given(name=3)
+
+
+def test_a_file_is_given_alone_and_arrays_are_given_all(tmp_path: Path) -> None:
+    path = own_files.write(tmp_path / "m.npz")
+    with pytest.raises(SettingError, match="test_labels=.* must be left out: train is a file"):
+        esper_soa.images(path, test_labels=np.zeros(24, int))
+    for argument in ("train_labels", "test", "test_labels"):
+        with pytest.raises(SettingError, match=f"^{argument}=NoneType: must be a numpy array or a torch tensor"):
+            given(**{argument: None})
+    with pytest.raises(SettingError, match="train=list: must be a numpy array or a torch tensor. .*numpy.stack"):
+        given(train=[[1, 2]])
+
+
+BAD_ARRAYS = {
+    "train": [
+        (np.zeros((48, 28), np.uint8), r"train has shape \[48, 28\]: must be \[images, height, width, 1 or 3\]"),
+        (np.zeros((48, 28, 28, 4), np.uint8), "4 channels with layout=nhwc.*Leave transparency"),
+        (np.zeros((48, 28, 28, 0), np.uint8), "0 channels"),
+        (np.zeros((0, 28, 28), np.uint8), "train has 0 images: must have 1 to"),
+        (np.zeros((48, 0, 28), np.uint8), "images of 0x28 pixels"),
+        (np.zeros((48, 1, 1025), np.uint8), "images of 1x1025 pixels: must have 1 to 1024 a side"),
+        (np.zeros((48, 28, 28), np.int64), "train has type int64: must be uint8, from 0 to 255, or float, from 0 to 1"),
+        (np.zeros((48, 28, 28), bool), "train has type bool"),
+        (np.zeros((48, 28, 28), complex), "train has type complex128"),
+        (np.full((48, 28, 28), None), "train has type object"),
+        (np.zeros((48, 28, 27), np.uint8), "test: 28x28 pixels with 1 channel, but the training images have 28x27"),
+        (np.zeros((48, 28, 28, 3), np.uint8), "but the training images have 28x28 pixels with 3 channels"),
+        (np.zeros((47, 28, 28), np.uint8), "train_labels has 48 labels, but train has 47 images: must be as many"),
+        (np.zeros((48, 28, 28), np.uint8), "train: every pixel of the training images is the same"),
+    ],
+    "train_labels": [
+        (np.zeros(47, int), "train_labels has 47 labels, but train has 48 images"),
+        (np.zeros(48), "train_labels has type float64: must be whole numbers"),
+        (np.zeros(48, bool), "train_labels has type bool"),
+        (np.full(48, -1), "train_labels holds -1 at 0: must be classes from 0 to"),
+        (np.arange(48) * 2500, "train_labels holds 117500 at 47: must be classes from 0 to 99999"),
+        (np.full(48, 2**64 - 1, np.uint64), "train_labels holds 18446744073709551615 at 0"),
+        (np.eye(48, 3, dtype=int), r"train_labels has shape \[48, 3\], 3 labels per image.*of one-hot labels take"),
+        (np.zeros((48, 0), int), r"shape \[48, 0\], 0 labels per image"),
+        (np.zeros((48, 1, 1), int), r"train_labels has shape \[48, 1, 1\]: must be \[images\] or \[images, 1\]"),
+        (np.zeros((), int), r"train_labels has shape \[\]: must be"),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("argument", "array", "told"), [(name, *case) for name, cases in BAD_ARRAYS.items() for case in cases]
+)
+def test_arrays_that_cannot_be_right_are_refused_by_name_with_what_they_are(
+    argument: str, array: np.ndarray, told: str
+) -> None:
+    with pytest.raises(DataError, match=told) as caught:
+        given(**{argument: array})
+    assert str(caught.value).isprintable()
+
+
+def test_the_same_faults_in_a_file_are_told_with_the_setting_and_the_key(tmp_path: Path) -> None:
+    for key, array, told in (
+        ("train_labels", np.zeros(48), "train_labels has type float64"),
+        (
+            "test_images",
+            np.zeros((24, 28, 28, 4), np.uint8),
+            "test_images has shape .*4 channels with data.layout=nhwc",
+        ),
+        ("test_labels", np.zeros(23, int), "test_labels has 23 labels, but data.root=.*: test_images has 24 images"),
+    ):
+        path = own_files.write(tmp_path / "m.npz", **{key: array})
+        with pytest.raises(DataError, match=rf"^data\.root={path}: {told}"):
+            loaded(path)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, -0.001, 1.001, 255.0])
+def test_a_brightness_that_is_none_is_told_with_its_place(bad: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    train = np.full((48, 28, 28), 0.5, np.float32)
+    train[31, 3, 4] = bad
+    for at_once in (own_images.AT_ONCE, 5 * train[0].nbytes):
+        monkeypatch.setattr(own_images, "AT_ONCE", at_once)
+        with pytest.raises(DataError, match=r"^train holds .* in image 31: must be from 0 to 1\. Divide by 255"):
+            given(train=train)
+
+
+def test_labels_of_one_class_alone_are_refused() -> None:
+    with pytest.raises(DataError, match="all labels are 0: must be of at least 2 classes"):
+        given(train_labels=np.zeros(48, int), test_labels=np.zeros(24, int))
+
+
+@pytest.mark.parametrize("gone", ["train_images", "train_labels", "test_images", "test_labels"])
+def test_a_missing_key_is_named(tmp_path: Path, gone: str) -> None:
+    content = {key: array for key, array in own_files.arrays().items() if key != gone}
+    with pytest.raises(DataError, match=gone):
+        loaded(own_files.write(tmp_path / "m.npz", content))
+
+
+def test_other_keys_are_told(tmp_path: Path) -> None:
+    path = own_files.write(tmp_path / "m.npz", {"x_train": np.zeros(3), "y_train": np.zeros(3)})
+    with pytest.raises(DataError, match=r"lacks train_images, train_labels, test_images, test_labels: must have "
+                       r"train_images, .*It holds x_train, y_train\."):  # fmt: skip
+        loaded(path)
+
+
+def test_a_channel_that_never_varies_is_left_as_it_is_and_told() -> None:
+    train = own_files.arrays((28, 28, 3))["train_images"]
+    test = np.zeros((24, 28, 28, 3), np.uint8)
+    train[..., 2] = 0
+    images = given(train=train, test=test)
+    assert images.std[2] == 1.0
+    assert any(note.endswith("; blue never varies") for note in images.notes)
+    assert bool(training_bank(images).values.isfinite().all())
+
+
+def test_too_little_for_the_work_is_told(tmp_path: Path) -> None:
+    images = given()
+    with pytest.raises(SettingError, match="train_samples=49: must be at most 48, the training images of images"):
+        check_work(images, 49, 1)
+    with pytest.raises(SettingError, match="val_samples=25: must be at most 24, the test images of images"):
+        check_work(images, 48, 25)
+
+
+def test_large_images_are_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = own_files.write(tmp_path / "m.npz", own_files.arrays((64, 64, 3)))
+    whole = loaded(path)
+    monkeypatch.setattr(own_images, "AT_ONCE", 7 * 64 * 64 * 3)
+    monkeypatch.setattr(own_images, "COUNTED", 5)
+    parts = loaded(path)
+    assert parts.identity == whole.identity
+    assert torch.equal(parts.train_images, whole.train_images)
+
+
+def test_auto_takes_a_root_that_ends_in_npz_and_says_why(tmp_path: Path) -> None:
+    path = own_files.write(tmp_path / "m.npz")
+    images = load_images(DataConfig(root=str(path)), "cpu")
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert images.source == (
+        f"own images from {path} (sha256 {digest[:12]}..., data.name=auto takes it as data.root is an .npz): "
+        "48 training and 24 test images."
+    )
+    assert images.facts()["file_sha256"] == digest
+    assert images.identity == loaded(path).identity
+    assert "asked for by data.name" in loaded(path).source
+
+
+def test_settings_that_other_sets_would_not_heed_are_refused() -> None:
+    for settings in ({"resize": "pad"}, {"layout": "nchw"}, {"val": "train"}, {"mean": [0.5], "std": [0.5]}):
+        (name, *_) = settings
+        for other in (
+            {},
+            {"name": "fashion32"},
+            {"name": "given"},
+            {"root": "/cifar"},
+            {"name": "cifar10", "root": "/c"},
+        ):
+            with pytest.raises(SettingError, match=rf"^data\.{name}=.*: must be left out with data\.name="):
+                DataConfig(**settings, **other)
+        DataConfig(**settings, root="m.NPZ")
+
+
+def test_a_set_that_only_a_program_can_hand_over_and_a_file_that_is_not_named_are_refused() -> None:
+    with pytest.raises(SettingError, match=r"^data\.name=given: must be npz.*A program handed the images over"):
+        load_images(DataConfig(name="given"), "cpu")
+    with pytest.raises(SettingError, match=r"^data\.root='': must be a file like mine\.npz when data\.name=npz"):
+        load_images(DataConfig(name="npz"), "cpu")
+    assert tuple(count_images(DataConfig(name="npz"))) == (0, 0)
+
+
+def test_a_set_is_shown_in_words_and_told_to_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    logging.getLogger("esper_soa").propagate = True
+    with caplog.at_level(logging.INFO, "esper_soa"):
+        images = given(name="mine")
+    assert repr(images) == str(images)
+    assert "mine: own images from arrays, handed over: 48 training and 24 test images.\n  28x28 pixels, put" in str(
+        images
+    )
+    assert str(images) in caplog.text
+
+
+def test_facts_of_a_set_of_ours_are_what_they_were_and_its_normalisation() -> None:
+    images = load_images(DataConfig(name="fashion32"), "cpu")
+    assert set(images.facts()) == {"name", "source", "identity", "mean", "std"}
+    assert images.facts()["mean"] == "0.2199, 0.2199, 0.2199"
+
+
+def test_public_names_are_there_and_others_are_not() -> None:
+    assert {"images", "check_images"} <= set(esper_soa.__all__)
+    with pytest.raises(AttributeError, match="module 'esper_soa' has no attribute 'image'"):
+        esper_soa.image  # noqa: B018
+    assert replace(DataConfig(), name="npz", root="m.npz").own

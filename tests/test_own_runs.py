@@ -1,0 +1,220 @@
+"""Whole runs on own images: by the command line, on both engines of a CPU, resumed to the bit, refused by name."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import own_files
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from program import TINY, finished
+
+import esper_soa
+from esper_soa.build import build_world
+from esper_soa.config import EvaluateConfig, TrainConfig, register_schema, settings_from
+from esper_soa.errors import SettingError, UserError
+from esper_soa.evaluation import evaluate
+from esper_soa.nets.config import DataConfig, TaskConfig
+from esper_soa.nets.datasets import ImageSet
+from esper_soa.ops import memory
+from esper_soa.ops.memory import needs
+from esper_soa.ops.rundir import RunFolder, open_run_folder, resume_start
+from esper_soa.train import config_dir
+from esper_soa.trainer import run
+
+CPU = torch.device("cpu")
+OWN = ("+experiment=smoke", "data=npz", "task.num_classes=3", "envs=2", "rounds=2", "steps=3", "train_samples=16",
+       "val_samples=16", "batch_size=8", "control=none", "checkpoint_every=1", "telemetry.progress=off")  # fmt: skip
+TIMINGS = ("eps", "collect_seconds", "update_seconds")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return own_files.write(tmp_path / "spots.npz", own_files.arrays((40, 30, 3), val=True))
+
+
+def settings(*overrides: str) -> TrainConfig:
+    register_schema()
+    with initialize_config_dir(config_dir(), version_base="1.3"):
+        return settings_from(compose("train", [*OWN, *overrides]))
+
+
+def play(folder: Path, *overrides: str, images: ImageSet | None = None) -> Path:
+    run(settings(*overrides), open_run_folder(str(folder), "own"), images=images)
+    return folder
+
+
+def resumed(folder: Path, *overrides: str, images: ImageSet | None = None) -> Path:
+    start = resume_start(str(folder), "", "own")
+    run(settings(f"resume={folder}", *overrides), start.folder, start.checkpoint, images)
+    return folder
+
+
+def lines(folder: Path) -> list[dict]:
+    """metrics.jsonl without what a clock wrote."""
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in record.items() if name not in TIMINGS} for record in records]
+
+
+def versions(folder: Path) -> dict:
+    return json.loads((folder / "versions.json").read_text())
+
+
+@pytest.mark.parametrize("native", ["on", "off"])
+@pytest.mark.usefixtures("file")
+def test_the_command_line_trains_on_a_file(tmp_path: Path, native: str) -> None:
+    done = finished(*TINY, "data=npz", "data.root=spots.npz", "task.num_classes=3", f"compute.native={native}",
+                    "run_dir=run", folder=tmp_path)  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    log = (tmp_path / "run" / "log.txt").read_text()
+    for told in (
+        "data     spots: own images from spots.npz (sha256 ",
+        "..., asked for by data.name): 48 training and 24 test images.",
+        "data     40x30 pixels, scaled to 32x24 (bilinear and antialiased), put in the middle of 32x32 black pixels "
+        "(data.resize=auto)",
+        "data     the 16 images of the part val_ are not used (data.val=unused; train or for_test would)",
+        "data     normalised by mean 0.",
+        "data     3 classes",
+    ):
+        assert told in log
+        assert told in done.stdout
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["data"].startswith("spots (own images from")
+    data = versions(tmp_path / "run")["data"]
+    images = esper_soa.images(tmp_path / "spots.npz")
+    assert data["identity"] == images.identity
+    assert data["file_sha256"] == images.file_sha256
+    assert [float(value) for value in data["std"].split(", ")] == list(images.std)
+    assert "scaled to 32x24" in data["preparation"]
+
+
+def test_the_command_line_refuses_in_one_line(tmp_path: Path) -> None:
+    objects = np.empty(48, object)
+    objects[:] = None
+    own_files.write(tmp_path / "objects.npz", train_images=objects)
+    done = finished("+experiment=smoke", "data=npz", "data.root=objects.npz", "run_dir=run", folder=tmp_path)
+    assert done.returncode == 2
+    told = "error: data.root=objects.npz: train_images holds Python objects, which would have to be unpickled and never"
+    assert done.stderr.startswith(told)
+    assert done.stderr.count("\n") == 1
+
+
+def test_hosts_of_another_number_of_classes_are_refused_with_the_right_one(tmp_path: Path, file: Path) -> None:
+    for classes in (2, 10):
+        told = rf"^task\.num_classes={classes}: must be 3, the classes of spots\. Give task\.num_classes=3\.$"
+        with pytest.raises(SettingError, match=told):
+            play(tmp_path / str(classes), f"data.root={file}", f"task.num_classes={classes}")
+
+
+@pytest.mark.parametrize("native", ["on", "off"])
+def test_a_run_on_own_images_goes_on_to_the_bit(tmp_path: Path, file: Path, native: str) -> None:
+    given = (f"data.root={file}", f"compute.native={native}")
+    whole = play(tmp_path / "whole", *given)
+    play(tmp_path / "half", *given, "rounds=1")
+    assert lines(resumed(tmp_path / "half", *given)) == lines(whole)
+    assert len(lines(whole)) == 2
+
+
+def test_a_run_goes_on_wherever_its_file_is_now(tmp_path: Path, file: Path) -> None:
+    play(tmp_path / "run", f"data.root={file}", "rounds=1")
+    moved = file.rename(tmp_path / "moved.npz")
+    assert len(lines(resumed(tmp_path / "run", f"data.root={moved}"))) == 2
+
+
+def test_changed_images_labels_or_normalisation_are_refused(tmp_path: Path, file: Path) -> None:
+    before = own_files.arrays((40, 30, 3), val=True)
+    play(tmp_path / "run", f"data.root={file}", "rounds=1")
+    for key in ("train_images", "train_labels", "test_images", "test_labels"):
+        changed = before[key].copy()
+        changed[5] = (changed[5] + 1) % 3
+        own_files.write(file, before, **{key: changed})
+        with pytest.raises(
+            UserError, match=r"the images are not those of the checkpoint\. It was made on own images fr"
+        ):
+            resumed(tmp_path / "run", f"data.root={file}")
+    own_files.write(file, before)
+    for setting in ("data.resize=stretch", "data.val=train", "data.mean=[0.5] data.std=[0.5]"):
+        with pytest.raises(UserError, match=r"these settings are not those of the checkpoint:\n  data\."):
+            resumed(tmp_path / "run", f"data.root={file}", *setting.split())
+    own_files.write(file, before, val_images=before["val_images"] // 2)  # not used
+    assert len(lines(resumed(tmp_path / "run", f"data.root={file}"))) == 2
+
+
+def test_arrays_that_a_program_hands_over_are_played_resumed_and_evaluated(tmp_path: Path, file: Path) -> None:
+    images = esper_soa.images(file)
+    from_file = play(tmp_path / "file", f"data.root={file}")
+    half = play(tmp_path / "run", "data.name=given", "rounds=1", images=images)
+    assert lines(resumed(half, "data.name=given", images=images)) == lines(from_file)
+    with pytest.raises(UserError, match="the images are not those of the checkpoint"):
+        resumed(half, "data.name=given", images=esper_soa.images(file, resize="stretch"))
+    with pytest.raises(SettingError, match="data.name=npz: must be given with images handed over"):
+        play(tmp_path / "other", f"data.root={file}", images=images)
+    with pytest.raises(SettingError, match="data.name=given: must be npz"):
+        play(tmp_path / "none", "data.name=given")
+    asked = EvaluateConfig(checkpoint=str(half), policies=["wait"], episodes=1, progress="off", data_root=str(file))
+    (tmp_path / "evaluation").mkdir()
+    evaluate(asked, RunFolder(tmp_path / "evaluation"))
+    assert versions(tmp_path / "evaluation")["data"]["identity"] == images.identity
+    assert "these are not the images" not in (tmp_path / "evaluation" / "log.txt").read_text()
+
+
+def test_findings_are_warnings_of_the_run(tmp_path: Path) -> None:
+    content = own_files.arrays()
+    content["test_images"][:3] = content["train_images"][:3]
+    path = own_files.write(tmp_path / "m.npz", content)
+    play(tmp_path / "run", f"data.root={path}", "rounds=1", "steps=1")
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert "data     3 of 24 test images are training images too: accuracy will be flattered.\n" in log
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (("train_samples=64",), "train_samples=64: must be at most 48, the training images of spots"),
+        (("val_samples=25",), "val_samples=25: must be at most 24, the test images of spots"),
+        (("data.split=true", "envs=7", "data.val=for_test"), "envs=7: must be at most 6 with data.split=true"),
+        (("data.split=true", "envs=17", "data.val=for_test", "batch_size=2"), "envs=17: must be at most 16"),
+        (("data.val=train", "data.layout=nchw"), "which is 40 channels with data.layout=nchw"),
+    ],
+)  # fmt: skip
+def test_work_that_the_file_is_too_small_for_is_refused(
+    tmp_path: Path, file: Path, overrides: tuple[str, ...], told: str
+) -> None:
+    with pytest.raises(UserError, match=told):
+        play(tmp_path / "run", f"data.root={file}", *overrides)
+
+
+def test_every_env_has_a_test_image_of_its_own_with_a_split_set(tmp_path: Path, file: Path) -> None:
+    play(tmp_path / "run", f"data.root={file}", "data.split=true", "envs=16", "data.val=for_test", "batch_size=2",
+         "rounds=1")  # fmt: skip
+    assert all(line["accuracy"]["mean"] >= 0 for line in lines(tmp_path / "run"))
+
+
+def test_images_that_no_memory_holds_are_refused_before_they_are_read(
+    tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cfg = settings(f"data.root={file}")
+    (need,) = [need for need in needs(cfg, CPU, memory.ImageCount(48, 24)) if need.what == "the images"]
+    # bytes as they are; padded by 4 pixels all round, and mirrored; test images a second time
+    assert need.size == 48 * (3 * 32 * 32 + 2 * 3 * 40 * 40) + 24 * 2 * 3 * 32 * 32
+    monkeypatch.setattr(memory, "free_memory", lambda device: need.size)
+    with pytest.raises(SettingError, match=rf"^data\.root={file}: must be so small .*0 for the images, .* "
+                       r"Take fewer images than in data\.root\."):  # fmt: skip
+        build_world(cfg, CPU)
+    world_images = esper_soa.images(file)
+    monkeypatch.setattr(memory, "free_memory", lambda device: sum(one.size for one in needs(cfg, CPU)))
+    build_world(cfg, CPU, images=world_images)  # they are in memory already: the file is not asked
+
+
+def test_a_world_takes_own_images_where_it_takes_those_of_ours(file: Path) -> None:
+    images = esper_soa.images(file)
+    cfg = TrainConfig(
+        envs=2, batch_size=4, train_samples=8, val_samples=8, slots=["r0c0"],
+        task=TaskConfig(name="tiny", base_channels=2, num_blocks=2, kernel_size=1, num_pools=2, num_classes=3),
+        data=DataConfig(name="given"),
+    )  # fmt: skip
+    world = build_world(cfg, CPU, images=images)
+    assert world.images.identity == images.identity
+    with pytest.raises(SettingError, match="task.num_classes=4: must be 3, the classes of spots"):
+        build_world(replace(cfg, task=replace(cfg.task, num_classes=4)), CPU, images=images)
