@@ -83,8 +83,10 @@ def count_images(cfg: DataConfig) -> ImageCount:
 
 def on_device(images: ImageSet, device: torch.device) -> ImageSet:
     """The same images there."""
-    tensors = {name: value.to(device) for name, value in images._asdict().items() if isinstance(value, Tensor)}
-    return images._replace(**tensors)
+    return images._replace(
+        train_images=images.train_images.to(device), train_labels=images.train_labels.to(device),
+        test_images=images.test_images.to(device), test_labels=images.test_labels.to(device),
+    )  # fmt: skip
 
 
 def load_images(cfg: DataConfig, device: torch.device | str) -> ImageSet:
