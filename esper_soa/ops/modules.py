@@ -118,8 +118,9 @@ def _entry(module: Module, tensors: Mapping[str, Tensor], prefix: str = "") -> d
 
 
 def _write(path: Path, entries: list[dict], tensors: dict[str, Tensor]) -> None:
+    """One entry, as safetensors writes several in any order: the same modules are the same bytes."""
     ours = json.dumps({"version": VERSION, "modules": entries}, allow_nan=False)
-    write_bytes(path, to_bytes(tensors, {"format": "pt", ENTRY: ours}))
+    write_bytes(path, to_bytes(tensors, {ENTRY: ours}))
 
 
 def _entries(place: str, metadata: Mapping[str, str] | None) -> list[dict]:
