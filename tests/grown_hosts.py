@@ -11,7 +11,7 @@ from esper_soa.config import ComputeConfig, TrainConfig
 from esper_soa.env.world import World
 from esper_soa.nets.config import DataConfig, TaskConfig
 from esper_soa.nets.engine import ValidationReport
-from esper_soa.nets.grown import Pixels, Residents, grown_networks
+from esper_soa.nets.grown import Grown, Pixels, Residents, grown_hosts
 from esper_soa.nets.model.modules import GrownNetwork
 from esper_soa.nets.pools import claim_, read_roster
 from esper_soa.state import Slots
@@ -37,12 +37,15 @@ class Measured(NamedTuple):
         slots = self.slots
         return Residents(*(part[env].tolist() for part in (slots.stage, slots.blueprint, slots.blend, slots.alpha)))
 
-    def networks(self, envs: list[int]) -> list[GrownNetwork]:
-        """These hosts as modules."""
+    def hosts(self, envs: list[int]) -> list[Grown]:
+        """These hosts by themselves."""
         pixels = Pixels(self.world.images.mean, self.world.images.std)
         shape = self.world.rules.nets.shape
-        made = grown_networks(shape, self.world.weights, envs, [self.residents(env) for env in envs], pixels)
-        return list(made)
+        return grown_hosts(shape, self.world.weights, envs, [self.residents(env) for env in envs], pixels)
+
+    def networks(self, envs: list[int]) -> list[GrownNetwork]:
+        """They as modules."""
+        return [host.network() for host in self.hosts(envs)]
 
     def validation(self) -> tuple[Tensor, Tensor]:
         """The validation images, raw in [0, 1], and their labels."""

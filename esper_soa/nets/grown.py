@@ -1,11 +1,11 @@
-"""Hosts taken out of their pools, as plain modules: each with the seeds that take part in it.
+"""Hosts taken out of their pools, as what plain modules are made from: each with the seeds that take part in it.
 
-Given the shape of the hosts, their rows of weights, and what stands in their slots, `grown_networks` describes every
-host and fills a GrownNetwork (model/modules.py) of that description. The engines are not asked: rows mean what the
-tables of parameters say. Called by ops/networks.py.
+Given the shape of the hosts, their rows of weights, and what stands in their slots, `grown_hosts` describes every host
+and gives its tensors the names that they have in a GrownNetwork (model/modules.py). The engines are not asked: rows
+mean what the tables of parameters say. Called by ops/networks.py.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE
 from esper_soa.nets.host import Block, HostShape
 from esper_soa.nets.model.blueprints import gate_layer, gate_table, seed_layers, seed_table
-from esper_soa.nets.model.modules import GrownNetwork
+from esper_soa.nets.model.modules import GrownNetwork, network_of
 from esper_soa.nets.model.parameters import Table
 from esper_soa.nets.model.parts import Layer
 from esper_soa.nets.pools import row_layout
@@ -39,6 +39,26 @@ class Pixels(NamedTuple):
 
     mean: Sequence[float]
     std: Sequence[float]
+
+
+class Grown(NamedTuple):
+    """A host by itself."""
+
+    spec: dict  # see modules.GrownNetwork
+    tensors: dict[str, Tensor]  # by name, on the CPU, each in memory of its own
+
+    def network(self) -> GrownNetwork:
+        """As a module, in eval mode."""
+        return network_of(self.spec, self.tensors)
+
+
+class _Names(NamedTuple):
+    """Tensors of hosts that are built alike, in the order of their rows: parameters by name and shape."""
+
+    host: list[tuple[str, torch.Size]]
+    norms: list[str]  # its batch norms
+    seeds: dict[str, list[tuple[str, torch.Size]]]  # by slot
+    gates: dict[str, list[tuple[str, torch.Size]]]
 
 
 def host_spec(shape: HostShape, pixels: Pixels) -> dict:
@@ -71,22 +91,23 @@ def seed_specs(shape: HostShape, residents: Residents) -> list[dict]:
     ]
 
 
-def grown_networks(
+def grown_hosts(
     shape: HostShape, weights: TensorDict, envs: Sequence[int], residents: Sequence[Residents], pixels: Pixels
-) -> Iterator[GrownNetwork]:
-    """The hosts of the env numbers `envs` as networks in eval mode on the CPU, one at a time; `residents` of each.
-
-    All rows are copied at once, before the first network is made. The process's random numbers stay as they are.
+) -> list[Grown]:
+    """The hosts of the env numbers `envs`, on the CPU; `residents` of each. Raises ValueError for layers that are not
+    what the tables of parameters say.
     """
     kept = [("host", "params"), ("host", "statistics"), *(("seeds", slot.name, "params") for slot in shape.slots)]
     rows = weights.select(*kept)[torch.tensor(list(envs), device=weights["host", "params"].device)].cpu()
+    names = dict[tuple[tuple[int, ...], ...], _Names]()
+    hosts = []
     for place, mine in enumerate(residents):
         spec = host_spec(shape, pixels) | {"seeds": seed_specs(shape, mine)}
-        with torch.random.fork_rng(devices=[]):
-            net = GrownNetwork(spec)
-        _fill_(net, shape, rows[place : place + 1])
-        spec["parameters"] = sum(one.numel() for one in net.parameters())
-        yield net.eval()
+        kind = tuple(mine.stage), tuple(mine.blueprint), tuple(mine.blend)
+        if kind not in names:
+            names[kind] = _names(spec)
+        hosts.append(_grown(spec, names[kind], shape, rows[place : place + 1]))
+    return hosts
 
 
 def _places(number: int, block: Block) -> list[tuple[int, str]]:
@@ -110,33 +131,51 @@ def _seed_spec(shape: HostShape, slot: int, after: str, residents: Residents) ->
     }  # fmt: skip
 
 
-@torch.no_grad()
-def _fill_(net: GrownNetwork, shape: HostShape, rows: TensorDict) -> None:
-    """Give `net` the weights of the one host in `rows`."""
-    host = [module for part in net.spec["host"] for module in net.get_submodule(part["name"]).children()]
-    _copy_(_parameters(host), shape.parameters, rows["host", "params"])
-    norms = [module for module in host if isinstance(module, nn.BatchNorm2d)]
-    _copy_([kept for norm in norms for kept in (norm.running_mean, norm.running_var)], shape.statistics,
-           rows["host", "statistics"])  # fmt: skip
-    names = [spec.name for spec in shape.slots]
-    for seed in net.spec["seeds"]:
-        slot = names.index(seed["slot"])
-        blueprint = next(one for one in shape.blueprints if one.name == seed["blueprint"])
-        own, layout = rows["seeds", seed["slot"], "params"], row_layout(shape, slot)
-        table, place = seed_table(blueprint, shape.slots[slot].channels), net.get_submodule(seed["slot"])
-        _copy_(_parameters([place.get_submodule("seed")]), table, own[:, : table.total])
-        if seed["gate"]:
-            table = gate_table(shape.slots[slot].channels)
-            _copy_(_parameters([place.get_submodule("blend.gate")]), table, own[:, layout.seed :][:, : table.total])
+def _names(spec: dict) -> _Names:
+    """The names of the tensors in the network of `spec`."""
+    with torch.device("meta"):
+        net = GrownNetwork(spec)
+    host, norms = list[tuple[str, torch.Size]](), list[str]()
+    for part in spec["host"]:
+        host += _parameters(net, part["name"])
+        inner = net.get_submodule(part["name"]).named_modules(prefix=part["name"])
+        norms += [name for name, module in inner if isinstance(module, nn.BatchNorm2d)]
+    seeds = {seed["slot"]: _parameters(net, f"{seed['slot']}.seed") for seed in spec["seeds"]}
+    gates = {seed["slot"]: _parameters(net, f"{seed['slot']}.blend.gate") for seed in spec["seeds"] if seed["gate"]}
+    return _Names(host, norms, seeds, gates)
 
 
-def _parameters(modules: Sequence[nn.Module]) -> list[Tensor | None]:
-    return [parameter for module in modules for parameter in module.parameters()]
+def _parameters(net: GrownNetwork, place: str) -> list[tuple[str, torch.Size]]:
+    """Names and shapes of the parameters of the module that is called `place`, in order."""
+    return [(name, one.shape) for name, one in net.get_submodule(place).named_parameters(prefix=place)]
 
 
-def _copy_(targets: Sequence[Tensor | None], table: Table, rows: Tensor) -> None:
-    """Rows [1, total] into the tensors that they are of; raises ValueError where a layer is not what its part says."""
-    for target, values in zip(targets, table.unpack(rows), strict=True):
-        if target is None or target.shape != values.shape[1:]:
-            raise ValueError(f"a parameter {list(values.shape[1:])} for a layer that has none of this shape")
-        target.copy_(values[0])
+def _grown(spec: dict, names: _Names, shape: HostShape, rows: TensorDict) -> Grown:
+    """The one host in `rows`."""
+    tensors = _named(names.host, shape.parameters, rows["host", "params"])
+    slots = {slot.name: (number, slot.channels) for number, slot in enumerate(shape.slots)}
+    codes = {one.name: one for one in shape.blueprints}
+    for seed in spec["seeds"]:
+        name, own = seed["slot"], rows["seeds", seed["slot"], "params"]
+        number, channels = slots[name]
+        tensors |= _named(names.seeds[name], seed_table(codes[seed["blueprint"]], channels), own)
+        if name in names.gates:
+            gates = own[:, row_layout(shape, number).seed :]
+            tensors |= _named(names.gates[name], gate_table(channels), gates)
+    spec["parameters"] = sum(one.numel() for one in tensors.values())
+    statistics = [(f"{norm}.{kept}", None) for norm in names.norms for kept in ("running_mean", "running_var")]
+    tensors |= _named(statistics, shape.statistics, rows["host", "statistics"])
+    tensors |= {f"{norm}.num_batches_tracked": torch.zeros((), dtype=torch.int64) for norm in names.norms}
+    tensors |= {f"{seed['slot']}.blend.alpha": torch.tensor(seed["alpha"]) for seed in spec["seeds"]}
+    tensors |= {f"input.{name}": torch.tensor(spec["input"][name]).view(-1, 1, 1) for name in ("mean", "std")}
+    return Grown(spec, tensors)
+
+
+def _named(names: Sequence[tuple[str, torch.Size | None]], table: Table, rows: Tensor) -> dict[str, Tensor]:
+    """The tensors in the first columns of rows [1, ...] by their names; one without a shape may have any."""
+    named = dict[str, Tensor]()
+    for (name, wanted), values in zip(names, table.unpack(rows[:, : table.total]), strict=True):
+        if wanted is not None and wanted != values.shape[1:]:
+            raise ValueError(f"{name}: a parameter {list(values.shape[1:])} for a layer that has one of {list(wanted)}")
+        named[name] = values[0].clone()
+    return named

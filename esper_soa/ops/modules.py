@@ -18,6 +18,7 @@ from torch import Tensor
 
 from esper_soa.agent.controller import Controller, controller_of
 from esper_soa.errors import UserError, one_line
+from esper_soa.nets.grown import Grown
 from esper_soa.nets.model.modules import GrownNetwork, network_of
 from esper_soa.ops.files import write_bytes
 
@@ -46,16 +47,17 @@ def save(module: Module, path: str | PathLike[str]) -> None:
             described = GrownNetwork(module.spec).state_dict()
         if {name: one.shape for name, one in described.items()} != {name: one.shape for name, one in tensors.items()}:
             raise ValueError("the layers of this network are not those of its spec: keep it by torch.save")
-    _write(Path(path), [_entry(module, tensors)], tensors)
+    kind = next(name for name, one in KINDS.items() if isinstance(module, one))
+    _write(Path(path), [_entry(kind, module.spec, tensors)], tensors)
 
 
-def save_hosts(networks: Sequence[GrownNetwork], path: Path) -> None:
-    """Replace the file `path` by these networks, the hosts 0, 1, ... of a run; all or nothing. Raises OSError."""
+def save_hosts(hosts: Sequence[Grown], path: Path) -> None:
+    """Replace the file `path` by the hosts 0, 1, ... of a run; all or nothing. Raises OSError."""
     entries, tensors = [], dict[str, Tensor]()
-    for number, net in enumerate(networks):
-        own, prefix = _plain(net), f"{number}."
-        entries.append(_entry(net, own, prefix))
-        tensors |= {prefix + name: value for name, value in own.items()}
+    for number, host in enumerate(hosts):
+        prefix = f"{number}."
+        entries.append(_entry("network", host.spec, host.tensors, prefix))
+        tensors |= {prefix + name: value for name, value in host.tensors.items()}
     _write(path, entries, tensors)
 
 
@@ -111,10 +113,9 @@ def _plain(module: Module) -> dict[str, Tensor]:
     return {name: value.detach().cpu().clone().contiguous() for name, value in module.state_dict().items()}
 
 
-def _entry(module: Module, tensors: Mapping[str, Tensor], prefix: str = "") -> dict:
+def _entry(kind: str, spec: dict, tensors: Mapping[str, Tensor], prefix: str = "") -> dict:
     """What a file says of a module whose tensors have names that begin with `prefix`."""
-    kind = next(name for name, one in KINDS.items() if isinstance(module, one))
-    return dict(zip(FIELDS, (kind, prefix, module.spec, digest(tensors)), strict=True))
+    return dict(zip(FIELDS, (kind, prefix, spec, digest(tensors)), strict=True))
 
 
 def _write(path: Path, entries: list[dict], tensors: dict[str, Tensor]) -> None:

@@ -11,8 +11,7 @@ from pathlib import Path
 from esper_soa.config import TrainConfig
 from esper_soa.env.topology import Standing
 from esper_soa.env.world import World
-from esper_soa.nets.grown import Pixels, Residents, grown_networks
-from esper_soa.nets.model.modules import GrownNetwork
+from esper_soa.nets.grown import Grown, Pixels, Residents, grown_hosts
 from esper_soa.ops.files import LOGGER
 from esper_soa.ops.modules import ModuleFileError, load, save, save_hosts
 from esper_soa.ops.rundir import RunFolder, package_versions, round_of_network, rounds_of
@@ -25,7 +24,7 @@ class Networks:
         """At the start of a run: no host has been seen."""
         self.folder, self.cfg, self.world = folder, cfg, world
         self.best: dict | None = None  # spec of the best host so far
-        self.waiting: GrownNetwork | None = None  # it, where it is not written yet
+        self.waiting: Grown | None = None  # it, where it is not written yet
 
     def go_back(self, rounds: int) -> None:
         """The run goes on after `rounds` rounds: later files are dropped, and the best host is that of then."""
@@ -50,19 +49,19 @@ class Networks:
         if not finite or (self.best is not None and max(finite) < self.best["accuracy"]):
             return
         envs = [env for env, accuracy in enumerate(accuracies) if accuracy == max(finite)]
-        found = min(self.networks(standing, number, envs), key=lambda net: net.spec["parameters"])
+        found = min(self.hosts(standing, number, envs), key=lambda host: host.spec["parameters"])
         if self.best is None or _rank(found.spec) > _rank(self.best):
             self.best, self.waiting = found.spec, found
 
     def write_best(self) -> None:
         """Write the best host, once; raises OSError."""
         if self.waiting is not None:
-            save(self.waiting, self._path("best", self.waiting.spec["round"]))
+            save(self.waiting.network(), self._path("best", self.waiting.spec["round"]))
             self.waiting = None
 
     def write_hosts(self, standing: Standing, number: int) -> None:
         """Write all hosts of round `number` (from 1); raises OSError."""
-        hosts = self.networks(standing, number, range(len(standing.accuracy)))
+        hosts = self.hosts(standing, number, range(len(standing.accuracy)))
         save_hosts(hosts, self._path("hosts", number))
 
     def tidy(self) -> None:
@@ -73,7 +72,7 @@ class Networks:
             for path in seen[:-1]:
                 path.unlink(missing_ok=True)
 
-    def networks(self, standing: Standing, number: int, envs: Sequence[int]) -> list[GrownNetwork]:
+    def hosts(self, standing: Standing, number: int, envs: Sequence[int]) -> list[Grown]:
         """These hosts, as they were last measured, with a spec that says so."""
         world, images = self.world, self.world.images
         rows = zip(*(part.tolist() for part in standing[:4]), strict=True)
@@ -85,14 +84,13 @@ class Networks:
             "precision": str(world.rules.nets.precision).removeprefix("torch."),
             "version": package_versions()["esper-soa"],
         }  # fmt: skip
-        made = grown_networks(world.rules.nets.shape, world.weights, list(envs), [residents[env] for env in envs],
-                              Pixels(images.mean, images.std))  # fmt: skip
-        nets = list(made)
-        for env, net in zip(envs, nets, strict=True):
+        found = grown_hosts(world.rules.nets.shape, world.weights, envs, [residents[env] for env in envs],
+                            Pixels(images.mean, images.std))  # fmt: skip
+        for env, host in zip(envs, found, strict=True):
             scores = {"accuracy": float(standing.accuracy[env]), "loss": float(standing.loss[env])}
             known = {name: value if value == value else None for name, value in scores.items()}
-            net.spec |= facts | {"env": env} | known
-        return nets
+            host.spec.update(facts | {"env": env} | known)
+        return found
 
     def _files(self, kind: str) -> list[Path]:
         return self.folder.network_files(kind)

@@ -11,7 +11,7 @@ from grown_hosts import KINDS, SLOTS, Measured, measured_hosts, score
 from torch import nn
 
 from esper_soa.env.parameters import total_params
-from esper_soa.nets.grown import Pixels, grown_networks
+from esper_soa.nets.grown import Pixels, grown_hosts
 from esper_soa.nets.model import modules
 from esper_soa.nets.model.blueprints import BLUEPRINTS, Architecture, seed_layers, seed_table
 from esper_soa.nets.model.modules import layer_of, network_of, sequence
@@ -130,8 +130,8 @@ def test_the_layers_of_a_blueprint_have_the_parameters_of_its_table(blueprint: A
 def test_a_layer_that_is_not_what_its_part_says_is_refused(plain: Measured) -> None:
     pixels, shape = Pixels(plain.world.images.mean, plain.world.images.std), plain.world.rules.nets.shape
     narrow = shape._replace(num_classes=9)
-    with pytest.raises(ValueError, match=r"a parameter \[10, 8\] for a layer"):
-        list(grown_networks(narrow, plain.world.weights, [0], [plain.residents(0)], pixels))
+    with pytest.raises(ValueError, match=r"classifier.linear.weight: a parameter \[10, 8\] for a layer"):
+        grown_hosts(narrow, plain.world.weights, [0], [plain.residents(0)], pixels)
 
 
 def test_an_epoch_of_plain_sgd_fine_tunes_it(plain: Measured) -> None:
