@@ -34,7 +34,7 @@ from esper_soa.ops.collect import Episode, Player, Round, play_round
 from esper_soa.ops.device import apply_threads, resolve_device
 from esper_soa.ops.metrics import RoundResult
 from esper_soa.ops.progress import Progress
-from esper_soa.train import config_dir
+from esper_soa.paths import config_dir
 from esper_soa.trainer import build_player
 
 EXPERIMENT = "cifar_3seed"

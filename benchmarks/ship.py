@@ -35,8 +35,8 @@ from esper_soa.ops.progress import duration
 from esper_soa.ops.resume import read_run
 from esper_soa.ops.rundir import RunFolder, find_checkpoint
 from esper_soa.ops.shipped import POLICIES, SUFFIX
+from esper_soa.paths import config_dir
 from esper_soa.ranges import NAME_PATTERN
-from esper_soa.train import config_dir
 
 ROOT = Path(__file__).resolve().parent.parent
 PLANS = Path(__file__).resolve().parent / "conf" / "ship"

@@ -1,5 +1,8 @@
 """Neural networks that grow while they train: a struct-of-arrays simulator with a learning policy.
 
+    run = esper_soa.train("cifar_3seed", overrides=["seed=7"])
+    net = run.export()
+
 What is listed in `__all__` is the public interface; everything else may change. Names are imported when they are first
 asked for, as torch takes seconds.
 """
@@ -8,13 +11,20 @@ from importlib import import_module, metadata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from esper_soa.agent.controller import Controller
     from esper_soa.compose import compose_settings, experiments
     from esper_soa.errors import UserError
+    from esper_soa.library import RecordedRun, open_run, train
+    from esper_soa.nets.model.modules import GrownNetwork
     from esper_soa.nets.your_images import check_images, images
+    from esper_soa.ops.modules import load, save
     from esper_soa.simulator import Info, Seed, Simulator, Step, make
 
 HOMES = {
+    "Controller": "agent.controller",
+    "GrownNetwork": "nets.model.modules",
     "Info": "simulator",
+    "RecordedRun": "library",
     "Seed": "simulator",
     "Simulator": "simulator",
     "Step": "simulator",
@@ -23,10 +33,17 @@ HOMES = {
     "compose_settings": "compose",
     "experiments": "compose",
     "images": "nets.your_images",
+    "load": "ops.modules",
     "make": "simulator",
+    "open_run": "library",
+    "save": "ops.modules",
+    "train": "library",
 }
 __all__ = [
+    "Controller",
+    "GrownNetwork",
     "Info",
+    "RecordedRun",
     "Seed",
     "Simulator",
     "Step",
@@ -36,7 +53,11 @@ __all__ = [
     "compose_settings",
     "experiments",
     "images",
+    "load",
     "make",
+    "open_run",
+    "save",
+    "train",
 ]
 
 

@@ -8,7 +8,6 @@ found, 130 interrupted, 143 terminated; of a sweep 1 where any job failed.
 import copy
 import json
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +22,6 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from esper_soa.agent.config import SCRATCH
 from esper_soa.arguments import groups_in, prepared, version_line
 from esper_soa.config import (
     EvaluateConfig,
@@ -36,24 +34,11 @@ from esper_soa.config import (
 from esper_soa.errors import OutOfRoomError, UserError
 from esper_soa.ops.files import IncompleteError, write_text
 from esper_soa.ops.interrupt import Interrupted, importing
-from esper_soa.ops.rundir import (
-    RunFolder,
-    Start,
-    find_checkpoint,
-    open_run_folder,
-    open_sweep_folder,
-    resume_start,
-    write_config,
-)
-from esper_soa.ops.session import Session, session
-from esper_soa.ops.shipped import find_policy
+from esper_soa.ops.rundir import RunFolder, find_checkpoint, open_run_folder, open_sweep_folder, write_config
+from esper_soa.ops.session import Session, session, unheard
+from esper_soa.ops.start import find_start, folder_for
 from esper_soa.paths import user_path
 
-# Warnings of libraries that no user can do anything about: category, message, module that gives them.
-UNHEARD = (
-    # Records of the env state are locked as they are made, in compiled kernels too; nothing ever unlocks one.
-    (UserWarning, r"Using lock_\(\) inside a compiled graph", r"tensordict\.utils"),
-)
 HYDRA_FOLDER = ".hydra"  # what Hydra keeps of a job, under the names that its tools expect
 
 register_schema()
@@ -161,15 +146,6 @@ def play_evaluation(composed: DictConfig) -> None:
 
 
 @contextmanager
-def unheard() -> Iterator[None]:
-    """Without the warnings of UNHEARD, by whatever filters (python -W) others were asked for; all others are shown."""
-    with warnings.catch_warnings():
-        for category, message, module in UNHEARD:
-            warnings.filterwarnings("ignore", message, category, module)
-        yield
-
-
-@contextmanager
 def loading() -> Iterator[None]:
     """Import torch in the context, and what needs it; raises UserError where the machine has no room for that."""
     try:
@@ -194,15 +170,6 @@ def keep_settings(within: Session, resolved_yaml: str, composed: DictConfig) -> 
         folder.mkdir(exist_ok=True)
         for name, text in records.items():
             write_text(folder / name, text)
-
-
-def find_start(settings: TrainConfig, folder: RunFolder) -> Start:
-    """Where the run in `folder` begins; asked for once nobody else can write there."""
-    if not settings.resume:
-        return Start(open_run_folder(str(folder.path), settings.name), None)
-    if settings.resume == "auto":
-        return resume_start("auto", str(folder.path), settings.name)
-    return resume_start(settings.resume, "", settings.name)
 
 
 def check_job(settings: TrainConfig) -> None:
@@ -260,11 +227,7 @@ def _run_folder(config: DictConfig) -> Path:
         find_checkpoint(evaluation.checkpoint, "checkpoint")  # refuses what leads nowhere before a folder is made
         return open_run_folder(asked, evaluation.name).path
     settings = settings_from(composed)
-    if settings.resume:
-        return resume_start(settings.resume, asked, settings.name).folder.path
-    if settings.policy.name == "ppo" and settings.policy.init != SCRATCH:
-        find_policy(settings.policy.init)  # refuses what leads nowhere before a folder is made
-    return open_run_folder(asked, settings.name).path
+    return folder_for(settings, asked).path
 
 
 def _sweep_folder(config: DictConfig) -> Path:

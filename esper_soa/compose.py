@@ -1,6 +1,7 @@
 """Settings of a run from Python, composed as on the command line; a Hydra that the caller uses stays as it is.
 
-Used by the simulator and by whoever trains from a program. Needs no torch.
+What Hydra holds for the process (its configuration, version and schemas) is set aside while ours is composed, and is
+then again as it was. Called by library.py and simulator.py; needs no torch.
 """
 
 import difflib
@@ -10,19 +11,23 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.singleton import Singleton
 from hydra.core.utils import JobRuntime
 from hydra.errors import HydraException
 from hydra.version import VersionBase
+from omegaconf.basecontainer import BaseContainer
+from omegaconf.errors import OmegaConfBaseException
 
 from esper_soa.arguments import check_overrides, groups_in
 from esper_soa.config import TrainConfig, register_schema, settings_from
 from esper_soa.errors import SettingError, UserError, one_line
-from esper_soa.train import config_dir
+from esper_soa.paths import config_dir
 
-ONE_AT_A_TIME = threading.Lock()  # Hydra keeps what it composes with in globals
-
-register_schema()
+ASIDE = (GlobalHydra, HydraConfig, JobRuntime, VersionBase)  # of which Hydra has one per process
+TURN = threading.Lock()  # one thread at a time, as Hydra's state is the process's
 
 
 def experiments() -> tuple[str, ...]:
@@ -43,31 +48,41 @@ def compose_settings(experiment: str = "", overrides: Sequence[str] = ()) -> Tra
         raise SettingError("experiment", experiment, ", ".join(names), hint)
     given = [f"+experiment={experiment}", *overrides] if experiment else list(overrides)
     check_overrides(overrides, TrainConfig, groups_in(config_dir()))
-    with _own_hydra():
-        try:
-            composed = compose("train", given)
-        except HydraException as error:
-            raise UserError(f"overrides: {_reason(error)}") from error
-    return settings_from(composed)
+    try:
+        with TURN, _hydra_aside(), initialize_config_dir(config_dir(), job_name="train", version_base="1.3"):
+            return settings_from(compose("train", given))
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(f"overrides: {_reason(error)}") from error
 
 
-def _reason(error: HydraException) -> str:
+def _reason(error: Exception) -> str:
     """What Hydra says, with the value that it could not take."""
     cause = str(error.__cause__ or "").split("\n")[0]
     return one_line(" ".join(f"{error} {cause}".split()))
 
 
 @contextmanager
-def _own_hydra() -> Iterator[None]:
-    """Hydra with our configuration files in the context; what was set up before is there again behind it."""
-    with ONE_AT_A_TIME:
-        holder, base, job = GlobalHydra.instance(), VersionBase.instance(), JobRuntime.instance()
-        theirs = holder.hydra, base.getbase(), job.get("name")
-        holder.hydra = None
-        try:
-            with initialize_config_dir(config_dir(), job_name="train", version_base="1.3"):
-                yield
-        finally:
-            GlobalHydra.instance().hydra = theirs[0]
-            VersionBase.instance().version_base = theirs[1]
-            job.set("name", theirs[2])
+def _hydra_aside() -> Iterator[None]:
+    """Hydra as in a new process, with our schemas; at the end it is as it was."""
+    instances, store = Singleton._instances, ConfigStore.instance()
+    held: dict[type, Singleton] = {kind: instances.pop(kind) for kind in ASIDE if kind in instances}
+    schemas, facts, resolvers = dict(store.repo), dict(vars(store)), dict(BaseContainer._resolvers)
+    try:
+        register_schema()
+        yield
+    finally:
+        for kind in ASIDE:
+            instances.pop(kind, None)
+        instances.update(held)
+        _back(store.repo, schemas)
+        _back(vars(store), facts)
+        BaseContainer._resolvers = resolvers
+
+
+def _back(now: dict, before: dict) -> None:
+    """Undo what `register_schema` has put in or replaced; what Hydra has added meanwhile for itself stays."""
+    for name in ("train_schema.yaml", "evaluate_schema.yaml", "__deepcopy__"):
+        if name in before:
+            now[name] = before[name]
+        else:
+            now.pop(name, None)

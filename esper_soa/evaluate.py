@@ -5,7 +5,7 @@ Stands in front of command.py, as train.py does.
 
 from esper_soa.ops.console import standing_streams
 from esper_soa.ops.interrupt import importing, stopped_at_once
-from esper_soa.train import config_dir
+from esper_soa.paths import config_dir
 
 
 def main() -> None:

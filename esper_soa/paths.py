@@ -1,5 +1,5 @@
 """Paths that a user gives: `~` is expanded, and what cannot be a path is refused by the name of its setting; and files
-that are to last.
+that are to last; and where the package keeps its configuration.
 
 Called wherever a setting names a file or a folder. Needs no torch.
 """
@@ -8,6 +8,13 @@ import os
 from pathlib import Path
 
 from esper_soa.errors import SettingError
+
+
+def config_dir() -> str:
+    """The folder of the configuration files: inside the package when installed, beside it in a checkout."""
+    package = Path(__file__).resolve().parent
+    packaged = package / "configs"
+    return str(packaged if packaged.is_dir() else package.parent / "configs")
 
 
 def user_path(setting: str, given: str) -> Path:

@@ -1,19 +1,20 @@
 """The command line of training: `python -m esper_soa.train +experiment=cifar_3seed`, or `esper-train`.
 
 Stands in front of command.py, so that a signal is heard while Hydra, which takes half a second, is still imported.
+Once it is imported, Python has the name `esper_soa.train` mean this module, so it can be called as that function.
 """
 
-from pathlib import Path
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from esper_soa.ops.console import standing_streams
 from esper_soa.ops.interrupt import importing, stopped_at_once
+from esper_soa.paths import config_dir
 
-
-def config_dir() -> str:
-    """The folder of the configuration files: inside the package when installed, beside it in a checkout."""
-    package = Path(__file__).resolve().parent
-    packaged = package / "configs"
-    return str(packaged if packaged.is_dir() else package.parent / "configs")
+if TYPE_CHECKING:
+    from esper_soa.library import RecordedRun
 
 
 def main() -> None:
@@ -25,5 +26,17 @@ def main() -> None:
         Command(play_training, TrainConfig).run(config_dir(), "train")
 
 
+class CallableModule(ModuleType):
+    """This module, which is called for library.train."""
+
+    def __call__(self, experiment: str = "", overrides: Sequence[str] = ()) -> "RecordedRun":
+        """See library.train."""
+        from esper_soa.library import train
+
+        return train(experiment, overrides)
+
+
 if __name__ == "__main__":
     main()
+else:
+    sys.modules[__name__].__class__ = CallableModule

@@ -26,6 +26,7 @@ from esper_soa.config import TrainConfig, settings_yaml
 from esper_soa.controls import play_control
 from esper_soa.env.outcome import hypervolume, trade_offs
 from esper_soa.env.reward import final_rent
+from esper_soa.env.topology import Standing
 from esper_soa.env.world import World
 from esper_soa.errors import OutOfRoomError, UserError, check
 from esper_soa.nets.datasets import ImageSet
@@ -46,6 +47,7 @@ from esper_soa.ops.files import reason_of
 from esper_soa.ops.interrupt import STOPPING, Interrupted, Requests, signals_noted
 from esper_soa.ops.memory import naming_memory
 from esper_soa.ops.metrics import RoundResult
+from esper_soa.ops.networks import Networks
 from esper_soa.ops.pretrained import load_policy, take_over
 from esper_soa.ops.profile import make_profile
 from esper_soa.ops.progress import LOGGER, Progress
@@ -63,7 +65,8 @@ from esper_soa.ops.telemetry import Json, MetricsWriter, keep_rounds
 from esper_soa.ops.verdict import CONTROL_WORDS, Episode, HostScore
 from esper_soa.state import STATE_FLOAT
 
-NEWEST = "the newest checkpoint"  # what it is called where it could not be written
+NEWEST = "the newest checkpoint"  # what it is called where it could not be written, and so the next
+BEST_HOST, HOSTS = "networks/best", "networks/hosts"
 
 
 def build_player(cfg: TrainConfig, world: World) -> Player:
@@ -110,6 +113,8 @@ class Run:
         self.player = build_player(from_scratch(cfg) if resumed else cfg, self.world)
         self.watch = Watch(cfg.telemetry.anomaly)
         self.profile = make_profile(cfg.profile, self.device, self.folder.path)
+        self.networks = Networks(self.folder, cfg, self.world)
+        self.standing: Standing | None = None  # of the hosts of the newest round that this process has played
         self.done = resume.Progressed()
         self.rounds_before = 0  # that were done when this process went on
         self.written = -1  # rounds done at the newest checkpoint that this process wrote
@@ -128,6 +133,7 @@ class Run:
         for name in drop_unfinished(self.folder, done):
             LOGGER.warning("resume   %s is dropped: this run makes its rounds anew", name)
         cut_back(self.folder, done)
+        self.networks.go_back(done)
 
     def content(self) -> dict:
         """What a checkpoint of this moment holds. The policy changes in place, only while it is updated."""
@@ -175,6 +181,7 @@ class Run:
         for anomaly in self.watch.look(update):
             LOGGER.warning("round %d  %s: %s", number + 1, anomaly.name, anomaly.message)
         self.count(result, collect_seconds + update_seconds)
+        self.keep_best_host(result)
         env_steps = self.cfg.envs * self.cfg.steps
         line: dict[str, Json] = {"round": number + 1, "env_steps": (number + 1) * env_steps}
         line |= result.record | {"pareto": asdict(self.pareto())}
@@ -209,6 +216,19 @@ class Run:
         with self.within.unwritten.noting(self.folder.best.name):
             save_checkpoint(self.folder.best, self.held)
 
+    def keep_best_host(self, result: RoundResult) -> None:
+        """Write the best host of the round that has just been counted, where it is the best of the run."""
+        self.standing = result.standing
+        self.networks.look(self.standing, self.done.rounds_done)
+        with self.within.unwritten.noting(BEST_HOST):
+            self.networks.write_best()
+
+    def keep_hosts(self) -> None:
+        """Write the hosts of the round that has just been counted."""
+        if self.standing is not None:
+            with self.within.unwritten.noting(HOSTS):
+                self.networks.write_hosts(self.standing, self.done.rounds_done)
+
     def write(self) -> None:
         """Write the checkpoint of the rounds done, once, and drop those that are too old.
 
@@ -222,6 +242,7 @@ class Run:
             self.written = rounds_of(path)
             for old in self.folder.checkpoints()[: -self.cfg.checkpoint_keep]:
                 old.unlink(missing_ok=True)
+            self.networks.tidy()
 
     def heed(self) -> None:
         """Do what signals have asked for; called between env-steps.
@@ -314,6 +335,7 @@ def open_run(cfg: TrainConfig, within: Session, checkpoint: Path | None, images:
             LOGGER.info("resume   no checkpoint was found: the run starts afresh")
             cut_back(folder, 0)
         job = Run(cfg, within, images=images)
+        job.networks.go_back(0)
     else:
         saved = resume.read_run(checkpoint, resolve_device(cfg.device))
         for damaged in passed_over(checkpoint):
@@ -345,7 +367,10 @@ def play(job: Run, shown: Progress) -> HostScore | None:
                 with noting(name):
                     file.write(*records)
                     file.sync()
-            if cfg.checkpoint_every and (number + 1) % cfg.checkpoint_every == 0:
+            due = bool(cfg.checkpoint_every) and (number + 1) % cfg.checkpoint_every == 0
+            if due or number + 1 == cfg.rounds:
+                job.keep_hosts()
+            if due:
                 job.write()
             job.heed()
         job.write()

@@ -91,6 +91,9 @@ class Blend:
     GATE = 3
 
 
+BLEND_NAMES = ("none", "add", "multiply", "gate")
+
+
 class Style:
     """Germination style: the curve of the first ramp together with the blend."""
 

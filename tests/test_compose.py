@@ -10,9 +10,11 @@ from hydra.core.utils import JobRuntime
 from hydra.version import VersionBase
 
 from esper_soa.compose import compose_settings, experiments
-from esper_soa.config import TrainConfig, settings_from
+from esper_soa.config import TrainConfig, register_schema, settings_from
 from esper_soa.errors import UserError
-from esper_soa.train import config_dir
+from esper_soa.paths import config_dir
+
+register_schema()  # for Hydra's own composing, that ours is set beside
 
 
 def test_settings_are_those_of_the_command_line() -> None:

@@ -13,8 +13,8 @@ from omegaconf.errors import OmegaConfBaseException
 from esper_soa.config import EvaluateConfig, TrainConfig, register_schema, settings_from
 from esper_soa.errors import SettingError, UserError
 from esper_soa.nets.config import host_slots
+from esper_soa.paths import config_dir
 from esper_soa.ranges import RULE, Items, Range, Table
-from esper_soa.train import config_dir
 
 CONFIGS = Path(config_dir())
 

@@ -19,8 +19,8 @@ from omegaconf.errors import OmegaConfBaseException
 from esper_soa.config import TrainConfig, register_schema, settings_from
 from esper_soa.errors import OutOfRoomError, UserError
 from esper_soa.ops.rundir import RunFolder
+from esper_soa.paths import config_dir
 from esper_soa.ranges import RULE, Choice, Items, Range, Table
-from esper_soa.train import config_dir
 from esper_soa.trainer import run
 
 CLEAN = (UserError, HydraException, OmegaConfBaseException, OutOfRoomError)

@@ -24,12 +24,13 @@ MAX_FILE_LINES = 450
 LAYERS = (
     ("vocabulary", "errors", "paths", "ranges", "student", "arguments"), ("state",), ("nets",), ("env",), ("agent",),
     ("config",),
-    ("ops",), ("build", "actions"), ("controls",), ("trainer",), ("evaluation",),
-    ("train", "evaluate", "command", "compose"), ("simulator",), ("adapters",),
+    ("ops",), ("build", "actions"), ("controls",), ("trainer",), ("evaluation",), ("compose",),
+    ("library", "simulator"), ("adapters",), ("train", "evaluate", "command"),
 )  # fmt: skip
 # Torch takes seconds to import, Hydra half a second: `main` hears signals first, a job imports torch once it starts.
 LATE_IMPORTS = {
-    ("train.py", "main"), ("evaluate.py", "main"), ("command.py", "play_training"), ("command.py", "play_evaluation"),
+    ("train.py", "main"), ("train.py", "__call__"), ("evaluate.py", "main"), ("command.py", "play_training"),
+    ("command.py", "play_evaluation"),
 }  # fmt: skip
 
 # What an engine is made of is the business of that engine and of whoever chooses between them.

@@ -16,7 +16,7 @@ from esper_soa.env.config import REWARD_MODES
 from esper_soa.errors import UserError
 from esper_soa.ops.report import Summary
 from esper_soa.ops.rundir import open_run_folder
-from esper_soa.train import config_dir
+from esper_soa.paths import config_dir
 from esper_soa.trainer import run
 
 TASKS = sorted(path.stem for path in Path(config_dir(), "task").glob("*.yaml"))

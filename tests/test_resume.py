@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from program import contents
 from torch import Tensor
 
 from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
@@ -91,6 +92,9 @@ def assert_equal_runs(one: Path, other: Path, rounds: int = 6) -> None:
     assert lines(one) == lines(other)
     assert (one / "episodes.jsonl").read_bytes() == (other / "episodes.jsonl").read_bytes()
     same(content(one, rounds), content(other, rounds))
+    for kind in ("best", "hosts"):
+        mine, its = (RunFolder(path).network_files(kind)[-1] for path in (one, other))
+        assert (mine.name, mine.read_bytes()) == (its.name, its.read_bytes())
 
 
 def signal_at(monkeypatch: pytest.MonkeyPatch, number: int, report: int) -> None:
@@ -195,7 +199,7 @@ def test_a_wait_policy_is_its_own_control(tmp_path: Path) -> None:
 
 
 def test_a_change_that_matters_is_refused_with_old_and_new(undisturbed: Path) -> None:
-    before = sorted((path.name, path.read_bytes()) for path in undisturbed.iterdir())
+    before = contents(undisturbed)
     changed = settings(envs=3, policy=replace(settings().policy, ppo=PPOConfig(epochs=2, lr=1e-3)), rounds=8)
     with pytest.raises(UserError) as refusal:
         resumed(changed, undisturbed)
@@ -204,7 +208,7 @@ def test_a_change_that_matters_is_refused_with_old_and_new(undisturbed: Path) ->
     assert "  policy.ppo.lr: 0.0003 -> 0.001\n" in told
     assert "  rounds:" not in told
     assert "These may change: name, device, run_dir, rounds," in told
-    assert sorted((path.name, path.read_bytes()) for path in undisturbed.iterdir()) == before
+    assert contents(undisturbed) == before
 
 
 def test_fewer_rounds_than_done_are_refused(undisturbed: Path) -> None:

@@ -103,7 +103,7 @@ from pathlib import Path
 from hydra import compose, initialize_config_dir
 from esper_soa.config import register_schema, settings_from
 from esper_soa.ops.rundir import RunFolder
-from esper_soa.train import config_dir
+from esper_soa.paths import config_dir
 from esper_soa.trainer import run
 
 folder = Path(sys.argv[1])

@@ -1,6 +1,6 @@
 """What stands in the slots of a host at the end of an episode, and an episode that begins with all of it in place.
 
-Given the env state after the last env-step by ops/metrics.py; `plant` is called by env/world.py, for a control that
+Given the env state of the last env-step by ops/metrics.py; `plant` is called by env/world.py, for a control that
 trains a grown network from its first env-step on.
 """
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from esper_soa.state import EnvState
+from esper_soa.state import EnvState, select
 from esper_soa.vocabulary import Blend, Blueprint, Stage
 
 
@@ -24,6 +24,28 @@ class Topology(NamedTuple):
     def present(self) -> Tensor:
         """bool [N, S]: a seed stands here."""
         return self.blueprint != Blueprint.NONE
+
+
+class Standing(NamedTuple):
+    """N hosts as they were last measured, before the last actions took effect; their weights are still the same.
+
+    A host that was rolled back at the last env-step stands as that left it, unmeasured.
+    """
+
+    stage: Tensor  # int64 [N, S], Stage
+    blueprint: Tensor  # int64 [N, S], Blueprint
+    blend: Tensor  # int64 [N, S], Blend
+    alpha: Tensor  # float64 [N, S]
+    accuracy: Tensor  # float64 [N], percent; NaN where it was rolled back, and so the next
+    loss: Tensor  # float64 [N]
+
+
+def standing_of(before: EnvState, after: EnvState) -> Standing:
+    """The hosts at an env-step, from its ledger before the actions, with the measurements in it, and after them."""
+    panic = before.guard.panic
+    slots = select(panic, after.slots, before.slots)
+    measured = [torch.where(panic, torch.nan, one) for one in (before.signals.val_accuracy, before.signals.val_loss)]
+    return Standing(slots.stage, slots.blueprint, slots.blend, slots.alpha, *measured)
 
 
 def topology_of(state: EnvState) -> Topology:

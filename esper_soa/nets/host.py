@@ -14,6 +14,7 @@ from esper_soa.nets.config import IMAGE_CHANNELS, SlotSpec, TaskConfig
 from esper_soa.nets.layers import Layers
 from esper_soa.nets.model.blueprints import BLUEPRINTS, Architecture, Blueprints, check_codes, of_code
 from esper_soa.nets.model.parameters import Parameter, Table, norm_scale, offset, weight, zeros
+from esper_soa.nets.model.parts import Layer, convolution
 
 
 class Block(NamedTuple):
@@ -37,6 +38,13 @@ class Block(NamedTuple):
     def statistics(self) -> tuple[Parameter, ...]:
         """Running mean and variance of its batch norm."""
         return zeros(self.channels), norm_scale(self.channels)
+
+    @property
+    def layers(self) -> list[Layer]:
+        """The plain modules before its pool, whose parameters and statistics are those above, in their order."""
+        norm = {"num_features": self.channels, "eps": batched.NORM_EPS, "momentum": batched.BATCH_NORM_MOMENTUM}
+        convolved = convolution(self.inputs, self.channels, self.kernel)
+        return [convolved, Layer("norm", "BatchNorm2d", norm), Layer("relu", "ReLU", {})]
 
     @property
     def products(self) -> int:

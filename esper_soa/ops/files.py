@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
+from esper_soa.paths import sync
+
 LOGGER = logging.getLogger("esper_soa")
 
 
@@ -55,6 +57,20 @@ def write_text(path: Path, text: str) -> None:
     try:
         temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
         os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace the file `path` by `content`, all or nothing, so that it survives a power cut; raises OSError."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 

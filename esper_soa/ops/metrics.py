@@ -23,7 +23,7 @@ from esper_soa.env.outcome import (
 from esper_soa.env.parameters import flop_per_image, total_params
 from esper_soa.env.reward_terms import TERM_NAMES
 from esper_soa.env.step import Observed, StepResult
-from esper_soa.env.topology import Topology, topology_of
+from esper_soa.env.topology import Standing, Topology, standing_of, topology_of
 from esper_soa.nets.model.flops import TrainingFlop
 from esper_soa.ops.telemetry import Json
 from esper_soa.state import STATE_FLOAT, EnvState, Measurements, ParameterCounts
@@ -49,6 +49,7 @@ class RoundResult(NamedTuple):
     record: dict[str, Json]  # the round's part of a line of metrics.jsonl
     episodes: list[dict[str, Json]]  # per env, its part of a line of episodes.jsonl
     topology: Topology  # what every host ended with
+    standing: Standing  # every host as it was last measured
 
 
 class MetricsAccumulator:
@@ -69,6 +70,7 @@ class MetricsAccumulator:
         self.rewards = zeros(num_envs, STABILITY_WINDOW)
         self.blueprints = empty_blueprint_stats(device)
         self.shapley = zeros(2, num_envs, 0)  # values and standard errors [2, N, S] at the newest env-step
+        self.newest: tuple[EnvState, EnvState] | None = None  # ledgers before and after the newest actions
 
     def add_(self, measured: Measurements, observed: Observed, result: StepResult) -> None:
         """Count one env-step of N envs."""
@@ -84,21 +86,24 @@ class MetricsAccumulator:
         self.rewards = push_reward(self.rewards, terms.total)
         self.blueprints = count_blueprints(self.blueprints, observed.state.slots, result.state.slots)
         self.shapley = torch.stack((observed.attribution.shapley, observed.attribution.shapley_error))
+        self.newest = observed.state, result.state
 
     def read(self, state: EnvState, counts: ParameterCounts) -> RoundResult:
         """One packed copy to the host at the end of a round; `state` is the last state."""
         totals, signals, topology = state.totals, state.signals, topology_of(state)
+        standing = standing_of(*(self.newest or (state, state)))
         parts = (
             self.terms, self.ops, self.successes, self.rows, totals.rollbacks, totals.blended,
             torch.stack([signals.val_loss, signals.train_loss, signals.train_accuracy]),
             total_params(state.slots, counts), torch.stack(outcomes(state, self.rewards, counts)),
             torch.stack(self.blueprints), self.shapley, self.flop, torch.stack(topology),
+            torch.stack(standing[:4]), torch.stack(standing[4:]),
         )  # fmt: skip
         packed = torch.cat([part.flatten().to(STATE_FLOAT) for part in parts]).cpu()
         pieces = packed.split([part.numel() for part in parts])
         shaped = [piece.view(part.shape) for piece, part in zip(pieces, parts, strict=True)]
         terms, ops, successes, rows, reasons, blended, training, parameters, *rest = shaped
-        ended, blueprints, shapley, flop, grown = rest
+        ended, blueprints, shapley, flop, grown, stood, scored = rest
         episodes = Outcomes(*ended)
         by_reason = dict(zip(REASON_NAMES, map(int, reasons.sum(0)), strict=True))
         seeds = {name: int(count.sum()) for name, count in (episodes._asdict() | {"blended": blended}).items()
@@ -131,6 +136,7 @@ class MetricsAccumulator:
             record=record,
             episodes=episode_records(episodes, reasons.sum(1), shapley),
             topology=Topology(grown[0].long(), grown[1].long(), grown[2]),
+            standing=Standing(stood[0].long(), stood[1].long(), stood[2].long(), stood[3], scored[0], scored[1]),
         )
 
 

@@ -23,10 +23,13 @@ from esper_soa.ops.files import write_text
 from esper_soa.ops.sealed import CheckpointError, why_broken
 from esper_soa.paths import user_path
 
-RESULTS = ("metrics.jsonl", "episodes.jsonl", "summary.json", "evaluation.json", "best.pt")
+RESULTS = ("metrics.jsonl", "episodes.jsonl", "summary.json", "evaluation.json", "best.pt", "networks")
 CHECKPOINT = re.compile(r"checkpoint_(\d{6,18})\.pt")
+NETWORK = re.compile(r"(best|hosts)_(\d{6,18})\.safetensors")
 # What a killed process leaves of a file that it was writing.
-LEFTOVER = re.compile(r"(checkpoint_\d{6,18}\.pt|best\.pt|[a-z]+\.(jsonl?|yaml|txt))\.\d+\.tmp")
+LEFTOVER = re.compile(
+    r"(checkpoint_\d{6,18}\.pt|best\.pt|[a-z]+_\d{6,18}\.safetensors|[a-z]+\.(jsonl?|yaml|txt))\.\d+\.tmp"
+)
 STAMP = re.compile(r"(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)(?:_(\d+))?")
 SWEEP = "sweep_"  # before the time in the name of a sweep's folder
 PACKAGES = ("esper-soa", "torch", "tensordict", "numpy", "hydra-core", "rich")
@@ -81,6 +84,21 @@ class RunFolder:
         """The checkpoint of the policy that played the best round so far."""
         return self.path / "best.pt"
 
+    @property
+    def networks(self) -> Path:
+        """The folder of grown networks."""
+        return self.path / "networks"
+
+    def network(self, kind: str, number: int) -> Path:
+        """The best host so far, or all hosts (`kind` best, hosts), of round `number`, from 1."""
+        return self.networks / f"{kind}_{number:06d}.safetensors"
+
+    def network_files(self, kind: str) -> list[Path]:
+        """The files of networks of a kind, oldest first."""
+        found = list(self.networks.iterdir()) if self.networks.is_dir() else []
+        named = [(match, path) for match, path in ((NETWORK.fullmatch(path.name), path) for path in found) if match]
+        return [path for _, path in sorted((int(match[2]), path) for match, path in named if match[1] == kind)]
+
     def checkpoint(self, rounds: int) -> Path:
         """The checkpoint after `rounds` rounds."""
         return self.path / f"checkpoint_{rounds:06d}.pt"
@@ -111,6 +129,12 @@ def rounds_of(checkpoint: Path) -> int:
     """Rounds done at a numbered checkpoint; -1 for another file."""
     found = CHECKPOINT.fullmatch(checkpoint.name)
     return int(found[1]) if found else -1
+
+
+def round_of_network(path: Path) -> int:
+    """The round that a file of networks is of, from 1; 0 for another file."""
+    found = NETWORK.fullmatch(path.name)
+    return int(found[2]) if found else 0
 
 
 def resume_start(resume: str, run_dir: str, name: str, root: str = "runs") -> Start:

@@ -5,6 +5,7 @@ no torch.
 """
 
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO, cast
@@ -17,6 +18,12 @@ from esper_soa.ops.files import LOGGER, IncompleteError, Unwritten
 from esper_soa.ops.interrupt import Interrupted
 from esper_soa.ops.progress import logging_to
 from esper_soa.ops.rundir import RunFolder, claimed
+
+# Warnings of libraries that no user can do anything about: category, message, module that gives them.
+UNHEARD = (
+    # Records of the env state are locked as they are made, in compiled kernels too; nothing ever unlocks one.
+    (UserWarning, r"Using lock_\(\) inside a compiled graph", r"tensordict\.utils"),
+)
 
 
 class Session:
@@ -53,6 +60,15 @@ def session(folder: RunFolder) -> Iterator[Session]:
             yield opened
         finally:
             _log_the_end(begun)
+
+
+@contextmanager
+def unheard() -> Iterator[None]:
+    """Without the warnings of UNHEARD, by whatever filters (python -W) others were asked for; all others are shown."""
+    with warnings.catch_warnings():
+        for category, message, module in UNHEARD:
+            warnings.filterwarnings("ignore", message, category, module)
+        yield
 
 
 def _log_the_end(begun: bool) -> None:

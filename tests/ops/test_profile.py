@@ -22,7 +22,7 @@ from esper_soa.ops.collect import Episode, Player, Round
 from esper_soa.ops.profile import NO_PROFILE, PhaseProfile, TraceProfile, make_profile, shares
 from esper_soa.ops.progress import LOGGER, Progress
 from esper_soa.ops.rundir import open_run_folder
-from esper_soa.train import config_dir
+from esper_soa.paths import config_dir
 from esper_soa.trainer import run
 
 TINY = ("rounds=2", "steps=4", "telemetry.progress=off", "batch_size=2", "train_samples=4", "val_samples=4",

@@ -1,9 +1,10 @@
 """What every seed module is, told once: a tuple of parts.
 
 A seed maps features of C channels to features of the same shape. Everything else follows from its entry here: table of
-parameters, initial values, counts (below), training FLOP (flops.py), the forward pass (nets/forward.py). Deliberate
-difference from the reference: where a zero initialisation would give a seed zero gradients for ever (conv_small;
-MULTIPLY with depthwise, conv_light or conv_heavy), the default initialisation stands.
+parameters, initial values, counts (below), training FLOP (flops.py), the forward pass (nets/forward.py) and the plain
+module that it becomes (modules.py). Deliberate difference from the reference: where a zero initialisation would give a
+seed zero gradients for ever (conv_small; MULTIPLY with depthwise, conv_light or conv_heavy), the default
+initialisation stands.
 """
 
 from dataclasses import dataclass
@@ -12,7 +13,19 @@ import torch
 from torch import Tensor
 
 from esper_soa.nets.model.parameters import Table
-from esper_soa.nets.model.parts import NARROW, REDUCED, ZEROS, Conv, Depthwise, Excite, Part, SoftNorm, Squeeze, Start
+from esper_soa.nets.model.parts import (
+    NARROW,
+    REDUCED,
+    ZEROS,
+    Conv,
+    Depthwise,
+    Excite,
+    Layer,
+    Part,
+    SoftNorm,
+    Squeeze,
+    Start,
+)
 from esper_soa.vocabulary import BLUEPRINT_NAMES, NUM_BLUEPRINTS, Blueprint
 
 
@@ -118,6 +131,20 @@ def seed_table(blueprint: Architecture, channels: int) -> Table:
 def gate_table(channels: int) -> Table:
     """Parameters of the gate network that GATE adds."""
     return Table(GATE.parameters(channels, 1, channels))
+
+
+def seed_layers(blueprint: Architecture, channels: int) -> list[Layer]:
+    """The residual, or all, of a seed in a slot of C = `channels`, as plain modules: named by kind and part."""
+    return [
+        layer._replace(name=f"{layer.name}{place}")
+        for place, (part, inputs) in enumerate(blueprint.given(channels))
+        for layer in part.layers(inputs, channels)
+    ]
+
+
+def gate_layer(channels: int) -> Layer:
+    """The gate network that GATE adds, as a plain module."""
+    return GATE.layer("Squeeze", channels, 1, channels)
 
 
 def initial_seeds(blueprint: Architecture, channels: int, keys: Tensor, multiply: Tensor, dtype: torch.dtype) -> Tensor:

@@ -2,12 +2,14 @@
 
 A part is given features of some channels and gives features of some channels. Widths follow from C, the channels of the
 slot, so one tuple of parts describes a seed in every slot. blueprints.py puts parts together; nets/forward.py is what
-they mean, in torch.
+they mean for many networks at once, and `layers` what they are in a network by itself: plain modules of torch.
 """
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from esper_soa.nets.batched import NORM_EPS
 from esper_soa.nets.model.parameters import Parameter
 
 CHANNELS_PER_GROUP = 16
@@ -31,6 +33,14 @@ class Width:
     def of(self, channels: int) -> int:
         """The number for C = `channels`."""
         return max(self.least, self.times * channels // self.over)
+
+
+class Layer(NamedTuple):
+    """A plain module: a kind of modules.KINDS, and what it is made with."""
+
+    name: str
+    kind: str
+    arguments: dict[str, int | float | bool]
 
 
 CHANNELS = Width()
@@ -66,6 +76,17 @@ def _check_kernel(size: int) -> None:
         raise ValueError(f"a kernel of {size} pixels: must be odd, so that padding can leave an image its size")
 
 
+def _group_norm(channels: int) -> dict[str, int | float | bool]:
+    """What a group norm is made with."""
+    return {"num_groups": norm_groups(channels), "num_channels": channels, "eps": NORM_EPS}
+
+
+def convolution(inputs: int, outputs: int, kernel: int, groups: int = 1) -> Layer:
+    """A same-padded convolution without bias."""
+    sizes: dict[str, int | float | bool] = {"in_channels": inputs, "out_channels": outputs, "kernel_size": kernel}
+    return Layer("conv", "Conv2d", sizes | {"padding": kernel // 2, "groups": groups, "bias": False})
+
+
 @dataclass(frozen=True)
 class Conv:
     """Same-padded convolution, then group norm and ReLU where asked for."""
@@ -94,6 +115,13 @@ class Conv:
         """Multiplications of an image of `pixels`, padding counted as pixels; norms are not counted."""
         return pixels * self.outputs.of(channels) * inputs * self.kernel**2
 
+    def layers(self, inputs: int, channels: int) -> tuple[Layer, ...]:
+        """Modules one after the other, whose parameters in their order are `parameters`; so of every part."""
+        outputs = self.outputs.of(channels)
+        norm = (Layer("norm", "GroupNorm", _group_norm(outputs)),) if self.norm else ()
+        relu = (Layer("relu", "ReLU", {}),) if self.relu else ()
+        return convolution(inputs, outputs, self.kernel), *norm, *relu
+
 
 @dataclass(frozen=True)
 class Depthwise:
@@ -117,6 +145,10 @@ class Depthwise:
         """As of Conv."""
         return pixels * inputs * self.kernel**2
 
+    def layers(self, inputs: int, channels: int) -> tuple[Layer, ...]:
+        """A convolution of as many groups as channels."""
+        return (convolution(inputs, inputs, self.kernel, groups=inputs),)
+
 
 @dataclass(frozen=True)
 class SoftNorm:
@@ -135,6 +167,10 @@ class SoftNorm:
     def products(self, inputs: int, channels: int, pixels: int) -> int:
         """None, as norms are not counted."""
         return 0
+
+    def layers(self, inputs: int, channels: int) -> tuple[Layer, ...]:
+        """A module of its own."""
+        return (Layer("soft_norm", "SoftNorm", _group_norm(inputs)),)
 
 
 @dataclass(frozen=True)
@@ -157,6 +193,12 @@ class Squeeze:
         """Multiplications of an image; the mean is not counted."""
         return (inputs + outputs) * self.hidden.of(channels)
 
+    def layer(self, kind: str, inputs: int, outputs: int, channels: int) -> Layer:
+        """A module of the `kind` Squeeze, or of one that is made like it."""
+        hidden = self.hidden.of(channels)
+        sizes: dict[str, int | float | bool] = {"inputs": inputs, "hidden": hidden, "outputs": outputs}
+        return Layer(kind.lower(), kind, sizes | {"hidden_bias": self.hidden_bias})
+
 
 @dataclass(frozen=True)
 class Excite:
@@ -175,6 +217,10 @@ class Excite:
     def products(self, inputs: int, channels: int, pixels: int) -> int:
         """Of the squeeze; scaling the pixels is not counted."""
         return self.squeeze.products(inputs, inputs, channels)
+
+    def layers(self, inputs: int, channels: int) -> tuple[Layer, ...]:
+        """A module of its own."""
+        return (self.squeeze.layer("Excite", inputs, inputs, channels),)
 
 
 Part = Conv | Depthwise | SoftNorm | Excite

@@ -1,0 +1,134 @@
+"""The package from Python: train, open a run that there is, and take out of it what it has found.
+
+What `esper_soa` offers by these names; everything is done by the same parts as on the command line. A run is known by
+its folder alone, so one that was trained elsewhere, or is still going on, is opened like any other.
+"""
+
+import json
+from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
+from signal import SIGINT
+
+import torch
+
+from esper_soa.agent.controller import Controller, controller_spec
+from esper_soa.compose import compose_settings
+from esper_soa.config import settings_from_mapping, settings_yaml
+from esper_soa.errors import UserError, check, one_line
+from esper_soa.nets.config import enabled_slots
+from esper_soa.nets.model.modules import GrownNetwork
+from esper_soa.ops.interrupt import Interrupted
+from esper_soa.ops.modules import load
+from esper_soa.ops.resume import read_run, restore_policy
+from esper_soa.ops.rundir import RunFolder, find_checkpoint, package_versions, write_config
+from esper_soa.ops.session import session, unheard
+from esper_soa.ops.start import find_start, folder_for
+from esper_soa.trainer import run_within
+
+
+class RecordedRun:
+    """A run, by what lies in its folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path  # of the folder
+
+    def __repr__(self) -> str:
+        return f"RecordedRun({str(self.path)!r})"
+
+    @property
+    def summary(self) -> dict:
+        """summary.json: the final table in numbers. Raises UserError where the run has not come to its end."""
+        text = self._text(RunFolder(self.path).summary, "the run has not come to its end")
+        return dict(json.loads(text))
+
+    def metrics(self) -> list[dict]:
+        """metrics.jsonl: a record per round that is done."""
+        return [json.loads(line) for line in self._text(RunFolder(self.path).metrics).splitlines()]
+
+    def episodes(self) -> list[dict]:
+        """episodes.jsonl: a record per host of every round that is done."""
+        return [json.loads(line) for line in self._text(RunFolder(self.path).episodes).splitlines()]
+
+    def export(self, env: int | str = "best") -> GrownNetwork:
+        """A host as a plain module in eval mode: images [B, 3, 32, 32] in [0, 1] to logits [B, classes].
+
+        env: "best", the host with the highest validation accuracy that a round of the run has ended with, then with the
+        fewest parameters; or the number of a host of the last round. Raises UserError where it is not there.
+        """
+        number = None if isinstance(env, str) else int(env)
+        check(number is not None or env == "best", "env", env, "best, or the number of a host of the last round")
+        kind = "best" if number is None else "hosts"
+        found = RunFolder(self.path).network_files(kind)
+        if not found:
+            when = (
+                "once a round is done" if number is None else "with every checkpoint and at the end of the last round"
+            )
+            raise UserError(f"env={env}: {self.path} holds no such network; it is written {when}")
+        net = load(found[-1], number)
+        if not isinstance(net, GrownNetwork):
+            raise UserError(f"{found[-1]}: holds no network")
+        return net
+
+    def policy(self, which: str = "newest") -> Controller:
+        """The learned policy as a module: observation in, legal action out; see agent/controller.py.
+
+        which: "newest", of the newest checkpoint; "best", that played the best round; or a checkpoint's file name.
+        Raises UserError where the run has learned nothing, or has no such checkpoint yet.
+        """
+        folder = RunFolder(self.path)
+        named = {"newest": self.path, "best": folder.best}.get(which, self.path / which)
+        saved = read_run(find_checkpoint(str(named), "policy"), torch.device("cpu"))
+        settings = settings_from_mapping(saved.settings)
+        check(saved.learner is not None, "policy", settings.policy.name, "one that learns, as ppo does")
+        spec = controller_spec(settings.policy, enabled_slots(settings.task, list(settings.slots)))
+        facts = {"task": settings.task.name, "rounds": saved.progress.rounds_done, "seed": settings.seed,
+                 "data": saved.data, "version": package_versions()["esper-soa"]}  # fmt: skip
+        with torch.random.fork_rng(devices=[]):
+            made = Controller(spec | facts)
+        restore_policy(made.policy, saved)
+        return made.eval()
+
+    def _text(self, path: Path, otherwise: str = "") -> str:
+        """What the file holds; nothing where it is not there, or UserError with the reason `otherwise`."""
+        if path.exists():
+            return path.read_text(encoding="utf-8")
+        if otherwise:
+            raise UserError(f"{self.path}: there is no {path.name}: {otherwise}")
+        return ""
+
+
+def open_run(path: str | PathLike[str]) -> RecordedRun:
+    """The run in a folder; raises UserError where there is none."""
+    folder = RunFolder(Path(path).expanduser().resolve())
+    if not folder.config.is_file():
+        raise UserError(f"{one_line(path)}: is not the folder of a run: there is no {folder.config.name} in it")
+    return RecordedRun(folder.path)
+
+
+def train(experiment: str = "", overrides: Sequence[str] = ()) -> RecordedRun:
+    """Train as `esper-train +experiment=... overrides...` does, and return the run.
+
+    A caller's own use of Hydra and of torch's threads is left as it is. An interrupt (Ctrl-C, or the stop button of a
+    notebook) ends the run with a checkpoint and a KeyboardInterrupt that says how to go on. Raises UserError for
+    settings that cannot work, OutOfRoomError where memory ran out, and IncompleteError, with everything played, where
+    something could not be written.
+    """
+    given = [f"+experiment={experiment}"] * bool(experiment) + list(overrides)
+    settings = compose_settings(experiment, overrides)
+    folder = folder_for(settings, settings.run_dir)
+    threads = torch.get_num_threads()
+    try:
+        with session(folder) as within, unheard():
+            start = find_start(settings, folder)
+            if start.checkpoint is None:
+                with within.unwritten.noting(folder.config.name):
+                    write_config(folder, settings_yaml(settings), given)
+            run_within(within, settings, start.checkpoint)
+    except Interrupted as stop:
+        if stop.number != SIGINT:
+            raise
+        raise KeyboardInterrupt(f"{stop}. Go on with resume={folder.path}") from None
+    finally:
+        torch.set_num_threads(threads)
+    return RecordedRun(folder.path)

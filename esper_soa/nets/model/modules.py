@@ -1,0 +1,174 @@
+"""Grown networks as plain torch modules, made from a description: standard layers in the order of the forward pass.
+
+Imports torch alone: the export of a network as code is a copy of this file, with its description and its weights below.
+nets/grown.py makes descriptions from hosts and their seeds.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+
+class Normalise(nn.Module):
+    """Images [B, C, H, W] less the mean of their channel, over its standard deviation."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: list[float], std: list[float]) -> None:
+        """Of values in [0, 1], one per channel."""
+        super().__init__()
+        self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1))
+        self.register_buffer("std", torch.tensor(std).view(-1, 1, 1))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return (images - self.mean) / self.std
+
+
+class SoftNorm(nn.Module):
+    """x + tanh(strength) (group norm(x) - x)."""
+
+    def __init__(self, num_groups: int, num_channels: int, eps: float) -> None:
+        super().__init__()
+        self.strength = nn.Parameter(torch.zeros(()))
+        self.norm = nn.GroupNorm(num_groups, num_channels, eps=eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.tanh(self.strength) * (self.norm(x) - x)
+
+
+class Squeeze(nn.Module):
+    """Numbers in (0, 1) [B, outputs, 1, 1] of x [B, C, H, W]: the mean of its pixels, linear, ReLU, linear, sigmoid."""
+
+    def __init__(self, inputs: int, hidden: int, outputs: int, hidden_bias: bool) -> None:
+        super().__init__()
+        self.mean = nn.AdaptiveAvgPool2d(1)
+        self.first = nn.Linear(inputs, hidden, bias=hidden_bias)
+        self.second = nn.Linear(hidden, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.relu(self.first(self.mean(x).flatten(1)))
+        return torch.sigmoid(self.second(hidden))[..., None, None]
+
+
+class Excite(Squeeze):
+    """x times a number in (0, 1) per channel and image."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * super().forward(x)
+
+
+class Residual(nn.Sequential):
+    """x + layers(x)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + super().forward(x)
+
+
+class Blend(nn.Module):
+    """How a host's features take on those of a seed; alpha in [0, 1] says how much."""
+
+    alpha: Tensor
+
+    def __init__(self, alpha: float) -> None:
+        super().__init__()
+        self.register_buffer("alpha", torch.tensor(alpha))
+
+
+class Add(Blend):
+    """host + alpha (seed - host)."""
+
+    def forward(self, host: Tensor, seed: Tensor) -> Tensor:
+        return torch.lerp(host, seed, self.alpha)
+
+
+class Multiply(Blend):
+    """host (1 + alpha tanh(seed - host))."""
+
+    def forward(self, host: Tensor, seed: Tensor) -> Tensor:
+        return host * (1 + self.alpha * torch.tanh(seed - host))
+
+
+class Gate(Blend):
+    """host + alpha g (seed - host), g in (0, 1) for each image."""
+
+    def __init__(self, alpha: float, gate: nn.Module) -> None:
+        super().__init__(alpha)
+        self.gate = gate
+
+    def forward(self, host: Tensor, seed: Tensor) -> Tensor:
+        return torch.lerp(host, seed, self.alpha * self.gate(host))
+
+
+class Slot(nn.Module):
+    """A seed in its slot: features [B, C, H, W] to features of the same shape."""
+
+    def __init__(self, seed: nn.Module, blend: Blend) -> None:
+        super().__init__()
+        self.seed, self.blend = seed, blend
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.blend(x, self.seed(x))
+
+
+KINDS = {
+    kind.__name__: kind
+    for kind in (
+        nn.Conv2d, nn.BatchNorm2d, nn.GroupNorm, nn.ReLU, nn.MaxPool2d, nn.AdaptiveAvgPool2d, nn.Flatten, nn.Linear,
+        SoftNorm, Squeeze, Excite,
+    )
+}  # fmt: skip
+BLENDS = {"add": Add, "multiply": Multiply, "gate": Gate}
+
+
+class GrownNetwork(nn.Sequential):
+    """A host with its seeds, named in the order in which images meet them: input, block0, r0c0, pool0, ... classifier.
+
+    Images float32 [B, 3, 32, 32], RGB in [0, 1], to logits [B, classes]. `net.r0c0.seed` and `net.r0c0.blend` are there
+    where a seed stands in the slot r0c0. `spec` is what it was made from: plain values, as JSON has them.
+    """
+
+    def __init__(self, spec: dict) -> None:
+        """Fresh weights. Raises ValueError, LookupError or TypeError for a `spec` that describes no network."""
+        super().__init__()
+        self.spec = spec
+        self.add_module("input", Normalise(spec["input"]["mean"], spec["input"]["std"]))
+        for part in spec["host"]:
+            self.add_module(part["name"], sequence(part["layers"]))
+            for seed in spec["seeds"]:
+                if seed["after"] == part["name"]:
+                    self.add_module(seed["slot"], slot_of(seed))
+
+
+def slot_of(seed: dict) -> Slot:
+    """The slot with the seed that this part of a spec describes."""
+    gate = [layer_of(seed["gate"])] if seed["gate"] else []
+    return Slot(sequence(seed["layers"], Residual if seed["residual"] else nn.Sequential),
+                BLENDS[seed["blend"]](seed["alpha"], *gate))  # fmt: skip
+
+
+def sequence(layers: list[dict], kind: type[nn.Sequential] = nn.Sequential) -> nn.Sequential:
+    """Layers one after the other, by their names."""
+    made = kind()
+    for layer in layers:
+        made.add_module(layer["name"], layer_of(layer))
+    return made
+
+
+def layer_of(layer: dict) -> nn.Module:
+    """A layer of one of KINDS."""
+    if layer["kind"] not in KINDS:
+        raise ValueError(f"a layer of the kind {layer['kind']}, which is none of {', '.join(KINDS)}")
+    return KINDS[layer["kind"]](**layer["arguments"])
+
+
+def network_of(spec: dict, tensors: Mapping[str, Tensor]) -> GrownNetwork:
+    """The network of a `spec` in eval mode, with `tensors` by name, which become its own.
+
+    Raises RuntimeError where these do not fit, and what GrownNetwork raises.
+    """
+    with torch.device("meta"):
+        net = GrownNetwork(spec)
+    net.load_state_dict(dict(tensors), assign=True)
+    return net.eval()

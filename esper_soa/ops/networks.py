@@ -1,0 +1,104 @@
+"""The folder networks/ of a run: the best host that its rounds have ended with, and all hosts of its last round.
+
+Files have the number of their round in their names, as checkpoints have: `best_000004.safetensors` until a later round
+ends with a better host, `hosts_000006.safetensors` beside `checkpoint_000006.pt`. A run that goes on from a checkpoint
+finds what was the best host then, as the ones before are kept while a checkpoint needs them. Called by the trainer.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from esper_soa.config import TrainConfig
+from esper_soa.env.topology import Standing
+from esper_soa.env.world import World
+from esper_soa.nets.grown import Grown, Pixels, Residents, grown_hosts
+from esper_soa.ops.files import LOGGER
+from esper_soa.ops.modules import ModuleFileError, load, save, save_hosts
+from esper_soa.ops.rundir import RunFolder, package_versions, round_of_network, rounds_of
+
+
+class Networks:
+    """Writes the folder. What cannot be written waits for the next time."""
+
+    def __init__(self, folder: RunFolder, cfg: TrainConfig, world: World) -> None:
+        """At the start of a run: no host has been seen."""
+        self.folder, self.cfg, self.world = folder, cfg, world
+        self.best: dict | None = None  # spec of the best host so far
+        self.waiting: Grown | None = None  # it, where it is not written yet
+
+    def go_back(self, rounds: int) -> None:
+        """The run goes on after `rounds` rounds: later files are dropped, and the best host is that of then."""
+        for path in self._files("best") + self._files("hosts"):
+            if round_of_network(path) > rounds:
+                path.unlink(missing_ok=True)
+        for path in reversed(self._files("best")):
+            try:
+                self.best = load(path).spec
+                return
+            except ModuleFileError as error:
+                LOGGER.warning("networks %s: it is passed over", error)
+
+    def look(self, standing: Standing, number: int) -> None:
+        """Hold the best host of round `number` (from 1), where it is better than all before.
+
+        That is: a higher validation accuracy, or the same with fewer parameters; of equals the earlier, then the lower
+        env. A host that was rolled back at its last env-step has no accuracy, and is never the best.
+        """
+        accuracies = standing.accuracy.tolist()
+        finite = [accuracy for accuracy in accuracies if accuracy == accuracy]
+        if not finite or (self.best is not None and max(finite) < self.best["accuracy"]):
+            return
+        envs = [env for env, accuracy in enumerate(accuracies) if accuracy == max(finite)]
+        found = min(self.hosts(standing, number, envs), key=lambda host: host.spec["parameters"])
+        if self.best is None or _rank(found.spec) > _rank(self.best):
+            self.best, self.waiting = found.spec, found
+
+    def write_best(self) -> None:
+        """Write the best host, once; raises OSError."""
+        if self.waiting is not None:
+            save(self.waiting.network(), self._path("best", self.waiting.spec["round"]))
+            self.waiting = None
+
+    def write_hosts(self, standing: Standing, number: int) -> None:
+        """Write all hosts of round `number` (from 1); raises OSError."""
+        hosts = self.hosts(standing, number, range(len(standing.accuracy)))
+        save_hosts(hosts, self._path("hosts", number))
+
+    def tidy(self) -> None:
+        """Drop what no checkpoint needs: of each kind, all but the newest of those that the oldest has seen."""
+        checkpoints = [rounds_of(path) for path in self.folder.checkpoints()]
+        for kind in ("best", "hosts"):
+            seen = [path for path in self._files(kind) if round_of_network(path) <= min(checkpoints, default=0)]
+            for path in seen[:-1]:
+                path.unlink(missing_ok=True)
+
+    def hosts(self, standing: Standing, number: int, envs: Sequence[int]) -> list[Grown]:
+        """These hosts, as they were last measured, with a spec that says so."""
+        world, images = self.world, self.world.images
+        rows = zip(*(part.tolist() for part in standing[:4]), strict=True)
+        residents = [Residents(*row) for row in rows]
+        facts = {
+            "task": self.cfg.task.name, "round": number, "seed": self.cfg.seed,
+            "data": {"name": images.name, "source": images.source, "identity": images.identity},
+            "validation_images": world.sizes.val_samples,
+            "precision": str(world.rules.nets.precision).removeprefix("torch."),
+            "version": package_versions()["esper-soa"],
+        }  # fmt: skip
+        found = grown_hosts(world.rules.nets.shape, world.weights, envs, [residents[env] for env in envs],
+                            Pixels(images.mean, images.std))  # fmt: skip
+        for env, host in zip(envs, found, strict=True):
+            scores = {"accuracy": float(standing.accuracy[env]), "loss": float(standing.loss[env])}
+            known = {name: value if value == value else None for name, value in scores.items()}
+            host.spec.update(facts | {"env": env} | known)
+        return found
+
+    def _files(self, kind: str) -> list[Path]:
+        return self.folder.network_files(kind)
+
+    def _path(self, kind: str, number: int) -> Path:
+        self.folder.networks.mkdir(exist_ok=True)
+        return self.folder.network(kind, number)
+
+
+def _rank(spec: dict) -> tuple[float, int]:
+    return spec["accuracy"], -spec["parameters"]

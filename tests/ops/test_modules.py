@@ -1,0 +1,242 @@
+"""Files of networks and policies: the same bits in another process, and a clear word for every file that is none."""
+
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from grown_hosts import Measured, measured_hosts
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from esper_soa.agent.config import NetworkConfig, PolicyConfig
+from esper_soa.agent.controller import Controller, controller_spec
+from esper_soa.nets.config import TaskConfig, enabled_slots
+from esper_soa.nets.model.modules import GrownNetwork
+from esper_soa.ops.modules import ENTRY, ModuleFileError, digest, load, save, save_hosts, specs
+
+NUM_HOSTS = 5
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Measured:
+    return measured_hosts("off", NUM_HOSTS)
+
+
+@pytest.fixture
+def net(hosts: Measured) -> GrownNetwork:
+    return hosts.networks([4])[0]
+
+
+def policy() -> Controller:
+    """A small policy of four slots with its own numbers."""
+    slots = enabled_slots(TaskConfig(), ["r0c0", "r0c1", "r1c0", "r1c1"])
+    made = Controller(controller_spec(PolicyConfig(network=NetworkConfig(hidden=16, features=8)), slots))
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for value in made.state_dict().values():
+            value.copy_(torch.rand_like(value))
+    return made.eval()
+
+
+def header(path: Path) -> dict:
+    content = path.read_bytes()
+    return json.loads(content[8 : 8 + struct.unpack("<Q", content[:8])[0]])
+
+
+def with_entry(path: Path, change: Callable[[dict], object]) -> None:
+    """Write the file again with its own entry changed."""
+    content = path.read_bytes()
+    size = struct.unpack("<Q", content[:8])[0]
+    head = header(path)
+    ours = json.loads(head["__metadata__"][ENTRY])
+    change(ours)
+    head["__metadata__"][ENTRY] = json.dumps(ours)
+    again = json.dumps(head).encode()
+    path.write_bytes(struct.pack("<Q", len(again)) + again + content[8 + size :])
+
+
+LOADED = """
+import sys, json, torch, hashlib
+from esper_soa.ops.modules import digest, load
+net = load(sys.argv[1])
+torch.manual_seed(0)
+out = net(torch.rand(3, 3, 32, 32)) if len(sys.argv) == 2 else torch.zeros(1)
+print(json.dumps([digest(net.state_dict()), digest({"out": out.detach()}), net.training, net.spec]))
+"""
+
+
+def elsewhere(path: Path, *more: str) -> list:
+    """What another process finds in the file."""
+    done = subprocess.run([sys.executable, "-c", LOADED, str(path), *more], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def test_a_network_is_the_same_to_the_bit_in_a_fresh_process(net: GrownNetwork, tmp_path: Path) -> None:
+    path = tmp_path / "host.safetensors"
+    save(net, path)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        out = net(torch.rand(3, 3, 32, 32)).detach()
+    assert elsewhere(path) == [digest(net.state_dict()), digest({"out": out}), False, net.spec]
+    assert digest(load_file(path)) == digest(net.state_dict())  # other programs read the weights
+
+
+def test_a_policy_is_the_same_to_the_bit_in_a_fresh_process(tmp_path: Path) -> None:
+    made = policy()
+    save(made, tmp_path / "policy.safetensors")
+    told = elsewhere(tmp_path / "policy.safetensors", "policy")
+    assert (told[0], told[3]) == (digest(made.state_dict()), made.spec)
+
+
+def test_weights_are_saved_as_they_are_now(net: GrownNetwork, tmp_path: Path) -> None:
+    with torch.no_grad():
+        net.get_submodule("classifier.linear").weight.add_(1)
+    save(net.half(), str(tmp_path / "host"))
+    again = load(tmp_path / "host")
+    assert digest(again.state_dict()) == digest(net.state_dict())
+    assert next(again.parameters()).dtype == torch.float16
+
+
+def test_all_hosts_of_a_round_are_one_file(hosts: Measured, tmp_path: Path) -> None:
+    path, every = tmp_path / "hosts.safetensors", hosts.hosts(list(range(NUM_HOSTS)))
+    save_hosts(every, path)
+    assert specs(path) == [one.spec for one in every]
+    for env, one in enumerate(every):
+        again = load(path, env)
+        assert digest(again.state_dict()) == digest(one.tensors)
+        assert again.spec == one.spec
+    with pytest.raises(ModuleFileError, match="holds 5 hosts: say which by env=0 to 4"):
+        load(path)
+    for env in (-1, 5):
+        with pytest.raises(ModuleFileError, match=rf"env={env}: must be 0 to 4, the hosts in it"):
+            load(path, env)
+    save_hosts(every[:1], path)
+    assert digest(load(path, 0).state_dict()) == digest(load(path).state_dict()) == digest(every[0].tensors)
+
+
+def test_layers_that_are_not_those_of_the_spec_are_not_saved(net: GrownNetwork, tmp_path: Path) -> None:
+    classifier = net.get_submodule("classifier")
+    classifier.add_module("linear", nn.Linear(8, 3))
+    with pytest.raises(ValueError, match=r"not those of its spec: keep it by torch\.save"):
+        save(net, tmp_path / "host")
+    assert list(tmp_path.iterdir()) == []
+
+
+def damaged(path: Path, way: str) -> None:
+    content = path.read_bytes()
+    match way:
+        case "missing":
+            path.unlink()
+        case "folder":
+            path.unlink()
+            path.mkdir()
+        case "empty":
+            path.write_bytes(b"")
+        case "half":
+            path.write_bytes(content[: len(content) // 2])
+        case "one byte less":
+            path.write_bytes(content[:-1])
+        case "in the header":
+            path.write_bytes(content[:20])
+        case "a flipped bit":
+            path.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
+        case "text":
+            path.write_bytes(b"accuracy,loss\n" * 100)
+        case "of another program":
+            save_file({"weight": torch.zeros(3)}, path)
+        case "a checkpoint of torch":
+            torch.save({"weight": torch.zeros(3)}, path)
+
+
+@pytest.mark.parametrize(
+    ("way", "told"),
+    [
+        ("missing", "there is no such file"),
+        ("folder", "cannot be read|no file of safetensors"),
+        ("empty", "cut off, damaged, or no file of safetensors"),
+        ("half", "cut off, damaged, or no file of safetensors"),
+        ("one byte less", "cut off, damaged, or no file of safetensors"),
+        ("in the header", "cut off, damaged, or no file of safetensors"),
+        ("a flipped bit", r"damaged \(its content is not what was written\)"),
+        ("text", "cut off, damaged, or no file of safetensors"),
+        ("of another program", "written by another program"),
+        ("a checkpoint of torch", "cut off, damaged, or no file of safetensors"),
+    ],
+)
+def test_a_file_that_is_none_is_named_with_the_reason(net: GrownNetwork, tmp_path: Path, way: str, told: str) -> None:
+    path = tmp_path / "host.safetensors"
+    save(net, path)
+    damaged(path, way)
+    with pytest.raises(ModuleFileError, match=told) as caught:
+        load(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+CHANGES: dict[str, tuple[Callable[[dict], object], str]] = {
+    "newer": (lambda ours: ours.update(version=2), "by a newer version of the program: this one reads version 1"),
+    "no version": (lambda ours: ours.pop("version"), "its description is not understood"),
+    "another kind": (lambda ours: ours["modules"][0].update(kind="tree"), "holds tree, no network or policy"),
+    "nothing": (lambda ours: ours["modules"].clear(), "holds nothing, no network or policy"),
+    "no spec": (lambda ours: ours["modules"][0].update(spec=None), "its description is not understood"),
+    "spec of a list": (lambda ours: ours["modules"][0].update(spec=[]), "its description is not understood"),
+    "other layers": (
+        lambda ours: ours["modules"][0]["spec"]["host"][0]["layers"][0]["arguments"].update(out_channels=5),
+        "its description is not understood",
+    ),
+    "a layer of no kind": (
+        lambda ours: ours["modules"][0]["spec"]["host"][0]["layers"][0].update(kind="system"),
+        "a layer of the kind system, which is none of Conv2d",
+    ),
+    "a huge layer": (
+        lambda ours: ours["modules"][0]["spec"]["host"][0]["layers"][0]["arguments"].update(out_channels=10**9),
+        "its description is not understood",
+    ),
+    "a policy": (lambda ours: ours["modules"][0].update(kind="policy"), "its description is not understood"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_description_that_is_none_is_refused(net: GrownNetwork, tmp_path: Path, name: str) -> None:
+    path, (change, told) = tmp_path / "host.safetensors", CHANGES[name]
+    save(net, path)
+    with_entry(path, change)
+    with pytest.raises(ModuleFileError, match=told):
+        load(path)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from esper_soa.ops import files
+from esper_soa.ops.modules import load, save
+net = load(sys.argv[1])
+net.classifier.linear.bias.data.zero_()
+setattr(files.os, sys.argv[2], lambda *given: os.kill(os.getpid(), signal.SIGKILL))
+save(net, sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("moment", ["fsync", "replace"])
+def test_a_kill_during_the_write_leaves_the_old_file(net: GrownNetwork, tmp_path: Path, moment: str) -> None:
+    path = tmp_path / "host.safetensors"
+    save(net, path)
+    before = path.read_bytes()
+    done = subprocess.run([sys.executable, "-c", KILLED, str(path), moment], env=os.environ, capture_output=True)
+    assert done.returncode == -signal.SIGKILL
+    assert path.read_bytes() == before
+    assert digest(load(path).state_dict()) == digest(net.state_dict())
+
+
+def test_a_file_that_cannot_be_written_leaves_nothing_behind(net: GrownNetwork, tmp_path: Path) -> None:
+    (tmp_path / "host").mkdir()
+    with pytest.raises(OSError, match="host"):
+        save(net, tmp_path / "host")
+    assert [path.name for path in tmp_path.iterdir()] == ["host"]

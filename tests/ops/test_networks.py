@@ -1,0 +1,251 @@
+"""The networks of a run: the best host so far and the hosts of the last round, as they were measured, come what may."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from grown_hosts import score
+from tiny_world import CPU, play_state, tiny_rules
+
+from esper_soa import trainer
+from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
+from esper_soa.build import build_world
+from esper_soa.config import ComputeConfig, TelemetryConfig, TrainConfig
+from esper_soa.env.config import GatesConfig
+from esper_soa.env.topology import Standing, standing_of
+from esper_soa.nets.config import DataConfig, TaskConfig
+from esper_soa.ops import networks
+from esper_soa.ops.files import IncompleteError
+from esper_soa.ops.modules import load, specs
+from esper_soa.ops.networks import Networks
+from esper_soa.ops.rundir import RunFolder, resume_start
+from esper_soa.state import STATE_FLOAT
+from esper_soa.vocabulary import Stage
+
+ROUNDS = 6
+
+
+def settings(player: str = "random", **changed: object) -> TrainConfig:
+    """Three hosts of some hundred weights in which seeds grow at random."""
+    cfg = TrainConfig(
+        envs=3, rounds=ROUNDS, steps=10, batch_size=4, train_samples=8, val_samples=16, slots=["r0c0", "r1c1"],
+        control="none", checkpoint_every=1,
+        task=TaskConfig(name="tiny", base_channels=2, num_blocks=2, kernel_size=1, num_pools=2),
+        data=DataConfig(name="synthetic", synthetic_train=32, synthetic_test=16),
+        gates=GatesConfig(min_gradient_health=0.0, min_blending_steps=1),
+        policy=PolicyConfig(name=player, network=NetworkConfig(hidden=8, features=8), ppo=PPOConfig(epochs=2)),
+        telemetry=TelemetryConfig(progress="off"), compute=ComputeConfig(threads=1, workers=1, native="off"),
+    )  # fmt: skip
+    return replace(cfg, **changed)  # type: ignore[arg-type]
+
+
+def fresh(cfg: TrainConfig, path: Path) -> RunFolder:
+    path.mkdir(exist_ok=True)
+    trainer.run(cfg, RunFolder(path))
+    return RunFolder(path)
+
+
+def resumed(cfg: TrainConfig, path: Path, checkpoint: str = "") -> RunFolder:
+    start = resume_start(str(path / checkpoint), "", cfg.name)
+    trainer.run(replace(cfg, resume="given"), start.folder, start.checkpoint)
+    return RunFolder(path)
+
+
+def episodes(folder: RunFolder) -> list[dict]:
+    return [json.loads(line) for line in folder.episodes.read_text().splitlines()]
+
+
+def kept(folder: RunFolder) -> dict[str, bytes]:
+    """The newest file of each kind."""
+    newest = [folder.network_files(kind)[-1] for kind in ("best", "hosts")]
+    return {path.name: path.read_bytes() for path in newest}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    return fresh(settings(), tmp_path_factory.mktemp("undisturbed"))
+
+
+def test_the_hosts_of_the_last_round_have_the_accuracy_that_the_run_tells(undisturbed: RunFolder) -> None:
+    (path,) = undisturbed.network_files("hosts")[-1:]
+    assert path.name == "hosts_000006.safetensors"
+    world, told = build_world(settings(), CPU), [line for line in episodes(undisturbed) if line["round"] == ROUNDS]
+    chosen = world.validation.order
+    images = world.images.test_images[chosen].permute(0, 3, 1, 2).float() / 255
+    seeds = 0
+    for env, line in enumerate(told):
+        net = load(path, env)
+        accuracy, loss = score(net, images, world.images.test_labels[chosen])
+        assert (net.spec["env"], net.spec["round"], net.spec["seed"]) == (env, ROUNDS, 42)
+        assert accuracy == net.spec["accuracy"] == line["accuracy"]
+        assert loss == pytest.approx(net.spec["loss"], abs=1e-5)
+        assert net.spec["data"]["identity"] == world.images.identity
+        seeds += len(net.spec["seeds"])
+    assert seeds > 0
+
+
+def test_the_best_host_is_the_first_of_the_highest_accuracy_of_all_rounds(undisturbed: RunFolder) -> None:
+    spec = load(undisturbed.network_files("best")[-1]).spec
+    told = episodes(undisturbed)
+    assert spec["accuracy"] == max(line["accuracy"] for line in told)
+    (its,) = [line for line in told if (line["round"], line["env"]) == (spec["round"], spec["env"])]
+    assert its["accuracy"] == spec["accuracy"]
+
+
+def test_old_files_stay_while_a_checkpoint_needs_them_and_no_longer(undisturbed: RunFolder) -> None:
+    assert [path.name for path in undisturbed.checkpoints()] == ["checkpoint_000005.pt", "checkpoint_000006.pt"]
+    assert [path.name for path in undisturbed.network_files("hosts")] == [
+        "hosts_000005.safetensors", "hosts_000006.safetensors"
+    ]  # fmt: skip
+    old = [path for path in undisturbed.network_files("best") if load(path).spec["round"] <= 5]
+    assert len(old) == 1
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 3, 4, 5])
+def test_a_run_that_was_stopped_and_goes_on_has_the_same_networks_to_the_bit(
+    undisturbed: RunFolder, tmp_path: Path, rounds: int
+) -> None:
+    fresh(settings(rounds=rounds), tmp_path)
+    assert kept(resumed(settings(), tmp_path)) == kept(undisturbed)
+
+
+@pytest.mark.parametrize("player", ["random", "ppo"])
+def test_what_was_written_after_the_checkpoint_is_dropped_and_the_best_host_is_that_of_then(
+    tmp_path: Path, player: str
+) -> None:
+    whole, back = tmp_path / "whole", tmp_path / "back"
+    shorter = kept(fresh(settings(player, rounds=4), whole))
+    fresh(settings(player, checkpoint_keep=9), back)
+    for rounds in (3, 1):
+        folder = resumed(settings(player, rounds=4, checkpoint_keep=9), back, f"checkpoint_{rounds:06d}.pt")
+        assert kept(folder) == shorter
+
+
+def test_a_run_that_was_killed_between_its_networks_and_its_checkpoint_goes_on_right(
+    undisturbed: RunFolder, tmp_path: Path
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+    shutil.copytree(undisturbed.path, folder.path)
+    folder.checkpoint(6).unlink()
+    (folder.networks / "best_000009.safetensors.123.tmp").write_bytes(b"half")
+    assert kept(resumed(settings(), folder.path)) == kept(undisturbed)
+    assert list(folder.path.rglob("*.tmp")) == []
+
+
+def test_a_run_without_a_checkpoint_begins_afresh_and_its_networks_too(undisturbed: RunFolder, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    shutil.copytree(undisturbed.path, folder.path)
+    for path in folder.checkpoints():
+        path.unlink()
+    (folder.networks / "best_000099.safetensors").write_bytes(b"of a run that is forgotten")
+    trainer.run(settings(resume="auto"), folder)
+    assert kept(folder) == kept(undisturbed)
+
+
+def test_a_damaged_best_host_is_passed_over_with_a_warning(undisturbed: RunFolder, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    shutil.copytree(undisturbed.path, folder.path)
+    newest = folder.network_files("best")[-1]
+    newest.write_bytes(newest.read_bytes()[:100])
+    found = Networks(folder, settings(), build_world(settings(), CPU))
+    found.go_back(ROUNDS)
+    assert found.best is None or found.best["round"] < int(newest.stem.removeprefix("best_"))
+
+
+def test_they_are_there_before_the_control_plays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_control(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(trainer, "play_control", no_control)
+    with pytest.raises(KeyboardInterrupt):
+        fresh(settings(rounds=1, control="wait", checkpoint_every=0), tmp_path)
+    folder = RunFolder(tmp_path)
+    assert [path.name for path in sorted(folder.networks.iterdir())] == [
+        "best_000001.safetensors", "hosts_000001.safetensors"
+    ]  # fmt: skip
+    assert len(specs(folder.network_files("hosts")[0])) == 3
+
+
+def test_a_best_host_that_could_not_be_written_is_written_after_the_next_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, calls = networks.save, []
+
+    def failing(net: object, path: Path) -> None:
+        calls.append(path.name)
+        if len(calls) == 1:
+            raise OSError(28, "No space left on device")
+        plain(net, path)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(networks, "save", failing)
+    folder = fresh(settings(rounds=2), tmp_path)
+    assert len(calls) == 2
+    best = max(line["accuracy"] for line in episodes(folder))
+    assert load(folder.network_files("best")[-1]).spec["accuracy"] == best
+
+
+def test_hosts_that_cannot_be_written_are_named_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(networks, "save_hosts", failing)
+    with pytest.raises(IncompleteError, match=r"networks/hosts could not be written \(No space left on device\)"):
+        fresh(settings(rounds=1), tmp_path)
+    assert (tmp_path / "summary.json").is_file()
+
+
+# --- which host is the best
+
+
+def standing(world_slots: int, accuracy: list[float], stages: list[int]) -> Standing:
+    """Hosts with a seed of conv_heavy in one slot, in these stages, and these accuracies."""
+    stage = torch.tensor(stages)[:, None].expand(-1, world_slots)
+    scores = torch.tensor(accuracy, dtype=STATE_FLOAT)
+    none = torch.ones_like(stage)
+    return Standing(stage, 7 * none, none, none.to(STATE_FLOAT), scores, scores / 100)
+
+
+NAN = float("nan")
+FOSSIL, EMPTY = Stage.FOSSILIZED, Stage.EMPTY
+
+
+@pytest.mark.parametrize(
+    ("rounds", "best"),
+    [
+        ([([50.0, 60.0, 55.0], [EMPTY] * 3)], (1, 1)),
+        ([([50.0, 50.0, 50.0], [FOSSIL, EMPTY, EMPTY])], (1, 1)),  # fewest parameters, then the lower env
+        ([([50.0, 50.0, 50.0], [EMPTY] * 3), ([50.0, 50.0, 50.0], [EMPTY] * 3)], (1, 0)),  # the earlier round
+        ([([50.0, 1.0, 1.0], [FOSSIL] * 3), ([1.0, 1.0, 50.0], [EMPTY] * 3)], (2, 2)),  # smaller
+        ([([50.0, 1.0, 1.0], [EMPTY] * 3), ([1.0, 50.0, 1.0], [FOSSIL] * 3)], (1, 0)),
+        ([([NAN, 1.0, NAN], [EMPTY] * 3), ([NAN] * 3, [EMPTY] * 3)], (1, 1)),
+        ([([NAN] * 3, [EMPTY] * 3)], None),
+    ],
+)
+def test_the_best_host_has_the_highest_accuracy_then_the_fewest_parameters(
+    tmp_path: Path, rounds: list[tuple[list[float], list[int]]], best: tuple[int, int] | None
+) -> None:
+    found = Networks(RunFolder(tmp_path), settings(), build_world(settings(), CPU))
+    for number, (accuracy, stages) in enumerate(rounds, 1):
+        found.look(standing(2, accuracy, stages), number)
+        found.write_best()
+    assert (found.best and (found.best["round"], found.best["env"])) == best
+    files = RunFolder(tmp_path).network_files("best")
+    assert [load(path).spec for path in files[-1:]] == ([] if best is None else [found.best])
+
+
+def test_a_host_that_was_rolled_back_stands_as_that_left_it_without_an_accuracy() -> None:
+    seen = 0
+    for played in play_state(tiny_rules(3, 40), 64, 5):
+        before, after = played.observed.state, played.result.state
+        stood, panic = standing_of(before, after), before.guard.panic
+        assert torch.equal(stood.accuracy.isnan(), panic)
+        assert torch.equal(stood.stage[panic], after.slots.stage[panic])
+        assert torch.equal(stood.stage[~panic], before.slots.stage[~panic])
+        assert torch.equal(stood.accuracy[~panic], before.signals.val_accuracy[~panic])
+        felt = (stood.stage[panic] == Stage.BLENDING) | (stood.stage[panic] == Stage.HOLDING)
+        assert not felt.any()
+        seen += int(panic.sum())
+    assert seen > 0

@@ -1,0 +1,234 @@
+"""The package from Python: a run in one call, what comes out of it, and a caller's process that is left as it was."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.singleton import Singleton
+from omegaconf import OmegaConf
+from omegaconf.basecontainer import BaseContainer
+from rich.console import Console
+
+import esper_soa
+from esper_soa.build import build_world
+from esper_soa.compose import compose_settings
+from esper_soa.env.env import Env
+from esper_soa.errors import UserError
+from esper_soa.ops.collect import Player, Round, play_round
+from esper_soa.ops.modules import digest
+from esper_soa.ops.progress import Progress
+from esper_soa.ops.rundir import RunFolder
+from esper_soa.state import Action
+from esper_soa.vocabulary import HEAD_NAMES
+
+TINY = [
+    "rounds=3", "steps=8", "envs=3", "train_samples=16", "val_samples=8", "data.synthetic_train=32",
+    "data.synthetic_test=16", "compute.threads=1", "compute.workers=1", "compute.native=off", "telemetry.progress=off",
+    "control=none", "checkpoint_every=1", "checkpoint_keep=9", "lifecycle=auto_forward", "gates.min_gradient_health=0",
+    "gates.min_blending_steps=1", "policy.network.hidden=16", "policy.network.features=16",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> esper_soa.RecordedRun:
+    return esper_soa.train("smoke", [*TINY, f"run_dir={tmp_path_factory.mktemp('run') / 'run'}"])
+
+
+def test_a_run_in_one_call_and_its_best_host(done: esper_soa.RecordedRun, tmp_path: Path) -> None:
+    assert done.path.name == "run"
+    assert done.summary["rounds"] == 3
+    assert [line["round"] for line in done.metrics()] == [1, 2, 3]
+    net = done.export()
+    assert net.spec["accuracy"] == max(line["accuracy"] for line in done.episodes())
+    assert net(torch.rand(2, 3, 32, 32)).shape == (2, 10)
+    esper_soa.save(net, tmp_path / "host.safetensors")
+    again = esper_soa.load(tmp_path / "host.safetensors")
+    assert digest(again.state_dict()) == digest(net.state_dict())
+    last = [line["accuracy"] for line in done.episodes() if line["round"] == 3]
+    assert [done.export(env).spec["accuracy"] for env in range(3)] == last
+    assert (done.path / "overrides.txt").read_text().splitlines()[0] == "+experiment=smoke"
+
+
+def test_a_run_is_opened_by_its_folder(done: esper_soa.RecordedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(done.path.parent)
+    opened = esper_soa.open_run("run")
+    assert opened.path == done.path
+    assert opened.summary == done.summary
+    assert opened.export(2).spec["env"] == 2
+
+
+def test_what_is_not_there_is_said(done: esper_soa.RecordedRun, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"is not the folder of a run: there is no config\.yaml"):
+        esper_soa.open_run(tmp_path)
+    (tmp_path / "config.yaml").write_text("name: x\n")
+    begun = esper_soa.open_run(tmp_path)
+    assert begun.metrics() == begun.episodes() == []
+    for ask, told in (
+        (lambda: begun.summary, "the run has not come to its end"),
+        (begun.export, "env=best: .* holds no such network; it is written once a round is done"),
+        (lambda: begun.export(0), "it is written with every checkpoint"),
+        (begun.policy, "there is no checkpoint in this folder"),
+        (lambda: done.export("worst"), "env=worst: must be best, or the number of a host"),
+        (lambda: done.export(3), "env=3: must be 0 to 2"),
+        (lambda: done.policy("none.pt"), "there is no such file"),
+        (lambda: esper_soa.train("nowhere"), "nowhere"),
+        (lambda: esper_soa.train("smoke", ["env=4"]), "env"),
+        (lambda: esper_soa.train("smoke", ["envs=0"]), "envs=0: must be"),
+        (lambda: esper_soa.train("smoke", [f"run_dir={done.path}"]), "already holds the results of a run"),
+    ):
+        with pytest.raises(UserError, match=told):
+            ask()
+
+
+def test_a_run_goes_on_from_python_too(done: esper_soa.RecordedRun, tmp_path: Path) -> None:
+    place = f"run_dir={tmp_path / 'parts'}"
+    part = esper_soa.train("smoke", [*TINY, "rounds=1", place])
+    whole = esper_soa.train("smoke", [*TINY, place, "resume=auto"])
+    assert whole.path == part.path
+    assert whole.episodes() == done.episodes()
+    assert digest(whole.export().state_dict()) == digest(done.export().state_dict())
+
+
+# --- the policy
+
+
+def next_round(run: esper_soa.RecordedRun, number: int) -> list[dict]:
+    return [line for line in run.episodes() if line["round"] == number]
+
+
+@pytest.mark.parametrize("way", ["agent", "inside"])
+def test_the_policy_plays_the_next_round_exactly_as_the_run_did(
+    done: esper_soa.RecordedRun, tmp_path: Path, way: str
+) -> None:
+    esper_soa.save(done.policy("checkpoint_000002.pt"), tmp_path / "policy.safetensors")
+    module = esper_soa.load(tmp_path / "policy.safetensors")
+    assert isinstance(module, esper_soa.Controller)
+    assert module.spec["rounds"] == 2
+    world = build_world(compose_settings("smoke", TINY), torch.device("cpu"))
+    if way == "agent":
+        progress = Progress(24, Console(file=io.StringIO()), "off")
+        result, _ = play_round(world, Player(module, None), Round(2, progress))
+        accuracies, rewards = result.accuracies, result.rewards
+    else:
+        env = Env(world)
+        seen = env.reset(2)
+        while seen is not None:
+            view = seen.view
+            masks = {name: view.masks.get(name) for name in view.masks.keys()}  # noqa: SIM118 - of a record
+            chosen = module(view.observation.features, view.observation.blueprints, masks, view.noise, seen.restarted)
+            action = Action.from_dict({name: chosen[name] for name in HEAD_NAMES}, batch_size=[3])
+            _, seen = env.step(action)
+        accuracies, rewards = env.state.signals.val_accuracy.tolist(), env.state.totals.reward.tolist()
+    told = next_round(done, 3)
+    assert accuracies == [line["accuracy"] for line in told]
+    assert rewards == [line["reward"] for line in told]
+    assert any(line["seeds"]["germinated"] for line in told)
+
+
+def test_the_policies_of_a_run_are_by_name_and_a_script_has_none(done: esper_soa.RecordedRun, tmp_path: Path) -> None:
+    newest = done.policy()
+    assert newest.spec["rounds"] == 3
+    assert digest(newest.state_dict()) == digest(done.policy("checkpoint_000003.pt").state_dict())
+    assert done.policy("best").spec["rounds"] < 3
+    script = esper_soa.train("smoke", [*TINY, "rounds=1", "policy=random", f"run_dir={tmp_path / 'script'}"])
+    with pytest.raises(UserError, match="policy=random: must be one that learns"):
+        script.policy()
+
+
+# --- a caller's process
+
+
+@pytest.fixture
+def others(tmp_path: Path) -> Iterator[Path]:
+    """A folder of somebody's own configuration, and a resolver of the name of one of Hydra's."""
+    (tmp_path / "theirs.yaml").write_text("size: 3\nname: ${now:x}\n")
+    before = dict(BaseContainer._resolvers)
+    yield tmp_path
+    BaseContainer._resolvers = before
+
+
+def test_a_callers_own_hydra_and_threads_are_left_as_they_were(others: Path) -> None:
+    store = ConfigStore.instance()
+    store.store(name="train_schema", node={"mine": 1})
+    torch.set_num_threads(2)
+    with initialize_config_dir(str(others), version_base="1.2"):
+        OmegaConf.register_new_resolver("now", lambda pattern: "theirs", replace=True)
+        hydra = GlobalHydra.instance().hydra
+        before = dict(Singleton._instances), dict(store.repo), dict(vars(store)), dict(BaseContainer._resolvers)
+        run = esper_soa.train("smoke", [*TINY, "rounds=1", "policy=random", f"run_dir={others / 'run'}"])
+        after = dict(Singleton._instances), dict(store.repo), dict(vars(store)), dict(BaseContainer._resolvers)
+        for mine, its in zip(before, after, strict=True):
+            assert {name: its[name] for name in mine} == mine
+        assert HydraConfig in before[0] or HydraConfig not in after[0]
+        assert GlobalHydra.instance().hydra is hydra
+        composed = compose("theirs", ["size=4"])
+        assert (composed.size, composed.name) == (4, "theirs")
+    assert torch.get_num_threads() == 2
+    assert run.summary["rounds"] == 1
+    store.repo.pop("train_schema.yaml")
+
+
+FIRST = """
+import esper_soa, sys
+assert "torch" not in sys.modules and "hydra" not in sys.modules
+assert set(esper_soa.__all__) <= set(dir(esper_soa))
+{imports}
+from hydra.core.global_hydra import GlobalHydra
+run = esper_soa.train("smoke", {overrides})
+assert not GlobalHydra().is_initialized()
+from hydra import compose, initialize_config_dir
+with initialize_config_dir({folder!r}, version_base="1.3"):
+    assert compose("theirs").size == 3
+print(run.summary["rounds"])
+"""
+
+
+@pytest.mark.parametrize("imports", ["", "import esper_soa.train", "from esper_soa import train, load"])
+def test_in_a_fresh_process_whichever_name_is_imported_first(others: Path, imports: str) -> None:
+    (others / "theirs.yaml").write_text("size: 3\n")
+    overrides = [*TINY, "rounds=1", "policy=wait", "run_dir=run"]
+    program = FIRST.format(imports=imports, overrides=overrides, folder=str(others))
+    ended = subprocess.run([sys.executable, "-c", program], cwd=others, capture_output=True, text=True, timeout=250)
+    assert ended.stderr == ""
+    assert ended.stdout.splitlines()[-1] == "1"
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'esper_soa' has no attribute 'trian'"):
+        esper_soa.trian  # noqa: B018
+
+
+def test_an_interrupt_ends_in_a_checkpoint_and_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, done: esper_soa.RecordedRun
+) -> None:
+    plain, calls = Progress.advance, []
+
+    def interrupted(self: Progress, env_steps: int, label: str, accuracy: float, reward: float) -> None:
+        calls.append(label)
+        if len(calls) == 12:  # in the second round
+            os.kill(os.getpid(), signal.SIGINT)
+        plain(self, env_steps, label, accuracy, reward)
+
+    place = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(Progress, "advance", interrupted)
+        with pytest.raises(KeyboardInterrupt, match=f"stopped by SIGINT. Go on with resume={place}"):
+            esper_soa.train("smoke", [*TINY, f"run_dir={place}"])
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    stopped = esper_soa.open_run(place)
+    assert len(stopped.metrics()) == 1
+    assert stopped.export().spec["round"] == 1
+    went_on = esper_soa.train("smoke", [*TINY, f"resume={place}"])
+    assert went_on.episodes() == done.episodes()
+    assert json.loads(RunFolder(place).summary.read_text()) == went_on.summary
