@@ -141,6 +141,7 @@ class Run:
         LOGGER.info("numbers  hosts compute in %s: %s", self.precision.name, self.precision.reason)
         kernels = world.rules.engine.chosen
         LOGGER.log(WARNING if kernels.fallback else INFO, "kernels  %s", kernels.reason)
+        LOGGER.info("ledger   %s", world.kernels.reason)
 
     def one_round(self, number: int, progress: Progress) -> tuple[dict[str, Json], list[dict[str, Json]]]:
         """Collect and update; returns the round's line for metrics.jsonl, and its lines for episodes.jsonl."""
@@ -318,7 +319,7 @@ def open_run(cfg: TrainConfig, within: Session, checkpoint: Path | None) -> Run:
     images = job.world.images
     data = {"name": images.name, "source": images.source, "identity": images.identity}
     with noting(folder.versions.name):
-        write_versions(folder, job.place, data, job.world.rules.engine.chosen.facts())
+        write_versions(folder, job.place, data, job.world.rules.engine.chosen.facts(), job.world.kernels.reason)
     return job
 
 
@@ -354,8 +355,6 @@ def run_within(within: Session, cfg: TrainConfig, checkpoint: Path | None) -> Su
     Raises Interrupted where a signal stopped it, after writing a checkpoint; and at its end, with everything played and
     told, IncompleteError where something could not be written. OutOfRoomError where memory ran out.
     """
-    if cfg.compute.compile:
-        torch.compiler.reset()  # jobs of a sweep share a process: what one compiled is nothing to the next
     with naming_memory(UserError):
         job = open_run(cfg, within, checkpoint)
     job.announce()

@@ -210,6 +210,7 @@ class StepKernels(NamedTuple):
 
     perceive: Callable[[Rules, EnvState, Measurements], Percept]
     respond: Callable[[Rules, Percept, Action], Response]
+    reason: str = "not compiled"  # why it is these, in words for logs
 
 
 EAGER = StepKernels(perceive, respond)
@@ -235,4 +236,4 @@ def on_fixed_memory(kernels: StepKernels, steps: StepCache) -> StepKernels:
     def respond_still(rules: Rules, percept: Percept, action: Action) -> Response:
         return still_call(steps, "respond", partial(kernels.respond, rules), percept, action)
 
-    return StepKernels(perceive_still, respond_still)
+    return StepKernels(perceive_still, respond_still, kernels.reason)
