@@ -92,7 +92,8 @@ def build_kernels(cfg: TrainConfig, device: torch.device) -> StepKernels:
     chosen = choose_compilation(cfg.compute.compile, device, Length(cfg.envs, cfg.rounds * cfg.steps))
     kernels = EAGER._replace(reason=chosen.reason)
     if chosen.wanted:
+        reason = f"{chosen.reason}; {keep_compiled()}"
         torch.compiler.reset()  # jobs of a sweep share a process: what one compiled is nothing to the next
-        kernels = compiled()._replace(reason=f"{chosen.reason}; {keep_compiled()}")
+        kernels = compiled()._replace(reason=reason)
     still = decision_cache(cfg.compute.cuda_graphs, device)
     return kernels if still is None else on_fixed_memory(kernels, still)

@@ -5,6 +5,7 @@ run of the same settings is to have the same numbers. Called by build.py; the lo
 """
 
 import os
+import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,11 +55,11 @@ def _way(wanted: bool) -> str:
 def keep_compiled() -> str:
     """Have torch.compile keep what it makes in the user's cache, so that later runs need not make it; says where.
 
-    A folder that the variable names already stays. The folder holds code that is run, so it must be the user's own and
-    closed to others, as that of the native kernels; where it cannot be, torch keeps things in a temporary folder.
+    A folder that the user names stays. Ours holds code that is run, so it must be the user's own and closed to others,
+    as that of the native kernels; where it cannot be, torch keeps things in its temporary folder.
     """
     named = os.environ.get(FOLDER, "")
-    if named:
+    if named and not _is_torchs(Path(named)):
         return f"kept in {named}"
     try:
         folder = _folder()
@@ -66,6 +67,11 @@ def keep_compiled() -> str:
         return f"kept for now, {error}"
     os.environ[FOLDER] = str(folder)
     return f"kept in {folder}"
+
+
+def _is_torchs(folder: Path) -> bool:
+    """Whether it is the temporary folder that torch names in the variable, as it is imported, where nobody did."""
+    return folder.parent == Path(tempfile.gettempdir()) and folder.name.startswith("torchinductor_")
 
 
 def _folder() -> Path:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from program import ENVIRONMENT, TINY, command
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from esper_soa.ops import compilation
 from esper_soa.ops.compilation import Compilation, Length, choose_compilation, keep_compiled
@@ -63,6 +64,13 @@ def test_what_is_compiled_is_kept_in_a_folder_of_the_user_alone(cache: Path) -> 
     assert keep_compiled() == f"kept in {cache}/inductor"
     assert os.environ[compilation.FOLDER] == f"{cache}/inductor"
     assert [stat.S_IMODE(path.stat().st_mode) for path in (cache, cache / "inductor")] == [0o700, 0o700]
+
+
+def test_the_temporary_folder_of_torch_is_not_taken_for_one_that_somebody_named(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(compilation.FOLDER, default_cache_dir())
+    assert keep_compiled() == f"kept in {cache}/inductor"
 
 
 def test_a_folder_that_the_user_names_stays(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
