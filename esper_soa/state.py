@@ -8,13 +8,13 @@ N envs, S seed slots, R alpha rows, T env-steps. Accuracies, contributions and i
 from typing import NamedTuple, TypeVar
 
 import torch
+from tensordict import TensorClass
 from torch import Tensor
 
-from esper_soa.tensor_record import TensorRecord
 from esper_soa.vocabulary import LIVE_STAGES, RUNNING_STAGES, Stage
 
 LEDGER_FLOAT = torch.float64
-Record = TypeVar("Record", bound=TensorRecord)
+Record = TypeVar("Record", bound=TensorClass)
 HISTORY = 10  # env-steps of loss and accuracy kept per env
 
 
@@ -34,7 +34,7 @@ def select(where: Tensor, one: Record, other: Record) -> Record:
     return other.replace(**chosen)  # type: ignore[no-any-return]
 
 
-class Slots(TensorRecord):
+class Slots(TensorClass["tensor_only", "frozen"]):
     """Seed slots [N, S]: what is in them, how old it is, what it earned."""
 
     stage: Tensor  # int64, Stage
@@ -105,7 +105,7 @@ class Slots(TensorRecord):
         return self.accuracy_current - self.accuracy_initial
 
 
-class Ramp(TensorRecord):
+class Ramp(TensorClass["tensor_only", "frozen"]):
     """Alpha controller of every slot [N, S]."""
 
     alpha: Tensor  # float64, [0, 1]; INSTANT moves it at once, `Slots.alpha` follows at the tick
@@ -118,7 +118,7 @@ class Ramp(TensorRecord):
     mode: Tensor  # int64, AlphaMode
 
 
-class Signals(TensorRecord):
+class Signals(TensorClass["tensor_only", "frozen"]):
     """What an env shows of its host's training [N] (histories [N, HISTORY], newest last)."""
 
     step: Tensor  # int64, env-steps recorded in this episode, 1-based once recorded
@@ -137,7 +137,7 @@ class Signals(TensorRecord):
     last_success: Tensor  # bool
 
 
-class Guard(TensorRecord):
+class Guard(TensorClass["tensor_only", "frozen"]):
     """Loss watch of the governor [N] (window [N, 20], oldest first, newest last)."""
 
     losses: Tensor  # float64 [N, 20]
@@ -148,7 +148,7 @@ class Guard(TensorRecord):
     snapshot_due: Tensor  # bool, to be taken at the next env-step that is healthy
 
 
-class Totals(TensorRecord):
+class Totals(TensorClass["tensor_only", "frozen"]):
     """Counters and pending payments of the episode [N]."""
 
     germinated: Tensor  # int64, successful germinations
@@ -162,7 +162,7 @@ class Totals(TensorRecord):
     pending_hindsight: Tensor  # float64, scaffold credit, paid with the next reward
 
 
-class EnvState(TensorRecord):
+class EnvState(TensorClass["tensor_only", "frozen"]):
     """The whole ledger of N envs."""
 
     slots: Slots
@@ -173,7 +173,7 @@ class EnvState(TensorRecord):
     boosts: Tensor  # float32 [N, S (S - 1) / 2, T], positive pair interactions by pair of slots and env-step
 
 
-class Action(TensorRecord):
+class Action(TensorClass["tensor_only", "frozen"]):
     """One factored action per env: int64 [N] per head, in the order of vocabulary.HEADS."""
 
     slot: Tensor
@@ -186,7 +186,7 @@ class Action(TensorRecord):
     op: Tensor
 
 
-class Masks(TensorRecord):
+class Masks(TensorClass["tensor_only", "frozen"]):
     """Legal choices, bool; `slot` is unconditional, `slot_by_op` is what the slot head is sampled from."""
 
     slot: Tensor  # [N, S]
@@ -200,14 +200,14 @@ class Masks(TensorRecord):
     slot_by_op: Tensor  # [N, 6, S]
 
 
-class Observation(TensorRecord):
+class Observation(TensorClass["tensor_only", "frozen"]):
     """What the policy sees of an env."""
 
     features: Tensor  # float32 [N, 23 + 31 S]
     blueprints: Tensor  # int64 [N, S], -1 when empty
 
 
-class View(TensorRecord):
+class View(TensorClass["tensor_only", "frozen"]):
     """Everything that a decision maker may look at, for N envs."""
 
     state: EnvState
@@ -216,7 +216,7 @@ class View(TensorRecord):
     noise: Tensor  # float32 [N, 8], uniform in [0, 1), one number per head in HEADS order
 
 
-class Decision(TensorRecord):
+class Decision(TensorClass["tensor_only", "frozen"]):
     """One action per env, and what the learner needs to remember of it (zeros from scripted policies)."""
 
     action: Action
@@ -224,7 +224,7 @@ class Decision(TensorRecord):
     value: Tensor  # float32 [N], in units of normalised return
 
 
-class GradientStats(TensorRecord):
+class GradientStats(TensorClass["tensor_only", "frozen"]):
     """Gradient telemetry of seeds [N, S], measured before clipping on the last strided batch of the training pass."""
 
     l2: Tensor  # float64, L2 norm over the seed
@@ -235,7 +235,7 @@ class GradientStats(TensorRecord):
     measured: Tensor  # bool
 
 
-class Measurements(TensorRecord):
+class Measurements(TensorClass["tensor_only", "frozen"]):
     """One env-step of training and validation, as accuracies of subset rows."""
 
     train_loss: Tensor  # float64 [N], mean of batch means
@@ -247,7 +247,7 @@ class Measurements(TensorRecord):
     gradients: GradientStats
 
 
-class Attribution(TensorRecord):
+class Attribution(TensorClass["tensor_only", "frozen"]):
     """What the subset rows say about each seed."""
 
     contribution: Tensor  # float64 [N, S], accuracy - accuracy without this seed; 0 where not measured
@@ -261,7 +261,7 @@ class Attribution(TensorRecord):
     committed: Tensor  # float64 [N], accuracy with every non-fossilised ablated seed off
 
 
-class ActionOutcome(TensorRecord):
+class ActionOutcome(TensorClass["tensor_only", "frozen"]):
     """What became of an action [N]."""
 
     effective_op: Tensor  # int64, the op, or WAIT where it was not applicable

@@ -204,7 +204,7 @@ def test_nan_in_the_weights_of_one_env_touches_no_other_by_a_bit(poison):
     assert torch.equal(healthy.state.slots.stage, poisoned.state.slots.stage)
     assert poisoned.weights["host", "params"][sick].isnan().all()
     assert not different(everything(healthy), everything(poisoned), others)
-    assert poisoned.state.to_tensordict().isfinite().all()
+    assert poisoned.state.isfinite().all()
 
 
 def test_an_env_that_is_rolled_back_touches_no_other_by_a_bit():

@@ -7,14 +7,14 @@ the device and is allocated once.
 from typing import NamedTuple
 
 import torch
+from tensordict import TensorClass
 from torch import Tensor
 
 from esper_soa.state import Action, Masks
-from esper_soa.tensor_record import TensorRecord
 from esper_soa.vocabulary import HEAD_NAMES, OP_NAMES, Op, head_sizes
 
 
-class Row(TensorRecord):
+class Row(TensorClass["tensor_only", "frozen"]):  # type: ignore[type-arg, name-defined]
     """One env-step of N envs; with a leading T, a whole rollout."""
 
     features: Tensor  # float32 [N, F], raw; finite in every row

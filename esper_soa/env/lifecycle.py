@@ -8,6 +8,7 @@ weights are frozen exactly while `ramp.mode` is DOWN.
 from typing import NamedTuple
 
 import torch
+from tensordict import TensorDict
 from torch import Tensor
 
 from esper_soa.env.alpha import advance_ramp, retarget
@@ -74,14 +75,14 @@ def empty_slots(num_envs: int, num_slots: int, device: torch.device | str) -> Sl
     """Slots [num_envs, num_slots] without seeds."""
     shape = (num_envs, num_slots)
     fields = {k: torch.full(shape, v, dtype=DTYPES[type(v)], device=device) for k, v in EMPTY_SLOT.items()}
-    return Slots.from_dict(fields, shape)
+    return Slots.from_tensordict(TensorDict(fields, batch_size=shape))
 
 
 def idle_ramp(num_envs: int, num_slots: int, device: torch.device | str) -> Ramp:
     """Ramps [num_envs, num_slots] at rest at alpha 0."""
     shape = (num_envs, num_slots)
     fields = {k: torch.full(shape, v, dtype=DTYPES[type(v)], device=device) for k, v in IDLE_RAMP.items()}
-    return Ramp.from_dict(fields, shape)
+    return Ramp.from_tensordict(TensorDict(fields, batch_size=shape))
 
 
 def record_accuracy(slots: Slots, accuracy: Tensor) -> Slots:

@@ -40,6 +40,7 @@ def empty_totals(num_envs: int, device: torch.device) -> Totals:
         pending_penalty=amount.clone(),
         pending_hindsight=amount.clone(),
         batch_size=[num_envs],
+        device=None,
     )
 
 
@@ -109,6 +110,7 @@ def reward_inputs(
         step=signals.step,
         max_steps=torch.full_like(signals.step, settings.max_steps),
         batch_size=signals.batch_size,
+        device=None,
     )
 
 

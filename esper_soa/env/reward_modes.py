@@ -68,6 +68,7 @@ def _readings(inputs: RewardInputs) -> SlotReadings:
         drip_payment=torch.zeros_like(inputs.drip_scale),
         growth_ratio=torch.zeros_like(inputs.val_accuracy),
         batch_size=inputs.batch_size,
+        device=None,
     )
 
 

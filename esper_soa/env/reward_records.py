@@ -6,11 +6,11 @@ percent points. N envs, S slots, D drip pools (one per slot in the simulator).
 
 from typing import NamedTuple
 
+from tensordict import TensorClass
 from torch import Tensor
 
 from esper_soa.env.config import RewardConfig
 from esper_soa.state import ParameterCounts
-from esper_soa.tensor_record import TensorRecord
 
 
 class RewardSettings(NamedTuple):
@@ -21,7 +21,7 @@ class RewardSettings(NamedTuple):
     max_steps: int  # env-steps per episode; the last one pays the terminal terms
 
 
-class RewardInputs(TensorRecord):
+class RewardInputs(TensorClass["tensor_only", "frozen"]):
     """Everything that a reward mode may look at; floats are float64, and 0 where their `known` flag is False."""
 
     # per slot [N, S], before the action takes effect
@@ -69,7 +69,7 @@ class RewardInputs(TensorRecord):
     max_steps: Tensor  # int64
 
 
-class SlotReadings(TensorRecord):
+class SlotReadings(TensorClass["tensor_only", "frozen"]):
     """What the reward computed on the way, float64 [N, S] unless noted: the ledger's next values and explanations."""
 
     attribution_discount: Tensor  # [0, 1], below 0.5 where all seeds together do harm

@@ -9,12 +9,12 @@ import math
 from collections.abc import Mapping
 
 import torch
+from tensordict import TensorClass
 from torch import Tensor
 
 from esper_soa.env.config import PBRS_GAMMA, RewardConfig
 from esper_soa.env.reward_records import RewardInputs
 from esper_soa.state import LEDGER_FLOAT
-from esper_soa.tensor_record import TensorRecord
 from esper_soa.vocabulary import Op, Stage
 
 # Potential of a stage, in reward units; every other stage has 0.
@@ -30,7 +30,7 @@ FULL_HOLDING_STEPS = 5  # env-steps in HOLDING that earn the whole bonus
 MIN_PRUNE_AGE = 5
 
 
-class RewardTerms(TensorRecord):
+class RewardTerms(TensorClass["tensor_only", "frozen"]):
     """The parts of the reward [N], float64 and signed: `total` is the sum of all the others."""
 
     attribution: Tensor  # what the seeds earned by their contributions; escrow: the moves of the ledger

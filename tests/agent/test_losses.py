@@ -61,7 +61,7 @@ def test_padding_does_not_change_the_loss():
     padding = new_rollout(4, 3, 1, 1, CPU).rows
     padding.reward.fill_(5.0)
     wide = Batch(
-        batch.rows.apply(lambda *parts: torch.cat(parts, dim=1), padding),
+        torch.cat([batch.rows, padding], dim=1),
         torch.cat([batch.advantages, torch.full((4, 3), 9.0)], dim=1),
         torch.cat([batch.targets, torch.full((4, 3), 9.0)], dim=1),
     )

@@ -193,8 +193,7 @@ def test_critic_and_contribution_heads_do_not_reach_the_trunk():
 def test_acting_keeps_no_graph_and_compiles_whole():
     policy = small_policy(2)
     observation, masks, noise = parts(4, 2)
-    ledger = observation  # any record of four envs: the policy does not look at it
-    view = View(ledger, observation, masks, noise, batch_size=[4])
+    view = View(None, observation, masks, noise, batch_size=[4])
     decision, memory = policy.act(view, policy.start(4, CPU))
     assert not decision.value.requires_grad
     compiled = torch.compile(policy.decide, backend="eager", fullgraph=True)

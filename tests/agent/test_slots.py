@@ -87,7 +87,7 @@ def slot_choices(policy: RecurrentPolicy, features: Tensor, op: int = Op.GERMINA
     """Log-probabilities [8] of one first env-step in which `op` goes to each slot in turn, everything being legal."""
     num_slots = len(policy.places)
     rows = random_rollout(policy, 1, 1, seed=0).rows
-    rows.masks.update_(masks_of_ops(torch.ones(1, 6, dtype=torch.bool), num_slots)[None])
+    rows.masks.update_(masks_of_ops(torch.ones(1, 6, dtype=torch.bool), num_slots).unsqueeze(0))
     rows.features.copy_(features)
     rows.blueprints.fill_(-1)
     rows.action.op.fill_(op)

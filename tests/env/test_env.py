@@ -38,7 +38,7 @@ def test_steps_of_an_env_are_the_episode_of_the_trainer_to_the_bit() -> None:
         episode.step_()
         decided += 1
         assert torch.equal(response.terms.total.nan_to_num(), response.terms.total)
-        assert (response.state.to_tensordict() == episode.env.state.to_tensordict()).all()
+        assert (response.state == episode.env.state).all()
     assert decided == STEPS
     assert env.over
     assert (own.weights == played.weights).all()
@@ -50,7 +50,7 @@ def test_a_round_is_the_same_whatever_was_played_before_it_and_another_one_is_no
     first = env.reset(NUMBER).measured
     env.step(WaitPolicy().act(env.after(), ())[0].action)
     again, other = env.reset(NUMBER).measured, env.reset(NUMBER + 1).measured
-    assert (first.to_tensordict() == again.to_tensordict()).all()
+    assert (first == again).all()
     assert not torch.equal(first.train_loss, other.train_loss)
 
 

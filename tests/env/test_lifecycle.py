@@ -61,7 +61,7 @@ def read(record, *names):
 
 
 def assert_same(before, after):
-    assert (before.to_tensordict() == after.to_tensordict()).all()
+    assert (before == after).all()
 
 
 def env_step(slots, ramp, action, cfg=MANUAL, gates=GATES):
@@ -355,7 +355,7 @@ def test_an_episode_runs_in_one_compiled_graph_and_as_in_eager():
 
 def test_every_kernel_runs_without_data_on_any_device():
     slots, ramp = empty_slots(2, 3, "meta"), idle_ramp(2, 3, "meta")
-    action = act(Op.GERMINATE, 2).apply(lambda values: values.to("meta"))
+    action = act(Op.GERMINATE, 2).to("meta")
     accuracy = torch.zeros(2, dtype=torch.float64, device="meta")
     slots = record_accuracy(slots, accuracy)
     slots, ramp, outcome = apply(slots, ramp, action, accuracy, AUTOMATIC, GATES)

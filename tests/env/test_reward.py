@@ -62,7 +62,7 @@ def test_the_terms_sum_to_the_total_and_are_finite_in_every_mode(mode, scored):
 
 def test_the_reward_needs_no_values_on_the_host():
     state, attribution, action = random_play(4, STEPS, seed=7)
-    on_meta = [record.apply(lambda values: values.to("meta")) for record in (state, attribution, action)]
+    on_meta = [record.to("meta") for record in (state, attribution, action)]
     for mode in REWARD_MODES:
         terms, _ = reward(*on_meta, on_meta[2].op, make_settings(STEPS, mode=mode))
         assert terms.total.shape == (4,)

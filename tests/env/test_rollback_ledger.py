@@ -61,7 +61,7 @@ def test_a_rollback_prunes_every_seed_but_fossils_and_lets_no_time_pass() -> Non
     assert totals.pending_penalty == pytest.approx(-0.4)  # two seeds, -0.2 each
     outcome = response.outcome[0]
     assert not any(flag for flag in (outcome.success, outcome.germinated, outcome.fossilized))
-    terms = {name: value for name, value in response.terms[0].items() if value != 0}
+    terms = {name: value for name, value in response.terms[0].to_dict().items() if value != 0}
     assert terms == {"rollback_penalty": -10.0, "total": -10.0}
     assert response.state.signals[0].last_op == Op.WAIT
     assert not response.state.signals[0].last_success

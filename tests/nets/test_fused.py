@@ -516,8 +516,8 @@ def test_a_network_alone_is_the_same_to_the_bit_as_behind_one_of_nan(task: TaskC
     for ours, theirs in ((behind.trained, alone.trained), (behind.tested, alone.tested)):
         assert torch.equal(ours.loss[others], theirs.loss[others])
         assert torch.equal(ours.accuracy[others], theirs.accuracy[others])
-    for name, values in behind.trained.gradients.items():
-        assert torch.equal(values[others], alone.trained.gradients.get(name)[others]), name
+    for name, values in behind.trained.gradients.to_dict().items():
+        assert torch.equal(values[others], alone.trained.gradients.to_dict()[name][others]), name
 
 
 # --- what the kernels do not know

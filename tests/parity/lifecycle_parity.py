@@ -196,16 +196,11 @@ def orders_of(program, slots):
     )
 
 
-def chosen(where, one, other):
-    """`one` in the slots `where`, `other` in the rest."""
-    return one.apply(lambda mine, its: torch.where(where, mine, its), other)
-
-
 def measure(slots, program):
     """The telemetry and accuracies of an epoch (operation 5) and the contributions (operation 6)."""
     epoch, credit = code(program[:, 0]) == 5, code(program[:, 0]) == 6
     recorded = record_accuracy(slots, torch.as_tensor(program[:, 1]))
-    slots = chosen(epoch & (column(program[:, 5]) == 1), recorded, slots)
+    slots = torch.where(epoch & (column(program[:, 5]) == 1), recorded, slots)
     synced = epoch & slots.live
     return slots.replace(
         gradient_health=torch.where(synced, column(program[:, 2]) / 1000, slots.gradient_health),
@@ -259,7 +254,7 @@ def test_random_lives_equal_the_recorded_ones(permissive, automatic):
         slots = measure(slots, program)
         after, ramp_after = tick(slots, ramp, cfg, gates)
         ticking = (op == 0) | (op == 5)
-        slots, ramp = chosen(ticking, after, slots), chosen(ticking, ramp_after, ramp)
+        slots, ramp = torch.where(ticking, after, slots), torch.where(ticking, ramp_after, ramp)
         assert_lives_equal(slots, ramp, expected)
         answered = torch.as_tensor(expected["return code"] >= 0)
         np.testing.assert_array_equal(done.squeeze(-1)[answered].numpy(), expected["return code"][answered] == 1)
