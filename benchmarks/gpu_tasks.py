@@ -65,8 +65,8 @@ def compute_of(rung: str, place: Place) -> ComputeConfig:
     precision = "bfloat16" if "bfloat16" in parts else "float32"
     convolutions = "auto" if "tuned" in parts else "channels_last"
     return ComputeConfig(
-        compile=rung == "compiled", cuda_graphs=graphs, triton=triton, convolutions=convolutions, workers=1,
-        precision=precision, native="off",
+        compile="on" if rung == "compiled" else "off", cuda_graphs=graphs, triton=triton, convolutions=convolutions,
+        workers=1, precision=precision, native="off",
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from esper_soa.config import TrainConfig
 from esper_soa.env.attribution import prefix_codes
 from esper_soa.env.reward_records import RewardSettings
 from esper_soa.env.shapley import arrival_orders
-from esper_soa.env.step import EAGER, Rules, compiled, on_static_buffers
+from esper_soa.env.step import EAGER, Rules, StepKernels, compiled, on_static_buffers
 from esper_soa.env.world import Sizes, World
 from esper_soa.nets.choose import choose_engine
 from esper_soa.nets.config import SubsetRows, enabled_slots
@@ -22,6 +22,7 @@ from esper_soa.nets.pools import parameter_table
 from esper_soa.nets.precision import choose_precision
 from esper_soa.nets.subsets import EXACT_SLOTS
 from esper_soa.nets.workers import chunks
+from esper_soa.ops.compilation import Length, choose_compilation, keep_compiled
 from esper_soa.ops.device import choose_env_chunk, choose_eval_batch, choose_workers, keep_freed_memory
 from esper_soa.ops.memory import NO_IMAGES, check_room
 from esper_soa.vocabulary import NUM_BLUEPRINTS, STAGE_NAMES
@@ -82,6 +83,17 @@ def build_world(
     rules = build_rules(cfg, device)
     images = load_images(cfg.data, device) if images is None else images.to(device)
     sizes = Sizes(cfg.envs, cfg.batch_size, cfg.train_samples, cfg.val_samples)
-    kernels, captured = compiled() if cfg.compute.compile else EAGER, decision_cache(cfg.compute.cuda_graphs, device)
-    kernels = kernels if captured is None else on_static_buffers(kernels, captured)
+    kernels = build_kernels(cfg, device)
     return World(rules, images, sizes, cfg.data, cfg.seed if seed is None else seed, kernels)
+
+
+def build_kernels(cfg: TrainConfig, device: torch.device) -> StepKernels:
+    """The kernels of the state machine as the settings ask for them: compiled or not, and replayed or not."""
+    chosen = choose_compilation(cfg.compute.compile, device, Length(cfg.envs, cfg.rounds * cfg.steps))
+    kernels = EAGER._replace(reason=chosen.reason)
+    if chosen.wanted:
+        reason = f"{chosen.reason}; {keep_compiled()}"
+        torch.compiler.reset()  # jobs of a sweep share a process: what one compiled is nothing to the next
+        kernels = compiled()._replace(reason=reason)
+    captured = decision_cache(cfg.compute.cuda_graphs, device)
+    return kernels if captured is None else on_static_buffers(kernels, captured)

@@ -59,7 +59,7 @@ def _play_widened(cfg: TrainConfig, world: World, parameters: float, played: Rou
     The first slot alone, as memory is kept for what might grow in a slot; kernels are not compiled for one episode.
     """
     first = enabled_slots(cfg.task, list(cfg.slots))[0].name
-    task, compute = widened(cfg.task, parameters), replace(cfg.compute, compile=False)
+    task, compute = widened(cfg.task, parameters), replace(cfg.compute, compile="off")
     wide = replace(cfg, task=task, slots=[first], compute=compute)
     wider = build_world(wide, world.device, world.seed, world.images)
     return play_round(wider, Player(WaitPolicy(), None), played)[0]

@@ -188,7 +188,7 @@ def announce(within: Session, checkpoint: Path, saved: Saved, world: World) -> d
     precision = str(nets.precision).removeprefix("torch.")
     with within.unwritten.noting(within.folder.versions.name):
         place, kernels = device_name(world.device, nets.workers, precision), world.rules.engine.chosen.facts()
-        write_versions(within.folder, place, images.facts(), kernels)
+        write_versions(within.folder, place, images.facts(), kernels, world.kernels.reason)
     for damaged in passed_over(checkpoint):
         LOGGER.warning("policy   %s", damaged)
     LOGGER.info("policy   %s, after %d rounds", checkpoint, saved.progress.rounds_done)

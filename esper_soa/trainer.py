@@ -159,6 +159,7 @@ class Run:
         LOGGER.info("numbers  hosts compute in %s: %s", self.precision.name, self.precision.reason)
         kernels = world.rules.engine.chosen
         LOGGER.log(WARNING if kernels.fallback else INFO, "kernels  %s", kernels.reason)
+        LOGGER.info("ledger   %s", world.kernels.reason)
 
     def one_round(self, number: int, progress: Progress) -> tuple[dict[str, Json], list[dict[str, Json]]]:
         """Collect and update; returns the round's line for metrics.jsonl, and its lines for episodes.jsonl."""
@@ -350,7 +351,8 @@ def open_run(cfg: TrainConfig, within: Session, checkpoint: Path | None, images:
         for change in resume.version_changes(saved):
             LOGGER.warning("resume   changed %s: results may differ in rounding", change)
     with noting(folder.versions.name):
-        write_versions(folder, job.place, job.world.images.facts(), job.world.rules.engine.chosen.facts())
+        kernels = job.world.rules.engine.chosen.facts()
+        write_versions(folder, job.place, job.world.images.facts(), kernels, job.world.kernels.reason)
     return job
 
 
@@ -391,8 +393,6 @@ def run_within(within: Session, cfg: TrainConfig, checkpoint: Path | None, image
     Raises Interrupted where a signal stopped it, after writing a checkpoint; and at its end, with everything played and
     told, IncompleteError where something could not be written. OutOfRoomError where memory ran out.
     """
-    if cfg.compute.compile:
-        torch.compiler.reset()  # jobs of a sweep share a process: what one compiled is nothing to the next
     with naming_memory(UserError):
         job = open_run(cfg, within, checkpoint, images)
     job.announce()

@@ -129,7 +129,7 @@ def test_nothing_is_compiled_for_the_one_episode_of_a_widened_host(
     world: World, grown: RoundResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(torch, "compile")
-    compiled = replace(CFG, compute=replace(CFG.compute, compile=True))
+    compiled = replace(CFG, compute=replace(CFG.compute, compile="on"))
     assert (
         control("static_large", world, grown, compiled).accuracies == control("static_large", world, grown).accuracies
     )

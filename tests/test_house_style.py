@@ -22,8 +22,8 @@ MAX_FILE_LINES = 450
 
 # A module may import from its own layer and from those before it.
 LAYERS = (
-    ("vocabulary", "errors", "paths", "ranges", "student", "arguments"), ("state",), ("nets",), ("env",), ("agent",),
-    ("config",),
+    ("vocabulary", "errors", "paths", "ranges", "student", "arguments", "user_cache"), ("state",), ("nets",), ("env",),
+    ("agent",), ("config",),
     ("ops",), ("build", "actions"), ("controls",), ("trainer",), ("evaluation",), ("compose",),
     ("library", "simulator"), ("adapters",), ("train", "evaluate", "command"),
 )  # fmt: skip

@@ -155,6 +155,12 @@ def play(rows: Row) -> Metrics:
     } | shares
 
 
+def passed_over(metrics: Metrics) -> Metrics:
+    """What stands in the history for a pass that was not made, after one with these `metrics`, which stopped."""
+    no = torch.zeros_like(metrics["stopped"])
+    return metrics | {"go": no, "looked_at": no, "not_finite": no}
+
+
 def read_back(history: list[Metrics], summary: Metrics, epochs: int) -> dict[str, float]:
     """Diagnostics as numbers, in one device-to-host copy.
 

@@ -245,6 +245,9 @@ class Learner:
         history: list[Metrics] = []
         for epoch in range(course.epochs):
             for envs in self._minibatches(num_envs, epoch):
+                if self._ended(stopped):
+                    history.append(diagnostics.passed_over(history[-1]))
+                    continue
                 noise = self._noise(rollout, envs, epoch)
                 metrics, stopped, self.adam = step(batch.of(envs), noise, on_device, stopped, self.adam)
                 history.append(metrics)
@@ -293,6 +296,10 @@ class Learner:
         keys = stream_keys(self.seed, DROPOUT, (self.rounds, epoch), envs)
         counters = torch.arange(num_steps * units, device=self.device).reshape(num_steps, 1, units)
         return uniform(keys.reshape(1, -1, 1), counters)
+
+    def _ended(self, stopped: Tensor) -> bool:
+        """Whether no further pass can change anything; asked of a CPU alone, as another device would be waited for."""
+        return self.device.type == "cpu" and bool(stopped)
 
     def _step_(
         self, course: Course, starts: list[int], batch: Batch, noise: Tensor, weights: Coefficients, stopped: Tensor,

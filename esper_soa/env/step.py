@@ -210,6 +210,7 @@ class StepKernels(NamedTuple):
 
     record_and_observe: Callable[[Rules, EnvState, Measurements], Observed]
     apply_action: Callable[[Rules, Observed, Action], StepResult]
+    reason: str = "not compiled"  # why it is these, in words for logs
 
 
 EAGER = StepKernels(record_and_observe, apply_action)
@@ -235,4 +236,4 @@ def on_static_buffers(kernels: StepKernels, steps: StepCache) -> StepKernels:
     def apply_captured(rules: Rules, observed: Observed, action: Action) -> StepResult:
         return captured_call(steps, "apply_action", partial(kernels.apply_action, rules), observed, action)
 
-    return StepKernels(observe_captured, apply_captured)
+    return StepKernels(observe_captured, apply_captured, kernels.reason)

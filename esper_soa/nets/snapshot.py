@@ -1,7 +1,9 @@
 """The last good weights of every host: kept, and given back to a host that has lost its way.
 
 A snapshot holds hosts with their running statistics and the rows of fossils; it is allocated once, among the weights.
-Called by env/world.py for fresh hosts and by env/step.py, with masks over envs, so that the host reads nothing.
+Called by env/world.py for fresh hosts and by env/step.py, with masks over envs, so that the host waits for nothing. A
+pass over all weights costs more than anything else of the state machine, and as a rule no env is at stake: where the
+masks can be looked at for nothing, on a CPU, only the rows at stake are touched.
 """
 
 import torch
@@ -31,8 +33,9 @@ def snapshot_where_(weights: TensorDict, shape: HostShape, where: Tensor, fossil
     belong to no snapshot. A host with anything in it that is not finite is passed over: what is kept is finite.
     """
     host, kept = weights["host"], weights["snapshot"]
-    for name in HOST_ROWS:
-        where = where & host[name].isfinite().all(1)
+    if not nowhere(where):
+        for name in HOST_ROWS:
+            where = where & host[name].isfinite().all(1)
     for name in HOST_ROWS:
         _copy_where_(kept[name], host[name], where)
     for slot, spec in enumerate(shape.slots):
@@ -48,6 +51,8 @@ def restore_where_(weights: TensorDict, shape: HostShape, where: Tensor, fossil:
     are `broken` (bool [N]): there it goes back to what it was when it became one, as its own may be NaN. Other seeds
     do not outlive a rollback; their rows become zero, so that sleeping rows stay finite.
     """
+    if nowhere(where):
+        return
     host, kept = weights["host"], weights["snapshot"]
     for name in HOST_ROWS:
         _copy_where_(host[name], kept[name], where)
@@ -62,4 +67,13 @@ def restore_where_(weights: TensorDict, shape: HostShape, where: Tensor, fossil:
 
 def _copy_where_(target: Tensor, source: Tensor, where: Tensor) -> None:
     """Rows of `source` [N, P] into `target` where `where` [N]; the others stay as they are, to the bit."""
-    torch.where(where[:, None], source, target, out=target)
+    if where.device.type == "cpu":
+        rows = where.nonzero().squeeze(1)
+        target[rows] = source[rows]
+    else:
+        torch.where(where[:, None], source, target, out=target)
+
+
+def nowhere(where: Tensor) -> bool:
+    """Whether `where` (bool) is known to be False throughout: never on a device that would have to be waited for."""
+    return where.device.type == "cpu" and not bool(where.any())

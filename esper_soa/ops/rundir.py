@@ -330,8 +330,13 @@ def write_config_file(folder: RunFolder, resolved_yaml: str) -> None:
     write_text(folder.config, resolved_yaml)
 
 
-def write_versions(folder: RunFolder, device: str, data: Mapping[str, str], kernels: Mapping[str, str]) -> None:
-    """Replace versions.json: packages, source revision, machine, `device` name, facts of data set and kernels."""
+def write_versions(
+    folder: RunFolder, device: str, data: Mapping[str, str], kernels: Mapping[str, str], ledger: str
+) -> None:
+    """Replace versions.json: packages, source revision, machine, `device` name, facts of data set and kernels.
+
+    kernels: of the networks; ledger: whether those of the state machine are compiled, and why.
+    """
     record = {
         "python": platform.python_version(),
         "packages": package_versions(),
@@ -341,6 +346,7 @@ def write_versions(folder: RunFolder, device: str, data: Mapping[str, str], kern
         "device": device,
         "data": dict(data),
         "kernels": dict(kernels),
+        "state": ledger,
     }
     write_text(folder.versions, json.dumps(record, indent=2) + "\n")
 

@@ -194,6 +194,30 @@ def test_a_stop_in_a_later_epoch_keeps_the_steps_before_it():
     assert max(kl[:-1]) <= 1.5 * 0.015 < kl[-1] == report["kl_last"]
 
 
+class PatientLearner(Learner):
+    """Makes every pass, as on a device that is not to be waited for."""
+
+    def _ended(self, stopped):
+        return False
+
+
+@pytest.mark.parametrize("minibatches", [1, 2])
+def test_passes_after_the_stop_are_not_made_and_would_have_changed_no_bit(minibatches: int):
+    reports, passes, states = [], [], []
+    for kind in (Learner, PatientLearner):
+        policy, config = small_policy(2), PPOConfig(lr=2e-2, epochs=6, minibatches=minibatches)
+        learner, made = kind(policy, config, 100, seed=0), []
+        policy.value_head.register_forward_hook(lambda *_, made=made: made.append(1))
+        rollout = random_rollout(policy, 6, 4, seed=1)
+        made.clear()
+        reports.append(learner.update(rollout))
+        passes.append(len(made))
+        states.append([*map(torch.clone, (flatten(learner.parameters), *learner.adam))])
+    assert passes[0] == reports[0]["steps"] + 1 < passes[1] == 6 * minibatches
+    assert reports[0] == reports[1]
+    assert all(torch.equal(one, other) for one, other in zip(*states, strict=True))
+
+
 def test_the_value_weight_warms_up_over_rounds_that_took_a_step():
     learner = learner_of(epochs=1, value_warmup_rounds=2, target_kl=0.0)
     rollouts = [random_rollout(learner.policy, 6, 4, seed=1) for _ in range(4)]

@@ -105,3 +105,10 @@ def test_nothing_is_allocated() -> None:
     snapshot_where_(weights, shape, ALL, ~NONE, NONE)
     restore_where_(weights, shape, ALL, ~NONE, ALL)
     assert [leaf.data_ptr() for leaf in weights.flatten_keys(".").values()] == places
+
+
+def test_a_device_that_would_have_to_be_waited_for_is_asked_nothing() -> None:
+    weights, shape = filled(10.0).to("meta"), tiny_shape()  # where every read of a value raises
+    everyone, none = ALL.to("meta"), NONE.to("meta")
+    snapshot_where_(weights, shape, everyone, none, none)
+    restore_where_(weights, shape, everyone, none, everyone)

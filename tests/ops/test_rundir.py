@@ -190,10 +190,13 @@ KERNELS = {"kind": "native, prebuilt (x86-64-v3)", "sha256": "0123"}
 
 def test_versions_name_software_machine_device_and_data(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    write_versions(folder, "cpu (test)", {"name": "fashion32", "source": "embedded", "identity": "abc"}, KERNELS)
+    write_versions(
+        folder, "cpu (test)", {"name": "fashion32", "source": "embedded", "identity": "abc"}, KERNELS, "not compiled"
+    )
     record = json.loads(folder.versions.read_text())
-    assert set(record) == {"python", "packages", "git", "platform", "cpu_count", "device", "data", "kernels"}
+    assert set(record) == {"python", "packages", "git", "platform", "cpu_count", "device", "data", "kernels", "state"}
     assert record["kernels"] == KERNELS
+    assert record["state"] == "not compiled"
     assert record["data"]["name"] == "fashion32"
     assert record["device"] == "cpu (test)"
     assert record["packages"]["torch"]

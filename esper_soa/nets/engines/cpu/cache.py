@@ -8,13 +8,13 @@ library.py.
 
 import hashlib
 import os
-import pwd
 import shutil
 import stat
 import time
 from pathlib import Path
 
 from esper_soa.paths import sync
+from esper_soa.user_cache import FolderError, cache_folder, open_folder
 
 DRAFT = "draft-"  # begins the name of a folder in which a compiler works
 DRAFT_SECONDS = 3600.0  # older drafts belong to a process that was killed
@@ -24,56 +24,14 @@ class NativeError(Exception):
     """Why there are no native kernels here, in words for the user."""
 
 
-def cache_folder() -> Path:
-    """$XDG_CACHE_HOME/esper_soa, or .cache/esper_soa in the home folder of $HOME or else of the user database.
-
-    Paths that are not absolute count as not given. Raises NativeError where nothing says where home is.
-    """
-    root = os.environ.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(root):
-        return Path(root) / "esper_soa"
-    return _home() / ".cache" / "esper_soa"
-
-
-def _home() -> Path:
-    home = os.environ.get("HOME", "")
-    if not os.path.isabs(home):
-        try:
-            home = pwd.getpwuid(os.geteuid()).pw_dir
-        except KeyError:
-            home = ""
-    if not os.path.isabs(home):
-        raise NativeError("there is no home folder to keep them in (set HOME or XDG_CACHE_HOME)")
-    return Path(home)
-
-
-def open_folder(path: Path) -> None:
-    """Make the folder where it is missing, and close it to others where they could only read in it.
-
-    Raises NativeError for a link, for the folder of another user and for one that others can write in: what lies in
-    there may be anybody's. Folders above it are the user's business.
-    """
+def own_folder() -> Path:
+    """The cache folder, made and closed to others; raises NativeError where it cannot be the user's own."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if not os.path.lexists(path):
-            path.mkdir(mode=0o700, exist_ok=True)
-    except OSError as error:
-        raise NativeError(f"the cache folder {path} cannot be written: {error}") from error
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except OSError as error:
-        raise NativeError(f"the cache folder {path} is a link or no folder: delete it ({error.strerror})") from error
-    try:
-        found = os.fstat(handle)
-        mode = stat.S_IMODE(found.st_mode)
-        if found.st_uid != os.geteuid():
-            raise NativeError(f"the cache folder {path} belongs to user {found.st_uid}: set XDG_CACHE_HOME to another")
-        if mode & 0o022:
-            raise NativeError(f"others can write in the cache folder {path} (mode {mode:o}): delete it")
-        if mode & 0o077:
-            os.fchmod(handle, mode & 0o700)
-    finally:
-        os.close(handle)
+        folder = cache_folder()
+        open_folder(folder)
+    except FolderError as error:
+        raise NativeError(str(error)) from error
+    return folder
 
 
 def _own_bytes(path: Path) -> bytes | None:
@@ -116,7 +74,7 @@ def kept(key: str) -> Path | None:
         if not folder.is_dir():
             return None
         open_folder(folder)
-    except (NativeError, OSError):
+    except (FolderError, OSError):
         return None
     return stored(folder, key)
 

@@ -19,10 +19,9 @@ from typing import NamedTuple
 from esper_soa.nets.engines.cpu.cache import (
     DRAFT,
     NativeError,
-    cache_folder,
     drop_old_drafts,
     kept,
-    open_folder,
+    own_folder,
     store,
     stored,
 )
@@ -85,8 +84,7 @@ def library_key(processor: Processor | None = None) -> str:
 
 def build() -> Path:
     """Path of the compiled kernels, compiled if they are not in the cache; raises NativeError."""
-    folder, key = cache_folder(), library_key()
-    open_folder(folder)
+    folder, key = own_folder(), library_key()
     return stored(folder, key) or _compiled(folder, key)
 
 

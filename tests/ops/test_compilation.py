@@ -1,0 +1,112 @@
+"""When the state machine is compiled, and where that is kept."""
+
+import os
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from program import ENVIRONMENT, TINY, command
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+from esper_soa.ops import compilation
+from esper_soa.ops.compilation import Compilation, Length, choose_compilation, keep_compiled
+
+CPU = torch.device("cpu")
+HOUR = Length(64, 150 * 2_000)
+
+
+def break_even(envs: int) -> int:
+    """Env-steps from which on `auto` compiles, by the constants of the module."""
+    saved = compilation.CALL_SECONDS + compilation.ENV_SECONDS * envs
+    return round(compilation.WORTH * compilation.COMPILE_SECONDS / saved)
+
+
+@pytest.mark.parametrize(
+    ("setting", "device", "length", "wanted"),
+    [
+        ("auto", "cpu", Length(8, 75), False),  # cifar_3seed
+        ("auto", "cpu", Length(32, 8 * 75), False),  # imitate
+        ("auto", "cpu", Length(128, 200 * 150), True),  # the full budget of cifar_3seed
+        ("auto", "cpu", Length(1, break_even(1) - 1), False),
+        ("auto", "cpu", Length(1, break_even(1) + 1), True),
+        ("auto", "cpu", Length(10_000, break_even(1) // 2), True),  # many envs make an env-step dearer
+        ("auto", "cuda", HOUR, False),  # never measured
+        ("off", "cpu", HOUR, False),
+        ("on", "cpu", Length(1, 1), True),
+        ("on", "cuda", Length(1, 1), True),
+    ],
+)
+def test_auto_compiles_long_runs_on_a_cpu_and_the_others_force(
+    setting: str, device: str, length: Length, wanted: bool
+) -> None:
+    assert choose_compilation(setting, torch.device(device), length).wanted is wanted
+
+
+def test_the_choice_says_why() -> None:
+    short = choose_compilation("auto", CPU, Length(8, 75)).reason
+    assert short == "not compiled: it takes about 70 s and saves about 0 s in 75 env-steps of 8 envs"
+    assert choose_compilation("auto", CPU, HOUR).reason.startswith("compiled: it takes about 70 s and saves about ")
+    assert choose_compilation("off", CPU, HOUR) == Compilation(False, "not compiled (compute.compile=off)")
+    assert choose_compilation("on", CPU, Length(1, 1)) == Compilation(True, "compiled (compute.compile=on)")
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's cache, empty."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv(compilation.FOLDER, raising=False)
+    return tmp_path / "esper_soa"
+
+
+def test_what_is_compiled_is_kept_in_a_folder_of_the_user_alone(cache: Path) -> None:
+    assert keep_compiled() == f"kept in {cache}/inductor"
+    assert os.environ[compilation.FOLDER] == f"{cache}/inductor"
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (cache, cache / "inductor")] == [0o700, 0o700]
+
+
+def test_the_temporary_folder_of_torch_is_not_taken_for_one_that_somebody_named(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(compilation.FOLDER, default_cache_dir())
+    assert keep_compiled() == f"kept in {cache}/inductor"
+
+
+def test_a_folder_that_the_user_names_stays(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(compilation.FOLDER, "/named/by/hand")
+    assert keep_compiled() == "kept in /named/by/hand"
+    assert not cache.exists()
+
+
+def test_a_folder_that_others_can_write_in_is_not_taken(cache: Path) -> None:
+    keep_compiled()
+    del os.environ[compilation.FOLDER]
+    (cache / "inductor").chmod(0o777)
+    assert keep_compiled().startswith(f"kept for now, others can write in the cache folder {cache}/inductor")
+    assert compilation.FOLDER not in os.environ
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # inductor takes about a minute of one core
+def test_a_second_process_compiles_nothing_anew_and_neither_lets_a_library_speak(tmp_path: Path) -> None:
+    own = {name: value for name, value in ENVIRONMENT.items() if name != compilation.FOLDER}
+    kept = tmp_path / "esper_soa" / "inductor"
+
+    def play(name: str) -> set[Path]:
+        """Libraries that are there after a run."""
+        asked = [*TINY, "compute.compile=on", "control=none", f"run_dir={name}"]
+        done = subprocess.run(
+            command(*asked), cwd=tmp_path, env=own | {"XDG_CACHE_HOME": str(tmp_path)}, capture_output=True, text=True,
+            timeout=850,
+        )  # fmt: skip
+        assert (done.returncode, done.stderr) == (0, "")
+        said = f"ledger   compiled (compute.compile=on); kept in {kept}"
+        assert said in (tmp_path / name / "log.txt").read_text()
+        return {*kept.rglob("*.so")}
+
+    first = play("first")
+    made = {path: path.stat().st_mtime_ns for path in first}
+    assert made
+    assert play("second") == first
+    assert {path: path.stat().st_mtime_ns for path in first} == made
