@@ -5,6 +5,7 @@ by the trainer; esper_soa/nets/data.py draws batches from it. Own images come fr
 """
 
 import hashlib
+import json
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,7 +59,7 @@ class ImageSet(NamedTuple):
 
     def facts(self) -> dict[str, str]:
         """What versions.json keeps of the set."""
-        own = {"classes": str(self.num_classes), "class_names": ", ".join(self.class_names),
+        own = {"classes": str(self.num_classes), "class_names": json.dumps(self.class_names),
                "file_sha256": self.file_sha256, "preparation": "; ".join(self.notes)}  # fmt: skip
         numbers = {name: ", ".join(map(repr, values)) for name, values in (("mean", self.mean), ("std", self.std))}
         record = {"name": self.name, "source": self.source, "identity": self.identity, **numbers}
