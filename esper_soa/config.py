@@ -161,7 +161,7 @@ class EvaluateConfig:
     name: str = word("evaluation")  # names its folder
     run_dir: str = ""  # folder of the results; "" = runs/<name>/<time>
     device: str = "auto"  # as in training
-    data_root: str = ""  # where CIFAR-10 is here; "" = where it was in training
+    data_root: str = ""  # where CIFAR-10 or the .npz is here; "" = where it was in training
     progress: str = choice("auto", PROGRESS_STYLES)  # as telemetry.progress
     compute: ComputeConfig = field(default_factory=ComputeConfig)
 

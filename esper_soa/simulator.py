@@ -30,7 +30,7 @@ from esper_soa.env.env import Env, Seen
 from esper_soa.env.joint import JointActions
 from esper_soa.env.step import StepResult
 from esper_soa.errors import UserError, check
-from esper_soa.nets.datasets import ImageSet, on_device
+from esper_soa.nets.datasets import ImageSet
 from esper_soa.ops.device import resolve_device, threads
 from esper_soa.ops.memory import naming_memory
 from esper_soa.state import Action, EnvState, Masks, Observation, View
@@ -91,7 +91,7 @@ class Simulator:
         check(illegal in ILLEGAL, "illegal", illegal, " or ".join(ILLEGAL))
         self.settings, self.raising = settings, illegal == "raise"
         self.device = resolve_device(settings.device)
-        self._images = None if images is None else on_device(images, self.device)
+        self._images = None if images is None else images.to(self.device)
         self._build(settings.seed)
         self.agent = self._agent() if agent is None else agent
         self._next_round = 0
@@ -230,8 +230,10 @@ def make(
 
     Raises UserError for settings that the command line would refuse.
     """
-    classes = [] if data is None or data.num_classes is None else [f"task.num_classes={data.num_classes}"]
-    composed = play_settings(experiment, [*classes, *overrides], settings)
+    given = [] if data is None else ["data.name=given"]
+    if data is not None and data.num_classes is not None:
+        given.append(f"task.num_classes={data.num_classes}")
+    composed = play_settings(experiment, [*given, *overrides], settings)
     if isinstance(policy, str):
         composed = with_policy(composed, policy)
     return Simulator(composed, None if isinstance(policy, str) else policy, data, illegal)

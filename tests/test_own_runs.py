@@ -156,6 +156,7 @@ def test_arrays_that_a_program_hands_over_are_played_resumed_and_evaluated(tmp_p
     (tmp_path / "evaluation").mkdir()
     evaluate(asked, RunFolder(tmp_path / "evaluation"))
     assert versions(tmp_path / "evaluation")["data"]["identity"] == images.identity
+    assert versions(tmp_path / "evaluation")["data"]["file_sha256"] == images.file_sha256
     assert "these are not the images" not in (tmp_path / "evaluation" / "log.txt").read_text()
 
 

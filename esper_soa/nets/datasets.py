@@ -5,6 +5,7 @@ by the trainer; esper_soa/nets/data.py draws batches from it. Own images come fr
 """
 
 import hashlib
+import json
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,7 +59,7 @@ class ImageSet(NamedTuple):
 
     def facts(self) -> dict[str, str]:
         """What versions.json keeps of the set."""
-        own = {"classes": str(self.num_classes), "class_names": ", ".join(self.class_names),
+        own = {"classes": str(self.num_classes), "class_names": json.dumps(self.class_names),
                "file_sha256": self.file_sha256, "preparation": "; ".join(self.notes)}  # fmt: skip
         numbers = {name: ", ".join(map(repr, values)) for name, values in (("mean", self.mean), ("std", self.std))}
         record = {"name": self.name, "source": self.source, "identity": self.identity, **numbers}
@@ -79,14 +80,6 @@ class ImageCount(NamedTuple):
 def count_images(cfg: DataConfig) -> ImageCount:
     """How many images a file of own images holds; 0 of the other sets, which are of a known size that fits."""
     return ImageCount(*count_npz("data.root", cfg.root, cfg.val)) if cfg.own and cfg.root else ImageCount(0, 0)
-
-
-def on_device(images: ImageSet, device: torch.device) -> ImageSet:
-    """The same images there."""
-    return images._replace(
-        train_images=images.train_images.to(device), train_labels=images.train_labels.to(device),
-        test_images=images.test_images.to(device), test_labels=images.test_labels.to(device),
-    )  # fmt: skip
 
 
 def load_images(cfg: DataConfig, device: torch.device | str) -> ImageSet:

@@ -169,7 +169,8 @@ def prepare(parts: Mapping[str, Part], chosen: Preparation) -> OwnImages:
             raise DataError(f"{parts[f'{name}_images'].name}: {_size(frames[name])}, but the training images have "
                             f"{_size(first)}: must be the same. Prepare all parts in one way.")  # fmt: skip
     fit = plan_fit(first.height, first.width, chosen.resize, f"{chosen.path}resize")
-    shown = {name: shown_images(parts[f"{name}_images"], chosen.layout, frames[name], fit) for name in (*train, test)}
+    used = {name: parts[f"{name}_images"] for name in (*train, test)}
+    shown = {name: shown_images(part, chosen.layout, frames[name], fit) for name, part in used.items()}
     train_images = _joined([shown[name] for name in train])
     (mean, std), told = normalisation(train_images, chosen, parts["train_images"].name)
     return OwnImages(
@@ -181,7 +182,7 @@ def prepare(parts: Mapping[str, Part], chosen: Preparation) -> OwnImages:
         std,
         num_classes,
         tuple(chosen.class_names),
-        (fit.words, *_channel_notes(first, parts["train_images"]), *_val_notes(frames, chosen), told,
+        (fit.words, *_pixel_notes(first, list(used.values())), *_val_notes(frames, chosen), told,
          _class_words(num_classes, chosen.class_names)),
     )  # fmt: skip
 
@@ -352,9 +353,10 @@ def _size(frame: Frame) -> str:
     return f"{frame.height}x{frame.width} pixels with {frame.channels} channel{'s' if frame.channels > 1 else ''}"
 
 
-def _channel_notes(frame: Frame, part: Part) -> list[str]:
+def _pixel_notes(frame: Frame, used: Sequence[Part]) -> list[str]:
     grey = ["grey: the one channel is repeated, as hosts have three"] if frame.channels == 1 else []
-    return grey + ([f"{part.dtype} from 0 to 1, rounded to 256 levels"] if part.dtype.kind == "f" else [])
+    floats = dict.fromkeys(part.dtype.name for part in used if part.dtype.kind == "f")
+    return grey + ([f"{' and '.join(floats)} from 0 to 1, rounded to 256 levels"] if floats else [])
 
 
 def _val_notes(frames: Mapping[str, Frame], chosen: Preparation) -> list[str]:
@@ -364,6 +366,6 @@ def _val_notes(frames: Mapping[str, Frame], chosen: Preparation) -> list[str]:
     if chosen.val == "train":
         return [f"the {count} images of the part val_ are training images too ({setting})"]
     if chosen.val == "for_test":
-        test = f", of which the {frames['test'].number} of test_ are left out" if "test" in frames else ""
+        test = f", and the {frames['test'].number} of test_ are left out" if "test" in frames else ""
         return [f"the {count} images of the part val_ are the test images{test} ({setting})"]
     return [f"the {count} images of the part val_ are not used ({setting}; train or for_test would)"]

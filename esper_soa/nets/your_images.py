@@ -94,9 +94,9 @@ def _numpy(argument: str, value: object) -> np.ndarray:
     if isinstance(value, Tensor):
         plain = value.detach().cpu()
         return (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy()
-    if not isinstance(value, np.ndarray):
+    if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
         raise SettingError(argument, type(value).__name__, "a numpy array or a torch tensor",
-                           "Lists become one with numpy.stack.")  # fmt: skip
+                           "Lists become one with numpy.stack, masked arrays with .filled(0).")  # fmt: skip
     return value
 
 

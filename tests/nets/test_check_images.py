@@ -46,6 +46,8 @@ def test_labels_that_count_from_1_are_noticed() -> None:
     )
     assert found[0] == "Class 0 has no image: do labels count from 1? They must count from 0."
     assert esper_soa.check_images(made(train_labels=content["train_labels"][::-1])) == []
+    later = made(test_labels=1 + np.arange(24) % 2)
+    assert esper_soa.check_images(later) == ["Class 0 has no test image."]
 
 
 def test_classes_with_few_images_are_named_and_many_are_cut_short() -> None:

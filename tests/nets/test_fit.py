@@ -47,6 +47,7 @@ def test_auto_puts_images_that_are_a_little_small_on_black_without_changing_them
         ((100, 40), "auto", (32, 13)),  # 40 * 32 / 100 = 12.8
         ((40, 100), "scale", (13, 32)),
         ((64, 1), "scale", (32, 1)),  # half a pixel is one
+        ((1, 200), "scale", (1, 32)),  # as is a sixth of one
         ((28, 28), "scale", (32, 32)),
         ((28, 14), "pad", (28, 14)),
         ((8, 8), "pad", (8, 8)),

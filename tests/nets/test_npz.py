@@ -4,6 +4,7 @@ import hashlib
 import io
 import os
 import pickle
+import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -143,8 +144,14 @@ def test_a_header_that_is_broken_or_lies_is_refused(tmp_path: Path, content: byt
 
 def test_a_header_of_gigabytes_is_not_read(tmp_path: Path) -> None:
     long = b"\x93NUMPY\x02\x00" + (1 << 26).to_bytes(4, "little") + b" " * (1 << 26)
-    with pytest.raises(DataError, match="no plain array"):
-        read(archive(tmp_path / "a.npz", {"a.npy": long}, zipfile.ZIP_DEFLATED))
+    path = archive(tmp_path / "a.npz", {"a.npy": long}, zipfile.ZIP_DEFLATED)
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match="no plain array"):
+            read(path)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 22
+    finally:
+        tracemalloc.stop()
 
 
 def test_an_array_of_more_bytes_than_allowed_is_not_read_whole(tmp_path: Path) -> None:

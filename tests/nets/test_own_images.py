@@ -138,7 +138,7 @@ def test_class_names_come_from_the_file_or_the_argument(tmp_path: Path) -> None:
     assert (images.num_classes, images.class_names) == (4, ("cat", "dog", "eel", "fox"))
     assert "4 classes: 0 cat, 1 dog, 2 eel, 3 fox" in images.notes
     assert esper_soa.images(path, class_names=["a", "b", "c"]).class_names == ("a", "b", "c")
-    assert given(class_names=["a", "b", "c"]).facts()["class_names"] == "a, b, c"
+    assert given(class_names=["a", "b", "c"]).facts()["class_names"] == '["a", "b", "c"]'
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,9 @@ def test_brightness_from_0_to_1_becomes_the_nearest_byte_and_is_told(kind: type)
     )
     wanted = np.floor(levels.astype(np.float64) * 255 + 0.5).reshape(28, 28)
     assert np.array_equal(images.train_images[0, 2:30, 2:30, 2].numpy(), wanted)
-    assert any(note.endswith("from 0 to 1, rounded to 256 levels") for note in images.notes)
+    assert f"{np.dtype(kind).name} from 0 to 1, rounded to 256 levels" in images.notes
+    mixed = given(test=np.stack([levels] * 24).reshape(24, 28, 28))
+    assert f"{np.dtype(kind).name} from 0 to 1, rounded to 256 levels" in mixed.notes
 
 
 def test_tensors_on_their_way_through_a_network_may_be_given() -> None:
@@ -279,6 +281,8 @@ def test_a_file_is_given_alone_and_arrays_are_given_all(tmp_path: Path) -> None:
     for argument in ("train_labels", "test", "test_labels"):
         with pytest.raises(SettingError, match=f"^{argument}=NoneType: must be a numpy array or a torch tensor"):
             given(**{argument: None})
+    with pytest.raises(SettingError, match="train=MaskedArray: must be a numpy array or a torch tensor"):
+        given(train=np.ma.masked_array(np.zeros((48, 28, 28), np.uint8)))
     with pytest.raises(SettingError, match="train=list: must be a numpy array or a torch tensor. .*numpy.stack"):
         given(train=[[1, 2]])
 
