@@ -25,6 +25,7 @@ from esper_soa.build import build_world
 from esper_soa.compose import compose_settings
 from esper_soa.env.env import Env
 from esper_soa.errors import UserError
+from esper_soa.ops.checkpoint import load_checkpoint
 from esper_soa.ops.collect import Player, Round, play_round
 from esper_soa.ops.modules import digest
 from esper_soa.ops.progress import Progress
@@ -32,7 +33,9 @@ from esper_soa.ops.rundir import RunFolder
 from esper_soa.state import Action
 from esper_soa.vocabulary import HEAD_NAMES
 
+# The policy learns fast, so that another one would play otherwise.
 TINY = [
+    "policy.ppo.lr=0.05", "policy.ppo.target_kl=0",
     "rounds=3", "steps=8", "envs=3", "train_samples=16", "val_samples=8", "data.synthetic_train=32",
     "data.synthetic_test=16", "compute.threads=1", "compute.workers=1", "compute.native=off", "telemetry.progress=off",
     "control=none", "checkpoint_every=1", "checkpoint_keep=9", "lifecycle=auto_forward", "gates.min_gradient_health=0",
@@ -115,6 +118,8 @@ def test_the_policy_plays_the_next_round_exactly_as_the_run_did(
     module = esper_soa.load(tmp_path / "policy.safetensors")
     assert isinstance(module, esper_soa.Controller)
     assert module.spec["rounds"] == 2
+    saved: dict = dict(load_checkpoint(done.path / "checkpoint_000002.pt", torch.device("cpu")))
+    assert digest(module.policy.state_dict()) == digest(saved["learner"]["policy"])
     world = build_world(compose_settings("smoke", TINY), torch.device("cpu"))
     if way == "agent":
         progress = Progress(24, Console(file=io.StringIO()), "off")

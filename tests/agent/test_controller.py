@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny_world import CPU, EnvStep, play_state, tiny_rules
 
-from esper_soa.agent.config import NetworkConfig, PolicyConfig
+from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.agent.controller import Controller, controller_of, controller_spec
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.protocol import restart
@@ -14,7 +14,8 @@ from esper_soa.vocabulary import HEAD_NAMES
 
 NUM_ENVS, STEPS = 6, 12
 RULES = tiny_rules(3, STEPS)
-CONFIG = PolicyConfig(network=NetworkConfig(hidden=16, features=8, slot_features=8))
+PPO = PPOConfig(observation_clip=0.5, probability_floor=dict.fromkeys(HEAD_NAMES, 0.02))
+CONFIG = PolicyConfig(network=NetworkConfig(hidden=16, features=8, slot_features=8), ppo=PPO)
 
 
 def policy(config: PolicyConfig = CONFIG) -> RecurrentPolicy:
@@ -41,7 +42,7 @@ def call(module: Controller, played: EnvStep, **more: torch.Tensor | None) -> di
 
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_its_actions_are_those_of_the_policy_to_the_bit_with_envs_that_begin_again(deterministic: bool) -> None:
-    config = PolicyConfig(network=CONFIG.network, deterministic=deterministic)
+    config = PolicyConfig(network=CONFIG.network, ppo=PPO, deterministic=deterministic)
     original, module = policy(config), controller(config)
     memory = fresh = original.start(NUM_ENVS, CPU)
     assert module.deterministic is deterministic

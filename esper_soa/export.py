@@ -1,0 +1,83 @@
+"""The command line that takes a grown network out of a run: `esper-export RUN env=best format=safetensors,onnx`.
+
+Also `python -m esper_soa.export`. Exit status: 0 done, 1 a file that could not be written, 2 a mistake that we found.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from esper_soa.errors import UserError, check
+from esper_soa.ops.console import standing_streams
+from esper_soa.ops.interrupt import importing, stopped_at_once
+from esper_soa.paths import user_path
+
+SETTINGS = {"env": "best", "format": "safetensors", "to": "."}  # and what they are where they are not given
+HELP = """\
+  RUN                a run folder, or a file that esper_soa.save wrote
+  env=best           the host with the highest validation accuracy of the run, or the number of one of the last round
+  format=safetensors one or more of safetensors, pt2 (torch.export), onnx (needs esper-soa[onnx]), code (one Python file
+                     that needs torch alone), with commas between
+  to=.               folder that the files are written to
+
+  esper-export runs/cifar_3seed/2026-01-31_12-00-00 format=safetensors,pt2,onnx,code
+"""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; ends the interpreter with its status where that is not 0."""
+    parser = argparse.ArgumentParser(
+        "esper-export", "esper-export RUN [env=best] [format=safetensors] [to=.]", "Take a grown network out of a run.",
+        HELP, formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("run", metavar="RUN", help=argparse.SUPPRESS)
+    parser.add_argument("settings", nargs="*", help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    with standing_streams(), stopped_at_once():
+        try:
+            export(given.run, settings_of(given.settings))
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr)
+            sys.exit(2)
+        except OSError as error:
+            print(f"error: {error.filename}: cannot be written ({error.strerror or error})", file=sys.stderr)
+            sys.exit(1)
+
+
+def settings_of(given: list[str]) -> dict[str, str]:
+    """SETTINGS with what is given as name=value; raises UserError for what is none of them."""
+    named = [setting.partition("=") for setting in given]
+    for name, sign, value in named:
+        known = ", ".join(f"{name}=" for name in SETTINGS)
+        check(bool(sign) and name in SETTINGS, name, value, f"one of {known}", "See --help.")
+    return SETTINGS | {name: value for name, _, value in named}
+
+
+def export(run: str, settings: dict[str, str]) -> None:
+    """Write the network of `run` in all the formats, and print the paths."""
+    with importing():
+        from esper_soa.library import open_run
+        from esper_soa.nets.model.modules import GrownNetwork
+        from esper_soa.ops.formats import FORMATS
+        from esper_soa.ops.modules import load
+    wanted = settings["format"].split(",")
+    for name in wanted:
+        check(name in FORMATS, "format", name, f"one or more of {', '.join(FORMATS)}, with commas between")
+    env: int | str = int(settings["env"]) if settings["env"].isdecimal() else settings["env"]
+    place, folder = user_path("RUN", run), user_path("to", settings["to"])
+    if place.is_file():
+        net = load(place, env if isinstance(env, int) else None)
+    else:
+        net = open_run(place).export(env)
+    if not isinstance(net, GrownNetwork):
+        raise UserError(f"{place}: holds a policy, which other programs cannot play: esper_soa.load reads it")
+    folder.mkdir(parents=True, exist_ok=True)
+    name = place.stem if place.is_file() and env == "best" else "best" if env == "best" else f"host_{env}"
+    for ending, write in (FORMATS[one] for one in wanted):
+        path = Path(folder, name + ending)
+        write(net, path)
+        print(path)
+
+
+if __name__ == "__main__":
+    main()

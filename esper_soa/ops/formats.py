@@ -1,0 +1,118 @@
+"""Grown networks in the formats of other programs: torch.export, ONNX, and Python code that needs torch alone.
+
+Called by export.py. Every file holds the description of the network too, and is replaced as a whole or not at all.
+"""
+
+import base64
+import io
+import json
+import textwrap
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from pprint import pformat
+
+import torch
+
+from esper_soa.errors import UserError
+from esper_soa.nets.model import modules
+from esper_soa.nets.model.modules import GrownNetwork
+from esper_soa.ops.files import write_bytes
+from esper_soa.ops.modules import save
+
+WIDTH = 116  # letters of a line of code
+NEEDED = {"onnx": ("onnx", "onnxscript")}  # packages of the extra of the format's name
+CODE_HEAD = '''"""{title}
+
+Needs torch alone, and holds its weights. `network()` makes it: images float32 [B, {shape}], RGB in [0, 1], to logits
+[B, {classes}]. Written by esper_soa {version}.
+"""
+
+import base64
+import math
+'''
+CODE_TAIL = '''
+
+def tensors() -> dict[str, Tensor]:
+    """The weights by name."""
+    content, start, found = bytearray(base64.b64decode(WEIGHTS)), 0, {}
+    for name, kind, shape in TENSORS:
+        dtype, count = getattr(torch, kind), math.prod(shape)
+        found[name] = torch.frombuffer(content, dtype=dtype, count=count, offset=start).reshape(shape).clone()
+        start += count * dtype.itemsize
+    return found
+
+
+def network() -> GrownNetwork:
+    """The network in eval mode."""
+    return network_of(SPEC, tensors())
+
+
+if __name__ == "__main__":
+    print(network())
+'''
+
+
+def save_pt2(net: GrownNetwork, path: Path) -> None:
+    """Write an exported program of torch for any number of images, the description in its extra file spec.json."""
+    program = torch.export.export(net, (_images(net),), dynamic_shapes=(_BATCH,))
+    content = io.BytesIO()
+    torch.export.save(program, content, extra_files={"spec.json": json.dumps(net.spec)})
+    write_bytes(path, content.getvalue())
+
+
+def save_onnx(net: GrownNetwork, path: Path) -> None:
+    """Write a model of ONNX, `images` to `logits` for any number of images, the description in its metadata as `spec`.
+
+    Raises UserError where the packages of the extra are not there.
+    """
+    missing = [name for name in NEEDED["onnx"] if find_spec(name) is None]
+    if missing:
+        raise UserError(f"format=onnx: needs {' and '.join(missing)}. Install esper-soa[onnx]")
+    program = torch.onnx.export(
+        net, (_images(net),), dynamo=True, verbose=False, input_names=["images"], output_names=["logits"],
+        dynamic_shapes=(_BATCH,),
+    )  # fmt: skip
+    if program is None:
+        raise RuntimeError("torch.onnx.export gave no program")
+    model = program.model_proto
+    model.metadata_props.add(key="spec", value=json.dumps(net.spec))
+    write_bytes(path, model.SerializeToString())
+
+
+def save_code(net: GrownNetwork, path: Path) -> None:
+    """Write a Python file that makes the network from its own text."""
+    state = {name: value.detach().cpu().contiguous() for name, value in net.state_dict().items()}
+    names = sorted(state, key=lambda name: (-state[name].element_size(), name))  # so that each begins at a multiple
+    table = [(name, str(state[name].dtype).removeprefix("torch."), tuple(state[name].shape)) for name in names]
+    content = b"".join(state[name].reshape(-1).view(torch.uint8).numpy().tobytes() for name in names)
+    lines = textwrap.wrap(base64.b64encode(content).decode(), WIDTH)
+    head = CODE_HEAD.format(
+        title=f"A host of {net.spec.get('task', 'unknown origin')} that was grown on "
+        f"{net.spec.get('data', {}).get('name', 'unknown images')}, with its weights.",
+        shape=", ".join(map(str, net.spec["input"]["shape"])), classes=net.spec["classes"],
+        version=net.spec.get("version"),
+    )  # fmt: skip
+    parts = [
+        head + _source(), f"SPEC = {pformat(net.spec, width=WIDTH, sort_dicts=False)}",
+        f"TENSORS = {pformat(table, width=WIDTH)}", "\n".join(['WEIGHTS = """', *lines, '"""']) + CODE_TAIL,
+    ]  # fmt: skip
+    write_bytes(path, "\n".join(parts).encode())
+
+
+def _source() -> str:
+    """What modules.py holds below its docstring."""
+    text = Path(modules.__file__).read_text(encoding="utf-8")
+    return text.split('"""\n', 1)[1]
+
+
+def _images(net: GrownNetwork) -> torch.Tensor:
+    """Images as a program is traced with; two, as one would be taken for a constant."""
+    return torch.zeros(2, *net.spec["input"]["shape"])
+
+
+_BATCH = {0: torch.export.Dim("batch")}
+FORMATS: dict[str, tuple[str, Callable[[GrownNetwork, Path], None]]] = {  # endings, and who writes them
+    "safetensors": (".safetensors", save), "pt2": (".pt2", save_pt2), "onnx": (".onnx", save_onnx),
+    "code": (".py", save_code),
+}  # fmt: skip

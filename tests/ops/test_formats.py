@@ -1,0 +1,140 @@
+"""Networks for other programs: what they compute is what the module computes, for any number of images."""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from grown_hosts import KINDS, Measured, measured_hosts
+from torch import Tensor, nn
+
+from esper_soa.errors import UserError
+from esper_soa.nets.grown import FELT_STAGES
+from esper_soa.nets.model.modules import GrownNetwork
+from esper_soa.ops import formats
+from esper_soa.ops.formats import save_code, save_onnx, save_pt2
+from esper_soa.ops.modules import digest
+
+BATCHES = (1, 2, 7, 64)
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Measured:
+    return measured_hosts("auto")
+
+
+@pytest.fixture(scope="module")
+def cover(hosts: Measured) -> list[GrownNetwork]:
+    """A few hosts in which every blueprint stands with every blend, at an alpha between 0 and 1 or at 1."""
+    kinds = {env: {(seed["blueprint"], seed["blend"]) for seed in host.spec["seeds"] if seed["alpha"] > 0}
+             for env, host in enumerate(hosts.hosts(list(range(len(KINDS)))))}  # fmt: skip
+    missing, chosen = set(itertools.chain(*kinds.values())), list[int]()
+    assert len(missing) == len({kind[:2] for kind in KINDS if kind[2] in FELT_STAGES}) == 21
+    while missing:
+        chosen.append(max(kinds, key=lambda env: len(kinds[env] & missing)))
+        missing -= kinds[chosen[-1]]
+    return hosts.networks(chosen)
+
+
+def images(count: int) -> Tensor:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(count)
+        return torch.rand(count, 3, 32, 32)
+
+
+@torch.no_grad()
+def assert_same(net: nn.Module, other: nn.Module, limit: float) -> None:
+    for count in BATCHES:
+        given = images(count)
+        assert (net(given) - other(given)).abs().max() <= limit
+
+
+def check_pt2(net: GrownNetwork, path: Path) -> None:
+    save_pt2(net, path)
+    extra = {"spec.json": ""}
+    program = torch.export.load(path, extra_files=extra)
+    assert_same(net, program.module(), 1e-6)
+    assert json.loads(extra["spec.json"]) == net.spec
+
+
+@torch.no_grad()
+def check_onnx(net: GrownNetwork, path: Path) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    save_onnx(net, path)
+    session = runtime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
+    for count in BATCHES:
+        given = images(count)
+        (logits,) = session.run(["logits"], {"images": given.numpy()})
+        assert np.abs(logits - net(given).numpy()).max() <= 1e-5
+    assert json.loads(session.get_modelmeta().custom_metadata_map["spec"]) == net.spec
+
+
+def test_a_program_of_torch_export_takes_any_number_of_images(cover: list[GrownNetwork], tmp_path: Path) -> None:
+    check_pt2(cover[0], tmp_path / "host.pt2")
+
+
+def test_a_model_of_onnx_takes_any_number_of_images(cover: list[GrownNetwork], tmp_path: Path) -> None:
+    check_onnx(cover[0], tmp_path / "host.onnx")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_blueprint_with_every_blend_is_a_program_of_torch_export_and_a_model_of_onnx(
+    cover: list[GrownNetwork], tmp_path: Path
+) -> None:
+    for net in cover:
+        check_pt2(net, tmp_path / "host.pt2")
+        check_onnx(net, tmp_path / "host.onnx")
+
+
+ALONE = """
+import sys
+sys.modules["esper_soa"] = None
+import host, torch
+net = host.network()
+assert not net.training
+print(sorted(name for name in sys.modules if name.startswith("esper")))
+torch.save((net.state_dict(), net(torch.load("images.pt")).detach(), host.SPEC), "out.pt")
+"""
+
+
+def test_code_is_one_file_that_needs_torch_alone_and_gives_the_same_bits(
+    cover: list[GrownNetwork], tmp_path: Path
+) -> None:
+    for net in cover[:3]:
+        save_code(net, tmp_path / "host.py")
+        torch.save(images(7), tmp_path / "images.pt")
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        done = subprocess.run([sys.executable, "-W", "error", "-c", ALONE], cwd=tmp_path, env=environment,
+                              capture_output=True, text=True)  # fmt: skip
+        assert (done.stderr, done.stdout) == ("", "['esper_soa']\n")
+        state, out, spec = torch.load(tmp_path / "out.pt")
+        assert digest(state) == digest(net.state_dict())
+        assert torch.equal(out, net(images(7)))
+        assert spec == net.spec
+
+
+def test_code_is_what_a_formatter_and_a_reader_can_live_with(cover: list[GrownNetwork], tmp_path: Path) -> None:
+    save_code(cover[0], tmp_path / "host.py")
+    text = (tmp_path / "host.py").read_text()
+    assert max(map(len, text.splitlines())) <= 120
+    assert "esper_soa" not in "".join(line for line in text.splitlines() if "import" in line)
+    made: dict = {"__name__": "host"}
+    exec(compile(text, "host.py", "exec"), made)
+    sizes = [getattr(torch, kind).itemsize for _, kind, _ in made["TENSORS"]]
+    assert sizes == sorted(sizes, reverse=True)  # so that each begins at a multiple of its own
+    assert set(sizes) == {4, 8}
+
+
+def test_a_format_whose_packages_are_missing_names_its_extra(
+    cover: list[GrownNetwork], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(formats, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"format=onnx: needs onnx and onnxscript\. Install esper-soa\[onnx\]"):
+        save_onnx(cover[0], tmp_path / "host.onnx")
+    assert list(tmp_path.iterdir()) == []

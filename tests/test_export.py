@@ -1,0 +1,97 @@
+"""The command line esper-export: the formats of a host of a run, and a word for every mistake."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from program import TINY, finished
+
+import esper_soa
+from esper_soa import export
+from esper_soa.agent.config import NetworkConfig, PolicyConfig
+from esper_soa.agent.controller import Controller, controller_spec
+from esper_soa.nets.config import TaskConfig, enabled_slots
+from esper_soa.ops.modules import digest
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    done = finished(*TINY, "policy=random", "control=none", "run_dir=run", folder=folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "run"
+
+
+def test_a_host_in_two_formats_in_a_process_of_its_own(run: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "esper_soa.export", str(run), "format=safetensors,code", f"to={tmp_path / 'out'}"],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split() == [str(tmp_path / "out" / name) for name in ("best.safetensors", "best.py")]
+    net = esper_soa.load(tmp_path / "out" / "best.safetensors")
+    assert digest(net.state_dict()) == digest(esper_soa.open_run(run).export().state_dict())
+
+
+def test_one_host_of_the_last_round_and_a_file_again(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    export.main([str(run), "env=1", "format=safetensors"])
+    assert capsys.readouterr().out == "host_1.safetensors\n"
+    export.main(["host_1.safetensors", "format=pt2", "to=more"])
+    assert capsys.readouterr().out == "more/host_1.pt2\n"
+    program = torch.export.load(tmp_path / "more" / "host_1.pt2").module()
+    given = torch.rand(3, 3, 32, 32)
+    assert torch.allclose(program(given), esper_soa.open_run(run).export(1)(given), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["RUN", "format=h5"], "format=h5: must be one or more of safetensors, pt2, onnx, code"),
+        (["RUN", "env=9"], "env=9: must be 0 to 1, the hosts in it"),
+        (["RUN", "env=worst"], "env=worst: must be best, or the number of a host"),
+        (["RUN", "environment=1"], "environment=1: must be one of env=, format=, to="),
+        (["RUN", "best"], "best=: must be one of env=, format=, to="),
+        (["nowhere"], "nowhere: is not the folder of a run"),
+        (["policy.safetensors"], "holds a policy, which other programs cannot play"),
+    ],
+)
+def test_a_mistake_is_one_line_and_status_2(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    arguments: list[str], told: str,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    slots = enabled_slots(TaskConfig(), ["r0c0"])
+    esper_soa.save(Controller(controller_spec(PolicyConfig(network=NetworkConfig(hidden=8, features=8)), slots)),
+                   "policy.safetensors")  # fmt: skip
+    with pytest.raises(SystemExit) as caught:
+        export.main([str(run) if given == "RUN" else given for given in arguments])
+    assert caught.value.code == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("error: ")
+    assert told in said.err
+    assert said.err.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["policy.safetensors"]
+
+
+def test_a_folder_that_cannot_be_written_is_status_1(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(SystemExit) as caught:
+        export.main([str(run), f"to={tmp_path / 'file'}"])
+    assert caught.value.code == 1
+    assert "cannot be written (File exists)" in capsys.readouterr().err
+
+
+def test_help_says_all_without_torch() -> None:
+    program = "import sys; sys.argv = ['esper-export', '--help']; from esper_soa.export import main\ntry: main()\n" \
+              "finally: assert 'torch' not in sys.modules"  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    for word in ("env=best", "format=safetensors", "to=.", "esper-soa[onnx]", "code"):
+        assert word in done.stdout
