@@ -6,6 +6,7 @@
 
     observation, info = sim.reset()
     observation, reward, terminated, truncated, info = sim.step({"op": 1, "slot": 0, "blueprint": 1})
+    net = sim.export(3)    # host 3 as a plain module
 
 Everything random follows from the seed, the round, the env and the env-step: round i of a simulator is round i of a
 training run with the same settings, to the bit. Several simulators live in one process.
@@ -29,10 +30,13 @@ from esper_soa.config import POLICIES, TrainConfig
 from esper_soa.env.env import Env, Seen
 from esper_soa.env.joint import JointActions
 from esper_soa.env.step import StepResult
+from esper_soa.env.topology import Standing, standing_of
 from esper_soa.errors import UserError, check
 from esper_soa.nets.datasets import ImageSet
+from esper_soa.nets.model.modules import GrownNetwork
 from esper_soa.ops.device import resolve_device, threads
 from esper_soa.ops.memory import naming_memory
+from esper_soa.ops.networks import measured_hosts
 from esper_soa.state import Action, EnvState, Masks, Observation, View
 from esper_soa.trainer import build_player
 from esper_soa.vocabulary import BLUEPRINT_NAMES, STAGE_NAMES
@@ -104,6 +108,7 @@ class Simulator:
         self.env = Env(self.world)
         self.joint = JointActions(len(self.slots), self.world.rules.blueprints)
         self._seen: Seen | None = None  # what the next action answers; None: reset is due
+        self._standing: Standing | None = None  # the hosts as they were last measured
 
     def _agent(self) -> Agent:
         player = build_player(self.settings, self.world)
@@ -134,11 +139,13 @@ class Simulator:
         if seed is not None:
             self._build(seed)
             self._next_round = 0
-        self._seen = None
+        self._seen = self._standing = None
         with threads(self.settings.compute.threads):
-            self._seen = self.env.reset(self._next_round)
+            seen = self.env.reset(self._next_round)
+        self._seen, before = seen, seen.observed.state
+        self._standing = standing_of(before, before)
         self._next_round += 1
-        return self._seen.view.observation, self._info(self._seen)
+        return seen.view.observation, self._info(seen)
 
     def step(self, action: Given) -> tuple[Observation, Tensor, Tensor, Tensor, Info]:
         """Carry out an action [N] and play on to the next decision.
@@ -152,10 +159,7 @@ class Simulator:
             raise RuntimeError("the episode is over, was interrupted or has not begun: call reset")
         seen = self._seen
         checked = check_action(read_action(action, self.num_envs, self.joint), seen.view.masks, self.raising)
-        self._seen = None
-        with threads(self.settings.compute.threads):
-            result, after = self.env.step(checked.action)
-        self._seen = after
+        result, after = self._play(seen, checked.action)
         panic = seen.observed.state.guard.panic
         over = torch.full_like(panic, after is None)
         view = self.env.after() if after is None else after.view
@@ -172,15 +176,38 @@ class Simulator:
             with threads(self.settings.compute.threads):
                 decision, memory = agent.act(seen.view, restart(memory, fresh, seen.restarted))
                 checked = check_action(decision.action, seen.view.masks, self.raising)
-                self._seen = None
-                result, self._seen = self.env.step(checked.action)
-            yield _step(number, seen, checked.action, result, self._seen is None)
-            seen = self._seen
+            result, after = self._play(seen, checked.action)
+            yield _step(number, seen, checked.action, result, after is None)
+            seen = after
+
+    def export(self, env: int) -> GrownNetwork:
+        """A host as it was last measured, as a plain module in eval mode: images [B, 3, 32, 32] in [0, 1] to logits.
+
+        Raises IndexError for a number that is no env, RuntimeError before `reset`.
+        """
+        self._check_env(env)
+        if self._standing is None:
+            raise RuntimeError("nothing has been measured since the last reset: call reset, or play an episode")
+        found = measured_hosts(self.world, self.settings, self._standing, self.world.round + 1, [env])
+        return found[0].network()
+
+    def _check_env(self, env: int) -> None:
+        if not 0 <= env < self.num_envs:
+            raise IndexError(f"env {env}: there are {self.num_envs}, from 0")
+
+    def _play(self, seen: Seen, action: Action) -> tuple[StepResult, Seen | None]:
+        """Carry out what answers `seen`, and the next env-step; what is interrupted in between leaves a reset due."""
+        self._seen = self._standing = None
+        with threads(self.settings.compute.threads):
+            result, after = self.env.step(action)
+        self._seen = after
+        before = (after or seen).observed.state
+        self._standing = standing_of(before, before if after is not None else result.state)
+        return result, after
 
     def seeds(self, env: int) -> list[Seed]:
         """The live seeds of an env, in the order of the slots; IndexError for a number that is no env."""
-        if not 0 <= env < self.num_envs:
-            raise IndexError(f"env {env}: there are {self.num_envs}, from 0")
+        self._check_env(env)
         slots = self.state.slots[env]
         return [
             Seed(

@@ -3,6 +3,7 @@
 import io
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -236,3 +237,32 @@ def test_images_of_a_users_own_take_the_place_of_those_of_the_settings() -> None
     assert sim.settings.task.num_classes == 4
     assert sim.world.images.train_labels.max() == 3
     assert len(list(sim.episode())) == STEPS
+
+
+def test_a_host_comes_out_with_the_accuracy_that_was_measured() -> None:
+    sim = make(steps=9)
+    with pytest.raises(RuntimeError, match="nothing has been measured"):
+        sim.export(0)
+    steps = list(sim.episode())
+    data, order = sim.world.images, sim.world.validation.order
+    for env in range(ENVS):
+        net = sim.export(env)
+        images = data.test_images[order].permute(0, 3, 1, 2) / 255
+        correct = (net(images).argmax(1) == data.test_labels[order]).double().mean() * 100
+        assert float(correct) == pytest.approx(float(steps[-1].accuracy[env]), abs=1e-9)
+        assert net.spec["accuracy"] == float(steps[-1].accuracy[env])
+        assert net.spec["round"] == 1
+    with pytest.raises(IndexError, match="there are 3"):
+        sim.export(ENVS)
+    info = sim.reset()[1]
+    assert (sim.export(0).spec["round"], sim.export(0).spec["accuracy"]) == (2, float(info.accuracy[0]))
+
+
+def test_the_policy_of_a_run_plays_as_a_module_and_from_its_folder_alike(tmp_path: Path) -> None:
+    sizes = [f"{name}={value}" for name, value in SIZES.items()]
+    run = esper_soa.train("smoke", [*TINY, *sizes, "policy=ppo", "control=none", "rounds=1", f"run_dir={tmp_path}/run"])
+    played = [list(make(policy=policy).episode()) for policy in (run.policy(), str(run.path), "wait")]
+    assert torch.equal(rewards(played[0]), rewards(played[1]))
+    ops = [torch.stack([step.action.op for step in steps]) for steps in played]
+    assert torch.equal(ops[0], ops[1])
+    assert not torch.equal(ops[0], ops[2])

@@ -73,24 +73,8 @@ class Networks:
                 path.unlink(missing_ok=True)
 
     def hosts(self, standing: Standing, number: int, envs: Sequence[int]) -> list[Grown]:
-        """These hosts, as they were last measured, with a spec that says so."""
-        world, images = self.world, self.world.images
-        rows = zip(*(part.tolist() for part in standing[:4]), strict=True)
-        residents = [Residents(*row) for row in rows]
-        facts = {
-            "task": self.cfg.task.name, "round": number, "seed": self.cfg.seed,
-            "data": {"name": images.name, "source": images.source, "identity": images.identity},
-            "validation_images": world.sizes.val_samples,
-            "precision": str(world.rules.nets.precision).removeprefix("torch."),
-            "version": package_versions()["esper-soa"],
-        }  # fmt: skip
-        found = grown_hosts(world.rules.nets.shape, world.weights, envs, [residents[env] for env in envs],
-                            Pixels(images.mean, images.std))  # fmt: skip
-        for env, host in zip(envs, found, strict=True):
-            scores = {"accuracy": float(standing.accuracy[env]), "loss": float(standing.loss[env])}
-            known = {name: value if value == value else None for name, value in scores.items()}
-            host.spec.update(facts | {"env": env} | known)
-        return found
+        """These hosts of round `number` (from 1)."""
+        return measured_hosts(self.world, self.cfg, standing, number, envs)
 
     def _files(self, kind: str) -> list[Path]:
         return self.folder.network_files(kind)
@@ -98,6 +82,27 @@ class Networks:
     def _path(self, kind: str, number: int) -> Path:
         self.folder.networks.mkdir(exist_ok=True)
         return self.folder.network(kind, number)
+
+
+def measured_hosts(world: World, cfg: TrainConfig, standing: Standing, number: int, envs: Sequence[int]) -> list[Grown]:
+    """These hosts, as they were last measured, with a spec that says so."""
+    images = world.images
+    rows = zip(*(part.tolist() for part in standing[:4]), strict=True)
+    residents = [Residents(*row) for row in rows]
+    facts = {
+        "task": cfg.task.name, "round": number, "seed": cfg.seed,
+        "data": {"name": images.name, "source": images.source, "identity": images.identity},
+        "validation_images": world.sizes.val_samples,
+        "precision": str(world.rules.nets.precision).removeprefix("torch."),
+        "version": package_versions()["esper-soa"],
+    }  # fmt: skip
+    found = grown_hosts(world.rules.nets.shape, world.weights, envs, [residents[env] for env in envs],
+                        Pixels(images.mean, images.std))  # fmt: skip
+    for env, host in zip(envs, found, strict=True):
+        scores = {"accuracy": float(standing.accuracy[env]), "loss": float(standing.loss[env])}
+        known = {name: value if value == value else None for name, value in scores.items()}
+        host.spec.update(facts | {"env": env} | known)
+    return found
 
 
 def _rank(spec: dict) -> tuple[float, int]:
