@@ -17,14 +17,15 @@ from esper_soa.nets.datasets import ImageSet, load_images
 from esper_soa.nets.engine import NetsConfig
 from esper_soa.nets.graphs import decision_cache
 from esper_soa.nets.host import host_shape
-from esper_soa.nets.model.blueprints import blueprint_codes
+from esper_soa.nets.model.blueprints import blueprint_codes, num_codes
+from esper_soa.nets.own import task_blueprints
 from esper_soa.nets.pools import parameter_table
 from esper_soa.nets.precision import choose_precision
 from esper_soa.nets.subsets import EXACT_SLOTS
 from esper_soa.nets.workers import chunks
 from esper_soa.ops.device import choose_env_chunk, choose_eval_batch, choose_workers, keep_freed_memory
 from esper_soa.ops.memory import check_room
-from esper_soa.vocabulary import NUM_BLUEPRINTS, STAGE_NAMES
+from esper_soa.vocabulary import STAGE_NAMES
 
 
 def build_rules(cfg: TrainConfig, device: torch.device) -> Rules:
@@ -33,13 +34,14 @@ def build_rules(cfg: TrainConfig, device: torch.device) -> Rules:
     Raises SettingError where the settings ask for what cannot run.
     """
     slots = enabled_slots(cfg.task, list(cfg.slots))
-    shape = host_shape(cfg.task, slots)
+    blueprints = task_blueprints(cfg.task.blueprints, slots)
+    shape = host_shape(cfg.task, slots, blueprints)
     detached = tuple(STAGE_NAMES.index(stage) for stage in cfg.lifecycle.detached_stages)
     engine = choose_engine(cfg.compute, device, cfg.task, shape)
     eval_batch = choose_eval_batch(device, engine.chosen.native)
     chunk = choose_env_chunk(cfg.compute.env_chunk, cfg.envs, cfg.batch_size, device)
     workers = choose_workers(cfg.compute.workers, len(chunks(cfg.envs, chunk)), device)
-    allowed = torch.zeros(NUM_BLUEPRINTS, dtype=torch.bool)
+    allowed = torch.zeros(num_codes(blueprints), dtype=torch.bool)
     allowed[list(blueprint_codes(list(cfg.task.blueprints)))] = True
     orders, codes = shapley_orders(cfg, len(slots))
     rows = SubsetRows(cfg.attribution.pairs, codes)

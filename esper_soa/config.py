@@ -27,6 +27,7 @@ from esper_soa.env.config import (
 from esper_soa.errors import SettingError, UserError, check, check_choice
 from esper_soa.nets.config import CNN_BLUEPRINT_NAMES, DataConfig, TaskConfig, enabled_slots
 from esper_soa.ranges import COUNT, WEIGHT, check_fields, choice, choices, number, table, word
+from esper_soa.registry import is_reference
 from esper_soa.vocabulary import HEAD_NAMES, head_sizes
 
 DEVICE_PATTERN = re.compile(r"auto|cpu|cuda(:[0-9]{1,4})?")
@@ -274,6 +275,7 @@ def _check_policy(run: TrainConfig) -> None:
 def _check_blueprints(run: TrainConfig, setting: str, blueprints: Sequence[str], used: bool) -> None:
     """Blueprints must exist, and those of the policy or control in use must be among the task's."""
     for blueprint in blueprints:
-        check_choice(setting, blueprint, CNN_BLUEPRINT_NAMES)
+        if not is_reference(blueprint):
+            check_choice(setting, blueprint, CNN_BLUEPRINT_NAMES)
         check(not used or blueprint in run.task.blueprints, setting, blueprint,
               "one of task.blueprints: " + ", ".join(run.task.blueprints))  # fmt: skip

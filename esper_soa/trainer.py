@@ -29,6 +29,7 @@ from esper_soa.env.reward import final_rent
 from esper_soa.env.world import World
 from esper_soa.errors import OutOfRoomError, UserError
 from esper_soa.nets.graphs import decision_cache
+from esper_soa.nets.model.blueprints import BLUEPRINTS, names_by_code
 from esper_soa.nets.precision import choose_precision
 from esper_soa.ops import resume
 from esper_soa.ops.anomaly import Watch
@@ -71,11 +72,12 @@ def build_player(cfg: TrainConfig, world: World) -> Player:
     """
     if cfg.policy.name != "ppo":
         return Player(scripted_policy(cfg.policy, cfg.task.blueprints), None)
-    policy = RecurrentPolicy(cfg.policy, world.rules.nets.shape.slots, cfg.seed).to(world.device)
+    shape, names = world.rules.nets.shape, names_by_code(world.rules.nets.shape.blueprints)
+    policy = RecurrentPolicy(cfg.policy, shape.slots, cfg.seed, len(names)).to(world.device)
     captured, imitation = decision_cache(cfg.compute.cuda_graphs, world.device), cfg.policy.imitation
     learner = Learner(policy, cfg.policy.ppo, cfg.policy.ppo.floor_penalty_rounds, cfg.seed, captured, imitation)
     if cfg.policy.init != SCRATCH:
-        take_over(learner, cfg.policy.network, load_policy(cfg.policy.init, world.device))
+        take_over(learner, cfg.policy.network, load_policy(cfg.policy.init, world.device), names)
     script = replace(cfg.policy, name=imitation.teacher)
     teacher = scripted_policy(script, cfg.task.blueprints) if imitation.rounds else None
     return Player(policy if captured is None else CapturedPolicy(policy, captured), learner, teacher)
@@ -133,6 +135,8 @@ class Run:
         LOGGER.info("data     %s: %s", world.images.name, world.images.source)
         LOGGER.info("hosts    %d x %s, %d parameters each, slots %s", sizes.num_envs, cfg.task.name,
                     world.rules.reward.counts.host, slots)  # fmt: skip
+        for one in world.rules.nets.shape.blueprints[len(BLUEPRINTS) :]:
+            LOGGER.info("seeds    %s of your own, code %d", one.name, one.code)
         LOGGER.info("work     %d rounds of %d env-steps; T=%d training and V=%d validation images, batches of %d",
                     cfg.rounds, cfg.steps, sizes.train_samples, sizes.val_samples, sizes.batch_size)  # fmt: skip
         LOGGER.info("policy   %s, reward %s, on %s", cfg.policy.name, cfg.reward.mode, self.place)

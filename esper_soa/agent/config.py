@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from esper_soa.errors import check
 from esper_soa.ranges import COUNT, WEIGHT, check_fields, choice, choices, number, numbers, table
+from esper_soa.registry import BLUEPRINT
 from esper_soa.vocabulary import ALPHA_TARGETS, BLUEPRINT_NAMES, HEAD_NAMES, STYLE_BLEND, TEMPO_STEPS
 
 POLICIES = ("ppo", "random", "wait", "schedule", "heuristic")
@@ -95,7 +96,7 @@ class ScheduleConfig:
     # Age of the seed, env-steps, at which it leaves GERMINATED, TRAINING and BLENDING; fewer = no ADVANCE there.
     advance: list[int] = numbers((1, 11, 16), 1, COUNT, least=0)
     fossilize: int = number(17, 1, COUNT)  # age of the seed, env-steps
-    blueprint: str = choice("norm", BLUEPRINT_NAMES)  # of every seed
+    blueprint: str = choice("norm", BLUEPRINT_NAMES, own=BLUEPRINT)  # of every seed
     style: int = number(2, 0, len(STYLE_BLEND) - 1)  # vocabulary.Style
     tempo: int = number(1, 0, len(TEMPO_STEPS) - 1)  # index of vocabulary.TEMPO_STEPS
     alpha_target: int = number(2, 0, len(ALPHA_TARGETS) - 1)  # index of vocabulary.ALPHA_TARGETS
@@ -122,7 +123,7 @@ class HeuristicConfig:
     min_improvement_to_fossilize: float = number(0.5, -100, 100)  # contribution, percent points
     embargo_steps_after_prune: int = number(5, 0, COUNT)  # env-steps without a germination
     blueprint_rotation: list[str] = choices(  # germinated in turn
-        ("conv_light", "conv_heavy", "attention", "norm", "depthwise"), BLUEPRINT_NAMES, repeated=True
+        ("conv_light", "conv_heavy", "attention", "norm", "depthwise"), BLUEPRINT_NAMES, repeated=True, own=BLUEPRINT
     )
     blueprint_penalty_on_prune: float = number(2.0, 0, WEIGHT)  # added to that of the blueprint
     penalty_decay: float = number(0.5, 0, 1)  # factor per env-step

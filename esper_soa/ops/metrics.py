@@ -5,6 +5,7 @@ Filled by ops/collect.py after every env-step; `read_progress` is the one small 
 bar reads late.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -54,8 +55,18 @@ class RoundResult(NamedTuple):
 class MetricsAccumulator:
     """Sums over the env-steps of a round of `num_envs` envs, on the device."""
 
-    def __init__(self, device: torch.device, num_envs: int, costs: TrainingFlop, train_samples: int) -> None:
-        """costs: of training on one image; train_samples: T, images that every env trains on per env-step."""
+    def __init__(
+        self,
+        device: torch.device,
+        num_envs: int,
+        costs: TrainingFlop,
+        train_samples: int,
+        names: Sequence[str] = BLUEPRINT_NAMES,
+    ) -> None:
+        """costs: of training on one image; train_samples: T, images that every env trains on per env-step.
+
+        names: of the blueprints, by code.
+        """
 
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=STATE_FLOAT, device=device)
@@ -67,7 +78,7 @@ class MetricsAccumulator:
         self.costs, self.train_samples = costs, train_samples
         self.flop = zeros(num_envs)
         self.rewards = zeros(num_envs, STABILITY_WINDOW)
-        self.blueprints = empty_blueprint_stats(device)
+        self.names, self.blueprints = names, empty_blueprint_stats(device, len(names))
         self.shapley = zeros(2, num_envs, 0)  # values and standard errors [2, N, S] at the newest env-step
 
     def add_(self, measured: Measurements, observed: Observed, result: StepResult) -> None:
@@ -91,7 +102,7 @@ class MetricsAccumulator:
         parts = (
             self.terms, self.ops, self.successes, self.rows, totals.rollbacks, totals.blended,
             torch.stack([signals.val_loss, signals.train_loss, signals.train_accuracy]),
-            total_params(state.slots, counts), torch.stack(outcomes(state, self.rewards, counts)),
+            total_params(state.slots, counts), torch.stack(outcomes(state, self.rewards, counts, self.costs)),
             torch.stack(self.blueprints), self.shapley, self.flop, torch.stack(topology),
         )  # fmt: skip
         packed = torch.cat([part.flatten().to(STATE_FLOAT) for part in parts]).cpu()
@@ -114,7 +125,7 @@ class MetricsAccumulator:
             "train_flop": float(flop.mean()),
             "outcome": {name: float(episodes._asdict()[name].mean()) for name in MEAN_OUTCOMES},
             "seeds": {name: seeds[name] for name in COUNTS},
-            "blueprints": blueprint_record(BlueprintStats(*blueprints)),
+            "blueprints": blueprint_record(BlueprintStats(*blueprints), self.names),
             "rollbacks": {"total": rollbacks} | {name: by_reason[name] for name in REASON_NAMES[1:]},
             "ops": dict(zip(OP_NAMES, ops.tolist(), strict=True)),
             "ops_successful": dict(zip(OP_NAMES, successes.tolist(), strict=True)),
@@ -149,7 +160,7 @@ def episode_records(episodes: Outcomes, rollbacks: Tensor, shapley: Tensor) -> l
     return records
 
 
-def blueprint_record(stats: BlueprintStats) -> dict[str, Json]:
+def blueprint_record(stats: BlueprintStats, names: Sequence[str] = BLUEPRINT_NAMES) -> dict[str, Json]:
     """Counts and means by the name of each blueprint that was born or came to an end; a mean of nothing is None."""
     counts = {"germinated": stats.germinated, "fossilized": stats.fossilized, "pruned": stats.pruned}
     means = {
@@ -157,7 +168,7 @@ def blueprint_record(stats: BlueprintStats) -> dict[str, Json]:
         "mean_blending_gain": stats.mean_blending_gain, "mean_contribution": stats.mean_contribution,
     }  # fmt: skip
     record: dict[str, Json] = {}
-    for code, name in enumerate(BLUEPRINT_NAMES):
+    for code, name in enumerate(names):
         counted = {key: int(count[code]) for key, count in counts.items()}
         if any(counted.values()):
             record[name] = counted | {
