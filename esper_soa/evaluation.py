@@ -15,8 +15,7 @@ from rich.table import Table
 
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.protocol import Agent
-from esper_soa.agent.scripted import scripted_policy
-from esper_soa.build import build_world
+from esper_soa.build import build_world, rule_player
 from esper_soa.config import EvaluateConfig, TrainConfig, settings_from_mapping
 from esper_soa.env.reward import final_rent
 from esper_soa.env.world import World
@@ -59,7 +58,7 @@ class Verdict(NamedTuple):
 def build_agent(name: str, cfg: TrainConfig, world: World, saved: Saved) -> Agent:
     """The policy called `name`; ppo is the learned one of the checkpoint. Raises UserError where there is none."""
     if name != "ppo":
-        return scripted_policy(replace(cfg.policy, name=name), cfg.task.blueprints)
+        return rule_player(cfg, name, "policies")
     check(saved.learner is not None, "policies", name, f"other than ppo: the checkpoint is of policy {cfg.policy.name}",
           "It has learned nothing.")  # fmt: skip
     shape = world.rules.nets.shape

@@ -14,6 +14,8 @@ from typing import Protocol, TypeVar
 
 from esper_soa.errors import SettingError, one_line
 
+# What code of a user's may raise where it is called to be looked at.
+RAISED = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, RuntimeError, TypeError, ValueError)
 BLUEPRINT, REWARD, AGENT = "blueprint", "reward", "agent"  # kinds of parts
 NAME = r"[A-Za-z_][\w-]{0,59}"
 REFERENCE = re.compile(rf"([A-Za-z_]\w*\.)*[A-Za-z_]\w*:{NAME}")
@@ -90,7 +92,7 @@ def find(kind: str, reference: str, setting: str) -> Part:
     named = [part for part in marked.values() if marked_name(kind, part) == name]
     if not named:
         there = ", ".join(sorted(str(marked_name(kind, part)) for part in marked.values())) or "none"
-        raise SettingError(setting, reference, f"a {kind} that {place} registers ({there})",
+        raise SettingError(setting, reference, f"{_a(kind)} that {place} registers ({there})",
                            f'@esper_soa.{kind}("{name}") above a function or class there registers it.')  # fmt: skip
     if len(named) > 1:
         raise SettingError(setting, reference, f"registered once in {place}",
@@ -113,6 +115,10 @@ def _imported(place: str, reference: str, setting: str) -> ModuleType:
         remedy = "PYTHONPATH=<folder> says where it lies." if missing else ""
         raise SettingError(setting, reference, f"module:name of a module that can be imported ({one_line(error)})",
                            remedy) from error  # fmt: skip
+
+
+def _a(kind: str) -> str:
+    return f"an {kind}" if kind == AGENT else f"a {kind}"
 
 
 def _mark(kind: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from esper_soa.errors import check
 from esper_soa.ranges import COUNT, WEIGHT, check_fields, choice, choices, number, numbers, table
-from esper_soa.registry import BLUEPRINT
+from esper_soa.registry import AGENT, BLUEPRINT
 from esper_soa.vocabulary import ALPHA_TARGETS, BLUEPRINT_NAMES, HEAD_NAMES, STYLE_BLEND, TEMPO_STEPS
 
 POLICIES = ("ppo", "random", "wait", "schedule", "heuristic")
@@ -140,7 +140,7 @@ class ImitationConfig:
     """Rounds in which the learning policy plays and learns what a scripted teacher would have done (DAgger)."""
 
     rounds: int = number(0, 0, COUNT, note="0 = none")  # the first rounds of a run are of this kind
-    teacher: str = choice("heuristic", TEACHERS)  # with the settings of policy.heuristic or policy.schedule
+    teacher: str = choice("heuristic", TEACHERS, own=AGENT)  # with the settings of policy.heuristic or policy.schedule
     epochs: int = number(4, 1, 10_000)  # passes over such a round
     lr: float = number(1e-3, 0, 1000, "(]")  # of Adam, which starts afresh with the first round of PPO
 
@@ -152,7 +152,7 @@ class ImitationConfig:
 class PolicyConfig:
     """Who decides: a learning policy or a scripted one, behind the same `act`."""
 
-    name: str = choice("ppo", POLICIES)  # ppo learns, the others follow rules
+    name: str = choice("ppo", POLICIES, own=AGENT)  # ppo learns, the others follow rules
     # What a new run takes over (ppo only): none, the name of a policy that ships, a run folder, a checkpoint.
     init: str = SCRATCH
     deterministic: bool = False  # take the likeliest choice instead of sampling (ppo only)

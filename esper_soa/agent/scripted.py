@@ -1,7 +1,8 @@
 """Decision makers that follow rules instead of learning: random, wait, a fixed schedule, and a heuristic.
 
 Given a View of N envs they return one Decision per env, with zeros for what a learner would store. The trainer and
-the A/B comparison use them behind `agent.protocol.Agent`; every choice obeys the masks.
+the A/B comparison use them behind `agent.protocol.Agent`; every choice obeys the masks. Agents of users' own are
+written with `seed_action`, `obey` and `unlearned`.
 """
 
 from collections.abc import Sequence
@@ -81,7 +82,7 @@ class RandomPolicy:
         op = uniform_choice(view.masks.op, noise["op"])
         offered = head_masks(view.masks, op)
         heads = {name: uniform_choice(offered[name], noise[name]) for name in HEAD_NAMES}
-        return _unlearned(_action(heads | {"op": op})), memory
+        return unlearned(_action(heads | {"op": op})), memory
 
 
 class WaitPolicy:
@@ -94,8 +95,8 @@ class WaitPolicy:
     def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
         """WAIT for every env."""
         op = torch.zeros_like(view.state.signals.step)
-        action, _ = obey(_seed_action(op, op, op), view.masks)
-        return _unlearned(action), memory
+        action, _ = obey(seed_action(op, op, op), view.masks)
+        return unlearned(action), memory
 
 
 class SchedulePolicy:
@@ -116,14 +117,14 @@ class SchedulePolicy:
         applicable = legal.gather(1, due.unsqueeze(1)).squeeze(1)
         slot = first_choice((due != Op.WAIT) & applicable)
         op = due.gather(1, slot.unsqueeze(1)).squeeze(1)
-        want = _seed_action(op, slot, torch.full_like(op, self.code))
+        want = seed_action(op, slot, torch.full_like(op, self.code))
         want = want.replace(
             style=torch.full_like(op, self.cfg.style),
             tempo=torch.full_like(op, self.cfg.tempo),
             alpha_target=torch.full_like(op, self.cfg.alpha_target),
         )
         action, _ = obey(want, view.masks)
-        return _unlearned(action), memory
+        return unlearned(action), memory
 
     def due_ops(self, step: Tensor, stage: Tensor, age: Tensor) -> Tensor:
         """Op due in every slot [N, S] at env-step `step` [N], by the stage and the age of its seed [N, S]."""
@@ -199,12 +200,12 @@ class HeuristicPolicy:
         decayed = decay_penalties(HeuristicMemory(*memory), situation.step, self.cfg)
         wish, after = wish_for(situation, decayed, self.cfg, self.names)
         slot = torch.where(wish.op == Op.GERMINATE, first_choice(slots.empty), wish.slot)
-        action, legal = obey(_seed_action(wish.op, slot, wish.blueprint), view.masks)
+        action, legal = obey(seed_action(wish.op, slot, wish.blueprint), view.masks)
         kept = [
             torch.where(legal.reshape(-1, *[1] * (new.ndim - 1)), new, old)
             for new, old in zip(after, decayed, strict=True)
         ]
-        return _unlearned(action), HeuristicMemory(*kept)
+        return unlearned(action), HeuristicMemory(*kept)
 
 
 def decay_penalties(memory: HeuristicMemory, step: Tensor, cfg: HeuristicConfig) -> HeuristicMemory:
@@ -298,7 +299,7 @@ def _next_blueprint(memory: HeuristicMemory, cfg: HeuristicConfig, names: Sequen
     return torch.where(found, _at(candidates, tried), least_bad), memory.rotation + torch.where(found, tried + 1, 1)
 
 
-def _seed_action(op: Tensor, slot: Tensor, blueprint: Tensor) -> Action:
+def seed_action(op: Tensor, slot: Tensor, blueprint: Tensor) -> Action:
     """`op` on `slot` [N], with `blueprint` for GERMINATE and the placeholder choice in every other head."""
     placeholders = {head.name: torch.full_like(op, head.placeholder) for head in HEADS}
     return _action(placeholders | {"op": op, "slot": slot, "blueprint": blueprint.clamp(min=Blueprint.NOOP)})
@@ -309,7 +310,7 @@ def _action(heads: dict[str, Tensor]) -> Action:
     return Action.from_dict({name: heads[name] for name in HEAD_NAMES}, batch_size=heads["op"].shape)
 
 
-def _unlearned(action: Action) -> Decision:
+def unlearned(action: Action) -> Decision:
     """`action` as a Decision, with zeros for what only a learner needs."""
     zeros = torch.zeros_like(action.op, dtype=torch.float32)
     log_probs = zeros.unsqueeze(-1).expand(-1, len(HEAD_NAMES)).clone()

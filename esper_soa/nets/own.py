@@ -15,14 +15,12 @@ from esper_soa.nets.config import SlotSpec
 from esper_soa.nets.model.blueprints import BLUEPRINTS, Architecture, Blueprints, seed_table
 from esper_soa.nets.model.modules import Factory, OwnModule, made
 from esper_soa.nets.model.parts import Conv, Depthwise, Excite, SoftNorm
-from esper_soa.registry import BLUEPRINT, Part, find, is_reference, name_in, num_required
+from esper_soa.registry import BLUEPRINT, RAISED, Part, find, is_reference, name_in, num_required
 from esper_soa.vocabulary import NUM_BLUEPRINTS
 
 SETTING = "task.blueprints"
 PARTS = (Conv, Depthwise, SoftNorm, Excite)
 PROBE_SEED = 1
-# What code of a user's may raise that is called to be looked at.
-RAISED = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, RuntimeError, TypeError, ValueError)
 
 
 def task_blueprints(offered: Sequence[str], slots: Sequence[SlotSpec]) -> Blueprints:
@@ -107,6 +105,9 @@ def _kept_findings(module: nn.Module) -> list[str]:
     foreign = [name for name, one in parameters.items() if not one.is_floating_point()]
     if foreign:
         found.append(f"its parameters {', '.join(foreign)} are no floating-point numbers")
+    kept = [name for part in module.modules() for name, one in vars(part).items() if isinstance(one, torch.Tensor)]
+    if kept:
+        found.append(f"it keeps tensors that are no parameters ({', '.join(kept)}), which all networks would share")
     return found
 
 

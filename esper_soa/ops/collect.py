@@ -54,8 +54,10 @@ class Episode:
         self.fresh = self.memory = player.agent.start(num_envs, world.device)
         teacher = player.teacher
         self.fresh_teacher = self.teacher_memory = teacher.start(num_envs, world.device) if teacher is not None else ()
-        names = names_by_code(world.rules.nets.shape.blueprints)
-        self.metrics = MetricsAccumulator(world.device, num_envs, world.flop, world.sizes.train_samples, names)
+        names, own = names_by_code(world.rules.nets.shape.blueprints), world.rules.reward.own
+        self.metrics = MetricsAccumulator(
+            world.device, num_envs, world.flop, world.sizes.train_samples, names, own.name if own is not None else ""
+        )
         self.rollout = _rollout(world, player)
         self.arriving: Tensor | None = None  # accuracy and reward of the env-step before, on their way to the host
         self.profile.phase_ended("reset")

@@ -22,7 +22,7 @@ from esper_soa.env.outcome import (
     push_reward,
 )
 from esper_soa.env.parameters import flop_per_image, total_params
-from esper_soa.env.reward_terms import TERM_NAMES
+from esper_soa.env.reward_terms import OWN_TERM, TERM_NAMES
 from esper_soa.env.step import Observed, StepResult
 from esper_soa.env.topology import Topology, topology_of
 from esper_soa.nets.model.flops import TrainingFlop
@@ -62,16 +62,18 @@ class MetricsAccumulator:
         costs: TrainingFlop,
         train_samples: int,
         names: Sequence[str] = BLUEPRINT_NAMES,
+        own_reward: str = "",
     ) -> None:
         """costs: of training on one image; train_samples: T, images that every env trains on per env-step.
 
-        names: of the blueprints, by code.
+        names: of the blueprints, by code; own_reward: of the reward where it is a user's own.
         """
 
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=STATE_FLOAT, device=device)
 
-        self.terms = zeros(len(TERM_NAMES))
+        self.terms_by_name = {name: name for name in TERM_NAMES} | ({own_reward: OWN_TERM} if own_reward else {})
+        self.terms = zeros(len(self.terms_by_name))
         self.ops, self.successes = zeros(len(OP_NAMES)), zeros(len(OP_NAMES))
         self.rows = zeros(1)
         self.env_steps = 0
@@ -84,7 +86,7 @@ class MetricsAccumulator:
     def add_(self, measured: Measurements, observed: Observed, result: StepResult) -> None:
         """Count one env-step of N envs."""
         terms, outcome = result.terms, result.outcome
-        self.terms += torch.stack([terms.get(name).mean() for name in TERM_NAMES])
+        self.terms += torch.stack([terms.get(name).mean() for name in self.terms_by_name.values()])
         choices = torch.arange(len(OP_NAMES), device=self.ops.device)
         chosen = outcome.effective_op[:, None] == choices
         self.ops += chosen.sum(0)
@@ -120,7 +122,7 @@ class MetricsAccumulator:
             "accuracy": _spread(episodes.accuracy),
             **dict(zip(("val_loss", "train_loss", "train_accuracy"), training.mean(1).tolist(), strict=True)),
             "reward": _spread(episodes.reward),
-            "reward_terms": dict(zip(TERM_NAMES, terms.tolist(), strict=True)),
+            "reward_terms": dict(zip(self.terms_by_name, terms.tolist(), strict=True)),
             "parameters": float(parameters.mean()),
             "train_flop": float(flop.mean()),
             "outcome": {name: float(episodes._asdict()[name].mean()) for name in MEAN_OUTCOMES},
