@@ -23,7 +23,8 @@ MAX_FILE_LINES = 450
 # A module may import from its own layer and from those before it.
 LAYERS = (
     ("vocabulary", "errors", "paths", "ranges", "registry", "student"), ("state",), ("nets",), ("env",), ("agent",),
-    ("config",), ("ops",), ("build",), ("controls",), ("trainer",), ("evaluation",), ("train", "evaluate", "command"),
+    ("config",), ("ops",), ("build",), ("conformance",), ("controls",), ("trainer",), ("evaluation",),
+    ("train", "evaluate", "command"),
 )  # fmt: skip
 # Torch takes seconds to import, Hydra half a second: `main` hears signals first, a job imports torch once it starts.
 LATE_IMPORTS = {
