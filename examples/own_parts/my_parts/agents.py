@@ -25,7 +25,7 @@ class Patient:
         return (torch.zeros(num_envs, dtype=torch.int64, device=device),)
 
     def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
-        """Per env the first of FOSSILIZE, PRUNE, ADVANCE and GERMINATE that is wanted and legal, else WAIT."""
+        """Per env the first of FOSSILIZE, PRUNE, GERMINATE and ADVANCE that is wanted and legal, else WAIT."""
         (grown,) = memory
         slots, legal = view.state.slots, view.masks.slot_by_op  # legal: bool [N, 6, S]
         judged = slots.contribution_known & (slots.seed_age > self.steps // 4)
@@ -34,8 +34,8 @@ class Patient:
         wanted = {
             Op.FOSSILIZE: judged & useful,
             Op.PRUNE: judged & ~useful,
-            Op.ADVANCE: torch.ones_like(judged),
             Op.GERMINATE: early.expand_as(judged),
+            Op.ADVANCE: torch.ones_like(judged),
         }
         op, slot = torch.zeros_like(grown), torch.zeros_like(grown)
         for code, where in reversed(wanted.items()):
