@@ -40,8 +40,9 @@ class ConformanceError(UserError):
 
     def __init__(self, kind: str, name: str, findings: Sequence[str]) -> None:
         self.findings = tuple(findings)
+        count = "1 finding" if len(self.findings) == 1 else f"{len(self.findings)} findings"
         lines = "".join(f"\n  - {finding}" for finding in self.findings)
-        super().__init__(f"{kind} {name}: {len(self.findings)} findings{lines}")
+        super().__init__(f"{kind} {name}: {count}{lines}")
 
 
 def check_blueprint(part: Part | str, channels: Sequence[int] = (4, 24), size: int = 8) -> None:

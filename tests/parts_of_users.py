@@ -53,6 +53,14 @@ def perceptron(channels: int) -> nn.Module:
     return Perceptron()
 
 
+@esper_soa.blueprint("particular")
+def particular(channels: int) -> nn.Module:
+    """For the slots of a host with 2 base channels alone."""
+    if channels not in (2, 4):
+        raise ValueError(f"{channels} channels are not mine")
+    return nn.Conv2d(channels, channels, 1)
+
+
 # --- the faulty
 
 
@@ -236,6 +244,12 @@ def gain(inputs: RewardInputs) -> Tensor:
 @esper_soa.reward("parts")
 def parts(inputs: RewardInputs) -> dict[str, Tensor]:
     return {"own": inputs.accuracy_delta.float(), "occupancy_rent": -inputs.num_active.double()}
+
+
+@esper_soa.reward("second")
+def second(inputs: RewardInputs) -> Tensor:
+    """Of hosts with two slots or more."""
+    return inputs.contribution[:, 1]
 
 
 @esper_soa.reward("pbrs_bonus")

@@ -48,6 +48,15 @@ def test_a_resumed_run_with_own_blueprints_equals_one_that_was_not_stopped(befor
     assert {name for record in records for name in record} == {"norm", "grouped", "twice"}
 
 
+def test_a_wider_control_needs_nothing_of_what_was_made_for_the_hosts_of_the_run(tmp_path: Path) -> None:
+    cfg, mine = settings("schedule", control="static_large", rounds=1), "parts_of_users:particular"
+    schedule = replace(cfg.policy.schedule, blueprint=mine)
+    cfg = replace(cfg, task=replace(cfg.task, blueprints=[mine]), policy=replace(cfg.policy, schedule=schedule))
+    summary = fresh(replace(cfg, reward=replace(cfg.reward, mode="parts_of_users:second")), tmp_path)
+    assert summary.seeds.germinated > 0
+    assert summary.control is not None
+
+
 def test_a_run_does_not_go_on_with_other_blueprints(before: Path) -> None:
     with pytest.raises(UserError, match=r"task.blueprints: \['norm', 'parts_of_users:grouped', .* -> \['norm', 'parts"):
         resumed(with_own("twice", "grouped", control="static_final"), before)

@@ -14,6 +14,7 @@ from esper_soa.errors import SettingError, one_line
 from esper_soa.nets.config import SlotSpec
 from esper_soa.nets.model.blueprints import BLUEPRINTS, Architecture, Blueprints, seed_table
 from esper_soa.nets.model.modules import Factory, OwnModule, made
+from esper_soa.nets.model.parameters import Table
 from esper_soa.nets.model.parts import Conv, Depthwise, Excite, SoftNorm
 from esper_soa.registry import BLUEPRINT, RAISED, Part, find, is_reference, name_in, num_required
 from esper_soa.vocabulary import NUM_BLUEPRINTS
@@ -84,11 +85,23 @@ def _module_findings(make: Factory, channels: int, size: int) -> list[str]:
         module = made(make, channels, PROBE_SEED)
         if not isinstance(module, nn.Module):
             return [f"it gives a {type(module).__name__}, not an nn.Module"]
-        with torch.no_grad():
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
             out = module(x.clone())
     except RAISED as error:
         return [f"it raises {type(error).__name__}: {one_line(error)}"]
-    return [*_kept_findings(module), *_output_findings(out, x)]
+    return [*_kept_findings(module), *_output_findings(out, x)] or _together_findings(OwnModule(make), x)
+
+
+def _together_findings(part: OwnModule, x: torch.Tensor) -> list[str]:
+    """What the modules of two networks run into at once: x [B, C, H, W], of each."""
+    channels = x.shape[1]
+    try:
+        rows = part.initial_rows(channels, torch.arange(2), x.dtype)
+        with torch.no_grad():
+            part.forward(Table(part.parameters(channels, channels)).unpack(rows), torch.cat([x, x], dim=1))
+    except RAISED as error:
+        return [f"for several networks at once it raises {type(error).__name__}: {one_line(error)}"]
+    return []
 
 
 def _kept_findings(module: nn.Module) -> list[str]:

@@ -100,7 +100,9 @@ def take_over(
         )
     like = {name: part for name, part in learner.state_dict().items() if name in TAKEN}
     known = (*BLUEPRINT_NAMES, *learned.facts.get(OWN, []))
-    state = learned.state | {"policy": _for_blueprints(learned.state.get("policy"), known, blueprints)}
+    state = dict(learned.state)
+    if "policy" in state:
+        state["policy"] = _for_blueprints(state["policy"], known, blueprints)
     fault = unlike(state, like, "learner")
     if fault:
         raise _refusal(learned.init, f"its network does not fit these hosts ({one_line(fault)})")

@@ -1,6 +1,8 @@
 """Blueprints of users' own: named by the setting, found while building, run as what they say, refused in words."""
 
 import io
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -11,6 +13,7 @@ from rich.console import Console
 from tiny_world import CPU, tiny_settings
 from torch import Tensor, nn
 
+import esper_soa
 from esper_soa import registry
 from esper_soa.agent.config import NetworkConfig, PolicyConfig
 from esper_soa.agent.policy import BLUEPRINT_TABLES, RecurrentPolicy, with_blueprints
@@ -209,7 +212,7 @@ def test_parts_go_to_the_kernels_in_c_and_modules_do_not() -> None:
 FAULTS = {
     "nowhere:twice": r"imported \(No module named 'nowhere'\). PYTHONPATH=<folder> says where it lies",
     f"{HERE}.deeper:twice": r"imported \(No module named 'parts_of_users.deeper'",
-    f"{HERE}:thrice": r"parts_of_users registers \(bare, counting, .*\). @esper_soa.blueprint\(\"thrice\"\)",
+    f"{HERE}:thrice": r"parts_of_users registers \(bare, .*, undefined, word\). @esper_soa.blueprint\(\"thrice\"\)",
     f"{HERE}:unmarked": "a blueprint that parts_of_users registers",
     f"{HERE}:same": "registered once in parts_of_users. 2 of its functions and classes are the blueprint same",
     f"{HERE}:norm": "of another name than every other blueprint",
@@ -223,6 +226,8 @@ FAULTS = {
     f"{HERE}:shrinking": r"it gives features of shape \[2, 2, 30, 30\] for features of shape \[2, 2, 32, 32\]",
     f"{HERE}:half": "it gives torch.bfloat16 for torch.float32",
     f"{HERE}:failing": "it raises ValueError: in_channels must be divisible by groups",
+    f"{HERE}:dropping": "for several networks at once it raises RuntimeError: vmap: called random operation",
+    f"{HERE}:hoarding": "it keeps tensors that are no parameters .scale., which all networks would share",
     "no such word": "one of conv_light, .*, or module:name of your own blueprint",
     "a.b:": "one of conv_light, .*, or module:name of your own blueprint",
 }
@@ -242,6 +247,19 @@ def test_two_blueprints_of_one_name_are_refused() -> None:
 def test_a_name_of_other_signs_is_refused_where_it_is_given() -> None:
     with pytest.raises(ValueError, match="blueprint 'two words': its name must be of at most 60 letters"):
         registry.blueprint("two words")
+
+
+def test_the_mark_of_an_agent_and_the_package_of_that_name_are_one_to_users() -> None:
+    def make() -> object:
+        return None
+
+    assert esper_soa.agent("mine")(make) is make
+    assert registry.marked_name(registry.AGENT, make) == "mine"
+    script = (
+        "import esper_soa\nfor _ in range(2):\n    esper_soa.agent('x')\n    import esper_soa.agent.config as config"
+    )
+    done = subprocess.run([sys.executable, "-c", script + "\nprint(config.__name__)"], capture_output=True, text=True)
+    assert done.stdout == "esper_soa.agent.config\n", done.stderr
 
 
 def test_what_is_marked_is_what_it_was_and_what_derives_from_it_is_not_marked() -> None:
@@ -269,10 +287,10 @@ def fossils(codes: list[list[int]]) -> Slots:
 
 
 def test_the_forward_pass_of_an_own_fossil_costs_its_multiplications_over_those_of_the_host() -> None:
-    rules = build_rules(settings("twice"), CPU)
+    rules = build_rules(settings("twice", slots=["r0c0", "r1c0"]), CPU)
     shape, costs = rules.nets.shape, training_flop(rules.nets.shape, CPU)
-    # two layers of 2 to 2 channels and one of 4 to 4, pointwise; the slots r0c0 and r0c1 have 32x32 and 16x16 pixels
-    first, second = 2 * 1024 * 2 * 2, 2 * 256 * 4 * 4
+    # two layers of 2 to 2 channels, pointwise; the slots r0c0 and r1c0 have 32x32 and 16x16 pixels
+    first, second = 2 * 1024 * 2 * 2, 2 * 256 * 2 * 2
     assert compute_cost(fossils([[13, 13]]), costs).item() == pytest.approx(1 + (first + second) / shape.products)
     assert compute_cost(fossils([[1, 13]]), costs).item() == pytest.approx(1.15 + second / shape.products)
 

@@ -19,6 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from esper_soa.nets.model.parameters import Parameter
 
 Factory = Callable[[int], nn.Module]
+GENERATOR_USED = threading.Lock()  # torch's generator is one for all threads
 SKELETON_SEED = 0  # of the module that others' parameters are put into; its own numbers are never used
 
 
@@ -67,7 +68,7 @@ class OwnModule:
 
 def made(make: Factory, channels: int, seed: int) -> nn.Module:
     """A module whose draws come from `seed` (int64); torch's own generator is left as it was."""
-    with torch.random.fork_rng(devices=[]):
+    with GENERATOR_USED, torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         return make(channels)
 
