@@ -10,9 +10,12 @@ asked for, as torch takes seconds.
 from importlib import import_module, metadata
 from typing import TYPE_CHECKING
 
+from esper_soa.registry import agent, blueprint, reward
+
 if TYPE_CHECKING:
     from esper_soa.agent.controller import Controller
     from esper_soa.compose import compose_settings, experiments
+    from esper_soa.conformance import check_agent, check_blueprint, check_reward
     from esper_soa.errors import UserError
     from esper_soa.library import RecordedRun, open_run, train
     from esper_soa.nets.model.modules import GrownNetwork
@@ -29,7 +32,10 @@ HOMES = {
     "Simulator": "simulator",
     "Step": "simulator",
     "UserError": "errors",
+    "check_agent": "conformance",
+    "check_blueprint": "conformance",
     "check_images": "nets.your_images",
+    "check_reward": "conformance",
     "compose_settings": "compose",
     "experiments": "compose",
     "images": "nets.your_images",
@@ -49,13 +55,19 @@ __all__ = [
     "Step",
     "UserError",
     "__version__",
+    "agent",
+    "blueprint",
+    "check_agent",
+    "check_blueprint",
     "check_images",
+    "check_reward",
     "compose_settings",
     "experiments",
     "images",
     "load",
     "make",
     "open_run",
+    "reward",
     "save",
     "train",
 ]

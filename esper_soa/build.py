@@ -3,21 +3,28 @@
 Called by trainer.py, evaluation.py and controls.py.
 """
 
+from dataclasses import replace
+
 import torch
 
+from esper_soa.agent.own import Surroundings, own_agent
+from esper_soa.agent.protocol import Agent
+from esper_soa.agent.scripted import scripted_policy
 from esper_soa.config import TrainConfig
 from esper_soa.env.attribution import prefix_codes
+from esper_soa.env.own import own_reward
 from esper_soa.env.reward_records import RewardSettings
 from esper_soa.env.shapley import arrival_orders
 from esper_soa.env.step import EAGER, Rules, StepKernels, compiled, on_static_buffers
 from esper_soa.env.world import Sizes, World
 from esper_soa.nets.choose import choose_engine
-from esper_soa.nets.config import SubsetRows, enabled_slots
+from esper_soa.nets.config import SubsetRows, blueprint_names, enabled_slots
 from esper_soa.nets.datasets import ImageSet, count_images, load_images
 from esper_soa.nets.engine import NetsConfig
 from esper_soa.nets.graphs import decision_cache
 from esper_soa.nets.host import host_shape
-from esper_soa.nets.model.blueprints import blueprint_codes
+from esper_soa.nets.model.blueprints import blueprint_codes, num_codes
+from esper_soa.nets.own import task_blueprints
 from esper_soa.nets.pools import parameter_table
 from esper_soa.nets.precision import choose_precision
 from esper_soa.nets.subsets import EXACT_SLOTS
@@ -25,7 +32,8 @@ from esper_soa.nets.workers import chunks
 from esper_soa.ops.compilation import Length, choose_compilation, keep_compiled
 from esper_soa.ops.device import choose_env_chunk, choose_eval_batch, choose_workers, keep_freed_memory
 from esper_soa.ops.memory import NO_IMAGES, check_room
-from esper_soa.vocabulary import NUM_BLUEPRINTS, STAGE_NAMES
+from esper_soa.registry import is_reference, name_in
+from esper_soa.vocabulary import STAGE_NAMES
 
 
 def build_rules(cfg: TrainConfig, device: torch.device) -> Rules:
@@ -34,13 +42,14 @@ def build_rules(cfg: TrainConfig, device: torch.device) -> Rules:
     Raises SettingError where the settings ask for what cannot run.
     """
     slots = enabled_slots(cfg.task, list(cfg.slots))
-    shape = host_shape(cfg.task, slots)
+    blueprints = task_blueprints(cfg.task.blueprints, slots)
+    shape = host_shape(cfg.task, slots, blueprints)
     detached = tuple(STAGE_NAMES.index(stage) for stage in cfg.lifecycle.detached_stages)
     engine = choose_engine(cfg.compute, device, cfg.task, shape)
     eval_batch = choose_eval_batch(device, engine.chosen.native)
     chunk = choose_env_chunk(cfg.compute.env_chunk, cfg.envs, cfg.batch_size, device)
     workers = choose_workers(cfg.compute.workers, len(chunks(cfg.envs, chunk)), device)
-    allowed = torch.zeros(NUM_BLUEPRINTS, dtype=torch.bool)
+    allowed = torch.zeros(num_codes(blueprints), dtype=torch.bool)
     allowed[list(blueprint_codes(list(cfg.task.blueprints)))] = True
     orders, codes = shapley_orders(cfg, len(slots))
     rows = SubsetRows(cfg.attribution.pairs, codes)
@@ -52,11 +61,28 @@ def build_rules(cfg: TrainConfig, device: torch.device) -> Rules:
         gates=cfg.gates,
         signals=cfg.signals,
         governor=cfg.governor,
-        reward=RewardSettings(cfg.reward, parameter_table(shape, device), cfg.steps),
+        reward=RewardSettings(
+            cfg.reward,
+            parameter_table(shape, device),
+            cfg.steps,
+            own_reward(cfg.reward.mode, len(slots), cfg.steps, device),
+        ),
         blueprints=allowed.to(device),
         max_seeds=cfg.max_seeds,
         shapley_orders=None if orders is None else orders.to(device),
     )
+
+
+def rule_player(cfg: TrainConfig, name: str, setting: str) -> Agent:
+    """The decision maker `name` that does not learn here: a scripted one, or one of a user's own.
+
+    setting: where it is named. Raises SettingError where there is none.
+    """
+    if not is_reference(name):
+        return scripted_policy(replace(cfg.policy, name=name), cfg.task.blueprints)
+    slots = enabled_slots(cfg.task, list(cfg.slots))
+    names = tuple(map(name_in, blueprint_names(cfg.task.blueprints)))
+    return own_agent(name, setting, Surroundings(slots, names, cfg.steps, cfg.seed))
 
 
 def shapley_orders(cfg: TrainConfig, num_slots: int) -> tuple[torch.Tensor | None, tuple[int, ...]]:

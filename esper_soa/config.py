@@ -26,6 +26,7 @@ from esper_soa.env.config import (
 from esper_soa.errors import SettingError, UserError, check, check_choice, unknown_setting
 from esper_soa.nets.config import CNN_BLUEPRINT_NAMES, DataConfig, TaskConfig, enabled_slots
 from esper_soa.ranges import COUNT, WEIGHT, check_fields, choice, choices, number, table, word
+from esper_soa.registry import AGENT, is_reference
 from esper_soa.vocabulary import HEAD_NAMES, head_sizes
 
 DEVICE_PATTERN = re.compile(r"auto|cpu|cuda(:[0-9]{1,4})?")
@@ -119,7 +120,7 @@ class TrainConfig:
     slots: list[str] = field(default_factory=lambda: ["r0c0", "r0c1", "r0c2"])  # of the host, that may hold seeds
     # Seeds that may be in one host at the same time.
     max_seeds: int = number(0, 0, COUNT, note="0 = as many as slots")
-    control: str = choice("wait", ("none", *CONTROLS))  # what plays the last rounds too, for the final table
+    control: str = choice("wait", ("none", *CONTROLS), own=AGENT)  # what plays the last rounds too, for the final table
     control_rounds: int = number(1, 1, COUNT)  # last rounds that the control plays; all where there are fewer
     # Rounds between checkpoints.
     checkpoint_every: int = number(5, 0, COUNT, note="0 = only at the end and on a signal")
@@ -151,7 +152,7 @@ class EvaluateConfig:
     """An evaluation: which policies play how much. The world is that of the checkpoint's run."""
 
     checkpoint: str = ""  # a checkpoint, or a run folder, whose newest is taken
-    policies: list[str] = choices(("ppo", "heuristic", "random", "wait"), POLICIES)  # ppo: the learned one
+    policies: list[str] = choices(("ppo", "heuristic", "random", "wait"), POLICIES, own=AGENT)  # ppo: the learned one
     episodes: int = number(4, 1, 1_000_000)  # of every env and policy
     envs: int = number(0, 0, MAX_ENVS, note="0 = as many as in training")  # N
     # Of the evaluation's own hosts, data orders and draws, which training never meets.
@@ -273,6 +274,7 @@ def _check_policy(run: TrainConfig) -> None:
 def _check_blueprints(run: TrainConfig, setting: str, blueprints: Sequence[str], used: bool) -> None:
     """Blueprints must exist, and those of the policy or control in use must be among the task's."""
     for blueprint in blueprints:
-        check_choice(setting, blueprint, CNN_BLUEPRINT_NAMES)
+        if not is_reference(blueprint):
+            check_choice(setting, blueprint, CNN_BLUEPRINT_NAMES)
         check(not used or blueprint in run.task.blueprints, setting, blueprint,
               "one of task.blueprints: " + ", ".join(run.task.blueprints))  # fmt: skip

@@ -10,16 +10,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from esper_soa.agent.scripted import WaitPolicy, scripted_policy
-from esper_soa.build import build_world
+from esper_soa.agent.scripted import WaitPolicy
+from esper_soa.build import build_world, rule_player
 from esper_soa.config import CONTROLS, TrainConfig
+from esper_soa.env.config import RewardConfig
 from esper_soa.env.topology import Topology
 from esper_soa.env.world import World
 from esper_soa.errors import check_choice
-from esper_soa.nets.config import MAX_CHANNELS, TaskConfig, enabled_slots
+from esper_soa.nets.config import CNN_BLUEPRINT_NAMES, MAX_CHANNELS, TaskConfig, enabled_slots
 from esper_soa.nets.host import host_shape
 from esper_soa.ops.collect import Player, Round, play_round
 from esper_soa.ops.metrics import RoundResult
+from esper_soa.registry import is_reference
 
 
 class Grown(Protocol):
@@ -35,22 +37,22 @@ class Grown(Protocol):
 
 
 def play_control(name: str, cfg: TrainConfig, world: World, grown: Grown, played: Round) -> RoundResult:
-    """Play the round of `world`, which is that of `cfg`, as the control `name` of CONTROLS.
+    """Play the round of `world`, which is that of `cfg`, as the control `name`: of CONTROLS, or an agent `module:name`.
 
     wait, random, heuristic and schedule are the scripted policies, with the settings under cfg.policy. static_final is
     what each host of `grown` ended with, trained from the first env-step on. static_large is the plain host, `widened`
     to the mean size of the hosts of `grown`; its result is of one slot, which stays empty. Raises SettingError for
     another name.
     """
-    check_choice("control", name, CONTROLS)
+    if not is_reference(name):
+        check_choice("control", name, CONTROLS)
     if name == "static_final":
         waiting = Player(WaitPolicy(), None)
         return play_round(world, waiting, played._replace(topology=grown.topology))[0]
     if name == "static_large":
         size = sum(grown.parameters) / len(grown.parameters)
         return _play_widened(cfg, world, size, played)
-    player = Player(scripted_policy(replace(cfg.policy, name=name), cfg.task.blueprints), None)
-    return play_round(world, player, played)[0]
+    return play_round(world, Player(rule_player(cfg, name, "control"), None), played)[0]
 
 
 def _play_widened(cfg: TrainConfig, world: World, parameters: float, played: Round) -> RoundResult:
@@ -59,10 +61,23 @@ def _play_widened(cfg: TrainConfig, world: World, parameters: float, played: Rou
     The first slot alone, as memory is kept for what might grow in a slot; kernels are not compiled for one episode.
     """
     first = enabled_slots(cfg.task, list(cfg.slots))[0].name
-    task, compute = widened(cfg.task, parameters), replace(cfg.compute, compile="off")
-    wide = replace(cfg, task=task, slots=[first], compute=compute)
+    plain = _without_own(cfg)
+    task, compute = widened(plain.task, parameters), replace(cfg.compute, compile="off")
+    wide = replace(plain, task=task, slots=[first], compute=compute)
     wider = build_world(wide, world.device, world.seed, world.images)
     return play_round(wider, Player(WaitPolicy(), None), played)[0]
+
+
+def _without_own(cfg: TrainConfig) -> TrainConfig:
+    """The settings without blueprints and rewards of users' own, which need not fit hosts of any width and one slot.
+
+    Nothing is germinated in a host that does not grow, and nobody is told what it is paid.
+    """
+    shipped = [name for name in cfg.task.blueprints if not is_reference(name)]
+    if len(shipped) == len(cfg.task.blueprints) and not is_reference(cfg.reward.mode):
+        return cfg
+    task = replace(cfg.task, blueprints=shipped or list(CNN_BLUEPRINT_NAMES))
+    return replace(cfg, task=task, reward=RewardConfig(), policy=replace(cfg.policy, name="wait"))
 
 
 def widened(task: TaskConfig, parameters: float) -> TaskConfig:

@@ -15,12 +15,12 @@ from rich.table import Table
 
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.protocol import Agent
-from esper_soa.agent.scripted import scripted_policy
-from esper_soa.build import build_world
+from esper_soa.build import build_world, rule_player
 from esper_soa.config import EvaluateConfig, TrainConfig, settings_from_mapping
 from esper_soa.env.reward import final_rent
 from esper_soa.env.world import World
 from esper_soa.errors import OutOfRoomError, UserError, check, one_line
+from esper_soa.nets.model.blueprints import num_codes
 from esper_soa.ops.collect import Player, Round, play_round
 from esper_soa.ops.device import apply_threads, device_name, resolve_device
 from esper_soa.ops.files import write_text
@@ -58,10 +58,11 @@ class Verdict(NamedTuple):
 def build_agent(name: str, cfg: TrainConfig, world: World, saved: Saved) -> Agent:
     """The policy called `name`; ppo is the learned one of the checkpoint. Raises UserError where there is none."""
     if name != "ppo":
-        return scripted_policy(replace(cfg.policy, name=name), cfg.task.blueprints)
+        return rule_player(cfg, name, "policies")
     check(saved.learner is not None, "policies", name, f"other than ppo: the checkpoint is of policy {cfg.policy.name}",
           "It has learned nothing.")  # fmt: skip
-    policy = RecurrentPolicy(cfg.policy, world.rules.nets.shape.slots, cfg.seed)
+    shape = world.rules.nets.shape
+    policy = RecurrentPolicy(cfg.policy, shape.slots, cfg.seed, num_codes(shape.blueprints))
     restore_policy(policy, saved)
     return policy.to(world.device)
 

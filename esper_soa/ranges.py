@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Protocol, TypeVar
 
-from esper_soa.errors import check, check_choice
+from esper_soa.errors import check
+from esper_soa.registry import is_reference
 
 RULE = "rule"  # key of a field's metadata
 COUNT = 10**9  # most env-steps, rounds, images: sums and products of two stay within int64
@@ -53,16 +54,18 @@ class Range:
 
 @dataclass(frozen=True)
 class Choice:
-    """One of several words."""
+    """One of several words, or a part of a user's own."""
 
     words: tuple[str, ...]
+    own: str = ""  # the kind of part that may be named instead, as `module:name`; see registry.py
 
     def check(self, setting: str, value: object) -> None:
-        """See Rule."""
-        check_choice(setting, str(value), self.words)
+        """See Rule; whether there is such a part is asked while the run is built."""
+        check(value in self.words or (self.own != "" and is_reference(str(value))), setting, value, str(self))
 
     def __str__(self) -> str:
-        return "one of " + ", ".join(self.words)
+        own = f", or module:name of your own {self.own}" if self.own else ""
+        return "one of " + ", ".join(self.words) + own
 
 
 @dataclass(frozen=True)
@@ -120,14 +123,14 @@ def word(default: str) -> str:
     return field(default=default, metadata={RULE: Name()})
 
 
-def choice(default: str, words: tuple[str, ...]) -> str:
-    """A field for one of `words`."""
-    return field(default=default, metadata={RULE: Choice(words)})
+def choice(default: str, words: tuple[str, ...], own: str = "") -> str:
+    """A field for one of `words`, or for a user's part of the kind `own`."""
+    return field(default=default, metadata={RULE: Choice(words, own)})
 
 
-def choices(default: Sequence[str], words: tuple[str, ...], repeated: bool = False) -> list[str]:
-    """A field for a list of at least one of `words`, which are different where not `repeated`."""
-    return field(default_factory=lambda: list(default), metadata={RULE: Items(Choice(words), 1, repeated)})
+def choices(default: Sequence[str], words: tuple[str, ...], repeated: bool = False, own: str = "") -> list[str]:
+    """A field for a list of at least one of what `choice` takes, which are different where not `repeated`."""
+    return field(default_factory=lambda: list(default), metadata={RULE: Items(Choice(words, own), 1, repeated)})
 
 
 def numbers(default: Sequence[Setting], low: float, high: float, least: int = 1) -> list[Setting]:

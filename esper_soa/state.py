@@ -190,7 +190,7 @@ class Masks(TensorClass["tensor_only", "frozen"]):
     """Legal choices, bool; `slot` is unconditional, `slot_by_op` is what the slot head is sampled from."""
 
     slot: Tensor  # [N, S]
-    blueprint: Tensor  # [N, 13]
+    blueprint: Tensor  # [N, P], P codes of blueprints
     style: Tensor  # [N, 4]
     tempo: Tensor  # [N, 3]
     alpha_target: Tensor  # [N, 3]

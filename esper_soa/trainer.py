@@ -20,8 +20,7 @@ from rich.console import Console
 from esper_soa.agent.config import SCRATCH
 from esper_soa.agent.policy import CapturedPolicy, RecurrentPolicy
 from esper_soa.agent.ppo import Learner
-from esper_soa.agent.scripted import scripted_policy
-from esper_soa.build import build_world
+from esper_soa.build import build_world, rule_player
 from esper_soa.config import TrainConfig, settings_yaml
 from esper_soa.controls import play_control
 from esper_soa.env.outcome import hypervolume, trade_offs
@@ -31,6 +30,7 @@ from esper_soa.env.world import World
 from esper_soa.errors import OutOfRoomError, UserError, check
 from esper_soa.nets.datasets import ImageSet
 from esper_soa.nets.graphs import decision_cache
+from esper_soa.nets.model.blueprints import BLUEPRINTS, names_by_code
 from esper_soa.nets.precision import choose_precision
 from esper_soa.nets.your_images import check_images
 from esper_soa.ops import resume
@@ -62,7 +62,7 @@ from esper_soa.ops.rundir import (
 )
 from esper_soa.ops.session import Session, session
 from esper_soa.ops.telemetry import Json, MetricsWriter, keep_rounds
-from esper_soa.ops.verdict import CONTROL_WORDS, Episode, HostScore
+from esper_soa.ops.verdict import Episode, HostScore, control_words
 from esper_soa.state import STATE_FLOAT
 
 NEWEST = "the newest checkpoint"  # what it is called where it could not be written, and so the next
@@ -75,14 +75,14 @@ def build_player(cfg: TrainConfig, world: World) -> Player:
     Raises UserError where that does not fit.
     """
     if cfg.policy.name != "ppo":
-        return Player(scripted_policy(cfg.policy, cfg.task.blueprints), None)
-    policy = RecurrentPolicy(cfg.policy, world.rules.nets.shape.slots, cfg.seed).to(world.device)
+        return Player(rule_player(cfg, cfg.policy.name, "policy.name"), None)
+    shape, names = world.rules.nets.shape, names_by_code(world.rules.nets.shape.blueprints)
+    policy = RecurrentPolicy(cfg.policy, shape.slots, cfg.seed, len(names)).to(world.device)
     captured, imitation = decision_cache(cfg.compute.cuda_graphs, world.device), cfg.policy.imitation
     learner = Learner(policy, cfg.policy.ppo, cfg.policy.ppo.floor_penalty_rounds, cfg.seed, captured, imitation)
     if cfg.policy.init != SCRATCH:
-        take_over(learner, cfg.policy.network, load_policy(cfg.policy.init, world.device))
-    script = replace(cfg.policy, name=imitation.teacher)
-    teacher = scripted_policy(script, cfg.task.blueprints) if imitation.rounds else None
+        take_over(learner, cfg.policy.network, load_policy(cfg.policy.init, world.device), names)
+    teacher = rule_player(cfg, imitation.teacher, "policy.imitation.teacher") if imitation.rounds else None
     return Player(policy if captured is None else CapturedPolicy(policy, captured), learner, teacher)
 
 
@@ -151,6 +151,8 @@ class Run:
             LOGGER.warning("data     %s", finding)
         LOGGER.info("hosts    %d x %s, %d parameters each, slots %s", sizes.num_envs, cfg.task.name,
                     world.rules.reward.counts.host, slots)  # fmt: skip
+        for one in world.rules.nets.shape.blueprints[len(BLUEPRINTS) :]:
+            LOGGER.info("seeds    %s of your own, code %d", one.name, one.code)
         LOGGER.info("work     %d rounds of %d env-steps; T=%d training and V=%d validation images, batches of %d",
                     cfg.rounds, cfg.steps, sizes.train_samples, sizes.val_samples, sizes.batch_size)  # fmt: skip
         LOGGER.info("policy   %s, reward %s, on %s", cfg.policy.name, cfg.reward.mode, self.place)
@@ -266,7 +268,7 @@ class Run:
         cfg, recent = self.cfg, self.done.recent
         if not wants_control(cfg):
             return None
-        label, first = CONTROL_WORDS[cfg.control], self.done.rounds_done - len(recent)
+        label, first = control_words(cfg.control), self.done.rounds_done - len(recent)
         played = [
             play_control(cfg.control, cfg, self.world, grown, Round(first + index, progress, label))
             for index, grown in enumerate(recent)

@@ -59,7 +59,7 @@ class Blueprint:
     CONV_HEAVY = 7
 
 
-NUM_BLUEPRINTS = 13
+NUM_BLUEPRINTS = 13  # of the package: codes from here on are those of users
 BLUEPRINT_NAMES = (
     "noop", "conv_light", "attention", "norm", "depthwise", "bottleneck", "conv_small", "conv_heavy",
     "lora", "lora_large", "mlp_small", "mlp", "flex_attention",
@@ -118,7 +118,7 @@ class Head(NamedTuple):
     """One action head: a row of HEADS."""
 
     name: str
-    choices: int  # 0 = one per seed slot
+    choices: int  # 0 = one per seed slot; those of a blueprint are more where users bring their own
     placeholder: int  # its choice where it does not matter (log-prob 0, entropy 0); not so for slot and op
     ops: tuple[int, ...]  # for which it matters
     fixed: bool = False  # masked down to its placeholder where none of these ops is legal; others keep all choices
@@ -140,6 +140,10 @@ DETAIL_HEADS = HEADS[1:-1]  # what is chosen once op and slot are
 HEAD_NAMES = tuple(head.name for head in HEADS)
 
 
-def head_sizes(num_slots: int) -> tuple[int, ...]:
-    """Number of choices of every head, in HEADS order, for hosts with `num_slots` seed slots."""
-    return tuple(head.choices or num_slots for head in HEADS)
+def head_sizes(num_slots: int, num_blueprints: int = NUM_BLUEPRINTS) -> tuple[int, ...]:
+    """Number of choices of every head, in HEADS order, for hosts with `num_slots` seed slots.
+
+    num_blueprints: P, codes of the package's blueprints and of users'.
+    """
+    follows = {"slot": num_slots, "blueprint": num_blueprints}
+    return tuple(follows.get(head.name, head.choices) for head in HEADS)

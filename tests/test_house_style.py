@@ -22,9 +22,9 @@ MAX_FILE_LINES = 450
 
 # A module may import from its own layer and from those before it.
 LAYERS = (
-    ("vocabulary", "errors", "paths", "ranges", "student", "arguments", "user_cache"), ("state",), ("nets",), ("env",),
-    ("agent",), ("config",),
-    ("ops",), ("build", "actions"), ("controls",), ("trainer",), ("evaluation",), ("compose",),
+    ("vocabulary", "errors", "paths", "ranges", "student", "arguments", "user_cache", "registry"), ("state",),
+    ("nets",), ("env",), ("agent",), ("config",),
+    ("ops",), ("build", "actions"), ("conformance",), ("controls",), ("trainer",), ("evaluation",), ("compose",),
     ("library", "simulator"), ("adapters",), ("train", "evaluate", "export", "command"),
 )  # fmt: skip
 # Torch takes seconds to import, Hydra half a second: `main` hears signals first, a job imports torch once it starts.

@@ -1,1 +1,20 @@
-"""The decision makers: the recurrent PPO policy and the scripted ones."""
+"""The decision makers: the recurrent PPO policy and the scripted ones. `esper_soa.agent` also marks users' own.
+
+The package and the mark have one name, so the package can be called as the mark is; see registry.py.
+"""
+
+import sys
+from types import ModuleType
+
+from esper_soa import registry
+
+
+class _Package(ModuleType):
+    """This package."""
+
+    def __call__(self, name: str) -> registry.Mark:
+        """What `registry.agent` gives."""
+        return registry.agent(name)
+
+
+sys.modules[__name__].__class__ = _Package

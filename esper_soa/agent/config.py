@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from esper_soa.errors import check
 from esper_soa.ranges import COUNT, WEIGHT, check_fields, choice, choices, number, numbers, table
+from esper_soa.registry import AGENT, BLUEPRINT
 from esper_soa.vocabulary import ALPHA_TARGETS, BLUEPRINT_NAMES, HEAD_NAMES, STYLE_BLEND, TEMPO_STEPS
 
 POLICIES = ("ppo", "random", "wait", "schedule", "heuristic")
@@ -95,7 +96,7 @@ class ScheduleConfig:
     # Age of the seed, env-steps, at which it leaves GERMINATED, TRAINING and BLENDING; fewer = no ADVANCE there.
     advance: list[int] = numbers((1, 11, 16), 1, COUNT, least=0)
     fossilize: int = number(17, 1, COUNT)  # age of the seed, env-steps
-    blueprint: str = choice("norm", BLUEPRINT_NAMES)  # of every seed
+    blueprint: str = choice("norm", BLUEPRINT_NAMES, own=BLUEPRINT)  # of every seed
     style: int = number(2, 0, len(STYLE_BLEND) - 1)  # vocabulary.Style
     tempo: int = number(1, 0, len(TEMPO_STEPS) - 1)  # index of vocabulary.TEMPO_STEPS
     alpha_target: int = number(2, 0, len(ALPHA_TARGETS) - 1)  # index of vocabulary.ALPHA_TARGETS
@@ -122,7 +123,7 @@ class HeuristicConfig:
     min_improvement_to_fossilize: float = number(0.5, -100, 100)  # contribution, percent points
     embargo_steps_after_prune: int = number(5, 0, COUNT)  # env-steps without a germination
     blueprint_rotation: list[str] = choices(  # germinated in turn
-        ("conv_light", "conv_heavy", "attention", "norm", "depthwise"), BLUEPRINT_NAMES, repeated=True
+        ("conv_light", "conv_heavy", "attention", "norm", "depthwise"), BLUEPRINT_NAMES, repeated=True, own=BLUEPRINT
     )
     blueprint_penalty_on_prune: float = number(2.0, 0, WEIGHT)  # added to that of the blueprint
     penalty_decay: float = number(0.5, 0, 1)  # factor per env-step
@@ -139,7 +140,7 @@ class ImitationConfig:
     """Rounds in which the learning policy plays and learns what a scripted teacher would have done (DAgger)."""
 
     rounds: int = number(0, 0, COUNT, note="0 = none")  # the first rounds of a run are of this kind
-    teacher: str = choice("heuristic", TEACHERS)  # with the settings of policy.heuristic or policy.schedule
+    teacher: str = choice("heuristic", TEACHERS, own=AGENT)  # with the settings of policy.heuristic or policy.schedule
     epochs: int = number(4, 1, 10_000)  # passes over such a round
     lr: float = number(1e-3, 0, 1000, "(]")  # of Adam, which starts afresh with the first round of PPO
 
@@ -151,7 +152,7 @@ class ImitationConfig:
 class PolicyConfig:
     """Who decides: a learning policy or a scripted one, behind the same `act`."""
 
-    name: str = choice("ppo", POLICIES)  # ppo learns, the others follow rules
+    name: str = choice("ppo", POLICIES, own=AGENT)  # ppo learns, the others follow rules
     # What a new run takes over (ppo only): none, the name of a policy that ships, a run folder, a checkpoint.
     init: str = SCRATCH
     deterministic: bool = False  # take the likeliest choice instead of sampling (ppo only)

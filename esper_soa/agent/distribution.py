@@ -76,8 +76,9 @@ def head_masks(masks: Masks, op: Tensor) -> dict[str, Tensor]:
     first = slot & (slot.cumsum(-1) == 1)
     chosen = {"slot": torch.where((op == Op.WAIT)[..., None], first, slot)}
     for head in DETAIL_HEADS:
-        placeholder = torch.arange(head.choices, device=op.device) == head.placeholder
-        chosen[head.name] = torch.where(stage_in(op, head.ops)[..., None], masks.get(head.name), placeholder)
+        legal = masks.get(head.name)
+        placeholder = torch.arange(legal.shape[-1], device=op.device) == head.placeholder
+        chosen[head.name] = torch.where(stage_in(op, head.ops)[..., None], legal, placeholder)
     chosen["op"] = masks.op
     return chosen
 

@@ -6,7 +6,7 @@ statistics are shared by all slots: their names and shapes are the same for ever
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -23,10 +23,12 @@ from esper_soa.env.observation import NUM_ENV_FEATURES, NUM_SLOT_FEATURES
 from esper_soa.nets.config import SlotSpec
 from esper_soa.nets.graphs import StepCache, captured_call
 from esper_soa.state import Action, Decision, Masks, Observation, View
-from esper_soa.vocabulary import HEAD_NAMES, HEADS, NUM_BLUEPRINTS, OP_NAMES
+from esper_soa.vocabulary import CNN_BLUEPRINTS, HEAD_NAMES, HEADS, NUM_BLUEPRINTS, OP_NAMES
 
 DROPOUT = 0.1  # of the contribution predictor, in updates only
 EMBEDDING_STD = 0.02
+# Weights with a row per blueprint.
+BLUEPRINT_TABLES = ("embedding.weight", "heads.blueprint.4.weight", "heads.blueprint.4.bias")
 GAIN, ACTION_GAIN, VALUE_GAIN = math.sqrt(2.0), 0.01, 0.1  # of orthogonal initialisation
 
 
@@ -119,11 +121,11 @@ def _action_head(num_inputs: int, hidden: int, choices: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(num_inputs, hidden // 2), nn.ReLU(), nn.Linear(hidden // 2, choices))
 
 
-def _blueprint_head(num_inputs: int, hidden: int) -> nn.Sequential:
+def _blueprint_head(num_inputs: int, hidden: int, num_blueprints: int) -> nn.Sequential:
     return nn.Sequential(
         nn.Linear(num_inputs, hidden), nn.ReLU(),
         nn.Linear(hidden, hidden // 2), nn.ReLU(),
-        nn.Linear(hidden // 2, NUM_BLUEPRINTS),
+        nn.Linear(hidden // 2, num_blueprints),
     )  # fmt: skip
 
 
@@ -137,7 +139,7 @@ def _value_head(num_inputs: int, hidden: int) -> nn.Sequential:
     )  # fmt: skip
 
 
-def _heads(hidden: int, slot: int) -> nn.ModuleDict:
+def _heads(hidden: int, slot: int, num_blueprints: int) -> nn.ModuleDict:
     """Action heads in HEADS order: op from the LSTM output, slot from that, the op and each slot, others with the slot.
 
     So an action is op, then slot, then the rest, each given what was chosen before (an autoregressive factorisation).
@@ -149,7 +151,7 @@ def _heads(hidden: int, slot: int) -> nn.ModuleDict:
         elif head.name == "slot":
             heads[head.name] = SlotScores(hidden + len(OP_NAMES), slot, hidden // 2)
         elif head.name == "blueprint":
-            heads[head.name] = _blueprint_head(hidden + slot, hidden)
+            heads[head.name] = _blueprint_head(hidden + slot, hidden, num_blueprints)
         else:
             heads[head.name] = _action_head(hidden + slot, hidden, head.choices)
     return heads
@@ -173,7 +175,8 @@ class ContributionPredictor(nn.Module):
 class RecurrentPolicy(nn.Module):
     """Actor and critic over one residual LSTM; an Agent (see protocol).
 
-    Its state_dict fits a policy for any other slots: what depends on them is the fixed table of their places alone.
+    Its state_dict fits a policy for any other slots: what depends on them is the fixed table of their places alone. Of
+    other blueprints it fits once `with_blueprints` has given it their rows.
     """
 
     mean: Tensor  # float32 [23 + 31]: of the features of the env, then of those of a slot
@@ -181,19 +184,24 @@ class RecurrentPolicy(nn.Module):
     seen: Tensor
     places: Tensor  # float32 [S, 4]
 
-    def __init__(self, config: PolicyConfig, slots: Sequence[SlotSpec], seed: int) -> None:
-        """For hosts with these slots, in slot order; initial weights depend on the seed and on no slot."""
+    def __init__(
+        self, config: PolicyConfig, slots: Sequence[SlotSpec], seed: int, num_blueprints: int = NUM_BLUEPRINTS
+    ) -> None:
+        """For hosts with these slots, in slot order; initial weights depend on the seed and on no slot.
+
+        num_blueprints: P, codes of the package's blueprints and of users'.
+        """
         super().__init__()
         network = config.network
         hidden, width, slot = network.hidden, network.features, network.slot_features
         self.deterministic = config.deterministic
         self.floors = dict(config.ppo.probability_floor)
         self.clip = config.ppo.observation_clip
-        self.embedding = nn.Embedding(NUM_BLUEPRINTS + 1, network.blueprint_embedding)  # the last row: empty slot
+        self.embedding = nn.Embedding(num_blueprints + 1, network.blueprint_embedding)  # the last row: empty slot
         self.slot_encoder = SlotEncoder(NUM_SLOT_FEATURES + network.blueprint_embedding + PLACE_FEATURES, slot)
         self.feature_net = nn.Sequential(nn.Linear(NUM_ENV_FEATURES + 2 * slot, width), nn.LayerNorm(width), nn.ReLU())
         self.lstm = ResidualLSTM(width, hidden, network.layers)
-        self.heads = _heads(hidden, slot)
+        self.heads = _heads(hidden, slot, num_blueprints)
         self.value_head = _value_head(hidden, hidden)
         self.q_head = _value_head(hidden + len(OP_NAMES), hidden)
         self.contribution_head = ContributionPredictor(hidden, slot)
@@ -332,13 +340,29 @@ class RecurrentPolicy(nn.Module):
         """
         env_moments, slot_moments = self._part_moments()
         raw_env, raw_slots = self._split(features)
-        embedded = self.embedding(torch.where(blueprints < 0, NUM_BLUEPRINTS, blueprints))
+        embedded = self.embedding(torch.where(blueprints < 0, self.embedding.num_embeddings - 1, blueprints))
         slots = self.slot_encoder(normalize_observation(slot_moments, raw_slots, self.clip), embedded, self.places)
         env = normalize_observation(env_moments, raw_env, self.clip)
         return slots, self.feature_net(torch.cat([env, summary(slots)], dim=-1))
 
     def _pick(self, log_probs: Tensor, noise: Tensor) -> Tensor:
         return likeliest(log_probs) if self.deterministic else choose(log_probs, noise)
+
+
+def with_blueprints(state: Mapping[str, Tensor], before: Sequence[str], after: Sequence[str]) -> dict[str, Tensor]:
+    """A policy's state_dict for the blueprints `after`, from one for the blueprints `before`: names, by code.
+
+    A blueprint of both keeps its rows. A new one takes the mean of those of the package that can be germinated, so that
+    it is seen as some seed and is as likely as they are on average; one that is no more loses its own.
+    """
+    known = {name: code for code, name in enumerate(before)}
+    found = dict(state)
+    for name in BLUEPRINT_TABLES:
+        rows = state[name]
+        common = rows[list(CNN_BLUEPRINTS)].mean(0)
+        taken = [rows[known[one]] if one in known else common for one in after]
+        found[name] = torch.stack([*taken, *rows[len(before) :]])  # the embedding of an empty slot stays the last
+    return found
 
 
 def one_hot(op: Tensor, like: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from tensordict import TensorClass
 from torch import Tensor
 
 from esper_soa.state import Action, Masks
-from esper_soa.vocabulary import HEAD_NAMES, OP_NAMES, Op, head_sizes
+from esper_soa.vocabulary import HEAD_NAMES, NUM_BLUEPRINTS, OP_NAMES, Op, head_sizes
 
 
 class Row(TensorClass["tensor_only", "frozen"]):  # type: ignore[type-arg, name-defined]
@@ -51,14 +51,22 @@ def stack_action(action: Action) -> Tensor:
     return torch.stack([action.get(name) for name in HEAD_NAMES], dim=-1)
 
 
-def new_rollout(num_steps: int, num_envs: int, num_slots: int, num_features: int, device: torch.device) -> Rollout:
+def new_rollout(
+    num_steps: int,
+    num_envs: int,
+    num_slots: int,
+    num_features: int,
+    device: torch.device,
+    num_blueprints: int = NUM_BLUEPRINTS,
+) -> Rollout:
     """An empty rollout: zeros everywhere, no row valid, no teacher."""
     lead = (num_steps, num_envs)
 
     def zeros(dtype: torch.dtype, *shape: int) -> Tensor:
         return torch.zeros(*lead, *shape, dtype=dtype, device=device)
 
-    masks = {name: zeros(torch.bool, size) for name, size in zip(HEAD_NAMES, head_sizes(num_slots), strict=True)}
+    sizes = zip(HEAD_NAMES, head_sizes(num_slots, num_blueprints), strict=True)
+    masks = {name: zeros(torch.bool, size) for name, size in sizes}
     slot_by_op = zeros(torch.bool, len(OP_NAMES), num_slots)
     rows = Row(
         features=zeros(torch.float32, num_features),

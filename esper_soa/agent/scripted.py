@@ -1,7 +1,8 @@
 """Decision makers that follow rules instead of learning: random, wait, a fixed schedule, and a heuristic.
 
 Given a View of N envs they return one Decision per env, with zeros for what a learner would store. The trainer and
-the A/B comparison use them behind `agent.protocol.Agent`; every choice obeys the masks.
+the A/B comparison use them behind `agent.protocol.Agent`; every choice obeys the masks. Agents of users' own are
+written with `seed_action`, `obey` and `unlearned`.
 """
 
 from collections.abc import Sequence
@@ -15,8 +16,9 @@ from esper_soa.agent.distribution import head_masks, relevant_heads
 from esper_soa.agent.protocol import Agent, Memory
 from esper_soa.env.legality import ADVANCES, stage_allows
 from esper_soa.errors import SettingError, check, check_choice
+from esper_soa.nets.config import blueprint_names
 from esper_soa.state import Action, Decision, Masks, View
-from esper_soa.vocabulary import BLUEPRINT_NAMES, HEAD_NAMES, HEADS, NUM_BLUEPRINTS, AlphaMode, Blueprint, Op, Stage
+from esper_soa.vocabulary import BLUEPRINT_NAMES, HEAD_NAMES, HEADS, AlphaMode, Blueprint, Op, Stage
 
 ALPHA_TOLERANCE = 1e-6
 FORGOTTEN_PENALTY = 0.1  # a blueprint's penalty that decays below this is dropped
@@ -80,7 +82,7 @@ class RandomPolicy:
         op = uniform_choice(view.masks.op, noise["op"])
         offered = head_masks(view.masks, op)
         heads = {name: uniform_choice(offered[name], noise[name]) for name in HEAD_NAMES}
-        return _unlearned(_action(heads | {"op": op})), memory
+        return unlearned(_action(heads | {"op": op})), memory
 
 
 class WaitPolicy:
@@ -93,8 +95,8 @@ class WaitPolicy:
     def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
         """WAIT for every env."""
         op = torch.zeros_like(view.state.signals.step)
-        action, _ = obey(_seed_action(op, op, op), view.masks)
-        return _unlearned(action), memory
+        action, _ = obey(seed_action(op, op, op), view.masks)
+        return unlearned(action), memory
 
 
 class SchedulePolicy:
@@ -102,7 +104,7 @@ class SchedulePolicy:
 
     def __init__(self, cfg: ScheduleConfig, blueprints: Sequence[str]) -> None:
         check_choice("policy.schedule.blueprint", cfg.blueprint, tuple(blueprints))
-        self.cfg = cfg
+        self.cfg, self.code = cfg, blueprint_names(blueprints).index(cfg.blueprint)
 
     def start(self, num_envs: int, device: torch.device) -> Memory:
         """Remembers nothing: the env state knows the env-step."""
@@ -115,14 +117,14 @@ class SchedulePolicy:
         applicable = legal.gather(1, due.unsqueeze(1)).squeeze(1)
         slot = first_choice((due != Op.WAIT) & applicable)
         op = due.gather(1, slot.unsqueeze(1)).squeeze(1)
-        want = _seed_action(op, slot, torch.full_like(op, BLUEPRINT_NAMES.index(self.cfg.blueprint)))
+        want = seed_action(op, slot, torch.full_like(op, self.code))
         want = want.replace(
             style=torch.full_like(op, self.cfg.style),
             tempo=torch.full_like(op, self.cfg.tempo),
             alpha_target=torch.full_like(op, self.cfg.alpha_target),
         )
         action, _ = obey(want, view.masks)
-        return _unlearned(action), memory
+        return unlearned(action), memory
 
     def due_ops(self, step: Tensor, stage: Tensor, age: Tensor) -> Tensor:
         """Op due in every slot [N, S] at env-step `step` [N], by the stage and the age of its seed [N, S]."""
@@ -158,7 +160,7 @@ class HeuristicMemory(NamedTuple):
     """What the heuristic remembers of N envs."""
 
     rotation: Tensor  # int64 [N], candidates of the blueprint rotation tried so far
-    penalties: Tensor  # float64 [N, 13], by blueprint
+    penalties: Tensor  # float64 [N, P], by blueprint
     last_prune: Tensor  # int64 [N], env-step
     last_decay: Tensor  # int64 [N], env-step
 
@@ -179,12 +181,12 @@ class HeuristicPolicy:
         allowed = ", ".join(blueprints)
         check(len(rotation) > 0, name, rotation, f"a list of some of {allowed}")
         check(set(rotation) <= set(blueprints), name, rotation, f"a list of some of {allowed}")
-        self.cfg = cfg
+        self.cfg, self.names = cfg, blueprint_names(blueprints)
 
     def start(self, num_envs: int, device: torch.device) -> Memory:
         """A HeuristicMemory that has seen nothing."""
         zeros = torch.zeros(num_envs, dtype=torch.int64, device=device)
-        penalties = torch.zeros(num_envs, NUM_BLUEPRINTS, dtype=torch.float64, device=device)
+        penalties = torch.zeros(num_envs, len(self.names), dtype=torch.float64, device=device)
         return HeuristicMemory(zeros, penalties, zeros + NEVER, zeros.clone())
 
     def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
@@ -196,14 +198,14 @@ class HeuristicPolicy:
             slots.contribution, slots.contribution_known,
         )  # fmt: skip
         decayed = decay_penalties(HeuristicMemory(*memory), situation.step, self.cfg)
-        wish, after = wish_for(situation, decayed, self.cfg)
+        wish, after = wish_for(situation, decayed, self.cfg, self.names)
         slot = torch.where(wish.op == Op.GERMINATE, first_choice(slots.empty), wish.slot)
-        action, legal = obey(_seed_action(wish.op, slot, wish.blueprint), view.masks)
+        action, legal = obey(seed_action(wish.op, slot, wish.blueprint), view.masks)
         kept = [
             torch.where(legal.reshape(-1, *[1] * (new.ndim - 1)), new, old)
             for new, old in zip(after, decayed, strict=True)
         ]
-        return _unlearned(action), HeuristicMemory(*kept)
+        return unlearned(action), HeuristicMemory(*kept)
 
 
 def decay_penalties(memory: HeuristicMemory, step: Tensor, cfg: HeuristicConfig) -> HeuristicMemory:
@@ -215,22 +217,24 @@ def decay_penalties(memory: HeuristicMemory, step: Tensor, cfg: HeuristicConfig)
     return memory._replace(penalties=penalties, last_decay=torch.where(due, step, memory.last_decay))
 
 
-def wish_for(situation: Situation, memory: HeuristicMemory, cfg: HeuristicConfig) -> tuple[Wish, HeuristicMemory]:
+def wish_for(
+    situation: Situation, memory: HeuristicMemory, cfg: HeuristicConfig, names: Sequence[str] = BLUEPRINT_NAMES
+) -> tuple[Wish, HeuristicMemory]:
     """What the heuristic wants, masks apart, and its memory if it gets it (reference heuristic policy).
 
     The first managed seed in slot order decides; only without one is germination considered.
-    Thresholds of `cfg` may also be tensors [N].
+    Thresholds of `cfg` may also be tensors [N]; names: what it calls the blueprints, by code.
     """
     managed = stage_allows(Op.PRUNE, situation.stage)  # seeds that still need decisions
     managing = managed.any(-1)
     slot = first_choice(managed)
     germinating = ~managing & _germination_due(situation, memory, cfg)
-    next_blueprint, rotation = _next_blueprint(memory, cfg)
+    next_blueprint, rotation = _next_blueprint(memory, cfg, names)
     op = torch.where(germinating, Op.GERMINATE, Op.WAIT)
     op = torch.where(managing, _managing_op(situation, slot, cfg), op)
     blueprint = torch.where(germinating, next_blueprint, _at(situation.blueprint, slot))
     pruning = op == Op.PRUNE
-    codes = torch.arange(NUM_BLUEPRINTS, device=op.device)
+    codes = torch.arange(memory.penalties.shape[1], device=op.device)
     charged = pruning.unsqueeze(-1) & (codes == blueprint.unsqueeze(-1))
     memory = memory._replace(
         rotation=torch.where(germinating, rotation, memory.rotation),
@@ -276,26 +280,26 @@ def _managing_op(situation: Situation, slot: Tensor, cfg: HeuristicConfig) -> Te
     return torch.where(stage == Stage.HOLDING, torch.where(known, held, Op.WAIT), op)
 
 
-def _next_blueprint(memory: HeuristicMemory, cfg: HeuristicConfig) -> tuple[Tensor, Tensor]:
+def _next_blueprint(memory: HeuristicMemory, cfg: HeuristicConfig, names: Sequence[str]) -> tuple[Tensor, Tensor]:
     """Blueprint int64 [N] to germinate next, and the rotation count int64 [N] once it is taken.
 
     The next candidate of the rotation with a penalty below the threshold; where all are above it, the rotation goes
     over the candidates ordered by penalty, then name.
     """
     device, size = memory.rotation.device, len(cfg.blueprint_rotation)
-    codes = _constants([BLUEPRINT_NAMES.index(name) for name in cfg.blueprint_rotation], device)
+    codes = _constants([names.index(name) for name in cfg.blueprint_rotation], device)
     turn = (memory.rotation.unsqueeze(-1) + torch.arange(size, device=device)) % size
     candidates = codes[turn]
     acceptable = memory.penalties.gather(1, candidates) < _column(cfg.penalty_threshold)
     tried = first_choice(acceptable)
-    by_name = _constants([BLUEPRINT_NAMES.index(name) for name in sorted(cfg.blueprint_rotation)], device)
+    by_name = _constants([names.index(name) for name in sorted(cfg.blueprint_rotation)], device)
     order = memory.penalties[:, by_name].argsort(dim=1, stable=True)
     least_bad = by_name[_at(order, memory.rotation % size)]
     found = acceptable.any(-1)
     return torch.where(found, _at(candidates, tried), least_bad), memory.rotation + torch.where(found, tried + 1, 1)
 
 
-def _seed_action(op: Tensor, slot: Tensor, blueprint: Tensor) -> Action:
+def seed_action(op: Tensor, slot: Tensor, blueprint: Tensor) -> Action:
     """`op` on `slot` [N], with `blueprint` for GERMINATE and the placeholder choice in every other head."""
     placeholders = {head.name: torch.full_like(op, head.placeholder) for head in HEADS}
     return _action(placeholders | {"op": op, "slot": slot, "blueprint": blueprint.clamp(min=Blueprint.NOOP)})
@@ -306,7 +310,7 @@ def _action(heads: dict[str, Tensor]) -> Action:
     return Action.from_dict({name: heads[name] for name in HEAD_NAMES}, batch_size=heads["op"].shape)
 
 
-def _unlearned(action: Action) -> Decision:
+def unlearned(action: Action) -> Decision:
     """`action` as a Decision, with zeros for what only a learner needs."""
     zeros = torch.zeros_like(action.op, dtype=torch.float32)
     log_probs = zeros.unsqueeze(-1).expand(-1, len(HEAD_NAMES)).clone()

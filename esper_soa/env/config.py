@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from esper_soa.errors import check
 from esper_soa.ranges import COUNT, WEIGHT, check_fields, choice, choices, number
+from esper_soa.registry import REWARD
 
 REWARD_MODES = ("shaped", "escrow", "basic", "basic_plus", "sparse", "minimal", "simplified", "loss", "net")
 PBRS_GAMMA = 0.995  # discount that shaping, clawback and hindsight credit assume
@@ -132,7 +133,7 @@ class AttributionConfig:
 class RewardConfig:
     """Every term of every reward mode (rewards.md A.1). Costs and penalties are negative, rents positive."""
 
-    mode: str = choice("shaped", REWARD_MODES)  # which terms are paid; see reward_modes.py
+    mode: str = choice("shaped", REWARD_MODES, own=REWARD)  # which terms are paid; see reward_modes.py
     scored_slots: str = choice("all", ("all", "target"))  # per-seed terms over all live slots, or the reference's rule
     # attribution
     contribution_weight: float = number(1.0, 0, WEIGHT)  # reward per point of contribution

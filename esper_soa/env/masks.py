@@ -13,7 +13,7 @@ from torch import Tensor
 from esper_soa.env.config import LifecycleConfig
 from esper_soa.env.legality import slot_allows
 from esper_soa.state import Masks, Ramp, Slots, stage_in
-from esper_soa.vocabulary import DETAIL_HEADS, LIVE_STAGES, NUM_BLUEPRINTS, OP_NAMES, Blueprint, Head, Op, Stage
+from esper_soa.vocabulary import DETAIL_HEADS, LIVE_STAGES, OP_NAMES, Blueprint, Head, Op, Stage
 
 # A seed in one of them, not yet blending or on its way out, blocks germination in every slot of its env.
 UNSETTLED_STAGES = (Stage.GERMINATED, Stage.TRAINING, Stage.PRUNED, Stage.EMBARGOED, Stage.RESETTING)
@@ -36,7 +36,7 @@ class MaskRules(NamedTuple):
     min_prune_age: Tensor | int  # env-steps
     advance_disabled: Tensor  # bool, every gate forwards by itself
     moving_prunable: Tensor  # bool, PRUNE is legal while the alpha ramp moves
-    blueprints: Tensor  # bool [N, 13] or [1, 13], blueprints that exist for the host
+    blueprints: Tensor  # bool [N, P] or [1, P], blueprints that exist for the host
 
 
 def action_masks(
@@ -44,7 +44,7 @@ def action_masks(
 ) -> Masks:
     """Legal choices of N envs.
 
-    blueprints_allowed: bool [13], what can be germinated in this task's host (NOOP is never legal).
+    blueprints_allowed: bool [P], what can be germinated in this task's host (NOOP is never legal).
     max_seeds: live seeds, fossils included, from which on GERMINATE is masked; 0 = unlimited.
     """
     no = torch.zeros_like(slots.stage[:, :1], dtype=torch.bool)
@@ -65,9 +65,9 @@ def legal_choices(facts: SlotFacts, rules: MaskRules) -> Masks:
     by_op = _legal_slots(facts, rules)
     op = by_op.any(-1)
     op = torch.cat((torch.ones_like(op[:, :1]), op[:, 1:]), -1)
-    offered = {head.name: choices_left(head, op) for head in DETAIL_HEADS}
-    blueprints = torch.arange(NUM_BLUEPRINTS, device=op.device)
-    offered["blueprint"] = offered["blueprint"] & rules.blueprints & (blueprints != Blueprint.NOOP)
+    codes = torch.arange(rules.blueprints.shape[-1], device=op.device)
+    germinable = (rules.blueprints & (codes != Blueprint.NOOP)).expand(op.shape[0], -1).clone()
+    offered = {head.name: choices_left(head, op) for head in DETAIL_HEADS} | {"blueprint": germinable}
     masks = {"slot": facts.enabled, **offered, "op": op, "slot_by_op": by_op}
     return Masks.from_dict(masks, batch_size=op.shape[:1])
 
@@ -75,7 +75,8 @@ def legal_choices(facts: SlotFacts, rules: MaskRules) -> Masks:
 def choices_left(head: Head, op: Tensor) -> Tensor:
     """bool [N, C]: what the legal ops [N, 6] leave of the choices of a head.
 
-    All, but that a head which is `fixed` keeps its placeholder alone where no op that it matters for is legal.
+    All, but that a head which is `fixed` keeps its placeholder alone where no op that it matters for is legal. Which
+    blueprints there are is for the rules to say.
     """
     if not head.fixed:
         return torch.ones_like(op[:, :1]).expand(-1, head.choices)

@@ -10,13 +10,15 @@ import torch
 from torch import Tensor
 
 from esper_soa.env.parameters import total_params
+from esper_soa.nets.model.flops import TrainingFlop
 from esper_soa.state import STATE_FLOAT, EnvState, ParameterCounts, Slots
 from esper_soa.vocabulary import NUM_BLUEPRINTS, Stage
 
 SUCCESS_ACCURACY = 80.0  # percent
 STABILITY_WINDOW = 20  # last raw rewards of an episode that its stability is judged by
 HYPERVOLUME_RATIO = 2.0  # parameter ratio of the reference point; its accuracy is 0
-# Cost of a forward pass with a fossil relative to the host alone, by blueprint in the order of BLUEPRINT_NAMES.
+# Cost of a forward pass with a fossil relative to the host alone, by blueprint in the order of BLUEPRINT_NAMES: the
+# reference's. That of a user's own is counted.
 COMPUTE_MULTIPLIERS = (1.0, 1.15, 1.35, 1.02, 1.08, 1.05, 1.05, 1.25, 1.05, 1.08, 1.15, 1.2, 1.35)
 
 
@@ -38,7 +40,7 @@ class Outcomes(NamedTuple):
 
 
 class BlueprintStats(NamedTuple):
-    """Sums by blueprint [13], to be added up over env-steps and rounds; means are properties, NaN where 0 / 0."""
+    """Sums by blueprint [P], to be added up over env-steps and rounds; means are properties, NaN where 0 / 0."""
 
     germinated: Tensor  # int64
     fossilized: Tensor  # int64
@@ -75,8 +77,11 @@ class BlueprintStats(NamedTuple):
         return self.contribution / self.measured
 
 
-def outcomes(state: EnvState, rewards: Tensor, counts: ParameterCounts) -> Outcomes:
-    """The finished episodes of N envs; rewards: float64 [N, STABILITY_WINDOW], the last raw rewards, newest last."""
+def outcomes(state: EnvState, rewards: Tensor, counts: ParameterCounts, costs: TrainingFlop | None = None) -> Outcomes:
+    """The finished episodes of N envs; rewards: float64 [N, STABILITY_WINDOW], the last raw rewards, newest last.
+
+    costs: of the host and of all blueprints; may be left out where there are none but the package's.
+    """
     slots, signals, totals = state.slots, state.signals, state.totals
     return Outcomes(
         accuracy=signals.val_accuracy,
@@ -84,7 +89,7 @@ def outcomes(state: EnvState, rewards: Tensor, counts: ParameterCounts) -> Outco
         stability=stability(rewards, signals.step),
         reward=totals.reward,
         success=signals.val_accuracy >= SUCCESS_ACCURACY,
-        compute_cost=compute_cost(slots),
+        compute_cost=compute_cost(slots, costs),
         germinated=totals.germinated,
         fossilized=totals.fossilized,
         contributing=totals.contributing,
@@ -113,11 +118,17 @@ def stability(rewards: Tensor, num_steps: Tensor) -> Tensor:
     return torch.where(count < 2, 1.0, 1 / (1 + squares / count.clamp(min=1)))
 
 
-def compute_cost(slots: Slots) -> Tensor:
-    """Estimated cost of a forward pass of host and fossils relative to the host alone, float64 [N]."""
+def compute_cost(slots: Slots, costs: TrainingFlop | None = None) -> Tensor:
+    """Estimated cost of a forward pass of host and fossils relative to the host alone, float64 [N].
+
+    One that the reference has no number for costs what `costs` says: its multiplications over those of the host.
+    """
     extra = torch.zeros_like(slots.alpha)
     for code, multiplier in enumerate(COMPUTE_MULTIPLIERS):
         extra = torch.where(slots.blueprint == code, multiplier - 1, extra)
+    if costs is not None:
+        for code in range(len(COMPUTE_MULTIPLIERS), costs.seed.shape[1]):
+            extra = torch.where(slots.blueprint == code, costs.seed[:, code] / max(1.0, costs.host), extra)
     return 1 + torch.where(slots.stage == Stage.FOSSILIZED, extra, 0.0).sum(1)
 
 
@@ -154,10 +165,10 @@ def trade_offs(points: Tensor) -> Tensor:
     return distinct[pareto_front(*distinct.unbind(1))]
 
 
-def empty_blueprint_stats(device: torch.device) -> BlueprintStats:
+def empty_blueprint_stats(device: torch.device, num_blueprints: int = NUM_BLUEPRINTS) -> BlueprintStats:
     """Nothing seen yet."""
-    count = torch.zeros(NUM_BLUEPRINTS, dtype=torch.int64, device=device)
-    amount = torch.zeros(NUM_BLUEPRINTS, dtype=STATE_FLOAT, device=device)
+    count = torch.zeros(num_blueprints, dtype=torch.int64, device=device)
+    amount = torch.zeros(num_blueprints, dtype=STATE_FLOAT, device=device)
     return BlueprintStats(count, count, count, amount, amount, amount, amount, count)
 
 
@@ -173,20 +184,20 @@ def count_blueprints(stats: BlueprintStats, before: Slots, after: Slots) -> Blue
     blending = before.accuracy_current - before.accuracy_blending_start
     measured = fossil & before.contribution_known
     return stats._replace(
-        germinated=stats.germinated + _by_blueprint(after.blueprint, born).to(torch.int64),
-        fossilized=stats.fossilized + _by_blueprint(before.blueprint, fossil).to(torch.int64),
-        pruned=stats.pruned + _by_blueprint(before.blueprint, removed).to(torch.int64),
-        gain=stats.gain + _by_blueprint(before.blueprint, fossil, gain),
-        churn=stats.churn + _by_blueprint(before.blueprint, removed, gain),
-        blending_gain=stats.blending_gain + _by_blueprint(before.blueprint, fossil & before.blending_started, blending),
-        contribution=stats.contribution + _by_blueprint(before.blueprint, measured, before.contribution),
-        measured=stats.measured + _by_blueprint(before.blueprint, measured).to(torch.int64),
+        germinated=_added(stats.germinated, after.blueprint, born),
+        fossilized=_added(stats.fossilized, before.blueprint, fossil),
+        pruned=_added(stats.pruned, before.blueprint, removed),
+        gain=_added(stats.gain, before.blueprint, fossil, gain),
+        churn=_added(stats.churn, before.blueprint, removed, gain),
+        blending_gain=_added(stats.blending_gain, before.blueprint, fossil & before.blending_started, blending),
+        contribution=_added(stats.contribution, before.blueprint, measured, before.contribution),
+        measured=_added(stats.measured, before.blueprint, measured),
     )
 
 
-def _by_blueprint(blueprint: Tensor, where: Tensor, amount: Tensor | None = None) -> Tensor:
-    """Sum float64 [13] over the slots `where` (bool [N, S]) by blueprint, of `amount` [N, S] or of ones."""
-    codes = torch.arange(NUM_BLUEPRINTS, device=blueprint.device)
+def _added(sums: Tensor, blueprint: Tensor, where: Tensor, amount: Tensor | None = None) -> Tensor:
+    """`sums` [P] and, by blueprint, `amount` [N, S], or ones, of the slots `where` (bool [N, S])."""
+    codes = torch.arange(sums.shape[0], device=blueprint.device)
     chosen = where.unsqueeze(-1) & (blueprint.unsqueeze(-1) == codes)
     weight = torch.ones_like(blueprint, dtype=STATE_FLOAT) if amount is None else amount
-    return torch.where(chosen, weight.unsqueeze(-1), 0.0).sum((0, 1))
+    return sums + torch.where(chosen, weight.unsqueeze(-1), 0.0).sum((0, 1)).to(sums.dtype)

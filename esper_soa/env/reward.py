@@ -50,13 +50,15 @@ def reward(
     """Terms of this env-step's reward [N], and the state with its part of it that rewards need brought up to date.
 
     op: int64 [N], the effective op: WAIT where the chosen one was not applicable. Where an env is about to be rolled
-    back nothing is paid: the caller keeps the old state of such envs.
+    back nothing is paid: the caller keeps the old state of such envs. A user's own reward is paid as it is, with
+    nothing beside it but the penalty for seeds that a rollback has removed.
     """
     inputs = reward_inputs(state, attribution, action, op, settings)
-    terms, readings = score(inputs, settings.config)
-    terms = adjust(terms, inputs, readings, state.totals, settings.config)
-    slots = _next_slots(state.slots, inputs, readings, settings)
+    terms, readings = score(inputs, settings.config, settings.own)
     nothing = torch.zeros_like(terms.total)
+    due = state.totals if settings.own is None else state.totals.replace(pending_hindsight=nothing)
+    terms = adjust(terms, inputs, readings, due, settings.config)
+    slots = _next_slots(state.slots, inputs, readings, settings)
     totals = state.totals.replace(
         reward=state.totals.reward + terms.total, pending_penalty=nothing, pending_hindsight=nothing
     )

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from esper_soa.env import reward_terms as term
 from esper_soa.env.config import RewardConfig
-from esper_soa.env.reward_records import RewardInputs, SlotReadings
+from esper_soa.env.own import own_parts
+from esper_soa.env.reward_records import OwnReward, RewardInputs, SlotReadings
 from esper_soa.env.reward_terms import RewardTerms, add_terms, column, no_terms
 from esper_soa.state import STATE_FLOAT
 from esper_soa.vocabulary import Op, Stage
@@ -21,12 +22,16 @@ SIMPLIFIED_FOSSIL_BONUS = 2.0  # per contributing fossil
 RANSOM_CONTRIBUTION = 0.1  # percent points; more than this without a total gain is a seed that holds its host to ransom
 
 
-def score(inputs: RewardInputs, cfg: RewardConfig) -> tuple[RewardTerms, SlotReadings]:
+def score(inputs: RewardInputs, cfg: RewardConfig, own: OwnReward | None = None) -> tuple[RewardTerms, SlotReadings]:
     """Terms [N] of the mode `cfg.mode`, without what `reward.py` adds at the end, and the readings [N, S].
+
+    own: what the mode is where it is a user's; no setting of the package's modes means anything to it.
 
     With `cfg.scored_slots` "all" every live seed earns its per-seed terms, as under WAIT where it is not the target of
     the action; with "target" only the target slot does. Terms of the op itself are always the target's.
     """
+    if own is not None:
+        return collect(own_parts(own, inputs), inputs), _readings(inputs)
     if cfg.mode in ("shaped", "escrow"):
         return _contribution(inputs, cfg)
     if cfg.mode in ("basic", "basic_plus"):

@@ -4,6 +4,7 @@ Filled by `reward.py` from the env state, read by the terms and the modes. Accur
 are percent points. N envs, S slots, D drip pools (one per slot in the simulator).
 """
 
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from tensordict import TensorClass
@@ -19,6 +20,7 @@ class RewardSettings(NamedTuple):
     config: RewardConfig
     counts: ParameterCounts
     max_steps: int  # env-steps per episode; the last one pays the terminal terms
+    own: "OwnReward | None" = None  # that of a user's, where config.mode names one
 
 
 class RewardInputs(TensorClass["tensor_only", "frozen"]):
@@ -67,6 +69,13 @@ class RewardInputs(TensorClass["tensor_only", "frozen"]):
     num_contributing: Tensor  # int64
     step: Tensor  # int64, 1-based
     max_steps: Tensor  # int64
+
+
+class OwnReward(NamedTuple):
+    """A reward of a user's own; see own.py."""
+
+    name: str
+    function: Callable[[RewardInputs], Tensor | Mapping[str, Tensor]]  # the reward [N], or terms [N] by name
 
 
 class SlotReadings(TensorClass["tensor_only", "frozen"]):

@@ -49,6 +49,7 @@ class RewardTerms(TensorClass["tensor_only", "frozen"]):
     terminal_bonus: Tensor
     loss_change: Tensor  # loss mode
     accuracy_change: Tensor  # net mode, percent points
+    own: Tensor  # what a reward of a user's pays; records call it by the name of that reward
     escrow_forfeit: Tensor
     clawback: Tensor  # germination bonuses of seeds that came to nothing
     auto_prune_penalty: Tensor
@@ -57,7 +58,8 @@ class RewardTerms(TensorClass["tensor_only", "frozen"]):
     total: Tensor
 
 
-TERM_NAMES = tuple(name for name in RewardTerms.__annotations__ if name != "total")
+OWN_TERM = "own"
+TERM_NAMES = tuple(name for name in RewardTerms.__annotations__ if name not in ("total", OWN_TERM))  # the package's
 
 
 def add_terms(terms: RewardTerms, parts: Mapping[str, Tensor]) -> RewardTerms:
@@ -65,7 +67,7 @@ def add_terms(terms: RewardTerms, parts: Mapping[str, Tensor]) -> RewardTerms:
 
     Raises ValueError for a name that RewardTerms lacks.
     """
-    strangers = sorted(set(parts).difference(TERM_NAMES))
+    strangers = sorted(set(parts).difference((*TERM_NAMES, OWN_TERM)))
     if strangers:
         raise ValueError(f"RewardTerms has no {', '.join(strangers)}: the total would pay what no table shows")
     total = terms.total
@@ -77,7 +79,7 @@ def add_terms(terms: RewardTerms, parts: Mapping[str, Tensor]) -> RewardTerms:
 def no_terms(like: Tensor) -> RewardTerms:
     """Nothing is paid: every term and the total are 0, in the shape [N] of `like`."""
     zero = torch.zeros_like(like)
-    return RewardTerms.from_dict(dict.fromkeys((*TERM_NAMES, "total"), zero), batch_size=like.shape)
+    return RewardTerms.from_dict(dict.fromkeys((*TERM_NAMES, OWN_TERM, "total"), zero), batch_size=like.shape)
 
 
 def column(per_env: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ class Rules(NamedTuple):
     signals: SignalsConfig
     governor: GovernorConfig
     reward: RewardSettings
-    blueprints: Tensor  # bool [13], what may be germinated
+    blueprints: Tensor  # bool [P], by code, what may be germinated
     max_seeds: int  # 0 = as many as slots
     shapley_orders: Tensor | None = None  # int64 [P, S], orders of arrival for sampled Shapley values; None = none
 

@@ -19,6 +19,7 @@ from esper_soa.nets.graphs import network_cache
 from esper_soa.nets.host import HostShape
 from esper_soa.nets.layers import Layers
 from esper_soa.nets.precision import choose_precision
+from esper_soa.registry import name_in
 
 
 class ComputeSettings(Protocol):
@@ -37,7 +38,8 @@ def choose_engine(compute: ComputeSettings, device: torch.device, task: TaskConf
     Whole networks in C where they can run; else torch, with Triton kernels for some layers where they are asked for.
     Raises SettingError where the settings ask for what cannot run.
     """
-    dtype, why_not = choose_precision(compute.precision, device).dtype, obstacle(task.name, shape, task.blueprints)
+    names = [name_in(one) for one in task.blueprints]
+    dtype, why_not = choose_precision(compute.precision, device).dtype, obstacle(task.name, shape, names)
     chosen = choose_native(compute.native, device, dtype, why_not)
     convolutions = choose_convolutions(compute.convolutions, device)
     layers = chosen_layers(compute.triton, device, Layers(convolutions))

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from esper_soa.errors import SettingError, check
 from esper_soa.paths import user_path
 from esper_soa.ranges import COUNT, RULE, WEIGHT, check_fields, choice, choices, number, numbers, word
+from esper_soa.registry import BLUEPRINT, is_reference, name_in
 from esper_soa.vocabulary import BLUEPRINT_NAMES, CNN_BLUEPRINTS
 
 IMAGE_SIZE = 32
@@ -46,7 +47,8 @@ class TaskConfig:
     # Gradient norm per env for the host, per env and slot for seeds.
     max_grad_norm: float = number(1.0, 0, WEIGHT, note="0 = no clipping")
     gradient_stride: int = number(10, 1, COUNT)  # training batches between two measurements of seed gradients
-    blueprints: list[str] = choices(CNN_BLUEPRINT_NAMES, CNN_BLUEPRINT_NAMES)  # that may be germinated
+    # Those that may be germinated; users' own take the codes from 13 on, in this order.
+    blueprints: list[str] = choices(CNN_BLUEPRINT_NAMES, CNN_BLUEPRINT_NAMES, own=BLUEPRINT)
 
     def __post_init__(self) -> None:
         check_fields("task.", self)
@@ -57,6 +59,10 @@ class TaskConfig:
         check(last <= MAX_CHANNELS, "task.num_blocks", self.num_blocks,
               f"so small that the last block has at most {MAX_CHANNELS} channels, not {last}",
               f"Or lower task.base_channels={self.base_channels}.")  # fmt: skip
+        names = [name_in(name) for name in blueprint_names(self.blueprints)]
+        for reference in filter(is_reference, self.blueprints):
+            check(names.count(name_in(reference)) == 1, "task.blueprints", reference,
+                  "of another name than every other blueprint", "Records call a blueprint by its name.")  # fmt: skip
 
     def channels(self, block: int) -> int:
         """Channels of block `block`, counted from 0: doubled by every block."""
@@ -69,6 +75,11 @@ class TaskConfig:
     def size(self, block: int) -> int:
         """Height and width of what the block is given, and of its feature map up to the pool."""
         return IMAGE_SIZE // 2 ** min(block, self.num_pools)
+
+
+def blueprint_names(offered: Sequence[str]) -> tuple[str, ...]:
+    """What settings call the blueprints, by code: those of the package, then users' own in the order of `offered`."""
+    return (*BLUEPRINT_NAMES, *filter(is_reference, offered))
 
 
 def lr_factor(schedule: str, step: int, num_steps: int) -> float:

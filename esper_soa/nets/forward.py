@@ -11,14 +11,19 @@ from torch import Tensor
 from esper_soa.nets import batched, blend
 from esper_soa.nets.layers import GroupNorm, Layers
 from esper_soa.nets.model.blueprints import Architecture
+from esper_soa.nets.model.own_module import OwnModule
 from esper_soa.nets.model.parts import Conv, Depthwise, Excite, Part, SoftNorm, norm_groups, num_tensors
 
 
 def seed_forward(layers: Layers, blueprint: Architecture, parameters: list[Tensor], x: Tensor) -> Tensor:
     """Output [B, m*C, H, W] of m seeds; `parameters` as unpacked by `seed_table`."""
+    if blueprint.module is not None:
+        return blueprint.module.forward(parameters, x)
     out, last = x, len(blueprint.parts) - 1
     rest = parameters
     for place, part in enumerate(blueprint.parts):
+        if isinstance(part, OwnModule):
+            raise LookupError(f"blueprint {blueprint.name}: a module stands among other parts")
         own, rest = rest[: num_tensors(part)], rest[num_tensors(part) :]
         out = _part_forward(layers, part, own, out, x if blueprint.residual and place == last else None)
     return out

@@ -17,6 +17,7 @@ from esper_soa.env.observation import feature_names
 from esper_soa.env.step import Observed, StepResult
 from esper_soa.env.topology import Topology
 from esper_soa.env.world import World
+from esper_soa.nets.model.blueprints import names_by_code, num_codes
 from esper_soa.ops.metrics import MetricsAccumulator, RoundResult, read_progress
 from esper_soa.ops.profile import NO_PROFILE, NoProfile
 from esper_soa.ops.progress import Progress
@@ -53,7 +54,10 @@ class Episode:
         self.fresh = self.memory = player.agent.start(num_envs, world.device)
         teacher = player.teacher
         self.fresh_teacher = self.teacher_memory = teacher.start(num_envs, world.device) if teacher is not None else ()
-        self.metrics = MetricsAccumulator(world.device, num_envs, world.flop, world.sizes.train_samples)
+        names, own = names_by_code(world.rules.nets.shape.blueprints), world.rules.reward.own
+        self.metrics = MetricsAccumulator(
+            world.device, num_envs, world.flop, world.sizes.train_samples, names, own.name if own is not None else ""
+        )
         self.rollout = _rollout(world, player)
         self.arriving: Tensor | None = None  # accuracy and reward of the env-step before, on their way to the host
         self.profile.phase_ended("reset")
@@ -113,7 +117,8 @@ def _rollout(world: World, player: Player) -> Rollout | None:
         return None
     names = tuple(spec.name for spec in world.rules.nets.shape.slots)
     rollout = new_rollout(
-        world.rules.max_steps, world.sizes.num_envs, len(names), len(feature_names(names)), world.device
+        world.rules.max_steps, world.sizes.num_envs, len(names), len(feature_names(names)), world.device,
+        num_codes(world.rules.nets.shape.blueprints),
     )  # fmt: skip
     return with_teacher(rollout) if player.teacher is not None else rollout
 

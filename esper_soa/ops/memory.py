@@ -18,6 +18,7 @@ from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE, enabled_slots
 from esper_soa.nets.data import PADDED_BYTES
 from esper_soa.nets.datasets import ImageCount
 from esper_soa.nets.host import HostShape, host_shape
+from esper_soa.nets.own import task_blueprints
 from esper_soa.nets.pools import row_layout
 from esper_soa.ops.device import choose_env_chunk, choose_workers, usable_cores
 
@@ -45,7 +46,7 @@ class Need(NamedTuple):
 def needs(cfg: TrainConfig, device: torch.device, images: ImageCount = NO_IMAGES) -> list[Need]:
     """What a run keeps at the same time, each at least; `images` are those that are still to be read."""
     slots = enabled_slots(cfg.task, list(cfg.slots))
-    shape = host_shape(cfg.task, slots)
+    shape = host_shape(cfg.task, slots, task_blueprints(cfg.task.blueprints, slots))
     rows = sum(sum(row_layout(shape, slot)) for slot in range(len(slots)))
     weights = 3 * (shape.parameters.total + rows) + 2 * shape.statistics.total  # parameters, momentum, snapshot
     drawn = max(cfg.data.synthetic_train, cfg.data.synthetic_test) if cfg.data.name == "synthetic" else 0

@@ -5,6 +5,7 @@ Filled by ops/collect.py after every env-step; `read_progress` is the one small 
 bar reads late.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -21,7 +22,7 @@ from esper_soa.env.outcome import (
     push_reward,
 )
 from esper_soa.env.parameters import flop_per_image, total_params
-from esper_soa.env.reward_terms import TERM_NAMES
+from esper_soa.env.reward_terms import OWN_TERM, TERM_NAMES
 from esper_soa.env.step import Observed, StepResult
 from esper_soa.env.topology import Standing, Topology, standing_of, topology_of
 from esper_soa.nets.model.flops import TrainingFlop
@@ -55,27 +56,39 @@ class RoundResult(NamedTuple):
 class MetricsAccumulator:
     """Sums over the env-steps of a round of `num_envs` envs, on the device."""
 
-    def __init__(self, device: torch.device, num_envs: int, costs: TrainingFlop, train_samples: int) -> None:
-        """costs: of training on one image; train_samples: T, images that every env trains on per env-step."""
+    def __init__(
+        self,
+        device: torch.device,
+        num_envs: int,
+        costs: TrainingFlop,
+        train_samples: int,
+        names: Sequence[str] = BLUEPRINT_NAMES,
+        own_reward: str = "",
+    ) -> None:
+        """costs: of training on one image; train_samples: T, images that every env trains on per env-step.
+
+        names: of the blueprints, by code; own_reward: of the reward where it is a user's own.
+        """
 
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=STATE_FLOAT, device=device)
 
-        self.terms = zeros(len(TERM_NAMES))
+        self.terms_by_name = {name: name for name in TERM_NAMES} | ({own_reward: OWN_TERM} if own_reward else {})
+        self.terms = zeros(len(self.terms_by_name))
         self.ops, self.successes = zeros(len(OP_NAMES)), zeros(len(OP_NAMES))
         self.rows = zeros(1)
         self.env_steps = 0
         self.costs, self.train_samples = costs, train_samples
         self.flop = zeros(num_envs)
         self.rewards = zeros(num_envs, STABILITY_WINDOW)
-        self.blueprints = empty_blueprint_stats(device)
+        self.names, self.blueprints = names, empty_blueprint_stats(device, len(names))
         self.shapley = zeros(2, num_envs, 0)  # values and standard errors [2, N, S] at the newest env-step
         self.newest: tuple[EnvState, EnvState] | None = None  # ledgers before and after the newest actions
 
     def add_(self, measured: Measurements, observed: Observed, result: StepResult) -> None:
         """Count one env-step of N envs."""
         terms, outcome = result.terms, result.outcome
-        self.terms += torch.stack([terms.get(name).mean() for name in TERM_NAMES])
+        self.terms += torch.stack([terms.get(name).mean() for name in self.terms_by_name.values()])
         choices = torch.arange(len(OP_NAMES), device=self.ops.device)
         chosen = outcome.effective_op[:, None] == choices
         self.ops += chosen.sum(0)
@@ -95,7 +108,7 @@ class MetricsAccumulator:
         parts = (
             self.terms, self.ops, self.successes, self.rows, totals.rollbacks, totals.blended,
             torch.stack([signals.val_loss, signals.train_loss, signals.train_accuracy]),
-            total_params(state.slots, counts), torch.stack(outcomes(state, self.rewards, counts)),
+            total_params(state.slots, counts), torch.stack(outcomes(state, self.rewards, counts, self.costs)),
             torch.stack(self.blueprints), self.shapley, self.flop, torch.stack(topology),
             torch.stack(standing[:4]), torch.stack(standing[4:]),
         )  # fmt: skip
@@ -114,12 +127,12 @@ class MetricsAccumulator:
             "accuracy": _spread(episodes.accuracy),
             **dict(zip(("val_loss", "train_loss", "train_accuracy"), training.mean(1).tolist(), strict=True)),
             "reward": _spread(episodes.reward),
-            "reward_terms": dict(zip(TERM_NAMES, terms.tolist(), strict=True)),
+            "reward_terms": dict(zip(self.terms_by_name, terms.tolist(), strict=True)),
             "parameters": float(parameters.mean()),
             "train_flop": float(flop.mean()),
             "outcome": {name: float(episodes._asdict()[name].mean()) for name in MEAN_OUTCOMES},
             "seeds": {name: seeds[name] for name in COUNTS},
-            "blueprints": blueprint_record(BlueprintStats(*blueprints)),
+            "blueprints": blueprint_record(BlueprintStats(*blueprints), self.names),
             "rollbacks": {"total": rollbacks} | {name: by_reason[name] for name in REASON_NAMES[1:]},
             "ops": dict(zip(OP_NAMES, ops.tolist(), strict=True)),
             "ops_successful": dict(zip(OP_NAMES, successes.tolist(), strict=True)),
@@ -155,7 +168,7 @@ def episode_records(episodes: Outcomes, rollbacks: Tensor, shapley: Tensor) -> l
     return records
 
 
-def blueprint_record(stats: BlueprintStats) -> dict[str, Json]:
+def blueprint_record(stats: BlueprintStats, names: Sequence[str] = BLUEPRINT_NAMES) -> dict[str, Json]:
     """Counts and means by the name of each blueprint that was born or came to an end; a mean of nothing is None."""
     counts = {"germinated": stats.germinated, "fossilized": stats.fossilized, "pruned": stats.pruned}
     means = {
@@ -163,7 +176,7 @@ def blueprint_record(stats: BlueprintStats) -> dict[str, Json]:
         "mean_blending_gain": stats.mean_blending_gain, "mean_contribution": stats.mean_contribution,
     }  # fmt: skip
     record: dict[str, Json] = {}
-    for code, name in enumerate(BLUEPRINT_NAMES):
+    for code, name in enumerate(names):
         counted = {key: int(count[code]) for key, count in counts.items()}
         if any(counted.values()):
             record[name] = counted | {

@@ -5,14 +5,16 @@ what the learner takes over, and facts about its making. `benchmarks.ship` makes
 a checkpoint of a run serves as well.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from esper_soa.agent.config import NetworkConfig
+from esper_soa.agent.policy import BLUEPRINT_TABLES, with_blueprints
 from esper_soa.agent.ppo import Learner
 from esper_soa.errors import UserError, one_line
 from esper_soa.ops.checkpoint import CheckpointError, Content, load_checkpoint, save_checkpoint
@@ -21,9 +23,12 @@ from esper_soa.ops.record import policy_fault, unlike
 from esper_soa.ops.resume import Saved, flat_settings, saved_run
 from esper_soa.ops.rundir import passed_over
 from esper_soa.ops.shipped import find_policy
+from esper_soa.registry import is_reference, name_in
+from esper_soa.vocabulary import BLUEPRINT_NAMES
 
 FORMAT = "esper_soa policy"  # what tells a policy's file from a checkpoint of a run
 VERSION = 1
+OWN = "blueprints"  # the fact that names users' own, in the order of their codes; absent where there are none
 TAKEN = ("policy", "reward", "value")  # parts of a learner's state: weights with observation statistics, normalisers
 
 
@@ -75,8 +80,12 @@ def load_policy(init: str, device: torch.device) -> Pretrained:
     return Pretrained(init, parts["network"], parts["learner"], parts["facts"])
 
 
-def take_over(learner: Learner, network: NetworkConfig, learned: Pretrained) -> None:
+def take_over(
+    learner: Learner, network: NetworkConfig, learned: Pretrained, blueprints: Sequence[str] = BLUEPRINT_NAMES
+) -> None:
     """Let a new learner, whose network has the sizes `network`, begin with what was learned; says so in the log.
+
+    blueprints: names by code. Those that the policy does not know begin as the mean of the others, see with_blueprints.
 
     Raises UserError, which names the settings to give, where the sizes differ, and CheckpointError where it does not
     fit for another reason.
@@ -90,11 +99,28 @@ def take_over(learner: Learner, network: NetworkConfig, learned: Pretrained) -> 
             f"policy.init={one_line(learned.init)}: its network is of another size. Give {give} (instead of {have})"
         )
     like = {name: part for name, part in learner.state_dict().items() if name in TAKEN}
-    fault = unlike(learned.state, like, "learner")
+    known = (*BLUEPRINT_NAMES, *learned.facts.get(OWN, []))
+    state = dict(learned.state)
+    if "policy" in state:
+        state["policy"] = _for_blueprints(state["policy"], known, blueprints)
+    fault = unlike(state, like, "learner")
     if fault:
         raise _refusal(learned.init, f"its network does not fit these hosts ({one_line(fault)})")
-    learner.take_over(learned.state)
+    learner.take_over(state)
     LOGGER.info("start    from %s", learned)
+    new = [name for name in blueprints if name not in known]
+    if new:
+        LOGGER.info("start    blueprints it does not know begin as the mean of the others: %s", ", ".join(new))
+
+
+def _for_blueprints(policy: object, known: Sequence[str], wanted: Sequence[str]) -> object:
+    """The weights of a policy for the blueprints `wanted`; as they are where they are not of the blueprints `known`."""
+    weights = policy if isinstance(policy, Mapping) else {}
+    rows = [weights.get(name) for name in BLUEPRINT_TABLES]
+    sizes = [table.shape[0] if isinstance(table, Tensor) and table.ndim > 0 else 0 for table in rows]
+    if tuple(known) == tuple(wanted) or sizes != [len(known) + 1, len(known), len(known)]:
+        return policy
+    return with_blueprints(weights, known, wanted)
 
 
 def _of_run(init: str, saved: Saved) -> Pretrained:
@@ -104,6 +130,9 @@ def _of_run(init: str, saved: Saved) -> Pretrained:
         raise _refusal(init, f"it is of a run with policy.name={settings.get('policy.name')}, which learns nothing")
     rounds, task = saved.progress.rounds_done, str(settings.get("task.name"))
     facts: dict = {"rounds": rounds, "tasks": [task], "data": [saved.data["name"]]}
+    offered = settings.get("task.blueprints")
+    own = [name_in(name) for name in offered if is_reference(str(name))] if isinstance(offered, list) else []
+    facts |= {OWN: own} if own else {}
     network = {name: settings.get(f"policy.network.{name}", size) for name, size in asdict(NetworkConfig()).items()}
     state = {name: part for name, part in saved.learner.items() if name in TAKEN}
     return Pretrained(init, network, state, facts)

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from esper_soa.ops.report import SeedCounts
-from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Blueprint
+from esper_soa.registry import is_reference
+from esper_soa.vocabulary import CNN_BLUEPRINTS, NUM_BLUEPRINTS, Blend, Blueprint
 
 LARGEST = 2**53  # of counts and sums
 MOST_FLOP = 1e30
@@ -33,7 +34,7 @@ def record_fault(content: Mapping[str, object]) -> str:
     """What is wrong with the record `content` of a run."""
     checks: tuple[Callable[[], str], ...] = (
         lambda: _keys("the record", content, PARTS),
-        lambda: _progress(content["progress"]),
+        lambda: _progress(content["progress"], _num_own(content["settings"])),
         lambda: _settings("settings", content["settings"]),
         lambda: _texts("data", content["data"], ("name", "source", "identity")),
         lambda: _versions(content["versions"]),
@@ -55,6 +56,7 @@ def policy_fault(content: Mapping[str, object]) -> str:
         lambda: _count("facts.rounds", _of(content["facts"], "rounds")),
         lambda: _names("facts.tasks", _of(content["facts"], "tasks")),
         lambda: _names("facts.data", _of(content["facts"], "data")),
+        lambda: _names("facts.blueprints", dict(_items(content["facts"])).get("blueprints", [])),
     )
     return _first(check() for check in checks)
 
@@ -130,7 +132,13 @@ def _floats(place: str, value: object) -> str:
     return "" if fine else f"{place} is not a list of numbers"
 
 
-def _progress(progress: object) -> str:
+def _num_own(settings: object) -> int:
+    """Blueprints of a user's own that the settings list."""
+    listed = _of(_of(settings, "task"), "blueprints")
+    return sum(is_reference(str(name)) for name in listed) if isinstance(listed, list) else 0
+
+
+def _progress(progress: object, num_own: int) -> str:
     fault = _keys("progress", progress, PROGRESS)
     if fault or not isinstance(progress, Mapping):
         return fault
@@ -143,7 +151,7 @@ def _progress(progress: object) -> str:
         _mapping("progress.seeds", progress["seeds"]),
         "" if isinstance(front, list) else f"progress.front is {_kind(front)}",
         _floats("progress.rewards", progress["rewards"]),
-        _played(progress["recent"]),
+        _played(progress["recent"], num_own),
     ]
     return _first(checks) or _first(_counted(progress))
 
@@ -162,15 +170,16 @@ def _counted(progress: Mapping) -> Iterable[str]:
         yield "" if len(lengths) == 1 and 0 not in lengths else "progress is of different numbers of envs"
 
 
-def _played(recent: object) -> str:
-    """The records of the last rounds."""
+def _played(recent: object, num_own: int) -> str:
+    """The records of the last rounds; num_own: blueprints of a user's own, with the codes from NUM_BLUEPRINTS on."""
+    most = {"blueprint": NUM_BLUEPRINTS + num_own - 1} if num_own else {}
     if not isinstance(recent, list):
         return f"progress.recent is {_kind(recent)}"
     for index, record in enumerate(recent):
         place = f"progress.recent[{index}]"
         fault = _keys(place, record, tuple(PLAYED))
         for name, (low, high) in PLAYED.items():
-            fault = fault or _listed(f"{place}.{name}", record[name], name, low, high)
+            fault = fault or _listed(f"{place}.{name}", record[name], name, low, most.get(name, high))
         if fault:
             return fault
     return ""
@@ -198,8 +207,11 @@ def _hosts(progress: object, settings: object) -> str:
     if not isinstance(progress, Mapping) or len(progress["rewards"]) != envs:
         return f"progress is not of settings.envs={_shown(envs)}"
     rows = [row for played in progress["recent"] for name in TABLES for row in played[name]]
-    fits = isinstance(slots, list) and all(len(row) == len(slots) for row in rows)
-    return "" if fits else "progress is not of settings.slots"
+    if not isinstance(slots, list) or not all(len(row) == len(slots) for row in rows):
+        return "progress is not of settings.slots"
+    codes = {code for played in progress["recent"] for row in played["blueprint"] for code in row}
+    foreign = [code for code in codes if max(CNN_BLUEPRINTS) < code < NUM_BLUEPRINTS]
+    return f"progress has seeds of blueprint {foreign[0]}, which no host here has" if foreign else ""
 
 
 def _settings(place: str, value: object) -> str:

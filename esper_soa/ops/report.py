@@ -15,7 +15,7 @@ from rich.table import Table
 from esper_soa.ops.files import write_text
 from esper_soa.ops.progress import duration, show
 from esper_soa.ops.telemetry import Json, finite_record
-from esper_soa.ops.verdict import CONFIDENCE, CONTROL_WORDS, Comparison, HostScore, compare, shown, verdict
+from esper_soa.ops.verdict import CONFIDENCE, Comparison, HostScore, compare, control_words, shown, verdict
 
 TEXT_WIDTH = 160  # columns of a table in a file
 FLOP_UNITS = ((1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"))
@@ -151,7 +151,7 @@ def score_table(grown: HostScore, control: HostScore | None) -> Table:
     table.add_column("last env-step")
     table.add_column("grown", justify="right")
     if control is not None:
-        table.add_column(CONTROL_WORDS[control.name], justify="right")
+        table.add_column(control_words(control.name), justify="right")
         table.add_column("difference", justify="right")
     size, unit = next((pair for pair in FLOP_UNITS if grown.flop >= pair[0]), FLOP_UNITS[-1])
     rows = (
@@ -190,7 +190,7 @@ def verdict_lines(summary: Summary) -> list[str]:
         return lines
     interval = f"{CONFIDENCE:.0%} t interval of {found.pairs} paired differences, over hosts and episodes"
     lines += [
-        f"control  {CONTROL_WORDS[control.name]}: {summary.control_env_steps} env-steps on the same seeds, data order "
+        f"control  {control_words(control.name)}: {summary.control_env_steps} env-steps on the same seeds, data order "
         f"and images",
         f"interval {interval if found.pairs > 1 else 'none, as there is but one pair of hosts to compare'}",
     ]

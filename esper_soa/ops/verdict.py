@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from esper_soa.ops.statistics import Interval, difference_interval
+from esper_soa.registry import name_in
 
 CONFIDENCE = 0.95  # of the intervals
 CONTROL_WORDS = {
@@ -17,6 +18,11 @@ CONTROL_WORDS = {
     "static_final": "final topology from the start", "static_large": "wider host",
 }  # fmt: skip
 GAINED, LOST, UNCLEAR = "gained", "lost", "unclear"
+
+
+def control_words(name: str) -> str:
+    """What tables call a control; an agent of a user's own goes by its name."""
+    return CONTROL_WORDS.get(name, f"agent {name_in(name)}")
 
 
 @dataclass(frozen=True)
@@ -104,7 +110,7 @@ def compare(grown: HostScore, control: HostScore) -> Comparison:
 def verdict(found: Comparison, control: str) -> str:
     """One sentence for a reader who has seen nothing else; `control` is its name."""
     if found.pairs == 0:
-        return f"Nothing to compare with the control ({CONTROL_WORDS[control]}): no pair of finite accuracies."
+        return f"Nothing to compare with the control ({control_words(control)}): no pair of finite accuracies."
     cost = f"for {times(found.parameters)} the parameters and {times(found.train_flop)} the training FLOP"
     told = f"{shown(found.accuracy, 'points')} {cost}"
     if found.pairs == 1:
@@ -114,7 +120,7 @@ def verdict(found: Comparison, control: str) -> str:
     if control == "wait":
         return f"{'Growth paid' if found.outcome == GAINED else 'Growth cost accuracy'}: {told}."
     where = "ahead of" if found.outcome == GAINED else "behind"
-    return f"The grown hosts end {where} the control ({CONTROL_WORDS[control]}): {told}."
+    return f"The grown hosts end {where} the control ({control_words(control)}): {told}."
 
 
 def times(ratio: float) -> str:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from esper_soa.nets.config import blueprint_names
+from esper_soa.nets.model.own_module import OwnModule
 from esper_soa.nets.model.parameters import Table
 from esper_soa.nets.model.parts import (
     NARROW,
@@ -31,14 +33,19 @@ from esper_soa.vocabulary import BLUEPRINT_NAMES, NUM_BLUEPRINTS, Blueprint
 
 @dataclass(frozen=True)
 class Architecture:
-    """One blueprint. Raises ValueError for parts that do not give as many channels as they are given."""
+    """One blueprint. Raises ValueError for parts that do not give as many channels as they are given.
+
+    An nn.Module of a user's is a part that stands alone.
+    """
 
     code: int  # in the env state and the action; those of the reference are below NUM_BLUEPRINTS
     name: str
-    parts: tuple[Part, ...]
+    parts: tuple[Part | OwnModule, ...]
     residual: bool = True  # a seed is x + parts(x), else parts(x)
 
     def __post_init__(self) -> None:
+        if len(self.parts) > 1 and any(isinstance(part, OwnModule) for part in self.parts):
+            raise ValueError(f"blueprint {self.name}: a module must be its only part")
         for channels in (1, 24, 64):
             given = self.widths(channels)[-1]
             if given != channels:
@@ -54,7 +61,7 @@ class Architecture:
             found.append(part.outputs_of(found[-1], channels))
         return found
 
-    def given(self, channels: int) -> list[tuple[Part, int]]:
+    def given(self, channels: int) -> list[tuple[Part | OwnModule, int]]:
         """Every part with the number of channels that it is given."""
         return list(zip(self.parts, self.widths(channels)[:-1], strict=True))
 
@@ -63,6 +70,12 @@ class Architecture:
         """The one convolution with its norm that is all of the residual, where it is."""
         first = self.parts[0] if len(self.parts) == 1 and self.residual else None
         return first if isinstance(first, Conv) and first.norm else None
+
+    @property
+    def module(self) -> OwnModule | None:
+        """The nn.Module that is all of it, where it is one."""
+        first = self.parts[0] if self.parts else None
+        return first if isinstance(first, OwnModule) else None
 
 
 Blueprints = tuple[Architecture, ...]
@@ -149,6 +162,8 @@ def gate_layer(channels: int) -> Layer:
 
 def initial_seeds(blueprint: Architecture, channels: int, keys: Tensor, multiply: Tensor, dtype: torch.dtype) -> Tensor:
     """Fresh rows [m, parameters] of seeds from streams `keys` (int64 [m]); multiply: bool [m], blended by MULTIPLY."""
+    if blueprint.module is not None:
+        return blueprint.module.initial_rows(channels, keys, dtype)
     table = seed_table(blueprint, channels)
     flags = [torch.full((size,), one.cleared) for one, size in zip(table.parameters, table.sizes, strict=True)]
     cleared = torch.cat(flags).to(keys.device)
@@ -165,5 +180,12 @@ def parameter_counts(blueprints: Blueprints, channels: int) -> list[int]:
 
 
 def blueprint_codes(names: list[str]) -> tuple[int, ...]:
-    """Codes of blueprint names."""
-    return tuple(BLUEPRINT_NAMES.index(name) for name in names)
+    """Codes of the blueprints that a setting lists, users' own among them."""
+    every = blueprint_names(names)
+    return tuple(every.index(name) for name in names)
+
+
+def names_by_code(blueprints: Blueprints) -> tuple[str, ...]:
+    """What records call a blueprint, by code; those of the reference that no host here has keep theirs."""
+    names = dict(enumerate(BLUEPRINT_NAMES)) | {one.code: one.name for one in blueprints}
+    return tuple(names.get(code, f"blueprint {code}") for code in range(num_codes(blueprints)))

@@ -4,6 +4,7 @@ Imports torch alone: the export of a network as code is a copy of this file, wit
 nets/grown.py makes descriptions from hosts and their seeds.
 """
 
+import sys
 from collections.abc import Mapping
 
 import torch
@@ -157,10 +158,24 @@ def sequence(layers: list[dict], kind: type[nn.Sequential] = nn.Sequential) -> n
 
 
 def layer_of(layer: dict) -> nn.Module:
-    """A layer of one of KINDS."""
+    """A layer of one of KINDS; or of the kind `module:name`, a module of a user's own, which `name` makes."""
+    if ":" in layer["kind"]:
+        return _own_layer(layer["kind"], layer["arguments"]["channels"])
     if layer["kind"] not in KINDS:
         raise ValueError(f"a layer of the kind {layer['kind']}, which is none of {', '.join(KINDS)}")
     return KINDS[layer["kind"]](**layer["arguments"])
+
+
+def _own_layer(kind: str, channels: int) -> nn.Module:
+    """What a function of a user's own makes for `channels`. Nothing is imported here: a file may say anything."""
+    place, _, name = kind.partition(":")
+    if place not in sys.modules:
+        raise ValueError(f"a seed that {kind} makes: import {place} first")
+    found = vars(sys.modules[place]).get(name)
+    if not callable(found):
+        raise ValueError(f"a seed that {kind} makes: {place} has nothing called {name} at its top level")
+    made: nn.Module = found(channels)
+    return made
 
 
 def network_of(spec: dict, tensors: Mapping[str, Tensor]) -> GrownNetwork:

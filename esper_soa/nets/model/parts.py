@@ -36,7 +36,7 @@ class Width:
 
 
 class Layer(NamedTuple):
-    """A plain module: a kind of modules.KINDS, and what it is made with."""
+    """A plain module: a kind of modules.KINDS or `module:name` of a user's own, and what it is made with."""
 
     name: str
     kind: str

@@ -8,6 +8,7 @@ import ctypes
 import numpy as np
 
 from esper_soa.nets.model.blueprints import Architecture, Blueprints
+from esper_soa.nets.model.own_module import OwnModule
 from esper_soa.nets.model.parts import Conv, Depthwise, Excite, SoftNorm, norm_groups
 from esper_soa.nets.model.parts import Part as ModelPart
 
@@ -31,16 +32,19 @@ Row = tuple[int, int, int, int, int, int]  # FIELDS
 def runs(blueprint: Architecture) -> bool:
     """Whether the kernels have all parts of a blueprint."""
     sides = [part.kernel for part in blueprint.parts if isinstance(part, Depthwise)]
-    return bool(blueprint.parts) and all(side == DEPTH_SIDE for side in sides)
+    return bool(blueprint.parts) and blueprint.module is None and all(side == DEPTH_SIDE for side in sides)
 
 
 def programs(blueprints: Blueprints, channels: list[int]) -> np.ndarray:
-    """int64 [S, P, parts, FIELDS] for slots of `channels`; every program ends with a row of END."""
+    """int64 [S, P, parts, FIELDS] for slots of `channels`; every program ends with a row of END.
+
+    That of a blueprint which does not run is nothing else.
+    """
     longest = 1 + max(len(one.parts) for one in blueprints)
     found = np.zeros((len(channels), len(blueprints), longest, len(FIELDS)), dtype=np.int64)
     for slot, width in enumerate(channels):
         for place, one in enumerate(blueprints):
-            for at, row in enumerate(_rows(one, width)):
+            for at, row in enumerate(_rows(one, width) if runs(one) else []):
                 found[slot, place, at] = row
     return found
 
@@ -50,7 +54,8 @@ def _rows(blueprint: Architecture, channels: int) -> list[Row]:
     alone = len(blueprint.parts) == 1 and isinstance(blueprint.parts[0], SoftNorm | Excite)
     differing = alone and not blueprint.residual  # such a part can give what it adds to x by itself
     more = (0 if differing else KEPT, 0 if blueprint.residual or differing else REPLACING)
-    return [_row(part, inputs, channels, *more) for part, inputs in blueprint.given(channels)]
+    given = blueprint.given(channels)
+    return [_row(part, inputs, channels, *more) for part, inputs in given if not isinstance(part, OwnModule)]
 
 
 def _row(part: ModelPart, inputs: int, channels: int, kept: int, flags: int) -> Row:

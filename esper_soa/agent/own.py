@@ -1,0 +1,146 @@
+"""Agents of users' own: found by policy.name, control and the like, and watched while they play.
+
+Called by build.py. An agent may do what it likes within the masks; what they do not offer ends the run, in words.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from esper_soa.agent.distribution import head_masks, relevant_heads
+from esper_soa.agent.protocol import Agent, Memory
+from esper_soa.errors import SettingError, UserError
+from esper_soa.nets.config import SlotSpec
+from esper_soa.registry import AGENT, Part, find, num_required
+from esper_soa.state import Action, Decision, Masks, View
+from esper_soa.vocabulary import HEAD_NAMES, OP_NAMES
+
+ADVICE = "An agent chooses what view.masks offer; esper_soa.agent.scripted.obey makes WAIT of all else."
+
+
+class Surroundings(NamedTuple):
+    """What is the same all run long; a factory of agents that takes an argument is given it."""
+
+    slots: tuple[SlotSpec, ...]  # in the order of actions
+    blueprints: tuple[str, ...]  # names by code; which of them may be germinated is in the masks
+    steps: int  # env-steps of an episode
+    seed: int  # of the run, for agents that begin at random
+
+
+class Watched:
+    """An agent whose decisions are looked at before they count: shapes, types, devices, and the masks.
+
+    Looking at the masks is one read by the host per env-step.
+    """
+
+    def __init__(self, label: str, agent: Agent) -> None:
+        """label: how the agent was asked for."""
+        self.label, self.agent = label, agent
+
+    def start(self, num_envs: int, device: torch.device) -> Memory:
+        """As the agent's; raises UserError for what is no memory of N envs."""
+        memory = self.agent.start(num_envs, device)
+        self._refuse(memory_faults(memory, num_envs, device))
+        return memory
+
+    @torch.no_grad()
+    def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
+        """As the agent's; raises UserError for a decision that is none or is not legal."""
+        decision, memory = self.agent.act(view, memory)
+        faults = decision_faults(decision, view) + memory_faults(memory, view.noise.shape[0], view.noise.device)
+        self._refuse(faults or illegal_choices(decision.action, view.masks))
+        return decision, memory
+
+    def _refuse(self, faults: list[str]) -> None:
+        if faults:
+            raise UserError(f"{self.label}: {faults[0]}. {ADVICE}")
+
+
+def own_agent(reference: str, setting: str, surroundings: Surroundings) -> Watched:
+    """The agent `module:name` that `setting` names, watched; raises SettingError where there is none."""
+    part = find(AGENT, reference, setting)
+    if num_required(part) > 1:
+        raise SettingError(setting, reference, "called without an argument or with the Surroundings", "It wants more.")
+    agent = made_agent(part, surroundings)
+    lacking = [name for name in ("start", "act") if not hasattr(agent, name)]
+    if lacking:
+        raise SettingError(setting, reference, "a factory of agents",
+                           f"What it gives, a {type(agent).__name__}, has no {' and no '.join(lacking)}.")  # fmt: skip
+    return Watched(f"{setting}={reference}", agent)
+
+
+def made_agent(part: Part, surroundings: Surroundings) -> Agent:
+    """What a factory of agents gives, whatever it is."""
+    return part(surroundings) if num_required(part) == 1 else part()  # type: ignore[return-value]
+
+
+def memory_faults(memory: object, num_envs: int, device: torch.device) -> list[str]:
+    """What keeps `memory` from being that of N envs, in words."""
+    if not isinstance(memory, tuple) or not all(isinstance(part, Tensor) for part in memory):
+        return [f"its memory is a {type(memory).__name__}, not a tuple of tensors"]
+    found = []
+    for place, part in enumerate(memory):
+        if part.ndim == 0 or part.shape[0] != num_envs:
+            found.append(f"part {place} of its memory is of shape {list(part.shape)}, not a row per env of {num_envs}")
+        if part.device != device:
+            found.append(f"part {place} of its memory is on {part.device}, the envs on {device}")
+    return found
+
+
+def decision_faults(decision: object, view: View) -> list[str]:
+    """What keeps `decision` from being one for the envs of `view`, in words; not whether it is legal."""
+    if not isinstance(decision, Decision):
+        return [f"its decision is a {type(decision).__name__}, not a Decision"]
+    num_envs, device = view.noise.shape[0], view.noise.device
+    wanted = {f"action.{name}": (decision.action.get(name), [num_envs], torch.int64) for name in HEAD_NAMES}
+    wanted |= {"log_probs": (decision.log_probs, [num_envs, len(HEAD_NAMES)], torch.float32)}
+    wanted |= {"value": (decision.value, [num_envs], torch.float32)}
+    found = []
+    for name, (part, shape, dtype) in wanted.items():
+        if list(part.shape) != shape or part.dtype != dtype:
+            kind, asked = (str(one).removeprefix("torch.") for one in (part.dtype, dtype))
+            found.append(f"its {name} is {kind} of shape {list(part.shape)}, not {asked} of shape {shape}")
+        if part.device != device:
+            found.append(f"its {name} is on {part.device}, the envs on {device}")
+        if part.requires_grad:
+            found.append(f"its {name} has a gradient, and nobody learns from it")
+    return found
+
+
+def illegal_choices(action: Action, masks: Masks) -> list[str]:
+    """The first choice of every head that is not legal, in words; heads that the op makes irrelevant may say anything.
+
+    Read by the host.
+    """
+    rows = illegal_heads(action, masks)
+    if not bool(rows.any()):
+        return []
+    found = []
+    for head, name in enumerate(HEAD_NAMES):
+        envs = rows[:, head].nonzero().flatten().tolist()
+        if envs:
+            choice, op = int(action.get(name)[envs[0]]), int(action.op[envs[0]])
+            word = OP_NAMES[op] if 0 <= op < len(OP_NAMES) else str(op)
+            what = f"op {word}" if name == "op" else f"{name} {choice} for op {word}"
+            found.append(f"env {envs[0]}: {what} is not legal")
+    return found
+
+
+def illegal_heads(action: Action, masks: Masks) -> Tensor:
+    """bool [N, 8] in HEADS order: the head matters and its choice is not offered; beside an illegal op none."""
+    op = action.op.clamp(0, masks.op.shape[-1] - 1)
+    legal_op = _offered(masks.op, action.op)
+    offered, relevant = head_masks(masks, op), relevant_heads(op).unbind(-1)
+    heads = [
+        matters & legal_op & ~_offered(offered[name], action.get(name))
+        for matters, name in zip(relevant, HEAD_NAMES, strict=True)
+    ]
+    heads[HEAD_NAMES.index("op")] = ~legal_op
+    return torch.stack(heads, dim=-1)
+
+
+def _offered(mask: Tensor, choice: Tensor) -> Tensor:
+    """bool [N]: choice int64 [N] is one of those that mask [N, C] offers."""
+    inside = choice.clamp(0, mask.shape[-1] - 1)
+    return (inside == choice) & mask.gather(-1, inside.unsqueeze(-1)).squeeze(-1)

@@ -1,0 +1,302 @@
+"""Whether parts of users' own are what a run takes them for: every finding in words, all of them in one error.
+
+For users' tests and notebooks: `esper_soa.check_blueprint("my_parts.seeds:twin")`, or the function or class itself.
+What a run looks at while it is built (nets/own.py, env/own.py, agent/own.py) is looked at here too, and more than that:
+what begins or comes out not finite, what envs share, what depends on chance, and where gradients go.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from esper_soa.agent.own import Surroundings, decision_faults, illegal_choices, made_agent, memory_faults
+from esper_soa.agent.protocol import Agent, Memory
+from esper_soa.build import build_world
+from esper_soa.config import ComputeConfig, TrainConfig
+from esper_soa.env.config import GatesConfig, LifecycleConfig
+from esper_soa.env.env import Env, Seen
+from esper_soa.env.own import reward_findings, sample_inputs
+from esper_soa.env.reward_records import RewardInputs
+from esper_soa.errors import UserError, one_line
+from esper_soa.nets import streams
+from esper_soa.nets.config import DataConfig, TaskConfig, host_slots
+from esper_soa.nets.forward import seed_forward
+from esper_soa.nets.layers import PLAIN
+from esper_soa.nets.model.blueprints import Architecture, initial_seeds, seed_table
+from esper_soa.nets.own import architecture_of, blueprint_findings
+from esper_soa.registry import AGENT, BLUEPRINT, RAISED, REWARD, Part, find, marked_name, num_required
+from esper_soa.state import Decision, View
+from esper_soa.vocabulary import BLUEPRINT_NAMES, HEAD_NAMES, NUM_BLUEPRINTS
+
+CPU = torch.device("cpu")
+NETS, IMAGES = 3, 4  # networks and images that a blueprint is tried on
+SAMPLES = 20  # sets of inputs that a reward is tried on
+SETTLED = 1e-6  # relative difference of an image's features that rounding may make
+
+
+class ConformanceError(UserError):
+    """A part of a user's own that is not what a run would take it for; `findings` says why, one by one."""
+
+    def __init__(self, kind: str, name: str, findings: Sequence[str]) -> None:
+        self.findings = tuple(findings)
+        count = "1 finding" if len(self.findings) == 1 else f"{len(self.findings)} findings"
+        lines = "".join(f"\n  - {finding}" for finding in self.findings)
+        super().__init__(f"{kind} {name}: {count}{lines}")
+
+
+def check_blueprint(part: Part | str, channels: Sequence[int] = (4, 24), size: int = 8) -> None:
+    """Raise ConformanceError, with all findings, unless `part` is a blueprint.
+
+    part: what @esper_soa.blueprint marks, or `module:name`. channels: of the slots to try it in, which have `size` x
+    `size` pixels.
+    """
+    name, made = _part(BLUEPRINT, part)
+    findings = _mark_findings(BLUEPRINT, made)
+    try:
+        blueprint = architecture_of(made, name, NUM_BLUEPRINTS)
+    except RAISED as error:
+        raise ConformanceError(BLUEPRINT, name, [*findings, one_line(error)]) from error
+    for width in channels:
+        found = blueprint_findings(blueprint, width, size)
+        findings += found or [f"with {width} channels {one}" for one in _seed_findings(blueprint, width, size)]
+    _raise(BLUEPRINT, name, findings)
+
+
+def check_reward(part: Part | str, num_slots: int = 3, max_steps: int = 20) -> None:
+    """Raise ConformanceError, with all findings, unless `part` is a reward, on made-up inputs of hosts with such slots.
+
+    part: what @esper_soa.reward marks, or `module:name`. max_steps: env-steps of an episode.
+    """
+    name, made = _part(REWARD, part)
+    findings = _mark_findings(REWARD, made)
+    samples = [sample_inputs(NETS + 2, num_slots, max_steps, CPU, seed) for seed in range(SAMPLES)]
+    broken = reward_findings(made, samples[0].clone())
+    findings += broken or [*_value_findings(made, samples), *_kernel_findings(made, samples[0])]
+    _raise(REWARD, name, findings)
+
+
+def check_agent(part: Part | str, num_slots: int = 2, envs: int = 4, steps: int = 16) -> None:
+    """Raise ConformanceError, with all findings, unless `part` gives an agent; it plays an episode of small real hosts.
+
+    part: what @esper_soa.agent marks, or `module:name`.
+    """
+    name, made = _part(AGENT, part)
+    findings = _mark_findings(AGENT, made)
+    if num_required(made) > 1:
+        raise ConformanceError(AGENT, name, [*findings, "it wants more arguments than the Surroundings"])
+    world = build_world(_small_run(num_slots, envs, steps), CPU)
+    surroundings = Surroundings(world.rules.nets.shape.slots, BLUEPRINT_NAMES, steps, 0)
+    try:
+        agent = made_agent(made, surroundings)
+        findings += _play_findings(agent, Env(world))
+    except RAISED as error:
+        findings.append(f"it raises {type(error).__name__}: {one_line(error)}")
+    _raise(AGENT, name, findings)
+
+
+def _part(kind: str, part: Part | str) -> tuple[str, Part]:
+    """The name of a part, and the part itself."""
+    found = find(kind, part, f"check_{kind}") if isinstance(part, str) else part
+    return marked_name(kind, found) or one_line(found), found
+
+
+def _mark_findings(kind: str, part: Part) -> list[str]:
+    return [] if marked_name(kind, part) else [f'nothing marks it: @esper_soa.{kind}("name") belongs above it']
+
+
+def _raise(kind: str, name: str, findings: Sequence[str]) -> None:
+    if findings:
+        raise ConformanceError(kind, name, list(dict.fromkeys(findings)))
+
+
+# --- blueprints
+
+
+def _seed_findings(blueprint: Architecture, channels: int, size: int) -> list[str]:
+    """What seeds of several networks at once do that they must not."""
+    rows, again = _fresh_rows(blueprint, channels), _fresh_rows(blueprint, channels)
+    found = []
+    if not torch.equal(rows, again):
+        found.append("its initial values differ though the env is the same: it has other draws than torch's")
+    if not rows.isfinite().all():
+        return [*found, "its initial values are not finite"]
+    x = _features(channels, size)
+    try:
+        out, second = _outputs(blueprint, rows, x), _outputs(blueprint, rows, x)
+        if not torch.equal(out, second):
+            found.append("a second pass gives something else: it keeps state or draws random numbers")
+        if not out.isfinite().all():
+            found.append("its output is not finite")
+        return found + _sharing_findings(blueprint, rows, x) + _gradient_findings(blueprint, rows, x)
+    except RAISED as error:
+        return [*found, f"for several networks at once it raises {type(error).__name__}: {one_line(error)}"]
+
+
+def _fresh_rows(blueprint: Architecture, channels: int) -> Tensor:
+    keys = streams.stream_keys(0, streams.SEED_INIT, (0,), torch.arange(NETS))
+    return initial_seeds(blueprint, channels, keys, torch.zeros(NETS, dtype=torch.bool), torch.float32)
+
+
+def _features(channels: int, size: int, seed: int = 1) -> Tensor:
+    """Features [B, n*C, H, W] of several networks."""
+    keys = streams.stream_keys(seed, streams.SEED_INIT, (1,), torch.tensor(0))
+    shape = (IMAGES, size, size, NETS * channels)
+    drawn = streams.uniform(keys, torch.arange(IMAGES * size * size * NETS * channels)).view(shape)
+    return (2 * drawn - 0.5).permute(0, 3, 1, 2)
+
+
+def _outputs(blueprint: Architecture, rows: Tensor, x: Tensor) -> Tensor:
+    """Output [B, n, C, H, W]."""
+    channels = x.shape[1] // NETS
+    out = seed_forward(PLAIN, blueprint, seed_table(blueprint, channels).unpack(rows), x)
+    return out.unflatten(1, (NETS, channels))
+
+
+def _sharing_findings(blueprint: Architecture, rows: Tensor, x: Tensor) -> list[str]:
+    """Networks that know of each other, and images of a batch that do."""
+    channels, size = x.shape[1] // NETS, x.shape[-1]
+    out = _outputs(blueprint, rows, x)
+    other = _features(channels, size, seed=2)
+    elsewhere = torch.cat([x[:, :channels], other[:, channels:]], dim=1).contiguous(memory_format=torch.channels_last)
+    others = torch.cat([rows[:1], 2 * rows[1:] + 0.1])
+    found = []
+    if not torch.equal(_outputs(blueprint, others, elsewhere)[:, 0], out[:, 0]):
+        found.append("the output of env 0 depends on the networks of other envs")
+    images = torch.cat([x[:1], other[1:]]).contiguous(memory_format=torch.channels_last)
+    alone = _outputs(blueprint, rows, images)[0]
+    if (alone - out[0]).abs().max() > SETTLED * out[0].abs().max().clamp(min=1):
+        found.append("the output of an image depends on the other images of its batch")
+    return found
+
+
+def _gradient_findings(blueprint: Architecture, rows: Tensor, x: Tensor) -> list[str]:
+    leaf = rows.clone().requires_grad_()
+    out = _outputs(blueprint, leaf, x)
+    target = _features(x.shape[1] // NETS, x.shape[-1], seed=3).unflatten(1, (NETS, -1))
+    if not out.requires_grad:
+        return ["no gradient reaches its parameters: its output is cut off from them"]
+    (gradient,) = torch.autograd.grad((out * target)[:, 0].sum(), [leaf])
+    found = []
+    if not gradient.isfinite().all():
+        found.append("the gradient of its parameters is not finite")
+    if gradient[1:].any():
+        found.append("a gradient reaches parameters of env 1 from the output of env 0, where there must be none")
+    if not gradient[0].any():
+        found.append("the gradient of all of its parameters is 0 as it begins: it could never learn")
+    return found
+
+
+# --- rewards
+
+
+def _paid(part: Part, inputs: RewardInputs) -> Tensor:
+    """The reward [N]; terms are summed up."""
+    given = part(inputs)
+    terms = list(given.values()) if isinstance(given, Mapping) else [given]
+    return torch.stack([term for term in terms if isinstance(term, Tensor)]).sum(0)
+
+
+def _value_findings(part: Part, samples: Sequence[RewardInputs]) -> list[str]:
+    """What the numbers say: of finite inputs such as a run can give."""
+    found = []
+    for inputs, others in zip(samples, [*samples[1:], samples[0]], strict=True):
+        given = inputs.clone()
+        paid = _paid(part, given)
+        changed = [name for name in RewardInputs.__annotations__ if not torch.equal(given.get(name), inputs.get(name))]
+        found += [f"it changes its input {name} in place" for name in changed]
+        for env in (~paid.isfinite()).nonzero().flatten().tolist()[:1]:
+            end = "at the last env-step" if inputs.step[env] == inputs.max_steps[env] else "before the last env-step"
+            found.append(f"it pays {float(paid[env])}, not a finite number, {end}")
+        if not torch.equal(_paid(part, inputs.clone()).nan_to_num(), paid.nan_to_num()):
+            found.append("for the same inputs it pays something else the second time: it keeps state or draws")
+        rows = {name: torch.cat([inputs.get(name)[:1], others.get(name)[1:]]) for name in RewardInputs.__annotations__}
+        mixed = RewardInputs.from_dict(rows, batch_size=inputs.batch_size)
+        for what, less in (("other envs", mixed), ("the number of envs", inputs[:1])):
+            if not torch.equal(_paid(part, less.clone())[:1].nan_to_num(), paid[:1].nan_to_num()):
+                found.append(f"what env 0 is paid depends on {what}")
+    return list(dict.fromkeys(found))
+
+
+def _kernel_findings(part: Part, inputs: RewardInputs) -> list[str]:
+    """Whether the device can do without the host, and compiled kernels without a break."""
+    found = []
+    try:
+        _paid(part, inputs.to("meta"))
+    except RAISED as error:
+        found.append(f"it reads numbers on the host, or makes tensors elsewhere than its inputs are: {one_line(error)}")
+    try:
+        torch.compile(part, backend="eager", fullgraph=True)(inputs.clone())
+    except RAISED as error:
+        found.append(f"it cannot be compiled as one graph: {one_line(str(error).strip().splitlines()[0])}")
+    return found
+
+
+# --- agents
+
+
+def _small_run(num_slots: int, envs: int, steps: int) -> TrainConfig:
+    """Hosts of some hundred weights, whose seeds mature in a few env-steps."""
+    task = TaskConfig(name="small", base_channels=2, num_blocks=5, kernel_size=1, num_pools=5)
+    return TrainConfig(
+        envs=envs, steps=steps, rounds=1, batch_size=2, train_samples=2, val_samples=4, task=task,
+        slots=[spec.name for spec in host_slots(task)[:num_slots]],
+        data=DataConfig(name="synthetic", synthetic_train=16, synthetic_test=8),
+        gates=GatesConfig(min_blending_steps=1, min_gradient_health=0.0),
+        lifecycle=LifecycleConfig(embargo_steps=2, min_prune_age=1), compute=ComputeConfig(workers=1, native="off"),
+    )  # fmt: skip
+
+
+def _play_findings(agent: Agent, env: Env) -> list[str]:
+    """What an episode shows, up to the first env-step at which something is wrong."""
+    num_envs = env.num_envs
+    memory = agent.start(num_envs, CPU)
+    seen: Seen | None = env.reset()
+    found = memory_faults(memory, num_envs, CPU)
+    while seen is not None and not found:
+        step, view = int(seen.view.state.signals.step[0]), seen.view
+        decision, after = agent.act(view.clone(), _copied(memory))
+        found = decision_faults(decision, view) + memory_faults(after, num_envs, CPU)
+        found = found or illegal_choices(decision.action, view.masks) + _numbers_findings(decision)
+        found = found or _conduct_findings(agent, view, memory, (decision, after))
+        found = [f"at env-step {step}: {fault}" for fault in found]
+        if not found:
+            memory, (_, seen) = after, env.step(decision.action)
+    return found
+
+
+def _numbers_findings(decision: Decision) -> list[str]:
+    names = {"log_probs": decision.log_probs, "value": decision.value}
+    return [f"its {name} is not finite" for name, value in names.items() if not value.isfinite().all()]
+
+
+def _conduct_findings(agent: Agent, view: View, memory: Memory, first: tuple[Decision, Memory]) -> list[str]:
+    """Chance, state outside of its memory, changes of what it was given, and envs that know of each other."""
+    found, given, kept = [], view.clone(), _copied(memory)
+    if not _same(agent.act(given, kept), first):
+        found.append("for the same view and memory it decides something else the second time: it keeps state elsewhere "
+                     "than in its memory, or draws other numbers than view.noise")  # fmt: skip
+    if not (given == view).all():
+        found.append("it changes the view in place")
+    if not all(map(torch.equal, kept, memory)):
+        found.append("it changes its memory in place")
+    turned = torch.tensor([0, *range(2, view.shape[0]), 1][: view.shape[0]])
+    for what, envs in (("other envs", turned), ("the number of envs", torch.tensor([0]))):
+        alone = agent.act(view[envs].clone(), tuple(part[envs].clone() for part in memory))
+        if not _same(alone, first, env=0):
+            found.append(f"what it decides for env 0 depends on {what}")
+    return found
+
+
+def _copied(memory: Memory) -> Memory:
+    """The memory, in a tuple of the same kind."""
+    copies = [part.clone() for part in memory]
+    return type(memory)(*copies) if hasattr(memory, "_fields") else tuple(copies)
+
+
+def _same(one: tuple[Decision, Memory], other: tuple[Decision, Memory], env: int | None = None) -> bool:
+    """Whether actions and memories are the same, in all envs or in one."""
+    rows = slice(None) if env is None else slice(env, env + 1)
+    pairs = [(one[0].action.get(name), other[0].action.get(name)) for name in HEAD_NAMES]
+    pairs += list(zip(one[1], other[1], strict=True))
+    return all(torch.equal(mine[rows], its[rows]) for mine, its in pairs)

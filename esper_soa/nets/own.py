@@ -1,0 +1,137 @@
+"""Blueprints of users' own, found by the setting task.blueprints and looked at before anything is built of them.
+
+Called by build.py and ops/memory.py; conformance.py looks closer. What a blueprint of parts or an nn.Module must be is
+told by the findings below.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from esper_soa.errors import SettingError, one_line
+from esper_soa.nets.config import SlotSpec
+from esper_soa.nets.model.blueprints import BLUEPRINTS, Architecture, Blueprints, seed_table
+from esper_soa.nets.model.own_module import Factory, OwnModule, made
+from esper_soa.nets.model.parameters import Table
+from esper_soa.nets.model.parts import Conv, Depthwise, Excite, SoftNorm
+from esper_soa.registry import BLUEPRINT, RAISED, Part, find, is_reference, name_in, num_required
+from esper_soa.vocabulary import NUM_BLUEPRINTS
+
+SETTING = "task.blueprints"
+PARTS = (Conv, Depthwise, SoftNorm, Excite)
+PROBE_SEED = 1
+
+
+def task_blueprints(offered: Sequence[str], slots: Sequence[SlotSpec]) -> Blueprints:
+    """The package's blueprints, and users' own among `offered` (task.blueprints), which can stand in these slots.
+
+    Own ones have the codes from NUM_BLUEPRINTS on, in the order of `offered`. Raises SettingError, which says what is
+    wrong with one of them.
+    """
+    return (*BLUEPRINTS, *_own(offered, slots))
+
+
+def _own(offered: Sequence[str], slots: Sequence[SlotSpec]) -> list[Architecture]:
+    found = []
+    for place, reference in enumerate(filter(is_reference, offered)):
+        part = find(BLUEPRINT, reference, SETTING)
+        try:
+            one = architecture_of(part, name_in(reference), NUM_BLUEPRINTS + place)
+        except ValueError as error:
+            raise SettingError(SETTING, reference, "a blueprint", f"{one_line(error)}.") from error
+        sizes = sorted({(spec.channels, spec.size) for spec in slots})
+        faults = [fault for size in sizes for fault in blueprint_findings(one, *size)]
+        if faults:
+            raise SettingError(SETTING, reference, "a blueprint that can stand in the slots",
+                               "; ".join(dict.fromkeys(faults)) + ".")  # fmt: skip
+        found.append(one)
+    return found
+
+
+def architecture_of(part: Part, name: str, code: int) -> Architecture:
+    """What a function or class that is marked as a blueprint stands for; raises ValueError where that is none."""
+    required = num_required(part)
+    if required == 1:
+        factory: Factory = part  # type: ignore[assignment]
+        return Architecture(code, name, (OwnModule(factory),), residual=False)
+    if required > 1:
+        raise ValueError(f"blueprint {name}: it is called with the channels of a slot or with nothing, and wants more")
+    given = part()
+    if isinstance(given, Architecture):
+        return replace(given, code=code, name=name)
+    if isinstance(given, nn.Module):
+        raise ValueError(f"blueprint {name}: it gives a module, so it must be called with the channels of a slot")
+    if not isinstance(given, tuple) or not given or not all(isinstance(one, PARTS) for one in given):
+        kinds = ", ".join(kind.__name__ for kind in PARTS)
+        raise ValueError(
+            f"blueprint {name}: it gives {one_line(given)}, no tuple of parts ({kinds}) and no Architecture"
+        )
+    return Architecture(code, name, given)
+
+
+def blueprint_findings(blueprint: Architecture, channels: int, size: int) -> list[str]:
+    """What keeps seeds of the blueprint from standing in a slot of these channels, height and width, in words."""
+    if blueprint.module is not None:
+        found = _module_findings(blueprint.module.make, channels, size)
+        return [f"with {channels} channels of {size}x{size} pixels {fault}" for fault in found]
+    return [] if seed_table(blueprint, channels).total else ["it has no parameters"]
+
+
+def _module_findings(make: Factory, channels: int, size: int) -> list[str]:
+    x = torch.zeros(2, channels, size, size)
+    try:
+        module = made(make, channels, PROBE_SEED)
+        if not isinstance(module, nn.Module):
+            return [f"it gives a {type(module).__name__}, not an nn.Module"]
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            out = module(x.clone())
+    except RAISED as error:
+        return [f"it raises {type(error).__name__}: {one_line(error)}"]
+    return [*_kept_findings(module), *_output_findings(out, x)] or _together_findings(OwnModule(make), x)
+
+
+def _together_findings(part: OwnModule, x: torch.Tensor) -> list[str]:
+    """What the modules of two networks run into at once: x [B, C, H, W], of each."""
+    channels = x.shape[1]
+    try:
+        rows = part.initial_rows(channels, torch.arange(2), x.dtype)
+        with torch.no_grad():
+            part.forward(Table(part.parameters(channels, channels)).unpack(rows), torch.cat([x, x], dim=1))
+    except RAISED as error:
+        return [f"for several networks at once it raises {type(error).__name__}: {one_line(error)}"]
+    return []
+
+
+def _kept_findings(module: nn.Module) -> list[str]:
+    """What the module keeps beside the parameters of its networks."""
+    found = []
+    parameters, buffers = dict(module.named_parameters()), [name for name, _ in module.named_buffers()]
+    if not parameters:
+        found.append("it has no parameters")
+    if buffers:
+        found.append(f"it keeps buffers ({', '.join(buffers)}), which all networks would share")
+    frozen = [name for name, one in parameters.items() if not one.requires_grad]
+    if frozen:
+        found.append(f"its parameters {', '.join(frozen)} want no gradient, but all parameters of a seed are trained")
+    foreign = [name for name, one in parameters.items() if not one.is_floating_point()]
+    if foreign:
+        found.append(f"its parameters {', '.join(foreign)} are no floating-point numbers")
+    kept = [name for part in module.modules() for name, one in vars(part).items() if isinstance(one, torch.Tensor)]
+    if kept:
+        found.append(f"it keeps tensors that are no parameters ({', '.join(kept)}), which all networks would share")
+    return found
+
+
+def _output_findings(out: object, x: torch.Tensor) -> list[str]:
+    if not isinstance(out, torch.Tensor):
+        return [f"it gives a {type(out).__name__}, not a tensor"]
+    found = []
+    if out.shape != x.shape:
+        found.append(f"it gives features of shape {list(out.shape)} for features of shape {list(x.shape)}")
+    if out.dtype != x.dtype:
+        found.append(f"it gives {out.dtype} for {x.dtype}")
+    if out.device != x.device:
+        found.append(f"it gives features on {out.device} for features on {x.device}")
+    return found

@@ -1,0 +1,125 @@
+"""Parts of users' own: how functions and classes are marked as such, and how a setting `module:name` finds them.
+
+A mark stays with what it marks, and nothing else is kept: two runs of a process may take parts from different modules,
+and a cell of a notebook may be run twice. Found while a run is built, by nets/own.py, env/own.py and agent/own.py.
+Needs no torch.
+"""
+
+import importlib
+import re
+from collections.abc import Callable
+from inspect import Parameter, signature
+from types import ModuleType
+from typing import Protocol, TypeVar
+
+from esper_soa.errors import SettingError, one_line
+
+# What code of a user's may raise where it is called to be looked at.
+RAISED = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, RuntimeError, TypeError, ValueError)
+BLUEPRINT, REWARD, AGENT = "blueprint", "reward", "agent"  # kinds of parts
+NAME = r"[A-Za-z_][\w-]{0,59}"
+REFERENCE = re.compile(rf"([A-Za-z_]\w*\.)*[A-Za-z_]\w*:{NAME}")
+Part = Callable[..., object]
+Marked = TypeVar("Marked", bound=Part)
+
+
+class Mark(Protocol):
+    """A decorator that gives back what it is given."""
+
+    def __call__(self, part: Marked, /) -> Marked: ...
+
+
+def blueprint(name: str) -> Mark:
+    """Marks a function or class as the blueprint `name`, which `task.blueprints` lists as `module:name`.
+
+    It is called without an argument and gives a tuple of parts or an Architecture, or it is called with the channels C
+    of a slot and gives an nn.Module that maps features [B, C, H, W] to such features. Raises ValueError for a name of
+    other signs than letters, digits, '_' and '-'.
+    """
+    return _marking(BLUEPRINT, name)
+
+
+def reward(name: str) -> Mark:
+    """Marks a function as the reward `name`, which `reward.mode` takes as `module:name`.
+
+    It is given RewardInputs and gives the reward [N] of an env-step, or terms [N] by the names of RewardTerms.
+    """
+    return _marking(REWARD, name)
+
+
+def agent(name: str) -> Mark:
+    """Marks a function or class as the agent `name`, which `policy.name` and `control` take as `module:name`.
+
+    It is called without an argument, or with the Surroundings of a run, and gives an Agent.
+    """
+    return _marking(AGENT, name)
+
+
+def _marking(kind: str, name: str) -> Mark:
+    if re.fullmatch(NAME, name) is None:
+        raise ValueError(f"{kind} {one_line(name)!r}: its name must be of at most 60 letters, digits, '_' and '-'")
+
+    def mark(part: Marked) -> Marked:
+        setattr(part, _mark(kind), name)
+        return part
+
+    return mark
+
+
+def is_reference(value: str) -> bool:
+    """Whether a setting's value names a part of a user's own, as `module:name`."""
+    return REFERENCE.fullmatch(value) is not None
+
+
+def name_in(reference: str) -> str:
+    """The name that `module:name` gives a part, which records call it by; a word of the package's as it is."""
+    return reference.rpartition(":")[2]
+
+
+def marked_name(kind: str, part: object) -> str | None:
+    """The name that `part` itself, no class it derives from, is marked with as of this kind; None where it is not."""
+    return vars(part).get(_mark(kind)) if hasattr(part, "__dict__") else None
+
+
+def find(kind: str, reference: str, setting: str) -> Part:
+    """What `reference` names; raises SettingError where its module cannot be imported or has not one such part.
+
+    What the module itself raises while it is imported is not caught.
+    """
+    place, _, name = reference.partition(":")
+    module = _imported(place, reference, setting)
+    marked = {id(part): part for part in vars(module).values() if marked_name(kind, part) is not None}
+    named = [part for part in marked.values() if marked_name(kind, part) == name]
+    if not named:
+        there = ", ".join(sorted(str(marked_name(kind, part)) for part in marked.values())) or "none"
+        raise SettingError(setting, reference, f"{_a(kind)} that {place} registers ({there})",
+                           f'@esper_soa.{kind}("{name}") above a function or class there registers it.')  # fmt: skip
+    if len(named) > 1:
+        raise SettingError(setting, reference, f"registered once in {place}",
+                           f"{len(named)} of its functions and classes are the {kind} {name}.")  # fmt: skip
+    return named[0]
+
+
+def num_required(part: Part) -> int:
+    """How many arguments the part must be called with."""
+    kinds = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+    given = signature(part).parameters.values()
+    return sum(one.kind in kinds and one.default is Parameter.empty for one in given)
+
+
+def _imported(place: str, reference: str, setting: str) -> ModuleType:
+    try:
+        return importlib.import_module(place)
+    except ImportError as error:
+        missing = isinstance(error, ModuleNotFoundError) and f"{place}.".startswith(f"{error.name}.")
+        remedy = "PYTHONPATH=<folder> says where it lies." if missing else ""
+        raise SettingError(setting, reference, f"module:name of a module that can be imported ({one_line(error)})",
+                           remedy) from error  # fmt: skip
+
+
+def _a(kind: str) -> str:
+    return f"an {kind}" if kind == AGENT else f"a {kind}"
+
+
+def _mark(kind: str) -> str:
+    return f"_esper_soa_{kind}"

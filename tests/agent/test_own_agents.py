@@ -1,0 +1,89 @@
+"""Agents of users' own play whole runs, as policies and as controls, and are stopped where they break the rules."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from test_resume import assert_equal_runs, fresh, resumed, settings
+
+from esper_soa.agent.config import ImitationConfig
+from esper_soa.build import rule_player
+from esper_soa.config import TrainConfig
+from esper_soa.errors import SettingError, UserError
+
+HERE = "parts_of_users"
+
+
+def played_by(name: str, **changed: object) -> TrainConfig:
+    cfg = settings(rounds=2, **changed)
+    return replace(cfg, policy=replace(cfg.policy, name=f"{HERE}:{name}"))
+
+
+def test_an_own_agent_plays_a_run_and_one_that_goes_on(tmp_path: Path) -> None:
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    summary = fresh(played_by("eager", control="wait"), whole)
+    fresh(replace(played_by("eager", control="wait"), rounds=1), halves)
+    resumed(played_by("eager", control="wait"), halves)
+    assert_equal_runs(whole, halves, rounds=2)
+    assert summary.policy == f"{HERE}:eager"
+    assert summary.seeds.germinated > 0
+    assert summary.control is not None
+
+
+def test_an_own_agent_is_a_control(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cfg = settings("wait", rounds=1, control=f"{HERE}:eager")
+    fresh(cfg, tmp_path)
+    record = json.loads((tmp_path / "summary.json").read_text())
+    assert record["control"]["name"] == f"{HERE}:eager"
+    assert record["control"]["size"] > record["grown"]["size"]
+    assert "agent eager" in capsys.readouterr().out
+
+
+def test_a_policy_is_no_control_of_itself(tmp_path: Path) -> None:
+    assert fresh(played_by("eager", control=f"{HERE}:eager"), tmp_path).control is None
+
+
+def test_an_own_agent_teaches(tmp_path: Path) -> None:
+    cfg = settings(rounds=1)
+    imitation = ImitationConfig(rounds=1, teacher=f"{HERE}:eager")
+    fresh(replace(cfg, policy=replace(cfg.policy, imitation=imitation)), tmp_path)
+    assert "agreement" in json.loads((tmp_path / "metrics.jsonl").read_text())["update"]
+
+
+FAULTS = {
+    "lawless": "env 0: blueprint 9 for op germinate is not legal. An agent chooses what view.masks offer; .*obey makes",
+    "beyond": "env 0: op 6 is not legal",
+    "bare": "its decision is a Action, not a Decision",
+    "short": r"part 0 of its memory is of shape \[\], not a row per env of 2",
+    "loose": r"its value is float64 of shape \[2\], not float32",
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_an_agent_that_breaks_the_rules_ends_the_run_in_words(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UserError, match=f"^policy.name={HERE}:{name}: {FAULTS[name]}"):
+        fresh(played_by(name), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("mute", "a factory of agents. What it gives, a Mute, has no act"),
+        ("demanding", "called without an argument or with the Surroundings. It wants more"),
+        ("gain", "an agent that parts_of_users registers"),
+    ],
+)
+def test_what_gives_no_agent_is_refused_while_building(name: str, words: str) -> None:
+    with pytest.raises(SettingError, match=f"^control={HERE}:{name}: must be {words}"):
+        rule_player(settings(), f"{HERE}:{name}", "control")
+
+
+def test_an_own_agent_is_told_of_its_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples" / "own_parts"))
+    cfg = settings()
+    cfg = replace(cfg, task=replace(cfg.task, blueprints=["norm", f"{HERE}:twice"]))
+    agent = rule_player(cfg, "my_parts.agents:patient", "policy.name")
+    assert agent.agent.steps == cfg.steps  # type: ignore[attr-defined]
+    assert agent.start(3, torch.device("cpu"))[0].tolist() == [0, 0, 0]

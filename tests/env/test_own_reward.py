@@ -1,0 +1,128 @@
+"""A reward of a user's own is paid as it is, told by its name, and compiled; what is none is refused while building."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from parts_of_users import gain, parts
+from tiny_world import CPU, play_state, tiny_rules, tiny_settings
+
+from esper_soa.build import build_rules
+from esper_soa.env.config import GovernorConfig, RewardConfig
+from esper_soa.env.own import SETTING, sample_inputs
+from esper_soa.env.reward_records import RewardInputs
+from esper_soa.env.reward_terms import OWN_TERM, TERM_NAMES
+from esper_soa.env.step import Rules, apply_action
+from esper_soa.errors import SettingError
+from esper_soa.nets.model.flops import training_flop
+from esper_soa.ops.metrics import MetricsAccumulator
+from esper_soa.state import STATE_FLOAT
+
+HERE = "parts_of_users"
+NUM_ENVS, NUM_SLOTS, STEPS = 4, 3, 25
+
+
+def rules_of(name: str, **reward: object) -> Rules:
+    return tiny_rules(NUM_SLOTS, STEPS, RewardConfig(mode=f"{HERE}:{name}", **reward))  # type: ignore[arg-type]
+
+
+def test_an_own_reward_is_paid_as_it_is_at_every_env_step() -> None:
+    rules, paid = rules_of("gain"), 0
+    for step in play_state(rules, NUM_ENVS, seed=5):
+        state, terms = step.observed.state, step.result.terms
+        signals, calm = state.signals, ~state.guard.panic
+        wanted = signals.accuracy_delta + torch.where(signals.step == STEPS, signals.val_accuracy, 0.0)
+        assert torch.equal(terms.own[calm], wanted[calm])
+        assert torch.equal(terms.total[calm], (wanted + state.totals.pending_penalty)[calm])
+        assert not any(terms.get(name)[calm].any() for name in TERM_NAMES if name != "auto_prune_penalty")
+        paid += int(calm.sum())
+    assert paid > 50
+    assert step.result.state.totals.fossilized.sum() + step.result.state.totals.germinated.sum() > 0
+
+
+def test_terms_of_an_own_reward_are_told_under_its_name_and_those_of_the_package() -> None:
+    rules = rules_of("parts")
+    own = rules.reward.own
+    assert own is not None
+    metrics = MetricsAccumulator(CPU, NUM_ENVS, training_flop(rules.nets.shape, CPU), 7, own_reward=own.name)
+    totals = torch.zeros(NUM_ENVS, dtype=STATE_FLOAT)
+    for step in play_state(rules, NUM_ENVS, seed=5):
+        metrics.add_(step.trusted, step.observed, step.result)
+        totals += step.result.terms.total
+    told = metrics.read(step.result.state, rules.reward.counts).record["reward_terms"]
+    assert isinstance(told, dict)
+    assert list(told) == [*TERM_NAMES, "parts"]
+    assert told["parts"] != 0
+    assert told["occupancy_rent"] < 0
+    assert sum(told.values()) == pytest.approx(float(totals.mean()))
+
+
+def test_a_reward_of_the_package_is_told_as_before() -> None:
+    rules = tiny_rules(NUM_SLOTS, STEPS)
+    metrics = MetricsAccumulator(CPU, NUM_ENVS, training_flop(rules.nets.shape, CPU), 7)
+    assert rules.reward.own is None
+    assert list(metrics.terms_by_name) == [*TERM_NAMES]
+    assert OWN_TERM not in TERM_NAMES
+
+
+def test_settings_that_make_the_inputs_apply_to_an_own_reward_and_those_of_modes_do_not() -> None:
+    def episode(**reward: object) -> list[list[float]]:
+        rules = rules_of("parts", **reward)
+        rules = rules._replace(governor=GovernorConfig(enabled=False))
+        return [step.result.terms.total.tolist() for step in play_state(rules, NUM_ENVS, seed=2)]
+
+    plain = episode()
+    assert episode(pbrs_weight=2.0, scored_slots="target", disable_terminal_reward=True) == plain
+    rented = [
+        step.observed.state.slots.alpha.sum() for step in play_state(rules_of("parts"), NUM_ENVS, seed=2)
+    ]  # an episode in which there is something to be paid for
+    assert sum(map(float, rented)) > 0
+
+
+def test_an_own_reward_is_part_of_the_compiled_kernel() -> None:
+    rules = rules_of("parts")
+    kernel = torch.compile(apply_action, backend="eager", fullgraph=True, dynamic=False)
+    for step in list(play_state(rules, NUM_ENVS, seed=5))[:6]:
+        compiled = kernel(rules, step.observed, step.action)
+        assert torch.equal(compiled.terms.total, step.result.terms.total)
+        assert torch.equal(compiled.terms.own, step.result.terms.own)
+
+
+FAULTS = {
+    "per_slot": r"a reward. it gives a tensor of shape \[5, 2\] for 5 envs, not one number per env",
+    "scalar": "a reward. it gives a float, not a tensor",
+    "strange": "a reward. it gives the terms bonus, which RewardTerms lacks",
+    "misspelt": "a reward. it raises AttributeError",
+    "twofold": "a reward. it is not called with the inputs alone",
+    "pbrs_bonus": "of another name than the terms of the package",
+    "eager": r"a reward that parts_of_users registers \(branching, .*\)",
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_what_is_no_reward_is_refused_while_building(name: str) -> None:
+    cfg = replace(tiny_settings(2, 2, 5), reward=RewardConfig(mode=f"{HERE}:{name}"))
+    with pytest.raises(SettingError, match=f"^{SETTING}={HERE}:{name}: must be {FAULTS[name]}"):
+        build_rules(cfg, CPU)
+
+
+def test_an_own_reward_has_no_drip() -> None:
+    with pytest.raises(SettingError, match="reward.drip_fraction=0.5: must be 0 with reward.mode=parts_of_users:gain"):
+        RewardConfig(mode=f"{HERE}:gain", drip_fraction=0.5)
+
+
+def test_made_up_inputs_are_such_as_a_run_gives() -> None:
+    made = sample_inputs(6, 3, 20, CPU)
+    real = None
+    for step in play_state(tiny_rules(3, 20), 6, seed=1):
+        real = step
+    assert real is not None
+    assert (made.target.sum(1) == 1).all()
+    assert (made.contribution[~made.contribution_known] == 0).all()
+    assert made.step.min() >= 1
+    assert made.step[-1] == made.max_steps[-1] == 20
+    for name in RewardInputs.__annotations__:
+        value = made.get(name)
+        assert value.shape in ((6,), (6, 3)), name
+        assert value.dtype in (torch.bool, torch.int64, STATE_FLOAT), name
+    assert gain(made).shape == parts(made)["own"].shape == (6,)

@@ -1,0 +1,40 @@
+"""Hosts with seeds that are modules of a user's own come out as plain modules, and go into files and come back."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import esper_soa
+
+PARTS = Path(__file__).resolve().parents[2] / "examples" / "own_parts"
+GIVEN = (
+    "task=cifar_minimal", "slots=[r0c0,r0c1]", "data.name=synthetic", "control=none", "rounds=1", "steps=12", "envs=2",
+    "task.blueprints=[norm,my_parts.seeds:mixer]", "policy=schedule", "policy.schedule.blueprint=my_parts.seeds:mixer",
+    "policy.schedule.fossilize=1", "lifecycle=auto_forward", "gates.min_blending_steps=1",
+)  # fmt: skip
+
+
+def test_a_module_of_a_users_own_comes_out_with_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(PARTS))
+    run = esper_soa.train("smoke", [*GIVEN, f"run_dir={tmp_path}/run"])
+    net = run.export(0)
+    assert {seed["blueprint"] for seed in net.spec["seeds"]} == {"mixer"}
+    assert type(net.get_submodule("r0c0.seed.own0")).__name__ == "Mixer"
+    images = torch.rand(4, 3, 32, 32)
+    esper_soa.save(net, tmp_path / "host.safetensors")
+    assert torch.equal(esper_soa.load(tmp_path / "host.safetensors")(images), net(images))
+    torch.save((images, net(images)), tmp_path / "wanted.pt")
+    code = (
+        f"import sys, torch, esper_soa; sys.path.insert(0, {str(PARTS)!r}); "
+        "IMPORT; net = esper_soa.load('host.safetensors'); images, wanted = torch.load('wanted.pt'); "
+        "assert torch.equal(net(images), wanted)"
+    )
+    command = [sys.executable, "-c"]
+    done = subprocess.run([*command, code.replace("IMPORT", "import my_parts.seeds")], cwd=tmp_path)
+    assert done.returncode == 0
+    done = subprocess.run([*command, code.replace("IMPORT", "pass")], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "import my_parts.seeds first" in done.stderr

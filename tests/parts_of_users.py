@@ -1,0 +1,428 @@
+"""Parts that a user might write, the good and the faulty, as a module that settings can name: parts_of_users:NAME."""
+
+import torch
+from torch import Tensor, nn
+
+import esper_soa
+from esper_soa.agent.own import Surroundings
+from esper_soa.agent.protocol import Memory
+from esper_soa.agent.scripted import obey, seed_action, uniform_choice, unlearned
+from esper_soa.env.reward_records import RewardInputs
+from esper_soa.nets.model.blueprints import Architecture
+from esper_soa.nets.model.parts import NARROW, Conv, Part, SoftNorm
+from esper_soa.state import Action, Decision, View
+from esper_soa.vocabulary import Op
+
+
+@esper_soa.blueprint("twice")
+def twice() -> tuple[Part, ...]:
+    return Conv(kernel=1), Conv(kernel=1)
+
+
+@esper_soa.blueprint("instead")
+def instead() -> Architecture:
+    return Architecture(0, "", (Conv(kernel=1), SoftNorm()), residual=False)
+
+
+@esper_soa.blueprint("grouped")
+class Grouped(nn.Module):
+    """With a norm of groups, as convolutional seeds have it."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.mix = nn.Conv2d(channels, channels, 3, padding=1)
+        self.norm = nn.GroupNorm(1, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.relu(self.mix(self.norm(x)))
+
+
+@esper_soa.blueprint("perceptron")
+def perceptron(channels: int) -> nn.Module:
+    """Without a convolution: the mean of an image moves all of its pixels; writes to what it is given."""
+
+    class Perceptron(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.outer = nn.Linear(channels, 2 * channels), nn.Linear(2 * channels, channels)
+
+        def forward(self, x: Tensor) -> Tensor:
+            moved = self.outer(torch.tanh(self.inner(x.mean((2, 3)))))
+            return x.mul_(1.5).add_(moved[..., None, None])
+
+    return Perceptron()
+
+
+@esper_soa.blueprint("particular")
+def particular(channels: int) -> nn.Module:
+    """For the slots of a host with 2 base channels alone."""
+    if channels not in (2, 4):
+        raise ValueError(f"{channels} channels are not mine")
+    return nn.Conv2d(channels, channels, 1)
+
+
+# --- the faulty
+
+
+@esper_soa.blueprint("same")
+def one_of_two() -> tuple[Part, ...]:
+    return (Conv(),)
+
+
+@esper_soa.blueprint("same")
+def other_of_two() -> tuple[Part, ...]:
+    return (Conv(),)
+
+
+@esper_soa.blueprint("norm")
+def taken() -> tuple[Part, ...]:
+    return (Conv(),)
+
+
+@esper_soa.blueprint("narrower")
+def narrower() -> tuple[Part, ...]:
+    return (Conv(NARROW),)
+
+
+@esper_soa.blueprint("word")
+def word() -> str:
+    return "conv_light"
+
+
+@esper_soa.blueprint("bare")
+def bare() -> nn.Module:
+    return nn.Conv2d(8, 8, 1)
+
+
+@esper_soa.blueprint("greedy")
+def greedy(channels: int, more: int) -> nn.Module:
+    return nn.Conv2d(channels, more, 1)
+
+
+@esper_soa.blueprint("counting")
+class Counting(nn.BatchNorm2d):
+    """Running statistics, which all networks would share."""
+
+
+@esper_soa.blueprint("empty")
+class Empty(nn.Identity):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+
+
+@esper_soa.blueprint("frozen")
+class Frozen(nn.Conv2d):
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels, channels, 1, bias=False)
+        self.weight.requires_grad_(False)
+
+
+@esper_soa.blueprint("shrinking")
+class Shrinking(nn.Conv2d):
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels, channels, 3)
+
+
+@esper_soa.blueprint("half")
+class Half(nn.Conv2d):
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels, channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).bfloat16()
+
+
+@esper_soa.blueprint("failing")
+def failing(channels: int) -> nn.Module:
+    return nn.Conv2d(channels, channels, 1, groups=channels + 1)
+
+
+def unmarked() -> tuple[Part, ...]:
+    return (Conv(),)
+
+
+# --- blueprints that only a closer look finds faulty
+
+
+@esper_soa.blueprint("dropping")
+def dropping(channels: int) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(channels, channels, 1), nn.Dropout(0.5))
+
+
+@esper_soa.blueprint("counter")
+class Counter(nn.Conv2d):
+    """Is another function with every call."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels, channels, 1)
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.calls * super().forward(x)
+
+
+@esper_soa.blueprint("chance")
+class Chance(nn.Conv2d):
+    """Begins with numbers that no generator of torch gives."""
+
+    drawn = 0
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels, channels, 1)
+        Chance.drawn += 1
+        nn.init.constant_(self.weight, float(Chance.drawn))
+
+
+@esper_soa.blueprint("infinite")
+class Infinite(nn.Conv2d):
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels, channels, 1)
+        nn.init.constant_(self.weight, float("inf"))
+
+
+@esper_soa.blueprint("undefined")
+class Undefined(nn.Conv2d):
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels, channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.log(super().forward(x) - 100)
+
+
+@esper_soa.blueprint("crowd")
+class Crowd(nn.BatchNorm2d):
+    """A norm over the batch, without running statistics."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels, track_running_stats=False)
+
+
+@esper_soa.blueprint("deaf")
+class Deaf(nn.Conv2d):
+    """Learns nothing."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels, channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).detach()
+
+
+@esper_soa.blueprint("silent")
+class Silent(nn.Conv2d):
+    """x + 0 * anything."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels, channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 0 * super().forward(x)
+
+
+@esper_soa.blueprint("hoarding")
+class Hoarding(nn.Conv2d):
+    """Keeps a tensor that is no parameter."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels, channels, 1)
+        self.scale = torch.ones(channels, 1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * super().forward(x)
+
+
+# --- rewards
+
+
+@esper_soa.reward("gain")
+def gain(inputs: RewardInputs) -> Tensor:
+    """The change of accuracy, and the final accuracy."""
+    return inputs.accuracy_delta + torch.where(inputs.step == inputs.max_steps, inputs.val_accuracy, 0.0)
+
+
+@esper_soa.reward("parts")
+def parts(inputs: RewardInputs) -> dict[str, Tensor]:
+    return {"own": inputs.accuracy_delta.float(), "occupancy_rent": -inputs.num_active.double()}
+
+
+@esper_soa.reward("second")
+def second(inputs: RewardInputs) -> Tensor:
+    """Of hosts with two slots or more."""
+    return inputs.contribution[:, 1]
+
+
+@esper_soa.reward("pbrs_bonus")
+def of_a_taken_name(inputs: RewardInputs) -> Tensor:
+    return inputs.accuracy_delta
+
+
+@esper_soa.reward("per_slot")
+def per_slot(inputs: RewardInputs) -> Tensor:
+    return inputs.contribution
+
+
+@esper_soa.reward("count")
+def count(inputs: RewardInputs) -> Tensor:
+    return inputs.num_fossilized
+
+
+@esper_soa.reward("scalar")
+def scalar(inputs: RewardInputs) -> float:
+    return 1.0
+
+
+@esper_soa.reward("strange")
+def strange(inputs: RewardInputs) -> dict[str, Tensor]:
+    return {"bonus": inputs.accuracy_delta}
+
+
+@esper_soa.reward("twofold")
+def twofold(inputs: RewardInputs, weight: float) -> Tensor:
+    return weight * inputs.accuracy_delta
+
+
+@esper_soa.reward("misspelt")
+def misspelt(inputs: RewardInputs) -> Tensor:
+    return inputs.acuracy
+
+
+@esper_soa.reward("ranked")
+def ranked(inputs: RewardInputs) -> Tensor:
+    """Against the other envs."""
+    return inputs.val_accuracy - inputs.val_accuracy.mean()
+
+
+@esper_soa.reward("divided")
+def divided(inputs: RewardInputs) -> Tensor:
+    return inputs.val_accuracy / (inputs.max_steps - inputs.step)
+
+
+@esper_soa.reward("careless")
+def careless(inputs: RewardInputs) -> Tensor:
+    return inputs.val_accuracy.sub_(50)
+
+
+@esper_soa.reward("branching")
+def branching(inputs: RewardInputs) -> Tensor:
+    return inputs.val_accuracy if inputs.step.max() > 3 else inputs.val_loss
+
+
+@esper_soa.reward("random")
+def random(inputs: RewardInputs) -> Tensor:
+    return inputs.val_accuracy + torch.rand_like(inputs.val_accuracy)
+
+
+@esper_soa.reward("graph")
+def graph(inputs: RewardInputs) -> Tensor:
+    return inputs.val_accuracy * torch.ones(1, requires_grad=True)
+
+
+# --- agents
+
+
+@esper_soa.agent("eager")
+class Eager:
+    """Does the last op that is legal, on its first slot, and remembers how often it has acted."""
+
+    def start(self, num_envs: int, device: torch.device) -> Memory:
+        return (torch.zeros(num_envs, dtype=torch.int64, device=device),)
+
+    def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
+        return unlearned(self.action(view, memory[0])), (memory[0] + 1,)
+
+    def action(self, view: View, count: Tensor) -> Action:
+        op = view.masks.op.shape[1] - 1 - view.masks.op.flip(1).long().argmax(1)
+        slot = view.masks.slot_by_op[torch.arange(op.shape[0]), op].long().argmax(1)
+        return obey(seed_action(op, slot, view.masks.blueprint.long().argmax(1)), view.masks)[0]
+
+
+@esper_soa.agent("lawless")
+class Lawless(Eager):
+    """Germinates what no host here has."""
+
+    def action(self, view: View, count: Tensor) -> Action:
+        return seed_action(torch.full_like(count, Op.GERMINATE), 0 * count, 0 * count + 9)
+
+
+@esper_soa.agent("beyond")
+class Beyond(Eager):
+    def action(self, view: View, count: Tensor) -> Action:
+        return seed_action(0 * count + 6, 0 * count, 0 * count)
+
+
+@esper_soa.agent("dicing")
+class Dicing(Eager):
+    """Draws for itself, and keeps what it remembers in itself."""
+
+    def action(self, view: View, count: Tensor) -> Action:
+        op = uniform_choice(view.masks.op, torch.rand(count.shape))
+        return obey(seed_action(op, 0 * count, 0 * count + 1), view.masks)[0].replace(
+            tempo=torch.randint(0, 3, op.shape)
+        )
+
+
+@esper_soa.agent("following")
+class Following(Eager):
+    """Every env acts only where env 1 may."""
+
+    def action(self, view: View, count: Tensor) -> Action:
+        own = super().action(view, count)
+        return own.replace(op=torch.where(view.state.signals.val_accuracy[-1] > 12, own.op, Op.WAIT))
+
+
+@esper_soa.agent("writing")
+class Writing(Eager):
+    def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
+        decision, _ = super().act(view, memory)
+        memory[0].add_(1)
+        view.observation.features.zero_()
+        return decision, memory
+
+
+@esper_soa.agent("short")
+class Short(Eager):
+    def start(self, num_envs: int, device: torch.device) -> Memory:
+        return (torch.zeros((), dtype=torch.int64, device=device),)
+
+
+@esper_soa.agent("listing")
+class Listing(Eager):
+    def start(self, num_envs: int, device: torch.device) -> Memory:
+        return [torch.zeros(num_envs, dtype=torch.int64)]  # type: ignore[return-value]
+
+
+@esper_soa.agent("loose")
+class Loose(Eager):
+    """A decision of a wrong type and with a gradient."""
+
+    def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
+        decision, after = super().act(view, memory)
+        value = decision.value.double() * torch.ones(1, requires_grad=True).double()
+        return decision.replace(value=value), after
+
+
+@esper_soa.agent("bare")
+class BareAction(Eager):
+    """An action where a decision is asked for."""
+
+    def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
+        return self.action(view, memory[0]), memory  # type: ignore[return-value]
+
+
+@esper_soa.agent("mute")
+class Mute:
+    def start(self, num_envs: int, device: torch.device) -> Memory:
+        return ()
+
+
+@esper_soa.agent("demanding")
+class Demanding(Eager):
+    def __init__(self, surroundings: Surroundings, more: int) -> None:
+        pass
+
+
+@esper_soa.agent("stumbling")
+class Stumbling(Eager):
+    def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
+        raise KeyError("memory")

@@ -1,0 +1,130 @@
+"""What a user's part does wrong is found and named, all of it at once; what is fine passes."""
+
+from collections.abc import Callable
+
+import pytest
+from parts_of_users import Grouped, unmarked
+
+import esper_soa
+from esper_soa.conformance import ConformanceError
+from esper_soa.errors import SettingError, UserError
+
+HERE = "parts_of_users"
+
+
+def findings(check: Callable[[str], None], name: str) -> tuple[str, ...]:
+    with pytest.raises(ConformanceError) as error:
+        check(f"{HERE}:{name}")
+    assert isinstance(error.value, UserError)
+    assert all(f"\n  - {finding}" in str(error.value) for finding in error.value.findings)
+    return error.value.findings
+
+
+@pytest.mark.parametrize("name", ["twice", "instead", "grouped", "perceptron"])
+def test_blueprints_that_can_grow_pass(name: str) -> None:
+    esper_soa.check_blueprint(f"{HERE}:{name}")
+
+
+WITH = r"with 4 channels( of 8x8 pixels)? "
+BLUEPRINTS = {
+    "narrower": "blueprint narrower: its parts turn 1 channels into 8",
+    "counting": WITH + "it keeps buffers",
+    "frozen": WITH + "its parameters weight want no gradient, but all parameters of a seed are trained",
+    "shrinking": WITH + "it gives features of shape .2, 4, 6, 6. for features of shape .2, 4, 8, 8.",
+    "half": WITH + "it gives torch.bfloat16 for torch.float32",
+    "failing": WITH + "it raises ValueError: in_channels must be divisible by groups",
+    "hoarding": WITH + "it keeps tensors that are no parameters .scale., which all networks would share",
+    "dropping": WITH + "for several networks at once it raises RuntimeError: vmap: called random operation",
+    "counter": WITH + "a second pass gives something else: it keeps state or draws random numbers",
+    "chance": WITH + "its initial values differ though the env is the same",
+    "infinite": WITH + "its initial values are not finite",
+    "undefined": WITH + "its output is not finite",
+    "crowd": WITH + "the output of an image depends on the other images of its batch",
+    "deaf": WITH + "no gradient reaches its parameters: its output is cut off from them",
+    "silent": WITH + "the gradient of all of its parameters is 0 as it begins: it could never learn",
+}
+
+
+@pytest.mark.parametrize("name", BLUEPRINTS)
+def test_a_faulty_blueprint_is_found_out(name: str) -> None:
+    found = findings(esper_soa.check_blueprint, name)
+    matched = [pytest.raises(AssertionError, match=BLUEPRINTS[name]).matches(AssertionError(one)) for one in found]
+    assert any(matched), found
+
+
+def test_findings_of_every_slot_are_told_at_once() -> None:
+    found = findings(lambda part: esper_soa.check_blueprint(part, channels=(2, 6), size=4), "shrinking")
+    assert [one[:15] for one in found] == ["with 2 channels", "with 6 channels"]
+
+
+@pytest.mark.parametrize("name", ["gain", "parts"])
+def test_rewards_that_can_be_paid_pass(name: str) -> None:
+    esper_soa.check_reward(f"{HERE}:{name}")
+
+
+REWARDS = {
+    "per_slot": ["it gives a tensor of shape [5, 3] for 5 envs, not one number per env"],
+    "count": ["it gives a tensor of torch.int64, not of floating-point numbers"],
+    "scalar": ["it gives a float, not a tensor"],
+    "strange": ["it gives the terms bonus, which RewardTerms lacks"],
+    "twofold": ["it is not called with the inputs alone"],
+    "misspelt": ["it raises AttributeError:"],
+    "ranked": ["what env 0 is paid depends on other envs", "what env 0 is paid depends on the number of envs"],
+    "divided": ["it pays inf, not a finite number, at the last env-step"],
+    "careless": ["it changes its input val_accuracy in place"],
+    "branching": ["it reads numbers on the host", "it cannot be compiled as one graph"],
+    "random": ["for the same inputs it pays something else the second time"],
+    "graph": ["it gives a tensor with a gradient: nothing is differentiated through rewards"],
+}
+
+
+@pytest.mark.parametrize("name", REWARDS)
+def test_a_faulty_reward_is_found_out(name: str) -> None:
+    found = findings(esper_soa.check_reward, name)
+    for words in REWARDS[name]:
+        assert [one for one in found if one.startswith(words)], found
+
+
+def test_an_agent_that_plays_by_the_rules_passes() -> None:
+    esper_soa.check_agent(f"{HERE}:eager")
+
+
+AGENTS = {
+    "lawless": ["at env-step 1: env 0: blueprint 9 for op germinate is not legal"],
+    "beyond": ["at env-step 1: env 0: op 6 is not legal"],
+    "dicing": ["at env-step 1: for the same view and memory it decides something else the second time"],
+    "following": ["what it decides for env 0 depends on"],
+    "writing": ["at env-step 1: it changes the view in place", "at env-step 1: it changes its memory in place"],
+    "short": ["part 0 of its memory is of shape [], not a row per env of 4"],
+    "listing": ["its memory is a list, not a tuple of tensors"],
+    "loose": [
+        "at env-step 1: its value is float64 of shape [4], not float32",
+        "at env-step 1: its value has a gradient",
+    ],
+    "bare": ["at env-step 1: its decision is a Action, not a Decision"],
+    "mute": ["it raises AttributeError: 'Mute' object has no attribute 'act'"],
+    "demanding": ["it wants more arguments than the Surroundings"],
+    "stumbling": ["it raises KeyError: 'memory'"],
+}
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_a_faulty_agent_is_found_out(name: str) -> None:
+    found = findings(esper_soa.check_agent, name)
+    for words in AGENTS[name]:
+        assert [one for one in found if words in one], found
+
+
+def test_a_part_is_checked_by_itself_and_must_be_marked() -> None:
+    esper_soa.check_blueprint(Grouped)
+    with pytest.raises(ConformanceError, match=r'nothing marks it: @esper_soa.blueprint\("name"\) belongs above it'):
+        esper_soa.check_blueprint(unmarked)
+    with pytest.raises(
+        SettingError, match="check_reward=parts_of_users:eager: must be a reward that parts_of_users reg"
+    ):
+        esper_soa.check_reward(f"{HERE}:eager")
+
+
+def test_the_package_says_what_it_lacks() -> None:
+    with pytest.raises(AttributeError, match="module 'esper_soa' has no attribute 'check_everything'"):
+        esper_soa.check_everything  # noqa: B018

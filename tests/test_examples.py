@@ -1,0 +1,83 @@
+"""The package of parts in examples/ works from a clean folder, in processes of its own, by the real command line."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from program import ENVIRONMENT, PATIENCE, TINY, command
+
+from esper_soa.env.reward_records import RewardInputs
+from esper_soa.env.reward_terms import TERM_NAMES
+
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLE = ROOT / "examples" / "own_parts"
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> Path:
+    """The example by itself, without the repository around it."""
+    return Path(shutil.copytree(EXAMPLE, tmp_path / "parts", ignore=shutil.ignore_patterns("__pycache__")))
+
+
+def finished(words: list[str], folder: Path, parts: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """A process in `folder`, a clean one, that finds the package of `parts`."""
+    folder.mkdir()
+    path = [str(parts)] if parts is not None else []
+    path += filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    environment = ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(path)}
+    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE)
+
+
+WITH_BLUEPRINTS = 'task.blueprints=["my_parts.seeds:twin","my_parts.seeds:mixer"]'
+SOON = ["gates.min_blending_steps=1", "gates.min_gradient_health=0", "lifecycle.min_prune_age=1"]
+
+
+def test_a_run_is_played_with_all_of_the_example(parts: Path, tmp_path: Path) -> None:
+    own = ["policy.name=my_parts.agents:patient", "reward.mode=my_parts.rewards:thrifty", "run_dir=run"]
+    words = command(*TINY, WITH_BLUEPRINTS, *own, *SOON, "rounds=1", "steps=16", "control=random")
+    done = finished(words, tmp_path / "work", parts)
+    assert done.returncode == 0, done.stderr
+    assert "twin of your own, code 13" in done.stdout
+    assert "policy my_parts.agents:patient" in done.stdout
+    (line,) = (tmp_path / "work" / "run" / "metrics.jsonl").read_text().splitlines()
+    record = json.loads(line)
+    assert set(record["blueprints"]) == {"twin", "mixer"}
+    assert list(record["reward_terms"]) == [*TERM_NAMES, "thrifty"]
+    assert sum(record["reward_terms"].values()) == pytest.approx(record["reward"]["mean"])
+    assert record["ops"]["germinate"] > 1
+
+
+def test_a_learning_policy_takes_the_example_on_and_is_evaluated_beside_its_agent(parts: Path, tmp_path: Path) -> None:
+    learned = finished(command(*TINY, WITH_BLUEPRINTS, "rounds=1", "run_dir=../run"), tmp_path / "work", parts)
+    assert learned.returncode == 0, learned.stderr
+    words = command("checkpoint=../run", "policies=[ppo,my_parts.agents:patient]", "episodes=1", "progress=off",
+                    "run_dir=seen", "compute.native=off", program="evaluate")  # fmt: skip
+    done = finished(words, tmp_path / "evaluation", parts)
+    assert done.returncode == 0, done.stderr
+    table = json.loads((tmp_path / "evaluation" / "seen" / "evaluation.json").read_text())
+    assert set(table["policies"]) == {"ppo", "my_parts.agents:patient"}
+
+
+def test_the_example_passes_its_own_check(parts: Path, tmp_path: Path) -> None:
+    done = finished([sys.executable, str(parts / "check.py")], tmp_path / "work", parts)
+    assert (done.returncode, done.stdout) == (0, "my_parts: all is well\n"), done.stderr
+
+
+def test_a_package_that_is_not_on_the_path_is_missed_in_words(tmp_path: Path) -> None:
+    done = finished(command(*TINY, WITH_BLUEPRINTS), tmp_path / "work")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "error: task.blueprints=my_parts.seeds:twin: must be module:name of a module that can be imported (No module "
+        "named 'my_parts'). PYTHONPATH=<folder> says where it lies.\n"
+    )
+
+
+def test_the_page_about_own_parts_tells_every_input_of_a_reward() -> None:
+    page = (ROOT / "docs" / "own_parts.md").read_text(encoding="utf-8")
+    told = re.findall(r"`(\w+)`", page)
+    assert [name for name in RewardInputs.__annotations__ if name not in told] == []

@@ -1,0 +1,114 @@
+"""Whole runs with blueprints of a user's own: learned, saved, resumed, handed on, and called by their names."""
+
+import copy
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from test_resume import CPU, assert_equal_runs, fresh, resumed, settings
+
+from esper_soa.agent.config import NetworkConfig
+from esper_soa.agent.policy import BLUEPRINT_TABLES
+from esper_soa.build import build_world
+from esper_soa.config import EvaluateConfig, TrainConfig
+from esper_soa.errors import UserError
+from esper_soa.evaluation import build_agent, evaluation_settings
+from esper_soa.ops.checkpoint import Content, load_checkpoint
+from esper_soa.ops.pretrained import load_policy, save_policy
+from esper_soa.ops.record import record_fault
+from esper_soa.ops.resume import read_run
+from esper_soa.ops.rundir import RunFolder
+from esper_soa.trainer import build_player
+
+FACTS: dict[str, Content] = {"rounds": 3, "tasks": ["tiny"], "data": ["synthetic"]}
+
+
+def with_own(*names: str, **changed: object) -> TrainConfig:
+    """The small run of test_resume whose hosts grow these blueprints of parts_of_users."""
+    cfg = settings(**changed)
+    return replace(cfg, task=replace(cfg.task, blueprints=["norm", *(f"parts_of_users:{name}" for name in names)]))
+
+
+@pytest.fixture(scope="module")
+def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six rounds that nothing has disturbed, of a learning policy, with a control that trains what has grown."""
+    path = tmp_path_factory.mktemp("before")
+    fresh(with_own("grouped", "twice", control="static_final"), path)
+    return path
+
+
+def test_a_resumed_run_with_own_blueprints_equals_one_that_was_not_stopped(before: Path, tmp_path: Path) -> None:
+    cfg = with_own("grouped", "twice", control="static_final")
+    fresh(replace(cfg, rounds=3), tmp_path)
+    resumed(cfg, tmp_path)
+    assert_equal_runs(before, tmp_path)
+    records = [json.loads(line)["blueprints"] for line in (before / "metrics.jsonl").read_text().splitlines()]
+    assert {name for record in records for name in record} == {"norm", "grouped", "twice"}
+
+
+def test_a_wider_control_needs_nothing_of_what_was_made_for_the_hosts_of_the_run(tmp_path: Path) -> None:
+    cfg, mine = settings("schedule", control="static_large", rounds=1), "parts_of_users:particular"
+    schedule = replace(cfg.policy.schedule, blueprint=mine)
+    cfg = replace(cfg, task=replace(cfg.task, blueprints=[mine]), policy=replace(cfg.policy, schedule=schedule))
+    summary = fresh(replace(cfg, reward=replace(cfg.reward, mode="parts_of_users:second")), tmp_path)
+    assert summary.seeds.germinated > 0
+    assert summary.control is not None
+
+
+def test_a_run_does_not_go_on_with_other_blueprints(before: Path) -> None:
+    with pytest.raises(UserError, match=r"task.blueprints: \['norm', 'parts_of_users:grouped', .* -> \['norm', 'parts"):
+        resumed(with_own("twice", "grouped", control="static_final"), before)
+
+
+def test_the_policy_of_a_run_with_own_blueprints_is_evaluated(before: Path) -> None:
+    saved = read_run(RunFolder(before).checkpoint(6), CPU)
+    cfg = evaluation_settings(saved, EvaluateConfig(checkpoint="given", envs=2))
+    policy = build_agent("ppo", cfg, build_world(cfg, CPU), saved)
+    rows = policy.state_dict()["embedding.weight"]  # type: ignore[attr-defined]
+    assert rows.shape[0] == 13 + 2 + 1
+
+
+def rows_of(cfg: TrainConfig) -> dict[str, torch.Tensor]:
+    """The tables by blueprint of the policy that a run of these settings begins with."""
+    learner = build_player(cfg, build_world(cfg, CPU)).learner
+    assert learner is not None
+    return {name: learner.policy.state_dict()[name] for name in BLUEPRINT_TABLES}
+
+
+def test_a_policy_is_handed_on_to_other_own_blueprints_by_their_names(before: Path, tmp_path: Path) -> None:
+    cfg = with_own("instead", "grouped")
+    saved = read_run(RunFolder(before).checkpoint(6), CPU)
+    save_policy(tmp_path / "mine.policy", saved, FACTS)
+    assert load_policy(str(tmp_path / "mine.policy"), CPU).facts["blueprints"] == ["grouped", "twice"]
+    learned = saved.learner["policy"] if saved.learner is not None else {}
+    for init in (before, tmp_path / "mine.policy"):
+        found = rows_of(replace(cfg, policy=replace(cfg.policy, init=str(init))))
+        for name, rows in found.items():
+            assert torch.equal(rows[:13], learned[name][:13])
+            torch.testing.assert_close(rows[13], learned[name][1:8].mean(0))  # instead, which is new to it
+            assert torch.equal(rows[14], learned[name][13])  # grouped
+            assert torch.equal(rows[15:], learned[name][15:])
+
+
+def test_the_policy_that_ships_takes_own_blueprints_on() -> None:
+    cfg = with_own("grouped")
+    network = NetworkConfig(hidden=128, features=128)
+    cfg = replace(cfg, policy=replace(cfg.policy, init="grower", network=network))
+    shipped = load_policy("grower", CPU).state["policy"]
+    for name, rows in rows_of(cfg).items():
+        assert torch.equal(rows[:13], shipped[name][:13])
+        torch.testing.assert_close(rows[13], shipped[name][1:8].mean(0))
+
+
+def test_a_record_with_a_blueprint_that_the_settings_do_not_list_is_refused(before: Path) -> None:
+    record = dict(load_checkpoint(RunFolder(before).checkpoint(6), CPU))
+    assert record_fault(record) == ""
+    for code, words in (
+        (15, "progress.recent[0].blueprint[0][0] is 15, not a number from -1 to 14"),
+        (9, "progress has seeds of blueprint 9, which no host here has"),
+    ):
+        wrong = copy.deepcopy(record)
+        wrong["progress"]["recent"][0]["blueprint"][0][0] = code  # type: ignore[index, call-overload]
+        assert record_fault(wrong) == words
