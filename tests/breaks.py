@@ -180,7 +180,7 @@ BREAKS = (
         "g = (grad[i] + decay * params[i]) * share",
         "native",
     ),
-    Break("nets/engines/cpu/head.c", "logits[k] = h->bias[n * K + k] + dot", "logits[k] = dot", "native"),
+    Break("nets/engines/cpu/head.c", "logits[k] = h->bias[k] + dot", "logits[k] = dot", "native"),
     Break(
         "nets/engines/cpu/join.c",
         "kept = splat(cut || j->flags & REPLACED ? 1.0f - share : 1.0f)",

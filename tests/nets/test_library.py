@@ -393,11 +393,12 @@ def test_every_record_that_python_fills_is_compared() -> None:
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_the_proof_compares_all_that_a_step_changes_and_finds_rounding_alone(seed: int) -> None:
-    given, errors = proof.draw(seed), dict(proof.differences(seed))
+    size = proof.Size()
+    given, errors = proof.draw(size, seed), dict(proof.differences(size, seed))
     assert all(error < 1e-5 for error in errors.values()), errors
-    theirs = proof.torch_results(given)
-    assert errors.keys() == theirs.keys()
-    for name in ("host", "host_speed", "statistics", "seed", "seed_speed"):
+    theirs = proof.torch_results(size, given)
+    assert errors.keys() == theirs.keys() == proof.native_results(size, given).keys()
+    for name in proof.WEIGHTS:
         moved = (theirs[name] - given._asdict()[name].double()).abs()
         assert (moved.amax(1) > 1e-4).all(), name  # in the network of every kind
 
@@ -413,7 +414,7 @@ BREAKS = {
     "no momentum": ("sgd.c", "= momentum \\* speed", "= 0 * speed"),
     "no gate": ("join.c", "j->alpha \\* \\*squeeze_out(&j->gate, b)", "j->alpha"),
     "all seeds are on": ("validate.c", "net->v->ablated : 0", "0 : 0"),
-    "other order": ("sheet.h", "height, width", "width, height"),
+    "other order": ("sgd.h", "rate, momentum", "momentum, rate"),
 }
 
 
@@ -441,7 +442,7 @@ def test_a_library_that_computes_something_else_is_not_taken(tmp_path: Path) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "word"),
-    [("no gate", "otherwise than torch"), ("all seeds are on", "validation"), ("other order", "record sheet.height")],
+    [("no gate", "otherwise than torch"), ("all seeds are on", "validation"), ("other order", "record descent.rate")],
 )
 def test_a_broken_kernel_of_any_kind_is_found(tmp_path: Path, name: str, word: str) -> None:
     code = "from esper_soa.nets.engines.cpu import proof; proof.prove()"

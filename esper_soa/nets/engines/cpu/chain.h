@@ -4,8 +4,6 @@
  * stays in the caches. A row of parameters is that of nets/host.py: kernel, scale and shift of every block, then weight
  * and bias of the classifier; a seed's row is that of nets/model/blueprints.py. whole.py mirrors the record.
  *
- * Activations stand in whole vectors of channels, with zeros in those added, so any number of channels will do.
- *
  * A seed is a program of parts (program.py). One of a single convolution that is added to the host, or learns
  * behind it, is a layer by itself. Any other is a run of layers that make its residual r(x), or where it is REPLACING all
  * of it, of the host's x, and one that joins the two.
@@ -69,9 +67,8 @@ INLINE long numbers_of(const layer *own) {
 INLINE long kernel_numbers(const sheet *s) { return s->out_channels * s->in_channels * s->kernel * s->kernel; }
 
 INLINE sheet new_sheet(const networks *w, long batch, long inputs, long outputs, long side, long kernel) {
-    return (sheet){.batch = batch, .nets = 1, .in_channels = inputs, .out_channels = outputs, .height = side,
-                   .width = side, .kernel = kernel, .x_pixel = round_up(inputs), .out_net = round_up(outputs),
-                   .eps = w->eps, .momentum = w->momentum};
+    return (sheet){.batch = batch, .in_channels = inputs, .out_channels = outputs, .height = side, .width = side,
+                   .kernel = kernel, .x_pixel = round_up(inputs), .eps = w->eps, .momentum = w->momentum};
 }
 
 /* Enter `weights` numbers of a kernel at `row`, and scale and shift behind them where there is a norm. */
@@ -195,9 +192,6 @@ static inline long build_chain(const networks *w, long env, long batch, layer *t
 /* Weight and bias of the classifier of `env`, and its sizes. */
 #define CLASSIFIER(w, env, last) ((w)->params + ((env) + 1) * (w)->width - (w)->classes * ((last)->out_channels + 1))
 
-/* Numbers of one image behind the layer. */
-INLINE long out_numbers(const sheet *s) { return out_pixels(s) * s->out_net; }
-
 /* Whether the layer hands on what it was given: a seed that learns behind the host. */
 INLINE int hands_on(const layer *own) {
     return (own->kind == SEED && own->s.through) || (own->kind == JOIN && own->flags & THROUGH);
@@ -205,9 +199,10 @@ INLINE int hands_on(const layer *own) {
 
 /* A join as join.h takes it. */
 static inline joint joint_of(const layer *own) {
-    return (joint){.batch = own->s.batch, .pixels = own->s.height * own->s.width, .channels = own->s.out_net,
-                   .flags = own->flags, .alpha = *own->s.alpha, .gate = own->q, .host = own->host, .residual = own->s.x,
-                   .out = own->s.out, .grad_out = own->s.grad_out};
+    return (joint){.batch = own->s.batch, .pixels = own->s.height * own->s.width,
+                   .channels = round_up(own->s.out_channels), .flags = own->flags, .alpha = *own->s.alpha,
+                   .gate = own->q, .host = own->host, .residual = own->s.x, .out = own->s.out,
+                   .grad_out = own->s.grad_out};
 }
 
 /* Memory handed out bit by bit; counts where `at` is NULL. Where it is guarded, it is NaNs until it is written. */

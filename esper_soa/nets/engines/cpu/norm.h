@@ -10,14 +10,12 @@ typedef struct {
     long images;
 } moments;
 
-/* `count` records with room for P channels each, in one allocation; NULL where memory is out. */
-static inline moments *new_moments(long count, long P) {
-    moments *all = calloc(1, (size_t)count * (sizeof(moments) + 2 * (size_t)P * sizeof(double)));
-    double *room = (double *)(all + count);
-    for (long n = 0; all && n < count; n++) {
-        all[n].mean = room + n * 2 * P;
-        all[n].square = all[n].mean + P;
-    }
+/* With room for P channels, in one allocation; NULL where memory is out. */
+static inline moments *new_moments(long P) {
+    moments *all = calloc(1, sizeof(moments) + 2 * (size_t)P * sizeof(double));
+    if (!all) return NULL;
+    all->mean = (double *)(all + 1);
+    all->square = all->mean + P;
     return all;
 }
 

@@ -3,19 +3,16 @@
 
 #include "group.h"
 
-INLINE long image_numbers(const sheet *s) { return s->height * s->width * round_up(s->out_channels); }
-
-void relu_image(const sheet *s, const front_scratch *t, const image_room *room, long b, long n) {
-    float *out = s->out + b * image_numbers(s);
-    (void)room;
-    convolve(s, t, out, b, n);
-    for (long i = 0; !s->linear && i < image_numbers(s); i += LANES) store(out + i, relu(load(out + i)));
+void relu_image(const sheet *s, const front_scratch *t, long b) {
+    float *out = s->out + b * image_floats(s);
+    convolve(s, t, out, b);
+    for (long i = 0; !s->linear && i < image_floats(s); i += LANES) store(out + i, relu(load(out + i)));
 }
 
 int relu_forward(const sheet *s) {
     front_scratch t = {0};
     int failed = open_front(s, &t, 0);
-    for (long b = 0; b < s->batch && !failed; b++) relu_image(s, &t, NULL, b, 0);
+    for (long b = 0; b < s->batch && !failed; b++) relu_image(s, &t, b);
     close_front(&t);
     return failed;
 }
@@ -23,7 +20,7 @@ int relu_forward(const sheet *s) {
 /* The gradient of image b where ReLU let the value pass, or all of it without one, into the padded gradient. */
 static void behind_zero(const sheet *s, const back_scratch *t, long b) {
     long P = round_up(s->out_channels), line = (s->width + s->kernel - 1) * P;
-    const float *out = s->out + b * image_numbers(s), *grad = s->grad_out + b * image_numbers(s);
+    const float *out = s->out + b * image_floats(s), *grad = s->grad_out + b * image_floats(s);
     float *to = padded_grad(s, t);
     for (long y = 0; y < s->height; y++)
         for (long i = 0; i < s->width * P; i += LANES) {
@@ -38,7 +35,7 @@ int relu_backward(const sheet *s) {
     int failed = open_back(s, &t);
     for (long b = 0; b < s->batch && !failed; b++) {
         behind_zero(s, &t, b);
-        convolution_gradients(s, &t, b, 0);
+        convolution_gradients(s, &t, b);
     }
     if (!failed) unpack_gradients(s, &t);
     close_back(&t);
@@ -79,8 +76,8 @@ int depth_forward(const sheet *s) {
     int failed = !padded || !weight;
     if (!failed) pack_depth(s, weight, 0);
     for (long b = 0; b < s->batch && !failed; b++) {
-        read_image(s, padded, b, 0);
-        depth_image(s, padded, weight, s->out + b * image_numbers(s));
+        read_image(s, padded, b);
+        depth_image(s, padded, weight, s->out + b * image_floats(s));
     }
     free(padded), free(weight);
     return failed;
@@ -110,12 +107,12 @@ int depth_backward(const sheet *s) {
     int failed = !padded || !weight || !sum;
     if (!failed) pack_depth(s, weight, 1);
     for (long b = 0; b < s->batch && !failed; b++) {
-        const float *grad = s->grad_out + b * image_numbers(s);
-        read_image(s, padded, b, 0);
+        const float *grad = s->grad_out + b * image_floats(s);
+        read_image(s, padded, b);
         depth_weights(s, padded, grad, sum);
         if (!s->grad_x) continue;
-        pad_image(padded, P, SIDE / 2, grad, P, s->height, s->width, P);
-        depth_image(s, padded, weight, s->grad_x + b * image_numbers(s));
+        pad_image(padded, SIDE / 2, grad, s->height, s->width, P);
+        depth_image(s, padded, weight, s->grad_x + b * image_floats(s));
     }
     for (long c = 0; c < C && !failed; c++)
         for (long tap = 0; tap < TAPS; tap++) s->grad_weight[c * TAPS + tap] = sum[tap * P + c];
@@ -128,8 +125,8 @@ int normed_forward(const sheet *s) {
     float *rows = scratch(2 * P);
     v8 share = splat(*s->alpha);
     for (long b = 0; b < s->batch && rows; b++) {
-        const float *x = s->x + b * image_numbers(s);
-        float *out = s->out + b * image_numbers(s);
+        const float *x = s->x + b * image_floats(s);
+        float *out = s->out + b * image_floats(s);
         group_statistics(s, x, s->mean + b * P, s->rstd + b * P);
         gain_offset(rows, s->mean + b * P, s->rstd + b * P, s->scale, s->shift, C);
         for (long p = 0; p < pixels; p++)
@@ -144,29 +141,29 @@ int normed_forward(const sheet *s) {
 }
 
 /* The share's gradient from the sums over an image: the sum of dz * (gain x + offset - x). */
-static double share_gradient(const back_net *net, long C) {
+static double share_gradient(const back_scratch *t, long C) {
     long P = round_up(C);
     double sum = 0;
     for (long c = 0; c < C; c++) {
-        double gain = net->rows[GAIN * P + c], offset = net->rows[OFFSET * P + c], mean = net->rows[MEAN * P + c];
-        sum += (gain - 1.0) * (net->moment[c] + mean * net->sum[c]) + offset * net->sum[c];
+        double gain = t->rows[GAIN * P + c], offset = t->rows[OFFSET * P + c], mean = t->rows[MEAN * P + c];
+        sum += (gain - 1.0) * (t->moment[c] + mean * t->sum[c]) + offset * t->sum[c];
     }
     return sum;
 }
 
-static void normed_image_back(const sheet *s, back_net *net, long b) {
+static void normed_image_back(const sheet *s, const back_scratch *t, long b) {
     long P = round_up(s->out_channels), pixels = s->height * s->width;
-    const float *x = s->x + b * image_numbers(s), *grad = s->grad_out + b * image_numbers(s), *rows = net->rows;
-    start_rows(s, net, s->mean + b * P, s->rstd + b * P, 0);
-    gather_sums(s, net, x, grad, P);
-    *s->grad_weight += (float)(share_gradient(net, s->out_channels) * (1.0 - (double)*s->alpha * *s->alpha));
-    settle_group(s, net, s->rstd + b * P, 0);
+    const float *x = s->x + b * image_floats(s), *grad = s->grad_out + b * image_floats(s), *rows = t->rows;
+    start_rows(s, t, s->mean + b * P, s->rstd + b * P);
+    gather_sums(s, t, x, grad);
+    *s->grad_weight += (float)(share_gradient(t, s->out_channels) * (1.0 - (double)*s->alpha * *s->alpha));
+    settle_group(s, t, s->rstd + b * P);
     for (long p = 0; p < pixels && s->grad_x; p++)
         for (long c = 0; c < P; c += LANES) {
             v8 away = load(x + p * P + c) - load(rows + MEAN * P + c);
             v8 flow = load(rows + FLOW * P + c) - splat(*s->alpha - (s->own_residual ? 1.0f : 0.0f));
             v8 dx = flow * load(grad + p * P + c) + load(rows + SLOPE * P + c) * away + load(rows + LEVEL * P + c);
-            store(s->grad_x + b * image_numbers(s) + p * P + c, dx);
+            store(s->grad_x + b * image_floats(s) + p * P + c, dx);
         }
 }
 
@@ -175,11 +172,11 @@ int normed_backward(const sheet *s) {
     float *rows = scratch(BACK_ROWS * P);
     double *sums = calloc((size_t)(2 * P), sizeof(double));
     int failed = !rows || !sums;
-    back_net net = {.rows = rows, .sum = sums, .moment = sums + P};
+    back_scratch t = {.rows = rows, .sum = sums, .moment = sums + P};
     *s->grad_weight = 0.0f;
     memset(s->grad_scale, 0, (size_t)C * sizeof(float));
     memset(s->grad_shift, 0, (size_t)C * sizeof(float));
-    for (long b = 0; b < s->batch && !failed; b++) normed_image_back(s, &net, b);
+    for (long b = 0; b < s->batch && !failed; b++) normed_image_back(s, &t, b);
     free(rows), free(sums);
     return failed;
 }
@@ -190,11 +187,11 @@ INLINE v8 taken_off(const sheet *s) { return splat(s->own_residual ? 0.0f : 1.0f
 int squeezed_forward(const sheet *s, const squeeze *q) {
     long P = round_up(s->out_channels), pixels = s->height * s->width;
     for (long b = 0; b < s->batch; b++) {
-        const float *x = s->x + b * image_numbers(s), *a = squeeze_out(q, b);
+        const float *x = s->x + b * image_floats(s), *a = squeeze_out(q, b);
         squeeze_image(q, x, pixels, b);
         for (long p = 0; p < pixels; p++)
             for (long c = 0; c < P; c += LANES)
-                store(s->out + b * image_numbers(s) + p * P + c, (load(a + c) - taken_off(s)) * load(x + p * P + c));
+                store(s->out + b * image_floats(s) + p * P + c, (load(a + c) - taken_off(s)) * load(x + p * P + c));
     }
     return 0;
 }
@@ -203,7 +200,7 @@ int squeezed_backward(const sheet *s, const squeeze *q) {
     long P = round_up(s->out_channels), pixels = s->height * s->width;
     float *slope = scratch(2 * P), *grad_mean = slope + P;
     for (long b = 0; b < s->batch && slope; b++) {
-        const float *x = s->x + b * image_numbers(s), *grad = s->grad_out + b * image_numbers(s), *a = squeeze_out(q, b);
+        const float *x = s->x + b * image_floats(s), *grad = s->grad_out + b * image_floats(s), *a = squeeze_out(q, b);
         for (long c = 0; c < P; c += LANES) {
             v8 part[2] = {splat(0), splat(0)};
             for (long p = 0; p < pixels; p++) part[p & 1] += load(x + p * P + c) * load(grad + p * P + c);
@@ -213,7 +210,7 @@ int squeezed_backward(const sheet *s, const squeeze *q) {
         for (long p = 0; p < pixels && s->grad_x; p++)
             for (long c = 0; c < P; c += LANES) {
                 v8 dx = (load(a + c) - taken_off(s)) * load(grad + p * P + c) + load(grad_mean + c) / splat((float)pixels);
-                store(s->grad_x + b * image_numbers(s) + p * P + c, dx);
+                store(s->grad_x + b * image_floats(s) + p * P + c, dx);
             }
     }
     free(slope);

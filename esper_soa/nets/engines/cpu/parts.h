@@ -1,5 +1,5 @@
-/* The parts of seeds that are not one convolution with group norm (seed.c). All take a sheet of a network that runs
- * whole; what a part computes stands beside its kernels in parts.c. */
+/* The parts of seeds that are not one convolution with group norm (seed.c); what a part computes stands beside its
+ * kernels in parts.c. */
 #ifndef ESPER_PARTS_H
 #define ESPER_PARTS_H
 
@@ -7,7 +7,7 @@
 #include "squeeze.h"
 
 /* Convolution and ReLU, or without the ReLU where linear. */
-void relu_image(const sheet *s, const front_scratch *t, const image_room *room, long b, long n);
+void relu_image(const sheet *s, const front_scratch *t, long b);
 int relu_forward(const sheet *s);
 int relu_backward(const sheet *s);
 

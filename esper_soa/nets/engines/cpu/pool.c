@@ -17,7 +17,7 @@ static void unpool_line(const sheet *s, const float *grad, const uint8_t *place,
     long P = round_up(s->out_channels), line = s->width * P;
     for (long x = 0; x + 1 < s->width; x += 2, grad += P, place += P, to += 2 * P)
         for (long c = 0; c < P; c += LANES) {
-            i8 where = __builtin_convertvector(*(const b8u *)(place + c), i8);
+            i8 where = saved_place(place + c);
             for (int q = 0; q < 4; q++) store(to + (q >> 1) * line + (q & 1) * P + c, keep(where == q, load(grad + c)));
         }
 }

@@ -15,6 +15,10 @@ typedef struct {
 /* Where `next` takes over from `best`: the first of equals wins, a NaN wins, as in torch. */
 INLINE i8 overtakes(v8 next, v8 best) { return (next > best) | (next != next); }
 
+/* Which of the four, of 8 channels, in memory. */
+INLINE void save_place(uint8_t *to, i8 place) { *(b8u *)to = __builtin_convertvector(place, b8); }
+INLINE i8 saved_place(const uint8_t *from) { return __builtin_convertvector(*(const b8u *)from, i8); }
+
 INLINE void pool_pixel(const pool_job *job, const float *y, long to) {
     v8 peak = load(y);
     i8 place = {0};
@@ -26,7 +30,7 @@ INLINE void pool_pixel(const pool_job *job, const float *y, long to) {
         place = choose_int(wins, q, place);
     }
     store(job->peak + to, peak);
-    if (job->place) *(b8u *)(job->place + to) = __builtin_convertvector(place, b8);
+    if (job->place) save_place(job->place + to, place);
 }
 
 static inline void pool_image(const pool_job *job) {

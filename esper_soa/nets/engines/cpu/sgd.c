@@ -1,4 +1,4 @@
-/* Clipping and SGD with momentum of rows of parameters, each row by its own norm. */
+/* Clipping and SGD with momentum of a row of parameters. */
 #include <math.h>
 
 #include "sgd.h"
@@ -18,10 +18,4 @@ void sgd_move(const descent *d, float *params, float *speed, const float *grad, 
         speed[i] = momentum * speed[i] + g;
         params[i] -= rate * speed[i];
     }
-}
-
-int sgd_step(const descent *d) {
-    for (int64_t r = 0, at = 0; r < d->rows; r++, at += d->width)
-        sgd_move(d, d->params + at, d->speed + at, d->grad + at, d->width, sgd_share(d, d->grad + at, d->width));
-    return 0;
 }

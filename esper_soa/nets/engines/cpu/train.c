@@ -22,13 +22,13 @@ static int quick_again(const sheet *s) { return s->kernel == 1 && s->in_channels
 /* Room for what a layer saves and gives. */
 static void give_room(layer *own, arena *a) {
     sheet *s = &own->s;
-    long B = s->batch, P = round_up(s->out_channels), pixels = s->height * s->width, small = out_pixels(s);
-    if (own->kind == SEED || (own->kind == BLOCK && !quick_again(s))) s->conv = take_floats(a, B * pixels * P);
+    long B = s->batch, P = round_up(s->out_channels), full = B * image_floats(s), small = B * out_floats(s);
+    if (own->kind == SEED || (own->kind == BLOCK && !quick_again(s))) s->conv = take_floats(a, full);
     s->mean = take_floats(a, own->kind == BLOCK ? P : B * P);
     s->rstd = take_floats(a, own->kind == BLOCK ? P : B * P);
-    if (s->pooled) s->place = take(a, (size_t)(B * small * P));
-    if (s->pooled && own->kind == BLOCK) s->peak = take_floats(a, B * small * P);
-    if (!hands_on(own)) s->out = take_floats(a, B * out_numbers(s));
+    if (s->pooled) s->place = take(a, (size_t)small);
+    if (s->pooled && own->kind == BLOCK) s->peak = take_floats(a, small);
+    if (!hands_on(own)) s->out = take_floats(a, small);
     own->q.mean = take_floats(a, B * round_up(own->q.inputs));
     own->q.units = take_floats(a, B * own->q.hidden);
     own->q.out = take_floats(a, B * round_up(own->q.outputs));
@@ -54,12 +54,11 @@ static const float *connect(const training *t, network *net, arena *a, long *mos
         sheet *s = &own->s;
         give_room(own, a);
         if (own->span) host = x;
-        s->x = x, s->residual = s->own_residual ? x : NULL, own->host = host;
+        s->x = x, own->host = host;
         if (own->kind == BLOCK) enter_gradients(own, row), row += numbers_of(own);
         if (own->slot >= 0) enter_gradients(own, net->seed_grads[own->slot] + own->place);
         x = hands_on(own) ? host : s->out;
-        long channels = s->x_pixel > s->out_net ? s->x_pixel : s->out_net;
-        long numbers = t->batch * s->height * s->width * channels;
+        long P = round_up(s->out_channels), numbers = t->batch * s->height * s->width * (s->x_pixel > P ? s->x_pixel : P);
         *most = numbers > *most ? numbers : *most;
     }
     return x;
@@ -77,9 +76,9 @@ static network lay_out(const training *t, long env, layer *layers, float **seed_
     long C = last->out_channels, K = w->classes;
     const float *weight = CLASSIFIER(w, env, last);
     float *grad_weight = net.host_grad + (weight - (w->params + env * w->width));
-    net.top = (head){.batch = t->batch, .nets = 1, .channels = C, .pixels = out_pixels(last), .classes = K,
-                     .x_pixel = last->out_net, .x = x, .weight = weight, .bias = weight + K * C,
-                     .mean = take_floats(a, t->batch * C), .slope = take_floats(a, t->batch * K),
+    net.top = (head){.batch = t->batch, .channels = C, .pixels = out_pixels(last), .classes = K, .x = x,
+                     .weight = weight, .bias = weight + K * C, .mean = take_floats(a, t->batch * round_up(C)),
+                     .slope = take_floats(a, t->batch * K),
                      .grad_weight = grad_weight, .grad_bias = grad_weight + K * C};
     net.grad = take_floats(a, most), net.spare = take_floats(a, most), net.direct = take_floats(a, most);
     return net;
@@ -114,7 +113,7 @@ static int layer_backward(const layer *own, float *direct) {
 static int forward(const network *net) {
     int failed = 0;
     for (long l = 0; l < net->count && !failed; l++) failed = layer_forward(&net->layers[l]);
-    return failed || head_forward(&net->top);
+    return failed;
 }
 
 static void exchange(float **one, float **other) {
@@ -212,21 +211,21 @@ static void update(const training *t, const network *net, long env) {
             measure(t, env * w->slots + own->slot, net->host_grad, norms_of(t, own, grads));
         if (!(own->flags & FROZEN)) descend_seed(t, own, env, grads);
     }
-    descent host = t->host;
-    host.rows = 1, host.width = w->width, host.grad = net->host_grad;
-    host.params = w->params + env * w->width, host.speed = w->speed + env * w->width;
-    sgd_step(&host);
+    float share = sgd_share(&t->host, net->host_grad, w->width);
+    sgd_move(&t->host, w->params + env * w->width, w->speed + env * w->width, net->host_grad, w->width, share);
 }
 
 static int train_network(const training *t, long at, layer *layers, float **seed_grads, arena a) {
     network net = lay_out(t, t->envs[at], layers, seed_grads, &a);
     crops images = t->images;
-    float loss, one = 1.0f;
+    float loss;
     int64_t hits;
     images.batch = t->batch, images.nets = 1, images.size = t->nets.size;
     images.first += at * t->batch, images.out = net.images;
-    net.top.labels = t->labels + at * t->batch, net.top.loss = &loss, net.top.hits = &hits, net.top.grad = &one;
-    if (cut_images(&images) || forward(&net) || backward(&net)) return 1;
+    net.top.labels = t->labels + at * t->batch;
+    if (cut_images(&images) || forward(&net)) return 1;
+    head_forward(&net.top, &loss, &hits);
+    if (backward(&net)) return 1;
     update(t, &net, t->envs[at]);
     t->loss[at] += loss, t->hits[at] += hits;
     return 0;

@@ -34,7 +34,7 @@ static void fold(sheet *s, arena *a) {
 /* Room for what a layer works on. */
 static void give_room(layer *own, arena *a) {
     if (own->kind == BLOCK) fold(&own->s, a);
-    if (!hands_on(own)) own->s.out = take_floats(a, out_numbers(&own->s));
+    if (!hands_on(own)) own->s.out = take_floats(a, out_floats(&own->s));
     own->s.mean = take_floats(a, round_up(own->s.out_channels));
     own->s.rstd = take_floats(a, round_up(own->s.out_channels));
     own->q.mean = take_floats(a, round_up(own->q.inputs));
@@ -47,17 +47,16 @@ static validated prepare(const validation *v, long env, layer *layers, arena *a)
     validated net = {.v = v, .layers = layers, .count = build_chain(&v->nets, env, 1, layers)};
     long most = 0;
     for (long l = 0; l < net.count; l++) {
-        const sheet *s = &layers[l].s;
         give_room(&layers[l], a);
-        long numbers = s->height * s->width * s->out_net;
+        long numbers = image_floats(&layers[l].s);
         most = numbers > most ? numbers : most;
     }
     const sheet *last = &layers[net.count - 1].s;
     long C = last->out_channels, K = v->nets.classes;
     const float *weight = CLASSIFIER(&v->nets, env, last);
-    net.top = (head){.batch = 1, .nets = 1, .channels = C, .pixels = out_pixels(last), .classes = K,
-                     .x_pixel = last->out_net, .weight = weight, .bias = weight + K * C};
-    net.mean = take_floats(a, C), net.logits = take_floats(a, K);
+    net.top = (head){.batch = 1, .channels = C, .pixels = out_pixels(last), .classes = K, .weight = weight,
+                     .bias = weight + K * C};
+    net.mean = take_floats(a, round_up(C)), net.logits = take_floats(a, K);
     net.room.y = take_floats(a, most), net.room.pooled = take_floats(a, most);
     return net;
 }
@@ -65,7 +64,7 @@ static validated prepare(const validation *v, long env, layer *layers, arena *a)
 /* Logits of an image under the seeds `on`. */
 static void judge(validated *net, const float *x, int64_t on) {
     const validation *v = net->v;
-    head_logits(&net->top, x, 0, net->mean, net->logits);
+    head_logits(&net->top, x, net->mean, net->logits);
     for (long c = 0; c < v->codes; c++)
         if (v->code[c] == on)
             v->hits[net->place * v->codes + c] += head_largest(net->logits, v->nets.classes) == net->label;
@@ -93,9 +92,9 @@ static int has_front(const layer *own) { return own->kind == BLOCK || own->kind 
 static int infer(validated *net, long l) {
     const layer *own = &net->layers[l];
     switch (own->kind) {
-    case BLOCK: block_infer_image(&own->s, &net->fronts[l], &net->room, 0, 0); return 0;
-    case SEED: seed_image(&own->s, &net->fronts[l], &net->room, 0, 0); return 0;
-    case RELU: relu_image(&own->s, &net->fronts[l], &net->room, 0, 0); return 0;
+    case BLOCK: block_infer_image(&own->s, &net->fronts[l], &net->room, 0); return 0;
+    case SEED: seed_image(&own->s, &net->fronts[l], &net->room, 0); return 0;
+    case RELU: relu_image(&own->s, &net->fronts[l], 0); return 0;
     case POOL: return pool_forward(&own->s);
     case DEPTH: return depth_forward(&own->s);
     case NORMED: return normed_forward(&own->s);
@@ -119,7 +118,7 @@ static int walk(validated *net, long l, const float *x, int64_t met, int64_t on)
             if (!wanted(net->v, met, on | bit)) return 0;
             on |= bit;
         }
-        own->s.x = x, own->s.residual = own->s.own_residual ? x : NULL, own->host = host;
+        own->s.x = x, own->host = host;
         if (infer(net, l)) return 1;
         x = own->s.out;
     }

@@ -1,8 +1,7 @@
-/* Vectors of 8 floats, scratch memory and copies between the engine's layout and the kernels' own.
+/* Vectors of 8 floats, scratch memory and padded images.
  *
- * The engine's activations are [B, H, W, n*C] in memory. The kernels' own images, and all between the layers of a
- * network that runs whole, are [H, W, P] of one network, P the channels rounded up to whole vectors, with zeros in the
- * channels added. Included by conv.h, head.c and, through those, by all that computes.
+ * All between the layers of a network is [H, W, P] of an image, P the channels rounded up to whole vectors, with zeros
+ * in the channels added. Included by conv.h, head.c and, through those, by all that computes.
  */
 #ifndef ESPER_VEC_H
 #define ESPER_VEC_H
@@ -56,46 +55,10 @@ static inline float *scratch(long count) {
     return memory;
 }
 
-/* The first `count` lanes, the others zero; a whole vector where there are LANES or more. */
-INLINE v8 load_some(const float *p, long count) {
-    if (count >= LANES) return load(p);
-    v8 v = splat(0);
-    for (long c = 0; c < count; c++) v[c] = p[c];
-    return v;
-}
-INLINE void store_some(float *p, v8 v, long count) {
-    if (count >= LANES) {
-        store(p, v);
-        return;
-    }
-    for (long c = 0; c < count; c++) p[c] = v[c];
-}
-
-/* As copy_pixels; quick where `channels` is a constant. */
-INLINE void copy_spaced(float *to, long to_step, const float *from, long from_step, long pixels, long channels) {
-#pragma GCC unroll 4
-    for (long p = 0; p < pixels; p++, to += to_step, from += from_step) {
-        long c = 0;
-        for (; c + LANES <= channels; c += LANES) store(to + c, load(from + c));
-        for (; c < channels; c++) to[c] = from[c];
-    }
-}
-
-/* `pixels` pixels of `channels` floats from one spacing to another. */
-INLINE void copy_pixels(float *to, long to_step, const float *from, long from_step, long pixels, long channels) {
-    if (to_step == channels && from_step == channels)
-        memcpy(to, from, (size_t)(pixels * channels) * sizeof(float));
-    else if (channels == 3) copy_spaced(to, to_step, from, from_step, pixels, 3);
-    else if (channels == 8) copy_spaced(to, to_step, from, from_step, pixels, 8);
-    else if (channels == 16) copy_spaced(to, to_step, from, from_step, pixels, 16);
-    else if (channels == 32) copy_spaced(to, to_step, from, from_step, pixels, 32);
-    else copy_spaced(to, to_step, from, from_step, pixels, channels);
-}
-
-/* An image of H x W pixels into the middle of a zeroed one with `pad` pixels around, `step` floats a pixel. */
-INLINE void pad_image(float *to, long step, long pad, const float *from, long from_step, long H, long W, long channels) {
+/* An image [H, W, step] into the middle of a zeroed one with `pad` pixels around. */
+INLINE void pad_image(float *to, long pad, const float *from, long H, long W, long step) {
     for (long y = 0; y < H; y++)
-        copy_pixels(to + ((y + pad) * (W + 2 * pad) + pad) * step, step, from + y * W * from_step, from_step, W, channels);
+        memcpy(to + ((y + pad) * (W + 2 * pad) + pad) * step, from + y * W * step, (size_t)(W * step) * sizeof(float));
 }
 
 /* One value per channel, `channels` of them, into a zero-padded row. */
