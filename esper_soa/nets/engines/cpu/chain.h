@@ -12,7 +12,7 @@
 #define ESPER_CHAIN_H
 
 #include "join.h"
-#include "parts.h"
+#include "kernels.h"
 
 #define COLOURS 3
 
@@ -40,8 +40,6 @@ typedef struct {
     const float *alpha;                                /* [N, slots] */
     double momentum, eps;                              /* of the batch norm; eps of every norm */
 } networks;
-
-enum { BLOCK, POOL, SEED, RELU, DEPTH, NORMED, SQUEEZED, JOIN }; /* SEED: convolution and group norm; RELU: no norm */
 
 #define MOST_TENSORS 4
 

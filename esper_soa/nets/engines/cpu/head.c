@@ -16,7 +16,7 @@ static float dot(const float *a, const float *b, long count) {
 void head_logits(const head *h, const float *x, float *mean, float *logits) {
     long C = h->channels, P = round_up(C);
     for (long c = 0; c < P; c += LANES) {
-        v8 sum = splat(0);
+        vec sum = splat(0);
         for (long p = 0; p < h->pixels; p++) sum += load(x + p * P + c);
         store(mean + c, sum / splat((float)h->pixels));
     }

@@ -20,8 +20,8 @@ static inline moments *new_moments(long P) {
 }
 
 /* Sum of 8 channels of an image over its pixels. */
-INLINE v8 sum_pixels(const float *y, long pixels, long P) {
-    v8 part[4] = {splat(0), splat(0), splat(0), splat(0)};
+INLINE vec sum_pixels(const float *y, long pixels, long P) {
+    vec part[4] = {splat(0), splat(0), splat(0), splat(0)};
     long p = 0;
     for (; p + 4 <= pixels; p += 4)
         for (int q = 0; q < 4; q++) part[q] += load(y + (p + q) * P);
@@ -30,16 +30,16 @@ INLINE v8 sum_pixels(const float *y, long pixels, long P) {
 }
 
 /* Sum of squared distances of 8 channels from `mean`. */
-INLINE v8 sum_squares(const float *y, v8 mean, long pixels, long P) {
-    v8 part[4] = {splat(0), splat(0), splat(0), splat(0)};
+INLINE vec sum_squares(const float *y, vec mean, long pixels, long P) {
+    vec part[4] = {splat(0), splat(0), splat(0), splat(0)};
     long p = 0;
     for (; p + 4 <= pixels; p += 4)
         for (int q = 0; q < 4; q++) {
-            v8 away = load(y + (p + q) * P) - mean;
+            vec away = load(y + (p + q) * P) - mean;
             part[q] += away * away;
         }
     for (; p < pixels; p++) {
-        v8 away = load(y + p * P) - mean;
+        vec away = load(y + p * P) - mean;
         part[0] += away * away;
     }
     return (part[0] + part[1]) + (part[2] + part[3]);
@@ -49,8 +49,8 @@ INLINE v8 sum_squares(const float *y, v8 mean, long pixels, long P) {
 static inline void add_moments(moments *m, const float *y, long pixels, long P) {
     double weight = 1.0 / (double)(m->images + 1), shrink = (double)pixels * (double)m->images * weight;
     for (long c = 0; c < P; c += LANES) {
-        v8 mean = sum_pixels(y + c, pixels, P) / splat((float)pixels);
-        v8 square = sum_squares(y + c, mean, pixels, P);
+        vec mean = sum_pixels(y + c, pixels, P) / splat((float)pixels);
+        vec square = sum_squares(y + c, mean, pixels, P);
         for (int l = 0; l < LANES; l++) {
             double away = (double)mean[l] - m->mean[c + l];
             m->mean[c + l] += away * weight;

@@ -9,7 +9,7 @@ typedef struct {
     int64_t at, size;          /* bytes */
 } field;
 
-#define WHOLE(record) {#record, "", 0, sizeof(record)}
+#define RECORD(record) {#record, "", 0, sizeof(record)}
 #define AT(record, name) {#record, #name, offsetof(record, name), sizeof(((record *)0)->name)}
 
 #define CROPS(name) AT(crops, name)
@@ -20,26 +20,26 @@ typedef struct {
 #define VALIDATION(name) AT(validation, name)
 
 static const field FIELDS[] = {
-    WHOLE(crops), CROPS(batch), CROPS(nets), CROPS(size), CROPS(line), CROPS(colour), CROPS(bytes), CROPS(first),
+    RECORD(crops), CROPS(batch), CROPS(nets), CROPS(size), CROPS(line), CROPS(colour), CROPS(bytes), CROPS(first),
     CROPS(values), CROPS(out),
 
-    WHOLE(descent), DESCENT(most), DESCENT(eps), DESCENT(rate), DESCENT(momentum), DESCENT(decay),
+    RECORD(descent), DESCENT(most), DESCENT(eps), DESCENT(rate), DESCENT(momentum), DESCENT(decay),
 
-    WHOLE(networks), NETWORKS(blocks), NETWORKS(slots), NETWORKS(classes), NETWORKS(kernel), NETWORKS(size),
+    RECORD(networks), NETWORKS(blocks), NETWORKS(slots), NETWORKS(classes), NETWORKS(kernel), NETWORKS(size),
     NETWORKS(channels), NETWORKS(pooled), NETWORKS(before), NETWORKS(after), NETWORKS(gate_at),
     NETWORKS(gate_hidden), NETWORKS(blueprints), NETWORKS(parts), NETWORKS(programs),
     NETWORKS(width), NETWORKS(statistics_width), NETWORKS(seed_width), NETWORKS(params), NETWORKS(speed),
     NETWORKS(statistics), NETWORKS(seed_params), NETWORKS(seed_speed), NETWORKS(seed_kind), NETWORKS(seed_flags),
     NETWORKS(alpha), NETWORKS(momentum), NETWORKS(eps),
 
-    WHOLE(seed_part), PART(kind), PART(outputs), PART(kernel), PART(groups), PART(hidden), PART(flags),
+    RECORD(seed_part), PART(kind), PART(outputs), PART(kernel), PART(groups), PART(hidden), PART(flags),
 
-    WHOLE(training), TRAINING(nets), TRAINING(count), TRAINING(batch), TRAINING(envs), TRAINING(images),
+    RECORD(training), TRAINING(nets), TRAINING(count), TRAINING(batch), TRAINING(envs), TRAINING(images),
     TRAINING(labels), TRAINING(host), TRAINING(seed), TRAINING(loss), TRAINING(hits), TRAINING(l2), TRAINING(health),
     TRAINING(ratio), TRAINING(vanishing), TRAINING(exploding), TRAINING(measured), TRAINING(vanishing_norm),
     TRAINING(exploding_norm), TRAINING(tiny),
 
-    WHOLE(validation), VALIDATION(nets), VALIDATION(count), VALIDATION(images), VALIDATION(envs), VALIDATION(pixels),
+    RECORD(validation), VALIDATION(nets), VALIDATION(count), VALIDATION(images), VALIDATION(envs), VALIDATION(pixels),
     VALIDATION(own), VALIDATION(labels), VALIDATION(codes), VALIDATION(ablated), VALIDATION(code), VALIDATION(loss),
     VALIDATION(hits), VALIDATION(counted),
 };

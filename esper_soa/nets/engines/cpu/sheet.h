@@ -1,13 +1,13 @@
 /* The data sheet of a layer of one network: same-padded convolution, norm, ReLU, and a 2x2 max pool where one follows.
  *
- * The host's block (block.c) has a batch norm; a seed's layer (seed.c) has a group norm and can be added to its input;
- * parts.c has what seeds are made of beside that. Activations are [B, H, W, P], P the channels in whole vectors with
+ * The host's block (block.h) has a batch norm; a seed's layer (seed.h) has a group norm and can be added to its input;
+ * parts.h has what seeds are made of beside that. Activations are [B, H, W, P], P the channels in whole vectors with
  * zeros in those added; images are [B, H, W, 3].
  */
 #ifndef ESPER_SHEET_H
 #define ESPER_SHEET_H
 
-#include <stdint.h>
+#include "vec.h"
 
 typedef struct {
     long batch, in_channels, out_channels, height, width, kernel;
@@ -34,12 +34,9 @@ typedef struct {
     float *grad_weight, *grad_scale, *grad_shift;
 } sheet;
 
-/* All return 0, or 1 where scratch memory is out. */
-int block_train(const sheet *s);
-int block_backward(const sheet *s);
-int seed_forward(const sheet *s);
-int seed_backward(const sheet *s);
-int pool_forward(const sheet *s); /* x to out, and place where there is one */
-int pool_backward(const sheet *s); /* grad_out to grad_x */
+/* Floats of one image before the pool, and behind it; pixels behind it. */
+INLINE long image_floats(const sheet *s) { return s->height * s->width * round_up(s->out_channels); }
+INLINE long out_pixels(const sheet *s) { return s->pooled ? (s->height / 2) * (s->width / 2) : s->height * s->width; }
+INLINE long out_floats(const sheet *s) { return out_pixels(s) * round_up(s->out_channels); }
 
 #endif

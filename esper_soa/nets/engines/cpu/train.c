@@ -17,7 +17,7 @@ typedef struct {
 } network;
 
 /* Whether a convolution takes less time than its output's way to memory and back. */
-static int quick_again(const sheet *s) { return s->kernel == 1 && s->in_channels <= LANES / 2; }
+static int quick_again(const sheet *s) { return s->kernel == 1 && s->in_channels <= WHOLE / 2; }
 
 /* Room for what a layer saves and gives. */
 static void give_room(layer *own, arena *a) {
@@ -84,27 +84,20 @@ static network lay_out(const training *t, long env, layer *layers, float **seed_
     return net;
 }
 
-/* Kernels of the layers that a sheet says all about. */
-static const struct {
-    int (*forward)(const sheet *), (*backward)(const sheet *);
-} KERNELS[] = {
-    [BLOCK] = {block_train, block_backward},    [POOL] = {pool_forward, pool_backward},
-    [SEED] = {seed_forward, seed_backward},     [RELU] = {relu_forward, relu_backward},
-    [DEPTH] = {depth_forward, depth_backward},  [NORMED] = {normed_forward, normed_backward},
-};
-
 static int layer_forward(const layer *own) {
-    if (own->kind == SQUEEZED) return squeezed_forward(&own->s, &own->q);
-    if (own->kind != JOIN) return KERNELS[own->kind].forward(&own->s);
+    const kernels *by = kernels_of(&own->s);
+    if (own->kind == SQUEEZED) return by->squeezed_forward(&own->s, &own->q);
+    if (own->kind != JOIN) return by->of[own->kind].forward(&own->s);
     joint j = joint_of(own);
     if (!hands_on(own)) join_forward(&j);
     return 0;
 }
 
 static int layer_backward(const layer *own, float *direct) {
+    const kernels *by = kernels_of(&own->s);
     if (own->q.outputs) memset(own->q.grad_first, 0, (size_t)numbers_of(own) * sizeof(float));
-    if (own->kind == SQUEEZED) return squeezed_backward(&own->s, &own->q);
-    if (own->kind != JOIN) return KERNELS[own->kind].backward(&own->s);
+    if (own->kind == SQUEEZED) return by->squeezed_backward(&own->s, &own->q);
+    if (own->kind != JOIN) return by->of[own->kind].backward(&own->s);
     joint j = joint_of(own);
     j.grad_residual = own->s.grad_x, j.grad_host = direct;
     return join_backward(&j);

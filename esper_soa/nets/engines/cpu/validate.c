@@ -82,7 +82,7 @@ static int wanted(const validation *v, int64_t met, int64_t on) {
 static const float *pass_by(sheet *s, const float *x) {
     if (!s->pooled) return x;
     s->x = x;
-    pool_forward(s);
+    kernels_of(s)->of[POOL].forward(s);
     return s->out;
 }
 
@@ -91,14 +91,14 @@ static int has_front(const layer *own) { return own->kind == BLOCK || own->kind 
 /* Fails where memory is out. */
 static int infer(validated *net, long l) {
     const layer *own = &net->layers[l];
+    const kernels *by = kernels_of(&own->s);
     switch (own->kind) {
-    case BLOCK: block_infer_image(&own->s, &net->fronts[l], &net->room, 0); return 0;
-    case SEED: seed_image(&own->s, &net->fronts[l], &net->room, 0); return 0;
-    case RELU: relu_image(&own->s, &net->fronts[l], 0); return 0;
-    case POOL: return pool_forward(&own->s);
-    case DEPTH: return depth_forward(&own->s);
-    case NORMED: return normed_forward(&own->s);
-    case SQUEEZED: return squeezed_forward(&own->s, &own->q);
+    case BLOCK: by->block_image(&own->s, &net->fronts[l], &net->room, 0); return 0;
+    case SEED: by->seed_image(&own->s, &net->fronts[l], &net->room, 0); return 0;
+    case RELU: by->relu_image(&own->s, &net->fronts[l], 0); return 0;
+    case SQUEEZED: return by->squeezed_forward(&own->s, &own->q);
+    default: return by->of[own->kind].forward(&own->s);
+    case JOIN: break;
     }
     joint j = joint_of(own);
     join_forward(&j);

@@ -1,7 +1,8 @@
-/* Vectors of 8 floats, scratch memory and padded images.
+/* Vectors, scratch memory and padded images.
  *
  * All between the layers of a network is [H, W, P] of an image, P the channels rounded up to whole vectors, with zeros
- * in the channels added. Included by conv.h, head.c and, through those, by all that computes.
+ * in the channels added. Included by all that
+ * computes.
  */
 #ifndef ESPER_VEC_H
 #define ESPER_VEC_H
@@ -10,26 +11,35 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Floats in a vector. Channels are whole vectors of WHOLE floats in memory; a file that is compiled with more LANES
+ * takes layers whose channels fill those too. A lane is a channel, so LANES do not change what is computed. */
+#ifndef LANES
 #define LANES 8
+#endif
+#define WHOLE 8
 #define INLINE static inline __attribute__((always_inline))
 
-typedef float v8 __attribute__((vector_size(32)));
-typedef float v8u __attribute__((vector_size(32), aligned(4), may_alias));
-typedef int32_t i8 __attribute__((vector_size(32)));
-typedef uint8_t b8 __attribute__((vector_size(8)));
-typedef uint8_t b8u __attribute__((vector_size(8), aligned(1), may_alias));
+typedef float vec __attribute__((vector_size(4 * LANES)));
+typedef float vec_loose __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int32_t ints __attribute__((vector_size(4 * LANES)));
+typedef uint8_t bytes __attribute__((vector_size(LANES)));
+typedef uint8_t bytes_loose __attribute__((vector_size(LANES), aligned(1), may_alias));
 
-INLINE v8 load(const float *p) { return *(const v8u *)p; }
-INLINE void store(float *p, v8 v) { *(v8u *)p = v; }
-INLINE v8 splat(float f) { return (v8){f, f, f, f, f, f, f, f}; }
+INLINE vec load(const float *p) { return *(const vec_loose *)p; }
+INLINE void store(float *p, vec v) { *(vec_loose *)p = v; }
+#if LANES == 16
+INLINE vec splat(float f) { return (vec){f, f, f, f, f, f, f, f, f, f, f, f, f, f, f, f}; }
+#else
+INLINE vec splat(float f) { return (vec){f, f, f, f, f, f, f, f}; }
+#endif
 /* Lanes of v where mask is all ones, else zero. */
-INLINE v8 keep(i8 mask, v8 v) { return (v8)((i8)v & mask); }
-INLINE v8 choose(i8 mask, v8 yes, v8 no) { return (v8)(((i8)yes & mask) | ((i8)no & ~mask)); }
-INLINE i8 choose_int(i8 mask, int yes, i8 no) { return (mask & yes) | (no & ~mask); }
+INLINE vec keep(ints mask, vec v) { return (vec)((ints)v & mask); }
+INLINE vec choose(ints mask, vec yes, vec no) { return (vec)(((ints)yes & mask) | ((ints)no & ~mask)); }
+INLINE ints choose_int(ints mask, int yes, ints no) { return (mask & yes) | (no & ~mask); }
 /* ReLU as torch has it: NaN stays NaN. */
-INLINE v8 relu(v8 v) { return keep(~(v <= splat(0)), v); }
+INLINE vec relu(vec v) { return keep(~(v <= splat(0)), v); }
 
-INLINE long round_up(long count) { return (count + LANES - 1) / LANES * LANES; }
+INLINE long round_up(long count) { return (count + WHOLE - 1) / WHOLE * WHOLE; }
 
 /* Under AddressSanitizer nothing may reach behind the first `bytes` of `room` at `at`. */
 #ifdef __SANITIZE_ADDRESS__

@@ -1,25 +1,29 @@
 /* The host's block, forward and backward: convolution, batch norm, ReLU, 2x2 max pool; see sheet.h for the data. */
+#ifndef ESPER_BLOCK_H
+#define ESPER_BLOCK_H
+
 #include <math.h>
 
 #include "layer.h"
 #include "pool.h"
 
 /* To `out` from image b; rows = gain and offset [2, P]. */
-static void emit(const sheet *s, const float *value, const float *rows, long b) {
+static void block_emit(const sheet *s, const float *value, const float *rows, long b) {
     long P = round_up(s->out_channels);
     emit_job job = {.value = value, .gain = rows, .offset = rows + P, .out = s->out + b * out_floats(s),
                     .pixels = out_pixels(s), .P = P, .alpha = 1.0f};
     emit_image(&job);
 }
 
-void block_infer_image(const sheet *s, const front_scratch *t, const image_room *room, long b) {
+/* Image b as validation has it, with scratch for 4 rows; scale is ignored, shift is the convolution's bias. */
+static void block_infer_image(const sheet *s, const front_scratch *t, const image_room *room, long b) {
     long P = round_up(s->out_channels);
     for (long c = 0; c < P; c++) t->rows[c] = 1.0f;
     pad_row(t->rows + P, s->shift, s->out_channels);
     convolve(s, t, room->y, b);
     pool_job pool = {.y = room->y, .peak = room->pooled, .H = s->height, .W = s->width, .P = P};
     if (s->pooled) pool_image(&pool);
-    emit(s, s->pooled ? room->pooled : room->y, t->rows, b);
+    block_emit(s, s->pooled ? room->pooled : room->y, t->rows, b);
 }
 
 /* Mean and deviation of the batch into the saved rows, and the running statistics moved with the unbiased variance. */
@@ -49,18 +53,18 @@ static const float *convolved(const sheet *s, const front_scratch *t, const imag
 
 /* Norm, ReLU and pool of 8 channels of one image, and where the pool's maxima stood before the norm.
  * Decided behind ReLU: the same bits as a block and a pool of its own, whatever rounding makes equal. */
-INLINE void emit_pooled(const sheet *s, const float *y, const float *rows, long b, long c) {
+INLINE void block_emit_pooled(const sheet *s, const float *y, const float *rows, long b, long c) {
     long P = round_up(s->out_channels), at = b * out_floats(s) + c, W = s->width;
-    v8 gain = load(rows + c), offset = load(rows + P + c);
+    vec gain = load(rows + c), offset = load(rows + P + c);
     for (long r = 0; r + 1 < s->height; r += 2)
         for (long x = 0; x + 1 < W; x += 2, at += P) {
             const float *first = y + (r * W + x) * P + c;
-            v8 peak = load(first), best = relu(gain * peak + offset);
-            i8 place = {0};
+            vec peak = load(first), best = relu(gain * peak + offset);
+            ints place = {0};
 #pragma GCC unroll 3
             for (int q = 1; q < 4; q++) {
-                v8 value = load(first + ((q >> 1) * W + (q & 1)) * P), next = relu(gain * value + offset);
-                i8 wins = overtakes(next, best);
+                vec value = load(first + ((q >> 1) * W + (q & 1)) * P), next = relu(gain * value + offset);
+                ints wins = overtakes(next, best);
                 best = choose(wins, next, best);
                 peak = choose(wins, value, peak);
                 place = choose_int(wins, q, place);
@@ -71,7 +75,7 @@ INLINE void emit_pooled(const sheet *s, const float *y, const float *rows, long 
         }
 }
 
-int block_train(const sheet *s) {
+static int block_train(const sheet *s) {
     long P = round_up(s->out_channels), pixels = s->height * s->width;
     front_scratch t = {0};
     image_room room = open_room(s);
@@ -87,8 +91,8 @@ int block_train(const sheet *s) {
     }
     for (long b = 0; b < s->batch && !failed; b++) {
         const float *y = convolved(s, &t, &room, b);
-        if (!s->pooled) emit(s, y, t.rows, b);
-        for (long c = 0; c < P && s->pooled; c += LANES) emit_pooled(s, y, t.rows, b, c);
+        if (!s->pooled) block_emit(s, y, t.rows, b);
+        for (long c = 0; c < P && s->pooled; c += LANES) block_emit_pooled(s, y, t.rows, b, c);
     }
     close_front(&t);
     free(sums), free(room.y);
@@ -110,19 +114,19 @@ static void settle_back(const sheet *s, const back_scratch *t) {
 
 /* gather_sums of a pooled image: the same sums in the same order as over all its pixels, where most of dz is zero.
  * `at`: where the image begins in what is saved behind the pool. */
-static void gather_pooled(const sheet *s, const back_scratch *t, long at) {
+static void block_gather_pooled(const sheet *s, const back_scratch *t, long at) {
     long P = round_up(s->out_channels), columns = s->width / 2;
     for (long c = 0; c < P; c += LANES) {
-        v8 sum[2] = {splat(0), splat(0)}, moment[2] = {splat(0), splat(0)}, mean = load(t->rows + MEAN * P + c);
-        v8 gain = load(t->rows + GAIN * P + c), offset = load(t->rows + OFFSET * P + c);
+        vec sum[2] = {splat(0), splat(0)}, moment[2] = {splat(0), splat(0)}, mean = load(t->rows + MEAN * P + c);
+        vec gain = load(t->rows + GAIN * P + c), offset = load(t->rows + OFFSET * P + c);
         for (long line = 0; line < s->height; line++)
             for (long x = 0; x < columns; x++) {
                 long p = at + (line / 2 * columns + x) * P + c;
-                v8 y = load(s->peak + p), dz = behind_relu(gain, offset, y, load(s->grad_out + p));
-                i8 place = saved_place(s->place + p);
+                vec y = load(s->peak + p), dz = behind_relu(gain, offset, y, load(s->grad_out + p));
+                ints place = saved_place(s->place + p);
 #pragma GCC unroll 2
                 for (int q = 0; q < 2; q++) {
-                    v8 here = keep(place == (int)(line & 1) * 2 + q, dz);
+                    vec here = keep(place == (int)(line & 1) * 2 + q, dz);
                     sum[q] += here;
                     moment[q] += here * (y - mean);
                 }
@@ -132,27 +136,27 @@ static void gather_pooled(const sheet *s, const back_scratch *t, long at) {
 }
 
 /* dy of 8 channels of a pooled image into the padded gradient: dz lies at the place of the maximum. */
-INLINE void spread_pooled(const sheet *s, const back_scratch *t, const float *y, long at, long c) {
+INLINE void block_spread_pooled(const sheet *s, const back_scratch *t, const float *y, long at, long c) {
     long P = round_up(s->out_channels), W = s->width, line = (W + s->kernel - 1) * P;
     const float *rows = t->rows + c;
     float *to = padded_grad(s, t) + c;
-    v8 gain = load(rows + GAIN * P), offset = load(rows + OFFSET * P), mean = load(rows + MEAN * P);
-    v8 flow = load(rows + FLOW * P), slope = load(rows + SLOPE * P), level = load(rows + LEVEL * P);
+    vec gain = load(rows + GAIN * P), offset = load(rows + OFFSET * P), mean = load(rows + MEAN * P);
+    vec flow = load(rows + FLOW * P), slope = load(rows + SLOPE * P), level = load(rows + LEVEL * P);
     at += c;
     for (long r = 0; r + 1 < s->height; r += 2)
         for (long x = 0; x + 1 < W; x += 2, at += P) {
-            v8 dz = behind_relu(gain, offset, load(s->peak + at), load(s->grad_out + at));
-            i8 place = saved_place(s->place + at);
+            vec dz = behind_relu(gain, offset, load(s->peak + at), load(s->grad_out + at));
+            ints place = saved_place(s->place + at);
 #pragma GCC unroll 4
             for (int q = 0; q < 4; q++) {
-                v8 value = load(y + ((r + (q >> 1)) * W + x + (q & 1)) * P + c);
-                v8 dy = flow * keep(place == q, dz) + (slope * (value - mean) + level);
+                vec value = load(y + ((r + (q >> 1)) * W + x + (q & 1)) * P + c);
+                vec dy = flow * keep(place == q, dz) + (slope * (value - mean) + level);
                 store(to + (r + (q >> 1)) * line + (x + (q & 1)) * P, dy);
             }
         }
 }
 
-int block_backward(const sheet *s) {
+static int block_backward(const sheet *s) {
     long P = round_up(s->out_channels);
     back_scratch t = {0};
     front_scratch front = {0};
@@ -160,13 +164,13 @@ int block_backward(const sheet *s) {
     int failed = open_back(s, &t) || !room.y || (!s->conv && open_front(s, &front, 0));
     if (!failed) start_rows(s, &t, s->mean, s->rstd);
     for (long b = 0; b < s->batch && !failed; b++)
-        if (s->pooled) gather_pooled(s, &t, b * out_floats(s));
+        if (s->pooled) block_gather_pooled(s, &t, b * out_floats(s));
         else gather_sums(s, &t, convolved(s, &front, &room, b), s->grad_out + b * out_floats(s));
     if (!failed) settle_back(s, &t);
     for (long b = 0; b < s->batch && !failed; b++) {
         const float *y = convolved(s, &front, &room, b);
         if (!s->pooled) spread_plain(s, &t, y, s->grad_out + b * out_floats(s));
-        for (long c = 0; c < P && s->pooled; c += LANES) spread_pooled(s, &t, y, b * out_floats(s), c);
+        for (long c = 0; c < P && s->pooled; c += LANES) block_spread_pooled(s, &t, y, b * out_floats(s), c);
         convolution_gradients(s, &t, b);
     }
     if (!failed) unpack_gradients(s, &t);
@@ -174,3 +178,5 @@ int block_backward(const sheet *s) {
     free(room.y);
     return failed;
 }
+
+#endif
