@@ -7,7 +7,7 @@
 #ifndef ESPER_DIRECT_H
 #define ESPER_DIRECT_H
 
-#include "conv.h"
+#include "kernels.h"
 
 /* The kernel and what it reads: constants where the caller's are. */
 typedef struct {

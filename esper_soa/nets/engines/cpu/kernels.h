@@ -16,6 +16,8 @@ typedef struct {
     void (*block_image)(const sheet *, const front_scratch *, const image_room *, long);
     void (*seed_image)(const sheet *, const front_scratch *, const image_room *, long);
     void (*relu_image)(const sheet *, const front_scratch *, long);
+    void (*convolve)(const conv_job *);                                      /* see layer.h */
+    void (*patches)(const float *in, long W, long I, long lines, float *to); /* see winograd.h */
 } kernels;
 
 extern const kernels KERNELS_8;
@@ -23,11 +25,11 @@ extern const kernels KERNELS_8;
 extern const kernels KERNELS_16;
 #endif
 
-/* Those for a layer: the wider ones where its channels fill their vectors. */
+/* Those for a layer: the wider ones where the channels that it gives fill their vectors. Where those that it is given
+ * do not, what depends on them goes by vectors of 8 all the same. */
 INLINE const kernels *kernels_of(const sheet *s) {
 #ifdef __AVX512F__
-    int filled = s->x_pixel % 16 == 0 || s->x_pixel < WHOLE; /* an image's colours are read one by one */
-    if (filled && round_up(s->out_channels) % 16 == 0) return &KERNELS_16;
+    if (round_up(s->out_channels) % 16 == 0) return &KERNELS_16;
 #endif
     (void)s;
     return &KERNELS_8;

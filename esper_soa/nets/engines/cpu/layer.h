@@ -19,7 +19,8 @@ static inline const float *read_image(const sheet *s, float *padded, long b) {
 INLINE int wants_input_gradient(const sheet *s) { return s->grad_x && !s->detached; }
 
 static inline void conv_image(const conv_job *job) {
-    if (by_tiles(job->H, job->W, job->I, job->k)) conv_by_tiles(job);
+    if (job->O % LANES) KERNELS_8.convolve(job);
+    else if (by_tiles(job->H, job->W, job->I, job->k)) conv_by_tiles(job);
     else conv_by_taps(job);
 }
 

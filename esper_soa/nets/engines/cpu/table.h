@@ -19,4 +19,6 @@ const kernels KERNELS = {
     .block_image = block_infer_image,
     .seed_image = seed_image,
     .relu_image = relu_image,
+    .convolve = conv_image,
+    .patches = common_patches,
 };

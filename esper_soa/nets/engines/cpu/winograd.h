@@ -7,7 +7,7 @@
 #ifndef ESPER_WINOGRAD_H
 #define ESPER_WINOGRAD_H
 
-#include "conv.h"
+#include "kernels.h"
 
 INLINE void patch_column(const float *in, long line, vec *to) {
     vec a = load(in), b = load(in + line), c = load(in + 2 * line), d = load(in + 3 * line);
@@ -37,8 +37,18 @@ INLINE void patch_line(const float *in, long line, long I, long count, float *to
 /* All patches of `lines` lines of tiles of a padded image [H + 2, W + 2, I]. */
 INLINE void patches(const float *in, long W, long I, long lines, float *to) {
     long line = (W + 2) * I;
+    if (I % LANES) {
+        KERNELS_8.patches(in, W, I, lines, to);
+        return;
+    }
     for (long y = 0; y < lines; y++, in += 2 * line, to += W / 2 * tile_step(I))
         for (long c = 0; c < I; c += LANES) patch_line(in + c, line, I, W / 2, to + c);
+}
+
+/* The same for the wider kernels. */
+static void common_patches(const float *in, long W, long I, long lines, float *to) {
+    if (I == 8) patches(in, W, 8, lines, to);
+    else patches(in, W, I, lines, to);
 }
 
 /* Products of P tiles at one frequency with V vectors of output channels: from [tile][16][I] to [tile][16][V * 8]. */
