@@ -189,11 +189,10 @@ class _Validation(NamedTuple):
         counted = torch.zeros(envs.size, dtype=torch.int64)
         record = whole.Validation(
             nets=self.nets, count=envs.size, images=first.shape[1], envs=envs.ctypes.data, labels=labels.data_ptr(),
-            own=crops_of(bank.lines, first, bank.values), codes=codes.size, ablated=job.ablated,
-            code=codes.ctypes.data, loss=loss.data_ptr(), hits=hits.data_ptr(), counted=counted.data_ptr(),
+            shared=first.shape[0] == 1, images_of=crops_of(bank.lines, first, bank.values), codes=codes.size,
+            ablated=job.ablated, code=codes.ctypes.data, loss=loss.data_ptr(), hits=hits.data_ptr(),
+            counted=counted.data_ptr(),
         )  # fmt: skip
-        shared = cut_images(crops, torch.float32) if first.shape[0] == 1 else None
-        record.pixels = None if shared is None else shared.data_ptr()
         whole.validate(record)
         return loss / counted, 100.0 * hits.to(LEDGER_FLOAT) / counted[:, None]
 

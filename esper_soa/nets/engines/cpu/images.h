@@ -15,4 +15,7 @@ typedef struct {
 
 int cut_images(const crops *c);
 
+/* The first `count` crops to [count, size + 2 pad, size + 2 pad, 3], with `pad` pixels of zeros around them. */
+void cut_padded(const crops *c, long count, long pad, float *to);
+
 #endif

@@ -9,8 +9,9 @@
 
 /* Image b as the convolution reads it; `padded` holds the one that it was last called for. */
 static inline const float *read_image(const sheet *s, float *padded, long b) {
-    const float *from = s->x + b * s->height * s->width * s->x_pixel;
-    if (s->kernel == 1) return from;
+    long more = s->padded ? s->kernel - 1 : 0;
+    const float *from = s->x + b * (s->height + more) * (s->width + more) * s->x_pixel;
+    if (s->padded || s->kernel == 1) return from;
     pad_image(padded, s->kernel / 2, from, s->height, s->width, s->x_pixel);
     return padded;
 }

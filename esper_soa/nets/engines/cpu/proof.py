@@ -172,7 +172,7 @@ def differences(size: Size, seed: int = 1) -> Iterator[tuple[str, float]]:
 def native_results(size: Size, given: Trial) -> dict[str, Tensor]:
     """Weights after one step, loss and hits of the step, then loss and hits with and without the seed.
 
-    The networks validate images of their own, and those of the first network from floats that all share.
+    The networks validate images of their own, and those of the first network, which all share.
     """
     trial = Trial(*(part.clone() for part in given))
     flags = np.array([[FLAGS.get(name, 0)] for name in KINDS], dtype=np.int64)
@@ -180,11 +180,11 @@ def native_results(size: Size, given: Trial) -> dict[str, Tensor]:
     crops = crops_of(trial.lines, trial.first, trial.values)
     loss, hits = train_(size, trial, nets, crops)
     flags &= ~whole.THROUGH  # which has no part in validation
-    shared = cut(crops_of(trial.lines, trial.first[0], trial.values), size.batch, 1, size.side)
-    own, first = (_validated(size, trial, nets, crops, pixels) for pixels in (None, shared))
+    images = cut(crops_of(trial.lines, trial.first[0], trial.values), size.batch, 1, size.side)
+    own, first = (_validated(size, trial, nets, crops, shared) for shared in (False, True))
     weights = {name: trial._asdict()[name] for name in WEIGHTS}
     return weights | {
-        "loss": loss, "hits": hits, "images": shared, "validation loss": own[0], "validation hits": own[1],
+        "loss": loss, "hits": hits, "images": images, "validation loss": own[0], "validation hits": own[1],
         "shared validation loss": first[0], "shared validation hits": first[1],
     }  # fmt: skip
 
@@ -216,20 +216,17 @@ def train_(size: Size, trial: Trial, nets: whole.Networks, crops: Crops) -> tupl
     return loss, hits
 
 
-def _validated(
-    size: Size, trial: Trial, nets: whole.Networks, crops: Crops, pixels: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def _validated(size: Size, trial: Trial, nets: whole.Networks, crops: Crops, shared: bool) -> tuple[Tensor, Tensor]:
     """Mean loss [n] with the seed, and hits [n, 2] with and without it."""
     n = len(KINDS)
     envs, code = np.arange(n, dtype=np.int64), np.array([1, 0], dtype=np.int64)
     loss = torch.zeros(n, dtype=torch.float64)
     hits, counted = torch.zeros(n, 2, dtype=torch.int64), torch.zeros(n, dtype=torch.int64)
     record = whole.Validation(
-        nets=nets, count=n, images=size.batch, envs=envs.ctypes.data, own=crops, labels=trial.labels.data_ptr(),
-        codes=2, ablated=1, code=code.ctypes.data, loss=loss.data_ptr(), hits=hits.data_ptr(),
-        counted=counted.data_ptr(),
+        nets=nets, count=n, images=size.batch, envs=envs.ctypes.data, shared=shared, images_of=crops,
+        labels=trial.labels.data_ptr(), codes=2, ablated=1, code=code.ctypes.data, loss=loss.data_ptr(),
+        hits=hits.data_ptr(), counted=counted.data_ptr(),
     )  # fmt: skip
-    record.pixels = None if pixels is None else pixels.data_ptr()
     whole.validate(record)
     return loss / counted, hits
 

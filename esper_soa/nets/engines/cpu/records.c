@@ -39,8 +39,8 @@ static const field FIELDS[] = {
     TRAINING(ratio), TRAINING(vanishing), TRAINING(exploding), TRAINING(measured), TRAINING(vanishing_norm),
     TRAINING(exploding_norm), TRAINING(tiny),
 
-    RECORD(validation), VALIDATION(nets), VALIDATION(count), VALIDATION(images), VALIDATION(envs), VALIDATION(pixels),
-    VALIDATION(own), VALIDATION(labels), VALIDATION(codes), VALIDATION(ablated), VALIDATION(code), VALIDATION(loss),
+    RECORD(validation), VALIDATION(nets), VALIDATION(count), VALIDATION(images), VALIDATION(envs), VALIDATION(shared),
+    VALIDATION(images_of), VALIDATION(labels), VALIDATION(codes), VALIDATION(ablated), VALIDATION(code), VALIDATION(loss),
     VALIDATION(hits), VALIDATION(counted),
 };
 

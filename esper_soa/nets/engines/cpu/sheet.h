@@ -12,6 +12,7 @@
 typedef struct {
     long batch, in_channels, out_channels, height, width, kernel;
     long x_pixel;            /* floats between pixels of x */
+    int padded;              /* x has the border of zeros already that the convolution wants */
     int pooled;              /* a 2x2 max pool follows */
     int linear;              /* seed: no ReLU */
     int own_residual;        /* seed and parts: x is added, and grad_x contains what flows through it */

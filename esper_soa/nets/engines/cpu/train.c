@@ -213,10 +213,10 @@ static int train_network(const training *t, long at, layer *layers, float **seed
     crops images = t->images;
     float loss;
     int64_t hits;
-    images.batch = t->batch, images.nets = 1, images.size = t->nets.size;
-    images.first += at * t->batch, images.out = net.images;
+    images.size = t->nets.size, images.first += at * t->batch;
+    cut_padded(&images, t->batch, 0, net.images);
     net.top.labels = t->labels + at * t->batch;
-    if (cut_images(&images) || forward(&net)) return 1;
+    if (forward(&net)) return 1;
     head_forward(&net.top, &loss, &hits);
     if (backward(&net)) return 1;
     update(t, &net, t->envs[at]);

@@ -18,6 +18,9 @@ typedef struct {
     int64_t label;
 } validated;
 
+/* Floats of an image with the border that the first block wants. */
+static long padded_floats(const networks *w) { return (w->size + w->kernel - 1) * (w->size + w->kernel - 1) * COLOURS; }
+
 /* Batch norm folded into kernel and bias, with the running statistics. */
 static void fold(sheet *s, arena *a) {
     long O = s->out_channels, each = s->in_channels * s->kernel * s->kernel;
@@ -46,6 +49,7 @@ static void give_room(layer *own, arena *a) {
 static validated prepare(const validation *v, long env, layer *layers, arena *a) {
     validated net = {.v = v, .layers = layers, .count = build_chain(&v->nets, env, 1, layers)};
     long most = 0;
+    layers[0].s.padded = 1;
     for (long l = 0; l < net.count; l++) {
         give_room(&layers[l], a);
         long numbers = image_floats(&layers[l].s);
@@ -126,31 +130,41 @@ static int walk(validated *net, long l, const float *x, int64_t met, int64_t on)
     return 0;
 }
 
-static int walk_images(validated *net, float *image) {
+/* `shared`: the images that all networks see, where they do; else there is room for one at `image`. */
+static int walk_images(validated *net, const float *shared, float *image) {
     const validation *v = net->v;
-    long size = v->nets.size, pixels = size * size * COLOURS;
     for (long i = 0; i < v->images; i++) {
-        net->label = v->labels[(v->pixels ? 0 : net->place * v->images) + i];
+        long at = (shared ? 0 : net->place * v->images) + i;
+        net->label = v->labels[at];
         if (net->label < 0) continue;
-        crops cut = v->own;
-        cut.batch = 1, cut.nets = 1, cut.size = size, cut.first += net->place * v->images + i, cut.out = image;
-        if (!v->pixels) cut_images(&cut);
-        if (walk(net, 0, v->pixels ? v->pixels + i * pixels : image, 0, 0)) return 1;
+        crops cut = v->images_of;
+        cut.size = v->nets.size, cut.first += at;
+        if (!shared) cut_padded(&cut, 1, v->nets.kernel / 2, image);
+        if (walk(net, 0, shared ? shared + i * padded_floats(&v->nets) : image, 0, 0)) return 1;
         v->counted[net->place]++;
     }
     return 0;
 }
 
-static int validate_network(const validation *v, long at, layer *layers, front_scratch *fronts, arena a) {
-    float *image = take_floats(&a, v->nets.size * v->nets.size * COLOURS);
-    validated net = prepare(v, v->envs[at], layers, &a);
+/* Memory for the networks, one after the other. */
+typedef struct {
+    layer *layers;
+    front_scratch *fronts; /* as layers */
+    float *shared;         /* images */
+    arena room;
+} memory;
+
+static int validate_network(const validation *v, long at, const memory *m) {
+    arena a = m->room;
+    float *image = take_floats(&a, padded_floats(&v->nets));
+    validated net = prepare(v, v->envs[at], m->layers, &a);
     int failed = 0;
-    net.fronts = fronts, net.place = at;
-    for (long l = 0; l < net.count; l++) fronts[l] = (front_scratch){0};
+    net.fronts = m->fronts, net.place = at;
+    for (long l = 0; l < net.count; l++) net.fronts[l] = (front_scratch){0};
     for (long l = 0; l < net.count && !failed; l++)
-        if (has_front(&layers[l])) failed = open_front(&layers[l].s, &fronts[l], 4);
-    failed = failed || walk_images(&net, image);
-    for (long l = 0; l < net.count; l++) close_front(&fronts[l]);
+        if (has_front(&net.layers[l])) failed = open_front(&net.layers[l].s, &net.fronts[l], 4);
+    failed = failed || walk_images(&net, m->shared, image);
+    for (long l = 0; l < net.count; l++) close_front(&net.fronts[l]);
     return failed;
 }
 
@@ -159,21 +173,29 @@ static size_t most_room(const validation *v, layer *layers) {
     size_t most = 64;
     for (long at = 0; at < v->count; at++) {
         arena a = {0};
-        take_floats(&a, v->nets.size * v->nets.size * COLOURS);
+        take_floats(&a, padded_floats(&v->nets));
         prepare(v, v->envs[at], layers, &a);
         most = a.used > most ? a.used : most;
     }
     return most;
 }
 
+static int open_memory(const validation *v, memory *m) {
+    m->layers = calloc((size_t)most_layers(&v->nets), sizeof(layer));
+    m->fronts = calloc((size_t)most_layers(&v->nets), sizeof(front_scratch));
+    if (v->shared) m->shared = scratch(v->images * padded_floats(&v->nets));
+    if (!m->layers || !m->fronts || (v->shared && !m->shared)) return 1;
+    m->room.at = aligned_alloc(64, most_room(v, m->layers));
+    return !m->room.at;
+}
+
 int validate_networks(const validation *v) {
-    layer *layers = calloc((size_t)most_layers(&v->nets), sizeof(layer));
-    front_scratch *fronts = calloc((size_t)most_layers(&v->nets), sizeof(front_scratch));
-    int failed = !layers || !fronts;
-    arena a = {0};
-    if (!failed) a.at = aligned_alloc(64, most_room(v, layers));
-    failed = failed || !a.at;
-    for (long at = 0; at < v->count && !failed; at++) failed = validate_network(v, at, layers, fronts, a);
-    free(layers), free(fronts), free(a.at);
+    memory m = {0};
+    int failed = open_memory(v, &m);
+    crops images = v->images_of;
+    images.size = v->nets.size;
+    if (v->shared && !failed) cut_padded(&images, v->images, v->nets.kernel / 2, m.shared);
+    for (long at = 0; at < v->count && !failed; at++) failed = validate_network(v, at, &m);
+    free(m.layers), free(m.fronts), free(m.shared), free(m.room.at);
     return failed;
 }

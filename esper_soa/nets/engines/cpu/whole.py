@@ -66,8 +66,9 @@ class Validation(ctypes.Structure):
     _fields_ = [
         ("nets", Networks),
         *((name, INTEGER) for name in ("count", "images")),
-        *((name, POINTER) for name in ("envs", "pixels")),
-        ("own", Crops),
+        ("envs", POINTER),
+        ("shared", INTEGER),
+        ("images_of", Crops),
         ("labels", POINTER),
         *((name, INTEGER) for name in ("codes", "ablated")),
         *((name, POINTER) for name in ("code", "loss", "hits", "counted")),
