@@ -64,16 +64,16 @@ INLINE void conv_narrow_tile(const conv_job *job, const float *in, const float *
     for (int p = 0; p < P; p++) store(out + p * job->step, sum[p]);
 }
 
+#define TILES(P) for (; x + (P) <= job->W; x += (P)) TILE(P);
+
 INLINE void conv_narrow_row(const conv_job *job, const float *in, const float *weight, float *out, reach r) {
     long x = 0;
 #define TILE(P) conv_narrow_tile(job, in + x * r.step, weight, out + x * job->step, P, r)
-#define TILES(P) for (; x + (P) <= job->W; x += (P)) TILE(P);
     for (; x + 21 <= job->W; x += 11) TILE(11);
     if (job->W - x == 10) TILES(10)
     TILES(8)
     TILES(4)
     TILES(1)
-#undef TILES
 #undef TILE
 }
 
@@ -81,7 +81,6 @@ INLINE void conv_narrow_row(const conv_job *job, const float *in, const float *w
 INLINE void conv_row(const conv_job *job, const float *in, const float *weight, float *out, int V, reach r) {
     long x = 0;
 #define TILE(P) conv_tile(job, in + x * r.step, weight, out + x * job->step, P, V, r)
-#define TILES(P) for (; x + (P) <= job->W; x += (P)) TILE(P);
     if (V == 1) {
         TILES(8)
     } else {
@@ -164,11 +163,10 @@ INLINE void wgrad_rows(const wgrad_job *job, long ky, long o, int V) {
 }
 
 static void wgrad_by_taps(const wgrad_job *job) {
-    long o = 0;
-    for (; o + 2 * LANES <= job->O; o += 2 * LANES)
-        for (long ky = 0; ky < job->k; ky++) wgrad_rows(job, ky, o, 2);
-    if (o < job->O)
-        for (long ky = 0; ky < job->k; ky++) wgrad_rows(job, ky, o, 1);
+    for (long o = 0; o < job->O; o += 2 * LANES)
+        for (long ky = 0; ky < job->k; ky++)
+            if (o + 2 * LANES <= job->O) wgrad_rows(job, ky, o, 2);
+            else wgrad_rows(job, ky, o, 1);
 }
 
 #endif

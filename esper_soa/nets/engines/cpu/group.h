@@ -26,7 +26,7 @@ static inline void group_statistics(const sheet *s, const float *y, float *mean,
 
 /* Slope and level of every group from the sums over this image, which go into the gradients of scale and shift.
  * dy = rstd * (scale dz - mean(scale dz) - xhat mean(scale dz xhat)), means over the group's pixels and channels. */
-static inline void settle_group(const sheet *s, const back_scratch *t, const float *rstd) {
+static inline void settle_group(const sheet *s, const work *t, const float *rstd) {
     long O = s->out_channels, P = round_up(O), each = O / s->groups;
     double count = (double)each * s->height * s->width;
     for (long g = 0; g < s->groups; g++) {
@@ -45,7 +45,7 @@ static inline void settle_group(const sheet *s, const back_scratch *t, const flo
             t->rows[LEVEL * P + c] = (float)(-deviation * sum / count);
         }
     }
-    memset(t->sum, 0, 2 * (size_t)P * sizeof(double));
+    for (long c = 0; c < P; c++) t->sum[c] = t->moment[c] = 0.0;
 }
 
 #endif

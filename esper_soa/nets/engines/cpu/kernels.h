@@ -2,20 +2,18 @@
 #ifndef ESPER_KERNELS_H
 #define ESPER_KERNELS_H
 
-#include "front.h"
-#include "squeeze.h"
+#include "work.h"
 
 enum { BLOCK, POOL, SEED, RELU, DEPTH, NORMED, SQUEEZED, JOIN }; /* SEED: convolution and group norm; RELU: no norm */
 
-/* What returns an int returns 0, or 1 where scratch memory is out. */
+/* A batch through a layer; where it convolves, its work is ready for that. */
+typedef void layer_kernel(const sheet *s, const work *t);
+
 typedef struct {
     struct {
-        int (*forward)(const sheet *), (*backward)(const sheet *);
-    } of[SQUEEZED]; /* by kind: those that a sheet says all about */
-    int (*squeezed_forward)(const sheet *, const squeeze *), (*squeezed_backward)(const sheet *, const squeeze *);
-    void (*block_image)(const sheet *, const front_scratch *, const image_room *, long);
-    void (*seed_image)(const sheet *, const front_scratch *, const image_room *, long);
-    void (*relu_image)(const sheet *, const front_scratch *, long);
+        layer_kernel *forward, *backward;
+    } of[JOIN + 1];            /* by kind */
+    layer_kernel *block_infer; /* see block.h */
     void (*convolve)(const conv_job *);                                      /* see layer.h */
     void (*patches)(const float *in, long W, long I, long lines, float *to); /* see winograd.h */
 } kernels;

@@ -6,22 +6,16 @@
 #include "squeeze.h"
 
 /* Convolution and ReLU, or without the ReLU where linear. */
-static void relu_image(const sheet *s, const front_scratch *t, long b) {
-    float *out = s->out + b * image_floats(s);
-    convolve(s, t, out, b);
-    for (long i = 0; !s->linear && i < image_floats(s); i += LANES) store(out + i, relu(load(out + i)));
-}
-
-static int relu_forward(const sheet *s) {
-    front_scratch t = {0};
-    int failed = open_front(s, &t, 0);
-    for (long b = 0; b < s->batch && !failed; b++) relu_image(s, &t, b);
-    close_front(&t);
-    return failed;
+static void relu_forward(const sheet *s, const work *t) {
+    for (long b = 0; b < s->batch; b++) {
+        float *out = s->out + b * image_floats(s);
+        convolve(s, t, out, b);
+        for (long i = 0; !s->linear && i < image_floats(s); i += LANES) store(out + i, relu(load(out + i)));
+    }
 }
 
 /* The gradient of image b where ReLU let the value pass, or all of it without one, into the padded gradient. */
-static void behind_zero(const sheet *s, const back_scratch *t, long b) {
+static void behind_zero(const sheet *s, const work *t, long b) {
     long P = round_up(s->out_channels), line = (s->width + s->kernel - 1) * P;
     const float *out = s->out + b * image_floats(s), *grad = s->grad_out + b * image_floats(s);
     float *to = padded_grad(s, t);
@@ -33,24 +27,21 @@ static void behind_zero(const sheet *s, const back_scratch *t, long b) {
         }
 }
 
-static int relu_backward(const sheet *s) {
-    back_scratch t = {0};
-    int failed = open_back(s, &t);
-    for (long b = 0; b < s->batch && !failed; b++) {
-        behind_zero(s, &t, b);
-        convolution_gradients(s, &t, b);
+static void relu_backward(const sheet *s, const work *t) {
+    for (long b = 0; b < s->batch; b++) {
+        behind_zero(s, t, b);
+        convolution_gradients(s, t, b);
     }
-    if (!failed) unpack_gradients(s, &t);
-    close_back(&t);
-    return failed;
+    unpack_gradients(s, t);
 }
 
 #define SIDE 3 /* of a depthwise kernel */
 #define TAPS (SIDE * SIDE)
 
-/* Weights [TAPS, P], turned by half a turn where asked for; `to` is zeroed. */
+/* Weights [TAPS, P], turned by half a turn where asked for. */
 static void pack_depth(const sheet *s, float *to, int turn) {
     long C = s->out_channels, P = round_up(C);
+    zero(to, TAPS * P);
     for (long c = 0; c < C; c++)
         for (long tap = 0; tap < TAPS; tap++) to[tap * P + c] = s->weight[c * TAPS + (turn ? TAPS - 1 - tap : tap)];
 }
@@ -74,17 +65,11 @@ static void depth_image(const sheet *s, const float *padded, const float *weight
 }
 
 /* Depthwise convolution; weight [C, 1, 3, 3]. */
-static int depth_forward(const sheet *s) {
-    long P = round_up(s->out_channels);
-    float *padded = padded_scratch(s, P), *weight = scratch(TAPS * P);
-    int failed = !padded || !weight;
-    if (!failed) pack_depth(s, weight, 0);
-    for (long b = 0; b < s->batch && !failed; b++) {
-        read_image(s, padded, b);
-        depth_image(s, padded, weight, s->out + b * image_floats(s));
-    }
-    free(padded), free(weight);
-    return failed;
+static void depth_forward(const sheet *s, const work *t) {
+    pack_depth(s, t->weights, 0);
+    zero(t->padded, padded_floats(s, s->x_pixel));
+    for (long b = 0; b < s->batch; b++)
+        depth_image(s, read_image(s, t->padded, b), t->weights, s->out + b * image_floats(s));
 }
 
 /* sum [TAPS, P] += padded x at a tap * gradient, over the pixels of an image. */
@@ -105,32 +90,29 @@ static void depth_weights(const sheet *s, const float *padded, const float *grad
         }
 }
 
-static int depth_backward(const sheet *s) {
+static void depth_backward(const sheet *s, const work *t) {
     long C = s->out_channels, P = round_up(C);
-    float *padded = padded_scratch(s, P), *weight = scratch(TAPS * P), *sum = scratch(TAPS * P);
-    int failed = !padded || !weight || !sum;
-    if (!failed) pack_depth(s, weight, 1);
-    for (long b = 0; b < s->batch && !failed; b++) {
+    pack_depth(s, t->weights, 1);
+    zero(t->grad_weight, TAPS * P);
+    zero(t->padded, padded_floats(s, P));
+    for (long b = 0; b < s->batch; b++) {
         const float *grad = s->grad_out + b * image_floats(s);
-        read_image(s, padded, b);
-        depth_weights(s, padded, grad, sum);
+        depth_weights(s, read_image(s, t->padded, b), grad, t->grad_weight);
         if (!s->grad_x) continue;
-        pad_image(padded, SIDE / 2, grad, s->height, s->width, P);
-        depth_image(s, padded, weight, s->grad_x + b * image_floats(s));
+        pad_image(t->padded, SIDE / 2, grad, s->height, s->width, P);
+        depth_image(s, t->padded, t->weights, s->grad_x + b * image_floats(s));
     }
-    for (long c = 0; c < C && !failed; c++)
-        for (long tap = 0; tap < TAPS; tap++) s->grad_weight[c * TAPS + tap] = sum[tap * P + c];
-    free(padded), free(weight), free(sum);
-    return failed;
+    for (long c = 0; c < C; c++)
+        for (long tap = 0; tap < TAPS; tap++) s->grad_weight[c * TAPS + tap] = t->grad_weight[tap * P + c];
 }
 
 /* share * (norm(x) - x), a group norm, plus x where own_residual; share = alpha, and the gradient of its arc hyperbolic
  * tangent is grad_weight. */
-static int normed_forward(const sheet *s) {
+static void normed_forward(const sheet *s, const work *t) {
     long C = s->out_channels, P = round_up(C), pixels = s->height * s->width;
-    float *rows = scratch(2 * P);
+    float *rows = t->rows;
     vec share = splat(*s->alpha);
-    for (long b = 0; b < s->batch && rows; b++) {
+    for (long b = 0; b < s->batch; b++) {
         const float *x = s->x + b * image_floats(s);
         float *out = s->out + b * image_floats(s);
         group_statistics(s, x, s->mean + b * P, s->rstd + b * P);
@@ -142,12 +124,10 @@ static int normed_forward(const sheet *s) {
                 store(out + p * P + c, s->own_residual ? value + added : added);
             }
     }
-    free(rows);
-    return !rows;
 }
 
 /* The share's gradient from the sums over an image: the sum of dz * (gain x + offset - x). */
-static double share_gradient(const back_scratch *t, long C) {
+static double share_gradient(const work *t, long C) {
     long P = round_up(C);
     double sum = 0;
     for (long c = 0; c < C; c++) {
@@ -157,11 +137,11 @@ static double share_gradient(const back_scratch *t, long C) {
     return sum;
 }
 
-static void normed_image_back(const sheet *s, const back_scratch *t, long b) {
+static void normed_image_back(const sheet *s, const work *t, long b) {
     long P = round_up(s->out_channels), pixels = s->height * s->width;
     const float *x = s->x + b * image_floats(s), *grad = s->grad_out + b * image_floats(s), *rows = t->rows;
     start_rows(s, t, s->mean + b * P, s->rstd + b * P);
-    gather_sums(s, t, x, grad);
+    gather(s, t, x, b);
     *s->grad_weight += (float)(share_gradient(t, s->out_channels) * (1.0 - (double)*s->alpha * *s->alpha));
     settle_group(s, t, s->rstd + b * P);
     for (long p = 0; p < pixels && s->grad_x; p++)
@@ -173,25 +153,20 @@ static void normed_image_back(const sheet *s, const back_scratch *t, long b) {
         }
 }
 
-static int normed_backward(const sheet *s) {
-    long C = s->out_channels, P = round_up(C);
-    float *rows = scratch(BACK_ROWS * P);
-    double *sums = calloc((size_t)(2 * P), sizeof(double));
-    int failed = !rows || !sums;
-    back_scratch t = {.rows = rows, .sum = sums, .moment = sums + P};
+static void normed_backward(const sheet *s, const work *t) {
+    ready_sums(s, t);
     *s->grad_weight = 0.0f;
-    memset(s->grad_scale, 0, (size_t)C * sizeof(float));
-    memset(s->grad_shift, 0, (size_t)C * sizeof(float));
-    for (long b = 0; b < s->batch && !failed; b++) normed_image_back(s, &t, b);
-    free(rows), free(sums);
-    return failed;
+    zero(s->grad_scale, s->out_channels);
+    zero(s->grad_shift, s->out_channels);
+    for (long b = 0; b < s->batch; b++) normed_image_back(s, t, b);
 }
 
 /* What of x is not given, as it is there already. */
 INLINE vec taken_off(const sheet *s) { return splat(s->own_residual ? 0.0f : 1.0f); }
 
 /* (a - 1) * x, one a per channel from the squeeze, or a * x where own_residual. */
-static int squeezed_forward(const sheet *s, const squeeze *q) {
+static void squeezed_forward(const sheet *s, const work *t) {
+    const squeeze *q = &s->q;
     long P = round_up(s->out_channels), pixels = s->height * s->width;
     for (long b = 0; b < s->batch; b++) {
         const float *x = s->x + b * image_floats(s), *a = squeeze_out(q, b);
@@ -200,13 +175,14 @@ static int squeezed_forward(const sheet *s, const squeeze *q) {
             for (long c = 0; c < P; c += LANES)
                 store(s->out + b * image_floats(s) + p * P + c, (load(a + c) - taken_off(s)) * load(x + p * P + c));
     }
-    return 0;
 }
 
-static int squeezed_backward(const sheet *s, const squeeze *q) {
+static void squeezed_backward(const sheet *s, const work *t) {
+    const squeeze *q = &s->q;
     long P = round_up(s->out_channels), pixels = s->height * s->width;
-    float *slope = scratch(2 * P), *grad_mean = slope + P;
-    for (long b = 0; b < s->batch && slope; b++) {
+    float *slope = t->rows, *grad_mean = slope + P;
+    zero(slope, 2 * P);
+    for (long b = 0; b < s->batch; b++) {
         const float *x = s->x + b * image_floats(s), *grad = s->grad_out + b * image_floats(s), *a = squeeze_out(q, b);
         for (long c = 0; c < P; c += LANES) {
             vec part[2] = {splat(0), splat(0)};
@@ -220,8 +196,6 @@ static int squeezed_backward(const sheet *s, const squeeze *q) {
                 store(s->grad_x + b * image_floats(s) + p * P + c, dx);
             }
     }
-    free(slope);
-    return !slope;
 }
 
 #endif

@@ -7,13 +7,18 @@
 #ifndef ESPER_SHEET_H
 #define ESPER_SHEET_H
 
-#include "vec.h"
+#include "squeeze.h"
+
+/* What a seed is beside its kind. THROUGH: the host goes on with x, the seed gets all of the gradient that arrives.
+ * DETACHED: the seed sees x cut off from the graph. */
+enum { THROUGH = 1, DETACHED = 2, FROZEN = 4, MEASURED = 8, MULTIPLIED = 16, GATED = 32, REPLACED = 64 };
 
 typedef struct {
     long batch, in_channels, out_channels, height, width, kernel;
     long x_pixel;            /* floats between pixels of x */
     int padded;              /* x has the border of zeros already that the convolution wants */
     int pooled;              /* a 2x2 max pool follows */
+    int flags;               /* of the seed */
     int linear;              /* seed: no ReLU */
     int own_residual;        /* seed and parts: x is added, and grad_x contains what flows through it */
     int through;             /* seed: straight-through, the host goes on with x; there is no out */
@@ -26,13 +31,16 @@ typedef struct {
     const float *alpha;         /* seed: share of the layer that is added; NULL for 1 */
     float *out;                 /* [B, H', W', P], H' = H / 2 where pooled */
     float *conv;                /* saved [B, H, W, P]: output of the convolution; NULL: computed anew where it is needed */
-    float *peak;                /* block: saved [B, H', W', P], pooled only: its value where the maximum lies */
+    float *peak;                /* saved [B, H', W', P], pooled only: its value where the maximum lies */
     uint8_t *place;             /* saved [B, H', W', P], pooled only: which of the four pixels, row by row */
     float *mean, *rstd;         /* saved [P]; seed: [B, P] */
     float *running_mean, *running_var; /* [O], moved */
     const float *grad_out;             /* as out */
     float *grad_x;                     /* as x; NULL where not wanted */
     float *grad_weight, *grad_scale, *grad_shift;
+    const float *host;          /* join: what the seed was given, where x is its residual or, where REPLACED, what it gives */
+    float *grad_host;           /* join: what does not pass through the residual */
+    squeeze q;                  /* of parts and joins that have one */
 } sheet;
 
 /* Floats of one image before the pool, and behind it; pixels behind it. */

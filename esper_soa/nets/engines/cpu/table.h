@@ -1,6 +1,6 @@
 /* The table of kernels of one width; included by the files that say which. */
 #include "block.h"
-#include "kernels.h"
+#include "join.h"
 #include "parts.h"
 #include "pool.h"
 #include "seed.h"
@@ -13,12 +13,10 @@ const kernels KERNELS = {
         [RELU] = {relu_forward, relu_backward},
         [DEPTH] = {depth_forward, depth_backward},
         [NORMED] = {normed_forward, normed_backward},
+        [SQUEEZED] = {squeezed_forward, squeezed_backward},
+        [JOIN] = {join_forward, join_backward},
     },
-    .squeezed_forward = squeezed_forward,
-    .squeezed_backward = squeezed_backward,
-    .block_image = block_infer_image,
-    .seed_image = seed_image,
-    .relu_image = relu_image,
+    .block_infer = block_infer,
     .convolve = conv_image,
     .patches = common_patches,
 };

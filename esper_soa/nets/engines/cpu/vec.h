@@ -1,4 +1,4 @@
-/* Vectors, scratch memory and padded images.
+/* Vectors and padded images.
  *
  * All between the layers of a network is [H, W, P] of an image, P the channels rounded up to whole vectors, with zeros
  * in the channels added. Included by all that
@@ -41,29 +41,7 @@ INLINE vec relu(vec v) { return keep(~(v <= splat(0)), v); }
 
 INLINE long round_up(long count) { return (count + WHOLE - 1) / WHOLE * WHOLE; }
 
-/* Under AddressSanitizer nothing may reach behind the first `bytes` of `room` at `at`. */
-#ifdef __SANITIZE_ADDRESS__
-#include <sanitizer/asan_interface.h>
-#define GUARDED 1
-INLINE void guard(char *at, size_t bytes, size_t room) {
-    ASAN_UNPOISON_MEMORY_REGION(at, room);
-    ASAN_POISON_MEMORY_REGION(at + bytes, room - bytes);
-}
-#else
-#define GUARDED 0
-INLINE void guard(char *at, size_t bytes, size_t room) { (void)at, (void)bytes, (void)room; }
-#endif
-
-/* Zeroed scratch for `count` floats on a cache line; NULL where memory is out. */
-static inline float *scratch(long count) {
-    size_t bytes = (size_t)count * sizeof(float), room = (bytes + 63) / 64 * 64 + 64;
-    float *memory = aligned_alloc(64, room);
-    if (memory) {
-        memset(memory, 0, room);
-        guard((char *)memory, bytes, room);
-    }
-    return memory;
-}
+INLINE void zero(float *at, long count) { memset(at, 0, (size_t)count * sizeof(float)); }
 
 /* An image [H, W, step] into the middle of a zeroed one with `pad` pixels around. */
 INLINE void pad_image(float *to, long pad, const float *from, long H, long W, long step) {
