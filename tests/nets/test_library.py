@@ -387,6 +387,15 @@ def test_every_record_lies_in_memory_as_ctypes_thinks() -> None:
             proof.compare_records({kept: one for kept, one in proof.RECORDS.items() if kept != name})
 
 
+def test_the_library_exports_its_entry_points_alone() -> None:
+    if shutil.which("nm") is None:
+        pytest.skip("nm is not here")
+    listed = subprocess.run(["nm", "-D", "--defined-only", library.build()], capture_output=True, text=True, check=True)
+    exported = {line.split()[-1] for line in listed.stdout.splitlines()}
+    assert exported == {"train_networks", "validate_networks", "cut_images", "record_fields"}
+    assert exported == {*library.KERNELS, "record_fields"}
+
+
 def test_every_record_that_python_fills_is_compared() -> None:
     ours = {record for record in ctypes.Structure.__subclasses__() if record.__module__.startswith("esper_soa.")}
     assert ours == {*proof.RECORDS.values(), proof._Field}

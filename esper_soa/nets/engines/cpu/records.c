@@ -40,7 +40,7 @@ static const field FIELDS[] = {
 };
 
 /* All of them; returns their number. */
-int64_t record_fields(const field **all) {
+__attribute__((visibility("default"))) int64_t record_fields(const field **all) {
     *all = FIELDS;
     return sizeof(FIELDS) / sizeof(FIELDS[0]);
 }

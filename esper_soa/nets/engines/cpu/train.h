@@ -21,6 +21,6 @@ typedef struct {
 } training;
 
 /* Returns 0, or 1 where memory is out. */
-int train_networks(const training *t);
+__attribute__((visibility("default"))) int train_networks(const training *t);
 
 #endif

@@ -19,6 +19,6 @@ typedef struct {
 } validation;
 
 /* Returns 0, or 1 where memory is out. */
-int validate_networks(const validation *v);
+__attribute__((visibility("default"))) int validate_networks(const validation *v);
 
 #endif
