@@ -192,24 +192,24 @@ BREAKS = (
     Break("nets/model/parts.py", "CHANNELS_PER_GROUP = 16", "CHANNELS_PER_GROUP = 8", "nets"),
     Break("nets/model/parts.py", "return ONES.tensor((channels,), 1)", "return ZEROS.tensor((channels,), 1)", "nets"),
     Break(
-        "nets/engines/cpu/sgd.c",
+        "nets/engines/cpu/sgd.h",
         "g = grad[i] * share + decay * params[i]",
         "g = (grad[i] + decay * params[i]) * share",
         "native",
     ),
-    Break("nets/engines/cpu/head.c", "logits[k] = h->bias[n * K + k] + dot", "logits[k] = dot", "native"),
+    Break("nets/engines/cpu/head.h", "logits[k] = h->bias[k] + dot", "logits[k] = dot", "native"),
     Break(
-        "nets/engines/cpu/join.c",
-        "kept = splat(cut || j->flags & REPLACED ? 1.0f - share : 1.0f)",
+        "nets/engines/cpu/join.h",
+        "kept = splat(cut || s->flags & REPLACED ? 1.0f - share : 1.0f)",
         "kept = splat(1.0f)",
         "native",
     ),
     Break("nets/engines/cpu/norm.h", "away * away * shrink", "0 * shrink", "native"),
-    Break("nets/engines/cpu/train.c", "if (!(own->flags & FROZEN)) descend_seed", "descend_seed", "native"),
+    Break("nets/engines/cpu/train.c", "if (!(own->s.flags & FROZEN)) descend_seed", "descend_seed", "native"),
     Break(
         "nets/engines/cpu/train.c", "0.8 * (of.exploding / of.tensors)", "0.5 * (of.exploding / of.tensors)", "native"
     ),
-    Break("nets/engines/cpu/validate.c", "if (net->label < 0) continue;", "", "native"),
+    Break("nets/engines/cpu/validate.c", "if (net.label < 0) continue;", "", "native"),
     Break("env/reward_modes.py", "RANSOM_CONTRIBUTION = 0.1", "RANSOM_CONTRIBUTION = 1.0", "env"),
     Break("env/reward_modes.py", "/ 100 - cost).clamp(-1, 1)", "/ 100 - cost).clamp(0, 1)", "env"),
     Break(

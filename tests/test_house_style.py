@@ -395,5 +395,5 @@ def test_only_the_chooser_knows_engines_and_engines_not_each_other() -> None:
         for module in ("build", "nets.layers", "nets.engine", "nets.engines.torch.engine"):
             assert len(list(foreign_engines(ast.parse(source), module))) == 1, (source, module)
         assert list(foreign_engines(ast.parse(source), CHOOSER)) == []
-    assert list(foreign_engines(ast.parse(whole), "nets.engines.cpu.layers")) == []
+    assert list(foreign_engines(ast.parse(whole), "nets.engines.cpu.images")) == []
     assert list(foreign_engines(ast.parse("from esper_soa.nets.engine import Engine"), "env.step")) == []

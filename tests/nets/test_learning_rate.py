@@ -9,10 +9,8 @@ from tiny_world import tiny_settings
 from esper_soa.env.step import measure_
 from esper_soa.env.world import World
 from esper_soa.nets.config import TaskConfig, lr_factor
-from esper_soa.nets.engines.cpu.layers import NativeLayers
 from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.graphs import StepCache
-from esper_soa.nets.layers import PLAIN
 from esper_soa.trainer import build_world
 from esper_soa.vocabulary import Blend, Blueprint, Stage
 
@@ -25,9 +23,7 @@ def world_of(task: TaskConfig, kept: bool = False) -> World:
     cfg = tiny_settings(2, 2, STEPS)
     world = build_world(replace(cfg, task=task), CPU)
     if kept:
-        native = world.rules.engine.chosen.native
-        layers = NativeLayers() if native else PLAIN
-        world.rules = world.rules._replace(engine=TorchEngine(layers, steps=StepCache(capture=False)))
+        world.rules = world.rules._replace(engine=TorchEngine(steps=StepCache(capture=False)))
     return world
 
 
@@ -56,8 +52,8 @@ def test_a_cosine_goes_from_all_to_nearly_nothing_and_constant_stays() -> None:
     )
 
 
-@pytest.mark.parametrize("channels", [2, 8])  # layer by layer, and whole networks in C
-@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("channels", [2, 8])
+@pytest.mark.parametrize("kept", [False, True])  # whole networks in C, and torch on static buffers
 def test_a_later_env_step_trains_with_the_learning_rates_of_its_place_on_the_cosine(channels: int, kept: bool) -> None:
     task = TaskConfig(base_channels=channels, num_blocks=2, num_pools=2, host_lr=0.2, seed_lr=0.1)
     factor = lr_factor("cosine", 4, STEPS)

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from esper_soa.nets.engines.cpu import cache, compiler, library, proof
+from esper_soa.nets.engines.cpu.processor import this_processor
 
 pytestmark = pytest.mark.usefixtures("native")
 
@@ -386,18 +387,28 @@ def test_every_record_lies_in_memory_as_ctypes_thinks() -> None:
             proof.compare_records({kept: one for kept, one in proof.RECORDS.items() if kept != name})
 
 
+def test_the_library_exports_its_entry_points_alone() -> None:
+    if shutil.which("nm") is None:
+        pytest.skip("nm is not here")
+    listed = subprocess.run(["nm", "-D", "--defined-only", library.build()], capture_output=True, text=True, check=True)
+    exported = {line.split()[-1] for line in listed.stdout.splitlines()}
+    assert exported == {"train_networks", "validate_networks", "cut_images", "record_fields"}
+    assert exported == {*library.KERNELS, "record_fields"}
+
+
 def test_every_record_that_python_fills_is_compared() -> None:
     ours = {record for record in ctypes.Structure.__subclasses__() if record.__module__.startswith("esper_soa.")}
     assert ours == {*proof.RECORDS.values(), proof._Field}
 
 
+@pytest.mark.parametrize("size", proof.PROVEN)
 @pytest.mark.parametrize("seed", [1, 2])
-def test_the_proof_compares_all_that_a_step_changes_and_finds_rounding_alone(seed: int) -> None:
-    given, errors = proof.draw(seed), dict(proof.differences(seed))
+def test_the_proof_compares_all_that_a_step_changes_and_finds_rounding_alone(size: proof.Size, seed: int) -> None:
+    given, errors = proof.draw(size, seed), dict(proof.differences(size, seed))
     assert all(error < 1e-5 for error in errors.values()), errors
-    theirs = proof.torch_results(given)
-    assert errors.keys() == theirs.keys()
-    for name in ("host", "host_speed", "statistics", "seed", "seed_speed"):
+    theirs = proof.torch_results(size, given)
+    assert errors.keys() == theirs.keys() == proof.native_results(size, given).keys()
+    for name in proof.WEIGHTS:
         moved = (theirs[name] - given._asdict()[name].double()).abs()
         assert (moved.amax(1) > 1e-4).all(), name  # in the network of every kind
 
@@ -410,11 +421,15 @@ def test_a_processor_of_another_kind_has_another_library(monkeypatch: pytest.Mon
 
 # What a broken compiler, or a library of other sources, might have in a kernel: a text of a source, and another for it.
 BREAKS = {
-    "no momentum": ("sgd.c", "= momentum \\* speed", "= 0 * speed"),
-    "no gate": ("join.c", "j->alpha \\* \\*squeeze_out(&j->gate, b)", "j->alpha"),
+    "no momentum": ("sgd.h", "= momentum \\* speed", "= 0 * speed"),
+    "no gate": ("join.h", "\\*s->alpha \\* \\*squeeze_out(&s->q, b)", "*s->alpha"),
     "all seeds are on": ("validate.c", "net->v->ablated : 0", "0 : 0"),
-    "other order": ("sheet.h", "height, width", "width, height"),
+    "other order": ("sgd.h", "rate, momentum", "momentum, rate"),
+    "wide vectors alone": ("vec.h", "{f, f, f, f, f, f, f, f, f,", "{f, f, f, f, f, f, f, f, 0,"),
 }
+
+
+WIDE = pytest.mark.skipif("avx512f" not in this_processor().features, reason="no vectors of 16 floats here")
 
 
 def breaking(folder: Path, source: str, text: str, other: str) -> str:
@@ -441,7 +456,12 @@ def test_a_library_that_computes_something_else_is_not_taken(tmp_path: Path) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "word"),
-    [("no gate", "otherwise than torch"), ("all seeds are on", "validation"), ("other order", "record sheet.height")],
+    [
+        ("no gate", "otherwise than torch"),
+        ("all seeds are on", "validation"),
+        ("other order", "record descent.rate"),
+        pytest.param("wide vectors alone", "otherwise than torch", marks=WIDE),
+    ],
 )
 def test_a_broken_kernel_of_any_kind_is_found(tmp_path: Path, name: str, word: str) -> None:
     code = "from esper_soa.nets.engines.cpu import proof; proof.prove()"

@@ -4,8 +4,6 @@
  * stays in the caches. A row of parameters is that of nets/host.py: kernel, scale and shift of every block, then weight
  * and bias of the classifier; a seed's row is that of nets/model/blueprints.py. whole.py mirrors the record.
  *
- * Activations stand in whole vectors of channels, with zeros in those added, so any number of channels will do.
- *
  * A seed is a program of parts (program.py). One of a single convolution that is added to the host, or learns
  * behind it, is a layer by itself. Any other is a run of layers that make its residual r(x), or where it is REPLACING all
  * of it, of the host's x, and one that joins the two.
@@ -13,8 +11,7 @@
 #ifndef ESPER_CHAIN_H
 #define ESPER_CHAIN_H
 
-#include "join.h"
-#include "parts.h"
+#include "kernels.h"
 
 #define COLOURS 3
 
@@ -43,19 +40,16 @@ typedef struct {
     double momentum, eps;                              /* of the batch norm; eps of every norm */
 } networks;
 
-enum { BLOCK, POOL, SEED, RELU, DEPTH, NORMED, SQUEEZED, JOIN }; /* SEED: convolution and group norm; RELU: no norm */
-
 #define MOST_TENSORS 4
 
 /* A layer of one network: its sheet with sizes and parameters entered. */
 typedef struct {
-    int kind, flags;            /* flags of the seed */
+    int kind;
     long slot, span;            /* of a seed: its slot, and in its first layer their number */
-    sheet s;                    /* JOIN: x is the residual */
-    squeeze q;                  /* SQUEEZED, and JOIN where the seed is gated */
-    const float *host;          /* JOIN: what the seed was given */
+    sheet s;
     float share;                /* NORMED: what alpha points to */
     long place;                 /* of a seed: where its parameters begin in the row of gradients */
+    work kept;                  /* from image to image of a validation: weights, and the border of padded */
     long tensors[MOST_TENSORS]; /* sizes of its parameter tensors, one after the other; 0 behind the last */
 } layer;
 
@@ -66,12 +60,9 @@ INLINE long numbers_of(const layer *own) {
     return own->tensors[0] + own->tensors[1] + own->tensors[2] + own->tensors[3];
 }
 
-INLINE long kernel_numbers(const sheet *s) { return s->out_channels * s->in_channels * s->kernel * s->kernel; }
-
 INLINE sheet new_sheet(const networks *w, long batch, long inputs, long outputs, long side, long kernel) {
-    return (sheet){.batch = batch, .nets = 1, .in_channels = inputs, .out_channels = outputs, .height = side,
-                   .width = side, .kernel = kernel, .x_pixel = round_up(inputs), .out_net = round_up(outputs),
-                   .eps = w->eps, .momentum = w->momentum};
+    return (sheet){.batch = batch, .in_channels = inputs, .out_channels = outputs, .height = side, .width = side,
+                   .kernel = kernel, .x_pixel = round_up(inputs), .eps = w->eps, .momentum = w->momentum};
 }
 
 /* Enter `weights` numbers of a kernel at `row`, and scale and shift behind them where there is a norm. */
@@ -84,7 +75,7 @@ static inline const float *enter_parameters(layer *own, const float *row, long w
 
 /* The same for the two layers of a squeeze; returns the numbers behind them. */
 static inline const float *enter_squeeze(layer *own, const float *row, long inputs, long hidden, long outputs, int biased) {
-    squeeze *q = &own->q;
+    squeeze *q = &own->s.q;
     long sizes[MOST_TENSORS] = {hidden * inputs, biased ? hidden : outputs * hidden, biased ? outputs * hidden : outputs,
                                 biased ? outputs : 0};
     memcpy(own->tensors, sizes, sizeof(sizes));
@@ -105,8 +96,8 @@ typedef struct {
 } building;
 
 static inline layer *add_layer(building *g, int kind, long outputs, long kernel) {
-    layer own = {.kind = kind, .flags = g->flags, .slot = g->slot, .place = g->place};
-    own.s = new_sheet(g->w, g->batch, g->inputs, outputs, g->side, kernel);
+    layer own = {.kind = kind, .slot = g->slot, .place = g->place};
+    own.s = new_sheet(g->w, g->batch, g->inputs, outputs, g->side, kernel), own.s.flags = g->flags;
     *g->to = own;
     g->inputs = outputs;
     return g->to++;
@@ -124,20 +115,22 @@ static inline layer *add_part(building *g, const seed_part *p) {
     return own;
 }
 
+static inline layer *add_pool(building *g, long C) {
+    *g->to = (layer){.kind = POOL, .slot = -1, .s = new_sheet(g->w, g->batch, C, C, g->side, 1)};
+    (g->to++)->s.pooled = 1;
+    return g->to;
+}
+
 /* The parts, the join, and the pool where one follows. */
 static inline layer *add_runs(building *g, const seed_part *p, long C, int pooled, const float *gate, const float *alpha) {
     layer *first = g->to;
     int replaced = p->flags & REPLACING ? REPLACED : 0;
     for (; p->kind; p++) add_part(g, p);
     layer *own = add_layer(g, JOIN, C, 1);
-    own->s.alpha = alpha, own->flags |= replaced;
+    own->s.alpha = alpha, own->s.flags |= replaced;
     if (g->flags & GATED && !(g->flags & THROUGH)) enter_squeeze(own, gate, C, g->w->gate_hidden[g->slot], 1, 1);
     first->span = g->to - first;
-    if (pooled) {
-        *g->to = (layer){.kind = POOL, .slot = -1, .s = new_sheet(g->w, g->batch, C, C, g->side, 1)};
-        (g->to++)->s.pooled = 1;
-    }
-    return g->to;
+    return pooled ? add_pool(g, C) : g->to;
 }
 
 /* The seed in `slot` of `env` behind a block, and the pool that follows. Returns where the next layer goes. */
@@ -156,11 +149,7 @@ static inline layer *add_seed(const networks *w, long env, long slot, const shee
     own->s.own_residual = 1, own->s.through = !!through, own->s.detached = !!(flags & DETACHED);
     own->s.alpha = through ? NULL : w->alpha + at;
     own->s.pooled = pooled && !through;
-    if (pooled && through) {
-        *g.to = (layer){.kind = POOL, .slot = -1, .s = new_sheet(w, g.batch, C, C, g.side, 1)};
-        (g.to++)->s.pooled = 1;
-    }
-    return g.to;
+    return pooled && through ? add_pool(&g, C) : g.to;
 }
 
 /* Whether a seed takes part in `slot` of `env`. */
@@ -180,7 +169,7 @@ static inline long build_chain(const networks *w, long env, long batch, layer *t
         layer block = {.kind = BLOCK, .slot = -1, .s = new_sheet(w, batch, inputs, O, side, w->kernel)};
         if (i == 0) block.s.x_pixel = COLOURS;
         block.s.pooled = w->pooled[i] && !seeded;
-        row = enter_parameters(&block, row, kernel_numbers(&block.s), 1);
+        row = enter_parameters(&block, row, O * inputs * w->kernel * w->kernel, 1);
         block.s.running_mean = moving, block.s.running_var = moving + O, moving += 2 * O;
         *next++ = block;
         if (seeded) next = add_seed(w, env, w->before[i], &block.s, (int)w->pooled[i], next);
@@ -195,35 +184,23 @@ static inline long build_chain(const networks *w, long env, long batch, layer *t
 /* Weight and bias of the classifier of `env`, and its sizes. */
 #define CLASSIFIER(w, env, last) ((w)->params + ((env) + 1) * (w)->width - (w)->classes * ((last)->out_channels + 1))
 
-/* Numbers of one image behind the layer. */
-INLINE long out_numbers(const sheet *s) { return out_pixels(s) * s->out_net; }
+/* Bytes that are used where the largest of `count` layers works behind what is used by now. */
+static inline size_t most_work(const layer *layers, long count, arena used) {
+    size_t most = used.used;
+    for (long l = 0; l < count; l++) {
+        arena a = used;
+        lay_work(&layers[l].s, &a);
+        most = a.used > most ? a.used : most;
+    }
+    return most;
+}
+
+/* Whether its work has to be made ready. */
+INLINE int convolves(const layer *own) { return own->kind == BLOCK || own->kind == SEED || own->kind == RELU; }
 
 /* Whether the layer hands on what it was given: a seed that learns behind the host. */
 INLINE int hands_on(const layer *own) {
-    return (own->kind == SEED && own->s.through) || (own->kind == JOIN && own->flags & THROUGH);
+    return (own->kind == SEED && own->s.through) || (own->kind == JOIN && own->s.flags & THROUGH);
 }
-
-/* A join as join.h takes it. */
-static inline joint joint_of(const layer *own) {
-    return (joint){.batch = own->s.batch, .pixels = own->s.height * own->s.width, .channels = own->s.out_net,
-                   .flags = own->flags, .alpha = *own->s.alpha, .gate = own->q, .host = own->host, .residual = own->s.x,
-                   .out = own->s.out, .grad_out = own->s.grad_out};
-}
-
-/* Memory handed out bit by bit; counts where `at` is NULL. Where it is guarded, it is NaNs until it is written. */
-typedef struct {
-    char *at;
-    size_t used;
-} arena;
-
-static inline void *take(arena *a, size_t bytes) {
-    size_t from = a->used, room = (bytes + 63) / 64 * 64 + 64 * GUARDED;
-    a->used += room;
-    if (!a->at) return NULL;
-    guard(a->at + from, bytes, room);
-    if (GUARDED) memset(a->at + from, 0xff, bytes);
-    return a->at + from;
-}
-static inline float *take_floats(arena *a, long count) { return take(a, (size_t)count * sizeof(float)); }
 
 #endif

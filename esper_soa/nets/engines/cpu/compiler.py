@@ -25,7 +25,7 @@ FAMILY_FLAGS = {
 }
 # Asks for all that the processor of this machine has: of an x86-64 compiler by -march, of one for arm64 by -mcpu.
 NATIVE = {"x86_64": "-march=native", "aarch64": "-mcpu=native", "": ""}
-LINK = ("-shared", "-fPIC")
+LINK = ("-shared", "-fPIC", "-fvisibility=hidden")  # what is no entry point stays inside
 TIMEOUT = 120  # seconds for the compiler, which a run waits for
 MESSAGE = 300  # letters of a compiler's complaint that are passed on
 

@@ -1,7 +1,7 @@
 /* Same-padded convolution of one image of one network, and the gradient of its weights.
  *
- * An image is [H + 2p, W + 2p, I] with a zero border. There are two ways: tap by tap (taps.c), and 3x3 kernels by tiles
- * of 2x2 outputs (tiles.c). `by_tiles` picks, for the forms of packed weights as well (pack.h).
+ * An image is [H + 2p, W + 2p, I] with a zero border. There are two ways: tap by tap (direct.h), and 3x3 kernels by
+ * tiles of 2x2 outputs (winograd.h). `by_tiles` picks, for the forms of packed weights as well (pack.h).
  */
 #ifndef ESPER_CONV_H
 #define ESPER_CONV_H
@@ -31,7 +31,7 @@ typedef struct {
 } wgrad_job;
 
 /* Add a register tile of J input channels x V vectors of output channels to a packed sum whose rows have O floats. */
-INLINE void add_tile(float *sum, const v8 *part, int J, int V, long O) {
+INLINE void add_tile(float *sum, const vec *part, int J, int V, long O) {
 #pragma GCC unroll 16
     for (int j = 0; j < J; j++)
 #pragma GCC unroll 2
@@ -42,26 +42,19 @@ INLINE void add_tile(float *sum, const v8 *part, int J, int V, long O) {
 }
 
 /* Whether a convolution of images with I channels goes by tiles: they have to be whole, and vectors well filled. */
-INLINE int by_tiles(long H, long W, long I, long k) { return k == 3 && I > LANES / 2 && H % 2 == 0 && W % 2 == 0; }
+INLINE int by_tiles(long H, long W, long I, long k) { return k == 3 && I > WHOLE / 2 && H % 2 == 0 && W % 2 == 0; }
 /* Channels that it reads: by tiles those that fill vectors too. */
 INLINE long read_channels(long I, int tiles) { return tiles ? round_up(I) : I; }
 
+#define STRIP 16 /* tiles of a strip, where lines allow */
+#define GAP 16   /* floats between tiles, so that they do not meet in one set of the cache */
+
+INLINE long strip_lines(long W) { return W / 2 < STRIP ? STRIP / (W / 2) : 1; }
+INLINE long tile_step(long channels) { return FREQS * channels + GAP; }
+
 /* Floats of scratch for images of H x W with up to `channels` channels on either side. */
-long tiles_room(long H, long W, long channels);
-
-void conv_by_taps(const conv_job *job);
-void conv_by_tiles(const conv_job *job);
-void wgrad_by_taps(const wgrad_job *job);
-void wgrad_by_tiles(const wgrad_job *job);
-
-static inline void conv_image(const conv_job *job) {
-    if (by_tiles(job->H, job->W, job->I, job->k)) conv_by_tiles(job);
-    else conv_by_taps(job);
-}
-
-static inline void wgrad_image(const wgrad_job *job) {
-    if (by_tiles(job->H, job->W, job->I, job->k)) wgrad_by_tiles(job);
-    else wgrad_by_taps(job);
+INLINE long tiles_room(long H, long W, long channels) {
+    return H % 2 || W % 2 ? 0 : 2 * strip_lines(W) * (W / 2) * tile_step(channels);
 }
 
 #endif

@@ -18,9 +18,7 @@ from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE
 from esper_soa.nets.data import ImageCrops, ImageCutter
 from esper_soa.nets.engine import Choice, NetsConfig, TrainingFeed, TrainReport, ValidationFeed, ValidationReport
 from esper_soa.nets.engines.cpu import program, whole
-from esper_soa.nets.engines.cpu.images import cut_images
-from esper_soa.nets.engines.cpu.layers import takes
-from esper_soa.nets.engines.cpu.sgd import Descent, descent_of
+from esper_soa.nets.engines.cpu.images import crops_of, cut_images
 from esper_soa.nets.gradients import EXPLODING, TINY, VANISHING
 from esper_soa.nets.host import Block, HostShape, host_tables
 from esper_soa.nets.model.blueprints import GATE, num_codes
@@ -120,10 +118,15 @@ def _layout(shape: HostShape) -> whole.Layout:
     )
 
 
+def takes(rows: Tensor) -> bool:
+    """Whether the kernels are made for rows of parameters [N, P] like these."""
+    return rows.device.type == "cpu" and rows.dtype == torch.float32 and rows.dim() == 2
+
+
 def _networks(shape: HostShape, weights: TensorDict, alpha: Tensor, seeds: whole.Seeds) -> whole.Networks:
     """Raises LookupError for networks that the kernels were not made for, as they would take any memory for theirs."""
     host, rows = weights["host"], [weights["seeds", spec.name] for spec in shape.slots]
-    if not (is_chain(shape) and takes(host["params"], dims=2)):
+    if not (is_chain(shape) and takes(host["params"])):
         raise LookupError(f"no native kernels for {host['params'].dtype} networks of blocks {shape.blocks}")
     pools = whole.Pools(
         host["params"], host["momentum"], host["statistics"],
@@ -137,7 +140,7 @@ class _Training(NamedTuple):
     """A training pass of N networks; `train_chunk_` may be called for different envs at the same time."""
 
     nets: whole.Networks
-    rules: tuple[Descent, Descent]  # of the hosts and of the seeds
+    rules: tuple[whole.Descent, whole.Descent]  # of the hosts and of the seeds
     feed: TrainingFeed
     num_batches: int
     stride: int  # batches between two measurements of gradients
@@ -161,7 +164,7 @@ class _Training(NamedTuple):
         bank, first, labels = crops.bank, crops.first.contiguous(), crops.labels.contiguous()
         record = whole.Training(
             nets=self.nets, count=envs.size, batch=first.shape[1], envs=envs.ctypes.data, host=self.rules[0],
-            seed=self.rules[1], images=whole.crops_of(bank.lines, first, bank.values), labels=labels.data_ptr(),
+            seed=self.rules[1], images=crops_of(bank.lines, first, bank.values), labels=labels.data_ptr(),
             loss=loss.data_ptr(), hits=hits.data_ptr(), vanishing_norm=VANISHING, exploding_norm=EXPLODING, tiny=TINY,
         )  # fmt: skip
         for name, values in gradients.items():
@@ -186,11 +189,10 @@ class _Validation(NamedTuple):
         counted = torch.zeros(envs.size, dtype=torch.int64)
         record = whole.Validation(
             nets=self.nets, count=envs.size, images=first.shape[1], envs=envs.ctypes.data, labels=labels.data_ptr(),
-            own=whole.crops_of(bank.lines, first, bank.values), codes=codes.size, ablated=job.ablated,
-            code=codes.ctypes.data, loss=loss.data_ptr(), hits=hits.data_ptr(), counted=counted.data_ptr(),
+            shared=first.shape[0] == 1, images_of=crops_of(bank.lines, first, bank.values), codes=codes.size,
+            ablated=job.ablated, code=codes.ctypes.data, loss=loss.data_ptr(), hits=hits.data_ptr(),
+            counted=counted.data_ptr(),
         )  # fmt: skip
-        shared = cut_images(crops, torch.float32) if first.shape[0] == 1 else None
-        record.pixels = None if shared is None else shared.data_ptr()
         whole.validate(record)
         return loss / counted, 100.0 * hits.to(STATE_FLOAT) / counted[:, None]
 
@@ -213,7 +215,7 @@ class CpuEngine:
         seeds = training_seeds(nets.shape, training_plan(active_seeds, nets.detached_stages))
         networks = _networks(nets.shape, weights, alpha, seeds)
         host, seed = rules_of(nets.task, LearningRates.of(nets.task, lr_factor))
-        rules = descent_of(host), descent_of(seed)
+        rules = whole.descent_of(host), whole.descent_of(seed)
         job = _Training(networks, rules, feed, num_batches, nets.task.gradient_stride)
         return train_pass_(nets, alpha, job.train_chunk_)
 

@@ -26,26 +26,26 @@ static inline void group_statistics(const sheet *s, const float *y, float *mean,
 
 /* Slope and level of every group from the sums over this image, which go into the gradients of scale and shift.
  * dy = rstd * (scale dz - mean(scale dz) - xhat mean(scale dz xhat)), means over the group's pixels and channels. */
-static inline void settle_group(const sheet *s, back_net *net, const float *rstd, long n) {
+static inline void settle_group(const sheet *s, const work *t, const float *rstd) {
     long O = s->out_channels, P = round_up(O), each = O / s->groups;
     double count = (double)each * s->height * s->width;
     for (long g = 0; g < s->groups; g++) {
         double sum = 0, moment = 0, deviation = rstd[g * each];
         for (long c = g * each; c < (g + 1) * each; c++) {
-            double scale = s->scale[n * O + c];
-            net->sum[c] *= alpha_of(s, n);
-            net->moment[c] *= alpha_of(s, n);
-            sum += scale * net->sum[c];
-            moment += scale * net->moment[c];
-            s->grad_scale[n * O + c] += (float)(net->moment[c] * deviation);
-            s->grad_shift[n * O + c] += (float)net->sum[c];
+            double scale = s->scale[c];
+            t->sum[c] *= alpha_of(s);
+            t->moment[c] *= alpha_of(s);
+            sum += scale * t->sum[c];
+            moment += scale * t->moment[c];
+            s->grad_scale[c] += (float)(t->moment[c] * deviation);
+            s->grad_shift[c] += (float)t->sum[c];
         }
         for (long c = g * each; c < (g + 1) * each; c++) {
-            net->rows[SLOPE * P + c] = (float)(-deviation * deviation * deviation * moment / count);
-            net->rows[LEVEL * P + c] = (float)(-deviation * sum / count);
+            t->rows[SLOPE * P + c] = (float)(-deviation * deviation * deviation * moment / count);
+            t->rows[LEVEL * P + c] = (float)(-deviation * sum / count);
         }
     }
-    memset(net->sum, 0, 2 * (size_t)P * sizeof(double));
+    for (long c = 0; c < P; c++) t->sum[c] = t->moment[c] = 0.0;
 }
 
 #endif

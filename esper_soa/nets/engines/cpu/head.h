@@ -2,30 +2,96 @@
 #ifndef ESPER_HEAD_H
 #define ESPER_HEAD_H
 
-#include <stdint.h>
+#include <math.h>
+
+#include "vec.h"
 
 typedef struct {
-    int64_t batch, nets, channels, pixels, classes;
-    int64_t x_pixel;             /* floats in a pixel of x: n*C, or C in whole vectors with zeros in those added */
-    const float *x;              /* [B, pixels, x_pixel] */
-    const float *weight, *bias;  /* [n, K, C], [n, K] */
-    const int64_t *labels;       /* [B, n] */
-    float *mean;                 /* saved [B, n, C], over the pixels */
-    float *slope;                /* saved [B, n, K]: softmax less the label's one, over B: the gradient of the logits */
-    float *loss;                 /* [n], mean over the batch */
-    int64_t *hits;               /* [n] */
-    const float *grad;           /* [n], of the loss */
+    long batch, channels, pixels, classes;
+    const float *x;             /* [B, pixels, P], P the channels in whole vectors with zeros in those added */
+    const float *weight, *bias; /* [K, C], [K] */
+    const int64_t *labels;      /* [B] */
+    float *mean;                /* saved [B, P], over the pixels */
+    float *slope;               /* saved [B, K]: softmax less the label's one, over B: the gradient of the logits */
     float *grad_x, *grad_weight, *grad_bias;
 } head;
 
-int head_forward(const head *h);
-int head_backward(const head *h);
+static inline float dot(const float *a, const float *b, long count) {
+    float part[8] = {0}, sum = 0;
+    long i = 0;
+    for (; i + 8 <= count; i += 8)
+        for (int l = 0; l < 8; l++) part[l] += a[i + l] * b[i + l];
+    for (; i < count; i++) sum += a[i] * b[i];
+    return sum + (((part[0] + part[1]) + (part[2] + part[3])) + ((part[4] + part[5]) + (part[6] + part[7])));
+}
 
-/* Logits [K] of one sample x [pixels, x_pixel] of network n; `mean` [C] is over its pixels. */
-void head_logits(const head *h, const float *x, int64_t n, float *mean, float *logits);
+/* Logits [K] of one sample x [pixels, P]; `mean` [P] is over its pixels. */
+static inline void head_logits(const head *h, const float *x, float *mean, float *logits) {
+    long C = h->channels, P = round_up(C);
+    for (long c = 0; c < P; c += LANES) {
+        vec sum = splat(0);
+        for (long p = 0; p < h->pixels; p++) sum += load(x + p * P + c);
+        store(mean + c, sum / splat((float)h->pixels));
+    }
+    for (long k = 0; k < h->classes; k++) logits[k] = h->bias[k] + dot(h->weight + k * C, mean, C);
+}
+
 /* The first of the largest; a NaN counts as larger, as in torch. */
-int64_t head_largest(const float *v, int64_t count);
+static inline long head_largest(const float *v, long count) {
+    long best = 0;
+    for (long i = 1; i < count; i++)
+        if (v[i] > v[best] || (v[i] != v[i] && v[best] == v[best])) best = i;
+    return best;
+}
+
 /* Loss of one sample whose logits stand in `slope`, which become their gradient. */
-double head_cross_entropy(const head *h, float *slope, int64_t label);
+static inline double head_cross_entropy(const head *h, float *slope, int64_t label) {
+    float top = slope[head_largest(slope, h->classes)], own = slope[label] - top, sum = 0;
+    for (long k = 0; k < h->classes; k++) {
+        slope[k] = expf(slope[k] - top);
+        sum += slope[k];
+    }
+    for (long k = 0; k < h->classes; k++) slope[k] = (slope[k] / sum - (float)(k == label)) / (float)h->batch;
+    return log((double)sum) - (double)own;
+}
+
+/* Mean loss over the batch, and hits. */
+static inline void head_forward(const head *h, float *loss, int64_t *hits) {
+    long P = round_up(h->channels), K = h->classes;
+    double sum = 0;
+    *hits = 0;
+    for (long b = 0; b < h->batch; b++) {
+        float *slope = h->slope + b * K;
+        head_logits(h, h->x + b * h->pixels * P, h->mean + b * P, slope);
+        *hits += head_largest(slope, K) == h->labels[b];
+        sum += head_cross_entropy(h, slope, h->labels[b]);
+    }
+    *loss = (float)(sum / (double)h->batch);
+}
+
+/* One sample's share in the gradients. */
+static inline void sample_back(const head *h, long b) {
+    long C = h->channels, P = round_up(C);
+    float *to = h->grad_x + b * h->pixels * P; /* of all pixels, at the first */
+    const float *mean = h->mean + b * P, *slope = h->slope + b * h->classes;
+    zero(to, P);
+    for (long k = 0; k < h->classes; k++) {
+        float *grad = h->grad_weight + k * C;
+        const float *weight = h->weight + k * C;
+        h->grad_bias[k] += slope[k];
+        for (long c = 0; c < C; c++) {
+            grad[c] += slope[k] * mean[c];
+            to[c] += slope[k] * weight[c];
+        }
+    }
+    for (long c = 0; c < C; c++) to[c] /= (float)h->pixels;
+    for (long p = 1; p < h->pixels; p++) memcpy(to + p * P, to, (size_t)P * sizeof(float));
+}
+
+static inline void head_backward(const head *h) {
+    zero(h->grad_weight, h->classes * h->channels);
+    zero(h->grad_bias, h->classes);
+    for (long b = 0; b < h->batch; b++) sample_back(h, b);
+}
 
 #endif

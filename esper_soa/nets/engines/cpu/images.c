@@ -1,20 +1,35 @@
 /* Batches of crops from an image bank: bytes looked up as normalised floats, written where the networks read them. */
 #include "images.h"
 
+#include <string.h>
+
+/* The crop that begins at byte `first`; `pixel` and `line`: floats between pixels and between lines of `to`. */
+static void cut_image(const crops *c, int64_t first, float *to, long pixel, long line) {
+    for (long y = 0; y < c->size; y++) {
+        const uint8_t *red = c->bytes + first + y * c->line, *green = red + c->colour, *blue = green + c->colour;
+        float *at = to + y * line;
+        for (long x = 0; x < c->size; x++, at += pixel) {
+            at[0] = c->values[red[x]];
+            at[1] = c->values[256 + green[x]];
+            at[2] = c->values[512 + blue[x]];
+        }
+    }
+}
+
 int cut_images(const crops *c) {
-    int64_t pixel = 3 * c->nets, size = c->size;
-    float *to = c->out;
-    for (int64_t b = 0; b < c->batch; b++)
-        for (int64_t y = 0; y < size; y++, to += size * pixel)
-            for (int64_t n = 0; n < c->nets; n++) {
-                const uint8_t *red = c->bytes + c->first[b * c->nets + n] + y * c->line;
-                const uint8_t *green = red + c->colour, *blue = green + c->colour;
-                float *at = to + 3 * n;
-                for (int64_t x = 0; x < size; x++, at += pixel) {
-                    at[0] = c->values[red[x]];
-                    at[1] = c->values[256 + green[x]];
-                    at[2] = c->values[512 + blue[x]];
-                }
-            }
+    long pixel = 3 * c->nets, line = c->size * pixel;
+    for (long i = 0; i < c->batch * c->nets; i++)
+        cut_image(c, c->first[i], c->out + i / c->nets * c->size * line + i % c->nets * 3, pixel, line);
     return 0;
+}
+
+void cut_padded(const crops *c, long count, long pad, float *to) {
+    long side = c->size + 2 * pad, line = 3 * side, border = pad * (line + 3);
+    for (long i = 0; i < count; i++, to += side * line) {
+        memset(to, 0, (size_t)border * sizeof(float));
+        for (long y = 1; y < c->size && pad; y++)
+            memset(to + border + y * line - 6 * pad, 0, (size_t)(6 * pad) * sizeof(float));
+        memset(to + side * line - border, 0, (size_t)border * sizeof(float));
+        cut_image(c, c->first[i], to + border, 3, line);
+    }
 }

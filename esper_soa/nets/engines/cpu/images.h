@@ -13,6 +13,9 @@ typedef struct {
     float *out;            /* [B, size, size, n*3] */
 } crops;
 
-int cut_images(const crops *c);
+__attribute__((visibility("default"))) int cut_images(const crops *c);
+
+/* The first `count` crops to [count, size + 2 pad, size + 2 pad, 3], with `pad` pixels of zeros around them. */
+void cut_padded(const crops *c, long count, long pad, float *to);
 
 #endif

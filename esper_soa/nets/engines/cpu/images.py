@@ -7,7 +7,7 @@ from torch import Tensor
 
 from esper_soa.nets.config import IMAGE_SIZE
 from esper_soa.nets.data import ImageCrops
-from esper_soa.nets.engines.cpu.sheet import call
+from esper_soa.nets.engines.cpu.calls import call
 
 
 class Crops(ctypes.Structure):
@@ -19,16 +19,25 @@ class Crops(ctypes.Structure):
     ]
 
 
+def crops_of(lines: Tensor, first: Tensor, values: Tensor) -> Crops:
+    """The record of crops of a bank that begin at its bytes `first`; the tensors have to outlive it."""
+    record = Crops(line=lines.stride(1), colour=lines.stride(2))
+    record.bytes, record.first, record.values = lines.data_ptr(), first.data_ptr(), values.data_ptr()
+    return record
+
+
+def cut(crops: Crops, batch: int, nets: int, size: int) -> Tensor:
+    """Images float32 [B, size, size, n*3] of the crops, of which there are [B, n]."""
+    out = torch.empty(batch, size, size, 3 * nets, dtype=torch.float32)
+    crops.batch, crops.nets, crops.size, crops.out = batch, nets, size, out.data_ptr()
+    call("cut_images", crops)
+    return out
+
+
 def cut_images(crops: ImageCrops, dtype: torch.dtype) -> Tensor:
     """Normalised images [B, n*3, 32, 32] in channels_last; dtype: float32, which is all that the kernel makes."""
-    lines, first, values = crops.bank.lines, crops.first.T.contiguous(), crops.bank.values.contiguous()
     if dtype != torch.float32:
         raise TypeError(f"the native kernel cuts images in float32, not {dtype}")
-    out = values.new_empty(first.shape[0], IMAGE_SIZE, IMAGE_SIZE, 3 * first.shape[1])
-    record = Crops(
-        batch=first.shape[0], nets=first.shape[1], size=IMAGE_SIZE, line=lines.stride(1), colour=lines.stride(2)
-    )
-    record.bytes, record.first = lines.data_ptr(), first.data_ptr()
-    record.values, record.out = values.data_ptr(), out.data_ptr()
-    call("cut_images", record)
-    return out.permute(0, 3, 1, 2)
+    first, values = crops.first.T.contiguous(), crops.bank.values.contiguous()
+    batch, nets = first.shape
+    return cut(crops_of(crops.bank.lines, first, values), batch, nets, IMAGE_SIZE).permute(0, 3, 1, 2)

@@ -3,25 +3,125 @@
 #ifndef ESPER_JOIN_H
 #define ESPER_JOIN_H
 
-#include "squeeze.h"
+#include "work.h"
 
-/* What a seed is beside its kind. THROUGH: the host goes on with x, the seed gets all of the gradient that arrives.
- * DETACHED: the seed sees x cut off from the graph. */
-enum { THROUGH = 1, DETACHED = 2, FROZEN = 4, MEASURED = 8, MULTIPLIED = 16, GATED = 32, REPLACED = 64 };
+/* tanh of |x| below 0.625 by a polynomial, else from the exponential: S. Moshier's Cephes library, tanhf and expf. */
+INLINE vec small_tanh(vec x) {
+    vec square = x * x, sum = splat(-5.70498872745e-3f);
+    sum = sum * square + splat(2.06390887954e-2f);
+    sum = sum * square - splat(5.37397155531e-2f);
+    sum = sum * square + splat(1.33314422036e-1f);
+    sum = sum * square - splat(3.33332819422e-1f);
+    return x + x * square * sum;
+}
 
-/* One network's batch, all [B, pixels, channels], channels in whole vectors with zeros in those added. */
-typedef struct {
-    long batch, pixels, channels;
-    int flags;
-    float alpha;
-    squeeze gate; /* where GATED */
-    const float *host, *residual; /* residual: s where REPLACED */
-    float *out;
-    const float *grad_out;
-    float *grad_residual, *grad_host; /* grad_host: what does not pass through the residual */
-} joint;
+/* e to the power of x in [0, 20]. */
+INLINE vec exponential(vec x) {
+    ints power = __builtin_convertvector(x * splat(1.44269504088896341f) + splat(0.5f), ints);
+    vec whole = __builtin_convertvector(power, vec);
+    vec rest = x - whole * splat(0.693359375f) - whole * splat(-2.12194440e-4f), sum = splat(1.9875691500e-4f);
+    sum = sum * rest + splat(1.3981999507e-3f);
+    sum = sum * rest + splat(8.3334519073e-3f);
+    sum = sum * rest + splat(4.1665795894e-2f);
+    sum = sum * rest + splat(1.6666665459e-1f);
+    sum = sum * rest + splat(5.0000001201e-1f);
+    sum = sum * rest * rest + rest + splat(1);
+    return sum * (vec)((power + 127) << 23);
+}
 
-void join_forward(const joint *j);
-int join_backward(const joint *j);
+/* Where it is 1 to the last digit, x is taken as 9; a NaN stays one. */
+INLINE vec hyperbolic_tangent(vec x) {
+    vec size = (vec)((ints)x & 0x7fffffff), most = splat(9);
+    vec held = choose(size > most, most, size);
+    held = choose(held == held, held, most);
+    vec large = splat(1) - splat(2) / (exponential(held + held) + splat(1));
+    vec value = choose(size < splat(0.625f), small_tanh(x), (vec)((ints)large | ((ints)x & (int)0x80000000)));
+    return choose(x == x, value, x);
+}
+
+/* The share of image b's residual that is added. */
+INLINE float share_of(const sheet *s, long b) { return s->flags & GATED ? *s->alpha * *squeeze_out(&s->q, b) : *s->alpha; }
+
+/* A vector of the residual at i. */
+INLINE vec residual_at(const sheet *s, long i) {
+    vec r = load(s->x + i);
+    return s->flags & REPLACED ? r - load(s->host + i) : r;
+}
+
+static void join_forward(const sheet *s, const work *t) {
+    if (!s->out) return; /* the host goes on with what it had */
+    long numbers = image_floats(s);
+    for (long b = 0; b < s->batch; b++) {
+        long at = b * numbers;
+        const float *x = s->host;
+        if (s->flags & GATED) squeeze_image(&s->q, x + at, (s->height * s->width), b);
+        vec share = splat(share_of(s, b));
+        if (s->flags & MULTIPLIED)
+            for (long i = at; i < at + numbers; i += LANES)
+                store(s->out + i, load(x + i) * (splat(1) + share * hyperbolic_tangent(residual_at(s, i))));
+        else
+            for (long i = at; i < at + numbers; i += LANES) store(s->out + i, load(x + i) + share * residual_at(s, i));
+    }
+}
+
+/* The residual of a seed that replaces x falls as x rises, unless that x is cut off. */
+static void multiplied_back(const sheet *s, long b) {
+    long numbers = image_floats(s), at = b * numbers;
+    int falling = s->flags & REPLACED && !(s->flags & DETACHED);
+    vec share = splat(*s->alpha);
+    for (long i = at; i < at + numbers; i += LANES) {
+        vec grad = load(s->grad_out + i), tangent = hyperbolic_tangent(residual_at(s, i));
+        vec inner = share * load(s->host + i) * (splat(1) - tangent * tangent) * grad;
+        vec outer = (splat(1) + share * tangent) * grad;
+        store(s->grad_x + i, inner);
+        store(s->grad_host + i, falling ? outer - inner : outer);
+    }
+}
+
+/* x + share r: where the seed is cut off or replaces x, (1 - share) of the gradient reaches x; where it is cut off, none
+ * through a gate. */
+static void added_back(const sheet *s, long b, float *grad_mean) {
+    long numbers = image_floats(s), at = b * numbers;
+    int cut = s->flags & DETACHED;
+    float share = share_of(s, b);
+    vec gate[2] = {splat(0), splat(0)}, kept = splat(cut || s->flags & REPLACED ? 1.0f - share : 1.0f);
+    for (long i = at; i < at + numbers; i += LANES) {
+        vec grad = load(s->grad_out + i);
+        gate[i / LANES & 1] += grad * residual_at(s, i);
+        store(s->grad_x + i, splat(share) * grad);
+        store(s->grad_host + i, kept * grad);
+    }
+    if (!(s->flags & GATED)) return;
+    float part[LANES];
+    store(part, gate[0] + gate[1]);
+    for (int left = LANES / 2; left; left /= 2)
+        for (int l = 0; l < left; l++) part[l] = part[2 * l] + part[2 * l + 1];
+    float sum = *s->alpha * part[0];
+    squeeze_image_back(&s->q, &sum, grad_mean, b);
+    for (long p = 0; p < (s->height * s->width) && !cut; p++)
+        for (long c = 0; c < round_up(s->out_channels); c += LANES) {
+            float *to = s->grad_host + at + p * round_up(s->out_channels) + c;
+            store(to, load(to) + load(grad_mean + c) / splat((float)(s->height * s->width)));
+        }
+}
+
+/* Behind a host that went on with x, the seed and x both get the gradient, and x the seed's own x in x + r again. */
+static void through_back(const sheet *s, long b) {
+    long numbers = image_floats(s), at = b * numbers;
+    vec share = splat(s->flags & (DETACHED | REPLACED) ? 1.0f : 2.0f);
+    for (long i = at; i < at + numbers; i += LANES) {
+        vec grad = load(s->grad_out + i);
+        store(s->grad_x + i, grad);
+        store(s->grad_host + i, share * grad);
+    }
+}
+
+static void join_backward(const sheet *s, const work *t) {
+    zero(t->rows, round_up(s->out_channels));
+    for (long b = 0; b < s->batch; b++)
+        if (s->flags & THROUGH) through_back(s, b);
+        else if (s->flags & MULTIPLIED) multiplied_back(s, b);
+        else added_back(s, b, t->rows);
+}
 
 #endif

@@ -3,8 +3,7 @@
 Those in the cache folder (cache.py) come first: they were compiled here, for this processor. Then those that came with
 the package (prebuilt.py), which cost no time. Else they are compiled, once per kind of processor; the cache has them
 under a key of everything that decides their content but the compiler: once they are there, no compiler is needed and
-another one changes nothing. `library` is called by sheet.py for every kernel; the record here mirrors sheet.h field by
-field.
+another one changes nothing. `library` is called by calls.py for every kernel.
 """
 
 import ctypes
@@ -38,28 +37,10 @@ from esper_soa.nets.engines.cpu.compiler import (
 from esper_soa.nets.engines.cpu.prebuilt import LIBRARIES, choose_prebuilt
 from esper_soa.nets.engines.cpu.processor import Processor, this_processor
 
-LANES = 8  # floats in a vector of vec.h
 COMPILED = "compiled for this CPU"
 
-KERNELS = ("block_train", "block_backward", "block_infer", "seed_forward", "seed_backward", "pool_forward",
-           "pool_backward", "head_forward", "head_backward", "sgd_step", "cut_images",
-           "train_networks", "validate_networks")  # fmt: skip
+KERNELS = ("train_networks", "validate_networks", "cut_images")
 POINTER = ctypes.c_void_p
-
-
-class Sheet(ctypes.Structure):
-    """sheet of sheet.h."""
-
-    _fields_ = [
-        *((name, ctypes.c_int64) for name in ("batch", "nets", "in_channels", "out_channels", "height", "width")),
-        *((name, ctypes.c_int64) for name in ("kernel", "x_pixel", "x_net", "out_net", "pooled", "groups")),
-        *((name, ctypes.c_int64) for name in ("linear", "own_residual", "through", "detached")),
-        *((name, ctypes.c_double) for name in ("momentum", "eps")),
-        *((name, POINTER) for name in ("x", "weight", "scale", "shift", "residual", "alpha", "out")),
-        *((name, POINTER) for name in ("conv", "peak", "place")),
-        *((name, POINTER) for name in ("mean", "rstd", "running_mean", "running_var", "grad_out", "grad_x")),
-        *((name, POINTER) for name in ("grad_weight", "grad_scale", "grad_shift")),
-    ]
 
 
 class Kernels(NamedTuple):

@@ -4,62 +4,42 @@
 
 #include "vec.h"
 
-/* Running moments of P channels: mean, and the sum of squared distances from it. */
-typedef struct {
-    double *mean, *square;
-    long images;
-} moments;
-
-/* `count` records with room for P channels each, in one allocation; NULL where memory is out. */
-static inline moments *new_moments(long count, long P) {
-    moments *all = calloc(1, (size_t)count * (sizeof(moments) + 2 * (size_t)P * sizeof(double)));
-    double *room = (double *)(all + count);
-    for (long n = 0; all && n < count; n++) {
-        all[n].mean = room + n * 2 * P;
-        all[n].square = all[n].mean + P;
-    }
-    return all;
-}
-
-/* Sum of 8 channels of an image over its pixels. */
-INLINE v8 sum_pixels(const float *y, long pixels, long P) {
-    v8 part[4] = {splat(0), splat(0), splat(0), splat(0)};
-    long p = 0;
-    for (; p + 4 <= pixels; p += 4)
-        for (int q = 0; q < 4; q++) part[q] += load(y + (p + q) * P);
-    for (; p < pixels; p++) part[0] += load(y + p * P);
+/* Sum over an image of a vector of channels. */
+INLINE vec sum_pixels(const float *y, long pixels, long P) {
+    vec part[4] = {splat(0), splat(0), splat(0), splat(0)};
+    for (long p = 0; p < pixels; p += 4)
+#pragma GCC unroll 4
+        for (int q = 0; q < 4; q++)
+            if (p + q < pixels) part[q] += load(y + (p + q) * P);
     return (part[0] + part[1]) + (part[2] + part[3]);
 }
 
-/* Sum of squared distances of 8 channels from `mean`. */
-INLINE v8 sum_squares(const float *y, v8 mean, long pixels, long P) {
-    v8 part[4] = {splat(0), splat(0), splat(0), splat(0)};
-    long p = 0;
-    for (; p + 4 <= pixels; p += 4)
+/* The same of squared distances from `mean`. */
+INLINE vec sum_squares(const float *y, vec mean, long pixels, long P) {
+    vec part[4] = {splat(0), splat(0), splat(0), splat(0)};
+    for (long p = 0; p < pixels; p += 4)
+#pragma GCC unroll 4
         for (int q = 0; q < 4; q++) {
-            v8 away = load(y + (p + q) * P) - mean;
+            if (p + q == pixels) break;
+            vec away = load(y + (p + q) * P) - mean;
             part[q] += away * away;
         }
-    for (; p < pixels; p++) {
-        v8 away = load(y + p * P) - mean;
-        part[0] += away * away;
-    }
     return (part[0] + part[1]) + (part[2] + part[3]);
 }
 
-/* Take an image [pixels, P] into the moments (Chan, Golub and LeVeque's pairwise update, images of equal size). */
-static inline void add_moments(moments *m, const float *y, long pixels, long P) {
-    double weight = 1.0 / (double)(m->images + 1), shrink = (double)pixels * (double)m->images * weight;
+/* Take an image [pixels, P] into the mean and the sum of squared distances from it, [P] each, of the `images` before it
+ * (Chan, Golub and LeVeque's pairwise update, images of equal size). */
+static inline void add_moments(double *means, double *squares, long images, const float *y, long pixels, long P) {
+    double weight = 1.0 / (double)(images + 1), shrink = (double)pixels * (double)images * weight;
     for (long c = 0; c < P; c += LANES) {
-        v8 mean = sum_pixels(y + c, pixels, P) / splat((float)pixels);
-        v8 square = sum_squares(y + c, mean, pixels, P);
+        vec mean = sum_pixels(y + c, pixels, P) / splat((float)pixels);
+        vec square = sum_squares(y + c, mean, pixels, P);
         for (int l = 0; l < LANES; l++) {
-            double away = (double)mean[l] - m->mean[c + l];
-            m->mean[c + l] += away * weight;
-            m->square[c + l] += (double)square[l] + away * away * shrink;
+            double away = (double)mean[l] - means[c + l];
+            means[c + l] += away * weight;
+            squares[c + l] += (double)square[l] + away * away * shrink;
         }
     }
-    m->images++;
 }
 
 /* rows [2, P]: gain and offset with which norm(y) = gain * y + offset; zeros in the channels added. */

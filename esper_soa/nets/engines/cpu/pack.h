@@ -1,6 +1,6 @@
 /* Weights [O, I, k, k] of one network as the convolutions read them, and their gradient on its way back.
  *
- * Packed weights are [F, I, P], P = O in whole vectors: F = k*k taps, or the 16 products of tiles.c where that takes
+ * Packed weights are [F, I, P], P = O in whole vectors: F = k*k taps, or the 16 products of winograd.h where that takes
  * the images, which reads I in whole vectors too. What belongs to channels added is zero.
  */
 #ifndef ESPER_PACK_H

@@ -1,27 +1,201 @@
-/* The parts of seeds that are not one convolution with group norm (seed.c). All take a sheet of a network that runs
- * whole; what a part computes stands beside its kernels in parts.c. */
+/* The parts of seeds that are not one convolution with group norm (seed.h). */
 #ifndef ESPER_PARTS_H
 #define ESPER_PARTS_H
 
-#include "layer.h"
+#include "group.h"
 #include "squeeze.h"
 
 /* Convolution and ReLU, or without the ReLU where linear. */
-void relu_image(const sheet *s, const front_scratch *t, const image_room *room, long b, long n);
-int relu_forward(const sheet *s);
-int relu_backward(const sheet *s);
+static void relu_forward(const sheet *s, const work *t) {
+    for (long b = 0; b < s->batch; b++) {
+        float *out = s->out + b * image_floats(s);
+        convolve(s, t, out, b);
+        for (long i = 0; !s->linear && i < image_floats(s); i += LANES) store(out + i, relu(load(out + i)));
+    }
+}
+
+/* The gradient of image b where ReLU let the value pass, or all of it without one, into the padded gradient. */
+static void behind_zero(const sheet *s, const work *t, long b) {
+    long P = round_up(s->out_channels), line = (s->width + s->kernel - 1) * P;
+    const float *out = s->out + b * image_floats(s), *grad = s->grad_out + b * image_floats(s);
+    float *to = padded_grad(s, t);
+    for (long y = 0; y < s->height; y++)
+        for (long i = 0; i < s->width * P; i += LANES) {
+            long at = y * s->width * P + i;
+            vec g = load(grad + at);
+            store(to + y * line + i, s->linear ? g : keep(~(load(out + at) <= splat(0)), g));
+        }
+}
+
+static void relu_backward(const sheet *s, const work *t) {
+    for (long b = 0; b < s->batch; b++) {
+        behind_zero(s, t, b);
+        convolution_gradients(s, t, b);
+    }
+    unpack_gradients(s, t);
+}
+
+#define SIDE 3 /* of a depthwise kernel */
+#define TAPS (SIDE * SIDE)
+
+/* Weights [TAPS, P], turned by half a turn where asked for. */
+static void pack_depth(const sheet *s, float *to, int turn) {
+    long C = s->out_channels, P = round_up(C);
+    zero(to, TAPS * P);
+    for (long c = 0; c < C; c++)
+        for (long tap = 0; tap < TAPS; tap++) to[tap * P + c] = s->weight[c * TAPS + (turn ? TAPS - 1 - tap : tap)];
+}
+
+/* One image, padded, to [H, W, P]. */
+static void depth_image(const sheet *s, const float *padded, const float *weight, float *out) {
+    long P = round_up(s->out_channels), line = (s->width + SIDE - 1) * P;
+    for (long c = 0; c < P; c += LANES) {
+        vec w[TAPS];
+#pragma GCC unroll 9
+        for (long tap = 0; tap < TAPS; tap++) w[tap] = load(weight + tap * P + c);
+        for (long y = 0; y < s->height; y++)
+            for (long x = 0; x < s->width; x++) {
+                const float *from = padded + y * line + x * P + c;
+                vec sum = splat(0);
+#pragma GCC unroll 9
+                for (long tap = 0; tap < TAPS; tap++) sum += w[tap] * load(from + tap / SIDE * line + tap % SIDE * P);
+                store(out + (y * s->width + x) * P + c, sum);
+            }
+    }
+}
 
 /* Depthwise convolution; weight [C, 1, 3, 3]. */
-int depth_forward(const sheet *s);
-int depth_backward(const sheet *s);
+static void depth_forward(const sheet *s, const work *t) {
+    pack_depth(s, t->weights, 0);
+    zero(t->padded, padded_floats(s, s->x_pixel));
+    for (long b = 0; b < s->batch; b++)
+        depth_image(s, read_image(s, t->padded, b), t->weights, s->out + b * image_floats(s));
+}
+
+/* sum [TAPS, P] += padded x at a tap * gradient, over the pixels of an image. */
+static void depth_weights(const sheet *s, const float *padded, const float *grad, float *sum) {
+    long P = round_up(s->out_channels), line = (s->width + SIDE - 1) * P;
+    for (long c = 0; c < P; c += LANES)
+        for (long ky = 0; ky < SIDE; ky++) {
+            vec part[SIDE] = {splat(0), splat(0), splat(0)};
+            for (long y = 0; y < s->height; y++)
+                for (long x = 0; x < s->width; x++) {
+                    const float *from = padded + (y + ky) * line + x * P + c;
+                    vec g = load(grad + (y * s->width + x) * P + c);
+#pragma GCC unroll 3
+                    for (long kx = 0; kx < SIDE; kx++) part[kx] += load(from + kx * P) * g;
+                }
+            float *to = sum + ky * SIDE * P + c;
+            for (long kx = 0; kx < SIDE; kx++) store(to + kx * P, load(to + kx * P) + part[kx]);
+        }
+}
+
+static void depth_backward(const sheet *s, const work *t) {
+    long C = s->out_channels, P = round_up(C);
+    pack_depth(s, t->weights, 1);
+    zero(t->grad_weight, TAPS * P);
+    zero(t->padded, padded_floats(s, P));
+    for (long b = 0; b < s->batch; b++) {
+        const float *grad = s->grad_out + b * image_floats(s);
+        depth_weights(s, read_image(s, t->padded, b), grad, t->grad_weight);
+        if (!s->grad_x) continue;
+        pad_image(t->padded, SIDE / 2, grad, s->height, s->width, P);
+        depth_image(s, t->padded, t->weights, s->grad_x + b * image_floats(s));
+    }
+    for (long c = 0; c < C; c++)
+        for (long tap = 0; tap < TAPS; tap++) s->grad_weight[c * TAPS + tap] = t->grad_weight[tap * P + c];
+}
 
 /* share * (norm(x) - x), a group norm, plus x where own_residual; share = alpha, and the gradient of its arc hyperbolic
  * tangent is grad_weight. */
-int normed_forward(const sheet *s);
-int normed_backward(const sheet *s);
+static void normed_forward(const sheet *s, const work *t) {
+    long C = s->out_channels, P = round_up(C), pixels = s->height * s->width;
+    float *rows = t->rows;
+    vec share = splat(*s->alpha);
+    for (long b = 0; b < s->batch; b++) {
+        const float *x = s->x + b * image_floats(s);
+        float *out = s->out + b * image_floats(s);
+        group_statistics(s, x, s->mean + b * P, s->rstd + b * P);
+        gain_offset(rows, s->mean + b * P, s->rstd + b * P, s->scale, s->shift, C);
+        for (long p = 0; p < pixels; p++)
+            for (long c = 0; c < P; c += LANES) {
+                vec value = load(x + p * P + c);
+                vec added = share * (load(rows + c) * value + load(rows + P + c) - value);
+                store(out + p * P + c, s->own_residual ? value + added : added);
+            }
+    }
+}
+
+/* The share's gradient from the sums over an image: the sum of dz * (gain x + offset - x). */
+static double share_gradient(const work *t, long C) {
+    long P = round_up(C);
+    double sum = 0;
+    for (long c = 0; c < C; c++) {
+        double gain = t->rows[GAIN * P + c], offset = t->rows[OFFSET * P + c], mean = t->rows[MEAN * P + c];
+        sum += (gain - 1.0) * (t->moment[c] + mean * t->sum[c]) + offset * t->sum[c];
+    }
+    return sum;
+}
+
+static void normed_image_back(const sheet *s, const work *t, long b) {
+    long P = round_up(s->out_channels), pixels = s->height * s->width;
+    const float *x = s->x + b * image_floats(s), *grad = s->grad_out + b * image_floats(s), *rows = t->rows;
+    start_rows(s, t, s->mean + b * P, s->rstd + b * P);
+    gather(s, t, x, b);
+    *s->grad_weight += (float)(share_gradient(t, s->out_channels) * (1.0 - (double)*s->alpha * *s->alpha));
+    settle_group(s, t, s->rstd + b * P);
+    for (long p = 0; p < pixels && s->grad_x; p++)
+        for (long c = 0; c < P; c += LANES) {
+            vec away = load(x + p * P + c) - load(rows + MEAN * P + c);
+            vec flow = load(rows + FLOW * P + c) - splat(*s->alpha - (s->own_residual ? 1.0f : 0.0f));
+            vec dx = flow * load(grad + p * P + c) + load(rows + SLOPE * P + c) * away + load(rows + LEVEL * P + c);
+            store(s->grad_x + b * image_floats(s) + p * P + c, dx);
+        }
+}
+
+static void normed_backward(const sheet *s, const work *t) {
+    ready_sums(s, t);
+    *s->grad_weight = 0.0f;
+    zero(s->grad_scale, s->out_channels);
+    zero(s->grad_shift, s->out_channels);
+    for (long b = 0; b < s->batch; b++) normed_image_back(s, t, b);
+}
+
+/* What of x is not given, as it is there already. */
+INLINE vec taken_off(const sheet *s) { return splat(s->own_residual ? 0.0f : 1.0f); }
 
 /* (a - 1) * x, one a per channel from the squeeze, or a * x where own_residual. */
-int squeezed_forward(const sheet *s, const squeeze *q);
-int squeezed_backward(const sheet *s, const squeeze *q);
+static void squeezed_forward(const sheet *s, const work *t) {
+    const squeeze *q = &s->q;
+    long P = round_up(s->out_channels), pixels = s->height * s->width;
+    for (long b = 0; b < s->batch; b++) {
+        const float *x = s->x + b * image_floats(s), *a = squeeze_out(q, b);
+        squeeze_image(q, x, pixels, b);
+        for (long p = 0; p < pixels; p++)
+            for (long c = 0; c < P; c += LANES)
+                store(s->out + b * image_floats(s) + p * P + c, (load(a + c) - taken_off(s)) * load(x + p * P + c));
+    }
+}
+
+static void squeezed_backward(const sheet *s, const work *t) {
+    const squeeze *q = &s->q;
+    long P = round_up(s->out_channels), pixels = s->height * s->width;
+    float *slope = t->rows, *grad_mean = slope + P;
+    zero(slope, 2 * P);
+    for (long b = 0; b < s->batch; b++) {
+        const float *x = s->x + b * image_floats(s), *grad = s->grad_out + b * image_floats(s), *a = squeeze_out(q, b);
+        for (long c = 0; c < P; c += LANES) {
+            vec part[2] = {splat(0), splat(0)};
+            for (long p = 0; p < pixels; p++) part[p & 1] += load(x + p * P + c) * load(grad + p * P + c);
+            store(slope + c, part[0] + part[1]);
+        }
+        squeeze_image_back(q, slope, grad_mean, b);
+        for (long p = 0; p < pixels && s->grad_x; p++)
+            for (long c = 0; c < P; c += LANES) {
+                vec dx = (load(a + c) - taken_off(s)) * load(grad + p * P + c) + load(grad_mean + c) / splat((float)pixels);
+                store(s->grad_x + b * image_floats(s) + p * P + c, dx);
+            }
+    }
+}
 
 #endif

@@ -1,41 +1,51 @@
-/* 2x2 max pooling of one image; ties and NaN as in torch. */
+/* 2x2 max pooling; ties and NaN as in torch. */
 #ifndef ESPER_POOL_H
 #define ESPER_POOL_H
 
-#include "vec.h"
-
-/* The largest of four neighbours of y [H, W, P], and which of the four it is (may be NULL). */
-typedef struct {
-    const float *y;
-    float *peak;    /* [H / 2, W / 2, P] */
-    uint8_t *place; /* as peak */
-    long H, W, P;
-} pool_job;
+#include "work.h"
 
 /* Where `next` takes over from `best`: the first of equals wins, a NaN wins, as in torch. */
-INLINE i8 overtakes(v8 next, v8 best) { return (next > best) | (next != next); }
+INLINE ints overtakes(vec next, vec best) { return (next > best) | (next != next); }
 
-INLINE void pool_pixel(const pool_job *job, const float *y, long to) {
-    v8 peak = load(y);
-    i8 place = {0};
+/* Which of the four, of a vector of channels, in memory. */
+INLINE void save_place(uint8_t *to, ints place) { *(bytes_loose *)to = __builtin_convertvector(place, bytes); }
+INLINE ints saved_place(const uint8_t *from) { return __builtin_convertvector(*(const bytes_loose *)from, ints); }
+
+/* The largest of four neighbours of one image y [H, W, P], and which of the four it is (may be NULL). */
+static inline void pool_image(const sheet *s, const float *y, float *peak, uint8_t *place) {
+    long P = round_up(s->out_channels), W = s->width, to = 0;
+    for (long r = 0; r + 1 < s->height; r += 2)
+        for (long x = 0; x + 1 < W; x += 2)
+            for (long c = 0; c < P; c += LANES, to += LANES) {
+                const float *first = y + (r * W + x) * P + c;
+                vec best = load(first);
+                ints at = {0};
 #pragma GCC unroll 3
-    for (int q = 1; q < 4; q++) {
-        v8 next = load(y + ((q >> 1) * job->W + (q & 1)) * job->P);
-        i8 wins = overtakes(next, peak);
-        peak = choose(wins, next, peak);
-        place = choose_int(wins, q, place);
-    }
-    store(job->peak + to, peak);
-    if (job->place) *(b8u *)(job->place + to) = __builtin_convertvector(place, b8);
+                for (int q = 1; q < 4; q++) {
+                    vec next = load(first + ((q >> 1) * W + (q & 1)) * P);
+                    ints wins = overtakes(next, best);
+                    best = choose(wins, next, best), at = choose_int(wins, q, at);
+                }
+                store(peak + to, best);
+                if (place) save_place(place + to, at);
+            }
 }
 
-static inline void pool_image(const pool_job *job) {
-    for (long c = 0; c < job->P; c += LANES) {
-        long to = c;
-        for (long y = 0; y + 1 < job->H; y += 2)
-            for (long x = 0; x + 1 < job->W; x += 2, to += job->P)
-                pool_pixel(job, job->y + (y * job->W + x) * job->P + c, to);
-    }
+/* On its own, where a seed stands between ReLU and pool: x to out, and place where there is one. */
+static void pool_forward(const sheet *s, const work *t) {
+    for (long b = 0; b < s->batch; b++)
+        pool_image(s, s->x + b * image_floats(s), s->out + b * out_floats(s), s->place ? s->place + b * out_floats(s) : NULL);
+}
+
+static void pool_backward(const sheet *s, const work *t) {
+    long P = round_up(s->out_channels), W = s->width, from = 0;
+    for (long l = 0; l < s->batch * s->height; l += 2)
+        for (long x = 0; x + 1 < W; x += 2)
+            for (long c = 0; c < P; c += LANES, from += LANES) {
+                ints place = saved_place(s->place + from);
+                for (int q = 0; q < 4; q++)
+                    store(s->grad_x + ((l + (q >> 1)) * W + x + (q & 1)) * P + c, keep(place == q, load(s->grad_out + from)));
+            }
 }
 
 #endif

@@ -1,8 +1,8 @@
 """What a library must show before a run takes it: records as ctypes lays them out, and the numbers of plain torch.
 
-A tiny network with each kind of seed is trained for a step and validated by the kernels and, in double precision, by
-torch's own functions, written out here because the networks' own code goes through the kernels. It takes some
-milliseconds and is asked for once per process, by support.py.
+A tiny network with each kind of seed is trained for a step and validated by the entry points that runs call and, in
+double precision, by torch's own functions, written out here so that nothing but torch vouches for them. It takes some
+milliseconds and is asked for once per process, by support.py. Tests prove networks of other sizes.
 """
 
 import ctypes
@@ -17,32 +17,20 @@ from torch import Tensor
 
 from esper_soa.nets.engines.cpu import program, whole
 from esper_soa.nets.engines.cpu.cache import NativeError
-from esper_soa.nets.engines.cpu.head import Head
-from esper_soa.nets.engines.cpu.images import Crops
-from esper_soa.nets.engines.cpu.library import Sheet, library
-from esper_soa.nets.engines.cpu.sgd import Descent, descent_of
+from esper_soa.nets.engines.cpu.images import Crops, crops_of, cut
+from esper_soa.nets.engines.cpu.library import library
 from esper_soa.nets.model.blueprints import BLUEPRINTS
 from esper_soa.nets.sgd import Rule
 
 RECORDS: dict[str, type[ctypes.Structure]] = {
-    "sheet": Sheet, "head": Head, "crops": Crops, "descent": Descent, "networks": whole.Networks,
-    "seed_part": program.Part, "training": whole.Training, "validation": whole.Validation,
+    "crops": Crops, "descent": whole.Descent, "networks": whole.Networks, "seed_part": program.Part,
+    "training": whole.Training, "validation": whole.Validation,
 }  # fmt: skip
-C, NARROW, SIDE, CLASSES, BATCH, GROUPS = 8, 8, 8, 3, 3, 2  # channels, of a bottleneck; images; groups of a norm
 EPS, MOMENTUM, ALPHA = 1e-5, 0.1, 0.6
 ROUNDING = 1e-3  # of the largest number; kernels and torch differ by about 1e-6, a wrong kernel by about 1
-HOST = ((C, 3, 3, 3), (C,), (C,), (C, C, 3, 3), (C,), (C,), (CLASSES, C), (CLASSES,))
-CONV, POINT = ((C, C, 3, 3), (C,), (C,)), ((C, C, 1, 1), (C,), (C,))
-SEEDS = {
-    "conv_light": CONV,
-    "conv_small": POINT,
-    "conv_heavy": CONV + CONV,
-    "depthwise": ((C, 1, 3, 3), *POINT),
-    "bottleneck": ((NARROW, C, 1, 1), (NARROW, NARROW, 3, 3), (C, NARROW, 1, 1), (C,), (C,)),
-    "norm": ((), (C,), (C,)),
-    "attention": ((C // 4, C), (C, C // 4), (C,)),
-}
-GATE = ((8, C), (8,), (1, 8), (1,))
+WEIGHTS = ("host", "host_speed", "statistics", "seed", "seed_speed")
+Shapes = tuple[tuple[int, ...], ...]
+KINDS = ("conv_light", "conv_small", "conv_heavy", "depthwise", "bottleneck", "norm", "attention")
 # Beside their kind; the others are added to the host and see its graph.
 FLAGS = {"conv_small": whole.THROUGH | whole.DETACHED, "depthwise": whole.MULTIPLIED, "bottleneck": whole.GATED}
 HOST_RULE = Rule(max_norm=0.5, eps=1e-6, lr=0.1, momentum=0.9, weight_decay=0.01)
@@ -62,7 +50,7 @@ class _Field(ctypes.Structure):
 def prove() -> None:
     """Raise NativeError unless the library's records are ours and its networks those of torch."""
     compare_records(RECORDS)
-    for name, error in differences():
+    for name, error in (found for size in PROVEN for found in differences(size)):
         if not error <= ROUNDING:
             raise NativeError(
                 f"{library()._name} computes {name} of a small network otherwise than torch, by {error:.1e} (delete it "
@@ -92,131 +80,206 @@ def _ours(records: dict[str, type[ctypes.Structure]]) -> Iterator[tuple[tuple[st
             yield (record, name), (place.offset, place.size)
 
 
+class Size(NamedTuple):
+    """Of a host of two blocks, with a slot before the pool of the first."""
+
+    channels: tuple[int, int] = (8, 8)
+    side: int = 8  # of images, in pixels
+    kernel: int = 3
+    pooled: tuple[bool, bool] = (True, False)
+    groups: int = 2  # of the norms in seeds
+    classes: int = 3
+    batch: int = 3
+
+    @property
+    def host(self) -> Shapes:
+        """Shapes of the host's parameters."""
+        (c, d), k = self.channels, self.kernel
+        return ((c, 3, k, k), (c,), (c,), (d, c, k, k), (d,), (d,), (self.classes, d), (self.classes,))
+
+    @property
+    def seeds(self) -> dict[str, Shapes]:
+        """Shapes of the parameters of a seed of each kind."""
+        c = self.channels[0]
+        narrow, reduced = max(8, c // 4), max(1, c // 4)
+        conv, point = ((c, c, 3, 3), (c,), (c,)), ((c, c, 1, 1), (c,), (c,))
+        shapes: tuple[Shapes, ...] = (
+            conv, point, conv + conv, ((c, 1, 3, 3), *point),
+            ((narrow, c, 1, 1), (narrow, narrow, 3, 3), (c, narrow, 1, 1), (c,), (c,)), ((), (c,), (c,)),
+            ((reduced, c), (c, reduced), (c,)),
+        )  # fmt: skip
+        return dict(zip(KINDS, shapes, strict=True))
+
+    @property
+    def gate(self) -> Shapes:
+        """Shapes of the parameters of a gate."""
+        hidden = max(8, self.channels[0] // 4)
+        return ((hidden, self.channels[0]), (hidden,), (1, hidden), (1,))
+
+    @property
+    def gate_at(self) -> int:
+        """Where a gate begins in a seed's row."""
+        return max(_numbers(shapes) for shapes in self.seeds.values())
+
+
+PROVEN = (Size(), Size((16, 32), side=4, batch=2))  # for the kernels of either width in kernels.h
+
+
 class Trial(NamedTuple):
     """One network per kind of seed, with what both sides are given; rows of parameters as in chain.h."""
 
     host: Tensor  # [n, host]
     host_speed: Tensor
-    statistics: Tensor  # [n, 4 C]
+    statistics: Tensor  # [n, 2 * channels of both blocks]
     seed: Tensor  # [n, widest + gate]
     seed_speed: Tensor
     lines: Tensor  # uint8 [1, rows, 3, columns], an image bank
-    first: Tensor  # int64 [n, BATCH], where images begin in it
+    first: Tensor  # int64 [n, B], where images begin in it
     values: Tensor  # float32 [3, 256]
-    labels: Tensor  # int64 [n, BATCH]
+    labels: Tensor  # int64 [n, B]
 
 
-def _numbers(shapes: tuple[tuple[int, ...], ...]) -> int:
+def _numbers(shapes: Shapes) -> int:
     return sum(int(np.prod(shape)) for shape in shapes)
 
 
-GATE_AT = max(_numbers(shapes) for shapes in SEEDS.values())
-
-
-def draw(seed: int = 1) -> Trial:
+def draw(size: Size, seed: int = 1) -> Trial:
     """The same numbers everywhere."""
-    g, n = torch.Generator().manual_seed(seed), len(SEEDS)
+    g, n = torch.Generator().manual_seed(seed), len(KINDS)
 
     def around(middle: float, spread: float, *shape: int) -> Tensor:
         return middle + spread * (2 * torch.rand(*shape, generator=g, dtype=torch.float32) - 1)
 
-    bytes_ = torch.randint(256, (1, SIDE + 4, 3, SIDE + 4), dtype=torch.uint8, generator=g)
-    row, column = torch.randint(5, (2, n, BATCH), generator=g)
+    host, widest = _numbers(size.host), size.gate_at + _numbers(size.gate)
+    bytes_ = torch.randint(256, (1, size.side + 4, 3, size.side + 4), dtype=torch.uint8, generator=g)
+    row, column = torch.randint(5, (2, n, size.batch), generator=g)
     return Trial(
-        around(0.1, 0.5, n, _numbers(HOST)), around(0, 0.1, n, _numbers(HOST)), around(1, 0.5, n, 4 * C),
-        around(0.1, 0.6, n, GATE_AT + _numbers(GATE)), around(0, 0.1, n, GATE_AT + _numbers(GATE)), bytes_,
-        row * bytes_.stride(1) + column, around(0, 1.5, 3, 256), torch.randint(CLASSES, (n, BATCH), generator=g),
+        around(0.1, 0.5, n, host), around(0, 0.1, n, host), around(1, 0.5, n, 2 * sum(size.channels)),
+        around(0.1, 0.6, n, widest), around(0, 0.1, n, widest), bytes_, row * bytes_.stride(1) + column,
+        around(0, 1.5, 3, 256), torch.randint(size.classes, (n, size.batch), generator=g),
     )  # fmt: skip
 
 
-def differences(seed: int = 1) -> Iterator[tuple[str, float]]:
+def differences(size: Size, seed: int = 1) -> Iterator[tuple[str, float]]:
     """What kernels and torch both compute, by name, and the largest difference over the largest number."""
-    trial = draw(seed)
-    ours, theirs = native_results(trial), torch_results(trial)
+    trial = draw(size, seed)
+    ours, theirs = native_results(size, trial), torch_results(size, trial)
     for name, wanted in theirs.items():
         scale = float(wanted.abs().max().clamp(min=1e-6))
         yield name, float((ours[name].double() - wanted.double()).abs().max()) / scale
 
 
-def native_results(given: Trial) -> dict[str, Tensor]:
-    """Weights after one step, loss and hits of the step, then loss and hits with and without the seed."""
-    trial, n = Trial(*(part.clone() for part in given)), len(SEEDS)
+def native_results(size: Size, given: Trial) -> dict[str, Tensor]:
+    """Weights after one step, loss and hits of the step, then loss and hits with and without the seed.
+
+    The networks validate images of their own, and those of the first network, which all share.
+    """
+    trial = Trial(*(part.clone() for part in given))
+    flags = np.array([[FLAGS.get(name, 0)] for name in KINDS], dtype=np.int64)
+    nets = networks(size, trial, flags)
+    crops = crops_of(trial.lines, trial.first, trial.values)
+    loss, hits = train_(size, trial, nets, crops)
+    flags &= ~whole.THROUGH  # which has no part in validation
+    images = cut(crops_of(trial.lines, trial.first[0], trial.values), size.batch, 1, size.side)
+    own, first = (_validated(size, trial, nets, crops, shared) for shared in (False, True))
+    weights = {name: trial._asdict()[name] for name in WEIGHTS}
+    return weights | {
+        "loss": loss, "hits": hits, "images": images, "validation loss": own[0], "validation hits": own[1],
+        "shared validation loss": first[0], "shared validation hits": first[1],
+    }  # fmt: skip
+
+
+def networks(size: Size, trial: Trial, flags: np.ndarray) -> whole.Networks:
+    """One with a seed of each kind; flags: of the seeds, int64 [n, 1]."""
     names = [blueprint.name for blueprint in BLUEPRINTS]
-    kinds = np.array([[1 + names.index(name)] for name in SEEDS], dtype=np.int64)
-    flags = np.array([[FLAGS.get(name, 0)] for name in SEEDS], dtype=np.int64)
-    gates = np.array([[GATE_AT], [GATE[0][0]]], dtype=np.int64)
-    programs = program.programs(BLUEPRINTS, [C])
-    programs[..., program.FIELDS.index("groups")] = GROUPS
-    blocks = np.array([[C, C], [1, 0], [0, -1], [-1, -1]], dtype=np.int64)
-    layout = whole.Layout(CLASSES, 3, SIDE, blocks, gates, programs)
+    kinds = np.array([[1 + names.index(name)] for name in KINDS], dtype=np.int64)
+    gates = np.array([[size.gate_at], [size.gate[0][0]]], dtype=np.int64)
+    programs = program.programs(BLUEPRINTS, [size.channels[0]])
+    programs[..., program.FIELDS.index("groups")] = size.groups
+    blocks = np.array([size.channels, size.pooled, [0, -1], [-1, -1]], dtype=np.int64)
+    layout = whole.Layout(size.classes, size.kernel, size.side, blocks, gates, programs)
     pools = whole.Pools(trial.host, trial.host_speed, trial.statistics, [trial.seed], [trial.seed_speed])
-    alpha = torch.full((n, 1), ALPHA, dtype=torch.float32)
+    alpha = torch.full((len(KINDS), 1), ALPHA, dtype=torch.float32)
+    return whole.networks(layout, pools, whole.Seeds(kinds, flags), alpha, (MOMENTUM, EPS))
+
+
+def train_(size: Size, trial: Trial, nets: whole.Networks, crops: Crops) -> tuple[Tensor, Tensor]:
+    """Loss [n] and hits [n] of a step of all networks, whose weights are moved in place."""
+    n = len(KINDS)
     envs, hits = np.arange(n, dtype=np.int64), torch.zeros(n, dtype=torch.int64)
     loss = torch.zeros(n, dtype=torch.float32)
-    nets = whole.networks(layout, pools, whole.Seeds(kinds, flags), alpha, (MOMENTUM, EPS))
-    crops = whole.crops_of(trial.lines, trial.first, trial.values)
     whole.train_(whole.Training(
-        nets=nets, count=n, batch=BATCH, envs=envs.ctypes.data, host=descent_of(HOST_RULE),
-        seed=descent_of(SEED_RULE), images=crops, labels=trial.labels.data_ptr(), loss=loss.data_ptr(),
+        nets=nets, count=n, batch=size.batch, envs=envs.ctypes.data, host=whole.descent_of(HOST_RULE),
+        seed=whole.descent_of(SEED_RULE), images=crops, labels=trial.labels.data_ptr(), loss=loss.data_ptr(),
         hits=hits.data_ptr(),
     ))  # fmt: skip
-    code, tested = np.array([1, 0], dtype=np.int64), torch.zeros(n, dtype=torch.float64)
-    found, counted = torch.zeros(n, 2, dtype=torch.int64), torch.zeros(n, dtype=torch.int64)
-    flags &= ~whole.THROUGH  # which has no part in validation
-    whole.validate(whole.Validation(
-        nets=nets, count=n, images=BATCH, envs=envs.ctypes.data, own=crops, labels=trial.labels.data_ptr(), codes=2,
-        ablated=1, code=code.ctypes.data, loss=tested.data_ptr(), hits=found.data_ptr(), counted=counted.data_ptr(),
-    ))  # fmt: skip
-    weights = {name: trial._asdict()[name] for name in ("host", "host_speed", "statistics", "seed", "seed_speed")}
-    return weights | {"loss": loss, "hits": hits, "validation loss": tested / BATCH, "validation hits": found}
+    return loss, hits
+
+
+def _validated(size: Size, trial: Trial, nets: whole.Networks, crops: Crops, shared: bool) -> tuple[Tensor, Tensor]:
+    """Mean loss [n] with the seed, and hits [n, 2] with and without it."""
+    n = len(KINDS)
+    envs, code = np.arange(n, dtype=np.int64), np.array([1, 0], dtype=np.int64)
+    loss = torch.zeros(n, dtype=torch.float64)
+    hits, counted = torch.zeros(n, 2, dtype=torch.int64), torch.zeros(n, dtype=torch.int64)
+    record = whole.Validation(
+        nets=nets, count=n, images=size.batch, envs=envs.ctypes.data, shared=shared, images_of=crops,
+        labels=trial.labels.data_ptr(), codes=2, ablated=1, code=code.ctypes.data, loss=loss.data_ptr(),
+        hits=hits.data_ptr(), counted=counted.data_ptr(),
+    )  # fmt: skip
+    whole.validate(record)
+    return loss / counted, hits
 
 
 @torch.enable_grad()
-def torch_results(given: Trial) -> dict[str, Tensor]:
+def torch_results(size: Size, given: Trial) -> dict[str, Tensor]:
     """The same in double precision, by torch alone."""
     trial = Trial(*(part.double() if part.is_floating_point() else part.clone() for part in given))
-    rows: dict[str, list[Tensor]] = {name: [] for name in ("loss", "hits", "validation loss", "validation hits")}
-    for place, kind in enumerate(SEEDS):
-        images, labels = _images(trial, place), trial.labels[place]
-        statistics = trial.statistics[place]
+    rows: dict[str, list[Tensor]] = {}
+    shared = _images(size, trial, 0)
+    for place, kind in enumerate(KINDS):
+        images, labels, statistics = _images(size, trial, place), trial.labels[place], trial.statistics[place]
         host, seed = trial.host[place].clone().requires_grad_(), trial.seed[place].clone().requires_grad_()
-        logits = _logits(kind, (host, seed, statistics), images, True, ALPHA)
+        logits = _logits(size, kind, (host, seed, statistics), images, ALPHA, training=True)
         loss = F.cross_entropy(logits, labels)
         grads = torch.autograd.grad(loss, [host, seed])
         _move_(trial.host[place], trial.host_speed[place], grads[0], HOST_RULE)
-        _move_(trial.seed[place], trial.seed_speed[place], grads[1], SEED_RULE, _used(kind))
+        _move_(trial.seed[place], trial.seed_speed[place], grads[1], SEED_RULE, _used(size, kind))
+        found = {"loss": loss.detach(), "hits": (logits.argmax(1) == labels).sum()}
         after = trial.host[place], trial.seed[place], statistics
-        tested = [_logits(kind, after, images, False, alpha) for alpha in (ALPHA, 0.0)]
-        rows["loss"].append(loss.detach())
-        rows["hits"].append((logits.argmax(1) == labels).sum())
-        rows["validation loss"].append(F.cross_entropy(tested[0], labels))
-        rows["validation hits"].append(torch.stack([(one.argmax(1) == labels).sum() for one in tested]))
-    weights = {name: trial._asdict()[name] for name in ("host", "host_speed", "statistics", "seed", "seed_speed")}
-    return weights | {name: torch.stack(values) for name, values in rows.items()}
+        for name, seen, wanted in (("", images, labels), ("shared ", shared, trial.labels[0])):
+            tested = [_logits(size, kind, after, seen, alpha) for alpha in (ALPHA, 0.0)]
+            found[f"{name}validation loss"] = F.cross_entropy(tested[0], wanted)
+            found[f"{name}validation hits"] = torch.stack([(one.argmax(1) == wanted).sum() for one in tested])
+        for name, value in found.items():
+            rows.setdefault(name, []).append(value)
+    weights = {name: trial._asdict()[name] for name in WEIGHTS}
+    results = {name: torch.stack(values) for name, values in rows.items()}
+    return weights | results | {"images": shared.permute(0, 2, 3, 1)}
 
 
-def _images(trial: Trial, place: int) -> Tensor:
-    line = torch.arange(SIDE)[:, None] * trial.lines.stride(1) + torch.arange(SIDE)
+def _images(size: Size, trial: Trial, place: int) -> Tensor:
+    line = torch.arange(size.side)[:, None] * trial.lines.stride(1) + torch.arange(size.side)
     at = trial.first[place][:, None, None, None] + line + (torch.arange(3) * trial.lines.stride(2))[:, None, None]
-    bytes_ = trial.lines.flatten()[at].long()  # [BATCH, 3, SIDE, SIDE]
+    bytes_ = trial.lines.flatten()[at].long()  # [B, 3, side, side]
     return torch.stack([trial.values[colour][bytes_[:, colour]] for colour in range(3)], dim=1)
 
 
 def _move_(params: Tensor, speed: Tensor, grad: Tensor, rule: Rule, used: Tensor | None = None) -> None:
-    share = min(1.0, rule.max_norm / (float(grad.norm()) + rule.eps))
+    share = (rule.max_norm / (grad.norm() + rule.eps)).clamp(max=1.0)
     moved = rule.momentum * speed + share * grad + rule.weight_decay * params
     speed.copy_(moved if used is None else torch.where(used, moved, speed))
     params.sub_(rule.lr * (speed if used is None else speed * used))
 
 
-def _used(kind: str) -> Tensor:
+def _used(size: Size, kind: str) -> Tensor:
     """bool: the numbers of a seed's row that a seed of this kind has."""
     gated = FLAGS.get(kind, 0) & whole.GATED != 0
-    at = torch.arange(GATE_AT + _numbers(GATE))
-    return (at < _numbers(SEEDS[kind])) | ((at >= GATE_AT) & gated)
+    at = torch.arange(size.gate_at + _numbers(size.gate))
+    return (at < _numbers(size.seeds[kind])) | ((at >= size.gate_at) & gated)
 
 
-def _unpack(row: Tensor, shapes: tuple[tuple[int, ...], ...]) -> list[Tensor]:
+def _unpack(row: Tensor, shapes: Shapes) -> list[Tensor]:
     parts = row[: _numbers(shapes)].split([int(np.prod(shape)) for shape in shapes])
     return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
 
@@ -225,43 +288,47 @@ def _conv(x: Tensor, weight: Tensor, groups: int = 1) -> Tensor:
     return F.conv2d(x, weight, padding=weight.shape[-1] // 2, groups=groups)
 
 
-def _logits(kind: str, rows: tuple[Tensor, Tensor, Tensor], x: Tensor, training: bool, alpha: float) -> Tensor:
+def _logits(
+    size: Size, kind: str, rows: tuple[Tensor, Tensor, Tensor], x: Tensor, alpha: float, training: bool = False
+) -> Tensor:
     host, seed, statistics = rows
-    conv0, scale0, shift0, conv1, scale1, shift1, weight, bias = _unpack(host, HOST)
-    mean0, var0, mean1, var1 = statistics.split(C)
+    conv0, scale0, shift0, conv1, scale1, shift1, weight, bias = _unpack(host, size.host)
+    mean0, var0, mean1, var1 = statistics.split([channels for channels in size.channels for _ in range(2)])
     x = F.relu(F.batch_norm(_conv(x, conv0), mean0, var0, scale0, shift0, training, MOMENTUM, EPS))
-    x = F.max_pool2d(_with_seed(kind, seed, x, training, alpha), 2)
+    x = _with_seed(size, kind, seed, x, training, alpha)
+    x = F.max_pool2d(x, 2) if size.pooled[0] else x
     x = F.relu(F.batch_norm(_conv(x, conv1), mean1, var1, scale1, shift1, training, MOMENTUM, EPS))
+    x = F.max_pool2d(x, 2) if size.pooled[1] else x
     return F.linear(x.mean((2, 3)), weight, bias)
 
 
-def _with_seed(kind: str, row: Tensor, x: Tensor, training: bool, alpha: float) -> Tensor:
-    flags, parts = FLAGS.get(kind, 0), _unpack(row, SEEDS[kind])
+def _with_seed(size: Size, kind: str, row: Tensor, x: Tensor, training: bool, alpha: float) -> Tensor:
+    flags, parts = FLAGS.get(kind, 0), _unpack(row, size.seeds[kind])
     if flags & whole.THROUGH and training:
         seen = x.detach()
-        seed = seen + _residual(kind, parts, seen)
+        seed = seen + _residual(kind, parts, seen, size.groups)
         return x + seed - seed.detach()
-    residual = _residual(kind, parts, x)
+    residual = _residual(kind, parts, x, size.groups)
     if flags & whole.MULTIPLIED:
         return x * (1 + alpha * torch.tanh(residual))
     if flags & whole.GATED:
-        first, first_bias, second, second_bias = _unpack(row[GATE_AT:], GATE)
+        first, first_bias, second, second_bias = _unpack(row[size.gate_at :], size.gate)
         hidden = F.relu(F.linear(x.mean((2, 3)), first, first_bias))
         residual = residual * torch.sigmoid(F.linear(hidden, second, second_bias))[..., None, None]
     return x + alpha * residual
 
 
-def _residual(kind: str, parts: list[Tensor], x: Tensor) -> Tensor:
+def _residual(kind: str, parts: list[Tensor], x: Tensor, groups: int) -> Tensor:
     if kind == "norm":
-        return torch.tanh(parts[0]) * (F.group_norm(x, GROUPS, parts[1], parts[2], EPS) - x)
+        return torch.tanh(parts[0]) * (F.group_norm(x, groups, parts[1], parts[2], EPS) - x)
     if kind == "attention":
         hidden = F.relu(F.linear(x.mean((2, 3)), parts[0]))
         return x * torch.sigmoid(F.linear(hidden, parts[1], parts[2]))[..., None, None] - x
     if kind == "bottleneck":
         x = F.relu(_conv(F.relu(_conv(x, parts[0])), parts[1]))
-        return F.group_norm(_conv(x, parts[2]), GROUPS, parts[3], parts[4], EPS)
+        return F.group_norm(_conv(x, parts[2]), groups, parts[3], parts[4], EPS)
     if kind == "depthwise":
-        x, parts = _conv(x, parts[0], groups=C), parts[1:]
+        x, parts = _conv(x, parts[0], groups=x.shape[1]), parts[1:]
     for at in range(0, len(parts), 3):
-        x = F.relu(F.group_norm(_conv(x, parts[at]), GROUPS, parts[at + 1], parts[at + 2], EPS))
+        x = F.relu(F.group_norm(_conv(x, parts[at]), groups, parts[at + 1], parts[at + 2], EPS))
     return x

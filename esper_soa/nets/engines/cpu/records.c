@@ -1,7 +1,6 @@
 /* Where every field of the records that Python fills lies; proof.py compares it with what ctypes made of them. */
 #include <stddef.h>
 
-#include "head.h"
 #include "train.h"
 #include "validate.h"
 
@@ -10,11 +9,9 @@ typedef struct {
     int64_t at, size;          /* bytes */
 } field;
 
-#define WHOLE(record) {#record, "", 0, sizeof(record)}
+#define RECORD(record) {#record, "", 0, sizeof(record)}
 #define AT(record, name) {#record, #name, offsetof(record, name), sizeof(((record *)0)->name)}
 
-#define SHEET(name) AT(sheet, name)
-#define HEAD(name) AT(head, name)
 #define CROPS(name) AT(crops, name)
 #define DESCENT(name) AT(descent, name)
 #define NETWORKS(name) AT(networks, name)
@@ -23,44 +20,27 @@ typedef struct {
 #define VALIDATION(name) AT(validation, name)
 
 static const field FIELDS[] = {
-    WHOLE(sheet), SHEET(batch), SHEET(nets), SHEET(in_channels), SHEET(out_channels), SHEET(height), SHEET(width),
-    SHEET(kernel), SHEET(x_pixel), SHEET(x_net), SHEET(out_net), SHEET(pooled), SHEET(groups), SHEET(linear),
-    SHEET(own_residual), SHEET(through), SHEET(detached), SHEET(momentum), SHEET(eps), SHEET(x), SHEET(weight),
-    SHEET(scale), SHEET(shift), SHEET(residual), SHEET(alpha), SHEET(out), SHEET(conv), SHEET(peak), SHEET(place),
-    SHEET(mean), SHEET(rstd), SHEET(running_mean), SHEET(running_var), SHEET(grad_out), SHEET(grad_x),
-    SHEET(grad_weight), SHEET(grad_scale), SHEET(grad_shift),
-
-    WHOLE(head), HEAD(batch), HEAD(nets), HEAD(channels), HEAD(pixels), HEAD(classes), HEAD(x_pixel), HEAD(x),
-    HEAD(weight), HEAD(bias), HEAD(labels), HEAD(mean), HEAD(slope), HEAD(loss), HEAD(hits), HEAD(grad), HEAD(grad_x),
-    HEAD(grad_weight), HEAD(grad_bias),
-
-    WHOLE(crops), CROPS(batch), CROPS(nets), CROPS(size), CROPS(line), CROPS(colour), CROPS(bytes), CROPS(first),
+    RECORD(crops), CROPS(batch), CROPS(nets), CROPS(size), CROPS(line), CROPS(colour), CROPS(bytes), CROPS(first),
     CROPS(values), CROPS(out),
-
-    WHOLE(descent), DESCENT(rows), DESCENT(width), DESCENT(most), DESCENT(eps), DESCENT(rate), DESCENT(momentum),
-    DESCENT(decay), DESCENT(params), DESCENT(speed), DESCENT(grad),
-
-    WHOLE(networks), NETWORKS(blocks), NETWORKS(slots), NETWORKS(classes), NETWORKS(kernel), NETWORKS(size),
+    RECORD(descent), DESCENT(most), DESCENT(eps), DESCENT(rate), DESCENT(momentum), DESCENT(decay),
+    RECORD(networks), NETWORKS(blocks), NETWORKS(slots), NETWORKS(classes), NETWORKS(kernel), NETWORKS(size),
     NETWORKS(channels), NETWORKS(pooled), NETWORKS(before), NETWORKS(after), NETWORKS(gate_at),
     NETWORKS(gate_hidden), NETWORKS(blueprints), NETWORKS(parts), NETWORKS(programs),
     NETWORKS(width), NETWORKS(statistics_width), NETWORKS(seed_width), NETWORKS(params), NETWORKS(speed),
     NETWORKS(statistics), NETWORKS(seed_params), NETWORKS(seed_speed), NETWORKS(seed_kind), NETWORKS(seed_flags),
     NETWORKS(alpha), NETWORKS(momentum), NETWORKS(eps),
-
-    WHOLE(seed_part), PART(kind), PART(outputs), PART(kernel), PART(groups), PART(hidden), PART(flags),
-
-    WHOLE(training), TRAINING(nets), TRAINING(count), TRAINING(batch), TRAINING(envs), TRAINING(images),
+    RECORD(seed_part), PART(kind), PART(outputs), PART(kernel), PART(groups), PART(hidden), PART(flags),
+    RECORD(training), TRAINING(nets), TRAINING(count), TRAINING(batch), TRAINING(envs), TRAINING(images),
     TRAINING(labels), TRAINING(host), TRAINING(seed), TRAINING(loss), TRAINING(hits), TRAINING(l2), TRAINING(health),
     TRAINING(ratio), TRAINING(vanishing), TRAINING(exploding), TRAINING(measured), TRAINING(vanishing_norm),
     TRAINING(exploding_norm), TRAINING(tiny),
-
-    WHOLE(validation), VALIDATION(nets), VALIDATION(count), VALIDATION(images), VALIDATION(envs), VALIDATION(pixels),
-    VALIDATION(own), VALIDATION(labels), VALIDATION(codes), VALIDATION(ablated), VALIDATION(code), VALIDATION(loss),
+    RECORD(validation), VALIDATION(nets), VALIDATION(count), VALIDATION(images), VALIDATION(envs), VALIDATION(shared),
+    VALIDATION(images_of), VALIDATION(labels), VALIDATION(codes), VALIDATION(ablated), VALIDATION(code), VALIDATION(loss),
     VALIDATION(hits), VALIDATION(counted),
 };
 
 /* All of them; returns their number. */
-int64_t record_fields(const field **all) {
+__attribute__((visibility("default"))) int64_t record_fields(const field **all) {
     *all = FIELDS;
     return sizeof(FIELDS) / sizeof(FIELDS[0]);
 }

@@ -1,50 +1,51 @@
-/* The data sheet of a layer: same-padded convolution, norm, ReLU, of n networks at once.
+/* The data sheet of a layer of one network: same-padded convolution, norm, ReLU, and a 2x2 max pool where one follows.
  *
- * The host's block (block.c) has a batch norm and an optional 2x2 max pool; a seed's layer (seed.c) has a group norm, an
- * optional residual, and an optional pool of the host behind it; parts.c has what seeds are made of beside that.
- * Activations are [B, H, W, n*C], or [B, H, W, P] of a network that runs whole; P is C in whole vectors, and the
- * channels added are zero. Weights and per-channel numbers have a leading [n]. What the backward pass needs is saved per
- * network in whole vectors, contiguous. nets/engines/cpu/library.py mirrors the record field by field.
+ * The host's block (block.h) has a batch norm; a seed's layer (seed.h) has a group norm and can be added to its input;
+ * parts.h has what seeds are made of beside that. Activations are [B, H, W, P], P the channels in whole vectors with
+ * zeros in those added; images are [B, H, W, 3].
  */
 #ifndef ESPER_SHEET_H
 #define ESPER_SHEET_H
 
-#include <stdint.h>
+#include "squeeze.h"
+
+/* What a seed is beside its kind. THROUGH: the host goes on with x, the seed gets all of the gradient that arrives.
+ * DETACHED: the seed sees x cut off from the graph. */
+enum { THROUGH = 1, DETACHED = 2, FROZEN = 4, MEASURED = 8, MULTIPLIED = 16, GATED = 32, REPLACED = 64 };
 
 typedef struct {
-    int64_t batch, nets, in_channels, out_channels, height, width, kernel;
-    int64_t x_pixel, x_net; /* floats between pixels of x, and between networks (0: all see the same images) */
-    int64_t out_net;        /* floats of a network in a pixel of out and residual: O, or P with zeros in those added */
-    int64_t pooled;         /* a 2x2 max pool follows */
-    int64_t groups;         /* seed: groups of a network's norm */
-    int64_t linear;         /* seed: no ReLU */
-    int64_t own_residual;   /* seed and parts: the residual is x, and grad_x contains what flows through it */
-    int64_t through;        /* seed: straight-through, the host goes on with x; there is no out */
-    int64_t detached;       /* seed: of grad_x only (1 - alpha) of the gradient that arrives, nothing through the layer */
+    long batch, in_channels, out_channels, height, width, kernel;
+    long x_pixel;            /* floats between pixels of x */
+    int padded;              /* x has the border of zeros already that the convolution wants */
+    int pooled;              /* a 2x2 max pool follows */
+    int flags;               /* of the seed */
+    int linear;              /* seed: no ReLU */
+    int own_residual;        /* seed and parts: x is added, and grad_x contains what flows through it */
+    int through;             /* seed: straight-through, the host goes on with x; there is no out */
+    int detached;            /* seed: of grad_x only (1 - alpha) of the gradient that arrives, nothing through the layer */
+    long groups;             /* seed: groups of the norm */
     double momentum, eps;
     const float *x;
-    const float *weight;        /* [n, O, I, k, k] */
-    const float *scale, *shift; /* [n, O] */
-    const float *residual;      /* seed: of the layer's size, which is added to it; NULL for none */
-    const float *alpha;         /* seed: [n], share of the layer that is added; NULL for 1 */
-    float *out;                 /* [B, H', W', n*out_net], H' = H / 2 where pooled */
-    float *conv;                /* saved [n, B, H, W, P]: output of the convolution; NULL: block: computed anew */
-    float *peak;                /* block: saved [n, B, H', W', P], pooled only: its value where the maximum lies */
-    uint8_t *place;             /* saved [n, B, H', W', P], pooled only: which of the four pixels, row by row */
-    float *mean, *rstd;         /* saved [n, P]; seed: [n, B, P] */
-    float *running_mean, *running_var; /* [n, O], moved */
+    const float *weight;        /* [O, I, k, k] */
+    const float *scale, *shift; /* [O] */
+    const float *alpha;         /* seed: share of the layer that is added; NULL for 1 */
+    float *out;                 /* [B, H', W', P], H' = H / 2 where pooled */
+    float *conv;                /* saved [B, H, W, P]: output of the convolution; NULL: computed anew where it is needed */
+    float *peak;                /* saved [B, H', W', P], pooled only: its value where the maximum lies */
+    uint8_t *place;             /* saved [B, H', W', P], pooled only: which of the four pixels, row by row */
+    float *mean, *rstd;         /* saved [P]; seed: [B, P] */
+    float *running_mean, *running_var; /* [O], moved */
     const float *grad_out;             /* as out */
     float *grad_x;                     /* as x; NULL where not wanted */
     float *grad_weight, *grad_scale, *grad_shift;
+    const float *host;          /* join: what the seed was given, where x is its residual or, where REPLACED, what it gives */
+    float *grad_host;           /* join: what does not pass through the residual */
+    squeeze q;                  /* of parts and joins that have one */
 } sheet;
 
-/* All return 0, or 1 where scratch memory is out. */
-int block_train(const sheet *s);
-int block_backward(const sheet *s);
-int block_infer(const sheet *s); /* scale is ignored, shift is the convolution's bias */
-int seed_forward(const sheet *s); /* saves nothing where conv is NULL */
-int seed_backward(const sheet *s);
-int pool_forward(const sheet *s);  /* x [B, H, W, P] of one network to out, and place */
-int pool_backward(const sheet *s); /* grad_out to grad_x */
+/* Floats of one image before the pool, and behind it; pixels behind it. */
+INLINE long image_floats(const sheet *s) { return s->height * s->width * round_up(s->out_channels); }
+INLINE long out_pixels(const sheet *s) { return s->pooled ? (s->height / 2) * (s->width / 2) : s->height * s->width; }
+INLINE long out_floats(const sheet *s) { return out_pixels(s) * round_up(s->out_channels); }
 
 #endif

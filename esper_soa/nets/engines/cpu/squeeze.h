@@ -13,11 +13,6 @@ typedef struct {
     float *grad_first, *grad_first_bias, *grad_second, *grad_second_bias; /* added to */
 } squeeze;
 
-/* Numbers of its parameters, which stand one after the other. */
-INLINE long squeeze_numbers(const squeeze *q) {
-    return q->hidden * (q->inputs + q->outputs + (q->first_bias != NULL)) + q->outputs;
-}
-
 INLINE float *squeeze_mean(const squeeze *q, long b) { return q->mean + b * round_up(q->inputs); }
 INLINE float *squeeze_out(const squeeze *q, long b) { return q->out + b * round_up(q->outputs); }
 

@@ -1,7 +1,5 @@
 /* One training step of whole networks, one after the other: batch, forward, backward, clipping, SGD, gradient
  * statistics. The layers' own kernels do the work; here is what stands between them. */
-#include <math.h>
-
 #include "head.h"
 #include "train.h"
 
@@ -14,30 +12,31 @@ typedef struct {
     float *host_grad;             /* [width] */
     float **seed_grads;           /* [slots] of [seed_width], parameters of a gate behind the others */
     float *grad, *spare, *direct; /* gradients of activations: the newest, the next, and what passes by a seed */
+    arena rest;                   /* where layers work, one after the other */
 } network;
 
 /* Whether a convolution takes less time than its output's way to memory and back. */
-static int quick_again(const sheet *s) { return s->kernel == 1 && s->in_channels <= LANES / 2; }
+static int quick_again(const sheet *s) { return s->kernel == 1 && s->in_channels <= WHOLE / 2; }
 
 /* Room for what a layer saves and gives. */
 static void give_room(layer *own, arena *a) {
     sheet *s = &own->s;
-    long B = s->batch, P = round_up(s->out_channels), pixels = s->height * s->width, small = out_pixels(s);
-    if (own->kind == SEED || (own->kind == BLOCK && !quick_again(s))) s->conv = take_floats(a, B * pixels * P);
+    long B = s->batch, P = round_up(s->out_channels), full = B * image_floats(s), small = B * out_floats(s);
+    if (own->kind == SEED || (own->kind == BLOCK && !quick_again(s))) s->conv = take_floats(a, full);
     s->mean = take_floats(a, own->kind == BLOCK ? P : B * P);
     s->rstd = take_floats(a, own->kind == BLOCK ? P : B * P);
-    if (s->pooled) s->place = take(a, (size_t)(B * small * P));
-    if (s->pooled && own->kind == BLOCK) s->peak = take_floats(a, B * small * P);
-    if (!hands_on(own)) s->out = take_floats(a, B * out_numbers(s));
-    own->q.mean = take_floats(a, B * round_up(own->q.inputs));
-    own->q.units = take_floats(a, B * own->q.hidden);
-    own->q.out = take_floats(a, B * round_up(own->q.outputs));
+    if (s->pooled) s->place = take(a, (size_t)small);
+    if (s->pooled) s->peak = take_floats(a, small);
+    if (!hands_on(own)) s->out = take_floats(a, small);
+    own->s.q.mean = take_floats(a, B * round_up(own->s.q.inputs));
+    own->s.q.units = take_floats(a, B * own->s.q.hidden);
+    own->s.q.out = take_floats(a, B * round_up(own->s.q.outputs));
 }
 
 static void enter_gradients(layer *own, float *row) {
     const long *sizes = own->tensors;
     own->s.grad_weight = row, own->s.grad_scale = row + sizes[0], own->s.grad_shift = own->s.grad_scale + sizes[1];
-    squeeze *q = &own->q;
+    squeeze *q = &own->s.q;
     int biased = q->first_bias != NULL;
     q->grad_first = row, q->grad_first_bias = row + sizes[0];
     q->grad_second = row + sizes[0] + (biased ? sizes[1] : 0);
@@ -54,12 +53,11 @@ static const float *connect(const training *t, network *net, arena *a, long *mos
         sheet *s = &own->s;
         give_room(own, a);
         if (own->span) host = x;
-        s->x = x, s->residual = s->own_residual ? x : NULL, own->host = host;
+        s->x = x, s->host = host;
         if (own->kind == BLOCK) enter_gradients(own, row), row += numbers_of(own);
         if (own->slot >= 0) enter_gradients(own, net->seed_grads[own->slot] + own->place);
         x = hands_on(own) ? host : s->out;
-        long channels = s->x_pixel > s->out_net ? s->x_pixel : s->out_net;
-        long numbers = t->batch * s->height * s->width * channels;
+        long P = round_up(s->out_channels), numbers = t->batch * s->height * s->width * (s->x_pixel > P ? s->x_pixel : P);
         *most = numbers > *most ? numbers : *most;
     }
     return x;
@@ -77,44 +75,30 @@ static network lay_out(const training *t, long env, layer *layers, float **seed_
     long C = last->out_channels, K = w->classes;
     const float *weight = CLASSIFIER(w, env, last);
     float *grad_weight = net.host_grad + (weight - (w->params + env * w->width));
-    net.top = (head){.batch = t->batch, .nets = 1, .channels = C, .pixels = out_pixels(last), .classes = K,
-                     .x_pixel = last->out_net, .x = x, .weight = weight, .bias = weight + K * C,
-                     .mean = take_floats(a, t->batch * C), .slope = take_floats(a, t->batch * K),
+    net.top = (head){.batch = t->batch, .channels = C, .pixels = out_pixels(last), .classes = K, .x = x,
+                     .weight = weight, .bias = weight + K * C, .mean = take_floats(a, t->batch * round_up(C)),
+                     .slope = take_floats(a, t->batch * K),
                      .grad_weight = grad_weight, .grad_bias = grad_weight + K * C};
     net.grad = take_floats(a, most), net.spare = take_floats(a, most), net.direct = take_floats(a, most);
+    net.rest = *a;
     return net;
 }
 
-/* Kernels of the layers that a sheet says all about. */
-static const struct {
-    int (*forward)(const sheet *), (*backward)(const sheet *);
-} KERNELS[] = {
-    [BLOCK] = {block_train, block_backward},    [POOL] = {pool_forward, pool_backward},
-    [SEED] = {seed_forward, seed_backward},     [RELU] = {relu_forward, relu_backward},
-    [DEPTH] = {depth_forward, depth_backward},  [NORMED] = {normed_forward, normed_backward},
-};
-
-static int layer_forward(const layer *own) {
-    if (own->kind == SQUEEZED) return squeezed_forward(&own->s, &own->q);
-    if (own->kind != JOIN) return KERNELS[own->kind].forward(&own->s);
-    joint j = joint_of(own);
-    if (!hands_on(own)) join_forward(&j);
-    return 0;
+static void forward(const network *net) {
+    for (const layer *own = net->layers; own < net->layers + net->count; own++) {
+        arena a = net->rest;
+        work room = lay_work(&own->s, &a);
+        if (convolves(own)) ready_forward(&own->s, &room);
+        kernels_of(&own->s)->of[own->kind].forward(&own->s, &room);
+    }
 }
 
-static int layer_backward(const layer *own, float *direct) {
-    if (own->q.outputs) memset(own->q.grad_first, 0, (size_t)numbers_of(own) * sizeof(float));
-    if (own->kind == SQUEEZED) return squeezed_backward(&own->s, &own->q);
-    if (own->kind != JOIN) return KERNELS[own->kind].backward(&own->s);
-    joint j = joint_of(own);
-    j.grad_residual = own->s.grad_x, j.grad_host = direct;
-    return join_backward(&j);
-}
-
-static int forward(const network *net) {
-    int failed = 0;
-    for (long l = 0; l < net->count && !failed; l++) failed = layer_forward(&net->layers[l]);
-    return failed || head_forward(&net->top);
+static void layer_backward(const network *net, const layer *own) {
+    arena a = net->rest;
+    work room = lay_work(&own->s, &a);
+    if (own->s.q.outputs) zero(own->s.q.grad_first, numbers_of(own));
+    if (convolves(own)) ready_backward(&own->s, &room);
+    kernels_of(&own->s)->of[own->kind].backward(&own->s, &room);
 }
 
 static void exchange(float **one, float **other) {
@@ -125,7 +109,7 @@ static void exchange(float **one, float **other) {
 /* Behind the first layer of a residual: what passed by the seed, and what went through it unless it is cut off. */
 static void rejoin(network *net, const layer *own) {
     long numbers = own->s.batch * own->s.height * own->s.width * own->s.x_pixel;
-    if (own->flags & DETACHED) {
+    if (own->s.flags & DETACHED) {
         exchange(&net->grad, &net->direct);
         return;
     }
@@ -134,27 +118,19 @@ static void rejoin(network *net, const layer *own) {
 }
 
 /* Gradients of everything that trains. */
-static int backward(network *net) {
+static void backward(network *net) {
     net->top.grad_x = net->grad;
-    int failed = head_backward(&net->top);
-    for (long l = net->count - 1; l >= 0 && !failed; l--) {
+    head_backward(&net->top);
+    for (long l = net->count - 1; l >= 0; l--) {
         layer *own = &net->layers[l];
         int single = own->kind == SEED && own->s.own_residual, first = own->span > 0 && !single;
         int passes = single && own->s.through && own->s.detached;
-        own->s.grad_out = net->grad;
-        own->s.grad_x = passes || l == 0 || (first && own->flags & DETACHED) ? NULL : net->spare;
-        failed = layer_backward(own, net->direct);
+        own->s.grad_out = net->grad, own->s.grad_host = net->direct;
+        own->s.grad_x = passes || l == 0 || (first && own->s.flags & DETACHED) ? NULL : net->spare;
+        layer_backward(net, own);
         if (first) rejoin(net, own);
         else if (!passes) exchange(&net->grad, &net->spare);
     }
-    return failed;
-}
-
-static double norm_of(const float *v, long count) {
-    double part[8] = {0}, sum = 0;
-    for (long i = 0; i < count; i++) part[i & 7] += (double)v[i] * (double)v[i];
-    for (int l = 0; l < 8; l++) sum += part[l];
-    return sqrt(sum);
 }
 
 /* Norms of the gradients of a seed's parameter tensors. */
@@ -208,37 +184,37 @@ static void update(const training *t, const network *net, long env) {
     for (const layer *own = net->layers; own < net->layers + net->count; own++) {
         if (!own->span) continue;
         const float *grads = net->seed_grads[own->slot];
-        if (t->l2 && own->flags & MEASURED)
+        if (t->l2 && own->s.flags & MEASURED)
             measure(t, env * w->slots + own->slot, net->host_grad, norms_of(t, own, grads));
-        if (!(own->flags & FROZEN)) descend_seed(t, own, env, grads);
+        if (!(own->s.flags & FROZEN)) descend_seed(t, own, env, grads);
     }
-    descent host = t->host;
-    host.rows = 1, host.width = w->width, host.grad = net->host_grad;
-    host.params = w->params + env * w->width, host.speed = w->speed + env * w->width;
-    sgd_step(&host);
+    float share = sgd_share(&t->host, net->host_grad, w->width);
+    sgd_move(&t->host, w->params + env * w->width, w->speed + env * w->width, net->host_grad, w->width, share);
 }
 
-static int train_network(const training *t, long at, layer *layers, float **seed_grads, arena a) {
+static void train_network(const training *t, long at, layer *layers, float **seed_grads, arena a) {
     network net = lay_out(t, t->envs[at], layers, seed_grads, &a);
     crops images = t->images;
-    float loss, one = 1.0f;
+    float loss;
     int64_t hits;
-    images.batch = t->batch, images.nets = 1, images.size = t->nets.size;
-    images.first += at * t->batch, images.out = net.images;
-    net.top.labels = t->labels + at * t->batch, net.top.loss = &loss, net.top.hits = &hits, net.top.grad = &one;
-    if (cut_images(&images) || forward(&net) || backward(&net)) return 1;
+    images.size = t->nets.size, images.first += at * t->batch;
+    cut_padded(&images, t->batch, 0, net.images);
+    net.top.labels = t->labels + at * t->batch;
+    forward(&net);
+    head_forward(&net.top, &loss, &hits);
+    backward(&net);
     update(t, &net, t->envs[at]);
     t->loss[at] += loss, t->hits[at] += hits;
-    return 0;
 }
 
-/* Bytes of the largest network. */
+/* Bytes of the largest network, with room for its largest layer to work in. */
 static size_t most_room(const training *t, layer *layers, float **seed_grads) {
     size_t most = 64;
     for (long at = 0; at < t->count; at++) {
         arena a = {0};
-        lay_out(t, t->envs[at], layers, seed_grads, &a);
-        most = a.used > most ? a.used : most;
+        network net = lay_out(t, t->envs[at], layers, seed_grads, &a);
+        size_t bytes = most_work(layers, net.count, net.rest);
+        most = bytes > most ? bytes : most;
     }
     return most;
 }
@@ -246,11 +222,9 @@ static size_t most_room(const training *t, layer *layers, float **seed_grads) {
 int train_networks(const training *t) {
     layer *layers = calloc((size_t)most_layers(&t->nets), sizeof(layer));
     float **seed_grads = calloc((size_t)t->nets.slots + 1, sizeof(float *));
-    int failed = !layers || !seed_grads;
     arena a = {0};
-    if (!failed) a.at = aligned_alloc(64, most_room(t, layers, seed_grads));
-    failed = failed || !a.at;
-    for (long at = 0; at < t->count && !failed; at++) failed = train_network(t, at, layers, seed_grads, a);
+    if (layers && seed_grads) a.at = aligned_alloc(64, most_room(t, layers, seed_grads));
+    for (long at = 0; at < t->count && a.at; at++) train_network(t, at, layers, seed_grads, a);
     free(layers), free(seed_grads), free(a.at);
-    return failed;
+    return !a.at;
 }

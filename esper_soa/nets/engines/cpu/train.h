@@ -12,7 +12,7 @@ typedef struct {
     const int64_t *envs;   /* [count] */
     crops images;          /* first [count, B] */
     const int64_t *labels; /* [count, B] */
-    descent host, seed;    /* the rule alone */
+    descent host, seed;    /* rules */
     float *loss;           /* [count], added to */
     int64_t *hits;         /* [count], added to */
     double *l2, *health, *ratio;               /* [N, slots]; NULL where no statistics are asked for */
@@ -21,6 +21,6 @@ typedef struct {
 } training;
 
 /* Returns 0, or 1 where memory is out. */
-int train_networks(const training *t);
+__attribute__((visibility("default"))) int train_networks(const training *t);
 
 #endif

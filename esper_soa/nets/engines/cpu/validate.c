@@ -1,8 +1,6 @@
 /* Validation of whole networks under every subset of seeds that is asked for, one network after the other and image by
  * image. Subsets form a tree, as a network is a chain: what lies before the first seed in which they differ is computed
  * once. */
-#include <math.h>
-
 #include "head.h"
 #include "validate.h"
 
@@ -10,11 +8,10 @@
 typedef struct {
     const validation *v;
     layer *layers;
-    front_scratch *fronts; /* as layers */
-    long count, place;     /* place: among the networks */
-    image_room room;
+    long count, place; /* place: among the networks */
     head top;
-    float *mean, *logits;
+    float *mean, *logits, *image; /* image: room for one */
+    arena rest;                   /* where layers work, one after the other */
     int64_t label;
 } validated;
 
@@ -34,38 +31,37 @@ static void fold(sheet *s, arena *a) {
 /* Room for what a layer works on. */
 static void give_room(layer *own, arena *a) {
     if (own->kind == BLOCK) fold(&own->s, a);
-    if (!hands_on(own)) own->s.out = take_floats(a, out_numbers(&own->s));
+    if (!hands_on(own)) own->s.out = take_floats(a, out_floats(&own->s));
     own->s.mean = take_floats(a, round_up(own->s.out_channels));
     own->s.rstd = take_floats(a, round_up(own->s.out_channels));
-    own->q.mean = take_floats(a, round_up(own->q.inputs));
-    own->q.units = take_floats(a, own->q.hidden);
-    own->q.out = take_floats(a, round_up(own->q.outputs));
+    own->s.q.mean = take_floats(a, round_up(own->s.q.inputs));
+    own->s.q.units = take_floats(a, own->s.q.hidden);
+    own->s.q.out = take_floats(a, round_up(own->s.q.outputs));
+    own->kept.padded = take_floats(a, padded_floats(&own->s, own->s.x_pixel));
+    own->kept.weights = take_floats(a, packed_forward(&own->s));
+    if (convolves(own) && a->at) ready_forward(&own->s, &own->kept);
 }
 
 /* Lay network `env` out in the arena. */
 static validated prepare(const validation *v, long env, layer *layers, arena *a) {
     validated net = {.v = v, .layers = layers, .count = build_chain(&v->nets, env, 1, layers)};
-    long most = 0;
-    for (long l = 0; l < net.count; l++) {
-        const sheet *s = &layers[l].s;
-        give_room(&layers[l], a);
-        long numbers = s->height * s->width * s->out_net;
-        most = numbers > most ? numbers : most;
-    }
-    const sheet *last = &layers[net.count - 1].s;
+    const sheet *first = &layers[0].s, *last = &layers[net.count - 1].s;
+    layers[0].s.padded = 1;
+    net.image = take_floats(a, padded_floats(first, COLOURS));
+    for (long l = 0; l < net.count; l++) give_room(&layers[l], a);
     long C = last->out_channels, K = v->nets.classes;
     const float *weight = CLASSIFIER(&v->nets, env, last);
-    net.top = (head){.batch = 1, .nets = 1, .channels = C, .pixels = out_pixels(last), .classes = K,
-                     .x_pixel = last->out_net, .weight = weight, .bias = weight + K * C};
-    net.mean = take_floats(a, C), net.logits = take_floats(a, K);
-    net.room.y = take_floats(a, most), net.room.pooled = take_floats(a, most);
+    net.top = (head){.batch = 1, .channels = C, .pixels = out_pixels(last), .classes = K, .weight = weight,
+                     .bias = weight + K * C};
+    net.mean = take_floats(a, round_up(C)), net.logits = take_floats(a, K);
+    net.rest = *a;
     return net;
 }
 
 /* Logits of an image under the seeds `on`. */
 static void judge(validated *net, const float *x, int64_t on) {
     const validation *v = net->v;
-    head_logits(&net->top, x, 0, net->mean, net->logits);
+    head_logits(&net->top, x, net->mean, net->logits);
     for (long c = 0; c < v->codes; c++)
         if (v->code[c] == on)
             v->hits[net->place * v->codes + c] += head_largest(net->logits, v->nets.classes) == net->label;
@@ -79,35 +75,32 @@ static int wanted(const validation *v, int64_t met, int64_t on) {
     return 0;
 }
 
-/* What is behind a seed that is off: x, or x behind the pool that is part of the seed's layer. */
-static const float *pass_by(sheet *s, const float *x) {
-    if (!s->pooled) return x;
-    s->x = x;
-    pool_forward(s);
-    return s->out;
+/* Where a layer works, beside what it keeps. */
+static work work_of(const validated *net, const layer *own) {
+    arena a = net->rest;
+    work t = lay_work(&own->s, &a);
+    t.padded = own->kept.padded, t.weights = own->kept.weights;
+    return t;
 }
 
-static int has_front(const layer *own) { return own->kind == BLOCK || own->kind == SEED || own->kind == RELU; }
+/* What is behind a seed that is off: x, or x behind the pool that is part of the seed's layer. */
+static const float *pass_by(const validated *net, layer *own, const float *x) {
+    work t = work_of(net, own);
+    if (!own->s.pooled) return x;
+    own->s.x = x;
+    kernels_of(&own->s)->of[POOL].forward(&own->s, &t);
+    return own->s.out;
+}
 
-/* Fails where memory is out. */
-static int infer(validated *net, long l) {
-    const layer *own = &net->layers[l];
-    switch (own->kind) {
-    case BLOCK: block_infer_image(&own->s, &net->fronts[l], &net->room, 0, 0); return 0;
-    case SEED: seed_image(&own->s, &net->fronts[l], &net->room, 0, 0); return 0;
-    case RELU: relu_image(&own->s, &net->fronts[l], &net->room, 0, 0); return 0;
-    case POOL: return pool_forward(&own->s);
-    case DEPTH: return depth_forward(&own->s);
-    case NORMED: return normed_forward(&own->s);
-    case SQUEEZED: return squeezed_forward(&own->s, &own->q);
-    }
-    joint j = joint_of(own);
-    join_forward(&j);
-    return 0;
+static void infer(const validated *net, const layer *own) {
+    const kernels *by = kernels_of(&own->s);
+    work t = work_of(net, own);
+    if (own->kind == BLOCK) by->block_infer(&own->s, &t);
+    else by->of[own->kind].forward(&own->s, &t);
 }
 
 /* An image through the layers from l on: `on` of the seeds `met` so far are in. */
-static int walk(validated *net, long l, const float *x, int64_t met, int64_t on) {
+static void walk(validated *net, long l, const float *x, int64_t met, int64_t on) {
     const float *host = x;
     for (; l < net->count; l++) {
         layer *own = &net->layers[l];
@@ -115,66 +108,52 @@ static int walk(validated *net, long l, const float *x, int64_t met, int64_t on)
         if (own->span) host = x;
         if (bit) {
             met |= bit;
-            if (wanted(net->v, met, on) && walk(net, l + own->span, pass_by(&own->s, x), met, on)) return 1;
-            if (!wanted(net->v, met, on | bit)) return 0;
+            if (wanted(net->v, met, on)) walk(net, l + own->span, pass_by(net, own, x), met, on);
+            if (!wanted(net->v, met, on | bit)) return;
             on |= bit;
         }
-        own->s.x = x, own->s.residual = own->s.own_residual ? x : NULL, own->host = host;
-        if (infer(net, l)) return 1;
+        own->s.x = x, own->s.host = host;
+        infer(net, own);
         x = own->s.out;
     }
     judge(net, x, on);
-    return 0;
 }
 
-static int walk_images(validated *net, float *image) {
-    const validation *v = net->v;
-    long size = v->nets.size, pixels = size * size * COLOURS;
-    for (long i = 0; i < v->images; i++) {
-        net->label = v->labels[(v->pixels ? 0 : net->place * v->images) + i];
-        if (net->label < 0) continue;
-        crops cut = v->own;
-        cut.batch = 1, cut.nets = 1, cut.size = size, cut.first += net->place * v->images + i, cut.out = image;
-        if (!v->pixels) cut_images(&cut);
-        if (walk(net, 0, v->pixels ? v->pixels + i * pixels : image, 0, 0)) return 1;
-        v->counted[net->place]++;
-    }
-    return 0;
-}
-
-static int validate_network(const validation *v, long at, layer *layers, front_scratch *fronts, arena a) {
-    float *image = take_floats(&a, v->nets.size * v->nets.size * COLOURS);
+/* shared: the images that all networks see, NULL where each has its own. */
+static void validate_network(const validation *v, long at, layer *layers, const float *shared, arena a) {
     validated net = prepare(v, v->envs[at], layers, &a);
-    int failed = 0;
-    net.fronts = fronts, net.place = at;
-    for (long l = 0; l < net.count; l++) fronts[l] = (front_scratch){0};
-    for (long l = 0; l < net.count && !failed; l++)
-        if (has_front(&layers[l])) failed = open_front(&layers[l].s, &fronts[l], 4);
-    failed = failed || walk_images(&net, image);
-    for (long l = 0; l < net.count; l++) close_front(&fronts[l]);
-    return failed;
-}
-
-/* Bytes of the largest network. */
-static size_t most_room(const validation *v, layer *layers) {
-    size_t most = 64;
-    for (long at = 0; at < v->count; at++) {
-        arena a = {0};
-        take_floats(&a, v->nets.size * v->nets.size * COLOURS);
-        prepare(v, v->envs[at], layers, &a);
-        most = a.used > most ? a.used : most;
+    long first = shared ? 0 : at * v->images, numbers = padded_floats(&layers[0].s, COLOURS);
+    crops cut = v->images_of;
+    net.place = at, cut.size = v->nets.size, cut.first += first;
+    for (long i = 0; i < v->images; i++, cut.first++) {
+        net.label = v->labels[first + i];
+        if (net.label < 0) continue;
+        if (!shared) cut_padded(&cut, 1, v->nets.kernel / 2, net.image);
+        walk(&net, 0, shared ? shared + i * numbers : net.image, 0, 0);
+        v->counted[at]++;
     }
-    return most;
 }
 
 int validate_networks(const validation *v) {
     layer *layers = calloc((size_t)most_layers(&v->nets), sizeof(layer));
-    front_scratch *fronts = calloc((size_t)most_layers(&v->nets), sizeof(front_scratch));
-    int failed = !layers || !fronts;
+    size_t most = 64;
     arena a = {0};
-    if (!failed) a.at = aligned_alloc(64, most_room(v, layers));
-    failed = failed || !a.at;
-    for (long at = 0; at < v->count && !failed; at++) failed = validate_network(v, at, layers, fronts, a);
-    free(layers), free(fronts), free(a.at);
-    return failed;
+    if (!layers) return 1;
+    for (long at = 0; at < v->count; at++) {
+        arena own = {0};
+        validated net = prepare(v, v->envs[at], layers, &own);
+        size_t bytes = most_work(layers, net.count, net.rest);
+        most = bytes > most ? bytes : most;
+    }
+    long side = v->nets.size + v->nets.kernel - 1, count = v->shared ? v->images : 0;
+    a.at = aligned_alloc(64, most + (size_t)(count * side * side * COLOURS + 32) / 16 * 64);
+    if (a.at) {
+        float *shared = v->shared ? take_floats(&a, count * side * side * COLOURS) : NULL;
+        crops cut = v->images_of;
+        cut.size = v->nets.size;
+        cut_padded(&cut, count, v->nets.kernel / 2, shared);
+        for (long at = 0; at < v->count; at++) validate_network(v, at, layers, shared, a);
+    }
+    free(layers), free(a.at);
+    return !a.at;
 }

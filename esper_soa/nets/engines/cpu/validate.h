@@ -9,8 +9,8 @@ typedef struct {
     networks nets;
     int64_t count, images;
     const int64_t *envs;        /* [count] */
-    const float *pixels;        /* [V, size, size, 3], the same for all networks; NULL where each has its own */
-    crops own;                  /* then: first [count, V] */
+    int64_t shared;             /* whether all networks see the same images */
+    crops images_of;            /* first [V] where they do, else [count, V] */
     const int64_t *labels;      /* [V], or [count, V]; -1 does not count */
     int64_t codes, ablated;     /* ablated: bit mask of the slots in which subsets differ */
     const int64_t *code;        /* [codes]: seeds that are on, of those */
@@ -19,6 +19,6 @@ typedef struct {
 } validation;
 
 /* Returns 0, or 1 where memory is out. */
-int validate_networks(const validation *v);
+__attribute__((visibility("default"))) int validate_networks(const validation *v);
 
 #endif

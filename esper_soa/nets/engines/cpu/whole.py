@@ -1,8 +1,8 @@
 """Whole networks in one native call: a training step, or a validation, of many hosts with their seeds.
 
-Where block.py and seed.py take a layer of a chunk of networks, these take all layers of one network after the other, so
-that what stands between layers stays in the caches. The records mirror chain.h, train.c and validate.c field by field.
-Called by engine.py, which knows what networks they are for.
+A call takes all layers of one network after the other, so that what stands between layers stays in the caches. The
+records are those of chain.h, sgd.h, train.h and validate.h, with which proof.py compares them. Called by engine.py,
+which knows what networks they are for.
 """
 
 import ctypes
@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
+from esper_soa.nets.engines.cpu.calls import call
 from esper_soa.nets.engines.cpu.images import Crops
-from esper_soa.nets.engines.cpu.sgd import Descent
-from esper_soa.nets.engines.cpu.sheet import call
+from esper_soa.nets.sgd import Rule
 
 POINTER, INTEGER = ctypes.c_void_p, ctypes.c_int64
 THROUGH, DETACHED, FROZEN, MEASURED, MULTIPLIED, GATED = (1 << bit for bit in range(6))  # what a seed is, as in join.h
@@ -38,8 +38,14 @@ class Networks(ctypes.Structure):
     ]
 
 
+class Descent(ctypes.Structure):
+    """descent of sgd.h."""
+
+    _fields_ = [(name, ctypes.c_double) for name in ("most", "eps", "rate", "momentum", "decay")]
+
+
 class Training(ctypes.Structure):
-    """training of train.c."""
+    """training of train.h."""
 
     _fields_ = [
         ("nets", Networks),
@@ -55,13 +61,14 @@ class Training(ctypes.Structure):
 
 
 class Validation(ctypes.Structure):
-    """validation of validate.c."""
+    """validation of validate.h."""
 
     _fields_ = [
         ("nets", Networks),
         *((name, INTEGER) for name in ("count", "images")),
-        *((name, POINTER) for name in ("envs", "pixels")),
-        ("own", Crops),
+        ("envs", POINTER),
+        ("shared", INTEGER),
+        ("images_of", Crops),
         ("labels", POINTER),
         *((name, INTEGER) for name in ("codes", "ablated")),
         *((name, POINTER) for name in ("code", "loss", "hits", "counted")),
@@ -117,11 +124,9 @@ def networks(layout: Layout, pools: Pools, seeds: Seeds, alpha: Tensor, norm: tu
     return record
 
 
-def crops_of(lines: Tensor, first: Tensor, values: Tensor) -> Crops:
-    """The record of crops that begin at the bytes `first`; see images.cut_images."""
-    record = Crops(line=lines.stride(1), colour=lines.stride(2))
-    record.bytes, record.first, record.values = lines.data_ptr(), first.data_ptr(), values.data_ptr()
-    return record
+def descent_of(rule: Rule) -> Descent:
+    """The record of a rule whose rate is a number."""
+    return Descent(rule.max_norm, rule.eps, rule.lr, rule.momentum, rule.weight_decay)
 
 
 def train_(record: Training) -> None:

@@ -4,26 +4,19 @@
  * Convolutional Neural Networks", 2016); the gradient of the weights is G' [(A dY A') * (B' d B)] G. Images are worked
  * through in strips of tiles that stay in the caches. Every output is summed in the same order whatever the strips.
  */
-#include "conv.h"
+#ifndef ESPER_WINOGRAD_H
+#define ESPER_WINOGRAD_H
 
-#define STRIP 16 /* tiles of a strip, where lines allow */
-#define GAP 16   /* floats between tiles, so that they do not meet in one set of the cache */
+#include "kernels.h"
 
-INLINE long strip_lines(long W) { return W / 2 < STRIP ? STRIP / (W / 2) : 1; }
-INLINE long tile_step(long channels) { return FREQS * channels + GAP; }
-
-long tiles_room(long H, long W, long channels) {
-    return H % 2 || W % 2 ? 0 : 2 * strip_lines(W) * (W / 2) * tile_step(channels);
-}
-
-INLINE void patch_column(const float *in, long line, v8 *to) {
-    v8 a = load(in), b = load(in + line), c = load(in + 2 * line), d = load(in + 3 * line);
+INLINE void patch_column(const float *in, long line, vec *to) {
+    vec a = load(in), b = load(in + line), c = load(in + 2 * line), d = load(in + 3 * line);
     to[0] = a - c, to[1] = b + c, to[2] = c - b, to[3] = b - d;
 }
 
 /* B' d B of 8 channels of a line of `count` patches; a patch shares two columns with the next. */
 INLINE void patch_line(const float *in, long line, long I, long count, float *to) {
-    v8 col[4][4];
+    vec col[4][4];
     patch_column(in, line, col[0]);
     patch_column(in + I, line, col[1]);
     for (long t = 0; t < count; t++, in += 2 * I, to += tile_step(I)) {
@@ -44,23 +37,33 @@ INLINE void patch_line(const float *in, long line, long I, long count, float *to
 /* All patches of `lines` lines of tiles of a padded image [H + 2, W + 2, I]. */
 INLINE void patches(const float *in, long W, long I, long lines, float *to) {
     long line = (W + 2) * I;
+    if (I % LANES) {
+        KERNELS_8.patches(in, W, I, lines, to);
+        return;
+    }
     for (long y = 0; y < lines; y++, in += 2 * line, to += W / 2 * tile_step(I))
         for (long c = 0; c < I; c += LANES) patch_line(in + c, line, I, W / 2, to + c);
 }
 
+/* The same for the wider kernels. */
+static void common_patches(const float *in, long W, long I, long lines, float *to) {
+    if (I == 8) patches(in, W, 8, lines, to);
+    else patches(in, W, I, lines, to);
+}
+
 /* Products of P tiles at one frequency with V vectors of output channels: from [tile][16][I] to [tile][16][V * 8]. */
 INLINE void product_tile(const float *in, const float *weight, long O, float *out, int P, int V, long I) {
-    v8 sum[16];
+    vec sum[16];
 #pragma GCC unroll 16
     for (int t = 0; t < P * V; t++) sum[t] = splat(0);
 #pragma GCC unroll 2
     for (long i = 0; i < I; i++, weight += O, in++) {
-        v8 w[2];
+        vec w[2];
 #pragma GCC unroll 2
         for (int v = 0; v < V; v++) w[v] = load(weight + v * LANES);
 #pragma GCC unroll 16
         for (int p = 0; p < P; p++) {
-            v8 x = splat(in[p * tile_step(I)]);
+            vec x = splat(in[p * tile_step(I)]);
 #pragma GCC unroll 2
             for (int v = 0; v < V; v++) sum[p * V + v] += x * w[v];
         }
@@ -91,10 +94,10 @@ INLINE void products(const float *in, const float *weight, long O, float *out, l
 /* A' m A of 8 channels of a line of `count` tiles, [tile][16][C] to pixels. */
 INLINE void tile_line(const float *in, long C, long count, float *out, long step, long line) {
     for (long t = 0; t < count; t++, in += tile_step(C), out += 2 * step) {
-        v8 top[4], low[4];
+        vec top[4], low[4];
 #pragma GCC unroll 4
         for (int s = 0; s < 4; s++) {
-            v8 a = load(in + s * C), b = load(in + (4 + s) * C), c = load(in + (8 + s) * C), d = load(in + (12 + s) * C);
+            vec a = load(in + s * C), b = load(in + (4 + s) * C), c = load(in + (8 + s) * C), d = load(in + (12 + s) * C);
             top[s] = (a + b) + c;
             low[s] = (b - c) - d;
         }
@@ -127,7 +130,7 @@ INLINE void tiles_with(const conv_job *job, long I) {
 }
 
 /* Common channel counts have code of their own. */
-void conv_by_tiles(const conv_job *job) {
+static void conv_by_tiles(const conv_job *job) {
     if (job->I == 8) tiles_with(job, 8);
     else if (job->I == 16) tiles_with(job, 16);
     else if (job->I == 32) tiles_with(job, 32);
@@ -138,8 +141,8 @@ void conv_by_tiles(const conv_job *job) {
 /* A dY A' of 8 channels of a line of `count` tiles: pixels to [tile][16][O]. */
 INLINE void gradient_line(const float *grad, long step, long line, long O, long count, float *to) {
     for (long t = 0; t < count; t++, grad += 2 * step, to += tile_step(O)) {
-        v8 a = load(grad), b = load(grad + step), c = load(grad + line), d = load(grad + line + step);
-        v8 left[4] = {a, a + c, a - c, -c}, right[4] = {b, b + d, b - d, -d};
+        vec a = load(grad), b = load(grad + step), c = load(grad + line), d = load(grad + line + step);
+        vec left[4] = {a, a + c, a - c, -c}, right[4] = {b, b + d, b - d, -d};
 #pragma GCC unroll 4
         for (int r = 0; r < 4; r++) {
             store(to + (4 * r + 0) * O, left[r]);
@@ -152,17 +155,17 @@ INLINE void gradient_line(const float *grad, long step, long line, long O, long 
 
 /* J input channels x V vectors of output channels at one frequency, summed over the tiles of a strip. */
 INLINE void wgrad_products(const float *in, const float *grad, float *sum, long tiles, int J, int V, long I, long O) {
-    v8 part[16];
+    vec part[16];
 #pragma GCC unroll 16
     for (int t = 0; t < J * V; t++) part[t] = splat(0);
 #pragma GCC unroll 2
     for (long t = 0; t < tiles; t++, in += tile_step(I), grad += tile_step(O)) {
-        v8 g[2];
+        vec g[2];
 #pragma GCC unroll 2
         for (int v = 0; v < V; v++) g[v] = load(grad + v * LANES);
 #pragma GCC unroll 16
         for (int j = 0; j < J; j++) {
-            v8 x = splat(in[j]);
+            vec x = splat(in[j]);
 #pragma GCC unroll 2
             for (int v = 0; v < V; v++) part[j * V + v] += x * g[v];
         }
@@ -198,7 +201,7 @@ INLINE void wgrad_with(const wgrad_job *job, long I, long O) {
 }
 
 /* As conv_by_tiles. */
-void wgrad_by_tiles(const wgrad_job *job) {
+static void wgrad_by_tiles(const wgrad_job *job) {
     if (job->I == 8 && job->O == 8) wgrad_with(job, 8, 8);
     else if (job->I == 8 && job->O == 16) wgrad_with(job, 8, 16);
     else if (job->I == 16 && job->O == 16) wgrad_with(job, 16, 16);
@@ -206,3 +209,5 @@ void wgrad_by_tiles(const wgrad_job *job) {
     else if (job->I == 32 && job->O == 32) wgrad_with(job, 32, 32);
     else wgrad_with(job, job->I, job->O);
 }
+
+#endif

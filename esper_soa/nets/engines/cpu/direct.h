@@ -4,7 +4,10 @@
  * each output pixel is a few dot products. Tiles of pixels x vectors of output channels stay in registers. Every output
  * is summed in the same order whatever the tile, so results do not depend on the tiling.
  */
-#include "conv.h"
+#ifndef ESPER_DIRECT_H
+#define ESPER_DIRECT_H
+
+#include "kernels.h"
 
 /* The kernel and what it reads: constants where the caller's are. */
 typedef struct {
@@ -14,7 +17,7 @@ typedef struct {
 /* P pixels in a row x V vectors of channels. */
 INLINE void conv_tile(const conv_job *job, const float *in, const float *weight, float *out, int P, int V, reach r) {
     long runs = r.step == r.I ? 1 : r.k, each = r.step == r.I ? r.k * r.I : r.I;
-    v8 sum[16];
+    vec sum[16];
 #pragma GCC unroll 16
     for (int t = 0; t < P * V; t++) sum[t] = splat(0);
     for (long ky = 0; ky < r.k; ky++, in += (job->W + r.k - 1) * r.step)
@@ -22,12 +25,12 @@ INLINE void conv_tile(const conv_job *job, const float *in, const float *weight,
             const float *from = in + run * r.step;
 #pragma GCC unroll 2
             for (long j = 0; j < each; j++, weight += job->O, from++) {
-                v8 w[4];
+                vec w[4];
 #pragma GCC unroll 4
                 for (int v = 0; v < V; v++) w[v] = load(weight + v * LANES);
 #pragma GCC unroll 16
                 for (int p = 0; p < P; p++) {
-                    v8 x = splat(from[p * r.step]);
+                    vec x = splat(from[p * r.step]);
 #pragma GCC unroll 4
                     for (int v = 0; v < V; v++) sum[p * V + v] += x * w[v];
                 }
@@ -41,17 +44,17 @@ INLINE void conv_tile(const conv_job *job, const float *in, const float *weight,
 
 /* P pixels in a row of a 3x3 kernel x one vector: a number that was loaded serves the three pixels that it is near. */
 INLINE void conv_narrow_tile(const conv_job *job, const float *in, const float *weight, float *out, int P, reach r) {
-    v8 sum[16];
+    vec sum[16];
 #pragma GCC unroll 16
     for (int p = 0; p < P; p++) sum[p] = splat(0);
     for (long ky = 0; ky < 3; ky++, in += (job->W + 2) * r.step, weight += 3 * r.I * job->O)
         for (long i = 0; i < r.I; i++) {
-            v8 w[3];
+            vec w[3];
 #pragma GCC unroll 3
             for (int kx = 0; kx < 3; kx++) w[kx] = load(weight + (kx * r.I + i) * job->O);
 #pragma GCC unroll 16
             for (int q = 0; q < P + 2; q++) {
-                v8 x = splat(in[q * r.step + i]);
+                vec x = splat(in[q * r.step + i]);
 #pragma GCC unroll 3
                 for (int kx = 0; kx < 3; kx++)
                     if (q - kx >= 0 && q - kx < P) sum[q - kx] += x * w[kx];
@@ -61,16 +64,16 @@ INLINE void conv_narrow_tile(const conv_job *job, const float *in, const float *
     for (int p = 0; p < P; p++) store(out + p * job->step, sum[p]);
 }
 
+#define TILES(P) for (; x + (P) <= job->W; x += (P)) TILE(P);
+
 INLINE void conv_narrow_row(const conv_job *job, const float *in, const float *weight, float *out, reach r) {
     long x = 0;
 #define TILE(P) conv_narrow_tile(job, in + x * r.step, weight, out + x * job->step, P, r)
-#define TILES(P) for (; x + (P) <= job->W; x += (P)) TILE(P);
     for (; x + 21 <= job->W; x += 11) TILE(11);
     if (job->W - x == 10) TILES(10)
     TILES(8)
     TILES(4)
     TILES(1)
-#undef TILES
 #undef TILE
 }
 
@@ -78,7 +81,6 @@ INLINE void conv_narrow_row(const conv_job *job, const float *in, const float *w
 INLINE void conv_row(const conv_job *job, const float *in, const float *weight, float *out, int V, reach r) {
     long x = 0;
 #define TILE(P) conv_tile(job, in + x * r.step, weight, out + x * job->step, P, V, r)
-#define TILES(P) for (; x + (P) <= job->W; x += (P)) TILE(P);
     if (V == 1) {
         TILES(8)
     } else {
@@ -103,7 +105,7 @@ INLINE void conv_with(const conv_job *job, reach r) {
 }
 
 /* Images of three colours, pointwise kernels and pixels without room for more have code of their own. */
-void conv_by_taps(const conv_job *job) {
+static void conv_by_taps(const conv_job *job) {
     long I = job->I, step = job->in_step;
     if (job->k == 3 && I == 3 && step == 3) conv_with(job, (reach){3, 3, 3});
     else if (job->k == 1 && I == 3 && step == 3) conv_with(job, (reach){3, 1, 3});
@@ -115,19 +117,19 @@ void conv_by_taps(const conv_job *job) {
 
 /* J numbers of the input row x V vectors of output channels, over all pixels. */
 INLINE void wgrad_tile(const wgrad_job *job, const float *in, const float *out, float *sum, int J, int V) {
-    v8 part[16];
+    vec part[16];
 #pragma GCC unroll 16
     for (int t = 0; t < J * V; t++) part[t] = splat(0);
     for (long y = 0; y < job->H; y++, in += (job->W + job->k - 1) * job->in_step, out += job->line) {
         const float *from = in, *grad = out;
 #pragma GCC unroll 2
         for (long x = 0; x < job->W; x++, from += job->in_step, grad += job->step) {
-            v8 g[2];
+            vec g[2];
 #pragma GCC unroll 2
             for (int v = 0; v < V; v++) g[v] = load(grad + v * LANES);
 #pragma GCC unroll 16
             for (int j = 0; j < J; j++) {
-                v8 value = splat(from[j]);
+                vec value = splat(from[j]);
 #pragma GCC unroll 2
                 for (int v = 0; v < V; v++) part[j * V + v] += value * g[v];
             }
@@ -160,10 +162,11 @@ INLINE void wgrad_rows(const wgrad_job *job, long ky, long o, int V) {
             wgrad_run(job, in + kx * job->in_step, sum + kx * job->I * job->O, job->I, o, V);
 }
 
-void wgrad_by_taps(const wgrad_job *job) {
-    long o = 0;
-    for (; o + 2 * LANES <= job->O; o += 2 * LANES)
-        for (long ky = 0; ky < job->k; ky++) wgrad_rows(job, ky, o, 2);
-    if (o < job->O)
-        for (long ky = 0; ky < job->k; ky++) wgrad_rows(job, ky, o, 1);
+static void wgrad_by_taps(const wgrad_job *job) {
+    for (long o = 0; o < job->O; o += 2 * LANES)
+        for (long ky = 0; ky < job->k; ky++)
+            if (o + 2 * LANES <= job->O) wgrad_rows(job, ky, o, 2);
+            else wgrad_rows(job, ky, o, 1);
 }
+
+#endif

@@ -1,0 +1,22 @@
+/* The table of kernels of one width; included by the files that say which. */
+#include "block.h"
+#include "join.h"
+#include "parts.h"
+#include "pool.h"
+#include "seed.h"
+
+const kernels KERNELS = {
+    .of = {
+        [BLOCK] = {block_train, block_backward},
+        [POOL] = {pool_forward, pool_backward},
+        [SEED] = {seed_forward, seed_backward},
+        [RELU] = {relu_forward, relu_backward},
+        [DEPTH] = {depth_forward, depth_backward},
+        [NORMED] = {normed_forward, normed_backward},
+        [SQUEEZED] = {squeezed_forward, squeezed_backward},
+        [JOIN] = {join_forward, join_backward},
+    },
+    .block_infer = block_infer,
+    .convolve = conv_image,
+    .patches = common_patches,
+};
