@@ -13,7 +13,7 @@ from esper_soa.nets.config import DataConfig, TaskConfig
 from esper_soa.nets.engine import ValidationReport
 from esper_soa.nets.grown import Grown, Pixels, Residents, grown_hosts
 from esper_soa.nets.model.modules import GrownNetwork
-from esper_soa.nets.pools import claim_, read_roster
+from esper_soa.nets.pools import claim_, read_active_seeds
 from esper_soa.state import Slots
 from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Blueprint, Stage
 
@@ -70,10 +70,12 @@ def measured_hosts(native: str, num_envs: int = len(KINDS)) -> Measured:
         blueprint=torch.where(here, code.long(), Blueprint.NONE), blend=blend.long(), stage=stage.long(), alpha=alpha,
         newborn=here, fresh_momentum=here,
     )  # fmt: skip
-    roster, work, rules = read_roster(slots, state.ramp, False), world.work(0), world.rules
-    claim_(world.weights, rules.nets.shape, roster, work.seed_keys)
-    rules.engine.train_(rules.nets, world.weights, alpha, roster, work.training, work.num_batches)
-    return Measured(world, slots, rules.engine.validate(rules.nets, world.weights, alpha, roster, work.validation))
+    active_seeds, work, rules = read_active_seeds(slots, state.ramp, False), world.work(0), world.rules
+    claim_(world.weights, rules.nets.shape, active_seeds, work.seed_keys)
+    rules.engine.train_(rules.nets, world.weights, alpha, active_seeds, work.training, work.num_batches)
+    return Measured(
+        world, slots, rules.engine.validate(rules.nets, world.weights, alpha, active_seeds, work.validation)
+    )
 
 
 @torch.no_grad()

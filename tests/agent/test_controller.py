@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from tiny_world import CPU, EnvStep, play_ledger, tiny_rules
+from tiny_world import CPU, EnvStep, play_state, tiny_rules
 
 from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.agent.controller import Controller, controller_of, controller_spec
@@ -47,7 +47,7 @@ def test_its_actions_are_those_of_the_policy_to_the_bit_with_envs_that_begin_aga
     memory = fresh = original.start(NUM_ENVS, CPU)
     assert module.deterministic is deterministic
     ops = set[int]()
-    for step, played in enumerate(play_ledger(RULES, NUM_ENVS, 1)):
+    for step, played in enumerate(play_state(RULES, NUM_ENVS, 1)):
         again = torch.arange(NUM_ENVS) % 4 == step % 4 if step else torch.zeros(NUM_ENVS, dtype=torch.bool)
         decision, memory = original.act(played.view, restart(memory, fresh, again))
         action = call(module, played, noise=played.view.noise, restarted=again)
@@ -63,7 +63,7 @@ def test_its_actions_are_those_of_the_policy_to_the_bit_with_envs_that_begin_aga
 def test_as_an_agent_it_is_the_policy_and_leaves_its_own_memory_alone() -> None:
     original, module = policy(), controller()
     mine, its = module.start(NUM_ENVS, CPU), original.start(NUM_ENVS, CPU)
-    for played in play_ledger(RULES, NUM_ENVS, 2):
+    for played in play_state(RULES, NUM_ENVS, 2):
         decision, mine = module.act(played.view, mine)
         wanted, its = original.act(played.view, its)
         assert (decision == wanted).all()
@@ -72,7 +72,7 @@ def test_as_an_agent_it_is_the_policy_and_leaves_its_own_memory_alone() -> None:
 
 def test_reset_forgets_and_another_number_of_envs_needs_it() -> None:
     module = controller()
-    (played, *_) = play_ledger(RULES, NUM_ENVS, 3)
+    (played, *_) = play_state(RULES, NUM_ENVS, 3)
     first = call(module, played, noise=played.view.noise)
     remembered = [part.clone() for part in module.memory]
     call(module, played, noise=played.view.noise)
@@ -80,7 +80,7 @@ def test_reset_forgets_and_another_number_of_envs_needs_it() -> None:
     module.reset()
     again = call(module, played, noise=played.view.noise)
     assert all(torch.equal(first[name], again[name]) for name in first)
-    (fewer, *_) = play_ledger(RULES, 2, 3)
+    (fewer, *_) = play_state(RULES, 2, 3)
     with pytest.raises(ValueError, match=r"2 envs, where the memory is of 6: call reset\(\) first"):
         call(module, fewer)
     module.reset()
@@ -89,7 +89,7 @@ def test_reset_forgets_and_another_number_of_envs_needs_it() -> None:
 
 def test_without_noise_it_draws_from_torch_and_every_choice_is_legal() -> None:
     module = controller()
-    for played in play_ledger(RULES, NUM_ENVS, 4):
+    for played in play_state(RULES, NUM_ENVS, 4):
         torch.manual_seed(7)
         before = module.memory
         action = call(module, played)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from grown_hosts import score
-from tiny_world import CPU, play_ledger, tiny_rules
+from tiny_world import CPU, play_state, tiny_rules
 
 from esper_soa import trainer
 from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
@@ -22,7 +22,7 @@ from esper_soa.ops.files import IncompleteError, Unwritten
 from esper_soa.ops.modules import load, specs
 from esper_soa.ops.networks import Networks
 from esper_soa.ops.rundir import RunFolder, resume_start
-from esper_soa.state import LEDGER_FLOAT
+from esper_soa.state import STATE_FLOAT
 from esper_soa.vocabulary import Stage
 
 ROUNDS = 6
@@ -212,9 +212,9 @@ def test_hosts_that_cannot_be_written_are_named_at_the_end(tmp_path: Path, monke
 def standing(world_slots: int, accuracy: list[float], stages: list[int]) -> Standing:
     """Hosts with a seed of conv_heavy in one slot, in these stages, and these accuracies."""
     stage = torch.tensor(stages)[:, None].expand(-1, world_slots)
-    scores = torch.tensor(accuracy, dtype=LEDGER_FLOAT)
+    scores = torch.tensor(accuracy, dtype=STATE_FLOAT)
     none = torch.ones_like(stage)
-    return Standing(stage, 7 * none, none, none.to(LEDGER_FLOAT), scores, scores / 100)
+    return Standing(stage, 7 * none, none, none.to(STATE_FLOAT), scores, scores / 100)
 
 
 NAN = float("nan")
@@ -246,8 +246,8 @@ def test_the_best_host_has_the_highest_accuracy_then_the_fewest_parameters(
 
 def test_a_host_that_was_rolled_back_stands_as_that_left_it_without_an_accuracy() -> None:
     seen = 0
-    for played in play_ledger(tiny_rules(3, 40), 64, 5):
-        before, after = played.percept.state, played.response.state
+    for played in play_state(tiny_rules(3, 40), 64, 5):
+        before, after = played.observed.state, played.result.state
         stood, panic = standing_of(before, after), before.guard.panic
         assert torch.equal(stood.accuracy.isnan(), panic)
         assert torch.equal(stood.stage[panic], after.slots.stage[panic])
