@@ -25,7 +25,6 @@ from esper_soa.config import TrainConfig, settings_yaml
 from esper_soa.controls import play_control
 from esper_soa.env.outcome import hypervolume, trade_offs
 from esper_soa.env.reward import final_rent
-from esper_soa.env.topology import Standing
 from esper_soa.env.world import World
 from esper_soa.errors import OutOfRoomError, UserError, check
 from esper_soa.nets.datasets import ImageSet
@@ -65,8 +64,7 @@ from esper_soa.ops.telemetry import Json, MetricsWriter, keep_rounds
 from esper_soa.ops.verdict import Episode, HostScore, control_words
 from esper_soa.state import STATE_FLOAT
 
-NEWEST = "the newest checkpoint"  # what it is called where it could not be written, and so the next
-BEST_HOST, HOSTS = "networks/best", "networks/hosts"
+NEWEST = "the newest checkpoint"  # what it is called where it could not be written
 
 
 def build_player(cfg: TrainConfig, world: World) -> Player:
@@ -113,8 +111,7 @@ class Run:
         self.player = build_player(from_scratch(cfg) if resumed else cfg, self.world)
         self.watch = Watch(cfg.telemetry.anomaly)
         self.profile = make_profile(cfg.profile, self.device, self.folder.path)
-        self.networks = Networks(self.folder, cfg, self.world)
-        self.standing: Standing | None = None  # of the hosts of the newest round that this process has played
+        self.networks = Networks(self.folder, within.unwritten, cfg, self.world)
         self.done = resume.Progressed()
         self.rounds_before = 0  # that were done when this process went on
         self.written = -1  # rounds done at the newest checkpoint that this process wrote
@@ -184,7 +181,7 @@ class Run:
         for anomaly in self.watch.look(update):
             LOGGER.warning("round %d  %s: %s", number + 1, anomaly.name, anomaly.message)
         self.count(result, collect_seconds + update_seconds)
-        self.keep_best_host(result)
+        self.networks.follow(result.standing, self.done.rounds_done)
         env_steps = self.cfg.envs * self.cfg.steps
         line: dict[str, Json] = {"round": number + 1, "env_steps": (number + 1) * env_steps}
         line |= result.record | {"pareto": asdict(self.pareto())}
@@ -218,19 +215,6 @@ class Run:
         self.done.best_accuracy = accuracy
         with self.within.unwritten.noting(self.folder.best.name):
             save_checkpoint(self.folder.best, self.held)
-
-    def keep_best_host(self, result: RoundResult) -> None:
-        """Write the best host of the round that has just been counted, where it is the best of the run."""
-        self.standing = result.standing
-        self.networks.look(self.standing, self.done.rounds_done)
-        with self.within.unwritten.noting(BEST_HOST):
-            self.networks.write_best()
-
-    def keep_hosts(self) -> None:
-        """Write the hosts of the round that has just been counted."""
-        if self.standing is not None:
-            with self.within.unwritten.noting(HOSTS):
-                self.networks.write_hosts(self.standing, self.done.rounds_done)
 
     def write(self) -> None:
         """Write the checkpoint of the rounds done, once, and drop those that are too old.
@@ -373,7 +357,7 @@ def play(job: Run, shown: Progress) -> HostScore | None:
                     file.sync()
             due = bool(cfg.checkpoint_every) and (number + 1) % cfg.checkpoint_every == 0
             if due or number + 1 == cfg.rounds:
-                job.keep_hosts()
+                job.networks.keep()
             if due:
                 job.write()
             job.heed()

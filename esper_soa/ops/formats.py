@@ -6,8 +6,11 @@ Called by export.py. Every file holds the description of the network too, and is
 import base64
 import io
 import json
+import logging
 import textwrap
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from pprint import pformat
@@ -21,6 +24,7 @@ from esper_soa.ops.files import write_bytes
 from esper_soa.ops.modules import save
 
 WIDTH = 116  # letters of a line of code
+REGISTRATION = "torch.onnx._internal.exporter._registration"  # the logger of torch's exporter
 NEEDED = {"onnx": ("onnx", "onnxscript")}  # packages of the extra of the format's name
 CODE_HEAD = '''"""{title}
 
@@ -69,15 +73,32 @@ def save_onnx(net: GrownNetwork, path: Path) -> None:
     missing = [name for name in NEEDED["onnx"] if find_spec(name) is None]
     if missing:
         raise UserError(f"format=onnx: needs {' and '.join(missing)}. Install esper-soa[onnx]")
-    program = torch.onnx.export(
-        net, (_images(net),), dynamo=True, verbose=False, input_names=["images"], output_names=["logits"],
-        dynamic_shapes=(_BATCH,),
-    )  # fmt: skip
+    with _unheard():
+        program = torch.onnx.export(
+            net, (_images(net),), dynamo=True, verbose=False, input_names=["images"], output_names=["logits"],
+            dynamic_shapes=(_BATCH,),
+        )  # fmt: skip
     if program is None:
         raise RuntimeError("torch.onnx.export gave no program")
     model = program.model_proto
     model.metadata_props.add(key="spec", value=json.dumps(net.spec))
     write_bytes(path, model.SerializeToString())
+
+
+@contextmanager
+def _unheard() -> Iterator[None]:
+    """Without what the exporter says of itself, and no user can do anything about: packages that it could also export,
+    and names of torch that it uses and should not.
+    """
+    logger = logging.getLogger(REGISTRATION)
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning)
+            yield
+    finally:
+        logger.setLevel(before)
 
 
 def save_code(net: GrownNetwork, path: Path) -> None:

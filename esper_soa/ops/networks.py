@@ -5,6 +5,7 @@ ends with a better host, `hosts_000006.safetensors` beside `checkpoint_000006.pt
 finds what was the best host then, as the ones before are kept while a checkpoint needs them. Called by the trainer.
 """
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,19 +13,22 @@ from esper_soa.config import TrainConfig
 from esper_soa.env.topology import Standing
 from esper_soa.env.world import World
 from esper_soa.nets.grown import Grown, Pixels, Residents, grown_hosts
-from esper_soa.ops.files import LOGGER
+from esper_soa.ops.files import LOGGER, Unwritten
 from esper_soa.ops.modules import ModuleFileError, load, save, save_hosts
 from esper_soa.ops.rundir import RunFolder, package_versions, round_of_network, rounds_of
 
+BEST, HOSTS = "networks/best", "networks/hosts"  # what files are called that could not be written
+
 
 class Networks:
-    """Writes the folder. What cannot be written waits for the next time."""
+    """Writes the folder. A best host that cannot be written waits for the next round."""
 
-    def __init__(self, folder: RunFolder, cfg: TrainConfig, world: World) -> None:
+    def __init__(self, folder: RunFolder, unwritten: Unwritten, cfg: TrainConfig, world: World) -> None:
         """At the start of a run: no host has been seen."""
-        self.folder, self.cfg, self.world = folder, cfg, world
+        self.folder, self.unwritten, self.cfg, self.world = folder, unwritten, cfg, world
         self.best: dict | None = None  # spec of the best host so far
         self.waiting: Grown | None = None  # it, where it is not written yet
+        self.newest: tuple[Standing, int] | None = None  # the round that this process has played last, and its number
 
     def go_back(self, rounds: int) -> None:
         """The run goes on after `rounds` rounds: later files are dropped, and the best host is that of then."""
@@ -37,6 +41,25 @@ class Networks:
                 return
             except ModuleFileError as error:
                 LOGGER.warning("networks %s: it is passed over", error)
+        if rounds:
+            LOGGER.warning("networks the best host so far is not there: that of the rounds to come will be the best")
+
+    def follow(self, standing: Standing, number: int) -> None:
+        """Round `number` (from 1) has ended with these hosts: write the best one where it is the best of the run."""
+        self.newest = standing, number
+        self.look(standing, number)
+        if self.waiting is not None:
+            with self.unwritten.noting(BEST):
+                save(self.waiting.network(), self._path("best", self.waiting.spec["round"]))
+                self.waiting = None
+
+    def keep(self) -> None:
+        """Write all hosts of the newest round, as long as they are what they were then."""
+        if self.newest is not None:
+            standing, number = self.newest
+            with self.unwritten.noting(HOSTS):
+                hosts = self.hosts(standing, number, range(len(standing.accuracy)))
+                save_hosts(hosts, self._path("hosts", number))
 
     def look(self, standing: Standing, number: int) -> None:
         """Hold the best host of round `number` (from 1), where it is better than all before.
@@ -45,24 +68,13 @@ class Networks:
         env. A host that was rolled back at its last env-step has no accuracy, and is never the best.
         """
         accuracies = standing.accuracy.tolist()
-        finite = [accuracy for accuracy in accuracies if accuracy == accuracy]
+        finite = [accuracy for accuracy in accuracies if math.isfinite(accuracy)]
         if not finite or (self.best is not None and max(finite) < self.best["accuracy"]):
             return
         envs = [env for env, accuracy in enumerate(accuracies) if accuracy == max(finite)]
         found = min(self.hosts(standing, number, envs), key=lambda host: host.spec["parameters"])
         if self.best is None or _rank(found.spec) > _rank(self.best):
             self.best, self.waiting = found.spec, found
-
-    def write_best(self) -> None:
-        """Write the best host, once; raises OSError."""
-        if self.waiting is not None:
-            save(self.waiting.network(), self._path("best", self.waiting.spec["round"]))
-            self.waiting = None
-
-    def write_hosts(self, standing: Standing, number: int) -> None:
-        """Write all hosts of round `number` (from 1); raises OSError."""
-        hosts = self.hosts(standing, number, range(len(standing.accuracy)))
-        save_hosts(hosts, self._path("hosts", number))
 
     def tidy(self) -> None:
         """Drop what no checkpoint needs: of each kind, all but the newest of those that the oldest has seen."""

@@ -18,7 +18,7 @@ from esper_soa.env.config import GatesConfig
 from esper_soa.env.topology import Standing, standing_of
 from esper_soa.nets.config import DataConfig, TaskConfig
 from esper_soa.ops import networks
-from esper_soa.ops.files import IncompleteError
+from esper_soa.ops.files import IncompleteError, Unwritten
 from esper_soa.ops.modules import load, specs
 from esper_soa.ops.networks import Networks
 from esper_soa.ops.rundir import RunFolder, resume_start
@@ -150,9 +150,18 @@ def test_a_damaged_best_host_is_passed_over_with_a_warning(undisturbed: RunFolde
     shutil.copytree(undisturbed.path, folder.path)
     newest = folder.network_files("best")[-1]
     newest.write_bytes(newest.read_bytes()[:100])
-    found = Networks(folder, settings(), build_world(settings(), CPU))
+    found = Networks(folder, Unwritten(), settings(), build_world(settings(), CPU))
     found.go_back(ROUNDS)
     assert found.best is None or found.best["round"] < int(newest.stem.removeprefix("best_"))
+
+
+def test_a_run_whose_networks_are_gone_goes_on_and_says_so(undisturbed: RunFolder, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    shutil.copytree(undisturbed.path, folder.path)
+    shutil.rmtree(folder.networks)
+    resumed(settings(rounds=ROUNDS + 1), folder.path)
+    assert load(folder.network_files("best")[-1]).spec["round"] == ROUNDS + 1
+    assert "networks the best host so far is not there" in folder.log.read_text()
 
 
 def test_they_are_there_before_the_control_plays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,10 +236,9 @@ FOSSIL, EMPTY = Stage.FOSSILIZED, Stage.EMPTY
 def test_the_best_host_has_the_highest_accuracy_then_the_fewest_parameters(
     tmp_path: Path, rounds: list[tuple[list[float], list[int]]], best: tuple[int, int] | None
 ) -> None:
-    found = Networks(RunFolder(tmp_path), settings(), build_world(settings(), CPU))
+    found = Networks(RunFolder(tmp_path), Unwritten(), settings(), build_world(settings(), CPU))
     for number, (accuracy, stages) in enumerate(rounds, 1):
-        found.look(standing(2, accuracy, stages), number)
-        found.write_best()
+        found.follow(standing(2, accuracy, stages), number)
     assert (found.best and (found.best["round"], found.best["env"])) == best
     files = RunFolder(tmp_path).network_files("best")
     assert [load(path).spec for path in files[-1:]] == ([] if best is None else [found.best])
