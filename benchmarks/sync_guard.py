@@ -26,7 +26,7 @@ VALUE_DEPENDENT = (
     aten._unique, aten._unique2, aten.unique_dim, aten.unique_consecutive, aten.repeat_interleave, aten.allclose,
 )  # fmt: skip
 INDEXING = (aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_)
-ON_CPU_ALONE = ("nowhere", "_copy_where_", "_ended")  # of nets/snapshot.py and agent/ppo.py
+ON_CPU_ALONE = ("nowhere", "_copy_where_", "_ended")  # of state.py, nets/snapshot.py and agent/ppo.py
 READS = ("item", "tolist", "numpy", "cpu", "__array__", "__bool__", "__int__", "__float__", "__index__", "__complex__")
 UPLOADS = (torch.tensor, torch.as_tensor)
 
