@@ -63,10 +63,13 @@ class SyncGuard:
             mode.__exit__(kind, error, trace)
 
     def report(self, operation: str) -> None:
-        """Log the operation where it is allowed, raise HostSyncError elsewhere."""
+        """An operation for which a device would be waited for has been met."""
         function = calling_function()
-        if function.split(".")[-1] in ON_CPU_ALONE:
-            return
+        if function.split(".")[-1] not in ON_CPU_ALONE:
+            self.note(function, operation)
+
+    def note(self, function: str, operation: str) -> None:
+        """Log the operation where it is allowed, raise HostSyncError elsewhere."""
         if self.allowed.isdisjoint(function.split(".")):
             raise HostSyncError(f"{operation} in {function}")
         self.log.append(Sync(function, operation))
