@@ -9,7 +9,7 @@ from esper_soa.config import TrainConfig
 from esper_soa.env.attribution import prefix_codes
 from esper_soa.env.reward_records import RewardSettings
 from esper_soa.env.shapley import arrival_orders
-from esper_soa.env.step import EAGER, Rules, StepKernels, compiled, on_fixed_memory
+from esper_soa.env.step import EAGER, Rules, StepKernels, compiled, on_static_buffers
 from esper_soa.env.world import Sizes, World
 from esper_soa.nets.choose import choose_engine
 from esper_soa.nets.config import SubsetRows, enabled_slots
@@ -96,4 +96,4 @@ def build_kernels(cfg: TrainConfig, device: torch.device) -> StepKernels:
         torch.compiler.reset()  # jobs of a sweep share a process: what one compiled is nothing to the next
         kernels = compiled()._replace(reason=reason)
     still = decision_cache(cfg.compute.cuda_graphs, device)
-    return kernels if still is None else on_fixed_memory(kernels, still)
+    return kernels if captured is None else on_static_buffers(kernels, captured)

@@ -322,7 +322,7 @@ def write_versions(
         "device": device,
         "data": dict(data),
         "kernels": dict(kernels),
-        "ledger": ledger,
+        "state": ledger,
     }
     write_text(folder.versions, json.dumps(record, indent=2) + "\n")
 

@@ -21,7 +21,7 @@ STEPS = 6
 
 
 def world_of(task: TaskConfig, kept: bool = False) -> World:
-    """Two hosts of `task` with two slots; kept: their steps stay on fixed memory."""
+    """Two hosts of `task` with two slots; kept: their steps stay on static buffers."""
     cfg = tiny_settings(2, 2, STEPS)
     world = build_world(replace(cfg, task=task), CPU)
     if kept:

@@ -194,9 +194,9 @@ def test_versions_name_software_machine_device_and_data(tmp_path: Path) -> None:
         folder, "cpu (test)", {"name": "fashion32", "source": "embedded", "identity": "abc"}, KERNELS, "not compiled"
     )
     record = json.loads(folder.versions.read_text())
-    assert set(record) == {"python", "packages", "git", "platform", "cpu_count", "device", "data", "kernels", "ledger"}
+    assert set(record) == {"python", "packages", "git", "platform", "cpu_count", "device", "data", "kernels", "state"}
     assert record["kernels"] == KERNELS
-    assert record["ledger"] == "not compiled"
+    assert record["state"] == "not compiled"
     assert record["data"]["name"] == "fashion32"
     assert record["device"] == "cpu (test)"
     assert record["packages"]["torch"]
