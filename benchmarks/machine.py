@@ -113,9 +113,9 @@ def wait_for(device: torch.device) -> None:
 class SyncCount(SyncGuard):
     """Counts what the host would wait for, wherever it is."""
 
-    def report(self, operation: str) -> None:
+    def note(self, function: str, operation: str) -> None:
         """Log it; nothing is forbidden here."""
-        self.log.append(Sync("", operation))
+        self.log.append(Sync(function, operation))
 
 
 def count_syncs(action: Callable[[], object], device: torch.device) -> int:

@@ -26,7 +26,7 @@ VALUE_DEPENDENT = (
     aten._unique, aten._unique2, aten.unique_dim, aten.unique_consecutive, aten.repeat_interleave, aten.allclose,
 )  # fmt: skip
 INDEXING = (aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_)
-ON_CPU_ALONE = ("nowhere", "_copy_where_", "_ended")  # of nets/snapshot.py and agent/ppo.py
+ON_CPU_ALONE = ("nowhere", "_copy_where_", "_ended")  # of state.py, nets/snapshot.py and agent/ppo.py
 READS = ("item", "tolist", "numpy", "cpu", "__array__", "__bool__", "__int__", "__float__", "__index__", "__complex__")
 UPLOADS = (torch.tensor, torch.as_tensor)
 
@@ -63,10 +63,13 @@ class SyncGuard:
             mode.__exit__(kind, error, trace)
 
     def report(self, operation: str) -> None:
-        """Log the operation where it is allowed, raise HostSyncError elsewhere."""
+        """An operation for which a device would be waited for has been met."""
         function = calling_function()
-        if function.split(".")[-1] in ON_CPU_ALONE:
-            return
+        if function.split(".")[-1] not in ON_CPU_ALONE:
+            self.note(function, operation)
+
+    def note(self, function: str, operation: str) -> None:
+        """Log the operation where it is allowed, raise HostSyncError elsewhere."""
         if self.allowed.isdisjoint(function.split(".")):
             raise HostSyncError(f"{operation} in {function}")
         self.log.append(Sync(function, operation))

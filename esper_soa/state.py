@@ -26,6 +26,14 @@ def stage_in(stage: Tensor, stages: tuple[int, ...]) -> Tensor:
     return found
 
 
+def nowhere(where: Tensor) -> bool:
+    """Whether `where` (bool) is known to be False throughout, for what is nearly always so and dear where it is not.
+
+    Known on a CPU alone, where looking costs nothing, and not in code that is compiled, which is the same for all.
+    """
+    return where.device.type == "cpu" and not torch.compiler.is_compiling() and not bool(where.any())
+
+
 def select(where: Tensor, one: Record, other: Record) -> Record:
     """`one` in the envs of `where` (bool [N]), `other` in the rest; both are flat records [N, ...] of the same kind."""
     masks = {dims: where.reshape(-1, *[1] * (dims - 1)) for dims in (1, 2, 3)}

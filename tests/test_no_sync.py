@@ -234,11 +234,12 @@ def test_training_and_validation_read_the_roster_and_nothing_else(num_envs: int,
 
 
 STEP_CODE = ("agent", "env", "nets", "ops/collect.py", "ops/metrics.py", "state.py")
-# Functions that name the host: a copy there that is started and not waited for, and buffers of a policy that is being
-# built. What the native kernels read is on the host anyway.
+# Functions that name the host: a copy there that is started and not waited for, buffers of a policy that is being
+# built, and a user's images before a run. What the native kernels read is on the host anyway.
 HOST_NAMED = {
     ("ops/metrics.py", "read_progress"),
     ("agent/policy.py", "__init__"),
+    ("nets/your_images.py", "images"),
 }
 
 

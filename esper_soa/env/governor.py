@@ -14,7 +14,7 @@ from esper_soa.env.config import GUARD_WINDOW, NUM_REASONS, GovernorConfig
 from esper_soa.env.lifecycle import prune_now
 from esper_soa.env.masks import choices_left
 from esper_soa.env.reward_terms import RewardTerms, add_terms, no_terms
-from esper_soa.state import STATE_FLOAT, EnvState, Guard, Masks, Measurements
+from esper_soa.state import STATE_FLOAT, EnvState, Guard, Masks, Measurements, nowhere
 from esper_soa.vocabulary import HEADS, Op
 
 RECOVERED_SHARE = 0.6  # mean loss below this share of the chance loss: the host had learned something
@@ -81,6 +81,8 @@ def quarantine(measured: Measurements, state: EnvState) -> Measurements:
     Nothing about its seeds counts as measured, so nothing of it reaches attribution, state, observation or learner.
     """
     panic, signals = state.guard.panic, state.signals
+    if nowhere(panic):
+        return measured
     trusted = ~panic[:, None]
     return measured.replace(
         train_loss=torch.where(panic, torch.nan, measured.train_loss),
@@ -94,6 +96,8 @@ def quarantine(measured: Measurements, state: EnvState) -> Measurements:
 
 def only_wait(masks: Masks, where: Tensor) -> Masks:
     """`masks` that leave the envs `where` (bool [N]) nothing but WAIT."""
+    if nowhere(where):
+        return masks
     left = ~where[:, None] | (torch.arange(masks.op.shape[1], device=where.device) == Op.WAIT)
     op = masks.op & left
     fixed = {head.name: masks.get(head.name) & choices_left(head, op) for head in HEADS if head.fixed}

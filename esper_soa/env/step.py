@@ -28,7 +28,17 @@ from esper_soa.nets.engine import Engine, NetsConfig, TrainingFeed, ValidationFe
 from esper_soa.nets.graphs import StepCache, captured_call
 from esper_soa.nets.pools import claim_, read_active_seeds
 from esper_soa.nets.snapshot import restore_where_, snapshot_where_
-from esper_soa.state import Action, ActionOutcome, Attribution, EnvState, Masks, Measurements, Observation, select
+from esper_soa.state import (
+    Action,
+    ActionOutcome,
+    Attribution,
+    EnvState,
+    Masks,
+    Measurements,
+    Observation,
+    nowhere,
+    select,
+)
 from esper_soa.vocabulary import Op, Stage
 
 PhaseEnded = Callable[[str], None]  # is told which phase has just ended
@@ -175,6 +185,8 @@ def apply_action(rules: Rules, observed: Observed, action: Action) -> StepResult
     signals = state.signals.replace(last_op=action.op, last_success=outcome.success)
     guard = state.guard.replace(snapshot_due=state.guard.snapshot_due | (outcome.fossilized & ~panic))
     state = state.replace(slots=slots, ramp=ramp, signals=signals, guard=guard)
+    if nowhere(panic):
+        return StepResult(_count(before, state, outcome), terms, outcome)
     sunk, penalty = roll_back(before, rules.governor, rules.reward.config.auto_prune_penalty)
     state = state.replace(
         slots=select(panic, sunk.slots, state.slots),

@@ -11,6 +11,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from esper_soa.nets.host import HostShape
+from esper_soa.state import nowhere
 
 HOST_ROWS = ("params", "statistics")
 
@@ -72,8 +73,3 @@ def _copy_where_(target: Tensor, source: Tensor, where: Tensor) -> None:
         target[rows] = source[rows]
     else:
         torch.where(where[:, None], source, target, out=target)
-
-
-def nowhere(where: Tensor) -> bool:
-    """Whether `where` (bool) is known to be False throughout: never on a device that would have to be waited for."""
-    return where.device.type == "cpu" and not bool(where.any())
