@@ -154,7 +154,7 @@ def shuffled_batches(images: Tensor, labels: Tensor, batch: int, random: Generat
 
 
 def env_step(
-    envs: Sequence[LoopEnv], work: Workload, data: LoopData, lap: Callable[[str], None] = untimed
+    envs: Sequence[LoopEnv], work: Workload, data: LoopData, phase_ended: Callable[[str], None] = untimed
 ) -> list[Done]:
     """One env-step of every env, in which nothing is done to its slots; returns what each has worked on.
 
@@ -165,18 +165,18 @@ def env_step(
     trained, tested = [], []
     for env, random in envs:
         batches = data.train(work.batch, random)
-        lap("data")
+        phase_ended("data")
         trained.append(env.training_pass(batches))
-        lap("training")
+        phase_ended("training")
         tested.append(env.fused_validation_pass(validation) if work.fused else env.validation_pass(validation))
-        lap("validation")
+        phase_ended("validation")
     numbers = read_together([*trained, *tested])
     for place, (env, _) in enumerate(envs):
         reading = trained[place].read(numbers[place])
         env.record(reading, tested[place].read(numbers[len(envs) + place]))
         env.apply(ScalarAction())
         env.tick()
-    lap("ledger")
+    phase_ended("state")
     return [
         Done(one.num_images, other.num_images * len(other.codes)) for one, other in zip(trained, tested, strict=True)
     ]

@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu_tasks NAME [--device cuda] [--tiny]
 
-Prints one JSON line with what was found. On a CPU, with tiny sizes, the same code is rehearsed: steps on fixed memory
+Prints one JSON line with what was found. On a CPU, with tiny sizes, the same code is rehearsed: steps on static buffers
 instead of CUDA graphs, Triton's interpreter (TRITON_INTERPRET=1) instead of its compiler.
 """
 
@@ -28,9 +28,9 @@ from benchmarks.eps_config import EpsConfig
 from benchmarks.sides import EngineSide
 from benchmarks.sync_guard import SyncGuard
 from benchmarks.timing import BenchmarkError
-from esper_soa.agent.policy import RecurrentPolicy, StillPolicy
+from esper_soa.agent.policy import CapturedPolicy, RecurrentPolicy
 from esper_soa.config import ComputeConfig
-from esper_soa.env.step import guard_, on_fixed_memory
+from esper_soa.env.step import guard_, on_static_buffers
 from esper_soa.errors import UserError
 from esper_soa.nets import batched
 from esper_soa.nets.engine import Engine
@@ -38,7 +38,7 @@ from esper_soa.nets.engines.gpu.support import unavailable_reason
 from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.graphs import StepCache
 from esper_soa.nets.layers import PLAIN
-from esper_soa.nets.pools import claim_, read_roster
+from esper_soa.nets.pools import claim_, read_active_seeds
 from esper_soa.ops.device import resolve_device
 from esper_soa.state import Measurements, View
 
@@ -83,7 +83,7 @@ def work(place: Place, rung: str, envs: int, batch_size: int) -> EpsConfig:
 
 
 def side_at(place: Place, rung: str, cfg: EpsConfig) -> EngineSide:
-    """The engine of a work; in a rehearsal its steps lie on fixed memory where a GPU would replay graphs."""
+    """The engine of a work; in a rehearsal its steps lie on static buffers where a GPU would replay graphs."""
     side = EngineSide(cfg)
     if place.device.type == "cpu" and ("graphs" in rung or "networks" in rung):
         rules = side.world.rules
@@ -91,7 +91,7 @@ def side_at(place: Place, rung: str, cfg: EpsConfig) -> EngineSide:
             raise BenchmarkError(f"{rung}: {rules.engine.chosen.reason} keeps no steps")
         side.world.rules = rules._replace(engine=replace(rules.engine, steps=StepCache(capture=False)))
     if place.device.type == "cpu" and "graphs" in rung:
-        keep_decisions_still(side)
+        capture_decisions(side)
     return side
 
 
@@ -100,11 +100,11 @@ def counts_of(engine: Engine) -> dict[str, int]:
     return dict(engine.steps.counts) if isinstance(engine, TorchEngine) and engine.steps is not None else {}
 
 
-def keep_decisions_still(side: EngineSide) -> None:
-    """State machine, policy and update on fixed memory, without graphs."""
-    side.world.kernels = on_fixed_memory(side.world.kernels, StepCache(capture=False))
+def capture_decisions(side: EngineSide) -> None:
+    """State machine, policy and update on static buffers, without graphs."""
+    side.world.kernels = on_static_buffers(side.world.kernels, StepCache(capture=False))
     if isinstance(side.waiting.agent, RecurrentPolicy) and side.learner is not None:
-        side.waiting.agent = StillPolicy(side.waiting.agent, StepCache(capture=False))
+        side.waiting.agent = CapturedPolicy(side.waiting.agent, StepCache(capture=False))
         side.learner.steps = StepCache(capture=False)
 
 
@@ -133,35 +133,35 @@ def parity(place: Place, rung: str) -> Found:
 
 
 def syncs(place: Place, rung: str) -> Found:
-    """An env-step, from the roster on, in which the host may not wait for the device; raises where it does."""
+    """An env-step, from the active seeds on, in which the host may not wait for the device; raises where it does."""
     side = side_at(place, rung, work(place, rung, 4, 32))
     side.warm_up()
     guarded_step(side, place.device)
-    return {"ok": True, "syncs": 0, "apart_from": "read_roster, once per env-step"}
+    return {"ok": True, "syncs": 0, "apart_from": "read_active_seeds, once per env-step"}
 
 
 def guarded_step(side: EngineSide, device: torch.device) -> None:
-    """As env/step.py and ops/collect.py do it, the read of the roster left outside of the guard."""
+    """As env/step.py and ops/collect.py do it, the read of the active seeds left outside of the guard."""
     world, rules, state = side.world, side.world.rules, side.episode.env.state
     todo, alpha, memory = world.work(side.step), state.slots.alpha, side.player.agent.start(side.cfg.envs, device)
-    noise, roster = world.noise(side.step), read_roster(state.slots, state.ramp, False)
+    noise, active_seeds = world.noise(side.step), read_active_seeds(state.slots, state.ramp, False)
     with no_syncs(device):
-        claim_(world.weights, rules.nets.shape, roster, todo.seed_keys)
-        trained = rules.engine.train_(rules.nets, world.weights, alpha, roster, todo.training, todo.num_batches)
-        tested = rules.engine.validate(rules.nets, world.weights, alpha, roster, todo.validation)
+        claim_(world.weights, rules.nets.shape, active_seeds, todo.seed_keys)
+        trained = rules.engine.train_(rules.nets, world.weights, alpha, active_seeds, todo.training, todo.num_batches)
+        tested = rules.engine.validate(rules.nets, world.weights, alpha, active_seeds, todo.validation)
         measured = Measurements(
             train_loss=trained.loss, train_accuracy=trained.accuracy, val_loss=tested.loss, accuracy=tested.accuracy,
             subset=tested.subset, ablated=tested.ablated, gradients=trained.gradients, batch_size=state.batch_size,
         )  # fmt: skip
         state, measured = guard_(rules, world.weights, state, measured)
-        percept = world.kernels.perceive(rules, state, measured)
+        observed = world.kernels.record_and_observe(rules, state, measured)
         view = View(
-            state=percept.state, observation=percept.observation, masks=percept.masks, noise=noise,
+            state=observed.state, observation=observed.observation, masks=observed.masks, noise=noise,
             batch_size=state.batch_size,
         )  # fmt: skip
         with torch.no_grad():
             decision, _ = side.player.agent.act(view, memory)
-        world.kernels.respond(rules, percept, decision.action)
+        world.kernels.apply_action(rules, observed, decision.action)
 
 
 @contextmanager

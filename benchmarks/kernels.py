@@ -26,7 +26,7 @@ from esper_soa.env.step import EAGER, Rules, StepKernels, compiled, initial_stat
 from esper_soa.errors import UserError
 from esper_soa.nets import streams
 from esper_soa.ops.device import apply_threads, device_name, keep_freed_memory, resolve_device
-from esper_soa.state import LEDGER_FLOAT, EnvState, GradientStats, Measurements, Slots, View
+from esper_soa.state import STATE_FLOAT, EnvState, GradientStats, Measurements, Slots, View
 from esper_soa.vocabulary import HEADS, Stage
 
 WARMUP_STEPS = 20  # env-steps before anything is timed: by then seeds of every age are about
@@ -67,9 +67,9 @@ def make(num_envs: int, num_slots: int, step: int, device: torch.device) -> Made
         return streams.uniform(keys, start + torch.arange(count, device=device), dtype)
 
     return Made(
-        loss=0.5 + draw(0, 1, LEDGER_FLOAT).squeeze(1),
-        accuracy=50 + 10 * draw(1, 2**num_slots, LEDGER_FLOAT),
-        gradient=draw(1000, num_slots, LEDGER_FLOAT),
+        loss=0.5 + draw(0, 1, STATE_FLOAT).squeeze(1),
+        accuracy=50 + 10 * draw(1, 2**num_slots, STATE_FLOAT),
+        gradient=draw(1000, num_slots, STATE_FLOAT),
         noise=draw(2000, len(HEADS), torch.float32),
     )
 
@@ -90,7 +90,7 @@ def measure(slots: Slots, made: Made) -> Measurements:
         subset=torch.where((off & ~full) == 0, full & ~off, -1),
         ablated=ablated,
         gradients=GradientStats(
-            l2=made.gradient, health=healthy.to(LEDGER_FLOAT), vanishing=~healthy, exploding=~healthy,
+            l2=made.gradient, health=healthy.to(STATE_FLOAT), vanishing=~healthy, exploding=~healthy,
             ratio=made.gradient, measured=measured, batch_size=ablated.shape,
         ),
         batch_size=ablated.shape[:1],
@@ -105,15 +105,15 @@ def turn(kernels: StepKernels, rules: Rules, state: EnvState, made: Made) -> tup
     measured = measure(state.slots, made)
     wait_for(state)
     begun = time.perf_counter()
-    percept = kernels.perceive(rules, state, measured)
-    wait_for(percept.state)
+    observed = kernels.record_and_observe(rules, state, measured)
+    wait_for(observed.state)
     seconds = time.perf_counter() - begun
-    view = View(state=percept.state, observation=percept.observation, masks=percept.masks, noise=made.noise,
+    view = View(state=observed.state, observation=observed.observation, masks=observed.masks, noise=made.noise,
                 batch_size=made.loss.shape)  # fmt: skip
     decision, _ = RandomPolicy().act(view, ())
-    wait_for(percept.state)
+    wait_for(observed.state)
     begun = time.perf_counter()
-    state = kernels.respond(rules, percept, decision.action).state
+    state = kernels.apply_action(rules, observed, decision.action).state
     wait_for(state)
     return state, seconds + time.perf_counter() - begun
 
@@ -176,7 +176,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--envs", type=int, nargs="+", default=[4, 64, 1024])
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--repeats", type=int, default=60, help="timed env-steps")
-    parser.add_argument("--steps", type=int, default=150, help="env-steps per episode; the ledger holds as many")
+    parser.add_argument("--steps", type=int, default=150, help="env-steps per episode; the env state holds as many")
     parser.add_argument("--threads", type=int, default=0, help="of one operation; 0 = one, compiled one per core")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--results", default=str(RESULTS), help="folder of the results; '' = only print them")

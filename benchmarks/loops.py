@@ -77,12 +77,12 @@ class PlainLoop:
         return quickest(lambda: env_step(self.envs[:1], self.work, self.data), self.device)
 
     def watch_with(self, profile: PhaseProfile) -> None:
-        """Tell `profile` of the laps from now on."""
+        """Tell `profile` of the phases from now on."""
         self.profile = profile
 
     def one_step(self) -> None:
         """An env-step of every env."""
-        self.done = env_step(self.envs, self.work, self.data, self.profile.lap)
+        self.done = env_step(self.envs, self.work, self.data, self.profile.phase_ended)
 
     def play(self, steps: int) -> Played:
         """Some env-steps of every env."""
@@ -177,14 +177,14 @@ class BareLoop:
             if self.task.max_grad_norm > 0:
                 nn.utils.clip_grad_norm_(net.parameters(), self.task.max_grad_norm)
             optimiser.step()
-        self.profile.lap("training")
+        self.profile.phase_ended("training")
         net.eval()
         hits, tested = torch.zeros((), dtype=torch.int64, device=self.device), 0
         with torch.inference_mode(), cast:
             for images, labels in zip(*(part.split(self.val_batch) for part in self.val), strict=True):
                 hits += (logits(net, images).argmax(1) == labels).sum()
                 tested += len(labels)
-        self.profile.lap("validation")
+        self.profile.phase_ended("validation")
         return Done(sum(len(labels) for _, labels in self.batches), tested)
 
 

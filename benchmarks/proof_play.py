@@ -32,8 +32,8 @@ from esper_soa.env.world import World
 from esper_soa.nets.datasets import load_images
 from esper_soa.ops.collect import Episode, Player, Round, play_round
 from esper_soa.ops.device import apply_threads, resolve_device
+from esper_soa.ops.metrics import RoundResult
 from esper_soa.ops.progress import Progress
-from esper_soa.ops.tally import RoundResult
 from esper_soa.train import config_dir
 from esper_soa.trainer import build_player
 

@@ -48,7 +48,7 @@ class Waiting:
 
 
 def planted(state: EnvState, cfg: EpsConfig) -> EnvState:
-    """A fresh ledger with the declared live seeds in it, newly born and at a standing alpha."""
+    """A fresh state with the declared live seeds in it, newly born and at a standing alpha."""
     stage = STAGE_NAMES.index(cfg.stage)
     alpha = {Stage.TRAINING: 0.0, Stage.BLENDING: LIVE_ALPHA}.get(stage, 1.0)
     device = state.slots.stage.device
@@ -119,7 +119,7 @@ class EngineSide:
         wanted = self.cfg.live_envs * self.cfg.live
         if found != (wanted, wanted):
             raise BenchmarkError(f"engine: {found[1]} seeds are live and {found[0]} {self.cfg.stage}, not {wanted}")
-        rows = float(self.episode.tally.rows) / self.step
+        rows = float(self.episode.metrics.rows) / self.step
         if rows * self.cfg.val_samples != self.cfg.images[1]:
             raise BenchmarkError(f"engine: {rows:g} subset rows per env-step, not {self.cfg.images[1]}")
 
@@ -135,7 +135,7 @@ class EngineSide:
 
     def val_images(self) -> int:
         """Validation images times subset rows of an env-step of all envs, as counted."""
-        return round(float(self.episode.tally.rows) / self.step * self.world.sizes.val_samples)
+        return round(float(self.episode.metrics.rows) / self.step * self.world.sizes.val_samples)
 
     def one_step(self) -> None:
         """Another env-step of all envs, for those who count something in it."""
@@ -164,7 +164,7 @@ class EngineSide:
         self.world.kernels = kernels
 
     def watch_with(self, profile: PhaseProfile) -> None:
-        """Tell `profile` of the laps from now on."""
+        """Tell `profile` of the phases from now on."""
         self.profile = self.episode.profile = self.episode.env.observer = profile
 
     def _take_threads(self) -> int:

@@ -28,7 +28,7 @@ from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE, SlotSpec, TaskConf
 from esper_soa.nets.datasets import ImageSet
 from esper_soa.nets.engine import Engine, NetsConfig
 from esper_soa.nets.host import HostShape, host_shape
-from esper_soa.nets.pools import Roster
+from esper_soa.nets.pools import ActiveSeeds
 from esper_soa.nets.workers import chunks
 from esper_soa.ops.device import (
     apply_threads,
@@ -78,12 +78,12 @@ class Variant(NamedTuple):
     name: str
 
 
-def occupied(live: np.ndarray, ablated: np.ndarray, stage: int) -> Roster:
-    """A roster with conv_light seeds blended by ADD where `live`."""
+def occupied(live: np.ndarray, ablated: np.ndarray, stage: int) -> ActiveSeeds:
+    """Active seeds with conv_light seeds blended by ADD where `live`."""
     no = np.zeros_like(live)
     blueprint = np.where(live, Blueprint.CONV_LIGHT, Blueprint.NONE)
     stages = np.where(live, stage, Stage.EMPTY)
-    return Roster(live, stages, blueprint, np.full(live.shape, Blend.ADD), no, live, ablated, live, live)
+    return ActiveSeeds(live, stages, blueprint, np.full(live.shape, Blend.ADD), no, live, ablated, live, live)
 
 
 def engine_for(shape: HostShape, options: argparse.Namespace) -> Engine:
@@ -91,8 +91,10 @@ def engine_for(shape: HostShape, options: argparse.Namespace) -> Engine:
     return choose_engine(ComputeConfig(native=options.native), options.place, TaskConfig(), shape)
 
 
-def variant(name: str, slots: tuple[SlotSpec, ...], roster: Roster, options: argparse.Namespace, what: str) -> Variant:
-    """Training ("train"), validation ("val") or both ("step") of N networks as `roster` says."""
+def variant(
+    name: str, slots: tuple[SlotSpec, ...], active_seeds: ActiveSeeds, options: argparse.Namespace, what: str
+) -> Variant:
+    """Training ("train"), validation ("val") or both ("step") of N networks as `active_seeds` says."""
     device, shape = options.place, host_shape(TaskConfig(), slots)
     engine = engine_for(shape, options)
     feeds = feeds_for(engine, options)
@@ -104,14 +106,14 @@ def variant(name: str, slots: tuple[SlotSpec, ...], roster: Roster, options: arg
     envs = torch.arange(options.envs, device=device)
     weights = pools.allocate(shape, options.envs, device, torch.float32)
     pools.initialise_hosts_(weights, shape, streams.stream_keys(0, streams.HOST_INIT, (0,), envs))
-    pools.claim_(weights, shape, roster, streams.stream_keys(0, streams.SEED_INIT, (0,), envs))
-    alpha = torch.as_tensor(np.where(roster.visible, ALPHA, 0.0)).to(device)
+    pools.claim_(weights, shape, active_seeds, streams.stream_keys(0, streams.SEED_INIT, (0,), envs))
+    alpha = torch.as_tensor(np.where(active_seeds.visible, ALPHA, 0.0)).to(device)
 
     def run() -> None:
         if what != "val":
-            engine.train_(nets, weights, alpha, roster, feeds.training, options.train // options.batch)
+            engine.train_(nets, weights, alpha, active_seeds, feeds.training, options.train // options.batch)
         if what != "train":
-            engine.validate(nets, weights, alpha, roster, feeds.validation)
+            engine.validate(nets, weights, alpha, active_seeds, feeds.validation)
 
     return Variant(run, name)
 

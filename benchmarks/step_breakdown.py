@@ -32,7 +32,7 @@ from esper_soa.ops.profile import PHASES, PhaseProfile, every_thread
 
 MARK = "end of "
 TOP = 12  # operations listed per phase
-LISTED = ("training", "validation", "ledger")
+LISTED = ("training", "validation", "state")
 
 Operations = dict[str, dict[str, tuple[float, int]]]  # by phase and name: seconds of self time and calls
 Side = EngineSide | PlainLoop
@@ -41,7 +41,7 @@ Side = EngineSide | PlainLoop
 class Marks(PhaseProfile):
     """Leaves a mark in the profiler's record where a phase ends."""
 
-    def lap(self, phase: str) -> None:
+    def phase_ended(self, phase: str) -> None:
         """A range without content, by whose place in time operations are told apart."""
         with record_function(MARK + phase):
             pass

@@ -9,7 +9,7 @@ from esper_soa.config import TrainConfig
 from esper_soa.env.attribution import prefix_codes
 from esper_soa.env.reward_records import RewardSettings
 from esper_soa.env.shapley import arrival_orders
-from esper_soa.env.step import EAGER, Rules, compiled, on_fixed_memory
+from esper_soa.env.step import EAGER, Rules, compiled, on_static_buffers
 from esper_soa.env.world import Sizes, World
 from esper_soa.nets.choose import choose_engine
 from esper_soa.nets.config import SubsetRows, enabled_slots
@@ -82,6 +82,6 @@ def build_world(
     rules = build_rules(cfg, device)
     images = load_images(cfg.data, device) if images is None else images
     sizes = Sizes(cfg.envs, cfg.batch_size, cfg.train_samples, cfg.val_samples)
-    kernels, still = compiled() if cfg.compute.compile else EAGER, decision_cache(cfg.compute.cuda_graphs, device)
-    kernels = kernels if still is None else on_fixed_memory(kernels, still)
+    kernels, captured = compiled() if cfg.compute.compile else EAGER, decision_cache(cfg.compute.cuda_graphs, device)
+    kernels = kernels if captured is None else on_static_buffers(kernels, captured)
     return World(rules, images, sizes, cfg.data, cfg.seed if seed is None else seed, kernels)

@@ -50,7 +50,7 @@ from esper_soa.paths import user_path
 
 # Warnings of libraries that no user can do anything about: category, message, module that gives them.
 UNHEARD = (
-    # Records of the ledger are locked as they are made, in compiled kernels too; nothing ever unlocks one.
+    # Records of the env state are locked as they are made, in compiled kernels too; nothing ever unlocks one.
     (UserWarning, r"Using lock_\(\) inside a compiled graph", r"tensordict\.utils"),
 )
 HYDRA_FOLDER = ".hydra"  # what Hydra keeps of a job, under the names that its tools expect

@@ -50,7 +50,7 @@ class ComputeConfig:
     # Envs trained together; 0 = a few on a CPU, where caches decide, and all on a GPU.
     env_chunk: int = number(0, 0, MAX_ENVS, note="0 = automatic")
     precision: str = choice("auto", PRECISIONS)  # of the hosts: float32, bfloat16, float16; see nets/precision.py
-    compile: bool = False  # compile the ledger kernels: slow to start, pays on long runs
+    compile: bool = False  # compile the state kernels: slow to start, pays on long runs
     native: str = choice("auto", SWITCHES)  # C kernels for float32 networks on a CPU: auto where a compiler is found
     # Replay work as CUDA graphs: auto = on an NVIDIA GPU, on, off, networks (no decisions).
     cuda_graphs: str = choice("off", (*SWITCHES, "networks"))

@@ -19,7 +19,7 @@ from esper_soa.errors import check_choice
 from esper_soa.nets.config import MAX_CHANNELS, TaskConfig, enabled_slots
 from esper_soa.nets.host import host_shape
 from esper_soa.ops.collect import Player, Round, play_round
-from esper_soa.ops.tally import RoundResult
+from esper_soa.ops.metrics import RoundResult
 
 
 class Grown(Protocol):
@@ -56,7 +56,7 @@ def play_control(name: str, cfg: TrainConfig, world: World, grown: Grown, played
 def _play_widened(cfg: TrainConfig, world: World, parameters: float, played: Round) -> RoundResult:
     """One round without growth, of hosts that are widened to so many parameters.
 
-    The first slot alone, as memory is kept for what might grow in a slot; the ledger is not compiled for one episode.
+    The first slot alone, as memory is kept for what might grow in a slot; kernels are not compiled for one episode.
     """
     first = enabled_slots(cfg.task, list(cfg.slots))[0].name
     task, compute = widened(cfg.task, parameters), replace(cfg.compute, compile=False)

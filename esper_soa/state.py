@@ -1,7 +1,7 @@
 """Every record of the simulator, one field per line with dtype, shape and unit.
 
-The ledger (EnvState and what it holds) is a few kB per env; pure kernels replace it with `.replace`. Scalars of the
-ledger are float64, as accuracies are compared with exact thresholds; counters and codes are int64; flags are bool.
+The env state (EnvState and what it holds) is a few kB per env; pure kernels replace it with `.replace`. Scalars of the
+env state are float64, as accuracies are compared with exact thresholds; counters and codes are int64; flags are bool.
 N envs, S seed slots, R alpha rows, T env-steps. Accuracies, contributions and interactions are percent points.
 """
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from esper_soa.vocabulary import LIVE_STAGES, RUNNING_STAGES, Stage
 
-LEDGER_FLOAT = torch.float64
+STATE_FLOAT = torch.float64
 Record = TypeVar("Record", bound=TensorClass)
 HISTORY = 10  # env-steps of loss and accuracy kept per env
 
@@ -163,7 +163,7 @@ class Totals(TensorClass["tensor_only", "frozen"]):
 
 
 class EnvState(TensorClass["tensor_only", "frozen"]):
-    """The whole ledger of N envs."""
+    """The whole state of N envs."""
 
     slots: Slots
     ramp: Ramp

@@ -18,7 +18,7 @@ import torch
 from rich.console import Console
 
 from esper_soa.agent.config import SCRATCH
-from esper_soa.agent.policy import RecurrentPolicy, StillPolicy
+from esper_soa.agent.policy import CapturedPolicy, RecurrentPolicy
 from esper_soa.agent.ppo import Learner
 from esper_soa.agent.scripted import scripted_policy
 from esper_soa.build import build_world
@@ -43,6 +43,7 @@ from esper_soa.ops.device import (
 from esper_soa.ops.files import reason_of
 from esper_soa.ops.interrupt import STOPPING, Interrupted, Requests, signals_noted
 from esper_soa.ops.memory import naming_memory
+from esper_soa.ops.metrics import RoundResult
 from esper_soa.ops.pretrained import load_policy, take_over
 from esper_soa.ops.profile import make_profile
 from esper_soa.ops.progress import LOGGER, Progress
@@ -56,10 +57,9 @@ from esper_soa.ops.rundir import (
     write_versions,
 )
 from esper_soa.ops.session import Session, session
-from esper_soa.ops.tally import RoundResult
 from esper_soa.ops.telemetry import Json, MetricsWriter, keep_rounds
 from esper_soa.ops.verdict import CONTROL_WORDS, Episode, HostScore
-from esper_soa.state import LEDGER_FLOAT
+from esper_soa.state import STATE_FLOAT
 
 NEWEST = "the newest checkpoint"  # what it is called where it could not be written
 
@@ -72,13 +72,13 @@ def build_player(cfg: TrainConfig, world: World) -> Player:
     if cfg.policy.name != "ppo":
         return Player(scripted_policy(cfg.policy, cfg.task.blueprints), None)
     policy = RecurrentPolicy(cfg.policy, world.rules.nets.shape.slots, cfg.seed).to(world.device)
-    still, imitation = decision_cache(cfg.compute.cuda_graphs, world.device), cfg.policy.imitation
-    learner = Learner(policy, cfg.policy.ppo, cfg.policy.ppo.floor_penalty_rounds, cfg.seed, still, imitation)
+    captured, imitation = decision_cache(cfg.compute.cuda_graphs, world.device), cfg.policy.imitation
+    learner = Learner(policy, cfg.policy.ppo, cfg.policy.ppo.floor_penalty_rounds, cfg.seed, captured, imitation)
     if cfg.policy.init != SCRATCH:
         take_over(learner, cfg.policy.network, load_policy(cfg.policy.init, world.device))
     script = replace(cfg.policy, name=imitation.teacher)
     teacher = scripted_policy(script, cfg.task.blueprints) if imitation.rounds else None
-    return Player(policy if still is None else StillPolicy(policy, still), learner, teacher)
+    return Player(policy if captured is None else CapturedPolicy(policy, captured), learner, teacher)
 
 
 def from_scratch(cfg: TrainConfig) -> TrainConfig:
@@ -145,20 +145,20 @@ class Run:
     def one_round(self, number: int, progress: Progress) -> tuple[dict[str, Json], list[dict[str, Json]]]:
         """Collect and update; returns the round's line for metrics.jsonl, and its lines for episodes.jsonl."""
         begun = time.monotonic()
-        self.profile.lap("files")
+        self.profile.phase_ended("files")
         played = Round(number, progress, f"round {number + 1}/{self.cfg.rounds}", self.profile)
         taught = number < self.cfg.policy.imitation.rounds
         player = self.player if taught else self.player._replace(teacher=None)
         result, rollout = play_round(self.world, player, played)
         collected = time.monotonic()
         self.keep_best(result)
-        self.profile.lap("files")
+        self.profile.phase_ended("files")
         learned_from = time.monotonic()
         update, learner = dict[str, float](), self.player.learner
         if learner is not None and rollout is not None:
             update = learner.imitate(rollout) if taught else learner.update(rollout)
         collect_seconds, update_seconds = collected - begun, time.monotonic() - learned_from
-        self.profile.lap("update")
+        self.profile.phase_ended("update")
         self.profile.report(played.label)
         for anomaly in self.watch.look(update):
             LOGGER.warning("round %d  %s: %s", number + 1, anomaly.name, anomaly.message)
@@ -178,14 +178,14 @@ class Run:
         done.seconds += seconds
         done.alpha_rows += result.alpha_rows
         done.seeds = {name: done.seeds.get(name, 0) + count for name, count in result.seeds.items()}
-        done.front = trade_offs(torch.tensor(done.front + result.points, dtype=LEDGER_FLOAT)).tolist()
+        done.front = trade_offs(torch.tensor(done.front + result.points, dtype=STATE_FLOAT)).tolist()
         done.rewards = result.rewards
         done.recent = [*done.recent, resume.Played.of(result)][-self.cfg.control_rounds :]
         self.held = self.content()
 
     def pareto(self) -> Pareto:
         """The trade-offs that the run has found so far."""
-        front = torch.tensor(self.done.front, dtype=LEDGER_FLOAT).view(-1, 3)
+        front = torch.tensor(self.done.front, dtype=STATE_FLOAT).view(-1, 3)
         return Pareto(len(front), float(hypervolume(front[:, 0], front[:, 2])))
 
     def keep_best(self, result: RoundResult) -> None:

@@ -16,7 +16,16 @@ from benchmarks.baseline_env import BaselineEnv, ScalarAction
 from benchmarks.baseline_passes import TrainReading
 from esper_soa.env.config import GatesConfig, GovernorConfig, LifecycleConfig, RewardConfig, SignalsConfig
 from esper_soa.env.reward_records import RewardSettings
-from esper_soa.env.step import Response, Rules, Work, guard_, initial_state, measure_, perceive, respond
+from esper_soa.env.step import (
+    Rules,
+    StepResult,
+    Work,
+    apply_action,
+    guard_,
+    initial_state,
+    measure_,
+    record_and_observe,
+)
 from esper_soa.nets import pools, streams
 from esper_soa.nets.config import TaskConfig, enabled_slots
 from esper_soa.nets.engine import NetsConfig
@@ -214,8 +223,8 @@ class StackedEnvs:
     def claimed(self) -> TensorDict:
         """A copy of the weights as the next training pass will find them, newborn rows initialised."""
         weights = self.weights.clone()
-        roster = pools.read_roster(self.state.slots, self.state.ramp, ablate_fossils=False)
-        pools.claim_(weights, self.shape, roster, self.seed_keys())
+        active_seeds = pools.read_active_seeds(self.state.slots, self.state.ramp, ablate_fossils=False)
+        pools.claim_(weights, self.shape, active_seeds, self.seed_keys())
         return weights
 
     def measure(self) -> Measurements:
@@ -228,21 +237,21 @@ class StackedEnvs:
             self.state, measured = guard_(self.rules, self.weights, self.state, measured)
         return measured
 
-    def respond(self, measured: Measurements, actions: list[ScalarAction]) -> Response:
+    def apply_action(self, measured: Measurements, actions: list[ScalarAction]) -> StepResult:
         """Record, act, and let time pass."""
         heads = [torch.tensor(head) for head in zip(*actions, strict=True)]
         names = ScalarAction._fields
         action = Action(**dict(zip(names, heads, strict=True)), batch_size=[len(actions)])
-        response = respond(self.rules, perceive(self.rules, self.state, measured), action)
-        for script, one, success in zip(self.scripts, actions, response.outcome.success.tolist(), strict=True):
+        result = apply_action(self.rules, record_and_observe(self.rules, self.state, measured), action)
+        for script, one, success in zip(self.scripts, actions, result.outcome.success.tolist(), strict=True):
             script.report(one, success)
-        self.state, self.step = response.state, self.step + 1
-        return response
+        self.state, self.step = result.state, self.step + 1
+        return result
 
     def play(self, steps: int) -> None:
         """Whole env-steps, as scripted."""
         for _ in range(steps):
-            self.respond(self.measure(), self.actions())
+            self.apply_action(self.measure(), self.actions())
 
 
 class LoopEnv(BaselineEnv):

@@ -14,7 +14,7 @@ from benchmarks.baseline_lifecycle import RampRecord, SeedRecord, TotalsRecord
 from esper_soa.vocabulary import CNN_BLUEPRINTS, RUNNING_STAGES, Blend, Stage
 
 IDS = [0, 1, 2, 3, 4]
-# Float fields of the ledger that are counted out of whole images, and so equal to the last bit.
+# Float fields of the env state that are counted out of whole images, and so equal to the last bit.
 EXACT_FLOATS = ("accuracy_", "contribution", "alpha_goal")
 SETTINGS = {
     "every advance by an action": Setting(),
@@ -81,7 +81,7 @@ def plant_newborns(stacked, loops):
 def respond_both(stacked, loops, measured, readings):
     """Record, act and tick on both sides; outcomes must agree."""
     actions = stacked.actions()
-    outcome = stacked.respond(measured, actions).outcome
+    outcome = stacked.apply_action(measured, actions).outcome
     for place, (loop, action, reading) in enumerate(zip(loops, actions, readings, strict=True)):
         loop.record(*reading)
         theirs = loop.apply(action)
@@ -155,7 +155,7 @@ def test_single_env_steps_from_the_same_state_agree_in_single_precision():
 
 
 def everything(envs):
-    """Every tensor of ledger and weights, by its path."""
+    """Every tensor of env state and weights, by its path."""
     return {**envs.state.to_tensordict().flatten_keys(".").to_dict(), **envs.weights.flatten_keys(".").to_dict()}
 
 

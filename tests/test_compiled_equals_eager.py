@@ -12,7 +12,16 @@ from torch._dynamo.utils import counters
 
 from esper_soa.agent.scripted import RandomPolicy
 from esper_soa.env.config import REWARD_MODES, RewardConfig
-from esper_soa.env.step import Percept, Response, Rules, StepKernels, compiled, initial_state, perceive, respond
+from esper_soa.env.step import (
+    Observed,
+    Rules,
+    StepKernels,
+    StepResult,
+    apply_action,
+    compiled,
+    initial_state,
+    record_and_observe,
+)
 from esper_soa.ops.collect import Player, Round, play_round
 from esper_soa.ops.progress import Progress
 from esper_soa.state import EnvState
@@ -33,8 +42,8 @@ def _fresh_compiler() -> Iterator[None]:
 def graphs_in_one_piece() -> StepKernels:
     """The kernels as one graph each, executed operator by operator."""
     return StepKernels(
-        torch.compile(perceive, fullgraph=True, backend="eager"),
-        torch.compile(respond, fullgraph=True, backend="eager"),
+        torch.compile(record_and_observe, fullgraph=True, backend="eager"),
+        torch.compile(apply_action, fullgraph=True, backend="eager"),
     )
 
 
@@ -49,13 +58,13 @@ def assert_same(mine: EnvState, theirs: EnvState, where: str, rounding: float) -
             assert torch.equal(value, other), f"{where} {name}"
 
 
-def assert_percepts_agree(mine: Percept, theirs: Percept, where: str, rounding: float) -> None:
-    for name in Percept._fields:
+def assert_percepts_agree(mine: Observed, theirs: Observed, where: str, rounding: float) -> None:
+    for name in Observed._fields:
         assert_same(getattr(mine, name), getattr(theirs, name), f"{where} {name}", rounding)
 
 
-def assert_responses_agree(mine: Response, theirs: Response, where: str, rounding: float) -> None:
-    for name in Response._fields:
+def assert_responses_agree(mine: StepResult, theirs: StepResult, where: str, rounding: float) -> None:
+    for name in StepResult._fields:
         assert_same(getattr(mine, name), getattr(theirs, name), f"{where} {name}", rounding)
 
 
@@ -70,13 +79,13 @@ def play_both(kernels: StepKernels, rules: Rules, num_envs: int, rounding: float
         nothing = torch.zeros_like(state.slots.newborn)
         state = state.replace(slots=state.slots.replace(newborn=nothing, fresh_momentum=nothing))
         state, measured = guarded(rules, state, made_up(rules, state, step))
-        percept = kernels.perceive(rules, state, measured)
-        assert_percepts_agree(percept, perceive(rules, state, measured), f"env-step {step}:", rounding)
-        action = agent.act(view_of(percept, step), ())[0].action
-        response = kernels.respond(rules, percept, action)
-        assert_responses_agree(response, respond(rules, percept, action), f"env-step {step}:", rounding)
-        successes += torch.bincount(action.op[response.outcome.success], minlength=6)
-        state = response.state
+        observed = kernels.record_and_observe(rules, state, measured)
+        assert_percepts_agree(observed, record_and_observe(rules, state, measured), f"env-step {step}:", rounding)
+        action = agent.act(view_of(observed, step), ())[0].action
+        result = kernels.apply_action(rules, observed, action)
+        assert_responses_agree(result, apply_action(rules, observed, action), f"env-step {step}:", rounding)
+        successes += torch.bincount(action.op[result.outcome.success], minlength=6)
+        state = result.state
         if step == 0:
             counters_after_first_step = graphs()
     assert graphs() == counters_after_first_step, "something was compiled again during the episode"

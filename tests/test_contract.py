@@ -5,13 +5,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
-from tiny_world import EnvStep, play_ledger, tiny_rules, tiny_settings, tiny_world, view_of
+from tiny_world import EnvStep, play_state, tiny_rules, tiny_settings, tiny_world, view_of
 from torch import Tensor
 
 from esper_soa.agent.protocol import Agent
 from esper_soa.agent.scripted import HeuristicPolicy, RandomPolicy, SchedulePolicy
 from esper_soa.env.config import REWARD_MODES, RewardConfig
-from esper_soa.env.step import guard_, look, measure_, perceive, respond
+from esper_soa.env.step import apply_action, guard_, look, measure_, record_and_observe
 from esper_soa.state import Action, EnvState, Masks, Measurements
 from esper_soa.vocabulary import HEAD_NAMES, OP_NAMES, STAGE_NAMES, Op, Stage, head_sizes
 
@@ -93,19 +93,19 @@ def assert_rows_hold(measured: Measurements, state: EnvState) -> None:
 
 
 def assert_env_step_holds(step: EnvStep, num_slots: int) -> None:
-    percept, response = step.percept, step.response
+    observed, result = step.observed, step.result
     assert_rows_hold(step.measured, step.before)
-    assert torch.equal(percept.attribution.measured, step.trusted.ablated)
-    assert_finite(percept.attribution.to_tensordict())
-    assert_masks_hold(percept.masks, num_slots)
-    assert_action_obeys(percept.masks, step.action)
-    assert percept.observation.features.dtype == torch.float32
-    assert_finite(percept.observation.to_tensordict())
-    assert_finite(response.terms.to_tensordict())
-    assert torch.equal(step.before.slots.stage, percept.state.slots.stage), "looking changes no stage"
-    assert_ledger_holds(percept.state)
-    assert_ledger_holds(response.state)
-    assert_transitions_hold(percept.state, response.state)
+    assert torch.equal(observed.attribution.measured, step.trusted.ablated)
+    assert_finite(observed.attribution.to_tensordict())
+    assert_masks_hold(observed.masks, num_slots)
+    assert_action_obeys(observed.masks, step.action)
+    assert observed.observation.features.dtype == torch.float32
+    assert_finite(observed.observation.to_tensordict())
+    assert_finite(result.terms.to_tensordict())
+    assert torch.equal(step.before.slots.stage, observed.state.slots.stage), "looking changes no stage"
+    assert_ledger_holds(observed.state)
+    assert_ledger_holds(result.state)
+    assert_transitions_hold(observed.state, result.state)
 
 
 def assert_transitions_hold(before: EnvState, after: EnvState) -> None:
@@ -126,14 +126,14 @@ def visited(stages: list[Tensor]) -> set[int]:
 @pytest.mark.parametrize(("num_envs", "num_slots", "steps"), [(1, 1, 120), (12, 3, 100), (24, 10, 100), (1, 10, 1)])
 def test_random_legal_play_keeps_the_contract_of_the_ledger(num_envs: int, num_slots: int, steps: int) -> None:
     first, stages, ops, rollbacks = None, [], set(), 0
-    for step in play_ledger(tiny_rules(num_slots, steps), num_envs, seed=num_slots):
+    for step in play_state(tiny_rules(num_slots, steps), num_envs, seed=num_slots):
         first = first or layout(step.before)
-        assert layout(step.percept.state) == first
-        assert layout(step.response.state) == first
+        assert layout(step.observed.state) == first
+        assert layout(step.result.state) == first
         assert_env_step_holds(step, num_slots)
-        stages.append(step.percept.state.slots.stage)
+        stages.append(step.observed.state.slots.stage)
         rollbacks += int(step.before.guard.panic.sum())
-        ops |= set(step.action.op[step.response.outcome.success].tolist())
+        ops |= set(step.action.op[step.result.outcome.success].tolist())
     if num_envs > 1:
         assert ops == set(range(len(OP_NAMES))), "the play was too tame to mean anything"
         assert visited(stages) == set(TRANSITIONS)
@@ -143,7 +143,7 @@ def test_random_legal_play_keeps_the_contract_of_the_ledger(num_envs: int, num_s
 @given(seed=st.integers(0, 10_000), num_slots=st.sampled_from([1, 2, 3, 5]), mode=st.sampled_from(REWARD_MODES))
 @settings(max_examples=16, deadline=None, derandomize=True)
 def test_the_contract_holds_for_any_seed_and_reward(seed: int, num_slots: int, mode: str) -> None:
-    for step in play_ledger(tiny_rules(num_slots, 12, RewardConfig(mode=mode)), 3, seed):
+    for step in play_state(tiny_rules(num_slots, 12, RewardConfig(mode=mode)), 3, seed):
         assert_env_step_holds(step, num_slots)
 
 
@@ -154,17 +154,17 @@ def test_scripted_policies_obey_the_masks(name: str) -> None:
         "heuristic": HeuristicPolicy(cfg.policy.heuristic, cfg.task.blueprints),
         "schedule": SchedulePolicy(cfg.policy.schedule, cfg.task.blueprints),
     }
-    for step in play_ledger(tiny_rules(3, 40), 4, seed=1, agent=made[name]):
+    for step in play_state(tiny_rules(3, 40), 4, seed=1, agent=made[name]):
         assert_env_step_holds(step, 3)
 
 
 def test_env_i_of_many_plays_as_it_would_alone() -> None:
-    # Each env's rows of the same records, in another company: nothing in the ledger mixes envs.
+    # Each env's rows of the same records, in another company: nothing in the env state mixes envs.
     rules = tiny_rules(3, 30)
-    for step in play_ledger(rules, 5, seed=4):
-        alone = perceive(rules, step.before[2:3].clone(), step.trusted[2:3].clone())
-        response = respond(rules, alone, step.action[2:3].clone())
-        for mine, theirs in ((alone.state, step.percept.state), (response.state, step.response.state)):
+    for step in play_state(rules, 5, seed=4):
+        alone = record_and_observe(rules, step.before[2:3].clone(), step.trusted[2:3].clone())
+        result = apply_action(rules, alone, step.action[2:3].clone())
+        for mine, theirs in ((alone.state, step.observed.state), (result.state, step.result.state)):
             expected = theirs[2:3].to_tensordict().flatten_keys(".")
             for name, value in mine.to_tensordict().flatten_keys(".").items():
                 assert torch.equal(value, expected[name]), name
@@ -178,14 +178,14 @@ def test_random_legal_play_keeps_the_contract_of_the_whole_world(num_envs: int, 
     for index in range(steps):
         before, measured = measure_(rules, world.weights, state, world.work(index))
         before, trusted = guard_(rules, world.weights, before, measured)
-        percept = perceive(rules, before, trusted)
-        view = view_of(percept, 7 * index)
+        observed = record_and_observe(rules, before, trusted)
+        view = view_of(observed, 7 * index)
         decision, _ = agent.act(view, ())
-        response = respond(rules, percept, decision.action)
-        assert layout(response.state) == first
-        assert_env_step_holds(EnvStep(measured, before, trusted, percept, view, decision.action, response), num_slots)
+        result = apply_action(rules, observed, decision.action)
+        assert layout(result.state) == first
+        assert_env_step_holds(EnvStep(measured, before, trusted, observed, view, decision.action, result), num_slots)
         assert_finite(world.weights)
-        state = response.state
+        state = result.state
         stages.append(state.slots.stage)
     masks, observation = look(rules, state)
     assert_masks_hold(masks, num_slots)

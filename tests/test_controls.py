@@ -21,8 +21,8 @@ from esper_soa.errors import SettingError
 from esper_soa.nets.config import CNN_BLUEPRINT_NAMES, MAX_CHANNELS, DataConfig, TaskConfig
 from esper_soa.nets.host import host_shape
 from esper_soa.ops.collect import Player, Round, play_round
+from esper_soa.ops.metrics import RoundResult
 from esper_soa.ops.progress import Progress
-from esper_soa.ops.tally import RoundResult
 from esper_soa.vocabulary import BLUEPRINT_NAMES, RUNNING_STAGES, Blend, Stage
 
 ROUND = 3

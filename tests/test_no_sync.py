@@ -11,7 +11,7 @@ import pytest
 import torch
 from rich.console import Console
 from tensordict import TensorDict
-from tiny_world import CPU, EnvStep, guarded, play_ledger, tiny_rules, tiny_settings, tiny_world, view_of
+from tiny_world import CPU, EnvStep, guarded, play_state, tiny_rules, tiny_settings, tiny_world, view_of
 
 from benchmarks.sync_guard import HostSyncError, SyncGuard
 from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
@@ -22,19 +22,22 @@ from esper_soa.agent.rollout import Row, new_rollout, write_
 from esper_soa.agent.scripted import HeuristicPolicy, RandomPolicy, SchedulePolicy, WaitPolicy
 from esper_soa.env.config import REWARD_MODES, RewardConfig
 from esper_soa.env.observation import feature_names
-from esper_soa.env.step import guard_, look, measure_, perceive, respond
+from esper_soa.env.step import apply_action, guard_, look, measure_, record_and_observe
 from esper_soa.nets.config import enabled_slots
 from esper_soa.nets.model.flops import training_flop
 from esper_soa.ops.collect import Player, Round, play_round
+from esper_soa.ops.metrics import MetricsAccumulator
 from esper_soa.ops.progress import Progress
-from esper_soa.ops.tally import Tally
 
 META = torch.device("meta")
 PACKAGE = Path(__file__).parents[1] / "esper_soa"
-ROSTER = "read_roster"  # which seeds run at all decides what is launched; the one read that an env-step waits for
-PULSE = "pulse"  # a copy of two numbers that is started, not waited for; read one env-step late, for the progress bar
-# Tally.read: the sums of a whole round, by one copy after its last env-step, and what is worked out of it on the host.
-TALLY = ("Tally", "episode_records", "blueprint_record", "_spread")
+ACTIVE_SEEDS = (
+    "read_active_seeds"  # which seeds run at all decides what is launched; the one read that an env-step waits for
+)
+# A copy of two numbers that is started, not waited for; read one env-step late, for the progress bar.
+READ_PROGRESS = "read_progress"
+# MetricsAccumulator.read: the sums of a whole round by one copy after its last env-step, and what the host makes of it.
+METRICS = ("MetricsAccumulator", "episode_records", "blueprint_record", "_spread")
 
 VALUES = torch.arange(4.0)
 SYNCS: dict[str, Callable[[], object]] = {
@@ -116,7 +119,7 @@ def agents(num_slots: int, device: torch.device) -> dict[str, Agent]:
 def test_no_decision_waits_for_the_device(name: str) -> None:
     agent, rules = agents(3, CPU)[name], tiny_rules(3, 6)
     memory = agent.start(4, CPU)
-    for step in play_ledger(rules, 4, seed=2):
+    for step in play_state(rules, 4, seed=2):
         with SyncGuard():
             _, memory = agent.act(step.view, memory)
 
@@ -124,37 +127,37 @@ def test_no_decision_waits_for_the_device(name: str) -> None:
 @pytest.mark.parametrize("mode", REWARD_MODES)
 def test_no_kernel_of_an_env_step_waits_for_the_device(mode: str) -> None:
     rules = tiny_rules(3, 4, RewardConfig(mode=mode))
-    for step in play_ledger(rules, 4, seed=5):
+    for step in play_state(rules, 4, seed=5):
         with SyncGuard():
             before, trusted = guarded(rules, step.before, step.measured)
-            percept = perceive(rules, before, trusted)
-            respond(rules, percept, step.action)
+            observed = record_and_observe(rules, before, trusted)
+            apply_action(rules, observed, step.action)
 
 
 def test_counting_a_round_waits_for_the_device_only_at_its_end() -> None:
     rules = tiny_rules(2, 5)
-    tally = Tally(CPU, 3, training_flop(rules.nets.shape, CPU), 4)
-    for step in play_ledger(rules, 3, seed=1):
+    metrics = MetricsAccumulator(CPU, 3, training_flop(rules.nets.shape, CPU), 4)
+    for step in play_state(rules, 3, seed=1):
         with SyncGuard():
-            tally.add_(step.trusted, step.percept, step.response)
-    with SyncGuard(TALLY) as guard:
-        tally.read(step.response.state, rules.reward.counts)
+            metrics.add_(step.trusted, step.observed, step.result)
+    with SyncGuard(METRICS) as guard:
+        metrics.read(step.result.state, rules.reward.counts)
     assert [sync.operation for sync in guard.log].count("Tensor.cpu") == 1
 
 
 def row_of(step: EnvStep, device: torch.device) -> Row:
     """A row of the rollout, with nothing in what only a learner fills."""
-    outcome, attribution = step.response.outcome, step.percept.attribution
+    outcome, attribution = step.result.outcome, step.observed.attribution
     no = torch.zeros_like(outcome.success)
     return Row(
-        features=step.percept.observation.features,
-        blueprints=step.percept.observation.blueprints,
-        masks=step.percept.masks,
+        features=step.observed.observation.features,
+        blueprints=step.observed.observation.blueprints,
+        masks=step.observed.masks,
         action=step.action,
         effective_op=outcome.effective_op,
         log_probs=torch.zeros(no.shape[0], 8, device=device),
         value=torch.zeros(no.shape, device=device),
-        reward=step.response.terms.total.float(),
+        reward=step.result.terms.total.float(),
         terminal=no,
         truncated=no,
         reset=no,
@@ -169,7 +172,7 @@ def test_recording_a_rollout_waits_for_nothing() -> None:
     rules = tiny_rules(2, 3)
     names = tuple(spec.name for spec in rules.nets.shape.slots)
     rollout = new_rollout(3, 4, 2, len(feature_names(names)), CPU)
-    for index, step in enumerate(play_ledger(rules, 4, seed=0)):
+    for index, step in enumerate(play_state(rules, 4, seed=0)):
         with SyncGuard():
             write_(rollout, index, row_of(step, CPU))
     assert torch.equal(rollout.rows.action.op[2], step.action.op)
@@ -185,27 +188,27 @@ def syncs_of_a_round(num_envs: int, num_slots: int, steps: int, player: Player) 
     world = tiny_world(num_envs, num_slots, steps)
     assert world.rules.nets.workers == 1, "the guard sees its own thread alone"
     quiet = Progress(num_envs * steps, Console(file=io.StringIO()), "off")
-    with quiet as progress, SyncGuard([ROSTER, PULSE, *TALLY]) as guard:
+    with quiet as progress, SyncGuard([ACTIVE_SEEDS, READ_PROGRESS, *METRICS]) as guard:
         play_round(world, player, Round(0, progress))
-    return Counter(sync.function for sync in guard.log if not sync.function.startswith(TALLY))
+    return Counter(sync.function for sync in guard.log if not sync.function.startswith(METRICS))
 
 
 @pytest.mark.parametrize(("num_envs", "num_slots"), [(1, 1), (1, 3), (6, 3), (2, 10)])
 def test_an_env_step_reads_the_device_twice_whatever_its_size(num_envs: int, num_slots: int) -> None:
     steps = 8
     counted = syncs_of_a_round(num_envs, num_slots, steps, Player(RandomPolicy(), None))
-    assert counted == {ROSTER: steps, PULSE: steps}
+    assert counted == {ACTIVE_SEEDS: steps, READ_PROGRESS: steps}
 
 
 def test_a_round_with_a_learner_reads_the_device_no_more_than_without() -> None:
     counted = syncs_of_a_round(3, 2, 4, learning_player(2, 3))
-    assert counted == {ROSTER: 4, PULSE: 4}
+    assert counted == {ACTIVE_SEEDS: 4, READ_PROGRESS: 4}
 
 
 @pytest.mark.parametrize("name", ["schedule", "heuristic"])
 def test_a_round_with_a_teacher_reads_the_device_no_more_than_without(name: str) -> None:
     counted = syncs_of_a_round(3, 2, 4, learning_player(2, 3)._replace(teacher=agents(2, CPU)[name]))
-    assert counted == {ROSTER: 4, PULSE: 4}
+    assert counted == {ACTIVE_SEEDS: 4, READ_PROGRESS: 4}
 
 
 @pytest.mark.parametrize(("num_envs", "num_slots"), [(1, 1), (5, 3)])
@@ -217,24 +220,24 @@ def test_training_and_validation_read_the_roster_and_nothing_else(num_envs: int,
     for index in range(10):
         work = world.work(index)
         newborn += int(state.slots.newborn.sum())
-        with SyncGuard([ROSTER]) as guard:
+        with SyncGuard([ACTIVE_SEEDS]) as guard:
             state, measured = measure_(world.rules, world.weights, state, work)
         assert [sync.operation for sync in guard.log] == ["Tensor.cpu"]
         seeds += int(state.slots.running.sum())
         with SyncGuard():
             state, measured = guard_(world.rules, world.weights, state, measured)
-        percept = perceive(world.rules, state, measured)
-        decision, _ = agent.act(view_of(percept, index), ())
-        state = respond(world.rules, percept, decision.action).state
+        observed = record_and_observe(world.rules, state, measured)
+        decision, _ = agent.act(view_of(observed, index), ())
+        state = apply_action(world.rules, observed, decision.action).state
     assert seeds or num_envs == 1, "no seed was trained: the test says nothing"
     assert newborn or num_envs == 1, "no seed was initialised under the guard"
 
 
-STEP_CODE = ("agent", "env", "nets", "ops/collect.py", "ops/tally.py", "state.py")
+STEP_CODE = ("agent", "env", "nets", "ops/collect.py", "ops/metrics.py", "state.py")
 # Functions that name the host: a copy there that is started and not waited for, and buffers of a policy that is being
 # built. What the native kernels read is on the host anyway.
 HOST_NAMED = {
-    ("ops/tally.py", "pulse"),
+    ("ops/metrics.py", "read_progress"),
     ("agent/policy.py", "__init__"),
 }
 
@@ -267,17 +270,17 @@ def assert_on(device: torch.device, record: TensorDict) -> None:
 def test_an_env_step_runs_on_a_device_that_holds_no_values(mode: str) -> None:
     # On meta every read of a value raises, and so does every operation between two devices.
     rules = tiny_rules(3, 1, RewardConfig(mode=mode), META)
-    for step in play_ledger(rules, 2, seed=0, device=META):
-        assert_on(META, step.response.state.to_tensordict())
-        assert_on(META, step.response.terms.to_tensordict())
-        assert_on(META, step.percept.observation.to_tensordict())
-    masks, _ = look(rules, step.response.state)
+    for step in play_state(rules, 2, seed=0, device=META):
+        assert_on(META, step.result.state.to_tensordict())
+        assert_on(META, step.result.terms.to_tensordict())
+        assert_on(META, step.observed.observation.to_tensordict())
+    masks, _ = look(rules, step.result.state)
     assert_on(META, masks.to_tensordict())
 
 
 @pytest.mark.parametrize("name", ["random", "wait", "schedule", "heuristic", "ppo"])
 def test_every_agent_decides_on_a_device_that_holds_no_values(name: str) -> None:
-    for step in play_ledger(tiny_rules(3, 1, device=META), 2, seed=0, agent=agents(3, META)[name], device=META):
+    for step in play_state(tiny_rules(3, 1, device=META), 2, seed=0, agent=agents(3, META)[name], device=META):
         assert_on(META, step.action.to_tensordict())
 
 
@@ -285,8 +288,8 @@ def test_a_rollout_is_recorded_on_a_device_that_holds_no_values() -> None:
     rules = tiny_rules(2, 2, device=META)
     names = tuple(spec.name for spec in rules.nets.shape.slots)
     rollout = new_rollout(2, 3, 2, len(feature_names(names)), META)
-    tally = Tally(META, 3, training_flop(rules.nets.shape, META), 4)
-    for index, step in enumerate(play_ledger(rules, 3, seed=0, device=META)):
-        tally.add_(step.trusted, step.percept, step.response)
+    metrics = MetricsAccumulator(META, 3, training_flop(rules.nets.shape, META), 4)
+    for index, step in enumerate(play_state(rules, 3, seed=0, device=META)):
+        metrics.add_(step.trusted, step.observed, step.result)
         write_(rollout, index, row_of(step, META))
     assert_on(META, rollout.rows.to_tensordict())

@@ -19,8 +19,8 @@ from esper_soa.env.world import World
 from esper_soa.nets import pools
 from esper_soa.nets.config import DataConfig, TaskConfig
 from esper_soa.ops.collect import Episode, Player, Round
+from esper_soa.ops.metrics import RoundResult
 from esper_soa.ops.progress import Progress
-from esper_soa.ops.tally import RoundResult
 from esper_soa.state import EnvState
 from esper_soa.vocabulary import AlphaMode, Blend, Blueprint, Op, Stage
 

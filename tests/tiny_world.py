@@ -1,4 +1,4 @@
-"""The smallest worlds that can go wrong: tiny hosts on synthetic images, and episodes of the ledger alone.
+"""The smallest worlds that can go wrong: tiny hosts on synthetic images, and episodes of the state kernels alone.
 
 `made_up` stands in for training and validation: it gives measurements with the subset rows that a real evaluation of
 the present seeds would have, and random accuracies, so that long episodes cost nothing. Everything is a function of a
@@ -18,12 +18,12 @@ from esper_soa.build import build_rules, build_world
 from esper_soa.config import ComputeConfig, TrainConfig
 from esper_soa.env.config import GatesConfig, LifecycleConfig, RewardConfig
 from esper_soa.env.governor import quarantine, watch
-from esper_soa.env.step import Percept, Response, Rules, initial_state, perceive, respond
+from esper_soa.env.step import Observed, Rules, StepResult, apply_action, initial_state, record_and_observe
 from esper_soa.env.world import World
 from esper_soa.nets.config import DataConfig, TaskConfig, host_slots
 from esper_soa.nets.streams import POLICY_SAMPLE, stream_keys, uniform
 from esper_soa.nets.subsets import max_rows
-from esper_soa.state import LEDGER_FLOAT, Action, EnvState, GradientStats, Measurements, Slots, View, stage_in
+from esper_soa.state import STATE_FLOAT, Action, EnvState, GradientStats, Measurements, Slots, View, stage_in
 from esper_soa.vocabulary import Stage
 
 CPU = torch.device("cpu")
@@ -70,7 +70,7 @@ def random_numbers(seed: int, step: int, like: Tensor) -> Tensor:
     """float64 in [0, 1) with the shape and device of `like`, a function of seed, env-step and place."""
     keys = stream_keys(seed, POLICY_SAMPLE, (step,), torch.zeros((), dtype=torch.int64, device=like.device))
     places = torch.arange(like.numel(), device=like.device)
-    return uniform(keys, places, LEDGER_FLOAT).view(like.shape)
+    return uniform(keys, places, STATE_FLOAT).view(like.shape)
 
 
 class Draw:
@@ -134,34 +134,34 @@ def made_up(rules: Rules, state: EnvState, seed: int) -> Measurements:
 
 
 class EnvStep(NamedTuple):
-    """Everything that one env-step of the ledger went through."""
+    """Everything that one env-step of the env state went through."""
 
     measured: Measurements
     before: EnvState  # with the verdict of the loss watch
     trusted: Measurements  # without those of envs that panic
-    percept: Percept
+    observed: Observed
     view: View
     action: Action
-    response: Response
+    result: StepResult
 
 
-def view_of(percept: Percept, seed: int) -> View:
+def view_of(observed: Observed, seed: int) -> View:
     """What an agent is shown, with its noise."""
-    num_envs = percept.masks.op.shape[0]
-    pattern = percept.observation.features.new_empty(num_envs, 8, dtype=LEDGER_FLOAT)
+    num_envs = observed.masks.op.shape[0]
+    pattern = observed.observation.features.new_empty(num_envs, 8, dtype=STATE_FLOAT)
     noise = random_numbers(seed, 0, pattern).float()
     return View(
-        state=percept.state, observation=percept.observation, masks=percept.masks, noise=noise, batch_size=[num_envs]
+        state=observed.state, observation=observed.observation, masks=observed.masks, noise=noise, batch_size=[num_envs]
     )
 
 
 def guarded(rules: Rules, state: EnvState, measured: Measurements) -> tuple[EnvState, Measurements]:
-    """What `guard_` does to the ledger; there are no weights to be restored."""
+    """What `guard_` does to the env state; there are no weights to be restored."""
     state, _ = watch(state, measured.val_loss, rules.nets.shape.num_classes, rules.governor)
     return state, quarantine(measured, state)
 
 
-def play_ledger(
+def play_state(
     rules: Rules, num_envs: int, seed: int, agent: Agent | None = None, device: torch.device = CPU
 ) -> Iterator[EnvStep]:
     """One episode of N envs on made-up measurements; random legal play where no agent is given."""
@@ -173,9 +173,9 @@ def play_ledger(
         before = state.replace(slots=state.slots.replace(newborn=nothing, fresh_momentum=nothing))
         measured = made_up(rules, before, step_seed)
         before, trusted = guarded(rules, before, measured)
-        percept = perceive(rules, before, trusted)
-        view = view_of(percept, step_seed)
+        observed = record_and_observe(rules, before, trusted)
+        view = view_of(observed, step_seed)
         decision, memory = player.act(view, memory)
-        response = respond(rules, percept, decision.action)
-        yield EnvStep(measured, before, trusted, percept, view, decision.action, response)
-        state = response.state
+        result = apply_action(rules, observed, decision.action)
+        yield EnvStep(measured, before, trusted, observed, view, decision.action, result)
+        state = result.state

@@ -12,8 +12,8 @@ from esper_soa.agent.protocol import Agent, Memory
 from esper_soa.agent.rollout import Rollout
 from esper_soa.env.world import World
 from esper_soa.ops.collect import Episode, Player, Round
+from esper_soa.ops.metrics import RoundResult
 from esper_soa.ops.progress import Progress
-from esper_soa.ops.tally import RoundResult
 from esper_soa.state import Action, Decision, EnvState, View
 
 

@@ -21,7 +21,7 @@ from esper_soa.agent.rollout import Row, stack_action
 from esper_soa.agent.slots import PLACE_FEATURES, SlotEncoder, SlotScores, encoding_of, place_table, summary
 from esper_soa.env.observation import NUM_ENV_FEATURES, NUM_SLOT_FEATURES
 from esper_soa.nets.config import SlotSpec
-from esper_soa.nets.graphs import StepCache, still_call
+from esper_soa.nets.graphs import StepCache, captured_call
 from esper_soa.state import Action, Decision, Masks, Observation, View
 from esper_soa.vocabulary import HEAD_NAMES, HEADS, NUM_BLUEPRINTS, OP_NAMES
 
@@ -346,8 +346,8 @@ def one_hot(op: Tensor, like: Tensor) -> Tensor:
     return (op.unsqueeze(-1) == torch.arange(len(OP_NAMES), device=op.device)).to(like.dtype)
 
 
-class StillPolicy:
-    """The policy as an Agent whose decisions are made on fixed memory and replayed as CUDA graphs."""
+class CapturedPolicy:
+    """The policy as an Agent whose decisions are made on static buffers and replayed as CUDA graphs."""
 
     def __init__(self, policy: RecurrentPolicy, steps: StepCache) -> None:
         self.policy, self.steps = policy, steps
@@ -359,7 +359,7 @@ class StillPolicy:
     @torch.no_grad()
     def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
         """As the policy."""
-        return still_call(self.steps, "act", self.policy.decide, view.observation, view.masks, view.noise, memory)
+        return captured_call(self.steps, "act", self.policy.decide, view.observation, view.masks, view.noise, memory)
 
 
 def _last_linear(module: nn.Module) -> nn.Linear:

@@ -23,7 +23,7 @@ from esper_soa.agent.optimizer import AdamState, adam_state, adam_step, flatten,
 from esper_soa.agent.policy import Evaluation, RecurrentPolicy, segment_starts
 from esper_soa.agent.rollout import Rollout, Row
 from esper_soa.errors import check
-from esper_soa.nets.graphs import StepCache, still_call
+from esper_soa.nets.graphs import StepCache, captured_call
 from esper_soa.nets.streams import DROPOUT, MINIBATCH, stream_keys, uniform
 from esper_soa.vocabulary import HEAD_NAMES
 
@@ -179,7 +179,7 @@ class Learner:
         steps: StepCache | None = None,
         imitation: ImitationConfig | None = None,
     ) -> None:
-        """steps: keeps gradient steps on fixed memory and replays them as CUDA graphs."""
+        """steps: keeps gradient steps on static buffers and replays them as CUDA graphs."""
         self.policy, self.steps = policy, steps
         self.config, self.imitation = config, imitation or ImitationConfig()
         self.total_updates = total_updates
@@ -240,7 +240,7 @@ class Learner:
         )
         step = partial(self._step_, course, starts)
         if self.steps is not None:
-            step = partial(still_call, self.steps, (course.name, *starts), step)
+            step = partial(captured_call, self.steps, (course.name, *starts), step)
         stopped = torch.zeros((), dtype=torch.bool, device=self.device)
         history: list[Metrics] = []
         for epoch in range(course.epochs):

@@ -105,7 +105,7 @@ class SchedulePolicy:
         self.cfg = cfg
 
     def start(self, num_envs: int, device: torch.device) -> Memory:
-        """Remembers nothing: the ledger knows the env-step."""
+        """Remembers nothing: the env state knows the env-step."""
         return ()
 
     def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:

@@ -1,1 +1,1 @@
-"""The simulator: pure kernels over the ledger of N envs; knows nothing of the policy."""
+"""The simulator: pure kernels over the env state of N envs; knows nothing of the policy."""

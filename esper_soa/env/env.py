@@ -5,15 +5,15 @@
         result, seen = env.step(choose(seen.view))
 
 An env-step trains and validates every host, shows what came of it, and carries out what is then decided. `reset` and
-`step` end where a decision is due: what comes before it is `observe_`, what follows is `respond_`, and who records both
-calls these two. Each line of them is a stage that step.py tells of. ops/collect.py plays episodes in it.
+`step` end where a decision is due: what comes before it is `observe_`, what follows is `apply_action_`, and who
+records both calls these two. Each line of them is a stage that step.py tells of. ops/collect.py plays episodes in it.
 """
 
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from esper_soa.env.step import Percept, Response, Work, guard_, initial_state, look, measure_
+from esper_soa.env.step import Observed, StepResult, Work, guard_, initial_state, look, measure_
 from esper_soa.env.topology import Topology
 from esper_soa.env.world import World
 from esper_soa.state import Action, EnvState, Masks, Measurements, Observation, View
@@ -22,7 +22,7 @@ from esper_soa.state import Action, EnvState, Masks, Measurements, Observation, 
 class Observer(Protocol):
     """Who is told what an env does; see ops/profile.py."""
 
-    def lap(self, phase: str) -> None:
+    def phase_ended(self, phase: str) -> None:
         """`phase` has just ended."""
         ...
 
@@ -34,7 +34,7 @@ class Observer(Protocol):
 class Nobody:
     """Watches nothing."""
 
-    def lap(self, phase: str) -> None:
+    def phase_ended(self, phase: str) -> None:
         """Nothing."""
 
     def watch(self, work: Work) -> Work:
@@ -49,7 +49,7 @@ class Seen(NamedTuple):
     """What an env-step showed of N envs before anybody decided anything."""
 
     view: View  # what a policy is given
-    percept: Percept
+    observed: Observed
     measured: Measurements
     restarted: Tensor  # bool [N]: rolled back an env-step ago, so a new trajectory begins here
 
@@ -65,7 +65,7 @@ class Env:
         self.world, self.observer = world, observer
         self.step_number = 0  # of the env-step in progress, from 0
         self.state: EnvState = initial_state(world.rules, world.sizes.num_envs, world.device)
-        self.percept: Percept | None = None  # that has not been responded to
+        self.observed: Observed | None = None  # that has not been responded to
 
     @property
     def num_envs(self) -> int:
@@ -85,38 +85,38 @@ class Env:
         self.begin_(number, topology)
         return self.observe_()
 
-    def step(self, action: Action) -> tuple[Response, Seen | None]:
+    def step(self, action: Action) -> tuple[StepResult, Seen | None]:
         """What becomes of the action [N], and what the next env-step shows; None after the last one of the episode."""
-        response = self.respond_(action)
-        return response, None if self.over else self.observe_()
+        result = self.apply_action_(action)
+        return result, None if self.over else self.observe_()
 
     def begin_(self, number: int, topology: Topology | None = None) -> None:
-        """Fresh hosts and an empty ledger, or one with `topology` in it."""
-        self.state, self.step_number, self.percept = self.world.start_round(number, topology), 0, None
-        self.observer.lap("reset")
+        """Fresh hosts and an empty state, or one with `topology` in it."""
+        self.state, self.step_number, self.observed = self.world.start_round(number, topology), 0, None
+        self.observer.phase_ended("reset")
 
     def observe_(self) -> Seen:
         """Train and validate every network, guard, attribute, record, observe."""
         world, rules, observer = self.world, self.world.rules, self.observer
         work = observer.watch(world.work(self.step_number))
-        observer.lap("data")
-        state, measured = measure_(rules, world.weights, self.state, work, observer.lap)
+        observer.phase_ended("data")
+        state, measured = measure_(rules, world.weights, self.state, work, observer.phase_ended)
         restarted = state.guard.panic
         state, measured = guard_(rules, world.weights, state, measured)
-        self.percept = world.kernels.perceive(rules, state, measured)
-        observer.lap("ledger")
-        view = self._view(self.percept.state, self.percept.masks, self.percept.observation)
-        return Seen(view, self.percept, measured, restarted)
+        self.observed = world.kernels.record_and_observe(rules, state, measured)
+        observer.phase_ended("state")
+        view = self._view(self.observed.state, self.observed.masks, self.observed.observation)
+        return Seen(view, self.observed, measured, restarted)
 
-    def respond_(self, action: Action) -> Response:
+    def apply_action_(self, action: Action) -> StepResult:
         """Pay for the actions [N], carry them out, and let time pass. Raises RuntimeError before `observe_`."""
-        if self.percept is None:
+        if self.observed is None:
             raise RuntimeError("nothing has been observed since the last action: call reset, or observe_, first")
-        response = self.world.kernels.respond(self.world.rules, self.percept, action)
-        self.state, self.percept = response.state, None
+        result = self.world.kernels.apply_action(self.world.rules, self.observed, action)
+        self.state, self.observed = result.state, None
         self.step_number += 1
-        self.observer.lap("ledger")
-        return response
+        self.observer.phase_ended("state")
+        return result
 
     def after(self) -> View:
         """What a policy would be given now, without another measurement: for the value of what lies behind the end."""

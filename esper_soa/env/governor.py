@@ -1,4 +1,4 @@
-"""The loss watch of every env: when a host has lost its way, and what becomes of its env's ledger then.
+"""The loss watch of every env: when a host has lost its way, and what becomes of its env's state then.
 
 Given the validation loss of each env-step; env/step.py calls `watch` and `quarantine` after evaluation and before
 anything is recorded, and `roll_back` where the actions are carried out. The weights are nets/snapshot.py's business.
@@ -14,7 +14,7 @@ from esper_soa.env.config import GUARD_WINDOW, NUM_REASONS, GovernorConfig
 from esper_soa.env.lifecycle import prune_now
 from esper_soa.env.masks import choices_left
 from esper_soa.env.reward_terms import RewardTerms, add_terms, no_terms
-from esper_soa.state import LEDGER_FLOAT, EnvState, Guard, Masks, Measurements
+from esper_soa.state import STATE_FLOAT, EnvState, Guard, Masks, Measurements
 from esper_soa.vocabulary import HEADS, Op
 
 RECOVERED_SHARE = 0.6  # mean loss below this share of the chance loss: the host had learned something
@@ -49,7 +49,7 @@ def initial_guard(num_envs: int, device: torch.device | str) -> Guard:
     none = torch.zeros(num_envs, dtype=torch.int64, device=device)
     no = torch.zeros(num_envs, dtype=torch.bool, device=device)
     return Guard(
-        losses=torch.zeros(num_envs, GUARD_WINDOW, dtype=LEDGER_FLOAT, device=device),
+        losses=torch.zeros(num_envs, GUARD_WINDOW, dtype=STATE_FLOAT, device=device),
         count=none,
         anomalies=none.clone(),
         reason=none.clone(),
@@ -78,7 +78,7 @@ def watch(state: EnvState, loss: Tensor, num_classes: int, cfg: GovernorConfig) 
 def quarantine(measured: Measurements, state: EnvState) -> Measurements:
     """`measured` without what a panicking host said: its losses are unknown, its accuracies the last ones recorded.
 
-    Nothing about its seeds counts as measured, so nothing of it reaches attribution, ledger, observation or learner.
+    Nothing about its seeds counts as measured, so nothing of it reaches attribution, state, observation or learner.
     """
     panic, signals = state.guard.panic, state.signals
     trusted = ~panic[:, None]

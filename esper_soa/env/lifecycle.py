@@ -15,7 +15,7 @@ from esper_soa.env.alpha import advance_ramp, retarget
 from esper_soa.env.config import GatesConfig, LifecycleConfig
 from esper_soa.env.gates import ALPHA_TOLERANCE, GateResults, arrived, check_gates
 from esper_soa.env.legality import ADVANCES, LEGAL_STAGES, at_rest, slot_allows, stage_allows
-from esper_soa.state import LEDGER_FLOAT, Action, ActionOutcome, Ramp, Slots
+from esper_soa.state import STATE_FLOAT, Action, ActionOutcome, Ramp, Slots
 from esper_soa.vocabulary import (
     ALPHA_TARGETS,
     CURVE_CHOICES,
@@ -54,7 +54,7 @@ IDLE_RAMP = {
     "alpha": 0.0, "start": 0.0, "target": 0.0, "length": 0, "done": 0,
     "curve": Curve.LINEAR, "steepness": RAMP_STEEPNESS, "mode": AlphaMode.HOLD,
 }  # fmt: skip
-DTYPES = {bool: torch.bool, int: torch.int64, float: LEDGER_FLOAT}
+DTYPES = {bool: torch.bool, int: torch.int64, float: STATE_FLOAT}
 
 
 class Orders(NamedTuple):
@@ -160,7 +160,7 @@ def decode(action: Action, op: Tensor) -> Orders:
 
 
 def _pick(choice: Tensor, table: tuple[int, ...] | tuple[float, ...]) -> Tensor:
-    """The entries of a small `table` at `choice` (int64), as int64 or ledger floats."""
+    """The entries of a small `table` at `choice` (int64), as int64 or floats of the env state."""
     picked = torch.full_like(choice, table[0], dtype=DTYPES[type(table[0])])
     for index, value in enumerate(table):
         picked = torch.where(choice == index, value, picked)

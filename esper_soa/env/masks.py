@@ -1,4 +1,4 @@
-"""Which choices of every action head are legal, from the ledger alone.
+"""Which choices of every action head are legal, from the state kernels alone.
 
 Given slots, ramps and the lifecycle settings; called once per env-step before the decision. What a slot allows is
 legality.py's business, what its env allows is told here. An op that is legal here is applicable in `lifecycle.apply`;

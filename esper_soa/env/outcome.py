@@ -1,7 +1,7 @@
 """What an episode came to: one record per env, the trade-off between accuracy and size, and what blueprints achieved.
 
-Given the ledger after the last env-step; plain functions on tensors, called once per round by the reports. Formulas are
-the reference's episode outcome, Pareto front and blueprint analytics.
+Given the env state after the last env-step; plain functions on tensors, called once per round by the reports. Formulas
+are the reference's episode outcome, Pareto front and blueprint analytics.
 """
 
 from typing import NamedTuple
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from esper_soa.env.parameters import total_params
-from esper_soa.state import LEDGER_FLOAT, EnvState, ParameterCounts, Slots
+from esper_soa.state import STATE_FLOAT, EnvState, ParameterCounts, Slots
 from esper_soa.vocabulary import NUM_BLUEPRINTS, Stage
 
 SUCCESS_ACCURACY = 80.0  # percent
@@ -157,7 +157,7 @@ def trade_offs(points: Tensor) -> Tensor:
 def empty_blueprint_stats(device: torch.device) -> BlueprintStats:
     """Nothing seen yet."""
     count = torch.zeros(NUM_BLUEPRINTS, dtype=torch.int64, device=device)
-    amount = torch.zeros(NUM_BLUEPRINTS, dtype=LEDGER_FLOAT, device=device)
+    amount = torch.zeros(NUM_BLUEPRINTS, dtype=STATE_FLOAT, device=device)
     return BlueprintStats(count, count, count, amount, amount, amount, amount, count)
 
 
@@ -188,5 +188,5 @@ def _by_blueprint(blueprint: Tensor, where: Tensor, amount: Tensor | None = None
     """Sum float64 [13] over the slots `where` (bool [N, S]) by blueprint, of `amount` [N, S] or of ones."""
     codes = torch.arange(NUM_BLUEPRINTS, device=blueprint.device)
     chosen = where.unsqueeze(-1) & (blueprint.unsqueeze(-1) == codes)
-    weight = torch.ones_like(blueprint, dtype=LEDGER_FLOAT) if amount is None else amount
+    weight = torch.ones_like(blueprint, dtype=STATE_FLOAT) if amount is None else amount
     return torch.where(chosen, weight.unsqueeze(-1), 0.0).sum((0, 1))

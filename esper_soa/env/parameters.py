@@ -1,6 +1,6 @@
 """How many trainable parameters stand in the slots of every env, and what an image costs in training.
 
-Given the slots and the counts of the host and of what can grow in it; called by the reward (rent) and by the tally of
+Given the slots and the counts of the host and of what can grow in it; called by the reward (rent) and by the metrics of
 an episode.
 """
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from esper_soa.nets.model.flops import TrainingFlop
-from esper_soa.state import LEDGER_FLOAT, ParameterCounts, Slots, stage_in
+from esper_soa.state import STATE_FLOAT, ParameterCounts, Slots, stage_in
 from esper_soa.vocabulary import Blend, Stage
 
 GATE_STAGES = (Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED)
@@ -26,10 +26,10 @@ def flop_per_image(slots: Slots, costs: TrainingFlop) -> Tensor:
 
 def _of_residents(slots: Slots, seed: Tensor, gate: Tensor) -> Tensor:
     """What `seed` [S, P] says of the blueprint in each slot, plus `gate` [S] where it has one: float64 [N, S]."""
-    rows = seed.to(slots.stage.device, LEDGER_FLOAT).unsqueeze(0).expand(slots.stage.shape[0], -1, -1)
+    rows = seed.to(slots.stage.device, STATE_FLOAT).unsqueeze(0).expand(slots.stage.shape[0], -1, -1)
     own = rows.gather(2, slots.blueprint.clamp(min=0).unsqueeze(2)).squeeze(2)
     gated = (slots.blend == Blend.GATE) & stage_in(slots.stage, GATE_STAGES)
-    return own + torch.where(gated, gate.to(slots.stage.device, LEDGER_FLOAT), 0.0)
+    return own + torch.where(gated, gate.to(slots.stage.device, STATE_FLOAT), 0.0)
 
 
 def total_params(slots: Slots, counts: ParameterCounts) -> Tensor:

@@ -1,7 +1,7 @@
-"""The reward of one env-step: inputs from the ledger, score by mode, payments at the end, and the ledger's next values.
+"""The reward of one env-step: inputs from the env state, score by mode, payments at the end, and what is remembered.
 
 `reward` is called with the state after the env-step's measurements are recorded and before the action takes effect;
-`settle_fossils` after the action was applied. Both are given the ledger and return it anew.
+`settle_fossils` after the action was applied. Both are given the env state and return it anew.
 """
 
 import torch
@@ -15,7 +15,7 @@ from esper_soa.env.reward_records import RewardInputs, RewardSettings, SlotReadi
 from esper_soa.env.reward_terms import MIN_CONTRIBUTION, RewardTerms, add_terms, size_rent, slot_op
 from esper_soa.env.scaffold import hindsight_credit
 from esper_soa.env.signals import stable_accuracy
-from esper_soa.state import LEDGER_FLOAT, Action, ActionOutcome, Attribution, EnvState, Slots, Totals, stage_in
+from esper_soa.state import STATE_FLOAT, Action, ActionOutcome, Attribution, EnvState, Slots, Totals, stage_in
 from esper_soa.vocabulary import Op, Stage
 
 RENT_STAGES = (Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED)
@@ -28,7 +28,7 @@ UNPROVEN_STAGES = (Stage.GERMINATED, Stage.TRAINING)
 def empty_totals(num_envs: int, device: torch.device) -> Totals:
     """Totals [N] at the start of an episode."""
     count = torch.zeros(num_envs, dtype=torch.int64, device=device)
-    amount = torch.zeros(num_envs, dtype=LEDGER_FLOAT, device=device)
+    amount = torch.zeros(num_envs, dtype=STATE_FLOAT, device=device)
     return Totals(
         germinated=count,
         blended=count.clone(),
@@ -47,7 +47,7 @@ def empty_totals(num_envs: int, device: torch.device) -> Totals:
 def reward(
     state: EnvState, attribution: Attribution, action: Action, op: Tensor, settings: RewardSettings
 ) -> tuple[RewardTerms, EnvState]:
-    """Terms of this env-step's reward [N], and the state with its reward ledger brought up to date.
+    """Terms of this env-step's reward [N], and the state with its part of it that rewards need brought up to date.
 
     op: int64 [N], the effective op: WAIT where the chosen one was not applicable. Where an env is about to be rolled
     back nothing is paid: the caller keeps the old state of such envs.
@@ -66,7 +66,7 @@ def reward(
 def reward_inputs(
     state: EnvState, attribution: Attribution, action: Action, op: Tensor, settings: RewardSettings
 ) -> RewardInputs:
-    """What the ledger and this env-step's attribution say to the reward."""
+    """What the env state and this env-step's attribution say to the reward."""
     slots, signals, cfg = state.slots, state.signals, settings.config
     effective, shock = rent_and_shock(slots, settings)
     host = torch.full_like(signals.val_accuracy, settings.counts.host)
@@ -151,7 +151,7 @@ def adjust(
 
 def germination_refund(seed_age: Tensor) -> Tensor:
     """What the shaping of a germination is worth `seed_age` env-steps later, float64 of any shape, at weight 1."""
-    return torch.pow(PBRS_GAMMA, 1 - seed_age.to(LEDGER_FLOAT))
+    return torch.pow(PBRS_GAMMA, 1 - seed_age.to(STATE_FLOAT))
 
 
 def _next_slots(slots: Slots, inputs: RewardInputs, readings: SlotReadings, settings: RewardSettings) -> Slots:
@@ -192,5 +192,5 @@ def settle_fossils(state: EnvState, action: Action, outcome: ActionOutcome) -> E
 
 def final_rent(parameters: float, host: int, cfg: RewardConfig) -> float:
     """Rent of one grown host in percent points, by its final size: what the mode `net` takes at the end."""
-    sizes = torch.tensor([[parameters], [host]], dtype=LEDGER_FLOAT)
+    sizes = torch.tensor([[parameters], [host]], dtype=STATE_FLOAT)
     return float(size_rent(sizes[0], sizes[1], cfg))

@@ -12,7 +12,7 @@ from esper_soa.env import reward_terms as term
 from esper_soa.env.config import RewardConfig
 from esper_soa.env.reward_records import RewardInputs, SlotReadings
 from esper_soa.env.reward_terms import RewardTerms, add_terms, column, no_terms
-from esper_soa.state import LEDGER_FLOAT
+from esper_soa.state import STATE_FLOAT
 from esper_soa.vocabulary import Op, Stage
 
 SIMPLIFIED_ACTION_COST = 0.01
@@ -96,7 +96,7 @@ def _contribution(inputs: RewardInputs, cfg: RewardConfig) -> tuple[RewardTerms,
     parts["compute_rent"] = term.compute_rent(inputs, cfg)
     parts["alpha_shock"] = term.alpha_shock(inputs, cfg)
     parts["occupancy_rent"] = term.occupancy_rent(inputs, cfg)
-    parts["fossilized_rent"] = -cfg.fossilized_maintenance_cost * inputs.num_fossilized.to(LEDGER_FLOAT)
+    parts["fossilized_rent"] = -cfg.fossilized_maintenance_cost * inputs.num_fossilized.to(STATE_FLOAT)
     parts["action_shaping"] = term.action_shaping(inputs, cfg)
     if not cfg.disable_terminal_reward:
         parts["terminal_bonus"] = _at_end(inputs, cfg.terminal_accuracy_weight * inputs.val_accuracy)

@@ -1,7 +1,7 @@
 """The records of the reward: what it reads, and what it leaves behind per slot. What it pays is in reward_terms.py.
 
-Filled by `reward.py` from the ledger, read by the terms and the modes. Accuracies, contributions and improvements are
-percent points. N envs, S slots, D drip pools (one per slot in the simulator).
+Filled by `reward.py` from the env state, read by the terms and the modes. Accuracies, contributions and improvements
+are percent points. N envs, S slots, D drip pools (one per slot in the simulator).
 """
 
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from esper_soa.state import ParameterCounts
 
 
 class RewardSettings(NamedTuple):
-    """What the reward needs to know beside the ledger; the same for every env."""
+    """What the reward needs to know beside the env state; the same for every env."""
 
     config: RewardConfig
     counts: ParameterCounts
@@ -70,7 +70,7 @@ class RewardInputs(TensorClass["tensor_only", "frozen"]):
 
 
 class SlotReadings(TensorClass["tensor_only", "frozen"]):
-    """What the reward computed on the way, float64 [N, S] unless noted: the ledger's next values and explanations."""
+    """What the reward computed on the way, float64 [N, S] unless noted: next values of the state and explanations."""
 
     attribution_discount: Tensor  # [0, 1], below 0.5 where all seeds together do harm
     timing_discount: Tensor  # for early germination

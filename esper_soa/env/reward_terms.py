@@ -14,7 +14,7 @@ from torch import Tensor
 
 from esper_soa.env.config import PBRS_GAMMA, RewardConfig
 from esper_soa.env.reward_records import RewardInputs
-from esper_soa.state import LEDGER_FLOAT
+from esper_soa.state import STATE_FLOAT
 from esper_soa.vocabulary import Op, Stage
 
 # Potential of a stage, in reward units; every other stage has 0.
@@ -33,7 +33,7 @@ MIN_PRUNE_AGE = 5
 class RewardTerms(TensorClass["tensor_only", "frozen"]):
     """The parts of the reward [N], float64 and signed: `total` is the sum of all the others."""
 
-    attribution: Tensor  # what the seeds earned by their contributions; escrow: the moves of the ledger
+    attribution: Tensor  # what the seeds earned by their contributions; escrow: the moves of the escrow
     ratio_penalty: Tensor  # contribution that the total does not support
     blending_warning: Tensor
     holding_warning: Tensor
@@ -97,7 +97,7 @@ def is_fossil(inputs: RewardInputs) -> Tensor:
 
 def stage_potential(stage: Tensor) -> Tensor:
     """Potential of the stage itself, float64, any shape."""
-    potential = torch.zeros_like(stage, dtype=LEDGER_FLOAT)
+    potential = torch.zeros_like(stage, dtype=STATE_FLOAT)
     for code, value in STAGE_POTENTIALS:
         potential = torch.where(stage == code, value, potential)
     return potential
@@ -105,7 +105,7 @@ def stage_potential(stage: Tensor) -> Tensor:
 
 def seed_potential(stage: Tensor, age: Tensor, cfg: RewardConfig) -> Tensor:
     """Potential of a seed after `age` env-steps in `stage`: a capped bonus for progress within the stage."""
-    progress = age.to(LEDGER_FLOAT) * cfg.step_progress_bonus
+    progress = age.to(STATE_FLOAT) * cfg.step_progress_bonus
     return stage_potential(stage) + progress.clamp(max=cfg.max_progress_bonus)
 
 
@@ -127,8 +127,8 @@ def seed_shaping(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
 def timing_discount(age: Tensor, cfg: RewardConfig) -> Tensor:
     """Share of a reward that a germination at env-step `age` earns: from the floor up to 1 after the warm-up."""
     if cfg.disable_timing_discount or cfg.germination_warmup_steps <= 0:
-        return torch.ones_like(age, dtype=LEDGER_FLOAT)
-    share = age.to(LEDGER_FLOAT) / cfg.germination_warmup_steps
+        return torch.ones_like(age, dtype=STATE_FLOAT)
+    share = age.to(STATE_FLOAT) / cfg.germination_warmup_steps
     floor = cfg.germination_discount_floor
     return (floor + (1 - floor) * share).where(age < cfg.germination_warmup_steps, 1.0)
 
@@ -176,14 +176,14 @@ def credible_gain(inputs: RewardInputs, progress: Tensor, joint: Tensor) -> Tens
 def blending_warning(inputs: RewardInputs) -> Tensor:
     """Growing penalty for blending seeds where all seeds together do harm, [N, S]."""
     harmful = inputs.has_seed & (inputs.stage == Stage.BLENDING) & column(inputs.total_known & (inputs.total < 0))
-    return torch.where(harmful, -0.1 - (0.05 * inputs.stage_age.to(LEDGER_FLOAT)).clamp(max=0.3), 0.0)
+    return torch.where(harmful, -0.1 - (0.05 * inputs.stage_age.to(STATE_FLOAT)).clamp(max=0.3), 0.0)
 
 
 def holding_warning(inputs: RewardInputs, attribution: Tensor) -> Tensor:
     """Growing penalty for holding a useful seed without deciding about it, [N, S]."""
     op, holding = slot_op(inputs), inputs.has_seed & (inputs.stage == Stage.HOLDING)
     undecided = holding & (op != Op.FOSSILIZE) & (op != Op.PRUNE) & (inputs.stage_age >= 2) & (attribution > 0)
-    growth = 0.05 * (inputs.stage_age - 2).clamp(min=0).to(LEDGER_FLOAT)
+    growth = 0.05 * (inputs.stage_age - 2).clamp(min=0).to(STATE_FLOAT)
     return torch.where(undecided, -(0.1 + growth).clamp(max=0.3), 0.0)
 
 
@@ -227,12 +227,12 @@ def alpha_shock(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
 def occupancy_rent(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
     """Rent for every occupied slot beyond the free ones, [N], at most 0."""
     occupied = inputs.num_active + inputs.num_fossilized - cfg.free_slots
-    return -cfg.seed_occupancy_cost * occupied.clamp(min=0).to(LEDGER_FLOAT)
+    return -cfg.seed_occupancy_cost * occupied.clamp(min=0).to(STATE_FLOAT)
 
 
 def holding_share(inputs: RewardInputs) -> Tensor:
     """Share of the fossilisation bonus that the time in HOLDING has earned, [N, S] in [0, 1]."""
-    return (inputs.stage_age.to(LEDGER_FLOAT) / FULL_HOLDING_STEPS).clamp(max=1.0)
+    return (inputs.stage_age.to(STATE_FLOAT) / FULL_HOLDING_STEPS).clamp(max=1.0)
 
 
 def germinate_shaping(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
@@ -270,7 +270,7 @@ def prune_judgement(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
     value = torch.where(contribution < cfg.prune_hurting_threshold, hurting, value)
     unmeasured = torch.where(age < cfg.early_prune_threshold, cfg.early_prune_penalty, zero)
     value = torch.where(inputs.contribution_known, value, unmeasured)
-    value = torch.where(age < MIN_PRUNE_AGE, -0.3 * (MIN_PRUNE_AGE - age).to(LEDGER_FLOAT), value)
+    value = torch.where(age < MIN_PRUNE_AGE, -0.3 * (MIN_PRUNE_AGE - age).to(STATE_FLOAT), value)
     value = torch.where(inputs.stage == Stage.FOSSILIZED, cfg.prune_fossilized_penalty, value)
     return torch.where(inputs.has_seed, value, -0.2)
 

@@ -1,14 +1,14 @@
-"""The scaffold ledger: which seed helped which, and the credit that is due when the helped one becomes a fossil.
+"""The scaffold boosts: which seed helped which, and the credit that is due when the helped one becomes a fossil.
 
 Given the pair interactions of each env-step; the step records them after its measurements, and the reward settles
-them at fossilisation. A fossil is never fossilised again, so nothing has to be removed from the ledger.
+them at fossilisation. A fossil is never fossilised again, so nothing has to be removed from them.
 """
 
 import torch
 from torch import Tensor
 
 from esper_soa.env.config import PBRS_GAMMA
-from esper_soa.state import LEDGER_FLOAT, Attribution, EnvState
+from esper_soa.state import STATE_FLOAT, Attribution, EnvState
 
 HINDSIGHT_WEIGHT = 0.1
 HINDSIGHT_CAP = 0.2  # per fossilisation
@@ -16,14 +16,14 @@ HINDSIGHT_SLOPE = 0.1
 
 
 def pairs(num_slots: int) -> list[tuple[int, int]]:
-    """The P = S (S - 1) / 2 pairs of slots, in the order of the ledger."""
+    """The P = S (S - 1) / 2 pairs of slots, in the order of the boosts."""
     return [(low, high) for low in range(num_slots) for high in range(low + 1, num_slots)]
 
 
 def empty_boosts(num_envs: int, num_slots: int, max_steps: int, device: torch.device) -> Tensor:
-    """Ledger at the start of an episode: float32 [N, P, T], at least 0, by pair of slots and env-step.
+    """Boosts at the start of an episode: float32 [N, P, T], at least 0, by pair of slots and env-step.
 
-    A boost counts in both directions. float32, as this is by far the largest part of the ledger, copied at every
+    A boost counts in both directions. float32, as this is by far the largest part of the env state, copied at every
     env-step.
     """
     return torch.zeros(num_envs, len(pairs(num_slots)), max_steps, dtype=torch.float32, device=device)
@@ -45,7 +45,7 @@ def hindsight_credit(boosts: Tensor, beneficiary: Tensor, improvement: Tensor, s
 
     A positive boost at env-step t to a seed that went on to gain `improvement` [N] points, if that is positive, counts
     HINDSIGHT_WEIGHT * tanh(HINDSIGHT_SLOPE * boost * improvement) * PBRS_GAMMA ** (step - t); the sum is capped.
-    Pairs without the beneficiary are masked, not left out: that is one pass over the ledger.
+    Pairs without the beneficiary are masked, not left out: that is one pass over the boosts.
     """
     num_slots = beneficiary.shape[1]
     if num_slots < 2:
@@ -53,9 +53,9 @@ def hindsight_credit(boosts: Tensor, beneficiary: Tensor, improvement: Tensor, s
     helped = torch.stack([beneficiary[:, low] | beneficiary[:, high] for low, high in pairs(num_slots)], 1)
     gain = (HINDSIGHT_SLOPE * improvement.clamp(min=0)).unsqueeze(1)
     scale = torch.where(helped, gain, 0.0).to(boosts.dtype).unsqueeze(2)
-    # A running product is computed once; a power would be fused into the pass over the ledger and cost more than it.
-    growth = torch.full(boosts.shape[2:], 1 / PBRS_GAMMA, dtype=LEDGER_FLOAT, device=boosts.device)
+    # A running product is computed once; a power would be fused into the pass over the boosts and cost more than it.
+    growth = torch.full(boosts.shape[2:], 1 / PBRS_GAMMA, dtype=STATE_FLOAT, device=boosts.device)
     weight = (HINDSIGHT_WEIGHT * growth.cumprod(0)).to(boosts.dtype)
     # tanh(x) by the logistic function: a third of the time, exact at 0, and off by float32 rounding elsewhere.
-    credit = ((2 * torch.sigmoid(boosts * (2 * scale)) - 1) * weight).sum((1, 2)).to(LEDGER_FLOAT)
-    return (credit * torch.pow(PBRS_GAMMA, step.to(LEDGER_FLOAT))).clamp(max=HINDSIGHT_CAP)
+    credit = ((2 * torch.sigmoid(boosts * (2 * scale)) - 1) * weight).sum((1, 2)).to(STATE_FLOAT)
+    return (credit * torch.pow(PBRS_GAMMA, step.to(STATE_FLOAT))).clamp(max=HINDSIGHT_CAP)

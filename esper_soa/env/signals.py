@@ -1,14 +1,14 @@
 """What every env remembers of its host's training: losses, accuracies, plateau and stability, seed measurements.
 
 Given the measurements of one env-step; `env.step` calls the record functions after evaluation and before the
-decision, and `age_memories` after the action. Nothing non-finite enters the ledger.
+decision, and `age_memories` after the action. Nothing non-finite enters the env state.
 """
 
 import torch
 from torch import Tensor
 
 from esper_soa.env.config import SignalsConfig
-from esper_soa.state import HISTORY, LEDGER_FLOAT, Attribution, GradientStats, Measurements, Signals, Slots
+from esper_soa.state import HISTORY, STATE_FLOAT, Attribution, GradientStats, Measurements, Signals, Slots
 from esper_soa.vocabulary import Op
 
 VELOCITY_MEMORY = 0.7  # weight of the past in the moving average of a contribution's change
@@ -19,7 +19,7 @@ MIN_PREVIOUS_LOSS = 1e-8  # relative loss changes are not judged from below this
 def initial_signals(num_envs: int, device: torch.device) -> Signals:
     """Signals of `num_envs` envs before their first env-step."""
 
-    def zeros(*shape: int, dtype: torch.dtype = LEDGER_FLOAT) -> Tensor:
+    def zeros(*shape: int, dtype: torch.dtype = STATE_FLOAT) -> Tensor:
         return torch.zeros(num_envs, *shape, dtype=dtype, device=device)
 
     return Signals(

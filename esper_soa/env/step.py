@@ -1,8 +1,8 @@
 """One env-step on one page: train, evaluate, guard, attribute, record, observe; for an action, reward, apply, tick.
 
-Given the rules of a run, the weights and the ledger. `measure_` and `guard_` change weights in place, and `measure_`
-makes the only read of the ledger by the host; `perceive` and `respond` are pure kernels over the ledger. env.py calls
-them in this order, with the decision between perceive and respond.
+Given the rules of a run, the weights and the env state. `measure_` and `guard_` change weights in place, and `measure_`
+makes the only read of it by the host; `record_and_observe` and `apply_action` are pure kernels over it. env.py calls
+them in this order, with the decision before `apply_action`.
 """
 
 from collections.abc import Callable
@@ -25,17 +25,17 @@ from esper_soa.env.reward_terms import RewardTerms
 from esper_soa.env.scaffold import empty_boosts, record_boosts
 from esper_soa.env.signals import age_memories, initial_signals, record_attribution, record_gradients, record_signals
 from esper_soa.nets.engine import Engine, NetsConfig, TrainingFeed, ValidationFeed
-from esper_soa.nets.graphs import StepCache, still_call
-from esper_soa.nets.pools import claim_, read_roster
+from esper_soa.nets.graphs import StepCache, captured_call
+from esper_soa.nets.pools import claim_, read_active_seeds
 from esper_soa.nets.snapshot import restore_where_, snapshot_where_
 from esper_soa.state import Action, ActionOutcome, Attribution, EnvState, Masks, Measurements, Observation, select
 from esper_soa.vocabulary import Op, Stage
 
-Lap = Callable[[str], None]  # is told which phase has just ended
+PhaseEnded = Callable[[str], None]  # is told which phase has just ended
 
 
 def untimed(phase: str) -> None:
-    """A lap that nobody times."""
+    """An end of a phase that nobody times."""
 
 
 class Rules(NamedTuple):
@@ -68,7 +68,7 @@ class Work(NamedTuple):
     lr_factor: float = 1.0  # of the learning rates of hosts and seeds
 
 
-class Percept(NamedTuple):
+class Observed(NamedTuple):
     """What an env-step showed, before anybody decided anything."""
 
     state: EnvState
@@ -77,7 +77,7 @@ class Percept(NamedTuple):
     observation: Observation
 
 
-class Response(NamedTuple):
+class StepResult(NamedTuple):
     """What became of the actions."""
 
     state: EnvState
@@ -86,7 +86,7 @@ class Response(NamedTuple):
 
 
 def initial_state(rules: Rules, num_envs: int, device: torch.device) -> EnvState:
-    """The ledger of N fresh envs."""
+    """The env state of N fresh envs."""
     num_slots = len(rules.nets.shape.slots)
     state = EnvState(
         slots=lifecycle.empty_slots(num_envs, num_slots, device),
@@ -101,19 +101,19 @@ def initial_state(rules: Rules, num_envs: int, device: torch.device) -> EnvState
 
 
 def measure_(
-    rules: Rules, weights: TensorDict, state: EnvState, work: Work, lap: Lap = untimed
+    rules: Rules, weights: TensorDict, state: EnvState, work: Work, phase_ended: PhaseEnded = untimed
 ) -> tuple[EnvState, Measurements]:
     """Initialise newborn seeds, train every network, validate under every subset row that the rewards need."""
     slots, nets, engine = state.slots, rules.nets, rules.engine
-    roster = read_roster(slots, state.ramp, ablate_fossils=rules.reward.config.drip_fraction > 0)
-    claim_(weights, nets.shape, roster, work.seed_keys)
+    active_seeds = read_active_seeds(slots, state.ramp, ablate_fossils=rules.reward.config.drip_fraction > 0)
+    claim_(weights, nets.shape, active_seeds, work.seed_keys)
     none = torch.zeros_like(slots.newborn)
     state = state.replace(slots=slots.replace(newborn=none, fresh_momentum=none))
-    lap("ledger")
-    trained = engine.train_(nets, weights, slots.alpha, roster, work.training, work.num_batches, work.lr_factor)
-    lap("training")
-    tested = engine.validate(nets, weights, slots.alpha, roster, work.validation)
-    lap("validation")
+    phase_ended("state")
+    trained = engine.train_(nets, weights, slots.alpha, active_seeds, work.training, work.num_batches, work.lr_factor)
+    phase_ended("training")
+    tested = engine.validate(nets, weights, slots.alpha, active_seeds, work.validation)
+    phase_ended("validation")
     return state, Measurements(
         train_loss=trained.loss,
         train_accuracy=trained.accuracy,
@@ -143,7 +143,7 @@ def guard_(rules: Rules, weights: TensorDict, state: EnvState, measured: Measure
     return state, quarantine(measured, state)
 
 
-def perceive(rules: Rules, state: EnvState, measured: Measurements) -> Percept:
+def record_and_observe(rules: Rules, state: EnvState, measured: Measurements) -> Observed:
     """Attribute, record and observe: the state on which the next actions are decided and paid."""
     attribution = attribute(measured, state.slots, rules.shapley_orders)
     signals = record_signals(state.signals, measured, rules.signals)
@@ -152,7 +152,7 @@ def perceive(rules: Rules, state: EnvState, measured: Measurements) -> Percept:
     slots = record_gradients(slots, measured.gradients)
     state = record_boosts(state.replace(slots=slots, signals=signals), attribution)
     masks, observation = look(rules, state)
-    return Percept(state, attribution, only_wait(masks, state.guard.panic), observation)
+    return Observed(state, attribution, only_wait(masks, state.guard.panic), observation)
 
 
 def look(rules: Rules, state: EnvState) -> tuple[Masks, Observation]:
@@ -161,12 +161,12 @@ def look(rules: Rules, state: EnvState) -> tuple[Masks, Observation]:
     return masks, observe(state, rules.max_steps)
 
 
-def respond(rules: Rules, percept: Percept, action: Action) -> Response:
+def apply_action(rules: Rules, observed: Observed, action: Action) -> StepResult:
     """Pay for the state in which the actions were taken, carry them out, and let time pass; roll back who panics."""
-    before = percept.state
+    before = observed.state
     panic = before.guard.panic
     op = lifecycle.effective_op(before.slots, before.ramp, action, rules.lifecycle)
-    terms, state = reward(before, percept.attribution, action, op, rules.reward)
+    terms, state = reward(before, observed.attribution, action, op, rules.reward)
     slots, ramp, outcome = lifecycle.apply(
         state.slots, state.ramp, action, state.signals.val_accuracy, rules.lifecycle, rules.gates
     )
@@ -183,7 +183,7 @@ def respond(rules: Rules, percept: Percept, action: Action) -> Response:
         totals=select(panic, sunk.totals, state.totals),
     )
     outcome = select(panic, _nothing_done(outcome), outcome)
-    return Response(_count(before, state, outcome), select(panic, penalty, terms), outcome)
+    return StepResult(_count(before, state, outcome), select(panic, penalty, terms), outcome)
 
 
 def _nothing_done(outcome: ActionOutcome) -> ActionOutcome:
@@ -208,11 +208,11 @@ def _count(before: EnvState, after: EnvState, outcome: ActionOutcome) -> EnvStat
 class StepKernels(NamedTuple):
     """The two kernels of an env-step, as they are called in a run."""
 
-    perceive: Callable[[Rules, EnvState, Measurements], Percept]
-    respond: Callable[[Rules, Percept, Action], Response]
+    record_and_observe: Callable[[Rules, EnvState, Measurements], Observed]
+    apply_action: Callable[[Rules, Observed, Action], StepResult]
 
 
-EAGER = StepKernels(perceive, respond)
+EAGER = StepKernels(record_and_observe, apply_action)
 
 
 def compiled() -> StepKernels:
@@ -221,18 +221,18 @@ def compiled() -> StepKernels:
     Sizes are fixed, as they are in a run: another number of envs or slots compiles again.
     """
     return StepKernels(
-        torch.compile(perceive, fullgraph=True, dynamic=False),
-        torch.compile(respond, fullgraph=True, dynamic=False),
+        torch.compile(record_and_observe, fullgraph=True, dynamic=False),
+        torch.compile(apply_action, fullgraph=True, dynamic=False),
     )
 
 
-def on_fixed_memory(kernels: StepKernels, steps: StepCache) -> StepKernels:
-    """The kernels on fixed memory, replayed as CUDA graphs; for the rules that they are first called with."""
+def on_static_buffers(kernels: StepKernels, steps: StepCache) -> StepKernels:
+    """The kernels on static buffers, replayed as CUDA graphs; for the rules that they are first called with."""
 
-    def perceive_still(rules: Rules, state: EnvState, measured: Measurements) -> Percept:
-        return still_call(steps, "perceive", partial(kernels.perceive, rules), state, measured)
+    def observe_captured(rules: Rules, state: EnvState, measured: Measurements) -> Observed:
+        return captured_call(steps, "record_and_observe", partial(kernels.record_and_observe, rules), state, measured)
 
-    def respond_still(rules: Rules, percept: Percept, action: Action) -> Response:
-        return still_call(steps, "respond", partial(kernels.respond, rules), percept, action)
+    def apply_captured(rules: Rules, observed: Observed, action: Action) -> StepResult:
+        return captured_call(steps, "apply_action", partial(kernels.apply_action, rules), observed, action)
 
-    return StepKernels(perceive_still, respond_still)
+    return StepKernels(observe_captured, apply_captured)

@@ -1,7 +1,7 @@
 """What stands in the slots of a host at the end of an episode, and an episode that begins with all of it in place.
 
-Given the ledger after the last env-step by ops/tally.py; `plant` is called by env/world.py, for a control that trains a
-grown network from its first env-step on.
+Given the env state after the last env-step by ops/metrics.py; `plant` is called by env/world.py, for a control that
+trains a grown network from its first env-step on.
 """
 
 from typing import NamedTuple
@@ -27,7 +27,7 @@ class Topology(NamedTuple):
 
 
 def topology_of(state: EnvState) -> Topology:
-    """The topology of a ledger: every running seed whose alpha is above 0, mid-ramp or not."""
+    """The topology of an env state: every running seed whose alpha is above 0, mid-ramp or not."""
     slots = state.slots
     present = slots.running & (slots.alpha > 0)
     return Topology(
@@ -38,7 +38,7 @@ def topology_of(state: EnvState) -> Topology:
 
 
 def plant(state: EnvState, topology: Topology) -> EnvState:
-    """A fresh ledger with the seeds of `topology` in its slots as fossils that are new in this env-step.
+    """A fresh state with the seeds of `topology` in its slots as fossils that are new in this env-step.
 
     Weights and momentum are set before the first training pass, as those of any newborn. Each counts as one germinated
     and fossilised. A fossil of an alpha below 1 keeps it, its ramp at rest there. Style, tempo and goal, by which seeds

@@ -64,7 +64,7 @@ class World:
         return self.weights["host", "params"].dtype
 
     def start_round(self, number: int, topology: Topology | None = None) -> EnvState:
-        """Fresh hosts and a snapshot of them, empty slots and a fresh ledger for round `number` (from 0).
+        """Fresh hosts and a snapshot of them, empty slots and a fresh state for round `number` (from 0).
 
         With a `topology` its seeds are there from the start, and in the snapshot; the first env-step gives them the
         same weights again.
@@ -75,8 +75,8 @@ class World:
         state = initial_state(self.rules, self.sizes.num_envs, self.device)
         if topology is not None:
             state = plant(state, topology)
-            roster = pools.read_roster(state.slots, state.ramp, ablate_fossils=False)
-            pools.claim_(self.weights, self.rules.nets.shape, roster, self.seed_keys(0))
+            active_seeds = pools.read_active_seeds(state.slots, state.ramp, ablate_fossils=False)
+            pools.claim_(self.weights, self.rules.nets.shape, active_seeds, self.seed_keys(0))
         everyone, fossil = torch.ones_like(self.envs, dtype=torch.bool), state.slots.stage == Stage.FOSSILIZED
         snapshot_where_(self.weights, self.rules.nets.shape, everyone, fossil, torch.zeros_like(fossil))
         return state

@@ -61,10 +61,10 @@ def per_channel(values: Tensor, num_channels: int) -> Tensor:
     return values.unsqueeze(-1).expand(*values.shape, num_channels).flatten(-2)[..., None, None]
 
 
-def mixed(x: Tensor, other: Tensor, share: Tensor) -> Tensor:
-    """x + share (other - x) of activations [B, n*C, H, W], share [..., n]; in its format, exact beside 16 bits."""
-    shares = per_channel(share, x.shape[1] // share.shape[-1])
-    return torch.lerp(x.to(shares.dtype), other.to(shares.dtype), shares).to(x.dtype)
+def mixed(x: Tensor, other: Tensor, factor: Tensor) -> Tensor:
+    """x + factor (other - x) of activations [B, n*C, H, W], factor [..., n]; in its format, exact beside 16 bits."""
+    factors = per_channel(factor, x.shape[1] // factor.shape[-1])
+    return torch.lerp(x.to(factors.dtype), other.to(factors.dtype), factors).to(x.dtype)
 
 
 def take_nets(x: Tensor, nets: Tensor | None, num_nets: int) -> Tensor:

@@ -38,8 +38,8 @@ def add(host: Tensor, seed: Tensor, alpha: Tensor) -> Tensor:
 
 def multiply(host: Tensor, seed: Tensor, seed_input: Tensor, alpha: Tensor) -> Tensor:
     """host (1 + alpha tanh(seed - seed_input)); alpha [m] in [0, 1]."""
-    share = batched.per_channel(alpha, host.shape[1] // alpha.shape[0])
-    return (host * (1 + share * torch.tanh(seed - seed_input))).to(host.dtype)
+    factor = batched.per_channel(alpha, host.shape[1] // alpha.shape[0])
+    return (host * (1 + factor * torch.tanh(seed - seed_input))).to(host.dtype)
 
 
 def gate(host: Tensor, seed: Tensor, gates: Tensor, alpha: Tensor) -> Tensor:

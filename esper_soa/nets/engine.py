@@ -13,7 +13,7 @@ from torch import Tensor
 from esper_soa.nets.config import DEFAULT_ROWS, SubsetRows, TaskConfig
 from esper_soa.nets.data import ImageCrops, ImageCutter
 from esper_soa.nets.host import HostShape
-from esper_soa.nets.pools import Roster
+from esper_soa.nets.pools import ActiveSeeds
 from esper_soa.state import GradientStats
 
 
@@ -31,7 +31,7 @@ class NetsConfig(NamedTuple):
 
 
 class CountedFeed(Protocol):
-    """Training batches from fixed memory, one after the other; see data.CountedBatches."""
+    """Training batches from static buffers, one after the other; see data.CountedBatches."""
 
     def buffers(self) -> list[Tensor]: ...
 
@@ -110,7 +110,7 @@ class Engine(Protocol):
         ...
 
     def train_(
-        self, nets: NetsConfig, weights: TensorDict, alpha: Tensor, roster: Roster, feed: TrainingFeed,
+        self, nets: NetsConfig, weights: TensorDict, alpha: Tensor, active_seeds: ActiveSeeds, feed: TrainingFeed,
         num_batches: int, lr_factor: float = 1.0,
     ) -> TrainReport:  # fmt: skip
         """Train every host and every running seed on `num_batches` batches; alpha [N, S] stays fixed meanwhile.
@@ -120,7 +120,7 @@ class Engine(Protocol):
         ...
 
     def validate(
-        self, nets: NetsConfig, weights: TensorDict, alpha: Tensor, roster: Roster, feed: ValidationFeed
+        self, nets: NetsConfig, weights: TensorDict, alpha: Tensor, active_seeds: ActiveSeeds, feed: ValidationFeed
     ) -> ValidationReport:
         """Accuracy of every env under every subset row it needs, and the loss with all seeds on; alpha [N, S]."""
         ...

@@ -37,8 +37,8 @@ def _part_forward(layers: Layers, part: Part, parameters: list[Tensor], x: Tenso
             out = batched.depthwise_conv2d(x, *parameters)
         case SoftNorm():
             strength, scale, shift = parameters
-            share = batched.per_channel(torch.tanh(strength), scale.shape[1])
-            out = x + share * (batched.group_norm(x, norm_groups(scale.shape[1]), scale, shift) - x)
+            factor = batched.per_channel(torch.tanh(strength), scale.shape[1])
+            out = x + factor * (batched.group_norm(x, norm_groups(scale.shape[1]), scale, shift) - x)
         case Excite():
             out = x * _squeeze(parameters, x).flatten(1)[..., None, None]
     return out if residual is None else residual + out

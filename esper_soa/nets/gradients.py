@@ -6,7 +6,7 @@ Measured by the engines every few batches; the function here is the meaning, ker
 import torch
 from torch import Tensor
 
-from esper_soa.state import LEDGER_FLOAT
+from esper_soa.state import STATE_FLOAT
 
 VANISHING = 1e-7  # norm of a parameter tensor's gradient
 EXPLODING = 10.0
@@ -15,7 +15,7 @@ TINY = 1e-8
 
 def unmeasured(size: torch.Size, device: torch.device) -> dict[str, Tensor]:
     """The fields of GradientStats [N, S] before anything is measured."""
-    kinds = dict.fromkeys(("l2", "health", "ratio"), LEDGER_FLOAT)
+    kinds = dict.fromkeys(("l2", "health", "ratio"), STATE_FLOAT)
     kinds |= dict.fromkeys(("vanishing", "exploding", "measured"), torch.bool)
     return {name: torch.zeros(size, dtype=dtype, device=device) for name, dtype in kinds.items()}
 
@@ -25,12 +25,12 @@ def gradient_statistics(host_grad: Tensor, seed_grad: Tensor, sizes: list[int]) 
 
     Health is 1 - 0.5 (share of vanishing tensors) - 0.8 (share of exploding tensors), clamped to [0, 1].
     """
-    parts = [torch.linalg.vector_norm(part, dim=1, dtype=LEDGER_FLOAT) for part in seed_grad.split(sizes, dim=1)]
+    parts = [torch.linalg.vector_norm(part, dim=1, dtype=STATE_FLOAT) for part in seed_grad.split(sizes, dim=1)]
     norms = torch.stack(parts, dim=1)
     vanishing, exploding = norms < VANISHING, ~(norms <= EXPLODING)
     total = torch.linalg.vector_norm(norms, dim=1)
     health = 1.0 - 0.5 * vanishing.double().mean(1) - 0.8 * exploding.double().mean(1)
-    host_norm = torch.linalg.vector_norm(host_grad, dim=1, dtype=LEDGER_FLOAT)
+    host_norm = torch.linalg.vector_norm(host_grad, dim=1, dtype=STATE_FLOAT)
     ratio = (total / seed_grad.shape[1] ** 0.5) / (host_norm / host_grad.shape[1] ** 0.5 + TINY)
     zero = torch.zeros_like(total)
     return {

@@ -1,4 +1,4 @@
-"""Steps of fixed shape on fixed memory: captured once as a CUDA graph, then replayed without Python in between.
+"""Steps of fixed shape on static buffers: captured once as a CUDA graph, then replayed without Python in between.
 
 A step is kept under a key that says everything about it that is not in its buffers; the next step with that key is
 copied into the buffers of the kept one. Given steps by the engine in torch, once per env-step, and calls of pure
@@ -44,16 +44,16 @@ class _Kept(Generic[Step]):
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
 
-class StillCall:
+class CapturedCall:
     """A function of nested tensors with its arguments at addresses of their own, as a StaticStep."""
 
     def __init__(self, function: Callable[..., object], arguments: list[Tensor], spec: TreeSpec) -> None:
         self.function, self.arguments, self.spec = function, arguments, spec
         self.given: object = None  # in a graph's memory once it is captured
 
-    def on_own_memory(self) -> "StillCall":
+    def on_own_buffers(self) -> "CapturedCall":
         """The same call with copies of the arguments."""
-        return StillCall(self.function, [argument.clone() for argument in self.arguments], self.spec)
+        return CapturedCall(self.function, [argument.clone() for argument in self.arguments], self.spec)
 
     def buffers(self) -> list[Tensor]:
         return self.arguments
@@ -110,8 +110,8 @@ class StepCache(Generic[Step]):
             graph.replay()
 
 
-def still_call(
-    steps: StepCache[StillCall], name: Hashable, function: Callable[..., Result], *arguments: object
+def captured_call(
+    steps: StepCache[CapturedCall], name: Hashable, function: Callable[..., Result], *arguments: object
 ) -> Result:
     """function(*arguments) as a kept step; what it gives is a copy.
 
@@ -119,8 +119,8 @@ def still_call(
     beside the shapes of its arguments, has to be in `name`; tensors that it changes keep their addresses.
     """
     leaves, spec = tree_flatten(arguments)
-    key, fresh = (name, *(leaf.shape for leaf in leaves)), StillCall(function, leaves, spec)
-    done = steps.run_(key, fresh if steps.keeps(key) else fresh.on_own_memory(), [0])
+    key, fresh = (name, *(leaf.shape for leaf in leaves)), CapturedCall(function, leaves, spec)
+    done = steps.run_(key, fresh if steps.keeps(key) else fresh.on_own_buffers(), [0])
     return tree_map(torch.clone, done.given)
 
 

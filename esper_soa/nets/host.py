@@ -161,7 +161,7 @@ def train_loss(
     batch: tuple[Tensor, Tensor],
     filler: SlotFiller,
 ) -> tuple[Tensor, Tensor]:
-    """Mean cross-entropy [n] and hits int64 [n] of a batch, images [B, n*3, 32, 32] and labels [B, n]."""
+    """Mean cross-entropy [n] and correct answers int64 [n] of a batch, images [B, n*3, 32, 32] and labels [B, n]."""
     images, labels = batch
     x = _train_blocks(layers, shape, parameters, statistics, images, filler)
     weights, bias = parameters[-2:]

@@ -71,7 +71,7 @@ class Layers:
         return F.max_pool2d(x, 2)
 
     def classifier_loss(self, x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean cross-entropy [n] of `classify` for labels [B, n], in the weights' dtype, and hits int64 [n]."""
+        """Mean cross-entropy [n] of `classify` for labels [B, n], in the weights' dtype, and correct answers int64 [n]."""
         logits = batched.classify(x, weight, bias).to(weight.dtype)
         losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").unflatten(0, labels.shape)
         return losses.mean(0), (logits.detach().argmax(-1) == labels).sum(0)

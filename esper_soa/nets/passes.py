@@ -12,10 +12,10 @@ from torch import Tensor
 
 from esper_soa.nets.engine import NetsConfig, TrainReport, ValidationReport
 from esper_soa.nets.gradients import unmeasured
-from esper_soa.nets.pools import Roster, upload
+from esper_soa.nets.pools import ActiveSeeds, upload
 from esper_soa.nets.subsets import Job, jobs_of, max_rows
 from esper_soa.nets.workers import Call, chunks, run_pieces
-from esper_soa.state import LEDGER_FLOAT, GradientStats
+from esper_soa.state import STATE_FLOAT, GradientStats
 
 Gradients = dict[str, Tensor]  # fields of GradientStats [N, S]
 # Trains the envs with these numbers and writes their rows of the gradients; loss [n] and accuracy (percent) [n].
@@ -30,20 +30,20 @@ def train_pass_(nets: NetsConfig, alpha: Tensor, train_chunk_: TrainChunk) -> Tr
     pieces = [partial(train_chunk_, envs, gradients) for envs in chunks(alpha.shape[0], nets.env_chunk)]
     loss, accuracy = zip(*run_pieces(pieces, nets.workers), strict=True)
     stats = GradientStats.from_dict(gradients, batch_size=list(alpha.shape))
-    return TrainReport(torch.cat(loss).to(LEDGER_FLOAT), torch.cat(accuracy), stats)
+    return TrainReport(torch.cat(loss).to(STATE_FLOAT), torch.cat(accuracy), stats)
 
 
-def validation_pass(nets: NetsConfig, alpha: Tensor, roster: Roster, measure: Measure) -> ValidationReport:
+def validation_pass(nets: NetsConfig, alpha: Tensor, active_seeds: ActiveSeeds, measure: Measure) -> ValidationReport:
     """The report of all envs under the subset rows that they need; alpha [N, S]."""
     num_envs, num_slots = alpha.shape
     device, rows = alpha.device, max_rows(num_slots, nets.rows)
-    loss = torch.zeros(num_envs, dtype=LEDGER_FLOAT, device=device)
-    accuracy = torch.zeros(num_envs, rows, dtype=LEDGER_FLOAT, device=device)
+    loss = torch.zeros(num_envs, dtype=STATE_FLOAT, device=device)
+    accuracy = torch.zeros(num_envs, rows, dtype=STATE_FLOAT, device=device)
     subset = torch.full((num_envs, rows), -1, dtype=torch.int64)
-    jobs = jobs_of(roster, nets.shape.execution_order, nets.rows, nets.env_chunk)
+    jobs = jobs_of(active_seeds, nets.shape.execution_order, nets.rows, nets.env_chunk)
     pieces = [partial(measure, job) for job in jobs]
     for job, result in zip(jobs, run_pieces(pieces, nets.workers), strict=True):
         numbers, width = upload(job.envs, device), len(job.codes)
         loss[numbers], accuracy[numbers, :width] = result
         subset[job.envs, :width] = torch.tensor(job.codes)
-    return ValidationReport(loss, accuracy, subset.to(device, non_blocking=True), upload(roster.ablated, device))
+    return ValidationReport(loss, accuracy, subset.to(device, non_blocking=True), upload(active_seeds.ablated, device))

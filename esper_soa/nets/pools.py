@@ -1,8 +1,8 @@
-"""Sleeping seeds: memory for every slot of every env, allocated once, and the roster of which rows run.
+"""Sleeping seeds: memory for every slot of every env, allocated once, and which of them are active.
 
 A slot's row is wide enough for its largest blueprint; the blueprint in residence decides what the numbers mean, and the
-gate network lies at the end. Germination re-initialises a row in place; nothing is ever allocated for it. The roster is
-the one read of the ledger by the host: it decides which seeds cost time at all.
+gate network lies at the end. Germination re-initialises a row in place; nothing is ever allocated for it. Which seeds
+are active is the one read of the env state by the host: it decides which of them cost time at all.
 """
 
 from typing import NamedTuple
@@ -69,7 +69,7 @@ def parameter_table(shape: HostShape, device: torch.device) -> ParameterCounts:
     )
 
 
-class Roster(NamedTuple):
+class ActiveSeeds(NamedTuple):
     """Which rows run, as numpy arrays [N, S] on the host."""
 
     running: np.ndarray  # bool, takes part in the forward pass
@@ -83,7 +83,7 @@ class Roster(NamedTuple):
     fresh_momentum: np.ndarray  # bool, momentum row is to be cleared
 
 
-def read_roster(slots: Slots, ramp: Ramp, ablate_fossils: bool) -> Roster:
+def read_active_seeds(slots: Slots, ramp: Ramp, ablate_fossils: bool) -> ActiveSeeds:
     """One packed device-to-host copy of what decides which rows run (the engine's only read per env-step).
 
     ablate_fossils: fossilised seeds take part in subset rows too (rewards that pay drip need it).
@@ -95,7 +95,7 @@ def read_roster(slots: Slots, ramp: Ramp, ablate_fossils: bool) -> Roster:
     columns = [slots.stage, slots.blueprint, slots.blend, *(flag.long() for flag in flags)]
     stage, blueprint, blend, *bits = torch.stack(columns).cpu().numpy()
     running, frozen_, visible_, ablated_, newborn, fresh = (bit.astype(bool) for bit in bits)
-    return Roster(running, stage, blueprint, blend, frozen_, visible_, ablated_, newborn, fresh)
+    return ActiveSeeds(running, stage, blueprint, blend, frozen_, visible_, ablated_, newborn, fresh)
 
 
 def upload(values: np.ndarray, device: torch.device) -> Tensor:
@@ -103,19 +103,19 @@ def upload(values: np.ndarray, device: torch.device) -> Tensor:
     return torch.as_tensor(values).to(device, non_blocking=True)
 
 
-def claim_(weights: TensorDict, shape: HostShape, roster: Roster, keys: Tensor) -> None:
+def claim_(weights: TensorDict, shape: HostShape, active_seeds: ActiveSeeds, keys: Tensor) -> None:
     """Initialise the rows of newborn seeds and clear the momentum rows that must start afresh.
 
     keys: int64 [N], streams of this env-step; every slot takes a sub-stream of its own.
     """
     for slot, spec in enumerate(shape.slots):
         pool = weights["seeds", spec.name]
-        for code in np.unique(roster.blueprint[roster.newborn[:, slot], slot]):
-            chosen = roster.newborn[:, slot] & (roster.blueprint[:, slot] == code)
+        for code in np.unique(active_seeds.blueprint[active_seeds.newborn[:, slot], slot]):
+            chosen = active_seeds.newborn[:, slot] & (active_seeds.blueprint[:, slot] == code)
             rows = upload(np.flatnonzero(chosen), keys.device)
-            multiply = upload(roster.blend[chosen, slot] == Blend.MULTIPLY, keys.device)
+            multiply = upload(active_seeds.blend[chosen, slot] == Blend.MULTIPLY, keys.device)
             pool["params"].index_copy_(0, rows, _newborn_rows(shape, slot, int(code), keys[rows], multiply, pool))
-        cleared = np.flatnonzero(roster.fresh_momentum[:, slot])
+        cleared = np.flatnonzero(active_seeds.fresh_momentum[:, slot])
         if cleared.size:
             pool["momentum"].index_fill_(0, upload(cleared, keys.device), 0.0)
 

@@ -1,4 +1,4 @@
-"""What every running seed does in a pass: the roster decoded once, as arrays, and grouped by what runs alike.
+"""What every running seed does in a pass: the active seeds decoded once, as arrays, and grouped by what runs alike.
 
 Made once per training and validation pass by the engines; kernels of whole networks read the arrays, layers of n
 networks at once the groups.
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper_soa.nets.pools import Roster, upload
+from esper_soa.nets.pools import ActiveSeeds, upload
 from esper_soa.vocabulary import Blend, Stage
 
 THROUGH = 0  # of SeedPlan.blend: the straight-through pass, behind a host that does not notice
@@ -27,22 +27,22 @@ class SeedPlan(NamedTuple):
     measured: np.ndarray  # bool, gradient statistics are taken (TRAINING and BLENDING)
 
 
-def training_plan(roster: Roster, detached_stages: tuple[int, ...]) -> SeedPlan:
+def training_plan(active_seeds: ActiveSeeds, detached_stages: tuple[int, ...]) -> SeedPlan:
     """The seeds of a training pass; detached_stages: those in which seeds are cut off from their host's graph."""
-    return _plan(roster, roster.running, detached_stages)
+    return _plan(active_seeds, active_seeds.running, detached_stages)
 
 
-def validation_plan(roster: Roster, detached_stages: tuple[int, ...]) -> SeedPlan:
+def validation_plan(active_seeds: ActiveSeeds, detached_stages: tuple[int, ...]) -> SeedPlan:
     """The seeds of a validation pass, those with an alpha above 0."""
-    return _plan(roster, roster.visible, detached_stages)
+    return _plan(active_seeds, active_seeds.visible, detached_stages)
 
 
-def _plan(roster: Roster, running: np.ndarray, detached_stages: tuple[int, ...]) -> SeedPlan:
-    stage, frozen = roster.stage, roster.frozen
+def _plan(active_seeds: ActiveSeeds, running: np.ndarray, detached_stages: tuple[int, ...]) -> SeedPlan:
+    stage, frozen = active_seeds.stage, active_seeds.frozen
     through = stage == Stage.TRAINING
-    blend = np.where(through, THROUGH, roster.blend)
+    blend = np.where(through, THROUGH, active_seeds.blend)
     measured = (through | (stage == Stage.BLENDING)) & ~frozen
-    return SeedPlan(running, roster.blueprint, blend, np.isin(stage, detached_stages), frozen, measured)
+    return SeedPlan(running, active_seeds.blueprint, blend, np.isin(stage, detached_stages), frozen, measured)
 
 
 class Group(NamedTuple):

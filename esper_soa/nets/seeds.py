@@ -105,8 +105,8 @@ def _columns(shape: HostShape, group: Group) -> tuple[int, int, int]:
     return seed_table(shape.blueprint(group.blueprint), channels).total, layout.seed, layout.seed + gate
 
 
-def wake(weights: TensorDict, shape: HostShape, group: Group, alpha: Tensor) -> ActiveGroup:
-    """The group's rows, copied out of the pool; alpha [N, S] is the ledger's."""
+def gather_rows(weights: TensorDict, shape: HostShape, group: Group, alpha: Tensor) -> ActiveGroup:
+    """The group's rows, copied out of the pool; alpha [N, S] is the env state's."""
     spec = shape.slots[group.slot]
     pool = weights["seeds", spec.name]
     seed, start, end = _columns(shape, group)
@@ -115,11 +115,11 @@ def wake(weights: TensorDict, shape: HostShape, group: Group, alpha: Tensor) -> 
         chosen = pool[name].index_select(0, group.rows)
         return torch.cat([chosen[:, :seed], chosen[:, start:end]], dim=1)
 
-    share = alpha[:, group.slot].index_select(0, group.rows).to(pool["params"].dtype)
-    return ActiveGroup(group, shape.blueprint(group.blueprint), spec.channels, rows("params"), rows("momentum"), share)
+    factor = alpha[:, group.slot].index_select(0, group.rows).to(pool["params"].dtype)
+    return ActiveGroup(group, shape.blueprint(group.blueprint), spec.channels, rows("params"), rows("momentum"), factor)
 
 
-def put_to_bed_(weights: TensorDict, shape: HostShape, active: ActiveGroup) -> None:
+def scatter_rows_(weights: TensorDict, shape: HostShape, active: ActiveGroup) -> None:
     """Write the rows back into the pool."""
     group = active.group
     pool = weights["seeds", shape.slots[group.slot].name]

@@ -14,7 +14,7 @@ CLIP_EPS = 1e-6
 
 
 class LearningRates(NamedTuple):
-    """Of one env-step; numbers, or tensors [] where steps are kept on fixed memory."""
+    """Of one env-step; numbers, or tensors [] where steps are kept on static buffers."""
 
     host: float | Tensor
     seed: float | Tensor

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from esper_soa.nets.config import DEFAULT_ROWS, SubsetRows
-from esper_soa.nets.pools import Roster
+from esper_soa.nets.pools import ActiveSeeds
 from esper_soa.nets.workers import chunks
 from esper_soa.vocabulary import Stage
 
@@ -83,15 +83,15 @@ class Job(NamedTuple):
         return sum(1 << slot for slot in self.plan)
 
 
-def jobs_of(roster: Roster, order: Sequence[int], rows: SubsetRows, size: int) -> list[Job]:
+def jobs_of(active_seeds: ActiveSeeds, order: Sequence[int], rows: SubsetRows, size: int) -> list[Job]:
     """Every env in one job of at most `size`, the most work first, so that workers end together.
 
     order: all slots as the forward pass meets them.
     """
-    num_slots = roster.stage.shape[1]
+    num_slots = active_seeds.stage.shape[1]
     weight = 1 << np.arange(num_slots)
-    fossil = roster.ablated & (roster.stage == Stage.FOSSILIZED)
-    ablated_bits, fossil_bits = roster.ablated @ weight, fossil @ weight
+    fossil = active_seeds.ablated & (active_seeds.stage == Stage.FOSSILIZED)
+    ablated_bits, fossil_bits = active_seeds.ablated @ weight, fossil @ weight
     patterns = ablated_bits << num_slots | fossil_bits
     jobs = []
     for pattern in np.unique(patterns):

@@ -1,7 +1,7 @@
 """Plays one round: an episode of every env under a decision maker, with the rollout that a learner needs.
 
 Given a World and a Player by the trainer; the same function plays its controls. It reads the device only for the
-roster of running seeds and, one env-step late, for the progress bar.
+active_seeds of running seeds and, one env-step late, for the progress bar.
 """
 
 from typing import NamedTuple
@@ -14,12 +14,12 @@ from esper_soa.agent.protocol import Agent, restart
 from esper_soa.agent.rollout import Rollout, Row, new_rollout, with_teacher, write_
 from esper_soa.env.env import Env
 from esper_soa.env.observation import feature_names
-from esper_soa.env.step import Percept, Response
+from esper_soa.env.step import Observed, StepResult
 from esper_soa.env.topology import Topology
 from esper_soa.env.world import World
+from esper_soa.ops.metrics import MetricsAccumulator, RoundResult, read_progress
 from esper_soa.ops.profile import NO_PROFILE, NoProfile
 from esper_soa.ops.progress import Progress
-from esper_soa.ops.tally import RoundResult, Tally, pulse
 from esper_soa.state import Decision, View
 
 
@@ -53,29 +53,29 @@ class Episode:
         self.fresh = self.memory = player.agent.start(num_envs, world.device)
         teacher = player.teacher
         self.fresh_teacher = self.teacher_memory = teacher.start(num_envs, world.device) if teacher is not None else ()
-        self.tally = Tally(world.device, num_envs, world.flop, world.sizes.train_samples)
+        self.metrics = MetricsAccumulator(world.device, num_envs, world.flop, world.sizes.train_samples)
         self.rollout = _rollout(world, player)
         self.arriving: Tensor | None = None  # accuracy and reward of the env-step before, on their way to the host
-        self.profile.lap("reset")
+        self.profile.phase_ended("reset")
 
     def step_(self) -> None:
         """Play an env-step."""
-        env, lap, step = self.env, self.profile.lap, self.env.step_number
+        env, phase_ended, step = self.env, self.profile.phase_ended, self.env.step_number
         seen = env.observe_()
         if self.arriving is not None:  # has arrived: observe_ waited for the device
             self.progress.advance(env.num_envs, self.label, *self.arriving.tolist())
-        lap("telemetry")
+        phase_ended("telemetry")
         decision, self.memory = self.player.agent.act(seen.view, restart(self.memory, self.fresh, seen.restarted))
-        lap("policy")
-        response = env.respond_(decision.action)
+        phase_ended("policy")
+        result = env.apply_action_(decision.action)
         if self.rollout is not None and self.player.learner is not None:
-            row = _row(self.player.learner, seen.percept, decision, response, env.over)
+            row = _row(self.player.learner, seen.observed, decision, result, env.over)
             write_(self.rollout, step, row.replace(reset=seen.restarted))
             self._ask_(seen.view, seen.restarted, step)
-        lap("policy")
-        self.tally.add_(seen.measured, seen.percept, response)
-        self.arriving = pulse(response.state)
-        lap("telemetry")
+        phase_ended("policy")
+        self.metrics.add_(seen.measured, seen.observed, result)
+        self.arriving = read_progress(result.state)
+        phase_ended("telemetry")
         self.profile.env_step()
 
     def _ask_(self, view: View, reset: Tensor, step: int) -> None:
@@ -92,11 +92,11 @@ class Episode:
         if self.rollout is not None:
             memory = restart(self.memory, self.fresh, state.guard.panic)
             self.rollout.bootstrap.copy_(self.player.agent.act(env.after(), memory)[0].value)
-        self.profile.lap("policy")
-        result = self.tally.read(state, env.world.rules.reward.counts)
+        self.profile.phase_ended("policy")
+        result = self.metrics.read(state, env.world.rules.reward.counts)
         last = self.arriving.tolist() if self.arriving is not None else (float("nan"), float("nan"))
         self.progress.advance(env.num_envs, self.label, *last)
-        self.profile.lap("telemetry")
+        self.profile.phase_ended("telemetry")
         return result, self.rollout
 
 
@@ -118,21 +118,21 @@ def _rollout(world: World, player: Player) -> Rollout | None:
     return with_teacher(rollout) if player.teacher is not None else rollout
 
 
-def _row(learner: Learner, percept: Percept, decision: Decision, response: Response, last: bool) -> Row:
+def _row(learner: Learner, observed: Observed, decision: Decision, result: StepResult, last: bool) -> Row:
     """What the learner needs to remember of one env-step; the episode is cut, not ended, at its last one.
 
     A rollback ends the trajectory. Its penalty is a reward as it stands, no sample of what rewards are like.
     """
-    attribution, panic, earned = percept.attribution, percept.state.guard.panic, response.terms.total
+    attribution, panic, earned = observed.attribution, observed.state.guard.panic, result.terms.total
     no, limit = torch.zeros_like(panic), learner.config.reward_clip
     valid = earned.isfinite()
     scaled = learner.scale_rewards_(earned, valid & ~panic)
     return Row(
-        features=percept.observation.features,
-        blueprints=percept.observation.blueprints,
-        masks=percept.masks,
+        features=observed.observation.features,
+        blueprints=observed.observation.blueprints,
+        masks=observed.masks,
         action=decision.action,
-        effective_op=response.outcome.effective_op,
+        effective_op=result.outcome.effective_op,
         log_probs=decision.log_probs,
         value=decision.value,
         reward=torch.where(panic, earned.clamp(-limit, limit).float(), scaled),

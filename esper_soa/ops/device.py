@@ -78,7 +78,7 @@ def choose_workers(setting: int, chunks: int, device: torch.device, cores: int =
 def apply_threads(setting: int) -> int:
     """Give one torch operation outside the workers `setting` CPU threads (0 = one); returns the number in force.
 
-    One, because the operations of policy and ledger are small, and threads inside an operation wait for each other: one
+    One, because the operations of policy and state are small, and threads inside an operation wait for each other: one
     that lost its core to another process holds all of them up, and while idle they keep cores from the workers. Raises
     SettingError for more than THREADS_PER_CORE per core.
     """
@@ -108,7 +108,7 @@ def layout_in_words(device: torch.device, workers: int, env_chunk: int) -> str:
     """How the work on the envs is shared out, and why, for the log."""
     if device.type != "cpu":
         return f"all chunks of {env_chunk} envs one after the other, as a GPU fills itself"
-    beside = f"{_some(torch.get_num_threads(), 'thread')} for policy and ledger"
+    beside = f"{_some(torch.get_num_threads(), 'thread')} for policy and env state"
     if workers == 1:
         return f"1 worker trains chunks of {env_chunk} envs ({usable_cores()} usable cores), {beside}"
     return (f"{workers} workers of one thread train chunks of {env_chunk} envs side by side ({usable_cores()} usable "

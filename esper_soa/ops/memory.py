@@ -53,7 +53,7 @@ def needs(cfg: TrainConfig, device: torch.device) -> list[Need]:
              ("batch_size", "compute.env_chunk", "task.base_channels")),
         Need("the order of the images", 8 * cfg.envs * cfg.train_samples, ("train_samples", "envs")),
         Need("drawing the synthetic images", DRAWN * IMAGE * drawn, ("data.synthetic_train", "data.synthetic_test")),
-        Need("the ledger of seeds that help each other", FLOAT * cfg.envs * boosts, ("steps", "envs", "slots")),
+        Need("the boosts of seeds that help each other", FLOAT * cfg.envs * boosts, ("steps", "envs", "slots")),
         *policy_needs(cfg, tuple(slot.name for slot in slots)),
     ]  # fmt: skip
 

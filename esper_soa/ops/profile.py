@@ -1,7 +1,7 @@
 """Where the time of a run goes: the share of every phase, one line per update, or a trace of a few env-steps.
 
-Made by the trainer from the setting `profile` and handed to ops/collect.py, which says `lap` where a phase ends: what
-passed since the lap before belongs to it. On CUDA a lap is an event in the stream; the events are read once a round.
+Made by the trainer from the setting `profile` and handed to ops/collect.py, which says where a phase ends: what passed
+since the one before belongs to it. On CUDA that is an event in the stream; the events are read once a round.
 """
 
 import threading
@@ -18,7 +18,7 @@ from esper_soa.env.step import Work
 from esper_soa.nets.engine import CountedFeed, TrainingFeed, ValidationFeed
 from esper_soa.ops.progress import LOGGER
 
-PHASES = ("training", "validation", "data", "ledger", "policy", "update", "telemetry", "reset", "files")
+PHASES = ("training", "validation", "data", "state", "policy", "update", "telemetry", "reset", "files")
 SKIPPED_STEPS, TRACED_STEPS = 3, 3  # env-steps before a trace, and in it
 
 Moment = float | torch.cuda.Event
@@ -27,8 +27,8 @@ Moment = float | torch.cuda.Event
 class NoProfile:
     """Watches nothing; what the others override."""
 
-    def lap(self, phase: str) -> None:
-        """What passed since the lap before was `phase`."""
+    def phase_ended(self, phase: str) -> None:
+        """What passed since the phase before was `phase`."""
 
     def watch(self, work: Work) -> Work:
         """The work of an env-step, whose feeds are timed where that is wanted."""
@@ -91,7 +91,7 @@ class DeviceClock:
 class Span(NamedTuple):
     """A feed at work within a phase."""
 
-    lap: int  # number of laps before
+    phase: int  # number of phases that had ended
     thread: int
     begin: Moment
     end: Moment
@@ -107,12 +107,12 @@ class PhaseProfile(NoProfile):
     def __init__(self, device: torch.device) -> None:
         self.clock = DeviceClock() if device.type == "cuda" else HostClock()
         self.start: Moment = self.clock.now()
-        self.laps: list[tuple[str, Moment]] = []
+        self.phases: list[tuple[str, Moment]] = []
         self.spans: list[Span] = []
 
-    def lap(self, phase: str) -> None:
+    def phase_ended(self, phase: str) -> None:
         """Two list entries and one reading of the clock."""
-        self.laps.append((phase, self.clock.now()))
+        self.phases.append((phase, self.clock.now()))
 
     def watch(self, work: Work) -> Work:
         """The same work; on a CPU both feeds report to this profile."""
@@ -123,28 +123,28 @@ class PhaseProfile(NoProfile):
 
     def span(self, begin: Moment) -> None:
         """A feed was at work from `begin` until now, in whatever thread."""
-        self.spans.append(Span(len(self.laps), threading.get_ident(), begin, self.clock.now()))
+        self.spans.append(Span(len(self.phases), threading.get_ident(), begin, self.clock.now()))
 
     def take(self) -> dict[str, float]:
         """Seconds by phase, in the order in which they were first met; counting begins anew.
 
         Feeds in several threads run side by side: their mean is taken out of the phase around them.
         """
-        spans = [span for span in self.spans if span.lap < len(self.laps)]
-        moments = [self.start, *(moment for _, moment in self.laps)]
+        spans = [span for span in self.spans if span.phase < len(self.phases)]
+        moments = [self.start, *(moment for _, moment in self.phases)]
         times = self.clock.seconds(moments + [m for span in spans for m in (span.begin, span.end)])
         ends, fed = times[: len(moments)], times[len(moments) :]
-        data, threads = [0.0] * len(self.laps), [set[int]() for _ in self.laps]
+        data, threads = [0.0] * len(self.phases), [set[int]() for _ in self.phases]
         for index, span in enumerate(spans):
-            data[span.lap] += fed[2 * index + 1] - fed[2 * index]
-            threads[span.lap].add(span.thread)
+            data[span.phase] += fed[2 * index + 1] - fed[2 * index]
+            threads[span.phase].add(span.thread)
         found: dict[str, float] = {}
-        for index, (phase, _) in enumerate(self.laps):
+        for index, (phase, _) in enumerate(self.phases):
             inside = data[index] / max(1, len(threads[index]))
             found[phase] = found.get(phase, 0.0) + ends[index + 1] - ends[index] - inside
             if inside:
                 found["data"] = found.get("data", 0.0) + inside
-        self.start, self.laps, self.spans = self.clock.now(), [], []
+        self.start, self.phases, self.spans = self.clock.now(), [], []
         return found
 
     def report(self, label: str) -> None:

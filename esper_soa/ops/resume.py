@@ -18,10 +18,10 @@ from esper_soa.env.topology import Topology
 from esper_soa.errors import UserError, one_line
 from esper_soa.nets.datasets import ImageSet
 from esper_soa.ops.checkpoint import CheckpointError, Content, load_checkpoint
+from esper_soa.ops.metrics import RoundResult
 from esper_soa.ops.record import record_fault, unlike
 from esper_soa.ops.rundir import package_versions
-from esper_soa.ops.tally import RoundResult
-from esper_soa.state import LEDGER_FLOAT
+from esper_soa.state import STATE_FLOAT
 
 # What may be another value in the run that goes on; a name with a dot at the end stands for all settings under it.
 # data.name and data.root may, as the images themselves are compared.
@@ -55,7 +55,7 @@ class Played:
     def topology(self) -> Topology:
         """The topology, on the host."""
         return Topology(
-            torch.tensor(self.blueprint), torch.tensor(self.blend), torch.tensor(self.alpha, dtype=LEDGER_FLOAT)
+            torch.tensor(self.blueprint), torch.tensor(self.blend), torch.tensor(self.alpha, dtype=STATE_FLOAT)
         )
 
 

@@ -1,4 +1,4 @@
-"""Scripted policies: always legal, and doing what their rules say on ledgers built by hand."""
+"""Scripted policies: always legal, and doing what their rules say on env states built by hand."""
 
 import pytest
 import torch

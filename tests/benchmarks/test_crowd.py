@@ -192,7 +192,7 @@ def test_the_quickest_form_of_each_setting_is_kept() -> None:
 
 
 def test_what_no_phase_has_counted_belongs_to_the_last_column() -> None:
-    assert in_columns({"training": 1.0, "data": 0.5, "ledger": 0.25}, 2.0) == {
+    assert in_columns({"training": 1.0, "data": 0.5, "state": 0.25}, 2.0) == {
         "training": 1.5, "validation": 0.0, "policy and state machine": 0.5,
     }  # fmt: skip
     assert in_columns({"training": 1.0, "validation": 0.5}, 2.0, ("training", "validation")) == {

@@ -31,14 +31,14 @@ def test_operations_are_in_the_phase_that_ran_them(broken_down: tuple[dict, str]
     assert loop["validation"]["aten::convolution"][1] == 7
     assert "aten::convolution_backward" not in loop["validation"]
     engine = broken_down[0]["operations"]["engine"]
-    assert set(engine) >= {"training", "validation", "ledger", "policy", "data"}
+    assert set(engine) >= {"training", "validation", "state", "policy", "data"}
     assert "aten::lstm_cell" in engine["policy"]
     assert "aten::lstm_cell" not in engine["training"]
 
 
 def test_both_sides_are_shown_phase_by_phase(broken_down: tuple[dict, str]) -> None:
     record, text = broken_down
-    assert set(record["phases"]["engine"]) == {"data", "ledger", "training", "validation", "policy", "telemetry"}
-    assert set(record["phases"]["baseline"]) == {"data", "training", "validation", "ledger"}
-    for title in ("engine, training", "engine, ledger", "baseline, training", "baseline, validation"):
+    assert set(record["phases"]["engine"]) == {"data", "state", "training", "validation", "policy", "telemetry"}
+    assert set(record["phases"]["baseline"]) == {"data", "training", "validation", "state"}
+    for title in ("engine, training", "engine, state", "baseline, training", "baseline, validation"):
         assert f"{title}: " in text

@@ -1,4 +1,4 @@
-"""Builders for the reward tests: inputs of a few slots from plain numbers, and random but consistent ledgers."""
+"""Builders for the reward tests: inputs of a few slots from plain numbers, and random but consistent env states."""
 
 import torch
 
@@ -80,7 +80,7 @@ def make_attribution(
 
 
 def random_play(num_envs: int, max_steps: int, seed: int) -> tuple[EnvState, Attribution, Action]:
-    """Random ledgers of 3 slots, attributions and actions; a third of the envs are at their last env-step."""
+    """Random env states of 3 slots, attributions and actions; a third of the envs are at their last env-step."""
     rng = torch.Generator().manual_seed(seed)
     shape, state = (num_envs, 3), empty_state(num_envs, 3, max_steps)
 

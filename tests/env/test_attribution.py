@@ -11,7 +11,7 @@ from esper_soa.build import build_world
 from esper_soa.env.attribution import lookup, pair_interactions, prefix_codes, sampled_shapley_values, shapley_values
 from esper_soa.env.config import AttributionConfig
 from esper_soa.env.shapley import arrival_orders, sampled_shapley
-from esper_soa.env.step import measure_, perceive
+from esper_soa.env.step import measure_, record_and_observe
 from esper_soa.vocabulary import Blueprint, Stage
 
 
@@ -116,7 +116,7 @@ def test_a_host_with_more_than_four_seeds_has_interactions_and_sampled_values():
         newborn=present,
     )
     state, measured = measure_(world.rules, world.weights, state.replace(slots=slots), world.work(0))
-    found = perceive(world.rules, state, measured).attribution
+    found = record_and_observe(world.rules, state, measured).attribution
     assert torch.equal(measured.ablated, present)
     assert (measured.subset >= 0).sum(1).tolist()[2] == 16
     assert found.total.any()

@@ -34,11 +34,11 @@ def test_steps_of_an_env_are_the_episode_of_the_trainer_to_the_bit() -> None:
     seen, decided = env.reset(NUMBER), 0
     while seen is not None:
         decision, memory = agent.act(seen.view, restart(memory, fresh, seen.restarted))
-        response, seen = env.step(decision.action)
+        result, seen = env.step(decision.action)
         episode.step_()
         decided += 1
-        assert torch.equal(response.terms.total.nan_to_num(), response.terms.total)
-        assert (response.state == episode.env.state).all()
+        assert torch.equal(result.terms.total.nan_to_num(), result.terms.total)
+        assert (result.state == episode.env.state).all()
     assert decided == STEPS
     assert env.over
     assert (own.weights == played.weights).all()
@@ -57,12 +57,12 @@ def test_a_round_is_the_same_whatever_was_played_before_it_and_another_one_is_no
 def test_an_action_needs_something_that_was_observed() -> None:
     env = Env(world())
     wait = WaitPolicy().act(env.reset().view, ())[0].action
-    env.respond_(wait)
+    env.apply_action_(wait)
     with pytest.raises(RuntimeError, match="call reset"):
         env.step(wait)
     env.begin_(0)
     with pytest.raises(RuntimeError, match="call reset"):
-        env.respond_(wait)
+        env.apply_action_(wait)
 
 
 def test_hosts_can_begin_with_a_topology() -> None:

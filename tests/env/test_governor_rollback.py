@@ -30,8 +30,8 @@ from esper_soa.env.world import Sizes, World
 from esper_soa.nets.config import TaskConfig
 from esper_soa.nets.datasets import load_images
 from esper_soa.ops.collect import Player, Round, play_round
+from esper_soa.ops.metrics import RoundResult
 from esper_soa.ops.progress import Progress
-from esper_soa.ops.tally import RoundResult
 from esper_soa.state import Decision, EnvState, View
 from esper_soa.vocabulary import Op
 

@@ -1,4 +1,4 @@
-"""The wiring of the reward: inputs from the ledger, last-step reckonings, the ledger's next values, fossils settled."""
+"""The wiring of the reward: inputs from the env state, last-step reckonings, what is remembered, fossils settled."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""What the reward reads from which field of the ledger, and the edges at which modes pay or do not."""
+"""What the reward reads from which field of the env state, and the edges at which modes pay or do not."""
 
 import math
 
@@ -20,7 +20,7 @@ BORROWED = ("seed_age", "stage_age", "previous_stage_age", "escrow", "drip_scale
 
 
 def numbered() -> EnvState:
-    """A ledger in which no two numbers are alike; stages HOLDING and FOSSILIZED, EMPTY and TRAINING."""
+    """An env state in which no two numbers are alike; stages HOLDING and FOSSILIZED, EMPTY and TRAINING."""
     state, counter = empty_state(ENVS, SLOTS, STEPS), iter(range(2, 10_000))
 
     def fill(value: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The scaffold ledger: boosts written by env-step, credit discounted and capped."""
+"""The scaffold boosts: boosts written by env-step, credit discounted and capped."""
 
 import math
 

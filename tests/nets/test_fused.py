@@ -24,7 +24,7 @@ from esper_soa.nets.layers import Layers
 from esper_soa.nets.model.blueprints import BLUEPRINTS, Architecture, gate_table, seed_table
 from esper_soa.nets.model.parameters import Table, norm_scale, weight
 from esper_soa.nets.model.parts import NARROW, REDUCED, Conv, Depthwise, Excite, SoftNorm, Squeeze, Width
-from esper_soa.nets.pools import Roster
+from esper_soa.nets.pools import ActiveSeeds
 from esper_soa.vocabulary import BLUEPRINT_NAMES, CNN_BLUEPRINTS, Blend, Blueprint, Stage
 
 pytestmark = pytest.mark.usefixtures("native")
@@ -74,14 +74,16 @@ def made(task: TaskConfig, split: bool = False, batches: int = 3, native: str = 
     return world
 
 
-def roster_of(seed: int, num_slots: int, blueprints: tuple[int, ...] = CONVOLUTIONS, others: bool = False) -> Roster:
+def roster_of(
+    seed: int, num_slots: int, blueprints: tuple[int, ...] = CONVOLUTIONS, others: bool = False
+) -> ActiveSeeds:
     """Seeds at random: of every stage that runs, some on their way out; others: of every blend too."""
     rng, size = np.random.default_rng(seed), (NUM_ENVS, num_slots)
     running, stage = rng.random(size) < 0.6, rng.choice(STAGES, size)
     blend = rng.choice(BLENDS, size) if others else np.full(size, Blend.ADD)
     visible, no = running & (stage != Stage.TRAINING), np.zeros(size, dtype=bool)
     frozen = running & (stage == Stage.BLENDING) & (rng.random(size) < 0.3)
-    return Roster(running, stage, rng.choice(blueprints, size), blend, frozen, visible, visible, no, no)
+    return ActiveSeeds(running, stage, rng.choice(blueprints, size), blend, frozen, visible, visible, no, no)
 
 
 class Outcome(NamedTuple):
@@ -90,19 +92,21 @@ class Outcome(NamedTuple):
     tested: ValidationReport
 
 
-def alphas(roster: Roster) -> Tensor:
+def alphas(active_seeds: ActiveSeeds) -> Tensor:
     g = torch.Generator().manual_seed(4)
-    return torch.rand(roster.running.shape, generator=g, dtype=torch.float64) * torch.from_numpy(roster.visible)
+    return torch.rand(active_seeds.running.shape, generator=g, dtype=torch.float64) * torch.from_numpy(
+        active_seeds.visible
+    )
 
 
-def played(world: World, roster: Roster, start: TensorDict | None = None) -> Outcome:
+def played(world: World, active_seeds: ActiveSeeds, start: TensorDict | None = None) -> Outcome:
     """An env-step's training and validation from the world's weights or `start`; the world's own are not changed."""
     nets, work, runs = world.rules.nets, world.work(0), world.rules.engine
     assert isinstance(runs, CpuEngine)
     weights = (world.weights if start is None else start).clone()
-    alpha = alphas(roster)
-    trained = runs.train_(nets, weights, alpha, roster, work.training, work.num_batches)
-    return Outcome(weights, trained, runs.validate(nets, weights, alpha, roster, work.validation))
+    alpha = alphas(active_seeds)
+    trained = runs.train_(nets, weights, alpha, active_seeds, work.training, work.num_batches)
+    return Outcome(weights, trained, runs.validate(nets, weights, alpha, active_seeds, work.validation))
 
 
 class DoubleTraining(NamedTuple):
@@ -127,13 +131,13 @@ class DoubleValidation(NamedTuple):
         return [(images.double(), labels) for images, labels in self.feed.batches(envs, size)]
 
 
-def in_torch(world: World, roster: Roster, start: TensorDict | None = None) -> Outcome:
+def in_torch(world: World, active_seeds: ActiveSeeds, start: TensorDict | None = None) -> Outcome:
     """As `played`, by torch's own functions in double precision."""
     nets, work, runs = world.rules.nets, world.work(0), TorchEngine()
     weights = (world.weights if start is None else start).to(torch.float64)
-    alpha = alphas(roster)
-    trained = runs.train_(nets, weights, alpha, roster, DoubleTraining(work.training), work.num_batches)
-    tested = runs.validate(nets, weights, alpha, roster, DoubleValidation(work.validation))
+    alpha = alphas(active_seeds)
+    trained = runs.train_(nets, weights, alpha, active_seeds, DoubleTraining(work.training), work.num_batches)
+    tested = runs.validate(nets, weights, alpha, active_seeds, DoubleValidation(work.validation))
     return Outcome(weights, trained, tested)
 
 
@@ -168,11 +172,11 @@ def same_measurements(ours: Outcome, theirs: Outcome, nothing: float = 1e-9, sha
 @pytest.mark.parametrize("seed", range(3))
 def test_hosts_and_seeds_of_one_convolution_equal_torch_after_some_steps(task: TaskConfig, seed: int) -> None:
     world = made(task)
-    roster = roster_of(seed, len(world.rules.nets.shape.slots))
-    ours = played(world, roster)
+    active_seeds = roster_of(seed, len(world.rules.nets.shape.slots))
+    ours = played(world, active_seeds)
     assert not torch.equal(ours.weights["host", "params"], world.weights["host", "params"])
     assert ours.trained.gradients.measured.any()
-    assert_equal(ours, in_torch(world, roster))
+    assert_equal(ours, in_torch(world, active_seeds))
 
 
 @pytest.mark.parametrize("blueprint", CNN_BLUEPRINTS)
@@ -182,37 +186,37 @@ def test_every_seed_equals_torch(blueprint: int, stage: int, blend: int) -> None
     for detached in ((), (Stage.TRAINING, Stage.BLENDING)):
         world = made(TASKS[0], batches=1)
         world.rules = world.rules._replace(nets=world.rules.nets._replace(detached_stages=detached))
-        roster = seeds_of(blueprint, stage, blend, num_slots=6, slots=(0, 3, 4))
-        ours = played(world, roster)
+        active_seeds = seeds_of(blueprint, stage, blend, num_slots=6, slots=(0, 3, 4))
+        ours = played(world, active_seeds)
         for slot in (0, 3, 4):
             name = world.rules.nets.shape.slots[slot].name
             assert not torch.equal(ours.weights["seeds", name]["params"], world.weights["seeds", name]["params"])
-        assert_equal(ours, in_torch(world, roster))
+        assert_equal(ours, in_torch(world, active_seeds))
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
 @pytest.mark.parametrize("seed", range(3))
 def test_hosts_with_seeds_of_all_kinds_equal_torch(task: TaskConfig, seed: int) -> None:
     world = made(task, batches=1)
-    roster = roster_of(10 + seed, len(world.rules.nets.shape.slots), tuple(CNN_BLUEPRINTS), others=True)
-    assert_equal(played(world, roster), in_torch(world, roster))
+    active_seeds = roster_of(10 + seed, len(world.rules.nets.shape.slots), tuple(CNN_BLUEPRINTS), others=True)
+    assert_equal(played(world, active_seeds), in_torch(world, active_seeds))
 
 
 def test_seeds_that_see_the_graph_of_their_host_train_it() -> None:
     world = made(TASKS[0])
-    roster = roster_of(5, 6)
+    active_seeds = roster_of(5, 6)
     world.rules = world.rules._replace(nets=world.rules.nets._replace(detached_stages=()))
-    ours = played(world, roster)
-    assert_equal(ours, in_torch(world, roster))
-    cut_off = played(made(TASKS[0]), roster)
+    ours = played(world, active_seeds)
+    assert_equal(ours, in_torch(world, active_seeds))
+    cut_off = played(made(TASKS[0]), active_seeds)
     assert not torch.equal(cut_off.weights["host", "params"], ours.weights["host", "params"])
 
 
 def test_every_env_has_its_own_validation_images_and_may_have_one_less() -> None:
     world = made(TASKS[0], split=True)
     assert (world.validation.order == -1).any()
-    for roster in (roster_of(7, 6), seeds_of(Blueprint.CONV_LIGHT, Stage.HOLDING, Blend.ADD, num_slots=6)):
-        assert_equal(played(world, roster), in_torch(world, roster))
+    for active_seeds in (roster_of(7, 6), seeds_of(Blueprint.CONV_LIGHT, Stage.HOLDING, Blend.ADD, num_slots=6)):
+        assert_equal(played(world, active_seeds), in_torch(world, active_seeds))
 
 
 def test_vanishing_and_exploding_gradients_are_noticed() -> None:
@@ -220,11 +224,11 @@ def test_vanishing_and_exploding_gradients_are_noticed() -> None:
     pool = world.weights["seeds", world.rules.nets.shape.slots[1].name]["params"]
     pool[1] = 0  # scale and shift: nothing reaches the kernel
     world.weights["host", "params"][2, -330:] *= 1e6  # the classifier
-    roster = seeds_of(Blueprint.CONV_LIGHT, Stage.BLENDING, Blend.ADD, num_slots=6)
-    ours = played(world, roster)
+    active_seeds = seeds_of(Blueprint.CONV_LIGHT, Stage.BLENDING, Blend.ADD, num_slots=6)
+    ours = played(world, active_seeds)
     assert ours.trained.gradients.vanishing.nonzero().tolist() == [[1, 1]]
     assert ours.trained.gradients.exploding.any()
-    theirs = in_torch(world, roster)
+    theirs = in_torch(world, active_seeds)
     same_measurements(ours, theirs)
     for name in ("vanishing", "health"):
         mine, its = getattr(ours.trained.gradients, name), getattr(theirs.trained.gradients, name)
@@ -232,35 +236,38 @@ def test_vanishing_and_exploding_gradients_are_noticed() -> None:
 
 
 def test_a_seed_behind_its_host_has_no_part_in_validation_whatever_its_alpha() -> None:
-    world, roster = made(TASKS[0], batches=1), seeds_of(Blueprint.CONV_LIGHT, Stage.TRAINING, Blend.ADD, num_slots=6)
-    seen = roster._replace(visible=roster.running)
+    world, active_seeds = (
+        made(TASKS[0], batches=1),
+        seeds_of(Blueprint.CONV_LIGHT, Stage.TRAINING, Blend.ADD, num_slots=6),
+    )
+    seen = active_seeds._replace(visible=active_seeds.running)
     ours = played(world, seen)
     assert_equal(ours, in_torch(world, seen))
-    assert torch.equal(ours.tested.accuracy[:, 0], played(world, roster).tested.accuracy[:, 0])
+    assert torch.equal(ours.tested.accuracy[:, 0], played(world, active_seeds).tested.accuracy[:, 0])
 
 
 def test_a_network_of_nan_leaves_the_others_as_they_are() -> None:
-    world, roster = made(TASKS[0]), roster_of(8, 6)
+    world, active_seeds = made(TASKS[0]), roster_of(8, 6)
     broken = world.weights.clone()
     broken["host", "params"][2, 5] = float("nan")
-    healthy, mixed = played(world, roster), played(world, roster, start=broken)
+    healthy, mixed = played(world, active_seeds), played(world, active_seeds, start=broken)
     others = [env for env in range(NUM_ENVS) if env != 2]
     for path, rows in mixed.weights.items(include_nested=True, leaves_only=True):
         assert torch.equal(rows[others], healthy.weights[path][others]), path
     assert mixed.weights["host", "params"][2].isnan().any()
     assert torch.equal(mixed.tested.accuracy[others], healthy.tested.accuracy[others])
     assert mixed.tested.loss[2].isnan()
-    assert_equal(mixed, in_torch(world, roster, start=broken))
+    assert_equal(mixed, in_torch(world, active_seeds, start=broken))
 
 
-def seeds_of(blueprint: int, stage: int, blend: int, num_slots: int = 3, slots: tuple[int, ...] = (1,)) -> Roster:
+def seeds_of(blueprint: int, stage: int, blend: int, num_slots: int = 3, slots: tuple[int, ...] = (1,)) -> ActiveSeeds:
     """A running seed per env in each of `slots`."""
     size = (NUM_ENVS, num_slots)
     running, no = np.zeros(size, dtype=bool), np.zeros(size, dtype=bool)
     running[:, slots] = True
     visible = running & (stage != Stage.TRAINING)
     codes = (np.full(size, blueprint), np.full(size, blend))
-    return Roster(running, np.full(size, stage), *codes, no, visible, visible, no, no)
+    return ActiveSeeds(running, np.full(size, stage), *codes, no, visible, visible, no, no)
 
 
 def test_hosts_of_any_width_go_whole_where_the_kernels_are_on() -> None:
@@ -272,22 +279,22 @@ def test_hosts_of_any_width_go_whole_where_the_kernels_are_on() -> None:
 
 
 def test_the_engine_refuses_networks_that_it_was_not_made_for() -> None:
-    world, roster = made(TASKS[0], batches=1), roster_of(9, 6)
+    world, active_seeds = made(TASKS[0], batches=1), roster_of(9, 6)
     nets, runs, work = world.rules.nets, world.rules.engine, world.work(0)
     blocks = nets.shape.blocks
     odd = nets._replace(shape=nets.shape._replace(blocks=(blocks[0]._replace(kernel=5), *blocks[1:])))
     for given, weights in ((odd, world.weights), (nets, world.weights.to(torch.float64))):
         with pytest.raises(LookupError, match="no native kernels for torch.float"):
-            runs.train_(given, weights, alphas(roster), roster, work.training, 1)
+            runs.train_(given, weights, alphas(active_seeds), active_seeds, work.training, 1)
         with pytest.raises(LookupError, match="no native kernels for torch.float"):
-            runs.validate(given, weights, alphas(roster), roster, work.validation)
+            runs.validate(given, weights, alphas(active_seeds), active_seeds, work.validation)
 
 
 def test_a_profiler_sees_the_native_calls() -> None:
-    world, roster = made(TASKS[0], batches=1), roster_of(9, 6)
+    world, active_seeds = made(TASKS[0], batches=1), roster_of(9, 6)
     with torch.profiler.profile() as profiler:
         world.rules = world.rules._replace(nets=world.rules.nets._replace(workers=1))
-        played(world, roster)
+        played(world, active_seeds)
     seen = {event.name for event in profiler.events() or []}
     assert {"native::train_networks", "native::validate_networks"} <= seen
 
@@ -304,12 +311,12 @@ OPTIONS = [
 ]
 
 
-def columns(world: World, roster: Roster, env: int, slot: int) -> list[slice]:
+def columns(world: World, active_seeds: ActiveSeeds, env: int, slot: int) -> list[slice]:
     """Where the seed of an env has its numbers in the slot's row, and its gate where it has one."""
     shape = world.rules.nets.shape
-    table = seed_table(shape.blueprint(roster.blueprint[env, slot]), shape.slots[slot].channels)
+    table = seed_table(shape.blueprint(active_seeds.blueprint[env, slot]), shape.slots[slot].channels)
     layout = pools.row_layout(shape, slot)
-    gated = roster.blend[env, slot] == Blend.GATE and roster.stage[env, slot] != Stage.TRAINING
+    gated = active_seeds.blend[env, slot] == Blend.GATE and active_seeds.stage[env, slot] != Stage.TRAINING
     return [slice(0, table.total), *([slice(layout.seed, layout.seed + layout.gate)] if gated else [])]
 
 
@@ -334,24 +341,24 @@ def close(mine: Tensor, its: Tensor, whole_step: Tensor, share: float = 5e-3) ->
 def test_clipping_decay_gates_and_frozen_seeds_all_at_once_equal_torch(task: TaskConfig) -> None:
     world = made(task, batches=1)
     before = slowed_(world)
-    roster = roster_of(20, len(world.rules.nets.shape.slots), tuple(CNN_BLUEPRINTS), others=True)
-    ours, theirs = played(world, roster), in_torch(world, roster)
+    active_seeds = roster_of(20, len(world.rules.nets.shape.slots), tuple(CNN_BLUEPRINTS), others=True)
+    ours, theirs = played(world, active_seeds), in_torch(world, active_seeds)
     for env in range(NUM_ENVS):
         mine, its = (step_of(one.weights["host"], before["host"], env, task.momentum) for one in (ours, theirs))
         assert close(mine, its, its)
         moved = ours.weights["host", "params"][env].double() - before["host", "params"][env].double()
         wanted = -task.host_lr * ours.weights["host", "momentum"][env].double()
         torch.testing.assert_close(moved, wanted, rtol=0, atol=1e-7)
-    for env, slot in np.argwhere(roster.running):
+    for env, slot in np.argwhere(active_seeds.running):
         name = world.rules.nets.shape.slots[slot].name
         mine, its = (
             step_of(one.weights["seeds", name], before["seeds", name], env, task.momentum) for one in (ours, theirs)
         )
-        if roster.frozen[env, slot]:
+        if active_seeds.frozen[env, slot]:
             for kind in ("params", "momentum"):
                 assert torch.equal(ours.weights["seeds", name, kind][env], before["seeds", name, kind][env])
             continue
-        parts = columns(world, roster, env, slot)
+        parts = columns(world, active_seeds, env, slot)
         assert all(close(mine[part], its[part], its) for part in parts), (env, slot)
         norm = torch.cat([mine[part] for part in parts]).norm()
         if 0 < task.max_grad_norm < float(ours.trained.gradients.l2[env, slot]):
@@ -367,16 +374,16 @@ def test_every_seed_before_a_pool_and_behind_one_equals_torch_in_every_stage_and
 
 def equals_torch_in_every_stage_and_blend(world: World, blueprint: int) -> None:
     before = slowed_(world)
-    roster = seeds_of(blueprint, Stage.BLENDING, Blend.ADD, num_slots=6, slots=(1, 4))
+    active_seeds = seeds_of(blueprint, Stage.BLENDING, Blend.ADD, num_slots=6, slots=(1, 4))
     cases = [(stage, blend) for stage in STAGES for blend in BLENDS]
     stage, blend = (np.array(column).reshape(2, NUM_ENVS).T.repeat(3, axis=1) for column in zip(*cases, strict=True))
-    visible = roster.running & (stage != Stage.TRAINING)
-    roster = roster._replace(stage=stage, blend=blend, visible=visible, ablated=visible)
-    ours, theirs = played(world, roster), in_torch(world, roster)
-    for env, slot in np.argwhere(roster.running):
+    visible = active_seeds.running & (stage != Stage.TRAINING)
+    active_seeds = active_seeds._replace(stage=stage, blend=blend, visible=visible, ablated=visible)
+    ours, theirs = played(world, active_seeds), in_torch(world, active_seeds)
+    for env, slot in np.argwhere(active_seeds.running):
         name = world.rules.nets.shape.slots[slot].name
         mine, its = (step_of(one.weights["seeds", name], before["seeds", name], env, 0.9) for one in (ours, theirs))
-        for part in columns(world, roster, env, slot):
+        for part in columns(world, active_seeds, env, slot):
             assert its[part].norm() > 0
             assert close(mine[part], its[part], its), (env, slot, part)
     same_measurements(ours, theirs)
@@ -430,8 +437,8 @@ ONE_SIDE = 3e-2  # share of a step that one value makes which rounding puts on t
 @pytest.mark.parametrize("task", NARROW_TASKS, ids=lambda task: task.name)
 def test_narrow_hosts_with_seeds_of_all_kinds_equal_torch_after_some_steps(task: TaskConfig) -> None:
     world = made(task)
-    roster = roster_of(30, len(world.rules.nets.shape.slots), tuple(CNN_BLUEPRINTS), others=True)
-    ours, theirs = played(world, roster), in_torch(world, roster)
+    active_seeds = roster_of(30, len(world.rules.nets.shape.slots), tuple(CNN_BLUEPRINTS), others=True)
+    ours, theirs = played(world, active_seeds), in_torch(world, active_seeds)
     for path, rows in ours.weights.items(include_nested=True, leaves_only=True):
         apart = (rows.double() - theirs.weights[path].double()).abs()
         assert apart.max() <= 1e-4, path
@@ -453,12 +460,12 @@ def test_every_kind_of_seed_in_a_narrow_host_equals_torch(task: TaskConfig) -> N
         code, stage, blend = (np.array(column).reshape(size) for column in zip(*drawn, strict=True))
         running, no = np.ones(size, dtype=bool), np.zeros(size, dtype=bool)
         visible = stage != Stage.TRAINING
-        roster = Roster(running, stage, code, blend, no, visible, visible, no, no)
-        ours, theirs = played(world, roster), in_torch(world, roster)
+        active_seeds = ActiveSeeds(running, stage, code, blend, no, visible, visible, no, no)
+        ours, theirs = played(world, active_seeds), in_torch(world, active_seeds)
         for env, slot in np.argwhere(running):
             name = world.rules.nets.shape.slots[slot].name
             mine, its = (step_of(one.weights["seeds", name], before["seeds", name], env, 0.9) for one in (ours, theirs))
-            for part in columns(world, roster, env, slot):
+            for part in columns(world, active_seeds, env, slot):
                 nothing = max(mine[part].norm(), its[part].norm()) <= NOTHING
                 alike = close(mine[part], its[part], its, ONE_SIDE)
                 assert nothing or alike, (env, slot, part, drawn[env * size[1] + slot])
@@ -469,16 +476,16 @@ def test_every_kind_of_seed_in_a_narrow_host_equals_torch(task: TaskConfig) -> N
 @pytest.mark.parametrize("task", [*TASKS, *NARROW_TASKS], ids=lambda task: task.name)
 def test_a_network_alone_is_the_same_to_the_bit_as_behind_one_of_nan(task: TaskConfig) -> None:
     world = made(task)
-    roster = roster_of(31, len(world.rules.nets.shape.slots), tuple(CNN_BLUEPRINTS), others=True)
+    active_seeds = roster_of(31, len(world.rules.nets.shape.slots), tuple(CNN_BLUEPRINTS), others=True)
     broken = world.weights.clone()
     broken["host", "params"][2] = float("nan")
     for rows in broken["seeds"].values():
         rows["params"][2] = float("nan")
     nets = world.rules.nets._replace(workers=1)
     world.rules = world.rules._replace(nets=nets._replace(env_chunk=1))
-    alone = played(world, roster)
+    alone = played(world, active_seeds)
     world.rules = world.rules._replace(nets=nets._replace(env_chunk=NUM_ENVS))
-    behind = played(world, roster, start=broken)
+    behind = played(world, active_seeds, start=broken)
     others = [env for env in range(NUM_ENVS) if env != 2]
     assert behind.trained.loss[2].isnan()
     assert behind.tested.loss[2].isnan()

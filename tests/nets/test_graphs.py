@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from esper_soa.errors import SettingError
-from esper_soa.nets.graphs import WARM_UPS, StepCache, StillCall, decision_cache, network_cache, still_call
+from esper_soa.nets.graphs import WARM_UPS, CapturedCall, StepCache, captured_call, decision_cache, network_cache
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CPU = torch.device("cpu")
@@ -73,18 +73,18 @@ def both(pair: Pair, scale: tuple[Tensor]) -> Pair:
 
 
 def test_calls_give_copies_and_leave_their_arguments() -> None:
-    cache = StepCache[StillCall](capture=False)
+    cache = StepCache[CapturedCall](capture=False)
     found = []
     for start in (1.0, 2.0, 3.0):
         pair = Pair(torch.full((2,), start, device=DEVICE), {"a": torch.full((2,), 0.5, device=DEVICE)})
-        found.append((pair, still_call(cache, "both", both, pair, (torch.tensor(10.0, device=DEVICE),))))
+        found.append((pair, captured_call(cache, "both", both, pair, (torch.tensor(10.0, device=DEVICE),))))
     for start, (pair, given) in zip((1.0, 2.0, 3.0), found, strict=True):
         assert given.total.tolist() == [10 * start + 0.5] * 2
         assert pair.total.tolist() == [start] * 2
         assert given.parts["a"].data_ptr() != pair.parts["a"].data_ptr()
     assert len({given.parts["a"].data_ptr() for _, given in found}) == 3
     assert len(cache._kept) == 1
-    still_call(cache, "both", both, Pair(torch.ones(3), {"a": torch.ones(3)}), (torch.tensor(1.0),))
+    captured_call(cache, "both", both, Pair(torch.ones(3), {"a": torch.ones(3)}), (torch.tensor(1.0),))
     assert len(cache._kept) == 2  # other shapes are another step
 
 

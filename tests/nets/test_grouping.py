@@ -17,7 +17,7 @@ from esper_soa.env.world import World
 from esper_soa.nets import batched
 from esper_soa.nets.config import DataConfig, TaskConfig
 from esper_soa.nets.engine import CountedFeed, TrainingFeed, ValidationFeed, ValidationReport
-from esper_soa.nets.pools import Roster
+from esper_soa.nets.pools import ActiveSeeds
 from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Stage
 
 CPU = torch.device("cpu")
@@ -64,14 +64,14 @@ def build(chunk: int, native: str = "off", batches: int = 1) -> World:
     return world
 
 
-def roster(seed: int = 1) -> Roster:
+def active_seeds(seed: int = 1) -> ActiveSeeds:
     """Seeds of all kinds at random."""
     rng, size = np.random.default_rng(seed), (NUM_ENVS, 3)
     running, no = rng.random(size) < 0.8, np.zeros(size, dtype=bool)
     stage = rng.choice([Stage.TRAINING, Stage.BLENDING, Stage.HOLDING], size)
     blend = rng.choice([Blend.ADD, Blend.MULTIPLY, Blend.GATE], size)
     visible = running & (stage != Stage.TRAINING)
-    return Roster(running, stage, rng.choice(CNN_BLUEPRINTS, size), blend, no, visible, visible, no, no)
+    return ActiveSeeds(running, stage, rng.choice(CNN_BLUEPRINTS, size), blend, no, visible, visible, no, no)
 
 
 class Played(NamedTuple):
@@ -81,7 +81,7 @@ class Played(NamedTuple):
 
 
 def play(
-    world: World, seeds: Roster, dtype: torch.dtype = torch.float32, cut: bool = True, other: bool = False
+    world: World, seeds: ActiveSeeds, dtype: torch.dtype = torch.float32, cut: bool = True, other: bool = False
 ) -> Played:
     """A training pass and a validation; cut: of images in `dtype`; other: the OTHERS have other weights and images."""
     nets, engine, work, weights = world.rules.nets, world.rules.engine, world.work(0), world.weights.clone()
@@ -115,15 +115,15 @@ def apart(ours: Played, theirs: Played) -> float:
 
 
 def test_in_double_precision_a_network_among_others_is_the_same_alone() -> None:
-    together, alone = (play(build(chunk), roster(), torch.float64) for chunk in (4, 1))
+    together, alone = (play(build(chunk), active_seeds(), torch.float64) for chunk in (4, 1))
     assert apart(together, alone) < 1e-10
     torch.testing.assert_close(together.tested.loss, alone.tested.loss, rtol=1e-12, atol=0)
     assert torch.equal(together.tested.accuracy, alone.tested.accuracy)
 
 
 def test_in_single_precision_it_differs_by_rounding_and_is_no_farther_from_the_truth() -> None:
-    together, alone = (play(build(chunk), roster()) for chunk in (4, 1))
-    truth = play(build(1), roster(), torch.float64)
+    together, alone = (play(build(chunk), active_seeds()) for chunk in (4, 1))
+    truth = play(build(1), active_seeds(), torch.float64)
     assert 0 < apart(together, alone) < ROUNDING
     assert apart(together, truth) < apart(alone, truth) + ROUNDING / 10
     torch.testing.assert_close(together.loss, alone.loss, rtol=1e-6, atol=0)
@@ -132,7 +132,7 @@ def test_in_single_precision_it_differs_by_rounding_and_is_no_farther_from_the_t
 
 def test_what_the_others_of_a_chunk_hold_changes_no_bit() -> None:
     world = build(4, batches=2)
-    ours, theirs = play(world, roster()), play(world, roster(), other=True)
+    ours, theirs = play(world, active_seeds()), play(world, active_seeds(), other=True)
     for name, rows in ours.steps.items():
         assert torch.equal(rows[1], theirs.steps[name][1]), name
     assert not torch.equal(ours.steps["host.params"][0], theirs.steps["host.params"][0])
@@ -142,7 +142,7 @@ def test_what_the_others_of_a_chunk_hold_changes_no_bit() -> None:
 
 @pytest.mark.usefixtures("native")
 def test_native_networks_are_the_same_to_the_bit_however_they_are_grouped() -> None:
-    first, *others = (play(build(chunk, "on", batches=2), roster(), cut=False) for chunk in (4, 3, 1))
+    first, *others = (play(build(chunk, "on", batches=2), active_seeds(), cut=False) for chunk in (4, 3, 1))
     for other in others:
         assert all(torch.equal(rows, other.steps[name]) for name, rows in first.steps.items())
         assert torch.equal(first.loss, other.loss)

@@ -12,7 +12,7 @@ from esper_soa.nets.config import TaskConfig, enabled_slots, host_slots
 from esper_soa.nets.host import HostShape, host_shape
 from esper_soa.nets.model.blueprints import BLUEPRINTS, gate_table, initial_seeds, seed_table
 from esper_soa.nets.model.parameters import Table, norm_scale, offset, weight, zeros
-from esper_soa.nets.pools import Roster
+from esper_soa.nets.pools import ActiveSeeds
 from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Blueprint
 
 CPU = torch.device("cpu")
@@ -120,7 +120,7 @@ def born(shape: HostShape, weights: TensorDict, rows: list[list[int]], blend: in
     newborn = np.array(rows, dtype=bool)
     code, blends = np.full(newborn.shape, Blueprint.CONV_LIGHT), np.full(newborn.shape, blend)
     flags = [newborn] * 6
-    pools.claim_(weights, shape, Roster(flags[0], code, code, blends, *flags[:3], newborn, newborn), keys)
+    pools.claim_(weights, shape, ActiveSeeds(flags[0], code, code, blends, *flags[:3], newborn, newborn), keys)
 
 
 def test_a_birth_fills_its_own_row_alone_with_a_seed_a_gap_of_zeros_and_a_gate() -> None:

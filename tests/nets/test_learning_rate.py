@@ -19,7 +19,7 @@ STEPS = 6
 
 
 def world_of(task: TaskConfig, kept: bool = False) -> World:
-    """Two hosts of `task` with two slots; kept: their steps stay on fixed memory."""
+    """Two hosts of `task` with two slots; kept: their steps stay on static buffers."""
     cfg = tiny_settings(2, 2, STEPS)
     world = build_world(replace(cfg, task=task), CPU)
     if kept:
@@ -53,7 +53,7 @@ def test_a_cosine_goes_from_all_to_nearly_nothing_and_constant_stays() -> None:
 
 
 @pytest.mark.parametrize("channels", [2, 8])
-@pytest.mark.parametrize("kept", [False, True])  # whole networks in C, and torch on fixed memory
+@pytest.mark.parametrize("kept", [False, True])  # whole networks in C, and torch on static buffers
 def test_a_later_env_step_trains_with_the_learning_rates_of_its_place_on_the_cosine(channels: int, kept: bool) -> None:
     task = TaskConfig(base_channels=channels, num_blocks=2, num_pools=2, host_lr=0.2, seed_lr=0.1)
     factor = lr_factor("cosine", 4, STEPS)

@@ -53,7 +53,7 @@ def test_learning_goes_on_in_16_bits_with_seeds_of_every_kind(dtype: torch.dtype
     for _ in range(25):
         measured = envs.measure()
         losses.append(measured.val_loss)
-        envs.respond(measured, envs.actions())
+        envs.apply_action(measured, envs.actions())
     assert torch.stack(losses).isfinite().all()
     assert torch.stack(losses[-5:]).mean() < torch.stack(losses[:5]).mean()
     assert envs.state.totals.blended.sum() > 0

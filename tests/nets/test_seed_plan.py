@@ -1,9 +1,9 @@
-"""What the running seeds of a roster do, worked out by hand, and which of them run together."""
+"""What the running seeds of active seeds do, worked out by hand, and which of them run together."""
 
 import numpy as np
 import torch
 
-from esper_soa.nets.pools import Roster
+from esper_soa.nets.pools import ActiveSeeds
 from esper_soa.nets.seed_plan import THROUGH, Group, groups_of, training_plan, validation_plan
 from esper_soa.vocabulary import Blend, Blueprint, Stage
 
@@ -11,7 +11,7 @@ CPU = torch.device("cpu")
 DETACHED = (Stage.TRAINING, Stage.BLENDING)
 
 
-def roster() -> Roster:
+def active_seeds() -> ActiveSeeds:
     """Four envs with two slots; slot 1 is empty but in env 3."""
     stage = np.array([Stage.TRAINING, Stage.BLENDING, Stage.BLENDING, Stage.FOSSILIZED])
     stages = np.stack([stage, np.full(4, Stage.EMPTY)], axis=1)
@@ -21,11 +21,11 @@ def roster() -> Roster:
     visible = running & (stages != Stage.TRAINING)
     visible[1, 0] = False  # its ramp has not begun
     blueprint, no = np.full((4, 2), Blueprint.NORM), np.zeros((4, 2), dtype=bool)
-    return Roster(running, stages, blueprint, np.full((4, 2), Blend.GATE), frozen, visible, visible, no, no)
+    return ActiveSeeds(running, stages, blueprint, np.full((4, 2), Blend.GATE), frozen, visible, visible, no, no)
 
 
 def test_a_training_plan_says_what_every_running_seed_does() -> None:
-    plan = training_plan(roster(), DETACHED)
+    plan = training_plan(active_seeds(), DETACHED)
     assert plan.running.tolist() == [[True, False], [True, False], [True, False], [True, True]]
     assert plan.blend[:, 0].tolist() == [THROUGH, Blend.GATE, Blend.GATE, Blend.GATE]
     assert plan.detached[:, 0].tolist() == [True, True, True, False]
@@ -34,12 +34,12 @@ def test_a_training_plan_says_what_every_running_seed_does() -> None:
 
 
 def test_in_validation_only_what_can_be_seen_runs() -> None:
-    plan = validation_plan(roster(), DETACHED)
+    plan = validation_plan(active_seeds(), DETACHED)
     assert plan.running.tolist() == [[False, False], [False, False], [True, False], [True, True]]
 
 
 def test_seeds_that_do_the_same_run_together_slot_by_slot() -> None:
-    drawn = roster()
+    drawn = active_seeds()
     drawn.frozen[2, 0] = False  # envs 1 and 2 do the same now
     found = groups_of(training_plan(drawn, DETACHED), np.array([1, 2, 3]), CPU)
     facts = [group[:6] for group in found]
@@ -54,7 +54,7 @@ def test_seeds_that_do_the_same_run_together_slot_by_slot() -> None:
 
 
 def test_a_group_of_the_whole_chunk_names_no_places() -> None:
-    (group,) = groups_of(training_plan(roster(), DETACHED), np.array([1]), CPU)
+    (group,) = groups_of(training_plan(active_seeds(), DETACHED), np.array([1]), CPU)
     assert isinstance(group, Group)
     assert group.nets is None
     assert group.rows.tolist() == [1]

@@ -16,7 +16,7 @@ from esper_soa.nets.forward import seed_forward
 from esper_soa.nets.host import host_shape
 from esper_soa.nets.layers import PLAIN
 from esper_soa.nets.model.blueprints import BLUEPRINTS, initial_seeds, seed_table
-from esper_soa.nets.pools import Roster, read_roster
+from esper_soa.nets.pools import ActiveSeeds, read_active_seeds
 from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Blueprint, Stage
 
 CPU = torch.device("cpu")
@@ -65,7 +65,7 @@ class OneSet:
         return images.contiguous(memory_format=torch.channels_last), self.labels[index][:, None].expand(-1, len(envs))
 
 
-def grown(stage: int, seed_lr: float = 0.2) -> tuple[NetsConfig, TensorDict, Tensor, Roster]:
+def grown(stage: int, seed_lr: float = 0.2) -> tuple[NetsConfig, TensorDict, Tensor, ActiveSeeds]:
     """One env per kind of seed, in `stage` at alpha 0.5 (0 in TRAINING), all with the same host, which stays."""
     task = TaskConfig(base_channels=4, num_blocks=2, num_pools=2, gradient_stride=1, host_lr=1e-12, seed_lr=seed_lr)
     shape, count = host_shape(task, enabled_slots(task, ["r0c1"])), len(KINDS)  # 8 channels
@@ -80,15 +80,15 @@ def grown(stage: int, seed_lr: float = 0.2) -> tuple[NetsConfig, TensorDict, Ten
         stage=torch.full_like(slots.stage, stage), blueprint=blueprint, blend=blend, alpha=alpha, newborn=yes,
         fresh_momentum=yes,
     )  # fmt: skip
-    roster = read_roster(slots, idle_ramp(count, 1, "cpu"), ablate_fossils=False)
-    pools.claim_(weights, shape, roster, streams.stream_keys(3, streams.SEED_INIT, (), torch.arange(count)))
-    return NetsConfig(shape, task, (Stage.TRAINING,), count, 4), weights, alpha, roster
+    active_seeds = read_active_seeds(slots, idle_ramp(count, 1, "cpu"), ablate_fossils=False)
+    pools.claim_(weights, shape, active_seeds, streams.stream_keys(3, streams.SEED_INIT, (), torch.arange(count)))
+    return NetsConfig(shape, task, (Stage.TRAINING,), count, 4), weights, alpha, active_seeds
 
 
-def epoch(case: tuple[NetsConfig, TensorDict, Tensor, Roster]) -> TrainReport:
+def epoch(case: tuple[NetsConfig, TensorDict, Tensor, ActiveSeeds]) -> TrainReport:
     """Two steps on the two batches."""
-    nets, weights, alpha, roster = case
-    return TorchEngine().train_(nets, weights, alpha, roster, OneSet(len(KINDS)), BATCHES)
+    nets, weights, alpha, active_seeds = case
+    return TorchEngine().train_(nets, weights, alpha, active_seeds, OneSet(len(KINDS)), BATCHES)
 
 
 @pytest.mark.parametrize("stage", [Stage.TRAINING, Stage.BLENDING])

@@ -1,4 +1,4 @@
-"""Shares of phases and traces: what a lap counts, that watching changes nothing, and what a run tells."""
+"""Shares of phases and traces: what a phase counts, that watching changes nothing, and what a run tells."""
 
 import io
 import json
@@ -50,12 +50,12 @@ def by_hand() -> tuple[PhaseProfile, HandClock]:
 
 def test_a_lap_takes_what_passed_since_the_lap_before() -> None:
     profile, clock = by_hand()
-    for phase, moment in (("training", 3.0), ("ledger", 4.0), ("training", 6.0)):
+    for phase, moment in (("training", 3.0), ("state", 4.0), ("training", 6.0)):
         clock.time = moment
-        profile.lap(phase)
-    assert profile.take() == {"training": 5.0, "ledger": 1.0}
+        profile.phase_ended(phase)
+    assert profile.take() == {"training": 5.0, "state": 1.0}
     clock.time = 7.0
-    profile.lap("policy")
+    profile.phase_ended("policy")
     assert profile.take() == {"policy": 1.0}, "counting did not begin anew"
 
 
@@ -64,7 +64,7 @@ def test_feeds_are_taken_out_of_the_phase_around_them() -> None:
     profile, clock = by_hand()
     profile.spans = [module.Span(0, 1, 1.0, 2.0), module.Span(0, 1, 3.0, 6.0), module.Span(0, 2, 4.0, 6.0)]
     clock.time = 10.0
-    profile.lap("training")
+    profile.phase_ended("training")
     assert profile.take() == {"training": 7.0, "data": 3.0}
 
 
@@ -92,7 +92,7 @@ def test_the_phases_of_an_episode_make_up_its_time() -> None:
     profile, begun = PhaseProfile(CPU), time.perf_counter()
     played(profile)
     passed, found = time.perf_counter() - begun, profile.take()
-    assert set(found) == {"reset", "data", "ledger", "training", "validation", "policy", "telemetry"}
+    assert set(found) == {"reset", "data", "state", "training", "validation", "policy", "telemetry"}
     assert all(seconds > 0 for seconds in found.values())
     assert sum(found.values()) <= passed
 
@@ -100,7 +100,7 @@ def test_the_phases_of_an_episode_make_up_its_time() -> None:
 def test_a_lap_waits_for_nothing() -> None:
     profile = PhaseProfile(CPU)
     with SyncGuard():
-        profile.lap("training")
+        profile.phase_ended("training")
 
 
 def test_an_unknown_profile_is_refused() -> None:
@@ -119,7 +119,7 @@ def told(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> p
 def test_a_report_is_one_line(told: pytest.LogCaptureFixture) -> None:
     profile, clock = by_hand()
     clock.time = 2.0
-    profile.lap("training")
+    profile.phase_ended("training")
     profile.report("round 1/2")
     assert told.messages == ["phases   round 1/2: training 100.0 % of 2.0 s"]
 

@@ -182,7 +182,7 @@ def test_hindsight_credit_of_one_boost_is_that_of_the_reference():
     helped = torch.tensor([[True, False]]).expand(len(boost), 2)
     credit = hindsight_credit(boost.view(-1, 1, 1), helped, gain, torch.ones_like(gain, dtype=torch.int64))
     credit = credit / HINDSIGHT_WEIGHT * data["hindsight_weight"]
-    torch.testing.assert_close(credit, data["hindsight_credit"], rtol=1e-6, atol=1e-7)  # the ledger is float32
+    torch.testing.assert_close(credit, data["hindsight_credit"], rtol=1e-6, atol=1e-7)  # the env state is float32
 
 
 def test_the_costs_of_the_ops_are_those_of_the_reference():

@@ -20,7 +20,7 @@ from esper_soa.vocabulary import BLUEPRINT_NAMES, NUM_BLUEPRINTS, Blueprint
 class Architecture:
     """One blueprint. Raises ValueError for parts that do not give as many channels as they are given."""
 
-    code: int  # in the ledger and the action; those of the reference are below NUM_BLUEPRINTS
+    code: int  # in the env state and the action; those of the reference are below NUM_BLUEPRINTS
     name: str
     parts: tuple[Part, ...]
     residual: bool = True  # a seed is x + parts(x), else parts(x)

@@ -13,7 +13,7 @@ from torch import Tensor
 from esper_soa.nets.config import SlotSpec
 from esper_soa.nets.host import HostShape
 from esper_soa.nets.model.blueprints import GATE, Blueprints, num_codes, seed_products
-from esper_soa.state import LEDGER_FLOAT
+from esper_soa.state import STATE_FLOAT
 
 # Training over forward pass: the gradients of inputs and of weights take a forward pass each (Kaplan et al. 2020,
 # Scaling laws for neural language models, 2.1; Amodei and Hernandez 2018, AI and compute). The same for all, though the
@@ -37,8 +37,8 @@ def training_flop(shape: HostShape, device: torch.device) -> TrainingFlop:
     each = PASSES * FLOP_PER_PRODUCT
     return TrainingFlop(
         float(each * shape.products),
-        each * torch.tensor(seeds, dtype=LEDGER_FLOAT, device=device),
-        each * torch.tensor(gates, dtype=LEDGER_FLOAT, device=device),
+        each * torch.tensor(seeds, dtype=STATE_FLOAT, device=device),
+        each * torch.tensor(gates, dtype=STATE_FLOAT, device=device),
     )
 
 

@@ -24,12 +24,12 @@ from esper_soa.nets.host import Block, HostShape, host_tables
 from esper_soa.nets.model.blueprints import GATE, num_codes
 from esper_soa.nets.model.parameters import Table
 from esper_soa.nets.passes import Gradients, train_pass_, validation_pass
-from esper_soa.nets.pools import Roster, row_layout
+from esper_soa.nets.pools import ActiveSeeds, row_layout
 from esper_soa.nets.seed_plan import THROUGH, SeedPlan, training_plan, validation_plan
 from esper_soa.nets.sgd import LearningRates, rules_of
 from esper_soa.nets.subsets import Job
 from esper_soa.nets.workers import Call
-from esper_soa.state import LEDGER_FLOAT
+from esper_soa.state import STATE_FLOAT
 from esper_soa.vocabulary import Blend
 
 # All that chain.h knows of a host and of a block: who adds a field here has to write it there.
@@ -154,7 +154,7 @@ class _Training(NamedTuple):
             crops = self.feed.crops(numbers, index)
             self._step_(envs, crops, loss, hits, gradients if index % self.stride == 0 else {})
             seen += crops.labels.shape[1]
-        return loss / self.num_batches, 100.0 * hits.to(LEDGER_FLOAT) / seen
+        return loss / self.num_batches, 100.0 * hits.to(STATE_FLOAT) / seen
 
     def _step_(self, envs: np.ndarray, crops: ImageCrops, loss: Tensor, hits: Tensor, gradients: Gradients) -> None:
         """One optimiser step of the networks `envs` (int64 [n]) on `crops` [n, B].
@@ -184,7 +184,7 @@ class _Validation(NamedTuple):
         envs, codes = job.envs, np.array(job.codes, dtype=np.int64)
         crops = self.feed.crops(torch.from_numpy(envs))
         bank, first, labels = crops.bank, crops.first.contiguous(), crops.labels.contiguous()
-        loss = torch.zeros(envs.size, dtype=LEDGER_FLOAT)
+        loss = torch.zeros(envs.size, dtype=STATE_FLOAT)
         hits = torch.zeros(envs.size, codes.size, dtype=torch.int64)
         counted = torch.zeros(envs.size, dtype=torch.int64)
         record = whole.Validation(
@@ -194,7 +194,7 @@ class _Validation(NamedTuple):
             counted=counted.data_ptr(),
         )  # fmt: skip
         whole.validate(record)
-        return loss / counted, 100.0 * hits.to(LEDGER_FLOAT) / counted[:, None]
+        return loss / counted, 100.0 * hits.to(STATE_FLOAT) / counted[:, None]
 
 
 @dataclass(frozen=True)
@@ -208,11 +208,11 @@ class CpuEngine:
     cut: ImageCutter = cut_images
 
     def train_(
-        self, nets: NetsConfig, weights: TensorDict, alpha: Tensor, roster: Roster, feed: TrainingFeed,
+        self, nets: NetsConfig, weights: TensorDict, alpha: Tensor, active_seeds: ActiveSeeds, feed: TrainingFeed,
         num_batches: int, lr_factor: float = 1.0,
     ) -> TrainReport:  # fmt: skip
         """Network by network, all layers of a batch in one call."""
-        seeds = training_seeds(nets.shape, training_plan(roster, nets.detached_stages))
+        seeds = training_seeds(nets.shape, training_plan(active_seeds, nets.detached_stages))
         networks = _networks(nets.shape, weights, alpha, seeds)
         host, seed = rules_of(nets.task, LearningRates.of(nets.task, lr_factor))
         rules = whole.descent_of(host), whole.descent_of(seed)
@@ -220,9 +220,9 @@ class CpuEngine:
         return train_pass_(nets, alpha, job.train_chunk_)
 
     def validate(
-        self, nets: NetsConfig, weights: TensorDict, alpha: Tensor, roster: Roster, feed: ValidationFeed
+        self, nets: NetsConfig, weights: TensorDict, alpha: Tensor, active_seeds: ActiveSeeds, feed: ValidationFeed
     ) -> ValidationReport:
         """Network by network, all images and subset rows in one call."""
-        seeds = validation_seeds(nets.shape, validation_plan(roster, nets.detached_stages))
+        seeds = validation_seeds(nets.shape, validation_plan(active_seeds, nets.detached_stages))
         job = _Validation(_networks(nets.shape, weights, alpha, seeds), feed)
-        return validation_pass(nets, alpha, roster, job.measure)
+        return validation_pass(nets, alpha, active_seeds, job.measure)

@@ -31,7 +31,7 @@ class Seeds(NamedTuple):
     weight: Rows  # [C, C, k, k]
     scale: Rows  # [C]
     shift: Rows  # [C]
-    share: Tensor  # float32 [N], weight of the seed's output: alpha, or 1 for the straight-through pass
+    factor: Tensor  # float32 [N], weight of the seed's output: alpha, or 1 for the straight-through pass
     groups: tl.constexpr  # of the group norm
 
 
@@ -82,7 +82,7 @@ def group_sum(values, seeds, layer, tile):
 
 @triton.jit
 def seed_forward_kernel(target, seeds, layer, tile):
-    """target = x + share ReLU(group norm(convolution(x))), x = seeds.x, for listed networks. Grid (B, capacity)."""
+    """target = x + factor ReLU(group norm(convolution(x))), x = seeds.x, for listed networks. Grid (B, capacity)."""
     area: tl.constexpr = layer.height * layer.width
     env = tl.load(seeds.live + tl.program_id(1))
     if env < 0:
@@ -91,14 +91,14 @@ def seed_forward_kernel(target, seeds, layer, tile):
     mean, inverse = normalisation(seeds, env, first_pixel, layer, tile)
     gain = load_row(seeds.scale, env, layer.outputs, tile.outputs) * inverse
     shift = load_row(seeds.shift, env, layer.outputs, tile.outputs)
-    share = tl.load(seeds.share + env)
+    factor = tl.load(seeds.factor + env)
     for first in range(0, area, tile.pixels):
         place = first + tl.arange(0, tile.pixels)
         span = (first_pixel + place, place < area)
         values = conv_tile(seeds.x, seeds.weight, env, span, layer, tile)
         values = (values - mean[None, :]) * gain[None, :] + shift[None, :]
         host = load_pixels(seeds.x, env, span, layer.outputs, tile.outputs).to(tl.float32)
-        values = host + share * tl.where(values < 0, 0.0, values)
+        values = host + factor * tl.where(values < 0, 0.0, values)
         store_pixels(target, env, span, layer.outputs, values, tile.outputs)
 
 
@@ -110,7 +110,7 @@ def normalised_and_gradient(seeds, gradients, env, span, moments, layer, tile):
     scale = load_row(seeds.scale, env, layer.outputs, tile.outputs)
     shift = load_row(seeds.shift, env, layer.outputs, tile.outputs)
     gradient = load_pixels(gradients.output, env, span, layer.outputs, tile.outputs).to(tl.float32)
-    gradient *= tl.load(seeds.share + env)
+    gradient *= tl.load(seeds.factor + env)
     cut = (normalised * scale[None, :] + shift[None, :] <= 0) | ~span[1][:, None]
     return normalised, tl.where(cut, 0.0, gradient)
 

@@ -104,9 +104,9 @@ class _ConvSeed(torch.autograd.Function):
 
 
 def _seeds(x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, how: ConvSeed) -> Seeds:
-    share = torch.ones_like(how.alpha) if how.through else how.alpha
+    factor = torch.ones_like(how.alpha) if how.through else how.alpha
     groups = tl.constexpr(how.groups)
-    return Seeds(plane(x, weight.shape[0]), how.live, rows(weight), rows(scale), rows(shift), share.float(), groups)
+    return Seeds(plane(x, weight.shape[0]), how.live, rows(weight), rows(scale), rows(shift), factor.float(), groups)
 
 
 def _host_gradient(gradient: Tensor, how: ConvSeed, num_nets: int) -> Tensor:

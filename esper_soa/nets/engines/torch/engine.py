@@ -15,7 +15,7 @@ from esper_soa.nets.engines.torch.validation import ValidationPass
 from esper_soa.nets.graphs import StepCache
 from esper_soa.nets.layers import PLAIN, Layers
 from esper_soa.nets.passes import train_pass_, validation_pass
-from esper_soa.nets.pools import Roster
+from esper_soa.nets.pools import ActiveSeeds
 from esper_soa.nets.seed_plan import training_plan, validation_plan
 from esper_soa.nets.sgd import LearningRates
 
@@ -27,21 +27,21 @@ class TorchEngine:
     layers: Layers = PLAIN
     cut: ImageCutter = cut_images
     chosen: Choice = Choice(False, "plain torch")
-    steps: StepCache | None = None  # keeps steps at fixed addresses and replays them as CUDA graphs
+    steps: StepCache | None = None  # keeps steps at static addresses and replays them as CUDA graphs
 
     def train_(
-        self, nets: NetsConfig, weights: TensorDict, alpha: Tensor, roster: Roster, feed: TrainingFeed,
+        self, nets: NetsConfig, weights: TensorDict, alpha: Tensor, active_seeds: ActiveSeeds, feed: TrainingFeed,
         num_batches: int, lr_factor: float = 1.0,
     ) -> TrainReport:  # fmt: skip
         """Chunk by chunk, a backward pass for all networks of a chunk."""
-        plan, lr = training_plan(roster, nets.detached_stages), LearningRates.of(nets.task, lr_factor)
+        plan, lr = training_plan(active_seeds, nets.detached_stages), LearningRates.of(nets.task, lr_factor)
         job = TrainingPass(self.layers, self.steps, nets, weights, alpha, plan, feed, num_batches, lr)
         return train_pass_(nets, alpha, job.train_chunk_)
 
     def validate(
-        self, nets: NetsConfig, weights: TensorDict, alpha: Tensor, roster: Roster, feed: ValidationFeed
+        self, nets: NetsConfig, weights: TensorDict, alpha: Tensor, active_seeds: ActiveSeeds, feed: ValidationFeed
     ) -> ValidationReport:
         """Job by job, the subset rows along the batch."""
-        plan = validation_plan(roster, nets.detached_stages)
+        plan = validation_plan(active_seeds, nets.detached_stages)
         job = ValidationPass(self.layers, self.steps, nets, weights, alpha, plan, feed)
-        return validation_pass(nets, alpha, roster, job.measure)
+        return validation_pass(nets, alpha, active_seeds, job.measure)

@@ -20,17 +20,17 @@ from esper_soa.nets.passes import Gradients
 from esper_soa.nets.pools import upload
 from esper_soa.nets.precision import SCALE, LossScales, all_finite, as_input, autocast, of_nets, where_finite_
 from esper_soa.nets.seed_plan import SeedPlan, groups_of
-from esper_soa.nets.seeds import ActiveGroup, TrainingSeeds, put_to_bed_, wake
+from esper_soa.nets.seeds import ActiveGroup, TrainingSeeds, gather_rows, scatter_rows_
 from esper_soa.nets.sgd import LearningRates, rules_of
 from esper_soa.nets.workers import Call
-from esper_soa.state import LEDGER_FLOAT
+from esper_soa.state import STATE_FLOAT
 
 
 class TrainingPass(NamedTuple):
     """What the chunks of a training pass share; each writes the rows of its own envs alone."""
 
     layers: Layers
-    steps: StepCache | None  # keeps steps at fixed addresses and replays them as CUDA graphs
+    steps: StepCache | None  # keeps steps at static addresses and replays them as CUDA graphs
     nets: NetsConfig
     weights: TensorDict
     alpha: Tensor
@@ -43,20 +43,20 @@ class TrainingPass(NamedTuple):
         """Loss [n] and accuracy (percent, float64 [n]) of the envs with these numbers."""
         chunk, seen = _Chunk(self.layers, self.nets, self.weights, self.alpha, self.plan, envs, self.lr), 0
         if self.steps is not None:
-            return self._train_still_(chunk, self.steps, gradients)
+            return self._train_captured_(chunk, self.steps, gradients)
         for index in range(self.num_batches):
             call.check()
             images, labels = self.feed.batch(chunk.env_numbers, index)
             chunk.step_(images, labels, gradients if index % self.nets.task.gradient_stride == 0 else None)
             seen += labels.shape[0]
         chunk.write_back_()
-        return chunk.loss / self.num_batches, 100.0 * chunk.correct.to(LEDGER_FLOAT) / seen
+        return chunk.loss / self.num_batches, 100.0 * chunk.correct.to(STATE_FLOAT) / seen
 
-    def _train_still_(
-        self, chunk: "_Chunk", steps: StepCache["_StillSteps"], gradients: Gradients
+    def _train_captured_(
+        self, chunk: "_Chunk", steps: StepCache["_CapturedSteps"], gradients: Gradients
     ) -> tuple[Tensor, Tensor]:
         """The same as `train_chunk_` on memory that stays from one env-step to the next."""
-        fresh = _StillSteps(
+        fresh = _CapturedSteps(
             chunk, self.feed.counted(chunk.env_numbers), unmeasured(self.alpha.shape, self.alpha.device)
         )
         stride = self.nets.task.gradient_stride
@@ -65,7 +65,7 @@ class TrainingPass(NamedTuple):
         for name, values in done.gradients.items():
             gradients[name].index_copy_(0, done.chunk.env_numbers, values[done.chunk.env_numbers])
         seen = done.seen * self.num_batches
-        return done.chunk.loss / self.num_batches, 100.0 * done.chunk.correct.to(LEDGER_FLOAT) / seen
+        return done.chunk.loss / self.num_batches, 100.0 * done.chunk.correct.to(STATE_FLOAT) / seen
 
 
 class _Chunk:
@@ -89,7 +89,7 @@ class _Chunk:
         rows = nets.shape.statistics.unpack(host["statistics"].index_select(0, self.env_numbers))
         self.statistics = [row.reshape(-1).clone() for row in rows]
         groups = groups_of(plan, envs, alpha.device)
-        self.actives = [wake(weights, nets.shape, group, alpha) for group in groups]
+        self.actives = [gather_rows(weights, nets.shape, group, alpha) for group in groups]
         self.scales = LossScales(weights, self.env_numbers) if SCALE in weights else None
         self.loss = torch.zeros(envs.size, dtype=self.params.dtype, device=alpha.device)
         self.correct = torch.zeros(envs.size, dtype=torch.int64, device=alpha.device)
@@ -118,16 +118,16 @@ class _Chunk:
             self.scales.update_(finite)
 
     def _gradients(self, images: Tensor, labels: Tensor) -> tuple[Tensor, list[tuple[ActiveGroup, Tensor]]]:
-        """Gradients of the hosts [n, P] and of the seeds that train; adds up losses and hits on the way."""
+        """Gradients of the hosts [n, P] and of the seeds that train; adds up losses and correct on the way."""
         num_nets, shape, precision = labels.shape[1], self.nets.shape, self.nets.precision
         seeds = TrainingSeeds(self.actives, num_nets)
         leaf = self.params.detach().requires_grad_()
         with autocast(precision, images.device):
             inputs = as_input(images, precision)
             parameters = shape.parameters.unpack(leaf)
-            losses, hits = train_loss(self.layers, shape, parameters, self.statistics, (inputs, labels), seeds)
+            losses, correct = train_loss(self.layers, shape, parameters, self.statistics, (inputs, labels), seeds)
         self.loss += losses.detach()
-        self.correct += hits
+        self.correct += correct
         leaves = [leaf, *(seed for seed in seeds.leaves if seed.requires_grad)]
         scaled = losses if self.scales is None else losses * self.scales.scale
         host_grad, *seed_grads = torch.autograd.grad(scaled.sum(), leaves)
@@ -164,7 +164,7 @@ class _Chunk:
         rows = torch.cat([part.view(envs.shape[0], -1) for part in self.statistics], dim=1)
         host["statistics"].index_copy_(0, envs, rows)
         for active in self.actives:
-            put_to_bed_(self.weights, self.nets.shape, active)
+            scatter_rows_(self.weights, self.nets.shape, active)
         if self.scales is not None:
             self.scales.write_back_(envs)
 
@@ -175,7 +175,7 @@ class _Chunk:
         return own + [part for active in self.actives for part in active.buffers()]
 
 
-class _StillSteps:
+class _CapturedSteps:
     """The steps of a chunk with everything they read or change at addresses of their own; see graphs.StaticStep."""
 
     def __init__(self, chunk: _Chunk, feed: CountedFeed, gradients: Gradients) -> None:

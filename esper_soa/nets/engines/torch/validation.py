@@ -18,17 +18,17 @@ from esper_soa.nets.layers import Layers
 from esper_soa.nets.pools import upload
 from esper_soa.nets.precision import as_input, autocast
 from esper_soa.nets.seed_plan import SeedPlan, groups_of
-from esper_soa.nets.seeds import ActiveGroup, fill_slot, wake
+from esper_soa.nets.seeds import ActiveGroup, fill_slot, gather_rows
 from esper_soa.nets.subsets import Branch, Job
 from esper_soa.nets.workers import Call
-from esper_soa.state import LEDGER_FLOAT
+from esper_soa.state import STATE_FLOAT
 
 
 class ValidationPass(NamedTuple):
     """What the jobs of a validation pass share."""
 
     layers: Layers
-    steps: StepCache | None  # keeps measurements at fixed addresses and replays them as CUDA graphs
+    steps: StepCache | None  # keeps measurements at static addresses and replays them as CUDA graphs
     nets: NetsConfig
     weights: TensorDict
     alpha: Tensor
@@ -42,7 +42,7 @@ class ValidationPass(NamedTuple):
         chunk = _Chunk(self.layers, self.nets, self.weights, self.alpha, self.plan, job.envs)
         if self.steps is None:
             return chunk.measure(self.feed, job.plan, job.final_rows)
-        fresh = _StillMeasure(chunk, self.feed, job)
+        fresh = _CapturedMeasure(chunk, self.feed, job)
         done = self.steps.run_(fresh.key, fresh, [0])
         return done.loss.clone(), done.accuracy.clone()
 
@@ -86,14 +86,14 @@ class _Chunk:
         params = shape.parameters.unpack(host["params"].index_select(0, self.env_numbers))
         statistics = shape.statistics.unpack(host["statistics"].index_select(0, self.env_numbers))
         self.folded = fold_batch_norm(shape, params, statistics)
-        self.actives = [wake(weights, shape, group, alpha) for group in groups_of(plan, envs, alpha.device)]
+        self.actives = [gather_rows(weights, shape, group, alpha) for group in groups_of(plan, envs, alpha.device)]
 
     def measure(
         self, feed: ValidationFeed, plan: dict[int, Branch], final_rows: tuple[int, ...]
     ) -> tuple[Tensor, Tensor]:
         """Loss [n] of the first code and accuracy [n, codes]."""
         num_nets, rows = self.env_numbers.shape[0], list(final_rows)
-        loss = torch.zeros(num_nets, dtype=LEDGER_FLOAT, device=self.env_numbers.device)
+        loss = torch.zeros(num_nets, dtype=STATE_FLOAT, device=self.env_numbers.device)
         correct = torch.zeros(len(rows), num_nets, dtype=torch.int64, device=loss.device)
         counted = torch.zeros_like(loss)
         for images, labels in feed.batches(self.env_numbers, self.nets.eval_batch):
@@ -103,29 +103,29 @@ class _Chunk:
                 inputs = as_input(images, self.nets.precision)
                 logits = evaluate_forward(self.layers, self.nets.shape, self.folded, inputs, seeds)
             logits = logits.to(self.folded[0].dtype).unflatten(0, (-1, labels.shape[0]))
-            hits = (logits.argmax(-1) == targets).sum(1)
-            correct += torch.stack([hits[row] for row in rows])
+            matching = (logits.argmax(-1) == targets).sum(1)
+            correct += torch.stack([matching[row] for row in rows])
             main = logits[rows[0]].flatten(0, 1)
             losses = F.cross_entropy(main, targets.flatten(), ignore_index=-1, reduction="none")
             # One contiguous row per network: its sum is rounded the same way whoever is validated beside it.
             loss += losses.unflatten(0, targets.shape).T.contiguous().sum(1)
             counted += (targets >= 0).sum(0)
-        return loss / counted, 100.0 * correct.T.to(LEDGER_FLOAT) / counted[:, None]
+        return loss / counted, 100.0 * correct.T.to(STATE_FLOAT) / counted[:, None]
 
     def buffers(self) -> list[Tensor]:
         """What a measurement reads."""
         return [self.env_numbers, *self.folded, *(part for active in self.actives for part in active.buffers())]
 
 
-class _StillMeasure:
+class _CapturedMeasure:
     """A measurement with everything it reads or gives at addresses of its own; see graphs.StaticStep."""
 
     def __init__(self, chunk: _Chunk, feed: ValidationFeed, job: Job) -> None:
         self.chunk, self.feed, self.job = chunk, feed, job
         chunk.env_numbers = chunk.env_numbers.clone()  # on a CPU it is the memory of job.envs
         size, device = job.envs.size, chunk.env_numbers.device
-        self.loss = torch.zeros(size, dtype=LEDGER_FLOAT, device=device)
-        self.accuracy = torch.zeros(size, len(job.codes), dtype=LEDGER_FLOAT, device=device)
+        self.loss = torch.zeros(size, dtype=STATE_FLOAT, device=device)
+        self.accuracy = torch.zeros(size, len(job.codes), dtype=STATE_FLOAT, device=device)
         self.key = ("validate", size, job.codes, *(active.signature for active in chunk.actives))
 
     def buffers(self) -> list[Tensor]:

@@ -1,17 +1,17 @@
-"""What a round's tally says agrees with the ledger of its env-steps."""
+"""What the metrics of a round say agrees with the env state of its env-steps."""
 
 import math
 from collections import Counter
 
 import pytest
 import torch
-from tiny_world import CPU, EnvStep, play_ledger, tiny_rules
+from tiny_world import CPU, EnvStep, play_state, tiny_rules
 
 from esper_soa.env.governor import REASON_NAMES
 from esper_soa.env.outcome import BlueprintStats, stability
 from esper_soa.env.reward_terms import TERM_NAMES
 from esper_soa.nets.model.flops import training_flop
-from esper_soa.ops.tally import RoundResult, Tally, blueprint_record
+from esper_soa.ops.metrics import MetricsAccumulator, RoundResult, blueprint_record
 from esper_soa.vocabulary import OP_NAMES, RUNNING_STAGES, Blend, Op, Stage
 
 NUM_ENVS, NUM_SLOTS, STEPS, TRAIN_SAMPLES = 4, 3, 30, 7
@@ -19,16 +19,16 @@ NUM_ENVS, NUM_SLOTS, STEPS, TRAIN_SAMPLES = 4, 3, 30, 7
 
 def played(seed: int) -> tuple[RoundResult, list[EnvStep]]:
     rules, steps = tiny_rules(NUM_SLOTS, STEPS), []
-    tally = Tally(CPU, NUM_ENVS, training_flop(rules.nets.shape, CPU), TRAIN_SAMPLES)
-    for step in play_ledger(rules, NUM_ENVS, seed):
-        tally.add_(step.trusted, step.percept, step.response)
+    metrics = MetricsAccumulator(CPU, NUM_ENVS, training_flop(rules.nets.shape, CPU), TRAIN_SAMPLES)
+    for step in play_state(rules, NUM_ENVS, seed):
+        metrics.add_(step.trusted, step.observed, step.result)
         steps.append(step)
-    return tally.read(steps[-1].response.state, rules.reward.counts), steps
+    return metrics.read(steps[-1].result.state, rules.reward.counts), steps
 
 
 def test_every_seed_of_an_episode_has_one_fate_and_the_sums_agree() -> None:
     result, steps = played(3)
-    totals = steps[-1].response.state.totals
+    totals = steps[-1].result.state.totals
     fates = [episode["seeds"] for episode in result.episodes]
     assert sum(fate["germinated"] for fate in fates) > NUM_ENVS
     for env, fate in enumerate(fates):
@@ -44,9 +44,9 @@ def test_every_seed_of_an_episode_has_one_fate_and_the_sums_agree() -> None:
 
 def test_an_episode_has_the_stability_of_its_last_rewards_and_the_shapley_values_of_its_last_env_step() -> None:
     result, steps = played(1)
-    rewards = torch.stack([step.response.terms.total for step in steps], 1)
+    rewards = torch.stack([step.result.terms.total for step in steps], 1)
     expected = stability(rewards[:, -20:], torch.full((NUM_ENVS,), STEPS))
-    last = steps[-1].percept.attribution
+    last = steps[-1].observed.attribution
     assert last.shapley.any()
     for env, episode in enumerate(result.episodes):
         assert episode["stability"] == expected[env]
@@ -62,11 +62,11 @@ def test_ops_successes_and_rows_are_those_of_every_env_step_waiting_included() -
     result, steps = played(2)
     chosen, successes, rows = Counter[int](), Counter[int](), 0
     for step in steps:
-        panic = step.percept.state.guard.panic.tolist()
+        panic = step.observed.state.guard.panic.tolist()
         for env, op in enumerate(step.action.op.tolist()):
             took_effect = Op.WAIT if panic[env] else op
             chosen[took_effect] += 1
-            successes[took_effect] += step.response.outcome.success[env].item()
+            successes[took_effect] += step.result.outcome.success[env].item()
         rows += sum(code >= 0 for codes in step.measured.subset.tolist() for code in codes)
     assert result.record["ops"] == {name: chosen[code] for code, name in enumerate(OP_NAMES)}
     assert result.record["ops_successful"] == {name: successes[code] for code, name in enumerate(OP_NAMES)}
@@ -78,12 +78,12 @@ def test_ops_successes_and_rows_are_those_of_every_env_step_waiting_included() -
 def test_reward_terms_are_sums_over_env_steps_of_means_over_envs() -> None:
     result, steps = played(4)
     for name in TERM_NAMES:
-        by_hand = sum(sum(step.response.terms.get(name).tolist()) / NUM_ENVS for step in steps)
+        by_hand = sum(sum(step.result.terms.get(name).tolist()) / NUM_ENVS for step in steps)
         assert math.isclose(result.record["reward_terms"][name], by_hand, abs_tol=1e-9), name
     assert result.rewards == [episode["reward"] for episode in result.episodes]
     spread = {"mean": sum(result.rewards) / NUM_ENVS, "min": min(result.rewards), "max": max(result.rewards)}
     assert result.record["reward"] == pytest.approx(spread)
-    accuracy = steps[-1].percept.state.signals.val_accuracy
+    accuracy = steps[-1].observed.state.signals.val_accuracy
     assert result.record["accuracy"]["max"] == accuracy.max()
     assert result.accuracies == accuracy.tolist()
 
@@ -115,7 +115,7 @@ def test_rollbacks_are_counted_by_reason_and_by_env() -> None:
         by_env = [0] * NUM_ENVS
         own = Counter[str]()
         for step in steps:
-            guard = step.percept.state.guard
+            guard = step.observed.state.guard
             for env in range(NUM_ENVS):
                 by_env[env] += guard.panic[env].item()
                 own[REASON_NAMES[guard.reason[env]]] += guard.panic[env].item()

@@ -1,16 +1,16 @@
-"""What a rollback does to the ledger of its env and not to others', on made-up measurements; and the settings."""
+"""What a rollback does to the env state of its env and not to others', on made-up measurements; and the settings."""
 
 import math
 
 import pytest
 import torch
 from tensordict import TensorDict
-from tiny_world import made_up, play_ledger, tiny_rules, view_of
+from tiny_world import made_up, play_state, tiny_rules, view_of
 
 from esper_soa.agent.scripted import RandomPolicy, WaitPolicy
 from esper_soa.env.config import GovernorConfig
 from esper_soa.env.governor import quarantine, watch
-from esper_soa.env.step import Response, Rules, perceive, respond
+from esper_soa.env.step import Rules, StepResult, apply_action, record_and_observe
 from esper_soa.errors import SettingError
 from esper_soa.state import EnvState, Masks, Measurements
 from esper_soa.vocabulary import Op, Stage
@@ -21,7 +21,7 @@ ALPHAS = (0.0, 1.0, 0.5, 0.0)
 
 def grown_state(rules: Rules, num_envs: int) -> EnvState:
     """Envs alike, at env-step 1, with one slot in each of STAGES."""
-    state = next(play_ledger(rules, num_envs, seed=3, agent=WaitPolicy())).response.state
+    state = next(play_state(rules, num_envs, seed=3, agent=WaitPolicy())).result.state
     stage, alpha = torch.tensor(STAGES).expand(num_envs, 4), torch.tensor(ALPHAS).double().expand(num_envs, 4)
     slots = state.slots.replace(
         stage=stage.clone(), alpha=alpha.clone(), blueprint=torch.ones_like(stage), seed_age=torch.full_like(stage, 7),
@@ -36,21 +36,23 @@ def assert_equal(one: TensorDict, other: TensorDict) -> None:
         assert torch.equal(value, others[name]), name
 
 
-def env_step(rules: Rules, state: EnvState, losses: list[float], seed: int = 5) -> tuple[Measurements, Response, Masks]:
+def env_step(
+    rules: Rules, state: EnvState, losses: list[float], seed: int = 5
+) -> tuple[Measurements, StepResult, Masks]:
     """One env-step with the validation losses given; random play."""
     measured = made_up(rules, state, seed).replace(val_loss=torch.tensor(losses, dtype=torch.float64))
     state, _ = watch(state, measured.val_loss, 10, rules.governor)
     measured = quarantine(measured, state)
-    percept = perceive(rules, state, measured)
-    decision, _ = RandomPolicy().act(view_of(percept, seed), ())
-    return measured, respond(rules, percept, decision.action), percept.masks
+    observed = record_and_observe(rules, state, measured)
+    decision, _ = RandomPolicy().act(view_of(observed, seed), ())
+    return measured, apply_action(rules, observed, decision.action), observed.masks
 
 
 def test_a_rollback_prunes_every_seed_but_fossils_and_lets_no_time_pass() -> None:
     rules = tiny_rules(4, 20)
     state = grown_state(rules, 2)
-    _, response, masks = env_step(rules, state, [math.nan, 1.0])
-    after, totals = response.state.slots[0], response.state.totals[0]
+    _, result, masks = env_step(rules, state, [math.nan, 1.0])
+    after, totals = result.state.slots[0], result.state.totals[0]
     assert after.stage.tolist() == [Stage.PRUNED, Stage.FOSSILIZED, Stage.PRUNED, Stage.EMBARGOED]
     assert after.alpha.tolist() == [0.0, 1.0, 0.0, 0.0]
     assert after.stage_age[3] == state.slots.stage_age[0, 3]  # the embargo does not count at this env-step
@@ -59,12 +61,12 @@ def test_a_rollback_prunes_every_seed_but_fossils_and_lets_no_time_pass() -> Non
     assert totals.pruned == 2
     assert totals.reward == state.totals.reward[0] - 10
     assert totals.pending_penalty == pytest.approx(-0.4)  # two seeds, -0.2 each
-    outcome = response.outcome[0]
+    outcome = result.outcome[0]
     assert not any(flag for flag in (outcome.success, outcome.germinated, outcome.fossilized))
-    terms = {name: value for name, value in response.terms[0].to_dict().items() if value != 0}
+    terms = {name: value for name, value in result.terms[0].to_dict().items() if value != 0}
     assert terms == {"rollback_penalty": -10.0, "total": -10.0}
-    assert response.state.signals[0].last_op == Op.WAIT
-    assert not response.state.signals[0].last_success
+    assert result.state.signals[0].last_op == Op.WAIT
+    assert not result.state.signals[0].last_success
 
 
 def test_the_pruned_seeds_are_paid_for_with_the_next_reward_and_not_as_an_alpha_move() -> None:
@@ -81,8 +83,8 @@ def test_the_pruned_seeds_are_paid_for_with_the_next_reward_and_not_as_an_alpha_
 def test_a_panicking_env_shows_the_last_recorded_numbers_and_measures_nothing() -> None:
     rules = tiny_rules(4, 20)
     state = grown_state(rules, 2)
-    measured, response, _ = env_step(rules, state, [math.inf, 1.0])
-    signals, before = response.state.signals, state.signals
+    measured, result, _ = env_step(rules, state, [math.inf, 1.0])
+    signals, before = result.state.signals, state.signals
     assert measured.ablated.any(1).tolist() == [False, True]
     assert not measured.gradients.measured[0].any()
     assert signals.step.tolist() == [2, 2]
@@ -120,9 +122,9 @@ def test_a_snapshot_waits_until_the_env_is_healthy() -> None:
 
 
 def test_a_fossilisation_asks_for_a_snapshot() -> None:
-    steps = list(play_ledger(tiny_rules(3, 60), 12, seed=3))
-    fossilized = torch.stack([step.response.outcome.fossilized for step in steps])
-    asked = torch.stack([step.response.state.guard.snapshot_due for step in steps])
+    steps = list(play_state(tiny_rules(3, 60), 12, seed=3))
+    fossilized = torch.stack([step.result.outcome.fossilized for step in steps])
+    asked = torch.stack([step.result.state.guard.snapshot_due for step in steps])
     assert fossilized.any()
     assert asked[fossilized].all()
     assert not asked[fossilized.cumsum(0) == 0].all()

@@ -1,4 +1,4 @@
-"""What CUDA graphs need of an env-step, shown without a GPU: a round of steps on fixed memory gives the same bits.
+"""What CUDA graphs need of an env-step, shown without a GPU: a round of steps on static buffers gives the same bits.
 
 Inside of such a step nothing waits for the device, nothing is uploaded, and no buffer moves: what a capture would
 refuse, or what a replay would not notice.
@@ -15,16 +15,16 @@ from tiny_world import CPU, tiny_settings
 
 from benchmarks.sync_guard import SyncGuard
 from esper_soa.agent.config import NetworkConfig, PPOConfig
-from esper_soa.agent.policy import RecurrentPolicy, StillPolicy
+from esper_soa.agent.policy import CapturedPolicy, RecurrentPolicy
 from esper_soa.agent.scripted import RandomPolicy
 from esper_soa.build import build_world
-from esper_soa.env.step import on_fixed_memory
+from esper_soa.env.step import on_static_buffers
 from esper_soa.env.world import World
 from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.graphs import StaticStep, StepCache, _Kept
 from esper_soa.ops.collect import Player, Round, play_round
+from esper_soa.ops.metrics import RoundResult
 from esper_soa.ops.progress import Progress
-from esper_soa.ops.tally import RoundResult
 from esper_soa.trainer import build_player
 
 STEPS = 5
@@ -52,20 +52,20 @@ def a_round(world: World) -> RoundResult:
     return result
 
 
-def still(world: World, steps: StepCache) -> None:
+def capture(world: World, steps: StepCache) -> None:
     engine = world.rules.engine
     assert isinstance(engine, TorchEngine)
     world.rules = world.rules._replace(engine=replace(engine, steps=steps))
 
 
 @pytest.mark.parametrize(("env_chunk", "stride"), [(4, 2), (2, 1)])
-def test_a_round_of_still_steps_equals_an_ordinary_one_bit_for_bit(env_chunk: int, stride: int) -> None:
+def test_a_round_of_captured_steps_equals_an_ordinary_one_bit_for_bit(env_chunk: int, stride: int) -> None:
     settings = tiny_settings(4, 3, STEPS)
     settings.train_samples, settings.task.gradient_stride = 4, stride
     settings.compute.env_chunk, settings.compute.workers, settings.compute.native = env_chunk, 1, "off"
     worlds = [build_world(settings, CPU) for _ in range(2)]
     steps = WatchedSteps(capture=False)
-    still(worlds[1], steps)
+    capture(worlds[1], steps)
     ordinary, same = (a_round(world) for world in worlds)
     assert same.record == ordinary.record
     assert same.seeds["germinated"] > 0
@@ -81,29 +81,29 @@ def test_a_round_uses_few_keys_and_no_more_memory_than_allowed() -> None:
     settings.compute.native = "off"
     world = build_world(settings, CPU)
     steps = StepCache[StaticStep](capture=False, capacity=2)
-    still(world, steps)
+    capture(world, steps)
     a_round(world)
     assert len(steps._kept) == 2
     assert steps.counts["dropped"] > 0
 
 
-def test_rounds_whose_decisions_lie_on_fixed_memory_teach_the_same_bit_for_bit() -> None:
+def test_rounds_whose_decisions_lie_on_static_buffers_teach_the_same_bit_for_bit() -> None:
     settings = tiny_settings(4, 3, STEPS)
     settings.compute.native = "off"
     settings.policy.network = NetworkConfig(hidden=32, features=16)
     settings.policy.ppo = PPOConfig(epochs=3, minibatches=2, entropy_anneal_rounds=4, entropy_coef_end=0.01)
     found = []
-    for still_decisions in (False, True):
+    for captured_decisions in (False, True):
         world = build_world(settings, CPU)
         player, kept = build_player(settings, world), [WatchedSteps(capture=False) for _ in range(3)]
-        if still_decisions:
+        if captured_decisions:
             learner = player.learner
             assert isinstance(player.agent, RecurrentPolicy)
             assert learner is not None
-            world.kernels, learner.steps = on_fixed_memory(world.kernels, kept[0]), kept[1]
-            player = Player(StillPolicy(player.agent, kept[2]), learner)
+            world.kernels, learner.steps = on_static_buffers(world.kernels, kept[0]), kept[1]
+            player = Player(CapturedPolicy(player.agent, kept[2]), learner)
         found.append(learned(world, player))
-        if still_decisions:
+        if captured_decisions:
             assert [steps.counts["plain"] for steps in kept] == [3 * 2 * STEPS, 3 * 3 * 2, 3 * (STEPS + 1)]
             assert [len(steps._kept) for steps in kept] == [2, 2, 1]
     ordinary, same = found

@@ -1,8 +1,8 @@
 """What happened during a round, summed on the device and read by the host once, for metrics.jsonl, episodes.jsonl and
 the final table.
 
-Filled by ops/collect.py after every env-step; `pulse` is the one small copy per env-step that the progress bar reads
-late.
+Filled by ops/collect.py after every env-step; `read_progress` is the one small copy per env-step that the progress
+bar reads late.
 """
 
 from typing import NamedTuple
@@ -22,11 +22,11 @@ from esper_soa.env.outcome import (
 )
 from esper_soa.env.parameters import flop_per_image, total_params
 from esper_soa.env.reward_terms import TERM_NAMES
-from esper_soa.env.step import Percept, Response
+from esper_soa.env.step import Observed, StepResult
 from esper_soa.env.topology import Topology, topology_of
 from esper_soa.nets.model.flops import TrainingFlop
 from esper_soa.ops.telemetry import Json
-from esper_soa.state import LEDGER_FLOAT, EnvState, Measurements, ParameterCounts
+from esper_soa.state import STATE_FLOAT, EnvState, Measurements, ParameterCounts
 from esper_soa.vocabulary import BLUEPRINT_NAMES, OP_NAMES
 
 COUNTS = ("germinated", "blended", "fossilized", "contributing", "pruned")
@@ -51,14 +51,14 @@ class RoundResult(NamedTuple):
     topology: Topology  # what every host ended with
 
 
-class Tally:
+class MetricsAccumulator:
     """Sums over the env-steps of a round of `num_envs` envs, on the device."""
 
     def __init__(self, device: torch.device, num_envs: int, costs: TrainingFlop, train_samples: int) -> None:
         """costs: of training on one image; train_samples: T, images that every env trains on per env-step."""
 
         def zeros(*shape: int) -> Tensor:
-            return torch.zeros(shape, dtype=LEDGER_FLOAT, device=device)
+            return torch.zeros(shape, dtype=STATE_FLOAT, device=device)
 
         self.terms = zeros(len(TERM_NAMES))
         self.ops, self.successes = zeros(len(OP_NAMES)), zeros(len(OP_NAMES))
@@ -70,9 +70,9 @@ class Tally:
         self.blueprints = empty_blueprint_stats(device)
         self.shapley = zeros(2, num_envs, 0)  # values and standard errors [2, N, S] at the newest env-step
 
-    def add_(self, measured: Measurements, percept: Percept, response: Response) -> None:
+    def add_(self, measured: Measurements, observed: Observed, result: StepResult) -> None:
         """Count one env-step of N envs."""
-        terms, outcome = response.terms, response.outcome
+        terms, outcome = result.terms, result.outcome
         self.terms += torch.stack([terms.get(name).mean() for name in TERM_NAMES])
         choices = torch.arange(len(OP_NAMES), device=self.ops.device)
         chosen = outcome.effective_op[:, None] == choices
@@ -80,13 +80,13 @@ class Tally:
         self.successes += (chosen & outcome.success[:, None]).sum(0)
         self.rows += (measured.subset >= 0).sum()
         self.env_steps += measured.subset.shape[0]
-        self.flop += self.train_samples * flop_per_image(percept.state.slots, self.costs)  # as they were trained
+        self.flop += self.train_samples * flop_per_image(observed.state.slots, self.costs)  # as they were trained
         self.rewards = push_reward(self.rewards, terms.total)
-        self.blueprints = count_blueprints(self.blueprints, percept.state.slots, response.state.slots)
-        self.shapley = torch.stack((percept.attribution.shapley, percept.attribution.shapley_error))
+        self.blueprints = count_blueprints(self.blueprints, observed.state.slots, result.state.slots)
+        self.shapley = torch.stack((observed.attribution.shapley, observed.attribution.shapley_error))
 
     def read(self, state: EnvState, counts: ParameterCounts) -> RoundResult:
-        """One packed copy to the host at the end of a round; `state` is the last ledger."""
+        """One packed copy to the host at the end of a round; `state` is the last state."""
         totals, signals, topology = state.totals, state.signals, topology_of(state)
         parts = (
             self.terms, self.ops, self.successes, self.rows, totals.rollbacks, totals.blended,
@@ -94,7 +94,7 @@ class Tally:
             total_params(state.slots, counts), torch.stack(outcomes(state, self.rewards, counts)),
             torch.stack(self.blueprints), self.shapley, self.flop, torch.stack(topology),
         )  # fmt: skip
-        packed = torch.cat([part.flatten().to(LEDGER_FLOAT) for part in parts]).cpu()
+        packed = torch.cat([part.flatten().to(STATE_FLOAT) for part in parts]).cpu()
         pieces = packed.split([part.numel() for part in parts])
         shaped = [piece.view(part.shape) for piece, part in zip(pieces, parts, strict=True)]
         terms, ops, successes, rows, reasons, blended, training, parameters, *rest = shaped
@@ -170,7 +170,7 @@ def _spread(values: Tensor) -> dict[str, float]:
     return {"mean": float(values.mean()), "min": float(values.min()), "max": float(values.max())}
 
 
-def pulse(state: EnvState) -> Tensor:
+def read_progress(state: EnvState) -> Tensor:
     """[2] on the host, not yet waited for: mean validation accuracy and mean reward of the episode so far."""
     values = torch.stack([state.signals.val_accuracy.mean(), state.totals.reward.mean()])
     return values.to("cpu", non_blocking=True)
