@@ -33,6 +33,7 @@ SIZES = [
     Size((24, 8), side=12, pooled=(True, True)), Size((8, 16), side=2), Size((8, 24), side=7, pooled=(False, False)),
     Size((24, 40), side=5, kernel=5, pooled=(False, False)), Size((16, 16), side=6, kernel=1, pooled=(True, False)),
     Size((9, 9), side=6, groups=3), Size((3, 48), side=6, groups=1), Size((40, 20), side=20, pooled=(True, False)),
+    Size((24, 16), side=12),
     Size((2, 4), side=8, kernel=1, pooled=(True, True), classes=10), Size((8, 8), batch=24, classes=2),
 ]  # fmt: skip
 
