@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_resume import assert_equal_runs, fresh, resumed, settings
+from test_resume import CPU, assert_equal_runs, fresh, resumed, settings
 
-from esper_soa.agent.config import ImitationConfig
+from esper_soa.agent.config import HeuristicConfig, ImitationConfig
+from esper_soa.agent.scripted import HeuristicMemory, HeuristicPolicy, Situation, wish_for
 from esper_soa.build import rule_player
 from esper_soa.config import TrainConfig
 from esper_soa.errors import SettingError, UserError
+from esper_soa.vocabulary import Blueprint, Op, Stage
 
 HERE = "parts_of_users"
 
@@ -86,4 +88,23 @@ def test_an_own_agent_is_told_of_its_surroundings(monkeypatch: pytest.MonkeyPatc
     cfg = replace(cfg, task=replace(cfg.task, blueprints=["norm", f"{HERE}:twice"]))
     agent = rule_player(cfg, "my_parts.agents:patient", "policy.name")
     assert agent.agent.steps == cfg.steps  # type: ignore[attr-defined]
-    assert agent.start(3, torch.device("cpu"))[0].tolist() == [0, 0, 0]
+    assert agent.start(3, CPU)[0].tolist() == [0, 0, 0]
+
+
+def test_the_heuristic_germinates_own_blueprints_by_their_codes() -> None:
+    rotation = [f"{HERE}:twice", "norm", f"{HERE}:grouped"]
+    cfg = HeuristicConfig(blueprint_rotation=rotation)
+    heuristic = HeuristicPolicy(cfg, ["norm", f"{HERE}:grouped", f"{HERE}:twice"])
+    memory = HeuristicMemory(*heuristic.start(1, CPU))
+    assert memory.penalties.shape == (1, 15)
+    count, flag, slot = torch.tensor([9]), torch.tensor([True]), torch.zeros(1, 1)
+    whole = slot.long()
+    empty = Situation(
+        count, flag, count, flag.long(), whole + Stage.EMPTY, whole - 1, whole, slot, slot, slot, slot, whole, slot,
+        slot.bool(),
+    )  # fmt: skip
+    met = []
+    for _ in rotation:
+        wish, memory = wish_for(empty, memory, cfg, heuristic.names)
+        met.append((wish.op.item(), wish.blueprint.item()))
+    assert met == [(Op.GERMINATE, 14), (Op.GERMINATE, Blueprint.NORM), (Op.GERMINATE, 13)]
