@@ -9,10 +9,12 @@ import torch
 from test_resume import CPU, assert_equal_runs, fresh, resumed, settings
 
 from esper_soa.agent.config import HeuristicConfig, ImitationConfig
+from esper_soa.agent.own import Watched
 from esper_soa.agent.scripted import HeuristicMemory, HeuristicPolicy, Situation, wish_for
-from esper_soa.build import rule_player
+from esper_soa.build import build_world, rule_player
 from esper_soa.config import TrainConfig
 from esper_soa.errors import SettingError, UserError
+from esper_soa.trainer import build_player
 from esper_soa.vocabulary import Blueprint, Op, Stage
 
 HERE = "parts_of_users"
@@ -49,8 +51,11 @@ def test_a_policy_is_no_control_of_itself(tmp_path: Path) -> None:
 
 def test_an_own_agent_teaches(tmp_path: Path) -> None:
     cfg = settings(rounds=1)
-    imitation = ImitationConfig(rounds=1, teacher=f"{HERE}:eager")
-    fresh(replace(cfg, policy=replace(cfg.policy, imitation=imitation)), tmp_path)
+    cfg = replace(cfg, policy=replace(cfg.policy, imitation=ImitationConfig(rounds=1, teacher=f"{HERE}:eager")))
+    teacher = build_player(cfg, build_world(cfg, CPU)).teacher
+    assert isinstance(teacher, Watched)
+    assert type(teacher.agent).__name__ == "Eager"
+    fresh(cfg, tmp_path)
     assert "agreement" in json.loads((tmp_path / "metrics.jsonl").read_text())["update"]
 
 
