@@ -52,6 +52,7 @@ def build_rules(cfg: TrainConfig, device: torch.device) -> Rules:
     allowed = torch.zeros(num_codes(blueprints), dtype=torch.bool)
     allowed[list(blueprint_codes(list(cfg.task.blueprints)))] = True
     orders, codes = shapley_orders(cfg, len(slots))
+    own = own_reward(cfg.reward.mode, len(slots), cfg.steps, device)
     rows = SubsetRows(cfg.attribution.pairs, codes)
     precision = choose_precision(cfg.compute.precision, device).dtype
     return Rules(
@@ -61,12 +62,7 @@ def build_rules(cfg: TrainConfig, device: torch.device) -> Rules:
         gates=cfg.gates,
         signals=cfg.signals,
         governor=cfg.governor,
-        reward=RewardSettings(
-            cfg.reward,
-            parameter_table(shape, device),
-            cfg.steps,
-            own_reward(cfg.reward.mode, len(slots), cfg.steps, device),
-        ),
+        reward=RewardSettings(cfg.reward, parameter_table(shape, device), cfg.steps, own),
         blueprints=allowed.to(device),
         max_seeds=cfg.max_seeds,
         shapley_orders=None if orders is None else orders.to(device),

@@ -34,6 +34,8 @@ GUARDS = {
     "env": "tests/env tests/test_parity.py",
     "networks": "tests/nets/test_grown.py tests/ops/test_networks.py tests/ops/test_modules.py",
     "library": "tests/test_library.py tests/test_export.py",
+    "own": "tests/nets/test_own_blueprints.py tests/test_own_parts_runs.py tests/env/test_own_reward.py "
+    "tests/agent/test_own_agents.py tests/test_conformance.py",
 }
 
 
@@ -81,7 +83,7 @@ BREAKS = (
     Break("trainer.py", '"env_steps": (number + 1) * env_steps', '"env_steps": number * env_steps', "trainer"),
     Break("build.py", "max_seeds=cfg.max_seeds", "max_seeds=0", "trainer"),
     Break("trainer.py", "hypervolume(front[:, 0], front[:, 2])", "hypervolume(front[:, 0], front[:, 1])", "trainer"),
-    Break("trainer.py", "nets.shape.slots, cfg.seed)", "nets.shape.slots, 0)", "trainer"),
+    Break("trainer.py", "shape.slots, cfg.seed, len(names))", "shape.slots, 0, len(names))", "trainer"),
     Break("build.py", "SubsetRows(cfg.attribution.pairs, codes)", "SubsetRows(True, codes)", "trainer"),
     Break(
         "build.py", "arrival_orders(num_slots, samples, cfg.seed,", "arrival_orders(num_slots, samples, 0,", "trainer"
@@ -94,8 +96,8 @@ BREAKS = (
     ),
     Break(
         "build.py",
-        "parameter_table(shape, device), cfg.steps)",
-        "parameter_table(shape, device), cfg.steps + 1)",
+        "parameter_table(shape, device), cfg.steps, own)",
+        "parameter_table(shape, device), cfg.steps + 1, own)",
         "trainer",
     ),
     Break(
@@ -169,7 +171,10 @@ BREAKS = (
         "agent/ppo.py", "Batch(rows, normalize_advantages(advantages, rows.valid),", "Batch(rows, advantages,", "agent"
     ),
     Break(
-        "agent/policy.py", "torch.where(blueprints < 0, NUM_BLUEPRINTS, blueprints)", "blueprints.clamp(min=0)", "agent"
+        "agent/policy.py",
+        "torch.where(blueprints < 0, self.embedding.num_embeddings - 1, blueprints)",
+        "blueprints.clamp(min=0)",
+        "agent",
     ),
     Break("agent/policy.py", 'masks.op, self.floors["op"])', "masks.op, 0.0)", "agent"),
     Break("agent/policy.py", "detached = x.detach()", "detached = x", "agent"),
@@ -253,6 +258,16 @@ BREAKS = (
     ),
     Break("env/governor.py", "prune_penalty * removed.sum(1)", "prune_penalty * removed.any(1)", "env"),
     Break("env/governor.py", "ablated=measured.ablated & trusted", "ablated=measured.ablated", "env"),
+    Break("nets/model/modules.py", "manual_seed(seed)", "manual_seed(0)", "own"),
+    Break("nets/model/modules.py", "fork_rng(devices=[])", "fork_rng(devices=[], enabled=False)", "own"),
+    Break("nets/own.py", "NUM_BLUEPRINTS + place", "NUM_BLUEPRINTS + 1 + place", "own"),
+    Break("agent/policy.py", "rows[list(CNN_BLUEPRINTS)].mean(0)", "rows.mean(0)", "own"),
+    Break("env/outcome.py", "costs.seed[:, code] / max", "costs.seed[0, code] / max", "own"),
+    Break("env/reward.py", "else state.totals.replace(pending_hindsight=nothing)", "else state.totals", "own"),
+    Break("agent/own.py", "faults or illegal_choices(decision.action, view.masks)", "faults", "own"),
+    Break("ops/pretrained.py", "facts |= {OWN: own} if own else {}", "facts |= {}", "own"),
+    Break("controls.py", "plain = _without_own(cfg)", "plain = cfg", "own"),
+    Break("conformance.py", "if not torch.equal(out, second):", "if False:", "own"),
 )
 
 

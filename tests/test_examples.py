@@ -49,6 +49,7 @@ def test_a_run_is_played_with_all_of_the_example(parts: Path, tmp_path: Path) ->
     assert set(record["blueprints"]) == {"twin", "mixer"}
     assert list(record["reward_terms"]) == [*TERM_NAMES, "thrifty"]
     assert sum(record["reward_terms"].values()) == pytest.approx(record["reward"]["mean"])
+    assert record["reward_terms"]["compute_rent"] < 0 == record["reward_terms"]["accuracy_change"]
     assert record["ops"]["germinate"] > 1
 
 

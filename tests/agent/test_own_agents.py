@@ -6,12 +6,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_resume import assert_equal_runs, fresh, resumed, settings
+from test_resume import CPU, assert_equal_runs, fresh, resumed, settings
 
-from esper_soa.agent.config import ImitationConfig
-from esper_soa.build import rule_player
+from esper_soa.agent.config import HeuristicConfig, ImitationConfig
+from esper_soa.agent.own import Watched
+from esper_soa.agent.scripted import HeuristicMemory, HeuristicPolicy, Situation, wish_for
+from esper_soa.build import build_world, rule_player
 from esper_soa.config import TrainConfig
 from esper_soa.errors import SettingError, UserError
+from esper_soa.trainer import build_player
+from esper_soa.vocabulary import Blueprint, Op, Stage
 
 HERE = "parts_of_users"
 
@@ -47,8 +51,11 @@ def test_a_policy_is_no_control_of_itself(tmp_path: Path) -> None:
 
 def test_an_own_agent_teaches(tmp_path: Path) -> None:
     cfg = settings(rounds=1)
-    imitation = ImitationConfig(rounds=1, teacher=f"{HERE}:eager")
-    fresh(replace(cfg, policy=replace(cfg.policy, imitation=imitation)), tmp_path)
+    cfg = replace(cfg, policy=replace(cfg.policy, imitation=ImitationConfig(rounds=1, teacher=f"{HERE}:eager")))
+    teacher = build_player(cfg, build_world(cfg, CPU)).teacher
+    assert isinstance(teacher, Watched)
+    assert type(teacher.agent).__name__ == "Eager"
+    fresh(cfg, tmp_path)
     assert "agreement" in json.loads((tmp_path / "metrics.jsonl").read_text())["update"]
 
 
@@ -86,4 +93,23 @@ def test_an_own_agent_is_told_of_its_surroundings(monkeypatch: pytest.MonkeyPatc
     cfg = replace(cfg, task=replace(cfg.task, blueprints=["norm", f"{HERE}:twice"]))
     agent = rule_player(cfg, "my_parts.agents:patient", "policy.name")
     assert agent.agent.steps == cfg.steps  # type: ignore[attr-defined]
-    assert agent.start(3, torch.device("cpu"))[0].tolist() == [0, 0, 0]
+    assert agent.start(3, CPU)[0].tolist() == [0, 0, 0]
+
+
+def test_the_heuristic_germinates_own_blueprints_by_their_codes() -> None:
+    rotation = [f"{HERE}:twice", "norm", f"{HERE}:grouped"]
+    cfg = HeuristicConfig(blueprint_rotation=rotation)
+    heuristic = HeuristicPolicy(cfg, ["norm", f"{HERE}:grouped", f"{HERE}:twice"])
+    memory = HeuristicMemory(*heuristic.start(1, CPU))
+    assert memory.penalties.shape == (1, 15)
+    count, flag, slot = torch.tensor([9]), torch.tensor([True]), torch.zeros(1, 1)
+    whole = slot.long()
+    empty = Situation(
+        count, flag, count, flag.long(), whole + Stage.EMPTY, whole - 1, whole, slot, slot, slot, slot, whole, slot,
+        slot.bool(),
+    )  # fmt: skip
+    met = []
+    for _ in rotation:
+        wish, memory = wish_for(empty, memory, cfg, heuristic.names)
+        met.append((wish.op.item(), wish.blueprint.item()))
+    assert met == [(Op.GERMINATE, 14), (Op.GERMINATE, Blueprint.NORM), (Op.GERMINATE, 13)]

@@ -40,6 +40,17 @@ def test_an_own_reward_is_paid_as_it_is_at_every_env_step() -> None:
     assert step.result.state.totals.fossilized.sum() + step.result.state.totals.germinated.sum() > 0
 
 
+def test_what_a_seed_has_done_for_a_fossil_is_no_part_of_an_own_reward() -> None:
+    paid = []
+    for rules in (rules_of("gain"), tiny_rules(NUM_SLOTS, STEPS)):
+        step = next(play_state(rules, NUM_ENVS, seed=5))
+        totals = step.observed.state.totals
+        waiting = totals.replace(pending_hindsight=totals.pending_hindsight + 3)
+        observed = step.observed._replace(state=step.observed.state.replace(totals=waiting))
+        paid.append((apply_action(rules, observed, step.action).terms.total - step.result.terms.total).tolist())
+    assert paid == [[0.0] * NUM_ENVS, [3.0] * NUM_ENVS]
+
+
 def test_terms_of_an_own_reward_are_told_under_its_name_and_those_of_the_package() -> None:
     rules = rules_of("parts")
     own = rules.reward.own
