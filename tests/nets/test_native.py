@@ -15,7 +15,7 @@ from torch import Tensor
 from esper_soa.errors import SettingError
 from esper_soa.nets import data
 from esper_soa.nets.datasets import ImageSet
-from esper_soa.nets.engines.cpu import images, proof, whole
+from esper_soa.nets.engines.cpu import images, proof, records
 from esper_soa.nets.engines.cpu.engine import takes
 from esper_soa.nets.engines.cpu.proof import Size, Trial
 from esper_soa.nets.engines.cpu.support import choose_native
@@ -49,7 +49,7 @@ def assert_close(ours: dict[str, Tensor], theirs: dict[str, Tensor], rounding: f
         found = ours[name].double()
         assert found.shape == wanted.shape
         assert torch.equal(found.isnan(), wanted.isnan()), name
-        if "hits" in name:
+        if "correct" in name:
             assert torch.equal(ours[name], wanted), name
         finite = wanted.isfinite() & found.isfinite()
         scale = float(wanted[finite].abs().max()) if finite.any() else 1.0
@@ -122,24 +122,24 @@ def equal_logits(trial: Trial, size: Size) -> None:
 
 
 @pytest.mark.parametrize("label", range(3))
-def test_hits_among_equal_or_broken_logits_are_those_of_torch(label: int) -> None:
+def test_right_answers_among_equal_or_broken_logits_are_those_of_torch(label: int) -> None:
     size = Size()
     given = changed(size, equal_logits)
     given.labels.fill_(label)
     ours, theirs = proof.native_results(size, given), proof.torch_results(size, given)
     wanted = [size.batch * (label == 0), size.batch * (label == 1), None, size.batch * (label == 1)]
-    for place, hits in enumerate(wanted):
-        if hits is not None:
-            assert int(ours["hits"][place]) == hits
-    assert torch.equal(ours["hits"], theirs["hits"])
-    for name in ("validation hits", "shared validation hits"):
+    for place, correct in enumerate(wanted):
+        if correct is not None:
+            assert int(ours["correct"][place]) == correct
+    assert torch.equal(ours["correct"], theirs["correct"])
+    for name in ("validation correct", "shared validation correct"):
         assert torch.equal(ours[name][3:5], theirs[name][3:5])
     assert torch.equal(ours["loss"].isnan(), theirs["loss"].isnan())
 
 
 def coarse(trial: Trial, size: Size) -> None:
     """The same host everywhere, with floats so coarse that many values become equal only behind the norm."""
-    for rows in (trial.host, trial.host_speed, trial.statistics, trial.first, trial.labels):
+    for rows in (trial.host, trial.host_momentum, trial.statistics, trial.first, trial.labels):
         rows.copy_(rows[:1].expand_as(rows).clone())
     for row in trial.host:
         host_parts(size, row)[2].add_(3e4)
@@ -161,7 +161,7 @@ def stepped(size: Size, given: Trial, seeds: Seeds) -> tuple[Trial, Tensor]:
     trial = Trial(*(part.clone() for part in given))
     nets = proof.networks(size, trial, np.full((len(proof.KINDS), 1), seeds.flags, dtype=np.int64))
     _, _, held, alpha, *_ = nets.held
-    assert isinstance(held, whole.Seeds)
+    assert isinstance(held, records.Seeds)
     assert isinstance(alpha, Tensor)
     held.kind[:] = held.kind[proof.KINDS.index(seeds.kind)].copy() if seeds.kind else 0
     alpha.fill_(seeds.alpha)
@@ -173,9 +173,9 @@ def stepped(size: Size, given: Trial, seeds: Seeds) -> tuple[Trial, Tensor]:
 @pytest.mark.parametrize(
     "seeds",
     [
-        *(Seeds(kind, flags) for kind in proof.KINDS for flags in (0, whole.THROUGH | whole.DETACHED)),
-        Seeds("conv_light", whole.MULTIPLIED),
-        Seeds("conv_light", whole.GATED),
+        *(Seeds(kind, flags) for kind in proof.KINDS for flags in (0, records.THROUGH | records.DETACHED)),
+        Seeds("conv_light", records.MULTIPLIED),
+        Seeds("conv_light", records.GATED),
     ],
 )
 def test_a_pool_within_the_block_one_within_a_seed_and_one_behind_it_are_the_same_to_the_bit(
@@ -187,7 +187,7 @@ def test_a_pool_within_the_block_one_within_a_seed_and_one_behind_it_are_the_sam
     alone, loss = stepped(size, given, Seeds(""))
     beside, other = stepped(size, given, seeds)
     assert torch.equal(other, loss)
-    for name in ("host", "host_speed", "statistics"):
+    for name in ("host", "host_momentum", "statistics"):
         assert torch.equal(beside._asdict()[name], alone._asdict()[name]), name
     assert torch.equal(alone.seed, given.seed)
 
@@ -197,7 +197,7 @@ def test_a_pool_within_the_seed_and_one_behind_its_join_are_the_same_to_the_bit(
     size = Size((16, 8), side=16)
     given = changed(size, coarse)
     within, loss = stepped(size, given, Seeds("conv_light", 0, alpha))
-    behind, other = stepped(size, given, Seeds("conv_light", whole.GATED, alpha))
+    behind, other = stepped(size, given, Seeds("conv_light", records.GATED, alpha))
     assert torch.equal(loss, other)
     for name in ("host", "statistics"):
         torch.testing.assert_close(within._asdict()[name], behind._asdict()[name], rtol=1e-5, atol=1e-6)

@@ -1,4 +1,4 @@
-/* The host's block, forward and backward: convolution, batch norm, ReLU, 2x2 max pool; see sheet.h for the data. */
+/* The host's block, forward and backward: convolution, batch norm, ReLU, 2x2 max pool; see descriptor.h for the data. */
 #ifndef ESPER_BLOCK_H
 #define ESPER_BLOCK_H
 
@@ -7,9 +7,9 @@
 #include "layer.h"
 
 /* A batch as validation has it; scale is ignored, shift is the convolution's bias. */
-static void block_infer(const sheet *s, const work *t) {
+static void block_infer(const descriptor *s, const work *t) {
     long P = round_up(s->out_channels);
-    sheet behind = *s; /* the pool, which comes first where all that follows rises */
+    descriptor behind = *s; /* the pool, which comes first where all that follows rises */
     if (s->pooled) behind.height /= 2, behind.width /= 2, behind.pooled = 0;
     for (long c = 0; c < P; c++) t->rows[c] = 1.0f;
     pad_row(t->rows + P, s->shift, s->out_channels);
@@ -21,7 +21,7 @@ static void block_infer(const sheet *s, const work *t) {
 }
 
 /* Mean and deviation of the batch into the saved rows, and the running statistics moved with the unbiased variance. */
-static void settle(const sheet *s, const work *t) {
+static void settle(const descriptor *s, const work *t) {
     double count = (double)s->batch * s->height * s->width;
     for (long c = 0; c < round_up(s->out_channels); c++) {
         s->mean[c] = (float)t->sum[c];
@@ -35,17 +35,17 @@ static void settle(const sheet *s, const work *t) {
 }
 
 /* Where the convolution of image b stands: where it is saved or, for the moment, in t. */
-static float *convolution_at(const sheet *s, const work *t, long b) {
+static float *convolution_at(const descriptor *s, const work *t, long b) {
     return s->conv ? s->conv + b * image_floats(s) : t->y;
 }
 
 /* The same when it is met again. */
-static const float *convolved(const sheet *s, const work *t, long b) {
+static const float *convolved(const descriptor *s, const work *t, long b) {
     if (!s->conv) convolve(s, t, t->y, b);
     return convolution_at(s, t, b);
 }
 
-static void block_train(const sheet *s, const work *t) {
+static void block_train(const descriptor *s, const work *t) {
     long P = round_up(s->out_channels), pixels = s->height * s->width;
     ready_sums(s, t);
     for (long b = 0; b < s->batch; b++) {
@@ -58,7 +58,7 @@ static void block_train(const sheet *s, const work *t) {
 }
 
 /* The rows of pass two, and the gradients of scale and shift. */
-static void settle_back(const sheet *s, const work *t) {
+static void settle_back(const descriptor *s, const work *t) {
     long P = round_up(s->out_channels);
     double count = (double)s->batch * s->height * s->width;
     for (long c = 0; c < s->out_channels; c++) {
@@ -70,7 +70,7 @@ static void settle_back(const sheet *s, const work *t) {
     }
 }
 
-static void block_backward(const sheet *s, const work *t) {
+static void block_backward(const descriptor *s, const work *t) {
     if (!s->conv) ready_forward(s, t);
     start_rows(s, t, s->mean, s->rstd);
     for (long b = 0; b < s->batch; b++) gather(s, t, s->pooled ? NULL : convolved(s, t, b), b);

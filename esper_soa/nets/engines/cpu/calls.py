@@ -1,4 +1,4 @@
-"""Calls of the C kernels with a record each; used by whole.py and images.py, whose records they are."""
+"""Calls of the C kernels with a record each; used by records.py and images.py, whose records they are."""
 
 import ctypes
 from contextlib import nullcontext

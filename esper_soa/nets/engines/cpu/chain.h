@@ -2,7 +2,7 @@
  *
  * Training (train.c) and validation (validate.c) go network by network, so that everything between the layers of one
  * stays in the caches. A row of parameters is that of nets/host.py: kernel, scale and shift of every block, then weight
- * and bias of the classifier; a seed's row is that of nets/model/blueprints.py. whole.py mirrors the record.
+ * and bias of the classifier; a seed's row is that of nets/model/blueprints.py. records.py mirrors the record.
  *
  * A seed is a program of parts (program.py). One of a single convolution that is added to the host, or learns
  * behind it, is a layer by itself. Any other is a run of layers that make its residual r(x), or where it is REPLACING all
@@ -33,21 +33,21 @@ typedef struct {
     const seed_part *programs;                         /* [slots, blueprints, parts] */
     int64_t width, statistics_width;                   /* floats of a row of the hosts' pools */
     const int64_t *seed_width;                         /* [slots]: of the seeds' */
-    float *params, *speed, *statistics;                /* [N, width] */
-    float *const *seed_params, *const *seed_speed;     /* [slots] of [N, seed_width] */
+    float *params, *momentum, *statistics;                /* [N, width] */
+    float *const *seed_params, *const *seed_momentum;     /* [slots] of [N, seed_width] */
     const int64_t *seed_kind, *seed_flags;             /* [N, slots]; kind: 1 + blueprint, 0 where no seed takes part */
     const float *alpha;                                /* [N, slots] */
-    double momentum, eps;                              /* of the batch norm; eps of every norm */
+    double norm_momentum, eps;                         /* of the batch norm; eps of every norm */
 } networks;
 
 #define MOST_TENSORS 4
 
-/* A layer of one network: its sheet with sizes and parameters entered. */
+/* A layer of one network: its descriptor with sizes and parameters entered. */
 typedef struct {
     int kind;
     long slot, span;            /* of a seed: its slot, and in its first layer their number */
-    sheet s;
-    float share;                /* NORMED: what alpha points to */
+    descriptor s;
+    float factor;                /* NORMED: what alpha points to */
     long place;                 /* of a seed: where its parameters begin in the row of gradients */
     work kept;                  /* from image to image of a validation: weights, and the border of padded */
     long tensors[MOST_TENSORS]; /* sizes of its parameter tensors, one after the other; 0 behind the last */
@@ -60,9 +60,9 @@ INLINE long numbers_of(const layer *own) {
     return own->tensors[0] + own->tensors[1] + own->tensors[2] + own->tensors[3];
 }
 
-INLINE sheet new_sheet(const networks *w, long batch, long inputs, long outputs, long side, long kernel) {
-    return (sheet){.batch = batch, .in_channels = inputs, .out_channels = outputs, .height = side, .width = side,
-                   .kernel = kernel, .x_pixel = round_up(inputs), .eps = w->eps, .momentum = w->momentum};
+INLINE descriptor new_descriptor(const networks *w, long batch, long inputs, long outputs, long side, long kernel) {
+    return (descriptor){.batch = batch, .in_channels = inputs, .out_channels = outputs, .height = side, .width = side,
+                   .kernel = kernel, .x_pixel = round_up(inputs), .eps = w->eps, .momentum = w->norm_momentum};
 }
 
 /* Enter `weights` numbers of a kernel at `row`, and scale and shift behind them where there is a norm. */
@@ -97,7 +97,7 @@ typedef struct {
 
 static inline layer *add_layer(building *g, int kind, long outputs, long kernel) {
     layer own = {.kind = kind, .slot = g->slot, .place = g->place};
-    own.s = new_sheet(g->w, g->batch, g->inputs, outputs, g->side, kernel), own.s.flags = g->flags;
+    own.s = new_descriptor(g->w, g->batch, g->inputs, outputs, g->side, kernel), own.s.flags = g->flags;
     *g->to = own;
     g->inputs = outputs;
     return g->to++;
@@ -108,7 +108,7 @@ static inline layer *add_part(building *g, const seed_part *p) {
     long inputs = p->kind == DEPTH ? 1 : g->inputs, weights = p->outputs * inputs * p->kernel * p->kernel;
     layer *own = add_layer(g, (int)p->kind, p->outputs, p->kernel);
     own->s.groups = p->groups, own->s.linear = !!(p->flags & LINEAR), own->s.own_residual = !!(p->flags & KEPT);
-    if (p->kind == NORMED) own->share = tanhf(*g->row), own->s.alpha = &own->share, weights = 1;
+    if (p->kind == NORMED) own->factor = tanhf(*g->row), own->s.alpha = &own->factor, weights = 1;
     if (p->kind == SQUEEZED) g->row = enter_squeeze(own, g->row, inputs, p->hidden, p->outputs, p->flags & BIASED);
     else g->row = enter_parameters(own, g->row, weights, p->kind == SEED || p->kind == NORMED);
     g->place += numbers_of(own);
@@ -116,7 +116,7 @@ static inline layer *add_part(building *g, const seed_part *p) {
 }
 
 static inline layer *add_pool(building *g, long C) {
-    *g->to = (layer){.kind = POOL, .slot = -1, .s = new_sheet(g->w, g->batch, C, C, g->side, 1)};
+    *g->to = (layer){.kind = POOL, .slot = -1, .s = new_descriptor(g->w, g->batch, C, C, g->side, 1)};
     (g->to++)->s.pooled = 1;
     return g->to;
 }
@@ -134,7 +134,7 @@ static inline layer *add_runs(building *g, const seed_part *p, long C, int poole
 }
 
 /* The seed in `slot` of `env` behind a block, and the pool that follows. Returns where the next layer goes. */
-static inline layer *add_seed(const networks *w, long env, long slot, const sheet *block, int pooled, layer *to) {
+static inline layer *add_seed(const networks *w, long env, long slot, const descriptor *block, int pooled, layer *to) {
     long C = block->out_channels, at = env * w->slots + slot;
     int kind = (int)w->seed_kind[at], flags = (int)w->seed_flags[at];
     const float *row = w->seed_params[slot] + env * w->seed_width[slot];
@@ -166,7 +166,7 @@ static inline long build_chain(const networks *w, long env, long batch, layer *t
     for (long i = 0; i < w->blocks; i++) {
         long O = w->channels[i];
         int seeded = seed_in(w, env, w->before[i]);
-        layer block = {.kind = BLOCK, .slot = -1, .s = new_sheet(w, batch, inputs, O, side, w->kernel)};
+        layer block = {.kind = BLOCK, .slot = -1, .s = new_descriptor(w, batch, inputs, O, side, w->kernel)};
         if (i == 0) block.s.x_pixel = COLOURS;
         block.s.pooled = w->pooled[i] && !seeded;
         row = enter_parameters(&block, row, O * inputs * w->kernel * w->kernel, 1);
@@ -186,13 +186,13 @@ static inline long build_chain(const networks *w, long env, long batch, layer *t
 
 /* Bytes that are used where the largest of `count` layers works behind what is used by now. */
 static inline size_t most_work(const layer *layers, long count, arena used) {
-    size_t most = used.used;
+    size_t largest = used.used;
     for (long l = 0; l < count; l++) {
         arena a = used;
         lay_work(&layers[l].s, &a);
-        most = a.used > most ? a.used : most;
+        largest = a.used > largest ? a.used : largest;
     }
-    return most;
+    return largest;
 }
 
 /* Whether its work has to be made ready. */

@@ -1,4 +1,4 @@
-"""The engine of a CPU: training and validation of whole networks by the native kernels; see whole.py.
+"""The engine of a CPU: training and validation of whole networks by the native kernels; see records.py.
 
 It runs hosts of any width, whatever their seeds. nets/choose.py asks for an `obstacle` before it makes one.
 """
@@ -17,7 +17,7 @@ from esper_soa.nets import batched
 from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE
 from esper_soa.nets.data import ImageCrops, ImageCutter
 from esper_soa.nets.engine import Choice, NetsConfig, TrainingFeed, TrainReport, ValidationFeed, ValidationReport
-from esper_soa.nets.engines.cpu import program, whole
+from esper_soa.nets.engines.cpu import program, records
 from esper_soa.nets.engines.cpu.images import crops_of, cut_images
 from esper_soa.nets.gradients import EXPLODING, TINY, VANISHING
 from esper_soa.nets.host import Block, HostShape, host_tables
@@ -90,30 +90,30 @@ def _kinds(shape: HostShape, plan: SeedPlan, running: np.ndarray) -> np.ndarray:
     return kinds
 
 
-def training_seeds(shape: HostShape, plan: SeedPlan) -> whole.Seeds:
+def training_seeds(shape: HostShape, plan: SeedPlan) -> records.Seeds:
     """The seeds of a training pass as the kernels know them."""
-    flags = (plan.blend == THROUGH) * whole.THROUGH | plan.detached * whole.DETACHED
-    flags |= plan.frozen * whole.FROZEN | plan.measured * whole.MEASURED | _blends(plan)
-    return whole.Seeds(_kinds(shape, plan, plan.running), flags)
+    flags = (plan.blend == THROUGH) * records.THROUGH | plan.detached * records.DETACHED
+    flags |= plan.frozen * records.FROZEN | plan.measured * records.MEASURED | _blends(plan)
+    return records.Seeds(_kinds(shape, plan, plan.running), flags)
 
 
-def validation_seeds(shape: HostShape, plan: SeedPlan) -> whole.Seeds:
+def validation_seeds(shape: HostShape, plan: SeedPlan) -> records.Seeds:
     """The seeds of a validation pass as the kernels know them; one that learns behind its host is none."""
-    return whole.Seeds(_kinds(shape, plan, plan.running & (plan.blend != THROUGH)), _blends(plan))
+    return records.Seeds(_kinds(shape, plan, plan.running & (plan.blend != THROUGH)), _blends(plan))
 
 
 def _blends(plan: SeedPlan) -> np.ndarray:
-    return (plan.blend == Blend.MULTIPLY) * whole.MULTIPLIED | (plan.blend == Blend.GATE) * whole.GATED
+    return (plan.blend == Blend.MULTIPLY) * records.MULTIPLIED | (plan.blend == Blend.GATE) * records.GATED
 
 
 @lru_cache(maxsize=64)
-def _layout(shape: HostShape) -> whole.Layout:
+def _layout(shape: HostShape) -> records.Layout:
     blocks = [(b.channels, b.pooled, b.slot_before_pool, b.slot_after_pool) for b in shape.blocks]
     widths = [spec.channels for spec in shape.slots]
     gates = [[row_layout(shape, slot).seed for slot in range(len(widths))], [GATE.hidden.of(width) for width in widths]]
     columns = np.array(blocks, dtype=np.int64).T.copy()
     programs = program.programs(shape.blueprints, widths)
-    return whole.Layout(
+    return records.Layout(
         shape.num_classes, shape.blocks[0].kernel, IMAGE_SIZE, columns, np.array(gates, dtype=np.int64), programs
     )
 
@@ -123,24 +123,24 @@ def takes(rows: Tensor) -> bool:
     return rows.device.type == "cpu" and rows.dtype == torch.float32 and rows.dim() == 2
 
 
-def _networks(shape: HostShape, weights: TensorDict, alpha: Tensor, seeds: whole.Seeds) -> whole.Networks:
+def _networks(shape: HostShape, weights: TensorDict, alpha: Tensor, seeds: records.Seeds) -> records.Networks:
     """Raises LookupError for networks that the kernels were not made for, as they would take any memory for theirs."""
     host, rows = weights["host"], [weights["seeds", spec.name] for spec in shape.slots]
     if not (is_chain(shape) and takes(host["params"])):
         raise LookupError(f"no native kernels for {host['params'].dtype} networks of blocks {shape.blocks}")
-    pools = whole.Pools(
+    pools = records.Pools(
         host["params"], host["momentum"], host["statistics"],
         [pool["params"] for pool in rows], [pool["momentum"] for pool in rows],
     )  # fmt: skip
     norm = batched.BATCH_NORM_MOMENTUM, batched.NORM_EPS
-    return whole.networks(_layout(shape), pools, seeds, alpha.to(host["params"].dtype).contiguous(), norm)
+    return records.networks(_layout(shape), pools, seeds, alpha.to(host["params"].dtype).contiguous(), norm)
 
 
 class _Training(NamedTuple):
     """A training pass of N networks; `train_chunk_` may be called for different envs at the same time."""
 
-    nets: whole.Networks
-    rules: tuple[whole.Descent, whole.Descent]  # of the hosts and of the seeds
+    nets: records.Networks
+    rules: tuple[records.Sgd, records.Sgd]  # of the hosts and of the seeds
     feed: TrainingFeed
     num_batches: int
     stride: int  # batches between two measurements of gradients
@@ -148,34 +148,35 @@ class _Training(NamedTuple):
     def train_chunk_(self, envs: np.ndarray, gradients: Gradients, call: Call) -> tuple[Tensor, Tensor]:
         """Loss float32 [n] and accuracy (percent, float64 [n]) of the envs with these numbers."""
         numbers, seen = torch.from_numpy(envs), 0
-        loss, hits = torch.zeros(envs.size), torch.zeros(envs.size, dtype=torch.int64)
+        loss, correct = torch.zeros(envs.size), torch.zeros(envs.size, dtype=torch.int64)
         for index in range(self.num_batches):
             call.check()
             crops = self.feed.crops(numbers, index)
-            self._step_(envs, crops, loss, hits, gradients if index % self.stride == 0 else {})
+            self._step_(envs, crops, loss, correct, gradients if index % self.stride == 0 else {})
             seen += crops.labels.shape[1]
-        return loss / self.num_batches, 100.0 * hits.to(STATE_FLOAT) / seen
+        return loss / self.num_batches, 100.0 * correct.to(STATE_FLOAT) / seen
 
-    def _step_(self, envs: np.ndarray, crops: ImageCrops, loss: Tensor, hits: Tensor, gradients: Gradients) -> None:
+    def _step_(self, envs: np.ndarray, crops: ImageCrops, loss: Tensor, correct: Tensor, gradients: Gradients) -> None:
         """One optimiser step of the networks `envs` (int64 [n]) on `crops` [n, B].
 
-        Adds to loss (float32 [n]) and hits (int64 [n]); writes the gradient statistics [N, S] that are there.
+        Adds to loss (float32 [n]) and correct (int64 [n]); writes the gradient statistics [N, S] that are there.
         """
         bank, first, labels = crops.bank, crops.first.contiguous(), crops.labels.contiguous()
-        record = whole.Training(
+        record = records.Training(
             nets=self.nets, count=envs.size, batch=first.shape[1], envs=envs.ctypes.data, host=self.rules[0],
             seed=self.rules[1], images=crops_of(bank.lines, first, bank.values), labels=labels.data_ptr(),
-            loss=loss.data_ptr(), hits=hits.data_ptr(), vanishing_norm=VANISHING, exploding_norm=EXPLODING, tiny=TINY,
+            loss=loss.data_ptr(), correct=correct.data_ptr(), vanishing_norm=VANISHING, exploding_norm=EXPLODING,
+            tiny=TINY,
         )  # fmt: skip
         for name, values in gradients.items():
             setattr(record, name, values.data_ptr())
-        whole.train_(record)
+        records.train_(record)
 
 
 class _Validation(NamedTuple):
     """A validation pass of N networks; `measure` may be called for different envs at the same time."""
 
-    nets: whole.Networks
+    nets: records.Networks
     feed: ValidationFeed
 
     def measure(self, job: Job, call: Call) -> tuple[Tensor, Tensor]:
@@ -185,16 +186,16 @@ class _Validation(NamedTuple):
         crops = self.feed.crops(torch.from_numpy(envs))
         bank, first, labels = crops.bank, crops.first.contiguous(), crops.labels.contiguous()
         loss = torch.zeros(envs.size, dtype=STATE_FLOAT)
-        hits = torch.zeros(envs.size, codes.size, dtype=torch.int64)
+        correct = torch.zeros(envs.size, codes.size, dtype=torch.int64)
         counted = torch.zeros(envs.size, dtype=torch.int64)
-        record = whole.Validation(
+        record = records.Validation(
             nets=self.nets, count=envs.size, images=first.shape[1], envs=envs.ctypes.data, labels=labels.data_ptr(),
             shared=first.shape[0] == 1, images_of=crops_of(bank.lines, first, bank.values), codes=codes.size,
-            ablated=job.ablated, code=codes.ctypes.data, loss=loss.data_ptr(), hits=hits.data_ptr(),
+            ablated=job.ablated, code=codes.ctypes.data, loss=loss.data_ptr(), correct=correct.data_ptr(),
             counted=counted.data_ptr(),
         )  # fmt: skip
-        whole.validate(record)
-        return loss / counted, 100.0 * hits.to(STATE_FLOAT) / counted[:, None]
+        records.validate(record)
+        return loss / counted, 100.0 * correct.to(STATE_FLOAT) / counted[:, None]
 
 
 @dataclass(frozen=True)
@@ -215,7 +216,7 @@ class CpuEngine:
         seeds = training_seeds(nets.shape, training_plan(active_seeds, nets.detached_stages))
         networks = _networks(nets.shape, weights, alpha, seeds)
         host, seed = rules_of(nets.task, LearningRates.of(nets.task, lr_factor))
-        rules = whole.descent_of(host), whole.descent_of(seed)
+        rules = records.sgd_of(host), records.sgd_of(seed)
         job = _Training(networks, rules, feed, num_batches, nets.task.gradient_stride)
         return train_pass_(nets, alpha, job.train_chunk_)
 

@@ -7,7 +7,7 @@
 #include "layer.h"
 
 /* Mean and 1 / deviation of every group of an image y [pixels, P], written once per channel. */
-static inline void group_statistics(const sheet *s, const float *y, float *mean, float *rstd) {
+static inline void group_statistics(const descriptor *s, const float *y, float *mean, float *rstd) {
     long O = s->out_channels, P = round_up(O), each = O / s->groups, pixels = s->height * s->width;
     double count = (double)each * pixels;
     for (long c = 0; c < P; c += LANES) store(mean + c, sum_pixels(y + c, pixels, P));
@@ -26,7 +26,7 @@ static inline void group_statistics(const sheet *s, const float *y, float *mean,
 
 /* Slope and level of every group from the sums over this image, which go into the gradients of scale and shift.
  * dy = rstd * (scale dz - mean(scale dz) - xhat mean(scale dz xhat)), means over the group's pixels and channels. */
-static inline void settle_group(const sheet *s, const work *t, const float *rstd) {
+static inline void settle_group(const descriptor *s, const work *t, const float *rstd) {
     long O = s->out_channels, P = round_up(O), each = O / s->groups;
     double count = (double)each * s->height * s->width;
     for (long g = 0; g < s->groups; g++) {

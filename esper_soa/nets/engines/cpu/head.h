@@ -1,4 +1,4 @@
-/* What stands behind the last block: global mean, linear classifier, cross-entropy, hits; and the way back. */
+/* What stands behind the last block: global mean, linear classifier, cross-entropy, correct; and the way back. */
 #ifndef ESPER_HEAD_H
 #define ESPER_HEAD_H
 
@@ -12,7 +12,7 @@ typedef struct {
     const float *weight, *bias; /* [K, C], [K] */
     const int64_t *labels;      /* [B] */
     float *mean;                /* saved [B, P], over the pixels */
-    float *slope;               /* saved [B, K]: softmax less the label's one, over B: the gradient of the logits */
+    float *gradient;               /* saved [B, K]: softmax less the label's one, over B: the gradient of the logits */
     float *grad_x, *grad_weight, *grad_bias;
 } head;
 
@@ -44,44 +44,44 @@ static inline long head_largest(const float *v, long count) {
     return best;
 }
 
-/* Loss of one sample whose logits stand in `slope`, which become their gradient. */
-static inline double head_cross_entropy(const head *h, float *slope, int64_t label) {
-    float top = slope[head_largest(slope, h->classes)], own = slope[label] - top, sum = 0;
+/* Loss of one sample whose logits stand in `gradient`, which become their gradient. */
+static inline double head_cross_entropy(const head *h, float *gradient, int64_t label) {
+    float top = gradient[head_largest(gradient, h->classes)], own = gradient[label] - top, sum = 0;
     for (long k = 0; k < h->classes; k++) {
-        slope[k] = expf(slope[k] - top);
-        sum += slope[k];
+        gradient[k] = expf(gradient[k] - top);
+        sum += gradient[k];
     }
-    for (long k = 0; k < h->classes; k++) slope[k] = (slope[k] / sum - (float)(k == label)) / (float)h->batch;
+    for (long k = 0; k < h->classes; k++) gradient[k] = (gradient[k] / sum - (float)(k == label)) / (float)h->batch;
     return log((double)sum) - (double)own;
 }
 
-/* Mean loss over the batch, and hits. */
-static inline void head_forward(const head *h, float *loss, int64_t *hits) {
+/* Mean loss over the batch, and correct. */
+static inline void head_forward(const head *h, float *loss, int64_t *correct) {
     long P = round_up(h->channels), K = h->classes;
     double sum = 0;
-    *hits = 0;
+    *correct = 0;
     for (long b = 0; b < h->batch; b++) {
-        float *slope = h->slope + b * K;
-        head_logits(h, h->x + b * h->pixels * P, h->mean + b * P, slope);
-        *hits += head_largest(slope, K) == h->labels[b];
-        sum += head_cross_entropy(h, slope, h->labels[b]);
+        float *gradient = h->gradient + b * K;
+        head_logits(h, h->x + b * h->pixels * P, h->mean + b * P, gradient);
+        *correct += head_largest(gradient, K) == h->labels[b];
+        sum += head_cross_entropy(h, gradient, h->labels[b]);
     }
     *loss = (float)(sum / (double)h->batch);
 }
 
-/* One sample's share in the gradients. */
+/* One sample's part in the gradients. */
 static inline void sample_back(const head *h, long b) {
     long C = h->channels, P = round_up(C);
     float *to = h->grad_x + b * h->pixels * P; /* of all pixels, at the first */
-    const float *mean = h->mean + b * P, *slope = h->slope + b * h->classes;
+    const float *mean = h->mean + b * P, *gradient = h->gradient + b * h->classes;
     zero(to, P);
     for (long k = 0; k < h->classes; k++) {
         float *grad = h->grad_weight + k * C;
         const float *weight = h->weight + k * C;
-        h->grad_bias[k] += slope[k];
+        h->grad_bias[k] += gradient[k];
         for (long c = 0; c < C; c++) {
-            grad[c] += slope[k] * mean[c];
-            to[c] += slope[k] * weight[c];
+            grad[c] += gradient[k] * mean[c];
+            to[c] += gradient[k] * weight[c];
         }
     }
     for (long c = 0; c < C; c++) to[c] /= (float)h->pixels;

@@ -7,7 +7,7 @@
 enum { BLOCK, POOL, SEED, RELU, DEPTH, NORMED, SQUEEZED, JOIN }; /* SEED: convolution and group norm; RELU: no norm */
 
 /* A batch through a layer; where it convolves, its work is ready for that. */
-typedef void layer_kernel(const sheet *s, const work *t);
+typedef void layer_kernel(const descriptor *s, const work *t);
 
 typedef struct {
     struct {
@@ -25,7 +25,7 @@ extern const kernels KERNELS_16;
 
 /* Those for a layer: the wider ones where the channels that it gives fill their vectors. Where those that it is given
  * do not, what depends on them goes by vectors of 8 all the same. */
-INLINE const kernels *kernels_of(const sheet *s) {
+INLINE const kernels *kernels_of(const descriptor *s) {
 #ifdef __AVX512F__
     if (round_up(s->out_channels) % 16 == 0) return &KERNELS_16;
 #endif

@@ -9,7 +9,7 @@
 #include "work.h"
 
 /* Image b as the convolution reads it; `padded` holds the one that it was last called for. */
-static inline const float *read_image(const sheet *s, float *padded, long b) {
+static inline const float *read_image(const descriptor *s, float *padded, long b) {
     long more = s->padded ? s->kernel - 1 : 0;
     const float *from = s->x + b * (s->height + more) * (s->width + more) * s->x_pixel;
     if (s->padded || s->kernel == 1) return from;
@@ -29,18 +29,18 @@ static inline void wgrad_image(const wgrad_job *job) {
 }
 
 /* The convolution of image b to [H, W, P]. */
-static inline void convolve(const sheet *s, const work *t, float *out, long b) {
+static inline void convolve(const descriptor *s, const work *t, float *out, long b) {
     long P = round_up(s->out_channels);
     conv_job job = {.in = read_image(s, t->padded, b), .weight = t->weights, .out = out, .H = s->height, .W = s->width,
                     .I = forward_channels(s), .O = P, .k = s->kernel, .in_step = s->x_pixel, .step = P, .room = t->room};
     conv_image(&job);
 }
 
-/* The share in which the layer is added. */
-INLINE float alpha_of(const sheet *s) { return s->alpha ? *s->alpha : 1.0f; }
+/* The factor in which the layer is added. */
+INLINE float alpha_of(const descriptor *s) { return s->alpha ? *s->alpha : 1.0f; }
 
 /* residual + alpha * relu(gain * y + offset) at one pixel; residual may be NULL. */
-INLINE vec emitted(const sheet *s, vec gain, vec offset, const float *y, const float *residual) {
+INLINE vec emitted(const descriptor *s, vec gain, vec offset, const float *y, const float *residual) {
     vec z = gain * load(y) + offset;
     z = s->linear ? z : relu(z);
     return residual ? load(residual) + alpha_of(s) * z : z;
@@ -48,7 +48,7 @@ INLINE vec emitted(const sheet *s, vec gain, vec offset, const float *y, const f
 
 /* A vector of channels of one image and of the pool behind it, to the place `at`, and where the pool's maxima stood.
  * Decided on what is pooled: the same bits as a pool of its own gives, whatever rounding makes equal. */
-INLINE void emit_pooled(const sheet *s, const float *rows, const float *y, const float *residual, long at) {
+INLINE void emit_pooled(const descriptor *s, const float *rows, const float *y, const float *residual, long at) {
     long P = round_up(s->out_channels), W = s->width;
     vec gain = load(rows), offset = load(rows + P);
     for (long r = 0; r + 1 < s->height; r += 2)
@@ -72,7 +72,7 @@ INLINE void emit_pooled(const sheet *s, const float *rows, const float *y, const
 }
 
 /* Image b from its convolution y; residual as y, or NULL; rows = gain and offset [2, P]. */
-static inline void emit(const sheet *s, const float *rows, const float *y, const float *residual, long b) {
+static inline void emit(const descriptor *s, const float *rows, const float *y, const float *residual, long b) {
     long P = round_up(s->out_channels), at = b * out_floats(s);
     for (long c = 0; c < P; c += LANES) {
         vec gain = load(rows + c), offset = load(rows + P + c);
@@ -83,7 +83,7 @@ static inline void emit(const sheet *s, const float *rows, const float *y, const
 }
 
 /* The rows that a backward pass starts from; mean and rstd are saved ones. */
-static inline void start_rows(const sheet *s, const work *t, const float *mean, const float *rstd) {
+static inline void start_rows(const descriptor *s, const work *t, const float *mean, const float *rstd) {
     long O = s->out_channels, P = round_up(O);
     gain_offset(t->rows, mean, rstd, s->scale, s->shift, O);
     pad_row(t->rows + MEAN * P, mean, O);
@@ -91,13 +91,13 @@ static inline void start_rows(const sheet *s, const work *t, const float *mean, 
 }
 
 /* Where the first pixel lies in the padded gradient. */
-INLINE float *padded_grad(const sheet *s, const work *t) {
+INLINE float *padded_grad(const descriptor *s, const work *t) {
     long half = s->kernel / 2;
     return t->grad + (half * (s->width + s->kernel - 1) + half) * round_up(s->out_channels);
 }
 
 /* The gradient that passes the ReLU, of a vector of channels at one pixel; y is the convolution's value there. */
-INLINE vec behind_relu(const sheet *s, vec gain, vec offset, vec y, vec grad) {
+INLINE vec behind_relu(const descriptor *s, vec gain, vec offset, vec y, vec grad) {
     return s->linear ? grad : keep(~(gain * y + offset <= splat(0)), grad);
 }
 
@@ -107,7 +107,7 @@ typedef struct {
     vec sum[4], moment[4];
 } window_sums;
 
-INLINE void gather_plain(const sheet *s, window_sums *w, const float *rows, const float *y, const float *grad) {
+INLINE void gather_plain(const descriptor *s, window_sums *w, const float *rows, const float *y, const float *grad) {
     long P = round_up(s->out_channels), W = s->width, odd = (s->height | W) & 1;
     vec gain = load(rows + GAIN * P), offset = load(rows + OFFSET * P), mean = load(rows + MEAN * P);
     for (long r = 0; r < s->height; r += 2)
@@ -121,7 +121,7 @@ INLINE void gather_plain(const sheet *s, window_sums *w, const float *rows, cons
             }
 }
 
-INLINE void gather_pooled(const sheet *s, window_sums *w, const float *rows, long at) {
+INLINE void gather_pooled(const descriptor *s, window_sums *w, const float *rows, long at) {
     long P = round_up(s->out_channels), end = at + out_floats(s);
     vec gain = load(rows + GAIN * P), offset = load(rows + OFFSET * P), mean = load(rows + MEAN * P);
     for (; at < end; at += P) {
@@ -136,7 +136,7 @@ INLINE void gather_pooled(const sheet *s, window_sums *w, const float *rows, lon
 }
 
 /* Take image b into the sums; y [pixels, P] is its convolution, which is not read where there is a pool. */
-static inline void gather(const sheet *s, const work *t, const float *y, long b) {
+static inline void gather(const descriptor *s, const work *t, const float *y, long b) {
     long P = round_up(s->out_channels), at = b * out_floats(s);
     for (long c = 0; c < P; c += LANES) {
         window_sums w = {0};
@@ -149,7 +149,7 @@ static inline void gather(const sheet *s, const work *t, const float *y, long b)
 }
 
 /* dy of a vector of channels of one image into the padded gradient `to`. */
-INLINE void spread_channels(const sheet *s, const float *rows, const float *y, long at, float *to) {
+INLINE void spread_channels(const descriptor *s, const float *rows, const float *y, long at, float *to) {
     long P = round_up(s->out_channels), W = s->width, line = (W + s->kernel - 1) * P;
     vec gain = load(rows + GAIN * P), offset = load(rows + OFFSET * P), mean = load(rows + MEAN * P);
     vec flow = load(rows + FLOW * P), slope = load(rows + SLOPE * P), level = load(rows + LEVEL * P);
@@ -172,13 +172,13 @@ INLINE void spread_channels(const sheet *s, const float *rows, const float *y, l
 }
 
 /* dy of image b, y its convolution, into the padded gradient. */
-static inline void spread(const sheet *s, const work *t, const float *y, long b) {
+static inline void spread(const descriptor *s, const work *t, const float *y, long b) {
     for (long c = 0; c < round_up(s->out_channels); c += LANES)
         spread_channels(s, t->rows + c, y + c, b * out_floats(s) + c, padded_grad(s, t) + c);
 }
 
 /* From dy of image b, in t->grad, the gradients of weights and input. */
-static inline void convolution_gradients(const sheet *s, const work *t, long b) {
+static inline void convolution_gradients(const descriptor *s, const work *t, long b) {
     long P = round_up(s->out_channels), Q = round_up(s->in_channels);
     wgrad_job job = {.in = read_image(s, t->padded, b), .out = padded_grad(s, t), .sum = t->grad_weight, .H = s->height,
                      .W = s->width, .I = forward_channels(s), .O = P, .k = s->kernel, .in_step = s->x_pixel, .step = P,
@@ -191,7 +191,7 @@ static inline void convolution_gradients(const sheet *s, const work *t, long b) 
     conv_image(&back);
 }
 
-static inline void unpack_gradients(const sheet *s, const work *t) {
+static inline void unpack_gradients(const descriptor *s, const work *t) {
     unpack_gradient(s->grad_weight, t->grad_weight, s->out_channels, s->in_channels, s->kernel, forward_tiles(s));
 }
 

@@ -3,10 +3,10 @@
 #define ESPER_PARTS_H
 
 #include "group.h"
-#include "squeeze.h"
+#include "squeeze_excite.h"
 
 /* Convolution and ReLU, or without the ReLU where linear. */
-static void relu_forward(const sheet *s, const work *t) {
+static void relu_forward(const descriptor *s, const work *t) {
     for (long b = 0; b < s->batch; b++) {
         float *out = s->out + b * image_floats(s);
         convolve(s, t, out, b);
@@ -15,7 +15,7 @@ static void relu_forward(const sheet *s, const work *t) {
 }
 
 /* The gradient of image b where ReLU let the value pass, or all of it without one, into the padded gradient. */
-static void behind_zero(const sheet *s, const work *t, long b) {
+static void behind_zero(const descriptor *s, const work *t, long b) {
     long P = round_up(s->out_channels), line = (s->width + s->kernel - 1) * P;
     const float *out = s->out + b * image_floats(s), *grad = s->grad_out + b * image_floats(s);
     float *to = padded_grad(s, t);
@@ -27,7 +27,7 @@ static void behind_zero(const sheet *s, const work *t, long b) {
         }
 }
 
-static void relu_backward(const sheet *s, const work *t) {
+static void relu_backward(const descriptor *s, const work *t) {
     for (long b = 0; b < s->batch; b++) {
         behind_zero(s, t, b);
         convolution_gradients(s, t, b);
@@ -39,7 +39,7 @@ static void relu_backward(const sheet *s, const work *t) {
 #define TAPS (SIDE * SIDE)
 
 /* Weights [TAPS, P], turned by half a turn where asked for. */
-static void pack_depth(const sheet *s, float *to, int turn) {
+static void pack_depth(const descriptor *s, float *to, int turn) {
     long C = s->out_channels, P = round_up(C);
     zero(to, TAPS * P);
     for (long c = 0; c < C; c++)
@@ -47,7 +47,7 @@ static void pack_depth(const sheet *s, float *to, int turn) {
 }
 
 /* One image, padded, to [H, W, P]. */
-static void depth_image(const sheet *s, const float *padded, const float *weight, float *out) {
+static void depth_image(const descriptor *s, const float *padded, const float *weight, float *out) {
     long P = round_up(s->out_channels), line = (s->width + SIDE - 1) * P;
     for (long c = 0; c < P; c += LANES) {
         vec w[TAPS];
@@ -65,7 +65,7 @@ static void depth_image(const sheet *s, const float *padded, const float *weight
 }
 
 /* Depthwise convolution; weight [C, 1, 3, 3]. */
-static void depth_forward(const sheet *s, const work *t) {
+static void depth_forward(const descriptor *s, const work *t) {
     pack_depth(s, t->weights, 0);
     zero(t->padded, padded_floats(s, s->x_pixel));
     for (long b = 0; b < s->batch; b++)
@@ -73,7 +73,7 @@ static void depth_forward(const sheet *s, const work *t) {
 }
 
 /* sum [TAPS, P] += padded x at a tap * gradient, over the pixels of an image. */
-static void depth_weights(const sheet *s, const float *padded, const float *grad, float *sum) {
+static void depth_weights(const descriptor *s, const float *padded, const float *grad, float *sum) {
     long P = round_up(s->out_channels), line = (s->width + SIDE - 1) * P;
     for (long c = 0; c < P; c += LANES)
         for (long ky = 0; ky < SIDE; ky++) {
@@ -90,7 +90,7 @@ static void depth_weights(const sheet *s, const float *padded, const float *grad
         }
 }
 
-static void depth_backward(const sheet *s, const work *t) {
+static void depth_backward(const descriptor *s, const work *t) {
     long C = s->out_channels, P = round_up(C);
     pack_depth(s, t->weights, 1);
     zero(t->grad_weight, TAPS * P);
@@ -106,12 +106,12 @@ static void depth_backward(const sheet *s, const work *t) {
         for (long tap = 0; tap < TAPS; tap++) s->grad_weight[c * TAPS + tap] = t->grad_weight[tap * P + c];
 }
 
-/* share * (norm(x) - x), a group norm, plus x where own_residual; share = alpha, and the gradient of its arc hyperbolic
+/* factor * (norm(x) - x), a group norm, plus x where own_residual; factor = alpha, and the gradient of its arc hyperbolic
  * tangent is grad_weight. */
-static void normed_forward(const sheet *s, const work *t) {
+static void normed_forward(const descriptor *s, const work *t) {
     long C = s->out_channels, P = round_up(C), pixels = s->height * s->width;
     float *rows = t->rows;
-    vec share = splat(*s->alpha);
+    vec factor = splat(*s->alpha);
     for (long b = 0; b < s->batch; b++) {
         const float *x = s->x + b * image_floats(s);
         float *out = s->out + b * image_floats(s);
@@ -120,13 +120,13 @@ static void normed_forward(const sheet *s, const work *t) {
         for (long p = 0; p < pixels; p++)
             for (long c = 0; c < P; c += LANES) {
                 vec value = load(x + p * P + c);
-                vec added = share * (load(rows + c) * value + load(rows + P + c) - value);
+                vec added = factor * (load(rows + c) * value + load(rows + P + c) - value);
                 store(out + p * P + c, s->own_residual ? value + added : added);
             }
     }
 }
 
-/* The share's gradient from the sums over an image: the sum of dz * (gain x + offset - x). */
+/* The factor's gradient from the sums over an image: the sum of dz * (gain x + offset - x). */
 static double share_gradient(const work *t, long C) {
     long P = round_up(C);
     double sum = 0;
@@ -137,7 +137,7 @@ static double share_gradient(const work *t, long C) {
     return sum;
 }
 
-static void normed_image_back(const sheet *s, const work *t, long b) {
+static void normed_image_back(const descriptor *s, const work *t, long b) {
     long P = round_up(s->out_channels), pixels = s->height * s->width;
     const float *x = s->x + b * image_floats(s), *grad = s->grad_out + b * image_floats(s), *rows = t->rows;
     start_rows(s, t, s->mean + b * P, s->rstd + b * P);
@@ -153,7 +153,7 @@ static void normed_image_back(const sheet *s, const work *t, long b) {
         }
 }
 
-static void normed_backward(const sheet *s, const work *t) {
+static void normed_backward(const descriptor *s, const work *t) {
     ready_sums(s, t);
     *s->grad_weight = 0.0f;
     zero(s->grad_scale, s->out_channels);
@@ -162,10 +162,10 @@ static void normed_backward(const sheet *s, const work *t) {
 }
 
 /* What of x is not given, as it is there already. */
-INLINE vec taken_off(const sheet *s) { return splat(s->own_residual ? 0.0f : 1.0f); }
+INLINE vec taken_off(const descriptor *s) { return splat(s->own_residual ? 0.0f : 1.0f); }
 
 /* (a - 1) * x, one a per channel from the squeeze, or a * x where own_residual. */
-static void squeezed_forward(const sheet *s, const work *t) {
+static void squeezed_forward(const descriptor *s, const work *t) {
     const squeeze *q = &s->q;
     long P = round_up(s->out_channels), pixels = s->height * s->width;
     for (long b = 0; b < s->batch; b++) {
@@ -177,19 +177,19 @@ static void squeezed_forward(const sheet *s, const work *t) {
     }
 }
 
-static void squeezed_backward(const sheet *s, const work *t) {
+static void squeezed_backward(const descriptor *s, const work *t) {
     const squeeze *q = &s->q;
     long P = round_up(s->out_channels), pixels = s->height * s->width;
-    float *slope = t->rows, *grad_mean = slope + P;
-    zero(slope, 2 * P);
+    float *gradient = t->rows, *grad_mean = gradient + P;
+    zero(gradient, 2 * P);
     for (long b = 0; b < s->batch; b++) {
         const float *x = s->x + b * image_floats(s), *grad = s->grad_out + b * image_floats(s), *a = squeeze_out(q, b);
         for (long c = 0; c < P; c += LANES) {
             vec part[2] = {splat(0), splat(0)};
             for (long p = 0; p < pixels; p++) part[p & 1] += load(x + p * P + c) * load(grad + p * P + c);
-            store(slope + c, part[0] + part[1]);
+            store(gradient + c, part[0] + part[1]);
         }
-        squeeze_image_back(q, slope, grad_mean, b);
+        squeeze_image_back(q, gradient, grad_mean, b);
         for (long p = 0; p < pixels && s->grad_x; p++)
             for (long c = 0; c < P; c += LANES) {
                 vec dx = (load(a + c) - taken_off(s)) * load(grad + p * P + c) + load(grad_mean + c) / splat((float)pixels);

@@ -12,7 +12,7 @@ INLINE void save_place(uint8_t *to, ints place) { *(bytes_loose *)to = __builtin
 INLINE ints saved_place(const uint8_t *from) { return __builtin_convertvector(*(const bytes_loose *)from, ints); }
 
 /* The largest of four neighbours of one image y [H, W, P], and which of the four it is (may be NULL). */
-static inline void pool_image(const sheet *s, const float *y, float *peak, uint8_t *place) {
+static inline void pool_image(const descriptor *s, const float *y, float *peak, uint8_t *place) {
     long P = round_up(s->out_channels), W = s->width, to = 0;
     for (long r = 0; r + 1 < s->height; r += 2)
         for (long x = 0; x + 1 < W; x += 2)
@@ -32,12 +32,12 @@ static inline void pool_image(const sheet *s, const float *y, float *peak, uint8
 }
 
 /* On its own, where a seed stands between ReLU and pool: x to out, and place where there is one. */
-static void pool_forward(const sheet *s, const work *t) {
+static void pool_forward(const descriptor *s, const work *t) {
     for (long b = 0; b < s->batch; b++)
         pool_image(s, s->x + b * image_floats(s), s->out + b * out_floats(s), s->place ? s->place + b * out_floats(s) : NULL);
 }
 
-static void pool_backward(const sheet *s, const work *t) {
+static void pool_backward(const descriptor *s, const work *t) {
     long P = round_up(s->out_channels), W = s->width, from = 0;
     for (long l = 0; l < s->batch * s->height; l += 2)
         for (long x = 0; x + 1 < W; x += 2)

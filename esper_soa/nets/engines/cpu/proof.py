@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from esper_soa.nets.engines.cpu import program, whole
+from esper_soa.nets.engines.cpu import program, records
 from esper_soa.nets.engines.cpu.cache import NativeError
 from esper_soa.nets.engines.cpu.images import Crops, crops_of, cut
 from esper_soa.nets.engines.cpu.library import library
@@ -23,16 +23,16 @@ from esper_soa.nets.model.blueprints import BLUEPRINTS
 from esper_soa.nets.sgd import Rule
 
 RECORDS: dict[str, type[ctypes.Structure]] = {
-    "crops": Crops, "descent": whole.Descent, "networks": whole.Networks, "seed_part": program.Part,
-    "training": whole.Training, "validation": whole.Validation,
+    "crops": Crops, "sgd": records.Sgd, "networks": records.Networks, "seed_part": program.Part,
+    "training": records.Training, "validation": records.Validation,
 }  # fmt: skip
 EPS, MOMENTUM, ALPHA = 1e-5, 0.1, 0.6
 ROUNDING = 1e-3  # of the largest number; kernels and torch differ by about 1e-6, a wrong kernel by about 1
-WEIGHTS = ("host", "host_speed", "statistics", "seed", "seed_speed")
+WEIGHTS = ("host", "host_momentum", "statistics", "seed", "seed_momentum")
 Shapes = tuple[tuple[int, ...], ...]
 KINDS = ("conv_light", "conv_small", "conv_heavy", "depthwise", "bottleneck", "norm", "attention")
 # Beside their kind; the others are added to the host and see its graph.
-FLAGS = {"conv_small": whole.THROUGH | whole.DETACHED, "depthwise": whole.MULTIPLIED, "bottleneck": whole.GATED}
+FLAGS = {"conv_small": records.THROUGH | records.DETACHED, "depthwise": records.MULTIPLIED, "bottleneck": records.GATED}
 HOST_RULE = Rule(max_norm=0.5, eps=1e-6, lr=0.1, momentum=0.9, weight_decay=0.01)
 SEED_RULE = HOST_RULE._replace(max_norm=0.05, weight_decay=0.0)
 
@@ -129,10 +129,10 @@ class Trial(NamedTuple):
     """One network per kind of seed, with what both sides are given; rows of parameters as in chain.h."""
 
     host: Tensor  # [n, host]
-    host_speed: Tensor
+    host_momentum: Tensor
     statistics: Tensor  # [n, 2 * channels of both blocks]
     seed: Tensor  # [n, widest + gate]
-    seed_speed: Tensor
+    seed_momentum: Tensor
     lines: Tensor  # uint8 [1, rows, 3, columns], an image bank
     first: Tensor  # int64 [n, B], where images begin in it
     values: Tensor  # float32 [3, 256]
@@ -170,7 +170,7 @@ def differences(size: Size, seed: int = 1) -> Iterator[tuple[str, float]]:
 
 
 def native_results(size: Size, given: Trial) -> dict[str, Tensor]:
-    """Weights after one step, loss and hits of the step, then loss and hits with and without the seed.
+    """Weights after one step, loss and right answers of it, then loss and right answers with and without the seed.
 
     The networks validate images of their own, and those of the first network, which all share.
     """
@@ -178,18 +178,18 @@ def native_results(size: Size, given: Trial) -> dict[str, Tensor]:
     flags = np.array([[FLAGS.get(name, 0)] for name in KINDS], dtype=np.int64)
     nets = networks(size, trial, flags)
     crops = crops_of(trial.lines, trial.first, trial.values)
-    loss, hits = train_(size, trial, nets, crops)
-    flags &= ~whole.THROUGH  # which has no part in validation
+    loss, correct = train_(size, trial, nets, crops)
+    flags &= ~records.THROUGH  # which has no part in validation
     images = cut(crops_of(trial.lines, trial.first[0], trial.values), size.batch, 1, size.side)
     own, first = (_validated(size, trial, nets, crops, shared) for shared in (False, True))
     weights = {name: trial._asdict()[name] for name in WEIGHTS}
     return weights | {
-        "loss": loss, "hits": hits, "images": images, "validation loss": own[0], "validation hits": own[1],
-        "shared validation loss": first[0], "shared validation hits": first[1],
+        "loss": loss, "correct": correct, "images": images, "validation loss": own[0], "validation correct": own[1],
+        "shared validation loss": first[0], "shared validation correct": first[1],
     }  # fmt: skip
 
 
-def networks(size: Size, trial: Trial, flags: np.ndarray) -> whole.Networks:
+def networks(size: Size, trial: Trial, flags: np.ndarray) -> records.Networks:
     """One with a seed of each kind; flags: of the seeds, int64 [n, 1]."""
     names = [blueprint.name for blueprint in BLUEPRINTS]
     kinds = np.array([[1 + names.index(name)] for name in KINDS], dtype=np.int64)
@@ -197,38 +197,38 @@ def networks(size: Size, trial: Trial, flags: np.ndarray) -> whole.Networks:
     programs = program.programs(BLUEPRINTS, [size.channels[0]])
     programs[..., program.FIELDS.index("groups")] = size.groups
     blocks = np.array([size.channels, size.pooled, [0, -1], [-1, -1]], dtype=np.int64)
-    layout = whole.Layout(size.classes, size.kernel, size.side, blocks, gates, programs)
-    pools = whole.Pools(trial.host, trial.host_speed, trial.statistics, [trial.seed], [trial.seed_speed])
+    layout = records.Layout(size.classes, size.kernel, size.side, blocks, gates, programs)
+    pools = records.Pools(trial.host, trial.host_momentum, trial.statistics, [trial.seed], [trial.seed_momentum])
     alpha = torch.full((len(KINDS), 1), ALPHA, dtype=torch.float32)
-    return whole.networks(layout, pools, whole.Seeds(kinds, flags), alpha, (MOMENTUM, EPS))
+    return records.networks(layout, pools, records.Seeds(kinds, flags), alpha, (MOMENTUM, EPS))
 
 
-def train_(size: Size, trial: Trial, nets: whole.Networks, crops: Crops) -> tuple[Tensor, Tensor]:
-    """Loss [n] and hits [n] of a step of all networks, whose weights are moved in place."""
+def train_(size: Size, trial: Trial, nets: records.Networks, crops: Crops) -> tuple[Tensor, Tensor]:
+    """Loss [n] and right answers [n] of a step of all networks, whose weights are moved in place."""
     n = len(KINDS)
-    envs, hits = np.arange(n, dtype=np.int64), torch.zeros(n, dtype=torch.int64)
+    envs, correct = np.arange(n, dtype=np.int64), torch.zeros(n, dtype=torch.int64)
     loss = torch.zeros(n, dtype=torch.float32)
-    whole.train_(whole.Training(
-        nets=nets, count=n, batch=size.batch, envs=envs.ctypes.data, host=whole.descent_of(HOST_RULE),
-        seed=whole.descent_of(SEED_RULE), images=crops, labels=trial.labels.data_ptr(), loss=loss.data_ptr(),
-        hits=hits.data_ptr(),
+    records.train_(records.Training(
+        nets=nets, count=n, batch=size.batch, envs=envs.ctypes.data, host=records.sgd_of(HOST_RULE),
+        seed=records.sgd_of(SEED_RULE), images=crops, labels=trial.labels.data_ptr(), loss=loss.data_ptr(),
+        correct=correct.data_ptr(),
     ))  # fmt: skip
-    return loss, hits
+    return loss, correct
 
 
-def _validated(size: Size, trial: Trial, nets: whole.Networks, crops: Crops, shared: bool) -> tuple[Tensor, Tensor]:
-    """Mean loss [n] with the seed, and hits [n, 2] with and without it."""
+def _validated(size: Size, trial: Trial, nets: records.Networks, crops: Crops, shared: bool) -> tuple[Tensor, Tensor]:
+    """Mean loss [n] with the seed, and right answers [n, 2] with and without it."""
     n = len(KINDS)
     envs, code = np.arange(n, dtype=np.int64), np.array([1, 0], dtype=np.int64)
     loss = torch.zeros(n, dtype=torch.float64)
-    hits, counted = torch.zeros(n, 2, dtype=torch.int64), torch.zeros(n, dtype=torch.int64)
-    record = whole.Validation(
+    correct, counted = torch.zeros(n, 2, dtype=torch.int64), torch.zeros(n, dtype=torch.int64)
+    record = records.Validation(
         nets=nets, count=n, images=size.batch, envs=envs.ctypes.data, shared=shared, images_of=crops,
         labels=trial.labels.data_ptr(), codes=2, ablated=1, code=code.ctypes.data, loss=loss.data_ptr(),
-        hits=hits.data_ptr(), counted=counted.data_ptr(),
+        correct=correct.data_ptr(), counted=counted.data_ptr(),
     )  # fmt: skip
-    whole.validate(record)
-    return loss / counted, hits
+    records.validate(record)
+    return loss / counted, correct
 
 
 @torch.enable_grad()
@@ -243,14 +243,14 @@ def torch_results(size: Size, given: Trial) -> dict[str, Tensor]:
         logits = _logits(size, kind, (host, seed, statistics), images, ALPHA, training=True)
         loss = F.cross_entropy(logits, labels)
         grads = torch.autograd.grad(loss, [host, seed])
-        _move_(trial.host[place], trial.host_speed[place], grads[0], HOST_RULE)
-        _move_(trial.seed[place], trial.seed_speed[place], grads[1], SEED_RULE, _used(size, kind))
-        found = {"loss": loss.detach(), "hits": (logits.argmax(1) == labels).sum()}
+        _move_(trial.host[place], trial.host_momentum[place], grads[0], HOST_RULE)
+        _move_(trial.seed[place], trial.seed_momentum[place], grads[1], SEED_RULE, _used(size, kind))
+        found = {"loss": loss.detach(), "correct": (logits.argmax(1) == labels).sum()}
         after = trial.host[place], trial.seed[place], statistics
         for name, seen, wanted in (("", images, labels), ("shared ", shared, trial.labels[0])):
             tested = [_logits(size, kind, after, seen, alpha) for alpha in (ALPHA, 0.0)]
             found[f"{name}validation loss"] = F.cross_entropy(tested[0], wanted)
-            found[f"{name}validation hits"] = torch.stack([(one.argmax(1) == wanted).sum() for one in tested])
+            found[f"{name}validation correct"] = torch.stack([(one.argmax(1) == wanted).sum() for one in tested])
         for name, value in found.items():
             rows.setdefault(name, []).append(value)
     weights = {name: trial._asdict()[name] for name in WEIGHTS}
@@ -265,16 +265,16 @@ def _images(size: Size, trial: Trial, place: int) -> Tensor:
     return torch.stack([trial.values[colour][bytes_[:, colour]] for colour in range(3)], dim=1)
 
 
-def _move_(params: Tensor, speed: Tensor, grad: Tensor, rule: Rule, used: Tensor | None = None) -> None:
-    share = (rule.max_norm / (grad.norm() + rule.eps)).clamp(max=1.0)
-    moved = rule.momentum * speed + share * grad + rule.weight_decay * params
-    speed.copy_(moved if used is None else torch.where(used, moved, speed))
-    params.sub_(rule.lr * (speed if used is None else speed * used))
+def _move_(params: Tensor, momentum: Tensor, grad: Tensor, rule: Rule, used: Tensor | None = None) -> None:
+    factor = (rule.max_norm / (grad.norm() + rule.eps)).clamp(max=1.0)
+    moved = rule.momentum * momentum + factor * grad + rule.weight_decay * params
+    momentum.copy_(moved if used is None else torch.where(used, moved, momentum))
+    params.sub_(rule.lr * (momentum if used is None else momentum * used))
 
 
 def _used(size: Size, kind: str) -> Tensor:
     """bool: the numbers of a seed's row that a seed of this kind has."""
-    gated = FLAGS.get(kind, 0) & whole.GATED != 0
+    gated = FLAGS.get(kind, 0) & records.GATED != 0
     at = torch.arange(size.gate_at + _numbers(size.gate))
     return (at < _numbers(size.seeds[kind])) | ((at >= size.gate_at) & gated)
 
@@ -304,14 +304,14 @@ def _logits(
 
 def _with_seed(size: Size, kind: str, row: Tensor, x: Tensor, training: bool, alpha: float) -> Tensor:
     flags, parts = FLAGS.get(kind, 0), _unpack(row, size.seeds[kind])
-    if flags & whole.THROUGH and training:
+    if flags & records.THROUGH and training:
         seen = x.detach()
         seed = seen + _residual(kind, parts, seen, size.groups)
         return x + seed - seed.detach()
     residual = _residual(kind, parts, x, size.groups)
-    if flags & whole.MULTIPLIED:
+    if flags & records.MULTIPLIED:
         return x * (1 + alpha * torch.tanh(residual))
-    if flags & whole.GATED:
+    if flags & records.GATED:
         first, first_bias, second, second_bias = _unpack(row[size.gate_at :], size.gate)
         hidden = F.relu(F.linear(x.mean((2, 3)), first, first_bias))
         residual = residual * torch.sigmoid(F.linear(hidden, second, second_bias))[..., None, None]

@@ -13,7 +13,7 @@ typedef struct {
 #define AT(record, name) {#record, #name, offsetof(record, name), sizeof(((record *)0)->name)}
 
 #define CROPS(name) AT(crops, name)
-#define DESCENT(name) AT(descent, name)
+#define SGD(name) AT(sgd, name)
 #define NETWORKS(name) AT(networks, name)
 #define PART(name) AT(seed_part, name)
 #define TRAINING(name) AT(training, name)
@@ -22,21 +22,21 @@ typedef struct {
 static const field FIELDS[] = {
     RECORD(crops), CROPS(batch), CROPS(nets), CROPS(size), CROPS(line), CROPS(colour), CROPS(bytes), CROPS(first),
     CROPS(values), CROPS(out),
-    RECORD(descent), DESCENT(most), DESCENT(eps), DESCENT(rate), DESCENT(momentum), DESCENT(decay),
+    RECORD(sgd), SGD(max_norm), SGD(eps), SGD(rate), SGD(momentum), SGD(decay),
     RECORD(networks), NETWORKS(blocks), NETWORKS(slots), NETWORKS(classes), NETWORKS(kernel), NETWORKS(size),
     NETWORKS(channels), NETWORKS(pooled), NETWORKS(before), NETWORKS(after), NETWORKS(gate_at),
     NETWORKS(gate_hidden), NETWORKS(blueprints), NETWORKS(parts), NETWORKS(programs),
-    NETWORKS(width), NETWORKS(statistics_width), NETWORKS(seed_width), NETWORKS(params), NETWORKS(speed),
-    NETWORKS(statistics), NETWORKS(seed_params), NETWORKS(seed_speed), NETWORKS(seed_kind), NETWORKS(seed_flags),
-    NETWORKS(alpha), NETWORKS(momentum), NETWORKS(eps),
+    NETWORKS(width), NETWORKS(statistics_width), NETWORKS(seed_width), NETWORKS(params), NETWORKS(momentum),
+    NETWORKS(statistics), NETWORKS(seed_params), NETWORKS(seed_momentum), NETWORKS(seed_kind), NETWORKS(seed_flags),
+    NETWORKS(alpha), NETWORKS(norm_momentum), NETWORKS(eps),
     RECORD(seed_part), PART(kind), PART(outputs), PART(kernel), PART(groups), PART(hidden), PART(flags),
     RECORD(training), TRAINING(nets), TRAINING(count), TRAINING(batch), TRAINING(envs), TRAINING(images),
-    TRAINING(labels), TRAINING(host), TRAINING(seed), TRAINING(loss), TRAINING(hits), TRAINING(l2), TRAINING(health),
+    TRAINING(labels), TRAINING(host), TRAINING(seed), TRAINING(loss), TRAINING(correct), TRAINING(l2), TRAINING(health),
     TRAINING(ratio), TRAINING(vanishing), TRAINING(exploding), TRAINING(measured), TRAINING(vanishing_norm),
     TRAINING(exploding_norm), TRAINING(tiny),
     RECORD(validation), VALIDATION(nets), VALIDATION(count), VALIDATION(images), VALIDATION(envs), VALIDATION(shared),
     VALIDATION(images_of), VALIDATION(labels), VALIDATION(codes), VALIDATION(ablated), VALIDATION(code), VALIDATION(loss),
-    VALIDATION(hits), VALIDATION(counted),
+    VALIDATION(correct), VALIDATION(counted),
 };
 
 /* All of them; returns their number. */

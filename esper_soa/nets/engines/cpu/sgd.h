@@ -5,9 +5,9 @@
 #include <math.h>
 
 typedef struct {
-    double most, eps; /* of a row's norm; 0 for no limit */
+    double max_norm, eps; /* of a row's norm; 0 for no limit */
     double rate, momentum, decay;
-} descent;
+} sgd;
 
 static inline double norm_of(const float *v, long count) {
     double part[8] = {0}, sum = 0;
@@ -16,19 +16,19 @@ static inline double norm_of(const float *v, long count) {
     return sqrt(sum);
 }
 
-/* The share of a gradient that clipping leaves. */
-static inline float sgd_share(const descent *d, const float *grad, long width) {
-    double share = d->most > 0 ? d->most / (norm_of(grad, width) + d->eps) : 1.0;
-    return share > 1.0 ? 1.0f : (float)share; /* a NaN stays one */
+/* The factor of a gradient that clipping leaves. */
+static inline float sgd_factor(const sgd *d, const float *grad, long width) {
+    double factor = d->max_norm > 0 ? d->max_norm / (norm_of(grad, width) + d->eps) : 1.0;
+    return factor > 1.0 ? 1.0f : (float)factor; /* a NaN stays one */
 }
 
-/* A move of `width` numbers by a share of their gradient. */
-static inline void sgd_move(const descent *d, float *params, float *speed, const float *grad, long width, float share) {
-    float rate = (float)d->rate, momentum = (float)d->momentum, decay = (float)d->decay;
+/* A move of `width` numbers by a factor of their gradient. */
+static inline void sgd_move(const sgd *d, float *params, float *momentum, const float *grad, long width, float factor) {
+    float rate = (float)d->rate, kept = (float)d->momentum, decay = (float)d->decay;
     for (long i = 0; i < width; i++) {
-        float g = grad[i] * share + decay * params[i];
-        speed[i] = momentum * speed[i] + g;
-        params[i] -= rate * speed[i];
+        float g = grad[i] * factor + decay * params[i];
+        momentum[i] = kept * momentum[i] + g;
+        params[i] -= rate * momentum[i];
     }
 }
 

@@ -1,6 +1,6 @@
 /* The table of kernels of one width; included by the files that say which. */
 #include "block.h"
-#include "join.h"
+#include "blend.h"
 #include "parts.h"
 #include "pool.h"
 #include "seed.h"
@@ -14,7 +14,7 @@ const kernels KERNELS = {
         [DEPTH] = {depth_forward, depth_backward},
         [NORMED] = {normed_forward, normed_backward},
         [SQUEEZED] = {squeezed_forward, squeezed_backward},
-        [JOIN] = {join_forward, join_backward},
+        [JOIN] = {blend_forward, blend_backward},
     },
     .block_infer = block_infer,
     .convolve = conv_image,

@@ -16,11 +16,11 @@ typedef struct {
 } network;
 
 /* Whether a convolution takes less time than its output's way to memory and back. */
-static int quick_again(const sheet *s) { return s->kernel == 1 && s->in_channels <= WHOLE / 2; }
+static int quick_again(const descriptor *s) { return s->kernel == 1 && s->in_channels <= WHOLE / 2; }
 
 /* Room for what a layer saves and gives. */
 static void give_room(layer *own, arena *a) {
-    sheet *s = &own->s;
+    descriptor *s = &own->s;
     long B = s->batch, P = round_up(s->out_channels), full = B * image_floats(s), small = B * out_floats(s);
     if (own->kind == SEED || (own->kind == BLOCK && !quick_again(s))) s->conv = take_floats(a, full);
     s->mean = take_floats(a, own->kind == BLOCK ? P : B * P);
@@ -45,20 +45,20 @@ static void enter_gradients(layer *own, float *row) {
 
 /* Lay the layers out in the arena: from image to image every layer reads what the one before it gave. Returns what the
  * last gives, and the most numbers that a layer is given. */
-static const float *connect(const training *t, network *net, arena *a, long *most) {
+static const float *connect(const training *t, network *net, arena *a, long *largest) {
     const float *x = net->images, *host = x;
     float *row = net->host_grad;
     for (long l = 0; l < net->count; l++) {
         layer *own = &net->layers[l];
-        sheet *s = &own->s;
+        descriptor *s = &own->s;
         give_room(own, a);
         if (own->span) host = x;
         s->x = x, s->host = host;
         if (own->kind == BLOCK) enter_gradients(own, row), row += numbers_of(own);
         if (own->slot >= 0) enter_gradients(own, net->seed_grads[own->slot] + own->place);
         x = hands_on(own) ? host : s->out;
-        long P = round_up(s->out_channels), numbers = t->batch * s->height * s->width * (s->x_pixel > P ? s->x_pixel : P);
-        *most = numbers > *most ? numbers : *most;
+        long P = round_up(s->out_channels), numel = t->batch * s->height * s->width * (s->x_pixel > P ? s->x_pixel : P);
+        *largest = numel > *largest ? numel : *largest;
     }
     return x;
 }
@@ -69,17 +69,17 @@ static network lay_out(const training *t, long env, layer *layers, float **seed_
     net.images = take_floats(a, t->batch * w->size * w->size * COLOURS);
     net.host_grad = take_floats(a, w->width);
     for (long slot = 0; slot < w->slots; slot++) seed_grads[slot] = take_floats(a, w->seed_width[slot]);
-    long most = 0;
-    const float *x = connect(t, &net, a, &most);
-    const sheet *last = &layers[net.count - 1].s;
+    long largest = 0;
+    const float *x = connect(t, &net, a, &largest);
+    const descriptor *last = &layers[net.count - 1].s;
     long C = last->out_channels, K = w->classes;
     const float *weight = CLASSIFIER(w, env, last);
     float *grad_weight = net.host_grad + (weight - (w->params + env * w->width));
     net.top = (head){.batch = t->batch, .channels = C, .pixels = out_pixels(last), .classes = K, .x = x,
                      .weight = weight, .bias = weight + K * C, .mean = take_floats(a, t->batch * round_up(C)),
-                     .slope = take_floats(a, t->batch * K),
+                     .gradient = take_floats(a, t->batch * K),
                      .grad_weight = grad_weight, .grad_bias = grad_weight + K * C};
-    net.grad = take_floats(a, most), net.spare = take_floats(a, most), net.direct = take_floats(a, most);
+    net.grad = take_floats(a, largest), net.spare = take_floats(a, largest), net.direct = take_floats(a, largest);
     net.rest = *a;
     return net;
 }
@@ -108,12 +108,12 @@ static void exchange(float **one, float **other) {
 
 /* Behind the first layer of a residual: what passed by the seed, and what went through it unless it is cut off. */
 static void rejoin(network *net, const layer *own) {
-    long numbers = own->s.batch * own->s.height * own->s.width * own->s.x_pixel;
+    long numel = own->s.batch * own->s.height * own->s.width * own->s.x_pixel;
     if (own->s.flags & DETACHED) {
         exchange(&net->grad, &net->direct);
         return;
     }
-    for (long i = 0; i < numbers; i++) net->spare[i] += net->direct[i];
+    for (long i = 0; i < numel; i++) net->spare[i] += net->direct[i];
     exchange(&net->grad, &net->spare);
 }
 
@@ -136,15 +136,15 @@ static void backward(network *net) {
 /* Norms of the gradients of a seed's parameter tensors. */
 typedef struct {
     double total, tensors, vanishing, exploding;
-    long numbers;
+    long numel;
 } seed_norms;
 
 static seed_norms norms_of(const training *t, const layer *first, const float *grads) {
     seed_norms found = {0};
     for (const layer *own = first; own < first + first->span; own++)
         for (int i = 0; i < MOST_TENSORS && own->tensors[i]; i++) {
-            double norm = norm_of(grads + found.numbers, own->tensors[i]);
-            found.numbers += own->tensors[i];
+            double norm = norm_of(grads + found.numel, own->tensors[i]);
+            found.numel += own->tensors[i];
             found.total += norm * norm;
             found.tensors += 1;
             found.vanishing += norm < t->vanishing_norm;
@@ -158,7 +158,7 @@ static seed_norms norms_of(const training *t, const layer *first, const float *g
 static void measure(const training *t, long at, const float *host_grad, seed_norms of) {
     double host_norm = norm_of(host_grad, t->nets.width);
     double health = fmin(fmax(1.0 - 0.5 * (of.vanishing / of.tensors) - 0.8 * (of.exploding / of.tensors), 0.0), 1.0);
-    double ratio = of.total / sqrt((double)of.numbers) / (host_norm / sqrt((double)t->nets.width) + t->tiny);
+    double ratio = of.total / sqrt((double)of.numel) / (host_norm / sqrt((double)t->nets.width) + t->tiny);
     t->l2[at] = of.total;
     t->health[at] = isfinite(of.total) ? health : 0.0;
     t->ratio[at] = isfinite(ratio) && of.total >= t->tiny && host_norm >= t->tiny ? ratio : 0.0;
@@ -170,13 +170,13 @@ static void measure(const training *t, long at, const float *host_grad, seed_nor
 /* Clipped by the norm over all of it, a seed's gradient moves its parameters and, elsewhere in the row, its gate's. */
 static void descend_seed(const training *t, const layer *first, long env, const float *grads) {
     const layer *last = first + first->span - 1;
-    long numbers = last->place + numbers_of(last);
+    long numel = last->place + numbers_of(last);
     long slot = first->slot, at = env * t->nets.seed_width[slot], gate = last->kind == JOIN ? numbers_of(last) : 0;
-    float *params = t->nets.seed_params[slot] + at, *speed = t->nets.seed_speed[slot] + at;
-    float share = sgd_share(&t->seed, grads, numbers);
-    sgd_move(&t->seed, params, speed, grads, numbers - gate, share);
+    float *params = t->nets.seed_params[slot] + at, *momentum = t->nets.seed_momentum[slot] + at;
+    float factor = sgd_factor(&t->seed, grads, numel);
+    sgd_move(&t->seed, params, momentum, grads, numel - gate, factor);
     long column = t->nets.gate_at[slot];
-    if (gate) sgd_move(&t->seed, params + column, speed + column, grads + numbers - gate, gate, share);
+    if (gate) sgd_move(&t->seed, params + column, momentum + column, grads + numel - gate, gate, factor);
 }
 
 static void update(const training *t, const network *net, long env) {
@@ -188,35 +188,35 @@ static void update(const training *t, const network *net, long env) {
             measure(t, env * w->slots + own->slot, net->host_grad, norms_of(t, own, grads));
         if (!(own->s.flags & FROZEN)) descend_seed(t, own, env, grads);
     }
-    float share = sgd_share(&t->host, net->host_grad, w->width);
-    sgd_move(&t->host, w->params + env * w->width, w->speed + env * w->width, net->host_grad, w->width, share);
+    float factor = sgd_factor(&t->host, net->host_grad, w->width);
+    sgd_move(&t->host, w->params + env * w->width, w->momentum + env * w->width, net->host_grad, w->width, factor);
 }
 
 static void train_network(const training *t, long at, layer *layers, float **seed_grads, arena a) {
     network net = lay_out(t, t->envs[at], layers, seed_grads, &a);
     crops images = t->images;
     float loss;
-    int64_t hits;
+    int64_t correct;
     images.size = t->nets.size, images.first += at * t->batch;
     cut_padded(&images, t->batch, 0, net.images);
     net.top.labels = t->labels + at * t->batch;
     forward(&net);
-    head_forward(&net.top, &loss, &hits);
+    head_forward(&net.top, &loss, &correct);
     backward(&net);
     update(t, &net, t->envs[at]);
-    t->loss[at] += loss, t->hits[at] += hits;
+    t->loss[at] += loss, t->correct[at] += correct;
 }
 
 /* Bytes of the largest network, with room for its largest layer to work in. */
 static size_t most_room(const training *t, layer *layers, float **seed_grads) {
-    size_t most = 64;
+    size_t largest = 64;
     for (long at = 0; at < t->count; at++) {
         arena a = {0};
         network net = lay_out(t, t->envs[at], layers, seed_grads, &a);
         size_t bytes = most_work(layers, net.count, net.rest);
-        most = bytes > most ? bytes : most;
+        largest = bytes > largest ? bytes : largest;
     }
-    return most;
+    return largest;
 }
 
 int train_networks(const training *t) {

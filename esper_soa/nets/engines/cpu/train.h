@@ -12,9 +12,9 @@ typedef struct {
     const int64_t *envs;   /* [count] */
     crops images;          /* first [count, B] */
     const int64_t *labels; /* [count, B] */
-    descent host, seed;    /* rules */
+    sgd host, seed;    /* rules */
     float *loss;           /* [count], added to */
-    int64_t *hits;         /* [count], added to */
+    int64_t *correct;         /* [count], added to */
     double *l2, *health, *ratio;               /* [N, slots]; NULL where no statistics are asked for */
     uint8_t *vanishing, *exploding, *measured; /* [N, slots] */
     double vanishing_norm, exploding_norm, tiny;

@@ -16,7 +16,7 @@ typedef struct {
 } validated;
 
 /* Batch norm folded into kernel and bias, with the running statistics. */
-static void fold(sheet *s, arena *a) {
+static void fold(descriptor *s, arena *a) {
     long O = s->out_channels, each = s->in_channels * s->kernel * s->kernel;
     float *weight = take_floats(a, O * each), *bias = take_floats(a, O);
     if (!a->at) return;
@@ -45,7 +45,7 @@ static void give_room(layer *own, arena *a) {
 /* Lay network `env` out in the arena. */
 static validated prepare(const validation *v, long env, layer *layers, arena *a) {
     validated net = {.v = v, .layers = layers, .count = build_chain(&v->nets, env, 1, layers)};
-    const sheet *first = &layers[0].s, *last = &layers[net.count - 1].s;
+    const descriptor *first = &layers[0].s, *last = &layers[net.count - 1].s;
     layers[0].s.padded = 1;
     net.image = take_floats(a, padded_floats(first, COLOURS));
     for (long l = 0; l < net.count; l++) give_room(&layers[l], a);
@@ -64,7 +64,7 @@ static void judge(validated *net, const float *x, int64_t on) {
     head_logits(&net->top, x, net->mean, net->logits);
     for (long c = 0; c < v->codes; c++)
         if (v->code[c] == on)
-            v->hits[net->place * v->codes + c] += head_largest(net->logits, v->nets.classes) == net->label;
+            v->correct[net->place * v->codes + c] += head_largest(net->logits, v->nets.classes) == net->label;
     if (v->code[0] == on) v->loss[net->place] += head_cross_entropy(&net->top, net->logits, net->label);
 }
 
@@ -122,31 +122,31 @@ static void walk(validated *net, long l, const float *x, int64_t met, int64_t on
 /* shared: the images that all networks see, NULL where each has its own. */
 static void validate_network(const validation *v, long at, layer *layers, const float *shared, arena a) {
     validated net = prepare(v, v->envs[at], layers, &a);
-    long first = shared ? 0 : at * v->images, numbers = padded_floats(&layers[0].s, COLOURS);
+    long first = shared ? 0 : at * v->images, numel = padded_floats(&layers[0].s, COLOURS);
     crops cut = v->images_of;
     net.place = at, cut.size = v->nets.size, cut.first += first;
     for (long i = 0; i < v->images; i++, cut.first++) {
         net.label = v->labels[first + i];
         if (net.label < 0) continue;
         if (!shared) cut_padded(&cut, 1, v->nets.kernel / 2, net.image);
-        walk(&net, 0, shared ? shared + i * numbers : net.image, 0, 0);
+        walk(&net, 0, shared ? shared + i * numel : net.image, 0, 0);
         v->counted[at]++;
     }
 }
 
 int validate_networks(const validation *v) {
     layer *layers = calloc((size_t)most_layers(&v->nets), sizeof(layer));
-    size_t most = 64;
+    size_t largest = 64;
     arena a = {0};
     if (!layers) return 1;
     for (long at = 0; at < v->count; at++) {
         arena own = {0};
         validated net = prepare(v, v->envs[at], layers, &own);
         size_t bytes = most_work(layers, net.count, net.rest);
-        most = bytes > most ? bytes : most;
+        largest = bytes > largest ? bytes : largest;
     }
     long side = v->nets.size + v->nets.kernel - 1, count = v->shared ? v->images : 0;
-    a.at = aligned_alloc(64, most + (size_t)(count * side * side * COLOURS + 32) / 16 * 64);
+    a.at = aligned_alloc(64, largest + (size_t)(count * side * side * COLOURS + 32) / 16 * 64);
     if (a.at) {
         float *shared = v->shared ? take_floats(&a, count * side * side * COLOURS) : NULL;
         crops cut = v->images_of;

@@ -15,7 +15,7 @@ typedef struct {
     int64_t codes, ablated;     /* ablated: bit mask of the slots in which subsets differ */
     const int64_t *code;        /* [codes]: seeds that are on, of those */
     double *loss;               /* [count], sum over the images under the first code */
-    int64_t *hits, *counted;    /* [count, codes], [count] */
+    int64_t *correct, *counted;    /* [count, codes], [count] */
 } validation;
 
 /* Returns 0, or 1 where memory is out. */

@@ -119,10 +119,10 @@ INLINE void strip_outputs(const conv_job *job, const float *in, float *room, lon
 }
 
 INLINE void tiles_with(const conv_job *job, long I) {
-    long most = strip_lines(job->W);
-    float *out = job->room + most * (job->W / 2) * tile_step(I);
-    for (long y = 0; y < job->H / 2; y += most) {
-        long lines = job->H / 2 - y < most ? job->H / 2 - y : most, o = 0;
+    long largest = strip_lines(job->W);
+    float *out = job->room + largest * (job->W / 2) * tile_step(I);
+    for (long y = 0; y < job->H / 2; y += largest) {
+        long lines = job->H / 2 - y < largest ? job->H / 2 - y : largest, o = 0;
         patches(job->in + 2 * y * (job->W + 2) * I, job->W, I, lines, job->room);
         for (; o + 2 * LANES <= job->O; o += 2 * LANES) strip_outputs(job, job->room, out, y, lines, o, 2, I);
         if (o < job->O) strip_outputs(job, job->room, out, y, lines, o, 1, I);
@@ -187,10 +187,10 @@ INLINE void wgrad_strip(const wgrad_job *job, const float *in, const float *grad
 }
 
 INLINE void wgrad_with(const wgrad_job *job, long I, long O) {
-    long most = strip_lines(job->W), across = job->W / 2;
-    float *grads = job->room + most * across * tile_step(I);
-    for (long y = 0; y < job->H / 2; y += most) {
-        long lines = job->H / 2 - y < most ? job->H / 2 - y : most;
+    long largest = strip_lines(job->W), across = job->W / 2;
+    float *grads = job->room + largest * across * tile_step(I);
+    for (long y = 0; y < job->H / 2; y += largest) {
+        long lines = job->H / 2 - y < largest ? job->H / 2 - y : largest;
         patches(job->in + 2 * y * (job->W + 2) * I, job->W, I, lines, job->room);
         for (long r = 0; r < lines; r++)
             for (long c = 0; c < O; c += LANES)

@@ -1,29 +1,29 @@
-/* What a layer works on beside what its sheet names: laid out before it is needed, and made ready for either way. */
+/* What a layer works on beside what its descriptor names: laid out before it is needed, and made ready for either way. */
 #ifndef ESPER_WORK_H
 #define ESPER_WORK_H
 
 #include "arena.h"
 #include "pack.h"
-#include "sheet.h"
+#include "descriptor.h"
 
 /* Whether the forward convolution and the gradient of its weights, and the gradient of its input, go by tiles. */
-INLINE int forward_tiles(const sheet *s) { return by_tiles(s->height, s->width, s->in_channels, s->kernel); }
-INLINE int backward_tiles(const sheet *s) { return by_tiles(s->height, s->width, s->out_channels, s->kernel); }
+INLINE int forward_tiles(const descriptor *s) { return by_tiles(s->height, s->width, s->in_channels, s->kernel); }
+INLINE int backward_tiles(const descriptor *s) { return by_tiles(s->height, s->width, s->out_channels, s->kernel); }
 
 /* Channels that they read, of x and of dy. */
-INLINE long forward_channels(const sheet *s) { return read_channels(s->in_channels, forward_tiles(s)); }
-INLINE long backward_channels(const sheet *s) { return read_channels(s->out_channels, backward_tiles(s)); }
+INLINE long forward_channels(const descriptor *s) { return read_channels(s->in_channels, forward_tiles(s)); }
+INLINE long backward_channels(const descriptor *s) { return read_channels(s->out_channels, backward_tiles(s)); }
 
 /* Floats of an image with the border that the convolution wants. */
-INLINE long padded_floats(const sheet *s, long channels) {
+INLINE long padded_floats(const descriptor *s, long channels) {
     return (s->height + s->kernel - 1) * (s->width + s->kernel - 1) * channels;
 }
 
 /* Numbers of the packed weights. */
-INLINE long packed_forward(const sheet *s) {
+INLINE long packed_forward(const descriptor *s) {
     return (forward_tiles(s) ? FREQS : s->kernel * s->kernel) * forward_channels(s) * round_up(s->out_channels);
 }
-INLINE long packed_backward(const sheet *s) {
+INLINE long packed_backward(const descriptor *s) {
     return (backward_tiles(s) ? FREQS : s->kernel * s->kernel) * round_up(s->in_channels) * backward_channels(s);
 }
 
@@ -41,7 +41,7 @@ typedef struct {
     double *sum, *moment;    /* [P]: sum of dz, sum of dz * (y - mean) */
 } work;
 
-static inline work lay_work(const sheet *s, arena *a) {
+static inline work lay_work(const descriptor *s, arena *a) {
     long P = round_up(s->out_channels), Q = round_up(s->in_channels);
     work t = {.padded = take_floats(a, padded_floats(s, P > s->x_pixel ? P : s->x_pixel)),
               .grad = take_floats(a, padded_floats(s, P)),
@@ -54,23 +54,23 @@ static inline work lay_work(const sheet *s, arena *a) {
 }
 
 /* For the convolution. */
-static inline void ready_forward(const sheet *s, const work *t) {
+static inline void ready_forward(const descriptor *s, const work *t) {
     zero(t->padded, padded_floats(s, s->x_pixel));
     zero(t->weights, packed_forward(s));
     pack_forward(t->weights, s->weight, s->out_channels, s->in_channels, s->kernel, forward_tiles(s));
 }
 
 /* Whether a gradient flows through the convolution into its input. */
-INLINE int wants_input_gradient(const sheet *s) { return s->grad_x && !s->detached; }
+INLINE int wants_input_gradient(const descriptor *s) { return s->grad_x && !s->detached; }
 
 /* For sums over a batch. */
-static inline void ready_sums(const sheet *s, const work *t) {
+static inline void ready_sums(const descriptor *s, const work *t) {
     zero(t->rows, ROWS * round_up(s->out_channels));
     for (long c = 0; c < round_up(s->out_channels); c++) t->sum[c] = t->moment[c] = 0.0;
 }
 
 /* For the gradients of a convolution. */
-static inline void ready_backward(const sheet *s, const work *t) {
+static inline void ready_backward(const descriptor *s, const work *t) {
     ready_sums(s, t);
     zero(t->padded, padded_floats(s, s->x_pixel));
     zero(t->grad, padded_floats(s, round_up(s->out_channels)));

@@ -1,4 +1,4 @@
-/* The data sheet of a layer of one network: same-padded convolution, norm, ReLU, and a 2x2 max pool where one follows.
+/* The data descriptor of a layer of one network: same-padded convolution, norm, ReLU, and a 2x2 max pool where one follows.
  *
  * The host's block (block.h) has a batch norm; a seed's layer (seed.h) has a group norm and can be added to its input;
  * parts.h has what seeds are made of beside that. Activations are [B, H, W, P], P the channels in whole vectors with
@@ -7,7 +7,7 @@
 #ifndef ESPER_SHEET_H
 #define ESPER_SHEET_H
 
-#include "squeeze.h"
+#include "squeeze_excite.h"
 
 /* What a seed is beside its kind. THROUGH: the host goes on with x, the seed gets all of the gradient that arrives.
  * DETACHED: the seed sees x cut off from the graph. */
@@ -28,7 +28,7 @@ typedef struct {
     const float *x;
     const float *weight;        /* [O, I, k, k] */
     const float *scale, *shift; /* [O] */
-    const float *alpha;         /* seed: share of the layer that is added; NULL for 1 */
+    const float *alpha;         /* seed: factor of the layer that is added; NULL for 1 */
     float *out;                 /* [B, H', W', P], H' = H / 2 where pooled */
     float *conv;                /* saved [B, H, W, P]: output of the convolution; NULL: computed anew where it is needed */
     float *peak;                /* saved [B, H', W', P], pooled only: its value where the maximum lies */
@@ -41,11 +41,11 @@ typedef struct {
     const float *host;          /* join: what the seed was given, where x is its residual or, where REPLACED, what it gives */
     float *grad_host;           /* join: what does not pass through the residual */
     squeeze q;                  /* of parts and joins that have one */
-} sheet;
+} descriptor;
 
 /* Floats of one image before the pool, and behind it; pixels behind it. */
-INLINE long image_floats(const sheet *s) { return s->height * s->width * round_up(s->out_channels); }
-INLINE long out_pixels(const sheet *s) { return s->pooled ? (s->height / 2) * (s->width / 2) : s->height * s->width; }
-INLINE long out_floats(const sheet *s) { return out_pixels(s) * round_up(s->out_channels); }
+INLINE long image_floats(const descriptor *s) { return s->height * s->width * round_up(s->out_channels); }
+INLINE long out_pixels(const descriptor *s) { return s->pooled ? (s->height / 2) * (s->width / 2) : s->height * s->width; }
+INLINE long out_floats(const descriptor *s) { return out_pixels(s) * round_up(s->out_channels); }
 
 #endif

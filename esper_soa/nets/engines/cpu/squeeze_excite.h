@@ -39,9 +39,9 @@ static inline void squeeze_image_back(const squeeze *q, const float *grad, float
     const float *mean = squeeze_mean(q, b), *units = q->units + b * q->hidden, *out = squeeze_out(q, b);
     memset(grad_mean, 0, (size_t)q->inputs * sizeof(float));
     for (long o = 0; o < q->outputs; o++) {
-        float slope = grad[o] * out[o] * (1.0f - out[o]);
-        q->grad_second_bias[o] += slope;
-        for (long h = 0; h < q->hidden; h++) q->grad_second[o * q->hidden + h] += slope * units[h];
+        float gradient = grad[o] * out[o] * (1.0f - out[o]);
+        q->grad_second_bias[o] += gradient;
+        for (long h = 0; h < q->hidden; h++) q->grad_second[o * q->hidden + h] += gradient * units[h];
     }
     for (long h = 0; h < q->hidden; h++) {
         float sum = 0;

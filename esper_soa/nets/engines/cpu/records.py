@@ -17,7 +17,7 @@ from esper_soa.nets.engines.cpu.images import Crops
 from esper_soa.nets.sgd import Rule
 
 POINTER, INTEGER = ctypes.c_void_p, ctypes.c_int64
-THROUGH, DETACHED, FROZEN, MEASURED, MULTIPLIED, GATED = (1 << bit for bit in range(6))  # what a seed is, as in join.h
+THROUGH, DETACHED, FROZEN, MEASURED, MULTIPLIED, GATED = (1 << bit for bit in range(6))  # what a seed is, as in blend.h
 
 
 class Networks(ctypes.Structure):
@@ -32,16 +32,16 @@ class Networks(ctypes.Structure):
         ("programs", POINTER),
         *((name, INTEGER) for name in ("width", "statistics_width")),
         ("seed_width", POINTER),
-        *((name, POINTER) for name in ("params", "speed", "statistics", "seed_params", "seed_speed")),
+        *((name, POINTER) for name in ("params", "momentum", "statistics", "seed_params", "seed_momentum")),
         *((name, POINTER) for name in ("seed_kind", "seed_flags", "alpha")),
-        *((name, ctypes.c_double) for name in ("momentum", "eps")),
+        *((name, ctypes.c_double) for name in ("norm_momentum", "eps")),
     ]
 
 
-class Descent(ctypes.Structure):
-    """descent of sgd.h."""
+class Sgd(ctypes.Structure):
+    """sgd of sgd.h."""
 
-    _fields_ = [(name, ctypes.c_double) for name in ("most", "eps", "rate", "momentum", "decay")]
+    _fields_ = [(name, ctypes.c_double) for name in ("max_norm", "eps", "rate", "momentum", "decay")]
 
 
 class Training(ctypes.Structure):
@@ -53,8 +53,8 @@ class Training(ctypes.Structure):
         ("envs", POINTER),
         ("images", Crops),
         ("labels", POINTER),
-        *((name, Descent) for name in ("host", "seed")),
-        *((name, POINTER) for name in ("loss", "hits")),
+        *((name, Sgd) for name in ("host", "seed")),
+        *((name, POINTER) for name in ("loss", "correct")),
         *((name, POINTER) for name in ("l2", "health", "ratio", "vanishing", "exploding", "measured")),
         *((name, ctypes.c_double) for name in ("vanishing_norm", "exploding_norm", "tiny")),
     ]
@@ -71,7 +71,7 @@ class Validation(ctypes.Structure):
         ("images_of", Crops),
         ("labels", POINTER),
         *((name, INTEGER) for name in ("codes", "ablated")),
-        *((name, POINTER) for name in ("code", "loss", "hits", "counted")),
+        *((name, POINTER) for name in ("code", "loss", "correct", "counted")),
     ]
 
 
@@ -109,24 +109,24 @@ def networks(layout: Layout, pools: Pools, seeds: Seeds, alpha: Tensor, norm: tu
     widths = np.array([pool.shape[1] for pool in pools.seed_params], dtype=np.int64)
     record = Networks(
         blocks=layout.blocks.shape[1], slots=layout.gates.shape[1], classes=layout.classes, kernel=layout.kernel,
-        size=layout.size, width=pools.params.shape[1], statistics_width=pools.statistics.shape[1], momentum=norm[0],
-        eps=norm[1], blueprints=layout.programs.shape[1], parts=layout.programs.shape[2],
+        size=layout.size, width=pools.params.shape[1], statistics_width=pools.statistics.shape[1],
+        norm_momentum=norm[0], eps=norm[1], blueprints=layout.programs.shape[1], parts=layout.programs.shape[2],
     )  # fmt: skip
     record.held = (layout, pools, seeds, alpha, places, widths)
     record.channels, record.pooled, record.before, record.after = (row.ctypes.data for row in layout.blocks)
     record.gate_at, record.gate_hidden = (row.ctypes.data for row in layout.gates)
     record.programs = layout.programs.ctypes.data
     record.seed_width = widths.ctypes.data
-    record.params, record.speed = pools.params.data_ptr(), pools.momentum.data_ptr()
+    record.params, record.momentum = pools.params.data_ptr(), pools.momentum.data_ptr()
     record.statistics, record.alpha = pools.statistics.data_ptr(), alpha.data_ptr()
-    record.seed_params, record.seed_speed = (place.ctypes.data for place in places)
+    record.seed_params, record.seed_momentum = (place.ctypes.data for place in places)
     record.seed_kind, record.seed_flags = seeds.kind.ctypes.data, seeds.flags.ctypes.data
     return record
 
 
-def descent_of(rule: Rule) -> Descent:
+def sgd_of(rule: Rule) -> Sgd:
     """The record of a rule whose rate is a number."""
-    return Descent(rule.max_norm, rule.eps, rule.lr, rule.momentum, rule.weight_decay)
+    return Sgd(rule.max_norm, rule.eps, rule.lr, rule.momentum, rule.weight_decay)
 
 
 def train_(record: Training) -> None:

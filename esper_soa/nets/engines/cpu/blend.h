@@ -31,64 +31,66 @@ INLINE vec exponential(vec x) {
 
 /* Where it is 1 to the last digit, x is taken as 9; a NaN stays one. */
 INLINE vec hyperbolic_tangent(vec x) {
-    vec size = (vec)((ints)x & 0x7fffffff), most = splat(9);
-    vec held = choose(size > most, most, size);
-    held = choose(held == held, held, most);
+    vec size = (vec)((ints)x & 0x7fffffff), largest = splat(9);
+    vec held = choose(size > largest, largest, size);
+    held = choose(held == held, held, largest);
     vec large = splat(1) - splat(2) / (exponential(held + held) + splat(1));
     vec value = choose(size < splat(0.625f), small_tanh(x), (vec)((ints)large | ((ints)x & (int)0x80000000)));
     return choose(x == x, value, x);
 }
 
-/* The share of image b's residual that is added. */
-INLINE float share_of(const sheet *s, long b) { return s->flags & GATED ? *s->alpha * *squeeze_out(&s->q, b) : *s->alpha; }
+/* The factor of image b's residual that is added. */
+INLINE float factor_of(const descriptor *s, long b) {
+    return s->flags & GATED ? *s->alpha * *squeeze_out(&s->q, b) : *s->alpha;
+}
 
 /* A vector of the residual at i. */
-INLINE vec residual_at(const sheet *s, long i) {
+INLINE vec residual_at(const descriptor *s, long i) {
     vec r = load(s->x + i);
     return s->flags & REPLACED ? r - load(s->host + i) : r;
 }
 
-static void join_forward(const sheet *s, const work *t) {
+static void blend_forward(const descriptor *s, const work *t) {
     if (!s->out) return; /* the host goes on with what it had */
-    long numbers = image_floats(s);
+    long numel = image_floats(s);
     for (long b = 0; b < s->batch; b++) {
-        long at = b * numbers;
+        long at = b * numel;
         const float *x = s->host;
         if (s->flags & GATED) squeeze_image(&s->q, x + at, (s->height * s->width), b);
-        vec share = splat(share_of(s, b));
+        vec factor = splat(factor_of(s, b));
         if (s->flags & MULTIPLIED)
-            for (long i = at; i < at + numbers; i += LANES)
-                store(s->out + i, load(x + i) * (splat(1) + share * hyperbolic_tangent(residual_at(s, i))));
+            for (long i = at; i < at + numel; i += LANES)
+                store(s->out + i, load(x + i) * (splat(1) + factor * hyperbolic_tangent(residual_at(s, i))));
         else
-            for (long i = at; i < at + numbers; i += LANES) store(s->out + i, load(x + i) + share * residual_at(s, i));
+            for (long i = at; i < at + numel; i += LANES) store(s->out + i, load(x + i) + factor * residual_at(s, i));
     }
 }
 
 /* The residual of a seed that replaces x falls as x rises, unless that x is cut off. */
-static void multiplied_back(const sheet *s, long b) {
-    long numbers = image_floats(s), at = b * numbers;
+static void multiplied_back(const descriptor *s, long b) {
+    long numel = image_floats(s), at = b * numel;
     int falling = s->flags & REPLACED && !(s->flags & DETACHED);
-    vec share = splat(*s->alpha);
-    for (long i = at; i < at + numbers; i += LANES) {
+    vec factor = splat(*s->alpha);
+    for (long i = at; i < at + numel; i += LANES) {
         vec grad = load(s->grad_out + i), tangent = hyperbolic_tangent(residual_at(s, i));
-        vec inner = share * load(s->host + i) * (splat(1) - tangent * tangent) * grad;
-        vec outer = (splat(1) + share * tangent) * grad;
+        vec inner = factor * load(s->host + i) * (splat(1) - tangent * tangent) * grad;
+        vec outer = (splat(1) + factor * tangent) * grad;
         store(s->grad_x + i, inner);
         store(s->grad_host + i, falling ? outer - inner : outer);
     }
 }
 
-/* x + share r: where the seed is cut off or replaces x, (1 - share) of the gradient reaches x; where it is cut off, none
+/* x + factor r: where the seed is cut off or replaces x, (1 - factor) of the gradient reaches x; where it is cut off, none
  * through a gate. */
-static void added_back(const sheet *s, long b, float *grad_mean) {
-    long numbers = image_floats(s), at = b * numbers;
+static void added_back(const descriptor *s, long b, float *grad_mean) {
+    long numel = image_floats(s), at = b * numel;
     int cut = s->flags & DETACHED;
-    float share = share_of(s, b);
-    vec gate[2] = {splat(0), splat(0)}, kept = splat(cut || s->flags & REPLACED ? 1.0f - share : 1.0f);
-    for (long i = at; i < at + numbers; i += LANES) {
+    float factor = factor_of(s, b);
+    vec gate[2] = {splat(0), splat(0)}, kept = splat(cut || s->flags & REPLACED ? 1.0f - factor : 1.0f);
+    for (long i = at; i < at + numel; i += LANES) {
         vec grad = load(s->grad_out + i);
         gate[i / LANES & 1] += grad * residual_at(s, i);
-        store(s->grad_x + i, splat(share) * grad);
+        store(s->grad_x + i, splat(factor) * grad);
         store(s->grad_host + i, kept * grad);
     }
     if (!(s->flags & GATED)) return;
@@ -106,17 +108,17 @@ static void added_back(const sheet *s, long b, float *grad_mean) {
 }
 
 /* Behind a host that went on with x, the seed and x both get the gradient, and x the seed's own x in x + r again. */
-static void through_back(const sheet *s, long b) {
-    long numbers = image_floats(s), at = b * numbers;
-    vec share = splat(s->flags & (DETACHED | REPLACED) ? 1.0f : 2.0f);
-    for (long i = at; i < at + numbers; i += LANES) {
+static void through_back(const descriptor *s, long b) {
+    long numel = image_floats(s), at = b * numel;
+    vec factor = splat(s->flags & (DETACHED | REPLACED) ? 1.0f : 2.0f);
+    for (long i = at; i < at + numel; i += LANES) {
         vec grad = load(s->grad_out + i);
         store(s->grad_x + i, grad);
-        store(s->grad_host + i, share * grad);
+        store(s->grad_host + i, factor * grad);
     }
 }
 
-static void join_backward(const sheet *s, const work *t) {
+static void blend_backward(const descriptor *s, const work *t) {
     zero(t->rows, round_up(s->out_channels));
     for (long b = 0; b < s->batch; b++)
         if (s->flags & THROUGH) through_back(s, b);
