@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
-from tiny_world import EnvStep, play_ledger, tiny_rules, tiny_settings, tiny_world, view_of
+from tiny_world import EnvStep, play_state, tiny_rules, tiny_settings, tiny_world, view_of
 from torch import Tensor
 
 from esper_soa.agent.protocol import Agent
@@ -126,7 +126,7 @@ def visited(stages: list[Tensor]) -> set[int]:
 @pytest.mark.parametrize(("num_envs", "num_slots", "steps"), [(1, 1, 120), (12, 3, 100), (24, 10, 100), (1, 10, 1)])
 def test_random_legal_play_keeps_the_contract_of_the_ledger(num_envs: int, num_slots: int, steps: int) -> None:
     first, stages, ops, rollbacks = None, [], set(), 0
-    for step in play_ledger(tiny_rules(num_slots, steps), num_envs, seed=num_slots):
+    for step in play_state(tiny_rules(num_slots, steps), num_envs, seed=num_slots):
         first = first or layout(step.before)
         assert layout(step.observed.state) == first
         assert layout(step.result.state) == first
@@ -143,7 +143,7 @@ def test_random_legal_play_keeps_the_contract_of_the_ledger(num_envs: int, num_s
 @given(seed=st.integers(0, 10_000), num_slots=st.sampled_from([1, 2, 3, 5]), mode=st.sampled_from(REWARD_MODES))
 @settings(max_examples=16, deadline=None, derandomize=True)
 def test_the_contract_holds_for_any_seed_and_reward(seed: int, num_slots: int, mode: str) -> None:
-    for step in play_ledger(tiny_rules(num_slots, 12, RewardConfig(mode=mode)), 3, seed):
+    for step in play_state(tiny_rules(num_slots, 12, RewardConfig(mode=mode)), 3, seed):
         assert_env_step_holds(step, num_slots)
 
 
@@ -154,14 +154,14 @@ def test_scripted_policies_obey_the_masks(name: str) -> None:
         "heuristic": HeuristicPolicy(cfg.policy.heuristic, cfg.task.blueprints),
         "schedule": SchedulePolicy(cfg.policy.schedule, cfg.task.blueprints),
     }
-    for step in play_ledger(tiny_rules(3, 40), 4, seed=1, agent=made[name]):
+    for step in play_state(tiny_rules(3, 40), 4, seed=1, agent=made[name]):
         assert_env_step_holds(step, 3)
 
 
 def test_env_i_of_many_plays_as_it_would_alone() -> None:
     # Each env's rows of the same records, in another company: nothing in the env state mixes envs.
     rules = tiny_rules(3, 30)
-    for step in play_ledger(rules, 5, seed=4):
+    for step in play_state(rules, 5, seed=4):
         alone = record_and_observe(rules, step.before[2:3].clone(), step.trusted[2:3].clone())
         result = apply_action(rules, alone, step.action[2:3].clone())
         for mine, theirs in ((alone.state, step.observed.state), (result.state, step.result.state)):

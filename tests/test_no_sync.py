@@ -11,7 +11,7 @@ import pytest
 import torch
 from rich.console import Console
 from tensordict import TensorDict
-from tiny_world import CPU, EnvStep, guarded, play_ledger, tiny_rules, tiny_settings, tiny_world, view_of
+from tiny_world import CPU, EnvStep, guarded, play_state, tiny_rules, tiny_settings, tiny_world, view_of
 
 from benchmarks.sync_guard import HostSyncError, SyncGuard
 from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
@@ -119,7 +119,7 @@ def agents(num_slots: int, device: torch.device) -> dict[str, Agent]:
 def test_no_decision_waits_for_the_device(name: str) -> None:
     agent, rules = agents(3, CPU)[name], tiny_rules(3, 6)
     memory = agent.start(4, CPU)
-    for step in play_ledger(rules, 4, seed=2):
+    for step in play_state(rules, 4, seed=2):
         with SyncGuard():
             _, memory = agent.act(step.view, memory)
 
@@ -127,7 +127,7 @@ def test_no_decision_waits_for_the_device(name: str) -> None:
 @pytest.mark.parametrize("mode", REWARD_MODES)
 def test_no_kernel_of_an_env_step_waits_for_the_device(mode: str) -> None:
     rules = tiny_rules(3, 4, RewardConfig(mode=mode))
-    for step in play_ledger(rules, 4, seed=5):
+    for step in play_state(rules, 4, seed=5):
         with SyncGuard():
             before, trusted = guarded(rules, step.before, step.measured)
             observed = record_and_observe(rules, before, trusted)
@@ -137,7 +137,7 @@ def test_no_kernel_of_an_env_step_waits_for_the_device(mode: str) -> None:
 def test_counting_a_round_waits_for_the_device_only_at_its_end() -> None:
     rules = tiny_rules(2, 5)
     metrics = MetricsAccumulator(CPU, 3, training_flop(rules.nets.shape, CPU), 4)
-    for step in play_ledger(rules, 3, seed=1):
+    for step in play_state(rules, 3, seed=1):
         with SyncGuard():
             metrics.add_(step.trusted, step.observed, step.result)
     with SyncGuard(METRICS) as guard:
@@ -172,7 +172,7 @@ def test_recording_a_rollout_waits_for_nothing() -> None:
     rules = tiny_rules(2, 3)
     names = tuple(spec.name for spec in rules.nets.shape.slots)
     rollout = new_rollout(3, 4, 2, len(feature_names(names)), CPU)
-    for index, step in enumerate(play_ledger(rules, 4, seed=0)):
+    for index, step in enumerate(play_state(rules, 4, seed=0)):
         with SyncGuard():
             write_(rollout, index, row_of(step, CPU))
     assert torch.equal(rollout.rows.action.op[2], step.action.op)
@@ -270,7 +270,7 @@ def assert_on(device: torch.device, record: TensorDict) -> None:
 def test_an_env_step_runs_on_a_device_that_holds_no_values(mode: str) -> None:
     # On meta every read of a value raises, and so does every operation between two devices.
     rules = tiny_rules(3, 1, RewardConfig(mode=mode), META)
-    for step in play_ledger(rules, 2, seed=0, device=META):
+    for step in play_state(rules, 2, seed=0, device=META):
         assert_on(META, step.result.state.to_tensordict())
         assert_on(META, step.result.terms.to_tensordict())
         assert_on(META, step.observed.observation.to_tensordict())
@@ -280,7 +280,7 @@ def test_an_env_step_runs_on_a_device_that_holds_no_values(mode: str) -> None:
 
 @pytest.mark.parametrize("name", ["random", "wait", "schedule", "heuristic", "ppo"])
 def test_every_agent_decides_on_a_device_that_holds_no_values(name: str) -> None:
-    for step in play_ledger(tiny_rules(3, 1, device=META), 2, seed=0, agent=agents(3, META)[name], device=META):
+    for step in play_state(tiny_rules(3, 1, device=META), 2, seed=0, agent=agents(3, META)[name], device=META):
         assert_on(META, step.action.to_tensordict())
 
 
@@ -289,7 +289,7 @@ def test_a_rollout_is_recorded_on_a_device_that_holds_no_values() -> None:
     names = tuple(spec.name for spec in rules.nets.shape.slots)
     rollout = new_rollout(2, 3, 2, len(feature_names(names)), META)
     metrics = MetricsAccumulator(META, 3, training_flop(rules.nets.shape, META), 4)
-    for index, step in enumerate(play_ledger(rules, 3, seed=0, device=META)):
+    for index, step in enumerate(play_state(rules, 3, seed=0, device=META)):
         metrics.add_(step.trusted, step.observed, step.result)
         write_(rollout, index, row_of(step, META))
     assert_on(META, rollout.rows.to_tensordict())

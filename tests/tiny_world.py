@@ -161,7 +161,7 @@ def guarded(rules: Rules, state: EnvState, measured: Measurements) -> tuple[EnvS
     return state, quarantine(measured, state)
 
 
-def play_ledger(
+def play_state(
     rules: Rules, num_envs: int, seed: int, agent: Agent | None = None, device: torch.device = CPU
 ) -> Iterator[EnvStep]:
     """One episode of N envs on made-up measurements; random legal play where no agent is given."""

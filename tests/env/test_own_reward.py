@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from parts_of_users import gain, parts
-from tiny_world import CPU, play_ledger, tiny_rules, tiny_settings
+from tiny_world import CPU, play_state, tiny_rules, tiny_settings
 
 from esper_soa.build import build_rules
 from esper_soa.env.config import GovernorConfig, RewardConfig
@@ -28,7 +28,7 @@ def rules_of(name: str, **reward: object) -> Rules:
 
 def test_an_own_reward_is_paid_as_it_is_at_every_env_step() -> None:
     rules, paid = rules_of("gain"), 0
-    for step in play_ledger(rules, NUM_ENVS, seed=5):
+    for step in play_state(rules, NUM_ENVS, seed=5):
         state, terms = step.observed.state, step.result.terms
         signals, calm = state.signals, ~state.guard.panic
         wanted = signals.accuracy_delta + torch.where(signals.step == STEPS, signals.val_accuracy, 0.0)
@@ -43,7 +43,7 @@ def test_an_own_reward_is_paid_as_it_is_at_every_env_step() -> None:
 def test_what_a_seed_has_done_for_a_fossil_is_no_part_of_an_own_reward() -> None:
     paid = []
     for rules in (rules_of("gain"), tiny_rules(NUM_SLOTS, STEPS)):
-        step = next(play_ledger(rules, NUM_ENVS, seed=5))
+        step = next(play_state(rules, NUM_ENVS, seed=5))
         totals = step.observed.state.totals
         waiting = totals.replace(pending_hindsight=totals.pending_hindsight + 3)
         observed = step.observed._replace(state=step.observed.state.replace(totals=waiting))
@@ -57,7 +57,7 @@ def test_terms_of_an_own_reward_are_told_under_its_name_and_those_of_the_package
     assert own is not None
     metrics = MetricsAccumulator(CPU, NUM_ENVS, training_flop(rules.nets.shape, CPU), 7, own_reward=own.name)
     totals = torch.zeros(NUM_ENVS, dtype=STATE_FLOAT)
-    for step in play_ledger(rules, NUM_ENVS, seed=5):
+    for step in play_state(rules, NUM_ENVS, seed=5):
         metrics.add_(step.trusted, step.observed, step.result)
         totals += step.result.terms.total
     told = metrics.read(step.result.state, rules.reward.counts).record["reward_terms"]
@@ -80,12 +80,12 @@ def test_settings_that_make_the_inputs_apply_to_an_own_reward_and_those_of_modes
     def episode(**reward: object) -> list[list[float]]:
         rules = rules_of("parts", **reward)
         rules = rules._replace(governor=GovernorConfig(enabled=False))
-        return [step.result.terms.total.tolist() for step in play_ledger(rules, NUM_ENVS, seed=2)]
+        return [step.result.terms.total.tolist() for step in play_state(rules, NUM_ENVS, seed=2)]
 
     plain = episode()
     assert episode(pbrs_weight=2.0, scored_slots="target", disable_terminal_reward=True) == plain
     rented = [
-        step.observed.state.slots.alpha.sum() for step in play_ledger(rules_of("parts"), NUM_ENVS, seed=2)
+        step.observed.state.slots.alpha.sum() for step in play_state(rules_of("parts"), NUM_ENVS, seed=2)
     ]  # an episode in which there is something to be paid for
     assert sum(map(float, rented)) > 0
 
@@ -93,7 +93,7 @@ def test_settings_that_make_the_inputs_apply_to_an_own_reward_and_those_of_modes
 def test_an_own_reward_is_part_of_the_compiled_kernel() -> None:
     rules = rules_of("parts")
     kernel = torch.compile(apply_action, backend="eager", fullgraph=True, dynamic=False)
-    for step in list(play_ledger(rules, NUM_ENVS, seed=5))[:6]:
+    for step in list(play_state(rules, NUM_ENVS, seed=5))[:6]:
         compiled = kernel(rules, step.observed, step.action)
         assert torch.equal(compiled.terms.total, step.result.terms.total)
         assert torch.equal(compiled.terms.own, step.result.terms.own)
@@ -125,7 +125,7 @@ def test_an_own_reward_has_no_drip() -> None:
 def test_made_up_inputs_are_such_as_a_run_gives() -> None:
     made = sample_inputs(6, 3, 20, CPU)
     real = None
-    for step in play_ledger(tiny_rules(3, 20), 6, seed=1):
+    for step in play_state(tiny_rules(3, 20), 6, seed=1):
         real = step
     assert real is not None
     assert (made.target.sum(1) == 1).all()

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from tensordict import TensorDict
-from tiny_world import made_up, play_ledger, tiny_rules, view_of
+from tiny_world import made_up, play_state, tiny_rules, view_of
 
 from esper_soa.agent.scripted import RandomPolicy, WaitPolicy
 from esper_soa.env.config import GovernorConfig
@@ -21,7 +21,7 @@ ALPHAS = (0.0, 1.0, 0.5, 0.0)
 
 def grown_state(rules: Rules, num_envs: int) -> EnvState:
     """Envs alike, at env-step 1, with one slot in each of STAGES."""
-    state = next(play_ledger(rules, num_envs, seed=3, agent=WaitPolicy())).result.state
+    state = next(play_state(rules, num_envs, seed=3, agent=WaitPolicy())).result.state
     stage, alpha = torch.tensor(STAGES).expand(num_envs, 4), torch.tensor(ALPHAS).double().expand(num_envs, 4)
     slots = state.slots.replace(
         stage=stage.clone(), alpha=alpha.clone(), blueprint=torch.ones_like(stage), seed_age=torch.full_like(stage, 7),
@@ -122,7 +122,7 @@ def test_a_snapshot_waits_until_the_env_is_healthy() -> None:
 
 
 def test_a_fossilisation_asks_for_a_snapshot() -> None:
-    steps = list(play_ledger(tiny_rules(3, 60), 12, seed=3))
+    steps = list(play_state(tiny_rules(3, 60), 12, seed=3))
     fossilized = torch.stack([step.result.outcome.fossilized for step in steps])
     asked = torch.stack([step.result.state.guard.snapshot_due for step in steps])
     assert fossilized.any()

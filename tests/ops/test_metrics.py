@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 import torch
-from tiny_world import CPU, EnvStep, play_ledger, tiny_rules
+from tiny_world import CPU, EnvStep, play_state, tiny_rules
 
 from esper_soa.env.governor import REASON_NAMES
 from esper_soa.env.outcome import BlueprintStats, stability
@@ -20,7 +20,7 @@ NUM_ENVS, NUM_SLOTS, STEPS, TRAIN_SAMPLES = 4, 3, 30, 7
 def played(seed: int) -> tuple[RoundResult, list[EnvStep]]:
     rules, steps = tiny_rules(NUM_SLOTS, STEPS), []
     metrics = MetricsAccumulator(CPU, NUM_ENVS, training_flop(rules.nets.shape, CPU), TRAIN_SAMPLES)
-    for step in play_ledger(rules, NUM_ENVS, seed):
+    for step in play_state(rules, NUM_ENVS, seed):
         metrics.add_(step.trusted, step.observed, step.result)
         steps.append(step)
     return metrics.read(steps[-1].result.state, rules.reward.counts), steps

@@ -59,7 +59,7 @@ class _Head(torch.autograd.Function):
 
 
 def head_loss(x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean cross-entropy [n] and hits int64 [n] of activations x [B, n*C, H, W] and labels [B, n]; differentiable.
+    """Mean cross-entropy [n] and correct answers int64 [n] of activations x [B, n*C, H, W] and labels [B, n]; differentiable.
 
     weight [n, K, C], bias [n, K]; labels from 0 to K - 1.
     """
