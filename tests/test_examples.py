@@ -9,10 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from program import ENVIRONMENT, PATIENCE, TINY, command
 
+from esper_soa.env.own import sample_inputs
 from esper_soa.env.reward_records import RewardInputs
 from esper_soa.env.reward_terms import TERM_NAMES
+from esper_soa.registry import REWARD, find
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLE = ROOT / "examples" / "own_parts"
@@ -51,6 +54,18 @@ def test_a_run_is_played_with_all_of_the_example(parts: Path, tmp_path: Path) ->
     assert sum(record["reward_terms"].values()) == pytest.approx(record["reward"]["mean"])
     assert record["reward_terms"]["compute_rent"] < 0 == record["reward_terms"]["accuracy_change"]
     assert record["ops"]["germinate"] > 1
+
+
+def test_the_reward_of_the_example_is_what_its_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+    thrifty = find(REWARD, "my_parts.rewards:thrifty", "reward.mode")
+    inputs = sample_inputs(6, 3, 20, torch.device("cpu"))
+    terms = thrifty(inputs)
+    assert isinstance(terms, dict)
+    first = inputs.step == 1
+    assert torch.equal(terms["own"], torch.where(first, 0.0, inputs.accuracy_delta))
+    growth = inputs.total_params / inputs.host_params - 1
+    torch.testing.assert_close(terms["compute_rent"], -0.02 * growth)
 
 
 def test_a_learning_policy_takes_the_example_on_and_is_evaluated_beside_its_agent(parts: Path, tmp_path: Path) -> None:
