@@ -158,7 +158,7 @@ class Run:
         LOGGER.info("numbers  hosts compute in %s: %s", self.precision.name, self.precision.reason)
         kernels = world.rules.engine.chosen
         LOGGER.log(WARNING if kernels.fallback else INFO, "kernels  %s", kernels.reason)
-        LOGGER.info("ledger   %s", world.kernels.reason)
+        LOGGER.info("state    %s", world.kernels.reason)
 
     def one_round(self, number: int, progress: Progress) -> tuple[dict[str, Json], list[dict[str, Json]]]:
         """Collect and update; returns the round's line for metrics.jsonl, and its lines for episodes.jsonl."""

@@ -38,7 +38,7 @@ def compare_record(found, expected, kind, where):
             assert ours == pytest.approx(theirs, rel=1e-8, abs=1e-10), f"{one.name} of {where}"
 
 
-def compare_ledger(stacked, loops):
+def compare_states(stacked, loops):
     for place, loop in enumerate(loops):
         where = f"env {loop.number} after env-step {stacked.step}"
         compare_record(stacked.state.totals[place], loop.totals, TotalsRecord, where)
@@ -127,7 +127,7 @@ def test_envs_together_equal_as_many_plain_loops_through_whole_lives(setting):
         compare_weights(stacked, loops, 1e-8)
         coverage.note(loops)
         respond_both(stacked, loops, measured, readings)
-        compare_ledger(stacked, loops)
+        compare_states(stacked, loops)
     coverage.check()
 
 

@@ -42,7 +42,7 @@ def assert_finite(record: TensorDict) -> None:
         assert value.isfinite().all(), name
 
 
-def assert_ledger_holds(state: EnvState) -> None:
+def assert_state_holds(state: EnvState) -> None:
     assert_finite(state.to_tensordict())
     slots, ramp = state.slots, state.ramp
     for name, alpha in (("slots", slots.alpha), ("ramp", ramp.alpha), ("start", ramp.start), ("target", ramp.target)):
@@ -103,8 +103,8 @@ def assert_env_step_holds(step: EnvStep, num_slots: int) -> None:
     assert_finite(observed.observation.to_tensordict())
     assert_finite(result.terms.to_tensordict())
     assert torch.equal(step.before.slots.stage, observed.state.slots.stage), "looking changes no stage"
-    assert_ledger_holds(observed.state)
-    assert_ledger_holds(result.state)
+    assert_state_holds(observed.state)
+    assert_state_holds(result.state)
     assert_transitions_hold(observed.state, result.state)
 
 
@@ -124,7 +124,7 @@ def visited(stages: list[Tensor]) -> set[int]:
 
 
 @pytest.mark.parametrize(("num_envs", "num_slots", "steps"), [(1, 1, 120), (12, 3, 100), (24, 10, 100), (1, 10, 1)])
-def test_random_legal_play_keeps_the_contract_of_the_ledger(num_envs: int, num_slots: int, steps: int) -> None:
+def test_random_legal_play_keeps_the_contract_of_the_state(num_envs: int, num_slots: int, steps: int) -> None:
     first, stages, ops, rollbacks = None, [], set(), 0
     for step in play_state(tiny_rules(num_slots, steps), num_envs, seed=num_slots):
         first = first or layout(step.before)

@@ -212,7 +212,7 @@ def test_a_round_with_a_teacher_reads_the_device_no_more_than_without(name: str)
 
 
 @pytest.mark.parametrize(("num_envs", "num_slots"), [(1, 1), (5, 3)])
-def test_training_and_validation_read_the_roster_and_nothing_else(num_envs: int, num_slots: int) -> None:
+def test_training_and_validation_read_the_active_seeds_and_nothing_else(num_envs: int, num_slots: int) -> None:
     world, agent = tiny_world(num_envs, num_slots, 10), RandomPolicy()
     assert world.rules.nets.workers == 1, "the guard sees its own thread alone"
     state = world.start_round(0)

@@ -83,7 +83,7 @@ class MetricsAccumulator:
         self.rewards = zeros(num_envs, STABILITY_WINDOW)
         self.names, self.blueprints = names, empty_blueprint_stats(device, len(names))
         self.shapley = zeros(2, num_envs, 0)  # values and standard errors [2, N, S] at the newest env-step
-        self.newest: tuple[EnvState, EnvState] | None = None  # ledgers before and after the newest actions
+        self.newest: tuple[EnvState, EnvState] | None = None  # states before and after the newest actions
 
     def add_(self, measured: Measurements, observed: Observed, result: StepResult) -> None:
         """Count one env-step of N envs."""

@@ -331,11 +331,11 @@ def write_config_file(folder: RunFolder, resolved_yaml: str) -> None:
 
 
 def write_versions(
-    folder: RunFolder, device: str, data: Mapping[str, str], kernels: Mapping[str, str], ledger: str
+    folder: RunFolder, device: str, data: Mapping[str, str], kernels: Mapping[str, str], state: str
 ) -> None:
     """Replace versions.json: packages, source revision, machine, `device` name, facts of data set and kernels.
 
-    kernels: of the networks; ledger: whether those of the state machine are compiled, and why.
+    kernels: of the networks; state: whether those of the state machine are compiled, and why.
     """
     record = {
         "python": platform.python_version(),
@@ -346,7 +346,7 @@ def write_versions(
         "device": device,
         "data": dict(data),
         "kernels": dict(kernels),
-        "state": ledger,
+        "state": state,
     }
     write_text(folder.versions, json.dumps(record, indent=2) + "\n")
 

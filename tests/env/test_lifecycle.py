@@ -365,7 +365,7 @@ def test_every_kernel_runs_without_data_on_any_device():
     assert outcome.success.shape == (2,)
 
 
-def test_the_ledger_keeps_its_dtypes():
+def test_the_state_keeps_its_dtypes():
     start = empty_slots(2, 2, "cpu")
     slots, ramp, _ = env_step(*new_host(2, 2), act(Op.GERMINATE, 2))
     assert {k: v.dtype for k, v in slots.items()} == {k: v.dtype for k, v in start.items()}

@@ -95,7 +95,7 @@ def test_a_panicking_env_shows_the_last_recorded_numbers_and_measures_nothing() 
     assert signals.val_loss[1] == 1.0
 
 
-def test_the_ledger_of_other_envs_does_not_know_of_the_panic() -> None:
+def test_the_state_of_other_envs_does_not_know_of_the_panic() -> None:
     rules = tiny_rules(4, 20)
     state = grown_state(rules, 3)
     _, calm, _ = env_step(rules, state, [1.0, 1.0, 1.0])

@@ -191,7 +191,7 @@ def test_every_round_and_env_has_hosts_of_its_own_and_a_round_started_again_has_
     assert torch.equal(world.weights["snapshot", "params"], first)
 
 
-def test_a_round_begins_with_an_empty_ledger(world: World) -> None:
+def test_a_round_begins_with_an_empty_state(world: World) -> None:
     state = world.start_round(0)
     assert not state.slots.live.any()
     assert state.signals.step.tolist() == [0] * ENVS

@@ -74,7 +74,7 @@ def made(task: TaskConfig, split: bool = False, batches: int = 3, native: str = 
     return world
 
 
-def roster_of(
+def active_seeds_of(
     seed: int, num_slots: int, blueprints: tuple[int, ...] = CONVOLUTIONS, others: bool = False
 ) -> ActiveSeeds:
     """Seeds at random: of every stage that runs, some on their way out; others: of every blend too."""
@@ -172,7 +172,7 @@ def same_measurements(ours: Outcome, theirs: Outcome, nothing: float = 1e-9, sha
 @pytest.mark.parametrize("seed", range(3))
 def test_hosts_and_seeds_of_one_convolution_equal_torch_after_some_steps(task: TaskConfig, seed: int) -> None:
     world = made(task)
-    active_seeds = roster_of(seed, len(world.rules.nets.shape.slots))
+    active_seeds = active_seeds_of(seed, len(world.rules.nets.shape.slots))
     ours = played(world, active_seeds)
     assert not torch.equal(ours.weights["host", "params"], world.weights["host", "params"])
     assert ours.trained.gradients.measured.any()
@@ -198,13 +198,13 @@ def test_every_seed_equals_torch(blueprint: int, stage: int, blend: int) -> None
 @pytest.mark.parametrize("seed", range(3))
 def test_hosts_with_seeds_of_all_kinds_equal_torch(task: TaskConfig, seed: int) -> None:
     world = made(task, batches=1)
-    active_seeds = roster_of(10 + seed, len(world.rules.nets.shape.slots), tuple(CNN_BLUEPRINTS), others=True)
+    active_seeds = active_seeds_of(10 + seed, len(world.rules.nets.shape.slots), tuple(CNN_BLUEPRINTS), others=True)
     assert_equal(played(world, active_seeds), in_torch(world, active_seeds))
 
 
 def test_seeds_that_see_the_graph_of_their_host_train_it() -> None:
     world = made(TASKS[0])
-    active_seeds = roster_of(5, 6)
+    active_seeds = active_seeds_of(5, 6)
     world.rules = world.rules._replace(nets=world.rules.nets._replace(detached_stages=()))
     ours = played(world, active_seeds)
     assert_equal(ours, in_torch(world, active_seeds))
@@ -215,7 +215,7 @@ def test_seeds_that_see_the_graph_of_their_host_train_it() -> None:
 def test_every_env_has_its_own_validation_images_and_may_have_one_less() -> None:
     world = made(TASKS[0], split=True)
     assert (world.validation.order == -1).any()
-    for active_seeds in (roster_of(7, 6), seeds_of(Blueprint.CONV_LIGHT, Stage.HOLDING, Blend.ADD, num_slots=6)):
+    for active_seeds in (active_seeds_of(7, 6), seeds_of(Blueprint.CONV_LIGHT, Stage.HOLDING, Blend.ADD, num_slots=6)):
         assert_equal(played(world, active_seeds), in_torch(world, active_seeds))
 
 
@@ -247,7 +247,7 @@ def test_a_seed_behind_its_host_has_no_part_in_validation_whatever_its_alpha() -
 
 
 def test_a_network_of_nan_leaves_the_others_as_they_are() -> None:
-    world, active_seeds = made(TASKS[0]), roster_of(8, 6)
+    world, active_seeds = made(TASKS[0]), active_seeds_of(8, 6)
     broken = world.weights.clone()
     broken["host", "params"][2, 5] = float("nan")
     healthy, mixed = played(world, active_seeds), played(world, active_seeds, start=broken)
@@ -279,7 +279,7 @@ def test_hosts_of_any_width_go_whole_where_the_kernels_are_on() -> None:
 
 
 def test_the_engine_refuses_networks_that_it_was_not_made_for() -> None:
-    world, active_seeds = made(TASKS[0], batches=1), roster_of(9, 6)
+    world, active_seeds = made(TASKS[0], batches=1), active_seeds_of(9, 6)
     nets, runs, work = world.rules.nets, world.rules.engine, world.work(0)
     blocks = nets.shape.blocks
     odd = nets._replace(shape=nets.shape._replace(blocks=(blocks[0]._replace(kernel=5), *blocks[1:])))
@@ -291,7 +291,7 @@ def test_the_engine_refuses_networks_that_it_was_not_made_for() -> None:
 
 
 def test_a_profiler_sees_the_native_calls() -> None:
-    world, active_seeds = made(TASKS[0], batches=1), roster_of(9, 6)
+    world, active_seeds = made(TASKS[0], batches=1), active_seeds_of(9, 6)
     with torch.profiler.profile() as profiler:
         world.rules = world.rules._replace(nets=world.rules.nets._replace(workers=1))
         played(world, active_seeds)
@@ -341,7 +341,7 @@ def close(mine: Tensor, its: Tensor, whole_step: Tensor, share: float = 5e-3) ->
 def test_clipping_decay_gates_and_frozen_seeds_all_at_once_equal_torch(task: TaskConfig) -> None:
     world = made(task, batches=1)
     before = slowed_(world)
-    active_seeds = roster_of(20, len(world.rules.nets.shape.slots), tuple(CNN_BLUEPRINTS), others=True)
+    active_seeds = active_seeds_of(20, len(world.rules.nets.shape.slots), tuple(CNN_BLUEPRINTS), others=True)
     ours, theirs = played(world, active_seeds), in_torch(world, active_seeds)
     for env in range(NUM_ENVS):
         mine, its = (step_of(one.weights["host"], before["host"], env, task.momentum) for one in (ours, theirs))
@@ -437,7 +437,7 @@ ONE_SIDE = 3e-2  # share of a step that one value makes which rounding puts on t
 @pytest.mark.parametrize("task", NARROW_TASKS, ids=lambda task: task.name)
 def test_narrow_hosts_with_seeds_of_all_kinds_equal_torch_after_some_steps(task: TaskConfig) -> None:
     world = made(task)
-    active_seeds = roster_of(30, len(world.rules.nets.shape.slots), tuple(CNN_BLUEPRINTS), others=True)
+    active_seeds = active_seeds_of(30, len(world.rules.nets.shape.slots), tuple(CNN_BLUEPRINTS), others=True)
     ours, theirs = played(world, active_seeds), in_torch(world, active_seeds)
     for path, rows in ours.weights.items(include_nested=True, leaves_only=True):
         apart = (rows.double() - theirs.weights[path].double()).abs()
@@ -476,7 +476,7 @@ def test_every_kind_of_seed_in_a_narrow_host_equals_torch(task: TaskConfig) -> N
 @pytest.mark.parametrize("task", [*TASKS, *NARROW_TASKS], ids=lambda task: task.name)
 def test_a_network_alone_is_the_same_to_the_bit_as_behind_one_of_nan(task: TaskConfig) -> None:
     world = made(task)
-    active_seeds = roster_of(31, len(world.rules.nets.shape.slots), tuple(CNN_BLUEPRINTS), others=True)
+    active_seeds = active_seeds_of(31, len(world.rules.nets.shape.slots), tuple(CNN_BLUEPRINTS), others=True)
     broken = world.weights.clone()
     broken["host", "params"][2] = float("nan")
     for rows in broken["seeds"].values():

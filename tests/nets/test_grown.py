@@ -53,7 +53,7 @@ def test_every_kind_of_seed_in_every_stage_and_slot_is_the_network_of_the_engine
     assert_agrees(hosts)
 
 
-def test_parameters_are_those_of_the_ledger_less_the_seeds_that_the_host_does_not_feel(plain: Measured) -> None:
+def test_parameters_are_those_of_the_state_less_the_seeds_that_the_host_does_not_feel(plain: Measured) -> None:
     counts = parameter_table(plain.world.rules.nets.shape, torch.device("cpu"))
     felt = plain.slots.replace(stage=torch.where(plain.slots.stage == Stage.TRAINING, Stage.EMPTY, plain.slots.stage))
     told = total_params(felt, counts).tolist()

@@ -101,7 +101,7 @@ def test_a_second_process_compiles_nothing_anew_and_neither_lets_a_library_speak
             timeout=850,
         )  # fmt: skip
         assert (done.returncode, done.stderr) == (0, "")
-        said = f"ledger   compiled (compute.compile=on); kept in {kept}"
+        said = f"state    compiled (compute.compile=on); kept in {kept}"
         assert said in (tmp_path / name / "log.txt").read_text()
         return {*kept.rglob("*.so")}
 
