@@ -154,4 +154,4 @@ def test_the_modules_need_torch_alone() -> None:
     tree = ast.parse(Path(modules.__file__).read_text(encoding="utf-8"))
     names = {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
     names |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert names == {"torch", "collections.abc"}
+    assert names == {"torch", "collections.abc", "sys"}
