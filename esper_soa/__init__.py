@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from esper_soa.compose import compose_settings, experiments
     from esper_soa.conformance import check_agent, check_blueprint, check_reward
     from esper_soa.errors import UserError
-    from esper_soa.library import RecordedRun, open_run, train
     from esper_soa.nets.model.modules import GrownNetwork
     from esper_soa.nets.your_images import check_images, images
-    from esper_soa.ops.modules import load, save
+    from esper_soa.ops.module_files import load, save
+    from esper_soa.runs import RecordedRun, open_run, train
     from esper_soa.simulator import Info, Seed, Simulator, Step, make
 
 HOMES = {
     "Controller": "agent.controller",
     "GrownNetwork": "nets.model.modules",
     "Info": "simulator",
-    "RecordedRun": "library",
+    "RecordedRun": "runs",
     "Seed": "simulator",
     "Simulator": "simulator",
     "Step": "simulator",
@@ -39,11 +39,11 @@ HOMES = {
     "compose_settings": "compose",
     "experiments": "compose",
     "images": "nets.your_images",
-    "load": "ops.modules",
+    "load": "ops.module_files",
     "make": "simulator",
-    "open_run": "library",
-    "save": "ops.modules",
-    "train": "library",
+    "open_run": "runs",
+    "save": "ops.module_files",
+    "train": "runs",
 }
 __all__ = [
     "Controller",

@@ -1,7 +1,7 @@
 """Settings of a run from Python, composed as on the command line; a Hydra that the caller uses stays as it is.
 
 What Hydra holds for the process (its configuration, version and schemas) is set aside while ours is composed, and is
-then again as it was. Called by library.py and simulator.py; needs no torch.
+then again as it was. Called by runs.py and simulator.py; needs no torch.
 """
 
 import difflib

@@ -56,10 +56,10 @@ def settings_of(given: list[str]) -> dict[str, str]:
 def export(run: str, settings: dict[str, str]) -> None:
     """Write the network of `run` in all the formats, and print the paths."""
     with importing():
-        from esper_soa.library import open_run
         from esper_soa.nets.model.modules import GrownNetwork
         from esper_soa.ops.formats import FORMATS
-        from esper_soa.ops.modules import load
+        from esper_soa.ops.module_files import load
+        from esper_soa.runs import open_run
     wanted = settings["format"].split(",")
     for name in wanted:
         check(name in FORMATS, "format", name, f"one or more of {', '.join(FORMATS)}, with commas between")

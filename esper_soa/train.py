@@ -14,7 +14,7 @@ from esper_soa.ops.interrupt import importing, stopped_at_once
 from esper_soa.paths import config_dir
 
 if TYPE_CHECKING:
-    from esper_soa.library import RecordedRun
+    from esper_soa.runs import RecordedRun
 
 
 def main() -> None:
@@ -27,11 +27,11 @@ def main() -> None:
 
 
 class CallableModule(ModuleType):
-    """This module, which is called for library.train."""
+    """This module, which is called for runs.train."""
 
     def __call__(self, experiment: str = "", overrides: Sequence[str] = ()) -> "RecordedRun":
-        """See library.train."""
-        from esper_soa.library import train
+        """See runs.train."""
+        from esper_soa.runs import train
 
         return train(experiment, overrides)
 

@@ -32,8 +32,8 @@ GUARDS = {
     "nets": "tests/nets/test_initial_weights.py tests/nets/test_seeds_learn.py tests/test_parity.py",
     "native": "tests/nets/test_fused.py tests/nets/test_native.py",
     "env": "tests/env tests/test_parity.py",
-    "networks": "tests/nets/test_grown.py tests/ops/test_networks.py tests/ops/test_modules.py",
-    "library": "tests/test_library.py tests/test_export.py",
+    "networks": "tests/nets/test_grown.py tests/ops/test_networks.py tests/ops/test_module_files.py",
+    "library": "tests/test_runs.py tests/test_export.py",
     "own": "tests/nets/test_own_blueprints.py tests/test_own_parts_runs.py tests/env/test_own_reward.py "
     "tests/agent/test_own_agents.py tests/test_conformance.py",
 }
@@ -61,8 +61,8 @@ BREAKS = (
     ),
     Break("ops/networks.py", "if round_of_network(path) > rounds:", "if False:", "networks"),
     Break("env/topology.py", "select(panic, after.slots, before.slots)", "before.slots", "networks"),
-    Break("ops/modules.py", 'if entry["sha256"] != digest(tensors):', "if False:", "networks"),
-    Break("library.py", "torch.set_num_threads(threads)", "pass", "library"),
+    Break("ops/module_files.py", 'if entry["sha256"] != digest(tensors):', "if False:", "networks"),
+    Break("runs.py", "torch.set_num_threads(threads)", "pass", "library"),
     Break("compose.py", "instances.update(held)", "pass", "library"),
     Break(
         "trainer.py",

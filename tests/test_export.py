@@ -13,7 +13,7 @@ from esper_soa import export
 from esper_soa.agent.config import NetworkConfig, PolicyConfig
 from esper_soa.agent.controller import Controller, controller_spec
 from esper_soa.nets.config import TaskConfig, enabled_slots
-from esper_soa.ops.modules import digest
+from esper_soa.ops.module_files import digest
 
 
 @pytest.fixture(scope="module")

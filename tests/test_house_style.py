@@ -25,7 +25,7 @@ LAYERS = (
     ("vocabulary", "errors", "paths", "ranges", "student", "arguments", "user_cache", "registry"), ("state",),
     ("nets",), ("env",), ("agent",), ("config",),
     ("ops",), ("build", "actions"), ("conformance",), ("controls",), ("trainer",), ("evaluation",), ("compose",),
-    ("library", "simulator"), ("adapters",), ("train", "evaluate", "export", "command"),
+    ("runs", "simulator"), ("adapters",), ("train", "evaluate", "export", "command"),
 )  # fmt: skip
 # Torch takes seconds to import, Hydra half a second: `main` hears signals first, a job imports torch once it starts.
 LATE_IMPORTS = {

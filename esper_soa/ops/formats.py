@@ -21,7 +21,7 @@ from esper_soa.errors import UserError
 from esper_soa.nets.model import modules
 from esper_soa.nets.model.modules import GrownNetwork
 from esper_soa.ops.files import write_bytes
-from esper_soa.ops.modules import save
+from esper_soa.ops.module_files import save
 
 WIDTH = 116  # letters of a line of code
 REGISTRATION = "torch.onnx._internal.exporter._registration"  # the logger of torch's exporter

@@ -14,7 +14,7 @@ from esper_soa.env.topology import Standing
 from esper_soa.env.world import World
 from esper_soa.nets.grown import Grown, Pixels, Residents, grown_hosts
 from esper_soa.ops.files import LOGGER, Unwritten
-from esper_soa.ops.modules import ModuleFileError, load, save, save_hosts
+from esper_soa.ops.module_files import ModuleFileError, load, save, save_hosts
 from esper_soa.ops.rundir import RunFolder, package_versions, round_of_network, rounds_of
 
 BEST, HOSTS = "networks/best", "networks/hosts"  # what files are called that could not be written

@@ -18,7 +18,7 @@ from esper_soa.nets.grown import FELT_STAGES
 from esper_soa.nets.model.modules import GrownNetwork
 from esper_soa.ops import formats
 from esper_soa.ops.formats import save_code, save_onnx, save_pt2
-from esper_soa.ops.modules import digest
+from esper_soa.ops.module_files import digest
 
 BATCHES = (1, 2, 7, 64)
 

@@ -19,7 +19,7 @@ from esper_soa.env.topology import Standing, standing_of
 from esper_soa.nets.config import DataConfig, TaskConfig
 from esper_soa.ops import networks
 from esper_soa.ops.files import IncompleteError, Unwritten
-from esper_soa.ops.modules import load, specs
+from esper_soa.ops.module_files import load, specs
 from esper_soa.ops.networks import Networks
 from esper_soa.ops.rundir import RunFolder, resume_start
 from esper_soa.state import STATE_FLOAT

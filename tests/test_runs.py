@@ -27,7 +27,7 @@ from esper_soa.env.env import Env
 from esper_soa.errors import UserError
 from esper_soa.ops.checkpoint import load_checkpoint
 from esper_soa.ops.collect import Player, Round, play_round
-from esper_soa.ops.modules import digest
+from esper_soa.ops.module_files import digest
 from esper_soa.ops.progress import Progress
 from esper_soa.ops.rundir import RunFolder
 from esper_soa.state import Action

@@ -19,7 +19,7 @@ from esper_soa.errors import UserError, check, one_line
 from esper_soa.nets.config import enabled_slots
 from esper_soa.nets.model.modules import GrownNetwork
 from esper_soa.ops.interrupt import Interrupted
-from esper_soa.ops.modules import load
+from esper_soa.ops.module_files import load
 from esper_soa.ops.resume import read_run, restore_policy
 from esper_soa.ops.rundir import RunFolder, find_checkpoint, package_versions, write_config
 from esper_soa.ops.session import session, unheard

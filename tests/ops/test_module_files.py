@@ -19,7 +19,7 @@ from esper_soa.agent.config import NetworkConfig, PolicyConfig
 from esper_soa.agent.controller import Controller, controller_spec
 from esper_soa.nets.config import TaskConfig, enabled_slots
 from esper_soa.nets.model.modules import GrownNetwork
-from esper_soa.ops.modules import ENTRY, ModuleFileError, digest, load, save, save_hosts, specs
+from esper_soa.ops.module_files import ENTRY, ModuleFileError, digest, load, save, save_hosts, specs
 
 NUM_HOSTS = 5
 
@@ -64,7 +64,7 @@ def with_entry(path: Path, change: Callable[[dict], object]) -> None:
 
 LOADED = """
 import sys, json, torch, hashlib
-from esper_soa.ops.modules import digest, load
+from esper_soa.ops.module_files import digest, load
 net = load(sys.argv[1])
 torch.manual_seed(0)
 out = net(torch.rand(3, 3, 32, 32)) if len(sys.argv) == 2 else torch.zeros(1)
@@ -216,7 +216,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from esper_soa.ops import files
-from esper_soa.ops.modules import load, save
+from esper_soa.ops.module_files import load, save
 net = load(sys.argv[1])
 net.classifier.linear.bias.data.zero_()
 setattr(files.os, sys.argv[2], lambda *given: os.kill(os.getpid(), signal.SIGKILL))
