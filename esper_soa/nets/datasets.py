@@ -49,7 +49,9 @@ class ImageSet(NamedTuple):
     file_sha256: str = ""  # of the file of own images, hexadecimal
 
     def to(self, device: torch.device | str) -> "ImageSet":
-        """The same on `device`."""
+        """The same on `device`; itself where it is there."""
+        if self.train_images.device == torch.device(device):
+            return self
         return self._replace(
             train_images=self.train_images.to(device),
             train_labels=self.train_labels.to(device),
