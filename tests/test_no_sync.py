@@ -37,7 +37,7 @@ ACTIVE_SEEDS = (
 # A copy of two numbers that is started, not waited for; read one env-step late, for the progress bar.
 READ_PROGRESS = "read_progress"
 # MetricsAccumulator.read: the sums of a whole round by one copy after its last env-step, and what the host makes of it.
-METRICS = ("MetricsAccumulator", "episode_records", "blueprint_record", "_spread")
+METRICS = ("MetricsAccumulator", "_on_host", "episode_records", "blueprint_record", "_spread")
 
 VALUES = torch.arange(4.0)
 SYNCS: dict[str, Callable[[], object]] = {

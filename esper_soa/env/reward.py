@@ -69,51 +69,60 @@ def reward_inputs(
     state: EnvState, attribution: Attribution, action: Action, op: Tensor, settings: RewardSettings
 ) -> RewardInputs:
     """What the env state and this env-step's attribution say to the reward."""
-    slots, signals, cfg = state.slots, state.signals, settings.config
+    target = target_slot(action, state.slots.stage.shape[1])
+    inputs = _of_slots(state.slots, attribution) | _of_envs(state, attribution, settings) | {"target": target, "op": op}
+    return RewardInputs(**inputs, batch_size=state.batch_size, device=None)  # type: ignore[arg-type]
+
+
+def _of_slots(slots: Slots, attribution: Attribution) -> dict[str, Tensor]:
+    """The inputs [N, S] that follow from slots and attribution alone."""
+    contribution = torch.where(attribution.measured, attribution.contribution, 0.0)
+    return {
+        "has_seed": slots.live,
+        "stage": slots.stage,
+        "stage_age": slots.stage_age,
+        "previous_stage": slots.previous_stage,
+        "previous_stage_age": slots.previous_stage_age,
+        "seed_age": slots.seed_age,
+        "improvement": slots.improvement,
+        "improvement_known": slots.live,
+        "contribution": contribution,
+        "contribution_known": attribution.measured,
+        "interaction_sum": attribution.interaction_sum,
+        "accuracy_germination": torch.where(slots.germination_known, slots.accuracy_germination, 0.0),
+        "germination_known": slots.germination_known,
+        "escrow": slots.escrow,
+        "drip_live": slots.drip_live,
+        "drip_scale": slots.drip_scale,
+        "drip_left": slots.drip_total - slots.drip_paid,
+        "drip_contribution": contribution,
+    }
+
+
+def _of_envs(state: EnvState, attribution: Attribution, settings: RewardSettings) -> dict[str, Tensor]:
+    """The inputs [N]."""
+    slots, signals = state.slots, state.signals
     effective, shock = rent_and_shock(slots, settings)
-    host = torch.full_like(signals.val_accuracy, settings.counts.host)
-    return RewardInputs(
-        has_seed=slots.live,
-        target=target_slot(action, slots.stage.shape[1]),
-        stage=slots.stage,
-        stage_age=slots.stage_age,
-        previous_stage=slots.previous_stage,
-        previous_stage_age=slots.previous_stage_age,
-        seed_age=slots.seed_age,
-        improvement=slots.improvement,
-        improvement_known=slots.live,
-        contribution=torch.where(attribution.measured, attribution.contribution, 0.0),
-        contribution_known=attribution.measured,
-        interaction_sum=attribution.interaction_sum,
-        accuracy_germination=torch.where(slots.germination_known, slots.accuracy_germination, 0.0),
-        germination_known=slots.germination_known,
-        escrow=slots.escrow,
-        drip_live=slots.drip_live,
-        drip_scale=slots.drip_scale,
-        drip_left=slots.drip_total - slots.drip_paid,
-        drip_contribution=torch.where(attribution.measured, attribution.contribution, 0.0),
-        op=op,
-        val_accuracy=signals.val_accuracy,
-        stable_accuracy=stable_accuracy(signals, cfg.escrow_stable_window),
-        accuracy_delta=signals.accuracy_delta,
-        val_loss=signals.val_loss,
-        loss_delta=-signals.loss_delta,
-        total=torch.where(attribution.total_known, attribution.total, 0.0),
-        total_known=attribution.total_known,
-        committed_accuracy=attribution.committed,
-        effective_params=effective,
-        alpha_delta_sq=shock,
-        total_params=total_params(slots, settings.counts),
-        host_params=host,
-        fossilized_params=fossilized_params(slots, settings.counts),
-        num_active=stage_in(slots.stage, ACTIVE_STAGES).sum(1),
-        num_fossilized=state.totals.fossilized,
-        num_contributing=state.totals.contributing,
-        step=signals.step,
-        max_steps=torch.full_like(signals.step, settings.max_steps),
-        batch_size=signals.batch_size,
-        device=None,
-    )
+    return {
+        "val_accuracy": signals.val_accuracy,
+        "stable_accuracy": stable_accuracy(signals, settings.config.escrow_stable_window),
+        "accuracy_delta": signals.accuracy_delta,
+        "val_loss": signals.val_loss,
+        "loss_delta": -signals.loss_delta,
+        "total": torch.where(attribution.total_known, attribution.total, 0.0),
+        "total_known": attribution.total_known,
+        "committed_accuracy": attribution.committed,
+        "effective_params": effective,
+        "alpha_delta_sq": shock,
+        "total_params": total_params(slots, settings.counts),
+        "host_params": torch.full_like(signals.val_accuracy, settings.counts.host),
+        "fossilized_params": fossilized_params(slots, settings.counts),
+        "num_active": stage_in(slots.stage, ACTIVE_STAGES).sum(1),
+        "num_fossilized": state.totals.fossilized,
+        "num_contributing": state.totals.contributing,
+        "step": signals.step,
+        "max_steps": torch.full_like(signals.step, settings.max_steps),
+    }
 
 
 def rent_and_shock(slots: Slots, settings: RewardSettings) -> tuple[Tensor, Tensor]:

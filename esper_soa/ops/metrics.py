@@ -5,7 +5,7 @@ Filled by ops/collect.py after every env-step; `read_progress` is the one small 
 bar reads late.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -103,54 +103,66 @@ class MetricsAccumulator:
 
     def read(self, state: EnvState, counts: ParameterCounts) -> RoundResult:
         """One packed copy to the host at the end of a round; `state` is the last state."""
-        totals, signals, topology = state.totals, state.signals, topology_of(state)
-        standing = standing_of(*(self.newest or (state, state)))
-        parts = (
-            self.terms, self.ops, self.successes, self.rows, totals.rollbacks, totals.blended,
-            torch.stack([signals.val_loss, signals.train_loss, signals.train_accuracy]),
-            total_params(state.slots, counts), torch.stack(outcomes(state, self.rewards, counts, self.costs)),
-            torch.stack(self.blueprints), self.shapley, self.flop, torch.stack(topology),
-            torch.stack(standing[:4]), torch.stack(standing[4:]),
-        )  # fmt: skip
-        packed = torch.cat([part.flatten().to(STATE_FLOAT) for part in parts]).cpu()
-        pieces = packed.split([part.numel() for part in parts])
-        shaped = [piece.view(part.shape) for piece, part in zip(pieces, parts, strict=True)]
-        terms, ops, successes, rows, reasons, blended, training, parameters, *rest = shaped
-        ended, blueprints, shapley, flop, grown, stood, scored = rest
-        episodes = Outcomes(*ended)
-        by_reason = dict(zip(REASON_NAMES, map(int, reasons.sum(0)), strict=True))
-        seeds = {name: int(count.sum()) for name, count in (episodes._asdict() | {"blended": blended}).items()
-                 if name in COUNTS}  # fmt: skip
-        rollbacks = int(reasons.sum())
-        alpha_rows = float(rows) / self.env_steps
-        record: dict[str, Json] = {
-            "accuracy": _spread(episodes.accuracy),
-            **dict(zip(("val_loss", "train_loss", "train_accuracy"), training.mean(1).tolist(), strict=True)),
-            "reward": _spread(episodes.reward),
-            "reward_terms": dict(zip(self.terms_by_name, terms.tolist(), strict=True)),
-            "parameters": float(parameters.mean()),
-            "train_flop": float(flop.mean()),
-            "outcome": {name: float(episodes._asdict()[name].mean()) for name in MEAN_OUTCOMES},
-            "seeds": {name: seeds[name] for name in COUNTS},
-            "blueprints": blueprint_record(BlueprintStats(*blueprints), self.names),
-            "rollbacks": {"total": rollbacks} | {name: by_reason[name] for name in REASON_NAMES[1:]},
-            "ops": dict(zip(OP_NAMES, ops.tolist(), strict=True)),
-            "ops_successful": dict(zip(OP_NAMES, successes.tolist(), strict=True)),
-            "alpha_rows": alpha_rows,
-        }
+        found = _on_host(self._sums(state, counts))
+        episodes, rollbacks = Outcomes(*found["ended"]), found["rollbacks"]
+        counted = episodes._asdict() | {"blended": found["blended"]}
+        seeds = {name: int(count.sum()) for name, count in counted.items() if name in COUNTS}
+        grown, stood, scored = found["topology"], found["stood"], found["scored"]
         return RoundResult(
             accuracies=episodes.accuracy.tolist(),
-            parameters=parameters.tolist(),
+            parameters=found["parameters"].tolist(),
             rewards=episodes.reward.tolist(),
-            train_flop=flop.tolist(),
-            seeds=seeds | {"rollbacks": rollbacks},
-            alpha_rows=alpha_rows,
+            train_flop=found["flop"].tolist(),
+            seeds=seeds | {"rollbacks": int(rollbacks.sum())},
+            alpha_rows=float(found["rows"]) / self.env_steps,
             points=torch.stack((episodes.accuracy, episodes.stability, episodes.param_ratio), 1).tolist(),
-            record=record,
-            episodes=episode_records(episodes, reasons.sum(1), shapley),
+            record=self._record(found, episodes, seeds),
+            episodes=episode_records(episodes, rollbacks.sum(1), found["shapley"]),
             topology=Topology(grown[0].long(), grown[1].long(), grown[2]),
             standing=Standing(stood[0].long(), stood[1].long(), stood[2].long(), stood[3], scored[0], scored[1]),
         )
+
+    def _sums(self, state: EnvState, counts: ParameterCounts) -> dict[str, Tensor]:
+        """Everything that is told of the round, on the device."""
+        totals, signals = state.totals, state.signals
+        standing = standing_of(*(self.newest or (state, state)))
+        return {
+            "terms": self.terms, "ops": self.ops, "successes": self.successes, "rows": self.rows,
+            "rollbacks": totals.rollbacks, "blended": totals.blended,
+            "training": torch.stack([signals.val_loss, signals.train_loss, signals.train_accuracy]),
+            "parameters": total_params(state.slots, counts),
+            "ended": torch.stack(outcomes(state, self.rewards, counts, self.costs)),
+            "blueprints": torch.stack(self.blueprints), "shapley": self.shapley, "flop": self.flop,
+            "topology": torch.stack(topology_of(state)), "stood": torch.stack(standing[:4]),
+            "scored": torch.stack(standing[4:]),
+        }  # fmt: skip
+
+    def _record(self, found: Mapping[str, Tensor], episodes: Outcomes, seeds: Mapping[str, int]) -> dict[str, Json]:
+        """The round's part of a line of metrics.jsonl."""
+        by_reason = dict(zip(REASON_NAMES, map(int, found["rollbacks"].sum(0)), strict=True))
+        training = found["training"]
+        return {
+            "accuracy": _spread(episodes.accuracy),
+            **dict(zip(("val_loss", "train_loss", "train_accuracy"), training.mean(1).tolist(), strict=True)),
+            "reward": _spread(episodes.reward),
+            "reward_terms": dict(zip(self.terms_by_name, found["terms"].tolist(), strict=True)),
+            "parameters": float(found["parameters"].mean()),
+            "train_flop": float(found["flop"].mean()),
+            "outcome": {name: float(episodes._asdict()[name].mean()) for name in MEAN_OUTCOMES},
+            "seeds": {name: seeds[name] for name in COUNTS},
+            "blueprints": blueprint_record(BlueprintStats(*found["blueprints"]), self.names),
+            "rollbacks": {"total": sum(by_reason.values())} | {name: by_reason[name] for name in REASON_NAMES[1:]},
+            "ops": dict(zip(OP_NAMES, found["ops"].tolist(), strict=True)),
+            "ops_successful": dict(zip(OP_NAMES, found["successes"].tolist(), strict=True)),
+            "alpha_rows": float(found["rows"]) / self.env_steps,
+        }
+
+
+def _on_host(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same on the host, as float64, by one copy."""
+    packed = torch.cat([part.flatten().to(STATE_FLOAT) for part in parts.values()]).cpu()
+    pieces = packed.split([part.numel() for part in parts.values()])
+    return {name: piece.view(part.shape) for (name, part), piece in zip(parts.items(), pieces, strict=True)}
 
 
 def episode_records(episodes: Outcomes, rollbacks: Tensor, shapley: Tensor) -> list[dict[str, Json]]:

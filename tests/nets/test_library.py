@@ -422,7 +422,7 @@ def test_a_processor_of_another_kind_has_another_library(monkeypatch: pytest.Mon
 # What a broken compiler, or a library of other sources, might have in a kernel: a text of a source, and another for it.
 BREAKS = {
     "no momentum": ("sgd.h", "= kept \\* momentum", "= 0 * momentum"),
-    "no gate": ("blend.h", "\\*s->alpha \\* \\*squeeze_out(&s->q, b)", "*s->alpha"),
+    "no gate": ("blend.h", "? \\*squeeze_out(&s->q, b) : 1", "? 1 : 1"),
     "all seeds are on": ("validate.c", "net->v->ablated : 0", "0 : 0"),
     "other order": ("sgd.h", "rate, momentum", "momentum, rate"),
     "wide vectors alone": ("vec.h", "{f, f, f, f, f, f, f, f, f,", "{f, f, f, f, f, f, f, f, 0,"),

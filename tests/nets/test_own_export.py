@@ -29,7 +29,8 @@ def test_a_module_of_a_users_own_comes_out_with_its_weights(tmp_path: Path, monk
     torch.save((images, net(images)), tmp_path / "wanted.pt")
     code = (
         f"import sys, torch, esper_soa; sys.path.insert(0, {str(PARTS)!r}); "
-        "IMPORT; net = esper_soa.load('host.safetensors'); images, wanted = torch.load('wanted.pt'); "
+        "torch.set_num_threads(1); IMPORT; net = esper_soa.load('host.safetensors'); "
+        "images, wanted = torch.load('wanted.pt'); "
         "assert torch.equal(net(images), wanted)"
     )
     command = [sys.executable, "-c"]

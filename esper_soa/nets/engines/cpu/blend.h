@@ -40,9 +40,7 @@ INLINE vec hyperbolic_tangent(vec x) {
 }
 
 /* The factor of image b's residual that is added. */
-INLINE float factor_of(const descriptor *s, long b) {
-    return s->flags & GATED ? *s->alpha * *squeeze_out(&s->q, b) : *s->alpha;
-}
+INLINE float factor_of(const descriptor *s, long b) { return *s->alpha * (s->flags & GATED ? *squeeze_out(&s->q, b) : 1); }
 
 /* A vector of the residual at i. */
 INLINE vec residual_at(const descriptor *s, long i) {
