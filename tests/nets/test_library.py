@@ -459,7 +459,7 @@ def test_a_library_that_computes_something_else_is_not_taken(tmp_path: Path) -> 
     [
         ("no gate", "otherwise than torch"),
         ("all seeds are on", "validation"),
-        ("other order", "record descent.rate"),
+        ("other order", "record sgd.rate"),
         pytest.param("wide vectors alone", "otherwise than torch", marks=WIDE),
     ],
 )
