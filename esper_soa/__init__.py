@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from esper_soa.conformance import check_agent, check_blueprint, check_reward
     from esper_soa.errors import UserError
     from esper_soa.nets.model.modules import GrownNetwork
-    from esper_soa.nets.your_images import check_images, images
+    from esper_soa.nets.user_images import check_images, images
     from esper_soa.ops.module_files import load, save
     from esper_soa.runs import RecordedRun, open_run, train
     from esper_soa.simulator import Info, Seed, Simulator, Step, make
@@ -34,11 +34,11 @@ HOMES = {
     "UserError": "errors",
     "check_agent": "conformance",
     "check_blueprint": "conformance",
-    "check_images": "nets.your_images",
+    "check_images": "nets.user_images",
     "check_reward": "conformance",
     "compose_settings": "compose",
     "experiments": "compose",
-    "images": "nets.your_images",
+    "images": "nets.user_images",
     "load": "ops.module_files",
     "make": "simulator",
     "open_run": "runs",

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import torch
 
-from esper_soa.agent.own import Surroundings, own_agent
+from esper_soa.agent.own_agents import Surroundings, own_agent
 from esper_soa.agent.protocol import Agent
 from esper_soa.agent.scripted import scripted_policy
 from esper_soa.config import TrainConfig
 from esper_soa.env.attribution import prefix_codes
-from esper_soa.env.own import own_reward
+from esper_soa.env.own_reward import own_reward
 from esper_soa.env.reward_records import RewardSettings
 from esper_soa.env.shapley import arrival_orders
 from esper_soa.env.step import EAGER, Rules, StepKernels, compiled, on_static_buffers
@@ -24,7 +24,7 @@ from esper_soa.nets.engine import NetsConfig
 from esper_soa.nets.graphs import decision_cache
 from esper_soa.nets.host import host_shape
 from esper_soa.nets.model.blueprints import blueprint_codes, num_codes
-from esper_soa.nets.own import task_blueprints
+from esper_soa.nets.own_blueprints import task_blueprints
 from esper_soa.nets.pools import parameter_table
 from esper_soa.nets.precision import choose_precision
 from esper_soa.nets.subsets import EXACT_SLOTS

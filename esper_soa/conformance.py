@@ -1,8 +1,9 @@
 """Whether parts of users' own are what a run takes them for: every finding in words, all of them in one error.
 
 For users' tests and notebooks: `esper_soa.check_blueprint("my_parts.seeds:twin")`, or the function or class itself.
-What a run looks at while it is built (nets/own.py, env/own.py, agent/own.py) is looked at here too, and more than that:
-what begins or comes out not finite, what envs share, what depends on chance, and where gradients go.
+What a run looks at while it is built (nets/own_blueprints.py, env/own_reward.py, agent/own_agents.py) is looked at
+here too, and more than that: what begins or comes out not finite, what envs share, what depends on chance, and where
+gradients go.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,13 +11,13 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from esper_soa.agent.own import Surroundings, decision_faults, illegal_choices, made_agent, memory_faults
+from esper_soa.agent.own_agents import Surroundings, decision_faults, illegal_choices, made_agent, memory_faults
 from esper_soa.agent.protocol import Agent, Memory
 from esper_soa.build import build_world
 from esper_soa.config import ComputeConfig, TrainConfig
 from esper_soa.env.config import GatesConfig, LifecycleConfig
 from esper_soa.env.env import Env, Seen
-from esper_soa.env.own import reward_findings, sample_inputs
+from esper_soa.env.own_reward import reward_findings, sample_inputs
 from esper_soa.env.reward_records import RewardInputs
 from esper_soa.errors import UserError, one_line
 from esper_soa.nets import streams
@@ -24,7 +25,7 @@ from esper_soa.nets.config import DataConfig, TaskConfig, host_slots
 from esper_soa.nets.forward import seed_forward
 from esper_soa.nets.layers import PLAIN
 from esper_soa.nets.model.blueprints import Architecture, initial_seeds, seed_table
-from esper_soa.nets.own import architecture_of, blueprint_findings
+from esper_soa.nets.own_blueprints import architecture_of, blueprint_findings
 from esper_soa.registry import AGENT, BLUEPRINT, RAISED, REWARD, Part, find, marked_name, num_required
 from esper_soa.state import Decision, View
 from esper_soa.vocabulary import BLUEPRINT_NAMES, HEAD_NAMES, NUM_BLUEPRINTS

@@ -1,8 +1,8 @@
 """Parts of users' own: how functions and classes are marked as such, and how a setting `module:name` finds them.
 
 A mark stays with what it marks, and nothing else is kept: two runs of a process may take parts from different modules,
-and a cell of a notebook may be run twice. Found while a run is built, by nets/own.py, env/own.py and agent/own.py.
-Needs no torch.
+and a cell of a notebook may be run twice. Found while a run is built, by nets/own_blueprints.py, env/own_reward.py
+and agent/own_agents.py. Needs no torch.
 """
 
 import importlib

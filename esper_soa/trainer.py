@@ -31,7 +31,7 @@ from esper_soa.nets.datasets import ImageSet
 from esper_soa.nets.graphs import decision_cache
 from esper_soa.nets.model.blueprints import BLUEPRINTS, names_by_code
 from esper_soa.nets.precision import choose_precision
-from esper_soa.nets.your_images import check_images
+from esper_soa.nets.user_images import check_images
 from esper_soa.ops import resume
 from esper_soa.ops.anomaly import Watch
 from esper_soa.ops.checkpoint import save_checkpoint

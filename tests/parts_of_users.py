@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 import esper_soa
-from esper_soa.agent.own import Surroundings
+from esper_soa.agent.own_agents import Surroundings
 from esper_soa.agent.protocol import Memory
 from esper_soa.agent.scripted import obey, seed_action, uniform_choice, unlearned
 from esper_soa.env.reward_records import RewardInputs

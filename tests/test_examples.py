@@ -12,7 +12,7 @@ import pytest
 import torch
 from program import ENVIRONMENT, PATIENCE, TINY, command
 
-from esper_soa.env.own import sample_inputs
+from esper_soa.env.own_reward import sample_inputs
 from esper_soa.env.reward_records import RewardInputs
 from esper_soa.env.reward_terms import TERM_NAMES
 from esper_soa.registry import REWARD, find

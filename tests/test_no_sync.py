@@ -239,7 +239,7 @@ STEP_CODE = ("agent", "env", "nets", "ops/collect.py", "ops/metrics.py", "state.
 HOST_NAMED = {
     ("ops/metrics.py", "read_progress"),
     ("agent/policy.py", "__init__"),
-    ("nets/your_images.py", "images"),
+    ("nets/user_images.py", "images"),
 }
 
 

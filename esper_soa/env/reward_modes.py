@@ -10,7 +10,7 @@ from torch import Tensor
 
 from esper_soa.env import reward_terms as term
 from esper_soa.env.config import RewardConfig
-from esper_soa.env.own import own_parts
+from esper_soa.env.own_reward import own_parts
 from esper_soa.env.reward_records import OwnReward, RewardInputs, SlotReadings
 from esper_soa.env.reward_terms import RewardTerms, add_terms, column, no_terms
 from esper_soa.state import STATE_FLOAT

@@ -1,7 +1,7 @@
 """The image sets: CIFAR-10 from files, the embedded fashion32, a synthetic one, own images; each whole on the device.
 
 Given the DataConfig, `load_images` returns an ImageSet that says what it is and why it was taken. Called once per run
-by the trainer; esper_soa/nets/data.py draws batches from it. Own images come from own_images.py.
+by the trainer; esper_soa/nets/data.py draws batches from it. Own images come from image_preparation.py.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from torch import Tensor
 from esper_soa.errors import SettingError, one_line
 from esper_soa.nets.cifar import read_cifar10
 from esper_soa.nets.config import NPZ, PREPARATION, DataConfig
-from esper_soa.nets.own_images import OwnFile, OwnImages, Preparation, Statistics, count_npz, read_npz
+from esper_soa.nets.image_preparation import OwnFile, OwnImages, Preparation, Statistics, count_npz, read_npz
 from esper_soa.nets.streams import fold, uniform
 
 FASHION32_FILE = Path(__file__).parent / "assets" / "fashion32.npz"

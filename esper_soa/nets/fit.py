@@ -1,7 +1,7 @@
 """How images of any size become the 32x32 pixels that hosts see: put on black, or scaled; the rule `data.resize`.
 
 `plan_fit` decides from the size and says in words what will be done, `fitted` does it. All sums are of whole numbers,
-so that the same images give the same bytes on every machine. Called by own_images.py. Needs no torch.
+so that the same images give the same bytes on every machine. Called by image_preparation.py. Needs no torch.
 
 | rule | does |
 |---|---|

@@ -1,7 +1,7 @@
 """Reads the arrays of an .npz file, some rows at a time, so that a file may be larger than memory.
 
 The file is not trusted: nothing in it is unpickled, and a header is believed only where it fits the size of its member.
-Every fault is a DataError that begins with what the caller calls the file. Called by own_images.py. Needs no torch.
+Every fault is a DataError that begins with what the caller calls the file. Called by image_preparation.py; no torch.
 """
 
 import hashlib

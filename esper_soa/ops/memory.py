@@ -18,7 +18,7 @@ from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE, enabled_slots
 from esper_soa.nets.data import PADDED_BYTES
 from esper_soa.nets.datasets import ImageCount
 from esper_soa.nets.host import HostShape, host_shape
-from esper_soa.nets.own import task_blueprints
+from esper_soa.nets.own_blueprints import task_blueprints
 from esper_soa.nets.pools import row_layout
 from esper_soa.ops.device import choose_env_chunk, choose_workers, usable_cores
 

@@ -9,7 +9,7 @@ from tiny_world import CPU, play_state, tiny_rules, tiny_settings
 
 from esper_soa.build import build_rules
 from esper_soa.env.config import GovernorConfig, RewardConfig
-from esper_soa.env.own import SETTING, sample_inputs
+from esper_soa.env.own_reward import SETTING, sample_inputs
 from esper_soa.env.reward_records import RewardInputs
 from esper_soa.env.reward_terms import OWN_TERM, TERM_NAMES
 from esper_soa.env.step import Rules, apply_action

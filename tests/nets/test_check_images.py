@@ -80,7 +80,7 @@ def test_a_share_of_common_images_within_the_bound_is_let_pass(monkeypatch: pyte
     content = own_files.arrays()
     test = content["test_images"].copy()
     test[3] = content["train_images"][40]
-    monkeypatch.setattr("esper_soa.nets.your_images.MAX_COMMON", 1 / 24)
+    monkeypatch.setattr("esper_soa.nets.user_images.MAX_COMMON", 1 / 24)
     assert esper_soa.check_images(made(test_images=test)) == []
 
 

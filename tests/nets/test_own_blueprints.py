@@ -32,7 +32,7 @@ from esper_soa.nets.layers import PLAIN
 from esper_soa.nets.model.blueprints import Architecture, initial_seeds, names_by_code, parameter_counts, seed_table
 from esper_soa.nets.model.flops import training_flop
 from esper_soa.nets.model.own_module import OwnModule
-from esper_soa.nets.own import architecture_of, task_blueprints
+from esper_soa.nets.own_blueprints import architecture_of, task_blueprints
 from esper_soa.ops.collect import Episode, Player, Round
 from esper_soa.ops.metrics import RoundResult
 from esper_soa.ops.progress import Progress

@@ -2,7 +2,7 @@
 
 The module is made by a factory that is given the channels C of a slot. One object stands for the modules of all
 networks: torch.func calls it with the parameters of each, so it may keep nothing from call to call. Found by
-nets/own.py, put into an Architecture of this one part, run by nets/forward.py.
+nets/own_blueprints.py, put into an Architecture of this one part, run by nets/forward.py.
 """
 
 import math
@@ -31,7 +31,7 @@ class OwnModule:
     make: Factory
 
     def outputs_of(self, inputs: int, channels: int) -> int:
-        """As many channels as it is given; nets/own.py asks the module itself."""
+        """As many channels as it is given; nets/own_blueprints.py asks the module itself."""
         return inputs
 
     def parameters(self, inputs: int, channels: int) -> tuple[Parameter, ...]:

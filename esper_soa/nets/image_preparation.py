@@ -1,7 +1,7 @@
 """Own images: from arrays or an .npz file to the bytes, labels and normalisation that hosts are trained with.
 
 Given two or three parts (train, test, val) and what the user chose of them, everything is checked, put into 32x32
-pixels of three channels, and told in notes: nothing is changed silently. Called by datasets.py and your_images.py.
+pixels of three channels, and told in notes: nothing is changed silently. Called by datasets.py and user_images.py.
 Needs no torch.
 """
 

@@ -1,7 +1,7 @@
 """What users call for images of their own: `esper_soa.images` makes a set, `esper_soa.check_images` looks at one.
 
-The set goes where a built-in one goes; what is done to the images stands in its `notes`. Needs own_images.py for the
-rules and datasets.py for the set.
+The set goes where a built-in one goes; what is done to the images stands in its `notes`. Needs image_preparation.py
+for the rules and datasets.py for the set.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from esper_soa.errors import SettingError, check, one_line
 from esper_soa.nets.cifar import MAX_COMMON
 from esper_soa.nets.config import check_preparation
 from esper_soa.nets.datasets import ImageSet, file_set, own_set
-from esper_soa.nets.own_images import OwnImages, Preparation, array_part, level_counts, prepare, read_npz
+from esper_soa.nets.image_preparation import OwnImages, Preparation, array_part, level_counts, prepare, read_npz
 
 LOGGER = logging.getLogger("esper_soa")
 ARRAYS = ("train_labels", "test", "test_labels")

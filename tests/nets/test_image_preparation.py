@@ -12,7 +12,7 @@ import torch
 
 import esper_soa
 from esper_soa.errors import DataError, SettingError, UserError
-from esper_soa.nets import own_images
+from esper_soa.nets import image_preparation
 from esper_soa.nets.config import DataConfig
 from esper_soa.nets.data import check_classes, check_work, training_bank
 from esper_soa.nets.datasets import ImageSet, count_images, load_images
@@ -349,8 +349,8 @@ def test_the_same_faults_in_a_file_are_told_with_the_setting_and_the_key(tmp_pat
 def test_a_brightness_that_is_none_is_told_with_its_place(bad: float, monkeypatch: pytest.MonkeyPatch) -> None:
     train = np.full((48, 28, 28), 0.5, np.float32)
     train[31, 3, 4] = bad
-    for at_once in (own_images.AT_ONCE, 5 * train[0].nbytes):
-        monkeypatch.setattr(own_images, "AT_ONCE", at_once)
+    for at_once in (image_preparation.AT_ONCE, 5 * train[0].nbytes):
+        monkeypatch.setattr(image_preparation, "AT_ONCE", at_once)
         with pytest.raises(DataError, match=r"^train holds .* in image 31: must be from 0 to 1\. Divide by 255"):
             given(train=train)
 
@@ -395,8 +395,8 @@ def test_too_little_for_the_work_is_told(tmp_path: Path) -> None:
 def test_large_images_are_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = own_files.write(tmp_path / "m.npz", own_files.arrays((64, 64, 3)))
     whole = loaded(path)
-    monkeypatch.setattr(own_images, "AT_ONCE", 7 * 64 * 64 * 3)
-    monkeypatch.setattr(own_images, "COUNTED", 5)
+    monkeypatch.setattr(image_preparation, "AT_ONCE", 7 * 64 * 64 * 3)
+    monkeypatch.setattr(image_preparation, "COUNTED", 5)
     parts = loaded(path)
     assert parts.identity == whole.identity
     assert torch.equal(parts.train_images, whole.train_images)
