@@ -16,8 +16,9 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.machine import git_commit
+from esper_soa.nets.model.blueprints import names_by_code
 from esper_soa.simulator import Simulator, make
-from esper_soa.vocabulary import BLUEPRINT_NAMES, LIVE_STAGES, STAGE_NAMES, Stage
+from esper_soa.vocabulary import LIVE_STAGES, STAGE_NAMES, Stage
 
 try:
     from matplotlib import rc, rc_context, rcdefaults
@@ -45,6 +46,7 @@ class Played(NamedTuple):
     stage: np.ndarray  # int64 [T, N, S], behind the decision
     blueprint: np.ndarray  # int64 [T, N, S]
     slots: tuple[str, ...]
+    blueprints: tuple[str, ...]  # names by code
 
 
 def play(sim: Simulator) -> Played:
@@ -55,6 +57,7 @@ def play(sim: Simulator) -> Played:
         np.stack([step.accuracy.cpu().numpy() for step in steps]),
         np.stack([one.stage.cpu().numpy() for one in slots]),
         np.stack([one.blueprint.cpu().numpy() for one in slots]), sim.slots,
+        names_by_code(sim.world.rules.nets.shape.blueprints),
     )  # fmt: skip
 
 
@@ -103,7 +106,7 @@ def timelines(panel: Axes, played: Played) -> None:
                 if colour is not None:
                     panel.broken_barh([(begin + 1, end - begin)], (row, 0.9), facecolors=colour)
                 if stages[begin] in LIVE_STAGES and (begin == 0 or stages[begin - 1] not in LIVE_STAGES):
-                    name = BLUEPRINT_NAMES[played.blueprint[begin, env, slot]]
+                    name = played.blueprints[played.blueprint[begin, env, slot]]
                     panel.text(begin + 1.2, row + 0.45, name, fontsize=4.5, va="center_baseline")
     panel.set_yticks([env * (num_slots + 0.8) + num_slots / 2 for env in range(num_envs)])
     panel.set_yticklabels([f"host {env}" for env in range(num_envs)])

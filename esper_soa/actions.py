@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper_soa.agent.distribution import head_masks, relevant_heads
+from esper_soa.agent.legal import illegal_choices
 from esper_soa.agent.scripted import obey
 from esper_soa.env.joint import JointActions
 from esper_soa.state import Action, Masks
-from esper_soa.vocabulary import HEAD_NAMES, HEADS, OP_NAMES, Op
+from esper_soa.vocabulary import HEAD_NAMES, HEADS
 
 Given = Action | Mapping[str, object] | Tensor | np.ndarray
 
@@ -67,40 +67,9 @@ def _integers(name: str, value: object, device: torch.device) -> Tensor:
 
 
 def check_action(action: Action, masks: Masks, raising: bool) -> Checked:
-    """`action` with WAIT in the envs where it is not legal; ValueError that names the first of them where `raising`."""
-    sizes = {name: mask.shape[-1] for name, mask in head_masks(masks, torch.zeros_like(action.op)).items()}
-    exists = torch.ones_like(action.op, dtype=torch.bool)
-    heads: dict[str, Tensor] = {}
-    for (name, size), matters in zip(sizes.items(), _read_heads(action.op), strict=True):
-        choice = action.get(name)
-        inside = (choice >= 0) & (choice < size)
-        exists = exists & (inside | ~matters)
-        heads[name] = torch.where(inside, choice, 0)
-    heads["op"] = torch.where(exists, heads["op"], Op.WAIT)
-    obeyed, legal = obey(Action.from_dict(heads, batch_size=action.op.shape), masks)
-    illegal = ~(legal & exists)
-    if raising and bool(illegal.any()):
-        env = int(illegal.nonzero()[0, 0])
-        raise ValueError(f"env {env}: {_fault(action[env], masks[env])}")
-    return Checked(obeyed, illegal)
-
-
-def _read_heads(op: Tensor) -> tuple[Tensor, ...]:
-    """bool [N] per head in HEADS order: the op reads it; the op itself always counts."""
-    return relevant_heads(op.clamp(0, len(OP_NAMES) - 1)).unbind(-1)
-
-
-def _fault(action: Action, masks: Masks) -> str:
-    """What is wrong with the action [] of an env, in words."""
-    op = int(action.op)
-    ops = [name for name, legal in zip(OP_NAMES, masks.op.tolist(), strict=True) if legal]
-    if not 0 <= op < len(OP_NAMES) or not bool(masks.op[op]):
-        called = OP_NAMES[op] if 0 <= op < len(OP_NAMES) else str(op)
-        return f"the op {called} is not legal now; legal are {', '.join(ops)}"
-    offered = head_masks(masks, action.op)
-    for head in HEADS[:-1]:
-        legal = offered[head.name].nonzero().flatten().tolist()
-        if op in head.ops and int(action.get(head.name)) not in legal:
-            wrong = int(action.get(head.name))
-            return f"{OP_NAMES[op]} with {head.name} {wrong} is not legal now; legal are {', '.join(map(str, legal))}"
-    raise AssertionError("a legal action has no fault")
+    """`action` with WAIT in the envs where it is not legal; ValueError that says what is wrong where `raising`."""
+    obeyed, legal = obey(action, masks)
+    faults = illegal_choices(action, masks) if raising else []
+    if faults:
+        raise ValueError(faults[0])
+    return Checked(obeyed, ~legal)

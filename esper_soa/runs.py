@@ -16,7 +16,7 @@ from esper_soa.agent.controller import Controller, controller_spec
 from esper_soa.compose import compose_settings
 from esper_soa.config import settings_from_mapping, settings_yaml
 from esper_soa.errors import UserError, check, one_line
-from esper_soa.nets.config import enabled_slots
+from esper_soa.nets.config import blueprint_names, enabled_slots
 from esper_soa.nets.model.modules import GrownNetwork
 from esper_soa.ops.interrupt import Interrupted
 from esper_soa.ops.module_files import load
@@ -24,6 +24,7 @@ from esper_soa.ops.resume import read_run, restore_policy
 from esper_soa.ops.rundir import RunFolder, find_checkpoint, package_versions, write_config
 from esper_soa.ops.session import session, unheard
 from esper_soa.ops.start import find_start, folder_for
+from esper_soa.registry import name_in
 from esper_soa.trainer import run_within
 
 
@@ -81,7 +82,8 @@ class RecordedRun:
         saved = read_run(find_checkpoint(str(named), "policy"), torch.device("cpu"))
         settings = settings_from_mapping(saved.settings)
         check(saved.learner is not None, "policy", settings.policy.name, "one that learns, as ppo does")
-        spec = controller_spec(settings.policy, enabled_slots(settings.task, list(settings.slots)))
+        slots, names = enabled_slots(settings.task, list(settings.slots)), blueprint_names(settings.task.blueprints)
+        spec = controller_spec(settings.policy, slots, tuple(map(name_in, names)))
         facts = {"task": settings.task.name, "rounds": saved.progress.rounds_done, "seed": settings.seed,
                  "data": saved.data, "version": package_versions()["esper-soa"]}  # fmt: skip
         with torch.random.fork_rng(devices=[]):

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from esper_soa.actions import Given, check_action, read_action
 from esper_soa.agent.config import SCRATCH
+from esper_soa.agent.own_agents import Watched
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.protocol import Agent, restart
 from esper_soa.build import build_world
@@ -33,13 +34,15 @@ from esper_soa.env.step import StepResult
 from esper_soa.env.topology import Standing, standing_of
 from esper_soa.errors import UserError, check
 from esper_soa.nets.datasets import ImageSet
+from esper_soa.nets.model.blueprints import names_by_code
 from esper_soa.nets.model.modules import GrownNetwork
 from esper_soa.ops.device import resolve_device, threads
 from esper_soa.ops.memory import naming_memory
 from esper_soa.ops.networks import measured_hosts
+from esper_soa.registry import is_reference
 from esper_soa.state import Action, EnvState, Masks, Observation, View
 from esper_soa.trainer import build_player
-from esper_soa.vocabulary import BLUEPRINT_NAMES, STAGE_NAMES
+from esper_soa.vocabulary import STAGE_NAMES
 
 NO_LEARNER = ("policy.ppo.minibatches=1",)  # nothing is learned here, so that any number of envs will do
 Value = str | int | float | bool
@@ -97,7 +100,7 @@ class Simulator:
         self.device = resolve_device(settings.device)
         self._images = None if images is None else images.to(self.device)
         self._build(settings.seed)
-        self.agent = self._agent() if agent is None else agent
+        self.agent = self._agent() if agent is None else Watched("policy", agent)
         self._next_round = 0
 
     def _build(self, seed: int) -> None:
@@ -175,9 +178,8 @@ class Simulator:
             number = self.env.step_number
             with threads(self.settings.compute.threads):
                 decision, memory = agent.act(seen.view, restart(memory, fresh, seen.restarted))
-                checked = check_action(decision.action, seen.view.masks, self.raising)
-            result, after = self._play(seen, checked.action)
-            yield _step(number, seen, checked.action, result, after is None)
+            result, after = self._play(seen, decision.action)
+            yield _step(number, seen, decision.action, result, after is None)
             seen = after
 
     def export(self, env: int) -> GrownNetwork:
@@ -208,10 +210,10 @@ class Simulator:
     def seeds(self, env: int) -> list[Seed]:
         """The live seeds of an env, in the order of the slots; IndexError for a number that is no env."""
         self._check_env(env)
-        slots = self.state.slots[env]
+        slots, names = self.state.slots[env], names_by_code(self.world.rules.nets.shape.blueprints)
         return [
             Seed(
-                name, STAGE_NAMES[int(slots.stage[at])], BLUEPRINT_NAMES[int(slots.blueprint[at])],
+                name, STAGE_NAMES[int(slots.stage[at])], names[int(slots.blueprint[at])],
                 float(slots.alpha[at]), int(slots.seed_age[at]),
                 float(slots.contribution[at]) if slots.contribution_known[at] else None,
             )
@@ -249,7 +251,8 @@ def make(
     """A simulator with the settings of `python -m esper_soa.train +experiment=<experiment> <overrides>`.
 
     policy: who plays `episode`: wait, random, schedule, heuristic, a policy that ships (grower), a run folder or file
-        with a learned one, or an Agent; None takes what the experiment names.
+        with a learned one, `module:name` of one of your own, or an Agent; None takes what the experiment names. An
+        Agent's illegal action is a UserError.
     data: images instead of those that data.name asks for; task.num_classes follows them unless it is overridden.
     illegal: what becomes of an illegal action: it becomes WAIT and is told ("wait"), or ValueError ("raise").
     overrides: in Hydra's words, such as "task=cifar_impaired" or "reward.mode=net".
@@ -280,7 +283,9 @@ def _quoted(value: Value) -> str:
 
 
 def with_policy(settings: TrainConfig, policy: str) -> TrainConfig:
-    """`settings` with the policy called `policy`: a scripted one, one that ships, or one in a run folder or a file."""
-    if policy in POLICIES:
+    """`settings` with the policy called `policy`: a scripted one, one of a user's own as `module:name`, one that ships,
+    or one in a run folder or a file.
+    """
+    if policy in POLICIES or is_reference(policy):
         return replace(settings, policy=replace(settings.policy, name=policy, init=SCRATCH))
     return replace(settings, policy=replace(settings.policy, name="ppo", init=policy))

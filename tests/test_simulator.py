@@ -119,13 +119,13 @@ def test_actions_come_as_records_names_rows_or_numbers() -> None:
 
 
 ILLEGAL = [
-    ({"op": Op.GERMINATE, "blueprint": 9}, "germinate with blueprint 9 is not legal now; legal are 1, 2"),
+    ({"op": Op.GERMINATE, "blueprint": 9}, "blueprint 9 for op germinate is not legal; legal are 1, 2"),
     ({"op": Op.GERMINATE, "blueprint": -1}, "blueprint -1"),
-    ({"op": Op.GERMINATE, "blueprint": 3, "slot": 2}, "slot 2 is not legal now; legal are 0, 1"),
+    ({"op": Op.GERMINATE, "blueprint": 3, "slot": 2}, "slot 2 for op germinate is not legal; legal are 0, 1"),
     ({"op": Op.GERMINATE, "blueprint": 3, "tempo": 100}, "tempo 100"),
-    ({"op": Op.FOSSILIZE}, "the op fossilize is not legal now; legal are wait, germinate"),
-    ({"op": 6}, "the op 6 is not legal now"),
-    ({"op": -1}, "the op -1 is not legal now"),
+    ({"op": Op.FOSSILIZE}, "op fossilize is not legal; legal are wait, germinate"),
+    ({"op": 6}, "op 6 is not legal"),
+    ({"op": -1}, "op -1 is not legal"),
 ]
 
 

@@ -52,7 +52,7 @@ class FlatEnvs:
         self.codes = sim.world.rules.blueprints.nonzero().flatten()
         names = feature_names(sim.slots)
         self.num_features = len(names) + len(sim.slots) * len(self.codes)
-        self.head_sizes = head_sizes(len(sim.slots))
+        self.head_sizes = head_sizes(len(sim.slots), len(sim.world.rules.blueprints))
         self.num_actions = len(sim.joint) if self.joint else sum(self.head_sizes)  # entries of the mask
         self.shown: Shown | None = None
 

@@ -15,7 +15,7 @@ from esper_soa.agent.protocol import Memory, restart
 from esper_soa.env.observation import feature_names
 from esper_soa.nets.config import SlotSpec
 from esper_soa.state import Decision, Masks, Observation, View
-from esper_soa.vocabulary import HEAD_NAMES, head_sizes
+from esper_soa.vocabulary import BLUEPRINT_NAMES, HEAD_NAMES, head_sizes
 
 
 class Controller(nn.Module):
@@ -31,7 +31,8 @@ class Controller(nn.Module):
         self.spec = spec
         ppo = PPOConfig(probability_floor=dict(spec["probability_floor"]), observation_clip=spec["observation_clip"])
         config = PolicyConfig(network=NetworkConfig(**spec["network"]), deterministic=spec["deterministic"], ppo=ppo)
-        self.policy = RecurrentPolicy(config, [SlotSpec(**slot) for slot in spec["slots"]], seed=0)
+        slots, codes = [SlotSpec(**slot) for slot in spec["slots"]], spec["heads"]["blueprint"]
+        self.policy = RecurrentPolicy(config, slots, 0, codes)
         self.memory: Memory = ()  # of the envs that it plays in; empty before the first env-step
 
     @property
@@ -80,14 +81,20 @@ class Controller(nn.Module):
         return self.policy.act(view, memory)
 
 
-def controller_spec(config: PolicyConfig, slots: Sequence[SlotSpec]) -> dict:
-    """The description of the policy with these settings, for hosts with these slots."""
+def controller_spec(
+    config: PolicyConfig, slots: Sequence[SlotSpec], blueprints: Sequence[str] = BLUEPRINT_NAMES
+) -> dict:
+    """The description of the policy with these settings, for hosts with these slots.
+
+    blueprints: names by code, users' own among them.
+    """
     names = tuple(slot.name for slot in slots)
-    sizes = zip(HEAD_NAMES, head_sizes(len(slots)), strict=True)
+    sizes = zip(HEAD_NAMES, head_sizes(len(slots), len(blueprints)), strict=True)
     return {
         "network": dict(vars(config.network)), "deterministic": config.deterministic,
         "probability_floor": dict(config.ppo.probability_floor), "observation_clip": config.ppo.observation_clip,
         "slots": [slot._asdict() for slot in slots], "features": list(feature_names(names)), "heads": dict(sizes),
+        "blueprints": list(blueprints),
     }  # fmt: skip
 
 

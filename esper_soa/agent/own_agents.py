@@ -8,13 +8,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from esper_soa.agent.distribution import head_masks, relevant_heads
+from esper_soa.agent.legal import illegal_choices
 from esper_soa.agent.protocol import Agent, Memory
 from esper_soa.errors import SettingError, UserError
 from esper_soa.nets.config import SlotSpec
 from esper_soa.registry import AGENT, Part, find, num_required
-from esper_soa.state import Action, Decision, Masks, View
-from esper_soa.vocabulary import HEAD_NAMES, OP_NAMES
+from esper_soa.state import Decision, View
+from esper_soa.vocabulary import HEAD_NAMES
 
 ADVICE = "An agent chooses what view.masks offer; esper_soa.agent.scripted.obey makes WAIT of all else."
 
@@ -106,41 +106,3 @@ def decision_faults(decision: object, view: View) -> list[str]:
         if part.requires_grad:
             found.append(f"its {name} has a gradient, and nobody learns from it")
     return found
-
-
-def illegal_choices(action: Action, masks: Masks) -> list[str]:
-    """The first choice of every head that is not legal, in words; heads that the op makes irrelevant may say anything.
-
-    Read by the host.
-    """
-    rows = illegal_heads(action, masks)
-    if not bool(rows.any()):
-        return []
-    found = []
-    for head, name in enumerate(HEAD_NAMES):
-        envs = rows[:, head].nonzero().flatten().tolist()
-        if envs:
-            choice, op = int(action.get(name)[envs[0]]), int(action.op[envs[0]])
-            word = OP_NAMES[op] if 0 <= op < len(OP_NAMES) else str(op)
-            what = f"op {word}" if name == "op" else f"{name} {choice} for op {word}"
-            found.append(f"env {envs[0]}: {what} is not legal")
-    return found
-
-
-def illegal_heads(action: Action, masks: Masks) -> Tensor:
-    """bool [N, 8] in HEADS order: the head matters and its choice is not offered; beside an illegal op none."""
-    op = action.op.clamp(0, masks.op.shape[-1] - 1)
-    legal_op = _offered(masks.op, action.op)
-    offered, relevant = head_masks(masks, op), relevant_heads(op).unbind(-1)
-    heads = [
-        matters & legal_op & ~_offered(offered[name], action.get(name))
-        for matters, name in zip(relevant, HEAD_NAMES, strict=True)
-    ]
-    heads[HEAD_NAMES.index("op")] = ~legal_op
-    return torch.stack(heads, dim=-1)
-
-
-def _offered(mask: Tensor, choice: Tensor) -> Tensor:
-    """bool [N]: choice int64 [N] is one of those that mask [N, C] offers."""
-    inside = choice.clamp(0, mask.shape[-1] - 1)
-    return (inside == choice) & mask.gather(-1, inside.unsqueeze(-1)).squeeze(-1)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from esper_soa.agent.config import HeuristicConfig, PolicyConfig, ScheduleConfig
 from esper_soa.agent.distribution import head_masks, relevant_heads
+from esper_soa.agent.legal import illegal_heads
 from esper_soa.agent.protocol import Agent, Memory
 from esper_soa.env.legality import ADVANCES, stage_allows
 from esper_soa.errors import SettingError, check, check_choice
@@ -53,13 +54,9 @@ def uniform_choice(mask: Tensor, noise: Tensor) -> Tensor:
 def obey(want: Action, masks: Masks) -> tuple[Action, Tensor]:
     """`want` where every choice that matters is legal, else WAIT; and bool [N], where it was legal.
 
-    Heads that the op makes irrelevant take their placeholders.
+    Heads that the op makes irrelevant take their placeholders; choices may be any numbers.
     """
-    legal = _at(masks.op, want.op)
-    relevant = relevant_heads(want.op).unbind(-1)
-    offered = head_masks(masks, want.op)
-    for matters, name in zip(relevant, HEAD_NAMES, strict=True):
-        legal = legal & (~matters | _at(offered[name], want.get(name)))
+    legal = ~illegal_heads(want, masks).any(-1)
     op = torch.where(legal, want.op, Op.WAIT)
     relevant, offered = relevant_heads(op).unbind(-1), head_masks(masks, op)
     heads = {

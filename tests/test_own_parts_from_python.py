@@ -1,0 +1,108 @@
+"""Blueprints and agents of a user's own in the simulator, in adapters and in what a run is opened for."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from test_own_parts_runs import with_own
+from test_resume import fresh
+
+import esper_soa
+from benchmarks.growth_figure import play, timelines
+from esper_soa.adapters.flat import FlatEnvs
+from esper_soa.agent.legal import illegal_heads
+from esper_soa.agent.protocol import Memory
+from esper_soa.agent.scripted import RandomPolicy
+from esper_soa.runs import RecordedRun
+from esper_soa.simulator import Simulator, make
+from esper_soa.state import Action, Decision, View
+from esper_soa.vocabulary import Op
+
+MINE = ("task=cifar_minimal", "slots=[r0c0,r0c1]", "data.name=synthetic",
+        "task.blueprints=[norm,parts_of_users:grouped,parts_of_users:twice]")  # fmt: skip
+SIZES = {"envs": 3, "steps": 4, "batch_size": 4, "train_samples": 8, "val_samples": 20}
+CODES = 13 + 2
+
+
+def own_simulator(**more: object) -> Simulator:
+    return make("smoke", overrides=MINE, **(SIZES | {"policy": "random"} | more))
+
+
+def test_seeds_of_own_blueprints_are_called_by_their_names() -> None:
+    sim = own_simulator()
+    sim.reset()
+    sim.step({"op": Op.GERMINATE, "blueprint": [3, 13, 14]})
+    assert [sim.seeds(env)[0].blueprint for env in range(3)] == ["norm", "grouped", "twice"]
+
+
+def test_heads_of_flat_envs_have_a_choice_for_every_blueprint() -> None:
+    envs = FlatEnvs(own_simulator(), "heads")
+    shown, _ = envs.reset()
+    assert envs.head_sizes[1] == CODES
+    assert shown.action_mask.shape == (3, envs.num_actions) == (3, sum(envs.head_sizes))
+    columns = shown.action_mask[:, envs.head_sizes[0] : envs.head_sizes[0] + CODES]
+    assert columns[0].nonzero().flatten().tolist() == [0, 3, 13, 14]  # 0 stands for none
+    germinate = torch.zeros(3, len(envs.head_sizes), dtype=torch.int64)
+    germinate[:, 1], germinate[:, -1] = torch.tensor([13, 14, 3]), Op.GERMINATE
+    assert not envs.step(germinate).info.illegal.any()
+    assert envs.sim.state.slots.blueprint[:, 0].tolist() == [13, 14, 3]
+
+
+def test_a_simulator_is_played_by_an_agent_of_a_module() -> None:
+    sim = own_simulator(policy="parts_of_users:eager")
+    steps = list(sim.episode())
+    assert any((step.action.op == Op.GERMINATE).any() for step in steps)
+    with pytest.raises(esper_soa.UserError, match="parts_of_users:nobody"):
+        own_simulator(policy="parts_of_users:nobody")
+
+
+class Lawless:
+    """Plays at random, but for its third decision."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def start(self, num_envs: int, device: torch.device) -> Memory:
+        return ()
+
+    def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
+        decision, _ = RandomPolicy().act(view, memory)
+        self.calls += 1
+        if self.calls == 3:
+            decision.action.op[1] = Op.FOSSILIZE
+        return decision, memory
+
+
+def test_an_agent_that_is_handed_over_is_watched() -> None:
+    sim = own_simulator(policy=Lawless())
+    with pytest.raises(esper_soa.UserError, match="policy: env 1: op fossilize is not legal; legal are wait"):
+        list(sim.episode())
+
+
+@pytest.mark.parametrize("own", [(), ("grouped", "twice")])
+def test_the_policy_of_a_run_is_a_module_whatever_grows_there(tmp_path: Path, own: tuple[str, ...]) -> None:
+    fresh(with_own(*own, rounds=1), tmp_path / "run")
+    policy = RecordedRun(tmp_path / "run").policy()
+    assert policy.spec["blueprints"][13:] == list(own)
+    esper_soa.save(policy, tmp_path / "policy.safetensors")
+    again = esper_soa.load(tmp_path / "policy.safetensors")
+    sim = Simulator(with_own(*own))
+    observation, info = sim.reset()
+    masks: Mapping[str, torch.Tensor] = info.masks.to_dict()
+    noise = torch.full((sim.num_envs, 8), 0.3)
+    for module in (policy, again):
+        choices = module(observation.features, observation.blueprints, masks, noise)
+        action = Action.from_dict(choices, batch_size=[sim.num_envs])
+        assert not illegal_heads(action, info.masks).any()
+    assert policy.policy.embedding.weight.shape[0] == 13 + len(own) + 1
+    assert torch.equal(policy.policy.embedding.weight, again.policy.embedding.weight)
+
+
+def test_the_picture_of_a_run_names_own_blueprints() -> None:
+    pyplot = pytest.importorskip("matplotlib.figure")
+    played = play(own_simulator(policy="parts_of_users:eager"))
+    panel = pyplot.Figure().subplots()
+    timelines(panel, played)
+    assert {text.get_text() for text in panel.texts} <= {"norm", "grouped", "twice"}
+    assert panel.texts
