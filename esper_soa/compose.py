@@ -64,6 +64,7 @@ def _reason(error: Exception) -> str:
 @contextmanager
 def _hydra_aside() -> Iterator[None]:
     """Hydra as in a new process, with our schemas; at the end it is as it was."""
+    # Hydra and OmegaConf have public names to clear what a process holds, and none to put it back (1.3, 2.3).
     instances, store = Singleton._instances, ConfigStore.instance()
     held: dict[type, Singleton] = {kind: instances.pop(kind) for kind in ASIDE if kind in instances}
     schemas, facts, resolvers = dict(store.repo), dict(vars(store)), dict(BaseContainer._resolvers)

@@ -60,7 +60,7 @@ def test_an_own_agent_teaches(tmp_path: Path) -> None:
 
 
 FAULTS = {
-    "lawless": "env 0: blueprint 9 for op germinate is not legal; legal are 1, 2, 3, 4, 5, 6, 7. An agent chooses what view.masks offer; .*obey makes",
+    "lawless": "env 0: blueprint 9 for op germinate is not legal; legal are 1, .* 7. An agent chooses .*; .*obey makes",
     "beyond": "env 0: op 6 is not legal",
     "bare": "its decision is a Action, not a Decision",
     "short": r"part 0 of its memory is of shape \[\], not a row per env of 2",

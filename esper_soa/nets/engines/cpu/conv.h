@@ -30,6 +30,19 @@ typedef struct {
     float *room;              /* scratch */
 } wgrad_job;
 
+/* part += J numbers from `in` on x V vectors from `grad` on. */
+INLINE void add_products(vec *part, const float *in, const float *grad, int J, int V) {
+    vec g[2];
+#pragma GCC unroll 2
+    for (int v = 0; v < V; v++) g[v] = load(grad + v * LANES);
+#pragma GCC unroll 16
+    for (int j = 0; j < J; j++) {
+        vec value = splat(in[j]);
+#pragma GCC unroll 2
+        for (int v = 0; v < V; v++) part[j * V + v] += value * g[v];
+    }
+}
+
 /* Add a register tile of J input channels x V vectors of output channels to a packed sum whose rows have O floats. */
 INLINE void add_tile(float *sum, const vec *part, int J, int V, long O) {
 #pragma GCC unroll 16

@@ -123,17 +123,8 @@ INLINE void wgrad_tile(const wgrad_job *job, const float *in, const float *out, 
     for (long y = 0; y < job->H; y++, in += (job->W + job->k - 1) * job->in_step, out += job->line) {
         const float *from = in, *grad = out;
 #pragma GCC unroll 2
-        for (long x = 0; x < job->W; x++, from += job->in_step, grad += job->step) {
-            vec g[2];
-#pragma GCC unroll 2
-            for (int v = 0; v < V; v++) g[v] = load(grad + v * LANES);
-#pragma GCC unroll 16
-            for (int j = 0; j < J; j++) {
-                vec value = splat(from[j]);
-#pragma GCC unroll 2
-                for (int v = 0; v < V; v++) part[j * V + v] += value * g[v];
-            }
-        }
+        for (long x = 0; x < job->W; x++, from += job->in_step, grad += job->step)
+            add_products(part, from, grad, J, V);
     }
     add_tile(sum, part, J, V, job->O);
 }

@@ -159,17 +159,7 @@ INLINE void wgrad_products(const float *in, const float *grad, float *sum, long 
 #pragma GCC unroll 16
     for (int t = 0; t < J * V; t++) part[t] = splat(0);
 #pragma GCC unroll 2
-    for (long t = 0; t < tiles; t++, in += tile_step(I), grad += tile_step(O)) {
-        vec g[2];
-#pragma GCC unroll 2
-        for (int v = 0; v < V; v++) g[v] = load(grad + v * LANES);
-#pragma GCC unroll 16
-        for (int j = 0; j < J; j++) {
-            vec x = splat(in[j]);
-#pragma GCC unroll 2
-            for (int v = 0; v < V; v++) part[j * V + v] += x * g[v];
-        }
-    }
+    for (long t = 0; t < tiles; t++, in += tile_step(I), grad += tile_step(O)) add_products(part, in, grad, J, V);
     add_tile(sum, part, J, V, O);
 }
 

@@ -1,0 +1,88 @@
+"""What all adapters share, without the library of any: observations, masks, and where trajectories end."""
+
+import torch
+from adapter_sizes import ENVS, EXPERIMENT, SIZES, STEPS, Played
+
+from esper_soa.adapters.flat import FlatEnvs, flat_envs
+from esper_soa.vocabulary import Blueprint, Op
+
+WAIT = torch.zeros(ENVS, dtype=torch.int64)
+
+
+def envs_of(actions: str = "joint", **more: object) -> FlatEnvs:
+    return flat_envs(EXPERIMENT, actions, SIZES | {"envs": ENVS, "seed": 11} | more)
+
+
+def test_a_round_is_that_of_the_simulator_and_the_next_begins_at_once(played: Played) -> None:
+    envs = envs_of()
+    shown, info = envs.reset()
+    for step, action in enumerate(played.actions):
+        assert torch.equal(shown.features[:, : played.features.shape[2]], played.features[step])
+        turn = envs.step(action)
+        shown, info = turn.shown, turn.info
+        assert torch.equal(turn.reward, played.rewards[step])
+        assert turn.truncated.tolist() == [step == STEPS - 1] * ENVS
+        assert torch.equal(turn.last.features, shown.features) == (step < STEPS - 1)
+    assert (info.round, info.env_step) == (1, 0)
+    assert envs.shown is shown
+
+
+def test_a_caller_may_begin_the_next_round_itself(played: Played) -> None:
+    envs = envs_of()
+    envs.reset()
+    for action in played.actions:
+        turn = envs.step(action, go_on=False)
+    assert torch.equal(turn.last.features, turn.shown.features)
+    assert (turn.info.round, turn.info.env_step) == (0, STEPS)
+    assert envs.reset()[1].round == 1
+    assert envs.reset(seed=5)[1].round == 0
+
+
+def test_an_illegal_last_action_is_told_with_the_next_round(played: Played) -> None:
+    envs = envs_of("heads")
+    envs.reset()
+    for _ in range(STEPS - 1):
+        envs.step(torch.zeros(ENVS, 8, dtype=torch.int64))
+    fossilise = torch.zeros(ENVS, 8, dtype=torch.int64)
+    fossilise[1, -1] = Op.FOSSILIZE
+    assert envs.step(fossilise).info.illegal.tolist() == [False, True, False]
+
+
+def test_a_breakdown_ends_one_trajectory_which_goes_on() -> None:
+    envs = envs_of()
+    before, _ = envs.reset()
+    envs.sim.world.weights["host", "params"][1] = torch.nan
+    ends = []
+    for _ in range(STEPS):
+        turn = envs.step(WAIT)
+        ends.append(turn.terminated.tolist())
+        assert not (turn.terminated & turn.truncated).any()
+        if turn.terminated.any():
+            assert torch.equal(turn.last.features[1], before.features[1])
+            assert torch.equal(turn.last.features[0], turn.shown.features[0])
+        before = turn.shown
+    assert sum(map(sum, ends)) == 1
+
+
+def test_features_say_which_blueprint_stands_where() -> None:
+    envs = envs_of("heads", steps=3)
+    shown, _ = envs.reset()
+    standing = shown.features[:, -2 * len(envs.codes) :].reshape(ENVS, 2, -1)
+    assert not standing.any()
+    germinate = torch.zeros(ENVS, 8, dtype=torch.int64)
+    germinate[:, 0], germinate[:, 1], germinate[:, -1] = torch.tensor([0, 1, 0]), torch.tensor([3, 1, 7]), Op.GERMINATE
+    shown = envs.step(germinate).shown
+    standing = shown.features[:, -2 * len(envs.codes) :].reshape(ENVS, 2, -1)
+    assert standing.nonzero().tolist() == [[0, 0, 2], [1, 1, 0], [2, 0, 6]]
+    assert shown.features.shape[1] == envs.num_features
+
+
+def test_head_masks_leave_a_choice_where_nothing_may_be_germinated() -> None:
+    envs = envs_of("heads", steps=3, max_seeds=1)
+    envs.reset()
+    germinate = torch.zeros(ENVS, 8, dtype=torch.int64)
+    germinate[:, 1], germinate[:, -1] = 1, Op.GERMINATE
+    shown = envs.step(germinate).shown
+    masks = dict(zip(("slot", "blueprint"), shown.action_mask.split(envs.head_sizes, 1)[:2], strict=True))
+    assert masks["blueprint"][:, Blueprint.NOOP].all()
+    assert all(part.any(1).all() for part in shown.action_mask.split(envs.head_sizes, 1))
