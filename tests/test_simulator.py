@@ -13,7 +13,7 @@ from tiny_world import CPU, tiny_settings
 
 import esper_soa
 from esper_soa.agent.protocol import Memory
-from esper_soa.agent.scripted import RandomPolicy
+from esper_soa.agent.scripted import RandomPolicy, WaitPolicy
 from esper_soa.build import build_world
 from esper_soa.config import TrainConfig
 from esper_soa.ops.collect import Player, Round, play_round
@@ -33,7 +33,7 @@ def settings() -> TrainConfig:
 
 
 def make(**more: object) -> Simulator:
-    return esper_soa.make("smoke", overrides=TINY, **(SIZES | {"policy": "random"} | more))
+    return esper_soa.make("smoke", **(SIZES | {"policy": "random", "overrides": TINY} | more))
 
 
 def rewards(steps: list[Step]) -> torch.Tensor:
@@ -183,6 +183,48 @@ def test_a_host_that_breaks_down_ends_its_trajectory_and_goes_on() -> None:
     assert [terminated for terminated, _ in ends].count([False] * 3) == STEPS - 1
     assert truncated.all()
     assert sim.world.weights["host", "params"].isfinite().all()
+
+
+class Counting:
+    """Waits, and remembers how many decisions it has made for every env since it was last told to begin anew."""
+
+    def __init__(self) -> None:
+        self.wait, self.counts = WaitPolicy(), list[list[int]]()
+
+    def start(self, num_envs: int, device: torch.device) -> Memory:
+        return (torch.zeros(num_envs, dtype=torch.int64, device=device),)
+
+    def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
+        self.counts.append(memory[0].tolist())
+        return self.wait.act(view, ())[0], (memory[0] + 1,)
+
+
+def test_an_agent_begins_anew_with_a_host_that_was_rolled_back() -> None:
+    agent = Counting()
+    sim = Simulator(settings(), agent)
+    for step in sim.episode():
+        if step.number == 1:
+            sim.world.weights["host", "params"][1] = torch.nan
+    counts = torch.tensor(agent.counts)
+    assert counts[:, 0].tolist() == counts[:, 2].tolist() == list(range(STEPS))
+    assert counts[:, 1].tolist() == [0, 1, 2, 3, 0, 1]  # broken down while the third is played, seen by the fourth
+
+
+def test_a_host_that_is_rolled_back_at_the_end_stands_without_what_it_has_lost() -> None:
+    sim = make(illegal="raise", steps=10, overrides=(*TINY, "gates=permissive"))
+    _, info = sim.reset()
+    for number in range(10):
+        germinates, advances = number == 0, bool(info.masks.op[1, Op.ADVANCE])
+        if number == 8:
+            sim.world.weights["host", "params"][1] = torch.nan
+        op = Op.GERMINATE if germinates else Op.ADVANCE if advances else Op.WAIT
+        _, _, terminated, truncated, info = sim.step({"op": [0, op, 0], "blueprint": 3})
+        if number == 8:
+            assert [seed["stage"] for seed in sim.export(1).spec["seeds"]] == ["holding"]
+    assert terminated.tolist() == [False, True, False]
+    assert truncated.all()
+    spec = sim.export(1).spec
+    assert (spec["seeds"], spec["accuracy"]) == ([], None)
 
 
 class Interrupting:
