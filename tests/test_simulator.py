@@ -12,6 +12,7 @@ from rich.console import Console
 from tiny_world import CPU, tiny_settings
 
 import esper_soa
+from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.protocol import Memory
 from esper_soa.agent.scripted import RandomPolicy, WaitPolicy
 from esper_soa.build import build_world
@@ -249,6 +250,18 @@ def test_an_interrupted_episode_can_be_followed_by_another() -> None:
         list(sim.episode())
     list(other.episode())
     assert torch.equal(rewards(list(sim.episode())), rewards(list(other.episode())))
+
+
+def test_a_policy_by_name_is_that_and_nothing_that_the_experiment_starts_from() -> None:
+    fresh, shipped = (make_main(policy).agent for policy in ("ppo", "grower"))
+    assert isinstance(fresh, RecurrentPolicy)
+    assert isinstance(shipped, RecurrentPolicy)
+    assert not torch.equal(fresh.embedding.weight, shipped.embedding.weight)
+    assert make_main("wait").settings.policy.name == "wait"
+
+
+def make_main(policy: str) -> Simulator:
+    return esper_soa.make("cifar_3seed", policy=policy, **(SIZES | {"steps": 2}))
 
 
 def test_settings_are_checked_as_on_the_command_line() -> None:
