@@ -106,13 +106,13 @@ def test_actions_come_as_records_names_rows_or_numbers() -> None:
     for given in (germinate, rows, torch.from_numpy(rows)):
         sim = make()
         sim.reset()
-        found.append(sim.step(given)[1])
+        found.append((sim.step(given)[1], sim.state))
         assert [seed.blueprint for env in range(ENVS) for seed in sim.seeds(env)] == ["norm", "conv_light", "norm"]
     sim = make()
     sim.reset()
     numbers = [sim.joint.rows.tolist().index(row) for row in rows.tolist()]
-    found.append(sim.step(numbers)[1])
-    assert all(torch.equal(reward, found[0]) for reward in found)
+    found.append((sim.step(numbers)[1], sim.state))
+    assert all(torch.equal(reward, found[0][0]) and (state == found[0][1]).all() for reward, state in found)
     seed = sim.seeds(1)[0]
     assert (seed.slot, seed.stage, seed.alpha, seed.contribution) == ("r0c1", "germinated", 0.0, None)
     with pytest.raises(IndexError, match="there are 3"):
