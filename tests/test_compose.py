@@ -1,13 +1,15 @@
 """Settings composed from Python: those of the command line, without a trace in a Hydra that the caller uses."""
 
 import re
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 import pytest
 from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.utils import JobRuntime
 from hydra.version import VersionBase
+from omegaconf import OmegaConf
 
 from esper_soa.compose import compose_settings, experiments
 from esper_soa.config import TrainConfig, register_schema, settings_from
@@ -47,6 +49,28 @@ def test_the_hydra_of_the_caller_stays_as_it_is() -> None:
         assert JobRuntime.instance().get("name") == "mine"
         assert compose("train", ["rounds=3"]).rounds == 3
     assert not GlobalHydra.instance().is_initialized()
+
+
+@dataclass
+class Mine:
+    """A caller's schema of a name that we use too."""
+
+    rounds: int = 1
+
+
+def test_schemas_and_resolvers_of_the_caller_stay_as_they_are() -> None:
+    store, before = ConfigStore.instance(), dict(vars(ConfigStore.instance()))
+    schemas = dict(store.repo)
+    try:
+        store.store(name="train_schema", node=Mine)
+        OmegaConf.register_new_resolver("now", lambda _: "mine", replace=True)
+        compose_settings("smoke")
+        assert OmegaConf.to_container(store.load("train_schema.yaml").node) == {"rounds": 1}
+        assert OmegaConf.create({"when": "${now:%Y}"}).when == "mine"
+        assert vars(store).get("__deepcopy__") is before.get("__deepcopy__")
+    finally:
+        OmegaConf.clear_resolver("now")
+        store.repo = schemas
 
 
 @pytest.mark.parametrize(

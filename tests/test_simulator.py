@@ -264,6 +264,24 @@ def make_main(policy: str) -> Simulator:
     return esper_soa.make("cifar_3seed", policy=policy, **(SIZES | {"steps": 2}))
 
 
+def test_a_step_that_was_interrupted_leaves_a_reset_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    sim = make()
+    sim.reset()
+    with monkeypatch.context() as broken:
+        broken.setattr(sim.env, "step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            sim.step({"op": Op.WAIT})
+    with pytest.raises(RuntimeError, match="was interrupted"):
+        sim.step({"op": Op.WAIT})
+    with pytest.raises(RuntimeError, match="nothing has been measured"):
+        sim.export(0)
+    assert sim.reset()[1].round == 1
+
+
+def interrupted(_: object) -> None:
+    raise KeyboardInterrupt
+
+
 def test_settings_are_checked_as_on_the_command_line() -> None:
     with pytest.raises(esper_soa.UserError, match="Did you mean envs"):
         esper_soa.make("smoke", env=3)
