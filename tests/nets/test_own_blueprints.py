@@ -328,3 +328,10 @@ def test_a_policy_keeps_the_rows_of_a_blueprint_by_its_name() -> None:
         assert torch.equal(found[name][14:], known[name][14:])
         torch.testing.assert_close(found[name][13], known[name][1:8].mean(0))
     assert len(with_blueprints(known, names, BLUEPRINT_NAMES)["embedding.weight"]) == 14
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_modules_stand_in_hosts_that_compute_in_16_bits(precision: str) -> None:
+    world = build_world(settings("particular", compute=ComputeConfig(workers=1, precision=precision)), CPU)
+    episode(world)
+    assert world.weights["seeds", "r0c0", "params"].isfinite().all()
