@@ -16,8 +16,8 @@ from esper_soa.agent.controller import Controller, controller_spec
 from esper_soa.compose import compose_settings
 from esper_soa.config import settings_from_mapping, settings_yaml
 from esper_soa.errors import UserError, check, one_line
-from esper_soa.nets.config import enabled_slots
 from esper_soa.nets.model.modules import GrownNetwork
+from esper_soa.nets.own_hosts import task_slots
 from esper_soa.ops.interrupt import Interrupted
 from esper_soa.ops.module_files import load
 from esper_soa.ops.resume import read_run, restore_policy
@@ -81,8 +81,8 @@ class RecordedRun:
         saved = read_run(find_checkpoint(str(named), "policy"), torch.device("cpu"))
         settings = settings_from_mapping(saved.settings)
         check(saved.learner is not None, "policy", settings.policy.name, "one that learns, as ppo does")
-        spec = controller_spec(settings.policy, enabled_slots(settings.task, list(settings.slots)))
-        facts = {"task": settings.task.name, "rounds": saved.progress.rounds_done, "seed": settings.seed,
+        spec = controller_spec(settings.policy, task_slots(settings.task, settings.slots))
+        facts = {"task": settings.task.host_name, "rounds": saved.progress.rounds_done, "seed": settings.seed,
                  "data": saved.data, "version": package_versions()["esper-soa"]}  # fmt: skip
         with torch.random.fork_rng(devices=[]):
             made = Controller(spec | facts)
