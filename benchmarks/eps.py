@@ -36,8 +36,6 @@ from benchmarks.records import Record, check_folder, keep, origin
 from benchmarks.sides import make_side
 from benchmarks.timing import COLUMNS, Timing
 from esper_soa.errors import UserError
-from esper_soa.nets.config import enabled_slots
-from esper_soa.nets.host import host_shape
 from esper_soa.ops.device import resolve_device
 
 
@@ -152,10 +150,10 @@ def work_of(cfg: EpsConfig) -> tuple[float, float]:
 
     flops = cfg.live_envs * counted(cfg.live) + (cfg.envs - cfg.live_envs) * counted(0)
     numbers, size, before = 0, 32, 3 * 32 * 32
-    for block in host_shape(cfg.task, enabled_slots(cfg.task, cfg.slots)).blocks:
-        inside = block.channels * size * size
-        size //= 1 + block.pooled
-        after = block.channels * size * size
+    for block in range(cfg.task.num_blocks):
+        inside = cfg.task.channels(block) * size * size
+        size //= 1 + cfg.task.pooled(block)
+        after = cfg.task.channels(block) * size * size
         numbers += 3 * before + 8 * inside + 2 * after
         before = after
     return flops * cfg.train_samples, 4.0 * numbers * cfg.images[0]

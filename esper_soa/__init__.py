@@ -10,12 +10,12 @@ asked for, as torch takes seconds.
 from importlib import import_module, metadata
 from typing import TYPE_CHECKING
 
-from esper_soa.registry import agent, blueprint, reward
+from esper_soa.registry import agent, blueprint, host, reward
 
 if TYPE_CHECKING:
     from esper_soa.agent.controller import Controller
     from esper_soa.compose import compose_settings, experiments
-    from esper_soa.conformance import check_agent, check_blueprint, check_reward
+    from esper_soa.conformance import check_agent, check_blueprint, check_host, check_reward
     from esper_soa.errors import UserError
     from esper_soa.nets.model.modules import GrownNetwork
     from esper_soa.nets.user_images import check_images, images
@@ -34,6 +34,7 @@ HOMES = {
     "UserError": "errors",
     "check_agent": "conformance",
     "check_blueprint": "conformance",
+    "check_host": "conformance",
     "check_images": "nets.user_images",
     "check_reward": "conformance",
     "compose_settings": "compose",
@@ -59,10 +60,12 @@ __all__ = [
     "blueprint",
     "check_agent",
     "check_blueprint",
+    "check_host",
     "check_images",
     "check_reward",
     "compose_settings",
     "experiments",
+    "host",
     "images",
     "load",
     "make",

@@ -18,13 +18,12 @@ from esper_soa.env.shapley import arrival_orders
 from esper_soa.env.step import EAGER, Rules, StepKernels, compiled, on_static_buffers
 from esper_soa.env.world import Sizes, World
 from esper_soa.nets.choose import choose_engine
-from esper_soa.nets.config import SubsetRows, blueprint_names, enabled_slots
+from esper_soa.nets.config import SubsetRows, blueprint_names
 from esper_soa.nets.datasets import ImageSet, count_images, load_images
 from esper_soa.nets.engine import NetsConfig
 from esper_soa.nets.graphs import decision_cache
-from esper_soa.nets.host import host_shape
 from esper_soa.nets.model.blueprints import blueprint_codes, num_codes
-from esper_soa.nets.own_blueprints import task_blueprints
+from esper_soa.nets.own_hosts import task_shape, task_slots
 from esper_soa.nets.pools import parameter_table
 from esper_soa.nets.precision import choose_precision
 from esper_soa.nets.subsets import EXACT_SLOTS
@@ -41,9 +40,8 @@ def build_rules(cfg: TrainConfig, device: torch.device) -> Rules:
 
     Raises SettingError where the settings ask for what cannot run.
     """
-    slots = enabled_slots(cfg.task, list(cfg.slots))
-    blueprints = task_blueprints(cfg.task.blueprints, slots)
-    shape = host_shape(cfg.task, slots, blueprints)
+    shape = task_shape(cfg.task, cfg.slots)
+    slots, blueprints = shape.slots, shape.blueprints
     detached = tuple(STAGE_NAMES.index(stage) for stage in cfg.lifecycle.detached_stages)
     engine = choose_engine(cfg.compute, device, cfg.task, shape)
     eval_batch = choose_eval_batch(device, engine.chosen.native)
@@ -76,7 +74,7 @@ def rule_player(cfg: TrainConfig, name: str, setting: str) -> Agent:
     """
     if not is_reference(name):
         return scripted_policy(replace(cfg.policy, name=name), cfg.task.blueprints)
-    slots = enabled_slots(cfg.task, list(cfg.slots))
+    slots = task_slots(cfg.task, cfg.slots)
     names = tuple(map(name_in, blueprint_names(cfg.task.blueprints)))
     return own_agent(name, setting, Surroundings(slots, names, cfg.steps, cfg.seed))
 

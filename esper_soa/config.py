@@ -143,7 +143,9 @@ class TrainConfig:
         check_fields("", self)
         _check_device(self.device)
         _check_batches(self)
-        enabled_slots(self.task, list(self.slots))
+        if not is_reference(self.task.host):  # of one of a user's own, which needs torch, the slots are checked later
+            enabled_slots(self.task, list(self.slots))
+        _check_host(self)
         _check_policy(self)
 
 
@@ -269,6 +271,13 @@ def _check_policy(run: TrainConfig) -> None:
     _check_blueprints(run, "policy.schedule.blueprint", [policy.schedule.blueprint], "schedule" in players)
     _check_blueprints(run, "policy.heuristic.blueprint_rotation", policy.heuristic.blueprint_rotation,
                       "heuristic" in players)  # fmt: skip
+
+
+def _check_host(run: TrainConfig) -> None:
+    """A user's own host has no width that a control could change."""
+    widened = run.control == "static_large" and is_reference(run.task.host)
+    check(not widened, "control", run.control, f"another control with task.host={run.task.host}",
+          "The package cannot make a host of your own wider.")  # fmt: skip
 
 
 def _check_blueprints(run: TrainConfig, setting: str, blueprints: Sequence[str], used: bool) -> None:

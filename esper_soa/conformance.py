@@ -1,9 +1,9 @@
 """Whether parts of users' own are what a run takes them for: every finding in words, all of them in one error.
 
 For users' tests and notebooks: `esper_soa.check_blueprint("my_parts.seeds:twin")`, or the function or class itself.
-What a run looks at while it is built (nets/own_blueprints.py, env/own_reward.py, agent/own_agents.py) is looked at
-here too, and more than that: what begins or comes out not finite, what envs share, what depends on chance, and where
-gradients go.
+What a run looks at while it is built (nets/own_blueprints.py, nets/own_hosts.py, env/own_reward.py,
+agent/own_agents.py) is looked at here too, and more than that: what begins or comes out not finite, what envs share,
+what depends on chance, and where gradients go.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,12 +22,15 @@ from esper_soa.env.own_reward import reward_findings, sample_inputs
 from esper_soa.env.reward_records import RewardInputs
 from esper_soa.errors import UserError, one_line
 from esper_soa.nets import streams
-from esper_soa.nets.config import DataConfig, TaskConfig, host_slots
+from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE, DataConfig, TaskConfig, host_slots
 from esper_soa.nets.forward import seed_forward
+from esper_soa.nets.host import HostShape, evaluate_forward, fold_batch_norm, host_shape, initial_hosts, train_loss
 from esper_soa.nets.layers import PLAIN
 from esper_soa.nets.model.blueprints import Architecture, initial_seeds, seed_table
 from esper_soa.nets.own_blueprints import architecture_of, blueprint_findings
-from esper_soa.registry import AGENT, BLUEPRINT, RAISED, REWARD, Part, find, marked_name, num_required
+from esper_soa.nets.own_hosts import host_findings, host_of
+from esper_soa.nets.seeds import TrainingSeeds
+from esper_soa.registry import AGENT, BLUEPRINT, HOST, RAISED, REWARD, Part, find, marked_name, num_required
 from esper_soa.state import Decision, View
 from esper_soa.vocabulary import BLUEPRINT_NAMES, HEAD_NAMES, NUM_BLUEPRINTS
 
@@ -63,6 +66,22 @@ def check_blueprint(part: Part | str, channels: Sequence[int] = (4, 24), size: i
         found = blueprint_findings(blueprint, width, size)
         findings += found or [f"with {width} channels {one}" for one in _seed_findings(blueprint, width, size)]
     _raise(BLUEPRINT, name, findings)
+
+
+def check_host(part: Part | str, classes: int = 10) -> None:
+    """Raise ConformanceError, with all findings, unless `part` is a host of images of so many classes.
+
+    part: what @esper_soa.host marks, or `module:name`.
+    """
+    name, made = _part(HOST, part)
+    findings = _mark_findings(HOST, made)
+    try:
+        host = host_of(made, name, classes)
+    except RAISED as error:
+        raise ConformanceError(HOST, name, [*findings, one_line(error)]) from error
+    faults = host_findings(host)
+    findings += faults or _host_findings(host_shape(TaskConfig(num_classes=classes), (), host=host))
+    _raise(HOST, name, findings)
 
 
 def check_reward(part: Part | str, num_slots: int = 3, max_steps: int = 20) -> None:
@@ -186,6 +205,83 @@ def _gradient_findings(blueprint: Architecture, rows: Tensor, x: Tensor) -> list
         found.append("a gradient reaches parameters of env 1 from the output of env 0, where there must be none")
     if not gradient[0].any():
         found.append("the gradient of all of its parameters is 0 as it begins: it could never learn")
+    return found
+
+
+# --- hosts
+
+
+def _host_findings(shape: HostShape) -> list[str]:
+    """What hosts of several networks at once do that they must not."""
+    keys = streams.stream_keys(0, streams.HOST_INIT, (0,), torch.arange(NETS))
+    rows, kept = initial_hosts(shape, keys, torch.float32)
+    found = []
+    if not all(map(torch.equal, initial_hosts(shape, keys, torch.float32), (rows, kept))):
+        found.append("its initial values differ though the env is the same: it has other draws than torch's")
+    if not (rows.isfinite().all() and kept.isfinite().all()):
+        return [*found, "its initial values are not finite"]
+    x = _images(seed=1)
+    try:
+        out = _host_logits(shape, rows, kept, x)
+        if not torch.equal(out, _host_logits(shape, rows, kept, x)):
+            found.append("a second pass gives something else: it keeps state or draws random numbers")
+        if not out.isfinite().all():
+            found.append("its logits are not finite")
+        found += _host_sharing_findings(shape, rows, kept)
+        return found + _host_training_findings(shape, rows, kept)
+    except RAISED as error:
+        return [*found, f"for several networks at once it raises {type(error).__name__}: {one_line(error)}"]
+
+
+def _images(seed: int) -> Tensor:
+    """Images [B, n*3, 32, 32] of several networks."""
+    keys = streams.stream_keys(seed, streams.SEED_INIT, (2,), torch.tensor(0))
+    shape = (IMAGES, IMAGE_SIZE, IMAGE_SIZE, NETS * IMAGE_CHANNELS)
+    drawn = streams.uniform(keys, torch.arange(torch.Size(shape).numel())).view(shape)
+    return (4 * drawn - 2).permute(0, 3, 1, 2)
+
+
+@torch.no_grad()
+def _host_logits(shape: HostShape, rows: Tensor, kept: Tensor, x: Tensor) -> Tensor:
+    """Logits [B, n, classes] as they are validated."""
+    folded = fold_batch_norm(shape, shape.parameters.unpack(rows), shape.statistics.unpack(kept))
+    return evaluate_forward(PLAIN, shape, folded, x, TrainingSeeds([], NETS))
+
+
+def _host_sharing_findings(shape: HostShape, rows: Tensor, kept: Tensor) -> list[str]:
+    """Networks that know of each other, and images of a batch that do where they are validated."""
+    x, other, found = _images(seed=1), _images(seed=2), []
+    out = _host_logits(shape, rows, kept, x)
+    elsewhere = torch.cat([x[:, :IMAGE_CHANNELS], other[:, IMAGE_CHANNELS:]], dim=1)
+    others = torch.cat([rows[:1], 2 * rows[1:] + 0.1])
+    elsewhere = elsewhere.contiguous(memory_format=torch.channels_last)
+    if not torch.equal(_host_logits(shape, others, kept, elsewhere)[:, 0], out[:, 0]):
+        found.append("the logits of env 0 depend on the networks of other envs")
+    images = torch.cat([x[:1], other[1:]]).contiguous(memory_format=torch.channels_last)
+    alone = _host_logits(shape, rows, kept, images)[0]
+    if (alone - out[0]).abs().max() > SETTLED * out[0].abs().max().clamp(min=1):
+        found.append("the logits of an image depend on the other images of its batch in eval mode")
+    return found
+
+
+def _host_training_findings(shape: HostShape, rows: Tensor, kept: Tensor) -> list[str]:
+    """Where gradients and running buffers go in a training pass."""
+    leaf, statistics = rows.clone().requires_grad_(), [one.flatten().clone() for one in shape.statistics.unpack(kept)]
+    labels = torch.arange(IMAGES)[:, None].expand(-1, NETS) % shape.num_classes
+    batch = _images(seed=1), labels
+    losses, _ = train_loss(PLAIN, shape, shape.parameters.unpack(leaf), statistics, batch, TrainingSeeds([], NETS))
+    if not losses.requires_grad:
+        return ["no gradient reaches its parameters: its logits are cut off from them"]
+    (gradient,) = torch.autograd.grad(losses[0], [leaf])
+    found = []
+    if not gradient.isfinite().all():
+        found.append("the gradient of its parameters is not finite")
+    if gradient[1:].any():
+        found.append("a gradient reaches parameters of env 1 from the loss of env 0, where there must be none")
+    if not gradient[0].any():
+        found.append("the gradient of all of its parameters is 0 as it begins: it could never learn")
+    if not all(one.isfinite().all() for one in statistics):
+        found.append("its buffers are not finite after a training pass")
     return found
 
 

@@ -17,8 +17,9 @@ from esper_soa.env.config import RewardConfig
 from esper_soa.env.topology import Topology
 from esper_soa.env.world import World
 from esper_soa.errors import check_choice
-from esper_soa.nets.config import CNN_BLUEPRINT_NAMES, MAX_CHANNELS, TaskConfig, enabled_slots
+from esper_soa.nets.config import CNN_BLUEPRINT_NAMES, MAX_CHANNELS, TaskConfig
 from esper_soa.nets.host import host_shape
+from esper_soa.nets.own_hosts import task_slots
 from esper_soa.ops.collect import Player, Round, play_round
 from esper_soa.ops.metrics import RoundResult
 from esper_soa.registry import is_reference
@@ -60,7 +61,7 @@ def _play_widened(cfg: TrainConfig, world: World, parameters: float, played: Rou
 
     The first slot alone, as memory is kept for what might grow in a slot; kernels are not compiled for one episode.
     """
-    first = enabled_slots(cfg.task, list(cfg.slots))[0].name
+    first = task_slots(cfg.task, cfg.slots)[0].name
     plain = _without_own(cfg)
     task, compute = widened(plain.task, parameters), replace(cfg.compute, compile="off")
     wide = replace(plain, task=task, slots=[first], compute=compute)

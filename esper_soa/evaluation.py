@@ -170,7 +170,7 @@ def evaluate_within(within: Session, cfg: EvaluateConfig) -> list[Verdict]:
              "envs": run.envs, "episodes": cfg.episodes, "steps": run.steps, "deterministic": cfg.deterministic,
              "confidence": cfg.confidence, "data": data}  # fmt: skip
     played = f"{cfg.episodes} episodes of {run.envs} envs and {run.steps} env-steps"
-    title = f"{run.task.name} on {world.images.name}: {played}, means with {cfg.confidence:.0%} t intervals"
+    title = f"{run.task.host_name} on {world.images.name}: {played}, means with {cfg.confidence:.0%} t intervals"
     text = f"{title}\n{as_text(verdict_table(verdicts))}"
     with within.unwritten.noting(within.folder.evaluation.name):
         write_results(within.folder.evaluation, facts, scores, verdicts)

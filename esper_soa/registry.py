@@ -1,8 +1,8 @@
 """Parts of users' own: how functions and classes are marked as such, and how a setting `module:name` finds them.
 
 A mark stays with what it marks, and nothing else is kept: two runs of a process may take parts from different modules,
-and a cell of a notebook may be run twice. Found while a run is built, by nets/own_blueprints.py, env/own_reward.py
-and agent/own_agents.py. Needs no torch.
+and a cell of a notebook may be run twice. Found while a run is built, by nets/own_blueprints.py, nets/own_hosts.py,
+env/own_reward.py and agent/own_agents.py. Needs no torch.
 """
 
 import importlib
@@ -16,7 +16,7 @@ from esper_soa.errors import SettingError, one_line
 
 # What code of a user's may raise where it is called to be looked at.
 RAISED = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, RuntimeError, TypeError, ValueError)
-BLUEPRINT, REWARD, AGENT = "blueprint", "reward", "agent"  # kinds of parts
+BLUEPRINT, HOST, REWARD, AGENT = "blueprint", "host", "reward", "agent"  # kinds of parts
 NAME = r"[A-Za-z_][\w-]{0,59}"
 REFERENCE = re.compile(rf"([A-Za-z_]\w*\.)*[A-Za-z_]\w*:{NAME}")
 Part = Callable[..., object]
@@ -37,6 +37,15 @@ def blueprint(name: str) -> Mark:
     other signs than letters, digits, '_' and '-'.
     """
     return _marking(BLUEPRINT, name)
+
+
+def host(name: str) -> Mark:
+    """Marks a function or class as the host `name`, which `task.host` takes as `module:name`.
+
+    It is called without an argument and gives a tuple of segments, or it is called with the number of classes and gives
+    an nn.Sequential that maps images [B, 3, 32, 32] to logits [B, classes].
+    """
+    return _marking(HOST, name)
 
 
 def reward(name: str) -> Mark:

@@ -16,8 +16,9 @@ from esper_soa.agent.controller import Controller, controller_spec
 from esper_soa.compose import compose_settings
 from esper_soa.config import settings_from_mapping, settings_yaml
 from esper_soa.errors import UserError, check, one_line
-from esper_soa.nets.config import blueprint_names, enabled_slots
+from esper_soa.nets.config import blueprint_names
 from esper_soa.nets.model.modules import GrownNetwork
+from esper_soa.nets.own_hosts import task_slots
 from esper_soa.ops.interrupt import Interrupted
 from esper_soa.ops.module_files import load
 from esper_soa.ops.resume import read_run, restore_policy
@@ -82,9 +83,9 @@ class RecordedRun:
         saved = read_run(find_checkpoint(str(named), "policy"), torch.device("cpu"))
         settings = settings_from_mapping(saved.settings)
         check(saved.learner is not None, "policy", settings.policy.name, "one that learns, as ppo does")
-        slots, names = enabled_slots(settings.task, list(settings.slots)), blueprint_names(settings.task.blueprints)
+        slots, names = task_slots(settings.task, settings.slots), blueprint_names(settings.task.blueprints)
         spec = controller_spec(settings.policy, slots, tuple(map(name_in, names)))
-        facts = {"task": settings.task.name, "rounds": saved.progress.rounds_done, "seed": settings.seed,
+        facts = {"task": settings.task.host_name, "rounds": saved.progress.rounds_done, "seed": settings.seed,
                  "data": saved.data, "version": package_versions()["esper-soa"]}  # fmt: skip
         with torch.random.fork_rng(devices=[]):
             made = Controller(spec | facts)

@@ -62,6 +62,7 @@ from esper_soa.ops.rundir import (
 from esper_soa.ops.session import Session, session
 from esper_soa.ops.telemetry import Json, MetricsWriter, keep_rounds
 from esper_soa.ops.verdict import Episode, HostScore, control_words
+from esper_soa.registry import is_reference
 from esper_soa.state import STATE_FLOAT
 
 NEWEST = "the newest checkpoint"  # what it is called where it could not be written
@@ -146,7 +147,8 @@ class Run:
             LOGGER.info("data     %s", note)
         for finding in check_images(world.images) if world.images.num_classes is not None else ():
             LOGGER.warning("data     %s", finding)
-        LOGGER.info("hosts    %d x %s, %d parameters each, slots %s", sizes.num_envs, cfg.task.name,
+        host = cfg.task.host_name + " of your own" * is_reference(cfg.task.host)
+        LOGGER.info("hosts    %d x %s, %d parameters each, slots %s", sizes.num_envs, host,
                     world.rules.reward.counts.host, slots)  # fmt: skip
         for one in world.rules.nets.shape.blueprints[len(BLUEPRINTS) :]:
             LOGGER.info("seeds    %s of your own, code %d", one.name, one.code)
@@ -278,7 +280,7 @@ class Run:
         rows = done.alpha_rows / done.rounds_done
         return Summary(
             name=cfg.name,
-            task=cfg.task.name,
+            task=cfg.task.host_name,
             policy=cfg.policy.name,
             data=f"{self.world.images.name} ({self.world.images.source})",
             device=self.place,

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import pytest
+from hosts_of_users import unmarked as unmarked_host
 from parts_of_users import Grouped, unmarked
 
 import esper_soa
@@ -55,6 +56,37 @@ def test_a_faulty_blueprint_is_found_out(name: str) -> None:
 def test_findings_of_every_slot_are_told_at_once() -> None:
     found = findings(lambda part: esper_soa.check_blueprint(part, channels=(2, 6), size=4), "shrinking")
     assert [one[:15] for one in found] == ["with 2 channels", "with 6 channels"]
+
+
+@pytest.mark.parametrize("name", ["uneven", "refined", "staged", "plain", "counting"])
+def test_hosts_that_can_be_trained_pass(name: str) -> None:
+    esper_soa.check_host(f"hosts_of_users:{name}")
+
+
+HOSTS = {
+    "word": "host word: it gives chain, no tuple of segments (ConvBlock, Residual)",
+    "tiny": "its segment 5 pools features of one pixel",
+    "branching": "it gives a Branching, which is no nn.Sequential: a host is a chain of segments",
+    "short": "its last segment 1 gives [B, 11], not logits [B, 10]",
+    "dropping": "its segment body draws random numbers (as Dropout does)",
+    "chance": "its initial values differ though the env is the same: it has other draws than torch's",
+    "infinite": "its initial values are not finite",
+    "undefined": "its logits are not finite",
+    "crowd": "the logits of an image depend on the other images of its batch in eval mode",
+    "deaf": "no gradient reaches its parameters: its logits are cut off from them",
+}
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_a_faulty_host_is_found_out(name: str) -> None:
+    with pytest.raises(ConformanceError) as error:
+        esper_soa.check_host(f"hosts_of_users:{name}")
+    assert [one for one in error.value.findings if one.startswith(HOSTS[name])], error.value.findings
+
+
+def test_a_host_that_nothing_marks_is_found_out() -> None:
+    with pytest.raises(ConformanceError, match='nothing marks it: @esper_soa.host."name". belongs above it'):
+        esper_soa.check_host(unmarked_host)
 
 
 @pytest.mark.parametrize("name", ["gain", "parts"])

@@ -56,6 +56,15 @@ def test_a_run_is_played_with_all_of_the_example(parts: Path, tmp_path: Path) ->
     assert record["ops"]["germinate"] > 1
 
 
+@pytest.mark.parametrize(("host", "parameters"), [("funnel", 2_482), ("residual", 1_762)])
+def test_a_run_is_played_on_the_hosts_of_the_example(host: str, parameters: int, parts: Path, tmp_path: Path) -> None:
+    own = [f"task.host=my_parts.hosts:{host}", "slots=[r0c0,r0c1]", "policy=random", "control=none", "run_dir=run"]
+    done = finished(command(*TINY, *own), tmp_path / "work", parts)
+    assert done.returncode == 0, done.stderr
+    assert f"x {host} of your own, {parameters} parameters each, slots r0c0, r0c1" in done.stdout
+    assert list((tmp_path / "work" / "run" / "networks").glob("best_*.safetensors"))
+
+
 def test_the_reward_of_the_example_is_what_its_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLE))
     thrifty = find(REWARD, "my_parts.rewards:thrifty", "reward.mode")

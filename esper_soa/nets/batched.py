@@ -56,6 +56,12 @@ def classify(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return linear(spatial_mean(x, weight.shape[0]), weight, bias)
 
 
+def loss(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean cross-entropy [n] of logits [B, n, K] for labels [B, n]; right answers, int64 [n]."""
+    losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").unflatten(0, labels.shape)
+    return losses.mean(0), (logits.detach().argmax(-1) == labels).sum(0)
+
+
 def per_channel(values: Tensor, num_channels: int) -> Tensor:
     """One number per network [..., n] -> [..., n*C, 1, 1], ready to scale activations."""
     return values.unsqueeze(-1).expand(*values.shape, num_channels).flatten(-2)[..., None, None]

@@ -39,7 +39,7 @@ def choose_engine(compute: ComputeSettings, device: torch.device, task: TaskConf
     Raises SettingError where the settings ask for what cannot run.
     """
     names = [name_in(one) for one in task.blueprints]
-    dtype, why_not = choose_precision(compute.precision, device).dtype, obstacle(task.name, shape, names)
+    dtype, why_not = choose_precision(compute.precision, device).dtype, obstacle(task.host_name, shape, names)
     chosen = choose_native(compute.native, device, dtype, why_not)
     convolutions = choose_convolutions(compute.convolutions, device)
     layers = chosen_layers(compute.triton, device, Layers(convolutions))

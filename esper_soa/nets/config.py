@@ -11,7 +11,7 @@ from typing import NamedTuple
 from esper_soa.errors import SettingError, check
 from esper_soa.paths import user_path
 from esper_soa.ranges import COUNT, RULE, WEIGHT, check_fields, choice, choices, number, numbers, word
-from esper_soa.registry import BLUEPRINT, is_reference, name_in
+from esper_soa.registry import BLUEPRINT, HOST, is_reference, name_in
 from esper_soa.vocabulary import BLUEPRINT_NAMES, CNN_BLUEPRINTS
 
 IMAGE_SIZE = 32
@@ -33,6 +33,8 @@ class TaskConfig:
     """Host architecture and the settings of its training (lifecycle.md 5.1, 5.4, 6.1)."""
 
     name: str = word("cifar_baseline")  # in words, for the table
+    # chain: the blocks that the next four settings describe; they do nothing for a user's own host.
+    host: str = choice("chain", ("chain",), own=HOST)
     base_channels: int = number(8, 1, MAX_CHANNELS)  # channels of block 0; doubled by every block
     num_blocks: int = number(3, 2, 13)  # convolution, batch norm, ReLU each
     kernel_size: int = number(3, 1, IMAGE_SIZE - 1, note="odd")  # of the convolutions, pixels
@@ -63,6 +65,11 @@ class TaskConfig:
         for reference in filter(is_reference, self.blueprints):
             check(names.count(name_in(reference)) == 1, "task.blueprints", reference,
                   "of another name than every other blueprint", "Records call a blueprint by its name.")  # fmt: skip
+
+    @property
+    def host_name(self) -> str:
+        """What messages call the hosts."""
+        return name_in(self.host) if is_reference(self.host) else self.name
 
     def channels(self, block: int) -> int:
         """Channels of block `block`, counted from 0: doubled by every block."""
@@ -187,18 +194,21 @@ def host_slots(task: TaskConfig) -> tuple[SlotSpec, ...]:
     return (*row0, *(slot(1, block, task.size(block + 1)) for block in blocks if task.pooled(block)))
 
 
-def enabled_slots(task: TaskConfig, names: list[str]) -> tuple[SlotSpec, ...]:
+def enabled_slots(
+    task: TaskConfig, names: list[str], offered: tuple[SlotSpec, ...] | None = None
+) -> tuple[SlotSpec, ...]:
     """Slots of the run in row-major order; `names` may come in any order.
 
-    Raises SettingError for an empty list, a repeated name, or a name that the host does not have.
+    offered: those of a host that the settings do not describe. Raises SettingError for an empty list, a repeated name,
+    or a name that the host does not have.
     """
-    offered = host_slots(task)
+    offered = host_slots(task) if offered is None else offered
     allowed = ", ".join(spec.name for spec in offered)
     if not names:
-        raise SettingError("slots", names, f"a non-empty list of slots of {task.name}: {allowed}")
+        raise SettingError("slots", names, f"a non-empty list of slots of {task.host_name}: {allowed}")
     if len(set(names)) != len(names):
         raise SettingError("slots", names, "without repetition", "Name every slot once.")
     unknown = [name for name in names if name not in {spec.name for spec in offered}]
     if unknown:
-        raise SettingError("slots", unknown[0], f"a slot of {task.name}: {allowed}")
+        raise SettingError("slots", unknown[0], f"a slot of {task.host_name}: {allowed}")
     return tuple(spec for spec in offered if spec.name in names)

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import torch
 from tensordict import TensorDict
-from torch import Tensor, nn
+from torch import Tensor
 
 from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE
-from esper_soa.nets.host import Block, HostShape
+from esper_soa.nets.host import Block, HostShape, OwnSegment, Refinement, Segment, slots_of
 from esper_soa.nets.model.blueprints import gate_layer, gate_table, seed_layers, seed_table
 from esper_soa.nets.model.modules import GrownNetwork, network_of
 from esper_soa.nets.model.parameters import Table
@@ -23,6 +23,7 @@ from esper_soa.vocabulary import BLEND_NAMES, STAGE_NAMES, Blend, Stage
 
 # A seed in training is not felt by its host; these are, one that blends at an alpha of 0 will be.
 FELT_STAGES = (Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED)
+COUNTER = "num_batches_tracked"  # of a batch norm, which moves by a fixed share and does not read it
 
 
 class Residents(NamedTuple):
@@ -56,7 +57,8 @@ class _Names(NamedTuple):
     """Tensors of hosts that are built alike, in the order of their rows: parameters by name and shape."""
 
     host: list[tuple[str, torch.Size]]
-    norms: list[str]  # its batch norms
+    statistics: list[tuple[str, torch.Size]]
+    counters: list[str]  # of the host, that nothing reads and rows do not hold
     seeds: dict[str, list[tuple[str, torch.Size]]]  # by slot
     gates: dict[str, list[tuple[str, torch.Size]]]
 
@@ -64,14 +66,15 @@ class _Names(NamedTuple):
 def host_spec(shape: HostShape, pixels: Pixels) -> dict:
     """The description of a host with empty slots: what goes in, and layers in order."""
     host = []
-    for number, block in enumerate(shape.blocks):
-        host.append({"name": f"block{number}", "layers": _plain(block.layers)})
-        if block.pooled:
+    for number, block in enumerate(shape.segments):
+        residual = {"residual": True} if isinstance(block, Refinement) else {}
+        host.append({"name": _name(number, block), "layers": _plain(block.layers)} | residual)
+        if isinstance(block, Block) and block.pooled:
             host.append({"name": f"pool{number}", "layers": _plain([Layer("pool", "MaxPool2d", {"kernel_size": 2})])})
-    sizes = {"in_features": shape.blocks[-1].channels, "out_features": shape.num_classes}
+    sizes = {"in_features": shape.classifier_inputs, "out_features": shape.num_classes}
     last = [Layer("mean", "AdaptiveAvgPool2d", {"output_size": 1}), Layer("flatten", "Flatten", {}),
             Layer("linear", "Linear", dict(sizes))]  # fmt: skip
-    host.append({"name": "classifier", "layers": _plain(last)})
+    host += [{"name": "classifier", "layers": _plain(last)}] if shape.head is None else []
     return {
         "input": {
             "shape": [IMAGE_CHANNELS, IMAGE_SIZE, IMAGE_SIZE], "range": [0.0, 1.0], "channels": "RGB",
@@ -105,14 +108,19 @@ def grown_hosts(
         spec = host_spec(shape, pixels) | {"seeds": seed_specs(shape, mine)}
         kind = tuple(mine.stage), tuple(mine.blueprint), tuple(mine.blend)
         if kind not in names:
-            names[kind] = _names(spec)
+            names[kind] = _names(spec, shape.own_chain is not None)
         hosts.append(_grown(spec, names[kind], shape, rows[place : place + 1]))
     return hosts
 
 
-def _places(number: int, block: Block) -> list[tuple[int, str]]:
-    """The slots of a block, each with the part of the host behind which it stands."""
-    return [(block.slot_before_pool, f"block{number}"), (block.slot_after_pool, f"pool{number}")]
+def _name(number: int, segment: Segment) -> str:
+    """What a segment is called: a module of a user's own as it was there."""
+    return segment.facts.name if isinstance(segment, OwnSegment) else f"block{number}"
+
+
+def _places(number: int, segment: Segment) -> list[tuple[int, str]]:
+    """The slots of a segment, each with the part of the host behind which it stands."""
+    return list(zip(slots_of(segment), (_name(number, segment), f"pool{number}"), strict=False))
 
 
 def _plain(layers: Sequence[Layer]) -> list[dict]:
@@ -131,18 +139,21 @@ def _seed_spec(shape: HostShape, slot: int, after: str, residents: Residents) ->
     }  # fmt: skip
 
 
-def _names(spec: dict) -> _Names:
-    """The names of the tensors in the network of `spec`."""
+def _names(spec: dict, own: bool) -> _Names:
+    """The names of the tensors in the network of `spec`; own: rows hold all buffers of its host."""
     with torch.device("meta"):
         net = GrownNetwork(spec)
-    host, norms = list[tuple[str, torch.Size]](), list[str]()
+    host, statistics, counters = list[tuple[str, torch.Size]](), list[tuple[str, torch.Size]](), list[str]()
     for part in spec["host"]:
         host += _parameters(net, part["name"])
-        inner = net.get_submodule(part["name"]).named_modules(prefix=part["name"])
-        norms += [name for name, module in inner if isinstance(module, nn.BatchNorm2d)]
+        for name, buffer in net.get_submodule(part["name"]).named_buffers(prefix=part["name"]):
+            if own or not name.endswith(COUNTER):
+                statistics.append((name, buffer.shape))
+            else:
+                counters.append(name)
     seeds = {seed["slot"]: _parameters(net, f"{seed['slot']}.seed") for seed in spec["seeds"]}
     gates = {seed["slot"]: _parameters(net, f"{seed['slot']}.blend.gate") for seed in spec["seeds"] if seed["gate"]}
-    return _Names(host, norms, seeds, gates)
+    return _Names(host, statistics, counters, seeds, gates)
 
 
 def _parameters(net: GrownNetwork, place: str) -> list[tuple[str, torch.Size]]:
@@ -163,19 +174,22 @@ def _grown(spec: dict, names: _Names, shape: HostShape, rows: TensorDict) -> Gro
             gates = own[:, row_layout(shape, number).seed :]
             tensors |= _named(names.gates[name], gate_table(channels), gates)
     spec["parameters"] = sum(one.numel() for one in tensors.values())
-    statistics = [(f"{norm}.{kept}", None) for norm in names.norms for kept in ("running_mean", "running_var")]
-    tensors |= _named(statistics, shape.statistics, rows["host", "statistics"])
-    tensors |= {f"{norm}.num_batches_tracked": torch.zeros((), dtype=torch.int64) for norm in names.norms}
+    tensors |= _named(names.statistics, shape.statistics, rows["host", "statistics"])
+    if shape.own_chain is not None:
+        kept = [buffer.dtype for segment in shape.own_chain.segments for buffer in segment.buffers]
+        for (name, _), dtype in zip(names.statistics, kept, strict=True):
+            tensors[name] = tensors[name].to(dtype)
+    tensors |= {name: torch.zeros((), dtype=torch.int64) for name in names.counters}
     tensors |= {f"{seed['slot']}.blend.alpha": torch.tensor(seed["alpha"]) for seed in spec["seeds"]}
     tensors |= {f"input.{name}": torch.tensor(spec["input"][name]).view(-1, 1, 1) for name in ("mean", "std")}
     return Grown(spec, tensors)
 
 
-def _named(names: Sequence[tuple[str, torch.Size | None]], table: Table, rows: Tensor) -> dict[str, Tensor]:
-    """The tensors in the first columns of rows [1, ...] by their names; one without a shape may have any."""
+def _named(names: Sequence[tuple[str, torch.Size]], table: Table, rows: Tensor) -> dict[str, Tensor]:
+    """The tensors in the first columns of rows [1, ...] by their names."""
     named = dict[str, Tensor]()
     for (name, wanted), values in zip(names, table.unpack(rows[:, : table.total]), strict=True):
-        if wanted is not None and wanted != values.shape[1:]:
+        if wanted != values.shape[1:]:
             raise ValueError(f"{name}: a parameter {list(values.shape[1:])} for a layer that has one of {list(wanted)}")
         named[name] = values[0].clone()
     return named

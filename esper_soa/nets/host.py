@@ -1,9 +1,12 @@
-"""CNN hosts as a chain of segments with seed slots between them, n hosts at once.
+"""Hosts as a chain of segments with seed slots between them, n hosts at once.
 
 Block: convolution, batch norm, ReLU, slot r0c{i}, max pool, slot r1c{i}; after the last block a global mean and a
-linear classifier. What stands in the slots is the business of the `SlotFiller` that the engine in torch hands in.
+linear classifier. Hosts of users' own have other segments too, each with a slot r0c{i} behind it, and may have a head
+of their own. What stands in the slots is the business of the `SlotFiller` that the engine in torch hands in.
 """
 
+import math
+from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
 import torch
@@ -11,8 +14,21 @@ from torch import Tensor
 
 from esper_soa.nets import batched
 from esper_soa.nets.config import IMAGE_CHANNELS, SlotSpec, TaskConfig
+from esper_soa.nets.forward import seed_forward
 from esper_soa.nets.layers import Layers
-from esper_soa.nets.model.blueprints import BLUEPRINTS, Architecture, Blueprints, check_codes, of_code
+from esper_soa.nets.model import own_chain
+from esper_soa.nets.model.blueprints import (
+    BLUEPRINTS,
+    Architecture,
+    Blueprints,
+    check_codes,
+    of_code,
+    seed_layers,
+    seed_products,
+    seed_table,
+)
+from esper_soa.nets.model.host_parts import ConvBlock, HostChain
+from esper_soa.nets.model.own_chain import OwnChain
 from esper_soa.nets.model.parameters import Parameter, Table, norm_scale, offset, weight, zeros
 from esper_soa.nets.model.parts import Layer, convolution
 
@@ -51,27 +67,123 @@ class Block(NamedTuple):
         """Multiplications of an image's convolution, padding counted as pixels."""
         return self.size**2 * self.channels * self.inputs * self.kernel**2
 
+    @property
+    def activations(self) -> int:
+        """Numbers of an image that it gives before its pool; so of every segment, behind it."""
+        return self.channels * self.size**2
+
+
+class Refinement(NamedTuple):
+    """Static shape of a segment x + parts(x); slot numbers as of Block."""
+
+    architecture: Architecture
+    channels: int
+    size: int  # height and width of its features
+    slot: int  # behind it
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """Part by part."""
+        return seed_table(self.architecture, self.channels).parameters
+
+    @property
+    def statistics(self) -> tuple[Parameter, ...]:
+        """None: the norms of its parts are of groups."""
+        return ()
+
+    @property
+    def layers(self) -> list[Layer]:
+        """The plain modules of parts(x)."""
+        return seed_layers(self.architecture, self.channels)
+
+    @property
+    def products(self) -> int:
+        """Multiplications of an image."""
+        return seed_products(self.architecture, self.channels, self.size**2)
+
+    @property
+    def activations(self) -> int:
+        """As of Block."""
+        return self.channels * self.size**2
+
+
+class OwnSegment(NamedTuple):
+    """A module of a chain of a user's own; slot numbers as of Block."""
+
+    chain: OwnChain
+    number: int  # in the chain
+    slot: int  # behind it
+
+    @property
+    def facts(self) -> own_chain.Segment:
+        """What is known of the module."""
+        return self.chain.segments[self.number]
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """In the module's order; `initial_hosts` says how they begin."""
+        return own_chain.tables(self.facts)[0]
+
+    @property
+    def statistics(self) -> tuple[Parameter, ...]:
+        """Its buffers, in the module's order."""
+        return own_chain.tables(self.facts)[1]
+
+    @property
+    def layers(self) -> list[Layer]:
+        """The module itself."""
+        return [self.chain.layer(self.number)]
+
+    @property
+    def products(self) -> int:
+        """Multiplications of an image."""
+        return self.facts.products
+
+    @property
+    def activations(self) -> int:
+        """As of Block."""
+        return math.prod(self.facts.gives)
+
+
+Segment = Block | Refinement | OwnSegment
+
 
 class HostShape(NamedTuple):
     """Everything static about the hosts of a run."""
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[Segment, ...]
     num_classes: int
     slots: tuple[SlotSpec, ...]
     parameters: Table
     statistics: Table  # running mean and variance of every block's batch norm
     blueprints: Blueprints = BLUEPRINTS  # what can grow in the slots
+    head: OwnSegment | None = None  # behind the blocks, in place of a global mean and a linear classifier
 
     @property
     def execution_order(self) -> tuple[int, ...]:
         """Slot numbers in the order in which the forward pass meets them."""
-        met = [slot for block in self.blocks for slot in (block.slot_before_pool, block.slot_after_pool)]
-        return tuple(slot for slot in met if slot >= 0)
+        return tuple(slot for block in self.blocks for slot in slots_of(block) if slot >= 0)
+
+    @property
+    def own_chain(self) -> OwnChain | None:
+        """The modules of a user's own that it is made of, where it is."""
+        return None if self.head is None else self.head.chain
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The blocks, and the head that is a segment."""
+        return self.blocks if self.head is None else (*self.blocks, self.head)
+
+    @property
+    def classifier_inputs(self) -> int:
+        """Channels of the features that the linear classifier is given; 0 where the head is another."""
+        last = self.blocks[-1]
+        return 0 if isinstance(last, OwnSegment) else last.channels
 
     @property
     def products(self) -> int:
         """Multiplications of an image's way through the host without seeds."""
-        return sum(block.products for block in self.blocks) + self.num_classes * self.blocks[-1].channels
+        return sum(block.products for block in self.segments) + self.num_classes * self.classifier_inputs
 
     def blueprint(self, code: int) -> Architecture:
         """The blueprint with this code; LookupError where there is none."""
@@ -93,23 +205,56 @@ class SlotFiller(Protocol):
         ...
 
 
-def host_shape(task: TaskConfig, slots: tuple[SlotSpec, ...], blueprints: Blueprints = BLUEPRINTS) -> HostShape:
+def slots_of(segment: Segment) -> tuple[int, ...]:
+    """Slot numbers of a segment in the order in which the forward pass meets them, -1 where none is enabled."""
+    if isinstance(segment, Block):
+        return segment.slot_before_pool, segment.slot_after_pool
+    return (segment.slot,)
+
+
+def host_shape(
+    task: TaskConfig,
+    slots: tuple[SlotSpec, ...],
+    blueprints: Blueprints = BLUEPRINTS,
+    host: HostChain | OwnChain | None = None,
+) -> HostShape:
     """Static description of the hosts of `task` with the enabled `slots`, in which `blueprints` can grow.
 
-    Raises ValueError where two of these have the same code.
+    host: a chain of a user's own in place of that of the settings. Raises ValueError where two blueprints have the same
+    code.
     """
     check_codes(blueprints)
     number = {(spec.row, spec.block): index for index, spec in enumerate(slots)}
-    inputs, blocks = IMAGE_CHANNELS, []
-    for i in range(task.num_blocks):
-        places = number.get((0, i), -1), number.get((1, i), -1)
-        blocks.append(Block(task.channels(i), task.pooled(i), *places, inputs, task.kernel_size, task.size(i)))
-        inputs = task.channels(i)
-    parameters, statistics = host_tables(tuple(blocks), task.num_classes)
-    return HostShape(tuple(blocks), task.num_classes, slots, parameters, statistics, blueprints)
+    if isinstance(host, OwnChain):
+        every = [OwnSegment(host, place, number.get((0, place), -1)) for place in range(len(host.segments))]
+        own = Table(tuple(one for part in every for one in part.parameters))
+        kept = Table(tuple(one for part in every for one in part.statistics))
+        return HostShape(tuple(every[:-1]), host.classes, slots, own, kept, blueprints, every[-1])
+    blocks = _blocks(host or package_chain(task), number)
+    parameters, statistics = host_tables(blocks, task.num_classes)
+    return HostShape(blocks, task.num_classes, slots, parameters, statistics, blueprints)
 
 
-def host_tables(blocks: tuple[Block, ...], num_classes: int) -> tuple[Table, Table]:
+def package_chain(task: TaskConfig) -> HostChain:
+    """The host that the settings describe."""
+    blocks = range(task.num_blocks)
+    return HostChain(tuple(ConvBlock(task.channels(i), task.kernel_size, task.pooled(i)) for i in blocks))
+
+
+def _blocks(chain: HostChain, number: dict[tuple[int, int], int]) -> tuple[Block | Refinement, ...]:
+    """The segments; number: of the enabled slots by row and segment."""
+    inputs, blocks = IMAGE_CHANNELS, list[Block | Refinement]()
+    for i, (part, size) in enumerate(zip(chain.parts, chain.sides()[:-1], strict=True)):
+        before, after = number.get((0, i), -1), number.get((1, i), -1)
+        if isinstance(part, ConvBlock):
+            blocks.append(Block(part.channels, part.pool, before, after, inputs, part.kernel, size))
+            inputs = part.channels
+        else:
+            blocks.append(Refinement(part.architecture, inputs, size, before))
+    return tuple(blocks)
+
+
+def host_tables(blocks: tuple[Block | Refinement, ...], num_classes: int) -> tuple[Table, Table]:
     """Parameters of a host, block by block and the classifier's last, and its running statistics."""
     last = blocks[-1].channels
     parameters = [parameter for block in blocks for parameter in block.parameters]
@@ -117,21 +262,38 @@ def host_tables(blocks: tuple[Block, ...], num_classes: int) -> tuple[Table, Tab
     return Table(tuple(parameters)), Table(tuple(one for block in blocks for one in block.statistics))
 
 
+def initial_hosts(shape: HostShape, keys: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Fresh rows of parameters and of running statistics [n, ...] from streams `keys` (int64 [n])."""
+    if shape.own_chain is not None:
+        return shape.own_chain.initial_rows(keys, dtype)
+    return shape.parameters.initial(keys, dtype), shape.statistics.initial(keys, dtype)
+
+
 def _early_pool(block: Block, filler: SlotFiller) -> bool:
     """True where the pool can be part of the block: nothing stands between, and pool and ReLU commute."""
     return block.pooled and not (block.slot_before_pool >= 0 and filler.occupied(block.slot_before_pool))
 
 
-def _slots(layers: Layers, block: Block, x: Tensor, filler: SlotFiller) -> Tensor:
-    """The slots of one block, and its pool where a seed stands before it."""
-    if block.slot_before_pool >= 0 and filler.occupied(block.slot_before_pool):
-        x = filler.fill(layers, block.slot_before_pool, x, block.pooled)
-    if block.slot_after_pool >= 0 and filler.occupied(block.slot_after_pool):
-        x = filler.fill(layers, block.slot_after_pool, x, False)
+def _slots(layers: Layers, segment: Segment, x: Tensor, filler: SlotFiller) -> Tensor:
+    """The slots of one segment, and its pool where a seed stands before it."""
+    for slot in slots_of(segment):
+        if slot >= 0 and filler.occupied(slot):
+            pooled = isinstance(segment, Block) and segment.pooled and slot == segment.slot_before_pool
+            x = filler.fill(layers, slot, x, pooled)
     return x
 
 
-def _train_blocks(
+def _own_values(
+    segments: tuple[Segment, ...], parameters: list[Tensor], statistics: list[Tensor]
+) -> Iterator[tuple[Segment, list[Tensor], list[Tensor]]]:
+    """Every segment with its own parameters and statistics."""
+    for segment in segments:
+        own, kept = (3, 2) if isinstance(segment, Block) else (len(segment.parameters), len(segment.statistics))
+        yield segment, parameters[:own], statistics[:kept]
+        parameters, statistics = parameters[own:], statistics[kept:]
+
+
+def _train_segments(
     layers: Layers,
     shape: HostShape,
     parameters: list[Tensor],
@@ -139,12 +301,19 @@ def _train_blocks(
     x: Tensor,
     filler: SlotFiller,
 ) -> Tensor:
-    """Activations behind the last block; batch statistics are used, running statistics [n*C] move in place."""
-    for i, block in enumerate(shape.blocks):
-        kernel, scale, shift = parameters[3 * i : 3 * i + 3]
-        running = (statistics[2 * i], statistics[2 * i + 1])
-        x = layers.train_block(x, kernel, (scale, shift), running, _early_pool(block, filler))
-        x = _slots(layers, block, x, filler)
+    """What the last segment gives, by batch statistics; running statistics [n * numbers] move in place."""
+    num_nets = parameters[0].shape[0]
+    for segment, own, running in _own_values(shape.segments, parameters, statistics):
+        match segment:
+            case Block():
+                kernel, scale, shift = own
+                mean, variance = running
+                x = layers.train_block(x, kernel, (scale, shift), (mean, variance), _early_pool(segment, filler))
+            case Refinement():
+                x = seed_forward(layers, segment.architecture, own, x)
+            case OwnSegment():
+                x = segment.chain.train(segment.number, own, running, x, num_nets)
+        x = _slots(layers, segment, x, filler)
     return x
 
 
@@ -156,8 +325,16 @@ def train_forward(
     x: Tensor,
     filler: SlotFiller,
 ) -> Tensor:
-    """Logits [B, n, classes] of images x [B, n*3, 32, 32]; batch statistics, running statistics [n*C] move in place."""
-    return batched.classify(_train_blocks(layers, shape, parameters, statistics, x, filler), *parameters[-2:])
+    """Logits [B, n, classes] of images x [B, n*3, 32, 32]; running statistics [n * numbers] move in place."""
+    out = _train_segments(layers, shape, parameters, statistics, x, filler)
+    return _logits(shape, out, parameters)
+
+
+def _logits(shape: HostShape, x: Tensor, parameters: list[Tensor]) -> Tensor:
+    """Logits [B, n, classes] of what comes out of the last segment."""
+    if shape.head is not None:
+        return x.unflatten(1, (-1, shape.num_classes))
+    return batched.classify(x, *parameters[-2:])
 
 
 def train_loss(
@@ -170,25 +347,44 @@ def train_loss(
 ) -> tuple[Tensor, Tensor]:
     """Mean cross-entropy [n] and correct answers int64 [n] of a batch, images [B, n*3, 32, 32] and labels [B, n]."""
     images, labels = batch
-    x = _train_blocks(layers, shape, parameters, statistics, images, filler)
+    x = _train_segments(layers, shape, parameters, statistics, images, filler)
+    if shape.head is not None:
+        return batched.loss(_logits(shape, x, parameters).to(parameters[0].dtype), labels)
     weights, bias = parameters[-2:]
     return layers.classifier_loss(x, weights, bias, labels)
 
 
 def fold_batch_norm(shape: HostShape, parameters: list[Tensor], statistics: list[Tensor]) -> list[Tensor]:
-    """Parameters for `evaluate_forward`: kernel and bias per block with the running statistics folded in."""
-    folded = []
-    for i in range(len(shape.blocks)):
-        kernel, scale, shift = parameters[3 * i : 3 * i + 3]
-        mean, variance = statistics[2 * i : 2 * i + 2]
-        gain = scale * torch.rsqrt(variance + batched.NORM_EPS)
-        folded += [kernel * gain[:, :, None, None, None], shift - mean * gain]
-    return folded + parameters[-2:]
+    """Parameters for `evaluate_forward`: kernel and bias per block with the running statistics folded in.
+
+    Of segments that are no blocks their parameters, then their statistics.
+    """
+    folded = list[Tensor]()
+    for segment, own, running in _own_values(shape.segments, parameters, statistics):
+        if isinstance(segment, Block):
+            kernel, scale, shift = own
+            mean, variance = running
+            gain = scale * torch.rsqrt(variance + batched.NORM_EPS)
+            folded += [kernel * gain[:, :, None, None, None], shift - mean * gain]
+        else:
+            folded += own + running
+    return folded if shape.head is not None else folded + parameters[-2:]
 
 
 def evaluate_forward(layers: Layers, shape: HostShape, folded: list[Tensor], x: Tensor, filler: SlotFiller) -> Tensor:
     """Logits [rows * B, n, classes] with running statistics; `filler` may multiply the alpha rows on the way."""
-    for i, block in enumerate(shape.blocks):
-        x = layers.infer_block(x, folded[2 * i], folded[2 * i + 1], _early_pool(block, filler))
-        x = _slots(layers, block, x, filler)
-    return batched.classify(x, *folded[-2:])
+    rest, num_nets = folded, folded[0].shape[0]
+    for segment in shape.segments:
+        match segment:
+            case Block():
+                (kernel, bias), rest = rest[:2], rest[2:]
+                x = layers.infer_block(x, kernel, bias, _early_pool(segment, filler))
+            case Refinement():
+                size = len(segment.parameters)
+                x, rest = seed_forward(layers, segment.architecture, rest[:size], x), rest[size:]
+            case OwnSegment():
+                own, kept = len(segment.parameters), len(segment.statistics)
+                x = segment.chain.infer(segment.number, rest[:own], rest[own : own + kept], x, num_nets)
+                rest = rest[own + kept :]
+        x = _slots(layers, segment, x, filler)
+    return _logits(shape, x, folded)

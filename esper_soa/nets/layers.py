@@ -72,9 +72,7 @@ class Layers:
 
     def classifier_loss(self, x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Mean cross-entropy [n] of `classify` for labels [B, n], in the weights' dtype; right answers, int64 [n]."""
-        logits = batched.classify(x, weight, bias).to(weight.dtype)
-        losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").unflatten(0, labels.shape)
-        return losses.mean(0), (logits.detach().argmax(-1) == labels).sum(0)
+        return batched.loss(batched.classify(x, weight, bias).to(weight.dtype), labels)
 
     def sgd_(self, params: Tensor, momentum: Tensor, grad: Tensor, rule: sgd.Rule) -> None:
         """Clip each row's gradient to its own norm, then SGD with momentum, in place; all [n, P], a tensor lr []."""

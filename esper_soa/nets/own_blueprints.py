@@ -118,10 +118,15 @@ def _kept_findings(module: nn.Module) -> list[str]:
     foreign = [name for name, one in parameters.items() if not one.is_floating_point()]
     if foreign:
         found.append(f"its parameters {', '.join(foreign)} are no floating-point numbers")
-    kept = [name for part in module.modules() for name, one in vars(part).items() if isinstance(one, torch.Tensor)]
+    kept = kept_tensors(module)
     if kept:
         found.append(f"it keeps tensors that are no parameters ({', '.join(kept)}), which all networks would share")
     return found
+
+
+def kept_tensors(module: nn.Module) -> list[str]:
+    """Names of tensors that the module keeps as neither parameters nor buffers."""
+    return [name for part in module.modules() for name, one in vars(part).items() if isinstance(one, torch.Tensor)]
 
 
 def _output_findings(out: object, x: torch.Tensor) -> list[str]:

@@ -13,7 +13,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from esper_soa.nets import streams
-from esper_soa.nets.host import HostShape
+from esper_soa.nets.host import HostShape, initial_hosts
 from esper_soa.nets.model.blueprints import gate_table, initial_seeds, parameter_counts
 from esper_soa.state import ParameterCounts, Ramp, Slots
 from esper_soa.vocabulary import AlphaMode, Blend, Stage
@@ -54,8 +54,9 @@ def initialise_hosts_(weights: TensorDict, shape: HostShape, keys: Tensor) -> No
     """Fresh hosts from streams `keys` (int64 [N]); every seed row and all momentum become zero."""
     weights.zero_()
     params = weights["host", "params"]
-    params.copy_(shape.parameters.initial(keys, params.dtype))
-    weights["host", "statistics"].copy_(shape.statistics.initial(keys, params.dtype))
+    fresh, statistics = initial_hosts(shape, keys, params.dtype)
+    params.copy_(fresh)
+    weights["host", "statistics"].copy_(statistics)
 
 
 def parameter_table(shape: HostShape, device: torch.device) -> ParameterCounts:

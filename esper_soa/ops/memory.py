@@ -14,13 +14,14 @@ import torch
 from esper_soa.config import TrainConfig
 from esper_soa.env.observation import NUM_ENV_FEATURES, feature_names
 from esper_soa.errors import SettingError
-from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE, enabled_slots
+from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE
 from esper_soa.nets.data import PADDED_BYTES
 from esper_soa.nets.datasets import ImageCount
-from esper_soa.nets.host import HostShape, host_shape
-from esper_soa.nets.own_blueprints import task_blueprints
+from esper_soa.nets.host import HostShape
+from esper_soa.nets.own_hosts import task_shape
 from esper_soa.nets.pools import row_layout
 from esper_soa.ops.device import choose_env_chunk, choose_workers, usable_cores
+from esper_soa.registry import is_reference
 
 FLOAT = 4  # bytes of a number
 GIB = 2**30
@@ -45,16 +46,16 @@ class Need(NamedTuple):
 
 def needs(cfg: TrainConfig, device: torch.device, images: ImageCount = NO_IMAGES) -> list[Need]:
     """What a run keeps at the same time, each at least; `images` are those that are still to be read."""
-    slots = enabled_slots(cfg.task, list(cfg.slots))
-    shape = host_shape(cfg.task, slots, task_blueprints(cfg.task.blueprints, slots))
+    shape = task_shape(cfg.task, cfg.slots)
+    slots, narrower = shape.slots, () if is_reference(cfg.task.host) else ("task.base_channels", "task.kernel_size")
     rows = sum(sum(row_layout(shape, slot)) for slot in range(len(slots)))
     weights = 3 * (shape.parameters.total + rows) + 2 * shape.statistics.total  # parameters, momentum, snapshot
     drawn = max(cfg.data.synthetic_train, cfg.data.synthetic_test) if cfg.data.name == "synthetic" else 0
     boosts = len(slots) * (len(slots) - 1) // 2 * cfg.steps
     return [
-        Need("weights", cfg.envs * FLOAT * weights, ("envs", "task.base_channels", "task.kernel_size")),
+        Need("weights", cfg.envs * FLOAT * weights, ("envs", *narrower)),
         Need("activations of the batches in training", activations(cfg, shape, device),
-             ("batch_size", "compute.env_chunk", "task.base_channels")),
+             ("batch_size", "compute.env_chunk", *narrower[:1])),
         Need("the order of the images", 8 * cfg.envs * cfg.train_samples, ("train_samples", "envs")),
         Need("drawing the synthetic images", DRAWN * IMAGE * drawn, ("data.synthetic_train", "data.synthetic_test")),
         # As they are and as they are cut from, in training padded, and all mirrored too.
@@ -68,10 +69,7 @@ def activations(cfg: TrainConfig, shape: HostShape, device: torch.device) -> int
     """Bytes of what the forward passes that run side by side keep for their gradients."""
     chunk = choose_env_chunk(cfg.compute.env_chunk, cfg.envs, cfg.batch_size, device)
     workers = choose_workers(cfg.compute.workers, -(-cfg.envs // chunk), device, usable_cores())
-    size, kept = IMAGE_SIZE, IMAGE
-    for block in shape.blocks:
-        kept += block.channels * size**2
-        size = size // 2 if block.pooled else size
+    kept = IMAGE + sum(segment.activations for segment in shape.segments)
     return FLOAT * min(workers * chunk, cfg.envs) * cfg.batch_size * kept
 
 

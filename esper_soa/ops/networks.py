@@ -102,7 +102,7 @@ def measured_hosts(world: World, cfg: TrainConfig, standing: Standing, number: i
     rows = zip(*(part.tolist() for part in standing[:4]), strict=True)
     residents = [Residents(*row) for row in rows]
     facts = {
-        "task": cfg.task.name, "round": number, "seed": cfg.seed,
+        "task": cfg.task.host_name, "round": number, "seed": cfg.seed,
         "data": {"name": images.name, "source": images.source, "identity": images.identity},
         "validation_images": world.sizes.val_samples,
         "precision": str(world.rules.nets.precision).removeprefix("torch."),

@@ -33,6 +33,7 @@ from esper_soa.nets.model.blueprints import Architecture, initial_seeds, names_b
 from esper_soa.nets.model.flops import training_flop
 from esper_soa.nets.model.own_module import OwnModule
 from esper_soa.nets.own_blueprints import architecture_of, task_blueprints
+from esper_soa.nets.precision import autocast
 from esper_soa.ops.collect import Episode, Player, Round
 from esper_soa.ops.metrics import RoundResult
 from esper_soa.ops.progress import Progress
@@ -328,3 +329,17 @@ def test_a_policy_keeps_the_rows_of_a_blueprint_by_its_name() -> None:
         assert torch.equal(found[name][14:], known[name][14:])
         torch.testing.assert_close(found[name][13], known[name][1:8].mean(0))
     assert len(with_blueprints(known, names, BLUEPRINT_NAMES)["embedding.weight"]) == 14
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_module_takes_features_of_16_bits_and_gives_such(dtype: torch.dtype) -> None:
+    """As blocks give them on a GPU; weights are float32."""
+    part = OwnModule(lambda channels: nn.Conv2d(channels, channels, 1))
+    blueprint = Architecture(13, "pointwise", (part,), residual=False)
+    rows, x = rows_and_features(blueprint, torch.float32)
+    parameters = seed_table(blueprint, CHANNELS).unpack(rows)
+    wanted = seed_forward(PLAIN, blueprint, parameters, x)
+    with autocast(dtype, CPU):
+        out = seed_forward(PLAIN, blueprint, parameters, x.to(dtype))
+    assert out.dtype == dtype
+    torch.testing.assert_close(out.float(), wanted, rtol=0.02, atol=0.05)

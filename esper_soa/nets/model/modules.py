@@ -136,7 +136,7 @@ class GrownNetwork(nn.Sequential):
         self.spec = spec
         self.add_module("input", Normalise(spec["input"]["mean"], spec["input"]["std"]))
         for part in spec["host"]:
-            self.add_module(part["name"], sequence(part["layers"]))
+            self.add_module(part["name"], sequence(part["layers"], Residual if part.get("residual") else nn.Sequential))
             for seed in spec["seeds"]:
                 if seed["after"] == part["name"]:
                     self.add_module(seed["slot"], slot_of(seed))
@@ -160,22 +160,24 @@ def sequence(layers: list[dict], kind: type[nn.Sequential] = nn.Sequential) -> n
 def layer_of(layer: dict) -> nn.Module:
     """A layer of one of KINDS; or of the kind `module:name`, a module of a user's own, which `name` makes."""
     if ":" in layer["kind"]:
-        return _own_layer(layer["kind"], layer["arguments"]["channels"])
+        return _own_layer(layer["kind"], layer["arguments"])
     if layer["kind"] not in KINDS:
         raise ValueError(f"a layer of the kind {layer['kind']}, which is none of {', '.join(KINDS)}")
     return KINDS[layer["kind"]](**layer["arguments"])
 
 
-def _own_layer(kind: str, channels: int) -> nn.Module:
-    """What a function of a user's own makes for `channels`. Nothing is imported here: a file may say anything."""
+def _own_layer(kind: str, arguments: dict) -> nn.Module:
+    """What a function of a user's own makes for so many `channels`, or the `segment` of the host that it makes for so
+    many `classes`. Nothing is imported here: a file may say anything.
+    """
     place, _, name = kind.partition(":")
     if place not in sys.modules:
-        raise ValueError(f"a seed that {kind} makes: import {place} first")
+        raise ValueError(f"a part that {kind} makes: import {place} first")
     found = vars(sys.modules[place]).get(name)
     if not callable(found):
-        raise ValueError(f"a seed that {kind} makes: {place} has nothing called {name} at its top level")
-    made: nn.Module = found(channels)
-    return made
+        raise ValueError(f"a part that {kind} makes: {place} has nothing called {name} at its top level")
+    made: nn.Module = found(arguments["channels"]) if "channels" in arguments else found(arguments["classes"])
+    return made[arguments["segment"]] if "segment" in arguments and isinstance(made, nn.Sequential) else made
 
 
 def network_of(spec: dict, tensors: Mapping[str, Tensor]) -> GrownNetwork:

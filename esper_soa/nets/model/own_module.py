@@ -64,11 +64,12 @@ class OwnModule:
         def one(values: tuple[Tensor, ...], features: Tensor) -> Tensor:
             return functional_call(module, dict(zip(names, values, strict=True)), (features,))
 
-        features = x.unflatten(1, (num_nets, channels)).transpose(0, 1)
+        # Autocast does not reach into vmap: modules compute in the format of their weights.
+        features = x.to(parameters[0].dtype).unflatten(1, (num_nets, channels)).transpose(0, 1)
         # A copy of its own, which the module may write to; torch 2.13's CPU backward of a channels_last group norm
         # crashes the process where the input needs no gradient.
         out = vmap(one)(tuple(parameters), features.clone(memory_format=torch.contiguous_format))
-        return out.transpose(0, 1).flatten(1, 2).contiguous(memory_format=torch.channels_last)
+        return out.transpose(0, 1).flatten(1, 2).to(x.dtype).contiguous(memory_format=torch.channels_last)
 
 
 def made(make: Factory, channels: int, seed: int) -> nn.Module:

@@ -26,8 +26,9 @@ typedef struct {
 } seed_part;
 
 typedef struct {
-    int64_t blocks, slots, classes, kernel, size;      /* size: of the images, in pixels along a side */
-    const int64_t *channels, *pooled, *before, *after; /* [blocks]; the slots before and behind the pool, -1 for none */
+    int64_t blocks, slots, classes, size;              /* size: of the images, in pixels along a side */
+    const int64_t *channels, *kernels, *pooled;        /* [blocks]; kernels: pixels along a side */
+    const int64_t *before, *after;                     /* [blocks]: the slots before and behind the pool, -1 for none */
     const int64_t *gate_at, *gate_hidden;              /* [slots]: columns of the gates, units of their hidden layers */
     int64_t blueprints, parts;                         /* parts: rows of a program */
     const seed_part *programs;                         /* [slots, blueprints, parts] */
@@ -164,12 +165,12 @@ static inline long build_chain(const networks *w, long env, long batch, layer *t
     const float *row = w->params + env * w->width;
     float *moving = w->statistics + env * w->statistics_width;
     for (long i = 0; i < w->blocks; i++) {
-        long O = w->channels[i];
+        long O = w->channels[i], kernel = w->kernels[i];
         int seeded = seed_in(w, env, w->before[i]);
-        layer block = {.kind = BLOCK, .slot = -1, .s = new_descriptor(w, batch, inputs, O, side, w->kernel)};
+        layer block = {.kind = BLOCK, .slot = -1, .s = new_descriptor(w, batch, inputs, O, side, kernel)};
         if (i == 0) block.s.x_pixel = COLOURS;
         block.s.pooled = w->pooled[i] && !seeded;
-        row = enter_parameters(&block, row, O * inputs * w->kernel * w->kernel, 1);
+        row = enter_parameters(&block, row, O * inputs * kernel * kernel, 1);
         block.s.running_mean = moving, block.s.running_var = moving + O, moving += 2 * O;
         *next++ = block;
         if (seeded) next = add_seed(w, env, w->before[i], &block.s, (int)w->pooled[i], next);

@@ -33,7 +33,7 @@ from esper_soa.state import STATE_FLOAT
 from esper_soa.vocabulary import Blend
 
 # All that chain.h knows of a host and of a block: who adds a field here has to write it there.
-_HOST_FIELDS = ("blocks", "num_classes", "slots", "parameters", "statistics", "blueprints")
+_HOST_FIELDS = ("blocks", "num_classes", "slots", "parameters", "statistics", "blueprints", "head")
 _BLOCK_FIELDS = ("channels", "pooled", "slot_before_pool", "slot_after_pool", "inputs", "kernel", "size")
 
 
@@ -43,6 +43,9 @@ def obstacle(name: str, shape: HostShape, blueprints: Sequence[str]) -> str:
     unknown = [one for one in blueprints if one not in known]
     if unknown:
         return f"there is none for the blueprint {', '.join(unknown)}"
+    foreign = [str(place) for place, one in enumerate(shape.segments) if not isinstance(one, Block)]
+    if foreign:
+        return f"there is none for the host {name}: no blocks of the package are its segments {', '.join(foreign)}"
     if not is_chain(shape):
         return f"the hosts of {name} are no plain chain of convolutions, batch norms and pools"
     return ""
@@ -56,15 +59,18 @@ def is_chain(shape: HostShape) -> bool:
     """
     if HostShape._fields != _HOST_FIELDS or Block._fields != _BLOCK_FIELDS:
         return False
-    parameters, statistics = host_tables(shape.blocks, shape.num_classes)
+    blocks = plain_blocks(shape)
+    if len(blocks) != len(shape.segments):
+        return False
+    parameters, statistics = host_tables(blocks, shape.num_classes)
     given = (IMAGE_CHANNELS, IMAGE_SIZE)
-    for block in shape.blocks:
-        if (block.inputs, block.size) != given or block.kernel != shape.blocks[0].kernel:
+    for block in blocks:
+        if (block.inputs, block.size) != given:
             return False
         if block.pooled and block.size % 2:
             return False
         given = (block.channels, block.size // 2 if block.pooled else block.size)
-    places = [(b.channels, slot) for b in shape.blocks for slot in (b.slot_before_pool, b.slot_after_pool)]
+    places = [(b.channels, slot) for b in blocks for slot in (b.slot_before_pool, b.slot_after_pool)]
     fitting = all(shape.slots[slot].channels == channels for channels, slot in places if slot >= 0)
     ours, theirs = (shape.parameters, shape.statistics), (parameters, statistics)
     return (
@@ -72,6 +78,11 @@ def is_chain(shape: HostShape) -> bool:
         and sorted(shape.execution_order) == list(range(len(shape.slots)))
         and fitting
     )
+
+
+def plain_blocks(shape: HostShape) -> tuple[Block, ...]:
+    """The segments that are blocks."""
+    return tuple(one for one in shape.segments if isinstance(one, Block))
 
 
 def _shapes(table: Table) -> list[tuple[int, ...]]:
@@ -108,14 +119,12 @@ def _blends(plan: SeedPlan) -> np.ndarray:
 
 @lru_cache(maxsize=64)
 def _layout(shape: HostShape) -> records.Layout:
-    blocks = [(b.channels, b.pooled, b.slot_before_pool, b.slot_after_pool) for b in shape.blocks]
+    blocks = [(b.channels, b.kernel, b.pooled, b.slot_before_pool, b.slot_after_pool) for b in plain_blocks(shape)]
     widths = [spec.channels for spec in shape.slots]
     gates = [[row_layout(shape, slot).seed for slot in range(len(widths))], [GATE.hidden.of(width) for width in widths]]
     columns = np.array(blocks, dtype=np.int64).T.copy()
     programs = program.programs(shape.blueprints, widths)
-    return records.Layout(
-        shape.num_classes, shape.blocks[0].kernel, IMAGE_SIZE, columns, np.array(gates, dtype=np.int64), programs
-    )
+    return records.Layout(shape.num_classes, IMAGE_SIZE, columns, np.array(gates, dtype=np.int64), programs)
 
 
 def takes(rows: Tensor) -> bool:

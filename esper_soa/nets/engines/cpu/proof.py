@@ -196,8 +196,8 @@ def networks(size: Size, trial: Trial, flags: np.ndarray) -> records.Networks:
     gates = np.array([[size.gate_at], [size.gate[0][0]]], dtype=np.int64)
     programs = program.programs(BLUEPRINTS, [size.channels[0]])
     programs[..., program.FIELDS.index("groups")] = size.groups
-    blocks = np.array([size.channels, size.pooled, [0, -1], [-1, -1]], dtype=np.int64)
-    layout = records.Layout(size.classes, size.kernel, size.side, blocks, gates, programs)
+    blocks = np.array([size.channels, [size.kernel] * 2, size.pooled, [0, -1], [-1, -1]], dtype=np.int64)
+    layout = records.Layout(size.classes, size.side, blocks, gates, programs)
     pools = records.Pools(trial.host, trial.host_momentum, trial.statistics, [trial.seed], [trial.seed_momentum])
     alpha = torch.full((len(KINDS), 1), ALPHA, dtype=torch.float32)
     return records.networks(layout, pools, records.Seeds(kinds, flags), alpha, (MOMENTUM, EPS))

@@ -26,8 +26,8 @@ class Networks(ctypes.Structure):
     held: tuple[object, ...]
 
     _fields_ = [
-        *((name, INTEGER) for name in ("blocks", "slots", "classes", "kernel", "size")),
-        *((name, POINTER) for name in ("channels", "pooled", "before", "after", "gate_at", "gate_hidden")),
+        *((name, INTEGER) for name in ("blocks", "slots", "classes", "size")),
+        *((name, POINTER) for name in ("channels", "kernels", "pooled", "before", "after", "gate_at", "gate_hidden")),
         *((name, INTEGER) for name in ("blueprints", "parts")),
         ("programs", POINTER),
         *((name, INTEGER) for name in ("width", "statistics_width")),
@@ -86,9 +86,9 @@ class Layout(NamedTuple):
     """Where things stand in N networks with S slots."""
 
     classes: int
-    kernel: int
     size: int  # of images, in pixels along a side
-    blocks: np.ndarray  # int64 [4, blocks]: channels, pooled, slot before the pool and behind it (-1: none)
+    # int64 [5, blocks]: channels, pixels along a side of the kernel, pooled, slots before the pool and behind it, or -1
+    blocks: np.ndarray
     gates: np.ndarray  # int64 [2, S]: where a gate begins in a seed's row, and the units of its hidden layer
     programs: np.ndarray  # int64 [S, P, parts, 6], of all blueprints in all slots; see program.py
 
@@ -108,12 +108,13 @@ def networks(layout: Layout, pools: Pools, seeds: Seeds, alpha: Tensor, norm: tu
     places = [np.array([pool.data_ptr() for pool in group], dtype=np.int64) for group in pools[3:]]
     widths = np.array([pool.shape[1] for pool in pools.seed_params], dtype=np.int64)
     record = Networks(
-        blocks=layout.blocks.shape[1], slots=layout.gates.shape[1], classes=layout.classes, kernel=layout.kernel,
-        size=layout.size, width=pools.params.shape[1], statistics_width=pools.statistics.shape[1],
+        blocks=layout.blocks.shape[1], slots=layout.gates.shape[1], classes=layout.classes, size=layout.size,
+        width=pools.params.shape[1], statistics_width=pools.statistics.shape[1],
         norm_momentum=norm[0], eps=norm[1], blueprints=layout.programs.shape[1], parts=layout.programs.shape[2],
     )  # fmt: skip
     record.held = (layout, pools, seeds, alpha, places, widths)
-    record.channels, record.pooled, record.before, record.after = (row.ctypes.data for row in layout.blocks)
+    for name, row in zip(("channels", "kernels", "pooled", "before", "after"), layout.blocks, strict=True):
+        setattr(record, name, row.ctypes.data)
     record.gate_at, record.gate_hidden = (row.ctypes.data for row in layout.gates)
     record.programs = layout.programs.ctypes.data
     record.seed_width = widths.ctypes.data

@@ -128,7 +128,7 @@ static void validate_network(const validation *v, long at, layer *layers, const 
     for (long i = 0; i < v->images; i++, cut.first++) {
         net.label = v->labels[first + i];
         if (net.label < 0) continue;
-        if (!shared) cut_padded(&cut, 1, v->nets.kernel / 2, net.image);
+        if (!shared) cut_padded(&cut, 1, v->nets.kernels[0] / 2, net.image);
         walk(&net, 0, shared ? shared + i * numel : net.image, 0, 0);
         v->counted[at]++;
     }
@@ -145,13 +145,13 @@ int validate_networks(const validation *v) {
         size_t bytes = most_work(layers, net.count, net.rest);
         largest = bytes > largest ? bytes : largest;
     }
-    long side = v->nets.size + v->nets.kernel - 1, count = v->shared ? v->images : 0;
+    long side = v->nets.size + v->nets.kernels[0] - 1, count = v->shared ? v->images : 0;
     a.at = aligned_alloc(64, largest + (size_t)(count * side * side * COLOURS + 32) / 16 * 64);
     if (a.at) {
         float *shared = v->shared ? take_floats(&a, count * side * side * COLOURS) : NULL;
         crops cut = v->images_of;
         cut.size = v->nets.size;
-        cut_padded(&cut, count, v->nets.kernel / 2, shared);
+        cut_padded(&cut, count, v->nets.kernels[0] / 2, shared);
         for (long at = 0; at < v->count; at++) validate_network(v, at, layers, shared, a);
     }
     free(layers), free(a.at);

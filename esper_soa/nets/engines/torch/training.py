@@ -161,8 +161,9 @@ class _Chunk:
         host, envs = self.weights["host"], self.env_numbers
         host["params"].index_copy_(0, envs, self.params)
         host["momentum"].index_copy_(0, envs, self.momentum)
-        rows = torch.cat([part.view(envs.shape[0], -1) for part in self.statistics], dim=1)
-        host["statistics"].index_copy_(0, envs, rows)
+        if self.statistics:
+            rows = torch.cat([part.view(envs.shape[0], -1) for part in self.statistics], dim=1)
+            host["statistics"].index_copy_(0, envs, rows)
         for active in self.actives:
             scatter_rows_(self.weights, self.nets.shape, active)
         if self.scales is not None:

@@ -1,0 +1,319 @@
+"""Hosts that a user might write, the good and the faulty, as a module that settings can name: hosts_of_users:NAME."""
+
+from collections import OrderedDict
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import esper_soa
+from esper_soa.nets.model.host_parts import ConvBlock, HostPart, Residual
+from esper_soa.nets.model.parts import NARROW, Conv, Depthwise
+
+
+@esper_soa.host("uneven")
+def uneven() -> tuple[HostPart, ...]:
+    """Blocks that differ in kernel, width and pool."""
+    return ConvBlock(5, kernel=5, pool=True), ConvBlock(12), ConvBlock(9, kernel=1, pool=True), ConvBlock(16, kernel=7)
+
+
+@esper_soa.host("refined")
+def refined() -> tuple[HostPart, ...]:
+    """With residual segments, of which no kernels are."""
+    return (
+        ConvBlock(8, pool=True),
+        Residual((Conv(NARROW, kernel=1), Conv(kernel=3))),
+        ConvBlock(12, kernel=5, pool=True),
+        Residual((Depthwise(), Conv(kernel=1))),
+    )
+
+
+class Unit(nn.Module):
+    """A residual unit with a batch norm."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.norm = nn.BatchNorm2d(outputs)
+        self.skip = nn.Conv2d(inputs, outputs, 1, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.norm(self.conv(x)) + self.skip(x))
+
+
+class Head(nn.Module):
+    def __init__(self, channels: int, classes: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(channels, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x.mean((2, 3)))
+
+
+@esper_soa.host("staged")
+class Staged(nn.Sequential):
+    """Units and a head; the pool in between has no weights."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__(OrderedDict(
+            stem=Unit(3, 6, 2), pool=nn.MaxPool2d(2), body=Unit(6, 10, 1), head=Head(10, classes)
+        ))  # fmt: skip
+
+
+@esper_soa.host("plain")
+def plain(classes: int) -> nn.Module:
+    """Of torch's own modules and without buffers; a segment gives flat features, and the first has no weights."""
+    return nn.Sequential(
+        nn.AvgPool2d(4), nn.Conv2d(3, 4, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(256, classes)
+    )
+
+
+@esper_soa.host("counting")
+class Counting(nn.Sequential):
+    """Keeps how many batches it was trained on, and the mean of its features, by assignment."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__(Average(), nn.AvgPool2d(8), nn.Flatten(), nn.Linear(64, classes))
+
+
+class Average(nn.Module):
+    mean: Tensor
+    batches: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 1)
+        self.register_buffer("mean", torch.zeros(4))
+        self.register_buffer("batches", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.conv(x)
+        if self.training:
+            self.mean = 0.5 * self.mean + 0.5 * out.detach().mean((0, 2, 3))
+            self.batches = self.batches + 1
+        return out - self.mean[:, None, None]
+
+
+# --- the faulty
+
+
+def chain(classes: int, *segments: nn.Module) -> nn.Sequential:
+    """These segments, four channels of 32x32 pixels, and a head."""
+    return nn.Sequential(*segments, nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, classes)))
+
+
+@esper_soa.host("empty")
+def empty() -> tuple[HostPart, ...]:
+    return ()
+
+
+@esper_soa.host("headless")
+def headless() -> tuple[HostPart, ...]:
+    return Residual((Conv(),)), ConvBlock(8)
+
+
+@esper_soa.host("lonely")
+def lonely() -> tuple[HostPart, ...]:
+    return (ConvBlock(8),)
+
+
+@esper_soa.host("tiny")
+def tiny() -> tuple[HostPart, ...]:
+    return tuple(ConvBlock(2, pool=True) for _ in range(6))
+
+
+@esper_soa.host("even")
+def even() -> tuple[HostPart, ...]:
+    return ConvBlock(8, kernel=4), ConvBlock(8)
+
+
+@esper_soa.host("wider")
+def wider() -> tuple[HostPart, ...]:
+    return ConvBlock(8), Residual((Conv(NARROW),))
+
+
+@esper_soa.host("word")
+def word() -> str:
+    return "chain"
+
+
+@esper_soa.host("seedlike")
+def seedlike() -> tuple[object, ...]:
+    return (Conv(), Conv())
+
+
+@esper_soa.host("bare")
+def bare() -> nn.Module:
+    return chain(10, nn.Conv2d(3, 4, 1))
+
+
+@esper_soa.host("greedy")
+def greedy(classes: int, more: int) -> nn.Module:
+    return chain(classes, nn.Conv2d(3, 4, more))
+
+
+@esper_soa.host("branching")
+class Branching(nn.Module):
+    """A graph, not a chain."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.left, self.right = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3)
+
+
+@esper_soa.host("skipping")
+class Skipping(nn.Sequential):
+    """A chain with a forward pass of its own."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__(nn.Conv2d(3, 4, 1), nn.Flatten(), nn.Linear(4096, classes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + 1
+
+
+@esper_soa.host("fused")
+def fused(classes: int) -> nn.Module:
+    return nn.Sequential(nn.Sequential(nn.Flatten(), nn.Linear(3072, classes)))
+
+
+@esper_soa.host("short")
+def short(classes: int) -> nn.Module:
+    return chain(classes + 1, nn.Conv2d(3, 4, 1))
+
+
+@esper_soa.host("flat")
+def flat(classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(3072, classes))
+
+
+@esper_soa.host("taken")
+def taken(classes: int) -> nn.Module:
+    return nn.Sequential(OrderedDict(r0c1=nn.Conv2d(3, 4, 1), head=Head(4, classes)))
+
+
+@esper_soa.host("weightless")
+def weightless(classes: int) -> nn.Module:
+    return nn.Sequential(nn.ReLU(), nn.AvgPool2d(8), nn.Flatten())
+
+
+@esper_soa.host("tied")
+def tied(classes: int) -> nn.Module:
+    conv = nn.Conv2d(4, 4, 1)
+    return chain(classes, nn.Conv2d(3, 4, 1), conv, nn.Sequential(conv))
+
+
+@esper_soa.host("frozen")
+def frozen(classes: int) -> nn.Module:
+    return chain(classes, nn.Conv2d(3, 4, 1).requires_grad_(False))
+
+
+@esper_soa.host("passing")
+class Passing(nn.Sequential):
+    """With a buffer that no state_dict holds."""
+
+    def __init__(self, classes: int) -> None:
+        norm = nn.BatchNorm2d(4)
+        norm.register_buffer("noise", torch.zeros(4), persistent=False)
+        super().__init__(nn.Conv2d(3, 4, 1), norm, nn.AvgPool2d(32), nn.Flatten(), nn.Linear(4, classes))
+
+
+@esper_soa.host("hoarding")
+def hoarding(classes: int) -> nn.Module:
+    conv = nn.Conv2d(3, 4, 1)
+    conv.scale = torch.ones(4)  # type: ignore[assignment]
+    return chain(classes, conv)
+
+
+@esper_soa.host("dropping")
+def dropping(classes: int) -> nn.Module:
+    return nn.Sequential(OrderedDict(stem=nn.Conv2d(3, 4, 1), body=nn.Dropout(0.5), head=Head(4, classes)))
+
+
+@esper_soa.host("moody")
+class Moody(nn.Sequential):
+    """Gives fewer channels in training."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__(Halved(3, 4, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, classes))
+
+
+class Halved(nn.Conv2d):
+    def forward(self, x: Tensor) -> Tensor:
+        out = super().forward(x)
+        return out[:, :2] if self.training else out
+
+
+@esper_soa.host("lazy")
+def lazy(classes: int) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten(), nn.LazyLinear(classes))
+
+
+@esper_soa.host("broken")
+def broken(classes: int) -> nn.Module:
+    return chain(classes, nn.Conv2d(4, 4, 1))
+
+
+@esper_soa.host("reading")
+class Reading(nn.Sequential):
+    """Decides by a number, which has no one value for several networks."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__(Deciding(3, 4, 1), nn.AvgPool2d(32), nn.Flatten(), nn.Linear(4, classes))
+
+
+class Deciding(nn.Conv2d):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if x.mean() > 0 else super().forward(-x)
+
+
+# --- what only a closer look finds faulty
+
+
+@esper_soa.host("crowd")
+def crowd(classes: int) -> nn.Module:
+    return chain(classes, nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4, track_running_stats=False))
+
+
+@esper_soa.host("infinite")
+def infinite(classes: int) -> nn.Module:
+    conv = nn.Conv2d(3, 4, 1)
+    nn.init.constant_(conv.weight, float("inf"))
+    return chain(classes, conv)
+
+
+@esper_soa.host("chance")
+def chance(classes: int) -> nn.Module:
+    """Begins with numbers that no generator of torch gives."""
+    chance_drawn.append(float(len(chance_drawn)))
+    conv = nn.Conv2d(3, 4, 1)
+    nn.init.constant_(conv.weight, chance_drawn[-1])
+    return chain(classes, conv)
+
+
+chance_drawn: list[float] = []
+
+
+@esper_soa.host("deaf")
+class Deaf(nn.Sequential):
+    def __init__(self, classes: int) -> None:
+        super().__init__(nn.Conv2d(3, 4, 1), Fixed(), nn.Flatten())
+
+
+class Fixed(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.adaptive_avg_pool2d(x, 1).detach().repeat(1, 3, 1, 1)[:, :10]
+
+
+@esper_soa.host("undefined")
+def undefined(classes: int) -> nn.Module:
+    return chain(classes, nn.Conv2d(3, 4, 1), Logarithm())
+
+
+class Logarithm(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.log(x - 100)
+
+
+def unmarked() -> tuple[HostPart, ...]:
+    return ConvBlock(8), ConvBlock(8)

@@ -1,0 +1,136 @@
+"""Whole runs of hosts of a user's own: learned, saved, resumed, evaluated, taken out, and played as a library."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from program import TINY, finished
+from test_resume import CPU, assert_equal_runs, fresh, resumed, settings
+from torch import nn
+
+import esper_soa
+from esper_soa.build import build_world
+from esper_soa.config import EvaluateConfig, TrainConfig
+from esper_soa.errors import SettingError, UserError
+from esper_soa.evaluation import build_agent, evaluation_settings
+from esper_soa.ops.formats import save_code, save_pt2
+from esper_soa.ops.resume import read_run
+from esper_soa.ops.rundir import RunFolder
+from esper_soa.simulator import Simulator
+
+HERE = "hosts_of_users"
+TESTS = Path(__file__).resolve().parent
+SLOTS = {"staged": "[r0c0,r0c2]", "plain": "[r0c0,r0c2]", "refined": "[r0c1,r0c3]", "uneven": "[r0c2,r1c0]",
+         "counting": "[r0c0,r0c1]"}  # fmt: skip
+GIVEN: dict[str, str | int | float] = {
+    "control": "none", "rounds": 1, "steps": 12, "envs": 2, "train_samples": 16, "val_samples": 32, "batch_size": 8,
+    "data.name": "synthetic", "data.synthetic_train": 32, "data.synthetic_test": 32, "task.blueprints": "[norm]",
+    "policy": "schedule", "policy.schedule.blueprint": "norm", "policy.schedule.fossilize": 1,
+    "lifecycle": "auto_forward", "gates.min_blending_steps": 1, "compute.workers": 1, "compute.threads": 1,
+}  # fmt: skip
+
+
+def with_host(name: str, **changed: object) -> TrainConfig:
+    """The small run of test_resume with this host of hosts_of_users."""
+    cfg = settings(**changed)
+    return replace(cfg, task=replace(cfg.task, host=f"{HERE}:{name}"))
+
+
+@pytest.mark.parametrize("name", ["staged", "refined"])
+def test_a_resumed_run_equals_one_that_was_not_stopped(name: str, tmp_path: Path) -> None:
+    """With a learning policy, and a control that trains what has grown from the start."""
+    cfg = with_host(name, control="static_final")
+    fresh(cfg, tmp_path / "before")
+    fresh(replace(cfg, rounds=3), tmp_path / "after")
+    resumed(cfg, tmp_path / "after")
+    assert_equal_runs(tmp_path / "before", tmp_path / "after")
+    records = [json.loads(line) for line in (tmp_path / "before" / "metrics.jsonl").read_text().splitlines()]
+    assert {seed for record in records for seed in record["blueprints"]}
+    saved = read_run(RunFolder(tmp_path / "before").checkpoint(6), CPU)
+    other = evaluation_settings(saved, EvaluateConfig(checkpoint="given", envs=2))
+    assert build_agent("ppo", other, build_world(other, CPU), saved) is not None
+    with pytest.raises(UserError, match=f"task.host: {HERE}:{name} -> chain"):
+        resumed(settings(control="static_final"), tmp_path / "before")
+
+
+@pytest.fixture(scope="module")
+def played() -> dict[str, Simulator]:
+    """An episode of hosts of each kind, in which seeds grow."""
+    found = {}
+    for name, slots in SLOTS.items():
+        sim = esper_soa.make("smoke", **(GIVEN | {"task.host": f"{HERE}:{name}", "slots": slots}))
+        for _ in sim.episode():
+            pass
+        found[name] = sim
+    return found
+
+
+@pytest.mark.parametrize("name", SLOTS)
+def test_a_grown_network_has_the_accuracy_and_the_loss_of_its_engine(name: str, played: dict[str, Simulator]) -> None:
+    net, world = played[name].export(1), played[name].world
+    assert {seed["blueprint"] for seed in net.spec["seeds"]} == {"norm"}
+    chosen, images = world.validation.order, world.images
+    x, labels = images.test_images[chosen].permute(0, 3, 1, 2).float() / 255, images.test_labels[chosen]
+    with torch.no_grad():
+        logits = net(x)
+    assert float((logits.argmax(-1) == labels).float().mean() * 100) == pytest.approx(net.spec["accuracy"], abs=1e-5)
+    assert float(nn.functional.cross_entropy(logits.double(), labels)) == pytest.approx(net.spec["loss"], abs=1e-5)
+    assert net.spec["task"] == name
+
+
+@pytest.mark.parametrize("name", SLOTS)
+def test_a_grown_network_goes_into_files_and_comes_back(
+    name: str, played: dict[str, Simulator], tmp_path: Path
+) -> None:
+    net, images = played[name].export(0), torch.rand(3, 3, 32, 32)
+    assert sum(one.numel() for one in net.parameters()) == net.spec["parameters"]
+    esper_soa.save(net, tmp_path / "host.safetensors")
+    assert torch.equal(esper_soa.load(tmp_path / "host.safetensors")(images), net(images))
+    save_pt2(net, tmp_path / "host.pt2")
+    program = torch.export.load(tmp_path / "host.pt2").module()
+    torch.testing.assert_close(program(images[:2]), net(images[:2]), rtol=1e-5, atol=1e-5)
+
+
+def test_a_counter_comes_out_as_the_whole_number_that_it_was(played: dict[str, Simulator]) -> None:
+    state = played["counting"].export(0).state_dict()
+    assert state["0.own.batches"].dtype == torch.int64
+    assert int(state["0.own.batches"]) == 2 * 12  # batches of env-steps
+
+
+@pytest.mark.parametrize(("name", "imported"), [("refined", False), ("staged", True)])
+def test_the_code_of_a_host_of_parts_stands_alone_and_that_of_modules_needs_them(
+    name: str, imported: bool, played: dict[str, Simulator], tmp_path: Path
+) -> None:
+    net, images = played[name].export(0), torch.rand(2, 3, 32, 32)
+    torch.save((images, net(images)), tmp_path / "wanted.pt")
+    save_code(net, tmp_path / "host.py")
+    code = "import torch, host; x, wanted = torch.load('wanted.pt'); assert torch.equal(host.network()(x), wanted)"
+    code = "import torch; torch.set_num_threads(1); " + code
+    found = f"import sys; sys.path[:0] = {[str(TESTS), str(TESTS.parent)]!r}; import hosts_of_users; " * imported
+    done = subprocess.run([sys.executable, "-c", found + code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    if imported:
+        done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+        assert "import hosts_of_users first" in done.stderr
+
+
+def test_the_policy_of_a_run_comes_out_with_the_slots_of_its_host(tmp_path: Path) -> None:
+    given = ["control=none", f"task.host={HERE}:staged", "slots=[r0c0,r0c2]", f"run_dir={tmp_path}/run"]
+    run = esper_soa.train("smoke", [*TINY[1:], *given])
+    assert [(slot["name"], slot["channels"]) for slot in run.policy().spec["slots"]] == [("r0c0", 6), ("r0c2", 10)]
+    assert run.export().spec["task"] == "staged"
+
+
+def test_the_command_line_ends_with_one_line_for_a_host_that_is_none(tmp_path: Path) -> None:
+    done = finished(*TINY, "task.host=nowhere:mine", folder=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: task.host=nowhere:mine: must be module:name of a module")
+
+
+def test_a_simulator_says_what_is_wrong_with_its_host() -> None:
+    with pytest.raises(SettingError, match="task.host=hosts_of_users:branching: must be a host that can be trained"):
+        esper_soa.make("smoke", **{"task.host": f"{HERE}:branching"})
