@@ -6,7 +6,6 @@ found, 130 interrupted, 143 terminated; of a sweep 1 where any job failed.
 """
 
 import copy
-import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,8 +18,6 @@ from hydra.errors import CompactHydraException
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from esper_soa.arguments import groups_in, prepared, version_line
 from esper_soa.config import (
@@ -36,7 +33,7 @@ from esper_soa.ops.files import IncompleteError, write_text
 from esper_soa.ops.interrupt import Interrupted, importing
 from esper_soa.ops.rundir import RunFolder, find_checkpoint, open_run_folder, open_sweep_folder, write_config
 from esper_soa.ops.session import Session, session, unheard
-from esper_soa.ops.start import find_start, folder_for
+from esper_soa.ops.start import find_start, finished_accuracy, folder_for
 from esper_soa.paths import user_path
 
 HYDRA_FOLDER = ".hydra"  # what Hydra keeps of a job, under the names that its tools expect
@@ -182,23 +179,6 @@ def check_job(settings: TrainConfig) -> None:
             f"run_dir={settings.run_dir}: the folders of this sweep are in {sweep}. Give run_dir one value, "
             "or set hydra.sweep.dir and hydra.sweep.subdir"
         )
-
-
-def finished_accuracy(folder: RunFolder, settings: TrainConfig) -> float | None:
-    """The final accuracy of the run in `folder`, if it has ended and was of the same settings; else None."""
-    if settings.resume != "auto" or not folder.summary.is_file():
-        return None
-    try:
-        summary = json.loads(folder.summary.read_text(encoding="utf-8"))
-        there = OmegaConf.to_container(OmegaConf.load(folder.config))
-        accuracy = summary["grown"]["accuracy"]
-    except (OSError, ValueError, LookupError, TypeError, OmegaConfBaseException, YAMLError):
-        return None
-    asked = OmegaConf.to_container(OmegaConf.create(settings_yaml(settings)))
-    if not isinstance(there, dict) or not isinstance(asked, dict) or not isinstance(accuracy, float):
-        return None
-    place = {"resume": "", "run_dir": ""}
-    return accuracy if there | place == asked | place else None
 
 
 def in_sweep() -> bool:

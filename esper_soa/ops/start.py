@@ -1,10 +1,17 @@
-"""Where a run with given settings takes place and begins: asked by the command line and by `esper_soa.train`.
+"""Where a run with given settings takes place and begins, and whether it has ended: asked by the command lines and by
+`esper_soa.train`.
 
 Needs no torch.
 """
 
+import json
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
 from esper_soa.agent.config import SCRATCH
-from esper_soa.config import TrainConfig
+from esper_soa.config import TrainConfig, settings_yaml
 from esper_soa.ops.rundir import RunFolder, Start, open_run_folder, resume_start
 from esper_soa.ops.shipped import find_policy
 
@@ -28,3 +35,20 @@ def find_start(settings: TrainConfig, folder: RunFolder) -> Start:
     if settings.resume == "auto":
         return resume_start("auto", str(folder.path), settings.name)
     return resume_start(settings.resume, "", settings.name)
+
+
+def finished_accuracy(folder: RunFolder, settings: TrainConfig) -> float | None:
+    """The final accuracy of the run in `folder`, if it has ended and was of the same settings; else None."""
+    if settings.resume != "auto" or not folder.summary.is_file():
+        return None
+    try:
+        summary = json.loads(folder.summary.read_text(encoding="utf-8"))
+        there = OmegaConf.to_container(OmegaConf.load(folder.config))
+        accuracy = summary["grown"]["accuracy"]
+    except (OSError, ValueError, LookupError, TypeError, OmegaConfBaseException, YAMLError):
+        return None
+    asked = OmegaConf.to_container(OmegaConf.create(settings_yaml(settings)))
+    if not isinstance(there, dict) or not isinstance(asked, dict) or not isinstance(accuracy, float):
+        return None
+    place = {"resume": "", "run_dir": ""}
+    return accuracy if there | place == asked | place else None

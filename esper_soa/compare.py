@@ -1,0 +1,223 @@
+"""The command line that compares settings: `esper-compare a="reward=shaped" b="reward=simplified" seeds=10`.
+
+Also `python -m esper_soa.compare`. Every group plays every seed on the same hosts and data order, in a run folder of
+its own; groups take turns seed by seed, in alternating order, and share nothing. The same command with the same `out`
+goes on where it was cut off. Exit status: 0 done, 1 a run that failed or a file that could not be written, 2 a mistake
+that we found.
+"""
+
+import argparse
+import os
+import re
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from dataclasses import fields
+from pathlib import Path
+from typing import NamedTuple
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from esper_soa.arguments import groups_in
+from esper_soa.compose import compose_settings
+from esper_soa.config import TrainConfig
+from esper_soa.errors import OutOfRoomError, UserError, check
+from esper_soa.ops.comparison import CONFIDENCE, MEASURES, SIGNIFICANCE, Compared, Numbers, compared, power_note
+from esper_soa.ops.console import standing_streams
+from esper_soa.ops.files import IncompleteError, write_text
+from esper_soa.ops.interrupt import importing, stopped_at_once
+from esper_soa.ops.rundir import RunFolder
+from esper_soa.ops.start import finished_accuracy
+from esper_soa.ops.statistics import mean_interval
+from esper_soa.ops.telemetry import Json, json_line
+from esper_soa.paths import config_dir, user_path
+
+NAME = re.compile(r"[A-Za-z]\w{0,30}")
+OWN = ("seeds", "out")  # settings of this command
+RESULT = "compare.json"
+# Of a run, by their keys in summary.json; means over the hosts of its last rounds.
+NUMBERS = {"accuracy": "accuracy", "net": "net", "parameters": "size", "train_flop": "flop"}
+HELP = """\
+  NAME="setting=value ..."  a group of runs by a name of your own and the overrides that make it; "" changes nothing.
+                            Two or more; the others are compared with the first
+  +experiment=NAME          as with esper-train; so all other settings, which hold for every group
+  seeds=10                  how many seeds, from the setting `seed` on, or which: seeds=[101,102,103]
+  out=FOLDER                where the runs go; the same folder goes on where it was cut off (runs/compare/<time>)
+
+  esper-compare +experiment=cifar_3seed a="reward=shaped" b="reward=simplified" seeds=10 rounds=2
+"""
+
+
+class Study(NamedTuple):
+    """What is to be compared."""
+
+    experiment: str
+    common: tuple[str, ...]  # overrides of all groups
+    groups: dict[str, tuple[str, ...]]  # overrides by name, the reference first
+    seeds: tuple[int, ...]
+    out: Path
+
+    def overrides(self, group: str, seed: int) -> list[str]:
+        """Of one run."""
+        place = self.folder(group, seed)
+        return [*self.common, *self.groups[group], f"seed={seed}", f"run_dir='{place}'", "resume=auto"]
+
+    def folder(self, group: str, seed: int) -> Path:
+        """Of one run."""
+        return self.out / group / f"seed_{seed}"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; ends the interpreter with its status where that is not 0."""
+    parser = argparse.ArgumentParser(
+        "esper-compare", 'esper-compare a="..." b="..." [seeds=10] [out=FOLDER] [setting=value ...]',
+        "Compare settings over seeds.", HELP, formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("given", nargs="+", help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments).given
+    with standing_streams(), stopped_at_once():
+        try:
+            failed = compare(study_of(given), Console())
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr)
+            sys.exit(2)
+        except OSError as error:
+            print(f"error: {error.filename}: cannot be written ({error.strerror or error})", file=sys.stderr)
+            sys.exit(1)
+    if failed:
+        print("failed runs:", *failed, sep="\n  ", file=sys.stderr)
+        sys.exit(1)
+
+
+def study_of(given: Sequence[str]) -> Study:
+    """What the arguments ask for; raises UserError for what cannot be, of any group."""
+    own, groups, common, experiment = dict[str, str](), dict[str, tuple[str, ...]](), list[str](), ""
+    known = {*(one.name for one in fields(TrainConfig)), *groups_in(config_dir())}
+    for argument in given:
+        name, equals, value = argument.partition("=")
+        if name == "+experiment":
+            experiment = value
+        elif name in OWN:
+            own[name] = value
+        elif not equals or name in known or not NAME.fullmatch(name):
+            common.append(argument)
+        else:
+            check(name not in groups, name, value, "a group of its own: the name is taken")
+            groups[name] = _overrides(name, value)
+    check(len(groups) >= 2, "groups", ", ".join(groups) or "none", 'two or more, such as a="reward=shaped" b=""')
+    taken = [one for one in common if one.partition("=")[0] in ("seed", "run_dir", "resume")]
+    check(not taken, "setting", ", ".join(taken), "left to seeds= and out=")
+    settings = [compose_settings(experiment, [*common, *overrides]) for overrides in groups.values()]
+    place = own.get("out") or str(Path("runs", "compare", time.strftime("%Y-%m-%d_%H-%M-%S")))
+    seeds = _seeds(own.get("seeds", "10"), settings[0].seed)
+    return Study(experiment, tuple(common), groups, seeds, user_path("out", place).resolve())
+
+
+def _overrides(name: str, value: str) -> tuple[str, ...]:
+    """The overrides of a group; raises UserError where the argument is none."""
+    parts = tuple(value.split())
+    words = 'a setting of esper-train, or a group: NAME="setting=value ..."'
+    check(all("=" in part for part in parts), name, value, words)
+    return parts
+
+
+def _seeds(text: str, first: int) -> tuple[int, ...]:
+    """The seeds that `text` stands for: a number of them, or a list in brackets."""
+    words = "a number from 1 to 10000, or a list such as [101,102,103] without a seed twice"
+    numbers = re.findall(r"\d+", text)
+    listed = re.fullmatch(r"\[\s*\d+(\s*,\s*\d+)*\s*\]", text) is not None
+    check(listed or text.isdecimal(), "seeds", text, words)
+    seeds = tuple(map(int, numbers)) if listed else tuple(range(first, first + min(int(text), 10_001)))
+    check(1 <= len(seeds) <= 10_000 and len(set(seeds)) == len(seeds), "seeds", text, words)
+    return seeds
+
+
+def compare(study: Study, console: Console) -> list[str]:
+    """Play what is missing, print the table and write compare.json; returns the runs that failed, in words."""
+    found, failed = dict[str, dict[int, dict[str, float]]](), list[str]()
+    for turn, seed in enumerate(study.seeds):
+        for group in list(study.groups)[:: -1 if turn % 2 else 1]:
+            try:
+                found.setdefault(group, {})[seed] = played(study, group, seed)
+            except (UserError, IncompleteError, OutOfRoomError) as error:
+                failed.append(f"{group} seed {seed}: {error}")
+        values = [f"{group} {runs[seed]['accuracy']:.2f}" for group, runs in sorted(found.items()) if seed in runs]
+        console.print(f"seed {seed}: accuracy {', '.join(values) or 'of none'}", highlight=False)
+    whole = [seed for seed in study.seeds if all(seed in found.get(group, {}) for group in study.groups)]
+    if whole:
+        numbers = {
+            group: {name: [found[group][seed][name] for seed in whole] for name in NUMBERS} for group in study.groups
+        }
+        rows = compared(numbers)
+        report(console, numbers, rows)
+        write_text(study.out / RESULT, json_line(record(study, whole, numbers, rows)) + "\n")
+        console.print(f"written to {study.out / RESULT}; runs by group and seed beside it", highlight=False)
+    return failed
+
+
+def played(study: Study, group: str, seed: int) -> dict[str, float]:
+    """The NUMBERS of a run, which is played where it has not ended yet. Raises what `esper_soa.train` raises."""
+    with importing():
+        from esper_soa.runs import RecordedRun, train
+    overrides, folder = study.overrides(group, seed), RunFolder(study.folder(group, seed))
+    if finished_accuracy(folder, compose_settings(study.experiment, overrides)) is None:
+        with open(os.devnull, "w", encoding="utf-8") as quiet, redirect_stdout(quiet):
+            train(study.experiment, overrides)
+    grown = RecordedRun(folder.path).summary["grown"]
+    return {name: float(grown[key]) for name, key in NUMBERS.items()}
+
+
+def report(console: Console, numbers: Numbers, rows: Sequence[Compared]) -> None:
+    """Print what the groups came to and how they compare."""
+    levels = Table(box=box.SIMPLE, title=f"means over seeds [{CONFIDENCE:.0%}]", title_justify="left")
+    for heading in ("group", *MEASURES.values(), "parameters", "training GFLOP"):
+        levels.add_column(heading, justify="left" if heading == "group" else "right")
+    for group, values in numbers.items():
+        measured = [mean_interval(values[name], CONFIDENCE) for name in MEASURES]
+        size, flop = (sum(values[name]) / len(values[name]) for name in ("parameters", "train_flop"))
+        texts = [f"{one.mean:.2f} [{one.low:.2f}, {one.high:.2f}]" for one in measured]
+        levels.add_row(group, *texts, f"{size:,.0f}", f"{flop / 1e9:,.3g}")
+    console.print(levels)
+    title = f"against {rows[0].reference}, paired by seed, percent points"
+    table = Table(box=box.SIMPLE, title=title, title_justify="left")
+    for heading in ("group", "measure", f"difference [{CONFIDENCE:.0%}]", "won", "effect", "p", "Holm", "verdict"):
+        table.add_column(heading, justify="left" if heading in ("group", "measure", "verdict") else "right")
+    for row in rows:
+        mean, low, high = row.interval
+        table.add_row(
+            row.group, MEASURES[row.measure], f"{mean:+.2f} [{low:+.2f}, {high:+.2f}]",
+            f"{row.won}/{len(row.differences)}", f"{row.effect:+.2f}", f"{row.p:.3f}", f"{row.corrected:.3f}",
+            row.verdict,
+        )  # fmt: skip
+    console.print(table)
+    tests = (
+        f"exact two-sided signed rank tests at {SIGNIFICANCE:.0%}, {rows[0].comparisons} comparisons, Holm's correction"
+    )
+    console.print(tests, *notes(rows), sep="\n", highlight=False, soft_wrap=True)
+
+
+def notes(rows: Sequence[Compared]) -> list[str]:
+    """What the rows that show no difference leave open."""
+    return [f"{row.group}, {MEASURES[row.measure]}: {power_note(row)}" for row in rows if power_note(row)]
+
+
+def record(study: Study, seeds: Sequence[int], numbers: Numbers, rows: Sequence[Compared]) -> dict[str, Json]:
+    """compare.json."""
+    return {
+        "experiment": study.experiment, "common": list(study.common), "seeds": list(seeds),
+        "groups": {name: {"overrides": list(study.groups[name])} | dict(values) for name, values in numbers.items()},
+        "confidence": CONFIDENCE, "significance": SIGNIFICANCE,
+        "comparisons": [
+            {"group": row.group, "reference": row.reference, "measure": row.measure, "differences": row.differences,
+             "mean": row.interval.mean, "low": row.interval.low, "high": row.interval.high, "effect": row.effect,
+             "won": row.won, "p": row.p, "corrected": row.corrected, "verdict": row.verdict, "power": power_note(row)}
+            for row in rows
+        ],
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

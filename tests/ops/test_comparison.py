@@ -1,0 +1,90 @@
+"""Comparisons of groups over seeds: tests that hold what they promise, on simulated studies of known truth."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from esper_soa.ops.comparison import MEASURES, compared, detectable, fewest_seeds, power_note
+from esper_soa.ops.statistics import holm, signed_rank
+
+
+def by_every_sign(differences: list[float]) -> float:
+    """The signed rank test by its definition, over all ways to give signs."""
+    sizes = np.abs(differences)
+    ranks = [stats.rankdata(sizes)[index] for index, one in enumerate(differences) if one != 0]
+    found = sum(stats.rankdata(sizes)[index] for index, one in enumerate(differences) if one > 0)
+    sums = [sum(rank for rank, up in zip(ranks, ups, strict=True) if up)
+            for ups in itertools.product((0, 1), repeat=len(ranks))]  # fmt: skip
+    below, above = np.mean([one <= found for one in sums]), np.mean([one >= found for one in sums])
+    return min(1.0, 2 * min(below, above))
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 9])
+@pytest.mark.parametrize("digits", [0, 3])
+def test_the_signed_rank_test_counts_all_signs_with_ties_and_zeros(count: int, digits: int) -> None:
+    rng = np.random.default_rng(count)
+    for _ in range(5):
+        differences = rng.normal(0.4, 1, count).round(digits).tolist()
+        assert signed_rank(differences) == pytest.approx(by_every_sign(differences), abs=1e-12)
+
+
+def test_the_signed_rank_test_without_ties_is_the_tabulated_one() -> None:
+    differences = np.random.default_rng(3).normal(0.3, 1, 25)
+    assert signed_rank(differences.tolist()) == pytest.approx(stats.wilcoxon(differences, method="exact").pvalue)
+    assert signed_rank([0.0, 0.0]) == 1.0
+
+
+def test_holm_raises_p_values_step_by_step() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.6, 0.9]) == [1.0, 1.0]
+
+
+def study(rng: np.random.Generator, seeds: int, shift: float) -> dict[str, dict[str, list[float]]]:
+    """Two groups that share what a seed brings; the second is above by `shift`."""
+    shared = rng.normal(70, 4, seeds)
+    groups = {"a": shared + rng.normal(0, 1, seeds), "b": shared + rng.normal(0, 1, seeds) + shift}
+    return {group: {measure: values.tolist() for measure in MEASURES} for group, values in groups.items()}
+
+
+def test_two_hundred_comparisons_of_the_same_give_uniform_p() -> None:
+    rng = np.random.default_rng(11)
+    rows = [compared(study(rng, 12, 0.0))[0] for _ in range(200)]
+    p_values = np.array([row.p for row in rows])
+    assert stats.kstest(p_values, "uniform").pvalue > 0.05
+    assert 0.02 <= (p_values < 0.05).mean() <= 0.08
+    assert (np.array([row.corrected for row in rows]) < 0.05).mean() <= 0.05
+
+
+@pytest.mark.parametrize("seeds", [7, 10, 20])
+def test_a_planted_difference_is_found_with_the_promised_power(seeds: int) -> None:
+    rng, shift = np.random.default_rng(seeds), detectable(math.sqrt(2), seeds, comparisons=2)
+    found = [compared(study(rng, seeds, shift))[0] for _ in range(400)]
+    # both measures are the same here, so that Holm asks both for its first step
+    assert np.mean([row.corrected < 0.05 for row in found]) == pytest.approx(0.8, abs=0.06)  # three standard errors
+    assert np.mean([row.interval.mean for row in found]) == pytest.approx(shift, abs=0.1)
+
+
+def test_too_few_seeds_are_told() -> None:
+    assert [fewest_seeds(one) for one in (1, 2, 4)] == [6, 7, 8]
+    row = compared(study(np.random.default_rng(0), 5, 100.0))[0]
+    assert row.verdict == "no difference shown"
+    assert "5 seeds cannot show any difference at 5% over 2 comparisons: take 7 or more" in power_note(row)
+    assert detectable(1.0, 5) == math.inf
+
+
+def test_a_row_says_what_was_found() -> None:
+    rows = compared(study(np.random.default_rng(1), 12, -5.0))
+    assert [(row.group, row.reference, row.measure) for row in rows] == [("b", "a", "accuracy"), ("b", "a", "net")]
+    row = rows[0]
+    differences = np.array(row.differences)
+    assert (row.verdict, row.won, row.comparisons) == ("below", 0, 2)
+    assert row.interval.mean == pytest.approx(differences.mean())
+    low, high = stats.t.interval(0.95, 11, differences.mean(), stats.sem(differences))
+    assert (row.interval.low, row.interval.high) == (pytest.approx(low), pytest.approx(high))
+    assert row.effect == pytest.approx((1 - 3 / 43) * differences.mean() / differences.std(ddof=1))
+    assert power_note(row) == ""
+    with pytest.raises(ValueError, match=r"groups of \[11, 12\] seeds"):
+        compared({"a": {"accuracy": [0.0] * 12, "net": [0.0] * 12}, "b": {"accuracy": [0.0] * 11, "net": [0.0] * 11}})

@@ -1,0 +1,87 @@
+"""The command line that compares settings, with runs of its own: seeds shared, finished runs kept, mistakes told."""
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from esper_soa import compare as command
+from esper_soa.errors import UserError
+from esper_soa.runs import RecordedRun
+
+TINY = ("+experiment=smoke", "rounds=1", "steps=4", "envs=2", "train_samples=16", "val_samples=16", "batch_size=8",
+        "control=none", "policy=schedule")  # fmt: skip
+
+
+def study(tmp_path: Path, *given: str) -> command.Study:
+    return command.study_of([*TINY, f"out={tmp_path / 'study'}", *given])
+
+
+def quiet() -> Console:
+    return Console(width=200, record=True, quiet=False, file=open("/dev/null", "w", encoding="utf-8"))  # noqa: SIM115
+
+
+GROUPS = ("a=", "b=policy.name=wait", "c=task.host_lr=0.5")
+
+
+def test_groups_play_the_same_seeds_and_finished_runs_are_kept(tmp_path: Path) -> None:
+    asked = study(tmp_path, *GROUPS, "seeds=[5,9]")
+    assert asked.seeds == (5, 9)
+    console = quiet()
+    assert command.compare(asked, console) == []
+    told = console.export_text()
+    assert "seed 9: accuracy a " in told
+    assert "4 comparisons" in told
+    assert "2 seeds cannot show any difference" in told
+    record = json.loads((tmp_path / "study" / "compare.json").read_text())
+    assert list(record["groups"]) == ["a", "b", "c"]
+    for group in asked.groups:
+        runs = [RecordedRun(asked.folder(group, seed)) for seed in asked.seeds]
+        assert [run.summary["grown"]["accuracy"] for run in runs] == record["groups"][group]["accuracy"]
+        assert [run.summary["grown"]["net"] for run in runs] == record["groups"][group]["net"]
+    first, second = (RecordedRun(asked.folder("c", seed)).summary["grown"]["accuracies"] for seed in asked.seeds)
+    assert first != second
+    written = {path: path.stat().st_mtime_ns for path in (tmp_path / "study").rglob("summary.json")}
+    asked.folder("b", 9).joinpath("summary.json").unlink()
+    assert command.compare(study(tmp_path, *GROUPS, "seeds=[5,9]"), quiet()) == []
+    again = {path: path.stat().st_mtime_ns for path in (tmp_path / "study").rglob("summary.json")}
+    assert {path for path in written if written[path] != again[path]} == {asked.folder("b", 9) / "summary.json"}
+    assert json.loads((tmp_path / "study" / "compare.json").read_text()) == record
+
+
+def test_a_run_that_fails_does_not_lose_the_others(tmp_path: Path) -> None:
+    asked = study(tmp_path, "a=", "b=data.name=cifar10 data.root=nowhere", "seeds=[5]")
+    failed = command.compare(asked, quiet())
+    assert len(failed) == 1
+    assert failed[0].startswith("b seed 5: data.root=")
+    assert RecordedRun(asked.folder("a", 5)).summary["grown"]["accuracies"]
+    assert not (tmp_path / "study" / "compare.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["a="], "groups=a: must be two or more"),
+        (["a=", "b=wrong"], 'b=wrong: must be a setting of esper-train, or a group: NAME="setting=value'),
+        (["a=", "b=env=4"], "Did you mean envs"),
+        (["a=", "b=", "seeds=0"], "seeds=0: must be a number from 1 to 10000"),
+        (["a=", "b=", "seeds=[1,1]"], "without a seed twice"),
+        (["a=", "b=", "seed=3"], "setting=seed=3: must be left to seeds= and out="),
+        (["a=", "a=", "b="], "a group of its own"),
+    ],
+)
+def test_mistakes_are_told_before_anything_runs(tmp_path: Path, given: list[str], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        study(tmp_path, *given)
+
+
+def test_a_number_of_seeds_begins_at_the_setting(tmp_path: Path) -> None:
+    assert study(tmp_path, "a=", "b=", "seeds=3").seeds == (42, 43, 44)
+
+
+def test_the_command_ends_with_its_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command.main([*TINY, "a="])
+    assert ended.value.code == 2
+    assert "error: groups=a" in capsys.readouterr().err
