@@ -86,3 +86,15 @@ def test_head_masks_leave_a_choice_where_nothing_may_be_germinated() -> None:
     masks = dict(zip(("slot", "blueprint"), shown.action_mask.split(envs.head_sizes, 1)[:2], strict=True))
     assert masks["blueprint"][:, Blueprint.NOOP].all()
     assert all(part.any(1).all() for part in shown.action_mask.split(envs.head_sizes, 1))
+
+
+def test_a_breakdown_at_the_end_of_the_episode_is_a_breakdown() -> None:
+    envs = envs_of()
+    envs.reset()
+    for number in range(STEPS):
+        if number == STEPS - 2:
+            envs.sim.world.weights["host", "params"][1] = torch.nan
+        turn = envs.step(WAIT)
+    assert turn.terminated.tolist() == [False, True, False]
+    assert turn.truncated.tolist() == [True, False, True]
+    assert turn.info.round == 1
