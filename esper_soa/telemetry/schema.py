@@ -10,7 +10,8 @@ from typing import NamedTuple
 from esper_soa.vocabulary import HEAD_NAMES
 
 SCHEMA_VERSION = 1
-LEVELS = ("off", "rounds", "events", "full")  # each writes what those before it write, and more
+STYLE_NAMES = ("linear_add", "linear_multiply", "sigmoid_add", "gated_gate")  # by Style
+CURVE_NAMES = ("linear", "cosine", "sigmoid_6", "sigmoid_12", "sigmoid_24")  # by choice of the head alpha_curve
 
 
 class Column(NamedTuple):
