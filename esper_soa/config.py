@@ -39,6 +39,8 @@ SWITCHES = ("auto", "on", "off")
 PROGRESS_STYLES = ("auto", "live", "plain", "off")
 CONTROLS = ("wait", "random", "heuristic", "schedule", "static_final", "static_large")  # see controls.py
 PROFILES = ("off", "phases", "torch")
+TRACKERS = ("tensorboard", "wandb", "mlflow")
+LEVELS = ("off", "rounds", "events", "full")  # of telemetry: each writes what those before it write, and more
 
 
 @dataclass
@@ -92,8 +94,10 @@ class AnomalyConfig:
 
 @dataclass
 class TelemetryConfig:
-    """What is shown while a run goes on."""
+    """What is shown while a run goes on, and what of it is kept."""
 
+    level: str = choice("events", LEVELS)  # rounds: a line per round and episode; events: tables too; full: all of them
+    write_interval: float = number(10.0, 0, 86_400)  # least seconds between two writings of the round in progress
     progress: str = choice("auto", PROGRESS_STYLES)  # auto: live on a terminal and plain lines elsewhere
     plain_interval: float = number(10.0, 0, 86_400)  # seconds between two plain lines
     anomaly: AnomalyConfig = field(default_factory=AnomalyConfig)
@@ -125,6 +129,7 @@ class TrainConfig:
     # Rounds between checkpoints.
     checkpoint_every: int = number(5, 0, COUNT, note="0 = only at the end and on a signal")
     checkpoint_keep: int = number(2, 1, COUNT)  # newest checkpoints that stay, beside the best
+    track: list[str] = choices((), TRACKERS, least=0)  # trackers that are told the numbers of every round
     profile: str = choice("off", PROFILES)  # phases: where the time goes; torch: a trace of a few env-steps
     resume: str = ""  # a checkpoint or run folder to go on from; auto = the newest of this name, or of run_dir
     task: TaskConfig = field(default_factory=TaskConfig)

@@ -7,8 +7,8 @@ update. A round that is interrupted counts for nothing: the resumed run plays it
 
 import math
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from logging import INFO, WARNING
 from pathlib import Path
@@ -64,6 +64,10 @@ from esper_soa.ops.telemetry import Json, MetricsWriter, keep_rounds
 from esper_soa.ops.verdict import Episode, HostScore, control_words
 from esper_soa.registry import is_reference
 from esper_soa.state import STATE_FLOAT
+from esper_soa.telemetry.recorder import NO_RECORDER, NoRecorder
+from esper_soa.telemetry.start import recorded, recording
+from esper_soa.telemetry.tables import keep_tables
+from esper_soa.telemetry.tracking import Tracked, Tracking, openers
 
 NEWEST = "the newest checkpoint"  # what it is called where it could not be written
 
@@ -113,6 +117,9 @@ class Run:
         self.watch = Watch(cfg.telemetry.anomaly)
         self.profile = make_profile(cfg.profile, self.device, self.folder.path)
         self.networks = Networks(self.folder, within.unwritten, cfg, self.world)
+        self.recorder: NoRecorder = NO_RECORDER
+        self.trackers = openers(cfg.track)
+        self.lacking: dict[str, int] = {}  # lines that trackers were not given, by their names
         self.done = resume.Progressed()
         self.rounds_before = 0  # that were done when this process went on
         self.written = -1  # rounds done at the newest checkpoint that this process wrote
@@ -166,7 +173,7 @@ class Run:
         """Collect and update; returns the round's line for metrics.jsonl, and its lines for episodes.jsonl."""
         begun = time.monotonic()
         self.profile.phase_ended("files")
-        played = Round(number, progress, f"round {number + 1}/{self.cfg.rounds}", self.profile)
+        played = Round(number, progress, f"round {number + 1}/{self.cfg.rounds}", self.profile, None, self.recorder)
         taught = number < self.cfg.policy.imitation.rounds
         player = self.player if taught else self.player._replace(teacher=None)
         result, rollout = play_round(self.world, player, played)
@@ -204,6 +211,17 @@ class Run:
         done.recent = [*done.recent, resume.Played.of(result)][-self.cfg.control_rounds :]
         self.held = self.content()
 
+    @contextmanager
+    def tracking(self) -> Iterator[Tracking]:
+        """What tells the trackers of the rounds; at its end it is known what they lack."""
+        settings = resume.flat_settings(asdict(self.cfg))
+        opened = Tracking(self.trackers, Tracked(self.folder.path, self.cfg.name, settings, self.done.rounds_done))
+        try:
+            yield opened
+        finally:
+            opened.close()
+            self.lacking = opened.dropped
+
     def pareto(self) -> Pareto:
         """The trade-offs that the run has found so far."""
         front = torch.tensor(self.done.front, dtype=STATE_FLOAT).view(-1, 3)
@@ -226,6 +244,7 @@ class Run:
         path = self.folder.checkpoint(self.held["progress"]["rounds_done"])
         if self.written == rounds_of(path):
             return
+        self.recorder.flush()
         with self.within.unwritten.noting(NEWEST):
             save_checkpoint(path, self.held)
             self.written = rounds_of(path)
@@ -298,6 +317,7 @@ class Run:
             rollbacks=done.seeds.get("rollbacks", 0),
             rounds_before=self.rounds_before,
             policy_init=cfg.policy.init if cfg.policy.name == "ppo" else SCRATCH,
+            telemetry=recorded(cfg.telemetry.level, self.recorder, self.lacking),
         )
 
 
@@ -307,8 +327,12 @@ def wants_control(cfg: TrainConfig) -> bool:
 
 
 def cut_back(folder: RunFolder, rounds: int) -> None:
-    """Bring metrics.jsonl and episodes.jsonl back to `rounds` rounds; raises UserError where they cannot be written."""
+    """Bring metrics.jsonl, episodes.jsonl and the tables back to `rounds` rounds.
+
+    Raises UserError where they cannot be written.
+    """
     try:
+        keep_tables(folder.path, rounds)
         keep_rounds(folder.episodes, rounds)
         if keep_rounds(folder.metrics, rounds) < rounds:
             LOGGER.warning("resume   metrics.jsonl lacks rounds that the checkpoint has done")
@@ -347,13 +371,17 @@ def open_run(cfg: TrainConfig, within: Session, checkpoint: Path | None, images:
 def play(job: Run, shown: Progress) -> HostScore | None:
     """All rounds that are left, each with its line and its checkpoint; returns the score of the control."""
     cfg, noting = job.cfg, job.within.unwritten.noting
-    files = {path.name: MetricsWriter(path) for path in (job.folder.episodes, job.folder.metrics)}
+    lines = (job.folder.episodes, job.folder.metrics) if cfg.telemetry.level != "off" else ()
+    files = {path.name: MetricsWriter(path) for path in lines}
     with shown as progress, ExitStack() as opened:
         for file in files.values():
             opened.enter_context(file)
+        job.recorder = opened.enter_context(recording(cfg, job.world, job.folder.path, job.within.unwritten))
+        tracking = opened.enter_context(job.tracking())
         for number in range(job.done.rounds_done, cfg.rounds):
             line, played = job.one_round(number, progress)
-            for (name, file), records in zip(files.items(), (played, [line]), strict=True):
+            tracking.log(line)
+            for (name, file), records in zip(files.items(), (played, [line]), strict=False):
                 with noting(name):
                     file.write(*records)
                     file.sync()
