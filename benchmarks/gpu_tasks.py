@@ -58,15 +58,14 @@ class Place(NamedTuple):
 
 def compute_of(rung: str, place: Place) -> ComputeConfig:
     """The settings of a rung of the ladder; on a CPU in torch, which a GPU is compared with and rehearsed by."""
-    parts = rung.split("+")
-    kept = "on" if "graphs" in parts else "networks" if "networks" in parts else "off"
-    graphs = kept if place.device.type == "cuda" else "off"
-    triton = "on" if "triton" in parts else "off"
+    parts, on_gpu = rung.split("+"), place.device.type == "cuda"
+    kernels, replayed = "triton" if "triton" in parts else "torch", "graphs" in parts or "networks" in parts
     precision = "bfloat16" if "bfloat16" in parts else "float32"
     convolutions = "auto" if "tuned" in parts else "channels_last"
     return ComputeConfig(
-        compile="on" if rung == "compiled" else "off", cuda_graphs=graphs, triton=triton, convolutions=convolutions,
-        workers=1, precision=precision, native="off",
+        compile="on" if rung == "compiled" else "off", cuda_graphs="on" if on_gpu and "graphs" in parts else "off",
+        convolutions=convolutions, workers=1, precision=precision,
+        engine=f"{kernels}_graphs" if on_gpu and replayed else kernels,
     )  # fmt: skip
 
 
@@ -110,7 +109,7 @@ def capture_decisions(side: EngineSide) -> None:
 
 def parity(place: Place, rung: str) -> Found:
     """Weights and accuracies after a few env-steps on this device and on the CPU in plain torch."""
-    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False  # the switch that the Triton kernels read too
     cpu = Place(torch.device("cpu"), place.tiny)
     sides = []
     for where, name in ((cpu, "eager"), (place, rung)):
@@ -178,7 +177,7 @@ def no_syncs(device: torch.device) -> Iterator[None]:
 
 def rung(place: Place, name: str, envs: str, batch_size: str) -> Found:
     """EPS and images per second of the engine at E10."""
-    torch.set_float32_matmul_precision("high")
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
     cfg = work(place, name, int(envs), int(batch_size))
     side = side_at(place, name, cfg)
     with machine.PeakMemory(place.device) as memory:

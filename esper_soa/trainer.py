@@ -54,6 +54,7 @@ from esper_soa.ops.report import Pareto, SeedCounts, Speed, Summary, print_summa
 from esper_soa.ops.rundir import (
     RunFolder,
     drop_unfinished,
+    engine_changes,
     passed_over,
     rounds_of,
     write_config_file,
@@ -158,6 +159,8 @@ class Run:
         LOGGER.info("numbers  hosts compute in %s: %s", self.precision.name, self.precision.reason)
         kernels = world.rules.engine.chosen
         LOGGER.log(WARNING if kernels.fallback else INFO, "kernels  %s", kernels.reason)
+        for tried in kernels.tried:
+            LOGGER.info("kernels  %s", tried)
         LOGGER.info("state    %s", world.kernels.reason)
 
     def one_round(self, number: int, progress: Progress) -> tuple[dict[str, Json], list[dict[str, Json]]]:
@@ -336,6 +339,8 @@ def open_run(cfg: TrainConfig, within: Session, checkpoint: Path | None, images:
             LOGGER.info("resume   changed %s", change)
         for change in resume.version_changes(saved):
             LOGGER.warning("resume   changed %s: results may differ in rounding", change)
+        for change in engine_changes(folder, job.world.rules.engine.chosen.name):
+            LOGGER.warning("resume   changed %s", change)
     with noting(folder.versions.name):
         kernels = job.world.rules.engine.chosen.facts()
         write_versions(folder, job.place, job.world.images.facts(), kernels, job.world.kernels.reason)
