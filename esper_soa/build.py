@@ -31,8 +31,8 @@ from esper_soa.nets.subsets import EXACT_SLOTS
 from esper_soa.nets.trial import Trial
 from esper_soa.nets.workers import chunks
 from esper_soa.ops.compilation import Length, choose_compilation, keep_compiled
-from esper_soa.ops.device import choose_env_chunk, choose_eval_batch, choose_workers, keep_freed_memory
-from esper_soa.ops.memory import NO_IMAGES, check_room
+from esper_soa.ops.device import choose_eval_batch, choose_workers, keep_freed_memory, take_device
+from esper_soa.ops.memory import NO_IMAGES, check_room, together
 from esper_soa.registry import is_reference, name_in
 from esper_soa.vocabulary import STAGE_NAMES
 
@@ -50,7 +50,7 @@ def build_rules(cfg: TrainConfig, device: torch.device) -> Rules:
     orders, _ = shapley_orders(cfg, num_slots)
     own = own_reward(cfg.reward.mode, num_slots, cfg.steps, device)
     return Rules(
-        nets=nets._replace(eval_batch=choose_eval_batch(device, engine.chosen.native)),
+        nets=nets._replace(eval_batch=choose_eval_batch(device, native=True)) if engine.chosen.native else nets,
         engine=engine,
         lifecycle=cfg.lifecycle,
         gates=cfg.gates,
@@ -68,11 +68,11 @@ def trial_of(cfg: TrainConfig, device: torch.device) -> Trial:
     slots = enabled_slots(cfg.task, list(cfg.slots))
     shape = host_shape(cfg.task, slots, task_blueprints(cfg.task.blueprints, slots))
     detached = tuple(STAGE_NAMES.index(stage) for stage in cfg.lifecycle.detached_stages)
-    chunk = choose_env_chunk(cfg.compute.env_chunk, cfg.envs, cfg.batch_size, device)
+    chunk, eval_batch = together(cfg, shape, device)
     workers = choose_workers(cfg.compute.workers, len(chunks(cfg.envs, chunk)), device)
     rows = SubsetRows(cfg.attribution.pairs, shapley_orders(cfg, len(slots))[1])
     precision = choose_precision(cfg.compute.precision, device).dtype
-    nets = NetsConfig(shape, cfg.task, detached, chunk, choose_eval_batch(device), rows, workers, precision)
+    nets = NetsConfig(shape, cfg.task, detached, chunk, eval_batch, rows, workers, precision)
     return Trial(nets, cfg.envs, cfg.batch_size, cfg.train_samples, cfg.val_samples)
 
 
@@ -108,6 +108,7 @@ def build_world(
     Raises SettingError or DataError for what does not fit together.
     """
     check_room(cfg, device, count_images(cfg.data) if images is None else NO_IMAGES)
+    take_device(device)
     keep_freed_memory(device)
     rules = build_rules(cfg, device)
     images = load_images(cfg.data, device) if images is None else images.to(device)

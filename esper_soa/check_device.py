@@ -12,7 +12,7 @@ from esper_soa.build import trial_of
 from esper_soa.config import TrainConfig
 from esper_soa.nets.choose import Asked, tried_engines
 from esper_soa.nets.trial import Tried, quickest
-from esper_soa.ops.device import device_name, keep_freed_memory, resolve_device, threads
+from esper_soa.ops.device import device_name, keep_freed_memory, resolve_device, take_device, threads
 from esper_soa.ops.memory import GIB, free_memory, needs
 
 MIB = 2**20
@@ -25,6 +25,7 @@ RULE = {
 def check_device(cfg: TrainConfig, console: Console) -> None:
     """Try the engines on the device of `cfg` and print what became of them; raises UserError where there is none."""
     device = resolve_device(cfg.device)
+    take_device(device)
     keep_freed_memory(device)
     with threads(cfg.compute.threads):
         trial = trial_of(cfg, device)

@@ -44,7 +44,7 @@ from esper_soa.ops.device import (
 )
 from esper_soa.ops.files import reason_of
 from esper_soa.ops.interrupt import STOPPING, Interrupted, Requests, signals_noted
-from esper_soa.ops.memory import naming_memory
+from esper_soa.ops.memory import naming_memory, plan_in_words
 from esper_soa.ops.metrics import RoundResult
 from esper_soa.ops.networks import Networks
 from esper_soa.ops.pretrained import load_policy, take_over
@@ -156,6 +156,7 @@ class Run:
         LOGGER.info("policy   %s, reward %s, on %s", cfg.policy.name, cfg.reward.mode, self.place)
         nets = world.rules.nets
         LOGGER.info("compute  %s", layout_in_words(self.device, nets.workers, nets.env_chunk))
+        LOGGER.info("memory   %s", plan_in_words(cfg, self.device))
         LOGGER.info("numbers  hosts compute in %s: %s", self.precision.name, self.precision.reason)
         kernels = world.rules.engine.chosen
         LOGGER.log(WARNING if kernels.fallback else INFO, "kernels  %s", kernels.reason)

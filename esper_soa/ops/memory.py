@@ -14,13 +14,15 @@ import torch
 from esper_soa.config import TrainConfig
 from esper_soa.env.observation import NUM_ENV_FEATURES, feature_names
 from esper_soa.errors import SettingError
-from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE, enabled_slots
+from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE, SubsetRows, enabled_slots
 from esper_soa.nets.data import PADDED_BYTES
 from esper_soa.nets.datasets import ImageCount
+from esper_soa.nets.extent import activation_elements
 from esper_soa.nets.host import HostShape, host_shape
 from esper_soa.nets.own_blueprints import task_blueprints
 from esper_soa.nets.pools import row_layout
-from esper_soa.ops.device import choose_env_chunk, choose_workers, usable_cores
+from esper_soa.nets.subsets import max_rows
+from esper_soa.ops.device import choose_env_chunk, choose_eval_batch, choose_workers, usable_cores
 
 FLOAT = 4  # bytes of a number
 GIB = 2**30
@@ -64,9 +66,29 @@ def needs(cfg: TrainConfig, device: torch.device, images: ImageCount = NO_IMAGES
     ]  # fmt: skip
 
 
+class Together(NamedTuple):
+    """What goes through one pass."""
+
+    env_chunk: int
+    eval_batch: int  # validation images, where no native kernels validate
+
+
+def together(cfg: TrainConfig, shape: HostShape, device: torch.device) -> Together:
+    """As many envs and images as suit the device and leave every tensor within its bound; see nets/extent.py."""
+    num_slots, patches = len(shape.slots), cfg.compute.convolutions == "matmul"
+    sampled = tuple(range(cfg.attribution.shapley_samples * num_slots))  # at most as many codes
+    rows = max_rows(num_slots, SubsetRows(cfg.attribution.pairs, sampled))
+    tested = activation_elements(shape, rows, patches)
+    trained = cfg.batch_size * activation_elements(shape, 1, patches)
+    chunk = choose_env_chunk(
+        cfg.compute.env_chunk, cfg.envs, cfg.batch_size, device, elements=max(trained, tested)
+    )  # fmt: skip
+    return Together(chunk, choose_eval_batch(device, elements=chunk * tested))
+
+
 def activations(cfg: TrainConfig, shape: HostShape, device: torch.device) -> int:
     """Bytes of what the forward passes that run side by side keep for their gradients."""
-    chunk = choose_env_chunk(cfg.compute.env_chunk, cfg.envs, cfg.batch_size, device)
+    chunk = together(cfg, shape, device).env_chunk
     workers = choose_workers(cfg.compute.workers, -(-cfg.envs // chunk), device, usable_cores())
     size, kept = IMAGE_SIZE, IMAGE
     for block in shape.blocks:
@@ -127,6 +149,14 @@ def check_room(cfg: TrainConfig, device: torch.device, images: ImageCount = NO_I
     raise SettingError(first, _value(cfg, first), f"so small that {device} holds the run",
                        f"It needs at least {total / GIB:.1f} GiB ({listed}), and {free / GIB:.1f} GiB are free. "
                        f"{remedy} {' or '.join(remedies)}.")  # fmt: skip
+
+
+def plan_in_words(cfg: TrainConfig, device: torch.device) -> str:
+    """What the run needs at least, what needs most of it, and what is free, for the log."""
+    parts, free = sorted(needs(cfg, device), key=lambda need: -need.size), free_memory(device)
+    listed = ", ".join(f"{need.size / GIB:.2f} for {need.what}" for need in parts[:3])
+    rest = "what is free is not known" if free is None else f"{free / GIB:.1f} GiB are free"
+    return f"at least {sum(need.size for need in parts) / GIB:.2f} GiB on {device} ({listed}); {rest}"
 
 
 def _value(cfg: TrainConfig, setting: str) -> object:
