@@ -5,9 +5,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from tensordict import TensorDict
+from torch import Tensor
 
 from benchmarks.gpu import ladder, main, names
 from benchmarks.gpu_tasks import TASKS, Place, rung, syncs
+from benchmarks.sync_guard import HostSyncError
+from esper_soa.env import step
+from esper_soa.nets.host import HostShape
+from esper_soa.nets.pools import ActiveSeeds, claim_
 
 TINY = Place(torch.device("cpu"), True)
 
@@ -40,10 +46,21 @@ def test_a_task_that_fails_fails_the_whole(tmp_path: Path) -> None:
 
 
 def test_the_guarded_env_step_and_a_rung_can_be_rehearsed() -> None:
-    assert syncs(TINY, "graphs")["ok"]
+    assert syncs(TINY, "graphs") == {"ok": True, "births": 1, "steady": 1, "allowed": 1}
     found = rung(TINY, "graphs", "64", "32")
     assert found["K"] == 8
     assert found["images_per_second"] == pytest.approx(found["eps"] * (4 + 8 * 4))
+
+
+def test_a_wait_at_the_birth_of_seeds_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def claim_and_wait_(weights: TensorDict, shape: HostShape, active_seeds: ActiveSeeds, keys: Tensor) -> None:
+        if active_seeds.newborn.any():
+            keys[0].item()
+        claim_(weights, shape, active_seeds, keys)
+
+    monkeypatch.setattr(step, "claim_", claim_and_wait_)
+    with pytest.raises(HostSyncError, match="claim_and_wait_"):
+        syncs(TINY, "graphs")
 
 
 def test_every_task_of_the_script_exists() -> None:
