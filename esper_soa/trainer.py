@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from logging import INFO, WARNING
+from operator import sub
 from pathlib import Path
 from signal import Signals
 
@@ -24,7 +25,7 @@ from esper_soa.build import build_world, rule_player
 from esper_soa.config import TrainConfig, settings_yaml
 from esper_soa.controls import play_control
 from esper_soa.env.outcome import hypervolume, trade_offs
-from esper_soa.env.reward import final_rent
+from esper_soa.env.reward import final_rents
 from esper_soa.env.world import World
 from esper_soa.errors import OutOfRoomError, UserError, check
 from esper_soa.nets.datasets import ImageSet
@@ -266,11 +267,8 @@ class Run:
     def score(self, name: str, played: Sequence[resume.Played]) -> HostScore:
         """The rounds of the player `name` for the final table; all pay rent by the size of the run's own host."""
         host, reward = self.world.rules.reward.counts.host, self.world.rules.reward.config
-        nets = [
-            [accuracy - final_rent(size, host, reward)
-             for accuracy, size in zip(one.accuracies, one.parameters, strict=True)]
-            for one in played
-        ]  # fmt: skip
+        rents = [final_rents(one.parameters, host, reward) for one in played]
+        nets = [[*map(sub, one.accuracies, rent)] for one, rent in zip(played, rents, strict=True)]
         return HostScore(name, [
             Episode(one.accuracies, one.parameters, net, one.train_flop) for one, net in zip(played, nets, strict=True)
         ])  # fmt: skip
