@@ -3,20 +3,23 @@
 import numpy as np
 import pytest
 import torch
-from tiny_world import CPU, tiny_settings
+from tiny_world import CPU, play_state, tiny_rules, tiny_settings
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from esper_soa.build import trial_of
+from esper_soa.compose import compose_settings
 from esper_soa.config import ComputeConfig
 from esper_soa.nets.config import TaskConfig, enabled_slots
 from esper_soa.nets.engines.torch.engine import TorchEngine
-from esper_soa.nets.extent import activation_elements
+from esper_soa.nets.extent import INDEXED, activation_elements
 from esper_soa.nets.host import host_shape
 from esper_soa.nets.model.blueprints import BLUEPRINTS
 from esper_soa.nets.pools import ActiveSeeds
-from esper_soa.nets.trial import _Ground
-from esper_soa.vocabulary import Blend, Stage
+from esper_soa.nets.trial import Trial, _Ground
+from esper_soa.vocabulary import Blend, Blueprint, Stage
+
+META = torch.device("meta")
 
 
 class Largest(TorchDispatchMode):
@@ -47,17 +50,23 @@ def test_the_largest_is_that_of_the_first_block_or_the_images() -> None:
     assert activation_elements(wide, patches=True) == 9 * 8 * 32 * 32
 
 
+def grown_alike(trial: Trial, device: torch.device, blueprint: int) -> _Ground:
+    """Networks with blending seeds of one kind in all slots."""
+    ground = _Ground(trial, device)
+    full = np.ones(ground.seeds.running.shape, dtype=bool)
+    ground.seeds = ActiveSeeds(full, full * Stage.BLENDING, full * blueprint, full * Blend.ADD, ~full, full, full,
+                               ~full, ~full)  # fmt: skip
+    ground.alpha = torch.full(full.shape, 0.5, dtype=torch.float64, device=device)
+    return ground
+
+
 @pytest.mark.parametrize("batch_size", [10, 13])
 def test_a_pass_makes_no_larger_tensor(batch_size: int) -> None:
     cfg = tiny_settings(4, 3, 4)
     cfg.task, cfg.compute = TaskConfig(), ComputeConfig(workers=1)
     cfg.batch_size = cfg.train_samples = batch_size
     trial = trial_of(cfg, CPU)
-    ground, full = _Ground(trial, CPU), np.ones((4, 3), dtype=bool)
-    kinds = np.full((4, 3), 1)
-    ground.seeds = ActiveSeeds(full, np.full((4, 3), Stage.BLENDING), kinds, np.full((4, 3), Blend.ADD), ~full, full,
-                               full, ~full, ~full)  # fmt: skip
-    ground.alpha = torch.full((4, 3), 0.5, dtype=torch.float64)
+    ground = grown_alike(trial, CPU, Blueprint.CONV_LIGHT)
     training, validation = ground._feeds(TorchEngine())
     nets = trial.nets._replace(env_chunk=4)
     with Largest() as trained:
@@ -68,3 +77,28 @@ def test_a_pass_makes_no_larger_tensor(batch_size: int) -> None:
     images = min(nets.eval_batch, ground.val_samples)
     bound = 4 * images * activation_elements(nets.shape, 8)
     assert bound / 4 < tested.elements <= bound
+
+
+MANY = 65_536
+
+
+def test_very_many_hosts_step_on_a_device_without_values_and_no_tensor_exceeds_its_bound() -> None:
+    cfg = compose_settings("", ["task=cifar_minimal", f"envs={MANY}", "slots=[r0c0,r0c1]", "data=synthetic"])
+    trial = trial_of(cfg, META)
+    assert trial.nets.env_chunk < MANY
+    with Largest() as made:
+        ground = grown_alike(trial, META, Blueprint.BOTTLENECK)  # 8 channels in slots of 2
+        training, validation = ground._feeds(TorchEngine())
+        engine, nets = TorchEngine(), trial.nets
+        report = engine.train_(nets, ground.weights, ground.alpha, ground.seeds, training, 1)
+        tested = engine.validate(nets, ground.weights, ground.alpha, ground.seeds, validation)
+    assert report.loss.shape == (MANY,)
+    assert tested.accuracy.shape == (MANY, 4)
+    assert INDEXED / 8 < made.elements <= INDEXED
+
+
+def test_the_env_state_of_very_many_hosts_steps_within_the_bound() -> None:
+    with Largest() as made:
+        steps = play_state(tiny_rules(3, 1, device=META), MANY, seed=0, device=META)
+        assert next(iter(steps)).result.terms.total.shape == (MANY,)
+    assert made.elements <= INDEXED
