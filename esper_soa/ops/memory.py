@@ -15,7 +15,7 @@ from esper_soa.config import TrainConfig
 from esper_soa.env.observation import NUM_ENV_FEATURES, feature_names
 from esper_soa.errors import SettingError
 from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE, SubsetRows, enabled_slots
-from esper_soa.nets.data import PADDED_BYTES
+from esper_soa.nets.data import HELD, PADDED_BYTES
 from esper_soa.nets.datasets import ImageCount
 from esper_soa.nets.extent import activation_elements
 from esper_soa.nets.host import HostShape, host_shape
@@ -57,13 +57,20 @@ def needs(cfg: TrainConfig, device: torch.device, images: ImageCount = NO_IMAGES
         Need("weights", cfg.envs * FLOAT * weights, ("envs", "task.base_channels", "task.kernel_size")),
         Need("activations of the batches in training", activations(cfg, shape, device),
              ("batch_size", "compute.env_chunk", "task.base_channels")),
-        Need("the order of the images", 8 * cfg.envs * cfg.train_samples, ("train_samples", "envs")),
+        Need("the order of the images", 8 * cfg.envs * cfg.train_samples + _held_order(cfg, images),
+             ("train_samples", "envs")),
         Need("drawing the synthetic images", DRAWN * IMAGE * drawn, ("data.synthetic_train", "data.synthetic_test")),
         # As they are and as they are cut from, in training padded, and all mirrored too.
         Need("the images", (IMAGE + 2 * PADDED_BYTES) * images.train + 2 * IMAGE * images.test, ("data.root",)),
         Need("the boosts of seeds that help each other", FLOAT * cfg.envs * boosts, ("steps", "envs", "slots")),
         *policy_needs(cfg, tuple(slot.name for slot in slots)),
     ]  # fmt: skip
+
+
+def _held_order(cfg: TrainConfig, images: ImageCount) -> int:
+    """Bytes of the order of a whole pass, where it is held."""
+    elements = 0 if cfg.data.split else cfg.envs * images.train
+    return FLOAT * elements if elements <= HELD else 0
 
 
 class Together(NamedTuple):

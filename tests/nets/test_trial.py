@@ -20,8 +20,11 @@ from esper_soa.nets.choose import ENGINES, Asked, tried_engines, weighed
 from esper_soa.nets.data import EnvStepBatches, ValidationImages
 from esper_soa.nets.engine import NetsConfig, TrainReport, ValidationReport
 from esper_soa.nets.engines.torch.engine import TorchEngine
+from esper_soa.nets.graphs import StaticStep, StepCache
+from esper_soa.nets.layers import Layers
 from esper_soa.nets.pools import ActiveSeeds
-from esper_soa.nets.trial import Trial, Tried, disagreement, distances, mixture, quickest, try_engines
+from esper_soa.nets.sgd import Rule
+from esper_soa.nets.trial import Trial, Tried, _Ground, disagreement, distances, mixture, quickest, try_engines
 from esper_soa.nets.verdicts import keep_verdict, kept_verdict, verdict_key
 from esper_soa.vocabulary import CNN_BLUEPRINTS, RUNNING_STAGES, Blend
 
@@ -152,6 +155,27 @@ def test_the_seeds_are_of_all_kinds_in_all_states() -> None:
 
 def test_every_engine_of_the_table_can_be_asked_for() -> None:
     assert list(NAMES) == ["auto", *ENGINES]
+
+
+class Noting(Layers):
+    """Notes whether cuDNN would search for algorithms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[bool] = []
+
+    def sgd_(self, params: Tensor, momentum: Tensor, grad: Tensor, rule: Rule) -> None:
+        self.seen.append(torch.backends.cudnn.benchmark)
+        super().sgd_(params, momentum, grad, rule)
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_algorithms_are_searched_for_where_steps_are_kept_and_their_shapes_with_them(kept: bool) -> None:
+    layers, before = Noting(), torch.backends.cudnn.benchmark
+    steps = StepCache[StaticStep](capture=False) if kept else None
+    _Ground(trial(2), CPU).play(TorchEngine(layers, steps=steps), torch.float32)
+    assert set(layers.seen) == {kept}
+    assert torch.backends.cudnn.benchmark is before is False
 
 
 # --- verdicts
