@@ -47,6 +47,8 @@ class Sync(NamedTuple):
 class SyncGuard:
     """Raises HostSyncError at every sync outside the functions named in `allowed`; blocking uploads count."""
 
+    moves = True  # whether a move counts whose source may be on the host or on the device
+
     def __init__(self, allowed: Sequence[str] = ()) -> None:
         self.allowed = frozenset(allowed)
         self.log: list[Sync] = []
@@ -127,7 +129,8 @@ class _Functions(TorchFunctionMode):
     ) -> object:
         kwargs = kwargs or {}
         on_host = bool(args) and self.guard.is_on_host(args[0])
-        copies, moves = _goes_to_host(func, args, kwargs), _names_device(func, args, kwargs)
+        copies = _goes_to_host(func, args, kwargs)
+        moves = self.guard.moves and _names_device(func, args, kwargs)
         reads = any(func is getattr(Tensor, name) for name in READS)
         if (copies or reads or moves) and not on_host:
             self.guard.report(f"Tensor.{func.__name__}")
