@@ -193,7 +193,7 @@ def run_baseline(work: Workload) -> dict[str, object]:
     """Env-steps per second (median round) beside everything they depend on."""
     torch.manual_seed(work.seed)
     torch.set_num_threads(work.threads)
-    torch.set_float32_matmul_precision("high")
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
     torch.backends.cudnn.benchmark = True
     envs = make_envs(work)
     train = random_images(work.train, work.device)

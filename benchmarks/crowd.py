@@ -119,7 +119,7 @@ def serve(pipe: Connection, make: MakeLoop, cfg: EpsConfig, numbers: Sequence[in
     if core is not None:
         os.sched_setaffinity(0, {core})
     torch.set_num_threads(1)
-    torch.set_float32_matmul_precision("high")  # the engine's on a GPU; on a CPU it says nothing
+    torch.backends.cuda.matmul.fp32_precision = "tf32"  # the engine's on a GPU; on a CPU it says nothing
     torch.backends.cudnn.benchmark = True
     try:
         before = resident()

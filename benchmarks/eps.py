@@ -163,7 +163,7 @@ def benchmark(cfg: EpsConfig) -> Record:
     """Build, warm up, take turns, and put it all into one record."""
     device = resolve_device(cfg.device)
     if device.type == "cuda":
-        torch.set_float32_matmul_precision("high")
+        torch.backends.cuda.matmul.fp32_precision = "tf32"
         torch.backends.cudnn.benchmark = True
     record = origin("eps", device) | {"name": cfg.name, "settings": asdict(cfg)}
     state: Record = {"load_before": machine.load()}

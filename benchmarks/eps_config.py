@@ -49,6 +49,7 @@ class EpsConfig:
     timed_steps: int = 2  # env-steps of all envs in one timing
     repeats: int = 5  # timings of each side, in turns
     warmup: int = 1  # untimed env-steps before
+    bank: int = MIN_IMAGES  # training images that there are at least
     augment: bool = True  # random crops and mirroring, on both sides
     device: str = "auto"  # as in a run
     seed: int = 1  # root of every random stream
@@ -70,7 +71,7 @@ class EpsConfig:
         check_choice("blueprint", self.blueprint, tuple(BLUEPRINT_NAMES[code] for code in CNN_BLUEPRINTS))
         check_choice("baseline_validation", self.baseline_validation, VALIDATIONS)
         check_choice("bare_how", self.bare_how, HOWS)
-        for name in ("envs", "train_samples", "val_samples", "num_slots", "steps", "timed_steps", "warmup"):
+        for name in ("envs", "train_samples", "val_samples", "num_slots", "steps", "timed_steps", "warmup", "bank"):
             check(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         check("bare" not in self.sides or self.live == 0, "sides", self.sides, "without bare where live is above 0",
               "Bare hosts have no seeds.")  # fmt: skip
@@ -152,7 +153,7 @@ def train_config(cfg: EpsConfig) -> TrainConfig:
         data=DataConfig(
             name="synthetic",
             augment=cfg.augment,
-            synthetic_train=max(MIN_IMAGES, cfg.train_samples),
+            synthetic_train=max(cfg.bank, cfg.train_samples),
             synthetic_test=cfg.val_samples,
         ),
         lifecycle=LifecycleConfig(auto_forward_g1=False, auto_forward_g2=False, auto_forward_g3=False),

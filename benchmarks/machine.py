@@ -111,7 +111,9 @@ def wait_for(device: torch.device) -> None:
 
 
 class SyncCount(SyncGuard):
-    """Counts what the host would wait for, wherever it is."""
+    """Counts what the host would wait for, wherever it is; not what may be an upload from pinned memory."""
+
+    moves = False
 
     def note(self, function: str, operation: str) -> None:
         """Log it; nothing is forbidden here."""

@@ -9,6 +9,7 @@ import hashlib
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from operator import sub
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,7 +27,7 @@ from esper_soa.agent.scripted import scripted_policy
 from esper_soa.build import build_world
 from esper_soa.config import TrainConfig, register_schema, settings_from, settings_yaml
 from esper_soa.controls import play_control
-from esper_soa.env.reward import final_rent
+from esper_soa.env.reward import final_rents
 from esper_soa.env.topology import Topology
 from esper_soa.env.world import World
 from esper_soa.nets.datasets import load_images
@@ -168,12 +169,11 @@ def unit(job: Job, world: World, result: RoundResult) -> Facts:
     whether they grew or were there from the start.
     """
     host, reward = world.rules.reward.counts.host, world.rules.reward.config
-    pairs = zip(result.accuracies, result.parameters, strict=True)
     return {
         "accuracies": result.accuracies,
         "parameters": result.parameters,
         "train_flop": result.train_flop,
-        "net": [accuracy - final_rent(size, host, reward) for accuracy, size in pairs],
+        "net": [*map(sub, result.accuracies, final_rents(result.parameters, host, reward))],
         "rewards": result.rewards,
         "seeds": result.seeds,
         "topology": {name: part.tolist() for name, part in result.topology._asdict().items()},

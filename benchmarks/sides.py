@@ -88,7 +88,7 @@ class EngineSide:
         self._take_threads()
         begun = time.perf_counter()
         self.profile.take()
-        self._begin()
+        self.begin()
         self.reset = sum(self.profile.take().values())  # fresh hosts, shared out over the episode
         self._play(self.cfg.warmup)
         self.first_seconds = time.perf_counter() - begun
@@ -98,7 +98,7 @@ class EngineSide:
         """A few env-steps of all envs, then one update, a share of which counts."""
         self._take_threads()
         if self.step + self.cfg.timed_steps > self.cfg.steps:
-            self._begin()
+            self.begin()
         wait_for(self.device)
         self.profile.take()
         begun = time.perf_counter()
@@ -140,7 +140,7 @@ class EngineSide:
     def one_step(self) -> None:
         """Another env-step of all envs, for those who count something in it."""
         if self.step + 1 > self.cfg.steps:
-            self._begin()
+            self.begin()
         self._play(1)
 
     def syncs(self) -> int:
@@ -170,7 +170,8 @@ class EngineSide:
     def _take_threads(self) -> int:
         return apply_threads(self.cfg.compute.threads)
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Fresh hosts, whose seeds are born in the next env-step."""
         quiet = Progress(self.cfg.envs * self.cfg.steps, Console(file=io.StringIO()), "off")
         self.episode, self.step = Episode(self.world, self.player, Round(0, quiet, profile=self.profile)), 0
         self.episode.env.state = planted(self.episode.env.state, self.cfg)

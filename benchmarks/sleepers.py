@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.machine import wait_for
 from benchmarks.records import RESULTS, check_folder, keep, origin
-from esper_soa.config import ComputeConfig
+from esper_soa.config import ENGINES, ComputeConfig
 from esper_soa.errors import UserError
 from esper_soa.nets import data, pools, streams
 from esper_soa.nets.choose import choose_engine
@@ -88,7 +88,7 @@ def occupied(live: np.ndarray, ablated: np.ndarray, stage: int) -> ActiveSeeds:
 
 def engine_for(shape: HostShape, options: argparse.Namespace) -> Engine:
     """What runs hosts of `shape` in a run."""
-    return choose_engine(ComputeConfig(native=options.native), options.place, TaskConfig(), shape)
+    return choose_engine(ComputeConfig(engine=options.engine), options.place, TaskConfig(), shape)
 
 
 def variant(
@@ -181,7 +181,7 @@ def main(arguments: list[str] | None = None) -> None:
     for name, value in (("envs", 16), ("batch", 125), ("train", 500), ("val", 125), ("repeats", 5), ("chunk", 0)):
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--native", choices=("auto", "on", "off"), default="auto", help="as compute.native of a run")
+    parser.add_argument("--engine", choices=ENGINES, default="auto", help="as compute.engine of a run")
     parser.add_argument("--results", default=str(RESULTS), help="folder of the results; '' = only print them")
     options = parser.parse_args(arguments)
     try:

@@ -2,8 +2,9 @@
 
 Inside a SyncGuard every operation raises that would read a device tensor into Python, whose result's size depends on
 tensor values, or that would copy Python numbers to the device; except in the functions named as allowed, where it is
-logged. On a CPU such operations cost nothing, which is why nothing else would notice them; functions that make use of
-that, and look at values on a CPU alone, are told in ON_CPU_ALONE.
+logged. What is made without naming a device is on the host, from where it may be moved without waiting. On a CPU such
+operations cost nothing, which is why nothing else would notice them; functions that make use of that, and look at
+values on a CPU alone, are told in ON_CPU_ALONE.
 """
 
 import sys
@@ -29,6 +30,7 @@ INDEXING = (aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_)
 ON_CPU_ALONE = ("nowhere", "_copy_where_", "_ended")  # of state.py, nets/snapshot.py and agent/ppo.py
 READS = ("item", "tolist", "numpy", "cpu", "__array__", "__bool__", "__int__", "__float__", "__index__", "__complex__")
 UPLOADS = (torch.tensor, torch.as_tensor)
+FACTORIES = (*UPLOADS, torch.from_numpy, torch.zeros, torch.ones, torch.full, torch.empty, torch.arange)
 
 
 class HostSyncError(AssertionError):
@@ -44,6 +46,8 @@ class Sync(NamedTuple):
 
 class SyncGuard:
     """Raises HostSyncError at every sync outside the functions named in `allowed`; blocking uploads count."""
+
+    moves = True  # whether a move counts whose source may be on the host or on the device
 
     def __init__(self, allowed: Sequence[str] = ()) -> None:
         self.allowed = frozenset(allowed)
@@ -124,13 +128,27 @@ class _Functions(TorchFunctionMode):
         self, func: Callable[..., object], types: object, args: tuple = (), kwargs: dict | None = None
     ) -> object:
         kwargs = kwargs or {}
-        copies = func is Tensor.cpu or (func is Tensor.to and "cpu" in (*args[1:], kwargs.get("device")))
+        on_host = bool(args) and self.guard.is_on_host(args[0])
+        copies = _goes_to_host(func, args, kwargs)
+        moves = self.guard.moves and _names_device(func, args, kwargs)
         reads = any(func is getattr(Tensor, name) for name in READS)
-        if (copies or reads) and not self.guard.is_on_host(args[0]):
+        if (copies or reads or moves) and not on_host:
             self.guard.report(f"Tensor.{func.__name__}")
+        if moves and on_host and not copies and not kwargs.get("non_blocking"):
+            self.guard.report("Tensor.to of what is on the host, which waits for the copy")
         if func in UPLOADS and kwargs.get("device") is not None and not isinstance(args[0], Tensor):
             self.guard.report(f"torch.{func.__name__} on a device")
         result = func(*args, **kwargs)
-        if copies and isinstance(result, Tensor):
+        made = func in FACTORIES and kwargs.get("device") is None and not (args and isinstance(args[0], Tensor))
+        if (copies or made) and isinstance(result, Tensor):
             self.guard.now_on_host(result)
         return result
+
+
+def _goes_to_host(func: Callable[..., object], args: tuple, kwargs: dict) -> bool:
+    return func is Tensor.cpu or (func is Tensor.to and "cpu" in (*args[1:], kwargs.get("device")))
+
+
+def _names_device(func: Callable[..., object], args: tuple, kwargs: dict) -> bool:
+    """A move to a device that is given as an object: on a CPU none tells the host's from that of the tensors."""
+    return func is Tensor.to and any(isinstance(one, torch.device) for one in (*args[1:], kwargs.get("device")))

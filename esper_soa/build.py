@@ -27,10 +27,11 @@ from esper_soa.nets.own_hosts import task_shape, task_slots
 from esper_soa.nets.pools import parameter_table
 from esper_soa.nets.precision import choose_precision
 from esper_soa.nets.subsets import EXACT_SLOTS
+from esper_soa.nets.trial import Trial
 from esper_soa.nets.workers import chunks
 from esper_soa.ops.compilation import Length, choose_compilation, keep_compiled
-from esper_soa.ops.device import choose_env_chunk, choose_eval_batch, choose_workers, keep_freed_memory
-from esper_soa.ops.memory import NO_IMAGES, check_room
+from esper_soa.ops.device import choose_eval_batch, choose_workers, keep_freed_memory, take_device
+from esper_soa.ops.memory import NO_IMAGES, check_room, together
 from esper_soa.registry import is_reference, name_in
 from esper_soa.vocabulary import STAGE_NAMES
 
@@ -40,31 +41,37 @@ def build_rules(cfg: TrainConfig, device: torch.device) -> Rules:
 
     Raises SettingError where the settings ask for what cannot run.
     """
-    shape = task_shape(cfg.task, cfg.slots)
-    slots, blueprints = shape.slots, shape.blueprints
-    detached = tuple(STAGE_NAMES.index(stage) for stage in cfg.lifecycle.detached_stages)
-    engine = choose_engine(cfg.compute, device, cfg.task, shape)
-    eval_batch = choose_eval_batch(device, engine.chosen.native)
-    chunk = choose_env_chunk(cfg.compute.env_chunk, cfg.envs, cfg.batch_size, device)
-    workers = choose_workers(cfg.compute.workers, len(chunks(cfg.envs, chunk)), device)
-    allowed = torch.zeros(num_codes(blueprints), dtype=torch.bool)
+    trial = trial_of(cfg, device)
+    nets, num_slots = trial.nets, len(trial.nets.shape.slots)
+    engine = choose_engine(cfg.compute, device, cfg.task, nets.shape, trial)
+    allowed = torch.zeros(num_codes(nets.shape.blueprints), dtype=torch.bool)
     allowed[list(blueprint_codes(list(cfg.task.blueprints)))] = True
-    orders, codes = shapley_orders(cfg, len(slots))
-    own = own_reward(cfg.reward.mode, len(slots), cfg.steps, device)
-    rows = SubsetRows(cfg.attribution.pairs, codes)
-    precision = choose_precision(cfg.compute.precision, device).dtype
+    orders, _ = shapley_orders(cfg, num_slots)
+    own = own_reward(cfg.reward.mode, num_slots, cfg.steps, device)
     return Rules(
-        nets=NetsConfig(shape, cfg.task, detached, chunk, eval_batch, rows, workers, precision),
+        nets=nets._replace(eval_batch=choose_eval_batch(device, native=True)) if engine.chosen.native else nets,
         engine=engine,
         lifecycle=cfg.lifecycle,
         gates=cfg.gates,
         signals=cfg.signals,
         governor=cfg.governor,
-        reward=RewardSettings(cfg.reward, parameter_table(shape, device), cfg.steps, own),
+        reward=RewardSettings(cfg.reward, parameter_table(nets.shape, device), cfg.steps, own),
         blueprints=allowed.to(device),
         max_seeds=cfg.max_seeds,
         shapley_orders=None if orders is None else orders.to(device),
     )
+
+
+def trial_of(cfg: TrainConfig, device: torch.device) -> Trial:
+    """The networks of a run and their work on `device`, as any engine but the native kernels is given them."""
+    shape = task_shape(cfg.task, cfg.slots)
+    detached = tuple(STAGE_NAMES.index(stage) for stage in cfg.lifecycle.detached_stages)
+    chunk, eval_batch = together(cfg, shape, device)
+    workers = choose_workers(cfg.compute.workers, len(chunks(cfg.envs, chunk)), device)
+    rows = SubsetRows(cfg.attribution.pairs, shapley_orders(cfg, len(shape.slots))[1])
+    precision = choose_precision(cfg.compute.precision, device).dtype
+    nets = NetsConfig(shape, cfg.task, detached, chunk, eval_batch, rows, workers, precision)
+    return Trial(nets, cfg.envs, cfg.batch_size, cfg.train_samples, cfg.val_samples)
 
 
 def rule_player(cfg: TrainConfig, name: str, setting: str) -> Agent:
@@ -99,6 +106,7 @@ def build_world(
     Raises SettingError or DataError for what does not fit together.
     """
     check_room(cfg, device, count_images(cfg.data) if images is None else NO_IMAGES)
+    take_device(device)
     keep_freed_memory(device)
     rules = build_rules(cfg, device)
     images = load_images(cfg.data, device) if images is None else images.to(device)

@@ -18,8 +18,10 @@ from hydra.errors import CompactHydraException
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from rich.console import Console
 
 from esper_soa.arguments import groups_in, prepared, version_line
+from esper_soa.compose import compose_settings
 from esper_soa.config import (
     EvaluateConfig,
     TrainConfig,
@@ -36,6 +38,7 @@ from esper_soa.ops.session import Session, session, unheard
 from esper_soa.ops.start import find_start, finished_accuracy, folder_for
 from esper_soa.paths import user_path
 
+CHECK_DEVICE = "--check-device"
 HYDRA_FOLDER = ".hydra"  # what Hydra keeps of a job, under the names that its tools expect
 
 register_schema()
@@ -76,6 +79,9 @@ class Command:
             print(version_line())
             return
         try:
+            if CHECK_DEVICE in sys.argv[1:] and self.settings is TrainConfig:
+                show_device([one for one in sys.argv[1:] if one != CHECK_DEVICE])
+                return
             sys.argv[1:] = prepared(sys.argv[1:], self.settings, groups_in(folder))
         except UserError as error:
             print(f"error: {error}", file=sys.stderr)
@@ -106,6 +112,15 @@ class Folders(Callback):
         with read_write(config.hydra):
             config.hydra.sweep.dir = folder
             config.hydra.overrides.hydra.append(f"hydra.sweep.dir={QuotedString(folder, Quote.single).with_quotes()}")
+
+
+def show_device(overrides: list[str]) -> None:
+    """Print what every engine comes to on the device and shapes of a run with these overrides; trains nothing."""
+    settings = compose_settings(overrides=overrides)
+    with loading():
+        from esper_soa.check_device import check_device
+
+    check_device(settings, Console())
 
 
 def play_training(composed: DictConfig) -> float:

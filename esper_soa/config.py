@@ -36,6 +36,7 @@ PER_CORE = "0 = one per usable core"
 PRECISIONS = ("auto", "float32", "bfloat16", "float16")
 CONVOLUTIONS = ("channels_last", "planes", "matmul", "auto")
 SWITCHES = ("auto", "on", "off")
+ENGINES = ("auto", "native", "torch", "torch_graphs", "triton", "triton_graphs")  # see nets/choose.py
 PROGRESS_STYLES = ("auto", "live", "plain", "off")
 CONTROLS = ("wait", "random", "heuristic", "schedule", "static_final", "static_large")  # see controls.py
 PROFILES = ("off", "phases", "torch")
@@ -54,11 +55,12 @@ class ComputeConfig:
     precision: str = choice("auto", PRECISIONS)  # of the hosts: float32, bfloat16, float16; see nets/precision.py
     # Compile the kernels of the state machine: auto = where the run is so long that it pays; see ops/compilation.py.
     compile: str = choice("auto", SWITCHES)
-    native: str = choice("auto", SWITCHES)  # C kernels for float32 networks on a CPU: auto where a compiler is found
-    # Replay work as CUDA graphs: auto = on an NVIDIA GPU, on, off, networks (no decisions).
-    cuda_graphs: str = choice("off", (*SWITCHES, "networks"))
+    # What runs the networks: auto = on a CPU the C kernels where they are proven, on a GPU the quickest that agrees
+    # with torch when it is tried; a name insists on it.
+    engine: str = choice("auto", ENGINES)
+    # Replay what decides (state machine, policy, updates) as CUDA graphs: auto = on an NVIDIA GPU.
+    cuda_graphs: str = choice("off", SWITCHES)
     convolutions: str = choice("channels_last", CONVOLUTIONS)  # torch's; auto = the quickest per shape
-    triton: str = choice("off", SWITCHES)  # own GPU kernels for the hosts' blocks: auto where they can run
 
     def __post_init__(self) -> None:
         check_fields("compute.", self)

@@ -341,7 +341,7 @@ def _small_run(num_slots: int, envs: int, steps: int) -> TrainConfig:
         slots=[spec.name for spec in host_slots(task)[:num_slots]],
         data=DataConfig(name="synthetic", synthetic_train=16, synthetic_test=8),
         gates=GatesConfig(min_blending_steps=1, min_gradient_health=0.0),
-        lifecycle=LifecycleConfig(embargo_steps=2, min_prune_age=1), compute=ComputeConfig(workers=1, native="off"),
+        lifecycle=LifecycleConfig(embargo_steps=2, min_prune_age=1), compute=ComputeConfig(workers=1, engine="torch"),
     )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ import difflib
 from collections.abc import Iterable
 
 SHOWN = 200  # characters of a value in a message
+REPLACED = {"compute.native": "engine", "compute.triton": "engine"}  # settings by another name beside them
 
 
 def one_line(value: object) -> str:
@@ -15,7 +16,7 @@ def one_line(value: object) -> str:
 def unknown_setting(key: str, known: Iterable[str]) -> str:
     """That there is no setting `key`, and which of the `known` names beside it may have been meant."""
     before, dot, name = key.rpartition(".")
-    near = difflib.get_close_matches(name, list(known), 1)
+    near = [REPLACED[key]] if key in REPLACED else difflib.get_close_matches(name, list(known), 1)
     return f"{key}: there is no such setting." + (f" Did you mean {before}{dot}{near[0]}?" if near else "")
 
 

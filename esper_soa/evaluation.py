@@ -6,6 +6,7 @@ Every policy meets the same hosts on the same data: sample i of each is the same
 
 import json
 from dataclasses import replace
+from operator import sub
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.protocol import Agent
 from esper_soa.build import build_world, rule_player
 from esper_soa.config import EvaluateConfig, TrainConfig, settings_from_mapping
-from esper_soa.env.reward import final_rent
+from esper_soa.env.reward import final_rents
 from esper_soa.env.world import World
 from esper_soa.errors import OutOfRoomError, UserError, check, one_line
 from esper_soa.nets.model.blueprints import num_codes
@@ -91,8 +92,7 @@ def score(world: World, agent: Agent, episodes: int, progress: Progress, label: 
         scores.accuracy.extend(result.accuracies)
         scores.parameters.extend(result.parameters)
         scores.reward.extend(result.rewards)
-        pairs = zip(result.accuracies, result.parameters, strict=True)
-        scores.net.extend(accuracy - final_rent(size, host, reward) for accuracy, size in pairs)
+        scores.net.extend(map(sub, result.accuracies, final_rents(result.parameters, host, reward)))
     return scores
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from logging import INFO, WARNING
+from operator import sub
 from pathlib import Path
 from signal import Signals
 
@@ -24,7 +25,7 @@ from esper_soa.build import build_world, rule_player
 from esper_soa.config import TrainConfig, settings_yaml
 from esper_soa.controls import play_control
 from esper_soa.env.outcome import hypervolume, trade_offs
-from esper_soa.env.reward import final_rent
+from esper_soa.env.reward import final_rents
 from esper_soa.env.world import World
 from esper_soa.errors import OutOfRoomError, UserError, check
 from esper_soa.nets.datasets import ImageSet
@@ -44,7 +45,7 @@ from esper_soa.ops.device import (
 )
 from esper_soa.ops.files import reason_of
 from esper_soa.ops.interrupt import STOPPING, Interrupted, Requests, signals_noted
-from esper_soa.ops.memory import naming_memory
+from esper_soa.ops.memory import naming_memory, plan_in_words
 from esper_soa.ops.metrics import RoundResult
 from esper_soa.ops.networks import Networks
 from esper_soa.ops.pretrained import load_policy, take_over
@@ -54,6 +55,7 @@ from esper_soa.ops.report import Pareto, SeedCounts, Speed, Summary, print_summa
 from esper_soa.ops.rundir import (
     RunFolder,
     drop_unfinished,
+    engine_changes,
     passed_over,
     rounds_of,
     write_config_file,
@@ -164,9 +166,12 @@ class Run:
         LOGGER.info("policy   %s, reward %s, on %s", cfg.policy.name, cfg.reward.mode, self.place)
         nets = world.rules.nets
         LOGGER.info("compute  %s", layout_in_words(self.device, nets.workers, nets.env_chunk))
+        LOGGER.info("memory   %s", plan_in_words(cfg, self.device))
         LOGGER.info("numbers  hosts compute in %s: %s", self.precision.name, self.precision.reason)
         kernels = world.rules.engine.chosen
         LOGGER.log(WARNING if kernels.fallback else INFO, "kernels  %s", kernels.reason)
+        for tried in kernels.tried:
+            LOGGER.info("kernels  %s", tried)
         LOGGER.info("state    %s", world.kernels.reason)
 
     def one_round(self, number: int, progress: Progress) -> tuple[dict[str, Json], list[dict[str, Json]]]:
@@ -283,11 +288,8 @@ class Run:
     def score(self, name: str, played: Sequence[resume.Played]) -> HostScore:
         """The rounds of the player `name` for the final table; all pay rent by the size of the run's own host."""
         host, reward = self.world.rules.reward.counts.host, self.world.rules.reward.config
-        nets = [
-            [accuracy - final_rent(size, host, reward)
-             for accuracy, size in zip(one.accuracies, one.parameters, strict=True)]
-            for one in played
-        ]  # fmt: skip
+        rents = [final_rents(one.parameters, host, reward) for one in played]
+        nets = [[*map(sub, one.accuracies, rent)] for one, rent in zip(played, rents, strict=True)]
         return HostScore(name, [
             Episode(one.accuracies, one.parameters, net, one.train_flop) for one, net in zip(played, nets, strict=True)
         ])  # fmt: skip
@@ -362,6 +364,8 @@ def open_run(cfg: TrainConfig, within: Session, checkpoint: Path | None, images:
             LOGGER.info("resume   changed %s", change)
         for change in resume.version_changes(saved):
             LOGGER.warning("resume   changed %s: results may differ in rounding", change)
+        for change in engine_changes(folder, job.world.rules.engine.chosen.name):
+            LOGGER.warning("resume   changed %s", change)
     with noting(folder.versions.name):
         kernels = job.world.rules.engine.chosen.facts()
         write_versions(folder, job.place, job.world.images.facts(), kernels, job.world.kernels.reason)

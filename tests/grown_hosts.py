@@ -53,13 +53,13 @@ class Measured(NamedTuple):
         return images.test_images[chosen].permute(0, 3, 1, 2).float() / 255, images.test_labels[chosen]
 
 
-def measured_hosts(native: str, num_envs: int = len(KINDS)) -> Measured:
+def measured_hosts(engine: str, num_envs: int = len(KINDS)) -> Measured:
     """Host i has the kind i in its first slot, and others in the next, after an env-step of training."""
     settings = TrainConfig(
         envs=num_envs, steps=4, batch_size=16, train_samples=48, val_samples=64, slots=SLOTS,
         task=TaskConfig(name="small", base_channels=4, num_blocks=2, num_pools=2, host_lr=0.1, seed_lr=0.1),
         data=DataConfig(name="synthetic", synthetic_train=64, synthetic_test=64),
-        compute=ComputeConfig(native=native, workers=1),
+        compute=ComputeConfig(engine=engine, workers=1),
     )  # fmt: skip
     world = build_world(settings, torch.device("cpu"))
     state = world.start_round(0)

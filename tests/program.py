@@ -12,7 +12,7 @@ from pathlib import Path
 # Two hosts of 77 parameters on a handful of images: a round takes a tenth of a second, the start some seconds.
 TINY = [
     "+experiment=smoke", "rounds=2", "steps=2", "train_samples=16", "val_samples=8", "data.synthetic_train=32",
-    "data.synthetic_test=16", "compute.threads=1", "compute.workers=1", "compute.native=off",
+    "data.synthetic_test=16", "compute.threads=1", "compute.workers=1", "compute.engine=torch",
 ]  # fmt: skip
 # An empty PYTHONUNBUFFERED is none: streams hold back what they are given, as they do for users.
 ENVIRONMENT = os.environ | {"HYDRA_FULL_ERROR": "0", "TRITON_INTERPRET": "0", "PYTHONUNBUFFERED": ""}

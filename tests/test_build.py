@@ -2,9 +2,11 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 from tiny_world import CPU, tiny_settings
 
+from esper_soa import build
 from esper_soa.build import build_rules
 from esper_soa.config import AttributionConfig, ComputeConfig, TrainConfig
 from esper_soa.env.attribution import prefix_codes
@@ -66,3 +68,11 @@ def test_few_slots_need_no_sampled_subsets() -> None:
     rules = build_rules(few, CPU)
     assert rules.shapley_orders is None
     assert rules.nets.rows.codes == ()
+
+
+def test_a_world_takes_its_device_before_anything_is_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[torch.device] = []
+    monkeypatch.setattr(build, "take_device", taken.append)
+    monkeypatch.setattr(build, "build_rules", lambda *_: pytest.fail("not yet") if not taken else build_rules(*_))
+    build.build_world(settings(), torch.device("cpu"))
+    assert taken == [torch.device("cpu")]

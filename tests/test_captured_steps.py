@@ -62,7 +62,7 @@ def capture(world: World, steps: StepCache) -> None:
 def test_a_round_of_captured_steps_equals_an_ordinary_one_bit_for_bit(env_chunk: int, stride: int) -> None:
     settings = tiny_settings(4, 3, STEPS)
     settings.train_samples, settings.task.gradient_stride = 4, stride
-    settings.compute.env_chunk, settings.compute.workers, settings.compute.native = env_chunk, 1, "off"
+    settings.compute.env_chunk, settings.compute.workers, settings.compute.engine = env_chunk, 1, "torch"
     worlds = [build_world(settings, CPU) for _ in range(2)]
     steps = WatchedSteps(capture=False)
     capture(worlds[1], steps)
@@ -78,7 +78,7 @@ def test_a_round_of_captured_steps_equals_an_ordinary_one_bit_for_bit(env_chunk:
 
 def test_a_round_uses_few_keys_and_no_more_memory_than_allowed() -> None:
     settings = tiny_settings(2, 2, STEPS)
-    settings.compute.native = "off"
+    settings.compute.engine = "torch"
     world = build_world(settings, CPU)
     steps = StepCache[StaticStep](capture=False, capacity=2)
     capture(world, steps)
@@ -89,7 +89,7 @@ def test_a_round_uses_few_keys_and_no_more_memory_than_allowed() -> None:
 
 def test_rounds_whose_decisions_lie_on_static_buffers_teach_the_same_bit_for_bit() -> None:
     settings = tiny_settings(4, 3, STEPS)
-    settings.compute.native = "off"
+    settings.compute.engine = "torch"
     settings.policy.network = NetworkConfig(hidden=32, features=16)
     settings.policy.ppo = PPOConfig(epochs=3, minibatches=2, entropy_anneal_rounds=4, entropy_coef_end=0.01)
     found = []

@@ -78,6 +78,7 @@ def test_schemas_and_resolvers_of_the_caller_stay_as_they_are() -> None:
     [
         ("cifar_3sed", [], "experiment=cifar_3sed: must be .*cifar_3seed.*Did you mean cifar_3seed?"),
         ("smoke", ["env=4"], "env: there is no such setting. Did you mean envs?"),
+        ("smoke", ["+compute.triton=on"], "compute.triton: there is no such setting. Did you mean compute.engine?"),
         ("smoke", ["envs=many"], "envs=many.*'many' of type 'str' could not be converted to Integer"),
         ("smoke", ["task=cifar"], "Could not find 'task/cifar'"),
         ("smoke", ["envs=0"], "envs=0: must be"),

@@ -15,7 +15,7 @@ from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.config import ComputeConfig, EvaluateConfig, TelemetryConfig, TrainConfig
 from esper_soa.env.config import GatesConfig, RewardConfig
 from esper_soa.errors import SettingError, UserError
-from esper_soa.evaluation import Scores, evaluate, evaluation_settings, final_rent, judge
+from esper_soa.evaluation import Scores, evaluate, evaluation_settings, final_rents, judge
 from esper_soa.nets.config import DataConfig, TaskConfig
 from esper_soa.ops.resume import read_run
 from esper_soa.ops.rundir import RunFolder
@@ -76,10 +76,9 @@ def test_policies_meet_the_same_hosts_and_another_seed_means_others(trained: Pat
 
 def test_the_rent_is_the_logarithm_of_the_growth_up_to_a_limit() -> None:
     reward = RewardConfig()  # 0.5 ln(1 + growth), at most 1.5; growth is taken of at least 200 parameters
-    assert final_rent(1000.0, 1000, reward) == 0.0
-    assert final_rent(3000.0, 1000, reward) == pytest.approx(0.5 * math.log(3))
-    assert final_rent(300.0, 100, reward) == pytest.approx(0.5 * math.log(2))
-    assert final_rent(1e9, 1000, reward) == 1.5
+    assert final_rents([1000.0, 3000.0], 1000, reward) == [0.0, pytest.approx(0.5 * math.log(3))]
+    assert final_rents([300.0], 100, reward) == [pytest.approx(0.5 * math.log(2))]
+    assert final_rents([1e9], 1000, reward) == [1.5]
 
 
 def test_a_policy_is_set_against_the_first_pair_by_pair() -> None:

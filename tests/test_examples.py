@@ -81,7 +81,7 @@ def test_a_learning_policy_takes_the_example_on_and_is_evaluated_beside_its_agen
     learned = finished(command(*TINY, WITH_BLUEPRINTS, "rounds=1", "run_dir=../run"), tmp_path / "work", parts)
     assert learned.returncode == 0, learned.stderr
     words = command("checkpoint=../run", "policies=[ppo,my_parts.agents:patient]", "episodes=1", "progress=off",
-                    "run_dir=seen", "compute.native=off", program="evaluate")  # fmt: skip
+                    "run_dir=seen", "compute.engine=torch", program="evaluate")  # fmt: skip
     done = finished(words, tmp_path / "evaluation", parts)
     assert done.returncode == 0, done.stderr
     table = json.loads((tmp_path / "evaluation" / "seen" / "evaluation.json").read_text())

@@ -102,7 +102,7 @@ def test_a_resumed_run_on_a_full_disk_keeps_what_was_there_and_can_go_on_later(t
 def test_an_evaluation_whose_files_have_no_room_ends_with_its_table(tmp_path: Path) -> None:
     assert finished(*TINY, "rounds=1", "control=none", "run_dir=run", folder=tmp_path).returncode == 0
     asked = ("checkpoint=run", "run_dir=judged", "policies=[ppo,wait]", "episodes=1")
-    done = finished(*asked, "compute.native=off", folder=tmp_path, program="evaluate", limit=at_most(300))
+    done = finished(*asked, "compute.engine=torch", folder=tmp_path, program="evaluate", limit=at_most(300))
     assert done.returncode == 1
     assert "accuracy - rent" in done.stdout
     for name in ("evaluation.json", "evaluation.txt", "versions.json", "log.txt"):

@@ -41,7 +41,7 @@ GROUPS = {
 SMALL = ("envs=2", "rounds=1", "steps=3", "batch_size=8", "train_samples=8", "val_samples=8", "data=synthetic",
          "data.synthetic_train=32", "data.synthetic_test=16", "telemetry.progress=off")  # fmt: skip
 # Too dear to play; and Triton, whose interpreter, which stands in for a GPU in this suite, takes no worker threads.
-NOT_PLAYED = {"compute.compile", "compute.triton", "run_dir", "resume", "profile", "data.root", "data.name",
+NOT_PLAYED = {"compute.compile", "compute.engine", "run_dir", "resume", "profile", "data.root", "data.name",
               "data.synthetic_train", "data.synthetic_test", "task.base_channels", "policy.network.layers"}  # fmt: skip
 Leaf = tuple[str, object, object]  # setting, its rule or None, its default
 

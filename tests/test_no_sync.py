@@ -47,6 +47,9 @@ SYNCS: dict[str, Callable[[], object]] = {
     "asarray": lambda: np.asarray(VALUES),
     "cpu": lambda: VALUES.cpu(),
     "to_cpu": lambda: VALUES.to("cpu"),
+    "to_object": lambda: VALUES.to(CPU),
+    "to_named_object": lambda: VALUES.to(device=torch.device("cpu"), dtype=torch.float64),
+    "blocking_upload": lambda: torch.arange(3).to(CPU),
     "to_device_cpu": lambda: VALUES.to(device="cpu", non_blocking=True),
     "bool": lambda: bool(VALUES[0]),
     "int": lambda: int(VALUES[0]),
@@ -89,6 +92,13 @@ def test_the_guard_lets_device_work_pass() -> None:
         torch.zeros_like(VALUES).index_copy_(0, index, picked)
     assert guard.log == []
     assert picked.tolist() == [7.0, 5.0]
+
+
+def test_the_guard_lets_what_is_on_the_host_be_moved_without_waiting() -> None:
+    with SyncGuard() as guard:
+        moved = torch.as_tensor(np.arange(3)).to(CPU, non_blocking=True) + torch.zeros(3).to(CPU, non_blocking=True)
+        assert (moved.to(torch.float64) * 2).to(VALUES.dtype).shape == (3,)
+    assert guard.log == []
 
 
 def test_the_guard_logs_what_is_allowed_and_forgives_reads_of_what_is_on_the_host() -> None:

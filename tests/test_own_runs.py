@@ -62,10 +62,10 @@ def versions(folder: Path) -> dict:
     return json.loads((folder / "versions.json").read_text())
 
 
-@pytest.mark.parametrize("native", ["on", "off"])
+@pytest.mark.parametrize("engine", ["native", "torch"])
 @pytest.mark.usefixtures("file")
-def test_the_command_line_trains_on_a_file(tmp_path: Path, native: str) -> None:
-    done = finished(*TINY, "data=npz", "data.root=spots.npz", "task.num_classes=3", f"compute.native={native}",
+def test_the_command_line_trains_on_a_file(tmp_path: Path, engine: str) -> None:
+    done = finished(*TINY, "data=npz", "data.root=spots.npz", "task.num_classes=3", f"compute.engine={engine}",
                     "run_dir=run", folder=tmp_path)  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     log = (tmp_path / "run" / "log.txt").read_text()
@@ -107,9 +107,9 @@ def test_hosts_of_another_number_of_classes_are_refused_with_the_right_one(tmp_p
             play(tmp_path / str(classes), f"data.root={file}", f"task.num_classes={classes}")
 
 
-@pytest.mark.parametrize("native", ["on", "off"])
-def test_a_run_on_own_images_goes_on_to_the_bit(tmp_path: Path, file: Path, native: str) -> None:
-    given = (f"data.root={file}", f"compute.native={native}")
+@pytest.mark.parametrize("engine", ["native", "torch"])
+def test_a_run_on_own_images_goes_on_to_the_bit(tmp_path: Path, file: Path, engine: str) -> None:
+    given = (f"data.root={file}", f"compute.engine={engine}")
     whole = play(tmp_path / "whole", *given)
     play(tmp_path / "half", *given, "rounds=1")
     assert lines(resumed(tmp_path / "half", *given)) == lines(whole)

@@ -211,6 +211,19 @@ def test_a_change_that_matters_is_refused_with_old_and_new(undisturbed: Path) ->
     assert contents(undisturbed) == before
 
 
+def test_a_run_that_goes_on_with_another_engine_says_so(tmp_path: Path) -> None:
+    with_torch = replace(settings().compute, engine="torch")
+    fresh(settings("wait", rounds=1, compute=with_torch), tmp_path)
+    assert json.loads((tmp_path / "versions.json").read_text())["kernels"]["engine"] == "torch"
+    resumed(settings("wait", rounds=2, compute=with_torch), tmp_path)
+    changed = "resume   changed engine: torch -> native: results differ in rounding (compute.engine=torch asks for it "
+    assert changed not in (tmp_path / "log.txt").read_text()
+    resumed(settings("wait", rounds=3, compute=replace(with_torch, engine="auto")), tmp_path)
+    assert changed in (tmp_path / "log.txt").read_text()
+    (tmp_path / "versions.json").write_text("{}")
+    resumed(settings("wait", rounds=3, compute=with_torch), tmp_path)
+
+
 def test_fewer_rounds_than_done_are_refused(undisturbed: Path) -> None:
     with pytest.raises(UserError, match="rounds=5: must be at least 6"):
         resumed(settings(rounds=5), undisturbed)

@@ -37,8 +37,9 @@ from esper_soa.vocabulary import HEAD_NAMES
 TINY = [
     "policy.ppo.lr=0.05", "policy.ppo.target_kl=0",
     "rounds=3", "steps=8", "envs=3", "train_samples=16", "val_samples=8", "data.synthetic_train=32",
-    "data.synthetic_test=16", "compute.threads=1", "compute.workers=1", "compute.native=off", "telemetry.progress=off",
-    "control=none", "checkpoint_every=1", "checkpoint_keep=9", "lifecycle=auto_forward", "gates.min_gradient_health=0",
+    "data.synthetic_test=16", "compute.threads=1", "compute.workers=1", "compute.engine=torch",
+    "telemetry.progress=off", "control=none", "checkpoint_every=1", "checkpoint_keep=9", "lifecycle=auto_forward",
+    "gates.min_gradient_health=0",
     "gates.min_blending_steps=1", "policy.network.hidden=16", "policy.network.features=16",
 ]  # fmt: skip
 

@@ -213,7 +213,7 @@ def test_two_signals_at_once_leave_a_clean_folder_and_the_status_of_the_signal(
 def test_an_evaluation_that_is_stopped_ends_at_once_with_one_line(tmp_path: Path, number: int, status: int) -> None:
     assert finished(*TINY, "rounds=1", "control=none", "run_dir=run", folder=tmp_path).returncode == 0
     process = subprocess.Popen(
-        command("checkpoint=run", "run_dir=judged", "episodes=50000", "policies=[wait]", "compute.native=off",
+        command("checkpoint=run", "run_dir=judged", "episodes=50000", "policies=[wait]", "compute.engine=torch",
                 program="evaluate"),
         cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip

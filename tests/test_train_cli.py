@@ -30,6 +30,8 @@ def command_line(*arguments: str, folder: Path, program: str = "train") -> subpr
         ("env=4", "env: there is no such setting. Did you mean envs?"),
         ("policy.ppo.lrr=4", "policy.ppo.lrr: there is no such setting. Did you mean policy.ppo.lr?"),
         ("rewards=net", "rewards: there is no such setting. Did you mean reward?"),
+        ("compute.native=off", "compute.native: there is no such setting. Did you mean compute.engine?"),
+        ("compute.engine=cuda", "compute.engine=cuda: must be one of auto, native, torch, torch_graphs, triton"),
         ("nonsense=1", "nonsense: there is no such setting."),
     ],
 )

@@ -96,7 +96,10 @@ class ResidualLSTM(nn.Module):
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """Within it the fused kernel multiplies in float32 on CUDA too, as the rollout does, not in TensorFloat-32."""
+    """Within it the fused kernel multiplies in float32 on CUDA too, as the rollout does, not in TensorFloat-32.
+
+    Its backward pass asks anew, so that has to stand within it as well.
+    """
     kernel = torch.backends.cudnn.rnn
     before = kernel.fp32_precision  # type: ignore[attr-defined]
     kernel.fp32_precision = "ieee"  # type: ignore[attr-defined]

@@ -20,7 +20,7 @@ from esper_soa.agent.diagnostics import Metrics, by_head, read_back
 from esper_soa.agent.distribution import available_heads, open_heads, relevant_heads
 from esper_soa.agent.normalize import Moments, RewardStats
 from esper_soa.agent.optimizer import AdamState, adam_state, adam_step, flatten, write_parameters_
-from esper_soa.agent.policy import Evaluation, RecurrentPolicy, segment_starts
+from esper_soa.agent.policy import Evaluation, RecurrentPolicy, full_precision, segment_starts
 from esper_soa.agent.rollout import Rollout, Row
 from esper_soa.errors import check
 from esper_soa.nets.graphs import StepCache, captured_call
@@ -311,7 +311,8 @@ class Learner:
         """
         evaluation = self.policy.evaluate(batch.rows, starts, noise)
         loss, metrics = course.loss(evaluation, batch, weights=weights)
-        gradients = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
+        with full_precision():
+            gradients = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
         norm = losses.gradient_norm(list(gradients))
         finite = loss.detach().isfinite() & norm.isfinite()
         looked_at = ~stopped

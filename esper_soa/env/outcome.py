@@ -22,6 +22,9 @@ HYPERVOLUME_RATIO = 2.0  # parameter ratio of the reference point; its accuracy 
 COMPUTE_MULTIPLIERS = (1.0, 1.15, 1.35, 1.02, 1.08, 1.05, 1.05, 1.25, 1.05, 1.08, 1.15, 1.2, 1.35)
 
 
+COMPARED = 1024  # points that are compared each with each at a time; memory grows with its square
+
+
 class Outcomes(NamedTuple):
     """One finished episode per env, [N]."""
 
@@ -161,8 +164,9 @@ def trade_offs(points: Tensor) -> Tensor:
 
     Front and hypervolume of more points are those of these and the new ones, so a run need not keep the others.
     """
-    distinct = points.unique(dim=0)
-    return distinct[pareto_front(*distinct.unbind(1))]
+    parts = points.unique(dim=0).split(COMPARED)
+    found = torch.cat([part[pareto_front(*part.unbind(1))] for part in parts]) if parts else points
+    return found[pareto_front(*found.unbind(1))]
 
 
 def empty_blueprint_stats(device: torch.device, num_blueprints: int = NUM_BLUEPRINTS) -> BlueprintStats:

@@ -26,10 +26,10 @@ def flop_per_image(slots: Slots, costs: TrainingFlop) -> Tensor:
 
 def _of_residents(slots: Slots, seed: Tensor, gate: Tensor) -> Tensor:
     """What `seed` [S, P] says of the blueprint in each slot, plus `gate` [S] where it has one: float64 [N, S]."""
-    rows = seed.to(slots.stage.device, STATE_FLOAT).unsqueeze(0).expand(slots.stage.shape[0], -1, -1)
+    rows = seed.to(STATE_FLOAT).unsqueeze(0).expand(slots.stage.shape[0], -1, -1)
     own = rows.gather(2, slots.blueprint.clamp(min=0).unsqueeze(2)).squeeze(2)
     gated = (slots.blend == Blend.GATE) & stage_in(slots.stage, GATE_STAGES)
-    return own + torch.where(gated, gate.to(slots.stage.device, STATE_FLOAT), 0.0)
+    return own + torch.where(gated, gate.to(STATE_FLOAT), 0.0)
 
 
 def total_params(slots: Slots, counts: ParameterCounts) -> Tensor:

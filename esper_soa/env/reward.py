@@ -4,6 +4,8 @@
 `settle_fossils` after the action was applied. Both are given the env state and return it anew.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -201,7 +203,7 @@ def settle_fossils(state: EnvState, action: Action, outcome: ActionOutcome) -> E
     return state.replace(slots=slots.replace(drip_live=drip_live), totals=totals)
 
 
-def final_rent(parameters: float, host: int, cfg: RewardConfig) -> float:
-    """Rent of one grown host in percent points, by its final size: what the mode `net` takes at the end."""
-    sizes = torch.tensor([[parameters], [host]], dtype=STATE_FLOAT)
-    return float(size_rent(sizes[0], sizes[1], cfg))
+def final_rents(parameters: Sequence[float], host: int, cfg: RewardConfig) -> list[float]:
+    """Rent of grown hosts in percent points, by their final sizes: what the mode `net` takes at the end."""
+    sizes = torch.tensor(parameters, dtype=STATE_FLOAT)
+    return size_rent(sizes, torch.full_like(sizes, host), cfg).tolist()

@@ -24,6 +24,7 @@ PADDED_SIZE = IMAGE_SIZE + 2 * PADDING
 LINE = IMAGE_CHANNELS * PADDED_SIZE  # bytes of a padded line
 PADDED_BYTES = PADDED_SIZE * LINE  # bytes of a padded image
 SORT_ELEMENTS = 1 << 24  # sorted at a time when an order is made, to bound memory
+HELD = 1 << 28  # elements of the orders of a pass, 1 GiB, beyond which they are not held
 
 
 class ImageCrops(NamedTuple):
@@ -93,7 +94,8 @@ def check_classes(images: ImageSet, num_classes: int) -> None:
 class OrderBook:
     """Order in which every env draws training images: random permutations of all of them, one pass after another.
 
-    Holds the permutations of one pass, int32 [n, D] (4 n D bytes), as all envs are in the same pass; what is drawn
+    Holds the permutations of one pass, int32 [n, D], as all envs are in the same pass; where they have more than HELD
+    elements, they are made anew for every draw, some envs at a time, and what is drawn of them is kept. What is drawn
     depends on the keys and the position alone.
     """
 
@@ -110,9 +112,14 @@ class OrderBook:
         while position < end:
             pass_number, first = divmod(position, self.dataset_size)
             last = min(self.dataset_size, first + end - position)
-            parts.append(self._pass(pass_number)[:, first:last])
+            parts.append(self._columns(pass_number, slice(first, last)))
             position += last - first
         return torch.cat(parts, dim=1).long()
+
+    def _columns(self, pass_number: int, columns: slice) -> Tensor:
+        if len(self.keys) * self.dataset_size > HELD:
+            return shuffled(fold(self.keys, pass_number), self.dataset_size, columns)
+        return self._pass(pass_number)[:, columns]
 
     def _pass(self, pass_number: int) -> Tensor:
         if pass_number != self.pass_number:
@@ -121,11 +128,11 @@ class OrderBook:
         return self.order
 
 
-def shuffled(keys: Tensor, size: int) -> Tensor:
-    """One random permutation of 0 to size - 1 per key: int32 [n, size], by sorting hashes."""
+def shuffled(keys: Tensor, size: int, columns: slice = slice(None)) -> Tensor:
+    """One random permutation of 0 to size - 1 per key: int32 [n, size] or `columns` of it, by sorting hashes."""
     members = torch.arange(size, device=keys.device)
     parts = keys.split(max(1, SORT_ELEMENTS // size))
-    return torch.cat([fold(part[:, None], members).argsort(dim=1, stable=True).int() for part in parts])
+    return torch.cat([fold(part[:, None], members).argsort(dim=1, stable=True)[:, columns].int() for part in parts])
 
 
 def validation_order(num_test: int, val_samples: int, seed: int, device: torch.device | str = "cpu") -> Tensor:

@@ -84,16 +84,18 @@ class ValidationReport(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """Whether the native kernels compute, and why, in words for logs."""
+    """Which engine computes, and why, in words for logs."""
 
-    native: bool
+    native: bool  # whether it is the native kernels
     reason: str
     fallback: bool = False  # they belong here, yet cannot run
     sha256: str = ""  # of the library that computes, where it is native
+    name: str = "torch"  # of the engine, as in compute.engine
+    tried: tuple[str, ...] = ()  # what became of the engines that were tried, a clause each
 
     def facts(self) -> dict[str, str]:
         """For versions.json."""
-        return {"kind": self.reason, "sha256": self.sha256}
+        return {"engine": self.name, "kind": self.reason, "sha256": self.sha256, "tried": "; ".join(self.tried)}
 
 
 class Engine(Protocol):

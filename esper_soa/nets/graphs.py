@@ -2,11 +2,14 @@
 
 A step is kept under a key that says everything about it that is not in its buffers; the next step with that key is
 copied into the buffers of the kept one. Given steps by the engine in torch, once per env-step, and calls of pure
-functions by the state machine, the policy and the learner; made by choose.py and build.py from compute.cuda_graphs.
+functions by the state machine, the policy and the learner; made by choose.py for engines that replay, and by build.py
+from compute.cuda_graphs.
 """
 
+import warnings
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 import torch
@@ -18,6 +21,12 @@ from esper_soa.errors import SettingError
 # torch has no public name for the pytrees above (2.13); tensordict registers its classes with these and no others.
 WARM_UPS = 2  # steps before a capture: what is made at first use must be there by then
 CAPACITY = 32  # graphs kept; each holds its own copy of the weights of its networks
+CURRENT = torch.device("cuda")  # whichever is current
+EMPTY = "CUDA Graph is empty"  # in the words of torch's warning
+
+
+class EmptyGraphError(RuntimeError):
+    """A capture has seen no work: its replay would change nothing, and nobody would notice."""
 
 
 class StaticStep(Protocol):
@@ -64,17 +73,49 @@ class CapturedCall:
         self.given = self.function(*tree_unflatten(self.arguments, self.spec))
 
 
+class Recorder:
+    """Captures work on one GPU, whichever is current, into graphs that share memory.
+
+    Unlike torch.cuda.graph it leaves the cached memory of the allocator as it is: giving it all back before each of
+    many captures would have the steps between them ask the driver for it again.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        with torch.cuda.device(device):
+            self.stream, self.pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
+
+    def recorded(self, work: Callable[[], object]) -> torch.cuda.CUDAGraph:
+        """The graph of `work`, which is recorded, not done; raises EmptyGraphError where it is none of this GPU's."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.device(self.device), warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            torch.cuda.synchronize()
+            with torch.cuda.stream(self.stream):
+                graph.capture_begin(self.pool)
+                try:
+                    work()
+                finally:
+                    graph.capture_end()
+        for one in told:
+            if EMPTY in str(one.message):
+                raise EmptyGraphError(f"a graph captured on {self.device} is empty")
+            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+        return graph
+
+
 class StepCache(Generic[Step]):
     """Steps by key, the one not used for longest dropped first; `counts` tells what was done.
 
-    capture=False runs every step as it is, on any device: the same buffers, the same order, without graphs.
+    capture=False runs every step as it is, on any device: the same buffers, the same order, without graphs. device: the
+    GPU whose work is captured.
     """
 
-    def __init__(self, capture: bool, capacity: int = CAPACITY) -> None:
+    def __init__(self, capture: bool, capacity: int = CAPACITY, device: torch.device = CURRENT) -> None:
         self.capture, self.capacity = capture, capacity
         self.counts: Counter[str] = Counter()  # plain, captured, replayed, dropped
         self._kept: OrderedDict[Hashable, _Kept[Step]] = OrderedDict()
-        self._pool = torch.cuda.graph_pool_handle() if capture else None
+        self._recorder = Recorder(device) if capture else None
 
     def run_(self, key: Hashable, fresh: Step, variants: Sequence[int]) -> Step:
         """Do `fresh` once for each of `variants`; the results are in the buffers of the step that is returned."""
@@ -98,17 +139,14 @@ class StepCache(Generic[Step]):
         if variant in kept.graphs:
             kept.graphs[variant].replay()
             self.counts["replayed"] += 1
-        elif not self.capture or kept.runs[variant] < WARM_UPS:
+        elif self._recorder is None or kept.runs[variant] < WARM_UPS:
             kept.step.step_(variant)
             kept.runs[variant] += 1
             self.counts["plain"] += 1
         else:
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool):
-                kept.step.step_(variant)
-            kept.graphs[variant] = graph
+            kept.graphs[variant] = self._recorder.recorded(partial(kept.step.step_, variant))
             self.counts["captured"] += 1
-            graph.replay()
+            kept.graphs[variant].replay()
 
 
 def captured_call(
@@ -125,19 +163,14 @@ def captured_call(
     return tree_map(torch.clone, done.given)
 
 
-def network_cache(setting: str, device: torch.device) -> StepCache | None:
-    """What compute.cuda_graphs stands for in training and validation on `device`; None = they run as they are written.
+def decision_cache(setting: str, device: torch.device) -> StepCache | None:
+    """What compute.cuda_graphs stands for in what the state machine, a policy or a learner does on `device`.
 
-    Raises SettingError for `on` and `networks` where there is no CUDA.
+    None = they run as they are written. Raises SettingError for `on` where there is no CUDA.
     """
     if setting == "off" or (setting == "auto" and device.type != "cuda"):
         return None
     if device.type != "cuda":
         raise SettingError("compute.cuda_graphs", setting, f"auto or off on device={device.type}",
                            "CUDA graphs need an NVIDIA GPU.")  # fmt: skip
-    return StepCache(capture=True)
-
-
-def decision_cache(setting: str, device: torch.device) -> StepCache | None:
-    """The same for what the state machine, a policy or a learner does; `networks` leaves these as they are written."""
-    return None if setting == "networks" else network_cache(setting, device)
+    return StepCache(capture=True, device=device)

@@ -4,6 +4,7 @@ Weights, running statistics, momentum, losses, gradients and everything after th
 Chosen by build.py from the setting compute.precision; used by the engine in torch.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -44,9 +45,11 @@ def choose_precision(setting: str, device: torch.device) -> Precision:
     return Precision(torch.float16, "the GPU has no bfloat16; each env has a loss scale of its own")
 
 
-def autocast(dtype: torch.dtype, device: torch.device) -> torch.autocast:
+def autocast(dtype: torch.dtype, device: torch.device) -> AbstractContextManager[object]:
     """Where networks run: in `dtype` if that has 16 bits, else as their weights are."""
     short = dtype in (torch.bfloat16, torch.float16)
+    if not torch.amp.is_autocast_available(device.type):
+        return nullcontext()
     return torch.autocast(device.type, dtype if short else torch.bfloat16, enabled=short, cache_enabled=False)
 
 

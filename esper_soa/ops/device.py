@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import torch
 
 from esper_soa.errors import SettingError, check
+from esper_soa.nets.extent import INDEXED
 
 CPU_CHUNK_IMAGES = 512  # training images of a forward pass on a CPU: fewer cost calls, more fall out of the caches
 CPU_EVAL_BATCH = 16
@@ -49,14 +50,29 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
-def choose_env_chunk(setting: int, envs: int, batch_size: int, device: torch.device, cores: int = 0) -> int:
+def take_device(device: torch.device) -> None:
+    """Have `device` be the one that whatever asks for no other works on: captures, events and Triton's launches."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
+def choose_env_chunk(
+    setting: int, envs: int, batch_size: int, device: torch.device, cores: int = 0, elements: int = 1
+) -> int:
     """Envs that are trained together: the setting, or for 0 what suits the device; never more than there are.
 
-    All on a GPU. On a CPU as many as have CPU_CHUNK_IMAGES in their batches, such that `cores` (0 = the usable ones)
-    have equal shares. The number of workers plays no part: another one changes no rounding.
+    All on a GPU, as far as no tensor, of which each env has `elements`, gets more than INDEXED of them; raises
+    SettingError for a setting beyond that, and where one env has more. On a CPU as many as have CPU_CHUNK_IMAGES in
+    their batches, such that `cores` (0 = the usable ones) have equal shares. The number of workers plays no part:
+    another one changes no rounding.
     """
-    if setting > 0 or device.type != "cpu":
-        return min(setting or envs, envs)
+    if device.type != "cpu":
+        most, words = INDEXED // elements, f"A tensor of {device.type} has at most {INDEXED} elements."
+        check(most > 0, "batch_size", batch_size, f"at most {batch_size * INDEXED // elements} with these hosts", words)
+        check(min(setting, envs) <= most, "compute.env_chunk", setting, f"at most {most} here", words)
+        return min(setting or envs, envs, most)
+    if setting > 0:
+        return min(setting, envs)
     cores = cores or usable_cores()
     most = max(1, CPU_CHUNK_IMAGES // batch_size)
     shares = -(-envs // (most * cores)) * cores
@@ -134,10 +150,13 @@ def _why_no_cuda() -> str:
     return "torch finds no usable NVIDIA GPU or driver."
 
 
-def choose_eval_batch(device: torch.device, native: bool = False) -> int:
-    """Validation images per forward pass: few on a CPU, where caches decide and alpha rows multiply them."""
+def choose_eval_batch(device: torch.device, native: bool = False, elements: int = 1) -> int:
+    """Validation images per forward pass: few on a CPU, where caches decide and alpha rows multiply them.
+
+    elements: of the largest tensor per image, for all envs that are validated together; see choose_env_chunk.
+    """
     if device.type != "cpu":
-        return GPU_EVAL_BATCH
+        return max(1, min(GPU_EVAL_BATCH, INDEXED // elements))
     return NATIVE_EVAL_BATCH if native else CPU_EVAL_BATCH
 
 

@@ -14,13 +14,15 @@ import torch
 from esper_soa.config import TrainConfig
 from esper_soa.env.observation import NUM_ENV_FEATURES, feature_names
 from esper_soa.errors import SettingError
-from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE
-from esper_soa.nets.data import PADDED_BYTES
+from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE, SubsetRows
+from esper_soa.nets.data import HELD, PADDED_BYTES
 from esper_soa.nets.datasets import ImageCount
+from esper_soa.nets.extent import activation_elements
 from esper_soa.nets.host import HostShape
 from esper_soa.nets.own_hosts import task_shape
 from esper_soa.nets.pools import row_layout
-from esper_soa.ops.device import choose_env_chunk, choose_workers, usable_cores
+from esper_soa.nets.subsets import max_rows
+from esper_soa.ops.device import choose_env_chunk, choose_eval_batch, choose_workers, usable_cores
 from esper_soa.registry import is_reference
 
 FLOAT = 4  # bytes of a number
@@ -56,7 +58,8 @@ def needs(cfg: TrainConfig, device: torch.device, images: ImageCount = NO_IMAGES
         Need("weights", cfg.envs * FLOAT * weights, ("envs", *narrower)),
         Need("activations of the batches in training", activations(cfg, shape, device),
              ("batch_size", "compute.env_chunk", *narrower[:1])),
-        Need("the order of the images", 8 * cfg.envs * cfg.train_samples, ("train_samples", "envs")),
+        Need("the order of the images", 8 * cfg.envs * cfg.train_samples + _held_order(cfg, images),
+             ("train_samples", "envs")),
         Need("drawing the synthetic images", DRAWN * IMAGE * drawn, ("data.synthetic_train", "data.synthetic_test")),
         # As they are and as they are cut from, in training padded, and all mirrored too.
         Need("the images", (IMAGE + 2 * PADDED_BYTES) * images.train + 2 * IMAGE * images.test, ("data.root",)),
@@ -65,9 +68,35 @@ def needs(cfg: TrainConfig, device: torch.device, images: ImageCount = NO_IMAGES
     ]  # fmt: skip
 
 
+def _held_order(cfg: TrainConfig, images: ImageCount) -> int:
+    """Bytes of the order of a whole pass, where it is held."""
+    elements = 0 if cfg.data.split else cfg.envs * images.train
+    return FLOAT * elements if elements <= HELD else 0
+
+
+class Together(NamedTuple):
+    """What goes through one pass."""
+
+    env_chunk: int
+    eval_batch: int  # validation images, where no native kernels validate
+
+
+def together(cfg: TrainConfig, shape: HostShape, device: torch.device) -> Together:
+    """As many envs and images as suit the device and leave every tensor within its bound; see nets/extent.py."""
+    num_slots, patches = len(shape.slots), cfg.compute.convolutions == "matmul"
+    sampled = tuple(range(cfg.attribution.shapley_samples * num_slots))  # at most as many codes
+    rows = max_rows(num_slots, SubsetRows(cfg.attribution.pairs, sampled))
+    tested = activation_elements(shape, rows, patches)
+    trained = cfg.batch_size * activation_elements(shape, 1, patches)
+    chunk = choose_env_chunk(
+        cfg.compute.env_chunk, cfg.envs, cfg.batch_size, device, elements=max(trained, tested)
+    )  # fmt: skip
+    return Together(chunk, choose_eval_batch(device, elements=chunk * tested))
+
+
 def activations(cfg: TrainConfig, shape: HostShape, device: torch.device) -> int:
     """Bytes of what the forward passes that run side by side keep for their gradients."""
-    chunk = choose_env_chunk(cfg.compute.env_chunk, cfg.envs, cfg.batch_size, device)
+    chunk = together(cfg, shape, device).env_chunk
     workers = choose_workers(cfg.compute.workers, -(-cfg.envs // chunk), device, usable_cores())
     kept = IMAGE + sum(segment.activations for segment in shape.segments)
     return FLOAT * min(workers * chunk, cfg.envs) * cfg.batch_size * kept
@@ -125,6 +154,14 @@ def check_room(cfg: TrainConfig, device: torch.device, images: ImageCount = NO_I
     raise SettingError(first, _value(cfg, first), f"so small that {device} holds the run",
                        f"It needs at least {total / GIB:.1f} GiB ({listed}), and {free / GIB:.1f} GiB are free. "
                        f"{remedy} {' or '.join(remedies)}.")  # fmt: skip
+
+
+def plan_in_words(cfg: TrainConfig, device: torch.device) -> str:
+    """What the run needs at least, what needs most of it, and what is free, for the log."""
+    parts, free = sorted(needs(cfg, device), key=lambda need: -need.size), free_memory(device)
+    listed = ", ".join(f"{need.size / GIB:.2f} for {need.what}" for need in parts[:3])
+    rest = "what is free is not known" if free is None else f"{free / GIB:.1f} GiB are free"
+    return f"at least {sum(need.size for need in parts) / GIB:.2f} GiB on {device} ({listed}); {rest}"
 
 
 def _value(cfg: TrainConfig, setting: str) -> object:

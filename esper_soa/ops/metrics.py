@@ -168,17 +168,14 @@ def _on_host(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def episode_records(episodes: Outcomes, rollbacks: Tensor, shapley: Tensor) -> list[dict[str, Json]]:
     """One record per env; rollbacks [N], shapley [2, N, S]: by slot, at the last env-step, all on the host."""
-    records: list[dict[str, Json]] = []
-    for env, column in enumerate(zip(*(field.tolist() for field in episodes), strict=True)):
-        numbers = dict(zip(Outcomes._fields, column, strict=True))
-        record: dict[str, Json] = {name: numbers[name] for name in ("accuracy", "param_ratio", "stability", "reward")}
-        record["success"] = bool(numbers["success"])
-        record["compute_cost"] = numbers["compute_cost"]
-        record["seeds"] = {name: int(numbers[name]) for name in SEED_OUTCOMES}
-        record |= {"rollbacks": int(rollbacks[env]), "env_steps": int(numbers["num_steps"])}
-        record |= {"shapley": shapley[0, env].tolist(), "shapley_error": shapley[1, env].tolist()}
-        records.append(record)
-    return records
+    whole = {"success": episodes.success.bool(), "rollbacks": rollbacks.long(), "env_steps": episodes.num_steps.long(),
+             "shapley": shapley[0], "shapley_error": shapley[1]}  # fmt: skip
+    plain = {name: episodes._asdict()[name] for name in ("accuracy", "param_ratio", "stability", "reward")}
+    names = (*plain, "success", "compute_cost", "seeds", "rollbacks", "env_steps", "shapley", "shapley_error")
+    counted = torch.stack([episodes._asdict()[name] for name in SEED_OUTCOMES], 1).long().tolist()
+    lists = {name: part.tolist() for name, part in (plain | whole | {"compute_cost": episodes.compute_cost}).items()}
+    lists["seeds"] = [dict(zip(SEED_OUTCOMES, one, strict=True)) for one in counted]
+    return [dict(zip(names, one, strict=True)) for one in zip(*(lists[name] for name in names), strict=True)]
 
 
 def blueprint_record(stats: BlueprintStats, names: Sequence[str] = BLUEPRINT_NAMES) -> dict[str, Json]:

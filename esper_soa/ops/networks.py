@@ -69,9 +69,10 @@ class Networks:
         """
         accuracies = standing.accuracy.tolist()
         finite = [accuracy for accuracy in accuracies if math.isfinite(accuracy)]
-        if not finite or (self.best is not None and max(finite) < self.best["accuracy"]):
+        highest = max(finite, default=-math.inf)
+        if not finite or (self.best is not None and highest < self.best["accuracy"]):
             return
-        envs = [env for env, accuracy in enumerate(accuracies) if accuracy == max(finite)]
+        envs = [env for env, accuracy in enumerate(accuracies) if accuracy == highest]
         found = min(self.hosts(standing, number, envs), key=lambda host: host.spec["parameters"])
         if self.best is None or _rank(found.spec) > _rank(self.best):
             self.best, self.waiting = found.spec, found

@@ -28,8 +28,7 @@ from esper_soa.state import STATE_FLOAT
 MAY_CHANGE = (
     "name", "device", "run_dir", "rounds", "control", "checkpoint_every", "checkpoint_keep", "profile",
     "resume", "track", "compute.workers", "compute.threads", "compute.env_chunk", "compute.compile",
-    "compute.native", "compute.cuda_graphs", "compute.triton", "compute.convolutions", "telemetry.", "data.name",
-    "data.root",
+    "compute.engine", "compute.cuda_graphs", "compute.convolutions", "telemetry.", "data.name", "data.root",
 )  # fmt: skip
 ABSENT = "(absent)"
 

@@ -351,6 +351,18 @@ def write_versions(
     write_text(folder.versions, json.dumps(record, indent=2) + "\n")
 
 
+def engine_changes(folder: RunFolder, engine: str) -> list[str]:
+    """That the networks of the run have been computed by another engine than `engine` so far, in one line if so."""
+    try:
+        before = json.loads(folder.versions.read_text(encoding="utf-8"))["kernels"]["engine"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []  # nothing says which it was
+    if before == engine:
+        return []
+    shown = one_line(before)
+    return [f"engine: {shown} -> {engine}: results differ in rounding (compute.engine={shown} asks for it again)"]
+
+
 def package_versions() -> dict[str, str | None]:
     """Versions of the packages that results depend on; None for one that is not installed."""
     return {name: _package_version(name) for name in PACKAGES}

@@ -40,6 +40,17 @@ def library_update(learner: Learner, rollout: Rollout, adam: torch.optim.Adam) -
             adam.step()
 
 
+def test_the_backward_pass_multiplies_as_precisely_as_the_forward_pass() -> None:
+    learner, seen = learner_of(), []
+    rollout = random_rollout(learner.policy, NUM_STEPS, NUM_ENVS, seed=0)
+    for parameter in learner.parameters:
+        parameter.register_hook(lambda _: seen.append(torch.backends.cudnn.rnn.fp32_precision))
+    before = torch.backends.cudnn.rnn.fp32_precision
+    learner.update(rollout)
+    assert set(seen) == {"ieee"}
+    assert before == torch.backends.cudnn.rnn.fp32_precision != "ieee"
+
+
 @pytest.mark.parametrize("limit", [5.0, 0.01])
 def test_two_updates_are_those_of_the_library_optimiser_with_the_settings(limit: float) -> None:
     ppo = {"lr": 7e-4, "adam_eps": 1e-3, "max_grad_norm": limit, "epochs": 2, "minibatches": 2, "target_kl": 0.0}

@@ -5,10 +5,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from tensordict import TensorDict
+from torch import Tensor
 
+from benchmarks import gpu
 from benchmarks.gpu import ladder, main, names
-from benchmarks.gpu_tasks import TASKS, Place, rung, syncs
+from benchmarks.gpu_tasks import RUNGS, TASKS, Place, compute_of, mixture, rung, syncs
+from benchmarks.sync_guard import HostSyncError
+from esper_soa.config import ComputeConfig
+from esper_soa.env import step
+from esper_soa.nets.host import HostShape
+from esper_soa.nets.pools import ActiveSeeds, claim_
 
+CUT = ("--device", "cpu", "--tiny", "--only", "parity:graphs")
 TINY = Place(torch.device("cpu"), True)
 
 
@@ -26,7 +35,8 @@ def test_real_sizes_on_a_cpu_are_refused(capsys: pytest.CaptureFixture[str]) -> 
 def test_a_rehearsal_runs_its_tasks_apart_and_keeps_the_record(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["--device", "cpu", "--tiny", "--only", "parity:graphs", "--results", str(tmp_path)]) == 0
+    assert main(["--device", "cpu", "--tiny", "--only", "parity:graphs", "--state", str(tmp_path / "done"),
+                 "--results", str(tmp_path)]) == 0  # fmt: skip
     record = json.loads((tmp_path / "gpu.jsonl").read_text())
     assert record == json.loads(capsys.readouterr().out.splitlines()[-1])
     found = record["tasks"]["parity:graphs"]
@@ -36,14 +46,63 @@ def test_a_rehearsal_runs_its_tasks_apart_and_keeps_the_record(
 
 
 def test_a_task_that_fails_fails_the_whole(tmp_path: Path) -> None:
-    assert main(["--device", "cpu", "--tiny", "--only", "parity:graphs", "--seconds", "1.2", "--results", ""]) == 1
+    state = str(tmp_path / "done")
+    assert main([*CUT, "--seconds", "1.2", "--state", state, "--results", ""]) == 1
+
+
+def test_a_call_goes_on_where_the_one_before_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done: list[str] = []
+
+    def task(name: str, device: str, tiny: bool, seconds: float) -> dict:
+        if done[-1:] == ["parity:eager"] and name == "parity:networks" and "again" not in done:
+            done.append("again")
+            return {"ok": False, "cut_off": True, "error": "not done"}
+        done.append(name)
+        return {"ok": True}
+
+    monkeypatch.setattr(gpu, "run_task", task)
+    monkeypatch.setattr(gpu, "origin", lambda *_: {"commit": "abc", "machine": {"device": "cpu"}})
+    given = ["--device", "cpu", "--tiny", "--state", str(tmp_path / "done"), "--results", ""]
+    assert main(given) == gpu.MORE
+    assert "tasks are left: give the same command again" in capsys.readouterr().err
+    assert done == ["parity:default", "parity:eager", "again"]
+    assert main([*given, "--seconds", "0"]) == gpu.MORE
+    assert done[3:] == ["parity:networks"]  # a call does one task at least
+    assert main(given) == 0
+    assert [name for name in done if name != "again"] == names()
+    assert main(given) == 0
+    assert len(done) == len(names()) + 1
+    monkeypatch.setattr(gpu, "origin", lambda *_: {"commit": "abd", "machine": {"device": "cpu"}})
+    assert main([*given, "--seconds", "0"]) == gpu.MORE
+    assert done[-1] == "parity:default"
+
+
+def test_the_true_default_is_the_first_rung() -> None:
+    assert RUNGS[0] == "default"
+    assert compute_of("default", TINY) == ComputeConfig()
+    mixed = mixture(TINY, "eager", "64", "32")
+    assert mixed["K"] == 8
+    assert mixed["engine"]["engine"] == "torch"
 
 
 def test_the_guarded_env_step_and_a_rung_can_be_rehearsed() -> None:
-    assert syncs(TINY, "graphs")["ok"]
+    assert syncs(TINY, "graphs") == {"ok": True, "births": 1, "steady": 1, "allowed": 1}
     found = rung(TINY, "graphs", "64", "32")
     assert found["K"] == 8
     assert found["images_per_second"] == pytest.approx(found["eps"] * (4 + 8 * 4))
+
+
+def test_a_wait_at_the_birth_of_seeds_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def claim_and_wait_(weights: TensorDict, shape: HostShape, active_seeds: ActiveSeeds, keys: Tensor) -> None:
+        if active_seeds.newborn.any():
+            keys[0].item()
+        claim_(weights, shape, active_seeds, keys)
+
+    monkeypatch.setattr(step, "claim_", claim_and_wait_)
+    with pytest.raises(HostSyncError, match="claim_and_wait_"):
+        syncs(TINY, "graphs")
 
 
 def test_every_task_of_the_script_exists() -> None:

@@ -145,15 +145,15 @@ def test_files_that_differ_from_the_commit_show_but_for_results(tmp_path: Path) 
 
 def test_sleepers_say_which_kernels_and_workers_they_measured(tmp_path: Path) -> None:
     sizes = ["--envs", "4", "--batch", "2", "--train", "2", "--val", "2", "--repeats", "2"]
-    sleepers.main([*sizes, "--native", "off", "--results", str(tmp_path)])
+    sleepers.main([*sizes, "--engine", "torch", "--results", str(tmp_path)])
     kept = json.loads((tmp_path / "sleepers.jsonl").read_text())
-    assert kept["kernels"] == "plain torch (compute.native=off)"
+    assert kept["kernels"] == "plain torch (compute.engine=torch)"
     lines = sections_of(kept, tmp_path, "sleepers")
     assert [line.split(" | ")[0] for line in lines[2:5]] == [
         "| 3 empty slots, over no slots at all", "| a quarter of the slots, scattered, over the same seeds, packed",
         "| validation, 8 subset rows of 3 seeds, over validation, one row",
     ]  # fmt: skip
-    assert "N=4 B=2 T=2 V=2, medians of 2 pairs, kernels plain torch (compute.native=off)" in lines[-1]
+    assert "N=4 B=2 T=2 V=2, medians of 2 pairs, kernels plain torch (compute.engine=torch)" in lines[-1]
 
 
 def test_the_state_machine_alone_has_a_row_per_size(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from reward_cases import empty_state, make_settings
 
+from esper_soa.env import outcome
 from esper_soa.env.outcome import (
     COMPUTE_MULTIPLIERS,
     STABILITY_WINDOW,
@@ -179,3 +180,13 @@ def test_a_fossil_that_was_never_measured_has_no_contribution():
     assert stats.fossilized[1].item() == 2
     assert stats.measured.sum() == 0
     assert stats.mean_contribution[1].isnan()
+
+
+def test_the_trade_offs_of_many_points_are_those_of_all_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = torch.rand(60, 3, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    points[7], points[40] = points[50].clone(), torch.nan
+    whole = trade_offs(points)
+    monkeypatch.setattr(outcome, "COMPARED", 8)
+    assert torch.equal(trade_offs(points), whole)
+    assert 1 < len(whole) < 30
+    assert trade_offs(points[:0]).shape == (0, 3)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from esper_soa.errors import SettingError
+from esper_soa.nets import data
 from esper_soa.nets.data import (
     EnvStepBatches,
     ImageBank,
@@ -81,6 +82,16 @@ def test_an_order_drawn_in_pieces_equals_one_drawn_at_once() -> None:
     pieces = torch.cat([book.draw(0, 7), book.draw(7, 9), book.draw(16, 24)], dim=1)  # inside, across 1, across 2
     assert torch.equal(pieces, whole)
     assert torch.equal(training_order(stream, 11, 16, 5), whole[:, 16:21])
+
+
+def test_an_order_that_is_too_large_to_hold_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = keys(DATA_ORDER, range(5))
+    whole = training_order(stream, 11, 0, 40)
+    monkeypatch.setattr(data, "HELD", 5 * 11 - 1)
+    monkeypatch.setattr(data, "SORT_ELEMENTS", 2 * 11)
+    book = OrderBook(stream, 11)
+    assert torch.equal(torch.cat([book.draw(0, 7), book.draw(7, 33)], dim=1), whole)
+    assert book.order.numel() == 0
 
 
 def test_all_permutations_are_equally_likely() -> None:

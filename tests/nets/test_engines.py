@@ -45,6 +45,8 @@ def test_whole_networks_go_to_the_kernels_in_c(task: TaskConfig) -> None:
     assert isinstance(whole, CpuEngine)
     assert whole.chosen[:3] == (True, "native, compiled for this CPU", False)
     assert whole.chosen.facts() == {
+        "engine": "native",
+        "tried": "",
         "kind": "native, compiled for this CPU",
         "sha256": hashlib.sha256(library.build().read_bytes()).hexdigest(),
     }
@@ -55,7 +57,7 @@ def test_whole_networks_go_to_the_kernels_in_c(task: TaskConfig) -> None:
 @pytest.mark.parametrize(
     ("compute", "device", "reason"),
     [
-        ({"native": "off"}, "cpu", "plain torch (compute.native=off)"),
+        ({"engine": "torch"}, "cpu", "plain torch (compute.engine=torch)"),
         (
             {"precision": "bfloat16"},
             "cpu",
@@ -78,16 +80,16 @@ def test_all_else_is_plain_torch_and_says_why(
 
 @pytest.mark.skipif(unavailable_reason(CPU) is not None, reason="Triton's interpreter is not here")
 def test_triton_layers_leave_what_they_do_not_take_to_the_layers_beneath() -> None:
-    chosen = engine(NARROW, triton="on", native="off", convolutions="matmul")
+    chosen = engine(NARROW, engine="triton", convolutions="matmul")
     assert isinstance(chosen, TorchEngine)
     assert isinstance(chosen.layers, TritonLayers)
     assert type(chosen.layers.beneath) is Layers
     assert chosen.layers.convolutions.way == chosen.layers.beneath.convolutions.way == "matmul"
 
 
-@pytest.mark.parametrize("setting", [{"cuda_graphs": "on"}, {"native": "on", "precision": "bfloat16"}])
+@pytest.mark.parametrize("setting", [{"engine": "torch_graphs"}, {"engine": "native", "precision": "bfloat16"}])
 def test_what_cannot_run_is_refused_by_its_setting(setting: dict[str, str]) -> None:
-    with pytest.raises(SettingError, match=f"compute.{next(iter(setting))}=on"):
+    with pytest.raises(SettingError, match=f"compute.engine={setting['engine']}: must be auto or torch here"):
         engine(WIDE, **setting)
 
 
@@ -117,9 +119,9 @@ def begun(task: TaskConfig, compute: dict[str, str]) -> Played:
 @pytest.mark.parametrize(
     ("task", "one", "other"),
     [
-        (WIDE, {"native": "on"}, {"native": "off"}),
-        (NARROW, {"native": "on"}, {"native": "off"}),
-        (WIDE, {"native": "off", "convolutions": "matmul"}, {"native": "off", "convolutions": "channels_last"}),
+        (WIDE, {"engine": "native"}, {"engine": "torch"}),
+        (NARROW, {"engine": "native"}, {"engine": "torch"}),
+        (WIDE, {"engine": "torch", "convolutions": "matmul"}, {"engine": "torch", "convolutions": "channels_last"}),
     ],
     ids=["native", "native layers", "convolutions"],
 )

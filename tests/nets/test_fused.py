@@ -56,14 +56,14 @@ NARROW_TASKS = [
 ]  # fmt: skip
 
 
-def made(task: TaskConfig, split: bool = False, batches: int = 3, native: str = "auto") -> World:
+def made(task: TaskConfig, split: bool = False, batches: int = 3, engine: str = "auto") -> World:
     """Hosts with weights of some size, most slots enabled, batches that differ from env to env."""
     offered = [spec.name for spec in host_slots(task)]
     settings = TrainConfig(
         envs=NUM_ENVS, steps=4, rounds=1, batch_size=6, train_samples=6 * batches, val_samples=7, task=task,
         slots=offered if len(offered) <= 6 else offered[:3] + offered[-3:],
         data=DataConfig(name="synthetic", synthetic_train=80, synthetic_test=41, split=split),
-        compute=ComputeConfig(workers=2, env_chunk=2, native=native),
+        compute=ComputeConfig(workers=2, env_chunk=2, engine=engine),
     )  # fmt: skip
     world = build_world(settings, CPU)
     g = torch.Generator().manual_seed(3)
@@ -273,7 +273,7 @@ def seeds_of(blueprint: int, stage: int, blend: int, num_slots: int = 3, slots: 
 def test_hosts_of_any_width_go_whole_where_the_kernels_are_on() -> None:
     for task in (TASKS[0], *NARROW_TASKS):
         assert isinstance(made(task, batches=1).rules.engine, CpuEngine)
-    plain = made(TASKS[0], native="off").rules.engine
+    plain = made(TASKS[0], engine="torch").rules.engine
     assert isinstance(plain, TorchEngine)
     assert type(plain.layers) is Layers
 
@@ -519,9 +519,9 @@ def test_a_blueprint_without_a_kernel_is_refused_by_name_while_building(monkeypa
     assert runs.chosen.reason == "plain torch, slower: no native kernels, there is none for the blueprint depthwise"
     assert isinstance(runs, TorchEngine)
     assert type(runs.layers) is Layers
-    with pytest.raises(SettingError, match=r"compute.native=on: must be auto or off here.*the blueprint depthwise"):
-        made(TASKS[0], native="on")
-    assert made(TaskConfig(blueprints=["conv_light", "norm"]), native="on").rules.engine.chosen.native
+    with pytest.raises(SettingError, match=r"compute.engine=native: must be .*the blueprint depthwise"):
+        made(TASKS[0], engine="native")
+    assert made(TaskConfig(blueprints=["conv_light", "norm"]), engine="native").rules.engine.chosen.native
 
 
 def test_a_running_seed_without_a_kernel_is_no_empty_slot() -> None:
@@ -554,8 +554,8 @@ def test_a_host_that_is_no_plain_chain_is_refused_by_name() -> None:
     for other in others:
         assert engine.obstacle("strange", other, names).startswith("the hosts of strange are no plain chain")
         with pytest.raises(SettingError, match="the hosts of strange are no plain chain"):
-            choose_native("on", CPU, obstacle=engine.obstacle("strange", other, names))
-    choose_native("on", CPU)
+            choose_native("native", CPU, obstacle=engine.obstacle("strange", other, names))
+    choose_native("native", CPU)
 
 
 @pytest.mark.parametrize("record", ["HostShape", "Block"])

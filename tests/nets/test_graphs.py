@@ -1,5 +1,8 @@
 """Steps kept by key: the same results as steps of their own, at addresses that stay; on a GPU from CUDA graphs."""
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import pytest
@@ -7,7 +10,15 @@ import torch
 from torch import Tensor
 
 from esper_soa.errors import SettingError
-from esper_soa.nets.graphs import WARM_UPS, CapturedCall, StepCache, captured_call, decision_cache, network_cache
+from esper_soa.nets.graphs import (
+    WARM_UPS,
+    CapturedCall,
+    EmptyGraphError,
+    Recorder,
+    StepCache,
+    captured_call,
+    decision_cache,
+)
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CPU = torch.device("cpu")
@@ -52,14 +63,10 @@ def test_the_step_that_was_not_used_for_longest_is_dropped() -> None:
 
 
 def test_the_setting_is_refused_where_there_is_no_gpu() -> None:
-    for cache in (network_cache, decision_cache):
-        assert cache("off", CPU) is None
-        assert cache("auto", CPU) is None
-        with pytest.raises(SettingError, match=r"compute\.cuda_graphs"):
-            cache("on", CPU)
+    assert decision_cache("off", CPU) is None
+    assert decision_cache("auto", CPU) is None
     with pytest.raises(SettingError, match=r"compute\.cuda_graphs"):
-        network_cache("networks", CPU)
-    assert decision_cache("networks", CPU) is None
+        decision_cache("on", CPU)
 
 
 class Pair(NamedTuple):
@@ -96,3 +103,70 @@ def test_replayed_graphs_equal_plain_steps() -> None:
         wanted = plain.run_("key", Growth(start, 1.5), [0, 1, 1, 0, 1]).total.clone()
         assert torch.equal(captured.run_("key", Growth(start, 1.5), [0, 1, 1, 0, 1]).total, wanted)
     assert captured.counts == {"plain": 2 * WARM_UPS, "captured": 2, "replayed": 15 - 2 * WARM_UPS - 2}
+
+
+class Graph:
+    """Stands in for torch.cuda.CUDAGraph where there is no GPU."""
+
+    def __init__(self, happened: list[str], words: str) -> None:
+        self.happened, self.words = happened, words
+
+    def capture_begin(self, pool: str) -> None:
+        self.happened.append(f"begin in {pool}")
+
+    def capture_end(self) -> None:
+        self.happened.append("end")
+        if self.words:
+            warnings.warn(self.words, stacklevel=1)
+
+
+@pytest.fixture
+def happened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is asked of torch.cuda, in order."""
+    asked: list[str] = []
+
+    @contextmanager
+    def noted(what: object) -> Iterator[None]:
+        asked.append(f"enter {what}")
+        yield
+        asked.append(f"leave {what}")
+
+    monkeypatch.setattr(torch.cuda, "device", noted)
+    monkeypatch.setattr(torch.cuda, "stream", noted)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: "stream")
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: asked.append("wait"))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: pytest.fail("the cache of the allocator was given back"))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: Graph(asked, ""))
+    return asked
+
+
+SECOND = torch.device("cuda", 1)
+
+
+def test_work_is_captured_on_its_own_device_and_the_memory_of_the_allocator_stays(happened: list[str]) -> None:
+    recorder = Recorder(SECOND)
+    assert happened == ["enter cuda:1", "leave cuda:1"]
+    happened.clear()
+    recorder.recorded(lambda: happened.append("work"))
+    assert happened == [
+        "enter cuda:1", "wait", "enter stream", "begin in pool", "work", "end", "leave stream", "leave cuda:1"
+    ]  # fmt: skip
+
+
+def test_a_capture_ends_where_its_work_fails(happened: list[str]) -> None:
+    with pytest.raises(ZeroDivisionError):
+        Recorder(SECOND).recorded(lambda: 1 // 0)
+    assert "end" in happened
+
+
+def test_an_empty_graph_is_an_error_and_other_warnings_are_told(
+    happened: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = Recorder(SECOND)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: Graph(happened, "The CUDA Graph is empty. This usually means"))
+    with pytest.raises(EmptyGraphError, match="captured on cuda:1 is empty"):
+        recorder.recorded(lambda: None)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: Graph(happened, "something else"))
+    with pytest.warns(UserWarning, match="something else"):
+        recorder.recorded(lambda: None)

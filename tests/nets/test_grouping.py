@@ -51,12 +51,12 @@ class Validation(NamedTuple):
         return [(images.to(self.dtype), labels) for images, labels in self.feed.batches(envs, size)]
 
 
-def build(chunk: int, native: str = "off", batches: int = 1) -> World:
+def build(chunk: int, engine: str = "torch", batches: int = 1) -> World:
     settings = TrainConfig(
         envs=NUM_ENVS, steps=2, rounds=1, batch_size=BATCH, train_samples=BATCH * batches, val_samples=9,
         task=TaskConfig(), slots=["r0c0", "r0c1", "r1c1"],
         data=DataConfig(name="synthetic", synthetic_train=64, synthetic_test=32),
-        compute=ComputeConfig(workers=1, env_chunk=chunk, native=native),
+        compute=ComputeConfig(workers=1, env_chunk=chunk, engine=engine),
     )  # fmt: skip
     world, g = build_world(settings, CPU), torch.Generator().manual_seed(3)
     for rows in (world.weights["host", "params"], *(pool["params"] for pool in world.weights["seeds"].values())):
@@ -142,7 +142,7 @@ def test_what_the_others_of_a_chunk_hold_changes_no_bit() -> None:
 
 @pytest.mark.usefixtures("native")
 def test_native_networks_are_the_same_to_the_bit_however_they_are_grouped() -> None:
-    first, *others = (play(build(chunk, "on", batches=2), active_seeds(), cut=False) for chunk in (4, 3, 1))
+    first, *others = (play(build(chunk, "native", batches=2), active_seeds(), cut=False) for chunk in (4, 3, 1))
     for other in others:
         assert all(torch.equal(rows, other.steps[name]) for name, rows in first.steps.items())
         assert torch.equal(first.loss, other.loss)

@@ -23,12 +23,12 @@ ENVS = list(range(len(KINDS)))
 
 @pytest.fixture(scope="module")
 def plain() -> Measured:
-    return measured_hosts("off")
+    return measured_hosts("torch")
 
 
 @pytest.fixture(scope="module")
 def in_c() -> Measured:
-    return measured_hosts("on")
+    return measured_hosts("native")
 
 
 def assert_agrees(hosts: Measured) -> None:

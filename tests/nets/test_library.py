@@ -284,11 +284,11 @@ def test_a_compiler_that_is_none_is_named_in_one_line(tmp_path: Path, command: s
 
 def test_without_a_compiler_auto_says_so_and_on_is_an_error(tmp_path: Path) -> None:
     missing = {"CC": NO_COMPILER, "XDG_CACHE_HOME": str(tmp_path)}
-    auto, on = start(CHOOSE.format(setting="auto"), **missing), start(CHOOSE.format(setting="on"), **missing)
+    auto, on = start(CHOOSE.format(setting="auto"), **missing), start(CHOOSE.format(setting="native"), **missing)
     assert ended(auto)[1].startswith("False True plain torch, slower: no native kernels, no C compiler")
     status, _, err = ended(on)
     assert status == 1
-    assert "SettingError: compute.native=on: must be auto or off here" in err
+    assert "SettingError: compute.engine=native: must be auto or torch here" in err
     assert "install gcc or clang, or set CC" in err
 
 
@@ -332,12 +332,12 @@ def wait_until_gone(numbers: list[int]) -> None:
 
 
 def test_a_run_that_is_stopped_while_it_compiles_ends_at_once_and_leaves_nothing(tmp_path: Path) -> None:
-    cases = [("on", signal.SIGINT, 130), ("auto", signal.SIGTERM, 143)]
+    cases = [("native", signal.SIGINT, 130), ("auto", signal.SIGTERM, 143)]
     begun = []
     for setting, _, _ in cases:
         folder = tmp_path / setting
         folder.mkdir()
-        options = f"'run_dir={folder}/run', 'compute.native={setting}'"
+        options = f"'run_dir={folder}/run', 'compute.engine={setting}'"
         begun.append(start(TRAIN.format(options=options), XDG_CACHE_HOME=str(folder), CC=endless(folder)))
     for (setting, number, status), process in zip(cases, begun, strict=True):
         wait_for(tmp_path / setting / "ids", process)
@@ -443,13 +443,13 @@ def breaking(folder: Path, source: str, text: str, other: str) -> str:
 
 
 def test_a_library_that_computes_something_else_is_not_taken(tmp_path: Path) -> None:
-    both = CHOOSE.format(setting="auto") + "; choose_native('on', torch.device('cpu'))"
+    both = CHOOSE.format(setting="auto") + "; choose_native('native', torch.device('cpu'))"
     wrong = {"CC": breaking(tmp_path, *BREAKS["no momentum"]), "XDG_CACHE_HOME": str(tmp_path)}
     status, out, err = ended(start(both, **wrong))
     assert status == 1
     assert out.startswith("False True plain torch, slower: no native kernels, ")
     assert "computes host of a small network otherwise than torch, by " in out
-    assert "SettingError: compute.native=on: must be auto or off here" in err
+    assert "SettingError: compute.engine=native: must be auto or torch here" in err
     assert "otherwise than torch" in err
 
 

@@ -223,7 +223,7 @@ def test_rows_that_the_kernels_do_not_know_are_not_taken() -> None:
 def test_only_a_cpu_has_native_kernels(device: str) -> None:
     assert not choose_native("auto", torch.device(device)).native
     with pytest.raises(SettingError, match="float32 on a CPU"):
-        choose_native("on", torch.device(device))
+        choose_native("native", torch.device(device))
 
 
 @pytest.mark.parametrize("augment", [False, True])

@@ -184,7 +184,7 @@ def test_own_blueprints_are_germinated_trained_and_told_by_name() -> None:
 @pytest.mark.parametrize("names", [("grouped",), ("perceptron", "twice")])
 def test_an_env_of_many_plays_as_it_does_alone(names: tuple[str, ...]) -> None:
     """One network per forward pass, so that sums have one order: then to the bit, seeds of modules among them."""
-    compute = ComputeConfig(workers=2, env_chunk=1, native="off")
+    compute = ComputeConfig(workers=2, env_chunk=1, engine="torch")
     many, few = (build_world(settings(*names, envs=envs, compute=compute), CPU) for envs in (3, 2))
     (_, all_of_them), (_, first_two) = episode(many), episode(few)
     assert all_of_them.accuracies[:2] == first_two.accuracies
@@ -203,8 +203,8 @@ def test_parts_go_to_the_kernels_in_c_and_modules_do_not() -> None:
     chosen = build_rules(settings("twice", "grouped"), CPU).engine.chosen
     assert (chosen.native, chosen.fallback) == (False, True)
     assert chosen.reason == "plain torch, slower: no native kernels, there is none for the blueprint grouped"
-    with pytest.raises(SettingError, match="compute.native=on: must be auto or off here.*the blueprint grouped"):
-        build_rules(settings("twice", "grouped", compute=ComputeConfig(native="on")), CPU)
+    with pytest.raises(SettingError, match="compute.engine=native: must be auto or torch here.*the blueprint grouped"):
+        build_rules(settings("twice", "grouped", compute=ComputeConfig(engine="native")), CPU)
 
 
 # --- faults, told while building

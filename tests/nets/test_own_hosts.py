@@ -191,7 +191,7 @@ def test_slots_stand_behind_the_segments_that_give_features() -> None:
 @pytest.mark.parametrize("name", [*CHAINS, "uneven", "refined"])
 def test_an_env_of_many_plays_as_it_does_alone(name: str) -> None:
     """One network per forward pass, so that sums have one order: then to the bit."""
-    compute = ComputeConfig(workers=2, env_chunk=1, native="off")
+    compute = ComputeConfig(workers=2, env_chunk=1, engine="torch")
     many, few = (build_world(settings(name, envs=envs, compute=compute), CPU) for envs in (3, 2))
     all_of_them, first_two = episode(many), episode(few)
     assert all_of_them.accuracies[:2] == first_two.accuracies
@@ -225,7 +225,7 @@ def test_a_rollback_gives_weights_and_buffers_back_of_the_envs_that_ask_for_it()
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 @pytest.mark.parametrize("name", ["staged", "refined"])
 def test_hosts_are_trained_with_seeds_that_compute_in_16_bits(name: str, precision: str) -> None:
-    compute = ComputeConfig(workers=1, native="off", precision=precision)
+    compute = ComputeConfig(workers=1, engine="torch", precision=precision)
     world = build_world(settings(name, compute=compute), CPU)
     before = world.weights["host", "params"].clone()
     assert len(episode(world).accuracies) == 3
@@ -254,7 +254,7 @@ def test_the_memory_plan_knows_them(name: str) -> None:
 
 def together(name: str, native: str) -> World:
     """Hosts after two batches."""
-    compute = ComputeConfig(workers=1, native=native)
+    compute = ComputeConfig(workers=1, engine=native)
     world = build_world(settings(name, batch_size=8, train_samples=16, compute=compute), CPU)
     state = world.start_round(0)
     active, work = read_active_seeds(state.slots, state.ramp, False), world.work(0)
@@ -264,13 +264,13 @@ def together(name: str, native: str) -> World:
 
 @pytest.mark.usefixtures("native")
 def test_blocks_of_different_kernels_go_to_the_kernels_in_c_and_mean_the_same_there() -> None:
-    worlds = [together("uneven", native) for native in ("on", "off")]
+    worlds = [together("uneven", native) for native in ("native", "torch")]
     assert [world.rules.engine.chosen.native for world in worlds] == [True, False]
     for part in ("params", "momentum", "statistics"):
         ours, theirs = (world.weights["host", part] for world in worlds)
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=2e-5)
-    played = [episode(build_world(settings("uneven", compute=ComputeConfig(workers=1, native=native)), CPU))
-              for native in ("on", "off")]  # fmt: skip
+    played = [episode(build_world(settings("uneven", compute=ComputeConfig(workers=1, engine=native)), CPU))
+              for native in ("native", "torch")]  # fmt: skip
     assert len(played[0].accuracies) == 3
     reports = []
     for world in worlds:
@@ -288,8 +288,8 @@ def test_the_kernels_in_c_step_aside_for_other_segments_and_say_so(name: str, se
     assert (chosen.native, chosen.fallback) == (False, True)
     words = f"there is none for the host {name}: no blocks of the package are its segments {segments}"
     assert chosen.reason == f"plain torch, slower: no native kernels, {words}"
-    with pytest.raises(SettingError, match=f"compute.native=on: must be auto or off here.*{words}"):
-        build_rules(settings(name, compute=ComputeConfig(native="on")), CPU)
+    with pytest.raises(SettingError, match=f"compute.engine=native: must be auto or torch here.*{words}"):
+        build_rules(settings(name, compute=ComputeConfig(engine="native")), CPU)
 
 
 # --- faults, told while building

@@ -132,8 +132,8 @@ def test_a_cpu_stays_with_float32_unless_asked() -> None:
 
 def test_native_kernels_are_refused_beside_16_bits() -> None:
     cfg = tiny_settings(2, 1, 2)
-    cfg.compute = ComputeConfig(workers=1, precision="bfloat16", native="on")
-    with pytest.raises(SettingError, match=r"compute.native=on: must be auto or off here.*float32"):
+    cfg.compute = ComputeConfig(workers=1, precision="bfloat16", engine="native")
+    with pytest.raises(SettingError, match=r"compute.engine=native: must be auto or torch here.*float32"):
         build_world(cfg, CPU)
 
 

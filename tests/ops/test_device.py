@@ -9,10 +9,12 @@ from esper_soa.errors import SettingError
 from esper_soa.ops.device import (
     apply_threads,
     choose_env_chunk,
+    choose_eval_batch,
     choose_workers,
     device_name,
     layout_in_words,
     resolve_device,
+    take_device,
     usable_cores,
 )
 
@@ -120,3 +122,25 @@ def test_the_log_says_how_the_envs_are_shared_out(device: torch.device, workers:
 
 def test_a_device_has_a_name_in_words() -> None:
     assert device_name(CPU).startswith("cpu (")
+
+
+def test_no_tensor_of_a_gpu_gets_more_elements_than_its_kernels_index() -> None:
+    for device in (torch.device("cuda"), torch.device("meta")):
+        assert choose_env_chunk(0, 2**18, 32, device, elements=32 * 8192) == 8191  # (2^31 - 1) / 2^18
+        assert choose_env_chunk(8191, 2**18, 32, device, elements=32 * 8192) == 8191
+        with pytest.raises(SettingError, match=r"^compute.env_chunk=8192: must be at most 8191 here"):
+            choose_env_chunk(8192, 2**18, 32, device, elements=32 * 8192)
+        with pytest.raises(SettingError, match=r"^batch_size=1000000: must be at most 262143 with these hosts"):
+            choose_env_chunk(0, 1, 1_000_000, device, elements=1_000_000 * 8192)
+        assert choose_eval_batch(device, elements=2**28) == 7
+        assert choose_eval_batch(device, elements=2**20) == 256
+        assert choose_eval_batch(device, elements=2**31) == 1
+    assert choose_env_chunk(2**18, 2**18, 32, CPU, elements=2**31) == 2**18
+
+
+def test_the_device_of_a_run_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    take_device(torch.device("cuda", 1))
+    take_device(CPU)
+    assert taken == [torch.device("cuda", 1)]

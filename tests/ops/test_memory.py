@@ -20,7 +20,7 @@ from esper_soa.nets.snapshot import add_snapshot_
 from esper_soa.ops.memory import GIB, check_room, free_memory, naming_memory, needs
 
 CPU = torch.device("cpu")
-SMALL = ("+experiment=smoke", "rounds=1", "steps=2", "telemetry.progress=off", "compute.native=off")
+SMALL = ("+experiment=smoke", "rounds=1", "steps=2", "telemetry.progress=off", "compute.engine=torch")
 
 
 def test_the_machine_says_what_is_free() -> None:

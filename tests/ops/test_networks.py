@@ -37,7 +37,7 @@ def settings(player: str = "random", **changed: object) -> TrainConfig:
         data=DataConfig(name="synthetic", synthetic_train=32, synthetic_test=16),
         gates=GatesConfig(min_gradient_health=0.0, min_blending_steps=1),
         policy=PolicyConfig(name=player, network=NetworkConfig(hidden=8, features=8), ppo=PPOConfig(epochs=2)),
-        telemetry=TelemetryConfig(progress="off"), compute=ComputeConfig(threads=1, workers=1, native="off"),
+        telemetry=TelemetryConfig(progress="off"), compute=ComputeConfig(threads=1, workers=1, engine="torch"),
     )  # fmt: skip
     return replace(cfg, **changed)  # type: ignore[arg-type]
 

@@ -165,8 +165,8 @@ def initial_seeds(blueprint: Architecture, channels: int, keys: Tensor, multiply
     if blueprint.module is not None:
         return blueprint.module.initial_rows(channels, keys, dtype)
     table = seed_table(blueprint, channels)
-    flags = [torch.full((size,), one.cleared) for one, size in zip(table.parameters, table.sizes, strict=True)]
-    cleared = torch.cat(flags).to(keys.device)
+    parts = zip(table.parameters, table.sizes, strict=True)
+    cleared = torch.cat([torch.full((size,), one.cleared, device=keys.device) for one, size in parts])
     rows = table.initial(keys, dtype)
     return torch.where(multiply[:, None] & cleared, torch.zeros_like(rows), rows)
 

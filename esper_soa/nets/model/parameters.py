@@ -64,10 +64,9 @@ class Table(NamedTuple):
 
     def initial(self, keys: Tensor, dtype: torch.dtype) -> Tensor:
         """Fresh rows [n, total] from the random streams `keys` (int64 [n])."""
-        bounds = [torch.full((size,), p.bound) for size, p in zip(self.sizes, self.parameters, strict=True)]
-        values = [torch.full((size,), p.value) for size, p in zip(self.sizes, self.parameters, strict=True)]
-        bound = torch.cat(bounds).to(keys.device, dtype)
-        value = torch.cat(values).to(keys.device, dtype)
+        device, parts = keys.device, list(zip(self.sizes, self.parameters, strict=True))
+        bound = torch.cat([torch.full((size,), p.bound, device=device) for size, p in parts]).to(dtype)
+        value = torch.cat([torch.full((size,), p.value, device=device) for size, p in parts]).to(dtype)
         counters = torch.arange(self.total, device=keys.device)
         draws = streams.uniform(keys[:, None], counters, dtype)
         return value + bound * (2 * draws - 1)

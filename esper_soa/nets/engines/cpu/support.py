@@ -1,6 +1,6 @@
 """Says whether the native kernels compute for a run, and why; builds and proves them where they are wanted.
 
-Asked by nets/choose.py with the setting compute.native.
+Asked by nets/choose.py with the setting compute.engine.
 """
 
 import torch
@@ -11,22 +11,25 @@ from esper_soa.nets.engines.cpu.cache import NativeError
 from esper_soa.nets.engines.cpu.library import kernels
 from esper_soa.nets.engines.cpu.proof import prove
 
+NAME = "native"  # in compute.engine
+
 
 def choose_native(setting: str, device: torch.device, dtype: torch.dtype = torch.float32, obstacle: str = "") -> Choice:
     """Whether the kernels compute for networks in `dtype` on `device`.
 
-    obstacle: why the networks of this run cannot be left to them, where that is so. Raises SettingError for `on` where
-    they cannot run; `auto` then stays with torch and says why.
+    obstacle: why the networks of this run cannot be left to them, where that is so. Raises SettingError for `native`
+    where they cannot run; `auto` then stays with torch and says why. Kernels that are proven are taken without a
+    timing: what a run computes must not depend on how busy the machine was.
     """
     chosen = _weigh(setting, device, dtype, obstacle)
-    if setting == "on" and not chosen.native:
-        raise SettingError("compute.native", setting, "auto or off here", chosen.reason)
+    if setting == NAME and not chosen.native:
+        raise SettingError("compute.engine", setting, "auto or torch here", chosen.reason)
     return chosen
 
 
 def _weigh(setting: str, device: torch.device, dtype: torch.dtype, obstacle: str) -> Choice:
-    if setting == "off":
-        return Choice(False, "plain torch (compute.native=off)")
+    if setting not in ("auto", NAME):
+        return Choice(False, f"plain torch (compute.engine={setting})")
     if device.type != "cpu" or dtype != torch.float32:
         return Choice(False, f"plain torch (native kernels are for float32 on a CPU, not {dtype} on {device.type})")
     if obstacle:
@@ -35,4 +38,4 @@ def _weigh(setting: str, device: torch.device, dtype: torch.dtype, obstacle: str
         prove()
     except NativeError as error:
         return Choice(False, f"plain torch, slower: no native kernels, {error}", fallback=True)
-    return Choice(True, f"native, {kernels().words}", sha256=kernels().sha256)
+    return Choice(True, f"native, {kernels().words}", sha256=kernels().sha256, name=NAME)

@@ -3,8 +3,11 @@
 Every other engine is tested against it with plain layers. Made by nets/choose.py.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
 from tensordict import TensorDict
 from torch import Tensor
 
@@ -36,7 +39,8 @@ class TorchEngine:
         """Chunk by chunk, a backward pass for all networks of a chunk."""
         plan, lr = training_plan(active_seeds, nets.detached_stages), LearningRates.of(nets.task, lr_factor)
         job = TrainingPass(self.layers, self.steps, nets, weights, alpha, plan, feed, num_batches, lr)
-        return train_pass_(nets, alpha, job.train_chunk_)
+        with _searching(self.steps is not None):
+            return train_pass_(nets, alpha, job.train_chunk_)
 
     def validate(
         self, nets: NetsConfig, weights: TensorDict, alpha: Tensor, active_seeds: ActiveSeeds, feed: ValidationFeed
@@ -44,4 +48,20 @@ class TorchEngine:
         """Job by job, the subset rows along the batch."""
         plan = validation_plan(active_seeds, nets.detached_stages)
         job = ValidationPass(self.layers, self.steps, nets, weights, alpha, plan, feed)
-        return validation_pass(nets, alpha, active_seeds, job.measure)
+        with _searching(self.steps is not None):
+            return validation_pass(nets, alpha, active_seeds, job.measure)
+
+
+@contextmanager
+def _searching(wanted: bool) -> Iterator[None]:
+    """Within it cuDNN, where `wanted`, times its algorithms for every shape that is new.
+
+    It pays for steps that are kept, which are captured with what was found; else shapes change with the seeds.
+    """
+    cudnn = torch.backends.cudnn
+    before = cudnn.benchmark
+    cudnn.benchmark = before or wanted
+    try:
+        yield
+    finally:
+        cudnn.benchmark = before

@@ -1,0 +1,67 @@
+"""What `esper-train --check-device` prints: every engine on the shapes of a run, and the memory that the run needs.
+
+Called by command.py with checked settings. It measures anew and keeps nothing, so a run may have taken another engine.
+"""
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from esper_soa.build import trial_of
+from esper_soa.config import TrainConfig
+from esper_soa.nets.choose import Asked, tried_engines
+from esper_soa.nets.trial import Tried, quickest
+from esper_soa.ops.device import device_name, keep_freed_memory, resolve_device, take_device, threads
+from esper_soa.ops.memory import GIB, free_memory, needs
+
+MIB = 2**20
+RULE = {
+    "cpu": "compute.engine=auto takes the native kernels of a CPU wherever they are proven, whatever the times.",
+    "cuda": "compute.engine=auto takes the quickest that agrees, as found before the first run of these shapes.",
+}
+
+
+def check_device(cfg: TrainConfig, console: Console) -> None:
+    """Try the engines on the device of `cfg` and print what became of them; raises UserError where there is none."""
+    device = resolve_device(cfg.device)
+    take_device(device)
+    keep_freed_memory(device)
+    with threads(cfg.compute.threads):
+        trial = trial_of(cfg, device)
+        precision = str(trial.nets.precision).removeprefix("torch.")
+        console.print(device_name(device, trial.nets.workers, precision), highlight=False)
+        found = tried_engines(Asked(cfg.compute, device, cfg.task, trial.nets.shape), trial)
+    console.print(engine_table(found, cfg))
+    console.print(RULE[device.type], highlight=False)
+    console.print(memory_table(cfg, device))
+
+
+def engine_table(found: list[Tried], cfg: TrainConfig) -> Table:
+    """A row per engine."""
+    work = f"N={cfg.envs} B={cfg.batch_size} T={cfg.train_samples} V={cfg.val_samples}, {cfg.task.name}"
+    table = Table(title=f"engines at {work}", box=box.SIMPLE, title_justify="left")
+    for heading in ("engine", "ms per env-step", "MiB", "off torch in float32", "verdict"):
+        table.add_column(heading, justify="right" if heading in ("ms per env-step", "MiB") else "left")
+    best = quickest(found)
+    for one in found:
+        verdict = one.dropped or ("agrees, quickest" if one is best else "agrees")
+        numbers = ("", "", "") if one.dropped else (
+            f"{1e3 * one.seconds:.2f}", f"{one.memory / MIB:.0f}" if one.memory else "", f"{one.apart:.1e}"
+        )  # fmt: skip
+        table.add_row(one.name, *numbers, verdict)
+    return table
+
+
+def memory_table(cfg: TrainConfig, device: torch.device) -> Table:
+    """What the run keeps at the same time, and what is free."""
+    table = Table(title="memory, at least", box=box.SIMPLE, title_justify="left", show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    parts = sorted(needs(cfg, device), key=lambda need: -need.size)
+    for need in parts:
+        table.add_row(need.what, f"{need.size / MIB:.1f} MiB")
+    table.add_row("together", f"{sum(need.size for need in parts) / MIB:.1f} MiB")
+    free = free_memory(device)
+    table.add_row(f"free on {device}", "unknown" if free is None else f"{free / GIB:.1f} GiB")
+    return table

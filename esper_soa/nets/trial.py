@@ -1,0 +1,245 @@
+"""Tries engines on the shapes of a run before its first round: what they compute, in what time, in how much memory.
+
+A mixture of seeds of every kind and stage is trained and validated by each; torch in float32 says what is right. Given
+by choose.py, which alone knows engines, how each of them is made.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from esper_soa.errors import UserError, one_line
+from esper_soa.nets import data, pools, streams
+from esper_soa.nets.datasets import synthetic
+from esper_soa.nets.engine import Engine, NetsConfig
+from esper_soa.nets.graphs import WARM_UPS
+from esper_soa.nets.model.blueprints import blueprint_codes
+from esper_soa.nets.precision import add_loss_scales_, reset_loss_scales_
+from esper_soa.state import STATE_FLOAT
+from esper_soa.vocabulary import RUNNING_STAGES, Blend, Stage
+
+# Result by result, an engine may be as far from torch in float32 as TIMES torch itself in the precision of the run, and
+# ROUNDING more, which is what TensorFloat-32 does to a few steps: a wrong kernel is off by about 1.
+ROUNDING, TIMES = 1e-2, 2.0
+FLIPPED = 2.5  # validation images whose answer may be another by rounding
+BATCHES = 3  # training batches of a pass
+TIMED = 2  # last passes, of which the quicker counts
+PASSES = WARM_UPS + 1 + TIMED  # the one between them captures
+IMAGES = 512  # to train on
+SEED = 2**31  # of what is tried, which no run has
+# What engines, their compilers and the device may raise.
+FAULTS = (
+    ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, OSError, RuntimeError, TypeError,
+    ValueError,
+)  # fmt: skip
+
+
+class Trial(NamedTuple):
+    """What engines are tried on: networks and amounts of work of a run."""
+
+    nets: NetsConfig
+    envs: int  # N
+    batch_size: int  # B
+    train_samples: int  # T
+    val_samples: int  # V
+
+
+class Tried(NamedTuple):
+    """What became of one engine."""
+
+    name: str
+    dropped: str = ""  # why a run cannot have it; "" where it can
+    apart: float = math.nan  # from torch in float32, relative, of the worst network; see `distances`
+    seconds: float = math.nan  # of the networks' part of an env-step of all envs
+    memory: int = 0  # bytes at most, beyond the weights; 0 where the device does not say
+
+    def words(self) -> str:
+        """One clause for logs."""
+        if self.dropped:
+            return f"{self.name} is left out: {self.dropped}"
+        return f"{self.name} takes {1e3 * self.seconds:.1f} ms per env-step"
+
+
+Maker = Callable[[], Engine]
+Results = dict[str, Tensor]
+Distances = dict[str, tuple[float, float]]  # by name of a result: of the worst network, and of all in the mean
+
+
+def try_engines(
+    trial: Trial, device: torch.device, exact: Maker, torch_engine: str, makers: Mapping[str, Maker]
+) -> list[Tried]:
+    """What became of each of the engines `makers`; `exact` makes torch for float32, `torch_engine` names plain torch.
+
+    Raises UserError where the device is of no use any more after an engine has failed on it.
+    """
+    ground = _Ground(trial, device)
+    wanted, _ = ground.play(exact(), torch.float32)
+    found, rounding = [], Distances()
+    for name in (torch_engine, *(name for name in makers if name != torch_engine)):
+        one, apart = _tried(ground, name, makers[name], wanted)
+        rounding = apart if name == torch_engine else rounding
+        if not one.dropped:
+            one = one._replace(dropped=disagreement(apart, rounding))
+        found.append(one)
+        _release(device, name)
+    return found
+
+
+def quickest(found: list[Tried]) -> Tried | None:
+    """The engine that takes the least time of those that a run can have."""
+    fit = [one for one in found if not one.dropped]
+    return min(fit, key=lambda one: one.seconds) if fit else None
+
+
+def _tried(ground: "_Ground", name: str, make: Maker, wanted: Results) -> tuple[Tried, Distances]:
+    try:
+        results, cost = ground.play(make(), ground.trial.nets.precision)
+    except FAULTS as error:
+        return Tried(name, f"it fails with {type(error).__name__}: {one_line(error)}"), Distances()
+    apart = distances(results, wanted, ground.val_samples)
+    return Tried(name, "", max(max(both) for both in apart.values()), *cost), apart
+
+
+def disagreement(apart: Distances, rounding: Distances) -> str:
+    """What is further from torch in float32 than rounding explains, in words; "" where nothing is.
+
+    rounding: how far torch itself is in the precision of the run; empty where it could not say.
+    """
+    for name, both in apart.items():
+        for found, own in zip(both, rounding.get(name, (0.0, 0.0)), strict=True):
+            allowed = ROUNDING + TIMES * own
+            if not math.isfinite(found) or found > allowed:
+                return f"its {name} is {found:.1e} from torch in float32, and {allowed:.1e} is rounding"
+    return ""
+
+
+def distances(found: Results, wanted: Results, val_samples: int) -> Distances:
+    """How far apart results are, relative to the norm of a network's: of the worst network, and of all in the mean.
+
+    Accuracies count as the share of images beyond FLIPPED; other subsets than those of `wanted` are infinitely far.
+    """
+    apart = Distances()
+    for name, right in wanted.items():
+        mine = found[name].to(right.dtype)
+        if name == "subset":
+            rows = torch.where((mine == right).all(1), 0.0, math.inf)
+        elif name == "accuracy":
+            rows = ((mine - right).abs().amax(1) / 100 - FLIPPED / val_samples).clamp(min=0)
+        else:
+            mine, right = mine.reshape(mine.shape[0], -1), right.reshape(right.shape[0], -1)
+            norm = right.norm(dim=1)
+            floor = 0.1 * norm.mean() + torch.finfo(right.dtype).tiny
+            rows = (mine - right).norm(dim=1) / norm.clamp(min=floor)
+        apart[name] = float(rows.max()), float(rows.mean())
+    return apart
+
+
+class _Ground:
+    """Networks with a mixture of seeds, and images, on which every engine does the same work."""
+
+    def __init__(self, trial: Trial, device: torch.device) -> None:
+        self.trial, self.device = trial, device
+        nets, self.val_samples = trial.nets, min(trial.val_samples, trial.nets.eval_batch)
+        self.images = synthetic(IMAGES, max(self.val_samples, 1), device)
+        keys = streams.stream_keys(SEED, streams.HOST_INIT, (0,), torch.arange(trial.envs, device=device))
+        self.weights = pools.allocate(nets.shape, trial.envs, device, torch.float32)
+        pools.initialise_hosts_(self.weights, nets.shape, keys)
+        self.seeds = mixture(trial)
+        pools.claim_(self.weights, nets.shape, self.seeds, keys)
+        self.keys, self.alpha = keys, _alpha(self.seeds).to(device)
+
+    def play(self, engine: Engine, precision: torch.dtype) -> tuple[Results, tuple[float, int]]:
+        """What training and validation came to in the last pass; seconds of an env-step, and bytes."""
+        nets, trial = self.trial.nets._replace(precision=precision), self.trial
+        weights = self.weights.clone()
+        if precision == torch.float16:
+            add_loss_scales_(weights)
+        training, validation = self._feeds(engine)
+        times, reports = [], None
+        start_watching(self.device)
+        for _ in range(PASSES):
+            weights.update_(self.weights)
+            reset_loss_scales_(weights)
+            begun = now(self.device)
+            trained = engine.train_(nets, weights, self.alpha, self.seeds, training, BATCHES)
+            between = now(self.device)
+            tested = engine.validate(nets, weights, self.alpha, self.seeds, validation)
+            times.append((between - begun, now(self.device) - between))
+            reports = {"train loss": trained.loss, "validation loss": tested.loss,
+                       "accuracy": tested.accuracy, "subset": tested.subset}  # fmt: skip
+        train, validate = (min(column) for column in zip(*times[-TIMED:], strict=True))
+        seconds = train * trial.train_samples / (BATCHES * trial.batch_size)
+        seconds += validate * trial.val_samples / self.val_samples
+        leaves = {name: weights[path] for name, path in _leaves(self.weights)}
+        return leaves | (reports or {}), (seconds, watched(self.device))
+
+    def _feeds(self, engine: Engine) -> tuple[data.EnvStepBatches, data.ValidationImages]:
+        size, trial = BATCHES * self.trial.batch_size, self.trial
+        order = streams.integers(self.keys[:, None], torch.arange(size, device=self.device), IMAGES)
+        bank, dtype = data.training_bank(self.images), torch.float32
+        training = data.EnvStepBatches(bank, order, self.keys, 0, trial.batch_size, True, dtype, engine.cut)
+        seen = torch.arange(self.val_samples, device=self.device)
+        return training, data.ValidationImages(data.evaluation_bank(self.images), seen, dtype, engine.cut)
+
+
+def mixture(trial: Trial) -> pools.ActiveSeeds:
+    """Newborn seeds of the task's blueprints in all stages, blends and directions, and slots without any."""
+    draw, shape = np.random.default_rng(SEED), (trial.envs, len(trial.nets.shape.slots))
+    stage = draw.choice([*RUNNING_STAGES, Stage.EMPTY], shape)
+    running = stage != Stage.EMPTY
+    blueprint = draw.choice(blueprint_codes(list(trial.nets.task.blueprints)), shape)
+    visible = running & (stage != Stage.TRAINING)
+    return pools.ActiveSeeds(
+        running=running, stage=stage, blueprint=np.where(running, blueprint, -1),
+        blend=draw.choice([Blend.ADD, Blend.MULTIPLY, Blend.GATE], shape),
+        frozen=(stage == Stage.BLENDING) & (draw.random(shape) < 0.25), visible=visible,
+        ablated=visible & (stage != Stage.FOSSILIZED), newborn=running, fresh_momentum=running,
+    )  # fmt: skip
+
+
+def _alpha(seeds: pools.ActiveSeeds) -> Tensor:
+    """float64 [N, S]."""
+    return torch.from_numpy(np.where(seeds.visible, 0.6, 0.0)).to(STATE_FLOAT)
+
+
+def _leaves(weights: TensorDict) -> Iterator[tuple[str, tuple[str, ...]]]:
+    for path in weights.keys(include_nested=True, leaves_only=True):
+        parts = path if isinstance(path, tuple) else (path,)
+        yield ".".join(parts), parts
+
+
+def now(device: torch.device) -> float:
+    """Seconds, once the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def start_watching(device: torch.device) -> None:
+    """From here on the most memory counts."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def watched(device: torch.device) -> int:
+    """Bytes that tensors had at most since `start_watching`; 0 where the device does not say."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+
+
+def _release(device: torch.device, name: str) -> None:
+    """Give back what a tried engine had; raises UserError where it has left the device unusable."""
+    if device.type != "cuda":
+        return
+    try:
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
+    except RuntimeError as error:
+        raise UserError(
+            f"compute.engine=auto: {name} has left {device} unusable ({one_line(error)}). Give compute.engine=torch"
+        ) from error

@@ -1,0 +1,104 @@
+"""Sizes of tensors that are told before anything is built, against those that a pass makes."""
+
+import numpy as np
+import pytest
+import torch
+from tiny_world import CPU, play_state, tiny_rules, tiny_settings
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from esper_soa.build import trial_of
+from esper_soa.compose import compose_settings
+from esper_soa.config import ComputeConfig
+from esper_soa.nets.config import TaskConfig, enabled_slots
+from esper_soa.nets.engines.torch.engine import TorchEngine
+from esper_soa.nets.extent import INDEXED, activation_elements
+from esper_soa.nets.host import host_shape
+from esper_soa.nets.model.blueprints import BLUEPRINTS
+from esper_soa.nets.pools import ActiveSeeds
+from esper_soa.nets.trial import Trial, _Ground
+from esper_soa.vocabulary import Blend, Blueprint, Stage
+
+META = torch.device("meta")
+
+
+class Largest(TorchDispatchMode):
+    """The most elements of any tensor that an operator makes; views are of what is there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(
+        self, func: torch._ops.OpOverload, types: object, args: tuple = (), kwargs: dict | None = None
+    ) -> object:
+        found = func(*args, **(kwargs or {}))
+        for one in [] if func.is_view else found if isinstance(found, tuple | list) else [found]:
+            self.elements = max(self.elements, one.numel() if isinstance(one, Tensor) else 0)
+        return found
+
+
+def shape_of(task: TaskConfig, slots: list[str]) -> int:
+    return activation_elements(host_shape(task, enabled_slots(task, slots), BLUEPRINTS))
+
+
+def test_the_largest_is_that_of_the_first_block_or_the_images() -> None:
+    assert shape_of(TaskConfig(), ["r0c0"]) == 8 * 32 * 32
+    assert shape_of(TaskConfig(base_channels=1), ["r0c2"]) == 3 * 32 * 32  # the images; seeds lie in a map of 8 x 8
+    wide = host_shape(TaskConfig(), enabled_slots(TaskConfig(), ["r0c0", "r0c1", "r0c2"]), BLUEPRINTS)
+    assert activation_elements(wide, 8) == 2 * 8 * 32 * 32  # 2 rows of 8 channels, 4 of 16 and 8 of 32
+    assert activation_elements(wide, patches=True) == 9 * 8 * 32 * 32
+
+
+def grown_alike(trial: Trial, device: torch.device, blueprint: int) -> _Ground:
+    """Networks with blending seeds of one kind in all slots."""
+    ground = _Ground(trial, device)
+    full = np.ones(ground.seeds.running.shape, dtype=bool)
+    ground.seeds = ActiveSeeds(full, full * Stage.BLENDING, full * blueprint, full * Blend.ADD, ~full, full, full,
+                               ~full, ~full)  # fmt: skip
+    ground.alpha = torch.full(full.shape, 0.5, dtype=torch.float64, device=device)
+    return ground
+
+
+@pytest.mark.parametrize("batch_size", [10, 13])
+def test_a_pass_makes_no_larger_tensor(batch_size: int) -> None:
+    cfg = tiny_settings(4, 3, 4)
+    cfg.task, cfg.compute = TaskConfig(), ComputeConfig(workers=1)
+    cfg.batch_size = cfg.train_samples = batch_size
+    trial = trial_of(cfg, CPU)
+    ground = grown_alike(trial, CPU, Blueprint.CONV_LIGHT)
+    training, validation = ground._feeds(TorchEngine())
+    nets = trial.nets._replace(env_chunk=4)
+    with Largest() as trained:
+        TorchEngine().train_(nets, ground.weights, ground.alpha, ground.seeds, training, 1)
+    assert trained.elements <= 4 * batch_size * activation_elements(nets.shape)
+    with Largest() as tested:
+        TorchEngine().validate(nets, ground.weights, ground.alpha, ground.seeds, validation)
+    images = min(nets.eval_batch, ground.val_samples)
+    bound = 4 * images * activation_elements(nets.shape, 8)
+    assert bound / 4 < tested.elements <= bound
+
+
+MANY = 65_536
+
+
+def test_very_many_hosts_step_on_a_device_without_values_and_no_tensor_exceeds_its_bound() -> None:
+    cfg = compose_settings("", ["task=cifar_minimal", f"envs={MANY}", "slots=[r0c0,r0c1]", "data=synthetic"])
+    trial = trial_of(cfg, META)
+    assert trial.nets.env_chunk < MANY
+    with Largest() as made:
+        ground = grown_alike(trial, META, Blueprint.BOTTLENECK)  # 8 channels in slots of 2
+        training, validation = ground._feeds(TorchEngine())
+        engine, nets = TorchEngine(), trial.nets
+        report = engine.train_(nets, ground.weights, ground.alpha, ground.seeds, training, 1)
+        tested = engine.validate(nets, ground.weights, ground.alpha, ground.seeds, validation)
+    assert report.loss.shape == (MANY,)
+    assert tested.accuracy.shape == (MANY, 4)
+    assert INDEXED / 8 < made.elements <= INDEXED
+
+
+def test_the_env_state_of_very_many_hosts_steps_within_the_bound() -> None:
+    with Largest() as made:
+        steps = play_state(tiny_rules(3, 1, device=META), MANY, seed=0, device=META)
+        assert next(iter(steps)).result.terms.total.shape == (MANY,)
+    assert made.elements <= INDEXED

@@ -1,0 +1,48 @@
+"""The table of engines that `esper-train --check-device` prints."""
+
+import io
+from pathlib import Path
+
+from program import finished
+from rich.console import Console
+from tiny_world import tiny_settings
+
+from esper_soa.check_device import check_device, engine_table
+from esper_soa.config import TrainConfig
+from esper_soa.nets.trial import Tried
+
+
+def printed(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_every_engine_has_its_row_and_the_quickest_is_told() -> None:
+    rows = [Tried("native", "", 1e-6, 0.010), Tried("torch", "", 0.0, 0.025, 3 * 2**20), Tried("triton", "no GPU")]
+    console = Console(file=io.StringIO(), width=140)
+    console.print(engine_table(rows, TrainConfig()))
+    lines = [line.split() for line in printed(console).splitlines()]
+    assert ["native", "10.00", "1.0e-06", "agrees,", "quickest"] in lines
+    assert ["torch", "25.00", "3", "0.0e+00", "agrees"] in lines
+    assert ["triton", "no", "GPU"] in lines
+
+
+def test_a_cpu_is_checked_on_the_shapes_of_a_run() -> None:
+    console, cfg = Console(file=io.StringIO(), width=140), tiny_settings(3, 2, 4)
+    cfg.device = "cpu"
+    check_device(cfg, console)
+    shown = printed(console)
+    for words in ("cpu (", "N=3 B=", "native", "torch", "agrees, quickest", "wherever they are proven", "together"):
+        assert words in shown
+    assert "left out" not in shown
+
+
+def test_the_command_line_checks_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    done = finished("--check-device", "+experiment=smoke", "device=cpu", folder=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "cifar_impaired" in done.stdout or "cifar" in done.stdout
+    assert "free on cpu" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+    refused = finished("--check-device", "envs=0", folder=tmp_path)
+    assert refused.returncode == 2
+    assert "envs=0: must be in" in refused.stderr
