@@ -1,4 +1,4 @@
-"""The files of tables in a run folder: where they are, which rounds there are, and reading them with numpy alone.
+"""The files of tables in a run folder: where they are, which rounds there are, and reading them.
 
 Given a run folder by readers, and by the trainer where a run goes on. Needs no torch.
 """

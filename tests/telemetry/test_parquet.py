@@ -4,10 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pyarrow import parquet
 
 from esper_soa.telemetry.parquet import Known, Texts, Values, table_bytes, table_from
 from esper_soa.telemetry.schema import Column
-from esper_soa.telemetry.thrift import Reader, binary, i32, i64, several, struct
 
 COLUMNS = (
     Column("round", "int", "", ""), Column("a", "float", "", ""), Column("b", "float", "", "", nullable=True),
@@ -65,10 +65,9 @@ def test_infinity_and_nan_stand_as_they_are_where_nothing_can_be_null() -> None:
 
 @pytest.mark.parametrize("rows", ROWS)
 def test_other_programs_read_it_as_it_is(rows: int, tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow.parquet", reason="readers of others: extra query")
     values, path = made(rows), tmp_path / "table.parquet"
     path.write_bytes(table_bytes(COLUMNS, values, {"complete": "true"}))
-    arrow = pyarrow.read_table(path)
+    arrow = parquet.read_table(path)
     assert arrow.schema.metadata[b"complete"] == b"true"
     for column in COLUMNS:
         assert same(arrow[column.name].to_pylist(), plain(values[column.name])), column.name
@@ -88,7 +87,6 @@ def test_duckdb_reads_it_as_it_is(rows: int, tmp_path: Path) -> None:
 def test_polars_and_pandas_read_it_as_it_is(rows: int, tmp_path: Path) -> None:
     polars = pytest.importorskip("polars", reason="a reader of others")
     pandas = pytest.importorskip("pandas", reason="a reader of others")
-    pytest.importorskip("pyarrow", reason="pandas reads Parquet by it")
     values, path = made(rows), tmp_path / "table.parquet"
     path.write_bytes(table_bytes(COLUMNS, values, {}))
     frame, other = polars.read_parquet(path), pandas.read_parquet(path)
@@ -110,10 +108,3 @@ def test_any_cut_of_a_file_is_refused() -> None:
     for end in range(len(content)):
         with pytest.raises(ValueError):  # noqa: PT011
             table_from(content[:end], COLUMNS)
-
-
-def test_structs_come_back_as_they_were() -> None:
-    many = several([i32(number) for number in range(-20, 20)])
-    record = struct({1: i32(-7), 2: i64(2**40), 20: binary("é"), 21: many, 3: struct({1: several([])})})
-    found = Reader(record.content).struct()
-    assert found == {1: -7, 2: 2**40, 20: "é".encode(), 21: list(range(-20, 20)), 3: {1: []}}
