@@ -24,8 +24,8 @@ MAX_FILE_LINES = 450
 LAYERS = (
     ("vocabulary", "errors", "paths", "ranges", "student", "arguments", "user_cache", "registry"), ("state",),
     ("nets",), ("env",), ("agent",), ("config",),
-    ("ops",), ("build", "actions"), ("conformance",), ("controls",), ("trainer",), ("evaluation",), ("compose",),
-    ("runs", "simulator"), ("adapters",), ("train", "evaluate", "export", "command"),
+    ("ops", "telemetry"), ("report",), ("build", "actions"), ("conformance",), ("controls",), ("trainer",),
+    ("evaluation",), ("compose",), ("runs", "simulator"), ("adapters",), ("train", "evaluate", "export", "command"),
 )  # fmt: skip
 # Torch takes seconds to import, Hydra half a second: `main` hears signals first, a job imports torch once it starts.
 LATE_IMPORTS = {
