@@ -39,6 +39,7 @@ SWITCHES = ("auto", "on", "off")
 PROGRESS_STYLES = ("auto", "live", "plain", "off")
 CONTROLS = ("wait", "random", "heuristic", "schedule", "static_final", "static_large")  # see controls.py
 PROFILES = ("off", "phases", "torch")
+LEVELS = ("off", "rounds", "events", "full")  # of telemetry: each writes what those before it write, and more
 
 
 @dataclass
@@ -92,8 +93,10 @@ class AnomalyConfig:
 
 @dataclass
 class TelemetryConfig:
-    """What is shown while a run goes on."""
+    """What is shown while a run goes on, and what of it is kept."""
 
+    level: str = choice("events", LEVELS)  # rounds: a line per round and episode; events: tables too; full: all of them
+    write_interval: float = number(10.0, 0, 86_400)  # least seconds between two writings of the round in progress
     progress: str = choice("auto", PROGRESS_STYLES)  # auto: live on a terminal and plain lines elsewhere
     plain_interval: float = number(10.0, 0, 86_400)  # seconds between two plain lines
     anomaly: AnomalyConfig = field(default_factory=AnomalyConfig)

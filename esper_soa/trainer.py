@@ -63,6 +63,9 @@ from esper_soa.ops.session import Session, session
 from esper_soa.ops.telemetry import Json, MetricsWriter, keep_rounds
 from esper_soa.ops.verdict import Episode, HostScore, control_words
 from esper_soa.state import STATE_FLOAT
+from esper_soa.telemetry.recorder import NO_RECORDER, NoRecorder
+from esper_soa.telemetry.start import recorded, recording
+from esper_soa.telemetry.tables import keep_tables
 
 NEWEST = "the newest checkpoint"  # what it is called where it could not be written
 
@@ -112,6 +115,7 @@ class Run:
         self.watch = Watch(cfg.telemetry.anomaly)
         self.profile = make_profile(cfg.profile, self.device, self.folder.path)
         self.networks = Networks(self.folder, within.unwritten, cfg, self.world)
+        self.recorder: NoRecorder = NO_RECORDER
         self.done = resume.Progressed()
         self.rounds_before = 0  # that were done when this process went on
         self.written = -1  # rounds done at the newest checkpoint that this process wrote
@@ -164,7 +168,7 @@ class Run:
         """Collect and update; returns the round's line for metrics.jsonl, and its lines for episodes.jsonl."""
         begun = time.monotonic()
         self.profile.phase_ended("files")
-        played = Round(number, progress, f"round {number + 1}/{self.cfg.rounds}", self.profile)
+        played = Round(number, progress, f"round {number + 1}/{self.cfg.rounds}", self.profile, None, self.recorder)
         taught = number < self.cfg.policy.imitation.rounds
         player = self.player if taught else self.player._replace(teacher=None)
         result, rollout = play_round(self.world, player, played)
@@ -224,6 +228,7 @@ class Run:
         path = self.folder.checkpoint(self.held["progress"]["rounds_done"])
         if self.written == rounds_of(path):
             return
+        self.recorder.flush()
         with self.within.unwritten.noting(NEWEST):
             save_checkpoint(path, self.held)
             self.written = rounds_of(path)
@@ -296,6 +301,7 @@ class Run:
             rollbacks=done.seeds.get("rollbacks", 0),
             rounds_before=self.rounds_before,
             policy_init=cfg.policy.init if cfg.policy.name == "ppo" else SCRATCH,
+            telemetry=recorded(cfg.telemetry.level, self.recorder),
         )
 
 
@@ -305,8 +311,12 @@ def wants_control(cfg: TrainConfig) -> bool:
 
 
 def cut_back(folder: RunFolder, rounds: int) -> None:
-    """Bring metrics.jsonl and episodes.jsonl back to `rounds` rounds; raises UserError where they cannot be written."""
+    """Bring metrics.jsonl, episodes.jsonl and the tables back to `rounds` rounds.
+
+    Raises UserError where they cannot be written.
+    """
     try:
+        keep_tables(folder.path, rounds)
         keep_rounds(folder.episodes, rounds)
         if keep_rounds(folder.metrics, rounds) < rounds:
             LOGGER.warning("resume   metrics.jsonl lacks rounds that the checkpoint has done")
@@ -345,13 +355,15 @@ def open_run(cfg: TrainConfig, within: Session, checkpoint: Path | None, images:
 def play(job: Run, shown: Progress) -> HostScore | None:
     """All rounds that are left, each with its line and its checkpoint; returns the score of the control."""
     cfg, noting = job.cfg, job.within.unwritten.noting
-    files = {path.name: MetricsWriter(path) for path in (job.folder.episodes, job.folder.metrics)}
+    lines = (job.folder.episodes, job.folder.metrics) if cfg.telemetry.level != "off" else ()
+    files = {path.name: MetricsWriter(path) for path in lines}
     with shown as progress, ExitStack() as opened:
         for file in files.values():
             opened.enter_context(file)
+        job.recorder = opened.enter_context(recording(cfg, job.world, job.folder.path, job.within.unwritten))
         for number in range(job.done.rounds_done, cfg.rounds):
             line, played = job.one_round(number, progress)
-            for (name, file), records in zip(files.items(), (played, [line]), strict=True):
+            for (name, file), records in zip(files.items(), (played, [line]), strict=False):
                 with noting(name):
                     file.write(*records)
                     file.sync()

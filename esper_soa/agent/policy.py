@@ -263,8 +263,19 @@ class RecurrentPolicy(nn.Module):
         """Sample an action per env with view.noise, or take the likeliest where the policy is deterministic."""
         return self.decide(view.observation, view.masks, view.noise, memory)
 
+    @torch.no_grad()
+    def act_openly(self, view: View, memory: Memory) -> tuple[Decision, Memory, Tensor]:
+        """What `act` gives, and the probabilities of all choices: float32 [N, X] in HEADS order."""
+        return self.decide_openly(view.observation, view.masks, view.noise, memory)
+
     def decide(self, observation: Observation, masks: Masks, noise: Tensor, memory: Memory) -> tuple[Decision, Memory]:
         """`act` on the parts of a View that the policy looks at; noise float32 [N, 8] in HEADS order."""
+        return self.decide_openly(observation, masks, noise, memory)[:2]
+
+    def decide_openly(
+        self, observation: Observation, masks: Masks, noise: Tensor, memory: Memory
+    ) -> tuple[Decision, Memory, Tensor]:
+        """`act_openly` on the parts of a View that the policy looks at."""
         slots, features = self._encode(observation.features, observation.blueprints)
         x, memory = self.lstm.step(features, memory)
         op_log_probs = masked_log_probs(self.heads["op"](x), masks.op, self.floors["op"])
@@ -275,7 +286,7 @@ class RecurrentPolicy(nn.Module):
         slot = self._pick(slot_log_probs, noise[:, HEAD_NAMES.index("slot")])
         known = {"op": (op_log_probs, op), "slot": (slot_log_probs, slot)}
         given = torch.cat([x, encoding_of(slots, slot)], dim=-1)
-        choices, log_probs = {}, []
+        choices, log_probs, distributions = {}, [], []
         for i, (name, mask) in enumerate(legal.items()):
             if name in known:
                 distribution, choice = known[name]
@@ -284,13 +295,14 @@ class RecurrentPolicy(nn.Module):
                 choice = self._pick(distribution, noise[:, i])
             choices[name] = choice
             log_probs.append(log_prob_of(distribution, choice))
+            distributions.append(distribution)
         decision = Decision(
             action=Action.from_dict(choices, batch_size=op.shape),
             log_probs=torch.stack(log_probs, dim=-1),
             value=self.value_head(x).squeeze(-1),
             batch_size=op.shape,
         )
-        return decision, memory
+        return decision, memory, torch.cat(distributions, dim=-1).exp()
 
     def evaluate(self, rows: Row, starts: list[int], noise: Tensor) -> Evaluation:
         """Evaluate the recorded actions of whole sequences, rows [T, N], under the weights of now.
@@ -384,6 +396,12 @@ class CapturedPolicy:
     def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
         """As the policy."""
         return captured_call(self.steps, "act", self.policy.decide, view.observation, view.masks, view.noise, memory)
+
+    @torch.no_grad()
+    def act_openly(self, view: View, memory: Memory) -> tuple[Decision, Memory, Tensor]:
+        """As the policy."""
+        openly = self.policy.decide_openly
+        return captured_call(self.steps, "act openly", openly, view.observation, view.masks, view.noise, memory)
 
 
 def _last_linear(module: nn.Module) -> nn.Linear:

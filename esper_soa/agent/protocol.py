@@ -4,7 +4,7 @@ An agent looks at a View of N envs and returns one Decision per env. What it rem
 tensors with a leading env axis, which the trainer carries along and restarts where an env begins a new trajectory.
 """
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -24,6 +24,23 @@ class Agent(Protocol):
     def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
         """One legal action per env, and the memory after it. Never changes `view` or `memory`."""
         ...
+
+
+@runtime_checkable
+class Open(Protocol):
+    """An agent that can also tell how likely every choice was."""
+
+    def act_openly(self, view: View, memory: Memory) -> tuple[Decision, Memory, Tensor]:
+        """What `act` gives, and the probabilities of all choices of all heads: float32 [N, X] in HEADS order."""
+        ...
+
+
+def decide(agent: Agent, view: View, memory: Memory, openly: bool) -> tuple[Decision, Memory, Tensor | None]:
+    """What the agent does, and how likely every choice was where that is asked for (`openly`) and can be told."""
+    if openly and isinstance(agent, Open):
+        return agent.act_openly(view, memory)
+    decision, memory = agent.act(view, memory)
+    return decision, memory, None
 
 
 def restart(memory: Memory, fresh: Memory, reset: Tensor) -> Memory:

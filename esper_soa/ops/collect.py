@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from esper_soa.agent.ppo import Learner
-from esper_soa.agent.protocol import Agent, restart
+from esper_soa.agent.protocol import Agent, decide, restart
 from esper_soa.agent.rollout import Rollout, Row, new_rollout, with_teacher, write_
 from esper_soa.env.env import Env
 from esper_soa.env.observation import feature_names
@@ -18,10 +18,12 @@ from esper_soa.env.step import Observed, StepResult
 from esper_soa.env.topology import Topology
 from esper_soa.env.world import World
 from esper_soa.nets.model.blueprints import names_by_code, num_codes
-from esper_soa.ops.metrics import MetricsAccumulator, RoundResult, read_progress
+from esper_soa.ops.metrics import PROGRESS, MetricsAccumulator, RoundResult, read_progress
 from esper_soa.ops.profile import NO_PROFILE, NoProfile
 from esper_soa.ops.progress import Progress
 from esper_soa.state import Decision, View
+from esper_soa.telemetry.pack import Facts
+from esper_soa.telemetry.recorder import NO_RECORDER, NoRecorder
 
 
 class Player(NamedTuple):
@@ -40,6 +42,7 @@ class Round(NamedTuple):
     label: str = ""
     profile: NoProfile = NO_PROFILE
     topology: Topology | None = None  # seeds that stand in the hosts from the first env-step on
+    recorder: NoRecorder = NO_RECORDER  # keeps its env-steps
 
 
 class Episode:
@@ -59,17 +62,20 @@ class Episode:
             world.device, num_envs, world.flop, world.sizes.train_samples, names, own.name if own is not None else ""
         )
         self.rollout = _rollout(world, player)
-        self.arriving: Tensor | None = None  # accuracy and reward of the env-step before, on their way to the host
+        self.recorder = played.recorder
+        self.recorder.begin(played.number + 1)
+        self.arriving: Tensor | None = None  # what read_progress gave of the env-step before, on its way to the host
+        self.told = 0  # env-steps of which that was said
         self.profile.phase_ended("reset")
 
     def step_(self) -> None:
         """Play an env-step."""
         env, phase_ended, step = self.env, self.profile.phase_ended, self.env.step_number
         seen = env.observe_()
-        if self.arriving is not None:  # has arrived: observe_ waited for the device
-            self.progress.advance(env.num_envs, self.label, *self.arriving.tolist())
+        self._tell()  # what has arrived: observe_ waited for the device
         phase_ended("telemetry")
-        decision, self.memory = self.player.agent.act(seen.view, restart(self.memory, self.fresh, seen.restarted))
+        memory = restart(self.memory, self.fresh, seen.restarted)
+        decision, self.memory, probabilities = decide(self.player.agent, seen.view, memory, self.recorder.full)
         phase_ended("policy")
         result = env.apply_action_(decision.action)
         if self.rollout is not None and self.player.learner is not None:
@@ -78,9 +84,20 @@ class Episode:
             self._ask_(seen.view, seen.restarted, step)
         phase_ended("policy")
         self.metrics.add_(seen.measured, seen.observed, result)
-        self.arriving = read_progress(result.state)
+        packed = self.recorder.pack(Facts(seen, decision, result, probabilities))
+        self.arriving = read_progress(result.state, packed)
         phase_ended("telemetry")
         self.profile.env_step()
+
+    def _tell(self) -> None:
+        """Say what came of the env-step before, now that its numbers are on the host."""
+        if self.arriving is None:
+            return
+        numbers, num_envs = self.arriving.numpy(), self.env.num_envs
+        if len(numbers) > len(PROGRESS):
+            self.recorder.emit(self.told + 1, numbers[len(PROGRESS) :].reshape(num_envs, -1))
+        self.told += 1
+        self.progress.advance(num_envs, self.label, *numbers[: len(PROGRESS)].tolist())
 
     def _ask_(self, view: View, reset: Tensor, step: int) -> None:
         """Record what the teacher would do at `step`, given what it is shown and remembers; it changes nothing."""
@@ -98,8 +115,8 @@ class Episode:
             self.rollout.bootstrap.copy_(self.player.agent.act(env.after(), memory)[0].value)
         self.profile.phase_ended("policy")
         result = self.metrics.read(state, env.world.rules.reward.counts)
-        last = self.arriving.tolist() if self.arriving is not None else (float("nan"), float("nan"))
-        self.progress.advance(env.num_envs, self.label, *last)
+        self._tell()
+        self.recorder.end()
         self.profile.phase_ended("telemetry")
         return result, self.rollout
 

@@ -33,6 +33,7 @@ from esper_soa.vocabulary import BLUEPRINT_NAMES, OP_NAMES
 COUNTS = ("germinated", "blended", "fossilized", "contributing", "pruned")
 
 
+PROGRESS = ("accuracy", "reward")  # what the progress bar shows: means over envs, of the episode so far
 MEAN_OUTCOMES = ("success", "stability", "param_ratio", "compute_cost")  # fields of Outcomes
 SEED_OUTCOMES = ("germinated", "fossilized", "contributing", "pruned", "unfinished")  # those that count seeds
 
@@ -201,7 +202,9 @@ def _spread(values: Tensor) -> dict[str, float]:
     return {"mean": float(values.mean()), "min": float(values.min()), "max": float(values.max())}
 
 
-def read_progress(state: EnvState) -> Tensor:
-    """[2] on the host, not yet waited for: mean validation accuracy and mean reward of the episode so far."""
+def read_progress(state: EnvState, packed: Tensor | None = None) -> Tensor:
+    """float64 on the host, not yet waited for: the numbers of PROGRESS, and behind them those of `packed`, float64."""
     values = torch.stack([state.signals.val_accuracy.mean(), state.totals.reward.mean()])
+    if packed is not None:
+        values = torch.cat((values, packed.flatten()))
     return values.to("cpu", non_blocking=True)

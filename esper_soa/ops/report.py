@@ -5,7 +5,7 @@ Given a Summary of plain numbers by the trainer. Needs no torch.
 
 import io
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from rich import box
@@ -80,6 +80,7 @@ class Summary:
     rollbacks: int = 0  # hosts that lost their way and were put back to a snapshot, in all envs and rounds
     rounds_before: int = 0  # rounds that were done before this process went on with the run
     policy_init: str = "none"  # what the policy started from, as policy.init
+    telemetry: dict[str, Json] = field(default_factory=dict)  # level, env-steps recorded by this process, and dropped
 
     @property
     def accuracy(self) -> float:

@@ -4,23 +4,38 @@ The one place of the report that knows how they lie on disk. A run that wrote no
 run without them. Called by lanes.py. Needs no torch.
 """
 
-import re
 from pathlib import Path
 
-from esper_soa.report.tables import Cell
+import numpy as np
 
-FILE = re.compile(r"round_(\d{6,18})\.parquet")
+from esper_soa.report.tables import Cell
+from esper_soa.telemetry.tables import read_file, table_files
+
 Columns = dict[str, list[Cell]]
 
 
 def rounds_of(run: Path, table: str) -> list[int]:
     """The rounds that the run has the table of, from 1, in order."""
-    folder = run / "telemetry" / table
-    found = [FILE.fullmatch(path.name) for path in folder.iterdir()] if folder.is_dir() else []
-    return sorted(int(match[1]) for match in found if match)
+    return list(table_files(run, table))
 
 
 def read_round(run: Path, table: str, number: int) -> Columns:
-    """The columns of a table in one round; none where there is no such file."""
-    path = run / "telemetry" / table / f"round_{number:06d}.parquet"
-    return {} if not path.exists() else {}
+    """The columns of a table in one round; none where there is no such file, or none that can be read.
+
+    What is not finite is None, as JSON has no such numbers.
+    """
+    path = table_files(run, table).get(number)
+    if path is None:
+        return {}
+    try:
+        values = read_file(path, table).values
+    except (OSError, ValueError):
+        return {}
+    return {name: plain(column) for name, column in values.items() if column.ndim == 1}
+
+
+def plain(column: np.ndarray) -> list[Cell]:
+    """The values of a column [R]."""
+    if column.dtype.kind == "f":
+        return [float(value) if np.isfinite(value) else None for value in column]
+    return [value if isinstance(value, str) else None if value is None else int(value) for value in column.tolist()]

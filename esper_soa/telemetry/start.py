@@ -1,0 +1,62 @@
+"""Begins the recording of a run, and says at its end what came of it. Called by the trainer."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from esper_soa.config import TrainConfig
+from esper_soa.env.world import World
+from esper_soa.nets.model.blueprints import names_by_code
+from esper_soa.ops.files import Unwritten
+from esper_soa.ops.telemetry import Json
+from esper_soa.telemetry.recorder import NO_RECORDER, NoRecorder, Recorder
+from esper_soa.telemetry.rows import Cost, Legend
+from esper_soa.telemetry.tables import written_at
+
+
+@contextmanager
+def recording(cfg: TrainConfig, world: World, folder: Path, unwritten: Unwritten) -> Iterator[NoRecorder]:
+    """What records the rounds of a run in `folder` while the context lasts; what cannot be written is noted."""
+    telemetry = cfg.telemetry
+    if not written_at(telemetry.level):
+        yield NO_RECORDER
+        return
+    legend = legend_of(world, cfg.policy.name == "ppo")
+    recorder = Recorder(folder, legend, telemetry.level, telemetry.write_interval, unwritten)
+    try:
+        yield recorder
+    finally:
+        recorder.close()
+
+
+def legend_of(world: World, learns: bool) -> Legend:
+    """What the tables of a world's runs are read by; learns: whether its policy does."""
+    shape, counts, flop, samples = (
+        world.rules.nets.shape,
+        world.rules.reward.counts,
+        world.flop,
+        world.sizes.train_samples,
+    )
+    return Legend(
+        slots=tuple(spec.name for spec in shape.slots),
+        blueprints=names_by_code(shape.blueprints),
+        parameters=_cost(counts.host, counts.seed, counts.gate, 1),
+        train_flop=_cost(flop.host, flop.seed, flop.gate, samples),
+        learns=learns,
+        sampled_shapley=world.rules.shapley_orders is not None,
+    )
+
+
+def _cost(host: float, seed: Tensor, gate: Tensor, times: int) -> Cost:
+    """The cost of `times` as much."""
+    tables = [np.asarray(part.cpu().numpy(), np.float64) * times for part in (seed, gate)]
+    return Cost(float(host) * times, *tables)
+
+
+def recorded(level: str, recorder: NoRecorder) -> dict[str, Json]:
+    """What summary.json says of the telemetry."""
+    dropped: dict[str, Json] = {"tables": recorder.dropped} if recorder.dropped else {}
+    return {"level": level, "env_steps": recorder.env_steps, "dropped": dropped}

@@ -1,0 +1,76 @@
+"""Episodes of the state kernels alone, packed env-step by env-step as a run packs them."""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from tiny_world import CPU, EnvStep, play_state, random_numbers, tiny_rules
+
+from esper_soa.agent.distribution import head_masks
+from esper_soa.env.config import LifecycleConfig, RewardConfig
+from esper_soa.env.env import Seen
+from esper_soa.env.step import Rules
+from esper_soa.nets.model.blueprints import names_by_code
+from esper_soa.nets.model.flops import training_flop
+from esper_soa.state import Decision
+from esper_soa.telemetry.pack import Facts, pack, places
+from esper_soa.telemetry.rows import Cost, Legend, Played
+from esper_soa.vocabulary import HEAD_NAMES
+
+TRAIN_SAMPLES = 4
+BY_ITSELF = LifecycleConfig(
+    embargo_steps=2, min_prune_age=1, auto_forward_g1=True, auto_forward_g2=True, auto_forward_g3=True
+)
+
+
+class Recorded(NamedTuple):
+    """An episode as it was played and as it was packed."""
+
+    rules: Rules
+    legend: Legend
+    steps: list[EnvStep]
+    facts: list[Facts]
+    played: Played
+    numbers: np.ndarray  # [T, N, C]
+
+
+def made_legend(rules: Rules, learns: bool = True) -> Legend:
+    """The legend of hosts with these rules."""
+    shape, counts, flop = rules.nets.shape, rules.reward.counts, training_flop(rules.nets.shape, CPU)
+    return Legend(
+        slots=tuple(spec.name for spec in shape.slots),
+        blueprints=names_by_code(shape.blueprints),
+        parameters=Cost(float(counts.host), counts.seed.numpy(), counts.gate.numpy()),
+        train_flop=Cost(
+            TRAIN_SAMPLES * flop.host, TRAIN_SAMPLES * flop.seed.numpy(), TRAIN_SAMPLES * flop.gate.numpy()
+        ),
+        learns=learns,
+        sampled_shapley=rules.shapley_orders is not None,
+    )
+
+
+def facts_of(step: EnvStep, seed: int) -> Facts:
+    """An env-step as a recorder is given it, with made-up probabilities."""
+    num_envs = step.action.op.shape[0]
+    log_probs = -random_numbers(seed, 1, torch.empty(num_envs, len(HEAD_NAMES))).float()
+    value = random_numbers(seed, 2, torch.empty(num_envs)).float()
+    decision = Decision(action=step.action, log_probs=log_probs, value=value, batch_size=[num_envs])
+    restarted = torch.zeros(num_envs, dtype=torch.bool)
+    choices = torch.cat(list(head_masks(step.observed.masks, step.action.op).values()), 1)
+    likely = random_numbers(seed, 3, choices).float()
+    return Facts(Seen(step.view, step.observed, step.trusted, restarted), decision, step.result, likely)
+
+
+def record(
+    seed: int, num_envs: int = 5, num_slots: int = 3, steps: int = 60, by_itself: bool = False, learns: bool = True
+) -> Recorded:
+    """An episode of random legal play on made-up measurements, at level full."""
+    rules = tiny_rules(num_slots, steps, RewardConfig(mode="shaped"))
+    if by_itself:
+        rules = rules._replace(lifecycle=BY_ITSELF)
+    played = list(play_state(rules, num_envs, seed))
+    facts = [facts_of(step, seed * 1000 + index) for index, step in enumerate(played)]
+    numbers = np.stack([pack(one, full=True).numpy() for one in facts])
+    legend = made_legend(rules, learns)
+    where = places(num_slots, sum(legend.choices), numbers.shape[2])
+    return Recorded(rules, legend, played, facts, Played(legend, np.arange(1, steps + 1), numbers, where), numbers)

@@ -1,0 +1,143 @@
+"""Events tell every change of every slot, once, with its cause."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from recorded_world import Recorded, record
+
+from esper_soa.telemetry.happenings import events_rows
+from esper_soa.telemetry.parquet import table_bytes, table_from
+from esper_soa.telemetry.rows import slots_rows
+from esper_soa.telemetry.schema import KINDS
+from esper_soa.telemetry.tables import BY_NAME
+from esper_soa.vocabulary import STAGE_NAMES, Stage
+
+Row = dict[str, object]
+
+
+def rows_of(recorded: Recorded, name: str) -> list[Row]:
+    """The rows of a table, in order."""
+    make = {"events": events_rows, "slots": slots_rows}[name]
+    columns = BY_NAME[name].columns
+    values = table_from(table_bytes(columns, make(recorded.played, 1), {}), columns).values
+    return [
+        dict(zip(values, row, strict=True)) for row in zip(*(part.tolist() for part in values.values()), strict=True)
+    ]
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["asked", "by_itself"])
+def recorded(request: pytest.FixtureRequest) -> Recorded:
+    return record(seed=5, num_envs=6, steps=120, by_itself=request.param)
+
+
+@pytest.fixture(scope="module")
+def events(recorded: Recorded) -> list[Row]:
+    return rows_of(recorded, "events")
+
+
+def test_every_kind_and_cause_is_one_of_the_schema(events: list[Row]) -> None:
+    causes = {kind.name: set(kind.causes) for kind in KINDS}
+    for event in events:
+        assert event["cause"] in causes[str(event["kind"])], event
+
+
+def test_every_kind_happens(events: list[Row], recorded: Recorded) -> None:
+    """Else the other tests say nothing of it; a loss that diverges needs a longer history than made-up ones have."""
+    rare = {"diverging"} | ({"refused"} if recorded.rules.lifecycle.auto_forward_g1 else set())
+    assert {kind.name for kind in KINDS} - {event["kind"] for event in events} <= rare
+
+
+def test_counts_are_those_of_the_metrics(events: list[Row], recorded: Recorded) -> None:
+    totals = recorded.steps[-1].result.state.totals
+    counted = Counter((event["kind"], event["env"]) for event in events)
+    for kind, count in (("germinated", totals.germinated), ("blended", totals.blended), ("pruned", totals.pruned),
+                        ("fossilized", totals.fossilized), ("rollback", totals.rollbacks.sum(1))):  # fmt: skip
+        assert [counted[kind, env] for env in range(6)] == count.tolist(), kind
+
+
+def test_the_last_event_of_a_slot_says_where_it_stands_next(events: list[Row], recorded: Recorded) -> None:
+    """A slot changes between two env-steps just where an event says so, and goes where it says."""
+    told = {(event["step"], event["env"], event["slot"]): event for event in events if event["slot"] is not None}
+    names, changes = recorded.legend.slots, 0
+    for number, step in enumerate(recorded.steps, 1):
+        before, after = step.observed.state.slots.stage.tolist(), step.result.state.slots.stage.tolist()
+        for env, stages in enumerate(zip(before, after, strict=True)):
+            for slot, (was, now) in enumerate(zip(*stages, strict=True)):
+                event = told.get((number, env, names[slot]))
+                if was != now and {was, now} != {Stage.EMBARGOED, Stage.RESETTING}:
+                    assert event is not None, (number, env, slot)
+                    changes += 1
+                if event is not None:
+                    assert (event["stage_from"], event["stage_to"]) == (STAGE_NAMES[was], STAGE_NAMES[now])
+    assert changes > 100
+
+
+def test_gates_are_those_between_the_stages(events: list[Row]) -> None:
+    goals = {"G1": "training", "G2": "blending", "G3": "holding", "G5": "fossilized"}
+    sources = {"G1": "germinated", "G2": "training", "G3": "blending", "G5": "holding"}
+    passed = [event for event in events if event["kind"] in ("advanced", "blended", "fossilized")]
+    once = [event for event in passed if event["stage_from"] == sources[str(event["gate"])]]
+    assert len(once) > 20
+    for event in passed:
+        assert {"blended": "G2", "fossilized": "G5"}.get(str(event["kind"]), event["gate"]) == event["gate"]
+    gates_passed = Counter((one["step"], one["env"], one["slot"]) for one in passed)
+    for event in once:
+        if gates_passed[event["step"], event["env"], event["slot"]] == 1:
+            assert event["stage_to"] == goals[str(event["gate"])]
+    for event in events:
+        if event["kind"] == "refused":
+            assert event["stage_from"] == sources[str(event["gate"])]
+        elif event not in passed:
+            assert event["gate"] is None
+
+
+def test_an_action_is_the_cause_where_it_was_carried_out(events: list[Row], recorded: Recorded) -> None:
+    ops = {"germinated": 1, "retargeted": 2, "fading": 3, "pruned": 3, "fossilized": 4, "advanced": 5, "blended": 5,
+           "refused": None}  # fmt: skip
+    for event in (one for one in events if one["cause"] == "action"):
+        step = recorded.steps[int(str(event["step"])) - 1]
+        env = int(str(event["env"]))
+        asked = int(step.result.outcome.effective_op[env])
+        assert recorded.legend.slots[int(step.action.slot[env])] == event["slot"]
+        assert asked == ops[str(event["kind"])] if event["kind"] != "refused" else asked in (4, 5)
+        assert bool(step.result.outcome.success[env]) == (event["kind"] != "refused")
+
+
+def test_rollbacks_come_with_their_reason_and_cost_all_seeds_but_fossils(events: list[Row], recorded: Recorded) -> None:
+    found = [event for event in events if event["kind"] == "rollback"]
+    assert found
+    for event in found:
+        step = recorded.steps[int(str(event["step"])) - 1]
+        env = int(str(event["env"]))
+        assert int(step.before.guard.reason[env]) == 1
+        assert event["cause"] == "not_finite"
+        stages = step.before.slots.stage[env].tolist()
+        lost = [one for one in events if (one["step"], one["env"]) == (event["step"], env) and one["kind"] == "pruned"]
+        assert len(lost) == sum(stage in (2, 3, 4, 6) for stage in stages)
+        assert {one["cause"] for one in lost} <= {"rollback"}
+
+
+def test_seeds_are_numbered_in_order_of_germination_and_keep_their_number(
+    events: list[Row], recorded: Recorded
+) -> None:
+    born = {(event["env"], event["seed"]): event for event in events if event["kind"] == "germinated"}
+    germinated = recorded.steps[-1].result.state.totals.germinated
+    assert sorted(born) == [(env, number) for env in range(6) for number in range(1, int(germinated[env]) + 1)]
+    for row in rows_of(recorded, "slots"):
+        if row["stage"] == "empty":
+            assert row["seed"] is None or np.isnan(row["seed"])
+        else:
+            birth = born[row["env"], int(str(row["seed"]).removesuffix(".0"))]
+            assert (birth["slot"], birth["blueprint"]) == (row["slot"], row["blueprint"])
+            assert int(str(birth["step"])) < int(str(row["step"]))
+
+
+def test_events_are_sorted_by_env_step_and_env(events: list[Row]) -> None:
+    places = [(event["step"], event["env"]) for event in events]
+    assert places == sorted(places)
+
+
+def test_an_episode_without_events_has_an_empty_table() -> None:
+    quiet = record(seed=0, num_envs=1, steps=1)
+    assert len(rows_of(quiet, "events")) <= 1

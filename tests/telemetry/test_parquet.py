@@ -1,0 +1,119 @@
+"""Files of tables come back as they were, and other programs read the same numbers from them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from esper_soa.telemetry.parquet import Known, Texts, Values, table_bytes, table_from
+from esper_soa.telemetry.schema import Column
+from esper_soa.telemetry.thrift import Reader, binary, i32, i64, several, struct
+
+COLUMNS = (
+    Column("round", "int", "", ""), Column("a", "float", "", ""), Column("b", "float", "", "", nullable=True),
+    Column("t", "text", "", ""), Column("u", "text", "", "", nullable=True), Column("f", "bool", "", ""),
+    Column("g", "bool", "", "", nullable=True), Column("k", "int", "", "", nullable=True),
+    Column("l", "single[]", "", ""), Column("m", "bool[]", "", ""), Column("e", "single[]", "", ""),
+    Column("s", "single", "", "", nullable=True),
+)  # fmt: skip
+NAMES = ("x", "yé", "z")
+ROWS = (0, 1, 7, 8, 9, 333)
+
+
+def made(rows: int) -> dict[str, Values]:
+    random = np.random.default_rng(rows)
+    some = random.random(rows) < 0.5
+    return {
+        "round": np.arange(rows) - 3, "a": random.normal(size=rows),
+        "b": np.where(some, np.nan, random.normal(size=rows)),
+        "t": Texts(random.integers(0, 3, rows), NAMES), "u": Texts(random.integers(-1, 3, rows), NAMES),
+        "f": some, "g": Known(random.random(rows) < 0.5, some), "k": Known(random.integers(-5, 9, rows), some),
+        "l": random.normal(size=(rows, 3)).astype(np.float32), "m": random.random((rows, 5)) < 0.5,
+        "e": np.zeros((rows, 0), np.float32), "s": np.full(rows, np.nan),
+    }  # fmt: skip
+
+
+def plain(values: Values) -> list:
+    """As any reader should see them."""
+    if isinstance(values, Texts):
+        return [None if code < 0 else values.names[code] for code in values.codes]
+    if isinstance(values, Known):
+        return [value if known else None for value, known in zip(values.values.tolist(), values.known, strict=True)]
+    return [None if value != value else value for value in values.tolist()]
+
+
+def same(found: list, wanted: list) -> bool:
+    """Equal, with None for what is not a number."""
+    return [None if value is None or value != value else value for value in found] == wanted
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_a_table_comes_back_as_it_was(rows: int) -> None:
+    values = made(rows)
+    back = table_from(table_bytes(COLUMNS, values, {"complete": "true"}), COLUMNS)
+    assert back.facts == {"complete": "true"}
+    for column in COLUMNS:
+        assert same(back.values[column.name].tolist(), plain(values[column.name])), column.name
+
+
+def test_infinity_and_nan_stand_as_they_are_where_nothing_can_be_null() -> None:
+    column = Column("a", "float", "", "")
+    values = np.array([np.inf, -np.inf, np.nan, 0.1])
+    back = table_from(table_bytes([column], {"a": values}, {}), [column]).values["a"]
+    np.testing.assert_array_equal(back, values)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_other_programs_read_it_as_it_is(rows: int, tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow.parquet", reason="readers of others: extra query")
+    values, path = made(rows), tmp_path / "table.parquet"
+    path.write_bytes(table_bytes(COLUMNS, values, {"complete": "true"}))
+    arrow = pyarrow.read_table(path)
+    assert arrow.schema.metadata[b"complete"] == b"true"
+    for column in COLUMNS:
+        assert same(arrow[column.name].to_pylist(), plain(values[column.name])), column.name
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_duckdb_reads_it_as_it_is(rows: int, tmp_path: Path) -> None:
+    duckdb = pytest.importorskip("duckdb", reason="extra query")
+    values, path = made(rows), tmp_path / "table.parquet"
+    path.write_bytes(table_bytes(COLUMNS, values, {}))
+    for column in COLUMNS:
+        found = duckdb.sql(f"select \"{column.name}\" from '{path}'").fetchall()
+        assert same([row[0] for row in found], plain(values[column.name])), column.name
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_polars_and_pandas_read_it_as_it_is(rows: int, tmp_path: Path) -> None:
+    polars = pytest.importorskip("polars", reason="a reader of others")
+    pandas = pytest.importorskip("pandas", reason="a reader of others")
+    pytest.importorskip("pyarrow", reason="pandas reads Parquet by it")
+    values, path = made(rows), tmp_path / "table.parquet"
+    path.write_bytes(table_bytes(COLUMNS, values, {}))
+    frame, other = polars.read_parquet(path), pandas.read_parquet(path)
+    for column in COLUMNS:
+        assert same(frame[column.name].to_list(), plain(values[column.name])), column.name
+        if not column.is_list:
+            assert same(other[column.name].tolist(), plain(values[column.name])), column.name
+    assert len(other) == rows
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1", b"PAR1" * 4, b"PAR1" + b"\x15" * 40 + b"\x20\0\0\0PAR1"])
+def test_what_is_no_table_of_ours_is_refused(content: bytes) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011
+        table_from(content, COLUMNS)
+
+
+def test_any_cut_of_a_file_is_refused() -> None:
+    content = table_bytes(COLUMNS, made(9), {})
+    for end in range(len(content)):
+        with pytest.raises(ValueError):  # noqa: PT011
+            table_from(content[:end], COLUMNS)
+
+
+def test_structs_come_back_as_they_were() -> None:
+    many = several([i32(number) for number in range(-20, 20)])
+    record = struct({1: i32(-7), 2: i64(2**40), 20: binary("é"), 21: many, 3: struct({1: several([])})})
+    found = Reader(record.content).struct()
+    assert found == {1: -7, 2: 2**40, 20: "é".encode(), 21: list(range(-20, 20)), 3: {1: []}}

@@ -1,0 +1,193 @@
+"""A recorder keeps whole rounds in files that are whole at any time, and never holds up who hands env-steps over."""
+
+import json
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from recorded_world import Recorded, record
+
+from esper_soa.ops.files import Unwritten
+from esper_soa.telemetry import recorder as module
+from esper_soa.telemetry.recorder import Recorder
+from esper_soa.telemetry.tables import keep_tables, read_file, read_table, table_files, table_path
+
+
+@pytest.fixture(scope="module")
+def recorded() -> Recorded:
+    return record(seed=4, num_envs=2, num_slots=2, steps=6)
+
+
+def made(recorded: Recorded, folder: Path, level: str = "events", interval: float = 100.0) -> Recorder:
+    return Recorder(folder, recorded.legend, level, interval, Unwritten())
+
+
+def play(recorder: Recorder, recorded: Recorded, number: int, steps: int = 6) -> None:
+    recorder.begin(number)
+    for index in range(steps):
+        recorder.emit(index + 1, columns(recorder, recorded)[index])
+
+
+def columns(recorder: Recorder, recorded: Recorded) -> np.ndarray:
+    """What the recorder's own level packs of each env-step."""
+    packed = [recorder.pack(facts) for facts in recorded.facts]
+    return np.stack([one.numpy() for one in packed if one is not None])
+
+
+def wait_for(path: Path) -> None:
+    end = time.monotonic() + 10
+    while not path.exists():
+        assert time.monotonic() < end, path
+        time.sleep(0.01)
+
+
+def test_each_round_has_a_file_per_table_of_the_level(recorded: Recorded, tmp_path: Path) -> None:
+    for level, tables in (("events", ["events", "slots", "steps"]),
+                          ("full", ["choices", "events", "slots", "steps", "subsets"])):  # fmt: skip
+        recorder = made(recorded, tmp_path / level, level)
+        for number in (1, 2):
+            play(recorder, recorded, number)
+            recorder.end()
+        recorder.close()
+        found = sorted(path.name for path in (tmp_path / level / "telemetry").iterdir())
+        assert found == tables
+        for table in tables:
+            assert list(table_files(tmp_path / level, table)) == [1, 2]
+        assert (recorder.env_steps, recorder.dropped) == (24, 0)
+        steps = read_table(tmp_path / level, "steps")
+        assert steps["round"].tolist() == [1] * 12 + [2] * 12
+        assert read_table(tmp_path / level, "steps", rounds=[2])["round"].tolist() == [2] * 12
+
+
+def test_files_say_what_they_are_and_how_to_read_them(recorded: Recorded, tmp_path: Path) -> None:
+    recorder = made(recorded, tmp_path)
+    play(recorder, recorded, 1)
+    recorder.end()
+    recorder.close()
+    facts = read_file(table_path(tmp_path, "slots", 1), "slots").facts
+    assert (facts["table"], facts["schema"], facts["complete"]) == ("slots", "1", "true")
+    legend = json.loads(facts["legend"])
+    assert legend["slots"] == list(recorded.legend.slots)
+    assert legend["ops"][1] == "germinate"
+    assert "dropped" not in facts
+
+
+def test_what_is_flushed_is_on_the_disk(recorded: Recorded, tmp_path: Path) -> None:
+    recorder = made(recorded, tmp_path)
+    play(recorder, recorded, 1)
+    recorder.end()
+    recorder.flush()
+    assert len(read_table(tmp_path, "steps")["env"]) == 12
+    recorder.close()
+
+
+def test_a_round_in_progress_is_written_now_and_then_and_whole_at_its_end(recorded: Recorded, tmp_path: Path) -> None:
+    recorder = made(recorded, tmp_path, interval=0.0)
+    play(recorder, recorded, 1, steps=2)
+    path = table_path(tmp_path, "events", 1)
+    wait_for(path)
+    assert read_file(path, "events").facts["complete"] == "false"
+    first = read_file(table_path(tmp_path, "steps", 1), "steps").values
+    assert first["step"].tolist() in ([1, 1], [1, 1, 2, 2])
+    for index in range(2, 6):
+        recorder.emit(index + 1, columns(recorder, recorded)[index])
+    recorder.end()
+    recorder.close()
+    whole = read_file(table_path(tmp_path, "steps", 1), "steps")
+    assert whole.facts["complete"] == "true"
+    assert whole.values["step"].tolist() == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6]
+
+
+def test_a_round_that_was_cut_off_is_kept_as_far_as_it_came(recorded: Recorded, tmp_path: Path) -> None:
+    recorder = made(recorded, tmp_path)
+    play(recorder, recorded, 1, steps=3)
+    recorder.close()
+    found = read_file(table_path(tmp_path, "steps", 1), "steps")
+    assert found.facts["complete"] == "false"
+    assert found.values["step"].tolist() == [1, 1, 2, 2, 3, 3]
+
+
+def test_a_disk_that_is_slow_costs_env_steps_and_no_time(
+    recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, write = threading.Event(), module.write_bytes
+
+    def slowly(path: Path, content: bytes) -> None:
+        held.wait(20)
+        write(path, content)
+
+    monkeypatch.setattr(module, "write_bytes", slowly)
+    monkeypatch.setattr(module, "LIMIT", 4)
+    recorder = made(recorded, tmp_path)
+    play(recorder, recorded, 1, steps=1)
+    recorder.end()
+    time.sleep(0.2)
+    begun = time.monotonic()
+    play(recorder, recorded, 2)
+    assert time.monotonic() - begun < 1
+    held.set()
+    recorder.end()
+    recorder.close()
+    assert recorder.dropped == 2 * 2
+    found = read_file(table_path(tmp_path, "steps", 2), "steps")
+    assert (found.values["step"].tolist(), found.facts["dropped"]) == ([1, 1, 2, 2, 3, 3, 4, 4], "4")
+
+
+def test_what_the_disk_refuses_is_named_and_written_when_it_can_be(
+    recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, unwritten = module.write_bytes, Unwritten()
+
+    def refuse(path: Path, content: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    recorder = Recorder(tmp_path, recorded.legend, "events", 100.0, unwritten)
+    monkeypatch.setattr(module, "write_bytes", refuse)
+    play(recorder, recorded, 1)
+    recorder.end()
+    recorder.flush()
+    assert str(unwritten) == "telemetry could not be written (No space left on device)"
+    monkeypatch.setattr(module, "write_bytes", write)
+    play(recorder, recorded, 2)
+    recorder.end()
+    recorder.close()
+    assert not unwritten.reasons
+    assert list(table_files(tmp_path, "steps")) == [1, 2]
+
+
+def test_two_recorders_at_once_do_not_mix(tmp_path: Path) -> None:
+    worlds = {name: record(seed=seed, num_envs=2, num_slots=2, steps=6) for name, seed in (("one", 1), ("other", 2))}
+    recorders = {name: made(world, tmp_path / name) for name, world in worlds.items()}
+    packed = {name: columns(recorders[name], worlds[name]) for name in worlds}
+    for recorder in recorders.values():
+        recorder.begin(1)
+    for index in range(6):
+        for name, recorder in recorders.items():
+            recorder.emit(index + 1, packed[name][index])
+    for name, recorder in recorders.items():
+        recorder.end()
+        recorder.close()
+        rewards = [float(reward) for step in worlds[name].steps for reward in step.result.terms.total]
+        assert read_table(tmp_path / name, "steps")["reward"].tolist() == rewards
+
+
+def test_rounds_after_a_checkpoint_are_removed(recorded: Recorded, tmp_path: Path) -> None:
+    recorder = made(recorded, tmp_path)
+    for number in (1, 2, 3):
+        play(recorder, recorded, number)
+        recorder.end()
+    recorder.close()
+    keep_tables(tmp_path, 1)
+    assert all(list(table_files(tmp_path, table)) == [1] for table in ("steps", "slots", "events"))
+    keep_tables(tmp_path, 0)
+    assert len(read_table(tmp_path, "steps")["env"]) == 0
+
+
+def test_a_file_of_others_is_refused_by_name(tmp_path: Path) -> None:
+    path = table_path(tmp_path, "steps", 1)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"PAR1 nothing of ours PAR1")
+    with pytest.raises(ValueError, match="round_000001.parquet"):
+        read_table(tmp_path, "steps")
