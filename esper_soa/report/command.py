@@ -11,9 +11,8 @@ from esper_soa.errors import UserError
 from esper_soa.ops.console import standing_streams
 from esper_soa.ops.interrupt import stopped_at_once
 from esper_soa.paths import user_path
-from esper_soa.report.page import write_report
+from esper_soa.report.page import NAME, write_report
 
-NAME = "report.html"
 HELP = f"""\
   RUN...           run folders, or folders that hold some, as a sweep does; a run that was killed or still goes on is
                    shown as far as it is

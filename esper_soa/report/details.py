@@ -63,7 +63,7 @@ def _pairs(found: Sequence[Pair]) -> str:
     words = (
         f"Intervals of {CONFIDENCE:.0%}. Differences are paired by seed (Student's t). The probability that a run of "
         "the group ends above one of the other is Mann and Whitney's share of pairs with Newcombe's interval; p is "
-        f"their exact test, and in the last column corrected after Holm for all {len(found)} comparisons."
+        f"their exact test, and in the last column corrected after Holm for the number of comparisons, {len(found)}."
     )
     return f'<p class="about">{escape(words)}</p>{_table(titles, rows)}'
 

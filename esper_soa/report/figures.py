@@ -101,7 +101,7 @@ CURVES = (
 )  # fmt: skip
 HEALTH = (
     Curve(
-        "value_error",
+        "explained_variance",
         "Explained variance",
         "",
         "Of the returns, by the critic: 1 is perfect, 0 no better than their mean.",
@@ -192,8 +192,9 @@ def _cost(groups: Sequence[Group], name: str, title: str, cost: Axis) -> Figure:
     layers = [
         layer("rounds", line_mark(1, 0.25), **way, order={"field": "round"}),
         layer("rounds", point_mark(14, 0.35), **way, tooltip=described(RUN, ROUND, accuracy, cost)),
-        layer("hosts", host, x=x, y=y, color=color, fillOpacity=filled, stroke=color, tooltip=told),
     ]
+    if any(run.finished for group in groups for run in group.runs):
+        layers.append(layer("hosts", host, x=x, y=y, color=color, fillOpacity=filled, stroke=color, tooltip=told))
     shown = columns("run", "hosts", "host", ("accuracy", accuracy.title, 2), (cost.field, cost.title, 1))
     caption = "Hosts at the end of the rounds compared, and the way there."
     spec = chart(f"{title}, a point per host", layers, height=260)

@@ -120,7 +120,7 @@ def _lane_axis(slots: Sequence[str], rows: int) -> Spec:
     middles: list[Json] = [-(row + 0.55) for row in range(rows) if row % block >= HEAD]
     name = f"{list(slots)!r}[round(-datum.value - 0.55) % {block} - {HEAD}]"
     axis: Spec = {"values": middles, "labelExpr": name, "grid": False, "title": None, "labelOverlap": False}
-    axis["labelFontSize"] = 9.5
+    axis |= {"labelFontSize": 9.5, "tickCount": rows}
     scale: Spec = {"domain": [-rows, 0.0], "nice": False}
     return {"field": "base", "type": "quantitative", "axis": axis, "scale": scale}
 

@@ -2,7 +2,7 @@
 words and tables that stand in the page itself.
 
 Everything that comes out of a run folder is escaped: a run of somebody else's opens as safely as one's own. Called by
-command.py and by the trainer at the end of a run. Needs no torch, and vl-convert only for the program that draws.
+command.py and by end.py. Needs no torch, and vl-convert only for the program that draws.
 """
 
 import json
@@ -24,6 +24,7 @@ from esper_soa.report.sections import shown_of
 from esper_soa.report.tables import packed
 from esper_soa.report.words import state_of, tiles_of, verdict_of
 
+NAME = "report.html"  # of a report in the folder of its run
 ASSETS = files("esper_soa.report") / "assets"
 # The page runs what it holds, and can neither fetch anything nor send it anywhere.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline' 'unsafe-eval'; img-src data: blob:"
@@ -111,7 +112,11 @@ def about_run(run: RunRecord) -> str:
 
 def section_html(section: Section) -> str:
     """A section with its figures, not yet drawn."""
-    figures = "".join(figure_html(figure) for figure in section.figures)
+    narrow = [figure.id for figure in section.figures if not figure.wide]
+    alone = narrow[-1:] if len(narrow) % 2 else []  # nothing would stand beside it
+    figures = "".join(
+        figure_html(figure._replace(wide=figure.wide or figure.id in alone)) for figure in section.figures
+    )
     return (
         f'<section id="{section.id}" aria-labelledby="{section.id}-title">\n<h2 id="{section.id}-title">'
         f"{escape(section.title)}</h2>\n<p>{escape(section.words)}</p>\n"

@@ -6,9 +6,11 @@ page.py and live.py. Needs no torch.
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -19,7 +21,17 @@ from esper_soa.ops.rundir import RunFolder
 from esper_soa.paths import user_path
 
 Record = dict[str, object]
+# As ops/profile.py says them: "phases   round 2/5: training 71.2 %, state 8.1 % of 20.3 s".
+PHASES = re.compile(r"phases   round (?P<round>\d+)/\d+: (?P<shares>.+?) of (?P<seconds>[\d.]+) s$", re.MULTILINE)
+SHARE = re.compile(r"(\w[\w ]*?) ([\d.]+) %")
 DEPTH = 3  # folders below the given one in which runs are looked for: runs/<name>/<sweep>/<job>
+
+
+class Phases(NamedTuple):
+    """Where the time of a round went."""
+
+    round: int
+    seconds: dict[str, float]  # by phase
 
 
 @dataclass(frozen=True)
@@ -34,6 +46,7 @@ class RunRecord:
     rounds: list[Record] = field(default_factory=list)  # lines of metrics.jsonl
     episodes: list[Record] = field(default_factory=list)  # lines of episodes.jsonl
     summary: Record = field(default_factory=dict)  # empty where the run has not come to its end
+    phases: list[Phases] = field(default_factory=list)  # only of runs with profile=phases
 
     @property
     def planned(self) -> int:
@@ -96,6 +109,7 @@ def read_run(path: Path, label: str = "") -> RunRecord:
     return RunRecord(
         path, label or path.name, dict(flat(read_settings(folder.config))), [line for line in overrides if line],
         read_json(folder.versions), read_lines(folder.metrics), read_lines(folder.episodes), read_json(folder.summary),
+        read_phases(folder.log),
     )  # fmt: skip
 
 
@@ -109,6 +123,18 @@ def read_json(path: Path) -> Record:
     """The record in a JSON file; empty where there is none."""
     found = _parsed(_text(path))
     return found if isinstance(found, dict) else {}
+
+
+def read_phases(path: Path) -> list[Phases]:
+    """The lines of the log that tell phases; of a round that was played again after a resumption, the last."""
+    found: dict[int, Phases] = {}
+    for line in PHASES.finditer(_text(path)):
+        seconds = float(line["seconds"])
+        shares = {name: float(share) for name, share in SHARE.findall(line["shares"])}
+        found[int(line["round"])] = Phases(
+            int(line["round"]), {name: share / 100 * seconds for name, share in shares.items()}
+        )
+    return [found[number_] for number_ in sorted(found)]
 
 
 def read_settings(path: Path) -> Record:

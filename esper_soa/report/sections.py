@@ -63,6 +63,7 @@ OPS = ("Decisions", "Share of all decisions of a round, by what was carried out.
 TERMS = ("Reward terms", "Each term summed over an episode, mean over hosts; terms that stayed 0 are left out.")
 ENTROPY = ("Entropy", "Of every action head, as a share of the highest possible: 1 is chance, 0 is settled.")
 ROLLBACKS = ("Rollbacks", "Hosts put back to a snapshot, by the reason.")
+PHASES = ("Time by phase", "As profile=phases told it in the log.")
 TIMES = ("Time of a round", "Collecting env-steps, and the policy update after them.")
 
 
@@ -100,6 +101,7 @@ def tables_of(groups: Sequence[Group]) -> dict[str, Table]:
         "rollbacks": tables.without_zeros(tables.rollbacks_table(groups), "reason"),
         "governor": lanes.governor_table(runs),
         "times": tables.times_table(groups),
+        "phases": tables.phases_table(groups),
     }
 
 
@@ -201,5 +203,6 @@ def _governor_figure(found: Mapping[str, Table], choices: Sequence[Choice]) -> F
 def time_section(groups: Sequence[Group], found: Mapping[str, Table], choices: Sequence[Choice]) -> Section:
     """Where the time went."""
     bars = parts_figure(found, "times", TIMES, "phase", Axis("value", "seconds", ",.2f"), choices)
+    phases = parts_figure(found, "phases", PHASES, "phase", Axis("value", "seconds", ",.3f"), choices)
     speed = [curve(groups, SPEED)] if any(found["rounds"].get("eps", [])) else []
-    return Section("time", "Time", "How long the rounds took.", kept([bars, *speed]))
+    return Section("time", "Time", "How long the rounds took.", kept([bars, *speed, phases]))

@@ -62,7 +62,7 @@ def _round_row(group: Group, run: RunRecord, line: Record) -> Row:
         "success": _percent(number(line, "outcome", "success")),
         "stability": number(line, "outcome", "stability"),
         "rollbacks": number(line, "rollbacks", "total"),
-        "value_error": number(line, "update", "explained_variance"),
+        "explained_variance": number(line, "update", "explained_variance"),
         "kl": number(line, "update", "approx_kl"),
     }
 
@@ -132,6 +132,17 @@ def times_table(groups: Sequence[Group]) -> Table:
         {"run": run.label, "round": _round(line), "phase": phase, "value": number(line, name)}
         for _, run, line in _lines(groups)
         for phase, name in phases
+    )
+
+
+def phases_table(groups: Sequence[Group]) -> Table:
+    """A row per run, round and phase: seconds, as a run with profile=phases has told them in its log."""
+    return table_of(
+        {"run": run.label, "round": line.round, "phase": phase, "value": seconds}
+        for group in groups
+        for run in group.runs
+        for line in run.phases
+        for phase, seconds in line.seconds.items()
     )
 
 
