@@ -40,6 +40,15 @@ STAGE_INKS = (*(f"color-mix(in srgb, var(--ink) {share}%, var(--card))" for shar
 MARKS = {"germinated": "triangle-up", "blended": "triangle-right", "fossilized": "diamond", "pruned": "cross",
          "rollback": "square"}  # fmt: skip
 FATES = ("germinated", "fossilized", "pruned")
+# What is read out of a stretch of a lane.
+TOLD = (
+    "'host ' + datum.host + ', ' + datum.slot + ': ' + datum.blueprint + ', ' + datum.stage"
+    " + ', env-steps ' + datum.from + ' to ' + datum.to + ', alpha ' + format(datum.alpha, '.2f')"
+    " + (isValid(datum.contribution) ? ', contribution ' + format(datum.contribution, '+.2f') + ' points' : '')"
+)
+# With an edge in the colour of the card, painted below the letters, so that lines do not cross them.
+NAME: Spec = {"type": "text", "align": "left", "baseline": "bottom", "fontSize": 11, "fontWeight": 600, "dx": 3,
+              "stroke": "var(--card)", "strokeWidth": 4}  # fmt: skip
 TIME: Spec = {"field": "step", "type": "quantitative"}
 LANES_CAPTION = (
     "A lane per slot. Height is alpha, how much of the seed the host takes on; colour is the blueprint; the strip at "
@@ -84,13 +93,13 @@ def _lane_layers(shown: Mapping[str, Table], slots: Sequence[str], rows: int) ->
     strip: Spec = {"field": "stage", "type": "nominal", "scale": scale, "legend": legend}
     silent: Spec = {"type": "rect", "aria": False}
     return [
-        _lane({"type": "rect", "opacity": 0.17}, "full", live, **lane, color=by_colour("blueprint", blueprints)),
+        _lane({"type": "rect", "opacity": 0.17}, "full", live, **lane, color=by_colour("blueprint", blueprints),
+              description={"field": "told"}),
         _lane(silent, "top", live, **lane, color=by_colour("blueprint", blueprints)),
         _lane(silent, "foot", gone, **lane, fill=strip),
         layer("accuracies", {**line_mark(1.3), "color": MUTED}, x=TIME, y=height, detail={"field": "host"},
               tooltip=described(HOST, STEP, ACCURACY)),
-        layer("hostnames", {"type": "text", "align": "left", "baseline": "bottom", "fontSize": 11, "fontWeight": 600,
-                            "dx": 3}, x={"datum": 0}, y=height, text={"field": "words"}),
+        layer("hostnames", NAME, x={"datum": 0}, y=height, text={"field": "words"}),
         _marks(height),
     ]  # fmt: skip
 
@@ -101,6 +110,7 @@ def _lane(mark: Spec, top: str, kept: Json, **encoding: Json) -> Spec:
         {"calculate": f"datum.base + {FOOT} + {FULL} * datum.alpha", "as": "top"},
         {"calculate": f"datum.base + {FOOT} + {FULL}", "as": "full"},
         {"calculate": f"datum.base + {FOOT}", "as": "foot"},
+        {"calculate": TOLD, "as": "told"},
     ]
     return layer("lanes", mark, **encoding, y2={"field": top}) | {"transform": [*heights, kept]}
 

@@ -32,6 +32,8 @@ class Chosen(NamedTuple):
     slots: Columns
     steps: Columns
     events: Columns
+    hosts: int  # of the run
+    names: list[str]  # of the slots, in their order
 
 
 def chosen_rounds(runs: Sequence[RunRecord]) -> list[Chosen]:
@@ -39,9 +41,11 @@ def chosen_rounds(runs: Sequence[RunRecord]) -> list[Chosen]:
     found = []
     for run in runs[:MOST_RUNS]:
         for number_, name in _wanted(run, len(runs) > 1):
-            tables = [read_round(run.path, table, number_) for table in ("slots", "steps", "events")]
-            if tables[0] and tables[1]:
-                found.append(Chosen(run, number_, name, *tables))
+            slots, steps, events = (read_round(run.path, table, number_) for table in ("slots", "steps", "events"))
+            if slots and steps:
+                hosts = 1 + max(map(_int, steps["env"]), default=0)
+                names = run.slots or sorted(set(map(str, slots["slot"])))
+                found.append(Chosen(run, number_, name, slots, steps, events, hosts, names))
     return found
 
 
@@ -76,7 +80,7 @@ def lanes_table(rounds: Sequence[Chosen]) -> Table:
 
 def _stretches(one: Chosen, longest: int) -> Iterator[Row]:
     """The rows of one round; stretches of at most `longest` env-steps."""
-    columns, places = one.slots, {name: place for place, name in enumerate(_slots(one))}
+    columns, places = one.slots, {name: place for place, name in enumerate(one.names)}
     order = sorted(range(len(columns["step"])), key=lambda row: (_int(columns["env"][row]), str(columns["slot"][row]),
                                                                 _int(columns["step"][row])))  # fmt: skip
     held = [row for row in order if columns["stage"][row] in LIVE + GONE]
@@ -127,17 +131,15 @@ def _accuracies(one: Chosen, every: int) -> Iterator[Row]:
 
 def names_table(rounds: Sequence[Chosen]) -> Table:
     """A row per host: its name with the accuracy that it ended with."""
-    rows: dict[tuple[str, str, Cell], Row] = {}
-    accuracies = accuracies_table(rounds)
-    for run, name, hosts, env, accuracy in zip(
-        *(accuracies.get(field, []) for field in ("run", "round", "hosts", "host", "accuracy")), strict=True
-    ):
-        one = next(one for one in rounds if (one.run.label, one.name) == (run, name))
-        rows[one.run.label, one.name, env] = {
-            "run": run, "round": name, "hosts": hosts, "y": _place(one, _int(env))[1] + 0.95,
-            "words": f"host {env}: {accuracy:.1f} %",
-        }  # fmt: skip
-    return table_of(rows.values())
+    rows: list[Row] = []
+    for one in rounds:
+        ended = dict(zip(one.steps["env"], one.steps["accuracy"], strict=True))  # rows are in the order of env-steps
+        for env, accuracy in ended.items():
+            hosts, base = _place(one, _int(env))
+            told = f"{accuracy:.1f} %" if isinstance(accuracy, int | float) else "not finite"
+            rows.append({"run": one.run.label, "round": one.name, "hosts": hosts, "y": base + 0.95,
+                         "words": f"host {env}: {told}"})  # fmt: skip
+    return table_of(rows)
 
 
 def marks_table(rounds: Sequence[Chosen]) -> Table:
@@ -154,7 +156,7 @@ def marks_table(rounds: Sequence[Chosen]) -> Table:
 
 def _lane(one: Chosen, slot: Cell) -> float:
     """How far below the name of its host a slot's middle is; an event of the whole host stands beside the name."""
-    return _slots(one).index(str(slot)) + 0.6 if slot in _slots(one) else -0.4
+    return one.names.index(str(slot)) + 0.6 if slot in one.names else -0.4
 
 
 def governor_table(runs: Sequence[RunRecord]) -> Table:
@@ -197,14 +199,10 @@ def mean_of(column: Sequence[Cell], rows: Sequence[int]) -> float | None:
 
 def _place(one: Chosen, env: int) -> tuple[str, float]:
     """The screen that a host is shown on, and the foot of its HEAD there; lanes are 1 high."""
-    slots = len(_slots(one))
+    slots = len(one.names)
     hosts = hosts_on_screen(slots)
-    first, last = env // hosts * hosts, max((_int(env) for env in one.steps["env"]), default=0)
-    return f"{first} to {min(first + hosts - 1, last)}", -float(env % hosts * (slots + HEAD) + HEAD)
-
-
-def _slots(one: Chosen) -> list[str]:
-    return one.run.slots or sorted({str(name) for name in one.slots["slot"]})
+    first = env // hosts * hosts
+    return f"{first} to {min(first + hosts, one.hosts) - 1}", -float(env % hosts * (slots + HEAD) + HEAD)
 
 
 def _int(cell: Cell) -> int:
