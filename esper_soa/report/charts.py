@@ -69,7 +69,7 @@ def described(*axes: Axis) -> list[Json]:
 
 def across(axis: Axis, whole: bool = False, zero: bool = False) -> Spec:
     """The x channel; whole: of whole numbers."""
-    steps: Spec = {"tickMinStep": 1, "format": "d"} if whole else {"format": "~s"}
+    steps: Spec = {"tickMinStep": 1, "format": "d"} if whole else {"format": axis.form}
     scale: Spec = {"zero": zero, "nice": not whole}
     return {"field": axis.field, "type": "quantitative", "title": axis.title, "axis": steps, "scale": scale}
 
