@@ -11,6 +11,7 @@ from html import escape
 from importlib import metadata
 from importlib.resources import files
 from pathlib import Path
+from typing import NamedTuple
 
 from esper_soa.ops.files import write_text
 from esper_soa.ops.telemetry import Json
@@ -45,7 +46,7 @@ HEAD = """<!doctype html>
 <a class="skip" href="#main">Skip to the report</a>
 <header class="bar">
 <div class="brand">esper<span>_soa</span></div>
-<nav aria-label="Sections">{links}</nav>
+{live}<nav aria-label="Sections">{links}</nav>
 <div class="themes" role="group" aria-label="Colours">
 <button type="button" data-set-theme="auto" aria-pressed="true">auto</button>
 <button type="button" data-set-theme="light" aria-pressed="false">light</button>
@@ -63,24 +64,48 @@ def write_report(folders: Sequence[str], path: Path) -> None:
     write_text(path, page_of(find_runs(folders), bundle()))
 
 
+class Parts(NamedTuple):
+    """What a page shows of runs, apart from the program and style around it."""
+
+    title: str
+    links: str  # HTML
+    main: str  # HTML
+    data: str  # JSON that can stand in a script element
+
+
 def page_of(runs: Sequence[RunRecord], program: str) -> str:
     """The page; `program` is what draws its figures."""
+    return framed(parts_of(runs), f"<script>{program}</script>", POLICY)
+
+
+def parts_of(runs: Sequence[RunRecord]) -> Parts:
+    """What there is to be shown of runs."""
     groups = groups_of(runs)
     shown = shown_of(groups)
-    title = runs[0].label if len(runs) == 1 else f"{len(runs)} runs"
-    settings = details(groups)
     links = "".join(f'<a href="#{one.id}">{escape(one.title)}</a>' for one in shown.sections)
-    head = HEAD.format(policy=POLICY, title=escape(f"{title} - esper_soa"), style=_asset("page.css"),
-                       links=links + '<a href="#settings">Settings</a>')  # fmt: skip
     body = "".join(section_html(section) for section in shown.sections)
-    return (
-        f'{head}<main id="main">\n{_opening(runs)}{body}{settings}{_footer()}</main>\n'
-        f'<script type="application/json" id="report-data">{_data(shown)}</script>\n'
-        f"<script>{program}</script>\n<script>{_asset('page.js')}</script>\n</body>\n</html>\n"
+    return Parts(
+        escape(f"{runs[0].label if len(runs) == 1 else f'{len(runs)} runs'} - esper_soa"),
+        links + '<a href="#settings">Settings</a>',
+        f"\n{_opening(runs)}{body}{details(groups)}{_footer()}",
+        _data(shown),
     )
 
 
-def _asset(name: str) -> str:
+def framed(parts: Parts, program: str, policy: str, live: str = "", more: str = "") -> str:
+    """A whole page; program: the script element of what draws; policy: what it may load; live: HTML beside the
+    name; more: HTML at the end.
+    """
+    head = HEAD.format(policy=policy, title=parts.title, style=asset("page.css"), links=parts.links, live=live)
+    return (
+        f'{head}<main id="main">{parts.main}</main>\n'
+        f'<script type="application/json" id="report-data">{parts.data}</script>\n'
+        f"{program}\n<script>{asset('page.js')}</script>\n{more}</body>\n</html>\n"
+    )
+
+
+def asset(name: str) -> str:
+    """The text of a file of the page."""
     return (ASSETS / name).read_text(encoding="utf-8")
 
 

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,8 @@ import pytest
 from program import TINY, finished, started, wait_until
 from report_runs import episode, line, make_run, summary, write_lines, write_round
 
+from esper_soa.report.bundle import bundle
+from esper_soa.report.live import HOST, Server, Watched
 from esper_soa.report.page import write_report
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -169,3 +172,29 @@ def test_a_long_run_of_many_envs_is_a_small_file_that_opens_at_once(browser: syn
         opened.page.close()
     assert min(found) < MOST_SECONDS, found
     print(f"{path.stat().st_size:,} bytes, opens in {min(found):.2f} s")
+
+
+def test_a_page_of_a_run_follows_it_and_outlives_its_end(browser: sync_api.Browser, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = started(*TINY, "rounds=5000", "steps=12", "telemetry.write_interval=1", f"run_dir={run}", folder=tmp_path)
+    wait_until((run / "telemetry" / "slots" / "round_000002.parquet").exists, process)
+    with Server(Watched([str(run)]), bundle(), 0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        page = browser.new_page(viewport={"width": 1280, "height": 900})
+        said: list[str] = []
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.goto(f"http://{HOST}:{server.server_address[1]}/")
+        page.wait_for_selector(".chart[data-drawn]")
+        page.locator("#curve-accuracy summary").click()
+        rounds = page.evaluate("report.rowsOf('rounds').length")
+        page.wait_for_function(f"report.rowsOf('rounds').length > {rounds}", timeout=60_000)
+        assert page.locator("#curve-accuracy details[open] tbody tr").count() > rounds, "what was open is still open"
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        page.wait_for_timeout(5000)
+        assert "stopped, killed or still going on" in page.locator("main .state").inner_text()
+        assert said == []
+        server.shutdown()
+        page.wait_for_function("document.getElementById('live').textContent.startsWith('no answer')", timeout=60_000)
+        page.close()

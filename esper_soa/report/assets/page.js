@@ -3,9 +3,9 @@
 "use strict";
 (() => {
   const MOST_ROWS = 400; // of a table shown; the file that can be saved has all
-  const page = JSON.parse(document.getElementById("report-data").textContent);
-  const figures = new Map(page.figures.map((figure) => [figure.id, figure]));
-  const rowsByName = new Map();
+  let page = {};
+  let figures = new Map();
+  let rowsByName = new Map();
 
   function rowsOf(name) {
     if (!rowsByName.has(name)) rowsByName.set(name, expanded(page.tables[name] || {}));
@@ -52,7 +52,7 @@
     });
   }
 
-  function addChoices(figure) {
+  function addChoices(figure, kept) {
     const place = document.querySelector(`#${figure.id} .choices`);
     for (const { field, label, table, first } of figure.choices) {
       const select = document.createElement("select");
@@ -60,7 +60,9 @@
       for (const value of new Set(rowsOf(table).map((row) => row[field]))) {
         select.add(new Option(value, value, value === first, value === first));
       }
-      if (select.options.length < 2) select.hidden = true;
+      const before = kept[`${figure.id}/${field}`];
+      if ([...select.options].some((option) => option.value === before)) select.value = before;
+      select.hidden = select.options.length < 2;
       const named = document.createElement("label");
       named.append(label, select);
       named.hidden = select.hidden;
@@ -153,15 +155,36 @@
     }
   }
 
-  for (const figure of figures.values()) {
-    addChoices(figure);
-    document.querySelector(`#${figure.id} details`)?.addEventListener("toggle", () => fillTable(figure));
-    near.observe(document.getElementById(figure.id));
+  // Shows `data`; kept: what the reader had chosen, by figure and field, and which tables were open.
+  function start(data, kept = { choices: {}, open: [] }) {
+    for (const figure of figures.values()) figure.view?.finalize();
+    near.disconnect();
+    page = data;
+    figures = new Map(page.figures.map((figure) => [figure.id, figure]));
+    rowsByName = new Map();
+    for (const figure of figures.values()) {
+      addChoices(figure, kept.choices);
+      const details = document.querySelector(`#${figure.id} details`);
+      details.addEventListener("toggle", () => fillTable(figure));
+      details.open = kept.open.includes(figure.id);
+      near.observe(document.getElementById(figure.id));
+    }
+    window.report.figures = figures;
   }
+
+  // What the reader has chosen and opened.
+  const chosen = () => ({
+    choices: Object.fromEntries(
+      [...document.querySelectorAll("figure select")].map((one) => [`${one.closest("figure").id}/${one.name}`, one.value]),
+    ),
+    open: [...document.querySelectorAll("figure details[open]")].map((one) => one.closest("figure").id),
+  });
+
   for (const button of document.querySelectorAll("[data-set-theme]")) {
     button.addEventListener("click", () => theme(button.dataset.setTheme));
   }
   theme("auto");
   window.addEventListener("beforeprint", drawAll);
-  window.report = { figures, rowsOf, chosenRows, drawAll };
+  window.report = { figures, rowsOf, drawAll, start, chosen };
+  start(JSON.parse(document.getElementById("report-data").textContent));
 })();
