@@ -39,6 +39,7 @@ SWITCHES = ("auto", "on", "off")
 PROGRESS_STYLES = ("auto", "live", "plain", "off")
 CONTROLS = ("wait", "random", "heuristic", "schedule", "static_final", "static_large")  # see controls.py
 PROFILES = ("off", "phases", "torch")
+TRACKERS = ("tensorboard", "wandb", "mlflow")
 LEVELS = ("off", "rounds", "events", "full")  # of telemetry: each writes what those before it write, and more
 
 
@@ -128,6 +129,7 @@ class TrainConfig:
     # Rounds between checkpoints.
     checkpoint_every: int = number(5, 0, COUNT, note="0 = only at the end and on a signal")
     checkpoint_keep: int = number(2, 1, COUNT)  # newest checkpoints that stay, beside the best
+    track: list[str] = choices((), TRACKERS, least=0)  # trackers that are told the numbers of every round
     profile: str = choice("off", PROFILES)  # phases: where the time goes; torch: a trace of a few env-steps
     report: bool = True  # leave report.html at the end of the run, where the extra `report` is installed
     resume: str = ""  # a checkpoint or run folder to go on from; auto = the newest of this name, or of run_dir

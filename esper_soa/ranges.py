@@ -128,9 +128,12 @@ def choice(default: str, words: tuple[str, ...], own: str = "") -> str:
     return field(default=default, metadata={RULE: Choice(words, own)})
 
 
-def choices(default: Sequence[str], words: tuple[str, ...], repeated: bool = False, own: str = "") -> list[str]:
-    """A field for a list of at least one of what `choice` takes, which are different where not `repeated`."""
-    return field(default_factory=lambda: list(default), metadata={RULE: Items(Choice(words, own), 1, repeated)})
+def choices(
+    default: Sequence[str], words: tuple[str, ...], repeated: bool = False, own: str = "", least: int = 1
+) -> list[str]:
+    """A field for a list of at least `least` of what `choice` takes, which are different where not `repeated`."""
+    rule = Items(Choice(words, own), least, repeated)
+    return field(default_factory=lambda: list(default), metadata={RULE: rule})
 
 
 def numbers(default: Sequence[Setting], low: float, high: float, least: int = 1) -> list[Setting]:

@@ -7,8 +7,8 @@ update. A round that is interrupted counts for nothing: the resumed run plays it
 
 import math
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from logging import INFO, WARNING
 from pathlib import Path
@@ -67,6 +67,7 @@ from esper_soa.state import STATE_FLOAT
 from esper_soa.telemetry.recorder import NO_RECORDER, NoRecorder
 from esper_soa.telemetry.start import recorded, recording
 from esper_soa.telemetry.tables import keep_tables
+from esper_soa.telemetry.tracking import Tracked, Tracking, openers
 
 NEWEST = "the newest checkpoint"  # what it is called where it could not be written
 
@@ -117,6 +118,8 @@ class Run:
         self.profile = make_profile(cfg.profile, self.device, self.folder.path)
         self.networks = Networks(self.folder, within.unwritten, cfg, self.world)
         self.recorder: NoRecorder = NO_RECORDER
+        self.trackers = openers(cfg.track)
+        self.lacking: dict[str, int] = {}  # lines that trackers were not given, by their names
         self.done = resume.Progressed()
         self.rounds_before = 0  # that were done when this process went on
         self.written = -1  # rounds done at the newest checkpoint that this process wrote
@@ -206,6 +209,17 @@ class Run:
         done.rewards = result.rewards
         done.recent = [*done.recent, resume.Played.of(result)][-self.cfg.control_rounds :]
         self.held = self.content()
+
+    @contextmanager
+    def tracking(self) -> Iterator[Tracking]:
+        """What tells the trackers of the rounds; at its end it is known what they lack."""
+        settings = resume.flat_settings(asdict(self.cfg))
+        opened = Tracking(self.trackers, Tracked(self.folder.path, self.cfg.name, settings, self.done.rounds_done))
+        try:
+            yield opened
+        finally:
+            opened.close()
+            self.lacking = opened.dropped
 
     def pareto(self) -> Pareto:
         """The trade-offs that the run has found so far."""
@@ -302,7 +316,7 @@ class Run:
             rollbacks=done.seeds.get("rollbacks", 0),
             rounds_before=self.rounds_before,
             policy_init=cfg.policy.init if cfg.policy.name == "ppo" else SCRATCH,
-            telemetry=recorded(cfg.telemetry.level, self.recorder),
+            telemetry=recorded(cfg.telemetry.level, self.recorder, self.lacking),
         )
 
 
@@ -362,8 +376,10 @@ def play(job: Run, shown: Progress) -> HostScore | None:
         for file in files.values():
             opened.enter_context(file)
         job.recorder = opened.enter_context(recording(cfg, job.world, job.folder.path, job.within.unwritten))
+        tracking = opened.enter_context(job.tracking())
         for number in range(job.done.rounds_done, cfg.rounds):
             line, played = job.one_round(number, progress)
+            tracking.log(line)
             for (name, file), records in zip(files.items(), (played, [line]), strict=False):
                 with noting(name):
                     file.write(*records)

@@ -25,12 +25,13 @@ LAYERS = (
     ("vocabulary", "errors", "paths", "ranges", "student", "arguments", "user_cache", "registry"), ("state",),
     ("nets",), ("env",), ("agent",), ("config",),
     ("ops", "telemetry"), ("report",), ("build", "actions"), ("conformance",), ("controls",), ("trainer",),
-    ("evaluation",), ("compose",), ("runs", "simulator"), ("adapters",), ("train", "evaluate", "export", "command"),
+    ("evaluation",), ("compose",), ("runs", "simulator"), ("adapters",),
+    ("train", "evaluate", "export", "query", "command"),
 )  # fmt: skip
 # Torch takes seconds to import, Hydra half a second: `main` hears signals first, a job imports torch once it starts.
 LATE_IMPORTS = {
     ("train.py", "main"), ("train.py", "__call__"), ("evaluate.py", "main"), ("command.py", "play_training"),
-    ("command.py", "play_evaluation"), ("export.py", "export"),
+    ("command.py", "play_evaluation"), ("export.py", "export"), ("query.py", "ask"),
 }  # fmt: skip
 
 # What an engine is made of is the business of that engine and of whoever chooses between them.

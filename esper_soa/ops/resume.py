@@ -26,8 +26,9 @@ from esper_soa.state import STATE_FLOAT
 # What may be another value in the run that goes on; a name with a dot at the end stands for all settings under it.
 # data.name and data.root may, as the images themselves are compared.
 MAY_CHANGE = (
-    "name", "device", "run_dir", "rounds", "control", "checkpoint_every", "checkpoint_keep", "profile", "report",
-    "resume", "compute.workers", "compute.threads", "compute.env_chunk", "compute.compile",
+    "name", "device", "run_dir", "rounds", "control", "checkpoint_every", "checkpoint_keep", "profile",
+    "report", "resume", "track", "compute.workers", "compute.threads", "compute.env_chunk",
+    "compute.compile",
     "compute.native", "compute.cuda_graphs", "compute.triton", "compute.convolutions", "telemetry.", "data.name",
     "data.root",
 )  # fmt: skip

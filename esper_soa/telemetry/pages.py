@@ -1,7 +1,7 @@
-"""Makes the tables of docs/telemetry.md from those in code: `python -m esper_soa.telemetry.pages docs`.
+"""Makes the tables of pages in docs/ from those in code: `python -m esper_soa.telemetry.pages docs`.
 
 A page is prose with blocks between `<!-- NAME -->` and `<!-- end -->`; the blocks of known names are replaced, and the
-prose is left alone. A test holds page and code equal. Needs no torch.
+prose is left alone. A test holds page and code equal.
 """
 
 import re
@@ -9,8 +9,11 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from esper_soa.telemetry.metrics import SECTIONS, Metric
 from esper_soa.telemetry.schema import KEYS, KINDS, TABLES, TYPES, Column
+from esper_soa.telemetry.views import VIEWS
 
+PAGES = ("telemetry.md", "queries.md", "metrics.md")
 BLOCK = re.compile(r"<!-- (?P<name>[a-z. ]+) -->\n.*?<!-- end -->", re.DOTALL)
 
 
@@ -43,9 +46,23 @@ def tables_table() -> str:
     return table(("table", "from level", "a row is"), [(f"`{one.name}`", f"`{one.level}`", one.row) for one in TABLES])
 
 
+def views_table() -> str:
+    """The views that can be asked, with the questions that they answer."""
+    return table(("view", "question"), [(f"`{view.name}`", view.question) for view in VIEWS])
+
+
+def metrics_table(metrics: Iterable[Metric]) -> str:
+    """Numbers with how to read them."""
+    return table(
+        ("name", "unit", "formula", "normal", "where it is not"),
+        [(f"`{one.name}`", one.unit or "-", one.formula, one.normal or "-", one.remedy) for one in metrics],
+    )
+
+
 def blocks() -> dict[str, str]:
     """What stands in each block."""
-    found = {"tables": tables_table(), "kinds": kinds_table(), "keys": columns_table(KEYS)}
+    found = {"tables": tables_table(), "kinds": kinds_table(), "keys": columns_table(KEYS), "views": views_table()}
+    found |= {name: metrics_table(metrics) for name, metrics in SECTIONS.items()}
     return found | {f"columns {one.name}": columns_table(one.columns[len(KEYS) :]) for one in TABLES}
 
 
@@ -57,8 +74,9 @@ def filled(page: str) -> str:
 
 def main(folder: str) -> None:
     """Bring the pages in `folder` up to date."""
-    path = Path(folder) / "telemetry.md"
-    path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")
+    for name in PAGES:
+        path = Path(folder) / name
+        path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Begins the recording of a run, and says at its end what came of it. Called by the trainer."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -56,7 +56,7 @@ def _cost(host: float, seed: Tensor, gate: Tensor, times: int) -> Cost:
     return Cost(float(host) * times, *tables)
 
 
-def recorded(level: str, recorder: NoRecorder) -> dict[str, Json]:
-    """What summary.json says of the telemetry."""
-    dropped: dict[str, Json] = {"tables": recorder.dropped} if recorder.dropped else {}
-    return {"level": level, "env_steps": recorder.env_steps, "dropped": dropped}
+def recorded(level: str, recorder: NoRecorder, lacking: Mapping[str, int]) -> dict[str, Json]:
+    """What summary.json says of the telemetry; lacking: lines that trackers were not given, by their names."""
+    dropped = {"tables": recorder.dropped} if recorder.dropped else {}
+    return {"level": level, "env_steps": recorder.env_steps, "dropped": dropped | dict(lacking)}

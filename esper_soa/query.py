@@ -1,0 +1,110 @@
+"""The command line that asks runs in SQL: `esper-query RUN "select round, accuracy from batch_epochs"`.
+
+Also `python -m esper_soa.query`. Exit status: 0 done, 1 a question that the runs cannot answer, 2 a mistake that we
+found before it was asked.
+"""
+
+import argparse
+import csv
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from esper_soa.errors import UserError, check
+from esper_soa.ops.console import standing_streams
+from esper_soa.ops.interrupt import importing, stopped_at_once
+from esper_soa.paths import user_path
+
+SETTINGS = {"format": "table", "limit": "50"}  # and what they are where they are not given
+FORMATS = ("table", "csv", "json")
+HELP = """\
+  RUN           one or more run folders; a sweep's are its subfolders
+  "select ..."  the question; without one, the views are listed with what they answer
+  format=table  table, csv, or json (a line per row)
+  limit=50      most rows of a table; csv and json have them all
+
+  esper-query runs/cifar_3seed/2026-01-31_12-00-00 "select blueprint, fate, count(*) from seed_lifecycle group by all"
+
+Needs DuckDB: pip install 'esper-soa[query]'. docs/queries.md has ten questions with their answers.
+"""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; ends the interpreter with its status where that is not 0."""
+    parser = argparse.ArgumentParser(
+        "esper-query", 'esper-query RUN... ["select ..."] [format=table] [limit=50]', "Ask runs in SQL.", HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("words", nargs="+", help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    with standing_streams(), stopped_at_once():
+        try:
+            sys.exit(ask(given.words))
+        except (UserError, ImportError) as error:
+            print(f"error: {error}", file=sys.stderr)
+            sys.exit(2)
+
+
+def ask(words: Sequence[str]) -> int:
+    """Answer the question among `words`, or list the views; returns the exit status."""
+    settings = SETTINGS | {name: value for name, sign, value in map(_setting, words) if sign}
+    check(settings["format"] in FORMATS, "format", settings["format"], f"one of {', '.join(FORMATS)}")
+    check(settings["limit"].isdecimal(), "limit", settings["limit"], "a number of rows")
+    places = [word for word in words if not _setting(word)[1]]
+    question = places.pop() if places and not Path(places[-1]).expanduser().is_dir() and " " in places[-1] else ""
+    folders = [user_path("RUN", place) for place in places]
+    check(bool(folders), "RUN", "''", "a run folder")
+    with importing():
+        from esper_soa.telemetry.database import QueryError, open_database
+        from esper_soa.telemetry.views import VIEWS
+    database = open_database(folders)
+    if not question:
+        show([(view.name, view.question) for view in VIEWS], ("view", "question"), settings)
+        return 0
+    try:
+        answer = database.execute(question)
+        show(answer.fetchall(), [column[0] for column in answer.description or ()], settings)
+    except QueryError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _setting(word: str) -> tuple[str, str, str]:
+    """A word as name, "=" and value; the sign is empty where it is none of SETTINGS."""
+    name, sign, value = word.partition("=")
+    return (name, sign, value) if name in SETTINGS else (word, "", "")
+
+
+def show(rows: Sequence[Sequence[object]], columns: Sequence[str], settings: dict[str, str]) -> None:
+    """Print rows as the settings ask for it."""
+    if settings["format"] == "csv":
+        writer = csv.writer(sys.stdout)
+        writer.writerows([columns, *rows])
+        return
+    if settings["format"] == "json":
+        for row in rows:
+            print(json.dumps(dict(zip(columns, row, strict=True)), default=str))
+        return
+    table, most = Table(box=box.SIMPLE_HEAD), int(settings["limit"])
+    for name in columns:
+        table.add_column(name, overflow="fold")
+    for row in rows[:most]:
+        table.add_row(*(_cell(value) for value in row))
+    Console().print(table)
+    if len(rows) > most:
+        print(f"{len(rows) - most} rows more: limit={len(rows)} shows all")
+
+
+def _cell(value: object) -> str:
+    """A value of a table."""
+    return f"{value:.6g}" if isinstance(value, float) else "" if value is None else str(value)
+
+
+if __name__ == "__main__":
+    main()

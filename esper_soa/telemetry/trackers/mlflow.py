@@ -1,0 +1,44 @@
+"""MLflow: a run in the experiment `esper_soa`, at MLFLOW_TRACKING_URI, or else in `mlflow.db` of the run folder."""
+
+import os
+import time
+from collections.abc import Mapping
+
+try:
+    from mlflow import MlflowClient
+    from mlflow.entities import Metric, Param
+except ImportError as error:
+    raise ImportError("track=[mlflow] needs MLflow: pip install 'esper-soa[mlflow]'") from error
+
+from esper_soa.telemetry.tracking import Tracked
+
+EXPERIMENT = "esper_soa"
+AT_ONCE = 100  # settings in one call, at most
+LONGEST = 500  # characters of a setting
+
+
+class MLflow:
+    """A run there."""
+
+    def __init__(self, tracked: Tracked) -> None:
+        self._client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{tracked.folder}/mlflow.db")
+        found = self._client.get_experiment_by_name(EXPERIMENT)
+        experiment = found.experiment_id if found is not None else self._client.create_experiment(EXPERIMENT)
+        self._run = self._client.create_run(experiment, run_name=f"{tracked.name} {tracked.folder.name}").info.run_id
+        settings = [Param(name, str(value)[:LONGEST]) for name, value in tracked.settings.items()]
+        for start in range(0, len(settings), AT_ONCE):
+            self._client.log_batch(self._run, params=settings[start : start + AT_ONCE])
+
+    def log(self, number: int, numbers: Mapping[str, float]) -> None:
+        """The numbers of round `number`."""
+        now = int(1000 * time.time())
+        self._client.log_batch(self._run, [Metric(name, value, now, number) for name, value in numbers.items()])
+
+    def finish(self) -> None:
+        """End the run."""
+        self._client.set_terminated(self._run)
+
+
+def open_tracker(tracked: Tracked) -> MLflow:
+    """The tracker of a run."""
+    return MLflow(tracked)

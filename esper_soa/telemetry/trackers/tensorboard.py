@@ -1,0 +1,33 @@
+"""TensorBoard: an event file in the folder `tensorboard` of the run. `tensorboard --logdir runs` shows all runs."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+try:
+    from torch.utils.tensorboard import SummaryWriter
+except ImportError as error:
+    raise ImportError("track=[tensorboard] needs TensorBoard: pip install 'esper-soa[tensorboard]'") from error
+
+from esper_soa.telemetry.tracking import Tracked
+
+
+class TensorBoard:
+    """The event file of a run."""
+
+    def __init__(self, tracked: Tracked) -> None:
+        self._writer = SummaryWriter(str(Path(tracked.folder, "tensorboard")), purge_step=tracked.rounds_done + 1)
+
+    def log(self, number: int, numbers: Mapping[str, float]) -> None:
+        """The numbers of round `number`."""
+        for name, value in numbers.items():
+            self._writer.add_scalar(name, value, number)
+        self._writer.flush()
+
+    def finish(self) -> None:
+        """Close the file."""
+        self._writer.close()
+
+
+def open_tracker(tracked: Tracked) -> TensorBoard:
+    """The tracker of a run."""
+    return TensorBoard(tracked)

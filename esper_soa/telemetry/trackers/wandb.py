@@ -1,0 +1,38 @@
+"""Weights & Biases: a run of its own per run of ours, in the project `esper_soa` unless WANDB_PROJECT says otherwise.
+
+WANDB_MODE=offline keeps everything in the run folder, for `wandb sync`; without it, `wandb login` comes first.
+"""
+
+import os
+from collections.abc import Mapping
+
+try:
+    import wandb
+except ImportError as error:
+    raise ImportError("track=[wandb] needs Weights & Biases: pip install 'esper-soa[wandb]'") from error
+
+from esper_soa.telemetry.tracking import Tracked
+
+
+class WeightsAndBiases:
+    """A run there."""
+
+    def __init__(self, tracked: Tracked) -> None:
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "esper_soa"), name=f"{tracked.name} {tracked.folder.name}",
+            dir=str(tracked.folder), config=dict(tracked.settings), reinit="create_new",
+            settings=wandb.Settings(silent=True, console="off"),
+        )  # fmt: skip
+
+    def log(self, number: int, numbers: Mapping[str, float]) -> None:
+        """The numbers of round `number`."""
+        self._run.log(dict(numbers), step=number)
+
+    def finish(self) -> None:
+        """End the run, so that the next job of a sweep has one of its own."""
+        self._run.finish()
+
+
+def open_tracker(tracked: Tracked) -> WeightsAndBiases:
+    """The tracker of a run."""
+    return WeightsAndBiases(tracked)

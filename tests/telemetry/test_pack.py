@@ -1,0 +1,90 @@
+"""Packing waits for nothing, and a recorded round reads the device no more often than another."""
+
+import io
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from recorded_world import facts_of, made_legend
+from rich.console import Console
+from tiny_world import CPU, play_state, tiny_rules, tiny_settings, tiny_world
+
+from benchmarks.sync_guard import SyncGuard
+from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
+from esper_soa.agent.policy import RecurrentPolicy
+from esper_soa.agent.ppo import Learner
+from esper_soa.agent.scripted import RandomPolicy
+from esper_soa.nets.config import enabled_slots
+from esper_soa.ops.collect import Player, Round, play_round
+from esper_soa.ops.files import Unwritten
+from esper_soa.ops.progress import Progress
+from esper_soa.telemetry.pack import (
+    ENV_CODES,
+    ENV_FLAGS,
+    ENV_NUMBERS,
+    SLOT_CODES,
+    SLOT_FLAGS,
+    SLOT_NUMBERS,
+    pack,
+    places,
+)
+from esper_soa.telemetry.recorder import Recorder
+from esper_soa.telemetry.tables import read_table
+
+READS = ("read_active_seeds", "read_progress")
+ROUND_END = ("MetricsAccumulator", "_on_host", "episode_records", "blueprint_record", "_spread")
+STEPS, ENVS, SLOTS = 6, 3, 2
+
+
+def learning() -> Player:
+    cfg = tiny_settings(1, SLOTS, 1)
+    network = PolicyConfig(network=NetworkConfig(hidden=16, features=16))
+    policy = RecurrentPolicy(network, enabled_slots(cfg.task, cfg.slots), seed=0)
+    return Player(policy, Learner(policy, PPOConfig(minibatches=1), 1, seed=0))
+
+
+@pytest.mark.parametrize("learns", [False, True])
+@pytest.mark.parametrize("level", ["events", "full"])
+def test_a_recorded_round_reads_the_device_no_more_than_another(level: str, learns: bool, tmp_path: Path) -> None:
+    world = tiny_world(ENVS, SLOTS, STEPS)
+    recorder = Recorder(tmp_path, made_legend(world.rules, learns), level, 100.0, Unwritten())
+    player = learning() if learns else Player(RandomPolicy(), None)
+    with Progress(1, Console(file=io.StringIO()), "off") as quiet, SyncGuard([*READS, *ROUND_END]) as guard:
+        play_round(world, player, Round(0, quiet, recorder=recorder))
+    counted = Counter(sync.function for sync in guard.log if not sync.function.startswith(ROUND_END))
+    assert counted == dict.fromkeys(READS, STEPS)
+    recorder.close()
+    assert read_table(tmp_path, "steps")["step"].tolist() == [step for step in range(1, STEPS + 1) for _ in range(ENVS)]
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_packing_waits_for_nothing_and_runs_on_a_device_that_holds_no_values(full: bool) -> None:
+    for step in play_state(tiny_rules(SLOTS, 3), ENVS, seed=0):
+        facts = facts_of(step, 0)
+        with SyncGuard():
+            packed = pack(facts, full)
+    meta = torch.device("meta")
+    for step in play_state(tiny_rules(SLOTS, 2, device=meta), ENVS, seed=0, device=meta):
+        facts = facts_of(step, 0)._replace(probabilities=None)
+        decision = facts.decision.replace(
+            log_probs=facts.decision.log_probs.to(meta), value=facts.decision.value.to(meta)
+        )
+        far = pack(facts._replace(decision=decision), full)
+        assert (far.device, far.shape) == (meta, packed.shape)
+
+
+def test_every_number_is_read_from_where_it_was_packed() -> None:
+    (step,) = play_state(tiny_rules(SLOTS, 1), ENVS, seed=0)
+    facts = facts_of(step, 0)
+    packed = pack(facts, full=True)
+    assert facts.probabilities is not None
+    where = places(SLOTS, facts.probabilities.shape[1], packed.shape[1])
+    for part in (ENV_CODES, ENV_FLAGS, ENV_NUMBERS):
+        for name, read in part.items():
+            assert torch.equal(packed[:, where[name]].squeeze(1), read(facts).double()), name
+    for part in (SLOT_CODES, SLOT_FLAGS, SLOT_NUMBERS):
+        for name, read in part.items():
+            assert torch.equal(packed[:, where[f"slot.{name}"]], read(facts).double()), name
+    assert torch.equal(packed[:, where["subset_accuracy"]], step.trusted.accuracy)
+    assert packed.device == CPU

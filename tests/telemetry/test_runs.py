@@ -1,0 +1,114 @@
+"""What a run leaves of its env-steps: at each level, when it goes on, and when it is killed."""
+
+import json
+import signal
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from program import ENVIRONMENT, TINY, command, finished, wait_until
+
+from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
+from esper_soa.config import ComputeConfig, TelemetryConfig, TrainConfig
+from esper_soa.nets.config import DataConfig, TaskConfig
+from esper_soa.ops.rundir import RunFolder
+from esper_soa.telemetry.tables import read_file, read_table, table_files, table_path
+from esper_soa.trainer import run
+
+TIMES = ("eps", "collect_seconds", "update_seconds")
+SETTINGS = TrainConfig(
+    envs=2, rounds=2, steps=6, batch_size=4, train_samples=4, val_samples=8, slots=["r0c0", "r0c1"], control="none",
+    checkpoint_every=1, task=TaskConfig(name="tiny", base_channels=2, num_blocks=2, kernel_size=1, num_pools=2),
+    data=DataConfig(name="synthetic", synthetic_train=32, synthetic_test=16),
+    policy=PolicyConfig(network=NetworkConfig(hidden=8, features=8), ppo=PPOConfig(epochs=1, minibatches=1)),
+    telemetry=TelemetryConfig(progress="off"), compute=ComputeConfig(threads=1, workers=1),
+)  # fmt: skip
+
+
+def at(level: str, **changed: object) -> TrainConfig:
+    return replace(SETTINGS, telemetry=replace(SETTINGS.telemetry, level=level), **changed)  # type: ignore[arg-type]
+
+
+def lines(folder: Path) -> list[dict]:
+    found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name not in TIMES} for line in found]
+
+
+def same_tables(one: Path, other: Path) -> bool:
+    pairs = [(read_table(one, table), read_table(other, table)) for table in ("steps", "slots", "events")]
+    return all(str(mine[name].tolist()) == str(its[name].tolist()) for mine, its in pairs for name in its)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The same run at every level."""
+    found = {}
+    for level in ("off", "rounds", "events", "full"):
+        found[level] = tmp_path_factory.mktemp(level)
+        run(at(level), RunFolder(found[level]))
+    return found
+
+
+def test_each_level_writes_its_files_and_those_before_it(folders: dict[str, Path]) -> None:
+    for level, names in (("off", []), ("rounds", ["metrics.jsonl", "episodes.jsonl"]),
+                         ("events", ["metrics.jsonl", "episodes.jsonl", "telemetry"])):  # fmt: skip
+        for name in ("metrics.jsonl", "episodes.jsonl", "telemetry"):
+            assert (folders[level] / name).exists() == (name in names), (level, name)
+    tables = {path.name for path in (folders["full"] / "telemetry").iterdir()}
+    assert tables == {"steps", "slots", "events", "choices", "subsets"}
+    for level, count in (("off", 0), ("rounds", 0), ("events", 24), ("full", 24)):
+        told = json.loads((folders[level] / "summary.json").read_text())["telemetry"]
+        assert told == {"level": level, "env_steps": count, "dropped": {}}
+
+
+def test_no_level_changes_what_a_run_computes(folders: dict[str, Path]) -> None:
+    assert lines(folders["rounds"]) == lines(folders["events"]) == lines(folders["full"])
+    assert same_tables(folders["events"], folders["full"])
+    ends = [json.loads((folder / "summary.json").read_text())["grown"] for folder in folders.values()]
+    assert all(end == ends[0] for end in ends)
+
+
+def test_the_probability_of_what_was_chosen_is_that_among_all_choices(folders: dict[str, Path]) -> None:
+    steps, choices = read_table(folders["full"], "steps"), read_table(folders["full"], "choices")
+    ops = json.loads(read_file(table_path(folders["full"], "steps", 1), "steps").facts["legend"])["ops"]
+    chosen = choices["op_probability"][np.arange(len(steps["op"])), [ops.index(op) for op in steps["op"]]]
+    np.testing.assert_allclose(steps["op_probability"], chosen, rtol=1e-6)
+    np.testing.assert_allclose(choices["op_probability"].sum(1), 1, rtol=1e-5)
+    assert not choices["op_probability"][~choices["op_legal"]].any()
+
+
+def test_a_run_that_goes_on_has_the_tables_of_one_that_was_never_stopped(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = RunFolder(tmp_path)
+    run(at("events", rounds=1), folder)
+    stale = table_path(tmp_path, "steps", 2)
+    stale.write_bytes(table_path(tmp_path, "steps", 1).read_bytes())
+    table_path(tmp_path, "events", 7).write_bytes(b"of a round that will be played anew")
+    run(at("events"), folder, folder.checkpoint(1))
+    assert same_tables(tmp_path, folders["events"])
+    assert list(table_files(tmp_path, "events")) == [1, 2]
+
+
+def test_a_run_that_is_killed_leaves_whole_files_and_goes_on(tmp_path: Path) -> None:
+    more = ("rounds=500", "steps=10", "run_dir=run", "checkpoint_every=1", "telemetry.write_interval=0")
+    process = subprocess.Popen(
+        command(*TINY, *more), cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    folder = RunFolder(tmp_path / "run")
+    wait_until(lambda: len(folder.checkpoints()) > 0 and table_path(folder.path, "steps", 3).exists(), process)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    found = read_table(folder.path, "steps")
+    last = int(found["round"].max())
+    for number in range(1, last):
+        assert (found["round"] == number).sum() == 20
+        assert read_file(table_path(folder.path, "slots", number), "slots").facts["complete"] == "true"
+    rounds = max(int(path.stem.split("_")[1]) for path in folder.checkpoints())
+    assert rounds <= last
+    done = finished(*TINY, *more, f"rounds={rounds + 1}", "resume=auto", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert list(table_files(folder.path, "steps")) == list(range(1, rounds + 2))
+    assert not list(folder.path.rglob("*.tmp"))
