@@ -196,5 +196,5 @@ def test_a_page_of_a_run_follows_it_and_outlives_its_end(browser: sync_api.Brows
         assert "stopped, killed or still going on" in page.locator("main .state").inner_text()
         assert said == []
         server.shutdown()
-        page.wait_for_function("document.getElementById('live').textContent.startsWith('no answer')", timeout=60_000)
-        page.close()
+    page.wait_for_function("document.getElementById('live').textContent.startsWith('no answer')", timeout=60_000)
+    page.close()

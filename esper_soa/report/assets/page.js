@@ -45,6 +45,7 @@
     spec.config = page.config;
     spec.datasets = Object.fromEntries(figure.data.map((name) => [name, chosenRows(figure, name)]));
     const options = { renderer: "svg", actions: false, tooltip: { theme: "report" }, mode: "vega-lite" };
+    options.logLevel = 1; // errors alone: that a choice leaves a table empty is none
     return window.vegaEmbed(place, spec, options).then((result) => {
       figure.view?.finalize();
       figure.view = result.view;
