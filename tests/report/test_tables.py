@@ -139,3 +139,13 @@ def test_a_table_that_cannot_be_read_is_none(run: RunRecord) -> None:
     assert read_round(run.path, "slots", 1) == {}
     assert read_round(run.path, "steps", 2) == {}
     assert lanes.chosen_rounds([run]) == []
+
+
+def test_env_steps_that_were_dropped_leave_a_gap(run: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes, "MOST_ROWS", 0)
+    still = {"stage": ["training"] * 4, "seed": [1] * 4, "blueprint": ["norm"] * 4, "alpha": [0.0] * 4}
+    steps = {"round": [1] * 4, "step": [1, 2, 5, 6], "env": [0] * 4}
+    write_table(run.path, "slots", 1, steps | {"slot": ["r0c0"] * 4} | still)
+    write_table(run.path, "steps", 1, steps | {"accuracy": [10.0] * 4})
+    found = lanes.lanes_table(lanes.chosen_rounds([run]))
+    assert list(zip(found["from"], found["to"], strict=True)) == [(0, 2), (4, 6)]
