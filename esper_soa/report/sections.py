@@ -15,6 +15,7 @@ from esper_soa.report.charts import (
     HOST,
     INK,
     ROUND,
+    RUN,
     STEP,
     Axis,
     Spec,
@@ -25,7 +26,7 @@ from esper_soa.report.charts import (
     layer,
     upwards,
 )
-from esper_soa.report.compare import Standing, standings
+from esper_soa.report.compare import Standing, accuracy_of, gain_of, standings
 from esper_soa.report.figures import (
     CURVES,
     HEALTH,
@@ -42,6 +43,7 @@ from esper_soa.report.figures import (
     kept,
     lines_figure,
     parts_figure,
+    several,
 )
 from esper_soa.report.figures_seeds import blueprints_figure, credit_figure, lanes_figure
 from esper_soa.report.groups import Group
@@ -72,7 +74,7 @@ def shown_of(groups: Sequence[Group]) -> Shown:
     found = tables_of(groups)
     choices = [Choice("run", "Run", "rounds")]
     sections = [
-        *([comparison_section(groups)] if len(groups) > 1 else []), curves_section(groups), cost_section(groups),
+        *([comparison_section(groups)] if several(groups) else []), curves_section(groups), cost_section(groups),
         seeds_section(groups, found, choices), policy_section(groups, found, choices), governor_section(found, choices),
         time_section(groups, found, choices),
     ]  # fmt: skip
@@ -85,6 +87,7 @@ def tables_of(groups: Sequence[Group]) -> dict[str, Table]:
     rounds = lanes.chosen_rounds(runs)
     return {
         "standings": standings_table(standings(groups)),
+        "finals": finals_table(groups),
         "rounds": tables.rounds_table(groups),
         "means": tables.means_table(groups, [one.field for one in (*CURVES, *HEALTH, SPEED)]),
         "hosts": tables.hosts_table(groups),
@@ -118,6 +121,17 @@ def standings_table(found: Sequence[Standing]) -> Table:
     return tables.table_of(rows)
 
 
+def finals_table(groups: Sequence[Group]) -> Table:
+    """A row per run that has come to its end: the mean accuracy of its hosts, and what it is ahead of its control."""
+    return tables.table_of(
+        {"group": group.label, "run": run.label, "accuracy": accuracy, "gain": gain_of(run)}
+        for group in groups
+        for run in group.runs
+        for accuracy in [accuracy_of(run)]
+        if accuracy is not None
+    )
+
+
 def _finite(bound: float | None) -> float | None:
     return None if bound is None or abs(bound) == float("inf") else bound
 
@@ -134,7 +148,10 @@ def comparison_section(groups: Sequence[Group]) -> Section:
     told = described(GROUP, accuracy, low, high, Axis("runs", "runs", "d"))
     reach: Spec = {"type": "rule", "strokeWidth": 3, "opacity": 0.5, "aria": False}
     dot: Spec = {"type": "point", "filled": True, "size": 90}
+    each: Spec = {"type": "tick", "thickness": 1.5, "bandSize": 16, "opacity": 0.7}
+    one = described(RUN, GROUP, accuracy, Axis("gain", "over the control (points)", "+.2f"))
     layers = [
+        layer("finals", each, x=x, y=y, color=color, tooltip=one),
         layer("standings", reach, x={**x, "field": low.field}, x2={"field": high.field}, y=y, color=color),
         layer("standings", dot, x=x, y=y, color=color, tooltip=told),
     ]
@@ -145,9 +162,13 @@ def comparison_section(groups: Sequence[Group]) -> Section:
         ("parameters", "parameters", 0), ("train_gflop", "training GFLOP", 1),
     )  # fmt: skip
     spec = chart("Final accuracy of every group", layers, height=40 + 34 * len(names))
-    title, caption = "Final accuracy by group", "The mean over runs with its 95 % t interval."
-    figure = Figure("standings", title, caption, spec, "standings", listed, ["standings"], wide=True)
-    words = "A run counts once, by the mean accuracy of its hosts at the end. Every pair is tested under Settings."
+    title, caption = (
+        "Final accuracy by group",
+        "Every run, and the mean over the runs of a group with its 95 % t interval.",
+    )
+    figure = Figure("standings", title, caption, spec, "standings", listed, ["standings", "finals"], wide=True)
+    words = "A run counts once, by the mean accuracy of its hosts at the end."
+    words += " Every pair is tested under Settings." if len(groups) > 1 else ""
     return Section("comparison", "Comparison", words, [figure])
 
 

@@ -80,6 +80,13 @@ def test_what_stands_in_a_run_folder_stays_text(tmp_path: Path) -> None:
     assert HOSTILE in data_of(text)["tables"]["blueprints"]["blueprint"]["names"]
 
 
+def test_every_run_at_its_end_stands_beside_its_groups_interval(tmp_path: Path) -> None:
+    tables = data_of(page.page_of(find_runs([str(sweep(tmp_path / "sweep"))]), PROGRAM))["tables"]
+    assert tables["finals"]["accuracy"] == [50.0, 52.0, 54.0, 51.0, 53.0, 55.0]
+    assert tables["standings"]["accuracy"] == [53.0, 52.0]
+    assert tables["standings"]["runs"] == [3, 3]
+
+
 def test_the_tables_in_the_page_are_those_of_the_run(run: Path) -> None:
     tables = data_of(page.page_of(find_runs([str(run)]), PROGRAM))["tables"]
     assert tables["rounds"]["accuracy"] == [40.0, 46.0]
