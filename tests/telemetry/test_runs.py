@@ -3,6 +3,7 @@
 import json
 import signal
 import subprocess
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,10 +11,12 @@ import numpy as np
 import pytest
 from program import ENVIRONMENT, TINY, command, finished, wait_until
 
+from esper_soa import trainer
 from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.config import ComputeConfig, TelemetryConfig, TrainConfig
 from esper_soa.nets.config import DataConfig, TaskConfig
 from esper_soa.ops.rundir import RunFolder
+from esper_soa.telemetry import recorder
 from esper_soa.telemetry.tables import read_file, read_table, table_files, table_path
 from esper_soa.trainer import run
 
@@ -90,6 +93,24 @@ def test_a_run_that_goes_on_has_the_tables_of_one_that_was_never_stopped(
     run(at("events"), folder, folder.checkpoint(1))
     assert same_tables(tmp_path, folders["events"])
     assert list(table_files(tmp_path, "events")) == [1, 2]
+
+
+def test_a_checkpoint_waits_for_the_tables_of_its_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, save, seen = recorder.write_bytes, trainer.save_checkpoint, []
+
+    def slowly(path: Path, content: bytes) -> None:
+        time.sleep(0.2)
+        write(path, content)
+
+    def look(path: Path, content: dict) -> None:
+        if path.name.startswith("checkpoint"):
+            seen.append(list(table_files(tmp_path, "events")))
+        save(path, content)
+
+    monkeypatch.setattr(recorder, "write_bytes", slowly)
+    monkeypatch.setattr(trainer, "save_checkpoint", look)
+    run(at("events"), RunFolder(tmp_path))
+    assert seen == [[1], [1, 2]]
 
 
 def test_a_run_that_is_killed_leaves_whole_files_and_goes_on(tmp_path: Path) -> None:
