@@ -133,6 +133,7 @@ class TrainConfig:
     checkpoint_keep: int = number(2, 1, COUNT)  # newest checkpoints that stay, beside the best
     track: list[str] = choices((), TRACKERS, least=0)  # trackers that are told the numbers of every round
     profile: str = choice("off", PROFILES)  # phases: where the time goes; torch: a trace of a few env-steps
+    report: bool = True  # leave report.html at the end of the run, where the extra `report` is installed
     resume: str = ""  # a checkpoint or run folder to go on from; auto = the newest of this name, or of run_dir
     task: TaskConfig = field(default_factory=TaskConfig)
     data: DataConfig = field(default_factory=DataConfig)

@@ -65,6 +65,7 @@ from esper_soa.ops.session import Session, session
 from esper_soa.ops.telemetry import Json, MetricsWriter, keep_rounds
 from esper_soa.ops.verdict import Episode, HostScore, control_words
 from esper_soa.registry import is_reference
+from esper_soa.report.end import leave_report
 from esper_soa.state import STATE_FLOAT
 from esper_soa.telemetry.recorder import NO_RECORDER, NoRecorder
 from esper_soa.telemetry.start import recorded, recording
@@ -423,6 +424,8 @@ def run_within(within: Session, cfg: TrainConfig, checkpoint: Path | None, image
     with within.unwritten.noting(within.folder.summary.name):
         write_summary(summary, within.folder.summary)
     print_summary(summary, within.console)
+    if cfg.report:
+        leave_report(within)
     LOGGER.info("files    %s", within.folder.path)
     within.finish()
     return summary

@@ -24,8 +24,8 @@ MAX_FILE_LINES = 450
 LAYERS = (
     ("vocabulary", "errors", "paths", "ranges", "student", "arguments", "user_cache", "registry"), ("state",),
     ("nets",), ("env",), ("agent",), ("config",),
-    ("ops", "telemetry"), ("build", "actions"), ("conformance", "check_device"), ("controls",), ("trainer",),
-    ("evaluation",), ("compose",), ("runs", "simulator"), ("adapters",),
+    ("ops", "telemetry"), ("report",), ("build", "actions"), ("conformance", "check_device"), ("controls",),
+    ("trainer",), ("evaluation",), ("compose",), ("runs", "simulator"), ("adapters",),
     ("train", "evaluate", "export", "compare", "query", "command"),
 )  # fmt: skip
 # Torch takes seconds to import, Hydra half a second: `main` hears signals first, a job imports torch once it starts.

@@ -27,7 +27,7 @@ from esper_soa.state import STATE_FLOAT
 # data.name and data.root may, as the images themselves are compared.
 MAY_CHANGE = (
     "name", "device", "run_dir", "rounds", "control", "checkpoint_every", "checkpoint_keep", "profile",
-    "resume", "track", "compute.workers", "compute.threads", "compute.env_chunk", "compute.compile",
+    "report", "resume", "track", "compute.workers", "compute.threads", "compute.env_chunk", "compute.compile",
     "compute.engine", "compute.cuda_graphs", "compute.convolutions", "telemetry.", "data.name", "data.root",
 )  # fmt: skip
 ABSENT = "(absent)"

@@ -28,7 +28,7 @@ CHECKPOINT = re.compile(r"checkpoint_(\d{6,18})\.pt")
 NETWORK = re.compile(r"(best|hosts)_(\d{6,18})\.safetensors")
 # What a killed process leaves of a file that it was writing.
 LEFTOVER = re.compile(
-    r"(checkpoint_\d{6,18}\.pt|best\.pt|[a-z]+_\d{6,18}\.(safetensors|parquet)|[a-z]+\.(jsonl?|yaml|txt))\.\d+\.tmp"
+    r"(checkpoint_\d{6,18}\.pt|best\.pt|[a-z]+_\d{6,18}\.(safetensors|parquet)|[a-z]+\.(jsonl?|yaml|txt|html))\.\d+\.tmp"
 )
 STAMP = re.compile(r"(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)(?:_(\d+))?")
 SWEEP = "sweep_"  # before the time in the name of a sweep's folder

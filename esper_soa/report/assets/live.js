@@ -1,0 +1,48 @@
+// Keeps a page of runs that go on up to date: asks the server that sent it for what is new, and shows that in its place.
+"use strict";
+(() => {
+  const WAIT = 2000; // ms between two questions
+  const said = document.getElementById("live");
+  let stamp = said.dataset.stamp;
+  let changed = Number(said.dataset.changed); // seconds since something was last written
+
+  function say(words, lost = false) {
+    said.textContent = words;
+    said.classList.toggle("unfinished", lost);
+  }
+
+  function shown(seconds) {
+    return seconds < 90 ? `${Math.round(seconds)} s` : seconds < 5400 ? `${Math.round(seconds / 60)} min` : `${Math.round(seconds / 3600)} h`;
+  }
+
+  function replace(news) {
+    const kept = window.report.chosen();
+    const place = window.scrollY;
+    const main = document.getElementById("main");
+    main.style.minHeight = `${main.offsetHeight}px`;
+    main.innerHTML = news.main;
+    window.report.start(news.data, kept);
+    window.scrollTo({ top: place, behavior: "instant" });
+    setTimeout(() => (main.style.minHeight = ""), WAIT / 2);
+  }
+
+  async function ask() {
+    try {
+      const answer = await fetch(`/news?since=${encodeURIComponent(stamp)}`);
+      if (!answer.ok) throw new Error(String(answer.status));
+      const news = await answer.json();
+      changed = news.changed;
+      if (news.main) {
+        stamp = news.stamp;
+        replace(news);
+      }
+      say(`live, last written ${shown(changed)} ago`);
+    } catch {
+      say("no answer from esper-watch", true);
+    }
+    setTimeout(ask, WAIT);
+  }
+
+  say(`live, last written ${shown(changed)} ago`);
+  setTimeout(ask, WAIT);
+})();

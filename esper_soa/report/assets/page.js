@@ -1,0 +1,191 @@
+// Draws the figures of a report from the tables in the page, builds the tables behind them when they are opened, and
+// keeps the reader's choice of light or dark. Needs window.vegaEmbed; asks nothing of any network.
+"use strict";
+(() => {
+  const MOST_ROWS = 400; // of a table shown; the file that can be saved has all
+  let page = {};
+  let figures = new Map();
+  let rowsByName = new Map();
+
+  function rowsOf(name) {
+    if (!rowsByName.has(name)) rowsByName.set(name, expanded(page.tables[name] || {}));
+    return rowsByName.get(name);
+  }
+
+  // Columns of equal length to records; a column of texts comes as codes and names.
+  function expanded(columns) {
+    const names = Object.keys(columns);
+    const values = names.map((name) => {
+      const column = columns[name];
+      return Array.isArray(column) ? column : column.codes.map((code) => column.names[code]);
+    });
+    const length = values.length ? values[0].length : 0;
+    return Array.from({ length }, (_, row) => {
+      const record = {};
+      for (let column = 0; column < names.length; column += 1) record[names[column]] = values[column][row];
+      return record;
+    });
+  }
+
+  const chosenIn = (figure) =>
+    Object.fromEntries(
+      [...document.querySelectorAll(`#${figure.id} select`)].map((select) => [select.name, select.value]),
+    );
+
+  // The rows that the reader has chosen; a table without that field is shown whole.
+  function chosenRows(figure, name) {
+    const rows = rowsOf(name);
+    const chosen = Object.entries(chosenIn(figure)).filter(([field]) => rows.length && field in rows[0]);
+    return chosen.length ? rows.filter((row) => chosen.every(([field, value]) => String(row[field]) === value)) : rows;
+  }
+
+  function draw(figure) {
+    const place = document.querySelector(`#${figure.id} .chart`);
+    const spec = structuredClone(figure.spec);
+    spec.config = page.config;
+    spec.datasets = Object.fromEntries(figure.data.map((name) => [name, chosenRows(figure, name)]));
+    const options = { renderer: "svg", actions: false, tooltip: { theme: "report" }, mode: "vega-lite" };
+    options.logLevel = 1; // errors alone: that a choice leaves a table empty is none
+    return window.vegaEmbed(place, spec, options).then((result) => {
+      figure.view?.finalize();
+      figure.view = result.view;
+      place.dataset.drawn = "true";
+    });
+  }
+
+  function addChoices(figure, kept) {
+    const place = document.querySelector(`#${figure.id} .choices`);
+    for (const { field, label, table, first } of figure.choices) {
+      const select = document.createElement("select");
+      select.name = field;
+      for (const value of new Set(rowsOf(table).map((row) => row[field]))) {
+        select.add(new Option(value, value, value === first, value === first));
+      }
+      const before = kept[`${figure.id}/${field}`];
+      if ([...select.options].some((option) => option.value === before)) select.value = before;
+      select.hidden = select.options.length < 2;
+      const named = document.createElement("label");
+      named.append(label, select);
+      named.hidden = select.hidden;
+      select.addEventListener("change", () => {
+        draw(figure);
+        fillTable(figure);
+      });
+      place.append(named);
+    }
+  }
+
+  const shown = (value, digits) =>
+    typeof value !== "number"
+      ? (value ?? "–")
+      : digits === undefined || digits === null
+        ? String(value)
+        : value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+
+  function cell(kind, text, numeric) {
+    const made = document.createElement(kind);
+    if (kind === "th") made.scope = "col";
+    if (numeric) made.className = "number";
+    made.textContent = text;
+    return made;
+  }
+
+  function fillTable(figure) {
+    const box = document.querySelector(`#${figure.id} details`);
+    if (!box || !box.open) return;
+    const rows = chosenRows(figure, figure.table);
+    const table = document.createElement("table");
+    table.createCaption().textContent =
+      rows.length > MOST_ROWS ? `${figure.title}: the first ${MOST_ROWS} of ${rows.length} rows` : figure.title;
+    const numeric = figure.columns.map(([field]) => typeof rows.find((row) => row[field] !== null)?.[field] === "number");
+    const head = table.createTHead().insertRow();
+    figure.columns.forEach(([, title], index) => head.append(cell("th", title, numeric[index])));
+    const body = table.createTBody();
+    for (const row of rows.slice(0, MOST_ROWS)) {
+      const line = body.insertRow();
+      figure.columns.forEach(([field, , digits], index) => line.append(cell("td", shown(row[field], digits), numeric[index])));
+    }
+    const save = document.createElement("button");
+    save.type = "button";
+    save.textContent = "Save as CSV";
+    save.addEventListener("click", () => saveRows(figure, rows));
+    const scroll = document.createElement("div");
+    scroll.className = "scroll";
+    scroll.tabIndex = 0;
+    scroll.setAttribute("role", "region");
+    scroll.setAttribute("aria-label", `Table: ${figure.title}`);
+    scroll.append(table);
+    box.replaceChildren(box.querySelector("summary"), scroll, save);
+  }
+
+  function saveRows(figure, rows) {
+    const quoted = (value) => (/[",\n]/.test(String(value)) ? `"${String(value).replaceAll('"', '""')}"` : String(value ?? ""));
+    const lines = [figure.columns.map(([field]) => field), ...rows.map((row) => figure.columns.map(([field]) => row[field]))];
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob([lines.map((line) => line.map(quoted).join(",")).join("\n")], { type: "text/csv" }));
+    link.download = `${figure.id}.csv`;
+    link.click();
+    URL.revokeObjectURL(link.href);
+  }
+
+  // Figures are drawn when they come near the window: a report of many opens at once.
+  const near = new IntersectionObserver(
+    (entries) => {
+      for (const entry of entries.filter((one) => one.isIntersecting)) {
+        near.unobserve(entry.target);
+        draw(figures.get(entry.target.id));
+      }
+    },
+    { rootMargin: "400px" },
+  );
+
+  function drawAll() {
+    return Promise.all(
+      [...figures.values()].map((figure) => {
+        near.unobserve(document.getElementById(figure.id));
+        return document.querySelector(`#${figure.id} .chart`).dataset.drawn ? null : draw(figure);
+      }),
+    );
+  }
+
+  function theme(wanted) {
+    if (wanted === "light" || wanted === "dark") document.documentElement.dataset.theme = wanted;
+    else delete document.documentElement.dataset.theme;
+    for (const button of document.querySelectorAll("[data-set-theme]")) {
+      button.setAttribute("aria-pressed", String(button.dataset.setTheme === (wanted || "auto")));
+    }
+  }
+
+  // Shows `data`; kept: what the reader had chosen, by figure and field, and which tables were open.
+  function start(data, kept = { choices: {}, open: [] }) {
+    for (const figure of figures.values()) figure.view?.finalize();
+    near.disconnect();
+    page = data;
+    figures = new Map(page.figures.map((figure) => [figure.id, figure]));
+    rowsByName = new Map();
+    for (const figure of figures.values()) {
+      addChoices(figure, kept.choices);
+      const details = document.querySelector(`#${figure.id} details`);
+      details.addEventListener("toggle", () => fillTable(figure));
+      details.open = kept.open.includes(figure.id);
+      near.observe(document.getElementById(figure.id));
+    }
+    window.report.figures = figures;
+  }
+
+  // What the reader has chosen and opened.
+  const chosen = () => ({
+    choices: Object.fromEntries(
+      [...document.querySelectorAll("figure select")].map((one) => [`${one.closest("figure").id}/${one.name}`, one.value]),
+    ),
+    open: [...document.querySelectorAll("figure details[open]")].map((one) => one.closest("figure").id),
+  });
+
+  for (const button of document.querySelectorAll("[data-set-theme]")) {
+    button.addEventListener("click", () => theme(button.dataset.setTheme));
+  }
+  theme("auto");
+  window.addEventListener("beforeprint", drawAll);
+  window.report = { figures, rowsOf, drawAll, start, chosen };
+  start(JSON.parse(document.getElementById("report-data").textContent));
+})();

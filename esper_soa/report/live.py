@@ -1,0 +1,190 @@
+"""Runs while they go on: `esper-watch RUN... [port=8765]` shows their report in a browser of this machine, always new.
+
+A small server on the loopback that only reads run folders; runs do not know of it. Also
+`python -m esper_soa.report.live`. Needs no torch. Exit status: 0 stopped by Ctrl-C, 1 no such port, 2 our refusal.
+"""
+
+import argparse
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+from esper_soa.errors import UserError, check
+from esper_soa.ops.console import standing_streams
+from esper_soa.ops.interrupt import Interrupted, stopped_at_once
+from esper_soa.report.bundle import bundle
+from esper_soa.report.page import POLICY, Parts, asset, framed, parts_of
+from esper_soa.report.records import find_runs
+
+HOST = "127.0.0.1"
+PORT = 8765
+NICENESS = 10  # lower priority than the runs that are watched
+LEAST_SECONDS = 2.0  # between two readings of run folders
+SELF = f"{POLICY}; connect-src 'self'".replace("script-src", "script-src 'self'")
+LIVE = '<div class="state" id="live" role="status" data-stamp="{stamp}" data-changed="{changed:.0f}"></div>'
+HELP = f"""\
+  RUN...        run folders, or folders that hold some, as a sweep does; new jobs of a sweep come in as they begin
+  port={PORT}     of the address that the page is at, on this machine alone; 0 = any that is free
+
+  esper-watch runs/cifar_3seed/2026-01-31_12-00-00
+"""
+
+
+class Watched:
+    """The runs of the page, read anew where something has been written."""
+
+    def __init__(self, folders: Sequence[str]) -> None:
+        """Raises UserError where there is no run."""
+        self.folders = list(folders)
+        self.turn = threading.Lock()
+        self.read_at, self.stamp = -LEAST_SECONDS, ""
+        self.written = 0.0  # when anything was last written, seconds since 1970
+        self.parts = Parts("", "", "", "")
+        self.look()
+
+    def look(self) -> tuple[Parts, str]:
+        """What there is to be shown, and a stamp that is another one whenever that is."""
+        with self.turn:
+            if time.monotonic() - self.read_at >= LEAST_SECONDS:
+                runs = find_runs(self.folders)
+                stamp, self.written = state_of([run.path for run in runs])
+                if stamp != self.stamp:
+                    self.parts, self.stamp = parts_of(runs), stamp
+                self.read_at = time.monotonic()
+            return self.parts, self.stamp
+
+    @property
+    def since(self) -> float:
+        """Seconds since anything was written."""
+        return max(0.0, time.time() - self.written)
+
+
+def state_of(paths: Sequence[Path]) -> tuple[str, float]:
+    """A stamp of all that is read of the runs, and when it was last written (seconds since 1970)."""
+    files = [file for path in paths for pattern in ("*.json", "*.jsonl", "*.yaml", "telemetry/*/*.parquet")
+             for file in path.glob(pattern)]  # fmt: skip
+    found = []
+    for file in files:
+        with suppress(FileNotFoundError):  # a resumed run has removed it just now
+            stat = file.stat()
+            found.append((stat.st_mtime_ns, stat.st_size))
+    newest = max((written for written, _ in found), default=0)
+    return f"{len(found)}-{newest}-{sum(size for _, size in found)}", newest / 1e9
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers the page and its questions; nothing can be written through it."""
+
+    server: "Server"
+
+    def do_GET(self) -> None:  # noqa: N802, a name that http.server calls
+        """The page, what draws it, or what is new in it."""
+        # A page of elsewhere whose name was made to lead here must not read runs.
+        if self.headers.get("Host", "").partition(":")[0] not in (HOST, "localhost"):
+            self.answer(403, "text/plain", "this address is 127.0.0.1 alone")
+            return
+        try:
+            self.answer(*self.server.answer_to(self.path))
+        except (UserError, OSError) as error:  # the folder may be gone
+            self.answer(503, "text/plain", str(error))
+
+    def answer(self, status: int, kind: str, text: str) -> None:
+        """Send `text`; whoever has gone before it has come is left alone."""
+        content = text.encode()
+        try:
+            self.send_response(status)
+            self.send_header("Content-Type", f"{kind}; charset=utf-8")
+            self.send_header("Content-Length", str(len(content)))
+            self.send_header("Cache-Control", "max-age=3600" if self.path == "/vega.js" else "no-store")
+            self.end_headers()
+            self.wfile.write(content)
+        except ConnectionError:
+            self.close_connection = True
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002, its name in http.server
+        """Questions come every other second, and are not told."""
+
+
+class Server(ThreadingHTTPServer):
+    """Serves the page of what is watched; raises OSError where the port is taken."""
+
+    daemon_threads = True
+
+    def __init__(self, watched: Watched, program: str, port: int) -> None:
+        super().__init__((HOST, port), Handler)
+        self.watched, self.program = watched, program
+
+    def answer_to(self, path: str) -> tuple[int, str, str]:
+        """Status, type and text for what is asked; raises UserError and OSError where runs cannot be read."""
+        asked = urlsplit(path)
+        if asked.path == "/":
+            return 200, "text/html", self.page()
+        if asked.path == "/vega.js":
+            return 200, "text/javascript", self.program
+        if asked.path == "/news":
+            return 200, "application/json", self.news(parse_qs(asked.query).get("since", [""])[0])
+        return 404, "text/plain", "there is no such page"
+
+    def page(self) -> str:
+        """The page as it is now."""
+        parts, stamp = self.watched.look()
+        live = LIVE.format(stamp=stamp, changed=self.watched.since)
+        program, keeping = '<script src="/vega.js"></script>', f"<script>{asset('live.js')}</script>\n"
+        return framed(parts, program, SELF, live, keeping)
+
+    def news(self, since: str) -> str:
+        """JSON: seconds since something was written, and the page's content where it is not that of stamp `since`."""
+        parts, stamp = self.watched.look()
+        told = f'"changed":{self.watched.since:.0f}'
+        if stamp == since:
+            return f"{{{told}}}"
+        return f'{{{told},"stamp":{json.dumps(stamp)},"main":{json.dumps(parts.main)},"data":{parts.data}}}'
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; ends the interpreter with its status where that is not 0."""
+    parser = argparse.ArgumentParser(
+        "esper-watch", f"esper-watch RUN... [port={PORT}]", "Show runs in a browser of this machine as they go on.",
+        HELP, formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("runs", metavar="RUN", nargs="+", help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    with standing_streams():
+        try:
+            watch([one for one in given.runs if not one.startswith("port=")], port_of(given.runs))
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr)
+            sys.exit(2)
+        except OSError as error:
+            print(f"error: {error.strerror or error}. port=0 takes one that is free", file=sys.stderr)
+            sys.exit(1)
+        except Interrupted:
+            sys.exit(0)
+
+
+def port_of(given: Sequence[str]) -> int:
+    """The port that is asked for; raises SettingError for what is none."""
+    named = [one.removeprefix("port=") for one in given if one.startswith("port=")]
+    value = named[-1] if named else str(PORT)
+    check(value.isdecimal() and int(value) < 2**16, "port", value, "a number from 0 to 65535")
+    return int(value)
+
+
+def watch(folders: Sequence[str], port: int) -> None:
+    """Serve until the process is stopped; raises UserError, OSError, and Interrupted at the end."""
+    check(bool(folders), "RUN", "", "the folder of a run, or one that holds some")
+    os.nice(NICENESS)
+    with Server(Watched(folders), bundle(), port) as server, stopped_at_once():
+        print(f"http://{HOST}:{server.server_address[1]}/  (Ctrl-C ends this, and no run)", flush=True)
+        server.serve_forever()
+
+
+if __name__ == "__main__":
+    main()

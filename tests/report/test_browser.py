@@ -1,0 +1,200 @@
+"""Reports in a real browser: what is drawn equals the tables, nothing is asked of a network, the console stays quiet.
+
+Needs playwright and a Chromium (`pip install playwright && apt install chromium`, or `playwright install chromium`);
+`pytest -m browser tests/report` runs it. Screenshots stay in the folder that $ESPER_SOA_SCREENSHOTS names.
+"""
+
+import json
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from program import TINY, finished, started, wait_until
+from report_runs import episode, line, make_run, summary, write_lines, write_round
+
+from esper_soa.report.bundle import bundle
+from esper_soa.report.live import HOST, Server, Watched
+from esper_soa.report.page import write_report
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+pytest.importorskip("vl_convert", reason="the extra report is not installed")
+pytestmark = [pytest.mark.slow, pytest.mark.browser]
+
+WIDTHS, SCHEMES = (390, 1280), ("light", "dark")
+DRAWN = 20  # numbers compared
+LONG, MANY = 200, 64  # rounds and envs of the largest report
+MOST_BYTES, MOST_SECONDS = 5_000_000, 3.0
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[sync_api.Browser]:
+    with sync_api.sync_playwright() as playwright:
+        found = shutil.which("chromium") or shutil.which("chromium-browser") or playwright.chromium.executable_path
+        if not Path(found).exists():
+            pytest.skip("there is no Chromium")
+        opened = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A run that has ended, one that was killed, and a sweep of two groups of seeds."""
+    folder = tmp_path_factory.mktemp("runs")
+    more = ["rounds=4", "steps=12", "envs=3"]
+    done = finished(*TINY, *more, f"run_dir={folder / 'real'}", folder=folder)
+    assert done.returncode == 0, done.stderr
+    done = finished("-m", *TINY, *more, "seed=1,2", "reward=net,shaped", f"run_dir={folder / 'sweep'}", folder=folder)
+    assert done.returncode == 0, done.stderr
+    killed = folder / "killed"
+    process = started(*TINY, "rounds=500", "steps=12", f"run_dir={killed}", folder=folder)
+    wait_until((killed / "telemetry" / "slots" / "round_000003.parquet").exists, process)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    return {name: folder / name for name in ("real", "sweep", "killed")}
+
+
+class Opened:
+    """A report in the browser, all of it drawn."""
+
+    def __init__(self, browser: sync_api.Browser, path: Path, width: int = 1280, scheme: str = "light") -> None:
+        self.said: list[str] = []
+        self.asked: list[str] = []
+        self.page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        self.page.on("console", lambda message: self.said.append(message.text))
+        self.page.on("pageerror", lambda error: self.said.append(str(error)))
+        self.page.on("request", lambda request: self.asked.append(request.url))
+        begun = time.monotonic()
+        self.page.goto(path.as_uri())
+        self.page.wait_for_selector(".chart[data-drawn]")
+        self.seconds = time.monotonic() - begun
+        self.page.evaluate("report.drawAll()")
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", ["real", "sweep", "killed"])
+def test_a_report_opens_without_a_word_and_without_a_network(
+    browser: sync_api.Browser, runs: dict[str, Path], name: str, width: int, scheme: str
+) -> None:
+    path = runs[name].parent / f"{name}.html"
+    write_report([str(runs[name])], path)
+    opened = Opened(browser, path, width, scheme)
+    assert opened.said == []
+    assert [url for url in opened.asked if not url.startswith("data:")] == [path.as_uri()]
+    assert opened.page.evaluate("document.documentElement.scrollWidth") <= width, "nothing sticks out"
+    assert opened.page.locator(".chart svg").count() == opened.page.evaluate("report.figures.size")
+    paper = opened.page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, paper[4:-1].split(","))) > 382) == (scheme == "light")
+    shots = os.environ.get("ESPER_SOA_SCREENSHOTS", "")
+    if shots:
+        opened.page.screenshot(path=Path(shots, f"{name}_{width}_{scheme}.png"), full_page=True)
+    opened.page.close()
+
+
+def test_numbers_that_are_drawn_are_those_of_the_runs_files(browser: sync_api.Browser, runs: dict[str, Path]) -> None:
+    path = runs["real"].parent / "numbers.html"
+    write_report([str(runs["real"])], path)
+    opened = Opened(browser, path)
+    lines = [json.loads(one) for one in (runs["real"] / "metrics.jsonl").read_text().splitlines()]
+    compared = 0
+    for field, of in (("accuracy", lambda one: one["accuracy"]["mean"]), ("reward", lambda one: one["reward"]["mean"]),
+                      ("parameters", lambda one: one["parameters"]), ("val_loss", lambda one: one["val_loss"]),
+                      ("eps", lambda one: one["eps"])):  # fmt: skip
+        labels = labels_of(opened, f"curve-{field}", "point")
+        assert len(labels) == len(lines)
+        for label, one in zip(labels, lines, strict=True):
+            first, second = (part.split(": ")[1] for part in label.split("; ")[:2])
+            assert float(first) == one["round"]
+            assert float(second.replace(",", "").replace("\u2212", "-")) == pytest.approx(of(one), rel=1e-5)
+            compared += 1
+    assert compared >= DRAWN
+    opened.page.close()
+
+
+def test_a_table_opened_behind_a_figure_has_the_same_rows(browser: sync_api.Browser, runs: dict[str, Path]) -> None:
+    path = runs["real"].parent / "table.html"
+    write_report([str(runs["real"])], path)
+    opened = Opened(browser, path)
+    opened.page.locator("#curve-accuracy summary").press("Enter")
+    cells = opened.page.locator("#curve-accuracy tbody td:nth-child(3)").all_text_contents()
+    lines = [json.loads(one) for one in (runs["real"] / "metrics.jsonl").read_text().splitlines()]
+    assert [float(cell) for cell in cells] == pytest.approx([one["accuracy"]["mean"] for one in lines], abs=1e-4)
+    assert opened.page.locator("#curve-accuracy th[scope=col]").count() == 5
+    opened.page.close()
+
+
+def test_another_round_is_drawn_when_it_is_chosen(browser: sync_api.Browser, runs: dict[str, Path]) -> None:
+    path = runs["real"].parent / "choice.html"
+    write_report([str(runs["real"])], path)
+    opened = Opened(browser, path)
+    before = labels_of(opened, "lanes", "rect mark")
+    assert before
+    select = opened.page.locator("#lanes select[name=round]")
+    other = select.locator("option").nth(1).get_attribute("value")
+    select.select_option(other)
+    opened.page.wait_for_timeout(500)
+    assert labels_of(opened, "lanes", "rect mark") != before
+    wanted = opened.page.evaluate(f"report.rowsOf('lanes').filter(row => row.round === {other!r}).length")
+    assert 0 < len(labels_of(opened, "lanes", "rect mark")) <= wanted
+    opened.page.close()
+
+
+def labels_of(opened: Opened, figure: str, kind: str) -> list[str]:
+    """What a screen reader says of the marks of a kind in a figure."""
+    marks = f"#{figure} svg [aria-roledescription='{kind}']"
+    return [str(label) for label in opened.page.eval_on_selector_all(marks, "all => all.map(one => one.ariaLabel)")]
+
+
+def test_a_long_run_of_many_envs_is_a_small_file_that_opens_at_once(browser: sync_api.Browser, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "long", [line(number, 40 + number / 10) for number in range(1, LONG + 1)],
+                   ended=summary([60.0 + env / 10 for env in range(MANY)]))  # fmt: skip
+    write_lines(run / "episodes.jsonl", [episode(number, env, [1.0, env / 10, number / 50])
+                                         for number in range(1, LONG + 1) for env in range(MANY)])  # fmt: skip
+    write_round(run, 1, envs=MANY, steps=75)
+    for table in ("slots", "steps", "events"):
+        first = run / "telemetry" / table / "round_000001.parquet"
+        for number in range(2, LONG + 1):
+            shutil.copy(first, first.with_name(f"round_{number:06d}.parquet"))
+    path = tmp_path / "long.html"
+    write_report([str(run)], path)
+    assert path.stat().st_size < MOST_BYTES
+    found = []
+    for _ in range(3):
+        opened = Opened(browser, path)
+        found.append(opened.seconds)
+        assert opened.said == []
+        opened.page.close()
+    assert min(found) < MOST_SECONDS, found
+    print(f"{path.stat().st_size:,} bytes, opens in {min(found):.2f} s")
+
+
+def test_a_page_of_a_run_follows_it_and_outlives_its_end(browser: sync_api.Browser, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = started(*TINY, "rounds=5000", "steps=12", "telemetry.write_interval=1", f"run_dir={run}", folder=tmp_path)
+    wait_until((run / "telemetry" / "slots" / "round_000002.parquet").exists, process)
+    with Server(Watched([str(run)]), bundle(), 0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        page = browser.new_page(viewport={"width": 1280, "height": 900})
+        said: list[str] = []
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.goto(f"http://{HOST}:{server.server_address[1]}/")
+        page.wait_for_selector(".chart[data-drawn]")
+        page.locator("#curve-accuracy summary").click()
+        rounds = page.evaluate("report.rowsOf('rounds').length")
+        page.wait_for_function(f"report.rowsOf('rounds').length > {rounds}", timeout=60_000)
+        assert page.locator("#curve-accuracy details[open] tbody tr").count() > rounds, "what was open is still open"
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        page.wait_for_timeout(5000)
+        assert "stopped, killed or still going on" in page.locator("main .state").inner_text()
+        assert said == []
+        server.shutdown()
+    page.wait_for_function("document.getElementById('live').textContent.startsWith('no answer')", timeout=60_000)
+    page.close()

@@ -1,0 +1,68 @@
+"""Groups of runs beside each other."""
+
+from pathlib import Path
+
+import pytest
+from report_runs import make_run, summary
+
+from esper_soa.report.compare import pairs, standings
+from esper_soa.report.groups import Group
+from esper_soa.report.records import read_run
+from esper_soa.report.words import verdict_of
+
+
+def group(folder: Path, label: str, accuracies: list[float | None], seeds: list[int] | None = None) -> Group:
+    """Runs that end at these accuracies; None has not ended."""
+    runs = []
+    for seed, accuracy in zip(seeds or range(len(accuracies)), accuracies, strict=True):
+        ended = None if accuracy is None else summary([accuracy - 1, accuracy + 1])
+        runs.append(read_run(make_run(folder / f"{label}{seed}", seed=seed, ended=ended)))
+    return Group(label, runs)
+
+
+def test_a_run_counts_once_and_those_that_have_not_ended_are_left_out(tmp_path: Path) -> None:
+    (found,) = standings([group(tmp_path, "a", [40.0, 42.0, 44.0, None])])
+    assert (found.runs, found.left_out) == (3, 1)
+    # standard error 2 / sqrt(3), t of two degrees of freedom 4.3027
+    assert found.accuracy == pytest.approx((42.0, 42 - 4.9683, 42 + 4.9683), abs=1e-3)
+    assert found.gain is not None
+    assert found.gain.mean == pytest.approx(2.0)
+
+
+def test_the_highest_group_stands_first(tmp_path: Path) -> None:
+    groups = [group(tmp_path, "low", [30.0, 31.0]), group(tmp_path, "high", [60.0, 61.0])]
+    assert [one.label for one in standings(groups)] == ["high", "low"]
+
+
+def test_pairs_are_tested_exactly_and_corrected_for_their_number(tmp_path: Path) -> None:
+    groups = [
+        group(tmp_path, "a", [1.0, 2.0, 3.0, 4.0]), group(tmp_path, "b", [11.0, 12.5, 13.0, 14.0]),
+        group(tmp_path, "c", [2.5, 3.5, 1.5, 4.5], seeds=[7, 8, 9, 10]),
+    ]  # fmt: skip
+    found = pairs(groups)
+    assert [(pair.label, pair.other) for pair in found] == [("a", "b"), ("b", "c"), ("a", "c")]
+    # wholly apart: 2 of C(8, 4) = 70 ways; Holm: 3 * p, then at least as much, then as it is
+    assert [pair.p for pair in found[:2]] == pytest.approx([2 / 70, 2 / 70])
+    assert [pair.adjusted for pair in found[:2]] == pytest.approx([6 / 70, 6 / 70])
+    assert found[2].adjusted == pytest.approx(found[2].p)
+    assert found[0].difference is not None
+    assert found[0].difference.mean == pytest.approx((1 + 2 + 3 + 4 - 11 - 12.5 - 13 - 14) / 4)
+    assert found[1].difference is None, "of other seeds there are no pairs"
+
+
+def test_the_verdict_names_the_highest_group_and_how_sure_that_is(tmp_path: Path) -> None:
+    apart = [group(tmp_path, "a", [1.0, 2.0, 3.0, 4.0]), group(tmp_path, "b", [11.0, 12.0, 13.0, 14.0])]
+    assert "“b” ends highest" in verdict_of(apart)
+    assert "clearly ahead of “a”" in verdict_of(apart)
+    assert "p = 0.029, exact, corrected for 1 comparison)" in verdict_of(apart)
+    near = [apart[0], group(tmp_path, "c", [1.5, 2.5, 3.5, 0.5])]
+    assert "not surely" in verdict_of(near)
+
+
+def test_of_one_group_the_verdict_tells_the_gain_over_runs(tmp_path: Path) -> None:
+    assert verdict_of([group(tmp_path, "a", [40.0, 41.0, 42.0])]).startswith("Growth paid: +2.00 points")
+
+
+def test_an_unfinished_run_is_told_as_such(tmp_path: Path) -> None:
+    assert verdict_of([group(tmp_path, "a", [None])]).startswith("Not finished: no round")
+    assert verdict_of([group(tmp_path, "b", [None, None])]).startswith("None of 2 runs")

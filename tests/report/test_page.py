@@ -1,0 +1,185 @@
+"""The page as text, the command that writes it, and the report that a run leaves."""
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from report_runs import line, make_run, summary, write_round
+
+from esper_soa.errors import UserError
+from esper_soa.ops.rundir import RunFolder
+from esper_soa.ops.session import session
+from esper_soa.report import bundle, command, end, page
+from esper_soa.report.groups import groups_of
+from esper_soa.report.records import find_runs
+from esper_soa.report.sections import shown_of
+
+PROGRAM = "/* what draws */"
+HOSTILE = "</script><img src=x onerror=alert(1)>"
+
+
+def data_of(text: str) -> dict:
+    """What the page's program is given."""
+    found = re.search(r'id="report-data">(.*?)</script>', text, re.DOTALL)
+    assert found is not None
+    return dict(json.loads(found[1]))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    made = make_run(tmp_path / "run", [line(1, 40.0), line(2, 46.0)], ended=summary([50.0, 53.0]))
+    for number in (1, 2):
+        write_round(made, number, envs=2, steps=20)
+    return made
+
+
+def sweep(folder: Path) -> Path:
+    """Two groups of three seeds."""
+    for place in range(6):
+        seed, reward = place // 2, ("net", "shaped")[place % 2]
+        make_run(
+            folder / str(place), [line(1, 40.0 + place)], seed, summary([50.0 + place]), overrides=[f"reward={reward}"]
+        )
+        write_round(folder / str(place), 1, envs=2, steps=8)
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["run", "sweep", "killed", "empty"])
+def test_every_figure_has_its_tables_and_every_table_its_columns(run: Path, tmp_path: Path, kind: str) -> None:
+    place = {
+        "run": lambda: run, "sweep": lambda: sweep(tmp_path / "sweep"), "empty": lambda: make_run(tmp_path / "empty"),
+        "killed": lambda: make_run(tmp_path / "killed", [line(1, 40.0)]),
+    }[kind]()  # fmt: skip
+    shown = shown_of(groups_of(find_runs([str(place)])))
+    for figure in (one for section in shown.sections for one in section.figures):
+        columns = shown.tables[figure.table]
+        assert not columns or {column.field for column in figure.columns} <= columns.keys(), figure.id
+        assert {*figure.data, *(choice.table for choice in figure.choices)} <= shown.tables.keys()
+        assert all(len(cells) == len(next(iter(columns.values()))) for cells in columns.values())
+
+
+def test_the_page_asks_no_network_and_holds_its_program_and_style(run: Path) -> None:
+    text = page.page_of(find_runs([str(run)]), PROGRAM)
+    assert set(re.findall(r"https?://[^\"' )]+", text)) == {"https://vega.github.io/schema/vega-lite/v6.json"}, (
+        "which names the language of the charts, and is not fetched"
+    )
+    assert PROGRAM in text
+    assert "default-src 'none'" in text
+    assert not re.findall(r"<(?:link|script|img)[^>]+(?:src|href)=\"(?!data:)", text)
+
+
+def test_what_stands_in_a_run_folder_stays_text(tmp_path: Path) -> None:
+    made = make_run(tmp_path / "run", [line(1, 40.0, blueprints={HOSTILE: {"germinated": 1}}, anomalies=[HOSTILE])],
+                    settings=f"label: '{HOSTILE}'\n", overrides=[f"note={HOSTILE}"],
+                    ended=summary([50.0]) | {"verdict": HOSTILE})  # fmt: skip
+    text = page.page_of(find_runs([str(made)]), PROGRAM)
+    assert "<img" not in text
+    assert text.count("</script>") == 3, "the three of the page itself"
+    assert HOSTILE in data_of(text)["tables"]["blueprints"]["blueprint"]["names"]
+
+
+def test_every_run_at_its_end_stands_beside_its_groups_interval(tmp_path: Path) -> None:
+    tables = data_of(page.page_of(find_runs([str(sweep(tmp_path / "sweep"))]), PROGRAM))["tables"]
+    assert tables["finals"]["accuracy"] == [50.0, 52.0, 54.0, 51.0, 53.0, 55.0]
+    assert tables["standings"]["accuracy"] == [53.0, 52.0]
+    assert tables["standings"]["runs"] == [3, 3]
+
+
+def test_the_tables_in_the_page_are_those_of_the_run(run: Path) -> None:
+    tables = data_of(page.page_of(find_runs([str(run)]), PROGRAM))["tables"]
+    assert tables["rounds"]["accuracy"] == [40.0, 46.0]
+    assert tables["hosts"]["accuracy"] == [50.0, 53.0, 48.0, 51.0]
+    assert len(tables["lanes"]["from"]) > 40
+
+
+def test_sections_have_the_state_and_the_verdict_of_the_run(run: Path, tmp_path: Path) -> None:
+    text = page.page_of(find_runs([str(run)]), PROGRAM)
+    assert "Growth paid: +2.00 points." in text
+    killed = make_run(tmp_path / "killed", [line(1, 40.0), line(2, 44.0)])
+    text = page.page_of(find_runs([str(killed)]), PROGRAM)
+    assert "2 of 4 rounds: stopped, killed or still going on" in text
+    assert "Not finished: 2 of 4 rounds are played; hosts ended the first at 40.00 % and the last at 44.00 %." in text
+
+
+def test_comparisons_and_settings_that_differ_stand_in_the_page(tmp_path: Path) -> None:
+    text = page.page_of(find_runs([str(sweep(tmp_path / "sweep"))]), PROGRAM)
+    assert "reward=net" in text
+    assert "Settings that differ" in text
+    assert "corrected after Holm for the number of comparisons, 1." in text
+
+
+def test_the_command_writes_beside_the_run_or_where_it_is_told(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(page, "bundle", lambda: PROGRAM)
+    command.main([str(run)])
+    command.main([str(run), "-o", str(tmp_path / "my.html")])
+    assert (run / "report.html").read_text() == (tmp_path / "my.html").read_text()
+    assert capsys.readouterr().out.split() == [str(run / "report.html"), str(tmp_path / "my.html")]
+
+
+def test_without_the_extra_the_command_names_it(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bundle, "MODULE", "no_such_module")
+    with pytest.raises(SystemExit) as stop:
+        command.main([str(run)])
+    assert stop.value.code == 2
+    assert "pip install 'esper-soa[report]'" in capsys.readouterr().err
+    assert not (run / "report.html").exists()
+
+
+def test_a_run_without_the_extra_says_so_in_one_line_and_goes_on(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundle, "MODULE", "no_such_module")
+    with session(RunFolder(run)) as within:
+        end.leave_report(within)
+        within.finish()
+    assert re.findall(r"report   none, as .*esper-soa\[report\]", (run / "log.txt").read_text())
+    assert not (run / "report.html").exists()
+
+
+def test_a_report_that_cannot_be_made_fails_no_run(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: Sequence[str], __: Path) -> None:
+        raise UserError("there is no run")
+
+    monkeypatch.setattr(end, "available", lambda: True)
+    monkeypatch.setattr(end, "write_report", broken)
+    with session(RunFolder(run)) as within:
+        end.leave_report(within)
+        within.finish()
+    assert "report   there is no run" in (run / "log.txt").read_text()
+
+
+def test_a_run_that_has_ended_leaves_its_report(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(end, "available", lambda: True)
+    monkeypatch.setattr(page, "bundle", lambda: PROGRAM)
+    with session(RunFolder(run)) as within:
+        end.leave_report(within)
+    assert "Growth paid" in (run / "report.html").read_text()
+
+
+def test_the_program_is_kept_in_the_users_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(bundle, "available", lambda: True)
+    monkeypatch.setattr(bundle.metadata, "version", lambda _: "1.2.3")
+    monkeypatch.setattr(bundle, "_made", lambda: made.append(1) or "program")
+    assert [bundle.bundle(), bundle.bundle()] == ["program", "program"]
+    assert len(made) == 1
+    assert (tmp_path / "esper_soa" / "vega_1.2.3.js").read_text() == "program"
+
+
+def test_every_chart_is_one_that_the_library_can_draw(run: Path, tmp_path: Path) -> None:
+    library = pytest.importorskip("vl_convert", reason="the extra report is not installed")
+    for place in (run, sweep(tmp_path / "sweep")):
+        data = data_of(page.page_of(find_runs([str(place)]), PROGRAM))
+        for figure in data["figures"]:
+            empty = {name: [] for name in figure["data"]}
+            assert library.vegalite_to_vega(figure["spec"] | {"config": data["config"], "datasets": empty})["marks"]
+
+
+def test_the_program_cannot_end_its_own_script_element() -> None:
+    pytest.importorskip("vl_convert", reason="the extra report is not installed")
+    assert "</script" not in bundle.bundle()
