@@ -13,7 +13,7 @@ from esper_soa.nets.data import cut_images
 from esper_soa.nets.engine import Engine
 from esper_soa.nets.engines.cpu.engine import CpuEngine, obstacle
 from esper_soa.nets.engines.cpu.support import choose_native
-from esper_soa.nets.engines.gpu.layers import chosen_layers
+from esper_soa.nets.engines.gpu import support as gpu
 from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.graphs import network_cache
 from esper_soa.nets.host import HostShape
@@ -35,13 +35,15 @@ class ComputeSettings(Protocol):
 def choose_engine(compute: ComputeSettings, device: torch.device, task: TaskConfig, shape: HostShape) -> Engine:
     """The engine for hosts of `task` and their seeds on `device`.
 
-    Whole networks in C where they can run; else torch, with Triton kernels for some layers where they are asked for.
+    Whole networks in Triton where it is asked for, in C where that can run; else torch.
     Raises SettingError where the settings ask for what cannot run.
     """
     names = [name_in(one) for one in task.blueprints]
     dtype, why_not = choose_precision(compute.precision, device).dtype, obstacle(task.name, shape, names)
-    chosen = choose_native(compute.native, device, dtype, why_not)
-    convolutions = choose_convolutions(compute.convolutions, device)
-    layers = chosen_layers(compute.triton, device, Layers(convolutions))
     steps = network_cache(compute.cuda_graphs, device)
+    whole = gpu.gpu_engine(compute.triton, device, gpu.obstacle(shape, names, dtype), steps)
+    if whole is not None:
+        return whole
+    chosen = choose_native(compute.native, device, dtype, why_not)
+    layers = Layers(choose_convolutions(compute.convolutions, device))
     return CpuEngine(chosen) if chosen.native else TorchEngine(layers, cut_images, chosen, steps)

@@ -18,11 +18,15 @@ RUNNING, THROUGH, MULTIPLIED, GATED, DETACHED, FROZEN, MEASURED, ABLATED, FOSSIL
 CODE_SHIFT = 9  # the blueprint's code stands above the flags
 
 
-def planned(plan: SeedPlan, device: torch.device) -> Tensor:
-    """int32 [N, S] of a pass whose plan the host holds; nobody waits for the upload."""
+def planned(plan: SeedPlan, device: torch.device, ablated: np.ndarray | None = None) -> Tensor:
+    """int32 [N, S] of a pass whose plan the host holds; nobody waits for the upload.
+
+    ablated: bool [N, S], seeds that subset rows of a validation pass leave out.
+    """
     flags = plan.running * RUNNING | (plan.blend == STRAIGHT_THROUGH) * THROUGH
     flags |= (plan.blend == Blend.MULTIPLY) * MULTIPLIED | (plan.blend == Blend.GATE) * GATED
     flags |= plan.detached * DETACHED | plan.frozen * FROZEN | plan.measured * MEASURED
+    flags |= 0 if ablated is None else ablated * ABLATED
     words = np.where(plan.running, flags | plan.blueprint << CODE_SHIFT, 0)
     return upload(words.astype(np.int32), device)
 

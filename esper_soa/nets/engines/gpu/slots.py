@@ -14,17 +14,17 @@ from torch import Tensor
 from esper_soa.nets.engines.gpu import program
 from esper_soa.nets.engines.gpu.kernels.seed import VECTORS, Slot, SlotShape
 from esper_soa.nets.engines.gpu.kernels.seed_backward import slot_backward_kernel
-from esper_soa.nets.engines.gpu.kernels.seed_forward import slot_forward_kernel
+from esper_soa.nets.engines.gpu.kernels.seed_forward import slot_branch_kernel, slot_forward_kernel
 from esper_soa.nets.engines.gpu.kernels.seed_weights import seed_weights_kernel
-from esper_soa.nets.engines.gpu.tiles import Rows, padded
+from esper_soa.nets.engines.gpu.kernels.tiles import Rows, padded
 from esper_soa.nets.host import HostShape
 from esper_soa.nets.model.blueprints import GATE
 from esper_soa.nets.pools import row_layout
 
-MOST_LANES = 128  # channels, or hidden units, of a seed's parts
-TILE_NUMBERS = 4096  # of a tile: pixels times lanes
+TILE_NUMBERS = 2048  # of a tile: pixels times lanes; more do not fit the registers
 IMAGES_PER_SPLIT = 8  # of a weight gradient's sum
 MOST_SPLITS = 16
+PROGRAMS_PER_PROCESSOR = 4
 UNPIPELINED = {"num_stages": 1}  # loads stay behind the barriers after the stores that they read
 
 
@@ -73,13 +73,6 @@ def slot_table(shape: HostShape, number: int, device: torch.device) -> SlotTable
         number, len(shape.slots), channels, uploaded, program.num_maps(programs), padded(widest), -(-widest // 8) * 8,
         gate_at, hidden,
     )  # fmt: skip
-
-
-def is_wide(shape: HostShape) -> bool:
-    """Whether a slot has more channels than the kernels hold in a tile."""
-    wide = [spec.channels for spec in shape.slots]
-    tables = [program.programs(shape.blueprints, channels) for channels in wide]
-    return any(max(*pair) > MOST_LANES for pair in zip(wide, map(program.widest, tables), strict=True))
 
 
 def num_splits(batch: int) -> int:
@@ -131,6 +124,21 @@ def backward_(slot: Slot, gradient: Tensor, pooled: Tensor, codes: Tensor, parti
     share = triton.cdiv(batch, splits)
     grid = num_nets, splits, slot.shape.parts.value + 1
     seed_weights_kernel[grid](slot, partials, width, batch, share, **options)
+
+
+def num_programs(device: torch.device) -> int:
+    """Programs of `branch_`, which share the images: a few per multiprocessor, so that their work places stay in L2."""
+    if device.type != "cuda":
+        return 2
+    return PROGRAMS_PER_PROCESSOR * torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def branch_(slot: Slot, source: Tensor, target: Tensor, spare: Tensor, tree: tuple[int, int, Tensor, Tensor]) -> None:
+    """target [n * rows, B, ., C] = features behind a slot in a validation pass; see slot_branch_kernel."""
+    units, batch = target.shape[:2]
+    slot_branch_kernel[spare.shape[0],](
+        slot, source, target, spare, tree, batch, units * batch, num_warps=_warps(slot), **UNPIPELINED
+    )
 
 
 def _warps(slot: Slot) -> int:

@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def pool_image(features, pooled, codes, place, shape):
-    """Maxima [H/2 * W/2, C] of one image, and in which corner of their window each stood. NaN goes through."""
+    """Maxima [H/2 * W/2, C] of one image, and in which corner each stood, unless `codes` is None. NaN goes through."""
     height: tl.constexpr = shape.height // 2
     width: tl.constexpr = shape.width // 2
     channel, start = tl.arange(0, shape.lanes), place * (height * width * shape.channels)
@@ -24,7 +24,8 @@ def pool_image(features, pooled, codes, place, shape):
             best = tl.where(better, values, best)
         target = start + small[:, None] * shape.channels + channel[None, :]
         tl.store(pooled + target, best, mask=mask)
-        tl.store(codes + target, code, mask=mask)
+        if codes is not None:
+            tl.store(codes + target, code, mask=mask)
 
 
 @triton.jit

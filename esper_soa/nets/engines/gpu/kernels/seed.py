@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from esper_soa.nets.engines.gpu import program, roster
-from esper_soa.nets.engines.gpu.tiles import NORM_EPS, Rows
+from esper_soa.nets.engines.gpu.kernels.tiles import NORM_EPS, Rows
 
 FIELDS = tl.constexpr(len(program.FIELDS))
 KIND, INPUTS, OUTPUTS, KERNEL, GROUPS, HIDDEN, FLAGS, OFFSET, MAP, SOURCE, SOURCE_RELU = (
@@ -23,10 +23,11 @@ CONV, DEPTH, SOFT_NORM, EXCITE = (
     tl.constexpr(kind) for kind in (program.CONV, program.DEPTH, program.SOFT_NORM, program.EXCITE)
 )
 NORMED, RELU, BIASED = (tl.constexpr(flag) for flag in (program.NORMED, program.RELU, program.BIASED))
-RUNNING, THROUGH, MULTIPLIED, GATED, DETACHED, FROZEN = (
+RUNNING, THROUGH, MULTIPLIED, GATED, DETACHED, FROZEN, ABLATED = (
     tl.constexpr(flag)
     for flag in (
         roster.RUNNING, roster.THROUGH, roster.MULTIPLIED, roster.GATED, roster.DETACHED, roster.FROZEN,
+        roster.ABLATED,
     )
 )  # fmt: skip
 CODE_SHIFT, FLAG_BITS = tl.constexpr(roster.CODE_SHIFT), tl.constexpr((1 << roster.CODE_SHIFT) - 1)

@@ -10,6 +10,7 @@ import triton.language as tl
 
 from esper_soa.nets.engines.gpu.kernels.pool import pool_image
 from esper_soa.nets.engines.gpu.kernels.seed import (
+    ABLATED,
     CENTRE,
     CONV,
     COUNT,
@@ -263,3 +264,53 @@ def slot_forward_kernel(slot, features, pooled, codes):
     if slot.shape.pool == 2:
         tl.debug_barrier()
         pool_image(here, pooled, codes, place, slot.shape)
+
+
+@triton.jit
+def copy_features(source, target, shape):
+    """One image [H*W, C]."""
+    for first in range(0, shape.height * shape.width, shape.tile):
+        pixels, inside = pixels_from(first, shape)
+        store_features(target, pixels, inside, load_features(source, pixels, inside, shape), shape)
+
+
+@triton.jit
+def slot_branch_kernel(slot, source, target, spare, tree, batch, units):
+    """target: features behind a slot in a validation pass, where rows of a network may part. Grid: any number.
+
+    source: features [n, rows before, B, H*W, C]; target: [n, rows, B, ., C], pooled where a pool follows; units:
+    n * rows * B; tree: (rows before, rows, int32 [n] of how many a network has, int32 [n, rows] of whence each comes:
+    2 * row before + whether a seed that can be left out takes part). A program does every so many images, one after
+    the other, in one work place; spare: [programs, H*W, C], its features before a pool.
+    """
+    area: tl.constexpr = slot.shape.height * slot.shape.width * slot.shape.channels
+    smaller: tl.constexpr = (slot.shape.height // 2) * (slot.shape.width // 2) * slot.shape.channels
+    work_number = tl.program_id(0).to(tl.int64)
+    for unit in range(tl.program_id(0), units, tl.num_programs(0)):
+        place = work_number * 0 + unit
+        image, row = place % batch, place // batch % tree[1]
+        env = place // (batch * tree[1])
+        if row < tl.load(tree[2] + env):
+            came = tl.load(tree[3] + env * tree[1] + row)
+            before = source + ((env * tree[0] + came // 2) * batch + image) * area
+            here = target + place * (area if slot.shape.pool == 1 else smaller)
+            flags, head = member(slot, env)
+            takes_part = ((flags & RUNNING) != 0) & (((flags & ABLATED) == 0) | (came % 2 == 1))
+            if takes_part:
+                work = work_place(slot, env, work_number)
+                take_in(before, work, slot.shape)
+                tl.debug_barrier()
+                forward_parts(work, head, slot.shape)
+                alpha = tl.load(slot.alpha + env * slot.num_slots + slot.number)
+                if slot.shape.pool == 1:
+                    blend(work, head, flags, alpha, here, slot.shape)
+                else:
+                    blend(work, head, flags, alpha, spare + work_number * area, slot.shape)
+                    tl.debug_barrier()
+                    pool_image(spare + work_number * area, target, None, place, slot.shape)
+                tl.debug_barrier()
+            else:
+                if slot.shape.pool == 1:
+                    copy_features(before, here, slot.shape)
+                else:
+                    pool_image(before, target, None, place, slot.shape)
