@@ -56,7 +56,7 @@ class ComputeConfig:
     # Replay work as CUDA graphs: auto = on an NVIDIA GPU, on, off, networks (no decisions).
     cuda_graphs: str = choice("off", (*SWITCHES, "networks"))
     convolutions: str = choice("channels_last", CONVOLUTIONS)  # torch's; auto = the quickest per shape
-    triton: str = choice("off", SWITCHES)  # own GPU kernels for the hosts' blocks: auto where they can run
+    triton: str = choice("off", SWITCHES)  # whole networks by own kernels on a GPU: auto where they can run
 
     def __post_init__(self) -> None:
         check_fields("compute.", self)

@@ -3,7 +3,8 @@
     python compile_for_gpu.py ARCHITECTURE... [--dtype bfloat16] [--task NAME]
 
 Stands in for the driver, lets the engine train and validate on CPU tensors, and compiles each launch instead of running
-it. Prints a JSON line per kernel and architecture: registers, spills, shared memory, and the loads and stores by width.
+it. Prints a JSON line per kernel and architecture: registers, bytes of a thread that did not fit them, shared memory, and
+how many loads and stores there are, and how many of these move 16 bytes.
 """
 
 import argparse
@@ -44,7 +45,7 @@ class Device:
         return GPUTarget("cuda", self.architecture, 32)
 
     def get_current_device(self) -> int:
-        return 0
+        return self.architecture  # what is compiled for one device is kept for that device
 
     def get_current_stream(self, device: int = 0) -> int:
         return 0
@@ -76,7 +77,7 @@ def facts_of(kernel: object) -> dict[str, object]:
     loads = widths_of(r"ld\.global[\w.:]*", asm["ptx"]) + widths_of(r"cp\.async\.c[ag][^;]*", asm["ptx"])
     stores = widths_of(r"st\.global[\w.:]*", asm["ptx"])
     return {
-        "registers": registers, "spills": stack + local, "shared": metadata.shared, "warps": metadata.num_warps,
+        "registers": registers, "spilled_bytes": stack + local, "shared": metadata.shared, "warps": metadata.num_warps,
         "loads": loads.total(), "wide_loads": loads[16], "stores": stores.total(), "wide_stores": stores[16],
     }  # fmt: skip
 

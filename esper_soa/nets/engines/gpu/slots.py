@@ -21,7 +21,7 @@ from esper_soa.nets.host import HostShape
 from esper_soa.nets.model.blueprints import GATE
 from esper_soa.nets.pools import row_layout
 
-TILE_NUMBERS = 2048  # of a tile: pixels times lanes; more do not fit the registers
+TILE_NUMBERS = 1024  # of a tile: pixels times lanes; with more the registers do not suffice
 IMAGES_PER_SPLIT = 8  # of a weight gradient's sum
 MOST_SPLITS = 16
 PROGRAMS_PER_PROCESSOR = 4
@@ -95,7 +95,7 @@ def slot_of(
     lanes, dtype = table.lanes, work.maps.dtype
     tf32 = dtype == torch.float32 and torch.backends.cudnn.allow_tf32
     numbers = (
-        *size, table.channels, work.maps.shape[3], lanes, min(TILE_NUMBERS // lanes, padded(size[0] * size[1]), 128),
+        *size, table.channels, work.maps.shape[3], lanes, min(max(TILE_NUMBERS // lanes, 16), padded(size[0] * size[1])),
         min(32, lanes), table.parts, table.maps, table.gate_at, table.gate_hidden, 2 if pooled else 1,
         "tf32" if tf32 else "ieee", dtype == torch.bfloat16 and triton.knobs.runtime.interpret,
     )  # fmt: skip
