@@ -3,7 +3,7 @@
     python compile_for_gpu.py ARCHITECTURE... [--dtype bfloat16] [--task NAME]
 
 Stands in for the driver, lets the engine train and validate on CPU tensors, and compiles each launch instead of running
-it. Prints a JSON line per kernel and architecture: registers, bytes of a thread that did not fit them, shared memory, and
+it. Prints a JSON line per kernel and architecture: registers, bytes of a thread that did not fit them, shared memory,
 how many loads and stores there are, and how many of these move 16 bytes.
 """
 
@@ -22,7 +22,9 @@ from triton.runtime import driver, jit
 
 from esper_soa.build import build_world
 from esper_soa.config import ComputeConfig, TrainConfig
+from esper_soa.env.step import initial_state
 from esper_soa.nets.config import DataConfig, TaskConfig
+from esper_soa.nets.engines.gpu import newborn
 from esper_soa.nets.engines.gpu.engine import GpuEngine
 from esper_soa.nets.pools import ActiveSeeds
 from esper_soa.vocabulary import Blend, Stage
@@ -111,6 +113,8 @@ def a_pass(task: str, dtype: torch.dtype) -> None:
     engine = GpuEngine()
     engine.train_(nets, world.weights, alpha, seeds, work.training, work.num_batches)
     engine.validate(nets, world.weights, alpha, seeds, work.validation)
+    state = initial_state(world.rules, 2, torch.device("cpu"))
+    newborn.begin_(newborn.nurseries_of(world.weights, nets.shape), state.slots, work.seed_keys)
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 import importlib.util
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -246,6 +246,30 @@ def test_rows_of_the_tree_end_as_the_subsets_that_torch_validates(num_slots: int
         found = np.flatnonzero(seeds.ablated[env])
         if len(found) <= 4:
             assert own == subset_codes(tuple(found.tolist()), ())
+
+
+@pytest.mark.parametrize("rows", [SubsetRows(), SubsetRows(pairs=False, codes=(5, 3, 63))])
+@pytest.mark.parametrize("num_slots", [1, 3, 4, 6])
+def test_subsets_found_where_the_state_lies_are_those_of_the_host(num_slots: int, rows: SubsetRows) -> None:
+    seeds = some_seeds(60, num_slots, 7, running=1.0 if num_slots > 4 else 0.8)
+    ablated, fossil = torch.from_numpy(seeds.ablated), torch.from_numpy(seeds.stage == Stage.FOSSILIZED)
+    with SyncGuard():
+        codes = tree.resident_codes(ablated, fossil, rows)
+    assert torch.equal(codes, torch.from_numpy(tree.codes_of(seeds, rows)))
+    assert num_slots <= 4 or len(set(seeds.ablated.sum(1))) > 3
+
+
+def test_an_env_step_with_births_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = build(3, 2)
+    _, slots, ramp = a_state(3)
+    slots = slots.replace(newborn=torch.ones_like(slots.newborn), fresh_momentum=torch.ones_like(slots.newborn))
+    engine, nets, work = GpuEngine(), world.rules.nets, world.work(0)
+    with counted(monkeypatch):
+        for first in (True, False):  # tables of a run are made at first use
+            with nullcontext() if first else SyncGuard():
+                seeds = engine.claim_(nets, world.weights, slots, ramp, True, work.seed_keys)
+                engine.train_(nets, world.weights, slots.alpha, seeds, work.training, work.num_batches)
+                engine.validate(nets, world.weights, slots.alpha, seeds, work.validation)
 
 
 @pytest.mark.parametrize("augment", [False, True])

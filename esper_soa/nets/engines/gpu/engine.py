@@ -5,6 +5,7 @@ loads it where the kernels can run.
 """
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -13,8 +14,10 @@ from torch import Tensor
 
 from esper_soa.nets.data import ImageCutter, cut_images
 from esper_soa.nets.engine import Choice, NetsConfig, TrainingFeed, TrainReport, ValidationFeed, ValidationReport
-from esper_soa.nets.engines.gpu import blocks, roster, slots, tree, update
+from esper_soa.nets.engines.gpu import blocks, newborn, roster, tree, update
 from esper_soa.nets.engines.gpu.images import all_crops, crops_of
+from esper_soa.nets.engines.gpu.kernels.newborn import Nursery
+from esper_soa.nets.engines.gpu.slots import slot_table
 from esper_soa.nets.engines.gpu.training import Plans, TrainInputs, TrainStep
 from esper_soa.nets.engines.gpu.validation import ValidationInputs, ValidationStep, fresh_sums, num_batches
 from esper_soa.nets.gradients import unmeasured
@@ -23,7 +26,18 @@ from esper_soa.nets.host import HostShape
 from esper_soa.nets.pools import ActiveSeeds, upload
 from esper_soa.nets.seed_plan import training_plan, validation_plan
 from esper_soa.nets.sgd import LearningRates
-from esper_soa.state import STATE_FLOAT, GradientStats
+from esper_soa.state import STATE_FLOAT, GradientStats, Ramp, Slots
+
+MOST_IMAGES = 4096  # of a validation batch: a grid has at most 65,535 tiles
+
+
+class ResidentSeeds(NamedTuple):
+    """What a pass of N networks with S slots has to know of their seeds, on the device; see `GpuEngine.claim_`."""
+
+    training: Tensor  # int32 [N, S], see roster.py
+    validation: Tensor  # int32 [N, S]
+    codes: Tensor  # int64 [N, R], subset rows, -1 = none
+    ablated: Tensor  # bool [N, S]
 
 
 @dataclass(frozen=True)
@@ -34,10 +48,28 @@ class GpuEngine:
     chosen: Choice = Choice(False, "Triton kernels for whole networks")
     cut: ImageCutter = cut_images
     plans: dict[tuple[HostShape, torch.device], Plans] = field(default_factory=dict)
+    nurseries: dict[tuple[int, ...], tuple[Nursery, ...]] = field(default_factory=dict)
+
+    def claim_(
+        self, nets: NetsConfig, weights: TensorDict, slots: Slots, ramp: Ramp, ablate_fossils: bool, keys: Tensor
+    ) -> ResidentSeeds:
+        """What read_active_seeds and pools.claim_ do, without a read by the host; for both passes of an env-step.
+
+        keys: int64 [N], streams of this env-step.
+        """
+        place = _places(weights, keys)[1:]
+        if place not in self.nurseries:
+            self.nurseries[place] = newborn.nurseries_of(weights, nets.shape)
+        newborn.begin_(self.nurseries[place], slots, keys)
+        training = roster.training_roster(slots, ramp, nets.detached_stages)
+        validation = roster.validation_roster(slots, ramp, nets.detached_stages, ablate_fossils)
+        ablated = (validation & roster.ABLATED) > 0
+        codes = tree.resident_codes(ablated, (validation & roster.FOSSIL) > 0, nets.rows)
+        return ResidentSeeds(training, validation, codes, ablated)
 
     def train_(
-        self, nets: NetsConfig, weights: TensorDict, alpha: Tensor, active_seeds: ActiveSeeds, feed: TrainingFeed,
-        num_batches: int, lr_factor: float = 1.0,
+        self, nets: NetsConfig, weights: TensorDict, alpha: Tensor, active_seeds: ActiveSeeds | ResidentSeeds,
+        feed: TrainingFeed, num_batches: int, lr_factor: float = 1.0,
     ) -> TrainReport:  # fmt: skip
         """All networks at once, a fixed list of launches per batch."""
         device, size = alpha.device, alpha.shape
@@ -45,11 +77,11 @@ class GpuEngine:
         rates, images = LearningRates.of(nets.task, lr_factor), crops.first.shape[1]
         flags = {name: values.to(_kept(values)) for name, values in unmeasured(size, device).items()}
         inputs = TrainInputs(
-            crops.first.contiguous(), crops.labels.contiguous(),
-            roster.planned(training_plan(active_seeds, nets.detached_stages), device), alpha.float().contiguous(),
+            crops.first.contiguous(), crops.labels.contiguous(), _resident(nets, active_seeds, device).training,
+            alpha.float().contiguous(),
             torch.tensor([float(rate) for rate in rates]).to(device, non_blocking=True),
-            torch.zeros(1, dtype=torch.int32, device=device),
-            torch.zeros(size[0], device=device), torch.zeros(size[0], dtype=torch.int64, device=device), flags,
+            torch.zeros(1, dtype=torch.int32, device=device), torch.zeros(size[0], device=device),
+            torch.zeros(size[0], dtype=torch.int64, device=device), flags,
         )  # fmt: skip
         fresh = TrainStep(
             nets, self._plans(nets.shape, device), weights, inputs, crops_of(crops.bank, inputs.first),
@@ -66,20 +98,21 @@ class GpuEngine:
         )
 
     def validate(
-        self, nets: NetsConfig, weights: TensorDict, alpha: Tensor, active_seeds: ActiveSeeds, feed: ValidationFeed
-    ) -> ValidationReport:
+        self, nets: NetsConfig, weights: TensorDict, alpha: Tensor, active_seeds: ActiveSeeds | ResidentSeeds,
+        feed: ValidationFeed,
+    ) -> ValidationReport:  # fmt: skip
         """All networks and subset rows at once."""
         device, num_nets = alpha.device, alpha.shape[0]
         crops = feed.crops(torch.arange(num_nets, device=device))
-        batch = min(nets.eval_batch, crops.first.shape[1])
+        batch = min(nets.eval_batch, crops.first.shape[1], MOST_IMAGES)
         count = num_batches(crops.first.shape[1], batch)
         missing = count * batch - crops.first.shape[1]
-        codes = upload(tree.codes_of(active_seeds, nets.rows), device)
-        plan = validation_plan(active_seeds, nets.detached_stages)
+        seeds = _resident(nets, active_seeds, device)
+        codes = seeds.codes
         inputs = ValidationInputs(
             F.pad(crops.first, (0, missing)).contiguous(), F.pad(crops.labels, (0, missing), value=-1).contiguous(),
-            roster.planned(plan, device, active_seeds.ablated), alpha.float().contiguous(),
-            tree.levels_of(codes, nets.shape.execution_order), *fresh_sums(num_nets, codes.shape[1], device),
+            seeds.validation, alpha.float().contiguous(), tree.levels_of(codes, nets.shape.execution_order),
+            *fresh_sums(num_nets, codes.shape[1], device),
         )  # fmt: skip
         fresh = ValidationStep(
             nets, self._plans(nets.shape, device), weights, inputs, crops_of(crops.bank, inputs.first), batch
@@ -88,17 +121,30 @@ class GpuEngine:
         done = self.steps.run_(key, fresh, [0] * count).inputs
         accuracy = 100.0 * done.correct.to(STATE_FLOAT) / done.counted[:, None]
         accuracy = torch.where(codes >= 0, accuracy, 0.0)
-        return ValidationReport(done.loss / done.counted, accuracy, codes, upload(active_seeds.ablated, device))
+        return ValidationReport(done.loss / done.counted, accuracy, codes, seeds.ablated)
 
     def _plans(self, shape: HostShape, device: torch.device) -> Plans:
         """Tables of a host, made once."""
         if (shape, device) not in self.plans:
             numbers = range(len(shape.slots))
             self.plans[shape, device] = Plans(
-                blocks.block_plans(shape), [slots.slot_table(shape, number, device) for number in numbers],
+                blocks.block_plans(shape), [slot_table(shape, number, device) for number in numbers],
                 [update.tensor_table(shape, number, device) for number in numbers],
             )  # fmt: skip
         return self.plans[shape, device]
+
+
+def _resident(nets: NetsConfig, seeds: ActiveSeeds | ResidentSeeds, device: torch.device) -> ResidentSeeds:
+    """The seeds on the device, uploaded where the host holds them."""
+    if isinstance(seeds, ResidentSeeds):
+        return seeds
+    stages = nets.detached_stages
+    return ResidentSeeds(
+        roster.planned(training_plan(seeds, stages), device),
+        roster.planned(validation_plan(seeds, stages), device, seeds.ablated),
+        upload(tree.codes_of(seeds, nets.rows), device),
+        upload(seeds.ablated, device),
+    )
 
 
 def _kept(values: Tensor) -> torch.dtype:

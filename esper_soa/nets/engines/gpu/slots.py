@@ -94,10 +94,11 @@ def slot_of(
     """The record that the kernels read; rows: [N, width] of the slot's pool."""
     lanes, dtype = table.lanes, work.maps.dtype
     tf32 = dtype == torch.float32 and torch.backends.cudnn.allow_tf32
+    tile = min(max(TILE_NUMBERS // lanes, 16), padded(size[0] * size[1]))
     numbers = (
-        *size, table.channels, work.maps.shape[3], lanes, min(max(TILE_NUMBERS // lanes, 16), padded(size[0] * size[1])),
-        min(32, lanes), table.parts, table.maps, table.gate_at, table.gate_hidden, 2 if pooled else 1,
-        "tf32" if tf32 else "ieee", dtype == torch.bfloat16 and triton.knobs.runtime.interpret,
+        *size, table.channels, work.maps.shape[3], lanes, tile, min(32, lanes), table.parts, table.maps, table.gate_at,
+        table.gate_hidden, 2 if pooled else 1, "tf32" if tf32 else "ieee",
+        dtype == torch.bfloat16 and triton.knobs.runtime.interpret,
     )  # fmt: skip
     shape = SlotShape(*(tl.constexpr(number) for number in numbers))
     return Slot(

@@ -1,18 +1,20 @@
 """Subset rows of all envs as one tree of branches with a fixed shape, so that every env may need other subsets.
 
 A host is a chain: rows whose subsets agree in the slots met so far are computed once. At every slot a row goes on
-without the seed, with it, or both; rows that an env does not need are masked. Called by validation.py.
+without the seed, with it, or both; rows that an env does not need are masked. All of it is made on the device, or the
+codes by the host. Called by engine.py.
 """
 
 from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from esper_soa.nets.config import SubsetRows
 from esper_soa.nets.pools import ActiveSeeds
-from esper_soa.nets.subsets import max_rows, subset_codes
+from esper_soa.nets.subsets import EXACT_SLOTS, max_rows, subset_codes
 from esper_soa.vocabulary import Stage
 
 
@@ -39,6 +41,40 @@ def codes_of(active_seeds: ActiveSeeds, rows: SubsetRows) -> np.ndarray:
 
 def _members(bits: int, num_slots: int) -> tuple[int, ...]:
     return tuple(slot for slot in range(num_slots) if bits >> slot & 1)
+
+
+def resident_codes(ablated: Tensor, fossil: Tensor, rows: SubsetRows) -> Tensor:
+    """The same as `codes_of`, where the env state lies; ablated, fossil: bool [N, S]. Nothing is read by the host."""
+    num_slots, device = ablated.shape[1], ablated.device
+    bits = 1 << torch.arange(num_slots, device=device)
+    full, count = torch.where(ablated, bits, 0).sum(1, keepdim=True), ablated.sum(1, keepdim=True)
+    exact = [full]
+    for _ in range(min(2**num_slots, 2**EXACT_SLOTS) - 1):
+        exact.append((exact[-1] - 1) & full)  # the next smaller subset
+    every = torch.cat(exact, dim=1)
+    every = torch.where(torch.arange(every.shape[1], device=device) < 1 << count, every, -1)
+    most = max_rows(num_slots, rows)
+    if num_slots <= EXACT_SLOTS:
+        return every
+    kept = torch.where(ablated & fossil, bits, 0).sum(1, keepdim=True)
+    few = _few_codes(ablated, (full, kept), bits, rows)
+    few, every = (F.pad(one, (0, most - one.shape[1]), value=-1) for one in (few[:, :most], every[:, :most]))
+    return torch.where(count <= EXACT_SLOTS, every, few)
+
+
+def _few_codes(ablated: Tensor, known: tuple[Tensor, Tensor], bits: Tensor, rows: SubsetRows) -> Tensor:
+    """int64 [N, .]: the subsets for envs with more seeds than EXACT_SLOTS; known: the full set, the fossils alone."""
+    full, kept = known
+    wanted = [full, torch.where(ablated, full - bits, -1), torch.where(ablated, bits, -1), torch.zeros_like(full), kept]
+    if rows.pairs:
+        one, other = torch.triu_indices(len(bits), len(bits), 1, device=bits.device).unbind(0)
+        both = ablated.index_select(1, one) & ablated.index_select(1, other)
+        wanted.append(torch.where(both, bits.index_select(0, one) | bits.index_select(0, other), -1))
+    wanted += [full & code for code in rows.codes]
+    codes = torch.cat(wanted, dim=1)
+    repeated = (codes[:, :, None] == codes[:, None, :]).tril(-1).any(-1)
+    codes = torch.where(repeated, -1, codes)
+    return codes.gather(1, (codes < 0).int().argsort(dim=1, stable=True))
 
 
 def levels_of(codes: Tensor, order: tuple[int, ...]) -> list[Level]:
