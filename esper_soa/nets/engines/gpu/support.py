@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from esper_soa.errors import SettingError
-from esper_soa.nets.engine import Engine
+from esper_soa.nets.engine import Choice, Engine
 from esper_soa.nets.engines.gpu import program
 from esper_soa.nets.graphs import StepCache
 from esper_soa.nets.host import HostShape
@@ -67,5 +67,10 @@ def gpu_engine(setting: str, device: torch.device, why_not: str, steps: StepCach
         raise SettingError("compute.triton", setting, "auto or off here", f"{reason[0].upper()}{reason[1:]}.")
     if reason or (setting == "auto" and device.type != "cuda"):
         return None
-    engine: Engine = importlib.import_module(ENGINE).GpuEngine(steps or StepCache(capture=False))
+    return loaded_engine(steps or StepCache(capture=False), Choice(False, "Triton kernels for whole networks"))
+
+
+def loaded_engine(steps: StepCache, chosen: Choice) -> Engine:
+    """The engine of the kernels, where they can run; steps: with or without capture into CUDA graphs."""
+    engine: Engine = importlib.import_module(ENGINE).GpuEngine(steps, chosen)
     return engine
