@@ -114,6 +114,37 @@ def test_hosts_without_seeds_equal_torch() -> None:
         torch.testing.assert_close(found[name].double(), value.double(), rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
+def test_a_step_that_is_kept_gives_the_bits_of_a_fresh_one() -> None:
+    kept, fresh = (build(1, 2, ("r1c1", "r1c2")) for _ in range(2))
+    engine, reports = GpuEngine(), []
+    for seed in (4, 5):
+        seeds = some_seeds(1, 2, seed, running=1.0)
+        reports.append((play(kept, engine, seeds), play(fresh, GpuEngine(), seeds)))
+    assert len(engine.steps._kept) == 2
+    for ours, theirs in reports:
+        assert torch.equal(ours[0].loss, theirs[0].loss)
+        assert torch.equal(ours[1].loss, theirs[1].loss)
+        assert torch.equal(ours[1].accuracy, theirs[1].accuracy)
+        for name, values in theirs[0].gradients.items():
+            assert torch.equal(ours[0].gradients.get(name), values), name
+    for name, rows in fresh.weights.flatten_keys(".").items():
+        assert torch.equal(kept.weights.flatten_keys(".")[name], rows), name
+
+
+@pytest.mark.slow
+def test_in_bfloat16_a_pass_is_near_float32() -> None:
+    low, exact, seeds = build(1, 3), build(1, 3), some_seeds(1, 3, 1)
+    before = exact.weights.clone()
+    low.rules = low.rules._replace(nets=low.rules.nets._replace(precision=torch.bfloat16))
+    found, wanted = results(low, GpuEngine(), seeds), results(exact, exact.rules.engine, seeds)
+    for name in ("train loss", "tested"):
+        torch.testing.assert_close(found[name], wanted[name], rtol=0.05, atol=0)
+    for name in ("host.params", *(f"seeds.{slot}.params" for slot in SLOTS)):
+        step = wanted[name] - before.flatten_keys(".")[name]
+        assert float((found[name] - wanted[name]).norm()) <= 0.15 * float(step.norm()), name
+
+
 # --- launches
 
 
