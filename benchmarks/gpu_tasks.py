@@ -17,11 +17,11 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from benchmarks import eps, machine
 from benchmarks.eps_config import EpsConfig
@@ -142,7 +142,7 @@ def capture_decisions(side: EngineSide) -> None:
 
 def parity(place: Place, rung: str) -> Found:
     """Weights and accuracies after a few env-steps on this device and on the CPU in plain torch."""
-    torch.backends.cudnn.allow_tf32 = False  # the switch that the Triton kernels read too
+    torch.backends.cudnn.conv.fp32_precision = "ieee"  # type: ignore[attr-defined]  # read by the Triton kernels too
     cpu = Place(torch.device("cpu"), place.tiny)
     sides, tolerance = [], TOLERANCE
     for where, name in ((cpu, "eager"), (place, rung)):
@@ -245,41 +245,65 @@ def blocks(place: Place) -> Found:
     reason = unavailable_reason(place.device)
     if reason is not None:
         return {"ok": True, "skipped": reason}
-    kernels = importlib.import_module("esper_soa.nets.engines.gpu.functions")
-
-    def plain(x: Tensor, weight: Tensor, norm: tuple[Tensor, ...]) -> Tensor:
-        x = batched.batch_norm(PLAIN.conv2d(x, weight.to(x.dtype)), *norm)
-        return F.relu(F.max_pool2d(x, 2))
-
-    def fused(x: Tensor, weight: Tensor, norm: tuple[Tensor, ...]) -> Tensor:
-        return kernels.conv_norm_relu_pool(x, weight, kernels.Norm(*norm), 2)
-
+    kernels = importlib.import_module("esper_soa.nets.engines.gpu.blocks")
     found: Found = {"ok": True}
     nets, batches = (2, (2,)) if place.tiny else (64, (32, 512))
     for inputs, outputs, side in BLOCKS:
         for batch in batches:
             for dtype in (torch.float32, torch.bfloat16):
-                size = (batch, nets * inputs, 4, 4) if place.tiny else (batch, nets * inputs, side, side)
-                x = torch.randn(size, device=place.device).contiguous(memory_format=torch.channels_last).to(dtype)
-                weight = torch.randn(nets, outputs, inputs, 3, 3, device=place.device)
-                milliseconds = [timed_block(form, x, weight, place) for form in (plain, fused)]
+                size = nets, batch, inputs, outputs, 4 if place.tiny else side
+                milliseconds = [
+                    milliseconds_of(once, place)
+                    for once in (plain_block(size, dtype, place), kernel_block(kernels, size, dtype, place))
+                ]
                 key = f"{inputs}->{outputs}, {side}x{side}, B={batch}, {str(dtype).removeprefix('torch.')}"
                 found[key] = dict(zip(("torch_ms", "triton_ms"), milliseconds, strict=True))
     return found
 
 
-def timed_block(form: Callable[..., Tensor], x: Tensor, weight: Tensor, place: Place) -> float:
-    """Median milliseconds of forward and backward pass."""
-    count = weight.shape[0] * weight.shape[1]
-    ones, zeros = (torch.full((count,), value, device=x.device) for value in (1.0, 0.0))
-    affine = [part.view(weight.shape[:2]).clone().requires_grad_() for part in (ones, zeros)]
-    leaves = [x.requires_grad_(), weight.requires_grad_(), *affine]
+def plain_block(size: tuple[int, ...], dtype: torch.dtype, place: Place) -> Callable[[], object]:
+    """Forward and backward pass in torch; size: networks, batch, inputs, outputs, side."""
+    nets, batch, inputs, outputs, side = size
+    x = torch.randn(batch, nets * inputs, side, side, device=place.device).to(dtype)
+    leaves = [x.contiguous(memory_format=torch.channels_last).requires_grad_()]
+    leaves.append(torch.randn(nets, outputs, inputs, 3, 3, device=place.device).requires_grad_())
+    leaves += [torch.full((nets, outputs), value, device=place.device).requires_grad_() for value in (1.0, 0.0)]
+    moving = [torch.full((nets * outputs,), value, device=place.device) for value in (0.0, 1.0)]
+
+    def once() -> object:
+        inner = PLAIN.conv2d(leaves[0], leaves[1].to(dtype))
+        out = F.relu(F.max_pool2d(batched.batch_norm(inner, *leaves[2:], *moving), 2))
+        return torch.autograd.grad(out.sum(), leaves)
+
+    return once
+
+
+def kernel_block(kernels: ModuleType, size: tuple[int, ...], dtype: torch.dtype, place: Place) -> Callable[[], object]:
+    """The same by the kernels; kernels: the module blocks.py."""
+    nets, batch, inputs, outputs, side = size
+    plan = kernels.BlockPlan(0, inputs, inputs, outputs, 3, side, 2, False, -1, -1, 0, 0)
+    x = torch.randn(nets, batch, side**2, inputs, device=place.device).to(dtype)
+    params = torch.randn(nets, plan.norm_at + 2 * outputs, device=place.device)
+    weights = kernels.weights_of(plan, params, torch.ones(nets, 2 * outputs, device=place.device))
+    memory, room = kernels.memory_of(plan, nets, batch, x), torch.empty_like(x)
+    behind = torch.ones_like(memory.features)
+    splits = max(1, min(kernels.MOST_SPLITS, batch * side**2 // kernels.PIXELS_PER_SPLIT))
+    partials = torch.zeros(nets, splits, params.shape[1], device=place.device)
+
+    def once() -> object:
+        kernels.forward_(plan, x, weights, memory)
+        return kernels.backward_(plan, x, weights, memory, (behind, room), partials)
+
+    return once
+
+
+def milliseconds_of(once: Callable[[], object], place: Place) -> float:
+    """Median of some calls."""
     seconds = []
     for _ in range(2 if place.tiny else 12):
         machine.wait_for(place.device)
         begun = time.perf_counter()
-        out = form(leaves[0], leaves[1], (*affine, zeros.clone(), ones.clone()))
-        torch.autograd.grad(out.sum(), leaves)
+        once()
         machine.wait_for(place.device)
         seconds.append(time.perf_counter() - begun)
     return 1e3 * sorted(seconds[len(seconds) // 4 :])[len(seconds) // 3]

@@ -296,15 +296,13 @@ def test_a_benchmark_runs_without_the_tests(path: Path) -> None:
     assert list(imports_of_tests(ast.parse(path.read_text(encoding="utf-8")))) == []
 
 
-# torch refuses to read the old ones once convolutions and LSTM differ in theirs. The Triton kernels still read one.
+# torch refuses to read the old ones once convolutions and LSTM differ in theirs.
 OLD_SWITCHES = ("allow_tf32", "set_float32_matmul_precision")
-OLD_FILES = {"tiles.py": "nets/engines/gpu", "gpu_tasks.py": "benchmarks"}
 
 
 @pytest.mark.parametrize("path", [*FILES, *BENCHMARKS], ids=lambda path: path.relative_to(PACKAGE.parent).as_posix())
 def test_precisions_are_set_by_the_new_switches_alone(path: Path) -> None:
-    found = [name for name in OLD_SWITCHES if name in path.read_text(encoding="utf-8")]
-    assert found == [] or path.parent.as_posix().endswith(OLD_FILES.get(path.name, "nowhere"))
+    assert [name for name in OLD_SWITCHES if name in path.read_text(encoding="utf-8")] == []
 
 
 def test_an_import_of_a_test_is_found_however_it_is_written() -> None:

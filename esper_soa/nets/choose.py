@@ -17,8 +17,7 @@ from esper_soa.nets.data import cut_images
 from esper_soa.nets.engine import Choice, Engine
 from esper_soa.nets.engines.cpu.engine import CpuEngine, obstacle
 from esper_soa.nets.engines.cpu.support import choose_native
-from esper_soa.nets.engines.gpu.layers import chosen_layers
-from esper_soa.nets.engines.gpu.support import unavailable_reason
+from esper_soa.nets.engines.gpu import support as gpu
 from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.graphs import StepCache
 from esper_soa.nets.host import HostShape
@@ -78,9 +77,8 @@ def _graphs_obstacle(asked: Asked) -> str:
 
 
 def _triton_obstacle(asked: Asked) -> str:
-    if asked.dtype == torch.float16:
-        return "the Triton kernels are for float32 and bfloat16, not float16"
-    return unavailable_reason(asked.device) or ""
+    names = [name_in(one) for one in asked.task.blueprints]
+    return gpu.unavailable_reason(asked.device) or gpu.obstacle(asked.shape, names, asked.dtype)
 
 
 def _plain(asked: Asked) -> Layers:
@@ -95,13 +93,12 @@ def _torch_graphs(asked: Asked, chosen: Choice) -> Engine:
     return TorchEngine(_plain(asked), cut_images, chosen, StepCache(capture=True, device=asked.device))
 
 
-def _triton(asked: Asked, chosen: Choice) -> Engine:
-    return TorchEngine(chosen_layers("on", asked.device, _plain(asked)), cut_images, chosen)
+def _triton(_: Asked, chosen: Choice) -> Engine:
+    return gpu.loaded_engine(StepCache(capture=False), chosen)
 
 
 def _triton_graphs(asked: Asked, chosen: Choice) -> Engine:
-    layers = chosen_layers("on", asked.device, _plain(asked))
-    return TorchEngine(layers, cut_images, chosen, StepCache(capture=True, device=asked.device))
+    return gpu.loaded_engine(StepCache(capture=True, device=asked.device), chosen)
 
 
 # By the names in config.ENGINES.

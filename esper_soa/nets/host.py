@@ -212,6 +212,11 @@ def slots_of(segment: Segment) -> tuple[int, ...]:
     return (segment.slot,)
 
 
+def plain_blocks(shape: HostShape) -> tuple[Block, ...]:
+    """The segments that are blocks."""
+    return tuple(one for one in shape.segments if isinstance(one, Block))
+
+
 def host_shape(
     task: TaskConfig,
     slots: tuple[SlotSpec, ...],

@@ -1,57 +1,137 @@
-"""Compiles every Triton kernel for an H100 without a GPU; a script of its own, as Triton must not interpret here.
+"""Compiles every Triton kernel for GPUs without having one; a script of its own, as Triton must not interpret here.
 
-Stands in for the driver, runs the differentiable functions on CPU tensors, and compiles each launch instead of running
-it. Prints the names of the kernels for which machine code came out.
+    python compile_for_gpu.py ARCHITECTURE... [--dtype bfloat16] [--task NAME]
+
+Stands in for the driver, lets the engine train and validate on CPU tensors, and compiles each launch instead of running
+it. Prints a JSON line per kernel and architecture: registers, bytes of a thread that did not fit them, shared memory,
+how many loads and stores there are, and how many of these move 16 bytes.
 """
 
-import sys
+import argparse
+import json
+import re
+import subprocess
+import tempfile
+from collections import Counter
 
+import numpy as np
 import torch
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver, jit
 
-from esper_soa.nets.engines.gpu.block_autograd import Norm, conv_norm_relu_pool, evaluate_conv_relu_pool
-from esper_soa.nets.engines.gpu.seed_autograd import ConvSeed, conv_seed, live_list
+from esper_soa.build import build_world
+from esper_soa.config import ComputeConfig, TrainConfig
+from esper_soa.env.step import initial_state
+from esper_soa.nets.config import DataConfig, TaskConfig
+from esper_soa.nets.engines.gpu import newborn
+from esper_soa.nets.engines.gpu.engine import GpuEngine
+from esper_soa.nets.pools import ActiveSeeds
+from esper_soa.vocabulary import Blend, Stage
 
-compiled: set[str] = set()
 launch = jit.JITFunction.run
+TASKS = {
+    "baseline": (TaskConfig(), ["r0c0", "r0c1", "r0c2"]),
+    "wide": (TaskConfig(name="wide", base_channels=32), ["r0c0", "r0c1", "r0c2"]),
+    "small": (TaskConfig(name="small", base_channels=2, num_blocks=2, num_pools=1), ["r0c0", "r1c0", "r0c1"]),
+}
 
 
-class H100:
+class Device:
     """Answers what Triton asks the driver before it compiles."""
 
+    def __init__(self, architecture: int) -> None:
+        self.architecture = architecture
+
     def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
+        return GPUTarget("cuda", self.architecture, 32)
 
     def get_current_device(self) -> int:
-        return 0
+        return self.architecture  # what is compiled for one device is kept for that device
 
     def get_current_stream(self, device: int = 0) -> int:
         return 0
 
 
-def compile_only(function: jit.JITFunction, *args: object, grid: object, warmup: bool, **options: object) -> None:
-    """Takes the place of a launch."""
-    kernel = launch(function, *args, grid=grid, warmup=True, **options)
-    if kernel.asm["cubin"]:
-        compiled.add(function.fn.__name__)
+class Compiler:
+    """Takes the place of launches; `found` has what came out, by kernel, the largest first where it has variants."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, dict[str, object]] = {}
+
+    def run(self, function: jit.JITFunction, *args: object, grid: object, warmup: bool, **options: object) -> None:
+        kernel = launch(function, *args, grid=grid, warmup=True, **options)
+        own = facts_of(kernel)
+        name = function.fn.__name__
+        if name not in self.found or own["registers"] > self.found[name]["registers"]:  # type: ignore[operator]
+            self.found[name] = own
 
 
-def call_everything(dtype: torch.dtype) -> None:
-    """Forward and backward of a block and of a seed."""
-    nets, channels = 2, 16
-    x = torch.zeros(4, nets * channels, 8, 8, dtype=dtype).contiguous(memory_format=torch.channels_last)
-    weight = torch.zeros(nets, channels, channels, 3, 3, requires_grad=True)
-    scale, shift = (torch.zeros(nets, channels, requires_grad=True) for _ in range(2))
-    norm = Norm(scale, shift, torch.zeros(nets * channels), torch.ones(nets * channels))
-    conv_norm_relu_pool(x.requires_grad_(), weight, norm, 2).sum().backward()
-    evaluate_conv_relu_pool(x.detach(), weight.detach(), shift.detach(), 2)
-    how = ConvSeed(live_list(torch.ones(nets, dtype=torch.bool)), torch.ones(nets), 1, False, False)
-    conv_seed(x, weight, scale, shift, how).sum().backward()
+def facts_of(kernel: object) -> dict[str, object]:
+    """What the machine code of a kernel takes."""
+    asm, metadata = kernel.asm, kernel.metadata  # type: ignore[attr-defined]
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(asm["cubin"])
+        file.flush()
+        command = [knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
+        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    registers, stack, local = (int(found) for found in re.findall(r"(?:REG|STACK|LOCAL):(\d+)", usage))
+    loads = widths_of(r"ld\.global[\w.:]*", asm["ptx"]) + widths_of(r"cp\.async\.c[ag][^;]*", asm["ptx"])
+    stores = widths_of(r"st\.global[\w.:]*", asm["ptx"])
+    return {
+        "registers": registers, "spilled_bytes": stack + local, "shared": metadata.shared, "warps": metadata.num_warps,
+        "loads": loads.total(), "wide_loads": loads[16], "stores": stores.total(), "wide_stores": stores[16],
+    }  # fmt: skip
 
 
-driver.set_active(H100())
-jit.JITFunction.run = compile_only
-for name in sys.argv[1:]:
-    call_everything(getattr(torch, name))
-print(*sorted(compiled))
+def widths_of(pattern: str, code: str) -> Counter[int]:
+    """How many instructions of a kind move so many bytes per thread."""
+    found = Counter[int]()
+    for name in re.findall(pattern, code):
+        copied = re.search(r"\], 0x(\w+),", name) or re.search(r"\], (\d+)", name)
+        many, bits = re.search(r"\.v(\d)", name), re.search(r"\.[bfsu](\d+)", name)
+        if name.startswith("cp"):
+            found[int(copied[1], 16) if copied else 0] += 1
+        else:
+            found[(int(many[1]) if many else 1) * (int(bits[1]) if bits else 0) // 8] += 1
+    return found
+
+
+def a_pass(task: str, dtype: torch.dtype) -> None:
+    """A training batch and a validation of two networks."""
+    chosen, slots = TASKS[task]
+    settings = TrainConfig(
+        envs=2, steps=1, rounds=1, batch_size=32, train_samples=32, val_samples=32, task=chosen, slots=slots,
+        data=DataConfig(name="synthetic", synthetic_train=64, synthetic_test=32),
+        compute=ComputeConfig(workers=1, native="off"),
+    )  # fmt: skip
+    world = build_world(settings, torch.device("cpu"))
+    nets, work, size = world.rules.nets._replace(precision=dtype), world.work(0), (2, len(slots))
+    yes, no = np.ones(size, dtype=bool), np.zeros(size, dtype=bool)
+    seeds = ActiveSeeds(yes, no + Stage.BLENDING, no + 1, no + Blend.ADD, no, yes, yes, no, no)
+    alpha = torch.ones(size, dtype=torch.float64)
+    engine = GpuEngine()
+    engine.train_(nets, world.weights, alpha, seeds, work.training, work.num_batches)
+    engine.validate(nets, world.weights, alpha, seeds, work.validation)
+    state = initial_state(world.rules, 2, torch.device("cpu"))
+    newborn.begin_(newborn.nurseries_of(world.weights, nets.shape), state.slots, work.seed_keys)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("architectures", nargs="+", type=int)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--task", default="baseline", choices=TASKS)
+    asked = parser.parse_args()
+    for architecture in asked.architectures:
+        driver.set_active(Device(architecture))
+        compiler = Compiler()
+        jit.JITFunction.run = lambda self, *args, own=compiler, **options: own.run(self, *args, **options)
+        a_pass(asked.task, getattr(torch, asked.dtype))
+        for name, facts in sorted(compiler.found.items()):
+            place = {"kernel": name, "architecture": architecture, "dtype": asked.dtype, "task": asked.task}
+            print(json.dumps(place | facts), flush=True)
+
+
+if __name__ == "__main__":
+    main()

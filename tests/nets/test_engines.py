@@ -21,8 +21,6 @@ from esper_soa.nets.data import cut_images
 from esper_soa.nets.engine import Engine
 from esper_soa.nets.engines.cpu import images, library
 from esper_soa.nets.engines.cpu.engine import CpuEngine
-from esper_soa.nets.engines.gpu.layers import TritonLayers
-from esper_soa.nets.engines.gpu.support import unavailable_reason
 from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.host import host_shape
 from esper_soa.nets.layers import Layers
@@ -76,15 +74,6 @@ def test_all_else_is_plain_torch_and_says_why(
     assert plain.cut is cut_images
     assert plain.chosen.reason.startswith(reason)
     assert not plain.chosen.fallback
-
-
-@pytest.mark.skipif(unavailable_reason(CPU) is not None, reason="Triton's interpreter is not here")
-def test_triton_layers_leave_what_they_do_not_take_to_the_layers_beneath() -> None:
-    chosen = engine(NARROW, engine="triton", convolutions="matmul")
-    assert isinstance(chosen, TorchEngine)
-    assert isinstance(chosen.layers, TritonLayers)
-    assert type(chosen.layers.beneath) is Layers
-    assert chosen.layers.convolutions.way == chosen.layers.beneath.convolutions.way == "matmul"
 
 
 @pytest.mark.parametrize("setting", [{"engine": "torch_graphs"}, {"engine": "native", "precision": "bfloat16"}])

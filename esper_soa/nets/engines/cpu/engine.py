@@ -20,7 +20,7 @@ from esper_soa.nets.engine import Choice, NetsConfig, TrainingFeed, TrainReport,
 from esper_soa.nets.engines.cpu import program, records
 from esper_soa.nets.engines.cpu.images import crops_of, cut_images
 from esper_soa.nets.gradients import EXPLODING, TINY, VANISHING
-from esper_soa.nets.host import Block, HostShape, host_tables
+from esper_soa.nets.host import Block, HostShape, host_tables, plain_blocks
 from esper_soa.nets.model.blueprints import GATE, num_codes
 from esper_soa.nets.model.parameters import Table
 from esper_soa.nets.passes import Gradients, train_pass_, validation_pass
@@ -78,11 +78,6 @@ def is_chain(shape: HostShape) -> bool:
         and sorted(shape.execution_order) == list(range(len(shape.slots)))
         and fitting
     )
-
-
-def plain_blocks(shape: HostShape) -> tuple[Block, ...]:
-    """The segments that are blocks."""
-    return tuple(one for one in shape.segments if isinstance(one, Block))
 
 
 def _shapes(table: Table) -> list[tuple[int, ...]]:

@@ -1,5 +1,7 @@
-"""Own GPU kernels for n networks at once, in Triton: the host's block and the convolutional seeds.
+"""The engine of a GPU: N networks by own kernels in Triton, which read on the device what every network has grown.
 
-No kernel is imported before support.py has said that a device can run it; the same kernels run in Triton's interpreter
-on a CPU, which is how they are tested where there is no GPU. The engine in torch holds them as its layers.
+engine.py makes passes, training.py and validation.py their fixed lists of launches, and blocks.py, slots.py,
+classifier.py, images.py and update.py launch the kernels in kernels/. No file that needs Triton is imported before
+support.py has said that a device can run it; Triton's interpreter runs the same kernels on a CPU, which is how they are
+tested where there is no GPU.
 """

@@ -1,13 +1,24 @@
-"""Says whether the Triton kernels can run on a device, and if not, why; imports neither Triton nor the kernels.
+"""Says whether the Triton kernels can run on a device and for a run's hosts, and if not, why; makes their engine.
 
-Asked by whoever chooses between the kernels and the plain path, and by the benchmarks, which print the reason.
+Asked by nets/choose.py, and by the benchmarks, which print the reason. Imports neither Triton, which is not always
+there, nor the kernels.
 """
 
+import importlib
 import importlib.util
 import os
+from collections.abc import Sequence
 
 import torch
 
+from esper_soa.nets.engine import Choice, Engine
+from esper_soa.nets.engines.gpu import program
+from esper_soa.nets.graphs import StepCache
+from esper_soa.nets.host import Block, HostShape, plain_blocks
+
+ENGINE = "esper_soa.nets.engines.gpu.engine"
+MOST_LANES = 128  # channels, or hidden units, of a block or of a seed's parts
+MOST_CLASSES = 1024
 MIN_CAPABILITY = (8, 0)  # tensor cores for bfloat16
 
 
@@ -24,3 +35,29 @@ def unavailable_reason(device: torch.device) -> str | None:
         found, least = (".".join(map(str, version)) for version in (capability, MIN_CAPABILITY))
         return f"the GPU has compute capability {found}, the kernels need {least}"
     return None
+
+
+def obstacle(shape: HostShape, blueprints: Sequence[str], dtype: torch.dtype) -> str:
+    """Why the kernels cannot take hosts of this shape with seeds of these blueprints in `dtype`; "" where they can."""
+    foreign = [str(place) for place, one in enumerate(shape.segments) if not isinstance(one, Block)]
+    if foreign:
+        return f"there is none for hosts whose segments {', '.join(foreign)} are no blocks of the package"
+    known = {one.name for one in shape.blueprints if program.runs(one)}
+    unknown = [one for one in blueprints if one not in known]
+    widths = [one.channels for one in plain_blocks(shape)]
+    widths += [program.widest(program.programs(shape.blueprints, spec.channels)) for spec in shape.slots]
+    if dtype not in (torch.float32, torch.bfloat16):
+        return f"there is none for {dtype}, which needs loss scales"
+    if unknown:
+        return f"there is none for the blueprint {', '.join(unknown)}"
+    if max(widths) > MOST_LANES:
+        return f"they hold at most {MOST_LANES} channels, not {max(widths)}"
+    if shape.num_classes > MOST_CLASSES:
+        return f"they hold at most {MOST_CLASSES} classes, not {shape.num_classes}"
+    return ""
+
+
+def loaded_engine(steps: StepCache, chosen: Choice) -> Engine:
+    """The engine of the kernels, where they can run; steps: with or without capture into CUDA graphs."""
+    engine: Engine = importlib.import_module(ENGINE).GpuEngine(steps, chosen)
+    return engine

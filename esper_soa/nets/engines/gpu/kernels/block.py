@@ -3,7 +3,7 @@
 The convolution leaves the batch statistics of its tiles behind, so activations are read once more only, to be
 normalised and pooled together; in the backward pass the gradient through pool, ReLU and batch norm is formed while it
 is loaded, never written. Sums run in two stages over a split that depends on the batch alone: no atomics, and what a
-network gets does not depend on the others. Called by block_autograd.py.
+network gets does not depend on the others. Grids have the network first. Called by blocks.py.
 """
 
 from typing import NamedTuple
@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from esper_soa.nets.engines.gpu.tiles import (
+from esper_soa.nets.engines.gpu.kernels.tiles import (
     NORM_EPS,
     Plane,
     add_product,
@@ -39,17 +39,17 @@ class Upstream(NamedTuple):
 
 @triton.jit
 def conv_kernel(x, weight, output, partials, layer, tile):
-    """output = convolution; partials [n, tiles, 2, O] = mean and centred square sum of each tile. Grid (tiles, n)."""
-    part, env = tl.program_id(0), tl.program_id(1)
+    """output = convolution; partials [n, tiles, 2, O] = mean and centred square sum of each tile. Grid (n, tiles)."""
+    env, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     pixels = part * tile.pixels + tl.arange(0, tile.pixels)
     valid = pixels < layer.num_pixels
-    values = conv_tile(x, weight, env, (pixels, valid), layer, tile)
+    values = conv_tile(x, env, weight, env, (pixels, valid), layer, tile)
     store_pixels(output, env, (pixels, valid), layer.outputs, values, tile.outputs)
     count = tl.sum(valid.to(tl.float32), axis=0)
     mean = tl.sum(tl.where(valid[:, None], values, 0.0), axis=0) / count
     apart = tl.where(valid[:, None], values - mean[None, :], 0.0)
     channel = tl.arange(0, tile.outputs)
-    place = partials + ((env * tl.num_programs(0) + part) * 2) * layer.outputs + channel
+    place = partials + ((env * tl.num_programs(1) + part) * 2) * layer.outputs + channel
     tl.store(place, mean, mask=channel < layer.outputs)
     tl.store(place + layer.outputs, tl.sum(apart * apart, axis=0), mask=channel < layer.outputs)
 
@@ -57,8 +57,8 @@ def conv_kernel(x, weight, output, partials, layer, tile):
 @triton.jit
 def statistics_kernel(partials, statistics, running, num_tiles, layer, tile):
     """statistics [n, 2, O] = batch mean and 1/deviation; moves running [mean, variance] rows. Grid (n,)."""
-    env, channel = tl.program_id(0), tl.arange(0, tile.outputs)
-    start = partials + env.to(tl.int64) * num_tiles * 2 * layer.outputs
+    env, channel = tl.program_id(0).to(tl.int64), tl.arange(0, tile.outputs)
+    start = partials + env * num_tiles * 2 * layer.outputs
     mean = tl.zeros((tile.outputs,), tl.float32)
     for first in range(0, num_tiles, tile.pixels):
         means, count = tile_moments(start, first, num_tiles, layer, tile)
@@ -115,9 +115,9 @@ def num_pooled(layer):
 
 @triton.jit
 def norm_pool_kernel(output, statistics, affine, pooled, codes, layer, tile):
-    """pooled = max pool of ReLU of batch norm; codes for the backward pass. NaN goes through. Grid (tiles, n)."""
-    env = tl.program_id(1)
-    pixels = tl.program_id(0) * tile.pixels + tl.arange(0, tile.pixels)
+    """pooled = max pool of ReLU of batch norm; codes for the backward pass. NaN goes through. Grid (n, tiles)."""
+    env = tl.program_id(0).to(tl.int64)
+    pixels = tl.program_id(1) * tile.pixels + tl.arange(0, tile.pixels)
     valid = pixels < num_pooled(layer)
     mean = load_row(statistics, 2 * env, layer.outputs, tile.outputs)
     scale = load_row(statistics, 2 * env + 1, layer.outputs, tile.outputs)
@@ -143,9 +143,9 @@ def norm_pool_kernel(output, statistics, affine, pooled, codes, layer, tile):
 def norm_sums_kernel(upstream, statistics, partials, layer, tile):
     """partials [n, tiles, 2, O]: sums over a tile of the gradient after batch norm, and of it times the normalised.
 
-    Only the maxima count: the output is read where `codes` points. Grid (tiles, n).
+    Only the maxima count: the output is read where `codes` points. Grid (n, tiles).
     """
-    part, env = tl.program_id(0), tl.program_id(1)
+    env, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     pixels = part * tile.pixels + tl.arange(0, tile.pixels)
     valid = pixels < num_pooled(layer)
     channel = tl.arange(0, tile.outputs)
@@ -159,21 +159,33 @@ def norm_sums_kernel(upstream, statistics, partials, layer, tile):
     mean = load_row(statistics, 2 * env, layer.outputs, tile.outputs)
     scale = load_row(statistics, 2 * env + 1, layer.outputs, tile.outputs)
     products = tl.where(passed, gradient * (values - mean[None, :]) * scale[None, :], 0.0)
-    place = partials + ((env * tl.num_programs(0) + part) * 2) * layer.outputs + channel
+    place = partials + ((env * tl.num_programs(1) + part) * 2) * layer.outputs + channel
     tl.store(place, tl.sum(gradient, axis=0), mask=channel < layer.outputs)
     tl.store(place + layer.outputs, tl.sum(products, axis=0), mask=channel < layer.outputs)
 
 
 @triton.jit
-def coefficients_kernel(sums, statistics, scale, coefficients, layer, tile):
-    """coefficients [n, 4, O] of `Upstream` from sums [n, 2, O] over all tiles (Ioffe and Szegedy 2015). Grid (n,)."""
-    env, channel = tl.program_id(0), tl.arange(0, tile.outputs)
-    total = load_row(sums, 2 * env, layer.outputs, tile.outputs) / layer.num_pixels
-    product = load_row(sums, 2 * env + 1, layer.outputs, tile.outputs) / layer.num_pixels
+def coefficients_kernel(sums, statistics, scale, coefficients, affine, layer, tile):
+    """coefficients [n, 4, O] of `Upstream` (Ioffe and Szegedy 2015). Grid (n,).
+
+    sums: partials [n, tiles, 2, O] and the number of tiles; affine: rows that get gradients [2, O] of scale and shift.
+    """
+    env, channel = tl.program_id(0).to(tl.int64), tl.arange(0, tile.outputs)
+    inside = channel < layer.outputs
+    total = tl.zeros((tile.outputs,), tl.float32)
+    product = tl.zeros((tile.outputs,), tl.float32)
+    start = sums[0] + env * sums[1] * 2 * layer.outputs
+    for first in range(0, sums[1], tile.pixels):
+        total += tl.sum(tile_moments(start, first, sums[1], layer, tile)[0], axis=0)
+        product += tl.sum(tile_moments(start + layer.outputs, first, sums[1], layer, tile)[0], axis=0)
+    moved = affine.base + env * affine.env + channel
+    tl.store(moved, product, mask=inside)
+    tl.store(moved + layer.outputs, total, mask=inside)
+    total, product = total / layer.num_pixels, product / layer.num_pixels
     mean = load_row(statistics, 2 * env, layer.outputs, tile.outputs)
     inverse = load_row(statistics, 2 * env + 1, layer.outputs, tile.outputs)
     gain = load_row(scale, env, layer.outputs, tile.outputs) * inverse
-    place, inside = coefficients + env * 4 * layer.outputs + channel, channel < layer.outputs
+    place = coefficients + env * 4 * layer.outputs + channel
     tl.store(place, gain, mask=inside)
     tl.store(place + layer.outputs, -gain * inverse * product, mask=inside)
     tl.store(place + 2 * layer.outputs, -gain * total, mask=inside)
@@ -214,14 +226,10 @@ def at(source, env, place, channel, mask):
 
 
 @triton.jit
-def input_gradient_kernel(upstream, weight, target, live, layer, tile):
-    """target (+)= transposed convolution; adds where `live` lists the networks (-1 = nothing). Grid (tiles, n)."""
-    env = tl.program_id(1)
-    if live is not None:
-        env = tl.load(live + env)
-        if env < 0:
-            return
-    pixels = tl.program_id(0) * tile.pixels + tl.arange(0, tile.pixels)
+def input_gradient_kernel(upstream, weight, target, layer, tile):
+    """target = transposed convolution. Grid (n, tiles)."""
+    env = tl.program_id(0).to(tl.int64)
+    pixels = tl.program_id(1) * tile.pixels + tl.arange(0, tile.pixels)
     valid = pixels < layer.num_pixels
     result = tl.zeros((tile.pixels, tile.inputs), tl.float32)
     for first in range(0, layer.outputs * layer.size * layer.size, tile.columns):
@@ -230,48 +238,55 @@ def input_gradient_kernel(upstream, weight, target, live, layer, tile):
         values = values.to(target.base.dtype.element_ty)
         weights = transposed_kernel_tile(weight, env, columns, layer, tile).to(values.dtype)
         result = add_product(values, weights, result, tile)
-    if live is not None:
-        result += load_pixels(target, env, (pixels, valid), layer.inputs, tile.inputs).to(tl.float32)
     store_pixels(target, env, (pixels, valid), layer.inputs, result, tile.inputs)
 
 
 @triton.jit
-def weight_gradient_kernel(upstream, x, partials, live, layer, tile):
-    """partials [n, splits, O, I, k, k]: the share of one part of the pixels. Grid (splits, column tiles, n)."""
-    split, env = tl.program_id(0), tl.program_id(2)
-    if live is not None:
-        env = tl.load(live + env)
-        if env < 0:
-            return
-    columns = tl.program_id(1) * tile.columns + tl.arange(0, tile.columns)
+def weight_gradient_kernel(upstream, x, partials, width, layer, tile):
+    """partials: rows [n, splits] `width` apart that get [O, I, k, k] of a part of the pixels. Grid (n, splits, tiles).
+
+    The tiles are those of the columns (tap, stored input channel).
+    """
+    env, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    columns = tl.program_id(2) * tile.columns + tl.arange(0, tile.columns)
     output = tl.arange(0, tile.outputs)
     result = tl.zeros((tile.outputs, tile.columns), tl.float32)
-    share = tl.cdiv(tl.cdiv(layer.num_pixels, tl.num_programs(0)), tile.pixels) * tile.pixels
+    share = tl.cdiv(tl.cdiv(layer.num_pixels, tl.num_programs(1)), tile.pixels) * tile.pixels
     for first in range(split * share, tl.minimum((split + 1) * share, layer.num_pixels), tile.pixels):
         pixels = first + tl.arange(0, tile.pixels)
         valid = pixels < layer.num_pixels
-        values = taps(x, env, (pixels, valid), columns, layer.inputs, layer.size, layer)
+        values = taps(x, env, (pixels, valid), columns, layer.stored, layer.size, layer)
         gradient = gradient_taps(upstream, env, (pixels, valid), output, 1, layer).to(values.dtype)
         result = add_product(tl.trans(gradient), values, result, tile)
     num_taps: tl.constexpr = layer.size * layer.size
-    tap, channel = columns // layer.inputs, columns % layer.inputs
-    start = partials + (env.to(tl.int64) * tl.num_programs(0) + split) * layer.outputs * layer.inputs * num_taps
+    tap, channel = columns // layer.stored, columns % layer.stored
+    start = partials + (env * tl.num_programs(1) + split) * width
     place = output[:, None] * (layer.inputs * num_taps) + (channel * num_taps + tap)[None, :]
-    mask = (output < layer.outputs)[:, None] & (columns < layer.inputs * num_taps)[None, :]
-    tl.store(start + place, result, mask=mask)
+    known = (channel < layer.inputs) & (columns < layer.stored * num_taps)
+    tl.store(start + place, result, mask=(output < layer.outputs)[:, None] & known[None, :])
 
 
 @triton.jit
-def evaluation_kernel(x, weight, bias, pooled, layer, tile):
-    """pooled = max pool of ReLU of convolution plus bias (batch norm folded in); pixels stay put. Grid (tiles, n)."""
-    env = tl.program_id(1)
-    pixels = tl.program_id(0) * tile.pixels + tl.arange(0, tile.pixels)
-    valid = pixels < num_pooled(layer)
-    shift = load_row(bias, env, layer.outputs, tile.outputs)
-    best = tl.full((tile.pixels, tile.outputs), float("-inf"), tl.float32)
-    for down in tl.static_range(layer.pool):
-        for right in tl.static_range(layer.pool):
-            here = window_pixel(pixels, down, right, layer)
-            values = conv_tile(x, weight, env, (here, valid), layer, tile) + shift[None, :]
-            best = tl.where((values > best) | (values != values), values, best)
-    store_pixels(pooled, env, (pixels, valid), layer.outputs, tl.where(best < 0, 0.0, best), tile.outputs)
+def evaluation_kernel(x, weight, norm, pooled, branches, layer, tile):
+    """pooled = max pool of ReLU of batch norm of convolution, with running statistics. Grid (n * rows, tiles).
+
+    x, pooled: a plane per network and row; norm: scale, shift, mean and variance; branches: (rows, int32 [n] of how
+    many of them a network has).
+    """
+    unit = tl.program_id(0).to(tl.int64)
+    env = unit // branches[0]
+    if unit % branches[0] < tl.load(branches[1] + env):
+        pixels = tl.program_id(1) * tile.pixels + tl.arange(0, tile.pixels)
+        valid = pixels < num_pooled(layer)
+        gain = load_row(norm[0], env, layer.outputs, tile.outputs)
+        gain /= tl.sqrt(load_row(norm[3], env, layer.outputs, tile.outputs) + NORM_EPS)
+        mean = load_row(norm[2], env, layer.outputs, tile.outputs)
+        shift = load_row(norm[1], env, layer.outputs, tile.outputs)
+        best = tl.full((tile.pixels, tile.outputs), float("-inf"), tl.float32)
+        for down in tl.static_range(layer.pool):
+            for right in tl.static_range(layer.pool):
+                here = window_pixel(pixels, down, right, layer)
+                values = conv_tile(x, unit, weight, env, (here, valid), layer, tile)
+                values = (values - mean[None, :]) * gain[None, :] + shift[None, :]
+                best = tl.where((values > best) | (values != values), values, best)
+        store_pixels(pooled, unit, (pixels, valid), layer.outputs, tl.where(best < 0, 0.0, best), tile.outputs)

@@ -1,9 +1,8 @@
 """What the kernels share: where the activations of a network lie, and how tiles of a convolution are loaded.
 
 A tile of a convolution is a matrix with one row per pixel and one column per (tap, input channel), never written to
-memory (implicit GEMM). Used by block.py and
-seed.py: the upper half runs on the host, the helpers below on the device. There a `span` is (pixels int [M], which of
-them exist bool [M]).
+memory (implicit GEMM). Used by the kernels of blocks and slots: the upper half runs on the host, the helpers below on
+the device. There a `span` is (pixels int [M], which of them exist bool [M]).
 """
 
 from typing import NamedTuple
@@ -17,11 +16,14 @@ NORM_EPS = tl.constexpr(1e-5)
 
 
 class Plane(NamedTuple):
-    """Activations of n networks: pixel p (of B*H*W) of network e starts at base + e * env + p * pixel, C in a row."""
+    """Activations of n networks: pixel p (of B*H*W) of network e starts at base + e * env + p * pixel, C in a row.
+
+    `pixel` is known when a kernel is compiled, so that channels are loaded as vectors.
+    """
 
     base: Tensor
     env: int
-    pixel: int
+    pixel: tl.constexpr
 
 
 class Rows(NamedTuple):
@@ -38,6 +40,7 @@ class Layer(NamedTuple):
     height: tl.constexpr
     width: tl.constexpr
     inputs: tl.constexpr
+    stored: tl.constexpr  # channels of the input in memory, at least `inputs`; zeros beyond those
     outputs: tl.constexpr
     size: tl.constexpr  # of the kernel, 1 or 3
     pool: tl.constexpr  # side of the pooling window, 1 = none
@@ -54,48 +57,39 @@ class Tile(NamedTuple):
     widened: tl.constexpr  # products of bfloat16 are taken in float32: Triton's interpreter has none
 
 
-def plane(x: Tensor, num_nets: int) -> Plane:
-    """x [B, n*C, H, W], or [B, C, H, W] shared by all networks, in channels_last memory."""
-    if not x.is_contiguous(memory_format=torch.channels_last):
-        raise ValueError(f"activations of shape {tuple(x.shape)} must be in channels_last memory")
-    pixel = x.shape[1]
-    return Plane(x, pixel // num_nets, pixel)
-
-
-def shared_plane(x: Tensor) -> Plane:
-    """x [B, C, H, W] in channels_last memory, the same for every network."""
-    return plane(x, 1)._replace(env=0)
+def plane(x: Tensor, shared: bool = False) -> Plane:
+    """x [n, B, H*W, C]; shared: n = 1, the same for every network."""
+    if not x.is_contiguous():
+        raise ValueError(f"activations of shape {tuple(x.shape)} must lie without gaps")
+    return Plane(x, 0 if shared else x[0].numel(), tl.constexpr(x.shape[-1]))
 
 
 def rows(values: Tensor) -> Rows:
     """values [n, ...], every network's own numbers without gaps; networks may be apart."""
-    if values[0].numel() > 1 and not values[0].is_contiguous():
+    if not values[0].is_contiguous():
         raise ValueError(f"parameters of shape {tuple(values.shape)} must lie without gaps within a network")
     return Rows(values, values.stride(0))
-
-
-def layer_of(x: Tensor, weight: Tensor, pool: int) -> Layer:
-    """The layer that maps x [B, ., H, W] with weight [n, O, I, k, k]."""
-    batch, _, height, width = x.shape
-    _, outputs, inputs, size, _ = weight.shape
-    static = (tl.constexpr(number) for number in (height, width, inputs, outputs, size, pool))
-    return Layer(batch * height * width, *static)
 
 
 def tile_of(layer: Layer, num_pixels: int, dtype: torch.dtype) -> Tile:
     """Tile sizes for a layer of which `num_pixels` pixels are to be computed.
 
-    float32 products follow torch's switch for convolutions, torch.backends.cudnn.allow_tf32.
+    float32 products are of the `product_precision`.
     """
-    inputs, outputs, size = layer.inputs.value, layer.outputs.value, layer.size.value
+    inputs, outputs, size = layer.stored.value, layer.outputs.value, layer.size.value
     widest = 64 if outputs > 64 else 128
     columns = 16 if inputs <= 8 else 32
-    tf32 = dtype == torch.float32 and torch.backends.cudnn.allow_tf32
     numbers = (
         min(widest, padded(num_pixels)), min(columns, padded(inputs * size * size)), padded(inputs), padded(outputs),
-        "tf32" if tf32 else "ieee", dtype == torch.bfloat16 and triton.knobs.runtime.interpret,
+        product_precision(dtype), dtype == torch.bfloat16 and triton.knobs.runtime.interpret,
     )  # fmt: skip
     return Tile(*(tl.constexpr(number) for number in numbers))
+
+
+def product_precision(dtype: torch.dtype) -> str:
+    """tf32 or ieee, of the products of kernels in `dtype`: in float32 as torch's switch for convolutions has it."""
+    tf32 = dtype == torch.float32 and torch.backends.cudnn.conv.fp32_precision == "tf32"  # type: ignore[attr-defined]
+    return "tf32" if tf32 else "ieee"
 
 
 def padded(count: int) -> int:
@@ -125,12 +119,13 @@ def tap_places(span, columns, channels: tl.constexpr, size: tl.constexpr, layer)
 
 @triton.jit
 def kernel_tile(weight, env, columns, layer, tile):
-    """Tile [K, O] of a network's weights [O, I, k, k] for columns [K] = (tap, input channel)."""
+    """Tile [K, O] of a network's weights [O, I, k, k] for columns [K] = (tap, stored input channel)."""
     num_taps: tl.constexpr = layer.size * layer.size
-    tap, channel = columns // layer.inputs, columns % layer.inputs
+    tap, channel = columns // layer.stored, columns % layer.stored
     output = tl.arange(0, tile.outputs)
     place = output[None, :] * (layer.inputs * num_taps) + (channel * num_taps + tap)[:, None]
-    mask = (columns < layer.inputs * num_taps)[:, None] & (output < layer.outputs)[None, :]
+    known = (channel < layer.inputs) & (columns < layer.stored * num_taps)
+    mask = known[:, None] & (output < layer.outputs)[None, :]
     return tl.load(weight.base + env.to(tl.int64) * weight.env + place, mask=mask, other=0.0)
 
 
@@ -154,12 +149,12 @@ def add_product(left, right, result, tile):
 
 
 @triton.jit
-def conv_tile(x, weight, env, span, layer, tile):
-    """Convolution float32 [M, O] at the pixels of `span` of one network."""
+def conv_tile(x, unit, weight, env, span, layer, tile):
+    """Convolution float32 [M, O] at the pixels of `span` of the activations `unit` with the weights of `env`."""
     result = tl.zeros((tile.pixels, tile.outputs), tl.float32)
-    for first in range(0, layer.inputs * layer.size * layer.size, tile.columns):
+    for first in range(0, layer.stored * layer.size * layer.size, tile.columns):
         columns = first + tl.arange(0, tile.columns)
-        values = taps(x, env, span, columns, layer.inputs, layer.size, layer)
+        values = taps(x, unit, span, columns, layer.stored, layer.size, layer)
         weights = kernel_tile(weight, env, columns, layer, tile).to(values.dtype)
         result = add_product(values, weights, result, tile)
     return result

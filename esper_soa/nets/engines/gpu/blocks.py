@@ -1,0 +1,201 @@
+"""The hosts' blocks on a GPU: what the kernels of a block are told, and their launches.
+
+Convolution, batch norm, ReLU and max pool of n networks; activations are [n, B, H*W, C]. A forward pass is three
+launches, a backward pass four, without a gradient of the images three. Called by training.py and validation.py.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from esper_soa.nets.engines.gpu.kernels import block
+from esper_soa.nets.engines.gpu.kernels.block import Upstream
+from esper_soa.nets.engines.gpu.kernels.tiles import Layer, Rows, Tile, plane, rows, tile_of
+from esper_soa.nets.host import HostShape, plain_blocks
+
+COLOURS = 4  # numbers per pixel of an image: three, and a zero so that they are loaded together
+MOST_SPLITS = 32  # parts of a weight gradient's sum
+PIXELS_PER_SPLIT = 1024
+
+
+class BlockPlan(NamedTuple):
+    """Where a block stands in a host and in its rows."""
+
+    number: int
+    inputs: int
+    stored: int  # channels of its input in memory
+    outputs: int
+    kernel: int
+    side: int  # height and width
+    pool: int  # 2 where the block's own kernel pools
+    slot_pool: bool  # the pool stands behind the slot before it
+    before: int  # slot, -1 = none
+    after: int
+    weight_at: int  # columns of the parameters
+    statistics_at: int
+
+    @property
+    def norm_at(self) -> int:
+        """Column of the norm's scale; its shift follows."""
+        return self.weight_at + self.outputs * self.inputs * self.kernel**2
+
+    @property
+    def norm_side(self) -> int:
+        """Of what its own kernels give."""
+        return self.side // self.pool
+
+    @property
+    def places(self) -> list[tuple[int, int, bool]]:
+        """Its slots in the order of the forward pass: number, side of what it is given, whether a pool follows."""
+        before = [(self.before, self.side, self.slot_pool)] if self.before >= 0 else []
+        return before + ([(self.after, self.out_side, False)] if self.after >= 0 else [])
+
+    @property
+    def out_side(self) -> int:
+        """Height and width behind its last slot."""
+        return self.norm_side // 2 if self.slot_pool else self.norm_side
+
+
+def block_plans(shape: HostShape) -> list[BlockPlan]:
+    """All blocks of a host."""
+    plans, weight_at, statistics_at = list[BlockPlan](), 0, 0
+    for number, one in enumerate(plain_blocks(shape)):
+        early = one.pooled and one.slot_before_pool < 0
+        plans.append(BlockPlan(
+            number, one.inputs, one.inputs if number else COLOURS, one.channels, one.kernel, one.size,
+            2 if early else 1, one.pooled and not early, one.slot_before_pool, one.slot_after_pool, weight_at,
+            statistics_at,
+        ))  # fmt: skip
+        weight_at += one.channels * (one.inputs * one.kernel**2 + 2)
+        statistics_at += 2 * one.channels
+    return plans
+
+
+def num_splits(batch: int, shape: HostShape) -> int:
+    """Parts of the sums over the pixels of a batch: a function of the batch alone."""
+    return max(1, min(MOST_SPLITS, batch * plain_blocks(shape)[0].size ** 2 // PIXELS_PER_SPLIT))
+
+
+class Norm(NamedTuple):
+    """Rows of a block's batch norm."""
+
+    scale: Rows
+    shift: Rows
+    mean: Rows
+    variance: Rows
+
+
+class Weights(NamedTuple):
+    """A block's columns of the pools."""
+
+    kernel: Rows
+    norm: Norm
+
+
+def weights_of(plan: BlockPlan, params: Tensor, statistics: Tensor) -> Weights:
+    """Views of params [n, P] and statistics [n, Q]."""
+    at, size = plan.norm_at, plan.outputs
+    moving = plan.statistics_at
+    norm = Norm(
+        rows(params[:, at : at + size]), rows(params[:, at + size : at + 2 * size]),
+        rows(statistics[:, moving : moving + size]), rows(statistics[:, moving + size : moving + 2 * size]),
+    )  # fmt: skip
+    return Weights(rows(params[:, plan.weight_at : at]), norm)
+
+
+class BlockMemory(NamedTuple):
+    """What a block leaves behind for its backward pass, and room for that."""
+
+    output: Tensor  # [n, B, H*W, O] of the convolution
+    features: Tensor  # [n, B, ., O] behind norm, ReLU and its own pool
+    codes: Tensor  # uint8, as features: place of the maximum in its window
+    partials: Tensor  # float32 [n, tiles, 2, O]
+    statistics: Tensor  # float32 [2 n, O]
+    coefficients: Tensor  # float32 [n, 4, O]
+
+
+def memory_of(plan: BlockPlan, num_nets: int, batch: int, like: Tensor) -> BlockMemory:
+    """Memory for B = `batch` images, in the format of `like`."""
+    layer = layer_of(plan, batch)
+    tile = tile_of(layer, layer.num_pixels, like.dtype)
+    features = like.new_empty(num_nets, batch, plan.norm_side**2, plan.outputs)
+    tiles, wide = triton.cdiv(layer.num_pixels, tile.pixels.value), like.new_empty(0, dtype=torch.float32)
+    return BlockMemory(
+        like.new_empty(num_nets, batch, plan.side**2, plan.outputs), features,
+        torch.empty_like(features, dtype=torch.uint8),
+        wide.new_empty(num_nets, tiles, 2, plan.outputs), wide.new_empty(2 * num_nets, plan.outputs),
+        wide.new_empty(num_nets, 4, plan.outputs),
+    )  # fmt: skip
+
+
+def layer_of(plan: BlockPlan, batch: int) -> Layer:
+    """Sizes that the kernels are told."""
+    sizes = (plan.side, plan.side, plan.inputs, plan.stored, plan.outputs, plan.kernel, plan.pool)
+    return Layer(batch * plan.side**2, *(tl.constexpr(size) for size in sizes))
+
+
+def forward_(plan: BlockPlan, x: Tensor, weights: Weights, memory: BlockMemory) -> None:
+    """features of `memory` from x [n, B, H*W, C]; running statistics move."""
+    num_nets, batch = memory.output.shape[:2]
+    layer, tile, tiles = _launch(plan, batch, x)
+    output, norm = plane(memory.output), weights.norm
+    block.conv_kernel[num_nets, tiles](plane(x), weights.kernel, output, memory.partials, layer, tile)
+    moved = norm.mean, norm.variance
+    block.statistics_kernel[num_nets,](memory.partials, memory.statistics, moved, tiles, layer, tile)
+    pooled = triton.cdiv(batch * plan.norm_side**2, tile.pixels.value)
+    block.norm_pool_kernel[num_nets, pooled](
+        output, rows(memory.statistics), (norm.scale, norm.shift), plane(memory.features), plane(memory.codes), layer,
+        tile,
+    )  # fmt: skip
+
+
+def backward_(
+    plan: BlockPlan, x: Tensor, weights: Weights, memory: BlockMemory, gradients: tuple[Tensor, Tensor | None],
+    partials: Tensor,
+) -> None:  # fmt: skip
+    """Gradients of the block's parameters, to their columns of partials [n, splits, P], and of x.
+
+    gradients: of the block's features, and room for that of x, or None. Columns of the norm are written in split 0.
+    """
+    (num_nets, batch), (splits, width) = memory.output.shape[:2], partials.shape[1:]
+    layer, tile, tiles = _launch(plan, batch, x)
+    upstream = Upstream(plane(gradients[0]), plane(memory.output), plane(memory.codes), memory.coefficients)
+    pooled = triton.cdiv(batch * plan.norm_side**2, tile.pixels.value)
+    block.norm_sums_kernel[num_nets, pooled](upstream, rows(memory.statistics), memory.partials, layer, tile)
+    affine = Rows(partials[:, 0, plan.norm_at :], splits * width)
+    block.coefficients_kernel[num_nets,](
+        (memory.partials, pooled), rows(memory.statistics), weights.norm.scale, memory.coefficients, affine, layer, tile
+    )
+    if gradients[1] is not None:
+        block.input_gradient_kernel[num_nets, tiles](upstream, weights.kernel, plane(gradients[1]), layer, tile)
+    columns = triton.cdiv(plan.stored * plan.kernel**2, tile.columns.value)
+    target = partials[:, :, plan.weight_at :]
+    block.weight_gradient_kernel[num_nets, splits, columns](upstream, plane(x), target, width, layer, tile)
+
+
+class Branches(NamedTuple):
+    """Rows of features that a network has in a validation pass."""
+
+    rows: int  # most
+    counts: Tensor  # int32 [n]
+
+
+def evaluate_(plan: BlockPlan, x: Tensor, weights: Weights, features: Tensor, branches: Branches) -> None:
+    """features [n * rows, B, ., O] from x [n * rows, B, H*W, C], or [1, ...] which all share; running statistics."""
+    units, batch = features.shape[:2]
+    layer, tile, _ = _launch(plan, batch, x)
+    tiles = triton.cdiv(batch * plan.norm_side**2, tile.pixels.value)
+    seen = plane(x, shared=x.shape[0] == 1)
+    block.evaluation_kernel[units, tiles](
+        seen, weights.kernel, tuple(weights.norm), plane(features), tuple(branches), layer, tile
+    )
+
+
+def _launch(plan: BlockPlan, batch: int, x: Tensor) -> tuple[Layer, Tile, int]:
+    """Sizes, tile sizes and the number of tiles of the full map."""
+    layer = layer_of(plan, batch)
+    tile = tile_of(layer, layer.num_pixels, x.dtype)
+    return layer, tile, triton.cdiv(layer.num_pixels, tile.pixels.value)

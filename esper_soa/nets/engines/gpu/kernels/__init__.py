@@ -1,0 +1,1 @@
+"""Device functions in Triton; see the files beside this folder for who launches them."""

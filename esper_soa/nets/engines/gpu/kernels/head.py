@@ -1,0 +1,183 @@
+"""The host's classifier: mean of the pixels, linear, cross-entropy and its gradient; one program per image.
+
+Sums over images are taken by a second kernel, in their order. Launched by classifier.py.
+"""
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from esper_soa.nets.engines.gpu.kernels.tiles import Rows
+
+
+class Head(NamedTuple):
+    """Weights of the classifiers of n networks, and labels; sizes are compile-time constants."""
+
+    weight: Rows  # [K, C]
+    bias: Rows  # [K]
+    labels: Tensor  # int64 [n or 1, images]; -1 does not count
+    labels_env: int  # labels from network to network, 0 where they share them
+    counter: Tensor  # int32 [1]: the batch
+    batch: int
+    area: tl.constexpr  # pixels of an image
+    channels: tl.constexpr
+    classes: tl.constexpr
+    channel_lanes: tl.constexpr  # powers of two that hold them
+    class_lanes: tl.constexpr
+    tile: tl.constexpr  # pixels
+
+
+class Answers(NamedTuple):
+    """What the images of n networks gave, for the sums over them."""
+
+    mean: Tensor  # float32 [n, B, channel_lanes], of the pixels
+    logit: Tensor  # float32 [n, B, class_lanes], gradient
+    loss: Tensor  # float32 [n, B]
+    correct: Tensor  # int32 [n, B]
+
+
+@triton.jit
+def pixel_mean(features, head):
+    """float32 [channel_lanes]: mean over the pixels of features [area, C]."""
+    channel = tl.arange(0, head.channel_lanes)
+    total = tl.zeros((head.channel_lanes,), tl.float32)
+    for first in range(0, head.area, head.tile):
+        pixels = first + tl.arange(0, head.tile)
+        mask = (pixels < head.area)[:, None] & (channel < head.channels)[None, :]
+        values = tl.load(features + pixels[:, None] * head.channels + channel[None, :], mask=mask, other=0.0)
+        total += tl.sum(values.to(tl.float32), axis=0)
+    return total / head.area
+
+
+@triton.jit
+def class_weights(head, env):
+    """float32 [class_lanes, channel_lanes]."""
+    row, column = tl.arange(0, head.class_lanes)[:, None], tl.arange(0, head.channel_lanes)[None, :]
+    mask = (row < head.classes) & (column < head.channels)
+    start = head.weight.base + env * head.weight.env
+    return tl.load(start + row * head.channels + column, mask=mask, other=0.0)
+
+
+@triton.jit
+def answer(features, head, env, image):
+    """(mean, weights, logits, loss, whether the label wins as int32, the label) of one image.
+
+    As torch's argmax: the first of equals wins, and NaN is greatest.
+    """
+    classes = tl.arange(0, head.class_lanes)
+    known = classes < head.classes
+    mean, weights = pixel_mean(features, head), class_weights(head, env)
+    bias = tl.load(head.bias.base + env * head.bias.env + classes, mask=known, other=0.0)
+    logits = tl.sum(weights * mean[None, :], axis=1) + bias
+    label = tl.load(head.labels + env * head.labels_env + tl.load(head.counter) * head.batch + image)
+    shown = tl.where(known, logits, float("-inf"))
+    largest = tl.max(tl.where(shown == shown, shown, float("-inf")), axis=0)
+    whole = largest + tl.log(tl.sum(tl.where(known, tl.exp(logits - largest), 0.0), axis=0))
+    loss = whole - tl.sum(tl.where(classes == label, logits, 0.0), axis=0)
+    broken = known & (logits != logits)
+    best = tl.where(tl.sum(broken.to(tl.int32), axis=0) > 0, broken, known & (logits == largest))
+    winner = tl.min(tl.where(best, classes, head.class_lanes), axis=0)
+    return mean, weights, logits - whole, loss, (winner == label).to(tl.int32), label
+
+
+@triton.jit
+def head_kernel(features, gradient, answers, head):
+    """Loss, right answers and gradients of one image; gradient [n, B, area, C] of the features. Grid (n, B)."""
+    env, image = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    place = env * head.batch + image
+    start = place * (head.area * head.channels)
+    mean, weights, logs, loss, correct, label = answer(features + start, head, env, image)
+    classes, channel = tl.arange(0, head.class_lanes), tl.arange(0, head.channel_lanes)
+    logit = tl.where(classes < head.classes, tl.exp(logs) - (classes == label).to(tl.float32), 0.0) / head.batch
+    tl.store(answers.mean + place * head.channel_lanes + channel, mean)
+    tl.store(answers.logit + place * head.class_lanes + classes, logit)
+    tl.store(answers.loss + place, loss)
+    tl.store(answers.correct + place, correct)
+    back = tl.sum(weights * logit[:, None], axis=0) / head.area
+    for first in range(0, head.area, head.tile):
+        pixels = first + tl.arange(0, head.tile)
+        mask = (pixels < head.area)[:, None] & (channel < head.channels)[None, :]
+        target = gradient + start + pixels[:, None] * head.channels + channel[None, :]
+        tl.store(target, tl.zeros((head.tile, 1), tl.float32) + back[None, :], mask=mask)
+
+
+@triton.jit
+def head_sums_kernel(answers, partials, width, sums, head):
+    """Gradients of weight and bias by part of the images, to rows [n, splits] `width` apart. Grid (n, splits).
+
+    sums: loss float32 [n] and right answers int64 [n] grow by those of the batch.
+    """
+    env, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    classes, channel = tl.arange(0, head.class_lanes), tl.arange(0, head.channel_lanes)
+    weights = tl.zeros((head.class_lanes, head.channel_lanes), tl.float32)
+    bias = tl.zeros((head.class_lanes,), tl.float32)
+    share = tl.cdiv(head.batch, tl.num_programs(1))
+    for image in range(split * share, tl.minimum((split + 1) * share, head.batch)):
+        place = env * head.batch + image
+        logit = tl.load(answers.logit + place * head.class_lanes + classes)
+        weights += logit[:, None] * tl.load(answers.mean + place * head.channel_lanes + channel)[None, :]
+        bias += logit
+    target = partials + (env * tl.num_programs(1) + split) * width
+    mask = (classes < head.classes)[:, None] & (channel < head.channels)[None, :]
+    tl.store(target + classes[:, None] * head.channels + channel[None, :], weights, mask=mask)
+    tl.store(target + head.classes * head.channels + classes, bias, mask=classes < head.classes)
+    if split == 0:
+        loss, correct = batch_sums(answers, env * head.batch, head)
+        tl.store(sums[0] + env, tl.load(sums[0] + env) + loss / head.batch)
+        tl.store(sums[1] + env, tl.load(sums[1] + env) + correct)
+
+
+@triton.jit
+def batch_sums(answers, first, head):
+    """(loss float32, right answers int64) summed over the images of a batch."""
+    loss = tl.zeros((head.tile,), tl.float32)
+    correct = tl.zeros((head.tile,), tl.int64)
+    for begin in range(0, head.batch, head.tile):
+        image = begin + tl.arange(0, head.tile)
+        loss += tl.load(answers.loss + first + image, mask=image < head.batch, other=0.0)
+        correct += tl.load(answers.correct + first + image, mask=image < head.batch, other=0)
+    return tl.sum(loss, axis=0), tl.sum(correct, axis=0)
+
+
+@triton.jit
+def head_evaluate_kernel(features, answers, branches, head):
+    """Loss and right answers of one image by row; those without a label give 0. Grid (n * rows, B).
+
+    branches: (rows, int32 [n] of how many of them a network has).
+    """
+    unit, image = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    env = unit // branches[0]
+    if unit % branches[0] < tl.load(branches[1] + env):
+        place = unit * head.batch + image
+        _, _, _, loss, correct, label = answer(features + place * (head.area * head.channels), head, env, image)
+        tl.store(answers.loss + place, tl.where(label < 0, 0.0, loss))
+        tl.store(answers.correct + place, tl.where(label < 0, 0, correct))
+
+
+@triton.jit
+def evaluation_sums_kernel(answers, sums, branches, head):
+    """Sums grow by a batch's: loss float64 [n] of row 0, right answers int64 [n, rows], images int64 [n].
+
+    Grid (n * rows,); branches as in head_evaluate_kernel.
+    """
+    unit = tl.program_id(0).to(tl.int64)
+    env, row = unit // branches[0], unit % branches[0]
+    if row < tl.load(branches[1] + env):
+        loss, correct = batch_sums(answers, unit * head.batch, head)
+        tl.store(sums[1] + unit, tl.load(sums[1] + unit) + correct)
+        if row == 0:
+            tl.store(sums[0] + env, tl.load(sums[0] + env) + loss.to(tl.float64))
+            labelled = tl.zeros((head.tile,), tl.int64)
+            start = head.labels + env * head.labels_env + tl.load(head.counter) * head.batch
+            for begin in range(0, head.batch, head.tile):
+                image = begin + tl.arange(0, head.tile)
+                labelled += (tl.load(start + image, mask=image < head.batch, other=-1) >= 0).to(tl.int64)
+            tl.store(sums[2] + env, tl.load(sums[2] + env) + tl.sum(labelled, axis=0))
+
+
+@triton.jit
+def advance_kernel(counter):
+    """The next batch. Grid (1,)."""
+    tl.store(counter, tl.load(counter) + 1)

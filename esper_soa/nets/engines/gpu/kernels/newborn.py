@@ -1,0 +1,88 @@
+"""Newborn seeds: fresh rows where the env state says so, by the counter-based streams of nets/streams.py.
+
+The integers are torch's to the bit, and the sums are rounded one by one, so rows equal those of pools.claim_. Launched
+by newborn.py.
+"""
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from esper_soa.nets import streams
+from esper_soa.vocabulary import Blend
+
+WEYL = tl.constexpr(streams._signed(streams._WEYL))
+MIX_A, MIX_B = tl.constexpr(streams._signed(streams._MIX_A)), tl.constexpr(streams._signed(streams._MIX_B))
+MULTIPLY = tl.constexpr(Blend.MULTIPLY)
+
+
+class Births(NamedTuple):
+    """What the env state says of N networks with S slots, and the streams of an env-step."""
+
+    newborn: Tensor  # bool [N, S]
+    fresh_momentum: Tensor  # bool [N, S]
+    blueprint: Tensor  # int64 [N, S]
+    blend: Tensor  # int64 [N, S]
+    keys: Tensor  # int64 [N]
+    num_slots: tl.constexpr
+
+
+class Nursery(NamedTuple):
+    """Rows of a slot and how its seeds begin: at value + bound * U(-1, 1), by column."""
+
+    params: Tensor  # float32 [N, width]
+    momentum: Tensor
+    bound: Tensor  # float32 [codes, width]; beyond a seed's columns 0, but for the gate's
+    value: Tensor
+    cleared: Tensor  # uint8 [codes, width]: at 0 instead, in a seed that is germinated with MULTIPLY
+    width: tl.constexpr
+    gate_at: tl.constexpr
+
+
+@triton.jit
+def shifted_right(value, places: tl.constexpr):
+    """Logical right shift of int64 bit patterns."""
+    return (value >> places) & ((1 << (64 - places)) - 1)
+
+
+@triton.jit
+def fold(key, coordinate):
+    """streams.fold of int64 numbers: SplitMix64 (Steele, Lea and Flood 2014)."""
+    value = key + (coordinate + 1) * WEYL
+    value = (value ^ shifted_right(value, 30)) * MIX_A
+    value = (value ^ shifted_right(value, 27)) * MIX_B
+    return value ^ shifted_right(value, 31)
+
+
+@triton.jit
+def newborn_kernel(nurseries, births, num_slots: tl.constexpr, tile: tl.constexpr):
+    """Fresh rows and momentum where they are due. Grid (N, tiles of the widest row, S)."""
+    env = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * tile + tl.arange(0, tile)
+    for slot in tl.static_range(num_slots):
+        if tl.program_id(2) == slot:
+            begin(nurseries[slot], births, env, column, slot)
+
+
+@triton.jit
+def begin(nursery, births, env, column, slot: tl.constexpr):
+    """The columns [tile] of one row."""
+    place, inside = env * births.num_slots + slot, column < nursery.width
+    target = env * nursery.width + column
+    if tl.load(births.newborn + place) != 0:
+        code, blend = tl.load(births.blueprint + place), tl.load(births.blend + place)
+        own = fold(tl.load(births.keys + env), tl.full((1,), slot, tl.int64))
+        gate = column >= nursery.gate_at
+        key = fold(own, gate.to(tl.int64))
+        counter = tl.where(gate, column - nursery.gate_at, column).to(tl.int64)
+        draw = shifted_right(fold(key, counter), 40).to(tl.float32) * (1.0 / (1 << 24))
+        at = code * nursery.width + column
+        bound = tl.load(nursery.bound + at, mask=inside, other=0.0)
+        values = tl.load(nursery.value + at, mask=inside, other=0.0) + bound * (2.0 * draw - 1.0)
+        cleared = tl.load(nursery.cleared + at, mask=inside, other=0)
+        values = tl.where((cleared != 0) & (blend == MULTIPLY), 0.0, values)
+        tl.store(nursery.params + target, values, mask=inside)
+    if tl.load(births.fresh_momentum + place) != 0:
+        tl.store(nursery.momentum + target, tl.zeros_like(column).to(tl.float32), mask=inside)

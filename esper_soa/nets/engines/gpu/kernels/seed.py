@@ -1,0 +1,243 @@
+"""What the kernels of a slot share: where one image of one network keeps its maps and vectors, and how they are read.
+
+A work place belongs to one image in one network. It holds maps [H*W, stride] (map 0 is the seed's input x, the others
+what its parts give before norm and ReLU), a gradient map per part, and float32 vectors [parts + 2, 8, lanes]: those of
+x, of every part, of the gate. Channels beyond a map's own hold zeros throughout. Handed in by slots.py.
+"""
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from esper_soa.nets.engines.gpu import program, roster
+from esper_soa.nets.engines.gpu.kernels.tiles import NORM_EPS, Rows
+
+FIELDS = tl.constexpr(len(program.FIELDS))
+KIND, INPUTS, OUTPUTS, KERNEL, GROUPS, HIDDEN, FLAGS, OFFSET, MAP, SOURCE, SOURCE_RELU = (
+    tl.constexpr(place) for place in range(len(program.FIELDS))
+)
+COUNT, REPLACING, PARAMETERS = (tl.constexpr(place) for place in range(len(program.HEAD)))
+CONV, DEPTH, SOFT_NORM, EXCITE = (
+    tl.constexpr(kind) for kind in (program.CONV, program.DEPTH, program.SOFT_NORM, program.EXCITE)
+)
+NORMED, RELU, BIASED = (tl.constexpr(flag) for flag in (program.NORMED, program.RELU, program.BIASED))
+RUNNING, THROUGH, MULTIPLIED, GATED, DETACHED, FROZEN, ABLATED = (
+    tl.constexpr(flag)
+    for flag in (
+        roster.RUNNING, roster.THROUGH, roster.MULTIPLIED, roster.GATED, roster.DETACHED, roster.FROZEN,
+        roster.ABLATED,
+    )
+)  # fmt: skip
+CODE_SHIFT, FLAG_BITS = tl.constexpr(roster.CODE_SHIFT), tl.constexpr((1 << roster.CODE_SHIFT) - 1)
+VECTORS = tl.constexpr(8)  # per part; what they hold:
+CENTRE, GAIN, SHIFT, INVERSE = (tl.constexpr(place) for place in range(4))  # value = act((map - centre) gain + shift)
+MEAN = tl.constexpr(3)  # of a squeeze, in place of INVERSE: the mean of the pixels
+TOTAL, PRODUCT, STRENGTH = (tl.constexpr(place) for place in (4, 5, 6))  # gradients of shift, of scale, of a strength
+UNITS, LOGIT, UNIT_GRADIENT = (tl.constexpr(place) for place in (4, 5, 6))  # of a squeeze: hidden units; gradients
+
+
+class SlotShape(NamedTuple):
+    """Sizes of a slot; all are compile-time constants."""
+
+    height: tl.constexpr
+    width: tl.constexpr
+    channels: tl.constexpr
+    stride: tl.constexpr  # numbers per pixel of a map: a multiple of 8
+    lanes: tl.constexpr  # channels of a tile: a power of two, at least 16
+    tile: tl.constexpr  # pixels of a tile
+    chunk: tl.constexpr  # input channels per product
+    parts: tl.constexpr  # most that a blueprint has
+    maps: tl.constexpr
+    gate_at: tl.constexpr  # column at which the gate's parameters begin
+    gate_hidden: tl.constexpr
+    pool: tl.constexpr  # 2 where a pool follows, else 1
+    precision: tl.constexpr  # of float32 products: ieee or tf32
+    widened: tl.constexpr  # products of bfloat16 are taken in float32: Triton's interpreter has none
+
+
+class Slot(NamedTuple):
+    """A slot of N networks and its work places."""
+
+    roster: Tensor  # int32 [N, S]
+    alpha: Tensor  # float32 [N, S]
+    number: tl.constexpr  # of the slot
+    num_slots: tl.constexpr  # S
+    programs: Tensor  # int32 [codes, 1 + parts, FIELDS]
+    rows: Rows  # parameters
+    maps: Tensor  # [places, maps, H*W, stride]
+    vectors: Tensor  # float32 [places, parts + 2, VECTORS, lanes]
+    gradients: Tensor  # [places, parts, H*W, stride]
+    shape: SlotShape
+
+
+@triton.jit
+def member(slot, env):
+    """(flags, pointer to the program) of a network's seed."""
+    word = tl.load(slot.roster + env * slot.num_slots + slot.number)
+    flags = word & FLAG_BITS
+    head = slot.programs + (word >> CODE_SHIFT).to(tl.int64) * ((1 + slot.shape.parts) * FIELDS)
+    return flags, head
+
+
+@triton.jit
+def work_place(slot, env, place):
+    """(parameter row, maps, vectors, gradient maps): pointers of one image of a network."""
+    area: tl.constexpr = slot.shape.height * slot.shape.width * slot.shape.stride
+    return (
+        slot.rows.base + env * slot.rows.env,
+        slot.maps + place * (slot.shape.maps * area),
+        slot.vectors + place * ((slot.shape.parts + 2) * VECTORS * slot.shape.lanes),
+        slot.gradients + place * (slot.shape.parts * area),
+    )
+
+
+@triton.jit
+def map_at(work, number, shape):
+    """Pointer to a map."""
+    return work[1] + number * (shape.height * shape.width * shape.stride)
+
+
+@triton.jit
+def gradient_at(work, number, shape):
+    """Pointer to the gradient map of a part."""
+    return work[3] + number * (shape.height * shape.width * shape.stride)
+
+
+@triton.jit
+def vectors_at(work, number, shape):
+    """Pointer to the vectors of x (0), of part p (p + 1) or of the gate (parts + 1)."""
+    return work[2] + number * (VECTORS * shape.lanes)
+
+
+@triton.jit
+def save_vector(vectors, which: tl.constexpr, values, shape):
+    """values float32 [lanes]."""
+    tl.store(vectors + which * shape.lanes + tl.arange(0, shape.lanes), values)
+
+
+@triton.jit
+def saved_vector(vectors, which: tl.constexpr, shape):
+    """float32 [lanes]."""
+    return tl.load(vectors + which * shape.lanes + tl.arange(0, shape.lanes))
+
+
+@triton.jit
+def parameters_at(row, first, count, shape):
+    """float32 [lanes]: `count` numbers of a row from `first` on, then zeros."""
+    lane = tl.arange(0, shape.lanes)
+    return tl.load(row + first + lane, mask=lane < count, other=0.0)
+
+
+@triton.jit
+def pixels_from(first, shape):
+    """(pixels int [tile] from `first` on, which of them exist bool [tile])."""
+    pixels = first + tl.arange(0, shape.tile)
+    return pixels, pixels < shape.height * shape.width
+
+
+@triton.jit
+def load_map(source, pixels, inside, channel, shape):
+    """float32 [M, K] of a map, zero where `inside` (bool [M]) is not."""
+    place = source + pixels[:, None] * shape.stride + channel[None, :]
+    mask = inside[:, None] & (channel < shape.stride)[None, :]
+    return tl.load(place, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def store_map(target, pixels, inside, values, shape):
+    """values [M, lanes] into a map."""
+    channel = tl.arange(0, shape.lanes)
+    place = target + pixels[:, None] * shape.stride + channel[None, :]
+    tl.store(place, values, mask=inside[:, None] & (channel < shape.stride)[None, :])
+
+
+@triton.jit
+def acted(raw, vectors, relu, inside, channel, shape):
+    """What a map's numbers [M, K] stand for: act((raw - centre) gain + shift), zero outside of the image."""
+    centre = tl.load(vectors + CENTRE * shape.lanes + channel)
+    gain = tl.load(vectors + GAIN * shape.lanes + channel)
+    shift = tl.load(vectors + SHIFT * shape.lanes + channel)
+    values = (raw - centre[None, :]) * gain[None, :] + shift[None, :]
+    values = tl.where((values < 0) & (relu != 0), 0.0, values)
+    return tl.where(inside[:, None], values, 0.0)
+
+
+@triton.jit
+def input_values(work, part, number, pixels, inside, channel, shape):
+    """float32 [M, K]: the features that part `number` is given."""
+    source = map_at(work, tl.load(part + SOURCE), shape)
+    raw = load_map(source, pixels, inside, channel, shape)
+    return acted(raw, vectors_at(work, number, shape), tl.load(part + SOURCE_RELU), inside, channel, shape)
+
+
+@triton.jit
+def output_values(work, part, number, pixels, inside, shape):
+    """float32 [M, lanes]: the features that part `number` gives."""
+    channel = tl.arange(0, shape.lanes)
+    raw = load_map(map_at(work, tl.load(part + MAP), shape), pixels, inside, channel, shape)
+    relu = tl.load(part + FLAGS) & RELU
+    return acted(raw, vectors_at(work, number + 1, shape), relu, inside, channel, shape)
+
+
+@triton.jit
+def shifted(pixels, tap, kernel, shape):
+    """(pixels [M] under a tap of a kernel around `pixels`, which of them lie in the image)."""
+    down, right = tap // kernel - kernel // 2, tap % kernel - kernel // 2
+    row, column = pixels // shape.width + down, pixels % shape.width + right
+    inside = (row >= 0) & (row < shape.height) & (column >= 0) & (column < shape.width)
+    return pixels + down * shape.width + right, inside & (pixels < shape.height * shape.width)
+
+
+@triton.jit
+def add_product(left, right, result, kind, shape):
+    """result [M, O] + left [M, K] @ right [K, O] in the format `kind`, summed in float32."""
+    left, right = left.to(kind), right.to(kind)
+    if shape.widened:
+        left, right = left.to(tl.float32), right.to(tl.float32)
+    return tl.dot(left, right, result, input_precision=shape.precision)
+
+
+@triton.jit
+def group_sum(values, per_group, count, shape):
+    """float32 [lanes]: for every channel the sum of values [lanes] over the channels of its group, of `count`."""
+    channel = tl.arange(0, shape.lanes)
+    same = channel[:, None] // per_group == channel[None, :] // per_group
+    same = same & (channel < count)[None, :]
+    return tl.sum(tl.where(same, values[None, :], 0.0), axis=1)
+
+
+@triton.jit
+def join_moments(moments, values, inside):
+    """(mean [lanes], centred square sum [lanes], pixels) with the pixels of a tile taken in (Chan's rule)."""
+    count = tl.sum(inside.to(tl.float32), axis=0)
+    here = tl.sum(tl.where(inside[:, None], values, 0.0), axis=0) / count
+    apart = tl.where(inside[:, None], values - here[None, :], 0.0)
+    delta, seen = here - moments[0], moments[2] + count
+    squares = moments[1] + tl.sum(apart * apart, axis=0) + delta * delta * (moments[2] * count / seen)
+    return moments[0] + delta * (count / seen), squares, seen
+
+
+@triton.jit
+def group_moments(moments, part, shape):
+    """(mean, 1 / deviation) [lanes] by channel of the group norm of a part."""
+    outputs = tl.load(part + OUTPUTS)
+    per_group = outputs // tl.load(part + GROUPS)
+    area: tl.constexpr = shape.height * shape.width
+    joined = group_sum(moments[0], per_group, outputs, shape) / per_group
+    apart = moments[0] - joined
+    squares = group_sum(moments[1] + apart * apart * area, per_group, outputs, shape)
+    return joined, 1.0 / tl.sqrt(squares / (per_group * area) + NORM_EPS)
+
+
+@triton.jit
+def tanh(x):
+    """Hyperbolic tangent; below 0.625 a polynomial (S. Moshier's Cephes library, tanhf), where 1 - exp would cancel."""
+    square = x * x
+    small = -5.70498872745e-3 * square + 2.06390887954e-2
+    small = (small * square - 5.37397155531e-2) * square + 1.33314422036e-1
+    small = x + x * square * (small * square - 3.33332819422e-1)
+    size = tl.abs(x)
+    large = 1.0 - 2.0 / (tl.exp(2.0 * size) + 1.0)
+    return tl.where(size < 0.625, small, tl.where(x < 0, -large, large))

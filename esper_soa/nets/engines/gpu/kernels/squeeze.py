@@ -1,0 +1,113 @@
+"""Two small layers on the mean of an image, sigmoid(W2 relu(W1 m + b1) + b2): of attention and of gates.
+
+A `net` is (parameter row, first column, inputs, hidden units, outputs, whether there is a b1). Called by the kernels of
+a slot; every number is a vector [lanes] with zeros beyond what there is.
+"""
+
+import triton
+import triton.language as tl
+
+from esper_soa.nets.engines.gpu.kernels.seed import (
+    BIASED,
+    FLAGS,
+    HIDDEN,
+    INPUTS,
+    LOGIT,
+    MEAN,
+    OFFSET,
+    OUTPUTS,
+    UNIT_GRADIENT,
+    UNITS,
+    parameters_at,
+    save_vector,
+    saved_vector,
+)
+
+
+@triton.jit
+def part_net(row, part):
+    """The net of an EXCITE part."""
+    biased = (tl.load(part + FLAGS) & BIASED) // BIASED
+    inputs, outputs = tl.load(part + INPUTS), tl.load(part + OUTPUTS)
+    return row, tl.load(part + OFFSET), inputs, tl.load(part + HIDDEN), outputs, biased
+
+
+@triton.jit
+def gate_net(row, shape):
+    """The net that GATE adds to a seed, with one output."""
+    return row, shape.gate_at, shape.channels, shape.gate_hidden, 1, 1
+
+
+@triton.jit
+def matrix(row, first, rows, columns, shape):
+    """float32 [lanes, lanes] of a row: [rows, columns] from `first` on, then zeros."""
+    one, other = tl.arange(0, shape.lanes)[:, None], tl.arange(0, shape.lanes)[None, :]
+    return tl.load(row + first + one * columns + other, mask=(one < rows) & (other < columns), other=0.0)
+
+
+@triton.jit
+def second_at(net):
+    """Column at which the second layer begins."""
+    return net[1] + net[3] * net[2] + net[3] * net[5]
+
+
+@triton.jit
+def squeezed(net, mean, shape):
+    """(hidden units, outputs in (0, 1))."""
+    units = tl.sum(matrix(net[0], net[1], net[3], net[2], shape) * mean[None, :], axis=1)
+    units += parameters_at(net[0], net[1] + net[3] * net[2], net[3] * net[5], shape)
+    units = tl.where(units < 0, 0.0, units)
+    second = second_at(net)
+    logits = tl.sum(matrix(net[0], second, net[4], net[3], shape) * units[None, :], axis=1)
+    logits += parameters_at(net[0], second + net[4] * net[3], net[4], shape)
+    return units, tl.where(tl.arange(0, shape.lanes) < net[4], tl.sigmoid(logits), 0.0)
+
+
+@triton.jit
+def squeeze_back(net, vectors, gradient, outputs, shape):
+    """Gradient of the mean from that of the outputs; leaves in `vectors` what the weights' gradient needs."""
+    logit = gradient * outputs * (1.0 - outputs)
+    units = saved_vector(vectors, UNITS, shape)
+    passed = tl.sum(matrix(net[0], second_at(net), net[4], net[3], shape) * logit[:, None], axis=0)
+    passed = tl.where(units <= 0, 0.0, passed)
+    save_vector(vectors, LOGIT, logit, shape)
+    save_vector(vectors, UNIT_GRADIENT, passed, shape)
+    return tl.sum(matrix(net[0], net[1], net[3], net[2], shape) * passed[:, None], axis=0)
+
+
+@triton.jit
+def store_matrix(target, first, values, rows, columns, shape):
+    """values [lanes, lanes] to [rows, columns] from `first` on."""
+    one, other = tl.arange(0, shape.lanes)[:, None], tl.arange(0, shape.lanes)[None, :]
+    tl.store(target + first + one * columns + other, values, mask=(one < rows) & (other < columns))
+
+
+@triton.jit
+def store_row(target, first, values, count, shape):
+    """The first `count` of values [lanes] to columns from `first` on."""
+    lane = tl.arange(0, shape.lanes)
+    tl.store(target + first + lane, values, mask=lane < count)
+
+
+@triton.jit
+def squeeze_weights(net, target, vectors, images, step, shape):
+    """Gradients of a net's parameters, summed over images (first, last), to their columns of the row `target`.
+
+    vectors: pointer to the net's vectors of image 0 of the network; `step` numbers lie between those of two images.
+    """
+    one = tl.zeros((shape.lanes, shape.lanes), tl.float32)
+    two = tl.zeros((shape.lanes, shape.lanes), tl.float32)
+    units_sum = tl.zeros((shape.lanes,), tl.float32)
+    logit_sum = tl.zeros((shape.lanes,), tl.float32)
+    for image in range(images[0], images[1]):
+        here = vectors + image * step
+        passed, logit = saved_vector(here, UNIT_GRADIENT, shape), saved_vector(here, LOGIT, shape)
+        one += passed[:, None] * saved_vector(here, MEAN, shape)[None, :]
+        two += logit[:, None] * saved_vector(here, UNITS, shape)[None, :]
+        units_sum += passed
+        logit_sum += logit
+    second = second_at(net)
+    store_matrix(target, net[1], one, net[3], net[2], shape)
+    store_row(target, net[1] + net[3] * net[2], units_sum, net[3] * net[5], shape)
+    store_matrix(target, second, two, net[4], net[3], shape)
+    store_row(target, second + net[4] * net[3], logit_sum, net[4], shape)

@@ -1,0 +1,62 @@
+"""Newborn seeds of all networks in one launch, without a read or an upload by the host; the rows are pools.claim_'s.
+
+Called with the env state where it lies. The kernel stands in kernels/newborn.py.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from tensordict import TensorDict
+from torch import Tensor
+
+from esper_soa.nets.engines.gpu import program
+from esper_soa.nets.engines.gpu.kernels.newborn import Births, Nursery, newborn_kernel
+from esper_soa.nets.host import HostShape
+from esper_soa.nets.model.blueprints import gate_table, num_codes, seed_table
+from esper_soa.nets.model.parameters import Table
+from esper_soa.nets.pools import row_layout
+from esper_soa.state import Slots
+
+TILE = 512  # columns
+EXACT = {"enable_fp_fusion": False}  # products and sums are rounded one by one, as torch does
+
+
+def nurseries_of(weights: TensorDict, shape: HostShape) -> tuple[Nursery, ...]:
+    """How the seeds of every slot begin, on the device of the weights."""
+    return tuple(_nursery(weights, shape, slot) for slot in range(len(shape.slots)))
+
+
+def begin_(nurseries: tuple[Nursery, ...], slots: Slots, keys: Tensor) -> None:
+    """Initialise the rows of newborn seeds and clear the momentum that must start afresh.
+
+    keys: int64 [N], streams of this env-step; every slot takes a sub-stream of its own.
+    """
+    births = Births(
+        slots.newborn.contiguous(), slots.fresh_momentum.contiguous(), slots.blueprint.contiguous(),
+        slots.blend.contiguous(), keys, tl.constexpr(len(nurseries)),
+    )  # fmt: skip
+    tiles = triton.cdiv(max(nursery.width.value for nursery in nurseries), TILE)
+    grid = keys.shape[0], tiles, len(nurseries)
+    newborn_kernel[grid](nurseries, births, num_slots=len(nurseries), tile=TILE, **EXACT)
+
+
+def _nursery(weights: TensorDict, shape: HostShape, slot: int) -> Nursery:
+    spec, layout = shape.slots[slot], row_layout(shape, slot)
+    pool, width = weights["seeds", spec.name], sum(layout)
+    facts = torch.zeros(3, num_codes(shape.blueprints), width)
+    gate = gate_table(spec.channels)
+    for one in shape.blueprints:
+        if program.runs(one):
+            table = seed_table(one, spec.channels)
+            facts[:, one.code, : table.total] = _columns(table)
+            facts[:, one.code, layout.seed :] = _columns(gate)
+    facts[2, :, layout.seed :] = 0  # a gate begins alike with every blend
+    bound, value, cleared = facts.to(pool["params"].device)
+    numbers = tl.constexpr(width), tl.constexpr(layout.seed)
+    return Nursery(pool["params"], pool["momentum"], bound, value, cleared.byte(), *numbers)
+
+
+def _columns(table: Table) -> Tensor:
+    """float32 [3, total]: bound, value and whether it is cleared, of every number of a row."""
+    each = [(one.bound, one.value, float(one.cleared)) for one in table.parameters]
+    return torch.tensor(each).repeat_interleave(torch.tensor(table.sizes), dim=0).T

@@ -1,0 +1,145 @@
+"""The slots of N networks on a GPU: tables, work places and launches of the kernels that read seeds on the device.
+
+A slot's forward pass is one launch, its backward pass two, whatever grows there. Features are [N, B, H*W, C]. Called by
+training.py and validation.py.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from esper_soa.nets.engines.gpu import program
+from esper_soa.nets.engines.gpu.kernels.seed import VECTORS, Slot, SlotShape
+from esper_soa.nets.engines.gpu.kernels.seed_backward import slot_backward_kernel
+from esper_soa.nets.engines.gpu.kernels.seed_forward import slot_branch_kernel, slot_forward_kernel
+from esper_soa.nets.engines.gpu.kernels.seed_weights import seed_weights_kernel
+from esper_soa.nets.engines.gpu.kernels.tiles import Rows, padded, product_precision
+from esper_soa.nets.host import HostShape
+from esper_soa.nets.model.blueprints import GATE
+from esper_soa.nets.pools import row_layout
+
+TILE_NUMBERS = 1024  # of a tile: pixels times lanes; with more the registers do not suffice
+IMAGES_PER_SPLIT = 8  # of a weight gradient's sum
+MOST_SPLITS = 16
+PROGRAMS_PER_PROCESSOR = 4
+UNPIPELINED = {"num_stages": 1}  # loads stay behind the barriers after the stores that they read
+
+
+class Seeds(NamedTuple):
+    """What grows in N networks, on the device."""
+
+    roster: Tensor  # int32 [N, S], see roster.py
+    alpha: Tensor  # float32 [N, S]
+
+
+class SlotTable(NamedTuple):
+    """What is the same for all networks in a slot."""
+
+    number: int
+    num_slots: int  # of a network
+    channels: int
+    programs: Tensor  # int32 [codes, 1 + parts, FIELDS]
+    maps: int
+    lanes: int  # channels of a tile
+    stride: int  # numbers per pixel of a map: whole vectors of 16 bytes in 16 bits
+    gate_at: int
+    gate_hidden: int
+
+    @property
+    def parts(self) -> int:
+        """Most that a blueprint has."""
+        return self.programs.shape[1] - 1
+
+
+class WorkPlaces(NamedTuple):
+    """Memory of a slot, for `places` images; gradients may be shared by slots that take turns."""
+
+    maps: Tensor
+    vectors: Tensor
+    gradients: Tensor
+
+
+def slot_table(shape: HostShape, number: int, device: torch.device) -> SlotTable:
+    """The table of slot `number`."""
+    channels = shape.slots[number].channels
+    programs = program.programs(shape.blueprints, channels)
+    hidden = GATE.hidden.of(channels)
+    widest = max(channels, hidden, program.widest(programs))
+    gate_at, uploaded = row_layout(shape, number).seed, torch.from_numpy(programs).to(device)
+    return SlotTable(
+        number, len(shape.slots), channels, uploaded, program.num_maps(programs), padded(widest), -(-widest // 8) * 8,
+        gate_at, hidden,
+    )  # fmt: skip
+
+
+def num_splits(batch: int) -> int:
+    """Parts of the sums over a batch; they depend on nothing else, so that no network's numbers do."""
+    return min(MOST_SPLITS, triton.cdiv(batch, IMAGES_PER_SPLIT))
+
+
+def work_places(table: SlotTable, places: int, size: tuple[int, int], like: Tensor, gradients: bool) -> WorkPlaces:
+    """Memory for `places` images of (height, width), in the format of `like`; with room for gradients or without."""
+    area, stride = size[0] * size[1], table.stride
+    vectors = like.new_zeros(places, table.parts + 2, VECTORS.value, table.lanes, dtype=torch.float32)
+    room = like.new_empty(places if gradients else 1, table.parts, area, stride)
+    return WorkPlaces(like.new_empty(places, table.maps, area, stride), vectors, room)
+
+
+def slot_of(
+    table: SlotTable, seeds: Seeds, rows: Tensor, work: WorkPlaces, size: tuple[int, int], pooled: bool
+) -> Slot:
+    """The record that the kernels read; rows: [N, width] of the slot's pool."""
+    lanes, dtype = table.lanes, work.maps.dtype
+    tile = min(max(TILE_NUMBERS // lanes, 16), padded(size[0] * size[1]))
+    numbers = (
+        *size, table.channels, work.maps.shape[3], lanes, tile, min(32, lanes), table.parts, table.maps, table.gate_at,
+        table.gate_hidden, 2 if pooled else 1, product_precision(dtype),
+        dtype == torch.bfloat16 and triton.knobs.runtime.interpret,
+    )  # fmt: skip
+    shape = SlotShape(*(tl.constexpr(number) for number in numbers))
+    return Slot(
+        seeds.roster, seeds.alpha, tl.constexpr(table.number), tl.constexpr(table.num_slots), table.programs,
+        Rows(rows, rows.stride(0)), *work, shape,
+    )  # fmt: skip
+
+
+def forward_(slot: Slot, features: Tensor, pooled: Tensor, codes: Tensor) -> None:
+    """features [N, B, H*W, C] through the slot, in place; where it has a pool also to pooled and codes [N, B, ., C]."""
+    slot_forward_kernel[features.shape[:2]](slot, features, pooled, codes, num_warps=_warps(slot), **UNPIPELINED)
+
+
+def backward_(slot: Slot, gradient: Tensor, pooled: Tensor, codes: Tensor, partials: Tensor) -> None:
+    """gradient of the features behind the slot to that before it, in place, and those of parameters to `partials`.
+
+    pooled: gradient of the pooled features, where the slot has a pool. partials: [N, num_splits, width], of which only
+    the columns of seeds that learn are written.
+    """
+    num_nets, batch = gradient.shape[:2]
+    splits, width = partials.shape[1:]
+    options = UNPIPELINED | {"num_warps": _warps(slot)}
+    slot_backward_kernel[num_nets, batch](slot, gradient, pooled, codes, **options)
+    share = triton.cdiv(batch, splits)
+    grid = num_nets, splits, slot.shape.parts.value + 1
+    seed_weights_kernel[grid](slot, partials, width, batch, share, **options)
+
+
+def num_programs(device: torch.device) -> int:
+    """Programs of `branch_`, which share the images: a few per multiprocessor, so that their work places stay in L2."""
+    if device.type != "cuda":
+        return 2
+    return PROGRAMS_PER_PROCESSOR * torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def branch_(slot: Slot, source: Tensor, target: Tensor, spare: Tensor, tree: tuple[int, int, Tensor, Tensor]) -> None:
+    """target [n * rows, B, ., C] = features behind a slot in a validation pass; see slot_branch_kernel."""
+    units, batch = target.shape[:2]
+    slot_branch_kernel[spare.shape[0],](
+        slot, source, target, spare, tree, batch, units * batch, num_warps=_warps(slot), **UNPIPELINED
+    )
+
+
+def _warps(slot: Slot) -> int:
+    return 8 if slot.shape.lanes.value >= 64 else 4

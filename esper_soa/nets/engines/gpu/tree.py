@@ -1,0 +1,101 @@
+"""Subset rows of all envs as one tree of branches with a fixed shape, so that every env may need other subsets.
+
+A host is a chain: rows whose subsets agree in the slots met so far are computed once. At every slot a row goes on
+without the seed, with it, or both; rows that an env does not need are masked. All of it is made on the device, or the
+codes by the host. Called by engine.py.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from esper_soa.nets.config import SubsetRows
+from esper_soa.nets.pools import ActiveSeeds
+from esper_soa.nets.subsets import EXACT_SLOTS, max_rows, subset_codes
+from esper_soa.vocabulary import Stage
+
+
+class Level(NamedTuple):
+    """The rows behind a slot."""
+
+    rows: int  # most that an env can have
+    counts: Tensor  # int32 [N], how many each has
+    origins: Tensor  # int32 [N, rows]: 2 * row before the slot + whether the slot's bit is set
+
+
+def codes_of(active_seeds: ActiveSeeds, rows: SubsetRows) -> np.ndarray:
+    """int64 [N, R]: subsets to validate, by bit masks over slot numbers, the full set first; -1 = no row."""
+    num_envs, num_slots = active_seeds.stage.shape
+    codes = np.full((num_envs, max_rows(num_slots, rows)), -1, dtype=np.int64)
+    weight = 1 << np.arange(num_slots)
+    fossil = active_seeds.ablated & (active_seeds.stage == Stage.FOSSILIZED)
+    patterns, where = np.unique(np.stack([active_seeds.ablated @ weight, fossil @ weight]), axis=1, return_inverse=True)
+    for number, (ablated, fossils) in enumerate(patterns.T.tolist()):
+        own = subset_codes(*(_members(bits, num_slots) for bits in (ablated, fossils)), rows)
+        codes[where.ravel() == number, : len(own)] = own
+    return codes
+
+
+def _members(bits: int, num_slots: int) -> tuple[int, ...]:
+    return tuple(slot for slot in range(num_slots) if bits >> slot & 1)
+
+
+def resident_codes(ablated: Tensor, fossil: Tensor, rows: SubsetRows) -> Tensor:
+    """The same as `codes_of`, where the env state lies; ablated, fossil: bool [N, S]. Nothing is read by the host."""
+    num_slots, device = ablated.shape[1], ablated.device
+    bits = 1 << torch.arange(num_slots, device=device)
+    full, count = torch.where(ablated, bits, 0).sum(1, keepdim=True), ablated.sum(1, keepdim=True)
+    exact = [full]
+    for _ in range(min(2**num_slots, 2**EXACT_SLOTS) - 1):
+        exact.append((exact[-1] - 1) & full)  # the next smaller subset
+    every = torch.cat(exact, dim=1)
+    every = torch.where(torch.arange(every.shape[1], device=device) < 1 << count, every, -1)
+    most = max_rows(num_slots, rows)
+    if num_slots <= EXACT_SLOTS:
+        return every
+    kept = torch.where(ablated & fossil, bits, 0).sum(1, keepdim=True)
+    few = _few_codes(ablated, (full, kept), bits, rows)
+    few, every = (F.pad(one, (0, most - one.shape[1]), value=-1) for one in (few[:, :most], every[:, :most]))
+    return torch.where(count <= EXACT_SLOTS, every, few)
+
+
+def _few_codes(ablated: Tensor, known: tuple[Tensor, Tensor], bits: Tensor, rows: SubsetRows) -> Tensor:
+    """int64 [N, .]: the subsets for envs with more seeds than EXACT_SLOTS; known: the full set, the fossils alone."""
+    full, kept = known
+    wanted = [full, torch.where(ablated, full - bits, -1), torch.where(ablated, bits, -1), torch.zeros_like(full), kept]
+    if rows.pairs:
+        one, other = torch.triu_indices(len(bits), len(bits), 1, device=bits.device).unbind(0)
+        both = ablated.index_select(1, one) & ablated.index_select(1, other)
+        wanted.append(torch.where(both, bits.index_select(0, one) | bits.index_select(0, other), -1))
+    wanted += [full & code for code in rows.codes]
+    codes = torch.cat(wanted, dim=1)
+    repeated = (codes[:, :, None] == codes[:, None, :]).tril(-1).any(-1)
+    codes = torch.where(repeated, -1, codes)
+    return codes.gather(1, (codes < 0).int().argsort(dim=1, stable=True))
+
+
+def levels_of(codes: Tensor, order: tuple[int, ...]) -> list[Level]:
+    """The rows behind every slot in execution `order`; codes: int64 [N, R], of which no two of an env are equal.
+
+    The last level has a row for every code, in their order.
+    """
+    levels, mask = list[Level](), 0
+    known, most = codes >= 0, codes.shape[1]
+    before = torch.zeros_like(codes)
+    for number, slot in enumerate(order):
+        mask |= 1 << slot
+        prefix = torch.where(known, codes & mask, -1)
+        alike = (prefix[:, :, None] == prefix[:, None, :]).int()
+        first = known & (alike.argmax(2) == torch.arange(most, device=codes.device))
+        rank = first.cumsum(1) - 1
+        own = rank.gather(1, alike.argmax(2))
+        rows = min(most, 2 ** (number + 1))
+        origins = codes.new_zeros(codes.shape[0], rows + 1)
+        came = 2 * before + (codes >> slot & 1)
+        origins.scatter_(1, torch.where(first, own, rows), came)
+        levels.append(Level(rows, first.sum(1).int(), origins[:, :rows].int().contiguous()))
+        before = own
+    return levels

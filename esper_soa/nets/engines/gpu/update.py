@@ -1,0 +1,113 @@
+"""What a training batch ends with, for hosts and seeds together: three launches, whatever grows.
+
+Called by training.py; the kernels stand in kernels/update.py.
+"""
+
+import itertools
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from tensordict import TensorDict
+from torch import Tensor
+
+from esper_soa.nets.config import TaskConfig
+from esper_soa.nets.engines.gpu import program
+from esper_soa.nets.engines.gpu.kernels import update
+from esper_soa.nets.engines.gpu.kernels.tiles import rows
+from esper_soa.nets.engines.gpu.kernels.update import Measures, Pool, Rules
+from esper_soa.nets.engines.gpu.slots import SlotTable
+from esper_soa.nets.gradients import EXPLODING, TINY, VANISHING
+from esper_soa.nets.host import HostShape
+from esper_soa.nets.model.blueprints import gate_table
+from esper_soa.nets.pools import row_layout
+from esper_soa.nets.sgd import CLIP_EPS
+from esper_soa.state import STATE_FLOAT
+
+TILE = 512  # columns that a program moves
+EXACT = {"enable_fp_fusion": False}  # products and sums are rounded one by one, as torch does
+
+
+class TensorTable(NamedTuple):
+    """Parameter tensors of a slot's seeds."""
+
+    places: Tensor  # int32 [codes + 1, tensors, 2]: first column and numbers; the gate's in the last row
+    tensors: int
+    codes: int
+
+
+def tensor_table(shape: HostShape, slot: int, device: torch.device) -> TensorTable:
+    """The table of one slot."""
+    channels, known = shape.slots[slot].channels, [one for one in shape.blueprints if program.runs(one)]
+    lists = {one.code: program.tensor_sizes(one, channels) for one in known}
+    codes = 1 + max(lists, default=0)
+    gate = gate_table(channels).sizes
+    found = np.zeros((codes + 1, max(len(sizes) for sizes in (gate, *lists.values())), 2), dtype=np.int32)
+    for row, sizes, start in [
+        *((code, sizes, 0) for code, sizes in lists.items()),
+        (-1, gate, row_layout(shape, slot).seed),
+    ]:
+        found[row, : len(sizes), 0] = start + np.array([0, *itertools.accumulate(sizes)][:-1])
+        found[row, : len(sizes), 1] = sizes
+    return TensorTable(torch.from_numpy(found).to(device), found.shape[1], codes)
+
+
+def pools_of(
+    weights: TensorDict, shape: HostShape, tables: list[SlotTable], partials: list[Tensor]
+) -> tuple[Pool, ...]:
+    """The hosts' pool and those of the slots, with room for their gradients; partials: [n, splits, width] of each."""
+    stores = [weights["host"], *(weights["seeds", spec.name] for spec in shape.slots)]
+    tiles = triton.cdiv(max(store["params"].shape[1] for store in stores), TILE)
+    found = []
+    for number, (store, part) in enumerate(zip(stores, partials, strict=True), start=-1):
+        table = tables[max(number, 0)] if tables else None
+        gradient = torch.empty_like(store["params"])
+        squares = torch.empty(gradient.shape[0], tiles, dtype=STATE_FLOAT, device=gradient.device)
+        programs = torch.zeros(1, dtype=torch.int32, device=gradient.device) if table is None else table.programs
+        facts = (
+            gradient.shape[1], part.shape[1], number, int(number >= 0), len(tables),
+            0 if table is None else table.parts, 0 if table is None else table.gate_at,
+        )  # fmt: skip
+        found.append(Pool(
+            rows(store["params"]), rows(store["momentum"]), part, gradient, squares, programs,
+            *(tl.constexpr(fact) for fact in facts),
+        ))  # fmt: skip
+    return tuple(found)
+
+
+def rules_of(task: TaskConfig, rates: Tensor) -> Rules:
+    """Rules of all rows; rates: float32 [2] on the device."""
+    numbers = task.max_grad_norm, CLIP_EPS, task.momentum, task.weight_decay
+    return Rules(rates, *(tl.constexpr(float(number)) for number in numbers))
+
+
+def measures_of(gradients: dict[str, Tensor], shape: HostShape) -> Measures:
+    """The statistics that measure_ writes; those that are flags as uint8."""
+    numbers = math.sqrt(shape.parameters.total), VANISHING, EXPLODING, TINY
+    fields = [gradients[name] for name in Measures._fields[:6]]
+    return Measures(*fields, *(tl.constexpr(number) for number in numbers))
+
+
+def sum_(pools: tuple[Pool, ...], roster: Tensor) -> None:
+    """Gradients of all rows from their partials."""
+    update.sum_kernel[_grid(pools)](pools, roster, num_pools=len(pools), tile=TILE)
+
+
+def step_(pools: tuple[Pool, ...], roster: Tensor, rules: Rules, counter: Tensor) -> None:
+    """One step of SGD of all rows that learn; counts the batch."""
+    update.step_kernel[_grid(pools)](pools, roster, rules, counter, num_pools=len(pools), tile=TILE, **EXACT)
+
+
+def measure_(pools: tuple[Pool, ...], tables: list[TensorTable], roster: Tensor, measures: Measures) -> None:
+    """Gradient statistics of the seeds that are to be measured."""
+    num_nets, num_tiles = pools[0].squares.shape
+    update.measure_kernel[num_nets, len(tables)](
+        pools, tuple(tuple(table) for table in tables), roster, measures, num_tiles, num_slots=len(tables), tile=TILE
+    )
+
+
+def _grid(pools: tuple[Pool, ...]) -> tuple[int, int, int]:
+    return *pools[0].squares.shape, len(pools)

@@ -1,0 +1,355 @@
+"""The GPU's engine in Triton's interpreter: whole passes against torch, launches that are the same whatever grows."""
+
+import importlib.util
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+from tiny_world import CPU, SMALL_TASK, tiny_rules
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from benchmarks.sync_guard import SyncGuard
+from esper_soa.build import build_world
+from esper_soa.config import ComputeConfig, TrainConfig
+from esper_soa.env.step import Work, initial_state
+from esper_soa.env.world import World
+from esper_soa.errors import SettingError
+from esper_soa.nets.choose import choose_engine
+from esper_soa.nets.config import DataConfig, SubsetRows, TaskConfig, enabled_slots
+from esper_soa.nets.data import cut_batch, training_crops
+from esper_soa.nets.engine import Engine, TrainReport, ValidationReport
+from esper_soa.nets.engines.gpu.support import unavailable_reason
+from esper_soa.nets.graphs import StepCache
+from esper_soa.nets.host import host_shape
+from esper_soa.nets.pools import ActiveSeeds, read_active_seeds
+from esper_soa.nets.seed_plan import training_plan, validation_plan
+from esper_soa.nets.subsets import subset_codes
+from esper_soa.vocabulary import CNN_BLUEPRINTS, AlphaMode, Blend, Stage
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="the package triton is not installed (extra: test)")
+if HAS_TRITON:
+    from triton.runtime import interpreter
+
+    from esper_soa.nets.engines.gpu import images, roster, tree
+    from esper_soa.nets.engines.gpu.engine import GpuEngine
+
+ROUNDING = 1e-4  # of the largest number of a tensor; sums are taken in another order
+SLOTS = ("r0c2", "r1c1", "r1c2")
+STAGES = (Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED)
+
+
+def build(num_envs: int, batch: int, slots: tuple[str, ...] = SLOTS, task: TaskConfig = SMALL_TASK) -> World:
+    """A world whose weights are none of them 0 or 1, in torch; two batches, and validation in batches of 4."""
+    settings = TrainConfig(
+        envs=num_envs, steps=2, rounds=1, batch_size=batch, train_samples=2 * batch, val_samples=5, task=task,
+        slots=list(slots), data=DataConfig(name="synthetic", synthetic_train=64, synthetic_test=32),
+        compute=ComputeConfig(workers=1, engine="torch"),
+    )  # fmt: skip
+    world, g = build_world(settings, CPU), torch.Generator().manual_seed(3)
+    nets = world.rules.nets
+    task = replace(nets.task, gradient_stride=2)
+    world.rules = world.rules._replace(nets=nets._replace(eval_batch=4, task=task))
+    for rows in (world.weights["host", "params"], *(pool["params"] for pool in world.weights["seeds"].values())):
+        rows.copy_(0.4 * torch.randn(rows.shape, generator=g))
+    return world
+
+
+def some_seeds(num_envs: int, num_slots: int, seed: int, running: float = 0.8) -> ActiveSeeds:
+    """Seeds of all kinds at random."""
+    rng, size = np.random.default_rng(seed), (num_envs, num_slots)
+    runs, no = rng.random(size) < running, np.zeros(size, dtype=bool)
+    stage, blend = rng.choice(STAGES, size), rng.choice([Blend.ADD, Blend.MULTIPLY, Blend.GATE], size)
+    visible = runs & (stage != Stage.TRAINING)
+    ablated = visible & (rng.random(size) < 0.8)
+    blueprint = rng.choice(CNN_BLUEPRINTS, size)
+    return ActiveSeeds(runs, stage, blueprint, blend, rng.random(size) < 0.2, visible, ablated, no, no)
+
+
+def play(
+    world: World, engine: Engine, seeds: ActiveSeeds, given: Work | None = None
+) -> tuple[TrainReport, ValidationReport]:
+    work, nets = given or world.work(0), world.rules.nets
+    alpha = 0.7 * torch.from_numpy(seeds.visible).double()
+    trained = engine.train_(nets, world.weights, alpha, seeds, work.training, work.num_batches, 0.5)
+    return trained, engine.validate(nets, world.weights, alpha, seeds, work.validation)
+
+
+def results(world: World, engine: Engine, seeds: ActiveSeeds) -> dict[str, Tensor]:
+    """Everything that a training pass and a validation give and change."""
+    trained, tested = play(world, engine, seeds)
+    found = {"loss": trained.loss, "accuracy": trained.accuracy, **tested._asdict()}
+    found["tested"], found["subsets"] = found.pop("loss"), found.pop("subset")
+    found |= {"train loss": trained.loss, "train accuracy": trained.accuracy}
+    return found | dict(trained.gradients.items()) | dict(world.weights.flatten_keys(".").items())
+
+
+@pytest.mark.parametrize(
+    ("num_envs", "batch", "seed"),
+    [(1, 3, 1), *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in ((3, 2, 2), (2, 5, 3)))],
+)
+def test_a_training_pass_and_a_validation_equal_torch(num_envs: int, batch: int, seed: int) -> None:
+    seeds = some_seeds(num_envs, 3, seed)
+    ours, theirs = build(num_envs, batch), build(num_envs, batch)
+    found, wanted = results(ours, GpuEngine(), seeds), results(theirs, theirs.rules.engine, seeds)
+    assert seeds.running.any()
+    for name, value in wanted.items():
+        assert found[name].dtype == value.dtype
+        scale = float(value.double().abs().max().clamp(min=1e-3))
+        assert float((found[name].double() - value.double()).abs().max()) <= ROUNDING * scale, name
+
+
+def test_hosts_without_seeds_equal_torch() -> None:
+    task = TaskConfig(name="bare", base_channels=1, num_blocks=2, num_pools=2)
+    ours, theirs = (build(1, 2, ("r1c1",), task) for _ in range(2))
+    seeds = some_seeds(1, 1, 0, running=0.0)
+    found, wanted = results(ours, GpuEngine(), seeds), results(theirs, theirs.rules.engine, seeds)
+    for name, value in wanted.items():
+        torch.testing.assert_close(found[name].double(), value.double(), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_step_that_is_kept_gives_the_bits_of_a_fresh_one() -> None:
+    kept, fresh = (build(1, 2, ("r1c1", "r1c2")) for _ in range(2))
+    engine, reports = GpuEngine(), []
+    for seed in (4, 5):
+        seeds = some_seeds(1, 2, seed, running=1.0)
+        reports.append((play(kept, engine, seeds), play(fresh, GpuEngine(), seeds)))
+    assert len(engine.steps._kept) == 2
+    for ours, theirs in reports:
+        assert torch.equal(ours[0].loss, theirs[0].loss)
+        assert torch.equal(ours[1].loss, theirs[1].loss)
+        assert torch.equal(ours[1].accuracy, theirs[1].accuracy)
+        for name, values in theirs[0].gradients.items():
+            assert torch.equal(ours[0].gradients.get(name), values), name
+    for name, rows in fresh.weights.flatten_keys(".").items():
+        assert torch.equal(kept.weights.flatten_keys(".")[name], rows), name
+
+
+@pytest.mark.slow
+def test_in_bfloat16_a_pass_is_near_float32() -> None:
+    low, exact, seeds = build(1, 3), build(1, 3), some_seeds(1, 3, 1)
+    before = exact.weights.clone()
+    low.rules = low.rules._replace(nets=low.rules.nets._replace(precision=torch.bfloat16))
+    found, wanted = results(low, GpuEngine(), seeds), results(exact, exact.rules.engine, seeds)
+    for name in ("train loss", "tested"):
+        torch.testing.assert_close(found[name], wanted[name], rtol=0.05, atol=0)
+    for name in ("host.params", *(f"seeds.{slot}.params" for slot in SLOTS)):
+        step = wanted[name] - before.flatten_keys(".")[name]
+        assert float((found[name] - wanted[name]).norm()) <= 0.15 * float(step.norm()), name
+
+
+# --- launches
+
+
+class Launches(TorchDispatchMode):
+    """Counts kernels, which are not run, and torch's operations that are not views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self, function: Callable, types: object, args: tuple = (), kwargs: dict | None = None
+    ) -> object:
+        result = function(*args, **(kwargs or {}))
+        silent = ("empty", "detach", "alias")
+        name = function.overloadpacket.__name__
+        if not (name.startswith(silent) or function.is_view):
+            self.counts[name] += 1
+        return result
+
+
+@contextmanager
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
+    with Launches() as launches, monkeypatch.context() as patched:
+        patched.setattr(
+            interpreter.InterpretedFunction,
+            "run",
+            lambda self, *args, **options: launches.counts.update([self.fn.__name__]),
+        )
+        yield launches
+
+
+class Watched(StepCache):
+    """Counts the launches of each batch, and lets none wait for the device or move a buffer."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(capture=False)
+        self.monkeypatch, self.batches = monkeypatch, list[Counter[str]]()
+
+    def _advance_(self, kept: object, variant: int) -> None:
+        step = kept.step  # type: ignore[attr-defined]
+        places = [buffer.data_ptr() for buffer in step.buffers()]
+        with counted(self.monkeypatch) as launches, SyncGuard():
+            super()._advance_(kept, variant)  # type: ignore[arg-type]
+        assert [buffer.data_ptr() for buffer in step.buffers()] == places
+        self.batches.append(launches.counts)
+
+
+BASELINE_SLOTS = ("r0c0", "r0c1", "r0c2")
+
+
+def launches_of(monkeypatch: pytest.MonkeyPatch, num_envs: int, seeds: int) -> tuple[list[int], int]:
+    """Launches of the batches of two env-steps with their own mixtures after a first one, and all others of them."""
+    world, steps = build(num_envs, 2, BASELINE_SLOTS, TaskConfig()), Watched(monkeypatch)
+    engine = GpuEngine(steps)
+    with counted(monkeypatch):
+        play(world, engine, some_seeds(num_envs, 3, seeds))
+    steps.batches.clear()
+    works = [world.work(step) for step in range(2)]
+    with counted(monkeypatch) as launches:
+        for step, work in enumerate(works):
+            play(world, engine, some_seeds(num_envs, 3, seeds + step, running=0.4 * step + 0.3), work)
+    assert len(steps._kept) == 2  # one for training, one for validation
+    outside = sum(launches.counts.values())
+    return [sum(batch.values()) for batch in steps.batches], outside
+
+
+def test_launches_are_the_same_for_any_number_of_networks_and_any_mixture(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, *others = (launches_of(monkeypatch, num_envs, seed) for num_envs, seed in ((1, 1), (3, 2), (17, 3), (17, 4)))
+    batches, _ = first
+    assert batches == [35, 34, 10, 10] * 2  # a batch with and one without gradient statistics, two of validation
+    assert [own for own, _ in others] == [batches] * 3
+    assert others[0][1] == others[1][1] == others[2][1] <= 2 * 200
+
+
+# --- what the kernels are told
+
+
+def a_state(num_envs: int = 40) -> tuple:
+    """Rules, slots and ramps of random envs."""
+    rules = tiny_rules(3, 4)
+    state = initial_state(rules, num_envs, CPU)
+    g = torch.Generator().manual_seed(1)
+
+    def choice(values: tuple[int, ...]) -> Tensor:
+        return torch.tensor(values)[torch.randint(len(values), (num_envs, 3), generator=g)]
+
+    stage = choice((*STAGES, Stage.GERMINATED, Stage.EMPTY, Stage.PRUNED))
+    alpha = torch.where(stage >= Stage.BLENDING, torch.rand(num_envs, 3, generator=g).round(), 0.0).double()
+    slots = state.slots.replace(
+        stage=stage,
+        alpha=alpha,
+        blueprint=choice(CNN_BLUEPRINTS),
+        blend=choice((Blend.ADD, Blend.MULTIPLY, Blend.GATE)),
+    )
+    return rules, slots, state.ramp.replace(mode=choice((AlphaMode.HOLD, AlphaMode.UP, AlphaMode.DOWN)))
+
+
+@pytest.mark.parametrize("ablate_fossils", [False, True])
+def test_the_roster_read_from_the_state_where_it_lies_is_that_of_the_host(ablate_fossils: bool) -> None:
+    rules, slots, ramp = a_state()
+    active, detached = read_active_seeds(slots, ramp, ablate_fossils), rules.nets.detached_stages
+    with SyncGuard():
+        trained = roster.training_roster(slots, ramp, detached)
+        tested = roster.validation_roster(slots, ramp, detached, ablate_fossils)
+    assert torch.equal(trained, roster.planned(training_plan(active, detached), CPU))
+    kept = roster.ABLATED | roster.RUNNING | roster.MULTIPLIED | roster.GATED
+    wanted = roster.planned(validation_plan(active, detached), CPU, active.ablated)
+    shown = torch.from_numpy(active.visible & (active.stage != Stage.TRAINING))
+    for mask in (kept, ~0 << roster.CODE_SHIFT):
+        assert torch.equal(torch.where(shown, tested & mask, 0), torch.where(shown, wanted & mask, 0))
+
+
+@pytest.mark.parametrize("num_slots", [1, 3, 6])
+def test_rows_of_the_tree_end_as_the_subsets_that_torch_validates(num_slots: int) -> None:
+    order = tuple(np.random.default_rng(1).permutation(num_slots).tolist())
+    seeds = some_seeds(30, num_slots, 5)
+    codes = tree.codes_of(seeds, SubsetRows())
+    with SyncGuard():
+        levels = tree.levels_of(torch.from_numpy(codes), order)
+    for env in range(30):
+        own = tuple(code for code in codes[env].tolist() if code >= 0)
+        rows = [0]
+        for level, slot in zip(levels, order, strict=True):
+            count = int(level.counts[env])
+            origins = level.origins[env, :count].tolist()
+            rows = [rows[origin // 2] | (origin % 2) << slot for origin in origins]
+            assert len(set(rows)) == count
+        assert tuple(rows) == own
+        found = np.flatnonzero(seeds.ablated[env])
+        if len(found) <= 4:
+            assert own == subset_codes(tuple(found.tolist()), ())
+
+
+@pytest.mark.parametrize("rows", [SubsetRows(), SubsetRows(pairs=False, codes=(5, 3, 63))])
+@pytest.mark.parametrize("num_slots", [1, 3, 4, 6])
+def test_subsets_found_where_the_state_lies_are_those_of_the_host(num_slots: int, rows: SubsetRows) -> None:
+    seeds = some_seeds(60, num_slots, 7, running=1.0 if num_slots > 4 else 0.8)
+    ablated, fossil = torch.from_numpy(seeds.ablated), torch.from_numpy(seeds.stage == Stage.FOSSILIZED)
+    with SyncGuard():
+        codes = tree.resident_codes(ablated, fossil, rows)
+    assert torch.equal(codes, torch.from_numpy(tree.codes_of(seeds, rows)))
+    assert num_slots <= 4 or len(set(seeds.ablated.sum(1))) > 3
+
+
+def test_an_env_step_with_births_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = build(3, 2)
+    _, slots, ramp = a_state(3)
+    slots = slots.replace(newborn=torch.ones_like(slots.newborn), fresh_momentum=torch.ones_like(slots.newborn))
+    engine, nets, work = GpuEngine(), world.rules.nets, world.work(0)
+    with counted(monkeypatch):
+        for first in (True, False):  # tables of a run are made at first use
+            with nullcontext() if first else SyncGuard():
+                seeds = engine.claim_(nets, world.weights, slots, ramp, True, work.seed_keys)
+                engine.train_(nets, world.weights, slots.alpha, seeds, work.training, work.num_batches)
+                engine.validate(nets, world.weights, slots.alpha, seeds, work.validation)
+
+
+@pytest.mark.parametrize("augment", [False, True])
+def test_images_are_those_of_torch_to_the_bit(augment: bool) -> None:
+    world = build(2, 2)
+    indices, keys = torch.tensor([[3, 5, 1, 0], [2, 2, 63, 9]]), torch.tensor([5, -9])
+    crops = training_crops(world.training_bank, indices, keys, 7, augment)
+    found = torch.empty(2, 2, 1024, 4)
+    images.cut_(images.crops_of(crops.bank, crops.first), torch.ones(1, dtype=torch.int32), found)
+    second = crops._replace(first=crops.first[:, 2:], labels=crops.labels[:, 2:])
+    wanted = cut_batch(second)[0].unflatten(1, (2, 3)).permute(1, 0, 3, 4, 2).flatten(2, 3)
+    assert torch.equal(found[..., :3], wanted)
+    assert not found[..., 3].any()
+
+
+# --- which engine a run gets
+
+
+def chosen(engine: str, task: TaskConfig = SMALL_TASK, **compute: str) -> Engine:
+    settings = ComputeConfig(engine=engine, **compute)
+    return choose_engine(settings, CPU, task, host_shape(task, enabled_slots(task, ["r0c0"])))
+
+
+def test_the_engine_is_chosen_by_its_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(chosen("triton"), GpuEngine)
+    assert not isinstance(chosen("auto"), GpuEngine)  # on a CPU the interpreter is for tests
+    assert not isinstance(chosen("torch"), GpuEngine)
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    assert "need a CUDA device, not cpu" in str(unavailable_reason(CPU))
+    with pytest.raises(SettingError, match="compute.engine=triton"):
+        chosen("triton")
+
+
+@pytest.mark.parametrize(("task", "compute", "reason"), [
+    (TaskConfig(base_channels=64), {}, "at most 128 channels"),
+    (TaskConfig(num_classes=2000), {}, "at most 1024 classes"),
+    (TaskConfig(), {"precision": "float16"}, "loss scales"),
+])  # fmt: skip
+def test_hosts_that_the_kernels_cannot_take_are_refused_with_a_reason(
+    task: TaskConfig, compute: dict[str, str], reason: str
+) -> None:
+    with pytest.raises(SettingError, match=reason):
+        chosen("triton", task, **compute)
+
+
+def test_weights_are_changed_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = build(1, 2)
+    before = {name: rows.data_ptr() for name, rows in world.weights.flatten_keys(".").items()}
+    with counted(monkeypatch):
+        play(world, GpuEngine(), some_seeds(1, 3, 1))
+    assert isinstance(world.weights, TensorDict)
+    assert {name: rows.data_ptr() for name, rows in world.weights.flatten_keys(".").items()} == before

@@ -1,0 +1,50 @@
+"""Newborn seeds by one masked launch: the rows of pools.claim_ to the bit, without a read by the host."""
+
+import importlib.util
+
+import pytest
+import torch
+from nets.gpu_mixtures import ODD
+from tiny_world import CPU, tiny_rules
+from torch import Tensor
+
+from benchmarks.sync_guard import SyncGuard
+from esper_soa.env.step import initial_state
+from esper_soa.nets.config import TaskConfig, host_slots
+from esper_soa.nets.host import host_shape
+from esper_soa.nets.model.blueprints import BLUEPRINTS
+from esper_soa.nets.pools import allocate, claim_, read_active_seeds
+from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Stage
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="the package triton is not installed (extra: test)")
+if HAS_TRITON:
+    from esper_soa.nets.engines.gpu import newborn
+
+NUM_ENVS = 12
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+@pytest.mark.parametrize("seed", [1, 2])
+def test_rows_of_newborn_seeds_are_those_of_torch_to_the_bit(seed: int) -> None:
+    task = TaskConfig(name="two", base_channels=8, num_blocks=2, num_pools=0)
+    shape = host_shape(task, host_slots(task), BLUEPRINTS + ODD)
+    state, g = initial_state(tiny_rules(2, 4), NUM_ENVS, CPU), torch.Generator().manual_seed(seed)
+
+    def choice(*values: int) -> Tensor:
+        return torch.tensor(values)[torch.randint(len(values), (NUM_ENVS, 2), generator=g)]
+
+    slots = state.slots.replace(
+        stage=choice(Stage.TRAINING, Stage.EMPTY), newborn=choice(0, 1).bool(), fresh_momentum=choice(0, 1).bool(),
+        blueprint=choice(*CNN_BLUEPRINTS, *(one.code for one in ODD)),
+        blend=choice(Blend.ADD, Blend.MULTIPLY, Blend.GATE),
+    )  # fmt: skip
+    wanted = allocate(shape, NUM_ENVS, CPU, torch.float32).apply(torch.ones_like)
+    found, keys = wanted.clone(), torch.randint(-(2**62), 2**62, (NUM_ENVS,), generator=g)
+    claim_(wanted, shape, read_active_seeds(slots, state.ramp, False), keys)
+    nurseries = newborn.nurseries_of(found, shape)
+    with SyncGuard():
+        newborn.begin_(nurseries, slots, keys)
+    for name, rows in wanted.flatten_keys(".").items():
+        assert torch.equal(found.flatten_keys(".")[name], rows), name
+    assert not torch.equal(wanted["seeds", "r0c0", "params"], torch.ones_like(wanted["seeds", "r0c0", "params"]))

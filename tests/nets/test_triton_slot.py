@@ -1,0 +1,124 @@
+"""A slot of all networks in one launch against torch by groups, in Triton's interpreter: mixtures of everything."""
+
+import importlib.util
+
+import pytest
+import torch
+from nets.gpu_mixtures import ODD, SlotResult, drawn, mixed_plan, plain_slot, random_weights, slot_shape
+from torch import Tensor
+
+from esper_soa.nets.host import HostShape
+from esper_soa.nets.seed_plan import THROUGH, SeedPlan
+from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="the package triton is not installed (extra: test)")
+if HAS_TRITON:
+    from esper_soa.nets.engines.gpu import roster, slots
+
+CPU = torch.device("cpu")
+ROUNDING = 2e-4
+EVERY_CODE = (*CNN_BLUEPRINTS, *(one.code for one in ODD))
+
+
+def triton_slot(
+    shape: HostShape, rows: Tensor, plan: SeedPlan, alpha: Tensor, x: Tensor, upstream: Tensor
+) -> SlotResult:
+    """The same by the kernels; x [N, B, H, W, C], in its format."""
+    num_nets, batch, height, width = x.shape[:4]
+    pooled = upstream.shape[2] != height
+    table = slots.slot_table(shape, 0, CPU)
+    work = slots.work_places(table, num_nets * batch, (height, width), x, True)
+    seeds = slots.Seeds(roster.planned(plan, CPU), alpha.float())
+    slot = slots.slot_of(table, seeds, rows, work, (height, width), pooled)
+    features, gradient = x.flatten(2, 3).clone(), upstream.flatten(2, 3).to(x.dtype).clone()
+    small = torch.full_like(gradient, torch.nan) if pooled else features
+    codes = torch.zeros_like(small, dtype=torch.uint8)
+    slots.forward_(slot, features, small, codes)
+    before = torch.full_like(features, torch.nan) if pooled else gradient
+    partials = torch.zeros(num_nets, slots.num_splits(batch), rows.shape[1])
+    slots.backward_(slot, before, gradient, codes, partials)
+    out = small.view(upstream.shape)
+    return SlotResult(out, before.view(x.shape), partials.sum(1))
+
+
+def assert_same(found: SlotResult, wanted: SlotResult, rounding: float = ROUNDING) -> None:
+    for name, ours, theirs in zip(SlotResult._fields, found, wanted, strict=True):
+        scale = float(theirs.abs().max().clamp(min=1.0))
+        assert float((ours.float() - theirs).abs().max()) < rounding * scale, name
+
+
+def single(blueprint: int, blend: int, detached: bool, frozen: bool = False) -> SeedPlan:
+    """Two networks, the first without a seed."""
+    plan = mixed_plan(2, 1, 0)
+    wanted = ([[False], [True]], blueprint, blend, detached, frozen, True)
+    for facts, value in zip(plan, wanted, strict=True):
+        facts[...] = value
+    return plan
+
+
+@pytest.mark.parametrize("blend", [THROUGH, Blend.ADD, Blend.MULTIPLY, Blend.GATE])
+@pytest.mark.parametrize("code", EVERY_CODE)
+@pytest.mark.parametrize("detached", [False, True])
+def test_a_seed_of_every_kind_and_blend_equals_torch(detached: bool, code: int, blend: int) -> None:
+    shape, alpha = slot_shape(4, odd=True), torch.tensor([[0.3], [0.6]], dtype=torch.float64)
+    weights, x = random_weights(shape, 2, 5), drawn(1, 2, 1, 3, 2, 4)
+    plan, upstream = single(code, blend, detached), drawn(2, *x.shape)
+    found = triton_slot(shape, weights["seeds", "r0c0", "params"], plan, alpha, x, upstream)
+    assert_same(found, plain_slot(shape, weights, plan, alpha, x, upstream))
+    assert torch.equal(found.features[0], x[0])
+
+
+@pytest.mark.parametrize(("num_nets", "batch", "size", "channels"), [
+    (1, 3, (4, 4), 8), (3, 1, (5, 3), 2), (17, 1, (2, 2), 4), (2, 9, (2, 2), 24), (1, 1, (12, 12), 32),
+])  # fmt: skip
+@pytest.mark.parametrize("pooled", [False, True])
+def test_a_mixture_of_everything_equals_torch(
+    num_nets: int, batch: int, size: tuple[int, int], channels: int, pooled: bool
+) -> None:
+    shape, plan = slot_shape(channels, odd=True), mixed_plan(num_nets, 1, num_nets + batch, EVERY_CODE)
+    weights, alpha = random_weights(shape, num_nets, 7), torch.rand(num_nets, 1, dtype=torch.float64)
+    x = drawn(3, num_nets, batch, *size, channels)
+    behind = (size[0] // 2, size[1] // 2) if pooled else size
+    upstream = drawn(4, num_nets, batch, *behind, channels)
+    found = triton_slot(shape, weights["seeds", "r0c0", "params"], plan, alpha, x, upstream)
+    assert_same(found, plain_slot(shape, weights, plan, alpha, x, upstream))
+
+
+def test_in_bfloat16_a_slot_is_near_float32() -> None:
+    shape, plan = slot_shape(8), mixed_plan(4, 1, 2)
+    weights, alpha = random_weights(shape, 4, 7), torch.full((4, 1), 0.4, dtype=torch.float64)
+    x, upstream = drawn(3, 4, 1, 4, 4, 8).bfloat16(), drawn(4, 4, 1, 4, 4, 8).bfloat16()
+    found = triton_slot(shape, weights["seeds", "r0c0", "params"], plan, alpha, x, upstream)
+    wanted = plain_slot(shape, weights, plan, alpha, x.float(), upstream.float())
+    assert found.features.dtype == torch.bfloat16
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert float((ours.float() - theirs).norm() / theirs.norm()) < 0.03
+
+
+def test_a_broken_or_sleeping_seed_touches_no_other_network() -> None:
+    shape, plan = slot_shape(4), mixed_plan(5, 1, 3)
+    for facts, value in zip(plan[:2], ([[True], [True], [False], [True], [True]], 1), strict=True):
+        facts[...] = value
+    plan.blend[...], plan.frozen[...] = Blend.ADD, [[False], [False], [False], [True], [False]]
+    weights, alpha = random_weights(shape, 5, 7), torch.full((5, 1), 0.4, dtype=torch.float64)
+    x, upstream, rows = drawn(3, 5, 2, 3, 4, 4), drawn(4, 5, 2, 3, 4, 4), weights["seeds", "r0c0", "params"]
+    clean, broken = triton_slot(shape, rows, plan, alpha, x, upstream), rows.clone()
+    broken[1:3] = torch.nan
+    found = triton_slot(shape, broken, plan, alpha, x, upstream)
+    assert found.features[1].isnan().any()
+    for ours, theirs in zip(found, clean, strict=True):
+        assert torch.equal(ours[[0, 2, 3, 4]], theirs[[0, 2, 3, 4]])
+    assert not found.rows[2:4].any()  # asleep, frozen
+    assert found.rows[4].any()
+
+
+def test_what_a_network_gets_does_not_depend_on_the_others() -> None:
+    shape, plan = slot_shape(8), mixed_plan(4, 1, 5)
+    weights, alpha = random_weights(shape, 4, 7), torch.full((4, 1), 0.4, dtype=torch.float64)
+    x, upstream, rows = drawn(3, 4, 2, 2, 2, 8), drawn(4, 4, 2, 2, 2, 8), weights["seeds", "r0c0", "params"]
+    together = triton_slot(shape, rows, plan, alpha, x, upstream)
+    own = SeedPlan(*(facts[2:3] for facts in plan))
+    alone = triton_slot(shape, rows[2:3], own, alpha[2:3], x[2:3], upstream[2:3])
+    for ours, theirs in zip(alone, together, strict=True):
+        assert torch.equal(ours[0], theirs[2])
