@@ -39,6 +39,7 @@ GUARDS = {
     "simulator": "tests/test_simulator.py tests/env/test_joint.py tests/test_compose.py "
     "tests/test_own_parts_from_python.py tests/agent/test_own_agents.py tests/agent/test_controller.py",
     "adapters": "tests/adapters",
+    "compare": "tests/ops/test_comparison.py tests/test_compare.py",
     "command": "tests/test_train_cli.py tests/test_compose.py",
 }
 
@@ -88,7 +89,7 @@ BREAKS = (
     Break("build.py", "max_seeds=cfg.max_seeds", "max_seeds=0", "trainer"),
     Break("trainer.py", "hypervolume(front[:, 0], front[:, 2])", "hypervolume(front[:, 0], front[:, 1])", "trainer"),
     Break("trainer.py", "shape.slots, cfg.seed, len(names))", "shape.slots, 0, len(names))", "trainer"),
-    Break("build.py", "SubsetRows(cfg.attribution.pairs, codes)", "SubsetRows(True, codes)", "trainer"),
+    Break("build.py", "SubsetRows(cfg.attribution.pairs,", "SubsetRows(True,", "trainer"),
     Break(
         "build.py", "arrival_orders(num_slots, samples, cfg.seed,", "arrival_orders(num_slots, samples, 0,", "trainer"
     ),
@@ -100,8 +101,8 @@ BREAKS = (
     ),
     Break(
         "build.py",
-        "parameter_table(shape, device), cfg.steps, own)",
-        "parameter_table(shape, device), cfg.steps + 1, own)",
+        "parameter_table(nets.shape, device), cfg.steps, own)",
+        "parameter_table(nets.shape, device), cfg.steps + 1, own)",
         "trainer",
     ),
     Break(
@@ -188,7 +189,7 @@ BREAKS = (
     Break("env/world.py", "sizes.train_samples // sizes.batch_size", "1", "world"),
     Break("ops/metrics.py", "terms.get(name).mean() for name", "terms.get(name).sum() for name", "metrics"),
     Break("ops/metrics.py", "training.mean(1).tolist()", "training[:, 0].tolist()", "metrics"),
-    Break("ops/metrics.py", 'int(numbers["num_steps"])', 'int(numbers["num_steps"]) + 1', "metrics"),
+    Break("ops/metrics.py", "episodes.num_steps.long()", "episodes.num_steps.long() + 1", "metrics"),
     Break("nets/model/parameters.py", "return value + bound * (2 * draws - 1)", "return value + bound * draws", "nets"),
     Break(
         "nets/model/parameters.py",
@@ -237,7 +238,7 @@ BREAKS = (
         "env",
     ),
     Break("env/reward.py", "/ max(host, cfg.rent_host_params_floor)", "/ host", "env"),
-    Break("env/reward.py", "loss_delta=-signals.loss_delta", "loss_delta=signals.loss_delta", "env"),
+    Break("env/reward.py", '"loss_delta": -signals.loss_delta', '"loss_delta": signals.loss_delta', "env"),
     Break(
         "env/reward.py",
         "drip_paid=torch.where(opened, 0.0, slots.drip_paid + readings.drip_payment)",
@@ -351,6 +352,22 @@ BREAKS = (
     Break("arguments.py", "[*known, *groups])", "known)", "command"),
     Break("arguments.py", 'and "/" not in key', "", "command"),
     Break("arguments.py", 'key[:1] not in ("-", "+", "~")', 'key[:1] not in ("-", "~")', "command"),
+    Break(
+        "ops/statistics.py", "(len(p_values) - place) * p_values[index]", "len(p_values) * p_values[index]", "compare"
+    ),
+    Break("ops/statistics.py", "highest = max(highest, min(", "highest = max(0.0, min(", "compare"),
+    Break("ops/statistics.py", "if value != 0]", "]", "compare"),
+    Break("ops/comparison.py", "SIGNIFICANCE / comparisons)", "SIGNIFICANCE)", "compare"),
+    Break("ops/comparison.py", "1 - 3 / (4 * (len", "1 - 0 / (4 * (len", "compare"),
+    Break(
+        "ops/comparison.py",
+        "self.corrected < SIGNIFICANCE and self.interval.low",
+        "self.p < SIGNIFICANCE and self.interval.low",
+        "compare",
+    ),
+    Break("compare.py", '"resume=auto"]', '""]', "compare"),
+    Break("compare.py", "if all(seed in found.get(group, {})", "if any(seed in found.get(group, {})", "compare"),
+    Break("compare.py", '"net": "net"', '"net": "accuracy"', "compare"),
 )
 
 

@@ -75,6 +75,13 @@ def test_too_few_seeds_are_told() -> None:
     assert detectable(1.0, 5) == math.inf
 
 
+def test_a_verdict_needs_the_corrected_p() -> None:
+    row = compared(study(np.random.default_rng(0), 6, 100.0))[0]
+    assert (row.p, row.corrected) == (2 / 2**6, 4 / 2**6)
+    assert row.interval.low > 0
+    assert row.verdict == "no difference shown"
+
+
 def test_a_row_says_what_was_found() -> None:
     rows = compared(study(np.random.default_rng(1), 12, -5.0))
     assert [(row.group, row.reference, row.measure) for row in rows] == [("b", "a", "accuracy"), ("b", "a", "net")]
