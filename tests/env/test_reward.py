@@ -64,7 +64,9 @@ def test_the_reward_needs_no_values_on_the_host():
     state, attribution, action = random_play(4, STEPS, seed=7)
     on_meta = [record.to("meta") for record in (state, attribution, action)]
     for mode in REWARD_MODES:
-        terms, _ = reward(*on_meta, on_meta[2].op, make_settings(STEPS, mode=mode))
+        settings = make_settings(STEPS, mode=mode)
+        counts = settings.counts._replace(seed=settings.counts.seed.to("meta"), gate=settings.counts.gate.to("meta"))
+        terms, _ = reward(*on_meta, on_meta[2].op, settings._replace(counts=counts))
         assert terms.total.shape == (4,)
 
 

@@ -103,7 +103,7 @@ def a_pass(task: str, dtype: torch.dtype) -> None:
     settings = TrainConfig(
         envs=2, steps=1, rounds=1, batch_size=32, train_samples=32, val_samples=32, task=chosen, slots=slots,
         data=DataConfig(name="synthetic", synthetic_train=64, synthetic_test=32),
-        compute=ComputeConfig(workers=1, native="off"),
+        compute=ComputeConfig(workers=1, engine="torch"),
     )  # fmt: skip
     world = build_world(settings, torch.device("cpu"))
     nets, work, size = world.rules.nets._replace(precision=dtype), world.work(0), (2, len(slots))

@@ -26,7 +26,7 @@ NUM_HOSTS = 5
 
 @pytest.fixture(scope="module")
 def hosts() -> Measured:
-    return measured_hosts("off", NUM_HOSTS)
+    return measured_hosts("torch", NUM_HOSTS)
 
 
 @pytest.fixture
