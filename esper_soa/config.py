@@ -38,6 +38,7 @@ CONVOLUTIONS = ("channels_last", "planes", "matmul", "auto")
 SWITCHES = ("auto", "on", "off")
 ENGINES = ("auto", "native", "torch", "torch_graphs", "triton", "triton_graphs")  # see nets/choose.py
 PROGRESS_STYLES = ("auto", "live", "plain", "off")
+CONSOLES = ("bar", "envs")
 CONTROLS = ("wait", "random", "heuristic", "schedule", "static_final", "static_large")  # see controls.py
 PROFILES = ("off", "phases", "torch")
 TRACKERS = ("tensorboard", "wandb", "mlflow")
@@ -100,12 +101,16 @@ class TelemetryConfig:
 
     level: str = choice("events", LEVELS)  # rounds: a line per round and episode; events: tables too; full: all of them
     write_interval: float = number(10.0, 0, 86_400)  # least seconds between two writings of the round in progress
+    console: str = choice("bar", CONSOLES)  # envs: below the bar a table of every env; from level events on
     progress: str = choice("auto", PROGRESS_STYLES)  # auto: live on a terminal and plain lines elsewhere
     plain_interval: float = number(10.0, 0, 86_400)  # seconds between two plain lines
     anomaly: AnomalyConfig = field(default_factory=AnomalyConfig)
 
     def __post_init__(self) -> None:
         check_fields("telemetry.", self)
+        told = self.console == "bar" or LEVELS.index(self.level) >= LEVELS.index("events")
+        check(told, "telemetry.console", self.console, f"bar with telemetry.level={self.level}",
+              "The table is made of what the level events records.")  # fmt: skip
 
 
 @dataclass

@@ -68,7 +68,7 @@ from esper_soa.registry import is_reference
 from esper_soa.report.end import leave_report
 from esper_soa.state import STATE_FLOAT
 from esper_soa.telemetry.recorder import NO_RECORDER, NoRecorder
-from esper_soa.telemetry.start import recorded, recording
+from esper_soa.telemetry.start import envs_table, recorded, recording
 from esper_soa.telemetry.tables import keep_tables
 from esper_soa.telemetry.tracking import Tracked, Tracking, openers
 
@@ -121,6 +121,7 @@ class Run:
         self.profile = make_profile(cfg.profile, self.device, self.folder.path)
         self.networks = Networks(self.folder, within.unwritten, cfg, self.world)
         self.recorder: NoRecorder = NO_RECORDER
+        self.table = envs_table(cfg, self.world)
         self.trackers = openers(cfg.track)
         self.lacking: dict[str, int] = {}  # lines that trackers were not given, by their names
         self.done = resume.Progressed()
@@ -381,7 +382,8 @@ def play(job: Run, shown: Progress) -> HostScore | None:
     with shown as progress, ExitStack() as opened:
         for file in files.values():
             opened.enter_context(file)
-        job.recorder = opened.enter_context(recording(cfg, job.world, job.folder.path, job.within.unwritten))
+        noted = job.within.unwritten
+        job.recorder = opened.enter_context(recording(cfg, job.world, job.folder.path, noted, job.table))
         tracking = opened.enter_context(job.tracking())
         for number in range(job.done.rounds_done, cfg.rounds):
             line, played = job.one_round(number, progress)
@@ -437,5 +439,7 @@ def progress_bar(job: Run, console: Console) -> Progress:
     per_round = cfg.envs * cfg.steps
     total = per_round * (cfg.rounds + (min(cfg.control_rounds, cfg.rounds) if wants_control(cfg) else 0))
     show = cfg.telemetry
-    return Progress(total, console, show.progress, show.plain_interval, done=job.done.rounds_done * per_round,
-                    after_step=job.heed)  # fmt: skip
+    shown = Progress(total, console, show.progress, show.plain_interval, done=job.done.rounds_done * per_round,
+                     after_step=job.heed)  # fmt: skip
+    shown.below = job.table
+    return shown

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as RichProgress
 
@@ -139,8 +139,11 @@ class Progress:
 
     style: live, plain, off, or auto (live on a terminal, else plain). Plain lines come every `interval` seconds and
     at the end. `done` env-steps count as done from the start. `after_step` is called at the end of every report; what
-    it raises ends the round between two env-steps. Use as a context.
+    it raises ends the round between two env-steps. `below`, where it is set, is shown under the bar, or under every
+    plain line. Use as a context.
     """
+
+    below: RenderableType | None = None
 
     def __init__(
         self,
@@ -160,7 +163,7 @@ class Progress:
         self._after_step = after_step
         self._pace = Pace(total, clock, done)
         self._next_line = clock() + interval
-        self._bar = _bar(console) if live else None
+        self._bar = _Bar(console, self) if live else None
         self._task: TaskID | None = None
 
     def __enter__(self) -> "Progress":
@@ -191,18 +194,30 @@ class Progress:
         if self._plain and (now >= self._next_line or self._pace.done >= self._pace.total):
             self._next_line = now + self._interval
             show(self._console, f"{label}  {self._pace.done}/{self._pace.total} env-steps  {facts}")
+            if self.below is not None:
+                self._console.print(self.below)
         self._after_step()
 
 
-def _bar(console: Console) -> RichProgress:
-    return RichProgress(
-        TextColumn("{task.fields[label]}"),
-        BarColumn(bar_width=24),
-        TextColumn("{task.completed:.0f}/{task.total:.0f} env-steps"),
-        TextColumn("{task.fields[facts]}"),
-        console=console,
-        refresh_per_second=4,
-    )
+class _Bar(RichProgress):
+    """The bar of a Progress, and what it has below."""
+
+    def __init__(self, console: Console, owner: Progress) -> None:
+        self._owner = owner
+        super().__init__(
+            TextColumn("{task.fields[label]}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.completed:.0f}/{task.total:.0f} env-steps"),
+            TextColumn("{task.fields[facts]}"),
+            console=console,
+            refresh_per_second=4,
+        )
+
+    def get_renderables(self) -> Iterator[RenderableType]:
+        """The bar, then what is below."""
+        yield from super().get_renderables()
+        if self._owner.below is not None:
+            yield self._owner.below
 
 
 def _number(value: float, form: str) -> str:

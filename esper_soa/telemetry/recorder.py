@@ -14,6 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from esper_soa.ops.files import Unwritten, write_bytes
+from esper_soa.telemetry.envs_table import EnvsTable
 from esper_soa.telemetry.happenings import events_rows
 from esper_soa.telemetry.pack import Facts, pack, places
 from esper_soa.telemetry.parquet import table_bytes
@@ -88,8 +89,12 @@ class Growing:
 class Recorder(NoRecorder):
     """Records the rounds of a run in its folder."""
 
-    def __init__(self, folder: Path, legend: Legend, level: str, interval: float, unwritten: Unwritten) -> None:
-        """level: events or full; interval: least seconds between two writings of a round in progress."""
+    def __init__(
+        self, folder: Path, legend: Legend, level: str, interval: float, unwritten: Unwritten,
+        table: EnvsTable | None = None,
+    ) -> None:  # fmt: skip
+        """level: events or full; interval: least seconds between two writings of a round in progress; table: shown."""
+        self._table = table
         self.full = level == "full"
         self._folder, self._legend, self._interval, self._unwritten = folder, legend, interval, unwritten
         self._tables = written_at(level)
@@ -106,6 +111,8 @@ class Recorder(NoRecorder):
         return pack(facts, self.full)
 
     def emit(self, step: int, numbers: np.ndarray) -> None:
+        if self._table is not None:
+            self._table.show(self._number, step, numbers)
         if self._worker.emit(Step(self._number, step, numbers)):
             self.env_steps += len(numbers)
         else:

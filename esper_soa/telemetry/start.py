@@ -12,24 +12,35 @@ from esper_soa.env.world import World
 from esper_soa.nets.model.blueprints import names_by_code
 from esper_soa.ops.files import Unwritten
 from esper_soa.ops.telemetry import Json
+from esper_soa.telemetry.envs_table import EnvsTable
 from esper_soa.telemetry.recorder import NO_RECORDER, NoRecorder, Recorder
 from esper_soa.telemetry.rows import Cost, Legend
 from esper_soa.telemetry.tables import written_at
 
 
 @contextmanager
-def recording(cfg: TrainConfig, world: World, folder: Path, unwritten: Unwritten) -> Iterator[NoRecorder]:
-    """What records the rounds of a run in `folder` while the context lasts; what cannot be written is noted."""
+def recording(
+    cfg: TrainConfig, world: World, folder: Path, unwritten: Unwritten, table: EnvsTable | None = None
+) -> Iterator[NoRecorder]:
+    """What records the rounds of a run in `folder` while the context lasts; what cannot be written is noted.
+
+    table: is given every env-step, to be shown.
+    """
     telemetry = cfg.telemetry
     if not written_at(telemetry.level):
         yield NO_RECORDER
         return
     legend = legend_of(world, cfg.policy.name == "ppo")
-    recorder = Recorder(folder, legend, telemetry.level, telemetry.write_interval, unwritten)
+    recorder = Recorder(folder, legend, telemetry.level, telemetry.write_interval, unwritten, table)
     try:
         yield recorder
     finally:
         recorder.close()
+
+
+def envs_table(cfg: TrainConfig, world: World) -> EnvsTable | None:
+    """The table of envs that telemetry.console asks for; None where it does not."""
+    return EnvsTable(legend_of(world, cfg.policy.name == "ppo")) if cfg.telemetry.console == "envs" else None
 
 
 def legend_of(world: World, learns: bool) -> Legend:
