@@ -185,7 +185,10 @@ def _weighted(records: Sequence[Record], name: str, weight: str) -> float | None
 
 
 def shapley_table(groups: Sequence[Group]) -> Table:
-    """A row per run, round and slot: the Shapley value at the end of an episode, mean and ends over hosts."""
+    """A row per run, round and slot: the Shapley value at the end of an episode, mean and ends over hosts.
+
+    No rows where none was measured, as where all seeds have become permanent before: values are 0 then.
+    """
     rows: list[Row] = []
     for group in groups:
         for run in group.runs:
@@ -193,7 +196,7 @@ def shapley_table(groups: Sequence[Group]) -> Table:
             for episode in run.episodes:
                 by_round.setdefault(_round(episode), []).append(numbers(episode, "shapley"))
             rows += [row for number_, found in by_round.items() for row in _shapley_rows(run, number_, found)]
-    return table_of(rows)
+    return table_of(rows if any(row["low"] or row["high"] for row in rows) else [])
 
 
 def _shapley_rows(run: RunRecord, number_: int, found: Sequence[Sequence[float | None]]) -> Iterator[Row]:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from report_runs import line, make_run, summary, write_round, write_table
+from report_runs import line, make_run, summary, write_lines, write_round, write_table
 
 from esper_soa.report import lanes, tables
 from esper_soa.report.groups import Group
@@ -58,6 +58,14 @@ def test_shapley_values_are_told_per_slot_with_the_ends_over_hosts(run: RunRecor
     found = tables.shapley_table([Group("g", [run])])
     assert found["slot"][:3] == ["r0c0", "r0c1", "r0c2"]
     assert (found["value"][2], found["low"][2], found["high"][2]) == (0.5, 0.0, 1.0)
+
+
+def test_shapley_values_that_none_measured_are_no_table(tmp_path: Path) -> None:
+    found = [{"round": 1, "env": env, "accuracy": 50.0, "reward": 4.0, "shapley": [0.0, 0.0]} for env in range(2)]
+    folder = make_run(tmp_path / "b", [line(1, 50.0)])
+    write_lines(folder / "episodes.jsonl", found)
+    run = read_run(folder)
+    assert not tables.shapley_table([Group("g", [run])])
 
 
 def test_hosts_of_the_last_rounds_stand_beside_those_of_the_control(run: RunRecord) -> None:
