@@ -52,6 +52,9 @@ RUNGS = (
     "graphs+triton",
     "graphs+triton+bfloat16",
 )
+WITHOUT_CORES = (
+    "-q --import-mode=importlib"  # a machine of GPUs may have pytest without what spreads tests over its cores
+)
 BEST_PRECISION = "graphs+triton+bfloat16"  # the rung whose precision the plain loop has too
 READ, READS = "read_active_seeds", 1  # the wait of an env-step
 # What a GPU is not waited for: its SGD reads no learning rate, and the numbers of the progress bar come late.
@@ -315,7 +318,12 @@ def tests(place: Place) -> Found:
         return {"ok": True, "skipped": "pytest is not installed"}
     files = ["tests/nets/test_graphs.py"] + ["tests/nets/test_triton_kernels.py"] * (not place.tiny)
     root = Path(__file__).parents[1]
-    done = subprocess.run([sys.executable, "-m", "pytest", *files], cwd=root, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-o", f"addopts={WITHOUT_CORES}", *files],
+        cwd=root,
+        capture_output=True,
+        text=True,
+    )
     return {"ok": done.returncode == 0, "summary": done.stdout.strip().splitlines()[-1:], "output": done.stdout[-2000:]}
 
 

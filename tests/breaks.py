@@ -385,7 +385,19 @@ def red_test(checkout: Path, guard: str) -> str:
     """The first test of the group `guard` that fails in `checkout`, or the error before any; empty where none does."""
     vectors = os.environ.get("ESPER_SOA_VECTORS", str(ROOT.parent / "shared" / "vectors"))
     env = os.environ | {"PYTHONPATH": str(checkout), "ESPER_SOA_VECTORS": vectors, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no", "-p", "no:cacheprovider", *GUARDS[guard].split()]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "-n",
+        "0",
+        "--tb=no",
+        "-p",
+        "no:cacheprovider",
+        *GUARDS[guard].split(),
+    ]
     try:
         done = subprocess.run(command, cwd=checkout, env=env, capture_output=True, text=True, timeout=LIMIT)
     except subprocess.TimeoutExpired:

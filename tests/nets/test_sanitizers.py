@@ -53,7 +53,20 @@ def test_the_kernels_keep_to_their_own_memory_and_to_defined_behaviour(tmp_path:
         "CC": "false", "XDG_CACHE_HOME": str(tmp_path), "LD_PRELOAD": loaded,
         "ASAN_OPTIONS": "detect_leaks=0",  # an interpreter frees little before it ends
     }  # fmt: skip
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-o", f"timeout={SECONDS}", *TESTS]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "-n",
+        "0",
+        "-p",
+        "no:cacheprovider",
+        "-o",
+        f"timeout={SECONDS}",
+        *TESTS,
+    ]
     done = subprocess.run(command, cwd=ROOT, env=os.environ | watched, capture_output=True, text=True)
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
     (used,) = (tmp_path / "esper_soa").glob("*.so")
