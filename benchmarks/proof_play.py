@@ -24,7 +24,7 @@ from benchmarks.timing import BenchmarkError
 from benchmarks.units import Units, code_stamp
 from esper_soa.agent.protocol import Agent
 from esper_soa.agent.scripted import scripted_policy
-from esper_soa.build import build_world
+from esper_soa.build import build_player, build_world
 from esper_soa.config import TrainConfig, register_schema, settings_from, settings_yaml
 from esper_soa.controls import play_control
 from esper_soa.env.reward import final_rents
@@ -36,7 +36,6 @@ from esper_soa.ops.device import apply_threads, resolve_device
 from esper_soa.ops.metrics import RoundResult
 from esper_soa.ops.progress import Progress
 from esper_soa.paths import config_dir
-from esper_soa.trainer import build_player
 
 EXPERIMENT = "cifar_3seed"
 LEARNED = "learned"

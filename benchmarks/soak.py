@@ -20,7 +20,7 @@ import torch
 from rich.console import Console
 
 from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
-from esper_soa.build import build_rules
+from esper_soa.build import build_player, build_rules
 from esper_soa.config import TelemetryConfig, TrainConfig
 from esper_soa.env.config import GatesConfig, LifecycleConfig
 from esper_soa.env.step import Work
@@ -30,7 +30,6 @@ from esper_soa.nets.datasets import load_images
 from esper_soa.ops.collect import Round, play_round
 from esper_soa.ops.device import apply_threads, device_name, keep_freed_memory, resolve_device
 from esper_soa.ops.progress import Progress
-from esper_soa.trainer import build_player
 
 MIB = 2**20
 SETTLED = 2  # rounds until caches and allocators have what they need

@@ -26,7 +26,7 @@ from benchmarks.eps_config import EpsConfig, train_config
 from benchmarks.machine import wait_for
 from benchmarks.records import RESULTS, Record, check_folder, keep, origin
 from benchmarks.timing import BenchmarkError
-from esper_soa.build import build_world
+from esper_soa.build import build_player, build_world
 from esper_soa.config import LEVELS, TrainConfig
 from esper_soa.ops.collect import Player, Round, play_round
 from esper_soa.ops.device import apply_threads, resolve_device
@@ -34,7 +34,6 @@ from esper_soa.ops.files import Unwritten
 from esper_soa.ops.progress import Progress
 from esper_soa.telemetry.recorder import NO_RECORDER, NoRecorder, Recorder
 from esper_soa.telemetry.start import legend_of
-from esper_soa.trainer import build_player
 
 DEFAULTS = {
     "works": "a,c",

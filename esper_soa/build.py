@@ -1,4 +1,4 @@
-"""Rules and worlds from checked settings: what a run, an evaluation and a control play in.
+"""Rules, worlds and players from checked settings: what a run, an evaluation and a control play in, and who plays.
 
 Called by trainer.py, evaluation.py and controls.py.
 """
@@ -7,7 +7,10 @@ from dataclasses import replace
 
 import torch
 
+from esper_soa.agent.config import SCRATCH
 from esper_soa.agent.own_agents import Surroundings, own_agent
+from esper_soa.agent.policy import CapturedPolicy, RecurrentPolicy
+from esper_soa.agent.ppo import Learner
 from esper_soa.agent.protocol import Agent
 from esper_soa.agent.scripted import scripted_policy
 from esper_soa.config import TrainConfig
@@ -22,16 +25,18 @@ from esper_soa.nets.config import SubsetRows, blueprint_names
 from esper_soa.nets.datasets import ImageSet, count_images, load_images
 from esper_soa.nets.engine import NetsConfig
 from esper_soa.nets.graphs import decision_cache
-from esper_soa.nets.model.blueprints import blueprint_codes, num_codes
+from esper_soa.nets.model.blueprints import blueprint_codes, names_by_code, num_codes
 from esper_soa.nets.own_hosts import task_shape, task_slots
 from esper_soa.nets.pools import parameter_table
 from esper_soa.nets.precision import choose_precision
 from esper_soa.nets.subsets import EXACT_SLOTS
 from esper_soa.nets.trial import Trial
 from esper_soa.nets.workers import chunks
+from esper_soa.ops.collect import Player
 from esper_soa.ops.compilation import Length, choose_compilation, keep_compiled
 from esper_soa.ops.device import choose_eval_batch, choose_workers, keep_freed_memory, take_device
 from esper_soa.ops.memory import NO_IMAGES, check_room, together
+from esper_soa.ops.pretrained import load_policy, take_over
 from esper_soa.registry import is_reference, name_in
 from esper_soa.vocabulary import STAGE_NAMES
 
@@ -125,3 +130,20 @@ def build_kernels(cfg: TrainConfig, device: torch.device) -> StepKernels:
         kernels = compiled()._replace(reason=reason)
     captured = decision_cache(cfg.compute.cuda_graphs, device)
     return kernels if captured is None else on_static_buffers(kernels, captured)
+
+
+def build_player(cfg: TrainConfig, world: World) -> Player:
+    """The decision maker that `policy.name` asks for, with what the policy of `policy.init` has learned.
+
+    Raises UserError where that does not fit.
+    """
+    if cfg.policy.name != "ppo":
+        return Player(rule_player(cfg, cfg.policy.name, "policy.name"), None)
+    shape, names = world.rules.nets.shape, names_by_code(world.rules.nets.shape.blueprints)
+    policy = RecurrentPolicy(cfg.policy, shape.slots, cfg.seed, len(names)).to(world.device)
+    captured, imitation = decision_cache(cfg.compute.cuda_graphs, world.device), cfg.policy.imitation
+    learner = Learner(policy, cfg.policy.ppo, cfg.policy.ppo.floor_penalty_rounds, cfg.seed, captured, imitation)
+    if cfg.policy.init != SCRATCH:
+        take_over(learner, cfg.policy.network, load_policy(cfg.policy.init, world.device), names)
+    teacher = rule_player(cfg, imitation.teacher, "policy.imitation.teacher") if imitation.rounds else None
+    return Player(policy if captured is None else CapturedPolicy(policy, captured), learner, teacher)

@@ -1,9 +1,9 @@
 """The command line that compares settings: `esper-compare a="reward=shaped" b="reward=simplified" seeds=10`.
 
 Also `python -m esper_soa.compare`. Every group plays every seed on the same hosts and data order, in a run folder of
-its own; groups take turns seed by seed, in alternating order, and share nothing. The same command with the same `out`
-goes on where it was cut off. Exit status: 0 done, 1 a run that failed or a file that could not be written, 2 a mistake
-that we found.
+its own; groups take turns round by round, in alternating order, and share nothing. The same command with the same
+`out` goes on where it was cut off. Exit status: 0 done, 1 a run that failed or a file that could not be written, 2 a
+mistake that we found.
 """
 
 import argparse
@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import fields
 from pathlib import Path
+from statistics import fmean
 from typing import NamedTuple
 
 from rich import box
@@ -24,22 +25,26 @@ from rich.table import Table
 from esper_soa.arguments import groups_in
 from esper_soa.compose import compose_settings
 from esper_soa.config import TrainConfig
-from esper_soa.errors import OutOfRoomError, UserError, check
+from esper_soa.errors import UserError, check
 from esper_soa.ops.comparison import CONFIDENCE, MEASURES, SIGNIFICANCE, Compared, Numbers, compared, power_note
 from esper_soa.ops.console import standing_streams
-from esper_soa.ops.files import IncompleteError, write_text
+from esper_soa.ops.files import write_text
 from esper_soa.ops.interrupt import importing, stopped_at_once
 from esper_soa.ops.rundir import RunFolder
 from esper_soa.ops.start import finished_accuracy
 from esper_soa.ops.statistics import mean_interval
-from esper_soa.ops.telemetry import Json, json_line
+from esper_soa.ops.telemetry import Json, MetricsWriter, json_line
 from esper_soa.paths import config_dir, user_path
 
 NAME = re.compile(r"[A-Za-z]\w{0,30}")
 OWN = ("seeds", "out")  # settings of this command
 RESULT = "compare.json"
-# Of a run, by their keys in summary.json; means over the hosts of its last rounds.
-NUMBERS = {"accuracy": "accuracy", "net": "net", "parameters": "size", "train_flop": "flop"}
+TURNS = "turns.jsonl"  # a line per seed and round, of the groups in the order in which they have played it
+# Of a run, by where they stand in summary.json; those of grown hosts are means over the hosts of its last rounds.
+NUMBERS = {
+    "accuracy": ("grown", "accuracy"), "net": ("grown", "net"), "parameters": ("grown", "size"),
+    "train_flop": ("grown", "flop"), "eps": ("speed", "eps"),
+}  # fmt: skip
 HELP = """\
   NAME="setting=value ..."  a group of runs by a name of your own and the overrides that make it; "" changes nothing.
                             Two or more; the others are compared with the first
@@ -135,51 +140,72 @@ def _seeds(text: str, first: int) -> tuple[int, ...]:
     return seeds
 
 
+class Played(NamedTuple):
+    """What the runs of a study came to."""
+
+    numbers: dict[str, dict[int, dict[str, float]]]  # the NUMBERS by group, then by seed
+    failed: list[str]  # runs that failed, in words
+
+
 def compare(study: Study, console: Console) -> list[str]:
     """Play what is missing, print the table and write compare.json; returns the runs that failed, in words."""
-    found, failed = dict[str, dict[int, dict[str, float]]](), list[str]()
-    for turn, seed in enumerate(study.seeds):
-        for group in list(study.groups)[:: -1 if turn % 2 else 1]:
-            try:
-                found.setdefault(group, {})[seed] = played(study, group, seed)
-            except (UserError, IncompleteError, OutOfRoomError) as error:
-                failed.append(f"{group} seed {seed}: {error}")
-        values = [f"{group} {runs[seed]['accuracy']:.2f}" for group, runs in sorted(found.items()) if seed in runs]
+    played = Played({group: {} for group in study.groups}, [])
+    for seed in study.seeds:
+        play_seed(study, seed, played)
+        values = [f"{group} {runs[seed]['accuracy']:.2f}" for group, runs in played.numbers.items() if seed in runs]
         console.print(f"seed {seed}: accuracy {', '.join(values) or 'of none'}", highlight=False)
-    whole = [seed for seed in study.seeds if all(seed in found.get(group, {}) for group in study.groups)]
+    whole = [seed for seed in study.seeds if all(seed in runs for runs in played.numbers.values())]
     if whole:
         numbers = {
-            group: {name: [found[group][seed][name] for seed in whole] for name in NUMBERS} for group in study.groups
+            group: {name: [runs[seed][name] for seed in whole] for name in NUMBERS}
+            for group, runs in played.numbers.items()
         }
         rows = compared(numbers)
         report(console, numbers, rows)
         write_text(study.out / RESULT, json_line(record(study, whole, numbers, rows)) + "\n")
         console.print(f"written to {study.out / RESULT}; runs by group and seed beside it", highlight=False)
-    return failed
+    return played.failed
 
 
-def played(study: Study, group: str, seed: int) -> dict[str, float]:
-    """The NUMBERS of a run, which is played where it has not ended yet. Raises what `esper_soa.train` raises."""
+def play_seed(study: Study, seed: int, played: Played) -> None:
+    """Play the runs of a seed that have not ended, a round of each in turn, and note what all of them came to."""
+    folders = {group: RunFolder(study.folder(group, seed)) for group in study.groups}
+    asked = {group: study.overrides(group, seed) for group in study.groups}
+    missing = {
+        group: overrides
+        for group, overrides in asked.items()
+        if finished_accuracy(folders[group], compose_settings(study.experiment, overrides)) is None
+    }
     with importing():
-        from esper_soa.runs import RecordedRun, train
-    overrides, folder = study.overrides(group, seed), RunFolder(study.folder(group, seed))
-    if finished_accuracy(folder, compose_settings(study.experiment, overrides)) is None:
-        with open(os.devnull, "w", encoding="utf-8") as quiet, redirect_stdout(quiet):
-            train(study.experiment, overrides)
-    grown = RecordedRun(folder.path).summary["grown"]
-    return {name: float(grown[key]) for name, key in NUMBERS.items()}
+        from esper_soa.lockstep import train_in_turns
+        from esper_soa.runs import RecordedRun
+    study.out.mkdir(parents=True, exist_ok=True)
+    with (
+        open(os.devnull, "w", encoding="utf-8") as quiet,
+        redirect_stdout(quiet),
+        MetricsWriter(study.out / TURNS) as turns,
+    ):
+        failed = train_in_turns(
+            missing,
+            lambda number, order: turns.write({"seed": seed, "round": number, "order": order}),
+            study.experiment,
+        )
+    played.failed.extend(f"{group} seed {seed}: {reason}" for group, reason in failed.items())
+    for group in asked.keys() - failed.keys():
+        summary = RecordedRun(folders[group].path).summary
+        played.numbers[group][seed] = {name: float(summary[part][key]) for name, (part, key) in NUMBERS.items()}
 
 
 def report(console: Console, numbers: Numbers, rows: Sequence[Compared]) -> None:
     """Print what the groups came to and how they compare."""
     levels = Table(box=box.SIMPLE, title=f"means over seeds [{CONFIDENCE:.0%}]", title_justify="left")
-    for heading in ("group", *MEASURES.values(), "parameters", "training GFLOP"):
+    for heading in ("group", *MEASURES.values(), "parameters", "training GFLOP", "EPS"):
         levels.add_column(heading, justify="left" if heading == "group" else "right")
     for group, values in numbers.items():
         measured = [mean_interval(values[name], CONFIDENCE) for name in MEASURES]
-        size, flop = (sum(values[name]) / len(values[name]) for name in ("parameters", "train_flop"))
+        size, flop, eps = (fmean(values[name]) for name in ("parameters", "train_flop", "eps"))
         texts = [f"{one.mean:.2f} [{one.low:.2f}, {one.high:.2f}]" for one in measured]
-        levels.add_row(group, *texts, f"{size:,.0f}", f"{flop / 1e9:,.3g}")
+        levels.add_row(group, *texts, f"{size:,.0f}", f"{flop / 1e9:,.3g}", f"{eps:.1f}")
     console.print(levels)
     title = f"against {rows[0].reference}, paired by seed, percent points"
     table = Table(box=box.SIMPLE, title=title, title_justify="left")

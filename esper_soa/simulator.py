@@ -25,7 +25,7 @@ from esper_soa.agent.config import SCRATCH
 from esper_soa.agent.own_agents import Watched
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.protocol import Agent, restart
-from esper_soa.build import build_world
+from esper_soa.build import build_player, build_world
 from esper_soa.compose import compose_settings
 from esper_soa.config import POLICIES, TrainConfig
 from esper_soa.env.env import Env, Seen
@@ -41,7 +41,6 @@ from esper_soa.ops.memory import naming_memory
 from esper_soa.ops.networks import measured_hosts
 from esper_soa.registry import is_reference
 from esper_soa.state import Action, EnvState, Masks, Observation, View
-from esper_soa.trainer import build_player
 from esper_soa.vocabulary import STAGE_NAMES
 
 NO_LEARNER = ("policy.ppo.minibatches=1",)  # nothing is learned here, so that any number of envs will do

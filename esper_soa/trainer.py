@@ -7,48 +7,44 @@ update. A round that is interrupted counts for nothing: the resumed run plays it
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from logging import INFO, WARNING
 from operator import sub
 from pathlib import Path
 from signal import Signals
+from typing import TypeVar, cast
 
 import torch
 from rich.console import Console
 
 from esper_soa.agent.config import SCRATCH
-from esper_soa.agent.policy import CapturedPolicy, RecurrentPolicy
-from esper_soa.agent.ppo import Learner
-from esper_soa.build import build_world, rule_player
+from esper_soa.build import build_player, build_world
 from esper_soa.config import TrainConfig, settings_yaml
 from esper_soa.controls import play_control
 from esper_soa.env.outcome import hypervolume, trade_offs
 from esper_soa.env.reward import final_rents
-from esper_soa.env.world import World
 from esper_soa.errors import OutOfRoomError, UserError, check
 from esper_soa.nets.datasets import ImageSet
-from esper_soa.nets.graphs import decision_cache
-from esper_soa.nets.model.blueprints import BLUEPRINTS, names_by_code
+from esper_soa.nets.model.blueprints import BLUEPRINTS
 from esper_soa.nets.precision import choose_precision
 from esper_soa.nets.user_images import check_images
 from esper_soa.ops import resume
 from esper_soa.ops.anomaly import Watch
 from esper_soa.ops.checkpoint import save_checkpoint
-from esper_soa.ops.collect import Player, Round, play_round
+from esper_soa.ops.collect import Round, play_round
 from esper_soa.ops.device import (
     apply_threads,
     device_name,
     layout_in_words,
     resolve_device,
+    take_device,
 )
-from esper_soa.ops.files import reason_of
 from esper_soa.ops.interrupt import STOPPING, Interrupted, Requests, signals_noted
 from esper_soa.ops.memory import naming_memory, plan_in_words
 from esper_soa.ops.metrics import RoundResult
 from esper_soa.ops.networks import Networks
-from esper_soa.ops.pretrained import load_policy, take_over
 from esper_soa.ops.profile import make_profile
 from esper_soa.ops.progress import LOGGER, Progress
 from esper_soa.ops.report import Pareto, SeedCounts, Speed, Summary, print_summary, write_summary
@@ -62,34 +58,17 @@ from esper_soa.ops.rundir import (
     write_versions,
 )
 from esper_soa.ops.session import Session, session
-from esper_soa.ops.telemetry import Json, MetricsWriter, keep_rounds
+from esper_soa.ops.telemetry import Json, MetricsWriter
 from esper_soa.ops.verdict import Episode, HostScore, control_words
 from esper_soa.registry import is_reference
 from esper_soa.report.end import leave_report
 from esper_soa.state import STATE_FLOAT
 from esper_soa.telemetry.recorder import NO_RECORDER, NoRecorder
 from esper_soa.telemetry.start import envs_table, recorded, recording
-from esper_soa.telemetry.tables import keep_tables
 from esper_soa.telemetry.tracking import Tracked, Tracking, openers
 
+Value = TypeVar("Value")
 NEWEST = "the newest checkpoint"  # what it is called where it could not be written
-
-
-def build_player(cfg: TrainConfig, world: World) -> Player:
-    """The decision maker that `policy.name` asks for, with what the policy of `policy.init` has learned.
-
-    Raises UserError where that does not fit.
-    """
-    if cfg.policy.name != "ppo":
-        return Player(rule_player(cfg, cfg.policy.name, "policy.name"), None)
-    shape, names = world.rules.nets.shape, names_by_code(world.rules.nets.shape.blueprints)
-    policy = RecurrentPolicy(cfg.policy, shape.slots, cfg.seed, len(names)).to(world.device)
-    captured, imitation = decision_cache(cfg.compute.cuda_graphs, world.device), cfg.policy.imitation
-    learner = Learner(policy, cfg.policy.ppo, cfg.policy.ppo.floor_penalty_rounds, cfg.seed, captured, imitation)
-    if cfg.policy.init != SCRATCH:
-        take_over(learner, cfg.policy.network, load_policy(cfg.policy.init, world.device), names)
-    teacher = rule_player(cfg, imitation.teacher, "policy.imitation.teacher") if imitation.rounds else None
-    return Player(policy if captured is None else CapturedPolicy(policy, captured), learner, teacher)
 
 
 def from_scratch(cfg: TrainConfig) -> TrainConfig:
@@ -111,8 +90,8 @@ class Run:
         self.cfg, self.within, self.folder = cfg, within, within.folder
         self.requests = Requests()
         self.started = time.monotonic()
-        apply_threads(cfg.compute.threads)
         self.device = resolve_device(cfg.device)
+        self.take_turn()
         self.world = build_world(cfg, self.device, images=images)
         self.precision = choose_precision(cfg.compute.precision, self.device)
         self.place = device_name(self.device, self.world.rules.nets.workers, self.precision.name)
@@ -141,13 +120,18 @@ class Run:
         LOGGER.info("resume   %s: %d of %d rounds are done", path.name, done, self.cfg.rounds)
         for name in drop_unfinished(self.folder, done):
             LOGGER.warning("resume   %s is dropped: this run makes its rounds anew", name)
-        cut_back(self.folder, done)
+        resume.cut_back(self.folder, done)
         self.networks.go_back(done)
 
     def content(self) -> dict:
         """What a checkpoint of this moment holds. The policy changes in place, only while it is updated."""
         learner = self.player.learner.state_dict() if self.player.learner is not None else None
         return resume.run_content(self.done, self.cfg, self.world.images, self.watch.state_dict(), learner)
+
+    def take_turn(self) -> None:
+        """Give torch the threads and the device of this run, where several take turns in one process."""
+        apply_threads(self.cfg.compute.threads)
+        take_device(self.device)
 
     def announce(self) -> None:
         """Say what will be done, on which data and device."""
@@ -330,27 +314,13 @@ def wants_control(cfg: TrainConfig) -> bool:
     return cfg.control not in ("none", cfg.policy.name)
 
 
-def cut_back(folder: RunFolder, rounds: int) -> None:
-    """Bring metrics.jsonl, episodes.jsonl and the tables back to `rounds` rounds.
-
-    Raises UserError where they cannot be written.
-    """
-    try:
-        keep_tables(folder.path, rounds)
-        keep_rounds(folder.episodes, rounds)
-        if keep_rounds(folder.metrics, rounds) < rounds:
-            LOGGER.warning("resume   metrics.jsonl lacks rounds that the checkpoint has done")
-    except OSError as error:
-        raise UserError(f"resume: {folder.path} cannot be written ({reason_of(error)}). Make room there") from error
-
-
 def open_run(cfg: TrainConfig, within: Session, checkpoint: Path | None, images: ImageSet | None = None) -> Run:
     """A run at its start, or where `checkpoint` stood; raises UserError where it cannot go on from there."""
     folder, noting = within.folder, within.unwritten.noting
     if checkpoint is None:
         if cfg.resume:
             LOGGER.info("resume   no checkpoint was found: the run starts afresh")
-            cut_back(folder, 0)
+            resume.cut_back(folder, 0)
         job = Run(cfg, within, images=images)
         job.networks.go_back(0)
     else:
@@ -374,8 +344,11 @@ def open_run(cfg: TrainConfig, within: Session, checkpoint: Path | None, images:
     return job
 
 
-def play(job: Run, shown: Progress) -> HostScore | None:
-    """All rounds that are left, each with its line and its checkpoint; returns the score of the control."""
+def play(job: Run, shown: Progress) -> Generator[int, None, HostScore | None]:
+    """All rounds that are left, each with its line and its checkpoint; returns the score of the control.
+
+    Yields after every round the number of rounds done.
+    """
     cfg, noting = job.cfg, job.within.unwritten.noting
     lines = (job.folder.episodes, job.folder.metrics) if cfg.telemetry.level != "off" else ()
     files = {path.name: MetricsWriter(path) for path in lines}
@@ -398,8 +371,15 @@ def play(job: Run, shown: Progress) -> HostScore | None:
             if due:
                 job.write()
             job.heed()
+            yield number + 1
         job.write()
         return job.control(progress)
+
+
+def played(job: Run) -> Generator[int, None, HostScore | None]:
+    """`play` with the run's progress on its console; raises OutOfRoomError where memory ran out."""
+    with naming_memory(OutOfRoomError):
+        return (yield from play(job, progress_bar(job, job.within.console)))
 
 
 def run(cfg: TrainConfig, folder: RunFolder, checkpoint: Path | None = None, images: ImageSet | None = None) -> Summary:
@@ -416,17 +396,38 @@ def run_within(within: Session, cfg: TrainConfig, checkpoint: Path | None, image
     Raises Interrupted where a signal stopped it, after writing a checkpoint; and at its end, with everything played and
     told, IncompleteError where something could not be written. OutOfRoomError where memory ran out.
     """
+    job = ready(within, cfg, checkpoint, images)
+    with signals_noted() as job.requests:
+        control = value_of(played(job))
+    return ended(job, control)
+
+
+def ready(within: Session, cfg: TrainConfig, checkpoint: Path | None = None, images: ImageSet | None = None) -> Run:
+    """`open_run`, told in the log; raises UserError where memory does not suffice, too."""
     with naming_memory(UserError):
         job = open_run(cfg, within, checkpoint, images)
     job.announce()
-    with signals_noted() as job.requests, naming_memory(OutOfRoomError):
-        control = play(job, progress_bar(job, within.console))
+    return job
+
+
+def value_of(generator: Generator[int, None, Value]) -> Value:
+    """What the generator returns at its end."""
+    while True:
+        try:
+            next(generator)
+        except StopIteration as end:
+            return cast(Value, end.value)
+
+
+def ended(job: Run, control: HostScore | None) -> Summary:
+    """Sum up a run that is played; raises IncompleteError where something could not be written."""
+    within = job.within
     job.profile.close()
     summary = job.summarise(control)
     with within.unwritten.noting(within.folder.summary.name):
         write_summary(summary, within.folder.summary)
     print_summary(summary, within.console)
-    if cfg.report:
+    if job.cfg.report:
         leave_report(within)
     LOGGER.info("files    %s", within.folder.path)
     within.finish()

@@ -41,6 +41,7 @@ GUARDS = {
     "adapters": "tests/adapters",
     "compare": "tests/ops/test_comparison.py tests/test_compare.py",
     "command": "tests/test_train_cli.py tests/test_compose.py",
+    "lockstep": "tests/test_lockstep.py tests/test_compare.py",
 }
 
 
@@ -120,7 +121,7 @@ BREAKS = (
     Break("trainer.py", 'rollbacks=done.seeds.get("rollbacks", 0)', "rollbacks=0", "trainer"),
     Break("trainer.py", "wall_seconds=time.monotonic() - self.started", "wall_seconds=0.0", "trainer"),
     Break("trainer.py", "self.watch.load_state_dict(saved.watch)", "pass", "resume"),
-    Break("trainer.py", "        cut_back(self.folder, done)\n", "", "resume"),
+    Break("trainer.py", "        resume.cut_back(self.folder, done)\n", "", "resume"),
     Break(
         "trainer.py",
         "self.done = saved.progress",
@@ -366,8 +367,25 @@ BREAKS = (
         "compare",
     ),
     Break("compare.py", '"resume=auto"]', '""]', "compare"),
-    Break("compare.py", "if all(seed in found.get(group, {})", "if any(seed in found.get(group, {})", "compare"),
-    Break("compare.py", '"net": "net"', '"net": "accuracy"', "compare"),
+    Break("compare.py", "if all(seed in runs for", "if any(seed in runs for", "compare"),
+    Break("compare.py", '"net": ("grown", "net")', '"net": ("grown", "accuracy")', "compare"),
+    Break("compare.py", '"round": number, "order": order', '"round": number, "order": []', "compare"),
+    Break("lockstep.py", "due = due[:: -1 if behind % 2 else 1]", "due = due[::1]", "lockstep"),
+    Break("lockstep.py", "if player.rounds_done == behind]", "]", "lockstep"),
+    Break(
+        "lockstep.py", "                        players[other].save()\n", "                        pass\n", "lockstep"
+    ),
+    Break("lockstep.py", "if players[name].unfinished]", "]", "lockstep"),
+    Break("lockstep.py", "            player.job.requests = requests\n", "            pass\n", "lockstep"),
+    Break(
+        "lockstep.py",
+        "                        if players[name].play():\n                            continue\n",
+        "                        players[name].play()\n",
+        "lockstep",
+    ),
+    Break("lockstep.py", "        failed[name] = str(error)\n", "        pass\n", "lockstep"),
+    Break("lockstep.py", "                ended(self.job, end.value)\n", "", "lockstep"),
+    Break("ops/session.py", "        with logging_to(self._handlers):\n", "        with logging_to(()):\n", "lockstep"),
 )
 
 
@@ -445,8 +463,10 @@ def main() -> None:
 
         def tried(row: Break) -> str:
             checkout, begun = copies.get(), time.monotonic()
-            red = broken(checkout, row)
-            copies.put(checkout)
+            try:
+                red = broken(checkout, row)
+            finally:
+                copies.put(checkout)
             print(f"{time.monotonic() - begun:5.0f} s", line(row, red), flush=True)
             return red
 

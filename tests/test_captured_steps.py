@@ -17,7 +17,7 @@ from benchmarks.sync_guard import SyncGuard
 from esper_soa.agent.config import NetworkConfig, PPOConfig
 from esper_soa.agent.policy import CapturedPolicy, RecurrentPolicy
 from esper_soa.agent.scripted import RandomPolicy
-from esper_soa.build import build_world
+from esper_soa.build import build_player, build_world
 from esper_soa.env.step import on_static_buffers
 from esper_soa.env.world import World
 from esper_soa.nets.engines.torch.engine import TorchEngine
@@ -25,7 +25,6 @@ from esper_soa.nets.graphs import StaticStep, StepCache, _Kept
 from esper_soa.ops.collect import Player, Round, play_round
 from esper_soa.ops.metrics import RoundResult
 from esper_soa.ops.progress import Progress
-from esper_soa.trainer import build_player
 
 STEPS = 5
 

@@ -36,6 +36,8 @@ def test_groups_play_the_same_seeds_and_finished_runs_are_kept(tmp_path: Path) -
     assert "2 seeds cannot show any difference" in told
     record = json.loads((tmp_path / "study" / "compare.json").read_text())
     assert list(record["groups"]) == ["a", "b", "c"]
+    turns = [json.loads(line) for line in (tmp_path / "study" / "turns.jsonl").read_text().splitlines()]
+    assert turns == [{"seed": seed, "round": 1, "order": ["a", "b", "c"]} for seed in (5, 9)]
     for group in asked.groups:
         runs = [RecordedRun(asked.folder(group, seed)) for seed in asked.seeds]
         assert [run.summary["grown"]["accuracy"] for run in runs] == record["groups"][group]["accuracy"]

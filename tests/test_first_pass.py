@@ -12,12 +12,11 @@ from esper_soa.agent.config import NetworkConfig, PPOConfig
 from esper_soa.agent.optimizer import flatten
 from esper_soa.agent.ppo import Learner
 from esper_soa.agent.rollout import Rollout
-from esper_soa.build import build_world
+from esper_soa.build import build_player, build_world
 from esper_soa.config import TrainConfig
 from esper_soa.env.config import GovernorConfig
 from esper_soa.ops.collect import Player, Round, play_round
 from esper_soa.ops.progress import Progress
-from esper_soa.trainer import build_player
 
 ENVS, SLOTS, STEPS, ROUNDS = 3, 3, 14, 4
 STANDS_STILL = 1e-30  # a learning rate that moves nothing but zeros, and those to 1e-30

@@ -25,14 +25,14 @@ LAYERS = (
     ("vocabulary", "errors", "paths", "ranges", "student", "arguments", "user_cache", "registry"), ("state",),
     ("nets",), ("env",), ("agent",), ("config",),
     ("ops", "telemetry"), ("report",), ("build", "actions"), ("conformance", "check_device"), ("controls",),
-    ("trainer",), ("evaluation",), ("compose",), ("runs", "simulator"), ("adapters",),
+    ("trainer",), ("evaluation",), ("compose",), ("runs", "simulator", "lockstep"), ("adapters",),
     ("train", "evaluate", "export", "compare", "query", "command"),
 )  # fmt: skip
 # Torch takes seconds to import, Hydra half a second: `main` hears signals first, a job imports torch once it starts.
 LATE_IMPORTS = {
     ("train.py", "main"), ("train.py", "__call__"), ("evaluate.py", "main"), ("command.py", "play_training"),
     ("command.py", "show_device"), ("command.py", "play_evaluation"), ("export.py", "export"),
-    ("compare.py", "played"), ("query.py", "ask"),
+    ("compare.py", "play_seed"), ("query.py", "ask"),
 }  # fmt: skip
 
 # What an engine is made of is the business of that engine and of whoever chooses between them.

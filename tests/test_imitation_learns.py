@@ -12,10 +12,10 @@ from esper_soa.agent.config import ImitationConfig, NetworkConfig, PolicyConfig,
 from esper_soa.agent.policy import segment_starts
 from esper_soa.agent.ppo import Learner
 from esper_soa.agent.rollout import Rollout
+from esper_soa.build import build_player, build_world
 from esper_soa.config import TrainConfig
 from esper_soa.ops.collect import Round, play_round
 from esper_soa.ops.progress import Progress
-from esper_soa.trainer import build_player, build_world
 from esper_soa.vocabulary import HEAD_NAMES, OP_NAMES
 
 ENVS, STEPS, ROUNDS, UNITS = 12, 8, 6, 32

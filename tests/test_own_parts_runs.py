@@ -11,7 +11,7 @@ from test_resume import CPU, assert_equal_runs, fresh, resumed, settings
 
 from esper_soa.agent.config import NetworkConfig
 from esper_soa.agent.policy import BLUEPRINT_TABLES
-from esper_soa.build import build_world
+from esper_soa.build import build_player, build_world
 from esper_soa.config import EvaluateConfig, TrainConfig
 from esper_soa.errors import UserError
 from esper_soa.evaluation import build_agent, evaluation_settings
@@ -20,7 +20,6 @@ from esper_soa.ops.pretrained import load_policy, save_policy
 from esper_soa.ops.record import record_fault
 from esper_soa.ops.resume import read_run
 from esper_soa.ops.rundir import RunFolder
-from esper_soa.trainer import build_player
 
 FACTS: dict[str, Content] = {"rounds": 3, "tasks": ["tiny"], "data": ["synthetic"]}
 

@@ -13,6 +13,7 @@ from test_resume import assert_equal_runs, content, fresh, lines, resumed, same,
 from esper_soa.agent.config import ImitationConfig, NetworkConfig, PPOConfig
 from esper_soa.agent.diagnostics import IMITATION
 from esper_soa.agent.ppo import Learner
+from esper_soa.build import build_player, build_world
 from esper_soa.config import TrainConfig
 from esper_soa.errors import SettingError, UserError
 from esper_soa.ops import shipped
@@ -22,7 +23,7 @@ from esper_soa.ops.resume import read_run
 from esper_soa.ops.rundir import RunFolder
 from esper_soa.ops.sealed import CheckpointError
 from esper_soa.ops.session import session
-from esper_soa.trainer import Run, build_player, build_world
+from esper_soa.trainer import Run
 
 CPU = torch.device("cpu")
 FACTS: dict[str, Content] = {"rounds": 40, "tasks": ["cifar_baseline", "cifar_impaired"], "data": ["fashion32"]}

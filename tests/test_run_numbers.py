@@ -21,7 +21,7 @@ from witness import Witnessed, witnessed_round
 
 from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.agent.scripted import RandomPolicy, WaitPolicy
-from esper_soa.build import build_world
+from esper_soa.build import build_player, build_world
 from esper_soa.config import ComputeConfig, TelemetryConfig, TrainConfig
 from esper_soa.controls import play_control
 from esper_soa.env.config import GatesConfig, LifecycleConfig
@@ -35,7 +35,7 @@ from esper_soa.ops.resume import Played, Progressed
 from esper_soa.ops.rundir import RunFolder
 from esper_soa.ops.session import session
 from esper_soa.state import EnvState
-from esper_soa.trainer import Run, build_player, run
+from esper_soa.trainer import Run, run
 from esper_soa.vocabulary import BLUEPRINT_NAMES, LIVE_STAGES, OP_NAMES, RUNNING_STAGES, Stage
 
 ENVS, ROUNDS, STEPS = 2, 2, 22

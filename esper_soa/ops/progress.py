@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -57,16 +57,20 @@ class ConsoleHandler(logging.Handler):
         say(self._console, self.format(record))
 
 
-@contextmanager
-def logging_to(path: Path, console: Console, unwritten: Unwritten | None = None) -> Iterator[logging.Logger]:
-    """The package's logger, writing to `console` and, with times, to the file `path` while the context lasts.
+def handlers_of(path: Path, console: Console, unwritten: Unwritten) -> tuple[logging.Handler, ...]:
+    """What writes messages to `console` and, with times, to the file `path`; whoever made them closes them.
 
     The file also gets what is told as a debug message: what `show` has printed. A file that cannot be written is noted
     in `unwritten`.
     """
     to_console = ConsoleHandler(console)
     to_console.setLevel(logging.INFO)
-    handlers = [FileHandler(path, unwritten or Unwritten()), to_console]
+    return FileHandler(path, unwritten), to_console
+
+
+@contextmanager
+def logging_to(handlers: Sequence[logging.Handler]) -> Iterator[logging.Logger]:
+    """The package's logger, writing to `handlers` while the context lasts."""
     LOGGER.setLevel(logging.DEBUG)
     LOGGER.propagate = False
     for handler in handlers:
@@ -76,7 +80,6 @@ def logging_to(path: Path, console: Console, unwritten: Unwritten | None = None)
     finally:
         for handler in handlers:
             LOGGER.removeHandler(handler)
-            handler.close()
 
 
 def say(console: Console, text: str) -> None:

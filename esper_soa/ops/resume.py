@@ -18,10 +18,13 @@ from esper_soa.env.topology import Topology
 from esper_soa.errors import UserError, one_line
 from esper_soa.nets.datasets import ImageSet
 from esper_soa.ops.checkpoint import CheckpointError, Content, load_checkpoint
+from esper_soa.ops.files import LOGGER, reason_of
 from esper_soa.ops.metrics import RoundResult
 from esper_soa.ops.record import record_fault, unlike
-from esper_soa.ops.rundir import package_versions
+from esper_soa.ops.rundir import RunFolder, package_versions
+from esper_soa.ops.telemetry import keep_rounds
 from esper_soa.state import STATE_FLOAT
+from esper_soa.telemetry.tables import keep_tables
 
 # What may be another value in the run that goes on; a name with a dot at the end stands for all settings under it.
 # data.name and data.root may, as the images themselves are compared.
@@ -187,3 +190,17 @@ def version_changes(saved: Saved) -> list[str]:
         for name in now
         if saved.versions.get(name) != now[name]
     ]
+
+
+def cut_back(folder: RunFolder, rounds: int) -> None:
+    """Bring metrics.jsonl, episodes.jsonl and the tables back to `rounds` rounds.
+
+    Raises UserError where they cannot be written.
+    """
+    try:
+        keep_tables(folder.path, rounds)
+        keep_rounds(folder.episodes, rounds)
+        if keep_rounds(folder.metrics, rounds) < rounds:
+            LOGGER.warning("resume   metrics.jsonl lacks rounds that the checkpoint has done")
+    except OSError as error:
+        raise UserError(f"resume: {folder.path} cannot be written ({reason_of(error)}). Make room there") from error

@@ -16,7 +16,7 @@ from esper_soa.errors import UserError
 from esper_soa.ops.console import Outlet, outlet
 from esper_soa.ops.files import LOGGER, IncompleteError, Unwritten
 from esper_soa.ops.interrupt import Interrupted
-from esper_soa.ops.progress import logging_to
+from esper_soa.ops.progress import handlers_of, logging_to
 from esper_soa.ops.rundir import RunFolder, claimed
 
 # Warnings of libraries that no user can do anything about: category, message, module that gives them.
@@ -33,6 +33,19 @@ class Session:
         self.folder, self.stream = folder, stream
         self.console = Console(file=cast(TextIO, stream))
         self.unwritten = Unwritten()
+        self._begun = folder.log.exists()
+        self._handlers = handlers_of(folder.log, self.console, self.unwritten)
+
+    @contextmanager
+    def speaking(self) -> Iterator[None]:
+        """What is said while the context lasts goes to the console and to this folder's log, and so does what ends it
+        early.
+        """
+        with logging_to(self._handlers):
+            try:
+                yield
+            finally:
+                _log_the_end(self._begun)
 
     def look_at_console(self) -> None:
         """Say in the log, once, that nobody reads the console any more."""
@@ -47,6 +60,11 @@ class Session:
         if missing:
             raise IncompleteError(f"{self.folder.path}: {missing}")
 
+    def close(self) -> None:
+        """Let go of the log."""
+        for handler in self._handlers:
+            handler.close()
+
 
 @contextmanager
 def session(folder: RunFolder) -> Iterator[Session]:
@@ -54,12 +72,22 @@ def session(folder: RunFolder) -> Iterator[Session]:
 
     Raises UserError where another process works there.
     """
-    opened, begun = Session(folder, outlet(sys.stdout)), folder.log.exists()
-    with claimed(folder), logging_to(folder.log, opened.console, opened.unwritten):
+    with silent_session(folder) as opened, opened.speaking():
+        yield opened
+
+
+@contextmanager
+def silent_session(folder: RunFolder) -> Iterator[Session]:
+    """A session that logs only while it is `speaking`: one of several that take turns in a process.
+
+    Raises UserError where another process works there.
+    """
+    opened = Session(folder, outlet(sys.stdout))
+    with claimed(folder):
         try:
             yield opened
         finally:
-            _log_the_end(begun)
+            opened.close()
 
 
 @contextmanager

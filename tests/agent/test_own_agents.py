@@ -11,10 +11,9 @@ from test_resume import CPU, assert_equal_runs, fresh, resumed, settings
 from esper_soa.agent.config import HeuristicConfig, ImitationConfig
 from esper_soa.agent.own_agents import Watched
 from esper_soa.agent.scripted import HeuristicMemory, HeuristicPolicy, Situation, wish_for
-from esper_soa.build import build_world, rule_player
+from esper_soa.build import build_player, build_world, rule_player
 from esper_soa.config import TrainConfig
 from esper_soa.errors import SettingError, UserError
-from esper_soa.trainer import build_player
 from esper_soa.vocabulary import Blueprint, Op, Stage
 
 HERE = "parts_of_users"

@@ -14,13 +14,12 @@ from esper_soa.agent.ppo import Learner
 from esper_soa.agent.protocol import Memory
 from esper_soa.agent.rollout import Rollout
 from esper_soa.agent.scripted import RandomPolicy
-from esper_soa.build import build_world
+from esper_soa.build import build_player, build_world
 from esper_soa.config import TrainConfig
 from esper_soa.env.config import GovernorConfig
 from esper_soa.env.step import look
 from esper_soa.env.world import World
 from esper_soa.state import Decision, View
-from esper_soa.trainer import build_player
 from esper_soa.vocabulary import HEAD_NAMES
 
 ENVS, SLOTS, STEPS = 3, 2, 12

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from esper_soa.ops.progress import Pace, Progress, duration, logging_to
+from esper_soa.ops.files import Unwritten
+from esper_soa.ops.progress import Pace, Progress, duration, handlers_of, logging_to
 
 
 class Clock:
@@ -99,8 +100,11 @@ def test_durations_read_well(seconds: float, words: str) -> None:
 
 def test_log_lines_go_to_console_as_they_are_and_to_the_file_with_times(tmp_path: Path) -> None:
     console = plain_console()
-    with logging_to(tmp_path / "log.txt", console) as log:
+    handlers = handlers_of(tmp_path / "log.txt", console, Unwritten())
+    with logging_to(handlers) as log:
         log.info("data: fashion32 [embedded], a line that is longer than the console is wide")
     log.info("after the run")
+    for handler in handlers:
+        handler.close()
     assert written(console) == ["data: fashion32 [embedded], a line that is longer than the console is wide"]
     assert (tmp_path / "log.txt").read_text().endswith(" INFO " + written(console)[0] + "\n")

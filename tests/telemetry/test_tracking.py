@@ -21,7 +21,7 @@ from esper_soa.ops.session import session
 from esper_soa.telemetry import tracking as module
 from esper_soa.telemetry.tables import read_table
 from esper_soa.telemetry.tracking import Tracked, Tracker, Tracking, numbers_of
-from esper_soa.trainer import open_run, play, run
+from esper_soa.trainer import open_run, play, run, value_of
 
 TIMES = ("eps", "collect_seconds", "update_seconds")
 Opener = Callable[[Tracked], Tracker]
@@ -61,7 +61,7 @@ def played(folder: Path, trackers: Mapping[str, Opener]) -> tuple[list[dict], di
     with session(place) as within:
         job = open_run(settings(), within, None)
         job.trackers = dict(trackers)
-        play(job, Progress(1, Console(file=io.StringIO()), "off", after_step=job.heed))
+        value_of(play(job, Progress(1, Console(file=io.StringIO()), "off", after_step=job.heed)))
     lines = [json.loads(line) for line in place.metrics.read_text().splitlines()]
     return [{name: value for name, value in line.items() if name not in TIMES} for line in lines], job.lacking
 

@@ -1,0 +1,99 @@
+"""Runs that take turns in one process are the runs that they are alone; one that fails, or a signal, loses nothing."""
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import esper_soa
+from esper_soa.lockstep import train_in_turns
+from esper_soa.ops.interrupt import Interrupted
+
+TINY = ("steps=4", "envs=2", "train_samples=16", "val_samples=16", "batch_size=8", "control=none", "report=false")
+GROUPS = {"shaped": ("rounds=3",), "net": ("rounds=2", "reward.mode=net"), "slow": ("rounds=3", "task.host_lr=0.001")}
+TIMES = ("eps", "collect_seconds", "update_seconds")
+Turn = tuple[int, list[str]]
+
+
+def overrides(folder: Path, groups: dict[str, tuple[str, ...]]) -> dict[str, list[str]]:
+    return {name: [*TINY, *own, f"run_dir='{folder / name}'", "resume=auto"] for name, own in groups.items()}
+
+
+def lines_of(folder: Path) -> list[dict]:
+    """metrics.jsonl without times."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name not in TIMES} for line in lines]
+
+
+def noted(turns: list[Turn]) -> Callable[[int, list[str]], None]:
+    return lambda number, order: turns.append((number, order))
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of runs that were played one after the other, by name."""
+    folder = tmp_path_factory.mktemp("alone")
+    for asked in overrides(folder, GROUPS).values():
+        esper_soa.train("smoke", asked)
+    return folder
+
+
+def test_runs_in_turns_are_the_runs_that_they_are_alone(alone: Path, tmp_path: Path) -> None:
+    turns: list[Turn] = []
+    assert train_in_turns(overrides(tmp_path, GROUPS), noted(turns), "smoke") == {}
+    assert turns == [(1, ["shaped", "net", "slow"]), (2, ["slow", "net", "shaped"]), (3, ["shaped", "slow"])]
+    for name in GROUPS:
+        assert lines_of(tmp_path / name) == lines_of(alone / name)
+        log = (tmp_path / name / "log.txt").read_text()
+        assert [other for other in GROUPS if str(tmp_path / other) in log] == [name]
+        assert log.count(" INFO hosts ") == 1
+    assert lines_of(alone / "shaped")[1:] != lines_of(alone / "slow")[1:]
+
+
+def test_a_run_that_fails_in_mid_study_does_not_end_the_others(alone: Path, tmp_path: Path) -> None:
+    groups = GROUPS | {"lost": ("rounds=3", "data.name=npz", "data.root=nowhere")}
+    turns: list[Turn] = []
+
+    def spoil(number: int, order: list[str]) -> None:
+        turns.append((number, order))
+        if number == 2:  # nothing can take the place of a folder
+            (tmp_path / "net" / "summary.json").mkdir()
+
+    failed = train_in_turns(overrides(tmp_path, groups), spoil, "smoke")
+    assert failed.keys() == {"net", "lost"}
+    assert "data.root=" in failed["lost"]
+    assert "summary.json" in failed["net"]
+    assert "summary.json" in (tmp_path / "net" / "log.txt").read_text().splitlines()[-1]
+    assert [order for _, order in turns] == [["shaped", "net", "slow"], ["slow", "net", "shaped"], ["shaped", "slow"]]
+    for name in GROUPS:
+        assert lines_of(tmp_path / name) == lines_of(alone / name)
+
+
+def test_a_signal_saves_all_of_them_and_the_next_call_goes_on(alone: Path, tmp_path: Path) -> None:
+    asked = overrides(tmp_path, GROUPS)
+
+    def stop(number: int, order: list[str]) -> None:
+        if number == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted):
+        train_in_turns(asked, stop, "smoke")
+    assert {name: len(list((tmp_path / name).glob("checkpoint_*.pt"))) for name in GROUPS} == dict.fromkeys(GROUPS, 1)
+    turns: list[Turn] = []
+    assert train_in_turns(asked, noted(turns), "smoke") == {}
+    assert turns == [(2, ["slow", "net", "shaped"]), (3, ["shaped", "slow"])]
+    for name in GROUPS:
+        assert lines_of(tmp_path / name) == lines_of(alone / name)
+
+
+def test_runs_that_are_behind_catch_up_first(alone: Path, tmp_path: Path) -> None:
+    asked = overrides(tmp_path, GROUPS)
+    esper_soa.train("smoke", [*asked["shaped"], "rounds=1"])
+    turns: list[Turn] = []
+    assert train_in_turns(asked, noted(turns), "smoke") == {}
+    assert turns == [(1, ["net", "slow"]), (2, ["slow", "net", "shaped"]), (3, ["shaped", "slow"])]
+    for name in GROUPS:
+        assert lines_of(tmp_path / name) == lines_of(alone / name)
