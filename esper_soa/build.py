@@ -16,7 +16,7 @@ from esper_soa.agent.scripted import scripted_policy
 from esper_soa.config import TrainConfig
 from esper_soa.env.attribution import prefix_codes
 from esper_soa.env.own_reward import own_reward
-from esper_soa.env.reward_records import RewardSettings
+from esper_soa.env.reward_records import RewardSettings, RewardSplit
 from esper_soa.env.shapley import arrival_orders
 from esper_soa.env.step import EAGER, Rules, StepKernels, compiled, on_static_buffers
 from esper_soa.env.world import Sizes, World
@@ -38,6 +38,7 @@ from esper_soa.ops.device import choose_eval_batch, choose_workers, keep_freed_m
 from esper_soa.ops.memory import NO_IMAGES, check_room, together
 from esper_soa.ops.pretrained import load_policy, take_over
 from esper_soa.registry import is_reference, name_in
+from esper_soa.state import ParameterCounts
 from esper_soa.vocabulary import STAGE_NAMES
 
 
@@ -52,7 +53,6 @@ def build_rules(cfg: TrainConfig, device: torch.device) -> Rules:
     allowed = torch.zeros(num_codes(nets.shape.blueprints), dtype=torch.bool)
     allowed[list(blueprint_codes(list(cfg.task.blueprints)))] = True
     orders, _ = shapley_orders(cfg, num_slots)
-    own = own_reward(cfg.reward.mode, num_slots, cfg.steps, device)
     return Rules(
         nets=nets._replace(eval_batch=choose_eval_batch(device, native=True)) if engine.chosen.native else nets,
         engine=engine,
@@ -60,11 +60,27 @@ def build_rules(cfg: TrainConfig, device: torch.device) -> Rules:
         gates=cfg.gates,
         signals=cfg.signals,
         governor=cfg.governor,
-        reward=RewardSettings(cfg.reward, parameter_table(nets.shape, device), cfg.steps, own),
+        reward=reward_settings(cfg, parameter_table(nets.shape, device), num_slots, device),
         blueprints=allowed.to(device),
         max_seeds=cfg.max_seeds,
         shapley_orders=None if orders is None else orders.to(device),
     )
+
+
+def reward_settings(cfg: TrainConfig, counts: ParameterCounts, num_slots: int, device: torch.device) -> RewardSettings:
+    """What the rewards of N envs need to know; raises SettingError for a user's reward that is none."""
+
+    def of(mode: str, setting: str) -> RewardSettings:
+        own = own_reward(mode, num_slots, cfg.steps, device, setting)
+        return RewardSettings(replace(cfg.reward, mode=mode, split=[]), counts, cfg.steps, own)
+
+    if not cfg.reward.split:
+        return of(cfg.reward.mode, "reward.mode")
+    modes = tuple(dict.fromkeys(cfg.reward.split))
+    places = torch.tensor([modes.index(mode) for mode in cfg.reward.split], device=device)
+    place = places[torch.arange(cfg.envs, device=device) % len(places)]
+    split = RewardSplit(tuple(of(mode, "reward.split") for mode in modes), place)
+    return RewardSettings(cfg.reward, counts, cfg.steps, split=split)
 
 
 def trial_of(cfg: TrainConfig, device: torch.device) -> Trial:

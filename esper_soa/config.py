@@ -160,6 +160,8 @@ class TrainConfig:
             enabled_slots(self.task, list(self.slots))
         _check_host(self)
         _check_policy(self)
+        check(len(self.reward.split) <= self.envs, "reward.split", ",".join(self.reward.split),
+              f"at most envs={self.envs} modes", "Each needs an env.")  # fmt: skip
 
 
 @dataclass

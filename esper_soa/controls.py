@@ -75,7 +75,7 @@ def _without_own(cfg: TrainConfig) -> TrainConfig:
     Nothing is germinated in a host that does not grow, and nobody is told what it is paid.
     """
     shipped = [name for name in cfg.task.blueprints if not is_reference(name)]
-    if len(shipped) == len(cfg.task.blueprints) and not is_reference(cfg.reward.mode):
+    if len(shipped) == len(cfg.task.blueprints) and not any(map(is_reference, cfg.reward.modes)):
         return cfg
     task = replace(cfg.task, blueprints=shipped or list(CNN_BLUEPRINT_NAMES))
     return replace(cfg, task=task, reward=RewardConfig(), policy=replace(cfg.policy, name="wait"))

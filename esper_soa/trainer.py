@@ -149,7 +149,7 @@ class Run:
             LOGGER.info("seeds    %s of your own, code %d", one.name, one.code)
         LOGGER.info("work     %d rounds of %d env-steps; T=%d training and V=%d validation images, batches of %d",
                     cfg.rounds, cfg.steps, sizes.train_samples, sizes.val_samples, sizes.batch_size)  # fmt: skip
-        LOGGER.info("policy   %s, reward %s, on %s", cfg.policy.name, cfg.reward.mode, self.place)
+        LOGGER.info("policy   %s, reward %s, on %s", cfg.policy.name, "+".join(cfg.reward.modes), self.place)
         nets = world.rules.nets
         LOGGER.info("compute  %s", layout_in_words(self.device, nets.workers, nets.env_chunk))
         LOGGER.info("memory   %s", plan_in_words(cfg, self.device))

@@ -41,6 +41,7 @@ GUARDS = {
     "adapters": "tests/adapters",
     "compare": "tests/ops/test_comparison.py tests/test_compare.py",
     "command": "tests/test_train_cli.py tests/test_compose.py",
+    "split": "tests/env/test_reward_split.py",
     "lockstep": "tests/test_lockstep.py tests/test_compare.py",
 }
 
@@ -386,6 +387,17 @@ BREAKS = (
     Break("lockstep.py", "        failed[name] = str(error)\n", "        pass\n", "lockstep"),
     Break("lockstep.py", "                ended(self.job, end.value)\n", "", "lockstep"),
     Break("ops/session.py", "        with logging_to(self._handlers):\n", "        with logging_to(()):\n", "lockstep"),
+    Break("env/reward.py", "settings.split.place == place", "settings.split.place != place", "split"),
+    Break("env/reward.py", "select(mine, other_paid, paid)", "paid", "split"),
+    Break("build.py", "% len(places)]", "% 1]", "split"),
+    Break(
+        "ops/metrics.py",
+        "mine = torch.tensor([one == mode for one in modes])",
+        "mine = torch.tensor([one != mode for one in modes])",
+        "split",
+    ),
+    Break("ops/metrics.py", 'line | {"reward_mode": mode}', "line", "split"),
+    Break("env/config.py", 'not others, "reward.drip_fraction"', 'True, "reward.drip_fraction"', "split"),
 )
 
 

@@ -134,6 +134,8 @@ class RewardConfig:
     """Every term of every reward mode (rewards.md A.1). Costs and penalties are negative, rents positive."""
 
     mode: str = choice("shaped", REWARD_MODES, own=REWARD)  # which terms are paid; see reward_modes.py
+    # Modes that are shared out over the envs instead: env n is paid by the one at n modulo their number; [] = none.
+    split: list[str] = choices((), REWARD_MODES, repeated=True, own=REWARD, least=0)
     scored_slots: str = choice("all", ("all", "target"))  # per-seed terms over all live slots, or the reference's rule
     # attribution
     contribution_weight: float = number(1.0, 0, WEIGHT)  # reward per point of contribution
@@ -212,8 +214,17 @@ class RewardConfig:
 
     def __post_init__(self) -> None:
         check_fields("reward.", self)
-        if self.mode == "basic_plus" and self.drip_fraction == 0.0:
+        if "basic_plus" in self.modes and self.drip_fraction == 0.0:
+            check("basic" not in self.modes, "reward.split", ",".join(self.split), "given with a reward.drip_fraction",
+                  "Alone, basic_plus has 0.7 and basic has 0; envs side by side have the same.")  # fmt: skip
             self.drip_fraction = 0.7
-        check(self.drip_fraction == 0 or self.mode in DRIP_MODES, "reward.drip_fraction", self.drip_fraction,
-              f"0 with reward.mode={self.mode}, which pays no drip",
-              "Leave it out or use reward.mode=basic_plus.")  # fmt: skip
+        others = [mode for mode in self.modes if mode not in DRIP_MODES]
+        setting = "reward.split" if self.split else "reward.mode"
+        check(self.drip_fraction == 0 or not others, "reward.drip_fraction", self.drip_fraction,
+              f"0 with {setting}={','.join(self.modes)}, as {', '.join(others)} pays no drip",
+              f"Leave it out or use {setting}=basic_plus.")  # fmt: skip
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """Those that are paid: `split` where it is given, else `mode` alone."""
+        return tuple(self.split) or (self.mode,)

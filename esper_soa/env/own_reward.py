@@ -31,20 +31,22 @@ POSITIVE = ("val_loss", "alpha_delta_sq", "drip_scale", "drip_left", "escrow")
 PARAMETERS = ("effective_params", "total_params", "host_params", "fossilized_params")
 
 
-def own_reward(mode: str, num_slots: int, max_steps: int, device: torch.device) -> OwnReward | None:
-    """The reward that `mode` (reward.mode) names as module:name; None for a mode of the package.
+def own_reward(
+    mode: str, num_slots: int, max_steps: int, device: torch.device, setting: str = SETTING
+) -> OwnReward | None:
+    """The reward that `mode`, which stands in `setting`, names as module:name; None for a mode of the package.
 
     Raises SettingError, which says what is wrong with it.
     """
     if not is_reference(mode):
         return None
-    part, name = find(REWARD, mode, SETTING), name_in(mode)
+    part, name = find(REWARD, mode, setting), name_in(mode)
     if name in TERM_NAMES:
-        raise SettingError(SETTING, mode, "of another name than the terms of the package", "Records tell both by name.")
+        raise SettingError(setting, mode, "of another name than the terms of the package", "Records tell both by name.")
     own = OwnReward(name, part)  # type: ignore[arg-type]
     faults = reward_findings(part, sample_inputs(PROBED_ENVS, num_slots, max_steps, device))
     if faults:
-        raise SettingError(SETTING, mode, "a reward", "; ".join(faults) + ".")
+        raise SettingError(setting, mode, "a reward", "; ".join(faults) + ".")
     return own
 
 

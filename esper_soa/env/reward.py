@@ -17,7 +17,7 @@ from esper_soa.env.reward_records import RewardInputs, RewardSettings, SlotReadi
 from esper_soa.env.reward_terms import MIN_CONTRIBUTION, RewardTerms, add_terms, size_rent, slot_op
 from esper_soa.env.scaffold import hindsight_credit
 from esper_soa.env.signals import stable_accuracy
-from esper_soa.state import STATE_FLOAT, Action, ActionOutcome, Attribution, EnvState, Slots, Totals, stage_in
+from esper_soa.state import STATE_FLOAT, Action, ActionOutcome, Attribution, EnvState, Slots, Totals, select, stage_in
 from esper_soa.vocabulary import Op, Stage
 
 RENT_STAGES = (Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED)
@@ -53,8 +53,23 @@ def reward(
 
     op: int64 [N], the effective op: WAIT where the chosen one was not applicable. Where an env is about to be rolled
     back nothing is paid: the caller keeps the old state of such envs. A user's own reward is paid as it is, with
-    nothing beside it but the penalty for seeds that a rollback has removed.
+    nothing beside it but the penalty for seeds that a rollback has removed. With a split every env is paid as it would
+    be if all envs were paid by its mode.
     """
+    if settings.split is None:
+        return _paid(state, attribution, action, op, settings)
+    terms, paid = _paid(state, attribution, action, op, settings.split.settings[0])
+    for place, other in enumerate(settings.split.settings[1:], 1):
+        mine = settings.split.place == place
+        other_terms, other_paid = _paid(state, attribution, action, op, other)
+        terms, paid = select(mine, other_terms, terms), select(mine, other_paid, paid)
+    return terms, paid
+
+
+def _paid(
+    state: EnvState, attribution: Attribution, action: Action, op: Tensor, settings: RewardSettings
+) -> tuple[RewardTerms, EnvState]:
+    """`reward` by one mode."""
     inputs = reward_inputs(state, attribution, action, op, settings)
     terms, readings = score(inputs, settings.config, settings.own)
     nothing = torch.zeros_like(terms.total)

@@ -21,6 +21,25 @@ class RewardSettings(NamedTuple):
     counts: ParameterCounts
     max_steps: int  # env-steps per episode; the last one pays the terminal terms
     own: "OwnReward | None" = None  # that of a user's, where config.mode names one
+    split: "RewardSplit | None" = None  # where envs are paid by several modes; config.mode is then none of them
+
+    @property
+    def own_name(self) -> str:
+        """Of the rewards of a user's, in the order of the split; "" without any."""
+        paid = (self,) if self.split is None else self.split.settings
+        return "+".join(dict.fromkeys(one.own.name for one in paid if one.own is not None))
+
+
+class RewardSplit(NamedTuple):
+    """Several modes side by side: env n is paid by `settings[place[n]]`."""
+
+    settings: tuple[RewardSettings, ...]  # by mode, without splits of their own
+    place: Tensor  # int64 [N]
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """The mode of every env [N], on the host."""
+        return tuple(self.settings[place].config.mode for place in self.place.tolist())
 
 
 class RewardInputs(TensorClass["tensor_only", "frozen"]):

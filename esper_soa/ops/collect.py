@@ -57,9 +57,15 @@ class Episode:
         self.fresh = self.memory = player.agent.start(num_envs, world.device)
         teacher = player.teacher
         self.fresh_teacher = self.teacher_memory = teacher.start(num_envs, world.device) if teacher is not None else ()
-        names, own = names_by_code(world.rules.nets.shape.blueprints), world.rules.reward.own
+        names, paid = names_by_code(world.rules.nets.shape.blueprints), world.rules.reward
         self.metrics = MetricsAccumulator(
-            world.device, num_envs, world.flop, world.sizes.train_samples, names, own.name if own is not None else ""
+            world.device,
+            num_envs,
+            world.flop,
+            world.sizes.train_samples,
+            names,
+            paid.own_name,
+            () if paid.split is None else paid.split.modes,
         )
         self.rollout = _rollout(world, player)
         self.recorder = played.recorder

@@ -65,10 +65,12 @@ class MetricsAccumulator:
         train_samples: int,
         names: Sequence[str] = BLUEPRINT_NAMES,
         own_reward: str = "",
+        modes: Sequence[str] = (),
     ) -> None:
         """costs: of training on one image; train_samples: T, images that every env trains on per env-step.
 
-        names: of the blueprints, by code; own_reward: of the reward where it is a user's own.
+        names: of the blueprints, by code; own_reward: of the reward where it is a user's own. modes: of
+        reward, by env, where they are split; none where all envs are paid alike.
         """
 
         def zeros(*shape: int) -> Tensor:
@@ -78,6 +80,7 @@ class MetricsAccumulator:
         self.terms = zeros(len(self.terms_by_name))
         self.ops, self.successes = zeros(len(OP_NAMES)), zeros(len(OP_NAMES))
         self.rows = zeros(1)
+        self.modes = modes
         self.env_steps = 0
         self.costs, self.train_samples = costs, train_samples
         self.flop = zeros(num_envs)
@@ -118,7 +121,7 @@ class MetricsAccumulator:
             alpha_rows=float(found["rows"]) / self.env_steps,
             points=torch.stack((episodes.accuracy, episodes.stability, episodes.param_ratio), 1).tolist(),
             record=self._record(found, episodes, seeds),
-            episodes=episode_records(episodes, rollbacks.sum(1), found["shapley"]),
+            episodes=self._episodes(episodes, rollbacks.sum(1), found["shapley"]),
             topology=Topology(grown[0].long(), grown[1].long(), grown[2]),
             standing=Standing(stood[0].long(), stood[1].long(), stood[2].long(), stood[3], scored[0], scored[1]),
         )
@@ -138,6 +141,13 @@ class MetricsAccumulator:
             "scored": torch.stack(standing[4:]),
         }  # fmt: skip
 
+    def _episodes(self, episodes: Outcomes, rollbacks: Tensor, shapley: Tensor) -> list[dict[str, Json]]:
+        """Lines of episodes.jsonl, with the mode that paid each where modes are split."""
+        lines = episode_records(episodes, rollbacks, shapley)
+        if not self.modes:
+            return lines
+        return [line | {"reward_mode": mode} for line, mode in zip(lines, self.modes, strict=True)]
+
     def _record(self, found: Mapping[str, Tensor], episodes: Outcomes, seeds: Mapping[str, int]) -> dict[str, Json]:
         """The round's part of a line of metrics.jsonl."""
         by_reason = dict(zip(REASON_NAMES, map(int, found["rollbacks"].sum(0)), strict=True))
@@ -156,7 +166,17 @@ class MetricsAccumulator:
             "ops": dict(zip(OP_NAMES, found["ops"].tolist(), strict=True)),
             "ops_successful": dict(zip(OP_NAMES, found["successes"].tolist(), strict=True)),
             "alpha_rows": float(found["rows"]) / self.env_steps,
-        }
+        } | ({"reward_split": split_record(self.modes, episodes, found["parameters"])} if self.modes else {})
+
+
+def split_record(modes: Sequence[str], episodes: Outcomes, parameters: Tensor) -> dict[str, Json]:
+    """By mode of reward: its envs, and means over them; modes: of every env."""
+    record: dict[str, Json] = {}
+    for mode in dict.fromkeys(modes):
+        mine = torch.tensor([one == mode for one in modes])
+        means = {"accuracy": episodes.accuracy, "reward": episodes.reward, "parameters": parameters}
+        record[mode] = {"envs": int(mine.sum())} | {name: float(values[mine].mean()) for name, values in means.items()}
+    return record
 
 
 def _on_host(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -12,18 +12,21 @@ BLUEPRINT = (
     "STRUCT(germinated BIGINT, fossilized BIGINT, pruned BIGINT, fossilization_rate DOUBLE, mean_gain DOUBLE, "
     "mean_churn DOUBLE, mean_blending_gain DOUBLE, mean_contribution DOUBLE)"
 )
+SPLIT = "STRUCT(envs BIGINT, accuracy DOUBLE, reward DOUBLE, parameters DOUBLE)"
 ROUNDS = {  # a line of metrics.jsonl
     "round": "INTEGER", "env_steps": "BIGINT", "accuracy": SPREAD, "val_loss": "DOUBLE", "train_loss": "DOUBLE",
-    "train_accuracy": "DOUBLE", "reward": SPREAD, "reward_terms": NUMBERS, "parameters": "DOUBLE",
-    "train_flop": "DOUBLE", "outcome": NUMBERS, "seeds": COUNTS, "blueprints": f"MAP(VARCHAR, {BLUEPRINT})",
+    "train_accuracy": "DOUBLE", "reward": SPREAD, "reward_terms": NUMBERS,
+    "reward_split": f"MAP(VARCHAR, {SPLIT})", "parameters": "DOUBLE", "train_flop": "DOUBLE", "outcome": NUMBERS,
+    "seeds": COUNTS, "blueprints": f"MAP(VARCHAR, {BLUEPRINT})",
     "rollbacks": COUNTS, "ops": NUMBERS, "ops_successful": NUMBERS, "alpha_rows": "DOUBLE",
     "pareto": "STRUCT(front_size BIGINT, hypervolume DOUBLE)", "eps": "DOUBLE", "collect_seconds": "DOUBLE",
     "update_seconds": "DOUBLE", "update": NUMBERS, "anomalies": "VARCHAR[]", "non_finite": "VARCHAR[]",
 }  # fmt: skip
 EPISODES = {  # a line of episodes.jsonl
     "round": "INTEGER", "env": "INTEGER", "accuracy": "DOUBLE", "param_ratio": "DOUBLE", "stability": "DOUBLE",
-    "reward": "DOUBLE", "success": "BOOLEAN", "compute_cost": "DOUBLE", "seeds": COUNTS, "rollbacks": "BIGINT",
-    "env_steps": "BIGINT", "shapley": "DOUBLE[]", "shapley_error": "DOUBLE[]", "non_finite": "VARCHAR[]",
+    "reward": "DOUBLE", "reward_mode": "VARCHAR", "success": "BOOLEAN",
+    "compute_cost": "DOUBLE", "seeds": COUNTS, "rollbacks": "BIGINT", "env_steps": "BIGINT",
+    "shapley": "DOUBLE[]", "shapley_error": "DOUBLE[]", "non_finite": "VARCHAR[]",
 }  # fmt: skip
 SETTINGS = {"name": "VARCHAR", "value": "VARCHAR"}  # a row per setting of config.yaml
 

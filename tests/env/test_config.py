@@ -16,7 +16,7 @@ from esper_soa.env.config import (
 
 REWARD_DEFAULTS = {
     # which terms, and over which slots
-    "mode": "shaped", "scored_slots": "all",
+    "mode": "shaped", "split": [], "scored_slots": "all",
     # attribution
     "contribution_weight": 1.0, "proxy_confidence_factor": 0.3, "attribution_formula": "harmonic",
     "attribution_sigmoid_steepness": 3.0, "improvement_safe_threshold": 0.1, "hacking_ratio_threshold": 5.0,

@@ -11,7 +11,7 @@ import pytest
 from esper_soa.agent.config import ImitationConfig, NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.agent.diagnostics import IMITATION, MEANING
 from esper_soa.config import ComputeConfig, TelemetryConfig, TrainConfig
-from esper_soa.env.config import GatesConfig
+from esper_soa.env.config import GatesConfig, RewardConfig
 from esper_soa.env.governor import REASON_NAMES
 from esper_soa.nets.config import DataConfig, TaskConfig
 from esper_soa.ops.rundir import RunFolder
@@ -28,12 +28,13 @@ SETTINGS = TrainConfig(
         network=NetworkConfig(hidden=8, features=8), ppo=PPOConfig(epochs=1, minibatches=1),
         imitation=ImitationConfig(rounds=1, teacher="schedule", epochs=1),
     ),
-    telemetry=TelemetryConfig(progress="off"), compute=ComputeConfig(threads=1, workers=1),
+    reward=RewardConfig(split=["shaped", "net"]), telemetry=TelemetryConfig(progress="off"),
+    compute=ComputeConfig(threads=1, workers=1),
 )  # fmt: skip
 STANDS_FOR = {
     "<term>": [name for name, _ in REWARD_TERMS], "<op>": OP_NAMES, "<blueprint>": BLUEPRINT_NAMES,
     "<reason>": REASON_NAMES, "<fate>": ("germinated", "fossilized", "contributing", "pruned", "unfinished"),
-    "<head>": HEAD_NAMES,
+    "<head>": HEAD_NAMES, "<mode>": SETTINGS.reward.split,
 }  # fmt: skip
 
 

@@ -1,0 +1,91 @@
+"""Modes of reward shared out over the envs: each env is paid, to the bit, as where its mode pays all; told apart."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_world import CPU, play_state, tiny_settings
+
+import esper_soa
+from esper_soa.build import build_rules
+from esper_soa.env.config import RewardConfig
+from esper_soa.env.step import Rules, compiled
+from esper_soa.errors import UserError
+
+HERE = "parts_of_users"
+NUM_ENVS, NUM_SLOTS, STEPS = 5, 3, 25
+TINY = ["steps=4", "envs=5", "rounds=2", "train_samples=16", "val_samples=16", "batch_size=8", "report=false",
+        "control=none"]  # fmt: skip
+
+
+def rules_of(*modes: str) -> Rules:
+    """Of one mode for all envs, or of several by turns."""
+    reward = RewardConfig(mode=modes[0]) if len(modes) == 1 else RewardConfig(split=list(modes))
+    return build_rules(replace(tiny_settings(NUM_ENVS, NUM_SLOTS, STEPS), reward=reward), CPU)
+
+
+@pytest.mark.parametrize(
+    "modes", [("shaped", "simplified"), ("escrow", "net", "sparse"), ("net", "escrow", "net"), (f"{HERE}:gain", "loss")]
+)
+def test_every_env_is_paid_as_where_its_mode_pays_all(modes: tuple[str, ...]) -> None:
+    split = play_state(rules_of(*modes), NUM_ENVS, seed=5)
+    alone = [play_state(rules_of(mode), NUM_ENVS, seed=5) for mode in modes]
+    paid = 0
+    for step in split:
+        others = [next(one) for one in alone]
+        for env in range(NUM_ENVS):
+            wanted = others[env % len(modes)].result
+            assert torch.equal(step.result.terms.total[env], wanted.terms.total[env])
+            for name, value in step.result.terms.items():
+                assert torch.equal(value[env], wanted.terms.get(name)[env])
+            for part in ("slots", "totals"):
+                mine, theirs = step.result.state.get(part)[env], wanted.state.get(part)[env]
+                assert (mine == theirs).all()
+        paid += int((step.result.terms.total != 0).sum())
+    assert paid > 50
+
+
+def test_a_split_is_part_of_the_compiled_kernel() -> None:
+    rules = rules_of("shaped", "net")
+    kernels = compiled()
+    step = next(play_state(rules, NUM_ENVS, seed=5))
+    again = kernels.apply_action(rules, step.observed, step.action)
+    torch.testing.assert_close(again.terms.total, step.result.terms.total)
+
+
+def test_rounds_and_episodes_tell_the_modes_apart(tmp_path: Path) -> None:
+    run = esper_soa.train("smoke", [*TINY, f"run_dir='{tmp_path}'", "reward.split=[net,simplified]"])
+    episodes = run.episodes()
+    assert [line["reward_mode"] for line in episodes[:5]] == ["net", "simplified", "net", "simplified", "net"]
+    for line in run.metrics():
+        mine = [one for one in episodes if one["round"] == line["round"]]
+        assert list(line["reward_split"]) == ["net", "simplified"]
+        for mode, told in line["reward_split"].items():
+            of_mode = [one for one in mine if one["reward_mode"] == mode]
+            assert told["envs"] == len(of_mode) == (3 if mode == "net" else 2)
+            for name in ("accuracy", "reward"):
+                assert told[name] == pytest.approx(sum(one[name] for one in of_mode) / len(of_mode))
+    assert "reward net+simplified" in (tmp_path / "log.txt").read_text()
+
+
+def test_without_a_split_nothing_tells_of_one(tmp_path: Path) -> None:
+    run = esper_soa.train("smoke", [*TINY, f"run_dir='{tmp_path}'", "rounds=1"])
+    assert "reward_split" not in json.dumps(run.metrics())
+    assert "reward_mode" not in json.dumps(run.episodes())
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("reward.split=[shaped,shapely]", "reward.split"),
+        ("reward.split=[shaped,basic_plus]", "as shaped pays no drip"),
+        ("reward.split=[basic,basic_plus]", "given with a reward.drip_fraction"),
+        ("reward.split=[net,net,net,net,net,net]", "at most envs=5 modes"),
+        ("reward.split=[shaped,nowhere:reward]", "reward.split=nowhere:reward"),
+    ],
+)
+def test_a_split_that_cannot_be_is_refused(tmp_path: Path, given: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        esper_soa.train("smoke", [*TINY, f"run_dir='{tmp_path}'", given])
