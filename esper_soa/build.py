@@ -37,6 +37,7 @@ from esper_soa.ops.compilation import Length, choose_compilation, keep_compiled
 from esper_soa.ops.device import choose_eval_batch, choose_workers, keep_freed_memory, take_device
 from esper_soa.ops.memory import NO_IMAGES, check_room, together
 from esper_soa.ops.pretrained import load_policy, take_over
+from esper_soa.ranks import ALONE, Ranks
 from esper_soa.registry import is_reference, name_in
 from esper_soa.state import ParameterCounts
 from esper_soa.vocabulary import STAGE_NAMES
@@ -120,20 +121,42 @@ def shapley_orders(cfg: TrainConfig, num_slots: int) -> tuple[torch.Tensor | Non
 
 
 def build_world(
-    cfg: TrainConfig, device: torch.device, seed: int | None = None, images: ImageSet | None = None
+    cfg: TrainConfig,
+    device: torch.device,
+    seed: int | None = None,
+    images: ImageSet | None = None,
+    ranks: Ranks = ALONE,
 ) -> World:
     """N envs with weights and data, of cfg.seed and cfg.data where no other seed and images are given.
 
-    Raises SettingError or DataError for what does not fit together.
+    Those of this rank of `ranks`. Raises SettingError or DataError for what does not fit together.
     """
-    check_room(cfg, device, count_images(cfg.data) if images is None else NO_IMAGES)
+    part = share_of(cfg, ranks)
+    check_room(part, device, count_images(cfg.data) if images is None else NO_IMAGES, ranks.beside)
     take_device(device)
     keep_freed_memory(device)
-    rules = build_rules(cfg, device)
+    rules = build_rules(part, device)
     images = load_images(cfg.data, device) if images is None else images.to(device)
-    sizes = Sizes(cfg.envs, cfg.batch_size, cfg.train_samples, cfg.val_samples)
+    sizes = Sizes(part.envs, cfg.batch_size, cfg.train_samples, cfg.val_samples)
     kernels = build_kernels(cfg, device)
-    return World(rules, images, sizes, cfg.data, cfg.seed if seed is None else seed, kernels)
+    return World(rules, images, sizes, cfg.data, cfg.seed if seed is None else seed, kernels, ranks)
+
+
+def share_of(cfg: TrainConfig, ranks: Ranks) -> TrainConfig:
+    """The settings of a run of the envs of this rank alone."""
+    if ranks.count == 1:
+        return cfg
+    envs = len(ranks.share(cfg.envs))
+    ppo = replace(cfg.policy.ppo, minibatches=min(cfg.policy.ppo.minibatches, envs))
+    return replace(cfg, envs=envs, ranks=1, restarts=0, policy=replace(cfg.policy, ppo=ppo))
+
+
+def build_worlds(cfg: TrainConfig, device: torch.device, images: ImageSet | None, ranks: Ranks) -> World:
+    """`build_world` on every rank: the first chooses the engine and compiles what nobody has, the others take it."""
+    world = build_world(cfg, device, None, images, ranks) if ranks.first else None
+    engine = ranks.from_first(lambda: world.rules.engine.chosen.name if world is not None else "")
+    insisting = replace(cfg, compute=replace(cfg.compute, engine=engine))
+    return world or build_world(insisting, device, None, images, ranks)
 
 
 def build_kernels(cfg: TrainConfig, device: torch.device) -> StepKernels:
@@ -158,7 +181,8 @@ def build_player(cfg: TrainConfig, world: World) -> Player:
     shape, names = world.rules.nets.shape, names_by_code(world.rules.nets.shape.blueprints)
     policy = RecurrentPolicy(cfg.policy, shape.slots, cfg.seed, len(names)).to(world.device)
     captured, imitation = decision_cache(cfg.compute.cuda_graphs, world.device), cfg.policy.imitation
-    learner = Learner(policy, cfg.policy.ppo, cfg.policy.ppo.floor_penalty_rounds, cfg.seed, captured, imitation)
+    learner = Learner(policy, cfg.policy.ppo, cfg.policy.ppo.floor_penalty_rounds, cfg.seed, captured, imitation,
+                      world.ranks)  # fmt: skip
     if cfg.policy.init != SCRATCH:
         take_over(learner, cfg.policy.network, load_policy(cfg.policy.init, world.device), names)
     teacher = rule_player(cfg, imitation.teacher, "policy.imitation.teacher") if imitation.rounds else None

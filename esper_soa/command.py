@@ -30,12 +30,13 @@ from esper_soa.config import (
     settings_from,
     settings_yaml,
 )
-from esper_soa.errors import OutOfRoomError, UserError
+from esper_soa.errors import OutOfRoomError, RankLostError, UserError
 from esper_soa.ops.files import IncompleteError, write_text
 from esper_soa.ops.interrupt import Interrupted, importing
 from esper_soa.ops.rundir import RunFolder, find_checkpoint, open_run_folder, open_sweep_folder, write_config
 from esper_soa.ops.session import Session, session, unheard
 from esper_soa.ops.start import find_start, finished_accuracy, folder_for
+from esper_soa.ops.torchrun import place
 from esper_soa.paths import user_path
 
 CHECK_DEVICE = "--check-device"
@@ -63,7 +64,7 @@ class Command:
             with unheard():
                 value = self.play(composed)
             done = True
-        except (UserError, IncompleteError, OutOfRoomError) as error:
+        except (UserError, IncompleteError, OutOfRoomError, RankLostError) as error:
             print(f"error: {error}", file=sys.stderr)
             if not in_sweep():
                 sys.exit(2 if isinstance(error, UserError) else 1)
@@ -127,6 +128,11 @@ def play_training(composed: DictConfig) -> float:
     """Train in the folder that Hydra has made for the job; returns the final validation accuracy (percent)."""
     settings = settings_from(composed)
     folder = RunFolder(Path(HydraConfig.get().runtime.output_dir))
+    here = place()
+    if here is not None and not here.first:
+        with loading():
+            from esper_soa.launch import play_beside
+        return play_beside(settings, here)
     if in_sweep():
         check_job(settings)
         accuracy = finished_accuracy(folder, settings)
@@ -139,9 +145,9 @@ def play_training(composed: DictConfig) -> float:
             keep_settings(within, settings_yaml(settings), composed)
         # torch takes seconds to import: nothing before this line may need it, so that --help and --cfg stay quick.
         with loading():
-            from esper_soa.trainer import run_within
+            from esper_soa.launch import train_within
 
-        return run_within(within, settings, start.checkpoint).accuracy
+        return train_within(within, settings, start.checkpoint)
 
 
 def play_evaluation(composed: DictConfig) -> None:
@@ -187,6 +193,8 @@ def keep_settings(within: Session, resolved_yaml: str, composed: DictConfig) -> 
 def check_job(settings: TrainConfig) -> None:
     """Raise UserError for what a job of a sweep cannot have."""
     sweep = Path(HydraConfig.get().sweep.dir)
+    if place() is not None:
+        raise UserError("a sweep cannot run under torchrun, whose processes are the ranks of one run: set ranks=K")
     if settings.resume not in ("", "auto"):
         raise UserError(f"resume={settings.resume}: the jobs of a sweep cannot share a checkpoint; take resume=auto")
     if settings.run_dir and user_path("run_dir", settings.run_dir).resolve() != sweep.resolve():

@@ -120,6 +120,10 @@ class TrainConfig:
     name: str = word("train")  # of the run; names its folder
     seed: int = number(42, 0, MAX_SEED)  # root of every random stream
     device: str = "auto"  # auto, cpu, cuda, cuda:<index>
+    # K, processes that share out the envs: one per GPU, or per group of cores of a CPU.
+    ranks: int = number(1, 1, 65_536, note="at most envs")
+    # Times that all ranks begin again at the newest checkpoint where one was lost.
+    restarts: int = number(0, 0, COUNT, note="0 = the run ends there")
     run_dir: str = ""  # folder of the run; "" = runs/<name>/<time>
     envs: int = number(8, 1, MAX_ENVS)  # N, hosts trained at the same time
     rounds: int = number(10, 1, COUNT)  # episodes of every env, each followed by one policy update
@@ -155,6 +159,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         check_fields("", self)
         _check_device(self.device)
+        _check_ranks(self)
         _check_batches(self)
         if not is_reference(self.task.host):  # of one of a user's own, which needs torch, the slots are checked later
             enabled_slots(self.task, list(self.slots))
@@ -261,6 +266,18 @@ def _check_keys(prefix: str, composed: DictConfig, part: object) -> None:
 
 def _check_device(device: str) -> None:
     check(DEVICE_PATTERN.fullmatch(device) is not None, "device", device, "auto, cpu, cuda or cuda:<index>")
+
+
+def _check_ranks(run: TrainConfig) -> None:
+    check(run.ranks <= run.envs, "ranks", run.ranks, f"at most envs={run.envs}", "Every rank has an env at least.")
+    single = run.ranks > 1 and run.device.startswith("cuda:")
+    check(not single, "device", run.device, f"auto, cpu or cuda with ranks={run.ranks}", "Rank i takes the i-th GPU.")
+    check(run.ranks > 1 or run.restarts == 0, "restarts", run.restarts, "0 with ranks=1",
+          "A single process is started again with resume=auto.")  # fmt: skip
+    alone = run.ranks == 1 or (run.profile == "off" and run.telemetry.console == "bar")
+    setting = "profile" if run.profile != "off" else "telemetry.console"
+    value, allowed = (run.profile, "off") if setting == "profile" else (run.telemetry.console, "bar")
+    check(alone, setting, value, f"{allowed} with ranks={run.ranks}", "It looks at the envs of one process alone.")
 
 
 def _check_batches(run: TrainConfig) -> None:

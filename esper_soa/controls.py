@@ -65,7 +65,7 @@ def _play_widened(cfg: TrainConfig, world: World, parameters: float, played: Rou
     plain = _without_own(cfg)
     task, compute = widened(plain.task, parameters), replace(cfg.compute, compile="off")
     wide = replace(plain, task=task, slots=[first], compute=compute)
-    wider = build_world(wide, world.device, world.seed, world.images)
+    wider = build_world(wide, world.device, world.seed, world.images, world.ranks)
     return play_round(wider, Player(WaitPolicy(), None), played)[0]
 
 

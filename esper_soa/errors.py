@@ -40,6 +40,10 @@ class OutOfRoomError(Exception):
     """Memory ran out in mid-run: one clear message, exit status 1, no traceback."""
 
 
+class RankLostError(Exception):
+    """Of several processes that play a run one ended early or stopped answering: one clear message, exit status 1."""
+
+
 def check(ok: bool, setting: str, value: object, allowed: str, remedy: str = "") -> None:
     """Raise SettingError unless `ok`."""
     if not ok:

@@ -18,7 +18,8 @@ from esper_soa.ops.interrupt import Interrupted, signals_noted
 from esper_soa.ops.rundir import write_config
 from esper_soa.ops.session import Session, silent_session, unheard
 from esper_soa.ops.start import find_start, folder_for
-from esper_soa.trainer import Run, ended, played, ready
+from esper_soa.running import Run
+from esper_soa.trainer import ended, played, ready
 
 TurnBegins: TypeAlias = Callable[
     [int, list[str]], None

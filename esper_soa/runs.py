@@ -16,6 +16,7 @@ from esper_soa.agent.controller import Controller, controller_spec
 from esper_soa.compose import compose_settings
 from esper_soa.config import settings_from_mapping, settings_yaml
 from esper_soa.errors import UserError, check, one_line
+from esper_soa.launch import train_within
 from esper_soa.nets.config import blueprint_names
 from esper_soa.nets.model.modules import GrownNetwork
 from esper_soa.nets.own_hosts import task_slots
@@ -26,7 +27,6 @@ from esper_soa.ops.rundir import RunFolder, find_checkpoint, package_versions, w
 from esper_soa.ops.session import session, unheard
 from esper_soa.ops.start import find_start, folder_for
 from esper_soa.registry import name_in
-from esper_soa.trainer import run_within
 
 
 class RecordedRun:
@@ -127,7 +127,7 @@ def train(experiment: str = "", overrides: Sequence[str] = ()) -> RecordedRun:
             if start.checkpoint is None:
                 with within.unwritten.noting(folder.config.name):
                     write_config(folder, settings_yaml(settings), given)
-            run_within(within, settings, start.checkpoint)
+            train_within(within, settings, start.checkpoint)
     except Interrupted as stop:
         if stop.number != SIGINT:
             raise

@@ -22,10 +22,10 @@ MAX_FILE_LINES = 450
 
 # A module may import from its own layer and from those before it.
 LAYERS = (
-    ("vocabulary", "errors", "paths", "ranges", "student", "arguments", "user_cache", "registry"), ("state",),
+    ("vocabulary", "errors", "paths", "ranges", "student", "arguments", "user_cache", "registry"), ("state", "ranks"),
     ("nets",), ("env",), ("agent",), ("config",),
     ("ops", "telemetry"), ("report",), ("build", "actions"), ("conformance", "check_device"), ("controls",),
-    ("trainer",), ("evaluation",), ("compose",), ("runs", "simulator", "lockstep"), ("adapters",),
+    ("running",), ("trainer",), ("launch",), ("evaluation",), ("compose",), ("runs", "simulator", "lockstep"), ("adapters",),
     ("train", "evaluate", "export", "compare", "query", "command"),
 )  # fmt: skip
 # Torch takes seconds to import, Hydra half a second: `main` hears signals first, a job imports torch once it starts.

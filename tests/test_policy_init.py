@@ -23,7 +23,7 @@ from esper_soa.ops.resume import read_run
 from esper_soa.ops.rundir import RunFolder
 from esper_soa.ops.sealed import CheckpointError
 from esper_soa.ops.session import session
-from esper_soa.trainer import Run
+from esper_soa.running import Run
 
 CPU = torch.device("cpu")
 FACTS: dict[str, Content] = {"rounds": 40, "tasks": ["cifar_baseline", "cifar_impaired"], "data": ["fashion32"]}

@@ -34,8 +34,9 @@ from esper_soa.ops.report import Summary
 from esper_soa.ops.resume import Played, Progressed
 from esper_soa.ops.rundir import RunFolder
 from esper_soa.ops.session import session
+from esper_soa.running import Run
 from esper_soa.state import EnvState
-from esper_soa.trainer import Run, run
+from esper_soa.trainer import run
 from esper_soa.vocabulary import BLUEPRINT_NAMES, LIVE_STAGES, OP_NAMES, RUNNING_STAGES, Stage
 
 ENVS, ROUNDS, STEPS = 2, 2, 22

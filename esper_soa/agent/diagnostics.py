@@ -9,7 +9,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from esper_soa.agent.rollout import Row
+from esper_soa.agent.losses import Total, largest, whole
+from esper_soa.agent.rollout import Told
+from esper_soa.ranks import Ranks
 from esper_soa.vocabulary import HEAD_NAMES, OP_NAMES
 
 Metrics = dict[str, Tensor]
@@ -88,18 +90,22 @@ def by_head(prefix: str, values: Tensor) -> Metrics:
     return {f"{prefix}/{name}": value for name, value in zip(HEAD_NAMES, values.unbind(), strict=True)}
 
 
-def memory_health(hidden: Tensor, cell: Tensor) -> Metrics:
-    """State of the memory from hidden [T, N, L, H] and cell [P, N, L, H]."""
+def memory_health(hidden: Tensor, cell: Tensor, total: Total = whole) -> Metrics:
+    """State of the memory from hidden [T, N, L, H] and cell [P, N, L, H]; means over all processes, as by `total`."""
     hidden_rms = hidden.square().mean((-2, -1)).sqrt()
     cell_rms = cell.square().mean((-2, -1)).sqrt()
+    saturated = (hidden.abs() > SATURATED).float()
+    parts = (hidden_rms.square(), cell_rms.square(), saturated)
+    sums = total(*(part.sum() for part in parts), *(part.new_tensor(part.numel()) for part in parts))
+    hidden_square, cell_square, share = (sums[i] / sums[i + 3] for i in range(3))
     return {
-        "lstm_rms_max": torch.maximum(hidden_rms.amax(), cell_rms.amax()),
-        "lstm_rms_min": hidden_rms.amin(),
-        "lstm_hidden_rms": hidden_rms.square().mean().sqrt(),
-        "lstm_hidden_max": hidden.abs().amax(),
-        "lstm_cell_rms": cell_rms.square().mean().sqrt(),
-        "lstm_cell_max": cell.abs().amax(),
-        "lstm_saturated": (hidden.abs() > SATURATED).float().mean(),
+        "lstm_rms_max": torch.maximum(largest(hidden_rms), largest(cell_rms)),
+        "lstm_rms_min": -largest(-hidden_rms),
+        "lstm_hidden_rms": hidden_square.sqrt(),
+        "lstm_hidden_max": largest(hidden.abs()),
+        "lstm_cell_rms": cell_square.sqrt(),
+        "lstm_cell_max": largest(cell.abs()),
+        "lstm_saturated": share,
     }
 
 
@@ -144,14 +150,14 @@ def calibration(values: Tensor, returns: Tensor, valid: Tensor, unit: Tensor) ->
     }
 
 
-def play(rows: Row) -> Metrics:
-    """What was done in the rollout [T, N]."""
-    valid, op = rows.valid, rows.effective_op
+def play(told: Told) -> Metrics:
+    """What was done in the rollout."""
+    valid, op = told.valid, told.effective_op
     shares = {f"op_share/{name}": _mean((op == code).float(), valid) for code, name in enumerate(OP_NAMES)}
     return {
         "valid_rows": valid.sum(),
-        "forced_share": _mean(rows.forced.float(), valid),
-        "vetoed_share": _mean((op != rows.action.op).float(), valid),
+        "forced_share": _mean(told.forced.float(), valid),
+        "vetoed_share": _mean((op != told.op).float(), valid),
     } | shares
 
 
@@ -159,6 +165,15 @@ def passed_over(metrics: Metrics) -> Metrics:
     """What stands in the history for a pass that was not made, after one with these `metrics`, which stopped."""
     no = torch.zeros_like(metrics["stopped"])
     return metrics | {"go": no, "looked_at": no, "not_finite": no}
+
+
+def over_ranks(history: list[Metrics], ranks: Ranks) -> list[Metrics]:
+    """Every pass with the extremes of all ranks; all else is the same on each already."""
+    above, below = ([name for name in names if name in history[0]] for names in (LARGEST, SMALLEST))
+    columns = ([torch.stack([one[name] for one in history]) for name in names] for names in (above, below))
+    highest, lowest = ranks.extremes(*columns)
+    found = dict(zip([*above, *below], [*highest, *lowest], strict=True))
+    return [one | {name: column[at] for name, column in found.items()} for at, one in enumerate(history)]
 
 
 def read_back(history: list[Metrics], summary: Metrics, epochs: int) -> dict[str, float]:

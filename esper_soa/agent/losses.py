@@ -1,10 +1,12 @@
 """The losses of proximal policy optimisation over eight action heads, as pure functions of tensors.
 
 Heads are the last axis, in HEADS order; all other axes are env-steps, in any shape. Masks are bool and choose the
-env-steps that count, so that padding never enters a mean. Called by the learner.
+env-steps that count, so that padding never enters a mean. Where the env-steps are shared out over processes, `total`
+sums over them (Ranks.total), and every mean is that over all. Called by the learner.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -13,26 +15,41 @@ MAX_HEAD_LOG_RATIO = 20.0
 MAX_JOINT_LOG_RATIO = 30.0
 
 
+Total: TypeAlias = Callable[..., tuple[Tensor, ...]]  # the sums over all processes of what each has
+
+
+def whole(*parts: Tensor) -> tuple[Tensor, ...]:
+    """Sums over this process alone."""
+    return parts
+
+
 class RatioStats(NamedTuple):
     """How far the policy has moved from the one that acted."""
 
     kl: Tensor  # []
     clip_fraction: Tensor  # [], of the joint ratio
-    highest: Tensor  # [], of the joint ratio
-    lowest: Tensor  # []
+    highest: Tensor  # [], of the joint ratio, in this process alone; -inf for no env-step
+    lowest: Tensor  # [], likewise; inf
     head_kl: Tensor  # [8]
     head_clip_fraction: Tensor  # [8]
 
 
-def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
+def masked_mean(x: Tensor, mask: Tensor, total: Total = whole) -> Tensor:
     """Mean [8] of x [..., 8] over the env-steps of mask [..., 8], per head; 0 for none."""
     steps = tuple(range(x.ndim - 1))
-    return torch.where(mask, x, 0.0).sum(steps) / mask.sum(steps).clamp(min=1)
+    counted, count = total(torch.where(mask, x, 0.0).sum(steps), mask.sum(steps))
+    return counted / count.clamp(min=1)
 
 
-def weighted_mean(x: Tensor, weight: Tensor) -> Tensor:
+def weighted_mean(x: Tensor, weight: Tensor, total: Total = whole) -> Tensor:
     """Sum of weight * x over the sum of weight (at least 1), where weight is above 0; both [...]."""
-    return torch.where(weight > 0, weight * x, 0.0).sum() / weight.sum().clamp(min=1)
+    counted, weights = total(torch.where(weight > 0, weight * x, 0.0).sum(), weight.sum())
+    return counted / weights.clamp(min=1)
+
+
+def largest(x: Tensor) -> Tensor:
+    """The largest [] of x, -inf for none."""
+    return torch.cat([x.flatten(), x.new_full((1,), -torch.inf)]).amax()
 
 
 def clamped_log_ratio(log_probs: Tensor, reference: Tensor) -> Tensor:
@@ -40,61 +57,63 @@ def clamped_log_ratio(log_probs: Tensor, reference: Tensor) -> Tensor:
     return (log_probs - reference).clamp(-MAX_HEAD_LOG_RATIO, MAX_HEAD_LOG_RATIO)
 
 
-def ratio_stats(log_ratio: Tensor, relevant: Tensor, valid: Tensor, clip: float) -> RatioStats:
+def ratio_stats(log_ratio: Tensor, relevant: Tensor, valid: Tensor, clip: float, total: Total = whole) -> RatioStats:
     """Divergence and clipping of log_ratio [..., 8].
 
     relevant: bool [..., 8], heads that mattered, on valid env-steps only; valid: bool [...]. The divergence per head is
     Schulman's estimator (r - 1) - log r, and heads are averaged with the share of env-steps on which they mattered.
     """
-    kl = masked_mean(torch.expm1(log_ratio) - log_ratio, relevant)
-    share = relevant.sum(tuple(range(relevant.ndim - 1))) / valid.sum().clamp(min=1)
+    kl = masked_mean(torch.expm1(log_ratio) - log_ratio, relevant, total)
+    mattered, count = total(relevant.sum(tuple(range(relevant.ndim - 1))), valid.sum())
+    share = mattered / count.clamp(min=1)
     joint = log_ratio.sum(-1).clamp(-MAX_JOINT_LOG_RATIO, MAX_JOINT_LOG_RATIO).exp()
     clipped = (log_ratio.exp() - 1).abs() > clip
     counted = torch.where(valid, joint, 1.0)
     return RatioStats(
         kl=(share * kl).sum() / share.sum().clamp(min=1e-8),
-        clip_fraction=weighted_mean(((joint - 1).abs() > clip).float(), valid.float()),
-        highest=counted.amax(),
-        lowest=counted.amin(),
+        clip_fraction=weighted_mean(((joint - 1).abs() > clip).float(), valid.float(), total),
+        highest=largest(counted),
+        lowest=-largest(-counted),
         head_kl=kl,
-        head_clip_fraction=masked_mean(clipped.float(), relevant),
+        head_clip_fraction=masked_mean(clipped.float(), relevant, total),
     )
 
 
-def policy_loss(log_ratio: Tensor, advantages: Tensor, counted: Tensor, clip: float) -> Tensor:
+def policy_loss(log_ratio: Tensor, advantages: Tensor, counted: Tensor, clip: float, total: Total = whole) -> Tensor:
     """Clipped surrogate (Schulman et al. 2017), the sum over heads of the mean over each head's own env-steps.
 
     advantages: [...]; counted: bool [..., 8], heads that mattered on env-steps with a choice.
     """
     ratio = log_ratio.exp()
     gain = advantages.unsqueeze(-1)
-    return -masked_mean(torch.minimum(ratio * gain, ratio.clamp(1 - clip, 1 + clip) * gain), counted).sum()
+    return -masked_mean(torch.minimum(ratio * gain, ratio.clamp(1 - clip, 1 + clip) * gain), counted, total).sum()
 
 
-def value_loss(predicted: Tensor, target: Tensor, weight: Tensor) -> Tensor:
+def value_loss(predicted: Tensor, target: Tensor, weight: Tensor, total: Total = whole) -> Tensor:
     """Half the weighted mean squared error."""
-    return 0.5 * weighted_mean((predicted - target).square(), weight)
+    return 0.5 * weighted_mean((predicted - target).square(), weight, total)
 
 
-def entropy_loss(entropies: Tensor, counted: Tensor, multiplier: Tensor) -> Tensor:
+def entropy_loss(entropies: Tensor, counted: Tensor, multiplier: Tensor, total: Total = whole) -> Tensor:
     """Minus the mean entropy of each head over its own env-steps, summed with multiplier [8]."""
-    return -(multiplier * masked_mean(entropies, counted)).sum()
+    return -(multiplier * masked_mean(entropies, counted, total)).sum()
 
 
-def floor_penalty(entropies: Tensor, available: Tensor, floor: Tensor, weight: Tensor) -> Tensor:
+def floor_penalty(entropies: Tensor, available: Tensor, floor: Tensor, weight: Tensor, total: Total = whole) -> Tensor:
     """Sum over heads of weight * (shortfall of the mean entropy below floor) squared; floor, weight [8].
 
     available: bool [..., 8], heads that some legal op would have made matter; a head that never was is left out.
     """
-    shortfall = (floor - masked_mean(entropies, available)).clamp(min=0)
-    offered = available.flatten(0, -2).any(0)
-    return (weight * torch.where(offered, shortfall.square(), 0.0)).sum()
+    shortfall = (floor - masked_mean(entropies, available, total)).clamp(min=0)
+    (times,) = total(available.flatten(0, -2).sum(0))
+    return (weight * torch.where(times > 0, shortfall.square(), 0.0)).sum()
 
 
-def contribution_loss(predicted: Tensor, target: Tensor, measured: Tensor, clip: float) -> Tensor:
+def contribution_loss(predicted: Tensor, target: Tensor, measured: Tensor, clip: float, total: Total = whole) -> Tensor:
     """Mean squared error [...] over the measured entries, targets within +-clip percent points."""
     error = predicted - target.clamp(-clip, clip)
-    return torch.where(measured, error.square(), 0.0).sum() / measured.sum().clamp(min=1)
+    squares, count = total(torch.where(measured, error.square(), 0.0).sum(), measured.sum())
+    return squares / count.clamp(min=1)
 
 
 def explained_variance(predicted: Tensor, returns: Tensor, valid: Tensor) -> Tensor:

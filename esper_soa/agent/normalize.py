@@ -9,6 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from esper_soa.ranks import ALONE, Ranks
+
 OBSERVATION_PRIOR = 1e-4  # rows that the initial mean 0 and variance 1 stand for
 VARIANCE_EPSILON = 1e-4
 REWARD_EPSILON = 1e-8  # smallest standard deviation of rewards
@@ -91,10 +93,15 @@ def normalize_observation(moments: Moments, features: Tensor, clip: float) -> Te
     return ((features - moments.mean) / (moments.var + VARIANCE_EPSILON).sqrt()).clamp(-clip, clip)
 
 
-def update_observation(moments: Moments, features: Tensor, valid: Tensor, momentum: float) -> Moments:
-    """Moments after a whole rollout of raw features [T, N, F], of which the rows in valid [T, N] count."""
+def update_observation(
+    moments: Moments, features: Tensor, valid: Tensor, momentum: float, ranks: Ranks = ALONE
+) -> Moments:
+    """Moments after a whole rollout of raw features [T, N, F] of every rank, of which the rows in valid [T, N] count."""
     batch = batch_moments(features.flatten(0, 1), valid.flatten())
-    return follow(moments, batch, momentum)
+    together, *others = map(Moments, *map(ranks.of_each, batch))
+    for other in others:
+        together = merge(together, other)
+    return follow(moments, together, momentum)
 
 
 def update_reward(stats: RewardStats, rewards: Tensor, valid: Tensor) -> RewardStats:

@@ -22,6 +22,7 @@ from esper_soa.agent.slots import PLACE_FEATURES, SlotEncoder, SlotScores, encod
 from esper_soa.env.observation import NUM_ENV_FEATURES, NUM_SLOT_FEATURES
 from esper_soa.nets.config import SlotSpec
 from esper_soa.nets.graphs import StepCache, captured_call
+from esper_soa.ranks import ALONE, Ranks
 from esper_soa.state import Action, Decision, Masks, Observation, View
 from esper_soa.vocabulary import CNN_BLUEPRINTS, HEAD_NAMES, HEADS, NUM_BLUEPRINTS, OP_NAMES
 
@@ -242,16 +243,17 @@ class RecurrentPolicy(nn.Module):
         for old, new in zip(self.observation_moments, moments, strict=True):
             old.copy_(new)
 
-    def follow_observations_(self, features: Tensor, valid: Tensor, momentum: float) -> None:
+    def follow_observations_(self, features: Tensor, valid: Tensor, momentum: float, ranks: Ranks = ALONE) -> None:
         """Move the statistics with a whole rollout of raw features [T, N, 23 + 31 S], where valid [T, N].
 
         A slot's feature has one mean and variance for all slots. Rows are counted once, however many slots they have.
+        Those of all ranks are.
         """
         env_moments, slot_moments = self._part_moments()
         env, slots = self._split(features)
         each = valid.unsqueeze(-1).expand(slots.shape[:-1])
-        env_moments = update_observation(env_moments, env, valid, momentum)
-        slot_moments = update_observation(slot_moments, slots.flatten(1, 2), each.flatten(1), momentum)
+        env_moments = update_observation(env_moments, env, valid, momentum, ranks)
+        slot_moments = update_observation(slot_moments, slots.flatten(1, 2), each.flatten(1), momentum, ranks)
         mean = torch.cat([env_moments.mean, slot_moments.mean])
         var = torch.cat([env_moments.var, slot_moments.var])
         self.set_observation_moments_(Moments(mean, var, env_moments.seen))

@@ -1,9 +1,10 @@
 """The learner: proximal policy optimisation of the recurrent policy, or imitation of a teacher, one rollout at a time.
 
 Given a filled Rollout it moves the policy's weights, its observation statistics and its own normalisers, and reports
-what happened. The trainer calls `scale_rewards_` at every env-step, and `update` or `imitate` once per round. Whether a
-gradient step is taken is decided on the device; the host reads the restarts before an update and all diagnostics after
-it.
+what happened. The trainer calls `update` or `imitate` once per round. Whether a gradient step is taken is decided on the
+device; the host reads the restarts before an update and all diagnostics after it. Where ranks share out the envs, each
+brings its own, and all take the steps that one with all envs would take: minibatches are drawn from all envs, means and
+moments are over all, and the gradient is summed over the ranks.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,10 +22,11 @@ from esper_soa.agent.distribution import available_heads, open_heads, relevant_h
 from esper_soa.agent.normalize import Moments, RewardStats
 from esper_soa.agent.optimizer import AdamState, adam_state, adam_step, flatten, write_parameters_
 from esper_soa.agent.policy import Evaluation, RecurrentPolicy, full_precision, segment_starts
-from esper_soa.agent.rollout import Rollout, Row
+from esper_soa.agent.rollout import Rollout, Row, Told
 from esper_soa.errors import check
 from esper_soa.nets.graphs import StepCache, captured_call
 from esper_soa.nets.streams import DROPOUT, MINIBATCH, stream_keys, uniform
+from esper_soa.ranks import ALONE, Ranks
 from esper_soa.vocabulary import HEAD_NAMES
 
 KL_MARGIN = 1.5  # times target_kl, above which the remaining epochs are dropped
@@ -97,22 +99,31 @@ def coefficients(config: PPOConfig, train_steps: int, total_updates: int) -> Coe
 
 
 def total_loss(
-    evaluation: Evaluation, batch: Batch, config: PPOConfig, weights: Coefficients, tables: HeadTables
+    evaluation: Evaluation,
+    batch: Batch,
+    config: PPOConfig,
+    weights: Coefficients,
+    tables: HeadTables,
+    ranks: Ranks = ALONE,
 ) -> tuple[Tensor, Metrics]:
     """The loss of one gradient step and its parts; forced env-steps train the critics only, with less weight.
 
-    A head counts where the effective op made it matter, so a vetoed action is not credited.
+    A head counts where the effective op made it matter, so a vetoed action is not credited. Means are over the
+    minibatches of all ranks; the gradient is the share of this one.
     """
     rows = batch.rows
+    total = ranks.total
     relevant = relevant_heads(rows.effective_op) & rows.valid.unsqueeze(-1)
     free = (rows.valid & ~rows.forced).unsqueeze(-1)
     log_ratio = losses.clamped_log_ratio(evaluation.log_probs, rows.log_probs)
-    ratios = losses.ratio_stats(log_ratio.detach(), relevant, rows.valid, config.clip_ratio)
-    policy = losses.policy_loss(log_ratio, batch.advantages, relevant & free, config.clip_ratio)
-    critics, metrics = critic_losses(evaluation, batch, config, weights, torch.ones_like(rows.valid))
-    entropy = losses.entropy_loss(evaluation.entropies, relevant & free, tables.multiplier)
+    ratios = losses.ratio_stats(log_ratio.detach(), relevant, rows.valid, config.clip_ratio, total)
+    policy = losses.policy_loss(log_ratio, batch.advantages, relevant & free, config.clip_ratio, total)
+    scope = CriticScope(config, weights, torch.ones_like(rows.valid), total)
+    critics, metrics = critic_losses(evaluation, batch, scope)
+    entropy = losses.entropy_loss(evaluation.entropies, relevant & free, tables.multiplier, total)
     available = available_heads(rows.masks.op) & free
-    floor = losses.floor_penalty(evaluation.entropies, available, tables.floor, weights.floor_penalty * tables.penalty)
+    penalty = weights.floor_penalty * tables.penalty
+    floor = losses.floor_penalty(evaluation.entropies, available, tables.floor, penalty, total)
     loss = policy + critics + weights.entropy * entropy + floor
     metrics |= {
         "loss": loss, "policy_loss": policy, "entropy_loss": entropy, "floor_penalty": floor, "approx_kl": ratios.kl,
@@ -120,14 +131,15 @@ def total_loss(
     }  # fmt: skip
     metrics |= by_head("clip_fraction", ratios.head_clip_fraction) | by_head("kl", ratios.head_kl)
     decided = relevant & free & open_heads(rows.masks, rows.action.op)
-    metrics |= by_head("entropy", losses.masked_mean(evaluation.entropies, decided))
-    metrics |= by_head("head_share", decided.flatten(0, -2).sum(0) / rows.valid.sum().clamp(min=1))
-    metrics |= diagnostics.memory_health(evaluation.hidden, evaluation.cell)
+    metrics |= by_head("entropy", losses.masked_mean(evaluation.entropies, decided, total))
+    times, count = total(decided.flatten(0, -2).sum(0), rows.valid.sum())
+    metrics |= by_head("head_share", times / count.clamp(min=1))
+    metrics |= diagnostics.memory_health(evaluation.hidden, evaluation.cell, total)
     return loss, {name: metric.detach() for name, metric in metrics.items()}
 
 
 def imitation_loss(
-    evaluation: Evaluation, batch: Batch, config: PPOConfig, weights: Coefficients
+    evaluation: Evaluation, batch: Batch, config: PPOConfig, weights: Coefficients, ranks: Ranks = ALONE
 ) -> tuple[Tensor, Metrics]:
     """The loss of one gradient step towards a teacher, whose choices the rows hold as their action, and its parts.
 
@@ -135,33 +147,42 @@ def imitation_loss(
     summed over the heads that its op makes matter, mean over the env-steps with a choice (Ross et al. 2011).
     Critics learn the returns of what was played, so the value of an op only where the teacher would have done the same.
     """
-    rows = batch.rows
+    rows, total = batch.rows, ranks.total
     free = rows.valid & ~rows.forced
     counted = relevant_heads(rows.action.op) & free.unsqueeze(-1)
-    cross_entropy = -losses.weighted_mean(torch.where(counted, evaluation.log_probs, 0.0).sum(-1), free.float())
-    critics, metrics = critic_losses(evaluation, batch, config, weights, rows.action.op == rows.effective_op)
+    chosen = torch.where(counted, evaluation.log_probs, 0.0).sum(-1)
+    cross_entropy = -losses.weighted_mean(chosen, free.float(), total)
+    scope = CriticScope(config, weights, rows.action.op == rows.effective_op, total)
+    critics, metrics = critic_losses(evaluation, batch, scope)
     loss = cross_entropy + critics
     agreed = (evaluation.likeliest | ~counted).all(-1)
     metrics |= {
-        "loss": loss, "cross_entropy": cross_entropy, "agreement": losses.weighted_mean(agreed.float(), free.float())
+        "loss": loss, "cross_entropy": cross_entropy,
+        "agreement": losses.weighted_mean(agreed.float(), free.float(), total),
     }  # fmt: skip
-    metrics |= by_head("agreement", losses.masked_mean(evaluation.likeliest.float(), counted))
-    metrics |= diagnostics.memory_health(evaluation.hidden, evaluation.cell)
+    metrics |= by_head("agreement", losses.masked_mean(evaluation.likeliest.float(), counted, total))
+    metrics |= diagnostics.memory_health(evaluation.hidden, evaluation.cell, total)
     return loss, {name: metric.detach() for name, metric in metrics.items()}
 
 
-def critic_losses(
-    evaluation: Evaluation, batch: Batch, config: PPOConfig, weights: Coefficients, taken: Tensor
-) -> tuple[Tensor, Metrics]:
-    """The weighted sum of the losses of value, Q and predicted contributions, and the losses; taken bool [T, n]: the
-    recorded op is the one whose return the row tells."""
-    rows = batch.rows
+class CriticScope(NamedTuple):
+    """By what the critics are judged."""
+
+    config: PPOConfig
+    weights: Coefficients
+    taken: Tensor  # bool [T, n], the recorded op is the one whose return the row tells
+    total: losses.Total = losses.whole
+
+
+def critic_losses(evaluation: Evaluation, batch: Batch, scope: CriticScope) -> tuple[Tensor, Metrics]:
+    """The weighted sum of the losses of value, Q and predicted contributions, and the losses."""
+    rows, (config, weights, taken, total) = batch.rows, scope
     weight = torch.where(rows.forced, config.forced_value_weight, 1.0) * rows.valid
     measured = rows.contribution_measured & rows.valid.unsqueeze(-1)
-    value = losses.value_loss(evaluation.value, batch.targets, weight)
-    q = losses.value_loss(evaluation.q, batch.targets, weight * taken)
+    value = losses.value_loss(evaluation.value, batch.targets, weight, total)
+    q = losses.value_loss(evaluation.q, batch.targets, weight * taken, total)
     contribution = losses.contribution_loss(
-        evaluation.contribution, rows.contribution, measured, config.contribution_clip
+        evaluation.contribution, rows.contribution, measured, config.contribution_clip, total
     )
     critics = weights.value * value + weights.q * q + weights.contribution * contribution
     return critics, {"value_loss": value, "q_loss": q, "contribution_loss": contribution}
@@ -178,9 +199,11 @@ class Learner:
         seed: int,
         steps: StepCache | None = None,
         imitation: ImitationConfig | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
-        """steps: keeps gradient steps on static buffers and replays them as CUDA graphs."""
-        self.policy, self.steps = policy, steps
+        """steps: keeps gradient steps on static buffers and replays them as CUDA graphs; ranks: who has the envs."""
+        self.policy, self.ranks = policy, ranks
+        self.steps = steps if ranks.count == 1 else None  # what is reduced over ranks is not captured
         self.config, self.imitation = config, imitation or ImitationConfig()
         self.total_updates = total_updates
         self.seed = seed
@@ -200,6 +223,18 @@ class Learner:
         scaled = normalize.normalize_reward(self.reward, rewards, self.config.reward_clip)
         return torch.where(valid, scaled, 0.0).float()
 
+    def pay_(self, rollout: Rollout, earned: Tensor) -> None:
+        """Fill in the rewards of a rollout, normalised, from what was earned: float64 [T, n], raw.
+
+        Statistics and scale are those of each env-step, over all envs. The penalty of a rollback, which ends the
+        trajectory, is a reward as it stands, no sample of what rewards are like.
+        """
+        rows, limit = rollout.rows, self.config.reward_clip
+        raw, sampled = self.ranks.gather([earned, rows.valid & ~rows.terminal], dim=1)
+        scaled = torch.stack([self.scale_rewards_(*step) for step in zip(raw, sampled, strict=True)])
+        penalty = earned.clamp(-limit, limit).float()
+        rows.reward.copy_(torch.where(rows.terminal, penalty, self.ranks.own(scaled, dim=1)))
+
     def update(self, rollout: Rollout) -> dict[str, float]:
         """Learn from one rollout by PPO; returns the diagnostics that are listed in `diagnostics.MEANING`.
 
@@ -209,7 +244,7 @@ class Learner:
         if self.rounds == self.imitation.rounds:
             self.adam = adam_state(flatten(self.parameters))
         config, weights = self.config, self._weights()
-        loss = partial(total_loss, config=config, tables=self.tables)
+        loss = partial(total_loss, config=config, tables=self.tables, ranks=self.ranks)
         return self._learn_(rollout, Course("update", loss, config.epochs, config.lr, config.target_kl, weights))
 
     def imitate(self, rollout: Rollout) -> dict[str, float]:
@@ -219,7 +254,7 @@ class Learner:
         """
         if rollout.taught is None:
             raise ValueError("a rollout without a teacher cannot be imitated")
-        loss = partial(imitation_loss, config=self.config)
+        loss = partial(imitation_loss, config=self.config, ranks=self.ranks)
         weights = self._weights()._replace(entropy=0.0, floor_penalty=0.0)
         return self._learn_(rollout, Course("imitate", loss, self.imitation.epochs, self.imitation.lr, 0.0, weights))
 
@@ -228,10 +263,10 @@ class Learner:
 
     def _learn_(self, rollout: Rollout, course: Course) -> dict[str, float]:
         """All passes over a rollout, then its observations; returns the diagnostics."""
-        num_envs = rollout.bootstrap.shape[0]
+        num_envs = self.ranks.all_envs(rollout.bootstrap.shape[0])
         check(self.config.minibatches <= num_envs, "policy.ppo.minibatches", self.config.minibatches,
               f"at most the number of envs, {num_envs}")  # fmt: skip
-        starts = segment_starts(rollout.rows.reset)
+        starts = segment_starts(*self.ranks.gather([rollout.rows.reset], dim=1))
         batch, summary = self._prepare_(rollout)
         if rollout.taught is not None:
             batch = batch._replace(rows=batch.rows.replace(action=rollout.taught))
@@ -248,39 +283,43 @@ class Learner:
                 if self._ended(stopped):
                     history.append(diagnostics.passed_over(history[-1]))
                     continue
-                noise = self._noise(rollout, envs, epoch)
-                metrics, stopped, self.adam = step(batch.of(envs), noise, on_device, stopped, self.adam)
+                own = self.ranks.own_of(envs)
+                noise = self._noise(rollout, own, epoch)
+                part = batch.of(own - self.ranks.first_env)
+                metrics, stopped, self.adam = step(part, noise, on_device, stopped, self.adam)
                 history.append(metrics)
+        self.ranks.check_same(flatten(self.parameters))
         rows = rollout.rows
-        self.policy.follow_observations_(rows.features, rows.valid, self.config.observation_momentum)
-        report = read_back(history, summary, course.epochs)
+        self.policy.follow_observations_(rows.features, rows.valid, self.config.observation_momentum, self.ranks)
+        report = read_back(diagnostics.over_ranks(history, self.ranks), summary, course.epochs)
         report |= {f"coefficient/{name}": value for name, value in course.weights._asdict().items()}
         report |= {"learning_rate": course.lr, "epochs_done": report["steps"] / self.config.minibatches}
         self._count_(report)
         return report
 
     def _prepare_(self, rollout: Rollout) -> tuple[Batch, Metrics]:
-        """Advantages with the value scale of before, targets with that of after this rollout's returns."""
-        rows = rollout.rows
+        """Advantages with the value scale of before, targets with that of after the returns of all envs."""
+        told = Told(*self.ranks.gather(Told.of(rollout), dim=1))
         scale = normalize.value_scale(self.value).float()
-        values = rows.value * scale
-        bootstrap = torch.where(rows.truncated.any(0), rollout.bootstrap * scale, 0.0)
+        values, valid = told.value * scale, told.valid
+        bootstrap = torch.where(told.truncated.any(0), told.bootstrap[0] * scale, 0.0)
         advantages, returns, differences = gae(
-            rows.reward, values, rows.terminal, rows.valid, bootstrap, self.config.gamma, self.config.gae_lambda
+            told.reward, values, told.terminal, valid, bootstrap, self.config.gamma, self.config.gae_lambda
         )
-        self.value = normalize.update_value(self.value, returns, rows.valid & returns.isfinite())
+        self.value = normalize.update_value(self.value, returns, valid & returns.isfinite())
         new_scale = normalize.value_scale(self.value).float()
         reward_scale = normalize.reward_scale(self.reward)
         summary = {
-            "explained_variance": losses.explained_variance(values, returns, rows.valid),
-            "bellman_error": losses.weighted_mean(differences.abs(), rows.valid.float()),
+            "explained_variance": losses.explained_variance(values, returns, valid),
+            "bellman_error": losses.weighted_mean(differences.abs(), valid.float()),
             "value_scale": new_scale,
             "reward_scale": reward_scale,
         }
-        summary |= diagnostics.calibration(values, returns, rows.valid, reward_scale)
-        summary |= diagnostics.spread("advantage", advantages, rows.valid)
-        summary |= diagnostics.play(rows)
-        return Batch(rows, normalize_advantages(advantages, rows.valid), returns / new_scale), summary
+        summary |= diagnostics.calibration(values, returns, valid, reward_scale)
+        summary |= diagnostics.spread("advantage", advantages, valid)
+        summary |= diagnostics.play(told)
+        own = partial(self.ranks.own, dim=1)
+        return Batch(rollout.rows, own(normalize_advantages(advantages, valid)), own(returns / new_scale)), summary
 
     def _minibatches(self, num_envs: int, epoch: int) -> list[Tensor]:
         """Envs int64 of every minibatch, in an order drawn anew for each epoch of each update."""
@@ -291,7 +330,7 @@ class Learner:
         )
 
     def _noise(self, rollout: Rollout, envs: Tensor, epoch: int) -> Tensor:
-        """Uniform float32 [T, n, H / 2] for dropout; an env's numbers do not depend on the other envs."""
+        """Uniform float32 [T, n, H / 2] for dropout of these envs; an env's numbers do not depend on the others."""
         num_steps, units = rollout.rows.shape[0], self.policy.lstm.hidden // 2
         keys = stream_keys(self.seed, DROPOUT, (self.rounds, epoch), envs)
         counters = torch.arange(num_steps * units, device=self.device).reshape(num_steps, 1, units)
@@ -313,6 +352,7 @@ class Learner:
         loss, metrics = course.loss(evaluation, batch, weights=weights)
         with full_precision():
             gradients = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
+        gradients = self.ranks.total_gradients(gradients)
         norm = losses.gradient_norm(list(gradients))
         finite = loss.detach().isfinite() & norm.isfinite()
         looked_at = ~stopped

@@ -24,7 +24,7 @@ class Row(TensorClass["tensor_only", "frozen"]):  # type: ignore[type-arg, name-
     effective_op: Tensor  # int64 [N], the op, or WAIT where it was not applicable
     log_probs: Tensor  # float32 [N, 8]
     value: Tensor  # float32 [N], in units of normalised return
-    reward: Tensor  # float32 [N], normalised
+    reward: Tensor  # float32 [N], normalised; 0 until the episode is over, see Learner.pay_
     terminal: Tensor  # bool [N], the trajectory ends here for good
     truncated: Tensor  # bool [N], the episode is cut here; the value of the next state stands for the rest
     reset: Tensor  # bool [N], the agent's memory was restarted before this env-step
@@ -44,6 +44,27 @@ class Rollout(NamedTuple):
     rows: Row  # [T, N]
     bootstrap: Tensor  # float32 [N], value after the last row, used where it is truncated
     taught: Action | None = None  # int64 [T, N], what a teacher would have done; None where there is none
+
+
+class Told(NamedTuple):
+    """What is worked out from all envs of a rollout at once, whoever plays them: [T, N]."""
+
+    reward: Tensor  # and what follows as in Row
+    value: Tensor
+    terminal: Tensor
+    truncated: Tensor
+    valid: Tensor
+    forced: Tensor
+    op: Tensor  # int64, as sampled
+    effective_op: Tensor
+    bootstrap: Tensor  # [1, N], as in Rollout
+
+    @classmethod
+    def of(cls, rollout: Rollout) -> "Told":
+        """What a rollout tells of its envs."""
+        rows = rollout.rows
+        return cls(rows.reward, rows.value, rows.terminal, rows.truncated, rows.valid, rows.forced, rows.action.op,
+                   rows.effective_op, rollout.bootstrap.unsqueeze(0))  # fmt: skip
 
 
 def stack_action(action: Action) -> Tensor:

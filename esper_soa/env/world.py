@@ -1,7 +1,8 @@
 """N envs with their weights and data: fresh hosts at the start of a round, and the work of every env-step.
 
 Given the rules, the images and the sizes by trainer.py. Everything random is keyed by seed, round, env and env-step, so
-a round can be played again, by another policy, on the same hosts and the same data.
+a round can be played again, by another policy, on the same hosts and the same data. Where ranks share out the envs, a
+world has those of its rank, which are known by the numbers that they have among all.
 """
 
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from esper_soa.nets.datasets import ImageSet
 from esper_soa.nets.model.flops import training_flop
 from esper_soa.nets.precision import add_loss_scales_, reset_loss_scales_
 from esper_soa.nets.snapshot import add_snapshot_, snapshot_where_
+from esper_soa.ranks import ALONE, Ranks
 from esper_soa.state import EnvState
 from esper_soa.vocabulary import HEADS, Stage
 
@@ -24,7 +26,7 @@ from esper_soa.vocabulary import HEADS, Stage
 class Sizes(NamedTuple):
     """How much work an env-step is."""
 
-    num_envs: int  # N
+    num_envs: int  # N, of this world
     batch_size: int  # B
     train_samples: int  # T
     val_samples: int  # V
@@ -34,21 +36,29 @@ class World:
     """Memory and data of N envs; `start_round` makes their hosts, `work` hands out the data of an env-step."""
 
     def __init__(
-        self, rules: Rules, images: ImageSet, sizes: Sizes, cfg: DataConfig, seed: int, kernels: StepKernels = EAGER
+        self,
+        rules: Rules,
+        images: ImageSet,
+        sizes: Sizes,
+        cfg: DataConfig,
+        seed: int,
+        kernels: StepKernels = EAGER,
+        ranks: Ranks = ALONE,
     ) -> None:
-        self.rules, self.images, self.seed, self.kernels = rules, images, seed, kernels
+        self.rules, self.images, self.seed, self.kernels, self.ranks = rules, images, seed, kernels, ranks
         data.check_classes(images, rules.nets.shape.num_classes)
         self.augment = cfg.augment
-        self.split = data.split_sizes(images, sizes.batch_size, sizes.num_envs) if cfg.split else None
+        together = ranks.all_envs(sizes.num_envs)
+        self.split = data.split_sizes(images, sizes.batch_size, together) if cfg.split else None
         if self.split is not None:
-            data.check_split(images, sizes.num_envs)
+            data.check_split(images, together)
             sizes = sizes._replace(train_samples=self.split.train_samples, val_samples=self.split.val_samples)
         else:
             data.check_work(images, sizes.train_samples, sizes.val_samples)
         self.sizes = sizes
         self.device = images.train_images.device
         self.flop = training_flop(rules.nets.shape, self.device)
-        self.envs = torch.arange(sizes.num_envs, device=self.device)
+        self.envs = ranks.first_env + torch.arange(sizes.num_envs, device=self.device)
         self.weights = pools.allocate(rules.nets.shape, sizes.num_envs, self.device, torch.float32)
         add_snapshot_(self.weights)
         if rules.nets.precision == torch.float16:
@@ -67,7 +77,7 @@ class World:
     def start_round(self, number: int, topology: Topology | None = None) -> EnvState:
         """Fresh hosts and a snapshot of them, empty slots and a fresh state for round `number` (from 0).
 
-        With a `topology` its seeds are there from the start, and in the snapshot; the first env-step gives them the
+        With a `topology`, of the envs of all ranks, its seeds are there from the start, and in the snapshot; the first env-step gives them the
         same weights again.
         """
         self._enter_round(number)
@@ -75,7 +85,7 @@ class World:
         reset_loss_scales_(self.weights)
         state = initial_state(self.rules, self.sizes.num_envs, self.device)
         if topology is not None:
-            state = plant(state, topology)
+            state = plant(state, Topology(*map(self.ranks.own, topology)))
             active_seeds = pools.read_active_seeds(state.slots, state.ramp, ablate_fossils=False)
             pools.claim_(self.weights, self.rules.nets.shape, active_seeds, self.seed_keys(0))
         everyone, fossil = torch.ones_like(self.envs, dtype=torch.bool), state.slots.stage == Stage.FOSSILIZED
@@ -116,10 +126,10 @@ class World:
         if self.split is None:
             return self.order.draw(step * sizes.train_samples, sizes.train_samples)
         shared = streams.stream_keys(self.seed, streams.DATA_ORDER, (self.round,), torch.zeros_like(self.envs[:1]))
-        return data.split_training_order(shared, num_train, step, self.split)
+        return self.ranks.own(data.split_training_order(shared, num_train, step, self.split))
 
     def _validation_order(self) -> Tensor:
         num_test = len(self.images.test_labels)
         if self.split is None:
             return data.validation_order(num_test, self.sizes.val_samples, self.seed, self.device)
-        return data.split_validation_order(num_test, self.split, self.device)
+        return self.ranks.own(data.split_validation_order(num_test, self.split, self.device))

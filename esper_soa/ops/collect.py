@@ -68,6 +68,7 @@ class Episode:
             () if paid.split is None else paid.split.modes,
         )
         self.rollout = _rollout(world, player)
+        self.earned: list[Tensor] = []  # raw rewards float64 [N] of every env-step, for the learner
         self.recorder = played.recorder
         self.recorder.begin(played.number + 1)
         self.arriving: Tensor | None = None  # what read_progress gave of the env-step before, on its way to the host
@@ -85,8 +86,9 @@ class Episode:
         phase_ended("policy")
         result = env.apply_action_(decision.action)
         if self.rollout is not None and self.player.learner is not None:
-            row = _row(self.player.learner, seen.observed, decision, result, env.over)
+            row = _row(seen.observed, decision, result, env.over)
             write_(self.rollout, step, row.replace(reset=seen.restarted))
+            self.earned.append(result.terms.total)
             self._ask_(seen.view, seen.restarted, step)
         phase_ended("policy")
         self.metrics.add_(seen.measured, seen.observed, result)
@@ -103,7 +105,7 @@ class Episode:
         if len(numbers) > len(PROGRESS):
             self.recorder.emit(self.told + 1, numbers[len(PROGRESS) :].reshape(num_envs, -1))
         self.told += 1
-        self.progress.advance(num_envs, self.label, *numbers[: len(PROGRESS)].tolist())
+        self.progress.advance(self.env.world.ranks.all_envs(num_envs), self.label, *numbers[: len(PROGRESS)].tolist())
 
     def _ask_(self, view: View, reset: Tensor, step: int) -> None:
         """Record what the teacher would do at `step`, given what it is shown and remembers; it changes nothing."""
@@ -116,11 +118,12 @@ class Episode:
     def finish(self) -> tuple[RoundResult, Rollout | None]:
         """After the last env-step: what the round came to; the rollout is None where nobody learns."""
         env, state = self.env, self.env.state
-        if self.rollout is not None:
+        if self.rollout is not None and self.player.learner is not None:
+            self.player.learner.pay_(self.rollout, torch.stack(self.earned))
             memory = restart(self.memory, self.fresh, state.guard.panic)
             self.rollout.bootstrap.copy_(self.player.agent.act(env.after(), memory)[0].value)
         self.profile.phase_ended("policy")
-        result = self.metrics.read(state, env.world.rules.reward.counts)
+        result = self.metrics.read(state, env.world.rules.reward.counts, env.world.ranks)
         self._tell()
         self.recorder.end()
         self.profile.phase_ended("telemetry")
@@ -146,15 +149,13 @@ def _rollout(world: World, player: Player) -> Rollout | None:
     return with_teacher(rollout) if player.teacher is not None else rollout
 
 
-def _row(learner: Learner, observed: Observed, decision: Decision, result: StepResult, last: bool) -> Row:
+def _row(observed: Observed, decision: Decision, result: StepResult, last: bool) -> Row:
     """What the learner needs to remember of one env-step; the episode is cut, not ended, at its last one.
 
-    A rollback ends the trajectory. Its penalty is a reward as it stands, no sample of what rewards are like.
+    A rollback ends the trajectory. Rewards are filled in once the episode is over.
     """
-    attribution, panic, earned = observed.attribution, observed.state.guard.panic, result.terms.total
-    no, limit = torch.zeros_like(panic), learner.config.reward_clip
-    valid = earned.isfinite()
-    scaled = learner.scale_rewards_(earned, valid & ~panic)
+    attribution, panic = observed.attribution, observed.state.guard.panic
+    no, valid = torch.zeros_like(panic), result.terms.total.isfinite()
     return Row(
         features=observed.observation.features,
         blueprints=observed.observation.blueprints,
@@ -163,7 +164,7 @@ def _row(learner: Learner, observed: Observed, decision: Decision, result: StepR
         effective_op=result.outcome.effective_op,
         log_probs=decision.log_probs,
         value=decision.value,
-        reward=torch.where(panic, earned.clamp(-limit, limit).float(), scaled),
+        reward=torch.zeros_like(decision.value),
         terminal=panic,
         truncated=~panic if last else no,
         reset=no,

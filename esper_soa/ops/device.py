@@ -25,16 +25,16 @@ THREADS_PER_CORE = 4  # most that may be asked for: more only wait for each othe
 MALLOPT_KEEP = ((-4, 0), (-1, 2**31 - 1), (-8, 1))
 
 
-def resolve_device(setting: str) -> torch.device:
+def resolve_device(setting: str, place: int = 0) -> torch.device:
     """The device that `setting` (auto, cpu, cuda, cuda:<index>) stands for, always with an index on CUDA.
 
-    Raises SettingError where CUDA or the GPU is not there; only `auto` falls back to the CPU.
+    place: index of the GPU where the setting leaves it open. Raises SettingError where CUDA or the GPU is not there; only `auto` falls back to the CPU.
     """
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if setting == "cpu" or (setting == "auto" and count == 0):
         return torch.device("cpu")
     if setting == "auto":
-        return torch.device("cuda", 0)
+        return torch.device("cuda", place)
     kind, _, index = setting.partition(":")
     if kind != "cuda" or not (index.isdigit() or setting == "cuda"):
         raise SettingError("device", setting, "auto, cpu, cuda or cuda:<index>")
@@ -42,7 +42,7 @@ def resolve_device(setting: str) -> torch.device:
         raise SettingError("device", setting, "auto or cpu here", _why_no_cuda())
     if int(index or 0) >= count:
         raise SettingError("device", setting, f"below cuda:{count}", f"This machine shows {count} CUDA device(s).")
-    return torch.device("cuda", int(index or 0))
+    return torch.device("cuda", int(index or place))
 
 
 def usable_cores() -> int:

@@ -140,10 +140,14 @@ def free_memory(device: torch.device) -> int | None:
     return min(left) if left else None
 
 
-def check_room(cfg: TrainConfig, device: torch.device, images: ImageCount = NO_IMAGES) -> None:
-    """Raise SettingError where the run needs more memory than is free; it names what needs most. See `needs`."""
+def check_room(cfg: TrainConfig, device: torch.device, images: ImageCount = NO_IMAGES, beside: int = 1) -> None:
+    """Raise SettingError where the run needs more memory than is free; it names what needs most. See `needs`.
+
+    beside: processes, with as much work each, that share what is free.
+    """
     free = free_memory(device)
     parts = sorted(needs(cfg, device, images), key=lambda need: -need.size)
+    parts = [need._replace(size=beside * need.size) for need in parts]
     total = sum(need.size for need in parts)
     if free is None or total <= free:
         return

@@ -27,6 +27,7 @@ from esper_soa.env.step import Observed, StepResult
 from esper_soa.env.topology import Standing, Topology, standing_of, topology_of
 from esper_soa.nets.model.flops import TrainingFlop
 from esper_soa.ops.telemetry import Json
+from esper_soa.ranks import ALONE, Ranks
 from esper_soa.state import STATE_FLOAT, EnvState, Measurements, ParameterCounts
 from esper_soa.vocabulary import BLUEPRINT_NAMES, OP_NAMES
 
@@ -35,6 +36,12 @@ COUNTS = ("germinated", "blended", "fossilized", "contributing", "pruned")
 
 PROGRESS = ("accuracy", "reward")  # what the progress bar shows: means over envs, of the episode so far
 MEAN_OUTCOMES = ("success", "stability", "param_ratio", "compute_cost")  # fields of Outcomes
+# What `_sums` adds up over envs, and along which dimension of the rest the envs lie; `terms` are means over env-steps.
+SUMMED = ("env_steps", "ops", "successes", "rows", "blueprints")
+ENV_DIM = {
+    "rollbacks": 0, "blended": 0, "parameters": 0, "flop": 0, "training": 1, "ended": 1, "shapley": 1, "topology": 1,
+    "stood": 1, "scored": 1,
+}  # fmt: skip
 SEED_OUTCOMES = ("germinated", "fossilized", "contributing", "pruned", "unfinished")  # those that count seeds
 
 
@@ -105,9 +112,9 @@ class MetricsAccumulator:
         self.shapley = torch.stack((observed.attribution.shapley, observed.attribution.shapley_error))
         self.newest = observed.state, result.state
 
-    def read(self, state: EnvState, counts: ParameterCounts) -> RoundResult:
-        """One packed copy to the host at the end of a round; `state` is the last state."""
-        found = _on_host(self._sums(state, counts))
+    def read(self, state: EnvState, counts: ParameterCounts, ranks: Ranks = ALONE) -> RoundResult:
+        """One packed copy to the host at the end of a round, of the envs of all ranks; `state` is the last state."""
+        found = _of_all_envs(_on_host(self._sums(state, counts)), ranks)
         episodes, rollbacks = Outcomes(*found["ended"]), found["rollbacks"]
         counted = episodes._asdict() | {"blended": found["blended"]}
         seeds = {name: int(count.sum()) for name, count in counted.items() if name in COUNTS}
@@ -118,7 +125,7 @@ class MetricsAccumulator:
             rewards=episodes.reward.tolist(),
             train_flop=found["flop"].tolist(),
             seeds=seeds | {"rollbacks": int(rollbacks.sum())},
-            alpha_rows=float(found["rows"]) / self.env_steps,
+            alpha_rows=float(found["rows"]) / float(found["env_steps"]),
             points=torch.stack((episodes.accuracy, episodes.stability, episodes.param_ratio), 1).tolist(),
             record=self._record(found, episodes, seeds),
             episodes=self._episodes(episodes, rollbacks.sum(1), found["shapley"]),
@@ -131,7 +138,8 @@ class MetricsAccumulator:
         totals, signals = state.totals, state.signals
         standing = standing_of(*(self.newest or (state, state)))
         return {
-            "terms": self.terms, "ops": self.ops, "successes": self.successes, "rows": self.rows,
+            "terms": self.terms, "env_steps": self.rows.new_tensor([self.env_steps]), "ops": self.ops,
+            "successes": self.successes, "rows": self.rows,
             "rollbacks": totals.rollbacks, "blended": totals.blended,
             "training": torch.stack([signals.val_loss, signals.train_loss, signals.train_accuracy]),
             "parameters": total_params(state.slots, counts),
@@ -165,7 +173,7 @@ class MetricsAccumulator:
             "rollbacks": {"total": sum(by_reason.values())} | {name: by_reason[name] for name in REASON_NAMES[1:]},
             "ops": dict(zip(OP_NAMES, found["ops"].tolist(), strict=True)),
             "ops_successful": dict(zip(OP_NAMES, found["successes"].tolist(), strict=True)),
-            "alpha_rows": float(found["rows"]) / self.env_steps,
+            "alpha_rows": float(found["rows"]) / float(found["env_steps"]),
         } | ({"reward_split": split_record(self.modes, episodes, found["parameters"])} if self.modes else {})
 
 
@@ -177,6 +185,19 @@ def split_record(modes: Sequence[str], episodes: Outcomes, parameters: Tensor) -
         means = {"accuracy": episodes.accuracy, "reward": episodes.reward, "parameters": parameters}
         record[mode] = {"envs": int(mine.sum())} | {name: float(values[mine].mean()) for name, values in means.items()}
     return record
+
+
+def _of_all_envs(found: dict[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
+    """The same of the envs of all ranks: sums added up, means over env-steps weighted, what is per env put together."""
+    if ranks.count == 1:
+        return found
+    summed = {name: found[name] for name in SUMMED} | {"terms": found["terms"] * found["env_steps"]}
+    whole = dict(zip(summed, map(sum, zip(*ranks.of_all(list(summed.values())), strict=True)), strict=True))
+    whole["terms"] = whole["terms"] / whole["env_steps"]
+    for dim in (0, 1):
+        names = [name for name, place in ENV_DIM.items() if place == dim]
+        whole |= dict(zip(names, ranks.gather([found[name] for name in names], dim), strict=True))
+    return whole
 
 
 def _on_host(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:

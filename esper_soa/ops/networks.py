@@ -2,11 +2,13 @@
 
 Files have the number of their round in their names, as checkpoints have: `best_000004.safetensors` until a later round
 ends with a better host, `hosts_000006.safetensors` beside `checkpoint_000006.pt`. A run that goes on from a checkpoint
-finds what was the best host then, as the ones before are kept while a checkpoint needs them. Called by the trainer.
+finds what was the best host then, as the ones before are kept while a checkpoint needs them. Where ranks share out the
+hosts, all look for the best in the same order, and the first one writes. Called by the trainer.
 """
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from esper_soa.config import TrainConfig
@@ -25,30 +27,33 @@ class Networks:
 
     def __init__(self, folder: RunFolder, unwritten: Unwritten, cfg: TrainConfig, world: World) -> None:
         """At the start of a run: no host has been seen."""
-        self.folder, self.unwritten, self.cfg, self.world = folder, unwritten, cfg, world
+        self.folder, self.unwritten, self.cfg, self.world, self.ranks = folder, unwritten, cfg, world, world.ranks
         self.best: dict | None = None  # spec of the best host so far
         self.waiting: Grown | None = None  # it, where it is not written yet
         self.newest: tuple[Standing, int] | None = None  # the round that this process has played last, and its number
 
     def go_back(self, rounds: int) -> None:
         """The run goes on after `rounds` rounds: later files are dropped, and the best host is that of then."""
+        self.best = self.ranks.from_first(partial(self._found_best, rounds))
+
+    def _found_best(self, rounds: int) -> dict | None:
         for path in self._files("best") + self._files("hosts"):
             if round_of_network(path) > rounds:
                 path.unlink(missing_ok=True)
         for path in reversed(self._files("best")):
             try:
-                self.best = load(path).spec
-                return
+                return load(path).spec
             except ModuleFileError as error:
                 LOGGER.warning("networks %s: it is passed over", error)
         if rounds:
             LOGGER.warning("networks the best host so far is not there: that of the rounds to come will be the best")
+        return None
 
     def follow(self, standing: Standing, number: int) -> None:
         """Round `number` (from 1) has ended with these hosts: write the best one where it is the best of the run."""
         self.newest = standing, number
         self.look(standing, number)
-        if self.waiting is not None:
+        if self.waiting is not None and self.ranks.first:
             with self.unwritten.noting(BEST):
                 save(self.waiting.network(), self._path("best", self.waiting.spec["round"]))
                 self.waiting = None
@@ -57,9 +62,11 @@ class Networks:
         """Write all hosts of the newest round, as long as they are what they were then."""
         if self.newest is not None:
             standing, number = self.newest
+            parts = self.ranks.at_first(self.own_hosts(standing, number, range(len(standing.accuracy))))
+            if not self.ranks.first:
+                return
             with self.unwritten.noting(HOSTS):
-                hosts = self.hosts(standing, number, range(len(standing.accuracy)))
-                save_hosts(hosts, self._path("hosts", number))
+                save_hosts([host for hosts in parts for host in hosts], self._path("hosts", number))
 
     def look(self, standing: Standing, number: int) -> None:
         """Hold the best host of round `number` (from 1), where it is better than all before.
@@ -86,8 +93,13 @@ class Networks:
                 path.unlink(missing_ok=True)
 
     def hosts(self, standing: Standing, number: int, envs: Sequence[int]) -> list[Grown]:
-        """These hosts of round `number` (from 1)."""
-        return measured_hosts(self.world, self.cfg, standing, number, envs)
+        """These hosts of round `number` (from 1), whichever ranks have them."""
+        return [host for hosts in self.ranks.of_all(self.own_hosts(standing, number, envs)) for host in hosts]
+
+    def own_hosts(self, standing: Standing, number: int, envs: Sequence[int]) -> list[Grown]:
+        """Those of them that this rank has."""
+        own = [env for env in envs if env in self.ranks.share(len(standing.accuracy))]
+        return measured_hosts(self.world, self.cfg, standing, number, own) if own else []
 
     def _files(self, kind: str) -> list[Path]:
         return self.folder.network_files(kind)
@@ -98,10 +110,9 @@ class Networks:
 
 
 def measured_hosts(world: World, cfg: TrainConfig, standing: Standing, number: int, envs: Sequence[int]) -> list[Grown]:
-    """These hosts, as they were last measured, with a spec that says so."""
+    """These hosts of the world's, by their numbers among all that `standing` tells of, as they were last measured, with a spec that says so."""
     images = world.images
-    rows = zip(*(part.tolist() for part in standing[:4]), strict=True)
-    residents = [Residents(*row) for row in rows]
+    residents = [Residents(*one) for one in zip(*(part.tolist() for part in standing[:4]), strict=True)]
     facts = {
         "task": cfg.task.host_name, "round": number, "seed": cfg.seed,
         "data": {"name": images.name, "source": images.source, "identity": images.identity},
@@ -109,7 +120,8 @@ def measured_hosts(world: World, cfg: TrainConfig, standing: Standing, number: i
         "precision": str(world.rules.nets.precision).removeprefix("torch."),
         "version": package_versions()["esper-soa"],
     }  # fmt: skip
-    found = grown_hosts(world.rules.nets.shape, world.weights, envs, [residents[env] for env in envs],
+    rows = [env - world.ranks.first_env for env in envs]
+    found = grown_hosts(world.rules.nets.shape, world.weights, rows, [residents[env] for env in envs],
                         Pixels(images.mean, images.std))  # fmt: skip
     for env, host in zip(envs, found, strict=True):
         scores = {"accuracy": float(standing.accuracy[env]), "loss": float(standing.loss[env])}

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from esper_soa.ops.files import Unwritten, write_bytes
+from esper_soa.ranks import Ranks
 from esper_soa.telemetry.envs_table import EnvsTable
 from esper_soa.telemetry.happenings import events_rows
 from esper_soa.telemetry.pack import Facts, pack, places
@@ -170,6 +172,47 @@ class Recorder(NoRecorder):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_bytes(path, self._waiting[path])
                 del self._waiting[path]
+
+
+class Relay(NoRecorder):
+    """Records what several ranks play: each keeps the env-steps of a round, and the first one records them all."""
+
+    def __init__(self, recorder: NoRecorder, ranks: Ranks, level: str) -> None:
+        """recorder: of the first rank; one that records nothing on the others. level: events or full."""
+        self.full = level == "full"
+        self._recorder, self._ranks = recorder, ranks
+        self._steps: list[np.ndarray] = []
+
+    @property
+    def env_steps(self) -> int:  # type: ignore[override]
+        """That were handed over to be written."""
+        return self._recorder.env_steps
+
+    @property
+    def dropped(self) -> int:  # type: ignore[override]
+        """That were lost."""
+        return self._recorder.dropped
+
+    def begin(self, number: int) -> None:
+        self._steps = []
+        self._recorder.begin(number)
+
+    def pack(self, facts: Facts) -> Tensor | None:
+        return pack(facts, self.full)
+
+    def emit(self, step: int, numbers: np.ndarray) -> None:
+        self._steps.append(numbers)
+
+    def end(self) -> None:
+        played = self._ranks.gather_at_first(torch.from_numpy(np.stack(self._steps, 1)))
+        for step, numbers in enumerate([] if played is None else played.unbind(1), start=1):
+            self._recorder.emit(step, numbers.numpy())
+            if step % (LIMIT // 2) == 0:
+                self._recorder.flush()
+        self._recorder.end()
+
+    def flush(self) -> None:
+        self._recorder.flush()
 
 
 def legend_record(legend: Legend) -> dict[str, tuple[str, ...]]:

@@ -13,7 +13,7 @@ from esper_soa.nets.model.blueprints import names_by_code
 from esper_soa.ops.files import Unwritten
 from esper_soa.ops.telemetry import Json
 from esper_soa.telemetry.envs_table import EnvsTable
-from esper_soa.telemetry.recorder import NO_RECORDER, NoRecorder, Recorder
+from esper_soa.telemetry.recorder import NO_RECORDER, NoRecorder, Recorder, Relay
 from esper_soa.telemetry.rows import Cost, Legend
 from esper_soa.telemetry.tables import written_at
 
@@ -26,14 +26,17 @@ def recording(
 
     table: is given every env-step, to be shown.
     """
-    telemetry = cfg.telemetry
+    telemetry, ranks = cfg.telemetry, world.ranks
     if not written_at(telemetry.level):
         yield NO_RECORDER
+        return
+    if not ranks.first:
+        yield Relay(NO_RECORDER, ranks, telemetry.level)
         return
     legend = legend_of(world, cfg.policy.name == "ppo")
     recorder = Recorder(folder, legend, telemetry.level, telemetry.write_interval, unwritten, table)
     try:
-        yield recorder
+        yield recorder if ranks.count == 1 else Relay(recorder, ranks, telemetry.level)
     finally:
         recorder.close()
 

@@ -5,6 +5,7 @@ from agent_world import random_rollout, small_policy
 from esper_soa.agent.config import PPOConfig
 from esper_soa.agent.diagnostics import MEANING, calibration, memory_health, play, read_back, spread
 from esper_soa.agent.ppo import Learner
+from esper_soa.agent.rollout import Told
 from esper_soa.vocabulary import HEAD_NAMES, Op
 
 
@@ -75,13 +76,14 @@ def test_spread_counts_valid_rows_only():
 
 def test_play_tells_what_was_done():
     learner = learner_of()
-    rows = random_rollout(learner.policy, 2, 2, seed=0).rows
+    rollout = random_rollout(learner.policy, 2, 2, seed=0)
+    rows = rollout.rows
     rows.masks.op.fill_(True)
     rows.masks.op[0, 0] = torch.tensor([True, False, False, False, False, False])
     rows.action.op.copy_(torch.tensor([[Op.WAIT, Op.PRUNE], [Op.PRUNE, Op.ADVANCE]]))
     rows.effective_op.copy_(torch.tensor([[Op.WAIT, Op.WAIT], [Op.PRUNE, Op.ADVANCE]]))
     rows.valid[1, 1] = False
-    report = {name: value.item() for name, value in play(rows).items()}
+    report = {name: value.item() for name, value in play(Told.of(rollout)).items()}
     third = pytest.approx(1 / 3)
     assert report["valid_rows"] == 3
     assert report["forced_share"] == report["vetoed_share"] == report["op_share/prune"] == third

@@ -23,7 +23,8 @@ from esper_soa.ops.record import record_fault, unlike
 from esper_soa.ops.report import print_summary, write_summary
 from esper_soa.ops.rundir import RunFolder
 from esper_soa.ops.session import session
-from esper_soa.trainer import Run, run
+from esper_soa.running import Run
+from esper_soa.trainer import run
 
 CPU = torch.device("cpu")
 STRANGE = (None, True, -1, 2**62, math.nan, math.inf, 1e300, "text", "two\nlines", "x" * 5000, [], {}, [[]], {"a": 1},

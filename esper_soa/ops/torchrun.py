@@ -1,0 +1,66 @@
+"""Which rank of a run this process is, as torchrun or the launcher of the package tells it in its environment.
+
+Asked by the command lines before torch is imported, and by launch.py. Needs no torch.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from esper_soa.ops.rundir import RunFolder, open_run_folder
+from esper_soa.paths import user_path
+
+
+class Place(NamedTuple):
+    """A process among those that torch's elastic launcher has started together."""
+
+    rank: int
+    count: int
+    local_rank: int  # on its machine
+    local_count: int
+    restarts: int  # times that all were started again
+    run_id: str
+
+    @property
+    def first(self) -> bool:
+        """Whether it is the one that writes."""
+        return self.rank == 0
+
+
+def place() -> Place | None:
+    """The place of this process; None for one that no launcher has started."""
+    given = os.environ
+    if "TORCHELASTIC_RUN_ID" not in given or "RANK" not in given:
+        return None
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT")
+    return Place(*(int(given[name]) for name in names), given["TORCHELASTIC_RUN_ID"])
+
+
+def launched_folder(here: Place, asked: str, name: str, root: str = "runs") -> RunFolder:
+    """The folder of a run whose ranks torchrun has started: `asked`, or `root`/`name`/<id of the launch>.
+
+    The same for all ranks, on every machine. Raises UserError as open_run_folder does, on the first rank, and at its
+    first start.
+    """
+    path = user_path("run_dir", asked) if asked else Path(root) / name / here.run_id
+    if here.first and here.restarts == 0:
+        return open_run_folder(str(path), name, root)
+    path.mkdir(parents=True, exist_ok=True)
+    return RunFolder(path.resolve())
+
+
+def core_group(here: Place) -> list[int]:
+    """The CPU cores of this process: those that all on this machine may use are cut into equal groups.
+
+    Where there are fewer cores than processes, several share one.
+    """
+    cores = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else list(range(os.cpu_count() or 1))
+    first, end = (len(cores) * edge // here.local_count for edge in (here.local_rank, here.local_rank + 1))
+    return cores[first:end] or [cores[here.local_rank % len(cores)]]
+
+
+def keep_to_cores(here: Place) -> None:
+    """Keep this process to its group of cores, before it has any threads; only Linux offers it."""
+    if sys.platform == "linux":
+        os.sched_setaffinity(0, core_group(here))

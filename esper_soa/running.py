@@ -1,0 +1,326 @@
+"""A run in progress: what is built once, what a round does, and what a checkpoint would hold now.
+
+The trainer makes one, has it play round by round, and asks at the end what it came to. Where ranks share out the envs,
+all have one alike, of what is worked out over all envs, and that of the first rank writes.
+"""
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from logging import INFO, WARNING
+from operator import sub
+from pathlib import Path
+from signal import Signals
+
+import torch
+
+from esper_soa.agent.config import SCRATCH
+from esper_soa.build import build_player, build_worlds
+from esper_soa.config import TrainConfig
+from esper_soa.controls import play_control
+from esper_soa.env.outcome import hypervolume, trade_offs
+from esper_soa.env.reward import final_rents
+from esper_soa.errors import RankLostError, check
+from esper_soa.nets.datasets import ImageSet
+from esper_soa.nets.model.blueprints import BLUEPRINTS
+from esper_soa.nets.precision import choose_precision
+from esper_soa.nets.user_images import check_images
+from esper_soa.ops import resume
+from esper_soa.ops.anomaly import Watch
+from esper_soa.ops.checkpoint import save_checkpoint
+from esper_soa.ops.collect import Round, play_round
+from esper_soa.ops.device import (
+    apply_threads,
+    device_name,
+    layout_in_words,
+    resolve_device,
+    take_device,
+)
+from esper_soa.ops.interrupt import STOPPING, Interrupted, Requests
+from esper_soa.ops.memory import plan_in_words
+from esper_soa.ops.metrics import RoundResult
+from esper_soa.ops.networks import Networks
+from esper_soa.ops.profile import make_profile
+from esper_soa.ops.progress import LOGGER, Progress
+from esper_soa.ops.report import Pareto, SeedCounts, Speed, Summary
+from esper_soa.ops.rundir import (
+    drop_unfinished,
+    rounds_of,
+)
+from esper_soa.ops.session import Session
+from esper_soa.ops.telemetry import Json
+from esper_soa.ops.verdict import Episode, HostScore, control_words
+from esper_soa.ranks import ALONE, Ranks
+from esper_soa.registry import is_reference
+from esper_soa.state import STATE_FLOAT
+from esper_soa.telemetry.recorder import NO_RECORDER, NoRecorder
+from esper_soa.telemetry.start import envs_table, recorded
+from esper_soa.telemetry.tracking import Tracked, Tracking, openers
+
+NEWEST = "the newest checkpoint"  # what it is called where it could not be written
+
+
+def from_scratch(cfg: TrainConfig) -> TrainConfig:
+    """The settings without a policy to start from: a run that goes on has its own."""
+    return replace(cfg, policy=replace(cfg.policy, init=SCRATCH))
+
+
+class Run:
+    """A run in progress: what is built once, what adds up over rounds, and what a checkpoint would hold now."""
+
+    def __init__(
+        self,
+        cfg: TrainConfig,
+        within: Session,
+        resumed: bool = False,
+        images: ImageSet | None = None,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        """At its start; `resumed` where a checkpoint is to be restored, so that nothing is taken from policy.init.
+
+        images: those that a program hands over, with data.name=given.
+        """
+        check(images is None or cfg.data.name == "given", "data.name", cfg.data.name, "given with images handed over")
+        self.cfg, self.within, self.folder, self.writes = cfg, within, within.folder, ranks.first
+        self.requests = Requests()
+        self.started = time.monotonic()
+        self.device = resolve_device(cfg.device, ranks.local_rank)
+        self.take_turn()
+        self.world = build_worlds(cfg, self.device, images, ranks)
+        self.precision = choose_precision(cfg.compute.precision, self.device)
+        self.place = device_name(self.device, self.world.rules.nets.workers, self.precision.name)
+        self.player = build_player(from_scratch(cfg) if resumed else cfg, self.world)
+        self.watch = Watch(cfg.telemetry.anomaly)
+        self.profile = make_profile(cfg.profile, self.device, self.folder.path)
+        self.networks = Networks(self.folder, within.unwritten, cfg, self.world)
+        self.recorder: NoRecorder = NO_RECORDER
+        self.table = envs_table(cfg, self.world)
+        self.trackers = openers(cfg.track)
+        self.lacking: dict[str, int] = {}  # lines that trackers were not given, by their names
+        self.done = resume.Progressed()
+        self.rounds_before = 0  # that were done when this process went on
+        self.written = -1  # rounds done at the newest checkpoint that this process wrote
+        self.held = self.content()
+
+    def restore(self, saved: resume.Saved, path: Path) -> None:
+        """Go on where `saved` stood; the folder is brought back to that round."""
+        resume.check_data(saved, self.world.images)
+        if self.player.learner is not None:
+            resume.restore_learner(self.player.learner, saved, path)
+        self.done = saved.progress
+        self.watch.load_state_dict(saved.watch)
+        self.held = self.content()
+        done = self.rounds_before = self.done.rounds_done
+        LOGGER.info("resume   %s: %d of %d rounds are done", path.name, done, self.cfg.rounds)
+        if self.writes:
+            for name in drop_unfinished(self.folder, done):
+                LOGGER.warning("resume   %s is dropped: this run makes its rounds anew", name)
+            resume.cut_back(self.folder, done)
+        self.networks.go_back(done)
+
+    def content(self) -> dict:
+        """What a checkpoint of this moment holds; what changes in place is copied, so that it can be written later."""
+        learner = self.player.learner.state_dict() if self.player.learner is not None else None
+        if learner is not None:
+            learner["policy"] = {
+                name: weight.clone() for name, weight in self.player.learner.policy.state_dict().items()
+            }
+        return resume.run_content(self.done, self.cfg, self.world.images, self.watch.state_dict(), learner)
+
+    def take_turn(self) -> None:
+        """Give torch the threads and the device of this run, where several take turns in one process."""
+        apply_threads(self.cfg.compute.threads)
+        take_device(self.device)
+
+    def announce(self) -> None:
+        """Say what will be done, on which data and device."""
+        cfg, world = self.cfg, self.world
+        sizes, slots = world.sizes, ", ".join(spec.name for spec in world.rules.nets.shape.slots)
+        LOGGER.info("data     %s: %s", world.images.name, world.images.source)
+        for note in world.images.notes:
+            LOGGER.info("data     %s", note)
+        for finding in check_images(world.images) if world.images.num_classes is not None else ():
+            LOGGER.warning("data     %s", finding)
+        host = cfg.task.host_name + " of your own" * is_reference(cfg.task.host)
+        LOGGER.info("hosts    %d x %s, %d parameters each, slots %s", sizes.num_envs, host,
+                    world.rules.reward.counts.host, slots)  # fmt: skip
+        for one in world.rules.nets.shape.blueprints[len(BLUEPRINTS) :]:
+            LOGGER.info("seeds    %s of your own, code %d", one.name, one.code)
+        LOGGER.info("work     %d rounds of %d env-steps; T=%d training and V=%d validation images, batches of %d",
+                    cfg.rounds, cfg.steps, sizes.train_samples, sizes.val_samples, sizes.batch_size)  # fmt: skip
+        LOGGER.info("policy   %s, reward %s, on %s", cfg.policy.name, "+".join(cfg.reward.modes), self.place)
+        nets = world.rules.nets
+        LOGGER.info("compute  %s", layout_in_words(self.device, nets.workers, nets.env_chunk))
+        LOGGER.info("memory   %s", plan_in_words(cfg, self.device))
+        LOGGER.info("numbers  hosts compute in %s: %s", self.precision.name, self.precision.reason)
+        kernels = world.rules.engine.chosen
+        LOGGER.log(WARNING if kernels.fallback else INFO, "kernels  %s", kernels.reason)
+        for tried in kernels.tried:
+            LOGGER.info("kernels  %s", tried)
+        LOGGER.info("state    %s", world.kernels.reason)
+
+    def one_round(self, number: int, progress: Progress) -> tuple[dict[str, Json], list[dict[str, Json]]]:
+        """Collect and update; returns the round's line for metrics.jsonl, and its lines for episodes.jsonl."""
+        begun = time.monotonic()
+        self.profile.phase_ended("files")
+        played = Round(number, progress, f"round {number + 1}/{self.cfg.rounds}", self.profile, None, self.recorder)
+        taught = number < self.cfg.policy.imitation.rounds
+        player = self.player if taught else self.player._replace(teacher=None)
+        result, rollout = play_round(self.world, player, played)
+        collected = time.monotonic()
+        self.keep_best(result)
+        self.profile.phase_ended("files")
+        learned_from = time.monotonic()
+        update, learner = dict[str, float](), self.player.learner
+        if learner is not None and rollout is not None:
+            update = learner.imitate(rollout) if taught else learner.update(rollout)
+        collect_seconds, update_seconds = collected - begun, time.monotonic() - learned_from
+        self.profile.phase_ended("update")
+        self.profile.report(played.label)
+        for anomaly in self.watch.look(update):
+            LOGGER.warning("round %d  %s: %s", number + 1, anomaly.name, anomaly.message)
+        self.count(result, collect_seconds + update_seconds)
+        self.networks.follow(result.standing, self.done.rounds_done)
+        env_steps = self.cfg.envs * self.cfg.steps
+        line: dict[str, Json] = {"round": number + 1, "env_steps": (number + 1) * env_steps}
+        line |= result.record | {"pareto": asdict(self.pareto())}
+        line |= {"eps": env_steps / (collect_seconds + update_seconds), "collect_seconds": collect_seconds,
+                 "update_seconds": update_seconds, "update": update, "anomalies": self.watch.active}  # fmt: skip
+        episodes = [{"round": number + 1, "env": env} | episode for env, episode in enumerate(result.episodes)]
+        return line, episodes
+
+    def count(self, result: RoundResult, seconds: float) -> None:
+        """Add a round to what has been done."""
+        done = self.done
+        done.rounds_done += 1
+        done.seconds += seconds
+        done.alpha_rows += result.alpha_rows
+        done.seeds = {name: done.seeds.get(name, 0) + count for name, count in result.seeds.items()}
+        done.front = trade_offs(torch.tensor(done.front + result.points, dtype=STATE_FLOAT)).tolist()
+        done.rewards = result.rewards
+        done.recent = [*done.recent, resume.Played.of(result)][-self.cfg.control_rounds :]
+        self.held = self.content()
+
+    @contextmanager
+    def tracking(self) -> Iterator[Tracking]:
+        """What tells the trackers of the rounds; at its end it is known what they lack."""
+        settings = resume.flat_settings(asdict(self.cfg))
+        opened = Tracking(self.trackers, Tracked(self.folder.path, self.cfg.name, settings, self.done.rounds_done))
+        try:
+            yield opened
+        finally:
+            opened.close()
+            self.lacking = opened.dropped
+
+    def pareto(self) -> Pareto:
+        """The trade-offs that the run has found so far."""
+        front = torch.tensor(self.done.front, dtype=STATE_FLOAT).view(-1, 3)
+        return Pareto(len(front), float(hypervolume(front[:, 0], front[:, 2])))
+
+    def keep_best(self, result: RoundResult) -> None:
+        """Before the update: keep the policy that has just played, if no round before ended with a higher accuracy."""
+        accuracy = math.fsum(result.accuracies) / len(result.accuracies)
+        if self.player.learner is None or not accuracy > self.done.best_accuracy:
+            return
+        self.done.best_accuracy = accuracy
+        if not self.writes:
+            return
+        with self.within.unwritten.noting(self.folder.best.name):
+            save_checkpoint(self.folder.best, self.held)
+
+    def write(self) -> None:
+        """Write the checkpoint of the rounds done, once, and drop those that are too old.
+
+        A full disk costs the checkpoint, not the run; older ones stay.
+        """
+        path = self.folder.checkpoint(self.held["progress"]["rounds_done"])
+        if self.written == rounds_of(path) or not self.writes:
+            return
+        self.recorder.flush()
+        with self.within.unwritten.noting(NEWEST):
+            save_checkpoint(path, self.held)
+            self.written = rounds_of(path)
+            for old in self.folder.checkpoints()[: -self.cfg.checkpoint_keep]:
+                old.unlink(missing_ok=True)
+            self.networks.tidy()
+
+    def heed(self) -> None:
+        """Do what signals have asked for; called between env-steps.
+
+        Raises Interrupted to stop. Where another program handles a signal, its handler is called after the checkpoint
+        is written; the run goes on unless that raises.
+        """
+        self.within.look_at_console()
+        requests, done = self.requests, self.held["progress"]["rounds_done"]
+        for number in requests.waiting():
+            self.write()
+            stop = Interrupted(number, str(self.within.unwritten))
+            held = f"{done} of {self.cfg.rounds} rounds are saved. Go on with resume={self.folder.path}"
+            LOGGER.info("%s: %s", Signals(number).name, stop.unsaved or held)
+            if not requests.heeded(number) and number in STOPPING:
+                raise stop
+
+    @contextmanager
+    def saved_where_ranks_are_lost(self) -> Iterator[None]:
+        """Write the checkpoint of the rounds done where another rank ends what is done in the context."""
+        try:
+            yield
+        except RankLostError:
+            self.write()
+            raise
+
+    def control(self, progress: Progress) -> HostScore | None:
+        """The last rounds as the control plays them; None where there is none."""
+        cfg, recent = self.cfg, self.done.recent
+        if not wants_control(cfg):
+            return None
+        label, first = control_words(cfg.control), self.done.rounds_done - len(recent)
+        played = [
+            play_control(cfg.control, cfg, self.world, grown, Round(first + index, progress, label))
+            for index, grown in enumerate(recent)
+        ]
+        return self.score(cfg.control, [resume.Played.of(result) for result in played])
+
+    def score(self, name: str, played: Sequence[resume.Played]) -> HostScore:
+        """The rounds of the player `name` for the final table; all pay rent by the size of the run's own host."""
+        host, reward = self.world.rules.reward.counts.host, self.world.rules.reward.config
+        rents = [final_rents(one.parameters, host, reward) for one in played]
+        nets = [[*map(sub, one.accuracies, rent)] for one, rent in zip(played, rents, strict=True)]
+        return HostScore(name, [
+            Episode(one.accuracies, one.parameters, net, one.train_flop) for one, net in zip(played, nets, strict=True)
+        ])  # fmt: skip
+
+    def summarise(self, control: HostScore | None) -> Summary:
+        """What the final table says."""
+        cfg, sizes, done = self.cfg, self.world.sizes, self.done
+        env_steps = done.rounds_done * cfg.envs * cfg.steps
+        rows = done.alpha_rows / done.rounds_done
+        return Summary(
+            name=cfg.name,
+            task=cfg.task.host_name,
+            policy=cfg.policy.name,
+            data=f"{self.world.images.name} ({self.world.images.source})",
+            device=self.place,
+            envs=cfg.envs,
+            rounds=cfg.rounds,
+            steps=cfg.steps,
+            grown=self.score(cfg.policy.name, done.recent),
+            control=control,
+            test_images=len(self.world.images.test_labels),
+            seeds=SeedCounts(**{name: done.seeds[name] for name in ("germinated", "blended", "fossilized", "pruned")}),
+            reward=sum(done.rewards) / len(done.rewards),
+            speed=Speed(env_steps, done.seconds, sizes.train_samples, sizes.val_samples, rows),
+            wall_seconds=time.monotonic() - self.started,
+            pareto=self.pareto(),
+            rollbacks=done.seeds.get("rollbacks", 0),
+            rounds_before=self.rounds_before,
+            policy_init=cfg.policy.init if cfg.policy.name == "ppo" else SCRATCH,
+            telemetry=recorded(cfg.telemetry.level, self.recorder, self.lacking),
+        )
+
+
+def wants_control(cfg: TrainConfig) -> bool:
+    """Whether the last rounds are also played by a control; a policy is no control of itself."""
+    return cfg.control not in ("none", cfg.policy.name)
