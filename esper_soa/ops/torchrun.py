@@ -57,7 +57,7 @@ def core_group(here: Place) -> list[int]:
     """
     cores = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else list(range(os.cpu_count() or 1))
     first, end = (len(cores) * edge // here.local_count for edge in (here.local_rank, here.local_rank + 1))
-    return cores[first:end] or [cores[here.local_rank % len(cores)]]
+    return cores[first:end] or [cores[first]]
 
 
 def keep_to_cores(here: Place) -> None:

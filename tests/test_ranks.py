@@ -1,0 +1,238 @@
+"""Ranks: the envs of a run shared out over processes play and learn what one process does, and survive each other."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from pyarrow import parquet
+from program import PATIENCE, finished, lines, started, wait_until
+from test_resume import same
+
+from esper_soa.config import TrainConfig
+from esper_soa.errors import SettingError
+from esper_soa.launch import way_on
+from esper_soa.ops.checkpoint import load_checkpoint
+from esper_soa.ops.rundir import RunFolder
+from esper_soa.ops.torchrun import Place, core_group
+from esper_soa.ranks import ALONE, Ranks, share_of
+from esper_soa.trainer import run
+
+CPU = torch.device("cpu")
+# Five tiny hosts in five minibatches, so that no number of ranks divides them and some ranks have none of a minibatch.
+RUN = [
+    "+experiment=smoke", "envs=5", "rounds=3", "steps=6", "train_samples=16", "val_samples=8", "batch_size=8",
+    "data.synthetic_train=128", "data.synthetic_test=64", "compute.threads=1", "checkpoint_every=1",
+    "checkpoint_keep=9", "report=false", "policy.ppo.minibatches=5", "policy.ppo.target_kl=0",
+]  # fmt: skip
+TIMINGS = ("eps", "collect_seconds", "update_seconds")
+LONG = [one for one in RUN if not one.startswith("rounds=")] + ["rounds=60", "control=none"]
+
+
+def played(folder: Path, *overrides: str, rounds: int = 3) -> Path:
+    """The folder of a run that has ended."""
+    path = folder / "run"
+    done = finished(*RUN, f"run_dir={path}", f"rounds={rounds}", *overrides, folder=folder)
+    assert done.returncode == 0, done.stderr
+    return path
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three rounds in one process."""
+    return played(tmp_path_factory.mktemp("alone"))
+
+
+def table(run: Path, name: str, number: int) -> dict[str, list]:
+    """A table of round `number`, by column, without what the policy's own rounding shows in."""
+    columns = parquet.read_table(run / "telemetry" / name / f"round_{number:06d}.parquet").to_pydict()
+    return {column: repr(values) for column, values in columns.items() if not column.endswith(("value", "probability"))}
+
+
+def flat(record: dict, place: str = "") -> dict[str, object]:
+    """Nested numbers as one level."""
+    found: dict[str, object] = {}
+    for name, value in record.items():
+        found |= flat(value, f"{place}{name}.") if isinstance(value, dict) else {f"{place}{name}": value}
+    return {name: value for name, value in found.items() if name not in TIMINGS}
+
+
+def agree(one: Path, other: Path, rounds: range) -> None:
+    """Actions, rewards and all else that hosts show to the bit, the policy and its diagnostics within rounding."""
+    assert (one / "episodes.jsonl").read_text() == (other / "episodes.jsonl").read_text()
+    for number in rounds:
+        for name in ("steps", "slots", "events"):
+            assert table(one, name, number) == table(other, name, number), (name, number)
+        saved = [load_checkpoint(RunFolder(path).checkpoint(number), CPU)["learner"] for path in (one, other)]
+        torch.testing.assert_close(saved[1]["policy"], saved[0]["policy"], rtol=1e-4, atol=1e-5)
+        same(saved[1]["reward"], saved[0]["reward"])
+    records = [[json.loads(line) for line in lines(path / "metrics.jsonl")] for path in (one, other)]
+    for mine, theirs in zip(*records, strict=True):
+        assert flat(theirs) == pytest.approx(flat(mine), rel=1e-3, abs=1e-5, nan_ok=True)
+
+
+def test_two_ranks_play_and_learn_what_one_process_does(alone: Path, tmp_path: Path) -> None:
+    shared = played(tmp_path, "ranks=2")
+    agree(alone, shared, range(1, 4))
+    summaries = [json.loads((path / "summary.json").read_text()) for path in (alone, shared)]
+    for part in ("grown", "control"):
+        assert summaries[0][part] == summaries[1][part]
+    for name in ("best", "hosts"):
+        files = [RunFolder(path).network_files(name) for path in (alone, shared)]
+        assert [path.name for path in files[0]] == [path.name for path in files[1]]
+        assert files[0][-1].read_bytes() == files[1][-1].read_bytes()
+    assert "ranks: 2" in lines(shared / "config.yaml")
+
+
+def test_shares_are_neighbours_and_differ_by_one_env_at_most() -> None:
+    for num_envs, count in ((5, 2), (5, 3), (8, 4), (4, 4)):
+        shares = [share_of(num_envs, count, rank) for rank in range(count)]
+        assert [env for share in shares for env in share] == list(range(num_envs))
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    assert share_of(5, 3, 0) == range(0, 2)
+
+
+def test_a_process_alone_gives_back_what_it_is_given() -> None:
+    x = torch.tensor([3.0, 1.0])
+    assert ALONE.total(x)[0] is x
+    assert ALONE.gather([x])[0] is x
+    assert ALONE.own(x) is x
+    assert ALONE.from_first(lambda: 7) == 7
+    assert Ranks().share(4) == range(4)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"ranks": 9}, "ranks=9: must be at most envs=8"),
+        ({"ranks": 0}, "ranks=0: must be"),
+        ({"ranks": 2, "device": "cuda:1"}, "device=cuda:1: must be auto, cpu or cuda with ranks=2"),
+        ({"restarts": 1}, "restarts=1: must be 0 with ranks=1"),
+        ({"ranks": 2, "profile": "phases"}, "profile=phases: must be off with ranks=2"),
+    ],
+)
+def test_what_ranks_cannot_have_is_refused(changed: dict, message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        replace(TrainConfig(), **changed)
+
+
+def test_a_program_that_plays_a_run_itself_is_told_that_it_is_one_rank(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="ranks=2: must be 1 here"):
+        run(replace(TrainConfig(), ranks=2), RunFolder(tmp_path))
+
+
+def test_cores_are_cut_into_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 2, 3, 5, 6})
+    groups = [core_group(Place(rank, 2, rank, 2, 0, "")) for rank in range(2)]
+    assert groups == [[0, 2], [3, 5, 6]]
+    assert [core_group(Place(rank, 7, rank, 7, 0, "")) for rank in (0, 3, 6)] == [[0], [3], [6]]
+
+
+@pytest.mark.slow
+def test_a_mistake_that_a_rank_finds_is_one_message_and_the_status_of_a_mistake(tmp_path: Path) -> None:
+    done = finished(*RUN, "ranks=2", "val_samples=4096", f"run_dir={tmp_path / 'run'}", folder=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: val_samples=4096: must be at most 64")
+    assert done.stderr.count("\n") == 1
+
+
+def ranks_of(launcher: subprocess.Popen[str]) -> dict[int, int]:
+    """Process ids of the ranks that a command has started, by rank."""
+    found = {}
+    for task in Path(f"/proc/{launcher.pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            environment = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+            rank = next((one[5:] for one in environment if one.startswith(b"RANK=")), None)
+            if rank is not None:
+                found[int(rank)] = int(child)
+    return found
+
+
+def begun(folder: Path, *overrides: str, rounds: int = 2) -> tuple[subprocess.Popen[str], Path]:
+    """A long run of two ranks that has done so many rounds, and its folder."""
+    path = folder / "run"
+    process = started(*LONG, "ranks=2", f"run_dir={path}", *overrides, folder=folder)
+    wait_until(lambda: len(lines(path / "metrics.jsonl")) >= rounds, process)
+    return process, path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_rank_ends_the_run_with_a_checkpoint_that_goes_on(rank: int, alone: Path, tmp_path: Path) -> None:
+    process, path = begun(tmp_path, "checkpoint_every=2")
+    start = time.monotonic()
+    os.kill(ranks_of(process)[rank], signal.SIGKILL)
+    _, told = process.communicate(timeout=PATIENCE)
+    assert time.monotonic() - start < 30
+    assert process.returncode == 1
+    newest = RunFolder(path).checkpoints()[-1]
+    assert f"error: rank {rank} of 2 was ended by SIGKILL; the others have been ended. {newest.name} holds" in told
+    assert f"Go on with resume={path}" in told
+    whole = finished(*LONG, "ranks=2", f"resume={path}", f"rounds={len(lines(path / 'metrics.jsonl')) + 2}",
+                     folder=tmp_path)  # fmt: skip
+    assert whole.returncode == 0, whole.stderr
+    for number in range(1, 4):
+        assert table(path, "steps", number) == table(alone, "steps", number)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_that_are_started_again_end_as_if_nothing_had_happened(rank: int, tmp_path: Path) -> None:
+    whole = played(tmp_path, rounds=12)
+    again = tmp_path / "again"
+    again.mkdir()
+    path = again / "run"
+    process = started(*RUN, "rounds=12", "ranks=2", "restarts=1", f"run_dir={path}", folder=again)
+    wait_until(lambda: len(lines(path / "metrics.jsonl")) >= 3, process)
+    os.kill(ranks_of(process)[rank], signal.SIGKILL)
+    _, told = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, told
+    assert "all 2 were started again" in (path / "log.txt").read_text()
+    agree(whole, path, range(1, 13))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("before", "after"), [("ranks=1", "ranks=2"), ("ranks=2", "ranks=1"), ("ranks=3", "ranks=2")])
+def test_a_run_goes_on_at_another_number_of_ranks(before: str, after: str, alone: Path, tmp_path: Path) -> None:
+    path = played(tmp_path, before, rounds=1)
+    done = finished(*RUN, after, f"resume={path}", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f"changed ranks: {before[-1]} -> {after[-1]}" in (path / "log.txt").read_text()
+    agree(alone, path, range(1, 4))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [["ranks=4"], ["ranks=5"], ["ranks=3", "data.split=true", "control=static_final"],
+                                  ["ranks=2", "policy.imitation.rounds=2", "control=static_large"]])  # fmt: skip
+def test_any_number_of_ranks_and_whatever_else_is_asked_for(more: list[str], alone: Path, tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    one = alone if len(more) == 1 else played(tmp_path / "one", *more[1:])
+    agree(one, played(tmp_path, *more), range(1, 4))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_to_the_command_ends_all_ranks_with_a_checkpoint(number: int, status: int, tmp_path: Path) -> None:
+    process, path = begun(tmp_path, "checkpoint_every=0")
+    ranks = ranks_of(process)
+    process.send_signal(signal.SIGUSR2)
+    wait_until(lambda: bool(RunFolder(path).checkpoints()), process)
+    process.send_signal(number)
+    _, told = process.communicate(timeout=PATIENCE)
+    assert process.returncode == status, told
+    assert told == f"stopped by {signal.Signals(number).name}\n"
+    assert not any(Path(f"/proc/{pid}").exists() for pid in ranks.values())
+    done = finished(*LONG, "rounds=1", f"resume={path}", folder=tmp_path)
+    assert done.returncode == 2  # more rounds are saved than that
+    assert "which the checkpoint has done already" in done.stderr
+
+
+def test_what_is_said_of_a_run_without_a_checkpoint(tmp_path: Path) -> None:
+    assert way_on(RunFolder(tmp_path), 3).startswith("No round is saved yet")
+    RunFolder(tmp_path).checkpoint(2).touch()
+    assert way_on(RunFolder(tmp_path), 3) == f"checkpoint_000002.pt holds 2 of 3 rounds. Go on with resume={tmp_path}"
