@@ -80,20 +80,20 @@ def play_rank(within: Session, cfg: TrainConfig, checkpoint: Path | None, here: 
 
     Raises RankLostError, with the checkpoint to go on from, where another rank does not go on.
     """
-    check(cfg.ranks == here.count, "ranks", cfg.ranks, f"{here.count}, the processes that were started")
-    check_devices(cfg, here.local_count)
+    check(cfg.ranks == here.processes, "ranks", cfg.ranks, f"{here.processes}, the processes that were started")
+    check_devices(cfg, here.local_processes)
     device = resolve_device(cfg.device, here.local_rank)
     if device.type == "cpu":
         keep_to_cores(here)
     else:
         torch.cuda.set_device(device)
     if here.restarts:
-        LOGGER.warning("ranks    all %d were started again, for the %d. time", here.count, here.restarts)
+        LOGGER.warning("ranks    all %d were started again, for the %d. time", here.processes, here.restarts)
         cfg = replace(cfg, resume="auto")
     if not here.first:
         cfg = replace(cfg, report=False, track=[], telemetry=replace(cfg.telemetry, progress="off"))
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
-    beside = here.local_count if device.type == "cpu" else 1
+    beside = here.local_processes if device.type == "cpu" else 1
     group = RankGroup(cfg.envs, here.local_rank, beside)
     try:
         accuracy = run_within(within, cfg, checkpoint, ranks=group).accuracy

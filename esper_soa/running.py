@@ -122,12 +122,11 @@ class Run:
 
     def content(self) -> dict:
         """What a checkpoint of this moment holds; what changes in place is copied, so that it can be written later."""
-        learner = self.player.learner.state_dict() if self.player.learner is not None else None
+        learner, state = self.player.learner, None
         if learner is not None:
-            learner["policy"] = {
-                name: weight.clone() for name, weight in self.player.learner.policy.state_dict().items()
-            }
-        return resume.run_content(self.done, self.cfg, self.world.images, self.watch.state_dict(), learner)
+            weights = learner.policy.state_dict()
+            state = learner.state_dict() | {"policy": {name: weight.clone() for name, weight in weights.items()}}
+        return resume.run_content(self.done, self.cfg, self.world.images, self.watch.state_dict(), state)
 
     def take_turn(self) -> None:
         """Give torch the threads and the device of this run, where several take turns in one process."""

@@ -25,7 +25,8 @@ LAYERS = (
     ("vocabulary", "errors", "paths", "ranges", "student", "arguments", "user_cache", "registry"), ("state", "ranks"),
     ("nets",), ("env",), ("agent",), ("config",),
     ("ops", "telemetry"), ("report",), ("build", "actions"), ("conformance", "check_device"), ("controls",),
-    ("running",), ("trainer",), ("launch",), ("evaluation",), ("compose",), ("runs", "simulator", "lockstep"), ("adapters",),
+    ("running",), ("trainer",), ("launch",), ("evaluation",), ("compose",), ("runs", "simulator", "lockstep"),
+    ("adapters",),
     ("train", "evaluate", "export", "compare", "query", "command"),
 )  # fmt: skip
 # Torch takes seconds to import, Hydra half a second: `main` hears signals first, a job imports torch once it starts.

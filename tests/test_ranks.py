@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from pyarrow import parquet
 from program import PATIENCE, finished, lines, started, wait_until
+from pyarrow import parquet
 from test_resume import same
 
 from esper_soa.config import TrainConfig

@@ -96,7 +96,7 @@ def normalize_observation(moments: Moments, features: Tensor, clip: float) -> Te
 def update_observation(
     moments: Moments, features: Tensor, valid: Tensor, momentum: float, ranks: Ranks = ALONE
 ) -> Moments:
-    """Moments after a whole rollout of raw features [T, N, F] of every rank, of which the rows in valid [T, N] count."""
+    """Moments after a whole rollout of raw features [T, N, F] of all ranks, of which the rows in valid [T, N] count."""
     batch = batch_moments(features.flatten(0, 1), valid.flatten())
     together, *others = map(Moments, *map(ranks.of_each, batch))
     for other in others:

@@ -1,10 +1,10 @@
 """The learner: proximal policy optimisation of the recurrent policy, or imitation of a teacher, one rollout at a time.
 
 Given a filled Rollout it moves the policy's weights, its observation statistics and its own normalisers, and reports
-what happened. The trainer calls `update` or `imitate` once per round. Whether a gradient step is taken is decided on the
-device; the host reads the restarts before an update and all diagnostics after it. Where ranks share out the envs, each
-brings its own, and all take the steps that one with all envs would take: minibatches are drawn from all envs, means and
-moments are over all, and the gradient is summed over the ranks.
+what happened. The trainer calls `update` or `imitate` once per round. Whether a gradient step is taken is decided on
+the device; the host reads the restarts before an update and all diagnostics after it. Where ranks share out the envs,
+each brings its own, and all take the steps that one with all envs would take: minibatches are drawn from all envs,
+means and moments are over all, and the gradient is summed over the ranks.
 """
 
 from collections.abc import Callable, Mapping
@@ -351,8 +351,8 @@ class Learner:
         evaluation = self.policy.evaluate(batch.rows, starts, noise)
         loss, metrics = course.loss(evaluation, batch, weights=weights)
         with full_precision():
-            gradients = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
-        gradients = self.ranks.total_gradients(gradients)
+            own = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
+        gradients = self.ranks.total_gradients(own)
         norm = losses.gradient_norm(list(gradients))
         finite = loss.detach().isfinite() & norm.isfinite()
         looked_at = ~stopped

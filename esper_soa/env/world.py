@@ -77,8 +77,8 @@ class World:
     def start_round(self, number: int, topology: Topology | None = None) -> EnvState:
         """Fresh hosts and a snapshot of them, empty slots and a fresh state for round `number` (from 0).
 
-        With a `topology`, of the envs of all ranks, its seeds are there from the start, and in the snapshot; the first env-step gives them the
-        same weights again.
+        With a `topology`, of the envs of all ranks, its seeds are there from the start, and in the snapshot; the first
+        env-step gives them the same weights again.
         """
         self._enter_round(number)
         pools.initialise_hosts_(self.weights, self.rules.nets.shape, self.keys(streams.HOST_INIT))

@@ -28,7 +28,8 @@ MALLOPT_KEEP = ((-4, 0), (-1, 2**31 - 1), (-8, 1))
 def resolve_device(setting: str, place: int = 0) -> torch.device:
     """The device that `setting` (auto, cpu, cuda, cuda:<index>) stands for, always with an index on CUDA.
 
-    place: index of the GPU where the setting leaves it open. Raises SettingError where CUDA or the GPU is not there; only `auto` falls back to the CPU.
+    place: index of the GPU where the setting leaves it open. Raises SettingError where CUDA or the GPU is not there;
+    only `auto` falls back to the CPU.
     """
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if setting == "cpu" or (setting == "auto" and count == 0):

@@ -192,7 +192,8 @@ def _of_all_envs(found: dict[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
     if ranks.count == 1:
         return found
     summed = {name: found[name] for name in SUMMED} | {"terms": found["terms"] * found["env_steps"]}
-    whole = dict(zip(summed, map(sum, zip(*ranks.of_all(list(summed.values())), strict=True)), strict=True))
+    each = zip(*ranks.of_all(list(summed.values())), strict=True)
+    whole = {name: torch.stack(parts).sum(0) for name, parts in zip(summed, each, strict=True)}
     whole["terms"] = whole["terms"] / whole["env_steps"]
     for dim in (0, 1):
         names = [name for name, place in ENV_DIM.items() if place == dim]

@@ -110,7 +110,10 @@ class Networks:
 
 
 def measured_hosts(world: World, cfg: TrainConfig, standing: Standing, number: int, envs: Sequence[int]) -> list[Grown]:
-    """These hosts of the world's, by their numbers among all that `standing` tells of, as they were last measured, with a spec that says so."""
+    """These hosts of the world, as they were last measured, with a spec that says so.
+
+    envs: their numbers among all that `standing` tells of.
+    """
     images = world.images
     residents = [Residents(*one) for one in zip(*(part.tolist() for part in standing[:4]), strict=True)]
     facts = {

@@ -29,9 +29,9 @@ from esper_soa.telemetry.tables import keep_tables
 # What may be another value in the run that goes on; a name with a dot at the end stands for all settings under it.
 # data.name and data.root may, as the images themselves are compared.
 MAY_CHANGE = (
-    "name", "device", "ranks", "restarts", "run_dir", "rounds", "control", "checkpoint_every", "checkpoint_keep", "profile",
-    "report", "resume", "track", "compute.workers", "compute.threads", "compute.env_chunk", "compute.compile",
-    "compute.engine", "compute.cuda_graphs", "compute.convolutions", "telemetry.", "data.name", "data.root",
+    "name", "device", "ranks", "restarts", "run_dir", "rounds", "control", "checkpoint_every", "checkpoint_keep",
+    "profile", "report", "resume", "track", "compute.workers", "compute.threads", "compute.env_chunk",
+    "compute.compile", "compute.engine", "compute.cuda_graphs", "compute.convolutions", "telemetry.", "data.name", "data.root",
 )  # fmt: skip
 ABSENT = "(absent)"
 

@@ -16,9 +16,9 @@ class Place(NamedTuple):
     """A process among those that torch's elastic launcher has started together."""
 
     rank: int
-    count: int
+    processes: int
     local_rank: int  # on its machine
-    local_count: int
+    local_processes: int
     restarts: int  # times that all were started again
     run_id: str
 
@@ -33,8 +33,11 @@ def place() -> Place | None:
     given = os.environ
     if "TORCHELASTIC_RUN_ID" not in given or "RANK" not in given:
         return None
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT")
-    return Place(*(int(given[name]) for name in names), given["TORCHELASTIC_RUN_ID"])
+    return Place(
+        rank=int(given["RANK"]), processes=int(given["WORLD_SIZE"]), local_rank=int(given["LOCAL_RANK"]),
+        local_processes=int(given["LOCAL_WORLD_SIZE"]), restarts=int(given["TORCHELASTIC_RESTART_COUNT"]),
+        run_id=given["TORCHELASTIC_RUN_ID"],
+    )  # fmt: skip
 
 
 def launched_folder(here: Place, asked: str, name: str, root: str = "runs") -> RunFolder:
@@ -56,7 +59,7 @@ def core_group(here: Place) -> list[int]:
     Where there are fewer cores than processes, several share one.
     """
     cores = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else list(range(os.cpu_count() or 1))
-    first, end = (len(cores) * edge // here.local_count for edge in (here.local_rank, here.local_rank + 1))
+    first, end = (len(cores) * edge // here.local_processes for edge in (here.local_rank, here.local_rank + 1))
     return cores[first:end] or [cores[first]]
 
 
