@@ -31,7 +31,8 @@ from esper_soa.telemetry.tables import keep_tables
 MAY_CHANGE = (
     "name", "device", "ranks", "restarts", "run_dir", "rounds", "control", "checkpoint_every", "checkpoint_keep",
     "profile", "report", "resume", "track", "compute.workers", "compute.threads", "compute.env_chunk",
-    "compute.compile", "compute.engine", "compute.cuda_graphs", "compute.convolutions", "telemetry.", "data.name", "data.root",
+    "compute.compile", "compute.engine", "compute.cuda_graphs", "compute.convolutions", "telemetry.",
+    "data.name", "data.root",
 )  # fmt: skip
 ABSENT = "(absent)"
 

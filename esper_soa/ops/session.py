@@ -12,7 +12,7 @@ from typing import TextIO, cast
 
 from rich.console import Console
 
-from esper_soa.errors import UserError
+from esper_soa.errors import RankLostError, UserError
 from esper_soa.ops.console import Outlet, outlet
 from esper_soa.ops.files import LOGGER, IncompleteError, Unwritten
 from esper_soa.ops.interrupt import Interrupted
@@ -105,7 +105,7 @@ def _log_the_end(begun: bool) -> None:
     A refusal leaves a folder as it is in which a run has `begun` before.
     """
     error = sys.exception()
-    if isinstance(error, IncompleteError | Interrupted) or (isinstance(error, UserError) and not begun):
+    if isinstance(error, IncompleteError | Interrupted | RankLostError) or (isinstance(error, UserError) and not begun):
         LOGGER.debug("ended: %s", error)
     elif error is not None and not isinstance(error, UserError):
         LOGGER.debug("ended by an error", exc_info=error)
