@@ -157,7 +157,7 @@ def ranks_of(launcher: subprocess.Popen[str]) -> dict[int, int]:
     return found
 
 
-def begun(folder: Path, *overrides: str, rounds: int = 2) -> tuple[subprocess.Popen[str], Path]:
+def begun(folder: Path, *overrides: str, rounds: int = 3) -> tuple[subprocess.Popen[str], Path]:
     """A long run of two ranks that has done so many rounds, and its folder."""
     path = folder / "run"
     process = started(*LONG, "ranks=2", f"run_dir={path}", *overrides, folder=folder)
