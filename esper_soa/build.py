@@ -3,6 +3,7 @@
 Called by trainer.py, evaluation.py and controls.py.
 """
 
+from copy import copy
 from dataclasses import replace
 
 import torch
@@ -43,10 +44,11 @@ from esper_soa.state import ParameterCounts
 from esper_soa.vocabulary import STAGE_NAMES
 
 
-def build_rules(cfg: TrainConfig, device: torch.device) -> Rules:
+def build_rules(cfg: TrainConfig, device: torch.device, first_env: int = 0) -> Rules:
     """Everything that stays the same during a run, on `device`, the engine of its networks included.
 
-    Raises SettingError where the settings ask for what cannot run.
+    first_env: the number of the first env, where cfg.envs are a rank's share. Raises SettingError where the settings ask
+    for what cannot run.
     """
     trial = trial_of(cfg, device)
     nets, num_slots = trial.nets, len(trial.nets.shape.slots)
@@ -61,15 +63,19 @@ def build_rules(cfg: TrainConfig, device: torch.device) -> Rules:
         gates=cfg.gates,
         signals=cfg.signals,
         governor=cfg.governor,
-        reward=reward_settings(cfg, parameter_table(nets.shape, device), num_slots, device),
+        reward=reward_settings(cfg, parameter_table(nets.shape, device), num_slots, first_env),
         blueprints=allowed.to(device),
         max_seeds=cfg.max_seeds,
         shapley_orders=None if orders is None else orders.to(device),
     )
 
 
-def reward_settings(cfg: TrainConfig, counts: ParameterCounts, num_slots: int, device: torch.device) -> RewardSettings:
-    """What the rewards of N envs need to know; raises SettingError for a user's reward that is none."""
+def reward_settings(cfg: TrainConfig, counts: ParameterCounts, num_slots: int, first_env: int) -> RewardSettings:
+    """What the rewards of N envs need to know, the first of which has this number.
+
+    Raises SettingError for a user's reward that is none.
+    """
+    device = counts.seed.device
 
     def of(mode: str, setting: str) -> RewardSettings:
         own = own_reward(mode, num_slots, cfg.steps, device, setting)
@@ -79,7 +85,7 @@ def reward_settings(cfg: TrainConfig, counts: ParameterCounts, num_slots: int, d
         return of(cfg.reward.mode, "reward.mode")
     modes = tuple(dict.fromkeys(cfg.reward.split))
     places = torch.tensor([modes.index(mode) for mode in cfg.reward.split], device=device)
-    place = places[torch.arange(cfg.envs, device=device) % len(places)]
+    place = places[(first_env + torch.arange(cfg.envs, device=device)) % len(places)]
     split = RewardSplit(tuple(of(mode, "reward.split") for mode in modes), place)
     return RewardSettings(cfg.reward, counts, cfg.steps, split=split)
 
@@ -135,7 +141,7 @@ def build_world(
     check_room(part, device, count_images(cfg.data) if images is None else NO_IMAGES, ranks.beside)
     take_device(device)
     keep_freed_memory(device)
-    rules = build_rules(part, device)
+    rules = build_rules(part, device, ranks.first_env)
     images = load_images(cfg.data, device) if images is None else images.to(device)
     sizes = Sizes(part.envs, cfg.batch_size, cfg.train_samples, cfg.val_samples)
     kernels = build_kernels(cfg, device)
@@ -144,11 +150,9 @@ def build_world(
 
 def share_of(cfg: TrainConfig, ranks: Ranks) -> TrainConfig:
     """The settings of a run of the envs of this rank alone."""
-    if ranks.count == 1:
-        return cfg
-    envs = len(ranks.share(cfg.envs))
-    ppo = replace(cfg.policy.ppo, minibatches=min(cfg.policy.ppo.minibatches, envs))
-    return replace(cfg, envs=envs, ranks=1, restarts=0, policy=replace(cfg.policy, ppo=ppo))
+    part = copy(cfg)  # not checked again: what is asked of all envs need not hold for a share of them
+    part.envs = len(ranks.share(cfg.envs))
+    return part
 
 
 def build_worlds(cfg: TrainConfig, device: torch.device, images: ImageSet | None, ranks: Ranks) -> World:

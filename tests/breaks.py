@@ -103,8 +103,8 @@ BREAKS = (
     ),
     Break(
         "build.py",
-        "parameter_table(nets.shape, device), cfg.steps, own)",
-        "parameter_table(nets.shape, device), cfg.steps + 1, own)",
+        "split=[]), counts, cfg.steps, own)",
+        "split=[]), counts, cfg.steps + 1, own)",
         "trainer",
     ),
     Break(
@@ -174,9 +174,7 @@ BREAKS = (
         "agent",
     ),
     Break("agent/ppo.py", "go = finite & ~stopped", "go = finite", "agent"),
-    Break(
-        "agent/ppo.py", "Batch(rows, normalize_advantages(advantages, rows.valid),", "Batch(rows, advantages,", "agent"
-    ),
+    Break("agent/ppo.py", "own(normalize_advantages(advantages, valid))", "own(advantages)", "agent"),
     Break(
         "agent/policy.py",
         "torch.where(blueprints < 0, self.embedding.num_embeddings - 1, blueprints)",

@@ -115,6 +115,7 @@ class MetricsAccumulator:
     def read(self, state: EnvState, counts: ParameterCounts, ranks: Ranks = ALONE) -> RoundResult:
         """One packed copy to the host at the end of a round, of the envs of all ranks; `state` is the last state."""
         found = _of_all_envs(_on_host(self._sums(state, counts)), ranks)
+        self.modes = [mode for modes in ranks.of_all(self.modes) for mode in modes]
         episodes, rollbacks = Outcomes(*found["ended"]), found["rollbacks"]
         counted = episodes._asdict() | {"blended": found["blended"]}
         seeds = {name: int(count.sum()) for name, count in counted.items() if name in COUNTS}
