@@ -1,8 +1,8 @@
 """One env-step on one page: train, evaluate, guard, attribute, record, observe; for an action, reward, apply, tick.
 
-Given the rules of a run, the weights and the env state. `measure_` and `guard_` change weights in place, and `measure_`
-makes the only read of it by the host; `record_and_observe` and `apply_action` are pure kernels over it. env.py calls
-them in this order, with the decision before `apply_action`.
+Given the rules of a run, the weights and the env state. `measure_` and `guard_` change weights in place, and in
+`measure_` the engine reads on the host which seeds run, where it has to know; `record_and_observe` and `apply_action`
+are pure kernels over the state. env.py calls them in this order, with the decision before `apply_action`.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ from esper_soa.env.scaffold import empty_boosts, record_boosts
 from esper_soa.env.signals import age_memories, initial_signals, record_attribution, record_gradients, record_signals
 from esper_soa.nets.engine import Engine, NetsConfig, TrainingFeed, ValidationFeed
 from esper_soa.nets.graphs import StepCache, captured_call
-from esper_soa.nets.pools import claim_, read_active_seeds
+from esper_soa.nets.pools import slot_seeds
 from esper_soa.nets.snapshot import restore_where_, snapshot_where_
 from esper_soa.state import (
     Action,
@@ -115,8 +115,8 @@ def measure_(
 ) -> tuple[EnvState, Measurements]:
     """Initialise newborn seeds, train every network, validate under every subset row that the rewards need."""
     slots, nets, engine = state.slots, rules.nets, rules.engine
-    active_seeds = read_active_seeds(slots, state.ramp, ablate_fossils=rules.reward.config.drip_fraction > 0)
-    claim_(weights, nets.shape, active_seeds, work.seed_keys)
+    seeds = slot_seeds(slots, state.ramp, ablate_fossils=rules.reward.config.drip_fraction > 0)
+    active_seeds = engine.claim_(nets, weights, seeds, work.seed_keys)
     none = torch.zeros_like(slots.newborn)
     state = state.replace(slots=slots.replace(newborn=none, fresh_momentum=none))
     phase_ended("state")

@@ -76,8 +76,8 @@ class World:
         state = initial_state(self.rules, self.sizes.num_envs, self.device)
         if topology is not None:
             state = plant(state, topology)
-            active_seeds = pools.read_active_seeds(state.slots, state.ramp, ablate_fossils=False)
-            pools.claim_(self.weights, self.rules.nets.shape, active_seeds, self.seed_keys(0))
+            seeds = pools.slot_seeds(state.slots, state.ramp, ablate_fossils=False)
+            self.rules.engine.claim_(self.rules.nets, self.weights, seeds, self.seed_keys(0))
         everyone, fossil = torch.ones_like(self.envs, dtype=torch.bool), state.slots.stage == Stage.FOSSILIZED
         snapshot_where_(self.weights, self.rules.nets.shape, everyone, fossil, torch.zeros_like(fossil))
         return state

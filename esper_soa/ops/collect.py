@@ -1,7 +1,7 @@
 """Plays one round: an episode of every env under a decision maker, with the rollout that a learner needs.
 
 Given a World and a Player by the trainer; the same function plays its controls. It reads the device only for the
-active_seeds of running seeds and, one env-step late, for the progress bar.
+progress bar, one env-step late; an engine may read which seeds run.
 """
 
 from typing import NamedTuple

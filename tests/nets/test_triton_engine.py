@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from nets.gpu_mixtures import planned_roster
 from tensordict import TensorDict
 from tiny_world import CPU, SMALL_TASK, tiny_rules
 from torch import Tensor
@@ -27,9 +28,9 @@ from esper_soa.nets.engine import Engine, TrainReport, ValidationReport
 from esper_soa.nets.engines.gpu.support import unavailable_reason
 from esper_soa.nets.graphs import StepCache
 from esper_soa.nets.host import host_shape
-from esper_soa.nets.pools import ActiveSeeds, read_active_seeds
+from esper_soa.nets.pools import ActiveSeeds, read_active_seeds, slot_seeds
 from esper_soa.nets.seed_plan import training_plan, validation_plan
-from esper_soa.nets.subsets import subset_codes
+from esper_soa.nets.subsets import max_rows, subset_codes
 from esper_soa.vocabulary import CNN_BLUEPRINTS, AlphaMode, Blend, Stage
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -77,8 +78,9 @@ def play(
 ) -> tuple[TrainReport, ValidationReport]:
     work, nets = given or world.work(0), world.rules.nets
     alpha = 0.7 * torch.from_numpy(seeds.visible).double()
-    trained = engine.train_(nets, world.weights, alpha, seeds, work.training, work.num_batches, 0.5)
-    return trained, engine.validate(nets, world.weights, alpha, seeds, work.validation)
+    claimed = engine.claim_(nets, world.weights, seeds.resident(CPU), work.seed_keys)
+    trained = engine.train_(nets, world.weights, alpha, claimed, work.training, work.num_batches, 0.5)
+    return trained, engine.validate(nets, world.weights, alpha, claimed, work.validation)
 
 
 def results(world: World, engine: Engine, seeds: ActiveSeeds) -> dict[str, Tensor]:
@@ -217,7 +219,7 @@ def test_launches_are_the_same_for_any_number_of_networks_and_any_mixture(monkey
     batches, _ = first
     assert batches == [35, 34, 10, 10] * 2  # a batch with and one without gradient statistics, two of validation
     assert [own for own, _ in others] == [batches] * 3
-    assert others[0][1] == others[1][1] == others[2][1] <= 2 * 200
+    assert others[0][1] == others[1][1] == others[2][1] <= 2 * 286
 
 
 # --- what the kernels are told
@@ -246,25 +248,35 @@ def a_state(num_envs: int = 40) -> tuple:
 @pytest.mark.parametrize("ablate_fossils", [False, True])
 def test_the_roster_read_from_the_state_where_it_lies_is_that_of_the_host(ablate_fossils: bool) -> None:
     rules, slots, ramp = a_state()
-    active, detached = read_active_seeds(slots, ramp, ablate_fossils), rules.nets.detached_stages
+    seeds, detached = slot_seeds(slots, ramp, ablate_fossils), rules.nets.detached_stages
+    active = read_active_seeds(seeds)
     with SyncGuard():
-        trained = roster.training_roster(slots, ramp, detached)
-        tested = roster.validation_roster(slots, ramp, detached, ablate_fossils)
-    assert torch.equal(trained, roster.planned(training_plan(active, detached), CPU))
-    kept = roster.ABLATED | roster.RUNNING | roster.MULTIPLIED | roster.GATED
-    wanted = roster.planned(validation_plan(active, detached), CPU, active.ablated)
-    shown = torch.from_numpy(active.visible & (active.stage != Stage.TRAINING))
-    for mask in (kept, ~0 << roster.CODE_SHIFT):
-        assert torch.equal(torch.where(shown, tested & mask, 0), torch.where(shown, wanted & mask, 0))
+        trained = roster.training_roster(seeds, detached)
+        tested = roster.validation_roster(seeds, detached)
+    assert torch.equal(trained, planned_roster(training_plan(active, detached)))
+    read = ~(roster.FROZEN | roster.MEASURED | roster.ABLATED)  # the first two are nothing to a validation pass
+    assert torch.equal(tested & read, planned_roster(validation_plan(active, detached)) & read)
+    assert torch.equal((tested & roster.ABLATED) > 0, seeds.ablated)
+
+
+def host_codes(seeds: ActiveSeeds, rows: SubsetRows) -> Tensor:
+    """int64 [N, R]: the subsets of every env, one by one; -1 = no row."""
+    num_envs, num_slots = seeds.stage.shape
+    codes, fossil = torch.full((num_envs, max_rows(num_slots, rows)), -1), seeds.stage == Stage.FOSSILIZED
+    for env, own in enumerate(codes):
+        ablated = np.flatnonzero(seeds.ablated[env])
+        found = subset_codes(tuple(ablated.tolist()), tuple(ablated[fossil[env, ablated]].tolist()), rows)
+        own[: len(found)] = torch.tensor(found)
+    return codes
 
 
 @pytest.mark.parametrize("num_slots", [1, 3, 6])
 def test_rows_of_the_tree_end_as_the_subsets_that_torch_validates(num_slots: int) -> None:
     order = tuple(np.random.default_rng(1).permutation(num_slots).tolist())
     seeds = some_seeds(30, num_slots, 5)
-    codes = tree.codes_of(seeds, SubsetRows())
+    codes = host_codes(seeds, SubsetRows())
     with SyncGuard():
-        levels = tree.levels_of(torch.from_numpy(codes), order)
+        levels = tree.levels_of(codes, order)
     for env in range(30):
         own = tuple(code for code in codes[env].tolist() if code >= 0)
         rows = [0]
@@ -274,9 +286,6 @@ def test_rows_of_the_tree_end_as_the_subsets_that_torch_validates(num_slots: int
             rows = [rows[origin // 2] | (origin % 2) << slot for origin in origins]
             assert len(set(rows)) == count
         assert tuple(rows) == own
-        found = np.flatnonzero(seeds.ablated[env])
-        if len(found) <= 4:
-            assert own == subset_codes(tuple(found.tolist()), ())
 
 
 @pytest.mark.parametrize("rows", [SubsetRows(), SubsetRows(pairs=False, codes=(5, 3, 63))])
@@ -285,8 +294,8 @@ def test_subsets_found_where_the_state_lies_are_those_of_the_host(num_slots: int
     seeds = some_seeds(60, num_slots, 7, running=1.0 if num_slots > 4 else 0.8)
     ablated, fossil = torch.from_numpy(seeds.ablated), torch.from_numpy(seeds.stage == Stage.FOSSILIZED)
     with SyncGuard():
-        codes = tree.resident_codes(ablated, fossil, rows)
-    assert torch.equal(codes, torch.from_numpy(tree.codes_of(seeds, rows)))
+        codes = tree.codes_of(ablated, ablated & fossil, rows)
+    assert torch.equal(codes, host_codes(seeds, rows))
     assert num_slots <= 4 or len(set(seeds.ablated.sum(1))) > 3
 
 
@@ -298,7 +307,7 @@ def test_an_env_step_with_births_waits_for_nothing(monkeypatch: pytest.MonkeyPat
     with counted(monkeypatch):
         for first in (True, False):  # tables of a run are made at first use
             with nullcontext() if first else SyncGuard():
-                seeds = engine.claim_(nets, world.weights, slots, ramp, True, work.seed_keys)
+                seeds = engine.claim_(nets, world.weights, slot_seeds(slots, ramp, True), work.seed_keys)
                 engine.train_(nets, world.weights, slots.alpha, seeds, work.training, work.num_batches)
                 engine.validate(nets, world.weights, slots.alpha, seeds, work.validation)
 
