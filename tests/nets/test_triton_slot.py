@@ -37,7 +37,8 @@ def triton_slot(
     slots.forward_(slot, features, small, codes)
     before = torch.full_like(features, torch.nan) if pooled else gradient
     partials = torch.zeros(num_nets, slots.num_splits(batch), rows.shape[1])
-    slots.backward_(slot, before, gradient, codes, partials)
+    slots.backward_(slot, before, gradient, codes)
+    slots.weights_((slot,), (partials,), batch)
     out = small.view(upstream.shape)
     return SlotResult(out, before.view(x.shape), partials.sum(1))
 
