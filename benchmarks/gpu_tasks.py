@@ -30,7 +30,6 @@ from benchmarks.sync_guard import SyncGuard
 from benchmarks.timing import BenchmarkError
 from esper_soa.agent.policy import CapturedPolicy, RecurrentPolicy
 from esper_soa.config import ComputeConfig
-from esper_soa.env.step import on_static_buffers
 from esper_soa.errors import UserError
 from esper_soa.nets import batched
 from esper_soa.nets.engine import Engine
@@ -147,7 +146,7 @@ def counts_of(engine: Engine) -> dict[str, int]:
 
 def capture_decisions(side: EngineSide) -> None:
     """State machine, policy and update on static buffers, without graphs."""
-    side.world.kernels = on_static_buffers(side.world.kernels, StepCache(capture=False))
+    side.world.kernels = side.world.kernels._replace(steps=StepCache(capture=False))
     if isinstance(side.waiting.agent, RecurrentPolicy) and side.learner is not None:
         side.waiting.agent = CapturedPolicy(side.waiting.agent, StepCache(capture=False))
         side.learner.steps = StepCache(capture=False)

@@ -15,7 +15,7 @@ from esper_soa.env.attribution import prefix_codes
 from esper_soa.env.own_reward import own_reward
 from esper_soa.env.reward_records import RewardSettings
 from esper_soa.env.shapley import arrival_orders
-from esper_soa.env.step import EAGER, Rules, StepKernels, compiled, on_static_buffers
+from esper_soa.env.step import EAGER, Rules, StepKernels, compiled
 from esper_soa.env.world import Sizes, World
 from esper_soa.nets.choose import choose_engine
 from esper_soa.nets.config import SubsetRows, blueprint_names
@@ -124,4 +124,4 @@ def build_kernels(cfg: TrainConfig, device: torch.device) -> StepKernels:
         torch.compiler.reset()  # jobs of a sweep share a process: what one compiled is nothing to the next
         kernels = compiled()._replace(reason=reason)
     captured = decision_cache(cfg.compute.cuda_graphs, device)
-    return kernels if captured is None else on_static_buffers(kernels, captured)
+    return kernels._replace(steps=captured)

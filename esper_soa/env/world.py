@@ -84,12 +84,14 @@ class World:
 
     def _enter_round(self, number: int) -> None:
         """From here on every stream is that of the round."""
-        self.round = number
+        self.round, self._keys = number, dict[int, Tensor]()
         self.order = data.OrderBook(self.keys(streams.DATA_ORDER), len(self.images.train_labels))
 
     def keys(self, purpose: int) -> Tensor:
         """int64 [N]: one random stream per env for `purpose` in this round."""
-        return streams.stream_keys(self.seed, purpose, (self.round,), self.envs)
+        if purpose not in self._keys:
+            self._keys[purpose] = streams.stream_keys(self.seed, purpose, (self.round,), self.envs)
+        return self._keys[purpose]
 
     def work(self, step: int) -> Work:
         """The data of env-step `step` (from 0) of this round."""

@@ -1,9 +1,7 @@
 """The GPU's engine in Triton's interpreter: whole passes against torch, launches that are the same whatever grows."""
 
 import importlib.util
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +11,6 @@ from nets.gpu_mixtures import planned_roster
 from tensordict import TensorDict
 from tiny_world import CPU, SMALL_TASK, tiny_rules
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.sync_guard import SyncGuard
 from esper_soa.build import build_world
@@ -26,7 +23,6 @@ from esper_soa.nets.config import DataConfig, SubsetRows, TaskConfig, enabled_sl
 from esper_soa.nets.data import cut_batch, training_crops
 from esper_soa.nets.engine import Engine, TrainReport, ValidationReport
 from esper_soa.nets.engines.gpu.support import unavailable_reason
-from esper_soa.nets.graphs import StepCache
 from esper_soa.nets.host import host_shape
 from esper_soa.nets.pools import ActiveSeeds, read_active_seeds, slot_seeds
 from esper_soa.nets.seed_plan import training_plan, validation_plan
@@ -36,7 +32,7 @@ from esper_soa.vocabulary import CNN_BLUEPRINTS, AlphaMode, Blend, Stage
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="the package triton is not installed (extra: test)")
 if HAS_TRITON:
-    from triton.runtime import interpreter
+    from nets.gpu_launches import Watched, counted
 
     from esper_soa.nets.engines.gpu import images, roster, tree
     from esper_soa.nets.engines.gpu.engine import GpuEngine
@@ -150,76 +146,31 @@ def test_in_bfloat16_a_pass_is_near_float32() -> None:
 # --- launches
 
 
-class Launches(TorchDispatchMode):
-    """Counts kernels, which are not run, and torch's operations that are not views."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: Counter[str] = Counter()
-
-    def __torch_dispatch__(
-        self, function: Callable, types: object, args: tuple = (), kwargs: dict | None = None
-    ) -> object:
-        result = function(*args, **(kwargs or {}))
-        silent = ("empty", "detach", "alias")
-        name = function.overloadpacket.__name__
-        if not (name.startswith(silent) or function.is_view):
-            self.counts[name] += 1
-        return result
-
-
-@contextmanager
-def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
-    with Launches() as launches, monkeypatch.context() as patched:
-        patched.setattr(
-            interpreter.InterpretedFunction,
-            "run",
-            lambda self, *args, **options: launches.counts.update([self.fn.__name__]),
-        )
-        yield launches
-
-
-class Watched(StepCache):
-    """Counts the launches of each batch, and lets none wait for the device or move a buffer."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        super().__init__(capture=False)
-        self.monkeypatch, self.batches = monkeypatch, list[Counter[str]]()
-
-    def _advance_(self, kept: object, variant: int) -> None:
-        step = kept.step  # type: ignore[attr-defined]
-        places = [buffer.data_ptr() for buffer in step.buffers()]
-        with counted(self.monkeypatch) as launches, SyncGuard():
-            super()._advance_(kept, variant)  # type: ignore[arg-type]
-        assert [buffer.data_ptr() for buffer in step.buffers()] == places
-        self.batches.append(launches.counts)
-
-
 BASELINE_SLOTS = ("r0c0", "r0c1", "r0c2")
 
 
-def launches_of(monkeypatch: pytest.MonkeyPatch, num_envs: int, seeds: int) -> tuple[list[int], int]:
-    """Launches of the batches of two env-steps with their own mixtures after a first one, and all others of them."""
-    world, steps = build(num_envs, 2, BASELINE_SLOTS, TaskConfig()), Watched(monkeypatch)
-    engine = GpuEngine(steps)
-    with counted(monkeypatch):
-        play(world, engine, some_seeds(num_envs, 3, seeds))
-    steps.batches.clear()
-    works = [world.work(step) for step in range(2)]
+def launches_of(
+    monkeypatch: pytest.MonkeyPatch, num_envs: int, seeds: int, slots: tuple[str, ...] = BASELINE_SLOTS
+) -> tuple[list[int], int]:
+    """Launches of the batches of two env-steps, each with its mixture, after a first one; all others of the last."""
+    world = build(num_envs, 2, slots, TaskConfig())
     with counted(monkeypatch) as launches:
-        for step, work in enumerate(works):
-            play(world, engine, some_seeds(num_envs, 3, seeds + step, running=0.4 * step + 0.3), work)
-    assert len(steps._kept) == 2  # one for training, one for validation
-    outside = sum(launches.counts.values())
-    return [sum(batch.values()) for batch in steps.batches], outside
+        engine = GpuEngine(Watched(launches))
+        play(world, engine, some_seeds(num_envs, len(slots), seeds))
+        launches.steps.clear()
+        for step, work in enumerate([world.work(step) for step in range(2)]):
+            launches.take()
+            play(world, engine, some_seeds(num_envs, len(slots), seeds + step, running=0.4 * step + 0.3), work)
+    assert len(engine.steps._kept) == 3  # claim, a training batch, a validation batch
+    return [step.launches for step in launches.steps if step.name.endswith("Step")], launches.take()
 
 
 def test_launches_are_the_same_for_any_number_of_networks_and_any_mixture(monkeypatch: pytest.MonkeyPatch) -> None:
     first, *others = (launches_of(monkeypatch, num_envs, seed) for num_envs, seed in ((1, 1), (3, 2), (17, 3), (17, 4)))
     batches, _ = first
-    assert batches == [35, 34, 10, 10] * 2  # a batch with and one without gradient statistics, two of validation
+    assert batches == [33, 32, 10, 10] * 2  # a batch with and one without gradient statistics, two of validation
     assert [own for own, _ in others] == [batches] * 3
-    assert others[0][1] == others[1][1] == others[2][1] <= 2 * 286
+    assert others[0][1] == others[1][1] == others[2][1] <= 120
 
 
 # --- what the kernels are told

@@ -5,6 +5,7 @@ loads it where the kernels can run.
 """
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -21,7 +22,7 @@ from esper_soa.nets.engines.gpu.slots import slot_table
 from esper_soa.nets.engines.gpu.training import Plans, TrainInputs, TrainStep
 from esper_soa.nets.engines.gpu.validation import ValidationInputs, ValidationStep, fresh_sums, num_batches
 from esper_soa.nets.gradients import unmeasured
-from esper_soa.nets.graphs import StepCache
+from esper_soa.nets.graphs import StepCache, captured_call
 from esper_soa.nets.host import HostShape
 from esper_soa.nets.pools import SlotSeeds
 from esper_soa.nets.sgd import LearningRates
@@ -37,6 +38,7 @@ class ResidentSeeds(NamedTuple):
     training: Tensor  # int32 [N, S], see roster.py
     validation: Tensor  # int32 [N, S]
     codes: Tensor  # int64 [N, R], subset rows, -1 = none
+    levels: list[tree.Level]  # of the subset rows, by slot in execution order
     ablated: Tensor  # bool [N, S]
 
 
@@ -55,11 +57,8 @@ class GpuEngine:
         place = _places(weights, keys)[1:]
         if place not in self.nurseries:
             self.nurseries[place] = newborn.nurseries_of(weights, nets.shape)
-        newborn.begin_(self.nurseries[place], seeds, keys)
-        training = roster.training_roster(seeds, nets.detached_stages)
-        validation = roster.validation_roster(seeds, nets.detached_stages)
-        codes = tree.codes_of(seeds.ablated, seeds.ablated & (seeds.stage == Stage.FOSSILIZED), nets.rows)
-        return ResidentSeeds(training, validation, codes, seeds.ablated)
+        name = "claim", nets.detached_stages, nets.rows, place
+        return captured_call(self.steps, name, partial(_claimed_, nets, self.nurseries[place]), seeds, keys)
 
     def train_(
         self, nets: NetsConfig, weights: TensorDict, alpha: Tensor, active_seeds: ResidentSeeds,
@@ -73,7 +72,7 @@ class GpuEngine:
         inputs = TrainInputs(
             crops.first.contiguous(), crops.labels.contiguous(), active_seeds.training,
             alpha.float().contiguous(),
-            torch.tensor([float(rate) for rate in rates]).to(device, non_blocking=True),
+            torch.stack([torch.full((), float(rate), device=device) for rate in rates]),
             torch.zeros(1, dtype=torch.int32, device=device), torch.zeros(size[0], device=device),
             torch.zeros(size[0], dtype=torch.int64, device=device), flags,
         )  # fmt: skip
@@ -104,7 +103,7 @@ class GpuEngine:
         codes = active_seeds.codes
         inputs = ValidationInputs(
             F.pad(crops.first, (0, missing)).contiguous(), F.pad(crops.labels, (0, missing), value=-1).contiguous(),
-            active_seeds.validation, alpha.float().contiguous(), tree.levels_of(codes, nets.shape.execution_order),
+            active_seeds.validation, alpha.float().contiguous(), active_seeds.levels,
             *fresh_sums(num_nets, codes.shape[1], device),
         )  # fmt: skip
         fresh = ValidationStep(
@@ -125,6 +124,15 @@ class GpuEngine:
                 [update.tensor_table(shape, number, device) for number in numbers],
             )  # fmt: skip
         return self.plans[shape, device]
+
+
+def _claimed_(nets: NetsConfig, nurseries: tuple[Nursery, ...], seeds: SlotSeeds, keys: Tensor) -> ResidentSeeds:
+    newborn.begin_(nurseries, seeds, keys)
+    training = roster.training_roster(seeds, nets.detached_stages)
+    validation = roster.validation_roster(seeds, nets.detached_stages)
+    codes = tree.codes_of(seeds.ablated, seeds.ablated & (seeds.stage == Stage.FOSSILIZED), nets.rows)
+    levels = tree.levels_of(codes, nets.shape.execution_order)
+    return ResidentSeeds(training, validation, codes, levels, seeds.ablated)
 
 
 def _kept(values: Tensor) -> torch.dtype:

@@ -18,9 +18,13 @@ from esper_soa.nets.subsets import EXACT_SLOTS, max_rows
 class Level(NamedTuple):
     """The rows behind a slot."""
 
-    rows: int  # most that an env can have
-    counts: Tensor  # int32 [N], how many each has
+    counts: Tensor  # int32 [N], how many each env has
     origins: Tensor  # int32 [N, rows]: 2 * row before the slot + whether the slot's bit is set
+
+    @property
+    def rows(self) -> int:
+        """Most that an env can have."""
+        return self.origins.shape[1]
 
 
 def codes_of(ablated: Tensor, fossil: Tensor, rows: SubsetRows) -> Tensor:
@@ -79,6 +83,6 @@ def levels_of(codes: Tensor, order: tuple[int, ...]) -> list[Level]:
         origins = codes.new_zeros(codes.shape[0], rows + 1)
         came = 2 * before + (codes >> slot & 1)
         origins.scatter_(1, torch.where(first, own, rows), came)
-        levels.append(Level(rows, first.sum(1).int(), origins[:, :rows].int().contiguous()))
+        levels.append(Level(first.sum(1).int(), origins[:, :rows].int().contiguous()))
         before = own
     return levels
