@@ -85,7 +85,8 @@ class World:
     def _enter_round(self, number: int) -> None:
         """From here on every stream is that of the round."""
         self.round, self._keys = number, dict[int, Tensor]()
-        self.order = data.OrderBook(self.keys(streams.DATA_ORDER), len(self.images.train_labels))
+        size = len(self.images.train_labels)
+        self.order = data.OrderBook(self.keys(streams.DATA_ORDER), size, self.sizes.num_envs)
 
     def keys(self, purpose: int) -> Tensor:
         """int64 [N]: one random stream per env for `purpose` in this round."""
