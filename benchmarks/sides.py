@@ -118,7 +118,7 @@ class EngineSide:
         wanted = self.cfg.live_envs * self.cfg.live
         if found != (wanted, wanted):
             raise BenchmarkError(f"engine: {found[1]} seeds are live and {found[0]} {self.cfg.stage}, not {wanted}")
-        rows = float(self.episode.metrics.rows) / self.step
+        rows = float(self.episode.metrics.sums.rows) / self.step
         if rows * self.cfg.val_samples != self.cfg.images[1]:
             raise BenchmarkError(f"engine: {rows:g} subset rows per env-step, not {self.cfg.images[1]}")
 
@@ -134,7 +134,7 @@ class EngineSide:
 
     def val_images(self) -> int:
         """Validation images times subset rows of an env-step of all envs, as counted."""
-        return round(float(self.episode.metrics.rows) / self.step * self.world.sizes.val_samples)
+        return round(float(self.episode.metrics.sums.rows) / self.step * self.world.sizes.val_samples)
 
     def one_step(self) -> None:
         """Another env-step of all envs, for those who count something in it."""

@@ -4,13 +4,13 @@ Inside a SyncGuard every operation raises that would read a device tensor into P
 tensor values, or that would copy Python numbers to the device; except in the functions named as allowed, where it is
 logged. What is made without naming a device is on the host, from where it may be moved without waiting. On a CPU such
 operations cost nothing, which is why nothing else would notice them; functions that make use of that, and look at
-values on a CPU alone, are told in ON_CPU_ALONE.
+values on a CPU alone, are told in ON_CPU_ALONE. What Triton's interpreter does is the work of a kernel, on the device.
 """
 
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import NamedTuple
 
 import torch
@@ -28,6 +28,7 @@ VALUE_DEPENDENT = (
 )  # fmt: skip
 INDEXING = (aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_)
 ON_CPU_ALONE = ("nowhere", "_copy_where_", "_ended")  # of state.py, nets/snapshot.py and agent/ppo.py
+INTERPRETER = str(Path("triton", "runtime", "interpreter.py"))
 READS = ("item", "tolist", "numpy", "cpu", "__array__", "__bool__", "__int__", "__float__", "__index__", "__complex__")
 UPLOADS = (torch.tensor, torch.as_tensor)
 FACTORIES = (*UPLOADS, torch.from_numpy, torch.zeros, torch.ones, torch.full, torch.empty, torch.arange)
@@ -69,7 +70,7 @@ class SyncGuard:
     def report(self, operation: str) -> None:
         """An operation for which a device would be waited for has been met."""
         function = calling_function()
-        if function.split(".")[-1] not in ON_CPU_ALONE:
+        if function.split(".")[-1] not in ON_CPU_ALONE and not in_kernel():
             self.note(function, operation)
 
     def note(self, function: str, operation: str) -> None:
@@ -96,6 +97,16 @@ def calling_function() -> str:
             return frame.f_code.co_qualname
         frame = frame.f_back
     return "?"
+
+
+def in_kernel() -> bool:
+    """Whether a kernel of Triton is being interpreted."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename.endswith(INTERPRETER):
+            return True
+        frame = frame.f_back
+    return False
 
 
 class _Dispatch(TorchDispatchMode):

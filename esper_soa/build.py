@@ -19,7 +19,7 @@ from esper_soa.env.attribution import prefix_codes
 from esper_soa.env.own_reward import own_reward
 from esper_soa.env.reward_records import RewardSettings, RewardSplit
 from esper_soa.env.shapley import arrival_orders
-from esper_soa.env.step import EAGER, Rules, StepKernels, compiled, on_static_buffers
+from esper_soa.env.step import EAGER, Rules, StepKernels, compiled
 from esper_soa.env.world import Sizes, World
 from esper_soa.nets.choose import choose_engine
 from esper_soa.nets.config import SubsetRows, blueprint_names
@@ -47,8 +47,8 @@ from esper_soa.vocabulary import STAGE_NAMES
 def build_rules(cfg: TrainConfig, device: torch.device, first_env: int = 0) -> Rules:
     """Everything that stays the same during a run, on `device`, the engine of its networks included.
 
-    first_env: the number of the first env, where cfg.envs are a rank's share. Raises SettingError where the settings ask
-    for what cannot run.
+    first_env: the number of the first env, where cfg.envs are a rank's share. Raises SettingError where the settings
+    ask for what cannot run.
     """
     trial = trial_of(cfg, device)
     nets, num_slots = trial.nets, len(trial.nets.shape.slots)
@@ -172,7 +172,7 @@ def build_kernels(cfg: TrainConfig, device: torch.device) -> StepKernels:
         torch.compiler.reset()  # jobs of a sweep share a process: what one compiled is nothing to the next
         kernels = compiled()._replace(reason=reason)
     captured = decision_cache(cfg.compute.cuda_graphs, device)
-    return kernels if captured is None else on_static_buffers(kernels, captured)
+    return kernels._replace(steps=captured)
 
 
 def build_player(cfg: TrainConfig, world: World) -> Player:

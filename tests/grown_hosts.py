@@ -13,7 +13,7 @@ from esper_soa.nets.config import DataConfig, TaskConfig
 from esper_soa.nets.engine import ValidationReport
 from esper_soa.nets.grown import Grown, Pixels, Residents, grown_hosts
 from esper_soa.nets.model.modules import GrownNetwork
-from esper_soa.nets.pools import claim_, read_active_seeds
+from esper_soa.nets.pools import slot_seeds
 from esper_soa.state import Slots
 from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Blueprint, Stage
 
@@ -70,8 +70,8 @@ def measured_hosts(engine: str, num_envs: int = len(KINDS)) -> Measured:
         blueprint=torch.where(here, code.long(), Blueprint.NONE), blend=blend.long(), stage=stage.long(), alpha=alpha,
         newborn=here, fresh_momentum=here,
     )  # fmt: skip
-    active_seeds, work, rules = read_active_seeds(slots, state.ramp, False), world.work(0), world.rules
-    claim_(world.weights, rules.nets.shape, active_seeds, work.seed_keys)
+    work, rules = world.work(0), world.rules
+    active_seeds = rules.engine.claim_(rules.nets, world.weights, slot_seeds(slots, state.ramp, False), work.seed_keys)
     rules.engine.train_(rules.nets, world.weights, alpha, active_seeds, work.training, work.num_batches)
     return Measured(
         world, slots, rules.engine.validate(rules.nets, world.weights, alpha, active_seeds, work.validation)

@@ -223,7 +223,9 @@ class StackedEnvs:
     def claimed(self) -> TensorDict:
         """A copy of the weights as the next training pass will find them, newborn rows initialised."""
         weights = self.weights.clone()
-        active_seeds = pools.read_active_seeds(self.state.slots, self.state.ramp, ablate_fossils=False)
+        active_seeds = pools.read_active_seeds(
+            pools.slot_seeds(self.state.slots, self.state.ramp, ablate_fossils=False)
+        )
         pools.claim_(weights, self.shape, active_seeds, self.seed_keys())
         return weights
 

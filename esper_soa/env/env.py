@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from esper_soa.env.step import Observed, StepResult, Work, guard_, initial_state, look, measure_
+from esper_soa.env.step import Observed, StepResult, Work, initial_state, look, measure_
 from esper_soa.env.topology import Topology
 from esper_soa.env.world import World
 from esper_soa.state import Action, EnvState, Masks, Measurements, Observation, View
@@ -102,8 +102,7 @@ class Env:
         observer.phase_ended("data")
         state, measured = measure_(rules, world.weights, self.state, work, observer.phase_ended)
         restarted = state.guard.panic
-        state, measured = guard_(rules, world.weights, state, measured)
-        self.observed = world.kernels.record_and_observe(rules, state, measured)
+        measured, self.observed = world.kernels.perceive_(rules, world.weights, state, measured)
         observer.phase_ended("state")
         view = self._view(self.observed.state, self.observed.masks, self.observed.observation)
         return Seen(view, self.observed, measured, restarted)
@@ -112,7 +111,7 @@ class Env:
         """Pay for the actions [N], carry them out, and let time pass. Raises RuntimeError before `observe_`."""
         if self.observed is None:
             raise RuntimeError("nothing has been observed since the last action: call reset, or observe_, first")
-        result = self.world.kernels.apply_action(self.world.rules, self.observed, action)
+        result = self.world.kernels.respond(self.world.rules, self.observed, action)
         self.state, self.observed = result.state, None
         self.step_number += 1
         self.observer.phase_ended("state")

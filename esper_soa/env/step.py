@@ -1,13 +1,13 @@
 """One env-step on one page: train, evaluate, guard, attribute, record, observe; for an action, reward, apply, tick.
 
-Given the rules of a run, the weights and the env state. `measure_` and `guard_` change weights in place, and `measure_`
-makes the only read of it by the host; `record_and_observe` and `apply_action` are pure kernels over it. env.py calls
-them in this order, with the decision before `apply_action`.
+Given the rules of a run, the weights and the env state. `measure_` and `guard_` change weights in place, and in
+`measure_` the engine reads on the host which seeds run, where it has to know; `record_and_observe` and `apply_action`
+are pure kernels over the state. env.py calls them in this order, with the decision before `apply_action`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from tensordict import TensorDict
@@ -26,7 +26,7 @@ from esper_soa.env.scaffold import empty_boosts, record_boosts
 from esper_soa.env.signals import age_memories, initial_signals, record_attribution, record_gradients, record_signals
 from esper_soa.nets.engine import Engine, NetsConfig, TrainingFeed, ValidationFeed
 from esper_soa.nets.graphs import StepCache, captured_call
-from esper_soa.nets.pools import claim_, read_active_seeds
+from esper_soa.nets.pools import slot_seeds
 from esper_soa.nets.snapshot import restore_where_, snapshot_where_
 from esper_soa.state import (
     Action,
@@ -42,6 +42,7 @@ from esper_soa.state import (
 from esper_soa.vocabulary import Op, Stage
 
 PhaseEnded = Callable[[str], None]  # is told which phase has just ended
+Result = TypeVar("Result")
 
 
 def untimed(phase: str) -> None:
@@ -115,8 +116,8 @@ def measure_(
 ) -> tuple[EnvState, Measurements]:
     """Initialise newborn seeds, train every network, validate under every subset row that the rewards need."""
     slots, nets, engine = state.slots, rules.nets, rules.engine
-    active_seeds = read_active_seeds(slots, state.ramp, ablate_fossils=rules.reward.config.drip_fraction > 0)
-    claim_(weights, nets.shape, active_seeds, work.seed_keys)
+    seeds = slot_seeds(slots, state.ramp, ablate_fossils=rules.reward.config.drip_fraction > 0)
+    active_seeds = engine.claim_(nets, weights, seeds, work.seed_keys)
     none = torch.zeros_like(slots.newborn)
     state = state.replace(slots=slots.replace(newborn=none, fresh_momentum=none))
     phase_ended("state")
@@ -218,11 +219,33 @@ def _count(before: EnvState, after: EnvState, outcome: ActionOutcome) -> EnvStat
 
 
 class StepKernels(NamedTuple):
-    """The two kernels of an env-step, as they are called in a run."""
+    """The kernels of an env-step, as they are called in a run; env.py calls `perceive_` and `respond`."""
 
     record_and_observe: Callable[[Rules, EnvState, Measurements], Observed]
     apply_action: Callable[[Rules, Observed, Action], StepResult]
     reason: str = "not compiled"  # why it is these, in words for logs
+    steps: StepCache | None = None  # keeps calls on static buffers and replays them as CUDA graphs; None: as they are
+
+    def perceive_(
+        self, rules: Rules, weights: TensorDict, state: EnvState, measured: Measurements
+    ) -> tuple[Measurements, Observed]:
+        """What was measured, guarded, and what it shows: one step, for the rules that it is first called with."""
+        name = "perceive", weights["host", "params"].data_ptr()
+        return self.kept(name, partial(self._perceive_, rules, weights), state, measured)
+
+    def respond(self, rules: Rules, observed: Observed, action: Action) -> StepResult:
+        """`apply_action` as one step, for the rules that it is first called with."""
+        return self.kept("respond", partial(self.apply_action, rules), observed, action)
+
+    def kept(self, name: Hashable, function: Callable[..., Result], *arguments: object) -> Result:
+        """function(*arguments), kept where steps are kept; `name` says all of it that is not in the arguments."""
+        return function(*arguments) if self.steps is None else captured_call(self.steps, name, function, *arguments)
+
+    def _perceive_(
+        self, rules: Rules, weights: TensorDict, state: EnvState, measured: Measurements
+    ) -> tuple[Measurements, Observed]:
+        state, measured = guard_(rules, weights, state, measured)
+        return measured, self.record_and_observe(rules, state, measured)
 
 
 EAGER = StepKernels(record_and_observe, apply_action)
@@ -237,15 +260,3 @@ def compiled() -> StepKernels:
         torch.compile(record_and_observe, fullgraph=True, dynamic=False),
         torch.compile(apply_action, fullgraph=True, dynamic=False),
     )
-
-
-def on_static_buffers(kernels: StepKernels, steps: StepCache) -> StepKernels:
-    """The kernels on static buffers, replayed as CUDA graphs; for the rules that they are first called with."""
-
-    def observe_captured(rules: Rules, state: EnvState, measured: Measurements) -> Observed:
-        return captured_call(steps, "record_and_observe", partial(kernels.record_and_observe, rules), state, measured)
-
-    def apply_captured(rules: Rules, observed: Observed, action: Action) -> StepResult:
-        return captured_call(steps, "apply_action", partial(kernels.apply_action, rules), observed, action)
-
-    return StepKernels(observe_captured, apply_captured, kernels.reason)

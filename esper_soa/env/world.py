@@ -86,20 +86,23 @@ class World:
         state = initial_state(self.rules, self.sizes.num_envs, self.device)
         if topology is not None:
             state = plant(state, Topology(*map(self.ranks.own, topology)))
-            active_seeds = pools.read_active_seeds(state.slots, state.ramp, ablate_fossils=False)
-            pools.claim_(self.weights, self.rules.nets.shape, active_seeds, self.seed_keys(0))
+            seeds = pools.slot_seeds(state.slots, state.ramp, ablate_fossils=False)
+            self.rules.engine.claim_(self.rules.nets, self.weights, seeds, self.seed_keys(0))
         everyone, fossil = torch.ones_like(self.envs, dtype=torch.bool), state.slots.stage == Stage.FOSSILIZED
         snapshot_where_(self.weights, self.rules.nets.shape, everyone, fossil, torch.zeros_like(fossil))
         return state
 
     def _enter_round(self, number: int) -> None:
         """From here on every stream is that of the round."""
-        self.round = number
-        self.order = data.OrderBook(self.keys(streams.DATA_ORDER), len(self.images.train_labels))
+        self.round, self._keys = number, dict[int, Tensor]()
+        size = len(self.images.train_labels)
+        self.order = data.OrderBook(self.keys(streams.DATA_ORDER), size, self.sizes.num_envs)
 
     def keys(self, purpose: int) -> Tensor:
         """int64 [N]: one random stream per env for `purpose` in this round."""
-        return streams.stream_keys(self.seed, purpose, (self.round,), self.envs)
+        if purpose not in self._keys:
+            self._keys[purpose] = streams.stream_keys(self.seed, purpose, (self.round,), self.envs)
+        return self._keys[purpose]
 
     def work(self, step: int) -> Work:
         """The data of env-step `step` (from 0) of this round."""

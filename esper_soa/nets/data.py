@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from esper_soa.errors import check
 from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE
 from esper_soa.nets.datasets import ImageSet
+from esper_soa.nets.permutation import permuted
 from esper_soa.nets.streams import VALIDATION_SET, fold, integers, stream_keys
 
 PADDING = 4  # black pixels around a training image, before normalisation
@@ -23,8 +24,8 @@ NUM_CROPS = 2 * NUM_SHIFTS**2  # crops of an image, mirrored or not
 PADDED_SIZE = IMAGE_SIZE + 2 * PADDING
 LINE = IMAGE_CHANNELS * PADDED_SIZE  # bytes of a padded line
 PADDED_BYTES = PADDED_SIZE * LINE  # bytes of a padded image
-SORT_ELEMENTS = 1 << 24  # sorted at a time when an order is made, to bound memory
-HELD = 1 << 28  # elements of the orders of a pass, 1 GiB, beyond which they are not held
+SORT_ELEMENTS = 1 << 24  # sorted, or looked up, at a time, to bound memory
+HELD = 1 << 28  # elements of the orders of a pass, 1 GiB, beyond which they are looked up
 
 
 class ImageCrops(NamedTuple):
@@ -94,14 +95,16 @@ def check_classes(images: ImageSet, num_classes: int) -> None:
 class OrderBook:
     """Order in which every env draws training images: random permutations of all of them, one pass after another.
 
-    Holds the permutations of one pass, int32 [n, D], as all envs are in the same pass; where they have more than HELD
-    elements, they are made anew for every draw, some envs at a time, and what is drawn of them is kept. What is drawn
-    depends on the keys and the position alone.
+    Holds the permutations of one pass, int32 [n, D], made by sorting, as all envs are in the same pass. Those of a run
+    whose envs come to more than HELD elements are never made: they are others, of which the places that are drawn can
+    be looked up (permutation.py). Which of both it is depends on the sizes of the run alone, and what is drawn then on
+    the keys and the position.
     """
 
-    def __init__(self, keys: Tensor, dataset_size: int) -> None:
-        """keys: int64 [n], stream_keys(seed, DATA_ORDER, (round,), envs)."""
+    def __init__(self, keys: Tensor, dataset_size: int, num_envs: int) -> None:
+        """keys: int64 [n], stream_keys(seed, DATA_ORDER, (round,), envs). num_envs: of the run, n of them or more."""
         self.keys, self.dataset_size = keys, dataset_size
+        self.held = num_envs * dataset_size <= HELD
         self.pass_number = -1
         self.order = torch.empty(0)
 
@@ -117,9 +120,11 @@ class OrderBook:
         return torch.cat(parts, dim=1).long()
 
     def _columns(self, pass_number: int, columns: slice) -> Tensor:
-        if len(self.keys) * self.dataset_size > HELD:
-            return shuffled(fold(self.keys, pass_number), self.dataset_size, columns)
-        return self._pass(pass_number)[:, columns]
+        if self.held:
+            return self._pass(pass_number)[:, columns]
+        keys, places = fold(self.keys, pass_number), torch.arange(columns.start, columns.stop, device=self.keys.device)
+        parts = keys.split(max(1, SORT_ELEMENTS // len(places)))
+        return torch.cat([permuted(part, places, self.dataset_size).int() for part in parts])
 
     def _pass(self, pass_number: int) -> Tensor:
         if pass_number != self.pass_number:
@@ -128,11 +133,11 @@ class OrderBook:
         return self.order
 
 
-def shuffled(keys: Tensor, size: int, columns: slice = slice(None)) -> Tensor:
-    """One random permutation of 0 to size - 1 per key: int32 [n, size] or `columns` of it, by sorting hashes."""
+def shuffled(keys: Tensor, size: int) -> Tensor:
+    """One random permutation of 0 to size - 1 per key: int32 [n, size], by sorting hashes."""
     members = torch.arange(size, device=keys.device)
     parts = keys.split(max(1, SORT_ELEMENTS // size))
-    return torch.cat([fold(part[:, None], members).argsort(dim=1, stable=True)[:, columns].int() for part in parts])
+    return torch.cat([fold(part[:, None], members).argsort(dim=1, stable=True).int() for part in parts])
 
 
 def validation_order(num_test: int, val_samples: int, seed: int, device: torch.device | str = "cpu") -> Tensor:

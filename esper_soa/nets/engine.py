@@ -4,7 +4,7 @@ A network means what engines/torch makes of it; every other engine is tested aga
 given and what it gives back; env/step.py calls it once per env-step.
 """
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from tensordict import TensorDict
@@ -13,8 +13,10 @@ from torch import Tensor
 from esper_soa.nets.config import DEFAULT_ROWS, SubsetRows, TaskConfig
 from esper_soa.nets.data import ImageCrops, ImageCutter
 from esper_soa.nets.host import HostShape
-from esper_soa.nets.pools import ActiveSeeds
+from esper_soa.nets.pools import SlotSeeds
 from esper_soa.state import GradientStats
+
+Active = TypeVar("Active")  # what an engine has to know of the seeds in an env-step, on the host or on the device
 
 
 class NetsConfig(NamedTuple):
@@ -98,8 +100,11 @@ class Choice(NamedTuple):
         return {"engine": self.name, "kind": self.reason, "sha256": self.sha256, "tried": "; ".join(self.tried)}
 
 
-class Engine(Protocol):
-    """Trains and validates N networks with their seeds; the weights are its caller's."""
+class Engine(Protocol[Active]):
+    """Claims the rows of newborn seeds, trains and validates N networks; the weights are its caller's.
+
+    What `claim_` gives is for `train_` and `validate` of the same env-step and means something to this engine alone.
+    """
 
     @property
     def chosen(self) -> Choice:
@@ -111,8 +116,16 @@ class Engine(Protocol):
         """What cuts the images of the feeds that it is given, where it does not cut them itself."""
         ...
 
+    def claim_(self, nets: NetsConfig, weights: TensorDict, seeds: SlotSeeds, keys: Tensor) -> Active:
+        """Initialise newborn seeds, clear the momentum that starts afresh, and say which seeds this env-step has.
+
+        seeds: [N, S]. keys: int64 [N], the streams of this env-step. An engine that has to know on the host which
+        seeds run reads it here, once per env-step; none reads it anywhere else.
+        """
+        ...
+
     def train_(
-        self, nets: NetsConfig, weights: TensorDict, alpha: Tensor, active_seeds: ActiveSeeds, feed: TrainingFeed,
+        self, nets: NetsConfig, weights: TensorDict, alpha: Tensor, active_seeds: Active, feed: TrainingFeed,
         num_batches: int, lr_factor: float = 1.0,
     ) -> TrainReport:  # fmt: skip
         """Train every host and every running seed on `num_batches` batches; alpha [N, S] stays fixed meanwhile.
@@ -122,7 +135,7 @@ class Engine(Protocol):
         ...
 
     def validate(
-        self, nets: NetsConfig, weights: TensorDict, alpha: Tensor, active_seeds: ActiveSeeds, feed: ValidationFeed
+        self, nets: NetsConfig, weights: TensorDict, alpha: Tensor, active_seeds: Active, feed: ValidationFeed
     ) -> ValidationReport:
         """Accuracy of every env under every subset row it needs, and the loss with all seeds on; alpha [N, S]."""
         ...

@@ -7,14 +7,14 @@ from compute.cuda_graphs.
 """
 
 import warnings
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from esper_soa.errors import SettingError
 
@@ -27,6 +27,22 @@ EMPTY = "CUDA Graph is empty"  # in the words of torch's warning
 
 class EmptyGraphError(RuntimeError):
     """A capture has seen no work: its replay would change nothing, and nobody would notice."""
+
+
+def copy_all_(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Every source into its target, those of one dtype together: one launch for some dozens of tensors on a GPU.
+
+    What has gaps, or another shape or dtype than its target, goes alone, as one such tensor would part all others.
+    """
+    alike = defaultdict[torch.dtype, list[tuple[Tensor, Tensor]]](list)
+    for target, source in zip(targets, sources, strict=True):
+        same = target.dtype == source.dtype and target.shape == source.shape
+        if same and target.is_contiguous() and source.is_contiguous():
+            alike[target.dtype].append((target, source))
+        else:
+            target.copy_(source)
+    for pairs in alike.values():
+        torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
 
 
 class StaticStep(Protocol):
@@ -122,8 +138,7 @@ class StepCache(Generic[Step]):
         kept = self._kept.setdefault(key, _Kept(fresh))
         self._kept.move_to_end(key)
         if kept.step is not fresh:
-            for target, source in zip(kept.step.buffers(), fresh.buffers(), strict=True):
-                target.copy_(source)
+            copy_all_(kept.step.buffers(), fresh.buffers())
         for variant in variants:
             self._advance_(kept, variant)
         while len(self._kept) > self.capacity:
@@ -160,7 +175,10 @@ def captured_call(
     leaves, spec = tree_flatten(arguments)
     key, fresh = (name, *(leaf.shape for leaf in leaves)), CapturedCall(function, leaves, spec)
     done = steps.run_(key, fresh if steps.keeps(key) else fresh.on_own_buffers(), [0])
-    return tree_map(torch.clone, done.given)
+    given, result = tree_flatten(done.given)
+    copies = [torch.empty_like(one) for one in given]
+    copy_all_(copies, given)
+    return tree_unflatten(copies, result)  # type: ignore[no-any-return]
 
 
 def decision_cache(setting: str, device: torch.device) -> StepCache | None:

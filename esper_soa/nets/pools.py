@@ -2,7 +2,7 @@
 
 A slot's row is wide enough for its largest blueprint; the blueprint in residence decides what the numbers mean, and the
 gate network lies at the end. Germination re-initialises a row in place; nothing is ever allocated for it. Which seeds
-are active is the one read of the env state by the host: it decides which of them cost time at all.
+are active is the one read of the env state by the host, for engines that launch nothing for the others.
 """
 
 from typing import NamedTuple
@@ -70,33 +70,64 @@ def parameter_table(shape: HostShape, device: torch.device) -> ParameterCounts:
     )
 
 
+class SlotSeeds(NamedTuple):
+    """What stands in the slots and which rows run, as tensors [N, S] where the env state lies."""
+
+    running: Tensor  # bool, takes part in the forward pass
+    stage: Tensor  # int64
+    blueprint: Tensor  # int64
+    blend: Tensor  # int64
+    frozen: Tensor  # bool, the ramp goes down: weights stay
+    visible: Tensor  # bool, alpha above 0
+    ablated: Tensor  # bool, takes part in subset rows
+    newborn: Tensor  # bool, row is to be initialised
+    fresh_momentum: Tensor  # bool, momentum row is to be cleared
+
+
 class ActiveSeeds(NamedTuple):
-    """Which rows run, as numpy arrays [N, S] on the host."""
+    """The same as numpy arrays [N, S] on the host."""
 
-    running: np.ndarray  # bool, takes part in the forward pass
-    stage: np.ndarray  # int64
-    blueprint: np.ndarray  # int64
-    blend: np.ndarray  # int64
-    frozen: np.ndarray  # bool, the ramp goes down: weights stay
-    visible: np.ndarray  # bool, alpha above 0
-    ablated: np.ndarray  # bool, takes part in subset rows
-    newborn: np.ndarray  # bool, row is to be initialised
-    fresh_momentum: np.ndarray  # bool, momentum row is to be cleared
+    running: np.ndarray
+    stage: np.ndarray
+    blueprint: np.ndarray
+    blend: np.ndarray
+    frozen: np.ndarray
+    visible: np.ndarray
+    ablated: np.ndarray
+    newborn: np.ndarray
+    fresh_momentum: np.ndarray
+
+    def resident(self, device: torch.device) -> SlotSeeds:
+        """They on `device`."""
+        return SlotSeeds(*(upload(values, device) for values in self))
 
 
-def read_active_seeds(slots: Slots, ramp: Ramp, ablate_fossils: bool) -> ActiveSeeds:
-    """One packed device-to-host copy of what decides which rows run (the engine's only read per env-step).
+def slot_seeds(slots: Slots, ramp: Ramp, ablate_fossils: bool) -> SlotSeeds:
+    """The seeds of an env state.
 
     ablate_fossils: fossilised seeds take part in subset rows too (rewards that pay drip need it).
     """
-    visible = slots.running & (slots.alpha > 0)
+    running = slots.running
+    visible = running & (slots.alpha > 0)
     ablated = visible if ablate_fossils else visible & (slots.stage != Stage.FOSSILIZED)
-    frozen = ramp.mode == AlphaMode.DOWN
-    flags = (slots.running, frozen, visible, ablated, slots.newborn, slots.fresh_momentum)
-    columns = [slots.stage, slots.blueprint, slots.blend, *(flag.long() for flag in flags)]
-    stage, blueprint, blend, *bits = torch.stack(columns).cpu().numpy()
-    running, frozen_, visible_, ablated_, newborn, fresh = (bit.astype(bool) for bit in bits)
-    return ActiveSeeds(running, stage, blueprint, blend, frozen_, visible_, ablated_, newborn, fresh)
+    return SlotSeeds(
+        running, slots.stage, slots.blueprint, slots.blend, ramp.mode == AlphaMode.DOWN, visible, ablated,
+        slots.newborn, slots.fresh_momentum,
+    )  # fmt: skip
+
+
+def read_active_seeds(seeds: SlotSeeds) -> ActiveSeeds:
+    """One packed device-to-host copy: the one read of an env-step, of engines that must know on the host what runs."""
+    columns = torch.stack([column.long() for column in seeds]).cpu().numpy()
+    flags = [column.dtype == torch.bool for column in seeds]
+    return ActiveSeeds(*(found.astype(bool) if flag else found for found, flag in zip(columns, flags, strict=True)))
+
+
+def read_and_claim_(weights: TensorDict, shape: HostShape, seeds: SlotSeeds, keys: Tensor) -> ActiveSeeds:
+    """The seeds on the host, those that are newborn initialised: `claim_` of engines that read which seeds run."""
+    active_seeds = read_active_seeds(seeds)
+    claim_(weights, shape, active_seeds, keys)
+    return active_seeds
 
 
 def upload(values: np.ndarray, device: torch.device) -> Tensor:

@@ -151,7 +151,6 @@ class _Ground:
         self.weights = pools.allocate(nets.shape, trial.envs, device, torch.float32)
         pools.initialise_hosts_(self.weights, nets.shape, keys)
         self.seeds = mixture(trial)
-        pools.claim_(self.weights, nets.shape, self.seeds, keys)
         self.keys, self.alpha = keys, _alpha(self.seeds).to(device)
 
     def play(self, engine: Engine, precision: torch.dtype) -> tuple[Results, tuple[float, int]]:
@@ -166,10 +165,11 @@ class _Ground:
         for _ in range(PASSES):
             weights.update_(self.weights)
             reset_loss_scales_(weights)
+            seeds = engine.claim_(nets, weights, self.seeds.resident(self.device), self.keys)
             begun = now(self.device)
-            trained = engine.train_(nets, weights, self.alpha, self.seeds, training, BATCHES)
+            trained = engine.train_(nets, weights, self.alpha, seeds, training, BATCHES)
             between = now(self.device)
-            tested = engine.validate(nets, weights, self.alpha, self.seeds, validation)
+            tested = engine.validate(nets, weights, self.alpha, seeds, validation)
             times.append((between - begun, now(self.device) - between))
             reports = {"train loss": trained.loss, "validation loss": tested.loss,
                        "accuracy": tested.accuracy, "subset": tested.subset}  # fmt: skip

@@ -1,9 +1,10 @@
 """Plays one round: an episode of every env under a decision maker, with the rollout that a learner needs.
 
 Given a World and a Player by the trainer; the same function plays its controls. It reads the device only for the
-active_seeds of running seeds and, one env-step late, for the progress bar.
+progress bar and the recorder, once the numbers are there, an env-step late at the earliest; nobody waits for them.
 """
 
+from collections import deque
 from typing import NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from esper_soa.env.step import Observed, StepResult
 from esper_soa.env.topology import Topology
 from esper_soa.env.world import World
 from esper_soa.nets.model.blueprints import names_by_code, num_codes
-from esper_soa.ops.metrics import PROGRESS, MetricsAccumulator, RoundResult, read_progress
+from esper_soa.ops.metrics import PROGRESS, Arriving, MetricsAccumulator, RoundResult, read_progress
 from esper_soa.ops.profile import NO_PROFILE, NoProfile
 from esper_soa.ops.progress import Progress
 from esper_soa.state import Decision, View
@@ -64,14 +65,14 @@ class Episode:
             world.flop,
             world.sizes.train_samples,
             names,
-            paid.own_name,
-            () if paid.split is None else paid.split.modes,
+            paid,
+            world.kernels,
         )
         self.rollout = _rollout(world, player)
         self.earned: list[Tensor] = []  # raw rewards float64 [N] of every env-step, for the learner
         self.recorder = played.recorder
         self.recorder.begin(played.number + 1)
-        self.arriving: Tensor | None = None  # what read_progress gave of the env-step before, on its way to the host
+        self.arriving = deque[Arriving]()  # what read_progress gave of env-steps that have not been told of
         self.told = 0  # env-steps of which that was said
         self.profile.phase_ended("reset")
 
@@ -79,7 +80,7 @@ class Episode:
         """Play an env-step."""
         env, phase_ended, step = self.env, self.profile.phase_ended, self.env.step_number
         seen = env.observe_()
-        self._tell()  # what has arrived: observe_ waited for the device
+        self._tell()
         phase_ended("telemetry")
         memory = restart(self.memory, self.fresh, seen.restarted)
         decision, self.memory, probabilities = decide(self.player.agent, seen.view, memory, self.recorder.full)
@@ -93,19 +94,20 @@ class Episode:
         phase_ended("policy")
         self.metrics.add_(seen.measured, seen.observed, result)
         packed = self.recorder.pack(Facts(seen, decision, result, probabilities))
-        self.arriving = read_progress(result.state, packed)
+        self.arriving.append(read_progress(result.state, packed))
         phase_ended("telemetry")
         self.profile.env_step()
 
     def _tell(self) -> None:
-        """Say what came of the env-step before, now that its numbers are on the host."""
-        if self.arriving is None:
-            return
-        numbers, num_envs = self.arriving.numpy(), self.env.num_envs
-        if len(numbers) > len(PROGRESS):
-            self.recorder.emit(self.told + 1, numbers[len(PROGRESS) :].reshape(num_envs, -1))
-        self.told += 1
-        self.progress.advance(self.env.world.ranks.all_envs(num_envs), self.label, *numbers[: len(PROGRESS)].tolist())
+        """Say what came of the env-steps whose numbers are on the host by now."""
+        num_envs = self.env.num_envs
+        while self.arriving and self.arriving[0].here:
+            numbers = self.arriving.popleft().numbers.numpy()
+            if len(numbers) > len(PROGRESS):
+                self.recorder.emit(self.told + 1, numbers[len(PROGRESS) :].reshape(num_envs, -1))
+            self.told += 1
+            played = self.env.world.ranks.all_envs(num_envs)
+            self.progress.advance(played, self.label, *numbers[: len(PROGRESS)].tolist())
 
     def _ask_(self, view: View, reset: Tensor, step: int) -> None:
         """Record what the teacher would do at `step`, given what it is shown and remembers; it changes nothing."""
@@ -124,6 +126,7 @@ class Episode:
             self.rollout.bootstrap.copy_(self.player.agent.act(env.after(), memory)[0].value)
         self.profile.phase_ended("policy")
         result = self.metrics.read(state, env.world.rules.reward.counts, env.world.ranks)
+        self.arriving[-1].wait()
         self._tell()
         self.recorder.end()
         self.profile.phase_ended("telemetry")

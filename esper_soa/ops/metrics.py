@@ -22,13 +22,14 @@ from esper_soa.env.outcome import (
     push_reward,
 )
 from esper_soa.env.parameters import flop_per_image, total_params
+from esper_soa.env.reward_records import RewardSettings
 from esper_soa.env.reward_terms import OWN_TERM, TERM_NAMES
-from esper_soa.env.step import Observed, StepResult
+from esper_soa.env.step import EAGER, Observed, StepKernels, StepResult
 from esper_soa.env.topology import Standing, Topology, standing_of, topology_of
 from esper_soa.nets.model.flops import TrainingFlop
 from esper_soa.ops.telemetry import Json
 from esper_soa.ranks import ALONE, Ranks
-from esper_soa.state import STATE_FLOAT, EnvState, Measurements, ParameterCounts
+from esper_soa.state import STATE_FLOAT, EnvState, Measurements, ParameterCounts, Slots
 from esper_soa.vocabulary import BLUEPRINT_NAMES, OP_NAMES
 
 COUNTS = ("germinated", "blended", "fossilized", "contributing", "pruned")
@@ -61,6 +62,18 @@ class RoundResult(NamedTuple):
     standing: Standing  # every host as it was last measured
 
 
+class Sums(NamedTuple):
+    """What the env-steps of a round come to, on the device."""
+
+    terms: Tensor  # float64 [terms], of means over envs
+    ops: Tensor  # float64 [ops], how often each took effect
+    successes: Tensor  # float64 [ops]
+    rows: Tensor  # float64 [1], alpha rows that were validated
+    flop: Tensor  # float64 [N]
+    rewards: Tensor  # float64 [N, STABILITY_WINDOW], the last ones
+    blueprints: BlueprintStats
+
+
 class MetricsAccumulator:
     """Sums over the env-steps of a round of `num_envs` envs, on the device."""
 
@@ -71,51 +84,57 @@ class MetricsAccumulator:
         costs: TrainingFlop,
         train_samples: int,
         names: Sequence[str] = BLUEPRINT_NAMES,
-        own_reward: str = "",
-        modes: Sequence[str] = (),
+        reward: RewardSettings | None = None,
+        kernels: StepKernels = EAGER,
     ) -> None:
         """costs: of training on one image; train_samples: T, images that every env trains on per env-step.
 
-        names: of the blueprints, by code; own_reward: of the reward where it is a user's own. modes: of
-        reward, by env, where they are split; none where all envs are paid alike.
+        names: of the blueprints, by code; reward: what envs are paid by, the package's modes for None; kernels: of the
+        env-step.
         """
 
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=STATE_FLOAT, device=device)
 
-        self.terms_by_name = {name: name for name in TERM_NAMES} | ({own_reward: OWN_TERM} if own_reward else {})
-        self.terms = zeros(len(self.terms_by_name))
-        self.ops, self.successes = zeros(len(OP_NAMES)), zeros(len(OP_NAMES))
-        self.rows = zeros(1)
-        self.modes = modes
+        own = "" if reward is None else reward.own_name
+        self.terms_by_name = {name: name for name in TERM_NAMES} | ({own: OWN_TERM} if own else {})
+        split = None if reward is None else reward.split
+        self.modes = () if split is None else split.modes  # by env, where they are split
+        self.sums = Sums(
+            zeros(len(self.terms_by_name)), zeros(len(OP_NAMES)), zeros(len(OP_NAMES)), zeros(1), zeros(num_envs),
+            zeros(num_envs, STABILITY_WINDOW), empty_blueprint_stats(device, len(names)),
+        )  # fmt: skip
         self.env_steps = 0
-        self.costs, self.train_samples = costs, train_samples
-        self.flop = zeros(num_envs)
-        self.rewards = zeros(num_envs, STABILITY_WINDOW)
-        self.names, self.blueprints = names, empty_blueprint_stats(device, len(names))
+        self.costs, self.train_samples, self.names, self.kernels = costs, train_samples, names, kernels
         self.shapley = zeros(2, num_envs, 0)  # values and standard errors [2, N, S] at the newest env-step
         self.newest: tuple[EnvState, EnvState] | None = None  # states before and after the newest actions
 
     def add_(self, measured: Measurements, observed: Observed, result: StepResult) -> None:
         """Count one env-step of N envs."""
-        terms, outcome = result.terms, result.outcome
-        self.terms += torch.stack([terms.get(name).mean() for name in self.terms_by_name.values()])
-        choices = torch.arange(len(OP_NAMES), device=self.ops.device)
-        chosen = outcome.effective_op[:, None] == choices
-        self.ops += chosen.sum(0)
-        self.successes += (chosen & outcome.success[:, None]).sum(0)
-        self.rows += (measured.subset >= 0).sum()
+        given = self.sums, measured.subset, observed.state.slots, result
+        self.sums = self.kernels.kept("count", self._counted, *given)
         self.env_steps += measured.subset.shape[0]
-        self.flop += self.train_samples * flop_per_image(observed.state.slots, self.costs)  # as they were trained
-        self.rewards = push_reward(self.rewards, terms.total)
-        self.blueprints = count_blueprints(self.blueprints, observed.state.slots, result.state.slots)
         self.shapley = torch.stack((observed.attribution.shapley, observed.attribution.shapley_error))
         self.newest = observed.state, result.state
+
+    def _counted(self, sums: Sums, subset: Tensor, before: Slots, result: StepResult) -> Sums:
+        terms, outcome = result.terms, result.outcome
+        choices = torch.arange(len(OP_NAMES), device=subset.device)
+        chosen = outcome.effective_op[:, None] == choices
+        return Sums(
+            terms=sums.terms + torch.stack([terms.get(name).mean() for name in self.terms_by_name.values()]),
+            ops=sums.ops + chosen.sum(0),
+            successes=sums.successes + (chosen & outcome.success[:, None]).sum(0),
+            rows=sums.rows + (subset >= 0).sum(),
+            flop=sums.flop + self.train_samples * flop_per_image(before, self.costs),  # as they were trained
+            rewards=push_reward(sums.rewards, terms.total),
+            blueprints=count_blueprints(sums.blueprints, before, result.state.slots),
+        )
 
     def read(self, state: EnvState, counts: ParameterCounts, ranks: Ranks = ALONE) -> RoundResult:
         """One packed copy to the host at the end of a round, of the envs of all ranks; `state` is the last state."""
         found = _of_all_envs(_on_host(self._sums(state, counts)), ranks)
-        self.modes = [mode for modes in ranks.of_all(self.modes) for mode in modes]
+        self.modes = tuple(mode for modes in ranks.of_all(self.modes) for mode in modes)
         episodes, rollbacks = Outcomes(*found["ended"]), found["rollbacks"]
         counted = episodes._asdict() | {"blended": found["blended"]}
         seeds = {name: int(count.sum()) for name, count in counted.items() if name in COUNTS}
@@ -136,16 +155,16 @@ class MetricsAccumulator:
 
     def _sums(self, state: EnvState, counts: ParameterCounts) -> dict[str, Tensor]:
         """Everything that is told of the round, on the device."""
-        totals, signals = state.totals, state.signals
+        sums, totals, signals = self.sums, state.totals, state.signals
         standing = standing_of(*(self.newest or (state, state)))
         return {
-            "terms": self.terms, "env_steps": self.rows.new_tensor([self.env_steps]), "ops": self.ops,
-            "successes": self.successes, "rows": self.rows,
+            "terms": sums.terms, "env_steps": sums.rows.new_tensor([self.env_steps]), "ops": sums.ops,
+            "successes": sums.successes, "rows": sums.rows,
             "rollbacks": totals.rollbacks, "blended": totals.blended,
             "training": torch.stack([signals.val_loss, signals.train_loss, signals.train_accuracy]),
             "parameters": total_params(state.slots, counts),
-            "ended": torch.stack(outcomes(state, self.rewards, counts, self.costs)),
-            "blueprints": torch.stack(self.blueprints), "shapley": self.shapley, "flop": self.flop,
+            "ended": torch.stack(outcomes(state, sums.rewards, counts, self.costs)),
+            "blueprints": torch.stack(sums.blueprints), "shapley": self.shapley, "flop": sums.flop,
             "topology": torch.stack(topology_of(state)), "stood": torch.stack(standing[:4]),
             "scored": torch.stack(standing[4:]),
         }  # fmt: skip
@@ -242,9 +261,30 @@ def _spread(values: Tensor) -> dict[str, float]:
     return {"mean": float(values.mean()), "min": float(values.min()), "max": float(values.max())}
 
 
-def read_progress(state: EnvState, packed: Tensor | None = None) -> Tensor:
-    """float64 on the host, not yet waited for: the numbers of PROGRESS, and behind them those of `packed`, float64."""
+class Arriving(NamedTuple):
+    """Numbers on their way to the host; nothing of them may be read before they are there."""
+
+    numbers: Tensor  # float64: those of PROGRESS, and behind them what else was packed
+    copied: torch.cuda.Event | None  # happens once they are there; None: they are
+
+    @property
+    def here(self) -> bool:
+        """Whether they have arrived; nobody waits for the answer."""
+        return self.copied is None or self.copied.query()
+
+    def wait(self) -> None:
+        """Until they are there."""
+        if self.copied is not None:
+            self.copied.synchronize()
+
+
+def read_progress(state: EnvState, packed: Tensor | None = None) -> Arriving:
+    """The numbers of PROGRESS, and behind them those of `packed`, float64, by a copy that nobody waits for."""
     values = torch.stack([state.signals.val_accuracy.mean(), state.totals.reward.mean()])
     if packed is not None:
         values = torch.cat((values, packed.flatten()))
-    return values.to("cpu", non_blocking=True)
+    numbers, copied = values.to("cpu", non_blocking=True), None
+    if values.is_cuda:
+        copied = torch.cuda.Event()
+        copied.record(torch.cuda.current_stream(values.device))
+    return Arriving(numbers, copied)

@@ -13,7 +13,7 @@ from benchmarks.gpu import ladder, main, names
 from benchmarks.gpu_tasks import RUNGS, TASKS, Place, compute_of, mixture, rung, syncs
 from benchmarks.sync_guard import HostSyncError
 from esper_soa.config import ComputeConfig
-from esper_soa.env import step
+from esper_soa.nets import pools
 from esper_soa.nets.host import HostShape
 from esper_soa.nets.pools import ActiveSeeds, claim_
 
@@ -100,7 +100,7 @@ def test_a_wait_at_the_birth_of_seeds_is_found(monkeypatch: pytest.MonkeyPatch) 
             keys[0].item()
         claim_(weights, shape, active_seeds, keys)
 
-    monkeypatch.setattr(step, "claim_", claim_and_wait_)
+    monkeypatch.setattr(pools, "claim_", claim_and_wait_)
     with pytest.raises(HostSyncError, match="claim_and_wait_"):
         syncs(TINY, "graphs")
 

@@ -55,7 +55,7 @@ def test_terms_of_an_own_reward_are_told_under_its_name_and_those_of_the_package
     rules = rules_of("parts")
     own = rules.reward.own
     assert own is not None
-    metrics = MetricsAccumulator(CPU, NUM_ENVS, training_flop(rules.nets.shape, CPU), 7, own_reward=own.name)
+    metrics = MetricsAccumulator(CPU, NUM_ENVS, training_flop(rules.nets.shape, CPU), 7, reward=rules.reward)
     totals = torch.zeros(NUM_ENVS, dtype=STATE_FLOAT)
     for step in play_state(rules, NUM_ENVS, seed=5):
         metrics.add_(step.trusted, step.observed, step.result)

@@ -22,9 +22,7 @@ from triton.runtime import driver, jit
 
 from esper_soa.build import build_world
 from esper_soa.config import ComputeConfig, TrainConfig
-from esper_soa.env.step import initial_state
 from esper_soa.nets.config import DataConfig, TaskConfig
-from esper_soa.nets.engines.gpu import newborn
 from esper_soa.nets.engines.gpu.engine import GpuEngine
 from esper_soa.nets.pools import ActiveSeeds
 from esper_soa.vocabulary import Blend, Stage
@@ -111,10 +109,9 @@ def a_pass(task: str, dtype: torch.dtype) -> None:
     seeds = ActiveSeeds(yes, no + Stage.BLENDING, no + 1, no + Blend.ADD, no, yes, yes, no, no)
     alpha = torch.ones(size, dtype=torch.float64)
     engine = GpuEngine()
-    engine.train_(nets, world.weights, alpha, seeds, work.training, work.num_batches)
-    engine.validate(nets, world.weights, alpha, seeds, work.validation)
-    state = initial_state(world.rules, 2, torch.device("cpu"))
-    newborn.begin_(newborn.nurseries_of(world.weights, nets.shape), state.slots, work.seed_keys)
+    claimed = engine.claim_(nets, world.weights, seeds.resident(torch.device("cpu")), work.seed_keys)
+    engine.train_(nets, world.weights, alpha, claimed, work.training, work.num_batches)
+    engine.validate(nets, world.weights, alpha, claimed, work.validation)
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from esper_soa.nets.config import SlotSpec, TaskConfig
+from esper_soa.nets.engines.gpu import roster
 from esper_soa.nets.host import HostShape, host_shape
 from esper_soa.nets.layers import PLAIN
 from esper_soa.nets.model.blueprints import BLUEPRINTS, Architecture
@@ -55,6 +56,14 @@ def random_weights(shape: HostShape, num_nets: int, seed: int) -> TensorDict:
     statistics = weights["host", "statistics"]
     statistics.copy_(1.0 + 0.2 * statistics)
     return weights
+
+
+def planned_roster(plan: SeedPlan) -> Tensor:
+    """int32 [N, S]: what roster.py makes of the env state, of a plan of the host's."""
+    flags = plan.running * roster.RUNNING | (plan.blend == THROUGH) * roster.THROUGH
+    flags |= (plan.blend == Blend.MULTIPLY) * roster.MULTIPLIED | (plan.blend == Blend.GATE) * roster.GATED
+    flags |= plan.detached * roster.DETACHED | plan.frozen * roster.FROZEN | plan.measured * roster.MEASURED
+    return torch.from_numpy(np.where(plan.running, flags | plan.blueprint << roster.CODE_SHIFT, 0).astype(np.int32))
 
 
 class SlotResult(NamedTuple):

@@ -31,7 +31,7 @@ MEAN, STD = (0.1, 0.2, 0.3), (0.5, 0.25, 0.125)
 
 
 def training_order(keys: torch.Tensor, dataset_size: int, start: int, count: int) -> torch.Tensor:
-    return OrderBook(keys, dataset_size).draw(start, count)
+    return OrderBook(keys, dataset_size, len(keys)).draw(start, count)
 
 
 @pytest.fixture(scope="module")
@@ -78,20 +78,31 @@ def test_an_order_is_a_permutation_in_every_pass() -> None:
 def test_an_order_drawn_in_pieces_equals_one_drawn_at_once() -> None:
     stream = keys(DATA_ORDER, range(2))
     whole = training_order(stream, 11, 0, 40)
-    book = OrderBook(stream, 11)
+    book = OrderBook(stream, 11, 2)
     pieces = torch.cat([book.draw(0, 7), book.draw(7, 9), book.draw(16, 24)], dim=1)  # inside, across 1, across 2
     assert torch.equal(pieces, whole)
     assert torch.equal(training_order(stream, 11, 16, 5), whole[:, 16:21])
 
 
-def test_an_order_that_is_too_large_to_hold_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = keys(DATA_ORDER, range(5))
-    whole = training_order(stream, 11, 0, 40)
+def test_an_order_that_is_too_large_to_hold_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream, sorted_ones = keys(DATA_ORDER, range(5)), training_order(keys(DATA_ORDER, range(5)), 11, 0, 33)
     monkeypatch.setattr(data, "HELD", 5 * 11 - 1)
     monkeypatch.setattr(data, "SORT_ELEMENTS", 2 * 11)
-    book = OrderBook(stream, 11)
-    assert torch.equal(torch.cat([book.draw(0, 7), book.draw(7, 33)], dim=1), whole)
+    book = OrderBook(stream, 11, 5)
+    order = torch.cat([book.draw(0, 7), book.draw(7, 26)], dim=1)
     assert book.order.numel() == 0
+    assert order.dtype == torch.int64
+    for one_pass in order.split(11, dim=1):
+        assert torch.equal(one_pass.sort(dim=1).values, torch.arange(11).expand(5, 11))
+    assert order.unflatten(1, (3, 11)).flatten(0, 1).unique(dim=0).shape[0] == 15  # all passes of all envs differ
+    assert not torch.equal(order, sorted_ones)
+
+
+def test_an_env_draws_the_same_whoever_has_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "HELD", 5 * 11 - 1)
+    whole = OrderBook(keys(DATA_ORDER, range(5)), 11, 5).draw(4, 30)
+    shares = [OrderBook(keys(DATA_ORDER, envs), 11, 5).draw(4, 30) for envs in (range(2), range(2, 5))]
+    assert torch.equal(torch.cat(shares), whole)
 
 
 def test_all_permutations_are_equally_likely() -> None:

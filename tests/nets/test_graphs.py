@@ -1,6 +1,7 @@
 """Steps kept by key: the same results as steps of their own, at addresses that stay; on a GPU from CUDA graphs."""
 
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -8,6 +9,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from esper_soa.errors import SettingError
 from esper_soa.nets.graphs import (
@@ -17,11 +19,26 @@ from esper_soa.nets.graphs import (
     Recorder,
     StepCache,
     captured_call,
+    copy_all_,
     decision_cache,
 )
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CPU = torch.device("cpu")
+
+
+class Operations(TorchDispatchMode):
+    """Counts operations by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self, func: torch._ops.OpOverload, types: object, args: tuple = (), kwargs: dict | None = None
+    ) -> object:
+        self.counts[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
 
 
 class Growth:
@@ -93,6 +110,19 @@ def test_calls_give_copies_and_leave_their_arguments() -> None:
     assert len(cache._kept) == 1
     captured_call(cache, "both", both, Pair(torch.ones(3), {"a": torch.ones(3)}), (torch.tensor(1.0),))
     assert len(cache._kept) == 2  # other shapes are another step
+
+
+def test_tensors_are_copied_together_by_dtype_and_those_that_differ_alone() -> None:
+    sources = [torch.arange(6.0), torch.arange(4), torch.ones(2, 3), torch.arange(6.0).view(2, 3).T, torch.ones(1)]
+    sources += [torch.tensor([True, False]), torch.arange(3, dtype=torch.int32)]
+    targets = [torch.zeros(shape) for shape in ((6,), (4,), (2, 3), (3, 2), (4,))]
+    targets = [target.to(source.dtype) for target, source in zip(targets, sources, strict=False)]
+    targets += [torch.zeros(2, dtype=torch.bool), torch.zeros(3, dtype=torch.int64)]
+    with Operations() as made:
+        copy_all_(targets, sources)
+    for target, source in zip(targets, sources, strict=True):
+        assert torch.equal(target, source.expand_as(target).to(target.dtype))
+    assert made.counts == {"_foreach_copy_": 3, "copy_": 3}
 
 
 @pytest.mark.gpu

@@ -22,7 +22,7 @@ from esper_soa.nets.layers import PLAIN
 from esper_soa.nets.model.flops import training_flop
 from esper_soa.nets.model.own_module import Factory
 from esper_soa.nets.own_hosts import task_host, task_shape, task_slots
-from esper_soa.nets.pools import read_active_seeds
+from esper_soa.nets.pools import read_active_seeds, slot_seeds
 from esper_soa.nets.seeds import TrainingSeeds
 from esper_soa.nets.snapshot import add_snapshot_, restore_where_, snapshot_where_
 from esper_soa.ops.collect import Player, Round, play_round
@@ -208,7 +208,7 @@ def test_a_rollback_gives_weights_and_buffers_back_of_the_envs_that_ask_for_it()
     add_snapshot_(world.weights)
     snapshot_where_(world.weights, shape, torch.ones(3, dtype=torch.bool), no_slots, no_slots)
     kept = host.clone()
-    active, work = read_active_seeds(state.slots, state.ramp, False), world.work(0)
+    active, work = read_active_seeds(slot_seeds(state.slots, state.ramp, False)), world.work(0)
     world.rules.engine.train_(world.rules.nets, world.weights, state.slots.alpha, active, work.training, 2)
     trained = host.clone()
     for part in ("params", "statistics"):
@@ -257,7 +257,7 @@ def together(name: str, native: str) -> World:
     compute = ComputeConfig(workers=1, engine=native)
     world = build_world(settings(name, batch_size=8, train_samples=16, compute=compute), CPU)
     state = world.start_round(0)
-    active, work = read_active_seeds(state.slots, state.ramp, False), world.work(0)
+    active, work = read_active_seeds(slot_seeds(state.slots, state.ramp, False)), world.work(0)
     world.rules.engine.train_(world.rules.nets, world.weights, state.slots.alpha, active, work.training, 2)
     return world
 
@@ -275,7 +275,7 @@ def test_blocks_of_different_kernels_go_to_the_kernels_in_c_and_mean_the_same_th
     reports = []
     for world in worlds:
         state = world.start_round(0)
-        active, work = read_active_seeds(state.slots, state.ramp, False), world.work(0)
+        active, work = read_active_seeds(slot_seeds(state.slots, state.ramp, False)), world.work(0)
         reports.append(world.rules.engine.validate(world.rules.nets, world.weights, state.slots.alpha, active,
                                                    work.validation))  # fmt: skip
     torch.testing.assert_close(reports[0].loss, reports[1].loss, rtol=1e-4, atol=1e-5)

@@ -16,7 +16,7 @@ from esper_soa.nets.forward import seed_forward
 from esper_soa.nets.host import host_shape
 from esper_soa.nets.layers import PLAIN
 from esper_soa.nets.model.blueprints import BLUEPRINTS, initial_seeds, seed_table
-from esper_soa.nets.pools import ActiveSeeds, read_active_seeds
+from esper_soa.nets.pools import ActiveSeeds, read_active_seeds, slot_seeds
 from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Blueprint, Stage
 
 CPU = torch.device("cpu")
@@ -80,7 +80,7 @@ def grown(stage: int, seed_lr: float = 0.2) -> tuple[NetsConfig, TensorDict, Ten
         stage=torch.full_like(slots.stage, stage), blueprint=blueprint, blend=blend, alpha=alpha, newborn=yes,
         fresh_momentum=yes,
     )  # fmt: skip
-    active_seeds = read_active_seeds(slots, idle_ramp(count, 1, "cpu"), ablate_fossils=False)
+    active_seeds = read_active_seeds(slot_seeds(slots, idle_ramp(count, 1, "cpu"), ablate_fossils=False))
     pools.claim_(weights, shape, active_seeds, streams.stream_keys(3, streams.SEED_INIT, (), torch.arange(count)))
     return NetsConfig(shape, task, (Stage.TRAINING,), count, 4), weights, alpha, active_seeds
 

@@ -1,18 +1,16 @@
 """The GPU's engine in Triton's interpreter: whole passes against torch, launches that are the same whatever grows."""
 
 import importlib.util
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from nets.gpu_mixtures import planned_roster
 from tensordict import TensorDict
 from tiny_world import CPU, SMALL_TASK, tiny_rules
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.sync_guard import SyncGuard
 from esper_soa.build import build_world
@@ -25,17 +23,16 @@ from esper_soa.nets.config import DataConfig, SubsetRows, TaskConfig, enabled_sl
 from esper_soa.nets.data import cut_batch, training_crops
 from esper_soa.nets.engine import Engine, TrainReport, ValidationReport
 from esper_soa.nets.engines.gpu.support import unavailable_reason
-from esper_soa.nets.graphs import StepCache
 from esper_soa.nets.host import host_shape
-from esper_soa.nets.pools import ActiveSeeds, read_active_seeds
+from esper_soa.nets.pools import ActiveSeeds, read_active_seeds, slot_seeds
 from esper_soa.nets.seed_plan import training_plan, validation_plan
-from esper_soa.nets.subsets import subset_codes
+from esper_soa.nets.subsets import max_rows, subset_codes
 from esper_soa.vocabulary import CNN_BLUEPRINTS, AlphaMode, Blend, Stage
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="the package triton is not installed (extra: test)")
 if HAS_TRITON:
-    from triton.runtime import interpreter
+    from nets.gpu_launches import Watched, counted
 
     from esper_soa.nets.engines.gpu import images, roster, tree
     from esper_soa.nets.engines.gpu.engine import GpuEngine
@@ -77,8 +74,9 @@ def play(
 ) -> tuple[TrainReport, ValidationReport]:
     work, nets = given or world.work(0), world.rules.nets
     alpha = 0.7 * torch.from_numpy(seeds.visible).double()
-    trained = engine.train_(nets, world.weights, alpha, seeds, work.training, work.num_batches, 0.5)
-    return trained, engine.validate(nets, world.weights, alpha, seeds, work.validation)
+    claimed = engine.claim_(nets, world.weights, seeds.resident(CPU), work.seed_keys)
+    trained = engine.train_(nets, world.weights, alpha, claimed, work.training, work.num_batches, 0.5)
+    return trained, engine.validate(nets, world.weights, alpha, claimed, work.validation)
 
 
 def results(world: World, engine: Engine, seeds: ActiveSeeds) -> dict[str, Tensor]:
@@ -148,76 +146,31 @@ def test_in_bfloat16_a_pass_is_near_float32() -> None:
 # --- launches
 
 
-class Launches(TorchDispatchMode):
-    """Counts kernels, which are not run, and torch's operations that are not views."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: Counter[str] = Counter()
-
-    def __torch_dispatch__(
-        self, function: Callable, types: object, args: tuple = (), kwargs: dict | None = None
-    ) -> object:
-        result = function(*args, **(kwargs or {}))
-        silent = ("empty", "detach", "alias")
-        name = function.overloadpacket.__name__
-        if not (name.startswith(silent) or function.is_view):
-            self.counts[name] += 1
-        return result
-
-
-@contextmanager
-def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
-    with Launches() as launches, monkeypatch.context() as patched:
-        patched.setattr(
-            interpreter.InterpretedFunction,
-            "run",
-            lambda self, *args, **options: launches.counts.update([self.fn.__name__]),
-        )
-        yield launches
-
-
-class Watched(StepCache):
-    """Counts the launches of each batch, and lets none wait for the device or move a buffer."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        super().__init__(capture=False)
-        self.monkeypatch, self.batches = monkeypatch, list[Counter[str]]()
-
-    def _advance_(self, kept: object, variant: int) -> None:
-        step = kept.step  # type: ignore[attr-defined]
-        places = [buffer.data_ptr() for buffer in step.buffers()]
-        with counted(self.monkeypatch) as launches, SyncGuard():
-            super()._advance_(kept, variant)  # type: ignore[arg-type]
-        assert [buffer.data_ptr() for buffer in step.buffers()] == places
-        self.batches.append(launches.counts)
-
-
 BASELINE_SLOTS = ("r0c0", "r0c1", "r0c2")
 
 
-def launches_of(monkeypatch: pytest.MonkeyPatch, num_envs: int, seeds: int) -> tuple[list[int], int]:
-    """Launches of the batches of two env-steps with their own mixtures after a first one, and all others of them."""
-    world, steps = build(num_envs, 2, BASELINE_SLOTS, TaskConfig()), Watched(monkeypatch)
-    engine = GpuEngine(steps)
-    with counted(monkeypatch):
-        play(world, engine, some_seeds(num_envs, 3, seeds))
-    steps.batches.clear()
-    works = [world.work(step) for step in range(2)]
+def launches_of(
+    monkeypatch: pytest.MonkeyPatch, num_envs: int, seeds: int, slots: tuple[str, ...] = BASELINE_SLOTS
+) -> tuple[list[int], int]:
+    """Launches of the batches of two env-steps, each with its mixture, after a first one; all others of the last."""
+    world = build(num_envs, 2, slots, TaskConfig())
     with counted(monkeypatch) as launches:
-        for step, work in enumerate(works):
-            play(world, engine, some_seeds(num_envs, 3, seeds + step, running=0.4 * step + 0.3), work)
-    assert len(steps._kept) == 2  # one for training, one for validation
-    outside = sum(launches.counts.values())
-    return [sum(batch.values()) for batch in steps.batches], outside
+        engine = GpuEngine(Watched(launches))
+        play(world, engine, some_seeds(num_envs, len(slots), seeds))
+        launches.steps.clear()
+        for step, work in enumerate([world.work(step) for step in range(2)]):
+            launches.take()
+            play(world, engine, some_seeds(num_envs, len(slots), seeds + step, running=0.4 * step + 0.3), work)
+    assert len(engine.steps._kept) == 3  # claim, a training batch, a validation batch
+    return [step.launches for step in launches.steps if step.name.endswith("Step")], launches.take()
 
 
 def test_launches_are_the_same_for_any_number_of_networks_and_any_mixture(monkeypatch: pytest.MonkeyPatch) -> None:
     first, *others = (launches_of(monkeypatch, num_envs, seed) for num_envs, seed in ((1, 1), (3, 2), (17, 3), (17, 4)))
     batches, _ = first
-    assert batches == [35, 34, 10, 10] * 2  # a batch with and one without gradient statistics, two of validation
+    assert batches == [33, 32, 10, 10] * 2  # a batch with and one without gradient statistics, two of validation
     assert [own for own, _ in others] == [batches] * 3
-    assert others[0][1] == others[1][1] == others[2][1] <= 2 * 200
+    assert others[0][1] == others[1][1] == others[2][1] <= 120
 
 
 # --- what the kernels are told
@@ -246,25 +199,35 @@ def a_state(num_envs: int = 40) -> tuple:
 @pytest.mark.parametrize("ablate_fossils", [False, True])
 def test_the_roster_read_from_the_state_where_it_lies_is_that_of_the_host(ablate_fossils: bool) -> None:
     rules, slots, ramp = a_state()
-    active, detached = read_active_seeds(slots, ramp, ablate_fossils), rules.nets.detached_stages
+    seeds, detached = slot_seeds(slots, ramp, ablate_fossils), rules.nets.detached_stages
+    active = read_active_seeds(seeds)
     with SyncGuard():
-        trained = roster.training_roster(slots, ramp, detached)
-        tested = roster.validation_roster(slots, ramp, detached, ablate_fossils)
-    assert torch.equal(trained, roster.planned(training_plan(active, detached), CPU))
-    kept = roster.ABLATED | roster.RUNNING | roster.MULTIPLIED | roster.GATED
-    wanted = roster.planned(validation_plan(active, detached), CPU, active.ablated)
-    shown = torch.from_numpy(active.visible & (active.stage != Stage.TRAINING))
-    for mask in (kept, ~0 << roster.CODE_SHIFT):
-        assert torch.equal(torch.where(shown, tested & mask, 0), torch.where(shown, wanted & mask, 0))
+        trained = roster.training_roster(seeds, detached)
+        tested = roster.validation_roster(seeds, detached)
+    assert torch.equal(trained, planned_roster(training_plan(active, detached)))
+    read = ~(roster.FROZEN | roster.MEASURED | roster.ABLATED)  # the first two are nothing to a validation pass
+    assert torch.equal(tested & read, planned_roster(validation_plan(active, detached)) & read)
+    assert torch.equal((tested & roster.ABLATED) > 0, seeds.ablated)
+
+
+def host_codes(seeds: ActiveSeeds, rows: SubsetRows) -> Tensor:
+    """int64 [N, R]: the subsets of every env, one by one; -1 = no row."""
+    num_envs, num_slots = seeds.stage.shape
+    codes, fossil = torch.full((num_envs, max_rows(num_slots, rows)), -1), seeds.stage == Stage.FOSSILIZED
+    for env, own in enumerate(codes):
+        ablated = np.flatnonzero(seeds.ablated[env])
+        found = subset_codes(tuple(ablated.tolist()), tuple(ablated[fossil[env, ablated]].tolist()), rows)
+        own[: len(found)] = torch.tensor(found)
+    return codes
 
 
 @pytest.mark.parametrize("num_slots", [1, 3, 6])
 def test_rows_of_the_tree_end_as_the_subsets_that_torch_validates(num_slots: int) -> None:
     order = tuple(np.random.default_rng(1).permutation(num_slots).tolist())
     seeds = some_seeds(30, num_slots, 5)
-    codes = tree.codes_of(seeds, SubsetRows())
+    codes = host_codes(seeds, SubsetRows())
     with SyncGuard():
-        levels = tree.levels_of(torch.from_numpy(codes), order)
+        levels = tree.levels_of(codes, order)
     for env in range(30):
         own = tuple(code for code in codes[env].tolist() if code >= 0)
         rows = [0]
@@ -274,9 +237,6 @@ def test_rows_of_the_tree_end_as_the_subsets_that_torch_validates(num_slots: int
             rows = [rows[origin // 2] | (origin % 2) << slot for origin in origins]
             assert len(set(rows)) == count
         assert tuple(rows) == own
-        found = np.flatnonzero(seeds.ablated[env])
-        if len(found) <= 4:
-            assert own == subset_codes(tuple(found.tolist()), ())
 
 
 @pytest.mark.parametrize("rows", [SubsetRows(), SubsetRows(pairs=False, codes=(5, 3, 63))])
@@ -285,8 +245,8 @@ def test_subsets_found_where_the_state_lies_are_those_of_the_host(num_slots: int
     seeds = some_seeds(60, num_slots, 7, running=1.0 if num_slots > 4 else 0.8)
     ablated, fossil = torch.from_numpy(seeds.ablated), torch.from_numpy(seeds.stage == Stage.FOSSILIZED)
     with SyncGuard():
-        codes = tree.resident_codes(ablated, fossil, rows)
-    assert torch.equal(codes, torch.from_numpy(tree.codes_of(seeds, rows)))
+        codes = tree.codes_of(ablated, ablated & fossil, rows)
+    assert torch.equal(codes, host_codes(seeds, rows))
     assert num_slots <= 4 or len(set(seeds.ablated.sum(1))) > 3
 
 
@@ -298,7 +258,7 @@ def test_an_env_step_with_births_waits_for_nothing(monkeypatch: pytest.MonkeyPat
     with counted(monkeypatch):
         for first in (True, False):  # tables of a run are made at first use
             with nullcontext() if first else SyncGuard():
-                seeds = engine.claim_(nets, world.weights, slots, ramp, True, work.seed_keys)
+                seeds = engine.claim_(nets, world.weights, slot_seeds(slots, ramp, True), work.seed_keys)
                 engine.train_(nets, world.weights, slots.alpha, seeds, work.training, work.num_batches)
                 engine.validate(nets, world.weights, slots.alpha, seeds, work.validation)
 

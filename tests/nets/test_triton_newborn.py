@@ -13,7 +13,7 @@ from esper_soa.env.step import initial_state
 from esper_soa.nets.config import TaskConfig, host_slots
 from esper_soa.nets.host import host_shape
 from esper_soa.nets.model.blueprints import BLUEPRINTS
-from esper_soa.nets.pools import allocate, claim_, read_active_seeds
+from esper_soa.nets.pools import allocate, claim_, read_active_seeds, slot_seeds
 from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Stage
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -41,10 +41,11 @@ def test_rows_of_newborn_seeds_are_those_of_torch_to_the_bit(seed: int) -> None:
     )  # fmt: skip
     wanted = allocate(shape, NUM_ENVS, CPU, torch.float32).apply(torch.ones_like)
     found, keys = wanted.clone(), torch.randint(-(2**62), 2**62, (NUM_ENVS,), generator=g)
-    claim_(wanted, shape, read_active_seeds(slots, state.ramp, False), keys)
+    seeds = slot_seeds(slots, state.ramp, ablate_fossils=False)
+    claim_(wanted, shape, read_active_seeds(seeds), keys)
     nurseries = newborn.nurseries_of(found, shape)
     with SyncGuard():
-        newborn.begin_(nurseries, slots, keys)
+        newborn.begin_(nurseries, seeds, keys)
     for name, rows in wanted.flatten_keys(".").items():
         assert torch.equal(found.flatten_keys(".")[name], rows), name
     assert not torch.equal(wanted["seeds", "r0c0", "params"], torch.ones_like(wanted["seeds", "r0c0", "params"]))

@@ -4,7 +4,7 @@ import importlib.util
 
 import pytest
 import torch
-from nets.gpu_mixtures import ODD, SlotResult, drawn, mixed_plan, plain_slot, random_weights, slot_shape
+from nets.gpu_mixtures import ODD, SlotResult, drawn, mixed_plan, plain_slot, planned_roster, random_weights, slot_shape
 from torch import Tensor
 
 from esper_soa.nets.host import HostShape
@@ -14,7 +14,7 @@ from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="the package triton is not installed (extra: test)")
 if HAS_TRITON:
-    from esper_soa.nets.engines.gpu import roster, slots
+    from esper_soa.nets.engines.gpu import slots
 
 CPU = torch.device("cpu")
 ROUNDING = 2e-4
@@ -29,7 +29,7 @@ def triton_slot(
     pooled = upstream.shape[2] != height
     table = slots.slot_table(shape, 0, CPU)
     work = slots.work_places(table, num_nets * batch, (height, width), x, True)
-    seeds = slots.Seeds(roster.planned(plan, CPU), alpha.float())
+    seeds = slots.Seeds(planned_roster(plan), alpha.float())
     slot = slots.slot_of(table, seeds, rows, work, (height, width), pooled)
     features, gradient = x.flatten(2, 3).clone(), upstream.flatten(2, 3).to(x.dtype).clone()
     small = torch.full_like(gradient, torch.nan) if pooled else features
@@ -37,7 +37,8 @@ def triton_slot(
     slots.forward_(slot, features, small, codes)
     before = torch.full_like(features, torch.nan) if pooled else gradient
     partials = torch.zeros(num_nets, slots.num_splits(batch), rows.shape[1])
-    slots.backward_(slot, before, gradient, codes, partials)
+    slots.backward_(slot, before, gradient, codes)
+    slots.weights_((slot,), (partials,), batch)
     out = small.view(upstream.shape)
     return SlotResult(out, before.view(x.shape), partials.sum(1))
 

@@ -1,9 +1,11 @@
 """The rollout of a real round, row by row, against what the policy saw, chose and earned; rollbacks included."""
 
+import io
 import math
 
 import pytest
 import torch
+from rich.console import Console
 from tiny_world import CPU, tiny_settings
 from torch import Tensor
 from witness import Witnessed, witnessed_round
@@ -19,11 +21,54 @@ from esper_soa.config import TrainConfig
 from esper_soa.env.config import GovernorConfig
 from esper_soa.env.step import look
 from esper_soa.env.world import World
-from esper_soa.state import Decision, View
+from esper_soa.ops import collect
+from esper_soa.ops.collect import Episode, Player, Round
+from esper_soa.ops.metrics import Arriving
+from esper_soa.ops.progress import Progress
+from esper_soa.state import Decision, EnvState, View
 from esper_soa.vocabulary import HEAD_NAMES
 
 ENVS, SLOTS, STEPS = 3, 2, 12
 REWARD_CLIP = 1.5
+
+
+class LateCopy:
+    """Stands in for the event behind a copy to the host that takes its time."""
+
+    def __init__(self, seen: list[str]) -> None:
+        self.seen, self.done = seen, False
+
+    def query(self) -> bool:
+        return self.done
+
+    def synchronize(self) -> None:
+        self.seen.append("waited")
+        self.done = True
+
+
+def test_numbers_on_their_way_are_told_in_order_once_they_are_there_and_waited_for_at_the_end_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cfg = tiny_settings(2, 1, 5)
+    quiet, seen = Progress(10, Console(file=io.StringIO()), "off"), list[str]()
+    copies = list[LateCopy]()
+
+    def late(state: EnvState, packed: Tensor | None) -> Arriving:
+        copies.append(LateCopy(seen))
+        return Arriving(torch.tensor([len(copies), 0.0]), copies[-1])  # type: ignore[arg-type]
+
+    monkeypatch.setattr(collect, "read_progress", late)
+    monkeypatch.setattr(quiet, "advance", lambda envs, label, accuracy, reward: seen.append(f"{accuracy:g}"))
+    episode = Episode(build_world(cfg, CPU), Player(RandomPolicy(), None), Round(0, quiet))
+    for step in range(5):
+        episode.step_()
+        if step == 2:
+            copies[0].done = copies[1].done = True
+    assert seen == ["1", "2"]
+    for copy in copies[2:4]:
+        copy.done = True
+    episode.finish()
+    assert seen == ["1", "2", "waited", "3", "4", "5"]
 
 
 def settings() -> TrainConfig:

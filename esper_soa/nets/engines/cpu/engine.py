@@ -24,7 +24,7 @@ from esper_soa.nets.host import Block, HostShape, host_tables, plain_blocks
 from esper_soa.nets.model.blueprints import GATE, num_codes
 from esper_soa.nets.model.parameters import Table
 from esper_soa.nets.passes import Gradients, train_pass_, validation_pass
-from esper_soa.nets.pools import ActiveSeeds, row_layout
+from esper_soa.nets.pools import ActiveSeeds, SlotSeeds, read_and_claim_, row_layout
 from esper_soa.nets.seed_plan import THROUGH, SeedPlan, training_plan, validation_plan
 from esper_soa.nets.sgd import LearningRates, rules_of
 from esper_soa.nets.subsets import Job
@@ -211,6 +211,10 @@ class CpuEngine:
 
     chosen: Choice
     cut: ImageCutter = cut_images
+
+    def claim_(self, nets: NetsConfig, weights: TensorDict, seeds: SlotSeeds, keys: Tensor) -> ActiveSeeds:
+        """On the host, as only seeds that run cost time."""
+        return read_and_claim_(weights, nets.shape, seeds, keys)
 
     def train_(
         self, nets: NetsConfig, weights: TensorDict, alpha: Tensor, active_seeds: ActiveSeeds, feed: TrainingFeed,

@@ -5,6 +5,7 @@ loads it where the kernels can run.
 """
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -21,22 +22,23 @@ from esper_soa.nets.engines.gpu.slots import slot_table
 from esper_soa.nets.engines.gpu.training import Plans, TrainInputs, TrainStep
 from esper_soa.nets.engines.gpu.validation import ValidationInputs, ValidationStep, fresh_sums, num_batches
 from esper_soa.nets.gradients import unmeasured
-from esper_soa.nets.graphs import StepCache
+from esper_soa.nets.graphs import StepCache, captured_call
 from esper_soa.nets.host import HostShape
-from esper_soa.nets.pools import ActiveSeeds, upload
-from esper_soa.nets.seed_plan import training_plan, validation_plan
+from esper_soa.nets.pools import SlotSeeds
 from esper_soa.nets.sgd import LearningRates
-from esper_soa.state import STATE_FLOAT, GradientStats, Ramp, Slots
+from esper_soa.state import STATE_FLOAT, GradientStats
+from esper_soa.vocabulary import Stage
 
 MOST_IMAGES = 4096  # of a validation batch: a grid has at most 65,535 tiles
 
 
 class ResidentSeeds(NamedTuple):
-    """What a pass of N networks with S slots has to know of their seeds, on the device; see `GpuEngine.claim_`."""
+    """What the passes of an env-step have to know of the seeds of N networks with S slots, on the device."""
 
     training: Tensor  # int32 [N, S], see roster.py
     validation: Tensor  # int32 [N, S]
     codes: Tensor  # int64 [N, R], subset rows, -1 = none
+    levels: list[tree.Level]  # of the subset rows, by slot in execution order
     ablated: Tensor  # bool [N, S]
 
 
@@ -50,25 +52,16 @@ class GpuEngine:
     plans: dict[tuple[HostShape, torch.device], Plans] = field(default_factory=dict)
     nurseries: dict[tuple[int, ...], tuple[Nursery, ...]] = field(default_factory=dict)
 
-    def claim_(
-        self, nets: NetsConfig, weights: TensorDict, slots: Slots, ramp: Ramp, ablate_fossils: bool, keys: Tensor
-    ) -> ResidentSeeds:
-        """What read_active_seeds and pools.claim_ do, without a read by the host; for both passes of an env-step.
-
-        keys: int64 [N], streams of this env-step.
-        """
+    def claim_(self, nets: NetsConfig, weights: TensorDict, seeds: SlotSeeds, keys: Tensor) -> ResidentSeeds:
+        """Where the env state lies: nothing is read by the host, whether seeds are born or not."""
         place = _places(weights, keys)[1:]
         if place not in self.nurseries:
             self.nurseries[place] = newborn.nurseries_of(weights, nets.shape)
-        newborn.begin_(self.nurseries[place], slots, keys)
-        training = roster.training_roster(slots, ramp, nets.detached_stages)
-        validation = roster.validation_roster(slots, ramp, nets.detached_stages, ablate_fossils)
-        ablated = (validation & roster.ABLATED) > 0
-        codes = tree.resident_codes(ablated, (validation & roster.FOSSIL) > 0, nets.rows)
-        return ResidentSeeds(training, validation, codes, ablated)
+        name = "claim", nets.detached_stages, nets.rows, place
+        return captured_call(self.steps, name, partial(_claimed_, nets, self.nurseries[place]), seeds, keys)
 
     def train_(
-        self, nets: NetsConfig, weights: TensorDict, alpha: Tensor, active_seeds: ActiveSeeds | ResidentSeeds,
+        self, nets: NetsConfig, weights: TensorDict, alpha: Tensor, active_seeds: ResidentSeeds,
         feed: TrainingFeed, num_batches: int, lr_factor: float = 1.0,
     ) -> TrainReport:  # fmt: skip
         """All networks at once, a fixed list of launches per batch."""
@@ -77,9 +70,9 @@ class GpuEngine:
         rates, images = LearningRates.of(nets.task, lr_factor), crops.first.shape[1]
         flags = {name: values.to(_kept(values)) for name, values in unmeasured(size, device).items()}
         inputs = TrainInputs(
-            crops.first.contiguous(), crops.labels.contiguous(), _resident(nets, active_seeds, device).training,
+            crops.first.contiguous(), crops.labels.contiguous(), active_seeds.training,
             alpha.float().contiguous(),
-            torch.tensor([float(rate) for rate in rates]).to(device, non_blocking=True),
+            torch.stack([torch.full((), float(rate), device=device) for rate in rates]),
             torch.zeros(1, dtype=torch.int32, device=device), torch.zeros(size[0], device=device),
             torch.zeros(size[0], dtype=torch.int64, device=device), flags,
         )  # fmt: skip
@@ -98,7 +91,7 @@ class GpuEngine:
         )
 
     def validate(
-        self, nets: NetsConfig, weights: TensorDict, alpha: Tensor, active_seeds: ActiveSeeds | ResidentSeeds,
+        self, nets: NetsConfig, weights: TensorDict, alpha: Tensor, active_seeds: ResidentSeeds,
         feed: ValidationFeed,
     ) -> ValidationReport:  # fmt: skip
         """All networks and subset rows at once."""
@@ -107,11 +100,10 @@ class GpuEngine:
         batch = min(nets.eval_batch, crops.first.shape[1], MOST_IMAGES)
         count = num_batches(crops.first.shape[1], batch)
         missing = count * batch - crops.first.shape[1]
-        seeds = _resident(nets, active_seeds, device)
-        codes = seeds.codes
+        codes = active_seeds.codes
         inputs = ValidationInputs(
             F.pad(crops.first, (0, missing)).contiguous(), F.pad(crops.labels, (0, missing), value=-1).contiguous(),
-            seeds.validation, alpha.float().contiguous(), tree.levels_of(codes, nets.shape.execution_order),
+            active_seeds.validation, alpha.float().contiguous(), active_seeds.levels,
             *fresh_sums(num_nets, codes.shape[1], device),
         )  # fmt: skip
         fresh = ValidationStep(
@@ -121,7 +113,7 @@ class GpuEngine:
         done = self.steps.run_(key, fresh, [0] * count).inputs
         accuracy = 100.0 * done.correct.to(STATE_FLOAT) / done.counted[:, None]
         accuracy = torch.where(codes >= 0, accuracy, 0.0)
-        return ValidationReport(done.loss / done.counted, accuracy, codes, seeds.ablated)
+        return ValidationReport(done.loss / done.counted, accuracy, codes, active_seeds.ablated)
 
     def _plans(self, shape: HostShape, device: torch.device) -> Plans:
         """Tables of a host, made once."""
@@ -134,17 +126,13 @@ class GpuEngine:
         return self.plans[shape, device]
 
 
-def _resident(nets: NetsConfig, seeds: ActiveSeeds | ResidentSeeds, device: torch.device) -> ResidentSeeds:
-    """The seeds on the device, uploaded where the host holds them."""
-    if isinstance(seeds, ResidentSeeds):
-        return seeds
-    stages = nets.detached_stages
-    return ResidentSeeds(
-        roster.planned(training_plan(seeds, stages), device),
-        roster.planned(validation_plan(seeds, stages), device, seeds.ablated),
-        upload(tree.codes_of(seeds, nets.rows), device),
-        upload(seeds.ablated, device),
-    )
+def _claimed_(nets: NetsConfig, nurseries: tuple[Nursery, ...], seeds: SlotSeeds, keys: Tensor) -> ResidentSeeds:
+    newborn.begin_(nurseries, seeds, keys)
+    training = roster.training_roster(seeds, nets.detached_stages)
+    validation = roster.validation_roster(seeds, nets.detached_stages)
+    codes = tree.codes_of(seeds.ablated, seeds.ablated & (seeds.stage == Stage.FOSSILIZED), nets.rows)
+    levels = tree.levels_of(codes, nets.shape.execution_order)
+    return ResidentSeeds(training, validation, codes, levels, seeds.ablated)
 
 
 def _kept(values: Tensor) -> torch.dtype:

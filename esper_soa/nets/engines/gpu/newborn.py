@@ -14,8 +14,7 @@ from esper_soa.nets.engines.gpu.kernels.newborn import Births, Nursery, newborn_
 from esper_soa.nets.host import HostShape
 from esper_soa.nets.model.blueprints import gate_table, num_codes, seed_table
 from esper_soa.nets.model.parameters import Table
-from esper_soa.nets.pools import row_layout
-from esper_soa.state import Slots
+from esper_soa.nets.pools import SlotSeeds, row_layout
 
 TILE = 512  # columns
 EXACT = {"enable_fp_fusion": False}  # products and sums are rounded one by one, as torch does
@@ -26,14 +25,14 @@ def nurseries_of(weights: TensorDict, shape: HostShape) -> tuple[Nursery, ...]:
     return tuple(_nursery(weights, shape, slot) for slot in range(len(shape.slots)))
 
 
-def begin_(nurseries: tuple[Nursery, ...], slots: Slots, keys: Tensor) -> None:
+def begin_(nurseries: tuple[Nursery, ...], seeds: SlotSeeds, keys: Tensor) -> None:
     """Initialise the rows of newborn seeds and clear the momentum that must start afresh.
 
     keys: int64 [N], streams of this env-step; every slot takes a sub-stream of its own.
     """
     births = Births(
-        slots.newborn.contiguous(), slots.fresh_momentum.contiguous(), slots.blueprint.contiguous(),
-        slots.blend.contiguous(), keys, tl.constexpr(len(nurseries)),
+        seeds.newborn.contiguous(), seeds.fresh_momentum.contiguous(), seeds.blueprint.contiguous(),
+        seeds.blend.contiguous(), keys, tl.constexpr(len(nurseries)),
     )  # fmt: skip
     tiles = triton.cdiv(max(nursery.width.value for nursery in nurseries), TILE)
     grid = keys.shape[0], tiles, len(nurseries)

@@ -1,7 +1,7 @@
 """The slots of N networks on a GPU: tables, work places and launches of the kernels that read seeds on the device.
 
-A slot's forward pass is one launch, its backward pass two, whatever grows there. Features are [N, B, H*W, C]. Called by
-training.py and validation.py.
+A slot's forward pass is one launch, its backward pass another, and the gradients of the parameters in all slots a last
+one, whatever grows there. Features are [N, B, H*W, C]. Called by training.py and validation.py.
 """
 
 from typing import NamedTuple
@@ -15,8 +15,8 @@ from esper_soa.nets.engines.gpu import program
 from esper_soa.nets.engines.gpu.kernels.seed import VECTORS, Slot, SlotShape
 from esper_soa.nets.engines.gpu.kernels.seed_backward import slot_backward_kernel
 from esper_soa.nets.engines.gpu.kernels.seed_forward import slot_branch_kernel, slot_forward_kernel
-from esper_soa.nets.engines.gpu.kernels.seed_weights import seed_weights_kernel
-from esper_soa.nets.engines.gpu.kernels.tiles import Rows, padded, product_precision
+from esper_soa.nets.engines.gpu.kernels.seed_weights import Share, seed_weights_kernel
+from esper_soa.nets.engines.gpu.kernels.tiles import padded, product_precision, rows
 from esper_soa.nets.host import HostShape
 from esper_soa.nets.model.blueprints import GATE
 from esper_soa.nets.pools import row_layout
@@ -55,7 +55,7 @@ class SlotTable(NamedTuple):
 
 
 class WorkPlaces(NamedTuple):
-    """Memory of a slot, for `places` images; gradients may be shared by slots that take turns."""
+    """Memory of a slot, for as many images as go through it at a time; a batch's stay until `weights_`."""
 
     maps: Tensor
     vectors: Tensor
@@ -89,9 +89,9 @@ def work_places(table: SlotTable, places: int, size: tuple[int, int], like: Tens
 
 
 def slot_of(
-    table: SlotTable, seeds: Seeds, rows: Tensor, work: WorkPlaces, size: tuple[int, int], pooled: bool
+    table: SlotTable, seeds: Seeds, params: Tensor, work: WorkPlaces, size: tuple[int, int], pooled: bool
 ) -> Slot:
-    """The record that the kernels read; rows: [N, width] of the slot's pool."""
+    """The record that the kernels read; params: [N, width] of the slot's pool."""
     lanes, dtype = table.lanes, work.maps.dtype
     tile = min(max(TILE_NUMBERS // lanes, 16), padded(size[0] * size[1]))
     numbers = (
@@ -102,7 +102,7 @@ def slot_of(
     shape = SlotShape(*(tl.constexpr(number) for number in numbers))
     return Slot(
         seeds.roster, seeds.alpha, tl.constexpr(table.number), tl.constexpr(table.num_slots), table.programs,
-        Rows(rows, rows.stride(0)), *work, shape,
+        rows(params), *work, shape,
     )  # fmt: skip
 
 
@@ -111,19 +111,25 @@ def forward_(slot: Slot, features: Tensor, pooled: Tensor, codes: Tensor) -> Non
     slot_forward_kernel[features.shape[:2]](slot, features, pooled, codes, num_warps=_warps(slot), **UNPIPELINED)
 
 
-def backward_(slot: Slot, gradient: Tensor, pooled: Tensor, codes: Tensor, partials: Tensor) -> None:
-    """gradient of the features behind the slot to that before it, in place, and those of parameters to `partials`.
+def backward_(slot: Slot, gradient: Tensor, pooled: Tensor, codes: Tensor) -> None:
+    """gradient of the features behind the slot to that before it, in place; `weights_` reads what it leaves.
 
-    pooled: gradient of the pooled features, where the slot has a pool. partials: [N, num_splits, width], of which only
-    the columns of seeds that learn are written.
+    pooled: gradient of the pooled features, where the slot has a pool.
     """
-    num_nets, batch = gradient.shape[:2]
-    splits, width = partials.shape[1:]
-    options = UNPIPELINED | {"num_warps": _warps(slot)}
-    slot_backward_kernel[num_nets, batch](slot, gradient, pooled, codes, **options)
-    share = triton.cdiv(batch, splits)
-    grid = num_nets, splits, slot.shape.parts.value + 1
-    seed_weights_kernel[grid](slot, partials, width, batch, share, **options)
+    slot_backward_kernel[gradient.shape[:2]](slot, gradient, pooled, codes, num_warps=_warps(slot), **UNPIPELINED)
+
+
+def weights_(slots: tuple[Slot, ...], partials: tuple[Tensor, ...], batch: int) -> None:
+    """Gradients of the parameters in all slots after their backward passes of `batch` images of every network.
+
+    partials: by slot [N, num_splits, width], of which only the columns of seeds that learn are written.
+    """
+    num_nets, splits = partials[0].shape[:2]
+    parts = max(slot.shape.parts.value for slot in slots)
+    share = Share(batch, triton.cdiv(batch, splits), tl.constexpr(parts))
+    seed_weights_kernel[num_nets, splits, len(slots) * (parts + 1)](
+        slots, tuple(map(rows, partials)), share, num_slots=len(slots), num_warps=max(map(_warps, slots)), **UNPIPELINED
+    )
 
 
 def num_programs(device: torch.device) -> int:

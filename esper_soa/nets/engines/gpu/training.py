@@ -117,18 +117,21 @@ class TrainStep:
         head_sums_kernel[grid](answers, partials[:, :, at:], width, sums, head)
 
     def _backward_(self, memory: _Memory) -> None:
-        host = self.weights["host"]
+        host, records = self.weights["host"], dict[int, slots.Slot]()
         for plan in reversed(self.plans.blocks):
             own, number = memory.blocks[plan.number], plan.number
             behind, codes = memory.pooled_gradients[number], memory.pooled_codes[number]
             for slot, side, pooled in reversed(plan.places):
                 given = memory.gradients[number] if slot == plan.before else behind
-                record = self._slot(memory, slot, side, pooled)
-                slots.backward_(record, given, behind, codes, memory.partials[1 + slot])
+                records[slot] = self._slot(memory, slot, side, pooled)
+                slots.backward_(records[slot], given, behind, codes)
             x = memory.pooled[number - 1] if number else memory.images
             weights = blocks.weights_of(plan, host["params"], host["statistics"])
             room = memory.pooled_gradients[number - 1] if number else None
             blocks.backward_(plan, x, weights, own, (memory.gradients[number], room), memory.partials[0])
+        if records:
+            partials = tuple(memory.partials[1 + slot] for slot in records)
+            slots.weights_(tuple(records.values()), partials, self.batch)
 
 
 def activation_kind(nets: NetsConfig) -> torch.dtype:

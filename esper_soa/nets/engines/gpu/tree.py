@@ -1,50 +1,37 @@
 """Subset rows of all envs as one tree of branches with a fixed shape, so that every env may need other subsets.
 
 A host is a chain: rows whose subsets agree in the slots met so far are computed once. At every slot a row goes on
-without the seed, with it, or both; rows that an env does not need are masked. All of it is made on the device, or the
-codes by the host. Called by engine.py.
+without the seed, with it, or both; rows that an env does not need are masked. All of it is made where the env
+state lies, without a read by the host. Called by engine.py.
 """
 
 from typing import NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from esper_soa.nets.config import SubsetRows
-from esper_soa.nets.pools import ActiveSeeds
-from esper_soa.nets.subsets import EXACT_SLOTS, max_rows, subset_codes
-from esper_soa.vocabulary import Stage
+from esper_soa.nets.subsets import EXACT_SLOTS, max_rows
 
 
 class Level(NamedTuple):
     """The rows behind a slot."""
 
-    rows: int  # most that an env can have
-    counts: Tensor  # int32 [N], how many each has
+    counts: Tensor  # int32 [N], how many each env has
     origins: Tensor  # int32 [N, rows]: 2 * row before the slot + whether the slot's bit is set
 
-
-def codes_of(active_seeds: ActiveSeeds, rows: SubsetRows) -> np.ndarray:
-    """int64 [N, R]: subsets to validate, by bit masks over slot numbers, the full set first; -1 = no row."""
-    num_envs, num_slots = active_seeds.stage.shape
-    codes = np.full((num_envs, max_rows(num_slots, rows)), -1, dtype=np.int64)
-    weight = 1 << np.arange(num_slots)
-    fossil = active_seeds.ablated & (active_seeds.stage == Stage.FOSSILIZED)
-    patterns, where = np.unique(np.stack([active_seeds.ablated @ weight, fossil @ weight]), axis=1, return_inverse=True)
-    for number, (ablated, fossils) in enumerate(patterns.T.tolist()):
-        own = subset_codes(*(_members(bits, num_slots) for bits in (ablated, fossils)), rows)
-        codes[where.ravel() == number, : len(own)] = own
-    return codes
+    @property
+    def rows(self) -> int:
+        """Most that an env can have."""
+        return self.origins.shape[1]
 
 
-def _members(bits: int, num_slots: int) -> tuple[int, ...]:
-    return tuple(slot for slot in range(num_slots) if bits >> slot & 1)
+def codes_of(ablated: Tensor, fossil: Tensor, rows: SubsetRows) -> Tensor:
+    """int64 [N, R]: subsets to validate, by bit masks over slot numbers, the full set first; -1 = no row.
 
-
-def resident_codes(ablated: Tensor, fossil: Tensor, rows: SubsetRows) -> Tensor:
-    """The same as `codes_of`, where the env state lies; ablated, fossil: bool [N, S]. Nothing is read by the host."""
+    As subsets.subset_codes has them; ablated, fossil: bool [N, S], `fossil` are those of `ablated` that are fossils.
+    """
     num_slots, device = ablated.shape[1], ablated.device
     bits = 1 << torch.arange(num_slots, device=device)
     full, count = torch.where(ablated, bits, 0).sum(1, keepdim=True), ablated.sum(1, keepdim=True)
@@ -56,7 +43,7 @@ def resident_codes(ablated: Tensor, fossil: Tensor, rows: SubsetRows) -> Tensor:
     most = max_rows(num_slots, rows)
     if num_slots <= EXACT_SLOTS:
         return every
-    kept = torch.where(ablated & fossil, bits, 0).sum(1, keepdim=True)
+    kept = torch.where(fossil, bits, 0).sum(1, keepdim=True)
     few = _few_codes(ablated, (full, kept), bits, rows)
     few, every = (F.pad(one, (0, most - one.shape[1]), value=-1) for one in (few[:, :most], every[:, :most]))
     return torch.where(count <= EXACT_SLOTS, every, few)
@@ -96,6 +83,6 @@ def levels_of(codes: Tensor, order: tuple[int, ...]) -> list[Level]:
         origins = codes.new_zeros(codes.shape[0], rows + 1)
         came = 2 * before + (codes >> slot & 1)
         origins.scatter_(1, torch.where(first, own, rows), came)
-        levels.append(Level(rows, first.sum(1).int(), origins[:, :rows].int().contiguous()))
+        levels.append(Level(first.sum(1).int(), origins[:, :rows].int().contiguous()))
         before = own
     return levels

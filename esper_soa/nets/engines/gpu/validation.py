@@ -93,7 +93,7 @@ class ValidationStep:
             x = features
             for number, side, pooled in plan.places:
                 target, level = next(room), next(levels)
-                self._slot_(memory, (number, side, pooled), (x, target), (branches.rows, *level))
+                self._slot_(memory, (number, side, pooled), (x, target), (branches.rows, level.rows, *level))
                 x, branches = target, Branches(level.rows, level.counts)
         return x, branches
 

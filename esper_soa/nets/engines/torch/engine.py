@@ -18,7 +18,7 @@ from esper_soa.nets.engines.torch.validation import ValidationPass
 from esper_soa.nets.graphs import StepCache
 from esper_soa.nets.layers import PLAIN, Layers
 from esper_soa.nets.passes import train_pass_, validation_pass
-from esper_soa.nets.pools import ActiveSeeds
+from esper_soa.nets.pools import ActiveSeeds, SlotSeeds, read_and_claim_
 from esper_soa.nets.seed_plan import training_plan, validation_plan
 from esper_soa.nets.sgd import LearningRates
 
@@ -31,6 +31,10 @@ class TorchEngine:
     cut: ImageCutter = cut_images
     chosen: Choice = Choice(False, "plain torch")
     steps: StepCache | None = None  # keeps steps at static addresses and replays them as CUDA graphs
+
+    def claim_(self, nets: NetsConfig, weights: TensorDict, seeds: SlotSeeds, keys: Tensor) -> ActiveSeeds:
+        """On the host, as only seeds that run cost time."""
+        return read_and_claim_(weights, nets.shape, seeds, keys)
 
     def train_(
         self, nets: NetsConfig, weights: TensorDict, alpha: Tensor, active_seeds: ActiveSeeds, feed: TrainingFeed,

@@ -1,8 +1,10 @@
-"""Gradients of seeds' parameters from the work places of a slot, for all networks and parts in one launch.
+"""Gradients of seeds' parameters from the work places of the slots, for all networks, slots and parts in one launch.
 
 A program sums over a part of the images, in their order; update.py adds the parts up. No atomics: what a network gets
 does not depend on the others. Launched by slots.py.
 """
+
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
@@ -120,21 +122,39 @@ def part_weights(slot, target, part, number, env, images, shape):
         squeeze_weights(net, target, vectors, images, step, shape)
 
 
-@triton.jit
-def seed_weights_kernel(slot, partials, width, batch, share):
-    """partials [N, splits, width]: gradients by part of the images, of seeds that learn. Grid (N, splits, parts + 1).
+class Share(NamedTuple):
+    """Of what a launch sums up."""
 
-    width: of the parameter rows; share: images per split. Columns of no parameter of the seed are left as they are.
+    batch: int  # images of a network
+    images: int  # of them in a split
+    parts: tl.constexpr  # most that a blueprint has, in any slot
+
+
+@triton.jit
+def seed_weights_kernel(slots, targets, share, num_slots: tl.constexpr):
+    """Gradients by part of the images, of seeds that learn, in all slots. Grid (N, splits, S * (parts + 1)).
+
+    targets: of every slot partials [N, splits, width] as Rows of [splits * width]; columns of no parameter of a seed
+    are left as they are.
     """
-    env, split, number = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    each: tl.constexpr = share.parts + 1
+    for slot in tl.static_range(num_slots):
+        if tl.program_id(2) // each == slot:
+            slot_weights(slots[slot], targets[slot], share, tl.program_id(2) % each)
+
+
+@triton.jit
+def slot_weights(slot, target, share, number):
+    """Of part `number` of the seed in one slot of one network, for one split; the gate's last."""
+    env, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     flags, head = member(slot, env)
     if ((flags & RUNNING) != 0) & ((flags & FROZEN) == 0):
-        target = partials + (env * tl.num_programs(1) + split) * width
-        images = split * share, tl.minimum((split + 1) * share, batch), env * batch
+        row = target.base + env * target.env + split * (target.env // tl.num_programs(1))
+        images = split * share.images, tl.minimum((split + 1) * share.images, share.batch), env * share.batch
         if number < tl.load(head + COUNT):
-            part_weights(slot, target, head + (1 + number) * FIELDS, number, env, images, slot.shape)
-        if (number == slot.shape.parts) & ((flags & GATED) != 0):
-            work = work_place(slot, env, env * batch)
+            part_weights(slot, row, head + (1 + number) * FIELDS, number, env, images, slot.shape)
+        if (number == share.parts) & ((flags & GATED) != 0):
+            work = work_place(slot, env, env * share.batch)
             step: tl.constexpr = (slot.shape.parts + 2) * VECTORS * slot.shape.lanes
             vectors = vectors_at(work, slot.shape.parts + 1, slot.shape)
-            squeeze_weights(gate_net(work[0], slot.shape), target, vectors, images, step, slot.shape)
+            squeeze_weights(gate_net(work[0], slot.shape), row, vectors, images, step, slot.shape)

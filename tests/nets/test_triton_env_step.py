@@ -1,0 +1,126 @@
+"""Whole env-steps with the engine of a GPU, without one: nobody waits, and few launches, whatever grows.
+
+On the device "meta", which holds no values, every read of one raises, so nothing that is launched can depend on what
+grows; there, unlike on a CPU, the code of a GPU is the one that runs.
+"""
+
+import importlib.util
+import io
+
+import pytest
+import torch
+from rich.console import Console
+from tiny_world import CPU, tiny_settings
+
+from benchmarks.sync_guard import SyncGuard
+from esper_soa.agent.config import NetworkConfig
+from esper_soa.agent.policy import CapturedPolicy, RecurrentPolicy
+from esper_soa.agent.protocol import restart
+from esper_soa.agent.rollout import write_
+from esper_soa.agent.scripted import RandomPolicy
+from esper_soa.build import build_rules, build_world
+from esper_soa.config import ComputeConfig, TrainConfig
+from esper_soa.env.env import Env
+from esper_soa.env.step import EAGER
+from esper_soa.env.world import Sizes, World
+from esper_soa.nets import data
+from esper_soa.nets.config import TaskConfig
+from esper_soa.nets.datasets import synthetic
+from esper_soa.ops.collect import Episode, Player, Round, _rollout, _row
+from esper_soa.ops.metrics import MetricsAccumulator
+from esper_soa.ops.progress import Progress
+from esper_soa.trainer import build_player
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="the package triton is not installed (extra: test)")
+if HAS_TRITON:
+    from nets.gpu_launches import Launches, Watched, Within, counted
+
+    from esper_soa.nets.engines.gpu.engine import GpuEngine
+
+META = torch.device("meta")
+READ_PROGRESS = "read_progress"  # a copy that is started, not waited for
+TABLES = ("_nursery", "slot_table", "tensor_table")  # made once, at the first env-step of a run
+SMALLEST = TaskConfig(name="bare", base_channels=1, num_blocks=2, num_pools=2)
+MOST_OUTSIDE, MOST_IN_BATCH = 300, 40
+REPLAYED = 200  # of MOST_OUTSIDE, where five steps are replays
+MOST_WITHIN = 3400  # kernels within those replays, as they are written: torch's, one by one
+EVERY_SLOT = ["r0c0", "r1c0", "r0c1", "r1c1", "r0c2", "r1c2"]
+
+
+def settings(num_envs: int, task: TaskConfig, slots: list[str], engine: str = "triton") -> TrainConfig:
+    cfg = tiny_settings(num_envs, 1, 6)
+    cfg.task, cfg.slots, cfg.compute = task, slots, ComputeConfig(workers=1, engine=engine)
+    cfg.policy.network = NetworkConfig(hidden=16, features=16)
+    return cfg
+
+
+@pytest.mark.slow
+def test_a_round_reads_nothing_that_it_would_wait_for_whether_seeds_are_born_or_not() -> None:
+    cfg = settings(1, SMALLEST, ["r1c1"])
+    cfg.val_samples = 2
+    world, quiet = build_world(cfg, CPU), Progress(6, Console(file=io.StringIO()), "off")
+    assert isinstance(world.rules.engine, GpuEngine)
+    episode, states, found = Episode(world, Player(RandomPolicy(), None), Round(0, quiet)), [], []
+    with SyncGuard([READ_PROGRESS, *TABLES]) as guard:
+        for _ in range(6):
+            states.append(episode.env.state)
+            episode.step_()
+            found.append({sync.function for sync in guard.log})
+            guard.log.clear()
+    assert found == [{READ_PROGRESS, *TABLES}] + [{READ_PROGRESS}] * 5
+    assert any(bool(state.slots.newborn.any()) for state in states[1:])
+    assert bool(episode.env.state.slots.running.any())
+    assert bool(episode.env.state.signals.val_loss.isfinite().all())
+
+
+def launches_of_an_env_step(
+    num_envs: int, slots: list[str], launches: "Launches", monkeypatch: pytest.MonkeyPatch
+) -> tuple[int, list["Within"]]:
+    """Of the second env-step of a learner's round, two batches in it, on a device that holds no values.
+
+    All but the copy of the progress bar's numbers to the host; and the steps that were replayed in it.
+    """
+    monkeypatch.setattr(data, "check_classes", lambda *_: None)  # looks at labels, before a run
+    cfg = settings(num_envs, TaskConfig(), slots, "torch")
+    rules = build_rules(cfg, META)._replace(engine=GpuEngine(Watched(launches)))
+    sizes = Sizes(num_envs, batch_size=2, train_samples=4, val_samples=4)
+    world = World(rules, synthetic(16, 8, CPU).to(META), sizes, cfg.data, 0, EAGER._replace(steps=Watched(launches)))
+    player, env = build_player(cfg, world), Env(world)
+    assert isinstance(player.agent, RecurrentPolicy)
+    assert player.learner is not None
+    agent, rollout = CapturedPolicy(player.agent, Watched(launches)), _rollout(world, player)
+    assert rollout is not None
+    metrics = MetricsAccumulator(META, num_envs, world.flop, sizes.train_samples, kernels=world.kernels)
+    fresh = memory = agent.start(num_envs, META)
+    env.begin_(0)
+    for step in range(2):
+        launches.take()
+        launches.steps.clear()
+        seen = env.observe_()
+        decision, memory = agent.act(seen.view, restart(memory, fresh, seen.restarted))
+        result = env.apply_action_(decision.action)
+        row = _row(player.learner, seen.observed, decision, result, env.over)
+        write_(rollout, step, row.replace(reset=seen.restarted))
+        metrics.add_(seen.measured, seen.observed, result)
+    return launches.take(), launches.steps
+
+
+@pytest.mark.parametrize(("num_envs", "slots", "batch", "validation"), [
+    (17, ["r0c0", "r0c1", "r0c2"], 32, 10), (65_536, EVERY_SLOT, 38, 13),
+])  # fmt: skip
+def test_an_env_step_launches_little_on_a_device_that_holds_no_values(
+    num_envs: int, slots: list[str], batch: int, validation: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with counted(monkeypatch) as launches:
+        outside, steps = launches_of_an_env_step(num_envs, slots, launches, monkeypatch)
+    within = {step.name: step.launches for step in steps}
+    others = [step for step in steps if not step.name.endswith("Step")]
+    with_statistics, without = (step.launches for step in steps if step.name == "TrainStep")
+    assert (with_statistics, without) == (batch + 1, batch)
+    assert with_statistics <= MOST_IN_BATCH
+    assert within["ValidationStep"] == validation
+    assert [step.name for step in others] == ["claimed", "perceive", "decide", "apply_action", "counted"]
+    outside -= len(steps) - len(others)  # the replays of batches
+    assert REPLAYED < outside <= MOST_OUTSIDE
+    assert sum(step.launches for step in others) <= MOST_WITHIN
