@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
+from omegaconf import open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from esper_soa.config import EvaluateConfig, TrainConfig, register_schema, settings_from
@@ -15,10 +17,12 @@ from esper_soa.errors import SettingError, UserError
 from esper_soa.nets.config import host_slots
 from esper_soa.paths import config_dir
 from esper_soa.ranges import RULE, Items, Range, Table
+from esper_soa.sweep.resolvers import register_resolvers
 
 CONFIGS = Path(config_dir())
 
 register_schema()
+register_resolvers()
 
 
 def options(group: str) -> list[str]:
@@ -55,9 +59,29 @@ def test_every_experiment_composes(experiment: str) -> None:
     assert settings(f"+experiment={experiment}").name == experiment
 
 
+# What a sweep's launcher is part of; without it Hydra cannot compose the sweep.
+LAUNCHERS = {"joblib": "hydra_joblib_launcher", "submitit_local": "hydra_submitit_launcher", "slurm":
+             "hydra_submitit_launcher", "ray": "hydra_ray_launcher"}  # fmt: skip
+
+
 @pytest.mark.parametrize("sweep", options("sweep"))
 def test_every_sweep_composes(sweep: str) -> None:
-    assert settings(f"+sweep={sweep}", "+experiment=smoke").name == "smoke"
+    if sweep in LAUNCHERS:
+        pytest.importorskip(f"hydra_plugins.{LAUNCHERS[sweep]}")
+    composed = compose("train", [f"+sweep={sweep}", "+experiment=smoke"], return_hydra_config=True)
+    HydraConfig.instance().set_config(composed)
+    try:
+        with open_dict(composed):
+            del composed["hydra"]
+        assert settings_from(composed).name == "smoke"
+    finally:
+        HydraConfig.instance().cfg = None
+
+
+@pytest.mark.parametrize("level", options("telemetry"))
+def test_telemetry_is_a_group_by_level(level: str) -> None:
+    assert settings(f"telemetry={level}").telemetry.level == level
+    assert settings(f"telemetry={level}", "telemetry.level=full").telemetry.level == "full"
 
 
 # name -> base channels, blocks, kernel, pools, and the slots that follow: one per block and one per pool
