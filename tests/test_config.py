@@ -12,6 +12,8 @@ from hydra.errors import HydraException
 from omegaconf import open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from esper_soa.arguments import listed_slots, prepared
+from esper_soa.compose import compose_settings
 from esper_soa.config import EvaluateConfig, TrainConfig, register_schema, settings_from
 from esper_soa.errors import SettingError, UserError
 from esper_soa.nets.config import host_slots
@@ -76,6 +78,33 @@ def test_every_sweep_composes(sweep: str) -> None:
         assert settings_from(composed).name == "smoke"
     finally:
         HydraConfig.instance().cfg = None
+
+
+@pytest.mark.parametrize(
+    ("task", "count", "names"),
+    [("cifar_baseline", 1, ["r0c0"]), ("cifar_baseline", 3, ["r0c0", "r0c1", "r0c2"]),
+     ("cifar_multichannel", 5, ["r0c0", "r0c1", "r0c2", "r1c0", "r1c1"])],
+)  # fmt: skip
+def test_slots_are_chosen_by_their_number_or_by_name(task: str, count: int, names: list[str]) -> None:
+    assert compose_settings("", [f"task={task}", f"slots={count}"]).slots == names
+    assert compose_settings("", [f"task={task}", f"slots=[{','.join(names)}]"]).slots == names
+    for none in (0, 99):
+        with pytest.raises(SettingError, match=rf"slots={none}: must be in \[1, 6\] with {task}, or a list of names"):
+            compose_settings("", [f"task={task}", f"slots={none}"])
+    with pytest.raises(SettingError, match="slots=2: must be a list of slots of mine, a host of your own"):
+        compose_settings("", ["task.host=host.py:mine", "slots=2"])
+
+
+def test_numbers_of_slots_are_lists_for_hydra_in_sweeps_too() -> None:
+    assert prepared(["slots=1,2,3", "-m", "max_seeds=3"], TrainConfig, []) == ["-m", "slots=[1],[2],[3]", "max_seeds=3"]
+    kept = ["slots=[r0c0]", "+slots=3", "slots=3x", "steps=3", "slots=[r0c0],[r0c1]"]
+    assert listed_slots(kept) == kept
+
+
+def test_device_envs_slots_and_telemetry_are_chosen_in_one_line() -> None:
+    chosen = compose_settings("smoke", ["device=cpu", "envs=64", "slots=3", "telemetry=rounds"])
+    assert (chosen.device, chosen.envs, chosen.slots) == ("cpu", 64, ["r0c0", "r0c1", "r0c2"])
+    assert chosen.telemetry.level == "rounds"
 
 
 @pytest.mark.parametrize("level", options("telemetry"))

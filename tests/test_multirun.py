@@ -50,7 +50,7 @@ def test_a_sweep_ends_with_a_table_of_all_its_jobs(swept: Swept) -> None:
     assert [row[1:3] for row in rows] == [["envs=0", "failed"], ["envs=2", "done"], ["envs=1", "done"]]
     assert table[-1].startswith("1 failed, 2 done; resume=auto plays what is not done; written to ")
     written = json.loads((swept.sweep / "sweep.json").read_text())
-    assert set(SWEEP[1:-1]) == set(written["common"])
+    assert {"+experiment=smoke", "rounds=1", "control=none"} < set(written["common"])
     assert [job["overrides"] for job in written["jobs"]] == [["envs=0"], ["envs=2"], ["envs=1"]]
     assert [job["status"] for job in written["jobs"]] == ["failed", "done", "done"]
     for number, row in ((1, rows[1]), (2, rows[2])):

@@ -89,5 +89,5 @@ def is_search(hydra: HydraConf) -> bool:
 
 
 def plays_in_own_process(hydra: HydraConf) -> bool:
-    """Whether the launcher gives every job a process to itself."""
-    return hydra.launcher["_target_"].startswith(f"{OURS}.submitit.")
+    """Whether the launcher gives every job a process to itself; asked in the job, for which Hydra composes anew."""
+    return hydra.launcher["_target_"] in (*OUR_LAUNCHERS, *OUR_LAUNCHERS.values())

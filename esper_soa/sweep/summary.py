@@ -44,6 +44,7 @@ def end_sweep(hydra: HydraConf, console: Console) -> bool:
     jobs = list_jobs(hydra, sweep)
     left = [job for job in jobs if job.status not in ENDED]
     common = set.intersection(*(set(job.overrides) for job in jobs)) if jobs else set()
+    common |= {"resume=auto"}  # of another call than that which played some job
     rows = [Row(job, [one for one in job.overrides if one not in common], _summary(job)) for job in jobs]
     if rows:
         console.print(table(rows))
