@@ -1,6 +1,7 @@
 """Composition of the configuration files and the checks that span settings; needs no torch."""
 
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from esper_soa.errors import SettingError, UserError
 from esper_soa.nets.config import host_slots
 from esper_soa.paths import config_dir
 from esper_soa.ranges import RULE, Items, Range, Table
-from esper_soa.sweep.resolvers import register_resolvers
+from esper_soa.sweep.resolvers import register_resolvers, share_of_cores
 
 CONFIGS = Path(config_dir())
 
@@ -66,18 +67,42 @@ LAUNCHERS = {"joblib": "hydra_joblib_launcher", "submitit_local": "hydra_submiti
              "hydra_submitit_launcher", "ray": "hydra_ray_launcher"}  # fmt: skip
 
 
-@pytest.mark.parametrize("sweep", options("sweep"))
-def test_every_sweep_composes(sweep: str) -> None:
-    if sweep in LAUNCHERS:
-        pytest.importorskip(f"hydra_plugins.{LAUNCHERS[sweep]}")
-    composed = compose("train", [f"+sweep={sweep}", "+experiment=smoke"], return_hydra_config=True)
+def job_settings(*overrides: str) -> TrainConfig:
+    """The settings of a job of a sweep."""
+    composed = compose("train", list(overrides), return_hydra_config=True)
     HydraConfig.instance().set_config(composed)
     try:
         with open_dict(composed):
             del composed["hydra"]
-        assert settings_from(composed).name == "smoke"
+        return settings_from(composed)
     finally:
         HydraConfig.instance().cfg = None
+
+
+@pytest.mark.parametrize("sweep", options("sweep"))
+def test_every_sweep_composes(sweep: str) -> None:
+    if sweep in LAUNCHERS:
+        pytest.importorskip(f"hydra_plugins.{LAUNCHERS[sweep]}")
+    places = ["hydra.job.num=5", "+hydra.launcher.n_jobs=3"] if sweep == "gpus" else []
+    assert job_settings(f"+sweep={sweep}", "+experiment=smoke", *places).name == "smoke"
+
+
+@pytest.mark.parametrize("device", ["+sweep=gpus", 'device="cuda:${modulo:${hydra:job.num},3}"'])
+def test_jobs_take_turns_on_the_devices(device: str) -> None:
+    turns = [job_settings(device, f"hydra.job.num={job}", "+hydra.launcher.n_jobs=3").device for job in (0, 1, 2, 3, 7)]
+    assert turns == ["cuda:0", "cuda:1", "cuda:2", "cuda:0", "cuda:1"]
+
+
+def test_a_device_by_turns_needs_a_sweep_and_a_count() -> None:
+    with pytest.raises(UserError, match=r"modulo=None,3: .* A job has its number in a sweep \(-m\) alone"):
+        job_settings('device="cuda:${modulo:${hydra:job.num},3}"')
+    with pytest.raises(UserError, match="modulo=5,0: must be a whole number, and a count of at least 1"):
+        job_settings('device="cuda:${modulo:${hydra:job.num},0}"', "hydra.job.num=5")
+
+
+def test_jobs_share_the_cores() -> None:
+    cores = len(os.sched_getaffinity(0))
+    assert [share_of_cores(jobs) for jobs in (1, cores, 3 * cores, -1)] == [cores, 1, 1, 1]
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,24 @@ def test_a_sweep_that_goes_on_plays_what_is_left_and_refuses_what_has_changed(sw
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+def test_a_job_that_was_pruned_stays_so_where_the_search_was_cut_off_before_it_knew(swept: Swept) -> None:
+    sweep = [*(word for word in SWEEP if not word.startswith("envs")), "envs=2", f"run_dir={swept.folder / 'pruned'}"]
+    assert finished(*sweep, folder=swept.folder).returncode == 0
+    note, summary = swept.folder / "pruned" / ".jobs" / "0.json", swept.folder / "pruned" / "0" / "summary.json"
+    record = json.loads(note.read_text()) | {"status": "pruned", "value": 7.5, "message": "pruned after 1 rounds"}
+    note.write_text(json.dumps(record))
+    summary.unlink()
+    again = finished(*sweep, "resume=auto", folder=swept.folder)
+    assert again.returncode == 0
+    assert f"job 0 was pruned after 1 rounds: {summary.parent}\n" in again.stdout
+    assert not summary.exists()
+    assert json.loads((swept.folder / "pruned" / "sweep.json").read_text())["jobs"][0]["accuracy"] == 7.5
+    assert finished(*sweep, "resume=auto", "rounds=2", folder=swept.folder).returncode == 0
+    assert summary.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_folders_that_are_given_to_hydra_are_taken(tmp_path: Path) -> None:
     own = [word for word in SWEEP[1:] if not word.startswith("envs")]
     assert finished(*own, "hydra.run.dir=mine/${name}", folder=tmp_path).returncode == 0

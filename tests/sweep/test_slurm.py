@@ -63,8 +63,10 @@ def test_a_preempted_job_is_queued_again_and_goes_on(tmp_path: Path) -> None:
     assert job_of(tmp_path, "seed=1")["folder"] == str(run)
 
     asked = (tmp_path / "slurm" / "script").read_text().splitlines()
-    options = ["array=0-1%2", "cpus-per-task=8", "gpus-per-node=1", "mem=16GB", "nodes=1", "ntasks-per-node=1",
-               "open-mode=append", "partition=gpu", "requeue", "signal=USR2@120", "time=240", "job-name=train"]  # fmt: skip
+    options = [
+        "array=0-1%2", "cpus-per-task=8", "gpus-per-node=1", "mem=16GB", "nodes=1", "ntasks-per-node=1", "requeue",
+        "open-mode=append", "partition=gpu", "signal=USR2@120", "time=240", "job-name=train",
+    ]  # fmt: skip
     assert [option for option in options if f"#SBATCH --{option}" not in asked] == []
     again = started_sweep(*ASKED, folder=tmp_path, **cluster)
     assert again.wait(300) == 0
