@@ -15,6 +15,7 @@ from hydra.conf import HydraConf
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from esper_soa.ops.files import reason_of, write_text
@@ -44,8 +45,8 @@ def end_sweep(hydra: HydraConf, console: Console) -> bool:
     jobs = list_jobs(hydra, sweep)
     left = [job for job in jobs if job.status not in ENDED]
     common = set.intersection(*(set(job.overrides) for job in jobs)) if jobs else set()
-    common |= {"resume=auto"}  # of another call than that which played some job
-    rows = [Row(job, [one for one in job.overrides if one not in common], _summary(job)) for job in jobs]
+    hidden = common | {"resume=auto"}  # which may be of another call than that which played some job
+    rows = [Row(job, [one for one in job.overrides if one not in hidden], _summary(job)) for job in jobs]
     if rows:
         console.print(table(rows))
         missing = _write(sweep, rows, sorted(common))
@@ -81,7 +82,7 @@ def table(rows: Sequence[Row]) -> Table:
         accuracy = "" if row.job.value is None else f"{row.job.value:.2f}"
         took = duration(row.summary.get("wall_seconds", math.nan))
         numbers = [f"{grown['net']:.2f}", f"{grown['size']:,.0f}", took] if grown else []
-        shown.add_row(str(row.job.number), " ".join(row.changed), row.job.status, accuracy, *numbers)
+        shown.add_row(str(row.job.number), escape(" ".join(row.changed)), row.job.status, accuracy, *numbers)
     return shown
 
 

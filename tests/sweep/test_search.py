@@ -118,8 +118,9 @@ def test_a_search_is_refused_where_another_one_is_or_it_is_not_to_go_on(tmp_path
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_search_over_runs_prunes_them_and_goes_on_with_the_trial_that_was_killed(tmp_path: Path) -> None:
-    asked = ["+sweep=optuna", *LONG, "policy.ppo.lr=tag(log,interval(1e-5,1e-2))", "hydra.sweeper.n_trials=4",
-             "hydra.sweeper.startup_trials=1"]  # fmt: skip
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    asked = ["+sweep=[optuna,joblib]", *LONG, "policy.ppo.lr=tag(log,interval(1e-5,1e-2))", "hydra.sweeper.n_trials=6",
+             "hydra.sweeper.n_jobs=2", "hydra.sweeper.startup_trials=1"]  # fmt: skip
     process = started_sweep(*asked, folder=tmp_path)
     killed_in_the_middle(tmp_path / "sweep" / "1", process, signal.SIGKILL)
     assert process.wait(300) == 1
@@ -129,7 +130,7 @@ def test_a_search_over_runs_prunes_them_and_goes_on_with_the_trial_that_was_kill
     done = finished_sweep(*asked, "resume=auto", folder=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     ended = trials(tmp_path / "sweep")
-    assert len(ended) == 4
+    assert len(ended) == 6
     assert ended[1].params == first[1].params
     for trial, job in zip(ended, json.loads((tmp_path / "sweep" / "sweep.json").read_text())["jobs"], strict=True):
         rounds = [json.loads(line) for line in (tmp_path / "sweep" / str(trial.number) / "metrics.jsonl").open()]
