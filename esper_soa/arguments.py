@@ -4,6 +4,7 @@ Called by train.py and evaluate.py through command.py. Needs no torch.
 """
 
 import platform
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import fields, is_dataclass
 from importlib import metadata
@@ -15,6 +16,8 @@ from esper_soa.errors import UserError, unknown_setting
 # Flags of Hydra that take no value. It reads overrides in one piece, so that a flag between them ends in an error.
 LONE_FLAGS = ("-m", "--multirun", "-r", "--run", "--resolve")
 
+SLOT_COUNTS = re.compile(r"slots=\d+(,\d+)*")
+
 
 def version_line() -> str:
     """Our version, and those of what a run depends on most."""
@@ -23,9 +26,15 @@ def version_line() -> str:
 
 
 def prepared(arguments: Sequence[str], settings: type, groups: Collection[str]) -> list[str]:
-    """`arguments` with the flags that take no value first; raises UserError as `check_overrides`."""
+    """`arguments`, flags without a value first and slots as lists; raises UserError as `check_overrides`."""
     check_overrides(arguments, settings, groups)
-    return [*(one for one in arguments if one in LONE_FLAGS), *(one for one in arguments if one not in LONE_FLAGS)]
+    given = listed_slots(arguments)
+    return [*(one for one in given if one in LONE_FLAGS), *(one for one in given if one not in LONE_FLAGS)]
+
+
+def listed_slots(overrides: Sequence[str]) -> list[str]:
+    """`overrides` with slots=3, how many there are, as the list slots=[3] that Hydra's type check asks for."""
+    return [re.sub(r"(\d+)", r"[\1]", one) if SLOT_COUNTS.fullmatch(one) else one for one in overrides]
 
 
 def check_overrides(overrides: Sequence[str], settings: type, groups: Collection[str]) -> None:

@@ -1,8 +1,9 @@
 """The command lines behind esper-train and esper-evaluate: what Hydra calls before a run or sweep, and for each job.
 
 A job composes and checks the settings, opens a session in its folder, which is Hydra's, and hands over to the trainer
-or to the evaluation. Exit status: 0 done, 1 a failure while running or a mistake that Hydra found, 2 a mistake that we
-found, 130 interrupted, 143 terminated; of a sweep 1 where any job failed.
+or to the evaluation; of a sweep it has a process of its own (sweep/jobs.py). Exit status: 0 done, 1 a failure while
+running or a mistake that Hydra found, 2 a mistake that we found, 130 interrupted, 143 terminated; of a sweep 1 where
+any job did not come to its end.
 """
 
 import copy
@@ -14,7 +15,6 @@ from pathlib import Path
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Quote, QuotedString
-from hydra.errors import CompactHydraException
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
@@ -30,52 +30,48 @@ from esper_soa.config import (
     settings_from,
     settings_yaml,
 )
-from esper_soa.errors import OutOfRoomError, RankLostError, UserError
+from esper_soa.errors import OutOfRoomError, RankLostError, UserError, check
 from esper_soa.ops.files import IncompleteError, write_text
-from esper_soa.ops.interrupt import Interrupted, importing
+from esper_soa.ops.interrupt import importing
 from esper_soa.ops.rundir import RunFolder, find_checkpoint, open_run_folder, open_sweep_folder, write_config
 from esper_soa.ops.session import Session, session, unheard
-from esper_soa.ops.start import find_start, finished_accuracy, folder_for
+from esper_soa.ops.start import find_start, finished_accuracy, folder_for, goes_on_in
 from esper_soa.ops.torchrun import place
 from esper_soa.paths import user_path
+from esper_soa.sweep.jobs import Work, play_job
+from esper_soa.sweep.plugins import check_plugins, check_slurm, is_search, take_our_launchers
+from esper_soa.sweep.records import DONE, PRUNED, JobRecord, this_job
+from esper_soa.sweep.refusal import refused
+from esper_soa.sweep.resolvers import register_resolvers
+from esper_soa.sweep.summary import end_sweep
 
 CHECK_DEVICE = "--check-device"
 HYDRA_FOLDER = ".hydra"  # what Hydra keeps of a job, under the names that its tools expect
 
 register_schema()
-
-
-class JobFailedError(CompactHydraException):
-    """A job of a sweep failed with a message of ours: sweepers may go on, and Hydra shows no traceback."""
+register_resolvers()
 
 
 class Command:
-    """What Hydra calls for each job, and the jobs of a sweep that failed in this process."""
+    """What Hydra calls for each job, and what is said at the end of a sweep."""
 
-    def __init__(self, play: Callable[[DictConfig], float | None], settings: type) -> None:
+    def __init__(self, work: Work, settings: type) -> None:
         """settings: the dataclass of a job's settings."""
-        self.play, self.settings = play, settings
-        self.failed: list[str] = []
+        self.work, self.settings = work, settings
 
     def job(self, composed: DictConfig) -> float | None:
         """Run one job; returns what sweepers maximise."""
-        done = False
+        if in_sweep():
+            return play_job(self.work, composed)
         try:
             with unheard():
-                value = self.play(composed)
-            done = True
+                return self.work.play(composed)
         except (UserError, IncompleteError, OutOfRoomError, RankLostError) as error:
             print(f"error: {error}", file=sys.stderr)
-            if not in_sweep():
-                sys.exit(2 if isinstance(error, UserError) else 1)
-            raise JobFailedError(str(error)) from None
-        finally:
-            if not done and in_sweep():
-                self.failed.append(f"{_job_words()}: {_failure_words(sys.exception())}")
-        return value
+            sys.exit(2 if isinstance(error, UserError) else 1)
 
     def run(self, folder: str, name: str) -> None:
-        """Run the command line with the configuration `name` in `folder`; a sweep ends with the jobs that failed."""
+        """Run the command line with the configuration `name` in `folder`; a sweep ends with a table of its jobs."""
         if "--version" in sys.argv[1:]:
             print(version_line())
             return
@@ -83,15 +79,19 @@ class Command:
             if CHECK_DEVICE in sys.argv[1:] and self.settings is TrainConfig:
                 show_device([one for one in sys.argv[1:] if one != CHECK_DEVICE])
                 return
+            check_plugins(sys.argv[1:])
             sys.argv[1:] = prepared(sys.argv[1:], self.settings, groups_in(folder))
         except UserError as error:
             print(f"error: {error}", file=sys.stderr)
             sys.exit(2)
+        whole = True
         try:
             hydra.main(version_base="1.3", config_path=folder, config_name=name)(self.job)()
         finally:
-            if self.failed:
-                print("failed jobs:", *self.failed, sep="\n  ", file=sys.stderr)
+            if HydraConfig.initialized() and in_sweep():
+                whole = end_sweep(HydraConfig.get(), Console())
+        if not whole:
+            sys.exit(1)
 
 
 class Folders(Callback):
@@ -112,7 +112,9 @@ class Folders(Callback):
         folder = str(_or_exit(_sweep_folder, config))
         with read_write(config.hydra):
             config.hydra.sweep.dir = folder
+            take_our_launchers(config.hydra)
             config.hydra.overrides.hydra.append(f"hydra.sweep.dir={QuotedString(folder, Quote.single).with_quotes()}")
+        HydraConfig.instance().set_config(config)  # for the end of the sweep
 
 
 def show_device(overrides: list[str]) -> None:
@@ -133,12 +135,6 @@ def play_training(composed: DictConfig) -> float:
         with loading():
             from esper_soa.launch import play_beside
         return play_beside(settings, here)
-    if in_sweep():
-        check_job(settings)
-        accuracy = finished_accuracy(folder, settings)
-        if accuracy is not None:
-            print(f"job {HydraConfig.get().job.num} is done already: {folder.path}")
-            return accuracy
     with session(folder) as within:
         start = find_start(settings, folder)
         if start.checkpoint is None:  # else the trainer writes it, once the checkpoint is found to fit
@@ -146,8 +142,39 @@ def play_training(composed: DictConfig) -> float:
         # torch takes seconds to import: nothing before this line may need it, so that --help and --cfg stay quick.
         with loading():
             from esper_soa.launch import train_within
+        if in_sweep() and is_search(HydraConfig.get()) and settings.ranks == 1:
+            from esper_soa.sweep.search import judge_of
 
+            within.hopeless = judge_of(HydraConfig.get(), settings.rounds)
         return train_within(within, settings, start.checkpoint)
+
+
+def settled_training(composed: DictConfig, before: JobRecord | None) -> JobRecord | None:
+    """The record of a job of a sweep that an earlier call has brought to its end; None for one that is to be played.
+
+    before: what that call noted. Raises UserError for what a job of a sweep cannot have.
+    """
+    settings, job = settings_from(composed), this_job()
+    check_job(settings)
+    if is_search(HydraConfig.get()) and settings.ranks > 1:
+        pruner = HydraConfig.get().sweeper["pruner"]
+        check(pruner == "none", "hydra.sweeper.pruner", pruner, f"none with ranks={settings.ranks}",
+              "The processes of a run cannot be ended by what one of them is told.")  # fmt: skip
+    folder = RunFolder(Path(job.folder))
+    accuracy = finished_accuracy(folder, settings)
+    if accuracy is not None:
+        print(f"job {job.number} is done already: {folder.path}")
+        return job.ended(DONE, accuracy)
+    if before is not None and before.status == PRUNED and goes_on_in(folder, settings):
+        print(f"job {job.number} was {before.message}: {folder.path}")
+        return before
+    return None
+
+
+def settled_evaluation(composed: DictConfig, before: JobRecord | None) -> JobRecord | None:
+    """None: every evaluation is played. Raises UserError for settings that cannot be."""
+    evaluation_from(composed)
+    return None
 
 
 def play_evaluation(composed: DictConfig) -> None:
@@ -212,11 +239,8 @@ def in_sweep() -> bool:
 def _or_exit(decide: Callable[[DictConfig], Path], config: DictConfig) -> Path:
     """The folder that `decide` finds; ends the program where there is none, as Hydra drops what callbacks raise."""
     HydraConfig.instance().set_config(config)
-    try:
+    with refused():
         return decide(config)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
 
 
 def _run_folder(config: DictConfig) -> Path:
@@ -238,6 +262,9 @@ def _sweep_folder(config: DictConfig) -> Path:
     resume = "" if OmegaConf.get_type(config) is EvaluateConfig else config.resume
     if resume not in ("", "auto"):
         raise UserError(f"resume={resume}: the jobs of a sweep cannot share a checkpoint; take resume=auto")
+    if place() is not None:
+        raise UserError("a sweep cannot be started by torchrun, each process of which would start it. Give ranks=K")
+    check_slurm(config.hydra, bool(_asked_folder(config, "hydra.sweep.dir")), resume)
     return open_sweep_folder(_asked_folder(config, "hydra.sweep.dir"), config.name, resume == "auto")
 
 
@@ -249,13 +276,5 @@ def _asked_folder(config: DictConfig, key: str) -> str:
     return asked
 
 
-def _job_words() -> str:
-    """The job in progress by number and overrides."""
-    context = HydraConfig.get()
-    return " ".join([f"#{context.job.num}", *context.overrides.task])
-
-
-def _failure_words(error: BaseException | None) -> str:
-    """What ended a job, in one line."""
-    kind = "" if isinstance(error, JobFailedError | Interrupted) else f"{type(error).__name__}: "
-    return kind + " ".join(str(error).split())
+TRAINING = Work(settled_training, play_training)
+EVALUATION = Work(settled_evaluation, play_evaluation)

@@ -21,7 +21,7 @@ from hydra.version import VersionBase
 from omegaconf.basecontainer import BaseContainer
 from omegaconf.errors import OmegaConfBaseException
 
-from esper_soa.arguments import check_overrides, groups_in
+from esper_soa.arguments import check_overrides, groups_in, listed_slots
 from esper_soa.config import TrainConfig, register_schema, settings_from
 from esper_soa.errors import SettingError, UserError, one_line
 from esper_soa.paths import config_dir
@@ -50,7 +50,7 @@ def compose_settings(experiment: str = "", overrides: Sequence[str] = ()) -> Tra
     check_overrides(overrides, TrainConfig, groups_in(config_dir()))
     try:
         with TURN, _hydra_aside(), initialize_config_dir(config_dir(), job_name="train", version_base="1.3"):
-            return settings_from(compose("train", given))
+            return settings_from(compose("train", listed_slots(given)))
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(f"overrides: {_reason(error)}") from error
 

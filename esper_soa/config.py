@@ -24,7 +24,7 @@ from esper_soa.env.config import (
     SignalsConfig,
 )
 from esper_soa.errors import SettingError, UserError, check, check_choice, unknown_setting
-from esper_soa.nets.config import CNN_BLUEPRINT_NAMES, DataConfig, TaskConfig, enabled_slots
+from esper_soa.nets.config import CNN_BLUEPRINT_NAMES, DataConfig, TaskConfig, enabled_slots, named_slots
 from esper_soa.ranges import COUNT, WEIGHT, check_fields, choice, choices, number, table, word
 from esper_soa.registry import AGENT, is_reference
 from esper_soa.vocabulary import HEAD_NAMES, head_sizes
@@ -132,7 +132,8 @@ class TrainConfig:
     batch_size: int = number(32, 2, 1_000_000, note="BatchNorm needs two images in a batch")
     train_samples: int = number(256, 1, COUNT)  # T, training images per env-step and env
     val_samples: int = number(256, 1, COUNT)  # V, validation images per env-step and env
-    slots: list[str] = field(default_factory=lambda: ["r0c0", "r0c1", "r0c2"])  # of the host, that may hold seeds
+    # Of the host, that may hold seeds; a number stands for so many from the first on.
+    slots: list[str] = field(default_factory=lambda: ["r0c0", "r0c1", "r0c2"])
     # Seeds that may be in one host at the same time.
     max_seeds: int = number(0, 0, COUNT, note="0 = as many as slots")
     control: str = choice("wait", ("none", *CONTROLS), own=AGENT)  # what plays the last rounds too, for the final table
@@ -161,6 +162,7 @@ class TrainConfig:
         _check_device(self.device)
         _check_ranks(self)
         _check_batches(self)
+        self.slots = named_slots(self.task, list(self.slots))
         if not is_reference(self.task.host):  # of one of a user's own, which needs torch, the slots are checked later
             enabled_slots(self.task, list(self.slots))
         _check_host(self)

@@ -44,6 +44,18 @@ class RankLostError(Exception):
     """Of several processes that play a run one ended early or stopped answering: one clear message, exit status 1."""
 
 
+class PrunedError(Exception):
+    """A search gave the run up: what it had reached after a round was behind what others had."""
+
+    def __init__(self, rounds: int, accuracy: float) -> None:
+        """rounds: that were played. accuracy: percent, of the last of them."""
+        super().__init__(rounds, accuracy)
+        self.rounds, self.accuracy = rounds, accuracy
+
+    def __str__(self) -> str:
+        return f"pruned after {self.rounds} rounds at {self.accuracy:.2f} % accuracy"
+
+
 def check(ok: bool, setting: str, value: object, allowed: str, remedy: str = "") -> None:
     """Raise SettingError unless `ok`."""
     if not ok:

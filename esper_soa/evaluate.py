@@ -12,9 +12,9 @@ def main() -> None:
     """Run the command line; ends the interpreter with the status that command.py documents."""
     with standing_streams(), stopped_at_once():
         with importing():
-            from esper_soa.command import Command, EvaluateConfig, play_evaluation
+            from esper_soa.command import EVALUATION, Command, EvaluateConfig
 
-        Command(play_evaluation, EvaluateConfig).run(config_dir(), "evaluate")
+        Command(EVALUATION, EvaluateConfig).run(config_dir(), "evaluate")
 
 
 if __name__ == "__main__":

@@ -21,9 +21,9 @@ def main() -> None:
     """Run the command line; ends the interpreter with the status that command.py documents."""
     with standing_streams(), stopped_at_once():
         with importing():
-            from esper_soa.command import Command, TrainConfig, play_training
+            from esper_soa.command import TRAINING, Command, TrainConfig
 
-        Command(play_training, TrainConfig).run(config_dir(), "train")
+        Command(TRAINING, TrainConfig).run(config_dir(), "train")
 
 
 class CallableModule(ModuleType):

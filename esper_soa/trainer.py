@@ -121,6 +121,7 @@ def play(job: Run, shown: Progress) -> Generator[int, None, HostScore | None]:
             if due:
                 job.write()
             job.heed()
+            job.within.judge(number + 1, job.done.recent[-1].accuracies, job.write)
             yield number + 1
         job.write()
         return job.control(progress)
@@ -152,8 +153,8 @@ def run_within(
     ranks: the processes that share out its envs, of which the first writes.
 
     Raises Interrupted where a signal stopped it, after writing a checkpoint; and at its end, with everything played and
-    told, IncompleteError where something could not be written. OutOfRoomError where memory ran out, RankLostError,
-    after writing a checkpoint, where another rank did not go on.
+    told, IncompleteError where something could not be written. PrunedError where a search gave it up, and RankLostError
+    where another rank did not go on, after writing a checkpoint. OutOfRoomError where memory ran out.
     """
     job = ready(within, cfg, checkpoint, images, ranks)
     with signals_noted() as job.requests, job.saved_where_ranks_are_lost():

@@ -43,6 +43,8 @@ GUARDS = {
     "command": "tests/test_train_cli.py tests/test_compose.py",
     "split": "tests/env/test_reward_split.py",
     "lockstep": "tests/test_lockstep.py tests/test_compare.py",
+    "sweeps": "tests/test_multirun.py tests/test_config.py",
+    "launchers": "-m slow tests/sweep/test_launchers.py",
 }
 
 
@@ -347,7 +349,7 @@ BREAKS = (
         'play_settings(experiment, (), settings), "random")',
         "adapters",
     ),
-    Break("arguments.py", "one for one in arguments if one not in LONE_FLAGS", "one for one in arguments", "command"),
+    Break("arguments.py", "one for one in given if one not in LONE_FLAGS", "one for one in arguments", "command"),
     Break("arguments.py", "if key in groups:\n        return", "", "command"),
     Break("arguments.py", "[*known, *groups])", "known)", "command"),
     Break("arguments.py", 'and "/" not in key', "", "command"),
@@ -396,6 +398,15 @@ BREAKS = (
     ),
     Break("ops/metrics.py", 'line | {"reward_mode": mode}', "line", "split"),
     Break("env/config.py", 'not others, "reward.drip_fraction"', 'True, "reward.drip_fraction"', "split"),
+    Break("sweep/summary.py", "return not left and bool(jobs)", "return bool(jobs)", "sweeps"),
+    Break("sweep/jobs.py", "settled = job.ended(FAILED, message=_one_line(error))", "settled = job", "sweeps"),
+    Break("sweep/jobs.py", "if settled is not None:", "if False:", "sweeps"),
+    Break("sweep/resolvers.py", "return number % count", "return number", "sweeps"),
+    Break("sweep/summary.py", 'hydra.sweeper["_target_"] != BASIC', "True", "launchers"),
+    Break("sweep/jobs.py", "if record.status == BEGUN:", "if False:", "launchers"),
+    Break("sweep/jobs.py", "        Thread(target=_stop_with_parent, daemon=True).start()\n", "", "launchers"),
+    Break("sweep/jobs.py", "            process.send_signal(number)\n", "", "launchers"),
+    Break("ops/start.py", 'if settings.resume != "auto":', "if True:", "sweeps"),
 )
 
 

@@ -1,24 +1,31 @@
 """Composition of the configuration files and the checks that span settings; needs no torch."""
 
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
+from omegaconf import open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from esper_soa.arguments import listed_slots, prepared
+from esper_soa.compose import compose_settings
 from esper_soa.config import EvaluateConfig, TrainConfig, register_schema, settings_from
 from esper_soa.errors import SettingError, UserError
 from esper_soa.nets.config import host_slots
 from esper_soa.paths import config_dir
 from esper_soa.ranges import RULE, Items, Range, Table
+from esper_soa.sweep.resolvers import register_resolvers, share_of_cores
 
 CONFIGS = Path(config_dir())
 
 register_schema()
+register_resolvers()
 
 
 def options(group: str) -> list[str]:
@@ -55,9 +62,80 @@ def test_every_experiment_composes(experiment: str) -> None:
     assert settings(f"+experiment={experiment}").name == experiment
 
 
+# What a sweep's launcher is part of; without it Hydra cannot compose the sweep.
+LAUNCHERS = {"joblib": "hydra_joblib_launcher", "submitit_local": "hydra_submitit_launcher", "slurm":
+             "hydra_submitit_launcher", "ray": "hydra_ray_launcher"}  # fmt: skip
+
+
+def job_settings(*overrides: str) -> TrainConfig:
+    """The settings of a job of a sweep."""
+    composed = compose("train", list(overrides), return_hydra_config=True)
+    HydraConfig.instance().set_config(composed)
+    try:
+        with open_dict(composed):
+            del composed["hydra"]
+        return settings_from(composed)
+    finally:
+        HydraConfig.instance().cfg = None
+
+
 @pytest.mark.parametrize("sweep", options("sweep"))
 def test_every_sweep_composes(sweep: str) -> None:
-    assert settings(f"+sweep={sweep}", "+experiment=smoke").name == "smoke"
+    if sweep in LAUNCHERS:
+        pytest.importorskip(f"hydra_plugins.{LAUNCHERS[sweep]}")
+    places = ["hydra.job.num=5", "+hydra.launcher.n_jobs=3"] if sweep == "gpus" else []
+    assert job_settings(f"+sweep={sweep}", "+experiment=smoke", *places).name == "smoke"
+
+
+@pytest.mark.parametrize("device", ["+sweep=gpus", 'device="cuda:${modulo:${hydra:job.num},3}"'])
+def test_jobs_take_turns_on_the_devices(device: str) -> None:
+    turns = [job_settings(device, f"hydra.job.num={job}", "+hydra.launcher.n_jobs=3").device for job in (0, 1, 2, 3, 7)]
+    assert turns == ["cuda:0", "cuda:1", "cuda:2", "cuda:0", "cuda:1"]
+
+
+def test_a_device_by_turns_needs_a_sweep_and_a_count() -> None:
+    with pytest.raises(UserError, match=r"modulo=None,3: .* A job has its number in a sweep \(-m\) alone"):
+        job_settings('device="cuda:${modulo:${hydra:job.num},3}"')
+    with pytest.raises(UserError, match="modulo=5,0: must be a whole number, and a count of at least 1"):
+        job_settings('device="cuda:${modulo:${hydra:job.num},0}"', "hydra.job.num=5")
+
+
+def test_jobs_share_the_cores() -> None:
+    cores = len(os.sched_getaffinity(0))
+    assert [share_of_cores(jobs) for jobs in (1, cores, 3 * cores, -1)] == [cores, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("task", "count", "names"),
+    [("cifar_baseline", 1, ["r0c0"]), ("cifar_baseline", 3, ["r0c0", "r0c1", "r0c2"]),
+     ("cifar_multichannel", 5, ["r0c0", "r0c1", "r0c2", "r1c0", "r1c1"])],
+)  # fmt: skip
+def test_slots_are_chosen_by_their_number_or_by_name(task: str, count: int, names: list[str]) -> None:
+    assert compose_settings("", [f"task={task}", f"slots={count}"]).slots == names
+    assert compose_settings("", [f"task={task}", f"slots=[{','.join(names)}]"]).slots == names
+    for none in (0, 99):
+        with pytest.raises(SettingError, match=rf"slots={none}: must be in \[1, 6\] with {task}, or a list of names"):
+            compose_settings("", [f"task={task}", f"slots={none}"])
+    with pytest.raises(SettingError, match="slots=2: must be a list of slots of mine, a host of your own"):
+        compose_settings("", ["task.host=host.py:mine", "slots=2"])
+
+
+def test_numbers_of_slots_are_lists_for_hydra_in_sweeps_too() -> None:
+    assert prepared(["slots=1,2,3", "-m", "max_seeds=3"], TrainConfig, []) == ["-m", "slots=[1],[2],[3]", "max_seeds=3"]
+    kept = ["slots=[r0c0]", "+slots=3", "slots=3x", "steps=3", "slots=[r0c0],[r0c1]"]
+    assert listed_slots(kept) == kept
+
+
+def test_device_envs_slots_and_telemetry_are_chosen_in_one_line() -> None:
+    chosen = compose_settings("smoke", ["device=cpu", "envs=64", "slots=3", "telemetry=rounds"])
+    assert (chosen.device, chosen.envs, chosen.slots) == ("cpu", 64, ["r0c0", "r0c1", "r0c2"])
+    assert chosen.telemetry.level == "rounds"
+
+
+@pytest.mark.parametrize("level", options("telemetry"))
+def test_telemetry_is_a_group_by_level(level: str) -> None:
+    assert settings(f"telemetry={level}").telemetry.level == level
+    assert settings(f"telemetry={level}", "telemetry.level=full").telemetry.level == "full"
 
 
 # name -> base channels, blocks, kernel, pools, and the slots that follow: one per block and one per pool

@@ -14,6 +14,7 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "esper_soa"
 FILES = sorted(PACKAGE.rglob("*.py"))
+PLUGINS = sorted((PACKAGE.parent / "hydra_plugins").rglob("*.py"))
 BENCHMARKS = sorted((PACKAGE.parent / "benchmarks").rglob("*.py"))
 SETTINGS = [*FILES, PACKAGE.parent / "benchmarks" / "eps_config.py"]
 MAX_FUNCTION_LINES = 40
@@ -26,14 +27,15 @@ LAYERS = (
     ("nets",), ("env",), ("agent",), ("config",),
     ("ops", "telemetry"), ("report",), ("build", "actions"), ("conformance", "check_device"), ("controls",),
     ("running",), ("trainer",), ("launch",), ("evaluation",), ("compose",), ("runs", "simulator", "lockstep"),
-    ("adapters",),
+    ("adapters",), ("sweep",),
     ("train", "evaluate", "export", "compare", "query", "command"),
 )  # fmt: skip
 # Torch takes seconds to import, Hydra half a second: `main` hears signals first, a job imports torch once it starts.
 LATE_IMPORTS = {
     ("train.py", "main"), ("train.py", "__call__"), ("evaluate.py", "main"), ("command.py", "play_training"),
     ("command.py", "show_device"), ("command.py", "play_evaluation"), ("export.py", "export"),
-    ("compare.py", "play_seed"), ("query.py", "ask"),
+    ("running",), ("trainer",), ("launch",), ("evaluation",), ("compose",), ("runs", "simulator", "lockstep"),
+    ("adapters",), ("sweep",),
 }  # fmt: skip
 
 # What an engine is made of is the business of that engine and of whoever chooses between them.
@@ -290,6 +292,15 @@ def breaches_of(path: Path) -> list[str]:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
 def test_file_keeps_the_house_style(path: Path) -> None:
     assert breaches_of(path) == []
+
+
+@pytest.mark.parametrize("path", PLUGINS, ids=lambda path: path.name)
+def test_a_plugin_of_hydra_keeps_the_house_style(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    allowed = frozenset(name for file, name in LATE_IMPORTS if file == path.name)
+    found = [breach for rule in (too_long, too_many_arguments, uses_of_any, blanket_excepts, missing_docstring)
+             for breach in rule(tree)]  # fmt: skip
+    assert [*found, *late_imports(tree, allowed)] == []
 
 
 @pytest.mark.parametrize("path", BENCHMARKS, ids=lambda path: path.name)

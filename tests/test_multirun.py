@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from program import TINY, contents, finished
 
-from esper_soa.command import Command, JobFailedError, TrainConfig, play_training
+from esper_soa.command import TRAINING, Command, TrainConfig
 
 SWEEP = ["-m", *TINY, "rounds=1", "control=none", "telemetry.progress=off", "envs=0,2,1"]
 
@@ -34,6 +34,7 @@ def test_a_job_that_fails_ends_neither_the_others_nor_unnamed(swept: Swept) -> N
     assert first.returncode == 1
     assert "Traceback" not in first.stderr
     assert first.stderr.splitlines()[0] == "error: envs=0: must be in [1, 1048576]."
+    assert first.stderr.count("envs=0: must be") == 2
     failed = first.stderr.split("failed jobs:\n")[1].splitlines()
     assert len(failed) == 1
     assert failed[0].startswith("  #0 +experiment=smoke ")
@@ -43,9 +44,35 @@ def test_a_job_that_fails_ends_neither_the_others_nor_unnamed(swept: Swept) -> N
 
 
 @pytest.mark.timeout(900)
+def test_a_sweep_ends_with_a_table_of_all_its_jobs(swept: Swept) -> None:
+    table = swept.first.stdout.split("\njobs ")[1].splitlines()
+    rows = [line.split() for line in table[4:-2]]
+    assert [row[1:3] for row in rows] == [["envs=0", "failed"], ["envs=2", "done"], ["envs=1", "done"]]
+    assert table[-1].startswith("1 failed, 2 done; resume=auto plays what is not done; written to ")
+    written = json.loads((swept.sweep / "sweep.json").read_text())
+    assert {"+experiment=smoke", "rounds=1", "control=none"} < set(written["common"])
+    assert [job["overrides"] for job in written["jobs"]] == [["envs=0"], ["envs=2"], ["envs=1"]]
+    assert [job["status"] for job in written["jobs"]] == ["failed", "done", "done"]
+    for number, row in ((1, rows[1]), (2, rows[2])):
+        grown = json.loads((swept.sweep / str(number) / "summary.json").read_text())["grown"]
+        job = written["jobs"][number]
+        assert (job["accuracy"], job["net"], job["parameters"]) == (grown["accuracy"], grown["net"], grown["size"])
+        assert row[3:6] == [f"{grown['accuracy']:.2f}", f"{grown['net']:.2f}", f"{grown['size']:,.0f}"]
+    again = swept.again.stdout.split("\njobs ")[1].splitlines()
+    assert [" ".join(line.split()) for line in again[:-1]] == [" ".join(line.split()) for line in table[:-1]]
+
+
+@pytest.mark.timeout(900)
 def test_the_folders_of_hydra_are_those_of_the_jobs(swept: Swept) -> None:
     assert sorted(path.name for path in swept.folder.iterdir()) == ["runs"]
-    assert sorted(path.name for path in swept.sweep.iterdir()) == ["0", "1", "2", "multirun.yaml"]
+    assert sorted(path.name for path in swept.sweep.iterdir()) == [
+        ".jobs",
+        "0",
+        "1",
+        "2",
+        "multirun.yaml",
+        "sweep.json",
+    ]
     for job, envs in (("1", 2), ("2", 1)):
         records = swept.sweep / job / ".hydra"
         assert sorted(path.name for path in records.iterdir()) == ["config.yaml", "hydra.yaml", "overrides.yaml"]
@@ -75,6 +102,24 @@ def test_a_sweep_that_goes_on_plays_what_is_left_and_refuses_what_has_changed(sw
     assert changed.returncode == 1
     assert "#1 " in changed.stderr
     assert "envs: 2 -> 4" in changed.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_job_that_was_pruned_stays_so_where_the_search_was_cut_off_before_it_knew(swept: Swept) -> None:
+    sweep = [*(word for word in SWEEP if not word.startswith("envs")), "envs=2", f"run_dir={swept.folder / 'pruned'}"]
+    assert finished(*sweep, folder=swept.folder).returncode == 0
+    note, summary = swept.folder / "pruned" / ".jobs" / "0.json", swept.folder / "pruned" / "0" / "summary.json"
+    record = json.loads(note.read_text()) | {"status": "pruned", "value": 7.5, "message": "pruned after 1 rounds"}
+    note.write_text(json.dumps(record))
+    summary.unlink()
+    again = finished(*sweep, "resume=auto", folder=swept.folder)
+    assert again.returncode == 0
+    assert f"job 0 was pruned after 1 rounds: {summary.parent}\n" in again.stdout
+    assert not summary.exists()
+    assert json.loads((swept.folder / "pruned" / "sweep.json").read_text())["jobs"][0]["accuracy"] == 7.5
+    assert finished(*sweep, "resume=auto", "rounds=2", folder=swept.folder).returncode == 0
+    assert summary.exists()
 
 
 @pytest.mark.slow
@@ -116,11 +161,11 @@ def test_folders_that_cannot_be_are_refused_before_any_is_made(
 def test_a_run_dir_that_is_swept_over_is_refused_job_by_job(tmp_path: Path) -> None:
     done = finished("-m", "+experiment=smoke", "run_dir=a,b", folder=tmp_path)
     assert done.returncode == 1
-    assert done.stderr.count("Give run_dir one value, or set hydra.sweep.dir and hydra.sweep.subdir") == 5
+    told = "Give run_dir one value, or set hydra.sweep.dir and hydra.sweep.subdir"
+    assert done.stderr.count(told) == 4  # each job's at once, and again at the end
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
 
 
 def test_what_a_launcher_sends_to_its_processes_can_be_sent() -> None:
-    error = pickle.loads(pickle.dumps(JobFailedError("envs=0: must be at least 1.")))
-    assert str(error) == "envs=0: must be at least 1."
-    assert pickle.loads(pickle.dumps(Command(play_training, TrainConfig).job)).__name__ == "job"
+    sent = pickle.loads(pickle.dumps(Command(TRAINING, TrainConfig).job))
+    assert sent.__self__.work == TRAINING

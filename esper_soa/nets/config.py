@@ -194,6 +194,22 @@ def host_slots(task: TaskConfig) -> tuple[SlotSpec, ...]:
     return (*row0, *(slot(1, block, task.size(block + 1)) for block in blocks if task.pooled(block)))
 
 
+def named_slots(task: TaskConfig, names: list[str]) -> list[str]:
+    """`names` of slots as they are, or the first of the host where they are one number; raises SettingError."""
+    if len(names) != 1 or not names[0].isdecimal():
+        return names
+    if is_reference(task.host):
+        raise SettingError("slots", names[0], f"a list of slots of {task.host_name}, a host of your own")
+    offered, count = host_slots(task), int(names[0])
+    check(
+        1 <= count <= len(offered),
+        "slots",
+        names[0],
+        f"in [1, {len(offered)}] with {task.host_name}, or a list of names",
+    )
+    return [spec.name for spec in offered[:count]]
+
+
 def enabled_slots(
     task: TaskConfig, names: list[str], offered: tuple[SlotSpec, ...] | None = None
 ) -> tuple[SlotSpec, ...]:

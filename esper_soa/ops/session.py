@@ -6,13 +6,14 @@ no torch.
 
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TextIO, cast
+from statistics import fmean
+from typing import TextIO, TypeAlias, cast
 
 from rich.console import Console
 
-from esper_soa.errors import RankLostError, UserError
+from esper_soa.errors import PrunedError, RankLostError, UserError
 from esper_soa.ops.console import Outlet, outlet
 from esper_soa.ops.files import LOGGER, IncompleteError, Unwritten
 from esper_soa.ops.interrupt import Interrupted
@@ -24,6 +25,12 @@ UNHEARD = (
     # Records of the env state are locked as they are made, in compiled kernels too; nothing ever unlocks one.
     (UserWarning, r"Using lock_\(\) inside a compiled graph", r"tensordict\.utils"),
 )
+Judge: TypeAlias = Callable[[int, float], bool]  # rounds played, accuracy of the last in percent: whether to give up
+
+
+def _never(rounds: int, accuracy: float) -> bool:
+    """The judge of a run that no search is after."""
+    return False
 
 
 class Session:
@@ -33,6 +40,7 @@ class Session:
         self.folder, self.stream = folder, stream
         self.console = Console(file=cast(TextIO, stream))
         self.unwritten = Unwritten()
+        self.hopeless: Judge = _never
         self._begun = folder.log.exists()
         self._handlers = handlers_of(folder.log, self.console, self.unwritten)
 
@@ -46,6 +54,15 @@ class Session:
                 yield
             finally:
                 _log_the_end(self._begun)
+
+    def judge(self, rounds: int, accuracies: Sequence[float], save: Callable[[], None]) -> None:
+        """After a round that left the hosts at `accuracies` (percent): where the run is hopeless, `save` it and raise
+        PrunedError.
+        """
+        accuracy = fmean(accuracies)
+        if self.hopeless(rounds, accuracy):
+            save()
+            raise PrunedError(rounds, accuracy)
 
     def look_at_console(self) -> None:
         """Say in the log, once, that nobody reads the console any more."""
@@ -105,7 +122,9 @@ def _log_the_end(begun: bool) -> None:
     A refusal leaves a folder as it is in which a run has `begun` before.
     """
     error = sys.exception()
-    if isinstance(error, IncompleteError | Interrupted | RankLostError) or (isinstance(error, UserError) and not begun):
+    if isinstance(error, IncompleteError | Interrupted | RankLostError | PrunedError) or (
+        isinstance(error, UserError) and not begun
+    ):
         LOGGER.debug("ended: %s", error)
     elif error is not None and not isinstance(error, UserError):
         LOGGER.debug("ended by an error", exc_info=error)

@@ -50,16 +50,23 @@ def find_start(settings: TrainConfig, folder: RunFolder) -> Start:
 
 def finished_accuracy(folder: RunFolder, settings: TrainConfig) -> float | None:
     """The final accuracy of the run in `folder`, if it has ended and was of the same settings; else None."""
-    if settings.resume != "auto" or not folder.summary.is_file():
+    if not folder.summary.is_file() or not goes_on_in(folder, settings):
         return None
     try:
-        summary = json.loads(folder.summary.read_text(encoding="utf-8"))
+        accuracy = json.loads(folder.summary.read_text(encoding="utf-8"))["grown"]["accuracy"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+    return accuracy if isinstance(accuracy, float) else None
+
+
+def goes_on_in(folder: RunFolder, settings: TrainConfig) -> bool:
+    """Whether `settings` ask to go on with what there is, and the run in `folder` was of the same."""
+    if settings.resume != "auto":
+        return False
+    try:
         there = OmegaConf.to_container(OmegaConf.load(folder.config))
-        accuracy = summary["grown"]["accuracy"]
-    except (OSError, ValueError, LookupError, TypeError, OmegaConfBaseException, YAMLError):
-        return None
+    except (OSError, ValueError, OmegaConfBaseException, YAMLError):
+        return False
     asked = OmegaConf.to_container(OmegaConf.create(settings_yaml(settings)))
-    if not isinstance(there, dict) or not isinstance(asked, dict) or not isinstance(accuracy, float):
-        return None
     place = {"resume": "", "run_dir": ""}
-    return accuracy if there | place == asked | place else None
+    return isinstance(there, dict) and isinstance(asked, dict) and there | place == asked | place

@@ -1,0 +1,147 @@
+"""A job of a sweep: in a process of its own, which the launcher's watches over, with a record of what it came to.
+
+Launchers call `play_job`. Hydra's own, joblib's and Ray's give several jobs to one process, so that one that is killed
+would take others along: there a job is `python -m esper_soa.sweep.jobs`, and what is left in the launcher's process
+waits for it, hands signals on and notes how it ended. Of submitit every job has a process to itself, where it plays, as
+that is where submitit's handlers requeue it. Whichever it is, a job that fails returns None. Needs no torch.
+"""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from threading import Thread
+from typing import NamedTuple, TypeAlias, cast
+
+from hydra.conf import HydraConf
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import setup_globals
+from omegaconf import DictConfig, OmegaConf
+
+from esper_soa.errors import OutOfRoomError, PrunedError, RankLostError, UserError
+from esper_soa.ops.console import standing_streams
+from esper_soa.ops.files import IncompleteError
+from esper_soa.ops.interrupt import SAVING, STOPPING, Interrupted, importing, reacting, stopped_at_once
+from esper_soa.ops.session import unheard
+from esper_soa.sweep.plugins import plays_in_own_process
+from esper_soa.sweep.records import BEGUN, DONE, FAILED, KILLED, PRUNED, STOPPED, JobRecord, keep, read_record, this_job
+
+Play: TypeAlias = Callable[[DictConfig], float | None]
+
+
+class Work(NamedTuple):
+    """What the jobs of a command do; both are functions of modules, so that they can be sent to other processes."""
+
+    # The record of a job that has nothing left to do, given what an earlier call noted; None for one to be played.
+    settled: Callable[[DictConfig, JobRecord | None], JobRecord | None]
+    play: Play
+
+
+def play_job(work: Work, composed: DictConfig) -> float | None:
+    """Do the job that Hydra has begun here; returns what sweepers maximise, None where it did not come to its end."""
+    sweep, job = Path(HydraConfig.get().sweep.dir), this_job()
+    try:
+        settled = work.settled(composed, read_record(sweep, job.number))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        settled = job.ended(FAILED, message=_one_line(error))
+    if settled is not None:
+        keep(sweep, settled)
+        return settled.value
+    keep(sweep, job)
+    if plays_in_own_process(HydraConfig.get()):
+        return play_here(work.play, composed)
+    return watch(work.play, composed, sweep, job)
+
+
+def play_here(play: Play, composed: DictConfig) -> float | None:
+    """Play the job in this process and keep its record; raises what is no message of ours."""
+    sweep, job = Path(HydraConfig.get().sweep.dir), this_job()
+    ended: JobRecord | None = None
+    try:
+        with unheard():
+            ended = job.ended(DONE, play(composed))
+    except PrunedError as error:
+        print(f"job {job.number} is {error}")
+        ended = job.ended(PRUNED, error.accuracy, str(error))
+    except (UserError, IncompleteError, OutOfRoomError, RankLostError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        ended = job.ended(FAILED, message=_one_line(error))
+    finally:
+        keep(sweep, ended or _cut_off(job, sys.exception()))
+    return ended.value
+
+
+def watch(play: Play, composed: DictConfig, sweep: Path, job: JobRecord) -> float | None:
+    """Play the job in a process of its own; raises Interrupted where this one was asked to stop meanwhile.
+
+    That process has a session of its own: Ctrl-C reaches it once, from here. The end of its standard input tells it
+    that nobody waits for it any more.
+    """
+    requests: list[int] = []
+    with ExitStack() as opened:
+        process = opened.enter_context(subprocess.Popen(
+            [sys.executable, "-m", "esper_soa.sweep.jobs"], stdin=subprocess.PIPE, cwd=HydraConfig.get().runtime.cwd,
+            start_new_session=True,
+        ))  # fmt: skip
+
+        def hand_on(number: int) -> None:
+            requests.append(number)
+            process.send_signal(number)
+
+        opened.enter_context(reacting(hand_on, (*STOPPING, SAVING)))
+        pipe = process.stdin
+        if pipe is None:
+            raise ValueError("the job's process has no standard input")
+        with suppress(BrokenPipeError):  # of a process that has ended at once; its status says how
+            pickle.dump((play, composed, OmegaConf.to_container(HydraConfig.get(), resolve=False)), pipe)
+            pipe.flush()
+        status = process.wait()
+    record = read_record(sweep, job.number) or job
+    if record.status == BEGUN:  # it had no time to say how it ended
+        how = f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
+        record = job.ended(KILLED, message=f"its process was ended {how}")
+        keep(sweep, record)
+        print(f"error: job {job.number}: {record.message}", file=sys.stderr)
+    stopping = [number for number in requests if number in STOPPING]
+    if stopping:
+        raise Interrupted(stopping[-1])
+    return record.value
+
+
+def _cut_off(job: JobRecord, error: BaseException | None) -> JobRecord:
+    """The record of a job that was stopped, or that ended by an error that is no message of ours."""
+    if isinstance(error, SystemExit):
+        stopped = _one_line(error) if isinstance(error, Interrupted) else "stopped by the launcher"
+        return job.ended(STOPPED, message=stopped)
+    return job.ended(FAILED, message=f"{type(error).__name__}: {_one_line(error)}")
+
+
+def _one_line(error: BaseException | None) -> str:
+    return " ".join(str(error).split())
+
+
+def _stop_with_parent() -> None:
+    """Ask this process to stop when its standard input ends, as it does with the process that holds the other end."""
+    while os.read(sys.stdin.fileno(), 1):  # not by sys.stdin, whose lock a thread must not hold as Python ends
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def main() -> None:
+    """Play the job that standard input holds."""
+    with standing_streams(), stopped_at_once():
+        with importing():
+            play, composed, context = pickle.load(sys.stdin.buffer)
+        setup_globals()
+        HydraConfig.instance().cfg = cast(HydraConf, OmegaConf.create({"hydra": context}))
+        Thread(target=_stop_with_parent, daemon=True).start()
+        play_here(play, composed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""A sweeper of Hydra by Optuna, whose jobs are trials; what it does is in sweep/search.py of esper_soa."""
+
+from hydra.core.plugins import Plugins
+from hydra.plugins.launcher import Launcher
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig
+
+
+class OptunaSweeper(Sweeper):
+    """Plays trials that Optuna chooses, by whatever launcher Hydra has."""
+
+    def __init__(self, **settings: object) -> None:
+        """settings: those of hydra/sweeper/optuna.yaml; read from the configuration."""
+        self.launcher: Launcher | None = None
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """Called by Hydra before `sweep`."""
+        self.config = config
+        self.hydra_context = hydra_context
+        self.launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=hydra_context, task_function=task_function, config=config
+        )
+
+    def sweep(self, arguments: list[str]) -> float | None:
+        """Play what is left of the trials; returns the best accuracy, None where no trial came to its end."""
+        from esper_soa.sweep.refusal import refused
+        from esper_soa.sweep.search import search
+
+        if self.config is None or self.launcher is None:
+            raise ValueError("setup has not been called")
+        with refused():
+            return search(self.config, arguments, self.launcher)

@@ -1,0 +1,147 @@
+"""The search: its words for a space, a planted optimum that it finds, trials that it prunes, and that it goes on."""
+
+import json
+import math
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from program import ENVIRONMENT, contents
+from sweeping import LONG, finished_sweep, killed_in_the_middle, started_sweep
+
+from esper_soa.errors import UserError
+
+optuna = pytest.importorskip("optuna")
+search = pytest.importorskip("esper_soa.sweep.search")
+
+PROGRAM = Path(__file__).with_name("planted.py")
+PLANTED = ["hydra/sweeper=optuna_search", "policy.ppo.lr=tag(log,interval(1e-6,1))", "reward=shaped,escrow,basic"]
+
+
+def planted(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(PROGRAM), "-m", *PLANTED, "run_dir=found", *overrides], cwd=folder, env=ENVIRONMENT,
+        capture_output=True, text=True, timeout=250,
+    )  # fmt: skip
+
+
+def trials(folder: Path) -> list:
+    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(folder / "study.log")))
+    return optuna.load_study(study_name="search", storage=storage).trials
+
+
+def test_overrides_become_the_space_that_they_name() -> None:
+    space = search.space_of([
+        "policy.ppo.lr=tag(log,interval(1e-5,1e-2))", "policy.ppo.gamma=interval(0.9,1)", "envs=int(interval(1,8))",
+        "steps=range(10,31,10)", "reward=shaped,escrow", "slots=[r0c0],[r0c0,r0c1]", "rounds=5", "run_dir=a",
+        "resume=auto",
+    ])  # fmt: skip
+    kinds = optuna.distributions
+    assert space.searched == {
+        "policy.ppo.lr": kinds.FloatDistribution(1e-5, 1e-2, log=True),
+        "policy.ppo.gamma": kinds.FloatDistribution(0.9, 1),
+        "envs": kinds.IntDistribution(1, 8),
+        "steps": kinds.IntDistribution(10, 30, step=10),
+        "reward": kinds.CategoricalDistribution(["shaped", "escrow"]),
+        "slots": kinds.CategoricalDistribution(["[r0c0]", "[r0c0,r0c1]"]),
+    }
+    assert space.record()["fixed"] == ["rounds=5"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["rounds=5"], "there is no setting to search for"),
+        (["envs=int(tag(log,interval(0,8)))"], "is no interval to search"),
+    ],
+)
+def test_what_cannot_be_searched_is_refused(overrides: list[str], told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        search.space_of(overrides)
+
+
+def test_batches_are_runs_of_consecutive_numbers() -> None:
+    assert search.batches([0, 1, 2, 5, 6, 9], 2) == [[0, 1], [2], [5, 6], [9]]
+
+
+@pytest.mark.timeout(300)
+def test_a_planted_optimum_is_found_hopeless_trials_are_pruned_and_a_second_call_does_nothing(tmp_path: Path) -> None:
+    done = planted(tmp_path, "hydra.sweeper.n_trials=40")
+    assert done.returncode == 0, done.stderr
+    found = trials(tmp_path / "found")
+    assert [trial.number for trial in found] == list(range(40))
+    best = max((trial for trial in found if trial.values), key=lambda trial: trial.value)
+    assert best.params["reward"] == "escrow"
+    assert abs(math.log10(best.params["policy.ppo.lr"]) + 3) < 0.3
+    assert f"best is job {best.number}: {best.value:.2f} % accuracy" in done.stdout
+    pruned = [trial for trial in found if trial.state == optuna.trial.TrialState.PRUNED]
+    ended = [trial for trial in found if trial.state == optuna.trial.TrialState.COMPLETE]
+    assert len(pruned) + len(ended) == 40
+    assert 5 <= len(pruned) < 40
+    # After a round, as warmup_rounds says, and below the median of those before it after as many rounds.
+    for trial in pruned:
+        step, value = max(trial.intermediate_values.items())
+        assert 1 <= step < 3
+        assert value < best.intermediate_values[step]
+    before = contents(tmp_path / "found" / ".jobs")
+    again = planted(tmp_path, "hydra.sweeper.n_trials=40", "resume=auto")
+    assert again.returncode == 0
+    assert contents(tmp_path / "found" / ".jobs") == before
+    more = planted(tmp_path, "hydra.sweeper.n_trials=42", "resume=auto")
+    assert more.returncode == 0
+    assert len(trials(tmp_path / "found")) == 42
+    params = [trial.params["policy.ppo.lr"] for trial in trials(tmp_path / "found")]
+    assert len(set(params)) == 42  # the sampler does not begin again where it began
+
+
+@pytest.mark.timeout(300)
+def test_a_search_is_refused_where_another_one_is_or_it_is_not_to_go_on(tmp_path: Path) -> None:
+    assert planted(tmp_path, "hydra.sweeper.n_trials=1").returncode == 0
+    for overrides, told in (
+        ((), "already holds a search. Choose another folder, or go on with resume=auto"),
+        (("resume=auto", "rounds=7"), "holds a search of something else"),
+        (
+            ("resume=auto", "hydra.sweeper.pruner=mean"),
+            "hydra.sweeper.pruner=mean: must be one of median, halving, none",
+        ),
+        (("resume=auto", "hydra.sweeper.n_trials=0"), "hydra.sweeper.n_trials=0: must be a whole number of at least 1"),
+    ):
+        done = planted(tmp_path, *overrides)
+        assert done.returncode == 2
+        assert done.stderr.startswith("error: ")
+        assert told in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_search_over_runs_prunes_them_and_goes_on_with_the_trial_that_was_killed(tmp_path: Path) -> None:
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    asked = ["+sweep=[optuna,joblib]", *LONG, "policy.ppo.lr=tag(log,interval(1e-5,1e-2))", "hydra.sweeper.n_trials=6",
+             "hydra.sweeper.n_jobs=2", "hydra.sweeper.startup_trials=1"]  # fmt: skip
+    process = started_sweep(*asked, folder=tmp_path)
+    killed_in_the_middle(tmp_path / "sweep" / "1", process, signal.SIGKILL)
+    assert process.wait(300) == 1
+    first = {trial.number: trial for trial in trials(tmp_path / "sweep")}
+    assert first[1].state == optuna.trial.TrialState.RUNNING
+    assert first[0].state == optuna.trial.TrialState.COMPLETE
+    done = finished_sweep(*asked, "resume=auto", folder=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    ended = trials(tmp_path / "sweep")
+    assert len(ended) == 6
+    assert ended[1].params == first[1].params
+    for trial, job in zip(ended, json.loads((tmp_path / "sweep" / "sweep.json").read_text())["jobs"], strict=True):
+        rounds = [json.loads(line) for line in (tmp_path / "sweep" / str(trial.number) / "metrics.jsonl").open()]
+        told = [line["accuracy"]["mean"] for line in rounds]
+        assert list(trial.intermediate_values.values()) == told
+        assert list(trial.intermediate_values) == list(range(len(told)))
+        if trial.state == optuna.trial.TrialState.PRUNED:
+            assert job["status"] == "pruned"
+            assert job["accuracy"] == told[-1]
+            assert len(told) < 24
+            assert list((tmp_path / "sweep" / str(trial.number)).glob("checkpoint_*.pt"))
+        else:
+            assert (job["status"], job["accuracy"], len(told)) == ("done", trial.value, 24)
+    assert trials(tmp_path / "sweep")[0].value == first[0].value

@@ -1,0 +1,82 @@
+"""Starts sweeps and finds the processes of their jobs: what the tests of launchers share."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from program import ENVIRONMENT, PATIENCE, TINY, lines, wait_until
+
+# A job of some seconds beyond its start, with a checkpoint after every round.
+LONG = [*TINY, "rounds=24", "checkpoint_every=1", "control=none", "report=false", "telemetry.progress=off"]
+
+
+def sweep_command(*overrides: str) -> list[str]:
+    """The command line of a sweep, run_dir=sweep."""
+    return [sys.executable, "-m", "esper_soa.train", "-m", *overrides, "run_dir=sweep"]
+
+
+def started_sweep(*overrides: str, folder: Path, **environment: str) -> subprocess.Popen[str]:
+    """A sweep that is running in `folder`, in a session of its own; what it says goes to sweep.log."""
+    with (folder / "sweep.log").open("w") as log:
+        return subprocess.Popen(
+            sweep_command(*overrides), cwd=folder, env=ENVIRONMENT | environment, stdout=log,
+            stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        )  # fmt: skip
+
+
+def finished_sweep(*overrides: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A sweep in `folder`, run to its end."""
+    return subprocess.run(
+        sweep_command(*overrides), cwd=folder, env=ENVIRONMENT | environment, capture_output=True, text=True,
+        timeout=2 * PATIENCE,
+    )  # fmt: skip
+
+
+def holder(run: Path) -> int:
+    """The process that has claimed a run folder; 0 where there is none."""
+    lock = str((run / ".lock").resolve())
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit() and lock in opened(process):
+            return int(process.name)
+    return 0
+
+
+def opened(process: Path) -> list[str]:
+    """The files that a process has open, as far as this one may know."""
+    try:
+        return [os.readlink(one) for one in (process / "fd").iterdir()]
+    except OSError:  # it has ended meanwhile, or is somebody else's
+        return []
+
+
+def killed_in_the_middle(run: Path, process: subprocess.Popen[str], number: int = signal.SIGKILL) -> int:
+    """Kill the job in the folder `run` of a sweep once it has a checkpoint; returns the rounds that it had written."""
+    wait_until(lambda: len(lines(run / "metrics.jsonl")) >= 2 and any(run.glob("checkpoint_*.pt")), process)
+    job = holder(run)
+    assert job
+    os.kill(job, number)
+    wait_until(lambda: holder(run) != job, process)
+    rounds = len(lines(run / "metrics.jsonl"))
+    assert not (run / "summary.json").exists()
+    return rounds
+
+
+def jobs_of(folder: Path) -> dict[str, str]:
+    """What sweep.json says of the jobs, by their overrides."""
+    written = json.loads((folder / "sweep" / "sweep.json").read_text())
+    return {" ".join(job["overrides"]): job["status"] for job in written["jobs"]}
+
+
+def job_of(folder: Path, overrides: str) -> dict:
+    """What sweep.json says of a job."""
+    written = json.loads((folder / "sweep" / "sweep.json").read_text())
+    (job,) = [job for job in written["jobs"] if " ".join(job["overrides"]) == overrides]
+    return job
+
+
+def rounds_of(run: Path) -> list[int]:
+    """The rounds in metrics.jsonl."""
+    return [json.loads(line)["round"] for line in lines(run / "metrics.jsonl")]
