@@ -38,7 +38,7 @@ from esper_soa.ops.session import Session, session, unheard
 from esper_soa.ops.start import find_start, finished_accuracy, folder_for
 from esper_soa.paths import user_path
 
-CHECK_DEVICE = "--check-device"
+CHECK_DEVICE, PLAN, PLAN_JSON = LOOKS = ("--check-device", "--plan", "--plan=json")  # that train nothing
 HYDRA_FOLDER = ".hydra"  # what Hydra keeps of a job, under the names that its tools expect
 
 register_schema()
@@ -79,8 +79,9 @@ class Command:
             print(version_line())
             return
         try:
-            if CHECK_DEVICE in sys.argv[1:] and self.settings is TrainConfig:
-                show_device([one for one in sys.argv[1:] if one != CHECK_DEVICE])
+            looks = [one for one in sys.argv[1:] if one in LOOKS and self.settings is TrainConfig]
+            if looks:
+                look(looks[0], [one for one in sys.argv[1:] if one not in LOOKS])
                 return
             sys.argv[1:] = prepared(sys.argv[1:], self.settings, groups_in(folder))
         except UserError as error:
@@ -114,13 +115,17 @@ class Folders(Callback):
             config.hydra.overrides.hydra.append(f"hydra.sweep.dir={QuotedString(folder, Quote.single).with_quotes()}")
 
 
-def show_device(overrides: list[str]) -> None:
-    """Print what every engine comes to on the device and shapes of a run with these overrides; trains nothing."""
+def look(flag: str, overrides: list[str]) -> None:
+    """Print what the flag, one of LOOKS, asks for about a run with these overrides: its engines, or its plan."""
     settings = compose_settings(overrides=overrides)
     with loading():
         from esper_soa.check_device import check_device
+        from esper_soa.plan import show_plan
 
-    check_device(settings, Console())
+    if flag == CHECK_DEVICE:
+        check_device(settings, Console())
+    else:
+        show_plan(settings, Console(), as_json=flag == PLAN_JSON)
 
 
 def play_training(composed: DictConfig) -> float:

@@ -25,13 +25,13 @@ LAYERS = (
     ("vocabulary", "errors", "paths", "ranges", "student", "arguments", "user_cache", "registry"), ("state",),
     ("nets",), ("env",), ("agent",), ("config",),
     ("ops", "telemetry"), ("report",), ("build", "actions"), ("conformance", "check_device"), ("controls",),
-    ("trainer",), ("evaluation",), ("compose",), ("runs", "simulator", "lockstep"), ("adapters",),
+    ("trainer",), ("evaluation", "probe"), ("plan",), ("compose",), ("runs", "simulator", "lockstep"), ("adapters",),
     ("train", "evaluate", "export", "compare", "query", "command"),
 )  # fmt: skip
 # Torch takes seconds to import, Hydra half a second: `main` hears signals first, a job imports torch once it starts.
 LATE_IMPORTS = {
     ("train.py", "main"), ("train.py", "__call__"), ("evaluate.py", "main"), ("command.py", "play_training"),
-    ("command.py", "show_device"), ("command.py", "play_evaluation"), ("export.py", "export"),
+    ("command.py", "look"), ("command.py", "play_evaluation"), ("export.py", "export"),
     ("compare.py", "play_seed"), ("query.py", "ask"),
 }  # fmt: skip
 
