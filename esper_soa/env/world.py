@@ -41,7 +41,7 @@ class World:
         self.augment = cfg.augment
         self.split = data.split_sizes(images, sizes.batch_size, sizes.num_envs) if cfg.split else None
         if self.split is not None:
-            data.check_split(images, sizes.num_envs)
+            data.check_split(images, sizes.num_envs, self.split.num_batches, rules.nets.accumulate)
             sizes = sizes._replace(train_samples=self.split.train_samples, val_samples=self.split.val_samples)
         else:
             data.check_work(images, sizes.train_samples, sizes.val_samples)
