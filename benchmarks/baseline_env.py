@@ -102,6 +102,7 @@ class BaselineEnv:
         """
         self.task, self.lifecycle = task, lifecycle
         self.ablate_fossils = False  # rewards with drip need fossils among the ablated seeds
+        self.accumulate = 1  # batches whose mean gradient makes an optimiser step
         self.dtype, self.device, self.precision = dtype, torch.device(device), precision
         self.specs = enabled_slots(task, slot_names)
         self.totals = TotalsRecord()
@@ -122,7 +123,10 @@ class BaselineEnv:
         return outcome
 
     def train(self, batches: Batches) -> TrainReading:
-        """One pass of forward, backward, clipping and SGD over `batches`; stages and alphas stay as they are."""
+        """One pass of forward, backward, clipping and SGD over `batches`; stages and alphas stay as they are.
+
+        A step follows every `accumulate` batches, of which there is a multiple.
+        """
         done = self.training_pass(batches)
         return done.read(read_together([done])[0])
 
@@ -133,20 +137,23 @@ class BaselineEnv:
         optimisers = self._optimisers()
         loss_sum = torch.zeros((), dtype=self.dtype, device=self.device)
         correct = torch.zeros((), dtype=torch.int64, device=self.device)
-        measured = (len(batches) - 1) // self.task.gradient_stride * self.task.gradient_stride
+        last = len(batches) // self.accumulate - 1  # optimiser step
+        measured = last // self.task.gradient_stride * self.task.gradient_stride
         norms: dict[int, GradientNorms] = {}
         for index, (images, labels) in enumerate(batches):
-            for optimiser in optimisers:
+            step, part = divmod(index, self.accumulate)
+            for optimiser in optimisers if part == 0 else []:
                 optimiser.zero_grad(set_to_none=True)
             with self._autocast():
                 logits = self.host(images, grafts)
                 loss = F.cross_entropy(logits, labels)
-            loss.backward()
-            if index == measured:
-                norms = self._gradient_norms()
-            self._clip_gradients()
-            for optimiser in optimisers:
-                optimiser.step()
+            (loss if self.accumulate == 1 else loss / self.accumulate).backward()
+            if part == self.accumulate - 1:
+                if step == measured:
+                    norms = self._gradient_norms()
+                self._clip_gradients()
+                for optimiser in optimisers:
+                    optimiser.step()
             loss_sum += loss.detach()
             correct += (logits.detach().argmax(-1) == labels).sum()
         sums = torch.stack((loss_sum.double(), correct.double()))

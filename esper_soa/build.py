@@ -98,7 +98,7 @@ def trial_of(cfg: TrainConfig, device: torch.device) -> Trial:
     workers = choose_workers(cfg.compute.workers, len(chunks(cfg.envs, chunk)), device)
     rows = SubsetRows(cfg.attribution.pairs, shapley_orders(cfg, len(shape.slots))[1])
     precision = choose_precision(cfg.compute.precision, device).dtype
-    nets = NetsConfig(shape, cfg.task, detached, chunk, eval_batch, rows, workers, precision)
+    nets = NetsConfig(shape, cfg.task, detached, chunk, eval_batch, rows, workers, precision, cfg.accumulate)
     return Trial(nets, cfg.envs, cfg.batch_size, cfg.train_samples, cfg.val_samples)
 
 

@@ -13,7 +13,7 @@ from esper_soa.config import TrainConfig
 from esper_soa.nets.choose import Asked, tried_engines
 from esper_soa.nets.trial import Tried, quickest
 from esper_soa.ops.device import device_name, keep_freed_memory, resolve_device, take_device, threads
-from esper_soa.ops.memory import GIB, free_memory, needs
+from esper_soa.ops.memory import GIB, at_once, free_memory, needs
 
 MIB = 2**20
 RULE = {
@@ -54,14 +54,14 @@ def engine_table(found: list[Tried], cfg: TrainConfig) -> Table:
 
 
 def memory_table(cfg: TrainConfig, device: torch.device) -> Table:
-    """What the run keeps at the same time, and what is free."""
+    """What the run needs, and what is free."""
     table = Table(title="memory, at least", box=box.SIMPLE, title_justify="left", show_header=False)
     table.add_column()
     table.add_column(justify="right")
     parts = sorted(needs(cfg, device), key=lambda need: -need.size)
     for need in parts:
         table.add_row(need.what, f"{need.size / MIB:.1f} MiB")
-    table.add_row("together", f"{sum(need.size for need in parts) / MIB:.1f} MiB")
+    table.add_row("together, as far as at the same time", f"{at_once(parts) / MIB:.1f} MiB")
     free = free_memory(device)
     table.add_row(f"free on {device}", "unknown" if free is None else f"{free / GIB:.1f} GiB")
     return table

@@ -45,7 +45,7 @@ from esper_soa.sweep.refusal import refused
 from esper_soa.sweep.resolvers import register_resolvers
 from esper_soa.sweep.summary import end_sweep
 
-CHECK_DEVICE = "--check-device"
+CHECK_DEVICE, PLAN, PLAN_JSON = LOOKS = ("--check-device", "--plan", "--plan=json")  # that train nothing
 HYDRA_FOLDER = ".hydra"  # what Hydra keeps of a job, under the names that its tools expect
 
 register_schema()
@@ -76,8 +76,9 @@ class Command:
             print(version_line())
             return
         try:
-            if CHECK_DEVICE in sys.argv[1:] and self.settings is TrainConfig:
-                show_device([one for one in sys.argv[1:] if one != CHECK_DEVICE])
+            looks = [one for one in sys.argv[1:] if one in LOOKS and self.settings is TrainConfig]
+            if looks:
+                look(looks[0], [one for one in sys.argv[1:] if one not in LOOKS])
                 return
             check_plugins(sys.argv[1:])
             sys.argv[1:] = prepared(sys.argv[1:], self.settings, groups_in(folder))
@@ -117,13 +118,17 @@ class Folders(Callback):
         HydraConfig.instance().set_config(config)  # for the end of the sweep
 
 
-def show_device(overrides: list[str]) -> None:
-    """Print what every engine comes to on the device and shapes of a run with these overrides; trains nothing."""
+def look(flag: str, overrides: list[str]) -> None:
+    """Print what the flag, one of LOOKS, asks for about a run with these overrides: its engines, or its plan."""
     settings = compose_settings(overrides=overrides)
     with loading():
         from esper_soa.check_device import check_device
+        from esper_soa.plan import show_plan
 
-    check_device(settings, Console())
+    if flag == CHECK_DEVICE:
+        check_device(settings, Console())
+    else:
+        show_plan(settings, Console(), as_json=flag == PLAN_JSON)
 
 
 def play_training(composed: DictConfig) -> float:

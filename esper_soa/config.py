@@ -130,6 +130,8 @@ class TrainConfig:
     steps: int = number(40, 1, 1_000_000)  # env-steps per episode
     # B, images per host mini-batch.
     batch_size: int = number(32, 2, 1_000_000, note="BatchNorm needs two images in a batch")
+    # Batches whose mean gradient makes one optimiser step of a host and of its seeds; batch norm sees each by itself.
+    accumulate: int = number(1, 1, 1_000_000)
     train_samples: int = number(256, 1, COUNT)  # T, training images per env-step and env
     val_samples: int = number(256, 1, COUNT)  # V, validation images per env-step and env
     # Of the host, that may hold seeds; a number stands for so many from the first on.
@@ -283,10 +285,12 @@ def _check_ranks(run: TrainConfig) -> None:
 
 
 def _check_batches(run: TrainConfig) -> None:
-    over = run.train_samples % run.batch_size
+    images = run.batch_size * run.accumulate  # of an optimiser step
+    over = run.train_samples % images
     if over and not run.data.split:
-        nearest = [count for count in (run.train_samples - over, run.train_samples - over + run.batch_size) if count]
-        raise SettingError("train_samples", run.train_samples, f"a multiple of batch_size={run.batch_size}",
+        nearest = [count for count in (run.train_samples - over, run.train_samples - over + images) if count]
+        times = f" times accumulate={run.accumulate}" if run.accumulate > 1 else ""
+        raise SettingError("train_samples", run.train_samples, f"a multiple of batch_size={run.batch_size}{times}",
                            f"Nearest: {' or '.join(map(str, nearest))}.")  # fmt: skip
 
 

@@ -56,9 +56,15 @@ class Setting:
     env_chunk: int = 2
     workers: int = 1
     governed: bool = False  # plain loops have no governor
+    accumulate: int = 1  # batches of an optimiser step
     steps: int = 42
     task: TaskConfig = field(default_factory=lambda: TaskConfig(base_channels=4, gradient_stride=2))
     gates: GatesConfig = field(default_factory=lambda: GatesConfig(min_blending_steps=2, min_gradient_health=0.2))
+
+    @property
+    def num_batches(self) -> int:
+        """Batches per env-step."""
+        return NUM_BATCHES * self.accumulate
 
     @property
     def lifecycle(self) -> LifecycleConfig:
@@ -74,7 +80,9 @@ class Setting:
         detached = tuple(STAGE_NAMES.index(stage) for stage in self.lifecycle.detached_stages)
         counts = pools.parameter_table(shape, torch.device("cpu"))
         return Rules(
-            nets=NetsConfig(shape, self.task, detached, self.env_chunk, VAL_BATCH, workers=self.workers),
+            nets=NetsConfig(
+                shape, self.task, detached, self.env_chunk, VAL_BATCH, workers=self.workers, accumulate=self.accumulate
+            ),
             engine=TorchEngine(),
             lifecycle=self.lifecycle,
             gates=self.gates,
@@ -100,8 +108,9 @@ def batch_of(env: int, purpose: int, number: int, dtype: torch.dtype) -> Batch:
     return images.to(dtype), labels
 
 
-def training_batches(env: int, step: int, dtype: torch.dtype) -> list[Batch]:
-    return [batch_of(env, TRAINING, step * NUM_BATCHES + index, dtype) for index in range(NUM_BATCHES)]
+def training_batches(env: int, step: int, setting: Setting) -> list[Batch]:
+    count = setting.num_batches
+    return [batch_of(env, TRAINING, step * count + index, setting.dtype) for index in range(count)]
 
 
 def validation_batches(env: int, setting: Setting) -> list[Batch]:
@@ -127,7 +136,7 @@ class Feed:
     setting: Setting
 
     def batch(self, envs: Tensor, index: int) -> Batch:
-        number, dtype = self.step * NUM_BATCHES + index, self.setting.dtype
+        number, dtype = self.step * self.setting.num_batches + index, self.setting.dtype
         return side_by_side([batch_of(self.ids[env], TRAINING, number, dtype) for env in envs.tolist()])
 
     def batches(self, envs: Tensor, size: int) -> list[Batch]:
@@ -233,7 +242,7 @@ class StackedEnvs:
         """Train and validate; roll back where the setting says so."""
         feed = Feed(self.ids, self.step, self.setting)
         self.state, measured = measure_(
-            self.rules, self.weights, self.state, Work(feed, NUM_BATCHES, feed, self.seed_keys())
+            self.rules, self.weights, self.state, Work(feed, self.setting.num_batches, feed, self.seed_keys())
         )
         if self.setting.governed:
             self.state, measured = guard_(self.rules, self.weights, self.state, measured)
@@ -261,11 +270,11 @@ class LoopEnv(BaselineEnv):
 
     def __init__(self, setting: Setting, number: int) -> None:
         super().__init__(setting.task, setting.slots, setting.lifecycle, setting.gates, setting.dtype)
-        self.number, self.setting = number, setting
+        self.number, self.setting, self.accumulate = number, setting, setting.accumulate
         self.ablate_fossils = RewardConfig(mode=setting.reward).drip_fraction > 0
 
     def measure(self, step: int) -> tuple[TrainReading, ValidationReading]:
-        trained = self.train(training_batches(self.number, step, self.dtype))
+        trained = self.train(training_batches(self.number, step, self.setting))
         return trained, evaluate_fused(self, validation_batches(self.number, self.setting))
 
 

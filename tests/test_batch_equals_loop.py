@@ -21,6 +21,7 @@ SETTINGS = {
     "advancing by itself, fossils ablated": Setting(
         ["r0c0", "r0c1", "r1c0"], auto_forward=True, reward="basic_plus", shared_validation=True
     ),
+    "three batches to an optimiser step": Setting(accumulate=3),
 }
 
 

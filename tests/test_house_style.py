@@ -26,16 +26,15 @@ LAYERS = (
     ("vocabulary", "errors", "paths", "ranges", "student", "arguments", "user_cache", "registry"), ("state", "ranks"),
     ("nets",), ("env",), ("agent",), ("config",),
     ("ops", "telemetry"), ("report",), ("build", "actions"), ("conformance", "check_device"), ("controls",),
-    ("running",), ("trainer",), ("launch",), ("evaluation",), ("compose",), ("runs", "simulator", "lockstep"),
-    ("adapters",), ("sweep",),
+    ("running",), ("trainer",), ("launch",), ("evaluation", "probe"), ("plan",), ("compose",),
+    ("runs", "simulator", "lockstep"), ("adapters",), ("sweep",),
     ("train", "evaluate", "export", "compare", "query", "command"),
 )  # fmt: skip
 # Torch takes seconds to import, Hydra half a second: `main` hears signals first, a job imports torch once it starts.
 LATE_IMPORTS = {
     ("train.py", "main"), ("train.py", "__call__"), ("evaluate.py", "main"), ("command.py", "play_training"),
-    ("command.py", "show_device"), ("command.py", "play_evaluation"), ("export.py", "export"),
-    ("running",), ("trainer",), ("launch",), ("evaluation",), ("compose",), ("runs", "simulator", "lockstep"),
-    ("adapters",), ("sweep",),
+    ("command.py", "look"), ("command.py", "play_evaluation"), ("export.py", "export"),
+    ("compare.py", "play_seed"), ("query.py", "ask"), ("search.py", "sweep"),
 }  # fmt: skip
 
 # What an engine is made of is the business of that engine and of whoever chooses between them.

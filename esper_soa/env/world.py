@@ -51,7 +51,7 @@ class World:
         together = ranks.all_envs(sizes.num_envs)
         self.split = data.split_sizes(images, sizes.batch_size, together) if cfg.split else None
         if self.split is not None:
-            data.check_split(images, together)
+            data.check_split(images, together, self.split.num_batches, rules.nets.accumulate)
             sizes = sizes._replace(train_samples=self.split.train_samples, val_samples=self.split.val_samples)
         else:
             data.check_work(images, sizes.train_samples, sizes.val_samples)

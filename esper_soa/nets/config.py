@@ -48,7 +48,7 @@ class TaskConfig:
     weight_decay: float = number(5e-4, 0, 1000)  # of the host; seeds have none
     # Gradient norm per env for the host, per env and slot for seeds.
     max_grad_norm: float = number(1.0, 0, WEIGHT, note="0 = no clipping")
-    gradient_stride: int = number(10, 1, COUNT)  # training batches between two measurements of seed gradients
+    gradient_stride: int = number(10, 1, COUNT)  # optimiser steps between two measurements of seed gradients
     # Those that may be germinated; users' own take the codes from 13 on, in this order.
     blueprints: list[str] = choices(CNN_BLUEPRINT_NAMES, CNN_BLUEPRINT_NAMES, own=BLUEPRINT)
 

@@ -169,8 +169,10 @@ def split_sizes(images: ImageSet, batch_size: int, num_envs: int) -> Split:
     return Split(num_envs, batch_size, num_batches, batch_size * num_batches, whole * batch_size + -(-rest // num_envs))
 
 
-def check_split(images: ImageSet, num_envs: int) -> None:
-    """Raise SettingError where an env would have no test image of its own."""
+def check_split(images: ImageSet, num_envs: int, num_batches: int, accumulate: int) -> None:
+    """Raise SettingError where an env would have no test image of its own, or batches for no whole optimiser steps."""
+    check(num_batches % accumulate == 0, "accumulate", accumulate,
+          f"a divisor of {num_batches}, the batches per env-step that data.split=true gives an env")  # fmt: skip
     num_test = len(images.test_images)
     check(num_test >= num_envs, "envs", num_envs,
           f"at most {num_test} with data.split=true, so that the test images of {images.name} give every env one",

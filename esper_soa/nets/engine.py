@@ -30,6 +30,7 @@ class NetsConfig(NamedTuple):
     rows: SubsetRows = DEFAULT_ROWS
     workers: int = 1  # threads that chunks of envs are shared among
     precision: torch.dtype = torch.float32  # of activations, where it has 16 bits; see precision.py
+    accumulate: int = 1  # batches whose mean gradient makes one optimiser step
 
 
 class CountedFeed(Protocol):
@@ -130,6 +131,9 @@ class Engine(Protocol[Active]):
     ) -> TrainReport:  # fmt: skip
         """Train every host and every running seed on `num_batches` batches; alpha [N, S] stays fixed meanwhile.
 
+        An optimiser step follows every nets.accumulate batches, of which num_batches is a multiple: clipping, weight
+        decay, momentum and gradient statistics see the mean of their gradients. Batch norm normalises every batch by
+        itself, and moves its running statistics with each.
         lr_factor: what the learning rates of the task are multiplied by at this env-step.
         """
         ...

@@ -155,7 +155,7 @@ class _Ground:
 
     def play(self, engine: Engine, precision: torch.dtype) -> tuple[Results, tuple[float, int]]:
         """What training and validation came to in the last pass; seconds of an env-step, and bytes."""
-        nets, trial = self.trial.nets._replace(precision=precision), self.trial
+        nets, trial = self.trial.nets._replace(precision=precision, accumulate=1), self.trial
         weights = self.weights.clone()
         if precision == torch.float16:
             add_loss_scales_(weights)

@@ -1,11 +1,13 @@
 """Whether a run fits into the memory of its device, asked before anything is built, and words for when it did not.
 
-`check_room` adds up what is known to be needed: a lower bound, so what it refuses could not have run. `naming_memory`
-turns an allocation that fails all the same into one line. Called by the trainer and by evaluations.
+`check_room` adds up what is known to be needed: a lower bound, so what it refuses could not have run; what a run takes
+indeed is measured by probe.py. `naming_memory` turns an allocation that fails all the same into one line. Called by the
+trainer, by evaluations, and by plan.py.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,10 +46,17 @@ class Need(NamedTuple):
     what: str
     size: int  # bytes
     settings: tuple[str, ...]
+    passing: bool = False  # only for a while, and at another time than the others that pass
+
+
+def at_once(parts: Sequence[Need]) -> int:
+    """Bytes that are needed at the same time: all that lasts, and the most of what passes."""
+    lasting = sum(need.size for need in parts if not need.passing)
+    return lasting + max((need.size for need in parts if need.passing), default=0)
 
 
 def needs(cfg: TrainConfig, device: torch.device, images: ImageCount = NO_IMAGES) -> list[Need]:
-    """What a run keeps at the same time, each at least; `images` are those that are still to be read."""
+    """What a run needs, each part at least; `images` are those that are still to be read."""
     shape = task_shape(cfg.task, cfg.slots)
     slots, narrower = shape.slots, () if is_reference(cfg.task.host) else ("task.base_channels", "task.kernel_size")
     rows = sum(sum(row_layout(shape, slot)) for slot in range(len(slots)))
@@ -57,10 +66,13 @@ def needs(cfg: TrainConfig, device: torch.device, images: ImageCount = NO_IMAGES
     return [
         Need("weights", cfg.envs * FLOAT * weights, ("envs", *narrower)),
         Need("activations of the batches in training", activations(cfg, shape, device),
-             ("batch_size", "compute.env_chunk", *narrower[:1])),
+             ("batch_size", "compute.env_chunk", *narrower[:1]), passing=True),
+        Need("drawing the weights of the hosts", cfg.envs * DRAWN * shape.parameters.total, ("envs", *narrower),
+             passing=True),
         Need("the order of the images", 8 * cfg.envs * cfg.train_samples + _held_order(cfg, images),
              ("train_samples", "envs")),
-        Need("drawing the synthetic images", DRAWN * IMAGE * drawn, ("data.synthetic_train", "data.synthetic_test")),
+        Need("drawing the synthetic images", DRAWN * IMAGE * drawn, ("data.synthetic_train", "data.synthetic_test"),
+             passing=True),
         # As they are and as they are cut from, in training padded, and all mirrored too.
         Need("the images", (IMAGE + 2 * PADDED_BYTES) * images.train + 2 * IMAGE * images.test, ("data.root",)),
         Need("the boosts of seeds that help each other", FLOAT * cfg.envs * boosts, ("steps", "envs", "slots")),
@@ -99,6 +111,8 @@ def activations(cfg: TrainConfig, shape: HostShape, device: torch.device) -> int
     chunk = together(cfg, shape, device).env_chunk
     workers = choose_workers(cfg.compute.workers, -(-cfg.envs // chunk), device, usable_cores())
     kept = IMAGE + sum(segment.activations for segment in shape.segments)
+    if device.type == "cpu" and cfg.compute.engine != "torch":
+        chunk = 1  # the native kernels take network by network
     return FLOAT * min(workers * chunk, cfg.envs) * cfg.batch_size * kept
 
 
@@ -111,14 +125,15 @@ def policy_needs(cfg: TrainConfig, slots: tuple[str, ...]) -> list[Need]:
     inputs = NUM_ENV_FEATURES + 2 * width
     weights = network.features * inputs + 8 * network.layers * network.hidden**2
     envs = -(-cfg.envs // cfg.policy.ppo.minibatches)
-    kept = network.features + 8 * network.layers * network.hidden  # gates, states and norms of the LSTM
+    # Numbers that a row keeps for its gradient: input layer, norm, ReLU; gates, states and norms of the LSTM; heads.
+    kept = 3 * network.features + 20 * network.layers * network.hidden + 12 * network.hidden
     kept += len(slots) * (3 * width + half)  # layer, norm and encoding of every slot, and what scores it
     smaller = ("policy.network.hidden", "policy.network.layers", "policy.network.features",
                "policy.network.slot_features")  # fmt: skip
     return [
         Need("the rollout", cfg.steps * cfg.envs * (FLOAT * features + 8 * (len(slots) + 12)), ("steps", "envs")),
         Need("the policy", 4 * FLOAT * weights, smaller),  # parameters, gradients, two moments
-        Need("activations of the update", FLOAT * cfg.steps * envs * kept, ("steps", "envs", *smaller)),
+        Need("activations of the update", FLOAT * cfg.steps * envs * kept, ("steps", "envs", *smaller), passing=True),
     ]
 
 
@@ -146,26 +161,50 @@ def check_room(cfg: TrainConfig, device: torch.device, images: ImageCount = NO_I
     beside: processes, with as much work each, that share what is free.
     """
     free = free_memory(device)
-    parts = sorted(needs(cfg, device, images), key=lambda need: -need.size)
-    parts = [need._replace(size=beside * need.size) for need in parts]
-    total = sum(need.size for need in parts)
+    free = None if free is None else free // beside
+    parts = _largest_first(needs(cfg, device, images))
+    total = at_once(parts)
     if free is None or total <= free:
         return
     remedies = [setting for setting in parts[0].settings if _value(cfg, setting) != 1]
     first = remedies[0]
     remedy = "Take fewer images than in" if first == "data.root" else "Lower"
-    listed = ", ".join(f"{need.size / GIB:.1f} for {need.what}" for need in parts[:3])
+    most = most_envs(cfg, device, free, images)
+    hint = f" At most {most} envs can fit." if 0 < most < cfg.envs else ""
     raise SettingError(first, _value(cfg, first), f"so small that {device} holds the run",
-                       f"It needs at least {total / GIB:.1f} GiB ({listed}), and {free / GIB:.1f} GiB are free. "
-                       f"{remedy} {' or '.join(remedies)}.")  # fmt: skip
+                       f"It needs at least {total / GIB:.1f} GiB ({_listed(parts, 1)}), and {free / GIB:.1f} GiB are "
+                       f"free. {remedy} {' or '.join(remedies)}.{hint}")  # fmt: skip
+
+
+def most_envs(cfg: TrainConfig, device: torch.device, free: int, images: ImageCount = NO_IMAGES) -> int:
+    """The largest N, up to that of `cfg`, of which `needs` says no more than `free` bytes; 0 where there is none."""
+    low, high = 0, cfg.envs
+    while low < high:
+        middle = (low + high + 1) // 2
+        fits = at_once(needs(with_envs(cfg, middle), device, images)) <= free
+        low, high = (middle, high) if fits else (low, middle - 1)
+    return low
+
+
+def with_envs(cfg: TrainConfig, envs: int) -> TrainConfig:
+    """The settings with N = `envs`, and no more minibatches than those."""
+    ppo = replace(cfg.policy.ppo, minibatches=min(cfg.policy.ppo.minibatches, envs))
+    return replace(cfg, envs=envs, policy=replace(cfg.policy, ppo=ppo))
 
 
 def plan_in_words(cfg: TrainConfig, device: torch.device) -> str:
     """What the run needs at least, what needs most of it, and what is free, for the log."""
-    parts, free = sorted(needs(cfg, device), key=lambda need: -need.size), free_memory(device)
-    listed = ", ".join(f"{need.size / GIB:.2f} for {need.what}" for need in parts[:3])
+    parts, free = _largest_first(needs(cfg, device)), free_memory(device)
     rest = "what is free is not known" if free is None else f"{free / GIB:.1f} GiB are free"
-    return f"at least {sum(need.size for need in parts) / GIB:.2f} GiB on {device} ({listed}); {rest}"
+    return f"at least {at_once(parts) / GIB:.2f} GiB on {device} ({_listed(parts, 2)}); {rest}"
+
+
+def _largest_first(parts: Sequence[Need]) -> list[Need]:
+    return sorted(parts, key=lambda need: -need.size)
+
+
+def _listed(parts: Sequence[Need], digits: int) -> str:
+    return ", ".join(f"{need.size / GIB:.{digits}f} for {need.what}" for need in parts[:3])
 
 
 def _value(cfg: TrainConfig, setting: str) -> object:

@@ -202,6 +202,15 @@ def test_hosts_with_seeds_of_all_kinds_equal_torch(task: TaskConfig, seed: int) 
     assert_equal(played(world, active_seeds), in_torch(world, active_seeds))
 
 
+@pytest.mark.parametrize("task", [TaskConfig(gradient_stride=2), NARROW_TASKS[3]], ids=lambda task: task.name)
+def test_two_batches_to_an_optimiser_step_equal_torch(task: TaskConfig) -> None:
+    """Seeds of all stages and blends, some frozen, some behind their host, gates among them."""
+    world = made(task, batches=4)
+    world.rules = world.rules._replace(nets=world.rules.nets._replace(accumulate=2))
+    seeds = active_seeds_of(11, len(world.rules.nets.shape.slots), CNN_BLUEPRINTS, others=True)
+    assert_equal(played(world, seeds), in_torch(world, seeds))
+
+
 def test_seeds_that_see_the_graph_of_their_host_train_it() -> None:
     world = made(TASKS[0])
     active_seeds = active_seeds_of(5, 6)

@@ -103,6 +103,16 @@ def test_a_training_pass_and_a_validation_equal_torch(num_envs: int, batch: int,
         assert float((found[name].double() - value.double()).abs().max()) <= ROUNDING * scale, name
 
 
+def test_two_batches_to_an_optimiser_step_equal_torch() -> None:
+    seeds, worlds = some_seeds(1, 3, 1), [build(1, 2) for _ in range(2)]
+    for world in worlds:
+        world.rules = world.rules._replace(nets=world.rules.nets._replace(accumulate=2))
+    found, wanted = results(worlds[0], GpuEngine(), seeds), results(worlds[1], worlds[1].rules.engine, seeds)
+    for name, value in wanted.items():
+        scale = float(value.double().abs().max().clamp(min=1e-3))
+        assert float((found[name].double() - value.double()).abs().max()) <= ROUNDING * scale, name
+
+
 def test_hosts_without_seeds_equal_torch() -> None:
     task = TaskConfig(name="bare", base_channels=1, num_blocks=2, num_pools=2)
     ours, theirs = (build(1, 2, ("r1c1",), task) for _ in range(2))

@@ -9,15 +9,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from esper_soa.agent.config import NetworkConfig, PolicyConfig
+from esper_soa.agent.policy import RecurrentPolicy
+from esper_soa.agent.ppo import Batch, Learner, coefficients, total_loss
+from esper_soa.agent.rollout import new_rollout
 from esper_soa.config import TrainConfig
+from esper_soa.env.observation import feature_names
 from esper_soa.errors import OutOfRoomError, SettingError, UserError
 from esper_soa.nets.config import DataConfig, TaskConfig, enabled_slots
 from esper_soa.nets.host import host_shape
 from esper_soa.nets.pools import allocate
 from esper_soa.nets.snapshot import add_snapshot_
-from esper_soa.ops.memory import GIB, check_room, free_memory, naming_memory, needs
+from esper_soa.ops.memory import GIB, Need, at_once, check_room, free_memory, most_envs, naming_memory, needs
 
 CPU = torch.device("cpu")
 SMALL = ("+experiment=smoke", "rounds=1", "steps=2", "telemetry.progress=off", "compute.engine=torch")
@@ -73,8 +78,61 @@ def test_what_no_machine_holds_is_refused_at_once_and_says_what_to_lower(changed
 
 
 def test_the_default_run_needs_less_than_a_gibibyte() -> None:
-    assert sum(need.size for need in needs(TrainConfig(), CPU)) < GIB
+    assert at_once(needs(TrainConfig(), CPU)) < GIB
     check_room(TrainConfig(), CPU)
+
+
+def test_what_passes_is_counted_once() -> None:
+    parts = [Need("weights", 5, ()), Need("a", 3, (), passing=True), Need("b", 4, (), passing=True)]
+    assert at_once(parts) == 5 + 4
+    assert at_once(parts[:1]) == 5
+
+
+def test_the_most_envs_that_can_fit_are_told() -> None:
+    cfg = TrainConfig(envs=2**20, steps=1)
+    most = most_envs(cfg, CPU, 4 * GIB)
+    assert at_once(needs(replace(cfg, envs=most), CPU)) <= 4 * GIB < at_once(needs(replace(cfg, envs=most + 1), CPU))
+    with pytest.raises(SettingError, match=r"At most \d+ envs can fit\."):
+        check_room(cfg, CPU)
+
+
+@pytest.mark.parametrize("network", [{}, {"hidden": 256}, {"layers": 2}, {"features": 128}, {"slot_features": 16}])
+@pytest.mark.parametrize("slots", [["r0c0"], ["r0c0", "r0c1", "r0c2"]])
+def test_activations_of_an_update_are_counted_as_autograd_keeps_them(network: dict, slots: list[str]) -> None:
+    """No more than it keeps, as a run that fits must never be refused, and not much less."""
+
+    def kept(envs: int) -> int:
+        found = dict[int, int]()
+
+        def note(tensor: Tensor) -> Tensor:
+            found[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        learner, batch, noise = update_of(cfg, envs)
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            evaluation = learner.policy.evaluate(batch.rows, [0], noise)
+            total_loss(evaluation, batch, learner.config, coefficients(learner.config, 0, 1), learner.tables)
+        return sum(found.values())
+
+    cfg = TrainConfig(envs=8, steps=8, slots=slots, policy=PolicyConfig(network=NetworkConfig(**network)))
+    cfg.policy.ppo.minibatches = 1
+    counted = next(need.size for need in needs(cfg, CPU) if need.what == "activations of the update")
+    measured = kept(16) - kept(8)
+    assert 0.75 * measured < counted < measured
+
+
+def update_of(cfg: TrainConfig, envs: int) -> tuple[Learner, Batch, Tensor]:
+    """A learner, a batch of rows in which everything is legal, and numbers for its dropout."""
+    specs = enabled_slots(cfg.task, cfg.slots)
+    names = tuple(spec.name for spec in specs)
+    learner = Learner(RecurrentPolicy(cfg.policy, specs, 0), cfg.policy.ppo, 1, 0)
+    rows = new_rollout(cfg.steps, envs, len(specs), len(feature_names(names)), CPU).rows
+    for mask in rows.masks.values():
+        mask.fill_(True)
+    rows.valid.fill_(True)
+    lead = (cfg.steps, envs)
+    noise = torch.full((*lead, cfg.policy.network.hidden // 2), 0.5)
+    return learner, Batch(rows, torch.zeros(lead), torch.zeros(lead)), noise
 
 
 def test_an_allocation_that_fails_is_one_line_and_other_errors_pass() -> None:

@@ -147,30 +147,37 @@ class _Training(NamedTuple):
     rules: tuple[records.Sgd, records.Sgd]  # of the hosts and of the seeds
     feed: TrainingFeed
     num_batches: int
-    stride: int  # batches between two measurements of gradients
+    accumulate: int  # batches that make an optimiser step
+    stride: int  # optimiser steps between two measurements of gradients
 
     def train_chunk_(self, envs: np.ndarray, gradients: Gradients, call: Call) -> tuple[Tensor, Tensor]:
         """Loss float32 [n] and accuracy (percent, float64 [n]) of the envs with these numbers."""
         numbers, seen = torch.from_numpy(envs), 0
         loss, correct = torch.zeros(envs.size), torch.zeros(envs.size, dtype=torch.int64)
-        for index in range(self.num_batches):
+        for index in range(self.num_batches // self.accumulate):
             call.check()
-            crops = self.feed.crops(numbers, index)
-            self._step_(envs, crops, loss, correct, gradients if index % self.stride == 0 else {})
-            seen += crops.labels.shape[1]
+            first = index * self.accumulate
+            batches = [self.feed.crops(numbers, first + batch) for batch in range(self.accumulate)]
+            self._step_(envs, batches, (loss, correct), gradients if index % self.stride == 0 else {})
+            seen += sum(crops.labels.shape[1] for crops in batches)
         return loss / self.num_batches, 100.0 * correct.to(STATE_FLOAT) / seen
 
-    def _step_(self, envs: np.ndarray, crops: ImageCrops, loss: Tensor, correct: Tensor, gradients: Gradients) -> None:
-        """One optimiser step of the networks `envs` (int64 [n]) on `crops` [n, B].
+    def _step_(
+        self, envs: np.ndarray, batches: list[ImageCrops], sums: tuple[Tensor, Tensor], gradients: Gradients
+    ) -> None:
+        """One optimiser step of the networks `envs` (int64 [n]) on `batches`, each [n, B].
 
-        Adds to loss (float32 [n]) and correct (int64 [n]); writes the gradient statistics [N, S] that are there.
+        sums: loss (float32 [n]) and correct (int64 [n]), which are added to. Writes the gradient statistics [N, S] that
+        are there.
         """
-        bank, first, labels = crops.bank, crops.first.contiguous(), crops.labels.contiguous()
+        bank, (loss, correct) = batches[0].bank, sums
+        first = torch.cat([crops.first for crops in batches], dim=1).contiguous()
+        labels = torch.cat([crops.labels for crops in batches], dim=1).contiguous()
         record = records.Training(
-            nets=self.nets, count=envs.size, batch=first.shape[1], envs=envs.ctypes.data, host=self.rules[0],
-            seed=self.rules[1], images=crops_of(bank.lines, first, bank.values), labels=labels.data_ptr(),
-            loss=loss.data_ptr(), correct=correct.data_ptr(), vanishing_norm=VANISHING, exploding_norm=EXPLODING,
-            tiny=TINY,
+            nets=self.nets, count=envs.size, batch=first.shape[1] // self.accumulate, accumulate=self.accumulate,
+            envs=envs.ctypes.data, host=self.rules[0], seed=self.rules[1],
+            images=crops_of(bank.lines, first, bank.values), labels=labels.data_ptr(), loss=loss.data_ptr(),
+            correct=correct.data_ptr(), vanishing_norm=VANISHING, exploding_norm=EXPLODING, tiny=TINY,
         )  # fmt: skip
         for name, values in gradients.items():
             setattr(record, name, values.data_ptr())
@@ -225,7 +232,7 @@ class CpuEngine:
         networks = _networks(nets.shape, weights, alpha, seeds)
         host, seed = rules_of(nets.task, LearningRates.of(nets.task, lr_factor))
         rules = records.sgd_of(host), records.sgd_of(seed)
-        job = _Training(networks, rules, feed, num_batches, nets.task.gradient_stride)
+        job = _Training(networks, rules, feed, num_batches, nets.accumulate, nets.task.gradient_stride)
         return train_pass_(nets, alpha, job.train_chunk_)
 
     def validate(

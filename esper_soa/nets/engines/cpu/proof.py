@@ -209,7 +209,7 @@ def train_(size: Size, trial: Trial, nets: records.Networks, crops: Crops) -> tu
     envs, correct = np.arange(n, dtype=np.int64), torch.zeros(n, dtype=torch.int64)
     loss = torch.zeros(n, dtype=torch.float32)
     records.train_(records.Training(
-        nets=nets, count=n, batch=size.batch, envs=envs.ctypes.data, host=records.sgd_of(HOST_RULE),
+        nets=nets, count=n, batch=size.batch, accumulate=1, envs=envs.ctypes.data, host=records.sgd_of(HOST_RULE),
         seed=records.sgd_of(SEED_RULE), images=crops, labels=trial.labels.data_ptr(), loss=loss.data_ptr(),
         correct=correct.data_ptr(),
     ))  # fmt: skip

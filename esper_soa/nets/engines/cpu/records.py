@@ -49,7 +49,7 @@ class Training(ctypes.Structure):
 
     _fields_ = [
         ("nets", Networks),
-        *((name, INTEGER) for name in ("count", "batch")),
+        *((name, INTEGER) for name in ("count", "batch", "accumulate")),
         ("envs", POINTER),
         ("images", Crops),
         ("labels", POINTER),

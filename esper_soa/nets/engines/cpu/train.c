@@ -11,6 +11,7 @@ typedef struct {
     head top;
     float *host_grad;             /* [width] */
     float **seed_grads;           /* [slots] of [seed_width], parameters of a gate behind the others */
+    float *host_sum, **seed_sums; /* of the gradients of earlier batches of the step, like them */
     float *grad, *spare, *direct; /* gradients of activations: the newest, the next, and what passes by a seed */
     arena rest;                   /* where layers work, one after the other */
 } network;
@@ -69,6 +70,10 @@ static network lay_out(const training *t, long env, layer *layers, float **seed_
     net.images = take_floats(a, t->batch * w->size * w->size * COLOURS);
     net.host_grad = take_floats(a, w->width);
     for (long slot = 0; slot < w->slots; slot++) seed_grads[slot] = take_floats(a, w->seed_width[slot]);
+    if (t->accumulate > 1) {
+        net.host_sum = take_floats(a, w->width), net.seed_sums = seed_grads + w->slots;
+        for (long slot = 0; slot < w->slots; slot++) net.seed_sums[slot] = take_floats(a, w->seed_width[slot]);
+    }
     long largest = 0;
     const float *x = connect(t, &net, a, &largest);
     const descriptor *last = &layers[net.count - 1].s;
@@ -167,16 +172,38 @@ static void measure(const training *t, long at, const float *host_grad, seed_nor
     t->measured[at] = 1;
 }
 
+/* Numbers of a seed and, where it has one, of its gate, behind its first layer. */
+static long numbers_of_seed(const layer *first) {
+    const layer *last = first + first->span - 1;
+    return last->place + numbers_of(last);
+}
+
 /* Clipped by the norm over all of it, a seed's gradient moves its parameters and, elsewhere in the row, its gate's. */
 static void descend_seed(const training *t, const layer *first, long env, const float *grads) {
     const layer *last = first + first->span - 1;
-    long numel = last->place + numbers_of(last);
-    long slot = first->slot, at = env * t->nets.seed_width[slot], gate = last->kind == JOIN ? numbers_of(last) : 0;
+    long numel = numbers_of_seed(first), slot = first->slot, at = env * t->nets.seed_width[slot], gate = last->kind == JOIN ? numbers_of(last) : 0;
     float *params = t->nets.seed_params[slot] + at, *momentum = t->nets.seed_momentum[slot] + at;
     float factor = sgd_factor(&t->seed, grads, numel);
     sgd_move(&t->seed, params, momentum, grads, numel - gate, factor);
     long column = t->nets.gate_at[slot];
     if (gate) sgd_move(&t->seed, params + column, momentum + column, grads + numel - gate, gate, factor);
+}
+
+/* Add the newest gradients of a row to those before them; those of the last batch become the mean. */
+static void gather_row(float *sum, float *grad, long count, long batch, long batches) {
+    float share = 1.0f / (float)batches;
+    for (long i = 0; i < count; i++) {
+        float all = batch ? sum[i] + grad[i] : grad[i];
+        if (batch + 1 < batches) sum[i] = all;
+        else grad[i] = all * share;
+    }
+}
+
+static void gather(const training *t, const network *net, long batch) {
+    gather_row(net->host_sum, net->host_grad, t->nets.width, batch, t->accumulate);
+    for (const layer *own = net->layers; own < net->layers + net->count; own++)
+        if (own->span) gather_row(net->seed_sums[own->slot], net->seed_grads[own->slot], numbers_of_seed(own), batch,
+                                  t->accumulate);
 }
 
 static void update(const training *t, const network *net, long env) {
@@ -194,17 +221,20 @@ static void update(const training *t, const network *net, long env) {
 
 static void train_network(const training *t, long at, layer *layers, float **seed_grads, arena a) {
     network net = lay_out(t, t->envs[at], layers, seed_grads, &a);
-    crops images = t->images;
-    float loss;
-    int64_t correct;
-    images.size = t->nets.size, images.first += at * t->batch;
-    cut_padded(&images, t->batch, 0, net.images);
-    net.top.labels = t->labels + at * t->batch;
-    forward(&net);
-    head_forward(&net.top, &loss, &correct);
-    backward(&net);
+    for (long batch = 0; batch < t->accumulate; batch++) {
+        crops images = t->images;
+        float loss;
+        int64_t correct, first = (at * t->accumulate + batch) * t->batch;
+        images.size = t->nets.size, images.first += first;
+        cut_padded(&images, t->batch, 0, net.images);
+        net.top.labels = t->labels + first;
+        forward(&net);
+        head_forward(&net.top, &loss, &correct);
+        backward(&net);
+        if (t->accumulate > 1) gather(t, &net, batch);
+        t->loss[at] += loss, t->correct[at] += correct;
+    }
     update(t, &net, t->envs[at]);
-    t->loss[at] += loss, t->correct[at] += correct;
 }
 
 /* Bytes of the largest network, with room for its largest layer to work in. */
@@ -221,7 +251,7 @@ static size_t most_room(const training *t, layer *layers, float **seed_grads) {
 
 int train_networks(const training *t) {
     layer *layers = calloc((size_t)most_layers(&t->nets), sizeof(layer));
-    float **seed_grads = calloc((size_t)t->nets.slots + 1, sizeof(float *));
+    float **seed_grads = calloc(2 * (size_t)t->nets.slots + 1, sizeof(float *)); /* and behind them their sums */
     arena a = {0};
     if (layers && seed_grads) a.at = aligned_alloc(64, most_room(t, layers, seed_grads));
     for (long at = 0; at < t->count && a.at; at++) train_network(t, at, layers, seed_grads, a);

@@ -9,9 +9,10 @@
 typedef struct {
     networks nets;
     int64_t count, batch;
+    int64_t accumulate;    /* K, batches of B whose mean gradient makes the step */
     const int64_t *envs;   /* [count] */
-    crops images;          /* first [count, B] */
-    const int64_t *labels; /* [count, B] */
+    crops images;          /* first [count, K, B] */
+    const int64_t *labels; /* [count, K, B] */
     sgd host, seed;    /* rules */
     float *loss;           /* [count], added to */
     int64_t *correct;         /* [count], added to */

@@ -82,7 +82,8 @@ class GpuEngine:
         )  # fmt: skip
         stride = nets.task.gradient_stride
         key = "train", images, num_batches, *_places(weights, crops.bank.lines)
-        done = self.steps.run_(key, fresh, [int(index % stride == 0) for index in range(num_batches)]).inputs
+        steps = range(num_batches // nets.accumulate)
+        done = self.steps.run_(key, fresh, [int(index % stride == 0) for index in steps]).inputs
         kinds = {name: values.dtype for name, values in unmeasured(size, device).items()}
         gradients = {name: values.to(kinds[name], copy=True) for name, values in done.gradients.items()}
         stats = GradientStats.from_dict(gradients, batch_size=list(size))

@@ -60,7 +60,7 @@ class _Memory(NamedTuple):
 
 
 class TrainStep:
-    """The batches of an env-step, one after the other."""
+    """The optimiser steps of an env-step, one after the other."""
 
     def __init__(
         self, nets: NetsConfig, plans: Plans, weights: TensorDict, inputs: TrainInputs, crops: Crops, batch: int
@@ -75,15 +75,17 @@ class TrainStep:
         return [*self.inputs[:-1], *self.inputs.gradients.values()]
 
     def step_(self, variant: int) -> None:
-        """One batch; with variant 1 gradient statistics are taken."""
+        """The batches of one optimiser step; with variant 1 gradient statistics are taken."""
         if self.memory is None:
             self.memory = _memory(self.nets, self.plans, self.weights, self.batch)
-        memory, inputs = self.memory, self.inputs
-        cut_(self.crops, inputs.counter, memory.images)
-        last = self._forward_(memory)
-        self._head_(memory, last)
-        self._backward_(memory)
-        update.sum_(memory.pools, inputs.roster)
+        memory, inputs, count = self.memory, self.inputs, self.nets.accumulate
+        for number in range(count):
+            if number:
+                inputs.counter.add_(1)  # as the step below does behind its last batch
+            cut_(self.crops, inputs.counter, memory.images)
+            self._head_(memory, self._forward_(memory))
+            self._backward_(memory)
+            update.sum_(memory.pools, inputs.roster, kept=number > 0, share=1 / count if number == count - 1 else 1.0)
         if variant == 1:
             measures = update.measures_of(inputs.gradients, self.nets.shape)
             update.measure_(memory.pools, self.plans.tensors, inputs.roster, measures)

@@ -91,9 +91,9 @@ def measures_of(gradients: dict[str, Tensor], shape: HostShape) -> Measures:
     return Measures(*fields, *(tl.constexpr(number) for number in numbers))
 
 
-def sum_(pools: tuple[Pool, ...], roster: Tensor) -> None:
-    """Gradients of all rows from their partials."""
-    update.sum_kernel[_grid(pools)](pools, roster, num_pools=len(pools), tile=TILE)
+def sum_(pools: tuple[Pool, ...], roster: Tensor, kept: bool = False, share: float = 1.0) -> None:
+    """Gradients of all rows from their partials, `share` of them; kept: beside those that are there."""
+    update.sum_kernel[_grid(pools)](pools, roster, num_pools=len(pools), tile=TILE, kept=kept, share=share)
 
 
 def step_(pools: tuple[Pool, ...], roster: Tensor, rules: Rules, counter: Tensor) -> None:

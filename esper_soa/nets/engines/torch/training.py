@@ -4,6 +4,7 @@ A chunk is as many envs as suit the device: all N on a GPU, a few on a CPU, wher
 side by side. The losses of a chunk are summed, so one backward gives every host its own gradient. Called by engine.py.
 """
 
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -41,16 +42,25 @@ class TrainingPass(NamedTuple):
 
     def train_chunk_(self, envs: np.ndarray, gradients: Gradients, call: Call) -> tuple[Tensor, Tensor]:
         """Loss [n] and accuracy (percent, float64 [n]) of the envs with these numbers."""
-        chunk, seen = _Chunk(self.layers, self.nets, self.weights, self.alpha, self.plan, envs, self.lr), 0
+        chunk = _Chunk(self.layers, self.nets, self.weights, self.alpha, self.plan, envs, self.lr)
         if self.steps is not None:
             return self._train_captured_(chunk, self.steps, gradients)
-        for index in range(self.num_batches):
-            call.check()
-            images, labels = self.feed.batch(chunk.env_numbers, index)
-            chunk.step_(images, labels, gradients if index % self.nets.task.gradient_stride == 0 else None)
-            seen += labels.shape[0]
+        for index, measured in enumerate(self._measured):
+            chunk.step_(self._batches(chunk, index, call), gradients if measured else None)
         chunk.write_back_()
-        return chunk.loss / self.num_batches, 100.0 * chunk.correct.to(STATE_FLOAT) / seen
+        return chunk.loss / self.num_batches, 100.0 * chunk.correct.to(STATE_FLOAT) / chunk.seen
+
+    @property
+    def _measured(self) -> list[bool]:
+        """Of every optimiser step, whether gradient statistics are taken."""
+        steps = range(self.num_batches // self.nets.accumulate)
+        return [index % self.nets.task.gradient_stride == 0 for index in steps]
+
+    def _batches(self, chunk: "_Chunk", index: int, call: Call) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches of optimiser step `index`."""
+        for number in range(index * self.nets.accumulate, (index + 1) * self.nets.accumulate):
+            call.check()
+            yield self.feed.batch(chunk.env_numbers, number)
 
     def _train_captured_(
         self, chunk: "_Chunk", steps: StepCache["_CapturedSteps"], gradients: Gradients
@@ -59,12 +69,11 @@ class TrainingPass(NamedTuple):
         fresh = _CapturedSteps(
             chunk, self.feed.counted(chunk.env_numbers), unmeasured(self.alpha.shape, self.alpha.device)
         )
-        stride = self.nets.task.gradient_stride
-        done = steps.run_(fresh.key, fresh, [int(index % stride == 0) for index in range(self.num_batches)])
+        done = steps.run_(fresh.key, fresh, [*map(int, self._measured)])
         done.chunk.write_back_()
         for name, values in done.gradients.items():
             gradients[name].index_copy_(0, done.chunk.env_numbers, values[done.chunk.env_numbers])
-        seen = done.seen * self.num_batches
+        seen = done.seen * self.num_batches  # a replay counts none
         return done.chunk.loss / self.num_batches, 100.0 * done.chunk.correct.to(STATE_FLOAT) / seen
 
 
@@ -93,14 +102,15 @@ class _Chunk:
         self.scales = LossScales(weights, self.env_numbers) if SCALE in weights else None
         self.loss = torch.zeros(envs.size, dtype=self.params.dtype, device=alpha.device)
         self.correct = torch.zeros(envs.size, dtype=torch.int64, device=alpha.device)
+        self.seen = 0  # images of each network
 
-    def step_(self, images: Tensor, labels: Tensor, gradients: Gradients | None) -> None:
-        """One optimiser step of every network; writes gradient statistics where asked for.
+    def step_(self, batches: Iterable[tuple[Tensor, Tensor]], gradients: Gradients | None) -> None:
+        """One optimiser step of every network on all `batches`; writes gradient statistics where asked for.
 
         Under loss scales, networks of envs whose gradient overflows are left as they are.
         """
         before = self._copies() if self.scales is not None else []
-        host_grad, grads = self._gradients(images, labels)
+        host_grad, grads = self._mean_gradients(batches)
         finite = torch.ones_like(self.loss, dtype=torch.bool)
         if self.scales is not None:
             host_grad = self.scales.unscaled(host_grad, None)
@@ -117,6 +127,19 @@ class _Chunk:
         if self.scales is not None:
             self.scales.update_(finite)
 
+    def _mean_gradients(
+        self, batches: Iterable[tuple[Tensor, Tensor]]
+    ) -> tuple[Tensor, list[tuple[ActiveGroup, Tensor]]]:
+        """As `_gradients`, of the mean loss of nets.accumulate batches."""
+        (host_grad, grads), *others = [self._gradients(images, labels) for images, labels in batches]
+        for host_more, more in others:
+            host_grad = host_grad + host_more
+            grads = [(active, grad + other) for (active, grad), (_, other) in zip(grads, more, strict=True)]
+        if others:
+            count = 1 + len(others)
+            return host_grad / count, [(active, grad / count) for active, grad in grads]
+        return host_grad, grads
+
     def _gradients(self, images: Tensor, labels: Tensor) -> tuple[Tensor, list[tuple[ActiveGroup, Tensor]]]:
         """Gradients of the hosts [n, P] and of the seeds that train; adds up losses and correct answers on the way."""
         num_nets, shape, precision = labels.shape[1], self.nets.shape, self.nets.precision
@@ -128,6 +151,7 @@ class _Chunk:
             losses, correct = train_loss(self.layers, shape, parameters, self.statistics, (inputs, labels), seeds)
         self.loss += losses.detach()
         self.correct += correct
+        self.seen += labels.shape[0]
         leaves = [leaf, *(seed for seed in seeds.leaves if seed.requires_grad)]
         scaled = losses if self.scales is None else losses * self.scales.scale
         host_grad, *seed_grads = torch.autograd.grad(scaled.sum(), leaves)
@@ -192,7 +216,8 @@ class _CapturedSteps:
         return [*self.chunk.buffers(), *rates, *self.feed.buffers(), *self.gradients.values()]
 
     def step_(self, variant: int) -> None:
-        """One batch; with variant 1 gradient statistics are taken."""
-        images, labels = self.feed.next_()
-        self.seen = labels.shape[0]
-        self.chunk.step_(images, labels, self.gradients if variant == 1 else None)
+        """One optimiser step; with variant 1 gradient statistics are taken."""
+        count = self.chunk.nets.accumulate
+        self.chunk.seen = 0
+        self.chunk.step_((self.feed.next_() for _ in range(count)), self.gradients if variant == 1 else None)
+        self.seen = self.chunk.seen // count

@@ -58,22 +58,29 @@ def learning(pool, words, env, column):
 
 
 @triton.jit
-def sum_kernel(pools, words, num_pools: tl.constexpr, tile: tl.constexpr):
-    """gradient = sum of partials over the splits, and its squares by tile. Grid (n, tiles, pools)."""
+def sum_kernel(pools, words, num_pools: tl.constexpr, tile: tl.constexpr, kept: tl.constexpr, share: tl.constexpr):
+    """gradient = sum of partials over the splits, and its squares by tile. Grid (n, tiles, pools).
+
+    kept: the gradient that is there is added to; share: what the result is multiplied by.
+    """
     env, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     for index in tl.static_range(num_pools):
         if tl.program_id(2) == index:
-            sum_tile(pools[index], words, env, part, tile)
+            sum_tile(pools[index], words, env, part, tile, kept, share)
 
 
 @triton.jit
-def sum_tile(pool, words, env, part, tile: tl.constexpr):
+def sum_tile(pool, words, env, part, tile: tl.constexpr, kept: tl.constexpr, share: tl.constexpr):
     """One tile of one row."""
     column = part * tile + tl.arange(0, tile)
     mask = learning(pool, words, env, column)
     result = tl.zeros((tile,), tl.float32)
+    if kept:
+        result = tl.load(pool.gradient + env * pool.width + column, mask=mask, other=0.0)
     for split in range(0, pool.splits):
         result += tl.load(pool.partials + (env * pool.splits + split) * pool.width + column, mask=mask, other=0.0)
+    if share != 1.0:
+        result *= share
     tl.store(pool.gradient + env * pool.width + column, result, mask=column < pool.width)
     wide = result.to(tl.float64)
     tl.store(pool.squares + env * tl.num_programs(1) + part, tl.sum(wide * wide, axis=0))

@@ -1,0 +1,208 @@
+"""What `esper-train --plan` prints: memory, pace, duration and disk of a run before it is begun, measured by a probe.
+
+Called by command.py with checked settings. The probe plays the run's own first round in a process of its own
+(probe.py); two more processes with other numbers of envs tell what one env takes. What a run is refused for without a
+probe stands in ops/memory.py; a plan of such a run is refused for the same.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from esper_soa.config import MAX_ENVS, TrainConfig, settings_yaml
+from esper_soa.errors import UserError
+from esper_soa.nets.datasets import count_images
+from esper_soa.ops.device import resolve_device
+from esper_soa.ops.files import reason_of
+from esper_soa.ops.memory import GIB, LOWER, at_once, check_room, free_memory, needs, with_envs
+from esper_soa.ops.progress import duration
+from esper_soa.ops.telemetry import Json, json_line
+from esper_soa.paths import user_path
+from esper_soa.probe import Took
+
+MIB = 2**20
+PROBE_SECONDS = 12.0  # for the env-steps of the probe's episode that are played in full
+SPREAD = 192 * MIB  # between the two numbers of envs that tell what one takes
+ROUND_FILES = ("metrics.jsonl", "episodes.jsonl", "telemetry")  # that grow with the rounds
+KEPT_FILES = ("checkpoint_", "networks")  # of which one goes with every checkpoint that is kept
+
+
+class Disk(NamedTuple):
+    """Bytes in the folder of the run."""
+
+    per_round: int  # of lines and tables
+    per_checkpoint: int  # of a checkpoint and its networks
+    once: int  # of everything else
+    free: int  # where the folder is to be
+
+    def whole(self, cfg: TrainConfig) -> int:
+        """Of all rounds and of the checkpoints that are kept."""
+        return self.per_round * cfg.rounds + self.per_checkpoint * checkpoints_kept(cfg) + self.once
+
+
+class Plan(NamedTuple):
+    """What a run of the settings takes."""
+
+    cfg: TrainConfig
+    device: torch.device
+    took: Took
+    per_env: float  # bytes of memory
+    disk: Disk
+
+    @property
+    def run_memory(self) -> int:
+        """Bytes of the GPU, or else of the process without the program."""
+        return self.took.device or self.took.host - self.took.program
+
+    @property
+    def most_envs(self) -> int:
+        """The largest N that fits into what is free, other settings as they are; 0 where that is not known."""
+        if self.took.free < 0:
+            return 0
+        return max(0, min(MAX_ENVS, self.cfg.envs + int((self.took.free - self.run_memory) / self.per_env)))
+
+    @property
+    def fits(self) -> bool:
+        """Whether the run fits."""
+        return self.took.free < 0 or self.most_envs >= self.cfg.envs
+
+    @property
+    def eps(self) -> float:
+        """Env-steps per second of a round, as metrics.jsonl has them."""
+        return self.cfg.envs * self.cfg.steps / (self.took.episode_seconds + self.took.update_seconds)
+
+    @property
+    def seconds(self) -> float:
+        """Of the whole run."""
+        cfg, took = self.cfg, self.took
+        a_round = took.episode_seconds + took.update_seconds + took.files_seconds
+        control = took.bare_seconds if cfg.control == "wait" else took.episode_seconds
+        controls = 0 if cfg.control in ("none", cfg.policy.name) else min(cfg.control_rounds, cfg.rounds)
+        return took.build_seconds + cfg.rounds * a_round + controls * control + took.report_seconds
+
+    def record(self) -> dict[str, Json]:
+        """For programs: bytes and seconds."""
+        cfg, disk = self.cfg, self.disk
+        return {
+            "name": cfg.name, "device": str(self.device), "envs": cfg.envs, "rounds": cfg.rounds, "steps": cfg.steps,
+            "memory": {"run": self.run_memory, "program": self.took.program, "process": self.took.host,
+                       "device": self.took.device, "per_env": self.per_env,
+                       "free": None if self.took.free < 0 else self.took.free,
+                       "least": at_once(needs(cfg, self.device))},
+            "most_envs": self.most_envs or None, "fits": self.fits, "eps": self.eps, "seconds": self.seconds,
+            "env_steps": cfg.envs * cfg.steps * cfg.rounds, "measured_env_steps": cfg.envs * self.took.measured_steps,
+            "disk": {"run": disk.whole(cfg), "per_round": disk.per_round, "free": disk.free},
+        }  # fmt: skip
+
+
+def show_plan(cfg: TrainConfig, console: Console, as_json: bool = False) -> None:
+    """Print the plan of a run; raises UserError where it cannot run here, with the setting to lower."""
+    plan = make_plan(cfg)
+    if as_json:
+        console.print(json_line(plan.record()), highlight=False, soft_wrap=True)
+    else:
+        console.print(plan_table(plan))
+        console.print(verdict(plan), highlight=False, soft_wrap=True)
+
+
+def make_plan(cfg: TrainConfig, seconds: float = PROBE_SECONDS) -> Plan:
+    """Measure what a run of the settings takes; nothing of it is left behind. Raises UserError where it cannot run."""
+    device = resolve_device(cfg.device)
+    check_room(cfg, device, count_images(cfg.data))
+    with tempfile.TemporaryDirectory(prefix="esper-plan-") as made:
+        folder = Path(made)
+        (folder / "settings.yaml").write_text(settings_yaml(cfg), encoding="utf-8")
+        took = Took(**probed(folder, "run", f"{seconds}"))
+        few, many = numbers_of_envs(cfg, device)
+        low, high = (probed(folder, f"envs_{envs}", f"envs={envs}")["most"] for envs in (few, many))
+        disk = disk_of(folder / "run", cfg)
+    return Plan(cfg, device, took, max(1.0, (high - low) / (many - few)), disk)
+
+
+def numbers_of_envs(cfg: TrainConfig, device: torch.device) -> tuple[int, int]:
+    """Two numbers of envs, SPREAD bytes apart at least, as far as there is room."""
+    small, large = (at_once(needs(with_envs(cfg, envs), device)) for envs in (64, 128))
+    spread = min(SPREAD, (free_memory(device) or 8 * SPREAD) // 8)
+    few = max(cfg.policy.ppo.minibatches if cfg.policy.name == "ppo" else 1, int(spread / ((large - small) / 64)) // 2)
+    return few, min(MAX_ENVS, 3 * few)
+
+
+def probed(folder: Path, name: str, asked: str) -> dict:
+    """What the probe says; raises UserError where it was refused, or ran out of memory."""
+    ours = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-m", "esper_soa.probe", str(folder / "settings.yaml"), str(folder / name), asked]
+    done = subprocess.run(command, env=ours, capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return dict(json.loads(done.stdout.splitlines()[-1]))
+    if done.returncode == 2:
+        raise UserError(done.stderr.strip().splitlines()[-1].removeprefix("error: "))
+    if done.returncode < 0:
+        raise UserError(
+            f"the first round was ended by signal {-done.returncode}, as when memory runs out. Lower {LOWER}"
+        )
+    raise RuntimeError(f"the probe failed:\n{done.stderr}")
+
+
+def disk_of(folder: Path, cfg: TrainConfig) -> Disk:
+    """What the probe's round has left in its folder, and what is free where the run is to be."""
+    sizes = {str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+    rounds = sum(size for name, size in sizes.items() if name.startswith(ROUND_FILES))
+    kept = sum(size for name, size in sizes.items() if name.startswith(KEPT_FILES))
+    place = user_path("run_dir", cfg.run_dir or "runs").resolve()
+    while not place.exists():
+        place = place.parent
+    try:
+        free = shutil.disk_usage(place).free
+    except OSError as error:
+        raise UserError(f"run_dir={cfg.run_dir}: {place} cannot be read ({reason_of(error)})") from error
+    return Disk(rounds, kept, sum(sizes.values()) - rounds - kept, free)
+
+
+def checkpoints_kept(cfg: TrainConfig) -> int:
+    """Numbered checkpoints in the folder at the end."""
+    written = -(-cfg.rounds // cfg.checkpoint_every) if cfg.checkpoint_every else 1
+    return min(cfg.checkpoint_keep, written)
+
+
+def plan_table(plan: Plan) -> Table:
+    """The plan for people."""
+    cfg, took, disk = plan.cfg, plan.took, plan.disk
+    title = f"{cfg.name}: rounds={cfg.rounds} steps={cfg.steps} envs={cfg.envs} on {plan.device}"
+    table = Table(title=title, box=box.SIMPLE, title_justify="left", show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_column(style="dim")
+    free = "unknown" if took.free < 0 else f"{took.free / GIB:.1f} GiB free"
+    where = f"on {plan.device}" if took.device else f"and {took.program / MIB:,.0f} MiB for the program"
+    table.add_row("memory", f"{plan.run_memory / MIB:,.0f} MiB", f"{where}; {free}")
+    table.add_row("memory per env", f"{plan.per_env / MIB:,.2f} MiB", "of more envs")
+    table.add_row("largest envs", f"{plan.most_envs:,}" if took.free >= 0 else "unknown", "other settings as they are")
+    measured = f"{took.measured_steps} of {cfg.steps} env-steps measured"
+    table.add_row("env-steps/s", f"{plan.eps:,.1f}", measured)
+    table.add_row("a round", duration(took.episode_seconds + took.update_seconds + took.files_seconds),
+                  f"{took.update_seconds:.1f} s of it the policy update")  # fmt: skip
+    table.add_row("the run", duration(plan.seconds), "with control and report")
+    table.add_row("disk", f"{disk.whole(cfg) / MIB:,.1f} MiB",
+                  f"{disk.per_round / MIB:,.2f} MiB per round; {disk.free / GIB:.1f} GiB free")  # fmt: skip
+    return table
+
+
+def verdict(plan: Plan) -> str:
+    """One line: whether the run fits, and what to lower where it does not."""
+    faults = []
+    if not plan.fits:
+        most = plan.most_envs
+        faults.append(f"memory: lower {f'envs to {most}, or ' if most else ''}{LOWER.removeprefix('envs, ')}")
+    if plan.disk.whole(plan.cfg) > plan.disk.free:
+        faults.append("disk: lower telemetry.level or checkpoint_keep, or give another run_dir")
+    return "does not fit: " + "; ".join(faults) if faults else "fits"

@@ -1,0 +1,60 @@
+"""Plans beside the runs that follow them: memory within 15 %, pace within 30 %, for five settings of all kinds.
+
+Pace is that of a machine which has nothing else to do: on a busy one, plan and run see different shares of it.
+"""
+
+import json
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from program import ENVIRONMENT, command
+
+from esper_soa.compose import compose_settings
+from esper_soa.plan import MIB, make_plan
+
+SETTINGS = {
+    "small hosts, many of them": (
+        "+experiment=smoke", "envs=512", "steps=30", "policy.network.hidden=64", "telemetry.level=rounds",
+    ),
+    "the main run": ("+experiment=cifar_3seed",),
+    "torch, all tables": (
+        "task=cifar_baseline", "policy=heuristic", "compute.engine=torch", "envs=16", "steps=16", "batch_size=125",
+        "train_samples=125", "val_samples=125", "telemetry.level=full",
+    ),
+    "many envs, learning": (
+        "task=cifar_baseline", "policy=ppo", "envs=128", "steps=16", "train_samples=32", "val_samples=32",
+        "policy.ppo.minibatches=4", "telemetry.level=events",
+    ),
+    "deep hosts, no tables": (
+        "task=cifar_deep_impaired", "slots=[r0c0,r0c1,r0c2,r0c3]", "policy=random", "reward=escrow", "envs=64",
+        "steps=25", "train_samples=64", "val_samples=64", "telemetry.level=off", "report=false",
+    ),
+}  # fmt: skip
+
+
+def ran(folder: Path, *overrides: str) -> tuple[int, float]:
+    """Bytes that the process of a run had at most, and its env-steps per second."""
+    process = subprocess.Popen(command(*overrides, f"run_dir={folder}"), env=ENVIRONMENT, stdout=subprocess.DEVNULL)
+    most, status = 0, Path(f"/proc/{process.pid}/status")
+    while process.poll() is None:
+        lines = [line for line in status.read_text(encoding="ascii").splitlines() if line.startswith("VmHWM")]
+        most = max([most, *(1024 * int(line.split()[1]) for line in lines)])
+        time.sleep(0.02)
+    assert process.returncode == 0
+    return most, json.loads((folder / "summary.json").read_text(encoding="utf-8"))["speed"]["eps"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("kind", SETTINGS)
+def test_a_plan_comes_true(kind: str, tmp_path: Path) -> None:
+    overrides = [*SETTINGS[kind], "device=cpu", "rounds=2", "control=none", "telemetry.progress=off"]
+    plan = make_plan(compose_settings(overrides=overrides))
+    most, eps = ran(tmp_path / "run", *overrides)
+    memory = most - plan.took.program
+    print(f"{kind}: memory {plan.run_memory / MIB:.0f} planned, {memory / MIB:.0f} MiB taken; "
+          f"env-steps/s {plan.eps:.1f} planned, {eps:.1f} seen")  # fmt: skip
+    assert plan.run_memory == pytest.approx(memory, rel=0.15)
+    assert plan.eps == pytest.approx(eps, rel=0.30)
