@@ -33,7 +33,7 @@ from esper_soa.ops.device import apply_threads, resolve_device
 from esper_soa.ops.files import Unwritten
 from esper_soa.ops.progress import Progress
 from esper_soa.telemetry.recorder import NO_RECORDER, NoRecorder, Recorder
-from esper_soa.telemetry.start import legend_of
+from esper_soa.telemetry.recording import legend_of
 
 DEFAULTS = {
     "works": "a,c",

@@ -39,6 +39,7 @@ from esper_soa.ops.device import (
     take_device,
 )
 from esper_soa.ops.interrupt import STOPPING, Interrupted, Requests
+from esper_soa.ops.json_lines import Json
 from esper_soa.ops.memory import plan_in_words
 from esper_soa.ops.metrics import RoundResult
 from esper_soa.ops.networks import Networks
@@ -50,13 +51,12 @@ from esper_soa.ops.rundir import (
     rounds_of,
 )
 from esper_soa.ops.session import Session
-from esper_soa.ops.telemetry import Json
 from esper_soa.ops.verdict import Episode, HostScore, control_words
 from esper_soa.ranks import ALONE, Ranks
 from esper_soa.registry import is_reference
 from esper_soa.state import STATE_FLOAT
 from esper_soa.telemetry.recorder import NO_RECORDER, NoRecorder
-from esper_soa.telemetry.start import envs_table, recorded
+from esper_soa.telemetry.recording import envs_table, recorded
 from esper_soa.telemetry.tracking import Tracked, Tracking, openers
 
 NEWEST = "the newest checkpoint"  # what it is called where it could not be written

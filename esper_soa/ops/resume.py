@@ -19,12 +19,12 @@ from esper_soa.errors import UserError, one_line
 from esper_soa.nets.datasets import ImageSet
 from esper_soa.ops.checkpoint import CheckpointError, Content, load_checkpoint
 from esper_soa.ops.files import LOGGER, reason_of
+from esper_soa.ops.json_lines import keep_rounds
 from esper_soa.ops.metrics import RoundResult
 from esper_soa.ops.record import record_fault, unlike
 from esper_soa.ops.rundir import RunFolder, package_versions
-from esper_soa.ops.telemetry import keep_rounds
 from esper_soa.state import STATE_FLOAT
-from esper_soa.telemetry.tables import keep_tables
+from esper_soa.telemetry.table_files import keep_tables
 
 # What may be another value in the run that goes on; a name with a dot at the end stands for all settings under it.
 # data.name and data.root may, as the images themselves are compared.

@@ -8,7 +8,7 @@ Needs no torch.
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from esper_soa.ops.telemetry import Json
+from esper_soa.ops.json_lines import Json
 
 Spec = dict[str, Json]
 

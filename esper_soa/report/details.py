@@ -6,9 +6,9 @@ Plain tables in the page itself. Given groups of runs by page.py. Needs no torch
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from esper_soa.report.compare import CONFIDENCE, Pair, pairs
 from esper_soa.report.groups import Group, differing
-from esper_soa.report.records import Record, RunRecord
+from esper_soa.report.run_files import Record, RunRecord
+from esper_soa.report.standings import CONFIDENCE, Pair, pairs
 from esper_soa.report.words import bounded, p_value
 
 MOST_COLUMNS = 12  # runs side by side in the table of differing settings

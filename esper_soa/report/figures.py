@@ -25,7 +25,7 @@ from esper_soa.report.charts import (
     upwards,
 )
 from esper_soa.report.groups import Group
-from esper_soa.report.tables import Table
+from esper_soa.report.run_tables import Table
 
 
 class Column(NamedTuple):

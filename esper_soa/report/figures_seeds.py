@@ -5,7 +5,7 @@ Given the tables of a report by sections.py. Needs no torch.
 
 from collections.abc import Mapping, Sequence
 
-from esper_soa.ops.telemetry import Json
+from esper_soa.ops.json_lines import Json
 from esper_soa.report.charts import (
     ACCURACY,
     BLUEPRINT,
@@ -29,7 +29,7 @@ from esper_soa.report.charts import (
 )
 from esper_soa.report.figures import Choice, Figure, columns, distinct
 from esper_soa.report.lanes import GONE, HEAD, LIVE, hosts_on_screen
-from esper_soa.report.tables import Table
+from esper_soa.report.run_tables import Table
 
 LANE = 19  # pixels
 FOOT, FULL = 0.08, 0.8  # of a lane of 1: where alpha 0 lies, and the height of alpha 1

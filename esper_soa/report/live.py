@@ -21,7 +21,7 @@ from esper_soa.ops.console import standing_streams
 from esper_soa.ops.interrupt import Interrupted, stopped_at_once
 from esper_soa.report.bundle import bundle
 from esper_soa.report.page import POLICY, Parts, asset, framed, parts_of
-from esper_soa.report.records import find_runs
+from esper_soa.report.run_files import find_runs
 
 HOST = "127.0.0.1"
 PORT = 8765

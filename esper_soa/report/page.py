@@ -2,7 +2,7 @@
 words and tables that stand in the page itself.
 
 Everything that comes out of a run folder is escaped: a run of somebody else's opens as safely as one's own. Called by
-command.py and by end.py. Needs no torch, and vl-convert only for the program that draws.
+write.py, live.py and end.py. Needs no torch, and vl-convert only for the program that draws.
 """
 
 import json
@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from esper_soa.ops.files import write_text
-from esper_soa.ops.telemetry import Json
+from esper_soa.ops.json_lines import Json
 from esper_soa.report.bundle import bundle
 from esper_soa.report.charts import CONFIG
 from esper_soa.report.details import details
 from esper_soa.report.figures import Figure, Section, Shown
 from esper_soa.report.groups import groups_of
-from esper_soa.report.records import RunRecord, find_runs
+from esper_soa.report.run_files import RunRecord, find_runs
+from esper_soa.report.run_tables import packed
 from esper_soa.report.sections import shown_of
-from esper_soa.report.tables import packed
 from esper_soa.report.words import state_of, tiles_of, verdict_of
 
 NAME = "report.html"  # of a report in the folder of its run

@@ -6,7 +6,7 @@ Given groups of runs by page.py. Needs no torch.
 from collections.abc import Mapping, Sequence
 from itertools import chain
 
-from esper_soa.report import lanes, tables
+from esper_soa.report import lanes, run_tables
 from esper_soa.report.charts import (
     ACCURACY,
     CAUSE,
@@ -26,7 +26,6 @@ from esper_soa.report.charts import (
     layer,
     upwards,
 )
-from esper_soa.report.compare import Standing, accuracy_of, gain_of, standings
 from esper_soa.report.figures import (
     CURVES,
     HEALTH,
@@ -47,7 +46,8 @@ from esper_soa.report.figures import (
 )
 from esper_soa.report.figures_seeds import blueprints_figure, credit_figure, lanes_figure
 from esper_soa.report.groups import Group
-from esper_soa.report.tables import Table
+from esper_soa.report.run_tables import Table
+from esper_soa.report.standings import Standing, accuracy_of, gain_of, standings
 
 NOTHING_RECORDED = " Env-steps were not recorded in these runs (telemetry.level)."
 # Figures of what the seeds of a slot were worth: column, title, caption.
@@ -88,42 +88,42 @@ def tables_of(groups: Sequence[Group]) -> dict[str, Table]:
     return {
         "standings": standings_table(standings(groups)),
         "finals": finals_table(groups),
-        "rounds": tables.rounds_table(groups),
-        "means": tables.means_table(groups, [one.field for one in (*CURVES, *HEALTH, SPEED)]),
-        "hosts": tables.hosts_table(groups),
+        "rounds": run_tables.rounds_table(groups),
+        "means": run_tables.means_table(groups, [one.field for one in (*CURVES, *HEALTH, SPEED)]),
+        "hosts": run_tables.hosts_table(groups),
         "lanes": lanes.lanes_table(rounds),
         "accuracies": lanes.accuracies_table(rounds),
         "hostnames": lanes.names_table(rounds),
         "marks": lanes.marks_table(rounds),
         "credit": lanes.credit_table(rounds),
-        "blueprints": tables.blueprints_table(groups),
-        "shapley": tables.shapley_table(groups),
-        "ops": tables.ops_table(groups),
-        "entropy": tables.prefixed_table(groups, "head", "entropy/"),
-        "terms": tables.without_zeros(tables.parts_table(groups, "term", "reward_terms"), "term"),
-        "rollbacks": tables.without_zeros(tables.rollbacks_table(groups), "reason"),
+        "blueprints": run_tables.blueprints_table(groups),
+        "shapley": run_tables.shapley_table(groups),
+        "ops": run_tables.ops_table(groups),
+        "entropy": run_tables.prefixed_table(groups, "head", "entropy/"),
+        "terms": run_tables.without_zeros(run_tables.parts_table(groups, "term", "reward_terms"), "term"),
+        "rollbacks": run_tables.without_zeros(run_tables.rollbacks_table(groups), "reason"),
         "governor": lanes.governor_table(runs),
-        "times": tables.times_table(groups),
-        "phases": tables.phases_table(groups),
+        "times": run_tables.times_table(groups),
+        "phases": run_tables.phases_table(groups),
     }
 
 
 def standings_table(found: Sequence[Standing]) -> Table:
     """A row per group, the best first; a bound that is not finite is left out."""
-    rows: list[tables.Row] = []
+    rows: list[run_tables.Row] = []
     for one in found:
-        row: tables.Row = {"group": one.label, "runs": one.runs, "left_out": one.left_out}
+        row: run_tables.Row = {"group": one.label, "runs": one.runs, "left_out": one.left_out}
         for name, interval in (("accuracy", one.accuracy), ("iqm", one.iqm), ("gain", one.gain)):
             ends = (None, None, None) if interval is None else interval
             row |= dict(zip((name, f"{name}_low", f"{name}_high"), map(_finite, ends), strict=True))
-        flop = None if one.train_flop is None else one.train_flop / tables.GIGA
+        flop = None if one.train_flop is None else one.train_flop / run_tables.GIGA
         rows.append(row | {"parameters": one.parameters, "train_gflop": flop})
-    return tables.table_of(rows)
+    return run_tables.table_of(rows)
 
 
 def finals_table(groups: Sequence[Group]) -> Table:
     """A row per run that has come to its end: the mean accuracy of its hosts, and what it is ahead of its control."""
-    return tables.table_of(
+    return run_tables.table_of(
         {"group": group.label, "run": run.label, "accuracy": accuracy, "gain": gain_of(run)}
         for group in groups
         for run in group.runs

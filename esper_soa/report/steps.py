@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from esper_soa.report.tables import Cell
-from esper_soa.telemetry.tables import read_file, table_files
+from esper_soa.report.run_tables import Cell
+from esper_soa.telemetry.table_files import read_file, table_files
 
 Columns = dict[str, list[Cell]]
 

@@ -9,9 +9,9 @@ from typing import NamedTuple
 from esper_soa.ops.progress import duration
 from esper_soa.ops.statistics import Interval
 from esper_soa.ops.verdict import control_words, shown
-from esper_soa.report.compare import LEVEL, Pair, Standing, pairs, standings
 from esper_soa.report.groups import Group
-from esper_soa.report.records import RunRecord, number, part
+from esper_soa.report.run_files import RunRecord, number, part
+from esper_soa.report.standings import LEVEL, Pair, Standing, pairs, standings
 
 
 class Tile(NamedTuple):

@@ -11,7 +11,7 @@ import yaml
 
 from esper_soa.errors import UserError
 from esper_soa.telemetry.schema import TABLES, TYPES, Table
-from esper_soa.telemetry.tables import table_files
+from esper_soa.telemetry.table_files import table_files
 from esper_soa.telemetry.views import EPISODES, ROUNDS, SETTINGS, VIEWS
 
 try:

@@ -22,7 +22,7 @@ from esper_soa.telemetry.pack import Facts, pack, places
 from esper_soa.telemetry.parquet import table_bytes
 from esper_soa.telemetry.rows import Legend, Maker, Played, choices_rows, slots_rows, steps_rows, subsets_rows
 from esper_soa.telemetry.schema import CURVE_NAMES, SCHEMA_VERSION, STYLE_NAMES
-from esper_soa.telemetry.tables import FOLDER, table_path, written_at
+from esper_soa.telemetry.table_files import FOLDER, table_path, written_at
 from esper_soa.telemetry.worker import Worker
 from esper_soa.vocabulary import HEAD_NAMES, OP_NAMES, STAGE_NAMES
 

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 from esper_soa.errors import UserError
 from esper_soa.ops.files import LOGGER
-from esper_soa.ops.telemetry import Json
+from esper_soa.ops.json_lines import Json
 from esper_soa.telemetry.worker import Worker
 
 HOME = "esper_soa.telemetry.trackers"

@@ -11,9 +11,9 @@ from report_runs import line, make_run, summary, write_round
 from esper_soa.errors import UserError
 from esper_soa.ops.rundir import RunFolder
 from esper_soa.ops.session import session
-from esper_soa.report import bundle, command, end, page
+from esper_soa.report import bundle, end, page, write
 from esper_soa.report.groups import groups_of
-from esper_soa.report.records import find_runs
+from esper_soa.report.run_files import find_runs
 from esper_soa.report.sections import shown_of
 
 PROGRAM = "/* what draws */"
@@ -114,8 +114,8 @@ def test_the_command_writes_beside_the_run_or_where_it_is_told(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(page, "bundle", lambda: PROGRAM)
-    command.main([str(run)])
-    command.main([str(run), "-o", str(tmp_path / "my.html")])
+    write.main([str(run)])
+    write.main([str(run), "-o", str(tmp_path / "my.html")])
     assert (run / "report.html").read_text() == (tmp_path / "my.html").read_text()
     assert capsys.readouterr().out.split() == [str(run / "report.html"), str(tmp_path / "my.html")]
 
@@ -125,7 +125,7 @@ def test_without_the_extra_the_command_names_it(
 ) -> None:
     monkeypatch.setattr(bundle, "MODULE", "no_such_module")
     with pytest.raises(SystemExit) as stop:
-        command.main([str(run)])
+        write.main([str(run)])
     assert stop.value.code == 2
     assert "pip install 'esper-soa[report]'" in capsys.readouterr().err
     assert not (run / "report.html").exists()

@@ -12,7 +12,7 @@ from recorded_world import Recorded, record
 from esper_soa.ops.files import Unwritten
 from esper_soa.telemetry import recorder as module
 from esper_soa.telemetry.recorder import Recorder
-from esper_soa.telemetry.tables import keep_tables, read_file, read_table, table_files, table_path
+from esper_soa.telemetry.table_files import keep_tables, read_file, read_table, table_files, table_path
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from esper_soa.ops.progress import Progress
 from esper_soa.ops.rundir import RunFolder
 from esper_soa.ops.session import session
 from esper_soa.telemetry import tracking as module
-from esper_soa.telemetry.tables import read_table
+from esper_soa.telemetry.table_files import read_table
 from esper_soa.telemetry.tracking import Tracked, Tracker, Tracking, numbers_of
 from esper_soa.trainer import open_run, play, run, value_of
 

@@ -7,9 +7,9 @@ no torch.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
-from esper_soa.ops.telemetry import Json
+from esper_soa.ops.json_lines import Json
 from esper_soa.report.groups import Group
-from esper_soa.report.records import Record, RunRecord, number, numbers, part
+from esper_soa.report.run_files import Record, RunRecord, number, numbers, part
 
 Cell: TypeAlias = None | int | float | str
 Row: TypeAlias = dict[str, Cell]

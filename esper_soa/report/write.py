@@ -1,4 +1,4 @@
-"""The command line of reports: `esper-report RUN... [-o report.html]`, also `python -m esper_soa.report.command`.
+"""The command line of reports: `esper-report RUN... [-o report.html]`, also `python -m esper_soa.report.write`.
 
 Exit status: 0 done, 1 a file that could not be written, 2 a mistake that we found.
 """

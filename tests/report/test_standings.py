@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from report_runs import make_run, summary
 
-from esper_soa.report.compare import pairs, standings
 from esper_soa.report.groups import Group
-from esper_soa.report.records import read_run
+from esper_soa.report.run_files import read_run
+from esper_soa.report.standings import pairs, standings
 from esper_soa.report.words import verdict_of
 
 
