@@ -18,7 +18,7 @@ import torch
 
 from esper_soa.agent.config import SCRATCH
 from esper_soa.build import build_player, build_worlds
-from esper_soa.config import TrainConfig
+from esper_soa.config import TrainConfig, flat_settings
 from esper_soa.controls import play_control
 from esper_soa.env.outcome import hypervolume, trade_offs
 from esper_soa.env.reward import final_rents
@@ -205,7 +205,7 @@ class Run:
     @contextmanager
     def tracking(self) -> Iterator[Tracking]:
         """What tells the trackers of the rounds; at its end it is known what they lack."""
-        settings = resume.flat_settings(asdict(self.cfg))
+        settings = flat_settings(asdict(self.cfg))
         opened = Tracking(self.trackers, Tracked(self.folder.path, self.cfg.name, settings, self.done.rounds_done))
         try:
             yield opened

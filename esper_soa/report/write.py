@@ -4,12 +4,9 @@ Exit status: 0 done, 1 a file that could not be written, 2 a mistake that we fou
 """
 
 import argparse
-import sys
 from pathlib import Path
 
-from esper_soa.errors import UserError
-from esper_soa.ops.console import standing_streams
-from esper_soa.ops.interrupt import stopped_at_once
+from esper_soa.ops.command_line import ending_with_status, parser
 from esper_soa.paths import user_path
 from esper_soa.report.page import NAME, write_report
 
@@ -25,23 +22,13 @@ HELP = f"""\
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; ends the interpreter with its status where that is not 0."""
-    parser = argparse.ArgumentParser(
-        "esper-report", f"esper-report RUN... [-o {NAME}]", "Write one HTML file that shows what runs did.",
-        HELP, formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    parser.add_argument("runs", metavar="RUN", nargs="+", help=argparse.SUPPRESS)
-    parser.add_argument("-o", dest="out", default="", help=argparse.SUPPRESS)
-    given = parser.parse_args(arguments)
-    with standing_streams(), stopped_at_once():
-        try:
-            path = destination(given.runs, given.out)
-            write_report(given.runs, path)
-        except UserError as error:
-            print(f"error: {error}", file=sys.stderr)
-            sys.exit(2)
-        except OSError as error:
-            print(f"error: {error.filename}: cannot be written ({error.strerror or error})", file=sys.stderr)
-            sys.exit(1)
+    words = parser(f"esper-report RUN... [-o {NAME}]", "Write one HTML file that shows what runs did.", HELP)
+    words.add_argument("runs", metavar="RUN", nargs="+", help=argparse.SUPPRESS)
+    words.add_argument("-o", dest="out", default="", help=argparse.SUPPRESS)
+    given = words.parse_args(arguments)
+    with ending_with_status():
+        path = destination(given.runs, given.out)
+        write_report(given.runs, path)
         print(path)
 
 
