@@ -57,7 +57,7 @@ from esper_soa.registry import is_reference
 from esper_soa.state import STATE_FLOAT
 from esper_soa.telemetry.recorder import NO_RECORDER, NoRecorder
 from esper_soa.telemetry.recording import envs_table, recorded
-from esper_soa.telemetry.tracking import Tracked, Tracking, openers
+from esper_soa.telemetry.tracking import Told, Tracked, Tracking, openers
 
 NEWEST = "the newest checkpoint"  # what it is called where it could not be written
 
@@ -206,7 +206,8 @@ class Run:
     def tracking(self) -> Iterator[Tracking]:
         """What tells the trackers of the rounds; at its end it is known what they lack."""
         settings = flat_settings(asdict(self.cfg))
-        opened = Tracking(self.trackers, Tracked(self.folder.path, self.cfg.name, settings, self.done.rounds_done))
+        told = Told(self.folder.path, self.done.rounds_done > 0, self.within.unwritten)
+        opened = Tracking(self.trackers, Tracked(self.folder.path, self.cfg.name, settings), told)
         try:
             yield opened
         finally:
