@@ -53,7 +53,7 @@ TIME: Spec = {"field": "step", "type": "quantitative"}
 LANES_CAPTION = (
     "A lane per slot. Height is alpha, how much of the seed the host takes on; colour is the blueprint; the strip at "
     "the foot darkens from stage to stage. The grey line above is the host's accuracy. Marks: germinated ▲, blended ▶, "
-    "fossilised ◆, pruned ✚."
+    "fossilised ◆, pruned ✚, host rolled back ■."
 )
 
 
@@ -163,9 +163,12 @@ def blueprints_figure(shown: Mapping[str, Table], choices: Sequence[Choice]) -> 
 def credit_figure(
     shown: Mapping[str, Table], field: str, title: str, caption: str, choices: Sequence[Choice]
 ) -> Figure | None:
-    """What the seeds of every slot were worth over the env-steps of a round, mean over hosts."""
+    """What the seeds of every slot were worth over the env-steps of a round, mean over hosts.
+
+    None where nothing was measured, or nothing but 0: a seed that is alone has nobody to help.
+    """
     table = shown["credit"]
-    if not any(value is not None for value in table.get(field, [])):
+    if not any(table.get(field, [])):
         return None
     value = Axis(field, f"{title} (percent points)", "+.3f")
     place: Spec = {"x": across(STEP, whole=True), "y": upwards(value, zero=True)}
