@@ -30,7 +30,7 @@ CONFIG: Spec = {
     "axis": {
         "labelColor": MUTED, "titleColor": MUTED, "domainColor": LINE, "tickColor": LINE, "gridColor": GRID,
         "titleFontWeight": 500, "titleFontSize": 11.5, "labelFontSize": 11, "titlePadding": 8, "labelPadding": 5,
-        "tickSize": 4,
+        "labelSeparation": 6, "tickSize": 4,
     },
     "axisX": {"grid": False},
     "axisY": {"domain": False, "ticks": False, "tickCount": 5, "titleAnchor": "end", "titleAngle": 0,

@@ -171,16 +171,21 @@ def test_a_run_without_the_extra_says_so_in_one_line_and_goes_on(run: Path, monk
     assert not (run / "report.html").exists()
 
 
-def test_a_report_that_cannot_be_made_fails_no_run(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [UserError("there is no run"), ValueError("a bug of ours"), KeyError("r0c9")])
+def test_a_report_that_cannot_be_made_fails_no_run(
+    error: Exception, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(_: Sequence[str], __: Path) -> None:
-        raise UserError("there is no run")
+        raise error
 
     monkeypatch.setattr(end, "available", lambda: True)
     monkeypatch.setattr(end, "write_report", broken)
     with session(RunFolder(run)) as within:
         end.leave_report(within)
         within.finish()
-    assert "report   there is no run" in (run / "log.txt").read_text()
+    told = (run / "log.txt").read_text()
+    assert f"report   none: {type(error).__name__}: {error}" in told
+    assert "in broken" in told, "where it came from"
 
 
 def test_a_run_that_has_ended_leaves_its_report(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

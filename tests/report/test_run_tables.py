@@ -140,11 +140,13 @@ def test_of_a_long_run_the_last_the_best_and_the_first_round_are_shown(run: RunR
     assert [one.name for one in lanes.chosen_rounds([run, run])] == ["3 (last)"] * 2
 
 
-def test_a_table_that_cannot_be_read_is_none(run: RunRecord) -> None:
+def test_a_table_that_cannot_be_read_is_none_and_said(run: RunRecord, caplog: pytest.LogCaptureFixture) -> None:
     write_round(run.path, 1, envs=1, steps=3)
     (run.path / "telemetry" / "slots" / "round_000001.parquet").write_bytes(b"PAR1")
     assert rounds_of(run.path, "slots") == [1]
     assert read_round(run.path, "slots", 1) == {}
+    assert "report   without a table: " in caplog.text
+    assert "round_000001.parquet: not a table of ours" in caplog.text
     assert read_round(run.path, "steps", 2) == {}
     assert lanes.chosen_rounds([run]) == []
 
