@@ -1,19 +1,25 @@
-"""What telemetry costs: env-steps per second of real episodes with the tables of a level, over those without any.
+"""What telemetry costs: env-steps per second of real episodes with what a side writes, over those without any.
 
-    python -m benchmarks.telemetry                                       works a and c, level events, 9 turns
-    python -m benchmarks.telemetry works=c levels=events,full repeats=15 steps=40 results=
+    python -m benchmarks.telemetry                                       works a and c, events and all sinks, 9 turns
+    python -m benchmarks.telemetry works=c sides=events,full repeats=15 steps=40 results=
 
-Every side plays the same episodes, decisions of a new policy included, in turns and alternating order; a side's time
-ends when its files are on the disk. There is no update, which would make telemetry's share smaller. Prints the ratios
-of the timings of a turn, and a JSON line, which is also appended to benchmarks/results/telemetry.jsonl.
+A side is a level of telemetry, or `sinks`: the tables of events, the live table of envs on a terminal, and TensorBoard,
+W&B (offline) and MLflow (a file), which are told the line of the round; it needs their extras. Every side plays the
+same episodes, decisions of a new policy included, in turns and alternating order; a side's time ends when its files are
+on the disk and its trackers have taken what they were told, which a run waits for once, at its end. Trackers are opened
+before, as a run opens them once. There is no update, which would make telemetry's share smaller. Prints the ratios of
+the timings of a turn, and a JSON line, which is also appended to benchmarks/results/telemetry.jsonl.
 """
 
 import io
 import json
+import os
 import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -26,18 +32,21 @@ from benchmarks.eps_config import EpsConfig, train_config
 from benchmarks.machine import wait_for
 from benchmarks.records import RESULTS, Record, check_folder, keep, origin
 from benchmarks.timing import BenchmarkError
-from esper_soa.build import build_player, build_world
-from esper_soa.config import LEVELS, TrainConfig
+from esper_soa.build import build_world
+from esper_soa.config import LEVELS, TRACKERS, TrainConfig
 from esper_soa.ops.collect import Player, Round, play_round
 from esper_soa.ops.device import apply_threads, resolve_device
 from esper_soa.ops.files import Unwritten
 from esper_soa.ops.progress import Progress
+from esper_soa.telemetry.envs_table import EnvsTable
 from esper_soa.telemetry.recorder import NO_RECORDER, NoRecorder, Recorder
-from esper_soa.telemetry.start import legend_of
+from esper_soa.telemetry.recording import legend_of
+from esper_soa.telemetry.tracking import Line, Teller, Told, Tracked, numbers_of, openers
+from esper_soa.telemetry.worker import Worker
 
 DEFAULTS = {
     "works": "a,c",
-    "levels": "events",
+    "sides": "events,sinks",
     "repeats": "9",
     "steps": "20",
     "results": str(RESULTS),
@@ -45,6 +54,54 @@ DEFAULTS = {
 }
 CONF = Path(__file__).parent / "conf"
 INTERVAL = 10.0  # seconds, as telemetry.write_interval
+SINKS = "sinks"  # the side of all of them
+WAITING = 64  # rounds that may wait for a tracker
+PATIENCE = 60.0  # seconds for a tracker to take a round
+
+
+class Trackers:
+    """All trackers of a run in `folder`, each told by a thread of its own, as a run has them."""
+
+    def __init__(self, folder: Path, names: tuple[str, ...]) -> None:
+        told, tracked = Told(folder, False, Unwritten()), Tracked(folder, "benchmark", {})
+        self._workers = {
+            name: Worker[Line](name, Teller(name, open_, tracked, told), WAITING)
+            for name, open_ in openers(names).items()
+        }
+        self._told = 0
+
+    def tell(self, numbers: dict[str, float]) -> None:
+        """Hand over the numbers of the next round."""
+        self._told += 1
+        for worker in self._workers.values():
+            worker.emit(Line(self._told, numbers))
+
+    def wait(self) -> None:
+        """Until they have taken what they were told; raises BenchmarkError where one has not."""
+        for name, worker in self._workers.items():
+            if not worker.flush(PATIENCE) or worker.dropped:
+                raise BenchmarkError(f"{name} lacks {worker.dropped} lines: {worker.reason or 'it is too slow'}")
+
+    def close(self) -> None:
+        """Tell them that this is all."""
+        for worker in self._workers.values():
+            worker.insist(Line(0, {}))
+            worker.close(PATIENCE)
+
+
+@contextmanager
+def all_trackers(wanted: bool) -> Iterator[Trackers]:
+    """Every tracker, opened and told a first round, where they are `wanted`; else none."""
+    os.environ["WANDB_MODE"] = "offline"
+    os.environ.pop("MLFLOW_TRACKING_URI", None)
+    with tempfile.TemporaryDirectory() as folder:
+        opened = Trackers(Path(folder), TRACKERS if wanted else ())
+        opened.tell({"round": 0.0})
+        opened.wait()
+        try:
+            yield opened
+        finally:
+            opened.close()
 
 
 class Work:
@@ -63,37 +120,46 @@ class Work:
         self.world = build_world(self.cfg, self.device)
         self.player: Player = build_player(self.cfg, self.world)
 
-    def seconds(self, level: str, number: int) -> float:
-        """Of round `number` at a level, its files included."""
+    def seconds(self, side: str, number: int, trackers: Trackers) -> float:
+        """Of round `number` with what a side writes, its files included."""
+        table = EnvsTable(legend_of(self.world, learns=True)) if side == SINKS else None
+        shown = Progress(self.cfg.envs * self.cfg.steps, Console(file=io.StringIO(), force_terminal=True),
+                         "off" if table is None else "live")  # fmt: skip
+        shown.below = table
         with tempfile.TemporaryDirectory() as folder:
-            recorder = self._recorder(level, Path(folder))
-            quiet = Progress(1, Console(file=io.StringIO()), "off")
+            recorder = self._recorder(side, Path(folder), table)
             wait_for(self.device)
             begun = time.perf_counter()
-            play_round(self.world, self.player, Round(number, quiet, recorder=recorder))
+            with shown as progress:
+                result, _ = play_round(self.world, self.player, Round(number, progress, recorder=recorder))
             wait_for(self.device)
+            if side == SINKS:
+                trackers.tell(dict(numbers_of(result.record)))
+                trackers.wait()
             recorder.flush()
             seconds = time.perf_counter() - begun
             recorder.close()
         if recorder.dropped:
-            raise BenchmarkError(f"level {level} has dropped {recorder.dropped} env-steps")
+            raise BenchmarkError(f"side {side} has dropped {recorder.dropped} env-steps")
         return seconds
 
-    def _recorder(self, level: str, folder: Path) -> NoRecorder:
-        if level in ("off", "rounds"):
+    def _recorder(self, side: str, folder: Path, table: EnvsTable | None) -> NoRecorder:
+        if side in ("off", "rounds"):
             return NO_RECORDER
-        return Recorder(folder, legend_of(self.world, learns=True), level, INTERVAL, Unwritten())
+        level = "events" if side == SINKS else side
+        return Recorder(folder, legend_of(self.world, learns=True), level, INTERVAL, Unwritten(), table)
 
 
-def compare(work: Work, levels: list[str], repeats: int) -> Record:
-    """EPS by level, and the ratios over `off` of the timings of a turn."""
-    sides, env_steps = ["off", *levels], work.cfg.envs * work.cfg.steps
-    for side in sides:
-        work.seconds(side, 0)
+def compare(work: Work, given: list[str], repeats: int) -> Record:
+    """EPS by side, and the ratios over `off` of the timings of a turn."""
+    sides, env_steps = ["off", *given], work.cfg.envs * work.cfg.steps
     found: dict[str, list[float]] = {side: [] for side in sides}
-    for repeat in range(1, repeats + 1):
-        for side in sides if repeat % 2 else reversed(sides):
-            found[side].append(work.seconds(side, repeat))
+    with all_trackers(SINKS in sides) as trackers:
+        for side in sides:
+            work.seconds(side, 0, trackers)
+        for repeat in range(1, repeats + 1):
+            for side in sides if repeat % 2 else reversed(sides):
+                found[side].append(work.seconds(side, repeat, trackers))
     record: Record = {"envs": work.cfg.envs, "steps": work.cfg.steps, "repeats": repeats}
     for side in sides:
         ratios = [off / mine for off, mine in zip(found["off"], found[side], strict=True)]
@@ -109,15 +175,15 @@ def main(given: list[str]) -> None:
     settings = DEFAULTS | dict(word.split("=", 1) for word in given)
     if strangers := set(settings) - set(DEFAULTS):
         raise BenchmarkError(f"{', '.join(strangers)}: must be one of {', '.join(DEFAULTS)}")
-    levels = settings["levels"].split(",")
-    if wrong := set(levels) - set(LEVELS):
-        raise BenchmarkError(f"levels={', '.join(wrong)}: must be of {', '.join(LEVELS)}")
+    sides = settings["sides"].split(",")
+    if wrong := set(sides) - {*LEVELS, SINKS}:
+        raise BenchmarkError(f"sides={', '.join(wrong)}: must be of {', '.join([*LEVELS, SINKS])}")
     if settings["results"]:
         check_folder(settings["results"])
     works: Record = {}
     for name in settings["works"].split(","):
         work = Work(name, int(settings["steps"]), settings["device"])
-        works[name] = compare(work, levels, int(settings["repeats"]))
+        works[name] = compare(work, sides, int(settings["repeats"]))
         print(f"work {name}: {json.dumps(works[name], indent=2)}")
     record = origin("telemetry", torch.device(resolve_device(settings["device"]))) | {"works": works}
     if settings["results"]:

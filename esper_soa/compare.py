@@ -30,10 +30,10 @@ from esper_soa.ops.comparison import CONFIDENCE, MEASURES, SIGNIFICANCE, Compare
 from esper_soa.ops.console import standing_streams
 from esper_soa.ops.files import write_text
 from esper_soa.ops.interrupt import importing, stopped_at_once
+from esper_soa.ops.json_lines import Json, MetricsWriter, json_line
 from esper_soa.ops.rundir import RunFolder
 from esper_soa.ops.start import finished_accuracy
 from esper_soa.ops.statistics import mean_interval
-from esper_soa.ops.telemetry import Json, MetricsWriter, json_line
 from esper_soa.paths import config_dir, user_path
 
 NAME = re.compile(r"[A-Za-z]\w{0,30}")

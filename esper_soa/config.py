@@ -252,6 +252,17 @@ def settings_yaml(settings: TrainConfig) -> str:
     return OmegaConf.to_yaml(OmegaConf.structured(settings))
 
 
+def flat_settings(settings: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    """Nested settings as one level: {"policy.ppo.lr": 3e-4, ...}."""
+    flat: dict[str, object] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            flat |= flat_settings(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 

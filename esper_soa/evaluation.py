@@ -25,6 +25,7 @@ from esper_soa.nets.model.blueprints import num_codes
 from esper_soa.ops.collect import Player, Round, play_round
 from esper_soa.ops.device import apply_threads, device_name, resolve_device
 from esper_soa.ops.files import write_text
+from esper_soa.ops.json_lines import finite_record
 from esper_soa.ops.memory import naming_memory
 from esper_soa.ops.progress import LOGGER, Progress, show
 from esper_soa.ops.report import as_text
@@ -32,7 +33,6 @@ from esper_soa.ops.resume import Saved, read_run, restore_policy
 from esper_soa.ops.rundir import RunFolder, find_checkpoint, passed_over, write_versions
 from esper_soa.ops.session import Session, session
 from esper_soa.ops.statistics import Interval, difference_interval, mean_interval
-from esper_soa.ops.telemetry import finite_record
 
 # Seeds of training are below 2**31: from here on no evaluation meets hosts, orders or draws that training met.
 FRESH_SEEDS = 2**31

@@ -4,12 +4,11 @@ Also `python -m esper_soa.export`. Exit status: 0 done, 1 a file that could not 
 """
 
 import argparse
-import sys
 from pathlib import Path
 
 from esper_soa.errors import UserError, check
-from esper_soa.ops.console import standing_streams
-from esper_soa.ops.interrupt import importing, stopped_at_once
+from esper_soa.ops.command_line import ending_with_status, parser
+from esper_soa.ops.interrupt import importing
 from esper_soa.paths import user_path
 
 SETTINGS = {"env": "best", "format": "safetensors", "to": "."}  # and what they are where they are not given
@@ -26,22 +25,13 @@ HELP = """\
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; ends the interpreter with its status where that is not 0."""
-    parser = argparse.ArgumentParser(
-        "esper-export", "esper-export RUN [env=best] [format=safetensors] [to=.]", "Take a grown network out of a run.",
-        HELP, formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    parser.add_argument("run", metavar="RUN", help=argparse.SUPPRESS)
-    parser.add_argument("settings", nargs="*", help=argparse.SUPPRESS)
-    given = parser.parse_args(arguments)
-    with standing_streams(), stopped_at_once():
-        try:
-            export(given.run, settings_of(given.settings))
-        except UserError as error:
-            print(f"error: {error}", file=sys.stderr)
-            sys.exit(2)
-        except OSError as error:
-            print(f"error: {error.filename}: cannot be written ({error.strerror or error})", file=sys.stderr)
-            sys.exit(1)
+    usage = "esper-export RUN [env=best] [format=safetensors] [to=.]"
+    words = parser(usage, "Take a grown network out of a run.", HELP)
+    words.add_argument("run", metavar="RUN", help=argparse.SUPPRESS)
+    words.add_argument("settings", nargs="*", help=argparse.SUPPRESS)
+    given = words.parse_args(arguments)
+    with ending_with_status():
+        export(given.run, settings_of(given.settings))
 
 
 def settings_of(given: list[str]) -> dict[str, str]:

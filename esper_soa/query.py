@@ -16,14 +16,13 @@ from rich.console import Console
 from rich.table import Table
 
 from esper_soa.errors import UserError, check
-from esper_soa.ops.console import standing_streams
-from esper_soa.ops.interrupt import importing, stopped_at_once
-from esper_soa.paths import user_path
+from esper_soa.ops.command_line import ending_with_status, parser
+from esper_soa.ops.interrupt import importing
 
 SETTINGS = {"format": "table", "limit": "50"}  # and what they are where they are not given
 FORMATS = ("table", "csv", "json")
 HELP = """\
-  RUN           one or more run folders; a sweep's are its subfolders
+  RUN           one or more run folders, or folders that hold some, as a sweep does
   "select ..."  the question; without one, the views are listed with what they answer
   format=table  table, csv, or json (a line per row)
   limit=50      most rows of a table; csv and json have them all
@@ -36,18 +35,12 @@ Needs DuckDB: pip install 'esper-soa[query]'. docs/queries.md has ten questions 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; ends the interpreter with its status where that is not 0."""
-    parser = argparse.ArgumentParser(
-        "esper-query", 'esper-query RUN... ["select ..."] [format=table] [limit=50]', "Ask runs in SQL.", HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    parser.add_argument("words", nargs="+", help=argparse.SUPPRESS)
-    given = parser.parse_args(arguments)
-    with standing_streams(), stopped_at_once():
-        try:
-            sys.exit(ask(given.words))
-        except (UserError, ImportError) as error:
-            print(f"error: {error}", file=sys.stderr)
-            sys.exit(2)
+    usage = 'esper-query RUN... ["select ..."] [format=table] [limit=50]'
+    words = parser(usage, "Ask runs in SQL.", HELP)
+    words.add_argument("words", nargs="+", help=argparse.SUPPRESS)
+    given = words.parse_args(arguments)
+    with ending_with_status():
+        sys.exit(ask(given.words))
 
 
 def ask(words: Sequence[str]) -> int:
@@ -57,12 +50,14 @@ def ask(words: Sequence[str]) -> int:
     check(settings["limit"].isdecimal(), "limit", settings["limit"], "a number of rows")
     places = [word for word in words if not _setting(word)[1]]
     question = places.pop() if places and not Path(places[-1]).expanduser().is_dir() and " " in places[-1] else ""
-    folders = [user_path("RUN", place) for place in places]
-    check(bool(folders), "RUN", "''", "a run folder")
-    with importing():
-        from esper_soa.telemetry.database import QueryError, open_database
-        from esper_soa.telemetry.views import VIEWS
-    database = open_database(folders)
+    check(bool(places), "RUN", "''", "a run folder")
+    try:
+        with importing():
+            from esper_soa.telemetry.database import QueryError, open_database
+            from esper_soa.telemetry.views import VIEWS
+    except ImportError as error:
+        raise UserError(str(error)) from error
+    database = open_database(places)
     if not question:
         show([(view.name, view.question) for view in VIEWS], ("view", "question"), settings)
         return 0

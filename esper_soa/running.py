@@ -18,7 +18,7 @@ import torch
 
 from esper_soa.agent.config import SCRATCH
 from esper_soa.build import build_player, build_worlds
-from esper_soa.config import TrainConfig
+from esper_soa.config import TrainConfig, flat_settings
 from esper_soa.controls import play_control
 from esper_soa.env.outcome import hypervolume, trade_offs
 from esper_soa.env.reward import final_rents
@@ -39,6 +39,7 @@ from esper_soa.ops.device import (
     take_device,
 )
 from esper_soa.ops.interrupt import STOPPING, Interrupted, Requests
+from esper_soa.ops.json_lines import Json
 from esper_soa.ops.memory import plan_in_words
 from esper_soa.ops.metrics import RoundResult
 from esper_soa.ops.networks import Networks
@@ -50,14 +51,13 @@ from esper_soa.ops.rundir import (
     rounds_of,
 )
 from esper_soa.ops.session import Session
-from esper_soa.ops.telemetry import Json
 from esper_soa.ops.verdict import Episode, HostScore, control_words
 from esper_soa.ranks import ALONE, Ranks
 from esper_soa.registry import is_reference
 from esper_soa.state import STATE_FLOAT
 from esper_soa.telemetry.recorder import NO_RECORDER, NoRecorder
-from esper_soa.telemetry.start import envs_table, recorded
-from esper_soa.telemetry.tracking import Tracked, Tracking, openers
+from esper_soa.telemetry.recording import envs_table, recorded
+from esper_soa.telemetry.tracking import Told, Tracked, Tracking, openers
 
 NEWEST = "the newest checkpoint"  # what it is called where it could not be written
 
@@ -205,8 +205,9 @@ class Run:
     @contextmanager
     def tracking(self) -> Iterator[Tracking]:
         """What tells the trackers of the rounds; at its end it is known what they lack."""
-        settings = resume.flat_settings(asdict(self.cfg))
-        opened = Tracking(self.trackers, Tracked(self.folder.path, self.cfg.name, settings, self.done.rounds_done))
+        settings = flat_settings(asdict(self.cfg))
+        told = Told(self.folder.path, self.done.rounds_done > 0, self.within.unwritten)
+        opened = Tracking(self.trackers, Tracked(self.folder.path, self.cfg.name, settings), told)
         try:
             yield opened
         finally:

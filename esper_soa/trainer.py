@@ -23,6 +23,7 @@ from esper_soa.ops.device import (
     resolve_device,
 )
 from esper_soa.ops.interrupt import signals_noted
+from esper_soa.ops.json_lines import MetricsWriter
 from esper_soa.ops.memory import naming_memory
 from esper_soa.ops.progress import LOGGER, Progress
 from esper_soa.ops.report import Summary, print_summary, write_summary
@@ -34,12 +35,11 @@ from esper_soa.ops.rundir import (
     write_versions,
 )
 from esper_soa.ops.session import Session, session
-from esper_soa.ops.telemetry import MetricsWriter
 from esper_soa.ops.verdict import HostScore
 from esper_soa.ranks import ALONE, Ranks
 from esper_soa.report.end import leave_report
 from esper_soa.running import Run, wants_control
-from esper_soa.telemetry.start import recording
+from esper_soa.telemetry.recording import recording
 
 Value = TypeVar("Value")
 

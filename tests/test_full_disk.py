@@ -51,7 +51,11 @@ def test_a_run_whose_files_have_no_room_ends_with_its_table_and_names_them_in_on
     assert len(lines(tmp_path / "run" / "metrics.jsonl")) == 1
     assert len(lines(tmp_path / "run" / "episodes.jsonl")) == 4
     assert "the newest checkpoint could not be written" in (tmp_path / "run" / "log.txt").read_text()
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["rounds"] == 2
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["rounds"] == 2
+    # of 2 rounds x 2 env-steps x 2 hosts
+    assert summary["telemetry"] == {"level": "events", "env_steps": 0, "dropped": {"tables": 8}}
+    assert "telemetry lacks 8 env-steps: File too large" in (tmp_path / "run" / "log.txt").read_text()
 
 
 @pytest.mark.slow
@@ -134,6 +138,7 @@ def test_a_run_on_a_file_system_that_is_full_ends_with_its_table(tmp_path: Path,
     assert done.stderr.count("\n") == 1
     assert "the newest checkpoint" in done.stderr
     assert "No space left on device" in done.stderr
+    assert "telemetry lacks 8 env-steps" in done.stdout
     assert_whole(tmp_path / "copy")
 
 

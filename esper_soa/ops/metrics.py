@@ -27,7 +27,7 @@ from esper_soa.env.reward_terms import OWN_TERM, TERM_NAMES
 from esper_soa.env.step import EAGER, Observed, StepKernels, StepResult
 from esper_soa.env.topology import Standing, Topology, standing_of, topology_of
 from esper_soa.nets.model.flops import TrainingFlop
-from esper_soa.ops.telemetry import Json
+from esper_soa.ops.json_lines import Json
 from esper_soa.ranks import ALONE, Ranks
 from esper_soa.state import STATE_FLOAT, EnvState, Measurements, ParameterCounts, Slots
 from esper_soa.vocabulary import BLUEPRINT_NAMES, OP_NAMES

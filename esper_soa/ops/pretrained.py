@@ -16,11 +16,12 @@ from torch import Tensor
 from esper_soa.agent.config import NetworkConfig
 from esper_soa.agent.policy import BLUEPRINT_TABLES, with_blueprints
 from esper_soa.agent.ppo import Learner
+from esper_soa.config import flat_settings
 from esper_soa.errors import UserError, one_line
 from esper_soa.ops.checkpoint import CheckpointError, Content, load_checkpoint, save_checkpoint
 from esper_soa.ops.files import LOGGER
 from esper_soa.ops.record import policy_fault, unlike
-from esper_soa.ops.resume import Saved, flat_settings, saved_run
+from esper_soa.ops.resume import Saved, saved_run
 from esper_soa.ops.rundir import passed_over
 from esper_soa.ops.shipped import find_policy
 from esper_soa.registry import is_reference, name_in

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from esper_soa.ops.files import write_text
+from esper_soa.ops.json_lines import Json, finite_record
 from esper_soa.ops.progress import duration, show
-from esper_soa.ops.telemetry import Json, finite_record
 from esper_soa.ops.verdict import CONFIDENCE, Comparison, HostScore, compare, control_words, shown, verdict
 
 TEXT_WIDTH = 160  # columns of a table in a file

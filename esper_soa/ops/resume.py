@@ -13,18 +13,18 @@ import torch
 
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.ppo import Learner
-from esper_soa.config import TrainConfig
+from esper_soa.config import TrainConfig, flat_settings
 from esper_soa.env.topology import Topology
 from esper_soa.errors import UserError, one_line
 from esper_soa.nets.datasets import ImageSet
 from esper_soa.ops.checkpoint import CheckpointError, Content, load_checkpoint
 from esper_soa.ops.files import LOGGER, reason_of
+from esper_soa.ops.json_lines import keep_rounds
 from esper_soa.ops.metrics import RoundResult
 from esper_soa.ops.record import record_fault, unlike
 from esper_soa.ops.rundir import RunFolder, package_versions
-from esper_soa.ops.telemetry import keep_rounds
 from esper_soa.state import STATE_FLOAT
-from esper_soa.telemetry.tables import keep_tables
+from esper_soa.telemetry.table_files import keep_tables
 
 # What may be another value in the run that goes on; a name with a dot at the end stands for all settings under it.
 # data.name and data.root may, as the images themselves are compared.
@@ -128,17 +128,6 @@ def run_content(progress: Progressed, cfg: TrainConfig, images: ImageSet, watch:
         "progress": asdict(progress), "settings": asdict(cfg), "data": data, "versions": package_versions(),
         "watch": watch, "learner": learner,
     }  # fmt: skip
-
-
-def flat_settings(settings: Mapping[str, object], prefix: str = "") -> dict[str, object]:
-    """Nested settings as one level: {"policy.ppo.lr": 3e-4, ...}."""
-    flat: dict[str, object] = {}
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            flat |= flat_settings(value, f"{prefix}{name}.")
-        else:
-            flat[f"{prefix}{name}"] = value
-    return flat
 
 
 def changes(old: Mapping[str, object], new: Mapping[str, object]) -> dict[str, str]:

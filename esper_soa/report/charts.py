@@ -8,7 +8,7 @@ Needs no torch.
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from esper_soa.ops.telemetry import Json
+from esper_soa.ops.json_lines import Json
 
 Spec = dict[str, Json]
 
@@ -30,7 +30,7 @@ CONFIG: Spec = {
     "axis": {
         "labelColor": MUTED, "titleColor": MUTED, "domainColor": LINE, "tickColor": LINE, "gridColor": GRID,
         "titleFontWeight": 500, "titleFontSize": 11.5, "labelFontSize": 11, "titlePadding": 8, "labelPadding": 5,
-        "tickSize": 4,
+        "labelSeparation": 6, "tickSize": 4,
     },
     "axisX": {"grid": False},
     "axisY": {"domain": False, "ticks": False, "tickCount": 5, "titleAnchor": "end", "titleAngle": 0,
@@ -67,16 +67,26 @@ def described(*axes: Axis) -> list[Json]:
     return [name | ({"format": axis.form} if axis.form else {}) for name, axis in zip(named, axes, strict=True)]
 
 
+# Where few whole numbers have much room, Vega puts ticks between them, which must not be told as whole ones.
+WHOLE: Spec = {
+    "tickMinStep": 1, "format": "d", "labelExpr": "datum.value % 1 ? '' : datum.label",
+    "tickOpacity": {"condition": {"test": "datum.value % 1 == 0", "value": 1}, "value": 0},
+}  # fmt: skip
+# Numbers near 0 by their order: 1.5e-12 in place of 0.0000000000015.
+SMALL: Spec = {"labelExpr": "datum.value && abs(datum.value) < 1e-4 ? format(datum.value, '~e') : datum.label"}
+
+
 def across(axis: Axis, whole: bool = False, zero: bool = False) -> Spec:
     """The x channel; whole: of whole numbers."""
-    steps: Spec = {"tickMinStep": 1, "format": "d"} if whole else {"format": axis.form}
     scale: Spec = {"zero": zero, "nice": not whole}
+    steps = WHOLE if whole else SMALL
     return {"field": axis.field, "type": "quantitative", "title": axis.title, "axis": steps, "scale": scale}
 
 
-def upwards(axis: Axis, zero: bool = False, **more: Json) -> Spec:
+def upwards(axis: Axis, zero: bool = False) -> Spec:
     """The y channel; its title stands above the axis, where it can be read without turning the head."""
-    return {"field": axis.field, "type": "quantitative", "title": axis.title, "scale": {"zero": zero}, **more}
+    scale: Spec = {"zero": zero}
+    return {"field": axis.field, "type": "quantitative", "title": axis.title, "axis": SMALL, "scale": scale}
 
 
 def by_colour(field: str, names: Sequence[str], legend: bool = True) -> Spec:
@@ -112,7 +122,7 @@ def point_mark(size: int = 26, opacity: float = 1.0) -> Spec:
 
 def stacked(description: str, data: str, value: Axis, name: str, names: Sequence[str]) -> Spec:
     """Bars per round, one on the other by the field `name`; negative values hang below 0."""
-    y: Spec = {"field": value.field, "type": "quantitative", "title": value.title, "stack": "zero"}
+    y: Spec = {**upwards(value, zero=True), "stack": "zero"}
     tooltip = described(ROUND, Axis(name, name, ""), value)
     x: Spec = {
         "field": "round",

@@ -6,9 +6,9 @@ Plain tables in the page itself. Given groups of runs by page.py. Needs no torch
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from esper_soa.report.compare import CONFIDENCE, Pair, pairs
 from esper_soa.report.groups import Group, differing
-from esper_soa.report.records import Record, RunRecord
+from esper_soa.report.run_files import Record, RunRecord
+from esper_soa.report.standings import CONFIDENCE, Pair, pairs
 from esper_soa.report.words import bounded, p_value
 
 MOST_COLUMNS = 12  # runs side by side in the table of differing settings
@@ -23,7 +23,7 @@ def details(groups: Sequence[Group]) -> str:
         _card("What the updates showed", _anomalies(runs)),
         _card("Overrides", _table(("run", "overrides"), ((run.label, " ".join(run.overrides)) for run in runs))),
         _card("Software and machine", _versions(runs)),
-        _card("All settings" + (f" of {runs[0].label}" if len(runs) > 1 else ""), _all_settings(runs[0])),
+        _card("All settings" + (f" of run {runs[0].label}" if len(runs) > 1 else ""), _all_settings(runs[0])),
     ]  # fmt: skip
     return (
         '<section id="settings" aria-labelledby="settings-title"><h2 id="settings-title">Settings and findings</h2>'
@@ -76,29 +76,35 @@ def _differing(runs: Sequence[RunRecord]) -> str:
 
 
 def _anomalies(runs: Sequence[RunRecord]) -> str:
-    """By name, the rounds in which an update looked wrong."""
-    rows = []
+    """The rounds in which an update looked wrong; a row per finding and set of runs that share it."""
+    found = []
     for run in runs:
         rounds: dict[str, list[str]] = {}
         for line in run.rounds:
             names = line.get("anomalies")
             for name in names if isinstance(names, list) else []:
                 rounds.setdefault(str(name), []).append(str(line.get("round", "?")))
-        rows += [(run.label, name, ", ".join(found)) for name, found in rounds.items()]
-    return _table(("run", "finding", "in rounds"), rows)
+        found += [(run.label, name, ", ".join(where)) for name, where in rounds.items()]
+    table = _table(("finding", "in rounds", "runs"), _shared(found, len(runs)))
+    return table and f'<p class="about">The log of a run says what each means and what to do.</p>{table}'
 
 
 def _versions(runs: Sequence[RunRecord]) -> str:
     """A row per fact and set of runs that share it."""
+    found = [(run.label, name, value) for run in runs for name, value in _facts(run.versions)]
+    return _table(("fact", "value", "runs"), _shared(found, len(runs)))
+
+
+def _shared(found: Iterable[tuple[str, str, str]], given: int) -> list[tuple[str, str, str]]:
+    """Labels of runs with a name and a value each, as rows of name, value and the runs that share both, by name.
+
+    given: how many runs there are.
+    """
     rows: dict[tuple[str, str], list[str]] = {}
-    for run in runs:
-        for name, value in _facts(run.versions):
-            rows.setdefault((name, value), []).append(run.label)
-    ordered = sorted(rows.items(), key=lambda row: row[0][0])
-    shared = [
-        (name, value, "all" if len(labels) == len(runs) else ", ".join(labels)) for (name, value), labels in ordered
-    ]
-    return _table(("fact", "value", "runs"), shared)
+    for label, name, value in found:
+        rows.setdefault((name, value), []).append(label)
+    return [(name, value, "all" if len(labels) == given else ", ".join(labels))
+            for (name, value), labels in sorted(rows.items(), key=lambda row: row[0][0])]  # fmt: skip
 
 
 def _facts(versions: Record, before: str = "") -> list[tuple[str, str]]:

@@ -3,7 +3,7 @@
 Given groups of runs by page.py; a figure that would have nothing to show is left out. Needs no torch.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from esper_soa.report.charts import (
@@ -19,13 +19,11 @@ from esper_soa.report.charts import (
     described,
     layer,
     line_mark,
-    lines,
     point_mark,
-    stacked,
     upwards,
 )
 from esper_soa.report.groups import Group
-from esper_soa.report.tables import Table
+from esper_soa.report.run_tables import Table
 
 
 class Column(NamedTuple):
@@ -170,10 +168,10 @@ def cost_section(groups: Sequence[Group]) -> Section:
     """Accuracy against what it costs."""
     size = Axis("parameters", "parameters of the host", ",.0f")
     flop = Axis("train_gflop", "training of an episode (GFLOP)", ",.4~g")
-    words = (
-        "Up and to the left is better. Filled points are single hosts of the last rounds, rings the same hosts as the "
-        "control played them; faint points are the means of all rounds, each run's joined in their order."
-    )
+    words = "Up and to the left is better. Faint points are the means of all rounds, each run's joined in their order"
+    if any(run.finished for group in groups for run in group.runs):
+        words += "; filled ones are single hosts of the last rounds, rings the same hosts as the control played them"
+    words += "."
     figures = [
         _cost(groups, "cost-parameters", "Accuracy against parameters", size),
         _cost(groups, "cost-flop", "Accuracy against training FLOP", flop),
@@ -206,29 +204,24 @@ def columns(*given: Listed) -> list[Column]:
     return [Column(one, one) if isinstance(one, str) else Column(*one) for one in given]
 
 
-def parts_figure(
-    shown: Mapping[str, Table], name: str, words: tuple[str, str], field: str, value: Axis, choices: Sequence[Choice]
-) -> Figure | None:
-    """Bars per round, stacked by `field`, from the table `name`; None where that is empty."""
-    table = shown[name]
-    names = distinct(table, field)
-    if not names:
-        return None
-    title, caption = words
-    spec = stacked(f"{title}, per round", name, value, field, names)
-    listed = columns("run", "round", field, (value.field, value.title, 4))
-    return Figure(name, title, caption, spec, name, listed, [name], choices)
+class Parts(NamedTuple):
+    """A number of every round, told apart by a field."""
+
+    data: str  # the table, which the figure is named after
+    title: str
+    caption: str
+    field: str
+    value: Axis
+    draw: Callable[[str, str, Axis, str, Sequence[str]], Spec]  # charts.stacked or charts.lines
 
 
-def lines_figure(
-    shown: Mapping[str, Table], name: str, words: tuple[str, str], field: str, value: Axis, choices: Sequence[Choice]
-) -> Figure | None:
-    """A line per round and `field` from the table `name`; None where that is empty."""
+def parts_figure(shown: Mapping[str, Table], parts: Parts, choices: Sequence[Choice]) -> Figure | None:
+    """Bars or lines over rounds, one for each name in the field; None where the table is empty."""
+    name, title, caption, field, value, draw = parts
     names = distinct(shown[name], field)
     if not names:
         return None
-    title, caption = words
-    spec = lines(f"{title} over rounds", name, value, field, names)
+    spec = draw(f"{title} over rounds", name, value, field, names)
     listed = columns("run", "round", field, (value.field, value.title, 4))
     return Figure(name, title, caption, spec, name, listed, [name], choices)
 

@@ -5,7 +5,7 @@ Given the tables of a report by sections.py. Needs no torch.
 
 from collections.abc import Mapping, Sequence
 
-from esper_soa.ops.telemetry import Json
+from esper_soa.ops.json_lines import Json
 from esper_soa.report.charts import (
     ACCURACY,
     BLUEPRINT,
@@ -29,7 +29,7 @@ from esper_soa.report.charts import (
 )
 from esper_soa.report.figures import Choice, Figure, columns, distinct
 from esper_soa.report.lanes import GONE, HEAD, LIVE, hosts_on_screen
-from esper_soa.report.tables import Table
+from esper_soa.report.run_tables import Table
 
 LANE = 19  # pixels
 FOOT, FULL = 0.08, 0.8  # of a lane of 1: where alpha 0 lies, and the height of alpha 1
@@ -53,7 +53,7 @@ TIME: Spec = {"field": "step", "type": "quantitative"}
 LANES_CAPTION = (
     "A lane per slot. Height is alpha, how much of the seed the host takes on; colour is the blueprint; the strip at "
     "the foot darkens from stage to stage. The grey line above is the host's accuracy. Marks: germinated ▲, blended ▶, "
-    "fossilised ◆, pruned ✚."
+    "fossilised ◆, pruned ✚, host rolled back ■."
 )
 
 
@@ -163,9 +163,12 @@ def blueprints_figure(shown: Mapping[str, Table], choices: Sequence[Choice]) -> 
 def credit_figure(
     shown: Mapping[str, Table], field: str, title: str, caption: str, choices: Sequence[Choice]
 ) -> Figure | None:
-    """What the seeds of every slot were worth over the env-steps of a round, mean over hosts."""
+    """What the seeds of every slot were worth over the env-steps of a round, mean over hosts.
+
+    None where nothing was measured, or nothing but 0: a seed that is alone has nobody to help.
+    """
     table = shown["credit"]
-    if not any(value is not None for value in table.get(field, [])):
+    if not any(table.get(field, [])):
         return None
     value = Axis(field, f"{title} (percent points)", "+.3f")
     place: Spec = {"x": across(STEP, whole=True), "y": upwards(value, zero=True)}

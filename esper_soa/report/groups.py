@@ -7,11 +7,12 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from esper_soa.report.records import RunRecord
+from esper_soa.report.run_files import RunRecord
 
 # Overrides that say where and how a run is done, or are repeated on purpose: they make no group.
-APART = re.compile(r"(seed|name|run_dir|resume|report|profile|device|checkpoint_\w+|(hydra|compute|telemetry)\..*)")
-PLACES = ("seed", "run_dir", "resume")  # settings in which the runs of one group may differ
+APART = re.compile(
+    r"(seed|name|run_dir|resume|report|track|profile|device|checkpoint_\w+|(hydra|compute|telemetry)\..*)"
+)
 
 
 class Group(NamedTuple):

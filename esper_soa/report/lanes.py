@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from itertools import count, groupby
 from typing import NamedTuple
 
-from esper_soa.report.records import RunRecord, number
+from esper_soa.report.run_files import RunRecord, number
+from esper_soa.report.run_tables import Cell, Row, Table, table_of
 from esper_soa.report.steps import Columns, read_round, rounds_of
-from esper_soa.report.tables import Cell, Row, Table, table_of
 
 MOST_ROWS = 20_000  # of the lanes of all rounds shown together
 ROWS_OF_HOSTS = 32  # lanes on a screen

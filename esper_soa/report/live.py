@@ -1,13 +1,12 @@
 """Runs while they go on: `esper-watch RUN... [port=8765]` shows their report in a browser of this machine, always new.
 
 A small server on the loopback that only reads run folders; runs do not know of it. Also
-`python -m esper_soa.report.live`. Needs no torch. Exit status: 0 stopped by Ctrl-C, 1 no such port, 2 our refusal.
+`python -m esper_soa.report.live`. Needs no torch. Exit status: 0 stopped, as by Ctrl-C, 2 a mistake that we found.
 """
 
 import argparse
 import json
 import os
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -17,11 +16,12 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 from esper_soa.errors import UserError, check
-from esper_soa.ops.console import standing_streams
-from esper_soa.ops.interrupt import Interrupted, stopped_at_once
+from esper_soa.ops.command_line import ending_with_status, parser
+from esper_soa.ops.files import reason_of
+from esper_soa.ops.interrupt import Interrupted
 from esper_soa.report.bundle import bundle
 from esper_soa.report.page import POLICY, Parts, asset, framed, parts_of
-from esper_soa.report.records import find_runs
+from esper_soa.report.run_files import find_runs
 
 HOST = "127.0.0.1"
 PORT = 8765
@@ -150,23 +150,11 @@ class Server(ThreadingHTTPServer):
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; ends the interpreter with its status where that is not 0."""
-    parser = argparse.ArgumentParser(
-        "esper-watch", f"esper-watch RUN... [port={PORT}]", "Show runs in a browser of this machine as they go on.",
-        HELP, formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    parser.add_argument("runs", metavar="RUN", nargs="+", help=argparse.SUPPRESS)
-    given = parser.parse_args(arguments)
-    with standing_streams():
-        try:
-            watch([one for one in given.runs if not one.startswith("port=")], port_of(given.runs))
-        except UserError as error:
-            print(f"error: {error}", file=sys.stderr)
-            sys.exit(2)
-        except OSError as error:
-            print(f"error: {error.strerror or error}. port=0 takes one that is free", file=sys.stderr)
-            sys.exit(1)
-        except Interrupted:
-            sys.exit(0)
+    words = parser(f"esper-watch RUN... [port={PORT}]", "Show runs in a browser of this machine as they go on.", HELP)
+    words.add_argument("runs", metavar="RUN", nargs="+", help=argparse.SUPPRESS)
+    given = words.parse_args(arguments)
+    with ending_with_status(), suppress(Interrupted):
+        watch([one for one in given.runs if not one.startswith("port=")], port_of(given.runs))
 
 
 def port_of(given: Sequence[str]) -> int:
@@ -178,10 +166,15 @@ def port_of(given: Sequence[str]) -> int:
 
 
 def watch(folders: Sequence[str], port: int) -> None:
-    """Serve until the process is stopped; raises UserError, OSError, and Interrupted at the end."""
+    """Serve until the process is stopped, which raises Interrupted; raises UserError for what cannot be served."""
     check(bool(folders), "RUN", "", "the folder of a run, or one that holds some")
     os.nice(NICENESS)
-    with Server(Watched(folders), bundle(), port) as server, stopped_at_once():
+    watched, program = Watched(folders), bundle()
+    try:
+        server = Server(watched, program, port)
+    except OSError as error:
+        raise UserError(f"port={port}: {reason_of(error)}. port=0 takes one that is free") from error
+    with server:
         print(f"http://{HOST}:{server.server_address[1]}/  (Ctrl-C ends this, and no run)", flush=True)
         server.serve_forever()
 

@@ -2,7 +2,7 @@
 words and tables that stand in the page itself.
 
 Everything that comes out of a run folder is escaped: a run of somebody else's opens as safely as one's own. Called by
-command.py and by end.py. Needs no torch, and vl-convert only for the program that draws.
+write.py, live.py and end.py. Needs no torch, and vl-convert only for the program that draws.
 """
 
 import json
@@ -14,18 +14,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 from esper_soa.ops.files import write_text
-from esper_soa.ops.telemetry import Json
+from esper_soa.ops.json_lines import Json
 from esper_soa.report.bundle import bundle
 from esper_soa.report.charts import CONFIG
 from esper_soa.report.details import details
 from esper_soa.report.figures import Figure, Section, Shown
 from esper_soa.report.groups import groups_of
-from esper_soa.report.records import RunRecord, find_runs
+from esper_soa.report.run_files import RunRecord, find_runs
+from esper_soa.report.run_tables import packed
 from esper_soa.report.sections import shown_of
-from esper_soa.report.tables import packed
 from esper_soa.report.words import state_of, tiles_of, verdict_of
 
 NAME = "report.html"  # of a report in the folder of its run
+MOST_KINDS = 4  # of runs that the head names
 ASSETS = files("esper_soa.report") / "assets"
 # The page runs what it holds, and can neither fetch anything nor send it anywhere.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline' 'unsafe-eval'; img-src data: blob:"
@@ -119,7 +120,8 @@ def _opening(runs: Sequence[RunRecord]) -> str:
         f'<dd class="note">{escape(tile.note)}</dd></div>'
         for tile in tiles_of(groups)
     )
-    about = " · ".join(dict.fromkeys(escape(about_run(run)) for run in runs[:4])) + (" …" if len(runs) > 4 else "")
+    kinds = list(dict.fromkeys(escape(about_run(run)) for run in runs))
+    about = " · ".join(kinds[:MOST_KINDS]) + (" …" if len(kinds) > MOST_KINDS else "")
     return (
         f'{state}\n<h1>{escape(verdict_of(groups))}</h1>\n<p class="about">{about}</p>\n'
         f'<dl class="tiles">{tiles}</dl>\n'
@@ -128,11 +130,11 @@ def _opening(runs: Sequence[RunRecord]) -> str:
 
 
 def about_run(run: RunRecord) -> str:
-    """Name, task, policy and device."""
-    facts = [str(run.settings.get("name", "")), str(run.settings.get("task.name", "")),
-             f"policy {run.settings.get('policy.name', '')}", f"reward {run.settings.get('reward.mode', '')}",
-             str(run.summary.get("data", "")).split(" (")[0]]  # fmt: skip
-    return ", ".join(fact for fact in facts if fact)
+    """Name, task, policy, reward and data, as far as they are known."""
+    known = (("", "name"), ("", "task.name"), ("policy ", "policy.name"), ("reward ", "reward.mode"))
+    facts = [f"{before}{run.settings[name]}" for before, name in known if name in run.settings]
+    data = str(run.summary.get("data", "")).split(" (")[0]
+    return ", ".join([*facts, data] if data else facts)
 
 
 def section_html(section: Section) -> str:

@@ -6,7 +6,7 @@ Given groups of runs by page.py. Needs no torch.
 from collections.abc import Mapping, Sequence
 from itertools import chain
 
-from esper_soa.report import lanes, tables
+from esper_soa.report import lanes, run_tables
 from esper_soa.report.charts import (
     ACCURACY,
     CAUSE,
@@ -24,15 +24,17 @@ from esper_soa.report.charts import (
     chart,
     described,
     layer,
+    lines,
+    stacked,
     upwards,
 )
-from esper_soa.report.compare import Standing, accuracy_of, gain_of, standings
 from esper_soa.report.figures import (
     CURVES,
     HEALTH,
     SPEED,
     Choice,
     Figure,
+    Parts,
     Section,
     Shown,
     columns,
@@ -41,13 +43,13 @@ from esper_soa.report.figures import (
     curves_section,
     distinct,
     kept,
-    lines_figure,
     parts_figure,
     several,
 )
 from esper_soa.report.figures_seeds import blueprints_figure, credit_figure, lanes_figure
 from esper_soa.report.groups import Group
-from esper_soa.report.tables import Table
+from esper_soa.report.run_tables import Table
+from esper_soa.report.standings import Standing, accuracy_of, gain_of, standings
 
 NOTHING_RECORDED = " Env-steps were not recorded in these runs (telemetry.level)."
 # Figures of what the seeds of a slot were worth: column, title, caption.
@@ -60,13 +62,20 @@ CREDIT = (
     ("shapley", "Shapley value", "A slot's share of what all seeds add together, mean over hosts."),
     ("interaction", "Interaction", "What a seed adds to the others beyond its own part: above 0 they help each other."),
 )
-SHAPLEY = ("Shapley value at the end", "At the last env-step of an episode, mean over hosts.")
-OPS = ("Decisions", "Share of all decisions of a round, by what was carried out.")
-TERMS = ("Reward terms", "Each term summed over an episode, mean over hosts; terms that stayed 0 are left out.")
-ENTROPY = ("Entropy", "Of every action head, as a share of the highest possible: 1 is chance, 0 is settled.")
-ROLLBACKS = ("Rollbacks", "Hosts put back to a snapshot, by the reason.")
-PHASES = ("Time by phase", "As profile=phases told it in the log.")
-TIMES = ("Time of a round", "Collecting env-steps, and the policy update after them.")
+SHAPLEY = Parts("shapley", "Shapley value at the end", "At the last env-step of an episode, mean over hosts.", "slot",
+                Axis("value", "Shapley value (percent points)", "+.3f"), lines)  # fmt: skip
+OPS = Parts("ops", "Decisions", "Share of all decisions of a round, by what was carried out.", "op",
+            Axis("share", "share of decisions (%)", ".2f"), stacked)  # fmt: skip
+TERMS = Parts("terms", "Reward terms", "Each term summed over an episode, mean over hosts; terms that stayed 0 are "
+              "left out.", "term", Axis("value", "reward of an episode", "+.3f"), stacked)  # fmt: skip
+ENTROPY = Parts("entropy", "Entropy", "Of every action head, as a share of the highest possible: 1 is chance, 0 is "
+                "settled.", "head", Axis("value", "entropy (share of the highest)", ".4f"), lines)  # fmt: skip
+ROLLBACKS = Parts("rollbacks", "Rollbacks", "Hosts put back to a snapshot, by the reason.", "reason",
+                  Axis("value", "rollbacks", "d"), stacked)  # fmt: skip
+PHASES = Parts("phases", "Time by phase", "As profile=phases told it in the log.", "phase",
+               Axis("value", "seconds", ",.3f"), stacked)  # fmt: skip
+TIMES = Parts("times", "Time of a round", "Collecting env-steps, and the policy update after them.", "phase",
+              Axis("value", "seconds", ",.2f"), stacked)  # fmt: skip
 
 
 def shown_of(groups: Sequence[Group]) -> Shown:
@@ -88,42 +97,42 @@ def tables_of(groups: Sequence[Group]) -> dict[str, Table]:
     return {
         "standings": standings_table(standings(groups)),
         "finals": finals_table(groups),
-        "rounds": tables.rounds_table(groups),
-        "means": tables.means_table(groups, [one.field for one in (*CURVES, *HEALTH, SPEED)]),
-        "hosts": tables.hosts_table(groups),
+        "rounds": run_tables.rounds_table(groups),
+        "means": run_tables.means_table(groups, [one.field for one in (*CURVES, *HEALTH, SPEED)]),
+        "hosts": run_tables.hosts_table(groups),
         "lanes": lanes.lanes_table(rounds),
         "accuracies": lanes.accuracies_table(rounds),
         "hostnames": lanes.names_table(rounds),
         "marks": lanes.marks_table(rounds),
         "credit": lanes.credit_table(rounds),
-        "blueprints": tables.blueprints_table(groups),
-        "shapley": tables.shapley_table(groups),
-        "ops": tables.ops_table(groups),
-        "entropy": tables.prefixed_table(groups, "head", "entropy/"),
-        "terms": tables.without_zeros(tables.parts_table(groups, "term", "reward_terms"), "term"),
-        "rollbacks": tables.without_zeros(tables.rollbacks_table(groups), "reason"),
+        "blueprints": run_tables.blueprints_table(groups),
+        "shapley": run_tables.shapley_table(groups),
+        "ops": run_tables.ops_table(groups),
+        "entropy": run_tables.prefixed_table(groups, "head", "entropy/"),
+        "terms": run_tables.without_zeros(run_tables.parts_table(groups, "term", "reward_terms"), "term"),
+        "rollbacks": run_tables.without_zeros(run_tables.rollbacks_table(groups), "reason"),
         "governor": lanes.governor_table(runs),
-        "times": tables.times_table(groups),
-        "phases": tables.phases_table(groups),
+        "times": run_tables.times_table(groups),
+        "phases": run_tables.phases_table(groups),
     }
 
 
 def standings_table(found: Sequence[Standing]) -> Table:
     """A row per group, the best first; a bound that is not finite is left out."""
-    rows: list[tables.Row] = []
+    rows: list[run_tables.Row] = []
     for one in found:
-        row: tables.Row = {"group": one.label, "runs": one.runs, "left_out": one.left_out}
+        row: run_tables.Row = {"group": one.label, "runs": one.runs, "left_out": one.left_out}
         for name, interval in (("accuracy", one.accuracy), ("iqm", one.iqm), ("gain", one.gain)):
             ends = (None, None, None) if interval is None else interval
             row |= dict(zip((name, f"{name}_low", f"{name}_high"), map(_finite, ends), strict=True))
-        flop = None if one.train_flop is None else one.train_flop / tables.GIGA
+        flop = None if one.train_flop is None else one.train_flop / run_tables.GIGA
         rows.append(row | {"parameters": one.parameters, "train_gflop": flop})
-    return tables.table_of(rows)
+    return run_tables.table_of(rows)
 
 
 def finals_table(groups: Sequence[Group]) -> Table:
     """A row per run that has come to its end: the mean accuracy of its hosts, and what it is ahead of its control."""
-    return tables.table_of(
+    return run_tables.table_of(
         {"group": group.label, "run": run.label, "accuracy": accuracy, "gain": gain_of(run)}
         for group in groups
         for run in group.runs
@@ -175,11 +184,10 @@ def comparison_section(groups: Sequence[Group]) -> Section:
 def seeds_section(groups: Sequence[Group], found: Mapping[str, Table], choices: Sequence[Choice]) -> Section:
     """Lives of seeds, blueprints, credit."""
     slots = max((run.slots for group in groups for run in group.runs), key=len, default=[])
-    value = Axis("value", "Shapley value (percent points)", "+.3f")
     figures = kept([
         lanes_figure(found, slots, choices),
         blueprints_figure(found, choices),
-        lines_figure(found, "shapley", SHAPLEY, "slot", value, choices),
+        parts_figure(found, SHAPLEY, choices),
         *(credit_figure(found, *words, choices) for words in CREDIT),
     ])  # fmt: skip
     words = "Where seeds germinated, what they became, and what they were worth."
@@ -188,12 +196,8 @@ def seeds_section(groups: Sequence[Group], found: Mapping[str, Table], choices: 
 
 def policy_section(groups: Sequence[Group], found: Mapping[str, Table], choices: Sequence[Choice]) -> Section:
     """What the policy did, how sure it was, and what it was paid for."""
-    share, paid = Axis("share", "share of decisions (%)", ".2f"), Axis("value", "reward of an episode", "+.3f")
-    entropy = Axis("value", "entropy (share of the highest)", ".4f")
     figures = kept([
-        parts_figure(found, "ops", OPS, "op", share, choices),
-        parts_figure(found, "terms", TERMS, "term", paid, choices),
-        lines_figure(found, "entropy", ENTROPY, "head", entropy, choices),
+        *(parts_figure(found, parts, choices) for parts in (OPS, TERMS, ENTROPY)),
         *(curve(groups, one) for one in HEALTH if any(found["rounds"].get(one.field, []))),
     ])  # fmt: skip
     return Section("policy", "Policy", "What was decided, how sure the policy was, and what it was paid for.", figures)
@@ -201,8 +205,7 @@ def policy_section(groups: Sequence[Group], found: Mapping[str, Table], choices:
 
 def governor_section(found: Mapping[str, Table], choices: Sequence[Choice]) -> Section:
     """Hosts that were put back to a snapshot, and what led there."""
-    bars = parts_figure(found, "rollbacks", ROLLBACKS, "reason", Axis("value", "rollbacks", "d"), choices)
-    figures = kept([bars, _governor_figure(found, choices)])
+    figures = kept([parts_figure(found, ROLLBACKS, choices), _governor_figure(found, choices)])
     quiet = "The governor had nothing to do: no host was put back to a snapshot."
     return Section("governor", "Governor", "Hosts that lost their way." if figures else quiet, figures)
 
@@ -223,7 +226,6 @@ def _governor_figure(found: Mapping[str, Table], choices: Sequence[Choice]) -> F
 
 def time_section(groups: Sequence[Group], found: Mapping[str, Table], choices: Sequence[Choice]) -> Section:
     """Where the time went."""
-    bars = parts_figure(found, "times", TIMES, "phase", Axis("value", "seconds", ",.2f"), choices)
-    phases = parts_figure(found, "phases", PHASES, "phase", Axis("value", "seconds", ",.3f"), choices)
+    bars, phases = (parts_figure(found, parts, choices) for parts in (TIMES, PHASES))
     speed = [curve(groups, SPEED)] if any(found["rounds"].get("eps", [])) else []
     return Section("time", "Time", "How long the rounds took.", kept([bars, *speed, phases]))

@@ -1,15 +1,16 @@
 """The tables that a run wrote per env-step (docs/telemetry.md), one round at a time, as columns of plain values.
 
-The one place of the report that knows how they lie on disk. A run that wrote none, or a file that cannot be read, is a
-run without them. Called by lanes.py. Needs no torch.
+The one place of the report that knows how they lie on disk. A run that wrote none is a run without them; so is a file
+that cannot be read, which is said. Called by lanes.py. Needs no torch.
 """
 
 from pathlib import Path
 
 import numpy as np
 
-from esper_soa.report.tables import Cell
-from esper_soa.telemetry.tables import read_file, table_files
+from esper_soa.ops.files import LOGGER
+from esper_soa.report.run_tables import Cell
+from esper_soa.telemetry.table_files import read_file, table_files
 
 Columns = dict[str, list[Cell]]
 
@@ -29,7 +30,8 @@ def read_round(run: Path, table: str, number: int) -> Columns:
         return {}
     try:
         values = read_file(path, table).values
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
+        LOGGER.warning("report   without a table: %s", error)
         return {}
     return {name: plain(column) for name, column in values.items() if column.ndim == 1}
 

@@ -3,15 +3,19 @@
 Given groups of runs by page.py. A run that has not come to its end is told as such. Needs no torch.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from esper_soa.ops.progress import duration
 from esper_soa.ops.statistics import Interval
 from esper_soa.ops.verdict import control_words, shown
-from esper_soa.report.compare import LEVEL, Pair, Standing, pairs, standings
 from esper_soa.report.groups import Group
-from esper_soa.report.records import RunRecord, number, part
+from esper_soa.report.run_files import RunRecord, number, part
+from esper_soa.report.standings import LEVEL, Pair, Standing, pairs, standings
+
+NOTHING = "–"  # what is told where a number is not known
+PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
 
 class Tile(NamedTuple):
@@ -68,6 +72,8 @@ def _of_groups(found: Sequence[Standing], compared: Sequence[Pair], given: int) 
     if not others:
         return f"Only “{best.label}” of {given} groups has runs at their end: {bounded(best.accuracy)} %."
     second = others[0]
+    if best.accuracy.mean == second.accuracy.mean:
+        return f"“{best.label}” and “{second.label}” end highest, and alike: {bounded(best.accuracy)} %."
     pair = next(pair for pair in compared if {pair.label, pair.other} == {best.label, second.label})
     sure = "clearly" if pair.adjusted < LEVEL else "not surely"
     tests = "1 comparison" if len(compared) == 1 else f"{len(compared)} comparisons"
@@ -118,11 +124,12 @@ def _tiles_of_one(run: RunRecord) -> list[Tile]:
     wall = number(run.summary, "wall_seconds")
     work = f"{run.settings.get('envs', '?')} hosts x {run.settings.get('steps', '?')} env-steps"
     fates = f"{seeds['fossilized']:,} fossilised, {seeds['pruned']:,} pruned"
-    plain, its_flop = number(control, "accuracy"), _giga(number(control, "flop"))
+    plain, its_flop = number(control, "accuracy"), number(control, "flop")
+    beside = "" if its_flop is None else f"{flop_in_words(its_flop)} {name}"
     return [
         Tile("accuracy, mean over hosts", _told(accuracy, "{:.2f} %"), _beside(plain, "{:.2f} %", name)),
         Tile("parameters of a host", _told(size, "{:,.0f}"), _beside(number(control, "size"), "{:,.0f}", name)),
-        Tile("training of a host", _told(_giga(flop), "{:,.3g} GFLOP"), _beside(its_flop, "{:,.3g}", name)),
+        Tile("training of a host", flop_in_words(flop), beside),
         Tile("rounds", f"{len(run.rounds)}", f"of {run.planned}; {work}"),
         Tile("seeds germinated", f"{seeds['germinated']:,}", fates),
         Tile("speed", _told(eps, "{:,.1f}"), "env-steps/s" + (f"; {duration(wall)} in all" if wall else "")),
@@ -140,7 +147,8 @@ def _tiles_of_several(groups: Sequence[Group], runs: Sequence[RunRecord]) -> lis
     if found:
         best = found[0]
         name = best.label if len(groups) > 1 else "mean over runs"
-        tiles.append(Tile("highest accuracy", f"{best.accuracy.mean:.2f} %", name))
+        title = "highest accuracy" if len(groups) > 1 else "accuracy"
+        tiles.append(Tile(title, f"{best.accuracy.mean:.2f} %", name))
         if best.gain is not None:
             tiles.append(Tile("over the control", f"{best.gain.mean:+.2f} points", name))
         if best.parameters is not None:
@@ -152,12 +160,16 @@ def _first(*values: float | None) -> float | None:
     return next((value for value in values if value is not None), None)
 
 
-def _giga(value: float | None) -> float | None:
-    return None if value is None else value / 1e9
+def flop_in_words(value: float | None) -> str:
+    """With the prefix that leaves a number of 1 to 999."""
+    if value is None:
+        return NOTHING
+    power = min(int(math.log10(value)) // 3, len(PREFIXES) - 1) if value >= 1 else 0
+    return f"{value / 1000**power:,.3g} {PREFIXES[power]}FLOP"
 
 
 def _told(value: float | None, form: str) -> str:
-    return "–" if value is None else form.format(value)
+    return NOTHING if value is None else form.format(value)
 
 
 def _beside(value: float | None, form: str, name: str) -> str:

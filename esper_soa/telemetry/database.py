@@ -7,11 +7,9 @@ a run that is still going on, or was killed, is read as far as it has come.
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-import yaml
-
-from esper_soa.errors import UserError
+from esper_soa.ops.found_runs import find_run_folders, read_settings
 from esper_soa.telemetry.schema import TABLES, TYPES, Table
-from esper_soa.telemetry.tables import table_files
+from esper_soa.telemetry.table_files import table_files
 from esper_soa.telemetry.views import EPISODES, ROUNDS, SETTINGS, VIEWS
 
 try:
@@ -24,11 +22,12 @@ LINES = (("rounds", "metrics.jsonl", ROUNDS), ("episodes", "episodes.jsonl", EPI
 
 
 def open_database(folders: Sequence[str | Path]) -> duckdb.DuckDBPyConnection:
-    """A database of the runs in `folders`; `run` is a folder's name, or its path where two have the same name.
+    """A database of the runs in `folders`, those of sweeps among them; `run` is the end of a run's path, as long as it
+    must be to tell them apart.
 
     Raises UserError for a folder that holds no run.
     """
-    runs = named([Path(folder) for folder in folders])
+    runs = find_run_folders(folders)
     database = duckdb.connect(":memory:")
     database.execute("set threads = 2")
     for table in TABLES:
@@ -39,16 +38,6 @@ def open_database(folders: Sequence[str | Path]) -> duckdb.DuckDBPyConnection:
     for view in VIEWS:
         database.execute(f"create view {view.name} as {view.sql}")
     return database
-
-
-def named(folders: Sequence[Path]) -> dict[str, Path]:
-    """The runs by name; raises UserError where there is none."""
-    for folder in folders:
-        if not (folder / "config.yaml").is_file():
-            raise UserError(f"{folder}: is not the folder of a run: there is no config.yaml in it")
-    names = [folder.resolve().name for folder in folders]
-    unique = len(set(names)) == len(names)
-    return dict(zip(names if unique else [str(folder) for folder in folders], folders, strict=True))
 
 
 def _text(value: object) -> str:
@@ -93,16 +82,6 @@ def _add_settings(database: duckdb.DuckDBPyConnection, runs: Mapping[str, Path])
     columns = ", ".join(f"{name} {kind}" for name, kind in SETTINGS.items())
     database.execute(f"create table settings (run varchar, {columns})")
     for run, folder in runs.items():
-        settings = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-        rows = [[run, name, str(value)] for name, value in flat(settings).items()]
+        rows = [[run, name, str(value)] for name, value in read_settings(folder / "config.yaml").items()]
         if rows:
             database.executemany("insert into settings values (?, ?, ?)", rows)
-
-
-def flat(settings: Mapping[str, object], prefix: str = "") -> dict[str, object]:
-    """Nested settings as one level, by dotted names."""
-    found: dict[str, object] = {}
-    for name, value in settings.items():
-        inner = flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-        found |= inner
-    return found

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from esper_soa.telemetry.metrics import SECTIONS, Metric
+from esper_soa.telemetry.metric_meanings import SECTIONS, Metric
 from esper_soa.telemetry.schema import KEYS, KINDS, TABLES, TYPES, Column
 from esper_soa.telemetry.views import VIEWS
 

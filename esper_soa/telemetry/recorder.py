@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper_soa.ops.files import Unwritten, write_bytes
+from esper_soa.ops.files import LOGGER, Unwritten, write_bytes
 from esper_soa.ranks import Ranks
 from esper_soa.telemetry.envs_table import EnvsTable
 from esper_soa.telemetry.happenings import events_rows
@@ -22,13 +22,14 @@ from esper_soa.telemetry.pack import Facts, pack, places
 from esper_soa.telemetry.parquet import table_bytes
 from esper_soa.telemetry.rows import Legend, Maker, Played, choices_rows, slots_rows, steps_rows, subsets_rows
 from esper_soa.telemetry.schema import CURVE_NAMES, SCHEMA_VERSION, STYLE_NAMES
-from esper_soa.telemetry.tables import FOLDER, table_path, written_at
+from esper_soa.telemetry.table_files import FOLDER, table_path, written_at
 from esper_soa.telemetry.worker import Worker
 from esper_soa.vocabulary import HEAD_NAMES, OP_NAMES, STAGE_NAMES
 
 LIMIT = 256  # env-steps of all envs that may wait for the thread
 SHARE = 20  # a round in progress is written again after this many times as long as the last time took
 PATIENCE = 60.0  # seconds that a checkpoint waits for the tables of its rounds
+MOST_WAITING = 2**26  # bytes of finished rounds that wait for room on the disk
 MAKERS: dict[str, Maker] = {
     "steps": steps_rows, "slots": slots_rows, "events": events_rows, "choices": choices_rows, "subsets": subsets_rows,
 }  # fmt: skip
@@ -38,7 +39,16 @@ class NoRecorder:
     """Records nothing, and asks the device for nothing."""
 
     full = False
-    env_steps = dropped = 0
+
+    @property
+    def env_steps(self) -> int:
+        """Env-steps of all envs of which every table is on the disk."""
+        return 0
+
+    @property
+    def dropped(self) -> int:
+        """Env-steps of all envs that some table lacks; known once all is closed."""
+        return 0
 
     def begin(self, number: int) -> None:
         """Round `number`, from 1, begins."""
@@ -88,6 +98,13 @@ class Growing:
     cost: float = 0.0  # seconds that it took
 
 
+class Waiting(NamedTuple):
+    """A round as far as it had come, of which files are to be written."""
+
+    env_steps: int  # of all envs
+    files: dict[Path, bytes]
+
+
 class Recorder(NoRecorder):
     """Records the rounds of a run in its folder."""
 
@@ -101,10 +118,19 @@ class Recorder(NoRecorder):
         self._folder, self._legend, self._interval, self._unwritten = folder, legend, interval, unwritten
         self._tables = written_at(level)
         self._facts = {"schema": str(SCHEMA_VERSION), "legend": json.dumps(legend_record(legend))}
-        self._number = self._lost = 0
+        self._number = self._lost = self._given = 0
         self._growing: Growing | None = None
-        self._waiting: dict[Path, bytes] = {}  # files of rounds that are over, which the disk has no room for
+        self._waiting: dict[int, Waiting] = {}  # by round; what the disk has no room for stays here
+        self._on_disk: dict[int, int] = {}  # env-steps of all envs by round
         self._worker: Worker[Step | End] = Worker("telemetry", self._handle, LIMIT)
+
+    @property
+    def env_steps(self) -> int:
+        return sum(self._on_disk.values())
+
+    @property
+    def dropped(self) -> int:
+        return self._given - self.env_steps
 
     def begin(self, number: int) -> None:
         self._number, self._lost = number, 0
@@ -115,11 +141,9 @@ class Recorder(NoRecorder):
     def emit(self, step: int, numbers: np.ndarray) -> None:
         if self._table is not None:
             self._table.show(self._number, step, numbers)
-        if self._worker.emit(Step(self._number, step, numbers)):
-            self.env_steps += len(numbers)
-        else:
+        self._given += len(numbers)
+        if not self._worker.emit(Step(self._number, step, numbers)):
             self._lost += len(numbers)
-            self.dropped += len(numbers)
 
     def end(self) -> None:
         self._worker.insist(End(self._number, self._lost))
@@ -134,6 +158,9 @@ class Recorder(NoRecorder):
         self._worker.insist(End(0, 0))
         self.flush()
         self._worker.close(PATIENCE)
+        if self.dropped:
+            reason = self._unwritten.reasons.get(FOLDER) or "the disk was full, or too slow"
+            LOGGER.warning("%s lacks %d env-steps: %s", FOLDER, self.dropped, reason)
 
     def _handle(self, item: Step | End) -> None:
         """In the thread: keep an env-step, or write a round."""
@@ -154,24 +181,37 @@ class Recorder(NoRecorder):
             self._growing = None
             self._make(growing, {"complete": str(over).lower()} | lost)
         self._write()
+        self._give_up()
 
     def _make(self, growing: Growing, facts: dict[str, str]) -> None:
         """The files of a round as far as it has come."""
         numbers = np.stack([step.numbers for step in growing.steps])
         where = places(len(self._legend.slots), sum(self._legend.choices), numbers.shape[2])
         played = Played(self._legend, np.array([step.step for step in growing.steps]), numbers, where)
+        files = {}
         for table in self._tables:
             rows = MAKERS[table.name](played, growing.number)
             content = table_bytes(table.columns, rows, {"table": table.name} | self._facts | facts)
-            self._waiting[table_path(self._folder, table.name, growing.number)] = content
+            files[table_path(self._folder, table.name, growing.number)] = content
+        self._waiting[growing.number] = Waiting(numbers.shape[0] * numbers.shape[1], files)
 
     def _write(self) -> None:
         """Write what waits; what the disk refuses is tried again the next time."""
         with self._unwritten.noting(FOLDER):
-            for path in list(self._waiting):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write_bytes(path, self._waiting[path])
-                del self._waiting[path]
+            for number, (env_steps, files) in list(self._waiting.items()):
+                for path in list(files):
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    write_bytes(path, files[path])
+                    del files[path]
+                self._on_disk[number] = env_steps
+                del self._waiting[number]
+
+    def _give_up(self) -> None:
+        """Drop the oldest rounds that wait, until the others have at most MOST_WAITING bytes."""
+        sizes = {number: sum(map(len, one.files.values())) for number, one in self._waiting.items()}
+        for number in sorted(sizes):
+            if sum(sizes.values()) > MOST_WAITING:
+                del self._waiting[number], sizes[number]
 
 
 class Relay(NoRecorder):
@@ -184,13 +224,11 @@ class Relay(NoRecorder):
         self._steps: list[np.ndarray] = []
 
     @property
-    def env_steps(self) -> int:  # type: ignore[override]
-        """That were handed over to be written."""
+    def env_steps(self) -> int:
         return self._recorder.env_steps
 
     @property
-    def dropped(self) -> int:  # type: ignore[override]
-        """That were lost."""
+    def dropped(self) -> int:
         return self._recorder.dropped
 
     def begin(self, number: int) -> None:

@@ -1,9 +1,12 @@
 """Hands the numbers of every round to trackers of others, each by a thread of its own.
 
 Opened by the trainer for `track`. A tracker that is slow, fails or cannot be reached costs what it was not given, which
-is counted, and nothing else: the run never waits for it but for some seconds at its end.
+is counted, and nothing else: the run never waits for it but for some seconds at its end. What each has been told stands
+in trackers.json of the run folder: a run that goes on is the same run there, and no round is told twice.
 """
 
+import json
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from math import isfinite
@@ -11,13 +14,14 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from esper_soa.errors import UserError
-from esper_soa.ops.files import LOGGER
-from esper_soa.ops.telemetry import Json
+from esper_soa.ops.files import LOGGER, Unwritten, write_text
+from esper_soa.ops.json_lines import Json
 from esper_soa.telemetry.worker import Worker
 
 HOME = "esper_soa.telemetry.trackers"
 LIMIT = 64  # rounds that may wait for a tracker
 PATIENCE = 30.0  # seconds that a run waits at its end for all trackers together to take what they were given
+TOLD = "trackers.json"  # in the run folder
 
 
 class Tracked(NamedTuple):
@@ -26,11 +30,17 @@ class Tracked(NamedTuple):
     folder: Path
     name: str
     settings: Mapping[str, object]  # by dotted names
-    rounds_done: int  # before this process
+    id: str = ""  # by which the tracker knows the run; "" = it is to make a new one
+    told: int = 0  # the last round that it was told before this process
 
 
 class Tracker(Protocol):
     """What takes the numbers; all is called in one thread, and may raise what it likes."""
+
+    @property
+    def id(self) -> str:
+        """By which the tracker knows the run."""
+        ...
 
     def log(self, number: int, numbers: Mapping[str, float]) -> None:
         """The numbers of round `number`, from 1."""
@@ -48,32 +58,69 @@ class Line(NamedTuple):
     numbers: Mapping[str, float]
 
 
-class Teller:
-    """Opens a tracker with the first line and tells it every line, in the thread of a worker."""
+class Told:
+    """What trackers know of a run, by their names: its id there, and the last round that they were told."""
 
-    def __init__(self, open_: Callable[[Tracked], Tracker], tracked: Tracked) -> None:
-        self._open, self._tracked = open_, tracked
+    def __init__(self, folder: Path, goes_on: bool, unwritten: Unwritten) -> None:
+        """goes_on: whether the run does; one that starts afresh is a new one to them. Raises UserError where the file
+        is not ours.
+        """
+        self._path, self._unwritten = folder / TOLD, unwritten
+        self._lock = threading.Lock()
+        self._known = read_told(self._path) if goes_on else {}
+
+    def of(self, name: str) -> tuple[str, int]:
+        """The id and the round; "" and 0 where the tracker does not know the run."""
+        return self._known.get(name, ("", 0))
+
+    def note(self, name: str, known: tuple[str, int]) -> None:
+        """Keep what the tracker `name` knows now."""
+        with self._lock, self._unwritten.noting(TOLD):
+            self._known[name] = known
+            record = {one: {"id": id_, "round": number} for one, (id_, number) in self._known.items()}
+            write_text(self._path, json.dumps(record, indent=2) + "\n")
+
+
+def read_told(path: Path) -> dict[str, tuple[str, int]]:
+    """The id and the last round by tracker, as the file `path` has them; raises UserError where it is not ours."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        return {name: (str(one["id"]), int(one["round"])) for name, one in found.items()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise UserError(f"{path}: cannot be read ({error}). Without it, trackers begin new runs") from error
+
+
+class Teller:
+    """Opens a tracker with the first line that it has not been told, and tells it every such line, in the thread of a
+    worker.
+    """
+
+    def __init__(self, name: str, open_: Callable[[Tracked], Tracker], tracked: Tracked, told: Told) -> None:
+        self._name, self._open, self._told = name, open_, told
+        id_, number = told.of(name)
+        self._tracked = tracked._replace(id=id_, told=number)
         self._tracker: Tracker | None = None
 
     def __call__(self, line: Line) -> None:
         """Tell the tracker."""
-        if line.number and self._tracker is None:
-            self._tracker = self._open(self._tracked)
-        if self._tracker is None:
-            return
-        if line.number:
+        if not line.number:
+            if self._tracker is not None:
+                self._tracker.finish()
+        elif line.number > self._tracked.told:
+            if self._tracker is None:
+                self._tracker = self._open(self._tracked)
             self._tracker.log(*line)
-        else:
-            self._tracker.finish()
+            self._told.note(self._name, (self._tracker.id, line.number))
 
 
 class Tracking:
     """The trackers of a run."""
 
-    def __init__(self, openers: Mapping[str, Callable[[Tracked], Tracker]], tracked: Tracked) -> None:
+    def __init__(self, openers: Mapping[str, Callable[[Tracked], Tracker]], tracked: Tracked, told: Told) -> None:
         """openers: what opens each tracker, by its name."""
         self._workers = {
-            name: Worker[Line](f"track {name}", Teller(open_, tracked), LIMIT) for name, open_ in openers.items()
+            name: Worker[Line](f"track {name}", Teller(name, open_, tracked, told), LIMIT)
+            for name, open_ in openers.items()
         }
 
     @property

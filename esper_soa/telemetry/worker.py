@@ -5,6 +5,7 @@ The writer of tables and every tracker have one of their own, so that none waits
 
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from queue import SimpleQueue
 from types import TracebackType
@@ -15,13 +16,14 @@ LOOK = 0.1  # seconds between two looks at whether the thread is still there
 
 
 class Failures:
-    """Counts what is raised in its context and lets the thread go on.
+    """Counts what is raised in its context and lets whoever made it go on.
 
-    What a library of others may raise is not known, and none of it may end a run.
+    For what a run can do without: what a library of others may raise is not known, and none of it may end a run.
     """
 
     def __init__(self) -> None:
-        self.count, self.last = 0, ""
+        self.count = 0
+        self.last, self.trace = "", ""  # of the last one: what it was, and where it came from
 
     def __enter__(self) -> "Failures":
         return self
@@ -32,7 +34,7 @@ class Failures:
         if not isinstance(error, Exception):
             return False
         self.count += 1
-        self.last = f"{type(error).__name__}: {error}"
+        self.last, self.trace = f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error))
         return True
 
 

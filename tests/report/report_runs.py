@@ -8,7 +8,7 @@ import numpy as np
 
 from esper_soa.ops.files import write_text
 from esper_soa.telemetry.parquet import Texts, Values, table_bytes
-from esper_soa.telemetry.tables import BY_NAME, table_path
+from esper_soa.telemetry.table_files import BY_NAME, table_path
 from esper_soa.vocabulary import HEAD_NAMES, OP_NAMES
 
 SLOTS = ("r0c0", "r0c1", "r0c2")

@@ -1,6 +1,7 @@
 """The page of runs that go on: what the server answers, and that it only reads."""
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from http.client import HTTPConnection, HTTPResponse
@@ -100,6 +101,18 @@ def test_the_server_is_on_the_loopback_alone(server: Server) -> None:
 def test_a_port_that_is_none_is_refused(given: str) -> None:
     with pytest.raises(UserError, match="port="):
         port_of([given])
+
+
+def test_a_port_that_is_taken_is_refused_with_what_to_do(
+    server: Server, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(live, "NICENESS", 0)
+    monkeypatch.setattr(live, "bundle", lambda: PROGRAM)
+    with pytest.raises(SystemExit) as stop:
+        live.main([str(run), f"port={server.server_address[1]}"])
+    assert stop.value.code == 2
+    assert re.fullmatch(r"error: port=\d+: Address already in use\. port=0 takes one that is free\n",
+                        capsys.readouterr().err)  # fmt: skip
 
 
 def test_the_port_is_a_setting_among_the_runs() -> None:

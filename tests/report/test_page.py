@@ -6,15 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from report_runs import line, make_run, summary, write_round
+from report_runs import line, make_run, summary, write_round, write_table
 
 from esper_soa.errors import UserError
 from esper_soa.ops.rundir import RunFolder
 from esper_soa.ops.session import session
-from esper_soa.report import bundle, command, end, page
+from esper_soa.report import bundle, end, page, write
 from esper_soa.report.groups import groups_of
-from esper_soa.report.records import find_runs
+from esper_soa.report.run_files import find_runs
 from esper_soa.report.sections import shown_of
+from esper_soa.telemetry.table_files import table_path
 
 PROGRAM = "/* what draws */"
 HOSTILE = "</script><img src=x onerror=alert(1)>"
@@ -103,6 +104,36 @@ def test_sections_have_the_state_and_the_verdict_of_the_run(run: Path, tmp_path:
     assert "Not finished: 2 of 4 rounds are played; hosts ended the first at 40.00 % and the last at 44.00 %." in text
 
 
+def test_findings_name_the_runs_that_share_them(tmp_path: Path) -> None:
+    for seed, names in enumerate((["a"], ["a", "b"], ["a"])):
+        make_run(tmp_path / "sweep" / str(seed), [line(1, 40.0, anomalies=names)], seed)
+    text = page.page_of(find_runs([str(tmp_path / "sweep")]), PROGRAM)
+    assert "<tr><td>a</td><td>1</td><td>all</td></tr><tr><td>b</td><td>1</td><td>1</td></tr>" in text
+
+
+def test_the_head_names_the_kinds_of_runs_and_says_where_it_leaves_some_out(tmp_path: Path) -> None:
+    for seed in range(6):
+        make_run(tmp_path / "alike" / str(seed), seed=seed)
+        make_run(tmp_path / "apart" / str(seed), seed=seed, settings=f"policy:\n  name: p{seed}\n")
+    alike, apart = (page.page_of(find_runs([str(tmp_path / name)]), PROGRAM) for name in ("alike", "apart"))
+    assert '<p class="about">trial, tiny</p>' in alike
+    assert "trial, tiny, policy p3 …</p>" in apart
+
+
+def test_a_figure_of_nothing_but_zeros_is_left_out(run: Path) -> None:
+    shown = [figure["id"] for figure in data_of(page.page_of(find_runs([str(run)]), PROGRAM))["figures"]]
+    assert {"credit-contribution", "credit-interaction"} <= {*shown}
+    steps = {"round": [3] * 2, "step": [1, 2], "env": [0] * 2}
+    write_table(run, "steps", 3, steps | {"accuracy": [10.0] * 2})
+    write_table(run, "slots", 3, steps | {"slot": ["r0c0"] * 2, "stage": ["blending"] * 2, "blueprint": ["norm"] * 2,
+                                          "contribution": [1.0] * 2, "interaction": [0.0] * 2})  # fmt: skip
+    for number in (1, 2):
+        table_path(run, "slots", number).unlink()
+    shown = [figure["id"] for figure in data_of(page.page_of(find_runs([str(run)]), PROGRAM))["figures"]]
+    assert "credit-contribution" in shown
+    assert "credit-interaction" not in shown
+
+
 def test_comparisons_and_settings_that_differ_stand_in_the_page(tmp_path: Path) -> None:
     text = page.page_of(find_runs([str(sweep(tmp_path / "sweep"))]), PROGRAM)
     assert "reward=net" in text
@@ -114,8 +145,8 @@ def test_the_command_writes_beside_the_run_or_where_it_is_told(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(page, "bundle", lambda: PROGRAM)
-    command.main([str(run)])
-    command.main([str(run), "-o", str(tmp_path / "my.html")])
+    write.main([str(run)])
+    write.main([str(run), "-o", str(tmp_path / "my.html")])
     assert (run / "report.html").read_text() == (tmp_path / "my.html").read_text()
     assert capsys.readouterr().out.split() == [str(run / "report.html"), str(tmp_path / "my.html")]
 
@@ -125,7 +156,7 @@ def test_without_the_extra_the_command_names_it(
 ) -> None:
     monkeypatch.setattr(bundle, "MODULE", "no_such_module")
     with pytest.raises(SystemExit) as stop:
-        command.main([str(run)])
+        write.main([str(run)])
     assert stop.value.code == 2
     assert "pip install 'esper-soa[report]'" in capsys.readouterr().err
     assert not (run / "report.html").exists()
@@ -140,16 +171,21 @@ def test_a_run_without_the_extra_says_so_in_one_line_and_goes_on(run: Path, monk
     assert not (run / "report.html").exists()
 
 
-def test_a_report_that_cannot_be_made_fails_no_run(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [UserError("there is no run"), ValueError("a bug of ours"), KeyError("r0c9")])
+def test_a_report_that_cannot_be_made_fails_no_run(
+    error: Exception, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(_: Sequence[str], __: Path) -> None:
-        raise UserError("there is no run")
+        raise error
 
     monkeypatch.setattr(end, "available", lambda: True)
     monkeypatch.setattr(end, "write_report", broken)
     with session(RunFolder(run)) as within:
         end.leave_report(within)
         within.finish()
-    assert "report   there is no run" in (run / "log.txt").read_text()
+    told = (run / "log.txt").read_text()
+    assert f"report   none: {type(error).__name__}: {error}" in told
+    assert "in broken" in told, "where it came from"
 
 
 def test_a_run_that_has_ended_leaves_its_report(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from esper_soa.telemetry.happenings import events_rows
 from esper_soa.telemetry.parquet import table_bytes, table_from
 from esper_soa.telemetry.rows import slots_rows
 from esper_soa.telemetry.schema import KINDS
-from esper_soa.telemetry.tables import BY_NAME
+from esper_soa.telemetry.table_files import BY_NAME
 from esper_soa.vocabulary import STAGE_NAMES, Stage
 
 Row = dict[str, object]

@@ -15,7 +15,7 @@ from esper_soa.env.config import GatesConfig, RewardConfig
 from esper_soa.env.governor import REASON_NAMES
 from esper_soa.nets.config import DataConfig, TaskConfig
 from esper_soa.ops.rundir import RunFolder
-from esper_soa.telemetry.metrics import EPISODE, READING, ROUND, SECTIONS, SLOTS_READING, STEPS_READING
+from esper_soa.telemetry.metric_meanings import EPISODE, READING, ROUND, SECTIONS, SLOTS_READING, STEPS_READING
 from esper_soa.telemetry.schema import KEYS, REWARD_TERMS, SLOTS, STEPS, Column
 from esper_soa.trainer import run
 from esper_soa.vocabulary import BLUEPRINT_NAMES, HEAD_NAMES, OP_NAMES

@@ -30,7 +30,7 @@ from esper_soa.telemetry.pack import (
     places,
 )
 from esper_soa.telemetry.recorder import Recorder
-from esper_soa.telemetry.tables import read_table
+from esper_soa.telemetry.table_files import read_table
 
 READS = ("read_active_seeds", "read_progress")
 ROUND_END = ("MetricsAccumulator", "_on_host", "episode_records", "blueprint_record", "_spread")

@@ -240,7 +240,7 @@ def test_10_whether_the_reward_says_what_we_want(folder: Path, rounds: list[Witn
 def test_every_view_answers_for_any_run_and_for_several(folder: Path, tmp_path: Path) -> None:
     other = tmp_path / "empty"
     other.mkdir()
-    (other / "config.yaml").write_text("seed: 7\nname: other\n")
+    (other / "config.yaml").write_text("rounds: 1\nseed: 7\nname: other\n")
     for runs in ([folder], [folder, other], [other]):
         database = open_database(runs)
         for view in VIEWS:
@@ -250,10 +250,18 @@ def test_every_view_answers_for_any_run_and_for_several(folder: Path, tmp_path: 
 
 
 def test_a_run_that_was_cut_off_in_a_line_is_read_as_far_as_it_came(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text("seed: 7\n")
+    (tmp_path / "config.yaml").write_text("rounds: 1\nseed: 7\n")
     text = (folder / "metrics.jsonl").read_text()
     (tmp_path / "metrics.jsonl").write_text(text[: len(text) - 40])
     assert open_database([tmp_path]).execute("select round from rounds").fetchall() == [(1,)]
+
+
+def test_a_sweeps_folder_stands_for_all_of_its_runs(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        (tmp_path / "sweep" / str(seed)).mkdir(parents=True)
+        (tmp_path / "sweep" / str(seed) / "config.yaml").write_text(f"rounds: 1\nseed: {seed}\n")
+    asked = "select run, value from settings where name = 'seed' order by run"
+    assert open_database([tmp_path / "sweep"]).execute(asked).fetchall() == [("0", "0"), ("1", "1")]
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:

@@ -1,8 +1,11 @@
 """A recorder keeps whole rounds in files that are whole at any time, and never holds up who hands env-steps over."""
 
 import json
+import resource
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +15,7 @@ from recorded_world import Recorded, record
 from esper_soa.ops.files import Unwritten
 from esper_soa.telemetry import recorder as module
 from esper_soa.telemetry.recorder import Recorder
-from esper_soa.telemetry.tables import keep_tables, read_file, read_table, table_files, table_path
+from esper_soa.telemetry.table_files import keep_tables, read_file, read_table, table_files, table_path
 
 
 @pytest.fixture(scope="module")
@@ -155,6 +158,52 @@ def test_what_the_disk_refuses_is_named_and_written_when_it_can_be(
     recorder.close()
     assert not unwritten.reasons
     assert list(table_files(tmp_path, "steps")) == [1, 2]
+
+
+@contextmanager
+def disk_that_takes(size: int) -> Iterator[None]:
+    """No file of this process can grow beyond `size` bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_what_waits_for_a_full_disk_is_bounded_and_what_is_given_up_is_counted(
+    recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorder = made(recorded, tmp_path)
+    play(recorder, recorded, 1)
+    recorder.end()
+    recorder.flush()
+    size = sum(path.stat().st_size for path in tmp_path.rglob("*.parquet"))
+    monkeypatch.setattr(module, "MOST_WAITING", 2 * size + size // 2)
+    with disk_that_takes(500):
+        for number in range(2, 8):
+            play(recorder, recorded, number)
+            recorder.end()
+        recorder.flush()
+    play(recorder, recorded, 8)
+    recorder.end()
+    recorder.close()
+    assert list(table_files(tmp_path, "steps")) == [1, 6, 7, 8], "two rounds had room to wait"
+    assert (recorder.env_steps, recorder.dropped) == (4 * 12, 4 * 12)
+    assert "telemetry lacks 48 env-steps" in caplog.text
+
+
+def test_what_still_waits_at_the_end_is_counted(recorded: Recorded, tmp_path: Path) -> None:
+    unwritten = Unwritten()
+    recorder = Recorder(tmp_path, recorded.legend, "events", 100.0, unwritten)
+    with disk_that_takes(500):
+        play(recorder, recorded, 1)
+        recorder.end()
+        play(recorder, recorded, 2, steps=3)
+        recorder.close()
+    assert (recorder.env_steps, recorder.dropped) == (0, 12 + 6)
+    assert str(unwritten) == "telemetry could not be written (File too large)"
+    assert list(tmp_path.rglob("*.tmp")) == []
 
 
 def test_two_recorders_at_once_do_not_mix(tmp_path: Path) -> None:

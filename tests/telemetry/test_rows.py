@@ -12,7 +12,7 @@ from esper_soa.nets.model.flops import training_flop
 from esper_soa.telemetry.parquet import Known, Texts, table_bytes, table_from
 from esper_soa.telemetry.rows import choices_rows, slots_rows, steps_rows, subsets_rows
 from esper_soa.telemetry.schema import CURVE_NAMES, REWARD_TERMS, STYLE_NAMES
-from esper_soa.telemetry.tables import BY_NAME
+from esper_soa.telemetry.table_files import BY_NAME
 from esper_soa.vocabulary import BLEND_NAMES, HEAD_NAMES, OP_NAMES, STAGE_NAMES, Stage
 
 MAKERS = {"steps": steps_rows, "slots": slots_rows, "choices": choices_rows, "subsets": subsets_rows}

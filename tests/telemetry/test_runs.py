@@ -17,7 +17,7 @@ from esper_soa.config import ComputeConfig, TelemetryConfig, TrainConfig
 from esper_soa.nets.config import DataConfig, TaskConfig
 from esper_soa.ops.rundir import RunFolder
 from esper_soa.telemetry import recorder
-from esper_soa.telemetry.tables import read_file, read_table, table_files, table_path
+from esper_soa.telemetry.table_files import read_file, read_table, table_files, table_path
 from esper_soa.trainer import run
 
 TIMES = ("eps", "collect_seconds", "update_seconds")

@@ -5,7 +5,8 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,13 +15,15 @@ from rich.console import Console
 
 from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.config import ComputeConfig, TelemetryConfig, TrainConfig
+from esper_soa.errors import UserError
 from esper_soa.nets.config import DataConfig, TaskConfig
+from esper_soa.ops.files import Unwritten
 from esper_soa.ops.progress import Progress
 from esper_soa.ops.rundir import RunFolder
 from esper_soa.ops.session import session
 from esper_soa.telemetry import tracking as module
-from esper_soa.telemetry.tables import read_table
-from esper_soa.telemetry.tracking import Tracked, Tracker, Tracking, numbers_of
+from esper_soa.telemetry.table_files import read_table
+from esper_soa.telemetry.tracking import TOLD, Told, Tracked, Tracker, Tracking, numbers_of
 from esper_soa.trainer import open_run, play, run, value_of
 
 TIMES = ("eps", "collect_seconds", "update_seconds")
@@ -42,6 +45,7 @@ class Sink:
 
     def __init__(self, tracked: Tracked, seconds: float = 0.0, fails: bool = False) -> None:
         self.tracked, self.seconds, self.fails = tracked, seconds, fails
+        self.id = tracked.id or "new"
         self.told: list[tuple[int, dict[str, float]]] = []
         self.finished = 0
 
@@ -117,7 +121,8 @@ def test_a_tracker_that_cannot_be_opened_costs_its_lines_alone(alone: tuple[Path
 
 def test_a_tracker_that_hangs_is_left_behind(tmp_path: Path) -> None:
     opened = Tracking(
-        {"sink": lambda tracked: Sink(tracked, seconds=30.0)}, Tracked(tmp_path, "run", {}, 0)
+        {"sink": lambda tracked: Sink(tracked, seconds=30.0)}, Tracked(tmp_path, "run", {}),
+        Told(tmp_path, False, Unwritten()),
     )  # fmt: skip
     for number in (1, 2, 3):
         opened.log({"round": number, "accuracy": 1.0})
@@ -191,6 +196,115 @@ def test_mlflow_reads_back_what_was_written(tmp_path: Path) -> None:
     assert found.info.status == "FINISHED"
     history = client.get_metric_history(found.info.run_id, "accuracy/mean")
     assert [(one.step, one.value) for one in history] == [(line["round"], line["accuracy"]["mean"]) for line in lines]
+
+
+def goes_on(folder: Path, trackers: Sequence[str] = ()) -> list[dict]:
+    """A run of three rounds that loses its last checkpoint and goes on, so that round 3 is played twice; its lines."""
+    place = RunFolder(folder)
+    run(settings(track=list(trackers), checkpoint_every=1, checkpoint_keep=5), place)
+    place.checkpoint(3).unlink()
+    run(replace(settings(track=list(trackers)), rounds=4), place, place.checkpoint(2))
+    assert json.loads(place.summary.read_text())["telemetry"]["dropped"] == {}, place.log.read_text()
+    return [json.loads(line) for line in place.metrics.read_text().splitlines()]
+
+
+def test_a_run_that_goes_on_is_the_same_run_and_no_round_is_told_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from esper_soa import trainer
+
+    sinks: list[Sink] = []
+
+    def open_sink(tracked: Tracked) -> Sink:
+        sinks.append(Sink(tracked))
+        return sinks[-1]
+
+    monkeypatch.setattr(trainer, "openers", lambda names: {"sink": open_sink})
+    lines = goes_on(tmp_path)
+    assert [number for sink in sinks for number, _ in sink.told] == [1, 2, 3, 4] == [line["round"] for line in lines]
+    assert [(sink.tracked.id, sink.tracked.told) for sink in sinks] == [("", 0), ("new", 3)]
+    assert json.loads((tmp_path / TOLD).read_text()) == {"sink": {"id": "new", "round": 4}}
+
+
+def test_a_run_that_starts_afresh_is_a_new_run(tmp_path: Path) -> None:
+    Told(tmp_path, False, Unwritten()).note("sink", ("old", 3))
+    assert Told(tmp_path, True, Unwritten()).of("sink") == ("old", 3)
+    assert Told(tmp_path, False, Unwritten()).of("sink") == ("", 0)
+
+
+@pytest.mark.parametrize("text", ["no JSON", "[1]", '{"wandb": {"id": "x"}}', '{"wandb": {"id": "x", "round": "y"}}'])
+def test_what_trackers_know_that_is_not_ours_is_refused_by_its_file(tmp_path: Path, text: str) -> None:
+    (tmp_path / TOLD).write_text(text)
+    with pytest.raises(UserError, match=r"trackers\.json: cannot be read"):
+        Told(tmp_path, True, Unwritten())
+
+
+def test_tensorboard_has_every_step_once_after_a_run_has_gone_on(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="extra tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    lines = goes_on(tmp_path, ["tensorboard"])
+    found = EventAccumulator(str(tmp_path / "tensorboard"))
+    found.Reload()
+    told = [(one.step, one.value) for one in found.Scalars("accuracy/mean")]
+    assert told == [(line["round"], pytest.approx(line["accuracy"]["mean"], rel=1e-6)) for line in lines]
+
+
+def test_mlflow_has_one_run_with_every_step_once_after_a_run_has_gone_on(tmp_path: Path) -> None:
+    mlflow = pytest.importorskip("mlflow", reason="extra mlflow")
+    pytest.importorskip("sqlalchemy", reason="extra mlflow")
+    lines = goes_on(tmp_path, ["mlflow"])
+    client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    (found,) = client.search_runs([client.get_experiment_by_name("esper_soa").experiment_id])
+    assert found.info.status == "FINISHED"
+    history = client.get_metric_history(found.info.run_id, "accuracy/mean")
+    assert [(one.step, one.value) for one in history] == [(line["round"], line["accuracy"]["mean"]) for line in lines]
+
+
+def test_mlflow_shows_a_run_that_goes_on_as_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow", reason="extra mlflow")
+    pytest.importorskip("sqlalchemy", reason="extra mlflow")
+    from esper_soa.telemetry.trackers.mlflow import open_tracker
+
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    first = open_tracker(Tracked(tmp_path, "run", {"rounds": 2}))
+    first.finish()
+    open_tracker(Tracked(tmp_path, "run", {"rounds": 4}, first.id, 2))
+    found = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlflow.db").get_run(first.id)
+    assert (found.info.status, found.data.params) == ("RUNNING", {"rounds": "2"})
+
+
+def test_wandb_offline_has_one_id_and_every_step_once_after_a_run_has_gone_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("wandb", reason="extra wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    lines = goes_on(tmp_path, ["wandb"])
+    files = sorted(tmp_path.rglob("run-*.wandb"), key=lambda file: file.stat().st_mtime_ns)
+    assert len({file.stem for file in files}) == 1
+    assert len(files) == 2, "one for each process"
+    told = [step for file in files for step in wandb_history(file, "accuracy/mean")]
+    assert told == [(line["round"], line["accuracy"]["mean"]) for line in lines]
+
+
+def wandb_history(file: Path, metric: str) -> list[tuple[int, float]]:
+    """Step and value of every row of a file of W&B's: records as in a log of LevelDB, behind seven bytes of its own."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    content, place, whole, found = file.read_bytes(), 7, b"", []
+    while place + 7 <= len(content):
+        if 32768 - place % 32768 < 7:  # the rest of a block that holds no header
+            place += 32768 - place % 32768
+            continue
+        size, kind = int.from_bytes(content[place + 4 : place + 6], "little"), content[place + 6]
+        whole += content[place + 7 : place + 7 + size]
+        place += 7 + size
+        if kind in (1, 4):  # a whole record, or the end of one
+            record = Record.FromString(whole)
+            values = {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
+            found += [(record.history.step.num, float(values[metric]))] if metric in values else []
+            whole = b""
+    return found
 
 
 def test_a_tracker_that_there_is_not_is_refused(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 try:
     from mlflow import MlflowClient
-    from mlflow.entities import Metric, Param
+    from mlflow.entities import Metric, Param, RunStatus
 except ImportError as error:
     raise ImportError("track=[mlflow] needs MLflow: pip install 'esper-soa[mlflow]'") from error
 
@@ -22,21 +22,27 @@ class MLflow:
 
     def __init__(self, tracked: Tracked) -> None:
         self._client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{tracked.folder}/mlflow.db")
+        self.id = tracked.id or self._create(tracked)
+        self._client.update_run(self.id, RunStatus.to_string(RunStatus.RUNNING))
+
+    def _create(self, tracked: Tracked) -> str:
+        """A new run with its settings, which MLflow lets nobody change later; returns its id."""
         found = self._client.get_experiment_by_name(EXPERIMENT)
         experiment = found.experiment_id if found is not None else self._client.create_experiment(EXPERIMENT)
-        self._run = self._client.create_run(experiment, run_name=f"{tracked.name} {tracked.folder.name}").info.run_id
+        run: str = self._client.create_run(experiment, run_name=f"{tracked.name} {tracked.folder.name}").info.run_id
         settings = [Param(name, str(value)[:LONGEST]) for name, value in tracked.settings.items()]
         for start in range(0, len(settings), AT_ONCE):
-            self._client.log_batch(self._run, params=settings[start : start + AT_ONCE])
+            self._client.log_batch(run, params=settings[start : start + AT_ONCE])
+        return run
 
     def log(self, number: int, numbers: Mapping[str, float]) -> None:
         """The numbers of round `number`."""
         now = int(1000 * time.time())
-        self._client.log_batch(self._run, [Metric(name, value, now, number) for name, value in numbers.items()])
+        self._client.log_batch(self.id, [Metric(name, value, now, number) for name, value in numbers.items()])
 
     def finish(self) -> None:
         """End the run."""
-        self._client.set_terminated(self._run)
+        self._client.set_terminated(self.id)
 
 
 def open_tracker(tracked: Tracked) -> MLflow:

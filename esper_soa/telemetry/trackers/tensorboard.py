@@ -1,4 +1,7 @@
-"""TensorBoard: an event file in the folder `tensorboard` of the run. `tensorboard --logdir runs` shows all runs."""
+"""TensorBoard: event files in the folder `tensorboard` of the run, one per process that has played it.
+
+`tensorboard --logdir runs` shows all runs.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +18,8 @@ class TensorBoard:
     """The event file of a run."""
 
     def __init__(self, tracked: Tracked) -> None:
-        self._writer = SummaryWriter(str(Path(tracked.folder, "tensorboard")), purge_step=tracked.rounds_done + 1)
+        self._writer = SummaryWriter(str(Path(tracked.folder, "tensorboard")), purge_step=tracked.told + 1)
+        self.id = "tensorboard"  # all of the folder is one run there
 
     def log(self, number: int, numbers: Mapping[str, float]) -> None:
         """The numbers of round `number`."""

@@ -1,6 +1,7 @@
 """Weights & Biases: a run of its own per run of ours, in the project `esper_soa` unless WANDB_PROJECT says otherwise.
 
-WANDB_MODE=offline keeps everything in the run folder, for `wandb sync`; without it, `wandb login` comes first.
+WANDB_MODE=offline keeps everything in the run folder, for `wandb sync`; without it, `wandb login` comes first. A run
+that goes on is the same run there; offline it leaves a further folder of the same id, for `wandb sync --append`.
 """
 
 import os
@@ -20,9 +21,11 @@ class WeightsAndBiases:
     def __init__(self, tracked: Tracked) -> None:
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "esper_soa"), name=f"{tracked.name} {tracked.folder.name}",
-            dir=str(tracked.folder), config=dict(tracked.settings), reinit="create_new",
+            dir=str(tracked.folder), config=dict(tracked.settings), allow_val_change=True, reinit="create_new",
+            id=tracked.id or None, resume="allow" if tracked.id else None,
             settings=wandb.Settings(silent=True, console="off"),
         )  # fmt: skip
+        self.id = str(self._run.id)
 
     def log(self, number: int, numbers: Mapping[str, float]) -> None:
         """The numbers of round `number`."""

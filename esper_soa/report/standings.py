@@ -17,7 +17,7 @@ from esper_soa.ops.statistics import (
     mean_interval,
 )
 from esper_soa.report.groups import Group
-from esper_soa.report.records import RunRecord, number
+from esper_soa.report.run_files import RunRecord, number
 
 CONFIDENCE = 0.95
 LEVEL = 0.05  # of the tests, all comparisons together

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from report_runs import make_run, summary
 
-from esper_soa.report.compare import pairs, standings
 from esper_soa.report.groups import Group
-from esper_soa.report.records import read_run
-from esper_soa.report.words import verdict_of
+from esper_soa.report.run_files import read_run
+from esper_soa.report.standings import pairs, standings
+from esper_soa.report.words import flop_in_words, tiles_of, verdict_of
 
 
 def group(folder: Path, label: str, accuracies: list[float | None], seeds: list[int] | None = None) -> Group:
@@ -59,8 +59,27 @@ def test_the_verdict_names_the_highest_group_and_how_sure_that_is(tmp_path: Path
     assert "not surely" in verdict_of(near)
 
 
+def test_groups_that_end_alike_are_told_so(tmp_path: Path) -> None:
+    alike = [group(tmp_path, "a", [40.0, 42.0]), group(tmp_path, "b", [41.0, 41.0])]
+    assert verdict_of(alike).startswith("“a” and “b” end highest, and alike: 41.00 [")
+
+
+@pytest.mark.parametrize(("flop", "words"), [
+    (None, "–"), (0.0, "0 FLOP"), (999.0, "999 FLOP"), (1000.0, "1 kFLOP"), (4.76e6, "4.76 MFLOP"),
+    (1.42e11, "142 GFLOP"), (1e12, "1 TFLOP"), (3e21, "3e+03 EFLOP"),
+])  # fmt: skip
+def test_flop_are_told_by_their_order(flop: float | None, words: str) -> None:
+    assert flop_in_words(flop) == words
+
+
 def test_of_one_group_the_verdict_tells_the_gain_over_runs(tmp_path: Path) -> None:
     assert verdict_of([group(tmp_path, "a", [40.0, 41.0, 42.0])]).startswith("Growth paid: +2.00 points")
+
+
+def test_the_tiles_speak_of_a_highest_accuracy_where_there_are_several_groups(tmp_path: Path) -> None:
+    one, other = group(tmp_path, "a", [40.0, 41.0]), group(tmp_path, "b", [50.0, 51.0])
+    assert ("accuracy", "40.50 %") in [(tile.title, tile.value) for tile in tiles_of([one])]
+    assert ("highest accuracy", "50.50 %") in [(tile.title, tile.value) for tile in tiles_of([one, other])]
 
 
 def test_an_unfinished_run_is_told_as_such(tmp_path: Path) -> None:

@@ -7,24 +7,18 @@ page.py and live.py. Needs no torch.
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
-
-from esper_soa.errors import UserError, one_line
+from esper_soa.ops.found_runs import find_run_folders, read_settings
 from esper_soa.ops.rundir import RunFolder
-from esper_soa.paths import user_path
 
 Record = dict[str, object]
 # As ops/profile.py says them: "phases   round 2/5: training 71.2 %, state 8.1 % of 20.3 s".
 PHASES = re.compile(r"phases   round (?P<round>\d+)/\d+: (?P<shares>.+?) of (?P<seconds>[\d.]+) s$", re.MULTILINE)
 SHARE = re.compile(r"(\w[\w ]*?) ([\d.]+) %")
-DEPTH = 3  # folders below the given one in which runs are looked for: runs/<name>/<sweep>/<job>
 
 
 class Phases(NamedTuple):
@@ -92,14 +86,7 @@ def find_runs(given: Sequence[str]) -> list[RunRecord]:
 
     Raises UserError where a folder holds none.
     """
-    paths: list[Path] = []
-    for one in given:
-        place = user_path("RUN", one)
-        found = list(_run_folders(place, DEPTH))
-        if not found:
-            raise UserError(f"RUN={one_line(one)}: holds no run: there is no config.yaml of a run in it or below it")
-        paths += [path for path in found if path not in paths]
-    return [read_run(path, label) for path, label in zip(paths, _labels(paths), strict=True)]
+    return [read_run(path, label) for label, path in find_run_folders(given).items()]
 
 
 def read_run(path: Path, label: str = "") -> RunRecord:
@@ -107,7 +94,7 @@ def read_run(path: Path, label: str = "") -> RunRecord:
     folder = RunFolder(path)
     overrides = _text(folder.overrides).splitlines()
     return RunRecord(
-        path, label or path.name, dict(flat(read_settings(folder.config))), [line for line in overrides if line],
+        path, label or path.name, read_settings(folder.config), [line for line in overrides if line],
         read_json(folder.versions), read_lines(folder.metrics), read_lines(folder.episodes), read_json(folder.summary),
         read_phases(folder.log),
     )  # fmt: skip
@@ -135,47 +122,6 @@ def read_phases(path: Path) -> list[Phases]:
             int(line["round"]), {name: share / 100 * seconds for name, share in shares.items()}
         )
     return [found[number_] for number_ in sorted(found)]
-
-
-def read_settings(path: Path) -> Record:
-    """config.yaml; empty where it is not there or no mapping."""
-    try:
-        found = OmegaConf.to_container(OmegaConf.load(path))
-    except (OSError, ValueError, OmegaConfBaseException, YAMLError):
-        return {}
-    return part(found)
-
-
-def flat(settings: Mapping[str, object], before: str = "") -> Iterator[tuple[str, object]]:
-    """Dotted names and values."""
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            yield from flat(part(value), f"{before}{name}.")
-        else:
-            yield f"{before}{name}", value
-
-
-def _run_folders(place: Path, depth: int) -> Iterator[Path]:
-    """Run folders in `place` and below, in the order of their names, numbers by their value."""
-    if "rounds" in read_settings(RunFolder(place).config):
-        yield place.resolve()
-    elif depth and place.is_dir():
-        below = sorted((one for one in place.iterdir() if one.is_dir()), key=_by_number)
-        for one in below:
-            yield from _run_folders(one, depth - 1)
-
-
-def _by_number(path: Path) -> tuple[int, str]:
-    return (int(path.name) if path.name.isdecimal() else -1, path.name)
-
-
-def _labels(paths: Sequence[Path]) -> list[str]:
-    """The ends of the paths, as short as they can be and still differ."""
-    for depth in range(1, max((len(path.parts) for path in paths), default=1) + 1):
-        ends = ["/".join(path.parts[-depth:]) for path in paths]
-        if len(set(ends)) == len(ends):
-            return ends
-    return [str(path) for path in paths]
 
 
 def _text(path: Path) -> str:

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from report_runs import line, make_run, summary, write_lines, write_round, write_table
 
-from esper_soa.report import lanes, tables
+from esper_soa.report import lanes, run_tables
 from esper_soa.report.groups import Group
-from esper_soa.report.records import RunRecord, read_run
+from esper_soa.report.run_files import RunRecord, read_run
 from esper_soa.report.steps import read_round, rounds_of
 
 
@@ -18,7 +18,7 @@ def run(tmp_path: Path) -> RunRecord:
 
 
 def test_rounds_have_what_their_lines_say(run: RunRecord) -> None:
-    found = tables.rounds_table([Group("g", [run])])
+    found = run_tables.rounds_table([Group("g", [run])])
     assert found["round"] == [1, 2, 3]
     assert found["accuracy"] == [40.0, 46.0, 43.0]
     assert (found["accuracy_min"][1], found["accuracy_max"][1]) == (43.0, 48.0)
@@ -28,18 +28,18 @@ def test_rounds_have_what_their_lines_say(run: RunRecord) -> None:
 
 def test_means_are_over_the_runs_of_a_group_that_have_the_round(run: RunRecord, tmp_path: Path) -> None:
     other = read_run(make_run(tmp_path / "other", [line(1, 50.0)]))
-    found = tables.means_table([Group("g", [run, other])], ["accuracy"])
+    found = run_tables.means_table([Group("g", [run, other])], ["accuracy"])
     assert (found["accuracy"], found["runs"]) == ([45.0, 46.0, 43.0], [2, 1, 1])
 
 
 def test_shares_of_decisions_are_of_the_round(run: RunRecord) -> None:
-    found = tables.ops_table([Group("g", [run])])
+    found = run_tables.ops_table([Group("g", [run])])
     # 10 to 15 decisions: 75 in all
     assert found["share"][:6] == pytest.approx([100 * count / 75 for count in range(10, 16)], rel=1e-5)
 
 
 def test_terms_that_stay_0_are_left_out(run: RunRecord) -> None:
-    found = tables.without_zeros(tables.parts_table([Group("g", [run])], "term", "reward_terms"), "term")
+    found = run_tables.without_zeros(run_tables.parts_table([Group("g", [run])], "term", "reward_terms"), "term")
     assert found["term"] == ["compute_rent", "terminal_bonus", "clawback"] * 3
     assert found["value"][:3] == [0.5, 1.0, 1.5]
 
@@ -49,13 +49,13 @@ def test_means_of_blueprints_weigh_the_seeds_of_each_round(tmp_path: Path) -> No
         return {"norm": {"germinated": 5, "fossilized": kept, "pruned": 2, "mean_gain": gain, "mean_churn": None}}
 
     lines = [line(1, 40.0, blueprints=fate(1, 2.0)), line(2, 40.0, blueprints=fate(3, 6.0))]
-    found = tables.blueprints_table([Group("g", [read_run(make_run(tmp_path / "b", lines))])])
+    found = run_tables.blueprints_table([Group("g", [read_run(make_run(tmp_path / "b", lines))])])
     assert [found[name][0] for name in ("germinated", "fossilized", "pruned", "gain", "churn")] == [10, 4, 4, 5.0, None]
     assert found["kept"] == [50.0]
 
 
 def test_shapley_values_are_told_per_slot_with_the_ends_over_hosts(run: RunRecord) -> None:
-    found = tables.shapley_table([Group("g", [run])])
+    found = run_tables.shapley_table([Group("g", [run])])
     assert found["slot"][:3] == ["r0c0", "r0c1", "r0c2"]
     assert (found["value"][2], found["low"][2], found["high"][2]) == (0.5, 0.0, 1.0)
 
@@ -65,18 +65,18 @@ def test_shapley_values_that_none_measured_are_no_table(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "b", [line(1, 50.0)])
     write_lines(folder / "episodes.jsonl", found)
     run = read_run(folder)
-    assert not tables.shapley_table([Group("g", [run])])
+    assert not run_tables.shapley_table([Group("g", [run])])
 
 
 def test_hosts_of_the_last_rounds_stand_beside_those_of_the_control(run: RunRecord) -> None:
-    found = tables.hosts_table([Group("g", [run])])
+    found = run_tables.hosts_table([Group("g", [run])])
     assert found["hosts"] == ["grown", "grown", "control", "control"]
     assert found["accuracy"] == [50.0, 53.0, 48.0, 51.0]
     assert found["parameters"] == [7000.0, 7000.0, 6418.0, 6418.0]
 
 
 def test_texts_are_packed_as_codes() -> None:
-    assert tables.packed({"a": ["x", "y", "x"], "b": [1, None, 2.5]}) == {
+    assert run_tables.packed({"a": ["x", "y", "x"], "b": [1, None, 2.5]}) == {
         "a": {"names": ["x", "y"], "codes": [0, 1, 0]},
         "b": [1, None, 2.5],
     }
@@ -140,11 +140,13 @@ def test_of_a_long_run_the_last_the_best_and_the_first_round_are_shown(run: RunR
     assert [one.name for one in lanes.chosen_rounds([run, run])] == ["3 (last)"] * 2
 
 
-def test_a_table_that_cannot_be_read_is_none(run: RunRecord) -> None:
+def test_a_table_that_cannot_be_read_is_none_and_said(run: RunRecord, caplog: pytest.LogCaptureFixture) -> None:
     write_round(run.path, 1, envs=1, steps=3)
     (run.path / "telemetry" / "slots" / "round_000001.parquet").write_bytes(b"PAR1")
     assert rounds_of(run.path, "slots") == [1]
     assert read_round(run.path, "slots", 1) == {}
+    assert "report   without a table: " in caplog.text
+    assert "round_000001.parquet: not a table of ours" in caplog.text
     assert read_round(run.path, "steps", 2) == {}
     assert lanes.chosen_rounds([run]) == []
 

@@ -7,9 +7,9 @@ no torch.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
-from esper_soa.ops.telemetry import Json
+from esper_soa.ops.json_lines import Json
 from esper_soa.report.groups import Group
-from esper_soa.report.records import Record, RunRecord, number, numbers, part
+from esper_soa.report.run_files import Record, RunRecord, number, numbers, part
 
 Cell: TypeAlias = None | int | float | str
 Row: TypeAlias = dict[str, Cell]
@@ -17,7 +17,6 @@ Table: TypeAlias = dict[str, list[Cell]]
 
 DIGITS = 6  # significant ones of a number in the page
 GIGA = 1e9
-MOST_HOSTS = 1500  # points of single hosts in a figure; what is left out is said there
 
 
 def table_of(rows: Iterable[Row]) -> Table:
@@ -50,18 +49,15 @@ def rounds_table(groups: Sequence[Group]) -> Table:
 
 def _round_row(group: Group, run: RunRecord, line: Record) -> Row:
     flop = number(line, "train_flop")
-    row: Row = {"group": group.label, "run": run.label, "seed": _seed(run), "round": _round(line)}
+    row: Row = {"group": group.label, "run": run.label, "round": _round(line)}
     for name in ("accuracy", "reward"):
         row |= {
             f"{name}{end}": number(line, name, part) for end, part in (("", "mean"), ("_min", "min"), ("_max", "max"))
         }
-    for name in ("val_loss", "train_loss", "train_accuracy", "parameters", "eps", "alpha_rows"):
+    for name in ("val_loss", "parameters", "eps"):
         row[name] = number(line, name)
     return row | {
         "train_gflop": None if flop is None else flop / GIGA,
-        "success": _percent(number(line, "outcome", "success")),
-        "stability": number(line, "outcome", "stability"),
-        "rollbacks": number(line, "rollbacks", "total"),
         "explained_variance": number(line, "update", "explained_variance"),
         "kl": number(line, "update", "approx_kl"),
     }
@@ -241,12 +237,3 @@ def _lines(groups: Sequence[Group]) -> Iterator[tuple[Group, RunRecord, Record]]
 
 def _round(line: Mapping[str, object]) -> int:
     return int(number(line, "round") or 0)
-
-
-def _seed(run: RunRecord) -> Cell:
-    seed = number(run.settings, "seed")
-    return None if seed is None else int(seed)
-
-
-def _percent(share: float | None) -> float | None:
-    return None if share is None else 100 * share

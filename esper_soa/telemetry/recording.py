@@ -11,11 +11,11 @@ from esper_soa.config import TrainConfig
 from esper_soa.env.world import World
 from esper_soa.nets.model.blueprints import names_by_code
 from esper_soa.ops.files import Unwritten
-from esper_soa.ops.telemetry import Json
+from esper_soa.ops.json_lines import Json
 from esper_soa.telemetry.envs_table import EnvsTable
 from esper_soa.telemetry.recorder import NO_RECORDER, NoRecorder, Recorder, Relay
 from esper_soa.telemetry.rows import Cost, Legend
-from esper_soa.telemetry.tables import written_at
+from esper_soa.telemetry.table_files import written_at
 
 
 @contextmanager

@@ -1,0 +1,43 @@
+"""The command line of reports: `esper-report RUN... [-o report.html]`, also `python -m esper_soa.report.write`.
+
+Exit status: 0 done, 1 a file that could not be written, 2 a mistake that we found.
+"""
+
+import argparse
+from pathlib import Path
+
+from esper_soa.ops.command_line import ending_with_status, parser
+from esper_soa.paths import user_path
+from esper_soa.report.page import NAME, write_report
+
+HELP = f"""\
+  RUN...           run folders, or folders that hold some, as a sweep does; a run that was killed or still goes on is
+                   shown as far as it is
+  -o {NAME}   the file to write; where it is not given, {NAME} in the folder if there is one RUN, else here
+
+  esper-report runs/cifar_3seed/2026-01-31_12-00-00
+  esper-report runs/cifar_3seed/sweep_2026-01-31_12-00-00 -o sweep.html
+"""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; ends the interpreter with its status where that is not 0."""
+    words = parser(f"esper-report RUN... [-o {NAME}]", "Write one HTML file that shows what runs did.", HELP)
+    words.add_argument("runs", metavar="RUN", nargs="+", help=argparse.SUPPRESS)
+    words.add_argument("-o", dest="out", default="", help=argparse.SUPPRESS)
+    given = words.parse_args(arguments)
+    with ending_with_status():
+        path = destination(given.runs, given.out)
+        write_report(given.runs, path)
+        print(path)
+
+
+def destination(runs: list[str], out: str) -> Path:
+    """The file to write: `out`, or where reports go without it."""
+    if out:
+        return user_path("-o", out)
+    return user_path("RUN", runs[0]) / NAME if len(runs) == 1 else Path(NAME)
+
+
+if __name__ == "__main__":
+    main()
