@@ -32,7 +32,7 @@ from benchmarks.eps_config import EpsConfig, train_config
 from benchmarks.machine import wait_for
 from benchmarks.records import RESULTS, Record, check_folder, keep, origin
 from benchmarks.timing import BenchmarkError
-from esper_soa.build import build_world
+from esper_soa.build import build_player, build_world
 from esper_soa.config import LEVELS, TRACKERS, TrainConfig
 from esper_soa.ops.collect import Player, Round, play_round
 from esper_soa.ops.device import apply_threads, resolve_device
