@@ -25,20 +25,21 @@ from rich.table import Table
 from esper_soa.arguments import groups_in
 from esper_soa.compose import compose_settings
 from esper_soa.config import TrainConfig
-from esper_soa.errors import UserError, check
-from esper_soa.ops.comparison import CONFIDENCE, MEASURES, SIGNIFICANCE, Compared, Numbers, compared, power_note
-from esper_soa.ops.console import standing_streams
+from esper_soa.errors import check
+from esper_soa.ops.command_line import ending_with_status, parser
+from esper_soa.ops.comparison import CONFIDENCE, MEASURES, RESULT, SIGNIFICANCE, Compared, Numbers, compared, power_note
 from esper_soa.ops.files import write_text
-from esper_soa.ops.interrupt import importing, stopped_at_once
+from esper_soa.ops.interrupt import importing
 from esper_soa.ops.json_lines import Json, MetricsWriter, json_line
 from esper_soa.ops.rundir import RunFolder
 from esper_soa.ops.start import finished_accuracy
 from esper_soa.ops.statistics import mean_interval
 from esper_soa.paths import config_dir, user_path
+from esper_soa.report.end import report_in
+from esper_soa.report.page import NAME
 
-NAME = re.compile(r"[A-Za-z]\w{0,30}")
+GROUP = re.compile(r"[A-Za-z]\w{0,30}")
 OWN = ("seeds", "out")  # settings of this command
-RESULT = "compare.json"
 TURNS = "turns.jsonl"  # a line per seed and round, of the groups in the order in which they have played it
 # Of a run, by where they stand in summary.json; those of grown hosts are means over the hosts of its last rounds.
 NUMBERS = {
@@ -68,7 +69,8 @@ class Study(NamedTuple):
     def overrides(self, group: str, seed: int) -> list[str]:
         """Of one run."""
         place = self.folder(group, seed)
-        return [*self.common, *self.groups[group], f"seed={seed}", f"run_dir='{place}'", "resume=auto"]
+        here = (f"seed={seed}", f"run_dir='{place}'", "resume=auto")
+        return ["report=false", *self.common, *self.groups[group], *here]
 
     def folder(self, group: str, seed: int) -> Path:
         """Of one run."""
@@ -77,24 +79,15 @@ class Study(NamedTuple):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; ends the interpreter with its status where that is not 0."""
-    parser = argparse.ArgumentParser(
-        "esper-compare", 'esper-compare a="..." b="..." [seeds=10] [out=FOLDER] [setting=value ...]',
-        "Compare settings over seeds.", HELP, formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    parser.add_argument("given", nargs="+", help=argparse.SUPPRESS)
-    given = parser.parse_args(arguments).given
-    with standing_streams(), stopped_at_once():
-        try:
-            failed = compare(study_of(given), Console())
-        except UserError as error:
-            print(f"error: {error}", file=sys.stderr)
-            sys.exit(2)
-        except OSError as error:
-            print(f"error: {error.filename}: cannot be written ({error.strerror or error})", file=sys.stderr)
+    usage = 'esper-compare a="..." b="..." [seeds=10] [out=FOLDER] [setting=value ...]'
+    words = parser(usage, "Compare settings over seeds.", HELP)
+    words.add_argument("given", nargs="+", help=argparse.SUPPRESS)
+    given = words.parse_args(arguments).given
+    with ending_with_status():
+        failed = compare(study_of(given), Console())
+        if failed:
+            print("failed runs:", *failed, sep="\n  ", file=sys.stderr)
             sys.exit(1)
-    if failed:
-        print("failed runs:", *failed, sep="\n  ", file=sys.stderr)
-        sys.exit(1)
 
 
 def study_of(given: Sequence[str]) -> Study:
@@ -107,7 +100,7 @@ def study_of(given: Sequence[str]) -> Study:
             experiment = value
         elif name in OWN:
             own[name] = value
-        elif not equals or name in known or not NAME.fullmatch(name):
+        elif not equals or name in known or not GROUP.fullmatch(name):
             common.append(argument)
         else:
             check(name not in groups, name, value, "a group of its own: the name is taken")
@@ -164,6 +157,8 @@ def compare(study: Study, console: Console) -> list[str]:
         report(console, numbers, rows)
         write_text(study.out / RESULT, json_line(record(study, whole, numbers, rows)) + "\n")
         console.print(f"written to {study.out / RESULT}; runs by group and seed beside it", highlight=False)
+        missing = report_in(study.out)
+        console.print(f"report   {missing or study.out / NAME}", highlight=False, soft_wrap=True)
     return played.failed
 
 

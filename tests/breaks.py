@@ -407,6 +407,12 @@ BREAKS = (
     Break("sweep/jobs.py", "        Thread(target=_stop_with_parent, daemon=True).start()\n", "", "launchers"),
     Break("sweep/jobs.py", "            process.send_signal(number)\n", "", "launchers"),
     Break("ops/start.py", 'if settings.resume != "auto":', "if True:", "sweeps"),
+    Break("report/study.py", 'p_value(number(row, "corrected") or 0.0)', 'p_value(number(row, "p") or 0.0)', "compare"),
+    Break(
+        "report/study.py", "run.path.resolve().parent.parent for run", "run.path.resolve().parent for run", "compare"
+    ),
+    Break("report/details.py", "_study(study) if study else ", "", "compare"),
+    Break("compare.py", '["report=false", *self.common', "[*self.common", "compare"),
 )
 
 

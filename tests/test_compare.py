@@ -52,6 +52,27 @@ def test_groups_play_the_same_seeds_and_finished_runs_are_kept(tmp_path: Path) -
     assert json.loads((tmp_path / "study" / "compare.json").read_text()) == record
 
 
+def test_a_study_leaves_a_report_that_tells_its_tests(tmp_path: Path) -> None:
+    pytest.importorskip("vl_convert", reason="the extra report is not installed")
+    asked = study(tmp_path, "a=", "b=policy.name=wait", "seeds=[5,9]")
+    console = quiet()
+    assert command.compare(asked, console) == []
+    assert f"report   {tmp_path / 'study' / 'report.html'}" in console.export_text().replace("\n", "")
+    page = (tmp_path / "study" / "report.html").read_text()
+    record = json.loads((tmp_path / "study" / "compare.json").read_text())
+    for row in record["comparisons"]:
+        low, high = ("–" if row[end] is None else f"{row[end]:+.2f}" for end in ("low", "high"))
+        cells = ["b", "a", command.MEASURES[row["measure"]], f"{row['mean']:+.2f} [{low}, {high}]",
+                 f"{row['won']} of 2", f"{row['effect']:+.2f}", f"{row['p']:.3f}", f"{row['corrected']:.3f}",
+                 row["verdict"]]  # fmt: skip
+        assert "".join(f"<td>{cell}</td>" for cell in cells) in page
+        assert row["power"] in page
+    assert "over 2 seeds that every group has played in lockstep" in page
+    assert "corrected after Holm for 2 comparisons" in page
+    assert "Mann and Whitney" not in page
+    assert not list((tmp_path / "study").rglob("seed_*/report.html"))
+
+
 def test_a_run_that_fails_does_not_lose_the_others(tmp_path: Path) -> None:
     asked = study(tmp_path, "a=", "b=data.name=cifar10 data.root=nowhere", "seeds=[5]")
     failed = command.compare(asked, quiet())

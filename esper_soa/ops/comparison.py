@@ -13,6 +13,7 @@ import numpy as np
 
 from esper_soa.ops.statistics import Interval, difference_interval, holm, signed_rank
 
+RESULT = "compare.json"  # in the folder of a study
 CONFIDENCE = 0.95  # of the intervals
 SIGNIFICANCE = 0.05  # of p values that are corrected for the number of comparisons
 POWER = 0.8  # with which `detectable` is found

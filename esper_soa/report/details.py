@@ -9,6 +9,7 @@ from html import escape
 from esper_soa.report.groups import Group, differing
 from esper_soa.report.run_files import Record, RunRecord
 from esper_soa.report.standings import CONFIDENCE, Pair, pairs
+from esper_soa.report.study import TITLES, study_of, study_rows, study_words
 from esper_soa.report.words import bounded, p_value
 
 MOST_COLUMNS = 12  # runs side by side in the table of differing settings
@@ -17,8 +18,10 @@ MOST_COLUMNS = 12  # runs side by side in the table of differing settings
 def details(groups: Sequence[Group]) -> str:
     """The section of settings, with everything that is told in words and tables alone."""
     runs = [run for group in groups for run in group.runs]
+    study = study_of(runs)
+    compared = _study(study) if study else _pairs(pairs(groups)) if len(groups) > 1 else ""
     cards = [
-        _card("Comparisons", _pairs(pairs(groups))) if len(groups) > 1 else "",
+        _card("Comparisons", compared),
         _card("Settings that differ", _differing(runs)) if len(runs) > 1 else "",
         _card("What the updates showed", _anomalies(runs)),
         _card("Overrides", _table(("run", "overrides"), ((run.label, " ".join(run.overrides)) for run in runs))),
@@ -66,6 +69,10 @@ def _pairs(found: Sequence[Pair]) -> str:
         f"their exact test, and in the last column corrected after Holm for the number of comparisons, {len(found)}."
     )
     return f'<p class="about">{escape(words)}</p>{_table(titles, rows)}'
+
+
+def _study(study: Record) -> str:
+    return f'<p class="about">{escape(study_words(study))}</p>{_table(TITLES, study_rows(study))}'
 
 
 def _differing(runs: Sequence[RunRecord]) -> str:

@@ -1,24 +1,41 @@
-"""The report that a run leaves in its folder at its end (the setting `report`).
+"""The report that a run or a comparison of runs leaves in its folder at its end.
 
-Called by the trainer. A report that cannot be made fails no run: what it lacks is said in one line, and where that came
-from stands in the log. Needs no torch.
+Called by the trainer and by esper_soa.compare. A report that cannot be made fails nothing: what it lacks is said in one
+line. Needs no torch.
 """
 
-from esper_soa.ops.files import LOGGER
+from logging import INFO, WARNING
+from pathlib import Path
+
+from esper_soa.ops.files import LOGGER, write_text
 from esper_soa.ops.session import Session
-from esper_soa.report.bundle import MISSING, available
-from esper_soa.report.page import NAME, write_report
+from esper_soa.report.bundle import MISSING, available, bundle
+from esper_soa.report.page import NAME, page_of
+from esper_soa.report.run_files import find_runs
 from esper_soa.telemetry.worker import Failures
+
+
+def report_in(folder: Path) -> str:
+    """Write the report of the runs in `folder` there; returns why there is none, in words, or "" where there is one.
+
+    Raises OSError where it cannot be written. Where a failure came from is told in the log, if there is one.
+    """
+    if not available():
+        return f"none, as {MISSING}"
+    failures = Failures()
+    text = ""
+    with failures:
+        text = page_of(find_runs([folder]), bundle())
+    if failures.count:
+        LOGGER.debug("%s", failures.trace)
+        return f"none: {failures.last}"
+    write_text(folder / NAME, text)
+    return ""
 
 
 def leave_report(within: Session) -> None:
     """Write the report of the run that has ended in the session's folder."""
-    if not available():
-        LOGGER.info("report   none, as %s", MISSING)
-        return
-    failures = Failures()
-    with failures, within.unwritten.noting(NAME):
-        write_report([str(within.folder.path)], within.folder.path / NAME)
-    if failures.count:
-        LOGGER.warning("report   none: %s", failures.last)
-        LOGGER.debug("%s", failures.trace)
+    with within.unwritten.noting(NAME):
+        missing = report_in(within.folder.path)
+        if missing:
+            LOGGER.log(WARNING if available() else INFO, "report   %s", missing)

@@ -81,7 +81,7 @@ def numbers(record: object, *names: str) -> list[float | None]:
     return [number({"": value}, "") for value in found] if isinstance(found, list) else []
 
 
-def find_runs(given: Sequence[str]) -> list[RunRecord]:
+def find_runs(given: Sequence[str | Path]) -> list[RunRecord]:
     """The runs in the folders `given`: each a run folder, or one that holds some, as a sweep does.
 
     Raises UserError where a folder holds none.

@@ -13,7 +13,7 @@ from esper_soa.ops.rundir import RunFolder
 from esper_soa.ops.session import session
 from esper_soa.report import bundle, end, page, write
 from esper_soa.report.groups import groups_of
-from esper_soa.report.run_files import find_runs
+from esper_soa.report.run_files import RunRecord, find_runs
 from esper_soa.report.sections import shown_of
 from esper_soa.telemetry.table_files import table_path
 
@@ -175,11 +175,12 @@ def test_a_run_without_the_extra_says_so_in_one_line_and_goes_on(run: Path, monk
 def test_a_report_that_cannot_be_made_fails_no_run(
     error: Exception, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(_: Sequence[str], __: Path) -> None:
+    def broken(_: Sequence[RunRecord], __: str) -> str:
         raise error
 
     monkeypatch.setattr(end, "available", lambda: True)
-    monkeypatch.setattr(end, "write_report", broken)
+    monkeypatch.setattr(end, "page_of", broken)
+    monkeypatch.setattr(end, "bundle", lambda: PROGRAM)
     with session(RunFolder(run)) as within:
         end.leave_report(within)
         within.finish()
@@ -190,7 +191,7 @@ def test_a_report_that_cannot_be_made_fails_no_run(
 
 def test_a_run_that_has_ended_leaves_its_report(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(end, "available", lambda: True)
-    monkeypatch.setattr(page, "bundle", lambda: PROGRAM)
+    monkeypatch.setattr(end, "bundle", lambda: PROGRAM)
     with session(RunFolder(run)) as within:
         end.leave_report(within)
     assert "Growth paid" in (run / "report.html").read_text()
