@@ -1,6 +1,7 @@
 """The GPU's engine in Triton's interpreter: whole passes against torch, launches that are the same whatever grows."""
 
 import importlib.util
+import re
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -11,9 +12,11 @@ from nets.gpu_mixtures import planned_roster
 from tensordict import TensorDict
 from tiny_world import CPU, SMALL_TASK, tiny_rules
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from benchmarks.sync_guard import SyncGuard
-from esper_soa.build import build_world
+from esper_soa.build import build_world, trial_of
+from esper_soa.compose import compose_settings
 from esper_soa.config import ComputeConfig, TrainConfig
 from esper_soa.env.step import Work, initial_state
 from esper_soa.env.world import World
@@ -21,12 +24,13 @@ from esper_soa.errors import SettingError
 from esper_soa.nets.choose import choose_engine
 from esper_soa.nets.config import DataConfig, SubsetRows, TaskConfig, enabled_slots
 from esper_soa.nets.data import cut_batch, training_crops
-from esper_soa.nets.engine import Engine, TrainReport, ValidationReport
+from esper_soa.nets.engine import Engine, TrainReport, ValidationReport, WorkSizes
 from esper_soa.nets.engines.gpu.support import unavailable_reason
 from esper_soa.nets.host import host_shape
 from esper_soa.nets.pools import ActiveSeeds, read_active_seeds, slot_seeds
 from esper_soa.nets.seed_plan import training_plan, validation_plan
 from esper_soa.nets.subsets import max_rows, subset_codes
+from esper_soa.ops.memory import plan_in_words
 from esper_soa.vocabulary import CNN_BLUEPRINTS, AlphaMode, Blend, Stage
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -181,6 +185,29 @@ def test_launches_are_the_same_for_any_number_of_networks_and_any_mixture(monkey
     assert batches == [33, 32, 10, 10] * 2  # a batch with and one without gradient statistics, two of validation
     assert [own for own, _ in others] == [batches] * 3
     assert others[0][1] == others[1][1] == others[2][1] <= 120
+
+
+def test_what_an_engine_keeps_is_known_before_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, engine = build(3, 2), GpuEngine()
+    sizes = WorkSizes(3, 2, 5)
+    planned = engine.kept_bytes(world.rules.nets, sizes, CPU)
+    with counted(monkeypatch):
+        play(world, engine, some_seeds(3, 3, 1))
+    steps = [kept.step.memory for kept in engine.steps._kept.values() if hasattr(kept.step, "memory")]
+    found = [one.untyped_storage() for one in tree_leaves(steps) if isinstance(one, Tensor)]
+    own = {rows.data_ptr() for rows in world.weights.flatten_keys(".").values()}
+    made = {storage.data_ptr(): storage.nbytes() for storage in found if storage.data_ptr() not in own}
+    assert len(steps) == 2
+    assert 0.99 < planned / sum(made.values()) <= 1.0
+    assert world.rules.engine.kept_bytes(world.rules.nets, sizes, CPU) == 0
+
+
+def test_the_plan_of_a_run_counts_what_its_engine_keeps() -> None:
+    cfg = compose_settings("", ["envs=64"])
+    rules = tiny_rules(3, 4)._replace(nets=trial_of(cfg, CPU).nets)
+    plain, kept = (plan_in_words(cfg, CPU, rules._replace(engine=one)) for one in (rules.engine, GpuEngine()))
+    assert "activations of the batches in training" in plain
+    assert re.search(r"at least 1\.[4-9]\d GiB on cpu \(1\.[3-9]\d for the steps of torch", kept)
 
 
 # --- what the kernels are told
