@@ -40,6 +40,7 @@ if HAS_TRITON:
 
     from esper_soa.nets.engines.gpu import images, roster, tree
     from esper_soa.nets.engines.gpu.engine import GpuEngine
+    from esper_soa.nets.engines.gpu.kernels.tiles import plane, rows
 
 ROUNDING = 1e-4  # of the largest number of a tensor; sums are taken in another order
 SLOTS = ("r0c2", "r1c1", "r1c2")
@@ -341,6 +342,20 @@ def test_hosts_that_the_kernels_cannot_take_are_refused_with_a_reason(
 ) -> None:
     with pytest.raises(SettingError, match=reason):
         chosen("triton", task, **compute)
+
+
+def test_batches_that_no_grid_holds_are_refused_with_a_reason() -> None:
+    trial = trial_of(compose_settings("", ["envs=1", "batch_size=4096", "train_samples=4096"]), CPU)
+    with pytest.raises(SettingError, match="at most 4095 images, not 4096"):
+        choose_engine(ComputeConfig(engine="triton"), CPU, trial.nets.task, trial.nets.shape, trial)
+
+
+def test_activations_and_parameters_with_gaps_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"activations of shape \(2, 3, 4, 2\) must lie without gaps"):
+        plane(torch.zeros(2, 3, 4, 4)[..., ::2])
+    with pytest.raises(ValueError, match=r"parameters of shape \(2, 3\) must lie without gaps within a network"):
+        rows(torch.zeros(2, 6)[:, ::2])
+    assert rows(torch.zeros(2, 6)[:, 2:5]).env == 6
 
 
 def test_weights_are_changed_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
