@@ -64,14 +64,15 @@ def build(num_envs: int, batch: int, slots: tuple[str, ...] = SLOTS, task: TaskC
 
 
 def some_seeds(num_envs: int, num_slots: int, seed: int, running: float = 0.8) -> ActiveSeeds:
-    """Seeds of all kinds at random."""
+    """Seeds of all kinds at random, some of them newborn."""
     rng, size = np.random.default_rng(seed), (num_envs, num_slots)
-    runs, no = rng.random(size) < running, np.zeros(size, dtype=bool)
+    runs = rng.random(size) < running
     stage, blend = rng.choice(STAGES, size), rng.choice([Blend.ADD, Blend.MULTIPLY, Blend.GATE], size)
     visible = runs & (stage != Stage.TRAINING)
     ablated = visible & (rng.random(size) < 0.8)
-    blueprint = rng.choice(CNN_BLUEPRINTS, size)
-    return ActiveSeeds(runs, stage, blueprint, blend, rng.random(size) < 0.2, visible, ablated, no, no)
+    blueprint, frozen = rng.choice(CNN_BLUEPRINTS, size), rng.random(size) < 0.2
+    newborn, fresh = (runs & (rng.random(size) < share) for share in (0.3, 0.6))
+    return ActiveSeeds(runs, stage, blueprint, blend, frozen, visible, ablated, newborn, newborn | fresh)
 
 
 def play(
