@@ -31,7 +31,7 @@ def check_device(cfg: TrainConfig, console: Console) -> None:
         trial = trial_of(cfg, device)
         precision = str(trial.nets.precision).removeprefix("torch.")
         console.print(device_name(device, trial.nets.workers, precision), highlight=False)
-        found = tried_engines(Asked(cfg.compute, device, cfg.task, trial.nets.shape), trial)
+        found = tried_engines(Asked(cfg.compute, device, cfg.task, trial.nets.shape, cfg.batch_size), trial)
     console.print(engine_table(found, cfg))
     console.print(RULE[device.type], highlight=False)
     console.print(memory_table(cfg, device))

@@ -152,7 +152,7 @@ class Run:
         LOGGER.info("policy   %s, reward %s, on %s", cfg.policy.name, "+".join(cfg.reward.modes), self.place)
         nets = world.rules.nets
         LOGGER.info("compute  %s", layout_in_words(self.device, nets.workers, nets.env_chunk))
-        LOGGER.info("memory   %s", plan_in_words(cfg, self.device))
+        LOGGER.info("memory   %s", plan_in_words(cfg, self.device, world.rules))
         LOGGER.info("numbers  hosts compute in %s: %s", self.precision.name, self.precision.reason)
         kernels = world.rules.engine.chosen
         LOGGER.log(WARNING if kernels.fallback else INFO, "kernels  %s", kernels.reason)

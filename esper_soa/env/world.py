@@ -96,7 +96,7 @@ class World:
         """From here on every stream is that of the round."""
         self.round, self._keys = number, dict[int, Tensor]()
         size = len(self.images.train_labels)
-        self.order = data.OrderBook(self.keys(streams.DATA_ORDER), size, self.sizes.num_envs)
+        self.order = data.OrderBook(self.keys(streams.DATA_ORDER), size, self.ranks.all_envs(self.sizes.num_envs))
 
     def keys(self, purpose: int) -> Tensor:
         """int64 [N]: one random stream per env for `purpose` in this round."""

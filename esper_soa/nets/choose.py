@@ -45,6 +45,7 @@ class Asked(NamedTuple):
     device: torch.device
     task: TaskConfig
     shape: HostShape
+    batch_size: int = 1  # B
 
     @property
     def dtype(self) -> torch.dtype:
@@ -78,7 +79,7 @@ def _graphs_obstacle(asked: Asked) -> str:
 
 def _triton_obstacle(asked: Asked) -> str:
     names = [name_in(one) for one in asked.task.blueprints]
-    return gpu.unavailable_reason(asked.device) or gpu.obstacle(asked.shape, names, asked.dtype)
+    return gpu.unavailable_reason(asked.device) or gpu.obstacle(asked.shape, names, asked.dtype, asked.batch_size)
 
 
 def _plain(asked: Asked) -> Layers:
@@ -119,7 +120,7 @@ def choose_engine(
     trial: what engines are tried on where `auto` has to; None: torch is taken there. Raises SettingError where the
     settings insist on what cannot run.
     """
-    asked = Asked(compute, device, task, shape)
+    asked = Asked(compute, device, task, shape, 1 if trial is None else trial.batch_size)
     if compute.engine == "auto":
         chosen = weighed(asked, trial) if device.type == "cuda" else _native(asked)
     else:

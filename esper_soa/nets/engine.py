@@ -101,6 +101,14 @@ class Choice(NamedTuple):
         return {"engine": self.name, "kind": self.reason, "sha256": self.sha256, "tried": "; ".join(self.tried)}
 
 
+class WorkSizes(NamedTuple):
+    """How much goes through an engine at a time."""
+
+    num_envs: int  # N
+    batch_size: int  # B
+    val_samples: int  # V, shared by all envs
+
+
 class Engine(Protocol[Active]):
     """Claims the rows of newborn seeds, trains and validates N networks; the weights are its caller's.
 
@@ -115,6 +123,10 @@ class Engine(Protocol[Active]):
     @property
     def cut(self) -> ImageCutter:
         """What cuts the images of the feeds that it is given, where it does not cut them itself."""
+        ...
+
+    def kept_bytes(self, nets: NetsConfig, work: WorkSizes, device: torch.device) -> int:
+        """Memory that it keeps beside the weights; 0 where it keeps none from one pass to the next."""
         ...
 
     def claim_(self, nets: NetsConfig, weights: TensorDict, seeds: SlotSeeds, keys: Tensor) -> Active:

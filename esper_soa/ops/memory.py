@@ -15,10 +15,12 @@ import torch
 
 from esper_soa.config import TrainConfig
 from esper_soa.env.observation import NUM_ENV_FEATURES, feature_names
+from esper_soa.env.step import Rules
 from esper_soa.errors import SettingError
 from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE, SubsetRows
 from esper_soa.nets.data import HELD, PADDED_BYTES
 from esper_soa.nets.datasets import ImageCount
+from esper_soa.nets.engine import WorkSizes
 from esper_soa.nets.extent import activation_elements
 from esper_soa.nets.host import HostShape
 from esper_soa.nets.own_hosts import task_shape
@@ -30,6 +32,7 @@ from esper_soa.registry import is_reference
 FLOAT = 4  # bytes of a number
 GIB = 2**30
 DRAWN = 16  # bytes of a random number while it is drawn: its place and its hash, both int64
+TRAINED = "activations of the batches in training"
 IMAGE = IMAGE_CHANNELS * IMAGE_SIZE**2
 NO_IMAGES = ImageCount(0, 0)
 LOWER = "envs, batch_size, steps, train_samples, task.base_channels, policy.network.hidden or compute.env_chunk"
@@ -65,8 +68,7 @@ def needs(cfg: TrainConfig, device: torch.device, images: ImageCount = NO_IMAGES
     boosts = len(slots) * (len(slots) - 1) // 2 * cfg.steps
     return [
         Need("weights", cfg.envs * FLOAT * weights, ("envs", *narrower)),
-        Need("activations of the batches in training", activations(cfg, shape, device),
-             ("batch_size", "compute.env_chunk", *narrower[:1]), passing=True),
+        Need(TRAINED, activations(cfg, shape, device), ("batch_size", "compute.env_chunk", *narrower[:1]), passing=True),
         Need("drawing the weights of the hosts", cfg.envs * DRAWN * shape.parameters.total, ("envs", *narrower),
              passing=True),
         Need("the order of the images", 8 * cfg.envs * cfg.train_samples + _held_order(cfg, images),
@@ -192,9 +194,15 @@ def with_envs(cfg: TrainConfig, envs: int) -> TrainConfig:
     return replace(cfg, envs=envs, policy=replace(cfg.policy, ppo=ppo))
 
 
-def plan_in_words(cfg: TrainConfig, device: torch.device) -> str:
-    """What the run needs at least, what needs most of it, and what is free, for the log."""
-    parts, free = _largest_first(needs(cfg, device)), free_memory(device)
+def plan_in_words(cfg: TrainConfig, device: torch.device, rules: Rules) -> str:
+    """What the run needs at least, what needs most of it, and what is free, for the log.
+
+    An engine that keeps what its passes work in says itself how much that is.
+    """
+    kept = rules.engine.kept_bytes(rules.nets, WorkSizes(cfg.envs, cfg.batch_size, cfg.val_samples), device)
+    engine = Need(f"the steps of {rules.engine.chosen.name}", kept, ())
+    parts = [engine if kept and need.what == TRAINED else need for need in needs(cfg, device)]
+    parts, free = _largest_first(parts), free_memory(device)
     rest = "what is free is not known" if free is None else f"{free / GIB:.1f} GiB are free"
     return f"at least {at_once(parts) / GIB:.2f} GiB on {device} ({_listed(parts, 2)}); {rest}"
 

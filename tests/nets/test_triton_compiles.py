@@ -7,6 +7,7 @@ import ast
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,19 @@ def kernels() -> set[str]:
     trees = [ast.parse(path.read_text()) for path in (ROOT / "esper_soa/nets/engines/gpu/kernels").glob("*.py")]
     functions = [node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     return {name for name in functions if name.endswith("_kernel")}
+
+
+def test_numbers_of_networks_have_64_bits_before_anything_is_multiplied_with_them() -> None:
+    """32 are too few for the parameters of some thousand networks; a loop over numbers of images alone has no more."""
+    found = []
+    for path in (ROOT / "esper_soa/nets/engines/gpu/kernels").glob("*.py"):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            places = re.findall(r"tl\.program_id\(0\)(\.to\(tl\.int64\))?", line)
+            found += [(line.strip(), wide) for wide in places]
+    assert len(found) > 15
+    assert [line for line, wide in found if not wide] == [
+        "for unit in range(tl.program_id(0), units, tl.num_programs(0)):"
+    ]
 
 
 def test_the_table_has_every_kernel_for_every_generation_and_they_fit() -> None:

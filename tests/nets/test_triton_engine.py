@@ -1,6 +1,7 @@
 """The GPU's engine in Triton's interpreter: whole passes against torch, launches that are the same whatever grows."""
 
 import importlib.util
+import re
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -11,9 +12,11 @@ from nets.gpu_mixtures import planned_roster
 from tensordict import TensorDict
 from tiny_world import CPU, SMALL_TASK, tiny_rules
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from benchmarks.sync_guard import SyncGuard
-from esper_soa.build import build_world
+from esper_soa.build import build_world, trial_of
+from esper_soa.compose import compose_settings
 from esper_soa.config import ComputeConfig, TrainConfig
 from esper_soa.env.step import Work, initial_state
 from esper_soa.env.world import World
@@ -21,12 +24,13 @@ from esper_soa.errors import SettingError
 from esper_soa.nets.choose import choose_engine
 from esper_soa.nets.config import DataConfig, SubsetRows, TaskConfig, enabled_slots
 from esper_soa.nets.data import cut_batch, training_crops
-from esper_soa.nets.engine import Engine, TrainReport, ValidationReport
+from esper_soa.nets.engine import Engine, TrainReport, ValidationReport, WorkSizes
 from esper_soa.nets.engines.gpu.support import unavailable_reason
 from esper_soa.nets.host import host_shape
 from esper_soa.nets.pools import ActiveSeeds, read_active_seeds, slot_seeds
 from esper_soa.nets.seed_plan import training_plan, validation_plan
 from esper_soa.nets.subsets import max_rows, subset_codes
+from esper_soa.ops.memory import plan_in_words
 from esper_soa.vocabulary import CNN_BLUEPRINTS, AlphaMode, Blend, Stage
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -36,6 +40,7 @@ if HAS_TRITON:
 
     from esper_soa.nets.engines.gpu import images, roster, tree
     from esper_soa.nets.engines.gpu.engine import GpuEngine
+    from esper_soa.nets.engines.gpu.kernels.tiles import plane, rows
 
 ROUNDING = 1e-4  # of the largest number of a tensor; sums are taken in another order
 SLOTS = ("r0c2", "r1c1", "r1c2")
@@ -59,14 +64,15 @@ def build(num_envs: int, batch: int, slots: tuple[str, ...] = SLOTS, task: TaskC
 
 
 def some_seeds(num_envs: int, num_slots: int, seed: int, running: float = 0.8) -> ActiveSeeds:
-    """Seeds of all kinds at random."""
+    """Seeds of all kinds at random, some of them newborn."""
     rng, size = np.random.default_rng(seed), (num_envs, num_slots)
-    runs, no = rng.random(size) < running, np.zeros(size, dtype=bool)
+    runs = rng.random(size) < running
     stage, blend = rng.choice(STAGES, size), rng.choice([Blend.ADD, Blend.MULTIPLY, Blend.GATE], size)
     visible = runs & (stage != Stage.TRAINING)
     ablated = visible & (rng.random(size) < 0.8)
-    blueprint = rng.choice(CNN_BLUEPRINTS, size)
-    return ActiveSeeds(runs, stage, blueprint, blend, rng.random(size) < 0.2, visible, ablated, no, no)
+    blueprint, frozen = rng.choice(CNN_BLUEPRINTS, size), rng.random(size) < 0.2
+    newborn, fresh = (runs & (rng.random(size) < share) for share in (0.3, 0.6))
+    return ActiveSeeds(runs, stage, blueprint, blend, frozen, visible, ablated, newborn, newborn | fresh)
 
 
 def play(
@@ -181,6 +187,29 @@ def test_launches_are_the_same_for_any_number_of_networks_and_any_mixture(monkey
     assert batches == [33, 32, 10, 10] * 2  # a batch with and one without gradient statistics, two of validation
     assert [own for own, _ in others] == [batches] * 3
     assert others[0][1] == others[1][1] == others[2][1] <= 120
+
+
+def test_what_an_engine_keeps_is_known_before_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, engine = build(3, 2), GpuEngine()
+    sizes = WorkSizes(3, 2, 5)
+    planned = engine.kept_bytes(world.rules.nets, sizes, CPU)
+    with counted(monkeypatch):
+        play(world, engine, some_seeds(3, 3, 1))
+    steps = [kept.step.memory for kept in engine.steps._kept.values() if hasattr(kept.step, "memory")]
+    found = [one.untyped_storage() for one in tree_leaves(steps) if isinstance(one, Tensor)]
+    own = {rows.data_ptr() for rows in world.weights.flatten_keys(".").values()}
+    made = {storage.data_ptr(): storage.nbytes() for storage in found if storage.data_ptr() not in own}
+    assert len(steps) == 2
+    assert 0.99 < planned / sum(made.values()) <= 1.0
+    assert world.rules.engine.kept_bytes(world.rules.nets, sizes, CPU) == 0
+
+
+def test_the_plan_of_a_run_counts_what_its_engine_keeps() -> None:
+    cfg = compose_settings("", ["envs=64"])
+    rules = tiny_rules(3, 4)._replace(nets=trial_of(cfg, CPU).nets)
+    plain, kept = (plan_in_words(cfg, CPU, rules._replace(engine=one)) for one in (rules.engine, GpuEngine()))
+    assert "activations of the batches in training" in plain
+    assert re.search(r"at least 1\.[4-9]\d GiB on cpu \(1\.[3-9]\d for the steps of torch", kept)
 
 
 # --- what the kernels are told
@@ -314,6 +343,20 @@ def test_hosts_that_the_kernels_cannot_take_are_refused_with_a_reason(
 ) -> None:
     with pytest.raises(SettingError, match=reason):
         chosen("triton", task, **compute)
+
+
+def test_batches_that_no_grid_holds_are_refused_with_a_reason() -> None:
+    trial = trial_of(compose_settings("", ["envs=1", "batch_size=4096", "train_samples=4096"]), CPU)
+    with pytest.raises(SettingError, match="at most 4095 images, not 4096"):
+        choose_engine(ComputeConfig(engine="triton"), CPU, trial.nets.task, trial.nets.shape, trial)
+
+
+def test_activations_and_parameters_with_gaps_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"activations of shape \(2, 3, 4, 2\) must lie without gaps"):
+        plane(torch.zeros(2, 3, 4, 4)[..., ::2])
+    with pytest.raises(ValueError, match=r"parameters of shape \(2, 3\) must lie without gaps within a network"):
+        rows(torch.zeros(2, 6)[:, ::2])
+    assert rows(torch.zeros(2, 6)[:, 2:5]).env == 6
 
 
 def test_weights_are_changed_in_place(monkeypatch: pytest.MonkeyPatch) -> None:

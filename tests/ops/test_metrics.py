@@ -1,6 +1,7 @@
 """What the metrics of a round say agrees with the env state of its env-steps."""
 
 import math
+import sys
 from collections import Counter
 
 import pytest
@@ -141,3 +142,28 @@ def test_means_of_blueprints_are_none_where_there_is_nothing_to_average() -> Non
         "mean_churn": None, "mean_blending_gain": 0.0, "mean_contribution": None,
     }  # fmt: skip
     assert record["norm"]["mean_churn"] == -2.0
+
+
+def calls_of_a_reading(num_envs: int) -> int:
+    """Calls of functions, of torch's among them, while the numbers of a round are read."""
+    rules, counted = tiny_rules(2, 3), 0
+    metrics = MetricsAccumulator(CPU, num_envs, training_flop(rules.nets.shape, CPU), TRAIN_SAMPLES)
+    for step in play_state(rules, num_envs, seed=0):
+        metrics.add_(step.trusted, step.observed, step.result)
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal counted
+        counted += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        metrics.read(step.result.state, rules.reward.counts)
+    finally:
+        sys.setprofile(before)
+    return counted
+
+
+def test_no_function_is_called_env_by_env_at_the_end_of_a_round() -> None:
+    few, many = (calls_of_a_reading(num_envs) for num_envs in (6, 300))
+    assert many < few + 50  # blueprints that only appear among many envs

@@ -16,7 +16,15 @@ from torch import Tensor
 from esper_soa.nets import batched
 from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE
 from esper_soa.nets.data import ImageCrops, ImageCutter
-from esper_soa.nets.engine import Choice, NetsConfig, TrainingFeed, TrainReport, ValidationFeed, ValidationReport
+from esper_soa.nets.engine import (
+    Choice,
+    NetsConfig,
+    TrainingFeed,
+    TrainReport,
+    ValidationFeed,
+    ValidationReport,
+    WorkSizes,
+)
 from esper_soa.nets.engines.cpu import program, records
 from esper_soa.nets.engines.cpu.images import crops_of, cut_images
 from esper_soa.nets.gradients import EXPLODING, TINY, VANISHING
@@ -218,6 +226,10 @@ class CpuEngine:
 
     chosen: Choice
     cut: ImageCutter = cut_images
+
+    def kept_bytes(self, nets: NetsConfig, work: WorkSizes, device: torch.device) -> int:
+        """None: what a pass needs it gives back."""
+        return 0
 
     def claim_(self, nets: NetsConfig, weights: TensorDict, seeds: SlotSeeds, keys: Tensor) -> ActiveSeeds:
         """On the host, as only seeds that run cost time."""

@@ -12,24 +12,35 @@ import torch
 import torch.nn.functional as F
 from tensordict import TensorDict
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from esper_soa.nets.data import ImageCutter, cut_images
-from esper_soa.nets.engine import Choice, NetsConfig, TrainingFeed, TrainReport, ValidationFeed, ValidationReport
-from esper_soa.nets.engines.gpu import blocks, newborn, roster, tree, update
+from esper_soa.nets.engine import (
+    Choice,
+    NetsConfig,
+    TrainingFeed,
+    TrainReport,
+    ValidationFeed,
+    ValidationReport,
+    WorkSizes,
+)
+from esper_soa.nets.engines.gpu import blocks, newborn, roster, training, tree, update, validation
 from esper_soa.nets.engines.gpu.images import all_crops, crops_of
 from esper_soa.nets.engines.gpu.kernels.newborn import Nursery
-from esper_soa.nets.engines.gpu.slots import slot_table
+from esper_soa.nets.engines.gpu.slots import num_programs, slot_table
+from esper_soa.nets.engines.gpu.support import MOST_IMAGES
 from esper_soa.nets.engines.gpu.training import Plans, TrainInputs, TrainStep
-from esper_soa.nets.engines.gpu.validation import ValidationInputs, ValidationStep, fresh_sums, num_batches
+from esper_soa.nets.engines.gpu.validation import Extent, ValidationInputs, ValidationStep, fresh_sums, num_batches
 from esper_soa.nets.gradients import unmeasured
 from esper_soa.nets.graphs import StepCache, captured_call
 from esper_soa.nets.host import HostShape
-from esper_soa.nets.pools import SlotSeeds
+from esper_soa.nets.pools import SlotSeeds, allocate
 from esper_soa.nets.sgd import LearningRates
+from esper_soa.nets.subsets import max_rows
 from esper_soa.state import STATE_FLOAT, GradientStats
 from esper_soa.vocabulary import Stage
 
-MOST_IMAGES = 4096  # of a validation batch: a grid has at most 65,535 tiles
+NOWHERE = torch.device("meta")
 
 
 class ResidentSeeds(NamedTuple):
@@ -51,6 +62,19 @@ class GpuEngine:
     cut: ImageCutter = cut_images
     plans: dict[tuple[HostShape, torch.device], Plans] = field(default_factory=dict)
     nurseries: dict[tuple[int, ...], tuple[Nursery, ...]] = field(default_factory=dict)
+
+    def kept_bytes(self, nets: NetsConfig, work: WorkSizes, device: torch.device) -> int:
+        """Of both steps with all that they work in, as they are on a device that holds no values."""
+        plans, num_slots = self._plans(nets.shape, NOWHERE), len(nets.shape.slots)
+        rows = tree.level_rows(num_slots, max_rows(num_slots, nets.rows))
+        weights = allocate(nets.shape, work.num_envs, NOWHERE, torch.float32)
+        extent = Extent(work.num_envs, 1, _eval_batch(nets, work.val_samples), rows, num_programs(device))
+        kept = (
+            training.memory_of(nets, plans, weights, work.batch_size),
+            validation.memory_of(nets, plans, extent, NOWHERE),
+        )
+        own = _storages([rows for pool in _pools(weights) for rows in pool.values()])
+        return sum(size for place, size in _storages(kept).items() if place not in own)
 
     def claim_(self, nets: NetsConfig, weights: TensorDict, seeds: SlotSeeds, keys: Tensor) -> ResidentSeeds:
         """Where the env state lies: nothing is read by the host, whether seeds are born or not."""
@@ -98,7 +122,7 @@ class GpuEngine:
         """All networks and subset rows at once."""
         device, num_nets = alpha.device, alpha.shape[0]
         crops = feed.crops(torch.arange(num_nets, device=device))
-        batch = min(nets.eval_batch, crops.first.shape[1], MOST_IMAGES)
+        batch = _eval_batch(nets, crops.first.shape[1])
         count = num_batches(crops.first.shape[1], batch)
         missing = count * batch - crops.first.shape[1]
         codes = active_seeds.codes
@@ -136,6 +160,11 @@ def _claimed_(nets: NetsConfig, nurseries: tuple[Nursery, ...], seeds: SlotSeeds
     return ResidentSeeds(training, validation, codes, levels, seeds.ablated)
 
 
+def _eval_batch(nets: NetsConfig, images: int) -> int:
+    """Images of a validation batch."""
+    return min(nets.eval_batch, images, MOST_IMAGES)
+
+
 def _kept(values: Tensor) -> torch.dtype:
     """The format in which kernels write statistics."""
     return torch.uint8 if values.dtype == torch.bool else values.dtype
@@ -143,5 +172,15 @@ def _kept(values: Tensor) -> torch.dtype:
 
 def _places(weights: TensorDict, lines: Tensor) -> tuple[int, ...]:
     """Where everything lies that a step reads or changes in place: a step for other memory is another step."""
-    pools = [weights["host"], *weights["seeds"].values()]
-    return lines.data_ptr(), *(rows.data_ptr() for pool in pools for rows in pool.values())
+    return lines.data_ptr(), *(rows.data_ptr() for pool in _pools(weights) for rows in pool.values())
+
+
+def _pools(weights: TensorDict) -> list[TensorDict]:
+    """Of the hosts and of every slot."""
+    return [weights["host"], *weights["seeds"].values()]
+
+
+def _storages(tree: object) -> dict[int, int]:
+    """Bytes of all memory in nested tensors, each once."""
+    found = (one.untyped_storage() for one in tree_leaves(tree) if isinstance(one, Tensor))
+    return {storage._cdata: storage.nbytes() for storage in found}

@@ -19,6 +19,7 @@ from esper_soa.nets.host import Block, HostShape, plain_blocks
 ENGINE = "esper_soa.nets.engines.gpu.engine"
 MOST_LANES = 128  # channels, or hidden units, of a block or of a seed's parts
 MOST_CLASSES = 1024
+MOST_IMAGES = 4095  # of a network in a batch: 65,535 tiles of 64 pixels are the most that a grid has
 MIN_CAPABILITY = (8, 0)  # tensor cores for bfloat16
 
 
@@ -37,7 +38,7 @@ def unavailable_reason(device: torch.device) -> str | None:
     return None
 
 
-def obstacle(shape: HostShape, blueprints: Sequence[str], dtype: torch.dtype) -> str:
+def obstacle(shape: HostShape, blueprints: Sequence[str], dtype: torch.dtype, batch_size: int) -> str:
     """Why the kernels cannot take hosts of this shape with seeds of these blueprints in `dtype`; "" where they can."""
     foreign = [str(place) for place, one in enumerate(shape.segments) if not isinstance(one, Block)]
     if foreign:
@@ -54,6 +55,8 @@ def obstacle(shape: HostShape, blueprints: Sequence[str], dtype: torch.dtype) ->
         return f"they hold at most {MOST_LANES} channels, not {max(widths)}"
     if shape.num_classes > MOST_CLASSES:
         return f"they hold at most {MOST_CLASSES} classes, not {shape.num_classes}"
+    if batch_size > MOST_IMAGES:
+        return f"they hold batches of at most {MOST_IMAGES} images, not {batch_size}"
     return ""
 
 

@@ -44,7 +44,7 @@ class Plans(NamedTuple):
     tensors: list[update.TensorTable]
 
 
-class _Memory(NamedTuple):
+class Memory(NamedTuple):
     """All that a batch needs."""
 
     images: Tensor  # [N, B, 1024, COLOURS]
@@ -68,7 +68,7 @@ class TrainStep:
         """crops: of the bank; its `first` is that of the inputs. batch: images of each network."""
         self.nets, self.plans, self.weights, self.inputs, self.crops = nets, plans, weights, inputs, crops
         self.batch = batch
-        self.memory: _Memory | None = None
+        self.memory: Memory | None = None
 
     def buffers(self) -> list[Tensor]:
         """What differs from one env-step to the next."""
@@ -77,7 +77,7 @@ class TrainStep:
     def step_(self, variant: int) -> None:
         """The batches of one optimiser step; with variant 1 gradient statistics are taken."""
         if self.memory is None:
-            self.memory = _memory(self.nets, self.plans, self.weights, self.batch)
+            self.memory = memory_of(self.nets, self.plans, self.weights, self.batch)
         memory, inputs, count = self.memory, self.inputs, self.nets.accumulate
         for number in range(count):
             if number:
@@ -91,12 +91,12 @@ class TrainStep:
             update.measure_(memory.pools, self.plans.tensors, inputs.roster, measures)
         update.step_(memory.pools, inputs.roster, update.rules_of(self.nets.task, inputs.rates), inputs.counter)
 
-    def _slot(self, memory: _Memory, number: int, side: int, pooled: bool) -> slots.Slot:
+    def _slot(self, memory: Memory, number: int, side: int, pooled: bool) -> slots.Slot:
         rows = self.weights["seeds", self.nets.shape.slots[number].name, "params"]
         seeds = Seeds(self.inputs.roster, self.inputs.alpha)
         return slots.slot_of(self.plans.slots[number], seeds, rows, memory.places[number], (side, side), pooled)
 
-    def _forward_(self, memory: _Memory) -> Tensor:
+    def _forward_(self, memory: Memory) -> Tensor:
         """Features behind the last block."""
         x, host = memory.images, self.weights["host"]
         for plan in self.plans.blocks:
@@ -108,7 +108,7 @@ class TrainStep:
                 slots.forward_(self._slot(memory, number, side, pooled), given, x, memory.pooled_codes[plan.number])
         return x
 
-    def _head_(self, memory: _Memory, features: Tensor) -> None:
+    def _head_(self, memory: Memory, features: Tensor) -> None:
         """Loss and right answers, gradients of the classifier and of the last features."""
         inputs, gradient = self.inputs, memory.pooled_gradients[-1]
         head = head_of(self.nets.shape, self.weights["host", "params"], inputs.labels, inputs.counter, features)
@@ -118,7 +118,7 @@ class TrainStep:
         sums, grid = (inputs.loss, inputs.correct), partials.shape[:2]
         head_sums_kernel[grid](answers, partials[:, :, at:], width, sums, head)
 
-    def _backward_(self, memory: _Memory) -> None:
+    def _backward_(self, memory: Memory) -> None:
         host, records = self.weights["host"], dict[int, slots.Slot]()
         for plan in reversed(self.plans.blocks):
             own, number = memory.blocks[plan.number], plan.number
@@ -141,7 +141,7 @@ def activation_kind(nets: NetsConfig) -> torch.dtype:
     return nets.precision if nets.precision == torch.bfloat16 else torch.float32
 
 
-def _memory(nets: NetsConfig, plans: Plans, weights: TensorDict, batch: int) -> _Memory:
+def memory_of(nets: NetsConfig, plans: Plans, weights: TensorDict, batch: int) -> Memory:
     """Memory for batches of B images; of partial sums every column is 0 at first."""
     shape, params = nets.shape, weights["host", "params"]
     num_nets = params.shape[0]
@@ -163,7 +163,7 @@ def _memory(nets: NetsConfig, plans: Plans, weights: TensorDict, batch: int) -> 
     partials += [rows.new_zeros(num_nets, slots.num_splits(batch), rows.shape[1]) for rows in seeds]
     pools = update.pools_of(weights, shape, plans.slots, partials)
     answers = answers_of(shape, num_nets, batch, images)
-    return _Memory(images, own, pooled, codes, places, gradients, behind, partials, pools, answers)
+    return Memory(images, own, pooled, codes, places, gradients, behind, partials, pools, answers)
 
 
 def _place(plans: Plans, number: int, places: int, like: Tensor) -> WorkPlaces:

@@ -64,6 +64,11 @@ def _few_codes(ablated: Tensor, known: tuple[Tensor, Tensor], bits: Tensor, rows
     return codes.gather(1, (codes < 0).int().argsort(dim=1, stable=True))
 
 
+def level_rows(num_slots: int, most: int) -> list[int]:
+    """Rows behind every slot in execution order, that an env can have; most: at the end."""
+    return [min(most, 2 ** (number + 1)) for number in range(num_slots)]
+
+
 def levels_of(codes: Tensor, order: tuple[int, ...]) -> list[Level]:
     """The rows behind every slot in execution `order`; codes: int64 [N, R], of which no two of an env are equal.
 
@@ -72,14 +77,13 @@ def levels_of(codes: Tensor, order: tuple[int, ...]) -> list[Level]:
     levels, mask = list[Level](), 0
     known, most = codes >= 0, codes.shape[1]
     before = torch.zeros_like(codes)
-    for number, slot in enumerate(order):
+    for slot, rows in zip(order, level_rows(len(order), most), strict=True):
         mask |= 1 << slot
         prefix = torch.where(known, codes & mask, -1)
         alike = (prefix[:, :, None] == prefix[:, None, :]).int()
         first = known & (alike.argmax(2) == torch.arange(most, device=codes.device))
         rank = first.cumsum(1) - 1
         own = rank.gather(1, alike.argmax(2))
-        rows = min(most, 2 ** (number + 1))
         origins = codes.new_zeros(codes.shape[0], rows + 1)
         came = 2 * before + (codes >> slot & 1)
         origins.scatter_(1, torch.where(first, own, rows), came)

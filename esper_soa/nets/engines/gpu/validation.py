@@ -43,7 +43,9 @@ class ValidationInputs(NamedTuple):
     counted: Tensor  # int64 [N], images with a label
 
 
-class _Memory(NamedTuple):
+class Memory(NamedTuple):
+    """All that a batch needs."""
+
     images: Tensor  # [1 or N, B, 1024, COLOURS]
     features: list[Tensor]  # by segment of the chain: [N * rows, B, H*W, C]
     places: list[WorkPlaces]  # by slot
@@ -61,7 +63,7 @@ class ValidationStep:
         """crops: of the bank; its `first` is that of the inputs."""
         self.nets, self.plans, self.weights, self.inputs, self.crops = nets, plans, weights, inputs, crops
         self.batch = batch
-        self.memory: _Memory | None = None
+        self.memory: Memory | None = None
 
     def buffers(self) -> list[Tensor]:
         """What differs from one env-step to the next."""
@@ -71,7 +73,7 @@ class ValidationStep:
     def step_(self, variant: int) -> None:
         """One batch under all subset rows."""
         if self.memory is None:
-            self.memory = _Builder(self).memory()
+            self.memory = memory_of(self.nets, self.plans, self._extent(), self.inputs.first.device)
         memory, inputs = self.memory, self.inputs
         cut_(self.crops, inputs.counter, memory.images)
         features, branches = self._forward_(memory)
@@ -82,7 +84,12 @@ class ValidationStep:
         evaluation_sums_kernel[features.shape[0],](memory.answers, sums, tuple(branches), head)
         advance_kernel[1,](inputs.counter)
 
-    def _forward_(self, memory: _Memory) -> tuple[Tensor, Branches]:
+    def _extent(self) -> "Extent":
+        inputs = self.inputs
+        rows, programs = [level.rows for level in inputs.levels], slots.num_programs(inputs.first.device)
+        return Extent(inputs.roster.shape[0], inputs.first.shape[0], self.batch, rows, programs)
+
+    def _forward_(self, memory: Memory) -> tuple[Tensor, Branches]:
         """Features behind the last block, and their rows."""
         host, room, levels = self.weights["host"], iter(memory.features), iter(self.inputs.levels)
         x, branches = memory.images, Branches(1, memory.one)
@@ -98,7 +105,7 @@ class ValidationStep:
         return x, branches
 
     def _slot_(
-        self, memory: _Memory, place: tuple[int, int, bool], features: tuple[Tensor, Tensor],
+        self, memory: Memory, place: tuple[int, int, bool], features: tuple[Tensor, Tensor],
         tree: tuple[int, int, Tensor, Tensor],
     ) -> None:  # fmt: skip
         """The features before a slot and room for those behind it; place: slot, side and whether a pool follows."""
@@ -109,38 +116,38 @@ class ValidationStep:
         slots.branch_(slot, *features, memory.spares[number], tree)
 
 
-class _Builder:
-    """Makes the memory of a step."""
+class Extent(NamedTuple):
+    """What decides how much memory a step takes."""
 
-    def __init__(self, step: ValidationStep) -> None:
-        self.step, self.inputs = step, step.inputs
-        self.num_nets = step.inputs.roster.shape[0]
+    num_nets: int  # N
+    image_sets: int  # 1, or N where every network has its own
+    batch: int  # B
+    rows: list[int]  # behind every slot in execution order
+    programs: int  # of slots.branch_
 
-    def memory(self) -> _Memory:
-        step, batch = self.step, self.step.batch
-        images = torch.empty(
-            self.inputs.first.shape[0], batch, IMAGE_SIZE**2, COLOURS,
-            dtype=activation_kind(step.nets), device=self.inputs.first.device,
-        )  # fmt: skip
-        features, rows, levels = list[Tensor](), 1, iter(self.inputs.levels)
-        for plan in step.plans.blocks:
-            features.append(self._room(images, rows, plan.norm_side, plan.outputs))
-            for _, side, pooled in plan.places:
-                rows = next(levels).rows
-                features.append(self._room(images, rows, side // 2 if pooled else side, plan.outputs))
-        places, spares = dict[int, WorkPlaces](), dict[int, Tensor]()
-        for plan in step.plans.blocks:
-            for number, side, _ in plan.places:
-                size, count = (side, side), slots.num_programs(images.device)
-                places[number] = slots.work_places(step.plans.slots[number], count, size, images, False)
-                spares[number] = images.new_empty(count, side**2, plan.outputs)
-        answers = answers_of(step.nets.shape, self.num_nets * rows, batch, images)
-        numbers = range(len(step.plans.slots))
-        one = torch.ones(self.num_nets, dtype=torch.int32, device=images.device)
-        return _Memory(images, features, [places[n] for n in numbers], [spares[n] for n in numbers], answers, one)
 
-    def _room(self, like: Tensor, rows: int, side: int, channels: int) -> Tensor:
-        return like.new_empty(self.num_nets * rows, self.step.batch, side**2, channels)
+def memory_of(nets: NetsConfig, plans: Plans, extent: Extent, device: torch.device) -> Memory:
+    """Memory of a step."""
+    size, kind = (extent.image_sets, extent.batch, IMAGE_SIZE**2, COLOURS), activation_kind(nets)
+    images, last, left = torch.empty(size, dtype=kind, device=device), 1, iter(extent.rows)
+    features, places, spares = list[Tensor](), dict[int, WorkPlaces](), dict[int, Tensor]()
+
+    def room(side: int, channels: int) -> Tensor:
+        return images.new_empty(extent.num_nets * last, extent.batch, side**2, channels)
+
+    for plan in plans.blocks:
+        features.append(room(plan.norm_side, plan.outputs))
+        for number, side, pooled in plan.places:
+            last = next(left)
+            features.append(room(side // 2 if pooled else side, plan.outputs))
+            places[number] = slots.work_places(plans.slots[number], extent.programs, (side, side), images, False)
+            spares[number] = images.new_empty(extent.programs, side**2, plan.outputs)
+    numbers = range(len(plans.slots))
+    return Memory(
+        images, features, [places[number] for number in numbers], [spares[number] for number in numbers],
+        answers_of(nets.shape, extent.num_nets * last, extent.batch, images),
+        torch.ones(extent.num_nets, dtype=torch.int32, device=device),
+    )  # fmt: skip
 
 
 def fresh_sums(num_nets: int, rows: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -12,7 +12,15 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from esper_soa.nets.data import ImageCutter, cut_images
-from esper_soa.nets.engine import Choice, NetsConfig, TrainingFeed, TrainReport, ValidationFeed, ValidationReport
+from esper_soa.nets.engine import (
+    Choice,
+    NetsConfig,
+    TrainingFeed,
+    TrainReport,
+    ValidationFeed,
+    ValidationReport,
+    WorkSizes,
+)
 from esper_soa.nets.engines.torch.training import TrainingPass
 from esper_soa.nets.engines.torch.validation import ValidationPass
 from esper_soa.nets.graphs import StepCache
@@ -31,6 +39,10 @@ class TorchEngine:
     cut: ImageCutter = cut_images
     chosen: Choice = Choice(False, "plain torch")
     steps: StepCache | None = None  # keeps steps at static addresses and replays them as CUDA graphs
+
+    def kept_bytes(self, nets: NetsConfig, work: WorkSizes, device: torch.device) -> int:
+        """None but what graphs hold, which is as much as there are groupings."""
+        return 0
 
     def claim_(self, nets: NetsConfig, weights: TensorDict, seeds: SlotSeeds, keys: Tensor) -> ActiveSeeds:
         """On the host, as only seeds that run cost time."""
