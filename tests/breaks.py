@@ -49,6 +49,7 @@ GUARDS = {
     "lockstep": "tests/test_lockstep.py tests/test_compare.py",
     "sweeps": "tests/test_multirun.py tests/test_config.py",
     "launchers": "-m slow tests/sweep/test_launchers.py",
+    "telemetry": "tests/telemetry/test_recorder.py tests/telemetry/test_tracking.py tests/report/test_standings.py",
 }
 
 
@@ -430,6 +431,11 @@ BREAKS = (
     Break("nets/engines/gpu/support.py", "    if batch_size > MOST_IMAGES:", "    if batch_size < 0:", "gpu"),
     Break("nets/engines/gpu/kernels/seed_weights.py", "tl.program_id(2) // each == slot:", "slot == 0:", "gpu"),
     Break("ops/memory.py", "engine if kept and need.what == TRAINED else need", "need", "gpu"),
+    Break("telemetry/tracking.py", "elif line.number > self._tracked.told:", "elif line.number:", "telemetry"),
+    Break("telemetry/tracking.py", "read_told(self._path) if goes_on else {}", "read_told(self._path)", "telemetry"),
+    Break("telemetry/recorder.py", "for number in sorted(sizes):", "for number in sorted(sizes)[::-1]:", "telemetry"),
+    Break("telemetry/recorder.py", "return self._given - self.env_steps", "return self._lost", "telemetry"),
+    Break("report/words.py", "if best.accuracy.mean == second.accuracy.mean:", "if not best:", "telemetry"),
 )
 
 

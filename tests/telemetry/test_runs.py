@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from program import ENVIRONMENT, TINY, command, finished, wait_until
 
-from esper_soa import trainer
+from esper_soa import running
 from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.config import ComputeConfig, TelemetryConfig, TrainConfig
 from esper_soa.nets.config import DataConfig, TaskConfig
@@ -96,7 +96,7 @@ def test_a_run_that_goes_on_has_the_tables_of_one_that_was_never_stopped(
 
 
 def test_a_checkpoint_waits_for_the_tables_of_its_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write, save, seen = recorder.write_bytes, trainer.save_checkpoint, []
+    write, save, seen = recorder.write_bytes, running.save_checkpoint, []
 
     def slowly(path: Path, content: bytes) -> None:
         time.sleep(0.2)
@@ -108,7 +108,7 @@ def test_a_checkpoint_waits_for_the_tables_of_its_rounds(tmp_path: Path, monkeyp
         save(path, content)
 
     monkeypatch.setattr(recorder, "write_bytes", slowly)
-    monkeypatch.setattr(trainer, "save_checkpoint", look)
+    monkeypatch.setattr(running, "save_checkpoint", look)
     run(at("events"), RunFolder(tmp_path))
     assert seen == [[1], [1, 2]]
 
