@@ -47,7 +47,7 @@ GUARDS = {
     "command": "tests/test_train_cli.py tests/test_compose.py",
     "split": "tests/env/test_reward_split.py",
     "lockstep": "tests/test_lockstep.py tests/test_compare.py",
-    "sweeps": "tests/test_multirun.py tests/test_config.py",
+    "sweeps": "tests/test_multirun.py tests/test_config.py tests/sweep/test_summary.py",
     "launchers": "-m slow tests/sweep/test_launchers.py",
     "telemetry": "tests/telemetry/test_recorder.py tests/telemetry/test_tracking.py tests/report/test_standings.py",
 }
@@ -407,7 +407,7 @@ BREAKS = (
     Break("sweep/jobs.py", "settled = job.ended(FAILED, message=_one_line(error))", "settled = job", "sweeps"),
     Break("sweep/jobs.py", "if settled is not None:", "if False:", "sweeps"),
     Break("sweep/resolvers.py", "return number % count", "return number", "sweeps"),
-    Break("sweep/summary.py", 'hydra.sweeper["_target_"] != BASIC', "True", "launchers"),
+    Break("sweep/summary.py", 'hydra.sweeper["_target_"] != BASIC', "True", "sweeps"),
     Break("sweep/jobs.py", "if record.status == BEGUN:", "if False:", "launchers"),
     Break("sweep/jobs.py", "        Thread(target=_stop_with_parent, daemon=True).start()\n", "", "launchers"),
     Break("sweep/jobs.py", "            process.send_signal(number)\n", "", "launchers"),
