@@ -38,7 +38,7 @@ from esper_soa.errors import UserError
 from esper_soa.nets.own_hosts import task_slots
 
 FLOAT, DOUBLE = 4, 8  # bytes
-TOLD = 10  # numbers per env-step and env that every rank is told of all envs; see agent/rollout.py
+TOLD = 11  # numbers per env-step and env that every rank is told of all envs; see agent/rollout.py
 SMALL_REDUCTIONS = 14  # of means and counts, per minibatch
 SMALL = 32  # numbers in the largest of them
 COUNTS = (1, 2, 4, 8, 32, 128, 512, 1000)
