@@ -24,9 +24,9 @@ from esper_soa.errors import UserError
 from esper_soa.nets.datasets import count_images
 from esper_soa.ops.device import resolve_device
 from esper_soa.ops.files import reason_of
+from esper_soa.ops.json_lines import Json, json_line
 from esper_soa.ops.memory import GIB, LOWER, at_once, check_room, free_memory, needs, with_envs
 from esper_soa.ops.progress import duration
-from esper_soa.ops.json_lines import Json, json_line
 from esper_soa.paths import user_path
 from esper_soa.probe import Took
 

@@ -19,9 +19,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from esper_soa.ops.files import reason_of, write_text
+from esper_soa.ops.json_lines import Json, json_line
 from esper_soa.ops.progress import duration
 from esper_soa.ops.rundir import RunFolder
-from esper_soa.ops.json_lines import Json, json_line
 from esper_soa.sweep.records import BEGUN, ENDED, WAITING, JobRecord, read_records
 
 RESULT = "sweep.json"
