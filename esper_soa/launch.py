@@ -150,9 +150,6 @@ def _launch(within: Session, cfg: TrainConfig, scratch: Path) -> None:
         raise Interrupted(int(stop.sigval), unsaved) from None
     except ChildFailedError as failed:
         raise _what_failed(failed, within.folder, cfg, scratch) from None
-    fault = _told(scratch)
-    if fault:
-        raise FAULTS[fault["kind"]][0](fault["words"])
 
 
 def _what_failed(failed: ChildFailedError, folder: RunFolder, cfg: TrainConfig, scratch: Path) -> BaseException:

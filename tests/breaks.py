@@ -42,6 +42,7 @@ GUARDS = {
     "compare": "tests/ops/test_comparison.py tests/test_compare.py",
     "command": "tests/test_train_cli.py tests/test_compose.py",
     "split": "tests/env/test_reward_split.py",
+    "ranks": "tests/test_ranks.py",
     "lockstep": "tests/test_lockstep.py tests/test_compare.py",
     "sweeps": "tests/test_multirun.py tests/test_config.py",
     "launchers": "-m slow tests/sweep/test_launchers.py",
@@ -413,6 +414,14 @@ BREAKS = (
     ),
     Break("report/details.py", "_study(study) if study else ", "", "compare"),
     Break("compare.py", '["report=false", *self.common', "[*self.common", "compare"),
+    Break("ranks.py", "self.first_env = self.share(num_envs).start", "self.first_env = 0", "ranks"),
+    Break("ranks.py", "flat = self.reduced(torch.cat(", "flat = (lambda own, _: own)(torch.cat(", "ranks"),
+    Break("agent/losses.py", "counted, weights = total(", "counted, weights = whole(", "ranks"),
+    Break("agent/normalize.py", "for other in others:", "for other in others[:0]:", "ranks"),
+    Break("telemetry/recorder.py", "self._recorder.emit(step, numbers.numpy())", "pass", "ranks"),
+    Break("ops/metrics.py", '"terms": found["terms"] * found["env_steps"]', '"terms": found["terms"]', "ranks"),
+    Break("ops/networks.py", "rows = [env - world.ranks.first_env for env in envs]", "rows = list(envs)", "ranks"),
+    Break("ops/torchrun.py", "return cores[first:end] or [cores[first]]", "return cores[first:end]", "ranks"),
 )
 
 

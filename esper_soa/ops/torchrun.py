@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from esper_soa.errors import UserError
+from esper_soa.ops.files import reason_of
 from esper_soa.ops.rundir import RunFolder
 from esper_soa.paths import user_path
 
@@ -44,11 +46,15 @@ def launched_folder(here: Place, asked: str, name: str, root: str = "runs") -> R
     """The folder of a run whose ranks torchrun has started: `asked`, or `root`/`name`/<id of the launch>.
 
     The same for all ranks, on every machine, and at every start: torchrun tells only the machine of a rank that was
-    lost that it starts all again, so a folder that there is, is that of this run. Raises OSError where it cannot be
+    lost that it starts all again, so a folder that there is, is that of this run. Raises UserError where it cannot be
     made.
     """
     path = user_path("run_dir", asked) if asked else Path(root) / name / here.run_id
-    path.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        words = f"run_dir={path}: cannot be written ({reason_of(error)}). Choose another with run_dir=..."
+        raise UserError(words) from error
     return RunFolder(path.resolve())
 
 
