@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 RUN = [
     "+experiment=smoke", "envs=5", "rounds=3", "steps=6", "train_samples=16", "val_samples=8", "batch_size=8",
     "data.synthetic_train=128", "data.synthetic_test=64", "compute.threads=1", "checkpoint_every=1",
-    "checkpoint_keep=9", "report=false", "policy.ppo.minibatches=5", "policy.ppo.target_kl=0",
+    "checkpoint_keep=99", "report=false", "policy.ppo.minibatches=5", "policy.ppo.target_kl=0",
 ]  # fmt: skip
 TIMINGS = ("eps", "collect_seconds", "update_seconds")
 LONG = [one for one in RUN if not one.startswith("rounds=")] + ["rounds=60", "control=none"]
