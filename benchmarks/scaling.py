@@ -38,7 +38,7 @@ from esper_soa.errors import UserError
 from esper_soa.nets.own_hosts import task_slots
 
 FLOAT, DOUBLE = 4, 8  # bytes
-TOLD = 10  # numbers per env-step and env that every rank is told of all envs; see agent/rollout.py
+TOLD = 11  # numbers per env-step and env that every rank is told of all envs; see agent/rollout.py
 SMALL_REDUCTIONS = 14  # of means and counts, per minibatch
 SMALL = 32  # numbers in the largest of them
 COUNTS = (1, 2, 4, 8, 32, 128, 512, 1000)
@@ -59,6 +59,13 @@ class Costs:
     steps: int = 150  # env-steps per episode
     passes: int = 16  # minibatches of an update: epochs x minibatches
     packed: int = 0  # numbers per env-step and env for the tables, to the first rank; 0 = telemetry.level=rounds
+
+
+# Of one core at work a, by the env-steps per second in the README, and a network of gloo on one machine.
+ASSUMED = Costs(
+    step_seconds=2e-3, env_seconds=45e-3, pass_seconds=10e-3, env_pass_seconds=1e-3, latency=1e-4, bandwidth=2e9,
+    parameters=300_000,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -193,7 +200,8 @@ def show_checks(record: Record, console: Console) -> None:
 
 
 def show(costs: Costs, mishaps: Mishaps, envs: int, console: Console) -> None:
-    """The simulated numbers of ranks as a table."""
+    """The simulated numbers of ranks as a table, below what was put into it."""
+    console.print(*(f"{name}={value:g}" for name, value in (vars(costs) | vars(mishaps)).items()))
     table = Table("ranks", "env-steps/s", "efficiency", "lost to waiting", "to reductions", "to losses", "MB per rank")
     for ranks in COUNTS:
         found = simulate(costs, mishaps, ranks, envs)
@@ -203,11 +211,9 @@ def show(costs: Costs, mishaps: Mishaps, envs: int, console: Console) -> None:
 
 
 def costs_of(given: argparse.Namespace) -> Costs:
-    """The newest measured costs, with what the command line changes; raises UserError where none were measured."""
+    """The newest measured costs, or those assumed where there are none, with what the command line changes."""
     found, _ = newest(Path(given.results or RESULTS), "scaling")
-    if not found:
-        raise UserError("no costs have been measured yet: give --measure")
-    costs = Costs(**found[-1]["costs"])
+    costs = Costs(**found[-1]["costs"]) if found else ASSUMED
     quicker = {name: vars(costs)[name] / given.speed_up for name in ("step_seconds", "env_seconds", "pass_seconds",
                                                                      "env_pass_seconds")}  # fmt: skip
     network_there = {"latency": given.latency * 1e-6, "bandwidth": given.bandwidth * 1e9}

@@ -29,7 +29,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from esper_soa.config import TrainConfig, settings_from_mapping, settings_yaml
-from esper_soa.errors import OutOfRoomError, RankLostError, UserError, check
+from esper_soa.errors import OutOfRoomError, RankLostError, UserError, check, one_line
 from esper_soa.ops.console import Outlet, outlet, standing_streams
 from esper_soa.ops.device import resolve_device
 from esper_soa.ops.files import LOGGER, IncompleteError, write_text
@@ -46,6 +46,8 @@ JOB, PID, FAULT = "job.json", "pid", "fault_{rank}.json"  # what launcher and ra
 FAULTS: dict[str, tuple[type[BaseException], int]] = {
     "user": (UserError, 2), "room": (OutOfRoomError, 1), "incomplete": (IncompleteError, 1), "lost": (RankLostError, 1),
 }  # fmt: skip
+FRESH_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 LAUNCHER_LOG = "torch.distributed.elastic"
 
 
@@ -56,7 +58,7 @@ def train_within(within: Session, cfg: TrainConfig, checkpoint: Path | None) -> 
     """
     here = place()
     if here is not None:
-        return play_rank(within, cfg, checkpoint, here)
+        return play_rank(within, replace(cfg, resume=cfg.resume or "auto"), checkpoint, here)
     if cfg.ranks == 1:
         return run_within(within, cfg, checkpoint).accuracy
     check_devices(cfg, cfg.ranks)
@@ -89,10 +91,9 @@ def play_rank(within: Session, cfg: TrainConfig, checkpoint: Path | None, here: 
         torch.cuda.set_device(device)
     if here.restarts:
         LOGGER.warning("ranks    all %d were started again, for the %d. time", here.processes, here.restarts)
-        cfg = replace(cfg, resume="auto")
     if not here.first:
         cfg = replace(cfg, report=False, track=[], telemetry=replace(cfg.telemetry, progress="off"))
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
+    _meet(device)
     beside = here.local_processes if device.type == "cpu" else 1
     group = RankGroup(cfg.envs, here.local_rank, beside)
     try:
@@ -102,6 +103,15 @@ def play_rank(within: Session, cfg: TrainConfig, checkpoint: Path | None, here: 
         raise RankLostError(f"{error}. {way_on(within.folder, cfg.rounds)}") from error
     dist.destroy_process_group()
     return accuracy
+
+
+def _meet(device: torch.device) -> None:
+    """Connect with the other ranks; raises RankLostError where they cannot be reached."""
+    try:
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
+    except RuntimeError as error:
+        remedy = f" Give torchrun {FRESH_STORE}=1, so that ranks started again do not look for those that are gone."
+        raise RankLostError(f"the other ranks cannot be reached ({one_line(error)}).{remedy}") from error
 
 
 def check_devices(cfg: TrainConfig, ranks: int) -> None:
@@ -133,16 +143,13 @@ def _launch(within: Session, cfg: TrainConfig, scratch: Path) -> None:
             os.kill(int(first.read_text(encoding="ascii")), number)
 
     try:
-        with _handlers_kept(), _quiet_launcher(), reacting(save, (SAVING,)):
+        with _handlers_kept(), _quiet_launcher(), _fresh_stores(), reacting(save, (SAVING,)):
             elastic_launch(config, sys.executable)("-m", "esper_soa.launch", str(scratch))
     except SignalException as stop:
         unsaved = str(_told(scratch).get("unsaved", ""))
         raise Interrupted(int(stop.sigval), unsaved) from None
     except ChildFailedError as failed:
         raise _what_failed(failed, within.folder, cfg, scratch) from None
-    fault = _told(scratch)
-    if fault:
-        raise FAULTS[fault["kind"]][0](fault["words"])
 
 
 def _what_failed(failed: ChildFailedError, folder: RunFolder, cfg: TrainConfig, scratch: Path) -> BaseException:
@@ -177,6 +184,19 @@ def _handlers_kept() -> Iterator[None]:
         for number, handler in before.items():
             if signal.getsignal(number) is not handler:
                 signal.signal(number, handler)
+
+
+@contextmanager
+def _fresh_stores() -> Iterator[None]:
+    """Have ranks that are started again meet in a store of their own: in the one before, the addresses are old."""
+    before = os.environ.get(FRESH_STORE)
+    os.environ[FRESH_STORE] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[FRESH_STORE]
+        if before is not None:
+            os.environ[FRESH_STORE] = before
 
 
 @contextmanager
@@ -247,7 +267,7 @@ def main() -> None:
     """Play the rank that this process was started for; the argument is the folder where the launcher says what."""
     scratch, here = Path(sys.argv[1]), place()
     assert here is not None, "this module is run by the launcher of ranks"
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this machine
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)  # all ranks are on this machine
     told = json.loads((scratch / JOB).read_text(encoding="utf-8"))
     sys.path[:] = told["path"]
     if here.first:
@@ -261,7 +281,8 @@ def main() -> None:
         with joined(folder) as within:
             checkpoint = Path(told["checkpoint"]) if told["checkpoint"] else None
             if here.restarts:
-                checkpoint = find_start(replace(cfg, resume="auto"), folder).checkpoint
+                cfg = replace(cfg, resume="auto")
+                checkpoint = find_start(cfg, folder).checkpoint
             play_rank(within, cfg, checkpoint, here)
 
 

@@ -46,6 +46,7 @@ GUARDS = {
     "gpu": "tests/nets/test_triton_engine.py",
     "command": "tests/test_train_cli.py tests/test_compose.py",
     "split": "tests/env/test_reward_split.py",
+    "ranks": "tests/test_ranks.py",
     "lockstep": "tests/test_lockstep.py tests/test_compare.py",
     "sweeps": "tests/test_multirun.py tests/test_config.py tests/sweep/test_summary.py",
     "launchers": "-m slow tests/sweep/test_launchers.py",
@@ -436,6 +437,14 @@ BREAKS = (
     Break("telemetry/recorder.py", "for number in sorted(sizes):", "for number in sorted(sizes)[::-1]:", "telemetry"),
     Break("telemetry/recorder.py", "return self._given - self.env_steps", "return self._lost", "telemetry"),
     Break("report/words.py", "if best.accuracy.mean == second.accuracy.mean:", "if not best:", "telemetry"),
+    Break("ranks.py", "self.first_env = self.share(num_envs).start", "self.first_env = 0", "ranks"),
+    Break("ranks.py", "flat = self.reduced(torch.cat(", "flat = (lambda own, _: own)(torch.cat(", "ranks"),
+    Break("agent/losses.py", "counted, weights = total(", "counted, weights = whole(", "ranks"),
+    Break("agent/normalize.py", "for other in others:", "for other in others[:0]:", "ranks"),
+    Break("telemetry/recorder.py", "self._recorder.emit(step, numbers.numpy())", "pass", "ranks"),
+    Break("ops/metrics.py", '"terms": found["terms"] * found["env_steps"]', '"terms": found["terms"]', "ranks"),
+    Break("ops/networks.py", "rows = [env - world.ranks.first_env for env in envs]", "rows = list(envs)", "ranks"),
+    Break("ops/torchrun.py", "return cores[first:end] or [cores[first]]", "return cores[first:end]", "ranks"),
 )
 
 

@@ -23,12 +23,13 @@ from esper_soa.ops.torchrun import Place, core_group
 from esper_soa.ranks import ALONE, Ranks, share_of
 from esper_soa.trainer import run
 
+pytestmark = pytest.mark.timeout(900)
 CPU = torch.device("cpu")
 # Five tiny hosts in five minibatches, so that no number of ranks divides them and some ranks have none of a minibatch.
 RUN = [
     "+experiment=smoke", "envs=5", "rounds=3", "steps=6", "train_samples=16", "val_samples=8", "batch_size=8",
     "data.synthetic_train=128", "data.synthetic_test=64", "compute.threads=1", "checkpoint_every=1",
-    "checkpoint_keep=9", "report=false", "policy.ppo.minibatches=5", "policy.ppo.target_kl=0",
+    "checkpoint_keep=99", "report=false", "policy.ppo.minibatches=5", "policy.ppo.target_kl=0",
 ]  # fmt: skip
 TIMINGS = ("eps", "collect_seconds", "update_seconds")
 LONG = [one for one in RUN if not one.startswith("rounds=")] + ["rounds=60", "control=none"]
@@ -69,8 +70,9 @@ def agree(one: Path, other: Path, rounds: range) -> None:
         for name in ("steps", "slots", "events"):
             assert table(one, name, number) == table(other, name, number), (name, number)
         saved = [load_checkpoint(RunFolder(path).checkpoint(number), CPU)["learner"] for path in (one, other)]
-        torch.testing.assert_close(saved[1]["policy"], saved[0]["policy"], rtol=1e-4, atol=1e-5)
-        same(saved[1]["reward"], saved[0]["reward"])
+        if saved[0] is not None:
+            torch.testing.assert_close(saved[1]["policy"], saved[0]["policy"], rtol=1e-4, atol=1e-5)
+            same(saved[1]["reward"], saved[0]["reward"])
     records = [[json.loads(line) for line in lines(path / "metrics.jsonl")] for path in (one, other)]
     for mine, theirs in zip(*records, strict=True):
         mine, theirs = flat(mine), flat(theirs)
@@ -211,8 +213,11 @@ def test_a_run_goes_on_at_another_number_of_ranks(before: str, after: str, alone
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [["ranks=4"], ["ranks=5"], ["ranks=3", "data.split=true", "control=static_final"],
-                                  ["ranks=2", "policy.imitation.rounds=2", "control=static_large"]])  # fmt: skip
+@pytest.mark.parametrize("more", [
+    ["ranks=4"], ["ranks=3", "data.split=true", "control=static_final"],
+    ["ranks=2", "policy.imitation.rounds=2", "control=static_large", "policy.ppo.target_kl=0.0001"],
+    ["ranks=2", "reward.split=[shaped,simplified]", "telemetry.level=full", "policy=heuristic"],
+])  # fmt: skip
 def test_any_number_of_ranks_and_whatever_else_is_asked_for(more: list[str], alone: Path, tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     one = alone if len(more) == 1 else played(tmp_path / "one", *more[1:])

@@ -29,8 +29,8 @@ from esper_soa.telemetry.table_files import keep_tables
 # What may be another value in the run that goes on; a name with a dot at the end stands for all settings under it.
 # data.name and data.root may, as the images themselves are compared.
 MAY_CHANGE = (
-    "name", "device", "ranks", "restarts", "run_dir", "rounds", "control", "checkpoint_every", "checkpoint_keep",
-    "profile", "report", "resume", "track", "compute.workers", "compute.threads", "compute.env_chunk",
+    "name", "device", "run_dir", "rounds", "control", "checkpoint_every", "checkpoint_keep", "profile",
+    "report", "resume", "track", "ranks", "restarts", "compute.workers", "compute.threads", "compute.env_chunk",
     "compute.compile", "compute.engine", "compute.cuda_graphs", "compute.convolutions", "telemetry.",
     "data.name", "data.root",
 )  # fmt: skip

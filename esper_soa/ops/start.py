@@ -36,10 +36,10 @@ def folder_for(settings: TrainConfig, asked: str) -> RunFolder:
 def find_start(settings: TrainConfig, folder: RunFolder) -> Start:
     """Where the run in `folder` begins; asked for once nobody else can write there.
 
-    Where a launcher has started its ranks again, at its newest checkpoint.
+    Where a launcher has started its ranks, at the newest checkpoint that there is: it may have started them again.
     """
     here = place()
-    if here is not None and here.restarts:
+    if here is not None and (here.restarts or not settings.resume):
         return resume_start("auto", str(folder.path), settings.name)
     if not settings.resume:
         return Start(open_run_folder(str(folder.path), settings.name), None)

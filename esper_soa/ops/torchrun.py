@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from esper_soa.ops.rundir import RunFolder, open_run_folder
+from esper_soa.errors import UserError
+from esper_soa.ops.files import reason_of
+from esper_soa.ops.rundir import RunFolder
 from esper_soa.paths import user_path
 
 
@@ -43,13 +45,16 @@ def place() -> Place | None:
 def launched_folder(here: Place, asked: str, name: str, root: str = "runs") -> RunFolder:
     """The folder of a run whose ranks torchrun has started: `asked`, or `root`/`name`/<id of the launch>.
 
-    The same for all ranks, on every machine. Raises UserError as open_run_folder does, on the first rank, and at its
-    first start.
+    The same for all ranks, on every machine, and at every start: torchrun tells only the machine of a rank that was
+    lost that it starts all again, so a folder that there is, is that of this run. Raises UserError where it cannot be
+    made.
     """
     path = user_path("run_dir", asked) if asked else Path(root) / name / here.run_id
-    if here.first and here.restarts == 0:
-        return open_run_folder(str(path), name, root)
-    path.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        words = f"run_dir={path}: cannot be written ({reason_of(error)}). Choose another with run_dir=..."
+        raise UserError(words) from error
     return RunFolder(path.resolve())
 
 

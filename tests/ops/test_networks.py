@@ -10,7 +10,7 @@ import torch
 from grown_hosts import score
 from tiny_world import CPU, play_state, tiny_rules
 
-from esper_soa import trainer
+from esper_soa import running, trainer
 from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.build import build_world
 from esper_soa.config import ComputeConfig, TelemetryConfig, TrainConfig
@@ -168,7 +168,7 @@ def test_they_are_there_before_the_control_plays(tmp_path: Path, monkeypatch: py
     def no_control(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(trainer, "play_control", no_control)
+    monkeypatch.setattr(running, "play_control", no_control)
     with pytest.raises(KeyboardInterrupt):
         fresh(settings(rounds=1, control="wait", checkpoint_every=0), tmp_path)
     folder = RunFolder(tmp_path)
