@@ -68,7 +68,8 @@ def needs(cfg: TrainConfig, device: torch.device, images: ImageCount = NO_IMAGES
     boosts = len(slots) * (len(slots) - 1) // 2 * cfg.steps
     return [
         Need("weights", cfg.envs * FLOAT * weights, ("envs", *narrower)),
-        Need(TRAINED, activations(cfg, shape, device), ("batch_size", "compute.env_chunk", *narrower[:1]), passing=True),
+        Need(TRAINED, activations(cfg, shape, device), ("batch_size", "compute.env_chunk", *narrower[:1]),
+             passing=True),
         Need("drawing the weights of the hosts", cfg.envs * DRAWN * shape.parameters.total, ("envs", *narrower),
              passing=True),
         Need("the order of the images", 8 * cfg.envs * cfg.train_samples + _held_order(cfg, images),
