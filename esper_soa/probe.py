@@ -31,7 +31,7 @@ from esper_soa.ops.progress import Progress
 from esper_soa.ops.rundir import RunFolder
 from esper_soa.ops.session import Session, session
 from esper_soa.report.end import leave_report
-from esper_soa.trainer import Run, play, progress_bar
+from esper_soa.trainer import Run, played, value_of
 
 STATUS = Path("/proc/self/status")
 KIB = 1024
@@ -157,8 +157,8 @@ def round_of(cfg: TrainConfig, folder: RunFolder, seconds: float, program: int) 
     with opened(cfg, folder) as (within, job, free):
         job.cfg, job.profile = replace(cfg, rounds=1, control="none"), Pace(seconds, cfg.steps, job.device)
         pace, built = job.profile, time.perf_counter()
-        play(job, progress_bar(job, within.console))
-        played = time.perf_counter()
+        value_of(played(job))
+        rounds_end = time.perf_counter()
         folder.config.write_text(settings_yaml(job.cfg), encoding="utf-8")
         if cfg.report:
             leave_report(within)
@@ -168,8 +168,8 @@ def round_of(cfg: TrainConfig, folder: RunFolder, seconds: float, program: int) 
     return Took(
         program=program, host=_memory("VmHWM"), device=_on_device(job.device), free=free, build_seconds=built - begun,
         episode_seconds=pace.whole + pace.beside, bare_seconds=min(pace.full_times) * cfg.steps + pace.beside,
-        update_seconds=update, files_seconds=max(0.0, played - built - steps - pace.beside - update),
-        report_seconds=reported - played, measured_steps=sum(full for full, _ in pace.times),
+        update_seconds=update, files_seconds=max(0.0, rounds_end - built - steps - pace.beside - update),
+        report_seconds=reported - rounds_end, measured_steps=sum(full for full, _ in pace.times),
     )  # fmt: skip
 
 
