@@ -173,7 +173,7 @@ class Totals(TensorClass["tensor_only", "frozen"]):
 class Ending(TensorClass["tensor_only", "frozen"]):
     """Whether the episode of an env has ended before its last env-step [N]; see env/early_stop.py."""
 
-    best: Tensor  # float64, percent, the validation accuracy that last counted as a gain; -inf before the first
+    best: Tensor  # float64, percent, the validation accuracy that last counted as a gain; below 0 before the first
     since: Tensor  # int64, env-steps since then
     cause: Tensor  # int64, early_stop.Cause; 0 while the episode goes on
 

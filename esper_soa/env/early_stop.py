@@ -12,6 +12,9 @@ from esper_soa.env.config import EarlyStopConfig
 from esper_soa.state import STATE_FLOAT, Ending, EnvState, select
 
 
+BEFORE = -200.0  # percent: best accuracy before the first, so low that any is a gain; finite, as all of the state is
+
+
 class Cause:
     """Why an episode ended early."""
 
@@ -24,7 +27,7 @@ CAUSE_NAMES = ("", "plateau", "diverged")
 def fresh_ending(num_envs: int, device: torch.device) -> Ending:
     """Of episodes that begin."""
     return Ending(
-        best=torch.full((num_envs,), -torch.inf, dtype=STATE_FLOAT, device=device),
+        best=torch.full((num_envs,), BEFORE, dtype=STATE_FLOAT, device=device),
         since=torch.zeros(num_envs, dtype=torch.int64, device=device),
         cause=torch.zeros(num_envs, dtype=torch.int64, device=device),
         batch_size=[num_envs],
