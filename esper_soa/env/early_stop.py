@@ -11,7 +11,6 @@ from torch import Tensor
 from esper_soa.env.config import EarlyStopConfig
 from esper_soa.state import STATE_FLOAT, Ending, EnvState, select
 
-
 BEFORE = -200.0  # percent: best accuracy before the first, so low that any is a gain; finite, as all of the state is
 
 

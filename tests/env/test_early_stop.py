@@ -7,21 +7,24 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
-from tiny_world import CPU, tiny_rules, tiny_settings
+from tiny_world import CPU, made_up, tiny_rules, tiny_settings
 from torch import Tensor
 
+from esper_soa.adapters.flat import FlatEnvs
 from esper_soa.agent.advantages import gae
 from esper_soa.agent.scripted import RandomPolicy
 from esper_soa.build import build_player, build_world
 from esper_soa.config import TrainConfig
 from esper_soa.env.config import EarlyStopConfig, GovernorConfig
 from esper_soa.env.early_stop import Cause, advance
-from esper_soa.env.step import initial_state
+from esper_soa.env.step import apply_action, initial_state, record_and_observe
 from esper_soa.errors import SettingError
 from esper_soa.nets.choose import ENGINES, Asked
 from esper_soa.ops.collect import Episode, Player, Round
 from esper_soa.ops.progress import Progress
-from esper_soa.state import EnvState
+from esper_soa.simulator import Simulator
+from esper_soa.state import Action, EnvState
+from esper_soa.vocabulary import HEAD_NAMES
 
 STEPS = 12
 # Marks of the last env-step before the end, which the next one takes back.
@@ -194,6 +197,41 @@ def test_advantages_of_an_episode_that_is_cut_off_are_those_of_a_shorter_rollout
     for one, other in zip(whole, short, strict=True):
         torch.testing.assert_close(one[:5], other)
         assert not one[5:].any()
+
+
+def test_a_simulator_tells_of_every_env_when_its_episode_is_over() -> None:
+    sim = Simulator(stopping(8, patience=6), RandomPolicy())
+    _, info = sim.reset()
+    over, told = torch.zeros(8, dtype=torch.bool), []
+    while not over.all():
+        wait = Action.from_dict({name: torch.zeros(8, dtype=torch.int64) for name in HEAD_NAMES}, batch_size=[8])
+        before = over
+        _, reward, _, over, info = sim.step(wait)
+        assert bool((over | ~before).all())
+        assert not reward[before].any()
+        if not over.all():  # behind the last env-step nothing is decided any more
+            assert int(info.masks.op[before].sum()) == int(before.sum())
+        told.append(int(over.sum()))
+    assert 0 < told[-2] < 8 == told[-1]
+    assert len(told) == STEPS
+    with pytest.raises(SettingError, match="early_stop=.patience=6, rollbacks=0.: must be off in environments"):
+        FlatEnvs(sim)
+
+
+def test_compiled_kernels_are_one_graph_and_the_same() -> None:
+    rules = tiny_rules(2, STEPS)._replace(early_stop=EarlyStopConfig(patience=1, min_delta=100, min_steps=1))
+    compiled = torch.compile(apply_action, backend="eager", fullgraph=True)
+    measure = torch.compile(record_and_observe, backend="eager", fullgraph=True)
+    ours = theirs = initial_state(rules, 3, CPU)
+    wait = Action.from_dict({name: torch.zeros(3, dtype=torch.int64) for name in HEAD_NAMES}, batch_size=[3])
+    for step in range(4):
+        measured = made_up(rules, theirs, step)
+        theirs = apply_action(rules, record_and_observe(rules, theirs, measured), wait).state
+        ours = compiled(rules, measure(rules, ours, measured), wait).state
+        for name, value in flat(theirs).items():
+            torch.testing.assert_close(flat(ours)[name], value, rtol=1e-12, atol=1e-12, equal_nan=True)
+    assert theirs.ending.over.all()
+    assert theirs.signals.step.max() == 2
 
 
 # --- what is refused
