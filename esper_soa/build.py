@@ -67,6 +67,7 @@ def build_rules(cfg: TrainConfig, device: torch.device, first_env: int = 0) -> R
         blueprints=allowed.to(device),
         max_seeds=cfg.max_seeds,
         shapley_orders=None if orders is None else orders.to(device),
+        early_stop=cfg.early_stop,
     )
 
 
@@ -98,7 +99,9 @@ def trial_of(cfg: TrainConfig, device: torch.device) -> Trial:
     workers = choose_workers(cfg.compute.workers, len(chunks(cfg.envs, chunk)), device)
     rows = SubsetRows(cfg.attribution.pairs, shapley_orders(cfg, len(shape.slots))[1])
     precision = choose_precision(cfg.compute.precision, device).dtype
-    nets = NetsConfig(shape, cfg.task, detached, chunk, eval_batch, rows, workers, precision, cfg.accumulate)
+    nets = NetsConfig(
+        shape, cfg.task, detached, chunk, eval_batch, rows, workers, precision, cfg.accumulate, cfg.early_stop.enabled
+    )
     return Trial(nets, cfg.envs, cfg.batch_size, cfg.train_samples, cfg.val_samples)
 
 

@@ -17,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from esper_soa.agent.config import POLICIES, SCRATCH, PolicyConfig
 from esper_soa.env.config import (
     AttributionConfig,
+    EarlyStopConfig,
     GatesConfig,
     GovernorConfig,
     LifecycleConfig,
@@ -154,6 +155,7 @@ class TrainConfig:
     gates: GatesConfig = field(default_factory=GatesConfig)
     signals: SignalsConfig = field(default_factory=SignalsConfig)
     governor: GovernorConfig = field(default_factory=GovernorConfig)
+    early_stop: EarlyStopConfig = field(default_factory=EarlyStopConfig)
     attribution: AttributionConfig = field(default_factory=AttributionConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     compute: ComputeConfig = field(default_factory=ComputeConfig)
@@ -168,6 +170,8 @@ class TrainConfig:
         if not is_reference(self.task.host):  # of one of a user's own, which needs torch, the slots are checked later
             enabled_slots(self.task, list(self.slots))
         _check_host(self)
+        check(self.early_stop.rollbacks == 0 or self.governor.enabled, "early_stop.rollbacks",
+              self.early_stop.rollbacks, "0 with governor.enabled=false, which never rolls back")  # fmt: skip
         _check_policy(self)
         check(len(self.reward.split) <= self.envs, "reward.split", ",".join(self.reward.split),
               f"at most envs={self.envs} modes", "Each needs an env.")  # fmt: skip

@@ -165,7 +165,9 @@ def disk_of(folder: Path, cfg: TrainConfig) -> Disk:
         free = shutil.disk_usage(place).free
     except OSError as error:
         raise UserError(f"run_dir={cfg.run_dir}: {place} cannot be read ({reason_of(error)})") from error
-    return Disk(rounds, kept, sum(sizes.values()) - rounds - kept, free)
+    played = min(2, cfg.rounds)
+    written = min(cfg.checkpoint_keep, played if cfg.checkpoint_every == 1 else 1)
+    return Disk(rounds // played, kept // written, sum(sizes.values()) - rounds - kept, free)
 
 
 def checkpoints_kept(cfg: TrainConfig) -> int:

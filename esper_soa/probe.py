@@ -31,7 +31,7 @@ from esper_soa.ops.progress import Progress
 from esper_soa.ops.rundir import RunFolder
 from esper_soa.ops.session import Session, session
 from esper_soa.report.end import leave_report
-from esper_soa.trainer import Run, play, progress_bar
+from esper_soa.trainer import Run, played, value_of
 
 STATUS = Path("/proc/self/status")
 KIB = 1024
@@ -56,10 +56,11 @@ class Took(NamedTuple):
 
 
 class Pace(NoProfile):
-    """Plays as many env-steps of an episode in full as fit into `seconds`, spread over it, and times all of them.
+    """Plays as many env-steps of the first episode in full as fit into `seconds`, spread over it, and times all of it.
 
-    The others train on one batch and validate on a few images, so that seeds go their way meanwhile. On a GPU all are
-    played in full: other amounts of work would be other graphs there, with memory of their own.
+    The others, and later episodes, train on one batch and validate on a few images, so that seeds go their way
+    meanwhile. On a GPU all are played in full: other amounts of work would be other graphs there, with memory of their
+    own.
     """
 
     def __init__(
@@ -69,19 +70,23 @@ class Pace(NoProfile):
         self.left, self.num_steps, self.every = seconds, num_steps, device.type == "cuda"
         self.times: list[tuple[bool, float]] = []  # of every env-step: whether it was played in full, and its seconds
         self.phases: dict[str, float] = {}  # seconds
+        self.rounds, self.files_seconds = 0, 0.0  # rounds that are done, and what files took in all of them
         self.full, self.next_full = True, 0
         self.phase_began = self.step_began = clock()
 
     def phase_ended(self, phase: str) -> None:
         """The first env-step begins behind the reset."""
         now = self.clock()
-        self.phases[phase] = self.phases.get(phase, 0.0) + now - self.phase_began
+        if phase == "files":
+            self.files_seconds += now - self.phase_began
+        elif self.rounds == 0:
+            self.phases[phase] = self.phases.get(phase, 0.0) + now - self.phase_began
         self.phase_began = now
         self.step_began = now if phase == "reset" else self.step_began
 
     def watch(self, work: Work) -> Work:
         """The work, or little of it."""
-        self.full = self.every or len(self.times) >= self.next_full
+        self.full = self.every or (self.rounds == 0 and len(self.times) >= self.next_full)
         if self.full or not isinstance(work.validation, ValidationImages):
             return work
         few = work.validation._replace(order=work.validation.order[..., :CPU_EVAL_BATCH])
@@ -91,12 +96,18 @@ class Pace(NoProfile):
         """An env-step has been played: which one is the next to be played in full?"""
         now = self.clock()
         seconds, self.step_began = now - self.step_began, now
+        if self.rounds > 0:
+            return
         self.times.append((self.full, seconds))
         if self.full:
             self.left -= seconds
             affordable, remaining = self.left / max(seconds, 1e-9), self.num_steps - len(self.times)
             wide = max(1.0, remaining / max(1.0, affordable)) if len(self.times) > 1 else 1.0
             self.next_full = len(self.times) + round(wide) - 1
+
+    def report(self, label: str) -> None:
+        """A round is done."""
+        self.rounds += 1
 
     @property
     def full_times(self) -> list[float]:
@@ -152,24 +163,26 @@ def opened(cfg: TrainConfig, folder: RunFolder) -> Iterator[tuple[Session, Run, 
 
 
 def round_of(cfg: TrainConfig, folder: RunFolder, seconds: float, program: int) -> Took:
-    """Play a round and measure it."""
+    """Play a round and measure it; a second one, of little work, shows what memory the next rounds take beside."""
     begun = time.perf_counter()
     with opened(cfg, folder) as (within, job, free):
-        job.cfg, job.profile = replace(cfg, rounds=1, control="none"), Pace(seconds, cfg.steps, job.device)
+        job.cfg, job.profile = (
+            replace(cfg, rounds=min(2, cfg.rounds), control="none"),
+            Pace(seconds, cfg.steps, job.device),
+        )
         pace, built = job.profile, time.perf_counter()
-        play(job, progress_bar(job, within.console))
-        played = time.perf_counter()
+        value_of(played(job))
+        rounds_end = time.perf_counter()
         folder.config.write_text(settings_yaml(job.cfg), encoding="utf-8")
         if cfg.report:
             leave_report(within)
         reported = time.perf_counter()
     update = pace.phases.get("update", 0.0)
-    steps = sum(took for _, took in pace.times)
     return Took(
         program=program, host=_memory("VmHWM"), device=_on_device(job.device), free=free, build_seconds=built - begun,
         episode_seconds=pace.whole + pace.beside, bare_seconds=min(pace.full_times) * cfg.steps + pace.beside,
-        update_seconds=update, files_seconds=max(0.0, played - built - steps - pace.beside - update),
-        report_seconds=reported - played, measured_steps=sum(full for full, _ in pace.times),
+        update_seconds=update, files_seconds=pace.files_seconds / pace.rounds,
+        report_seconds=reported - rounds_end, measured_steps=sum(full for full, _ in pace.times),
     )  # fmt: skip
 
 

@@ -185,7 +185,7 @@ class Run:
         env_steps = self.cfg.envs * self.cfg.steps
         line: dict[str, Json] = {"round": number + 1, "env_steps": (number + 1) * env_steps}
         line |= result.record | {"pareto": asdict(self.pareto())}
-        line |= {"eps": env_steps / (collect_seconds + update_seconds), "collect_seconds": collect_seconds,
+        line |= {"eps": result.env_steps / (collect_seconds + update_seconds), "collect_seconds": collect_seconds,
                  "update_seconds": update_seconds, "update": update, "anomalies": self.watch.active}  # fmt: skip
         episodes = [{"round": number + 1, "env": env} | episode for env, episode in enumerate(result.episodes)]
         return line, episodes

@@ -69,7 +69,7 @@ class Step(NamedTuple):
     reward: Tensor  # float64 [N]
     accuracy: Tensor  # float64 [N], percent, on which the action was decided
     terminated: Tensor  # bool [N]: rolled back, the trajectory ends here
-    truncated: bool  # the episode ends here
+    truncated: bool  # the episode ends here, for all; of an env that has ended before, state.ending.over says so
     state: EnvState  # after the action
 
 
@@ -153,9 +153,10 @@ class Simulator:
         """Carry out an action [N] and play on to the next decision.
 
         action: see actions.read_action. Returns the observation, the reward float64 [N], terminated bool [N] (the env
-        was rolled back: its trajectory ends, and it goes on from its snapshot), truncated bool [N] (the episode is over
-        for all; `reset` comes next) and Info. An illegal action becomes WAIT and is told in `illegal`, or raises
-        ValueError, as `make` was asked. Raises RuntimeError before `reset`.
+        was rolled back: its trajectory ends, and it goes on from its snapshot), truncated bool [N] (the episode is
+        over: for all, and `reset` comes next; with `early_stop` for this env, which waits unpaid until it is for all)
+        and Info. An illegal action becomes WAIT and is told in `illegal`, or raises ValueError, as `make` was asked.
+        Raises RuntimeError before `reset`.
         """
         if self._seen is None:
             raise RuntimeError("the episode is over, was interrupted or has not begun: call reset")
@@ -163,7 +164,7 @@ class Simulator:
         checked = check_action(read_action(action, self.num_envs, self.joint), seen.view.masks, self.raising)
         result, after = self._play(seen, checked.action)
         panic = seen.observed.state.guard.panic
-        over = torch.full_like(panic, after is None)
+        over = torch.full_like(panic, after is None) | result.state.ending.over
         view = self.env.after() if after is None else after.view
         info = self._info(after) if after is not None else self._end(view, panic)
         return view.observation, result.terms.total, panic, over, info._replace(illegal=checked.illegal)

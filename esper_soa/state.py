@@ -170,6 +170,19 @@ class Totals(TensorClass["tensor_only", "frozen"]):
     pending_hindsight: Tensor  # float64, scaffold credit, paid with the next reward
 
 
+class Ending(TensorClass["tensor_only", "frozen"]):
+    """Whether the episode of an env has ended before its last env-step [N]; see env/early_stop.py."""
+
+    best: Tensor  # float64, percent, the validation accuracy that last counted as a gain; below 0 before the first
+    since: Tensor  # int64, env-steps since then
+    cause: Tensor  # int64, early_stop.Cause; 0 while the episode goes on
+
+    @property
+    def over(self) -> Tensor:
+        """bool [N]."""
+        return self.cause > 0
+
+
 class EnvState(TensorClass["tensor_only", "frozen"]):
     """The whole state of N envs."""
 
@@ -178,6 +191,7 @@ class EnvState(TensorClass["tensor_only", "frozen"]):
     signals: Signals
     guard: Guard
     totals: Totals
+    ending: Ending
     boosts: Tensor  # float32 [N, S (S - 1) / 2, T], positive pair interactions by pair of slots and env-step
 
 

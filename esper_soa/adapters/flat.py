@@ -48,6 +48,9 @@ class FlatEnvs:
         becomes WAIT. Joint actions have no such combinations.
         """
         check(actions in ACTIONS, "actions", actions, " or ".join(ACTIONS))
+        early = sim.settings.early_stop
+        check(not early.enabled, "early_stop", f"(patience={early.patience}, rollbacks={early.rollbacks})",
+              "off in environments of other libraries, whose envs all begin anew together")  # fmt: skip
         self.sim, self.joint = sim, actions == "joint"
         self.codes = sim.world.rules.blueprints.nonzero().flatten()
         names = feature_names(sim.slots)

@@ -93,6 +93,26 @@ class GovernorConfig:
 
 
 @dataclass
+class EarlyStopConfig:
+    """When the episode of an env ends before its last env-step, as one that is cut off; never by default."""
+
+    # Env-steps in a row without a gain in validation accuracy, after which it ends.
+    patience: int = number(0, 0, COUNT, note="0 = it never ends for want of gains")
+    min_delta: float = number(0.1, 0, 100)  # percent points above the best so far, beyond which accuracy has gained
+    min_steps: int = number(10, 1, COUNT)  # env-steps of an episode, before which it does not end
+    # Times that a host went back to its snapshot, after which its episode ends.
+    rollbacks: int = number(0, 0, COUNT, note="0 = however often it does")
+
+    def __post_init__(self) -> None:
+        check_fields("early_stop.", self)
+
+    @property
+    def enabled(self) -> bool:
+        """Whether any episode may end early."""
+        return self.patience > 0 or self.rollbacks > 0
+
+
+@dataclass
 class LossRewardConfig:
     """The loss family of rewards (rewards.md A.9), with the values for CIFAR. Losses in nats."""
 

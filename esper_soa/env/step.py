@@ -15,13 +15,14 @@ from torch import Tensor
 
 from esper_soa.env import lifecycle
 from esper_soa.env.attribution import attribute
-from esper_soa.env.config import GatesConfig, GovernorConfig, LifecycleConfig, SignalsConfig
+from esper_soa.env.config import EarlyStopConfig, GatesConfig, GovernorConfig, LifecycleConfig, SignalsConfig
+from esper_soa.env.early_stop import advance, fresh_ending, held
 from esper_soa.env.governor import PanicReason, initial_guard, only_wait, quarantine, roll_back, watch
 from esper_soa.env.masks import action_masks
 from esper_soa.env.observation import observe
 from esper_soa.env.reward import empty_totals, reward, settle_fossils
 from esper_soa.env.reward_records import RewardSettings
-from esper_soa.env.reward_terms import RewardTerms
+from esper_soa.env.reward_terms import RewardTerms, no_terms
 from esper_soa.env.scaffold import empty_boosts, record_boosts
 from esper_soa.env.signals import age_memories, initial_signals, record_attribution, record_gradients, record_signals
 from esper_soa.nets.engine import Engine, NetsConfig, TrainingFeed, ValidationFeed
@@ -62,6 +63,7 @@ class Rules(NamedTuple):
     blueprints: Tensor  # bool [P], by code, what may be germinated
     max_seeds: int  # 0 = as many as slots
     shapley_orders: Tensor | None = None  # int64 [P, S], orders of arrival for sampled Shapley values; None = none
+    early_stop: EarlyStopConfig = EarlyStopConfig()
 
     @property
     def max_steps(self) -> int:
@@ -105,6 +107,7 @@ def initial_state(rules: Rules, num_envs: int, device: torch.device) -> EnvState
         signals=initial_signals(num_envs, device),
         guard=initial_guard(num_envs, device),
         totals=empty_totals(num_envs, device),
+        ending=fresh_ending(num_envs, device),
         boosts=empty_boosts(num_envs, num_slots, rules.max_steps, device),
         batch_size=[num_envs],
     )
@@ -116,7 +119,8 @@ def measure_(
 ) -> tuple[EnvState, Measurements]:
     """Initialise newborn seeds, train every network, validate under every subset row that the rewards need."""
     slots, nets, engine = state.slots, rules.nets, rules.engine
-    seeds = slot_seeds(slots, state.ramp, ablate_fossils=rules.reward.config.drip_fraction > 0)
+    over = state.ending.over if rules.early_stop.enabled else None
+    seeds = slot_seeds(slots, state.ramp, rules.reward.config.drip_fraction > 0, over)
     active_seeds = engine.claim_(nets, weights, seeds, work.seed_keys)
     none = torch.zeros_like(slots.newborn)
     state = state.replace(slots=slots.replace(newborn=none, fresh_momentum=none))
@@ -145,8 +149,11 @@ def guard_(rules: Rules, weights: TensorDict, state: EnvState, measured: Measure
     if not rules.governor.enabled:
         return state, measured
     shape, stage = rules.nets.shape, state.slots.stage
-    fossil = stage == Stage.FOSSILIZED
+    fossil, before = stage == Stage.FOSSILIZED, state
     state, due = watch(state, measured.val_loss, shape.num_classes, rules.governor)
+    if rules.early_stop.enabled:
+        over = before.ending.over
+        state, due = held(over, _at_rest(before), state), due & ~over
     guard = state.guard
     rising = (stage == Stage.HOLDING) & ~guard.panic[:, None]
     snapshot_where_(weights, shape, due, fossil, rising)
@@ -154,16 +161,26 @@ def guard_(rules: Rules, weights: TensorDict, state: EnvState, measured: Measure
     return state, quarantine(measured, state)
 
 
+def _at_rest(state: EnvState) -> EnvState:
+    """The state without the verdicts of the governor."""
+    guard = state.guard
+    guard = guard.replace(panic=torch.zeros_like(guard.panic), reason=torch.zeros_like(guard.reason))
+    return state.replace(guard=guard)
+
+
 def record_and_observe(rules: Rules, state: EnvState, measured: Measurements) -> Observed:
     """Attribute, record and observe: the state on which the next actions are decided and paid."""
+    before, idle = state, state.guard.panic
     attribution = attribute(measured, state.slots, rules.shapley_orders)
     signals = record_signals(state.signals, measured, rules.signals)
     slots = record_attribution(state.slots, attribution)
     slots = lifecycle.record_accuracy(slots, signals.val_accuracy)
     slots = record_gradients(slots, measured.gradients)
     state = record_boosts(state.replace(slots=slots, signals=signals), attribution)
+    if rules.early_stop.enabled:
+        state, idle = held(before.ending.over, before, state), idle | before.ending.over
     masks, observation = look(rules, state)
-    return Observed(state, attribution, only_wait(masks, state.guard.panic), observation)
+    return Observed(state, attribution, only_wait(masks, idle), observation)
 
 
 def look(rules: Rules, state: EnvState) -> tuple[Masks, Observation]:
@@ -173,7 +190,21 @@ def look(rules: Rules, state: EnvState) -> tuple[Masks, Observation]:
 
 
 def apply_action(rules: Rules, observed: Observed, action: Action) -> StepResult:
-    """Pay for the state in which the actions were taken, carry them out, and let time pass; roll back who panics."""
+    """Pay for the state in which the actions were taken, carry them out, and let time pass; roll back who panics.
+
+    Nothing happens to an env whose episode is over, and it is paid nothing.
+    """
+    result = _carried_out(rules, observed, action)
+    if not rules.early_stop.enabled:
+        return result
+    before, over = observed.state, observed.state.ending.over
+    state = held(over, before, advance(result.state, rules.early_stop, rules.max_steps))
+    terms = select(over, no_terms(result.terms.total), result.terms)
+    return StepResult(state, terms, select(over, _nothing_done(result.outcome), result.outcome))
+
+
+def _carried_out(rules: Rules, observed: Observed, action: Action) -> StepResult:
+    """`apply_action`, whether or not episodes are over."""
     before = observed.state
     panic = before.guard.panic
     op = lifecycle.effective_op(before.slots, before.ramp, action, rules.lifecycle)

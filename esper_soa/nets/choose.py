@@ -46,6 +46,7 @@ class Asked(NamedTuple):
     task: TaskConfig
     shape: HostShape
     batch_size: int = 1  # B
+    ends_early: bool = False  # whether envs are left out once their episode is over
 
     @property
     def dtype(self) -> torch.dtype:
@@ -74,10 +75,14 @@ def _native_obstacle(asked: Asked) -> str:
 
 
 def _graphs_obstacle(asked: Asked) -> str:
+    if asked.ends_early:
+        return "steps that are kept cannot leave out the envs whose episode has ended early (early_stop)"
     return "" if asked.device.type == "cuda" else f"CUDA graphs need an NVIDIA GPU, not {asked.device.type}"
 
 
 def _triton_obstacle(asked: Asked) -> str:
+    if asked.ends_early:
+        return "the kernels cannot leave out the envs whose episode has ended early (early_stop)"
     names = [name_in(one) for one in asked.task.blueprints]
     return gpu.unavailable_reason(asked.device) or gpu.obstacle(asked.shape, names, asked.dtype, asked.batch_size)
 
@@ -120,7 +125,8 @@ def choose_engine(
     trial: what engines are tried on where `auto` has to; None: torch is taken there. Raises SettingError where the
     settings insist on what cannot run.
     """
-    asked = Asked(compute, device, task, shape, 1 if trial is None else trial.batch_size)
+    early = trial is not None and trial.nets.ends_early
+    asked = Asked(compute, device, task, shape, 1 if trial is None else trial.batch_size, early)
     if compute.engine == "auto":
         chosen = weighed(asked, trial) if device.type == "cuda" else _native(asked)
     else:

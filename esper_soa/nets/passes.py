@@ -24,23 +24,29 @@ TrainChunk = Callable[[np.ndarray, Gradients, Call], tuple[Tensor, Tensor]]
 Measure = Callable[[Job, Call], tuple[Tensor, Tensor]]
 
 
-def train_pass_(nets: NetsConfig, alpha: Tensor, train_chunk_: TrainChunk) -> TrainReport:
-    """The report of all chunks of envs; alpha [N, S]."""
+def train_pass_(nets: NetsConfig, alpha: Tensor, active_seeds: ActiveSeeds, train_chunk_: TrainChunk) -> TrainReport:
+    """The report of all chunks of envs, zeros for those that are left out; alpha [N, S]."""
     gradients = unmeasured(alpha.shape, alpha.device)
-    pieces = [partial(train_chunk_, envs, gradients) for envs in chunks(alpha.shape[0], nets.env_chunk)]
-    loss, accuracy = zip(*run_pieces(pieces, nets.workers), strict=True)
+    parts = [active_seeds.playing(envs) for envs in chunks(alpha.shape[0], nets.env_chunk)]
+    parts = [envs for envs in parts if envs.size]
+    results = run_pieces([partial(train_chunk_, envs, gradients) for envs in parts], nets.workers)
+    loss, accuracy = (torch.zeros(alpha.shape[0], dtype=STATE_FLOAT, device=alpha.device) for _ in range(2))
+    for envs, result in zip(parts, results, strict=True):
+        numbers = upload(envs, alpha.device)
+        loss[numbers], accuracy[numbers] = (part.to(STATE_FLOAT) for part in result)
     stats = GradientStats.from_dict(gradients, batch_size=list(alpha.shape))
-    return TrainReport(torch.cat(loss).to(STATE_FLOAT), torch.cat(accuracy), stats)
+    return TrainReport(loss, accuracy, stats)
 
 
 def validation_pass(nets: NetsConfig, alpha: Tensor, active_seeds: ActiveSeeds, measure: Measure) -> ValidationReport:
-    """The report of all envs under the subset rows that they need; alpha [N, S]."""
+    """The report of all envs under the subset rows that they need, no row for those left out; alpha [N, S]."""
     num_envs, num_slots = alpha.shape
     device, rows = alpha.device, max_rows(num_slots, nets.rows)
     loss = torch.zeros(num_envs, dtype=STATE_FLOAT, device=device)
     accuracy = torch.zeros(num_envs, rows, dtype=STATE_FLOAT, device=device)
     subset = torch.full((num_envs, rows), -1, dtype=torch.int64)
     jobs = jobs_of(active_seeds, nets.shape.execution_order, nets.rows, nets.env_chunk)
+    jobs = [job for job in (job._replace(envs=active_seeds.playing(job.envs)) for job in jobs) if job.envs.size]
     pieces = [partial(measure, job) for job in jobs]
     for job, result in zip(jobs, run_pieces(pieces, nets.workers), strict=True):
         numbers, width = upload(job.envs, device), len(job.codes)

@@ -82,6 +82,7 @@ class SlotSeeds(NamedTuple):
     ablated: Tensor  # bool, takes part in subset rows
     newborn: Tensor  # bool, row is to be initialised
     fresh_momentum: Tensor  # bool, momentum row is to be cleared
+    over: Tensor | None = None  # bool, of the whole env: passes leave it out, no row of it runs; None = there is none
 
 
 class ActiveSeeds(NamedTuple):
@@ -96,30 +97,42 @@ class ActiveSeeds(NamedTuple):
     ablated: np.ndarray
     newborn: np.ndarray
     fresh_momentum: np.ndarray
+    over: np.ndarray | None = None
 
     def resident(self, device: torch.device) -> SlotSeeds:
         """They on `device`."""
-        return SlotSeeds(*(upload(values, device) for values in self))
+        return SlotSeeds(*(upload(values, device) for values in self if values is not None))
+
+    def playing(self, envs: np.ndarray) -> np.ndarray:
+        """Those of the env numbers that passes do not leave out."""
+        return envs if self.over is None else envs[~self.over[envs, 0]]
 
 
-def slot_seeds(slots: Slots, ramp: Ramp, ablate_fossils: bool) -> SlotSeeds:
+def slot_seeds(slots: Slots, ramp: Ramp, ablate_fossils: bool, over: Tensor | None = None) -> SlotSeeds:
     """The seeds of an env state.
 
-    ablate_fossils: fossilised seeds take part in subset rows too (rewards that pay drip need it).
+    ablate_fossils: fossilised seeds take part in subset rows too (rewards that pay drip need it). over: bool [N], envs
+    that are left out, of which no row runs; None = there are none.
     """
     running = slots.running
     visible = running & (slots.alpha > 0)
     ablated = visible if ablate_fossils else visible & (slots.stage != Stage.FOSSILIZED)
-    return SlotSeeds(
+    found = SlotSeeds(
         running, slots.stage, slots.blueprint, slots.blend, ramp.mode == AlphaMode.DOWN, visible, ablated,
         slots.newborn, slots.fresh_momentum,
     )  # fmt: skip
+    if over is None:
+        return found
+    left = over[:, None].expand_as(running)
+    flags = {name: one & ~left for name, one in found._asdict().items() if one is not None and one.dtype == torch.bool}
+    return found._replace(**flags, over=left)
 
 
 def read_active_seeds(seeds: SlotSeeds) -> ActiveSeeds:
     """One packed device-to-host copy: the one read of an env-step, of engines that must know on the host what runs."""
-    columns = torch.stack([column.long() for column in seeds]).cpu().numpy()
-    flags = [column.dtype == torch.bool for column in seeds]
+    given = [column for column in seeds if column is not None]
+    columns = torch.stack([column.long() for column in given]).cpu().numpy()
+    flags = [column.dtype == torch.bool for column in given]
     return ActiveSeeds(*(found.astype(bool) if flag else found for found, flag in zip(columns, flags, strict=True)))
 
 

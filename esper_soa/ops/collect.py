@@ -82,8 +82,10 @@ class Episode:
         seen = env.observe_()
         self._tell()
         phase_ended("telemetry")
-        memory = restart(self.memory, self.fresh, seen.restarted)
-        decision, self.memory, probabilities = decide(self.player.agent, seen.view, memory, self.recorder.full)
+        over = seen.observed.state.ending.over if env.world.rules.early_stop.enabled else None
+        memory, before = restart(self.memory, self.fresh, seen.restarted), self.memory
+        decision, memory, probabilities = decide(self.player.agent, seen.view, memory, self.recorder.full)
+        self.memory = memory if over is None else restart(memory, before, over)
         phase_ended("policy")
         result = env.apply_action_(decision.action)
         if self.rollout is not None and self.player.learner is not None:
@@ -92,7 +94,7 @@ class Episode:
             self.earned.append(result.terms.total)
             self._ask_(seen.view, seen.restarted, step)
         phase_ended("policy")
-        self.metrics.add_(seen.measured, seen.observed, result)
+        self.metrics.add_(seen.measured, seen.observed, result, over)
         packed = self.recorder.pack(Facts(seen, decision, result, probabilities))
         self.arriving.append(read_progress(result.state, packed))
         phase_ended("telemetry")
@@ -153,12 +155,13 @@ def _rollout(world: World, player: Player) -> Rollout | None:
 
 
 def _row(observed: Observed, decision: Decision, result: StepResult, last: bool) -> Row:
-    """What the learner needs to remember of one env-step; the episode is cut, not ended, at its last one.
+    """What the learner needs to remember of one env-step; the episode is cut, not ended, at its last one, or early.
 
     A rollback ends the trajectory. Rewards are filled in once the episode is over.
     """
-    attribution, panic = observed.attribution, observed.state.guard.panic
-    no, valid = torch.zeros_like(panic), result.terms.total.isfinite()
+    attribution, panic, over = observed.attribution, observed.state.guard.panic, observed.state.ending.over
+    no, valid = torch.zeros_like(panic), result.terms.total.isfinite() & ~over
+    cut = ~over if last else result.state.ending.over & ~over
     return Row(
         features=observed.observation.features,
         blueprints=observed.observation.blueprints,
@@ -169,7 +172,7 @@ def _row(observed: Observed, decision: Decision, result: StepResult, last: bool)
         value=decision.value,
         reward=torch.zeros_like(decision.value),
         terminal=panic,
-        truncated=~panic if last else no,
+        truncated=cut & ~panic,
         reset=no,
         valid=valid,
         contribution=attribution.contribution.float(),

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from esper_soa.env.early_stop import CAUSE_NAMES, held
 from esper_soa.env.governor import REASON_NAMES
 from esper_soa.env.outcome import (
     STABILITY_WINDOW,
@@ -30,18 +31,19 @@ from esper_soa.nets.model.flops import TrainingFlop
 from esper_soa.ops.json_lines import Json
 from esper_soa.ranks import ALONE, Ranks
 from esper_soa.state import STATE_FLOAT, EnvState, Measurements, ParameterCounts, Slots
-from esper_soa.vocabulary import BLUEPRINT_NAMES, OP_NAMES
+from esper_soa.vocabulary import BLUEPRINT_NAMES, OP_NAMES, Op
 
+LIMIT = "limit"  # what ends an episode that does not end early: its last env-step
 COUNTS = ("germinated", "blended", "fossilized", "contributing", "pruned")
 
 
 PROGRESS = ("accuracy", "reward")  # what the progress bar shows: means over envs, of the episode so far
 MEAN_OUTCOMES = ("success", "stability", "param_ratio", "compute_cost")  # fields of Outcomes
 # What `_sums` adds up over envs, and along which dimension of the rest the envs lie; `terms` are means over env-steps.
-SUMMED = ("env_steps", "ops", "successes", "rows", "blueprints")
+SUMMED = ("env_steps", "left_out", "ops", "successes", "rows", "blueprints")
 ENV_DIM = {
-    "rollbacks": 0, "blended": 0, "parameters": 0, "flop": 0, "training": 1, "ended": 1, "shapley": 1, "topology": 1,
-    "stood": 1, "scored": 1,
+    "rollbacks": 0, "blended": 0, "cause": 0, "parameters": 0, "flop": 0, "training": 1, "ended": 1, "shapley": 1,
+    "topology": 1, "stood": 1, "scored": 1,
 }  # fmt: skip
 SEED_OUTCOMES = ("germinated", "fossilized", "contributing", "pruned", "unfinished")  # those that count seeds
 
@@ -55,6 +57,7 @@ class RoundResult(NamedTuple):
     train_flop: list[float]  # per env, FLOP of all training of the episode; see nets/model/flops.py
     seeds: dict[str, int]  # by COUNTS, and "rollbacks", over all envs
     alpha_rows: float  # mean number validated per env and env-step
+    env_steps: int  # that were played, over all envs: fewer than N T where episodes ended early
     points: list[list[float]]  # per env: accuracy, stability, parameter ratio
     record: dict[str, Json]  # the round's part of a line of metrics.jsonl
     episodes: list[dict[str, Json]]  # per env, its part of a line of episodes.jsonl
@@ -105,17 +108,31 @@ class MetricsAccumulator:
             zeros(num_envs, STABILITY_WINDOW), empty_blueprint_stats(device, len(names)),
         )  # fmt: skip
         self.env_steps = 0
+        self.left_out = zeros(1)  # of these, those of envs whose episode was over
         self.costs, self.train_samples, self.names, self.kernels = costs, train_samples, names, kernels
         self.shapley = zeros(2, num_envs, 0)  # values and standard errors [2, N, S] at the newest env-step
         self.newest: tuple[EnvState, EnvState] | None = None  # states before and after the newest actions
 
-    def add_(self, measured: Measurements, observed: Observed, result: StepResult) -> None:
-        """Count one env-step of N envs."""
+    def add_(self, measured: Measurements, observed: Observed, result: StepResult, over: Tensor | None = None) -> None:
+        """Count one env-step of N envs, but for those whose episode is `over` (bool [N]); None = they all go on."""
         given = self.sums, measured.subset, observed.state.slots, result
-        self.sums = self.kernels.kept("count", self._counted, *given)
+        before, self.sums = self.sums, self.kernels.kept("count", self._counted, *given)
         self.env_steps += measured.subset.shape[0]
-        self.shapley = torch.stack((observed.attribution.shapley, observed.attribution.shapley_error))
-        self.newest = observed.state, result.state
+        shapley = torch.stack((observed.attribution.shapley, observed.attribution.shapley_error))
+        newest = observed.state, result.state
+        if over is not None and self.newest is not None:
+            waited = self.sums.ops.new_zeros(len(OP_NAMES)).index_fill(
+                0, torch.tensor([Op.WAIT], device=over.device), 1
+            )
+            self.sums = self.sums._replace(
+                ops=self.sums.ops - waited * over.sum(),
+                flop=torch.where(over, before.flop, self.sums.flop),
+                rewards=torch.where(over[:, None], before.rewards, self.sums.rewards),
+            )
+            self.left_out = self.left_out + over.sum()
+            shapley = torch.where(over[:, None], self.shapley, shapley)
+            newest = held(over, self.newest[0], newest[0]), newest[1]
+        self.shapley, self.newest = shapley, newest
 
     def _counted(self, sums: Sums, subset: Tensor, before: Slots, result: StepResult) -> Sums:
         terms, outcome = result.terms, result.outcome
@@ -145,10 +162,11 @@ class MetricsAccumulator:
             rewards=episodes.reward.tolist(),
             train_flop=found["flop"].tolist(),
             seeds=seeds | {"rollbacks": int(rollbacks.sum())},
-            alpha_rows=float(found["rows"]) / float(found["env_steps"]),
+            alpha_rows=float(found["rows"]) / float(found["env_steps"] - found["left_out"]),
+            env_steps=int(found["env_steps"] - found["left_out"]),
             points=torch.stack((episodes.accuracy, episodes.stability, episodes.param_ratio), 1).tolist(),
             record=self._record(found, episodes, seeds),
-            episodes=self._episodes(episodes, rollbacks.sum(1), found["shapley"]),
+            episodes=self._episodes(episodes, rollbacks.sum(1), found["shapley"], found["cause"]),
             topology=Topology(grown[0].long(), grown[1].long(), grown[2]),
             standing=Standing(stood[0].long(), stood[1].long(), stood[2].long(), stood[3], scored[0], scored[1]),
         )
@@ -161,6 +179,7 @@ class MetricsAccumulator:
             "terms": sums.terms, "env_steps": sums.rows.new_tensor([self.env_steps]), "ops": sums.ops,
             "successes": sums.successes, "rows": sums.rows,
             "rollbacks": totals.rollbacks, "blended": totals.blended,
+            "cause": state.ending.cause, "left_out": self.left_out,
             "training": torch.stack([signals.val_loss, signals.train_loss, signals.train_accuracy]),
             "parameters": total_params(state.slots, counts),
             "ended": torch.stack(outcomes(state, sums.rewards, counts, self.costs)),
@@ -169,9 +188,11 @@ class MetricsAccumulator:
             "scored": torch.stack(standing[4:]),
         }  # fmt: skip
 
-    def _episodes(self, episodes: Outcomes, rollbacks: Tensor, shapley: Tensor) -> list[dict[str, Json]]:
+    def _episodes(self, episodes: Outcomes, rollbacks: Tensor, shapley: Tensor, cause: Tensor) -> list[dict[str, Json]]:
         """Lines of episodes.jsonl, with the mode that paid each where modes are split."""
         lines = episode_records(episodes, rollbacks, shapley)
+        names = [CAUSE_NAMES[code] or LIMIT for code in cause.long().tolist()]
+        lines = [line | {"ended_by": name} for line, name in zip(lines, names, strict=True)]
         if not self.modes:
             return lines
         return [line | {"reward_mode": mode} for line, mode in zip(lines, self.modes, strict=True)]
@@ -193,7 +214,7 @@ class MetricsAccumulator:
             "rollbacks": {"total": sum(by_reason.values())} | {name: by_reason[name] for name in REASON_NAMES[1:]},
             "ops": dict(zip(OP_NAMES, found["ops"].tolist(), strict=True)),
             "ops_successful": dict(zip(OP_NAMES, found["successes"].tolist(), strict=True)),
-            "alpha_rows": float(found["rows"]) / float(found["env_steps"]),
+            "alpha_rows": float(found["rows"]) / float(found["env_steps"] - found["left_out"]),
         } | ({"reward_split": split_record(self.modes, episodes, found["parameters"])} if self.modes else {})
 
 

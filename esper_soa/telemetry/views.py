@@ -26,7 +26,7 @@ EPISODES = {  # a line of episodes.jsonl
     "round": "INTEGER", "env": "INTEGER", "accuracy": "DOUBLE", "param_ratio": "DOUBLE", "stability": "DOUBLE",
     "reward": "DOUBLE", "reward_mode": "VARCHAR", "success": "BOOLEAN",
     "compute_cost": "DOUBLE", "seeds": COUNTS, "rollbacks": "BIGINT", "env_steps": "BIGINT",
-    "shapley": "DOUBLE[]", "shapley_error": "DOUBLE[]", "non_finite": "VARCHAR[]",
+    "ended_by": "VARCHAR", "shapley": "DOUBLE[]", "shapley_error": "DOUBLE[]", "non_finite": "VARCHAR[]",
 }  # fmt: skip
 SETTINGS = {"name": "VARCHAR", "value": "VARCHAR"}  # a row per setting of config.yaml
 

@@ -17,6 +17,7 @@ from esper_soa.agent.scripted import (
     uniform_choice,
 )
 from esper_soa.env.config import LifecycleConfig
+from esper_soa.env.early_stop import fresh_ending
 from esper_soa.env.governor import initial_guard
 from esper_soa.env.lifecycle import empty_slots, idle_ramp
 from esper_soa.env.masks import action_masks
@@ -45,7 +46,8 @@ def view_of(stages, noise=None, slots=None, ramp=None, lifecycle=None, **signals
     state = EnvState(
         slots=seeds, ramp=fill(idle_ramp(num_envs, num_slots, CPU), ramp or {}),
         signals=fill(initial_signals(num_envs, CPU), {"step": 10, **signals}), guard=initial_guard(num_envs, CPU),
-        totals=empty_totals(num_envs, CPU), boosts=empty_boosts(num_envs, num_slots, 25, CPU), batch_size=[num_envs],
+        totals=empty_totals(num_envs, CPU), ending=fresh_ending(num_envs, CPU),
+        boosts=empty_boosts(num_envs, num_slots, 25, CPU), batch_size=[num_envs],
     )  # fmt: skip
     allowed = torch.zeros(13, dtype=torch.bool)
     allowed[list(CNN_BLUEPRINTS)] = True

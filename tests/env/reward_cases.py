@@ -3,6 +3,7 @@
 import torch
 
 from esper_soa.env.config import RewardConfig
+from esper_soa.env.early_stop import fresh_ending
 from esper_soa.env.governor import initial_guard
 from esper_soa.env.lifecycle import empty_slots, idle_ramp
 from esper_soa.env.reward import empty_totals
@@ -54,6 +55,7 @@ def empty_state(num_envs: int, num_slots: int, max_steps: int) -> EnvState:
         signals=initial_signals(num_envs, CPU),
         guard=initial_guard(num_envs, CPU),
         totals=empty_totals(num_envs, CPU),
+        ending=fresh_ending(num_envs, CPU),
         boosts=empty_boosts(num_envs, num_slots, max_steps, CPU),
         batch_size=[num_envs],
     )

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
+from esper_soa.env.early_stop import fresh_ending
 from esper_soa.env.governor import initial_guard
 from esper_soa.env.lifecycle import empty_slots, idle_ramp
 from esper_soa.env.observation import feature_names, observe
@@ -28,7 +29,8 @@ def new_state(num_envs=1, num_slots=2, device="cpu"):
     return EnvState(
         slots=empty_slots(num_envs, num_slots, device), ramp=idle_ramp(num_envs, num_slots, device),
         signals=initial_signals(num_envs, device), guard=initial_guard(num_envs, device),
-        totals=empty_totals(num_envs, device), boosts=empty_boosts(num_envs, num_slots, MAX_STEPS, device),
+        totals=empty_totals(num_envs, device), ending=fresh_ending(num_envs, device),
+        boosts=empty_boosts(num_envs, num_slots, MAX_STEPS, device),
         batch_size=[num_envs],
     )  # fmt: skip
 

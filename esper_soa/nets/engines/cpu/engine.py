@@ -245,7 +245,7 @@ class CpuEngine:
         host, seed = rules_of(nets.task, LearningRates.of(nets.task, lr_factor))
         rules = records.sgd_of(host), records.sgd_of(seed)
         job = _Training(networks, rules, feed, num_batches, nets.accumulate, nets.task.gradient_stride)
-        return train_pass_(nets, alpha, job.train_chunk_)
+        return train_pass_(nets, alpha, active_seeds, job.train_chunk_)
 
     def validate(
         self, nets: NetsConfig, weights: TensorDict, alpha: Tensor, active_seeds: ActiveSeeds, feed: ValidationFeed

@@ -56,7 +56,7 @@ class TorchEngine:
         plan, lr = training_plan(active_seeds, nets.detached_stages), LearningRates.of(nets.task, lr_factor)
         job = TrainingPass(self.layers, self.steps, nets, weights, alpha, plan, feed, num_batches, lr)
         with _searching(self.steps is not None):
-            return train_pass_(nets, alpha, job.train_chunk_)
+            return train_pass_(nets, alpha, active_seeds, job.train_chunk_)
 
     def validate(
         self, nets: NetsConfig, weights: TensorDict, alpha: Tensor, active_seeds: ActiveSeeds, feed: ValidationFeed

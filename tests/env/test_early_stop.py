@@ -1,0 +1,250 @@
+"""Episodes that end early: when they do, and that an env whose episode is over is left out of everything."""
+
+import io
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from tiny_world import CPU, made_up, tiny_rules, tiny_settings
+from torch import Tensor
+
+from esper_soa.adapters.flat import FlatEnvs
+from esper_soa.agent.advantages import gae
+from esper_soa.agent.scripted import RandomPolicy
+from esper_soa.build import build_player, build_world
+from esper_soa.config import TrainConfig
+from esper_soa.env.config import EarlyStopConfig, GovernorConfig
+from esper_soa.env.early_stop import Cause, advance
+from esper_soa.env.step import apply_action, initial_state, record_and_observe
+from esper_soa.errors import SettingError
+from esper_soa.nets.choose import ENGINES, Asked
+from esper_soa.ops.collect import Episode, Player, Round
+from esper_soa.ops.progress import Progress
+from esper_soa.simulator import Simulator
+from esper_soa.state import Action, EnvState
+from esper_soa.vocabulary import HEAD_NAMES
+
+STEPS = 12
+# Marks of the last env-step before the end, which the next one takes back.
+NOTED = {"guard.panic", "guard.reason", "slots.newborn", "slots.fresh_momentum"}
+
+
+def recorded(state: EnvState, accuracy: list[float], step: int, rollbacks: int = 0) -> EnvState:
+    """The state after an env-step in which these accuracies were measured."""
+    signals = state.signals.replace(
+        val_accuracy=torch.tensor(accuracy, dtype=torch.float64), step=torch.full((len(accuracy),), step)
+    )
+    sunk = torch.zeros_like(state.totals.rollbacks)
+    sunk[0, 1] = rollbacks
+    return state.replace(signals=signals, totals=state.totals.replace(rollbacks=sunk))
+
+
+def test_a_plateau_is_so_many_env_steps_without_a_gain_above_the_best_that_counted() -> None:
+    cfg = EarlyStopConfig(patience=2, min_delta=1.0, min_steps=1)
+    state = initial_state(tiny_rules(1, STEPS), 3, CPU)
+    # env 0 creeps, and each little gain is none; env 1 gains every other env-step; env 2 falls
+    curves = [[10.0, 10.0, 10.0], [10.5, 10.0, 9.0], [11.0, 11.5, 8.0], [11.5, 11.5, 7.0]]
+    causes = []
+    for step, accuracy in enumerate(curves, start=1):
+        state = advance(recorded(state, accuracy, step), cfg, STEPS)
+        causes.append(state.ending.cause.tolist())
+    plateau = Cause.PLATEAU
+    assert causes[:3] == [[0, 0, 0], [0, 0, 0], [plateau, 0, plateau]]
+    assert state.ending.since.tolist() == [0, 1, 3]  # 11.5 is above 10 by more than 1
+    assert state.ending.best.tolist() == [11.5, 11.5, 10.0]
+
+
+def test_no_episode_ends_before_min_steps_nor_is_its_last_env_step_an_early_end() -> None:
+    cfg = EarlyStopConfig(patience=1, min_steps=5)
+    for step, ends in ((2, False), (4, False), (5, True), (STEPS - 1, True), (STEPS, False)):
+        state = initial_state(tiny_rules(1, STEPS), 2, CPU)
+        state = advance(recorded(state, [50.0, 50.0], 1), cfg, STEPS)
+        state = advance(recorded(state, [50.0, 50.0], step), cfg, STEPS)
+        assert state.ending.over.tolist() == [ends, ends], step
+
+
+def test_a_host_that_was_rolled_back_too_often_has_diverged() -> None:
+    cfg = EarlyStopConfig(rollbacks=2, min_steps=1)
+    state = initial_state(tiny_rules(1, STEPS), 2, CPU)
+    for rollbacks, cause in ((0, Cause.NONE), (1, Cause.NONE), (2, Cause.DIVERGED)):
+        found = advance(recorded(state, [1.0, 1.0], 3, rollbacks), cfg, STEPS)
+        assert found.ending.cause.tolist() == [cause, Cause.NONE]
+
+
+# --- whole episodes
+
+
+def stopping(envs: int = 5, **early: float) -> TrainConfig:
+    """A run in which some episodes end early, at different env-steps, and others do not."""
+    early_stop = EarlyStopConfig(**({"patience": 5, "min_delta": 0.0, "min_steps": 3} | early))
+    settings = tiny_settings(envs, 2, STEPS)
+    task = replace(settings.task, base_channels=4)
+    return replace(
+        settings, early_stop=early_stop, batch_size=4, train_samples=8, val_samples=8, task=task,
+        compute=replace(settings.compute, engine="torch"),
+    )  # fmt: skip
+
+
+def episode(cfg: TrainConfig) -> Episode:
+    world = build_world(cfg, CPU)
+    player = build_player(cfg, world) if cfg.policy.name == "ppo" else Player(RandomPolicy(), None)
+    return Episode(world, player, Round(0, Progress(1, Console(file=io.StringIO()), "off")))
+
+
+def flat(state: EnvState) -> dict[str, Tensor]:
+    """Every number of the state, by name."""
+    records = {name: record for name, record in state.items() if name != "boosts"}
+    found = {f"{kind}.{name}": value for kind, record in records.items() for name, value in record.items()}
+    return found | {"boosts": state.boosts}
+
+
+def test_nothing_happens_to_an_env_whose_episode_is_over() -> None:
+    played, frozen = episode(stopping(8, patience=6)), dict[int, tuple[dict, dict]]()
+    world = played.env.world
+    while not played.env.over:
+        played.step_()
+        state, weights = played.env.state, world.weights
+        for env in state.ending.over.nonzero().flatten().tolist():
+            mine = {name: value[env].clone() for name, value in flat(state).items()}
+            rows = {name: value[env].clone() for name, value in weights.exclude("snapshot").flatten_keys(".").items()}
+            before = frozen.setdefault(env, (mine, rows))
+            changed = [name for name in mine if not torch.equal(mine[name].nan_to_num(), before[0][name].nan_to_num())]
+            assert set(changed) <= NOTED, changed
+            assert all(torch.equal(rows[name], before[1][name]) for name in rows)
+    over = played.env.state.ending.over
+    assert over.any()
+    assert not over.all()
+    result, _ = played.finish()
+    steps = [one["env_steps"] for one in result.episodes]
+    assert len(set(steps)) > 1
+    assert steps == played.env.state.signals.step.tolist()
+    assert result.env_steps == sum(steps)
+    causes = [one["ended_by"] for one in result.episodes]
+    assert causes == ["plateau" if early else "limit" for early in over.tolist()]
+    assert sum(result.record["ops"].values()) == sum(steps)
+    assert result.train_flop[steps.index(min(steps))] < result.train_flop[steps.index(max(steps))]
+
+
+@pytest.mark.parametrize("engine", ["torch", "auto"])
+def test_an_env_among_others_is_the_env_alone(engine: str) -> None:
+    """Each is as a batch of one that begins with it would have it; the streams of env 0 are the same in both."""
+    cfg = replace(stopping(), compute=replace(stopping().compute, engine=engine))
+    many, alone = episode(cfg), episode(replace(cfg, envs=1))
+    for played in (many, alone):
+        while not played.env.over:
+            played.step_()
+    theirs = flat(alone.env.state)
+    for name, value in flat(many.env.state).items():
+        torch.testing.assert_close(value[0], theirs[name][0], rtol=1e-5, atol=1e-6, equal_nan=True)
+    assert bool(alone.env.state.ending.over[0])
+
+
+def test_off_it_is_what_it_was_and_on_without_an_early_end_it_is_the_same() -> None:
+    states = []
+    for early in ({"patience": 0}, {"patience": 1000}):
+        played = episode(stopping(**early))
+        while not played.env.over:
+            played.step_()
+        states.append(flat(played.env.state) | {"weights": played.env.world.weights["host", "params"]})
+    off, on = states
+    assert all(torch.equal(value, on[name]) for name, value in off.items() if not name.startswith("ending"))
+    assert not on["ending.cause"].any()
+
+
+# --- what a learner is given
+
+
+def test_rows_behind_an_early_end_do_not_count_and_the_last_one_is_cut_off() -> None:
+    cfg = stopping(8, patience=6)
+    cfg = replace(cfg, policy=replace(cfg.policy, ppo=replace(cfg.policy.ppo, minibatches=1, epochs=1)))
+    played, values = episode(cfg), []
+    ends = torch.full((cfg.envs,), STEPS)
+    while not played.env.over:
+        step, before = played.env.step_number, played.env.state.ending.over
+        played.step_()
+        now = played.env.state.ending.over & ~before
+        ends[now] = step + 1
+        after = played.player.agent.act(played.env.after(), played.memory)[0].value
+        values.append(after)
+    _, rollout = played.finish()
+    assert rollout is not None
+    assert ends.min() < STEPS == ends.max()
+    rows, place = rollout.rows, torch.arange(STEPS)[:, None]
+    panic = rows.terminal
+    assert torch.equal(rows.valid, place < ends)
+    assert torch.equal(rows.truncated, (place == ends - 1) & ~panic)
+    assert bool((rows.reward[~rows.valid] == 0).all())
+    assert bool(rows.features.isfinite().all())
+    # the value that stands for the rest is that of right behind the env's own end, whatever came later
+    wanted = torch.stack([values[end - 1][env] for env, end in enumerate(ends.tolist())])
+    torch.testing.assert_close(rollout.bootstrap, wanted)
+    learner = played.player.learner
+    assert learner is not None
+    report = learner.update(rollout)
+    assert report["valid_rows"] == int(ends.sum())
+    assert np.isfinite(list(report.values())).all()
+
+
+def test_advantages_of_an_episode_that_is_cut_off_are_those_of_a_shorter_rollout() -> None:
+    g = torch.Generator().manual_seed(5)
+    rewards, values = torch.randn(8, 1, generator=g), torch.randn(8, 1, generator=g)
+    no, bootstrap = torch.zeros(8, 1, dtype=torch.bool), torch.tensor([0.7])
+    valid = torch.arange(8)[:, None] < 5
+    whole = gae(rewards, values, no, valid, bootstrap, 0.9, 0.8)
+    short = gae(rewards[:5], values[:5], no[:5], valid[:5], bootstrap, 0.9, 0.8)
+    for one, other in zip(whole, short, strict=True):
+        torch.testing.assert_close(one[:5], other)
+        assert not one[5:].any()
+
+
+def test_a_simulator_tells_of_every_env_when_its_episode_is_over() -> None:
+    sim = Simulator(stopping(8, patience=6), RandomPolicy())
+    _, info = sim.reset()
+    over, told = torch.zeros(8, dtype=torch.bool), []
+    while not over.all():
+        wait = Action.from_dict({name: torch.zeros(8, dtype=torch.int64) for name in HEAD_NAMES}, batch_size=[8])
+        before = over
+        _, reward, _, over, info = sim.step(wait)
+        assert bool((over | ~before).all())
+        assert not reward[before].any()
+        if not over.all():  # behind the last env-step nothing is decided any more
+            assert int(info.masks.op[before].sum()) == int(before.sum())
+        told.append(int(over.sum()))
+    assert 0 < told[-2] < 8 == told[-1]
+    assert len(told) == STEPS
+    with pytest.raises(SettingError, match="early_stop=.patience=6, rollbacks=0.: must be off in environments"):
+        FlatEnvs(sim)
+
+
+def test_compiled_kernels_are_one_graph_and_the_same() -> None:
+    rules = tiny_rules(2, STEPS)._replace(early_stop=EarlyStopConfig(patience=1, min_delta=100, min_steps=1))
+    compiled = torch.compile(apply_action, backend="eager", fullgraph=True)
+    measure = torch.compile(record_and_observe, backend="eager", fullgraph=True)
+    ours = theirs = initial_state(rules, 3, CPU)
+    wait = Action.from_dict({name: torch.zeros(3, dtype=torch.int64) for name in HEAD_NAMES}, batch_size=[3])
+    for step in range(4):
+        measured = made_up(rules, theirs, step)
+        theirs = apply_action(rules, record_and_observe(rules, theirs, measured), wait).state
+        ours = compiled(rules, measure(rules, ours, measured), wait).state
+        for name, value in flat(theirs).items():
+            torch.testing.assert_close(flat(ours)[name], value, rtol=1e-12, atol=1e-12, equal_nan=True)
+    assert theirs.ending.over.all()
+    assert theirs.signals.step.max() == 2
+
+
+# --- what is refused
+
+
+@pytest.mark.parametrize("name", ["torch_graphs", "triton", "triton_graphs"])
+def test_engines_that_cannot_leave_out_envs_say_so(name: str) -> None:
+    rules = tiny_rules(1, STEPS)
+    cfg = stopping()
+    asked = Asked(cfg.compute, CPU, cfg.task, rules.nets.shape, ends_early=True)
+    assert "early_stop" in ENGINES[name].obstacle(asked)
+
+
+def test_rollbacks_that_never_come_end_nothing() -> None:
+    with pytest.raises(SettingError, match="early_stop.rollbacks=2: must be 0 with governor.enabled=false"):
+        TrainConfig(early_stop=EarlyStopConfig(rollbacks=2), governor=GovernorConfig(enabled=False))
