@@ -47,6 +47,8 @@ GUARDS = {
     "command": "tests/test_train_cli.py tests/test_compose.py",
     "split": "tests/env/test_reward_split.py",
     "ranks": "tests/test_ranks.py",
+    "early": "tests/env/test_early_stop.py",
+    "accumulate": "tests/nets/test_accumulate.py",
     "lockstep": "tests/test_lockstep.py tests/test_compare.py",
     "sweeps": "tests/test_multirun.py tests/test_config.py tests/sweep/test_summary.py",
     "launchers": "-m slow tests/sweep/test_launchers.py",
@@ -445,6 +447,11 @@ BREAKS = (
     Break("ops/metrics.py", '"terms": found["terms"] * found["env_steps"]', '"terms": found["terms"]', "ranks"),
     Break("ops/networks.py", "rows = [env - world.ranks.first_env for env in envs]", "rows = list(envs)", "ranks"),
     Break("ops/torchrun.py", "return cores[first:end] or [cores[first]]", "return cores[first:end]", "ranks"),
+    Break("nets/engines/torch/training.py", "return host_grad / count, ", "return host_grad, ", "accumulate"),
+    Break("nets/engines/cpu/train.c", "else grad[i] = all * share;", "else grad[i] = all;", "native"),
+    Break("ops/collect.py", "isfinite() & ~over", "isfinite()", "early"),
+    Break("ops/collect.py", "restart(memory, before, over)", "memory", "early"),
+    Break("env/step.py", "state, due = held(over, _at_rest(before), state), due & ~over", "pass", "early"),
 )
 
 
