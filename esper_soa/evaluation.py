@@ -25,10 +25,10 @@ from esper_soa.nets.model.blueprints import num_codes
 from esper_soa.ops.collect import Player, Round, play_round
 from esper_soa.ops.device import apply_threads, device_name, resolve_device
 from esper_soa.ops.files import write_text
+from esper_soa.ops.final_table import as_text
 from esper_soa.ops.json_lines import finite_record
 from esper_soa.ops.memory import naming_memory
 from esper_soa.ops.progress import LOGGER, Progress, show
-from esper_soa.ops.report import as_text
 from esper_soa.ops.resume import Saved, read_run, restore_policy
 from esper_soa.ops.rundir import RunFolder, find_checkpoint, passed_over, write_versions
 from esper_soa.ops.session import Session, session

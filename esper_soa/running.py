@@ -38,6 +38,7 @@ from esper_soa.ops.device import (
     resolve_device,
     take_device,
 )
+from esper_soa.ops.final_table import Pareto, SeedCounts, Speed, Summary
 from esper_soa.ops.interrupt import STOPPING, Interrupted, Requests
 from esper_soa.ops.json_lines import Json
 from esper_soa.ops.memory import plan_in_words
@@ -45,7 +46,6 @@ from esper_soa.ops.metrics import RoundResult
 from esper_soa.ops.networks import Networks
 from esper_soa.ops.profile import make_profile
 from esper_soa.ops.progress import LOGGER, Progress
-from esper_soa.ops.report import Pareto, SeedCounts, Speed, Summary
 from esper_soa.ops.rundir import (
     drop_unfinished,
     rounds_of,

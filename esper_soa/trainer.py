@@ -22,11 +22,11 @@ from esper_soa.ops import resume
 from esper_soa.ops.device import (
     resolve_device,
 )
+from esper_soa.ops.final_table import Summary, print_summary, write_summary
 from esper_soa.ops.interrupt import signals_noted
 from esper_soa.ops.json_lines import MetricsWriter
 from esper_soa.ops.memory import naming_memory
 from esper_soa.ops.progress import LOGGER, Progress
-from esper_soa.ops.report import Summary, print_summary, write_summary
 from esper_soa.ops.rundir import (
     RunFolder,
     engine_changes,

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from esper_soa.config import register_schema, settings_from
 from esper_soa.env.config import REWARD_MODES
 from esper_soa.errors import UserError
-from esper_soa.ops.report import Summary
+from esper_soa.ops.final_table import Summary
 from esper_soa.ops.rundir import open_run_folder
 from esper_soa.paths import config_dir
 from esper_soa.trainer import run

@@ -23,9 +23,9 @@ from esper_soa.env.config import GatesConfig
 from esper_soa.errors import UserError
 from esper_soa.nets.config import DataConfig, TaskConfig
 from esper_soa.ops.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from esper_soa.ops.final_table import Summary
 from esper_soa.ops.interrupt import Interrupted
 from esper_soa.ops.progress import Progress
-from esper_soa.ops.report import Summary
 from esper_soa.ops.rundir import RunFolder, resume_start
 from esper_soa.trainer import run
 

@@ -29,8 +29,8 @@ from esper_soa.env.world import World
 from esper_soa.nets.config import DataConfig, TaskConfig
 from esper_soa.ops.checkpoint import load_checkpoint
 from esper_soa.ops.collect import Round
+from esper_soa.ops.final_table import Summary
 from esper_soa.ops.progress import Progress
-from esper_soa.ops.report import Summary
 from esper_soa.ops.resume import Played, Progressed
 from esper_soa.ops.rundir import RunFolder
 from esper_soa.ops.session import session

@@ -11,7 +11,7 @@ from dataclasses import fields
 import torch
 from torch import Tensor
 
-from esper_soa.ops.report import SeedCounts
+from esper_soa.ops.final_table import SeedCounts
 from esper_soa.registry import is_reference
 from esper_soa.vocabulary import CNN_BLUEPRINTS, NUM_BLUEPRINTS, Blend, Blueprint
 

@@ -19,8 +19,8 @@ from esper_soa.evaluation import build_agent, evaluation_settings
 from esper_soa.nets.config import DataConfig, TaskConfig
 from esper_soa.ops import resume
 from esper_soa.ops.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from esper_soa.ops.final_table import print_summary, write_summary
 from esper_soa.ops.record import record_fault, unlike
-from esper_soa.ops.report import print_summary, write_summary
 from esper_soa.ops.rundir import RunFolder
 from esper_soa.ops.session import session
 from esper_soa.running import Run

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from esper_soa.ops.report import Pareto, SeedCounts, Speed, Summary, print_summary, write_summary
+from esper_soa.ops.final_table import Pareto, SeedCounts, Speed, Summary, print_summary, write_summary
 from esper_soa.ops.verdict import Episode, HostScore
 
 SUMMARY = Summary(
