@@ -194,7 +194,7 @@ BREAKS = (
     Break("agent/policy.py", 'masks.op, self.floors["op"])', "masks.op, 0.0)", "agent"),
     Break("agent/policy.py", "detached = x.detach()", "detached = x", "agent"),
     Break("agent/policy.py", "fresh = reset[start].reshape(1, -1, 1)", "fresh = reset[0].reshape(1, -1, 1)", "agent"),
-    Break("env/world.py", "self.round = number\n", "self.round = 0\n", "world"),
+    Break("env/world.py", "self.round, self._keys = number, ", "self.round, self._keys = 0, ", "world"),
     Break("env/world.py", "        reset_loss_scales_(self.weights)\n", "", "world"),
     Break("env/world.py", "sizes.train_samples // sizes.batch_size", "1", "world"),
     Break("ops/metrics.py", "terms.get(name).mean() for name", "terms.get(name).sum() for name", "metrics"),
