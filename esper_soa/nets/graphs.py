@@ -71,18 +71,19 @@ class _Kept(Generic[Step]):
 
 
 class CapturedCall:
-    """A function of nested tensors with its arguments at addresses of their own, as a StaticStep."""
+    """A function of nested tensors, None among them, with its arguments at addresses of their own, as a StaticStep."""
 
-    def __init__(self, function: Callable[..., object], arguments: list[Tensor], spec: TreeSpec) -> None:
+    def __init__(self, function: Callable[..., object], arguments: list[Tensor | None], spec: TreeSpec) -> None:
         self.function, self.arguments, self.spec = function, arguments, spec
         self.given: object = None  # in a graph's memory once it is captured
 
     def on_own_buffers(self) -> "CapturedCall":
         """The same call with copies of the arguments."""
-        return CapturedCall(self.function, [argument.clone() for argument in self.arguments], self.spec)
+        own = [None if argument is None else argument.clone() for argument in self.arguments]
+        return CapturedCall(self.function, own, self.spec)
 
     def buffers(self) -> list[Tensor]:
-        return self.arguments
+        return [argument for argument in self.arguments if argument is not None]
 
     def step_(self, variant: int) -> None:
         """The call; its results stay until the next."""
@@ -173,7 +174,8 @@ def captured_call(
     beside the shapes of its arguments, has to be in `name`; tensors that it changes keep their addresses.
     """
     leaves, spec = tree_flatten(arguments)
-    key, fresh = (name, *(leaf.shape for leaf in leaves)), CapturedCall(function, leaves, spec)
+    shapes = (None if leaf is None else leaf.shape for leaf in leaves)
+    key, fresh = (name, *shapes), CapturedCall(function, leaves, spec)
     done = steps.run_(key, fresh if steps.keeps(key) else fresh.on_own_buffers(), [0])
     given, result = tree_flatten(done.given)
     copies = [torch.empty_like(one) for one in given]

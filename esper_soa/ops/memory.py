@@ -114,7 +114,7 @@ def activations(cfg: TrainConfig, shape: HostShape, device: torch.device) -> int
     chunk = together(cfg, shape, device).env_chunk
     workers = choose_workers(cfg.compute.workers, -(-cfg.envs // chunk), device, usable_cores())
     kept = IMAGE + sum(segment.activations for segment in shape.segments)
-    if device.type == "cpu" and cfg.compute.engine != "torch":
+    if device.type == "cpu" and cfg.compute.engine != "torch" and shape.own_chain is None:
         chunk = 1  # the native kernels take network by network
     return FLOAT * min(workers * chunk, cfg.envs) * cfg.batch_size * kept
 

@@ -114,8 +114,8 @@ def work(job: tuple[str, Path]) -> str:
         raise ValueError("no good")
     if how == "refuses":
         raise UserError("steps=0: must be more")
-    if how == "waits":
-        time.sleep(120)
+    if how in ("waits", "slow"):
+        time.sleep(120 if how == "waits" else 1)
     path.write_text(f"{os.getpid()} {os.environ['OMP_NUM_THREADS']}")
     return how
 
@@ -136,7 +136,7 @@ def test_a_process_that_dies_or_fails_takes_no_other_along(tmp_path: Path) -> No
 
 
 def test_after_a_setting_that_cannot_work_no_more_jobs_are_begun(tmp_path: Path) -> None:
-    jobs = [("refuses", tmp_path / "0"), *(("well", tmp_path / str(n)) for n in range(1, 9))]
+    jobs = [("refuses", tmp_path / "0"), *(("slow", tmp_path / str(n)) for n in range(1, 9))]
     found = in_processes(work, jobs, 1)
     assert why(found[0]) == "steps=0: must be more"
     assert isinstance(found[-1], UserError)

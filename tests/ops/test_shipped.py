@@ -37,7 +37,7 @@ def test_an_installed_copy_finds_the_policies_that_lie_in_it(tmp_path: Path) -> 
 
 def test_a_wheel_takes_in_every_file_of_the_package_and_policies_are_not_left_out() -> None:
     target = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
-    assert target["packages"] == ["esper_soa"]
+    assert target["packages"] == ["esper_soa", "hydra_plugins"]
     assert set(target) == {"packages", "force-include", "hooks"}, "nothing is excluded"
     assert POLICIES == ROOT / "esper_soa" / "policies"
     for name in ("sprout.policy", "sprout.md") if (ROOT / ".git").exists() else ():  # what git ignores is left out
