@@ -41,13 +41,13 @@ def started(*overrides: str, folder: Path) -> subprocess.Popen[str]:
     )
 
 
-def wait_until(ready: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    """Return once `ready`; raises TimeoutError where it never is, or where `process` ends before."""
+def wait_until(ready: Callable[[], bool], process: subprocess.Popen[str] | None = None) -> None:
+    """Return once `ready`; raises TimeoutError where it never is, or where a `process` that is given ends before."""
     for _ in range(100 * PATIENCE):
-        ended = process.poll() is not None
+        ended = process is not None and process.poll() is not None
         if ready():
             return
-        if ended:
+        if process is not None and ended:
             raise TimeoutError(f"it ended with {process.returncode}: {process.communicate()}")
         time.sleep(0.01)
     raise TimeoutError("it did not come to that")

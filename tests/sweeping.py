@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from program import ENVIRONMENT, PATIENCE, TINY, lines, wait_until
@@ -46,10 +47,12 @@ def holder(run: Path) -> int:
 
 def opened(process: Path) -> list[str]:
     """The files that a process has open, as far as this one may know."""
-    try:
-        return [os.readlink(one) for one in (process / "fd").iterdir()]
-    except OSError:  # it has ended meanwhile, or is somebody else's
-        return []
+    found = []
+    with suppress(OSError):  # it has ended meanwhile, or is somebody else's
+        for one in (process / "fd").iterdir():
+            with suppress(FileNotFoundError):  # closed since they were listed, which says nothing of the others
+                found.append(os.readlink(one))
+    return found
 
 
 def killed_in_the_middle(run: Path, process: subprocess.Popen[str], number: int = signal.SIGKILL) -> int:
