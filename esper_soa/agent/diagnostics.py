@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from esper_soa.agent.losses import Total, largest, whole
+from esper_soa.agent.losses import Mean, Means, largest
 from esper_soa.agent.rollout import Told
 from esper_soa.ranks import Ranks
 from esper_soa.vocabulary import HEAD_NAMES, OP_NAMES
@@ -90,23 +90,32 @@ def by_head(prefix: str, values: Tensor) -> Metrics:
     return {f"{prefix}/{name}": value for name, value in zip(HEAD_NAMES, values.unbind(), strict=True)}
 
 
-def memory_health(hidden: Tensor, cell: Tensor, total: Total = whole) -> Metrics:
-    """State of the memory from hidden [T, N, L, H] and cell [P, N, L, H]; means over all processes, as by `total`."""
-    hidden_rms = hidden.square().mean((-2, -1)).sqrt()
-    cell_rms = cell.square().mean((-2, -1)).sqrt()
-    saturated = (hidden.abs() > SATURATED).float()
-    parts = (hidden_rms.square(), cell_rms.square(), saturated)
-    sums = total(*(part.sum() for part in parts), *(part.new_tensor(part.numel()) for part in parts))
-    hidden_square, cell_square, share = (sums[i] / sums[i + 3] for i in range(3))
+def memory_means(hidden: Tensor, cell: Tensor) -> Means:
+    """Mean squares of the memory from hidden [T, N, L, H] and cell [P, N, L, H], and its saturated share."""
+    parts = {
+        "hidden_square": _rms(hidden).square(), "cell_square": _rms(cell).square(),
+        "saturated": (hidden.abs() > SATURATED).float(),
+    }  # fmt: skip
+    return {name: Mean(part.sum(), part.new_tensor(part.numel())) for name, part in parts.items()}
+
+
+def memory_health(means: Means, hidden: Tensor, cell: Tensor) -> Metrics:
+    """State of the memory: `memory_means` over all processes, and the extremes in this one."""
+    hidden_rms, cell_rms = _rms(hidden), _rms(cell)
     return {
         "lstm_rms_max": torch.maximum(largest(hidden_rms), largest(cell_rms)),
         "lstm_rms_min": -largest(-hidden_rms),
-        "lstm_hidden_rms": hidden_square.sqrt(),
+        "lstm_hidden_rms": means["hidden_square"].value.sqrt(),
         "lstm_hidden_max": largest(hidden.abs()),
-        "lstm_cell_rms": cell_square.sqrt(),
+        "lstm_cell_rms": means["cell_square"].value.sqrt(),
         "lstm_cell_max": largest(cell.abs()),
-        "lstm_saturated": share,
+        "lstm_saturated": means["saturated"].value,
     }
+
+
+def _rms(memory: Tensor) -> Tensor:
+    """Root of the mean square [T, N] of memory [T, N, L, H]."""
+    return memory.square().mean((-2, -1)).sqrt()
 
 
 def gradient_norms(policy: nn.Module, gradients: Mapping[Tensor, Tensor]) -> Metrics:

@@ -1,8 +1,9 @@
 """The losses of proximal policy optimisation over eight action heads, as pure functions of tensors.
 
 Heads are the last axis, in HEADS order; all other axes are env-steps, in any shape. Masks are bool and choose the
-env-steps that count, so that padding never enters a mean. Where the env-steps are shared out over processes, `total`
-sums over them (Ranks.total), and every mean is that over all. Called by the learner.
+env-steps that count, so that padding never enters a mean. A loss is made of means; where the env-steps are shared out
+over processes, `over_all` puts all means of a minibatch together, by one sum over them (Ranks.total). Called by the
+learner.
 """
 
 from collections.abc import Callable
@@ -18,33 +19,36 @@ MAX_JOINT_LOG_RATIO = 30.0
 Total: TypeAlias = Callable[..., tuple[Tensor, ...]]  # the sums over all processes of what each has
 
 
-def whole(*parts: Tensor) -> tuple[Tensor, ...]:
-    """Sums over this process alone."""
-    return parts
+class Mean(NamedTuple):
+    """A mean, or one per head, of the env-steps of this process or of all."""
+
+    summed: Tensor  # [] or [8]
+    weight: Tensor  # [] or [8], of its env-steps, or their number
+
+    @property
+    def value(self) -> Tensor:
+        """The mean; 0 for none."""
+        return self.summed / self.weight.clamp(min=1)
 
 
-class RatioStats(NamedTuple):
-    """How far the policy has moved from the one that acted."""
-
-    kl: Tensor  # []
-    clip_fraction: Tensor  # [], of the joint ratio
-    highest: Tensor  # [], of the joint ratio, in this process alone; -inf for no env-step
-    lowest: Tensor  # [], likewise; inf
-    head_kl: Tensor  # [8]
-    head_clip_fraction: Tensor  # [8]
+Means: TypeAlias = dict[str, Mean]
 
 
-def masked_mean(x: Tensor, mask: Tensor, total: Total = whole) -> Tensor:
-    """Mean [8] of x [..., 8] over the env-steps of mask [..., 8], per head; 0 for none."""
+def over_all(means: Means, total: Total) -> Means:
+    """The means over the env-steps of all processes, from those of this one."""
+    sums = iter(total(*(part for mean in means.values() for part in mean)))
+    return {name: Mean(summed, weight) for name, summed, weight in zip(means, sums, sums, strict=True)}
+
+
+def masked(x: Tensor, mask: Tensor) -> Mean:
+    """Mean [8] of x [..., 8] over the env-steps of mask [..., 8], per head."""
     steps = tuple(range(x.ndim - 1))
-    counted, count = total(torch.where(mask, x, 0.0).sum(steps), mask.sum(steps))
-    return counted / count.clamp(min=1)
+    return Mean(torch.where(mask, x, 0.0).sum(steps), mask.sum(steps))
 
 
-def weighted_mean(x: Tensor, weight: Tensor, total: Total = whole) -> Tensor:
+def weighted(x: Tensor, weight: Tensor) -> Mean:
     """Sum of weight * x over the sum of weight (at least 1), where weight is above 0; both [...]."""
-    counted, weights = total(torch.where(weight > 0, weight * x, 0.0).sum(), weight.sum())
-    return counted / weights.clamp(min=1)
+    return Mean(torch.where(weight > 0, weight * x, 0.0).sum(), weight.sum())
 
 
 def largest(x: Tensor) -> Tensor:
@@ -57,63 +61,65 @@ def clamped_log_ratio(log_probs: Tensor, reference: Tensor) -> Tensor:
     return (log_probs - reference).clamp(-MAX_HEAD_LOG_RATIO, MAX_HEAD_LOG_RATIO)
 
 
-def ratio_stats(log_ratio: Tensor, relevant: Tensor, valid: Tensor, clip: float, total: Total = whole) -> RatioStats:
-    """Divergence and clipping of log_ratio [..., 8].
+def joint_ratio(log_ratio: Tensor) -> Tensor:
+    """New over old probability [...] of whole actions from log_ratio [..., 8]; its logarithm within +-30."""
+    return log_ratio.sum(-1).clamp(-MAX_JOINT_LOG_RATIO, MAX_JOINT_LOG_RATIO).exp()
 
-    relevant: bool [..., 8], heads that mattered, on valid env-steps only; valid: bool [...]. The divergence per head is
-    Schulman's estimator (r - 1) - log r, and heads are averaged with the share of env-steps on which they mattered.
+
+def ratio_means(log_ratio: Tensor, relevant: Tensor, valid: Tensor, clip: float) -> Means:
+    """How far the policy has moved from the one that acted, from log_ratio [..., 8].
+
+    relevant: bool [..., 8], heads that mattered, on valid env-steps only; valid: bool [...]. `kl` [8] is Schulman's
+    estimator (r - 1) - log r, `mattered` [8] the share of env-steps on which a head did, `head_clip_fraction` [8] and
+    `clip_fraction` [] the shares of ratios, and of joint ratios, beyond the clip.
     """
-    kl = masked_mean(torch.expm1(log_ratio) - log_ratio, relevant, total)
-    mattered, count = total(relevant.sum(tuple(range(relevant.ndim - 1))), valid.sum())
-    share = mattered / count.clamp(min=1)
-    joint = log_ratio.sum(-1).clamp(-MAX_JOINT_LOG_RATIO, MAX_JOINT_LOG_RATIO).exp()
     clipped = (log_ratio.exp() - 1).abs() > clip
-    counted = torch.where(valid, joint, 1.0)
-    return RatioStats(
-        kl=(share * kl).sum() / share.sum().clamp(min=1e-8),
-        clip_fraction=weighted_mean(((joint - 1).abs() > clip).float(), valid.float(), total),
-        highest=largest(counted),
-        lowest=-largest(-counted),
-        head_kl=kl,
-        head_clip_fraction=masked_mean(clipped.float(), relevant, total),
-    )
+    return {
+        "kl": masked(torch.expm1(log_ratio) - log_ratio, relevant),
+        "mattered": head_share(relevant, valid),
+        "clip_fraction": weighted(((joint_ratio(log_ratio) - 1).abs() > clip).float(), valid.float()),
+        "head_clip_fraction": masked(clipped.float(), relevant),
+    }
 
 
-def policy_loss(log_ratio: Tensor, advantages: Tensor, counted: Tensor, clip: float, total: Total = whole) -> Tensor:
-    """Clipped surrogate (Schulman et al. 2017), the sum over heads of the mean over each head's own env-steps.
+def head_share(counted: Tensor, valid: Tensor) -> Mean:
+    """Share [8] of the env-steps of valid [...] on which a head of counted [..., 8] counts."""
+    return Mean(counted.flatten(0, -2).sum(0), valid.sum())
+
+
+def divergence(kl: Tensor, mattered: Tensor) -> Tensor:
+    """Mean [] of kl [8] over heads, each with the share [8] of env-steps on which it mattered."""
+    return (mattered * kl).sum() / mattered.sum().clamp(min=1e-8)
+
+
+def surrogate(log_ratio: Tensor, advantages: Tensor, counted: Tensor, clip: float) -> Mean:
+    """Clipped gain [8] (Schulman et al. 2017) of each head over its own env-steps, to be made large.
 
     advantages: [...]; counted: bool [..., 8], heads that mattered on env-steps with a choice.
     """
     ratio = log_ratio.exp()
     gain = advantages.unsqueeze(-1)
-    return -masked_mean(torch.minimum(ratio * gain, ratio.clamp(1 - clip, 1 + clip) * gain), counted, total).sum()
+    return masked(torch.minimum(ratio * gain, ratio.clamp(1 - clip, 1 + clip) * gain), counted)
 
 
-def value_loss(predicted: Tensor, target: Tensor, weight: Tensor, total: Total = whole) -> Tensor:
+def half_squared_error(predicted: Tensor, target: Tensor, weight: Tensor) -> Mean:
     """Half the weighted mean squared error."""
-    return 0.5 * weighted_mean((predicted - target).square(), weight, total)
+    return weighted(0.5 * (predicted - target).square(), weight)
 
 
-def entropy_loss(entropies: Tensor, counted: Tensor, multiplier: Tensor, total: Total = whole) -> Tensor:
-    """Minus the mean entropy of each head over its own env-steps, summed with multiplier [8]."""
-    return -(multiplier * masked_mean(entropies, counted, total)).sum()
-
-
-def floor_penalty(entropies: Tensor, available: Tensor, floor: Tensor, weight: Tensor, total: Total = whole) -> Tensor:
+def floor_penalty(entropies: Mean, floor: Tensor, weight: Tensor) -> Tensor:
     """Sum over heads of weight * (shortfall of the mean entropy below floor) squared; floor, weight [8].
 
-    available: bool [..., 8], heads that some legal op would have made matter; a head that never was is left out.
+    entropies: over the env-steps on which some legal op would have made the head matter; a head without is left out.
     """
-    shortfall = (floor - masked_mean(entropies, available, total)).clamp(min=0)
-    (times,) = total(available.flatten(0, -2).sum(0))
-    return (weight * torch.where(times > 0, shortfall.square(), 0.0)).sum()
+    shortfall = (floor - entropies.value).clamp(min=0)
+    return (weight * torch.where(entropies.weight > 0, shortfall.square(), 0.0)).sum()
 
 
-def contribution_loss(predicted: Tensor, target: Tensor, measured: Tensor, clip: float, total: Total = whole) -> Tensor:
-    """Mean squared error [...] over the measured entries, targets within +-clip percent points."""
+def contribution_error(predicted: Tensor, target: Tensor, measured: Tensor, clip: float) -> Mean:
+    """Mean squared error [] over the measured entries, targets within +-clip percent points."""
     error = predicted - target.clamp(-clip, clip)
-    squares, count = total(torch.where(measured, error.square(), 0.0).sum(), measured.sum())
-    return squares / count.clamp(min=1)
+    return Mean(torch.where(measured, error.square(), 0.0).sum(), measured.sum())
 
 
 def explained_variance(predicted: Tensor, returns: Tensor, valid: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from esper_soa.agent.advantages import gae, normalize_advantages
 from esper_soa.agent.config import ImitationConfig, PPOConfig
 from esper_soa.agent.diagnostics import Metrics, by_head, read_back
 from esper_soa.agent.distribution import available_heads, open_heads, relevant_heads
+from esper_soa.agent.losses import Means
 from esper_soa.agent.normalize import Moments, RewardStats
 from esper_soa.agent.optimizer import AdamState, adam_state, adam_step, flatten, write_parameters_
 from esper_soa.agent.policy import Evaluation, RecurrentPolicy, full_precision, segment_starts
@@ -112,30 +113,43 @@ def total_loss(
     minibatches of all ranks; the gradient is the share of this one.
     """
     rows = batch.rows
-    total = ranks.total
+    log_ratio = losses.clamped_log_ratio(evaluation.log_probs, rows.log_probs)
+    means = losses.over_all(
+        policy_means(evaluation, log_ratio, batch, config.clip_ratio)
+        | critic_means(evaluation, batch, config, torch.ones_like(rows.valid))
+        | diagnostics.memory_means(evaluation.hidden, evaluation.cell),
+        ranks.total,
+    )
+    policy = -means["surrogate"].value.sum()
+    critics, metrics = critic_losses(means, weights)
+    entropy = -(tables.multiplier * means["entropy"].value).sum()
+    floor = losses.floor_penalty(means["available"], tables.floor, weights.floor_penalty * tables.penalty)
+    loss = policy + critics + weights.entropy * entropy + floor
+    kl, ratios = means["kl"].value, torch.where(rows.valid, losses.joint_ratio(log_ratio.detach()), 1.0)
+    metrics |= {
+        "loss": loss, "policy_loss": policy, "entropy_loss": entropy, "floor_penalty": floor,
+        "approx_kl": losses.divergence(kl, means["mattered"].value), "clip_fraction": means["clip_fraction"].value,
+        "ratio_max": losses.largest(ratios), "ratio_min": -losses.largest(-ratios),
+    }  # fmt: skip
+    metrics |= by_head("clip_fraction", means["head_clip_fraction"].value) | by_head("kl", kl)
+    metrics |= by_head("entropy", means["decided"].value) | by_head("head_share", means["head_share"].value)
+    metrics |= diagnostics.memory_health(means, evaluation.hidden, evaluation.cell)
+    return loss, {name: metric.detach() for name, metric in metrics.items()}
+
+
+def policy_means(evaluation: Evaluation, log_ratio: Tensor, batch: Batch, clip: float) -> Means:
+    """What the policy's own terms and their diagnostics are made of; `decided`: entropies where there was a choice."""
+    rows = batch.rows
     relevant = relevant_heads(rows.effective_op) & rows.valid.unsqueeze(-1)
     free = (rows.valid & ~rows.forced).unsqueeze(-1)
-    log_ratio = losses.clamped_log_ratio(evaluation.log_probs, rows.log_probs)
-    ratios = losses.ratio_stats(log_ratio.detach(), relevant, rows.valid, config.clip_ratio, total)
-    policy = losses.policy_loss(log_ratio, batch.advantages, relevant & free, config.clip_ratio, total)
-    scope = CriticScope(config, weights, torch.ones_like(rows.valid), total)
-    critics, metrics = critic_losses(evaluation, batch, scope)
-    entropy = losses.entropy_loss(evaluation.entropies, relevant & free, tables.multiplier, total)
-    available = available_heads(rows.masks.op) & free
-    penalty = weights.floor_penalty * tables.penalty
-    floor = losses.floor_penalty(evaluation.entropies, available, tables.floor, penalty, total)
-    loss = policy + critics + weights.entropy * entropy + floor
-    metrics |= {
-        "loss": loss, "policy_loss": policy, "entropy_loss": entropy, "floor_penalty": floor, "approx_kl": ratios.kl,
-        "clip_fraction": ratios.clip_fraction, "ratio_max": ratios.highest, "ratio_min": ratios.lowest,
-    }  # fmt: skip
-    metrics |= by_head("clip_fraction", ratios.head_clip_fraction) | by_head("kl", ratios.head_kl)
     decided = relevant & free & open_heads(rows.masks, rows.action.op)
-    metrics |= by_head("entropy", losses.masked_mean(evaluation.entropies, decided, total))
-    times, count = total(decided.flatten(0, -2).sum(0), rows.valid.sum())
-    metrics |= by_head("head_share", times / count.clamp(min=1))
-    metrics |= diagnostics.memory_health(evaluation.hidden, evaluation.cell, total)
-    return loss, {name: metric.detach() for name, metric in metrics.items()}
+    return {
+        "surrogate": losses.surrogate(log_ratio, batch.advantages, relevant & free, clip),
+        "entropy": losses.masked(evaluation.entropies, relevant & free),
+        "available": losses.masked(evaluation.entropies, available_heads(rows.masks.op) & free),
+        "decided": losses.masked(evaluation.entropies, decided),
+        "head_share": losses.head_share(decided, rows.valid),
+    } | losses.ratio_means(log_ratio.detach(), relevant, rows.valid, clip)
 
 
 def imitation_loss(
@@ -147,43 +161,47 @@ def imitation_loss(
     summed over the heads that its op makes matter, mean over the env-steps with a choice (Ross et al. 2011).
     Critics learn the returns of what was played, so the value of an op only where the teacher would have done the same.
     """
-    rows, total = batch.rows, ranks.total
+    rows = batch.rows
     free = rows.valid & ~rows.forced
     counted = relevant_heads(rows.action.op) & free.unsqueeze(-1)
     chosen = torch.where(counted, evaluation.log_probs, 0.0).sum(-1)
-    cross_entropy = -losses.weighted_mean(chosen, free.float(), total)
-    scope = CriticScope(config, weights, rows.action.op == rows.effective_op, total)
-    critics, metrics = critic_losses(evaluation, batch, scope)
-    loss = cross_entropy + critics
     agreed = (evaluation.likeliest | ~counted).all(-1)
-    metrics |= {
-        "loss": loss, "cross_entropy": cross_entropy,
-        "agreement": losses.weighted_mean(agreed.float(), free.float(), total),
-    }  # fmt: skip
-    metrics |= by_head("agreement", losses.masked_mean(evaluation.likeliest.float(), counted, total))
-    metrics |= diagnostics.memory_health(evaluation.hidden, evaluation.cell, total)
+    means = losses.over_all(
+        {
+            "chosen": losses.weighted(chosen, free.float()),
+            "agreement": losses.weighted(agreed.float(), free.float()),
+            "head_agreement": losses.masked(evaluation.likeliest.float(), counted),
+        }
+        | critic_means(evaluation, batch, config, rows.action.op == rows.effective_op)
+        | diagnostics.memory_means(evaluation.hidden, evaluation.cell),
+        ranks.total,
+    )
+    cross_entropy = -means["chosen"].value
+    critics, metrics = critic_losses(means, weights)
+    loss = cross_entropy + critics
+    metrics |= {"loss": loss, "cross_entropy": cross_entropy, "agreement": means["agreement"].value}
+    metrics |= by_head("agreement", means["head_agreement"].value)
+    metrics |= diagnostics.memory_health(means, evaluation.hidden, evaluation.cell)
     return loss, {name: metric.detach() for name, metric in metrics.items()}
 
 
-class CriticScope(NamedTuple):
-    """By what the critics are judged."""
-
-    config: PPOConfig
-    weights: Coefficients
-    taken: Tensor  # bool [T, n], the recorded op is the one whose return the row tells
-    total: losses.Total = losses.whole
-
-
-def critic_losses(evaluation: Evaluation, batch: Batch, scope: CriticScope) -> tuple[Tensor, Metrics]:
-    """The weighted sum of the losses of value, Q and predicted contributions, and the losses."""
-    rows, (config, weights, taken, total) = batch.rows, scope
+def critic_means(evaluation: Evaluation, batch: Batch, config: PPOConfig, taken: Tensor) -> Means:
+    """The errors of value, Q and predicted contributions; taken: bool [T, n], the row tells the return of its op."""
+    rows = batch.rows
     weight = torch.where(rows.forced, config.forced_value_weight, 1.0) * rows.valid
     measured = rows.contribution_measured & rows.valid.unsqueeze(-1)
-    value = losses.value_loss(evaluation.value, batch.targets, weight, total)
-    q = losses.value_loss(evaluation.q, batch.targets, weight * taken, total)
-    contribution = losses.contribution_loss(
-        evaluation.contribution, rows.contribution, measured, config.contribution_clip, total
-    )
+    return {
+        "value": losses.half_squared_error(evaluation.value, batch.targets, weight),
+        "q": losses.half_squared_error(evaluation.q, batch.targets, weight * taken),
+        "contribution": losses.contribution_error(
+            evaluation.contribution, rows.contribution, measured, config.contribution_clip
+        ),
+    }
+
+
+def critic_losses(means: Means, weights: Coefficients) -> tuple[Tensor, Metrics]:
+    """The weighted sum of the losses of value, Q and predicted contributions, and the losses."""
+    value, q, contribution = (means[name].value for name in ("value", "q", "contribution"))
     critics = weights.value * value + weights.q * q + weights.contribution * contribution
     return critics, {"value_loss": value, "q_loss": q, "contribution_loss": contribution}
 
@@ -311,7 +329,7 @@ class Learner:
         reward_scale = normalize.reward_scale(self.reward)
         summary = {
             "explained_variance": losses.explained_variance(values, returns, valid),
-            "bellman_error": losses.weighted_mean(differences.abs(), valid.float()),
+            "bellman_error": losses.weighted(differences.abs(), valid.float()).value,
             "value_scale": new_scale,
             "reward_scale": reward_scale,
         }

@@ -3,7 +3,7 @@ import torch
 from agent_world import random_rollout, small_policy
 
 from esper_soa.agent.config import PPOConfig
-from esper_soa.agent.diagnostics import MEANING, calibration, memory_health, play, read_back, spread
+from esper_soa.agent.diagnostics import MEANING, calibration, memory_health, memory_means, play, read_back, spread
 from esper_soa.agent.ppo import Learner
 from esper_soa.agent.rollout import Told
 from esper_soa.vocabulary import HEAD_NAMES, Op
@@ -61,7 +61,8 @@ def test_calibration_of_constant_values_is_finite():
 def test_memory_health_by_hand():
     # two env-steps of one env with two units: RMS 0.5 and 1 (saturated); cells 6 and 8: RMS sqrt(50)
     hidden = torch.tensor([[0.5, -0.5], [1.0, -1.0]]).reshape(2, 1, 1, 2)
-    report = memory_health(hidden, torch.tensor([6.0, -8.0]).reshape(1, 1, 1, 2))
+    cell = torch.tensor([6.0, -8.0]).reshape(1, 1, 1, 2)
+    report = memory_health(memory_means(hidden, cell), hidden, cell)
     expected = {
         "lstm_rms_max": 50**0.5, "lstm_rms_min": 0.5, "lstm_hidden_rms": 0.625**0.5, "lstm_hidden_max": 1.0,
         "lstm_cell_rms": 50**0.5, "lstm_cell_max": 8.0, "lstm_saturated": 0.5,

@@ -75,11 +75,11 @@ def test_padding_does_not_change_the_loss():
 
 def test_a_ratio_beyond_the_clip_gets_no_gradient_in_the_direction_of_its_advantage():
     log_ratio = torch.full((1, 8), math.log(1.5), requires_grad=True)
-    losses.policy_loss(log_ratio, torch.tensor([1.0]), torch.ones(1, 8).bool(), 0.2).backward()
+    (-losses.surrogate(log_ratio, torch.tensor([1.0]), torch.ones(1, 8).bool(), 0.2).value.sum()).backward()
     assert log_ratio.grad is not None
     assert (log_ratio.grad == 0).all()
     log_ratio.grad = None
-    losses.policy_loss(log_ratio, torch.tensor([-1.0]), torch.ones(1, 8).bool(), 0.2).backward()
+    (-losses.surrogate(log_ratio, torch.tensor([-1.0]), torch.ones(1, 8).bool(), 0.2).value.sum()).backward()
     torch.testing.assert_close(log_ratio.grad, torch.full((1, 8), 1.5))
 
 
@@ -88,21 +88,22 @@ def test_divergence_weighs_heads_by_the_env_steps_on_which_they_mattered():
     log_ratio = torch.zeros(2, 8)
     log_ratio[:, 7] = math.log(2)
     relevant = relevant_heads(torch.tensor([Op.WAIT, Op.ADVANCE]))
-    stats = losses.ratio_stats(log_ratio, relevant, torch.ones(2).bool(), 0.2)
-    assert stats.kl.item() == pytest.approx(0.306853 / 1.5, abs=1e-6)
+    means = losses.ratio_means(log_ratio, relevant, torch.ones(2).bool(), 0.2)
+    found = losses.divergence(means["kl"].value, means["mattered"].value)
+    assert found.item() == pytest.approx(0.306853 / 1.5, abs=1e-6)
 
 
 def test_a_head_that_was_never_available_pays_no_floor_penalty():
     floor, weight = torch.full((8,), 0.5), torch.ones(8)
     available = available_heads(torch.tensor([WAIT_ONLY]))
     # only the op head: (0.5 - 0.2)^2
-    penalty = losses.floor_penalty(torch.full((1, 8), 0.2), available, floor, weight)
+    penalty = losses.floor_penalty(losses.masked(torch.full((1, 8), 0.2), available), floor, weight)
     assert penalty.item() == pytest.approx(0.09)
 
 
 def test_contribution_targets_are_clipped_and_only_measured_slots_count():
     predicted, target = torch.tensor([[8.0, 3.0]]), torch.tensor([[25.0, float("nan")]])
-    loss = losses.contribution_loss(predicted, target, torch.tensor([[True, False]]), 10.0)
+    loss = losses.contribution_error(predicted, target, torch.tensor([[True, False]]), 10.0).value
     assert loss.item() == 4.0
 
 
@@ -143,7 +144,7 @@ def test_per_head_settings_come_in_the_order_of_the_heads():
 def test_the_clip_works_on_both_sides(ratio: float, advantage: float, gain: float, slope: float) -> None:
     log_ratio = torch.full((1, 8), math.log(ratio), requires_grad=True)
     only_op = torch.arange(8).reshape(1, 8) == 7
-    loss = losses.policy_loss(log_ratio, torch.tensor([advantage]), only_op, 0.2)
+    loss = -losses.surrogate(log_ratio, torch.tensor([advantage]), only_op, 0.2).value.sum()
     assert loss.item() == pytest.approx(-gain)
     loss.backward()
     assert log_ratio.grad is not None
@@ -188,7 +189,8 @@ def test_the_floor_penalty_takes_the_mean_over_env_steps_where_the_head_was_avai
     entropies[0] = 0.4
     available = torch.zeros(2, 8, dtype=torch.bool)
     available[:, 1] = True
-    penalty = losses.floor_penalty(entropies, available, torch.full((8,), 0.3), torch.full((8,), 2.0))
+    means = losses.masked(entropies, available)
+    penalty = losses.floor_penalty(means, torch.full((8,), 0.3), torch.full((8,), 2.0))
     assert penalty.item() == pytest.approx(2 * 0.1**2)
-    above = losses.floor_penalty(entropies, available, torch.full((8,), 0.1), torch.full((8,), 2.0))
+    above = losses.floor_penalty(means, torch.full((8,), 0.1), torch.full((8,), 2.0))
     assert above.item() == 0.0

@@ -1,15 +1,17 @@
 import copy
+from collections.abc import Sequence
 
 import pytest
 import torch
 from agent_world import random_rollout, small_policy, train
 from torch import Tensor
 
-from esper_soa.agent.config import PPOConfig
+from esper_soa.agent.config import ImitationConfig, PPOConfig
 from esper_soa.agent.optimizer import flatten
 from esper_soa.agent.ppo import Learner
 from esper_soa.agent.rollout import Rollout, Row
 from esper_soa.errors import SettingError
+from esper_soa.ranks import Ranks
 from esper_soa.vocabulary import HEAD_NAMES, Op
 
 
@@ -156,6 +158,38 @@ def test_minibatches_cover_every_env_once_in_an_order_of_their_own():
     assert sorted(first.tolist()) == sorted(second.tolist()) == list(range(8))
     assert first.tolist() != second.tolist()
     assert first.tolist() == torch.cat(learner._minibatches(8, 0)).tolist()
+
+
+class Counting(Ranks):
+    """A process alone that counts what it asks of the others."""
+
+    def __init__(self) -> None:
+        self.asked = {"total": 0, "total_gradients": 0, "extremes": 0}
+
+    def total(self, *parts: Tensor) -> tuple[Tensor, ...]:
+        self.asked["total"] += 1
+        return super().total(*parts)
+
+    def total_gradients(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+        self.asked["total_gradients"] += 1
+        return super().total_gradients(gradients)
+
+    def extremes(self, largest: Sequence[Tensor], smallest: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        self.asked["extremes"] += 1
+        return super().extremes(largest, smallest)
+
+
+@pytest.mark.parametrize("taught", [False, True])
+def test_a_gradient_step_asks_the_other_ranks_for_one_sum_of_means_and_one_of_gradients(taught: bool) -> None:
+    ranks = Counting()
+    ppo = PPOConfig(epochs=2, minibatches=3, target_kl=0.0)
+    learner = Learner(small_policy(2), ppo, 100, 0, imitation=ImitationConfig(epochs=2), ranks=ranks)
+    rollout = random_rollout(learner.policy, 4, 3, seed=0)
+    if taught:
+        learner.imitate(rollout._replace(taught=rollout.rows.action))
+    else:
+        learner.update(rollout)
+    assert ranks.asked == {"total": 6, "total_gradients": 6, "extremes": 1}
 
 
 def test_rewards_that_do_not_count_come_back_as_zero():

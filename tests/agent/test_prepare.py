@@ -167,27 +167,27 @@ def test_a_gradient_is_scaled_to_its_limit_and_never_up() -> None:
 
 def test_a_mean_with_weights_divides_by_their_sum_but_by_no_less_than_one() -> None:
     x = torch.tensor([4.0, 8.0, float("nan")])
-    assert losses.weighted_mean(x, torch.tensor([1.0, 3.0, 0.0])).item() == 7.0
-    assert losses.weighted_mean(x, torch.tensor([0.25, 0.25, 0.0])).item() == 3.0
-    assert losses.value_loss(torch.tensor([3.0]), torch.tensor([1.0]), torch.tensor([1.0])).item() == 2.0
+    assert losses.weighted(x, torch.tensor([1.0, 3.0, 0.0])).value.item() == 7.0
+    assert losses.weighted(x, torch.tensor([0.25, 0.25, 0.0])).value.item() == 3.0
+    assert losses.half_squared_error(*torch.tensor([3.0, 1.0, 1.0])).value.item() == 2.0
 
 
 def test_ratios_are_clamped_by_head_and_together() -> None:
     reference = torch.zeros(2, 8)
     log_ratio = losses.clamped_log_ratio(torch.tensor([[25.0], [-25.0]]).expand(2, 8), reference)
     assert log_ratio[:, 0].tolist() == [20.0, -20.0]
-    stats = losses.ratio_stats(log_ratio, torch.ones(2, 8).bool(), torch.ones(2).bool(), 0.2)
-    assert stats.highest.item() == pytest.approx(torch.tensor(30.0).exp().item())  # eight times 20 counts as 30
-    assert stats.lowest.item() == pytest.approx(torch.tensor(-30.0).exp().item())
+    highest, lowest = losses.joint_ratio(log_ratio)
+    assert highest.item() == pytest.approx(torch.tensor(30.0).exp().item())  # eight times 20 counts as 30
+    assert lowest.item() == pytest.approx(torch.tensor(-30.0).exp().item())
 
 
 def test_a_ratio_at_the_clip_is_not_clipped() -> None:
     log_ratio = torch.zeros(3, 8, dtype=torch.float64)
     log_ratio[:, 7] = torch.tensor([1.5, 1.5 + 1e-9, 0.25], dtype=torch.float64).log()
-    stats = losses.ratio_stats(log_ratio, torch.ones(3, 8).bool(), torch.ones(3).bool(), 0.5 + 5e-10)
-    assert stats.clip_fraction.item() == pytest.approx(2 / 3)
-    assert stats.head_clip_fraction[7].item() == pytest.approx(2 / 3)
-    assert stats.head_clip_fraction[0].item() == 0.0
+    means = losses.ratio_means(log_ratio, torch.ones(3, 8).bool(), torch.ones(3).bool(), 0.5 + 5e-10)
+    assert means["clip_fraction"].value.item() == pytest.approx(2 / 3)
+    assert means["head_clip_fraction"].value[7].item() == pytest.approx(2 / 3)
+    assert means["head_clip_fraction"].value[0].item() == 0.0
 
 
 def test_a_spread_of_exactly_a_tenth_is_the_least_that_advantages_are_divided_by() -> None:

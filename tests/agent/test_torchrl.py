@@ -103,12 +103,12 @@ def test_clipped_loss_value_loss_entropy_and_clip_fraction_are_torchrls_for_one_
     log_ratio = torch.cat([log_ratio[:, :OP], losses.clamped_log_ratio(chosen, stored).unsqueeze(-1)], dim=-1)
     counted = relevant_heads(torch.full((steps,), Op.WAIT))  # the op head alone
     assert counted.sum(0).tolist() == [0] * 7 + [steps]
-    policy = losses.policy_loss(log_ratio, advantages, counted, CLIP)
-    value = losses.value_loss(critic, targets, torch.ones(steps, dtype=torch.float64))
+    policy = -losses.surrogate(log_ratio, advantages, counted, CLIP).value.sum()
+    value = losses.half_squared_error(critic, targets, torch.ones(steps, dtype=torch.float64)).value
     entropies = torch.zeros(steps, 8, dtype=torch.float64)
     entropies[:, OP] = -(distribution.exp() * distribution).sum(-1).detach()
-    bonus = losses.entropy_loss(entropies, counted, torch.ones(8, dtype=torch.float64))
-    clipped = losses.ratio_stats(log_ratio.detach(), counted, torch.ones(steps).bool(), CLIP).clip_fraction
+    bonus = -losses.masked(entropies, counted).value.sum()
+    clipped = losses.ratio_means(log_ratio.detach(), counted, torch.ones(steps).bool(), CLIP)["clip_fraction"].value
     (policy + value).backward()
 
     ratio = log_ratio[:, OP].exp()
@@ -129,9 +129,10 @@ def test_the_divergence_estimate_follows_the_true_divergence() -> None:
     action = torch.multinomial(old.probs, 4000, replacement=True, generator=torch.Generator().manual_seed(0))
     log_ratio = torch.zeros(4000, 8, dtype=torch.float64)
     log_ratio[:, OP] = torch.log_softmax(logits, -1)[action] - old.logits[action]
-    stats = losses.ratio_stats(log_ratio, relevant_heads(torch.full((4000,), Op.WAIT)), torch.ones(4000).bool(), CLIP)
+    means = losses.ratio_means(log_ratio, relevant_heads(torch.full((4000,), Op.WAIT)), torch.ones(4000).bool(), CLIP)
     exact = torch.distributions.kl_divergence(old, torch.distributions.Categorical(logits=logits))
-    assert stats.kl.item() == pytest.approx(exact.item(), rel=0.1)
+    found = losses.divergence(means["kl"].value, means["mattered"].value)
+    assert found.item() == pytest.approx(exact.item(), rel=0.1)
 
 
 def test_a_played_rollout_gives_torchrls_advantages() -> None:
