@@ -86,7 +86,7 @@ def play_rank(within: Session, cfg: TrainConfig, checkpoint: Path | None, here: 
     check_devices(cfg, here.local_processes)
     device = resolve_device(cfg.device, here.local_rank)
     if device.type == "cpu":
-        keep_to_cores(here)
+        keep_to_cores(here.local_rank, here.local_processes)
     else:
         torch.cuda.set_device(device)
     if here.restarts:

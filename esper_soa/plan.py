@@ -1,8 +1,9 @@
 """What `esper-train --plan` prints: memory, pace, duration and disk of a run before it is begun, measured by a probe.
 
 Called by command.py with checked settings. The probe plays the run's own first round in a process of its own
-(probe.py); two more processes with other numbers of envs tell what one env takes. What a run is refused for without a
-probe stands in ops/memory.py; a plan of such a run is refused for the same.
+(probe.py); two more processes with other numbers of envs tell what one env takes. Where ranks share out the envs, as
+many probes play a share each, side by side. What a run is refused for without a probe stands in ops/memory.py; a plan
+of such a run is refused for the same.
 """
 
 import json
@@ -11,6 +12,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +25,7 @@ from rich.table import Table
 
 from esper_soa.config import MAX_ENVS, TrainConfig, settings_yaml
 from esper_soa.errors import UserError
+from esper_soa.launch import check_devices
 from esper_soa.nets.datasets import count_images
 from esper_soa.ops.device import resolve_device
 from esper_soa.ops.files import reason_of
@@ -34,6 +39,7 @@ MIB = 2**20
 PROBE_SECONDS = 12.0  # for the env-steps of the probe's episode that are played in full
 SPREAD = 192 * MIB  # between the two numbers of envs that tell what one takes
 ROUND_FILES = ("metrics.jsonl", "episodes.jsonl", "telemetry")  # that grow with the rounds
+AT_MOST = ", at most (early_stop)"  # as the probe lets no episode end early
 KEPT_FILES = ("checkpoint_", "networks")  # of which one goes with every checkpoint that is kept
 
 
@@ -54,14 +60,14 @@ class Plan(NamedTuple):
     """What a run of the settings takes."""
 
     cfg: TrainConfig
-    device: torch.device
-    took: Took
+    device: torch.device  # of the first rank
+    took: Took  # by a rank with its share of the envs
     per_env: float  # bytes of memory
     disk: Disk
 
     @property
     def run_memory(self) -> int:
-        """Bytes of the GPU, or else of the process without the program."""
+        """Bytes of the GPU of a rank, or else of its process without the program."""
         return self.took.device or self.took.host - self.took.program
 
     @property
@@ -69,7 +75,8 @@ class Plan(NamedTuple):
         """The largest N that fits into what is free, other settings as they are; 0 where that is not known."""
         if self.took.free < 0:
             return 0
-        return max(0, min(MAX_ENVS, self.cfg.envs + int((self.took.free - self.run_memory) / self.per_env)))
+        more = int((self.took.free - self.run_memory) / self.per_env)
+        return max(0, min(MAX_ENVS, self.cfg.ranks * (share(self.cfg).envs + more)))
 
     @property
     def fits(self) -> bool:
@@ -95,10 +102,11 @@ class Plan(NamedTuple):
         cfg, disk = self.cfg, self.disk
         return {
             "name": cfg.name, "device": str(self.device), "envs": cfg.envs, "rounds": cfg.rounds, "steps": cfg.steps,
+            "ranks": cfg.ranks,
             "memory": {"run": self.run_memory, "program": self.took.program, "process": self.took.host,
                        "device": self.took.device, "per_env": self.per_env,
                        "free": None if self.took.free < 0 else self.took.free,
-                       "least": at_once(needs(cfg, self.device))},
+                       "least": at_once(needs(share(cfg), self.device))},
             "most_envs": self.most_envs or None, "fits": self.fits, "eps": self.eps, "seconds": self.seconds,
             "env_steps": cfg.envs * cfg.steps * cfg.rounds, "measured_env_steps": cfg.envs * self.took.measured_steps,
             "disk": {"run": disk.whole(cfg), "per_round": disk.per_round, "free": disk.free},
@@ -117,16 +125,44 @@ def show_plan(cfg: TrainConfig, console: Console, as_json: bool = False) -> None
 
 def make_plan(cfg: TrainConfig, seconds: float = PROBE_SECONDS) -> Plan:
     """Measure what a run of the settings takes; nothing of it is left behind. Raises UserError where it cannot run."""
-    device = resolve_device(cfg.device)
-    check_room(cfg, device, count_images(cfg.data))
+    device, ranks = resolve_device(cfg.device), cfg.ranks
+    check_devices(cfg, ranks)
+    beside, free = ranks if device.type == "cpu" else 1, free_memory(device)
+    check_room(share(cfg), device, count_images(cfg.data), beside)
     with tempfile.TemporaryDirectory(prefix="esper-plan-") as made:
         folder = Path(made)
-        (folder / "settings.yaml").write_text(settings_yaml(cfg), encoding="utf-8")
-        took = Took(**probed(folder, "run", f"{seconds}"))
-        few, many = numbers_of_envs(cfg, device)
-        low, high = (probed(folder, f"envs_{envs}", f"envs={envs}")["most"] for envs in (few, many))
-        disk = disk_of(folder / "run", cfg)
-    return Plan(cfg, device, took, max(1.0, (high - low) / (many - few)), disk)
+        for rank in range(ranks):
+            mine = replace(share(cfg), device=str(resolve_device(cfg.device, rank)))
+            settings_file(folder, rank).write_text(settings_yaml(mine), encoding="utf-8")
+        with ThreadPoolExecutor(ranks) as pool:
+            took = slowest(list(pool.map(lambda rank: Took(**probed(folder, f"{seconds}", rank, ranks)), range(ranks))))
+        few, many = numbers_of_envs(share(cfg), device)
+        low, high = (probed(folder, f"envs={envs}", 0, ranks)["most"] for envs in (few, many))
+        disk = disk_of(folder / f"{seconds}_0", cfg)
+    return Plan(cfg, device, among(beside, free, took), per_env((few, low), (many, high)), disk)
+
+
+def share(cfg: TrainConfig) -> TrainConfig:
+    """The settings of a rank by itself, of one that has most envs."""
+    return with_envs(replace(cfg, ranks=1, restarts=0), -(-cfg.envs // cfg.ranks)) if cfg.ranks > 1 else cfg
+
+
+def among(ranks: int, free: int | None, took: Took) -> Took:
+    """What a rank took, with what it has left where `ranks` share the bytes that were free before they began."""
+    return took if ranks == 1 or free is None else took._replace(free=free // ranks - took.program)
+
+
+def slowest(ranks: Sequence[Took]) -> Took:
+    """What the ranks took at most, as each waits for all, and what was left at least."""
+    most = Took(*map(max, zip(*ranks, strict=True)))
+    return most._replace(
+        free=min(took.free for took in ranks), measured_steps=min(took.measured_steps for took in ranks)
+    )
+
+
+def per_env(small: tuple[int, int], large: tuple[int, int]) -> float:
+    """Bytes that one more env takes, of two processes, each with its number of envs and its bytes."""
+    return max(1.0, (large[1] - small[1]) / (large[0] - small[0]))
 
 
 def numbers_of_envs(cfg: TrainConfig, device: torch.device) -> tuple[int, int]:
@@ -137,10 +173,17 @@ def numbers_of_envs(cfg: TrainConfig, device: torch.device) -> tuple[int, int]:
     return few, min(MAX_ENVS, 3 * few)
 
 
-def probed(folder: Path, name: str, asked: str) -> dict:
-    """What the probe says; raises UserError where it was refused, or ran out of memory."""
+def settings_file(folder: Path, rank: int) -> Path:
+    """The file of the settings that a rank is probed with."""
+    return folder / f"settings_{rank}.yaml"
+
+
+def probed(folder: Path, asked: str, rank: int = 0, ranks: int = 1) -> dict:
+    """What the probe of a rank says; raises UserError where it was refused, or ran out of memory."""
     ours = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-m", "esper_soa.probe", str(folder / "settings.yaml"), str(folder / name), asked]
+    place = folder / f"{asked}_{rank}"
+    command = [sys.executable, "-m", "esper_soa.probe", str(settings_file(folder, rank)), str(place), asked]
+    command += [str(rank), str(ranks)]
     done = subprocess.run(command, env=ours, capture_output=True, text=True, check=False)
     if done.returncode == 0:
         return dict(json.loads(done.stdout.splitlines()[-1]))
@@ -154,7 +197,7 @@ def probed(folder: Path, name: str, asked: str) -> dict:
 
 
 def disk_of(folder: Path, cfg: TrainConfig) -> Disk:
-    """What the probe's round has left in its folder, and what is free where the run is to be."""
+    """What the probe's rounds of a rank have left in its folder, for all, and what is free where the run is to be."""
     sizes = {str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
     rounds = sum(size for name, size in sizes.items() if name.startswith(ROUND_FILES))
     kept = sum(size for name, size in sizes.items() if name.startswith(KEPT_FILES))
@@ -167,7 +210,8 @@ def disk_of(folder: Path, cfg: TrainConfig) -> Disk:
         raise UserError(f"run_dir={cfg.run_dir}: {place} cannot be read ({reason_of(error)})") from error
     played = min(2, cfg.rounds)
     written = min(cfg.checkpoint_keep, played if cfg.checkpoint_every == 1 else 1)
-    return Disk(rounds // played, kept // written, sum(sizes.values()) - rounds - kept, free)
+    once = sum(sizes.values()) - rounds - kept
+    return Disk(cfg.ranks * rounds // played, cfg.ranks * kept // written, once, free)
 
 
 def checkpoints_kept(cfg: TrainConfig) -> int:
@@ -179,21 +223,23 @@ def checkpoints_kept(cfg: TrainConfig) -> int:
 def plan_table(plan: Plan) -> Table:
     """The plan for people."""
     cfg, took, disk = plan.cfg, plan.took, plan.disk
-    title = f"{cfg.name}: rounds={cfg.rounds} steps={cfg.steps} envs={cfg.envs} on {plan.device}"
+    kind = plan.device if cfg.ranks == 1 else plan.device.type
+    title = f"{cfg.name}: rounds={cfg.rounds} steps={cfg.steps} envs={cfg.envs} on {kind}"
     table = Table(title=title, box=box.SIMPLE, title_justify="left", show_header=False)
     table.add_column()
     table.add_column(justify="right")
     table.add_column(style="dim")
     free = "unknown" if took.free < 0 else f"{took.free / GIB:.1f} GiB free"
     where = f"on {plan.device}" if took.device else f"and {took.program / MIB:,.0f} MiB for the program"
-    table.add_row("memory", f"{plan.run_memory / MIB:,.0f} MiB", f"{where}; {free}")
+    each = f"of each of {cfg.ranks} ranks" if cfg.ranks > 1 else ""
+    table.add_row("memory", f"{plan.run_memory / MIB:,.0f} MiB", " ".join(filter(None, [each, f"{where}; {free}"])))
     table.add_row("memory per env", f"{plan.per_env / MIB:,.2f} MiB", "of more envs")
     table.add_row("largest envs", f"{plan.most_envs:,}" if took.free >= 0 else "unknown", "other settings as they are")
     measured = f"{took.measured_steps} of {cfg.steps} env-steps measured"
     table.add_row("env-steps/s", f"{plan.eps:,.1f}", measured)
     table.add_row("a round", duration(took.episode_seconds + took.update_seconds + took.files_seconds),
                   f"{took.update_seconds:.1f} s of it the policy update")  # fmt: skip
-    table.add_row("the run", duration(plan.seconds), "with control and report")
+    table.add_row("the run", duration(plan.seconds), "with control and report" + AT_MOST * cfg.early_stop.enabled)
     table.add_row("disk", f"{disk.whole(cfg) / MIB:,.1f} MiB",
                   f"{disk.per_round / MIB:,.2f} MiB per round; {disk.free / GIB:.1f} GiB free")  # fmt: skip
     return table

@@ -30,6 +30,7 @@ from esper_soa.ops.profile import NoProfile
 from esper_soa.ops.progress import Progress
 from esper_soa.ops.rundir import RunFolder
 from esper_soa.ops.session import Session, session
+from esper_soa.ops.torchrun import keep_to_cores
 from esper_soa.report.end import leave_report
 from esper_soa.trainer import Run, played, value_of
 
@@ -132,9 +133,10 @@ class Pace(NoProfile):
 
 
 def main() -> None:
-    """Measure what the arguments ask for: settings, a folder, and seconds for the episode or `envs=<number>`."""
+    """Measure what is asked for: settings, a folder, seconds for the episode or `envs=<number>`, rank and ranks."""
     program, cfg = _memory("VmRSS"), settings_in(Path(sys.argv[1]))
-    folder, asked = RunFolder(Path(sys.argv[2])), sys.argv[3]
+    folder, asked, rank, ranks = RunFolder(Path(sys.argv[2])), sys.argv[3], int(sys.argv[4]), int(sys.argv[5])
+    keep_to_cores(rank, ranks)
     name, _, number = asked.partition("=")
     try:
         if name == "envs":
@@ -147,10 +149,15 @@ def main() -> None:
 
 
 def settings_in(path: Path) -> TrainConfig:
-    """The settings in a file, without what tells others of the run or goes on from another."""
+    """The settings in a file, without what tells others of the run or goes on from another.
+
+    Where episodes may end early, none does: hosts that are hardly trained would at once, and a plan is to hold where
+    none does.
+    """
     cfg = settings_from_mapping(cast(dict, OmegaConf.to_container(OmegaConf.load(path))))
     telemetry = replace(cfg.telemetry, progress="off", console="bar")
-    return replace(cfg, telemetry=telemetry, track=[], profile="off", resume="", run_dir="")
+    whole = replace(cfg.early_stop, min_steps=cfg.steps)  # the last env-step is no early end
+    return replace(cfg, early_stop=whole, telemetry=telemetry, track=[], profile="off", resume="", run_dir="")
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """The plan of a run: what its probe measures and what is made of it. Whether plans come true: test_plan_holds.py."""
 
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -7,17 +8,35 @@ from pathlib import Path
 import pytest
 import torch
 from program import TINY, finished
+from rich.console import Console
 from tiny_world import tiny_settings
 
-from esper_soa.build import build_world
-from esper_soa.config import TrainConfig
+from esper_soa.build import build_player, build_world
+from esper_soa.config import TrainConfig, settings_yaml
+from esper_soa.env.config import EarlyStopConfig
 from esper_soa.env.world import World
 from esper_soa.errors import UserError
 from esper_soa.nets.config import DataConfig
 from esper_soa.nets.data import ValidationImages
+from esper_soa.ops.collect import Episode, Round
 from esper_soa.ops.memory import GIB
-from esper_soa.plan import MIB, Disk, Plan, checkpoints_kept, probed, verdict
-from esper_soa.probe import Pace, Took
+from esper_soa.ops.progress import Progress
+from esper_soa.plan import (
+    MIB,
+    Disk,
+    Plan,
+    among,
+    checkpoints_kept,
+    disk_of,
+    per_env,
+    plan_table,
+    probed,
+    settings_file,
+    share,
+    slowest,
+    verdict,
+)
+from esper_soa.probe import Pace, Took, settings_in
 
 CPU = torch.device("cpu")
 TOOK = Took(
@@ -46,6 +65,13 @@ def test_pace_and_duration_follow_from_a_round() -> None:
     assert plan.seconds == pytest.approx(1.0 + 20 * 10.5 + 3 * 4.0 + 3.0)
     assert plan_of(control="none").seconds == pytest.approx(1.0 + 20 * 10.5 + 3.0)
     assert plan_of(control="heuristic").seconds == pytest.approx(1.0 + 20 * 10.5 + 8.0 + 3.0)
+    short = plan_of(control="wait", control_rounds=3, rounds=2)
+    assert short.seconds == pytest.approx(1.0 + 2 * 10.5 + 2 * 4.0 + 3.0)
+
+
+def test_what_an_env_takes_is_what_more_envs_take_more() -> None:
+    assert per_env((10, 400 * MIB), (30, 440 * MIB)) == 2 * MIB
+    assert per_env((10, 400 * MIB), (30, 400 * MIB)) == 1.0
 
 
 def test_the_disk_holds_all_rounds_and_the_checkpoints_that_stay() -> None:
@@ -56,11 +82,66 @@ def test_the_disk_holds_all_rounds_and_the_checkpoints_that_stay() -> None:
     assert DISK.whole(plan.cfg) == 20 * 10 + 3 * 100 + 7
 
 
+def test_ranks_have_a_share_each_and_wait_for_the_slowest() -> None:
+    plan = plan_of(envs=7, ranks=2)
+    assert (share(plan.cfg).envs, share(plan.cfg).ranks) == (4, 1)
+    assert plan.most_envs == 2 * (4 + (1024 - 100) // 2)
+    assert plan_of(TOOK._replace(free=98 * MIB), envs=7, ranks=2).most_envs == 2 * 3
+    assert plan.eps == pytest.approx(7 * 5 / 10.0)
+    quick = TOOK._replace(host=490 * MIB, episode_seconds=7.0, update_seconds=2.5, free=GIB // 2, measured_steps=4)
+    wanted = TOOK._replace(update_seconds=2.5, free=GIB // 2, measured_steps=4)
+    assert slowest([quick, TOOK]) == slowest([TOOK, quick]) == wanted
+    assert among(2, 3 * GIB, TOOK) == TOOK._replace(free=3 * GIB // 2 - 400 * MIB)
+    assert among(1, 3 * GIB, TOOK) == among(2, None, TOOK) == TOOK
+
+
+def test_the_disk_of_a_round_is_a_share_of_what_two_have_left(tmp_path: Path) -> None:
+    left = {"metrics.jsonl": 60, "telemetry/steps": 40, "checkpoint_000001.pt": 300, "checkpoint_000002.pt": 300,
+            "networks/a.pt": 20, "config.yaml": 9}  # fmt: skip
+    for name, size in left.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"x" * size)
+    cfg = plan_of().cfg
+    each = replace(cfg, checkpoint_every=1, checkpoint_keep=3, run_dir=str(tmp_path / "to" / "be"))
+    assert disk_of(tmp_path, each)[:3] == (50, 310, 9)
+    assert disk_of(tmp_path, replace(each, checkpoint_every=5))[:3] == (50, 620, 9)
+    assert disk_of(tmp_path, replace(each, checkpoint_keep=1))[:3] == (50, 620, 9)
+    assert disk_of(tmp_path, replace(each, rounds=1))[:3] == (100, 620, 9)
+    assert disk_of(tmp_path, replace(each, ranks=2))[:3] == (100, 620, 9)
+
+
 def test_what_does_not_fit_says_what_to_lower() -> None:
     assert verdict(plan_of()) == "fits"
     assert "lower envs to 2, or batch_size" in verdict(plan_of(TOOK._replace(free=96 * MIB)))
     assert "memory: lower batch_size" in verdict(plan_of(TOOK._replace(free=MIB)))
     assert "telemetry.level" in verdict(plan_of(disk=DISK._replace(free=406)))
+
+
+def test_a_plan_of_episodes_that_may_end_early_is_of_those_that_do_not(tmp_path: Path) -> None:
+    """The probe trains hosts so little that all would end at once; all else, such as the engine, stays."""
+    early = EarlyStopConfig(patience=1, min_delta=100.0, min_steps=2)
+    data = DataConfig(name="synthetic", synthetic_train=16, synthetic_test=64)
+    asked = replace(tiny_settings(2, 1, 6), train_samples=8, val_samples=64, data=data, early_stop=early)
+    (tmp_path / "settings.yaml").write_text(settings_yaml(asked), encoding="utf-8")
+    probed_cfg = settings_in(tmp_path / "settings.yaml")
+    assert probed_cfg.early_stop.enabled
+    ends = {}
+    for name, cfg in (("asked", asked), ("probed", probed_cfg)):
+        world = build_world(cfg, CPU)
+        quiet = Progress(1, Console(file=io.StringIO()), "off")
+        episode = Episode(world, build_player(cfg, world), Round(0, quiet, "", Pace(0.0, 6, CPU)))
+        while not episode.env.over:
+            episode.step_()
+        ends[name] = episode.env.state.signals.step.tolist()
+    assert ends == {"asked": [2, 2], "probed": [6, 6]}
+
+
+def test_the_table_says_that_its_duration_is_at_most_that() -> None:
+    for early, told in ((EarlyStopConfig(), False), (EarlyStopConfig(patience=3), True)):
+        console = Console(file=io.StringIO(), width=120)
+        with console.capture() as found:
+            console.print(plan_table(plan_of(early_stop=early)))
+        assert ("at most (early_stop)" in found.get()) == told
 
 
 class Clock:
@@ -122,7 +203,8 @@ def test_on_a_gpu_all_env_steps_are_played_in_full(world: World) -> None:
 
 
 def test_the_command_line_plans_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    done = finished("--plan=json", *TINY, "run_dir=here", folder=tmp_path)
+    # hosts of some size, as many small ones have to be played to tell what one takes
+    done = finished("--plan=json", *TINY, "task.base_channels=16", "run_dir=here", folder=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     found = json.loads(done.stdout)
     assert (found["envs"], found["rounds"], found["env_steps"], found["fits"]) == (2, 2, 8, True)
@@ -139,6 +221,6 @@ def test_the_command_line_plans_and_leaves_nothing_behind(tmp_path: Path) -> Non
 
 
 def test_a_probe_that_is_refused_says_why(tmp_path: Path) -> None:
-    (tmp_path / "settings.yaml").write_text("train_samples: 999999\nbatch_size: 27027\nname: x\n", encoding="utf-8")
+    settings_file(tmp_path, 0).write_text("train_samples: 999999\nbatch_size: 27027\nname: x\n", encoding="utf-8")
     with pytest.raises(UserError, match="train_samples=999999: must be at most"):
-        probed(tmp_path, "run", "1")
+        probed(tmp_path, "1")

@@ -19,7 +19,7 @@ from esper_soa.errors import SettingError
 from esper_soa.launch import way_on
 from esper_soa.ops.checkpoint import load_checkpoint
 from esper_soa.ops.rundir import RunFolder
-from esper_soa.ops.torchrun import Place, core_group
+from esper_soa.ops.torchrun import core_group
 from esper_soa.ranks import ALONE, Ranks, share_of
 from esper_soa.trainer import run
 
@@ -95,6 +95,23 @@ def test_two_ranks_play_and_learn_what_one_process_does(alone: Path, tmp_path: P
     assert "ranks: 2" in lines(shared / "config.yaml")
 
 
+def test_two_ranks_play_what_one_process_does_where_episodes_end_early(tmp_path: Path) -> None:
+    """Those of the second rank all do, long before the first rank's are over."""
+    early = ("early_stop.patience=5", "early_stop.min_steps=4", "steps=10", "val_samples=64", "telemetry.level=full")
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    one = played(tmp_path / "one", *early, rounds=2)
+    shared = played(tmp_path / "two", *early, "ranks=2", rounds=2)
+    agree(one, shared, range(1, 3))
+    for name in ("choices", "subsets"):
+        assert table(one, name, 1) == table(shared, name, 1)
+    ends = [json.loads(line)["env_steps"] for line in lines(one / "episodes.jsonl")][:5]
+    assert max(ends[3:]) < max(ends[:3]) == 10
+    summaries = [json.loads((path / "summary.json").read_text()) for path in (one, shared)]
+    for part in ("grown", "control", "telemetry"):
+        assert summaries[0][part] == summaries[1][part]
+
+
 def test_shares_are_neighbours_and_differ_by_one_env_at_most() -> None:
     for num_envs, count in ((5, 2), (5, 3), (8, 4), (4, 4)):
         shares = [share_of(num_envs, count, rank) for rank in range(count)]
@@ -134,9 +151,9 @@ def test_a_program_that_plays_a_run_itself_is_told_that_it_is_one_rank(tmp_path:
 
 def test_cores_are_cut_into_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 2, 3, 5, 6})
-    groups = [core_group(Place(rank, 2, rank, 2, 0, "")) for rank in range(2)]
+    groups = [core_group(rank, 2) for rank in range(2)]
     assert groups == [[0, 2], [3, 5, 6]]
-    assert [core_group(Place(rank, 7, rank, 7, 0, "")) for rank in (0, 3, 6)] == [[0], [3], [6]]
+    assert [core_group(rank, 7) for rank in (0, 3, 6)] == [[0], [3], [6]]
 
 
 @pytest.mark.slow

@@ -58,17 +58,17 @@ def launched_folder(here: Place, asked: str, name: str, root: str = "runs") -> R
     return RunFolder(path.resolve())
 
 
-def core_group(here: Place) -> list[int]:
-    """The CPU cores of this process: those that all on this machine may use are cut into equal groups.
+def core_group(rank: int, ranks: int) -> list[int]:
+    """The CPU cores of one of the processes on this machine: those that all may use are cut into equal groups.
 
     Where there are fewer cores than processes, several share one.
     """
     cores = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else list(range(os.cpu_count() or 1))
-    first, end = (len(cores) * edge // here.local_processes for edge in (here.local_rank, here.local_rank + 1))
+    first, end = (len(cores) * edge // ranks for edge in (rank, rank + 1))
     return cores[first:end] or [cores[first]]
 
 
-def keep_to_cores(here: Place) -> None:
-    """Keep this process to its group of cores, before it has any threads; only Linux offers it."""
+def keep_to_cores(rank: int, ranks: int) -> None:
+    """Keep this process, the `rank`-th on its machine, to its group of cores, before it works; only Linux offers it."""
     if sys.platform == "linux":
-        os.sched_setaffinity(0, core_group(here))
+        os.sched_setaffinity(0, core_group(rank, ranks))

@@ -22,7 +22,7 @@ from esper_soa.nets.config import DataConfig, TaskConfig, enabled_slots
 from esper_soa.nets.host import host_shape
 from esper_soa.nets.pools import allocate
 from esper_soa.nets.snapshot import add_snapshot_
-from esper_soa.ops.memory import GIB, Need, at_once, check_room, free_memory, most_envs, naming_memory, needs
+from esper_soa.ops.memory import GIB, Need, at_once, check_room, free_memory, most_envs, naming_memory, needs, with_envs
 
 CPU = torch.device("cpu")
 SMALL = ("+experiment=smoke", "rounds=1", "steps=2", "telemetry.progress=off", "compute.engine=torch")
@@ -56,6 +56,15 @@ def test_the_policy_is_counted_by_the_width_and_the_number_of_its_slots() -> Non
     wide = sizes(["r0c0"], slot_features=128)
     # mean and largest of 64 numbers more enter a layer of 512; parameters, gradients and two moments
     assert wide["the policy"] - one["the policy"] == 4 * 4 * 512 * 2 * 64
+
+
+def test_what_fits_alone_is_refused_where_another_process_takes_as_much() -> None:
+    cfg, free = TrainConfig(envs=2**20, steps=1), free_memory(CPU)
+    assert free is not None
+    fits = with_envs(cfg, most_envs(cfg, CPU, free * 3 // 4))
+    check_room(fits, CPU)
+    with pytest.raises(SettingError, match=f"envs={fits.envs}"):
+        check_room(fits, CPU, beside=2)
 
 
 @pytest.mark.parametrize(
