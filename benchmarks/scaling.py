@@ -5,7 +5,7 @@
     python -m benchmarks.scaling --speed-up 200     the same with env-steps that many times quicker, as on a GPU
 
 A round is as long as its slowest rank collects, then its minibatches one after the other, each with a reduction of the
-gradient and small ones of the means, then what is gathered. Ranks differ by their hosts and machines; now and then one
+gradient and a small one of the means, then what is gathered. Ranks differ by their hosts and machines; now and then one
 is a straggler, and now and then one is lost and all begin again at the newest checkpoint. docs/scaling.md says what
 came of it.
 """
@@ -39,8 +39,7 @@ from esper_soa.nets.own_hosts import task_slots
 
 FLOAT, DOUBLE = 4, 8  # bytes
 TOLD = 11  # numbers per env-step and env that every rank is told of all envs; see agent/rollout.py
-SMALL_REDUCTIONS = 14  # of means and counts, per minibatch
-SMALL = 32  # numbers in the largest of them
+MEANS = 128  # numbers of a minibatch's means and of their weights, in one sum
 COUNTS = (1, 2, 4, 8, 32, 128, 512, 1000)
 FEW, MANY = 4, 16  # envs of the two runs from which the costs per env-step and per env are found
 
@@ -82,8 +81,6 @@ class Mishaps:
 
 def reduction_seconds(costs: Costs, ranks: int, size: float) -> float:
     """An all-reduce of `size` bytes in a ring, whose latency grows with the logarithm as that of a tree does."""
-    if ranks == 1:
-        return 0.0
     return costs.latency * math.log2(ranks) + 2 * (ranks - 1) / ranks * size / costs.bandwidth
 
 
@@ -95,7 +92,7 @@ def gathered_bytes(costs: Costs, envs: int) -> float:
 def round_seconds(costs: Costs, ranks: int, envs: int, crowding: float = 1.0) -> dict[str, float]:
     """The parts of a round of `ranks` with `envs` each, all alike; crowding: ranks per core where there are too few."""
     whole = ranks * envs
-    small = SMALL_REDUCTIONS * reduction_seconds(costs, ranks, SMALL * DOUBLE)
+    means = reduction_seconds(costs, ranks, MEANS * DOUBLE)
     gradient = reduction_seconds(costs, ranks, costs.parameters * FLOAT)
     remote = (ranks - 1) / ranks
     told = remote * (gathered_bytes(costs, whole) + costs.packed * DOUBLE * costs.steps * whole) / costs.bandwidth
@@ -103,7 +100,7 @@ def round_seconds(costs: Costs, ranks: int, envs: int, crowding: float = 1.0) ->
         "collect": crowding * costs.steps * (costs.step_seconds + costs.env_seconds * envs),
         "update": crowding * (costs.passes * costs.pass_seconds + costs.env_pass_seconds * envs * costs.passes),
         "gradient": costs.passes * gradient,
-        "means": costs.passes * small,
+        "means": costs.passes * means,
         "gather": told,
     }
 
@@ -175,9 +172,9 @@ def _timed(rank: int, folder: str, repeats: int, size: int) -> None:
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2, timeout=timedelta(minutes=2)
     )
     found = []
-    for count in (SMALL, size):
+    for count in (MEANS, size):
         numbers, seconds = torch.zeros(count), []
-        for _ in range(repeats if count == SMALL else 10):
+        for _ in range(repeats if count == MEANS else 10):
             begun = time.perf_counter()
             dist.all_reduce(numbers)
             seconds.append(time.perf_counter() - begun)
