@@ -35,10 +35,13 @@ def nowhere(where: Tensor) -> bool:
 
 
 def select(where: Tensor, one: Record, other: Record) -> Record:
-    """`one` in the envs of `where` (bool [N]), `other` in the rest; both are flat records [N, ...] of the same kind."""
+    """`one` in the envs of `where` (bool [N]), `other` in the rest; both are records [N, ...] of the same kind."""
     masks = {dims: where.reshape(-1, *[1] * (dims - 1)) for dims in (1, 2, 3)}
     pairs = {name: (value, other.get(name)) for name, value in one.items()}
-    chosen = {name: torch.where(masks[mine.ndim], mine, its) for name, (mine, its) in pairs.items()}
+    chosen = {
+        name: torch.where(masks[mine.ndim], mine, its) if isinstance(mine, Tensor) else select(where, mine, its)
+        for name, (mine, its) in pairs.items()
+    }
     return other.replace(**chosen)  # type: ignore[no-any-return]
 
 

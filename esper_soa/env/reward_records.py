@@ -35,11 +35,11 @@ class RewardSplit(NamedTuple):
 
     settings: tuple[RewardSettings, ...]  # by mode, without splits of their own
     place: Tensor  # int64 [N]
+    order: tuple[str, ...]  # modes of the first envs of the run, again and again
 
-    @property
-    def modes(self) -> tuple[str, ...]:
-        """The mode of every env [N], on the host."""
-        return tuple(self.settings[place].config.mode for place in self.place.tolist())
+    def modes(self, num_envs: int) -> tuple[str, ...]:
+        """The mode of every env of a run of so many, whichever of them are here."""
+        return tuple(self.order[env % len(self.order)] for env in range(num_envs))
 
 
 class RewardInputs(TensorClass["tensor_only", "frozen"]):
