@@ -101,6 +101,8 @@ def work(place: Place, rung: str, envs: int, batch_size: int) -> EpsConfig:
     if place.tiny:
         cfg.envs, cfg.batch_size, cfg.train_samples, cfg.val_samples = min(envs, 2), 2, 4, 4
         cfg.bank, cfg.repeats, cfg.warmup, cfg.steps, cfg.update, cfg.task.base_channels = 64, 2, 3, 10, False, 2
+    if place.tiny and "triton" in rung:  # Triton's interpreter takes a quarter of a minute for a host's env-step
+        cfg.envs, cfg.train_samples, cfg.val_samples, cfg.repeats, cfg.warmup = 1, 2, 2, 1, 2
     return cfg
 
 
@@ -167,6 +169,7 @@ def parity(place: Place, rung: str) -> Found:
         "ok": distance < tolerance, "distance": distance, "tolerance": tolerance,
         "accuracy_apart": float((accuracy[0] - accuracy[1]).abs().max()),
         "steps": counts_of(engine), "engine": engine.chosen.facts(),
+        "graphs": sides[1].world.kernels.replay.facts(),
     }  # fmt: skip
 
 
@@ -225,9 +228,9 @@ def rung(place: Place, name: str, envs: str, batch_size: str, kind: type[EngineS
     with machine.PeakMemory(place.device) as memory:
         side.warm_up()
         timings = [side.run() for _ in range(cfg.repeats)]
-    steps = counts_of(side.world.rules.engine)
-    engine = side.world.rules.engine.chosen.facts()
-    return {"ok": True, **figures(cfg, timings), "peak_mib": memory.mib, "steps": steps, "engine": engine}
+    engine, graphs = side.world.rules.engine, side.world.kernels.replay.facts()
+    chosen = {"steps": counts_of(engine), "engine": engine.chosen.facts(), "graphs": graphs}
+    return {"ok": True, **figures(cfg, timings), "peak_mib": memory.mib, **chosen}
 
 
 def baseline(place: Place, envs: str, batch_size: str) -> Found:
@@ -327,7 +330,8 @@ def tests(place: Place) -> Found:
     """The kernels' and graphs' own tests on this device."""
     if importlib.util.find_spec("pytest") is None:
         return {"ok": True, "skipped": "pytest is not installed"}
-    files = ["tests/nets/test_graphs.py"] + ["tests/nets/test_triton_kernels.py"] * (not place.tiny)
+    files = ["tests/nets/test_graphs.py", "tests/ops/test_replay.py"]
+    files += ["tests/nets/test_triton_kernels.py"] * (not place.tiny)
     root = Path(__file__).parents[1]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-o", f"addopts={WITHOUT_CORES}", *files],

@@ -140,12 +140,12 @@ def play_job(job: Job) -> None:
     world = build_world(cfg, resolve_device(cfg.device))
     if world.images.identity != job.data.images:
         raise BenchmarkError(f"{world.images.name}: the images have changed since the proof was begun. Begin it again")
-    agent, units = build_player(cfg, world).agent, Units(job.folder, job.stamp)
-    weights, learned = weights_stamp(agent), (job.data.name, job.seed, LEARNED)
+    player, units = build_player(cfg, world), Units(job.folder, job.stamp)
+    weights, learned = weights_stamp(player), (job.data.name, job.seed, LEARNED)
     for name in job.players:
         begun, played = time.monotonic(), Round(0, silent(), name)
         if name == LEARNED:
-            result, _ = play_round(world, Player(agent, None), played)
+            result, _ = play_round(world, Player(player.agent, None), played)
         else:
             result = play_control(name, cfg, world, grown_of(units.read(learned)), played)
         found = unit(job, world, result) | {"weights": weights, "seconds": time.monotonic() - begun}
@@ -181,12 +181,12 @@ def unit(job: Job, world: World, result: RoundResult) -> Facts:
     }
 
 
-def weights_stamp(agent: Agent) -> str:
+def weights_stamp(player: Player) -> str:
     """A hash of all numbers of the learned policy."""
-    if not isinstance(agent, torch.nn.Module):
-        raise BenchmarkError("the learned policy has no weights: take the defaults of compute.cuda_graphs")
+    if player.learner is None:
+        raise BenchmarkError("policy.name: only ppo has learned anything")
     digest = hashlib.sha256()
-    for name, tensor in sorted(agent.state_dict().items()):
+    for name, tensor in sorted(player.learner.policy.state_dict().items()):
         digest.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()[:16]
 

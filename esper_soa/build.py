@@ -25,7 +25,7 @@ from esper_soa.nets.choose import choose_engine
 from esper_soa.nets.config import SubsetRows, blueprint_names
 from esper_soa.nets.datasets import ImageSet, count_images, load_images
 from esper_soa.nets.engine import NetsConfig
-from esper_soa.nets.graphs import decision_cache
+from esper_soa.nets.graphs import GRADIENTS, POLICY, STATE, Replay
 from esper_soa.nets.model.blueprints import blueprint_codes, names_by_code, num_codes
 from esper_soa.nets.own_hosts import task_shape, task_slots
 from esper_soa.nets.pools import parameter_table
@@ -38,6 +38,7 @@ from esper_soa.ops.compilation import Length, choose_compilation, keep_compiled
 from esper_soa.ops.device import choose_eval_batch, choose_workers, keep_freed_memory, take_device
 from esper_soa.ops.memory import NO_IMAGES, check_room, together
 from esper_soa.ops.pretrained import load_policy, take_over
+from esper_soa.ops.replay import choose_replay
 from esper_soa.ranks import ALONE, Ranks
 from esper_soa.registry import is_reference, name_in
 from esper_soa.state import ParameterCounts
@@ -87,7 +88,7 @@ def reward_settings(cfg: TrainConfig, counts: ParameterCounts, num_slots: int, f
     modes = tuple(dict.fromkeys(cfg.reward.split))
     places = torch.tensor([modes.index(mode) for mode in cfg.reward.split], device=device)
     place = places[(first_env + torch.arange(cfg.envs, device=device)) % len(places)]
-    split = RewardSplit(tuple(of(mode, "reward.split") for mode in modes), place)
+    split = RewardSplit(tuple(of(mode, "reward.split") for mode in modes), place, tuple(cfg.reward.split))
     return RewardSettings(cfg.reward, counts, cfg.steps, split=split)
 
 
@@ -140,7 +141,7 @@ def build_world(
 
     Those of this rank of `ranks`. Raises SettingError or DataError for what does not fit together.
     """
-    part = share_of(cfg, ranks)
+    part = settings_of(cfg, ranks)
     check_room(part, device, count_images(cfg.data) if images is None else NO_IMAGES, ranks.beside)
     take_device(device)
     keep_freed_memory(device)
@@ -148,10 +149,11 @@ def build_world(
     images = load_images(cfg.data, device) if images is None else images.to(device)
     sizes = Sizes(part.envs, cfg.batch_size, cfg.train_samples, cfg.val_samples)
     kernels = build_kernels(cfg, device)
+    kernels = replaying(kernels, choose_replay(part, rules, kernels, ranks.count), device)
     return World(rules, images, sizes, cfg.data, cfg.seed if seed is None else seed, kernels, ranks)
 
 
-def share_of(cfg: TrainConfig, ranks: Ranks) -> TrainConfig:
+def settings_of(cfg: TrainConfig, ranks: Ranks) -> TrainConfig:
     """The settings of a run of the envs of this rank alone."""
     part = copy(cfg)  # not checked again: what is asked of all envs need not hold for a share of them
     part.envs = len(ranks.share(cfg.envs))
@@ -167,15 +169,19 @@ def build_worlds(cfg: TrainConfig, device: torch.device, images: ImageSet | None
 
 
 def build_kernels(cfg: TrainConfig, device: torch.device) -> StepKernels:
-    """The kernels of the state machine as the settings ask for them: compiled or not, and replayed or not."""
+    """The kernels of the state machine as the settings ask for them: compiled or not."""
     chosen = choose_compilation(cfg.compute.compile, device, Length(cfg.envs, cfg.rounds * cfg.steps))
     kernels = EAGER._replace(reason=chosen.reason)
     if chosen.wanted:
         reason = f"{chosen.reason}; {keep_compiled()}"
         torch.compiler.reset()  # jobs of a sweep share a process: what one compiled is nothing to the next
         kernels = compiled()._replace(reason=reason)
-    captured = decision_cache(cfg.compute.cuda_graphs, device)
-    return kernels._replace(steps=captured)
+    return kernels
+
+
+def replaying(kernels: StepKernels, replay: Replay, device: torch.device) -> StepKernels:
+    """The kernels, their calls kept where `replay` says so; `build_player` reads there what it says of the others."""
+    return kernels._replace(replay=replay, steps=replay.steps(STATE, device))
 
 
 def build_player(cfg: TrainConfig, world: World) -> Player:
@@ -187,10 +193,11 @@ def build_player(cfg: TrainConfig, world: World) -> Player:
         return Player(rule_player(cfg, cfg.policy.name, "policy.name"), None)
     shape, names = world.rules.nets.shape, names_by_code(world.rules.nets.shape.blueprints)
     policy = RecurrentPolicy(cfg.policy, shape.slots, cfg.seed, len(names)).to(world.device)
-    captured, imitation = decision_cache(cfg.compute.cuda_graphs, world.device), cfg.policy.imitation
-    learner = Learner(policy, cfg.policy.ppo, cfg.policy.ppo.floor_penalty_rounds, cfg.seed, captured, imitation,
+    imitation, replay = cfg.policy.imitation, world.kernels.replay
+    decisions, gradients = (replay.steps(part, world.device) for part in (POLICY, GRADIENTS))
+    learner = Learner(policy, cfg.policy.ppo, cfg.policy.ppo.floor_penalty_rounds, cfg.seed, gradients, imitation,
                       world.ranks)  # fmt: skip
     if cfg.policy.init != SCRATCH:
         take_over(learner, cfg.policy.network, load_policy(cfg.policy.init, world.device), names)
     teacher = rule_player(cfg, imitation.teacher, "policy.imitation.teacher") if imitation.rounds else None
-    return Player(policy if captured is None else CapturedPolicy(policy, captured), learner, teacher)
+    return Player(policy if decisions is None else CapturedPolicy(policy, decisions), learner, teacher)

@@ -60,8 +60,9 @@ class ComputeConfig:
     # What runs the networks: auto = on a CPU the C kernels where they are proven, on a GPU the quickest that agrees
     # with torch when it is tried; a name insists on it.
     engine: str = choice("auto", ENGINES)
-    # Replay what decides (state machine, policy, updates) as CUDA graphs: auto = on an NVIDIA GPU.
-    cuda_graphs: str = choice("off", SWITCHES)
+    # Replay what decides (state machine, policy, gradient steps) as CUDA graphs: auto = on an NVIDIA GPU what agrees
+    # with the calls as they are written when it is tried; on insists.
+    cuda_graphs: str = choice("auto", SWITCHES)
     convolutions: str = choice("channels_last", CONVOLUTIONS)  # torch's; auto = the quickest per shape
 
     def __post_init__(self) -> None:

@@ -13,6 +13,13 @@ def one_line(value: object) -> str:
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
+def fault_in_words(error: BaseException) -> str:
+    """That it fails, and with what: the end of a capture fails as well where something within it did."""
+    said, first = f"{type(error).__name__}: {one_line(error)}", error.__context__
+    after = f", after {type(first).__name__}: {one_line(first)}" if first is not None else ""
+    return f"it fails with {said}{after}"
+
+
 def unknown_setting(key: str, known: Iterable[str]) -> str:
     """That there is no setting `key`, and which of the `known` names beside it may have been meant."""
     before, dot, name = key.rpartition(".")

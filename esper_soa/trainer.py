@@ -67,8 +67,8 @@ def open_run(
         job = _resumed(cfg, within, checkpoint, images, ranks)
     if job.writes:
         with within.unwritten.noting(within.folder.versions.name):
-            kernels = job.world.rules.engine.chosen.facts()
-            write_versions(within.folder, job.place, job.world.images.facts(), kernels, job.world.kernels.reason)
+            engine, kernels, data = job.world.rules.engine.chosen.facts(), job.world.kernels, job.world.images.facts()
+            write_versions(within.folder, job.place, data, engine, kernels.reason, kernels.replay.facts())
     return job
 
 

@@ -26,7 +26,7 @@ from esper_soa.env.reward_terms import RewardTerms, no_terms
 from esper_soa.env.scaffold import empty_boosts, record_boosts
 from esper_soa.env.signals import age_memories, initial_signals, record_attribution, record_gradients, record_signals
 from esper_soa.nets.engine import Engine, NetsConfig, TrainingFeed, ValidationFeed
-from esper_soa.nets.graphs import StepCache, captured_call
+from esper_soa.nets.graphs import Replay, StepCache, captured_call
 from esper_soa.nets.pools import slot_seeds
 from esper_soa.nets.snapshot import restore_where_, snapshot_where_
 from esper_soa.state import (
@@ -256,6 +256,7 @@ class StepKernels(NamedTuple):
     apply_action: Callable[[Rules, Observed, Action], StepResult]
     reason: str = "not compiled"  # why it is these, in words for logs
     steps: StepCache | None = None  # keeps calls on static buffers and replays them as CUDA graphs; None: as they are
+    replay: Replay = Replay()  # what else of the run is replayed, and why
 
     def perceive_(
         self, rules: Rules, weights: TensorDict, state: EnvState, measured: Measurements

@@ -154,7 +154,7 @@ def weighed(asked: Asked, trial: Trial | None) -> Choice:
         verdict_key(trial, asked.device, [compute.convolutions]),
         any(map(is_reference, (asked.task.host, *asked.task.blueprints))),
     )
-    found = None if own else kept_verdict(key)  # what a user's own part computes is in no key
+    found = None if own else kept_verdict(key, Tried)  # what a user's own part computes is in no key
     when, kept = "found at an earlier run", ""
     if found is None:
         found = tried_engines(asked, trial)

@@ -3,22 +3,24 @@
 A step is kept under a key that says everything about it that is not in its buffers; the next step with that key is
 copied into the buffers of the kept one. Given steps by the engine in torch, once per env-step, and calls of pure
 functions by the state machine, the policy and the learner; made by choose.py for engines that replay, and by build.py
-from compute.cuda_graphs.
+for those of the others that are replayed (compute.cuda_graphs, see ops/replay.py).
 """
 
+import logging
 import warnings
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from esper_soa.errors import SettingError
+from esper_soa.errors import SettingError, fault_in_words
 
 # torch has no public name for the pytrees above (2.13); tensordict registers its classes with these and no others.
+LOGGER = logging.getLogger("esper_soa")
 WARM_UPS = 2  # steps before a capture: what is made at first use must be there by then
 CAPACITY = 32  # graphs kept; each holds its own copy of the weights of its networks
 CURRENT = torch.device("cuda")  # whichever is current
@@ -183,14 +185,61 @@ def captured_call(
     return tree_unflatten(copies, result)  # type: ignore[no-any-return]
 
 
-def decision_cache(setting: str, device: torch.device) -> StepCache | None:
-    """What compute.cuda_graphs stands for in what the state machine, a policy or a learner does on `device`.
+class YieldingCache(StepCache[CapturedCall]):
+    """Captures no more, and says so, where a capture fails that went well when it was tried: memory may be short.
 
-    None = they run as they are written. Raises SettingError for `on` where there is no CUDA.
+    What a capture was to record has not been done when it fails, so it is done as it is written.
+    """
+
+    def __init__(self, part: str, device: torch.device) -> None:
+        super().__init__(capture=True, device=device)
+        self.part = part
+
+    def _advance_(self, kept: _Kept[CapturedCall], variant: int) -> None:
+        capturing = self._recorder is not None and kept.runs[variant] >= WARM_UPS and variant not in kept.graphs
+        try:
+            super()._advance_(kept, variant)
+        except RuntimeError as error:
+            if not capturing or variant in kept.graphs:
+                raise
+            self._recorder = None
+            LOGGER.warning("graphs   %s: no longer captured, as %s", self.part, fault_in_words(error))
+            super()._advance_(kept, variant)
+
+
+STATE, POLICY, GRADIENTS = PARTS = ("state machine", "policy", "gradient steps")  # what compute.cuda_graphs is about
+
+
+class Replay(NamedTuple):
+    """Which of PARTS are kept as steps and replayed as CUDA graphs, and why, in words for logs."""
+
+    parts: tuple[str, ...] = ()
+    reason: str = "nobody asked for it"
+    tried: tuple[str, ...] = ()  # what the parts that were tried took, a clause each
+    dropped: tuple[str, ...] = ()  # why a run goes on without the others, a clause each
+    insists: bool = True  # a capture that fails during the run ends it
+
+    def steps(self, part: str, device: torch.device) -> StepCache | None:
+        """Where `part` keeps its steps; None: they run as they are written."""
+        if part not in self.parts:
+            return None
+        return StepCache(capture=True, device=device) if self.insists else YieldingCache(part, device)
+
+    def facts(self) -> dict[str, str]:
+        """For versions.json."""
+        tried = "; ".join(self.dropped + self.tried)
+        return {"replayed": ", ".join(self.parts), "reason": self.reason, "tried": tried}
+
+
+def settled_replay(setting: str, device: torch.device) -> Replay | None:
+    """What compute.cuda_graphs stands for on `device`; None where `auto` has to try it.
+
+    Raises SettingError for `on` where there is no CUDA.
     """
     if setting == "off" or (setting == "auto" and device.type != "cuda"):
-        return None
+        on = "" if setting == "off" else f" on {device.type}"
+        return Replay((), f"nothing is replayed (compute.cuda_graphs={setting}{on})")
     if device.type != "cuda":
         raise SettingError("compute.cuda_graphs", setting, f"auto or off on device={device.type}",
                            "CUDA graphs need an NVIDIA GPU.")  # fmt: skip
-    return StepCache(capture=True, device=device)
+    return None if setting == "auto" else Replay(PARTS, "all are replayed (compute.cuda_graphs=on)")

@@ -100,7 +100,7 @@ class ActiveSeeds(NamedTuple):
     over: np.ndarray | None = None
 
     def resident(self, device: torch.device) -> SlotSeeds:
-        """They on `device`."""
+        """The same seeds on `device`."""
         return SlotSeeds(*(upload(values, device) for values in self if values is not None))
 
     def playing(self, envs: np.ndarray) -> np.ndarray:

@@ -14,7 +14,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from esper_soa.errors import UserError, one_line
+from esper_soa.errors import UserError, fault_in_words, one_line
 from esper_soa.nets import data, pools, streams
 from esper_soa.nets.datasets import synthetic
 from esper_soa.nets.engine import Engine, NetsConfig
@@ -87,7 +87,7 @@ def try_engines(
         if not one.dropped:
             one = one._replace(dropped=disagreement(apart, rounding))
         found.append(one)
-        _release(device, name)
+        release(device, f"compute.engine=auto: {name}", "compute.engine=torch")
     return found
 
 
@@ -101,7 +101,7 @@ def _tried(ground: "_Ground", name: str, make: Maker, wanted: Results) -> tuple[
     try:
         results, cost = ground.play(make(), ground.trial.nets.precision)
     except FAULTS as error:
-        return Tried(name, f"it fails with {type(error).__name__}: {one_line(error)}"), Distances()
+        return Tried(name, fault_in_words(error)), Distances()
     apart = distances(results, wanted, ground.val_samples)
     return Tried(name, "", max(max(both) for both in apart.values()), *cost), apart
 
@@ -232,14 +232,15 @@ def watched(device: torch.device) -> int:
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
 
 
-def _release(device: torch.device, name: str) -> None:
-    """Give back what a tried engine had; raises UserError where it has left the device unusable."""
+def release(device: torch.device, what: str, remedy: str) -> None:
+    """Give back what was tried had; raises UserError where `what` has left the device unusable.
+
+    remedy: the setting that does without.
+    """
     if device.type != "cuda":
         return
     try:
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()
     except RuntimeError as error:
-        raise UserError(
-            f"compute.engine=auto: {name} has left {device} unusable ({one_line(error)}). Give compute.engine=torch"
-        ) from error
+        raise UserError(f"{what} has left {device} unusable ({one_line(error)}). Give {remedy}") from error

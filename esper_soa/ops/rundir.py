@@ -331,11 +331,13 @@ def write_config_file(folder: RunFolder, resolved_yaml: str) -> None:
 
 
 def write_versions(
-    folder: RunFolder, device: str, data: Mapping[str, str], kernels: Mapping[str, str], state: str
-) -> None:
+    folder: RunFolder, device: str, data: Mapping[str, str], kernels: Mapping[str, str], state: str,
+    graphs: Mapping[str, str],
+) -> None:  # fmt: skip
     """Replace versions.json: packages, source revision, machine, `device` name, facts of data set and kernels.
 
-    kernels: of the networks; state: whether those of the state machine are compiled, and why.
+    kernels: of the networks; state: whether those of the state machine are compiled, and why; graphs: what of the
+    decisions is replayed.
     """
     record = {
         "python": platform.python_version(),
@@ -347,6 +349,7 @@ def write_versions(
         "data": dict(data),
         "kernels": dict(kernels),
         "state": state,
+        "graphs": dict(graphs),
     }
     write_text(folder.versions, json.dumps(record, indent=2) + "\n")
 

@@ -25,7 +25,12 @@ class Within(NamedTuple):
     """A step that was replayed."""
 
     name: str
-    launches: int  # within it
+    kernels: Counter[str]  # launches within it, by name
+
+    @property
+    def launches(self) -> int:
+        """All within it."""
+        return self.kernels.total()
 
 
 class Launches(TorchDispatchMode):
@@ -79,7 +84,7 @@ class Watched(StepCache):
         with SyncGuard():
             super()._advance_(kept, variant)  # type: ignore[arg-type]
         assert [buffer.data_ptr() for buffer in step.buffers()] == places
-        self.launches.steps.append(Within(_name(step), counts.total() - before.total()))
+        self.launches.steps.append(Within(_name(step), counts - before))
         counts.clear()
         counts.update(before)
         counts[REPLAY] += 1

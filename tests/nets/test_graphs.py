@@ -1,26 +1,26 @@
 """Steps kept by key: the same results as steps of their own, at addresses that stay; on a GPU from CUDA graphs."""
 
-import warnings
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
 import pytest
 import torch
+from nets.stand_in import EMPTY, Graph, stand_in
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from esper_soa.errors import SettingError
 from esper_soa.nets.graphs import (
+    PARTS,
     WARM_UPS,
     CapturedCall,
     EmptyGraphError,
     Recorder,
+    Replay,
     StepCache,
     captured_call,
     copy_all_,
-    decision_cache,
+    settled_replay,
 )
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -79,11 +79,26 @@ def test_the_step_that_was_not_used_for_longest_is_dropped() -> None:
     assert cache.counts["dropped"] == 2
 
 
-def test_the_setting_is_refused_where_there_is_no_gpu() -> None:
-    assert decision_cache("off", CPU) is None
-    assert decision_cache("auto", CPU) is None
+def test_the_setting_is_refused_where_there_is_no_gpu_and_means_nothing_there() -> None:
+    for setting, words in (("off", "off"), ("auto", "auto on cpu")):
+        settled = settled_replay(setting, CPU)
+        assert settled is not None
+        assert (settled.parts, settled.reason) == ((), f"nothing is replayed (compute.cuda_graphs={words})")
+        assert settled.steps(PARTS[0], CPU) is None
     with pytest.raises(SettingError, match=r"compute\.cuda_graphs"):
-        decision_cache("on", CPU)
+        settled_replay("on", CPU)
+
+
+def test_on_a_gpu_the_setting_insists_forbids_or_leaves_it_to_a_trial(happened: list[str]) -> None:
+    insisted, forbidden = settled_replay("on", SECOND), settled_replay("off", SECOND)
+    assert insisted is not None
+    assert forbidden is not None
+    assert settled_replay("auto", SECOND) is None
+    assert (insisted.parts, forbidden.parts) == (PARTS, ())
+    kept = [insisted.steps(part, SECOND) for part in PARTS]
+    assert len({id(one) for one in kept}) == 3
+    assert all(one is not None and one.capture for one in kept)
+    assert happened == ["enter cuda:1", "leave cuda:1"] * 3
 
 
 class Pair(NamedTuple):
@@ -135,40 +150,10 @@ def test_replayed_graphs_equal_plain_steps() -> None:
     assert captured.counts == {"plain": 2 * WARM_UPS, "captured": 2, "replayed": 15 - 2 * WARM_UPS - 2}
 
 
-class Graph:
-    """Stands in for torch.cuda.CUDAGraph where there is no GPU."""
-
-    def __init__(self, happened: list[str], words: str) -> None:
-        self.happened, self.words = happened, words
-
-    def capture_begin(self, pool: str) -> None:
-        self.happened.append(f"begin in {pool}")
-
-    def capture_end(self) -> None:
-        self.happened.append("end")
-        if self.words:
-            warnings.warn(self.words, stacklevel=1)
-
-
 @pytest.fixture
 def happened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is asked of torch.cuda, in order."""
-    asked: list[str] = []
-
-    @contextmanager
-    def noted(what: object) -> Iterator[None]:
-        asked.append(f"enter {what}")
-        yield
-        asked.append(f"leave {what}")
-
-    monkeypatch.setattr(torch.cuda, "device", noted)
-    monkeypatch.setattr(torch.cuda, "stream", noted)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda: "stream")
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: asked.append("wait"))
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: pytest.fail("the cache of the allocator was given back"))
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: Graph(asked, ""))
-    return asked
+    return stand_in(monkeypatch)
 
 
 SECOND = torch.device("cuda", 1)
@@ -188,6 +173,42 @@ def test_a_capture_ends_where_its_work_fails(happened: list[str]) -> None:
     with pytest.raises(ZeroDivisionError):
         Recorder(SECOND).recorded(lambda: 1 // 0)
     assert "end" in happened
+
+
+@pytest.mark.parametrize("insists", [False, True])
+def test_a_capture_that_fails_in_a_run_ends_it_where_the_setting_insists_and_is_done_without_where_not(
+    insists: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    happened = stand_in(monkeypatch, EMPTY)
+    cache = Replay((PARTS[1],), insists=insists).steps(PARTS[1], SECOND)
+    assert cache is not None
+    one = torch.ones(2)
+    for number in range(WARM_UPS):
+        assert captured_call(cache, "add", torch.add, one, number * one).tolist() == [1.0 + number] * 2
+    if insists:
+        with pytest.raises(EmptyGraphError):
+            captured_call(cache, "add", torch.add, one, one)
+        return
+    for number in range(5):
+        assert captured_call(cache, "add", torch.add, one, number * one).tolist() == [1.0 + number] * 2
+    assert happened.count("begin in pool") == 1
+    why = "it fails with EmptyGraphError: a graph captured on cuda:1 is empty"
+    assert caplog.messages == [f"graphs   policy: no longer captured, as {why}"]
+    assert cache.counts == {"plain": WARM_UPS + 5}
+
+
+def test_a_step_that_fails_as_it_is_written_fails_wherever_it_is_kept(
+    happened: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    def failing(one: Tensor) -> Tensor:
+        raise RuntimeError("no such thing")
+
+    cache = Replay((PARTS[1],), insists=False).steps(PARTS[1], SECOND)
+    assert cache is not None
+    with pytest.raises(RuntimeError, match="no such thing"):
+        captured_call(cache, "fail", failing, torch.ones(2))
+    assert "begin in pool" not in happened
+    assert caplog.messages == []
 
 
 def test_an_empty_graph_is_an_error_and_other_warnings_are_told(

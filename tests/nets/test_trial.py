@@ -189,25 +189,25 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_what_was_found_is_found_again(cache: Path) -> None:
     found = [Tried("torch", "", 0.0, 0.25, 7), Tried("other", "it fails", math.nan)]
-    assert kept_verdict("key") is None
+    assert kept_verdict("key", Tried) is None
     assert keep_verdict("key", found) == ""
-    assert kept_verdict("key")[0] == found[0]
-    assert kept_verdict("key")[1].dropped == "it fails"
+    assert kept_verdict("key", Tried)[0] == found[0]
+    assert kept_verdict("key", Tried)[1].dropped == "it fails"
     assert [path.name for path in cache.iterdir()] == ["key.json"]
     for damaged in ("", "{}x", '[{"nobody": 1}]', "[3]"):
         (cache / "key.json").write_text(damaged)
-        assert kept_verdict("key") is None
+        assert kept_verdict("key", Tried) is None
 
 
 def test_a_verdict_of_a_full_device_is_not_kept(cache: Path) -> None:
     assert keep_verdict("key", [Tried("torch", "it fails with OutOfMemoryError: CUDA out of memory.")])
-    assert kept_verdict("key") is None
+    assert kept_verdict("key", Tried) is None
 
 
 def test_a_verdict_that_cannot_be_kept_says_so(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (cache.parent.parent / "esper_soa").write_text("in the way")
     assert "link or no folder" in keep_verdict("key", [])
-    assert kept_verdict("key") is None
+    assert kept_verdict("key", Tried) is None
 
 
 def test_a_verdict_holds_for_runs_of_the_same_kind_alone() -> None:

@@ -8,6 +8,7 @@ from typing import BinaryIO
 import pytest
 
 from esper_soa.errors import UserError
+from esper_soa.nets.graphs import Replay
 from esper_soa.ops.rundir import (
     RunFolder,
     claimed,
@@ -191,10 +192,15 @@ KERNELS = {"kind": "native, prebuilt (x86-64-v3)", "sha256": "0123"}
 def test_versions_name_software_machine_device_and_data(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     write_versions(
-        folder, "cpu (test)", {"name": "fashion32", "source": "embedded", "identity": "abc"}, KERNELS, "not compiled"
-    )
+        folder, "cpu (test)", {"name": "fashion32", "source": "embedded", "identity": "abc"}, KERNELS, "not compiled",
+        Replay(("policy",), "tried now", ("policy: 1 ms",), ("state machine: left out",)).facts(),
+    )  # fmt: skip
     record = json.loads(folder.versions.read_text())
-    assert set(record) == {"python", "packages", "git", "platform", "cpu_count", "device", "data", "kernels", "state"}
+    assert set(record) == {
+        "python", "packages", "git", "platform", "cpu_count", "device", "data", "kernels", "state", "graphs",
+    }  # fmt: skip
+    tried = "state machine: left out; policy: 1 ms"
+    assert record["graphs"] == {"replayed": "policy", "reason": "tried now", "tried": tried}
     assert record["kernels"] == KERNELS
     assert record["state"] == "not compiled"
     assert record["data"]["name"] == "fashion32"
