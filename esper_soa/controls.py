@@ -1,8 +1,8 @@
 """What grown hosts are measured against: other decision makers, and networks that do not grow.
 
 A control plays a round again on the same seeds, data order, augmentation and validation images, so with as many
-training images; every random stream is keyed by seed, round, env and env-step, and by nothing that a policy or a size
-changes. Called by trainer.py for the final table, and by the benchmarks.
+training images where no episode ends early; every random stream is keyed by seed, round, env and env-step, and by
+nothing that a policy or a size changes. Called by trainer.py for the final table, and by the benchmarks.
 """
 
 from bisect import bisect_left
@@ -59,11 +59,12 @@ def play_control(name: str, cfg: TrainConfig, world: World, grown: Grown, played
 def _play_widened(cfg: TrainConfig, world: World, parameters: float, played: Round) -> RoundResult:
     """One round without growth, of hosts that are widened to so many parameters.
 
-    The first slot alone, as memory is kept for what might grow in a slot; kernels are not compiled for one episode.
+    The first slot alone, as memory is kept for what might grow in a slot; for one episode no kernels are compiled and
+    no graphs tried.
     """
     first = task_slots(cfg.task, cfg.slots)[0].name
     plain = _without_own(cfg)
-    task, compute = widened(plain.task, parameters), replace(cfg.compute, compile="off")
+    task, compute = widened(plain.task, parameters), replace(cfg.compute, compile="off", cuda_graphs="off")
     wide = replace(plain, task=task, slots=[first], compute=compute)
     wider = build_world(wide, world.device, world.seed, world.images, world.ranks)
     return play_round(wider, Player(WaitPolicy(), None), played)[0]

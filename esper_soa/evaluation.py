@@ -188,8 +188,9 @@ def announce(within: Session, checkpoint: Path, saved: Saved, world: World) -> d
     data = {"name": images.name, "source": images.source, "identity": images.identity}
     precision = str(nets.precision).removeprefix("torch.")
     with within.unwritten.noting(within.folder.versions.name):
-        place, kernels = device_name(world.device, nets.workers, precision), world.rules.engine.chosen.facts()
-        write_versions(within.folder, place, images.facts(), kernels, world.kernels.reason)
+        place, engine = device_name(world.device, nets.workers, precision), world.rules.engine.chosen.facts()
+        kernels, facts = world.kernels, images.facts()
+        write_versions(within.folder, place, facts, engine, kernels.reason, kernels.replay.facts())
     for damaged in passed_over(checkpoint):
         LOGGER.warning("policy   %s", damaged)
     LOGGER.info("policy   %s, after %d rounds", checkpoint, saved.progress.rounds_done)

@@ -100,7 +100,8 @@ class Run:
         self.trackers = openers(cfg.track)
         self.lacking: dict[str, int] = {}  # lines that trackers were not given, by their names
         self.done = resume.Progressed()
-        self.rounds_before = 0  # that were done when this process went on
+        self.rounds_before = self.env_steps_before = 0  # that were done when this process went on
+        self.control_cut_off = 0  # env-steps that the control did not play, as episodes had ended early
         self.written = -1  # rounds done at the newest checkpoint that this process wrote
         self.held = self.content()
 
@@ -113,6 +114,7 @@ class Run:
         self.watch.load_state_dict(saved.watch)
         self.held = self.content()
         done = self.rounds_before = self.done.rounds_done
+        self.env_steps_before = self.env_steps
         LOGGER.info("resume   %s: %d of %d rounds are done", path.name, done, self.cfg.rounds)
         if self.writes:
             for name in drop_unfinished(self.folder, done):
@@ -159,6 +161,11 @@ class Run:
         for tried in kernels.tried:
             LOGGER.info("kernels  %s", tried)
         LOGGER.info("state    %s", world.kernels.reason)
+        LOGGER.info("graphs   %s", world.kernels.replay.reason)
+        for dropped in world.kernels.replay.dropped:
+            LOGGER.warning("graphs   %s", dropped)
+        for tried in world.kernels.replay.tried:
+            LOGGER.info("graphs   %s", tried)
 
     def one_round(self, number: int, progress: Progress) -> tuple[dict[str, Json], list[dict[str, Json]]]:
         """Collect and update; returns the round's line for metrics.jsonl, and its lines for episodes.jsonl."""
@@ -182,18 +189,27 @@ class Run:
             LOGGER.warning("round %d  %s: %s", number + 1, anomaly.name, anomaly.message)
         self.count(result, collect_seconds + update_seconds)
         self.networks.follow(result.standing, self.done.rounds_done)
-        env_steps = self.cfg.envs * self.cfg.steps
-        line: dict[str, Json] = {"round": number + 1, "env_steps": (number + 1) * env_steps}
+        line: dict[str, Json] = {"round": number + 1, "env_steps": self.env_steps}
         line |= result.record | {"pareto": asdict(self.pareto())}
         line |= {"eps": result.env_steps / (collect_seconds + update_seconds), "collect_seconds": collect_seconds,
                  "update_seconds": update_seconds, "update": update, "anomalies": self.watch.active}  # fmt: skip
         episodes = [{"round": number + 1, "env": env} | episode for env, episode in enumerate(result.episodes)]
         return line, episodes
 
+    @property
+    def env_steps(self) -> int:
+        """That were played so far, of all envs."""
+        return self.done.rounds_done * self.cfg.envs * self.cfg.steps - self.done.cut_off
+
+    def cut_off(self, result: RoundResult) -> int:
+        """Env-steps of a round that were not played, as episodes had ended early."""
+        return self.cfg.envs * self.cfg.steps - result.env_steps
+
     def count(self, result: RoundResult, seconds: float) -> None:
         """Add a round to what has been done."""
         done = self.done
         done.rounds_done += 1
+        done.cut_off += self.cut_off(result)
         done.seconds += seconds
         done.alpha_rows += result.alpha_rows
         done.seeds = {name: done.seeds.get(name, 0) + count for name, count in result.seeds.items()}
@@ -281,6 +297,7 @@ class Run:
             play_control(cfg.control, cfg, self.world, grown, Round(first + index, progress, label))
             for index, grown in enumerate(recent)
         ]
+        self.control_cut_off = sum(map(self.cut_off, played))
         return self.score(cfg.control, [resume.Played.of(result) for result in played])
 
     def score(self, name: str, played: Sequence[resume.Played]) -> HostScore:
@@ -295,7 +312,6 @@ class Run:
     def summarise(self, control: HostScore | None) -> Summary:
         """What the final table says."""
         cfg, sizes, done = self.cfg, self.world.sizes, self.done
-        env_steps = done.rounds_done * cfg.envs * cfg.steps
         rows = done.alpha_rows / done.rounds_done
         return Summary(
             name=cfg.name,
@@ -311,11 +327,13 @@ class Run:
             test_images=len(self.world.images.test_labels),
             seeds=SeedCounts(**{name: done.seeds[name] for name in ("germinated", "blended", "fossilized", "pruned")}),
             reward=sum(done.rewards) / len(done.rewards),
-            speed=Speed(env_steps, done.seconds, sizes.train_samples, sizes.val_samples, rows),
+            speed=Speed(self.env_steps, done.seconds, sizes.train_samples, sizes.val_samples, rows),
             wall_seconds=time.monotonic() - self.started,
             pareto=self.pareto(),
             rollbacks=done.seeds.get("rollbacks", 0),
             rounds_before=self.rounds_before,
+            env_steps_before=self.env_steps_before,
+            control_cut_off=self.control_cut_off,
             policy_init=cfg.policy.init if cfg.policy.name == "ppo" else SCRATCH,
             telemetry=recorded(cfg.telemetry.level, self.recorder, self.lacking),
         )

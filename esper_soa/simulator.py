@@ -23,7 +23,6 @@ from torch import Tensor
 from esper_soa.actions import Given, check_action, read_action
 from esper_soa.agent.config import SCRATCH
 from esper_soa.agent.own_agents import Watched
-from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.protocol import Agent, restart
 from esper_soa.build import build_player, build_world
 from esper_soa.compose import compose_settings
@@ -114,8 +113,8 @@ class Simulator:
 
     def _agent(self) -> Agent:
         player = build_player(self.settings, self.world)
-        if isinstance(player.agent, RecurrentPolicy):
-            player.agent.eval()
+        if player.learner is not None:
+            player.learner.policy.eval()
         return player.agent
 
     @property

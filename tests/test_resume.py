@@ -19,7 +19,7 @@ from torch import Tensor
 
 from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.config import ComputeConfig, TelemetryConfig, TrainConfig
-from esper_soa.env.config import GatesConfig
+from esper_soa.env.config import EarlyStopConfig, GatesConfig
 from esper_soa.errors import UserError
 from esper_soa.nets.config import DataConfig, TaskConfig
 from esper_soa.ops.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
@@ -27,6 +27,7 @@ from esper_soa.ops.final_table import Summary
 from esper_soa.ops.interrupt import Interrupted
 from esper_soa.ops.progress import Progress
 from esper_soa.ops.rundir import RunFolder, resume_start
+from esper_soa.telemetry.table_files import read_table
 from esper_soa.trainer import run
 
 CPU = torch.device("cpu")
@@ -159,6 +160,33 @@ def test_sigusr2_in_mid_round_writes_a_checkpoint_and_goes_on(
     start = resume_start(str(tmp_path / "checkpoint_000002.pt"), "", "train")
     run(replace(settings(), resume="given"), start.folder, start.checkpoint)
     assert_equal_runs(undisturbed, tmp_path)
+
+
+def test_a_run_whose_episodes_end_early_goes_on_as_if_undisturbed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is stopped in the middle of a round, when the episodes of some envs are over and those of others are not."""
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    cfg = settings(
+        envs=4, steps=12, rounds=4, train_samples=16, val_samples=64,
+        early_stop=EarlyStopConfig(patience=4, min_delta=0.0, min_steps=3),
+        data=DataConfig(name="synthetic", synthetic_train=32, synthetic_test=64),
+    )  # fmt: skip
+    fresh(cfg, whole)
+    ends = [json.loads(line)["env_steps"] for line in (whole / "episodes.jsonl").read_text().splitlines()]
+    third = ends[8:12]
+    assert min(third) < 8 < max(third)
+    with monkeypatch.context() as patch:
+        signal_at(patch, signal.SIGTERM, report=2 * 12 + 8)
+        with pytest.raises(Interrupted):
+            fresh(replace(cfg, checkpoint_every=0), parts)
+    resumed(cfg, parts)
+    assert_equal_runs(whole, parts, rounds=4)
+    for name in ("steps", "slots", "events"):
+        tables = [read_table(path, name) for path in (whole, parts)]
+        assert {column: repr(values.tolist()) for column, values in tables[0].items()} == {
+            column: repr(values.tolist()) for column, values in tables[1].items()
+        }
 
 
 def test_a_scripted_policy_resumes(tmp_path: Path) -> None:

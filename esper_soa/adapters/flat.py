@@ -2,7 +2,8 @@
 
 An env ends in two ways. A rollback ends its trajectory (terminated): it goes on at once from its snapshot, and the next
 observation is the first of a new trajectory. The episode ends for all envs together (truncated): the next round begins
-at once. What the ended trajectories showed last is kept.
+at once. What the ended trajectories showed last is kept. An env on its own may also end early (`early_stop`). One of
+several could not begin anew alone, and the libraries know of no env that waits for the others: that is refused.
 """
 
 from collections.abc import Mapping
@@ -36,6 +37,7 @@ class Turn(NamedTuple):
     terminated: Tensor  # bool [N]
     truncated: Tensor  # bool [N]
     info: Info
+    over: bool  # the episode is over, for all envs: the next round has begun, or is to be begun by the caller
 
 
 class FlatEnvs:
@@ -49,8 +51,11 @@ class FlatEnvs:
         """
         check(actions in ACTIONS, "actions", actions, " or ".join(ACTIONS))
         early = sim.settings.early_stop
-        check(not early.enabled, "early_stop", f"(patience={early.patience}, rollbacks={early.rollbacks})",
-              "off in environments of other libraries, whose envs all begin anew together")  # fmt: skip
+        check(not early.enabled or sim.num_envs == 1, "early_stop",
+              f"(patience={early.patience}, rollbacks={early.rollbacks})",
+              f"off in environments of other libraries with {sim.num_envs} envs",
+              "There an env that has ended begins anew at once and alone, and the hosts of a simulator all begin "
+              "together. Take one env, or several of one in the library's own vector env.")  # fmt: skip
         self.sim, self.joint = sim, actions == "joint"
         self.codes = sim.world.rules.blueprints.nonzero().flatten()
         names = feature_names(sim.slots)
@@ -74,16 +79,18 @@ class FlatEnvs:
             raise RuntimeError("call reset first")
         before = self.shown
         observation, reward, terminated, truncated, info = self.sim.step(action)
-        shown = last = self._show(observation, info.masks)
+        over = bool(truncated.all())
+        masks = self.sim.env.after().masks if over else info.masks  # behind an early end as behind the last env-step
+        shown = last = self._show(observation, masks)
         if bool(terminated.any()):
             where = terminated[:, None]
             last = Shown(*(torch.where(where, old, new) for old, new in zip(before, shown, strict=True)))
-        if go_on and bool(truncated.all()):
+        if go_on and over:
             started, fresh = self.sim.reset()
             shown = self._show(started, fresh.masks)
             info = fresh._replace(illegal=info.illegal)
         self.shown = shown
-        return Turn(shown, last, reward, terminated, truncated & ~terminated, info)
+        return Turn(shown, last, reward, terminated, truncated & ~terminated, info, over)
 
     def _show(self, observation: Observation, masks: Masks) -> Shown:
         standing = observation.blueprints[:, :, None] == self.codes

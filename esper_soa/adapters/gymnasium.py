@@ -86,7 +86,7 @@ def _final(turn: Turn, ended: np.ndarray) -> Facts:
 
 
 class GrowthEnv(gymnasium.Env):
-    """A single host. After a rollback `reset` goes on from the host's snapshot; after the last env-step it is fresh."""
+    """A single host. After a rollback `reset` goes on from the host's snapshot; behind an episode it is fresh."""
 
     metadata: Facts = {"render_modes": []}
 
@@ -107,8 +107,7 @@ class GrowthEnv(gymnasium.Env):
         """Carry out an action; an illegal one becomes WAIT and is told in info."""
         turn = self.flat.step(torch.as_tensor(np.asarray([action]), device=self.flat.sim.device), go_on=False)
         terminated, truncated = bool(turn.terminated[0]), bool(turn.truncated[0])
-        over = turn.info.env_step == self.flat.sim.settings.steps
-        self.goes_on = turn if terminated and not over else None
+        self.goes_on = turn if terminated and not turn.over else None
         return _only(arrays(turn.last)), float(turn.reward[0]), terminated, truncated, _only(facts(turn.info))
 
     def action_masks(self) -> np.ndarray:

@@ -71,7 +71,7 @@ class GrowthEnv(EnvBase):
         """Carry out `action` [N]; an illegal one becomes WAIT."""
         turn = self.flat.step(tensordict["action"].reshape(self.batch_size), go_on=False)
         self._rolled_back, self._info = turn.terminated, turn.info
-        self._over = turn.info.env_step == self.flat.sim.settings.steps
+        self._over = turn.over
         told = self._told(turn.last, turn.info)
         flags = {"terminated": turn.terminated, "truncated": turn.truncated, "done": turn.terminated | turn.truncated}
         return told.update({"reward": turn.reward[:, None]} | {name: flag[:, None] for name, flag in flags.items()})

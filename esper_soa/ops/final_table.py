@@ -45,7 +45,7 @@ class Pareto:
 class Speed:
     """Env-steps of the growing hosts per second, and the work in one of them."""
 
-    env_steps: int
+    env_steps: int  # that were played
     seconds: float  # spent on those env-steps and the policy updates between them
     train_samples: int  # T per env-step
     val_samples: int  # V per env-step and alpha row
@@ -79,6 +79,8 @@ class Summary:
     pareto: Pareto
     rollbacks: int = 0  # hosts that lost their way and were put back to a snapshot, in all envs and rounds
     rounds_before: int = 0  # rounds that were done before this process went on with the run
+    env_steps_before: int = 0  # of all envs, in these
+    control_cut_off: int = 0  # env-steps that the control did not play, as episodes had ended early
     policy_init: str = "none"  # what the policy started from, as policy.init
     telemetry: dict[str, Json] = field(default_factory=dict)  # level, env-steps recorded by this process, and dropped
 
@@ -90,12 +92,14 @@ class Summary:
     @property
     def played(self) -> int:
         """Env-steps of the growing hosts that this process has played."""
-        return self.speed.env_steps - self.rounds_before * self.envs * self.steps
+        return self.speed.env_steps - self.env_steps_before
 
     @property
     def control_env_steps(self) -> int:
-        """Env-steps of the control: an episode of every env for each round that it plays."""
-        return self.envs * self.steps * len(self.control.episodes) if self.control is not None else 0
+        """Env-steps of the control: an episode of every env for each round that it plays, as far as it went."""
+        if self.control is None:
+            return 0
+        return self.envs * self.steps * len(self.control.episodes) - self.control_cut_off
 
     @property
     def comparison(self) -> Comparison | None:

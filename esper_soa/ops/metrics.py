@@ -101,8 +101,7 @@ class MetricsAccumulator:
 
         own = "" if reward is None else reward.own_name
         self.terms_by_name = {name: name for name in TERM_NAMES} | ({own: OWN_TERM} if own else {})
-        split = None if reward is None else reward.split
-        self.modes = () if split is None else split.modes  # by env, where they are split
+        self.split = None if reward is None else reward.split
         self.sums = Sums(
             zeros(len(self.terms_by_name)), zeros(len(OP_NAMES)), zeros(len(OP_NAMES)), zeros(1), zeros(num_envs),
             zeros(num_envs, STABILITY_WINDOW), empty_blueprint_stats(device, len(names)),
@@ -151,7 +150,6 @@ class MetricsAccumulator:
     def read(self, state: EnvState, counts: ParameterCounts, ranks: Ranks = ALONE) -> RoundResult:
         """One packed copy to the host at the end of a round, of the envs of all ranks; `state` is the last state."""
         found = _of_all_envs(_on_host(self._sums(state, counts)), ranks)
-        self.modes = tuple(mode for modes in ranks.of_all(self.modes) for mode in modes)
         episodes, rollbacks = Outcomes(*found["ended"]), found["rollbacks"]
         counted = episodes._asdict() | {"blended": found["blended"]}
         seeds = {name: int(count.sum()) for name, count in counted.items() if name in COUNTS}
@@ -193,14 +191,17 @@ class MetricsAccumulator:
         lines = episode_records(episodes, rollbacks, shapley)
         names = [CAUSE_NAMES[code] or LIMIT for code in cause.long().tolist()]
         lines = [line | {"ended_by": name} for line, name in zip(lines, names, strict=True)]
-        if not self.modes:
+        if self.split is None:
             return lines
-        return [line | {"reward_mode": mode} for line, mode in zip(lines, self.modes, strict=True)]
+        return [line | {"reward_mode": mode} for line, mode in zip(lines, self.split.modes(len(lines)), strict=True)]
 
     def _record(self, found: Mapping[str, Tensor], episodes: Outcomes, seeds: Mapping[str, int]) -> dict[str, Json]:
         """The round's part of a line of metrics.jsonl."""
         by_reason = dict(zip(REASON_NAMES, map(int, found["rollbacks"].sum(0)), strict=True))
-        training = found["training"]
+        training, split = found["training"], dict[str, Json]()
+        if self.split is not None:
+            modes = self.split.modes(len(episodes.accuracy))
+            split = {"reward_split": split_record(modes, episodes, found["parameters"])}
         return {
             "accuracy": _spread(episodes.accuracy),
             **dict(zip(("val_loss", "train_loss", "train_accuracy"), training.mean(1).tolist(), strict=True)),
@@ -215,7 +216,7 @@ class MetricsAccumulator:
             "ops": dict(zip(OP_NAMES, found["ops"].tolist(), strict=True)),
             "ops_successful": dict(zip(OP_NAMES, found["successes"].tolist(), strict=True)),
             "alpha_rows": float(found["rows"]) / float(found["env_steps"] - found["left_out"]),
-        } | ({"reward_split": split_record(self.modes, episodes, found["parameters"])} if self.modes else {})
+        } | split
 
 
 def split_record(modes: Sequence[str], episodes: Outcomes, parameters: Tensor) -> dict[str, Json]:

@@ -213,7 +213,7 @@ class _Bar(RichProgress):
             TextColumn("{task.completed:.0f}/{task.total:.0f} env-steps"),
             TextColumn("{task.fields[facts]}"),
             console=console,
-            refresh_per_second=4,
+            refresh_per_second=2,  # drawing a table of envs takes ten milliseconds from the workers
         )
 
     def get_renderables(self) -> Iterator[RenderableType]:

@@ -19,7 +19,8 @@ LARGEST = 2**53  # of counts and sums
 MOST_FLOP = 1e30
 PARTS = ("progress", "settings", "data", "versions", "watch", "learner")
 POLICY = ("format", "version", "network", "learner", "facts")
-PROGRESS = ("rounds_done", "seconds", "alpha_rows", "seeds", "best_accuracy", "front", "rewards", "recent")
+PROGRESS = ("rounds_done", "seconds", "alpha_rows", "seeds", "best_accuracy", "front", "rewards", "recent", "cut_off")
+NO_EARLY_ENDS = {"cut_off": 0}  # of a run that was saved before episodes could end early
 PLAYED = {  # lowest and highest number in each list of a round; tables have a row per env
     "accuracies": (0, 100), "parameters": (0, LARGEST), "train_flop": (0, MOST_FLOP),
     "blueprint": (Blueprint.NONE, max(CNN_BLUEPRINTS)), "blend": (Blend.ADD, Blend.GATE), "alpha": (0, 1),
@@ -138,13 +139,15 @@ def _num_own(settings: object) -> int:
     return sum(is_reference(str(name)) for name in listed) if isinstance(listed, list) else 0
 
 
-def _progress(progress: object, num_own: int) -> str:
+def _progress(found: object, num_own: int) -> str:
+    progress = NO_EARLY_ENDS | dict(found) if isinstance(found, Mapping) else found
     fault = _keys("progress", progress, PROGRESS)
     if fault or not isinstance(progress, Mapping):
         return fault
     front, best = progress["front"], progress["best_accuracy"]
     checks = [
         _count("progress.rounds_done", progress["rounds_done"]),
+        _count("progress.cut_off", progress["cut_off"]),
         _number("progress.seconds", progress["seconds"], 0, LARGEST),
         _number("progress.alpha_rows", progress["alpha_rows"], 0, LARGEST),
         "" if type(best) is float and best == -math.inf else _number("progress.best_accuracy", best, 0, 100),

@@ -74,6 +74,7 @@ class Progressed:
     front: list[list[float]] = field(default_factory=list)  # Pareto front: accuracy, stability, parameter ratio
     rewards: list[float] = field(default_factory=list)  # per env, of the last round
     recent: list[Played] = field(default_factory=list)  # the last rounds, control_rounds of them, oldest first
+    cut_off: int = 0  # env-steps that were not played, as the episodes of their envs had ended early
 
 
 @dataclass

@@ -38,7 +38,7 @@ STAGES = ("germinated", "training", "blending", "holding", "fossilized", "embarg
 DARKER = (18, 32, 50, 70, 95)
 STAGE_INKS = (*(f"color-mix(in srgb, var(--ink) {share}%, var(--card))" for share in DARKER), "var(--bad)")
 MARKS = {"germinated": "triangle-up", "blended": "triangle-right", "fossilized": "diamond", "pruned": "cross",
-         "rollback": "square"}  # fmt: skip
+         "rollback": "square", "ended_early": "circle"}  # fmt: skip
 FATES = ("germinated", "fossilized", "pruned")
 # What is read out of a stretch of a lane.
 TOLD = (
@@ -53,7 +53,7 @@ TIME: Spec = {"field": "step", "type": "quantitative"}
 LANES_CAPTION = (
     "A lane per slot. Height is alpha, how much of the seed the host takes on; colour is the blueprint; the strip at "
     "the foot darkens from stage to stage. The grey line above is the host's accuracy. Marks: germinated ▲, blended ▶, "
-    "fossilised ◆, pruned ✚, host rolled back ■."
+    "fossilised ◆, pruned ✚, host rolled back ■, episode ended early ●."
 )
 
 

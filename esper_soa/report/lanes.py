@@ -19,7 +19,7 @@ HEAD = 2  # lanes of a host's name and accuracy, above its slots
 MOST_RUNS = 16  # of which lanes are shown
 LIVE = ("germinated", "training", "blending", "holding", "fossilized")  # stages of a slot that holds a seed
 GONE = ("pruned", "embargoed", "resetting")
-TOLD = ("germinated", "blended", "fossilized", "pruned", "rollback")  # events that a lane marks
+TOLD = ("germinated", "blended", "fossilized", "pruned", "rollback", "ended_early")  # events that a lane marks
 GOVERNED = ("diverging", "panic", "rollback")
 
 
@@ -121,22 +121,24 @@ def accuracies_table(rounds: Sequence[Chosen]) -> Table:
 def _accuracies(one: Chosen, every: int) -> Iterator[Row]:
     values = [value for value in one.steps["accuracy"] if isinstance(value, int | float)]
     low, high = min(values, default=0.0), max(values, default=1.0)
-    last = max((_int(step) for step in one.steps["step"]), default=0)
+    last = dict(zip(one.steps["env"], one.steps["step"], strict=True))  # rows are in the order of env-steps
     for step, env, value in zip(*(one.steps[name] for name in ("step", "env", "accuracy")), strict=True):
-        if isinstance(value, int | float) and (_int(step) % every == 0 or step == last):
+        if isinstance(value, int | float) and (_int(step) % every == 0 or step == last[env]):
             hosts, base = _place(one, _int(env))
             yield {"run": one.run.label, "round": one.name, "hosts": hosts, "host": env, "step": step,
                    "accuracy": value, "y": base + 1.4 * (value - low) / ((high - low) or 1.0)}  # fmt: skip
 
 
 def names_table(rounds: Sequence[Chosen]) -> Table:
-    """A row per host: its name with the accuracy that it ended with."""
+    """A row per host: its name with the accuracy that it ended with, and why its episode ended early, if it did."""
     rows: list[Row] = []
     for one in rounds:
         ended = dict(zip(one.steps["env"], one.steps["accuracy"], strict=True))  # rows are in the order of env-steps
+        early = {row["env"]: row["cause"] for row in rows_of(one.events) if row["kind"] == "ended_early"}
         for env, accuracy in ended.items():
             hosts, base = _place(one, _int(env))
             told = f"{accuracy:.1f} %" if isinstance(accuracy, int | float) else "not finite"
+            told += f", ended early: {early[env]}" if env in early else ""
             rows.append({"run": one.run.label, "round": one.name, "hosts": hosts, "y": base + 0.95,
                          "words": f"host {env}: {told}"})  # fmt: skip
     return table_of(rows)
@@ -172,7 +174,10 @@ def governor_table(runs: Sequence[RunRecord]) -> Table:
 
 
 def credit_table(rounds: Sequence[Chosen]) -> Table:
-    """A row per env-step and slot: contribution, Shapley value and interaction, means over the hosts measured there."""
+    """A row per env-step and slot: contribution, Shapley value and interaction, means over the hosts measured there.
+
+    A host whose episode has ended early is measured no more.
+    """
     rows: list[Row] = []
     for one in rounds:
         by_place: dict[tuple[int, str], list[int]] = {}

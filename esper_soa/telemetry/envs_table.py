@@ -11,6 +11,7 @@ from rich.table import Table
 
 from esper_soa.telemetry.pack import places
 from esper_soa.telemetry.rows import Legend, Played
+from esper_soa.telemetry.schema import ENDINGS
 from esper_soa.vocabulary import LIVE_STAGES, OP_NAMES, STAGE_NAMES
 
 MOST_ENVS = 24  # rows, so that a terminal holds them
@@ -47,13 +48,19 @@ class EnvsTable:
         played = Played(self._legend, np.array([step]), numbers[None], where)
         table.title = f"round {number}, env-step {step}"
         for env in range(min(played.size[1], MOST_ENVS)):
-            accuracy, reward = (float(played.env(name)[0, env]) for name in ("accuracy", "reward"))
-            op = OP_NAMES[int(played.code("effective_op")[0, env])]
             slots = [self._slot(played, env, slot) for slot in range(played.num_slots)]
-            table.add_row(str(env), f"{accuracy:.2f}", f"{reward:+.3f}", "" if op == "wait" else op, *slots)
+            table.add_row(str(env), f"{float(played.env('accuracy')[0, env]):.2f}", *self._turn(played, env), *slots)
         left = played.size[1] - MOST_ENVS
         table.caption = f"and {left} more" if left > 0 else None
         return table
+
+    @staticmethod
+    def _turn(played: Played, env: int) -> tuple[str, str]:
+        """Reward and op of an env; of one whose episode has ended early no reward, and why it has."""
+        if played.env("over")[0, env] > 0:
+            return "", f"over: {ENDINGS[int(played.code('ending')[0, env]) - 1]}"
+        op = OP_NAMES[int(played.code("effective_op")[0, env])]
+        return f"{float(played.env('reward')[0, env]):+.3f}", "" if op == "wait" else op
 
     def _slot(self, played: Played, env: int, slot: int) -> str:
         """A seed as blueprint, stage, alpha and contribution in percent points; nothing for an empty slot."""

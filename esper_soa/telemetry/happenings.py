@@ -10,7 +10,7 @@ import numpy as np
 
 from esper_soa.telemetry.parquet import Known, Texts
 from esper_soa.telemetry.rows import Played, Rows, seed_numbers
-from esper_soa.telemetry.schema import KINDS, REASONS
+from esper_soa.telemetry.schema import ENDINGS, KINDS, REASONS
 from esper_soa.vocabulary import LIVE_STAGES, STAGE_NAMES, Op, Stage
 
 GATES = ("G1", "G2", "G3", "G5")
@@ -85,7 +85,7 @@ def _passages(before: np.ndarray, after: np.ndarray, advanced: np.ndarray) -> li
 
 
 def env_events(played: Played) -> list[Event]:
-    """What happened to whole envs."""
+    """What the governor saw and did."""
     reason, panic = played.code("reason"), played.env("panic") > 0
     why = np.array([0, *(CAUSES.index(name) for name in REASONS)])[reason]
     return [
@@ -95,9 +95,16 @@ def env_events(played: Played) -> list[Event]:
     ]
 
 
+def ends(played: Played) -> Event:
+    """Episodes that ended early; nothing happens to their envs behind that."""
+    ending = played.code("ending")
+    why = np.array([0, *(CAUSES.index(name) for name in ENDINGS)])[ending]
+    return Event("ended_early", (ending > 0) & (played.env("over") == 0), why)
+
+
 def events_rows(played: Played, round_number: int) -> Rows:
-    """The table `events`, sorted by env-step, env and order of happening; those of the env come first."""
-    found = [*env_events(played), *seed_events(played)]
+    """The table `events`, sorted by env-step, env and order of happening; the governor comes first, an end last."""
+    found = [*env_events(played), *seed_events(played), ends(played)]
     places = [np.nonzero(one.where if one.where.ndim == 3 else one.where[:, :, None]) for one in found]
     counts = [len(place[0]) for place in places]
     kind = np.repeat([KIND_NAMES.index(one.kind) for one in found], counts)

@@ -28,7 +28,8 @@ class Metric(NamedTuple):
 
 ROUND = (
     Metric("round", "", "rounds done, this one included", "1, 2, 3, ...", "a gap is a damaged file"),
-    Metric("env_steps", "env-steps", "round x envs x steps", "grows evenly", "as `round`"),
+    Metric("env_steps", "env-steps", "played so far, of all envs: round x envs x steps, fewer with `early_stop`",
+           "grows evenly", "as `round`"),
     Metric("accuracy.mean", "percent", "validation accuracy at the last env-step: mean over envs",
            "above chance, rising over rounds", SEEN),
     Metric("accuracy.min", "percent", "of the worst env", "within 20 points of the mean",
@@ -97,8 +98,8 @@ ROUND = (
            "dear: lower `max_seeds`"),
     Metric("pareto.front_size", "episodes", "that no other one beats in accuracy, stability and size", "several", FINE),
     Metric("pareto.hypervolume", "percent x ratio", "area dominated, up to twice the host's size", "never falls", FINE),
-    Metric("eps", "env-steps per second", "env-steps of the round / (collect_seconds + update_seconds)", "steady",
-           "`profile=phases` says where the time goes"),
+    Metric("eps", "env-steps per second", "env-steps played in the round / (collect_seconds + update_seconds)",
+           "steady", "`profile=phases` says where the time goes"),
     Metric("collect_seconds", "seconds", "of playing the round", "most of the round", "as `eps`"),
     Metric("update_seconds", "seconds", "of the policy update", "a tenth of the round or less", "as `eps`"),
     Metric("anomalies", "names", "limits of `telemetry.anomaly` that the update broke", "empty",
@@ -177,7 +178,8 @@ EPISODE = (
            "as `seeds`", "ask `seed_lifecycle`"),
     Metric("rollbacks", "rollbacks", "times that the host went back to a snapshot", "0", "as `rollbacks.total`"),
     Metric("env_steps", "env-steps", "recorded", "`steps`, fewer with `early_stop`", FINE),
-    Metric("ended_by", "cause", "`limit`, its last env-step; with `early_stop` also `plateau` or `diverged`", "", FINE),
+    Metric("ended_by", "cause", "`limit`, its last env-step; with `early_stop` also `plateau`, no gain in accuracy, or "
+           "`diverged`, too many rollbacks: the event `ended_early`", "", FINE),
     Metric("shapley", "percent points", "per slot at the last env-step: Shapley value of its seed; 0 without one",
            "above 0 for what is kept", "as `seeds.contributing`"),
     Metric("shapley_error", "percent points", "standard error of a sampled value, else 0", "below half the value",

@@ -7,6 +7,7 @@ once per env-step; it waits for nothing.
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -41,8 +42,10 @@ ENV_CODES: Part = {
     **{name: _chosen(name) for name in HEAD_NAMES},
     "effective_op": lambda one: one.result.outcome.effective_op,
     "reason": lambda one: one.seen.observed.state.guard.reason,
+    "ending": lambda one: one.result.state.ending.cause,
 }
 ENV_FLAGS: Part = {
+    "over": lambda one: one.seen.observed.state.ending.over,
     "success": lambda one: one.result.outcome.success,
     "panic": lambda one: one.seen.observed.state.guard.panic,
     "total_known": lambda one: one.seen.observed.attribution.total_known,
@@ -55,6 +58,7 @@ ENV_NUMBERS: Part = {
     "total_contribution": lambda one: one.seen.observed.attribution.total,
     "committed_accuracy": lambda one: one.seen.observed.attribution.committed,
 }
+OVER = len(ENV_CODES) + list(ENV_FLAGS).index("over")  # column of `pack`
 # [N, S] each.
 SLOT_CODES: Part = {
     "stage": lambda one: one.seen.observed.state.slots.stage,
@@ -116,6 +120,11 @@ def _details(facts: Facts) -> list[Tensor]:
     unknown = torch.full_like(masks, torch.nan, dtype=torch.float32)
     likely = facts.probabilities if facts.probabilities is not None else unknown
     return [masks, likely, facts.seen.measured.subset, facts.seen.measured.accuracy]
+
+
+def still_played(numbers: np.ndarray) -> np.ndarray:
+    """bool [..., N], of numbers [..., N, C] of `pack`: envs whose episode was not over before the env-step."""
+    return numbers[..., OVER] == 0
 
 
 def places(num_slots: int, num_choices: int, num_columns: int) -> dict[str, slice]:

@@ -38,6 +38,21 @@ class Known(NamedTuple):
 Values: TypeAlias = np.ndarray | Texts | Known
 
 
+def num_rows(values: Values) -> int:
+    """R."""
+    first = values[0] if isinstance(values, Texts | Known) else values
+    return len(first)
+
+
+def values_at(values: Values, where: np.ndarray) -> Values:
+    """The rows `where` (bool [R])."""
+    if isinstance(values, Texts):
+        return Texts(values.codes[where], values.names)
+    if isinstance(values, Known):
+        return Known(values.values[where], values.known[where])
+    return values[where]
+
+
 class Contents(NamedTuple):
     """What a file holds."""
 

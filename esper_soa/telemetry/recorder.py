@@ -18,7 +18,7 @@ from esper_soa.ops.files import LOGGER, Unwritten, write_bytes
 from esper_soa.ranks import Ranks
 from esper_soa.telemetry.envs_table import EnvsTable
 from esper_soa.telemetry.happenings import events_rows
-from esper_soa.telemetry.pack import Facts, pack, places
+from esper_soa.telemetry.pack import Facts, pack, places, still_played
 from esper_soa.telemetry.parquet import table_bytes
 from esper_soa.telemetry.rows import Legend, Maker, Played, choices_rows, slots_rows, steps_rows, subsets_rows
 from esper_soa.telemetry.schema import CURVE_NAMES, SCHEMA_VERSION, STYLE_NAMES
@@ -101,7 +101,7 @@ class Growing:
 class Waiting(NamedTuple):
     """A round as far as it had come, of which files are to be written."""
 
-    env_steps: int  # of all envs
+    env_steps: int  # of all envs whose episode was not over
     files: dict[Path, bytes]
 
 
@@ -141,9 +141,10 @@ class Recorder(NoRecorder):
     def emit(self, step: int, numbers: np.ndarray) -> None:
         if self._table is not None:
             self._table.show(self._number, step, numbers)
-        self._given += len(numbers)
+        env_steps = int(still_played(numbers).sum())
+        self._given += env_steps
         if not self._worker.emit(Step(self._number, step, numbers)):
-            self._lost += len(numbers)
+            self._lost += env_steps
 
     def end(self) -> None:
         self._worker.insist(End(self._number, self._lost))
@@ -193,7 +194,7 @@ class Recorder(NoRecorder):
             rows = MAKERS[table.name](played, growing.number)
             content = table_bytes(table.columns, rows, {"table": table.name} | self._facts | facts)
             files[table_path(self._folder, table.name, growing.number)] = content
-        self._waiting[growing.number] = Waiting(numbers.shape[0] * numbers.shape[1], files)
+        self._waiting[growing.number] = Waiting(int(still_played(numbers).sum()), files)
 
     def _write(self) -> None:
         """Write what waits; what the disk refuses is tried again the next time."""

@@ -1,7 +1,8 @@
 """The tables of a round, made of what the device handed over: numbers [T, N, C] of T env-steps and N envs.
 
 Called by recorder.py in its own thread; everything is worked out for all envs and env-steps at once. Events follow from
-the states before and after each env-step's actions. Needs no torch.
+the states before and after each env-step's actions. What an env is said to be once its episode has ended early makes no
+rows. Needs no torch.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from esper_soa.telemetry.parquet import Known, Texts, Values
+from esper_soa.telemetry.parquet import Known, Texts, Values, num_rows, values_at
 from esper_soa.telemetry.schema import CURVE_NAMES, REWARD_TERMS, STYLE_NAMES
 from esper_soa.vocabulary import (
     ALPHA_TARGETS,
@@ -86,6 +87,14 @@ class Played:
         """int64 [T, N, S]."""
         return self.slot(name).astype(np.int64)
 
+    def kept(self, rows: Rows) -> Rows:
+        """The rows of env-steps that were played; rows: as many of every env-step of an env, in their order."""
+        played = self.env("over").ravel() == 0
+        if played.all():
+            return rows
+        return {name: values_at(values, np.repeat(played, num_rows(values) // len(played)))
+                for name, values in rows.items()}  # fmt: skip
+
     def keys(self, round_number: int, per_env: int = 1) -> Rows:
         """The first columns of a table with `per_env` rows per env and env-step."""
         steps, envs = self.size
@@ -153,7 +162,7 @@ def steps_rows(played: Played, round_number: int) -> Rows:
     rows: Rows = {name: played.env(name).ravel() for name in numbers}
     rows |= {f"reward_{name}": played.env(f"reward_{name}").ravel() for name, _ in REWARD_TERMS}
     bits = 1 << np.arange(len(OP_NAMES))
-    return keys | rows | _choice_rows(played) | {
+    return played.kept(keys | rows | _choice_rows(played) | {
         "parameters": (parameters.host + residents(played, parameters, LIVE_STAGES).sum(2)).ravel(),
         "train_flop": (flop.host + residents(played, flop, RUNNING_STAGES).sum(2)).ravel(),
         "subsets": played.code("subsets").ravel(),
@@ -162,7 +171,7 @@ def steps_rows(played: Played, round_number: int) -> Rows:
         "success": played.env("success").ravel() > 0,
         "ops_legal": (played.several("legal").astype(np.int64) @ bits).ravel(),
         "panic": played.env("panic").ravel() > 0,
-    }  # fmt: skip
+    })  # fmt: skip
 
 
 def _choice_rows(played: Played) -> Rows:
@@ -209,7 +218,7 @@ def slots_rows(played: Played, round_number: int) -> Rows:
     rows |= {name: Known(played.slot(name).ravel() > 0, gradient.ravel())
              for name in ("gradient_vanishing", "gradient_exploding")}  # fmt: skip
     gain = played.slot("accuracy_current") - played.slot("accuracy_initial")
-    return played.keys(round_number, slots) | rows | {
+    return played.kept(played.keys(round_number, slots) | rows | {
         "slot": _text(np.broadcast_to(np.arange(slots), stage.shape), legend.slots),
         "stage": _text(stage, STAGE_NAMES),
         "stage_age": played.slot_code("stage_age").ravel(),
@@ -220,7 +229,7 @@ def slots_rows(played: Played, round_number: int) -> Rows:
         "parameters": residents(played, legend.parameters, LIVE_STAGES).ravel(),
         "accuracy_gain": _where(gain, taken),
         "gradient_ratio": _where(played.slot("gradient_ratio"), gradient & (played.slot("gradient_ratio_known") > 0)),
-    }  # fmt: skip
+    })  # fmt: skip
 
 
 def choices_rows(played: Played, round_number: int) -> Rows:
@@ -232,13 +241,13 @@ def choices_rows(played: Played, round_number: int) -> Rows:
         rows[f"{name}_legal"] = legal > 0
         rows[f"{name}_probability"] = share if played.legend.learns else share[:, :0]
         last += size
-    return rows
+    return played.kept(rows)
 
 
 def subsets_rows(played: Played, round_number: int) -> Rows:
     """The table `subsets`."""
     subset, accuracy = played.several("subset").astype(np.int64), played.several("subset_accuracy")
-    there = subset.ravel() >= 0
+    there = subset.ravel() >= 0  # of an env whose episode is over nothing is validated
     keys = played.keys(round_number, subset.shape[2])
     rows: Rows = {name: np.asarray(values)[there] for name, values in keys.items()}
     return rows | {"subset": subset.ravel()[there], "accuracy": accuracy.ravel()[there]}

@@ -212,6 +212,7 @@ class Kind(NamedTuple):
 
 
 REASONS = ("not_finite", "collapsed_to_chance", "diverged")  # of a panic, as in env/governor.py
+ENDINGS = ("plateau", "diverged")  # why an episode ended early, as in env/early_stop.py
 KINDS = (
     Kind("germinated", "a seed was put into an empty slot", ("action",)),
     Kind("advanced", "a seed passed G1 (to training) or G3 (to holding)", ("action", "automatic")),
@@ -227,4 +228,6 @@ KINDS = (
     Kind("diverging", "a loss diverged, not yet often enough in a row for a panic", ("diverged",), of_seed=False),
     Kind("panic", "the governor found the host beyond help; the cause says why", REASONS, of_seed=False),
     Kind("rollback", "the host went back to its snapshot; all seeds but fossils are lost", REASONS, of_seed=False),
+    Kind("ended_early", "the episode of the env was cut off here, before its last env-step (`early_stop`): no gain in "
+         "accuracy for too long, or too many rollbacks", ENDINGS, of_seed=False),
 )  # fmt: skip

@@ -105,8 +105,8 @@ VIEWS = (
         from slots group by run, round, stage"""),
     View("shapley_computed", "what each seed adds at the end of an episode, fairly shared", """
         select run, round, env, slot, blueprint, shapley, shapley_error, contribution, interaction
-        from slots where shapley is not null
-        qualify step = max(step) over (partition by run, round)"""),
+        from (select * from slots qualify step = max(step) over (partition by run, round, env))
+        where shapley is not null"""),
     View("blueprint_scores", "which blueprints earn their place", """
         select run, blueprint, count(*) as germinated, count(*) filter (fate = 'fossilized') as fossilized,
                count(*) filter (fate = 'pruned') as pruned,
@@ -127,8 +127,8 @@ VIEWS = (
         from (select run, corr(reward, accuracy) as correlation, count(*) as episodes from episodes group by run)"""),
     View("topology_manifests", "what each host ended with", """
         select run, round, env, slot, seed, blueprint, blend, stage, alpha
-        from slots where alpha > 0
-        qualify step = max(step) over (partition by run, round)"""),
+        from (select * from slots qualify step = max(step) over (partition by run, round, env))
+        where alpha > 0"""),
     View("run_confounders", "what else differs between the runs", """
         select name, run, value from settings
         qualify count(*) over (partition by name) > 0

@@ -1,9 +1,11 @@
 """What all adapters share, without the library of any: observations, masks, and where trajectories end."""
 
+import pytest
 import torch
 from adapter_sizes import ENVS, EXPERIMENT, SIZES, STEPS, Played
 
 from esper_soa.adapters.flat import FlatEnvs, flat_envs
+from esper_soa.errors import UserError
 from esper_soa.vocabulary import Blueprint, Op
 
 WAIT = torch.zeros(ENVS, dtype=torch.int64)
@@ -25,6 +27,10 @@ def test_a_round_is_that_of_the_simulator_and_the_next_begins_at_once(played: Pl
         assert torch.equal(turn.last.features, shown.features) == (step < STEPS - 1)
     assert (info.round, info.env_step) == (1, 0)
     assert envs.shown is shown
+
+
+def test_the_envs_bring_no_policy_that_a_simulator_would_play_or_build() -> None:
+    assert envs_of().sim.settings.policy.name == "wait"
 
 
 def test_a_caller_may_begin_the_next_round_itself(played: Played) -> None:
@@ -98,3 +104,53 @@ def test_a_breakdown_at_the_end_of_the_episode_is_a_breakdown() -> None:
     assert turn.terminated.tolist() == [False, True, False]
     assert turn.truncated.tolist() == [True, False, True]
     assert turn.info.round == 1
+
+
+def early(**asked: float) -> dict[str, float]:
+    """Settings with which an episode ends before its last env-step."""
+    return {f"early_stop.{name}": value for name, value in asked.items()}
+
+
+PLATEAU = early(patience=1, min_delta=100.0, min_steps=3)  # after the first env-step nothing is a gain
+
+
+def test_an_env_on_its_own_is_truncated_where_its_episode_ends_early_and_begins_anew() -> None:
+    envs, ends = envs_of(**PLATEAU | {"envs": 1}), []
+    envs.reset()
+    for step in range(1, 7):
+        turn = envs.step(WAIT[:1])
+        assert turn.over == bool(turn.truncated) == (step % 3 == 0)
+        assert not turn.terminated.any()
+        ends.append((turn.info.round, turn.info.env_step))
+        if turn.over:
+            assert not torch.equal(turn.last.features, turn.shown.features)
+    assert ends == [(0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (2, 0)]
+
+
+def test_what_it_shows_last_is_what_its_value_is_read_on() -> None:
+    """All legal choices, as behind a last env-step, though it would only wait."""
+    short, cut = envs_of(envs=1, steps=3), envs_of(**PLATEAU | {"envs": 1})
+    for envs in (short, cut):
+        envs.reset()
+        for _ in range(3):
+            turn = envs.step(WAIT[:1], go_on=False)
+        after = envs.sim.env.after()
+        assert torch.equal(turn.last.features[:, : after.observation.features.shape[1]], after.observation.features)
+        assert torch.equal(turn.last.action_mask, envs.sim.joint.mask(after.masks))
+        assert int(turn.last.action_mask.sum()) > 1
+
+
+def test_a_rollback_that_is_the_last_allowed_one_terminates_and_ends_the_episode() -> None:
+    envs = envs_of(**early(rollbacks=1, min_steps=1) | {"envs": 1})
+    envs.reset()
+    envs.sim.world.weights["host", "params"][0] = torch.nan
+    while not (turn := envs.step(WAIT[:1])).terminated:
+        assert not turn.over
+    assert turn.over
+    assert not turn.truncated
+    assert (turn.info.round, turn.info.env_step) == (1, 0)
+
+
+def test_several_envs_cannot_end_early() -> None:
+    with pytest.raises(UserError, match=r"with 3 envs. There an env that has ended begins anew at once and alone"):
+        envs_of(**PLATEAU)

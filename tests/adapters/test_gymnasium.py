@@ -9,6 +9,7 @@ from torch import nn
 gymnasium = pytest.importorskip("gymnasium")
 adapter = pytest.importorskip("esper_soa.adapters.gymnasium")
 ID = f"esper_soa/{EXPERIMENT}-v0"
+PLATEAU = {"early_stop.patience": 1, "early_stop.min_delta": 100, "early_stop.min_steps": 3}  # episodes of 3 env-steps
 
 
 def vector(actions: str = "joint"):
@@ -94,6 +95,41 @@ def test_a_single_env_goes_on_after_a_breakdown_and_begins_anew_after_its_last_e
         steps += 1
     assert steps == STEPS
     assert env.reset()[1]["round"] == 1
+
+
+def test_a_single_env_whose_episode_ends_early_is_truncated_and_fresh_after_reset() -> None:
+    env = gymnasium.make(ID, **SIZES, **PLATEAU).unwrapped
+    env.reset()
+    flags = [env.step(0)[2:4] for _ in range(3)]
+    assert flags == [(False, False), (False, False), (False, True)]
+    assert env.reset()[1] == {"accuracy": env.flat.sim.state.signals.val_accuracy[0], "illegal": False, "round": 1,
+                              "env_step": 0}  # fmt: skip
+
+
+def test_a_rollback_at_an_early_end_is_followed_by_a_fresh_host() -> None:
+    env = gymnasium.make(ID, **SIZES, **{"early_stop.rollbacks": 1, "early_stop.min_steps": 1}).unwrapped
+    env.reset()
+    env.flat.sim.world.weights["host", "params"][0] = torch.nan
+    terminated = False
+    while not terminated:
+        _, _, terminated, truncated, _ = env.step(0)
+        assert not truncated
+    assert env.reset()[1]["round"] == 1
+
+
+def test_single_envs_in_the_librarys_own_vector_env_begin_anew_one_by_one() -> None:
+    """The second env has an episode of full length beside the first one's early ends."""
+    plain = {name: value for name, value in PLATEAU.items() if name != "early_stop.patience"}
+    kinds = [lambda: gymnasium.make(ID, **SIZES, **PLATEAU), lambda: gymnasium.make(ID, **SIZES, **plain)]
+    envs, ends = gymnasium.vector.SyncVectorEnv(kinds), []
+    envs.reset()
+    for _ in range(STEPS + 1):
+        _, _, terminated, truncated, _ = envs.step(np.zeros(2, dtype=np.int64))
+        assert not terminated.any()
+        ends.append(truncated.tolist())
+    cut = [step for step, (first, _) in enumerate(ends, 1) if first]
+    assert cut == [3, 7]  # it is reset at an env-step of its own, which this library does by default
+    assert [second for _, second in ends] == [False] * (STEPS - 1) + [True, False]
 
 
 @pytest.mark.parametrize("actions", ["joint", "heads"])

@@ -214,7 +214,10 @@ def test_a_simulator_tells_of_every_env_when_its_episode_is_over() -> None:
         told.append(int(over.sum()))
     assert 0 < told[-2] < 8 == told[-1]
     assert len(told) == STEPS
-    with pytest.raises(SettingError, match="early_stop=.patience=6, rollbacks=0.: must be off in environments"):
+    refusal = (
+        "early_stop=.patience=6, rollbacks=0.: must be off in environments of other libraries with 8 envs. There an"
+    )
+    with pytest.raises(SettingError, match=refusal):
         FlatEnvs(sim)
 
 

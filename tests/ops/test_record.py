@@ -105,6 +105,12 @@ def test_the_record_of_a_real_run_serves(job: Run, record: dict, tmp_path: Path)
     assert outcome(job, record, tmp_path / "a.pt") == ""
 
 
+def test_a_run_that_was_saved_before_episodes_could_end_early_has_cut_off_none(record: dict, tmp_path: Path) -> None:
+    older = changed(record, ("progress", "cut_off"), ...)
+    assert "cut_off" not in older["progress"]
+    assert resume.saved_run(tmp_path, older).progress.cut_off == 0
+
+
 def assert_told_in_words(job: Run, record: dict, changes: list[tuple[Place, object]], path: Path) -> int:
     """Number of the changes that were refused."""
     told = [(place, outcome(job, changed(record, place, value), path)) for place, value in changes]
@@ -147,6 +153,7 @@ def test_every_setting_of_a_record_that_is_changed_is_refused_in_words_or_serves
         (("progress", "seconds"), math.nan, "progress.seconds is nan, not a number from 0 to"),
         (("progress", "seconds"), ..., "progress lacks seconds"),
         (("progress", "wings"), 2, "progress has wings"),
+        (("progress", "cut_off"), -1, "progress.cut_off is -1, no count"),
         (("progress", "seeds", "pruned"), ..., "progress.seeds lacks pruned"),
         (("progress", "rewards"), [], "progress is of different numbers of envs"),
         (("progress", "recent"), {}, "progress.recent is a dict"),

@@ -159,3 +159,20 @@ def test_env_steps_that_were_dropped_leave_a_gap(run: RunRecord, monkeypatch: py
     write_table(run.path, "steps", 1, steps | {"accuracy": [10.0] * 4})
     found = lanes.lanes_table(lanes.chosen_rounds([run]))
     assert list(zip(found["from"], found["to"], strict=True)) == [(0, 2), (4, 6)]
+
+
+def test_the_curve_of_a_host_that_ended_early_has_its_last_env_step(
+    run: RunRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_round(run.path, 1, envs=2, steps=6)
+    ends = {"round": [1] * 9, "step": [1, 1, 2, 2, 3, 3, 4, 5, 6], "env": [0, 1, 0, 1, 0, 1, 1, 1, 1]}
+    write_table(run.path, "steps", 1, ends | {"accuracy": [float(row) for row in range(9)]})
+    write_table(run.path, "events", 1, {"round": [1], "step": [3], "env": [0], "kind": ["ended_early"],
+                                        "cause": ["plateau"], "accuracy": [4.0], "slot": [None]})  # fmt: skip
+    monkeypatch.setattr(lanes, "MOST_ROWS", 8)  # every second env-step
+    chosen = lanes.chosen_rounds([run])
+    found = lanes.accuracies_table(chosen)
+    assert list(zip(found["host"], found["step"], strict=True)) == [(0, 2), (1, 2), (0, 3), (1, 4), (1, 6)]
+    assert lanes.names_table(chosen)["words"] == ["host 0: 4.0 %, ended early: plateau", "host 1: 8.0 %"]
+    marks = lanes.marks_table(chosen)
+    assert (marks["event"], marks["step"], marks["cause"]) == (["ended_early"], [3], ["plateau"])

@@ -1,0 +1,210 @@
+"""What is recorded of episodes that end early: the env-steps that were played, and an event that says why they end."""
+
+import io
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor
+from witness import Witnessed, witnessed_round
+
+from esper_soa.build import build_world, rule_player
+from esper_soa.config import ComputeConfig, TelemetryConfig, TrainConfig, settings_yaml
+from esper_soa.env.config import EarlyStopConfig, GatesConfig, LifecycleConfig
+from esper_soa.env.early_stop import CAUSE_NAMES
+from esper_soa.nets.config import DataConfig, TaskConfig
+from esper_soa.ops.collect import Player, Round, play_round
+from esper_soa.ops.progress import Progress
+from esper_soa.ops.rundir import RunFolder
+from esper_soa.report.lanes import accuracies_table, chosen_rounds, marks_table, names_table
+from esper_soa.report.run_files import read_run
+from esper_soa.telemetry.envs_table import EnvsTable
+from esper_soa.telemetry.pack import Facts, pack
+from esper_soa.telemetry.recorder import NoRecorder
+from esper_soa.telemetry.recording import legend_of
+from esper_soa.telemetry.schema import ENDINGS
+from esper_soa.telemetry.table_files import read_table
+from esper_soa.trainer import run
+from esper_soa.vocabulary import Stage
+
+ENVS, ROUNDS, STEPS, SLOTS = 6, 2, 24, ("r0c0", "r0c1")
+SETTINGS = TrainConfig(
+    envs=ENVS, rounds=ROUNDS, steps=STEPS, batch_size=4, train_samples=4, val_samples=16, slots=list(SLOTS),
+    task=TaskConfig(name="tiny", base_channels=2, num_blocks=2, kernel_size=1, num_pools=2),
+    data=DataConfig(name="synthetic", synthetic_train=32, synthetic_test=16),
+    gates=GatesConfig(min_blending_steps=1, min_gradient_health=0.0), control="none",
+    lifecycle=LifecycleConfig(embargo_steps=2, min_prune_age=1), compute=ComputeConfig(threads=1, workers=1),
+    early_stop=EarlyStopConfig(patience=13, min_delta=0.0, min_steps=6),
+    telemetry=TelemetryConfig(progress="off", level="full"),
+)  # fmt: skip
+SETTINGS.policy.name = "random"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = RunFolder(tmp_path_factory.mktemp("early"))
+    place.config.write_text(settings_yaml(SETTINGS))
+    run(SETTINGS, place)
+    return place.path
+
+
+@pytest.fixture(scope="module")
+def rounds() -> list[Witnessed]:
+    """The same rounds, played by hand."""
+    world = build_world(SETTINGS, torch.device("cpu"))
+    agent = rule_player(SETTINGS, "random", "policy.name")
+    return [witnessed_round(world, agent, number) for number in range(ROUNDS)]
+
+
+@pytest.fixture(scope="module")
+def played(rounds: list[Witnessed]) -> list[tuple[int, int, int]]:
+    """Round, env-step and env of all env-steps that were played, in the order of the tables."""
+    found = []
+    for number, one in enumerate(rounds, 1):
+        over = torch.zeros(ENVS, dtype=torch.bool)
+        for step, state in enumerate(one.states, 1):
+            found += [(number, step, env) for env in range(ENVS) if not over[env]]
+            over = state.ending.over
+    lasts = Counter((number, env) for number, _, env in found).values()
+    assert min(lasts) < STEPS == max(lasts), "all ended alike: the test says less"
+    return found
+
+
+def keys(table: dict[str, np.ndarray]) -> list[tuple[int, int, int]]:
+    return list(zip(*(table[name].tolist() for name in ("round", "step", "env")), strict=True))
+
+
+def test_every_table_has_the_env_steps_that_were_played_and_no_others(
+    folder: Path, played: list[tuple[int, int, int]]
+) -> None:
+    for name, times in (("steps", 1), ("choices", 1), ("slots", len(SLOTS))):
+        assert keys(read_table(folder, name)) == [key for key in played for _ in range(times)], name
+    assert sorted(set(keys(read_table(folder, "subsets")))) == sorted(played)
+    assert set(keys(read_table(folder, "events"))) <= set(played)
+
+
+def test_their_rows_say_what_was_measured_and_paid(folder: Path, rounds: list[Witnessed], played: list) -> None:
+    steps, slots = read_table(folder, "steps"), read_table(folder, "slots")
+    views = [rounds[number - 1].views[step - 1].state for number, step, _ in played]
+    envs = [env for _, _, env in played]
+    accuracies = [float(state.signals.val_accuracy[env]) for state, env in zip(views, envs, strict=True)]
+    assert steps["accuracy"].tolist() == accuracies
+    paid = [float(rounds[number - 1].rewards()[step - 1, env]) for number, step, env in played]
+    np.testing.assert_allclose(steps["reward"], paid, rtol=0, atol=1e-9)
+    stages = [int(stage) for state, env in zip(views, envs, strict=True) for stage in state.slots.stage[env]]
+    assert (slots["stage"] != "empty").tolist() == [stage != Stage.EMPTY for stage in stages]
+    alphas = [float(alpha) for state, env in zip(views, envs, strict=True) for alpha in state.slots.alpha[env]]
+    assert slots["alpha"].tolist() == alphas
+
+
+def test_means_and_counts_of_the_tables_are_those_of_the_lines(folder: Path) -> None:
+    steps = read_table(folder, "steps")
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    episodes = [json.loads(line) for line in (folder / "episodes.jsonl").read_text().splitlines()]
+    for line in lines:
+        mine = steps["round"] == line["round"]
+        counted = Counter(steps["effective_op"][mine].tolist())
+        assert counted == Counter({name: count for name, count in line["ops"].items() if count})
+        assert steps["train_flop"][mine].sum() / ENVS == pytest.approx(line["train_flop"])
+        assert steps["subsets"][mine].mean() == pytest.approx(line["alpha_rows"])
+    for one in episodes:
+        mine = (steps["round"] == one["round"]) & (steps["env"] == one["env"])
+        assert mine.sum() == one["env_steps"] == steps["step"][mine].max()
+        assert steps["accuracy"][mine][-1] == one["accuracy"]
+        assert steps["reward"][mine].sum() == pytest.approx(one["reward"])
+    told = json.loads((folder / "summary.json").read_text())["telemetry"]
+    assert told == {"level": "full", "env_steps": len(steps["env"]), "dropped": {}}
+
+
+def test_an_end_is_an_event_the_last_one_of_its_env(folder: Path) -> None:
+    assert list(CAUSE_NAMES) == ["", *ENDINGS]
+    events = read_table(folder, "events")
+    episodes = [json.loads(line) for line in (folder / "episodes.jsonl").read_text().splitlines()]
+    early = [(one["round"], one["env_steps"], one["env"], one["ended_by"], one["accuracy"])
+             for one in episodes if one["ended_by"] != "limit"]  # fmt: skip
+    where = events["kind"] == "ended_early"
+    told = zip(*(events[name][where].tolist() for name in ("round", "step", "env", "cause", "accuracy")), strict=True)
+    assert sorted(told) == sorted(early)
+    assert len(early) > 0
+    for name in ("slot", "seed", "blueprint", "stage_from", "gate"):
+        assert all(value is None or value != value for value in events[name][where].tolist()), name
+    for place in np.flatnonzero(where):
+        mine = (events["round"] == events["round"][place]) & (events["env"] == events["env"][place])
+        assert np.flatnonzero(mine)[-1] == place
+
+
+def test_questions_about_the_end_are_answered_for_the_end_of_every_env(folder: Path, rounds: list[Witnessed]) -> None:
+    pytest.importorskip("duckdb", reason="extra query")
+    from esper_soa.telemetry.database import open_database
+
+    database = open_database([folder])
+    ends = [(number, env, SLOTS[slot], float(alpha)) for number, one in enumerate(rounds, 1) for env in range(ENVS)
+            for slot, alpha in enumerate(one.views[int(one.states[-1].signals.step[env]) - 1].state.slots.alpha[env])
+            if alpha > 0]  # fmt: skip
+    assert ends
+    asked = "select round, env, slot, alpha from topology_manifests order by round, env, slot"
+    assert database.execute(asked).fetchall() == ends
+    episodes = [json.loads(line) for line in (folder / "episodes.jsonl").read_text().splitlines()]
+    worth = {(one["round"], one["env"], slot): value for one in episodes
+             for slot, value in zip(SLOTS, one["shapley"], strict=True)}  # fmt: skip
+    asked = "select round, env, slot, shapley from shapley_computed"
+    found = {(number, env, slot): share for number, env, slot, share in database.execute(asked).fetchall()}
+    assert found == {key: worth[key] for key in found}
+    assert {key for key, value in worth.items() if value} <= found.keys()
+
+
+def test_a_report_shows_every_host_up_to_its_end_and_says_why_it_ended(folder: Path) -> None:
+    episodes = [json.loads(line) for line in (folder / "episodes.jsonl").read_text().splitlines()]
+    last = [one for one in episodes if one["round"] == ROUNDS]
+    chosen = chosen_rounds([read_run(folder)])[:1]
+    curves = accuracies_table(chosen)
+    for one in last:
+        mine = [step for step, host in zip(curves["step"], curves["host"], strict=True) if host == one["env"]]
+        assert mine == list(range(1, one["env_steps"] + 1))
+    words = [f"host {one['env']}: {one['accuracy']:.1f} %" for one in last]
+    ended = [f"{told}, ended early: {one['ended_by']}" if one["ended_by"] != "limit" else told
+             for told, one in zip(words, last, strict=True)]  # fmt: skip
+    assert sorted(names_table(chosen)["words"]) == ended
+    marks = marks_table(chosen)
+    ends = [(step, host) for step, host, event in zip(marks["step"], marks["host"], marks["event"], strict=True)
+            if event == "ended_early"]  # fmt: skip
+    assert sorted(ends) == sorted((one["env_steps"], one["env"]) for one in last if one["ended_by"] != "limit")
+
+
+class Shown(NoRecorder):
+    """Shows every env-step in a table of envs, and keeps what stood there."""
+
+    full = True
+
+    def __init__(self, table: EnvsTable) -> None:
+        self.table, self.texts = table, list[list[str]]()
+
+    def pack(self, facts: Facts) -> Tensor:
+        return pack(facts, full=True)
+
+    def emit(self, step: int, numbers: np.ndarray) -> None:
+        self.table.show(1, step, numbers)
+        console = Console(file=io.StringIO(), width=200)
+        with console.capture() as told:
+            console.print(self.table)
+        self.texts.append([line for line in told.get().splitlines() if line.strip()[:1].isdigit()])
+
+
+def test_the_live_view_says_which_envs_are_over(rounds: list[Witnessed]) -> None:
+    world = build_world(SETTINGS, torch.device("cpu"))
+    shown = Shown(EnvsTable(legend_of(world, learns=False)))
+    quiet = Progress(1, Console(file=io.StringIO()), "off")
+    play_round(world, Player(rule_player(SETTINGS, "random", "policy.name"), None), Round(0, quiet, recorder=shown))
+    ends, causes = rounds[0].states[-1].signals.step.tolist(), rounds[0].states[-1].ending.cause.tolist()
+    assert len(shown.texts) == STEPS
+    for step, rows in enumerate(shown.texts, 1):
+        for env, row in enumerate(rows):
+            assert row.split()[0] == str(env)
+            assert ("over: " in row) == (step > ends[env])
+            if step > ends[env]:
+                accuracy = float(rounds[0].states[-1].signals.val_accuracy[env])
+                assert row.split()[1:4] == [f"{accuracy:.2f}", "over:", CAUSE_NAMES[causes[env]]]
