@@ -205,10 +205,9 @@ def ended(job: Run, control: HostScore | None) -> Summary:
 def progress_bar(job: Run, console: Console) -> Progress:
     """What shows the env-steps of the run, those done before and those of the control included."""
     cfg = job.cfg
-    per_round = cfg.envs * cfg.steps
-    total = per_round * (cfg.rounds + (min(cfg.control_rounds, cfg.rounds) if wants_control(cfg) else 0))
+    rounds = cfg.rounds + (min(cfg.control_rounds, cfg.rounds) if wants_control(cfg) else 0)
+    total = rounds * cfg.envs * cfg.steps - job.done.cut_off
     show = cfg.telemetry
-    shown = Progress(total, console, show.progress, show.plain_interval, done=job.done.rounds_done * per_round,
-                     after_step=job.heed)  # fmt: skip
+    shown = Progress(total, console, show.progress, show.plain_interval, done=job.env_steps, after_step=job.heed)
     shown.below = job.table
     return shown

@@ -69,7 +69,8 @@ def test_env_steps_and_pace_count_those_that_were_played_also_after_a_resume(tmp
     asked = {"early_stop": early, "checkpoint_every": 1, "policy": replace(SETTINGS.policy, name="random")}
     played(tmp_path, **asked)
     place = RunFolder(tmp_path)
-    summary = run(replace(SETTINGS, rounds=3, control="wait", **asked), place, place.checkpoint(2))
+    plain = replace(SETTINGS.telemetry, progress="plain", plain_interval=1000.0)
+    summary = run(replace(SETTINGS, rounds=3, control="wait", telemetry=plain, **asked), place, place.checkpoint(2))
     lines = [json.loads(line) for line in place.metrics.read_text().splitlines()]
     episodes = [json.loads(line) for line in place.episodes.read_text().splitlines()]
     counts = [sum(one["env_steps"] for one in episodes if one["round"] <= number) for number in (1, 2, 3)]
@@ -82,6 +83,10 @@ def test_env_steps_and_pace_count_those_that_were_played_also_after_a_resume(tmp
     own, waited, _ = played(tmp_path / "wait", **asked | {"policy": replace(SETTINGS.policy, name="wait"), "rounds": 3})
     assert summary.control_env_steps == waited[2]["env_steps"] - waited[1]["env_steps"]
     assert own.control_env_steps == 0
+    bar = [line for line in place.log.read_text().splitlines() if "env-steps  " in line]
+    whole = counts[2] + summary.control_env_steps
+    assert f"{whole}/{whole} env-steps" in bar[-1]
+    assert len(bar) == 1
 
 
 @pytest.mark.parametrize("control", ["wait", "heuristic", "static_final", "static_large"])

@@ -64,6 +64,7 @@ class Env:
         """observer: is told of the phases that end."""
         self.world, self.observer = world, observer
         self.step_number = 0  # of the env-step in progress, from 0
+        self.playing = world.sizes.num_envs  # how many episodes have not ended early
         self.state: EnvState = initial_state(world.rules, world.sizes.num_envs, world.device)
         self.observed: Observed | None = None  # that has not been responded to
 
@@ -74,8 +75,8 @@ class Env:
 
     @property
     def over(self) -> bool:
-        """Whether the episode has had all its env-steps."""
-        return self.step_number == self.world.rules.max_steps
+        """Whether the episode has had all its env-steps, or has ended early in every env."""
+        return self.playing == 0 or self.step_number == self.world.rules.max_steps
 
     def reset(self, number: int = 0, topology: Topology | None = None) -> Seen:
         """Begin round `number` with fresh hosts, and play its first env-step up to the decision.
@@ -93,6 +94,7 @@ class Env:
     def begin_(self, number: int, topology: Topology | None = None) -> None:
         """Fresh hosts and an empty state, or one with `topology` in it."""
         self.state, self.step_number, self.observed = self.world.start_round(number, topology), 0, None
+        self.playing = self.num_envs
         self.observer.phase_ended("reset")
 
     def observe_(self) -> Seen:
@@ -108,12 +110,17 @@ class Env:
         return Seen(view, self.observed, measured, restarted)
 
     def apply_action_(self, action: Action) -> StepResult:
-        """Pay for the actions [N], carry them out, and let time pass. Raises RuntimeError before `observe_`."""
+        """Pay for the actions [N], carry them out, and let time pass. Raises RuntimeError before `observe_`.
+
+        Where episodes may end early the host waits to know how many go on, so that nothing is played for none.
+        """
         if self.observed is None:
             raise RuntimeError("nothing has been observed since the last action: call reset, or observe_, first")
         result = self.world.kernels.respond(self.world.rules, self.observed, action)
         self.state, self.observed = result.state, None
         self.step_number += 1
+        if self.world.rules.early_stop.enabled:
+            self.playing = self.num_envs - int(self.state.ending.over.sum())
         self.observer.phase_ended("state")
         return result
 

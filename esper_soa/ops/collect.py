@@ -73,12 +73,14 @@ class Episode:
         self.recorder = played.recorder
         self.recorder.begin(played.number + 1)
         self.arriving = deque[Arriving]()  # what read_progress gave of env-steps that have not been told of
+        self.played: list[int] = []  # by env-step, the envs whose episode went on
         self.told = 0  # env-steps of which that was said
         self.profile.phase_ended("reset")
 
     def step_(self) -> None:
         """Play an env-step."""
         env, phase_ended, step = self.env, self.profile.phase_ended, self.env.step_number
+        self.played.append(env.playing)
         seen = env.observe_()
         self._tell()
         phase_ended("telemetry")
@@ -101,14 +103,19 @@ class Episode:
         self.profile.env_step()
 
     def _tell(self) -> None:
-        """Say what came of the env-steps whose numbers are on the host by now."""
+        """Say what came of the env-steps whose numbers are on the host by now.
+
+        Envs of other ranks count as if as many of them went on as of those here.
+        """
         num_envs = self.env.num_envs
+        whole = self.env.world.ranks.all_envs(num_envs)
         while self.arriving and self.arriving[0].here:
             numbers = self.arriving.popleft().numbers.numpy()
             if len(numbers) > len(PROGRESS):
                 self.recorder.emit(self.told + 1, numbers[len(PROGRESS) :].reshape(num_envs, -1))
+            played = whole * self.played[self.told] // num_envs
             self.told += 1
-            played = self.env.world.ranks.all_envs(num_envs)
+            self.progress.leave_out(whole - played)
             self.progress.advance(played, self.label, *numbers[: len(PROGRESS)].tolist())
 
     def _ask_(self, view: View, reset: Tensor, step: int) -> None:
@@ -122,6 +129,7 @@ class Episode:
     def finish(self) -> tuple[RoundResult, Rollout | None]:
         """After the last env-step: what the round came to; the rollout is None where nobody learns."""
         env, state = self.env, self.env.state
+        self._leave_out()
         if self.rollout is not None and self.player.learner is not None:
             self.player.learner.pay_(self.rollout, torch.stack(self.earned))
             memory = restart(self.memory, self.fresh, state.guard.panic)
@@ -133,6 +141,16 @@ class Episode:
         self.recorder.end()
         self.profile.phase_ended("telemetry")
         return result, self.rollout
+
+    def _leave_out(self) -> None:
+        """Count the env-steps that nobody plays, as every episode has ended early."""
+        world, num_envs = self.env.world, self.env.num_envs
+        left = world.rules.max_steps - self.env.step_number
+        if left == 0:
+            return
+        self.progress.leave_out(left * world.ranks.all_envs(num_envs))
+        self.metrics.leave_out(left * num_envs)
+        self.earned += [torch.zeros_like(paid) for paid in self.earned[-1:]] * left  # for rows that stay empty
 
 
 def play_round(world: World, player: Player, played: Round) -> tuple[RoundResult, Rollout | None]:

@@ -133,6 +133,11 @@ class MetricsAccumulator:
             newest = held(over, self.newest[0], newest[0]), newest[1]
         self.shapley, self.newest = shapley, newest
 
+    def leave_out(self, env_steps: int) -> None:
+        """Count env-steps, over all envs, that are not played, as every episode has ended early."""
+        self.env_steps += env_steps
+        self.left_out = self.left_out + env_steps
+
     def _counted(self, sums: Sums, subset: Tensor, before: Slots, result: StepResult) -> Sums:
         terms, outcome = result.terms, result.outcome
         choices = torch.arange(len(OP_NAMES), device=subset.device)

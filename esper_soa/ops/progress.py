@@ -181,6 +181,10 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
 
+    def leave_out(self, env_steps: int) -> None:
+        """Expect `env_steps` less, as episodes have ended early."""
+        self._pace.total -= env_steps
+
     def advance(self, env_steps: int, label: str, accuracy: float, reward: float) -> None:
         """Report `env_steps` more done, in the part of the run called `label`.
 
@@ -192,7 +196,7 @@ class Progress:
             f"reward {_number(reward, '+.2f')}  left {duration(self._pace.left)}"
         )
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=self._pace.done, label=label, facts=facts)
+            self._bar.update(self._task, completed=self._pace.done, total=self._pace.total, label=label, facts=facts)
         now = self._clock()
         if self._plain and (now >= self._next_line or self._pace.done >= self._pace.total):
             self._next_line = now + self._interval

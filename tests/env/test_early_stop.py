@@ -12,6 +12,7 @@ from torch import Tensor
 
 from esper_soa.adapters.flat import FlatEnvs
 from esper_soa.agent.advantages import gae
+from esper_soa.agent.config import ImitationConfig
 from esper_soa.agent.scripted import RandomPolicy
 from esper_soa.build import build_player, build_world
 from esper_soa.config import TrainConfig
@@ -87,10 +88,10 @@ def stopping(envs: int = 5, **early: float) -> TrainConfig:
     )  # fmt: skip
 
 
-def episode(cfg: TrainConfig) -> Episode:
+def episode(cfg: TrainConfig, progress: Progress | None = None) -> Episode:
     world = build_world(cfg, CPU)
     player = build_player(cfg, world) if cfg.policy.name == "ppo" else Player(RandomPolicy(), None)
-    return Episode(world, player, Round(0, Progress(1, Console(file=io.StringIO()), "off")))
+    return Episode(world, player, Round(0, progress or Progress(1, Console(file=io.StringIO()), "off")))
 
 
 def flat(state: EnvState) -> dict[str, Tensor]:
@@ -141,6 +142,47 @@ def test_an_env_among_others_is_the_env_alone(engine: str) -> None:
     assert bool(alone.env.state.ending.over[0])
 
 
+@pytest.mark.parametrize(("player", "imitated"), [("ppo", 0), ("ppo", 1), ("random", 0)])
+def test_a_round_ends_with_its_last_episode_and_comes_to_what_it_would_if_it_were_played_on(
+    player: str, imitated: int
+) -> None:
+    cfg = stopping(4, patience=1, min_delta=100.0, min_steps=4)  # after the first env-step nothing is a gain
+    imitation = ImitationConfig(rounds=imitated, teacher="heuristic")
+    cfg = replace(cfg, policy=replace(cfg.policy, name=player, imitation=imitation))
+    ended, idle = episode(cfg), episode(cfg)
+    while not ended.env.over:
+        ended.step_()
+    assert ended.env.step_number == 4
+    while idle.env.step_number < STEPS:
+        idle.step_()
+    (ours, rollout), (theirs, played_on) = ended.finish(), idle.finish()
+    assert ours.env_steps == 4 * 4
+    assert repr(ours) == repr(theirs)
+    # by which means of several ranks are weighted
+    assert ended.metrics.env_steps == idle.metrics.env_steps == 4 * STEPS
+    assert ended.metrics.left_out.item() == idle.metrics.left_out.item() == 4 * (STEPS - 4)
+    if rollout is None or played_on is None:
+        assert player == "random"
+        return
+    for name in ("reward", "valid", "terminal", "truncated", "reset", "contribution_measured"):
+        assert torch.equal(rollout.rows.get(name), played_on.rows.get(name)), name
+    assert torch.equal(rollout.bootstrap, played_on.bootstrap)
+    learners = [one.player.learner for one in (ended, idle)]
+    assert learners[0] is not None
+    assert learners[1] is not None
+    reports = [
+        one.imitate(record) if imitated else one.update(record)
+        for one, record in zip(learners, (rollout, played_on), strict=True) if one is not None
+    ]  # fmt: skip
+    of_all_rows = {name for name in reports[0] if name.startswith("lstm_")}
+    assert of_all_rows
+    assert {name: value for name, value in reports[0].items() if name not in of_all_rows} == {
+        name: value for name, value in reports[1].items() if name not in of_all_rows
+    }
+    for mine, its in zip(learners[0].policy.parameters(), learners[1].policy.parameters(), strict=True):
+        assert torch.equal(mine, its)
+
+
 def test_off_it_is_what_it_was_and_on_without_an_early_end_it_is_the_same() -> None:
     states = []
     for early in ({"patience": 0}, {"patience": 1000}):
@@ -151,6 +193,21 @@ def test_off_it_is_what_it_was_and_on_without_an_early_end_it_is_the_same() -> N
     off, on = states
     assert all(torch.equal(value, on[name]) for name, value in off.items() if not name.startswith("ending"))
     assert not on["ending.cause"].any()
+
+
+@pytest.mark.parametrize(("early", "all_end"), [({"patience": 6}, False), ({"patience": 1, "min_delta": 100.0}, True)])
+def test_a_bar_counts_the_env_steps_that_are_played_and_ends_full(early: dict, all_end: bool) -> None:
+    console = Console(file=io.StringIO(), width=200)
+    with Progress(8 * STEPS, console, "plain", interval=1e9) as progress:
+        played = episode(stopping(8, **early), progress)
+        while not played.env.over:
+            played.step_()
+        result, _ = played.finish()
+    assert bool(played.env.state.ending.over.all()) == all_end
+    assert result.env_steps < 8 * STEPS
+    assert isinstance(console.file, io.StringIO)
+    (line,) = console.file.getvalue().splitlines()
+    assert f"{result.env_steps}/{result.env_steps} env-steps" in line
 
 
 # --- what a learner is given
@@ -201,10 +258,10 @@ def test_advantages_of_an_episode_that_is_cut_off_are_those_of_a_shorter_rollout
 
 def test_a_simulator_tells_of_every_env_when_its_episode_is_over() -> None:
     sim = Simulator(stopping(8, patience=6), RandomPolicy())
+    wait = Action.from_dict({name: torch.zeros(8, dtype=torch.int64) for name in HEAD_NAMES}, batch_size=[8])
     _, info = sim.reset()
     over, told = torch.zeros(8, dtype=torch.bool), []
     while not over.all():
-        wait = Action.from_dict({name: torch.zeros(8, dtype=torch.int64) for name in HEAD_NAMES}, batch_size=[8])
         before = over
         _, reward, _, over, info = sim.step(wait)
         assert bool((over | ~before).all())
@@ -219,6 +276,18 @@ def test_a_simulator_tells_of_every_env_when_its_episode_is_over() -> None:
     )
     with pytest.raises(SettingError, match=refusal):
         FlatEnvs(sim)
+
+
+def test_a_simulator_whose_episodes_have_all_ended_early_begins_anew() -> None:
+    sim = Simulator(stopping(3, patience=1, min_delta=100.0, min_steps=4), RandomPolicy())
+    wait = Action.from_dict({name: torch.zeros(3, dtype=torch.int64) for name in HEAD_NAMES}, batch_size=[3])
+    for _ in range(2):
+        sim.reset()
+        assert not sim.env.over
+        assert [bool(sim.step(wait)[3].all()) for _ in range(4)] == [False, False, False, True]
+        with pytest.raises(RuntimeError, match="call reset"):
+            sim.step(wait)
+    assert [one.truncated for one in sim.episode()] == [False, False, False, True]
 
 
 def test_compiled_kernels_are_one_graph_and_the_same() -> None:

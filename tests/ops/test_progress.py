@@ -65,6 +65,19 @@ def test_plain_lines_come_at_the_interval_and_at_the_end() -> None:
     ]
 
 
+@pytest.mark.parametrize("live", [False, True])
+def test_env_steps_that_are_left_out_are_no_longer_waited_for(live: bool) -> None:
+    clock, console = Clock(), Console(file=io.StringIO(), force_terminal=live, width=200)
+    with Progress(total=40, console=console, clock=clock) as progress:
+        for played, left_out in ((8, 0), (4, 4), (4, 20)):
+            clock.now += 4.0
+            progress.leave_out(left_out)
+            progress.advance(played, "round 1/1", accuracy=10.0, reward=0.0)
+    shown = "\n".join(written(console))
+    for fact in ("16/16 env-steps", "1.3 EPS", "left 0s"):  # 16 in 12 s
+        assert fact in shown
+
+
 def test_unknown_numbers_show_as_dashes() -> None:
     clock, console = Clock(), plain_console()
     with Progress(total=1, console=console, clock=clock) as progress:
@@ -86,7 +99,15 @@ def test_a_terminal_gets_a_live_bar_with_the_same_facts() -> None:
         clock.now += 4.0
         progress.advance(8, "round 1/2", accuracy=12.5, reward=1.0)
     shown = "\n".join(written(console))
-    for fact in ("round 1/2", "8/16 env-steps", "2.0 EPS", "accuracy 12.50 %", "reward +1.00", "left 4s"):
+    for fact in (
+        " 0/16 env-steps",
+        "round 1/2",
+        "8/16 env-steps",
+        "2.0 EPS",
+        "accuracy 12.50 %",
+        "reward +1.00",
+        "left 4s",
+    ):
         assert fact in shown
 
 
