@@ -62,7 +62,7 @@ MEANING = {
     "lstm_rms_min": "smallest RMS of the hidden state",
     "lstm_hidden_rms": "RMS of the hidden state over envs and env-steps",
     "lstm_hidden_max": "largest absolute hidden unit",
-    "lstm_cell_rms": "RMS of the cell state at the end of trajectories",
+    "lstm_cell_rms": "RMS of the cell state at the end of trajectories, or of the round where the episode ended early",
     "lstm_cell_max": "largest absolute cell unit there",
     "lstm_saturated": "share of hidden units beyond 0.99",
     "steps": "gradient steps taken",
@@ -90,21 +90,27 @@ def by_head(prefix: str, values: Tensor) -> Metrics:
     return {f"{prefix}/{name}": value for name, value in zip(HEAD_NAMES, values.unbind(), strict=True)}
 
 
-def memory_means(hidden: Tensor, cell: Tensor) -> Means:
-    """Mean squares of the memory from hidden [T, N, L, H] and cell [P, N, L, H], and its saturated share."""
-    parts = {
-        "hidden_square": _rms(hidden).square(), "cell_square": _rms(cell).square(),
-        "saturated": (hidden.abs() > SATURATED).float(),
-    }  # fmt: skip
-    return {name: Mean(part.sum(), part.new_tensor(part.numel())) for name, part in parts.items()}
+def memory_means(hidden: Tensor, cell: Tensor, valid: Tensor) -> Means:
+    """Mean squares of the memory from hidden [T, N, L, H] and cell [P, N, L, H], and its saturated share.
+
+    valid: bool [T, N], the env-steps whose hidden state counts.
+    """
+    counted, units = torch.where(valid[..., None, None], hidden, 0.0), hidden.shape[2:].numel()
+    squares = _rms(cell).square()
+    return {
+        "hidden_square": Mean(_rms(counted).square().sum(), valid.sum()),
+        "cell_square": Mean(squares.sum(), squares.new_tensor(squares.numel())),
+        "saturated": Mean((counted.abs() > SATURATED).float().sum(), valid.sum() * units),
+    }
 
 
-def memory_health(means: Means, hidden: Tensor, cell: Tensor) -> Metrics:
+def memory_health(means: Means, hidden: Tensor, cell: Tensor, valid: Tensor) -> Metrics:
     """State of the memory: `memory_means` over all processes, and the extremes in this one."""
+    hidden = torch.where(valid[..., None, None], hidden, 0.0)
     hidden_rms, cell_rms = _rms(hidden), _rms(cell)
     return {
         "lstm_rms_max": torch.maximum(largest(hidden_rms), largest(cell_rms)),
-        "lstm_rms_min": -largest(-hidden_rms),
+        "lstm_rms_min": -largest(torch.where(valid, -hidden_rms, -torch.inf)),
         "lstm_hidden_rms": means["hidden_square"].value.sqrt(),
         "lstm_hidden_max": largest(hidden.abs()),
         "lstm_cell_rms": means["cell_square"].value.sqrt(),

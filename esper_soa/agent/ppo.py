@@ -117,7 +117,7 @@ def total_loss(
     means = losses.over_all(
         policy_means(evaluation, log_ratio, batch, config.clip_ratio)
         | critic_means(evaluation, batch, config, torch.ones_like(rows.valid))
-        | diagnostics.memory_means(evaluation.hidden, evaluation.cell),
+        | diagnostics.memory_means(evaluation.hidden, evaluation.cell, rows.valid),
         ranks.total,
     )
     policy = -means["surrogate"].value.sum()
@@ -133,7 +133,7 @@ def total_loss(
     }  # fmt: skip
     metrics |= by_head("clip_fraction", means["head_clip_fraction"].value) | by_head("kl", kl)
     metrics |= by_head("entropy", means["decided"].value) | by_head("head_share", means["head_share"].value)
-    metrics |= diagnostics.memory_health(means, evaluation.hidden, evaluation.cell)
+    metrics |= diagnostics.memory_health(means, evaluation.hidden, evaluation.cell, rows.valid)
     return loss, {name: metric.detach() for name, metric in metrics.items()}
 
 
@@ -173,7 +173,7 @@ def imitation_loss(
             "head_agreement": losses.masked(evaluation.likeliest.float(), counted),
         }
         | critic_means(evaluation, batch, config, rows.action.op == rows.effective_op)
-        | diagnostics.memory_means(evaluation.hidden, evaluation.cell),
+        | diagnostics.memory_means(evaluation.hidden, evaluation.cell, rows.valid),
         ranks.total,
     )
     cross_entropy = -means["chosen"].value
@@ -181,7 +181,7 @@ def imitation_loss(
     loss = cross_entropy + critics
     metrics |= {"loss": loss, "cross_entropy": cross_entropy, "agreement": means["agreement"].value}
     metrics |= by_head("agreement", means["head_agreement"].value)
-    metrics |= diagnostics.memory_health(means, evaluation.hidden, evaluation.cell)
+    metrics |= diagnostics.memory_health(means, evaluation.hidden, evaluation.cell, rows.valid)
     return loss, {name: metric.detach() for name, metric in metrics.items()}
 
 

@@ -22,7 +22,7 @@ from esper_soa.nets.model.blueprints import names_by_code, num_codes
 from esper_soa.ops.metrics import PROGRESS, Arriving, MetricsAccumulator, RoundResult, read_progress
 from esper_soa.ops.profile import NO_PROFILE, NoProfile
 from esper_soa.ops.progress import Progress
-from esper_soa.state import Decision, View
+from esper_soa.state import Decision, View, select
 from esper_soa.telemetry.pack import Facts
 from esper_soa.telemetry.recorder import NO_RECORDER, NoRecorder
 
@@ -91,8 +91,8 @@ class Episode:
         phase_ended("policy")
         result = env.apply_action_(decision.action)
         if self.rollout is not None and self.player.learner is not None:
-            row = _row(seen.observed, decision, result, env.over)
-            write_(self.rollout, step, row.replace(reset=seen.restarted))
+            row = _row(seen.observed, decision, result, env.over).replace(reset=seen.restarted)
+            write_(self.rollout, step, row if over is None else select(over, self.rollout.rows[step], row))
             self.earned.append(result.terms.total)
             self._ask_(seen.view, seen.restarted, step)
         phase_ended("policy")
@@ -175,11 +175,12 @@ def _rollout(world: World, player: Player) -> Rollout | None:
 def _row(observed: Observed, decision: Decision, result: StepResult, last: bool) -> Row:
     """What the learner needs to remember of one env-step; the episode is cut, not ended, at its last one, or early.
 
-    A rollback ends the trajectory. Rewards are filled in once the episode is over.
+    Rows of envs whose episode was over before are not kept. A rollback ends the trajectory. Rewards are filled in once
+    the episode is over.
     """
-    attribution, panic, over = observed.attribution, observed.state.guard.panic, observed.state.ending.over
-    no, valid = torch.zeros_like(panic), result.terms.total.isfinite() & ~over
-    cut = ~over if last else result.state.ending.over & ~over
+    attribution, panic = observed.attribution, observed.state.guard.panic
+    no, valid = torch.zeros_like(panic), result.terms.total.isfinite()
+    cut = torch.ones_like(panic) if last else result.state.ending.over
     return Row(
         features=observed.observation.features,
         blueprints=observed.observation.blueprints,

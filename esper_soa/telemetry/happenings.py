@@ -96,15 +96,21 @@ def env_events(played: Played) -> list[Event]:
 
 
 def ends(played: Played) -> Event:
-    """Episodes that ended early; nothing happens to their envs behind that."""
+    """Episodes that ended early."""
     ending = played.code("ending")
     why = np.array([0, *(CAUSES.index(name) for name in ENDINGS)])[ending]
-    return Event("ended_early", (ending > 0) & (played.env("over") == 0), why)
+    return Event("ended_early", ending > 0, why)
 
 
 def events_rows(played: Played, round_number: int) -> Rows:
-    """The table `events`, sorted by env-step, env and order of happening; the governor comes first, an end last."""
-    found = [*env_events(played), *seed_events(played), ends(played)]
+    """The table `events`, sorted by env-step, env and order of happening; the governor comes first, an end last.
+
+    Nothing happens to an env whose episode is over.
+    """
+    found = [
+        one._replace(where=one.where & (played.goes_on if one.where.ndim == 2 else played.goes_on[:, :, None]))
+        for one in (*env_events(played), *seed_events(played), ends(played))
+    ]
     places = [np.nonzero(one.where if one.where.ndim == 3 else one.where[:, :, None]) for one in found]
     counts = [len(place[0]) for place in places]
     kind = np.repeat([KIND_NAMES.index(one.kind) for one in found], counts)

@@ -127,6 +127,13 @@ def still_played(numbers: np.ndarray) -> np.ndarray:
     return numbers[..., OVER] == 0
 
 
+def ended(numbers: np.ndarray) -> np.ndarray:
+    """Numbers [N, C] of `pack` of envs whose episodes are all over."""
+    numbers = numbers.copy()
+    numbers[:, OVER] = 1
+    return numbers
+
+
 def places(num_slots: int, num_choices: int, num_columns: int) -> dict[str, slice]:
     """Which of the C columns of `pack` hold what, for S slots and X choices; those of slots begin with `slot.`."""
     sizes = {name: 1 for part in (ENV_CODES, ENV_FLAGS, ENV_NUMBERS) for name in part}

@@ -18,7 +18,7 @@ from esper_soa.ops.files import LOGGER, Unwritten, write_bytes
 from esper_soa.ranks import Ranks
 from esper_soa.telemetry.envs_table import EnvsTable
 from esper_soa.telemetry.happenings import events_rows
-from esper_soa.telemetry.pack import Facts, pack, places, still_played
+from esper_soa.telemetry.pack import Facts, ended, pack, places, still_played
 from esper_soa.telemetry.parquet import table_bytes
 from esper_soa.telemetry.rows import Legend, Maker, Played, choices_rows, slots_rows, steps_rows, subsets_rows
 from esper_soa.telemetry.schema import CURVE_NAMES, SCHEMA_VERSION, STYLE_NAMES
@@ -243,7 +243,9 @@ class Relay(NoRecorder):
         self._steps.append(numbers)
 
     def end(self) -> None:
-        played = self._ranks.gather_at_first(torch.from_numpy(np.stack(self._steps, 1)))
+        left_out = max(self._ranks.of_all(len(self._steps))) - len(self._steps)  # where others play on
+        steps = [*self._steps, *[ended(numbers) for numbers in self._steps[-1:]] * left_out]
+        played = self._ranks.gather_at_first(torch.from_numpy(np.stack(steps, 1)))
         for step, numbers in enumerate([] if played is None else played.unbind(1), start=1):
             self._recorder.emit(step, numbers.numpy())
             if step % (LIMIT // 2) == 0:

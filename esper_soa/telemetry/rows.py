@@ -87,9 +87,14 @@ class Played:
         """int64 [T, N, S]."""
         return self.slot(name).astype(np.int64)
 
+    @property
+    def goes_on(self) -> np.ndarray:
+        """bool [T, N]: the episode of the env was not over before the env-step."""
+        return self.env("over") == 0
+
     def kept(self, rows: Rows) -> Rows:
         """The rows of env-steps that were played; rows: as many of every env-step of an env, in their order."""
-        played = self.env("over").ravel() == 0
+        played = self.goes_on.ravel()
         if played.all():
             return rows
         return {name: values_at(values, np.repeat(played, num_rows(values) // len(played)))
@@ -247,7 +252,7 @@ def choices_rows(played: Played, round_number: int) -> Rows:
 def subsets_rows(played: Played, round_number: int) -> Rows:
     """The table `subsets`."""
     subset, accuracy = played.several("subset").astype(np.int64), played.several("subset_accuracy")
-    there = subset.ravel() >= 0  # of an env whose episode is over nothing is validated
+    there = (subset >= 0).ravel() & np.repeat(played.goes_on.ravel(), subset.shape[2])
     keys = played.keys(round_number, subset.shape[2])
     rows: Rows = {name: np.asarray(values)[there] for name, values in keys.items()}
     return rows | {"subset": subset.ravel()[there], "accuracy": accuracy.ravel()[there]}

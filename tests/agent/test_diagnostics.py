@@ -60,9 +60,11 @@ def test_calibration_of_constant_values_is_finite():
 
 def test_memory_health_by_hand():
     # two env-steps of one env with two units: RMS 0.5 and 1 (saturated); cells 6 and 8: RMS sqrt(50)
-    hidden = torch.tensor([[0.5, -0.5], [1.0, -1.0]]).reshape(2, 1, 1, 2)
+    played = torch.tensor([[0.5, -0.5], [1.0, -1.0]]).reshape(2, 1, 1, 2)
     cell = torch.tensor([6.0, -8.0]).reshape(1, 1, 1, 2)
-    report = memory_health(memory_means(hidden, cell), hidden, cell)
+    hidden = torch.cat([played, torch.full_like(played, 0.1), torch.full_like(played, 100.0)])  # not played: uncounted
+    valid = torch.tensor([True, True, False, False, False, False])[:, None]
+    report = memory_health(memory_means(hidden, cell, valid), hidden, cell, valid)
     expected = {
         "lstm_rms_max": 50**0.5, "lstm_rms_min": 0.5, "lstm_hidden_rms": 0.625**0.5, "lstm_hidden_max": 1.0,
         "lstm_cell_rms": 50**0.5, "lstm_cell_max": 8.0, "lstm_saturated": 0.5,
