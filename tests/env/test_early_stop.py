@@ -109,6 +109,7 @@ def test_nothing_happens_to_an_env_whose_episode_is_over() -> None:
         state, weights = played.env.state, world.weights
         for env in state.ending.over.nonzero().flatten().tolist():
             mine = {name: value[env].clone() for name, value in flat(state).items()}
+            mine["train_flop"] = played.metrics.sums.flop[env].clone()
             rows = {name: value[env].clone() for name, value in weights.exclude("snapshot").flatten_keys(".").items()}
             before = frozen.setdefault(env, (mine, rows))
             changed = [name for name in mine if not torch.equal(mine[name].nan_to_num(), before[0][name].nan_to_num())]
