@@ -90,6 +90,14 @@ def marked_name(kind: str, part: object) -> str | None:
     return vars(part).get(_mark(kind)) if hasattr(part, "__dict__") else None
 
 
+def reference_to(kind: str, part: Part) -> str:
+    """`module:name` of a part that is marked as of this kind; raises ValueError where it is not."""
+    name = marked_name(kind, part)
+    if name is None:
+        raise ValueError(f"{part!r} is not marked by @esper_soa.{kind}, so that a file could not name it")
+    return f"{part.__module__}:{name}"
+
+
 def find(kind: str, reference: str, setting: str) -> Part:
     """What `reference` names; raises SettingError where its module cannot be imported or has not one such part.
 

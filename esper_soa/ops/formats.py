@@ -26,10 +26,10 @@ from esper_soa.ops.module_files import save
 WIDTH = 116  # letters of a line of code
 REGISTRATION = "torch.onnx._internal.exporter._registration"  # the logger of torch's exporter
 NEEDED = {"onnx": ("onnx", "onnxscript")}  # packages of the extra of the format's name
-CODE_HEAD = '''"""{title}
+CODE_HEAD = '''"""A grown network with its weights; needs torch alone.
 
-Needs torch alone, and holds its weights. `network()` makes it: images float32 [B, {shape}], RGB in [0, 1], to logits
-[B, {classes}]. Written by esper_soa {version}.
+`network()` makes it: images float32 [B, *SPEC["input"]["shape"]], RGB in [0, 1], to logits [B, SPEC["classes"]]. SPEC
+says what it was grown on and by which version of esper_soa.
 """
 
 import base64
@@ -108,14 +108,8 @@ def save_code(net: GrownNetwork, path: Path) -> None:
     table = [(name, str(state[name].dtype).removeprefix("torch."), tuple(state[name].shape)) for name in names]
     content = b"".join(state[name].reshape(-1).view(torch.uint8).numpy().tobytes() for name in names)
     lines = textwrap.wrap(base64.b64encode(content).decode(), WIDTH)
-    head = CODE_HEAD.format(
-        title=f"A host of {net.spec.get('task', 'unknown origin')} that was grown on "
-        f"{net.spec.get('data', {}).get('name', 'unknown images')}, with its weights.",
-        shape=", ".join(map(str, net.spec["input"]["shape"])), classes=net.spec["classes"],
-        version=net.spec.get("version"),
-    )  # fmt: skip
     parts = [
-        head + _source(), f"SPEC = {pformat(net.spec, width=WIDTH, sort_dicts=False)}",
+        CODE_HEAD + _source(), f"SPEC = {pformat(net.spec, width=WIDTH, sort_dicts=False)}",
         f"TENSORS = {pformat(table, width=WIDTH)}", "\n".join(['WEIGHTS = """', *lines, '"""']) + CODE_TAIL,
     ]  # fmt: skip
     write_bytes(path, "\n".join(parts).encode())

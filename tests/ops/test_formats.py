@@ -138,3 +138,14 @@ def test_a_format_whose_packages_are_missing_names_its_extra(
     with pytest.raises(UserError, match=r"format=onnx: needs onnx and onnxscript\. Install esper-soa\[onnx\]"):
         save_onnx(cover[0], tmp_path / "host.onnx")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_texts_of_a_file_are_no_code(hosts: Measured, tmp_path: Path) -> None:
+    net = hosts.networks([0])[0]
+    hostile = '"""\nimport pathlib\npathlib.Path("trace").touch()\n"""'
+    net.spec = net.spec | {"task": hostile, "data": {"name": hostile}, "version": hostile, "classes": hostile}
+    net.spec["input"] = net.spec["input"] | {"shape": [hostile]}
+    save_code(net, tmp_path / "net.py")
+    done = subprocess.run([sys.executable, "net.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "trace").exists()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -15,10 +16,11 @@ from grown_hosts import Measured, measured_hosts
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from esper_soa import blueprint, export
 from esper_soa.agent.config import NetworkConfig, PolicyConfig
 from esper_soa.agent.controller import Controller, controller_spec
 from esper_soa.nets.config import TaskConfig, enabled_slots
-from esper_soa.nets.model.modules import GrownNetwork
+from esper_soa.nets.model.modules import GrownNetwork, layer_of
 from esper_soa.ops.module_files import ENTRY, ModuleFileError, digest, load, save, save_hosts, specs
 
 NUM_HOSTS = 5
@@ -240,3 +242,69 @@ def test_a_file_that_cannot_be_written_leaves_nothing_behind(net: GrownNetwork, 
     with pytest.raises(OSError, match="host"):
         save(net, tmp_path / "host")
     assert [path.name for path in tmp_path.iterdir()] == ["host"]
+
+
+# Functions that a file must not be able to call, whatever it says and wherever it says it.
+HOSTILE = ("os:system", "builtins:exec", "subprocess:getoutput")
+PLACES = {
+    "host": lambda spec, layer: spec["host"][0]["layers"].insert(0, layer),
+    "seed": lambda spec, layer: spec["seeds"][0]["layers"].insert(0, layer),
+    "gate": lambda spec, layer: spec["seeds"][0].update(gate=layer),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("kind", HOSTILE)
+@pytest.mark.parametrize("arguments", [{"channels": "CODE"}, {"classes": "CODE", "segment": 0}, {"channels": 8}])
+def test_a_file_calls_nothing_that_is_not_a_marked_part(
+    hosts: Measured, tmp_path: Path, place: str, kind: str, arguments: dict
+) -> None:
+    path, trace = tmp_path / "host.safetensors", tmp_path / "trace"
+    code = f"open({str(trace)!r}, 'w')" if kind == "builtins:exec" else f"touch {trace}"
+    layer = {
+        "name": "x",
+        "kind": kind,
+        "arguments": {key: code if value == "CODE" else value for key, value in arguments.items()},
+    }
+    net = next(one for one in hosts.networks(list(range(NUM_HOSTS))) if one.spec["seeds"])
+    save(net, path)
+    with_entry(path, lambda ours: PLACES[place](ours["modules"][0]["spec"], layer))
+    with pytest.raises(ModuleFileError, match="its description is not understood"):
+        load(path)
+    with pytest.raises(SystemExit):
+        export.main([str(path), "format=code", f"to={tmp_path}"])
+    assert not trace.exists()
+
+
+def test_a_layer_takes_numbers_alone(net: GrownNetwork, tmp_path: Path) -> None:
+    path = tmp_path / "host.safetensors"
+    save(net, path)
+    with_entry(
+        path,
+        lambda ours: ours["modules"][0]["spec"]["host"][0]["layers"][0]["arguments"].update(device="cpu"),
+    )
+    with pytest.raises(ModuleFileError, match="device='cpu', which is no number"):
+        load(path)
+
+
+@pytest.mark.parametrize("arguments", [{"channels": 8.0}, {"channels": True}, {"channels": 8, "more": 1}, {}])
+def test_a_users_part_takes_whole_numbers_of_its_role(arguments: dict) -> None:
+    with pytest.raises(ValueError, match="it takes channels, whole numbers"):
+        layer_of({"name": "x", "kind": f"{__name__}:twice", "arguments": arguments}, "blueprint")
+
+
+@blueprint("twice")
+def seed_named_otherwise(channels: int) -> nn.Module:
+    return nn.Conv2d(channels, channels, 1)
+
+
+def test_a_users_part_is_found_by_its_mark_in_its_role(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "parts", ModuleType("parts"))
+    sys.modules["parts"].__dict__.update(seed_named_otherwise=seed_named_otherwise, unmarked=nn.Identity)
+    layer = {"name": "x", "kind": "parts:twice", "arguments": {"channels": 8}}
+    assert isinstance(layer_of(layer, "blueprint"), nn.Conv2d)
+    for changed, role in ((layer, "host"), (layer | {"kind": "parts:seed_named_otherwise"}, "blueprint")):
+        with pytest.raises(ValueError, match="parts"):
+            layer_of(changed, role)
+    with pytest.raises(ValueError, match="a layer of the kind parts:twice"):
+        layer_of(layer)  # as a gate is made

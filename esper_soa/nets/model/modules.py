@@ -120,6 +120,8 @@ KINDS = {
         SoftNorm, Squeeze, Excite,
     )
 }  # fmt: skip
+MARK = "_esper_soa_"  # with a role behind it, what the decorators of users' parts set
+USER_ARGUMENTS = {"blueprint": ("channels",), "host": ("classes", "segment")}  # of such a part in a spec
 BLENDS = {"add": Add, "multiply": Multiply, "gate": Gate}
 
 
@@ -136,7 +138,8 @@ class GrownNetwork(nn.Sequential):
         self.spec = spec
         self.add_module("input", Normalise(spec["input"]["mean"], spec["input"]["std"]))
         for part in spec["host"]:
-            self.add_module(part["name"], sequence(part["layers"], Residual if part.get("residual") else nn.Sequential))
+            kind = Residual if part.get("residual") else nn.Sequential
+            self.add_module(part["name"], sequence(part["layers"], kind, "host"))
             for seed in spec["seeds"]:
                 if seed["after"] == part["name"]:
                     self.add_module(seed["slot"], slot_of(seed))
@@ -145,39 +148,61 @@ class GrownNetwork(nn.Sequential):
 def slot_of(seed: dict) -> Slot:
     """The slot with the seed that this part of a spec describes."""
     gate = [layer_of(seed["gate"])] if seed["gate"] else []
-    return Slot(sequence(seed["layers"], Residual if seed["residual"] else nn.Sequential),
-                BLENDS[seed["blend"]](seed["alpha"], *gate))  # fmt: skip
+    return Slot(
+        sequence(seed["layers"], Residual if seed["residual"] else nn.Sequential, "blueprint"),
+        BLENDS[seed["blend"]](seed["alpha"], *gate),
+    )
 
 
-def sequence(layers: list[dict], kind: type[nn.Sequential] = nn.Sequential) -> nn.Sequential:
-    """Layers one after the other, by their names."""
+def sequence(layers: list[dict], kind: type[nn.Sequential] = nn.Sequential, role: str = "") -> nn.Sequential:
+    """Layers one after the other, by their names; `role` as in `layer_of`."""
     made = kind()
     for layer in layers:
-        made.add_module(layer["name"], layer_of(layer))
+        made.add_module(layer["name"], layer_of(layer, role))
     return made
 
 
-def layer_of(layer: dict) -> nn.Module:
-    """A layer of one of KINDS; or of the kind `module:name`, a module of a user's own, which `name` makes."""
-    if ":" in layer["kind"]:
-        return _own_layer(layer["kind"], layer["arguments"])
-    if layer["kind"] not in KINDS:
-        raise ValueError(f"a layer of the kind {layer['kind']}, which is none of {', '.join(KINDS)}")
-    return KINDS[layer["kind"]](**layer["arguments"])
+def layer_of(layer: dict, role: str = "") -> nn.Module:
+    """The layer that a spec describes: one of KINDS, or `module:name`, a user's own part.
+
+    role: which user parts may stand here: "blueprint", "host", or none where empty. Raises ValueError for a kind that
+    may not stand here and for arguments that are not numbers.
+    """
+    kind, arguments = layer["kind"], dict(layer["arguments"])
+    if role and isinstance(kind, str) and ":" in kind:
+        return _user_layer(kind, role, arguments)
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise ValueError(f"a layer of the kind {kind}, which is none of {', '.join(KINDS)}")
+    for name, value in arguments.items():
+        if not all(isinstance(one, int | float) for one in (value if isinstance(value, list) else [value])):
+            raise ValueError(f"a layer of the kind {kind} with {name}={value!r}, which is no number")
+    return KINDS[kind](**arguments)
 
 
-def _own_layer(kind: str, arguments: dict) -> nn.Module:
-    """What a function of a user's own makes for so many `channels`, or the `segment` of the host that it makes for so
-    many `classes`. Nothing is imported here: a file may say anything.
+def _user_layer(kind: str, role: str, arguments: dict) -> nn.Module:
+    """What the user's part `kind` makes: a seed for `channels`, or one `segment` of a host for `classes`.
+
+    A file may say anything, so nothing is imported here, and nothing is called but what the decorator of this role has
+    marked with this name. Raises ValueError.
     """
     place, _, name = kind.partition(":")
+    wanted = USER_ARGUMENTS[role]
+    counts = [arguments.get(one) for one in wanted]
+    if set(arguments) != set(wanted) or not all(type(one) is int and one >= 0 for one in counts):
+        raise ValueError(f"a part of the kind {kind} with {arguments}: it takes {' and '.join(wanted)}, whole numbers")
     if place not in sys.modules:
         raise ValueError(f"a part that {kind} makes: import {place} first")
-    found = vars(sys.modules[place]).get(name)
-    if not callable(found):
-        raise ValueError(f"a part that {kind} makes: {place} has nothing called {name} at its top level")
-    made: nn.Module = found(arguments["channels"]) if "channels" in arguments else found(arguments["classes"])
-    return made[arguments["segment"]] if "segment" in arguments and isinstance(made, nn.Sequential) else made
+    there = (part for part in vars(sys.modules[place]).values() if hasattr(part, "__dict__"))
+    marked = {id(part): part for part in there if vars(part).get(MARK + role) == name}
+    if len(marked) != 1:
+        count = len(marked)
+        raise ValueError(f"a part that {kind} makes: {place} has {count} parts marked as the {role} {name}, not one")
+    made: nn.Module = next(iter(marked.values()))(counts[0])
+    if len(counts) == 1:
+        return made
+    if not isinstance(made, nn.Sequential) or counts[1] >= len(made):
+        raise ValueError(f"a part that {kind} makes: it has no segment {counts[1]}")
+    return made[counts[1]]
 
 
 def network_of(spec: dict, tensors: Mapping[str, Tensor]) -> GrownNetwork:

@@ -18,6 +18,7 @@ from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE
 from esper_soa.nets.model.own_module import SKELETON_SEED, Factory, flat_parameters, made
 from esper_soa.nets.model.parameters import Parameter
 from esper_soa.nets.model.parts import Layer
+from esper_soa.registry import HOST, reference_to
 
 
 class Buffer(NamedTuple):
@@ -62,7 +63,7 @@ class OwnChain:
 
     def layer(self, number: int) -> Layer:
         """The segment `number` as a module by itself, by the name of what makes the chain."""
-        return Layer("own", f"{self.make.__module__}:{self.make.__qualname__}",
+        return Layer("own", reference_to(HOST, self.make),
                      {"classes": self.classes, "segment": number})  # fmt: skip
 
     def initial_rows(self, keys: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

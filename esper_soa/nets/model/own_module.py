@@ -18,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from esper_soa.nets.model.parameters import Parameter
 from esper_soa.nets.model.parts import Layer
+from esper_soa.registry import BLUEPRINT, reference_to
 
 Factory = Callable[[int], nn.Module]
 GENERATOR_USED = threading.Lock()  # torch's generator is one for all threads
@@ -44,7 +45,7 @@ class OwnModule:
 
     def layers(self, inputs: int, channels: int) -> list[Layer]:
         """The module itself, by the name of what makes it."""
-        return [Layer("own", f"{self.make.__module__}:{self.make.__qualname__}", {"channels": channels})]
+        return [Layer("own", reference_to(BLUEPRINT, self.make), {"channels": channels})]
 
     def initial_rows(self, channels: int, keys: Tensor, dtype: torch.dtype) -> Tensor:
         """Fresh rows [m, parameters] from streams `keys` (int64 [m]): the module's own start, its draws by the stream.
