@@ -1,8 +1,10 @@
-"""Puts compiled kernels into a wheel, so that a machine without a compiler has them from `pip install` on.
+"""Puts compiled kernels into a wheel, so that a machine without a compiler has them from `pip
+install` on.
 
-Called by hatchling, as pyproject.toml says, whenever it makes a wheel that is not editable. On Linux with a C compiler
-(cc or $CC) the kernels are built for each level of prebuilt.py and for the processor of this machine; the wheel is then
-one for this platform. Where nothing can be built it holds Python alone, as a wheel for any platform, and says so.
+Called by hatchling, as pyproject.toml says, whenever it makes a wheel that is not editable. On
+Linux with a C compiler (cc or $CC) the kernels are built for each level of prebuilt.py and for the
+processor of this machine; the wheel is then one for this platform. Where nothing can be built it
+holds Python alone, as a wheel for any platform, and says so.
 """
 
 import hashlib
@@ -26,7 +28,12 @@ if sys.platform == "linux":
     from esper_soa.nets.engines.cpu.cache import NativeError
     from esper_soa.nets.engines.cpu.processor import this_processor
 
-C_LIBRARIES = {b"libc.so.6", b"libm.so.6", b"ld-linux-x86-64.so.2", b"ld-linux-aarch64.so.1"}  # glibc's
+C_LIBRARIES = {
+    b"libc.so.6",
+    b"libm.so.6",
+    b"ld-linux-x86-64.so.2",
+    b"ld-linux-aarch64.so.1",
+}  # glibc's
 TIMEOUT = 1800  # seconds for a library, on machines that have much else to do
 
 
@@ -40,16 +47,22 @@ class KernelHook(BuildHookInterface):
         if version == "editable":
             return
         self.folder = Path(tempfile.mkdtemp(prefix="esper-soa-kernels-"))
-        said, libraries = ["kernels are built on Linux only"], list[Path]()
+        said = ["kernels are built on Linux only"]
+        libraries = list[Path]()
         if sys.platform == "linux":
             said, libraries = build_kernels(self.folder, sysconfig.get_platform())
         for line in said:
             self.app.display_warning(f"kernels: {line}")
         if not libraries:
-            self.app.display_warning("kernels: none in this wheel, they will be compiled on first use")
+            self.app.display_warning(
+                "kernels: none in this wheel, they will be compiled on first use"
+            )
             return
-        tag = platform_tag(sysconfig.get_platform(), (library.read_bytes() for library in libraries))
-        build_data["pure_python"], build_data["tag"] = False, f"py3-none-{tag}"
+        tag = platform_tag(
+            sysconfig.get_platform(), (library.read_bytes() for library in libraries)
+        )
+        build_data["pure_python"] = False
+        build_data["tag"] = f"py3-none-{tag}"
         target = prebuilt.LIBRARIES.relative_to(ROOT)
         for file in (*libraries, self.folder / prebuilt.MANIFEST):
             build_data["force_include"][str(file)] = str(target / file.name)  # type: ignore[index]
@@ -61,14 +74,23 @@ class KernelHook(BuildHookInterface):
 
 
 def build_kernels(folder: Path, platform: str) -> tuple[list[str], list[Path]]:
-    """Compile all levels of `platform`, such as linux-x86_64, into `folder`; returns what failed, and the libraries."""
+    """Compile all levels of `platform`, such as linux-x86_64, into `folder`; returns what failed,
+    and the libraries.
+    """
     try:
         found = compiler.ask_compiler(compiler.compiler_command(), folder)
     except NativeError as error:
         return [str(error)], []
     if platform != f"linux-{found.machine}" or sys.maxsize < 2**32:
-        return [f"{found.command[0]} compiles for {found.machine or 'an unknown machine'}, not for {platform}"], []
-    targets = {level.name: level.target for level in prebuilt.LEVELS if level.machine == found.machine}
+        return [
+            (
+                f"{found.command[0]} compiles for {found.machine or 'an unknown machine'}, not for "
+                f"{platform}"
+            )
+        ], []
+    targets = {
+        level.name: level.target for level in prebuilt.LEVELS if level.machine == found.machine
+    }
     processor = this_processor()
     if processor.kind and processor.machine == found.machine:
         targets[prebuilt.BUILDER] = ""
@@ -76,11 +98,15 @@ def build_kernels(folder: Path, platform: str) -> tuple[list[str], list[Path]]:
         errors = list(pool.map(lambda name: compiled(found, folder / name, targets[name]), targets))
     made = [folder / f"{name}.so" for name, error in zip(targets, errors, strict=True) if not error]
     listed = [
-        prebuilt.Library(path.stem, digest_of(path), [*compiler.kernel_flags(found, targets[path.stem])])
+        prebuilt.Library(
+            path.stem, digest_of(path), [*compiler.kernel_flags(found, targets[path.stem])]
+        )
         for path in made
-    ]  # fmt: skip
+    ]
     words = f"{found.family} {found.version}"
-    prebuilt.write_manifest(folder, prebuilt.Manifest(compiler.sources_digest(), words, processor.kind, listed))
+    prebuilt.write_manifest(
+        folder, prebuilt.Manifest(compiler.sources_digest(), words, processor.kind, listed)
+    )
     return [error for error in errors if error], made
 
 
@@ -103,7 +129,8 @@ def compiled(found: "compiler.Compiler", folder: Path, target: str) -> str:
 def platform_tag(platform: str, libraries: Iterable[bytes]) -> str:
     """The wheel's platform: manylinux of the youngest glibc whose symbols the libraries ask for.
 
-    Just Linux where they ask for other libraries, for a C library that is not glibc, or for what has no number there.
+    Just Linux where they ask for other libraries, for a C library that is not glibc, or for what
+    has no number there.
     """
     content = b"".join(libraries)
     needed = set(re.findall(rb"(?:lib|ld-)[\w+.-]*\.so[.\d]*", content))

@@ -2,9 +2,9 @@
 
     python -m benchmarks.adapters [--turns 5] [--results benchmarks/results]
 
-Random legal actions are played through each adapter in turns; what is timed is a step of the adapter and, within it,
-that of the simulator. Prints a table and appends a JSON line to the results, but not where files differ from the
-commit. Needs the extra `envs`.
+Random legal actions are played through each adapter in turns; what is timed is a step of the
+adapter and, within it, that of the simulator. Prints a table and appends a JSON line to the
+results, but not where files differ from the commit. Needs the extra `envs`.
 """
 
 import argparse
@@ -32,8 +32,14 @@ from esper_soa.simulator import Info, Simulator, Value
 from esper_soa.state import Observation
 
 EXPERIMENT = "cifar_3seed"
-SIZES: dict[str, Value] = {"batch_size": 125, "train_samples": 500, "val_samples": 125, "steps": 150}
-ENVS, STEPS = 16, 4  # of a turn
+SIZES: dict[str, Value] = {
+    "batch_size": 125,
+    "train_samples": 500,
+    "val_samples": 125,
+    "steps": 150,
+}
+ENVS = 16  # of a turn
+STEPS = 4
 
 
 class TimedSimulator(Simulator):
@@ -98,7 +104,9 @@ def added(adapter: Adapted, sim: TimedSimulator, rng: np.random.Generator) -> fl
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure, print and keep; exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args(arguments)
@@ -108,7 +116,8 @@ def main(arguments: list[str] | None = None) -> int:
         "torchrl": TorchRL(EXPERIMENT, ENVS, **SIZES),
     }
     sims = {name: timed(adapter) for name, adapter in adapters.items()}
-    rng, shares = np.random.default_rng(0), {name: list[float]() for name in adapters}
+    rng = np.random.default_rng(0)
+    shares = {name: list[float]() for name in adapters}
     for turn in range(-1, options.turns):  # the first warms up
         for name, adapter in adapters.items():
             share = added(adapter, sims[name], rng)
@@ -116,11 +125,17 @@ def main(arguments: list[str] | None = None) -> int:
                 shares[name].append(share)
     table = Table("adapter", "added", "lowest", "highest")
     for name, found in shares.items():
-        table.add_row(name, *(f"{one:.2%}" for one in (statistics.median(found), min(found), max(found))))
+        table.add_row(
+            name, *(f"{one:.2%}" for one in (statistics.median(found), min(found), max(found)))
+        )
     Console().print(table)
     record: Record = origin("adapters", torch.device("cpu")) | {
-        "envs": ENVS, "sizes": SIZES, "steps": STEPS, "turns": options.turns, "added": shares,
-    }  # fmt: skip
+        "envs": ENVS,
+        "sizes": SIZES,
+        "steps": STEPS,
+        "turns": options.turns,
+        "added": shares,
+    }
     print(f"appended to {keep(record, options.results, 'adapters')}")
     return 0
 

@@ -1,6 +1,8 @@
-"""What the accuracies of subsets of seeds say about each seed: contributions, interactions, Shapley values.
+"""What the accuracies of subsets of seeds say about each seed: contributions, interactions, Shapley
+values.
 
-Plain Python over dictionaries, the oracle of esper_soa/env/attribution.py. Used by benchmarks/baseline_env.py.
+Plain Python over dictionaries, the oracle of esper_soa/env/attribution.py. Used by
+benchmarks/baseline_env.py.
 """
 
 import itertools
@@ -11,7 +13,9 @@ EXACT_SEEDS = 4  # up to this many ablated seeds every subset is evaluated
 
 
 class ValidationReading(NamedTuple):
-    """Results of one validation pass. Subsets are bit masks over slot numbers, 1 = this ablated seed is on."""
+    """Results of one validation pass. Subsets are bit masks over slot numbers, 1 = this ablated
+    seed is on.
+    """
 
     loss: float  # of the first subset, mean of batch means
     accuracy: dict[int, float]  # percent, by subset; the first has every ablated seed on
@@ -38,12 +42,16 @@ def code_of(slots: tuple[int, ...]) -> int:
 def subset_codes(ablated: tuple[int, ...], fossils: tuple[int, ...] = ()) -> list[int]:
     """Subsets to evaluate, the one with every seed on first.
 
-    All of them for up to EXACT_SEEDS seeds; beyond, that one, each leave-one-out, each alone, none, the fossils alone,
-    and each pair.
+    All of them for up to EXACT_SEEDS seeds; beyond, that one, each leave-one-out, each alone, none,
+    the fossils alone, and each pair.
     """
     full = code_of(ablated)
     if len(ablated) <= EXACT_SEEDS:
-        chosen = [subset for size in range(len(ablated) + 1) for subset in itertools.combinations(ablated, size)]
+        chosen = [
+            subset
+            for size in range(len(ablated) + 1)
+            for subset in itertools.combinations(ablated, size)
+        ]
         return sorted((code_of(subset) for subset in chosen), reverse=True)
     without = [full - (1 << slot) for slot in ablated]
     alone = [1 << slot for slot in ablated]
@@ -54,9 +62,11 @@ def subset_codes(ablated: tuple[int, ...], fossils: tuple[int, ...] = ()) -> lis
 def attribute(reading: ValidationReading) -> AttributionReading:
     """Contributions, interactions and Shapley values from the accuracies of the subsets.
 
-    The interaction of two seeds is f(ij) - f(i) - f(j) + f(0) with all other ablated seeds off, where f(ij) is known.
+    The interaction of two seeds is f(ij) - f(i) - f(j) + f(0) with all other ablated seeds off,
+    where f(ij) is known.
     """
-    f, ablated = reading.accuracy, reading.ablated
+    f = reading.accuracy
+    ablated = reading.ablated
     full = code_of(ablated)
     interaction = dict.fromkeys(ablated, 0.0)
     pair_boost = {}
@@ -77,7 +87,9 @@ def attribute(reading: ValidationReading) -> AttributionReading:
 
 
 def shapley_values(accuracy: dict[int, float], ablated: tuple[int, ...]) -> dict[int, float]:
-    """Exact Shapley values: the gain of switching a seed on, averaged over every order of switching on."""
+    """Exact Shapley values: the gain of switching a seed on, averaged over every order of switching
+    on.
+    """
     total = dict.fromkeys(ablated, 0.0)
     for order in itertools.permutations(ablated):
         code = 0

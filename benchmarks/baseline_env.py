@@ -1,7 +1,9 @@
-"""One env as most people would write it: an ordinary network, its optimisers, and a state machine per slot.
+"""One env as most people would write it: an ordinary network, its optimisers, and a state machine
+per slot.
 
-The oracle that the stacked engine is tested against, and the opponent in benchmarks; it shares no kernel with it.
-Weights come from outside through `load_flat`, data as tensors. Called by benchmarks/baseline_loop.py and by tests.
+The oracle that the stacked engine is tested against, and the opponent in benchmarks; it shares no
+kernel with it. Weights come from outside through `load_flat`, data as tensors. Called by
+benchmarks/baseline_loop.py and by tests.
 """
 
 from collections.abc import Sequence
@@ -12,7 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.baseline_attribution import AttributionReading, ValidationReading, attribute, code_of, subset_codes
+from benchmarks.baseline_attribution import (
+    AttributionReading,
+    ValidationReading,
+    attribute,
+    code_of,
+    subset_codes,
+)
 from benchmarks.baseline_lifecycle import SlotMachine, TotalsRecord
 from benchmarks.baseline_modules import FlatModule, Gate, Graft, Host, make_seed
 from benchmarks.baseline_passes import (
@@ -76,7 +84,8 @@ class Plant:
 
     seed: FlatModule
     gate: Gate
-    optimiser: torch.optim.SGD | None = None  # None = the next training pass makes one, with fresh momentum
+    # None = the next training pass makes one, with fresh momentum.
+    optimiser: torch.optim.SGD | None = None
 
     def parameters(self) -> list[nn.Parameter]:
         """Parameters of the seed, then of the gate."""
@@ -98,12 +107,16 @@ class BaselineEnv:
     ) -> None:
         """Slots are numbered in row-major order, whatever the order of `slot_names`.
 
-        precision: of activations; weights are of `dtype`. torch.bfloat16 is that of torch's autocast.
+        precision: of activations; weights are of `dtype`. torch.bfloat16 is that of torch's
+        autocast.
         """
-        self.task, self.lifecycle = task, lifecycle
+        self.task = task
+        self.lifecycle = lifecycle
         self.ablate_fossils = False  # rewards with drip need fossils among the ablated seeds
         self.accumulate = 1  # batches whose mean gradient makes an optimiser step
-        self.dtype, self.device, self.precision = dtype, torch.device(device), precision
+        self.dtype = dtype
+        self.device = torch.device(device)
+        self.precision = precision
         self.specs = enabled_slots(task, slot_names)
         self.totals = TotalsRecord()
         self.machines = [SlotMachine(lifecycle, gates, self.totals) for _ in self.specs]
@@ -123,7 +136,8 @@ class BaselineEnv:
         return outcome
 
     def train(self, batches: Batches) -> TrainReading:
-        """One pass of forward, backward, clipping and SGD over `batches`; stages and alphas stay as they are.
+        """One pass of forward, backward, clipping and SGD over `batches`; stages and alphas stay as
+        they are.
 
         A step follows every `accumulate` batches, of which there is a multiple.
         """
@@ -133,7 +147,10 @@ class BaselineEnv:
     def training_pass(self, batches: Batches) -> TrainPass:
         """`train`, its results left on the device."""
         self.host.train()
-        grafts = {self.specs[slot].name: self._graft(slot, self.machines[slot].seed.alpha) for slot in self._running()}
+        grafts = {
+            self.specs[slot].name: self._graft(slot, self.machines[slot].seed.alpha)
+            for slot in self._running()
+        }
         optimisers = self._optimisers()
         loss_sum = torch.zeros((), dtype=self.dtype, device=self.device)
         correct = torch.zeros((), dtype=torch.int64, device=self.device)
@@ -160,12 +177,16 @@ class BaselineEnv:
         return TrainPass(sums, len(batches), sum(len(labels) for _, labels in batches), norms)
 
     def evaluate(self, batches: Batches, codes: Sequence[int] | None = None) -> ValidationReading:
-        """Accuracy under every subset in `codes` (default: all that are needed), one full pass per subset."""
+        """Accuracy under every subset in `codes` (default: all that are needed), one full pass per
+        subset.
+        """
         done = self.validation_pass(batches, codes)
         return done.read(read_together([done])[0])
 
     @torch.inference_mode()
-    def validation_pass(self, batches: Batches, codes: Sequence[int] | None = None) -> ValidationPass:
+    def validation_pass(
+        self, batches: Batches, codes: Sequence[int] | None = None
+    ) -> ValidationPass:
         """`evaluate`, its results left on the device."""
         self.host.eval()
         codes = self._default_codes() if codes is None else codes
@@ -173,7 +194,11 @@ class BaselineEnv:
         correct = torch.zeros(len(codes), dtype=torch.int64, device=self.device)
         for row, code in enumerate(codes):
             alphas = self._alphas(code)
-            grafts = {self.specs[slot].name: self._graft(slot, alphas[slot]) for slot in alphas if alphas[slot] > 0}
+            grafts = {
+                self.specs[slot].name: self._graft(slot, alphas[slot])
+                for slot in alphas
+                if alphas[slot] > 0
+            }
             for images, labels in batches:
                 with self._autocast():
                     logits = self.host(images, grafts)
@@ -183,22 +208,35 @@ class BaselineEnv:
         return self._validation_pass(batches, codes, loss_sum, correct)
 
     @torch.inference_mode()
-    def fused_validation_pass(self, batches: Batches, codes: Sequence[int] | None = None) -> ValidationPass:
-        """`validation_pass` in one pass per batch, the images repeated for every subset, each with its own alpha."""
+    def fused_validation_pass(
+        self, batches: Batches, codes: Sequence[int] | None = None
+    ) -> ValidationPass:
+        """`validation_pass` in one pass per batch, the images repeated for every subset, each with
+        its own alpha.
+        """
         self.host.eval()
         codes = self._default_codes() if codes is None else codes
         rows = [self._alphas(code) for code in codes]
         slots = list(rows[0])
-        alphas = torch.tensor([[row[slot] for row in rows] for slot in slots], dtype=self.dtype).view(
-            len(slots), len(rows)
+        alphas = torch.tensor(
+            [[row[slot] for row in rows] for slot in slots], dtype=self.dtype
+        ).view(len(slots), len(rows))
+        alphas = (alphas.pin_memory() if self.device.type == "cuda" else alphas).to(
+            self.device, non_blocking=True
         )
-        alphas = (alphas.pin_memory() if self.device.type == "cuda" else alphas).to(self.device, non_blocking=True)
         loss_sum = torch.zeros((), dtype=self.dtype, device=self.device)
         correct = torch.zeros(len(codes), dtype=torch.int64, device=self.device)
         for images, labels in batches:
             size = len(labels)
-            per_image = alphas[:, :, None].expand(-1, -1, size).reshape(len(slots), len(rows) * size, 1, 1, 1)
-            grafts = {self.specs[slot].name: self._graft(slot, per_image[at]) for at, slot in enumerate(slots)}
+            per_image = (
+                alphas[:, :, None]
+                .expand(-1, -1, size)
+                .reshape(len(slots), len(rows) * size, 1, 1, 1)
+            )
+            grafts = {
+                self.specs[slot].name: self._graft(slot, per_image[at])
+                for at, slot in enumerate(slots)
+            }
             with self._autocast():
                 logits = self.host(repeated(images, len(codes)), grafts).view(len(codes), size, -1)
                 loss_sum += F.cross_entropy(logits[0], labels)
@@ -221,7 +259,9 @@ class BaselineEnv:
         return found
 
     def apply(self, action: ScalarAction) -> ScalarOutcome:
-        """Carry out one action; one that is not applicable, or whose gate fails, changes nothing."""
+        """Carry out one action; one that is not applicable, or whose gate fails, changes
+        nothing.
+        """
         machine = self.machines[action.slot]
         valid = is_valid(machine, action.op, self.lifecycle)
         done = valid and self._carry_out(machine, action)
@@ -242,14 +282,18 @@ class BaselineEnv:
         self._remove_dead()
 
     def _carry_out(self, machine: SlotMachine, action: ScalarAction) -> bool:
-        target, steps = ALPHA_TARGETS[action.alpha_target], SPEED_STEPS[action.alpha_speed]
-        curve, steepness = CURVE_CHOICES[action.alpha_curve], CURVE_STEEPNESS[action.alpha_curve]
+        target = ALPHA_TARGETS[action.alpha_target]
+        steps = SPEED_STEPS[action.alpha_speed]
+        curve = CURVE_CHOICES[action.alpha_curve]
+        steepness = CURVE_STEEPNESS[action.alpha_curve]
         blend = STYLE_BLEND[action.style]
         if action.op == Op.GERMINATE:
             channels = self.specs[action.slot].channels
             seed = make_seed(action.blueprint, channels, blend)
             self.plants[action.slot] = Plant(self._place(seed), self._place(Gate(channels)))
-            return machine.germinate(action.blueprint, action.style, TEMPO_STEPS[action.tempo], target, self.accuracy)
+            return machine.germinate(
+                action.blueprint, action.style, TEMPO_STEPS[action.tempo], target, self.accuracy
+            )
         if action.op == Op.ADVANCE:
             return machine.advance()
         if action.op == Op.FOSSILIZE:
@@ -265,7 +309,9 @@ class BaselineEnv:
 
     def _remove_dead(self) -> None:
         """Drop networks, and with them momentum, of slots without a live seed."""
-        self.plants = {slot: plant for slot, plant in self.plants.items() if self.machines[slot].live}
+        self.plants = {
+            slot: plant for slot, plant in self.plants.items() if self.machines[slot].live
+        }
 
     def _place(self, module: Module) -> Module:
         module.to(self.device, self.dtype)
@@ -275,21 +321,32 @@ class BaselineEnv:
         return [slot for slot, machine in enumerate(self.machines) if machine.running]
 
     def _graft(self, slot: int, alpha: float | Tensor) -> Graft:
-        plant, seed = self.plants[slot], self.machines[slot].seed
-        training, detached = seed.stage == Stage.TRAINING, seed.stage in self.detached
+        plant = self.plants[slot]
+        seed = self.machines[slot].seed
+        training = seed.stage == Stage.TRAINING
+        detached = seed.stage in self.detached
         return Graft(plant.seed, plant.gate, seed.blend, alpha, training, detached)
 
-    def _sgd(self, parameters: list[nn.Parameter], rate: float, weight_decay: float) -> torch.optim.SGD:
-        """Fused: one kernel launch per step on CUDA, and a third of the time of the plain form on a CPU."""
-        found = torch.optim.SGD(parameters, rate, self.task.momentum, weight_decay=weight_decay, fused=True)
-        for parameter in parameters:  # gate networks get their first gradient later than their seeds, perhaps
+    def _sgd(
+        self, parameters: list[nn.Parameter], rate: float, weight_decay: float
+    ) -> torch.optim.SGD:
+        """Fused: one kernel launch per step on CUDA, and a third of the time of the plain form on a
+        CPU.
+        """
+        found = torch.optim.SGD(
+            parameters, rate, self.task.momentum, weight_decay=weight_decay, fused=True
+        )
+        for (
+            parameter
+        ) in parameters:  # gate networks get their first gradient later than their seeds, perhaps
             found.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         return found
 
     def _optimisers(self) -> list[torch.optim.SGD]:
         """The host's optimiser and one per running seed, made here where there is none.
 
-        The weights of a frozen seed get no gradients, so its optimiser leaves them and their momentum alone.
+        The weights of a frozen seed get no gradients, so its optimiser leaves them and their
+        momentum alone.
         """
         found = [self.optimiser]
         for slot in self._running():
@@ -309,8 +366,12 @@ class BaselineEnv:
                 nn.utils.clip_grad_norm_(self.plants[slot].parameters(), self.task.max_grad_norm)
 
     def _gradient_norms(self) -> dict[int, GradientNorms]:
-        """Gradients before clipping, of seeds in TRAINING and BLENDING whose weights are not frozen."""
-        wanted = [slot for slot in self._running() if self.machines[slot].seed.stage in MEASURED_STAGES]
+        """Gradients before clipping, of seeds in TRAINING and BLENDING whose weights are not
+        frozen.
+        """
+        wanted = [
+            slot for slot in self._running() if self.machines[slot].seed.stage in MEASURED_STAGES
+        ]
         wanted = [slot for slot in wanted if not self.machines[slot].frozen]
         if not wanted:
             return {}
@@ -331,7 +392,9 @@ class BaselineEnv:
         )
 
     def _fossils(self) -> tuple[int, ...]:
-        return tuple(slot for slot in self._ablated() if self.machines[slot].seed.stage == Stage.FOSSILIZED)
+        return tuple(
+            slot for slot in self._ablated() if self.machines[slot].seed.stage == Stage.FOSSILIZED
+        )
 
     def _default_codes(self) -> list[int]:
         return subset_codes(self._ablated(), self._fossils())
@@ -340,14 +403,18 @@ class BaselineEnv:
         """Alpha of every visible seed in subset `code`, by slot number."""
         off = code_of(self._ablated()) - code
         visible = [slot for slot, machine in enumerate(self.machines) if machine.visible]
-        return {slot: 0.0 if off >> slot & 1 else self.machines[slot].seed.alpha for slot in visible}
+        return {
+            slot: 0.0 if off >> slot & 1 else self.machines[slot].seed.alpha for slot in visible
+        }
 
     def _validation_pass(
         self, batches: Batches, codes: Sequence[int], loss_sum: Tensor, correct: Tensor
     ) -> ValidationPass:
         num_images = sum(len(labels) for _, labels in batches)
         sums = torch.cat((loss_sum.double().view(1), correct.double()))
-        return ValidationPass(sums, codes, len(batches), num_images, self._ablated(), self._fossils())
+        return ValidationPass(
+            sums, codes, len(batches), num_images, self._ablated(), self._fossils()
+        )
 
     def _autocast(self) -> torch.autocast:
         short = self.precision == torch.bfloat16
@@ -361,7 +428,8 @@ def repeated(images: Tensor, times: int) -> Tensor:
 
 def is_valid(machine: SlotMachine, op: int, lifecycle: LifecycleConfig) -> bool:
     """The op is applicable in its slot; gates are not asked."""
-    stage, held = machine.seed.stage, machine.ramp.mode == AlphaMode.HOLD
+    stage = machine.seed.stage
+    held = machine.ramp.mode == AlphaMode.HOLD
     if op == Op.GERMINATE:
         return stage == Stage.EMPTY
     if op == Op.ADVANCE:
@@ -369,7 +437,9 @@ def is_valid(machine: SlotMachine, op: int, lifecycle: LifecycleConfig) -> bool:
     if op == Op.FOSSILIZE:
         return stage == Stage.HOLDING
     if op == Op.PRUNE:
-        return stage in PRUNABLE_STAGES and held and machine.seed.seed_age >= lifecycle.min_prune_age
+        return (
+            stage in PRUNABLE_STAGES and held and machine.seed.seed_age >= lifecycle.min_prune_age
+        )
     if op == Op.SET_ALPHA_TARGET:
         return stage in (Stage.BLENDING, Stage.HOLDING) and held
     return True

@@ -1,7 +1,8 @@
 """Lifecycle of one seed slot as a scalar state machine, in plain Python floats.
 
-The oracle for the masked kernels of esper_soa/env; it shares no code with them, only vocabulary and settings. Fields of
-SeedRecord and RampRecord are named as in state.Slots and state.Ramp. Used by benchmarks/baseline_env.py.
+The oracle for the masked kernels of esper_soa/env; it shares no code with them, only vocabulary and
+settings. Fields of SeedRecord and RampRecord are named as in state.Slots and state.Ramp. Used by
+benchmarks/baseline_env.py.
 """
 
 import math
@@ -61,7 +62,8 @@ def curve_progress(t: float, curve: int, steepness: float) -> float:
         return t
     if curve == Curve.COSINE:
         return 0.5 * (1.0 - math.cos(math.pi * t))
-    low, high = sigmoid(-steepness / 2), sigmoid(steepness / 2)
+    low = sigmoid(-steepness / 2)
+    high = sigmoid(steepness / 2)
     return t if high == low else (sigmoid(steepness * (t - 0.5)) - low) / (high - low)
 
 
@@ -79,18 +81,24 @@ class RampRecord:
     mode: int = AlphaMode.HOLD
 
     def retarget(self, target: float, steps: int, curve: int, steepness: float) -> None:
-        """Start a ramp of `steps` ticks to `target`; 0 steps jump there. Raises ValueError while a ramp is running."""
+        """Start a ramp of `steps` ticks to `target`; 0 steps jump there. Raises ValueError while a
+        ramp is running.
+        """
         if self.mode != AlphaMode.HOLD:
             raise ValueError("a ramp can be set only while the alpha is held")
-        self.start, self.target = self.alpha, clamp01(target)
-        self.curve, self.steepness = curve, max(0.1, steepness)
-        self.length, self.done = max(0, steps), 0
+        self.start = self.alpha
+        self.target = clamp01(target)
+        self.curve = curve
+        self.steepness = max(0.1, steepness)
+        self.length = max(0, steps)
+        self.done = 0
         if self.target > self.alpha:
             self.mode = AlphaMode.UP
         elif self.target < self.alpha:
             self.mode = AlphaMode.DOWN
         if self.length == 0:
-            self.alpha, self.mode = self.target, AlphaMode.HOLD
+            self.alpha = self.target
+            self.mode = AlphaMode.HOLD
 
     def step(self) -> bool:
         """One tick; True when it arrives at the target."""
@@ -98,11 +106,14 @@ class RampRecord:
             return False
         self.done += 1
         if self.done >= self.length:
-            self.done, self.alpha, self.mode = self.length, self.target, AlphaMode.HOLD
+            self.done = self.length
+            self.alpha = self.target
+            self.mode = AlphaMode.HOLD
             return True
         progress = curve_progress(self.done / self.length, self.curve, self.steepness)
         alpha = clamp01(self.start + (self.target - self.start) * progress)
-        low, high = min(self.start, self.target), max(self.start, self.target)
+        low = min(self.start, self.target)
+        high = max(self.start, self.target)
         self.alpha = min(high, max(low, alpha))
         return False
 
@@ -157,9 +168,13 @@ class TotalsRecord:
 
 
 class SlotMachine:
-    """One slot: its record, its alpha ramp, and the rules that change them. Refused operations return False."""
+    """One slot: its record, its alpha ramp, and the rules that change them. Refused operations
+    return False.
+    """
 
-    def __init__(self, lifecycle: LifecycleConfig, gates: GatesConfig, totals: TotalsRecord) -> None:
+    def __init__(
+        self, lifecycle: LifecycleConfig, gates: GatesConfig, totals: TotalsRecord
+    ) -> None:
         self.lifecycle = lifecycle
         self.gates = gates
         self.totals = totals
@@ -186,15 +201,25 @@ class SlotMachine:
         """The seed changes what the host computes."""
         return self.running and self.seed.alpha > 0
 
-    def germinate(self, blueprint: int, style: int, tempo: int, alpha_goal: float, accuracy: float) -> bool:
-        """A new seed; `tempo` is the length of its first ramp, `accuracy` the host's accuracy now."""
+    def germinate(
+        self, blueprint: int, style: int, tempo: int, alpha_goal: float, accuracy: float
+    ) -> bool:
+        """A new seed; `tempo` is the length of its first ramp, `accuracy` the host's accuracy
+        now.
+        """
         if self.seed.stage != Stage.EMPTY:
             return False
         self.ramp = RampRecord()
         self.seed = SeedRecord(
-            stage=Stage.DORMANT, blueprint=blueprint, blend=STYLE_BLEND[style], style=style, tempo=tempo,
-            alpha_goal=alpha_goal, accuracy_germination=accuracy, germination_known=True,
-        )  # fmt: skip
+            stage=Stage.DORMANT,
+            blueprint=blueprint,
+            blend=STYLE_BLEND[style],
+            style=style,
+            tempo=tempo,
+            alpha_goal=alpha_goal,
+            accuracy_germination=accuracy,
+            germination_known=True,
+        )
         self._enter(Stage.GERMINATED)
         self.totals.germinated += 1
         return True
@@ -214,26 +239,35 @@ class SlotMachine:
         """Accuracy lost without this seed, measured at this env-step."""
         seed = self.seed
         if seed.contribution_known:
-            seed.contribution_velocity = 0.7 * seed.contribution_velocity + 0.3 * (contribution - seed.contribution)
-        seed.contribution, seed.contribution_known, seed.contribution_age = contribution, True, 0
+            seed.contribution_velocity = 0.7 * seed.contribution_velocity + 0.3 * (
+                contribution - seed.contribution
+            )
+        seed.contribution = contribution
+        seed.contribution_known = True
+        seed.contribution_age = 0
 
     def record_gradient_ratio(self, ratio: float) -> None:
         """Moving average of the gradient ratio, which starts at its first value."""
         seed = self.seed
-        seed.gradient_ratio = 0.9 * seed.gradient_ratio + 0.1 * ratio if seed.gradient_ratio_known else ratio
+        seed.gradient_ratio = (
+            0.9 * seed.gradient_ratio + 0.1 * ratio if seed.gradient_ratio_known else ratio
+        )
         seed.gradient_ratio_known = True
 
     def age_memories(self) -> None:
         """After the action: what was measured at this env-step is one env-step older."""
         seed = self.seed
         if seed.gradient_measured:
-            seed.previous_health, seed.previous_health_known = seed.gradient_health, True
+            seed.previous_health = seed.gradient_health
+            seed.previous_health_known = True
         if seed.contribution_known:
             seed.contribution_age += 1
 
     def gate_passes(self, target: int) -> bool:
         """Quality gate before stage `target`: G1, G2, G3 or G5."""
-        seed, ramp, gates = self.seed, self.ramp, self.gates
+        seed = self.seed
+        ramp = self.ramp
+        gates = self.gates
         if target == Stage.TRAINING:
             return seed.stage == Stage.GERMINATED
         if target == Stage.BLENDING:
@@ -242,8 +276,14 @@ class SlotMachine:
             if gates.permissive:
                 healthy = seed.gradient_health >= gates.min_gradient_health
                 return seed.gradient_measured and not seed.gradient_exploding and healthy
-            improved = seed.accuracy_current - seed.accuracy_stage_start >= gates.min_training_improvement
-            return improved and seed.gradient_ratio_known and seed.gradient_ratio >= gates.min_gradient_ratio
+            improved = (
+                seed.accuracy_current - seed.accuracy_stage_start >= gates.min_training_improvement
+            )
+            return (
+                improved
+                and seed.gradient_ratio_known
+                and seed.gradient_ratio >= gates.min_gradient_ratio
+            )
         if target == Stage.HOLDING:
             arrived = ramp.mode == AlphaMode.HOLD and abs(ramp.alpha - ramp.target) <= EPSILON
             old_enough = gates.permissive or seed.stage_age >= gates.min_blending_steps
@@ -279,9 +319,17 @@ class SlotMachine:
         self.totals.contributing += int(gain >= CONTRIBUTING_GAIN)
         return True
 
-    def set_alpha_target(self, target: float, steps: int, curve: int, steepness: float, blend: int) -> bool:
-        """A new ramp for a seed in BLENDING or HOLDING whose alpha is held; HOLDING below 1 goes back to BLENDING."""
-        if self.seed.stage not in (Stage.BLENDING, Stage.HOLDING) or target <= 0 or self.ramp.mode != AlphaMode.HOLD:
+    def set_alpha_target(
+        self, target: float, steps: int, curve: int, steepness: float, blend: int
+    ) -> bool:
+        """A new ramp for a seed in BLENDING or HOLDING whose alpha is held; HOLDING below 1 goes
+        back to BLENDING.
+        """
+        if (
+            self.seed.stage not in (Stage.BLENDING, Stage.HOLDING)
+            or target <= 0
+            or self.ramp.mode != AlphaMode.HOLD
+        ):
             return False
         if self.seed.stage == Stage.HOLDING and target < 1.0 - EPSILON:
             self._enter(Stage.BLENDING)
@@ -314,7 +362,9 @@ class SlotMachine:
         return True
 
     def tick(self) -> None:
-        """The mechanical end of an env-step: at most one change of stage, chosen by the stage on entry."""
+        """The mechanical end of an env-step: at most one change of stage, chosen by the stage on
+        entry.
+        """
         stage = self.seed.stage
         if stage == Stage.GERMINATED:
             if self.lifecycle.auto_forward_g1:
@@ -332,14 +382,17 @@ class SlotMachine:
             if self.seed.stage_age >= self.lifecycle.embargo_steps:
                 self._enter(Stage.RESETTING)
         elif stage == Stage.RESETTING:
-            self.seed, self.ramp = SeedRecord(), RampRecord()
+            self.seed = SeedRecord()
+            self.ramp = RampRecord()
         if not self.live:
             self.seed.germination_known = self.seed.gradient_ratio_known = False
 
     def _tick_blending(self) -> None:
         arrived = self.ramp.step()
         self._set_alpha(self.ramp.alpha)
-        held = self.ramp.mode == AlphaMode.HOLD and abs(self.ramp.alpha - self.ramp.target) <= EPSILON
+        held = (
+            self.ramp.mode == AlphaMode.HOLD and abs(self.ramp.alpha - self.ramp.target) <= EPSILON
+        )
         if (arrived or held) and self.ramp.target <= EPSILON:
             self.prune()
         elif (arrived or held) and self.lifecycle.auto_forward_g3:
@@ -350,7 +403,9 @@ class SlotMachine:
         self.seed.accuracy_blending_start = self.seed.accuracy_current
         self.seed.blending_started = True
         self.ramp = RampRecord(alpha=self.seed.alpha)
-        self.ramp.retarget(self.seed.alpha_goal, self.seed.tempo, STYLE_CURVE[self.seed.style], RAMP_STEEPNESS)
+        self.ramp.retarget(
+            self.seed.alpha_goal, self.seed.tempo, STYLE_CURVE[self.seed.style], RAMP_STEEPNESS
+        )
         self.totals.blended += 1
 
     def _set_alpha(self, alpha: float) -> None:
@@ -361,7 +416,9 @@ class SlotMachine:
         seed = self.seed
         if stage not in LEGAL.get(seed.stage, ()):
             return False
-        seed.previous_stage, seed.previous_stage_age = seed.stage, seed.stage_age
-        seed.stage, seed.stage_age = stage, 0
+        seed.previous_stage = seed.stage
+        seed.previous_stage_age = seed.stage_age
+        seed.stage = stage
+        seed.stage_age = 0
         seed.accuracy_stage_start = seed.accuracy_current
         return True

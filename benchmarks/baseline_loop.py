@@ -1,8 +1,8 @@
 """The same work as the stacked engine, one env after the other: the opponent in benchmarks.
 
-`python -m benchmarks.baseline_loop --envs 8 --batch 32 --train 256 --val 256 --live 3` prints env-steps per second
-with all that they depend on, and a JSON line last; benchmarks/eps.py times it beside the engine. Images lie on the
-device, ready-made; warm-up is not counted.
+`python -m benchmarks.baseline_loop --envs 8 --batch 32 --train 256 --val 256 --live 3` prints
+env-steps per second with all that they depend on, and a JSON line last; benchmarks/eps.py times it
+beside the engine. Images lie on the device, ready-made; warm-up is not counted.
 """
 
 import argparse
@@ -39,7 +39,8 @@ class Workload:
     batch: int = 32
     train: int = 256
     val: int = 256
-    live: int = 0  # seeds per env; in BLENDING at alpha 0.5 or in HOLDING, 2^live subsets are evaluated
+    # Seeds per env; in BLENDING at alpha 0.5 or in HOLDING, 2^live subsets are evaluated.
+    live: int = 0
     live_envs: int = -1  # envs that have them, the first ones; -1 = all
     blueprint: str = "conv_light"
     stage: str = "blending"
@@ -47,11 +48,13 @@ class Workload:
     task: TaskConfig = field(default_factory=TaskConfig)
     steps: int = 5  # timed rounds of one env-step per env
     warmup: int = 2
-    validation: str = "auto"  # "fused": all subsets in one pass, best on a GPU; "separate": best in a CPU's caches
+    # "fused": all subsets in one pass, best on a GPU; "separate": best in a CPU's caches.
+    validation: str = "auto"
     val_batch: int = 0  # validation images per pass; 0 = batch
     device: str = "cpu"
     threads: int = 1
-    seed: int = 0  # every env draws weights and batches from it and its own number, whoever else is in the loop
+    # Every env draws weights and batches from it and its own number, whoever else is in the loop.
+    seed: int = 0
     precision: torch.dtype = torch.float32  # of activations: float32 or bfloat16
 
     @property
@@ -63,7 +66,8 @@ class Workload:
 class LoopData(NamedTuple):
     """Images of a loop, resident on the device."""
 
-    train: Callable[[int, Generator], list[Images]]  # batches of one env-step, by their size, drawn at random
+    # Batches of one env-step, by their size, drawn at random.
+    train: Callable[[int, Generator], list[Images]]
     val: Images
 
 
@@ -75,15 +79,21 @@ class Crops:
         black = images.amin(dim=(0, 2, 3)).view(1, -1, 1, 1)
         padded = F.pad(images - black, (PADDING,) * 4) + black
         both = torch.cat((padded, padded.flip(3))).permute(0, 2, 3, 1).contiguous()
-        self.labels, width = labels, IMAGE_SIZE * IMAGE_CHANNELS
+        self.labels = labels
+        width = IMAGE_SIZE * IMAGE_CHANNELS
         self.lines = both.view(-1).as_strided((both.numel() - width + 1, width), (1, 1))
 
     def cut(self, rows: Tensor, random: Generator) -> Images:
-        """Crops [n, 3, 32, 32] in channels_last of the images with these numbers, and their labels."""
-        count, device = len(rows), rows.device
+        """Crops [n, 3, 32, 32] in channels_last of the images with these numbers, and their
+        labels.
+        """
+        count = len(rows)
+        device = rows.device
         top, left = torch.randint(2 * PADDING + 1, (2, count), device=device, generator=random)
         mirrored = torch.randint(2, (count,), device=device, generator=random)
-        line = ((rows + mirrored * len(self.labels)) * PADDED + top)[:, None] + torch.arange(IMAGE_SIZE, device=device)
+        line = ((rows + mirrored * len(self.labels)) * PADDED + top)[:, None] + torch.arange(
+            IMAGE_SIZE, device=device
+        )
         starts = (line * PADDED + left[:, None]) * IMAGE_CHANNELS
         crops = self.lines.index_select(0, starts.flatten())
         shape = (count, IMAGE_SIZE, IMAGE_SIZE, IMAGE_CHANNELS)
@@ -91,7 +101,9 @@ class Crops:
 
     def batches(self, size: int, count: int, random: Generator) -> list[Images]:
         """`count` batches of images in random order, no image twice."""
-        order = torch.randperm(len(self.labels), device=self.labels.device, generator=random)[: size * count]
+        order = torch.randperm(len(self.labels), device=self.labels.device, generator=random)[
+            : size * count
+        ]
         return [self.cut(rows, random) for rows in order.split(size)]
 
 
@@ -116,12 +128,21 @@ def untimed(phase: str) -> None:
 def make_env(work: Workload, live: int) -> BaselineEnv:
     """An env with `live` seeds in the declared stage, whose alphas stand still."""
     env = BaselineEnv(
-        work.task, list(work.slots), LifecycleConfig(), GatesConfig(), device=work.device, precision=work.precision
+        work.task,
+        list(work.slots),
+        LifecycleConfig(),
+        GatesConfig(),
+        device=work.device,
+        precision=work.precision,
     )
     stage = STAGE_NAMES.index(work.stage)
     alpha = {Stage.TRAINING: 0.0, Stage.BLENDING: LIVE_ALPHA}.get(stage, 1.0)
     for slot in range(live):
-        env.apply(ScalarAction(slot=slot, blueprint=BLUEPRINT_NAMES.index(work.blueprint), op=Op.GERMINATE))
+        env.apply(
+            ScalarAction(
+                slot=slot, blueprint=BLUEPRINT_NAMES.index(work.blueprint), op=Op.GERMINATE
+            )
+        )
         machine = env.machines[slot]
         machine.seed.stage = stage
         machine.seed.alpha = machine.ramp.alpha = machine.ramp.start = machine.ramp.target = alpha
@@ -154,21 +175,28 @@ def shuffled_batches(images: Tensor, labels: Tensor, batch: int, random: Generat
 
 
 def env_step(
-    envs: Sequence[LoopEnv], work: Workload, data: LoopData, phase_ended: Callable[[str], None] = untimed
+    envs: Sequence[LoopEnv],
+    work: Workload,
+    data: LoopData,
+    phase_ended: Callable[[str], None] = untimed,
 ) -> list[Done]:
-    """One env-step of every env, in which nothing is done to its slots; returns what each has worked on.
+    """One env-step of every env, in which nothing is done to its slots; returns what each has
+    worked on.
 
     The results of all are read together, so that the device is waited for once.
     """
     size = work.val_batch or work.batch
     validation = list(zip(data.val[0].split(size), data.val[1].split(size), strict=True))
-    trained, tested = [], []
+    trained = []
+    tested = []
     for env, random in envs:
         batches = data.train(work.batch, random)
         phase_ended("data")
         trained.append(env.training_pass(batches))
         phase_ended("training")
-        tested.append(env.fused_validation_pass(validation) if work.fused else env.validation_pass(validation))
+        tested.append(
+            env.fused_validation_pass(validation) if work.fused else env.validation_pass(validation)
+        )
         phase_ended("validation")
     numbers = read_together([*trained, *tested])
     for place, (env, _) in enumerate(envs):
@@ -178,7 +206,8 @@ def env_step(
         env.tick()
     phase_ended("state")
     return [
-        Done(one.num_images, other.num_images * len(other.codes)) for one, other in zip(trained, tested, strict=True)
+        Done(one.num_images, other.num_images * len(other.codes))
+        for one, other in zip(trained, tested, strict=True)
     ]
 
 
@@ -206,12 +235,22 @@ def run_baseline(work: Workload) -> dict[str, object]:
     return {
         "name": "baseline_loop",
         "eps": round(eps, 3),
-        "images_per_second": round(eps * (work.train // work.batch * work.batch + work.val * 2**work.live), 1),
-        "N": work.envs, "B": work.batch, "T": work.train // work.batch * work.batch, "V": work.val,
-        "K": 2**work.live, "live": work.live, "blueprint": work.blueprint, "fused": work.fused,
-        "device": work.device, "threads": work.threads, "torch": torch.__version__,
+        "images_per_second": round(
+            eps * (work.train // work.batch * work.batch + work.val * 2**work.live), 1
+        ),
+        "N": work.envs,
+        "B": work.batch,
+        "T": work.train // work.batch * work.batch,
+        "V": work.val,
+        "K": 2**work.live,
+        "live": work.live,
+        "blueprint": work.blueprint,
+        "fused": work.fused,
+        "device": work.device,
+        "threads": work.threads,
+        "torch": torch.__version__,
         "seconds": [round(each, 4) for each in seconds],
-    }  # fmt: skip
+    }
 
 
 def main() -> None:
@@ -223,10 +262,13 @@ def main() -> None:
     parser.add_argument("--live", type=int, choices=range(len(SLOTS) + 1), default=default.live)
     parser.add_argument("--blueprint", choices=BLUEPRINT_NAMES[1:8], default=default.blueprint)
     parser.add_argument("--device", default=default.device)
-    parser.add_argument("--validation", choices=("auto", "fused", "separate"), default=default.validation)
+    parser.add_argument(
+        "--validation", choices=("auto", "fused", "separate"), default=default.validation
+    )
     result = run_baseline(Workload(**vars(parser.parse_args())))
     print(
-        f"{result['eps']} env-steps/s at N={result['N']} B={result['B']} T={result['T']} V={result['V']} "
+        f"{result['eps']} env-steps/s at N={result['N']} B={result['B']} T={result['T']} "
+        f"V={result['V']} "
         f"K={result['K']}, {result['images_per_second']} images/s"
     )
     print(json.dumps(result))

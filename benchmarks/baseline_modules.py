@@ -1,8 +1,8 @@
 """Host, seeds and gate of one env as ordinary nn.Modules, written as plainly as possible.
 
-The oracle that the stacked networks of esper_soa/nets are tested against, and the opponent of the benchmarks; it shares
-no code with them. `flat` and `load_flat` move weights in and out as one vector, in the order of `parameters()`.
-Used by benchmarks/baseline_env.py.
+The oracle that the stacked networks of esper_soa/nets are tested against, and the opponent of the
+benchmarks; it shares no code with them. `flat` and `load_flat` move weights in and out as one
+vector, in the order of `parameters()`. Used by benchmarks/baseline_env.py.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,10 @@ class FlatModule(nn.Module):
     def load_flat(self, vector: Tensor) -> None:
         """Copy `vector` into the parameters; raises ValueError when its length is not theirs."""
         if vector.shape != (self.num_parameters(),):
-            raise ValueError(f"{type(self).__name__} takes {self.num_parameters()} numbers, got {tuple(vector.shape)}")
+            raise ValueError(
+                f"{type(self).__name__} takes {self.num_parameters()} numbers, got "
+                f"{tuple(vector.shape)}"
+            )
         start = 0
         with torch.no_grad():
             for parameter in self.parameters():
@@ -39,7 +42,9 @@ class FlatModule(nn.Module):
 
 
 def group_norm(channels: int) -> nn.GroupNorm:
-    """GroupNorm with the largest number of groups that leaves 16 channels per group, else that divides at all."""
+    """GroupNorm with the largest number of groups that leaves 16 channels per group, else that
+    divides at all.
+    """
     divisors = [groups for groups in (32, 16, 8, 4, 2, 1) if channels % groups == 0]
     wide = [groups for groups in divisors if channels // groups >= 16]
     return nn.GroupNorm((wide or divisors)[0], channels)
@@ -47,7 +52,9 @@ def group_norm(channels: int) -> nn.GroupNorm:
 
 def conv(channels_in: int, channels_out: int, kernel_size: int, groups: int = 1) -> nn.Conv2d:
     """Convolution without bias that keeps height and width."""
-    return nn.Conv2d(channels_in, channels_out, kernel_size, padding=kernel_size // 2, groups=groups, bias=False)
+    return nn.Conv2d(
+        channels_in, channels_out, kernel_size, padding=kernel_size // 2, groups=groups, bias=False
+    )
 
 
 class Noop(FlatModule):
@@ -71,13 +78,16 @@ class Norm(FlatModule):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, C, H, W] to the same."""
-        # torch's backward of GroupNorm on a CPU (2.13, channels_last) crashes where its input needs no gradient.
+        # torch's backward of GroupNorm on a CPU (2.13, channels_last) crashes where its input needs
+        # no gradient.
         inner = x if x.requires_grad else x.detach().requires_grad_()
         return x + torch.tanh(self.scale) * (self.norm(inner) - x)
 
 
 class Attention(FlatModule):
-    """x times a factor per channel (squeeze and excitation). Order: W1 [r, C], W2 [C, r], b2 [C]; r = max(1, C//4)."""
+    """x times a factor per channel (squeeze and excitation). Order: W1 [r, C], W2 [C, r], b2 [C]; r
+    = max(1, C//4).
+    """
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -94,7 +104,9 @@ class Attention(FlatModule):
 
 
 class Depthwise(FlatModule):
-    """x + relu(GN(pointwise(depthwise(x)))). Order: depthwise [C, 1, 3, 3], pointwise [C, C, 1, 1], GN weight, bias."""
+    """x + relu(GN(pointwise(depthwise(x)))). Order: depthwise [C, 1, 3, 3], pointwise [C, C, 1, 1],
+    GN weight, bias.
+    """
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -154,7 +166,9 @@ class ConvLight(FlatModule):
 
 
 class ConvHeavy(FlatModule):
-    """x plus two rounds of relu(GN(conv3x3(.))). Order: conv, GN weight, GN bias of the first, then of the second."""
+    """x plus two rounds of relu(GN(conv3x3(.))). Order: conv, GN weight, GN bias of the first, then
+    of the second.
+    """
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -169,7 +183,9 @@ class ConvHeavy(FlatModule):
         return x + F.relu(self.norm2(self.conv2(inner)))
 
 
-SEEDS: dict[int, type[Noop | Norm | Attention | Depthwise | Bottleneck | ConvSmall | ConvLight | ConvHeavy]] = {
+SEEDS: dict[
+    int, type[Noop | Norm | Attention | Depthwise | Bottleneck | ConvSmall | ConvLight | ConvHeavy]
+] = {
     Blueprint.NOOP: Noop,
     Blueprint.CONV_LIGHT: ConvLight,
     Blueprint.ATTENTION: Attention,
@@ -184,8 +200,9 @@ SEEDS: dict[int, type[Noop | Norm | Attention | Depthwise | Bottleneck | ConvSma
 def make_seed(blueprint: int, channels: int, blend: int) -> FlatModule:
     """A new seed, initialised from torch's global random state.
 
-    MULTIPLY wants a last layer of zeros, which is given where it leaves gradients alive: the bottleneck has it anyway,
-    attention loses its bias as well. Where zeros would kill the gradient for ever the default initialisation stays.
+    MULTIPLY wants a last layer of zeros, which is given where it leaves gradients alive: the
+    bottleneck has it anyway, attention loses its bias as well. Where zeros would kill the gradient
+    for ever the default initialisation stays.
     """
     seed = SEEDS[blueprint](channels)
     if blend == Blend.MULTIPLY and isinstance(seed, Attention):
@@ -194,7 +211,9 @@ def make_seed(blueprint: int, channels: int, blend: int) -> FlatModule:
 
 
 class Gate(FlatModule):
-    """Amplitude in (0, 1) for every image. Order: W1 [H, C], b1 [H], W2 [1, H], b2 [1]; H = max(8, C//4)."""
+    """Amplitude in (0, 1) for every image. Order: W1 [H, C], b1 [H], W2 [1, H], b2 [1]; H = max(8,
+    C//4).
+    """
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -230,7 +249,9 @@ def graft_forward(graft: Graft, h: Tensor) -> Tensor:
         if graft.gate is None:
             raise ValueError("a seed with blend GATE needs a gate network")
         return torch.lerp(h, s, (graft.alpha * graft.gate(x)).to(h.dtype))
-    return torch.lerp(h, s, graft.alpha.to(h.dtype) if isinstance(graft.alpha, Tensor) else graft.alpha)
+    return torch.lerp(
+        h, s, graft.alpha.to(h.dtype) if isinstance(graft.alpha, Tensor) else graft.alpha
+    )
 
 
 class Block(nn.Module):
@@ -249,7 +270,8 @@ class Block(nn.Module):
 class Host(FlatModule):
     """Blocks with a slot before (r0c*) and after (r1c*) each pool, global average pool, classifier.
 
-    Order of `flat`: conv weight, BatchNorm weight, BatchNorm bias of every block, classifier weight, classifier bias.
+    Order of `flat`: conv weight, BatchNorm weight, BatchNorm bias of every block, classifier
+    weight, classifier bias.
     """
 
     def __init__(self, task: TaskConfig) -> None:
@@ -262,7 +284,9 @@ class Host(FlatModule):
         self.num_pools = task.num_pools
 
     def forward(self, x: Tensor, grafts: Mapping[str, Graft]) -> Tensor:
-        """Logits [B, classes] of images [B, 3, 32, 32]; `grafts` maps slot names to the seeds that run there."""
+        """Logits [B, classes] of images [B, 3, 32, 32]; `grafts` maps slot names to the seeds that
+        run there.
+        """
         for i, block in enumerate(self.blocks):
             x = block(x)
             if f"r0c{i}" in grafts:
@@ -284,4 +308,8 @@ class Host(FlatModule):
             row.copy_(values)
 
     def _statistics(self) -> list[Tensor]:
-        return [row for name, row in self.named_buffers() if name.endswith(("running_mean", "running_var"))]
+        return [
+            row
+            for name, row in self.named_buffers()
+            if name.endswith(("running_mean", "running_var"))
+        ]

@@ -1,7 +1,9 @@
-"""A training or validation pass of one env whose results still lie on the device, and how they are read.
+"""A training or validation pass of one env whose results still lie on the device, and how they are
+read.
 
-A loop over envs starts the passes of all of them and reads all results together, so that it waits for the device once
-per env-step. Made by benchmarks/baseline_env.py, read there and by benchmarks/baseline_loop.py.
+A loop over envs starts the passes of all of them and reads all results together, so that it waits
+for the device once per env-step. Made by benchmarks/baseline_env.py, read there and by
+benchmarks/baseline_loop.py.
 """
 
 import math
@@ -56,12 +58,16 @@ class TrainPass(NamedTuple):
 
     def numbers(self) -> list[Tensor]:
         """What `read` needs, float64 vectors."""
-        return [self.sums, *(part for norms in self.norms.values() for part in (norms.host, norms.seed))]
+        return [
+            self.sums,
+            *(part for norms in self.norms.values() for part in (norms.host, norms.seed)),
+        ]
 
     def read(self, numbers: list[float]) -> TrainReading:
         """The results, of the numbers in `numbers()` one after the other."""
         loss, hits = numbers[:2]
-        gradients, place = {}, 2
+        gradients = {}
+        place = 2
         for slot, norms in self.norms.items():
             end = place + 1 + len(norms.seed)
             gradients[slot] = gradient_reading(norms, numbers[place], numbers[place + 1 : end])
@@ -72,7 +78,8 @@ class TrainPass(NamedTuple):
 class ValidationPass(NamedTuple):
     """A validation pass on the device."""
 
-    sums: Tensor  # float64 [1 + K], of the batches' losses under the first subset, and of the hits under each
+    # Float64 [1 + K], of the batches' losses under the first subset, and of the hits under each.
+    sums: Tensor
     codes: Sequence[int]  # the K subsets
     num_batches: int
     num_images: int
@@ -87,14 +94,17 @@ class ValidationPass(NamedTuple):
         """The results, of the numbers in `numbers()`."""
         hits = zip(self.codes, numbers[1:], strict=True)
         accuracy = {code: 100.0 * count / self.num_images for code, count in hits}
-        return ValidationReading(numbers[0] / self.num_batches, accuracy, self.ablated, self.fossils)
+        return ValidationReading(
+            numbers[0] / self.num_batches, accuracy, self.ablated, self.fossils
+        )
 
 
 def read_together(passes: Sequence[TrainPass | ValidationPass]) -> list[list[float]]:
     """The numbers of every pass, in one copy from the device."""
     of_each = [each.numbers() for each in passes]
     flat = torch.cat([part for parts in of_each for part in parts]).tolist()
-    found, place = [], 0
+    found = []
+    place = 0
     for parts in of_each:
         end = place + sum(len(part) for part in parts)
         found.append(flat[place:end])
@@ -110,7 +120,8 @@ def tensor_norms(parameters: list[nn.Parameter]) -> tuple[Tensor, int]:
 
 
 def gradient_reading(norms: GradientNorms, host: float, sizes: list[float]) -> GradientReading:
-    """Health is 1 - 0.5 (share of vanishing tensors) - 0.8 (share of exploding ones); ratio of root mean squares.
+    """Health is 1 - 0.5 (share of vanishing tensors) - 0.8 (share of exploding ones); ratio of root
+    mean squares.
 
     host and sizes: what the tensors in `norms` hold.
     """
@@ -121,13 +132,19 @@ def gradient_reading(norms: GradientNorms, host: float, sizes: list[float]) -> G
     ratio = 0.0
     if math.isfinite(total) and math.isfinite(host) and total >= TINY and host >= TINY:
         ratio = (total / math.sqrt(norms.seed_count)) / (host / math.sqrt(norms.host_count) + TINY)
-    return GradientReading(total, health if math.isfinite(total) else 0.0, vanishing > 0, exploding > 0, ratio)
+    return GradientReading(
+        total, health if math.isfinite(total) else 0.0, vanishing > 0, exploding > 0, ratio
+    )
 
 
 def record_gradients(machine: SlotMachine, reading: GradientReading) -> None:
-    """Write one reading into the slot; a norm that is not finite is kept as 0, the exploding flag tells."""
+    """Write one reading into the slot; a norm that is not finite is kept as 0, the exploding flag
+    tells.
+    """
     seed = machine.seed
     seed.gradient_norm = reading.l2 if math.isfinite(reading.l2) else 0.0
-    seed.gradient_health, seed.gradient_measured = reading.health, True
-    seed.gradient_vanishing, seed.gradient_exploding = reading.vanishing, reading.exploding
+    seed.gradient_health = reading.health
+    seed.gradient_measured = True
+    seed.gradient_vanishing = reading.vanishing
+    seed.gradient_exploding = reading.exploding
     machine.record_gradient_ratio(reading.ratio)

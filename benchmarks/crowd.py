@@ -1,8 +1,9 @@
 """A loop over envs shared out over processes that stay alive between timings and wait for commands.
 
-Process p of P has the envs p, p + P, ...; where there are several, each has one thread and, on Linux, a core of its
-own. A command goes to all of them at once over pipes, and its time is the wall time until the last has answered. A
-process whose parent is gone ends by itself: its pipe is closed. Used by benchmarks/opponents.py.
+Process p of P has the envs p, p + P, ...; where there are several, each has one thread and, on
+Linux, a core of its own. A command goes to all of them at once over pipes, and its time is the wall
+time until the last has answered. A process whose parent is gone ends by itself: its pipe is closed.
+Used by benchmarks/opponents.py.
 """
 
 import multiprocessing
@@ -39,7 +40,9 @@ class Crowd:
     """Processes that hold a loop each."""
 
     def __init__(self, make: MakeLoop, cfg: EpsConfig, processes: int) -> None:
-        """Starts the processes and waits until all loops are built; raises BenchmarkError where one is not."""
+        """Starts the processes and waits until all loops are built; raises BenchmarkError where one
+        is not.
+        """
         self.members: list[Member] = []
         own = own_cores(processes)
         try:
@@ -57,7 +60,9 @@ class Crowd:
         self.pinned = own[0] is not None
 
     def ask(self, command: str, *arguments: object) -> list:
-        """What every process answers; raises BenchmarkError, and ends all of them, where one cannot."""
+        """What every process answers; raises BenchmarkError, and ends all of them, where one
+        cannot.
+        """
         for member in self.members:
             with suppress(OSError):  # where it has ended, which `_answers` finds out
                 member.pipe.send((command, arguments))
@@ -83,7 +88,9 @@ class Crowd:
         self.members = []
 
     def _answers(self) -> list:
-        """One answer of every process, in order; raises BenchmarkError for the first that refuses or has ended."""
+        """One answer of every process, in order; raises BenchmarkError for the first that refuses
+        or has ended.
+        """
         waiting = {member.pipe: number for number, member in enumerate(self.members)}
         found: dict[int, object] = {}
         while waiting:
@@ -100,26 +107,36 @@ class Crowd:
             good, answer = pipe.recv()
         except (EOFError, ConnectionResetError):
             process.join()
-            raise BenchmarkError(f"{name} has ended with status {process.exitcode}; its message stands above") from None
+            raise BenchmarkError(
+                f"{name} has ended with status {process.exitcode}; its message stands above"
+            ) from None
         if not good:
             raise BenchmarkError(f"{name}: {answer}")
         return answer
 
 
 def own_cores(processes: int) -> list[int | None]:
-    """A core for each of several processes; None where a process may take all, or the system cannot tell."""
+    """A core for each of several processes; None where a process may take all, or the system cannot
+    tell.
+    """
     if processes == 1 or not hasattr(os, "sched_getaffinity") or processes > cores():
         return [None] * processes
     return list(sorted(os.sched_getaffinity(0))[:processes])
 
 
-def serve(pipe: Connection, make: MakeLoop, cfg: EpsConfig, numbers: Sequence[int], core: int | None) -> None:
-    """The life of one process: builds the loop over the envs with these numbers, then answers until the pipe closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which closes the pipe
+def serve(
+    pipe: Connection, make: MakeLoop, cfg: EpsConfig, numbers: Sequence[int], core: int | None
+) -> None:
+    """The life of one process: builds the loop over the envs with these numbers, then answers until
+    the pipe closes.
+    """
+    # Ctrl-C reaches the parent too, which closes the pipe
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     if core is not None:
         os.sched_setaffinity(0, {core})
     torch.set_num_threads(1)
-    torch.backends.cuda.matmul.fp32_precision = "tf32"  # the engine's on a GPU; on a CPU it says nothing
+    # the engine's on a GPU; on a CPU it says nothing
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
     torch.backends.cudnn.benchmark = True
     try:
         before = resident()
@@ -135,17 +152,25 @@ def serve(pipe: Connection, make: MakeLoop, cfg: EpsConfig, numbers: Sequence[in
 def answer_all(pipe: Connection, loop: Loop, before: int) -> None:
     """Answer one command after the other; raises EOFError when the pipe is closed."""
     answers: dict[str, Answer] = {
-        "choose": loop.choose, "trial": loop.trial, "play": loop.play, "facts": loop.facts, "results": loop.results,
-        "threads": torch.set_num_threads, "processor_seconds": time.process_time,
-        "syncs": lambda: count_syncs(loop.one_step, loop.device), "peak_mib": lambda: peak_mib(loop, before),
-    }  # fmt: skip
+        "choose": loop.choose,
+        "trial": loop.trial,
+        "play": loop.play,
+        "facts": loop.facts,
+        "results": loop.results,
+        "threads": torch.set_num_threads,
+        "processor_seconds": time.process_time,
+        "syncs": lambda: count_syncs(loop.one_step, loop.device),
+        "peak_mib": lambda: peak_mib(loop, before),
+    }
     while True:
         command, arguments = pipe.recv()
         pipe.send((True, answers[command](*arguments)))
 
 
 def peak_mib(loop: Loop, before: int) -> float:
-    """Most memory during an env-step, above the `before` bytes that the process took before the loop was built."""
+    """Most memory during an env-step, above the `before` bytes that the process took before the
+    loop was built.
+    """
     with PeakMemory(loop.device) as memory:
         loop.one_step()
     standing = memory.before - (before if loop.device.type == "cpu" else 0)

@@ -1,13 +1,16 @@
-"""Env-steps per second: the engine and its opponents at the same declared work, side by side in one run.
+"""Env-steps per second: the engine and its opponents at the same declared work, side by side in one
+run.
 
     python -m benchmarks.eps                         the default work
-    python -m benchmarks.eps +work=b envs=64         a named work (benchmarks/conf/work), with a setting changed
-    python -m benchmarks.eps -m '+work=a,b,c,d,e,f'  those of the README, one after the other
+    python -m benchmarks.eps +work=b envs=64         a named work (benchmarks/conf/work), with a
+    setting changed python -m benchmarks.eps -m '+work=a,b,c,d,e,f'  those of the README, one after
+    the other
 
-The opponents are "baseline", a plain loop that does the same work, and "bare", a loop over the hosts alone; each uses
-the cores in the way that was quickest in its warm-up. The sides are timed in turns, in alternating order; what counts
-is the ratio of two timings of a turn. Prints a table and, last, one JSON line, which is also appended to
-benchmarks/results/, but not where files differ from the commit.
+The opponents are "baseline", a plain loop that does the same work, and "bare", a loop over the
+hosts alone; each uses the cores in the way that was quickest in its warm-up. The sides are timed in
+turns, in alternating order; what counts is the ratio of two timings of a turn. Prints a table and,
+last, one JSON line, which is also appended to benchmarks/results/, but not where files differ from
+the commit.
 """
 
 import json
@@ -44,7 +47,8 @@ class Contestant:
 
     def __init__(self, name: str, cfg: EpsConfig, stack: ExitStack) -> None:
         """Builds the side and warms it up; `stack` ends what it has started."""
-        graphs, begun = compiled_graphs(), time.perf_counter()
+        graphs = compiled_graphs()
+        begun = time.perf_counter()
         self.cfg = cfg
         with machine.PeakMemory(resolve_device(cfg.device)) as memory:
             self.side = make_side(name, cfg)
@@ -72,12 +76,19 @@ def take_turns(contestants: Sequence[Contestant], repeats: int) -> None:
 def spread(values: Sequence[float]) -> dict[str, float]:
     """Median, quartiles and extremes."""
     lower, median, upper = statistics.quantiles(values, n=4, method="inclusive")
-    return {"median": median, "lower": lower, "upper": upper, "low": min(values), "high": max(values)}
+    return {
+        "median": median,
+        "lower": lower,
+        "upper": upper,
+        "low": min(values),
+        "high": max(values),
+    }
 
 
 def cumulative(timing: Timing) -> dict[str, float]:
     """Seconds by column, each with those before it."""
-    total, found = 0.0, {}
+    total = 0.0
+    found = {}
     for column in COLUMNS:
         if column in timing.columns:
             total += timing.columns[column]
@@ -93,23 +104,30 @@ def side_record(one: Contestant) -> Record:
         seconds = spread([cumulative(timing)[column] for timing in one.timings])
         images = train if column == COLUMNS[0] else train + val
         columns[column] = {
-            "eps": cfg.envs / seconds["median"], "images_per_second": images / seconds["median"],
-            "ms_per_env_step": 1e3 * seconds["median"] / cfg.envs, "seconds": seconds,
-        }  # fmt: skip
+            "eps": cfg.envs / seconds["median"],
+            "images_per_second": images / seconds["median"],
+            "ms_per_env_step": 1e3 * seconds["median"] / cfg.envs,
+            "seconds": seconds,
+        }
     phases = {
-        phase: statistics.median(timing.phases[phase] for timing in one.timings) for phase in one.timings[0].phases
+        phase: statistics.median(timing.phases[phase] for timing in one.timings)
+        for phase in one.timings[0].phases
     }
     return {"columns": columns, "phases": phases, **one.notes}
 
 
-def paired(bottom: Contestant, top: Contestant, per_env: bool = False) -> dict[str, dict[str, float]]:
+def paired(
+    bottom: Contestant, top: Contestant, per_env: bool = False
+) -> dict[str, dict[str, float]]:
     """Spread of the ratio top over bottom of the timings of a turn, by cumulative column.
 
-    "all" is of everything that each does, "alone" of policy and state machine without what comes before them. per_env
-    divides each by its number of envs first.
+    "all" is of everything that each does, "alone" of policy and state machine without what comes
+    before them. per_env divides each by its number of envs first.
     """
     scale = bottom.cfg.envs / top.cfg.envs if per_env else 1.0
-    pairs = [(cumulative(a), cumulative(b)) for a, b in zip(top.timings, bottom.timings, strict=True)]
+    pairs = [
+        (cumulative(a), cumulative(b)) for a, b in zip(top.timings, bottom.timings, strict=True)
+    ]
     found = {
         column: spread([scale * a[column] / b[column] for a, b in pairs])
         for column in COLUMNS
@@ -118,7 +136,9 @@ def paired(bottom: Contestant, top: Contestant, per_env: bool = False) -> dict[s
     turns = list(zip(top.timings, bottom.timings, strict=True))
     found["all"] = spread([scale * a.total / b.total for a, b in turns])
     if all(COLUMNS[2] in timing.columns for pair in turns for timing in pair):
-        found["alone"] = spread([scale * a.columns[COLUMNS[2]] / b.columns[COLUMNS[2]] for a, b in turns])
+        found["alone"] = spread(
+            [scale * a.columns[COLUMNS[2]] / b.columns[COLUMNS[2]] for a, b in turns]
+        )
     return found
 
 
@@ -126,19 +146,33 @@ def work_record(cfg: EpsConfig, device: torch.device) -> Record:
     """The declared work of a point, and an estimate of what it takes."""
     flops, traffic = work_of(cfg)
     return {
-        "N": cfg.envs, "B": cfg.batch_size, "T": cfg.train_samples, "V": cfg.val_samples, "K": cfg.rows,
-        "live": cfg.live, "live_envs": cfg.live_envs, "stage": cfg.stage, "blueprint": cfg.blueprint,
-        "slots": cfg.slots, "host": cfg.task.name, "device": str(device), "augment": cfg.augment,
-        "train_images": cfg.images[0], "val_images": cfg.images[1], "episode": cfg.steps,
-        "train_gflop": flops / 1e9, "train_gbyte": traffic / 1e9,
-    }  # fmt: skip
+        "N": cfg.envs,
+        "B": cfg.batch_size,
+        "T": cfg.train_samples,
+        "V": cfg.val_samples,
+        "K": cfg.rows,
+        "live": cfg.live,
+        "live_envs": cfg.live_envs,
+        "stage": cfg.stage,
+        "blueprint": cfg.blueprint,
+        "slots": cfg.slots,
+        "host": cfg.task.name,
+        "device": str(device),
+        "augment": cfg.augment,
+        "train_images": cfg.images[0],
+        "val_images": cfg.images[1],
+        "episode": cfg.steps,
+        "train_gflop": flops / 1e9,
+        "train_gbyte": traffic / 1e9,
+    }
 
 
 def work_of(cfg: EpsConfig) -> tuple[float, float]:
     """Estimated FLOP and bytes of the training of one env-step of all envs.
 
-    FLOP as torch counts them in the plain modules. Bytes of the hosts alone, in float32: forward and backward pass of
-    convolution and of BatchNorm with ReLU and pooling, each of which reads and writes its activations once.
+    FLOP as torch counts them in the plain modules. Bytes of the hosts alone, in float32: forward
+    and backward pass of convolution and of BatchNorm with ReLU and pooling, each of which reads and
+    writes its activations once.
     """
 
     def counted(live: int) -> float:
@@ -149,7 +183,9 @@ def work_of(cfg: EpsConfig) -> tuple[float, float]:
         return counter.get_total_flops() / 2
 
     flops = cfg.live_envs * counted(cfg.live) + (cfg.envs - cfg.live_envs) * counted(0)
-    numbers, size, before = 0, 32, 3 * 32 * 32
+    numbers = 0
+    size = 32
+    before = 3 * 32 * 32
     for block in range(cfg.task.num_blocks):
         inside = cfg.task.channels(block) * size * size
         size //= 1 + cfg.task.pooled(block)
@@ -172,14 +208,19 @@ def benchmark(cfg: EpsConfig) -> Record:
     with ExitStack() as stack:
         contestants = [[Contestant(side, point, stack) for side in cfg.sides] for point in points]
         everyone = [one for at_point in contestants for one in at_point]
-        graphs, before = compiled_graphs(), machine.busy(helpers(everyone))
+        graphs = compiled_graphs()
+        before = machine.busy(helpers(everyone))
         take_turns(everyone, cfg.repeats)
         state |= {"other_cores": machine.others(before, machine.busy(helpers(everyone)))}
-        record |= {"busy": state | {"load_after": machine.load()}, "recompiled": compiled_graphs() - graphs}
+        record |= {
+            "busy": state | {"load_after": machine.load()},
+            "recompiled": compiled_graphs() - graphs,
+        }
         for one in everyone:
             one.notes["syncs"] = one.side.syncs()
     record["points"] = [
-        point_record(cfg, index, at_point, contestants[0], device) for index, at_point in enumerate(contestants)
+        point_record(cfg, index, at_point, contestants[0], device)
+        for index, at_point in enumerate(contestants)
     ]
     return record
 
@@ -190,12 +231,21 @@ def helpers(everyone: Sequence[Contestant]) -> float:
 
 
 def point_record(
-    cfg: EpsConfig, index: int, at_point: list[Contestant], first: list[Contestant], device: torch.device
+    cfg: EpsConfig,
+    index: int,
+    at_point: list[Contestant],
+    first: list[Contestant],
+    device: torch.device,
 ) -> Record:
-    """One point: its work, its sides, each opponent's time over the engine's, and each side's over the first point."""
+    """One point: its work, its sides, each opponent's time over the engine's, and each side's over
+    the first point.
+    """
     point = cfg.points()[index]
     record: Record = {"vary": cfg.vary, "value": attrgetter(cfg.vary)(point) if cfg.vary else None}
-    record |= {"work": work_record(point, device), "sides": {one.side.name: side_record(one) for one in at_point}}
+    record |= {
+        "work": work_record(point, device),
+        "sides": {one.side.name: side_record(one) for one in at_point},
+    }
     by_name = {one.side.name: one for one in at_point}
     if "engine" in by_name:
         engine = by_name.pop("engine")
@@ -203,7 +253,10 @@ def point_record(
     if index:
         pairs = list(zip(first, at_point, strict=True))
         record["over_first"] = {
-            one.side.name: {"step": paired(start, one), "env_step": paired(start, one, per_env=True)}
+            one.side.name: {
+                "step": paired(start, one),
+                "env_step": paired(start, one, per_env=True),
+            }
             for start, one in pairs
         }
     return record
@@ -214,10 +267,15 @@ def warn_of_noise(record: Record) -> list[str]:
     state = record["busy"]
     assert isinstance(state, dict)
     found = []
-    for name, text in (("load_before", "the load average was"), ("other_cores", "cores kept busy by others:")):
+    for name, text in (
+        ("load_before", "the load average was"),
+        ("other_cores", "cores kept busy by others:"),
+    ):
         value = state[name]
         if value is not None and value > machine.QUIET_LOAD:
-            found.append(f"warning: {text} {value:.2f}; timings on a machine that is not quiet say little")
+            found.append(
+                f"warning: {text} {value:.2f}; timings on a machine that is not quiet say little"
+            )
     return found
 
 

@@ -1,4 +1,5 @@
-"""Settings of benchmarks/eps.py: the declared work of an env-step, how it is timed, and what is compared with what.
+"""Settings of benchmarks/eps.py: the declared work of an env-step, how it is timed, and what is
+compared with what.
 
 Checked before anything is built; benchmarks/conf/ holds the named works. Needs no torch.
 """
@@ -29,12 +30,16 @@ def _benchmark_policy() -> PolicyConfig:
 
 @dataclass
 class EpsConfig:
-    """One benchmark: a work, the sides that do it, and the setting in which its points differ, if any."""
+    """One benchmark: a work, the sides that do it, and the setting in which its points differ, if
+    any.
+    """
 
     name: str = "custom"  # of the work; results are appended to <results>/<name>.jsonl
-    sides: list[str] = field(default_factory=lambda: ["engine", "baseline"])  # and bare: hosts alone
+    # And bare: hosts alone.
+    sides: list[str] = field(default_factory=lambda: ["engine", "baseline"])
     vary: str = ""  # setting in which the points differ; "" = one point
-    values: list[float] = field(default_factory=list)  # of that setting; empty with compute.*: 1, 2, 4 ... cores
+    # Of that setting; empty with compute.*: 1, 2, 4 ... cores.
+    values: list[float] = field(default_factory=list)
     envs: int = 16  # N
     batch_size: int = 125  # B
     train_samples: int = 500  # T, training images per env-step and env
@@ -53,12 +58,16 @@ class EpsConfig:
     augment: bool = True  # random crops and mirroring, on both sides
     device: str = "auto"  # as in a run
     seed: int = 1  # root of every random stream
-    baseline_threads: int = 0  # of each process of a loop; 0 = 1, 2, 4 ... cores, whichever is fastest
-    baseline_processes: int = 0  # that a loop is shared out over; 0 = one or one per core, whichever is faster
-    baseline_validation: str = "auto"  # one pass per subset or all in one; auto = whichever is faster
+    # Of each process of a loop; 0 = 1, 2, 4 ... cores, whichever is fastest.
+    baseline_threads: int = 0
+    # That a loop is shared out over; 0 = one or one per core, whichever is faster.
+    baseline_processes: int = 0
+    # One pass per subset or all in one; auto = whichever is faster.
+    baseline_validation: str = "auto"
     bare_how: str = "auto"  # eager or compile (torch.compile); auto = whichever is faster
     limits: bool = True  # measure what the machine can do at most
-    results: str = "benchmarks/results"  # folder of the results, this one for commits only; "" = they are only printed
+    # Folder of the results, this one for commits only; "" = they are only printed.
+    results: str = "benchmarks/results"
     task: TaskConfig = field(default_factory=TaskConfig)
     policy: PolicyConfig = field(default_factory=_benchmark_policy)
     compute: ComputeConfig = field(default_factory=ComputeConfig)
@@ -68,24 +77,62 @@ class EpsConfig:
         for side in self.sides:
             check_choice("sides", side, SIDES)
         check_choice("stage", self.stage, STAGES)
-        check_choice("blueprint", self.blueprint, tuple(BLUEPRINT_NAMES[code] for code in CNN_BLUEPRINTS))
+        check_choice(
+            "blueprint", self.blueprint, tuple(BLUEPRINT_NAMES[code] for code in CNN_BLUEPRINTS)
+        )
         check_choice("baseline_validation", self.baseline_validation, VALIDATIONS)
         check_choice("bare_how", self.bare_how, HOWS)
-        for name in ("envs", "train_samples", "val_samples", "num_slots", "steps", "timed_steps", "warmup", "bank"):
+        for name in (
+            "envs",
+            "train_samples",
+            "val_samples",
+            "num_slots",
+            "steps",
+            "timed_steps",
+            "warmup",
+            "bank",
+        ):
             check(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
-        check("bare" not in self.sides or self.live == 0, "sides", self.sides, "without bare where live is above 0",
-              "Bare hosts have no seeds.")  # fmt: skip
+        check(
+            "bare" not in self.sides or self.live == 0,
+            "sides",
+            self.sides,
+            "without bare where live is above 0",
+            "Bare hosts have no seeds.",
+        )
         check(self.baseline_threads >= 0, "baseline_threads", self.baseline_threads, "at least 0")
-        check(0 <= self.baseline_processes <= self.envs, "baseline_processes", self.baseline_processes,
-              f"between 0 and envs={self.envs}")  # fmt: skip
-        check(self.repeats >= 2, "repeats", self.repeats, "at least 2", "A spread needs two timings.")
+        check(
+            0 <= self.baseline_processes <= self.envs,
+            "baseline_processes",
+            self.baseline_processes,
+            f"between 0 and envs={self.envs}",
+        )
+        check(
+            self.repeats >= 2, "repeats", self.repeats, "at least 2", "A spread needs two timings."
+        )
         most = len(host_slots(self.task))
-        check(self.num_slots <= most, "num_slots", self.num_slots, f"at most {most}, the slots of {self.task.name}")
-        check(0 <= self.live <= self.num_slots, "live", self.live, f"between 0 and num_slots={self.num_slots}")
-        check(self.live <= 4, "live", self.live, "at most 4", "Beyond, not every subset is evaluated.")
+        check(
+            self.num_slots <= most,
+            "num_slots",
+            self.num_slots,
+            f"at most {most}, the slots of {self.task.name}",
+        )
+        check(
+            0 <= self.live <= self.num_slots,
+            "live",
+            self.live,
+            f"between 0 and num_slots={self.num_slots}",
+        )
+        check(
+            self.live <= 4, "live", self.live, "at most 4", "Beyond, not every subset is evaluated."
+        )
         check(0 <= self.live_share <= 1, "live_share", self.live_share, "between 0 and 1")
-        check(self.timed_steps + self.warmup <= self.steps, "timed_steps", self.timed_steps,
-              f"at most steps - warmup = {self.steps - self.warmup}")  # fmt: skip
+        check(
+            self.timed_steps + self.warmup <= self.steps,
+            "timed_steps",
+            self.timed_steps,
+            f"at most steps - warmup = {self.steps - self.warmup}",
+        )
         check(self.policy.name == "ppo", "policy.name", self.policy.name, "ppo")
         if self.vary:
             self.points()
@@ -125,11 +172,14 @@ class EpsConfig:
 def _with(cfg: EpsConfig, path: list[str], value: float) -> EpsConfig:
     """`cfg` with the number at `path` replaced, and nothing left to vary."""
     changed = deepcopy(cfg)
-    changed.vary, changed.values = "", []
+    changed.vary = ""
+    changed.values = []
     part: EpsConfig | ComputeConfig = changed.compute if path[0] == "compute" else changed
     numbers = {item.name: item.type for item in fields(part) if item.type in (int, float)}
     if path[-1] not in numbers or len(path) != 1 + (path[0] == "compute"):
-        raise SettingError("vary", ".".join(path), "compute.<number> or one of " + ", ".join(numbers))
+        raise SettingError(
+            "vary", ".".join(path), "compute.<number> or one of " + ", ".join(numbers)
+        )
     setattr(part, path[-1], int(value) if numbers[path[-1]] is int else value)
     changed.compute.__post_init__()
     changed.__post_init__()
@@ -156,7 +206,9 @@ def train_config(cfg: EpsConfig) -> TrainConfig:
             synthetic_train=max(cfg.bank, cfg.train_samples),
             synthetic_test=cfg.val_samples,
         ),
-        lifecycle=LifecycleConfig(auto_forward_g1=False, auto_forward_g2=False, auto_forward_g3=False),
+        lifecycle=LifecycleConfig(
+            auto_forward_g1=False, auto_forward_g2=False, auto_forward_g3=False
+        ),
         policy=cfg.policy,
         compute=cfg.compute,
     )

@@ -1,14 +1,16 @@
-"""Everything that only a GPU can show, in one command that is given again until all is done, eight minutes at a time:
+"""Everything that only a GPU can show, in one command that is given again until all is done, eight
+minutes at a time:
 
     python -m benchmarks.gpu
 
-Parity with the CPU, waits of the host inside an env-step, the kernels' own tests, EPS and images per second at E10
-(T=4608, V=1000, three live seeds, all eight subsets) beside the plain loop, from the true default on, mixtures of
-kinds, N=64 against N=1, and the ladder of what makes it fast. What a call has done is kept in the file --state and not
-done again for the same commit and device; a task that a call's time cuts off is the first of the next. Status 3 means
-that there is more to do. Prints a table and, once all is done, one JSON line, which is also appended to
-benchmarks/results/gpu.jsonl. Ends with an error where there is no GPU; `--device cpu --tiny` rehearses the whole script
-with sizes that mean nothing.
+Parity with the CPU, waits of the host inside an env-step, the kernels' own tests, EPS and images
+per second at E10 (T=4608, V=1000, three live seeds, all eight subsets) beside the plain loop, from
+the true default on, mixtures of kinds, N=64 against N=1, and the ladder of what makes it fast. What
+a call has done is kept in the file --state and not done again for the same commit and device; a
+task that a call's time cuts off is the first of the next. Status 3 means that there is more to do.
+Prints a table and, once all is done, one JSON line, which is also appended to
+benchmarks/results/gpu.jsonl. Ends with an error where there is no GPU; `--device cpu --tiny`
+rehearses the whole script with sizes that mean nothing.
 """
 
 import argparse
@@ -27,8 +29,12 @@ from benchmarks.records import check_folder, clean, keep, origin
 from esper_soa.errors import UserError
 from esper_soa.ops.device import resolve_device
 
-ENVS, BATCHES = 64, (32, 512)
-LATER = ("compiled", "networks")  # rungs that are left out first, and tried at the smaller batch alone
+ENVS = 64
+BATCHES = (32, 512)
+LATER = (
+    "compiled",
+    "networks",
+)  # rungs that are left out first, and tried at the smaller batch alone
 BASELINE_ENVS = 8  # the plain loop takes as long per env whatever their number
 BEST = "graphs+triton"
 TOGETHER = "triton+graphs+bfloat16"
@@ -41,7 +47,9 @@ Records = dict[str, dict]
 
 def names() -> list[str]:
     """Tasks in order of weight: where time runs out, the last are left out."""
-    found = [f"parity:{rung}" for rung in ("default", "eager", "networks", "graphs", "triton", TOGETHER)]
+    found = [
+        f"parity:{rung}" for rung in ("default", "eager", "networks", "graphs", "triton", TOGETHER)
+    ]
     found += ["syncs:default", f"syncs:{BEST}"]
     for batch in BATCHES:
         found += [f"rung:{rung}:{ENVS}:{batch}" for rung in RUNGS if rung not in LATER]
@@ -53,7 +61,15 @@ def names() -> list[str]:
 
 def run_task(name: str, device: str, tiny: bool, seconds: float) -> dict:
     """What the task found; "ok" says whether it ended well, "error" why not."""
-    command = [sys.executable, "-m", "benchmarks.gpu_tasks", name, "--device", device, *["--tiny"] * tiny]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.gpu_tasks",
+        name,
+        "--device",
+        device,
+        *["--tiny"] * tiny,
+    ]
     begun = time.monotonic()
     root = Path(__file__).parents[1]
     try:
@@ -78,7 +94,9 @@ def done_before(state: Path, facts: Mapping) -> Records:
     return {line["task"]: line["found"] for line in lines if line["facts"] == facts}
 
 
-def go_on(records: Records, todo: list[str], options: argparse.Namespace, kept: tuple[Mapping, Console]) -> None:
+def go_on(
+    records: Records, todo: list[str], options: argparse.Namespace, kept: tuple[Mapping, Console]
+) -> None:
     """Do the tasks `todo` while there is time, and keep each with the facts it was done under."""
     facts, console = kept
     ending = time.monotonic() + options.seconds
@@ -110,14 +128,27 @@ def ladder(records: Records, batch: int) -> Iterator[tuple[str, ...]]:
             continue
         over_loop = f"{record['eps'] / loop:.2f}" if loop else ""
         over_before = f"{record['eps'] / before:.2f}" if before else ""
-        yield name, f"{record['eps']:.1f}", f"{record['images_per_second']:,.0f}", over_loop, over_before
+        yield (
+            name,
+            f"{record['eps']:.1f}",
+            f"{record['images_per_second']:,.0f}",
+            over_loop,
+            over_before,
+        )
         before = record["eps"]
 
 
 def show(records: Records, console: Console) -> None:
     """Tables for people."""
     for batch in BATCHES:
-        table = Table("B=" + str(batch), "EPS", "images/s", "over plain loop", "over row above", title_justify="left")
+        table = Table(
+            "B=" + str(batch),
+            "EPS",
+            "images/s",
+            "over plain loop",
+            "over row above",
+            title_justify="left",
+        )
         for row in ladder(records, batch):
             table.add_row(*row)
         console.print(table)
@@ -125,15 +156,24 @@ def show(records: Records, console: Console) -> None:
         many, one = (records.get(f"rung:{rung}:{envs}:{BATCHES[0]}", {}) for envs in (ENVS, 1))
         if "seconds" in many and "seconds" in one:
             ratio = many["seconds"] / one["seconds"]
-            console.print(f"{rung}: an env-step of N={ENVS} takes {ratio:.2f} times that of N=1 at B={BATCHES[0]}")
+            console.print(
+                f"{rung}: an env-step of N={ENVS} takes {ratio:.2f} times that of N=1 at "
+                f"B={BATCHES[0]}"
+            )
     for key, value in records.get("blocks", {}).items():
         if isinstance(value, Mapping):
-            console.print(f"block {key}: torch {value['torch_ms']:.3f} ms, Triton {value['triton_ms']:.3f} ms")
+            console.print(
+                f"block {key}: torch {value['torch_ms']:.3f} ms, Triton {value['triton_ms']:.3f} ms"
+            )
     for rung in ("default", "eager", BEST):
-        alike, mixed = (records.get(f"{kind}:{rung}:{ENVS}:{BATCHES[0]}", {}) for kind in ("rung", "mixture"))
+        alike, mixed = (
+            records.get(f"{kind}:{rung}:{ENVS}:{BATCHES[0]}", {}) for kind in ("rung", "mixture")
+        )
         if "seconds" in alike and "seconds" in mixed:
             ratio = mixed["seconds"] / alike["seconds"]
-            console.print(f"{rung}: seeds of all kinds take {ratio:.2f} times what seeds of one kind take")
+            console.print(
+                f"{rung}: seeds of all kinds take {ratio:.2f} times what seeds of one kind take"
+            )
     for name, record in records.items():
         verdict = "ok" if record["ok"] else "FAILED: " + str(record.get("error", record))
         detail = record.get("skipped") or record.get("summary") or record.get("distance", "")
@@ -142,13 +182,23 @@ def show(records: Records, console: Console) -> None:
 
 def options_of(arguments: list[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="sizes for a rehearsal; the figures mean nothing")
+    parser.add_argument(
+        "--tiny", action="store_true", help="sizes for a rehearsal; the figures mean nothing"
+    )
     parser.add_argument("--only", default="", help="only the tasks whose name starts with this")
     parser.add_argument("--seconds", type=float, default=PART, help="time of this call")
-    parser.add_argument("--state", type=Path, default=STATE, help="file of what earlier calls have done")
-    parser.add_argument("--results", default="benchmarks/results", help="folder of the results; '' = only print them")
+    parser.add_argument(
+        "--state", type=Path, default=STATE, help="file of what earlier calls have done"
+    )
+    parser.add_argument(
+        "--results",
+        default="benchmarks/results",
+        help="folder of the results; '' = only print them",
+    )
     return parser.parse_args(arguments)
 
 
@@ -169,14 +219,18 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     console = Console(width=None if sys.stdout.isatty() else 140)
-    head, wanted = origin("gpu", device), [name for name in names() if name.startswith(options.only)]
+    head = origin("gpu", device)
+    wanted = [name for name in names() if name.startswith(options.only)]
     facts = {"commit": head["commit"], "machine": head["machine"], "tiny": options.tiny}
     records = done_before(options.state, facts)
     go_on(records, [name for name in wanted if name not in records], options, (facts, console))
     show(records, console)
     missing = [name for name in wanted if name not in records]
     if missing:
-        print(f"{len(missing)} of {len(wanted)} tasks are left: give the same command again", file=sys.stderr)
+        print(
+            f"{len(missing)} of {len(wanted)} tasks are left: give the same command again",
+            file=sys.stderr,
+        )
         return MORE
     left_out = [name for name in names() if name not in records]
     record = head | {"tiny": options.tiny, "left_out": left_out, "tasks": records}

@@ -1,9 +1,11 @@
-"""The tasks of benchmarks/gpu.py, each run in a process of its own, so that one that fails takes no other with it.
+"""The tasks of benchmarks/gpu.py, each run in a process of its own, so that one that fails takes no
+other with it.
 
     python -m benchmarks.gpu_tasks NAME [--device cuda] [--tiny]
 
-Prints one JSON line with what was found. On a CPU, with tiny sizes, the same code is rehearsed: steps on static buffers
-instead of CUDA graphs, Triton's interpreter (TRITON_INTERPRET=1) instead of its compiler.
+Prints one JSON line with what was found. On a CPU, with tiny sizes, the same code is rehearsed:
+steps on static buffers instead of CUDA graphs, Triton's interpreter (TRITON_INTERPRET=1) instead of
+its compiler.
 """
 
 import argparse
@@ -51,18 +53,23 @@ RUNGS = (
     "graphs+triton",
     "graphs+triton+bfloat16",
 )
-WITHOUT_CORES = (
-    "-q --import-mode=importlib"  # a machine of GPUs may have pytest without what spreads tests over its cores
-)
+# a machine of GPUs may have pytest without what spreads tests over its cores
+WITHOUT_CORES = "-q --import-mode=importlib"
 BEST_PRECISION = "graphs+triton+bfloat16"  # the rung whose precision the plain loop has too
-READ = "read_active_seeds"  # the wait of an env-step, of engines that launch nothing for seeds that do not run
+# the wait of an env-step, of engines that launch nothing for seeds that do not run
+READ = "read_active_seeds"
 WITHOUT_READ = ("triton", "triton_graphs")
-# What a GPU is not waited for: its SGD reads no learning rate, and the numbers of the progress bar come late.
+# What a GPU is not waited for: its SGD reads no learning rate, and the numbers of the progress bar
+# come late.
 NOT_ON_GPU = ("sgd_", "read_progress")
 BANK = 16_384  # training images, 157 MB: more than the cache of any GPU
 SHORT = 1e-2  # distance in 16 bits, beyond twice that of a CPU in bfloat16
 TOLERANCE = 1e-3  # relative distance of weights after a few steps on two devices
-BLOCKS = ((3, 8, 32), (8, 16, 16), (16, 32, 8))  # inputs, outputs and side of the blocks of cifar_baseline
+BLOCKS = (
+    (3, 8, 32),
+    (8, 16, 16),
+    (16, 32, 8),
+)  # inputs, outputs and side of the blocks of cifar_baseline
 Found = dict[str, object]
 
 
@@ -74,35 +81,66 @@ class Place(NamedTuple):
 
 
 def compute_of(rung: str, place: Place) -> ComputeConfig:
-    """The settings of a rung of the ladder; on a CPU in torch, which a GPU is compared with and rehearsed by.
+    """The settings of a rung of the ladder; on a CPU in torch, which a GPU is compared with and
+    rehearsed by.
 
     default: what a run gets that asks for nothing.
     """
     if rung == "default":
         return ComputeConfig()
-    parts, on_gpu = rung.split("+"), place.device.type == "cuda"
-    kernels, replayed = "triton" if "triton" in parts else "torch", "graphs" in parts or "networks" in parts
+    parts = rung.split("+")
+    on_gpu = place.device.type == "cuda"
+    kernels = "triton" if "triton" in parts else "torch"
+    replayed = "graphs" in parts or "networks" in parts
     precision = "bfloat16" if "bfloat16" in parts else "float32"
     convolutions = "auto" if "tuned" in parts else "channels_last"
     return ComputeConfig(
-        compile="on" if rung == "compiled" else "off", cuda_graphs="on" if on_gpu and "graphs" in parts else "off",
-        convolutions=convolutions, workers=1, precision=precision,
+        compile="on" if rung == "compiled" else "off",
+        cuda_graphs="on" if on_gpu and "graphs" in parts else "off",
+        convolutions=convolutions,
+        workers=1,
+        precision=precision,
         engine=f"{kernels}_graphs" if on_gpu and replayed else kernels,
-    )  # fmt: skip
+    )
 
 
 def work(place: Place, rung: str, envs: int, batch_size: int) -> EpsConfig:
     """E10: what ten hosts get of CIFAR-10 in the reference, three live seeds, all eight subsets."""
     cfg = EpsConfig(
-        name="gpu", sides=["engine"], envs=envs, batch_size=batch_size, train_samples=4608, val_samples=1000, live=3,
-        device=str(place.device), repeats=3, timed_steps=1, warmup=4, limits=False, compute=compute_of(rung, place),
+        name="gpu",
+        sides=["engine"],
+        envs=envs,
+        batch_size=batch_size,
+        train_samples=4608,
+        val_samples=1000,
+        live=3,
+        device=str(place.device),
+        repeats=3,
+        timed_steps=1,
+        warmup=4,
+        limits=False,
+        compute=compute_of(rung, place),
         bank=BANK,
-    )  # fmt: skip
+    )
     if place.tiny:
-        cfg.envs, cfg.batch_size, cfg.train_samples, cfg.val_samples = min(envs, 2), 2, 4, 4
-        cfg.bank, cfg.repeats, cfg.warmup, cfg.steps, cfg.update, cfg.task.base_channels = 64, 2, 3, 10, False, 2
-    if place.tiny and "triton" in rung:  # Triton's interpreter takes a quarter of a minute for a host's env-step
-        cfg.envs, cfg.train_samples, cfg.val_samples, cfg.repeats, cfg.warmup = 1, 2, 2, 1, 2
+        cfg.envs = min(envs, 2)
+        cfg.batch_size = 2
+        cfg.train_samples = 4
+        cfg.val_samples = 4
+        cfg.bank = 64
+        cfg.repeats = 2
+        cfg.warmup = 3
+        cfg.steps = 10
+        cfg.update = False
+        cfg.task.base_channels = 2
+    if (
+        place.tiny and "triton" in rung
+    ):  # Triton's interpreter takes a quarter of a minute for a host's env-step
+        cfg.envs = 1
+        cfg.train_samples = 2
+        cfg.val_samples = 2
+        cfg.repeats = 1
+        cfg.warmup = 2
     return cfg
 
 
@@ -112,22 +150,29 @@ class MixtureSide(EngineSide):
     def begin(self) -> None:
         """Fresh hosts, whose seeds are born in the next env-step."""
         super().begin()
-        state, codes = self.episode.env.state, blueprint_codes(list(self.cfg.task.blueprints))
+        state = self.episode.env.state
+        codes = blueprint_codes(list(self.cfg.task.blueprints))
         envs, slots = (torch.arange(size, device=self.device) for size in state.slots.stage.shape)
         kinds = torch.tensor(codes, device=self.device)[(envs[:, None] + slots) % len(codes)]
         mixed = torch.where(state.slots.live, kinds, state.slots.blueprint)
         self.episode.env.state = state.replace(slots=state.slots.replace(blueprint=mixed))
 
 
-def side_at(place: Place, rung: str, cfg: EpsConfig, kind: type[EngineSide] = EngineSide) -> EngineSide:
-    """The engine of a work; in a rehearsal its steps lie on static buffers where a GPU would replay graphs."""
+def side_at(
+    place: Place, rung: str, cfg: EpsConfig, kind: type[EngineSide] = EngineSide
+) -> EngineSide:
+    """The engine of a work; in a rehearsal its steps lie on static buffers where a GPU would replay
+    graphs.
+    """
     side = kind(cfg)
     if place.device.type == "cpu" and ("graphs" in rung or "networks" in rung):
         rules = side.world.rules
         if not isinstance(rules.engine, KeepsSteps):
             raise BenchmarkError(f"{rung}: {rules.engine.chosen.reason} keeps no steps")
         if isinstance(rules.engine, TorchEngine):
-            side.world.rules = rules._replace(engine=replace(rules.engine, steps=StepCache(capture=False)))
+            side.world.rules = rules._replace(
+                engine=replace(rules.engine, steps=StepCache(capture=False))
+            )
     if place.device.type == "cpu" and "graphs" in rung:
         capture_decisions(side)
     return side
@@ -143,7 +188,11 @@ class KeepsSteps(Protocol):
 
 def counts_of(engine: Engine) -> dict[str, int]:
     """What became of the steps that were kept."""
-    return dict(engine.steps.counts) if isinstance(engine, KeepsSteps) and engine.steps is not None else {}
+    return (
+        dict(engine.steps.counts)
+        if isinstance(engine, KeepsSteps) and engine.steps is not None
+        else {}
+    )
 
 
 def capture_decisions(side: EngineSide) -> None:
@@ -158,25 +207,34 @@ def parity(place: Place, rung: str) -> Found:
     """Weights and accuracies after a few env-steps on this device and on the CPU in plain torch."""
     torch.backends.cudnn.conv.fp32_precision = "ieee"  # type: ignore[attr-defined]  # read by the Triton kernels too
     cpu = Place(torch.device("cpu"), place.tiny)
-    sides, tolerance = [], TOLERANCE
+    sides = []
+    tolerance = TOLERANCE
     for where, name in ((cpu, "eager"), (place, rung)):
         sides.append(played(where, name))
     if sides[1].world.rules.nets.precision != torch.float32:
         tolerance = SHORT + 2 * weights_apart(played(cpu, "eager+bfloat16"), sides[0])
     accuracy = [side.episode.env.state.signals.val_accuracy.cpu() for side in sides]
-    distance, engine = weights_apart(sides[1], sides[0]), sides[1].world.rules.engine
+    distance = weights_apart(sides[1], sides[0])
+    engine = sides[1].world.rules.engine
     return {
-        "ok": distance < tolerance, "distance": distance, "tolerance": tolerance,
+        "ok": distance < tolerance,
+        "distance": distance,
+        "tolerance": tolerance,
         "accuracy_apart": float((accuracy[0] - accuracy[1]).abs().max()),
-        "steps": counts_of(engine), "engine": engine.chosen.facts(),
+        "steps": counts_of(engine),
+        "engine": engine.chosen.facts(),
         "graphs": sides[1].world.kernels.replay.facts(),
-    }  # fmt: skip
+    }
 
 
 def played(place: Place, rung: str) -> EngineSide:
-    """Four hosts after a few env-steps, or a single one, as far as an interpreter of kernels gets in a minute."""
+    """Four hosts after a few env-steps, or a single one, as far as an interpreter of kernels gets
+    in a minute.
+    """
     cfg = work(place, rung, 1 if place.tiny else 4, 32)
-    cfg.train_samples, cfg.val_samples, cfg.update = (2, 2, False) if place.tiny else (64, 64, False)
+    cfg.train_samples, cfg.val_samples, cfg.update = (
+        (2, 2, False) if place.tiny else (64, 64, False)
+    )
     cfg.warmup = 2 if place.tiny else cfg.warmup
     side = side_at(place, rung, cfg)
     side.warm_up()
@@ -185,7 +243,8 @@ def played(place: Place, rung: str) -> EngineSide:
 
 def weights_apart(one: EngineSide, other: EngineSide) -> float:
     """The largest relative distance of any kind of weights."""
-    apart, wanted = [], other.world.weights.flatten_keys(".")
+    apart = []
+    wanted = other.world.weights.flatten_keys(".")
     for name, value in one.world.weights.flatten_keys(".").items():
         if value.is_floating_point() and name in wanted:
             norm = wanted[name].cpu().norm().clamp(min=1.0)
@@ -194,19 +253,30 @@ def weights_apart(one: EngineSide, other: EngineSide) -> float:
 
 
 def syncs(place: Place, rung: str) -> Found:
-    """Waits of the host for the device, counted in an env-step in which all seeds are born and in the one after it."""
+    """Waits of the host for the device, counted in an env-step in which all seeds are born and in
+    the one after it.
+    """
     side = side_at(place, rung, work(place, rung, 4, 32))
     side.warm_up()
     side.begin()
     births, steady = waits(side, place.device)
     allowed = 0 if side.world.rules.engine.chosen.name in WITHOUT_READ else 1
-    return {"ok": max(births, steady) <= allowed, "births": births, "steady": steady, "allowed": allowed}
+    return {
+        "ok": max(births, steady) <= allowed,
+        "births": births,
+        "steady": steady,
+        "allowed": allowed,
+    }
 
 
 def waits(side: EngineSide, device: torch.device) -> tuple[int, int]:
-    """Waits of the next two env-steps; a rehearsal on a CPU raises where a GPU would be waited for outside of READ."""
+    """Waits of the next two env-steps; a rehearsal on a CPU raises where a GPU would be waited for
+    outside of READ.
+    """
     if device.type != "cpu":
-        return machine.count_syncs(side.one_step, device), machine.count_syncs(side.one_step, device)
+        return machine.count_syncs(side.one_step, device), machine.count_syncs(
+            side.one_step, device
+        )
     with SyncGuard([READ, *NOT_ON_GPU]) as guard:
         side.one_step()
         first = len(guard.log)
@@ -220,7 +290,9 @@ def mixture(place: Place, name: str, envs: str, batch_size: str) -> Found:
     return rung(place, name, envs, batch_size, MixtureSide)
 
 
-def rung(place: Place, name: str, envs: str, batch_size: str, kind: type[EngineSide] = EngineSide) -> Found:
+def rung(
+    place: Place, name: str, envs: str, batch_size: str, kind: type[EngineSide] = EngineSide
+) -> Found:
     """EPS and images per second of the engine at E10."""
     torch.backends.cuda.matmul.fp32_precision = "tf32"
     cfg = work(place, name, int(envs), int(batch_size))
@@ -228,16 +300,19 @@ def rung(place: Place, name: str, envs: str, batch_size: str, kind: type[EngineS
     with machine.PeakMemory(place.device) as memory:
         side.warm_up()
         timings = [side.run() for _ in range(cfg.repeats)]
-    engine, graphs = side.world.rules.engine, side.world.kernels.replay.facts()
+    engine = side.world.rules.engine
+    graphs = side.world.kernels.replay.facts()
     chosen = {"steps": counts_of(engine), "engine": engine.chosen.facts(), "graphs": graphs}
     return {"ok": True, **figures(cfg, timings), "peak_mib": memory.mib, **chosen}
 
 
 def baseline(place: Place, envs: str, batch_size: str) -> Found:
-    """The plain loop at the same work, in the precision of the best rung; its time per env does not depend on their
-    number."""
+    """The plain loop at the same work, in the precision of the best rung; its time per env does not
+    depend on their number.
+    """
     cfg = work(place, BEST_PRECISION, int(envs), int(batch_size))
-    cfg.sides, cfg.repeats = ["baseline"], 2
+    cfg.sides = ["baseline"]
+    cfg.repeats = 2
     with ExitStack() as stack:
         one = eps.Contestant("baseline", cfg, stack)
         eps.take_turns([one], cfg.repeats)
@@ -250,11 +325,18 @@ def figures(cfg: EpsConfig, timings: list) -> Found:
     training = sorted(timing.columns["training"] for timing in timings)[len(timings) // 2]
     train, val = cfg.images
     return {
-        "N": cfg.envs, "B": cfg.batch_size, "T": cfg.train_samples, "V": cfg.val_samples, "K": cfg.rows,
-        "seconds": total, "training_seconds": training, "eps": cfg.envs / total,
-        "images_per_second": (train + val) / total, "train_images_per_second": train / training,
+        "N": cfg.envs,
+        "B": cfg.batch_size,
+        "T": cfg.train_samples,
+        "V": cfg.val_samples,
+        "K": cfg.rows,
+        "seconds": total,
+        "training_seconds": training,
+        "eps": cfg.envs / total,
+        "images_per_second": (train + val) / total,
+        "train_images_per_second": train / training,
         "repeats": len(timings),
-    }  # fmt: skip
+    }
 
 
 def blocks(place: Place) -> Found:
@@ -271,9 +353,15 @@ def blocks(place: Place) -> Found:
                 size = nets, batch, inputs, outputs, 4 if place.tiny else side
                 milliseconds = [
                     milliseconds_of(once, place)
-                    for once in (plain_block(size, dtype, place), kernel_block(kernels, size, dtype, place))
+                    for once in (
+                        plain_block(size, dtype, place),
+                        kernel_block(kernels, size, dtype, place),
+                    )
                 ]
-                key = f"{inputs}->{outputs}, {side}x{side}, B={batch}, {str(dtype).removeprefix('torch.')}"
+                key = (
+                    f"{inputs}->{outputs}, {side}x{side}, B={batch}, "
+                    f"{str(dtype).removeprefix('torch.')}"
+                )
                 found[key] = dict(zip(("torch_ms", "triton_ms"), milliseconds, strict=True))
     return found
 
@@ -284,7 +372,10 @@ def plain_block(size: tuple[int, ...], dtype: torch.dtype, place: Place) -> Call
     x = torch.randn(batch, nets * inputs, side, side, device=place.device).to(dtype)
     leaves = [x.contiguous(memory_format=torch.channels_last).requires_grad_()]
     leaves.append(torch.randn(nets, outputs, inputs, 3, 3, device=place.device).requires_grad_())
-    leaves += [torch.full((nets, outputs), value, device=place.device).requires_grad_() for value in (1.0, 0.0)]
+    leaves += [
+        torch.full((nets, outputs), value, device=place.device).requires_grad_()
+        for value in (1.0, 0.0)
+    ]
     moving = [torch.full((nets * outputs,), value, device=place.device) for value in (0.0, 1.0)]
 
     def once() -> object:
@@ -295,14 +386,17 @@ def plain_block(size: tuple[int, ...], dtype: torch.dtype, place: Place) -> Call
     return once
 
 
-def kernel_block(kernels: ModuleType, size: tuple[int, ...], dtype: torch.dtype, place: Place) -> Callable[[], object]:
+def kernel_block(
+    kernels: ModuleType, size: tuple[int, ...], dtype: torch.dtype, place: Place
+) -> Callable[[], object]:
     """The same by the kernels; kernels: the module blocks.py."""
     nets, batch, inputs, outputs, side = size
     plan = kernels.BlockPlan(0, inputs, inputs, outputs, 3, side, 2, False, -1, -1, 0, 0)
     x = torch.randn(nets, batch, side**2, inputs, device=place.device).to(dtype)
     params = torch.randn(nets, plan.norm_at + 2 * outputs, device=place.device)
     weights = kernels.weights_of(plan, params, torch.ones(nets, 2 * outputs, device=place.device))
-    memory, room = kernels.memory_of(plan, nets, batch, x), torch.empty_like(x)
+    memory = kernels.memory_of(plan, nets, batch, x)
+    room = torch.empty_like(x)
     behind = torch.ones_like(memory.features)
     splits = max(1, min(kernels.MOST_SPLITS, batch * side**2 // kernels.PIXELS_PER_SPLIT))
     partials = torch.zeros(nets, splits, params.shape[1], device=place.device)
@@ -339,18 +433,29 @@ def tests(place: Place) -> Found:
         capture_output=True,
         text=True,
     )
-    return {"ok": done.returncode == 0, "summary": done.stdout.strip().splitlines()[-1:], "output": done.stdout[-2000:]}
+    return {
+        "ok": done.returncode == 0,
+        "summary": done.stdout.strip().splitlines()[-1:],
+        "output": done.stdout[-2000:],
+    }
 
 
 TASKS: dict[str, Callable[..., Found]] = {
-    "parity": parity, "syncs": syncs, "rung": rung, "mixture": mixture, "baseline": baseline, "blocks": blocks,
+    "parity": parity,
+    "syncs": syncs,
+    "rung": rung,
+    "mixture": mixture,
+    "baseline": baseline,
+    "blocks": blocks,
     "tests": tests,
-}  # fmt: skip
+}
 
 
 def main() -> None:
     """Run the task NAME[:argument...]; exit status 1 where it fails."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("name")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true")

@@ -1,10 +1,11 @@
-"""The picture of one real run: accuracy with growth and without, and what stands in every slot, env-step by env-step.
+"""The picture of one real run: accuracy with growth and without, and what stands in every slot,
+env-step by env-step.
 
-    python -m benchmarks.growth_figure                          the main run, into docs/growth.svg; minutes
-    python -m benchmarks.growth_figure --seed 3 --out my.svg    another seed
+    python -m benchmarks.growth_figure                          the main run, into docs/growth.svg;
+    minutes python -m benchmarks.growth_figure --seed 3 --out my.svg    another seed
 
-The shipped policy plays as in the first round of `python -m esper_soa.train +experiment=cifar_3seed`, and its control
-plays the same hosts without growth.
+The shipped policy plays as in the first round of `python -m esper_soa.train
++experiment=cifar_3seed`, and its control plays the same hosts without growth.
 """
 
 import argparse
@@ -27,16 +28,24 @@ try:
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 except ImportError:
-    sys.exit("error: the picture of a run needs matplotlib. Install it with: pip install 'esper-soa[stats]'")
+    sys.exit(
+        "error: the picture of a run needs matplotlib. Install it with: pip install "
+        "'esper-soa[stats]'"
+    )
 
 OUT = Path(__file__).resolve().parents[1] / "docs" / "growth.svg"
 EXPERIMENT = "cifar_3seed"
 # Okabe and Ito (2008); stages that are not named are drawn as nothing.
 COLOURS = {
-    Stage.GERMINATED: "#F0E442", Stage.TRAINING: "#56B4E9", Stage.BLENDING: "#E69F00", Stage.HOLDING: "#CC79A7",
-    Stage.FOSSILIZED: "#009E73", Stage.EMBARGOED: "#DDDDDD",
-}  # fmt: skip
-GROWN, PLAIN = "#D55E00", "#666666"
+    Stage.GERMINATED: "#F0E442",
+    Stage.TRAINING: "#56B4E9",
+    Stage.BLENDING: "#E69F00",
+    Stage.HOLDING: "#CC79A7",
+    Stage.FOSSILIZED: "#009E73",
+    Stage.EMBARGOED: "#DDDDDD",
+}
+GROWN = "#D55E00"
+PLAIN = "#666666"
 
 
 class Played(NamedTuple):
@@ -56,9 +65,10 @@ def play(sim: Simulator) -> Played:
     return Played(
         np.stack([step.accuracy.cpu().numpy() for step in steps]),
         np.stack([one.stage.cpu().numpy() for one in slots]),
-        np.stack([one.blueprint.cpu().numpy() for one in slots]), sim.slots,
+        np.stack([one.blueprint.cpu().numpy() for one in slots]),
+        sim.slots,
         names_by_code(sim.world.rules.nets.shape.blueprints),
-    )  # fmt: skip
+    )
 
 
 def figure(grown: Played, plain: Played, title: str) -> bytes:
@@ -78,18 +88,27 @@ def figure(grown: Played, plain: Played, title: str) -> bytes:
         timelines(below, grown)
         below.set_xlabel("env-step")
         met = [stage for stage in COLOURS if (grown.stage == stage).any()]
-        page.legend([Patch(color=COLOURS[stage]) for stage in met], [STAGE_NAMES[stage] for stage in met],
-                    loc="outside lower center", ncols=len(met), frameon=False)  # fmt: skip
+        page.legend(
+            [Patch(color=COLOURS[stage]) for stage in met],
+            [STAGE_NAMES[stage] for stage in met],
+            loc="outside lower center",
+            ncols=len(met),
+            frameon=False,
+        )
         page.suptitle(title, fontsize=10)
         out = io.BytesIO()
-        page.savefig(out, format="svg", metadata={"Date": None, "Title": "Seeds over time", "Source": title})
+        page.savefig(
+            out, format="svg", metadata={"Date": None, "Title": "Seeds over time", "Source": title}
+        )
     return out.getvalue()
 
 
 def curves(panel: Axes, played: Played, colour: str, label: str) -> None:
     """Mean over hosts, and the range of hosts."""
     steps = np.arange(1, len(played.accuracy) + 1)
-    panel.fill_between(steps, played.accuracy.min(1), played.accuracy.max(1), color=colour, alpha=0.15, linewidth=0)
+    panel.fill_between(
+        steps, played.accuracy.min(1), played.accuracy.max(1), color=colour, alpha=0.15, linewidth=0
+    )
     panel.plot(steps, played.accuracy.mean(1), color=colour, label=label)
     panel.grid(True, color="#DDDDDD", linewidth=0.6)
 
@@ -99,13 +118,16 @@ def timelines(panel: Axes, played: Played) -> None:
     num_steps, num_envs, num_slots = played.stage.shape
     for env in range(num_envs):
         for slot in range(num_slots):
-            row, stages = env * (num_slots + 0.8) + slot, played.stage[:, env, slot]
+            row = env * (num_slots + 0.8) + slot
+            stages = played.stage[:, env, slot]
             edges = [0, *(np.flatnonzero(np.diff(stages)) + 1), num_steps]
             for begin, end in zip(edges[:-1], edges[1:], strict=True):
                 colour = COLOURS.get(int(stages[begin]))
                 if colour is not None:
                     panel.broken_barh([(begin + 1, end - begin)], (row, 0.9), facecolors=colour)
-                if stages[begin] in LIVE_STAGES and (begin == 0 or stages[begin - 1] not in LIVE_STAGES):
+                if stages[begin] in LIVE_STAGES and (
+                    begin == 0 or stages[begin - 1] not in LIVE_STAGES
+                ):
                     name = played.blueprints[played.blueprint[begin, env, slot]]
                     panel.text(begin + 1.2, row + 0.45, name, fontsize=4.5, va="center_baseline")
     panel.set_yticks([env * (num_slots + 0.8) + num_slots / 2 for env in range(num_envs)])
@@ -115,7 +137,9 @@ def timelines(panel: Axes, played: Played) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Play both rounds and write the picture; exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("overrides", nargs="*", help="settings, as on the command line of a run")
@@ -124,8 +148,10 @@ def main(arguments: list[str] | None = None) -> int:
     grown, plain = (play(make(EXPERIMENT, policy=policy, **given)) for policy in (None, "wait"))
     hosts = grown.accuracy.shape[1]
     reached = [f"{played.accuracy[-1].mean():.1f} %" for played in (grown, plain)]
-    title = (f"{hosts} hosts of {EXPERIMENT}, slots {', '.join(grown.slots)}, seed {options.seed}: "
-             f"{reached[0]} against {reached[1]} (commit {git_commit()})")  # fmt: skip
+    title = (
+        f"{hosts} hosts of {EXPERIMENT}, slots {', '.join(grown.slots)}, seed {options.seed}: "
+        f"{reached[0]} against {reached[1]} (commit {git_commit()})"
+    )
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_bytes(figure(grown, plain, title))
     print(f"{options.out}: {title}")

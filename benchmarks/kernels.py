@@ -1,8 +1,10 @@
-"""The state machine alone: attribution, signals, masks, observation, rewards and transitions, without any network.
+"""The state machine alone: attribution, signals, masks, observation, rewards and transitions,
+without any network.
 
-`python -m benchmarks.kernels` plays random legal actions on made-up measurements and prints env-steps per second at
-several N, eager and compiled, with a JSON line last, which is also appended to benchmarks/results/. The two kernels of
-an env-step are timed; making up measurements, choosing actions, warm-up and compilation are not.
+`python -m benchmarks.kernels` plays random legal actions on made-up measurements and prints
+env-steps per second at several N, eager and compiled, with a JSON line last, which is also appended
+to benchmarks/results/. The two kernels of an env-step are timed; making up measurements, choosing
+actions, warm-up and compilation are not.
 """
 
 import argparse
@@ -34,7 +36,9 @@ MODES = ("eager", "compiled")
 
 
 class Made(NamedTuple):
-    """What stands in for training and validation at one env-step: random numbers, drawn before the clock starts."""
+    """What stands in for training and validation at one env-step: random numbers, drawn before the
+    clock starts.
+    """
 
     loss: Tensor  # float64 [N]
     accuracy: Tensor  # float64 [N, 2^S], percent
@@ -61,7 +65,9 @@ class Result:
 
 def make(num_envs: int, num_slots: int, step: int, device: torch.device) -> Made:
     """Random numbers of env-step `step`, a function of their coordinates."""
-    keys = streams.stream_keys(0, streams.POLICY_SAMPLE, (step,), torch.arange(num_envs, device=device)).unsqueeze(1)
+    keys = streams.stream_keys(
+        0, streams.POLICY_SAMPLE, (step,), torch.arange(num_envs, device=device)
+    ).unsqueeze(1)
 
     def draw(start: int, count: int, dtype: torch.dtype) -> Tensor:
         return streams.uniform(keys, start + torch.arange(count, device=device), dtype)
@@ -75,7 +81,9 @@ def make(num_envs: int, num_slots: int, step: int, device: torch.device) -> Made
 
 
 def measure(slots: Slots, made: Made) -> Measurements:
-    """Every subset of the seeds at work, with made-up accuracies; rows beyond them were not evaluated."""
+    """Every subset of the seeds at work, with made-up accuracies; rows beyond them were not
+    evaluated.
+    """
     ablated = slots.running & (slots.alpha > 0) & (slots.stage != Stage.FOSSILIZED)
     bits = 1 << torch.arange(ablated.shape[1], device=ablated.device)
     full = torch.where(ablated, bits, 0).sum(1, keepdim=True)
@@ -90,15 +98,21 @@ def measure(slots: Slots, made: Made) -> Measurements:
         subset=torch.where((off & ~full) == 0, full & ~off, -1),
         ablated=ablated,
         gradients=GradientStats(
-            l2=made.gradient, health=healthy.to(STATE_FLOAT), vanishing=~healthy, exploding=~healthy,
-            ratio=made.gradient, measured=measured, batch_size=ablated.shape,
+            l2=made.gradient,
+            health=healthy.to(STATE_FLOAT),
+            vanishing=~healthy,
+            exploding=~healthy,
+            ratio=made.gradient,
+            measured=measured,
+            batch_size=ablated.shape,
         ),
         batch_size=ablated.shape[:1],
-    )  # fmt: skip
+    )
 
 
 def turn(kernels: StepKernels, rules: Rules, state: EnvState, made: Made) -> tuple[EnvState, float]:
-    """One env-step of all envs under random legal actions, and the seconds that the two kernels took.
+    """One env-step of all envs under random legal actions, and the seconds that the two kernels
+    took.
 
     Making up measurements and choosing actions is not timed.
     """
@@ -108,8 +122,13 @@ def turn(kernels: StepKernels, rules: Rules, state: EnvState, made: Made) -> tup
     observed = kernels.record_and_observe(rules, state, measured)
     wait_for(observed.state)
     seconds = time.perf_counter() - begun
-    view = View(state=observed.state, observation=observed.observation, masks=observed.masks, noise=made.noise,
-                batch_size=made.loss.shape)  # fmt: skip
+    view = View(
+        state=observed.state,
+        observation=observed.observation,
+        masks=observed.masks,
+        noise=made.noise,
+        batch_size=made.loss.shape,
+    )
     decision, _ = RandomPolicy().act(view, ())
     wait_for(observed.state)
     begun = time.perf_counter()
@@ -127,7 +146,8 @@ def wait_for(state: EnvState) -> None:
 
 def run(mode: str, envs: int, args: argparse.Namespace, device: torch.device) -> Result:
     """Time one mode at one N. The first call of a compiled turn is timed apart from the others."""
-    repeats, steps = args.repeats, args.steps
+    repeats = args.repeats
+    steps = args.steps
     apply_threads(args.threads or (cores() if mode == "compiled" else 1))
     rules = build_rules(TrainConfig(envs=envs, steps=steps), device)
     num_slots = len(rules.nets.shape.slots)
@@ -161,13 +181,24 @@ def run(mode: str, envs: int, args: argparse.Namespace, device: torch.device) ->
 
 def table(results: list[Result]) -> Iterator[str]:
     """The results for people."""
-    heads = (("threads", 8), ("N", 7), ("ms median", 11), ("quartiles", 19), ("best", 9), ("env-steps/s", 13))
-    yield f"{'mode':10}" + "".join(f"{name:>{width}}" for name, width in heads) + f"{'compile s':>11}"
+    heads = (
+        ("threads", 8),
+        ("N", 7),
+        ("ms median", 11),
+        ("quartiles", 19),
+        ("best", 9),
+        ("env-steps/s", 13),
+    )
+    yield (
+        f"{'mode':10}" + "".join(f"{name:>{width}}" for name, width in heads) + f"{'compile s':>11}"
+    )
     for one in results:
         quartiles = f"{1e3 * one.lower_quartile:.2f} - {1e3 * one.upper_quartile:.2f}"
         compiled = f"{one.compile_seconds:.1f}" if one.mode == "compiled" else "-"
-        yield (f"{one.mode:10}{one.threads:>8}{one.envs:>7}{1e3 * one.median:>11.2f}{quartiles:>19}"
-               f"{1e3 * one.best:>9.2f}{one.env_steps_per_second:>13,.0f}{compiled:>11}")  # fmt: skip
+        yield (
+            f"{one.mode:10}{one.threads:>8}{one.envs:>7}{1e3 * one.median:>11.2f}{quartiles:>19}"
+            f"{1e3 * one.best:>9.2f}{one.env_steps_per_second:>13,.0f}{compiled:>11}"
+        )
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -176,13 +207,23 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--envs", type=int, nargs="+", default=[4, 64, 1024])
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--repeats", type=int, default=60, help="timed env-steps")
-    parser.add_argument("--steps", type=int, default=150, help="env-steps per episode; the env state holds as many")
-    parser.add_argument("--threads", type=int, default=0, help="of one operation; 0 = one, compiled one per core")
+    parser.add_argument(
+        "--steps", type=int, default=150, help="env-steps per episode; the env state holds as many"
+    )
+    parser.add_argument(
+        "--threads", type=int, default=0, help="of one operation; 0 = one, compiled one per core"
+    )
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--results", default=str(RESULTS), help="folder of the results; '' = only print them")
+    parser.add_argument(
+        "--results", default=str(RESULTS), help="folder of the results; '' = only print them"
+    )
     args = parser.parse_args(arguments)
     if args.steps < args.repeats + WARMUP_STEPS + 1:
-        parser.error(f"--steps must be at least --repeats + {WARMUP_STEPS + 1}: all that is timed is one episode")
+        parser.error(
+            f"--steps must be at least --repeats + {WARMUP_STEPS + 1}: all that is timed is "
+            "one "
+            "episode"
+        )
     try:
         check_folder(args.results)
         device = resolve_device(args.device)
@@ -192,7 +233,10 @@ def main(arguments: list[str] | None = None) -> None:
     print(f"state machine alone, episodes of {args.steps} env-steps, on {device_name(device)}")
     results = [run(mode, envs, args, device) for mode in args.modes for envs in args.envs]
     print("\n".join(table(results)))
-    record = origin("kernels", device) | {"steps": args.steps, "results": [asdict(one) for one in results]}
+    record = origin("kernels", device) | {
+        "steps": args.steps,
+        "results": [asdict(one) for one in results],
+    }
     if args.results:
         keep(record, args.results, "kernels")
     print(json.dumps(record))

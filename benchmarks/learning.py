@@ -1,10 +1,12 @@
-"""Does the policy learn? Trains it with several seeds, then plays it against scripted policies on fresh seeds.
+"""Does the policy learn? Trains it with several seeds, then plays it against scripted policies on
+fresh seeds.
 
-    python -m benchmarks.learning learn_impaired [--seeds 6 --jobs 2 --episodes 2] [setting=value ...]
+    python -m benchmarks.learning learn_impaired [--seeds 6 --jobs 2 --episodes 2] [setting=value
+    ...]
 
-Every seed is a training run and an evaluation of its own, in processes of one thread; what a folder already holds is
-not done again, and a run that was cut off is resumed. Prints a table, and one JSON line last, which is also appended
-to benchmarks/results/.
+Every seed is a training run and an evaluation of its own, in processes of one thread; what a folder
+already holds is not done again, and a run that was cut off is resumed. Prints a table, and one JSON
+line last, which is also appended to benchmarks/results/.
 """
 
 import argparse
@@ -49,16 +51,33 @@ def seeds_of(record: Mapping) -> list[Seed]:
 def play(seed: int, options: argparse.Namespace) -> Seed:
     """Train and evaluate with `seed`, as far as its folder does not hold the results yet."""
     begun = time.monotonic()
-    run, judged = options.folder / f"seed{seed}", options.folder / f"seed{seed}-evaluation"
+    run = options.folder / f"seed{seed}"
+    judged = options.folder / f"seed{seed}-evaluation"
     quiet = ("compute.threads=1", "compute.workers=1")
     if not (run / "summary.json").exists():
         resume = (f"resume={run}",) if run.exists() else ()
-        command("esper_soa.train", f"+experiment={options.experiment}", f"seed={seed}", f"run_dir={run}",
-                "telemetry.progress=off", *quiet, *resume, *options.settings)  # fmt: skip
+        command(
+            "esper_soa.train",
+            f"+experiment={options.experiment}",
+            f"seed={seed}",
+            f"run_dir={run}",
+            "telemetry.progress=off",
+            *quiet,
+            *resume,
+            *options.settings,
+        )
     if not (judged / "evaluation.json").exists():
-        command("esper_soa.evaluate", f"checkpoint={run}", f"run_dir={judged}", f"seed={seed}", "progress=off",
-                f"episodes={options.episodes}", f"policies=[{','.join(POLICIES)}]",
-                f"deterministic={not options.sampled}", *quiet)  # fmt: skip
+        command(
+            "esper_soa.evaluate",
+            f"checkpoint={run}",
+            f"run_dir={judged}",
+            f"seed={seed}",
+            "progress=off",
+            f"episodes={options.episodes}",
+            f"policies=[{','.join(POLICIES)}]",
+            f"deterministic={not options.sampled}",
+            *quiet,
+        )
     summary = json.loads((run / "summary.json").read_text())
     result = json.loads((judged / "evaluation.json").read_text())
     samples = {name: result["policies"][name]["samples"] for name in POLICIES}
@@ -94,13 +113,18 @@ def judge(seeds: list[Seed]) -> list[Row]:
         p = None if name == "ppo" else mann_whitney(learned, net)
         interval = iqm_interval(net, CONFIDENCE)
         accuracy = interquartile_mean([seed.accuracy[name] for seed in seeds])
-        rows.append(Row(name, interval, accuracy, sum(a > b for a, b in zip(learned, net, strict=True)), p))
+        rows.append(
+            Row(name, interval, accuracy, sum(a > b for a, b in zip(learned, net, strict=True)), p)
+        )
     return rows
 
 
 def table(rows: list[Row], seeds: list[Seed]) -> str:
     """Markdown."""
-    lines = ["| policy | accuracy (%) | accuracy - rent | learned ahead | Mann-Whitney p |", "|---|---|---|---|---|"]
+    lines = [
+        "| policy | accuracy (%) | accuracy - rent | learned ahead | Mann-Whitney p |",
+        "|---|---|---|---|---|",
+    ]
     for row in rows:
         ahead = "" if row.p is None else f"{row.wins} of {len(seeds)} seeds"
         p = "" if row.p is None else f"{row.p:.4f}"
@@ -112,15 +136,29 @@ def table(rows: list[Row], seeds: list[Seed]) -> str:
 
 def parse() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("experiment", help="a file of configs/experiment")
-    parser.add_argument("settings", nargs="*", help="settings of training, as on the command line of esper_soa.train")
+    parser.add_argument(
+        "settings",
+        nargs="*",
+        help="settings of training, as on the command line of esper_soa.train",
+    )
     parser.add_argument("--seeds", type=int, default=6, help="how many, from 0")
     parser.add_argument("--jobs", type=int, default=2, help="seeds at a time, each on one thread")
-    parser.add_argument("--episodes", type=int, default=2, help="of every env and policy, in the evaluation")
-    parser.add_argument("--sampled", action="store_true", help="evaluate the sampled policy, not its likeliest choice")
+    parser.add_argument(
+        "--episodes", type=int, default=2, help="of every env and policy, in the evaluation"
+    )
+    parser.add_argument(
+        "--sampled",
+        action="store_true",
+        help="evaluate the sampled policy, not its likeliest choice",
+    )
     parser.add_argument("--folder", type=Path, help="default: runs/learning/EXPERIMENT")
-    parser.add_argument("--results", default=str(RESULTS), help="folder of the results; '' = only print them")
+    parser.add_argument(
+        "--results", default=str(RESULTS), help="folder of the results; '' = only print them"
+    )
     options = parser.parse_args()
     if options.seeds < 2 or options.jobs < 1:
         parser.error("--seeds must be at least 2 and --jobs at least 1")
@@ -130,7 +168,8 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     """Train, evaluate, compare."""
-    options, begun = parse(), time.monotonic()
+    options = parse()
+    begun = time.monotonic()
     try:
         check_folder(options.results)
     except UserError as error:
@@ -138,18 +177,28 @@ def main() -> None:
     options.folder.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(options.jobs) as pool:
         seeds = list(pool.map(lambda seed: play(seed, options), range(options.seeds)))
-    rows, wall = judge(seeds), time.monotonic() - begun
+    rows = judge(seeds)
+    wall = time.monotonic() - begun
     one = seeds[0]
-    print(f"{options.experiment} on {one.data}: {len(seeds)} seeds, {one.train_steps} env-steps of training each; "
-          f"{one.samples} episodes ({one.eval_steps} env-steps) of every policy per seed, on hosts that training never "
-          f"met;\ninterquartile means over seeds with {CONFIDENCE:.0%} t intervals; {wall / 60:.1f} minutes, "
-          f"{options.jobs} processes of one thread\n\n{table(rows, seeds)}\n")  # fmt: skip
+    print(
+        f"{options.experiment} on {one.data}: {len(seeds)} seeds, {one.train_steps} env-steps of "
+        "training each; "
+        f"{one.samples} episodes ({one.eval_steps} env-steps) of every policy per seed, on hosts "
+        "that training never "
+        f"met;\ninterquartile means over seeds with {CONFIDENCE:.0%} t intervals; {wall / 60:.1f} "
+        "minutes, "
+        f"{options.jobs} processes of one thread\n\n{table(rows, seeds)}\n"
+    )
     record = origin("learning", torch.device("cpu")) | {
-        "experiment": options.experiment, "settings": options.settings, "data": one.data,
-        "jobs": options.jobs, "wall_seconds": round(wall, 1),
-        "deterministic": not options.sampled, "seeds": [seed._asdict() for seed in seeds],
+        "experiment": options.experiment,
+        "settings": options.settings,
+        "data": one.data,
+        "jobs": options.jobs,
+        "wall_seconds": round(wall, 1),
+        "deterministic": not options.sampled,
+        "seeds": [seed._asdict() for seed in seeds],
         "rows": [row._asdict() | {"net": row.net._asdict()} for row in rows],
-    }  # fmt: skip
+    }
     if options.results:
         keep(record, options.results, options.experiment)
     print(json.dumps(record))

@@ -1,7 +1,9 @@
-"""The opponents of the engine as loops over some of the envs, in one process: all that is declared, or hosts alone.
+"""The opponents of the engine as loops over some of the envs, in one process: all that is declared,
+or hosts alone.
 
-Built and played by benchmarks/crowd.py, in as many processes as benchmarks/opponents.py asks for. Every env draws its
-weights and batches from its own number, so that it comes to the same whichever process it is in.
+Built and played by benchmarks/crowd.py, in as many processes as benchmarks/opponents.py asks for.
+Every env draws its weights and batches from its own number, so that it comes to the same whichever
+process it is in.
 """
 
 import math
@@ -15,7 +17,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.baseline_loop import Crops, Done, Images, LoopData, Workload, env_step, make_envs, shuffled_batches
+from benchmarks.baseline_loop import (
+    Crops,
+    Done,
+    Images,
+    LoopData,
+    Workload,
+    env_step,
+    make_envs,
+    shuffled_batches,
+)
 from benchmarks.eps_config import EpsConfig, train_config
 from benchmarks.machine import compiled_graphs, wait_for
 from benchmarks.timing import BenchmarkError
@@ -25,7 +36,9 @@ from esper_soa.nets.precision import choose_precision
 from esper_soa.ops.device import keep_freed_memory, resolve_device
 from esper_soa.ops.profile import PhaseProfile
 
-TRIALS = 8  # env-steps of one env per form of a loop, of which the quickest counts: one slow moment decides nothing
+# env-steps of one env per form of a loop, of which the quickest counts: one slow moment decides
+# nothing
+TRIALS = 8
 SMALL_VALIDATION = 16  # images of a validation pass that suit a CPU's caches
 
 Forms = dict[str, tuple[int | str, ...]]  # choices to be tried one after the other, by setting
@@ -40,15 +53,21 @@ class Played(NamedTuple):
 
 
 def precision_of(cfg: EpsConfig, device: torch.device) -> torch.dtype:
-    """The number format of the engine; raises BenchmarkError for float16, which wants loss scales."""
+    """The number format of the engine; raises BenchmarkError for float16, which wants loss
+    scales.
+    """
     found = choose_precision(cfg.compute.precision, device).dtype
     if found == torch.float16:
-        raise BenchmarkError("compute.precision=float16: the loops have no loss scales; take float32 or bfloat16")
+        raise BenchmarkError(
+            "compute.precision=float16: the loops have no loss scales; take float32 or bfloat16"
+        )
     return found
 
 
 class PlainLoop:
-    """Ordinary modules, one env after the other, with seeds, augmentation and state machine; no policy, no update."""
+    """Ordinary modules, one env after the other, with seeds, augmentation and state machine; no
+    policy, no update.
+    """
 
     columns = 3  # of timing.COLUMNS
 
@@ -65,7 +84,9 @@ class PlainLoop:
     @staticmethod
     def forms(cfg: EpsConfig, device: torch.device) -> Forms:
         """How validation may be done."""
-        found: Forms = {"validation": ("separate", "fused")} if cfg.baseline_validation == "auto" else {}
+        found: Forms = (
+            {"validation": ("separate", "fused")} if cfg.baseline_validation == "auto" else {}
+        )
         return found | validation_sizes(cfg, device, cfg.batch_size)
 
     def choose(self, setting: str, value: int | str) -> None:
@@ -92,7 +113,12 @@ class PlainLoop:
         """How the work is done."""
         size = self.work.val_batch or self.work.batch
         dtype = str(self.work.precision).removeprefix("torch.")
-        return {"fused_validation": self.work.fused, "val_batch": size, "dtype": dtype, "graphs": compiled_graphs()}
+        return {
+            "fused_validation": self.work.fused,
+            "val_batch": size,
+            "dtype": dtype,
+            "graphs": compiled_graphs(),
+        }
 
     def results(self) -> list[np.ndarray]:
         """The weights of every env's host, then its accuracy."""
@@ -100,26 +126,41 @@ class PlainLoop:
 
 
 class BareLoop:
-    """Hosts alone, as a user of torch would train them: no seeds, augmentation, state machine or policy."""
+    """Hosts alone, as a user of torch would train them: no seeds, augmentation, state machine or
+    policy.
+    """
 
     columns = 2
 
     def __init__(self, cfg: EpsConfig, numbers: Sequence[int]) -> None:
         """The hosts with these numbers, trained on ready-made batches in a fixed order."""
-        self.device, self.task = resolve_device(cfg.device), cfg.task
+        self.device = resolve_device(cfg.device)
+        self.task = cfg.task
         keep_freed_memory(self.device)
-        self.profile, self.precision = PhaseProfile(self.device), precision_of(cfg, self.device)
+        self.profile = PhaseProfile(self.device)
+        self.precision = precision_of(cfg, self.device)
         images, labels, val = ready_images(cfg, self.device)
-        parts = images[: cfg.train_samples].split(cfg.batch_size), labels[: cfg.train_samples].split(cfg.batch_size)
-        self.batches, self.val, self.val_batch = list(zip(*parts, strict=True)), val, cfg.val_samples
+        parts = (
+            images[: cfg.train_samples].split(cfg.batch_size),
+            labels[: cfg.train_samples].split(cfg.batch_size),
+        )
+        self.batches = list(zip(*parts, strict=True))
+        self.val = val
+        self.val_batch = cfg.val_samples
         self.nets = []
         for number in numbers:
             torch.manual_seed(cfg.seed + number)
             self.nets.append(bare_host(cfg.task).to(self.device, memory_format=torch.channels_last))  # type: ignore[call-overload]
         self.optimisers = [
-            torch.optim.SGD(net.parameters(), cfg.task.host_lr, cfg.task.momentum,
-                            weight_decay=cfg.task.weight_decay, fused=True) for net in self.nets
-        ]  # fmt: skip
+            torch.optim.SGD(
+                net.parameters(),
+                cfg.task.host_lr,
+                cfg.task.momentum,
+                weight_decay=cfg.task.weight_decay,
+                fused=True,
+            )
+            for net in self.nets
+        ]
         self.how = "eager"
         self.calls: tuple[LossOf, LogitsOf] = loss_of, logits_of
         self.done: list[Done] = []
@@ -156,18 +197,29 @@ class BareLoop:
     def facts(self) -> dict[str, object]:
         """How the work is done."""
         dtype = str(self.precision).removeprefix("torch.")
-        return {"how": self.how, "val_batch": self.val_batch, "dtype": dtype, "graphs": compiled_graphs()}
+        return {
+            "how": self.how,
+            "val_batch": self.val_batch,
+            "dtype": dtype,
+            "graphs": compiled_graphs(),
+        }
 
     def results(self) -> list[np.ndarray]:
         """The weights of every host."""
-        flat = [torch.cat([weight.detach().flatten() for weight in net.parameters()]) for net in self.nets]
+        flat = [
+            torch.cat([weight.detach().flatten() for weight in net.parameters()])
+            for net in self.nets
+        ]
         return [vector.cpu().numpy() for vector in flat]
 
     def _one(self, place: int) -> Done:
         """Train and validate one host."""
-        net, optimiser = self.nets[place], self.optimisers[place]
+        net = self.nets[place]
+        optimiser = self.optimisers[place]
         loss, logits = self.calls
-        cast = torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == torch.bfloat16)
+        cast = torch.autocast(
+            self.device.type, torch.bfloat16, enabled=self.precision == torch.bfloat16
+        )
         net.train()
         for images, labels in self.batches:
             optimiser.zero_grad(set_to_none=True)
@@ -179,9 +231,12 @@ class BareLoop:
             optimiser.step()
         self.profile.phase_ended("training")
         net.eval()
-        hits, tested = torch.zeros((), dtype=torch.int64, device=self.device), 0
+        hits = torch.zeros((), dtype=torch.int64, device=self.device)
+        tested = 0
         with torch.inference_mode(), cast:
-            for images, labels in zip(*(part.split(self.val_batch) for part in self.val), strict=True):
+            for images, labels in zip(
+                *(part.split(self.val_batch) for part in self.val), strict=True
+            ):
                 hits += (logits(net, images).argmax(1) == labels).sum()
                 tested += len(labels)
         self.profile.phase_ended("validation")
@@ -208,11 +263,18 @@ def bare_host(task: TaskConfig) -> nn.Sequential:
     layers: list[nn.Module] = []
     width = IMAGE_CHANNELS
     for block in range(task.num_blocks):
-        wider, size = task.channels(block), task.kernel_size
-        layers += [nn.Conv2d(width, wider, size, padding=size // 2, bias=False), nn.BatchNorm2d(wider), nn.ReLU(True)]
+        wider = task.channels(block)
+        size = task.kernel_size
+        layers += [
+            nn.Conv2d(width, wider, size, padding=size // 2, bias=False),
+            nn.BatchNorm2d(wider),
+            nn.ReLU(True),
+        ]
         layers += [nn.MaxPool2d(2)] * (block < task.num_pools)
         width = wider
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, task.num_classes))
+    return nn.Sequential(
+        *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, task.num_classes)
+    )
 
 
 def play(loop: Loop, steps: int) -> Played:
@@ -224,21 +286,27 @@ def play(loop: Loop, steps: int) -> Played:
         loop.one_step()
     wait_for(loop.device)
     seconds = time.perf_counter() - begun
-    return Played(seconds, loop.profile.take(), Done(*(sum(parts) for parts in zip(*loop.done, strict=True))))
+    return Played(
+        seconds, loop.profile.take(), Done(*(sum(parts) for parts in zip(*loop.done, strict=True)))
+    )
 
 
-def tune(forms: Forms, choose: Callable[[str, int | str], object], trial: Callable[[], float]) -> dict[str, float]:
+def tune(
+    forms: Forms, choose: Callable[[str, int | str], object], trial: Callable[[], float]
+) -> dict[str, float]:
     """Milliseconds of every form that was tried; the quickest of each setting stays chosen."""
     tried: dict[str, float] = {}
     for setting, values in forms.items():
-        best, least = values[0], math.inf
+        best = values[0]
+        least = math.inf
         for value in values:
             choose(setting, value)
             seconds = trial() if len(values) > 1 else 0.0
             if len(values) > 1:
                 tried[f"{setting} {value}"] = 1e3 * seconds
             if seconds < least:
-                best, least = value, seconds
+                best = value
+                least = seconds
         choose(setting, best)
     return tried
 
@@ -264,26 +332,44 @@ def validation_sizes(cfg: EpsConfig, device: torch.device, whole: int) -> Forms:
 def workload(cfg: EpsConfig, device: torch.device) -> Workload:
     """The declared work as the plain loop takes it."""
     return Workload(
-        envs=cfg.envs, batch=cfg.batch_size, train=cfg.train_samples, val=cfg.val_samples, live=cfg.live,
-        live_envs=cfg.live_envs, blueprint=cfg.blueprint, stage=cfg.stage, slots=tuple(cfg.slots), task=cfg.task,
-        device=str(device), validation=cfg.baseline_validation, seed=cfg.seed, precision=precision_of(cfg, device),
-    )  # fmt: skip
+        envs=cfg.envs,
+        batch=cfg.batch_size,
+        train=cfg.train_samples,
+        val=cfg.val_samples,
+        live=cfg.live,
+        live_envs=cfg.live_envs,
+        blueprint=cfg.blueprint,
+        stage=cfg.stage,
+        slots=tuple(cfg.slots),
+        task=cfg.task,
+        device=str(device),
+        validation=cfg.baseline_validation,
+        seed=cfg.seed,
+        precision=precision_of(cfg, device),
+    )
 
 
 def loop_data(cfg: EpsConfig, device: torch.device) -> LoopData:
-    """The images of the engine's run as the plain loop wants them: normalised floats in channels_last."""
+    """The images of the engine's run as the plain loop wants them: normalised floats in
+    channels_last.
+    """
     train, labels, val = ready_images(cfg, device)
     count = cfg.train_samples // cfg.batch_size
     if cfg.augment:
         crops = Crops(train, labels)
         return LoopData(lambda batch, random: crops.batches(batch, count, random), val)
-    return LoopData(lambda batch, random: shuffled_batches(train, labels, batch, random)[:count], val)
+    return LoopData(
+        lambda batch, random: shuffled_batches(train, labels, batch, random)[:count], val
+    )
 
 
 def ready_images(cfg: EpsConfig, device: torch.device) -> tuple[Tensor, Tensor, Images]:
     """Training images, their labels, and the validation images of an env-step with theirs."""
     found = load_images(train_config(cfg).data, device)
-    train, val = (ready_made(images, found.mean, found.std) for images in (found.train_images, found.test_images))
+    train, val = (
+        ready_made(images, found.mean, found.std)
+        for images in (found.train_images, found.test_images)
+    )
     return train, found.train_labels, (val, found.test_labels)
 
 

@@ -1,6 +1,8 @@
-"""What a timing was taken on: the machine in words, what it can do at most, how busy it was, memory, waits and graphs.
+"""What a timing was taken on: the machine in words, what it can do at most, how busy it was,
+memory, waits and graphs.
 
-Called by all of benchmarks/ that measures. Linux tells most of it under /proc; elsewhere those entries are None.
+Called by all of benchmarks/ that measures. Linux tells most of it under /proc; elsewhere those
+entries are None.
 """
 
 import ctypes
@@ -22,7 +24,8 @@ from torch._dynamo.utils import counters
 from benchmarks.eps_config import cores
 from benchmarks.sync_guard import Sync, SyncGuard
 
-QUIET_LOAD = 0.3  # load average, and cores in use by others, above which a machine is not called quiet
+# load average, and cores in use by others, above which a machine is not called quiet
+QUIET_LOAD = 0.3
 MIB = 2**20
 ROOT = Path(__file__).parents[1]
 
@@ -30,22 +33,32 @@ ROOT = Path(__file__).parents[1]
 def describe(device: torch.device) -> dict[str, object]:
     """Processor, cores, accelerator and versions."""
     found: dict[str, object] = {
-        "cpu": _cpu_model(), "cores": cores(), "system": f"{platform.system()} {platform.machine()}",
-        "python": platform.python_version(), "torch": torch.__version__, "device": str(device),
-    }  # fmt: skip
+        "cpu": _cpu_model(),
+        "cores": cores(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "device": str(device),
+    }
     if device.type == "cuda":
         found |= {"gpu": torch.cuda.get_device_name(device), "cuda": torch.version.cuda}
     return found
 
 
 def git_commit(root: Path = ROOT) -> str:
-    """The commit of a checkout, with + where files differ from it but for results; "unknown" outside git."""
+    """The commit of a checkout, with + where files differ from it but for results; "unknown"
+    outside git.
+    """
     try:
-        head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True)
+        head = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True
+        )
         changed = subprocess.run(
             ["git", "status", "--porcelain", "-uno", "--", ".", ":!benchmarks/results"],
-            cwd=root, capture_output=True, text=True,
-        ).stdout.strip()  # fmt: skip
+            cwd=root,
+            capture_output=True,
+            text=True,
+        ).stdout.strip()
     except OSError:
         return "unknown"
     return head.stdout.strip() + "+" * bool(changed) if head.returncode == 0 else "unknown"
@@ -60,11 +73,14 @@ class Busy(NamedTuple):
 
 
 def busy(helpers: float = 0.0) -> Busy:
-    """Processor time of the machine and of this process now; helpers: that of processes that work for it."""
+    """Processor time of the machine and of this process now; helpers: that of processes that work
+    for it.
+    """
     try:
         first = Path("/proc/stat").read_text().split("\n", 1)[0].split()
         ticks = [int(number) for number in first[1:9]]
-        everyone = (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")  # without idle and iowait
+        # without idle and iowait
+        everyone = (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError):
         everyone = None
     return Busy(time.monotonic(), everyone, time.process_time() + helpers)
@@ -74,7 +90,9 @@ def others(before: Busy, now: Busy) -> float | None:
     """Cores that other processes kept busy from `before` to `now`."""
     if before.everyone is None or now.everyone is None or now.wall <= before.wall:
         return None
-    return max(0.0, (now.everyone - before.everyone - (now.own - before.own)) / (now.wall - before.wall))
+    return max(
+        0.0, (now.everyone - before.everyone - (now.own - before.own)) / (now.wall - before.wall)
+    )
 
 
 def load() -> float | None:
@@ -83,11 +101,15 @@ def load() -> float | None:
 
 
 def limits(device: torch.device) -> dict[str, float]:
-    """Measured GFLOP/s of a float32 matrix product and GB/s (read and written) of a copy, with all cores."""
+    """Measured GFLOP/s of a float32 matrix product and GB/s (read and written) of a copy, with all
+    cores.
+    """
     torch.set_num_threads(cores())
     size, numbers = (8192, 2**28) if device.type == "cuda" else (1536, 2**25)
-    a, b = torch.randn(size, size, device=device), torch.randn(size, size, device=device)
-    source, target = torch.zeros(numbers, device=device), torch.ones(numbers, device=device)
+    a = torch.randn(size, size, device=device)
+    b = torch.randn(size, size, device=device)
+    source = torch.zeros(numbers, device=device)
+    target = torch.ones(numbers, device=device)
     product = _fastest(lambda: torch.mm(a, b), device)
     copied = _fastest(lambda: target.copy_(source), device)
     return {"gflops": 2 * size**3 / product / 1e9, "gb_per_second": 8 * numbers / copied / 1e9}
@@ -111,7 +133,9 @@ def wait_for(device: torch.device) -> None:
 
 
 class SyncCount(SyncGuard):
-    """Counts what the host would wait for, wherever it is; not what may be an upload from pinned memory."""
+    """Counts what the host would wait for, wherever it is; not what may be an upload from pinned
+    memory.
+    """
 
     moves = False
 
@@ -123,8 +147,8 @@ class SyncCount(SyncGuard):
 def count_syncs(action: Callable[[], object], device: torch.device) -> int:
     """Places within `action` where the host waits for the device.
 
-    On CUDA what torch warns of; on a CPU what would be waited for on a GPU, in the calling thread and in code that is
-    not compiled.
+    On CUDA what torch warns of; on a CPU what would be waited for on a GPU, in the calling thread
+    and in code that is not compiled.
     """
     if device.type == "cuda":
         torch.cuda.set_sync_debug_mode("warn")
@@ -144,13 +168,16 @@ def compiled_graphs() -> int:
 
 
 class PeakMemory:
-    """Most memory that was added while the context lasts: of the process on a CPU, of tensors on CUDA.
+    """Most memory that was added while the context lasts: of the process on a CPU, of tensors on
+    CUDA.
 
-    On a CPU a thread looks every few milliseconds, so this is for what is not timed; `mib` is NaN where nobody tells.
+    On a CPU a thread looks every few milliseconds, so this is for what is not timed; `mib` is NaN
+    where nobody tells.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.device, self.mib = device, float("nan")
+        self.device = device
+        self.mib = float("nan")
         self._over = threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
 
@@ -165,7 +192,10 @@ class PeakMemory:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self.device.type == "cuda":
             self._highest = torch.cuda.max_memory_allocated(self.device)
@@ -207,4 +237,7 @@ def _cpu_model() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor() or platform.machine()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")),
+        platform.machine(),
+    )

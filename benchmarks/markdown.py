@@ -1,4 +1,6 @@
-"""What tables in markdown share: rows in, lines out, and the words for where a record comes from."""
+"""What tables in markdown share: rows in, lines out, and the words for where a record comes
+from.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -18,5 +20,8 @@ def place(record: Mapping) -> str:
     """Date, commit and machine of a record."""
     facts = record["machine"]
     gpu = f"{facts['gpu']}, " if "gpu" in facts else ""
-    return (f"{record['time'][:10]}, commit {record['commit']}, {gpu}{facts['cpu']}, {facts['cores']} cores, torch "
-            f"{facts['torch']}")  # fmt: skip
+    return (
+        f"{record['time'][:10]}, commit {record['commit']}, {gpu}{facts['cpu']}, {facts['cores']} "
+        "cores, torch "
+        f"{facts['torch']}"
+    )

@@ -1,7 +1,9 @@
-"""The opponents in a benchmark: a loop on as many cores as the engine has, laid out in the way that was quickest.
+"""The opponents in a benchmark: a loop on as many cores as the engine has, laid out in the way that
+was quickest.
 
-In its warm-up every layout is tried, one process of 1, 2, 4 ... threads and one process of one thread per core, and
-within it every form of the loop; what was tried and chosen is part of the record. Built by benchmarks/eps.py.
+In its warm-up every layout is tried, one process of 1, 2, 4 ... threads and one process of one
+thread per core, and within it every form of the loop; what was tried and chosen is part of the
+record. Built by benchmarks/eps.py.
 """
 
 from typing import NamedTuple
@@ -56,7 +58,9 @@ class LoopSide:
 
     def __init__(self, name: str, cfg: EpsConfig) -> None:
         """Nothing is started yet; `warm_up` must come before the first timing."""
-        self.name, self.cfg, self.device = name, cfg, resolve_device(cfg.device)
+        self.name = name
+        self.cfg = cfg
+        self.device = resolve_device(cfg.device)
         self.loop = LOOPS[name]
         self.tried: dict[str, float] = {}
         self.images = (0, 0)
@@ -74,8 +78,11 @@ class LoopSide:
         crowd.ask("play", self.cfg.warmup)
 
     def run(self) -> Timing:
-        """A few env-steps of all envs. The columns are those of the process that took longest, up to the wall time."""
-        steps, crowd = self.cfg.timed_steps, self._crowd()
+        """A few env-steps of all envs. The columns are those of the process that took longest, up
+        to the wall time.
+        """
+        steps = self.cfg.timed_steps
+        crowd = self._crowd()
         seconds, answers = crowd.timed("play", steps)
         played = [Played(*answer) for answer in answers]
         self.images = sum(one.done.train for one in played), sum(one.done.val for one in played)
@@ -87,18 +94,25 @@ class LoopSide:
     def check(self) -> None:
         """Raise BenchmarkError unless the declared images were worked on."""
         if self.images != self.cfg.images:
-            raise BenchmarkError(f"{self.name}: {self.images} training and validation images, not {self.cfg.images}")
+            raise BenchmarkError(
+                f"{self.name}: {self.images} training and validation images, not {self.cfg.images}"
+            )
 
     def facts(self) -> dict[str, object]:
         """What was chosen in the warm-up, and from what."""
         crowd = self._crowd()
         of_each = crowd.ask("facts")
         return of_each[0] | {
-            "processes": self.layout.processes, "threads": self.layout.threads, "pinned": crowd.pinned,
-            "tried_ms": self.tried, "train_images": self.images[0], "val_images": self.images[1],
-            "rows": self.cfg.rows, "peak_mib": sum(crowd.ask("peak_mib")),
+            "processes": self.layout.processes,
+            "threads": self.layout.threads,
+            "pinned": crowd.pinned,
+            "tried_ms": self.tried,
+            "train_images": self.images[0],
+            "val_images": self.images[1],
+            "rows": self.cfg.rows,
+            "peak_mib": sum(crowd.ask("peak_mib")),
             "graphs": sum(each["graphs"] for each in of_each),
-        }  # fmt: skip
+        }
 
     def syncs(self) -> int:
         """Waits for the device in an env-step of all envs."""
@@ -128,14 +142,19 @@ class LoopSide:
         return self.crowd
 
     def _try(self, layout: Layout, several: bool) -> Tried:
-        """The forms of the loop in this layout, and how long an env-step of all envs takes in the best of them."""
-        crowd, chosen = self._crowd_of(layout), Choices()
+        """The forms of the loop in this layout, and how long an env-step of all envs takes in the
+        best of them.
+        """
+        crowd = self._crowd_of(layout)
+        chosen = Choices()
 
         def choose(setting: str, value: int | str) -> None:
             chosen[setting] = value
             crowd.ask("choose", setting, value)
 
-        found = tune(self.loop.forms(self.cfg, self.device), choose, lambda: max(crowd.ask("trial")))
+        found = tune(
+            self.loop.forms(self.cfg, self.device), choose, lambda: max(crowd.ask("trial"))
+        )
         self.tried |= {f"{layout}, {form}": milliseconds for form, milliseconds in found.items()}
         if not several:
             return Tried(0.0, layout, chosen)

@@ -1,4 +1,5 @@
-"""Work in processes of its own: commands of the package, and jobs side by side that do not bring each other down.
+"""Work in processes of its own: commands of the package, and jobs side by side that do not bring
+each other down.
 
 Called by benchmarks/learning.py and benchmarks/proof.py.
 """
@@ -28,22 +29,35 @@ Result = TypeVar("Result")
 
 
 def command(module: str, *settings: str, threads: int | None = 1) -> None:
-    """Run one of the package's commands on `threads` threads (None: as it finds them), its console kept back.
+    """Run one of the package's commands on `threads` threads (None: as it finds them), its console
+    kept back.
 
     Raises CalledProcessError where it fails, after its words on stderr.
     """
     env = os.environ | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)})
-    subprocess.run([sys.executable, "-m", module, *settings], check=True, cwd=ROOT, env=env, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [sys.executable, "-m", module, *settings],
+        check=True,
+        cwd=ROOT,
+        env=env,
+        stdout=subprocess.DEVNULL,
+    )
 
 
 def in_processes(
-    work: Callable[[Job], Result], jobs: Sequence[Job], at_once: int, look: Callable[[], None] = lambda: None
+    work: Callable[[Job], Result],
+    jobs: Sequence[Job],
+    at_once: int,
+    look: Callable[[], None] = lambda: None,
 ) -> list[Result | Exception]:
-    """work(job) for every job, `at_once` at a time, each in a fresh process of one thread; results or what was raised.
+    """work(job) for every job, `at_once` at a time, each in a fresh process of one thread; results
+    or what was raised.
 
-    A process that dies takes no other job along: its job has a BrokenProcessPool. After a UserError, which all of them
-    would meet, no more are begun: those have a UserError that says so. `look` is called from time to time and at the
-    end. Where it raises, or Ctrl-C does, all processes are ended; so they are where this one dies.
+    A process that dies takes no other job along: its job has a BrokenProcessPool. After a
+    UserError, which all of them
+    would meet, no more are begun: those have a UserError that says so. `look` is called from time
+    to time and at the end. Where it raises, or Ctrl-C does, all processes are ended; so they are
+    where this one dies.
     """
     with ThreadPoolExecutor(at_once) as threads, _environment(ONE_THREAD):
         waiting = [threads.submit(_alone, work, job) for job in jobs]

@@ -1,14 +1,17 @@
-"""Does growth pay? The shipped learned policy against every control, on seeds that no tuning has seen.
+"""Does growth pay? The shipped learned policy against every control, on seeds that no tuning has
+seen.
 
-    python -m benchmarks.proof [--cifar ROOT] [setting=value ...]          all players on fashion32 (and CIFAR-10)
-    python -m benchmarks.proof --main [--cifar ROOT] [setting=value ...]   the main run itself, as a user starts it
+    python -m benchmarks.proof [--cifar ROOT] [setting=value ...]          all players on fashion32
+    (and CIFAR-10) python -m benchmarks.proof --main [--cifar ROOT] [setting=value ...]   the main
+    run itself, as a user starts it
 
-Declared here before the first look: seeds, players, experiment, hosts per seed, and how the learned policy is played
-(its likeliest choices, without learning). A unit is one player on the hosts of one seed and data set: an episode of
-each host; all players of a seed meet the same hosts, data order and images. Units are played in processes of one thread
-and kept as files: begun again, the command goes on where it was. Says before it starts how long it will take. Prints
-tables, and one JSON line last, which is also appended to benchmarks/results/; benchmarks/table.py makes tables and
-figure of it.
+Declared here before the first look: seeds, players, experiment, hosts per seed, and how the learned
+policy is played (its likeliest choices, without learning). A unit is one player on the hosts of one
+seed and data set: an episode of each host; all players of a seed meet the same hosts, data order
+and images. Units are played in processes of one thread
+and kept as files: begun again, the command goes on where it was. Says before it starts how long it
+will take. Prints tables, and one JSON line last, which is also appended to benchmarks/results/;
+benchmarks/table.py makes tables and figure of it.
 """
 
 import argparse
@@ -51,10 +54,13 @@ PLAYERS = (LEARNED, *CONTROLS)
 
 
 class Forecast:
-    """How long what is left will take: from the units done so far, and before there are any from a sample."""
+    """How long what is left will take: from the units done so far, and before there are any from a
+    sample.
+    """
 
     def __init__(self, jobs: Sequence[Job], at_once: int) -> None:
-        self.jobs, self.at_once = jobs, at_once
+        self.jobs = jobs
+        self.at_once = at_once
         self.guess = 0.0  # seconds of a unit of which no like is known
         self.seconds: dict[tuple[str, str], list[float]] = {}  # by data set and player
 
@@ -64,14 +70,18 @@ class Forecast:
 
     def of(self, data: str, player: str) -> float:
         """Seconds of a unit: the mean of those like it, else of all."""
-        known = self.seconds.get((data, player)) or [one for many in self.seconds.values() for one in many]
+        known = self.seconds.get((data, player)) or [
+            one for many in self.seconds.values() for one in many
+        ]
         return sum(known) / len(known) if known else self.guess
 
     def left(self, done: set[Key]) -> float:
         """Seconds until all jobs are done: those of the cores' share, or of the longest job."""
         chains = []
         for job in self.jobs:
-            missing = [player for player in job.players if (job.data.name, job.seed, player) not in done]
+            missing = [
+                player for player in job.players if (job.data.name, job.seed, player) not in done
+            ]
             chains.append(sum(self.of(job.data.name, player) for player in missing))
         return max(sum(chains) / self.at_once, *chains) if chains else 0.0
 
@@ -80,7 +90,9 @@ class Watch:
     """Says of every unit that is done what came out and how much time is left."""
 
     def __init__(self, units: Units, keys: Sequence[Key], forecast: Forecast) -> None:
-        self.units, self.keys, self.forecast = units, keys, forecast
+        self.units = units
+        self.keys = keys
+        self.forecast = forecast
         self.done: set[Key] = set()
         self.weights: set[str] = set()  # of the learned policy, which is one
         for key in units.held(keys):
@@ -91,8 +103,10 @@ class Watch:
         unit = self.units.read(key)
         self.weights.add(unit["weights"])
         if len(self.weights) > 1:
-            raise BenchmarkError(f"{self.units.folder} holds units of several policies. Give another folder with "
-                                 "--folder, or delete what it holds with --fresh")  # fmt: skip
+            raise BenchmarkError(
+                f"{self.units.folder} holds units of several policies. Give another folder with "
+                "--folder, or delete what it holds with --fresh"
+            )
         self.done.add(key)
         self.forecast.add(str(key[0]), str(key[2]), unit["seconds"])
         return unit
@@ -101,13 +115,20 @@ class Watch:
         """Say what is new."""
         for key in self.units.held([key for key in self.keys if key not in self.done]):
             unit = self.count(key)
-            accuracy, size = (sum(unit[name]) / len(unit[name]) for name in ("accuracies", "parameters"))
-            print(f"{key[0]} seed {key[1]} {key[2]:<12} {accuracy:.2f} %, {size:,.0f} parameters, "
-                  f"{duration(unit['seconds'])}; {len(self.done)} of {len(self.keys)} units, "
-                  f"left {duration(self.forecast.left(self.done))}", flush=True)  # fmt: skip
+            accuracy, size = (
+                sum(unit[name]) / len(unit[name]) for name in ("accuracies", "parameters")
+            )
+            print(
+                f"{key[0]} seed {key[1]} {key[2]:<12} {accuracy:.2f} %, {size:,.0f} parameters, "
+                f"{duration(unit['seconds'])}; {len(self.done)} of {len(self.keys)} units, "
+                f"left {duration(self.forecast.left(self.done))}",
+                flush=True,
+            )
 
 
-def jobs_left(units: Units, sets: Sequence[Data], facts: Facts, options: argparse.Namespace) -> list[Job]:
+def jobs_left(
+    units: Units, sets: Sequence[Data], facts: Facts, options: argparse.Namespace
+) -> list[Job]:
     """A job per seed and data set of which a unit is missing."""
     jobs = []
     for data in sets:
@@ -115,38 +136,84 @@ def jobs_left(units: Units, sets: Sequence[Data], facts: Facts, options: argpars
             done = units.held([(data.name, seed, player) for player in PLAYERS])
             missing = tuple(player for player in PLAYERS if (data.name, seed, player) not in done)
             if missing:
-                jobs.append(Job(data, seed, tuple(options.settings), missing, units.folder, units.stamp,
-                                str(facts["code"]), str(facts["commit"])))  # fmt: skip
+                jobs.append(
+                    Job(
+                        data,
+                        seed,
+                        tuple(options.settings),
+                        missing,
+                        units.folder,
+                        units.stamp,
+                        str(facts["code"]),
+                        str(facts["commit"]),
+                    )
+                )
     return jobs
 
 
 def facts_of(kind: str, cfg: TrainConfig, given: Sequence[str]) -> Facts:
     """What results depend on, but for data set and seed."""
-    return {"kind": kind, "commit": machine.git_commit(), "code": code_stamp(), "torch": torch.__version__,
-            "experiment": EXPERIMENT, "settings_given": list(given), "settings": plain_settings(cfg)}  # fmt: skip
+    return {
+        "kind": kind,
+        "commit": machine.git_commit(),
+        "code": code_stamp(),
+        "torch": torch.__version__,
+        "experiment": EXPERIMENT,
+        "settings_given": list(given),
+        "settings": plain_settings(cfg),
+    }
 
 
 def play(sets: Sequence[Data], options: argparse.Namespace) -> Record:
     """Play what is missing; returns the record. Ends the program where a job failed."""
     cfg = of_seed(sets[0], SEEDS[0], options.settings)
-    check(cfg.policy.name == "ppo", "policy.name", cfg.policy.name, "ppo: the proof is about the learned policy")
-    check(cfg.policy.init != "none", "policy.init", "none", "a policy that has learned: the proof is about it")
+    check(
+        cfg.policy.name == "ppo",
+        "policy.name",
+        cfg.policy.name,
+        "ppo: the proof is about the learned policy",
+    )
+    check(
+        cfg.policy.init != "none",
+        "policy.init",
+        "none",
+        "a policy that has learned: the proof is about it",
+    )
     facts = facts_of("proof", cfg, options.settings)
     with opened(options.folder, facts, options.fresh) as units:
-        keys: list[Key] = [(data.name, seed, player) for data in sets for seed in options.seeds for player in PLAYERS]
+        keys: list[Key] = [
+            (data.name, seed, player)
+            for data in sets
+            for seed in options.seeds
+            for player in PLAYERS
+        ]
         jobs = jobs_left(units, sets, facts, options)
         forecast = Forecast(jobs, options.jobs)
         watch = Watch(units, keys, forecast)
         check_images(units, watch.done, sets)
-        print(f"{' '.join([EXPERIMENT, *options.settings])} on {', '.join(one.name for one in sets)}: "
-              f"{', '.join(PLAYERS)}; seeds {', '.join(map(str, options.seeds))}, {cfg.envs} hosts of {cfg.steps} "
-              f"env-steps each; {len(keys) - len(watch.done)} of {len(keys)} units are left", flush=True)  # fmt: skip
+        print(
+            f"{' '.join([EXPERIMENT, *options.settings])} on "
+            f"{', '.join(one.name for one in sets)}: "
+            f"{', '.join(PLAYERS)}; seeds {', '.join(map(str, options.seeds))}, {cfg.envs} hosts "
+            f"of {cfg.steps} "
+            f"env-steps each; {len(keys) - len(watch.done)} of {len(keys)} units are left",
+            flush=True,
+        )
         if jobs:
             measure_or_exit(forecast, cfg, options.jobs)
-            print(f"this will take about {duration(forecast.left(watch.done))} in {options.jobs} processes of one "
-                  f"thread; what is done stays in {options.folder}", flush=True)  # fmt: skip
+            print(
+                f"this will take about {duration(forecast.left(watch.done))} in {options.jobs} "
+                "processes of one "
+                f"thread; what is done stays in {options.folder}",
+                flush=True,
+            )
         results = in_processes(play_job, jobs, options.jobs, watch.look)
-        exit_if_failed({f"{job.data.name} seed {job.seed}": result for job, result in zip(jobs, results, strict=True)})
+        exit_if_failed(
+            {
+                f"{job.data.name} seed {job.seed}": result
+                for job, result in zip(jobs, results, strict=True)
+            }
+        )
         return record_of(units, sets, cfg, facts, options)
 
 
@@ -162,9 +229,13 @@ def measure_or_exit(forecast: Forecast, cfg: TrainConfig, at_once: int) -> None:
 def check_images(units: Units, done: set[Key], sets: Sequence[Data]) -> None:
     """Raise BenchmarkError where a unit was played on other images."""
     for data in sets:
-        for key in (key for key in done if key[0] == data.name and units.read(key)["images"] != data.images):
-            raise BenchmarkError(f"{units.path(key)} was played on other images of {data.name}. Give another folder "
-                                 "with --folder, or delete what it holds with --fresh")  # fmt: skip
+        for key in (
+            key for key in done if key[0] == data.name and units.read(key)["images"] != data.images
+        ):
+            raise BenchmarkError(
+                f"{units.path(key)} was played on other images of {data.name}. Give another folder "
+                "with --folder, or delete what it holds with --fresh"
+            )
 
 
 def exit_if_failed(results: Mapping[str, object]) -> None:
@@ -181,7 +252,9 @@ def record_of(
     units: Units, sets: Sequence[Data], cfg: TrainConfig, facts: Facts, options: argparse.Namespace
 ) -> Record:
     """All units as one record, numbers by player, seed and host."""
-    found, seconds, weights = [], 0.0, ""
+    found = []
+    seconds = 0.0
+    weights = ""
     for data in sets:
         players = {}
         for player in PLAYERS:
@@ -194,12 +267,29 @@ def record_of(
                 "parameters": [unit["parameters"] for unit in of_player],
                 "train_flop": [unit["train_flop"] for unit in of_player],
             }
-        found.append({"name": data.name, "images": data.images, "train": data.train, "test": data.test,
-                      "val_images": min(cfg.val_samples, data.test), "players": players})  # fmt: skip
-    return origin("proof", torch.device("cpu")) | facts | {
-        "name": options.name, "seeds": list(options.seeds), "weights": weights, "jobs": options.jobs,
-        "unit_seconds": round(seconds, 1), "train_images": cfg.steps * cfg.train_samples, "data": found,
-    }  # fmt: skip
+        found.append(
+            {
+                "name": data.name,
+                "images": data.images,
+                "train": data.train,
+                "test": data.test,
+                "val_images": min(cfg.val_samples, data.test),
+                "players": players,
+            }
+        )
+    return (
+        origin("proof", torch.device("cpu"))
+        | facts
+        | {
+            "name": options.name,
+            "seeds": list(options.seeds),
+            "weights": weights,
+            "jobs": options.jobs,
+            "unit_seconds": round(seconds, 1),
+            "train_images": cfg.steps * cfg.train_samples,
+            "data": found,
+        }
+    )
 
 
 def rounded(values: Sequence[float]) -> list[float]:
@@ -209,28 +299,51 @@ def rounded(values: Sequence[float]) -> list[float]:
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("settings", nargs="*", help="settings of the experiment, as of esper_soa.train; recorded")
-    parser.add_argument("--main", action="store_true", help="play the main run with the seeds declared for it")
-    parser.add_argument("--cifar", default="", metavar="ROOT", help="also on CIFAR-10 from this folder or archive")
-    parser.add_argument("--jobs", type=int, default=cores(), help="processes at a time; default: the usable cores")
-    parser.add_argument("--seeds", type=int, help="how many of the declared seeds, from the first; default: all")
-    parser.add_argument("--name", help=f"of the record; default: {MAIN}, and of main runs {proof_main.NAME}")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "settings", nargs="*", help="settings of the experiment, as of esper_soa.train; recorded"
+    )
+    parser.add_argument(
+        "--main", action="store_true", help="play the main run with the seeds declared for it"
+    )
+    parser.add_argument(
+        "--cifar", default="", metavar="ROOT", help="also on CIFAR-10 from this folder or archive"
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=cores(), help="processes at a time; default: the usable cores"
+    )
+    parser.add_argument(
+        "--seeds", type=int, help="how many of the declared seeds, from the first; default: all"
+    )
+    parser.add_argument(
+        "--name", help=f"of the record; default: {MAIN}, and of main runs {proof_main.NAME}"
+    )
     parser.add_argument("--folder", type=Path, help="of the units; default: runs/proof/NAME")
-    parser.add_argument("--fresh", action="store_true", help="delete what the folder holds, and play all again")
-    parser.add_argument("--results", default=str(RESULTS), help="folder of the results; '' = only print them")
+    parser.add_argument(
+        "--fresh", action="store_true", help="delete what the folder holds, and play all again"
+    )
+    parser.add_argument(
+        "--results", default=str(RESULTS), help="folder of the results; '' = only print them"
+    )
     options = parser.parse_intermixed_args(arguments)
     declared = proof_main.SEEDS if options.main else SEEDS
     if options.jobs < 1:
         parser.error("--jobs must be at least 1")
     if options.seeds is not None and not 2 <= options.seeds <= len(declared):
-        parser.error(f"--seeds must be 2 to {len(declared)}: intervals need two, and no more are declared")
+        parser.error(
+            f"--seeds must be 2 to {len(declared)}: intervals need two, and no more are declared"
+        )
     options.seeds = declared[: options.seeds]
     own = proof_main.NAME if options.main else MAIN
     options.name = options.name or own
     if options.results and options.name == own and (options.settings or options.seeds != declared):
-        parser.error(f"settings or fewer seeds make another proof than the declared one: give it a --name of its own, "
-                     f"not {own}, or --results '' to keep no record")  # fmt: skip
+        parser.error(
+            "settings or fewer seeds make another proof than the declared one: give it a --name "
+            "of its own, "
+            f"not {own}, or --results '' to keep no record"
+        )
     options.folder = (options.folder or ROOT / "runs" / "proof" / options.name).resolve()
     return options
 
@@ -245,7 +358,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sets = [find_data(data_settings(root), options.settings) for root in roots]
         if options.main:
             cfg = proof_main.settings_given(sets[0], options.settings)
-            record = proof_main.play(sets, facts_of("proof_main", cfg, options.settings), cfg, options)
+            record = proof_main.play(
+                sets, facts_of("proof_main", cfg, options.settings), cfg, options
+            )
             lines = main_lines(record)
         else:
             record = play(sets, options)
@@ -258,7 +373,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     except subprocess.CalledProcessError as error:
-        print(f"error: the main run ended with status {error.returncode}: {' '.join(error.cmd[1:])}", file=sys.stderr)
+        print(
+            f"error: the main run ended with status {error.returncode}: {' '.join(error.cmd[1:])}",
+            file=sys.stderr,
+        )
         sys.exit(1)
     except KeyboardInterrupt:
         print("stopped: what is done stays; begin again to go on", file=sys.stderr)

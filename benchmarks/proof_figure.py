@@ -1,7 +1,9 @@
-"""The figure of the proof: accuracy against parameters and against training FLOP, a row per data set, as SVG.
+"""The figure of the proof: accuracy against parameters and against training FLOP, a row per data
+set, as SVG.
 
-Made from a record alone by benchmarks/table.py; the same record and version of matplotlib give the same bytes. Colours
-are those of Okabe and Ito (2008), which the colour-blind tell apart; every player has a marker of its own too.
+Made from a record alone by benchmarks/table.py; the same record and version of matplotlib give the
+same bytes. Colours are those of Okabe and Ito (2008), which the colour-blind tell apart; every
+player has a marker of its own too.
 """
 
 import hashlib
@@ -19,14 +21,23 @@ try:
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 except ImportError:
-    sys.exit("error: the figure of the proof needs matplotlib. Install it with: pip install 'esper-soa[stats]'")
+    sys.exit(
+        "error: the figure of the proof needs matplotlib. Install it with: pip install "
+        "'esper-soa[stats]'"
+    )
 
 STYLES = {  # colour and marker by player
-    "learned": ("#D55E00", "*"), "wait": ("#999999", "o"), "random": ("#F0E442", "v"), "heuristic": ("#56B4E9", "^"),
-    "schedule": ("#009E73", "s"), "static_final": ("#0072B2", "D"), "static_large": ("#CC79A7", "P"),
-}  # fmt: skip
+    "learned": ("#D55E00", "*"),
+    "wait": ("#999999", "o"),
+    "random": ("#F0E442", "v"),
+    "heuristic": ("#56B4E9", "^"),
+    "schedule": ("#009E73", "s"),
+    "static_final": ("#0072B2", "D"),
+    "static_large": ("#CC79A7", "P"),
+}
 AXES = {"parameters": ("parameters per host", 1.0), "train_flop": ("training GFLOP per host", 1e9)}
-WIDTH, ROW_HEIGHT = 9.0, 3.4  # inches
+WIDTH = 9.0  # inches
+ROW_HEIGHT = 3.4
 
 
 def stamp(record: Mapping) -> str:
@@ -49,28 +60,57 @@ def figure(record: Mapping) -> bytes:
                 draw(panel, data, size)
             row[0].set_ylabel(f"{data['name']}\nvalidation accuracy (%)")
         handles, names = panels[0][0].get_legend_handles_labels()
-        page.legend(handles, names, loc="outside lower center", ncols=len(names), frameon=False, handletextpad=0.1,
-                    columnspacing=1.2)  # fmt: skip
-        page.suptitle(f"Interquartile means of {len(record['seeds'])} seeds with {CONFIDENCE:.0%} t intervals; up and "
-                      "to the left is better", fontsize=10)  # fmt: skip
+        page.legend(
+            handles,
+            names,
+            loc="outside lower center",
+            ncols=len(names),
+            frameon=False,
+            handletextpad=0.1,
+            columnspacing=1.2,
+        )
+        page.suptitle(
+            f"Interquartile means of {len(record['seeds'])} seeds with {CONFIDENCE:.0%} t "
+            "intervals; up and "
+            "to the left is better",
+            fontsize=10,
+        )
         out = io.BytesIO()
-        page.savefig(out, format="svg", metadata={"Date": None, "Title": "Does growth pay?", "Source": stamp(record)})
+        page.savefig(
+            out,
+            format="svg",
+            metadata={"Date": None, "Title": "Does growth pay?", "Source": stamp(record)},
+        )
     return out.getvalue()
 
 
 def draw(panel: Axes, data: Mapping, size: str) -> None:
-    """A point with its intervals for every player of a data set, over one of AXES; a plain mean there."""
+    """A point with its intervals for every player of a data set, over one of AXES; a plain mean
+    there.
+    """
     title, unit = AXES[size]
     for level in levels(data["players"]):
         colour, marker = STYLES[level.player]
-        accuracy, cost = level.means["accuracy"], level.sizes[size]
+        accuracy = level.means["accuracy"]
+        cost = level.sizes[size]
         up_down = [[accuracy.mean - accuracy.low], [accuracy.high - accuracy.mean]]
         sideways = [[(cost.mean - cost.low) / unit], [(cost.high - cost.mean) / unit]]
         panel.errorbar(
-            [cost.mean / unit], [accuracy.mean], yerr=up_down, xerr=sideways,
-            color=colour, marker=marker, markersize=13 if marker == "*" else 8, markeredgecolor="black",
-            markeredgewidth=0.6, ecolor="#444444", elinewidth=1.0, capsize=3, linestyle="none", label=level.player,
-        )  # fmt: skip
+            [cost.mean / unit],
+            [accuracy.mean],
+            yerr=up_down,
+            xerr=sideways,
+            color=colour,
+            marker=marker,
+            markersize=13 if marker == "*" else 8,
+            markeredgecolor="black",
+            markeredgewidth=0.6,
+            ecolor="#444444",
+            elinewidth=1.0,
+            capsize=3,
+            linestyle="none",
+            label=level.player,
+        )
     panel.set_xscale("log")
     panel.xaxis.set_major_locator(LogLocator(subs=(1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)))
     panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))

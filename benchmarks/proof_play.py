@@ -1,8 +1,9 @@
-"""How a unit of the proof is played: one player on the hosts of one seed of one data set, an episode of every host.
+"""How a unit of the proof is played: one player on the hosts of one seed of one data set, an
+episode of every host.
 
-All players of a seed meet the same hosts, data order and images: those of round 0 of the world of that seed. What
-static_final and static_large are depends on what the learned policy grew there, so a job plays it first. Jobs run in
-processes of their own, begun by benchmarks/proof.py.
+All players of a seed meet the same hosts, data order and images: those of round 0 of the world of
+that seed. What static_final and static_large are depends on what the learned policy grew there, so
+a job plays it first. Jobs run in processes of their own, begun by benchmarks/proof.py.
 """
 
 import hashlib
@@ -39,13 +40,23 @@ from esper_soa.paths import config_dir
 
 EXPERIMENT = "cifar_3seed"
 LEARNED = "learned"
-# Of every unit: three hosts, on one thread of a CPU; the learned policy takes its likeliest choices. Settings given
-# come after the first two.
+# Of every unit: three hosts, on one thread of a CPU; the learned policy takes its likeliest
+# choices. Settings given come after the first two.
 HOSTS = ("envs=3", "policy.ppo.minibatches=1")
 PLACE = ("device=cpu", "compute.workers=1", "compute.threads=1")
 DECLARED = ("policy.deterministic=true",)
-NOT_TO_GIVE = ("seed", "data", "policy.deterministic", "policy.name", "run_dir", "resume", "+experiment", "experiment")
-UNTIMED, TIMED = 4, 4  # env-steps of the sample, whatever the length of an episode
+NOT_TO_GIVE = (
+    "seed",
+    "data",
+    "policy.deterministic",
+    "policy.name",
+    "run_dir",
+    "resume",
+    "+experiment",
+    "experiment",
+)
+UNTIMED = 4  # env-steps of the sample, whatever the length of an episode
+TIMED = 4
 
 Facts = dict[str, object]
 
@@ -81,7 +92,9 @@ class Job(NamedTuple):
 
 
 def data_settings(cifar: str) -> tuple[str, ...]:
-    """The settings that a user would give for CIFAR-10 under `cifar`, or for fashion32 where that is empty."""
+    """The settings that a user would give for CIFAR-10 under `cifar`, or for fashion32 where that
+    is empty.
+    """
     return (f"data.root={QuotedString(cifar, Quote.single).with_quotes()}",) if cifar else ()
 
 
@@ -89,13 +102,19 @@ def check_given(settings: Iterable[str]) -> None:
     """Raise BenchmarkError for a setting that is declared, not given."""
     for setting in settings:
         key = setting.split("=")[0].lstrip("+~")
-        declared = next((one for one in NOT_TO_GIVE if key == one or key.startswith(f"{one}.")), None)
+        declared = next(
+            (one for one in NOT_TO_GIVE if key == one or key.startswith(f"{one}.")), None
+        )
         if declared is not None:
-            raise BenchmarkError(f"{setting}: {declared} is declared by the proof and cannot be given; leave it out")
+            raise BenchmarkError(
+                f"{setting}: {declared} is declared by the proof and cannot be given; leave it out"
+            )
 
 
 def settings_of(overrides: Iterable[str]) -> TrainConfig:
-    """The settings of the experiment as `python -m esper_soa.train` would compose them; raises UserError."""
+    """The settings of the experiment as `python -m esper_soa.train` would compose them; raises
+    UserError.
+    """
     register_schema()
     try:
         with initialize_config_dir(config_dir(), version_base="1.3"):
@@ -113,11 +132,15 @@ def of_seed(data: Data, seed: int, given: Iterable[str]) -> TrainConfig:
 def find_data(settings: tuple[str, ...], given: Iterable[str]) -> Data:
     """The data set that `settings` choose; raises UserError where it cannot be read."""
     images = load_images(settings_of((*given, *settings)).data, "cpu")
-    return Data(images.name, settings, images.identity, len(images.train_labels), len(images.test_labels))
+    return Data(
+        images.name, settings, images.identity, len(images.train_labels), len(images.test_labels)
+    )
 
 
 def plain_settings(cfg: TrainConfig) -> dict:
-    """The settings as plain values, without those that differ between units or tell where files are."""
+    """The settings as plain values, without those that differ between units or tell where files
+    are.
+    """
     settings = OmegaConf.to_container(OmegaConf.create(settings_yaml(cfg)))
     if not isinstance(settings, dict):
         raise TypeError("settings are a table")
@@ -130,8 +153,8 @@ def plain_settings(cfg: TrainConfig) -> dict:
 def play_job(job: Job) -> None:
     """Play all players of the job, the learned policy first, and write a unit for each.
 
-    Raises BenchmarkError where code or images are no longer what they were when the proof began; UserError for settings
-    that cannot work.
+    Raises BenchmarkError where code or images are no longer what they were when the proof began;
+    UserError for settings that cannot work.
     """
     if code_stamp() != job.code:
         raise BenchmarkError("the code has changed since the proof was begun. Begin it again")
@@ -139,11 +162,17 @@ def play_job(job: Job) -> None:
     apply_threads(cfg.compute.threads)
     world = build_world(cfg, resolve_device(cfg.device))
     if world.images.identity != job.data.images:
-        raise BenchmarkError(f"{world.images.name}: the images have changed since the proof was begun. Begin it again")
-    player, units = build_player(cfg, world), Units(job.folder, job.stamp)
-    weights, learned = weights_stamp(player), (job.data.name, job.seed, LEARNED)
+        raise BenchmarkError(
+            f"{world.images.name}: the images have changed since the proof was begun. Begin it "
+            "again"
+        )
+    player = build_player(cfg, world)
+    units = Units(job.folder, job.stamp)
+    weights = weights_stamp(player)
+    learned = (job.data.name, job.seed, LEARNED)
     for name in job.players:
-        begun, played = time.monotonic(), Round(0, silent(), name)
+        begun = time.monotonic()
+        played = Round(0, silent(), name)
         if name == LEARNED:
             result, _ = play_round(world, Player(player.agent, None), played)
         else:
@@ -155,19 +184,25 @@ def play_job(job: Job) -> None:
 def grown_of(unit: Mapping) -> Grown:
     """What the controls need to know of the learned policy's episode, from its unit."""
     topology = unit["topology"]
-    return Grown(unit["parameters"], Topology(
-        torch.tensor(topology["blueprint"], dtype=torch.int64), torch.tensor(topology["blend"], dtype=torch.int64),
-        torch.tensor(topology["alpha"], dtype=torch.float64),
-    ))  # fmt: skip
+    return Grown(
+        unit["parameters"],
+        Topology(
+            torch.tensor(topology["blueprint"], dtype=torch.int64),
+            torch.tensor(topology["blend"], dtype=torch.int64),
+            torch.tensor(topology["alpha"], dtype=torch.float64),
+        ),
+    )
 
 
 def unit(job: Job, world: World, result: RoundResult) -> Facts:
-    """What is kept of a unit: numbers per host, in the order of the hosts, and where they come from.
+    """What is kept of a unit: numbers per host, in the order of the hosts, and where they come
+    from.
 
-    `net` is accuracy minus rent, both in points; rent is that of the parameters above those of the task's own host,
-    whether they grew or were there from the start.
+    `net` is accuracy minus rent, both in points; rent is that of the parameters above those of the
+    task's own host, whether they grew or were there from the start.
     """
-    host, reward = world.rules.reward.counts.host, world.rules.reward.config
+    host = world.rules.reward.counts.host
+    reward = world.rules.reward.config
     return {
         "accuracies": result.accuracies,
         "parameters": result.parameters,
@@ -197,16 +232,22 @@ def silent() -> Progress:
 
 
 def sample(cfg: TrainConfig) -> float:
-    """Seconds per env-step of all hosts, of the slower of the learned policy and the schedule: a short episode of each.
+    """Seconds per env-step of all hosts, of the slower of the learned policy and the schedule: a
+    short episode of each.
 
-    The schedule is made to fill a slot per env-step, so that its hosts are soon as large as they get.
+    The schedule is made to fill a slot per env-step, so that its hosts are soon as large as they
+    get.
     """
     cfg = replace(cfg, steps=UNTIMED + TIMED)
     apply_threads(cfg.compute.threads)
     world = build_world(cfg, resolve_device(cfg.device))
     schedule = replace(cfg.policy.schedule, germinate=[1], stagger=1)
-    scripted = scripted_policy(replace(cfg.policy, name="schedule", schedule=schedule), cfg.task.blueprints)
-    return max(seconds_per_step(world, agent) for agent in (build_player(cfg, world).agent, scripted))
+    scripted = scripted_policy(
+        replace(cfg.policy, name="schedule", schedule=schedule), cfg.task.blueprints
+    )
+    return max(
+        seconds_per_step(world, agent) for agent in (build_player(cfg, world).agent, scripted)
+    )
 
 
 def seconds_per_step(world: World, agent: Agent) -> float:

@@ -1,7 +1,8 @@
 """What the proof says: every player over the seeds, and the learned policy against each control.
 
-Given a data set of a record of benchmarks/proof.py: per player, and by MEASURES and SIZES, a list of seeds of a list of
-hosts. A seed counts as one: hosts of a seed are played by one policy on one data order. Needs neither torch nor scipy.
+Given a data set of a record of benchmarks/proof.py: per player, and by MEASURES and SIZES, a list
+of seeds of a list of hosts. A seed counts as one: hosts of a seed are played by one policy on one
+data order. Needs neither torch nor scipy.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,10 @@ from esper_soa.ops.statistics import (
 CONFIDENCE = 0.95
 SIGNIFICANCE = 0.01  # of the Mann-Whitney p of a verdict
 LEARNED = "learned"
-MEASURES = {"accuracy": "accuracy", "net": "accuracy - rent"}  # by key in the record, both in percent points
+MEASURES = {
+    "accuracy": "accuracy",
+    "net": "accuracy - rent",
+}  # by key in the record, both in percent points
 SIZES = ("parameters", "train_flop")
 
 
@@ -32,7 +36,9 @@ class Level(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """The learned policy against a control in one of MEASURES; differences are learned less control, paired by seed."""
+    """The learned policy against a control in one of MEASURES; differences are learned less
+    control, paired by seed.
+    """
 
     control: str
     measure: str
@@ -65,7 +71,9 @@ def levels(players: Mapping[str, Mapping]) -> list[Level]:
     """Every player of a data set, in the order of the record."""
     found = []
     for name, numbers in players.items():
-        means = {measure: iqm_interval(seed_means(numbers[measure]), CONFIDENCE) for measure in MEASURES}
+        means = {
+            measure: iqm_interval(seed_means(numbers[measure]), CONFIDENCE) for measure in MEASURES
+        }
         sizes = {size: mean_interval(seed_means(numbers[size]), CONFIDENCE) for size in SIZES}
         found.append(Level(name, means, sizes))
     return found
@@ -73,31 +81,45 @@ def levels(players: Mapping[str, Mapping]) -> list[Level]:
 
 def comparisons(players: Mapping[str, Mapping]) -> list[Comparison]:
     """The learned policy of a data set against every control, a row per measure."""
-    size = {level.player: {name: mean.mean for name, mean in level.sizes.items()} for level in levels(players)}
+    size = {
+        level.player: {name: mean.mean for name, mean in level.sizes.items()}
+        for level in levels(players)
+    }
     found = []
     for measure in MEASURES:
         for control in (name for name in players if name != LEARNED):
             mine, theirs = (players[name][measure] for name in (LEARNED, control))
-            ours, others = seed_means(mine), seed_means(theirs)
-            pairs = [pair for seeds in zip(mine, theirs, strict=True) for pair in zip(*seeds, strict=True)]
-            found.append(Comparison(
-                control=control,
-                measure=measure,
-                difference=difference_interval(ours, others, CONFIDENCE),
-                middle=iqm_interval([a - b for a, b in zip(ours, others, strict=True)], CONFIDENCE),
-                p=mann_whitney(ours, others),
-                improvement=improvement_interval(ours, others, CONFIDENCE),
-                seeds_won=sum(a > b for a, b in zip(ours, others, strict=True)),
-                seeds=len(ours),
-                hosts_won=sum(a > b for a, b in pairs),
-                hosts=len(pairs),
-                shares={name: size[LEARNED][name] / size[control][name] for name in SIZES},
-            ))  # fmt: skip
+            ours = seed_means(mine)
+            others = seed_means(theirs)
+            pairs = [
+                pair
+                for seeds in zip(mine, theirs, strict=True)
+                for pair in zip(*seeds, strict=True)
+            ]
+            found.append(
+                Comparison(
+                    control=control,
+                    measure=measure,
+                    difference=difference_interval(ours, others, CONFIDENCE),
+                    middle=iqm_interval(
+                        [a - b for a, b in zip(ours, others, strict=True)], CONFIDENCE
+                    ),
+                    p=mann_whitney(ours, others),
+                    improvement=improvement_interval(ours, others, CONFIDENCE),
+                    seeds_won=sum(a > b for a, b in zip(ours, others, strict=True)),
+                    seeds=len(ours),
+                    hosts_won=sum(a > b for a, b in pairs),
+                    hosts=len(pairs),
+                    shares={name: size[LEARNED][name] / size[control][name] for name in SIZES},
+                )
+            )
     return found
 
 
 class MainRuns(NamedTuple):
-    """The main runs of a data set: grown hosts less the same hosts without growth, in points of accuracy."""
+    """The main runs of a data set: grown hosts less the same hosts without growth, in points of
+    accuracy.
+    """
 
     differences: list[float]  # by seed, mean over its hosts
     over_hosts: Interval  # mean over all hosts of all seeds
@@ -107,8 +129,11 @@ class MainRuns(NamedTuple):
 
 def main_runs(grown: Sequence[Sequence[float]], control: Sequence[Sequence[float]]) -> MainRuns:
     """grown, control: accuracies (percent) by seed and host."""
-    pairs = [pair for seeds in zip(grown, control, strict=True) for pair in zip(*seeds, strict=True)]
-    ours, others = seed_means(grown), seed_means(control)
+    pairs = [
+        pair for seeds in zip(grown, control, strict=True) for pair in zip(*seeds, strict=True)
+    ]
+    ours = seed_means(grown)
+    others = seed_means(control)
     differences = [a - b for a, b in zip(ours, others, strict=True)]
     return MainRuns(
         differences=differences,

@@ -1,4 +1,6 @@
-"""The proof in markdown: the same lines on the console of benchmarks/proof.py and in the pages of the project."""
+"""The proof in markdown: the same lines on the console of benchmarks/proof.py and in the pages of
+the project.
+"""
 
 from collections.abc import Mapping
 
@@ -31,25 +33,37 @@ def proof(records: Records) -> list[str]:
 
 
 SHORT = {  # players of the README's table, in its words
-    LEARNED: "grown by the policy that ships", "wait": "the same hosts, without growth",
+    LEARNED: "grown by the policy that ships",
+    "wait": "the same hosts, without growth",
     "static_large": "a plain host of the grown size",
     "static_final": "the grown networks, trained whole from the start",
     "random": "grown at random",
-}  # fmt: skip
+}
 
 
 def result(records: Records) -> list[str]:
-    """The declared proof in a table that fits a screen: accuracy by data set, size and cost on the first."""
+    """The declared proof in a table that fits a screen: accuracy by data set, size and cost on the
+    first.
+    """
     lines: list[Line] = []
     for record in (one for one in records if one["name"] == MAIN):
         by_data = [{row.player: row for row in levels(data["players"])} for data in record["data"]]
         titles = [f"{data['name']}, accuracy (%)" for data in record["data"]]
         lines.append(
-            (f"{len(record['seeds'])} seeds, 95 % intervals", *titles, "parameters", "training GFLOP per host")
+            (
+                f"{len(record['seeds'])} seeds, 95 % intervals",
+                *titles,
+                "parameters",
+                "training GFLOP per host",
+            )
         )
         for player, words in SHORT.items():
-            rows, first = [found[player] for found in by_data], by_data[0][player]
-            cost = (f"{first.sizes['parameters'].mean:,.0f}", f"{first.sizes['train_flop'].mean / GIGA:,.0f}")
+            rows = [found[player] for found in by_data]
+            first = by_data[0][player]
+            cost = (
+                f"{first.sizes['parameters'].mean:,.0f}",
+                f"{first.sizes['train_flop'].mean / GIGA:,.0f}",
+            )
             lines.append((words, *(bounds(row.means["accuracy"]) for row in rows), *cost))
     return markdown(lines) if lines else []
 
@@ -63,12 +77,25 @@ def proof_lines(record: Mapping) -> list[str]:
         lines += [
             f"**{data['name']}** ({data['train']:,} training and {data['test']:,} test images), "
             f"{record['experiment']}{given}: {len(record['seeds'])} seeds of {hosts} hosts, "
-            f"{record['train_images']:,} training images per host, accuracy on {data['val_images']:,} images.", "",
-            *level_table(levels(data["players"])), *comparison_table(comparisons(data["players"])),
-        ]  # fmt: skip
-    policy = f"policy.init={record['settings']['policy']['init']} (weights {record['weights']}), likeliest choices"
+            f"{record['train_images']:,} training images per host, accuracy on "
+            f"{data['val_images']:,} images.",
+            "",
+            *level_table(levels(data["players"])),
+            *comparison_table(comparisons(data["players"])),
+        ]
+    policy = (
+        f"policy.init={record['settings']['policy']['init']} (weights {record['weights']}), "
+        "likeliest choices"
+    )
     seeds = f"seeds {record['seeds'][0]} to {record['seeds'][-1]}"
-    return [*lines, f"{policy}; {seeds}; {CONFIDENCE:.0%} t intervals, of P(better) by Newcombe; {place(record)}.", ""]
+    return [
+        *lines,
+        (
+            f"{policy}; {seeds}; {CONFIDENCE:.0%} t intervals, of P(better) by Newcombe; "
+            f"{place(record)}."
+        ),
+        "",
+    ]
 
 
 def level_table(rows: list[Level]) -> list[str]:
@@ -76,24 +103,47 @@ def level_table(rows: list[Level]) -> list[str]:
     heads = [f"{title} (%)" if key == "accuracy" else title for key, title in MEASURES.items()]
     lines: list[Line] = [("player", *heads, "parameters", "training GFLOP per host")]
     for row in rows:
-        cost = (f"{row.sizes['parameters'].mean:,.0f}", f"{row.sizes['train_flop'].mean / GIGA:,.1f}")
+        cost = (
+            f"{row.sizes['parameters'].mean:,.0f}",
+            f"{row.sizes['train_flop'].mean / GIGA:,.1f}",
+        )
         lines.append((row.player, *(bounds(row.means[key]) for key in MEASURES), *cost))
     return markdown(lines)
 
 
 def comparison_table(rows: list[Comparison]) -> list[str]:
     """The learned policy less every control."""
-    lines: list[Line] = [(
-        "learned against", "in", "difference", "interquartile mean", "Mann-Whitney p", "P(better)", "seeds won",
-        "hosts won", "its parameters", "its FLOP", "learned is",
-    )]  # fmt: skip
+    lines: list[Line] = [
+        (
+            "learned against",
+            "in",
+            "difference",
+            "interquartile mean",
+            "Mann-Whitney p",
+            "P(better)",
+            "seeds won",
+            "hosts won",
+            "its parameters",
+            "its FLOP",
+            "learned is",
+        )
+    ]
     for row in rows:
-        lines.append((
-            row.control, MEASURES[row.measure], bounds(row.difference, "+.2f"), bounds(row.middle, "+.2f"),
-            p_words(row.p), bounds(row.improvement), f"{row.seeds_won} of {row.seeds}",
-            f"{row.hosts_won} of {row.hosts}", f"{row.shares['parameters']:.2f} times",
-            f"{row.shares['train_flop']:.2f} times", row.verdict,
-        ))  # fmt: skip
+        lines.append(
+            (
+                row.control,
+                MEASURES[row.measure],
+                bounds(row.difference, "+.2f"),
+                bounds(row.middle, "+.2f"),
+                p_words(row.p),
+                bounds(row.improvement),
+                f"{row.seeds_won} of {row.seeds}",
+                f"{row.hosts_won} of {row.hosts}",
+                f"{row.shares['parameters']:.2f} times",
+                f"{row.shares['train_flop']:.2f} times",
+                row.verdict,
+            )
+        )
     return markdown(lines)
 
 
@@ -114,19 +164,45 @@ def main_lines(record: Mapping) -> list[str]:
         runs = data["runs"]
         sides = [[run[side]["accuracies"] for run in runs] for side in ("grown", "control")]
         found = main_runs(*sides)
-        rows: list[Line] = [("seed", "grown (%)", "without growth (%)", "difference", "parameters", "wall time (s)")]
-        means = zip(record["seeds"], seed_means(sides[0]), seed_means(sides[1]), found.differences, runs, strict=True)
+        rows: list[Line] = [
+            ("seed", "grown (%)", "without growth (%)", "difference", "parameters", "wall time (s)")
+        ]
+        means = zip(
+            record["seeds"],
+            seed_means(sides[0]),
+            seed_means(sides[1]),
+            found.differences,
+            runs,
+            strict=True,
+        )
         for seed, grown, control, difference, run in means:
             size = seed_means([run[side]["parameters"] for side in ("grown", "control")])
-            rows.append((str(seed), f"{grown:.2f}", f"{control:.2f}", f"{difference:+.2f}",
-                         f"{size[0]:,.0f} / {size[1]:,.0f}", f"{run['seconds']:.0f}"))  # fmt: skip
+            rows.append(
+                (
+                    str(seed),
+                    f"{grown:.2f}",
+                    f"{control:.2f}",
+                    f"{difference:+.2f}",
+                    f"{size[0]:,.0f} / {size[1]:,.0f}",
+                    f"{run['seconds']:.0f}",
+                )
+            )
         lines += [
-            f"**{data['name']}** ({data['train']:,} training and {data['test']:,} test images), `{record['command']}`:",
-            "", *markdown(rows),
-            f"Grown less without growth, over {sum(map(len, sides[0]))} hosts {bounds(found.over_hosts, '+.2f')}, over "
-            f"{len(runs)} seeds {bounds(found.over_seeds, '+.2f')} points; ahead with {found.ahead} of {len(runs)} "
-            f"seeds. The longest run took {max(run['seconds'] for run in runs):.0f} s, start and imports included.", "",
-        ]  # fmt: skip
+            (
+                f"**{data['name']}** ({data['train']:,} training and {data['test']:,} test "
+                "images), "
+                f"`{record['command']}`:"
+            ),
+            "",
+            *markdown(rows),
+            f"Grown less without growth, over {sum(map(len, sides[0]))} hosts "
+            f"{bounds(found.over_hosts, '+.2f')}, over "
+            f"{len(runs)} seeds {bounds(found.over_seeds, '+.2f')} points; ahead with "
+            f"{found.ahead} of {len(runs)} "
+            f"seeds. The longest run took {max(run['seconds'] for run in runs):.0f} s, start and "
+            "imports included.",
+            "",
+        ]
     return [*lines, f"Means with {CONFIDENCE:.0%} t intervals; {place(record)}.", ""]
 
 

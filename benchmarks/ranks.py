@@ -1,12 +1,14 @@
-"""Env-steps per second of a run at several numbers of ranks, against one process with as many workers.
+"""Env-steps per second of a run at several numbers of ranks, against one process with as many
+workers.
 
-    python -m benchmarks.ranks                                  2 ranks x 1 worker beside 1 rank x 2 workers, at work a
-    python -m benchmarks.ranks --sides 1x2,2x1,4x1 --turns 3    RANKSxWORKERS; the others are set beside the first
+    python -m benchmarks.ranks                                  2 ranks x 1 worker beside 1 rank x 2
+    workers, at work a python -m benchmarks.ranks --sides 1x2,2x1,4x1 --turns 3    RANKSxWORKERS;
+    the others are set beside the first
 
-Every side is the program itself, with the learning policy, on the same envs: they play the same actions, so their work
-is the same. The sides are timed in turns, in alternating order, each turn in fresh processes, whose first round is left
-out; what counts is the ratio of two sides of a turn. Prints a table and appends a JSON line to the results, but not
-where files differ from the commit.
+Every side is the program itself, with the learning policy, on the same envs: they play the same
+actions, so their work is the same. The sides are timed in turns, in alternating order, each turn in
+fresh processes, whose first round is left out; what counts is the ratio of two sides of a turn.
+Prints a table and appends a JSON line to the results, but not where files differ from the commit.
 """
 
 import argparse
@@ -30,10 +32,19 @@ from esper_soa.errors import UserError
 
 # Work a: N=16 B=125 T=500 V=125, here with whatever the policy germinates.
 WORK = [
-    "+experiment=cifar_3seed", "policy.init=none", "envs=16", "batch_size=125", "train_samples=500",
-    "val_samples=125", "control=none", "report=false", "telemetry.level=rounds", "telemetry.progress=off",
-    "checkpoint_every=0", "device=cpu",
-]  # fmt: skip
+    "+experiment=cifar_3seed",
+    "policy.init=none",
+    "envs=16",
+    "batch_size=125",
+    "train_samples=500",
+    "val_samples=125",
+    "control=none",
+    "report=false",
+    "telemetry.level=rounds",
+    "telemetry.progress=off",
+    "checkpoint_every=0",
+    "device=cpu",
+]
 WARM_UP = 1  # rounds of a process that do not count
 
 
@@ -46,7 +57,10 @@ class Side(NamedTuple):
     @property
     def name(self) -> str:
         """In words."""
-        return f"{self.ranks} rank{'s' * (self.ranks > 1)} x {self.workers} worker{'s' * (self.workers > 1)}"
+        return (
+            f"{self.ranks} rank{'s' * (self.ranks > 1)} x {self.workers} "
+            f"worker{'s' * (self.workers > 1)}"
+        )
 
 
 class Rates(NamedTuple):
@@ -68,14 +82,27 @@ def side_of(text: str) -> Side:
 def played(side: Side, overrides: Sequence[str], rounds: int) -> Rates:
     """The rates of a run of this side; raises BenchmarkError where it failed."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "esper_soa.train", *WORK, *overrides, f"rounds={WARM_UP + rounds}",
-                   f"ranks={side.ranks}", f"compute.workers={side.workers}", f"run_dir={folder}/run"]  # fmt: skip
+        command = [
+            sys.executable,
+            "-m",
+            "esper_soa.train",
+            *WORK,
+            *overrides,
+            f"rounds={WARM_UP + rounds}",
+            f"ranks={side.ranks}",
+            f"compute.workers={side.workers}",
+            f"run_dir={folder}/run",
+        ]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode != 0:
             raise BenchmarkError(f"{side.name}: {done.stderr.strip()}")
-        lines = Path(folder, "run", "metrics.jsonl").read_text(encoding="utf-8").splitlines()[WARM_UP:]
+        lines = (
+            Path(folder, "run", "metrics.jsonl").read_text(encoding="utf-8").splitlines()[WARM_UP:]
+        )
     records = [json.loads(line) for line in lines]
-    collect, update = (sum(one[f"{part}_seconds"] for one in records) for part in ("collect", "update"))
+    collect, update = (
+        sum(one[f"{part}_seconds"] for one in records) for part in ("collect", "update")
+    )
     per_round = sum(one["env_steps"] for one in records[-1:]) / (WARM_UP + rounds)
     return Rates(per_round * rounds / (collect + update), collect / rounds, update / rounds)
 
@@ -89,13 +116,20 @@ def benchmark(sides: Sequence[Side], overrides: Sequence[str], turns: int, round
         for side in sides if turn % 2 == 0 else reversed(sides):
             found[side].append(played(side, overrides, rounds))
     first = found[sides[0]]
-    record |= {"load_after": machine.load(), "sides": {
-        side.name: {
-            "eps": [one.eps for one in rates], "collect_seconds": [one.collect_seconds for one in rates],
-            "update_seconds": [one.update_seconds for one in rates],
-            "over_first": [one.eps / other.eps for one, other in zip(rates, first, strict=True)],
-        } for side, rates in found.items()
-    }}  # fmt: skip
+    record |= {
+        "load_after": machine.load(),
+        "sides": {
+            side.name: {
+                "eps": [one.eps for one in rates],
+                "collect_seconds": [one.collect_seconds for one in rates],
+                "update_seconds": [one.update_seconds for one in rates],
+                "over_first": [
+                    one.eps / other.eps for one, other in zip(rates, first, strict=True)
+                ],
+            }
+            for side, rates in found.items()
+        },
+    }
     return record
 
 
@@ -107,27 +141,35 @@ def show(record: Record, console: Console) -> None:
     for name, side in sides.items():
         ratios = side["over_first"]
         table.add_row(
-            name, f"{statistics.median(side['eps']):.1f}",
+            name,
+            f"{statistics.median(side['eps']):.1f}",
             f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})",
-            f"{statistics.median(side['collect_seconds']):.2f}", f"{statistics.median(side['update_seconds']):.3f}",
-        )  # fmt: skip
+            f"{statistics.median(side['collect_seconds']):.2f}",
+            f"{statistics.median(side['update_seconds']):.3f}",
+        )
     console.print(table)
 
 
 def main() -> None:
     """The command line; ends with status 2 for what cannot be measured."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sides", default="1x2,2x1", help="RANKSxWORKERS, between commas")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=2, help="timed in each process")
     parser.add_argument("--steps", type=int, default=12, help="env-steps per episode")
     parser.add_argument("--results", default=str(RESULTS), help='folder of the record; "" = none')
-    parser.add_argument("overrides", nargs="*", help="settings of the runs beside those of the work")
+    parser.add_argument(
+        "overrides", nargs="*", help="settings of the runs beside those of the work"
+    )
     given = parser.parse_args()
     try:
         check_folder(given.results)
         sides = [side_of(text) for text in given.sides.split(",")]
-        record = benchmark(sides, [f"steps={given.steps}", *given.overrides], given.turns, given.rounds)
+        record = benchmark(
+            sides, [f"steps={given.steps}", *given.overrides], given.turns, given.rounds
+        )
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

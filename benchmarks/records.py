@@ -1,6 +1,8 @@
-"""Records of measurements: what every one of them says about its origin, where they are kept, which ones count.
+"""Records of measurements: what every one of them says about its origin, where they are kept, which
+ones count.
 
-A record is one JSON line. benchmarks/results/ takes none whose code differs from its commit, and benchmarks/table.py
+A record is one JSON line. benchmarks/results/ takes none whose code differs from its commit, and
+benchmarks/table.py
 shows none: nobody could repeat it. Used by all of benchmarks/ that measures.
 """
 
@@ -15,7 +17,8 @@ from benchmarks import machine
 from benchmarks.timing import BenchmarkError
 
 RESULTS = Path(__file__).parent / "results"
-METHOD = 2  # of measuring; one more where opponents or what is timed change, so that no table mixes two
+# of measuring; one more where opponents or what is timed change, so that no table mixes two
+METHOD = 2
 CHANGED = "+"  # ends the commit of a tree that differs from it
 
 Record = dict[str, object]
@@ -24,17 +27,23 @@ Record = dict[str, object]
 def origin(benchmark: str, device: torch.device) -> Record:
     """The head of a record: when, of which code, on what."""
     return {
-        "benchmark": benchmark, "method": METHOD, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "commit": machine.git_commit(), "machine": machine.describe(device),
-    }  # fmt: skip
+        "benchmark": benchmark,
+        "method": METHOD,
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "commit": machine.git_commit(),
+        "machine": machine.describe(device),
+    }
 
 
 def check_folder(folder: str | Path) -> None:
-    """Raise BenchmarkError where a record made now may not be kept in `folder` ("" = nowhere, which is allowed)."""
+    """Raise BenchmarkError where a record made now may not be kept in `folder` ("" = nowhere, which
+    is allowed).
+    """
     commit = machine.git_commit()
     if folder and Path(folder).resolve() == RESULTS.resolve() and not clean(commit):
         raise BenchmarkError(
-            f"results={folder}: takes only records of a commit, and the files differ from {commit.rstrip(CHANGED)}. "
+            f"results={folder}: takes only records of a commit, and the files differ from "
+            f"{commit.rstrip(CHANGED)}. "
             "Commit them, or give another folder, or an empty one to keep no record."
         )
 
@@ -58,21 +67,31 @@ def kept(folder: Path) -> dict[str, list[Mapping]]:
     """All records by the name of their file, each file's in the order in which they were made."""
     found = {}
     for path in sorted(folder.glob("*.jsonl")):
-        found[path.stem] = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        found[path.stem] = [
+            json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()
+        ]
     return found
 
 
 def newest(folder: Path, benchmark: str) -> tuple[list[Mapping], list[str]]:
     """The newest record of every file that counts, and what is wrong with newer ones that do not.
 
-    A record counts if it was made by the present method, of a commit; those of other methods are history.
+    A record counts if it was made by the present method, of a commit; those of other methods are
+    history.
     """
-    found, refused = [], []
+    found = []
+    refused = []
     for name, records in kept(folder).items():
-        present = [one for one in records if one.get("benchmark") == benchmark and one.get("method") == METHOD]
+        present = [
+            one
+            for one in records
+            if one.get("benchmark") == benchmark and one.get("method") == METHOD
+        ]
         for record in reversed(present):
             if clean(record["commit"]):
                 found.append(record)
                 break
-            refused.append(f"{name}: the record of {record['time']} is of no commit ({record['commit']})")
+            refused.append(
+                f"{name}: the record of {record['time']} is of no commit ({record['commit']})"
+            )
     return found, refused

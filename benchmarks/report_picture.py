@@ -2,7 +2,8 @@
 
     python -m benchmarks.report_picture RUN [--out docs/report.png]
 
-Needs the extra `report`, and playwright with a Chromium (pip install playwright; apt install chromium).
+Needs the extra `report`, and playwright with a Chromium (pip install playwright; apt install
+chromium).
 """
 
 import argparse
@@ -16,7 +17,9 @@ from esper_soa.report.page import write_report
 try:
     from playwright.sync_api import sync_playwright
 except ImportError:
-    sys.exit("error: the picture of a report needs playwright. Install it with: pip install playwright")
+    sys.exit(
+        "error: the picture of a report needs playwright. Install it with: pip install playwright"
+    )
 
 OUT = Path(__file__).resolve().parents[1] / "docs" / "report.png"
 WIDTH = 1100  # pixels

@@ -1,6 +1,8 @@
-"""The measurements of benchmarks/results/ in markdown, a section per kind of table; nothing is typed by hand.
+"""The measurements of benchmarks/results/ in markdown, a section per kind of table; nothing is
+typed by hand.
 
-Records in, lines out; benchmarks/table.py prints them and writes them into README.md and docs/numbers.md.
+Records in, lines out; benchmarks/table.py prints them and writes them into README.md and
+docs/numbers.md.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,42 +18,75 @@ from benchmarks.timing import COLUMNS
 def opponents(records: Records) -> list[str]:
     """Engine beside the plain loop, a row per point."""
     rows: list[Line] = [
-        ("work", "engine, EPS", "images/s", "plain loop, EPS", "laid out as", "training", "+ validation", "whole cycle")
+        (
+            "work",
+            "engine, EPS",
+            "images/s",
+            "plain loop, EPS",
+            "laid out as",
+            "training",
+            "+ validation",
+            "whole cycle",
+        )
     ]
     for record, point, ratio in points_with(records, "baseline"):
         engine, loop = (last_column(point["sides"][name]) for name in ("engine", "baseline"))
-        rows.append((
-            work_cell(record, point), f"{engine['eps']:.1f}", f"{engine['images_per_second']:,.0f}",
-            f"{loop['eps']:.1f}", layout_cell(point["sides"]["baseline"]), ratio_cell(ratio["training"]),
-            ratio_cell(ratio["validation"]), ratio_cell(ratio["all"]),
-        ))  # fmt: skip
+        rows.append(
+            (
+                work_cell(record, point),
+                f"{engine['eps']:.1f}",
+                f"{engine['images_per_second']:,.0f}",
+                f"{loop['eps']:.1f}",
+                layout_cell(point["sides"]["baseline"]),
+                ratio_cell(ratio["training"]),
+                ratio_cell(ratio["validation"]),
+                ratio_cell(ratio["all"]),
+            )
+        )
     return markdown(rows)
 
 
 def bare(records: Records) -> list[str]:
     """The engine's whole cycle beside hosts alone."""
-    rows: list[Line] = [("work", "engine, EPS", "bare hosts, EPS", "laid out as", "bare hosts over engine")]
+    rows: list[Line] = [
+        ("work", "engine, EPS", "bare hosts, EPS", "laid out as", "bare hosts over engine")
+    ]
     for record, point, ratio in points_with(records, "bare"):
         engine, loop = (last_column(point["sides"][name]) for name in ("engine", "bare"))
-        rows.append((
-            work_cell(record, point), f"{engine['eps']:.1f}", f"{loop['eps']:.1f}", layout_cell(point["sides"]["bare"]),
-            ratio_cell(ratio["all"]),
-        ))  # fmt: skip
+        rows.append(
+            (
+                work_cell(record, point),
+                f"{engine['eps']:.1f}",
+                f"{loop['eps']:.1f}",
+                layout_cell(point["sides"]["bare"]),
+                ratio_cell(ratio["all"]),
+            )
+        )
     return markdown(rows)
 
 
 def within(records: Records) -> list[str]:
     """The engine against itself: a row per point of a work that has several."""
-    rows: list[Line] = [("work", "ms per env-step", "peak memory, MiB", "env-step over first",
-                         "policy and state machine, step over first")]  # fmt: skip
+    rows: list[Line] = [
+        (
+            "work",
+            "ms per env-step",
+            "peak memory, MiB",
+            "env-step over first",
+            "policy and state machine, step over first",
+        )
+    ]
     for record in records:
         for point in record["points"] if len(record["points"]) > 1 else ():
-            side, over = point["sides"].get("engine"), point.get("over_first", {}).get("engine")
+            side = point["sides"].get("engine")
+            over = point.get("over_first", {}).get("engine")
             if side is None:
                 continue
-            ratios = ("first", "") if over is None else (
-                ratio_cell(over["env_step"]["all"]), ratio_cell(over["step"]["alone"])
-            )  # fmt: skip
+            ratios = (
+                ("first", "")
+                if over is None
+                else (ratio_cell(over["env_step"]["all"]), ratio_cell(over["step"]["alone"]))
+            )
             time = f"{last_column(side)['ms_per_env_step']:.2f}"
             rows.append((work_cell(record, point), time, f"{side['peak_mib']:.0f}", *ratios))
     return markdown(rows)
@@ -67,20 +102,28 @@ def shares(records: Records) -> list[str]:
             if share is not None:
                 seconds = [side["columns"][column]["seconds"]["median"] for column in COLUMNS]
                 alone = (seconds[3] - seconds[2]) / seconds[3]
-                rows.append((work_cell(record, point), f"{100 * share:.1f} %", f"{100 * alone:.1f} %"))
+                rows.append(
+                    (work_cell(record, point), f"{100 * share:.1f} %", f"{100 * alone:.1f} %")
+                )
     return markdown(rows)
 
 
 def origins(records: Records) -> list[str]:
-    """Machines, versions and settings that the figures were taken with; works that have them in common in one line."""
+    """Machines, versions and settings that the figures were taken with; works that have them in
+    common in one line.
+    """
     lines = []
     for text, group in groupby(records, origin_of):
         members = list(group)
-        busy = [one["busy"]["other_cores"] for one in members if one["busy"]["other_cores"] is not None]
+        busy = [
+            one["busy"]["other_cores"] for one in members if one["busy"]["other_cores"] is not None
+        ]
         most = [one["limits"] for one in members if one["limits"]]
         if most:
-            text += (f"; at most {span([one['gflops'] for one in most])} GFLOP/s and "
-                     f"{span([one['gb_per_second'] for one in most])} GB/s")  # fmt: skip
+            text += (
+                f"; at most {span([one['gflops'] for one in most])} GFLOP/s and "
+                f"{span([one['gb_per_second'] for one in most])} GB/s"
+            )
         if busy:
             text += f"; other processes used up to {max(busy):.2f} cores"
         lines.append(f"- {', '.join(one['name'] for one in members)}: {text}")
@@ -96,7 +139,8 @@ def origin_of(record: Mapping) -> str:
 
 def span(values: Sequence[float]) -> str:
     """Least and most, as one number where they are one."""
-    low, high = f"{min(values):.0f}", f"{max(values):.0f}"
+    low = f"{min(values):.0f}"
+    high = f"{max(values):.0f}"
     return low if low == high else f"{low} to {high}"
 
 
@@ -106,12 +150,20 @@ def sleepers(records: Records) -> list[str]:
     for record in records:
         rows: list[Line] = [("", "ratio", "range", "ms")]
         for row in record["rows"]:
-            rows.append((f"{row['top']}, over {row['bottom']}", f"{row['ratio']:.2f}",
-                         f"{row['low']:.2f} to {row['high']:.2f}", f"{row['top_ms']:.0f} and {row['bottom_ms']:.0f}"
-                         ))  # fmt: skip
+            rows.append(
+                (
+                    f"{row['top']}, over {row['bottom']}",
+                    f"{row['ratio']:.2f}",
+                    f"{row['low']:.2f} to {row['high']:.2f}",
+                    f"{row['top_ms']:.0f} and {row['bottom_ms']:.0f}",
+                )
+            )
         work = f"N={record['envs']} B={record['batch']} T={record['train']} V={record['val']}"
-        lines += [*markdown(rows), f"{work}, medians of {record['repeats']} pairs, kernels {record['kernels']}, "
-                  f"{record['workers']} workers; {place(record)}."]  # fmt: skip
+        lines += [
+            *markdown(rows),
+            f"{work}, medians of {record['repeats']} pairs, kernels {record['kernels']}, "
+            f"{record['workers']} workers; {place(record)}.",
+        ]
     return lines
 
 
@@ -122,10 +174,14 @@ def kernels(records: Records) -> list[str]:
         rows: list[Line] = [("N", "mode, threads", "ms per env-step of all N", "env-steps/s")]
         for one in record["results"]:
             quartiles = f"{1e3 * one['lower_quartile']:.1f} to {1e3 * one['upper_quartile']:.1f}"
-            time, rate = f"{1e3 * one['median']:.1f} ({quartiles})", f"{one['env_steps_per_second']:,.0f}"
+            time = f"{1e3 * one['median']:.1f} ({quartiles})"
+            rate = f"{one['env_steps_per_second']:,.0f}"
             rows.append((f"{one['envs']}", f"{one['mode']}, {one['threads']}", time, rate))
-        lines += [*markdown(rows), f"Medians and quartiles of {record['results'][0]['repeats']} env-steps, torch's own "
-                  f"kernels; {place(record)}."]  # fmt: skip
+        lines += [
+            *markdown(rows),
+            f"Medians and quartiles of {record['results'][0]['repeats']} env-steps, torch's own "
+            f"kernels; {place(record)}.",
+        ]
     return lines
 
 
@@ -137,15 +193,32 @@ def learning(records: Records) -> list[str]:
     lines = []
     for record in newest.values():
         seeds = seeds_of(record)
-        lines += [f"{played(record).capitalize()}, evaluation {name_of(record, records)}:", "",
-                  *table(judge(seeds), seeds).splitlines(), ""]  # fmt: skip
-    rows: list[Line] = [("evaluation", "seeds", "played", "learned", *(f"{name}, p" for name in POLICIES[1:]))]
+        lines += [
+            f"{played(record).capitalize()}, evaluation {name_of(record, records)}:",
+            "",
+            *table(judge(seeds), seeds).splitlines(),
+            "",
+        ]
+    rows: list[Line] = [
+        ("evaluation", "seeds", "played", "learned", *(f"{name}, p" for name in POLICIES[1:]))
+    ]
     for record in records:
         seeds = seeds_of(record)
         first, *others = judge(seeds)
         cells = [f"{one.net.mean:.2f}, {one.p:.3f}" for one in others]
-        rows.append((name_of(record, records), str(len(seeds)), played(record), interval_cell(first), *cells))
-    lines += [f"Every evaluation that was looked at, accuracy - rent with {CONFIDENCE:.0%} t intervals:", ""]
+        rows.append(
+            (
+                name_of(record, records),
+                str(len(seeds)),
+                played(record),
+                interval_cell(first),
+                *cells,
+            )
+        )
+    lines += [
+        f"Every evaluation that was looked at, accuracy - rent with {CONFIDENCE:.0%} t intervals:",
+        "",
+    ]
     return lines + markdown(rows)[:-1]
 
 
@@ -185,7 +258,10 @@ def work_cell(record: Mapping, point: Mapping) -> str:
     seeds = f"{work['live']} {work['blueprint']}" if work["live"] else "none"
     if work["live"] and work["live_envs"] < work["N"]:
         seeds += f" in {work['live_envs']} envs"
-    cell = f"{record['name']}: N={work['N']} B={work['B']} T={work['T']} V={work['V']} K={work['K']}, seeds {seeds}"
+    cell = (
+        f"{record['name']}: N={work['N']} B={work['B']} T={work['T']} V={work['V']} "
+        f"K={work['K']}, seeds {seeds}"
+    )
     shown = point["value"] is None or point["vary"] in ("envs", "live", "live_share")
     return cell if shown else f"{cell}, {point['vary']}={point['value']:g}"
 
@@ -204,21 +280,40 @@ def ratio_cell(ratio: Mapping | None) -> str:
 
 def speed(records: Records) -> list[str]:
     """The engine's whole cycle over those of both loops, works that have a loop beside them."""
-    rows: list[Line] = [("work of an env-step", "env-steps/s", "over a plain loop of the same work", "over bare hosts")]
-    bare_ratios = {work_cell(record, point): ratio["all"] for record, point, ratio in points_with(records, "bare")}
+    rows: list[Line] = [
+        (
+            "work of an env-step",
+            "env-steps/s",
+            "over a plain loop of the same work",
+            "over bare hosts",
+        )
+    ]
+    bare_ratios = {
+        work_cell(record, point): ratio["all"]
+        for record, point, ratio in points_with(records, "bare")
+    }
     for record, point, ratio in points_with(records, "baseline"):
         work = work_cell(record, point)
         eps = last_column(point["sides"]["engine"])["eps"]
-        rows.append((work, f"{eps:.0f}", ratio_cell(ratio["all"]), ratio_cell(bare_ratios.get(work))))
+        rows.append(
+            (work, f"{eps:.0f}", ratio_cell(ratio["all"]), ratio_cell(bare_ratios.get(work)))
+        )
     return markdown(rows)
 
 
 EPS: dict[str, Callable[[Records], list[str]]] = {
-    "speed": speed, "opponents": opponents, "bare": bare, "within": within, "shares": shares, "origins": origins,
-}  # fmt: skip
+    "speed": speed,
+    "opponents": opponents,
+    "bare": bare,
+    "within": within,
+    "shares": shares,
+    "origins": origins,
+}
 # Name of a section: kind of its records, and what makes it of them.
 OTHERS: dict[str, tuple[str, Callable[[Records], list[str]]]] = {
-    "result": ("proof", proof_tables.result), "proof": ("proof", proof_tables.proof),
-    "proof_main": ("proof_main", proof_tables.main_table), "sleepers": ("sleepers", sleepers),
+    "result": ("proof", proof_tables.result),
+    "proof": ("proof", proof_tables.proof),
+    "proof_main": ("proof_main", proof_tables.main_table),
+    "sleepers": ("sleepers", sleepers),
     "kernels": ("kernels", kernels),
-}  # fmt: skip
+}

@@ -1,11 +1,13 @@
-"""Makes a policy that ships: trains it in stages, each from what the one before has learned; writes weights and card.
+"""Makes a policy that ships: trains it in stages, each from what the one before has learned; writes
+weights and card.
 
-    python -m benchmarks.ship grower [--data-root FOLDER --into FOLDER --results FILE] [setting=value ...]
+    python -m benchmarks.ship grower [--data-root FOLDER --into FOLDER --results FILE]
+    [setting=value ...]
 
-The stages are those of benchmarks/conf/ship/NAME.yaml, or of a file; settings on the command line hold for every stage.
-A stage is a run in a folder of its own: one that has ended is not done again, one that was cut off goes on. `--results`
-puts what an evaluation or a benchmark has printed into the card; where nothing is left to train, weights and card are
-written anew.
+The stages are those of benchmarks/conf/ship/NAME.yaml, or of a file; settings on the command line
+hold for every stage. A stage is a run in a folder of its own: one that has ended is not done again,
+one that was cut off goes on. `--results` puts what an evaluation or a benchmark has printed into
+the card; where nothing is left to train, weights and card are written anew.
 """
 
 import argparse
@@ -40,7 +42,12 @@ from esper_soa.ranges import NAME_PATTERN
 
 ROOT = Path(__file__).resolve().parent.parent
 PLANS = Path(__file__).resolve().parent / "conf" / "ship"
-OWN = ("run_dir=", "resume=", "data.root=", "policy.init=")  # what stages get from here; the first has no policy.init
+OWN = (
+    "run_dir=",
+    "resume=",
+    "data.root=",
+    "policy.init=",
+)  # what stages get from here; the first has no policy.init
 
 
 class Stage(NamedTuple):
@@ -70,41 +77,57 @@ class Job(NamedTuple):
 
 
 def read_plan(given: str) -> Plan:
-    """The plan `given`: a name in benchmarks/conf/ship, or a file. Raises UserError for what is none."""
+    """The plan `given`: a name in benchmarks/conf/ship, or a file. Raises UserError for what is
+    none.
+    """
     path = Path(given) if given.endswith(".yaml") else PLANS / f"{given}.yaml"
     if not path.is_file():
         known = ", ".join(sorted(one.stem for one in PLANS.glob("*.yaml")))
-        raise UserError(f"plan={one_line(given)}: there is no such plan. Give one of {known}, or a file *.yaml")
+        raise UserError(
+            f"plan={one_line(given)}: there is no such plan. Give one of {known}, or a file *.yaml"
+        )
     try:
         content = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
     except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read ({one_line(error)})") from error
-    if not isinstance(content, dict) or set(content) != {"purpose", "stages"} or not content["stages"]:
+    if (
+        not isinstance(content, dict)
+        or set(content) != {"purpose", "stages"}
+        or not content["stages"]
+    ):
         raise UserError(f"{path}: must hold `purpose`, a text, and `stages`, a list")
     stages = []
     for stage in content["stages"]:
         if not isinstance(stage, dict) or set(stage) != {"name", "settings"}:
-            raise UserError(f"{path}: every stage must have `name` and `settings`, not {one_line(stage)}")
+            raise UserError(
+                f"{path}: every stage must have `name` and `settings`, not {one_line(stage)}"
+            )
         stages.append(Stage(str(stage["name"]), [str(setting) for setting in stage["settings"]]))
     names = [stage.name for stage in stages]
     if len(set(names)) < len(names) or not all(NAME_PATTERN.fullmatch(name) for name in names):
-        raise UserError(f"{path}: the names of stages must be different and fit for folders, not {', '.join(names)}")
+        raise UserError(
+            f"{path}: the names of stages must be different and fit for folders, not "
+            f"{', '.join(names)}"
+        )
     return Plan(path.stem, " ".join(str(content["purpose"]).split()), stages)
 
 
 def jobs_of(plan: Plan, folder: Path, settings: Sequence[str], data_root: str = "") -> list[Job]:
     """The runs of all stages in `folder`, checked, with `settings` after those of every stage.
 
-    data_root: the files of CIFAR-10, for the stages with data.name=cifar10. Raises UserError for settings that are
-    wrong, and where a folder holds a stage that ended with others.
+    data_root: the files of CIFAR-10, for the stages with data.name=cifar10. Raises UserError for
+    settings that are wrong, and where a folder holds a stage that ended with others.
     """
     found: list[Job] = []
     with initialize_config_dir(config_dir(), version_base="1.3"):
         for stage in plan.stages:
-            given, folder_of = [*stage.settings, *settings], RunFolder(folder / stage.name)
+            given = [*stage.settings, *settings]
+            folder_of = RunFolder(folder / stage.name)
             taken = [one for one in given if one.lstrip("+").startswith(OWN if found else OWN[:3])]
             if taken:
-                raise UserError(f"stage {stage.name}: {taken[0]} is not for a plan or the command line to say")
+                raise UserError(
+                    f"stage {stage.name}: {taken[0]} is not for a plan or the command line to say"
+                )
             own = [f"run_dir={_quoted(folder_of.path)}", "resume=auto"]
             own += [f"policy.init={_quoted(found[-1].folder.path)}"] if found else []
             try:
@@ -117,7 +140,10 @@ def jobs_of(plan: Plan, folder: Path, settings: Sequence[str], data_root: str = 
                 raise UserError(f"stage {stage.name}: {error}") from error
             done = finished_accuracy(folder_of, checked) is not None
             if folder_of.summary.exists() and not done:
-                raise UserError(f"{folder_of.path}: this stage has ended with other settings. Give another --folder")
+                raise UserError(
+                    f"{folder_of.path}: this stage has ended with other settings. Give another "
+                    "--folder"
+                )
             found.append(Job(stage.name, given, own, checked, folder_of, done))
     return found
 
@@ -130,8 +156,10 @@ def announce(plan: Plan, jobs: list[Job], target: Path) -> None:
         begun = "goes on" if job.folder.checkpoints() else "begins"
         taught = min(cfg.policy.imitation.rounds, cfg.rounds)
         print(
-            f"  {job.name}: {cfg.rounds} rounds ({taught} of imitation) of {cfg.envs} x {cfg.steps} env-steps of "
-            f"{cfg.train_samples} training images, {cfg.task.name}; {'is done' if job.done else begun} in "
+            f"  {job.name}: {cfg.rounds} rounds ({taught} of imitation) of {cfg.envs} x "
+            f"{cfg.steps} env-steps of "
+            f"{cfg.train_samples} training images, {cfg.task.name}; "
+            f"{'is done' if job.done else begun} in "
             f"{job.folder.path}",
             flush=True,
         )
@@ -142,7 +170,9 @@ def train(job: Job) -> None:
     done = subprocess.run([sys.executable, "-m", "esper_soa.train", *job.given, *job.own], cwd=ROOT)
     if done.returncode:
         raise UserError(
-            f"stage {job.name} ended with status {done.returncode}; the same command goes on in {job.folder.path}"
+            f"stage {job.name} ended with status {done.returncode}; the same command goes on "
+            "in "
+            f"{job.folder.path}"
         )
 
 
@@ -153,16 +183,26 @@ def stage_facts(job: Job) -> dict:
     versions = json.loads(job.folder.versions.read_text(encoding="utf-8"))
     control = summary["control"]
     return {
-        "name": job.name, "settings": job.given, "seed": cfg.seed, "rounds": cfg.rounds,
+        "name": job.name,
+        "settings": job.given,
+        "seed": cfg.seed,
+        "rounds": cfg.rounds,
         "imitation_rounds": min(cfg.policy.imitation.rounds, cfg.rounds),
-        "env_steps": cfg.rounds * cfg.envs * cfg.steps, "task": cfg.task.name, "slots": list(cfg.slots),
-        "data": versions["data"]["name"], "data_identity": versions["data"]["identity"],
-        "accuracy": summary["grown"]["accuracy"], "parameters": summary["grown"]["size"],
+        "env_steps": cfg.rounds * cfg.envs * cfg.steps,
+        "task": cfg.task.name,
+        "slots": list(cfg.slots),
+        "data": versions["data"]["name"],
+        "data_identity": versions["data"]["identity"],
+        "accuracy": summary["grown"]["accuracy"],
+        "parameters": summary["grown"]["size"],
         "control_accuracy": None if control is None else control["accuracy"],
         "control_parameters": None if control is None else control["size"],
-        "seconds": summary["speed"]["seconds"], "device": versions["device"], "commit": versions["git"] or "unknown",
-        "python": versions["python"], "packages": versions["packages"],
-    }  # fmt: skip
+        "seconds": summary["speed"]["seconds"],
+        "device": versions["device"],
+        "commit": versions["git"] or "unknown",
+        "python": versions["python"],
+        "packages": versions["packages"],
+    }
 
 
 def facts_of(plan: Plan, jobs: list[Job], settings: Sequence[str]) -> dict:
@@ -173,12 +213,16 @@ def facts_of(plan: Plan, jobs: list[Job], settings: Sequence[str]) -> dict:
     ended = datetime.fromtimestamp(jobs[-1].folder.summary.stat().st_mtime, UTC)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     return {
-        "name": plan.name, "purpose": plan.purpose, "date": f"{ended:%Y-%m-%d}", "licence": project["license"],
+        "name": plan.name,
+        "purpose": plan.purpose,
+        "date": f"{ended:%Y-%m-%d}",
+        "licence": project["license"],
         "command": " ".join(["python -m benchmarks.ship", plan.name, *given]),
-        "rounds": sum(stage["rounds"] for stage in stages), "stages": stages,
+        "rounds": sum(stage["rounds"] for stage in stages),
+        "stages": stages,
         "tasks": list(dict.fromkeys(stage["task"] for stage in stages)),
         "data": list(dict.fromkeys(stage["data"] for stage in stages)),
-    }  # fmt: skip
+    }
 
 
 def card(facts: dict, results: Sequence[tuple[str, str]]) -> str:
@@ -188,42 +232,71 @@ def card(facts: dict, results: Sequence[tuple[str, str]]) -> str:
     last = facts["stages"][-1]
     lines += [
         f"- Start from it: `policy.init={facts['name']}`",
-        f"- Made by `{facts['command']}`, {facts['rounds']} rounds in {len(facts['stages'])} stages",
-        f"- Hosts that it has met: {', '.join(facts['tasks'])}, with the slots {' and '.join(slots)}",
+        f"- Made by `{facts['command']}`, {facts['rounds']} rounds in {len(facts['stages'])} stages",  # noqa: E501
+        (
+            f"- Hosts that it has met: {', '.join(facts['tasks'])}, with the slots "
+            f"{' and '.join(slots)}"
+        ),
         f"- Date: {facts['date']}",
         f"- Licence: {facts['licence']}, that of the project; weights of its own training alone",
         f"- Commit: {', '.join(dict.fromkeys(stage['commit'] for stage in facts['stages']))}",
         f"- Versions of the last stage: Python {last['python']}, "
         + ", ".join(f"{name} {version}" for name, version in last["packages"].items() if version),
-        "", "## Stages", "",
-        "| stage | task | data | seed | rounds (of imitation) | env-steps | time | accuracy, last round (%) "
+        "",
+        "## Stages",
+        "",
+        "| stage | task | data | seed | rounds (of imitation) | env-steps | time | accuracy, last "
+        "round (%) "
         "| without growth (%) | parameters |",
         "|---|---|---|---|---|---|---|---|---|---|",
-    ]  # fmt: skip
+    ]
     for stage in facts["stages"]:
-        control, sizes = stage["control_accuracy"], f"{stage['parameters']:,.0f}"
+        control = stage["control_accuracy"]
+        sizes = f"{stage['parameters']:,.0f}"
         sizes += "" if control is None else f" / {stage['control_parameters']:,.0f}"
         cells = [
-            stage["name"], stage["task"], stage["data"], str(stage["seed"]),
-            f"{stage['rounds']} ({stage['imitation_rounds']})", f"{stage['env_steps']:,}",
-            f"{duration(stage['seconds'])} on {stage['device']}", f"{stage['accuracy']:.2f}",
-            "" if control is None else f"{control:.2f}", sizes,
-        ]  # fmt: skip
+            stage["name"],
+            stage["task"],
+            stage["data"],
+            str(stage["seed"]),
+            f"{stage['rounds']} ({stage['imitation_rounds']})",
+            f"{stage['env_steps']:,}",
+            f"{duration(stage['seconds'])} on {stage['device']}",
+            f"{stage['accuracy']:.2f}",
+            "" if control is None else f"{control:.2f}",
+            sizes,
+        ]
         lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", "Accuracies are means over hosts at the last env-step of the last round, on validation images."]
+    lines += [
+        "",
+        (
+            "Accuracies are means over hosts at the last env-step of the last round, on validation "
+            "images."
+        ),
+    ]
     for stage in facts["stages"]:
-        given = " ".join(f"'{setting}'" if " " in setting else setting for setting in stage["settings"])
+        given = " ".join(
+            f"'{setting}'" if " " in setting else setting for setting in stage["settings"]
+        )
         images = f"{stage['data']}, sha256 `{stage['data_identity']}`"
         lines += ["", f"Settings of {stage['name']}: `{given}`. Images: {images}."]
     for name, text in results:
         plain = ["```", text.rstrip(), "```"]
-        lines += ["", f"## Results: {name}", "", *([text.strip()] if name.endswith(".md") else plain)]
+        lines += [
+            "",
+            f"## Results: {name}",
+            "",
+            *([text.strip()] if name.endswith(".md") else plain),
+        ]
     return "\n".join(lines) + "\n"
 
 
-def write(plan: Plan, jobs: list[Job], settings: Sequence[str], into: Path, results: Sequence[Path]) -> Path:
+def write(
+    plan: Plan, jobs: list[Job], settings: Sequence[str], into: Path, results: Sequence[Path]
+) -> Path:
     """Write weights and card of a plan whose stages have ended; returns the file of the weights."""
-    facts, told = facts_of(plan, jobs, settings), []
+    facts = facts_of(plan, jobs, settings)
+    told = []
     for path in results:
         try:
             told.append((path.name, path.read_text(encoding="utf-8")))
@@ -243,18 +316,31 @@ def _quoted(path: Path) -> str:
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description="Train a policy in stages, and write it as one that ships.")
+    parser = argparse.ArgumentParser(
+        description="Train a policy in stages, and write it as one that ships."
+    )
     parser.add_argument("plan", help="a name in benchmarks/conf/ship, or a file *.yaml")
     parser.add_argument(
-        "settings", nargs="*", help="settings of every stage, as on the command line of esper_soa.train"
+        "settings",
+        nargs="*",
+        help="settings of every stage, as on the command line of esper_soa.train",
     )
     parser.add_argument("--folder", type=Path, help="of the runs; default: runs/ship/NAME")
-    parser.add_argument("--data-root", default="", help="the files of CIFAR-10, for stages with data=cifar10")
     parser.add_argument(
-        "--into", type=Path, default=POLICIES, help="folder of the policy; default: that of the package"
+        "--data-root", default="", help="the files of CIFAR-10, for stages with data=cifar10"
     )
     parser.add_argument(
-        "--results", type=Path, action="append", default=[], help="text or Markdown for the card; may be given again"
+        "--into",
+        type=Path,
+        default=POLICIES,
+        help="folder of the policy; default: that of the package",
+    )
+    parser.add_argument(
+        "--results",
+        type=Path,
+        action="append",
+        default=[],
+        help="text or Markdown for the card; may be given again",
     )
     return parser.parse_intermixed_args(arguments)
 

@@ -1,6 +1,8 @@
-"""The sides of a benchmark at the same declared work: the engine in its real cycle, and its opponents.
+"""The sides of a benchmark at the same declared work: the engine in its real cycle, and its
+opponents.
 
-Built by benchmarks/eps.py from its settings; every `run` is one timing. All sides see the same images, and seeds stay
+Built by benchmarks/eps.py from its settings; every `run` is one timing. All sides see the same
+images, and seeds stay
 as they were put: the actions are WAIT, though the engine's policy decides at every env-step.
 """
 
@@ -73,12 +75,14 @@ class EngineSide:
 
     def __init__(self, cfg: EpsConfig) -> None:
         """Builds everything; `warm_up` must come before the first timing."""
-        self.cfg, train = cfg, train_config(cfg)
+        self.cfg = cfg
+        train = train_config(cfg)
         self.device = resolve_device(cfg.device)
         self.threads = self._take_threads()
         self.world = build_world(train, self.device)
         player = build_player(train, self.world)
-        self.waiting, self.learner = Waiting(player.agent), player.learner
+        self.waiting = Waiting(player.agent)
+        self.learner = player.learner
         self.player = Player(self.waiting, player.learner)
         self.profile = PhaseProfile(self.device)
 
@@ -103,7 +107,9 @@ class EngineSide:
         begun = time.perf_counter()
         self._play(self.cfg.timed_steps)
         seconds = (time.perf_counter() - begun) / self.cfg.timed_steps
-        phases = {phase: spent / self.cfg.timed_steps for phase, spent in self.profile.take().items()}
+        phases = {
+            phase: spent / self.cfg.timed_steps for phase, spent in self.profile.take().items()
+        }
         columns = in_columns(phases, seconds)
         columns[COLUMNS[2]] += self.reset / self.cfg.steps
         if self.update_rows is not None:
@@ -112,29 +118,45 @@ class EngineSide:
         return Timing(columns, phases)
 
     def check(self) -> None:
-        """Raise BenchmarkError unless all seeds are where they were put and every subset was evaluated."""
-        slots, stage = self.episode.env.state.slots, STAGE_NAMES.index(self.cfg.stage)
+        """Raise BenchmarkError unless all seeds are where they were put and every subset was
+        evaluated.
+        """
+        slots = self.episode.env.state.slots
+        stage = STAGE_NAMES.index(self.cfg.stage)
         found = int((slots.stage == stage).sum()), int(slots.live.sum())
         wanted = self.cfg.live_envs * self.cfg.live
         if found != (wanted, wanted):
-            raise BenchmarkError(f"engine: {found[1]} seeds are live and {found[0]} {self.cfg.stage}, not {wanted}")
+            raise BenchmarkError(
+                f"engine: {found[1]} seeds are live and {found[0]} {self.cfg.stage}, not {wanted}"
+            )
         rows = float(self.episode.metrics.sums.rows) / self.step
         if rows * self.cfg.val_samples != self.cfg.images[1]:
-            raise BenchmarkError(f"engine: {rows:g} subset rows per env-step, not {self.cfg.images[1]}")
+            raise BenchmarkError(
+                f"engine: {rows:g} subset rows per env-step, not {self.cfg.images[1]}"
+            )
 
     def facts(self) -> dict[str, object]:
         """Layout and the first env-step, which pays for compilation and first calls."""
-        nets, engine = self.world.rules.nets, self.world.rules.engine
+        nets = self.world.rules.nets
+        engine = self.world.rules.engine
         return {
-            "threads": self.threads, "env_chunk": nets.env_chunk, "workers": nets.workers,
-            "eval_batch": nets.eval_batch, "dtype": str(nets.precision).removeprefix("torch."),
-            "train_images": self.world.sizes.train_samples * self.cfg.envs, "val_images": self.val_images(),
-            "rows": self.cfg.rows, "warmup_seconds": self.first_seconds, "kernels": engine.chosen.reason,
-        }  # fmt: skip
+            "threads": self.threads,
+            "env_chunk": nets.env_chunk,
+            "workers": nets.workers,
+            "eval_batch": nets.eval_batch,
+            "dtype": str(nets.precision).removeprefix("torch."),
+            "train_images": self.world.sizes.train_samples * self.cfg.envs,
+            "val_images": self.val_images(),
+            "rows": self.cfg.rows,
+            "warmup_seconds": self.first_seconds,
+            "kernels": engine.chosen.reason,
+        }
 
     def val_images(self) -> int:
         """Validation images times subset rows of an env-step of all envs, as counted."""
-        return round(float(self.episode.metrics.sums.rows) / self.step * self.world.sizes.val_samples)
+        return round(
+            float(self.episode.metrics.sums.rows) / self.step * self.world.sizes.val_samples
+        )
 
     def one_step(self) -> None:
         """Another env-step of all envs, for those who count something in it."""
@@ -143,8 +165,9 @@ class EngineSide:
         self._play(1)
 
     def syncs(self) -> int:
-        """Waits for the device in an env-step of all envs, the state machine as it is written: code that is compiled
-        cannot be watched."""
+        """Waits for the device in an env-step of all envs, the state machine as it is written: code
+        that is compiled cannot be watched.
+        """
         with self._eagerly():
             return count_syncs(self.one_step, self.device)
 
@@ -158,7 +181,8 @@ class EngineSide:
     @contextmanager
     def _eagerly(self) -> Iterator[None]:
         """Within it the state machine runs as it is written, compiled or not."""
-        kernels, self.world.kernels = self.world.kernels, EAGER
+        kernels = self.world.kernels
+        self.world.kernels = EAGER
         yield
         self.world.kernels = kernels
 
@@ -172,7 +196,8 @@ class EngineSide:
     def begin(self) -> None:
         """Fresh hosts, whose seeds are born in the next env-step."""
         quiet = Progress(self.cfg.envs * self.cfg.steps, Console(file=io.StringIO()), "off")
-        self.episode, self.step = Episode(self.world, self.player, Round(0, quiet, profile=self.profile)), 0
+        self.episode = Episode(self.world, self.player, Round(0, quiet, profile=self.profile))
+        self.step = 0
         self.episode.env.state = planted(self.episode.env.state, self.cfg)
 
     def _play(self, steps: int) -> None:
@@ -199,7 +224,9 @@ class EngineSide:
         seconds = time.perf_counter() - begun
         wanted = self.cfg.policy.ppo.epochs * self.cfg.policy.ppo.minibatches
         if report["steps"] != wanted:
-            raise BenchmarkError(f"engine: {report['steps']:g} gradient steps in an update, not {wanted}")
+            raise BenchmarkError(
+                f"engine: {report['steps']:g} gradient steps in an update, not {wanted}"
+            )
         return seconds
 
 

@@ -1,10 +1,12 @@
-"""What sleeping seeds, scattered seeds and subset rows cost, each as a ratio measured side by side in one run.
+"""What sleeping seeds, scattered seeds and subset rows cost, each as a ratio measured side by side
+in one run.
 
     python -m benchmarks.sleepers [--envs 16 --batch 125 --train 500 --val 125 --repeats 5]
 
-Prints a table and, last, one JSON line, which is also appended to benchmarks/results/. The work is one env-step of N
-`cifar_baseline` hosts on random images that are resident in memory: training passes and validation, warm-up excluded,
-the variants interleaved, medians and spreads; engine, workers and layout are those of a run.
+Prints a table and, last, one JSON line, which is also appended to benchmarks/results/. The work is
+one env-step of N `cifar_baseline` hosts on random images that are resident in memory: training
+passes and validation, warm-up excluded, the variants interleaved, medians and spreads; engine,
+workers and layout are those of a run.
 """
 
 import argparse
@@ -46,10 +48,15 @@ NOISE = 512  # images, at least
 
 def noise(options: argparse.Namespace) -> ImageSet:
     """Random images of ten classes, resident."""
-    size, device = max(NOISE, options.val), options.place
-    bytes_ = torch.randint(256, (size, IMAGE_SIZE, IMAGE_SIZE, IMAGE_CHANNELS), dtype=torch.uint8, device=device)
+    size = max(NOISE, options.val)
+    device = options.place
+    bytes_ = torch.randint(
+        256, (size, IMAGE_SIZE, IMAGE_SIZE, IMAGE_CHANNELS), dtype=torch.uint8, device=device
+    )
     labels = torch.randint(10, (size,), device=device)
-    return ImageSet("noise", bytes_, labels, bytes_, labels, (0.5,) * 3, (0.25,) * 3, "", "random bytes")
+    return ImageSet(
+        "noise", bytes_, labels, bytes_, labels, (0.5,) * 3, (0.25,) * 3, "", "random bytes"
+    )
 
 
 class Feeds(NamedTuple):
@@ -61,13 +68,21 @@ class Feeds(NamedTuple):
 
 def feeds_for(engine: Engine, options: argparse.Namespace) -> Feeds:
     """T images for each env, V that all share."""
-    device, size = options.place, len(options.images.train_labels)
+    device = options.place
+    size = len(options.images.train_labels)
     order = torch.randint(size, (options.envs, options.train), device=device)
-    keys = streams.stream_keys(0, streams.AUGMENTATION, (0,), torch.arange(options.envs, device=device))
-    trained, tested = data.training_bank(options.images), data.evaluation_bank(options.images)
+    keys = streams.stream_keys(
+        0, streams.AUGMENTATION, (0,), torch.arange(options.envs, device=device)
+    )
+    trained = data.training_bank(options.images)
+    tested = data.evaluation_bank(options.images)
     return Feeds(
-        data.EnvStepBatches(trained, order, keys, 0, options.batch, True, torch.float32, engine.cut),
-        data.ValidationImages(tested, torch.arange(options.val, device=device), torch.float32, engine.cut),
+        data.EnvStepBatches(
+            trained, order, keys, 0, options.batch, True, torch.float32, engine.cut
+        ),
+        data.ValidationImages(
+            tested, torch.arange(options.val, device=device), torch.float32, engine.cut
+        ),
     )
 
 
@@ -83,7 +98,9 @@ def occupied(live: np.ndarray, ablated: np.ndarray, stage: int) -> ActiveSeeds:
     no = np.zeros_like(live)
     blueprint = np.where(live, Blueprint.CONV_LIGHT, Blueprint.NONE)
     stages = np.where(live, stage, Stage.EMPTY)
-    return ActiveSeeds(live, stages, blueprint, np.full(live.shape, Blend.ADD), no, live, ablated, live, live)
+    return ActiveSeeds(
+        live, stages, blueprint, np.full(live.shape, Blend.ADD), no, live, ablated, live, live
+    )
 
 
 def engine_for(shape: HostShape, options: argparse.Namespace) -> Engine:
@@ -92,10 +109,17 @@ def engine_for(shape: HostShape, options: argparse.Namespace) -> Engine:
 
 
 def variant(
-    name: str, slots: tuple[SlotSpec, ...], active_seeds: ActiveSeeds, options: argparse.Namespace, what: str
+    name: str,
+    slots: tuple[SlotSpec, ...],
+    active_seeds: ActiveSeeds,
+    options: argparse.Namespace,
+    what: str,
 ) -> Variant:
-    """Training ("train"), validation ("val") or both ("step") of N networks as `active_seeds` says."""
-    device, shape = options.place, host_shape(TaskConfig(), slots)
+    """Training ("train"), validation ("val") or both ("step") of N networks as `active_seeds`
+    says.
+    """
+    device = options.place
+    shape = host_shape(TaskConfig(), slots)
     engine = engine_for(shape, options)
     feeds = feeds_for(engine, options)
     chunk = choose_env_chunk(options.chunk, options.envs, options.batch, device)
@@ -106,12 +130,16 @@ def variant(
     envs = torch.arange(options.envs, device=device)
     weights = pools.allocate(shape, options.envs, device, torch.float32)
     pools.initialise_hosts_(weights, shape, streams.stream_keys(0, streams.HOST_INIT, (0,), envs))
-    pools.claim_(weights, shape, active_seeds, streams.stream_keys(0, streams.SEED_INIT, (0,), envs))
+    pools.claim_(
+        weights, shape, active_seeds, streams.stream_keys(0, streams.SEED_INIT, (0,), envs)
+    )
     alpha = torch.as_tensor(np.where(active_seeds.visible, ALPHA, 0.0)).to(device)
 
     def run() -> None:
         if what != "val":
-            engine.train_(nets, weights, alpha, active_seeds, feeds.training, options.train // options.batch)
+            engine.train_(
+                nets, weights, alpha, active_seeds, feeds.training, options.train // options.batch
+            )
         if what != "train":
             engine.validate(nets, weights, alpha, active_seeds, feeds.validation)
 
@@ -130,7 +158,10 @@ def compare(top: Variant, bottom: Variant, options: argparse.Namespace) -> dict[
     """Ratio of two variants, run in turns; the median over repeats of the paired ratio."""
     for one in (top, bottom):
         one.run()
-    pairs = [(clock(top.run, options.place), clock(bottom.run, options.place)) for _ in range(options.repeats)]
+    pairs = [
+        (clock(top.run, options.place), clock(bottom.run, options.place))
+        for _ in range(options.repeats)
+    ]
     ratios = sorted(a / b for a, b in pairs)
     return {
         "top": top.name,
@@ -147,27 +178,49 @@ def rows(options: argparse.Namespace) -> list[dict[str, object]]:
     """Every comparison of the table."""
     slots = host_slots(TaskConfig())[:3]
     size = (options.envs, len(slots))
-    none, every = np.zeros(size, bool), np.ones(size, bool)
-    scattered, dense = none.copy(), none.copy()
+    none = np.zeros(size, bool)
+    every = np.ones(size, bool)
+    scattered = none.copy()
+    dense = none.copy()
     quarter = options.envs * len(slots) // 4
     envs = np.arange(quarter)
     scattered[envs * options.envs // quarter, envs % len(slots)] = True
     dense.reshape(-1)[:quarter] = True
-    fossil, blending = Stage.FOSSILIZED, Stage.BLENDING
+    fossil = Stage.FOSSILIZED
+    blending = Stage.BLENDING
     return [
         compare(
             variant("3 empty slots", slots, occupied(none, none, blending), options, "step"),
-            variant("no slots at all", (), occupied(none[:, :0], none[:, :0], blending), options, "step"), options,
+            variant(
+                "no slots at all", (), occupied(none[:, :0], none[:, :0], blending), options, "step"
+            ),
+            options,
         ),
         compare(
-            variant("a quarter of the slots, scattered", slots, occupied(scattered, none, fossil), options, "step"),
-            variant("the same seeds, packed", slots, occupied(dense, none, fossil), options, "step"), options,
+            variant(
+                "a quarter of the slots, scattered",
+                slots,
+                occupied(scattered, none, fossil),
+                options,
+                "step",
+            ),
+            variant(
+                "the same seeds, packed", slots, occupied(dense, none, fossil), options, "step"
+            ),
+            options,
         ),
         compare(
-            variant("validation, 8 subset rows of 3 seeds", slots, occupied(every, every, blending), options, "val"),
-            variant("validation, one row", slots, occupied(every, none, blending), options, "val"), options,
+            variant(
+                "validation, 8 subset rows of 3 seeds",
+                slots,
+                occupied(every, every, blending),
+                options,
+                "val",
+            ),
+            variant("validation, one row", slots, occupied(every, none, blending), options, "val"),
+            options,
         ),
-    ]  # fmt: skip
+    ]
 
 
 def naive_share(first: dict[str, object]) -> float:
@@ -177,12 +230,25 @@ def naive_share(first: dict[str, object]) -> float:
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure, print, keep."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, value in (("envs", 16), ("batch", 125), ("train", 500), ("val", 125), ("repeats", 5), ("chunk", 0)):
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for name, value in (
+        ("envs", 16),
+        ("batch", 125),
+        ("train", 500),
+        ("val", 125),
+        ("repeats", 5),
+        ("chunk", 0),
+    ):
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--engine", choices=ENGINES, default="auto", help="as compute.engine of a run")
-    parser.add_argument("--results", default=str(RESULTS), help="folder of the results; '' = only print them")
+    parser.add_argument(
+        "--engine", choices=ENGINES, default="auto", help="as compute.engine of a run"
+    )
+    parser.add_argument(
+        "--results", default=str(RESULTS), help="folder of the results; '' = only print them"
+    )
     options = parser.parse_args(arguments)
     try:
         check_folder(options.results)
@@ -194,13 +260,22 @@ def main(arguments: list[str] | None = None) -> None:
     keep_freed_memory(options.place)
     options.images = noise(options)
     table = rows(options)
-    print(f"N={options.envs} B={options.batch} T={options.train} V={options.val}, median of {options.repeats} pairs, "
-          f"kernels {used.reason}")  # fmt: skip
+    print(
+        f"N={options.envs} B={options.batch} T={options.train} V={options.val}, median of "
+        f"{options.repeats} pairs, "
+        f"kernels {used.reason}"
+    )
     for row in table:
-        print(f"{row['ratio']:6.2f} [{row['low']:.2f}, {row['high']:.2f}]  {row['top']} ({row['top_ms']:.0f} ms) over "
-              f"{row['bottom']} ({row['bottom_ms']:.0f} ms)")  # fmt: skip
+        print(
+            f"{row['ratio']:6.2f} [{row['low']:.2f}, {row['high']:.2f}]  {row['top']} "
+            f"({row['top_ms']:.0f} ms) over "
+            f"{row['bottom']} ({row['bottom_ms']:.0f} ms)"
+        )
     print(f"{naive_share(table[-1]):6.2f}  of 8 separate validation passes")
-    work = {name: getattr(options, name) for name in ("envs", "batch", "train", "val", "repeats", "chunk", "workers")}
+    work = {
+        name: getattr(options, name)
+        for name in ("envs", "batch", "train", "val", "repeats", "chunk", "workers")
+    }
     record = origin("sleepers", options.place) | work | {"kernels": used.reason, "rows": table}
     if options.results:
         keep(record, options.results, "sleepers")

@@ -1,9 +1,11 @@
-"""Memory over many rounds with germinations, prunes, injected faults and rollbacks: it must stay flat.
+"""Memory over many rounds with germinations, prunes, injected faults and rollbacks: it must stay
+flat.
 
-`python -m benchmarks.soak` plays tiny rounds with policy updates in one process, damages a host at declared env-steps,
-and prints the memory of all live tensors and of the process after every round, with a JSON line last. It ends with
-status 1 where tensors grew at all after the second round, or the process by more than the tolerance (the C library
-keeps what is freed, in pieces), where weights moved, or where nothing happened.
+`python -m benchmarks.soak` plays tiny rounds with policy updates in one process, damages a host at
+declared env-steps, and prints the memory of all live tensors and of the process after every round,
+with a JSON line last. It ends with status 1 where tensors grew at all after the second round, or
+the process by more than the tolerance (the C library keeps what is freed, in pieces), where weights
+moved, or where nothing happened.
 """
 
 import argparse
@@ -48,14 +50,19 @@ class Reading(NamedTuple):
 def settings(envs: int, steps: int) -> TrainConfig:
     """Hosts whose seeds mature within a few env-steps, and a policy that learns."""
     return TrainConfig(
-        envs=envs, steps=steps, batch_size=8, train_samples=32, val_samples=16, slots=["r0c0", "r0c1", "r0c2"],
+        envs=envs,
+        steps=steps,
+        batch_size=8,
+        train_samples=32,
+        val_samples=16,
+        slots=["r0c0", "r0c1", "r0c2"],
         task=TaskConfig(name="soak", base_channels=8, num_blocks=4, num_pools=4),
         data=DataConfig(name="synthetic", synthetic_train=64, synthetic_test=32),
         gates=GatesConfig(min_blending_steps=1, min_gradient_health=0.3),
         lifecycle=LifecycleConfig(embargo_steps=2, min_prune_age=1),
         policy=PolicyConfig(network=NetworkConfig(hidden=32, features=32), ppo=PPOConfig(epochs=2)),
         telemetry=TelemetryConfig(progress="off"),
-    )  # fmt: skip
+    )
 
 
 class FaultyWorld(World):
@@ -73,7 +80,9 @@ def faulty_world(cfg: TrainConfig, device: torch.device) -> FaultyWorld:
     """The hosts of `cfg` on `device`, with the engine that a run would give them."""
     keep_freed_memory(device)
     sizes = Sizes(cfg.envs, cfg.batch_size, cfg.train_samples, cfg.val_samples)
-    return FaultyWorld(build_rules(cfg, device), load_images(cfg.data, device), sizes, cfg.data, cfg.seed)
+    return FaultyWorld(
+        build_rules(cfg, device), load_images(cfg.data, device), sizes, cfg.data, cfg.seed
+    )
 
 
 def resident() -> float:
@@ -111,7 +120,10 @@ def soak(cfg: TrainConfig, rounds: int, device: torch.device) -> list[Reading]:
 def shown(number: int, reading: Reading) -> str:
     """The line of round `number` (from 0)."""
     events = "  ".join(f"{name} {count}" for name, count in reading.events.items())
-    return f"round {number + 1:3d}  tensors {reading.tensors:8.4f} MiB  process {reading.resident:8.2f} MiB  {events}"
+    return (
+        f"round {number + 1:3d}  tensors {reading.tensors:8.4f} MiB  process "
+        f"{reading.resident:8.2f} MiB  {events}"
+    )
 
 
 def addresses(world: World) -> dict[str, int]:
@@ -120,15 +132,20 @@ def addresses(world: World) -> dict[str, int]:
 
 
 def complaints(readings: list[Reading], tolerance: float) -> list[str]:
-    """What is wrong: growth after round SETTLED (of the process, beyond `tolerance` MiB), moved weights, no events."""
+    """What is wrong: growth after round SETTLED (of the process, beyond `tolerance` MiB), moved
+    weights, no events.
+    """
     found = []
-    settled, later = readings[SETTLED - 1], readings[SETTLED:]
+    settled = readings[SETTLED - 1]
+    later = readings[SETTLED:]
     growth = max(reading.tensors for reading in later) - settled.tensors
     if growth > 0:
         found.append(f"tensors grew by {growth:.6f} MiB after round {SETTLED}")
     growth = max(reading.resident for reading in later) - settled.resident
     if growth > tolerance:
-        found.append(f"the process grew by {growth:.2f} MiB after round {SETTLED}, more than {tolerance} MiB")
+        found.append(
+            f"the process grew by {growth:.2f} MiB after round {SETTLED}, more than {tolerance} MiB"
+        )
     if any(reading.moved for reading in readings):
         found.append("weights moved: something was allocated anew")
     for name in EVENTS:
@@ -139,10 +156,14 @@ def complaints(readings: list[Reading], tolerance: float) -> list[str]:
 
 def main() -> None:
     """Play, print, and judge."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for name, value in (("rounds", 20), ("envs", 4), ("steps", 20), ("threads", 0)):
         parser.add_argument(f"--{name}", type=int, default=value)
-    parser.add_argument("--tolerance", type=float, default=16.0, help="MiB that the process may grow after round 2")
+    parser.add_argument(
+        "--tolerance", type=float, default=16.0, help="MiB that the process may grow after round 2"
+    )
     parser.add_argument("--device", default="auto")
     options = parser.parse_args()
     if options.rounds <= SETTLED:
@@ -152,8 +173,15 @@ def main() -> None:
     readings = soak(settings(options.envs, options.steps), options.rounds, device)
     wrong = complaints(readings, options.tolerance)
     work = {name: getattr(options, name) for name in ("rounds", "envs", "steps", "tolerance")}
-    memory = {name: [round(reading._asdict()[name], 4) for reading in readings] for name in ("tensors", "resident")}
-    print(json.dumps({"benchmark": "soak", **work, "device": device_name(device), **memory, "wrong": wrong}))
+    memory = {
+        name: [round(reading._asdict()[name], 4) for reading in readings]
+        for name in ("tensors", "resident")
+    }
+    print(
+        json.dumps(
+            {"benchmark": "soak", **work, "device": device_name(device), **memory, "wrong": wrong}
+        )
+    )
     sys.exit(1 if wrong else 0)
 
 

@@ -1,10 +1,12 @@
-"""Where an env-step goes, for the engine and for the plain loop: phases, and the top operations within each of them.
+"""Where an env-step goes, for the engine and for the plain loop: phases, and the top operations
+within each of them.
 
     python -m benchmarks.step_breakdown +work=b envs=8
 
-Takes the settings of benchmarks/eps.py; the plain loop is here in this process, in one thread unless
-baseline_threads says more. Phases are timed without a profiler, operations in one more env-step with it (self time, in
-every thread; its own cost makes small operations look larger). Prints tables and a JSON line last.
+Takes the settings of benchmarks/eps.py; the plain loop is here in this process, in one thread
+unless baseline_threads says more. Phases are timed without a profiler, operations in one more
+env-step with it (self time, in every thread; its own cost makes small operations look larger).
+Prints tables and a JSON line last.
 """
 
 import json
@@ -34,7 +36,8 @@ MARK = "end of "
 TOP = 12  # operations listed per phase
 LISTED = ("training", "validation", "state")
 
-Operations = dict[str, dict[str, tuple[float, int]]]  # by phase and name: seconds of self time and calls
+# by phase and name: seconds of self time and calls
+Operations = dict[str, dict[str, tuple[float, int]]]
 Side = EngineSide | PlainLoop
 
 
@@ -74,21 +77,32 @@ def phase_seconds(side: Side, cfg: EpsConfig) -> dict[str, float]:
 
 
 def operations(side: Side) -> Operations:
-    """Self time and calls of every operation of one env-step of all envs, by the phase it began in."""
+    """Self time and calls of every operation of one env-step of all envs, by the phase it began
+    in.
+    """
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (side.device.type == "cuda")
     watching = side.profile
     side.watch_with(Marks(side.device))
-    with torch.profiler.profile(activities=activities, experimental_config=every_thread()) as profiler:
+    with torch.profiler.profile(
+        activities=activities, experimental_config=every_thread()
+    ) as profiler:
         side.one_step()
     side.watch_with(watching)
     events = profiler.events() or []
-    ends = sorted((event.time_range.start, event.name) for event in events if event.name.startswith(MARK))
-    times, found = [end for end, _ in ends], defaultdict[str, dict[str, tuple[float, int]]](dict)
+    ends = sorted(
+        (event.time_range.start, event.name) for event in events if event.name.startswith(MARK)
+    )
+    times = [end for end, _ in ends]
+    found = defaultdict[str, dict[str, tuple[float, int]]](dict)
     for event in events:
         place = bisect_left(times, event.time_range.start)
         if event.name.startswith(MARK) or place == len(ends):
             continue
-        spent = event.self_device_time_total if side.device.type == "cuda" else event.self_cpu_time_total
+        spent = (
+            event.self_device_time_total
+            if side.device.type == "cuda"
+            else event.self_cpu_time_total
+        )
         of_phase = found[ends[place][1].removeprefix(MARK)]
         seconds, calls = of_phase.get(event.name, (0.0, 0))
         of_phase[event.name] = seconds + spent / 1e6, calls + 1
@@ -96,7 +110,9 @@ def operations(side: Side) -> Operations:
 
 
 def phase_table(phases: dict[str, dict[str, float]], images: tuple[int, int]) -> Table:
-    """Milliseconds and shares of both sides, and microseconds per image where images are what counts."""
+    """Milliseconds and shares of both sides, and microseconds per image where images are what
+    counts.
+    """
     per_image = {"training": images[0], "validation": images[1]}
     table = Table("phase", title="an env-step of all envs", title_justify="left")
     for name in phases:
@@ -106,11 +122,17 @@ def phase_table(phases: dict[str, dict[str, float]], images: tuple[int, int]) ->
     for phase in met:
         cells = []
         for found in phases.values():
-            seconds, total = found.get(phase), sum(found.values())
-            cells += ["-", "-", "-"] if seconds is None else [
-                f"{1e3 * seconds:.2f}", f"{100 * seconds / total:.1f} %",
-                f"{1e6 * seconds / per_image[phase]:.1f}" if phase in per_image else "",
-            ]  # fmt: skip
+            seconds = found.get(phase)
+            total = sum(found.values())
+            cells += (
+                ["-", "-", "-"]
+                if seconds is None
+                else [
+                    f"{1e3 * seconds:.2f}",
+                    f"{100 * seconds / total:.1f} %",
+                    f"{1e6 * seconds / per_image[phase]:.1f}" if phase in per_image else "",
+                ]
+            )
         table.add_row(phase, *cells)
     return table
 
@@ -118,7 +140,11 @@ def phase_table(phases: dict[str, dict[str, float]], images: tuple[int, int]) ->
 def operation_table(side: str, phase: str, found: dict[str, tuple[float, int]]) -> Table:
     """The operations that took longest."""
     total = sum(seconds for seconds, _ in found.values()) or 1.0
-    table = Table("operation", title=f"{side}, {phase}: {1e3 * total:.2f} ms in operations", title_justify="left")
+    table = Table(
+        "operation",
+        title=f"{side}, {phase}: {1e3 * total:.2f} ms in operations",
+        title_justify="left",
+    )
     for head in ("ms", "share", "calls"):
         table.add_column(head, justify="right")
     for name, (seconds, calls) in sorted(found.items(), key=lambda item: -item[1][0])[:TOP]:
@@ -129,9 +155,20 @@ def operation_table(side: str, phase: str, found: dict[str, tuple[float, int]]) 
 def breakdown(cfg: EpsConfig, console: Console) -> dict[str, object]:
     """Measure and print both sides; returns all of it."""
     device = resolve_device(cfg.device)
-    work = {"N": cfg.envs, "B": cfg.batch_size, "T": cfg.train_samples, "V": cfg.val_samples, "K": cfg.rows,
-            "host": cfg.task.name, "slots": cfg.slots, "live": cfg.live, "blueprint": cfg.blueprint,
-            "stage": cfg.stage, "live_envs": cfg.live_envs, "device": str(device)}  # fmt: skip
+    work = {
+        "N": cfg.envs,
+        "B": cfg.batch_size,
+        "T": cfg.train_samples,
+        "V": cfg.val_samples,
+        "K": cfg.rows,
+        "host": cfg.task.name,
+        "slots": cfg.slots,
+        "live": cfg.live,
+        "blueprint": cfg.blueprint,
+        "stage": cfg.stage,
+        "live_envs": cfg.live_envs,
+        "device": str(device),
+    }
     console.print(declared(work), markup=False, highlight=False)
     sides = {name: ready_side(name, cfg) for name in cfg.sides if name != "bare"}
     phases = {name: phase_seconds(side, cfg) for name, side in sides.items()}
@@ -144,8 +181,14 @@ def breakdown(cfg: EpsConfig, console: Console) -> dict[str, object]:
         for phase in LISTED:
             if by_phase.get(phase):
                 console.print(operation_table(name, phase, by_phase[phase]))
-    return {"benchmark": "step_breakdown", "work": work, "machine": machine.describe(device),
-            "commit": machine.git_commit(), "phases": phases, "operations": listed}  # fmt: skip
+    return {
+        "benchmark": "step_breakdown",
+        "work": work,
+        "machine": machine.describe(device),
+        "commit": machine.git_commit(),
+        "phases": phases,
+        "operations": listed,
+    }
 
 
 def setup(side: Side) -> str:

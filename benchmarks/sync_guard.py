@@ -1,10 +1,12 @@
 """Finds what makes the host wait for the device, on a machine that has none.
 
-Inside a SyncGuard every operation raises that would read a device tensor into Python, whose result's size depends on
-tensor values, or that would copy Python numbers to the device; except in the functions named as allowed, where it is
-logged. What is made without naming a device is on the host, from where it may be moved without waiting. On a CPU such
-operations cost nothing, which is why nothing else would notice them; functions that make use of that, and look at
-values on a CPU alone, are told in ON_CPU_ALONE. What Triton's interpreter does is the work of a kernel, on the device.
+Inside a SyncGuard every operation raises that would read a device tensor into Python, whose
+result's size depends on tensor values, or that would copy Python numbers to the device; except in
+the functions named as allowed, where it is logged. What is made without naming a device is on the
+host, from where it may be moved without waiting. On a CPU such operations cost nothing, which is
+why nothing else would notice them; functions that make use of that, and look at values on a CPU
+alone, are told in ON_CPU_ALONE. What Triton's interpreter does is the work of a kernel, on the
+device.
 """
 
 import sys
@@ -23,15 +25,48 @@ import esper_soa
 PACKAGE = Path(esper_soa.__file__).parent
 aten = torch.ops.aten
 VALUE_DEPENDENT = (
-    aten._local_scalar_dense, aten.nonzero, aten.masked_select, aten.equal, aten.is_nonzero, aten.bincount,
-    aten._unique, aten._unique2, aten.unique_dim, aten.unique_consecutive, aten.repeat_interleave, aten.allclose,
-)  # fmt: skip
+    aten._local_scalar_dense,
+    aten.nonzero,
+    aten.masked_select,
+    aten.equal,
+    aten.is_nonzero,
+    aten.bincount,
+    aten._unique,
+    aten._unique2,
+    aten.unique_dim,
+    aten.unique_consecutive,
+    aten.repeat_interleave,
+    aten.allclose,
+)
 INDEXING = (aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_)
-ON_CPU_ALONE = ("nowhere", "_copy_where_", "_ended")  # of state.py, nets/snapshot.py and agent/ppo.py
+ON_CPU_ALONE = (
+    "nowhere",
+    "_copy_where_",
+    "_ended",
+)  # of state.py, nets/snapshot.py and agent/ppo.py
 INTERPRETER = str(Path("triton", "runtime", "interpreter.py"))
-READS = ("item", "tolist", "numpy", "cpu", "__array__", "__bool__", "__int__", "__float__", "__index__", "__complex__")
+READS = (
+    "item",
+    "tolist",
+    "numpy",
+    "cpu",
+    "__array__",
+    "__bool__",
+    "__int__",
+    "__float__",
+    "__index__",
+    "__complex__",
+)
 UPLOADS = (torch.tensor, torch.as_tensor)
-FACTORIES = (*UPLOADS, torch.from_numpy, torch.zeros, torch.ones, torch.full, torch.empty, torch.arange)
+FACTORIES = (
+    *UPLOADS,
+    torch.from_numpy,
+    torch.zeros,
+    torch.ones,
+    torch.full,
+    torch.empty,
+    torch.arange,
+)
 
 
 class HostSyncError(AssertionError):
@@ -46,14 +81,17 @@ class Sync(NamedTuple):
 
 
 class SyncGuard:
-    """Raises HostSyncError at every sync outside the functions named in `allowed`; blocking uploads count."""
+    """Raises HostSyncError at every sync outside the functions named in `allowed`; blocking uploads
+    count.
+    """
 
     moves = True  # whether a move counts whose source may be on the host or on the device
 
     def __init__(self, allowed: Sequence[str] = ()) -> None:
         self.allowed = frozenset(allowed)
         self.log: list[Sync] = []
-        self._on_host: list[Tensor] = []  # results of copies to the host: reading them waits for nothing
+        # Results of copies to the host: reading them waits for nothing.
+        self._on_host: list[Tensor] = []
         self._modes: tuple[_Dispatch, _Functions] = (_Dispatch(self), _Functions(self))
 
     def __enter__(self) -> "SyncGuard":
@@ -62,7 +100,10 @@ class SyncGuard:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         for mode in reversed(self._modes):
             mode.__exit__(kind, error, trace)
@@ -89,7 +130,9 @@ class SyncGuard:
 
 
 def calling_function() -> str:
-    """Qualified name of the innermost function of esper_soa (or of the test) that is being executed."""
+    """Qualified name of the innermost function of esper_soa (or of the test) that is being
+    executed.
+    """
     frame = sys._getframe(2)
     while frame.f_back is not None:
         path = Path(frame.f_code.co_filename)
@@ -117,7 +160,11 @@ class _Dispatch(TorchDispatchMode):
         self.guard = guard
 
     def __torch_dispatch__(
-        self, func: torch._ops.OpOverload, types: object, args: tuple = (), kwargs: dict | None = None
+        self,
+        func: torch._ops.OpOverload,
+        types: object,
+        args: tuple = (),
+        kwargs: dict | None = None,
     ) -> object:
         packet = func.overloadpacket
         by_mask = packet in INDEXING and any(
@@ -136,7 +183,11 @@ class _Functions(TorchFunctionMode):
         self.guard = guard
 
     def __torch_function__(
-        self, func: Callable[..., object], types: object, args: tuple = (), kwargs: dict | None = None
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple = (),
+        kwargs: dict | None = None,
     ) -> object:
         kwargs = kwargs or {}
         on_host = bool(args) and self.guard.is_on_host(args[0])
@@ -150,7 +201,11 @@ class _Functions(TorchFunctionMode):
         if func in UPLOADS and kwargs.get("device") is not None and not isinstance(args[0], Tensor):
             self.guard.report(f"torch.{func.__name__} on a device")
         result = func(*args, **kwargs)
-        made = func in FACTORIES and kwargs.get("device") is None and not (args and isinstance(args[0], Tensor))
+        made = (
+            func in FACTORIES
+            and kwargs.get("device") is None
+            and not (args and isinstance(args[0], Tensor))
+        )
         if (copies or made) and isinstance(result, Tensor):
             self.guard.now_on_host(result)
         return result
@@ -161,5 +216,9 @@ def _goes_to_host(func: Callable[..., object], args: tuple, kwargs: dict) -> boo
 
 
 def _names_device(func: Callable[..., object], args: tuple, kwargs: dict) -> bool:
-    """A move to a device that is given as an object: on a CPU none tells the host's from that of the tensors."""
-    return func is Tensor.to and any(isinstance(one, torch.device) for one in (*args[1:], kwargs.get("device")))
+    """A move to a device that is given as an object: on a CPU none tells the host's from that of
+    the tensors.
+    """
+    return func is Tensor.to and any(
+        isinstance(one, torch.device) for one in (*args[1:], kwargs.get("device"))
+    )

@@ -1,11 +1,13 @@
 """The tables of README.md and docs/numbers.md, from the records in benchmarks/results/.
 
     python -m benchmarks.table                                     print them
-    python -m benchmarks.table --write README.md docs/numbers.md   put each between its marks, <!-- table: NAME --> and
-                                                                   <!-- end -->, and proof.svg beside its page
+    python -m benchmarks.table --write README.md docs/numbers.md   put each between its marks, <!--
+    table: NAME --> and
+                                                                   <!-- end -->, and proof.svg
+                                                                   beside its page
 
-Of every file the newest record counts that was made of a commit by the present method of measuring; of learning all.
-What is left out is said on stderr. Ends with status 2 where a mark is missing.
+Of every file the newest record counts that was made of a commit by the present method of measuring;
+of learning all. What is left out is said on stderr. Ends with status 2 where a mark is missing.
 """
 
 import argparse
@@ -30,7 +32,8 @@ def sections(folder: Path) -> tuple[Sections, list[str]]:
     found = {name: make(records) for name, make in EPS.items()}
     for name, (kind, make) in OTHERS.items():
         of_kind, more = newest(folder, kind)
-        found[name], refused = make(of_kind), [*refused, *(line for line in more if line not in refused)]
+        found[name] = make(of_kind)
+        refused = [*refused, *(line for line in more if line not in refused)]
     for name, of_file in kept(folder).items():
         if name.startswith("learn_"):
             found[name] = learning(of_file)
@@ -49,22 +52,29 @@ def trimmed(lines: list[str]) -> list[str]:
 
 
 def written(pages: Sequence[str], found: Sections) -> list[str]:
-    """The texts `pages` with every section between its marks; raises BenchmarkError where none or several have them."""
+    """The texts `pages` with every section between its marks; raises BenchmarkError where none or
+    several have them.
+    """
     pages = list(pages)
     for name, lines in found.items():
-        begin, end = f"<!-- table: {name} -->\n", "<!-- end -->"
+        begin = f"<!-- table: {name} -->\n"
+        end = "<!-- end -->"
         places = [place for place, text in enumerate(pages) if begin in text]
         text = pages[places[0]] if len(places) == 1 else ""
         if text.count(begin) != 1 or end not in text.split(begin)[1]:
             raise BenchmarkError(f"no line {begin.strip()} with a line {end} after it, or several")
         before, after = text.split(begin)
-        pages[places[0]] = before + begin + "\n" + "\n".join(lines) + "\n\n" + after[after.index(end) :]
+        pages[places[0]] = (
+            before + begin + "\n" + "\n".join(lines) + "\n\n" + after[after.index(end) :]
+        )
     return pages
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Print the sections or write them; exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--write", type=Path, nargs="+", metavar="PAGE", help="files with marks")
     options = parser.parse_args(arguments)

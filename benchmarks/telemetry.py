@@ -1,14 +1,18 @@
-"""What telemetry costs: env-steps per second of real episodes with what a side writes, over those without any.
+"""What telemetry costs: env-steps per second of real episodes with what a side writes, over those
+without any.
 
-    python -m benchmarks.telemetry                                       works a and c, events and all sinks, 9 turns
-    python -m benchmarks.telemetry works=c sides=events,full repeats=15 steps=40 results=
+    python -m benchmarks.telemetry                                       works a and c, events and
+    all sinks, 9 turns python -m benchmarks.telemetry works=c sides=events,full repeats=15 steps=40
+    results=
 
-A side is a level of telemetry, or `sinks`: the tables of events, the live table of envs on a terminal, and TensorBoard,
-W&B (offline) and MLflow (a file), which are told the line of the round; it needs their extras. Every side plays the
-same episodes, decisions of a new policy included, in turns and alternating order; a side's time ends when its files are
-on the disk and its trackers have taken what they were told, which a run waits for once, at its end. Trackers are opened
-before, as a run opens them once. There is no update, which would make telemetry's share smaller. Prints the ratios of
-the timings of a turn, and a JSON line, which is also appended to benchmarks/results/telemetry.jsonl.
+A side is a level of telemetry, or `sinks`: the tables of events, the live table of envs on a
+terminal, and TensorBoard, W&B (offline) and MLflow (a file), which are told the line of the round;
+it needs their extras. Every side plays the same episodes, decisions of a new policy included, in
+turns and alternating order; a side's time ends when its files are on the disk and its trackers have
+taken what they were told, which a run waits for once, at its end. Trackers are opened before, as a
+run opens them once. There is no update, which would make telemetry's share smaller. Prints the
+ratios of the timings of a turn, and a JSON line, which is also appended to
+benchmarks/results/telemetry.jsonl.
 """
 
 import io
@@ -63,7 +67,8 @@ class Trackers:
     """All trackers of a run in `folder`, each told by a thread of its own, as a run has them."""
 
     def __init__(self, folder: Path, names: tuple[str, ...]) -> None:
-        told, tracked = Told(folder, False, Unwritten()), Tracked(folder, "benchmark", {})
+        told = Told(folder, False, Unwritten())
+        tracked = Tracked(folder, "benchmark", {})
         self._workers = {
             name: Worker[Line](name, Teller(name, open_, tracked, told), WAITING)
             for name, open_ in openers(names).items()
@@ -80,7 +85,9 @@ class Trackers:
         """Until they have taken what they were told; raises BenchmarkError where one has not."""
         for name, worker in self._workers.items():
             if not worker.flush(PATIENCE) or worker.dropped:
-                raise BenchmarkError(f"{name} lacks {worker.dropped} lines: {worker.reason or 'it is too slow'}")
+                raise BenchmarkError(
+                    f"{name} lacks {worker.dropped} lines: {worker.reason or 'it is too slow'}"
+                )
 
     def close(self) -> None:
         """Tell them that this is all."""
@@ -123,15 +130,20 @@ class Work:
     def seconds(self, side: str, number: int, trackers: Trackers) -> float:
         """Of round `number` with what a side writes, its files included."""
         table = EnvsTable(legend_of(self.world, learns=True)) if side == SINKS else None
-        shown = Progress(self.cfg.envs * self.cfg.steps, Console(file=io.StringIO(), force_terminal=True),
-                         "off" if table is None else "live")  # fmt: skip
+        shown = Progress(
+            self.cfg.envs * self.cfg.steps,
+            Console(file=io.StringIO(), force_terminal=True),
+            "off" if table is None else "live",
+        )
         shown.below = table
         with tempfile.TemporaryDirectory() as folder:
             recorder = self._recorder(side, Path(folder), table)
             wait_for(self.device)
             begun = time.perf_counter()
             with shown as progress:
-                result, _ = play_round(self.world, self.player, Round(number, progress, recorder=recorder))
+                result, _ = play_round(
+                    self.world, self.player, Round(number, progress, recorder=recorder)
+                )
             wait_for(self.device)
             if side == SINKS:
                 trackers.tell(dict(numbers_of(result.record)))
@@ -147,12 +159,15 @@ class Work:
         if side in ("off", "rounds"):
             return NO_RECORDER
         level = "events" if side == SINKS else side
-        return Recorder(folder, legend_of(self.world, learns=True), level, INTERVAL, Unwritten(), table)
+        return Recorder(
+            folder, legend_of(self.world, learns=True), level, INTERVAL, Unwritten(), table
+        )
 
 
 def compare(work: Work, given: list[str], repeats: int) -> Record:
     """EPS by side, and the ratios over `off` of the timings of a turn."""
-    sides, env_steps = ["off", *given], work.cfg.envs * work.cfg.steps
+    sides = ["off", *given]
+    env_steps = work.cfg.envs * work.cfg.steps
     found: dict[str, list[float]] = {side: [] for side in sides}
     with all_trackers(SINKS in sides) as trackers:
         for side in sides:
@@ -164,9 +179,11 @@ def compare(work: Work, given: list[str], repeats: int) -> Record:
     for side in sides:
         ratios = [off / mine for off, mine in zip(found["off"], found[side], strict=True)]
         record[side] = {
-            "eps": env_steps / statistics.median(found[side]), "over_off": statistics.median(ratios),
-            "low": min(ratios), "high": max(ratios),
-        }  # fmt: skip
+            "eps": env_steps / statistics.median(found[side]),
+            "over_off": statistics.median(ratios),
+            "low": min(ratios),
+            "high": max(ratios),
+        }
     return record
 
 
@@ -185,7 +202,9 @@ def main(given: list[str]) -> None:
         work = Work(name, int(settings["steps"]), settings["device"])
         works[name] = compare(work, sides, int(settings["repeats"]))
         print(f"work {name}: {json.dumps(works[name], indent=2)}")
-    record = origin("telemetry", torch.device(resolve_device(settings["device"]))) | {"works": works}
+    record = origin("telemetry", torch.device(resolve_device(settings["device"]))) | {
+        "works": works
+    }
     if settings["results"]:
         keep(record, settings["results"], "telemetry")
     print(json.dumps(record))

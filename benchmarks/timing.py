@@ -1,6 +1,7 @@
 """What a timing of one side of a benchmark is made of: seconds by column and by phase.
 
-Given by benchmarks/sides.py and benchmarks/opponents.py, put together by benchmarks/eps.py and report.py.
+Given by benchmarks/sides.py and benchmarks/opponents.py, put together by benchmarks/eps.py and
+report.py.
 """
 
 from typing import NamedTuple
@@ -8,7 +9,11 @@ from typing import NamedTuple
 from esper_soa.errors import UserError
 
 COLUMNS = ("training", "validation", "policy and state machine", "update")
-PARTS = {"training": "training", "data": "training", "validation": "validation"}  # column of a phase; else the third
+PARTS = {
+    "training": "training",
+    "data": "training",
+    "validation": "validation",
+}  # column of a phase; else the third
 
 
 class BenchmarkError(UserError):
@@ -18,7 +23,8 @@ class BenchmarkError(UserError):
 class Timing(NamedTuple):
     """One timing, in seconds per env-step of all envs."""
 
-    columns: dict[str, float]  # by COLUMNS, not cumulative; those that the side does not have are absent
+    # By COLUMNS, not cumulative; those that the side does not have are absent.
+    columns: dict[str, float]
     phases: dict[str, float]
 
     @property
@@ -27,7 +33,9 @@ class Timing(NamedTuple):
         return sum(self.columns.values())
 
 
-def in_columns(phases: dict[str, float], seconds: float, columns: tuple[str, ...] = COLUMNS[:3]) -> dict[str, float]:
+def in_columns(
+    phases: dict[str, float], seconds: float, columns: tuple[str, ...] = COLUMNS[:3]
+) -> dict[str, float]:
     """Seconds by column; what no phase has counted belongs to the last of `columns`."""
     found = dict.fromkeys(columns, 0.0)
     for phase, spent in phases.items():

@@ -1,7 +1,9 @@
-"""Results of long benchmarks as files, one per unit of work, so that what a folder holds is not done again.
+"""Results of long benchmarks as files, one per unit of work, so that what a folder holds is not
+done again.
 
-A folder belongs to one set of facts (code, settings, versions): units are only read and added under the same ones.
-Every file is written whole or not at all, and names the facts that it was made under. Used by benchmarks/proof.py.
+A folder belongs to one set of facts (code, settings, versions): units are only read and added under
+the same ones. Every file is written whole or not at all, and names the facts that it was made
+under. Used by benchmarks/proof.py.
 """
 
 import hashlib
@@ -17,7 +19,10 @@ from esper_soa.ops.files import write_text
 from esper_soa.ops.rundir import RunFolder, claimed
 
 FACTS = "facts.json"
-WORDS = ("commit", "settings_given")  # facts that say where results come from, and decide nothing: code and settings do
+WORDS = (
+    "commit",
+    "settings_given",
+)  # facts that say where results come from, and decide nothing: code and settings do
 LOCK = ".lock"  # of the folder's claim
 CODE = ("esper_soa", "configs", "benchmarks/proof_play.py")  # that decides results
 
@@ -28,7 +33,8 @@ class Units:
     """The units of a folder that were made under `stamp`, the hash of its facts."""
 
     def __init__(self, folder: Path, stamp: str) -> None:
-        self.folder, self.stamp = folder, stamp
+        self.folder = folder
+        self.stamp = stamp
 
     def path(self, key: Key) -> Path:
         """The file of a unit."""
@@ -45,9 +51,13 @@ class Units:
             unit = json.loads(path.read_text(encoding="utf-8"))
             stamp = unit["stamp"]
         except (ValueError, LookupError, TypeError) as error:
-            raise BenchmarkError(f"{path} is no result of this command ({error}). Delete it") from error
+            raise BenchmarkError(
+                f"{path} is no result of this command ({error}). Delete it"
+            ) from error
         if stamp != self.stamp:
-            raise BenchmarkError(f"{path} comes from another folder: it was made under other facts. Delete it")
+            raise BenchmarkError(
+                f"{path} comes from another folder: it was made under other facts. Delete it"
+            )
         return unit
 
     def write(self, key: Key, unit: Mapping) -> None:
@@ -62,24 +72,31 @@ def stamp_of(facts: Mapping) -> str:
 
 
 def code_stamp(root: Path = ROOT) -> str:
-    """A hash of all files that decide results: the package, shipped weights, settings, and how a unit is played."""
+    """A hash of all files that decide results: the package, shipped weights, settings, and how a
+    unit is played.
+    """
     digest = hashlib.sha256()
     for name in CODE:
         top = root / name
-        files = [path for path in sorted(top.rglob("*")) if path.is_file()] if top.is_dir() else [top]
+        files = (
+            [path for path in sorted(top.rglob("*")) if path.is_file()] if top.is_dir() else [top]
+        )
         for path in files:
             if "__pycache__" not in path.parts:
                 content = path.read_bytes()
-                digest.update(f"{path.relative_to(root).as_posix()} {len(content)}\n".encode() + content)
+                digest.update(
+                    f"{path.relative_to(root).as_posix()} {len(content)}\n".encode() + content
+                )
     return digest.hexdigest()[:16]
 
 
 @contextmanager
 def opened(folder: Path, facts: Mapping, fresh: bool) -> Iterator[Units]:
-    """The units of `folder`, which is made where there is none, and in which no other process works meanwhile.
+    """The units of `folder`, which is made where there is none, and in which no other process works
+    meanwhile.
 
-    `fresh` first deletes what it holds. Raises BenchmarkError where that is of other facts, which are named, or nothing
-    of ours; UserError where another process works there.
+    `fresh` first deletes what it holds. Raises BenchmarkError where that is of other facts, which
+    are named, or nothing of ours; UserError where another process works there.
     """
     facts = json.loads(json.dumps(facts))
     folder.mkdir(parents=True, exist_ok=True)
@@ -109,12 +126,22 @@ def _empty(folder: Path) -> None:
 def _check(folder: Path, there: Mapping, now: Mapping) -> None:
     if stamp_of(there) == stamp_of(now):
         return
-    old, new = _flat(there), _flat(now)
-    names = sorted(name for name in old.keys() | new.keys() if name not in WORDS and old.get(name) != new.get(name))
-    changed = [f"{name}: {old.get(name, 'nothing')} there, {new.get(name, 'nothing')} now" for name in names]
+    old = _flat(there)
+    new = _flat(now)
+    names = sorted(
+        name
+        for name in old.keys() | new.keys()
+        if name not in WORDS and old.get(name) != new.get(name)
+    )
+    changed = [
+        f"{name}: {old.get(name, 'nothing')} there, {new.get(name, 'nothing')} now"
+        for name in names
+    ]
     raise BenchmarkError(
-        f"{folder} holds results of commit {there.get('commit')}, this is {now['commit']}, and they do not belong "
-        f"together ({'; '.join(changed)}). Give another folder with --folder, or delete what it holds with --fresh"
+        f"{folder} holds results of commit {there.get('commit')}, this is {now['commit']}, and "
+        "they do not belong "
+        f"together ({'; '.join(changed)}). Give another folder with --folder, or delete what it "
+        "holds with --fresh"
     )
 
 
@@ -122,4 +149,8 @@ def _flat(facts: object, prefix: str = "") -> dict[str, object]:
     """Nested facts as one table, by dotted names."""
     if not isinstance(facts, Mapping):
         return {prefix.rstrip("."): facts}
-    return {name: fact for key, part in facts.items() for name, fact in _flat(part, f"{prefix}{key}.").items()}
+    return {
+        name: fact
+        for key, part in facts.items()
+        for name, fact in _flat(part, f"{prefix}{key}.").items()
+    }

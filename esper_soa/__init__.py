@@ -3,8 +3,8 @@
     run = esper_soa.train("cifar_3seed", overrides=["seed=7"])
     net = run.export()
 
-What is listed in `__all__` is the public interface; everything else may change. Names are imported when they are first
-asked for, as torch takes seconds.
+What is listed in `__all__` is the public interface; everything else may change. Names are imported
+when they are first asked for, as torch takes seconds.
 """
 
 from importlib import import_module, metadata

@@ -1,4 +1,5 @@
-"""Actions as a caller gives them, as a record, heads by name, rows of heads or numbers of joint actions; legality.
+"""Actions as a caller gives them, as a record, heads by name, rows of heads or numbers of joint
+actions; legality.
 
 Used by the simulator, which lets nothing illegal reach an env.
 """
@@ -29,15 +30,19 @@ class Checked(NamedTuple):
 def read_action(given: Given, num_envs: int, joint: JointActions) -> Action:
     """The Action [N] that `given` stands for.
 
-    given: an Action; choices by head name, numbers or int [N], where heads that are left out keep their placeholders;
-    int [N, 8] in HEADS order; or int [N] of joint actions. Raises ValueError for other shapes, types and names.
+    given: an Action; choices by head name, numbers or int [N], where heads that are left out keep
+    their placeholders; int [N, 8] in HEADS order; or int [N] of joint actions. Raises ValueError
+    for other shapes, types and names.
     """
     if isinstance(given, Action):
         heads: dict[str, object] = {name: given.get(name) for name in HEAD_NAMES}
     elif isinstance(given, Mapping):
         unknown = set(given) - set(HEAD_NAMES)
         if unknown:
-            raise ValueError(f"action heads are {', '.join(HEAD_NAMES)}, not {', '.join(sorted(map(str, unknown)))}")
+            raise ValueError(
+                f"action heads are {', '.join(HEAD_NAMES)}, not "
+                f"{', '.join(sorted(map(str, unknown)))}"
+            )
         heads = {head.name: given.get(head.name, head.placeholder) for head in HEADS}
     else:
         rows = _integers("actions", given, joint.rows.device)
@@ -45,16 +50,21 @@ def read_action(given: Given, num_envs: int, joint: JointActions) -> Action:
             return joint.action(rows)
         if rows.shape != (num_envs, len(HEADS)):
             raise ValueError(
-                f"actions are numbers [{num_envs}] of joint actions or choices [{num_envs}, {len(HEADS)}], "
+                f"actions are numbers [{num_envs}] of joint actions or choices [{num_envs}, "
+                f"{len(HEADS)}], "
                 f"not {list(rows.shape)}"
             )
         heads = dict(zip(HEAD_NAMES, rows.unbind(1), strict=True))
     choices = {name: _integers(name, value, joint.rows.device) for name, value in heads.items()}
     for name, choice in choices.items():
         if choice.ndim > 1 or choice.numel() not in (1, num_envs):
-            raise ValueError(f"the {name} head takes a number or one for each of {num_envs} envs, not {choice.shape}")
+            raise ValueError(
+                f"the {name} head takes a number or one for each of {num_envs} envs, not "
+                f"{choice.shape}"
+            )
     return Action.from_dict(
-        {name: choice.reshape(-1).expand(num_envs) for name, choice in choices.items()}, batch_size=[num_envs]
+        {name: choice.reshape(-1).expand(num_envs) for name, choice in choices.items()},
+        batch_size=[num_envs],
     )
 
 
@@ -67,7 +77,9 @@ def _integers(name: str, value: object, device: torch.device) -> Tensor:
 
 
 def check_action(action: Action, masks: Masks, raising: bool) -> Checked:
-    """`action` with WAIT in the envs where it is not legal; ValueError that says what is wrong where `raising`."""
+    """`action` with WAIT in the envs where it is not legal; ValueError that says what is wrong
+    where `raising`.
+    """
     obeyed, legal = obey(action, masks)
     faults = illegal_choices(action, masks) if raising else []
     if faults:

@@ -1,4 +1,5 @@
-"""The command line before Hydra reads it: flags wherever they stand, our version, and settings that do not exist.
+"""The command line before Hydra reads it: flags wherever they stand, our version, and settings that
+do not exist.
 
 Called by train.py and evaluate.py through command.py. Needs no torch.
 """
@@ -13,7 +14,8 @@ from typing import get_type_hints
 
 from esper_soa.errors import UserError, unknown_setting
 
-# Flags of Hydra that take no value. It reads overrides in one piece, so that a flag between them ends in an error.
+# Flags of Hydra that take no value. It reads overrides in one piece, so that a flag between them
+# ends in an error.
 LONE_FLAGS = ("-m", "--multirun", "-r", "--run", "--resolve")
 
 SLOT_COUNTS = re.compile(r"slots=\d+(,\d+)*")
@@ -21,30 +23,49 @@ SLOT_COUNTS = re.compile(r"slots=\d+(,\d+)*")
 
 def version_line() -> str:
     """Our version, and those of what a run depends on most."""
-    named = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "tensordict", "hydra-core"))
-    return f"esper-soa {metadata.version('esper-soa')} (Python {platform.python_version()}, {named})"
+    named = ", ".join(
+        f"{name} {metadata.version(name)}" for name in ("torch", "tensordict", "hydra-core")
+    )
+    return (
+        f"esper-soa {metadata.version('esper-soa')} (Python {platform.python_version()}, {named})"
+    )
 
 
 def prepared(arguments: Sequence[str], settings: type, groups: Collection[str]) -> list[str]:
-    """`arguments`, flags without a value first and slots as lists; raises UserError as `check_overrides`."""
+    """`arguments`, flags without a value first and slots as lists; raises UserError as
+    `check_overrides`.
+    """
     check_overrides(arguments, settings, groups)
     given = listed_slots(arguments)
-    return [*(one for one in given if one in LONE_FLAGS), *(one for one in given if one not in LONE_FLAGS)]
+    return [
+        *(one for one in given if one in LONE_FLAGS),
+        *(one for one in given if one not in LONE_FLAGS),
+    ]
 
 
 def listed_slots(overrides: Sequence[str]) -> list[str]:
-    """`overrides` with slots=3, how many there are, as the list slots=[3] that Hydra's type check asks for."""
-    return [re.sub(r"(\d+)", r"[\1]", one) if SLOT_COUNTS.fullmatch(one) else one for one in overrides]
+    """`overrides` with slots=3, how many there are, as the list slots=[3] that Hydra's type check
+    asks for.
+    """
+    return [
+        re.sub(r"(\d+)", r"[\1]", one) if SLOT_COUNTS.fullmatch(one) else one for one in overrides
+    ]
 
 
 def check_overrides(overrides: Sequence[str], settings: type, groups: Collection[str]) -> None:
-    """Raise UserError for an override of what is neither a field of `settings` nor one of the configuration `groups`.
+    """Raise UserError for an override of what is neither a field of `settings` nor one of the
+    configuration `groups`.
 
     What is added ('+key=value') or belongs to Hydra is left to it.
     """
     for override in overrides:
         key, equals, _ = override.partition("=")
-        if equals and key[:1] not in ("-", "+", "~") and "/" not in key and key.split(".")[0] != "hydra":
+        if (
+            equals
+            and key[:1] not in ("-", "+", "~")
+            and "/" not in key
+            and key.split(".")[0] != "hydra"
+        ):
             _check_key(key.split("@")[0], settings, groups)
 
 
@@ -54,7 +75,9 @@ def groups_in(folder: str) -> list[str]:
 
 
 def _check_key(key: str, settings: type, groups: Collection[str]) -> None:
-    """Refuse a dotted key that leads to no field; what stands below a mapping is not ours to know."""
+    """Refuse a dotted key that leads to no field; what stands below a mapping is not ours to
+    know.
+    """
     if key in groups:
         return
     within: object = settings
@@ -64,5 +87,8 @@ def _check_key(key: str, settings: type, groups: Collection[str]) -> None:
             return
         known = [item.name for item in fields(within)]
         if name not in known:
-            raise UserError(unknown_setting(".".join([*done, name]), known if done else [*known, *groups]))
-        within, done = get_type_hints(within)[name], [*done, name]
+            raise UserError(
+                unknown_setting(".".join([*done, name]), known if done else [*known, *groups])
+            )
+        within = get_type_hints(within)[name]
+        done = [*done, name]

@@ -1,4 +1,5 @@
-"""Rules, worlds and players from checked settings: what a run, an evaluation and a control play in, and who plays.
+"""Rules, worlds and players from checked settings: what a run, an evaluation and a control play in,
+and who plays.
 
 Called by trainer.py, evaluation.py and controls.py.
 """
@@ -46,19 +47,23 @@ from esper_soa.vocabulary import STAGE_NAMES
 
 
 def build_rules(cfg: TrainConfig, device: torch.device, first_env: int = 0) -> Rules:
-    """Everything that stays the same during a run, on `device`, the engine of its networks included.
+    """Everything that stays the same during a run, on `device`, the engine of its networks
+    included.
 
-    first_env: the number of the first env, where cfg.envs are a rank's share. Raises SettingError where the settings
-    ask for what cannot run.
+    first_env: the number of the first env, where cfg.envs are a rank's share. Raises SettingError
+    where the settings ask for what cannot run.
     """
     trial = trial_of(cfg, device)
-    nets, num_slots = trial.nets, len(trial.nets.shape.slots)
+    nets = trial.nets
+    num_slots = len(trial.nets.shape.slots)
     engine = choose_engine(cfg.compute, device, cfg.task, nets.shape, trial)
     allowed = torch.zeros(num_codes(nets.shape.blueprints), dtype=torch.bool)
     allowed[list(blueprint_codes(list(cfg.task.blueprints)))] = True
     orders, _ = shapley_orders(cfg, num_slots)
     return Rules(
-        nets=nets._replace(eval_batch=choose_eval_batch(device, native=True)) if engine.chosen.native else nets,
+        nets=nets._replace(eval_batch=choose_eval_batch(device, native=True))
+        if engine.chosen.native
+        else nets,
         engine=engine,
         lifecycle=cfg.lifecycle,
         gates=cfg.gates,
@@ -72,7 +77,9 @@ def build_rules(cfg: TrainConfig, device: torch.device, first_env: int = 0) -> R
     )
 
 
-def reward_settings(cfg: TrainConfig, counts: ParameterCounts, num_slots: int, first_env: int) -> RewardSettings:
+def reward_settings(
+    cfg: TrainConfig, counts: ParameterCounts, num_slots: int, first_env: int
+) -> RewardSettings:
     """What the rewards of N envs need to know, the first of which has this number.
 
     Raises SettingError for a user's reward that is none.
@@ -88,12 +95,16 @@ def reward_settings(cfg: TrainConfig, counts: ParameterCounts, num_slots: int, f
     modes = tuple(dict.fromkeys(cfg.reward.split))
     places = torch.tensor([modes.index(mode) for mode in cfg.reward.split], device=device)
     place = places[(first_env + torch.arange(cfg.envs, device=device)) % len(places)]
-    split = RewardSplit(tuple(of(mode, "reward.split") for mode in modes), place, tuple(cfg.reward.split))
+    split = RewardSplit(
+        tuple(of(mode, "reward.split") for mode in modes), place, tuple(cfg.reward.split)
+    )
     return RewardSettings(cfg.reward, counts, cfg.steps, split=split)
 
 
 def trial_of(cfg: TrainConfig, device: torch.device) -> Trial:
-    """The networks of a run and their work on `device`, as any engine but the native kernels is given them."""
+    """The networks of a run and their work on `device`, as any engine but the native kernels is
+    given them.
+    """
     shape = task_shape(cfg.task, cfg.slots)
     detached = tuple(STAGE_NAMES.index(stage) for stage in cfg.lifecycle.detached_stages)
     chunk, eval_batch = together(cfg, shape, device)
@@ -101,7 +112,16 @@ def trial_of(cfg: TrainConfig, device: torch.device) -> Trial:
     rows = SubsetRows(cfg.attribution.pairs, shapley_orders(cfg, len(shape.slots))[1])
     precision = choose_precision(cfg.compute.precision, device).dtype
     nets = NetsConfig(
-        shape, cfg.task, detached, chunk, eval_batch, rows, workers, precision, cfg.accumulate, cfg.early_stop.enabled
+        shape,
+        cfg.task,
+        detached,
+        chunk,
+        eval_batch,
+        rows,
+        workers,
+        precision,
+        cfg.accumulate,
+        cfg.early_stop.enabled,
     )
     return Trial(nets, cfg.envs, cfg.batch_size, cfg.train_samples, cfg.val_samples)
 
@@ -119,9 +139,11 @@ def rule_player(cfg: TrainConfig, name: str, setting: str) -> Agent:
 
 
 def shapley_orders(cfg: TrainConfig, num_slots: int) -> tuple[torch.Tensor | None, tuple[int, ...]]:
-    """Orders of arrival int64 [P, S] for sampled Shapley values and the subsets that they need, the same all run long.
+    """Orders of arrival int64 [P, S] for sampled Shapley values and the subsets that they need, the
+    same all run long.
 
-    None where they are not asked for, and where the slots are so few that all subsets are evaluated.
+    None where they are not asked for, and where the slots are so few that all subsets are
+    evaluated.
     """
     samples = cfg.attribution.shapley_samples
     if samples == 0 or num_slots <= EXACT_SLOTS:
@@ -137,7 +159,8 @@ def build_world(
     images: ImageSet | None = None,
     ranks: Ranks = ALONE,
 ) -> World:
-    """N envs with weights and data, of cfg.seed and cfg.data where no other seed and images are given.
+    """N envs with weights and data, of cfg.seed and cfg.data where no other seed and images are
+    given.
 
     Those of this rank of `ranks`. Raises SettingError or DataError for what does not fit together.
     """
@@ -155,13 +178,18 @@ def build_world(
 
 def settings_of(cfg: TrainConfig, ranks: Ranks) -> TrainConfig:
     """The settings of a run of the envs of this rank alone."""
-    part = copy(cfg)  # not checked again: what is asked of all envs need not hold for a share of them
+    # not checked again: what is asked of all envs need not hold for a share of them
+    part = copy(cfg)
     part.envs = len(ranks.share(cfg.envs))
     return part
 
 
-def build_worlds(cfg: TrainConfig, device: torch.device, images: ImageSet | None, ranks: Ranks) -> World:
-    """`build_world` on every rank: the first chooses the engine and compiles what nobody has, the others take it."""
+def build_worlds(
+    cfg: TrainConfig, device: torch.device, images: ImageSet | None, ranks: Ranks
+) -> World:
+    """`build_world` on every rank: the first chooses the engine and compiles what nobody has, the
+    others take it.
+    """
     world = build_world(cfg, device, None, images, ranks) if ranks.first else None
     engine = ranks.from_first(lambda: world.rules.engine.chosen.name if world is not None else "")
     insisting = replace(cfg, compute=replace(cfg.compute, engine=engine))
@@ -170,34 +198,55 @@ def build_worlds(cfg: TrainConfig, device: torch.device, images: ImageSet | None
 
 def build_kernels(cfg: TrainConfig, device: torch.device) -> StepKernels:
     """The kernels of the state machine as the settings ask for them: compiled or not."""
-    chosen = choose_compilation(cfg.compute.compile, device, Length(cfg.envs, cfg.rounds * cfg.steps))
+    chosen = choose_compilation(
+        cfg.compute.compile, device, Length(cfg.envs, cfg.rounds * cfg.steps)
+    )
     kernels = EAGER._replace(reason=chosen.reason)
     if chosen.wanted:
         reason = f"{chosen.reason}; {keep_compiled()}"
-        torch.compiler.reset()  # jobs of a sweep share a process: what one compiled is nothing to the next
+        # jobs of a sweep share a process: what one compiled is nothing to the next
+        torch.compiler.reset()
         kernels = compiled()._replace(reason=reason)
     return kernels
 
 
 def replaying(kernels: StepKernels, replay: Replay, device: torch.device) -> StepKernels:
-    """The kernels, their calls kept where `replay` says so; `build_player` reads there what it says of the others."""
+    """The kernels, their calls kept where `replay` says so; `build_player` reads there what it says
+    of the others.
+    """
     return kernels._replace(replay=replay, steps=replay.steps(STATE, device))
 
 
 def build_player(cfg: TrainConfig, world: World) -> Player:
-    """The decision maker that `policy.name` asks for, with what the policy of `policy.init` has learned.
+    """The decision maker that `policy.name` asks for, with what the policy of `policy.init` has
+    learned.
 
     Raises UserError where that does not fit.
     """
     if cfg.policy.name != "ppo":
         return Player(rule_player(cfg, cfg.policy.name, "policy.name"), None)
-    shape, names = world.rules.nets.shape, names_by_code(world.rules.nets.shape.blueprints)
+    shape = world.rules.nets.shape
+    names = names_by_code(world.rules.nets.shape.blueprints)
     policy = RecurrentPolicy(cfg.policy, shape.slots, cfg.seed, len(names)).to(world.device)
-    imitation, replay = cfg.policy.imitation, world.kernels.replay
+    imitation = cfg.policy.imitation
+    replay = world.kernels.replay
     decisions, gradients = (replay.steps(part, world.device) for part in (POLICY, GRADIENTS))
-    learner = Learner(policy, cfg.policy.ppo, cfg.policy.ppo.floor_penalty_rounds, cfg.seed, gradients, imitation,
-                      world.ranks)  # fmt: skip
+    learner = Learner(
+        policy,
+        cfg.policy.ppo,
+        cfg.policy.ppo.floor_penalty_rounds,
+        cfg.seed,
+        gradients,
+        imitation,
+        world.ranks,
+    )
     if cfg.policy.init != SCRATCH:
         take_over(learner, cfg.policy.network, load_policy(cfg.policy.init, world.device), names)
-    teacher = rule_player(cfg, imitation.teacher, "policy.imitation.teacher") if imitation.rounds else None
-    return Player(policy if decisions is None else CapturedPolicy(policy, decisions), learner, teacher)
+    teacher = (
+        rule_player(cfg, imitation.teacher, "policy.imitation.teacher")
+        if imitation.rounds
+        else None
+    )
+    return Player(
+        policy if decisions is None else CapturedPolicy(policy, decisions), learner, teacher
+    )

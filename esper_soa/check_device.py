@@ -1,6 +1,8 @@
-"""What `esper-train --check-device` prints: every engine on the shapes of a run, what decides as CUDA graphs, memory.
+"""What `esper-train --check-device` prints: every engine on the shapes of a run, what decides as
+CUDA graphs, memory.
 
-Called by command.py with checked settings. It measures anew and keeps nothing, so a run may have taken another engine.
+Called by command.py with checked settings. It measures anew and keeps nothing, so a run may have
+taken another engine.
 """
 
 from dataclasses import replace
@@ -14,23 +16,40 @@ from esper_soa.build import build_kernels, build_rules, trial_of
 from esper_soa.config import TrainConfig
 from esper_soa.nets.choose import Asked, tried_engines
 from esper_soa.nets.trial import Tried, quickest
-from esper_soa.ops.device import device_name, keep_freed_memory, resolve_device, take_device, threads
+from esper_soa.ops.device import (
+    device_name,
+    keep_freed_memory,
+    resolve_device,
+    take_device,
+    threads,
+)
 from esper_soa.ops.memory import GIB, at_once, free_memory, needs
 from esper_soa.ops.replay import TriedPart, tried_parts
 
 MIB = 2**20
 RULE = {
-    "cpu": "compute.engine=auto takes the native kernels of a CPU wherever they are proven, whatever the times.",
-    "cuda": "compute.engine=auto takes the quickest that agrees, as found before the first run of these shapes.",
+    "cpu": (
+        "compute.engine=auto takes the native kernels of a CPU wherever they are proven, "
+        "whatever the times."
+    ),
+    "cuda": (
+        "compute.engine=auto takes the quickest that agrees, as found before the first run of "
+        "these shapes."
+    ),
 }
 GRAPHS = {
     "cpu": "compute.cuda_graphs=auto replays nothing on a CPU.",
-    "cuda": "compute.cuda_graphs=auto replays what agrees, as found before the first run of these shapes.",
+    "cuda": (
+        "compute.cuda_graphs=auto replays what agrees, as found before the first run of these "
+        "shapes."
+    ),
 }
 
 
 def check_device(cfg: TrainConfig, console: Console) -> None:
-    """Try the engines on the device of `cfg` and print what became of them; raises UserError where there is none."""
+    """Try the engines on the device of `cfg` and print what became of them; raises UserError where
+    there is none.
+    """
     device = resolve_device(cfg.device)
     take_device(device)
     keep_freed_memory(device)
@@ -38,7 +57,9 @@ def check_device(cfg: TrainConfig, console: Console) -> None:
         trial = trial_of(cfg, device)
         precision = str(trial.nets.precision).removeprefix("torch.")
         console.print(device_name(device, trial.nets.workers, precision), highlight=False)
-        found = tried_engines(Asked(cfg.compute, device, cfg.task, trial.nets.shape, cfg.batch_size), trial)
+        found = tried_engines(
+            Asked(cfg.compute, device, cfg.task, trial.nets.shape, cfg.batch_size), trial
+        )
         parts = tried_graphs(cfg, device) if device.type == "cuda" else []
     console.print(engine_table(found, cfg))
     console.print(RULE[device.type], highlight=False)
@@ -49,7 +70,9 @@ def check_device(cfg: TrainConfig, console: Console) -> None:
 
 
 def tried_graphs(cfg: TrainConfig, device: torch.device) -> list[TriedPart]:
-    """What became of everything that compute.cuda_graphs=auto may replay; networks do not matter to it."""
+    """What became of everything that compute.cuda_graphs=auto may replay; networks do not matter to
+    it.
+    """
     rules = build_rules(replace(cfg, compute=replace(cfg.compute, engine="torch")), device)
     return tried_parts(cfg, rules, build_kernels(cfg, device), cfg.ranks)
 
@@ -61,23 +84,36 @@ def graph_table(parts: list[TriedPart]) -> Table:
         table.add_column(heading, justify="right" if heading.lower().startswith("m") else "left")
     for one in parts:
         times = (f"{1e3 * one.seconds:.2f}", f"{1e3 * one.as_written:.2f}")
-        numbers = (*times, f"{one.memory / MIB:.0f}", f"{one.apart:.1e}") if not one.dropped else [""] * 4
+        numbers = (
+            (*times, f"{one.memory / MIB:.0f}", f"{one.apart:.1e}") if not one.dropped else [""] * 4
+        )
         table.add_row(one.name, *numbers, one.dropped or "agrees, replayed")
     return table
 
 
 def engine_table(found: list[Tried], cfg: TrainConfig) -> Table:
     """A row per engine."""
-    work = f"N={cfg.envs} B={cfg.batch_size} T={cfg.train_samples} V={cfg.val_samples}, {cfg.task.name}"
+    work = (
+        f"N={cfg.envs} B={cfg.batch_size} T={cfg.train_samples} V={cfg.val_samples}, "
+        f"{cfg.task.name}"
+    )
     table = Table(title=f"engines at {work}", box=box.SIMPLE, title_justify="left")
     for heading in ("engine", "ms per env-step", "MiB", "off torch in float32", "verdict"):
-        table.add_column(heading, justify="right" if heading in ("ms per env-step", "MiB") else "left")
+        table.add_column(
+            heading, justify="right" if heading in ("ms per env-step", "MiB") else "left"
+        )
     best = quickest(found)
     for one in found:
         verdict = one.dropped or ("agrees, quickest" if one is best else "agrees")
-        numbers = ("", "", "") if one.dropped else (
-            f"{1e3 * one.seconds:.2f}", f"{one.memory / MIB:.0f}" if one.memory else "", f"{one.apart:.1e}"
-        )  # fmt: skip
+        numbers = (
+            ("", "", "")
+            if one.dropped
+            else (
+                f"{1e3 * one.seconds:.2f}",
+                f"{one.memory / MIB:.0f}" if one.memory else "",
+                f"{one.apart:.1e}",
+            )
+        )
         table.add_row(one.name, *numbers, verdict)
     return table
 

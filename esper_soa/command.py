@@ -1,9 +1,10 @@
-"""The command lines behind esper-train and esper-evaluate: what Hydra calls before a run or sweep, and for each job.
+"""The command lines behind esper-train and esper-evaluate: what Hydra calls before a run or sweep,
+and for each job.
 
-A job composes and checks the settings, opens a session in its folder, which is Hydra's, and hands over to the trainer
-or to the evaluation; of a sweep it has a process of its own (sweep/jobs.py). Exit status: 0 done, 1 a failure while
-running or a mistake that Hydra found, 2 a mistake that we found, 130 interrupted, 143 terminated; of a sweep 1 where
-any job did not come to its end.
+A job composes and checks the settings, opens a session in its folder, which is Hydra's, and hands
+over to the trainer or to the evaluation; of a sweep it has a process of its own (sweep/jobs.py).
+Exit status: 0 done, 1 a failure while running or a mistake that Hydra found, 2 a mistake that we
+found, 130 interrupted, 143 terminated; of a sweep 1 where any job did not come to its end.
 """
 
 import copy
@@ -33,7 +34,13 @@ from esper_soa.config import (
 from esper_soa.errors import OutOfRoomError, RankLostError, UserError, check
 from esper_soa.ops.files import IncompleteError, write_text
 from esper_soa.ops.interrupt import importing
-from esper_soa.ops.rundir import RunFolder, find_checkpoint, open_run_folder, open_sweep_folder, write_config
+from esper_soa.ops.rundir import (
+    RunFolder,
+    find_checkpoint,
+    open_run_folder,
+    open_sweep_folder,
+    write_config,
+)
 from esper_soa.ops.session import Session, session, unheard
 from esper_soa.ops.start import find_start, finished_accuracy, folder_for, goes_on_in
 from esper_soa.ops.torchrun import place
@@ -45,7 +52,9 @@ from esper_soa.sweep.refusal import refused
 from esper_soa.sweep.resolvers import register_resolvers
 from esper_soa.sweep.summary import end_sweep
 
-CHECK_DEVICE, PLAN, PLAN_JSON = LOOKS = ("--check-device", "--plan", "--plan=json")  # that train nothing
+# Commands that train nothing.
+LOOKS = ("--check-device", "--plan", "--plan=json")
+CHECK_DEVICE, PLAN, PLAN_JSON = LOOKS
 HYDRA_FOLDER = ".hydra"  # what Hydra keeps of a job, under the names that its tools expect
 
 register_schema()
@@ -57,7 +66,8 @@ class Command:
 
     def __init__(self, work: Work, settings: type) -> None:
         """settings: the dataclass of a job's settings."""
-        self.work, self.settings = work, settings
+        self.work = work
+        self.settings = settings
 
     def job(self, composed: DictConfig) -> float | None:
         """Run one job; returns what sweepers maximise."""
@@ -71,7 +81,9 @@ class Command:
             sys.exit(2 if isinstance(error, UserError) else 1)
 
     def run(self, folder: str, name: str) -> None:
-        """Run the command line with the configuration `name` in `folder`; a sweep ends with a table of its jobs."""
+        """Run the command line with the configuration `name` in `folder`; a sweep ends with a table
+        of its jobs.
+        """
         if "--version" in sys.argv[1:]:
             print(version_line())
             return
@@ -96,10 +108,12 @@ class Command:
 
 
 class Folders(Callback):
-    """Decides, before Hydra makes any folder, where a run or sweep goes; ends the program where it can go nowhere.
+    """Decides, before Hydra makes any folder, where a run or sweep goes; ends the program where it
+    can go nowhere.
 
-    A run goes to hydra.run.dir, which is run_dir unless set otherwise, a sweep to hydra.sweep.dir likewise; where
-    neither is set, to a folder of its name and the time. A run that goes on stays in the folder of its checkpoint.
+    A run goes to hydra.run.dir, which is run_dir unless set otherwise, a sweep to hydra.sweep.dir
+    likewise; where neither is set, to a folder of its name and the time. A run that goes on stays
+    in the folder of its checkpoint.
     """
 
     def on_run_start(self, config: DictConfig, **_: object) -> None:
@@ -109,17 +123,23 @@ class Folders(Callback):
             config.hydra.run.dir = folder
 
     def on_multirun_start(self, config: DictConfig, **_: object) -> None:
-        """Set hydra.sweep.dir, for the sweep and for the configurations of its jobs, to a folder, which is made."""
+        """Set hydra.sweep.dir, for the sweep and for the configurations of its jobs, to a folder,
+        which is made.
+        """
         folder = str(_or_exit(_sweep_folder, config))
         with read_write(config.hydra):
             config.hydra.sweep.dir = folder
             take_our_launchers(config.hydra)
-            config.hydra.overrides.hydra.append(f"hydra.sweep.dir={QuotedString(folder, Quote.single).with_quotes()}")
+            config.hydra.overrides.hydra.append(
+                f"hydra.sweep.dir={QuotedString(folder, Quote.single).with_quotes()}"
+            )
         HydraConfig.instance().set_config(config)  # for the end of the sweep
 
 
 def look(flag: str, overrides: list[str]) -> None:
-    """Print what the flag, one of LOOKS, asks for about a run with these overrides: its engines, or its plan."""
+    """Print what the flag, one of LOOKS, asks for about a run with these overrides: its engines, or
+    its plan.
+    """
     settings = compose_settings(overrides=overrides)
     with loading():
         from esper_soa.check_device import check_device
@@ -132,7 +152,9 @@ def look(flag: str, overrides: list[str]) -> None:
 
 
 def play_training(composed: DictConfig) -> float:
-    """Train in the folder that Hydra has made for the job; returns the final validation accuracy (percent)."""
+    """Train in the folder that Hydra has made for the job; returns the final validation accuracy
+    (percent).
+    """
     settings = settings_from(composed)
     folder = RunFolder(Path(HydraConfig.get().runtime.output_dir))
     here = place()
@@ -142,9 +164,12 @@ def play_training(composed: DictConfig) -> float:
         return play_beside(settings, here)
     with session(folder) as within:
         start = find_start(settings, folder)
-        if start.checkpoint is None:  # else the trainer writes it, once the checkpoint is found to fit
+        if (
+            start.checkpoint is None
+        ):  # else the trainer writes it, once the checkpoint is found to fit
             keep_settings(within, settings_yaml(settings), composed)
-        # torch takes seconds to import: nothing before this line may need it, so that --help and --cfg stay quick.
+        # torch takes seconds to import: nothing before this line may need it, so that --help and
+        # --cfg stay quick.
         with loading():
             from esper_soa.launch import train_within
         if in_sweep() and is_search(HydraConfig.get()) and settings.ranks == 1:
@@ -155,16 +180,23 @@ def play_training(composed: DictConfig) -> float:
 
 
 def settled_training(composed: DictConfig, before: JobRecord | None) -> JobRecord | None:
-    """The record of a job of a sweep that an earlier call has brought to its end; None for one that is to be played.
+    """The record of a job of a sweep that an earlier call has brought to its end; None for one that
+    is to be played.
 
     before: what that call noted. Raises UserError for what a job of a sweep cannot have.
     """
-    settings, job = settings_from(composed), this_job()
+    settings = settings_from(composed)
+    job = this_job()
     check_job(settings)
     if is_search(HydraConfig.get()) and settings.ranks > 1:
         pruner = HydraConfig.get().sweeper["pruner"]
-        check(pruner == "none", "hydra.sweeper.pruner", pruner, f"none with ranks={settings.ranks}",
-              "The processes of a run cannot be ended by what one of them is told.")  # fmt: skip
+        check(
+            pruner == "none",
+            "hydra.sweeper.pruner",
+            pruner,
+            f"none with ranks={settings.ranks}",
+            "The processes of a run cannot be ended by what one of them is told.",
+        )
     folder = RunFolder(Path(job.folder))
     accuracy = finished_accuracy(folder, settings)
     if accuracy is not None:
@@ -197,16 +229,22 @@ def play_evaluation(composed: DictConfig) -> None:
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Import torch in the context, and what needs it; raises UserError where the machine has no room for that."""
+    """Import torch in the context, and what needs it; raises UserError where the machine has no
+    room for that.
+    """
     try:
         with importing():
             yield
     except OSError as error:
-        raise UserError(f"torch cannot be loaded ({error}). TMPDIR=<folder> names one for its files") from error
+        raise UserError(
+            f"torch cannot be loaded ({error}). TMPDIR=<folder> names one for its files"
+        ) from error
 
 
 def keep_settings(within: Session, resolved_yaml: str, composed: DictConfig) -> None:
-    """Write config.yaml and overrides.txt, and the records that Hydra would have written before the folder was ours."""
+    """Write config.yaml and overrides.txt, and the records that Hydra would have written before the
+    folder was ours.
+    """
     context = HydraConfig.get()
     folder = within.folder.path / HYDRA_FOLDER
     records = {
@@ -226,12 +264,19 @@ def check_job(settings: TrainConfig) -> None:
     """Raise UserError for what a job of a sweep cannot have."""
     sweep = Path(HydraConfig.get().sweep.dir)
     if place() is not None:
-        raise UserError("a sweep cannot run under torchrun, whose processes are the ranks of one run: set ranks=K")
+        raise UserError(
+            "a sweep cannot run under torchrun, whose processes are the ranks of one run: set "
+            "ranks=K"
+        )
     if settings.resume not in ("", "auto"):
-        raise UserError(f"resume={settings.resume}: the jobs of a sweep cannot share a checkpoint; take resume=auto")
+        raise UserError(
+            f"resume={settings.resume}: the jobs of a sweep cannot share a checkpoint; take "
+            "resume=auto"
+        )
     if settings.run_dir and user_path("run_dir", settings.run_dir).resolve() != sweep.resolve():
         raise UserError(
-            f"run_dir={settings.run_dir}: the folders of this sweep are in {sweep}. Give run_dir one value, "
+            f"run_dir={settings.run_dir}: the folders of this sweep are in {sweep}. Give run_dir "
+            "one value, "
             "or set hydra.sweep.dir and hydra.sweep.subdir"
         )
 
@@ -242,7 +287,9 @@ def in_sweep() -> bool:
 
 
 def _or_exit(decide: Callable[[DictConfig], Path], config: DictConfig) -> Path:
-    """The folder that `decide` finds; ends the program where there is none, as Hydra drops what callbacks raise."""
+    """The folder that `decide` finds; ends the program where there is none, as Hydra drops what
+    callbacks raise.
+    """
     HydraConfig.instance().set_config(config)
     with refused():
         return decide(config)
@@ -256,7 +303,8 @@ def _run_folder(config: DictConfig) -> Path:
     asked = _asked_folder(config, "hydra.run.dir")
     if OmegaConf.get_type(config) is EvaluateConfig:
         evaluation = evaluation_from(composed)
-        find_checkpoint(evaluation.checkpoint, "checkpoint")  # refuses what leads nowhere before a folder is made
+        # refuses what leads nowhere before a folder is made
+        find_checkpoint(evaluation.checkpoint, "checkpoint")
         return open_run_folder(asked, evaluation.name).path
     settings = settings_from(composed)
     return folder_for(settings, asked).path
@@ -266,18 +314,29 @@ def _sweep_folder(config: DictConfig) -> Path:
     """The folder of a sweep; with resume=auto that of the newest sweep of the name."""
     resume = "" if OmegaConf.get_type(config) is EvaluateConfig else config.resume
     if resume not in ("", "auto"):
-        raise UserError(f"resume={resume}: the jobs of a sweep cannot share a checkpoint; take resume=auto")
+        raise UserError(
+            f"resume={resume}: the jobs of a sweep cannot share a checkpoint; take resume=auto"
+        )
     if place() is not None:
-        raise UserError("a sweep cannot be started by torchrun, each process of which would start it. Give ranks=K")
+        raise UserError(
+            "a sweep cannot be started by torchrun, each process of which would start it. Give "
+            "ranks=K"
+        )
     check_slurm(config.hydra, bool(_asked_folder(config, "hydra.sweep.dir")), resume)
-    return open_sweep_folder(_asked_folder(config, "hydra.sweep.dir"), config.name, resume == "auto")
+    return open_sweep_folder(
+        _asked_folder(config, "hydra.sweep.dir"), config.name, resume == "auto"
+    )
 
 
 def _asked_folder(config: DictConfig, key: str) -> str:
-    """The folder that run_dir asks for, or Hydra's `key`, which is run_dir unless set; empty where nothing does."""
+    """The folder that run_dir asks for, or Hydra's `key`, which is run_dir unless set; empty where
+    nothing does.
+    """
     asked = str(OmegaConf.select(config, key))
     if config.run_dir and asked != config.run_dir:
-        raise UserError(f"run_dir={config.run_dir}, {key}={asked}: both name the folder. Give one of them")
+        raise UserError(
+            f"run_dir={config.run_dir}, {key}={asked}: both name the folder. Give one of them"
+        )
     return asked
 
 

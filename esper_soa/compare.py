@@ -1,9 +1,10 @@
-"""The command line that compares settings: `esper-compare a="reward=shaped" b="reward=simplified" seeds=10`.
+"""The command line that compares settings: `esper-compare a="reward=shaped" b="reward=simplified"
+seeds=10`.
 
-Also `python -m esper_soa.compare`. Every group plays every seed on the same hosts and data order, in a run folder of
-its own; groups take turns round by round, in alternating order, and share nothing. The same command with the same
-`out` goes on where it was cut off. Exit status: 0 done, 1 a run that failed or a file that could not be written, 2 a
-mistake that we found.
+Also `python -m esper_soa.compare`. Every group plays every seed on the same hosts and data order,
+in a run folder of its own; groups take turns round by round, in alternating order, and share
+nothing. The same command with the same `out` goes on where it was cut off. Exit status: 0 done, 1 a
+run that failed or a file that could not be written, 2 a mistake that we found.
 """
 
 import argparse
@@ -27,7 +28,16 @@ from esper_soa.compose import compose_settings
 from esper_soa.config import TrainConfig
 from esper_soa.errors import check
 from esper_soa.ops.command_line import ending_with_status, parser
-from esper_soa.ops.comparison import CONFIDENCE, MEASURES, RESULT, SIGNIFICANCE, Compared, Numbers, compared, power_note
+from esper_soa.ops.comparison import (
+    CONFIDENCE,
+    MEASURES,
+    RESULT,
+    SIGNIFICANCE,
+    Compared,
+    Numbers,
+    compared,
+    power_note,
+)
 from esper_soa.ops.files import write_text
 from esper_soa.ops.interrupt import importing
 from esper_soa.ops.json_lines import Json, MetricsWriter, json_line
@@ -40,12 +50,17 @@ from esper_soa.report.page import NAME
 
 GROUP = re.compile(r"[A-Za-z]\w{0,30}")
 OWN = ("seeds", "out")  # settings of this command
-TURNS = "turns.jsonl"  # a line per seed and round, of the groups in the order in which they have played it
-# Of a run, by where they stand in summary.json; those of grown hosts are means over the hosts of its last rounds.
+# a line per seed and round, of the groups in the order in which they have played it
+TURNS = "turns.jsonl"
+# Of a run, by where they stand in summary.json; those of grown hosts are means over the hosts of
+# its last rounds.
 NUMBERS = {
-    "accuracy": ("grown", "accuracy"), "net": ("grown", "net"), "parameters": ("grown", "size"),
-    "train_flop": ("grown", "flop"), "eps": ("speed", "eps"),
-}  # fmt: skip
+    "accuracy": ("grown", "accuracy"),
+    "net": ("grown", "net"),
+    "parameters": ("grown", "size"),
+    "train_flop": ("grown", "flop"),
+    "eps": ("speed", "eps"),
+}
 HELP = """\
   NAME="setting=value ..."  a group of runs by a name of your own and the overrides that make it; "" changes nothing.
                             Two or more; the others are compared with the first
@@ -54,7 +69,7 @@ HELP = """\
   out=FOLDER                where the runs go; the same folder goes on where it was cut off (runs/compare/<time>)
 
   esper-compare +experiment=cifar_3seed a="reward=shaped" b="reward=simplified" seeds=10 rounds=2
-"""
+"""  # noqa: E501
 
 
 class Study(NamedTuple):
@@ -92,7 +107,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def study_of(given: Sequence[str]) -> Study:
     """What the arguments ask for; raises UserError for what cannot be, of any group."""
-    own, groups, common, experiment = dict[str, str](), dict[str, tuple[str, ...]](), list[str](), ""
+    own = dict[str, str]()
+    groups = dict[str, tuple[str, ...]]()
+    common = list[str]()
+    experiment = ""
     known = {*(one.name for one in fields(TrainConfig)), *groups_in(config_dir())}
     for argument in given:
         name, equals, value = argument.partition("=")
@@ -105,10 +123,17 @@ def study_of(given: Sequence[str]) -> Study:
         else:
             check(name not in groups, name, value, "a group of its own: the name is taken")
             groups[name] = _overrides(name, value)
-    check(len(groups) >= 2, "groups", ", ".join(groups) or "none", 'two or more, such as a="reward=shaped" b=""')
+    check(
+        len(groups) >= 2,
+        "groups",
+        ", ".join(groups) or "none",
+        'two or more, such as a="reward=shaped" b=""',
+    )
     taken = [one for one in common if one.partition("=")[0] in ("seed", "run_dir", "resume")]
     check(not taken, "setting", ", ".join(taken), "left to seeds= and out=")
-    settings = [compose_settings(experiment, [*common, *overrides]) for overrides in groups.values()]
+    settings = [
+        compose_settings(experiment, [*common, *overrides]) for overrides in groups.values()
+    ]
     place = own.get("out") or str(Path("runs", "compare", time.strftime("%Y-%m-%d_%H-%M-%S")))
     seeds = _seeds(own.get("seeds", "10"), settings[0].seed)
     return Study(experiment, tuple(common), groups, seeds, user_path("out", place).resolve())
@@ -128,7 +153,9 @@ def _seeds(text: str, first: int) -> tuple[int, ...]:
     numbers = re.findall(r"\d+", text)
     listed = re.fullmatch(r"\[\s*\d+(\s*,\s*\d+)*\s*\]", text) is not None
     check(listed or text.isdecimal(), "seeds", text, words)
-    seeds = tuple(map(int, numbers)) if listed else tuple(range(first, first + min(int(text), 10_001)))
+    seeds = (
+        tuple(map(int, numbers)) if listed else tuple(range(first, first + min(int(text), 10_001)))
+    )
     check(1 <= len(seeds) <= 10_000 and len(set(seeds)) == len(seeds), "seeds", text, words)
     return seeds
 
@@ -141,11 +168,17 @@ class Played(NamedTuple):
 
 
 def compare(study: Study, console: Console) -> list[str]:
-    """Play what is missing, print the table and write compare.json; returns the runs that failed, in words."""
+    """Play what is missing, print the table and write compare.json; returns the runs that failed,
+    in words.
+    """
     played = Played({group: {} for group in study.groups}, [])
     for seed in study.seeds:
         play_seed(study, seed, played)
-        values = [f"{group} {runs[seed]['accuracy']:.2f}" for group, runs in played.numbers.items() if seed in runs]
+        values = [
+            f"{group} {runs[seed]['accuracy']:.2f}"
+            for group, runs in played.numbers.items()
+            if seed in runs
+        ]
         console.print(f"seed {seed}: accuracy {', '.join(values) or 'of none'}", highlight=False)
     whole = [seed for seed in study.seeds if all(seed in runs for runs in played.numbers.values())]
     if whole:
@@ -156,14 +189,18 @@ def compare(study: Study, console: Console) -> list[str]:
         rows = compared(numbers)
         report(console, numbers, rows)
         write_text(study.out / RESULT, json_line(record(study, whole, numbers, rows)) + "\n")
-        console.print(f"written to {study.out / RESULT}; runs by group and seed beside it", highlight=False)
+        console.print(
+            f"written to {study.out / RESULT}; runs by group and seed beside it", highlight=False
+        )
         missing = report_in(study.out)
         console.print(f"report   {missing or study.out / NAME}", highlight=False, soft_wrap=True)
     return played.failed
 
 
 def play_seed(study: Study, seed: int, played: Played) -> None:
-    """Play the runs of a seed that have not ended, a round of each in turn, and note what all of them came to."""
+    """Play the runs of a seed that have not ended, a round of each in turn, and note what all of
+    them came to.
+    """
     folders = {group: RunFolder(study.folder(group, seed)) for group in study.groups}
     asked = {group: study.overrides(group, seed) for group in study.groups}
     missing = {
@@ -188,12 +225,16 @@ def play_seed(study: Study, seed: int, played: Played) -> None:
     played.failed.extend(f"{group} seed {seed}: {reason}" for group, reason in failed.items())
     for group in asked.keys() - failed.keys():
         summary = RecordedRun(folders[group].path).summary
-        played.numbers[group][seed] = {name: float(summary[part][key]) for name, (part, key) in NUMBERS.items()}
+        played.numbers[group][seed] = {
+            name: float(summary[part][key]) for name, (part, key) in NUMBERS.items()
+        }
 
 
 def report(console: Console, numbers: Numbers, rows: Sequence[Compared]) -> None:
     """Print what the groups came to and how they compare."""
-    levels = Table(box=box.SIMPLE, title=f"means over seeds [{CONFIDENCE:.0%}]", title_justify="left")
+    levels = Table(
+        box=box.SIMPLE, title=f"means over seeds [{CONFIDENCE:.0%}]", title_justify="left"
+    )
     for heading in ("group", *MEASURES.values(), "parameters", "training GFLOP", "EPS"):
         levels.add_column(heading, justify="left" if heading == "group" else "right")
     for group, values in numbers.items():
@@ -204,40 +245,81 @@ def report(console: Console, numbers: Numbers, rows: Sequence[Compared]) -> None
     console.print(levels)
     title = f"against {rows[0].reference}, paired by seed, percent points"
     table = Table(box=box.SIMPLE, title=title, title_justify="left")
-    for heading in ("group", "measure", f"difference [{CONFIDENCE:.0%}]", "won", "effect", "p", "Holm", "verdict"):
-        table.add_column(heading, justify="left" if heading in ("group", "measure", "verdict") else "right")
+    for heading in (
+        "group",
+        "measure",
+        f"difference [{CONFIDENCE:.0%}]",
+        "won",
+        "effect",
+        "p",
+        "Holm",
+        "verdict",
+    ):
+        table.add_column(
+            heading, justify="left" if heading in ("group", "measure", "verdict") else "right"
+        )
     for row in rows:
         mean, low, high = row.interval
         table.add_row(
-            row.group, MEASURES[row.measure], f"{mean:+.2f} [{low:+.2f}, {high:+.2f}]",
-            f"{row.won}/{len(row.differences)}", f"{row.effect:+.2f}", f"{row.p:.3f}", f"{row.corrected:.3f}",
+            row.group,
+            MEASURES[row.measure],
+            f"{mean:+.2f} [{low:+.2f}, {high:+.2f}]",
+            f"{row.won}/{len(row.differences)}",
+            f"{row.effect:+.2f}",
+            f"{row.p:.3f}",
+            f"{row.corrected:.3f}",
             row.verdict,
-        )  # fmt: skip
+        )
     console.print(table)
     tests = (
-        f"exact two-sided signed rank tests at {SIGNIFICANCE:.0%}, {rows[0].comparisons} comparisons, Holm's correction"
+        f"exact two-sided signed rank tests at {SIGNIFICANCE:.0%}, {rows[0].comparisons} "
+        "comparisons, Holm's correction"
     )
     console.print(tests, *notes(rows), sep="\n", highlight=False, soft_wrap=True)
 
 
 def notes(rows: Sequence[Compared]) -> list[str]:
     """What the rows that show no difference leave open."""
-    return [f"{row.group}, {MEASURES[row.measure]}: {power_note(row)}" for row in rows if power_note(row)]
+    return [
+        f"{row.group}, {MEASURES[row.measure]}: {power_note(row)}"
+        for row in rows
+        if power_note(row)
+    ]
 
 
-def record(study: Study, seeds: Sequence[int], numbers: Numbers, rows: Sequence[Compared]) -> dict[str, Json]:
+def record(
+    study: Study, seeds: Sequence[int], numbers: Numbers, rows: Sequence[Compared]
+) -> dict[str, Json]:
     """compare.json."""
     return {
-        "experiment": study.experiment, "common": list(study.common), "seeds": list(seeds),
-        "groups": {name: {"overrides": list(study.groups[name])} | dict(values) for name, values in numbers.items()},
-        "confidence": CONFIDENCE, "significance": SIGNIFICANCE,
+        "experiment": study.experiment,
+        "common": list(study.common),
+        "seeds": list(seeds),
+        "groups": {
+            name: {"overrides": list(study.groups[name])} | dict(values)
+            for name, values in numbers.items()
+        },
+        "confidence": CONFIDENCE,
+        "significance": SIGNIFICANCE,
         "comparisons": [
-            {"group": row.group, "reference": row.reference, "measure": row.measure, "differences": row.differences,
-             "mean": row.interval.mean, "low": row.interval.low, "high": row.interval.high, "effect": row.effect,
-             "won": row.won, "p": row.p, "corrected": row.corrected, "verdict": row.verdict, "power": power_note(row)}
+            {
+                "group": row.group,
+                "reference": row.reference,
+                "measure": row.measure,
+                "differences": row.differences,
+                "mean": row.interval.mean,
+                "low": row.interval.low,
+                "high": row.interval.high,
+                "effect": row.effect,
+                "won": row.won,
+                "p": row.p,
+                "corrected": row.corrected,
+                "verdict": row.verdict,
+                "power": power_note(row),
+            }
             for row in rows
         ],
-    }  # fmt: skip
+    }
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""Settings of a run from Python, composed as on the command line; a Hydra that the caller uses stays as it is.
+"""Settings of a run from Python, composed as on the command line; a Hydra that the caller uses
+stays as it is.
 
-What Hydra holds for the process (its configuration, version and schemas) is set aside while ours is composed, and is
-then again as it was. Called by runs.py and simulator.py; needs no torch.
+What Hydra holds for the process (its configuration, version and schemas) is set aside while ours is
+composed, and is then again as it was. Called by runs.py and simulator.py; needs no torch.
 """
 
 import difflib
@@ -38,8 +39,8 @@ def experiments() -> tuple[str, ...]:
 def compose_settings(experiment: str = "", overrides: Sequence[str] = ()) -> TrainConfig:
     """Checked settings of `python -m esper_soa.train +experiment=<experiment> <overrides>`.
 
-    experiment: one of `experiments()`, or "" for the defaults. overrides: in Hydra's words, such as "rounds=5" or
-    "task=cifar_impaired". Raises UserError for what the command line would refuse.
+    experiment: one of `experiments()`, or "" for the defaults. overrides: in Hydra's words, such as
+    "rounds=5" or "task=cifar_impaired". Raises UserError for what the command line would refuse.
     """
     names = experiments()
     if experiment and experiment not in names:
@@ -49,7 +50,11 @@ def compose_settings(experiment: str = "", overrides: Sequence[str] = ()) -> Tra
     given = [f"+experiment={experiment}", *overrides] if experiment else list(overrides)
     check_overrides(overrides, TrainConfig, groups_in(config_dir()))
     try:
-        with TURN, _hydra_aside(), initialize_config_dir(config_dir(), job_name="train", version_base="1.3"):
+        with (
+            TURN,
+            _hydra_aside(),
+            initialize_config_dir(config_dir(), job_name="train", version_base="1.3"),
+        ):
             return settings_from(compose("train", listed_slots(given)))
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(f"overrides: {_reason(error)}") from error
@@ -64,10 +69,14 @@ def _reason(error: Exception) -> str:
 @contextmanager
 def _hydra_aside() -> Iterator[None]:
     """Hydra as in a new process, with our schemas; at the end it is as it was."""
-    # Hydra and OmegaConf have public names to clear what a process holds, and none to put it back (1.3, 2.3).
-    instances, store = Singleton._instances, ConfigStore.instance()
+    # Hydra and OmegaConf have public names to clear what a process holds, and none to put it back
+    # (1.3, 2.3).
+    instances = Singleton._instances
+    store = ConfigStore.instance()
     held: dict[type, Singleton] = {kind: instances.pop(kind) for kind in ASIDE if kind in instances}
-    schemas, facts, resolvers = dict(store.repo), dict(vars(store)), dict(BaseContainer._resolvers)
+    schemas = dict(store.repo)
+    facts = dict(vars(store))
+    resolvers = dict(BaseContainer._resolvers)
     try:
         register_schema()
         yield
@@ -81,7 +90,9 @@ def _hydra_aside() -> Iterator[None]:
 
 
 def _back(now: dict, before: dict) -> None:
-    """Undo what `register_schema` has put in or replaced; what Hydra has added meanwhile for itself stays."""
+    """Undo what `register_schema` has put in or replaced; what Hydra has added meanwhile for itself
+    stays.
+    """
     for name in ("train_schema.yaml", "evaluate_schema.yaml", "__deepcopy__"):
         if name in before:
             now[name] = before[name]

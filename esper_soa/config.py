@@ -1,8 +1,9 @@
-"""The settings of a run: one dataclass per part, composed into TrainConfig, and the checks that span parts.
+"""The settings of a run: one dataclass per part, composed into TrainConfig, and the checks that
+span parts.
 
-Hydra validates names and types against these dataclasses; `settings_from` turns the composed configuration into them.
-The numbers behind a default are its range. Imported by the trainer and by the entry point before torch is: needs no
-torch.
+Hydra validates names and types against these dataclasses; `settings_from` turns the composed
+configuration into them. The numbers behind a default are its range. Imported by the trainer and by
+the entry point before torch is: needs no torch.
 """
 
 import re
@@ -25,7 +26,13 @@ from esper_soa.env.config import (
     SignalsConfig,
 )
 from esper_soa.errors import SettingError, UserError, check, check_choice, unknown_setting
-from esper_soa.nets.config import CNN_BLUEPRINT_NAMES, DataConfig, TaskConfig, enabled_slots, named_slots
+from esper_soa.nets.config import (
+    CNN_BLUEPRINT_NAMES,
+    DataConfig,
+    TaskConfig,
+    enabled_slots,
+    named_slots,
+)
 from esper_soa.ranges import COUNT, WEIGHT, check_fields, choice, choices, number, table, word
 from esper_soa.registry import AGENT, is_reference
 from esper_soa.vocabulary import HEAD_NAMES, head_sizes
@@ -37,61 +44,102 @@ PER_CORE = "0 = one per usable core"
 PRECISIONS = ("auto", "float32", "bfloat16", "float16")
 CONVOLUTIONS = ("channels_last", "planes", "matmul", "auto")
 SWITCHES = ("auto", "on", "off")
-ENGINES = ("auto", "native", "torch", "torch_graphs", "triton", "triton_graphs")  # see nets/choose.py
+ENGINES = (
+    "auto",
+    "native",
+    "torch",
+    "torch_graphs",
+    "triton",
+    "triton_graphs",
+)  # see nets/choose.py
 PROGRESS_STYLES = ("auto", "live", "plain", "off")
 CONSOLES = ("bar", "envs")
-CONTROLS = ("wait", "random", "heuristic", "schedule", "static_final", "static_large")  # see controls.py
+CONTROLS = (
+    "wait",
+    "random",
+    "heuristic",
+    "schedule",
+    "static_final",
+    "static_large",
+)  # see controls.py
 PROFILES = ("off", "phases", "torch")
 TRACKERS = ("tensorboard", "wandb", "mlflow")
-LEVELS = ("off", "rounds", "events", "full")  # of telemetry: each writes what those before it write, and more
+LEVELS = (
+    "off",
+    "rounds",
+    "events",
+    "full",
+)  # of telemetry: each writes what those before it write, and more
 
 
 @dataclass
 class ComputeConfig:
-    """How the work is laid out on the device; but for `precision`, changes speed, never results beyond rounding."""
+    """How the work is laid out on the device; but for `precision`, changes speed, never results
+    beyond rounding.
+    """
 
-    workers: int = number(0, 0, 1024, note=PER_CORE)  # CPU threads that share the chunks of envs; 1 on a GPU
-    threads: int = number(0, 0, 1024, note="0 = 1")  # CPU threads of one torch operation outside the workers
+    # CPU threads that share the chunks of envs; 1 on a GPU.
+    workers: int = number(0, 0, 1024, note=PER_CORE)
+    # CPU threads of one torch operation outside the workers.
+    threads: int = number(0, 0, 1024, note="0 = 1")
     # Envs trained together; 0 = a few on a CPU, where caches decide, and all on a GPU.
     env_chunk: int = number(0, 0, MAX_ENVS, note="0 = automatic")
-    precision: str = choice("auto", PRECISIONS)  # of the hosts: float32, bfloat16, float16; see nets/precision.py
-    # Compile the kernels of the state machine: auto = where the run is so long that it pays; see ops/compilation.py.
+    # Of the hosts: float32, bfloat16, float16; see nets/precision.py.
+    precision: str = choice("auto", PRECISIONS)
+    # Compile the kernels of the state machine: auto = where the run is so long that it pays; see
+    # ops/compilation.py.
     compile: str = choice("auto", SWITCHES)
-    # What runs the networks: auto = on a CPU the C kernels where they are proven, on a GPU the quickest that agrees
-    # with torch when it is tried; a name insists on it.
+    # What runs the networks: auto = on a CPU the C kernels where they are proven, on a GPU the
+    # quickest that agrees with torch when it is tried; a name insists on it.
     engine: str = choice("auto", ENGINES)
-    # Replay what decides (state machine, policy, gradient steps) as CUDA graphs: auto = on an NVIDIA GPU what agrees
-    # with the calls as they are written when it is tried; on insists.
+    # Replay what decides (state machine, policy, gradient steps) as CUDA graphs: auto = on an
+    # NVIDIA GPU what agrees with the calls as they are written when it is tried; on insists.
     cuda_graphs: str = choice("auto", SWITCHES)
-    convolutions: str = choice("channels_last", CONVOLUTIONS)  # torch's; auto = the quickest per shape
+    # Torch's; auto = the quickest per shape.
+    convolutions: str = choice("channels_last", CONVOLUTIONS)
 
     def __post_init__(self) -> None:
         check_fields("compute.", self)
 
 
 def _collapsed_entropy() -> dict[str, float]:
-    return {"slot": 0.10, "blueprint": 0.05, "style": 0.08, "tempo": 0.05, "alpha_target": 0.08, "alpha_speed": 0.08,
-            "alpha_curve": 0.08, "op": 0.08}  # fmt: skip
+    return {
+        "slot": 0.10,
+        "blueprint": 0.05,
+        "style": 0.08,
+        "tempo": 0.05,
+        "alpha_target": 0.08,
+        "alpha_speed": 0.08,
+        "alpha_curve": 0.08,
+        "op": 0.08,
+    }
 
 
 @dataclass
 class AnomalyConfig:
-    """When a policy update counts as unhealthy; defaults are the reference's. Changes what is told, never results."""
+    """When a policy update counts as unhealthy; defaults are the reference's. Changes what is told,
+    never results.
+    """
 
     enabled: bool = True  # False: nothing is looked for
     max_ratio: float = number(5.0, 0, WEIGHT)  # largest new over old probability of an action
     min_ratio: float = number(0.1, 0, WEIGHT)  # smallest new over old probability
-    max_ratio_error_first: float = number(1e-3, 0, WEIGHT)  # distance of that ratio from 1 before any step
+    # Distance of that ratio from 1 before any step.
+    max_ratio_error_first: float = number(1e-3, 0, WEIGHT)
     max_value_loss: float = number(5.0, 0, WEIGHT)  # in squares of the scale of values
     max_bellman_error: float = number(5.0, 0, WEIGHT)  # mean absolute temporal difference
     min_explained_variance: float = number(-0.5, -WEIGHT, 1)  # of the returns, by the critic
     max_lstm_rms: float = number(10.0, 0, WEIGHT)  # of the hidden or cell state, in any env
     min_lstm_rms: float = number(1e-6, 0, WEIGHT)  # of the hidden state, in any env
-    max_gradient_drift: float = number(0.5, 0, WEIGHT)  # of the gradient norm from its running mean, relative to it
+    # Of the gradient norm from its running mean, relative to it.
+    max_gradient_drift: float = number(0.5, 0, WEIGHT)
     gradient_momentum: float = number(0.99, 0, 1, "[)")  # of that running mean
-    entropy_collapse: dict[str, float] = table(_collapsed_entropy, HEAD_NAMES, 0, 1)  # as policy.ppo.entropy_floor
-    patience: int = number(3, 1, COUNT)  # updates in a row before low entropy or low explained variance counts
-    entropy_recovery: float = number(1.5, 1, WEIGHT)  # times entropy_collapse, above which a head counts as recovered
+    # As policy.ppo.entropy_floor.
+    entropy_collapse: dict[str, float] = table(_collapsed_entropy, HEAD_NAMES, 0, 1)
+    # Updates in a row before low entropy or low explained variance counts.
+    patience: int = number(3, 1, COUNT)
+    # Times entropy_collapse, above which a head counts as recovered.
+    entropy_recovery: float = number(1.5, 1, WEIGHT)
 
     def __post_init__(self) -> None:
         check_fields("telemetry.anomaly.", self)
@@ -101,18 +149,27 @@ class AnomalyConfig:
 class TelemetryConfig:
     """What is shown while a run goes on, and what of it is kept."""
 
-    level: str = choice("events", LEVELS)  # rounds: a line per round and episode; events: tables too; full: all of them
-    write_interval: float = number(10.0, 0, 86_400)  # least seconds between two writings of the round in progress
-    console: str = choice("bar", CONSOLES)  # envs: below the bar a table of every env; from level events on
-    progress: str = choice("auto", PROGRESS_STYLES)  # auto: live on a terminal and plain lines elsewhere
+    # Rounds: a line per round and episode; events: tables too; full: all of them.
+    level: str = choice("events", LEVELS)
+    # Least seconds between two writings of the round in progress.
+    write_interval: float = number(10.0, 0, 86_400)
+    # Envs: below the bar a table of every env; from level events on.
+    console: str = choice("bar", CONSOLES)
+    # Auto: live on a terminal and plain lines elsewhere.
+    progress: str = choice("auto", PROGRESS_STYLES)
     plain_interval: float = number(10.0, 0, 86_400)  # seconds between two plain lines
     anomaly: AnomalyConfig = field(default_factory=AnomalyConfig)
 
     def __post_init__(self) -> None:
         check_fields("telemetry.", self)
         told = self.console == "bar" or LEVELS.index(self.level) >= LEVELS.index("events")
-        check(told, "telemetry.console", self.console, f"bar with telemetry.level={self.level}",
-              "The table is made of what the level events records.")  # fmt: skip
+        check(
+            told,
+            "telemetry.console",
+            self.console,
+            f"bar with telemetry.level={self.level}",
+            "The table is made of what the level events records.",
+        )
 
 
 @dataclass
@@ -132,7 +189,8 @@ class TrainConfig:
     steps: int = number(40, 1, 1_000_000)  # env-steps per episode
     # B, images per host mini-batch.
     batch_size: int = number(32, 2, 1_000_000, note="BatchNorm needs two images in a batch")
-    # Batches whose mean gradient makes one optimiser step of a host and of its seeds; batch norm sees each by itself.
+    # Batches whose mean gradient makes one optimiser step of a host and of its seeds; batch norm
+    # sees each by itself.
     accumulate: int = number(1, 1, 1_000_000)
     train_samples: int = number(256, 1, COUNT)  # T, training images per env-step and env
     val_samples: int = number(256, 1, COUNT)  # V, validation images per env-step and env
@@ -140,15 +198,21 @@ class TrainConfig:
     slots: list[str] = field(default_factory=lambda: ["r0c0", "r0c1", "r0c2"])
     # Seeds that may be in one host at the same time.
     max_seeds: int = number(0, 0, COUNT, note="0 = as many as slots")
-    control: str = choice("wait", ("none", *CONTROLS), own=AGENT)  # what plays the last rounds too, for the final table
-    control_rounds: int = number(1, 1, COUNT)  # last rounds that the control plays; all where there are fewer
+    # What plays the last rounds too, for the final table.
+    control: str = choice("wait", ("none", *CONTROLS), own=AGENT)
+    # Last rounds that the control plays; all where there are fewer.
+    control_rounds: int = number(1, 1, COUNT)
     # Rounds between checkpoints.
     checkpoint_every: int = number(5, 0, COUNT, note="0 = only at the end and on a signal")
     checkpoint_keep: int = number(2, 1, COUNT)  # newest checkpoints that stay, beside the best
-    track: list[str] = choices((), TRACKERS, least=0)  # trackers that are told the numbers of every round
-    profile: str = choice("off", PROFILES)  # phases: where the time goes; torch: a trace of a few env-steps
-    report: bool = True  # leave report.html at the end of the run, where the extra `report` is installed
-    resume: str = ""  # a checkpoint or run folder to go on from; auto = the newest of this name, or of run_dir
+    # Trackers that are told the numbers of every round.
+    track: list[str] = choices((), TRACKERS, least=0)
+    # Phases: where the time goes; torch: a trace of a few env-steps.
+    profile: str = choice("off", PROFILES)
+    # Leave report.html at the end of the run, where the extra `report` is installed.
+    report: bool = True
+    # A checkpoint or run folder to go on from; auto = the newest of this name, or of run_dir.
+    resume: str = ""
     task: TaskConfig = field(default_factory=TaskConfig)
     data: DataConfig = field(default_factory=DataConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
@@ -168,14 +232,25 @@ class TrainConfig:
         _check_ranks(self)
         _check_batches(self)
         self.slots = named_slots(self.task, list(self.slots))
-        if not is_reference(self.task.host):  # of one of a user's own, which needs torch, the slots are checked later
+        if not is_reference(
+            self.task.host
+        ):  # of one of a user's own, which needs torch, the slots are checked later
             enabled_slots(self.task, list(self.slots))
         _check_host(self)
-        check(self.early_stop.rollbacks == 0 or self.governor.enabled, "early_stop.rollbacks",
-              self.early_stop.rollbacks, "0 with governor.enabled=false, which never rolls back")  # fmt: skip
+        check(
+            self.early_stop.rollbacks == 0 or self.governor.enabled,
+            "early_stop.rollbacks",
+            self.early_stop.rollbacks,
+            "0 with governor.enabled=false, which never rolls back",
+        )
         _check_policy(self)
-        check(len(self.reward.split) <= self.envs, "reward.split", ",".join(self.reward.split),
-              f"at most envs={self.envs} modes", "Each needs an env.")  # fmt: skip
+        check(
+            len(self.reward.split) <= self.envs,
+            "reward.split",
+            ",".join(self.reward.split),
+            f"at most envs={self.envs} modes",
+            "Each needs an env.",
+        )
 
 
 @dataclass
@@ -183,7 +258,8 @@ class EvaluateConfig:
     """An evaluation: which policies play how much. The world is that of the checkpoint's run."""
 
     checkpoint: str = ""  # a checkpoint, or a run folder, whose newest is taken
-    policies: list[str] = choices(("ppo", "heuristic", "random", "wait"), POLICIES, own=AGENT)  # ppo: the learned one
+    # Ppo: the learned one.
+    policies: list[str] = choices(("ppo", "heuristic", "random", "wait"), POLICIES, own=AGENT)
     episodes: int = number(4, 1, 1_000_000)  # of every env and policy
     envs: int = number(0, 0, MAX_ENVS, note="0 = as many as in training")  # N
     # Of the evaluation's own hosts, data orders and draws, which training never meets.
@@ -199,17 +275,22 @@ class EvaluateConfig:
 
     def __post_init__(self) -> None:
         check(bool(self.checkpoint), "checkpoint", "''", "a checkpoint or a run folder")
-        check(self.checkpoint != "auto", "checkpoint", self.checkpoint, "a checkpoint or a run folder")
+        check(
+            self.checkpoint != "auto", "checkpoint", self.checkpoint, "a checkpoint or a run folder"
+        )
         check_fields("", self)
         _check_device(self.device)
 
 
 def register_schema() -> None:
-    """Let Hydra check every composed key and type; `train.yaml` and `evaluate.yaml` build on these."""
+    """Let Hydra check every composed key and type; `train.yaml` and `evaluate.yaml` build on
+    these.
+    """
     store = ConfigStore.instance()
     store.store(name="train_schema", node=TrainConfig)
     store.store(name="evaluate_schema", node=EvaluateConfig)
-    # Hydra copies the whole store for every group that --help lists, which took a second; it never changes a copy.
+    # Hydra copies the whole store for every group that --help lists, which took a second; it never
+    # changes a copy.
     vars(store)["__deepcopy__"] = lambda memo: store
 
 
@@ -221,7 +302,9 @@ def settings_from(composed: DictConfig) -> TrainConfig:
     _check_keys("", composed, TrainConfig())
     settings = _checked(composed)
     if not isinstance(settings, TrainConfig):
-        raise UserError("configuration: the primary config must list train_schema first in its defaults")
+        raise UserError(
+            "configuration: the primary config must list train_schema first in its defaults"
+        )
     return settings
 
 
@@ -230,7 +313,9 @@ def settings_from_mapping(settings: Mapping[str, object]) -> TrainConfig:
     try:
         merged = OmegaConf.merge(OmegaConf.structured(TrainConfig), dict(settings))
     except OmegaConfBaseException as error:
-        raise UserError(f"checkpoint: its settings are not those of this program ({_one_line(error)})") from error
+        raise UserError(
+            f"checkpoint: its settings are not those of this program ({_one_line(error)})"
+        ) from error
     return settings_from(cast(DictConfig, merged))
 
 
@@ -238,7 +323,9 @@ def evaluation_from(composed: DictConfig) -> EvaluateConfig:
     """The checked settings of a composed evaluation; raises UserError."""
     settings = _checked(composed)
     if not isinstance(settings, EvaluateConfig):
-        raise UserError("configuration: the primary config must list evaluate_schema first in its defaults")
+        raise UserError(
+            "configuration: the primary config must list evaluate_schema first in its defaults"
+        )
     return settings
 
 
@@ -273,7 +360,9 @@ def _one_line(error: Exception) -> str:
 
 
 def _check_keys(prefix: str, composed: DictConfig, part: object) -> None:
-    """Refuse keys that `part` does not have: '+key=value' and a file may bring them past Hydra's own check."""
+    """Refuse keys that `part` does not have: '+key=value' and a file may bring them past Hydra's
+    own check.
+    """
     if not is_dataclass(part):
         return
     known = [item.name for item in fields(part)]
@@ -285,59 +374,131 @@ def _check_keys(prefix: str, composed: DictConfig, part: object) -> None:
 
 
 def _check_device(device: str) -> None:
-    check(DEVICE_PATTERN.fullmatch(device) is not None, "device", device, "auto, cpu, cuda or cuda:<index>")
+    check(
+        DEVICE_PATTERN.fullmatch(device) is not None,
+        "device",
+        device,
+        "auto, cpu, cuda or cuda:<index>",
+    )
 
 
 def _check_ranks(run: TrainConfig) -> None:
-    check(run.ranks <= run.envs, "ranks", run.ranks, f"at most envs={run.envs}", "Every rank has an env at least.")
+    check(
+        run.ranks <= run.envs,
+        "ranks",
+        run.ranks,
+        f"at most envs={run.envs}",
+        "Every rank has an env at least.",
+    )
     single = run.ranks > 1 and run.device.startswith("cuda:")
-    check(not single, "device", run.device, f"auto, cpu or cuda with ranks={run.ranks}", "Rank i takes the i-th GPU.")
-    check(run.ranks > 1 or run.restarts == 0, "restarts", run.restarts, "0 with ranks=1",
-          "A single process is started again with resume=auto.")  # fmt: skip
+    check(
+        not single,
+        "device",
+        run.device,
+        f"auto, cpu or cuda with ranks={run.ranks}",
+        "Rank i takes the i-th GPU.",
+    )
+    check(
+        run.ranks > 1 or run.restarts == 0,
+        "restarts",
+        run.restarts,
+        "0 with ranks=1",
+        "A single process is started again with resume=auto.",
+    )
     alone = run.ranks == 1 or (run.profile == "off" and run.telemetry.console == "bar")
     setting = "profile" if run.profile != "off" else "telemetry.console"
-    value, allowed = (run.profile, "off") if setting == "profile" else (run.telemetry.console, "bar")
-    check(alone, setting, value, f"{allowed} with ranks={run.ranks}", "It looks at the envs of one process alone.")
+    value, allowed = (
+        (run.profile, "off") if setting == "profile" else (run.telemetry.console, "bar")
+    )
+    check(
+        alone,
+        setting,
+        value,
+        f"{allowed} with ranks={run.ranks}",
+        "It looks at the envs of one process alone.",
+    )
 
 
 def _check_batches(run: TrainConfig) -> None:
     images = run.batch_size * run.accumulate  # of an optimiser step
     over = run.train_samples % images
     if over and not run.data.split:
-        nearest = [count for count in (run.train_samples - over, run.train_samples - over + images) if count]
+        nearest = [
+            count
+            for count in (run.train_samples - over, run.train_samples - over + images)
+            if count
+        ]
         times = f" times accumulate={run.accumulate}" if run.accumulate > 1 else ""
-        raise SettingError("train_samples", run.train_samples, f"a multiple of batch_size={run.batch_size}{times}",
-                           f"Nearest: {' or '.join(map(str, nearest))}.")  # fmt: skip
+        raise SettingError(
+            "train_samples",
+            run.train_samples,
+            f"a multiple of batch_size={run.batch_size}{times}",
+            f"Nearest: {' or '.join(map(str, nearest))}.",
+        )
 
 
 def _check_policy(run: TrainConfig) -> None:
     policy = run.policy
     if policy.name == "ppo":
-        check(policy.ppo.minibatches <= run.envs, "policy.ppo.minibatches", policy.ppo.minibatches,
-              f"at most envs={run.envs}", "Mini-batches are groups of whole envs.")  # fmt: skip
-    check(bool(policy.init), "policy.init", "''", f"{SCRATCH}, the name of a policy that ships, a run folder or a file")
-    sizes = dict(zip(HEAD_NAMES, head_sizes(len(run.slots)), strict=True)) | {"blueprint": len(run.task.blueprints)}
+        check(
+            policy.ppo.minibatches <= run.envs,
+            "policy.ppo.minibatches",
+            policy.ppo.minibatches,
+            f"at most envs={run.envs}",
+            "Mini-batches are groups of whole envs.",
+        )
+    check(
+        bool(policy.init),
+        "policy.init",
+        "''",
+        f"{SCRATCH}, the name of a policy that ships, a run folder or a file",
+    )
+    sizes = dict(zip(HEAD_NAMES, head_sizes(len(run.slots)), strict=True)) | {
+        "blueprint": len(run.task.blueprints)
+    }
     for head, floor in policy.ppo.probability_floor.items():
-        check(floor * sizes[head] <= 1, f"policy.ppo.probability_floor.{head}", floor, f"at most 1/{sizes[head]}",
-              f"All of the head's {sizes[head]} choices may be legal at once.")  # fmt: skip
+        check(
+            floor * sizes[head] <= 1,
+            f"policy.ppo.probability_floor.{head}",
+            floor,
+            f"at most 1/{sizes[head]}",
+            f"All of the head's {sizes[head]} choices may be legal at once.",
+        )
     taught = policy.name == "ppo" and policy.imitation.rounds > 0
     players = (policy.imitation.teacher if taught else policy.name, run.control)
-    _check_blueprints(run, "policy.schedule.blueprint", [policy.schedule.blueprint], "schedule" in players)
-    _check_blueprints(run, "policy.heuristic.blueprint_rotation", policy.heuristic.blueprint_rotation,
-                      "heuristic" in players)  # fmt: skip
+    _check_blueprints(
+        run, "policy.schedule.blueprint", [policy.schedule.blueprint], "schedule" in players
+    )
+    _check_blueprints(
+        run,
+        "policy.heuristic.blueprint_rotation",
+        policy.heuristic.blueprint_rotation,
+        "heuristic" in players,
+    )
 
 
 def _check_host(run: TrainConfig) -> None:
     """A user's own host has no width that a control could change."""
     widened = run.control == "static_large" and is_reference(run.task.host)
-    check(not widened, "control", run.control, f"another control with task.host={run.task.host}",
-          "The package cannot make a host of your own wider.")  # fmt: skip
+    check(
+        not widened,
+        "control",
+        run.control,
+        f"another control with task.host={run.task.host}",
+        "The package cannot make a host of your own wider.",
+    )
 
 
-def _check_blueprints(run: TrainConfig, setting: str, blueprints: Sequence[str], used: bool) -> None:
+def _check_blueprints(
+    run: TrainConfig, setting: str, blueprints: Sequence[str], used: bool
+) -> None:
     """Blueprints must exist, and those of the policy or control in use must be among the task's."""
     for blueprint in blueprints:
         if not is_reference(blueprint):
             check_choice(setting, blueprint, CNN_BLUEPRINT_NAMES)
-        check(not used or blueprint in run.task.blueprints, setting, blueprint,
-              "one of task.blueprints: " + ", ".join(run.task.blueprints))  # fmt: skip
+        check(
+            not used or blueprint in run.task.blueprints,
+            setting,
+            blueprint,
+            "one of task.blueprints: " + ", ".join(run.task.blueprints),
+        )

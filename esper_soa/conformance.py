@@ -1,9 +1,10 @@
-"""Whether parts of users' own are what a run takes them for: every finding in words, all of them in one error.
+"""Whether parts of users' own are what a run takes them for: every finding in words, all of them in
+one error.
 
-For users' tests and notebooks: `esper_soa.check_blueprint("my_parts.seeds:twin")`, or the function or class itself.
-What a run looks at while it is built (nets/own_blueprints.py, nets/own_hosts.py, env/own_reward.py,
-agent/own_agents.py) is looked at here too, and more than that: what begins or comes out not finite, what envs share,
-what depends on chance, and where gradients go.
+For users' tests and notebooks: `esper_soa.check_blueprint("my_parts.seeds:twin")`, or the function
+or class itself. What a run looks at while it is built (nets/own_blueprints.py, nets/own_hosts.py,
+env/own_reward.py, agent/own_agents.py) is looked at here too, and more than that: what begins or
+comes out not finite, what envs share, what depends on chance, and where gradients go.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,24 +25,44 @@ from esper_soa.errors import UserError, one_line
 from esper_soa.nets import streams
 from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE, DataConfig, TaskConfig, host_slots
 from esper_soa.nets.forward import seed_forward
-from esper_soa.nets.host import HostShape, evaluate_forward, fold_batch_norm, host_shape, initial_hosts, train_loss
+from esper_soa.nets.host import (
+    HostShape,
+    evaluate_forward,
+    fold_batch_norm,
+    host_shape,
+    initial_hosts,
+    train_loss,
+)
 from esper_soa.nets.layers import PLAIN
 from esper_soa.nets.model.blueprints import Architecture, initial_seeds, seed_table
 from esper_soa.nets.own_blueprints import architecture_of, blueprint_findings
 from esper_soa.nets.own_hosts import host_findings, host_of
 from esper_soa.nets.seeds import TrainingSeeds
-from esper_soa.registry import AGENT, BLUEPRINT, HOST, RAISED, REWARD, Part, find, marked_name, num_required
+from esper_soa.registry import (
+    AGENT,
+    BLUEPRINT,
+    HOST,
+    RAISED,
+    REWARD,
+    Part,
+    find,
+    marked_name,
+    num_required,
+)
 from esper_soa.state import Decision, View
 from esper_soa.vocabulary import BLUEPRINT_NAMES, HEAD_NAMES, NUM_BLUEPRINTS
 
 CPU = torch.device("cpu")
-NETS, IMAGES = 3, 4  # networks and images that a blueprint is tried on
+NETS = 3  # networks and images that a blueprint is tried on
+IMAGES = 4
 SAMPLES = 20  # sets of inputs that a reward is tried on
 SETTLED = 1e-6  # relative difference of an image's features that rounding may make
 
 
 class ConformanceError(UserError):
-    """A part of a user's own that is not what a run would take it for; `findings` says why, one by one."""
+    """A part of a user's own that is not what a run would take it for; `findings` says why, one by
+    one.
+    """
 
     def __init__(self, kind: str, name: str, findings: Sequence[str]) -> None:
         self.findings = tuple(findings)
@@ -53,8 +74,8 @@ class ConformanceError(UserError):
 def check_blueprint(part: Part | str, channels: Sequence[int] = (4, 24), size: int = 8) -> None:
     """Raise ConformanceError, with all findings, unless `part` is a blueprint.
 
-    part: what @esper_soa.blueprint marks, or `module:name`. channels: of the slots to try it in, which have `size` x
-    `size` pixels.
+    part: what @esper_soa.blueprint marks, or `module:name`. channels: of the slots to try it in,
+    which have `size` x `size` pixels.
     """
     name, made = _part(BLUEPRINT, part)
     findings = _mark_findings(BLUEPRINT, made)
@@ -64,12 +85,15 @@ def check_blueprint(part: Part | str, channels: Sequence[int] = (4, 24), size: i
         raise ConformanceError(BLUEPRINT, name, [*findings, one_line(error)]) from error
     for width in channels:
         found = blueprint_findings(blueprint, width, size)
-        findings += found or [f"with {width} channels {one}" for one in _seed_findings(blueprint, width, size)]
+        findings += found or [
+            f"with {width} channels {one}" for one in _seed_findings(blueprint, width, size)
+        ]
     _raise(BLUEPRINT, name, findings)
 
 
 def check_host(part: Part | str, classes: int = 10) -> None:
-    """Raise ConformanceError, with all findings, unless `part` is a host of images of so many classes.
+    """Raise ConformanceError, with all findings, unless `part` is a host of images of so many
+    classes.
 
     part: what @esper_soa.host marks, or `module:name`.
     """
@@ -85,7 +109,8 @@ def check_host(part: Part | str, classes: int = 10) -> None:
 
 
 def check_reward(part: Part | str, num_slots: int = 3, max_steps: int = 20) -> None:
-    """Raise ConformanceError, with all findings, unless `part` is a reward, on made-up inputs of hosts with such slots.
+    """Raise ConformanceError, with all findings, unless `part` is a reward, on made-up inputs of
+    hosts with such slots.
 
     part: what @esper_soa.reward marks, or `module:name`. max_steps: env-steps of an episode.
     """
@@ -98,14 +123,17 @@ def check_reward(part: Part | str, num_slots: int = 3, max_steps: int = 20) -> N
 
 
 def check_agent(part: Part | str, num_slots: int = 2, envs: int = 4, steps: int = 16) -> None:
-    """Raise ConformanceError, with all findings, unless `part` gives an agent; it plays an episode of small real hosts.
+    """Raise ConformanceError, with all findings, unless `part` gives an agent; it plays an episode
+    of small real hosts.
 
     part: what @esper_soa.agent marks, or `module:name`.
     """
     name, made = _part(AGENT, part)
     findings = _mark_findings(AGENT, made)
     if num_required(made) > 1:
-        raise ConformanceError(AGENT, name, [*findings, "it wants more arguments than the Surroundings"])
+        raise ConformanceError(
+            AGENT, name, [*findings, "it wants more arguments than the Surroundings"]
+        )
     world = build_world(_small_run(num_slots, envs, steps), CPU)
     surroundings = Surroundings(world.rules.nets.shape.slots, BLUEPRINT_NAMES, steps, 0)
     try:
@@ -123,7 +151,11 @@ def _part(kind: str, part: Part | str) -> tuple[str, Part]:
 
 
 def _mark_findings(kind: str, part: Part) -> list[str]:
-    return [] if marked_name(kind, part) else [f'nothing marks it: @esper_soa.{kind}("name") belongs above it']
+    return (
+        []
+        if marked_name(kind, part)
+        else [f'nothing marks it: @esper_soa.{kind}("name") belongs above it']
+    )
 
 
 def _raise(kind: str, name: str, findings: Sequence[str]) -> None:
@@ -136,27 +168,40 @@ def _raise(kind: str, name: str, findings: Sequence[str]) -> None:
 
 def _seed_findings(blueprint: Architecture, channels: int, size: int) -> list[str]:
     """What seeds of several networks at once do that they must not."""
-    rows, again = _fresh_rows(blueprint, channels), _fresh_rows(blueprint, channels)
+    rows = _fresh_rows(blueprint, channels)
+    again = _fresh_rows(blueprint, channels)
     found = []
     if not torch.equal(rows, again):
-        found.append("its initial values differ though the env is the same: it has other draws than torch's")
+        found.append(
+            "its initial values differ though the env is the same: it has other draws than torch's"
+        )
     if not rows.isfinite().all():
         return [*found, "its initial values are not finite"]
     x = _features(channels, size)
     try:
-        out, second = _outputs(blueprint, rows, x), _outputs(blueprint, rows, x)
+        out = _outputs(blueprint, rows, x)
+        second = _outputs(blueprint, rows, x)
         if not torch.equal(out, second):
-            found.append("a second pass gives something else: it keeps state or draws random numbers")
+            found.append(
+                "a second pass gives something else: it keeps state or draws random numbers"
+            )
         if not out.isfinite().all():
             found.append("its output is not finite")
-        return found + _sharing_findings(blueprint, rows, x) + _gradient_findings(blueprint, rows, x)
+        return (
+            found + _sharing_findings(blueprint, rows, x) + _gradient_findings(blueprint, rows, x)
+        )
     except RAISED as error:
-        return [*found, f"for several networks at once it raises {type(error).__name__}: {one_line(error)}"]
+        return [
+            *found,
+            f"for several networks at once it raises {type(error).__name__}: {one_line(error)}",
+        ]
 
 
 def _fresh_rows(blueprint: Architecture, channels: int) -> Tensor:
     keys = streams.stream_keys(0, streams.SEED_INIT, (0,), torch.arange(NETS))
-    return initial_seeds(blueprint, channels, keys, torch.zeros(NETS, dtype=torch.bool), torch.float32)
+    return initial_seeds(
+        blueprint, channels, keys, torch.zeros(NETS, dtype=torch.bool), torch.float32
+    )
 
 
 def _features(channels: int, size: int, seed: int = 1) -> Tensor:
@@ -176,10 +221,13 @@ def _outputs(blueprint: Architecture, rows: Tensor, x: Tensor) -> Tensor:
 
 def _sharing_findings(blueprint: Architecture, rows: Tensor, x: Tensor) -> list[str]:
     """Networks that know of each other, and images of a batch that do."""
-    channels, size = x.shape[1] // NETS, x.shape[-1]
+    channels = x.shape[1] // NETS
+    size = x.shape[-1]
     out = _outputs(blueprint, rows, x)
     other = _features(channels, size, seed=2)
-    elsewhere = torch.cat([x[:, :channels], other[:, channels:]], dim=1).contiguous(memory_format=torch.channels_last)
+    elsewhere = torch.cat([x[:, :channels], other[:, channels:]], dim=1).contiguous(
+        memory_format=torch.channels_last
+    )
     others = torch.cat([rows[:1], 2 * rows[1:] + 0.1])
     found = []
     if not torch.equal(_outputs(blueprint, others, elsewhere)[:, 0], out[:, 0]):
@@ -202,9 +250,15 @@ def _gradient_findings(blueprint: Architecture, rows: Tensor, x: Tensor) -> list
     if not gradient.isfinite().all():
         found.append("the gradient of its parameters is not finite")
     if gradient[1:].any():
-        found.append("a gradient reaches parameters of env 1 from the output of env 0, where there must be none")
+        found.append(
+            "a gradient reaches parameters of env 1 from the output of env 0, where there "
+            "must be "
+            "none"
+        )
     if not gradient[0].any():
-        found.append("the gradient of all of its parameters is 0 as it begins: it could never learn")
+        found.append(
+            "the gradient of all of its parameters is 0 as it begins: it could never learn"
+        )
     return found
 
 
@@ -217,20 +271,27 @@ def _host_findings(shape: HostShape) -> list[str]:
     rows, kept = initial_hosts(shape, keys, torch.float32)
     found = []
     if not all(map(torch.equal, initial_hosts(shape, keys, torch.float32), (rows, kept))):
-        found.append("its initial values differ though the env is the same: it has other draws than torch's")
+        found.append(
+            "its initial values differ though the env is the same: it has other draws than torch's"
+        )
     if not (rows.isfinite().all() and kept.isfinite().all()):
         return [*found, "its initial values are not finite"]
     x = _images(seed=1)
     try:
         out = _host_logits(shape, rows, kept, x)
         if not torch.equal(out, _host_logits(shape, rows, kept, x)):
-            found.append("a second pass gives something else: it keeps state or draws random numbers")
+            found.append(
+                "a second pass gives something else: it keeps state or draws random numbers"
+            )
         if not out.isfinite().all():
             found.append("its logits are not finite")
         found += _host_sharing_findings(shape, rows, kept)
         return found + _host_training_findings(shape, rows, kept)
     except RAISED as error:
-        return [*found, f"for several networks at once it raises {type(error).__name__}: {one_line(error)}"]
+        return [
+            *found,
+            f"for several networks at once it raises {type(error).__name__}: {one_line(error)}",
+        ]
 
 
 def _images(seed: int) -> Tensor:
@@ -250,7 +311,9 @@ def _host_logits(shape: HostShape, rows: Tensor, kept: Tensor, x: Tensor) -> Ten
 
 def _host_sharing_findings(shape: HostShape, rows: Tensor, kept: Tensor) -> list[str]:
     """Networks that know of each other, and images of a batch that do where they are validated."""
-    x, other, found = _images(seed=1), _images(seed=2), []
+    x = _images(seed=1)
+    other = _images(seed=2)
+    found = []
     out = _host_logits(shape, rows, kept, x)
     elsewhere = torch.cat([x[:, :IMAGE_CHANNELS], other[:, IMAGE_CHANNELS:]], dim=1)
     others = torch.cat([rows[:1], 2 * rows[1:] + 0.1])
@@ -266,10 +329,13 @@ def _host_sharing_findings(shape: HostShape, rows: Tensor, kept: Tensor) -> list
 
 def _host_training_findings(shape: HostShape, rows: Tensor, kept: Tensor) -> list[str]:
     """Where gradients and running buffers go in a training pass."""
-    leaf, statistics = rows.clone().requires_grad_(), [one.flatten().clone() for one in shape.statistics.unpack(kept)]
+    leaf = rows.clone().requires_grad_()
+    statistics = [one.flatten().clone() for one in shape.statistics.unpack(kept)]
     labels = torch.arange(IMAGES)[:, None].expand(-1, NETS) % shape.num_classes
     batch = _images(seed=1), labels
-    losses, _ = train_loss(PLAIN, shape, shape.parameters.unpack(leaf), statistics, batch, TrainingSeeds([], NETS))
+    losses, _ = train_loss(
+        PLAIN, shape, shape.parameters.unpack(leaf), statistics, batch, TrainingSeeds([], NETS)
+    )
     if not losses.requires_grad:
         return ["no gradient reaches its parameters: its logits are cut off from them"]
     (gradient,) = torch.autograd.grad(losses[0], [leaf])
@@ -277,9 +343,15 @@ def _host_training_findings(shape: HostShape, rows: Tensor, kept: Tensor) -> lis
     if not gradient.isfinite().all():
         found.append("the gradient of its parameters is not finite")
     if gradient[1:].any():
-        found.append("a gradient reaches parameters of env 1 from the loss of env 0, where there must be none")
+        found.append(
+            "a gradient reaches parameters of env 1 from the loss of env 0, where there must "
+            "be "
+            "none"
+        )
     if not gradient[0].any():
-        found.append("the gradient of all of its parameters is 0 as it begins: it could never learn")
+        found.append(
+            "the gradient of all of its parameters is 0 as it begins: it could never learn"
+        )
     if not all(one.isfinite().all() for one in statistics):
         found.append("its buffers are not finite after a training pass")
     return found
@@ -301,14 +373,28 @@ def _value_findings(part: Part, samples: Sequence[RewardInputs]) -> list[str]:
     for inputs, others in zip(samples, [*samples[1:], samples[0]], strict=True):
         given = inputs.clone()
         paid = _paid(part, given)
-        changed = [name for name in RewardInputs.__annotations__ if not torch.equal(given.get(name), inputs.get(name))]
+        changed = [
+            name
+            for name in RewardInputs.__annotations__
+            if not torch.equal(given.get(name), inputs.get(name))
+        ]
         found += [f"it changes its input {name} in place" for name in changed]
         for env in (~paid.isfinite()).nonzero().flatten().tolist()[:1]:
-            end = "at the last env-step" if inputs.step[env] == inputs.max_steps[env] else "before the last env-step"
+            end = (
+                "at the last env-step"
+                if inputs.step[env] == inputs.max_steps[env]
+                else "before the last env-step"
+            )
             found.append(f"it pays {float(paid[env])}, not a finite number, {end}")
         if not torch.equal(_paid(part, inputs.clone()).nan_to_num(), paid.nan_to_num()):
-            found.append("for the same inputs it pays something else the second time: it keeps state or draws")
-        rows = {name: torch.cat([inputs.get(name)[:1], others.get(name)[1:]]) for name in RewardInputs.__annotations__}
+            found.append(
+                "for the same inputs it pays something else the second time: it keeps state or "
+                "draws"
+            )
+        rows = {
+            name: torch.cat([inputs.get(name)[:1], others.get(name)[1:]])
+            for name in RewardInputs.__annotations__
+        }
         mixed = RewardInputs.from_dict(rows, batch_size=inputs.batch_size)
         for what, less in (("other envs", mixed), ("the number of envs", inputs[:1])):
             if not torch.equal(_paid(part, less.clone())[:1].nan_to_num(), paid[:1].nan_to_num()):
@@ -322,11 +408,16 @@ def _kernel_findings(part: Part, inputs: RewardInputs) -> list[str]:
     try:
         _paid(part, inputs.to("meta"))
     except RAISED as error:
-        found.append(f"it reads numbers on the host, or makes tensors elsewhere than its inputs are: {one_line(error)}")
+        found.append(
+            "it reads numbers on the host, or makes tensors elsewhere than its inputs are: "
+            f"{one_line(error)}"
+        )
     try:
         torch.compile(part, backend="eager", fullgraph=True)(inputs.clone())
     except RAISED as error:
-        found.append(f"it cannot be compiled as one graph: {one_line(str(error).strip().splitlines()[0])}")
+        found.append(
+            f"it cannot be compiled as one graph: {one_line(str(error).strip().splitlines()[0])}"
+        )
     return found
 
 
@@ -337,12 +428,19 @@ def _small_run(num_slots: int, envs: int, steps: int) -> TrainConfig:
     """Hosts of some hundred weights, whose seeds mature in a few env-steps."""
     task = TaskConfig(name="small", base_channels=2, num_blocks=5, kernel_size=1, num_pools=5)
     return TrainConfig(
-        envs=envs, steps=steps, rounds=1, batch_size=2, train_samples=2, val_samples=4, task=task,
+        envs=envs,
+        steps=steps,
+        rounds=1,
+        batch_size=2,
+        train_samples=2,
+        val_samples=4,
+        task=task,
         slots=[spec.name for spec in host_slots(task)[:num_slots]],
         data=DataConfig(name="synthetic", synthetic_train=16, synthetic_test=8),
         gates=GatesConfig(min_blending_steps=1, min_gradient_health=0.0),
-        lifecycle=LifecycleConfig(embargo_steps=2, min_prune_age=1), compute=ComputeConfig(workers=1, engine="torch"),
-    )  # fmt: skip
+        lifecycle=LifecycleConfig(embargo_steps=2, min_prune_age=1),
+        compute=ComputeConfig(workers=1, engine="torch"),
+    )
 
 
 def _play_findings(agent: Agent, env: Env) -> list[str]:
@@ -352,28 +450,41 @@ def _play_findings(agent: Agent, env: Env) -> list[str]:
     seen: Seen | None = env.reset()
     found = memory_faults(memory, num_envs, CPU)
     while seen is not None and not found:
-        step, view = int(seen.view.state.signals.step[0]), seen.view
+        step = int(seen.view.state.signals.step[0])
+        view = seen.view
         decision, after = agent.act(view.clone(), _copied(memory))
         found = decision_faults(decision, view) + memory_faults(after, num_envs, CPU)
         found = found or illegal_choices(decision.action, view.masks) + _numbers_findings(decision)
         found = found or _conduct_findings(agent, view, memory, (decision, after))
         found = [f"at env-step {step}: {fault}" for fault in found]
         if not found:
-            memory, (_, seen) = after, env.step(decision.action)
+            memory = after
+            (_, seen) = env.step(decision.action)
     return found
 
 
 def _numbers_findings(decision: Decision) -> list[str]:
     names = {"log_probs": decision.log_probs, "value": decision.value}
-    return [f"its {name} is not finite" for name, value in names.items() if not value.isfinite().all()]
+    return [
+        f"its {name} is not finite" for name, value in names.items() if not value.isfinite().all()
+    ]
 
 
-def _conduct_findings(agent: Agent, view: View, memory: Memory, first: tuple[Decision, Memory]) -> list[str]:
-    """Chance, state outside of its memory, changes of what it was given, and envs that know of each other."""
-    found, given, kept = [], view.clone(), _copied(memory)
+def _conduct_findings(
+    agent: Agent, view: View, memory: Memory, first: tuple[Decision, Memory]
+) -> list[str]:
+    """Chance, state outside of its memory, changes of what it was given, and envs that know of each
+    other.
+    """
+    found = []
+    given = view.clone()
+    kept = _copied(memory)
     if not _same(agent.act(given, kept), first):
-        found.append("for the same view and memory it decides something else the second time: it keeps state elsewhere "
-                     "than in its memory, or draws other numbers than view.noise")  # fmt: skip
+        found.append(
+            "for the same view and memory it decides something else the second time: it keeps "
+            "state elsewhere "
+            "than in its memory, or draws other numbers than view.noise"
+        )
     if not (given == view).all():
         found.append("it changes the view in place")
     if not all(map(torch.equal, kept, memory)):
@@ -392,7 +503,9 @@ def _copied(memory: Memory) -> Memory:
     return type(memory)(*copies) if hasattr(memory, "_fields") else tuple(copies)
 
 
-def _same(one: tuple[Decision, Memory], other: tuple[Decision, Memory], env: int | None = None) -> bool:
+def _same(
+    one: tuple[Decision, Memory], other: tuple[Decision, Memory], env: int | None = None
+) -> bool:
     """Whether actions and memories are the same, in all envs or in one."""
     rows = slice(None) if env is None else slice(env, env + 1)
     pairs = [(one[0].action.get(name), other[0].action.get(name)) for name in HEAD_NAMES]

@@ -1,8 +1,9 @@
 """What grown hosts are measured against: other decision makers, and networks that do not grow.
 
-A control plays a round again on the same seeds, data order, augmentation and validation images, so with as many
-training images where no episode ends early; every random stream is keyed by seed, round, env and env-step, and by
-nothing that a policy or a size changes. Called by trainer.py for the final table, and by the benchmarks.
+A control plays a round again on the same seeds, data order, augmentation and validation images, so
+with as many training images where no episode ends early; every random stream is keyed by seed,
+round, env and env-step, and by nothing that a policy or a size changes. Called by trainer.py for
+the final table, and by the benchmarks.
 """
 
 from bisect import bisect_left
@@ -37,13 +38,16 @@ class Grown(Protocol):
         """What every host ended with."""
 
 
-def play_control(name: str, cfg: TrainConfig, world: World, grown: Grown, played: Round) -> RoundResult:
-    """Play the round of `world`, which is that of `cfg`, as the control `name`: of CONTROLS, or an agent `module:name`.
+def play_control(
+    name: str, cfg: TrainConfig, world: World, grown: Grown, played: Round
+) -> RoundResult:
+    """Play the round of `world`, which is that of `cfg`, as the control `name`: of CONTROLS, or an
+    agent `module:name`.
 
-    wait, random, heuristic and schedule are the scripted policies, with the settings under cfg.policy. static_final is
-    what each host of `grown` ended with, trained from the first env-step on. static_large is the plain host, `widened`
-    to the mean size of the hosts of `grown`; its result is of one slot, which stays empty. Raises SettingError for
-    another name.
+    wait, random, heuristic and schedule are the scripted policies, with the settings under
+    cfg.policy. static_final is what each host of `grown` ended with, trained from the first
+    env-step on. static_large is the plain host, `widened` to the mean size of the hosts of `grown`;
+    its result is of one slot, which stays empty. Raises SettingError for another name.
     """
     if not is_reference(name):
         check_choice("control", name, CONTROLS)
@@ -59,19 +63,21 @@ def play_control(name: str, cfg: TrainConfig, world: World, grown: Grown, played
 def _play_widened(cfg: TrainConfig, world: World, parameters: float, played: Round) -> RoundResult:
     """One round without growth, of hosts that are widened to so many parameters.
 
-    The first slot alone, as memory is kept for what might grow in a slot; for one episode no kernels are compiled and
-    no graphs tried.
+    The first slot alone, as memory is kept for what might grow in a slot; for one episode no
+    kernels are compiled and no graphs tried.
     """
     first = task_slots(cfg.task, cfg.slots)[0].name
     plain = _without_own(cfg)
-    task, compute = widened(plain.task, parameters), replace(cfg.compute, compile="off", cuda_graphs="off")
+    task = widened(plain.task, parameters)
+    compute = replace(cfg.compute, compile="off", cuda_graphs="off")
     wide = replace(plain, task=task, slots=[first], compute=compute)
     wider = build_world(wide, world.device, world.seed, world.images, world.ranks)
     return play_round(wider, Player(WaitPolicy(), None), played)[0]
 
 
 def _without_own(cfg: TrainConfig) -> TrainConfig:
-    """The settings without blueprints and rewards of users' own, which need not fit hosts of any width and one slot.
+    """The settings without blueprints and rewards of users' own, which need not fit hosts of any
+    width and one slot.
 
     Nothing is germinated in a host that does not grow, and nobody is told what it is paid.
     """
@@ -83,13 +89,20 @@ def _without_own(cfg: TrainConfig) -> TrainConfig:
 
 
 def widened(task: TaskConfig, parameters: float) -> TaskConfig:
-    """`task` with base_channels such that its plain host has as nearly so many parameters as any width gives it.
+    """`task` with base_channels such that its plain host has as nearly so many parameters as any
+    width gives it.
 
-    Never narrower than it is, and no wider than a block may be; of two widths that are as near, the narrower.
+    Never narrower than it is, and no wider than a block may be; of two widths that are as near, the
+    narrower.
     """
-    widths = range(task.base_channels, MAX_CHANNELS * task.base_channels // task.channels(task.num_blocks - 1) + 1)
+    widths = range(
+        task.base_channels,
+        MAX_CHANNELS * task.base_channels // task.channels(task.num_blocks - 1) + 1,
+    )
     at = min(bisect_left(widths, parameters, key=lambda width: _size(task, width)), len(widths) - 1)
-    nearest = min(widths[max(at - 1, 0) : at + 1], key=lambda width: abs(_size(task, width) - parameters))
+    nearest = min(
+        widths[max(at - 1, 0) : at + 1], key=lambda width: abs(_size(task, width) - parameters)
+    )
     return replace(task, base_channels=nearest)
 
 

@@ -1,10 +1,15 @@
-"""Errors that a user can mend: each names the setting, its value, what is allowed and what to do. Needs no torch."""
+"""Errors that a user can mend: each names the setting, its value, what is allowed and what to do.
+Needs no torch.
+"""
 
 import difflib
 from collections.abc import Iterable
 
 SHOWN = 200  # characters of a value in a message
-REPLACED = {"compute.native": "engine", "compute.triton": "engine"}  # settings by another name beside them
+REPLACED = {
+    "compute.native": "engine",
+    "compute.triton": "engine",
+}  # settings by another name beside them
 
 
 def one_line(value: object) -> str:
@@ -14,21 +19,30 @@ def one_line(value: object) -> str:
 
 
 def fault_in_words(error: BaseException) -> str:
-    """That it fails, and with what: the end of a capture fails as well where something within it did."""
-    said, first = f"{type(error).__name__}: {one_line(error)}", error.__context__
+    """That it fails, and with what: the end of a capture fails as well where something within it
+    did.
+    """
+    said = f"{type(error).__name__}: {one_line(error)}"
+    first = error.__context__
     after = f", after {type(first).__name__}: {one_line(first)}" if first is not None else ""
     return f"it fails with {said}{after}"
 
 
 def unknown_setting(key: str, known: Iterable[str]) -> str:
-    """That there is no setting `key`, and which of the `known` names beside it may have been meant."""
+    """That there is no setting `key`, and which of the `known` names beside it may have been
+    meant.
+    """
     before, dot, name = key.rpartition(".")
     near = [REPLACED[key]] if key in REPLACED else difflib.get_close_matches(name, list(known), 1)
-    return f"{key}: there is no such setting." + (f" Did you mean {before}{dot}{near[0]}?" if near else "")
+    return f"{key}: there is no such setting." + (
+        f" Did you mean {before}{dot}{near[0]}?" if near else ""
+    )
 
 
 class UserError(Exception):
-    """Bad input found by us before or while building: one clear message, exit status 2, no traceback."""
+    """Bad input found by us before or while building: one clear message, exit status 2, no
+    traceback.
+    """
 
 
 class SettingError(UserError):
@@ -48,7 +62,9 @@ class OutOfRoomError(Exception):
 
 
 class RankLostError(Exception):
-    """Of several processes that play a run one ended early or stopped answering: one clear message, exit status 1."""
+    """Of several processes that play a run one ended early or stopped answering: one clear message,
+    exit status 1.
+    """
 
 
 class PrunedError(Exception):
@@ -57,7 +73,8 @@ class PrunedError(Exception):
     def __init__(self, rounds: int, accuracy: float) -> None:
         """rounds: that were played. accuracy: percent, of the last of them."""
         super().__init__(rounds, accuracy)
-        self.rounds, self.accuracy = rounds, accuracy
+        self.rounds = rounds
+        self.accuracy = accuracy
 
     def __str__(self) -> str:
         return f"pruned after {self.rounds} rounds at {self.accuracy:.2f} % accuracy"

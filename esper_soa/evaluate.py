@@ -1,4 +1,5 @@
-"""The command line of evaluations: `python -m esper_soa.evaluate checkpoint=RUN policies=[ppo,heuristic,wait]`.
+"""The command line of evaluations: `python -m esper_soa.evaluate checkpoint=RUN
+policies=[ppo,heuristic,wait]`.
 
 Stands in front of command.py, as train.py does.
 """

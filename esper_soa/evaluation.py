@@ -1,7 +1,9 @@
-"""Plays episodes on fresh seeds with a trained policy and with scripted ones, and compares them pair by pair.
+"""Plays episodes on fresh seeds with a trained policy and with scripted ones, and compares them
+pair by pair.
 
-Called by evaluate.py with checked settings and a folder. Task, data, reward and rules are those of the checkpoint.
-Every policy meets the same hosts on the same data: sample i of each is the same env of the same episode.
+Called by evaluate.py with checked settings and a folder. Task, data, reward and rules are those of
+the checkpoint. Every policy meets the same hosts on the same data: sample i of each is the same env
+of the same episode.
 """
 
 import json
@@ -34,7 +36,8 @@ from esper_soa.ops.rundir import RunFolder, find_checkpoint, passed_over, write_
 from esper_soa.ops.session import Session, session
 from esper_soa.ops.statistics import Interval, difference_interval, mean_interval
 
-# Seeds of training are below 2**31: from here on no evaluation meets hosts, orders or draws that training met.
+# Seeds of training are below 2**31: from here on no evaluation meets hosts, orders or draws that
+# training met.
 FRESH_SEEDS = 2**31
 TABLE = "evaluation.txt"  # the table as it is on the console
 
@@ -49,7 +52,9 @@ class Scores(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """A policy's means, and the paired difference of its accuracy minus rent from that of the first policy."""
+    """A policy's means, and the paired difference of its accuracy minus rent from that of the first
+    policy.
+    """
 
     policy: str
     means: dict[str, Interval]  # by field of Scores
@@ -57,11 +62,18 @@ class Verdict(NamedTuple):
 
 
 def build_agent(name: str, cfg: TrainConfig, world: World, saved: Saved) -> Agent:
-    """The policy called `name`; ppo is the learned one of the checkpoint. Raises UserError where there is none."""
+    """The policy called `name`; ppo is the learned one of the checkpoint. Raises UserError where
+    there is none.
+    """
     if name != "ppo":
         return rule_player(cfg, name, "policies")
-    check(saved.learner is not None, "policies", name, f"other than ppo: the checkpoint is of policy {cfg.policy.name}",
-          "It has learned nothing.")  # fmt: skip
+    check(
+        saved.learner is not None,
+        "policies",
+        name,
+        f"other than ppo: the checkpoint is of policy {cfg.policy.name}",
+        "It has learned nothing.",
+    )
     shape = world.rules.nets.shape
     policy = RecurrentPolicy(cfg.policy, shape.slots, cfg.seed, num_codes(shape.blueprints))
     restore_policy(policy, saved)
@@ -69,24 +81,36 @@ def build_agent(name: str, cfg: TrainConfig, world: World, saved: Saved) -> Agen
 
 
 def evaluation_settings(saved: Saved, cfg: EvaluateConfig) -> TrainConfig:
-    """The settings of the checkpoint's run, with the amount of play, place and way of choosing of the evaluation."""
+    """The settings of the checkpoint's run, with the amount of play, place and way of choosing of
+    the evaluation.
+    """
     made = settings_from_mapping(saved.settings)
     name = "auto" if cfg.data_root and made.data.name == "given" else made.data.name
     data = replace(made.data, name=name, root=cfg.data_root or made.data.root)
     asked = cfg.compute.precision
     compute = replace(cfg.compute, precision=made.compute.precision if asked == "auto" else asked)
     return replace(
-        made, name=cfg.name, envs=cfg.envs or made.envs, rounds=cfg.episodes, device=cfg.device, data=data,
-        compute=compute, telemetry=replace(made.telemetry, progress=cfg.progress),
-        policy=replace(made.policy, deterministic=cfg.deterministic,
-                       ppo=replace(made.policy.ppo, minibatches=1)),
-    )  # fmt: skip
+        made,
+        name=cfg.name,
+        envs=cfg.envs or made.envs,
+        rounds=cfg.episodes,
+        device=cfg.device,
+        data=data,
+        compute=compute,
+        telemetry=replace(made.telemetry, progress=cfg.progress),
+        policy=replace(
+            made.policy,
+            deterministic=cfg.deterministic,
+            ppo=replace(made.policy.ppo, minibatches=1),
+        ),
+    )
 
 
 def score(world: World, agent: Agent, episodes: int, progress: Progress, label: str) -> Scores:
     """Play `episodes` episodes of every env."""
     scores = Scores([], [], [], [])
-    host, reward = world.rules.reward.counts.host, world.rules.reward.config
+    host = world.rules.reward.counts.host
+    reward = world.rules.reward.config
     for episode in range(episodes):
         result, _ = play_round(world, Player(agent, None), Round(episode, progress, label))
         scores.accuracy.extend(result.accuracies)
@@ -101,8 +125,15 @@ def judge(scores: dict[str, Scores], cfg: EvaluateConfig) -> list[Verdict]:
     names = list(scores)
     verdicts = []
     for name in names:
-        means = {field: mean_interval(values, cfg.confidence) for field, values in scores[name]._asdict().items()}
-        lead = None if name == names[0] else difference_interval(scores[name].net, scores[names[0]].net, cfg.confidence)
+        means = {
+            field: mean_interval(values, cfg.confidence)
+            for field, values in scores[name]._asdict().items()
+        }
+        lead = (
+            None
+            if name == names[0]
+            else difference_interval(scores[name].net, scores[names[0]].net, cfg.confidence)
+        )
         verdicts.append(Verdict(name, means, lead))
     return verdicts
 
@@ -110,7 +141,13 @@ def judge(scores: dict[str, Scores], cfg: EvaluateConfig) -> list[Verdict]:
 def verdict_table(verdicts: list[Verdict]) -> Table:
     """One row per policy."""
     table = Table(box=box.SIMPLE_HEAD)
-    titles = ["accuracy (%)", "parameters", "accuracy - rent", "reward", f"accuracy - rent, less {verdicts[0].policy}"]
+    titles = [
+        "accuracy (%)",
+        "parameters",
+        "accuracy - rent",
+        "reward",
+        f"accuracy - rent, less {verdicts[0].policy}",
+    ]
     table.add_column("policy")
     for title in titles:
         table.add_column(title, justify="right", no_wrap=True)
@@ -128,7 +165,9 @@ def shown(interval: Interval, form: str) -> str:
     return f"{interval.mean:{form}} [{interval.low:{form}}, {interval.high:{form}}]"
 
 
-def write_results(path: Path, facts: dict, scores: dict[str, Scores], verdicts: list[Verdict]) -> None:
+def write_results(
+    path: Path, facts: dict, scores: dict[str, Scores], verdicts: list[Verdict]
+) -> None:
     """evaluation.json: what was played, means with intervals, and every single number."""
     policies = {}
     for verdict in verdicts:
@@ -160,17 +199,37 @@ def evaluate_within(within: Session, cfg: EvaluateConfig) -> list[Verdict]:
         world = build_world(run, device, FRESH_SEEDS + cfg.seed)
     data = announce(within, checkpoint, saved, world)
     agents = {name: build_agent(name, run, world, saved) for name in cfg.policies}
-    telemetry, total = run.telemetry, len(agents) * cfg.episodes * run.envs * run.steps
-    shown = Progress(total, within.console, telemetry.progress, telemetry.plain_interval,
-                     after_step=within.look_at_console)  # fmt: skip
+    telemetry = run.telemetry
+    total = len(agents) * cfg.episodes * run.envs * run.steps
+    shown = Progress(
+        total,
+        within.console,
+        telemetry.progress,
+        telemetry.plain_interval,
+        after_step=within.look_at_console,
+    )
     with shown as progress, naming_memory(OutOfRoomError):
-        scores = {name: score(world, agent, cfg.episodes, progress, name) for name, agent in agents.items()}
+        scores = {
+            name: score(world, agent, cfg.episodes, progress, name)
+            for name, agent in agents.items()
+        }
     verdicts = judge(scores, cfg)
-    facts = {"checkpoint": str(checkpoint), "rounds_done": saved.progress.rounds_done, "seed": cfg.seed,
-             "envs": run.envs, "episodes": cfg.episodes, "steps": run.steps, "deterministic": cfg.deterministic,
-             "confidence": cfg.confidence, "data": data}  # fmt: skip
+    facts = {
+        "checkpoint": str(checkpoint),
+        "rounds_done": saved.progress.rounds_done,
+        "seed": cfg.seed,
+        "envs": run.envs,
+        "episodes": cfg.episodes,
+        "steps": run.steps,
+        "deterministic": cfg.deterministic,
+        "confidence": cfg.confidence,
+        "data": data,
+    }
     played = f"{cfg.episodes} episodes of {run.envs} envs and {run.steps} env-steps"
-    title = f"{run.task.host_name} on {world.images.name}: {played}, means with {cfg.confidence:.0%} t intervals"
+    title = (
+        f"{run.task.host_name} on {world.images.name}: {played}, means with "
+        f"{cfg.confidence:.0%} t intervals"
+    )
     text = f"{title}\n{as_text(verdict_table(verdicts))}"
     with within.unwritten.noting(within.folder.evaluation.name):
         write_results(within.folder.evaluation, facts, scores, verdicts)
@@ -183,13 +242,18 @@ def evaluate_within(within: Session, cfg: EvaluateConfig) -> list[Verdict]:
 
 
 def announce(within: Session, checkpoint: Path, saved: Saved, world: World) -> dict[str, str]:
-    """Say which policy plays on which data, and write versions.json; returns the identity of the data."""
-    images, nets = world.images, world.rules.nets
+    """Say which policy plays on which data, and write versions.json; returns the identity of the
+    data.
+    """
+    images = world.images
+    nets = world.rules.nets
     data = {"name": images.name, "source": images.source, "identity": images.identity}
     precision = str(nets.precision).removeprefix("torch.")
     with within.unwritten.noting(within.folder.versions.name):
-        place, engine = device_name(world.device, nets.workers, precision), world.rules.engine.chosen.facts()
-        kernels, facts = world.kernels, images.facts()
+        place = device_name(world.device, nets.workers, precision)
+        engine = world.rules.engine.chosen.facts()
+        kernels = world.kernels
+        facts = images.facts()
         write_versions(within.folder, place, facts, engine, kernels.reason, kernels.replay.facts())
     for damaged in passed_over(checkpoint):
         LOGGER.warning("policy   %s", damaged)

@@ -1,6 +1,8 @@
-"""The command line that takes a grown network out of a run: `esper-export RUN env=best format=safetensors,onnx`.
+"""The command line that takes a grown network out of a run: `esper-export RUN env=best
+format=safetensors,onnx`.
 
-Also `python -m esper_soa.export`. Exit status: 0 done, 1 a file that could not be written, 2 a mistake that we found.
+Also `python -m esper_soa.export`. Exit status: 0 done, 1 a file that could not be written, 2 a
+mistake that we found.
 """
 
 import argparse
@@ -11,7 +13,11 @@ from esper_soa.ops.command_line import ending_with_status, parser
 from esper_soa.ops.interrupt import importing
 from esper_soa.paths import user_path
 
-SETTINGS = {"env": "best", "format": "safetensors", "to": "."}  # and what they are where they are not given
+SETTINGS = {
+    "env": "best",
+    "format": "safetensors",
+    "to": ".",
+}  # and what they are where they are not given
 HELP = """\
   RUN                a run folder, or a file that esper_soa.save wrote
   env=best           the host with the highest validation accuracy of the run, or the number of one of the last round
@@ -20,7 +26,7 @@ HELP = """\
   to=.               folder that the files are written to
 
   esper-export runs/cifar_3seed/2026-01-31_12-00-00 format=safetensors,pt2,onnx,code
-"""
+"""  # noqa: E501
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -52,17 +58,31 @@ def export(run: str, settings: dict[str, str]) -> None:
         from esper_soa.runs import open_run
     wanted = settings["format"].split(",")
     for name in wanted:
-        check(name in FORMATS, "format", name, f"one or more of {', '.join(FORMATS)}, with commas between")
+        check(
+            name in FORMATS,
+            "format",
+            name,
+            f"one or more of {', '.join(FORMATS)}, with commas between",
+        )
     env: int | str = int(settings["env"]) if settings["env"].isdecimal() else settings["env"]
-    place, folder = user_path("RUN", run), user_path("to", settings["to"])
+    place = user_path("RUN", run)
+    folder = user_path("to", settings["to"])
     if place.is_file():
         net = load(place, env if isinstance(env, int) else None)
     else:
         net = open_run(place).export(env)
     if not isinstance(net, GrownNetwork):
-        raise UserError(f"{place}: holds a policy, which other programs cannot play: esper_soa.load reads it")
+        raise UserError(
+            f"{place}: holds a policy, which other programs cannot play: esper_soa.load reads it"
+        )
     folder.mkdir(parents=True, exist_ok=True)
-    name = place.stem if place.is_file() and env == "best" else "best" if env == "best" else f"host_{env}"
+    name = (
+        place.stem
+        if place.is_file() and env == "best"
+        else "best"
+        if env == "best"
+        else f"host_{env}"
+    )
     for ending, write in (FORMATS[one] for one in wanted):
         path = Path(folder, name + ending)
         write(net, path)

@@ -1,7 +1,9 @@
-"""Several runs in one process that take turns round by round, so that whatever befalls the machine befalls them all.
+"""Several runs in one process that take turns round by round, so that whatever befalls the machine
+befalls them all.
 
-What esper_soa.compare plays a seed with. Every run has its own world, policy, normaliser and folder, so that it is the
-run that it would be alone, to the bit; they share the process, one after the other, and so its memory at a time.
+What esper_soa.compare plays a seed with. Every run has its own world, policy, normaliser and
+folder, so that it is the run that it would be alone, to the bit; they share the process, one after
+the other, and so its memory at a time.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,19 +23,21 @@ from esper_soa.ops.start import find_start, folder_for
 from esper_soa.running import Run
 from esper_soa.trainer import ended, played, ready
 
-TurnBegins: TypeAlias = Callable[
-    [int, list[str]], None
-]  # is told the round, from 1, and the runs in the order of their turns
+# Is told the round, from 1, and the runs in the order of their turns.
+TurnBegins: TypeAlias = Callable[[int, list[str]], None]
 
 
-def train_in_turns(runs: Mapping[str, Sequence[str]], turn_begins: TurnBegins, experiment: str = "") -> dict[str, str]:
+def train_in_turns(
+    runs: Mapping[str, Sequence[str]], turn_begins: TurnBegins, experiment: str = ""
+) -> dict[str, str]:
     """Train the runs, each by its overrides as `esper_soa.train` does, a round of each at a time.
 
-    Those that are behind play, in the order given and its reverse by turns. A run that cannot go on, or lacks a file at
-    its end, does not end the others: the result says why, by the run's name. An interrupt ends all with a checkpoint;
-    raises Interrupted.
+    Those that are behind play, in the order given and its reverse by turns. A run that cannot go
+    on, or lacks a file at its end, does not end the others: the result says why, by the run's name.
+    An interrupt ends all with a checkpoint; raises Interrupted.
     """
-    failed, threads = dict[str, str](), torch.get_num_threads()
+    failed = dict[str, str]()
+    threads = torch.get_num_threads()
     try:
         with ExitStack() as held, unheard():
             players = {}
@@ -52,7 +56,9 @@ class _Player:
     def __init__(self, held: ExitStack, experiment: str, overrides: Sequence[str]) -> None:
         given = [f"+experiment={experiment}"] * bool(experiment) + list(overrides)
         settings = compose_settings(experiment, overrides)
-        self.within: Session = held.enter_context(silent_session(folder_for(settings, settings.run_dir)))
+        self.within: Session = held.enter_context(
+            silent_session(folder_for(settings, settings.run_dir))
+        )
         with self.within.speaking():
             folder = self.within.folder
             start = find_start(settings, folder)
@@ -90,7 +96,9 @@ class _Player:
             self.job.write()
 
 
-def _take_turns(players: dict[str, _Player], failed: dict[str, str], turn_begins: TurnBegins) -> None:
+def _take_turns(
+    players: dict[str, _Player], failed: dict[str, str], turn_begins: TurnBegins
+) -> None:
     """Play all rounds of `players`, which loses those that have come to their end."""
     with signals_noted() as requests:
         for player in players.values():

@@ -1,5 +1,5 @@
-"""Paths that a user gives: `~` is expanded, and what cannot be a path is refused by the name of its setting; and files
-that are to last; and where the package keeps its configuration.
+"""Paths that a user gives: `~` is expanded, and what cannot be a path is refused by the name of its
+setting; and files that are to last; and where the package keeps its configuration.
 
 Called wherever a setting names a file or a folder. Needs no torch.
 """
@@ -11,7 +11,9 @@ from esper_soa.errors import SettingError
 
 
 def config_dir() -> str:
-    """The folder of the configuration files: inside the package when installed, beside it in a checkout."""
+    """The folder of the configuration files: inside the package when installed, beside it in a
+    checkout.
+    """
     package = Path(__file__).resolve().parent
     packaged = package / "configs"
     return str(packaged if packaged.is_dir() else package.parent / "configs")
@@ -20,14 +22,17 @@ def config_dir() -> str:
 def user_path(setting: str, given: str) -> Path:
     """The path that `given` names, whether or not there is anything.
 
-    Raises SettingError where it can name none: an unknown user's home, a name that is too long, bytes that are no text.
+    Raises SettingError where it can name none: an unknown user's home, a name that is too long,
+    bytes that are no text.
     """
     if "\0" in given or not _is_text(given):
         raise SettingError(setting, given, "a path of UTF-8 characters")
     try:
         path = Path(given).expanduser()
     except RuntimeError as error:
-        raise SettingError(setting, given, "a path in a known home folder", "Write the home folder out.") from error
+        raise SettingError(
+            setting, given, "a path in a known home folder", "Write the home folder out."
+        ) from error
     try:
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -47,7 +52,9 @@ def _is_text(given: str) -> bool:
 
 
 def sync(path: Path) -> None:
-    """Make the file `path`, or the names in the folder `path`, survive a power cut; raises OSError."""
+    """Make the file `path`, or the names in the folder `path`, survive a power cut; raises
+    OSError.
+    """
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

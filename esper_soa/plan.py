@@ -1,9 +1,10 @@
-"""What `esper-train --plan` prints: memory, pace, duration and disk of a run before it is begun, measured by a probe.
+"""What `esper-train --plan` prints: memory, pace, duration and disk of a run before it is begun,
+measured by a probe.
 
-Called by command.py with checked settings. The probe plays the run's own first round in a process of its own
-(probe.py); two more processes with other numbers of envs tell what one env takes. Where ranks share out the envs, as
-many probes play a share each, side by side. What a run is refused for without a probe stands in ops/memory.py; a plan
-of such a run is refused for the same.
+Called by command.py with checked settings. The probe plays the run's own first round in a process
+of its own (probe.py); two more processes with other numbers of envs tell what one env takes. Where
+ranks share out the envs, as many probes play a share each, side by side. What a run is refused for
+without a probe stands in ops/memory.py; a plan of such a run is refused for the same.
 """
 
 import json
@@ -72,7 +73,9 @@ class Plan(NamedTuple):
 
     @property
     def most_envs(self) -> int:
-        """The largest N that fits into what is free, other settings as they are; 0 where that is not known."""
+        """The largest N that fits into what is free, other settings as they are; 0 where that is
+        not known.
+        """
         if self.took.free < 0:
             return 0
         more = int((self.took.free - self.run_memory) / self.per_env)
@@ -86,35 +89,56 @@ class Plan(NamedTuple):
     @property
     def eps(self) -> float:
         """Env-steps per second of a round, as metrics.jsonl has them."""
-        return self.cfg.envs * self.cfg.steps / (self.took.episode_seconds + self.took.update_seconds)
+        return (
+            self.cfg.envs * self.cfg.steps / (self.took.episode_seconds + self.took.update_seconds)
+        )
 
     @property
     def seconds(self) -> float:
         """Of the whole run."""
-        cfg, took = self.cfg, self.took
+        cfg = self.cfg
+        took = self.took
         a_round = took.episode_seconds + took.update_seconds + took.files_seconds
         control = took.bare_seconds if cfg.control == "wait" else took.episode_seconds
-        controls = 0 if cfg.control in ("none", cfg.policy.name) else min(cfg.control_rounds, cfg.rounds)
+        controls = (
+            0 if cfg.control in ("none", cfg.policy.name) else min(cfg.control_rounds, cfg.rounds)
+        )
         return took.build_seconds + cfg.rounds * a_round + controls * control + took.report_seconds
 
     def record(self) -> dict[str, Json]:
         """For programs: bytes and seconds."""
-        cfg, disk = self.cfg, self.disk
+        cfg = self.cfg
+        disk = self.disk
         return {
-            "name": cfg.name, "device": str(self.device), "envs": cfg.envs, "rounds": cfg.rounds, "steps": cfg.steps,
+            "name": cfg.name,
+            "device": str(self.device),
+            "envs": cfg.envs,
+            "rounds": cfg.rounds,
+            "steps": cfg.steps,
             "ranks": cfg.ranks,
-            "memory": {"run": self.run_memory, "program": self.took.program, "process": self.took.host,
-                       "device": self.took.device, "per_env": self.per_env,
-                       "free": None if self.took.free < 0 else self.took.free,
-                       "least": at_once(needs(share(cfg), self.device))},
-            "most_envs": self.most_envs or None, "fits": self.fits, "eps": self.eps, "seconds": self.seconds,
-            "env_steps": cfg.envs * cfg.steps * cfg.rounds, "measured_env_steps": cfg.envs * self.took.measured_steps,
+            "memory": {
+                "run": self.run_memory,
+                "program": self.took.program,
+                "process": self.took.host,
+                "device": self.took.device,
+                "per_env": self.per_env,
+                "free": None if self.took.free < 0 else self.took.free,
+                "least": at_once(needs(share(cfg), self.device)),
+            },
+            "most_envs": self.most_envs or None,
+            "fits": self.fits,
+            "eps": self.eps,
+            "seconds": self.seconds,
+            "env_steps": cfg.envs * cfg.steps * cfg.rounds,
+            "measured_env_steps": cfg.envs * self.took.measured_steps,
             "disk": {"run": disk.whole(cfg), "per_round": disk.per_round, "free": disk.free},
-        }  # fmt: skip
+        }
 
 
 def show_plan(cfg: TrainConfig, console: Console, as_json: bool = False) -> None:
-    """Print the plan of a run; raises UserError where it cannot run here, with the setting to lower."""
+    """Print the plan of a run; raises UserError where it cannot run here, with the setting to
+    lower.
+    """
     plan = make_plan(cfg)
     if as_json:
         console.print(json_line(plan.record()), highlight=False, soft_wrap=True)
@@ -124,10 +148,14 @@ def show_plan(cfg: TrainConfig, console: Console, as_json: bool = False) -> None
 
 
 def make_plan(cfg: TrainConfig, seconds: float = PROBE_SECONDS) -> Plan:
-    """Measure what a run of the settings takes; nothing of it is left behind. Raises UserError where it cannot run."""
-    device, ranks = resolve_device(cfg.device), cfg.ranks
+    """Measure what a run of the settings takes; nothing of it is left behind. Raises UserError
+    where it cannot run.
+    """
+    device = resolve_device(cfg.device)
+    ranks = cfg.ranks
     check_devices(cfg, ranks)
-    beside, free = ranks if device.type == "cpu" else 1, free_memory(device)
+    beside = ranks if device.type == "cpu" else 1
+    free = free_memory(device)
     check_room(share(cfg), device, count_images(cfg.data), beside)
     with tempfile.TemporaryDirectory(prefix="esper-plan-") as made:
         folder = Path(made)
@@ -135,7 +163,13 @@ def make_plan(cfg: TrainConfig, seconds: float = PROBE_SECONDS) -> Plan:
             mine = replace(share(cfg), device=str(resolve_device(cfg.device, rank)))
             settings_file(folder, rank).write_text(settings_yaml(mine), encoding="utf-8")
         with ThreadPoolExecutor(ranks) as pool:
-            took = slowest(list(pool.map(lambda rank: Took(**probed(folder, f"{seconds}", rank, ranks)), range(ranks))))
+            took = slowest(
+                list(
+                    pool.map(
+                        lambda rank: Took(**probed(folder, f"{seconds}", rank, ranks)), range(ranks)
+                    )
+                )
+            )
         few, many = numbers_of_envs(share(cfg), device)
         low, high = (probed(folder, f"envs={envs}", 0, ranks)["most"] for envs in (few, many))
         disk = disk_of(folder / f"{seconds}_0", cfg)
@@ -144,11 +178,17 @@ def make_plan(cfg: TrainConfig, seconds: float = PROBE_SECONDS) -> Plan:
 
 def share(cfg: TrainConfig) -> TrainConfig:
     """The settings of a rank by itself, of one that has most envs."""
-    return with_envs(replace(cfg, ranks=1, restarts=0), -(-cfg.envs // cfg.ranks)) if cfg.ranks > 1 else cfg
+    return (
+        with_envs(replace(cfg, ranks=1, restarts=0), -(-cfg.envs // cfg.ranks))
+        if cfg.ranks > 1
+        else cfg
+    )
 
 
 def among(ranks: int, free: int | None, took: Took) -> Took:
-    """What a rank took, with what it has left where `ranks` share the bytes that were free before they began."""
+    """What a rank took, with what it has left where `ranks` share the bytes that were free before
+    they began.
+    """
     return took if ranks == 1 or free is None else took._replace(free=free // ranks - took.program)
 
 
@@ -156,12 +196,15 @@ def slowest(ranks: Sequence[Took]) -> Took:
     """What the ranks took at most, as each waits for all, and what was left at least."""
     most = Took(*map(max, zip(*ranks, strict=True)))
     return most._replace(
-        free=min(took.free for took in ranks), measured_steps=min(took.measured_steps for took in ranks)
+        free=min(took.free for took in ranks),
+        measured_steps=min(took.measured_steps for took in ranks),
     )
 
 
 def per_env(small: tuple[int, int], large: tuple[int, int]) -> float:
-    """Bytes that one more env takes, of two processes, each with its number of envs and its bytes."""
+    """Bytes that one more env takes, of two processes, each with its number of envs and its
+    bytes.
+    """
     return max(1.0, (large[1] - small[1]) / (large[0] - small[0]))
 
 
@@ -169,7 +212,10 @@ def numbers_of_envs(cfg: TrainConfig, device: torch.device) -> tuple[int, int]:
     """Two numbers of envs, SPREAD bytes apart at least, as far as there is room."""
     small, large = (at_once(needs(with_envs(cfg, envs), device)) for envs in (64, 128))
     spread = min(SPREAD, (free_memory(device) or 8 * SPREAD) // 8)
-    few = max(cfg.policy.ppo.minibatches if cfg.policy.name == "ppo" else 1, int(spread / ((large - small) / 64)) // 2)
+    few = max(
+        cfg.policy.ppo.minibatches if cfg.policy.name == "ppo" else 1,
+        int(spread / ((large - small) / 64)) // 2,
+    )
     return few, min(MAX_ENVS, 3 * few)
 
 
@@ -179,10 +225,19 @@ def settings_file(folder: Path, rank: int) -> Path:
 
 
 def probed(folder: Path, asked: str, rank: int = 0, ranks: int = 1) -> dict:
-    """What the probe of a rank says; raises UserError where it was refused, or ran out of memory."""
+    """What the probe of a rank says; raises UserError where it was refused, or ran out of
+    memory.
+    """
     ours = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     place = folder / f"{asked}_{rank}"
-    command = [sys.executable, "-m", "esper_soa.probe", str(settings_file(folder, rank)), str(place), asked]
+    command = [
+        sys.executable,
+        "-m",
+        "esper_soa.probe",
+        str(settings_file(folder, rank)),
+        str(place),
+        asked,
+    ]
     command += [str(rank), str(ranks)]
     done = subprocess.run(command, env=ours, capture_output=True, text=True, check=False)
     if done.returncode == 0:
@@ -191,14 +246,21 @@ def probed(folder: Path, asked: str, rank: int = 0, ranks: int = 1) -> dict:
         raise UserError(done.stderr.strip().splitlines()[-1].removeprefix("error: "))
     if done.returncode < 0:
         raise UserError(
-            f"the first round was ended by signal {-done.returncode}, as when memory runs out. Lower {LOWER}"
+            f"the first round was ended by signal {-done.returncode}, as when memory runs out. "
+            f"Lower {LOWER}"
         )
     raise RuntimeError(f"the probe failed:\n{done.stderr}")
 
 
 def disk_of(folder: Path, cfg: TrainConfig) -> Disk:
-    """What the probe's rounds of a rank have left in its folder, for all, and what is free where the run is to be."""
-    sizes = {str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+    """What the probe's rounds of a rank have left in its folder, for all, and what is free where
+    the run is to be.
+    """
+    sizes = {
+        str(path.relative_to(folder)): path.stat().st_size
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
     rounds = sum(size for name, size in sizes.items() if name.startswith(ROUND_FILES))
     kept = sum(size for name, size in sizes.items() if name.startswith(KEPT_FILES))
     place = user_path("run_dir", cfg.run_dir or "runs").resolve()
@@ -207,7 +269,9 @@ def disk_of(folder: Path, cfg: TrainConfig) -> Disk:
     try:
         free = shutil.disk_usage(place).free
     except OSError as error:
-        raise UserError(f"run_dir={cfg.run_dir}: {place} cannot be read ({reason_of(error)})") from error
+        raise UserError(
+            f"run_dir={cfg.run_dir}: {place} cannot be read ({reason_of(error)})"
+        ) from error
     played = min(2, cfg.rounds)
     written = min(cfg.checkpoint_keep, played if cfg.checkpoint_every == 1 else 1)
     once = sum(sizes.values()) - rounds - kept
@@ -222,7 +286,9 @@ def checkpoints_kept(cfg: TrainConfig) -> int:
 
 def plan_table(plan: Plan) -> Table:
     """The plan for people."""
-    cfg, took, disk = plan.cfg, plan.took, plan.disk
+    cfg = plan.cfg
+    took = plan.took
+    disk = plan.disk
     kind = plan.device if cfg.ranks == 1 else plan.device.type
     title = f"{cfg.name}: rounds={cfg.rounds} steps={cfg.steps} envs={cfg.envs} on {kind}"
     table = Table(title=title, box=box.SIMPLE, title_justify="left", show_header=False)
@@ -230,18 +296,38 @@ def plan_table(plan: Plan) -> Table:
     table.add_column(justify="right")
     table.add_column(style="dim")
     free = "unknown" if took.free < 0 else f"{took.free / GIB:.1f} GiB free"
-    where = f"on {plan.device}" if took.device else f"and {took.program / MIB:,.0f} MiB for the program"
+    where = (
+        f"on {plan.device}" if took.device else f"and {took.program / MIB:,.0f} MiB for the program"
+    )
     each = f"of each of {cfg.ranks} ranks" if cfg.ranks > 1 else ""
-    table.add_row("memory", f"{plan.run_memory / MIB:,.0f} MiB", " ".join(filter(None, [each, f"{where}; {free}"])))
+    table.add_row(
+        "memory",
+        f"{plan.run_memory / MIB:,.0f} MiB",
+        " ".join(filter(None, [each, f"{where}; {free}"])),
+    )
     table.add_row("memory per env", f"{plan.per_env / MIB:,.2f} MiB", "of more envs")
-    table.add_row("largest envs", f"{plan.most_envs:,}" if took.free >= 0 else "unknown", "other settings as they are")
+    table.add_row(
+        "largest envs",
+        f"{plan.most_envs:,}" if took.free >= 0 else "unknown",
+        "other settings as they are",
+    )
     measured = f"{took.measured_steps} of {cfg.steps} env-steps measured"
     table.add_row("env-steps/s", f"{plan.eps:,.1f}", measured)
-    table.add_row("a round", duration(took.episode_seconds + took.update_seconds + took.files_seconds),
-                  f"{took.update_seconds:.1f} s of it the policy update")  # fmt: skip
-    table.add_row("the run", duration(plan.seconds), "with control and report" + AT_MOST * cfg.early_stop.enabled)
-    table.add_row("disk", f"{disk.whole(cfg) / MIB:,.1f} MiB",
-                  f"{disk.per_round / MIB:,.2f} MiB per round; {disk.free / GIB:.1f} GiB free")  # fmt: skip
+    table.add_row(
+        "a round",
+        duration(took.episode_seconds + took.update_seconds + took.files_seconds),
+        f"{took.update_seconds:.1f} s of it the policy update",
+    )
+    table.add_row(
+        "the run",
+        duration(plan.seconds),
+        "with control and report" + AT_MOST * cfg.early_stop.enabled,
+    )
+    table.add_row(
+        "disk",
+        f"{disk.whole(cfg) / MIB:,.1f} MiB",
+        f"{disk.per_round / MIB:,.2f} MiB per round; {disk.free / GIB:.1f} GiB free",
+    )
     return table
 
 
@@ -250,7 +336,9 @@ def verdict(plan: Plan) -> str:
     faults = []
     if not plan.fits:
         most = plan.most_envs
-        faults.append(f"memory: lower {f'envs to {most}, or ' if most else ''}{LOWER.removeprefix('envs, ')}")
+        faults.append(
+            f"memory: lower {f'envs to {most}, or ' if most else ''}{LOWER.removeprefix('envs, ')}"
+        )
     if plan.disk.whole(plan.cfg) > plan.disk.free:
         faults.append("disk: lower telemetry.level or checkpoint_keep, or give another run_dir")
     return "does not fit: " + "; ".join(faults) if faults else "fits"

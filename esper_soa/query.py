@@ -1,7 +1,8 @@
-"""The command line that asks runs in SQL: `esper-query RUN "select round, accuracy from batch_epochs"`.
+"""The command line that asks runs in SQL: `esper-query RUN "select round, accuracy from
+batch_epochs"`.
 
-Also `python -m esper_soa.query`. Exit status: 0 done, 1 a question that the runs cannot answer, 2 a mistake that we
-found before it was asked.
+Also `python -m esper_soa.query`. Exit status: 0 done, 1 a question that the runs cannot answer, 2 a
+mistake that we found before it was asked.
 """
 
 import argparse
@@ -30,7 +31,7 @@ HELP = """\
   esper-query runs/cifar_3seed/2026-01-31_12-00-00 "select blueprint, fate, count(*) from seed_lifecycle group by all"
 
 Needs DuckDB: pip install 'esper-soa[query]'. docs/queries.md has ten questions with their answers.
-"""
+"""  # noqa: E501
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -46,10 +47,16 @@ def main(arguments: list[str] | None = None) -> None:
 def ask(words: Sequence[str]) -> int:
     """Answer the question among `words`, or list the views; returns the exit status."""
     settings = SETTINGS | {name: value for name, sign, value in map(_setting, words) if sign}
-    check(settings["format"] in FORMATS, "format", settings["format"], f"one of {', '.join(FORMATS)}")
+    check(
+        settings["format"] in FORMATS, "format", settings["format"], f"one of {', '.join(FORMATS)}"
+    )
     check(settings["limit"].isdecimal(), "limit", settings["limit"], "a number of rows")
     places = [word for word in words if not _setting(word)[1]]
-    question = places.pop() if places and not Path(places[-1]).expanduser().is_dir() and " " in places[-1] else ""
+    question = (
+        places.pop()
+        if places and not Path(places[-1]).expanduser().is_dir() and " " in places[-1]
+        else ""
+    )
     check(bool(places), "RUN", "''", "a run folder")
     try:
         with importing():
@@ -76,7 +83,9 @@ def _setting(word: str) -> tuple[str, str, str]:
     return (name, sign, value) if name in SETTINGS else (word, "", "")
 
 
-def show(rows: Sequence[Sequence[object]], columns: Sequence[str], settings: dict[str, str]) -> None:
+def show(
+    rows: Sequence[Sequence[object]], columns: Sequence[str], settings: dict[str, str]
+) -> None:
     """Print rows as the settings ask for it."""
     if settings["format"] == "csv":
         writer = csv.writer(sys.stdout)
@@ -86,7 +95,8 @@ def show(rows: Sequence[Sequence[object]], columns: Sequence[str], settings: dic
         for row in rows:
             print(json.dumps(dict(zip(columns, row, strict=True)), default=str))
         return
-    table, most = Table(box=box.SIMPLE_HEAD), int(settings["limit"])
+    table = Table(box=box.SIMPLE_HEAD)
+    most = int(settings["limit"])
     for name in columns:
         table.add_column(name, overflow="fold")
     for row in rows[:most]:

@@ -1,7 +1,9 @@
-"""Ranges of settings: each stands in the line of its field, and is checked when the settings are made.
+"""Ranges of settings: each stands in the line of its field, and is checked when the settings are
+made.
 
-`number(default, low, high)` and its kin give a dataclass field its default and its rule; `check_fields` applies the
-rules of one dataclass, and every Config calls it once. Used by every module of settings; needs no torch.
+`number(default, low, high)` and its kin give a dataclass field its default and its rule;
+`check_fields` applies the rules of one dataclass, and every Config calls it once. Used by every
+module of settings; needs no torch.
 """
 
 import re
@@ -14,7 +16,8 @@ from esper_soa.registry import is_reference
 
 RULE = "rule"  # key of a field's metadata
 COUNT = 10**9  # most env-steps, rounds, images: sums and products of two stay within int64
-WEIGHT = 1e6  # most of a weight, a threshold or a reward term: products of a few stay within float32
+# most of a weight, a threshold or a reward term: products of a few stay within float32
+WEIGHT = 1e6
 MOST_ITEMS = 64  # of a list
 NAME_PATTERN = re.compile(r"[\w.+-]{1,60}")
 
@@ -39,7 +42,9 @@ class Range:
 
     def check(self, setting: str, value: object) -> None:
         """See Rule; a NaN lies in no range."""
-        within = isinstance(value, int | float) and not isinstance(value, bool) and self.holds(value)
+        within = (
+            isinstance(value, int | float) and not isinstance(value, bool) and self.holds(value)
+        )
         check(within, setting, value, str(self))
 
     def holds(self, number: float) -> bool:
@@ -61,7 +66,12 @@ class Choice:
 
     def check(self, setting: str, value: object) -> None:
         """See Rule; whether there is such a part is asked while the run is built."""
-        check(value in self.words or (self.own != "" and is_reference(str(value))), setting, value, str(self))
+        check(
+            value in self.words or (self.own != "" and is_reference(str(value))),
+            setting,
+            value,
+            str(self),
+        )
 
     def __str__(self) -> str:
         own = f", or module:name of your own {self.own}" if self.own else ""
@@ -75,7 +85,12 @@ class Name:
     def check(self, setting: str, value: object) -> None:
         """See Rule."""
         fits = NAME_PATTERN.fullmatch(str(value)) is not None and str(value).strip(".") != ""
-        check(fits, setting, value, "a folder name of at most 60 letters, digits, '_', '-', '+' and '.'")
+        check(
+            fits,
+            setting,
+            value,
+            "a folder name of at most 60 letters, digits, '_', '-', '+' and '.'",
+        )
 
 
 @dataclass(frozen=True)
@@ -90,11 +105,20 @@ class Items:
         """See Rule."""
         items = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else None
         check(items is not None, setting, value, "a list")
-        check(self.least <= len(items or []) <= MOST_ITEMS, setting, value,
-              f"a list of {self.least} to {MOST_ITEMS} items, each {self.rule}")  # fmt: skip
+        check(
+            self.least <= len(items or []) <= MOST_ITEMS,
+            setting,
+            value,
+            f"a list of {self.least} to {MOST_ITEMS} items, each {self.rule}",
+        )
         for item in items or []:
             self.rule.check(setting, item)
-        check(self.repeated or len(set(items or [])) == len(items or []), setting, value, "without repetition")
+        check(
+            self.repeated or len(set(items or [])) == len(items or []),
+            setting,
+            value,
+            "without repetition",
+        )
 
 
 @dataclass(frozen=True)
@@ -107,8 +131,12 @@ class Table:
     def check(self, setting: str, value: object) -> None:
         """See Rule."""
         table = value if isinstance(value, dict) else {}
-        check(set(table) == set(self.keys), setting, ", ".join(map(str, table)),
-              "a number for each of " + ", ".join(self.keys))  # fmt: skip
+        check(
+            set(table) == set(self.keys),
+            setting,
+            ", ".join(map(str, table)),
+            "a number for each of " + ", ".join(self.keys),
+        )
         for key, number in table.items():
             self.rule.check(f"{setting}.{key}", number)
 
@@ -129,9 +157,15 @@ def choice(default: str, words: tuple[str, ...], own: str = "") -> str:
 
 
 def choices(
-    default: Sequence[str], words: tuple[str, ...], repeated: bool = False, own: str = "", least: int = 1
+    default: Sequence[str],
+    words: tuple[str, ...],
+    repeated: bool = False,
+    own: str = "",
+    least: int = 1,
 ) -> list[str]:
-    """A field for a list of at least `least` of what `choice` takes, which are different where not `repeated`."""
+    """A field for a list of at least `least` of what `choice` takes, which are different where not
+    `repeated`.
+    """
     rule = Items(Choice(words, own), least, repeated)
     return field(default_factory=lambda: list(default), metadata={RULE: rule})
 
@@ -142,13 +176,17 @@ def numbers(default: Sequence[Setting], low: float, high: float, least: int = 1)
     return field(default_factory=lambda: list(default), metadata={RULE: rule})
 
 
-def table(default: Callable[[], dict[str, float]], keys: tuple[str, ...], low: float, high: float) -> dict[str, float]:
+def table(
+    default: Callable[[], dict[str, float]], keys: tuple[str, ...], low: float, high: float
+) -> dict[str, float]:
     """A field for a number within the range for each of `keys`."""
     return field(default_factory=default, metadata={RULE: Table(keys, Range(low, high))})
 
 
 def check_fields(path: str, settings: object) -> None:
-    """Raise SettingError for the first field of the dataclass at `path` whose value its rule does not allow."""
+    """Raise SettingError for the first field of the dataclass at `path` whose value its rule does
+    not allow.
+    """
     for item in fields(settings):  # type: ignore[arg-type]
         if RULE in item.metadata:
             item.metadata[RULE].check(path + item.name, vars(settings)[item.name])

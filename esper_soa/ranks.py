@@ -1,9 +1,11 @@
-"""The processes that share out the envs of a run, one per device or group of cores, and what they tell each other.
+"""The processes that share out the envs of a run, one per device or group of cores, and what they
+tell each other.
 
-A rank has some of the envs, neighbours by their number, with their weights and state; policy, optimiser and normalisers
-are the same on all, as whatever moves them is summed over all envs first. `Ranks` is a process alone, to which nothing
-of that costs anything; `RankGroup` is one of several. Held by the World, and asked by whoever sums over envs. All ranks
-call the same methods in the same order. Which process is which rank is settled in ops/torchrun.py.
+A rank has some of the envs, neighbours by their number, with their weights and state; policy,
+optimiser and normalisers are the same on all, as whatever moves them is summed over all envs first.
+`Ranks` is a process alone, to which nothing of that costs anything; `RankGroup` is one of several.
+Held by the World, and asked by whoever sums over envs. All ranks call the same methods in the same
+order. Which process is which rank is settled in ops/torchrun.py.
 """
 
 import math
@@ -19,12 +21,17 @@ from torch import Tensor
 from esper_soa.errors import RankLostError, one_line
 
 Value = TypeVar("Value")
-PATIENCE = timedelta(minutes=30)  # that a rank waits for the others: of two, one may build while the other compiles
-SUM, LARGEST, SMALLEST = dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.MIN
+# that a rank waits for the others: of two, one may build while the other compiles
+PATIENCE = timedelta(minutes=30)
+SUM = dist.ReduceOp.SUM
+LARGEST = dist.ReduceOp.MAX
+SMALLEST = dist.ReduceOp.MIN
 
 
 def share_of(num_envs: int, count: int, rank: int) -> range:
-    """Env numbers of one of `count` ranks: as many as any other has, or one more on the first ranks."""
+    """Env numbers of one of `count` ranks: as many as any other has, or one more on the first
+    ranks.
+    """
     each, more = divmod(num_envs, count)
     first = rank * each + min(rank, more)
     return range(first, first + each + (rank < more))
@@ -33,7 +40,8 @@ def share_of(num_envs: int, count: int, rank: int) -> range:
 class Ranks:
     """A process alone: all envs are its own, and what it has of anything is the whole of it."""
 
-    rank, count = 0, 1
+    rank = 0
+    count = 1
     local_rank = 0  # on its machine, and so the number of its GPU
     beside = 1  # ranks that share the memory of its device, itself included
     first_env = 0  # the number of its first env
@@ -60,15 +68,21 @@ class Ranks:
         return envs
 
     def total(self, *parts: Tensor) -> tuple[Tensor, ...]:
-        """Sums over all ranks of what each has; the gradient that flows back is that of this rank's part alone."""
+        """Sums over all ranks of what each has; the gradient that flows back is that of this rank's
+        part alone.
+        """
         return parts
 
     def total_gradients(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
         """Sums over all ranks, by one reduction of all of them as a flat vector."""
         return gradients
 
-    def extremes(self, largest: Sequence[Tensor], smallest: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """The largest over all ranks of each of the former, elementwise, and the smallest of each of the latter."""
+    def extremes(
+        self, largest: Sequence[Tensor], smallest: Sequence[Tensor]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """The largest over all ranks of each of the former, elementwise, and the smallest of each
+        of the latter.
+        """
         return list(largest), list(smallest)
 
     def gather(self, parts: Sequence[Tensor], dim: int = 0) -> list[Tensor]:
@@ -87,14 +101,20 @@ class Ranks:
         return numbers
 
     def from_first(self, find: Callable[[], Value]) -> Value:
-        """What `find` gives on the first rank, where alone it is called, on every rank; nothing on a device."""
+        """What `find` gives on the first rank, where alone it is called, on every rank; nothing on
+        a device.
+        """
         return find()
 
     def check_same(self, numbers: Tensor) -> None:
-        """Raise RuntimeError where float32 numbers that all ranks must have alike are not the same to the bit."""
+        """Raise RuntimeError where float32 numbers that all ranks must have alike are not the same
+        to the bit.
+        """
 
     def of_all(self, value: Value) -> list[Value]:
-        """The value of every rank, in their order; what lies on a device is moved to the host before."""
+        """The value of every rank, in their order; what lies on a device is moved to the host
+        before.
+        """
         return [value]
 
     def at_first(self, value: Value) -> list[Value]:
@@ -110,8 +130,11 @@ class RankGroup(Ranks):
 
     def __init__(self, num_envs: int, local_rank: int = 0, beside: int = 1) -> None:
         """Once torch.distributed is initialised; num_envs: N, of the run."""
-        self.num_envs, self.local_rank, self.beside = num_envs, local_rank, beside
-        self.rank, self.count = dist.get_rank(), dist.get_world_size()
+        self.num_envs = num_envs
+        self.local_rank = local_rank
+        self.beside = beside
+        self.rank = dist.get_rank()
+        self.count = dist.get_world_size()
         self.first_env = self.share(num_envs).start
         with _answered():
             self._host = dist.new_group(backend="gloo", timeout=PATIENCE)
@@ -130,14 +153,18 @@ class RankGroup(Ranks):
     def total(self, *parts: Tensor) -> tuple[Tensor, ...]:
         flat = torch.cat([part.reshape(-1).double() for part in parts])
         pieces = _Total.apply(flat, self).split([part.numel() for part in parts])
-        return tuple(piece.view(part.shape).to(part.dtype) for piece, part in zip(pieces, parts, strict=True))
+        return tuple(
+            piece.view(part.shape).to(part.dtype) for piece, part in zip(pieces, parts, strict=True)
+        )
 
     def total_gradients(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
         flat = self.reduced(torch.cat([gradient.reshape(-1) for gradient in gradients]), SUM)
         pieces = flat.split([gradient.numel() for gradient in gradients])
         return [piece.view_as(gradient) for piece, gradient in zip(pieces, gradients, strict=True)]
 
-    def extremes(self, largest: Sequence[Tensor], smallest: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    def extremes(
+        self, largest: Sequence[Tensor], smallest: Sequence[Tensor]
+    ) -> tuple[list[Tensor], list[Tensor]]:
         return self._extreme(largest, LARGEST), self._extreme(smallest, SMALLEST)
 
     def gather(self, parts: Sequence[Tensor], dim: int = 0) -> list[Tensor]:
@@ -171,7 +198,10 @@ class RankGroup(Ranks):
         places = torch.arange(1, len(bits) + 1, device=bits.device)
         sums = self.of_each(torch.stack([bits.sum(), (bits * places).sum()]))
         if not all(torch.equal(one, sums[0]) for one in sums):
-            raise RuntimeError("the policies of the ranks have drifted apart, which no arithmetic of theirs should do")
+            raise RuntimeError(
+                "the policies of the ranks have drifted apart, which no arithmetic of theirs "
+                "should do"
+            )
 
     def of_all(self, value: Value) -> list[Value]:
         boxes: list = [None] * self.count
@@ -237,4 +267,6 @@ def _answered() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise RankLostError(f"another rank has ended or does not answer ({one_line(error)})") from error
+        raise RankLostError(
+            f"another rank has ended or does not answer ({one_line(error)})"
+        ) from error

@@ -1,8 +1,10 @@
-"""Parts of users' own: how functions and classes are marked as such, and how a setting `module:name` finds them.
+"""Parts of users' own: how functions and classes are marked as such, and how a setting
+`module:name` finds them.
 
-A mark stays with what it marks, and nothing else is kept: two runs of a process may take parts from different modules,
-and a cell of a notebook may be run twice. Found while a run is built, by nets/own_blueprints.py, nets/own_hosts.py,
-env/own_reward.py and agent/own_agents.py. Needs no torch.
+A mark stays with what it marks, and nothing else is kept: two runs of a process may take parts from
+different modules, and a cell of a notebook may be run twice. Found while a run is built, by
+nets/own_blueprints.py, nets/own_hosts.py, env/own_reward.py and agent/own_agents.py. Needs no
+torch.
 """
 
 import importlib
@@ -15,8 +17,20 @@ from typing import Protocol, TypeVar
 from esper_soa.errors import SettingError, one_line
 
 # What code of a user's may raise where it is called to be looked at.
-RAISED = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, RuntimeError, TypeError, ValueError)
-BLUEPRINT, HOST, REWARD, AGENT = "blueprint", "host", "reward", "agent"  # kinds of parts
+RAISED = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    NameError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+BLUEPRINT = "blueprint"  # kinds of parts
+HOST = "host"
+REWARD = "reward"
+AGENT = "agent"
 NAME = r"[A-Za-z_][\w-]{0,59}"
 REFERENCE = re.compile(rf"([A-Za-z_]\w*\.)*[A-Za-z_]\w*:{NAME}")
 Part = Callable[..., object]
@@ -30,11 +44,12 @@ class Mark(Protocol):
 
 
 def blueprint(name: str) -> Mark:
-    """Marks a function or class as the blueprint `name`, which `task.blueprints` lists as `module:name`.
+    """Marks a function or class as the blueprint `name`, which `task.blueprints` lists as
+    `module:name`.
 
-    It is called without an argument and gives a tuple of parts or an Architecture, or it is called with the channels C
-    of a slot and gives an nn.Module that maps features [B, C, H, W] to such features. Raises ValueError for a name of
-    other signs than letters, digits, '_' and '-'.
+    It is called without an argument and gives a tuple of parts or an Architecture, or it is called
+    with the channels C of a slot and gives an nn.Module that maps features [B, C, H, W] to such
+    features. Raises ValueError for a name of other signs than letters, digits, '_' and '-'.
     """
     return _marking(BLUEPRINT, name)
 
@@ -42,8 +57,8 @@ def blueprint(name: str) -> Mark:
 def host(name: str) -> Mark:
     """Marks a function or class as the host `name`, which `task.host` takes as `module:name`.
 
-    It is called without an argument and gives a tuple of segments, or it is called with the number of classes and gives
-    an nn.Sequential that maps images [B, 3, 32, 32] to logits [B, classes].
+    It is called without an argument and gives a tuple of segments, or it is called with the number
+    of classes and gives an nn.Sequential that maps images [B, 3, 32, 32] to logits [B, classes].
     """
     return _marking(HOST, name)
 
@@ -51,13 +66,15 @@ def host(name: str) -> Mark:
 def reward(name: str) -> Mark:
     """Marks a function as the reward `name`, which `reward.mode` takes as `module:name`.
 
-    It is given RewardInputs and gives the reward [N] of an env-step, or terms [N] by the names of RewardTerms.
+    It is given RewardInputs and gives the reward [N] of an env-step, or terms [N] by the names of
+    RewardTerms.
     """
     return _marking(REWARD, name)
 
 
 def agent(name: str) -> Mark:
-    """Marks a function or class as the agent `name`, which `policy.name` and `control` take as `module:name`.
+    """Marks a function or class as the agent `name`, which `policy.name` and `control` take as
+    `module:name`.
 
     It is called without an argument, or with the Surroundings of a run, and gives an Agent.
     """
@@ -66,7 +83,11 @@ def agent(name: str) -> Mark:
 
 def _marking(kind: str, name: str) -> Mark:
     if re.fullmatch(NAME, name) is None:
-        raise ValueError(f"{kind} {one_line(name)!r}: its name must be of at most 60 letters, digits, '_' and '-'")
+        raise ValueError(
+            f"{kind} {one_line(name)!r}: its name must be of at most 60 letters, digits, '_' "
+            "and "
+            "'-'"
+        )
 
     def mark(part: Marked) -> Marked:
         setattr(part, _mark(kind), name)
@@ -81,12 +102,16 @@ def is_reference(value: str) -> bool:
 
 
 def name_in(reference: str) -> str:
-    """The name that `module:name` gives a part, which records call it by; a word of the package's as it is."""
+    """The name that `module:name` gives a part, which records call it by; a word of the package's
+    as it is.
+    """
     return reference.rpartition(":")[2]
 
 
 def marked_name(kind: str, part: object) -> str | None:
-    """The name that `part` itself, no class it derives from, is marked with as of this kind; None where it is not."""
+    """The name that `part` itself, no class it derives from, is marked with as of this kind; None
+    where it is not.
+    """
     return vars(part).get(_mark(kind)) if hasattr(part, "__dict__") else None
 
 
@@ -94,26 +119,41 @@ def reference_to(kind: str, part: Part) -> str:
     """`module:name` of a part that is marked as of this kind; raises ValueError where it is not."""
     name = marked_name(kind, part)
     if name is None:
-        raise ValueError(f"{part!r} is not marked by @esper_soa.{kind}, so that a file could not name it")
+        raise ValueError(
+            f"{part!r} is not marked by @esper_soa.{kind}, so that a file could not name it"
+        )
     return f"{part.__module__}:{name}"
 
 
 def find(kind: str, reference: str, setting: str) -> Part:
-    """What `reference` names; raises SettingError where its module cannot be imported or has not one such part.
+    """What `reference` names; raises SettingError where its module cannot be imported or has not
+    one such part.
 
     What the module itself raises while it is imported is not caught.
     """
     place, _, name = reference.partition(":")
     module = _imported(place, reference, setting)
-    marked = {id(part): part for part in vars(module).values() if marked_name(kind, part) is not None}
+    marked = {
+        id(part): part for part in vars(module).values() if marked_name(kind, part) is not None
+    }
     named = [part for part in marked.values() if marked_name(kind, part) == name]
     if not named:
-        there = ", ".join(sorted(str(marked_name(kind, part)) for part in marked.values())) or "none"
-        raise SettingError(setting, reference, f"{_a(kind)} that {place} registers ({there})",
-                           f'@esper_soa.{kind}("{name}") above a function or class there registers it.')  # fmt: skip
+        there = (
+            ", ".join(sorted(str(marked_name(kind, part)) for part in marked.values())) or "none"
+        )
+        raise SettingError(
+            setting,
+            reference,
+            f"{_a(kind)} that {place} registers ({there})",
+            f'@esper_soa.{kind}("{name}") above a function or class there registers it.',
+        )
     if len(named) > 1:
-        raise SettingError(setting, reference, f"registered once in {place}",
-                           f"{len(named)} of its functions and classes are the {kind} {name}.")  # fmt: skip
+        raise SettingError(
+            setting,
+            reference,
+            f"registered once in {place}",
+            f"{len(named)} of its functions and classes are the {kind} {name}.",
+        )
     return named[0]
 
 
@@ -128,10 +168,16 @@ def _imported(place: str, reference: str, setting: str) -> ModuleType:
     try:
         return importlib.import_module(place)
     except ImportError as error:
-        missing = isinstance(error, ModuleNotFoundError) and f"{place}.".startswith(f"{error.name}.")
+        missing = isinstance(error, ModuleNotFoundError) and f"{place}.".startswith(
+            f"{error.name}."
+        )
         remedy = "PYTHONPATH=<folder> says where it lies." if missing else ""
-        raise SettingError(setting, reference, f"module:name of a module that can be imported ({one_line(error)})",
-                           remedy) from error  # fmt: skip
+        raise SettingError(
+            setting,
+            reference,
+            f"module:name of a module that can be imported ({one_line(error)})",
+            remedy,
+        ) from error
 
 
 def _a(kind: str) -> str:

@@ -1,7 +1,8 @@
 """A run in progress: what is built once, what a round does, and what a checkpoint would hold now.
 
-The trainer makes one, has it play round by round, and asks at the end what it came to. Where ranks share out the envs,
-all have one alike, of what is worked out over all envs, and that of the first rank writes.
+The trainer makes one, has it play round by round, and asks at the end what it came to. Where ranks
+share out the envs, all have one alike, of what is worked out over all envs, and that of the first
+rank writes.
 """
 
 import math
@@ -46,10 +47,7 @@ from esper_soa.ops.metrics import RoundResult
 from esper_soa.ops.networks import Networks
 from esper_soa.ops.profile import make_profile
 from esper_soa.ops.progress import LOGGER, Progress
-from esper_soa.ops.rundir import (
-    drop_unfinished,
-    rounds_of,
-)
+from esper_soa.ops.rundir import drop_unfinished, rounds_of
 from esper_soa.ops.session import Session
 from esper_soa.ops.verdict import Episode, HostScore, control_words
 from esper_soa.ranks import ALONE, Ranks
@@ -68,7 +66,9 @@ def from_scratch(cfg: TrainConfig) -> TrainConfig:
 
 
 class Run:
-    """A run in progress: what is built once, what adds up over rounds, and what a checkpoint would hold now."""
+    """A run in progress: what is built once, what adds up over rounds, and what a checkpoint would
+    hold now.
+    """
 
     def __init__(
         self,
@@ -78,12 +78,21 @@ class Run:
         images: ImageSet | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
-        """At its start; `resumed` where a checkpoint is to be restored, so that nothing is taken from policy.init.
+        """At its start; `resumed` where a checkpoint is to be restored, so that nothing is taken
+        from policy.init.
 
         images: those that a program hands over, with data.name=given.
         """
-        check(images is None or cfg.data.name == "given", "data.name", cfg.data.name, "given with images handed over")
-        self.cfg, self.within, self.folder, self.writes = cfg, within, within.folder, ranks.first
+        check(
+            images is None or cfg.data.name == "given",
+            "data.name",
+            cfg.data.name,
+            "given with images handed over",
+        )
+        self.cfg = cfg
+        self.within = within
+        self.folder = within.folder
+        self.writes = ranks.first
         self.requests = Requests()
         self.started = time.monotonic()
         self.device = resolve_device(cfg.device, ranks.local_rank)
@@ -101,7 +110,8 @@ class Run:
         self.lacking: dict[str, int] = {}  # lines that trackers were not given, by their names
         self.done = resume.Progressed()
         self.rounds_before = self.env_steps_before = 0  # that were done when this process went on
-        self.control_cut_off = 0  # env-steps that the control did not play, as episodes had ended early
+        # env-steps that the control did not play, as episodes had ended early
+        self.control_cut_off = 0
         self.written = -1  # rounds done at the newest checkpoint that this process wrote
         self.held = self.content()
 
@@ -123,35 +133,62 @@ class Run:
         self.networks.go_back(done)
 
     def content(self) -> dict:
-        """What a checkpoint of this moment holds; what changes in place is copied, so that it can be written later."""
-        learner, state = self.player.learner, None
+        """What a checkpoint of this moment holds; what changes in place is copied, so that it can
+        be written later.
+        """
+        learner = self.player.learner
+        state = None
         if learner is not None:
             weights = learner.policy.state_dict()
-            state = learner.state_dict() | {"policy": {name: weight.clone() for name, weight in weights.items()}}
-        return resume.run_content(self.done, self.cfg, self.world.images, self.watch.state_dict(), state)
+            state = learner.state_dict() | {
+                "policy": {name: weight.clone() for name, weight in weights.items()}
+            }
+        return resume.run_content(
+            self.done, self.cfg, self.world.images, self.watch.state_dict(), state
+        )
 
     def take_turn(self) -> None:
-        """Give torch the threads and the device of this run, where several take turns in one process."""
+        """Give torch the threads and the device of this run, where several take turns in one
+        process.
+        """
         apply_threads(self.cfg.compute.threads)
         take_device(self.device)
 
     def announce(self) -> None:
         """Say what will be done, on which data and device."""
-        cfg, world = self.cfg, self.world
-        sizes, slots = world.sizes, ", ".join(spec.name for spec in world.rules.nets.shape.slots)
+        cfg = self.cfg
+        world = self.world
+        sizes = world.sizes
+        slots = ", ".join(spec.name for spec in world.rules.nets.shape.slots)
         LOGGER.info("data     %s: %s", world.images.name, world.images.source)
         for note in world.images.notes:
             LOGGER.info("data     %s", note)
         for finding in check_images(world.images) if world.images.num_classes is not None else ():
             LOGGER.warning("data     %s", finding)
         host = cfg.task.host_name + " of your own" * is_reference(cfg.task.host)
-        LOGGER.info("hosts    %d x %s, %d parameters each, slots %s", sizes.num_envs, host,
-                    world.rules.reward.counts.host, slots)  # fmt: skip
+        LOGGER.info(
+            "hosts    %d x %s, %d parameters each, slots %s",
+            sizes.num_envs,
+            host,
+            world.rules.reward.counts.host,
+            slots,
+        )
         for one in world.rules.nets.shape.blueprints[len(BLUEPRINTS) :]:
             LOGGER.info("seeds    %s of your own, code %d", one.name, one.code)
-        LOGGER.info("work     %d rounds of %d env-steps; T=%d training and V=%d validation images, batches of %d",
-                    cfg.rounds, cfg.steps, sizes.train_samples, sizes.val_samples, sizes.batch_size)  # fmt: skip
-        LOGGER.info("policy   %s, reward %s, on %s", cfg.policy.name, "+".join(cfg.reward.modes), self.place)
+        LOGGER.info(
+            (
+                "work     %d rounds of %d env-steps; T=%d training and V=%d validation images, "
+                "batches of %d"
+            ),
+            cfg.rounds,
+            cfg.steps,
+            sizes.train_samples,
+            sizes.val_samples,
+            sizes.batch_size,
+        )
+        LOGGER.info(
+            "policy   %s, reward %s, on %s", cfg.policy.name, "+".join(cfg.reward.modes), self.place
+        )
         nets = world.rules.nets
         LOGGER.info("compute  %s", layout_in_words(self.device, nets.workers, nets.env_chunk))
         LOGGER.info("memory   %s", plan_in_words(cfg, self.device, world.rules))
@@ -167,11 +204,22 @@ class Run:
         for tried in world.kernels.replay.tried:
             LOGGER.info("graphs   %s", tried)
 
-    def one_round(self, number: int, progress: Progress) -> tuple[dict[str, Json], list[dict[str, Json]]]:
-        """Collect and update; returns the round's line for metrics.jsonl, and its lines for episodes.jsonl."""
+    def one_round(
+        self, number: int, progress: Progress
+    ) -> tuple[dict[str, Json], list[dict[str, Json]]]:
+        """Collect and update; returns the round's line for metrics.jsonl, and its lines for
+        episodes.jsonl.
+        """
         begun = time.monotonic()
         self.profile.phase_ended("files")
-        played = Round(number, progress, f"round {number + 1}/{self.cfg.rounds}", self.profile, None, self.recorder)
+        played = Round(
+            number,
+            progress,
+            f"round {number + 1}/{self.cfg.rounds}",
+            self.profile,
+            None,
+            self.recorder,
+        )
         taught = number < self.cfg.policy.imitation.rounds
         player = self.player if taught else self.player._replace(teacher=None)
         result, rollout = play_round(self.world, player, played)
@@ -179,10 +227,12 @@ class Run:
         self.keep_best(result)
         self.profile.phase_ended("files")
         learned_from = time.monotonic()
-        update, learner = dict[str, float](), self.player.learner
+        update = dict[str, float]()
+        learner = self.player.learner
         if learner is not None and rollout is not None:
             update = learner.imitate(rollout) if taught else learner.update(rollout)
-        collect_seconds, update_seconds = collected - begun, time.monotonic() - learned_from
+        collect_seconds = collected - begun
+        update_seconds = time.monotonic() - learned_from
         self.profile.phase_ended("update")
         self.profile.report(played.label)
         for anomaly in self.watch.look(update):
@@ -191,9 +241,17 @@ class Run:
         self.networks.follow(result.standing, self.done.rounds_done)
         line: dict[str, Json] = {"round": number + 1, "env_steps": self.env_steps}
         line |= result.record | {"pareto": asdict(self.pareto())}
-        line |= {"eps": result.env_steps / (collect_seconds + update_seconds), "collect_seconds": collect_seconds,
-                 "update_seconds": update_seconds, "update": update, "anomalies": self.watch.active}  # fmt: skip
-        episodes = [{"round": number + 1, "env": env} | episode for env, episode in enumerate(result.episodes)]
+        line |= {
+            "eps": result.env_steps / (collect_seconds + update_seconds),
+            "collect_seconds": collect_seconds,
+            "update_seconds": update_seconds,
+            "update": update,
+            "anomalies": self.watch.active,
+        }
+        episodes = [
+            {"round": number + 1, "env": env} | episode
+            for env, episode in enumerate(result.episodes)
+        ]
         return line, episodes
 
     @property
@@ -213,7 +271,9 @@ class Run:
         done.seconds += seconds
         done.alpha_rows += result.alpha_rows
         done.seeds = {name: done.seeds.get(name, 0) + count for name, count in result.seeds.items()}
-        done.front = trade_offs(torch.tensor(done.front + result.points, dtype=STATE_FLOAT)).tolist()
+        done.front = trade_offs(
+            torch.tensor(done.front + result.points, dtype=STATE_FLOAT)
+        ).tolist()
         done.rewards = result.rewards
         done.recent = [*done.recent, resume.Played.of(result)][-self.cfg.control_rounds :]
         self.held = self.content()
@@ -236,7 +296,9 @@ class Run:
         return Pareto(len(front), float(hypervolume(front[:, 0], front[:, 2])))
 
     def keep_best(self, result: RoundResult) -> None:
-        """Before the update: keep the policy that has just played, if no round before ended with a higher accuracy."""
+        """Before the update: keep the policy that has just played, if no round before ended with a
+        higher accuracy.
+        """
         accuracy = math.fsum(result.accuracies) / len(result.accuracies)
         if self.player.learner is None or not accuracy > self.done.best_accuracy:
             return
@@ -265,22 +327,28 @@ class Run:
     def heed(self) -> None:
         """Do what signals have asked for; called between env-steps.
 
-        Raises Interrupted to stop. Where another program handles a signal, its handler is called after the checkpoint
-        is written; the run goes on unless that raises.
+        Raises Interrupted to stop. Where another program handles a signal, its handler is called
+        after the checkpoint is written; the run goes on unless that raises.
         """
         self.within.look_at_console()
-        requests, done = self.requests, self.held["progress"]["rounds_done"]
+        requests = self.requests
+        done = self.held["progress"]["rounds_done"]
         for number in requests.waiting():
             self.write()
             stop = Interrupted(number, str(self.within.unwritten))
-            held = f"{done} of {self.cfg.rounds} rounds are saved. Go on with resume={self.folder.path}"
+            held = (
+                f"{done} of {self.cfg.rounds} rounds are saved. Go on with "
+                f"resume={self.folder.path}"
+            )
             LOGGER.info("%s: %s", Signals(number).name, stop.unsaved or held)
             if not requests.heeded(number) and number in STOPPING:
                 raise stop
 
     @contextmanager
     def saved_where_ranks_are_lost(self) -> Iterator[None]:
-        """Write the checkpoint of the rounds done where another rank ends what is done in the context."""
+        """Write the checkpoint of the rounds done where another rank ends what is done in the
+        context.
+        """
         try:
             yield
         except RankLostError:
@@ -289,10 +357,12 @@ class Run:
 
     def control(self, progress: Progress) -> HostScore | None:
         """The last rounds as the control plays them; None where there is none."""
-        cfg, recent = self.cfg, self.done.recent
+        cfg = self.cfg
+        recent = self.done.recent
         if not wants_control(cfg):
             return None
-        label, first = control_words(cfg.control), self.done.rounds_done - len(recent)
+        label = control_words(cfg.control)
+        first = self.done.rounds_done - len(recent)
         played = [
             play_control(cfg.control, cfg, self.world, grown, Round(first + index, progress, label))
             for index, grown in enumerate(recent)
@@ -301,17 +371,26 @@ class Run:
         return self.score(cfg.control, [resume.Played.of(result) for result in played])
 
     def score(self, name: str, played: Sequence[resume.Played]) -> HostScore:
-        """The rounds of the player `name` for the final table; all pay rent by the size of the run's own host."""
-        host, reward = self.world.rules.reward.counts.host, self.world.rules.reward.config
+        """The rounds of the player `name` for the final table; all pay rent by the size of the
+        run's own host.
+        """
+        host = self.world.rules.reward.counts.host
+        reward = self.world.rules.reward.config
         rents = [final_rents(one.parameters, host, reward) for one in played]
         nets = [[*map(sub, one.accuracies, rent)] for one, rent in zip(played, rents, strict=True)]
-        return HostScore(name, [
-            Episode(one.accuracies, one.parameters, net, one.train_flop) for one, net in zip(played, nets, strict=True)
-        ])  # fmt: skip
+        return HostScore(
+            name,
+            [
+                Episode(one.accuracies, one.parameters, net, one.train_flop)
+                for one, net in zip(played, nets, strict=True)
+            ],
+        )
 
     def summarise(self, control: HostScore | None) -> Summary:
         """What the final table says."""
-        cfg, sizes, done = self.cfg, self.world.sizes, self.done
+        cfg = self.cfg
+        sizes = self.world.sizes
+        done = self.done
         rows = done.alpha_rows / done.rounds_done
         return Summary(
             name=cfg.name,
@@ -325,7 +404,12 @@ class Run:
             grown=self.score(cfg.policy.name, done.recent),
             control=control,
             test_images=len(self.world.images.test_labels),
-            seeds=SeedCounts(**{name: done.seeds[name] for name in ("germinated", "blended", "fossilized", "pruned")}),
+            seeds=SeedCounts(
+                **{
+                    name: done.seeds[name]
+                    for name in ("germinated", "blended", "fossilized", "pruned")
+                }
+            ),
             reward=sum(done.rewards) / len(done.rewards),
             speed=Speed(self.env_steps, done.seconds, sizes.train_samples, sizes.val_samples, rows),
             wall_seconds=time.monotonic() - self.started,

@@ -1,7 +1,8 @@
 """The package from Python: train, open a run that there is, and take out of it what it has found.
 
-What `esper_soa` offers by these names; everything is done by the same parts as on the command line. A run is known by
-its folder alone, so one that was trained elsewhere, or is still going on, is opened like any other.
+What `esper_soa` offers by these names; everything is done by the same parts as on the command line.
+A run is known by its folder alone, so one that was trained elsewhere, or is still going on, is
+opened like any other.
 """
 
 import json
@@ -40,7 +41,9 @@ class RecordedRun:
 
     @property
     def summary(self) -> dict:
-        """summary.json: the final table in numbers. Raises UserError where the run has not come to its end."""
+        """summary.json: the final table in numbers. Raises UserError where the run has not come to
+        its end.
+        """
         text = self._text(RunFolder(self.path).summary, "the run has not come to its end")
         return dict(json.loads(text))
 
@@ -53,18 +56,27 @@ class RecordedRun:
         return [json.loads(line) for line in self._text(RunFolder(self.path).episodes).splitlines()]
 
     def export(self, env: int | str = "best") -> GrownNetwork:
-        """A host as a plain module in eval mode: images [B, 3, 32, 32] in [0, 1] to logits [B, classes].
+        """A host as a plain module in eval mode: images [B, 3, 32, 32] in [0, 1] to logits [B,
+        classes].
 
-        env: "best", the host with the highest validation accuracy that a round of the run has ended with, then with the
-        fewest parameters; or the number of a host of the last round. Raises UserError where it is not there.
+        env: "best", the host with the highest validation accuracy that a round of the run has ended
+        with, then with the fewest parameters; or the number of a host of the last round. Raises
+        UserError where it is not there.
         """
         number = None if isinstance(env, str) else int(env)
-        check(number is not None or env == "best", "env", env, "best, or the number of a host of the last round")
+        check(
+            number is not None or env == "best",
+            "env",
+            env,
+            "best, or the number of a host of the last round",
+        )
         kind = "best" if number is None else "hosts"
         found = RunFolder(self.path).network_files(kind)
         if not found:
             when = (
-                "once a round is done" if number is None else "with every checkpoint and at the end of the last round"
+                "once a round is done"
+                if number is None
+                else "with every checkpoint and at the end of the last round"
             )
             raise UserError(f"env={env}: {self.path} holds no such network; it is written {when}")
         net = load(found[-1], number)
@@ -73,27 +85,42 @@ class RecordedRun:
         return net
 
     def policy(self, which: str = "newest") -> Controller:
-        """The learned policy as a module: observation in, legal action out; see agent/controller.py.
+        """The learned policy as a module: observation in, legal action out; see
+        agent/controller.py.
 
-        which: "newest", of the newest checkpoint; "best", that played the best round; or a checkpoint's file name.
-        Raises UserError where the run has learned nothing, or has no such checkpoint yet.
+        which: "newest", of the newest checkpoint; "best", that played the best round; or a
+        checkpoint's file name. Raises UserError where the run has learned nothing, or has no such
+        checkpoint yet.
         """
         folder = RunFolder(self.path)
         named = {"newest": self.path, "best": folder.best}.get(which, self.path / which)
         saved = read_run(find_checkpoint(str(named), "policy"), torch.device("cpu"))
         settings = settings_from_mapping(saved.settings)
-        check(saved.learner is not None, "policy", settings.policy.name, "one that learns, as ppo does")
-        slots, names = task_slots(settings.task, settings.slots), blueprint_names(settings.task.blueprints)
+        check(
+            saved.learner is not None,
+            "policy",
+            settings.policy.name,
+            "one that learns, as ppo does",
+        )
+        slots = task_slots(settings.task, settings.slots)
+        names = blueprint_names(settings.task.blueprints)
         spec = controller_spec(settings.policy, slots, tuple(map(name_in, names)))
-        facts = {"task": settings.task.host_name, "rounds": saved.progress.rounds_done, "seed": settings.seed,
-                 "data": saved.data, "version": package_versions()["esper-soa"]}  # fmt: skip
+        facts = {
+            "task": settings.task.host_name,
+            "rounds": saved.progress.rounds_done,
+            "seed": settings.seed,
+            "data": saved.data,
+            "version": package_versions()["esper-soa"],
+        }
         with torch.random.fork_rng(devices=[]):
             made = Controller(spec | facts)
         restore_policy(made.policy, saved)
         return made.eval()
 
     def _text(self, path: Path, otherwise: str = "") -> str:
-        """What the file holds; nothing where it is not there, or UserError with the reason `otherwise`."""
+        """What the file holds; nothing where it is not there, or UserError with the reason
+        `otherwise`.
+        """
         if path.exists():
             return path.read_text(encoding="utf-8")
         if otherwise:
@@ -105,17 +132,19 @@ def open_run(path: str | PathLike[str]) -> RecordedRun:
     """The run in a folder; raises UserError where there is none."""
     folder = RunFolder(Path(path).expanduser().resolve())
     if not folder.config.is_file():
-        raise UserError(f"{one_line(path)}: is not the folder of a run: there is no {folder.config.name} in it")
+        raise UserError(
+            f"{one_line(path)}: is not the folder of a run: there is no {folder.config.name} in it"
+        )
     return RecordedRun(folder.path)
 
 
 def train(experiment: str = "", overrides: Sequence[str] = ()) -> RecordedRun:
     """Train as `esper-train +experiment=... overrides...` does, and return the run.
 
-    A caller's own use of Hydra and of torch's threads is left as it is. An interrupt (Ctrl-C, or the stop button of a
-    notebook) ends the run with a checkpoint and a KeyboardInterrupt that says how to go on. Raises UserError for
-    settings that cannot work, OutOfRoomError where memory ran out, and IncompleteError, with everything played, where
-    something could not be written.
+    A caller's own use of Hydra and of torch's threads is left as it is. An interrupt (Ctrl-C, or
+    the stop button of a notebook) ends the run with a checkpoint and a KeyboardInterrupt that says
+    how to go on. Raises UserError for settings that cannot work, OutOfRoomError where memory ran
+    out, and IncompleteError, with everything played, where something could not be written.
     """
     given = [f"+experiment={experiment}"] * bool(experiment) + list(overrides)
     settings = compose_settings(experiment, overrides)

@@ -1,15 +1,17 @@
-"""The simulator as a library: N hosts that train and grow, stepped by a caller or played by a policy.
+"""The simulator as a library: N hosts that train and grow, stepped by a caller or played by a
+policy.
 
     sim = esper_soa.make("cifar_3seed", envs=16, policy="heuristic")
     for step in sim.episode():
         print(step.number, step.accuracy.mean(), step.reward.mean())
 
     observation, info = sim.reset()
-    observation, reward, terminated, truncated, info = sim.step({"op": 1, "slot": 0, "blueprint": 1})
-    net = sim.export(3)    # host 3 as a plain module
+    observation, reward, terminated, truncated, info = sim.step({"op": 1, "slot": 0, "blueprint":
+    1}) net = sim.export(3)    # host 3 as a plain module
 
-Everything random follows from the seed, the round, the env and the env-step: round i of a simulator is round i of a
-training run with the same settings, to the bit. Several simulators live in one process.
+Everything random follows from the seed, the round, the env and the env-step: round i of a simulator
+is round i of a training run with the same settings, to the bit. Several simulators live in one
+process.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,7 +44,8 @@ from esper_soa.registry import is_reference
 from esper_soa.state import Action, EnvState, Masks, Observation, View
 from esper_soa.vocabulary import STAGE_NAMES
 
-NO_LEARNER = ("policy.ppo.minibatches=1",)  # nothing is learned here, so that any number of envs will do
+# nothing is learned here, so that any number of envs will do
+NO_LEARNER = ("policy.ppo.minibatches=1",)
 Value = str | int | float | bool
 ILLEGAL = ("wait", "raise")  # what becomes of an illegal action
 
@@ -53,7 +56,8 @@ class Info(NamedTuple):
     masks: Masks  # the choices that are legal now
     accuracy: Tensor  # float64 [N], validation accuracy at the newest measurement, percent
     illegal: Tensor  # bool [N]: the last action was not legal, and the env waited instead
-    restarted: Tensor  # bool [N]: rolled back at the last env-step, so that a trajectory begins here
+    # Bool [N]: rolled back at the last env-step, so that a trajectory begins here.
+    restarted: Tensor
     round: int  # from 0
     env_step: int  # of the decision that is due, from 0; as many as the episode has once it is over
 
@@ -68,7 +72,8 @@ class Step(NamedTuple):
     reward: Tensor  # float64 [N]
     accuracy: Tensor  # float64 [N], percent, on which the action was decided
     terminated: Tensor  # bool [N]: rolled back, the trajectory ends here
-    truncated: bool  # the episode ends here, for all; of an env that has ended before, state.ending.over says so
+    # The episode ends here, for all; of an env that has ended before, state.ending.over says so.
+    truncated: bool
     state: EnvState  # after the action
 
 
@@ -80,21 +85,28 @@ class Seed(NamedTuple):
     blueprint: str
     alpha: float  # how much of it the host uses, 0 to 1
     age: int  # env-steps
-    contribution: float | None  # percent points of accuracy that its host would lose; None before it was measured
+    # Percent points of accuracy that its host would lose; None before it was measured.
+    contribution: float | None
 
 
 class Simulator:
     """N envs with their weights, data and policy; see `make`."""
 
     def __init__(
-        self, settings: TrainConfig, agent: Agent | None = None, images: ImageSet | None = None, illegal: str = "wait"
+        self,
+        settings: TrainConfig,
+        agent: Agent | None = None,
+        images: ImageSet | None = None,
+        illegal: str = "wait",
     ) -> None:
-        """agent: who plays `episode`; None takes what the settings name. images: instead of those of the settings.
+        """agent: who plays `episode`; None takes what the settings name. images: instead of those
+        of the settings.
 
         Raises UserError for what does not fit together.
         """
         check(illegal in ILLEGAL, "illegal", illegal, " or ".join(ILLEGAL))
-        self.settings, self.raising = settings, illegal == "raise"
+        self.settings = settings
+        self.raising = illegal == "raise"
         self.device = resolve_device(settings.device)
         self._images = None if images is None else images.to(self.device)
         self._build(settings.seed)
@@ -135,7 +147,8 @@ class Simulator:
     def reset(self, seed: int | None = None) -> tuple[Observation, Info]:
         """Begin the next round with fresh hosts, and play it up to its first decision.
 
-        seed: begin again at round 0 with the streams of this seed; None goes on to the next round of the same.
+        seed: begin again at round 0 with the streams of this seed; None goes on to the next round
+        of the same.
         """
         if seed is not None:
             self._build(seed)
@@ -143,7 +156,8 @@ class Simulator:
         self._seen = self._standing = None
         with threads(self.settings.compute.threads):
             seen = self.env.reset(self._next_round)
-        self._seen, before = seen, seen.observed.state
+        self._seen = seen
+        before = seen.observed.state
         self._standing = standing_of(before, before)
         self._next_round += 1
         return seen.view.observation, self._info(seen)
@@ -151,27 +165,38 @@ class Simulator:
     def step(self, action: Given) -> tuple[Observation, Tensor, Tensor, Tensor, Info]:
         """Carry out an action [N] and play on to the next decision.
 
-        action: see actions.read_action. Returns the observation, the reward float64 [N], terminated bool [N] (the env
-        was rolled back: its trajectory ends, and it goes on from its snapshot), truncated bool [N] (the episode is
-        over: for all, and `reset` comes next; with `early_stop` for this env, which waits unpaid until it is for all)
-        and Info. An illegal action becomes WAIT and is told in `illegal`, or raises ValueError, as `make` was asked.
-        Raises RuntimeError before `reset`.
+        action: see actions.read_action. Returns the observation, the reward float64 [N], terminated
+        bool [N] (the env
+        was rolled back: its trajectory ends, and it goes on from its snapshot), truncated bool [N]
+        (the episode is
+        over: for all, and `reset` comes next; with `early_stop` for this env, which waits unpaid
+        until it is for all) and Info. An illegal action becomes WAIT and is told in `illegal`, or
+        raises ValueError, as `make` was asked. Raises RuntimeError before `reset`.
         """
         if self._seen is None:
             raise RuntimeError("the episode is over, was interrupted or has not begun: call reset")
         seen = self._seen
-        checked = check_action(read_action(action, self.num_envs, self.joint), seen.view.masks, self.raising)
+        checked = check_action(
+            read_action(action, self.num_envs, self.joint), seen.view.masks, self.raising
+        )
         result, after = self._play(seen, checked.action)
         panic = seen.observed.state.guard.panic
         over = torch.full_like(panic, after is None) | result.state.ending.over
         view = self.env.after() if after is None else after.view
         info = self._info(after) if after is not None else self._end(view, panic)
-        return view.observation, result.terms.total, panic, over, info._replace(illegal=checked.illegal)
+        return (
+            view.observation,
+            result.terms.total,
+            panic,
+            over,
+            info._replace(illegal=checked.illegal),
+        )
 
     def episode(self) -> Iterator[Step]:
         """Play the next round with the policy, env-step by env-step."""
         self.reset()
-        agent, seen = self.agent, self._seen
+        agent = self.agent
+        seen = self._seen
         fresh = memory = agent.start(self.num_envs, self.device)
         while seen is not None:
             number = self.env.step_number
@@ -182,14 +207,19 @@ class Simulator:
             seen = after
 
     def export(self, env: int) -> GrownNetwork:
-        """A host as it was last measured, as a plain module in eval mode: images [B, 3, 32, 32] in [0, 1] to logits.
+        """A host as it was last measured, as a plain module in eval mode: images [B, 3, 32, 32] in
+        [0, 1] to logits.
 
         Raises IndexError for a number that is no env, RuntimeError before `reset`.
         """
         self._check_env(env)
         if self._standing is None:
-            raise RuntimeError("nothing has been measured since the last reset: call reset, or play an episode")
-        found = measured_hosts(self.world, self.settings, self._standing, self.world.round + 1, [env])
+            raise RuntimeError(
+                "nothing has been measured since the last reset: call reset, or play an episode"
+            )
+        found = measured_hosts(
+            self.world, self.settings, self._standing, self.world.round + 1, [env]
+        )
         return found[0].network()
 
     def _check_env(self, env: int) -> None:
@@ -197,7 +227,9 @@ class Simulator:
             raise IndexError(f"env {env}: there are {self.num_envs}, from 0")
 
     def _play(self, seen: Seen, action: Action) -> tuple[StepResult, Seen | None]:
-        """Carry out what answers `seen`, and the next env-step; what is interrupted in between leaves a reset due."""
+        """Carry out what answers `seen`, and the next env-step; what is interrupted in between
+        leaves a reset due.
+        """
         self._seen = self._standing = None
         with threads(self.settings.compute.threads):
             result, after = self.env.step(action)
@@ -207,35 +239,52 @@ class Simulator:
         return result, after
 
     def seeds(self, env: int) -> list[Seed]:
-        """The live seeds of an env, in the order of the slots; IndexError for a number that is no env."""
+        """The live seeds of an env, in the order of the slots; IndexError for a number that is no
+        env.
+        """
         self._check_env(env)
-        slots, names = self.state.slots[env], names_by_code(self.world.rules.nets.shape.blueprints)
+        slots = self.state.slots[env]
+        names = names_by_code(self.world.rules.nets.shape.blueprints)
         return [
             Seed(
-                name, STAGE_NAMES[int(slots.stage[at])], names[int(slots.blueprint[at])],
-                float(slots.alpha[at]), int(slots.seed_age[at]),
+                name,
+                STAGE_NAMES[int(slots.stage[at])],
+                names[int(slots.blueprint[at])],
+                float(slots.alpha[at]),
+                int(slots.seed_age[at]),
                 float(slots.contribution[at]) if slots.contribution_known[at] else None,
             )
-            for at, name in enumerate(self.slots) if slots.live[at]
-        ]  # fmt: skip
+            for at, name in enumerate(self.slots)
+            if slots.live[at]
+        ]
 
     def _info(self, seen: Seen) -> Info:
         no = torch.zeros_like(seen.restarted)
         accuracy = seen.observed.state.signals.val_accuracy
-        return Info(seen.view.masks, accuracy, no, seen.restarted, self.world.round, self.env.step_number)
+        return Info(
+            seen.view.masks, accuracy, no, seen.restarted, self.world.round, self.env.step_number
+        )
 
     def _end(self, view: View, restarted: Tensor) -> Info:
         """Behind the last env-step: nothing is measured any more."""
-        no, accuracy = torch.zeros_like(restarted), self.state.signals.val_accuracy
+        no = torch.zeros_like(restarted)
+        accuracy = self.state.signals.val_accuracy
         return Info(view.masks, accuracy, no, restarted, self.world.round, self.env.step_number)
 
 
 def _step(number: int, seen: Seen, action: Action, result: StepResult, last: bool) -> Step:
     before = seen.observed
     return Step(
-        number, before.observation, before.masks, action, result.terms.total, before.state.signals.val_accuracy,
-        before.state.guard.panic, last, result.state,
-    )  # fmt: skip
+        number,
+        before.observation,
+        before.masks,
+        action,
+        result.terms.total,
+        before.state.signals.val_accuracy,
+        before.state.guard.panic,
+        last,
+        result.state,
+    )
 
 
 def make(
@@ -247,15 +296,20 @@ def make(
     overrides: Sequence[str] = (),
     **settings: Value,
 ) -> Simulator:
-    """A simulator with the settings of `python -m esper_soa.train +experiment=<experiment> <overrides>`.
+    """A simulator with the settings of `python -m esper_soa.train +experiment=<experiment>
+    <overrides>`.
 
-    policy: who plays `episode`: wait, random, schedule, heuristic, a policy that ships (grower), a run folder or file
-        with a learned one, `module:name` of one of your own, or an Agent; None takes what the experiment names. An
-        Agent's illegal action is a UserError.
-    data: images instead of those that data.name asks for; task.num_classes follows them unless it is overridden.
-    illegal: what becomes of an illegal action: it becomes WAIT and is told ("wait"), or ValueError ("raise").
+    policy: who plays `episode`: wait, random, schedule, heuristic, a policy that ships (grower), a
+    run folder or file
+        with a learned one, `module:name` of one of your own, or an Agent; None takes what the
+        experiment names. An Agent's illegal action is a UserError.
+    data: images instead of those that data.name asks for; task.num_classes follows them unless it
+    is overridden.
+    illegal: what becomes of an illegal action: it becomes WAIT and is told ("wait"), or ValueError
+    ("raise").
     overrides: in Hydra's words, such as "task=cifar_impaired" or "reward.mode=net".
-    settings: those of the top level, by name: envs=16, steps=50, seed=3, device="cuda", slots="[r0c0,r0c1]".
+    settings: those of the top level, by name: envs=16, steps=50, seed=3, device="cuda",
+    slots="[r0c0,r0c1]".
 
     Raises UserError for settings that the command line would refuse.
     """
@@ -268,22 +322,26 @@ def make(
     return Simulator(composed, None if isinstance(policy, str) else policy, data, illegal)
 
 
-def play_settings(experiment: str, overrides: Sequence[str], settings: Mapping[str, Value]) -> TrainConfig:
+def play_settings(
+    experiment: str, overrides: Sequence[str], settings: Mapping[str, Value]
+) -> TrainConfig:
     """Checked settings for play without learning; see `make`."""
     given = [f"{name}={_quoted(value)}" for name, value in settings.items()]
     return compose_settings(experiment, [*NO_LEARNER, *overrides, *given])
 
 
 def _quoted(value: Value) -> str:
-    """The value as Hydra reads it; a text with the signs of its grammar is taken as that, others by the letter."""
+    """The value as Hydra reads it; a text with the signs of its grammar is taken as that, others by
+    the letter.
+    """
     if not isinstance(value, str) or value[:1] in ("[", "{"):
         return str(value)
     return QuotedString(value, Quote.single).with_quotes()
 
 
 def with_policy(settings: TrainConfig, policy: str) -> TrainConfig:
-    """`settings` with the policy called `policy`: a scripted one, one of a user's own as `module:name`, one that ships,
-    or one in a run folder or a file.
+    """`settings` with the policy called `policy`: a scripted one, one of a user's own as
+    `module:name`, one that ships, or one in a run folder or a file.
     """
     if policy in POLICIES or is_reference(policy):
         return replace(settings, policy=replace(settings.policy, name=policy, init=SCRATCH))

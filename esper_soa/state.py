@@ -1,8 +1,9 @@
 """Every record of the simulator, one field per line with dtype, shape and unit.
 
-The env state (EnvState and what it holds) is a few kB per env; pure kernels replace it with `.replace`. Scalars of the
-env state are float64, as accuracies are compared with exact thresholds; counters and codes are int64; flags are bool.
-N envs, S seed slots, R alpha rows, T env-steps. Accuracies, contributions and interactions are percent points.
+The env state (EnvState and what it holds) is a few kB per env; pure kernels replace it with
+`.replace`. Scalars of the env state are float64, as accuracies are compared with exact thresholds;
+counters and codes are int64; flags are bool. N envs, S seed slots, R alpha rows, T env-steps.
+Accuracies, contributions and interactions are percent points.
 """
 
 from typing import NamedTuple, TypeVar
@@ -27,19 +28,27 @@ def stage_in(stage: Tensor, stages: tuple[int, ...]) -> Tensor:
 
 
 def nowhere(where: Tensor) -> bool:
-    """Whether `where` (bool) is known to be False throughout, for what is nearly always so and dear where it is not.
+    """Whether `where` (bool) is known to be False throughout, for what is nearly always so and dear
+    where it is not.
 
-    Known on a CPU alone, where looking costs nothing, and not in code that is compiled, which is the same for all.
+    Known on a CPU alone, where looking costs nothing, and not in code that is compiled, which is
+    the same for all.
     """
-    return where.device.type == "cpu" and not torch.compiler.is_compiling() and not bool(where.any())
+    return (
+        where.device.type == "cpu" and not torch.compiler.is_compiling() and not bool(where.any())
+    )
 
 
 def select(where: Tensor, one: Record, other: Record) -> Record:
-    """`one` in the envs of `where` (bool [N]), `other` in the rest; both are records [N, ...] of the same kind."""
+    """`one` in the envs of `where` (bool [N]), `other` in the rest; both are records [N, ...] of
+    the same kind.
+    """
     masks = {dims: where.reshape(-1, *[1] * (dims - 1)) for dims in (1, 2, 3)}
     pairs = {name: (value, other.get(name)) for name, value in one.items()}
     chosen = {
-        name: torch.where(masks[mine.ndim], mine, its) if isinstance(mine, Tensor) else select(where, mine, its)
+        name: torch.where(masks[mine.ndim], mine, its)
+        if isinstance(mine, Tensor)
+        else select(where, mine, its)
         for name, (mine, its) in pairs.items()
     }
     return other.replace(**chosen)  # type: ignore[no-any-return]
@@ -167,16 +176,21 @@ class Totals(TensorClass["tensor_only", "frozen"]):
     fossilized: Tensor  # int64
     contributing: Tensor  # int64, fossils that gained at least 1 point since germination
     pruned: Tensor  # int64, seeds removed
-    rollbacks: Tensor  # int64 [N, 4], times that the env went back to a snapshot, by governor.PanicReason
+    # Int64 [N, 4], times that the env went back to a snapshot, by governor.PanicReason.
+    rollbacks: Tensor
     reward: Tensor  # float64, sum of raw rewards
     pending_penalty: Tensor  # float64, for governor prunes, paid with the next reward
     pending_hindsight: Tensor  # float64, scaffold credit, paid with the next reward
 
 
 class Ending(TensorClass["tensor_only", "frozen"]):
-    """Whether the episode of an env has ended before its last env-step [N]; see env/early_stop.py."""
+    """Whether the episode of an env has ended before its last env-step [N]; see
+    env/early_stop.py.
+    """
 
-    best: Tensor  # float64, percent, the validation accuracy that last counted as a gain; below 0 before the first
+    # Float64, percent, the validation accuracy that last counted as a gain; below 0 before the
+    # first.
+    best: Tensor
     since: Tensor  # int64, env-steps since then
     cause: Tensor  # int64, early_stop.Cause; 0 while the episode goes on
 
@@ -195,7 +209,8 @@ class EnvState(TensorClass["tensor_only", "frozen"]):
     guard: Guard
     totals: Totals
     ending: Ending
-    boosts: Tensor  # float32 [N, S (S - 1) / 2, T], positive pair interactions by pair of slots and env-step
+    # Float32 [N, S (S - 1) / 2, T], positive pair interactions by pair of slots and env-step.
+    boosts: Tensor
 
 
 class Action(TensorClass["tensor_only", "frozen"]):
@@ -212,7 +227,9 @@ class Action(TensorClass["tensor_only", "frozen"]):
 
 
 class Masks(TensorClass["tensor_only", "frozen"]):
-    """Legal choices, bool; `slot` is unconditional, `slot_by_op` is what the slot head is sampled from."""
+    """Legal choices, bool; `slot` is unconditional, `slot_by_op` is what the slot head is sampled
+    from.
+    """
 
     slot: Tensor  # [N, S]
     blueprint: Tensor  # [N, P], P codes of blueprints
@@ -242,7 +259,9 @@ class View(TensorClass["tensor_only", "frozen"]):
 
 
 class Decision(TensorClass["tensor_only", "frozen"]):
-    """One action per env, and what the learner needs to remember of it (zeros from scripted policies)."""
+    """One action per env, and what the learner needs to remember of it (zeros from scripted
+    policies).
+    """
 
     action: Action
     log_probs: Tensor  # float32 [N, 8], per head, 0 for heads that the op makes irrelevant
@@ -250,7 +269,9 @@ class Decision(TensorClass["tensor_only", "frozen"]):
 
 
 class GradientStats(TensorClass["tensor_only", "frozen"]):
-    """Gradient telemetry of seeds [N, S], measured before clipping on the last strided batch of the training pass."""
+    """Gradient telemetry of seeds [N, S], measured before clipping on the last strided batch of the
+    training pass.
+    """
 
     l2: Tensor  # float64, L2 norm over the seed
     health: Tensor  # float64, [0, 1]
@@ -267,7 +288,8 @@ class Measurements(TensorClass["tensor_only", "frozen"]):
     train_accuracy: Tensor  # float64 [N], percent
     val_loss: Tensor  # float64 [N], of row 0, mean of batch means
     accuracy: Tensor  # float64 [N, R], percent; row 0 has every seed on
-    subset: Tensor  # int64 [N, R], bit s set = ablated slot s is on in this row; -1 = row not evaluated
+    # Int64 [N, R], bit s set = ablated slot s is on in this row; -1 = row not evaluated.
+    subset: Tensor
     ablated: Tensor  # bool [N, S], slots that take part in the subsets
     gradients: GradientStats
 
@@ -275,11 +297,13 @@ class Measurements(TensorClass["tensor_only", "frozen"]):
 class Attribution(TensorClass["tensor_only", "frozen"]):
     """What the subset rows say about each seed."""
 
-    contribution: Tensor  # float64 [N, S], accuracy - accuracy without this seed; 0 where not measured
+    # Float64 [N, S], accuracy - accuracy without this seed; 0 where not measured.
+    contribution: Tensor
     measured: Tensor  # bool [N, S]
     interaction_sum: Tensor  # float64 [N, S]
     pair_boost: Tensor  # float64 [N, S, S], positive pair interactions, 0 elsewhere
-    shapley: Tensor  # float64 [N, S], exact for up to 4 ablated seeds; beyond, sampled where asked for, else 0
+    # Float64 [N, S], exact for up to 4 ablated seeds; beyond, sampled where asked for, else 0.
+    shapley: Tensor
     shapley_error: Tensor  # float64 [N, S], standard error of a sampled value, else 0
     total: Tensor  # float64 [N], accuracy - accuracy with every ablated seed off
     total_known: Tensor  # bool [N], at least one seed was ablated
@@ -296,7 +320,9 @@ class ActionOutcome(TensorClass["tensor_only", "frozen"]):
 
 
 class ParameterCounts(NamedTuple):
-    """Trainable parameters of the host and of what can stand in its slots; the same for every env."""
+    """Trainable parameters of the host and of what can stand in its slots; the same for every
+    env.
+    """
 
     host: int
     seed: Tensor  # float64 [S, P], by slot and blueprint code

@@ -1,7 +1,9 @@
-"""The command line of training: `python -m esper_soa.train +experiment=cifar_3seed`, or `esper-train`.
+"""The command line of training: `python -m esper_soa.train +experiment=cifar_3seed`, or
+`esper-train`.
 
-Stands in front of command.py, so that a signal is heard while Hydra, which takes half a second, is still imported.
-Once it is imported, Python has the name `esper_soa.train` mean this module, so it can be called as that function.
+Stands in front of command.py, so that a signal is heard while Hydra, which takes half a second, is
+still imported. Once it is imported, Python has the name `esper_soa.train` mean this module, so it
+can be called as that function.
 """
 
 import sys

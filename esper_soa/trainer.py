@@ -1,9 +1,11 @@
-"""The main job: build everything from the settings, then collect, update, log and save, round by round.
+"""The main job: build everything from the settings, then collect, update, log and save, round by
+round.
 
-Called by train.py with checked settings and a run folder, and the checkpoint to go on from where there is one. A round
-is one episode of every env followed by one policy update; scripted policies go through the same rounds without the
-update. A round that is interrupted counts for nothing: the resumed run plays it again from its start. Where ranks share
-out the envs, all run this alike, on what is worked out over all envs, and the first one writes.
+Called by train.py with checked settings and a run folder, and the checkpoint to go on from where
+there is one. A round is one episode of every env followed by one policy update; scripted policies
+go through the same rounds without the update. A round that is interrupted counts for nothing: the
+resumed run plays it again from its start. Where ranks share out the envs, all run this alike, on
+what is worked out over all envs, and the first one writes.
 """
 
 from collections.abc import Generator
@@ -19,9 +21,7 @@ from esper_soa.config import TrainConfig, settings_yaml
 from esper_soa.errors import OutOfRoomError, UserError, check
 from esper_soa.nets.datasets import ImageSet
 from esper_soa.ops import resume
-from esper_soa.ops.device import (
-    resolve_device,
-)
+from esper_soa.ops.device import resolve_device
 from esper_soa.ops.final_table import Summary, print_summary, write_summary
 from esper_soa.ops.interrupt import signals_noted
 from esper_soa.ops.json_lines import MetricsWriter
@@ -55,7 +55,13 @@ def open_run(
 
     Raises UserError where it cannot go on from there.
     """
-    check(cfg.ranks == ranks.count, "ranks", cfg.ranks, f"{ranks.count} here", "esper-train starts ranks.")
+    check(
+        cfg.ranks == ranks.count,
+        "ranks",
+        cfg.ranks,
+        f"{ranks.count} here",
+        "esper-train starts ranks.",
+    )
     checkpoint = ranks.from_first(lambda: checkpoint)
     if checkpoint is None:
         if cfg.resume and ranks.first:
@@ -67,12 +73,18 @@ def open_run(
         job = _resumed(cfg, within, checkpoint, images, ranks)
     if job.writes:
         with within.unwritten.noting(within.folder.versions.name):
-            engine, kernels, data = job.world.rules.engine.chosen.facts(), job.world.kernels, job.world.images.facts()
-            write_versions(within.folder, job.place, data, engine, kernels.reason, kernels.replay.facts())
+            engine = job.world.rules.engine.chosen.facts()
+            kernels = job.world.kernels
+            data = job.world.images.facts()
+            write_versions(
+                within.folder, job.place, data, engine, kernels.reason, kernels.replay.facts()
+            )
     return job
 
 
-def _resumed(cfg: TrainConfig, within: Session, checkpoint: Path, images: ImageSet | None, ranks: Ranks) -> Run:
+def _resumed(
+    cfg: TrainConfig, within: Session, checkpoint: Path, images: ImageSet | None, ranks: Ranks
+) -> Run:
     """The run where `checkpoint` stood, which the first rank reads for all."""
     folder = within.folder
     device = resolve_device(cfg.device) if ranks.count == 1 else torch.device("cpu")
@@ -95,18 +107,26 @@ def _resumed(cfg: TrainConfig, within: Session, checkpoint: Path, images: ImageS
 
 
 def play(job: Run, shown: Progress) -> Generator[int, None, HostScore | None]:
-    """All rounds that are left, each with its line and its checkpoint; returns the score of the control.
+    """All rounds that are left, each with its line and its checkpoint; returns the score of the
+    control.
 
     Yields after every round the number of rounds done.
     """
-    cfg, noting = job.cfg, job.within.unwritten.noting
-    lines = (job.folder.episodes, job.folder.metrics) if cfg.telemetry.level != "off" and job.writes else ()
+    cfg = job.cfg
+    noting = job.within.unwritten.noting
+    lines = (
+        (job.folder.episodes, job.folder.metrics)
+        if cfg.telemetry.level != "off" and job.writes
+        else ()
+    )
     files = {path.name: MetricsWriter(path) for path in lines}
     with shown as progress, ExitStack() as opened:
         for file in files.values():
             opened.enter_context(file)
         noted = job.within.unwritten
-        job.recorder = opened.enter_context(recording(cfg, job.world, job.folder.path, noted, job.table))
+        job.recorder = opened.enter_context(
+            recording(cfg, job.world, job.folder.path, noted, job.table)
+        )
         tracking = opened.enter_context(job.tracking())
         for number in range(job.done.rounds_done, cfg.rounds):
             line, played = job.one_round(number, progress)
@@ -133,7 +153,12 @@ def played(job: Run) -> Generator[int, None, HostScore | None]:
         return (yield from play(job, progress_bar(job, job.within.console)))
 
 
-def run(cfg: TrainConfig, folder: RunFolder, checkpoint: Path | None = None, images: ImageSet | None = None) -> Summary:
+def run(
+    cfg: TrainConfig,
+    folder: RunFolder,
+    checkpoint: Path | None = None,
+    images: ImageSet | None = None,
+) -> Summary:
     """`run_within`, in a session of its own in `folder`."""
     with session(folder) as within:
         return run_within(within, cfg, checkpoint, images)
@@ -152,9 +177,10 @@ def run_within(
 
     ranks: the processes that share out its envs, of which the first writes.
 
-    Raises Interrupted where a signal stopped it, after writing a checkpoint; and at its end, with everything played and
-    told, IncompleteError where something could not be written. PrunedError where a search gave it up, and RankLostError
-    where another rank did not go on, after writing a checkpoint. OutOfRoomError where memory ran out.
+    Raises Interrupted where a signal stopped it, after writing a checkpoint; and at its end, with
+    everything played and told, IncompleteError where something could not be written. PrunedError
+    where a search gave it up, and RankLostError where another rank did not go on, after writing a
+    checkpoint. OutOfRoomError where memory ran out.
     """
     job = ready(within, cfg, checkpoint, images, ranks)
     with signals_noted() as job.requests, job.saved_where_ranks_are_lost():
@@ -208,6 +234,8 @@ def progress_bar(job: Run, console: Console) -> Progress:
     rounds = cfg.rounds + (min(cfg.control_rounds, cfg.rounds) if wants_control(cfg) else 0)
     total = rounds * cfg.envs * cfg.steps - job.done.cut_off
     show = cfg.telemetry
-    shown = Progress(total, console, show.progress, show.plain_interval, done=job.env_steps, after_step=job.heed)
+    shown = Progress(
+        total, console, show.progress, show.plain_interval, done=job.env_steps, after_step=job.heed
+    )
     shown.below = job.table
     return shown

@@ -1,7 +1,8 @@
-"""The cache folder of the user, in which compiled code is kept: that user's own, and closed to all others.
+"""The cache folder of the user, in which compiled code is kept: that user's own, and closed to all
+others.
 
-Whoever can write in it could run code as this user. Called by the native kernels and by ops/compilation.py.
-Needs no torch.
+Whoever can write in it could run code as this user. Called by the native kernels and by
+ops/compilation.py. Needs no torch.
 """
 
 import os
@@ -15,9 +16,11 @@ class FolderError(Exception):
 
 
 def cache_folder() -> Path:
-    """$XDG_CACHE_HOME/esper_soa, or .cache/esper_soa in the home folder of $HOME or else of the user database.
+    """$XDG_CACHE_HOME/esper_soa, or .cache/esper_soa in the home folder of $HOME or else of the
+    user database.
 
-    Paths that are not absolute count as not given. Raises FolderError where nothing says where home is.
+    Paths that are not absolute count as not given. Raises FolderError where nothing says where home
+    is.
     """
     root = os.environ.get("XDG_CACHE_HOME", "")
     if os.path.isabs(root):
@@ -40,8 +43,8 @@ def _home() -> Path:
 def open_folder(path: Path) -> None:
     """Make the folder where it is missing, and close it to others where they could only read in it.
 
-    Raises FolderError for a link, for the folder of another user and for one that others can write in: what lies in
-    there may be anybody's. Folders above it are the user's business.
+    Raises FolderError for a link, for the folder of another user and for one that others can write
+    in: what lies in there may be anybody's. Folders above it are the user's business.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -52,14 +55,22 @@ def open_folder(path: Path) -> None:
     try:
         handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError as error:
-        raise FolderError(f"the cache folder {path} is a link or no folder: delete it ({error.strerror})") from error
+        raise FolderError(
+            f"the cache folder {path} is a link or no folder: delete it ({error.strerror})"
+        ) from error
     try:
         found = os.fstat(handle)
         mode = stat.S_IMODE(found.st_mode)
         if found.st_uid != os.geteuid():
-            raise FolderError(f"the cache folder {path} belongs to user {found.st_uid}: set XDG_CACHE_HOME to another")
+            raise FolderError(
+                f"the cache folder {path} belongs to user {found.st_uid}: set XDG_CACHE_HOME "
+                "to "
+                "another"
+            )
         if mode & 0o022:
-            raise FolderError(f"others can write in the cache folder {path} (mode {mode:o}): delete it")
+            raise FolderError(
+                f"others can write in the cache folder {path} (mode {mode:o}): delete it"
+            )
         if mode & 0o077:
             os.fchmod(handle, mode & 0o700)
     finally:

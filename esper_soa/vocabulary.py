@@ -1,14 +1,17 @@
 """The words that every other module shares, as plain ints in namespace classes.
 
-Plain ints, never Enum: `tensor == IntEnum.X` inside torch.compile silently gives False. NAMES tables turn codes back
-into the words that people read. Imported by everything, imports nothing of the package.
+Plain ints, never Enum: `tensor == IntEnum.X` inside torch.compile silently gives False. NAMES
+tables turn codes back into the words that people read. Imported by everything, imports nothing of
+the package.
 """
 
 from typing import NamedTuple
 
 
 class Stage:
-    """Lifecycle stage of a seed slot; EMPTY means that a seed can be germinated there. Code 5 is retired."""
+    """Lifecycle stage of a seed slot; EMPTY means that a seed can be germinated there. Code 5 is
+    retired.
+    """
 
     UNKNOWN = 0
     DORMANT = 1
@@ -24,15 +27,27 @@ class Stage:
 
 
 STAGE_NAMES = (
-    "unknown", "dormant", "germinated", "training", "blending", "retired",
-    "holding", "fossilized", "pruned", "embargoed", "resetting", "empty",
-)  # fmt: skip
+    "unknown",
+    "dormant",
+    "germinated",
+    "training",
+    "blending",
+    "retired",
+    "holding",
+    "fossilized",
+    "pruned",
+    "embargoed",
+    "resetting",
+    "empty",
+)
 LIVE_STAGES = (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED)
 RUNNING_STAGES = (Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED)
 
 
 class Op:
-    """Lifecycle operation: the last action head, and the one that decides which other heads matter."""
+    """Lifecycle operation: the last action head, and the one that decides which other heads
+    matter.
+    """
 
     WAIT = 0
     GERMINATE = 1
@@ -61,9 +76,20 @@ class Blueprint:
 
 NUM_BLUEPRINTS = 13  # of the package: codes from here on are those of users
 BLUEPRINT_NAMES = (
-    "noop", "conv_light", "attention", "norm", "depthwise", "bottleneck", "conv_small", "conv_heavy",
-    "lora", "lora_large", "mlp_small", "mlp", "flex_attention",
-)  # fmt: skip
+    "noop",
+    "conv_light",
+    "attention",
+    "norm",
+    "depthwise",
+    "bottleneck",
+    "conv_small",
+    "conv_heavy",
+    "lora",
+    "lora_large",
+    "mlp_small",
+    "mlp",
+    "flex_attention",
+)
 CNN_BLUEPRINTS = (1, 2, 3, 4, 5, 6, 7)
 
 
@@ -119,17 +145,25 @@ class Head(NamedTuple):
 
     name: str
     choices: int  # 0 = one per seed slot; those of a blueprint are more where users bring their own
-    placeholder: int  # its choice where it does not matter (log-prob 0, entropy 0); not so for slot and op
+    # Its choice where it does not matter (log-prob 0, entropy 0); not so for slot and op.
+    placeholder: int
     ops: tuple[int, ...]  # for which it matters
-    fixed: bool = False  # masked down to its placeholder where none of these ops is legal; others keep all choices
+    # Masked down to its placeholder where none of these ops is legal; others keep all choices.
+    fixed: bool = False
 
 
-# The one table of action heads, in the order of actions, masks and log-probabilities. Where the slot does not matter it
-# is the first legal one; the op always matters.
+# The one table of action heads, in the order of actions, masks and log-probabilities. Where the
+# slot does not matter it is the first legal one; the op always matters.
 HEADS = (
     Head("slot", 0, 0, (Op.GERMINATE, Op.SET_ALPHA_TARGET, Op.PRUNE, Op.FOSSILIZE, Op.ADVANCE)),
     Head("blueprint", NUM_BLUEPRINTS, Blueprint.NOOP, (Op.GERMINATE,)),
-    Head("style", len(STYLE_BLEND), Style.SIGMOID_ADD, (Op.GERMINATE, Op.SET_ALPHA_TARGET), fixed=True),
+    Head(
+        "style",
+        len(STYLE_BLEND),
+        Style.SIGMOID_ADD,
+        (Op.GERMINATE, Op.SET_ALPHA_TARGET),
+        fixed=True,
+    ),
     Head("tempo", len(TEMPO_STEPS), 1, (Op.GERMINATE,)),
     Head("alpha_target", len(ALPHA_TARGETS), 2, (Op.GERMINATE, Op.SET_ALPHA_TARGET), fixed=True),
     Head("alpha_speed", len(SPEED_STEPS), 0, (Op.SET_ALPHA_TARGET, Op.PRUNE)),

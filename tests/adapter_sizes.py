@@ -7,10 +7,17 @@ from torch import Tensor
 
 from esper_soa.simulator import Simulator, make
 
-EXPERIMENT, ENVS, STEPS, SEED = "cifar_3seed", 3, 7, 11
+EXPERIMENT = "cifar_3seed"
+ENVS = 3
+STEPS = 7
+SEED = 11
 SIZES: dict[str, str | int | float | bool] = {
-    "steps": STEPS, "batch_size": 4, "train_samples": 8, "val_samples": 20, "slots": "[r0c0,r0c1]",
-}  # fmt: skip
+    "steps": STEPS,
+    "batch_size": 4,
+    "train_samples": 8,
+    "val_samples": 20,
+    "slots": "[r0c0,r0c1]",
+}
 
 
 class Played(NamedTuple):

@@ -1,8 +1,8 @@
 """Puts this folder on the import path, so that tests can share tiny_world.
 
-Without a GPU, Triton kernels run in Triton's interpreter, which must be asked for before anything imports Triton. Every
-test has one thread within an operation, as a run does: more mostly wait for each other, many times as long beside other
-work.
+Without a GPU, Triton kernels run in Triton's interpreter, which must be asked for before anything
+imports Triton. Every test has one thread within an operation, as a run does: more mostly wait for
+each other, many times as long beside other work.
 """
 
 import os

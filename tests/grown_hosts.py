@@ -1,4 +1,6 @@
-"""Hosts with every kind of seed in every stage, trained and measured by an engine: what the tests of exports share."""
+"""Hosts with every kind of seed in every stage, trained and measured by an engine: what the tests
+of exports share.
+"""
 
 from typing import NamedTuple
 
@@ -18,11 +20,28 @@ from esper_soa.state import Slots
 from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Blueprint, Stage
 
 SLOTS = ["r0c0", "r0c1", "r1c1"]
-WAYS = [(Stage.EMPTY, 0.0), (Stage.TRAINING, 0.0), (Stage.BLENDING, 0.0), (Stage.BLENDING, 0.37), (Stage.HOLDING, 1.0),
-        (Stage.FOSSILIZED, 1.0), (Stage.FOSSILIZED, 0.7)]  # fmt: skip
-KINDS = [(code, blend, *way) for code in CNN_BLUEPRINTS for blend in (Blend.ADD, Blend.MULTIPLY, Blend.GATE)
-         for way in WAYS]  # fmt: skip
-STEPS = (1, 2, 4)  # by slot: numbers without a divisor in common with that of KINDS, so each kind stands in each slot
+WAYS = [
+    (Stage.EMPTY, 0.0),
+    (Stage.TRAINING, 0.0),
+    (Stage.BLENDING, 0.0),
+    (Stage.BLENDING, 0.37),
+    (Stage.HOLDING, 1.0),
+    (Stage.FOSSILIZED, 1.0),
+    (Stage.FOSSILIZED, 0.7),
+]
+KINDS = [
+    (code, blend, *way)
+    for code in CNN_BLUEPRINTS
+    for blend in (Blend.ADD, Blend.MULTIPLY, Blend.GATE)
+    for way in WAYS
+]
+STEPS = (
+    1,
+    2,
+    4,
+    # by slot: numbers without a divisor in common with that of KINDS, so each kind stands in each
+    # slot
+)
 
 
 class Measured(NamedTuple):
@@ -35,13 +54,20 @@ class Measured(NamedTuple):
     def residents(self, env: int) -> Residents:
         """What stands in the slots of a host."""
         slots = self.slots
-        return Residents(*(part[env].tolist() for part in (slots.stage, slots.blueprint, slots.blend, slots.alpha)))
+        return Residents(
+            *(
+                part[env].tolist()
+                for part in (slots.stage, slots.blueprint, slots.blend, slots.alpha)
+            )
+        )
 
     def hosts(self, envs: list[int]) -> list[Grown]:
         """These hosts by themselves."""
         pixels = Pixels(self.world.images.mean, self.world.images.std)
         shape = self.world.rules.nets.shape
-        return grown_hosts(shape, self.world.weights, envs, [self.residents(env) for env in envs], pixels)
+        return grown_hosts(
+            shape, self.world.weights, envs, [self.residents(env) for env in envs], pixels
+        )
 
     def networks(self, envs: list[int]) -> list[GrownNetwork]:
         """They as modules."""
@@ -49,32 +75,58 @@ class Measured(NamedTuple):
 
     def validation(self) -> tuple[Tensor, Tensor]:
         """The validation images, raw in [0, 1], and their labels."""
-        chosen, images = self.world.validation.order, self.world.images
-        return images.test_images[chosen].permute(0, 3, 1, 2).float() / 255, images.test_labels[chosen]
+        chosen = self.world.validation.order
+        images = self.world.images
+        return images.test_images[chosen].permute(0, 3, 1, 2).float() / 255, images.test_labels[
+            chosen
+        ]
 
 
 def measured_hosts(engine: str, num_envs: int = len(KINDS)) -> Measured:
-    """Host i has the kind i in its first slot, and others in the next, after an env-step of training."""
+    """Host i has the kind i in its first slot, and others in the next, after an env-step of
+    training.
+    """
     settings = TrainConfig(
-        envs=num_envs, steps=4, batch_size=16, train_samples=48, val_samples=64, slots=SLOTS,
-        task=TaskConfig(name="small", base_channels=4, num_blocks=2, num_pools=2, host_lr=0.1, seed_lr=0.1),
+        envs=num_envs,
+        steps=4,
+        batch_size=16,
+        train_samples=48,
+        val_samples=64,
+        slots=SLOTS,
+        task=TaskConfig(
+            name="small", base_channels=4, num_blocks=2, num_pools=2, host_lr=0.1, seed_lr=0.1
+        ),
         data=DataConfig(name="synthetic", synthetic_train=64, synthetic_test=64),
         compute=ComputeConfig(engine=engine, workers=1),
-    )  # fmt: skip
+    )
     world = build_world(settings, torch.device("cpu"))
     state = world.start_round(0)
-    rows = [[KINDS[(env * step + 7 * slot) % len(KINDS)] for slot, step in enumerate(STEPS)] for env in range(num_envs)]
+    rows = [
+        [KINDS[(env * step + 7 * slot) % len(KINDS)] for slot, step in enumerate(STEPS)]
+        for env in range(num_envs)
+    ]
     code, blend, stage, alpha = torch.tensor(rows, dtype=torch.float64).unbind(-1)
     here = stage.long() != Stage.EMPTY
     slots = state.slots.replace(
-        blueprint=torch.where(here, code.long(), Blueprint.NONE), blend=blend.long(), stage=stage.long(), alpha=alpha,
-        newborn=here, fresh_momentum=here,
-    )  # fmt: skip
-    work, rules = world.work(0), world.rules
-    active_seeds = rules.engine.claim_(rules.nets, world.weights, slot_seeds(slots, state.ramp, False), work.seed_keys)
-    rules.engine.train_(rules.nets, world.weights, alpha, active_seeds, work.training, work.num_batches)
+        blueprint=torch.where(here, code.long(), Blueprint.NONE),
+        blend=blend.long(),
+        stage=stage.long(),
+        alpha=alpha,
+        newborn=here,
+        fresh_momentum=here,
+    )
+    work = world.work(0)
+    rules = world.rules
+    active_seeds = rules.engine.claim_(
+        rules.nets, world.weights, slot_seeds(slots, state.ramp, False), work.seed_keys
+    )
+    rules.engine.train_(
+        rules.nets, world.weights, alpha, active_seeds, work.training, work.num_batches
+    )
     return Measured(
-        world, slots, rules.engine.validate(rules.nets, world.weights, alpha, active_seeds, work.validation)
+        world,
+        slots,
+        rules.engine.validate(rules.nets, world.weights, alpha, active_seeds, work.validation),
     )
 
 

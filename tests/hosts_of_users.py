@@ -1,4 +1,6 @@
-"""Hosts that a user might write, the good and the faulty, as a module that settings can name: hosts_of_users:NAME."""
+"""Hosts that a user might write, the good and the faulty, as a module that settings can name:
+hosts_of_users:NAME.
+"""
 
 from collections import OrderedDict
 
@@ -14,7 +16,12 @@ from esper_soa.nets.model.parts import NARROW, Conv, Depthwise
 @esper_soa.host("uneven")
 def uneven() -> tuple[HostPart, ...]:
     """Blocks that differ in kernel, width and pool."""
-    return ConvBlock(5, kernel=5, pool=True), ConvBlock(12), ConvBlock(9, kernel=1, pool=True), ConvBlock(16, kernel=7)
+    return (
+        ConvBlock(5, kernel=5, pool=True),
+        ConvBlock(12),
+        ConvBlock(9, kernel=1, pool=True),
+        ConvBlock(16, kernel=7),
+    )
 
 
 @esper_soa.host("refined")
@@ -55,16 +62,27 @@ class Staged(nn.Sequential):
     """Units and a head; the pool in between has no weights."""
 
     def __init__(self, classes: int) -> None:
-        super().__init__(OrderedDict(
-            stem=Unit(3, 6, 2), pool=nn.MaxPool2d(2), body=Unit(6, 10, 1), head=Head(10, classes)
-        ))  # fmt: skip
+        super().__init__(
+            OrderedDict(
+                stem=Unit(3, 6, 2),
+                pool=nn.MaxPool2d(2),
+                body=Unit(6, 10, 1),
+                head=Head(10, classes),
+            )
+        )
 
 
 @esper_soa.host("plain")
 def plain(classes: int) -> nn.Module:
-    """Of torch's own modules and without buffers; a segment gives flat features, and the first has no weights."""
+    """Of torch's own modules and without buffers; a segment gives flat features, and the first has
+    no weights.
+    """
     return nn.Sequential(
-        nn.AvgPool2d(4), nn.Conv2d(3, 4, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(256, classes)
+        nn.AvgPool2d(4),
+        nn.Conv2d(3, 4, 3, padding=1),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(256, classes),
     )
 
 
@@ -99,7 +117,9 @@ class Average(nn.Module):
 
 def chain(classes: int, *segments: nn.Module) -> nn.Sequential:
     """These segments, four channels of 32x32 pixels, and a head."""
-    return nn.Sequential(*segments, nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, classes)))
+    return nn.Sequential(
+        *segments, nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, classes))
+    )
 
 
 @esper_soa.host("empty")
@@ -158,7 +178,8 @@ class Branching(nn.Module):
 
     def __init__(self, classes: int) -> None:
         super().__init__()
-        self.left, self.right = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3)
+        self.left = nn.Conv2d(3, 4, 3)
+        self.right = nn.Conv2d(3, 4, 3)
 
 
 @esper_soa.host("skipping")
@@ -215,7 +236,9 @@ class Passing(nn.Sequential):
     def __init__(self, classes: int) -> None:
         norm = nn.BatchNorm2d(4)
         norm.register_buffer("noise", torch.zeros(4), persistent=False)
-        super().__init__(nn.Conv2d(3, 4, 1), norm, nn.AvgPool2d(32), nn.Flatten(), nn.Linear(4, classes))
+        super().__init__(
+            nn.Conv2d(3, 4, 1), norm, nn.AvgPool2d(32), nn.Flatten(), nn.Linear(4, classes)
+        )
 
 
 @esper_soa.host("hoarding")
@@ -227,7 +250,9 @@ def hoarding(classes: int) -> nn.Module:
 
 @esper_soa.host("dropping")
 def dropping(classes: int) -> nn.Module:
-    return nn.Sequential(OrderedDict(stem=nn.Conv2d(3, 4, 1), body=nn.Dropout(0.5), head=Head(4, classes)))
+    return nn.Sequential(
+        OrderedDict(stem=nn.Conv2d(3, 4, 1), body=nn.Dropout(0.5), head=Head(4, classes))
+    )
 
 
 @esper_soa.host("moody")
@@ -235,7 +260,9 @@ class Moody(nn.Sequential):
     """Gives fewer channels in training."""
 
     def __init__(self, classes: int) -> None:
-        super().__init__(Halved(3, 4, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, classes))
+        super().__init__(
+            Halved(3, 4, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, classes)
+        )
 
 
 class Halved(nn.Conv2d):

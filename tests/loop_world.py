@@ -1,7 +1,8 @@
-"""Scripted envs for the comparison of the stacked engine with plain loops: data, scripts, and both kinds of players.
+"""Scripted envs for the comparison of the stacked engine with plain loops: data, scripts, and both
+kinds of players.
 
-Data, keys and scripts of an env depend on its global number alone, so that it can be played together with others,
-alone, or as a plain loop.
+Data, keys and scripts of an env depend on its global number alone, so that it can be played
+together with others, alone, or as a plain loop.
 """
 
 from dataclasses import dataclass, field
@@ -14,7 +15,13 @@ from torch import Tensor
 from benchmarks.baseline_attribution import ValidationReading
 from benchmarks.baseline_env import BaselineEnv, Batches, ScalarAction
 from benchmarks.baseline_passes import TrainReading, read_together
-from esper_soa.env.config import GatesConfig, GovernorConfig, LifecycleConfig, RewardConfig, SignalsConfig
+from esper_soa.env.config import (
+    GatesConfig,
+    GovernorConfig,
+    LifecycleConfig,
+    RewardConfig,
+    SignalsConfig,
+)
 from esper_soa.env.reward_records import RewardSettings
 from esper_soa.env.step import (
     Rules,
@@ -35,11 +42,15 @@ from esper_soa.nets.snapshot import add_snapshot_, snapshot_where_
 from esper_soa.state import Action, EnvState, Measurements
 from esper_soa.vocabulary import CNN_BLUEPRINTS, NUM_BLUEPRINTS, STAGE_NAMES, Op
 
-BATCH, NUM_BATCHES = 4, 2  # images per training batch, batches per env-step
-VAL_BATCH, NUM_VAL = 6, 2  # the same of validation, which is the same at every env-step
-SIZE = 16  # of images; no layer asks for 32, and a quarter of the pixels takes a quarter of the time
+BATCH = 4  # images per training batch, batches per env-step
+NUM_BATCHES = 2
+VAL_BATCH = 6  # the same of validation, which is the same at every env-step
+NUM_VAL = 2
+# of images; no layer asks for 32, and a quarter of the pixels takes a quarter of the time
+SIZE = 16
 NUM_SLOTS = 3
-TRAINING, VALIDATION = 0, 1
+TRAINING = 0
+VALIDATION = 1
 
 Batch = tuple[Tensor, Tensor]
 
@@ -59,7 +70,9 @@ class Setting:
     accumulate: int = 1  # batches of an optimiser step
     steps: int = 42
     task: TaskConfig = field(default_factory=lambda: TaskConfig(base_channels=4, gradient_stride=2))
-    gates: GatesConfig = field(default_factory=lambda: GatesConfig(min_blending_steps=2, min_gradient_health=0.2))
+    gates: GatesConfig = field(
+        default_factory=lambda: GatesConfig(min_blending_steps=2, min_gradient_health=0.2)
+    )
 
     @property
     def num_batches(self) -> int:
@@ -71,7 +84,11 @@ class Setting:
         """Short waits, so that a slot sees several lives."""
         on = self.auto_forward
         return LifecycleConfig(
-            auto_forward_g1=on, auto_forward_g2=on, auto_forward_g3=on, embargo_steps=2, min_prune_age=7
+            auto_forward_g1=on,
+            auto_forward_g2=on,
+            auto_forward_g3=on,
+            embargo_steps=2,
+            min_prune_age=7,
         )
 
     def rules(self) -> Rules:
@@ -81,7 +98,13 @@ class Setting:
         counts = pools.parameter_table(shape, torch.device("cpu"))
         return Rules(
             nets=NetsConfig(
-                shape, self.task, detached, self.env_chunk, VAL_BATCH, workers=self.workers, accumulate=self.accumulate
+                shape,
+                self.task,
+                detached,
+                self.env_chunk,
+                VAL_BATCH,
+                workers=self.workers,
+                accumulate=self.accumulate,
             ),
             engine=TorchEngine(),
             lifecycle=self.lifecycle,
@@ -99,7 +122,9 @@ class Setting:
 
 @lru_cache(maxsize=4096)
 def batch_of(env: int, purpose: int, number: int, dtype: torch.dtype) -> Batch:
-    """Images [B, 3, SIZE, SIZE] and labels [B] of batch `number` of one env; brightness gives half the label away."""
+    """Images [B, 3, SIZE, SIZE] and labels [B] of batch `number` of one env; brightness gives half
+    the label away.
+    """
     size = VAL_BATCH if purpose == VALIDATION else BATCH
     generator = torch.Generator().manual_seed(((env + 1) * 2 + purpose) * 100_003 + number)
     labels = torch.randint(10, (size,), generator=generator)
@@ -119,9 +144,13 @@ def validation_batches(env: int, setting: Setting) -> list[Batch]:
 
 
 def side_by_side(batches: list[Batch]) -> Batch:
-    """Batches of n envs as the engine takes them: images [B, n*3, SIZE, SIZE] in channels_last and labels [B, n]."""
+    """Batches of n envs as the engine takes them: images [B, n*3, SIZE, SIZE] in channels_last and
+    labels [B, n].
+    """
     images = torch.cat([images for images, _ in batches], dim=1)
-    return images.contiguous(memory_format=torch.channels_last), torch.stack([labels for _, labels in batches], dim=1)
+    return images.contiguous(memory_format=torch.channels_last), torch.stack(
+        [labels for _, labels in batches], dim=1
+    )
 
 
 @dataclass
@@ -136,8 +165,11 @@ class Feed:
     setting: Setting
 
     def batch(self, envs: Tensor, index: int) -> Batch:
-        number, dtype = self.step * self.setting.num_batches + index, self.setting.dtype
-        return side_by_side([batch_of(self.ids[env], TRAINING, number, dtype) for env in envs.tolist()])
+        number = self.step * self.setting.num_batches + index
+        dtype = self.setting.dtype
+        return side_by_side(
+            [batch_of(self.ids[env], TRAINING, number, dtype) for env in envs.tolist()]
+        )
 
     def batches(self, envs: Tensor, size: int) -> list[Batch]:
         seen = envs[:1] if self.setting.shared_validation else envs
@@ -147,24 +179,47 @@ class Feed:
 
 # --- scripts
 
-ADVANCE, FOSSILIZE = ScalarAction(op=Op.ADVANCE), ScalarAction(op=Op.FOSSILIZE)
+ADVANCE = ScalarAction(op=Op.ADVANCE)
+FOSSILIZE = ScalarAction(op=Op.FOSSILIZE)
 REMOVE = ScalarAction(op=Op.PRUNE, alpha_speed=0)
 FADE = ScalarAction(op=Op.PRUNE, alpha_speed=1, alpha_curve=1)  # 3 ticks, cosine
 
 
 def aim(target: int, speed: int, curve: int, style: int) -> ScalarAction:
-    return ScalarAction(op=Op.SET_ALPHA_TARGET, alpha_target=target, alpha_speed=speed, alpha_curve=curve, style=style)
+    return ScalarAction(
+        op=Op.SET_ALPHA_TARGET,
+        alpha_target=target,
+        alpha_speed=speed,
+        alpha_curve=curve,
+        style=style,
+    )
 
 
 def ending(number: int) -> list[ScalarAction]:
-    """What becomes of a seed after TRAINING; targets are 0.5, 0.7 and 1.0, speeds at once, 3 and 5 ticks."""
+    """What becomes of a seed after TRAINING; targets are 0.5, 0.7 and 1.0, speeds at once, 3 and 5
+    ticks.
+    """
     style = number % 4
     return [
         [ADVANCE, FADE],  # from HOLDING down to nothing
-        [aim(0, 1, 3, style), FADE],  # a partial way down freezes the seed for 3 ticks, then it fades
+        [
+            aim(0, 1, 3, style),
+            FADE,
+        ],  # a partial way down freezes the seed for 3 ticks, then it fades
         [ADVANCE, FOSSILIZE],
-        [ADVANCE, aim(1, 1, 1, style), aim(2, 0, 0, (style + 1) % 4), ADVANCE, REMOVE],  # changes its blend twice
-        [aim(0, 0, 0, style), aim(2, 1, 4, style), ADVANCE, FOSSILIZE],  # down at once, then up in a steep sigmoid
+        [
+            ADVANCE,
+            aim(1, 1, 1, style),
+            aim(2, 0, 0, (style + 1) % 4),
+            ADVANCE,
+            REMOVE,
+        ],  # changes its blend twice
+        [
+            aim(0, 0, 0, style),
+            aim(2, 1, 4, style),
+            ADVANCE,
+            FOSSILIZE,
+        ],  # down at once, then up in a steep sigmoid
     ][number % 5]
 
 
@@ -173,15 +228,22 @@ def lives(env: int, slot: int) -> list[ScalarAction]:
     ops = []
     for life in range(3):
         number = 11 * (NUM_SLOTS * env + slot) + 10 * life
-        blueprint, style = CNN_BLUEPRINTS[number % len(CNN_BLUEPRINTS)], number % 4
+        blueprint = CNN_BLUEPRINTS[number % len(CNN_BLUEPRINTS)]
+        style = number % 4
         goal = 1 if number % 5 == 4 else 2
-        ops += [ScalarAction(op=Op.GERMINATE, blueprint=blueprint, style=style, tempo=0, alpha_target=goal)]
+        ops += [
+            ScalarAction(
+                op=Op.GERMINATE, blueprint=blueprint, style=style, tempo=0, alpha_target=goal
+            )
+        ]
         ops += [ADVANCE, REMOVE] if number % 9 == 8 else [ADVANCE, ADVANCE, *ending(number)]
     return [op._replace(slot=slot) for op in ops]
 
 
 class Script:
-    """What one env does: it goes round its slots, and repeats the next op of a slot until it succeeds."""
+    """What one env does: it goes round its slots, and repeats the next op of a slot until it
+    succeeds.
+    """
 
     def __init__(self, env: int, auto_forward: bool) -> None:
         self.env = env
@@ -205,7 +267,9 @@ class StackedEnvs:
     """The stacked engine over the envs with global numbers `ids`."""
 
     def __init__(self, setting: Setting, ids: list[int]) -> None:
-        self.setting, self.ids, self.step = setting, ids, 0
+        self.setting = setting
+        self.ids = ids
+        self.step = 0
         self.rules = setting.rules()
         self.scripts = [Script(env, setting.auto_forward) for env in ids]
         self.weights = pools.allocate(self.shape, len(ids), torch.device("cpu"), setting.dtype)
@@ -214,7 +278,9 @@ class StackedEnvs:
         if setting.governed:
             add_snapshot_(self.weights)
             none = torch.zeros_like(self.weights["snapshot", "fossil"])
-            snapshot_where_(self.weights, self.shape, torch.ones(len(ids), dtype=torch.bool), none, none)
+            snapshot_where_(
+                self.weights, self.shape, torch.ones(len(ids), dtype=torch.bool), none, none
+            )
 
     @property
     def shape(self) -> HostShape:
@@ -230,7 +296,9 @@ class StackedEnvs:
         return [script.action(self.step) for script in self.scripts]
 
     def claimed(self) -> TensorDict:
-        """A copy of the weights as the next training pass will find them, newborn rows initialised."""
+        """A copy of the weights as the next training pass will find them, newborn rows
+        initialised.
+        """
         weights = self.weights.clone()
         active_seeds = pools.read_active_seeds(
             pools.slot_seeds(self.state.slots, self.state.ramp, ablate_fossils=False)
@@ -242,7 +310,10 @@ class StackedEnvs:
         """Train and validate; roll back where the setting says so."""
         feed = Feed(self.ids, self.step, self.setting)
         self.state, measured = measure_(
-            self.rules, self.weights, self.state, Work(feed, self.setting.num_batches, feed, self.seed_keys())
+            self.rules,
+            self.weights,
+            self.state,
+            Work(feed, self.setting.num_batches, feed, self.seed_keys()),
         )
         if self.setting.governed:
             self.state, measured = guard_(self.rules, self.weights, self.state, measured)
@@ -253,10 +324,15 @@ class StackedEnvs:
         heads = [torch.tensor(head) for head in zip(*actions, strict=True)]
         names = ScalarAction._fields
         action = Action(**dict(zip(names, heads, strict=True)), batch_size=[len(actions)])
-        result = apply_action(self.rules, record_and_observe(self.rules, self.state, measured), action)
-        for script, one, success in zip(self.scripts, actions, result.outcome.success.tolist(), strict=True):
+        result = apply_action(
+            self.rules, record_and_observe(self.rules, self.state, measured), action
+        )
+        for script, one, success in zip(
+            self.scripts, actions, result.outcome.success.tolist(), strict=True
+        ):
             script.report(one, success)
-        self.state, self.step = result.state, self.step + 1
+        self.state = result.state
+        self.step = self.step + 1
         return result
 
     def play(self, steps: int) -> None:
@@ -269,8 +345,12 @@ class LoopEnv(BaselineEnv):
     """A plain loop over the same data as the stacked env with global number `number`."""
 
     def __init__(self, setting: Setting, number: int) -> None:
-        super().__init__(setting.task, setting.slots, setting.lifecycle, setting.gates, setting.dtype)
-        self.number, self.setting, self.accumulate = number, setting, setting.accumulate
+        super().__init__(
+            setting.task, setting.slots, setting.lifecycle, setting.gates, setting.dtype
+        )
+        self.number = number
+        self.setting = setting
+        self.accumulate = setting.accumulate
         self.ablate_fossils = RewardConfig(mode=setting.reward).drip_fraction > 0
 
     def measure(self, step: int) -> tuple[TrainReading, ValidationReading]:
@@ -303,34 +383,53 @@ def copy_host(weights: TensorDict, place: int, loop: LoopEnv) -> None:
     set_momentum(loop.optimiser, list(loop.host.parameters()), host["momentum"])
 
 
-def copy_seeds(stacked: StackedEnvs, weights: TensorDict, place: int, loop: LoopEnv, slots: list[int]) -> None:
-    """Seed and gate parameters in `slots`; their momentum too where the loop has an optimiser by now."""
+def copy_seeds(
+    stacked: StackedEnvs, weights: TensorDict, place: int, loop: LoopEnv, slots: list[int]
+) -> None:
+    """Seed and gate parameters in `slots`; their momentum too where the loop has an optimiser by
+    now.
+    """
     for slot in slots:
-        plant, rows = loop.plants[slot], weights["seeds", stacked.shape.slots[slot].name][place]
-        parts = {name: seed_parts(stacked, slot, row, plant.seed.num_parameters()) for name, row in rows.items()}
+        plant = loop.plants[slot]
+        rows = weights["seeds", stacked.shape.slots[slot].name][place]
+        parts = {
+            name: seed_parts(stacked, slot, row, plant.seed.num_parameters())
+            for name, row in rows.items()
+        }
         plant.seed.load_flat(parts["params"][0])
         plant.gate.load_flat(parts["params"][1])
         if plant.optimiser is not None:
             set_momentum(plant.optimiser, plant.parameters(), torch.cat(parts["momentum"]))
 
 
-def seed_parts(stacked: StackedEnvs, slot: int, row: Tensor, seed_size: int) -> tuple[Tensor, Tensor]:
+def seed_parts(
+    stacked: StackedEnvs, slot: int, row: Tensor, seed_size: int
+) -> tuple[Tensor, Tensor]:
     """The numbers of a seed and of its gate in a slot's row."""
     layout = pools.row_layout(stacked.shape, slot)
     return row[:seed_size], row[layout.seed : layout.seed + layout.gate]
 
 
-def set_momentum(optimiser: torch.optim.SGD, parameters: list[torch.nn.Parameter], flat: Tensor) -> None:
-    for parameter, values in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
-        # The fused optimiser takes it for granted that a buffer lies in memory as its parameter does.
-        optimiser.state[parameter]["momentum_buffer"] = torch.empty_like(parameter).copy_(values.view_as(parameter))
+def set_momentum(
+    optimiser: torch.optim.SGD, parameters: list[torch.nn.Parameter], flat: Tensor
+) -> None:
+    for parameter, values in zip(
+        parameters, flat.split([p.numel() for p in parameters]), strict=True
+    ):
+        # The fused optimiser takes it for granted that a buffer lies in memory as its parameter
+        # does.
+        optimiser.state[parameter]["momentum_buffer"] = torch.empty_like(parameter).copy_(
+            values.view_as(parameter)
+        )
 
 
 def momentum_of(optimiser: torch.optim.SGD | None, parameters: list[torch.nn.Parameter]) -> Tensor:
     """Momentum as one vector; zeros where the optimiser has none yet."""
     buffers = [optimiser.state[p].get("momentum_buffer") if optimiser else None for p in parameters]
     pairs = zip(buffers, parameters, strict=True)
-    return torch.cat([(torch.zeros_like(p) if b is None else b).detach().reshape(-1) for b, p in pairs])
+    return torch.cat(
+        [(torch.zeros_like(p) if b is None else b).detach().reshape(-1) for b, p in pairs]
+    )
 
 
 def loop_weights(loop: LoopEnv) -> dict[str, Tensor]:

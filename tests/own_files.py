@@ -1,4 +1,6 @@
-"""Files of own images as users have them, made on the spot: noise whose brightness tells the class."""
+"""Files of own images as users have them, made on the spot: noise whose brightness tells the
+class.
+"""
 
 from pathlib import Path
 
@@ -8,15 +10,22 @@ COUNTS = {"train": 48, "test": 24, "val": 16}
 
 
 def part(name: str, shape: tuple[int, ...], classes: int, count: int = 0) -> dict[str, np.ndarray]:
-    """Images uint8 [count, *shape] and labels uint8 [count, 1] of all classes in turn, as MedMNIST has them."""
+    """Images uint8 [count, *shape] and labels uint8 [count, 1] of all classes in turn, as MedMNIST
+    has them.
+    """
     count = count or COUNTS[name]
     labels = np.arange(count) % classes
     noise = np.random.default_rng(len(name)).integers(0, 100, (count, *shape))
     images = noise + (labels * (155 // classes)).reshape(-1, *(1,) * len(shape))
-    return {f"{name}_images": images.astype(np.uint8), f"{name}_labels": labels.astype(np.uint8)[:, None]}
+    return {
+        f"{name}_images": images.astype(np.uint8),
+        f"{name}_labels": labels.astype(np.uint8)[:, None],
+    }
 
 
-def arrays(shape: tuple[int, ...] = (28, 28), classes: int = 3, val: bool = False) -> dict[str, np.ndarray]:
+def arrays(
+    shape: tuple[int, ...] = (28, 28), classes: int = 3, val: bool = False
+) -> dict[str, np.ndarray]:
     """The content of a file."""
     names = ("train", "val", "test") if val else ("train", "test")
     return {key: array for name in names for key, array in part(name, shape, classes).items()}

@@ -1,4 +1,6 @@
-"""Parts that a user might write, the good and the faulty, as a module that settings can name: parts_of_users:NAME."""
+"""Parts that a user might write, the good and the faulty, as a module that settings can name:
+parts_of_users:NAME.
+"""
 
 import torch
 from torch import Tensor, nn
@@ -39,12 +41,15 @@ class Grouped(nn.Module):
 
 @esper_soa.blueprint("perceptron")
 def perceptron(channels: int) -> nn.Module:
-    """Without a convolution: the mean of an image moves all of its pixels; writes to what it is given."""
+    """Without a convolution: the mean of an image moves all of its pixels; writes to what it is
+    given.
+    """
 
     class Perceptron(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.inner, self.outer = nn.Linear(channels, 2 * channels), nn.Linear(2 * channels, channels)
+            self.inner = nn.Linear(channels, 2 * channels)
+            self.outer = nn.Linear(2 * channels, channels)
 
         def forward(self, x: Tensor) -> Tensor:
             moved = self.outer(torch.tanh(self.inner(x.mean((2, 3)))))
@@ -238,7 +243,9 @@ class Hoarding(nn.Conv2d):
 @esper_soa.reward("gain")
 def gain(inputs: RewardInputs) -> Tensor:
     """The change of accuracy, and the final accuracy."""
-    return inputs.accuracy_delta + torch.where(inputs.step == inputs.max_steps, inputs.val_accuracy, 0.0)
+    return inputs.accuracy_delta + torch.where(
+        inputs.step == inputs.max_steps, inputs.val_accuracy, 0.0
+    )
 
 
 @esper_soa.reward("parts")
@@ -368,7 +375,9 @@ class Following(Eager):
 
     def action(self, view: View, count: Tensor) -> Action:
         own = super().action(view, count)
-        return own.replace(op=torch.where(view.state.signals.val_accuracy[-1] > 12, own.op, Op.WAIT))
+        return own.replace(
+            op=torch.where(view.state.signals.val_accuracy[-1] > 12, own.op, Op.WAIT)
+        )
 
 
 @esper_soa.agent("writing")

@@ -1,5 +1,5 @@
-"""Starts the program in processes of its own, with as little work as possible: what the tests of files, signals and
-streams share.
+"""Starts the program in processes of its own, with as little work as possible: what the tests of
+files, signals and streams share.
 """
 
 import os
@@ -9,13 +9,26 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-# Two hosts of 77 parameters on a handful of images: a round takes a tenth of a second, the start some seconds.
+# Two hosts of 77 parameters on a handful of images: a round takes a tenth of a second, the start
+# some seconds.
 TINY = [
-    "+experiment=smoke", "rounds=2", "steps=2", "train_samples=16", "val_samples=8", "data.synthetic_train=32",
-    "data.synthetic_test=16", "compute.threads=1", "compute.workers=1", "compute.engine=torch",
-]  # fmt: skip
+    "+experiment=smoke",
+    "rounds=2",
+    "steps=2",
+    "train_samples=16",
+    "val_samples=8",
+    "data.synthetic_train=32",
+    "data.synthetic_test=16",
+    "compute.threads=1",
+    "compute.workers=1",
+    "compute.engine=torch",
+]
 # An empty PYTHONUNBUFFERED is none: streams hold back what they are given, as they do for users.
-ENVIRONMENT = os.environ | {"HYDRA_FULL_ERROR": "0", "TRITON_INTERPRET": "0", "PYTHONUNBUFFERED": ""}
+ENVIRONMENT = os.environ | {
+    "HYDRA_FULL_ERROR": "0",
+    "TRITON_INTERPRET": "0",
+    "PYTHONUNBUFFERED": "",
+}
 PATIENCE = 250  # seconds; a guard against waiting for ever, not a measurement
 
 
@@ -27,22 +40,36 @@ def command(*overrides: str, program: str = "train") -> list[str]:
 def finished(
     *overrides: str, folder: Path, program: str = "train", limit: Callable[[], None] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """The program with `overrides`, run to its end in `folder`; `limit` is called in its process before it starts."""
+    """The program with `overrides`, run to its end in `folder`; `limit` is called in its process
+    before it starts.
+    """
     return subprocess.run(
-        command(*overrides, program=program), cwd=folder, env=ENVIRONMENT, capture_output=True, text=True,
-        timeout=PATIENCE, preexec_fn=limit,
-    )  # fmt: skip
+        command(*overrides, program=program),
+        cwd=folder,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        preexec_fn=limit,
+    )
 
 
 def started(*overrides: str, folder: Path) -> subprocess.Popen[str]:
     """Training with `overrides`, running in `folder`."""
     return subprocess.Popen(
-        command(*overrides), cwd=folder, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command(*overrides),
+        cwd=folder,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 
 def wait_until(ready: Callable[[], bool], process: subprocess.Popen[str] | None = None) -> None:
-    """Return once `ready`; raises TimeoutError where it never is, or where a `process` that is given ends before."""
+    """Return once `ready`; raises TimeoutError where it never is, or where a `process` that is
+    given ends before.
+    """
     for _ in range(100 * PATIENCE):
         ended = process is not None and process.poll() is not None
         if ready():

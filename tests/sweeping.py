@@ -11,7 +11,14 @@ from pathlib import Path
 from program import ENVIRONMENT, PATIENCE, TINY, lines, wait_until
 
 # A job of some seconds beyond its start, with a checkpoint after every round.
-LONG = [*TINY, "rounds=24", "checkpoint_every=1", "control=none", "report=false", "telemetry.progress=off"]
+LONG = [
+    *TINY,
+    "rounds=24",
+    "checkpoint_every=1",
+    "control=none",
+    "report=false",
+    "telemetry.progress=off",
+]
 
 
 def sweep_command(*overrides: str) -> list[str]:
@@ -20,20 +27,33 @@ def sweep_command(*overrides: str) -> list[str]:
 
 
 def started_sweep(*overrides: str, folder: Path, **environment: str) -> subprocess.Popen[str]:
-    """A sweep that is running in `folder`, in a session of its own; what it says goes to sweep.log."""
+    """A sweep that is running in `folder`, in a session of its own; what it says goes to
+    sweep.log.
+    """
     with (folder / "sweep.log").open("w") as log:
         return subprocess.Popen(
-            sweep_command(*overrides), cwd=folder, env=ENVIRONMENT | environment, stdout=log,
-            stderr=subprocess.STDOUT, text=True, start_new_session=True,
-        )  # fmt: skip
+            sweep_command(*overrides),
+            cwd=folder,
+            env=ENVIRONMENT | environment,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
 
 
-def finished_sweep(*overrides: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def finished_sweep(
+    *overrides: str, folder: Path, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """A sweep in `folder`, run to its end."""
     return subprocess.run(
-        sweep_command(*overrides), cwd=folder, env=ENVIRONMENT | environment, capture_output=True, text=True,
+        sweep_command(*overrides),
+        cwd=folder,
+        env=ENVIRONMENT | environment,
+        capture_output=True,
+        text=True,
         timeout=2 * PATIENCE,
-    )  # fmt: skip
+    )
 
 
 def holder(run: Path) -> int:
@@ -50,14 +70,22 @@ def opened(process: Path) -> list[str]:
     found = []
     with suppress(OSError):  # it has ended meanwhile, or is somebody else's
         for one in (process / "fd").iterdir():
-            with suppress(FileNotFoundError):  # closed since they were listed, which says nothing of the others
+            with suppress(
+                FileNotFoundError
+            ):  # closed since they were listed, which says nothing of the others
                 found.append(os.readlink(one))
     return found
 
 
-def killed_in_the_middle(run: Path, process: subprocess.Popen[str], number: int = signal.SIGKILL) -> int:
-    """Kill the job in the folder `run` of a sweep once it has a checkpoint; returns the rounds that it had written."""
-    wait_until(lambda: len(lines(run / "metrics.jsonl")) >= 2 and any(run.glob("checkpoint_*.pt")), process)
+def killed_in_the_middle(
+    run: Path, process: subprocess.Popen[str], number: int = signal.SIGKILL
+) -> int:
+    """Kill the job in the folder `run` of a sweep once it has a checkpoint; returns the rounds that
+    it had written.
+    """
+    wait_until(
+        lambda: len(lines(run / "metrics.jsonl")) >= 2 and any(run.glob("checkpoint_*.pt")), process
+    )
     job = holder(run)
     assert job
     os.kill(job, number)

@@ -1,4 +1,6 @@
-"""What was learned on one host plays another: a run of two slots, its checkpoint, and a host of ten slots."""
+"""What was learned on one host plays another: a run of two slots, its checkpoint, and a host of ten
+slots.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -21,9 +23,13 @@ STEPS = 8
 
 
 def test_the_checkpoint_of_two_slots_plays_ten_slots_of_another_host(tmp_path: Path) -> None:
-    small, large = tiny_settings(3, 2, STEPS), tiny_settings(3, 10, STEPS)
-    network, ppo = NetworkConfig(hidden=32, features=32), PPOConfig(epochs=1)
-    small.policy, large.policy = (replace(cfg.policy, network=network, ppo=ppo) for cfg in (small, large))
+    small = tiny_settings(3, 2, STEPS)
+    large = tiny_settings(3, 10, STEPS)
+    network = NetworkConfig(hidden=32, features=32)
+    ppo = PPOConfig(epochs=1)
+    small.policy, large.policy = (
+        replace(cfg.policy, network=network, ppo=ppo) for cfg in (small, large)
+    )
     assert small.task != large.task
     folder = RunFolder(tmp_path)
     run(small, folder)
@@ -44,7 +50,10 @@ def test_the_checkpoint_of_two_slots_plays_ten_slots_of_another_host(tmp_path: P
     assert isinstance(fresh, RecurrentPolicy)
     for policy in (agent, fresh):
         assert torch.equal(policy.places, place_table(world.rules.nets.shape.slots))
-    assert any(not torch.equal(value, agent.state_dict()[name]) for name, value in fresh.state_dict().items())
+    assert any(
+        not torch.equal(value, agent.state_dict()[name])
+        for name, value in fresh.state_dict().items()
+    )
     for name, value in agent.state_dict().items():
         assert saved.learner is not None
         assert torch.equal(value, saved.learner["policy"][name]), name

@@ -1,4 +1,6 @@
-"""The scalar state machine of benchmarks/ against golden timelines and numbers worked out by hand."""
+"""The scalar state machine of benchmarks/ against golden timelines and numbers worked out by
+hand.
+"""
 
 import pytest
 
@@ -14,15 +16,21 @@ def machine_of(lifecycle=None, **gates):
 
 
 def healthy(machine):
-    machine.seed.gradient_health, machine.seed.gradient_measured = 1.0, True
+    machine.seed.gradient_health = 1.0
+    machine.seed.gradient_measured = True
 
 
 def test_manual_lifecycle_follows_the_golden_timeline():
-    """Tempo 5, linear, ADVANCE at 2, 11 (too young), 12, 16 (ramp still running), 17, FOSSILIZE at 18."""
+    """Tempo 5, linear, ADVANCE at 2, 11 (too young), 12, 16 (ramp still running), 17, FOSSILIZE at
+    18.
+    """
     machine = machine_of()
     machine.germinate(Blueprint.NORM, Style.LINEAR_ADD, 5, 1.0, 10.0)
     machine.tick()  # end of env-step 1
-    answers, ages, stages, alphas = {}, {}, {}, {}
+    answers = {}
+    ages = {}
+    stages = {}
+    alphas = {}
     for step in range(2, 19):
         machine.record_accuracy(10.0 + step)
         healthy(machine)
@@ -33,7 +41,8 @@ def test_manual_lifecycle_follows_the_golden_timeline():
             machine.record_contribution(-1.0)  # permissive G5 asks only that it was measured
             answers[step] = machine.fossilize()
         machine.tick()
-        stages[step], alphas[step] = machine.seed.stage, machine.seed.alpha
+        stages[step] = machine.seed.stage
+        alphas[step] = machine.seed.alpha
     assert answers == {2: True, 11: False, 12: True, 16: False, 17: True, 18: True}
     assert ages[2] == (1, 1)
     assert ages[11] == (9, 10)
@@ -41,25 +50,42 @@ def test_manual_lifecycle_follows_the_golden_timeline():
     assert ages[16] == (4, 15)
     assert ages[18] == (1, 17)
     assert [stages[step] for step in (2, 11, 12, 16, 17, 18)] == [
-        Stage.TRAINING, Stage.TRAINING, Stage.BLENDING, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED,
-    ]  # fmt: skip
-    assert [round(alphas[step], 12) for step in range(11, 18)] == [0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.0]
+        Stage.TRAINING,
+        Stage.TRAINING,
+        Stage.BLENDING,
+        Stage.BLENDING,
+        Stage.HOLDING,
+        Stage.FOSSILIZED,
+    ]
+    assert [round(alphas[step], 12) for step in range(11, 18)] == [
+        0.0,
+        0.2,
+        0.4,
+        0.6,
+        0.8,
+        1.0,
+        1.0,
+    ]
     assert machine.seed.accuracy_initial == 12.0
     assert machine.totals == TotalsRecord(germinated=1, blended=1, fossilized=1, contributing=1)
 
 
 def test_automatic_lifecycle_follows_the_golden_timeline():
-    """Tempo 3, sigmoid: TRAINING from the end of step 1, alpha still 0 at the end of 11, HOLDING at the end of 14."""
+    """Tempo 3, sigmoid: TRAINING from the end of step 1, alpha still 0 at the end of 11, HOLDING at
+    the end of 14.
+    """
     machine = machine_of(AUTO)
     machine.germinate(Blueprint.NORM, Style.SIGMOID_ADD, 3, 1.0, 0.0)
     machine.tick()
     assert machine.seed.stage == Stage.TRAINING
-    alphas, stages = {}, {}
+    alphas = {}
+    stages = {}
     for step in range(2, 16):
         machine.record_accuracy(50.0)
         healthy(machine)
         machine.tick()
-        alphas[step], stages[step] = machine.seed.alpha, machine.seed.stage
+        alphas[step] = machine.seed.alpha
+        stages[step] = machine.seed.stage
     assert stages[10] == Stage.TRAINING
     assert (stages[11], alphas[11]) == (Stage.BLENDING, 0.0)
     assert alphas[12] == pytest.approx(0.117310428, abs=1e-9)

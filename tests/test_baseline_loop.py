@@ -1,4 +1,6 @@
-"""The plain loop of benchmarks/: what it is an oracle for is checked here against numbers worked out by hand."""
+"""The plain loop of benchmarks/: what it is an oracle for is checked here against numbers worked
+out by hand.
+"""
 
 import pytest
 import torch
@@ -27,7 +29,9 @@ def batches(count=1, size=4, seed=0):
 def env_of(slots=("r0c1",), seed=0, **task):
     torch.manual_seed(seed)
     settings = {"max_grad_norm": 0.0, "gradient_stride": 1} | task
-    return BaselineEnv(TaskConfig(**settings), list(slots), LifecycleConfig(), GatesConfig(), torch.float64)
+    return BaselineEnv(
+        TaskConfig(**settings), list(slots), LifecycleConfig(), GatesConfig(), torch.float64
+    )
 
 
 def plant(env, blueprint, stage, alpha, slot=0, style=Style.LINEAR_ADD):
@@ -71,11 +75,19 @@ def test_hosts_have_as_many_parameters_as_the_reference_tasks(task, count):
     ],
 )
 def test_seeds_have_as_many_parameters_as_the_reference_blueprints(blueprint, counts):
-    assert tuple(SEEDS[blueprint](channels).num_parameters() for channels in (1, 8, 16, 128)) == counts
+    assert (
+        tuple(SEEDS[blueprint](channels).num_parameters() for channels in (1, 8, 16, 128)) == counts
+    )
 
 
 def test_gates_have_as_many_parameters_as_the_reference():
-    assert [Gate(channels).num_parameters() for channels in (8, 16, 32, 64, 128)] == [81, 145, 273, 1057, 4161]
+    assert [Gate(channels).num_parameters() for channels in (8, 16, 32, 64, 128)] == [
+        81,
+        145,
+        273,
+        1057,
+        4161,
+    ]
 
 
 # --- weights as vectors
@@ -86,7 +98,8 @@ def test_flat_vectors_come_back_as_they_were_put_in():
     vector = torch.arange(host.num_parameters(), dtype=torch.float32)
     host.load_flat(vector)
     assert torch.equal(host.flat(), vector)
-    # conv weight 8 x 3 x 3 x 3 = 216 numbers, then BatchNorm weight and bias of 8 each, then the second block
+    # conv weight 8 x 3 x 3 x 3 = 216 numbers, then BatchNorm weight and bias of 8 each, then the
+    # second block
     assert host.blocks[0].bn.weight[0] == 216
     assert host.blocks[0].bn.bias[0] == 224
     assert host.blocks[1].conv.weight.flatten()[0] == 232
@@ -139,7 +152,8 @@ def test_negative_interactions_add_up_but_boost_nothing():
 
 
 def test_a_seed_in_training_learns_without_disturbing_its_host():
-    alone, grown = env_of(), env_of()
+    alone = env_of()
+    grown = env_of()
     plant(grown, Blueprint.CONV_LIGHT, Stage.TRAINING, 0.0)
     before = grown.plants[0].seed.flat()
     data = batches(2)
@@ -154,9 +168,15 @@ def test_a_seed_in_training_learns_without_disturbing_its_host():
 @pytest.mark.parametrize(
     ("blueprint", "health"),
     [
-        (Blueprint.NORM, 1 - 0.5 * 2 / 3),  # the scale is 0, so GroupNorm gets nothing: 2 tensors of 3
+        (
+            Blueprint.NORM,
+            1 - 0.5 * 2 / 3,
+        ),  # the scale is 0, so GroupNorm gets nothing: 2 tensors of 3
         (Blueprint.ATTENTION, 1 - 0.5 / 3),  # W2 is 0, so W1 gets nothing
-        (Blueprint.BOTTLENECK, 1 - 0.5 * 3 / 5),  # up is 0: down and mid get nothing, and GN's scale of a zero map
+        (
+            Blueprint.BOTTLENECK,
+            1 - 0.5 * 3 / 5,
+        ),  # up is 0: down and mid get nothing, and GN's scale of a zero map
         (Blueprint.CONV_SMALL, 1.0),
         (Blueprint.CONV_HEAVY, 1.0),
     ],
@@ -168,12 +188,16 @@ def test_health_of_the_first_gradient(blueprint, health):
 
 
 def test_host_decays_and_gathers_momentum_and_seeds_do_not_decay():
-    """Two steps at learning rate .01: p1 = p0 - .01 (g0 + wd p0); p2 = p1 - .01 (.9 v0 + g1 + wd p1)."""
+    """Two steps at learning rate .01: p1 = p0 - .01 (g0 + wd p0); p2 = p1 - .01 (.9 v0 + g1 + wd
+    p1).
+    """
     env = env_of()
     plant(env, Blueprint.CONV_LIGHT, Stage.BLENDING, 0.3)
     data = batches(2)
-    expected_host, expected_seed = env.host.flat(), env.plants[0].seed.flat()
-    velocity_host, velocity_seed = torch.zeros_like(expected_host), torch.zeros_like(expected_seed)
+    expected_host = env.host.flat()
+    expected_seed = env.plants[0].seed.flat()
+    velocity_host = torch.zeros_like(expected_host)
+    velocity_seed = torch.zeros_like(expected_seed)
     for batch in data:
         env.train([batch])
         gradient_host = torch.cat([p.grad.flatten() for p in env.host.parameters()])
@@ -189,9 +213,11 @@ def test_host_decays_and_gathers_momentum_and_seeds_do_not_decay():
 def test_host_and_seed_are_clipped_separately():
     env = env_of(max_grad_norm=1e-3, weight_decay=0.0)
     plant(env, Blueprint.CONV_LIGHT, Stage.BLENDING, 0.5)
-    host, seed = env.host.flat(), env.plants[0].seed.flat()
+    host = env.host.flat()
+    seed = env.plants[0].seed.flat()
     env.train(batches())
-    # first step moves by lr times the clipped gradient, whose norm is 1e-3 (up to the 1e-6 in its denominator)
+    # first step moves by lr times the clipped gradient, whose norm is 1e-3 (up to the 1e-6 in its
+    # denominator)
     assert (env.host.flat() - host).norm().item() == pytest.approx(1e-5, rel=1e-3)
     assert (env.plants[0].seed.flat() - seed).norm().item() == pytest.approx(1e-5, rel=1e-3)
 
@@ -203,7 +229,8 @@ def test_a_frozen_seed_stands_still_is_not_measured_and_keeps_its_momentum():
     optimiser = env.plants[0].optimiser
     momentum = optimiser.state[env.plants[0].parameters()[0]]["momentum_buffer"].clone()
     machine.ramp.mode = AlphaMode.DOWN
-    seed, host = env.plants[0].seed.flat(), env.host.flat()
+    seed = env.plants[0].seed.flat()
+    host = env.host.flat()
     assert env.train(batches(seed=1)).gradients == {}
     assert torch.equal(env.plants[0].seed.flat(), seed)
     assert torch.equal(optimiser.state[env.plants[0].parameters()[0]]["momentum_buffer"], momentum)
@@ -219,7 +246,8 @@ def test_a_gate_learns_with_its_seed_once_it_blends():
     gate = env.plants[0].gate.flat()
     env.train(batches())
     assert torch.equal(env.plants[0].gate.flat(), gate)
-    machine.seed.stage, machine.seed.alpha = Stage.BLENDING, 0.5
+    machine.seed.stage = Stage.BLENDING
+    machine.seed.alpha = 0.5
     env.train(batches())
     assert not torch.equal(env.plants[0].gate.flat(), gate)
 
@@ -254,7 +282,8 @@ def test_separate_and_fused_validation_agree_on_every_subset():
     plant(env, Blueprint.DEPTHWISE, Stage.HOLDING, 1.0, slot=2, style=Style.GATED_GATE)
     env.train(batches(2))
     data = batches(2, size=16, seed=3)
-    separate, fused = env.evaluate(data), evaluate_fused(env, data)
+    separate = env.evaluate(data)
+    fused = evaluate_fused(env, data)
     assert separate.ablated == (0, 2)
     assert list(separate.accuracy) == [5, 4, 1, 0]
     assert separate.accuracy == fused.accuracy
@@ -265,11 +294,13 @@ def test_separate_and_fused_validation_agree_on_every_subset():
 
 
 def test_switching_every_seed_off_leaves_the_host_alone():
-    env, alone = env_of(("r0c0", "r0c2")), env_of(("r0c0",))
+    env = env_of(("r0c0", "r0c2"))
+    alone = env_of(("r0c0",))
     plant(env, Blueprint.CONV_HEAVY, Stage.BLENDING, 0.9, slot=0)
     plant(env, Blueprint.CONV_HEAVY, Stage.BLENDING, 0.9, slot=1)
     data = batches(1, size=64)
-    none, host_only = env.evaluate(data, codes=[0]), alone.evaluate(data)
+    none = env.evaluate(data, codes=[0])
+    host_only = alone.evaluate(data)
     assert none.loss == host_only.loss
     assert none.accuracy[0] == host_only.accuracy[0]
 
@@ -310,7 +341,9 @@ def test_a_failed_gate_is_a_valid_action_without_success():
 
 def test_an_env_step_trains_evaluates_records_acts_and_ticks():
     env = env_of()
-    outcome = env.step(batches(), batches(seed=1), ScalarAction(blueprint=Blueprint.CONV_LIGHT, op=Op.GERMINATE))
+    outcome = env.step(
+        batches(), batches(seed=1), ScalarAction(blueprint=Blueprint.CONV_LIGHT, op=Op.GERMINATE)
+    )
     assert outcome.germinated
     env.step(batches(), batches(seed=1), ScalarAction(op=Op.ADVANCE))
     assert env.machines[0].seed.stage == Stage.TRAINING

@@ -1,14 +1,23 @@
-"""N envs in the stacked engine equal N plain loops, env by env, and no env feels what happens in another.
+"""N envs in the stacked engine equal N plain loops, env by env, and no env feels what happens in
+another.
 
-The loops share no kernel with the engine (benchmarks/baseline_env.py): host, seeds, gradients, running statistics, SGD,
-subset rows, gates, ramps and lifecycle are all computed twice.
+The loops share no kernel with the engine (benchmarks/baseline_env.py): host, seeds, gradients,
+running statistics, SGD, subset rows, gates, ramps and lifecycle are all computed twice.
 """
 
 from dataclasses import fields
 
 import pytest
 import torch
-from loop_world import Setting, StackedEnvs, build_loops, copy_host, copy_seeds, loop_weights, stacked_weights
+from loop_world import (
+    Setting,
+    StackedEnvs,
+    build_loops,
+    copy_host,
+    copy_seeds,
+    loop_weights,
+    stacked_weights,
+)
 
 from benchmarks.baseline_lifecycle import RampRecord, SeedRecord, TotalsRecord
 from esper_soa.vocabulary import CNN_BLUEPRINTS, RUNNING_STAGES, Blend, Stage
@@ -26,13 +35,18 @@ SETTINGS = {
 
 
 def is_exact(name, value):
-    return not isinstance(value, float) or (name.startswith(EXACT_FLOATS) and not name.endswith("velocity"))
+    return not isinstance(value, float) or (
+        name.startswith(EXACT_FLOATS) and not name.endswith("velocity")
+    )
 
 
 def compare_record(found, expected, kind, where):
-    """Codes, counters, flags and accuracies exactly; alphas, gradient norms and averages to 1e-8."""
+    """Codes, counters, flags and accuracies exactly; alphas, gradient norms and averages to
+    1e-8.
+    """
     for one in fields(kind):
-        ours, theirs = getattr(found, one.name).item(), getattr(expected, one.name)
+        ours = getattr(found, one.name).item()
+        theirs = getattr(expected, one.name)
         if is_exact(one.name, theirs):
             assert ours == theirs, f"{one.name} of {where}: {ours} instead of {theirs}"
         else:
@@ -44,8 +58,12 @@ def compare_states(stacked, loops):
         where = f"env {loop.number} after env-step {stacked.step}"
         compare_record(stacked.state.totals[place], loop.totals, TotalsRecord, where)
         for slot, machine in enumerate(loop.machines):
-            compare_record(stacked.state.slots[place, slot], machine.seed, SeedRecord, f"slot {slot}, {where}")
-            compare_record(stacked.state.ramp[place, slot], machine.ramp, RampRecord, f"slot {slot}, {where}")
+            compare_record(
+                stacked.state.slots[place, slot], machine.seed, SeedRecord, f"slot {slot}, {where}"
+            )
+            compare_record(
+                stacked.state.ramp[place, slot], machine.ramp, RampRecord, f"slot {slot}, {where}"
+            )
 
 
 def compare_weights(stacked, loops, tolerance):
@@ -54,7 +72,9 @@ def compare_weights(stacked, loops, tolerance):
         ours = stacked_weights(stacked, place, loop)
         for name, theirs in loop_weights(loop).items():
             error = (ours[name] - theirs).abs().max() / theirs.abs().max().clamp(min=1e-6)
-            assert error <= tolerance, f"{name} of env {loop.number} at env-step {stacked.step}: off by {error:.1e}"
+            assert error <= tolerance, (
+                f"{name} of env {loop.number} at env-step {stacked.step}: off by {error:.1e}"
+            )
 
 
 def compare_measurements(measured, place, trained, tested, tolerance):
@@ -70,8 +90,11 @@ def subset_accuracies(measured, place):
 
 
 def plant_newborns(stacked, loops):
-    """The loops' fresh seeds get the weights that the engine's will have, which must not be what lay there before."""
-    claimed, newborn = stacked.claimed(), stacked.state.slots.newborn
+    """The loops' fresh seeds get the weights that the engine's will have, which must not be what
+    lay there before.
+    """
+    claimed = stacked.claimed()
+    newborn = stacked.state.slots.newborn
     for place, loop in enumerate(loops):
         slots = newborn[place].nonzero().flatten().tolist()
         copy_seeds(stacked, claimed, place, loop, slots)
@@ -86,7 +109,9 @@ def respond_both(stacked, loops, measured, readings):
     for place, (loop, action, reading) in enumerate(zip(loops, actions, readings, strict=True)):
         loop.record(*reading)
         theirs = loop.apply(action)
-        assert {name: outcome[place].get(name).item() for name in theirs._fields} == theirs._asdict()
+        assert {
+            name: outcome[place].get(name).item() for name in theirs._fields
+        } == theirs._asdict()
         loop.tick()
     return actions
 
@@ -95,7 +120,10 @@ class Coverage:
     """What the scripts brought about, so that the comparison cannot become empty unnoticed."""
 
     def __init__(self):
-        self.blended, self.stages, self.frozen, self.contributions = set(), set(), 0, 0
+        self.blended = set()
+        self.stages = set()
+        self.frozen = 0
+        self.contributions = 0
 
     def note(self, loops):
         for machine in (machine for loop in loops for machine in loop.machines):
@@ -116,7 +144,8 @@ class Coverage:
 @pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS.keys())
 def test_envs_together_equal_as_many_plain_loops_through_whole_lives(setting):
     stacked = StackedEnvs(setting, IDS)
-    loops, coverage = build_loops(stacked), Coverage()
+    loops = build_loops(stacked)
+    coverage = Coverage()
     for step in range(setting.steps):
         plant_newborns(stacked, loops)
         measured = stacked.measure()
@@ -157,7 +186,10 @@ def test_single_env_steps_from_the_same_state_agree_in_single_precision():
 
 def everything(envs):
     """Every tensor of env state and weights, by its path."""
-    return {**envs.state.to_tensordict().flatten_keys(".").to_dict(), **envs.weights.flatten_keys(".").to_dict()}
+    return {
+        **envs.state.to_tensordict().flatten_keys(".").to_dict(),
+        **envs.weights.flatten_keys(".").to_dict(),
+    }
 
 
 def different(ours, theirs, rows):
@@ -195,10 +227,15 @@ def poison_seeds(envs, place):
 def test_nan_in_the_weights_of_one_env_touches_no_other_by_a_bit(poison):
     sick = 2  # shares its chunk with env 3
     others = [place for place in range(len(IDS)) if place != sick]
-    healthy, poisoned = StackedEnvs(Setting(), IDS), StackedEnvs(Setting(), IDS)
+    healthy = StackedEnvs(Setting(), IDS)
+    poisoned = StackedEnvs(Setting(), IDS)
     for envs in (healthy, poisoned):
         envs.play(13)
-        envs.scripts[sick].todo = [[], [], []]  # no gate may judge it: what runs beside the others must be the same
+        envs.scripts[sick].todo = [
+            [],
+            [],
+            [],
+        ]  # no gate may judge it: what runs beside the others must be the same
     poison(poisoned, sick)
     for envs in (healthy, poisoned):
         envs.play(6)
@@ -210,15 +247,20 @@ def test_nan_in_the_weights_of_one_env_touches_no_other_by_a_bit(poison):
 
 def test_an_env_that_is_rolled_back_touches_no_other_by_a_bit():
     # Alone in its chunk: after the rollback other seeds run in it than in the healthy one.
-    setting, sick, others = Setting(env_chunk=1, governed=True), 2, [0, 1, 3, 4]
-    healthy, poisoned = StackedEnvs(setting, IDS), StackedEnvs(setting, IDS)
+    setting = Setting(env_chunk=1, governed=True)
+    sick = 2
+    others = [0, 1, 3, 4]
+    healthy = StackedEnvs(setting, IDS)
+    poisoned = StackedEnvs(setting, IDS)
     for envs in (healthy, poisoned):
         envs.play(13)
     poison_host(poisoned, sick)
     for envs in (healthy, poisoned):
         envs.play(6)
     assert poisoned.weights["host"][sick].isfinite().all()
-    assert not torch.equal(healthy.weights["host", "params"][sick], poisoned.weights["host", "params"][sick])
+    assert not torch.equal(
+        healthy.weights["host", "params"][sick], poisoned.weights["host", "params"][sick]
+    )
     assert not different(everything(healthy), everything(poisoned), others)
 
 
@@ -228,12 +270,14 @@ def sleeping(envs):
 
 
 def test_garbage_in_sleeping_rows_changes_nothing_by_a_bit():
-    clean, littered = StackedEnvs(Setting(), IDS), StackedEnvs(Setting(), IDS)
+    clean = StackedEnvs(Setting(), IDS)
+    littered = StackedEnvs(Setting(), IDS)
     for envs in (clean, littered):
         for place in (0, 2, 4):
             envs.scripts[place].todo[place // 2] = []  # one slot of these envs stays empty for ever
         envs.play(2)
-    asleep, generator = sleeping(littered), torch.Generator().manual_seed(1)
+    asleep = sleeping(littered)
+    generator = torch.Generator().manual_seed(1)
     for slot, pool in enumerate(littered.weights["seeds"].values()):
         for rows in pool.values():
             garbage = 100 * torch.randn(rows.shape, generator=generator, dtype=rows.dtype)
@@ -241,10 +285,13 @@ def test_garbage_in_sleeping_rows_changes_nothing_by_a_bit():
     for envs in (clean, littered):
         envs.play(14)
     assert (asleep & clean.state.slots.running).any(), "no seed was born into a littered row"
-    ours, theirs = everything(clean), everything(littered)
+    ours = everything(clean)
+    theirs = everything(littered)
     of_seeds = [name for name in ours if name.startswith("seeds.")]
     for slot, spec in enumerate(clean.shape.slots):
         awake = ~sleeping(clean)[:, slot]
         names = [f"seeds.{spec.name}.{kind}" for kind in ("params", "momentum")]
         assert not different({name: ours[name] for name in names}, theirs, awake)
-    assert not different({name: rows for name, rows in ours.items() if name not in of_seeds}, theirs, slice(None))
+    assert not different(
+        {name: rows for name, rows in ours.items() if name not in of_seeds}, theirs, slice(None)
+    )

@@ -1,4 +1,6 @@
-"""What is built from settings is what they say: each setting that reaches the rules of a run, at a value of its own."""
+"""What is built from settings is what they say: each setting that reaches the rules of a run, at a
+value of its own.
+"""
 
 from dataclasses import replace
 
@@ -10,7 +12,13 @@ from esper_soa import build
 from esper_soa.build import build_rules
 from esper_soa.config import AttributionConfig, ComputeConfig, TrainConfig
 from esper_soa.env.attribution import prefix_codes
-from esper_soa.env.config import GatesConfig, GovernorConfig, LifecycleConfig, RewardConfig, SignalsConfig
+from esper_soa.env.config import (
+    GatesConfig,
+    GovernorConfig,
+    LifecycleConfig,
+    RewardConfig,
+    SignalsConfig,
+)
 from esper_soa.env.shapley import arrival_orders
 from esper_soa.nets.config import SubsetRows
 from esper_soa.vocabulary import BLUEPRINT_NAMES, Stage
@@ -24,36 +32,56 @@ def settings(**changed: object) -> TrainConfig:
 
 def test_the_rules_are_those_of_the_settings() -> None:
     parts = {
-        "lifecycle": LifecycleConfig(embargo_steps=7), "gates": GatesConfig(min_blending_steps=4),
-        "signals": SignalsConfig(plateau_threshold=0.75), "governor": GovernorConfig(snapshot_steps=3),
-    }  # fmt: skip
-    rules = build_rules(settings(max_seeds=2, reward=RewardConfig(mode="basic", rent_weight=0.25), **parts), CPU)
+        "lifecycle": LifecycleConfig(embargo_steps=7),
+        "gates": GatesConfig(min_blending_steps=4),
+        "signals": SignalsConfig(plateau_threshold=0.75),
+        "governor": GovernorConfig(snapshot_steps=3),
+    }
+    rules = build_rules(
+        settings(max_seeds=2, reward=RewardConfig(mode="basic", rent_weight=0.25), **parts), CPU
+    )
     for name, part in parts.items():
         assert getattr(rules, name) is part, name
     assert (rules.max_seeds, rules.max_steps) == (2, 9)
-    assert (rules.reward.config.mode, rules.reward.config.rent_weight, rules.reward.max_steps) == ("basic", 0.25, 9)
+    assert (rules.reward.config.mode, rules.reward.config.rent_weight, rules.reward.max_steps) == (
+        "basic",
+        0.25,
+        9,
+    )
 
 
 def test_only_the_blueprints_of_the_task_are_allowed() -> None:
     cfg = settings()
-    rules = build_rules(replace(cfg, task=replace(cfg.task, blueprints=["norm", "conv_heavy"])), CPU)
-    assert [BLUEPRINT_NAMES[code] for code in rules.blueprints.nonzero().flatten().tolist()] == ["norm", "conv_heavy"]
+    rules = build_rules(
+        replace(cfg, task=replace(cfg.task, blueprints=["norm", "conv_heavy"])), CPU
+    )
+    assert [BLUEPRINT_NAMES[code] for code in rules.blueprints.nonzero().flatten().tolist()] == [
+        "norm",
+        "conv_heavy",
+    ]
 
 
 def test_the_networks_are_laid_out_as_the_settings_say() -> None:
     alone = build_rules(settings(lifecycle=LifecycleConfig(detached_stages=["training"])), CPU).nets
-    longer = build_rules(settings(lifecycle=LifecycleConfig(detached_stages=["holding", "training"])), CPU).nets
+    longer = build_rules(
+        settings(lifecycle=LifecycleConfig(detached_stages=["holding", "training"])), CPU
+    ).nets
     assert alone.detached_stages == (Stage.TRAINING,)
     assert set(longer.detached_stages) == {Stage.TRAINING, Stage.HOLDING}
-    laid_out = build_rules(settings(compute=ComputeConfig(env_chunk=1, workers=2, precision="bfloat16")), CPU).nets
+    laid_out = build_rules(
+        settings(compute=ComputeConfig(env_chunk=1, workers=2, precision="bfloat16")), CPU
+    ).nets
     assert (laid_out.env_chunk, laid_out.workers, laid_out.precision) == (1, 2, torch.bfloat16)
 
 
 def test_pairs_and_sampled_subsets_are_evaluated_where_they_are_asked_for() -> None:
     assert build_rules(settings(), CPU).nets.rows == SubsetRows(True, ())
-    assert build_rules(settings(attribution=AttributionConfig(pairs=False)), CPU).nets.rows == SubsetRows(False, ())
+    assert build_rules(
+        settings(attribution=AttributionConfig(pairs=False)), CPU
+    ).nets.rows == SubsetRows(False, ())
     sampled = [
-        build_rules(settings(seed=seed, attribution=AttributionConfig(shapley_samples=12)), CPU) for seed in (3, 4)
+        build_rules(settings(seed=seed, attribution=AttributionConfig(shapley_samples=12)), CPU)
+        for seed in (3, 4)
     ]
     for seed, rules in zip((3, 4), sampled, strict=True):
         orders = arrival_orders(SLOTS, 12, seed, CPU)
@@ -73,6 +101,8 @@ def test_few_slots_need_no_sampled_subsets() -> None:
 def test_a_world_takes_its_device_before_anything_is_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[torch.device] = []
     monkeypatch.setattr(build, "take_device", taken.append)
-    monkeypatch.setattr(build, "build_rules", lambda *_: pytest.fail("not yet") if not taken else build_rules(*_))
+    monkeypatch.setattr(
+        build, "build_rules", lambda *_: pytest.fail("not yet") if not taken else build_rules(*_)
+    )
     build.build_world(settings(), torch.device("cpu"))
     assert taken == [torch.device("cpu")]

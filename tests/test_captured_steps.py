@@ -1,7 +1,8 @@
-"""What CUDA graphs need of an env-step, shown without a GPU: a round of steps on static buffers gives the same bits.
+"""What CUDA graphs need of an env-step, shown without a GPU: a round of steps on static buffers
+gives the same bits.
 
-Inside of such a step nothing waits for the device, nothing is uploaded, and no buffer moves: what a capture would
-refuse, or what a replay would not notice.
+Inside of such a step nothing waits for the device, nothing is uploaded, and no buffer moves: what a
+capture would refuse, or what a replay would not notice.
 """
 
 import io
@@ -57,10 +58,15 @@ def capture(world: World, steps: StepCache) -> None:
 
 
 @pytest.mark.parametrize(("env_chunk", "stride"), [(4, 2), (2, 1)])
-def test_a_round_of_captured_steps_equals_an_ordinary_one_bit_for_bit(env_chunk: int, stride: int) -> None:
+def test_a_round_of_captured_steps_equals_an_ordinary_one_bit_for_bit(
+    env_chunk: int, stride: int
+) -> None:
     settings = tiny_settings(4, 3, STEPS)
-    settings.train_samples, settings.task.gradient_stride = 4, stride
-    settings.compute.env_chunk, settings.compute.workers, settings.compute.engine = env_chunk, 1, "torch"
+    settings.train_samples = 4
+    settings.task.gradient_stride = stride
+    settings.compute.env_chunk = env_chunk
+    settings.compute.workers = 1
+    settings.compute.engine = "torch"
     worlds = [build_world(settings, CPU) for _ in range(2)]
     steps = WatchedSteps(capture=False)
     capture(worlds[1], steps)
@@ -68,7 +74,9 @@ def test_a_round_of_captured_steps_equals_an_ordinary_one_bit_for_bit(env_chunk:
     assert same.record == ordinary.record
     assert same.seeds["germinated"] > 0
     for (name, value), wanted in zip(
-        worlds[1].weights.flatten_keys(".").items(), worlds[0].weights.flatten_keys(".").values(), strict=True
+        worlds[1].weights.flatten_keys(".").items(),
+        worlds[0].weights.flatten_keys(".").values(),
+        strict=True,
     ):
         assert torch.equal(value, wanted), name
     assert steps.counts["plain"] >= 3 * STEPS
@@ -89,20 +97,28 @@ def test_rounds_whose_decisions_lie_on_static_buffers_teach_the_same_bit_for_bit
     settings = tiny_settings(4, 3, STEPS)
     settings.compute.engine = "torch"
     settings.policy.network = NetworkConfig(hidden=32, features=16)
-    settings.policy.ppo = PPOConfig(epochs=3, minibatches=2, entropy_anneal_rounds=4, entropy_coef_end=0.01)
+    settings.policy.ppo = PPOConfig(
+        epochs=3, minibatches=2, entropy_anneal_rounds=4, entropy_coef_end=0.01
+    )
     found = []
     for captured_decisions in (False, True):
         world = build_world(settings, CPU)
-        player, kept = build_player(settings, world), [WatchedSteps(capture=False) for _ in range(3)]
+        player = build_player(settings, world)
+        kept = [WatchedSteps(capture=False) for _ in range(3)]
         if captured_decisions:
             learner = player.learner
             assert isinstance(player.agent, RecurrentPolicy)
             assert learner is not None
-            world.kernels, learner.steps = world.kernels._replace(steps=kept[0]), kept[1]
+            world.kernels = world.kernels._replace(steps=kept[0])
+            learner.steps = kept[1]
             player = Player(CapturedPolicy(player.agent, kept[2]), learner)
         found.append(learned(world, player))
         if captured_decisions:
-            assert [steps.counts["plain"] for steps in kept] == [3 * 3 * STEPS, 3 * 3 * 2, 3 * (STEPS + 1)]
+            assert [steps.counts["plain"] for steps in kept] == [
+                3 * 3 * STEPS,
+                3 * 3 * 2,
+                3 * (STEPS + 1),
+            ]
             assert [len(steps._kept) for steps in kept] == [3, 2, 1]
     ordinary, same = found
     assert same.keys() == ordinary.keys()
@@ -118,12 +134,17 @@ def learned(world: World, player: Player) -> dict[str, torch.Tensor]:
         quiet = Progress(4 * STEPS, Console(file=io.StringIO()), "off")
         result, rollout = play_round(world, player, Round(number, quiet))
         assert rollout is not None
-        rollout.rows.reset[2, 1] = number == 1  # a restart, as after a rollback: other stretches in one of the updates
+        # a restart, as after a rollback: other stretches in one of the updates
+        rollout.rows.reset[2, 1] = number == 1
         report = player.learner.update(rollout)
         assert report["steps"] > 0
-        found |= {f"{number}/{name}": torch.tensor(value).nan_to_num() for name, value in report.items()}
+        found |= {
+            f"{number}/{name}": torch.tensor(value).nan_to_num() for name, value in report.items()
+        }
         numbers = {name: value for name, value in result.record.items() if isinstance(value, float)}
         assert numbers
-        found |= {f"{number}/{name}": torch.tensor(value).nan_to_num() for name, value in numbers.items()}
+        found |= {
+            f"{number}/{name}": torch.tensor(value).nan_to_num() for name, value in numbers.items()
+        }
     found |= {name: value.clone() for name, value in player.learner.policy.state_dict().items()}
     return found | dict(player.learner.adam._asdict())

@@ -20,7 +20,11 @@ def printed(console: Console) -> str:
 
 
 def test_every_engine_has_its_row_and_the_quickest_is_told() -> None:
-    rows = [Tried("native", "", 1e-6, 0.010), Tried("torch", "", 0.0, 0.025, 3 * 2**20), Tried("triton", "no GPU")]
+    rows = [
+        Tried("native", "", 1e-6, 0.010),
+        Tried("torch", "", 0.0, 0.025, 3 * 2**20),
+        Tried("triton", "no GPU"),
+    ]
     console = Console(file=io.StringIO(), width=140)
     console.print(engine_table(rows, TrainConfig()))
     lines = [line.split() for line in printed(console).splitlines()]
@@ -30,7 +34,10 @@ def test_every_engine_has_its_row_and_the_quickest_is_told() -> None:
 
 
 def test_every_part_that_graphs_may_replay_has_its_row() -> None:
-    rows = [TriedPart("policy", "", 2e-6, 0.001, 0.040, 3 * 2**20), TriedPart("gradient steps", "no GPU")]
+    rows = [
+        TriedPart("policy", "", 2e-6, 0.001, 0.040, 3 * 2**20),
+        TriedPart("gradient steps", "no GPU"),
+    ]
     console = Console(file=io.StringIO(), width=140)
     console.print(graph_table(rows))
     lines = [line.split() for line in printed(console).splitlines()]
@@ -45,7 +52,8 @@ def test_what_cannot_be_captured_is_told_part_by_part() -> None:
 
 
 def test_a_cpu_is_checked_on_the_shapes_of_a_run() -> None:
-    console, cfg = Console(file=io.StringIO(), width=140), tiny_settings(3, 2, 4)
+    console = Console(file=io.StringIO(), width=140)
+    cfg = tiny_settings(3, 2, 4)
     cfg.device = "cpu"
     check_device(cfg, console)
     shown = printed(console)

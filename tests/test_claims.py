@@ -28,7 +28,14 @@ def held(tmp_path: Path) -> Iterator[Path]:
     """A run folder as a run leaves it in its first round, in which another process is at work."""
     folder = tmp_path / "run"
     (folder / ".hydra").mkdir(parents=True)
-    for name in ("config.yaml", "overrides.txt", "versions.json", "log.txt", ".hydra/config.yaml", ".hydra/hydra.yaml"):
+    for name in (
+        "config.yaml",
+        "overrides.txt",
+        "versions.json",
+        "log.txt",
+        ".hydra/config.yaml",
+        ".hydra/hydra.yaml",
+    ):
         (folder / name).write_text(f"{name} of the first\n")
     holder = subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], stdout=subprocess.PIPE)
     assert holder.stdout is not None
@@ -39,7 +46,9 @@ def held(tmp_path: Path) -> Iterator[Path]:
     holder.stdout.close()
 
 
-@pytest.mark.parametrize("way", ["run_dir=run", "hydra.run.dir=run", "run_dir=run resume=auto", "resume=run"])
+@pytest.mark.parametrize(
+    "way", ["run_dir=run", "hydra.run.dir=run", "run_dir=run resume=auto", "resume=run"]
+)
 def test_a_second_run_is_refused_and_changes_nothing(held: Path, way: str) -> None:
     if way == "resume=run":
         write_sealed(held / "checkpoint_000001.pt", lambda file: file.write(b"whatever"))
@@ -52,7 +61,9 @@ def test_a_second_run_is_refused_and_changes_nothing(held: Path, way: str) -> No
 
 def test_a_second_evaluation_is_refused_and_changes_nothing(held: Path) -> None:
     (held.parent / "other").mkdir()
-    write_sealed(held.parent / "other" / "checkpoint_000001.pt", lambda file: file.write(b"whatever"))
+    write_sealed(
+        held.parent / "other" / "checkpoint_000001.pt", lambda file: file.write(b"whatever")
+    )
     before = contents(held)
     done = finished("checkpoint=other", "run_dir=run", folder=held.parent, program="evaluate")
     assert done.stderr == f"error: run_dir={held}: another process is writing to this run\n"
@@ -62,13 +73,22 @@ def test_a_second_evaluation_is_refused_and_changes_nothing(held: Path) -> None:
 
 def test_a_job_of_a_sweep_whose_folder_is_taken_fails_and_changes_nothing(held: Path) -> None:
     before = contents(held)
-    done = finished("-m", "+experiment=smoke", "envs=3", "run_dir=.", "hydra.sweep.subdir=run", folder=held.parent)
+    done = finished(
+        "-m",
+        "+experiment=smoke",
+        "envs=3",
+        "run_dir=.",
+        "hydra.sweep.subdir=run",
+        folder=held.parent,
+    )
     assert done.returncode == 1
     assert "failed jobs:\n  #0 +experiment=smoke envs=3 run_dir=.: run_dir=" in done.stderr
     assert contents(held) == before
 
 
-def test_a_folder_is_free_again_after_its_session_and_once_its_process_is_killed(held: Path, tmp_path: Path) -> None:
+def test_a_folder_is_free_again_after_its_session_and_once_its_process_is_killed(
+    held: Path, tmp_path: Path
+) -> None:
     with pytest.raises(UserError, match="another process"), session(RunFolder(held)):
         pass
     free = RunFolder(tmp_path)

@@ -1,4 +1,6 @@
-"""The command line that compares settings, with runs of its own: seeds shared, finished runs kept, mistakes told."""
+"""The command line that compares settings, with runs of its own: seeds shared, finished runs kept,
+mistakes told.
+"""
 
 import json
 from pathlib import Path
@@ -10,8 +12,17 @@ from esper_soa import compare as command
 from esper_soa.errors import UserError
 from esper_soa.runs import RecordedRun
 
-TINY = ("+experiment=smoke", "rounds=1", "steps=4", "envs=2", "train_samples=16", "val_samples=16", "batch_size=8",
-        "control=none", "policy=schedule")  # fmt: skip
+TINY = (
+    "+experiment=smoke",
+    "rounds=1",
+    "steps=4",
+    "envs=2",
+    "train_samples=16",
+    "val_samples=16",
+    "batch_size=8",
+    "control=none",
+    "policy=schedule",
+)
 
 
 def study(tmp_path: Path, *given: str) -> command.Study:
@@ -19,7 +30,9 @@ def study(tmp_path: Path, *given: str) -> command.Study:
 
 
 def quiet() -> Console:
-    return Console(width=200, record=True, quiet=False, file=open("/dev/null", "w", encoding="utf-8"))  # noqa: SIM115
+    return Console(
+        width=200, record=True, quiet=False, file=open("/dev/null", "w", encoding="utf-8")
+    )  # noqa: SIM115
 
 
 GROUPS = ("a=", "b=policy.name=wait", "c=task.host_lr=0.5")
@@ -36,19 +49,27 @@ def test_groups_play_the_same_seeds_and_finished_runs_are_kept(tmp_path: Path) -
     assert "2 seeds cannot show any difference" in told
     record = json.loads((tmp_path / "study" / "compare.json").read_text())
     assert list(record["groups"]) == ["a", "b", "c"]
-    turns = [json.loads(line) for line in (tmp_path / "study" / "turns.jsonl").read_text().splitlines()]
+    turns = [
+        json.loads(line) for line in (tmp_path / "study" / "turns.jsonl").read_text().splitlines()
+    ]
     assert turns == [{"seed": seed, "round": 1, "order": ["a", "b", "c"]} for seed in (5, 9)]
     for group in asked.groups:
         runs = [RecordedRun(asked.folder(group, seed)) for seed in asked.seeds]
-        assert [run.summary["grown"]["accuracy"] for run in runs] == record["groups"][group]["accuracy"]
+        assert [run.summary["grown"]["accuracy"] for run in runs] == record["groups"][group][
+            "accuracy"
+        ]
         assert [run.summary["grown"]["net"] for run in runs] == record["groups"][group]["net"]
-    first, second = (RecordedRun(asked.folder("c", seed)).summary["grown"]["accuracies"] for seed in asked.seeds)
+    first, second = (
+        RecordedRun(asked.folder("c", seed)).summary["grown"]["accuracies"] for seed in asked.seeds
+    )
     assert first != second
     written = {path: path.stat().st_mtime_ns for path in (tmp_path / "study").rglob("summary.json")}
     asked.folder("b", 9).joinpath("summary.json").unlink()
     assert command.compare(study(tmp_path, *GROUPS, "seeds=[5,9]"), quiet()) == []
     again = {path: path.stat().st_mtime_ns for path in (tmp_path / "study").rglob("summary.json")}
-    assert {path for path in written if written[path] != again[path]} == {asked.folder("b", 9) / "summary.json"}
+    assert {path for path in written if written[path] != again[path]} == {
+        asked.folder("b", 9) / "summary.json"
+    }
     assert json.loads((tmp_path / "study" / "compare.json").read_text()) == record
 
 
@@ -57,14 +78,24 @@ def test_a_study_leaves_a_report_that_tells_its_tests(tmp_path: Path) -> None:
     asked = study(tmp_path, "a=", "b=policy.name=wait", "seeds=[5,9]")
     console = quiet()
     assert command.compare(asked, console) == []
-    assert f"report   {tmp_path / 'study' / 'report.html'}" in console.export_text().replace("\n", "")
+    assert f"report   {tmp_path / 'study' / 'report.html'}" in console.export_text().replace(
+        "\n", ""
+    )
     page = (tmp_path / "study" / "report.html").read_text()
     record = json.loads((tmp_path / "study" / "compare.json").read_text())
     for row in record["comparisons"]:
         low, high = ("–" if row[end] is None else f"{row[end]:+.2f}" for end in ("low", "high"))
-        cells = ["b", "a", command.MEASURES[row["measure"]], f"{row['mean']:+.2f} [{low}, {high}]",
-                 f"{row['won']} of 2", f"{row['effect']:+.2f}", f"{row['p']:.3f}", f"{row['corrected']:.3f}",
-                 row["verdict"]]  # fmt: skip
+        cells = [
+            "b",
+            "a",
+            command.MEASURES[row["measure"]],
+            f"{row['mean']:+.2f} [{low}, {high}]",
+            f"{row['won']} of 2",
+            f"{row['effect']:+.2f}",
+            f"{row['p']:.3f}",
+            f"{row['corrected']:.3f}",
+            row["verdict"],
+        ]
         assert "".join(f"<td>{cell}</td>" for cell in cells) in page
         assert row["power"] in page
     assert "over 2 seeds that every group has played in lockstep" in page
@@ -86,7 +117,10 @@ def test_a_run_that_fails_does_not_lose_the_others(tmp_path: Path) -> None:
     ("given", "words"),
     [
         (["a="], "groups=a: must be two or more"),
-        (["a=", "b=wrong"], 'b=wrong: must be a setting of esper-train, or a group: NAME="setting=value'),
+        (
+            ["a=", "b=wrong"],
+            'b=wrong: must be a setting of esper-train, or a group: NAME="setting=value',
+        ),
         (["a=", "b=env=4"], "Did you mean envs"),
         (["a=", "b=", "seeds=0"], "seeds=0: must be a number from 1 to 10000"),
         (["a=", "b=", "seeds=[1,1]"], "without a seed twice"),
@@ -94,7 +128,9 @@ def test_a_run_that_fails_does_not_lose_the_others(tmp_path: Path) -> None:
         (["a=", "a=", "b="], "a group of its own"),
     ],
 )
-def test_mistakes_are_told_before_anything_runs(tmp_path: Path, given: list[str], words: str) -> None:
+def test_mistakes_are_told_before_anything_runs(
+    tmp_path: Path, given: list[str], words: str
+) -> None:
     with pytest.raises(UserError, match=words):
         study(tmp_path, *given)
 
@@ -103,7 +139,9 @@ def test_a_number_of_seeds_begins_at_the_setting(tmp_path: Path) -> None:
     assert study(tmp_path, "a=", "b=", "seeds=3").seeds == (42, 43, 44)
 
 
-def test_the_command_ends_with_its_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_ends_with_its_status(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
         command.main([*TINY, "a="])
     assert ended.value.code == 2

@@ -1,4 +1,6 @@
-"""Compiled env-step kernels: whole functions, one graph for a whole episode, the same numbers as eager."""
+"""Compiled env-step kernels: whole functions, one graph for a whole episode, the same numbers as
+eager.
+"""
 
 import io
 from collections.abc import Iterator
@@ -28,7 +30,8 @@ from esper_soa.state import EnvState
 from esper_soa.vocabulary import Op
 
 STEPS = 40
-ROUNDING = 1e-12  # relative; inductor may add up in another order and fuses multiplications with additions
+# relative; inductor may add up in another order and fuses multiplications with additions
+ROUNDING = 1e-12
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +56,9 @@ def assert_same(mine: EnvState, theirs: EnvState, where: str, rounding: float) -
         other = expected[name]
         assert value.dtype == other.dtype, f"{where} {name}"
         if rounding and value.is_floating_point():
-            torch.testing.assert_close(value, other, rtol=rounding, atol=rounding, msg=f"{where} {name}")
+            torch.testing.assert_close(
+                value, other, rtol=rounding, atol=rounding, msg=f"{where} {name}"
+            )
         else:
             assert torch.equal(value, other), f"{where} {name}"
 
@@ -63,27 +68,35 @@ def assert_percepts_agree(mine: Observed, theirs: Observed, where: str, rounding
         assert_same(getattr(mine, name), getattr(theirs, name), f"{where} {name}", rounding)
 
 
-def assert_responses_agree(mine: StepResult, theirs: StepResult, where: str, rounding: float) -> None:
+def assert_responses_agree(
+    mine: StepResult, theirs: StepResult, where: str, rounding: float
+) -> None:
     for name in StepResult._fields:
         assert_same(getattr(mine, name), getattr(theirs, name), f"{where} {name}", rounding)
 
 
 def play_both(kernels: StepKernels, rules: Rules, num_envs: int, rounding: float = 0.0) -> Tensor:
-    """Play an episode with `kernels`, checking every env-step against eager; returns the successes by op, int64 [6].
+    """Play an episode with `kernels`, checking every env-step against eager; returns the successes
+    by op, int64 [6].
 
     The compiled state is carried on, as in a run; eager is given the same inputs.
     """
-    agent, state = RandomPolicy(), initial_state(rules, num_envs, CPU)
+    agent = RandomPolicy()
+    state = initial_state(rules, num_envs, CPU)
     successes = torch.zeros(6, dtype=torch.int64)
     for step in range(rules.max_steps):
         nothing = torch.zeros_like(state.slots.newborn)
         state = state.replace(slots=state.slots.replace(newborn=nothing, fresh_momentum=nothing))
         state, measured = guarded(rules, state, made_up(rules, state, step))
         observed = kernels.record_and_observe(rules, state, measured)
-        assert_percepts_agree(observed, record_and_observe(rules, state, measured), f"env-step {step}:", rounding)
+        assert_percepts_agree(
+            observed, record_and_observe(rules, state, measured), f"env-step {step}:", rounding
+        )
         action = agent.act(view_of(observed, step), ())[0].action
         result = kernels.apply_action(rules, observed, action)
-        assert_responses_agree(result, apply_action(rules, observed, action), f"env-step {step}:", rounding)
+        assert_responses_agree(
+            result, apply_action(rules, observed, action), f"env-step {step}:", rounding
+        )
         successes += torch.bincount(action.op[result.outcome.success], minlength=6)
         state = result.state
         if step == 0:
@@ -96,12 +109,18 @@ def graphs() -> int:
     return counters["stats"]["unique_graphs"]
 
 
-# The slow lane has the others, of which basic_plus also evaluates fossils and pays from their pools.
-MODES = [mode if mode == "shaped" else pytest.param(mode, marks=pytest.mark.slow) for mode in REWARD_MODES]
+# The slow lane has the others, of which basic_plus also evaluates fossils and pays from their
+# pools.
+MODES = [
+    mode if mode == "shaped" else pytest.param(mode, marks=pytest.mark.slow)
+    for mode in REWARD_MODES
+]
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_one_graph_per_kernel_serves_a_whole_episode_and_equals_eager_bit_for_bit(mode: str) -> None:
+def test_one_graph_per_kernel_serves_a_whole_episode_and_equals_eager_bit_for_bit(
+    mode: str,
+) -> None:
     rules = tiny_rules(3, STEPS, RewardConfig(mode=mode))
     successes = play_both(graphs_in_one_piece(), rules, 8)
     assert graphs() == 2

@@ -1,4 +1,6 @@
-"""Settings composed from Python: those of the command line, without a trace in a Hydra that the caller uses."""
+"""Settings composed from Python: those of the command line, without a trace in a Hydra that the
+caller uses.
+"""
 
 import re
 from dataclasses import asdict, dataclass
@@ -40,7 +42,8 @@ def test_the_hydra_of_the_caller_stays_as_it_is() -> None:
     compose_settings("smoke")
     assert not GlobalHydra.instance().is_initialized()
     with initialize_config_dir(config_dir(), job_name="mine", version_base="1.2"):
-        mine, base = GlobalHydra.instance().hydra, VersionBase.instance().getbase()
+        mine = GlobalHydra.instance().hydra
+        base = VersionBase.instance().getbase()
         compose_settings("smoke")
         with pytest.raises(UserError):
             compose_settings("smoke", ["envs=none"])
@@ -59,7 +62,8 @@ class Mine:
 
 
 def test_schemas_and_resolvers_of_the_caller_stay_as_they_are() -> None:
-    store, before = ConfigStore.instance(), dict(vars(ConfigStore.instance()))
+    store = ConfigStore.instance()
+    before = dict(vars(ConfigStore.instance()))
     schemas = dict(store.repo)
     try:
         store.store(name="train_schema", node=Mine)
@@ -76,17 +80,31 @@ def test_schemas_and_resolvers_of_the_caller_stay_as_they_are() -> None:
 @pytest.mark.parametrize(
     ("experiment", "overrides", "message"),
     [
-        ("cifar_3sed", [], "experiment=cifar_3sed: must be .*cifar_3seed.*Did you mean cifar_3seed?"),
+        (
+            "cifar_3sed",
+            [],
+            "experiment=cifar_3sed: must be .*cifar_3seed.*Did you mean cifar_3seed?",
+        ),
         ("smoke", ["env=4"], "env: there is no such setting. Did you mean envs?"),
-        ("smoke", ["+compute.triton=on"], "compute.triton: there is no such setting. Did you mean compute.engine?"),
-        ("smoke", ["envs=many"], "envs=many.*'many' of type 'str' could not be converted to Integer"),
+        (
+            "smoke",
+            ["+compute.triton=on"],
+            "compute.triton: there is no such setting. Did you mean compute.engine?",
+        ),
+        (
+            "smoke",
+            ["envs=many"],
+            "envs=many.*'many' of type 'str' could not be converted to Integer",
+        ),
         ("smoke", ["task=cifar"], "Could not find 'task/cifar'"),
         ("smoke", ["envs=0"], "envs=0: must be"),
         ("smoke", ["envs="], "envs"),
         ("smoke", ["envs=4 steps"], "overrides: "),
     ],
 )
-def test_what_cannot_be_composed_is_told_in_one_line(experiment: str, overrides: list[str], message: str) -> None:
+def test_what_cannot_be_composed_is_told_in_one_line(
+    experiment: str, overrides: list[str], message: str
+) -> None:
     with pytest.raises(UserError) as caught:
         compose_settings(experiment, overrides)
     assert re.search(message.replace("?", r"\?"), str(caught.value))

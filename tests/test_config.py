@@ -46,7 +46,9 @@ def test_the_defaults_compose_and_pass_every_check() -> None:
     assert settings() == TrainConfig()
 
 
-@pytest.mark.parametrize("group", ["task", "data", "reward", "policy", "gates", "lifecycle", "compute"])
+@pytest.mark.parametrize(
+    "group", ["task", "data", "reward", "policy", "gates", "lifecycle", "compute"]
+)
 def test_every_option_of_a_group_composes_under_its_own_name(group: str) -> None:
     assert len(options(group)) > 1
     for option in options(group):
@@ -63,8 +65,12 @@ def test_every_experiment_composes(experiment: str) -> None:
 
 
 # What a sweep's launcher is part of; without it Hydra cannot compose the sweep.
-LAUNCHERS = {"joblib": "hydra_joblib_launcher", "submitit_local": "hydra_submitit_launcher", "slurm":
-             "hydra_submitit_launcher", "ray": "hydra_ray_launcher"}  # fmt: skip
+LAUNCHERS = {
+    "joblib": "hydra_joblib_launcher",
+    "submitit_local": "hydra_submitit_launcher",
+    "slurm": "hydra_submitit_launcher",
+    "ray": "hydra_ray_launcher",
+}
 
 
 def job_settings(*overrides: str) -> TrainConfig:
@@ -89,14 +95,21 @@ def test_every_sweep_composes(sweep: str) -> None:
 
 @pytest.mark.parametrize("device", ["+sweep=gpus", 'device="cuda:${modulo:${hydra:job.num},3}"'])
 def test_jobs_take_turns_on_the_devices(device: str) -> None:
-    turns = [job_settings(device, f"hydra.job.num={job}", "+hydra.launcher.n_jobs=3").device for job in (0, 1, 2, 3, 7)]
+    turns = [
+        job_settings(device, f"hydra.job.num={job}", "+hydra.launcher.n_jobs=3").device
+        for job in (0, 1, 2, 3, 7)
+    ]
     assert turns == ["cuda:0", "cuda:1", "cuda:2", "cuda:0", "cuda:1"]
 
 
 def test_a_device_by_turns_needs_a_sweep_and_a_count() -> None:
-    with pytest.raises(UserError, match=r"modulo=None,3: .* A job has its number in a sweep \(-m\) alone"):
+    with pytest.raises(
+        UserError, match=r"modulo=None,3: .* A job has its number in a sweep \(-m\) alone"
+    ):
         job_settings('device="cuda:${modulo:${hydra:job.num},3}"')
-    with pytest.raises(UserError, match="modulo=5,0: must be a whole number, and a count of at least 1"):
+    with pytest.raises(
+        UserError, match="modulo=5,0: must be a whole number, and a count of at least 1"
+    ):
         job_settings('device="cuda:${modulo:${hydra:job.num},0}"', "hydra.job.num=5")
 
 
@@ -107,21 +120,35 @@ def test_jobs_share_the_cores() -> None:
 
 @pytest.mark.parametrize(
     ("task", "count", "names"),
-    [("cifar_baseline", 1, ["r0c0"]), ("cifar_baseline", 3, ["r0c0", "r0c1", "r0c2"]),
-     ("cifar_multichannel", 5, ["r0c0", "r0c1", "r0c2", "r1c0", "r1c1"])],
-)  # fmt: skip
-def test_slots_are_chosen_by_their_number_or_by_name(task: str, count: int, names: list[str]) -> None:
+    [
+        ("cifar_baseline", 1, ["r0c0"]),
+        ("cifar_baseline", 3, ["r0c0", "r0c1", "r0c2"]),
+        ("cifar_multichannel", 5, ["r0c0", "r0c1", "r0c2", "r1c0", "r1c1"]),
+    ],
+)
+def test_slots_are_chosen_by_their_number_or_by_name(
+    task: str, count: int, names: list[str]
+) -> None:
     assert compose_settings("", [f"task={task}", f"slots={count}"]).slots == names
     assert compose_settings("", [f"task={task}", f"slots=[{','.join(names)}]"]).slots == names
     for none in (0, 99):
-        with pytest.raises(SettingError, match=rf"slots={none}: must be in \[1, 6\] with {task}, or a list of names"):
+        with pytest.raises(
+            SettingError,
+            match=rf"slots={none}: must be in \[1, 6\] with {task}, or a list of names",
+        ):
             compose_settings("", [f"task={task}", f"slots={none}"])
-    with pytest.raises(SettingError, match="slots=2: must be a list of slots of mine, a host of your own"):
+    with pytest.raises(
+        SettingError, match="slots=2: must be a list of slots of mine, a host of your own"
+    ):
         compose_settings("", ["task.host=host.py:mine", "slots=2"])
 
 
 def test_numbers_of_slots_are_lists_for_hydra_in_sweeps_too() -> None:
-    assert prepared(["slots=1,2,3", "-m", "max_seeds=3"], TrainConfig, []) == ["-m", "slots=[1],[2],[3]", "max_seeds=3"]
+    assert prepared(["slots=1,2,3", "-m", "max_seeds=3"], TrainConfig, []) == [
+        "-m",
+        "slots=[1],[2],[3]",
+        "max_seeds=3",
+    ]
     kept = ["slots=[r0c0]", "+slots=3", "slots=3x", "steps=3", "slots=[r0c0],[r0c1]"]
     assert listed_slots(kept) == kept
 
@@ -138,7 +165,8 @@ def test_telemetry_is_a_group_by_level(level: str) -> None:
     assert settings(f"telemetry={level}", "telemetry.level=full").telemetry.level == "full"
 
 
-# name -> base channels, blocks, kernel, pools, and the slots that follow: one per block and one per pool
+# name -> base channels, blocks, kernel, pools, and the slots that follow: one per block and one per
+# pool
 TASKS = {
     "cifar_baseline": (8, 3, 3, 3, 6),
     "cifar_multichannel": (8, 3, 3, 3, 6),
@@ -156,7 +184,13 @@ def test_the_nine_tasks_have_their_hosts() -> None:
     found = {}
     for name in options("task"):
         task = settings(f"task={name}").task
-        found[name] = (task.base_channels, task.num_blocks, task.kernel_size, task.num_pools, len(host_slots(task)))
+        found[name] = (
+            task.base_channels,
+            task.num_blocks,
+            task.kernel_size,
+            task.num_pools,
+            len(host_slots(task)),
+        )
     assert found == TASKS
 
 
@@ -200,7 +234,13 @@ def test_the_drip_of_basic_plus_is_set_and_can_be_overridden() -> None:
         ("signals.plateau_threshold=nan", ("signals.plateau_threshold=nan", "in [-100, 100]")),
         ("policy.ppo.entropy_floor.op=inf", ("policy.ppo.entropy_floor.op=inf", "in [0, 1]")),
         ("+policy.ppo.entropy_floor.tail=0.1", ("policy.ppo.entropy_floor=", "tail")),
-        ("control=growth", ("control=growth", "none, wait, random, heuristic, schedule, static_final, static_large")),
+        (
+            "control=growth",
+            (
+                "control=growth",
+                "none, wait, random, heuristic, schedule, static_final, static_large",
+            ),
+        ),
         ("control_rounds=0", ("control_rounds=0", "in [1, 1000000000]")),
         ("policy.ppo.minibatches=9", ("policy.ppo.minibatches=9", "envs=8")),
         ("policy.schedule.blueprint=conv_huge", ("policy.schedule.blueprint=conv_huge", "norm")),
@@ -209,16 +249,40 @@ def test_the_drip_of_basic_plus_is_set_and_can_be_overridden() -> None:
         ("compute.threads=100000", ("compute.threads=100000", "in [0, 1024]")),
         ("task.kernel_size=-1", ("task.kernel_size=-1", "in [1, 31] (odd)")),
         ("task.num_blocks=40", ("task.num_blocks=40", "in [2, 13]")),
-        ("task.num_blocks=12", ("task.num_blocks=12", "8192 channels, not 16384", "task.base_channels=8")),
-        ("policy.network.blueprint_embedding=-1", ("policy.network.blueprint_embedding=-1", "in [1, 1024]")),
-        ("policy.ppo.observation_clip=1e308", ("policy.ppo.observation_clip=1e+308", "in (0, 1000000]")),
+        (
+            "task.num_blocks=12",
+            ("task.num_blocks=12", "8192 channels, not 16384", "task.base_channels=8"),
+        ),
+        (
+            "policy.network.blueprint_embedding=-1",
+            ("policy.network.blueprint_embedding=-1", "in [1, 1024]"),
+        ),
+        (
+            "policy.ppo.observation_clip=1e308",
+            ("policy.ppo.observation_clip=1e+308", "in (0, 1000000]"),
+        ),
         ("rounds=100000000000000000000", ("rounds=100000000000000000000", "in [1, 1000000000]")),
         ("seed=9223372036854775808", ("seed=9223372036854775808", "in [0, 2147483647]")),
-        ("policy.ppo.probability_floor.op=2147483648", ("policy.ppo.probability_floor.op=", "in [0, 1]")),
-        ("policy.ppo.probability_floor.op=0.17", ("policy.ppo.probability_floor.op=0.17", "at most 1/6")),
-        ("policy.ppo.probability_floor.slot=0.34", ("policy.ppo.probability_floor.slot=0.34", "at most 1/3")),
-        ("policy.ppo.probability_floor.blueprint=0.15", ("policy.ppo.probability_floor.blueprint=0.15", "at most 1/7")),
-        ("policy.schedule.germinate=[]", ("policy.schedule.germinate=[]", "a list of 1 to 64 items")),
+        (
+            "policy.ppo.probability_floor.op=2147483648",
+            ("policy.ppo.probability_floor.op=", "in [0, 1]"),
+        ),
+        (
+            "policy.ppo.probability_floor.op=0.17",
+            ("policy.ppo.probability_floor.op=0.17", "at most 1/6"),
+        ),
+        (
+            "policy.ppo.probability_floor.slot=0.34",
+            ("policy.ppo.probability_floor.slot=0.34", "at most 1/3"),
+        ),
+        (
+            "policy.ppo.probability_floor.blueprint=0.15",
+            ("policy.ppo.probability_floor.blueprint=0.15", "at most 1/7"),
+        ),
+        (
+            "policy.schedule.germinate=[]",
+            ("policy.schedule.germinate=[]", "a list of 1 to 64 items"),
+        ),
         ("policy.schedule.advance=[0]", ("policy.schedule.advance=0", "in [1, 1000000000]")),
         ("task.blueprints=[norm,norm]", ("task.blueprints=", "without repetition")),
         ("name=" + "x" * 61, ("name=", "at most 60")),
@@ -229,7 +293,9 @@ def test_the_drip_of_basic_plus_is_set_and_can_be_overridden() -> None:
         ("+task.num_block=4", ("task.num_block: there is no such setting", "num_blocks?")),
     ],
 )
-def test_a_bad_value_is_one_message_with_setting_value_and_remedy(override: str, told: tuple[str, ...]) -> None:
+def test_a_bad_value_is_one_message_with_setting_value_and_remedy(
+    override: str, told: tuple[str, ...]
+) -> None:
     with pytest.raises(UserError) as raised:
         settings(override)
     message = str(raised.value)
@@ -238,7 +304,8 @@ def test_a_bad_value_is_one_message_with_setting_value_and_remedy(override: str,
 
 
 @pytest.mark.parametrize(
-    ("policy", "setting"), [("schedule", "policy.schedule.blueprint=norm"), ("heuristic", "blueprint_rotation")]
+    ("policy", "setting"),
+    [("schedule", "policy.schedule.blueprint=norm"), ("heuristic", "blueprint_rotation")],
 )
 def test_a_scripted_policy_may_only_use_blueprints_of_the_task(policy: str, setting: str) -> None:
     assert settings("policy=wait", "task.blueprints=[conv_small]").policy.name == "wait"
@@ -254,16 +321,34 @@ def test_a_split_data_set_needs_no_whole_number_of_batches() -> None:
 
 @pytest.mark.parametrize(
     "override",
-    ["nonsense=1", "task.depth=3", "envs=many", "envs=1.5", "data.augment=perhaps",
-     "task=cifar_huge", "slots=r0c0", "reward.loss.unknown=1"],
-)  # fmt: skip
+    [
+        "nonsense=1",
+        "task.depth=3",
+        "envs=many",
+        "envs=1.5",
+        "data.augment=perhaps",
+        "task=cifar_huge",
+        "slots=r0c0",
+        "reward.loss.unknown=1",
+    ],
+)
 def test_unknown_keys_wrong_types_and_unknown_options_are_refused_by_hydra(override: str) -> None:
     with pytest.raises((HydraException, OmegaConfBaseException)):
         compose("train", [override])
 
 
-# Settings of any text: paths, what a check of their own knows, and the slots of the host that is built.
-FREE = {"device", "run_dir", "resume", "slots", "data.root", "checkpoint", "data_root", "policy.init"}
+# Settings of any text: paths, what a check of their own knows, and the slots of the host that is
+# built.
+FREE = {
+    "device",
+    "run_dir",
+    "resume",
+    "slots",
+    "data.root",
+    "checkpoint",
+    "data_root",
+    "policy.init",
+}
 
 
 def parts(path: str, settings: object) -> Iterator[tuple[str, object]]:
@@ -283,22 +368,35 @@ def test_every_setting_but_paths_switches_and_slots_has_a_rule() -> None:
         path + item.name
         for path, settings in PARTS
         for item in fields(settings)
-        if RULE not in item.metadata and item.type is not bool and not is_dataclass(vars(settings)[item.name])
+        if RULE not in item.metadata
+        and item.type is not bool
+        and not is_dataclass(vars(settings)[item.name])
     }
     assert bare == FREE
 
 
-@pytest.mark.parametrize(("path", "settings"), PARTS, ids=[path or type(part).__name__ for path, part in PARTS])
-def test_what_lies_outside_a_range_is_refused_under_the_settings_whole_name(path: str, settings: object) -> None:
+@pytest.mark.parametrize(
+    ("path", "settings"), PARTS, ids=[path or type(part).__name__ for path, part in PARTS]
+)
+def test_what_lies_outside_a_range_is_refused_under_the_settings_whole_name(
+    path: str, settings: object
+) -> None:
     for item in fields(settings):
-        rule, value = item.metadata.get(RULE), vars(settings)[item.name]
+        rule = item.metadata.get(RULE)
+        value = vars(settings)[item.name]
         numbers = rule.rule if isinstance(rule, Items | Table) else rule
         if not isinstance(numbers, Range):
             continue
         below = [numbers.low] if numbers.ends[0] == "(" else [numbers.low - 1]
         above = [numbers.high] if numbers.ends[1] == ")" else [numbers.high + 1]
         for bad in (*below, *above, math.inf, -math.inf, math.nan, 2**63, 10**30):
-            wrong = {**value, "op": bad} if isinstance(rule, Table) else [bad] if isinstance(rule, Items) else bad
+            wrong = (
+                {**value, "op": bad}
+                if isinstance(rule, Table)
+                else [bad]
+                if isinstance(rule, Items)
+                else bad
+            )
             with pytest.raises(SettingError) as raised:
                 replace(settings, **{item.name: wrong})
             name = f"{path}{item.name}" + (".op" if isinstance(rule, Table) else "")
@@ -316,13 +414,17 @@ def test_a_switch_or_a_word_is_no_number_and_a_word_is_no_list() -> None:
 @pytest.mark.parametrize("path", sorted((CONFIGS.parent / "esper_soa").rglob("config.py")), ids=str)
 def test_every_number_says_beside_its_range_what_it_means(path: Path) -> None:
     lines = path.read_text(encoding="utf-8").splitlines()
-    silent = [line.split(":")[0].strip() for above, line in zip(lines, lines[1:], strict=False)
-              if " = number(" in line and "#" not in line and not above.strip().startswith("#")]  # fmt: skip
+    silent = [
+        line.split(":")[0].strip()
+        for above, line in zip(lines, lines[1:], strict=False)
+        if " = number(" in line and "#" not in line and not above.strip().startswith("#")
+    ]
     assert silent == []
 
 
 @pytest.mark.parametrize(
-    ("teacher", "setting"), [("schedule", "policy.schedule.blueprint=norm"), ("heuristic", "blueprint_rotation")]
+    ("teacher", "setting"),
+    [("schedule", "policy.schedule.blueprint=norm"), ("heuristic", "blueprint_rotation")],
 )
 def test_a_teacher_may_only_use_blueprints_of_the_task(teacher: str, setting: str) -> None:
     asked = ["task.blueprints=[conv_small]", f"policy.imitation.teacher={teacher}"]

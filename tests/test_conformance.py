@@ -30,31 +30,41 @@ WITH = r"with 4 channels( of 8x8 pixels)? "
 BLUEPRINTS = {
     "narrower": "blueprint narrower: its parts turn 1 channels into 8",
     "counting": WITH + "it keeps buffers",
-    "frozen": WITH + "its parameters weight want no gradient, but all parameters of a seed are trained",
-    "shrinking": WITH + "it gives features of shape .2, 4, 6, 6. for features of shape .2, 4, 8, 8.",
+    "frozen": WITH
+    + "its parameters weight want no gradient, but all parameters of a seed are trained",
+    "shrinking": WITH
+    + "it gives features of shape .2, 4, 6, 6. for features of shape .2, 4, 8, 8.",
     "half": WITH + "it gives torch.bfloat16 for torch.float32",
     "failing": WITH + "it raises ValueError: in_channels must be divisible by groups",
-    "hoarding": WITH + "it keeps tensors that are no parameters .scale., which all networks would share",
-    "dropping": WITH + "for several networks at once it raises RuntimeError: vmap: called random operation",
+    "hoarding": WITH
+    + "it keeps tensors that are no parameters .scale., which all networks would share",
+    "dropping": WITH
+    + "for several networks at once it raises RuntimeError: vmap: called random operation",
     "counter": WITH + "a second pass gives something else: it keeps state or draws random numbers",
     "chance": WITH + "its initial values differ though the env is the same",
     "infinite": WITH + "its initial values are not finite",
     "undefined": WITH + "its output is not finite",
     "crowd": WITH + "the output of an image depends on the other images of its batch",
     "deaf": WITH + "no gradient reaches its parameters: its output is cut off from them",
-    "silent": WITH + "the gradient of all of its parameters is 0 as it begins: it could never learn",
+    "silent": WITH
+    + "the gradient of all of its parameters is 0 as it begins: it could never learn",
 }
 
 
 @pytest.mark.parametrize("name", BLUEPRINTS)
 def test_a_faulty_blueprint_is_found_out(name: str) -> None:
     found = findings(esper_soa.check_blueprint, name)
-    matched = [pytest.raises(AssertionError, match=BLUEPRINTS[name]).matches(AssertionError(one)) for one in found]
+    matched = [
+        pytest.raises(AssertionError, match=BLUEPRINTS[name]).matches(AssertionError(one))
+        for one in found
+    ]
     assert any(matched), found
 
 
 def test_findings_of_every_slot_are_told_at_once() -> None:
-    found = findings(lambda part: esper_soa.check_blueprint(part, channels=(2, 6), size=4), "shrinking")
+    found = findings(
+        lambda part: esper_soa.check_blueprint(part, channels=(2, 6), size=4), "shrinking"
+    )
     assert [one[:15] for one in found] == ["with 2 channels", "with 6 channels"]
 
 
@@ -69,7 +79,9 @@ HOSTS = {
     "branching": "it gives a Branching, which is no nn.Sequential: a host is a chain of segments",
     "short": "its last segment 1 gives [B, 11], not logits [B, 10]",
     "dropping": "its segment body draws random numbers (as Dropout does)",
-    "chance": "its initial values differ though the env is the same: it has other draws than torch's",
+    "chance": (
+        "its initial values differ though the env is the same: it has other draws than torch's"
+    ),
     "infinite": "its initial values are not finite",
     "undefined": "its logits are not finite",
     "crowd": "the logits of an image depend on the other images of its batch in eval mode",
@@ -81,11 +93,15 @@ HOSTS = {
 def test_a_faulty_host_is_found_out(name: str) -> None:
     with pytest.raises(ConformanceError) as error:
         esper_soa.check_host(f"hosts_of_users:{name}")
-    assert [one for one in error.value.findings if one.startswith(HOSTS[name])], error.value.findings
+    assert [one for one in error.value.findings if one.startswith(HOSTS[name])], (
+        error.value.findings
+    )
 
 
 def test_a_host_that_nothing_marks_is_found_out() -> None:
-    with pytest.raises(ConformanceError, match='nothing marks it: @esper_soa.host."name". belongs above it'):
+    with pytest.raises(
+        ConformanceError, match='nothing marks it: @esper_soa.host."name". belongs above it'
+    ):
         esper_soa.check_host(unmarked_host)
 
 
@@ -101,7 +117,10 @@ REWARDS = {
     "strange": ["it gives the terms bonus, which RewardTerms lacks"],
     "twofold": ["it is not called with the inputs alone"],
     "misspelt": ["it raises AttributeError:"],
-    "ranked": ["what env 0 is paid depends on other envs", "what env 0 is paid depends on the number of envs"],
+    "ranked": [
+        "what env 0 is paid depends on other envs",
+        "what env 0 is paid depends on the number of envs",
+    ],
     "divided": ["it pays inf, not a finite number, at the last env-step"],
     "careless": ["it changes its input val_accuracy in place"],
     "branching": ["it reads numbers on the host", "it cannot be compiled as one graph"],
@@ -124,9 +143,14 @@ def test_an_agent_that_plays_by_the_rules_passes() -> None:
 AGENTS = {
     "lawless": ["at env-step 1: env 0: blueprint 9 for op germinate is not legal"],
     "beyond": ["at env-step 1: env 0: op 6 is not legal"],
-    "dicing": ["at env-step 1: for the same view and memory it decides something else the second time"],
+    "dicing": [
+        "at env-step 1: for the same view and memory it decides something else the second time"
+    ],
     "following": ["what it decides for env 0 depends on"],
-    "writing": ["at env-step 1: it changes the view in place", "at env-step 1: it changes its memory in place"],
+    "writing": [
+        "at env-step 1: it changes the view in place",
+        "at env-step 1: it changes its memory in place",
+    ],
     "short": ["part 0 of its memory is of shape [], not a row per env of 4"],
     "listing": ["its memory is a list, not a tuple of tensors"],
     "loose": [
@@ -149,14 +173,19 @@ def test_a_faulty_agent_is_found_out(name: str) -> None:
 
 def test_a_part_is_checked_by_itself_and_must_be_marked() -> None:
     esper_soa.check_blueprint(Grouped)
-    with pytest.raises(ConformanceError, match=r'nothing marks it: @esper_soa.blueprint\("name"\) belongs above it'):
+    with pytest.raises(
+        ConformanceError, match=r'nothing marks it: @esper_soa.blueprint\("name"\) belongs above it'
+    ):
         esper_soa.check_blueprint(unmarked)
     with pytest.raises(
-        SettingError, match="check_reward=parts_of_users:eager: must be a reward that parts_of_users reg"
+        SettingError,
+        match="check_reward=parts_of_users:eager: must be a reward that parts_of_users reg",
     ):
         esper_soa.check_reward(f"{HERE}:eager")
 
 
 def test_the_package_says_what_it_lacks() -> None:
-    with pytest.raises(AttributeError, match="module 'esper_soa' has no attribute 'check_everything'"):
+    with pytest.raises(
+        AttributeError, match="module 'esper_soa' has no attribute 'check_everything'"
+    ):
         esper_soa.check_everything  # noqa: B018

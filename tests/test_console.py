@@ -1,4 +1,6 @@
-"""A console that goes away: the program goes on, the log has everything, the status is that of the work."""
+"""A console that goes away: the program goes on, the log has everything, the status is that of the
+work.
+"""
 
 import os
 import re
@@ -40,14 +42,20 @@ with standing_streams():
 
 def logged(folder: Path) -> list[str]:
     """The messages of the log, without times."""
-    return [re.sub(r"^\S+ \S+ ", "", line) for line in (folder / "log.txt").read_text().splitlines()]
+    return [
+        re.sub(r"^\S+ \S+ ", "", line) for line in (folder / "log.txt").read_text().splitlines()
+    ]
 
 
 def test_what_is_said_after_the_reader_is_gone_stands_in_the_log(tmp_path: Path) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-c", SAY, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True, env=ENVIRONMENT,
-    )  # fmt: skip
+        [sys.executable, "-c", SAY, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=ENVIRONMENT,
+    )
     assert process.stdin is not None
     assert process.stdout is not None
     assert [process.stdout.readline() for _ in range(2)] == ["shown 0\n", "logged 0\n"]
@@ -56,17 +64,27 @@ def test_what_is_said_after_the_reader_is_gone_stands_in_the_log(tmp_path: Path)
     assert process.wait(timeout=PATIENCE) == 0
     gone = "WARNING console  is gone (Broken pipe): the log alone has what is said"
     assert logged(tmp_path) == [
-        "DEBUG shown 0", "INFO logged 0", "DEBUG shown 1", "INFO logged 1", gone, "DEBUG shown 2", "INFO logged 2",
-    ]  # fmt: skip
+        "DEBUG shown 0",
+        "INFO logged 0",
+        "DEBUG shown 1",
+        "INFO logged 1",
+        gone,
+        "DEBUG shown 2",
+        "INFO logged 2",
+    ]
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
 def test_a_console_on_a_full_disk_is_no_failure(tmp_path: Path) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [sys.executable, "-c", SAY, str(tmp_path)], stdin=subprocess.DEVNULL, stdout=full, stderr=full,
-            env=ENVIRONMENT, timeout=PATIENCE,
-        )  # fmt: skip
+            [sys.executable, "-c", SAY, str(tmp_path)],
+            stdin=subprocess.DEVNULL,
+            stdout=full,
+            stderr=full,
+            env=ENVIRONMENT,
+            timeout=PATIENCE,
+        )
     assert done.returncode == 0
     assert [line for line in logged(tmp_path) if "console" in line] == [
         "WARNING console  is gone (No space left on device): the log alone has what is said"
@@ -77,19 +95,29 @@ def test_a_console_on_a_full_disk_is_no_failure(tmp_path: Path) -> None:
 def test_no_file_takes_the_place_of_a_stream_that_was_closed(tmp_path: Path, closed: str) -> None:
     script = f'"$@" {closed}'
     done = subprocess.run(
-        ["sh", "-c", script, "sh", sys.executable, "-c", SAY, str(tmp_path)], stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, env=ENVIRONMENT, timeout=PATIENCE,
-    )  # fmt: skip
+        ["sh", "-c", script, "sh", sys.executable, "-c", SAY, str(tmp_path)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        env=ENVIRONMENT,
+        timeout=PATIENCE,
+    )
     assert done.returncode == 0
     assert done.stderr == ("" if "2>" in closed else "no more\n")
     assert done.stdout.count("shown") == (0 if closed.startswith(">") else 3)
     said = [line for line in logged(tmp_path) if "console" not in line]
-    assert said == [f"{kind} {number}" for number in range(3) for kind in ("DEBUG shown", "INFO logged")]
-    assert ("(it was closed before the start)" in (tmp_path / "log.txt").read_text()) == closed.startswith(">")
+    assert said == [
+        f"{kind} {number}" for number in range(3) for kind in ("DEBUG shown", "INFO logged")
+    ]
+    assert (
+        "(it was closed before the start)" in (tmp_path / "log.txt").read_text()
+    ) == closed.startswith(">")
 
 
 def test_a_mistake_that_nobody_can_be_told_has_its_status(tmp_path: Path) -> None:
-    process = subprocess.Popen(command("envs=0"), cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        command("envs=0"), cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE
+    )
     assert process.stderr is not None
     process.stderr.close()
     assert process.wait(timeout=PATIENCE) == 2
@@ -97,7 +125,11 @@ def test_a_mistake_that_nobody_can_be_told_has_its_status(tmp_path: Path) -> Non
 
 def test_what_is_left_to_say_at_the_end_may_fail(tmp_path: Path) -> None:
     process = subprocess.Popen(
-        command("--cfg", "job"), cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        command("--cfg", "job"),
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
     assert process.stdout is not None
     assert process.stderr is not None
@@ -109,9 +141,13 @@ def test_what_is_left_to_say_at_the_end_may_fail(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("streams", ["out", "both"])
-def test_a_run_whose_reader_is_gone_is_played_and_saved_to_its_end(tmp_path: Path, streams: str) -> None:
+def test_a_run_whose_reader_is_gone_is_played_and_saved_to_its_end(
+    tmp_path: Path, streams: str
+) -> None:
     errors = subprocess.STDOUT if streams == "both" else subprocess.PIPE
-    process = subprocess.Popen(command(*ASKED), cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=errors)
+    process = subprocess.Popen(
+        command(*ASKED), cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=errors
+    )
     assert process.stdout is not None
     process.stdout.readline()
     process.stdout.close()
@@ -127,7 +163,9 @@ def test_a_run_whose_reader_is_gone_is_played_and_saved_to_its_end(tmp_path: Pat
 
 
 def test_of_the_warnings_of_libraries_only_those_are_unheard_that_are_named() -> None:
-    locked = "Using lock_() inside a compiled graph: the parent/child unlock enforcement is skipped."
+    locked = (
+        "Using lock_() inside a compiled graph: the parent/child unlock enforcement is skipped."
+    )
 
     def heard(message: str, category: type[Warning], module: str) -> bool:
         with warnings.catch_warnings(record=True) as caught:
@@ -146,6 +184,8 @@ def test_of_the_warnings_of_libraries_only_those_are_unheard_that_are_named() ->
 @pytest.mark.timeout(900)  # inductor takes about a minute of one core
 def test_a_compiled_run_has_no_library_speak_to_the_user(tmp_path: Path) -> None:
     asked = [*TINY, "compute.compile=on", "control=none", "run_dir=run"]
-    done = subprocess.run(command(*asked), cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=850)
+    done = subprocess.run(
+        command(*asked), cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=850
+    )
     assert done.returncode == 0
     assert done.stderr == ""

@@ -1,4 +1,6 @@
-"""What holds in every env-step of every episode, whoever plays: shapes, legal stages, legal choices, finite numbers."""
+"""What holds in every env-step of every episode, whoever plays: shapes, legal stages, legal
+choices, finite numbers.
+"""
 
 import pytest
 import torch
@@ -44,8 +46,14 @@ def assert_finite(record: TensorDict) -> None:
 
 def assert_state_holds(state: EnvState) -> None:
     assert_finite(state.to_tensordict())
-    slots, ramp = state.slots, state.ramp
-    for name, alpha in (("slots", slots.alpha), ("ramp", ramp.alpha), ("start", ramp.start), ("target", ramp.target)):
+    slots = state.slots
+    ramp = state.ramp
+    for name, alpha in (
+        ("slots", slots.alpha),
+        ("ramp", ramp.alpha),
+        ("start", ramp.start),
+        ("target", ramp.target),
+    ):
         assert ((alpha >= 0) & (alpha <= 1)).all(), name
     assert ((slots.alpha == 0) | slots.running).all(), "a seed that is not run has no weight"
     assert ((slots.blueprint >= 0) | ~slots.live).all(), "a live seed has a blueprint"
@@ -64,7 +72,9 @@ def assert_masks_hold(masks: Masks, num_slots: int) -> None:
         assert mask.dtype == torch.bool
         assert mask.shape[1:] == (size,), name
         assert mask.any(-1).all(), name
-    assert torch.equal(masks.op[:, 1:], masks.slot_by_op.any(-1)[:, 1:]), "an op is legal where some slot takes it"
+    assert torch.equal(masks.op[:, 1:], masks.slot_by_op.any(-1)[:, 1:]), (
+        "an op is legal where some slot takes it"
+    )
 
 
 def assert_action_obeys(masks: Masks, action: Action) -> None:
@@ -74,7 +84,8 @@ def assert_action_obeys(masks: Masks, action: Action) -> None:
 
 
 def assert_rows_hold(measured: Measurements, state: EnvState) -> None:
-    subset, ablated = measured.subset, measured.ablated
+    subset = measured.subset
+    ablated = measured.ablated
     bits = 1 << torch.arange(ablated.shape[1])
     full = torch.where(ablated, bits, 0).sum(1)
     evaluated = subset >= 0
@@ -93,7 +104,8 @@ def assert_rows_hold(measured: Measurements, state: EnvState) -> None:
 
 
 def assert_env_step_holds(step: EnvStep, num_slots: int) -> None:
-    observed, result = step.observed, step.result
+    observed = step.observed
+    result = step.result
     assert_rows_hold(step.measured, step.before)
     assert torch.equal(observed.attribution.measured, step.trusted.ablated)
     assert_finite(observed.attribution.to_tensordict())
@@ -102,17 +114,23 @@ def assert_env_step_holds(step: EnvStep, num_slots: int) -> None:
     assert observed.observation.features.dtype == torch.float32
     assert_finite(observed.observation.to_tensordict())
     assert_finite(result.terms.to_tensordict())
-    assert torch.equal(step.before.slots.stage, observed.state.slots.stage), "looking changes no stage"
+    assert torch.equal(step.before.slots.stage, observed.state.slots.stage), (
+        "looking changes no stage"
+    )
     assert_state_holds(observed.state)
     assert_state_holds(result.state)
     assert_transitions_hold(observed.state, result.state)
 
 
 def assert_transitions_hold(before: EnvState, after: EnvState) -> None:
-    """An env-step is an action and a tick, so at most two transitions; the last one's start is remembered."""
-    was, now = before.slots.stage, after.slots.stage
+    """An env-step is an action and a tick, so at most two transitions; the last one's start is
+    remembered.
+    """
+    was = before.slots.stage
+    now = after.slots.stage
     start = after.slots.previous_stage
-    start = torch.where(start == Stage.DORMANT, Stage.EMPTY, start)  # a germination passes through DORMANT
+    # a germination passes through DORMANT
+    start = torch.where(start == Stage.DORMANT, Stage.EMPTY, start)
     start = torch.where(now == Stage.EMPTY, was, start)  # an empty slot remembers nothing
     moved = was != now
     assert LEGAL[start, now][moved].all(), "illegal last transition"
@@ -123,9 +141,16 @@ def visited(stages: list[Tensor]) -> set[int]:
     return set(torch.stack(stages).unique().tolist())
 
 
-@pytest.mark.parametrize(("num_envs", "num_slots", "steps"), [(1, 1, 120), (12, 3, 100), (24, 10, 100), (1, 10, 1)])
-def test_random_legal_play_keeps_the_contract_of_the_state(num_envs: int, num_slots: int, steps: int) -> None:
-    first, stages, ops, rollbacks = None, [], set(), 0
+@pytest.mark.parametrize(
+    ("num_envs", "num_slots", "steps"), [(1, 1, 120), (12, 3, 100), (24, 10, 100), (1, 10, 1)]
+)
+def test_random_legal_play_keeps_the_contract_of_the_state(
+    num_envs: int, num_slots: int, steps: int
+) -> None:
+    first = None
+    stages = []
+    ops = set()
+    rollbacks = 0
     for step in play_state(tiny_rules(num_slots, steps), num_envs, seed=num_slots):
         first = first or layout(step.before)
         assert layout(step.observed.state) == first
@@ -140,7 +165,11 @@ def test_random_legal_play_keeps_the_contract_of_the_state(num_envs: int, num_sl
         assert rollbacks > 0
 
 
-@given(seed=st.integers(0, 10_000), num_slots=st.sampled_from([1, 2, 3, 5]), mode=st.sampled_from(REWARD_MODES))
+@given(
+    seed=st.integers(0, 10_000),
+    num_slots=st.sampled_from([1, 2, 3, 5]),
+    mode=st.sampled_from(REWARD_MODES),
+)
 @settings(max_examples=16, deadline=None, derandomize=True)
 def test_the_contract_holds_for_any_seed_and_reward(seed: int, num_slots: int, mode: str) -> None:
     for step in play_state(tiny_rules(num_slots, 12, RewardConfig(mode=mode)), 3, seed):
@@ -170,11 +199,18 @@ def test_env_i_of_many_plays_as_it_would_alone() -> None:
                 assert torch.equal(value, expected[name]), name
 
 
-@pytest.mark.parametrize(("num_envs", "num_slots", "steps"), [(1, 1, 12), (3, 3, 24), (2, 10, 16), (1, 3, 1)])
-def test_random_legal_play_keeps_the_contract_of_the_whole_world(num_envs: int, num_slots: int, steps: int) -> None:
-    world, agent = tiny_world(num_envs, num_slots, steps), RandomPolicy()
-    rules, state = world.rules, world.start_round(0)
-    first, stages = layout(state), []
+@pytest.mark.parametrize(
+    ("num_envs", "num_slots", "steps"), [(1, 1, 12), (3, 3, 24), (2, 10, 16), (1, 3, 1)]
+)
+def test_random_legal_play_keeps_the_contract_of_the_whole_world(
+    num_envs: int, num_slots: int, steps: int
+) -> None:
+    world = tiny_world(num_envs, num_slots, steps)
+    agent = RandomPolicy()
+    rules = world.rules
+    state = world.start_round(0)
+    first = layout(state)
+    stages = []
     for index in range(steps):
         before, measured = measure_(rules, world.weights, state, world.work(index))
         before, trusted = guard_(rules, world.weights, before, measured)
@@ -183,7 +219,9 @@ def test_random_legal_play_keeps_the_contract_of_the_whole_world(num_envs: int, 
         decision, _ = agent.act(view, ())
         result = apply_action(rules, observed, decision.action)
         assert layout(result.state) == first
-        assert_env_step_holds(EnvStep(measured, before, trusted, observed, view, decision.action, result), num_slots)
+        assert_env_step_holds(
+            EnvStep(measured, before, trusted, observed, view, decision.action, result), num_slots
+        )
         assert_finite(world.weights)
         state = result.state
         stages.append(state.slots.stage)

@@ -1,4 +1,6 @@
-"""The controls: what each plays, and that all meet the seeds, images and orders of the round they are set beside."""
+"""The controls: what each plays, and that all meet the seeds, images and orders of the round they
+are set beside.
+"""
 
 import io
 from dataclasses import replace
@@ -26,15 +28,23 @@ from esper_soa.ops.progress import Progress
 from esper_soa.vocabulary import BLUEPRINT_NAMES, RUNNING_STAGES, Blend, Stage
 
 ROUND = 3
-SCHEDULE = ScheduleConfig(germinate=[1, 7], fossilize=5, advance=[1, 2, 4], blueprint="depthwise", style=3, tempo=0)
+SCHEDULE = ScheduleConfig(
+    germinate=[1, 7], fossilize=5, advance=[1, 2, 4], blueprint="depthwise", style=3, tempo=0
+)
 CFG = TrainConfig(
-    envs=2, steps=16, batch_size=4, train_samples=8, val_samples=32, slots=["r0c0", "r0c1"],
+    envs=2,
+    steps=16,
+    batch_size=4,
+    train_samples=8,
+    val_samples=32,
+    slots=["r0c0", "r0c1"],
     task=TaskConfig(name="small", base_channels=8, num_blocks=2, num_pools=2),
     data=DataConfig(name="synthetic", synthetic_train=64, synthetic_test=64),
     gates=GatesConfig(min_blending_steps=1, min_gradient_health=0.0),
     lifecycle=LifecycleConfig(embargo_steps=2, min_prune_age=1, auto_forward_g3=True),
-    policy=PolicyConfig(name="schedule", schedule=SCHEDULE), compute=ComputeConfig(threads=1, workers=1),
-)  # fmt: skip
+    policy=PolicyConfig(name="schedule", schedule=SCHEDULE),
+    compute=ComputeConfig(threads=1, workers=1),
+)
 
 
 def quiet() -> Progress:
@@ -69,56 +79,87 @@ def test_a_scripted_control_plays_the_round_with_the_settings_of_its_policy(
     name: str, world: World, grown: RoundResult
 ) -> None:
     agents: dict[str, Agent] = {
-        "wait": WaitPolicy(), "random": RandomPolicy(), "schedule": SchedulePolicy(SCHEDULE, CNN_BLUEPRINT_NAMES),
+        "wait": WaitPolicy(),
+        "random": RandomPolicy(),
+        "schedule": SchedulePolicy(SCHEDULE, CNN_BLUEPRINT_NAMES),
         "heuristic": HeuristicPolicy(CFG.policy.heuristic, CNN_BLUEPRINT_NAMES),
-    }  # fmt: skip
+    }
     by_hand, _ = play_round(world, Player(agents[name], None), Round(ROUND, quiet()))
     assert_same(control(name, world, grown), by_hand)
     other, _ = play_round(world, Player(agents[name], None), Round(ROUND + 1, quiet()))
     assert other.rewards != by_hand.rewards, "any round would do"
 
 
-def test_static_final_trains_what_the_hosts_ended_with_from_the_start(world: World, grown: RoundResult) -> None:
-    assert (grown.topology.blueprint == BLUEPRINT_NAMES.index("depthwise")).all(), "the schedule did not finish"
+def test_static_final_trains_what_the_hosts_ended_with_from_the_start(
+    world: World, grown: RoundResult
+) -> None:
+    assert (grown.topology.blueprint == BLUEPRINT_NAMES.index("depthwise")).all(), (
+        "the schedule did not finish"
+    )
     found = control("static_final", world, grown)
-    by_hand, _ = play_round(world, Player(WaitPolicy(), None), Round(ROUND, quiet(), topology=grown.topology))
+    by_hand, _ = play_round(
+        world, Player(WaitPolicy(), None), Round(ROUND, quiet(), topology=grown.topology)
+    )
     assert_same(found, by_hand)
     assert found.parameters == grown.parameters
     assert all(whole > some for whole, some in zip(found.train_flop, grown.train_flop, strict=True))
 
 
-def test_static_large_is_a_plain_host_of_the_mean_size_of_the_grown_ones(world: World, grown: RoundResult) -> None:
+def test_static_large_is_a_plain_host_of_the_mean_size_of_the_grown_ones(
+    world: World, grown: RoundResult
+) -> None:
     some = grown._replace(parameters=[host(9) + 0.0, host(11) + 0.0])
     mean = (host(9) + host(11)) / 2
     found = control("static_large", world, some)
     width = min(range(8, 14), key=lambda width: abs(host(width) - mean))
     assert found.parameters == [host(width)] * 2
     assert width == 10
-    wide = build_world(replace(CFG, task=replace(CFG.task, base_channels=width)), CPU, seed=2**31 + 5)
+    wide = build_world(
+        replace(CFG, task=replace(CFG.task, base_channels=width)), CPU, seed=2**31 + 5
+    )
     by_hand, _ = play_round(wide, Player(WaitPolicy(), None), Round(ROUND, quiet()))
     assert found.accuracies == by_hand.accuracies
     assert found.rewards == pytest.approx(by_hand.rewards)
-    assert found.train_flop == by_hand.train_flop == [CFG.steps * CFG.train_samples * wide.flop.host] * 2
+    assert (
+        found.train_flop
+        == by_hand.train_flop
+        == [CFG.steps * CFG.train_samples * wide.flop.host] * 2
+    )
 
 
-def test_a_widened_host_sees_the_images_of_the_growing_one_in_their_order_and_augmented_alike(world: World) -> None:
-    wide = build_world(replace(CFG, task=widened(CFG.task, 3000)), CPU, seed=2**31 + 5, images=world.images)
+def test_a_widened_host_sees_the_images_of_the_growing_one_in_their_order_and_augmented_alike(
+    world: World,
+) -> None:
+    wide = build_world(
+        replace(CFG, task=widened(CFG.task, 3000)), CPU, seed=2**31 + 5, images=world.images
+    )
     assert wide.images is world.images
     for played in (world, wide):
         played.start_round(ROUND)
     envs = torch.arange(2)
     for step in (0, 5):
-        ours, theirs = world.work(step), wide.work(step)
+        ours = world.work(step)
+        theirs = wide.work(step)
         for index in range(ours.num_batches):
-            for mine, other in zip(ours.training.batch(envs, index), theirs.training.batch(envs, index), strict=True):
+            for mine, other in zip(
+                ours.training.batch(envs, index), theirs.training.batch(envs, index), strict=True
+            ):
                 assert torch.equal(mine, other)
-        tested = zip(ours.validation.batches(envs, 16), theirs.validation.batches(envs, 16), strict=True)
-        assert all(torch.equal(mine, other) for pair in tested for mine, other in zip(*pair, strict=True))
+        tested = zip(
+            ours.validation.batches(envs, 16), theirs.validation.batches(envs, 16), strict=True
+        )
+        assert all(
+            torch.equal(mine, other) for pair in tested for mine, other in zip(*pair, strict=True)
+        )
     world.start_round(ROUND + 1)
-    assert not torch.equal(world.work(0).training.batch(envs, 0)[0], wide.work(0).training.batch(envs, 0)[0])
+    assert not torch.equal(
+        world.work(0).training.batch(envs, 0)[0], wide.work(0).training.batch(envs, 0)[0]
+    )
 
 
-def test_a_host_that_is_widened_to_its_own_size_is_the_host_without_growth(world: World, grown: RoundResult) -> None:
+def test_a_host_that_is_widened_to_its_own_size_is_the_host_without_growth(
+    world: World, grown: RoundResult
+) -> None:
     alone = control("wait", world, grown)
     same = control("static_large", world, alone)
     assert same.accuracies == alone.accuracies
@@ -131,11 +172,14 @@ def test_nothing_is_compiled_for_the_one_episode_of_a_widened_host(
     monkeypatch.delattr(torch, "compile")
     compiled = replace(CFG, compute=replace(CFG.compute, compile="on"))
     assert (
-        control("static_large", world, grown, compiled).accuracies == control("static_large", world, grown).accuracies
+        control("static_large", world, grown, compiled).accuracies
+        == control("static_large", world, grown).accuracies
     )
 
 
-@pytest.mark.parametrize("task", [TaskConfig(), TaskConfig(base_channels=1, num_blocks=5, kernel_size=1, num_pools=5)])
+@pytest.mark.parametrize(
+    "task", [TaskConfig(), TaskConfig(base_channels=1, num_blocks=5, kernel_size=1, num_pools=5)]
+)
 @pytest.mark.parametrize("factor", [0.5, 1.0, 1.004, 1.3, 2.9, 4.77, 30.0])
 def test_no_width_is_nearer_than_that_of_the_widened_task(task: TaskConfig, factor: float) -> None:
     def size(width: int) -> int:
@@ -143,7 +187,9 @@ def test_no_width_is_nearer_than_that_of_the_widened_task(task: TaskConfig, fact
 
     wanted = factor * size(task.base_channels)
     found = widened(task, wanted)
-    assert abs(size(found.base_channels) - wanted) == min(abs(size(w) - wanted) for w in range(task.base_channels, 80))
+    assert abs(size(found.base_channels) - wanted) == min(
+        abs(size(w) - wanted) for w in range(task.base_channels, 80)
+    )
     assert replace(found, base_channels=task.base_channels) == task
 
 
@@ -159,10 +205,14 @@ def test_other_controls_are_refused_by_name(world: World, grown: RoundResult) ->
 
 
 def test_a_seed_costs_from_the_env_step_on_in_which_it_is_first_trained(world: World) -> None:
-    """The schedule puts a gated depthwise seed into either slot; sums by hand over the stages before every env-step."""
+    """The schedule puts a gated depthwise seed into either slot; sums by hand over the stages
+    before every env-step.
+    """
     played = witnessed_round(world, SchedulePolicy(SCHEDULE, CNN_BLUEPRINT_NAMES), ROUND)
-    code, costs = BLUEPRINT_NAMES.index("depthwise"), world.flop
-    total, first = 0.0, None
+    code = BLUEPRINT_NAMES.index("depthwise")
+    costs = world.flop
+    total = 0.0
+    first = None
     for step in range(CFG.steps):
         total += costs.host
         stages = played.states[step - 1].slots.stage[1].tolist() if step else [Stage.EMPTY] * 2

@@ -1,4 +1,6 @@
-"""A checkpoint that is damaged on the disk costs the rounds since the one before it, not the run."""
+"""A checkpoint that is damaged on the disk costs the rounds since the one before it, not the
+run.
+"""
 
 import json
 import os
@@ -22,13 +24,22 @@ from esper_soa.trainer import run
 
 CPU = torch.device("cpu")
 TINY = TrainConfig(
-    envs=2, rounds=3, steps=2, batch_size=4, train_samples=4, val_samples=4, slots=["r0c0", "r0c1"],
-    control="none", checkpoint_every=1, checkpoint_keep=3,
+    envs=2,
+    rounds=3,
+    steps=2,
+    batch_size=4,
+    train_samples=4,
+    val_samples=4,
+    slots=["r0c0", "r0c1"],
+    control="none",
+    checkpoint_every=1,
+    checkpoint_keep=3,
     task=TaskConfig(name="tiny", base_channels=2, num_blocks=2, kernel_size=1, num_pools=2),
     data=DataConfig(name="synthetic", synthetic_train=16, synthetic_test=8),
     policy=PolicyConfig(network=NetworkConfig(hidden=8, features=8), ppo=PPOConfig(epochs=1)),
-    telemetry=TelemetryConfig(progress="off"), compute=ComputeConfig(threads=1),
-)  # fmt: skip
+    telemetry=TelemetryConfig(progress="off"),
+    compute=ComputeConfig(threads=1),
+)
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +75,10 @@ def test_a_run_goes_on_from_the_newest_whole_checkpoint_and_names_both(
     start = resume_start(given, run_dir, "train")
     run(replace(TINY, resume=given), start.folder, start.checkpoint)
     log = (damaged.path / "log.txt").read_text()
-    told = f"WARNING resume   checkpoint {damaged.checkpoint(3)}: damaged (its content is not what was written); "
+    told = (
+        f"WARNING resume   checkpoint {damaged.checkpoint(3)}: damaged (its content is not "
+        "what was written); "
+    )
     assert f"{told}checkpoint_000002.pt is taken\n" in log
     assert "resume   checkpoint_000002.pt: 2 of 3 rounds are done\n" in log
     assert rewards(damaged.path) == rewards(whole)
@@ -81,7 +95,9 @@ def test_an_evaluation_of_the_folder_takes_the_newest_whole_checkpoint_and_names
 ) -> None:
     results = RunFolder(tmp_path / "results")
     results.path.mkdir()
-    cfg = EvaluateConfig(str(damaged.path), policies=["ppo"], episodes=1, progress="off", compute=TINY.compute)
+    cfg = EvaluateConfig(
+        str(damaged.path), policies=["ppo"], episodes=1, progress="off", compute=TINY.compute
+    )
     evaluate(cfg, results)
     assert json.loads(results.evaluation.read_text())["checkpoint"] == str(damaged.checkpoint(2))
     log = results.log.read_text()
@@ -90,20 +106,30 @@ def test_an_evaluation_of_the_folder_takes_the_newest_whole_checkpoint_and_names
 
 
 def test_a_damaged_checkpoint_that_was_named_is_not_replaced_by_another(damaged: RunFolder) -> None:
-    with pytest.raises(CheckpointError, match=rf"The newest whole one before it is {damaged.checkpoint(2)}$"):
+    with pytest.raises(
+        CheckpointError, match=rf"The newest whole one before it is {damaged.checkpoint(2)}$"
+    ):
         find_checkpoint(str(damaged.checkpoint(3)), "resume")
     with pytest.raises(CheckpointError, match="damaged"):
         load_checkpoint(damaged.checkpoint(3), CPU)
 
 
 @pytest.mark.parametrize("module", ["train", "evaluate"])
-@pytest.mark.parametrize("given", [b"'~nosuchuser/x'", b"x" * 5000, b"'x\xff'"], ids=["home", "long", "bytes"])
-def test_a_path_that_cannot_be_one_ends_with_status_2_and_one_line(tmp_path: Path, module: str, given: bytes) -> None:
+@pytest.mark.parametrize(
+    "given", [b"'~nosuchuser/x'", b"x" * 5000, b"'x\xff'"], ids=["home", "long", "bytes"]
+)
+def test_a_path_that_cannot_be_one_ends_with_status_2_and_one_line(
+    tmp_path: Path, module: str, given: bytes
+) -> None:
     setting = {"train": b"run_dir", "evaluate": b"checkpoint"}[module]
     done = subprocess.run(
         [sys.executable, "-m", f"esper_soa.{module}", setting + b"=" + given],
-        cwd=tmp_path, env=os.environ | {"HYDRA_FULL_ERROR": "0"}, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+        cwd=tmp_path,
+        env=os.environ | {"HYDRA_FULL_ERROR": "0"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: {setting.decode()}=")
     assert done.stderr.count("\n") == 1

@@ -1,4 +1,6 @@
-"""Whole runs with episodes that end early: all of a round, beside a control, with what they leave and a report."""
+"""Whole runs with episodes that end early: all of a round, beside a control, with what they leave
+and a report.
+"""
 
 import json
 from dataclasses import replace
@@ -19,25 +21,41 @@ from esper_soa.report.sections import shown_of
 from esper_soa.telemetry.table_files import read_table
 from esper_soa.trainer import run
 
-ENVS, STEPS, ROUNDS = 3, 12, 2
+ENVS = 3
+STEPS = 12
+ROUNDS = 2
 SETTINGS = TrainConfig(
-    envs=ENVS, rounds=ROUNDS, steps=STEPS, batch_size=4, train_samples=8, val_samples=32, slots=["r0c0", "r0c1"],
-    control="none", task=TaskConfig(name="tiny", base_channels=2, num_blocks=2, kernel_size=1, num_pools=2),
+    envs=ENVS,
+    rounds=ROUNDS,
+    steps=STEPS,
+    batch_size=4,
+    train_samples=8,
+    val_samples=32,
+    slots=["r0c0", "r0c1"],
+    control="none",
+    task=TaskConfig(name="tiny", base_channels=2, num_blocks=2, kernel_size=1, num_pools=2),
     data=DataConfig(name="synthetic", synthetic_train=32, synthetic_test=32),
     gates=GatesConfig(min_gradient_health=0.3),
-    policy=PolicyConfig(network=NetworkConfig(hidden=8, features=8), ppo=PPOConfig(epochs=2, minibatches=1)),
-    telemetry=TelemetryConfig(progress="off"), compute=ComputeConfig(threads=1, workers=1),
-)  # fmt: skip
-AT_ONCE = EarlyStopConfig(patience=1, min_delta=100.0, min_steps=4)  # after the first env-step nothing is a gain
+    policy=PolicyConfig(
+        network=NetworkConfig(hidden=8, features=8), ppo=PPOConfig(epochs=2, minibatches=1)
+    ),
+    telemetry=TelemetryConfig(progress="off"),
+    compute=ComputeConfig(threads=1, workers=1),
+)
+# after the first env-step nothing is a gain
+AT_ONCE = EarlyStopConfig(patience=1, min_delta=100.0, min_steps=4)
 
 
 def played(folder: Path, **changed: object) -> tuple[Summary, list[dict], list[dict]]:
     """What a run came to, its lines of metrics.jsonl and of episodes.jsonl."""
-    cfg, place = replace(SETTINGS, **changed), RunFolder(folder)  # type: ignore[arg-type]
+    cfg = replace(SETTINGS, **changed)  # type: ignore[arg-type]
+    place = RunFolder(folder)
     folder.mkdir(exist_ok=True)
     place.config.write_text(settings_yaml(cfg))
     summary = run(cfg, place)
-    read = [(folder / name).read_text().splitlines() for name in ("metrics.jsonl", "episodes.jsonl")]
+    read = [
+        (folder / name).read_text().splitlines() for name in ("metrics.jsonl", "episodes.jsonl")
+    ]
     return summary, [json.loads(line) for line in read[0]], [json.loads(line) for line in read[1]]
 
 
@@ -46,7 +64,8 @@ def played(folder: Path, **changed: object) -> tuple[Summary, list[dict], list[d
 def test_a_round_whose_episodes_all_end_early_is_one_of_fewer_env_steps(
     tmp_path: Path, player: str, engine: str
 ) -> None:
-    compute, policy = replace(SETTINGS.compute, engine=engine), replace(SETTINGS.policy, name=player)
+    compute = replace(SETTINGS.compute, engine=engine)
+    policy = replace(SETTINGS.policy, name=player)
     same = {"policy": policy, "compute": compute, "early_stop": AT_ONCE, "checkpoint_every": 1}
     summary, lines, episodes = played(tmp_path, **same)
     assert [one["env_steps"] for one in episodes] == [4] * ENVS * ROUNDS
@@ -57,30 +76,45 @@ def test_a_round_whose_episodes_all_end_early_is_one_of_fewer_env_steps(
         if player == "ppo":
             assert line["update"]["valid_rows"] == 4 * ENVS
             assert np.isfinite(list(line["update"].values())).all()
-    steps, events = read_table(tmp_path, "steps"), read_table(tmp_path, "events")
+    steps = read_table(tmp_path, "steps")
+    events = read_table(tmp_path, "events")
     assert (len(steps["step"]), steps["step"].max()) == (4 * ENVS * ROUNDS, 4)
     assert (events["kind"] == "ended_early").sum() == ENVS * ROUNDS
     assert np.isfinite(steps["accuracy"]).all()
     assert summary.telemetry["env_steps"] == 4 * ENVS * ROUNDS
 
 
-def test_env_steps_and_pace_count_those_that_were_played_also_after_a_resume(tmp_path: Path) -> None:
+def test_env_steps_and_pace_count_those_that_were_played_also_after_a_resume(
+    tmp_path: Path,
+) -> None:
     early = EarlyStopConfig(patience=4, min_delta=0.0, min_steps=3)
-    asked = {"early_stop": early, "checkpoint_every": 1, "policy": replace(SETTINGS.policy, name="random")}
+    asked = {
+        "early_stop": early,
+        "checkpoint_every": 1,
+        "policy": replace(SETTINGS.policy, name="random"),
+    }
     played(tmp_path, **asked)
     place = RunFolder(tmp_path)
     plain = replace(SETTINGS.telemetry, progress="plain", plain_interval=1000.0)
-    summary = run(replace(SETTINGS, rounds=3, control="wait", telemetry=plain, **asked), place, place.checkpoint(2))
+    summary = run(
+        replace(SETTINGS, rounds=3, control="wait", telemetry=plain, **asked),
+        place,
+        place.checkpoint(2),
+    )
     lines = [json.loads(line) for line in place.metrics.read_text().splitlines()]
     episodes = [json.loads(line) for line in place.episodes.read_text().splitlines()]
-    counts = [sum(one["env_steps"] for one in episodes if one["round"] <= number) for number in (1, 2, 3)]
+    counts = [
+        sum(one["env_steps"] for one in episodes if one["round"] <= number) for number in (1, 2, 3)
+    ]
     assert counts[-1] < 3 * ENVS * STEPS
     assert [line["env_steps"] for line in lines] == counts
     assert (summary.speed.env_steps, summary.played) == (counts[2], counts[2] - counts[1])
     for line, before in zip(lines, (0, *counts), strict=False):
         seconds = line["collect_seconds"] + line["update_seconds"]
         assert line["eps"] * seconds == pytest.approx(line["env_steps"] - before)
-    own, waited, _ = played(tmp_path / "wait", **asked | {"policy": replace(SETTINGS.policy, name="wait"), "rounds": 3})
+    own, waited, _ = played(
+        tmp_path / "wait", **asked | {"policy": replace(SETTINGS.policy, name="wait"), "rounds": 3}
+    )
     assert summary.control_env_steps == waited[2]["env_steps"] - waited[1]["env_steps"]
     assert own.control_env_steps == 0
     bar = [line for line in place.log.read_text().splitlines() if "env-steps  " in line]
@@ -103,15 +137,21 @@ def test_a_control_heeds_early_stop_too(tmp_path: Path, control: str) -> None:
         assert all(flop > 0 for flop in mine.train_flop)
         assert sum(mine.train_flop) < sum(its.train_flop)
     if control in ("wait", "heuristic"):
-        own, lines, _ = played(tmp_path / "own", early_stop=early, policy=replace(SETTINGS.policy, name=control))
+        own, lines, _ = played(
+            tmp_path / "own", early_stop=early, policy=replace(SETTINGS.policy, name=control)
+        )
         assert summary.control.episodes == own.grown.episodes
-        assert lines[-1]["train_flop"] == pytest.approx(sum(summary.control.episodes[-1].train_flop) / ENVS)
+        assert lines[-1]["train_flop"] == pytest.approx(
+            sum(summary.control.episodes[-1].train_flop) / ENVS
+        )
 
 
 @pytest.mark.parametrize(
     "early", [AT_ONCE, EarlyStopConfig(patience=4, min_delta=0.0, min_steps=3)], ids=["all", "some"]
 )
-def test_a_report_of_such_a_run_shows_the_env_steps_that_were_played(tmp_path: Path, early: EarlyStopConfig) -> None:
+def test_a_report_of_such_a_run_shows_the_env_steps_that_were_played(
+    tmp_path: Path, early: EarlyStopConfig
+) -> None:
     _, _, episodes = played(tmp_path, control="wait", early_stop=early)
     shown = shown_of(groups_of(find_runs([str(tmp_path)])))
     ends = {(one["round"], one["env"]): one["env_steps"] for one in episodes}
@@ -125,9 +165,11 @@ def test_a_report_of_such_a_run_shows_the_env_steps_that_were_played(tmp_path: P
     assert counted == {place: ends[place] for place in counted}
     early_ones = {place for place in counted if ends[place] < STEPS}
     marks = shown.tables["marks"]
-    marked = {(int(str(name).split()[0]), int(str(env)))
-              for name, env, event in zip(marks["round"], marks["host"], marks["event"], strict=True)
-              if event == "ended_early"}  # fmt: skip
+    marked = {
+        (int(str(name).split()[0]), int(str(env)))
+        for name, env, event in zip(marks["round"], marks["host"], marks["event"], strict=True)
+        if event == "ended_early"
+    }
     assert marked == early_ones
     assert early_ones
     for column in shown.tables["hosts"].values():

@@ -26,15 +26,29 @@ from esper_soa.ops.rundir import RunFolder
 from esper_soa.ops.statistics import mean_interval
 from esper_soa.trainer import run
 
-ENVS, EPISODES, STEPS, SEED = 2, 2, 8, 3
+ENVS = 2
+EPISODES = 2
+STEPS = 8
+SEED = 3
 TRAINED = TrainConfig(
-    envs=3, rounds=1, steps=STEPS, batch_size=4, train_samples=8, val_samples=32, slots=["r0c0", "r0c1"],
-    control="none", gates=GatesConfig(min_blending_steps=1, min_gradient_health=0.0), seed=4,
+    envs=3,
+    rounds=1,
+    steps=STEPS,
+    batch_size=4,
+    train_samples=8,
+    val_samples=32,
+    slots=["r0c0", "r0c1"],
+    control="none",
+    gates=GatesConfig(min_blending_steps=1, min_gradient_health=0.0),
+    seed=4,
     task=TaskConfig(name="tiny", base_channels=2, num_blocks=2, kernel_size=1, num_pools=2),
     data=DataConfig(name="synthetic", synthetic_train=32, synthetic_test=64),
-    policy=PolicyConfig(network=NetworkConfig(hidden=8, features=8), ppo=PPOConfig(epochs=1, minibatches=3)),
-    telemetry=TelemetryConfig(progress="off"), compute=ComputeConfig(threads=1, workers=1),
-)  # fmt: skip
+    policy=PolicyConfig(
+        network=NetworkConfig(hidden=8, features=8), ppo=PPOConfig(epochs=1, minibatches=3)
+    ),
+    telemetry=TelemetryConfig(progress="off"),
+    compute=ComputeConfig(threads=1, workers=1),
+)
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +64,16 @@ def saved(trained: Path) -> Saved:
 
 
 def asked(trained: Path, **changed: object) -> EvaluateConfig:
-    cfg = EvaluateConfig(checkpoint=str(trained), policies=["wait", "random", "ppo"], episodes=EPISODES, envs=ENVS,
-                         seed=SEED, deterministic=False, progress="off",
-                         compute=ComputeConfig(threads=1, workers=1))  # fmt: skip
+    cfg = EvaluateConfig(
+        checkpoint=str(trained),
+        policies=["wait", "random", "ppo"],
+        episodes=EPISODES,
+        envs=ENVS,
+        seed=SEED,
+        deterministic=False,
+        progress="off",
+        compute=ComputeConfig(threads=1, workers=1),
+    )
     return replace(cfg, **changed)  # type: ignore[arg-type]
 
 
@@ -81,7 +102,11 @@ def learned(saved: Saved) -> RecurrentPolicy:
 
 
 def last_accuracies(rounds: list[Witnessed]) -> list[float]:
-    return [accuracy for played in rounds for accuracy in played.views[-1].state.signals.val_accuracy.tolist()]
+    return [
+        accuracy
+        for played in rounds
+        for accuracy in played.views[-1].state.signals.val_accuracy.tolist()
+    ]
 
 
 def samples(found: dict, policy: str) -> dict[str, list[float]]:
@@ -92,11 +117,15 @@ def samples(found: dict, policy: str) -> dict[str, list[float]]:
 def test_every_policy_plays_on_the_fresh_seed_that_was_asked_for(
     found: dict, world: World, saved: Saved, name: str
 ) -> None:
-    agent: Agent = {"wait": WaitPolicy, "random": RandomPolicy}[name]() if name != "ppo" else learned(saved)
+    agent: Agent = (
+        {"wait": WaitPolicy, "random": RandomPolicy}[name]() if name != "ppo" else learned(saved)
+    )
     rounds = by_hand(world, agent)
     own = samples(found, name)
     assert own["accuracy"] == last_accuracies(rounds)
-    assert own["reward"] == pytest.approx([reward for played in rounds for reward in played.rewards().sum(0).tolist()])
+    assert own["reward"] == pytest.approx(
+        [reward for played in rounds for reward in played.rewards().sum(0).tolist()]
+    )
     host = world.rules.reward.counts.host
     for size, accuracy, net in zip(own["parameters"], own["accuracy"], own["net"], strict=True):
         rent = min(1.5, 0.5 * math.log1p((size - host) / max(host, 200)))
@@ -109,14 +138,19 @@ def test_it_does_not_play_on_seeds_of_training_nor_on_those_of_another_evaluatio
     found: dict, trained: Path, saved: Saved, seed: int
 ) -> None:
     other = build_world(evaluation_settings(saved, asked(trained)), CPU, seed)
-    rewards = [reward for played in by_hand(other, WaitPolicy()) for reward in played.rewards().sum(0).tolist()]
+    rewards = [
+        reward
+        for played in by_hand(other, WaitPolicy())
+        for reward in played.rewards().sum(0).tolist()
+    ]
     assert rewards != pytest.approx(samples(found, "wait")["reward"])
 
 
 def test_means_and_leads_are_those_of_the_samples_pair_by_pair(found: dict) -> None:
     first = samples(found, "wait")["net"]
     for name in ("wait", "random", "ppo"):
-        record, own = found["policies"][name], samples(found, name)
+        record = found["policies"][name]
+        own = samples(found, name)
         for field, values in own.items():
             assert len(values) == ENVS * EPISODES
             assert record["means"][field]["mean"] == pytest.approx(sum(values) / 4)
@@ -150,12 +184,24 @@ def test_the_learned_policy_takes_the_likeliest_choice_where_it_is_asked_to(
     assert not torch.equal(op_choices(rounds), op_choices(by_hand(world, learned(saved))))
 
 
-def test_task_data_reward_and_rules_are_those_of_the_checkpoint(trained: Path, saved: Saved) -> None:
+def test_task_data_reward_and_rules_are_those_of_the_checkpoint(
+    trained: Path, saved: Saved
+) -> None:
     cfg = evaluation_settings(saved, asked(trained))
     assert (cfg.envs, cfg.rounds, cfg.seed) == (ENVS, EPISODES, TRAINED.seed)
     assert evaluation_settings(saved, asked(trained, envs=0)).envs == TRAINED.envs
     assert cfg.policy.ppo.minibatches == 1  # with fewer envs than it was trained with
-    for name in ("task", "gates", "reward", "lifecycle", "steps", "train_samples", "val_samples", "slots", "data"):
+    for name in (
+        "task",
+        "gates",
+        "reward",
+        "lifecycle",
+        "steps",
+        "train_samples",
+        "val_samples",
+        "slots",
+        "data",
+    ):
         assert getattr(cfg, name) == getattr(TRAINED, name), name
 
 
@@ -175,7 +221,9 @@ def test_an_evaluation_takes_its_own_data_and_precision_where_it_names_them_else
 def test_intervals_have_the_confidence_that_was_asked_for(trained: Path) -> None:
     values = [50.0, 52.0, 57.0, 51.0]
     better = [51.0, 53.5, 58.0, 52.0]
-    scores = {name: Scores(values, values, net, values) for name, net in (("a", values), ("b", better))}
+    scores = {
+        name: Scores(values, values, net, values) for name, net in (("a", values), ("b", better))
+    }
     for confidence in (0.5, 0.99):
         first, second = judge(scores, asked(trained, confidence=confidence))
         assert first.means["net"] == mean_interval(values, confidence)

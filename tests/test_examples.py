@@ -1,4 +1,6 @@
-"""The package of parts in examples/ works from a clean folder, in processes of its own, by the real command line."""
+"""The package of parts in examples/ works from a clean folder, in processes of its own, by the real
+command line.
+"""
 
 import json
 import os
@@ -24,16 +26,22 @@ EXAMPLE = ROOT / "examples" / "own_parts"
 @pytest.fixture
 def parts(tmp_path: Path) -> Path:
     """The example by itself, without the repository around it."""
-    return Path(shutil.copytree(EXAMPLE, tmp_path / "parts", ignore=shutil.ignore_patterns("__pycache__")))
+    return Path(
+        shutil.copytree(EXAMPLE, tmp_path / "parts", ignore=shutil.ignore_patterns("__pycache__"))
+    )
 
 
-def finished(words: list[str], folder: Path, parts: Path | None = None) -> subprocess.CompletedProcess[str]:
+def finished(
+    words: list[str], folder: Path, parts: Path | None = None
+) -> subprocess.CompletedProcess[str]:
     """A process in `folder`, a clean one, that finds the package of `parts`."""
     folder.mkdir()
     path = [str(parts)] if parts is not None else []
     path += filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     environment = ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(path)}
-    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE)
+    return subprocess.run(
+        words, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE
+    )
 
 
 WITH_BLUEPRINTS = 'task.blueprints=["my_parts.seeds:twin","my_parts.seeds:mixer"]'
@@ -41,7 +49,11 @@ SOON = ["gates.min_blending_steps=1", "gates.min_gradient_health=0", "lifecycle.
 
 
 def test_a_run_is_played_with_all_of_the_example(parts: Path, tmp_path: Path) -> None:
-    own = ["policy.name=my_parts.agents:patient", "reward.mode=my_parts.rewards:thrifty", "run_dir=run"]
+    own = [
+        "policy.name=my_parts.agents:patient",
+        "reward.mode=my_parts.rewards:thrifty",
+        "run_dir=run",
+    ]
     words = command(*TINY, WITH_BLUEPRINTS, *own, *SOON, "rounds=1", "steps=16", "control=random")
     done = finished(words, tmp_path / "work", parts)
     assert done.returncode == 0, done.stderr
@@ -57,8 +69,16 @@ def test_a_run_is_played_with_all_of_the_example(parts: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("host", "parameters"), [("funnel", 2_482), ("residual", 1_762)])
-def test_a_run_is_played_on_the_hosts_of_the_example(host: str, parameters: int, parts: Path, tmp_path: Path) -> None:
-    own = [f"task.host=my_parts.hosts:{host}", "slots=[r0c0,r0c1]", "policy=random", "control=none", "run_dir=run"]
+def test_a_run_is_played_on_the_hosts_of_the_example(
+    host: str, parameters: int, parts: Path, tmp_path: Path
+) -> None:
+    own = [
+        f"task.host=my_parts.hosts:{host}",
+        "slots=[r0c0,r0c1]",
+        "policy=random",
+        "control=none",
+        "run_dir=run",
+    ]
     done = finished(command(*TINY, *own), tmp_path / "work", parts)
     assert done.returncode == 0, done.stderr
     assert f"x {host} of your own, {parameters} parameters each, slots r0c0, r0c1" in done.stdout
@@ -77,11 +97,22 @@ def test_the_reward_of_the_example_is_what_its_page_says(monkeypatch: pytest.Mon
     torch.testing.assert_close(terms["compute_rent"], -0.02 * growth)
 
 
-def test_a_learning_policy_takes_the_example_on_and_is_evaluated_beside_its_agent(parts: Path, tmp_path: Path) -> None:
-    learned = finished(command(*TINY, WITH_BLUEPRINTS, "rounds=1", "run_dir=../run"), tmp_path / "work", parts)
+def test_a_learning_policy_takes_the_example_on_and_is_evaluated_beside_its_agent(
+    parts: Path, tmp_path: Path
+) -> None:
+    learned = finished(
+        command(*TINY, WITH_BLUEPRINTS, "rounds=1", "run_dir=../run"), tmp_path / "work", parts
+    )
     assert learned.returncode == 0, learned.stderr
-    words = command("checkpoint=../run", "policies=[ppo,my_parts.agents:patient]", "episodes=1", "progress=off",
-                    "run_dir=seen", "compute.engine=torch", program="evaluate")  # fmt: skip
+    words = command(
+        "checkpoint=../run",
+        "policies=[ppo,my_parts.agents:patient]",
+        "episodes=1",
+        "progress=off",
+        "run_dir=seen",
+        "compute.engine=torch",
+        program="evaluate",
+    )
     done = finished(words, tmp_path / "evaluation", parts)
     assert done.returncode == 0, done.stderr
     table = json.loads((tmp_path / "evaluation" / "seen" / "evaluation.json").read_text())
@@ -97,7 +128,8 @@ def test_a_package_that_is_not_on_the_path_is_missed_in_words(tmp_path: Path) ->
     done = finished(command(*TINY, WITH_BLUEPRINTS), tmp_path / "work")
     assert done.returncode == 2
     assert done.stderr == (
-        "error: task.blueprints=my_parts.seeds:twin: must be module:name of a module that can be imported (No module "
+        "error: task.blueprints=my_parts.seeds:twin: must be module:name of a module that can be "
+        "imported (No module "
         "named 'my_parts'). PYTHONPATH=<folder> says where it lies.\n"
     )
 

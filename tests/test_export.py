@@ -24,16 +24,26 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def test_a_host_in_all_formats_in_a_process_of_its_own_which_says_nothing_else(run: Path, tmp_path: Path) -> None:
+def test_a_host_in_all_formats_in_a_process_of_its_own_which_says_nothing_else(
+    run: Path, tmp_path: Path
+) -> None:
     pytest.importorskip("onnxscript")
     done = subprocess.run(
-        [sys.executable, "-m", "esper_soa.export", str(run), "format=safetensors,code,onnx,pt2",
-         f"to={tmp_path / 'out'}"],
-        capture_output=True, text=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "esper_soa.export",
+            str(run),
+            "format=safetensors,code,onnx,pt2",
+            f"to={tmp_path / 'out'}",
+        ],
+        capture_output=True,
+        text=True,
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.split() == [
-        str(tmp_path / "out" / name) for name in ("best.safetensors", "best.py", "best.onnx", "best.pt2")
+        str(tmp_path / "out" / name)
+        for name in ("best.safetensors", "best.py", "best.onnx", "best.pt2")
     ]
     net = esper_soa.load(tmp_path / "out" / "best.safetensors")
     assert digest(net.state_dict()) == digest(esper_soa.open_run(run).export().state_dict())
@@ -65,13 +75,21 @@ def test_one_host_of_the_last_round_and_a_file_again(
     ],
 )
 def test_a_mistake_is_one_line_and_status_2(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-    arguments: list[str], told: str,
-) -> None:  # fmt: skip
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    told: str,
+) -> None:
     monkeypatch.chdir(tmp_path)
     slots = enabled_slots(TaskConfig(), ["r0c0"])
-    esper_soa.save(Controller(controller_spec(PolicyConfig(network=NetworkConfig(hidden=8, features=8)), slots)),
-                   "policy.safetensors")  # fmt: skip
+    esper_soa.save(
+        Controller(
+            controller_spec(PolicyConfig(network=NetworkConfig(hidden=8, features=8)), slots)
+        ),
+        "policy.safetensors",
+    )
     with pytest.raises(SystemExit) as caught:
         export.main([str(run) if given == "RUN" else given for given in arguments])
     assert caught.value.code == 2
@@ -93,8 +111,11 @@ def test_a_folder_that_cannot_be_written_is_status_1(
 
 
 def test_help_says_all_without_torch() -> None:
-    program = "import sys; sys.argv = ['esper-export', '--help']; from esper_soa.export import main\ntry: main()\n" \
-              "finally: assert 'torch' not in sys.modules"  # fmt: skip
+    program = (
+        "import sys; sys.argv = ['esper-export', '--help']; from esper_soa.export import "
+        "main\ntry: main()\n"
+        "finally: assert 'torch' not in sys.modules"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     for word in ("env=best", "format=safetensors", "to=.", "esper-soa[onnx]", "code"):

@@ -1,4 +1,6 @@
-"""The log-probabilities that a rollout stores are those of the update: before any step, every ratio is 1."""
+"""The log-probabilities that a rollout stores are those of the update: before any step, every ratio
+is 1.
+"""
 
 import io
 
@@ -18,12 +20,16 @@ from esper_soa.env.config import GovernorConfig
 from esper_soa.ops.collect import Player, Round, play_round
 from esper_soa.ops.progress import Progress
 
-ENVS, SLOTS, STEPS, ROUNDS = 3, 3, 14, 4
+ENVS = 3
+SLOTS = 3
+STEPS = 14
+ROUNDS = 4
 STANDS_STILL = 1e-30  # a learning rate that moves nothing but zeros, and those to 1e-30
 DEVICES = [
     torch.device("cpu"),
     pytest.param(
-        torch.device("cuda"), marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+        torch.device("cuda"),
+        marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
     ),
 ]
 
@@ -31,17 +37,23 @@ DEVICES = [
 def settings(**ppo: object) -> TrainConfig:
     """Hosts that are rolled back as soon as their loss is above its mean."""
     cfg = tiny_settings(ENVS, SLOTS, STEPS)
-    cfg.governor = GovernorConfig(sensitivity=0.0, multiplier=1.0, absolute_threshold=0.0, min_panics=1, min_samples=3)
+    cfg.governor = GovernorConfig(
+        sensitivity=0.0, multiplier=1.0, absolute_threshold=0.0, min_panics=1, min_samples=3
+    )
     cfg.policy.network = NetworkConfig(hidden=32, features=32, layers=2)
     cfg.policy.ppo = PPOConfig(**ppo)
     return cfg
 
 
-def play(cfg: TrainConfig, device: torch.device = CPU) -> tuple[Learner, list[Rollout], list[dict[str, float]]]:
+def play(
+    cfg: TrainConfig, device: torch.device = CPU
+) -> tuple[Learner, list[Rollout], list[dict[str, float]]]:
     """All rounds with their updates; the world is the same in every one, the policy is not."""
     world = build_world(cfg, device)
     player = build_player(cfg, world)
-    learner, rollouts, reports = player.learner, [], []
+    learner = player.learner
+    rollouts = []
+    reports = []
     assert learner is not None
     with Progress(ENVS * STEPS * ROUNDS, Console(file=io.StringIO()), "off") as progress:
         for number in range(ROUNDS):
@@ -54,7 +66,9 @@ def play(cfg: TrainConfig, device: torch.device = CPU) -> tuple[Learner, list[Ro
 
 @pytest.fixture(scope="module")
 def rollouts() -> list[Rollout]:
-    """Of a policy that stands still; only the statistics of its observations move between rounds."""
+    """Of a policy that stands still; only the statistics of its observations move between
+    rounds.
+    """
     return play(settings(lr=STANDS_STILL, epochs=1, observation_momentum=0.5))[1]
 
 
@@ -68,9 +82,13 @@ def untrained(**ppo: object) -> Learner:
 
 @pytest.mark.parametrize("device", DEVICES, ids=str)
 def test_the_first_pass_over_every_rollout_has_ratio_one(device: torch.device) -> None:
-    learner, rollouts, reports = play(settings(lr=3e-3, target_kl=0.0, observation_momentum=0.5), device)
+    learner, rollouts, reports = play(
+        settings(lr=3e-3, target_kl=0.0, observation_momentum=0.5), device
+    )
     assert max(report["ratio_error_first"] for report in reports) < 1e-5
-    assert all(report["ratio_max"] - report["ratio_min"] > 1e-3 for report in reports), "the policy has not moved"
+    assert all(report["ratio_max"] - report["ratio_min"] > 1e-3 for report in reports), (
+        "the policy has not moved"
+    )
     assert (learner.policy.mean.abs() > 0.05).any(), "the normaliser has not moved"
 
 
@@ -100,7 +118,10 @@ def test_those_rollouts_hold_all_that_could_go_wrong(rollouts: list[Rollout]) ->
 def test_a_changed_observation_is_noticed(rollouts: list[Rollout]) -> None:
     rows = rollouts[0].rows.clone()
     rows.features[3, 1] += 3.0
-    same, changed = (untrained(epochs=1).update(Rollout(r, rollouts[0].bootstrap)) for r in (rollouts[0].rows, rows))
+    same, changed = (
+        untrained(epochs=1).update(Rollout(r, rollouts[0].bootstrap))
+        for r in (rollouts[0].rows, rows)
+    )
     assert same["ratio_error_first"] < 1e-5
     assert changed["ratio_error_first"] > 1e-4
 

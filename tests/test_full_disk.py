@@ -1,6 +1,8 @@
-"""A disk that is full: the run is played and told to its end, what is missing is named in one line, the status is 1.
+"""A disk that is full: the run is played and told to its end, what is missing is named in one line,
+the status is 1.
 
-A limit on the size of files fails writes in every environment; a real small file system, where one may be mounted.
+A limit on the size of files fails writes in every environment; a real small file system, where one
+may be mounted.
 """
 
 import json
@@ -38,8 +40,11 @@ def assert_whole(folder: Path) -> None:
     assert list(folder.rglob("*.tmp")) == []
 
 
-def test_a_run_whose_files_have_no_room_ends_with_its_table_and_names_them_in_one_line(tmp_path: Path) -> None:
-    # 5,000 bytes hold the episodes, the log and one of two lines of metrics, but not config.yaml nor any checkpoint
+def test_a_run_whose_files_have_no_room_ends_with_its_table_and_names_them_in_one_line(
+    tmp_path: Path,
+) -> None:
+    # 5,000 bytes hold the episodes, the log and one of two lines of metrics, but not config.yaml
+    # nor any checkpoint
     done = finished(*TINY, f"run_dir={tmp_path}/run", folder=tmp_path, limit=at_most(5000))
     assert_ended_with_its_table(done)
     assert done.stderr.startswith(f"error: {tmp_path}/run: ")
@@ -50,12 +55,16 @@ def test_a_run_whose_files_have_no_room_ends_with_its_table_and_names_them_in_on
     assert_whole(tmp_path / "run")
     assert len(lines(tmp_path / "run" / "metrics.jsonl")) == 1
     assert len(lines(tmp_path / "run" / "episodes.jsonl")) == 4
-    assert "the newest checkpoint could not be written" in (tmp_path / "run" / "log.txt").read_text()
+    assert (
+        "the newest checkpoint could not be written" in (tmp_path / "run" / "log.txt").read_text()
+    )
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["rounds"] == 2
     # of 2 rounds x 2 env-steps x 2 hosts
     assert summary["telemetry"] == {"level": "events", "env_steps": 0, "dropped": {"tables": 8}}
-    assert "telemetry lacks 8 env-steps: File too large" in (tmp_path / "run" / "log.txt").read_text()
+    assert (
+        "telemetry lacks 8 env-steps: File too large" in (tmp_path / "run" / "log.txt").read_text()
+    )
 
 
 @pytest.mark.slow
@@ -73,9 +82,14 @@ def test_a_log_that_has_no_room_is_named_too(tmp_path: Path) -> None:
 def test_a_run_that_is_stopped_and_cannot_save_says_so_with_status_1(tmp_path: Path) -> None:
     limit = at_most(30000)
     process = subprocess.Popen(
-        command(*TINY, "rounds=500", "run_dir=run", "checkpoint_every=0"), cwd=tmp_path, env=ENVIRONMENT,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=limit,
-    )  # fmt: skip
+        command(*TINY, "rounds=500", "run_dir=run", "checkpoint_every=0"),
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=limit,
+    )
     wait_until(lambda: bool(lines(tmp_path / "run" / "metrics.jsonl")), process)
     process.send_signal(signal.SIGTERM)
     _, told = process.communicate(timeout=PATIENCE)
@@ -88,15 +102,20 @@ def test_a_run_that_is_stopped_and_cannot_save_says_so_with_status_1(tmp_path: P
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_resumed_run_on_a_full_disk_keeps_what_was_there_and_can_go_on_later(tmp_path: Path) -> None:
+def test_a_resumed_run_on_a_full_disk_keeps_what_was_there_and_can_go_on_later(
+    tmp_path: Path,
+) -> None:
     assert finished(*TINY, "run_dir=run", folder=tmp_path).returncode == 0
     config, metrics = (tmp_path / "run" / name for name in ("config.yaml", "metrics.jsonl"))
-    before, first = config.read_bytes(), lines(metrics)
+    before = config.read_bytes()
+    first = lines(metrics)
     done = finished(*TINY, "rounds=3", "resume=run", folder=tmp_path, limit=at_most(5000))
     assert_ended_with_its_table(done)
     assert config.read_bytes() == before
     assert lines(metrics) == first
-    assert sorted(path.name for path in (tmp_path / "run").glob("checkpoint*")) == ["checkpoint_000002.pt"]
+    assert sorted(path.name for path in (tmp_path / "run").glob("checkpoint*")) == [
+        "checkpoint_000002.pt"
+    ]
     assert finished(*TINY, "rounds=3", "resume=run", folder=tmp_path).returncode == 0
     assert [json.loads(line)["round"] for line in lines(metrics)] == [1, 2, 3]
 
@@ -104,9 +123,13 @@ def test_a_resumed_run_on_a_full_disk_keeps_what_was_there_and_can_go_on_later(t
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_an_evaluation_whose_files_have_no_room_ends_with_its_table(tmp_path: Path) -> None:
-    assert finished(*TINY, "rounds=1", "control=none", "run_dir=run", folder=tmp_path).returncode == 0
+    assert (
+        finished(*TINY, "rounds=1", "control=none", "run_dir=run", folder=tmp_path).returncode == 0
+    )
     asked = ("checkpoint=run", "run_dir=judged", "policies=[ppo,wait]", "episodes=1")
-    done = finished(*asked, "compute.engine=torch", folder=tmp_path, program="evaluate", limit=at_most(300))
+    done = finished(
+        *asked, "compute.engine=torch", folder=tmp_path, program="evaluate", limit=at_most(300)
+    )
     assert done.returncode == 1
     assert "accuracy - rent" in done.stdout
     for name in ("evaluation.json", "evaluation.txt", "versions.json", "log.txt"):
@@ -118,7 +141,9 @@ def file_systems_can_be_mounted() -> bool:
     tools = shutil.which("unshare"), shutil.which("mount")
     if None in tools:
         return False
-    tried = subprocess.run(["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/mnt"], capture_output=True, timeout=60)
+    tried = subprocess.run(
+        ["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/mnt"], capture_output=True, timeout=60
+    )
     return tried.returncode == 0
 
 
@@ -129,11 +154,18 @@ def file_systems_can_be_mounted() -> bool:
 def test_a_run_on_a_file_system_that_is_full_ends_with_its_table(tmp_path: Path, room: str) -> None:
     (tmp_path / "small").mkdir()
     # the file system is gone with the process: what lies in it is copied before
-    script = f'mount -t tmpfs -o size={room} tmpfs small && "$@"; status=$?; cp -r small/run copy; exit $status'
+    script = (
+        f'mount -t tmpfs -o size={room} tmpfs small && "$@"; status=$?; cp -r small/run '
+        "copy; exit $status"
+    )
     done = subprocess.run(
-        ["unshare", "-m", "sh", "-c", script, "sh", *command(*TINY, "run_dir=small/run")], cwd=tmp_path,
-        env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE,
-    )  # fmt: skip
+        ["unshare", "-m", "sh", "-c", script, "sh", *command(*TINY, "run_dir=small/run")],
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
     assert_ended_with_its_table(done)
     assert done.stderr.count("\n") == 1
     assert "the newest checkpoint" in done.stderr
@@ -146,13 +178,19 @@ def test_a_run_on_a_file_system_that_is_full_ends_with_its_table(tmp_path: Path,
 @pytest.mark.timeout(900)
 def test_a_checkpoint_that_is_written_later_is_no_failure(tmp_path: Path) -> None:
     process = started(*TINY, "rounds=60", "checkpoint_every=1", "run_dir=run", folder=tmp_path)
-    log, run = tmp_path / "run" / "log.txt", tmp_path / "run"
+    log = tmp_path / "run" / "log.txt"
+    run = tmp_path / "run"
     wait_until(lambda: bool(list(run.glob("checkpoint*"))), process)
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (30000, resource.RLIM_INFINITY))
     wait_until(lambda: "could not be written" in log.read_text(), process)
-    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    resource.prlimit(
+        process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    )
     _, told = process.communicate(timeout=PATIENCE)
     assert told == ""
     assert process.returncode == 0
-    assert [path.name for path in sorted(run.glob("checkpoint*"))] == ["checkpoint_000059.pt", "checkpoint_000060.pt"]
+    assert [path.name for path in sorted(run.glob("checkpoint*"))] == [
+        "checkpoint_000059.pt",
+        "checkpoint_000060.pt",
+    ]
     assert len(lines(run / "metrics.jsonl")) == 60

@@ -1,7 +1,8 @@
-"""Random overrides, composed as the command composes them and, where that is cheap, run: no way ends in a traceback.
+"""Random overrides, composed as the command composes them and, where that is cheap, run: no way
+ends in a traceback.
 
-Every case ends well, or in one message: a UserError, Hydra's own error, or memory that ran out. A case is made from its
-number alone, so that one that fails can be played again.
+Every case ends well, or in one message: a UserError, Hydra's own error, or memory that ran out. A
+case is made from its number alone, so that one that fails can be played again.
 """
 
 import math
@@ -25,34 +26,114 @@ from esper_soa.trainer import run
 
 CLEAN = (UserError, HydraException, OmegaConfBaseException, OutOfRoomError)
 NASTY = (
-    "0", "-1", "1", "3.7", "1e308", "-1e308", "1e-320", "inf", "-inf", "nan", str(2**31), str(2**63), str(10**30),
-    str(-(10**30)), "''", "x", "null", "[]", "{}", "[1,[2]]", "[x,x]", "{a:1}", "[null]", "true", "'~'", "~",
-    "/dev/null", "../..", "'[/x]'", "'[bold]'", "'${seed}'", "${nowhere}", "${oc.env:HOME}", "???", "\u732b",
-    "0x10", "'1e5'", "auto", "on", "off", "cpu", "cuda:99999", "[r0c0,r9c9]", "[norm]", "'a b'", "1,2", "\\,", "'\n'",
-)  # fmt: skip
+    "0",
+    "-1",
+    "1",
+    "3.7",
+    "1e308",
+    "-1e308",
+    "1e-320",
+    "inf",
+    "-inf",
+    "nan",
+    str(2**31),
+    str(2**63),
+    str(10**30),
+    str(-(10**30)),
+    "''",
+    "x",
+    "null",
+    "[]",
+    "{}",
+    "[1,[2]]",
+    "[x,x]",
+    "{a:1}",
+    "[null]",
+    "true",
+    "'~'",
+    "~",
+    "/dev/null",
+    "../..",
+    "'[/x]'",
+    "'[bold]'",
+    "'${seed}'",
+    "${nowhere}",
+    "${oc.env:HOME}",
+    "???",
+    "\u732b",
+    "0x10",
+    "'1e5'",
+    "auto",
+    "on",
+    "off",
+    "cpu",
+    "cuda:99999",
+    "[r0c0,r9c9]",
+    "[norm]",
+    "'a b'",
+    "1,2",
+    "\\,",
+    "'\n'",
+)
 GROUPS = {
     "task": [path.stem for path in (Path(config_dir()) / "task").glob("*.yaml")],
-    "reward": ["shaped", "escrow", "basic", "basic_plus", "sparse", "minimal", "simplified", "loss", "net", "none"],
+    "reward": [
+        "shaped",
+        "escrow",
+        "basic",
+        "basic_plus",
+        "sparse",
+        "minimal",
+        "simplified",
+        "loss",
+        "net",
+        "none",
+    ],
     "policy": ["ppo", "random", "wait", "schedule", "heuristic"],
     "gates": ["permissive", "strict"],
     "lifecycle": ["manual", "auto_forward"],
 }
 # Small enough to play in a second, whatever else is asked for.
-SMALL = ("envs=2", "rounds=1", "steps=3", "batch_size=8", "train_samples=8", "val_samples=8", "data=synthetic",
-         "data.synthetic_train=32", "data.synthetic_test=16", "telemetry.progress=off")  # fmt: skip
-# Too dear to play; and Triton, whose interpreter, which stands in for a GPU in this suite, takes no worker threads.
-NOT_PLAYED = {"compute.compile", "compute.engine", "run_dir", "resume", "profile", "data.root", "data.name",
-              "data.synthetic_train", "data.synthetic_test", "task.base_channels", "policy.network.layers"}  # fmt: skip
+SMALL = (
+    "envs=2",
+    "rounds=1",
+    "steps=3",
+    "batch_size=8",
+    "train_samples=8",
+    "val_samples=8",
+    "data=synthetic",
+    "data.synthetic_train=32",
+    "data.synthetic_test=16",
+    "telemetry.progress=off",
+)
+# Too dear to play; and Triton, whose interpreter, which stands in for a GPU in this suite, takes no
+# worker threads.
+NOT_PLAYED = {
+    "compute.compile",
+    "compute.engine",
+    "run_dir",
+    "resume",
+    "profile",
+    "data.root",
+    "data.name",
+    "data.synthetic_train",
+    "data.synthetic_test",
+    "task.base_channels",
+    "policy.network.layers",
+}
 Leaf = tuple[str, object, object]  # setting, its rule or None, its default
 
 
 def leaves(path: str, settings: object) -> Iterator[Leaf]:
     for item in fields(settings):
-        value, rule = vars(settings)[item.name], item.metadata.get(RULE)
+        value = vars(settings)[item.name]
+        rule = item.metadata.get(RULE)
         if is_dataclass(value):
             yield from leaves(f"{path}{item.name}.", value)
         elif isinstance(rule, Table):
-            yield from ((f"{path}{item.name}.{key}", rule.rule, number) for key, number in value.items())
+            yield from (
+                (f"{path}{item.name}.{key}", rule.rule, number) for key, number in value.items()
+            )
         else:
             yield path + item.name, rule, value
 
@@ -61,12 +142,20 @@ LEAVES = [*leaves("", TrainConfig())]
 
 
 def fitting(rule: object, default: object, draw: random.Random) -> str:
-    """A value that the setting's own rule allows, at an end of its range as often as near its default."""
+    """A value that the setting's own rule allows, at an end of its range as often as near its
+    default.
+    """
     if isinstance(rule, Range):
         near = float(default) * 10 ** draw.uniform(-1, 1)
-        value = draw.choice([rule.low, rule.high, near, near, float(default) + draw.choice([-1, 1])])
+        value = draw.choice(
+            [rule.low, rule.high, near, near, float(default) + draw.choice([-1, 1])]
+        )
         value = min(max(value, rule.low), rule.high)
-        return str(round(value)) if isinstance(default, int) or math.isclose(value, round(value)) else f"{value:.6g}"
+        return (
+            str(round(value))
+            if isinstance(default, int) or math.isclose(value, round(value))
+            else f"{value:.6g}"
+        )
     if isinstance(rule, Choice):
         return draw.choice(rule.words)
     if isinstance(rule, Items) and isinstance(rule.rule, Choice):
@@ -78,10 +167,18 @@ def fitting(rule: object, default: object, draw: random.Random) -> str:
 
 
 def case(number: int, avoid: frozenset[str] = frozenset()) -> list[str]:
-    """The overrides of a case: up to four settings, a third of them with values that fit, and sometimes a group."""
+    """The overrides of a case: up to four settings, a third of them with values that fit, and
+    sometimes a group.
+    """
     draw = random.Random(number)
-    found = [f"{group}={draw.choice(options)}" for group, options in GROUPS.items() if draw.random() < 0.15]
-    for name, rule, default in draw.sample([leaf for leaf in LEAVES if leaf[0] not in avoid], draw.randint(1, 4)):
+    found = [
+        f"{group}={draw.choice(options)}"
+        for group, options in GROUPS.items()
+        if draw.random() < 0.15
+    ]
+    for name, rule, default in draw.sample(
+        [leaf for leaf in LEAVES if leaf[0] not in avoid], draw.randint(1, 4)
+    ):
         good = draw.random() < (0.33 if not avoid else 0.9)
         sign = "+" if draw.random() < 0.05 else "++" if draw.random() < 0.05 else ""
         found.append(f"{sign}{name}={fitting(rule, default, draw) if good else draw.choice(NASTY)}")
@@ -121,10 +218,25 @@ def play(number: int, folder: Path) -> bool:
 
 def dear(cfg: TrainConfig) -> bool:
     """More than a second of work."""
-    network, task = cfg.policy.network, cfg.task
+    network = cfg.policy.network
+    task = cfg.task
     widest = task.channels(task.num_blocks - 1) * task.kernel_size
-    wide = max(network.hidden, network.features, network.slot_features, network.blueprint_embedding * 4, widest) > 1024
-    return wide or cfg.policy.ppo.epochs > 10 or cfg.attribution.shapley_samples > 100 or task.num_classes > 1000
+    wide = (
+        max(
+            network.hidden,
+            network.features,
+            network.slot_features,
+            network.blueprint_embedding * 4,
+            widest,
+        )
+        > 1024
+    )
+    return (
+        wide
+        or cfg.policy.ppo.epochs > 10
+        or cfg.attribution.shapley_samples > 100
+        or task.num_classes > 1000
+    )
 
 
 def settled(count: int) -> int:

@@ -1,4 +1,6 @@
-"""Imitation in real rounds: within a few of them the policy does what its teacher would do where it comes to itself."""
+"""Imitation in real rounds: within a few of them the policy does what its teacher would do where it
+comes to itself.
+"""
 
 import io
 from dataclasses import replace
@@ -8,7 +10,13 @@ import torch
 from rich.console import Console
 from tiny_world import CPU, tiny_settings
 
-from esper_soa.agent.config import ImitationConfig, NetworkConfig, PolicyConfig, PPOConfig, ScheduleConfig
+from esper_soa.agent.config import (
+    ImitationConfig,
+    NetworkConfig,
+    PolicyConfig,
+    PPOConfig,
+    ScheduleConfig,
+)
 from esper_soa.agent.policy import segment_starts
 from esper_soa.agent.ppo import Learner
 from esper_soa.agent.rollout import Rollout
@@ -18,29 +26,40 @@ from esper_soa.ops.collect import Round, play_round
 from esper_soa.ops.progress import Progress
 from esper_soa.vocabulary import HEAD_NAMES, OP_NAMES
 
-ENVS, STEPS, ROUNDS, UNITS = 12, 8, 6, 32
+ENVS = 12
+STEPS = 8
+ROUNDS = 6
+UNITS = 32
 
 
 def settings() -> TrainConfig:
     floors = dict.fromkeys(HEAD_NAMES, 0.01)
     policy = PolicyConfig(
-        network=NetworkConfig(hidden=UNITS, features=UNITS), ppo=PPOConfig(probability_floor=floors, minibatches=4),
+        network=NetworkConfig(hidden=UNITS, features=UNITS),
+        ppo=PPOConfig(probability_floor=floors, minibatches=4),
         imitation=ImitationConfig(rounds=ROUNDS, teacher="schedule", epochs=10, lr=5e-3),
-        schedule=ScheduleConfig(blueprint="conv_light", germinate=[2], stagger=2, advance=[1, 3], fossilize=5),
-    )  # fmt: skip
+        schedule=ScheduleConfig(
+            blueprint="conv_light", germinate=[2], stagger=2, advance=[1, 3], fossilize=5
+        ),
+    )
     return replace(tiny_settings(ENVS, 2, STEPS), policy=policy)
 
 
 def agreement(learner: Learner, rollout: Rollout) -> float:
-    """Share of the env-steps with a choice on which the likeliest of what matters is what the teacher would do."""
+    """Share of the env-steps with a choice on which the likeliest of what matters is what the
+    teacher would do.
+    """
     assert rollout.taught is not None
-    rows, agreed, free = rollout.rows.replace(action=rollout.taught), 0, 0
+    rows = rollout.rows.replace(action=rollout.taught)
+    agreed = 0
+    free = 0
     noise = torch.zeros(STEPS, ENVS, UNITS // 2)
     likeliest = learner.policy.evaluate(rows, segment_starts(rows.reset), noise).likeliest.all(-1)
     for t in range(STEPS):
         for env in range(ENVS):
             if bool(rows.valid[t, env]) and int(rows.masks.op[t, env].sum()) > 1:
-                free, agreed = free + 1, agreed + int(likeliest[t, env])
+                free = free + 1
+                agreed = agreed + int(likeliest[t, env])
     assert free > STEPS * ENVS / 2
     return agreed / free
 
@@ -49,8 +68,10 @@ def agreement(learner: Learner, rollout: Rollout) -> float:
 def test_a_policy_agrees_with_its_teacher_on_hosts_that_it_has_not_met() -> None:
     cfg = settings()
     world = build_world(cfg, CPU)
-    player, quiet = build_player(cfg, world), Progress(1, Console(file=io.StringIO()), "off")
-    learner, told = player.learner, []
+    player = build_player(cfg, world)
+    quiet = Progress(1, Console(file=io.StringIO()), "off")
+    learner = player.learner
+    told = []
     assert learner is not None
     assert player.teacher is not None
     for number in range(ROUNDS + 1):

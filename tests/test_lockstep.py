@@ -1,4 +1,6 @@
-"""Runs that take turns in one process are the runs that they are alone; one that fails, or a signal, loses nothing."""
+"""Runs that take turns in one process are the runs that they are alone; one that fails, or a
+signal, loses nothing.
+"""
 
 import json
 import os
@@ -12,14 +14,29 @@ import esper_soa
 from esper_soa.lockstep import train_in_turns
 from esper_soa.ops.interrupt import Interrupted
 
-TINY = ("steps=4", "envs=2", "train_samples=16", "val_samples=16", "batch_size=8", "control=none", "report=false")
-GROUPS = {"shaped": ("rounds=3",), "net": ("rounds=2", "reward.mode=net"), "slow": ("rounds=3", "task.host_lr=0.001")}
+TINY = (
+    "steps=4",
+    "envs=2",
+    "train_samples=16",
+    "val_samples=16",
+    "batch_size=8",
+    "control=none",
+    "report=false",
+)
+GROUPS = {
+    "shaped": ("rounds=3",),
+    "net": ("rounds=2", "reward.mode=net"),
+    "slow": ("rounds=3", "task.host_lr=0.001"),
+}
 TIMES = ("eps", "collect_seconds", "update_seconds")
 Turn = tuple[int, list[str]]
 
 
 def overrides(folder: Path, groups: dict[str, tuple[str, ...]]) -> dict[str, list[str]]:
-    return {name: [*TINY, *own, f"run_dir='{folder / name}'", "resume=auto"] for name, own in groups.items()}
+    return {
+        name: [*TINY, *own, f"run_dir='{folder / name}'", "resume=auto"]
+        for name, own in groups.items()
+    }
 
 
 def lines_of(folder: Path) -> list[dict]:
@@ -44,7 +61,11 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_runs_in_turns_are_the_runs_that_they_are_alone(alone: Path, tmp_path: Path) -> None:
     turns: list[Turn] = []
     assert train_in_turns(overrides(tmp_path, GROUPS), noted(turns), "smoke") == {}
-    assert turns == [(1, ["shaped", "net", "slow"]), (2, ["slow", "net", "shaped"]), (3, ["shaped", "slow"])]
+    assert turns == [
+        (1, ["shaped", "net", "slow"]),
+        (2, ["slow", "net", "shaped"]),
+        (3, ["shaped", "slow"]),
+    ]
     for name in GROUPS:
         assert lines_of(tmp_path / name) == lines_of(alone / name)
         log = (tmp_path / name / "log.txt").read_text()
@@ -67,7 +88,11 @@ def test_a_run_that_fails_in_mid_study_does_not_end_the_others(alone: Path, tmp_
     assert "data.root=" in failed["lost"]
     assert "summary.json" in failed["net"]
     assert "summary.json" in (tmp_path / "net" / "log.txt").read_text().splitlines()[-1]
-    assert [order for _, order in turns] == [["shaped", "net", "slow"], ["slow", "net", "shaped"], ["shaped", "slow"]]
+    assert [order for _, order in turns] == [
+        ["shaped", "net", "slow"],
+        ["slow", "net", "shaped"],
+        ["shaped", "slow"],
+    ]
     for name in GROUPS:
         assert lines_of(tmp_path / name) == lines_of(alone / name)
 
@@ -81,7 +106,9 @@ def test_a_signal_saves_all_of_them_and_the_next_call_goes_on(alone: Path, tmp_p
 
     with pytest.raises(Interrupted):
         train_in_turns(asked, stop, "smoke")
-    assert {name: len(list((tmp_path / name).glob("checkpoint_*.pt"))) for name in GROUPS} == dict.fromkeys(GROUPS, 1)
+    assert {
+        name: len(list((tmp_path / name).glob("checkpoint_*.pt"))) for name in GROUPS
+    } == dict.fromkeys(GROUPS, 1)
     turns: list[Turn] = []
     assert train_in_turns(asked, noted(turns), "smoke") == {}
     assert turns == [(2, ["slow", "net", "shaped"]), (3, ["shaped", "slow"])]

@@ -1,4 +1,5 @@
-"""The main job in process, with tiny work: every task, every reward, the edges of every budget, and what users break.
+"""The main job in process, with tiny work: every task, every reward, the edges of every budget, and
+what users break.
 
 Settings are composed by Hydra as on the command line; files, data and errors are real.
 """
@@ -21,8 +22,17 @@ from esper_soa.trainer import run
 
 TASKS = sorted(path.stem for path in Path(config_dir(), "task").glob("*.yaml"))
 REAL_CIFAR = Path(__file__).resolve().parents[2] / "shared" / "data" / "cifar-10-batches-py"
-TINY = ("+experiment=smoke", "rounds=1", "steps=2", "telemetry.progress=off", "data.synthetic_train=32",
-        "data.synthetic_test=8", "train_samples=4", "val_samples=4", "batch_size=2")  # fmt: skip
+TINY = (
+    "+experiment=smoke",
+    "rounds=1",
+    "steps=2",
+    "telemetry.progress=off",
+    "data.synthetic_train=32",
+    "data.synthetic_test=8",
+    "train_samples=4",
+    "val_samples=4",
+    "batch_size=2",
+)
 
 
 def play(folder: Path, *overrides: str) -> Summary:
@@ -72,21 +82,44 @@ def test_the_edges_of_the_settings_run(tmp_path: Path, overrides: tuple[str, ...
 
 
 @pytest.mark.parametrize("mode", REWARD_MODES)
-def test_every_reward_mode_writes_components_that_sum_to_the_total(tmp_path: Path, mode: str) -> None:
-    play(tmp_path / "run", f"reward={mode}", "steps=12", "envs=2", "policy=random", "lifecycle=auto_forward",
-         "gates.min_blending_steps=1", "gates.min_gradient_health=0")  # fmt: skip
+def test_every_reward_mode_writes_components_that_sum_to_the_total(
+    tmp_path: Path, mode: str
+) -> None:
+    play(
+        tmp_path / "run",
+        f"reward={mode}",
+        "steps=12",
+        "envs=2",
+        "policy=random",
+        "lifecycle=auto_forward",
+        "gates.min_blending_steps=1",
+        "gates.min_gradient_health=0",
+    )
     (line,) = lines(tmp_path / "run")
     assert sum(line["reward_terms"].values()) == pytest.approx(line["reward"]["mean"], abs=1e-9)
-    assert any(value != 0 for value in line["reward_terms"].values()) or mode in ("sparse", "minimal", "basic")
+    assert any(value != 0 for value in line["reward_terms"].values()) or mode in (
+        "sparse",
+        "minimal",
+        "basic",
+    )
 
 
 def test_seeds_live_whole_lives_and_the_table_counts_them(tmp_path: Path) -> None:
     # the schedule germinates at env-step 1, advances at 2, 4 and 9, and fossilises at 10
-    summary = play(tmp_path / "run", "policy=schedule", "steps=12", "slots=[r0c1]", "gates.min_blending_steps=2",
-                   "policy.schedule.advance=[1,3,8]", "policy.schedule.fossilize=9")  # fmt: skip
+    summary = play(
+        tmp_path / "run",
+        "policy=schedule",
+        "steps=12",
+        "slots=[r0c1]",
+        "gates.min_blending_steps=2",
+        "policy.schedule.advance=[1,3,8]",
+        "policy.schedule.fossilize=9",
+    )
     assert (summary.seeds.germinated, summary.seeds.blended, summary.seeds.fossilized) == (2, 2, 2)
     assert summary.control is not None
-    assert summary.grown.size - summary.control.size == 5  # a norm seed of 2 channels: 2 * 2 + 1 parameters
+    assert (
+        summary.grown.size - summary.control.size == 5
+    )  # a norm seed of 2 channels: 2 * 2 + 1 parameters
     (line,) = lines(tmp_path / "run")
     assert line["ops_successful"]["fossilize"] == 2
 
@@ -121,7 +154,9 @@ class Hostile:
         (("envs=5", "batch_size=8", "train_samples=8", "data.split=true"), "data.split"),
     ],
 )
-def test_what_cannot_work_is_one_message(tmp_path: Path, overrides: tuple[str, ...], told: str) -> None:
+def test_what_cannot_work_is_one_message(
+    tmp_path: Path, overrides: tuple[str, ...], told: str
+) -> None:
     with pytest.raises(UserError, match=told.replace(".", r"\.")) as caught:
         play(tmp_path / "run", *overrides)
     assert "\n" not in str(caught.value)
@@ -132,7 +167,9 @@ def test_a_broken_data_file_is_named_and_not_run(tmp_path: Path, content: str) -
     root = tmp_path / "cifar-10-batches-py"
     root.mkdir()
     good = pickle.dumps({b"data": b"\0" * 3072, b"labels": [0]}, protocol=2)
-    bad = {"hostile": pickle.dumps(Hostile()), "truncated": good[: len(good) // 2], "empty": b""}[content]
+    bad = {"hostile": pickle.dumps(Hostile()), "truncated": good[: len(good) // 2], "empty": b""}[
+        content
+    ]
     for name in [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]:
         (root / name).write_bytes(bad)
     with pytest.raises(UserError, match="data_batch_1"):
@@ -145,4 +182,8 @@ def test_the_resolved_settings_of_an_experiment_are_the_documented_ones() -> Non
         composed = compose("train", ["+experiment=cifar_3seed"])
     chosen = OmegaConf.to_container(composed)
     assert chosen["slots"] == ["r0c0", "r0c1", "r0c2"]
-    assert (chosen["max_seeds"], chosen["task"]["name"], chosen["policy"]["name"]) == (3, "cifar_baseline", "ppo")
+    assert (chosen["max_seeds"], chosen["task"]["name"], chosen["policy"]["name"]) == (
+        3,
+        "cifar_baseline",
+        "ppo",
+    )

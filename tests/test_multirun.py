@@ -1,4 +1,6 @@
-"""Sweeps by real processes: every job runs, the failed ones are named, Hydra's folders are the run folders."""
+"""Sweeps by real processes: every job runs, the failed ones are named, Hydra's folders are the run
+folders.
+"""
 
 import json
 import pickle
@@ -47,7 +49,11 @@ def test_a_job_that_fails_ends_neither_the_others_nor_unnamed(swept: Swept) -> N
 def test_a_sweep_ends_with_a_table_of_all_its_jobs(swept: Swept) -> None:
     table = swept.first.stdout.split("\njobs ")[1].splitlines()
     rows = [line.split() for line in table[4:-2]]
-    assert [row[1:3] for row in rows] == [["envs=0", "failed"], ["envs=2", "done"], ["envs=1", "done"]]
+    assert [row[1:3] for row in rows] == [
+        ["envs=0", "failed"],
+        ["envs=2", "done"],
+        ["envs=1", "done"],
+    ]
     assert table[-1].startswith("1 failed, 2 done; resume=auto plays what is not done; written to ")
     written = json.loads((swept.sweep / "sweep.json").read_text())
     assert {"+experiment=smoke", "rounds=1", "control=none"} < set(written["common"])
@@ -56,10 +62,20 @@ def test_a_sweep_ends_with_a_table_of_all_its_jobs(swept: Swept) -> None:
     for number, row in ((1, rows[1]), (2, rows[2])):
         grown = json.loads((swept.sweep / str(number) / "summary.json").read_text())["grown"]
         job = written["jobs"][number]
-        assert (job["accuracy"], job["net"], job["parameters"]) == (grown["accuracy"], grown["net"], grown["size"])
-        assert row[3:6] == [f"{grown['accuracy']:.2f}", f"{grown['net']:.2f}", f"{grown['size']:,.0f}"]
+        assert (job["accuracy"], job["net"], job["parameters"]) == (
+            grown["accuracy"],
+            grown["net"],
+            grown["size"],
+        )
+        assert row[3:6] == [
+            f"{grown['accuracy']:.2f}",
+            f"{grown['net']:.2f}",
+            f"{grown['size']:,.0f}",
+        ]
     again = swept.again.stdout.split("\njobs ")[1].splitlines()
-    assert [" ".join(line.split()) for line in again[:-1]] == [" ".join(line.split()) for line in table[:-1]]
+    assert [" ".join(line.split()) for line in again[:-1]] == [
+        " ".join(line.split()) for line in table[:-1]
+    ]
 
 
 @pytest.mark.timeout(900)
@@ -75,7 +91,11 @@ def test_the_folders_of_hydra_are_those_of_the_jobs(swept: Swept) -> None:
     ]
     for job, envs in (("1", 2), ("2", 1)):
         records = swept.sweep / job / ".hydra"
-        assert sorted(path.name for path in records.iterdir()) == ["config.yaml", "hydra.yaml", "overrides.yaml"]
+        assert sorted(path.name for path in records.iterdir()) == [
+            "config.yaml",
+            "hydra.yaml",
+            "overrides.yaml",
+        ]
         assert f"- envs={envs}\n" in (records / "overrides.yaml").read_text()
         assert f"output_dir: {swept.sweep / job}\n" in (records / "hydra.yaml").read_text()
         assert f"\nenvs: {envs}\n" in (records / "config.yaml").read_text()
@@ -95,10 +115,14 @@ def test_a_sweep_that_goes_on_leaves_its_finished_jobs_alone(swept: Swept) -> No
 @pytest.mark.timeout(900)
 def test_a_sweep_that_goes_on_plays_what_is_left_and_refuses_what_has_changed(swept: Swept) -> None:
     sweep = [word for word in SWEEP if not word.startswith("envs")]
-    done = finished(*sweep, "envs=3,2", "rounds=2", "resume=auto", f"run_dir={swept.sweep}", folder=swept.folder)
+    done = finished(
+        *sweep, "envs=3,2", "rounds=2", "resume=auto", f"run_dir={swept.sweep}", folder=swept.folder
+    )
     assert done.returncode == 0, done.stderr
     assert len((swept.sweep / "1" / "metrics.jsonl").read_text().splitlines()) == 2
-    changed = finished(*sweep, "envs=2,4", "resume=auto", f"hydra.sweep.dir={swept.sweep}", folder=swept.folder)
+    changed = finished(
+        *sweep, "envs=2,4", "resume=auto", f"hydra.sweep.dir={swept.sweep}", folder=swept.folder
+    )
     assert changed.returncode == 1
     assert "#1 " in changed.stderr
     assert "envs: 2 -> 4" in changed.stderr
@@ -106,18 +130,32 @@ def test_a_sweep_that_goes_on_plays_what_is_left_and_refuses_what_has_changed(sw
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_job_that_was_pruned_stays_so_where_the_search_was_cut_off_before_it_knew(swept: Swept) -> None:
-    sweep = [*(word for word in SWEEP if not word.startswith("envs")), "envs=2", f"run_dir={swept.folder / 'pruned'}"]
+def test_a_job_that_was_pruned_stays_so_where_the_search_was_cut_off_before_it_knew(
+    swept: Swept,
+) -> None:
+    sweep = [
+        *(word for word in SWEEP if not word.startswith("envs")),
+        "envs=2",
+        f"run_dir={swept.folder / 'pruned'}",
+    ]
     assert finished(*sweep, folder=swept.folder).returncode == 0
-    note, summary = swept.folder / "pruned" / ".jobs" / "0.json", swept.folder / "pruned" / "0" / "summary.json"
-    record = json.loads(note.read_text()) | {"status": "pruned", "value": 7.5, "message": "pruned after 1 rounds"}
+    note = swept.folder / "pruned" / ".jobs" / "0.json"
+    summary = swept.folder / "pruned" / "0" / "summary.json"
+    record = json.loads(note.read_text()) | {
+        "status": "pruned",
+        "value": 7.5,
+        "message": "pruned after 1 rounds",
+    }
     note.write_text(json.dumps(record))
     summary.unlink()
     again = finished(*sweep, "resume=auto", folder=swept.folder)
     assert again.returncode == 0
     assert f"job 0 was pruned after 1 rounds: {summary.parent}\n" in again.stdout
     assert not summary.exists()
-    assert json.loads((swept.folder / "pruned" / "sweep.json").read_text())["jobs"][0]["accuracy"] == 7.5
+    assert (
+        json.loads((swept.folder / "pruned" / "sweep.json").read_text())["jobs"][0]["accuracy"]
+        == 7.5
+    )
     assert finished(*sweep, "resume=auto", "rounds=2", folder=swept.folder).returncode == 0
     assert summary.exists()
 
@@ -138,9 +176,18 @@ def test_folders_that_are_given_to_hydra_are_taken(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [
-        (("run_dir=a", "hydra.run.dir=b"), "run_dir=a, hydra.run.dir=b: both name the folder. Give one of them"),
-        (("-m", "run_dir=a", "hydra.sweep.dir=b"), "run_dir=a, hydra.sweep.dir=b: both name the folder."),
-        (("-m", "resume=some"), "resume=some: the jobs of a sweep cannot share a checkpoint; take resume=auto"),
+        (
+            ("run_dir=a", "hydra.run.dir=b"),
+            "run_dir=a, hydra.run.dir=b: both name the folder. Give one of them",
+        ),
+        (
+            ("-m", "run_dir=a", "hydra.sweep.dir=b"),
+            "run_dir=a, hydra.sweep.dir=b: both name the folder.",
+        ),
+        (
+            ("-m", "resume=some"),
+            "resume=some: the jobs of a sweep cannot share a checkpoint; take resume=auto",
+        ),
         (("-m", "run_dir=file/sweep"), "cannot be written (Not a directory)"),
     ],
     ids=["run", "sweep", "resume", "file"],
@@ -149,7 +196,10 @@ def test_folders_that_cannot_be_are_refused_before_any_is_made(
     tmp_path: Path, overrides: tuple[str, ...], told: str
 ) -> None:
     (tmp_path / "file").touch()
-    words = [word for word in overrides if word == "-m"], [word for word in overrides if word != "-m"]
+    words = (
+        [word for word in overrides if word == "-m"],
+        [word for word in overrides if word != "-m"],
+    )
     done = finished(*words[0], "+experiment=smoke", *words[1], folder=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith("error: ")

@@ -1,4 +1,6 @@
-"""The host never waits for the device inside an env-step, except in the reads that are named here."""
+"""The host never waits for the device inside an env-step, except in the reads that are named
+here.
+"""
 
 import ast
 import io
@@ -11,7 +13,16 @@ import pytest
 import torch
 from rich.console import Console
 from tensordict import TensorDict
-from tiny_world import CPU, EnvStep, guarded, play_state, tiny_rules, tiny_settings, tiny_world, view_of
+from tiny_world import (
+    CPU,
+    EnvStep,
+    guarded,
+    play_state,
+    tiny_rules,
+    tiny_settings,
+    tiny_world,
+    view_of,
+)
 
 from benchmarks.sync_guard import HostSyncError, SyncGuard
 from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
@@ -31,12 +42,13 @@ from esper_soa.ops.progress import Progress
 
 META = torch.device("meta")
 PACKAGE = Path(__file__).parents[1] / "esper_soa"
-ACTIVE_SEEDS = (
-    "read_active_seeds"  # which seeds run at all decides what is launched; the one read that an env-step waits for
-)
-# A copy of two numbers that is started, not waited for; read one env-step late, for the progress bar.
+# which seeds run at all decides what is launched; the one read that an env-step waits for
+ACTIVE_SEEDS = "read_active_seeds"
+# A copy of two numbers that is started, not waited for; read one env-step late, for the progress
+# bar.
 READ_PROGRESS = "read_progress"
-# MetricsAccumulator.read: the sums of a whole round by one copy after its last env-step, and what the host makes of it.
+# MetricsAccumulator.read: the sums of a whole round by one copy after its last env-step, and what
+# the host makes of it.
 METRICS = ("MetricsAccumulator", "_on_host", "episode_records", "blueprint_record", "_spread")
 
 VALUES = torch.arange(4.0)
@@ -76,7 +88,8 @@ def test_the_guard_raises_on_a_sync(name: str) -> None:
 
 
 def test_the_guard_names_the_function_of_the_program_whatever_the_folder_of_the_clone() -> None:
-    own, helper = str(PACKAGE / "made_up.py"), "/home/esper_soa/benchmarks/made_up.py"
+    own = str(PACKAGE / "made_up.py")
+    helper = "/home/esper_soa/benchmarks/made_up.py"
     known: dict[str, Callable[..., float]] = {}
     exec(compile("def read(values): return values[0].item()", helper, "exec"), known)
     exec(compile("def program(values): return read(values)", own, "exec"), known)
@@ -96,7 +109,9 @@ def test_the_guard_lets_device_work_pass() -> None:
 
 def test_the_guard_lets_what_is_on_the_host_be_moved_without_waiting() -> None:
     with SyncGuard() as guard:
-        moved = torch.as_tensor(np.arange(3)).to(CPU, non_blocking=True) + torch.zeros(3).to(CPU, non_blocking=True)
+        moved = torch.as_tensor(np.arange(3)).to(CPU, non_blocking=True) + torch.zeros(3).to(
+            CPU, non_blocking=True
+        )
         assert (moved.to(torch.float64) * 2).to(VALUES.dtype).shape == (3,)
     assert guard.log == []
 
@@ -127,7 +142,8 @@ def agents(num_slots: int, device: torch.device) -> dict[str, Agent]:
 
 @pytest.mark.parametrize("name", ["random", "wait", "schedule", "heuristic", "ppo"])
 def test_no_decision_waits_for_the_device(name: str) -> None:
-    agent, rules = agents(3, CPU)[name], tiny_rules(3, 6)
+    agent = agents(3, CPU)[name]
+    rules = tiny_rules(3, 6)
     memory = agent.start(4, CPU)
     for step in play_state(rules, 4, seed=2):
         with SyncGuard():
@@ -157,7 +173,8 @@ def test_counting_a_round_waits_for_the_device_only_at_its_end() -> None:
 
 def row_of(step: EnvStep, device: torch.device) -> Row:
     """A row of the rollout, with nothing in what only a learner fills."""
-    outcome, attribution = step.result.outcome, step.observed.attribution
+    outcome = step.result.outcome
+    attribution = step.observed.attribution
     no = torch.zeros_like(outcome.success)
     return Row(
         features=step.observed.observation.features,
@@ -204,7 +221,9 @@ def syncs_of_a_round(num_envs: int, num_slots: int, steps: int, player: Player) 
 
 
 @pytest.mark.parametrize(("num_envs", "num_slots"), [(1, 1), (1, 3), (6, 3), (2, 10)])
-def test_an_env_step_reads_the_device_twice_whatever_its_size(num_envs: int, num_slots: int) -> None:
+def test_an_env_step_reads_the_device_twice_whatever_its_size(
+    num_envs: int, num_slots: int
+) -> None:
     steps = 8
     counted = syncs_of_a_round(num_envs, num_slots, steps, Player(RandomPolicy(), None))
     assert counted == {ACTIVE_SEEDS: steps, READ_PROGRESS: steps}
@@ -217,13 +236,18 @@ def test_a_round_with_a_learner_reads_the_device_no_more_than_without() -> None:
 
 @pytest.mark.parametrize("name", ["schedule", "heuristic"])
 def test_a_round_with_a_teacher_reads_the_device_no_more_than_without(name: str) -> None:
-    counted = syncs_of_a_round(3, 2, 4, learning_player(2, 3)._replace(teacher=agents(2, CPU)[name]))
+    counted = syncs_of_a_round(
+        3, 2, 4, learning_player(2, 3)._replace(teacher=agents(2, CPU)[name])
+    )
     assert counted == {ACTIVE_SEEDS: 4, READ_PROGRESS: 4}
 
 
 @pytest.mark.parametrize(("num_envs", "num_slots"), [(1, 1), (5, 3)])
-def test_training_and_validation_read_the_active_seeds_and_nothing_else(num_envs: int, num_slots: int) -> None:
-    world, agent = tiny_world(num_envs, num_slots, 10), RandomPolicy()
+def test_training_and_validation_read_the_active_seeds_and_nothing_else(
+    num_envs: int, num_slots: int
+) -> None:
+    world = tiny_world(num_envs, num_slots, 10)
+    agent = RandomPolicy()
     assert world.rules.nets.workers == 1, "the guard sees its own thread alone"
     state = world.start_round(0)
     seeds = newborn = 0
@@ -244,8 +268,9 @@ def test_training_and_validation_read_the_active_seeds_and_nothing_else(num_envs
 
 
 STEP_CODE = ("agent", "env", "nets", "ops/collect.py", "ops/metrics.py", "state.py")
-# Functions that name the host: a copy there that is started and not waited for, buffers of a policy that is being
-# built, and a user's images before a run. What the native kernels read is on the host anyway.
+# Functions that name the host: a copy there that is started and not waited for, buffers of a policy
+# that is being built, and a user's images before a run. What the native kernels read is on the host
+# anyway.
 HOST_NAMED = {
     ("ops/metrics.py", "read_progress"),
     ("agent/policy.py", "__init__"),
@@ -257,17 +282,35 @@ def named_hosts(path: Path) -> set[tuple[str, str]]:
     """(file, function) of every call with an argument "cpu", in a folder or file of the package."""
     found = set()
     for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
-        functions = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.FunctionDef)]
+        functions = [
+            node
+            for node in ast.walk(ast.parse(file.read_text()))
+            if isinstance(node, ast.FunctionDef)
+        ]
         for function in functions:
-            calls = [node for part in function.body for node in ast.walk(part) if isinstance(node, ast.Call)]
-            given = [value for call in calls for value in (*call.args, *(word.value for word in call.keywords))]
-            if any(isinstance(value, ast.Constant) and str(value.value).startswith("cpu") for value in given):
+            calls = [
+                node
+                for part in function.body
+                for node in ast.walk(part)
+                if isinstance(node, ast.Call)
+            ]
+            given = [
+                value
+                for call in calls
+                for value in (*call.args, *(word.value for word in call.keywords))
+            ]
+            if any(
+                isinstance(value, ast.Constant) and str(value.value).startswith("cpu")
+                for value in given
+            ):
                 found.add((file.relative_to(PACKAGE).as_posix(), function.name))
     return found
 
 
 def test_nothing_in_an_env_step_names_the_host() -> None:
-    """On a CPU the guard cannot tell a copy to torch.device("cpu") from one to the tensors' own device."""
+    """On a CPU the guard cannot tell a copy to torch.device("cpu") from one to the tensors' own
+    device.
+    """
     found = set().union(*(named_hosts(PACKAGE / part) for part in STEP_CODE))
     assert {place for place in found if not place[0].startswith("nets/engines/cpu/")} == HOST_NAMED
 
@@ -291,7 +334,9 @@ def test_an_env_step_runs_on_a_device_that_holds_no_values(mode: str) -> None:
 
 @pytest.mark.parametrize("name", ["random", "wait", "schedule", "heuristic", "ppo"])
 def test_every_agent_decides_on_a_device_that_holds_no_values(name: str) -> None:
-    for step in play_state(tiny_rules(3, 1, device=META), 2, seed=0, agent=agents(3, META)[name], device=META):
+    for step in play_state(
+        tiny_rules(3, 1, device=META), 2, seed=0, agent=agents(3, META)[name], device=META
+    ):
         assert_on(META, step.action.to_tensordict())
 
 

@@ -1,4 +1,6 @@
-"""Whole runs of hosts of a user's own: learned, saved, resumed, evaluated, taken out, and played as a library."""
+"""Whole runs of hosts of a user's own: learned, saved, resumed, evaluated, taken out, and played as
+a library.
+"""
 
 import json
 import subprocess
@@ -24,14 +26,33 @@ from esper_soa.simulator import Simulator
 
 HERE = "hosts_of_users"
 TESTS = Path(__file__).resolve().parent
-SLOTS = {"staged": "[r0c0,r0c2]", "plain": "[r0c0,r0c2]", "refined": "[r0c1,r0c3]", "uneven": "[r0c2,r1c0]",
-         "counting": "[r0c0,r0c1]"}  # fmt: skip
+SLOTS = {
+    "staged": "[r0c0,r0c2]",
+    "plain": "[r0c0,r0c2]",
+    "refined": "[r0c1,r0c3]",
+    "uneven": "[r0c2,r1c0]",
+    "counting": "[r0c0,r0c1]",
+}
 GIVEN: dict[str, str | int | float] = {
-    "control": "none", "rounds": 1, "steps": 12, "envs": 2, "train_samples": 16, "val_samples": 32, "batch_size": 8,
-    "data.name": "synthetic", "data.synthetic_train": 32, "data.synthetic_test": 32, "task.blueprints": "[norm]",
-    "policy": "schedule", "policy.schedule.blueprint": "norm", "policy.schedule.fossilize": 1,
-    "lifecycle": "auto_forward", "gates.min_blending_steps": 1, "compute.workers": 1, "compute.threads": 1,
-}  # fmt: skip
+    "control": "none",
+    "rounds": 1,
+    "steps": 12,
+    "envs": 2,
+    "train_samples": 16,
+    "val_samples": 32,
+    "batch_size": 8,
+    "data.name": "synthetic",
+    "data.synthetic_train": 32,
+    "data.synthetic_test": 32,
+    "task.blueprints": "[norm]",
+    "policy": "schedule",
+    "policy.schedule.blueprint": "norm",
+    "policy.schedule.fossilize": 1,
+    "lifecycle": "auto_forward",
+    "gates.min_blending_steps": 1,
+    "compute.workers": 1,
+    "compute.threads": 1,
+}
 
 
 def with_host(name: str, **changed: object) -> TrainConfig:
@@ -48,7 +69,10 @@ def test_a_resumed_run_equals_one_that_was_not_stopped(name: str, tmp_path: Path
     fresh(replace(cfg, rounds=3), tmp_path / "after")
     resumed(cfg, tmp_path / "after")
     assert_equal_runs(tmp_path / "before", tmp_path / "after")
-    records = [json.loads(line) for line in (tmp_path / "before" / "metrics.jsonl").read_text().splitlines()]
+    records = [
+        json.loads(line)
+        for line in (tmp_path / "before" / "metrics.jsonl").read_text().splitlines()
+    ]
     assert {seed for record in records for seed in record["blueprints"]}
     saved = read_run(RunFolder(tmp_path / "before").checkpoint(6), CPU)
     other = evaluation_settings(saved, EvaluateConfig(checkpoint="given", envs=2))
@@ -70,15 +94,24 @@ def played() -> dict[str, Simulator]:
 
 
 @pytest.mark.parametrize("name", SLOTS)
-def test_a_grown_network_has_the_accuracy_and_the_loss_of_its_engine(name: str, played: dict[str, Simulator]) -> None:
-    net, world = played[name].export(1), played[name].world
+def test_a_grown_network_has_the_accuracy_and_the_loss_of_its_engine(
+    name: str, played: dict[str, Simulator]
+) -> None:
+    net = played[name].export(1)
+    world = played[name].world
     assert {seed["blueprint"] for seed in net.spec["seeds"]} == {"norm"}
-    chosen, images = world.validation.order, world.images
-    x, labels = images.test_images[chosen].permute(0, 3, 1, 2).float() / 255, images.test_labels[chosen]
+    chosen = world.validation.order
+    images = world.images
+    x = images.test_images[chosen].permute(0, 3, 1, 2).float() / 255
+    labels = images.test_labels[chosen]
     with torch.no_grad():
         logits = net(x)
-    assert float((logits.argmax(-1) == labels).float().mean() * 100) == pytest.approx(net.spec["accuracy"], abs=1e-5)
-    assert float(nn.functional.cross_entropy(logits.double(), labels)) == pytest.approx(net.spec["loss"], abs=1e-5)
+    assert float((logits.argmax(-1) == labels).float().mean() * 100) == pytest.approx(
+        net.spec["accuracy"], abs=1e-5
+    )
+    assert float(nn.functional.cross_entropy(logits.double(), labels)) == pytest.approx(
+        net.spec["loss"], abs=1e-5
+    )
     assert net.spec["task"] == name
 
 
@@ -86,7 +119,8 @@ def test_a_grown_network_has_the_accuracy_and_the_loss_of_its_engine(name: str, 
 def test_a_grown_network_goes_into_files_and_comes_back(
     name: str, played: dict[str, Simulator], tmp_path: Path
 ) -> None:
-    net, images = played[name].export(0), torch.rand(3, 3, 32, 32)
+    net = played[name].export(0)
+    images = torch.rand(3, 3, 32, 32)
     assert sum(one.numel() for one in net.parameters()) == net.spec["parameters"]
     esper_soa.save(net, tmp_path / "host.safetensors")
     assert torch.equal(esper_soa.load(tmp_path / "host.safetensors")(images), net(images))
@@ -105,23 +139,42 @@ def test_a_counter_comes_out_as_the_whole_number_that_it_was(played: dict[str, S
 def test_the_code_of_a_host_of_parts_stands_alone_and_that_of_modules_needs_them(
     name: str, imported: bool, played: dict[str, Simulator], tmp_path: Path
 ) -> None:
-    net, images = played[name].export(0), torch.rand(2, 3, 32, 32)
+    net = played[name].export(0)
+    images = torch.rand(2, 3, 32, 32)
     torch.save((images, net(images)), tmp_path / "wanted.pt")
     save_code(net, tmp_path / "host.py")
-    code = "import torch, host; x, wanted = torch.load('wanted.pt'); assert torch.equal(host.network()(x), wanted)"
+    code = (
+        "import torch, host; x, wanted = torch.load('wanted.pt'); assert "
+        "torch.equal(host.network()(x), wanted)"
+    )
     code = "import torch; torch.set_num_threads(1); " + code
-    found = f"import sys; sys.path[:0] = {[str(TESTS), str(TESTS.parent)]!r}; import hosts_of_users; " * imported
-    done = subprocess.run([sys.executable, "-c", found + code], cwd=tmp_path, capture_output=True, text=True)
+    found = (
+        f"import sys; sys.path[:0] = {[str(TESTS), str(TESTS.parent)]!r}; import hosts_of_users; "
+        * imported
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", found + code], cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     if imported:
-        done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
+        )
         assert "import hosts_of_users first" in done.stderr
 
 
 def test_the_policy_of_a_run_comes_out_with_the_slots_of_its_host(tmp_path: Path) -> None:
-    given = ["control=none", f"task.host={HERE}:staged", "slots=[r0c0,r0c2]", f"run_dir={tmp_path}/run"]
+    given = [
+        "control=none",
+        f"task.host={HERE}:staged",
+        "slots=[r0c0,r0c2]",
+        f"run_dir={tmp_path}/run",
+    ]
     run = esper_soa.train("smoke", [*TINY[1:], *given])
-    assert [(slot["name"], slot["channels"]) for slot in run.policy().spec["slots"]] == [("r0c0", 6), ("r0c2", 10)]
+    assert [(slot["name"], slot["channels"]) for slot in run.policy().spec["slots"]] == [
+        ("r0c0", 6),
+        ("r0c2", 10),
+    ]
     assert run.export().spec["task"] == "staged"
 
 
@@ -132,5 +185,7 @@ def test_the_command_line_ends_with_one_line_for_a_host_that_is_none(tmp_path: P
 
 
 def test_a_simulator_says_what_is_wrong_with_its_host() -> None:
-    with pytest.raises(SettingError, match="task.host=hosts_of_users:branching: must be a host that can be trained"):
+    with pytest.raises(
+        SettingError, match="task.host=hosts_of_users:branching: must be a host that can be trained"
+    ):
         esper_soa.make("smoke", **{"task.host": f"{HERE}:branching"})

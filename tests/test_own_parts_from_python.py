@@ -1,4 +1,6 @@
-"""Blueprints and agents of a user's own in the simulator, in adapters and in what a run is opened for."""
+"""Blueprints and agents of a user's own in the simulator, in adapters and in what a run is opened
+for.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,8 +21,12 @@ from esper_soa.simulator import Simulator, make
 from esper_soa.state import Action, Decision, View
 from esper_soa.vocabulary import Op
 
-MINE = ("task=cifar_minimal", "slots=[r0c0,r0c1]", "data.name=synthetic",
-        "task.blueprints=[norm,parts_of_users:grouped,parts_of_users:twice]")  # fmt: skip
+MINE = (
+    "task=cifar_minimal",
+    "slots=[r0c0,r0c1]",
+    "data.name=synthetic",
+    "task.blueprints=[norm,parts_of_users:grouped,parts_of_users:twice]",
+)
 SIZES = {"envs": 3, "steps": 4, "batch_size": 4, "train_samples": 8, "val_samples": 20}
 CODES = 13 + 2
 
@@ -44,7 +50,8 @@ def test_heads_of_flat_envs_have_a_choice_for_every_blueprint() -> None:
     columns = shown.action_mask[:, envs.head_sizes[0] : envs.head_sizes[0] + CODES]
     assert columns[0].nonzero().flatten().tolist() == [0, 3, 13, 14]  # 0 stands for none
     germinate = torch.zeros(3, len(envs.head_sizes), dtype=torch.int64)
-    germinate[:, 1], germinate[:, -1] = torch.tensor([13, 14, 3]), Op.GERMINATE
+    germinate[:, 1] = torch.tensor([13, 14, 3])
+    germinate[:, -1] = Op.GERMINATE
     assert not envs.step(germinate).info.illegal.any()
     assert envs.sim.state.slots.blueprint[:, 0].tolist() == [13, 14, 3]
 
@@ -76,12 +83,16 @@ class Lawless:
 
 def test_an_agent_that_is_handed_over_is_watched() -> None:
     sim = own_simulator(policy=Lawless())
-    with pytest.raises(esper_soa.UserError, match="policy: env 1: op fossilize is not legal; legal are wait"):
+    with pytest.raises(
+        esper_soa.UserError, match="policy: env 1: op fossilize is not legal; legal are wait"
+    ):
         list(sim.episode())
 
 
 @pytest.mark.parametrize("own", [(), ("grouped", "twice")])
-def test_the_policy_of_a_run_is_a_module_whatever_grows_there(tmp_path: Path, own: tuple[str, ...]) -> None:
+def test_the_policy_of_a_run_is_a_module_whatever_grows_there(
+    tmp_path: Path, own: tuple[str, ...]
+) -> None:
     fresh(with_own(*own, rounds=1), tmp_path / "run")
     policy = RecordedRun(tmp_path / "run").policy()
     assert policy.spec["blueprints"][13:] == list(own)

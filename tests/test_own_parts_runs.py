@@ -1,4 +1,6 @@
-"""Whole runs with blueprints of a user's own: learned, saved, resumed, handed on, and called by their names."""
+"""Whole runs with blueprints of a user's own: learned, saved, resumed, handed on, and called by
+their names.
+"""
 
 import copy
 import json
@@ -27,37 +29,59 @@ FACTS: dict[str, Content] = {"rounds": 3, "tasks": ["tiny"], "data": ["synthetic
 def with_own(*names: str, **changed: object) -> TrainConfig:
     """The small run of test_resume whose hosts grow these blueprints of parts_of_users."""
     cfg = settings(**changed)
-    return replace(cfg, task=replace(cfg.task, blueprints=["norm", *(f"parts_of_users:{name}" for name in names)]))
+    return replace(
+        cfg,
+        task=replace(cfg.task, blueprints=["norm", *(f"parts_of_users:{name}" for name in names)]),
+    )
 
 
 @pytest.fixture(scope="module")
 def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Six rounds that nothing has disturbed, of a learning policy, with a control that trains what has grown."""
+    """Six rounds that nothing has disturbed, of a learning policy, with a control that trains what
+    has grown.
+    """
     path = tmp_path_factory.mktemp("before")
     fresh(with_own("grouped", "twice", control="static_final"), path)
     return path
 
 
-def test_a_resumed_run_with_own_blueprints_equals_one_that_was_not_stopped(before: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_with_own_blueprints_equals_one_that_was_not_stopped(
+    before: Path, tmp_path: Path
+) -> None:
     cfg = with_own("grouped", "twice", control="static_final")
     fresh(replace(cfg, rounds=3), tmp_path)
     resumed(cfg, tmp_path)
     assert_equal_runs(before, tmp_path)
-    records = [json.loads(line)["blueprints"] for line in (before / "metrics.jsonl").read_text().splitlines()]
+    records = [
+        json.loads(line)["blueprints"]
+        for line in (before / "metrics.jsonl").read_text().splitlines()
+    ]
     assert {name for record in records for name in record} == {"norm", "grouped", "twice"}
 
 
-def test_a_wider_control_needs_nothing_of_what_was_made_for_the_hosts_of_the_run(tmp_path: Path) -> None:
-    cfg, mine = settings("schedule", control="static_large", rounds=1), "parts_of_users:particular"
+def test_a_wider_control_needs_nothing_of_what_was_made_for_the_hosts_of_the_run(
+    tmp_path: Path,
+) -> None:
+    cfg = settings("schedule", control="static_large", rounds=1)
+    mine = "parts_of_users:particular"
     schedule = replace(cfg.policy.schedule, blueprint=mine)
-    cfg = replace(cfg, task=replace(cfg.task, blueprints=[mine]), policy=replace(cfg.policy, schedule=schedule))
-    summary = fresh(replace(cfg, reward=replace(cfg.reward, mode="parts_of_users:second")), tmp_path)
+    cfg = replace(
+        cfg,
+        task=replace(cfg.task, blueprints=[mine]),
+        policy=replace(cfg.policy, schedule=schedule),
+    )
+    summary = fresh(
+        replace(cfg, reward=replace(cfg.reward, mode="parts_of_users:second")), tmp_path
+    )
     assert summary.seeds.germinated > 0
     assert summary.control is not None
 
 
 def test_a_run_does_not_go_on_with_other_blueprints(before: Path) -> None:
-    with pytest.raises(UserError, match=r"task.blueprints: \['norm', 'parts_of_users:grouped', .* -> \['norm', 'parts"):
+    with pytest.raises(
+        UserError,
+        match=r"task.blueprints: \['norm', 'parts_of_users:grouped', .* -> \['norm', 'parts",
+    ):
         resumed(with_own("twice", "grouped", control="static_final"), before)
 
 
@@ -76,17 +100,23 @@ def rows_of(cfg: TrainConfig) -> dict[str, torch.Tensor]:
     return {name: learner.policy.state_dict()[name] for name in BLUEPRINT_TABLES}
 
 
-def test_a_policy_is_handed_on_to_other_own_blueprints_by_their_names(before: Path, tmp_path: Path) -> None:
+def test_a_policy_is_handed_on_to_other_own_blueprints_by_their_names(
+    before: Path, tmp_path: Path
+) -> None:
     cfg = with_own("instead", "grouped")
     saved = read_run(RunFolder(before).checkpoint(6), CPU)
     save_policy(tmp_path / "mine.policy", saved, FACTS)
-    assert load_policy(str(tmp_path / "mine.policy"), CPU).facts["blueprints"] == ["grouped", "twice"]
+    assert load_policy(str(tmp_path / "mine.policy"), CPU).facts["blueprints"] == [
+        "grouped",
+        "twice",
+    ]
     learned = saved.learner["policy"] if saved.learner is not None else {}
     for init in (before, tmp_path / "mine.policy"):
         found = rows_of(replace(cfg, policy=replace(cfg.policy, init=str(init))))
         for name, rows in found.items():
             assert torch.equal(rows[:13], learned[name][:13])
-            torch.testing.assert_close(rows[13], learned[name][1:8].mean(0))  # instead, which is new to it
+            # instead, which is new to it
+            torch.testing.assert_close(rows[13], learned[name][1:8].mean(0))
             assert torch.equal(rows[14], learned[name][13])  # grouped
             assert torch.equal(rows[15:], learned[name][15:])
 

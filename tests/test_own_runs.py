@@ -1,4 +1,6 @@
-"""Whole runs on own images: by the command line, on both engines of a CPU, resumed to the bit, refused by name."""
+"""Whole runs on own images: by the command line, on both engines of a CPU, resumed to the bit,
+refused by name.
+"""
 
 import json
 from dataclasses import replace
@@ -25,8 +27,20 @@ from esper_soa.train import config_dir
 from esper_soa.trainer import run
 
 CPU = torch.device("cpu")
-OWN = ("+experiment=smoke", "data=npz", "task.num_classes=3", "envs=2", "rounds=2", "steps=3", "train_samples=16",
-       "val_samples=16", "batch_size=8", "control=none", "checkpoint_every=1", "telemetry.progress=off")  # fmt: skip
+OWN = (
+    "+experiment=smoke",
+    "data=npz",
+    "task.num_classes=3",
+    "envs=2",
+    "rounds=2",
+    "steps=3",
+    "train_samples=16",
+    "val_samples=16",
+    "batch_size=8",
+    "control=none",
+    "checkpoint_every=1",
+    "telemetry.progress=off",
+)
 TIMINGS = ("eps", "collect_seconds", "update_seconds")
 
 
@@ -55,7 +69,9 @@ def resumed(folder: Path, *overrides: str, images: ImageSet | None = None) -> Pa
 def lines(folder: Path) -> list[dict]:
     """metrics.jsonl without what a clock wrote."""
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in record.items() if name not in TIMINGS} for record in records]
+    return [
+        {name: value for name, value in record.items() if name not in TIMINGS} for record in records
+    ]
 
 
 def versions(folder: Path) -> dict:
@@ -65,22 +81,36 @@ def versions(folder: Path) -> dict:
 @pytest.mark.parametrize("engine", ["native", "torch"])
 @pytest.mark.usefixtures("file")
 def test_the_command_line_trains_on_a_file(tmp_path: Path, engine: str) -> None:
-    done = finished(*TINY, "data=npz", "data.root=spots.npz", "task.num_classes=3", f"compute.engine={engine}",
-                    "run_dir=run", folder=tmp_path)  # fmt: skip
+    done = finished(
+        *TINY,
+        "data=npz",
+        "data.root=spots.npz",
+        "task.num_classes=3",
+        f"compute.engine={engine}",
+        "run_dir=run",
+        folder=tmp_path,
+    )
     assert (done.returncode, done.stderr) == (0, "")
     log = (tmp_path / "run" / "log.txt").read_text()
     for told in (
         "data     spots: own images from spots.npz (sha256 ",
         "..., asked for by data.name): 48 training and 24 test images.",
-        "data     40x30 pixels, scaled to 32x24 (bilinear and antialiased), put in the middle of 32x32 black pixels "
+        "data     40x30 pixels, scaled to 32x24 (bilinear and antialiased), put in the middle of "
+        "32x32 black pixels "
         "(data.resize=auto)",
-        "data     the 16 images of the part val_ are not used (data.val=unused; train or for_test would)",
+        (
+            "data     the 16 images of the part val_ are not used (data.val=unused; train or "
+            "for_test "
+            "would)"
+        ),
         "data     normalised by mean 0.",
         "data     3 classes",
     ):
         assert told in log
         assert told in done.stdout
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["data"].startswith("spots (own images from")
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["data"].startswith(
+        "spots (own images from"
+    )
     data = versions(tmp_path / "run")["data"]
     images = esper_soa.images(tmp_path / "spots.npz")
     assert data["identity"] == images.identity
@@ -93,16 +123,26 @@ def test_the_command_line_refuses_in_one_line(tmp_path: Path) -> None:
     objects = np.empty(48, object)
     objects[:] = None
     own_files.write(tmp_path / "objects.npz", train_images=objects)
-    done = finished("+experiment=smoke", "data=npz", "data.root=objects.npz", "run_dir=run", folder=tmp_path)
+    done = finished(
+        "+experiment=smoke", "data=npz", "data.root=objects.npz", "run_dir=run", folder=tmp_path
+    )
     assert done.returncode == 2
-    told = "error: data.root=objects.npz: train_images holds Python objects, which would have to be unpickled and never"
+    told = (
+        "error: data.root=objects.npz: train_images holds Python objects, which would have to "
+        "be unpickled and never"
+    )
     assert done.stderr.startswith(told)
     assert done.stderr.count("\n") == 1
 
 
-def test_hosts_of_another_number_of_classes_are_refused_with_the_right_one(tmp_path: Path, file: Path) -> None:
+def test_hosts_of_another_number_of_classes_are_refused_with_the_right_one(
+    tmp_path: Path, file: Path
+) -> None:
     for classes in (2, 10):
-        told = rf"^task\.num_classes={classes}: must be 3, the classes of spots\. Give task\.num_classes=3\.$"
+        told = (
+            rf"^task\.num_classes={classes}: must be 3, the classes of spots\. Give "
+            r"task\.num_classes=3\.$"
+        )
         with pytest.raises(SettingError, match=told):
             play(tmp_path / str(classes), f"data.root={file}", f"task.num_classes={classes}")
 
@@ -130,18 +170,23 @@ def test_changed_images_labels_or_normalisation_are_refused(tmp_path: Path, file
         changed[5] = (changed[5] + 1) % 3
         own_files.write(file, before, **{key: changed})
         with pytest.raises(
-            UserError, match=r"the images are not those of the checkpoint\. It was made on own images fr"
+            UserError,
+            match=r"the images are not those of the checkpoint\. It was made on own images fr",
         ):
             resumed(tmp_path / "run", f"data.root={file}")
     own_files.write(file, before)
     for setting in ("data.resize=stretch", "data.val=train", "data.mean=[0.5] data.std=[0.5]"):
-        with pytest.raises(UserError, match=r"these settings are not those of the checkpoint:\n  data\."):
+        with pytest.raises(
+            UserError, match=r"these settings are not those of the checkpoint:\n  data\."
+        ):
             resumed(tmp_path / "run", f"data.root={file}", *setting.split())
     own_files.write(file, before, val_images=before["val_images"] // 2)  # not used
     assert len(lines(resumed(tmp_path / "run", f"data.root={file}"))) == 2
 
 
-def test_arrays_that_a_program_hands_over_are_played_resumed_and_evaluated(tmp_path: Path, file: Path) -> None:
+def test_arrays_that_a_program_hands_over_are_played_resumed_and_evaluated(
+    tmp_path: Path, file: Path
+) -> None:
     images = esper_soa.images(file)
     from_file = play(tmp_path / "file", f"data.root={file}")
     half = play(tmp_path / "run", "data.name=given", "rounds=1", images=images)
@@ -152,7 +197,9 @@ def test_arrays_that_a_program_hands_over_are_played_resumed_and_evaluated(tmp_p
         play(tmp_path / "other", f"data.root={file}", images=images)
     with pytest.raises(SettingError, match="data.name=given: must be npz"):
         play(tmp_path / "none", "data.name=given")
-    asked = EvaluateConfig(checkpoint=str(half), policies=["wait"], episodes=1, progress="off", data_root=str(file))
+    asked = EvaluateConfig(
+        checkpoint=str(half), policies=["wait"], episodes=1, progress="off", data_root=str(file)
+    )
     (tmp_path / "evaluation").mkdir()
     evaluate(asked, RunFolder(tmp_path / "evaluation"))
     assert versions(tmp_path / "evaluation")["data"]["identity"] == images.identity
@@ -166,19 +213,30 @@ def test_findings_are_warnings_of_the_run(tmp_path: Path) -> None:
     path = own_files.write(tmp_path / "m.npz", content)
     play(tmp_path / "run", f"data.root={path}", "rounds=1", "steps=1")
     log = (tmp_path / "run" / "log.txt").read_text()
-    assert "data     3 of 24 test images are training images too: accuracy will be flattered.\n" in log
+    assert (
+        "data     3 of 24 test images are training images too: accuracy will be flattered.\n" in log
+    )
 
 
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [
-        (("train_samples=64",), "train_samples=64: must be at most 48, the training images of spots"),
+        (
+            ("train_samples=64",),
+            "train_samples=64: must be at most 48, the training images of spots",
+        ),
         (("val_samples=25",), "val_samples=25: must be at most 24, the test images of spots"),
-        (("data.split=true", "envs=7", "data.val=for_test"), "envs=7: must be at most 6 with data.split=true"),
-        (("data.split=true", "envs=17", "data.val=for_test", "batch_size=2"), "envs=17: must be at most 16"),
+        (
+            ("data.split=true", "envs=7", "data.val=for_test"),
+            "envs=7: must be at most 6 with data.split=true",
+        ),
+        (
+            ("data.split=true", "envs=17", "data.val=for_test", "batch_size=2"),
+            "envs=17: must be at most 16",
+        ),
         (("data.val=train", "data.layout=nchw"), "which is 40 channels with data.layout=nchw"),
     ],
-)  # fmt: skip
+)
 def test_work_that_the_file_is_too_small_for_is_refused(
     tmp_path: Path, file: Path, overrides: tuple[str, ...], told: str
 ) -> None:
@@ -187,8 +245,15 @@ def test_work_that_the_file_is_too_small_for_is_refused(
 
 
 def test_every_env_has_a_test_image_of_its_own_with_a_split_set(tmp_path: Path, file: Path) -> None:
-    play(tmp_path / "run", f"data.root={file}", "data.split=true", "envs=16", "data.val=for_test", "batch_size=2",
-         "rounds=1")  # fmt: skip
+    play(
+        tmp_path / "run",
+        f"data.root={file}",
+        "data.split=true",
+        "envs=16",
+        "data.val=for_test",
+        "batch_size=2",
+        "rounds=1",
+    )
     assert all(line["accuracy"]["mean"] >= 0 for line in lines(tmp_path / "run"))
 
 
@@ -196,25 +261,38 @@ def test_images_that_no_memory_holds_are_refused_before_they_are_read(
     tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cfg = settings(f"data.root={file}")
-    (need,) = [need for need in needs(cfg, CPU, memory.ImageCount(48, 24)) if need.what == "the images"]
+    (need,) = [
+        need for need in needs(cfg, CPU, memory.ImageCount(48, 24)) if need.what == "the images"
+    ]
     # bytes as they are; padded by 4 pixels all round, and mirrored; test images a second time
     assert need.size == 48 * (3 * 32 * 32 + 2 * 3 * 40 * 40) + 24 * 2 * 3 * 32 * 32
     monkeypatch.setattr(memory, "free_memory", lambda device: need.size)
-    with pytest.raises(SettingError, match=rf"^data\.root={file}: must be so small .*0 for the images, .* "
-                       r"Take fewer images than in data\.root\."):  # fmt: skip
+    with pytest.raises(
+        SettingError,
+        match=rf"^data\.root={file}: must be so small .*0 for the images, .* "
+        r"Take fewer images than in data\.root\.",
+    ):
         build_world(cfg, CPU)
     world_images = esper_soa.images(file)
-    monkeypatch.setattr(memory, "free_memory", lambda device: sum(one.size for one in needs(cfg, CPU)))
+    monkeypatch.setattr(
+        memory, "free_memory", lambda device: sum(one.size for one in needs(cfg, CPU))
+    )
     build_world(cfg, CPU, images=world_images)  # they are in memory already: the file is not asked
 
 
 def test_a_world_takes_own_images_where_it_takes_those_of_ours(file: Path) -> None:
     images = esper_soa.images(file)
     cfg = TrainConfig(
-        envs=2, batch_size=4, train_samples=8, val_samples=8, slots=["r0c0"],
-        task=TaskConfig(name="tiny", base_channels=2, num_blocks=2, kernel_size=1, num_pools=2, num_classes=3),
+        envs=2,
+        batch_size=4,
+        train_samples=8,
+        val_samples=8,
+        slots=["r0c0"],
+        task=TaskConfig(
+            name="tiny", base_channels=2, num_blocks=2, kernel_size=1, num_pools=2, num_classes=3
+        ),
         data=DataConfig(name="given"),
-    )  # fmt: skip
+    )
     world = build_world(cfg, CPU, images=images)
     assert world.images.identity == images.identity
     with pytest.raises(SettingError, match="task.num_classes=4: must be 3, the classes of spots"):

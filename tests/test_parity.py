@@ -1,7 +1,8 @@
 """The recorded vectors of the reference against our kernels, one module per topic in tests/parity/.
 
-The vectors lie in the folder named by ESPER_SOA_VECTORS, or in ../shared/vectors beside the project; without them every
-test is skipped with that reason. Rows that differ on purpose are named, with the reason, in the module of their topic.
+The vectors lie in the folder named by ESPER_SOA_VECTORS, or in ../shared/vectors beside the
+project; without them every test is skipped with that reason. Rows that differ on purpose are named,
+with the reason, in the module of their topic.
 """
 
 # ruff: noqa: E402, F403
@@ -11,8 +12,18 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parent / "parity"
-TOPICS = ("agent", "baseline", "governor", "heuristic", "lifecycle", "masks", "networks", "observation", "reward",
-          "shapley")  # fmt: skip
+TOPICS = (
+    "agent",
+    "baseline",
+    "governor",
+    "heuristic",
+    "lifecycle",
+    "masks",
+    "networks",
+    "observation",
+    "reward",
+    "shapley",
+)
 sys.path.insert(0, str(FOLDER))
 pytest.register_assert_rewrite(*(f"{topic}_parity" for topic in TOPICS))
 
@@ -33,6 +44,10 @@ def test_every_recorded_file_is_checked_by_some_topic() -> None:
     sources = {path.stem: path.read_text() for path in FOLDER.glob("*_parity.py")}
     assert sorted(sources) == [f"{topic}_parity" for topic in TOPICS]
     text = "".join(sources.values()) + " ".join(f"features_{slots}slot" for slots in (1, 3, 6))
-    unread = [path.name for path in vectors_dir().iterdir() if path.suffix in (".npz", ".pt") and path.stem not in text]
+    unread = [
+        path.name
+        for path in vectors_dir().iterdir()
+        if path.suffix in (".npz", ".pt") and path.stem not in text
+    ]
     families = ("rewards_", "host_r", "features_")  # read by a name that is put together
     assert [name for name in unread if not name.startswith(families)] == []

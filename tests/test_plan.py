@@ -1,4 +1,6 @@
-"""The plan of a run: what its probe measures and what is made of it. Whether plans come true: test_plan_holds.py."""
+"""The plan of a run: what its probe measures and what is made of it. Whether plans come true:
+test_plan_holds.py.
+"""
 
 import io
 import json
@@ -40,14 +42,25 @@ from esper_soa.probe import Pace, Took, settings_in
 
 CPU = torch.device("cpu")
 TOOK = Took(
-    program=400 * MIB, host=500 * MIB, device=0, free=GIB, build_seconds=1.0, episode_seconds=8.0, bare_seconds=4.0,
-    update_seconds=2.0, files_seconds=0.5, report_seconds=3.0, measured_steps=5,
-)  # fmt: skip
+    program=400 * MIB,
+    host=500 * MIB,
+    device=0,
+    free=GIB,
+    build_seconds=1.0,
+    episode_seconds=8.0,
+    bare_seconds=4.0,
+    update_seconds=2.0,
+    files_seconds=0.5,
+    report_seconds=3.0,
+    measured_steps=5,
+)
 DISK = Disk(per_round=10, per_checkpoint=100, once=7, free=10**9)
 
 
 def plan_of(took: Took = TOOK, disk: Disk = DISK, **changed: object) -> Plan:
-    return Plan(replace(TrainConfig(envs=4, rounds=20, steps=5), **changed), CPU, took, 2.0 * MIB, disk)
+    return Plan(
+        replace(TrainConfig(envs=4, rounds=20, steps=5), **changed), CPU, took, 2.0 * MIB, disk
+    )
 
 
 def test_what_is_left_is_shared_by_more_envs() -> None:
@@ -88,7 +101,9 @@ def test_ranks_have_a_share_each_and_wait_for_the_slowest() -> None:
     assert plan.most_envs == 2 * (4 + (1024 - 100) // 2)
     assert plan_of(TOOK._replace(free=98 * MIB), envs=7, ranks=2).most_envs == 2 * 3
     assert plan.eps == pytest.approx(7 * 5 / 10.0)
-    quick = TOOK._replace(host=490 * MIB, episode_seconds=7.0, update_seconds=2.5, free=GIB // 2, measured_steps=4)
+    quick = TOOK._replace(
+        host=490 * MIB, episode_seconds=7.0, update_seconds=2.5, free=GIB // 2, measured_steps=4
+    )
     wanted = TOOK._replace(update_seconds=2.5, free=GIB // 2, measured_steps=4)
     assert slowest([quick, TOOK]) == slowest([TOOK, quick]) == wanted
     assert among(2, 3 * GIB, TOOK) == TOOK._replace(free=3 * GIB // 2 - 400 * MIB)
@@ -96,8 +111,14 @@ def test_ranks_have_a_share_each_and_wait_for_the_slowest() -> None:
 
 
 def test_the_disk_of_a_round_is_a_share_of_what_two_have_left(tmp_path: Path) -> None:
-    left = {"metrics.jsonl": 60, "telemetry/steps": 40, "checkpoint_000001.pt": 300, "checkpoint_000002.pt": 300,
-            "networks/a.pt": 20, "config.yaml": 9}  # fmt: skip
+    left = {
+        "metrics.jsonl": 60,
+        "telemetry/steps": 40,
+        "checkpoint_000001.pt": 300,
+        "checkpoint_000002.pt": 300,
+        "networks/a.pt": 20,
+        "config.yaml": 9,
+    }
     for name, size in left.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"x" * size)
@@ -118,10 +139,14 @@ def test_what_does_not_fit_says_what_to_lower() -> None:
 
 
 def test_a_plan_of_episodes_that_may_end_early_is_of_those_that_do_not(tmp_path: Path) -> None:
-    """The probe trains hosts so little that all would end at once; all else, such as the engine, stays."""
+    """The probe trains hosts so little that all would end at once; all else, such as the engine,
+    stays.
+    """
     early = EarlyStopConfig(patience=1, min_delta=100.0, min_steps=2)
     data = DataConfig(name="synthetic", synthetic_train=16, synthetic_test=64)
-    asked = replace(tiny_settings(2, 1, 6), train_samples=8, val_samples=64, data=data, early_stop=early)
+    asked = replace(
+        tiny_settings(2, 1, 6), train_samples=8, val_samples=64, data=data, early_stop=early
+    )
     (tmp_path / "settings.yaml").write_text(settings_yaml(asked), encoding="utf-8")
     probed_cfg = settings_in(tmp_path / "settings.yaml")
     assert probed_cfg.early_stop.enabled
@@ -157,11 +182,15 @@ class Clock:
 @pytest.fixture(scope="module")
 def world() -> World:
     data = DataConfig(name="synthetic", synthetic_train=16, synthetic_test=64)
-    return build_world(replace(tiny_settings(2, 1, 40), train_samples=8, val_samples=64, data=data), CPU)
+    return build_world(
+        replace(tiny_settings(2, 1, 40), train_samples=8, val_samples=64, data=data), CPU
+    )
 
 
 def paced(pace: Pace, clock: Clock, world: World, seconds: tuple[float, float]) -> None:
-    """Play all env-steps; they take these seconds in full, the first of all ten times that, and otherwise."""
+    """Play all env-steps; they take these seconds in full, the first of all ten times that, and
+    otherwise.
+    """
     clock.now += 3.0
     pace.phase_ended("reset")
     for step in range(pace.num_steps):
@@ -175,7 +204,9 @@ def paced(pace: Pace, clock: Clock, world: World, seconds: tuple[float, float]) 
         pace.env_step()
 
 
-def test_an_episode_that_fits_is_played_in_full_and_the_first_env_step_warms_up(world: World) -> None:
+def test_an_episode_that_fits_is_played_in_full_and_the_first_env_step_warms_up(
+    world: World,
+) -> None:
     clock = Clock()
     pace = Pace(1000.0, 8, CPU, clock)
     paced(pace, clock, world, (2.0, 0.5))
@@ -196,7 +227,8 @@ def test_one_that_does_not_is_played_in_full_now_and_then_and_told_as_if(world: 
 
 
 def test_on_a_gpu_all_env_steps_are_played_in_full(world: World) -> None:
-    pace, work = Pace(0.0, 40, torch.device("cuda")), world.work(0)
+    pace = Pace(0.0, 40, torch.device("cuda"))
+    work = world.work(0)
     for _ in range(5):
         assert pace.watch(work) is work
         pace.env_step()
@@ -221,6 +253,8 @@ def test_the_command_line_plans_and_leaves_nothing_behind(tmp_path: Path) -> Non
 
 
 def test_a_probe_that_is_refused_says_why(tmp_path: Path) -> None:
-    settings_file(tmp_path, 0).write_text("train_samples: 999999\nbatch_size: 27027\nname: x\n", encoding="utf-8")
+    settings_file(tmp_path, 0).write_text(
+        "train_samples: 999999\nbatch_size: 27027\nname: x\n", encoding="utf-8"
+    )
     with pytest.raises(UserError, match="train_samples=999999: must be at most"):
         probed(tmp_path, "1")

@@ -1,6 +1,8 @@
-"""Plans beside the runs that follow them: memory within 15 %, pace within 30 %, for six settings of all kinds.
+"""Plans beside the runs that follow them: memory within 15 %, pace within 30 %, for six settings of
+all kinds.
 
-Pace is that of a machine which has nothing else to do: on a busy one, plan and run see different shares of it.
+Pace is that of a machine which has nothing else to do: on a busy one, plan and run see different
+shares of it.
 """
 
 import json
@@ -16,31 +18,63 @@ from esper_soa.plan import MIB, make_plan
 
 SETTINGS = {
     "small hosts, many of them": (
-        "+experiment=smoke", "envs=512", "steps=30", "policy.network.hidden=64", "telemetry.level=rounds",
+        "+experiment=smoke",
+        "envs=512",
+        "steps=30",
+        "policy.network.hidden=64",
+        "telemetry.level=rounds",
     ),
     "the main run": ("+experiment=cifar_3seed",),
     "torch, all tables": (
-        "task=cifar_baseline", "policy=heuristic", "compute.engine=torch", "envs=16", "steps=16", "batch_size=125",
-        "train_samples=125", "val_samples=125", "telemetry.level=full",
+        "task=cifar_baseline",
+        "policy=heuristic",
+        "compute.engine=torch",
+        "envs=16",
+        "steps=16",
+        "batch_size=125",
+        "train_samples=125",
+        "val_samples=125",
+        "telemetry.level=full",
     ),
     "many envs, learning": (
-        "task=cifar_baseline", "policy=ppo", "envs=128", "steps=16", "train_samples=32", "val_samples=32",
-        "policy.ppo.minibatches=4", "telemetry.level=events",
+        "task=cifar_baseline",
+        "policy=ppo",
+        "envs=128",
+        "steps=16",
+        "train_samples=32",
+        "val_samples=32",
+        "policy.ppo.minibatches=4",
+        "telemetry.level=events",
     ),
     "deep hosts, no tables": (
-        "task=cifar_deep_impaired", "slots=[r0c0,r0c1,r0c2,r0c3]", "policy=random", "reward=escrow", "envs=64",
-        "steps=25", "train_samples=64", "val_samples=64", "telemetry.level=off", "report=false",
+        "task=cifar_deep_impaired",
+        "slots=[r0c0,r0c1,r0c2,r0c3]",
+        "policy=random",
+        "reward=escrow",
+        "envs=64",
+        "steps=25",
+        "train_samples=64",
+        "val_samples=64",
+        "telemetry.level=off",
+        "report=false",
     ),
     "two ranks": ("+experiment=cifar_3seed", "envs=12", "ranks=2"),
-}  # fmt: skip
+}
 
 
 def ran(folder: Path, *overrides: str) -> tuple[int, float]:
-    """Bytes that the process of a run, or one of its ranks, had at most, and its env-steps per second."""
-    process = subprocess.Popen(command(*overrides, f"run_dir={folder}"), env=ENVIRONMENT, stdout=subprocess.DEVNULL)
-    most, ranks = 0, Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    """Bytes that the process of a run, or one of its ranks, had at most, and its env-steps per
+    second.
+    """
+    process = subprocess.Popen(
+        command(*overrides, f"run_dir={folder}"), env=ENVIRONMENT, stdout=subprocess.DEVNULL
+    )
+    most = 0
+    ranks = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     while process.poll() is None:
-        mine = ranks.read_text(encoding="ascii").split() if "ranks=2" in overrides else [process.pid]
+        mine = (
+            ranks.read_text(encoding="ascii").split() if "ranks=2" in overrides else [process.pid]
+        )
         most = max([most, *map(memory_at_most, mine)])
         time.sleep(0.02)
     assert process.returncode == 0
@@ -53,18 +87,28 @@ def memory_at_most(process: int | str) -> int:
         lines = Path(f"/proc/{process}/status").read_text(encoding="ascii").splitlines()
     except (FileNotFoundError, ProcessLookupError):
         return 0
-    return max((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM")), default=0)
+    return max(
+        (1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM")), default=0
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("kind", SETTINGS)
 def test_a_plan_comes_true(kind: str, tmp_path: Path) -> None:
-    overrides = [*SETTINGS[kind], "device=cpu", "rounds=2", "control=none", "telemetry.progress=off"]
+    overrides = [
+        *SETTINGS[kind],
+        "device=cpu",
+        "rounds=2",
+        "control=none",
+        "telemetry.progress=off",
+    ]
     plan = make_plan(compose_settings(overrides=overrides))
     most, eps = ran(tmp_path / "run", *overrides)
     memory = most - plan.took.program
-    print(f"{kind}: memory {plan.run_memory / MIB:.0f} planned, {memory / MIB:.0f} MiB taken; "
-          f"env-steps/s {plan.eps:.1f} planned, {eps:.1f} seen")  # fmt: skip
+    print(
+        f"{kind}: memory {plan.run_memory / MIB:.0f} planned, {memory / MIB:.0f} MiB taken; "
+        f"env-steps/s {plan.eps:.1f} planned, {eps:.1f} seen"
+    )
     assert plan.run_memory == pytest.approx(memory, rel=0.15)
     assert plan.eps == pytest.approx(eps, rel=0.30)

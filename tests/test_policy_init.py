@@ -1,4 +1,6 @@
-"""Runs that start from a policy that was learned before, runs that imitate first, and every way in which that fails."""
+"""Runs that start from a policy that was learned before, runs that imitate first, and every way in
+which that fails.
+"""
 
 import json
 import shutil
@@ -26,7 +28,11 @@ from esper_soa.ops.session import session
 from esper_soa.running import Run
 
 CPU = torch.device("cpu")
-FACTS: dict[str, Content] = {"rounds": 40, "tasks": ["cifar_baseline", "cifar_impaired"], "data": ["fashion32"]}
+FACTS: dict[str, Content] = {
+    "rounds": 40,
+    "tasks": ["cifar_baseline", "cifar_impaired"],
+    "data": ["fashion32"],
+}
 
 
 def starting(init: object, **changed: object) -> TrainConfig:
@@ -45,7 +51,9 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def package(before: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of policies that ship, with one of them: the policy of `before` under the name `grower`."""
+    """A folder of policies that ship, with one of them: the policy of `before` under the name
+    `grower`.
+    """
     folder = tmp_path / "policies"
     folder.mkdir()
     save_policy(folder / "grower.policy", read_run(RunFolder(before).checkpoint(3), CPU), FACTS)
@@ -66,7 +74,12 @@ def assert_taken_over(learner: Learner, before: Path) -> None:
         assert isinstance(state[part], dict)
         same(dict(state[part]), saved[part], part)
     assert saved["adam"]["steps"] > 0
-    assert (learner.rounds, learner.train_steps, learner.skipped, int(learner.adam.steps)) == (0, 0, 0, 0)
+    assert (learner.rounds, learner.train_steps, learner.skipped, int(learner.adam.steps)) == (
+        0,
+        0,
+        0,
+        0,
+    )
     assert not learner.adam.first.any()
     assert not learner.adam.second.any()
 
@@ -77,7 +90,8 @@ def assert_taken_over(learner: Learner, before: Path) -> None:
 def test_a_run_starts_from_the_newest_checkpoint_of_a_run_folder(before: Path) -> None:
     assert_taken_over(built(starting(before)), before)
     assert not torch.equal(
-        built(starting("none")).policy.value_head[0].weight, built(settings()).policy.value_head[0].weight
+        built(starting("none")).policy.value_head[0].weight,
+        built(settings()).policy.value_head[0].weight,
     )
 
 
@@ -89,7 +103,9 @@ def test_a_run_starts_from_a_checkpoint_and_not_from_a_newer_one(before: Path) -
     same(dict(older.policy.state_dict()), saved["policy"])
 
 
-def test_a_run_starts_from_a_policy_that_ships_by_its_name_or_from_its_file(before: Path, package: Path) -> None:
+def test_a_run_starts_from_a_policy_that_ships_by_its_name_or_from_its_file(
+    before: Path, package: Path
+) -> None:
     assert shipped.shipped() == ["grower"]
     assert_taken_over(built(starting("grower")), before)
     assert_taken_over(built(starting(package / "grower.policy")), before)
@@ -111,25 +127,35 @@ def test_what_is_taken_over_plays_as_it_did(before: Path, package: Path, tmp_pat
         assert torch.equal(weight, learned.state["policy"][name]), name
 
 
-def test_the_log_the_table_and_the_summary_say_what_it_started_from(package: Path, tmp_path: Path) -> None:
+def test_the_log_the_table_and_the_summary_say_what_it_started_from(
+    package: Path, tmp_path: Path
+) -> None:
     done = finished(*TINY, "policy.init=nowhere", "run_dir=run", folder=tmp_path)
     assert done.returncode == 2
     assert "policy.init=nowhere: there is no such policy, run folder or checkpoint" in done.stderr
     assert not (tmp_path / "run").exists()
     fresh(starting("grower", rounds=1), tmp_path / "one")
     log = (tmp_path / "one" / "log.txt").read_text()
-    assert "start    from grower: learned for 40 rounds on cifar_baseline, cifar_impaired with fashion32\n" in log
+    assert (
+        "start    from grower: learned for 40 rounds on cifar_baseline, cifar_impaired with "
+        "fashion32\n"
+    ) in log
     assert "policy ppo from grower, cpu" in log
     assert json.loads((tmp_path / "one" / "summary.json").read_text())["policy_init"] == "grower"
     fresh(starting(RunFolder(package.parent / "one").path, rounds=1), tmp_path / "two")
-    assert "/one: learned for 1 rounds on tiny with synthetic\n" in (tmp_path / "two" / "log.txt").read_text()
+    assert (
+        "/one: learned for 1 rounds on tiny with synthetic\n"
+        in (tmp_path / "two" / "log.txt").read_text()
+    )
 
 
 # --- going on
 
 
 def test_a_run_that_started_from_a_policy_goes_on_without_it(before: Path, tmp_path: Path) -> None:
-    gone, whole, parts = tmp_path / "gone", tmp_path / "whole", tmp_path / "parts"
+    gone = tmp_path / "gone"
+    whole = tmp_path / "whole"
+    parts = tmp_path / "parts"
     shutil.copytree(before, gone)
     fresh(starting(gone), whole)
     fresh(starting(gone, rounds=3), parts)
@@ -153,7 +179,8 @@ def test_a_run_that_was_stopped_within_its_rounds_of_imitation_equals_one_that_w
     cfg = settings()
     imitation = ImitationConfig(rounds=4, teacher=teacher, epochs=3)
     cfg = replace(cfg, policy=replace(cfg.policy, imitation=imitation))
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    whole = tmp_path / "whole"
+    parts = tmp_path / "parts"
     fresh(cfg, whole)
     fresh(replace(cfg, rounds=2), parts)
     resumed(replace(cfg, rounds=4), parts)
@@ -169,7 +196,12 @@ def test_a_run_that_was_stopped_within_its_rounds_of_imitation_equals_one_that_w
 def test_rounds_of_imitation_have_the_teacher_that_is_asked_for(tmp_path: Path) -> None:
     cfg = settings()
     imitation = ImitationConfig(rounds=1, teacher="schedule")
-    cfg = replace(cfg, policy=replace(cfg.policy, imitation=imitation, schedule=replace(cfg.policy.schedule, tempo=2)))
+    cfg = replace(
+        cfg,
+        policy=replace(
+            cfg.policy, imitation=imitation, schedule=replace(cfg.policy.schedule, tempo=2)
+        ),
+    )
     with session(RunFolder(tmp_path)) as within:
         job = Run(cfg, within)
         teacher = job.player.teacher
@@ -181,12 +213,18 @@ def test_rounds_of_imitation_have_the_teacher_that_is_asked_for(tmp_path: Path) 
 # --- what fails
 
 
-def test_what_leads_nowhere_is_told_with_the_names_of_what_ships(package: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"policy\.init=grow: there is no such policy.*Policies that ship: grower$"):
+def test_what_leads_nowhere_is_told_with_the_names_of_what_ships(
+    package: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        UserError, match=r"policy\.init=grow: there is no such policy.*Policies that ship: grower$"
+    ):
         built(starting("grow"))
     empty = tmp_path / "empty"
     empty.mkdir()
-    with pytest.raises(UserError, match=r"policy\.init=.*/empty: there is no checkpoint in this folder"):
+    with pytest.raises(
+        UserError, match=r"policy\.init=.*/empty: there is no checkpoint in this folder"
+    ):
         built(starting(empty))
     (package / "grower.policy").unlink()
     with pytest.raises(UserError, match="Policies that ship: none yet"):
@@ -194,7 +232,9 @@ def test_what_leads_nowhere_is_told_with_the_names_of_what_ships(package: Path, 
 
 
 @pytest.mark.parametrize("player", ["random", "wait", "schedule", "heuristic"])
-def test_a_scripted_policy_starts_from_nothing_whatever_an_experiment_says(player: str, tmp_path: Path) -> None:
+def test_a_scripted_policy_starts_from_nothing_whatever_an_experiment_says(
+    player: str, tmp_path: Path
+) -> None:
     cfg = settings(player, rounds=1)
     cfg = replace(cfg, policy=replace(cfg.policy, init="no such policy"))
     assert build_player(cfg, build_world(cfg, CPU)).learner is None
@@ -209,20 +249,26 @@ def test_an_empty_name_is_refused() -> None:
 def test_the_run_of_a_scripted_policy_has_learned_nothing(tmp_path: Path) -> None:
     fresh(settings("heuristic", rounds=1), tmp_path / "run")
     with pytest.raises(
-        CheckpointError, match=r"policy\.init=.*: it is of a run with policy\.name=heuristic, which lea"
+        CheckpointError,
+        match=r"policy\.init=.*: it is of a run with policy\.name=heuristic, which lea",
     ):
         built(starting(tmp_path / "run"))
     with pytest.raises(CheckpointError, match="which learns nothing"):
-        save_policy(tmp_path / "a.policy", read_run(RunFolder(tmp_path / "run").checkpoint(1), CPU), FACTS)
+        save_policy(
+            tmp_path / "a.policy", read_run(RunFolder(tmp_path / "run").checkpoint(1), CPU), FACTS
+        )
 
 
 def test_other_sizes_are_refused_with_the_settings_to_give(package: Path) -> None:
     cfg = starting("grower")
-    wider = replace(cfg, policy=replace(cfg.policy, network=NetworkConfig(hidden=16, features=8, layers=2)))
+    wider = replace(
+        cfg, policy=replace(cfg.policy, network=NetworkConfig(hidden=16, features=8, layers=2))
+    )
     with pytest.raises(UserError) as caught:
         built(wider)
     assert str(caught.value) == (
-        "policy.init=grower: its network is of another size. Give policy.network.hidden=8 policy.network.layers=1 "
+        "policy.init=grower: its network is of another size. Give policy.network.hidden=8 "
+        "policy.network.layers=1 "
         "(instead of hidden=16 layers=2)"
     )
 
@@ -271,7 +317,9 @@ WRONG: list[tuple[dict, str]] = [
 
 
 @pytest.mark.parametrize(("wrong", "told"), WRONG, ids=range(len(WRONG)))
-def test_a_policy_that_this_program_would_not_have_written_is_refused(package: Path, wrong: dict, told: str) -> None:
+def test_a_policy_that_this_program_would_not_have_written_is_refused(
+    package: Path, wrong: dict, told: str
+) -> None:
     path = package / "grower.policy"
     save_checkpoint(path, load_checkpoint(path, CPU) | wrong)
     with pytest.raises(CheckpointError, match="policy.init=grower: ") as caught:
@@ -286,11 +334,15 @@ def test_weights_of_another_shape_or_not_finite_are_refused(package: Path) -> No
     for value in (torch.zeros(3), torch.full_like(whole["learner"]["value"]["mean"], float("nan"))):
         learner = whole["learner"] | {"value": whole["learner"]["value"] | {"mean": value}}
         save_checkpoint(path, whole | {"learner": learner})
-        with pytest.raises(CheckpointError, match=r"does not fit these hosts \(learner\.value\.mean"):
+        with pytest.raises(
+            CheckpointError, match=r"does not fit these hosts \(learner\.value\.mean"
+        ):
             built(starting("grower"))
 
 
-def test_a_policys_file_holds_tensors_and_plain_values_alone_and_names_no_folder(before: Path, package: Path) -> None:
+def test_a_policys_file_holds_tensors_and_plain_values_alone_and_names_no_folder(
+    before: Path, package: Path
+) -> None:
     found = torch.load(package / "grower.policy", weights_only=True)
     assert found["format"] == FORMAT
     assert set(found["learner"]) == {"policy", "reward", "value"}

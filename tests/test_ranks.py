@@ -1,4 +1,6 @@
-"""Ranks: the envs of a run shared out over processes play and learn what one process does, and survive each other."""
+"""Ranks: the envs of a run shared out over processes play and learn what one process does, and
+survive each other.
+"""
 
 import json
 import os
@@ -25,12 +27,25 @@ from esper_soa.trainer import run
 
 pytestmark = pytest.mark.timeout(900)
 CPU = torch.device("cpu")
-# Five tiny hosts in five minibatches, so that no number of ranks divides them and some ranks have none of a minibatch.
+# Five tiny hosts in five minibatches, so that no number of ranks divides them and some ranks have
+# none of a minibatch.
 RUN = [
-    "+experiment=smoke", "envs=5", "rounds=3", "steps=6", "train_samples=16", "val_samples=8", "batch_size=8",
-    "data.synthetic_train=128", "data.synthetic_test=64", "compute.threads=1", "checkpoint_every=1",
-    "checkpoint_keep=99", "report=false", "policy.ppo.minibatches=5", "policy.ppo.target_kl=0",
-]  # fmt: skip
+    "+experiment=smoke",
+    "envs=5",
+    "rounds=3",
+    "steps=6",
+    "train_samples=16",
+    "val_samples=8",
+    "batch_size=8",
+    "data.synthetic_train=128",
+    "data.synthetic_test=64",
+    "compute.threads=1",
+    "checkpoint_every=1",
+    "checkpoint_keep=99",
+    "report=false",
+    "policy.ppo.minibatches=5",
+    "policy.ppo.target_kl=0",
+]
 TIMINGS = ("eps", "collect_seconds", "update_seconds")
 LONG = [one for one in RUN if not one.startswith("rounds=")] + ["rounds=60", "control=none"]
 
@@ -51,34 +66,54 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def table(run: Path, name: str, number: int) -> dict[str, list]:
     """A table of round `number`, by column, without what the policy's own rounding shows in."""
-    columns = parquet.read_table(run / "telemetry" / name / f"round_{number:06d}.parquet").to_pydict()
-    return {column: repr(values) for column, values in columns.items() if not column.endswith(("value", "probability"))}
+    columns = parquet.read_table(
+        run / "telemetry" / name / f"round_{number:06d}.parquet"
+    ).to_pydict()
+    return {
+        column: repr(values)
+        for column, values in columns.items()
+        if not column.endswith(("value", "probability"))
+    }
 
 
 def flat(record: dict, place: str = "") -> dict[str, object]:
     """Nested numbers as one level."""
     found: dict[str, object] = {}
     for name, value in record.items():
-        found |= flat(value, f"{place}{name}.") if isinstance(value, dict) else {f"{place}{name}": value}
+        found |= (
+            flat(value, f"{place}{name}.") if isinstance(value, dict) else {f"{place}{name}": value}
+        )
     return {name: value for name, value in found.items() if name not in TIMINGS}
 
 
 def agree(one: Path, other: Path, rounds: range) -> None:
-    """Actions, rewards and all else that hosts show to the bit, the policy and its diagnostics within rounding."""
+    """Actions, rewards and all else that hosts show to the bit, the policy and its diagnostics
+    within rounding.
+    """
     assert (one / "episodes.jsonl").read_text() == (other / "episodes.jsonl").read_text()
     for number in rounds:
         for name in ("steps", "slots", "events"):
             assert table(one, name, number) == table(other, name, number), (name, number)
-        saved = [load_checkpoint(RunFolder(path).checkpoint(number), CPU)["learner"] for path in (one, other)]
+        saved = [
+            load_checkpoint(RunFolder(path).checkpoint(number), CPU)["learner"]
+            for path in (one, other)
+        ]
         if saved[0] is not None:
             torch.testing.assert_close(saved[1]["policy"], saved[0]["policy"], rtol=1e-4, atol=1e-5)
             same(saved[1]["reward"], saved[0]["reward"])
-    records = [[json.loads(line) for line in lines(path / "metrics.jsonl")] for path in (one, other)]
+    records = [
+        [json.loads(line) for line in lines(path / "metrics.jsonl")] for path in (one, other)
+    ]
     for mine, theirs in zip(*records, strict=True):
-        mine, theirs = flat(mine), flat(theirs)
+        mine = flat(mine)
+        theirs = flat(theirs)
         assert mine.keys() == theirs.keys()
         for name, value in mine.items():
-            wanted = pytest.approx(value, rel=1e-3, abs=1e-5, nan_ok=True) if isinstance(value, float) else value
+            wanted = (
+                pytest.approx(value, rel=1e-3, abs=1e-5, nan_ok=True)
+                if isinstance(value, float)
+                else value
+            )
             assert theirs[name] == wanted, name
 
 
@@ -97,7 +132,13 @@ def test_two_ranks_play_and_learn_what_one_process_does(alone: Path, tmp_path: P
 
 def test_two_ranks_play_what_one_process_does_where_episodes_end_early(tmp_path: Path) -> None:
     """Those of the second rank all do, long before the first rank's are over."""
-    early = ("early_stop.patience=5", "early_stop.min_steps=4", "steps=10", "val_samples=64", "telemetry.level=full")
+    early = (
+        "early_stop.patience=5",
+        "early_stop.min_steps=4",
+        "steps=10",
+        "val_samples=64",
+        "telemetry.level=full",
+    )
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
     one = played(tmp_path / "one", *early, rounds=2)
@@ -157,8 +198,12 @@ def test_cores_are_cut_into_groups(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_a_mistake_that_a_rank_finds_is_one_message_and_the_status_of_a_mistake(tmp_path: Path) -> None:
-    done = finished(*RUN, "ranks=2", "val_samples=4096", f"run_dir={tmp_path / 'run'}", folder=tmp_path)
+def test_a_mistake_that_a_rank_finds_is_one_message_and_the_status_of_a_mistake(
+    tmp_path: Path,
+) -> None:
+    done = finished(
+        *RUN, "ranks=2", "val_samples=4096", f"run_dir={tmp_path / 'run'}", folder=tmp_path
+    )
     assert done.returncode == 2
     assert done.stderr.startswith("error: val_samples=4096: must be at most 64")
     assert done.stderr.count("\n") == 1
@@ -186,7 +231,9 @@ def begun(folder: Path, *overrides: str, rounds: int = 3) -> tuple[subprocess.Po
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_rank_ends_the_run_with_a_checkpoint_that_goes_on(rank: int, alone: Path, tmp_path: Path) -> None:
+def test_a_killed_rank_ends_the_run_with_a_checkpoint_that_goes_on(
+    rank: int, alone: Path, tmp_path: Path
+) -> None:
     process, path = begun(tmp_path, "checkpoint_every=2")
     start = time.monotonic()
     os.kill(ranks_of(process)[rank], signal.SIGKILL)
@@ -194,10 +241,18 @@ def test_a_killed_rank_ends_the_run_with_a_checkpoint_that_goes_on(rank: int, al
     assert time.monotonic() - start < 30
     assert process.returncode == 1
     newest = RunFolder(path).checkpoints()[-1]
-    assert f"error: rank {rank} of 2 was ended by SIGKILL; the others have been ended. {newest.name} holds" in told
+    assert (
+        f"error: rank {rank} of 2 was ended by SIGKILL; the others have been ended. {newest.name} "
+        "holds"
+    ) in told
     assert f"Go on with resume={path}" in told
-    whole = finished(*LONG, "ranks=2", f"resume={path}", f"rounds={len(lines(path / 'metrics.jsonl')) + 2}",
-                     folder=tmp_path)  # fmt: skip
+    whole = finished(
+        *LONG,
+        "ranks=2",
+        f"resume={path}",
+        f"rounds={len(lines(path / 'metrics.jsonl')) + 2}",
+        folder=tmp_path,
+    )
     assert whole.returncode == 0, whole.stderr
     for number in range(1, 4):
         assert table(path, "steps", number) == table(alone, "steps", number)
@@ -205,7 +260,9 @@ def test_a_killed_rank_ends_the_run_with_a_checkpoint_that_goes_on(rank: int, al
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
-def test_ranks_that_are_started_again_end_as_if_nothing_had_happened(rank: int, tmp_path: Path) -> None:
+def test_ranks_that_are_started_again_end_as_if_nothing_had_happened(
+    rank: int, tmp_path: Path
+) -> None:
     whole = played(tmp_path, rounds=12)
     again = tmp_path / "again"
     again.mkdir()
@@ -220,8 +277,12 @@ def test_ranks_that_are_started_again_end_as_if_nothing_had_happened(rank: int, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("before", "after"), [("ranks=1", "ranks=2"), ("ranks=2", "ranks=1"), ("ranks=3", "ranks=2")])
-def test_a_run_goes_on_at_another_number_of_ranks(before: str, after: str, alone: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("before", "after"), [("ranks=1", "ranks=2"), ("ranks=2", "ranks=1"), ("ranks=3", "ranks=2")]
+)
+def test_a_run_goes_on_at_another_number_of_ranks(
+    before: str, after: str, alone: Path, tmp_path: Path
+) -> None:
     path = played(tmp_path, before, rounds=1)
     done = finished(*RUN, after, f"resume={path}", folder=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -230,12 +291,23 @@ def test_a_run_goes_on_at_another_number_of_ranks(before: str, after: str, alone
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [
-    ["ranks=4"], ["ranks=3", "data.split=true", "control=static_final"],
-    ["ranks=2", "policy.imitation.rounds=2", "control=static_large", "policy.ppo.target_kl=0.0001"],
-    ["ranks=2", "reward.split=[shaped,simplified]", "telemetry.level=full", "policy=heuristic"],
-])  # fmt: skip
-def test_any_number_of_ranks_and_whatever_else_is_asked_for(more: list[str], alone: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["ranks=4"],
+        ["ranks=3", "data.split=true", "control=static_final"],
+        [
+            "ranks=2",
+            "policy.imitation.rounds=2",
+            "control=static_large",
+            "policy.ppo.target_kl=0.0001",
+        ],
+        ["ranks=2", "reward.split=[shaped,simplified]", "telemetry.level=full", "policy=heuristic"],
+    ],
+)
+def test_any_number_of_ranks_and_whatever_else_is_asked_for(
+    more: list[str], alone: Path, tmp_path: Path
+) -> None:
     (tmp_path / "one").mkdir()
     one = alone if len(more) == 1 else played(tmp_path / "one", *more[1:])
     agree(one, played(tmp_path, *more), range(1, 4))
@@ -243,7 +315,9 @@ def test_any_number_of_ranks_and_whatever_else_is_asked_for(more: list[str], alo
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_to_the_command_ends_all_ranks_with_a_checkpoint(number: int, status: int, tmp_path: Path) -> None:
+def test_a_signal_to_the_command_ends_all_ranks_with_a_checkpoint(
+    number: int, status: int, tmp_path: Path
+) -> None:
     process, path = begun(tmp_path, "checkpoint_every=0")
     ranks = ranks_of(process)
     process.send_signal(signal.SIGUSR2)
@@ -261,4 +335,7 @@ def test_a_signal_to_the_command_ends_all_ranks_with_a_checkpoint(number: int, s
 def test_what_is_said_of_a_run_without_a_checkpoint(tmp_path: Path) -> None:
     assert way_on(RunFolder(tmp_path), 3).startswith("No round is saved yet")
     RunFolder(tmp_path).checkpoint(2).touch()
-    assert way_on(RunFolder(tmp_path), 3) == f"checkpoint_000002.pt holds 2 of 3 rounds. Go on with resume={tmp_path}"
+    assert (
+        way_on(RunFolder(tmp_path), 3)
+        == f"checkpoint_000002.pt holds 2 of 3 rounds. Go on with resume={tmp_path}"
+    )

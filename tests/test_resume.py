@@ -1,4 +1,6 @@
-"""A run that was stopped, killed or refused: what goes on equals what was never disturbed, bit for bit."""
+"""A run that was stopped, killed or refused: what goes on equals what was never disturbed, bit for
+bit.
+"""
 
 import itertools
 import json
@@ -38,14 +40,24 @@ STEPS = 4
 def settings(player: str = "ppo", **changed: object) -> TrainConfig:
     """Two hosts of some hundred weights on a handful of synthetic images."""
     cfg = TrainConfig(
-        envs=2, rounds=6, steps=STEPS, batch_size=4, train_samples=8, val_samples=8, slots=["r0c0", "r0c1"],
-        control="none", checkpoint_every=1,
+        envs=2,
+        rounds=6,
+        steps=STEPS,
+        batch_size=4,
+        train_samples=8,
+        val_samples=8,
+        slots=["r0c0", "r0c1"],
+        control="none",
+        checkpoint_every=1,
         task=TaskConfig(name="tiny", base_channels=2, num_blocks=2, kernel_size=1, num_pools=2),
         data=DataConfig(name="synthetic", synthetic_train=32, synthetic_test=16),
         gates=GatesConfig(min_gradient_health=0.3),
-        policy=PolicyConfig(name=player, network=NetworkConfig(hidden=8, features=8), ppo=PPOConfig(epochs=2)),
-        telemetry=TelemetryConfig(progress="off"), compute=ComputeConfig(threads=1),
-    )  # fmt: skip
+        policy=PolicyConfig(
+            name=player, network=NetworkConfig(hidden=8, features=8), ppo=PPOConfig(epochs=2)
+        ),
+        telemetry=TelemetryConfig(progress="off"),
+        compute=ComputeConfig(threads=1),
+    )
     return replace(cfg, **changed)  # type: ignore[arg-type]
 
 
@@ -62,7 +74,9 @@ def resumed(cfg: TrainConfig, path: Path) -> Summary:
 def lines(path: Path) -> list[dict]:
     """metrics.jsonl without what a clock wrote."""
     records = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in record.items() if name not in TIMINGS} for record in records]
+    return [
+        {name: value for name, value in record.items() if name not in TIMINGS} for record in records
+    ]
 
 
 def same(one: object, other: object, place: str = "") -> None:
@@ -83,7 +97,9 @@ def content(path: Path, rounds: int) -> dict:
     """What the checkpoint says of the run, without time, place and plan."""
     saved = dict(load_checkpoint(RunFolder(path).checkpoint(rounds), CPU))
     assert isinstance(saved["progress"], dict)
-    saved["progress"] = {name: value for name, value in saved["progress"].items() if name != "seconds"}
+    saved["progress"] = {
+        name: value for name, value in saved["progress"].items() if name != "seconds"
+    }
     del saved["settings"]
     return saved
 
@@ -99,10 +115,15 @@ def assert_equal_runs(one: Path, other: Path, rounds: int = 6) -> None:
 
 
 def signal_at(monkeypatch: pytest.MonkeyPatch, number: int, report: int) -> None:
-    """Send `number` to this process just before the `report`-th report of an env-step from now on."""
-    reports, plain = itertools.count(1), Progress.advance
+    """Send `number` to this process just before the `report`-th report of an env-step from now
+    on.
+    """
+    reports = itertools.count(1)
+    plain = Progress.advance
 
-    def signal_and_advance(self: Progress, env_steps: int, label: str, accuracy: float, reward: float) -> None:
+    def signal_and_advance(
+        self: Progress, env_steps: int, label: str, accuracy: float, reward: float
+    ) -> None:
         if next(reports) == report:
             os.kill(os.getpid(), number)
         plain(self, env_steps, label, accuracy, reward)
@@ -154,7 +175,10 @@ def test_sigusr2_in_mid_round_writes_a_checkpoint_and_goes_on(
     with monkeypatch.context() as patch:
         signal_at(patch, signal.SIGUSR2, report=2 * STEPS + 1)
         fresh(settings(checkpoint_every=0), tmp_path)
-    assert [path.name for path in RunFolder(tmp_path).checkpoints()] == ["checkpoint_000002.pt", "checkpoint_000006.pt"]
+    assert [path.name for path in RunFolder(tmp_path).checkpoints()] == [
+        "checkpoint_000002.pt",
+        "checkpoint_000006.pt",
+    ]
     assert_equal_runs(undisturbed, tmp_path)
     # going on from the earlier one makes the later rounds again, and drops what was there
     start = resume_start(str(tmp_path / "checkpoint_000002.pt"), "", "train")
@@ -165,16 +189,28 @@ def test_sigusr2_in_mid_round_writes_a_checkpoint_and_goes_on(
 def test_a_run_whose_episodes_end_early_goes_on_as_if_undisturbed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is stopped in the middle of a round, when the episodes of some envs are over and those of others are not."""
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    """It is stopped in the middle of a round, when the episodes of some envs are over and those of
+    others are not.
+    """
+    whole = tmp_path / "whole"
+    parts = tmp_path / "parts"
     cfg = settings(
-        envs=4, steps=12, rounds=4, train_samples=16, val_samples=64,
+        envs=4,
+        steps=12,
+        rounds=4,
+        train_samples=16,
+        val_samples=64,
         early_stop=EarlyStopConfig(patience=4, min_delta=0.0, min_steps=3),
         data=DataConfig(name="synthetic", synthetic_train=32, synthetic_test=64),
-    )  # fmt: skip
+    )
     fresh(cfg, whole)
-    ends = [json.loads(line)["env_steps"] for line in (whole / "episodes.jsonl").read_text().splitlines()]
-    first, second, third = ends[:4], ends[4:8], ends[8:12]
+    ends = [
+        json.loads(line)["env_steps"]
+        for line in (whole / "episodes.jsonl").read_text().splitlines()
+    ]
+    first = ends[:4]
+    second = ends[4:8]
+    third = ends[8:12]
     assert min(third) < 8 < max(third)
     with monkeypatch.context() as patch:
         signal_at(patch, signal.SIGTERM, report=max(first) + max(second) + 8)
@@ -190,7 +226,8 @@ def test_a_run_whose_episodes_end_early_goes_on_as_if_undisturbed(
 
 
 def test_a_scripted_policy_resumes(tmp_path: Path) -> None:
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    whole = tmp_path / "whole"
+    parts = tmp_path / "parts"
     fresh(settings("heuristic", rounds=4), whole)
     fresh(settings("heuristic", rounds=1), parts)
     resumed(settings("heuristic", rounds=4), parts)
@@ -209,7 +246,8 @@ def test_a_finished_run_resumes_to_its_table(undisturbed: Path, tmp_path: Path) 
 def test_the_control_of_several_rounds_is_that_of_the_undisturbed_run_whenever_the_run_was_stopped(
     tmp_path: Path, control: str
 ) -> None:
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    whole = tmp_path / "whole"
+    parts = tmp_path / "parts"
     asked = {"control": control, "control_rounds": 3, "rounds": 4, "steps": 12}
     undisturbed = fresh(settings("random", **asked), whole)
     fresh(settings("random", **(asked | {"rounds": 2, "control": "none"})), parts)
@@ -228,7 +266,9 @@ def test_a_wait_policy_is_its_own_control(tmp_path: Path) -> None:
 
 def test_a_change_that_matters_is_refused_with_old_and_new(undisturbed: Path) -> None:
     before = contents(undisturbed)
-    changed = settings(envs=3, policy=replace(settings().policy, ppo=PPOConfig(epochs=2, lr=1e-3)), rounds=8)
+    changed = settings(
+        envs=3, policy=replace(settings().policy, ppo=PPOConfig(epochs=2, lr=1e-3)), rounds=8
+    )
     with pytest.raises(UserError) as refusal:
         resumed(changed, undisturbed)
     told = str(refusal.value)
@@ -244,7 +284,10 @@ def test_a_run_that_goes_on_with_another_engine_says_so(tmp_path: Path) -> None:
     fresh(settings("wait", rounds=1, compute=with_torch), tmp_path)
     assert json.loads((tmp_path / "versions.json").read_text())["kernels"]["engine"] == "torch"
     resumed(settings("wait", rounds=2, compute=with_torch), tmp_path)
-    changed = "resume   changed engine: torch -> native: results differ in rounding (compute.engine=torch asks for it "
+    changed = (
+        "resume   changed engine: torch -> native: results differ in rounding "
+        "(compute.engine=torch asks for it "
+    )
     assert changed not in (tmp_path / "log.txt").read_text()
     resumed(settings("wait", rounds=3, compute=replace(with_torch, engine="auto")), tmp_path)
     assert changed in (tmp_path / "log.txt").read_text()
@@ -261,8 +304,12 @@ def test_other_images_are_refused(tmp_path: Path) -> None:
     fresh(settings(rounds=1), tmp_path)
     path = RunFolder(tmp_path).checkpoint(1)
     saved = dict(load_checkpoint(path, CPU))
-    save_checkpoint(path, saved | {"data": {"name": "other", "source": "elsewhere.", "identity": "0"}})
-    with pytest.raises(UserError, match=r"the images are not those of the checkpoint. It was made on elsewhere\."):
+    save_checkpoint(
+        path, saved | {"data": {"name": "other", "source": "elsewhere.", "identity": "0"}}
+    )
+    with pytest.raises(
+        UserError, match=r"the images are not those of the checkpoint. It was made on elsewhere\."
+    ):
         resumed(settings(), tmp_path)
 
 
@@ -270,7 +317,9 @@ def test_a_checkpoint_that_was_cut_off_is_refused(undisturbed: Path, tmp_path: P
     whole = RunFolder(undisturbed).checkpoint(6).read_bytes()
     path = RunFolder(tmp_path).checkpoint(6)
     path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(CheckpointError, match=r"checkpoint_000006\.pt: cut off, damaged, or not a checkpoint"):
+    with pytest.raises(
+        CheckpointError, match=r"checkpoint_000006\.pt: cut off, damaged, or not a checkpoint"
+    ):
         resumed(settings(), tmp_path)
 
 
@@ -281,7 +330,7 @@ def test_a_checkpoint_that_was_cut_off_is_refused(undisturbed: Path, tmp_path: P
         {"progress": {"rounds_done": 1, "wings": 2}, "settings": {}},
         {"weights": torch.zeros(2)},
     ],
-)  # fmt: skip
+)
 def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path, wrong: dict) -> None:
     save_checkpoint(RunFolder(tmp_path).checkpoint(1), wrong)
     with pytest.raises(CheckpointError, match="is not of a training run"):
@@ -292,7 +341,9 @@ def test_a_learner_that_does_not_fit_is_refused(undisturbed: Path, tmp_path: Pat
     saved = dict(load_checkpoint(RunFolder(undisturbed).checkpoint(6), CPU))
     learner = saved["learner"]
     assert isinstance(learner, dict)
-    save_checkpoint(RunFolder(tmp_path).checkpoint(6), saved | {"learner": learner | {"policy": {}}})
+    save_checkpoint(
+        RunFolder(tmp_path).checkpoint(6), saved | {"learner": learner | {"policy": {}}}
+    )
     with pytest.raises(CheckpointError, match="the learner does not fit this run"):
         resumed(settings(), tmp_path)
 
@@ -314,8 +365,14 @@ def test_a_line_that_was_cut_off_and_lines_after_the_checkpoint_are_written_anew
 def test_auto_takes_the_newest_run_of_the_name_that_has_a_checkpoint(tmp_path: Path) -> None:
     root = str(tmp_path)
     assert resume_start("auto", "", "trial", root).checkpoint is None
-    older, newer = tmp_path / "trial" / "2026-01-01_00-00-09", tmp_path / "trial" / "2026-01-01_00-00-10"
-    for folder in (older, newer, tmp_path / "trial" / "2026-01-01_00-00-11", tmp_path / "trial" / "sweep_2027-01-01"):
+    older = tmp_path / "trial" / "2026-01-01_00-00-09"
+    newer = tmp_path / "trial" / "2026-01-01_00-00-10"
+    for folder in (
+        older,
+        newer,
+        tmp_path / "trial" / "2026-01-01_00-00-11",
+        tmp_path / "trial" / "sweep_2027-01-01",
+    ):
         folder.mkdir(parents=True, exist_ok=True)
     for name in ("checkpoint_000009.pt", "checkpoint_000010.pt"):
         save_checkpoint(older / name, {})
@@ -324,7 +381,9 @@ def test_auto_takes_the_newest_run_of_the_name_that_has_a_checkpoint(tmp_path: P
     assert start == (RunFolder(newer), newer / "checkpoint_000010.pt")
 
 
-def test_auto_takes_a_folder_whose_run_ended_before_its_first_checkpoint(undisturbed: Path, tmp_path: Path) -> None:
+def test_auto_takes_a_folder_whose_run_ended_before_its_first_checkpoint(
+    undisturbed: Path, tmp_path: Path
+) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"round":1}\n')
     start = resume_start("auto", str(tmp_path), "trial")
     assert start == (RunFolder(tmp_path), None)
@@ -343,10 +402,14 @@ def test_a_resume_that_leads_nowhere_is_refused_by_name(
 
 def test_two_processes_cannot_write_to_one_run(tmp_path: Path) -> None:
     holder = subprocess.Popen(
-        [sys.executable, "-c", f"import fcntl,time; f=open({str(tmp_path / '.lock')!r},'w');"
-         "fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True); time.sleep(60)"],
+        [
+            sys.executable,
+            "-c",
+            f"import fcntl,time; f=open({str(tmp_path / '.lock')!r},'w');"
+            "fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True); time.sleep(60)",
+        ],
         stdout=subprocess.PIPE,
-    )  # fmt: skip
+    )
     assert holder.stdout is not None
     holder.stdout.readline()
     try:
@@ -357,8 +420,14 @@ def test_two_processes_cannot_write_to_one_run(tmp_path: Path) -> None:
         holder.wait()
 
 
-SMALL = ["+experiment=smoke", "rounds=6", "control=none", "checkpoint_every=1", "telemetry.progress=off",
-         "compute.threads=1"]  # fmt: skip
+SMALL = [
+    "+experiment=smoke",
+    "rounds=6",
+    "control=none",
+    "checkpoint_every=1",
+    "telemetry.progress=off",
+    "compute.threads=1",
+]
 
 
 def entry_point(*arguments: str) -> list[str]:
@@ -368,16 +437,25 @@ def entry_point(*arguments: str) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # twelve starts of the program
 def test_killed_at_random_moments_and_resumed_it_equals_the_undisturbed_run(tmp_path: Path) -> None:
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    whole = tmp_path / "whole"
+    killed = tmp_path / "killed"
     begun = time.monotonic()
     subprocess.run(entry_point(f"run_dir={whole}"), check=True, capture_output=True, timeout=300)
-    length, chance = time.monotonic() - begun, random.Random(7)
+    length = time.monotonic() - begun
+    chance = random.Random(7)
     for _ in range(10):
-        process = subprocess.Popen(entry_point(f"run_dir={killed}", "resume=auto"), stdout=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            entry_point(f"run_dir={killed}", "resume=auto"), stdout=subprocess.DEVNULL
+        )
         time.sleep(chance.uniform(0.5, 1.0) * length)
         process.kill()
         process.wait()
-    subprocess.run(entry_point(f"run_dir={killed}", "resume=auto"), check=True, capture_output=True, timeout=300)
+    subprocess.run(
+        entry_point(f"run_dir={killed}", "resume=auto"),
+        check=True,
+        capture_output=True,
+        timeout=300,
+    )
     assert_equal_runs(whole, killed)
 
 
@@ -387,7 +465,10 @@ def test_the_entry_point_ends_with_the_status_of_the_signal_and_leaves_a_checkpo
     tmp_path: Path, number: int, status: int
 ) -> None:
     process = subprocess.Popen(
-        entry_point("rounds=500", f"run_dir={tmp_path}"), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        entry_point("rounds=500", f"run_dir={tmp_path}"),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     while not RunFolder(tmp_path).checkpoints():
         time.sleep(0.05)

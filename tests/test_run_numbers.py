@@ -1,7 +1,8 @@
-"""Every headline number of real runs, worked out again from the states of the same rounds played by hand.
+"""Every headline number of real runs, worked out again from the states of the same rounds played by
+hand.
 
-One run of the random policy (two rounds) and one of the learning policy (four rounds); their files are compared with
-what a witness sees who plays the same rounds in a world of its own.
+One run of the random policy (two rounds) and one of the learning policy (four rounds); their files
+are compared with what a witness sees who plays the same rounds in a world of its own.
 """
 
 import io
@@ -39,21 +40,35 @@ from esper_soa.state import EnvState
 from esper_soa.trainer import run
 from esper_soa.vocabulary import BLUEPRINT_NAMES, LIVE_STAGES, OP_NAMES, RUNNING_STAGES, Stage
 
-ENVS, ROUNDS, STEPS = 2, 2, 22
+ENVS = 2
+ROUNDS = 2
+STEPS = 22
 
 
 def settings(player: str, **changed: object) -> TrainConfig:
     """Hosts of some hundred weights, whose seeds mature in a few env-steps."""
     cfg = TrainConfig(
-        envs=ENVS, rounds=ROUNDS, steps=STEPS, batch_size=4, train_samples=4, val_samples=16, slots=["r0c0", "r0c1"],
-        checkpoint_every=1, checkpoint_keep=9,
+        envs=ENVS,
+        rounds=ROUNDS,
+        steps=STEPS,
+        batch_size=4,
+        train_samples=4,
+        val_samples=16,
+        slots=["r0c0", "r0c1"],
+        checkpoint_every=1,
+        checkpoint_keep=9,
         task=TaskConfig(name="tiny", base_channels=2, num_blocks=2, kernel_size=1, num_pools=2),
         data=DataConfig(name="synthetic", synthetic_train=32, synthetic_test=16),
         gates=GatesConfig(min_blending_steps=1, min_gradient_health=0.0),
         lifecycle=LifecycleConfig(embargo_steps=2, min_prune_age=1),
-        policy=PolicyConfig(name=player, network=NetworkConfig(hidden=8, features=8), ppo=PPOConfig(epochs=2, lr=3e-3)),
-        telemetry=TelemetryConfig(progress="off"), compute=ComputeConfig(threads=1, workers=1),
-    )  # fmt: skip
+        policy=PolicyConfig(
+            name=player,
+            network=NetworkConfig(hidden=8, features=8),
+            ppo=PPOConfig(epochs=2, lr=3e-3),
+        ),
+        telemetry=TelemetryConfig(progress="off"),
+        compute=ComputeConfig(threads=1, workers=1),
+    )
     return replace(cfg, **changed)  # type: ignore[arg-type]
 
 
@@ -83,7 +98,9 @@ def random_run(tmp_path_factory: pytest.TempPathFactory) -> Done:
 
 @pytest.fixture(scope="module")
 def learning_run(tmp_path_factory: pytest.TempPathFactory) -> Done:
-    return done(settings("ppo", rounds=4, steps=3, control="none"), tmp_path_factory.mktemp("learning"))
+    return done(
+        settings("ppo", rounds=4, steps=3, control="none"), tmp_path_factory.mktemp("learning")
+    )
 
 
 @pytest.fixture(scope="module")
@@ -112,13 +129,17 @@ def stages(state: EnvState) -> list[list[int]]:
 
 def sizes(world: World, state: EnvState) -> list[float]:
     """Parameters of host, live seeds and gates, per env, one slot at a time."""
-    counts, found = world.rules.reward.counts, []
+    counts = world.rules.reward.counts
+    found = []
     for env in range(ENVS):
         size = float(counts.host)
         for slot, stage in enumerate(stages(state)[env]):
             if stage in LIVE_STAGES:
                 size += counts.seed[slot, state.slots.blueprint[env, slot]].item()
-                gated = state.slots.blend[env, slot] == 3 and stage not in (Stage.GERMINATED, Stage.TRAINING)
+                gated = state.slots.blend[env, slot] == 3 and stage not in (
+                    Stage.GERMINATED,
+                    Stage.TRAINING,
+                )
                 size += counts.gate[slot].item() if gated else 0.0
         found.append(size)
     return found
@@ -142,9 +163,12 @@ def test_ops_and_successes_are_counted_as_they_were_chosen_waiting_included(
     random_run: Done, rounds: list[Witnessed]
 ) -> None:
     for line, played in zip(random_run.lines, rounds, strict=True):
-        chosen, done_well = Counter[str](), Counter[str]()
+        chosen = Counter[str]()
+        done_well = Counter[str]()
         for action, state in zip(played.actions, played.states, strict=True):
-            for op, success in zip(action.op.tolist(), state.signals.last_success.tolist(), strict=True):
+            for op, success in zip(
+                action.op.tolist(), state.signals.last_success.tolist(), strict=True
+            ):
                 chosen[OP_NAMES[op]] += 1
                 done_well[OP_NAMES[op]] += success
         assert line["ops"] == {name: chosen[name] for name in OP_NAMES}
@@ -153,10 +177,14 @@ def test_ops_and_successes_are_counted_as_they_were_chosen_waiting_included(
         assert 0 < sum(line["ops_successful"].values()) <= sum(line["ops"].values()) == ENVS * STEPS
 
 
-def test_seeds_are_counted_as_their_stages_change(random_run: Done, rounds: list[Witnessed]) -> None:
+def test_seeds_are_counted_as_their_stages_change(
+    random_run: Done, rounds: list[Witnessed]
+) -> None:
     for line, played in zip(random_run.lines, rounds, strict=True):
-        counted, by_blueprint = Counter[str](), Counter[tuple[str, str]]()
-        before, old = [[Stage.EMPTY] * 2] * ENVS, played.states[0]
+        counted = Counter[str]()
+        by_blueprint = Counter[tuple[str, str]]()
+        before = [[Stage.EMPTY] * 2] * ENVS
+        old = played.states[0]
         for state in played.states:
             for env, slots in enumerate(stages(state)):
                 for slot, (was, now) in enumerate(zip(before[env], slots, strict=True)):
@@ -170,16 +198,21 @@ def test_seeds_are_counted_as_their_stages_change(random_run: Done, rounds: list
                     for name in (name for name, happened in events.items() if happened):
                         counted[name] += 1
                         by_blueprint[BLUEPRINT_NAMES[owner], name] += 1
-            before, old = stages(state), state
+            before = stages(state)
+            old = state
         assert {name: line["seeds"][name] for name in counted} == dict(counted)
         assert counted["germinated"] > ENVS
         for name, row in line["blueprints"].items():
             for event in ("germinated", "fossilized", "pruned"):
                 assert row[event] == by_blueprint[name, event], (name, event)
-    totals = {name: sum(line["seeds"][name] for line in random_run.lines) for name in ("germinated", "blended",
-              "fossilized", "pruned")}  # fmt: skip
+    totals = {
+        name: sum(line["seeds"][name] for line in random_run.lines)
+        for name in ("germinated", "blended", "fossilized", "pruned")
+    }
     assert vars(random_run.summary.seeds) == totals
-    assert min(totals[name] for name in ("germinated", "blended", "pruned")) > 0, "too tame to mean anything"
+    assert min(totals[name] for name in ("germinated", "blended", "pruned")) > 0, (
+        "too tame to mean anything"
+    )
 
 
 def test_alpha_rows_are_all_subsets_of_the_seeds_that_are_seen_in_the_forward_pass(
@@ -191,8 +224,13 @@ def test_alpha_rows_are_all_subsets_of_the_seeds_that_are_seen_in_the_forward_pa
         for view in played.views:
             slots = view.state.slots
             for env, staged in enumerate(stages(view.state)):
-                seen = [slot for slot, stage in enumerate(staged) if stage in RUNNING_STAGES
-                        and stage != Stage.FOSSILIZED and slots.alpha[env, slot] > 0]  # fmt: skip
+                seen = [
+                    slot
+                    for slot, stage in enumerate(staged)
+                    if stage in RUNNING_STAGES
+                    and stage != Stage.FOSSILIZED
+                    and slots.alpha[env, slot] > 0
+                ]
                 rows += 2 ** len(seen)
         assert line["alpha_rows"] == pytest.approx(rows / (ENVS * STEPS))
         assert line["alpha_rows"] > 1
@@ -200,17 +238,23 @@ def test_alpha_rows_are_all_subsets_of_the_seeds_that_are_seen_in_the_forward_pa
     assert random_run.summary.speed.alpha_rows == pytest.approx(mean)
 
 
-def test_every_episode_is_a_line_with_its_own_outcome(random_run: Done, rounds: list[Witnessed], world: World) -> None:
+def test_every_episode_is_a_line_with_its_own_outcome(
+    random_run: Done, rounds: list[Witnessed], world: World
+) -> None:
     order = [(number, env) for number in range(1, ROUNDS + 1) for env in range(ENVS)]
     assert [(episode["round"], episode["env"]) for episode in random_run.episodes] == order
     for episode in random_run.episodes:
-        played, env = rounds[episode["round"] - 1], episode["env"]
-        last, rewards = played.states[-1], played.rewards()[:, env].tolist()
+        played = rounds[episode["round"] - 1]
+        env = episode["env"]
+        last = played.states[-1]
+        rewards = played.rewards()[:, env].tolist()
         recent = rewards[-20:]
         mean = sum(recent) / 20
         variance = sum((reward - mean) ** 2 for reward in recent) / 20
         assert episode["accuracy"] == played.views[-1].state.signals.val_accuracy[env].item()
-        assert episode["param_ratio"] == pytest.approx(sizes(world, last)[env] / world.rules.reward.counts.host)
+        assert episode["param_ratio"] == pytest.approx(
+            sizes(world, last)[env] / world.rules.reward.counts.host
+        )
         assert episode["reward"] == pytest.approx(sum(rewards))
         assert episode["stability"] == pytest.approx(1 / (1 + variance))
         assert episode["success"] == (episode["accuracy"] >= 80)
@@ -220,24 +264,37 @@ def test_every_episode_is_a_line_with_its_own_outcome(random_run: Done, rounds: 
         assert episode["seeds"]["unfinished"] == sum(
             stage in LIVE_STAGES and stage != Stage.FOSSILIZED for stage in own
         )
-        ends = episode["seeds"]["fossilized"] + episode["seeds"]["pruned"] + episode["seeds"]["unfinished"]
+        ends = (
+            episode["seeds"]["fossilized"]
+            + episode["seeds"]["pruned"]
+            + episode["seeds"]["unfinished"]
+        )
         assert episode["seeds"]["germinated"] == ends
 
 
-def test_the_means_of_a_line_are_those_of_its_episodes(random_run: Done, rounds: list[Witnessed], world: World) -> None:
+def test_the_means_of_a_line_are_those_of_its_episodes(
+    random_run: Done, rounds: list[Witnessed], world: World
+) -> None:
     for number, line in enumerate(random_run.lines, start=1):
         own = [episode for episode in random_run.episodes if episode["round"] == number]
         for name in ("success", "stability", "param_ratio", "compute_cost"):
-            assert line["outcome"][name] == pytest.approx(sum(episode[name] for episode in own) / ENVS), name
-        assert line["parameters"] == pytest.approx(sum(sizes(world, rounds[number - 1].states[-1])) / ENVS)
+            assert line["outcome"][name] == pytest.approx(
+                sum(episode[name] for episode in own) / ENVS
+            ), name
+        assert line["parameters"] == pytest.approx(
+            sum(sizes(world, rounds[number - 1].states[-1])) / ENVS
+        )
         assert sum(line["reward_terms"].values()) == pytest.approx(line["reward"]["mean"])
         for name in ("germinated", "fossilized", "contributing", "pruned"):
             assert line["seeds"][name] == sum(episode["seeds"][name] for episode in own)
 
 
 def beaten(one: dict, other: dict) -> bool:
-    better = (one["accuracy"] <= other["accuracy"], one["stability"] <= other["stability"],
-              one["param_ratio"] >= other["param_ratio"])  # fmt: skip
+    better = (
+        one["accuracy"] <= other["accuracy"],
+        one["stability"] <= other["stability"],
+        one["param_ratio"] >= other["param_ratio"],
+    )
     keys = ("accuracy", "stability", "param_ratio")
     return all(better) and any(one[key] != other[key] for key in keys)
 
@@ -245,26 +302,35 @@ def beaten(one: dict, other: dict) -> bool:
 def test_the_pareto_front_is_of_all_episodes_so_far(random_run: Done) -> None:
     for number, line in enumerate(random_run.lines, start=1):
         so_far = [episode for episode in random_run.episodes if episode["round"] <= number]
-        front = {(one["accuracy"], one["stability"], one["param_ratio"]) for one in so_far
-                 if not any(beaten(one, other) for other in so_far)}  # fmt: skip
+        front = {
+            (one["accuracy"], one["stability"], one["param_ratio"])
+            for one in so_far
+            if not any(beaten(one, other) for other in so_far)
+        }
         assert line["pareto"]["front_size"] == len(front)
-        area, reached = 0.0, 2.0
+        area = 0.0
+        reached = 2.0
         for accuracy, _, ratio in sorted(front, key=lambda point: (-point[0], point[2])):
             if ratio < reached:
-                area, reached = area + accuracy * (reached - ratio), ratio
+                area = area + accuracy * (reached - ratio)
+                reached = ratio
         assert line["pareto"]["hypervolume"] == pytest.approx(area)
     last = random_run.lines[-1]["pareto"]
     assert vars(random_run.summary.pareto) == pytest.approx(last)
 
 
 @pytest.mark.parametrize("name", ["random_run", "learning_run"])
-def test_env_steps_per_second_count_collecting_and_updating(name: str, request: pytest.FixtureRequest) -> None:
+def test_env_steps_per_second_count_collecting_and_updating(
+    name: str, request: pytest.FixtureRequest
+) -> None:
     played: Done = request.getfixturevalue(name)
     steps = played.summary.steps
     for number, line in enumerate(played.lines, start=1):
         assert line["round"] == number
         assert line["env_steps"] == number * ENVS * steps
-        assert line["eps"] * (line["collect_seconds"] + line["update_seconds"]) == pytest.approx(ENVS * steps)
+        assert line["eps"] * (line["collect_seconds"] + line["update_seconds"]) == pytest.approx(
+            ENVS * steps
+        )
         assert line["collect_seconds"] > 0
     if name == "learning_run":
         assert all(line["update_seconds"] > 1e-3 for line in played.lines)
@@ -277,14 +343,22 @@ def test_env_steps_per_second_count_collecting_and_updating(name: str, request: 
     assert played.summary.wall_seconds > seconds
 
 
-def test_the_summary_tells_the_last_round(random_run: Done, rounds: list[Witnessed], world: World) -> None:
-    summary, last = random_run.summary, rounds[-1]
+def test_the_summary_tells_the_last_round(
+    random_run: Done, rounds: list[Witnessed], world: World
+) -> None:
+    summary = random_run.summary
+    last = rounds[-1]
     (grown,) = summary.grown.episodes
     assert grown.accuracies == last.views[-1].state.signals.val_accuracy.tolist()
     assert grown.parameters == sizes(world, last.states[-1])
     assert grown.train_flop == last.result.train_flop
     assert summary.reward == pytest.approx(last.rewards().sum(0).mean().item())
-    assert (summary.envs, summary.rounds, summary.steps, summary.rollbacks) == (ENVS, ROUNDS, STEPS, 0)
+    assert (summary.envs, summary.rounds, summary.steps, summary.rollbacks) == (
+        ENVS,
+        ROUNDS,
+        STEPS,
+        0,
+    )
     written = json.loads(random_run.folder.summary.read_text())
     assert written["grown"]["best"] == max(grown.accuracies)
     assert written["grown"]["accuracies"] == grown.accuracies
@@ -294,7 +368,9 @@ def test_the_summary_tells_the_last_round(random_run: Done, rounds: list[Witness
     assert written["speed"]["eps"] == summary.speed.eps
 
 
-def test_the_reward_of_the_summary_is_the_mean_over_the_envs_of_the_last_round(learning_run: Done) -> None:
+def test_the_reward_of_the_summary_is_the_mean_over_the_envs_of_the_last_round(
+    learning_run: Done,
+) -> None:
     """Of four rounds of two envs: neither of all rounds nor divided by their number."""
     assert learning_run.summary.reward == pytest.approx(learning_run.lines[-1]["reward"]["mean"])
     assert learning_run.lines[-1]["reward"]["mean"] != pytest.approx(0)
@@ -305,7 +381,10 @@ def test_no_env_of_a_run_has_more_seeds_than_the_settings_allow(rounds: list[Wit
         return max(int(state.slots.live.sum(1).max()) for state in played.states)
 
     assert max(most(played) for played in rounds) == 2, "any limit would do"
-    assert most(witnessed_round(build_world(settings("random", max_seeds=1), CPU), RandomPolicy(), 0)) == 1
+    assert (
+        most(witnessed_round(build_world(settings("random", max_seeds=1), CPU), RandomPolicy(), 0))
+        == 1
+    )
 
 
 def test_the_seed_of_a_run_decides_what_its_policy_begins_with(world: World) -> None:
@@ -318,23 +397,33 @@ def test_the_seed_of_a_run_decides_what_its_policy_begins_with(world: World) -> 
     assert not torch.equal(weights(3), weights(4))
 
 
-def test_a_policy_that_only_waits_is_its_own_control(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    waited = done(settings("wait", rounds=1, steps=2, telemetry=TelemetryConfig(progress="plain")), tmp_path)
+def test_a_policy_that_only_waits_is_its_own_control(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waited = done(
+        settings("wait", rounds=1, steps=2, telemetry=TelemetryConfig(progress="plain")), tmp_path
+    )
     assert waited.summary.control is None
     assert "without growth" not in capsys.readouterr().out
     beside = done(settings("wait", rounds=1, steps=2, control="random"), tmp_path)
     assert beside.summary.control is not None
 
 
-def test_the_control_plays_the_last_round_on_its_hosts_and_its_data(random_run: Done, world: World) -> None:
+def test_the_control_plays_the_last_round_on_its_hosts_and_its_data(
+    random_run: Done, world: World
+) -> None:
     alone = [witnessed_round(world, WaitPolicy(), number).result for number in range(ROUNDS)]
     assert alone[0].accuracies != alone[-1].accuracies, "any round would do"
     control = random_run.summary.control
     assert control is not None
     (episode,) = control.episodes
     assert control.name == "wait"
-    assert episode.accuracies == episode.nets == alone[-1].accuracies  # nothing has grown, so there is no rent
-    assert episode.parameters == alone[-1].parameters == [float(world.rules.reward.counts.host)] * ENVS
+    assert (
+        episode.accuracies == episode.nets == alone[-1].accuracies
+    )  # nothing has grown, so there is no rent
+    assert (
+        episode.parameters == alone[-1].parameters == [float(world.rules.reward.counts.host)] * ENVS
+    )
     assert episode.train_flop == alone[-1].train_flop == [STEPS * 4 * world.flop.host] * ENVS
     assert len(random_run.lines) == ROUNDS  # it leaves no line and no episode
     assert len(random_run.episodes) == ROUNDS * ENVS
@@ -356,8 +445,13 @@ def test_a_control_plays_the_last_rounds_each_beside_the_hosts_that_grew_in_it(
             assert episode.accuracies == result.accuracies
             assert episode.parameters == result.parameters
             assert episode.train_flop == result.train_flop
-            rents = [min(1.5, 0.5 * math.log1p(max(0, size - host) / max(host, 200))) for size in result.parameters]
-            nets = [accuracy - rent for accuracy, rent in zip(result.accuracies, rents, strict=True)]
+            rents = [
+                min(1.5, 0.5 * math.log1p(max(0, size - host) / max(host, 200)))
+                for size in result.parameters
+            ]
+            nets = [
+                accuracy - rent for accuracy, rent in zip(result.accuracies, rents, strict=True)
+            ]
             assert episode.nets == pytest.approx(nets)
     assert len(played.grown.episodes) == len(played.control.episodes) == 2
     assert played.control_env_steps == 2 * ENVS * STEPS
@@ -383,12 +477,15 @@ def saved(done: Done, rounds_done: int) -> dict:
 
 def test_a_checkpoint_holds_the_sums_of_the_rounds_before_it(learning_run: Done) -> None:
     for number in range(1, 5):
-        progress, so_far = saved(learning_run, number)["progress"], learning_run.lines[:number]
+        progress = saved(learning_run, number)["progress"]
+        so_far = learning_run.lines[:number]
         assert progress["rounds_done"] == number
         seconds = sum(line["collect_seconds"] + line["update_seconds"] for line in so_far)
         assert progress["seconds"] == pytest.approx(seconds)
         assert progress["alpha_rows"] == pytest.approx(sum(line["alpha_rows"] for line in so_far))
-        assert progress["best_accuracy"] == pytest.approx(max(line["accuracy"]["mean"] for line in so_far))
+        assert progress["best_accuracy"] == pytest.approx(
+            max(line["accuracy"]["mean"] for line in so_far)
+        )
         assert len(progress["front"]) == so_far[-1]["pareto"]["front_size"]
         own = learning_run.episodes[ENVS * (number - 1) : ENVS * number]
         (kept,) = progress["recent"]
@@ -396,8 +493,9 @@ def test_a_checkpoint_holds_the_sums_of_the_rounds_before_it(learning_run: Done)
         assert progress["rewards"] == pytest.approx([episode["reward"] for episode in own])
         learner = saved(learning_run, number)["learner"]
         assert (learner["rounds"], learner["adam"]["steps"].item()) == (
-            number, sum(line["update"]["steps"] for line in so_far)
-        )  # fmt: skip
+            number,
+            sum(line["update"]["steps"] for line in so_far),
+        )
 
 
 def test_the_best_policy_is_the_one_that_played_the_best_round_with_its_weights(
@@ -437,13 +535,20 @@ def test_progress_ends_with_all_env_steps_those_of_the_control_included(
 ) -> None:
     told = TelemetryConfig(progress="plain")
     done(settings("random", envs=2, rounds=3, steps=3, control_rounds=2, telemetry=told), tmp_path)
-    shown = [line for line in capsys.readouterr().out.splitlines() if "env-steps  " in line and "EPS" in line]
-    assert shown[-1].startswith("without growth  30/30 env-steps  ")  # 3 rounds and 2 of the control, of 6 each
+    shown = [
+        line
+        for line in capsys.readouterr().out.splitlines()
+        if "env-steps  " in line and "EPS" in line
+    ]
+    assert shown[-1].startswith(
+        "without growth  30/30 env-steps  "
+    )  # 3 rounds and 2 of the control, of 6 each
     assert len(shown) == 1
 
 
 @pytest.mark.parametrize(
-    ("every", "keep", "names"), [(2, 9, [2, 4, 5]), (3, 9, [3, 5]), (2, 2, [4, 5]), (1, 1, [5]), (0, 9, [5])]
+    ("every", "keep", "names"),
+    [(2, 9, [2, 4, 5]), (3, 9, [3, 5]), (2, 2, [4, 5]), (1, 1, [5]), (0, 9, [5])],
 )
 def test_checkpoints_are_written_after_every_so_many_rounds_and_after_the_last(
     tmp_path: Path, every: int, keep: int, names: list[int]
@@ -462,7 +567,9 @@ def test_rollbacks_of_all_rounds_stand_in_the_summary(tmp_path: Path) -> None:
         assert job.summarise(None).rollbacks == 3
 
 
-def test_penalties_relax_over_the_rounds_that_the_settings_name_and_not_over_those_of_the_run(world: World) -> None:
+def test_penalties_relax_over_the_rounds_that_the_settings_name_and_not_over_those_of_the_run(
+    world: World,
+) -> None:
     policy = settings("ppo").policy
     policy = replace(policy, ppo=replace(policy.ppo, floor_penalty_rounds=33))
     learner = build_player(settings("ppo", policy=policy, rounds=7), world).learner

@@ -1,4 +1,6 @@
-"""The package from Python: a run in one call, what comes out of it, and a caller's process that is left as it was."""
+"""The package from Python: a run in one call, what comes out of it, and a caller's process that is
+left as it was.
+"""
 
 import io
 import json
@@ -35,13 +37,28 @@ from esper_soa.vocabulary import HEAD_NAMES
 
 # The policy learns fast, so that another one would play otherwise.
 TINY = [
-    "policy.ppo.lr=0.05", "policy.ppo.target_kl=0",
-    "rounds=3", "steps=8", "envs=3", "train_samples=16", "val_samples=8", "data.synthetic_train=32",
-    "data.synthetic_test=16", "compute.threads=1", "compute.workers=1", "compute.engine=torch",
-    "telemetry.progress=off", "control=none", "checkpoint_every=1", "checkpoint_keep=9", "lifecycle=auto_forward",
+    "policy.ppo.lr=0.05",
+    "policy.ppo.target_kl=0",
+    "rounds=3",
+    "steps=8",
+    "envs=3",
+    "train_samples=16",
+    "val_samples=8",
+    "data.synthetic_train=32",
+    "data.synthetic_test=16",
+    "compute.threads=1",
+    "compute.workers=1",
+    "compute.engine=torch",
+    "telemetry.progress=off",
+    "control=none",
+    "checkpoint_every=1",
+    "checkpoint_keep=9",
+    "lifecycle=auto_forward",
     "gates.min_gradient_health=0",
-    "gates.min_blending_steps=1", "policy.network.hidden=16", "policy.network.features=16",
-]  # fmt: skip
+    "gates.min_blending_steps=1",
+    "policy.network.hidden=16",
+    "policy.network.features=16",
+]
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +81,9 @@ def test_a_run_in_one_call_and_its_best_host(done: esper_soa.RecordedRun, tmp_pa
     assert (done.path / "overrides.txt").read_text().splitlines()[0] == "+experiment=smoke"
 
 
-def test_a_run_is_opened_by_its_folder(done: esper_soa.RecordedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_opened_by_its_folder(
+    done: esper_soa.RecordedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(done.path.parent)
     opened = esper_soa.open_run("run")
     assert opened.path == done.path
@@ -89,7 +108,10 @@ def test_what_is_not_there_is_said(done: esper_soa.RecordedRun, tmp_path: Path) 
         (lambda: esper_soa.train("nowhere"), "nowhere"),
         (lambda: esper_soa.train("smoke", ["env=4"]), "env"),
         (lambda: esper_soa.train("smoke", ["envs=0"]), "envs=0: must be"),
-        (lambda: esper_soa.train("smoke", [f"run_dir={done.path}"]), "already holds the results of a run"),
+        (
+            lambda: esper_soa.train("smoke", [f"run_dir={done.path}"]),
+            "already holds the results of a run",
+        ),
     ):
         with pytest.raises(UserError, match=told):
             ask()
@@ -125,29 +147,41 @@ def test_the_policy_plays_the_next_round_exactly_as_the_run_did(
     if way == "agent":
         progress = Progress(24, Console(file=io.StringIO()), "off")
         result, _ = play_round(world, Player(module, None), Round(2, progress))
-        accuracies, rewards = result.accuracies, result.rewards
+        accuracies = result.accuracies
+        rewards = result.rewards
     else:
         env = Env(world)
         seen = env.reset(2)
         while seen is not None:
             view = seen.view
             masks = {name: view.masks.get(name) for name in view.masks.keys()}  # noqa: SIM118 - of a record
-            chosen = module(view.observation.features, view.observation.blueprints, masks, view.noise, seen.restarted)
+            chosen = module(
+                view.observation.features,
+                view.observation.blueprints,
+                masks,
+                view.noise,
+                seen.restarted,
+            )
             action = Action.from_dict({name: chosen[name] for name in HEAD_NAMES}, batch_size=[3])
             _, seen = env.step(action)
-        accuracies, rewards = env.state.signals.val_accuracy.tolist(), env.state.totals.reward.tolist()
+        accuracies = env.state.signals.val_accuracy.tolist()
+        rewards = env.state.totals.reward.tolist()
     told = next_round(done, 3)
     assert accuracies == [line["accuracy"] for line in told]
     assert rewards == [line["reward"] for line in told]
     assert any(line["seeds"]["germinated"] for line in told)
 
 
-def test_the_policies_of_a_run_are_by_name_and_a_script_has_none(done: esper_soa.RecordedRun, tmp_path: Path) -> None:
+def test_the_policies_of_a_run_are_by_name_and_a_script_has_none(
+    done: esper_soa.RecordedRun, tmp_path: Path
+) -> None:
     newest = done.policy()
     assert newest.spec["rounds"] == 3
     assert digest(newest.state_dict()) == digest(done.policy("checkpoint_000003.pt").state_dict())
     assert done.policy("best").spec["rounds"] < 3
-    script = esper_soa.train("smoke", [*TINY, "rounds=1", "policy=random", f"run_dir={tmp_path / 'script'}"])
+    script = esper_soa.train(
+        "smoke", [*TINY, "rounds=1", "policy=random", f"run_dir={tmp_path / 'script'}"]
+    )
     with pytest.raises(UserError, match="policy=random: must be one that learns"):
         script.policy()
 
@@ -171,9 +205,21 @@ def test_a_callers_own_hydra_and_threads_are_left_as_they_were(others: Path) -> 
     with initialize_config_dir(str(others), version_base="1.2"):
         OmegaConf.register_new_resolver("now", lambda pattern: "theirs", replace=True)
         hydra = GlobalHydra.instance().hydra
-        before = dict(Singleton._instances), dict(store.repo), dict(vars(store)), dict(BaseContainer._resolvers)
-        run = esper_soa.train("smoke", [*TINY, "rounds=1", "policy=random", f"run_dir={others / 'run'}"])
-        after = dict(Singleton._instances), dict(store.repo), dict(vars(store)), dict(BaseContainer._resolvers)
+        before = (
+            dict(Singleton._instances),
+            dict(store.repo),
+            dict(vars(store)),
+            dict(BaseContainer._resolvers),
+        )
+        run = esper_soa.train(
+            "smoke", [*TINY, "rounds=1", "policy=random", f"run_dir={others / 'run'}"]
+        )
+        after = (
+            dict(Singleton._instances),
+            dict(store.repo),
+            dict(vars(store)),
+            dict(BaseContainer._resolvers),
+        )
         for mine, its in zip(before, after, strict=True):
             assert {name: its[name] for name in mine} == mine
         assert HydraConfig in before[0] or HydraConfig not in after[0]
@@ -200,12 +246,16 @@ print(run.summary["rounds"])
 """
 
 
-@pytest.mark.parametrize("imports", ["", "import esper_soa.train", "from esper_soa import train, load"])
+@pytest.mark.parametrize(
+    "imports", ["", "import esper_soa.train", "from esper_soa import train, load"]
+)
 def test_in_a_fresh_process_whichever_name_is_imported_first(others: Path, imports: str) -> None:
     (others / "theirs.yaml").write_text("size: 3\n")
     overrides = [*TINY, "rounds=1", "policy=wait", "run_dir=run"]
     program = FIRST.format(imports=imports, overrides=overrides, folder=str(others))
-    ended = subprocess.run([sys.executable, "-c", program], cwd=others, capture_output=True, text=True, timeout=250)
+    ended = subprocess.run(
+        [sys.executable, "-c", program], cwd=others, capture_output=True, text=True, timeout=250
+    )
     assert ended.stderr == ""
     assert ended.stdout.splitlines()[-1] == "1"
 
@@ -218,9 +268,12 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 def test_an_interrupt_ends_in_a_checkpoint_and_says_how_to_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, done: esper_soa.RecordedRun
 ) -> None:
-    plain, calls = Progress.advance, []
+    plain = Progress.advance
+    calls = []
 
-    def interrupted(self: Progress, env_steps: int, label: str, accuracy: float, reward: float) -> None:
+    def interrupted(
+        self: Progress, env_steps: int, label: str, accuracy: float, reward: float
+    ) -> None:
         calls.append(label)
         if len(calls) == 12:  # in the second round
             os.kill(os.getpid(), signal.SIGINT)
@@ -230,7 +283,9 @@ def test_an_interrupt_ends_in_a_checkpoint_and_says_how_to_go_on(
     with monkeypatch.context() as patch:
         patch.setattr(Progress, "advance", interrupted)
         before = signal.getsignal(signal.SIGINT)  # ignored where the tests run in the background
-        with pytest.raises(KeyboardInterrupt, match=f"stopped by SIGINT. Go on with resume={place}"):
+        with pytest.raises(
+            KeyboardInterrupt, match=f"stopped by SIGINT. Go on with resume={place}"
+        ):
             esper_soa.train("smoke", [*TINY, f"run_dir={place}"])
     assert signal.getsignal(signal.SIGINT) is before
     stopped = esper_soa.open_run(place)

@@ -1,4 +1,6 @@
-"""Signals at every time: while the program is set up, twice, and in a process whose signals another program handles."""
+"""Signals at every time: while the program is set up, twice, and in a process whose signals another
+program handles.
+"""
 
 import os
 import random
@@ -11,7 +13,17 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
-from program import ENVIRONMENT, PATIENCE, TINY, command, contents, finished, lines, started, wait_until
+from program import (
+    ENVIRONMENT,
+    PATIENCE,
+    TINY,
+    command,
+    contents,
+    finished,
+    lines,
+    started,
+    wait_until,
+)
 
 from esper_soa.ops.interrupt import Interrupted, importing, signals_noted, stopped_at_once
 
@@ -27,7 +39,9 @@ def send(*numbers: int) -> None:
 
 @contextmanager
 def handled(number: int, handler: object) -> Iterator[None]:
-    """`handler` is what this process has for the signal `number`, as a launcher would install it."""
+    """`handler` is what this process has for the signal `number`, as a launcher would install
+    it.
+    """
     before = signal.signal(number, handler)  # type: ignore[arg-type]
     try:
         yield
@@ -48,9 +62,12 @@ def test_set_up_ends_at_once_with_one_line_and_the_status_of_the_signal(
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "status"), [("INT", "INT", 130), ("TERM", "TERM", 143), ("INT", "TERM", 143)]
+    ("first", "second", "status"),
+    [("INT", "INT", 130), ("TERM", "TERM", 143), ("INT", "TERM", 143)],
 )
-def test_a_second_signal_does_not_wait_and_gives_its_own_status(first: str, second: str, status: int) -> None:
+def test_a_second_signal_does_not_wait_and_gives_its_own_status(
+    first: str, second: str, status: int
+) -> None:
     with signals_noted() as requests:
         send(getattr(signal, f"SIG{first}"))
         assert requests.waiting() == [getattr(signal, f"SIG{first}")]
@@ -74,7 +91,8 @@ def test_a_handler_of_another_program_is_called_once_the_request_is_heeded() -> 
 
     with handled(signal.SIGUSR2, of_the_launcher), handled(signal.SIGTERM, of_the_launcher):
         with signals_noted() as requests:
-            send(signal.SIGTERM, signal.SIGTERM, signal.SIGUSR2)  # twice is no hurry: the launcher decides
+            # twice is no hurry: the launcher decides
+            send(signal.SIGTERM, signal.SIGTERM, signal.SIGUSR2)
             assert requests.waiting() == [signal.SIGUSR2, signal.SIGTERM]
             assert called == []
             assert requests.heeded(signal.SIGUSR2)
@@ -88,7 +106,11 @@ def test_a_handler_of_another_program_is_called_once_the_request_is_heeded() -> 
 
 
 def test_without_such_a_handler_there_is_nobody_to_call() -> None:
-    with handled(signal.SIGTERM, signal.SIG_DFL), handled(signal.SIGUSR2, signal.SIG_IGN), signals_noted() as requests:
+    with (
+        handled(signal.SIGTERM, signal.SIG_DFL),
+        handled(signal.SIGUSR2, signal.SIG_IGN),
+        signals_noted() as requests,
+    ):
         send(signal.SIGTERM, signal.SIGUSR2)
         assert not requests.heeded(signal.SIGTERM)
         assert not requests.heeded(signal.SIGUSR2)
@@ -126,11 +148,16 @@ run(settings, RunFolder(folder))
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_launcher_that_requeues_on_sigusr2_finds_the_checkpoint_and_the_run_goes_on_after(tmp_path: Path) -> None:
+def test_a_launcher_that_requeues_on_sigusr2_finds_the_checkpoint_and_the_run_goes_on_after(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     process = subprocess.Popen(
-        [sys.executable, "-c", LAUNCHER, str(folder), *LONG], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
+        [sys.executable, "-c", LAUNCHER, str(folder), *LONG],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT,
     )
     wait_until(lambda: len(lines(folder / "metrics.jsonl")) >= 1, process)
     process.send_signal(signal.SIGTERM)
@@ -141,7 +168,9 @@ def test_a_launcher_that_requeues_on_sigusr2_finds_the_checkpoint_and_the_run_go
     process.send_signal(signal.SIGUSR2)
     told, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 7
-    bypassed, requeued = [line.split() for line in told.splitlines() if line.split()[1:2] == ["with"]]
+    bypassed, requeued = [
+        line.split() for line in told.splitlines() if line.split()[1:2] == ["with"]
+    ]
     done = len(lines(folder / "metrics.jsonl"))
     assert bypassed[0] == "bypassed"
     assert len(bypassed) == 3
@@ -169,15 +198,26 @@ def interrupted(folder: Path, number: int, delay: float) -> tuple[int, str]:
     return process.returncode, told
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not say which signals are handled")
+@pytest.mark.skipif(
+    not Path("/proc/self/status").exists(),
+    reason="the system does not say which signals are handled",
+)
 @pytest.mark.parametrize(("number", "status"), STOPS)
-def test_a_signal_in_the_first_moment_ends_with_one_line(tmp_path: Path, number: int, status: int) -> None:
-    assert interrupted(tmp_path, number, 0.01) == (status, f"stopped by {signal.Signals(number).name}\n")
+def test_a_signal_in_the_first_moment_ends_with_one_line(
+    tmp_path: Path, number: int, status: int
+) -> None:
+    assert interrupted(tmp_path, number, 0.01) == (
+        status,
+        f"stopped by {signal.Signals(number).name}\n",
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not say which signals are handled")
+@pytest.mark.skipif(
+    not Path("/proc/self/status").exists(),
+    reason="the system does not say which signals are handled",
+)
 def test_a_signal_at_any_moment_of_set_up_ends_with_one_line(tmp_path: Path) -> None:
     chance = random.Random(3)
     for attempt in range(12):
@@ -210,13 +250,27 @@ def test_two_signals_at_once_leave_a_clean_folder_and_the_status_of_the_signal(
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("number", "status"), STOPS)
-def test_an_evaluation_that_is_stopped_ends_at_once_with_one_line(tmp_path: Path, number: int, status: int) -> None:
-    assert finished(*TINY, "rounds=1", "control=none", "run_dir=run", folder=tmp_path).returncode == 0
+def test_an_evaluation_that_is_stopped_ends_at_once_with_one_line(
+    tmp_path: Path, number: int, status: int
+) -> None:
+    assert (
+        finished(*TINY, "rounds=1", "control=none", "run_dir=run", folder=tmp_path).returncode == 0
+    )
     process = subprocess.Popen(
-        command("checkpoint=run", "run_dir=judged", "episodes=50000", "policies=[wait]", "compute.engine=torch",
-                program="evaluate"),
-        cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        command(
+            "checkpoint=run",
+            "run_dir=judged",
+            "episodes=50000",
+            "policies=[wait]",
+            "compute.engine=torch",
+            program="evaluate",
+        ),
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     wait_until(lambda: (tmp_path / "judged" / "versions.json").exists(), process)
     process.send_signal(number)
     _, told = process.communicate(timeout=PATIENCE)

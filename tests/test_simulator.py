@@ -1,4 +1,6 @@
-"""The simulator as a library: a training run's rounds to the bit, whoever steps it, and clear words for mistakes."""
+"""The simulator as a library: a training run's rounds to the bit, whoever steps it, and clear words
+for mistakes.
+"""
 
 import io
 import subprocess
@@ -23,8 +25,14 @@ from esper_soa.simulator import Simulator, Step
 from esper_soa.state import Decision, View
 from esper_soa.vocabulary import HEAD_NAMES, Op
 
-ENVS, STEPS = 3, 6
-TINY = ("task=cifar_minimal", "slots=[r0c0,r0c1]", "data.name=synthetic", "gates.min_blending_steps=1")
+ENVS = 3
+STEPS = 6
+TINY = (
+    "task=cifar_minimal",
+    "slots=[r0c0,r0c1]",
+    "data.name=synthetic",
+    "gates.min_blending_steps=1",
+)
 SIZES = {"envs": ENVS, "steps": STEPS, "batch_size": 4, "train_samples": 8, "val_samples": 20}
 
 
@@ -46,7 +54,9 @@ def test_a_round_is_that_of_a_training_run_to_the_bit(policy: str) -> None:
     world = build_world(sim.settings, CPU)
     player = Player(build_player(sim.settings, world).agent, None)
     for number in range(2):
-        result, _ = play_round(world, player, Round(number, Progress(1, Console(file=io.StringIO()), "off")))
+        result, _ = play_round(
+            world, player, Round(number, Progress(1, Console(file=io.StringIO()), "off"))
+        )
         steps = list(sim.episode())
         assert (sim.world.weights == world.weights).all()
         assert rewards(steps).sum(0).tolist() == pytest.approx(result.rewards, abs=1e-12)
@@ -55,7 +65,8 @@ def test_a_round_is_that_of_a_training_run_to_the_bit(policy: str) -> None:
 
 
 def test_stepping_with_the_actions_of_an_episode_is_that_episode() -> None:
-    played, stepped = Simulator(settings(), RandomPolicy()), Simulator(settings())
+    played = Simulator(settings(), RandomPolicy())
+    stepped = Simulator(settings())
     observation, info = stepped.reset()
     for step in played.episode():
         assert torch.equal(observation.features, step.observation.features)
@@ -106,22 +117,39 @@ def test_actions_come_as_records_names_rows_or_numbers() -> None:
         sim = make()
         sim.reset()
         found.append((sim.step(given)[1], sim.state))
-        assert [seed.blueprint for env in range(ENVS) for seed in sim.seeds(env)] == ["norm", "conv_light", "norm"]
+        assert [seed.blueprint for env in range(ENVS) for seed in sim.seeds(env)] == [
+            "norm",
+            "conv_light",
+            "norm",
+        ]
     sim = make()
     sim.reset()
     numbers = [sim.joint.rows.tolist().index(row) for row in rows.tolist()]
     found.append((sim.step(numbers)[1], sim.state))
-    assert all(torch.equal(reward, found[0][0]) and (state == found[0][1]).all() for reward, state in found)
+    assert all(
+        torch.equal(reward, found[0][0]) and (state == found[0][1]).all() for reward, state in found
+    )
     seed = sim.seeds(1)[0]
-    assert (seed.slot, seed.stage, seed.alpha, seed.contribution) == ("r0c1", "germinated", 0.0, None)
+    assert (seed.slot, seed.stage, seed.alpha, seed.contribution) == (
+        "r0c1",
+        "germinated",
+        0.0,
+        None,
+    )
     with pytest.raises(IndexError, match="there are 3"):
         sim.seeds(3)
 
 
 ILLEGAL = [
-    ({"op": Op.GERMINATE, "blueprint": 9}, "blueprint 9 for op germinate is not legal; legal are 1, 2"),
+    (
+        {"op": Op.GERMINATE, "blueprint": 9},
+        "blueprint 9 for op germinate is not legal; legal are 1, 2",
+    ),
     ({"op": Op.GERMINATE, "blueprint": -1}, "blueprint -1"),
-    ({"op": Op.GERMINATE, "blueprint": 3, "slot": 2}, "slot 2 for op germinate is not legal; legal are 0, 1"),
+    (
+        {"op": Op.GERMINATE, "blueprint": 3, "slot": 2},
+        "slot 2 for op germinate is not legal; legal are 0, 1",
+    ),
     ({"op": Op.GERMINATE, "blueprint": 3, "tempo": 100}, "tempo 100"),
     ({"op": Op.FOSSILIZE}, "op fossilize is not legal; legal are wait, germinate"),
     ({"op": 6}, "op 6 is not legal"),
@@ -131,8 +159,10 @@ ILLEGAL = [
 
 @pytest.mark.parametrize(("action", "words"), ILLEGAL)
 def test_what_is_not_legal_becomes_wait_or_raises(action: dict[str, int], words: str) -> None:
-    mixed = {head: [0, choice, 0] for head, choice in action.items()}  # the second env's alone; the others wait
-    waiting, raising = make(), make(illegal="raise")
+    # the second env's alone; the others wait
+    mixed = {head: [0, choice, 0] for head, choice in action.items()}
+    waiting = make()
+    raising = make(illegal="raise")
     waiting.reset()
     raising.reset()
     info = waiting.step(mixed)[4]
@@ -144,7 +174,8 @@ def test_what_is_not_legal_becomes_wait_or_raises(action: dict[str, int], words:
 
 
 def test_choices_that_the_op_does_not_read_do_not_matter() -> None:
-    plain, odd = make(illegal="raise"), make(illegal="raise")
+    plain = make(illegal="raise")
+    odd = make(illegal="raise")
     plain.reset()
     odd.reset()
     heads = dict.fromkeys(HEAD_NAMES, 77)
@@ -186,10 +217,13 @@ def test_a_host_that_breaks_down_ends_its_trajectory_and_goes_on() -> None:
 
 
 class Counting:
-    """Waits, and remembers how many decisions it has made for every env since it was last told to begin anew."""
+    """Waits, and remembers how many decisions it has made for every env since it was last told to
+    begin anew.
+    """
 
     def __init__(self) -> None:
-        self.wait, self.counts = WaitPolicy(), list[list[int]]()
+        self.wait = WaitPolicy()
+        self.counts = list[list[int]]()
 
     def start(self, num_envs: int, device: torch.device) -> Memory:
         return (torch.zeros(num_envs, dtype=torch.int64, device=device),)
@@ -207,14 +241,22 @@ def test_an_agent_begins_anew_with_a_host_that_was_rolled_back() -> None:
             sim.world.weights["host", "params"][1] = torch.nan
     counts = torch.tensor(agent.counts)
     assert counts[:, 0].tolist() == counts[:, 2].tolist() == list(range(STEPS))
-    assert counts[:, 1].tolist() == [0, 1, 2, 3, 0, 1]  # broken down while the third is played, seen by the fourth
+    assert counts[:, 1].tolist() == [
+        0,
+        1,
+        2,
+        3,
+        0,
+        1,
+    ]  # broken down while the third is played, seen by the fourth
 
 
 def test_a_host_that_is_rolled_back_at_the_end_stands_without_what_it_has_lost() -> None:
     sim = make(illegal="raise", steps=10, overrides=(*TINY, "gates=permissive"))
     _, info = sim.reset()
     for number in range(10):
-        germinates, advances = number == 0, bool(info.masks.op[1, Op.ADVANCE])
+        germinates = number == 0
+        advances = bool(info.masks.op[1, Op.ADVANCE])
         if number == 8:
             sim.world.weights["host", "params"][1] = torch.nan
         op = Op.GERMINATE if germinates else Op.ADVANCE if advances else Op.WAIT
@@ -231,7 +273,8 @@ class Interrupting:
     """Plays at random until its third env-step, when somebody presses Ctrl-C."""
 
     def __init__(self) -> None:
-        self.agent, self.calls = RandomPolicy(), 0
+        self.agent = RandomPolicy()
+        self.calls = 0
 
     def start(self, num_envs: int, device: torch.device) -> Memory:
         return self.agent.start(num_envs, device)
@@ -244,7 +287,8 @@ class Interrupting:
 
 
 def test_an_interrupted_episode_can_be_followed_by_another() -> None:
-    sim, other = Simulator(settings(), Interrupting()), Simulator(settings(), RandomPolicy())
+    sim = Simulator(settings(), Interrupting())
+    other = Simulator(settings(), RandomPolicy())
     with pytest.raises(KeyboardInterrupt):
         list(sim.episode())
     list(other.episode())
@@ -294,7 +338,8 @@ def test_settings_are_checked_as_on_the_command_line() -> None:
 def test_the_package_offers_its_names_and_imports_torch_only_when_asked() -> None:
     code = (
         "import sys, esper_soa; assert 'torch' not in sys.modules; "
-        "found = {name: getattr(esper_soa, name) for name in esper_soa.__all__}; assert dir(esper_soa)"
+        "found = {name: getattr(esper_soa, name) for name in esper_soa.__all__}; assert "
+        "dir(esper_soa)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
     with pytest.raises(AttributeError, match="no attribute 'mak'"):
@@ -316,7 +361,8 @@ def test_a_host_comes_out_with_the_accuracy_that_was_measured() -> None:
     with pytest.raises(RuntimeError, match="nothing has been measured"):
         sim.export(0)
     steps = list(sim.episode())
-    data, order = sim.world.images, sim.world.validation.order
+    data = sim.world.images
+    order = sim.world.validation.order
     for env in range(ENVS):
         net = sim.export(env)
         images = data.test_images[order].permute(0, 3, 1, 2) / 255
@@ -327,13 +373,21 @@ def test_a_host_comes_out_with_the_accuracy_that_was_measured() -> None:
     with pytest.raises(IndexError, match="there are 3"):
         sim.export(ENVS)
     info = sim.reset()[1]
-    assert (sim.export(0).spec["round"], sim.export(0).spec["accuracy"]) == (2, float(info.accuracy[0]))
+    assert (sim.export(0).spec["round"], sim.export(0).spec["accuracy"]) == (
+        2,
+        float(info.accuracy[0]),
+    )
 
 
 def test_the_policy_of_a_run_plays_as_a_module_and_from_its_folder_alike(tmp_path: Path) -> None:
     sizes = [f"{name}={value}" for name, value in SIZES.items()]
-    run = esper_soa.train("smoke", [*TINY, *sizes, "policy=ppo", "control=none", "rounds=1", f"run_dir={tmp_path}/run"])
-    played = [list(make(policy=policy).episode()) for policy in (run.policy(), str(run.path), "wait")]
+    run = esper_soa.train(
+        "smoke",
+        [*TINY, *sizes, "policy=ppo", "control=none", "rounds=1", f"run_dir={tmp_path}/run"],
+    )
+    played = [
+        list(make(policy=policy).episode()) for policy in (run.policy(), str(run.path), "wait")
+    ]
     assert torch.equal(rewards(played[0]), rewards(played[1]))
     ops = [torch.stack([step.action.op for step in steps]) for steps in played]
     assert torch.equal(ops[0], ops[1])

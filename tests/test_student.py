@@ -1,4 +1,6 @@
-"""The quantile of Student's t, against scipy and the closed forms of one and two degrees of freedom."""
+"""The quantile of Student's t, against scipy and the closed forms of one and two degrees of
+freedom.
+"""
 
 import math
 
@@ -11,7 +13,9 @@ from esper_soa.student import student_t
 @pytest.mark.parametrize("freedom", [1, 2, 3, 4, 5, 9, 10, 63, 1000])
 @pytest.mark.parametrize("probability", [0.01, 0.5, 0.6, 0.975, 0.99875, 0.9999])
 def test_the_quantile_is_that_of_students_t(probability: float, freedom: int) -> None:
-    assert student_t(probability, freedom) == pytest.approx(stats.t.ppf(probability, freedom), rel=1e-9, abs=1e-12)
+    assert student_t(probability, freedom) == pytest.approx(
+        stats.t.ppf(probability, freedom), rel=1e-9, abs=1e-12
+    )
 
 
 def test_one_and_two_degrees_of_freedom_have_closed_forms() -> None:

@@ -1,4 +1,6 @@
-"""Hosts whose seeds are there from the first env-step on: plain torch networks of that form are trained alike."""
+"""Hosts whose seeds are there from the first env-step on: plain torch networks of that form are
+trained alike.
+"""
 
 import io
 
@@ -24,43 +26,65 @@ from esper_soa.ops.progress import Progress
 from esper_soa.state import EnvState
 from esper_soa.vocabulary import AlphaMode, Blend, Blueprint, Op, Stage
 
-STEPS, ROUND = 4, 2
+STEPS = 4
+ROUND = 2
 CFG = TrainConfig(
-    envs=2, steps=STEPS, batch_size=8, train_samples=16, val_samples=32, slots=["r0c0", "r0c1", "r1c0"],
+    envs=2,
+    steps=STEPS,
+    batch_size=8,
+    train_samples=16,
+    val_samples=32,
+    slots=["r0c0", "r0c1", "r1c0"],
     task=TaskConfig(name="small", base_channels=8, num_blocks=2, num_pools=2),
     data=DataConfig(name="synthetic", synthetic_train=64, synthetic_test=32),
     compute=ComputeConfig(threads=1, workers=1),
-)  # fmt: skip
-BLUEPRINTS = [[Blueprint.CONV_LIGHT, -1, Blueprint.NORM], [Blueprint.DEPTHWISE, Blueprint.ATTENTION, -1]]
+)
+BLUEPRINTS = [
+    [Blueprint.CONV_LIGHT, -1, Blueprint.NORM],
+    [Blueprint.DEPTHWISE, Blueprint.ATTENTION, -1],
+]
 BLENDS = [[Blend.ADD, Blend.ADD, Blend.MULTIPLY], [Blend.GATE, Blend.ADD, Blend.ADD]]
 ALPHAS = [[1.0, 0.0, 0.7], [0.5, 1.0, 0.0]]
-GROWN = Topology(torch.tensor(BLUEPRINTS), torch.tensor(BLENDS), torch.tensor(ALPHAS, dtype=torch.float64))
+GROWN = Topology(
+    torch.tensor(BLUEPRINTS), torch.tensor(BLENDS), torch.tensor(ALPHAS, dtype=torch.float64)
+)
 
 
 class PlainNet:
     """One env's network with its optimisers, with the weights that the world has drawn for it."""
 
     def __init__(self, world: World, env: int) -> None:
-        shape, task = world.rules.nets.shape, CFG.task
+        shape = world.rules.nets.shape
+        task = CFG.task
         self.host = Host(task)
         self.host.load_flat(world.weights["host", "params"][env])
-        self.grafts, self.trained = {}, [list(self.host.parameters())]
+        self.grafts = {}
+        self.trained = [list(self.host.parameters())]
         for slot, spec in enumerate(shape.slots):
-            blueprint, blend = BLUEPRINTS[env][slot], BLENDS[env][slot]
+            blueprint = BLUEPRINTS[env][slot]
+            blend = BLENDS[env][slot]
             if blueprint < 0:
                 continue
-            row, layout = world.weights["seeds", spec.name, "params"][env], pools.row_layout(shape, slot)
-            seed, gate = make_seed(blueprint, spec.channels, blend), Gate(spec.channels)
+            row = world.weights["seeds", spec.name, "params"][env]
+            layout = pools.row_layout(shape, slot)
+            seed = make_seed(blueprint, spec.channels, blend)
+            gate = Gate(spec.channels)
             seed.load_flat(row[: seed.num_parameters()])
             gate.load_flat(row[layout.seed : layout.seed + layout.gate])
             used = gate if blend == Blend.GATE else None
-            self.grafts[spec.name] = Graft(seed, used, blend, ALPHAS[env][slot], incubating=False, detached=False)
+            self.grafts[spec.name] = Graft(
+                seed, used, blend, ALPHAS[env][slot], incubating=False, detached=False
+            )
             self.trained.append([*seed.parameters(), *(used.parameters() if used else ())])
         self.optimisers = [
-            torch.optim.SGD(own, task.seed_lr if number else task.host_lr, task.momentum,
-                            weight_decay=0.0 if number else task.weight_decay)
+            torch.optim.SGD(
+                own,
+                task.seed_lr if number else task.host_lr,
+                task.momentum,
+                weight_decay=0.0 if number else task.weight_decay,
+            )
             for number, own in enumerate(self.trained)
-        ]  # fmt: skip
+        ]
 
     @property
     def parameters(self) -> int:
@@ -86,7 +110,9 @@ class PlainNet:
         """Loss and accuracy in percent."""
         self.host.eval()
         logits = self.host(images, self.grafts)
-        return F.cross_entropy(logits, labels).item(), 100 * (logits.argmax(1) == labels).double().mean().item()
+        return F.cross_entropy(logits, labels).item(), 100 * (
+            logits.argmax(1) == labels
+        ).double().mean().item()
 
 
 @pytest.fixture
@@ -118,17 +144,25 @@ def test_plain_networks_of_the_topology_are_trained_alike(world: World) -> None:
         played.step_()
         signals = played.env.state.signals
         for env, net in enumerate(nets):
-            assert signals.train_loss[env].item() == pytest.approx(net.train(batches(world, step, env)), rel=1e-4)
+            assert signals.train_loss[env].item() == pytest.approx(
+                net.train(batches(world, step, env)), rel=1e-4
+            )
             loss, accuracy = net.loss(*validation(world, env))
             assert signals.val_loss[env].item() == pytest.approx(loss, rel=1e-3)
-            assert signals.val_accuracy[env].item() == pytest.approx(accuracy, abs=100 / CFG.val_samples)
+            assert signals.val_accuracy[env].item() == pytest.approx(
+                accuracy, abs=100 / CFG.val_samples
+            )
     result, _ = played.finish()
     assert result.parameters == [net.parameters for net in nets]
     for env, net in enumerate(nets):
-        torch.testing.assert_close(world.weights["host", "params"][env], net.host.flat(), rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(
+            world.weights["host", "params"][env], net.host.flat(), rtol=1e-3, atol=1e-4
+        )
         for name, graft in net.grafts.items():
             row = world.weights["seeds", name, "params"][env]
-            torch.testing.assert_close(row[: graft.seed.num_parameters()], graft.seed.flat(), rtol=1e-3, atol=1e-4)
+            torch.testing.assert_close(
+                row[: graft.seed.num_parameters()], graft.seed.flat(), rtol=1e-3, atol=1e-4
+            )
 
 
 def result_of(world: World) -> RoundResult:
@@ -140,9 +174,12 @@ def result_of(world: World) -> RoundResult:
 
 def test_they_cost_the_whole_network_in_every_env_step_and_end_as_they_began(world: World) -> None:
     result = result_of(world)
-    images, cost = STEPS * CFG.train_samples, world.flop
+    images = STEPS * CFG.train_samples
+    cost = world.flop
     for env in range(CFG.envs):
-        whole = cost.host + sum(float(cost.seed[slot, code]) for slot, code in enumerate(BLUEPRINTS[env]) if code >= 0)
+        whole = cost.host + sum(
+            float(cost.seed[slot, code]) for slot, code in enumerate(BLUEPRINTS[env]) if code >= 0
+        )
         whole += float(cost.gate[0]) if env == 1 else 0.0  # the one GATE
         assert result.train_flop[env] == pytest.approx(images * whole)
     for name, part in GROWN._asdict().items():
@@ -152,7 +189,8 @@ def test_they_cost_the_whole_network_in_every_env_step_and_end_as_they_began(wor
 def test_they_count_as_fossils_for_masks_reports_and_telemetry(world: World) -> None:
     played = episode(world)
     played.step_()
-    slots, totals = played.env.state.slots, played.env.state.totals
+    slots = played.env.state.slots
+    totals = played.env.state.totals
     present = GROWN.present
     assert torch.equal(slots.stage == Stage.FOSSILIZED, present)
     assert not played.env.state.slots.newborn.any()
@@ -171,7 +209,9 @@ def test_they_count_as_fossils_for_masks_reports_and_telemetry(world: World) -> 
     assert [one["seeds"]["unfinished"] for one in episodes] == [0, 0]
 
 
-def test_a_host_that_breaks_in_its_first_env_step_gets_its_fossils_back_as_they_were_born(world: World) -> None:
+def test_a_host_that_breaks_in_its_first_env_step_gets_its_fossils_back_as_they_were_born(
+    world: World,
+) -> None:
     played = episode(world)
     born = {name: world.weights["seeds", name, "params"].clone() for name in CFG.slots}
     assert all(rows.any(1)[GROWN.present[:, slot]].all() for slot, rows in enumerate(born.values()))
@@ -182,17 +222,24 @@ def test_a_host_that_breaks_in_its_first_env_step_gets_its_fossils_back_as_they_
         back = torch.equal(world.weights["seeds", name, "params"][0], born[name][0])
         assert back == bool(GROWN.present[0, slot]) or not born[name][0].any()
         if GROWN.present[1, slot]:
-            assert not torch.equal(world.weights["seeds", name, "params"][1], born[name][1])  # it went on training
+            assert not torch.equal(
+                world.weights["seeds", name, "params"][1], born[name][1]
+            )  # it went on training
 
 
 def grown_state(world: World) -> EnvState:
     state = world.start_round(0)
-    stages = [[Stage.TRAINING, Stage.BLENDING, Stage.FOSSILIZED], [Stage.GERMINATED, Stage.PRUNED, Stage.HOLDING]]
+    stages = [
+        [Stage.TRAINING, Stage.BLENDING, Stage.FOSSILIZED],
+        [Stage.GERMINATED, Stage.PRUNED, Stage.HOLDING],
+    ]
     alphas = [[0.0, 0.25, 1.0], [0.0, 0.0, 0.5]]
     slots = state.slots.replace(
-        stage=torch.tensor(stages), alpha=torch.tensor(alphas, dtype=torch.float64),
-        blueprint=torch.tensor([[1, 2, 3], [4, 5, 6]]), blend=torch.tensor([[2, 3, 2], [1, 2, 3]]),
-    )  # fmt: skip
+        stage=torch.tensor(stages),
+        alpha=torch.tensor(alphas, dtype=torch.float64),
+        blueprint=torch.tensor([[1, 2, 3], [4, 5, 6]]),
+        blend=torch.tensor([[2, 3, 2], [1, 2, 3]]),
+    )
     return state.replace(slots=slots)
 
 

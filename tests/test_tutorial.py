@@ -12,9 +12,13 @@ def test_the_cells_of_the_tutorial_run_from_top_to_bottom(tmp_path: Path) -> Non
     cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     assert len(code) >= 6
-    assert not any(cell["outputs"] for cell in cells if cell["cell_type"] == "code")  # nothing that ages
+    assert not any(
+        cell["outputs"] for cell in cells if cell["cell_type"] == "code"
+    )  # nothing that ages
     (tmp_path / "tutorial.py").write_text("\n\n".join(code), encoding="utf-8")
-    done = subprocess.run([sys.executable, "tutorial.py"], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "tutorial.py"], cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     assert "legal joint actions: 757 of 1543" in done.stdout
     assert "illegal: [True, True, True, True]" in done.stdout

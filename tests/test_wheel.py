@@ -1,4 +1,6 @@
-"""The kernels in a wheel: what the build puts there, and what a machine without a compiler makes of it."""
+"""The kernels in a wheel: what the build puts there, and what a machine without a compiler makes of
+it.
+"""
 
 import json
 import os
@@ -27,12 +29,15 @@ FITTING = [level.name for level in LEVELS if level.needs <= this_processor().fea
 HERE = f"linux-{MACHINE}"
 NO_COMPILER = "/nonexistent/cc"
 pytestmark = pytest.mark.skipif(
-    not (sys.platform == "linux" and LEVELS), reason="kernels are built on Linux for x86-64 and arm64"
+    not (sys.platform == "linux" and LEVELS),
+    reason="kernels are built on Linux for x86-64 and arm64",
 )
 
 
 def stand_in(folder: Path, machine: str = MACHINE, refused: str = "no such target") -> str:
-    """A gcc for `machine` that writes what it is told and symbols of glibc 2.27, but for what has `refused` in it."""
+    """A gcc for `machine` that writes what it is told and symbols of glibc 2.27, but for what has
+    `refused` in it.
+    """
     path = folder / "cc"
     path.write_text(
         f"""#!/bin/sh
@@ -43,7 +48,7 @@ esac
 told=$*
 while [ "$1" != -o ]; do shift; done
 echo "$told GLIBC_2.2.5 GLIBC_2.27 libm.so.6 libc.so.6" > "$2"
-"""
+"""  # noqa: E501
     )
     path.chmod(0o700)
     return str(path)
@@ -73,13 +78,18 @@ def test_every_level_and_this_machine_are_built_and_listed_with_digest_flags_and
     assert manifest["compiler"] == "gcc 12.2.0"
     assert manifest["sources"] == compiler.sources_digest()
     assert manifest["builder"] == this_processor().kind
-    for library, listed, level in zip(libraries, manifest["libraries"], [*LEVELS, None], strict=True):
+    for library, listed, level in zip(
+        libraries, manifest["libraries"], [*LEVELS, None], strict=True
+    ):
         assert library.name == f"{listed['level']}.so"
         target = level.target if level else compiler.NATIVE[MACHINE]
         assert listed["flags"][-1] == target
         assert library.read_text().startswith(f"{' '.join(listed['flags'])} -shared")
         assert listed["sha256"] == hatch_build.digest_of(library)
-    assert prebuilt.choose_prebuilt(folder, this_processor()) == (folder / "native.so", "prebuilt for this CPU")
+    assert prebuilt.choose_prebuilt(folder, this_processor()) == (
+        folder / "native.so",
+        "prebuilt for this CPU",
+    )
 
 
 def test_a_level_that_the_compiler_does_not_know_is_left_out(
@@ -96,7 +106,10 @@ def test_a_level_that_the_compiler_does_not_know_is_left_out(
 
 @pytest.mark.parametrize(
     ("machine", "reason"),
-    [("s390x", "compiles for an unknown machine, not for linux-"), ("none", "no C compiler: /nonexistent/cc is not")],
+    [
+        ("s390x", "compiles for an unknown machine, not for linux-"),
+        ("none", "no C compiler: /nonexistent/cc is not"),
+    ],
 )
 def test_a_compiler_that_is_none_or_for_elsewhere_builds_nothing(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, machine: str, reason: str
@@ -110,14 +123,24 @@ def test_a_compiler_that_is_none_or_for_elsewhere_builds_nothing(
 @pytest.mark.parametrize(
     ("content", "tag"),
     [
-        ([b"\0libm.so.6\0GLIBC_2.2.5\0", b"\0libc.so.6\0GLIBC_2.27\0GLIBC_2.4\0"], "manylinux_2_27_x86_64"),
+        (
+            [b"\0libm.so.6\0GLIBC_2.2.5\0", b"\0libc.so.6\0GLIBC_2.27\0GLIBC_2.4\0"],
+            "manylinux_2_27_x86_64",
+        ),
         ([b"\0ld-linux-x86-64.so.2\0GLIBC_2.9\0GLIBC_2.17\0"], "manylinux_2_17_x86_64"),
         ([b"\0libm.so.6\0GLIBC_2.17\0", b"\0libomp.so.5\0GLIBC_2.17\0"], "linux_x86_64"),
         ([b"\0libc.so.6\0GLIBC_2.17\0GLIBC_PRIVATE\0"], "linux_x86_64"),
         ([b"\0libc.so.6\0GLIBC_2.17\0GLIBC_ABI_DT_RELR\0"], "linux_x86_64"),
         ([b"\0libc.musl-x86_64.so.1\0"], "linux_x86_64"),
     ],
-    ids=["youngest of all", "by number", "another library", "private symbol", "a mark", "not glibc"],
+    ids=[
+        "youngest of all",
+        "by number",
+        "another library",
+        "private symbol",
+        "a mark",
+        "not glibc",
+    ],
 )
 def test_the_tag_is_that_of_the_youngest_symbol(content: list[bytes], tag: str) -> None:
     assert hatch_build.platform_tag("linux-x86_64", content) == tag
@@ -131,7 +154,8 @@ def test_the_hook_makes_the_wheel_one_for_this_platform_and_cleans_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CC", stand_in(tmp_path))
-    built, data = hook(tmp_path), {"pure_python": True, "force_include": {}}
+    built = hook(tmp_path)
+    data = {"pure_python": True, "force_include": {}}
     built.initialize("standard", data)
     assert data["tag"] == f"py3-none-manylinux_2_27_{MACHINE}"
     assert data["pure_python"] is False
@@ -146,16 +170,22 @@ def test_the_hook_makes_the_wheel_one_for_this_platform_and_cleans_up(
 
 @pytest.mark.parametrize("version", ["standard", "editable"])
 def test_the_hook_leaves_an_editable_wheel_and_one_without_a_compiler_to_python_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    version: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("CC", stand_in(tmp_path) if version == "editable" else NO_COMPILER)
-    built, data = hook(tmp_path), {"pure_python": True, "force_include": {}}
+    built = hook(tmp_path)
+    data = {"pure_python": True, "force_include": {}}
     built.initialize(version, data)
     built.finalize(version, data, "")
     assert data == {"pure_python": True, "force_include": {}}
     said = capsys.readouterr().err
     assert ("no C compiler: /nonexistent/cc" in said) == (version == "standard")
-    assert ("none in this wheel, they will be compiled on first use" in said) == (version == "standard")
+    assert ("none in this wheel, they will be compiled on first use" in said) == (
+        version == "standard"
+    )
 
 
 # --- a machine without a compiler
@@ -170,28 +200,50 @@ SMOKE = ["+experiment=smoke", "rounds=1", "steps=2"]
 def wheel_of(folder: Path, **environment: str) -> Path:
     subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)],
-        cwd=ROOT, env=os.environ | environment, check=True, capture_output=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=os.environ | environment,
+        check=True,
+        capture_output=True,
+    )
     (wheel,) = folder.glob("*.whl")
     return wheel
 
 
 def installed(folder: Path, wheel: Path) -> Path:
-    """A fresh environment with the wheel; torch and the other libraries are those of this process."""
+    """A fresh environment with the wheel; torch and the other libraries are those of this
+    process.
+    """
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
-    pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "--quiet", "install"]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        str(folder / "bin" / "python"),
+        "--quiet",
+        "install",
+    ]
     subprocess.run([*pip, "--no-deps", "--no-index", str(wheel)], check=True)
     (site,) = folder.glob("lib/python*/site-packages")
-    (site / "libraries-of-tests.pth").write_text("".join(f"{path}\n" for path in sys.path if "site-packages" in path))
+    (site / "libraries-of-tests.pth").write_text(
+        "".join(f"{path}\n" for path in sys.path if "site-packages" in path)
+    )
     return site / "esper_soa" / "nets" / "engines" / "cpu" / "libraries"
 
 
 def without_compiler(environment: Path, *arguments: str) -> str:
     """What a Python of the environment prints where there is no compiler, no home and no cache."""
     done = subprocess.run(
-        [environment / "bin" / "python", *arguments], cwd=environment, text=True, capture_output=True,
-        env={"PATH": str(environment / "bin"), "HOME": "", "XDG_CACHE_HOME": str(environment / "cache")},
-    )  # fmt: skip
+        [environment / "bin" / "python", *arguments],
+        cwd=environment,
+        text=True,
+        capture_output=True,
+        env={
+            "PATH": str(environment / "bin"),
+            "HOME": "",
+            "XDG_CACHE_HOME": str(environment / "cache"),
+        },
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -201,21 +253,29 @@ def played(environment: Path, name: str) -> tuple[str, dict[str, str]]:
     run = environment / name
     without_compiler(environment, "-m", "esper_soa.train", *SMOKE, f"run_dir={run}")
     (line,) = (line for line in (run / "log.txt").read_text().splitlines() if "kernels  " in line)
-    return line.partition("kernels  ")[2], json.loads((run / "versions.json").read_text())["kernels"]
+    return line.partition("kernels  ")[2], json.loads((run / "versions.json").read_text())[
+        "kernels"
+    ]
 
 
 def keep_only(libraries: Path, level: str) -> None:
     """As if nothing else had been built."""
     manifest = json.loads((libraries / prebuilt.MANIFEST).read_text())
-    manifest["libraries"] = [library for library in manifest["libraries"] if library["level"] == level]
+    manifest["libraries"] = [
+        library for library in manifest["libraries"] if library["level"] == level
+    ]
     (libraries / prebuilt.MANIFEST).write_text(json.dumps(manifest))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)  # it compiles six libraries, on a busy machine for minutes
-def test_a_machine_without_a_compiler_is_fast_from_the_wheel_and_refuses_what_was_changed(tmp_path: Path) -> None:
+def test_a_machine_without_a_compiler_is_fast_from_the_wheel_and_refuses_what_was_changed(
+    tmp_path: Path,
+) -> None:
     wheel = wheel_of(tmp_path / "dist")
-    assert re.fullmatch(rf"esper_soa-[\d.]+-py3-none-(linux|manylinux_2_\d+)_{MACHINE}\.whl", wheel.name)
+    assert re.fullmatch(
+        rf"esper_soa-[\d.]+-py3-none-(linux|manylinux_2_\d+)_{MACHINE}\.whl", wheel.name
+    )
     environment = tmp_path / "fresh"
     libraries = installed(environment, wheel)
     shipped = json.loads((libraries / prebuilt.MANIFEST).read_text())
@@ -223,17 +283,25 @@ def test_a_machine_without_a_compiler_is_fast_from_the_wheel_and_refuses_what_wa
     assert [*digests] == [*(level.name for level in LEVELS), prebuilt.BUILDER]
     words, entry = played(environment, "own")
     assert words == "native, prebuilt for this CPU"
-    assert entry == {"kind": words, "sha256": digests[prebuilt.BUILDER], "engine": "native", "tried": ""}
+    assert entry == {
+        "kind": words,
+        "sha256": digests[prebuilt.BUILDER],
+        "engine": "native",
+        "tried": "",
+    }
     for level in FITTING:  # each is proven before it is taken
         (libraries / prebuilt.MANIFEST).write_text(json.dumps(shipped))
         keep_only(libraries, level)
         assert without_compiler(environment, "-c", CHOOSE) == f"native, prebuilt ({level})\n"
-    assert not list((environment / "cache").rglob("*.so"))  # the report keeps what draws its figures there
+    assert not list(
+        (environment / "cache").rglob("*.so")
+    )  # the report keeps what draws its figures there
     os.truncate(libraries / f"{FITTING[-1]}.so", 5000)
     words, entry = played(environment, "tampered")
     path = libraries / f"{FITTING[-1]}.so"
     assert words == (
-        f"plain torch, slower: no native kernels, {path} is not what manifest.json says (install the package again), "
+        f"plain torch, slower: no native kernels, {path} is not what manifest.json says (install "
+        "the package again), "
         "and no C compiler: cc is not there (install gcc or clang, or set CC)"
     )
     assert entry == {"kind": words, "sha256": "", "engine": "torch", "tried": ""}
@@ -246,4 +314,6 @@ def test_a_wheel_made_without_a_compiler_is_for_any_platform(tmp_path: Path) -> 
     with zipfile.ZipFile(wheel) as content:
         packed = content.namelist()
     assert not [name for name in packed if "libraries" in name]
-    assert {"esper_soa/nets/engines/cpu/library.py", "esper_soa/nets/engines/cpu/train.c"} <= {*packed}
+    assert {"esper_soa/nets/engines/cpu/library.py", "esper_soa/nets/engines/cpu/train.c"} <= {
+        *packed
+    }

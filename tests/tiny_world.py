@@ -1,8 +1,9 @@
-"""The smallest worlds that can go wrong: tiny hosts on synthetic images, and episodes of the state kernels alone.
+"""The smallest worlds that can go wrong: tiny hosts on synthetic images, and episodes of the state
+kernels alone.
 
-`made_up` stands in for training and validation: it gives measurements with the subset rows that a real evaluation of
-the present seeds would have, and random accuracies, so that long episodes cost nothing. Everything is a function of a
-seed and the env-step, on any device.
+`made_up` stands in for training and validation: it gives measurements with the subset rows that a
+real evaluation of the present seeds would have, and random accuracies, so that long episodes cost
+nothing. Everything is a function of a seed and the env-step, on any device.
 """
 
 from collections.abc import Iterator
@@ -18,22 +19,42 @@ from esper_soa.build import build_rules, build_world
 from esper_soa.config import ComputeConfig, TrainConfig
 from esper_soa.env.config import GatesConfig, LifecycleConfig, RewardConfig
 from esper_soa.env.governor import quarantine, watch
-from esper_soa.env.step import Observed, Rules, StepResult, apply_action, initial_state, record_and_observe
+from esper_soa.env.step import (
+    Observed,
+    Rules,
+    StepResult,
+    apply_action,
+    initial_state,
+    record_and_observe,
+)
 from esper_soa.env.world import World
 from esper_soa.nets.config import DataConfig, TaskConfig, host_slots
 from esper_soa.nets.streams import POLICY_SAMPLE, stream_keys, uniform
 from esper_soa.nets.subsets import max_rows
-from esper_soa.state import STATE_FLOAT, Action, EnvState, GradientStats, Measurements, Slots, View, stage_in
+from esper_soa.state import (
+    STATE_FLOAT,
+    Action,
+    EnvState,
+    GradientStats,
+    Measurements,
+    Slots,
+    View,
+    stage_in,
+)
 from esper_soa.vocabulary import Stage
 
 CPU = torch.device("cpu")
 BREAKDOWNS = 0.01  # share of env-steps with a loss that is not finite
 MEASURED_STAGES = (Stage.TRAINING, Stage.BLENDING)
-SCALE_TASK = TaskConfig(name="cifar_scale", base_channels=1, num_blocks=5, kernel_size=1, num_pools=5)  # ten slots
+SCALE_TASK = TaskConfig(
+    name="cifar_scale", base_channels=1, num_blocks=5, kernel_size=1, num_pools=5
+)  # ten slots
 SMALL_TASK = TaskConfig(name="tiny", base_channels=2, num_blocks=3, kernel_size=1, num_pools=3)
 
 
-def tiny_settings(num_envs: int, num_slots: int, steps: int, reward: RewardConfig | None = None) -> TrainConfig:
+def tiny_settings(
+    num_envs: int, num_slots: int, steps: int, reward: RewardConfig | None = None
+) -> TrainConfig:
     """A run of hosts with some hundred weights, whose seeds mature in a few env-steps.
 
     One worker: modes that watch operations, as sync_guard's, see those of their own thread alone.
@@ -56,7 +77,9 @@ def tiny_settings(num_envs: int, num_slots: int, steps: int, reward: RewardConfi
     )
 
 
-def tiny_rules(num_slots: int, steps: int, reward: RewardConfig | None = None, device: torch.device = CPU) -> Rules:
+def tiny_rules(
+    num_slots: int, steps: int, reward: RewardConfig | None = None, device: torch.device = CPU
+) -> Rules:
     """The rules of `tiny_settings`, on `device`."""
     return build_rules(tiny_settings(1, num_slots, steps, reward), device)
 
@@ -67,8 +90,12 @@ def tiny_world(num_envs: int, num_slots: int, steps: int) -> World:
 
 
 def random_numbers(seed: int, step: int, like: Tensor) -> Tensor:
-    """float64 in [0, 1) with the shape and device of `like`, a function of seed, env-step and place."""
-    keys = stream_keys(seed, POLICY_SAMPLE, (step,), torch.zeros((), dtype=torch.int64, device=like.device))
+    """float64 in [0, 1) with the shape and device of `like`, a function of seed, env-step and
+    place.
+    """
+    keys = stream_keys(
+        seed, POLICY_SAMPLE, (step,), torch.zeros((), dtype=torch.int64, device=like.device)
+    )
     places = torch.arange(like.numel(), device=like.device)
     return uniform(keys, places, STATE_FLOAT).view(like.shape)
 
@@ -77,7 +104,8 @@ class Draw:
     """Random numbers, fresh ones with every call."""
 
     def __init__(self, seed: int) -> None:
-        self.seed, self.calls = seed, 0
+        self.seed = seed
+        self.calls = 0
 
     def like(self, pattern: Tensor) -> Tensor:
         """float64 in [0, 1) with the shape and device of `pattern`."""
@@ -86,7 +114,9 @@ class Draw:
 
 
 def subset_rows(slots: Slots, ablated: Tensor) -> Tensor:
-    """int64 [N, R]: the rows of an evaluation with the seeds `ablated` bool [N, S]; -1 = row not evaluated."""
+    """int64 [N, R]: the rows of an evaluation with the seeds `ablated` bool [N, S]; -1 = row not
+    evaluated.
+    """
     num_envs, num_slots = ablated.shape
     bits = 1 << torch.arange(num_slots, device=ablated.device)
     full = torch.where(ablated, bits, 0).sum(1, keepdim=True)
@@ -94,17 +124,23 @@ def subset_rows(slots: Slots, ablated: Tensor) -> Tensor:
         off = torch.arange(2**num_slots, device=ablated.device).expand(num_envs, -1)
         return torch.where((off & ~full) == 0, full - off, -1)
     fossils = torch.where(ablated & (slots.stage == Stage.FOSSILIZED), bits, 0).sum(1, keepdim=True)
-    left_out, alone = torch.where(ablated, full - bits, -1), torch.where(ablated, bits, -1)
+    left_out = torch.where(ablated, full - bits, -1)
+    alone = torch.where(ablated, bits, -1)
     one, other = torch.triu_indices(num_slots, num_slots, 1, device=ablated.device).unbind(0)
     pairs = torch.where(ablated[:, one] & ablated[:, other], bits[one] | bits[other], -1)
     rows = torch.cat([full, left_out, alone, torch.zeros_like(full), fossils, pairs], dim=1)
     repeated = (rows[:, :, None] == rows[:, None, :]).tril(-1).any(-1)
-    return F.pad(torch.where(repeated, -1, rows), (0, max_rows(num_slots) - rows.shape[1]), value=-1)
+    return F.pad(
+        torch.where(repeated, -1, rows), (0, max_rows(num_slots) - rows.shape[1]), value=-1
+    )
 
 
 def made_up(rules: Rules, state: EnvState, seed: int) -> Measurements:
-    """Measurements of the seeds in `state` with random numbers: healthy gradients mostly, here and there a NaN loss."""
-    slots, signals = state.slots, state.signals
+    """Measurements of the seeds in `state` with random numbers: healthy gradients mostly, here and
+    there a NaN loss.
+    """
+    slots = state.slots
+    signals = state.signals
     ablated = slots.running & (slots.alpha > 0)
     if rules.reward.config.drip_fraction == 0:
         ablated = ablated & (slots.stage != Stage.FOSSILIZED)
@@ -124,7 +160,9 @@ def made_up(rules: Rules, state: EnvState, seed: int) -> Measurements:
     return Measurements(
         train_loss=0.5 + draw.like(signals.val_loss),
         train_accuracy=100 * draw.like(signals.val_loss),
-        val_loss=torch.where(draw.like(signals.val_loss) < BREAKDOWNS, torch.nan, 0.5 + draw.like(signals.val_loss)),
+        val_loss=torch.where(
+            draw.like(signals.val_loss) < BREAKDOWNS, torch.nan, 0.5 + draw.like(signals.val_loss)
+        ),
         accuracy=torch.where(subset >= 0, 100 * draw.like(subset), 0.0),
         subset=subset,
         ablated=ablated,
@@ -151,7 +189,11 @@ def view_of(observed: Observed, seed: int) -> View:
     pattern = observed.observation.features.new_empty(num_envs, 8, dtype=STATE_FLOAT)
     noise = random_numbers(seed, 0, pattern).float()
     return View(
-        state=observed.state, observation=observed.observation, masks=observed.masks, noise=noise, batch_size=[num_envs]
+        state=observed.state,
+        observation=observed.observation,
+        masks=observed.masks,
+        noise=noise,
+        batch_size=[num_envs],
     )
 
 
@@ -166,7 +208,8 @@ def play_state(
 ) -> Iterator[EnvStep]:
     """One episode of N envs on made-up measurements; random legal play where no agent is given."""
     player = agent or RandomPolicy()
-    memory, state = player.start(num_envs, device), initial_state(rules, num_envs, device)
+    memory = player.start(num_envs, device)
+    state = initial_state(rules, num_envs, device)
     for step in range(rules.max_steps):
         step_seed = seed * 100_003 + step
         nothing = torch.zeros_like(state.slots.newborn)

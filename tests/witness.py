@@ -1,4 +1,6 @@
-"""An agent that keeps what it was shown and what it chose, so that a test can work a round out again by itself."""
+"""An agent that keeps what it was shown and what it chose, so that a test can work a round out
+again by itself.
+"""
 
 import io
 from typing import NamedTuple
@@ -38,7 +40,8 @@ class Witness:
 class Witnessed(NamedTuple):
     """One round of T env-steps as its agent saw it."""
 
-    views: list[View]  # T, of what the actions were decided on; with a learner one more, after the last env-step
+    # T, of what the actions were decided on; with a learner one more, after the last env-step.
+    views: list[View]
     decisions: list[Decision]
     states: list[EnvState]  # T, after the actions took effect
     result: RoundResult
@@ -55,10 +58,15 @@ class Witnessed(NamedTuple):
 
 
 def witnessed_round(
-    world: World, agent: Agent, number: int, learner: Learner | None = None, teacher: Agent | None = None
+    world: World,
+    agent: Agent,
+    number: int,
+    learner: Learner | None = None,
+    teacher: Agent | None = None,
 ) -> Witnessed:
     """Play round `number`."""
-    witness, quiet = Witness(agent), Progress(1, Console(file=io.StringIO()), "off")
+    witness = Witness(agent)
+    quiet = Progress(1, Console(file=io.StringIO()), "off")
     episode = Episode(world, Player(witness, learner, teacher), Round(number, quiet))
     states = []
     for _ in range(world.rules.max_steps):

@@ -1,9 +1,11 @@
-"""What all adapters share: a flat observation, a mask over joint actions, and a new episode where one ends.
+"""What all adapters share: a flat observation, a mask over joint actions, and a new episode where
+one ends.
 
-An env ends in two ways. A rollback ends its trajectory (terminated): it goes on at once from its snapshot, and the next
-observation is the first of a new trajectory. The episode ends for all envs together (truncated): the next round begins
-at once. What the ended trajectories showed last is kept. An env on its own may also end early (`early_stop`). One of
-several could not begin anew alone, and the libraries know of no env that waits for the others: that is refused.
+An env ends in two ways. A rollback ends its trajectory (terminated): it goes on at once from its
+snapshot, and the next observation is the first of a new trajectory. The episode ends for all envs
+together (truncated): the next round begins at once. What the ended trajectories showed last is
+kept. An env on its own may also end early (`early_stop`). One of several could not begin anew
+alone, and the libraries know of no env that waits for the others: that is refused.
 """
 
 from collections.abc import Mapping
@@ -24,8 +26,10 @@ ACTIONS = ("joint", "heads")  # one number per env, or one choice per head
 class Shown(NamedTuple):
     """What an agent is shown of N envs."""
 
-    features: Tensor  # float32 [N, F]: those of the policy, then one-hot which blueprint stands in each slot
-    action_mask: Tensor  # bool [N, K] over joint actions, or [N, sum of head sizes], head after head
+    # Float32 [N, F]: those of the policy, then one-hot which blueprint stands in each slot.
+    features: Tensor
+    # Bool [N, K] over joint actions, or [N, sum of head sizes], head after head.
+    action_mask: Tensor
 
 
 class Turn(NamedTuple):
@@ -37,31 +41,39 @@ class Turn(NamedTuple):
     terminated: Tensor  # bool [N]
     truncated: Tensor  # bool [N]
     info: Info
-    over: bool  # the episode is over, for all envs: the next round has begun, or is to be begun by the caller
+    # The episode is over, for all envs: the next round has begun, or is to be begun by the caller.
+    over: bool
 
 
 class FlatEnvs:
     """N envs with flat observations and actions that are numbers."""
 
     def __init__(self, sim: Simulator, actions: str = "joint") -> None:
-        """actions: "joint" for numbers of joint actions [N], "heads" for choices [N, 8] in the order of the heads.
+        """actions: "joint" for numbers of joint actions [N], "heads" for choices [N, 8] in the
+        order of the heads.
 
-        Heads are masked one by one: a choice of every head may be legal, and all of them together not. Such an action
-        becomes WAIT. Joint actions have no such combinations.
+        Heads are masked one by one: a choice of every head may be legal, and all of them together
+        not. Such an action becomes WAIT. Joint actions have no such combinations.
         """
         check(actions in ACTIONS, "actions", actions, " or ".join(ACTIONS))
         early = sim.settings.early_stop
-        check(not early.enabled or sim.num_envs == 1, "early_stop",
-              f"(patience={early.patience}, rollbacks={early.rollbacks})",
-              f"off in environments of other libraries with {sim.num_envs} envs",
-              "There an env that has ended begins anew at once and alone, and the hosts of a simulator all begin "
-              "together. Take one env, or several of one in the library's own vector env.")  # fmt: skip
-        self.sim, self.joint = sim, actions == "joint"
+        check(
+            not early.enabled or sim.num_envs == 1,
+            "early_stop",
+            f"(patience={early.patience}, rollbacks={early.rollbacks})",
+            f"off in environments of other libraries with {sim.num_envs} envs",
+            "There an env that has ended begins anew at once and alone, and the hosts of a "
+            "simulator all begin "
+            "together. Take one env, or several of one in the library's own vector env.",
+        )
+        self.sim = sim
+        self.joint = actions == "joint"
         self.codes = sim.world.rules.blueprints.nonzero().flatten()
         names = feature_names(sim.slots)
         self.num_features = len(names) + len(sim.slots) * len(self.codes)
         self.head_sizes = head_sizes(len(sim.slots), len(sim.world.rules.blueprints))
-        self.num_actions = len(sim.joint) if self.joint else sum(self.head_sizes)  # entries of the mask
+        # entries of the mask
+        self.num_actions = len(sim.joint) if self.joint else sum(self.head_sizes)
         self.shown: Shown | None = None
 
     def reset(self, seed: int | None = None) -> tuple[Shown, Info]:
@@ -80,11 +92,14 @@ class FlatEnvs:
         before = self.shown
         observation, reward, terminated, truncated, info = self.sim.step(action)
         over = bool(truncated.all())
-        masks = self.sim.env.after().masks if over else info.masks  # behind an early end as behind the last env-step
+        # behind an early end as behind the last env-step
+        masks = self.sim.env.after().masks if over else info.masks
         shown = last = self._show(observation, masks)
         if bool(terminated.any()):
             where = terminated[:, None]
-            last = Shown(*(torch.where(where, old, new) for old, new in zip(before, shown, strict=True)))
+            last = Shown(
+                *(torch.where(where, old, new) for old, new in zip(before, shown, strict=True))
+            )
         if go_on and over:
             started, fresh = self.sim.reset()
             shown = self._show(started, fresh.masks)
@@ -94,21 +109,31 @@ class FlatEnvs:
 
     def _show(self, observation: Observation, masks: Masks) -> Shown:
         standing = observation.blueprints[:, :, None] == self.codes
-        features = torch.cat((observation.features, standing.flatten(1).to(observation.features.dtype)), 1)
+        features = torch.cat(
+            (observation.features, standing.flatten(1).to(observation.features.dtype)), 1
+        )
         return Shown(features, self.sim.joint.mask(masks) if self.joint else _head_masks(masks))
 
 
 def _head_masks(masks: Masks) -> Tensor:
-    """bool [N, sum of head sizes]: every head's choices, those that no legal op reads at their placeholders."""
+    """bool [N, sum of head sizes]: every head's choices, those that no legal op reads at their
+    placeholders.
+    """
     parts = []
     for head in HEADS:
         mask = masks.get(head.name)
-        if head.name == "blueprint":  # NOOP stands for none, which agents that mask need where nothing is legal
+        if (
+            head.name == "blueprint"
+        ):  # NOOP stands for none, which agents that mask need where nothing is legal
             mask = mask | (torch.arange(mask.shape[1], device=mask.device) == Blueprint.NOOP)
         parts.append(mask)
     return torch.cat(parts, 1)
 
 
 def flat_envs(experiment: str, actions: str, settings: Mapping[str, Value]) -> FlatEnvs:
-    """Envs of `make(experiment, **settings)`, without a policy of their own. Raises UserError as `make` does."""
-    return FlatEnvs(Simulator(with_policy(play_settings(experiment, (), settings), "wait")), actions)
+    """Envs of `make(experiment, **settings)`, without a policy of their own. Raises UserError as
+    `make` does.
+    """
+    return FlatEnvs(
+        Simulator(with_policy(play_settings(experiment, (), settings), "wait")), actions
+    )

@@ -1,10 +1,11 @@
 """Gymnasium environments: N hosts as one vector env, or a single host.
 
     import gymnasium, esper_soa.adapters.gymnasium
-    envs = gymnasium.make_vec("esper_soa/cifar_3seed-v0", num_envs=16, vectorization_mode="vector_entry_point")
+    envs = gymnasium.make_vec("esper_soa/cifar_3seed-v0", num_envs=16,
+    vectorization_mode="vector_entry_point")
 
-Settings of the top level are keywords (`steps=50`, `device="cuda"`), as in `esper_soa.make`. Importing this module
-registers an id for every experiment that ships.
+Settings of the top level are keywords (`steps=50`, `device="cuda"`), as in `esper_soa.make`.
+Importing this module registers an id for every experiment that ships.
 """
 
 import numpy as np
@@ -20,7 +21,9 @@ try:
     from gymnasium.vector import AutoresetMode, VectorEnv
     from gymnasium.vector.utils import batch_space
 except ImportError as error:
-    raise ImportError("esper_soa.adapters.gymnasium needs gymnasium: pip install 'esper-soa[envs]'") from error
+    raise ImportError(
+        "esper_soa.adapters.gymnasium needs gymnasium: pip install 'esper-soa[envs]'"
+    ) from error
 
 Arrays = dict[str, np.ndarray]
 Facts = dict[str, object]
@@ -34,36 +37,54 @@ def observation_space(envs: FlatEnvs) -> spaces.Dict:
 
 def action_space(envs: FlatEnvs) -> spaces.Space:
     """Of one env: a joint action, or a choice per head."""
-    return spaces.Discrete(envs.num_actions) if envs.joint else spaces.MultiDiscrete(envs.head_sizes)
+    return (
+        spaces.Discrete(envs.num_actions) if envs.joint else spaces.MultiDiscrete(envs.head_sizes)
+    )
 
 
 def arrays(shown: Shown) -> Arrays:
     """An observation of N envs."""
-    return {"features": shown.features.cpu().numpy(), "action_mask": shown.action_mask.cpu().numpy().astype(np.int8)}
+    return {
+        "features": shown.features.cpu().numpy(),
+        "action_mask": shown.action_mask.cpu().numpy().astype(np.int8),
+    }
 
 
 def facts(info: Info) -> Facts:
-    """What is told beside it, of N envs: accuracy in percent, whether the last action was illegal, the round."""
+    """What is told beside it, of N envs: accuracy in percent, whether the last action was illegal,
+    the round.
+    """
     return {
-        "accuracy": info.accuracy.cpu().numpy(), "illegal": info.illegal.cpu().numpy(),
-        "round": np.full(len(info.illegal), info.round), "env_step": np.full(len(info.illegal), info.env_step),
-    }  # fmt: skip
+        "accuracy": info.accuracy.cpu().numpy(),
+        "illegal": info.illegal.cpu().numpy(),
+        "round": np.full(len(info.illegal), info.round),
+        "env_step": np.full(len(info.illegal), info.env_step),
+    }
 
 
 class GrowthVectorEnv(VectorEnv):
-    """N hosts. Where a trajectory ends, the observation is the first of the next; `final_obs` in info is its last."""
+    """N hosts. Where a trajectory ends, the observation is the first of the next; `final_obs` in
+    info is its last.
+    """
 
     metadata: Facts = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": []}
 
-    def __init__(self, experiment: str, num_envs: int = 1, actions: str = "joint", **settings: Value) -> None:
-        """experiment: one that ships. actions: "joint" or "heads". settings: of the top level, as in `make`."""
+    def __init__(
+        self, experiment: str, num_envs: int = 1, actions: str = "joint", **settings: Value
+    ) -> None:
+        """experiment: one that ships. actions: "joint" or "heads". settings: of the top level, as
+        in `make`.
+        """
         self.flat = flat_envs(experiment, actions, settings | {"envs": num_envs})
         self.num_envs = num_envs
-        self.single_observation_space, self.single_action_space = observation_space(self.flat), action_space(self.flat)
+        self.single_observation_space = observation_space(self.flat)
+        self.single_action_space = action_space(self.flat)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
 
-    def reset(self, *, seed: int | None = None, options: Facts | None = None) -> tuple[Arrays, Facts]:
+    def reset(
+        self, *, seed: int | None = None, options: Facts | None = None
+    ) -> tuple[Arrays, Facts]:
         """Begin the next round, or round 0 of `seed`; options are not used."""
         super().reset(seed=seed, options=options)
         shown, info = self.flat.reset(seed)
@@ -80,38 +101,66 @@ class GrowthVectorEnv(VectorEnv):
 
 
 def _final(turn: Turn, ended: np.ndarray) -> Facts:
-    """The last observations of the trajectories that ended, as gymnasium's own vector envs tell them."""
+    """The last observations of the trajectories that ended, as gymnasium's own vector envs tell
+    them.
+    """
     last: Facts = {**arrays(turn.last), "_features": ended, "_action_mask": ended}
-    return {"final_obs": last, "_final_obs": ended, "final_info": facts(turn.info), "_final_info": ended}
+    return {
+        "final_obs": last,
+        "_final_obs": ended,
+        "final_info": facts(turn.info),
+        "_final_info": ended,
+    }
 
 
 class GrowthEnv(gymnasium.Env):
-    """A single host. After a rollback `reset` goes on from the host's snapshot; behind an episode it is fresh."""
+    """A single host. After a rollback `reset` goes on from the host's snapshot; behind an episode
+    it is fresh.
+    """
 
     metadata: Facts = {"render_modes": []}
 
     def __init__(self, experiment: str, actions: str = "joint", **settings: Value) -> None:
         """As GrowthVectorEnv."""
         self.flat = flat_envs(experiment, actions, settings | {"envs": 1})
-        self.observation_space, self.action_space = observation_space(self.flat), action_space(self.flat)
+        self.observation_space = observation_space(self.flat)
+        self.action_space = action_space(self.flat)
         self.goes_on: Turn | None = None  # after a rollback: what comes next
 
-    def reset(self, *, seed: int | None = None, options: Facts | None = None) -> tuple[Arrays, Facts]:
-        """Begin the next round, or round 0 of `seed`, or go on after a rollback; options are not used."""
+    def reset(
+        self, *, seed: int | None = None, options: Facts | None = None
+    ) -> tuple[Arrays, Facts]:
+        """Begin the next round, or round 0 of `seed`, or go on after a rollback; options are not
+        used.
+        """
         super().reset(seed=seed, options=options)
-        turn, self.goes_on = self.goes_on, None
-        shown, info = (turn.shown, turn.info) if turn is not None and seed is None else self.flat.reset(seed)
+        turn = self.goes_on
+        self.goes_on = None
+        shown, info = (
+            (turn.shown, turn.info) if turn is not None and seed is None else self.flat.reset(seed)
+        )
         return _only(arrays(shown)), _only(facts(info))
 
     def step(self, action: int | np.ndarray) -> tuple[Arrays, float, bool, bool, Facts]:
         """Carry out an action; an illegal one becomes WAIT and is told in info."""
-        turn = self.flat.step(torch.as_tensor(np.asarray([action]), device=self.flat.sim.device), go_on=False)
-        terminated, truncated = bool(turn.terminated[0]), bool(turn.truncated[0])
+        turn = self.flat.step(
+            torch.as_tensor(np.asarray([action]), device=self.flat.sim.device), go_on=False
+        )
+        terminated = bool(turn.terminated[0])
+        truncated = bool(turn.truncated[0])
         self.goes_on = turn if terminated and not turn.over else None
-        return _only(arrays(turn.last)), float(turn.reward[0]), terminated, truncated, _only(facts(turn.info))
+        return (
+            _only(arrays(turn.last)),
+            float(turn.reward[0]),
+            terminated,
+            truncated,
+            _only(facts(turn.info)),
+        )
 
     def action_masks(self) -> np.ndarray:
-        """bool [K]: the actions that are legal now, as sb3-contrib asks for them. RuntimeError before `reset`."""
+        """bool [K]: the actions that are legal now, as sb3-contrib asks for them. RuntimeError
+        before `reset`.
+        """
         if self.flat.shown is None:
             raise RuntimeError("call reset first")
         return self.flat.shown.action_mask[0].cpu().numpy()
@@ -124,6 +173,9 @@ def _only(batch: dict) -> dict:
 
 for _name in experiments():
     gymnasium.register(
-        f"esper_soa/{_name}-v0", entry_point=f"{__name__}:GrowthEnv", vector_entry_point=f"{__name__}:GrowthVectorEnv",
-        kwargs={"experiment": _name}, disable_env_checker=True,
-    )  # fmt: skip
+        f"esper_soa/{_name}-v0",
+        entry_point=f"{__name__}:GrowthEnv",
+        vector_entry_point=f"{__name__}:GrowthVectorEnv",
+        kwargs={"experiment": _name},
+        disable_env_checker=True,
+    )

@@ -13,23 +13,38 @@ import numpy as np
 import torch
 
 from esper_soa.adapters.flat import flat_envs
-from esper_soa.adapters.gymnasium import Arrays, Facts, action_space, arrays, facts, observation_space
+from esper_soa.adapters.gymnasium import (
+    Arrays,
+    Facts,
+    action_space,
+    arrays,
+    facts,
+    observation_space,
+)
 from esper_soa.simulator import Value
 
 try:
     from stable_baselines3.common.vec_env import VecEnv
     from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices
 except ImportError as error:
-    raise ImportError("esper_soa.adapters.sb3 needs stable-baselines3: pip install 'esper-soa[envs]'") from error
+    raise ImportError(
+        "esper_soa.adapters.sb3 needs stable-baselines3: pip install 'esper-soa[envs]'"
+    ) from error
 
 
 class GrowthVecEnv(VecEnv):
-    """N hosts; where a trajectory ends, info has `terminal_observation` and `TimeLimit.truncated`."""
+    """N hosts; where a trajectory ends, info has `terminal_observation` and
+    `TimeLimit.truncated`.
+    """
 
     render_mode: str | None = None
 
-    def __init__(self, experiment: str, envs: int, actions: str = "joint", **settings: Value) -> None:
-        """experiment: one that ships. actions: "joint" or "heads". settings: of the top level, as in `make`."""
+    def __init__(
+        self, experiment: str, envs: int, actions: str = "joint", **settings: Value
+    ) -> None:
+        """experiment: one that ships. actions: "joint" or "heads". settings: of the top level, as
+        in `make`.
+        """
         self.flat = flat_envs(experiment, actions, settings | {"envs": envs})
         self.waiting: np.ndarray | None = None
         super().__init__(envs, observation_space(self.flat), action_space(self.flat))
@@ -55,12 +70,16 @@ class GrowthVecEnv(VecEnv):
         """Carry out an action per env; an illegal one becomes WAIT and is told in info."""
         if self.waiting is None:
             raise RuntimeError("call step_async first")
-        actions, self.waiting = self.waiting, None
+        actions = self.waiting
+        self.waiting = None
         turn = self.flat.step(torch.as_tensor(np.asarray(actions), device=self.flat.sim.device))
-        done, infos = (turn.terminated | turn.truncated).cpu().numpy(), _by_env(facts(turn.info), self.num_envs)
+        done = (turn.terminated | turn.truncated).cpu().numpy()
+        infos = _by_env(facts(turn.info), self.num_envs)
         last = arrays(turn.last) if done.any() else {}
         for env in np.flatnonzero(done):
-            infos[env]["terminal_observation"] = {name: values[env] for name, values in last.items()}
+            infos[env]["terminal_observation"] = {
+                name: values[env] for name, values in last.items()
+            }
             infos[env]["TimeLimit.truncated"] = bool(turn.truncated[env])
         return arrays(turn.shown), turn.reward.float().cpu().numpy(), done, infos
 
@@ -74,11 +93,17 @@ class GrowthVecEnv(VecEnv):
         return self.flat.shown.action_mask.cpu().numpy()
 
     def env_method(
-        self, method_name: str, *method_args: object, indices: VecEnvIndices = None, **method_kwargs: object
+        self,
+        method_name: str,
+        *method_args: object,
+        indices: VecEnvIndices = None,
+        **method_kwargs: object,
     ) -> list[np.ndarray]:
         """`action_masks` of the envs; there is no other method of a single env."""
         if method_name != "action_masks":
-            raise AttributeError(f"the envs of one simulator have no method {method_name}; there is action_masks")
+            raise AttributeError(
+                f"the envs of one simulator have no method {method_name}; there is action_masks"
+            )
         masks = self.action_masks()
         return [masks[env] for env in self._get_indices(indices)]
 

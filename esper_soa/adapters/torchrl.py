@@ -17,51 +17,71 @@ try:
     from torchrl.data import Binary, Categorical, Composite, Unbounded
     from torchrl.envs import EnvBase
 except ImportError as error:
-    raise ImportError("esper_soa.adapters.torchrl needs torchrl: pip install 'esper-soa[envs]'") from error
+    raise ImportError(
+        "esper_soa.adapters.torchrl needs torchrl: pip install 'esper-soa[envs]'"
+    ) from error
 
 
 class GrowthEnv(EnvBase):
-    """N hosts, batch size [N]. A rollback terminates one env, which goes on from its snapshot when it is reset; the
-    last env-step truncates all, and then they begin the next round together."""
+    """N hosts, batch size [N]. A rollback terminates one env, which goes on from its snapshot when
+    it is reset; the last env-step truncates all, and then they begin the next round together.
+    """
 
     def __init__(self, experiment: str, envs: int, **settings: Value) -> None:
-        """experiment: one that ships. settings: of the top level, as in `make`; `device` is that of the tensors too."""
+        """experiment: one that ships. settings: of the top level, as in `make`; `device` is that of
+        the tensors too.
+        """
         self.flat = flat_envs(experiment, "joint", settings | {"envs": envs})
         super().__init__(device=self.flat.sim.device, batch_size=torch.Size([envs]))
-        size, place = (envs,), {"device": self.flat.sim.device}
+        size = (envs,)
+        place = {"device": self.flat.sim.device}
         self.observation_spec = Composite(
             features=Unbounded((*size, self.flat.num_features), dtype=torch.float32, **place),
-            action_mask=Binary(self.flat.num_actions, (*size, self.flat.num_actions), dtype=torch.bool, **place),
+            action_mask=Binary(
+                self.flat.num_actions, (*size, self.flat.num_actions), dtype=torch.bool, **place
+            ),
             accuracy=Unbounded((*size, 1), dtype=torch.float64, **place),
-            shape=size, **place,
-        )  # fmt: skip
+            shape=size,
+            **place,
+        )
         self.action_spec = Categorical(self.flat.num_actions, size, dtype=torch.int64, **place)
         self.reward_spec = Unbounded((*size, 1), dtype=torch.float64, **place)
         flag = Categorical(2, (*size, 1), dtype=torch.bool, **place)
         self.full_done_spec = Composite(
             done=flag, terminated=flag.clone(), truncated=flag.clone(), shape=size, **place
-        )  # fmt: skip
+        )
         self._next_seed: int | None = None
         self._over = True  # the next reset begins a round
-        self._rolled_back = torch.zeros(size, dtype=torch.bool, device=self.flat.sim.device)  # at the last step
+        # at the last step
+        self._rolled_back = torch.zeros(size, dtype=torch.bool, device=self.flat.sim.device)
 
     def _set_seed(self, seed: int | None) -> None:
         """The next reset begins at round 0 of `seed`."""
-        self._next_seed, self._over = seed, True
+        self._next_seed = seed
+        self._over = True
 
     def _reset(self, tensordict: TensorDictBase | None = None, **_: object) -> TensorDictBase:
-        """The next round; for envs that have just been rolled back, the first observation behind that.
+        """The next round; for envs that have just been rolled back, the first observation behind
+        that.
 
-        Raises RuntimeError for other envs in mid-episode unless all are asked for: they share the env-steps of a round.
+        Raises RuntimeError for other envs in mid-episode unless all are asked for: they share the
+        env-steps of a round.
         """
         everyone = torch.ones_like(self._rolled_back)
-        asked = everyone if tensordict is None else tensordict.get("_reset", everyone).reshape(self.batch_size)
+        asked = (
+            everyone
+            if tensordict is None
+            else tensordict.get("_reset", everyone).reshape(self.batch_size)
+        )
         goes_on = not self._over and bool((self._rolled_back | ~asked).all())
         if not goes_on:
             if not bool(asked.all()):
-                raise RuntimeError("these envs have not ended, or all of them have: reset them all together")
+                raise RuntimeError(
+                    "these envs have not ended, or all of them have: reset them all together"
+                )
             self._info = self.flat.reset(self._next_seed)[1]
-            self._next_seed, self._over = None, False
+            self._next_seed = None
+            self._over = False
         self._rolled_back = ~everyone
         if self.flat.shown is None:
             raise RuntimeError("there is nothing to go on with")
@@ -70,12 +90,23 @@ class GrowthEnv(EnvBase):
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Carry out `action` [N]; an illegal one becomes WAIT."""
         turn = self.flat.step(tensordict["action"].reshape(self.batch_size), go_on=False)
-        self._rolled_back, self._info = turn.terminated, turn.info
+        self._rolled_back = turn.terminated
+        self._info = turn.info
         self._over = turn.over
         told = self._told(turn.last, turn.info)
-        flags = {"terminated": turn.terminated, "truncated": turn.truncated, "done": turn.terminated | turn.truncated}
-        return told.update({"reward": turn.reward[:, None]} | {name: flag[:, None] for name, flag in flags.items()})
+        flags = {
+            "terminated": turn.terminated,
+            "truncated": turn.truncated,
+            "done": turn.terminated | turn.truncated,
+        }
+        return told.update(
+            {"reward": turn.reward[:, None]} | {name: flag[:, None] for name, flag in flags.items()}
+        )
 
     def _told(self, shown: Shown, info: Info) -> TensorDict:
-        found = {"features": shown.features, "action_mask": shown.action_mask, "accuracy": info.accuracy[:, None]}
+        found = {
+            "features": shown.features,
+            "action_mask": shown.action_mask,
+            "accuracy": info.accuracy[:, None],
+        }
         return TensorDict(found, batch_size=self.batch_size, device=self.device)

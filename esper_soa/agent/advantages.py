@@ -1,4 +1,6 @@
-"""Generalised advantage estimation over a rollout, and the normalisation of advantages. Called by the learner."""
+"""Generalised advantage estimation over a rollout, and the normalisation of advantages. Called by
+the learner.
+"""
 
 import torch
 from torch import Tensor
@@ -18,17 +20,23 @@ def gae(
     gamma: float | Tensor,
     lam: float | Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Advantages, returns and temporal differences [T, N] (Schulman et al. 2016), 0 where a row is not valid.
+    """Advantages, returns and temporal differences [T, N] (Schulman et al. 2016), 0 where a row is
+    not valid.
 
-    rewards, values [T, N], in the same unit; terminal, valid bool [T, N]. bootstrap [N] is the value after the last
-    valid row: that of the next state where the episode was truncated there, 0 otherwise. Nothing flows back across a
-    terminal row, within or at the end of a rollout. gamma and lam may be given per env. Sums are taken in float64,
-    as long rollouts with gamma * lam near 1 cancel; results have the dtype of `values`.
+    rewards, values [T, N], in the same unit; terminal, valid bool [T, N]. bootstrap [N] is the
+    value after the last
+    valid row: that of the next state where the episode was truncated there, 0 otherwise. Nothing
+    flows back across a terminal row, within or at the end of a rollout. gamma and lam may be given
+    per env. Sums are taken in float64, as long rollouts with gamma * lam near 1 cancel; results
+    have the dtype of `values`.
     """
     dtype = values.dtype
-    rewards, values, following = rewards.double(), values.double(), bootstrap.double()
+    rewards = rewards.double()
+    values = values.double()
+    following = bootstrap.double()
     advantage = torch.zeros_like(following)
-    advantages, differences = [], []
+    advantages = []
+    differences = []
     for t in range(rewards.shape[0] - 1, -1, -1):
         flows = (~terminal[t]).double()
         difference = rewards[t] + gamma * flows * following - values[t]
@@ -43,7 +51,9 @@ def gae(
 
 
 def normalize_advantages(advantages: Tensor, valid: Tensor) -> Tensor:
-    """Advantages less their mean over all valid rows, over their population standard deviation (at least 0.1)."""
+    """Advantages less their mean over all valid rows, over their population standard deviation (at
+    least 0.1).
+    """
     moments = batch_moments(advantages.flatten(), valid.flatten())
     scale = moments.var.sqrt().clamp(min=STD_FLOOR) + STD_EPSILON
     return torch.where(valid, (advantages - moments.mean) / scale, 0.0)

@@ -1,7 +1,9 @@
-"""The learned policy as a module that stands alone: observation in, legal action out, its memory kept inside.
+"""The learned policy as a module that stands alone: observation in, legal action out, its memory
+kept inside.
 
-Made from a description, as a grown network is, so that a file of it can be loaded where its run is unknown. Given plain
-tensors by whoever plays with it; as an Agent (protocol.py) it plays wherever the policy itself does.
+Made from a description, as a grown network is, so that a file of it can be loaded where its run is
+unknown. Given plain tensors by whoever plays with it; as an Agent (protocol.py) it plays wherever
+the policy itself does.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,17 +23,26 @@ from esper_soa.vocabulary import BLUEPRINT_NAMES, HEAD_NAMES, head_sizes
 class Controller(nn.Module):
     """The policy network with its normaliser of observations, and what it remembers of N envs.
 
-    `reset` begins an episode; each call is an env-step. `spec` is what it was made from: plain values, as JSON has
-    them. The likeliest choices are taken where `deterministic`, else choices are drawn, as in its run.
+    `reset` begins an episode; each call is an env-step. `spec` is what it was made from: plain
+    values, as JSON has them. The likeliest choices are taken where `deterministic`, else choices
+    are drawn, as in its run.
     """
 
     def __init__(self, spec: dict) -> None:
-        """Fresh weights. Raises LookupError, TypeError or SettingError for a `spec` that describes no policy."""
+        """Fresh weights. Raises LookupError, TypeError or SettingError for a `spec` that describes
+        no policy.
+        """
         super().__init__()
         self.spec = spec
-        ppo = PPOConfig(probability_floor=dict(spec["probability_floor"]), observation_clip=spec["observation_clip"])
-        config = PolicyConfig(network=NetworkConfig(**spec["network"]), deterministic=spec["deterministic"], ppo=ppo)
-        slots, codes = [SlotSpec(**slot) for slot in spec["slots"]], spec["heads"]["blueprint"]
+        ppo = PPOConfig(
+            probability_floor=dict(spec["probability_floor"]),
+            observation_clip=spec["observation_clip"],
+        )
+        config = PolicyConfig(
+            network=NetworkConfig(**spec["network"]), deterministic=spec["deterministic"], ppo=ppo
+        )
+        slots = [SlotSpec(**slot) for slot in spec["slots"]]
+        codes = spec["heads"]["blueprint"]
         self.policy = RecurrentPolicy(config, slots, 0, codes)
         self.memory: Memory = ()  # of the envs that it plays in; empty before the first env-step
 
@@ -45,28 +56,41 @@ class Controller(nn.Module):
         self.policy.deterministic = likeliest
 
     def reset(self) -> None:
-        """Forget all envs: the next call is the first env-step of an episode, of any number of envs."""
+        """Forget all envs: the next call is the first env-step of an episode, of any number of
+        envs.
+        """
         self.memory = ()
 
     @torch.no_grad()
     def forward(
-        self, features: Tensor, blueprints: Tensor, masks: Mapping[str, Tensor], noise: Tensor | None = None,
+        self,
+        features: Tensor,
+        blueprints: Tensor,
+        masks: Mapping[str, Tensor],
+        noise: Tensor | None = None,
         restarted: Tensor | None = None,
-    ) -> dict[str, Tensor]:  # fmt: skip
+    ) -> dict[str, Tensor]:
         """One legal action per env: int64 [N] by head.
 
-        features: float32 [N, 23 + 31 S], as they are; blueprints: int64 [N, S], -1 in an empty slot; masks: bool, by
-        the names of state.Masks; noise: float32 [N, 8] in [0, 1), one number per head, which draws the choices; torch's
-        own generator where None. restarted: bool [N], envs that were rolled back and begin a new trajectory. Raises
-        ValueError for another number of envs than before.
+        features: float32 [N, 23 + 31 S], as they are; blueprints: int64 [N, S], -1 in an empty
+        slot; masks: bool, by the names of state.Masks; noise: float32 [N, 8] in [0, 1), one number
+        per head, which draws the choices; torch's own generator where None. restarted: bool [N],
+        envs that were rolled back and begin a new trajectory. Raises ValueError for another number
+        of envs than before.
         """
         num_envs = features.shape[0]
         fresh = self.policy.start(num_envs, features.device)
         memory = self.memory or fresh
         if memory[0].shape[0] != num_envs:
-            raise ValueError(f"{num_envs} envs, where the memory is of {memory[0].shape[0]}: call reset() first")
+            raise ValueError(
+                f"{num_envs} envs, where the memory is of {memory[0].shape[0]}: call reset() first"
+            )
         memory = memory if restarted is None else restart(memory, fresh, restarted)
-        draws = torch.rand(num_envs, len(HEAD_NAMES), device=features.device) if noise is None else noise
+        draws = (
+            torch.rand(num_envs, len(HEAD_NAMES), device=features.device)
+            if noise is None
+            else noise
+        )
         seen = Observation(features=features, blueprints=blueprints, batch_size=[num_envs])
         legal = Masks.from_dict(dict(masks), batch_size=[num_envs])
         decision, self.memory = self.policy.decide(seen, legal, draws, memory)
@@ -91,15 +115,21 @@ def controller_spec(
     names = tuple(slot.name for slot in slots)
     sizes = zip(HEAD_NAMES, head_sizes(len(slots), len(blueprints)), strict=True)
     return {
-        "network": dict(vars(config.network)), "deterministic": config.deterministic,
-        "probability_floor": dict(config.ppo.probability_floor), "observation_clip": config.ppo.observation_clip,
-        "slots": [slot._asdict() for slot in slots], "features": list(feature_names(names)), "heads": dict(sizes),
+        "network": dict(vars(config.network)),
+        "deterministic": config.deterministic,
+        "probability_floor": dict(config.ppo.probability_floor),
+        "observation_clip": config.ppo.observation_clip,
+        "slots": [slot._asdict() for slot in slots],
+        "features": list(feature_names(names)),
+        "heads": dict(sizes),
         "blueprints": list(blueprints),
-    }  # fmt: skip
+    }
 
 
 def controller_of(spec: dict, tensors: Mapping[str, Tensor]) -> Controller:
-    """The policy of a `spec` with these `tensors`; raises RuntimeError where they do not fit, and as Controller."""
+    """The policy of a `spec` with these `tensors`; raises RuntimeError where they do not fit, and
+    as Controller.
+    """
     with torch.random.fork_rng(devices=[]):
         made = Controller(spec)
     made.load_state_dict(dict(tensors))

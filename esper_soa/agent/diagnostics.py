@@ -1,7 +1,8 @@
-"""What a policy update reports about itself: the list of its diagnostics, and how they are worked out and read.
+"""What a policy update reports about itself: the list of its diagnostics, and how they are worked
+out and read.
 
-Everything stays on the device until `read_back`, which makes one copy to the host. Called by the learner; the trainer
-writes the report to metrics.jsonl, and the anomaly rules judge it.
+Everything stays on the device until `read_back`, which makes one copy to the host. Called by the
+learner; the trainer writes the report to metrics.jsonl, and the anomaly rules judge it.
 """
 
 from collections.abc import Mapping
@@ -19,8 +20,9 @@ Metrics = dict[str, Tensor]
 SATURATED = 0.99  # |h| above which a unit of the memory counts as saturated
 SMALL = 1e-8  # standard deviation below which values count as constant
 
-# Of the gradient steps taken where nothing else is said; "pass" is one look at a minibatch, also the one that stops.
-# Returns, values and temporal differences are in units of normalised reward where nothing else is said.
+# Of the gradient steps taken where nothing else is said; "pass" is one look at a minibatch, also
+# the one that stops. Returns, values and temporal differences are in units of normalised reward
+# where nothing else is said.
 MEANING = {
     "loss": "everything that is minimised: mean over steps",
     "policy_loss": "clipped surrogate, summed over heads",
@@ -29,7 +31,9 @@ MEANING = {
     "entropy_loss": "minus the weighted sum of entropies, before coefficient/entropy",
     "floor_penalty": "for heads below their entropy floor, with its weights",
     "contribution_loss": "mean squared error of predicted contributions, squared percent points",
-    "approx_kl": "divergence from the policy that played, mean over heads that mattered: mean over passes",
+    "approx_kl": (
+        "divergence from the policy that played, mean over heads that mattered: mean over passes"
+    ),
     "kl_last": "the same at the last pass",
     "kl_epoch/<epoch>": "the same in each epoch that was begun, from 1",
     "kl/<head>": "the same of each head: mean over steps",
@@ -37,14 +41,23 @@ MEANING = {
     "clip_fraction/<head>": "the same of each head, where it mattered",
     "ratio_max": "largest new over old probability of a whole action: over all passes",
     "ratio_min": "smallest",
-    "ratio_error_first": "largest distance from 1 of that ratio at the first pass, where nothing has moved yet",
-    "entropy/<head>": "mean normalised entropy, in [0, 1], where the head mattered and had more than one legal choice",
+    "ratio_error_first": (
+        "largest distance from 1 of that ratio at the first pass, where nothing has moved yet"
+    ),
+    "entropy/<head>": (
+        "mean normalised entropy, in [0, 1], where the head mattered and had more "
+        "than one legal choice"
+    ),
     "head_share/<head>": "share of env-steps on which that was so",
     "gradient_norm": "before clipping, largest over steps",
     "gradient_norm/<part>": "of each head and of every other part of the network, before clipping",
-    "explained_variance": "1 - Var(return - value) / max(Var(return), 1), of the values before the update",
+    "explained_variance": (
+        "1 - Var(return - value) / max(Var(return), 1), of the values before the update"
+    ),
     "bellman_error": "mean absolute temporal difference",
-    "calibration_slope": "of the line that fits returns to values; 1 is right, below 1 values are too wide",
+    "calibration_slope": (
+        "of the line that fits returns to values; 1 is right, below 1 values are too wide"
+    ),
     "calibration_intercept": "of that line; 0 is right",
     "value_correlation": "of values and returns; 0 where one is constant",
     "value_mean": "in units of raw reward",
@@ -62,7 +75,10 @@ MEANING = {
     "lstm_rms_min": "smallest RMS of the hidden state",
     "lstm_hidden_rms": "RMS of the hidden state over envs and env-steps",
     "lstm_hidden_max": "largest absolute hidden unit",
-    "lstm_cell_rms": "RMS of the cell state at the end of trajectories, or of the round where the episode ended early",
+    "lstm_cell_rms": (
+        "RMS of the cell state at the end of trajectories, or of the round where the "
+        "episode ended early"
+    ),
     "lstm_cell_max": "largest absolute cell unit there",
     "lstm_saturated": "share of hidden units beyond 0.99",
     "steps": "gradient steps taken",
@@ -73,13 +89,19 @@ MEANING = {
     "learning_rate": "in force",
     "coefficient/<term>": "weight of each loss term in force",
 }
-# What a round of imitation reports beside those of the list above that are not of ratios, entropies or the surrogate.
-# The teacher's choices are those on the states that the learning policy came to.
+# What a round of imitation reports beside those of the list above that are not of ratios, entropies
+# or the surrogate. The teacher's choices are those on the states that the learning policy came to.
 IMITATION = {
-    "cross_entropy": "minus the log-probability of all choices of the teacher that matter: mean over env-steps with a "
+    "cross_entropy": "minus the log-probability of all choices of the teacher that matter: mean "
+    "over env-steps with a "
     "choice, then over steps",
-    "agreement": "share of those env-steps on which all of these are the likeliest of their heads: mean over steps",
-    "agreement/<head>": "share on which the head's is, where the teacher's op makes it matter; 0 where it never did",
+    "agreement": (
+        "share of those env-steps on which all of these are the likeliest of their "
+        "heads: mean over steps"
+    ),
+    "agreement/<head>": (
+        "share on which the head's is, where the teacher's op makes it matter; 0 where it never did"
+    ),
 }
 LARGEST = ("ratio_max", "lstm_rms_max", "lstm_hidden_max", "lstm_cell_max")
 SMALLEST = ("ratio_min", "lstm_rms_min")
@@ -87,15 +109,19 @@ SMALLEST = ("ratio_min", "lstm_rms_min")
 
 def by_head(prefix: str, values: Tensor) -> Metrics:
     """One diagnostic per head from values [8]."""
-    return {f"{prefix}/{name}": value for name, value in zip(HEAD_NAMES, values.unbind(), strict=True)}
+    return {
+        f"{prefix}/{name}": value for name, value in zip(HEAD_NAMES, values.unbind(), strict=True)
+    }
 
 
 def memory_means(hidden: Tensor, cell: Tensor, valid: Tensor) -> Means:
-    """Mean squares of the memory from hidden [T, N, L, H] and cell [P, N, L, H], and its saturated share.
+    """Mean squares of the memory from hidden [T, N, L, H] and cell [P, N, L, H], and its saturated
+    share.
 
     valid: bool [T, N], the env-steps whose hidden state counts.
     """
-    counted, units = torch.where(valid[..., None, None], hidden, 0.0), hidden.shape[2:].numel()
+    counted = torch.where(valid[..., None, None], hidden, 0.0)
+    units = hidden.shape[2:].numel()
     squares = _rms(cell).square()
     return {
         "hidden_square": Mean(_rms(counted).square().sum(), valid.sum()),
@@ -107,7 +133,8 @@ def memory_means(hidden: Tensor, cell: Tensor, valid: Tensor) -> Means:
 def memory_health(means: Means, hidden: Tensor, cell: Tensor, valid: Tensor) -> Metrics:
     """State of the memory: `memory_means` over all processes, and the extremes in this one."""
     hidden = torch.where(valid[..., None, None], hidden, 0.0)
-    hidden_rms, cell_rms = _rms(hidden), _rms(cell)
+    hidden_rms = _rms(hidden)
+    cell_rms = _rms(cell)
     return {
         "lstm_rms_max": torch.maximum(largest(hidden_rms), largest(cell_rms)),
         "lstm_rms_min": -largest(torch.where(valid, -hidden_rms, -torch.inf)),
@@ -125,31 +152,41 @@ def _rms(memory: Tensor) -> Tensor:
 
 
 def gradient_norms(policy: nn.Module, gradients: Mapping[Tensor, Tensor]) -> Metrics:
-    """L2 norm of the gradient of every action head, and of every other part of the network, by name."""
+    """L2 norm of the gradient of every action head, and of every other part of the network, by
+    name.
+    """
     parts = dict(policy.named_children())
     heads = parts.pop("heads")
     parts |= dict(heads.named_children())
     return {
-        f"gradient_norm/{name}": torch.stack([gradients[weight].norm() for weight in part.parameters()]).norm()
+        f"gradient_norm/{name}": torch.stack(
+            [gradients[weight].norm() for weight in part.parameters()]
+        ).norm()
         for name, part in parts.items()
     }
 
 
 def spread(name: str, x: Tensor, valid: Tensor) -> Metrics:
     """Mean and population standard deviation of x [T, N] where valid."""
-    mean, deviation = _mean(x, valid), _mean((x - _mean(x, valid)).square(), valid).sqrt()
+    mean = _mean(x, valid)
+    deviation = _mean((x - _mean(x, valid)).square(), valid).sqrt()
     return {f"{name}_mean": mean, f"{name}_std": deviation}
 
 
 def calibration(values: Tensor, returns: Tensor, valid: Tensor, unit: Tensor) -> Metrics:
-    """How returns [T, N] relate to the values that were predicted; means are multiplied by `unit` [].
+    """How returns [T, N] relate to the values that were predicted; means are multiplied by `unit`
+    [].
 
     The line is least squares of returns on values; where the values are constant its slope is 0.
     """
-    values, returns = values.double(), returns.double()
-    value_mean, return_mean = _mean(values, valid), _mean(returns, valid)
-    value_offset, return_offset = values - value_mean, returns - return_mean
-    value_var, return_var = _mean(value_offset.square(), valid), _mean(return_offset.square(), valid)
+    values = values.double()
+    returns = returns.double()
+    value_mean = _mean(values, valid)
+    return_mean = _mean(returns, valid)
+    value_offset = values - value_mean
+    return_offset = returns - return_mean
+    value_var = _mean(value_offset.square(), valid)
+    return_var = _mean(return_offset.square(), valid)
     covariance = _mean(value_offset * return_offset, valid)
     varied = value_var.sqrt() > SMALL
     slope = torch.where(varied, covariance / value_var.clamp(min=SMALL**2), 0.0)
@@ -158,7 +195,9 @@ def calibration(values: Tensor, returns: Tensor, valid: Tensor, unit: Tensor) ->
     return {
         "calibration_slope": slope,
         "calibration_intercept": return_mean - slope * value_mean,
-        "value_correlation": torch.where(both, covariance / deviations.clamp(min=SMALL**2), 0.0).clamp(-1, 1),
+        "value_correlation": torch.where(
+            both, covariance / deviations.clamp(min=SMALL**2), 0.0
+        ).clamp(-1, 1),
         "value_mean": value_mean * unit,
         "return_mean": return_mean * unit,
         "return_std": return_var.sqrt() * unit,
@@ -167,8 +206,11 @@ def calibration(values: Tensor, returns: Tensor, valid: Tensor, unit: Tensor) ->
 
 def play(told: Told) -> Metrics:
     """What was done in the rollout."""
-    valid, op = told.valid, told.effective_op
-    shares = {f"op_share/{name}": _mean((op == code).float(), valid) for code, name in enumerate(OP_NAMES)}
+    valid = told.valid
+    op = told.effective_op
+    shares = {
+        f"op_share/{name}": _mean((op == code).float(), valid) for code, name in enumerate(OP_NAMES)
+    }
     return {
         "valid_rows": valid.sum(),
         "forced_share": _mean(told.forced.float(), valid),
@@ -177,7 +219,9 @@ def play(told: Told) -> Metrics:
 
 
 def passed_over(metrics: Metrics) -> Metrics:
-    """What stands in the history for a pass that was not made, after one with these `metrics`, which stopped."""
+    """What stands in the history for a pass that was not made, after one with these `metrics`,
+    which stopped.
+    """
     no = torch.zeros_like(metrics["stopped"])
     return metrics | {"go": no, "looked_at": no, "not_finite": no}
 
@@ -185,31 +229,48 @@ def passed_over(metrics: Metrics) -> Metrics:
 def over_ranks(history: list[Metrics], ranks: Ranks) -> list[Metrics]:
     """Every pass with the extremes of all ranks; all else is the same on each already."""
     above, below = ([name for name in names if name in history[0]] for names in (LARGEST, SMALLEST))
-    columns = ([torch.stack([one[name] for one in history]) for name in names] for names in (above, below))
+    columns = (
+        [torch.stack([one[name] for one in history]) for name in names] for names in (above, below)
+    )
     highest, lowest = ranks.extremes(*columns)
     found = dict(zip([*above, *below], [*highest, *lowest], strict=True))
-    return [one | {name: column[at] for name, column in found.items()} for at, one in enumerate(history)]
+    return [
+        one | {name: column[at] for name, column in found.items()} for at, one in enumerate(history)
+    ]
 
 
 def read_back(history: list[Metrics], summary: Metrics, epochs: int) -> dict[str, float]:
     """Diagnostics as numbers, in one device-to-host copy.
 
-    `history` holds every pass of every one of `epochs`; those after the stop are left out. Means are over the gradient
-    steps taken, NaN for none.
+    `history` holds every pass of every one of `epochs`; those after the stop are left out. Means
+    are over the gradient steps taken, NaN for none.
     """
-    table = torch.stack([torch.stack([value.double() for value in metrics.values()]) for metrics in history])
+    table = torch.stack(
+        [torch.stack([value.double() for value in metrics.values()]) for metrics in history]
+    )
     columns = dict(zip(history[0], table.unbind(1), strict=True))
-    go, looked_at = columns.pop("go") > 0, columns.pop("looked_at") > 0
-    not_finite, stopped, norm = columns.pop("not_finite"), columns.pop("stopped"), columns.pop("gradient_norm")
+    go = columns.pop("go") > 0
+    looked_at = columns.pop("looked_at") > 0
+    not_finite = columns.pop("not_finite")
+    stopped = columns.pop("stopped")
+    norm = columns.pop("gradient_norm")
     packed = _divergence(columns, looked_at, epochs) if "approx_kl" in columns else {}
-    largest, smallest = [[name for name in names if name in columns] for names in (LARGEST, SMALLEST)]
-    packed |= {name: torch.where(looked_at, columns.pop(name), -torch.inf).amax() for name in largest}
-    packed |= {name: torch.where(looked_at, columns.pop(name), torch.inf).amin() for name in smallest}
+    largest, smallest = [
+        [name for name in names if name in columns] for names in (LARGEST, SMALLEST)
+    ]
+    packed |= {
+        name: torch.where(looked_at, columns.pop(name), -torch.inf).amax() for name in largest
+    }
+    packed |= {
+        name: torch.where(looked_at, columns.pop(name), torch.inf).amin() for name in smallest
+    }
     packed |= {name: _mean(values, go) / go.any() for name, values in columns.items()}
     packed |= {
         "gradient_norm": torch.where(go, norm, 0.0).amax(),
-        "steps": go.sum(), "not_finite_steps": not_finite.sum(), "early_stop": stopped.amax(),
-    }  # fmt: skip
+        "steps": go.sum(),
+        "not_finite_steps": not_finite.sum(),
+        "early_stop": stopped.amax(),
+    }
     packed |= summary
     packed["epochs_begun"] = torch.stack([taken.any() for taken in looked_at.chunk(epochs)]).sum()
     numbers = torch.stack([value.double() for value in packed.values()]).tolist()
@@ -220,13 +281,17 @@ def read_back(history: list[Metrics], summary: Metrics, epochs: int) -> dict[str
 
 
 def _divergence(columns: Metrics, looked_at: Tensor, epochs: int) -> Metrics:
-    """What the passes, in columns [passes], say of the distance from the policy that played; takes out `approx_kl`."""
+    """What the passes, in columns [passes], say of the distance from the policy that played; takes
+    out `approx_kl`.
+    """
     kl = columns.pop("approx_kl")
     passes = zip(kl.chunk(epochs), looked_at.chunk(epochs), strict=True)
     return {
         "approx_kl": _mean(kl, looked_at),
         "kl_last": kl.gather(0, looked_at.sum(0, keepdim=True) - 1).squeeze(0),
-        "ratio_error_first": torch.maximum((columns["ratio_max"][0] - 1).abs(), (columns["ratio_min"][0] - 1).abs()),
+        "ratio_error_first": torch.maximum(
+            (columns["ratio_max"][0] - 1).abs(), (columns["ratio_min"][0] - 1).abs()
+        ),
     } | {f"kl_epoch/{epoch}": _mean(*taken) for epoch, taken in enumerate(passes, start=1)}
 
 

@@ -1,7 +1,9 @@
-"""Masked categorical distributions of the action heads, always in float32, shared by rollout and update.
+"""Masked categorical distributions of the action heads, always in float32, shared by rollout and
+update.
 
-Given logits, a mask of legal choices and a probability floor, they give log-probabilities, entropies and choices.
-Also the rules that say which heads an op makes relevant. Called by the policy network and the losses.
+Given logits, a mask of legal choices and a probability floor, they give log-probabilities,
+entropies and choices. Also the rules that say which heads an op makes relevant. Called by the
+policy network and the losses.
 """
 
 import torch
@@ -21,10 +23,12 @@ def mask_logits(logits: Tensor, mask: Tensor) -> Tensor:
 
 
 def masked_log_probs(logits: Tensor, mask: Tensor, floor: float) -> Tensor:
-    """Log-probabilities float32 [..., C] of the mixture q = (1 - n f) p + f over the n legal choices.
+    """Log-probabilities float32 [..., C] of the mixture q = (1 - n f) p + f over the n legal
+    choices.
 
-    p is the softmax of the legal logits and f = min(floor, 0.99 / n), so that every legal choice keeps at least f and
-    every logit keeps a gradient. Illegal choices get MASKED_LOGIT, that is probability 0.
+    p is the softmax of the legal logits and f = min(floor, 0.99 / n), so that every legal choice
+    keeps at least f and every logit keeps a gradient. Illegal choices get MASKED_LOGIT, that is
+    probability 0.
     """
     log_probs = torch.log_softmax(mask_logits(logits, mask), dim=-1)
     if floor > 0:
@@ -36,14 +40,17 @@ def masked_log_probs(logits: Tensor, mask: Tensor, floor: float) -> Tensor:
 
 
 def entropy(log_probs: Tensor, mask: Tensor) -> Tensor:
-    """Entropy [...] over the legal choices of log_probs [..., C], divided by that of the uniform; 0 for one choice."""
+    """Entropy [...] over the legal choices of log_probs [..., C], divided by that of the uniform; 0
+    for one choice.
+    """
     num_legal = mask.sum(-1)
     raw = -torch.where(mask, log_probs.exp() * log_probs, 0.0).sum(-1)
     return torch.where(num_legal > 1, raw / num_legal.clamp(min=2).float().log(), 0.0)
 
 
 def choose(log_probs: Tensor, noise: Tensor) -> Tensor:
-    """Sample int64 [...] from log_probs [..., C] by inverting the cumulative distribution at `noise` in [0, 1).
+    """Sample int64 [...] from log_probs [..., C] by inverting the cumulative distribution at
+    `noise` in [0, 1).
 
     A choice of probability 0 is never taken, however the cumulative sums are rounded.
     """
@@ -69,7 +76,8 @@ def log_prob_of(log_probs: Tensor, choice: Tensor) -> Tensor:
 def head_masks(masks: Masks, op: Tensor) -> dict[str, Tensor]:
     """Legal choices bool [..., C] of every head, in HEADS order, once the op int64 [...] is chosen.
 
-    A head that the op makes irrelevant keeps exactly one choice, its placeholder: log-probability and entropy are 0.
+    A head that the op makes irrelevant keeps exactly one choice, its placeholder: log-probability
+    and entropy are 0.
     """
     row = op[..., None, None].expand(*op.shape, 1, masks.slot_by_op.shape[-1])
     slot = masks.slot_by_op.gather(-2, row).squeeze(-2)
@@ -89,10 +97,14 @@ def relevant_heads(op: Tensor) -> Tensor:
 
 
 def open_heads(masks: Masks, op: Tensor) -> Tensor:
-    """bool [..., 8], in HEADS order: the heads with more than one legal choice once the op int64 [...] is chosen."""
+    """bool [..., 8], in HEADS order: the heads with more than one legal choice once the op int64
+    [...] is chosen.
+    """
     return torch.stack([mask.sum(-1) > 1 for mask in head_masks(masks, op).values()], dim=-1)
 
 
 def available_heads(op_mask: Tensor) -> Tensor:
-    """bool [..., 8], in HEADS order: the heads that some legal op of op_mask bool [..., 6] would make matter."""
+    """bool [..., 8], in HEADS order: the heads that some legal op of op_mask bool [..., 6] would
+    make matter.
+    """
     return torch.stack([matters_for_some(head, op_mask) for head in HEADS], dim=-1)

@@ -1,4 +1,5 @@
-"""Which choices of an action its masks do not offer, told head by head: the one rule of what is legal for an agent.
+"""Which choices of an action its masks do not offer, told head by head: the one rule of what is
+legal for an agent.
 
 Given actions by scripted policies, by agents of users' own and by callers of the simulator.
 """
@@ -12,13 +13,15 @@ from esper_soa.vocabulary import HEAD_NAMES, OP_NAMES
 
 
 def illegal_heads(action: Action, masks: Masks) -> Tensor:
-    """bool [N, 8] in HEADS order: the head matters and its choice is not offered; beside an illegal op none.
+    """bool [N, 8] in HEADS order: the head matters and its choice is not offered; beside an illegal
+    op none.
 
     Choices may be any numbers.
     """
     op = action.op.clamp(0, masks.op.shape[-1] - 1)
     legal_op = _offered(masks.op, action.op)
-    offered, relevant = head_masks(masks, op), relevant_heads(op).unbind(-1)
+    offered = head_masks(masks, op)
+    relevant = relevant_heads(op).unbind(-1)
     heads = [
         matters & legal_op & ~_offered(offered[name], action.get(name))
         for matters, name in zip(relevant, HEAD_NAMES, strict=True)
@@ -34,7 +37,8 @@ def _offered(mask: Tensor, choice: Tensor) -> Tensor:
 
 
 def illegal_choices(action: Action, masks: Masks) -> list[str]:
-    """The first choice of every head that is not legal, in words; heads that the op makes irrelevant may say anything.
+    """The first choice of every head that is not legal, in words; heads that the op makes
+    irrelevant may say anything.
 
     Read by the host.
     """
@@ -46,9 +50,16 @@ def illegal_choices(action: Action, masks: Masks) -> list[str]:
     for head, name in enumerate(HEAD_NAMES):
         envs = rows[:, head].nonzero().flatten().tolist()
         if envs:
-            choice, op = int(action.get(name)[envs[0]]), int(action.op[envs[0]])
-            legal = [_word(name, one) for one in offered[name][envs[0]].nonzero().flatten().tolist()]
-            what = f"op {_word('op', op)}" if name == "op" else f"{name} {choice} for op {_word('op', op)}"
+            choice = int(action.get(name)[envs[0]])
+            op = int(action.op[envs[0]])
+            legal = [
+                _word(name, one) for one in offered[name][envs[0]].nonzero().flatten().tolist()
+            ]
+            what = (
+                f"op {_word('op', op)}"
+                if name == "op"
+                else f"{name} {choice} for op {_word('op', op)}"
+            )
             found.append(f"env {envs[0]}: {what} is not legal; legal are {', '.join(legal)}")
     return found
 

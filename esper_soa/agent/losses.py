@@ -1,9 +1,9 @@
 """The losses of proximal policy optimisation over eight action heads, as pure functions of tensors.
 
-Heads are the last axis, in HEADS order; all other axes are env-steps, in any shape. Masks are bool and choose the
-env-steps that count, so that padding never enters a mean. A loss is made of means; where the env-steps are shared out
-over processes, `over_all` puts all means of a minibatch together, by one sum over them (Ranks.total). Called by the
-learner.
+Heads are the last axis, in HEADS order; all other axes are env-steps, in any shape. Masks are bool
+and choose the env-steps that count, so that padding never enters a mean. A loss is made of means;
+where the env-steps are shared out over processes, `over_all` puts all means of a minibatch
+together, by one sum over them (Ranks.total). Called by the learner.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,9 @@ Means: TypeAlias = dict[str, Mean]
 def over_all(means: Means, total: Total) -> Means:
     """The means over the env-steps of all processes, from those of this one."""
     sums = iter(total(*(part for mean in means.values() for part in mean)))
-    return {name: Mean(summed, weight) for name, summed, weight in zip(means, sums, sums, strict=True)}
+    return {
+        name: Mean(summed, weight) for name, summed, weight in zip(means, sums, sums, strict=True)
+    }
 
 
 def masked(x: Tensor, mask: Tensor) -> Mean:
@@ -47,7 +49,9 @@ def masked(x: Tensor, mask: Tensor) -> Mean:
 
 
 def weighted(x: Tensor, weight: Tensor) -> Mean:
-    """Sum of weight * x over the sum of weight (at least 1), where weight is above 0; both [...]."""
+    """Sum of weight * x over the sum of weight (at least 1), where weight is above 0; both
+    [...].
+    """
     return Mean(torch.where(weight > 0, weight * x, 0.0).sum(), weight.sum())
 
 
@@ -62,22 +66,27 @@ def clamped_log_ratio(log_probs: Tensor, reference: Tensor) -> Tensor:
 
 
 def joint_ratio(log_ratio: Tensor) -> Tensor:
-    """New over old probability [...] of whole actions from log_ratio [..., 8]; its logarithm within +-30."""
+    """New over old probability [...] of whole actions from log_ratio [..., 8]; its logarithm within
+    +-30.
+    """
     return log_ratio.sum(-1).clamp(-MAX_JOINT_LOG_RATIO, MAX_JOINT_LOG_RATIO).exp()
 
 
 def ratio_means(log_ratio: Tensor, relevant: Tensor, valid: Tensor, clip: float) -> Means:
     """How far the policy has moved from the one that acted, from log_ratio [..., 8].
 
-    relevant: bool [..., 8], heads that mattered, on valid env-steps only; valid: bool [...]. `kl` [8] is Schulman's
-    estimator (r - 1) - log r, `mattered` [8] the share of env-steps on which a head did, `head_clip_fraction` [8] and
-    `clip_fraction` [] the shares of ratios, and of joint ratios, beyond the clip.
+    relevant: bool [..., 8], heads that mattered, on valid env-steps only; valid: bool [...]. `kl`
+    [8] is Schulman's estimator (r - 1) - log r, `mattered` [8] the share of env-steps on which a
+    head did, `head_clip_fraction` [8] and `clip_fraction` [] the shares of ratios, and of joint
+    ratios, beyond the clip.
     """
     clipped = (log_ratio.exp() - 1).abs() > clip
     return {
         "kl": masked(torch.expm1(log_ratio) - log_ratio, relevant),
         "mattered": head_share(relevant, valid),
-        "clip_fraction": weighted(((joint_ratio(log_ratio) - 1).abs() > clip).float(), valid.float()),
+        "clip_fraction": weighted(
+            ((joint_ratio(log_ratio) - 1).abs() > clip).float(), valid.float()
+        ),
         "head_clip_fraction": masked(clipped.float(), relevant),
     }
 
@@ -93,7 +102,8 @@ def divergence(kl: Tensor, mattered: Tensor) -> Tensor:
 
 
 def surrogate(log_ratio: Tensor, advantages: Tensor, counted: Tensor, clip: float) -> Mean:
-    """Clipped gain [8] (Schulman et al. 2017) of each head over its own env-steps, to be made large.
+    """Clipped gain [8] (Schulman et al. 2017) of each head over its own env-steps, to be made
+    large.
 
     advantages: [...]; counted: bool [..., 8], heads that mattered on env-steps with a choice.
     """
@@ -108,9 +118,11 @@ def half_squared_error(predicted: Tensor, target: Tensor, weight: Tensor) -> Mea
 
 
 def floor_penalty(entropies: Mean, floor: Tensor, weight: Tensor) -> Tensor:
-    """Sum over heads of weight * (shortfall of the mean entropy below floor) squared; floor, weight [8].
+    """Sum over heads of weight * (shortfall of the mean entropy below floor) squared; floor, weight
+    [8].
 
-    entropies: over the env-steps on which some legal op would have made the head matter; a head without is left out.
+    entropies: over the env-steps on which some legal op would have made the head matter; a head
+    without is left out.
     """
     shortfall = (floor - entropies.value).clamp(min=0)
     return (weight * torch.where(entropies.weight > 0, shortfall.square(), 0.0)).sum()
@@ -123,7 +135,9 @@ def contribution_error(predicted: Tensor, target: Tensor, measured: Tensor, clip
 
 
 def explained_variance(predicted: Tensor, returns: Tensor, valid: Tensor) -> Tensor:
-    """1 - Var(returns - predicted) / max(Var(returns), 1) over the valid env-steps, sample variances."""
+    """1 - Var(returns - predicted) / max(Var(returns), 1) over the valid env-steps, sample
+    variances.
+    """
     return 1 - _variance(returns - predicted, valid) / _variance(returns, valid).clamp(min=1.0)
 
 
@@ -139,7 +153,9 @@ def ramp(progress: int, length: int, start: float, end: float) -> float:
 
 
 def penalty_schedule(progress: int, total: int) -> float:
-    """Weight of the floor penalty: 1.5 in the first quarter of a run, 1 until three quarters, then down to 0.5."""
+    """Weight of the floor penalty: 1.5 in the first quarter of a run, 1 until three quarters, then
+    down to 0.5.
+    """
     share = min(1.0, max(0.0, progress / max(1, total)))
     if share < 0.25:
         return 1.5

@@ -1,7 +1,8 @@
 """Running statistics that bring observations, rewards and returns to unit scale.
 
-States are small tuples of tensors and functions return new ones. Every batch comes with a bool mask of the rows that
-count; what stands in the other rows, NaN included, never enters. Called by the policy and the learner.
+States are small tuples of tensors and functions return new ones. Every batch comes with a bool mask
+of the rows that count; what stands in the other rows, NaN included, never enters. Called by the
+policy and the learner.
 """
 
 from typing import NamedTuple
@@ -62,7 +63,9 @@ def batch_moments(rows: Tensor, valid: Tensor) -> Moments:
 
 
 def merge(old: Moments, batch: Moments) -> Moments:
-    """Moments of everything in `old` and `batch` together (Chan, Golub and LeVeque 1979); count 0 changes nothing."""
+    """Moments of everything in `old` and `batch` together (Chan, Golub and LeVeque 1979); count 0
+    changes nothing.
+    """
     total = old.seen + batch.seen
     share = batch.seen / total.clamp(min=OBSERVATION_PRIOR)
     delta = batch.mean - old.mean
@@ -76,7 +79,9 @@ def merge(old: Moments, batch: Moments) -> Moments:
 
 
 def follow(old: Moments, batch: Moments, momentum: float) -> Moments:
-    """Exponential moving moments: the batch gets the weight 1 - momentum; count 0 changes nothing."""
+    """Exponential moving moments: the batch gets the weight 1 - momentum; count 0 changes
+    nothing.
+    """
     weight = 1 - momentum
     delta = batch.mean - old.mean
     var = momentum * old.var + weight * batch.var + momentum * weight * delta.square()
@@ -96,7 +101,9 @@ def normalize_observation(moments: Moments, features: Tensor, clip: float) -> Te
 def update_observation(
     moments: Moments, features: Tensor, valid: Tensor, momentum: float, ranks: Ranks = ALONE
 ) -> Moments:
-    """Moments after a whole rollout of raw features [T, N, F] of all ranks, of which the rows in valid [T, N] count."""
+    """Moments after a whole rollout of raw features [T, N, F] of all ranks, of which the rows in
+    valid [T, N] count.
+    """
     batch = batch_moments(features.flatten(0, 1), valid.flatten())
     together, *others = map(Moments, *map(ranks.of_each, batch))
     for other in others:
@@ -105,7 +112,9 @@ def update_observation(
 
 
 def update_reward(stats: RewardStats, rewards: Tensor, valid: Tensor) -> RewardStats:
-    """Statistics after the raw rewards [N] of one env-step, merged as one batch, so that env order cannot matter."""
+    """Statistics after the raw rewards [N] of one env-step, merged as one batch, so that env order
+    cannot matter.
+    """
     batch = batch_moments(rewards.double(), valid)
     total = stats.seen + batch.seen
     share = batch.seen / total.clamp(min=1)
@@ -118,7 +127,8 @@ def update_reward(stats: RewardStats, rewards: Tensor, valid: Tensor) -> RewardS
 
 
 def normalize_reward(stats: RewardStats, rewards: Tensor, clip: float) -> Tensor:
-    """Rewards [N] over their sample standard deviation, within +-clip; unscaled until two were seen. No mean is taken.
+    """Rewards [N] over their sample standard deviation, within +-clip; unscaled until two were
+    seen. No mean is taken.
 
     float64; what is not finite stays so, as rows that do not count may hold anything.
     """
@@ -126,15 +136,20 @@ def normalize_reward(stats: RewardStats, rewards: Tensor, clip: float) -> Tensor
 
 
 def reward_scale(stats: RewardStats) -> Tensor:
-    """Raw reward per unit of normalised reward, float64 []: the sample standard deviation, 1 until two were seen."""
+    """Raw reward per unit of normalised reward, float64 []: the sample standard deviation, 1 until
+    two were seen.
+    """
     deviation = (stats.squares / (stats.seen - 1).clamp(min=1)).sqrt().clamp(min=REWARD_EPSILON)
     return torch.where(stats.seen < 2, 1.0, deviation)
 
 
 def update_value(moments: Moments, returns: Tensor, valid: Tensor) -> Moments:
-    """Moments after raw returns [...]: exact until MIN_RETURNS were seen, exponential with VALUE_MOMENTUM after."""
+    """Moments after raw returns [...]: exact until MIN_RETURNS were seen, exponential with
+    VALUE_MOMENTUM after.
+    """
     batch = batch_moments(returns.double().flatten(), valid.flatten())
-    exact, moving = merge(moments, batch), follow(moments, batch, VALUE_MOMENTUM)
+    exact = merge(moments, batch)
+    moving = follow(moments, batch, VALUE_MOMENTUM)
     early = moments.seen < MIN_RETURNS
     return Moments(
         torch.where(early, exact.mean, moving.mean),
@@ -144,5 +159,7 @@ def update_value(moments: Moments, returns: Tensor, valid: Tensor) -> Moments:
 
 
 def value_scale(moments: Moments) -> Tensor:
-    """Raw return per unit of predicted value, float64 []: the standard deviation, 1 until MIN_RETURNS were seen."""
+    """Raw return per unit of predicted value, float64 []: the standard deviation, 1 until
+    MIN_RETURNS were seen.
+    """
     return torch.where(moments.seen < MIN_RETURNS, 1.0, (moments.var + VARIANCE_EPSILON).sqrt())

@@ -1,7 +1,7 @@
 """Adam over one flat vector of parameters, whose step can be refused by a flag on the device.
 
-A flat vector makes the step a handful of kernels, one all-reduce and three tensors in a checkpoint; the flag spares
-the host from waiting for a loss. Called by the learner.
+A flat vector makes the step a handful of kernels, one all-reduce and three tensors in a checkpoint;
+the flag spares the host from waiting for a loss. Called by the learner.
 """
 
 from collections.abc import Iterable
@@ -43,7 +43,8 @@ def write_parameters_(parameters: list[nn.Parameter], flat: Tensor) -> None:
 def adam_step(
     parameters: Tensor, gradient: Tensor, state: AdamState, lr: float, eps: float, go: Tensor
 ) -> tuple[Tensor, AdamState]:
-    """Parameters [P] and state after one step of Adam (Kingma and Ba 2015), unchanged where go bool [] is False.
+    """Parameters [P] and state after one step of Adam (Kingma and Ba 2015), unchanged where go bool
+    [] is False.
 
     Where go is False the gradient may hold anything, NaN included.
     """

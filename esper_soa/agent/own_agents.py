@@ -1,6 +1,7 @@
 """Agents of users' own: found by policy.name, control and the like, and watched while they play.
 
-Called by build.py. An agent may do what it likes within the masks; what they do not offer ends the run, in words.
+Called by build.py. An agent may do what it likes within the masks; what they do not offer ends the
+run, in words.
 """
 
 from typing import NamedTuple
@@ -16,7 +17,9 @@ from esper_soa.registry import AGENT, Part, find, num_required
 from esper_soa.state import Decision, View
 from esper_soa.vocabulary import HEAD_NAMES
 
-ADVICE = "An agent chooses what view.masks offer; esper_soa.agent.scripted.obey makes WAIT of all else."
+ADVICE = (
+    "An agent chooses what view.masks offer; esper_soa.agent.scripted.obey makes WAIT of all else."
+)
 
 
 class Surroundings(NamedTuple):
@@ -29,14 +32,16 @@ class Surroundings(NamedTuple):
 
 
 class Watched:
-    """An agent whose decisions are looked at before they count: shapes, types, devices, and the masks.
+    """An agent whose decisions are looked at before they count: shapes, types, devices, and the
+    masks.
 
     Looking at the masks is one read by the host per env-step.
     """
 
     def __init__(self, label: str, agent: Agent) -> None:
         """label: how the agent was asked for."""
-        self.label, self.agent = label, agent
+        self.label = label
+        self.agent = agent
 
     def start(self, num_envs: int, device: torch.device) -> Memory:
         """As the agent's; raises UserError for what is no memory of N envs."""
@@ -48,7 +53,9 @@ class Watched:
     def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
         """As the agent's; raises UserError for a decision that is none or is not legal."""
         decision, memory = self.agent.act(view, memory)
-        faults = decision_faults(decision, view) + memory_faults(memory, view.noise.shape[0], view.noise.device)
+        faults = decision_faults(decision, view) + memory_faults(
+            memory, view.noise.shape[0], view.noise.device
+        )
         self._refuse(faults or illegal_choices(decision.action, view.masks))
         return decision, memory
 
@@ -58,15 +65,26 @@ class Watched:
 
 
 def own_agent(reference: str, setting: str, surroundings: Surroundings) -> Watched:
-    """The agent `module:name` that `setting` names, watched; raises SettingError where there is none."""
+    """The agent `module:name` that `setting` names, watched; raises SettingError where there is
+    none.
+    """
     part = find(AGENT, reference, setting)
     if num_required(part) > 1:
-        raise SettingError(setting, reference, "called without an argument or with the Surroundings", "It wants more.")
+        raise SettingError(
+            setting,
+            reference,
+            "called without an argument or with the Surroundings",
+            "It wants more.",
+        )
     agent = made_agent(part, surroundings)
     lacking = [name for name in ("start", "act") if not hasattr(agent, name)]
     if lacking:
-        raise SettingError(setting, reference, "a factory of agents",
-                           f"What it gives, a {type(agent).__name__}, has no {' and no '.join(lacking)}.")  # fmt: skip
+        raise SettingError(
+            setting,
+            reference,
+            "a factory of agents",
+            f"What it gives, a {type(agent).__name__}, has no {' and no '.join(lacking)}.",
+        )
     return Watched(f"{setting}={reference}", agent)
 
 
@@ -82,25 +100,37 @@ def memory_faults(memory: object, num_envs: int, device: torch.device) -> list[s
     found = []
     for place, part in enumerate(memory):
         if part.ndim == 0 or part.shape[0] != num_envs:
-            found.append(f"part {place} of its memory is of shape {list(part.shape)}, not a row per env of {num_envs}")
+            found.append(
+                f"part {place} of its memory is of shape {list(part.shape)}, not a row per "
+                "env of "
+                f"{num_envs}"
+            )
         if part.device != device:
             found.append(f"part {place} of its memory is on {part.device}, the envs on {device}")
     return found
 
 
 def decision_faults(decision: object, view: View) -> list[str]:
-    """What keeps `decision` from being one for the envs of `view`, in words; not whether it is legal."""
+    """What keeps `decision` from being one for the envs of `view`, in words; not whether it is
+    legal.
+    """
     if not isinstance(decision, Decision):
         return [f"its decision is a {type(decision).__name__}, not a Decision"]
-    num_envs, device = view.noise.shape[0], view.noise.device
-    wanted = {f"action.{name}": (decision.action.get(name), [num_envs], torch.int64) for name in HEAD_NAMES}
+    num_envs = view.noise.shape[0]
+    device = view.noise.device
+    wanted = {
+        f"action.{name}": (decision.action.get(name), [num_envs], torch.int64)
+        for name in HEAD_NAMES
+    }
     wanted |= {"log_probs": (decision.log_probs, [num_envs, len(HEAD_NAMES)], torch.float32)}
     wanted |= {"value": (decision.value, [num_envs], torch.float32)}
     found = []
     for name, (part, shape, dtype) in wanted.items():
         if list(part.shape) != shape or part.dtype != dtype:
             kind, asked = (str(one).removeprefix("torch.") for one in (part.dtype, dtype))
-            found.append(f"its {name} is {kind} of shape {list(part.shape)}, not {asked} of shape {shape}")
+            found.append(
+                f"its {name} is {kind} of shape {list(part.shape)}, not {asked} of shape {shape}"
+            )
         if part.device != device:
             found.append(f"its {name} is on {part.device}, the envs on {device}")
         if part.requires_grad:

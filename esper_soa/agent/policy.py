@@ -1,8 +1,10 @@
-"""The learning agent: a recurrent network that reads observations and gives one factored action per env.
+"""The learning agent: a recurrent network that reads observations and gives one factored action per
+env.
 
-`act` serves the rollout, one env-step of N envs at a time; `evaluate` goes over whole sequences for the update and
-gives the same log-probabilities. Built from its settings, the slots of the hosts and a seed. Weights and observation
-statistics are shared by all slots: their names and shapes are the same for every host.
+`act` serves the rollout, one env-step of N envs at a time; `evaluate` goes over whole sequences for
+the update and gives the same log-probabilities. Built from its settings, the slots of the hosts and
+a seed. Weights and observation statistics are shared by all slots: their names and shapes are the
+same for every host.
 """
 
 import math
@@ -14,11 +16,30 @@ import torch
 from torch import Tensor, nn
 
 from esper_soa.agent.config import PolicyConfig
-from esper_soa.agent.distribution import choose, entropy, head_masks, likeliest, log_prob_of, masked_log_probs
-from esper_soa.agent.normalize import Moments, normalize_observation, observation_moments, update_observation
+from esper_soa.agent.distribution import (
+    choose,
+    entropy,
+    head_masks,
+    likeliest,
+    log_prob_of,
+    masked_log_probs,
+)
+from esper_soa.agent.normalize import (
+    Moments,
+    normalize_observation,
+    observation_moments,
+    update_observation,
+)
 from esper_soa.agent.protocol import Memory
 from esper_soa.agent.rollout import Row, stack_action
-from esper_soa.agent.slots import PLACE_FEATURES, SlotEncoder, SlotScores, encoding_of, place_table, summary
+from esper_soa.agent.slots import (
+    PLACE_FEATURES,
+    SlotEncoder,
+    SlotScores,
+    encoding_of,
+    place_table,
+    summary,
+)
 from esper_soa.env.observation import NUM_ENV_FEATURES, NUM_SLOT_FEATURES
 from esper_soa.nets.config import SlotSpec
 from esper_soa.nets.graphs import StepCache, captured_call
@@ -30,7 +51,9 @@ DROPOUT = 0.1  # of the contribution predictor, in updates only
 EMBEDDING_STD = 0.02
 # Weights with a row per blueprint.
 BLUEPRINT_TABLES = ("embedding.weight", "heads.blueprint.4.weight", "heads.blueprint.4.bias")
-GAIN, ACTION_GAIN, VALUE_GAIN = math.sqrt(2.0), 0.01, 0.1  # of orthogonal initialisation
+GAIN = math.sqrt(2.0)  # of orthogonal initialisation
+ACTION_GAIN = 0.01
+VALUE_GAIN = 0.1
 
 
 class Evaluation(NamedTuple):
@@ -43,7 +66,9 @@ class Evaluation(NamedTuple):
     q: Tensor  # [T, N], of the recorded op; its gradient stops at the head
     contribution: Tensor  # [T, N, S], percent points; its gradient stops at the head
     hidden: Tensor  # [T, N, L, H], the memory after every env-step; without gradient
-    cell: Tensor  # [P, N, L, H], its other half, at the end of each of P stretches between restarts; without gradient
+    # [P, N, L, H], its other half, at the end of each of P stretches between restarts; without
+    # gradient.
+    cell: Tensor
 
 
 class ResidualLSTM(nn.Module):
@@ -59,7 +84,8 @@ class ResidualLSTM(nn.Module):
     def step(self, inputs: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
         """One env-step: [N, inputs] to [N, H], and the new memory."""
         x = self.project(inputs)
-        hidden, cell = [], []
+        hidden = []
+        cell = []
         for i, (layer, norm) in enumerate(zip(self.layers, self.layer_norms, strict=True)):
             h, c = layer(x, (memory[0][:, i], memory[1][:, i]))
             x = norm(h) + x
@@ -70,21 +96,33 @@ class ResidualLSTM(nn.Module):
     def sequence(self, inputs: Tensor, reset: Tensor, starts: list[int]) -> tuple[Tensor, Memory]:
         """Whole sequences [T, N, inputs] to [T, N, H] from zero memory.
 
-        `starts` holds, in order and with 0, every t at which some env has reset[t, n]; that env's memory is cleared
-        there. Between two starts the fused kernel runs over all env-steps at once. Also gives what the memory was,
-        without gradient: hidden [T, N, L, H] after every env-step, cell [P, N, L, H] at the end of each of P stretches.
+        `starts` holds, in order and with 0, every t at which some env has reset[t, n]; that env's
+        memory is cleared there. Between two starts the fused kernel runs over all env-steps at
+        once. Also gives what the memory was,
+        without gradient: hidden [T, N, L, H] after every env-step, cell [P, N, L, H] at the end of
+        each of P stretches.
         """
         x = self.project(inputs)
-        hidden, cell = [], []
+        hidden = []
+        cell = []
         for layer, norm in zip(self.layers, self.layer_norms, strict=True):
             memory = [x.new_zeros(1, x.shape[1], self.hidden)] * 2
-            parts, cells = [], []
+            parts = []
+            cells = []
             for start, end in zip(starts, [*starts[1:], x.shape[0]], strict=True):
                 fresh = reset[start].reshape(1, -1, 1)
                 begin = [torch.where(fresh, 0.0, m) for m in memory]
                 with full_precision():
                     part, *memory = torch.lstm(
-                        x[start:end], begin, lstm_parameters(layer), True, 1, 0.0, self.training, False, False
+                        x[start:end],
+                        begin,
+                        lstm_parameters(layer),
+                        True,
+                        1,
+                        0.0,
+                        self.training,
+                        False,
+                        False,
                     )
                 parts.append(part)
                 cells.append(memory[1])
@@ -97,7 +135,8 @@ class ResidualLSTM(nn.Module):
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """Within it the fused kernel multiplies in float32 on CUDA too, as the rollout does, not in TensorFloat-32.
+    """Within it the fused kernel multiplies in float32 on CUDA too, as the rollout does, not in
+    TensorFloat-32.
 
     Its backward pass asks anew, so that has to stand within it as well.
     """
@@ -111,7 +150,9 @@ def full_precision() -> Iterator[None]:
 
 
 def lstm_parameters(layer: nn.Module) -> list[Tensor]:
-    """Input weight [4H, H], recurrent weight [4H, H] and both biases [4H] of a layer; gates i, f, g, o."""
+    """Input weight [4H, H], recurrent weight [4H, H] and both biases [4H] of a layer; gates i, f,
+    g, o.
+    """
     return [layer.get_parameter(name) for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
 
 
@@ -122,31 +163,44 @@ def segment_starts(reset: Tensor) -> list[int]:
 
 
 def _action_head(num_inputs: int, hidden: int, choices: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(num_inputs, hidden // 2), nn.ReLU(), nn.Linear(hidden // 2, choices))
+    return nn.Sequential(
+        nn.Linear(num_inputs, hidden // 2), nn.ReLU(), nn.Linear(hidden // 2, choices)
+    )
 
 
 def _blueprint_head(num_inputs: int, hidden: int, num_blueprints: int) -> nn.Sequential:
     return nn.Sequential(
-        nn.Linear(num_inputs, hidden), nn.ReLU(),
-        nn.Linear(hidden, hidden // 2), nn.ReLU(),
+        nn.Linear(num_inputs, hidden),
+        nn.ReLU(),
+        nn.Linear(hidden, hidden // 2),
+        nn.ReLU(),
         nn.Linear(hidden // 2, num_blueprints),
-    )  # fmt: skip
+    )
 
 
 def _value_head(num_inputs: int, hidden: int) -> nn.Sequential:
-    half, quarter, eighth = hidden // 2, hidden // 4, hidden // 8
+    half = hidden // 2
+    quarter = hidden // 4
+    eighth = hidden // 8
     return nn.Sequential(
-        nn.Linear(num_inputs, half), nn.LayerNorm(half), nn.ReLU(),
-        nn.Linear(half, quarter), nn.LayerNorm(quarter), nn.ReLU(),
-        nn.Linear(quarter, eighth), nn.ReLU(),
+        nn.Linear(num_inputs, half),
+        nn.LayerNorm(half),
+        nn.ReLU(),
+        nn.Linear(half, quarter),
+        nn.LayerNorm(quarter),
+        nn.ReLU(),
+        nn.Linear(quarter, eighth),
+        nn.ReLU(),
         nn.Linear(eighth, 1),
-    )  # fmt: skip
+    )
 
 
 def _heads(hidden: int, slot: int, num_blueprints: int) -> nn.ModuleDict:
-    """Action heads in HEADS order: op from the LSTM output, slot from that, the op and each slot, others with the slot.
+    """Action heads in HEADS order: op from the LSTM output, slot from that, the op and each slot,
+    others with the slot.
 
-    So an action is op, then slot, then the rest, each given what was chosen before (an autoregressive factorisation).
+    So an action is op, then slot, then the rest, each given what was chosen before (an
+    autoregressive factorisation).
     """
     heads = nn.ModuleDict()
     for head in HEADS:
@@ -162,11 +216,14 @@ def _heads(hidden: int, slot: int, num_blueprints: int) -> nn.ModuleDict:
 
 
 class ContributionPredictor(nn.Module):
-    """Predicts every slot's measured contribution [..., S] from the LSTM output [..., H] and encodings [..., S, W]."""
+    """Predicts every slot's measured contribution [..., S] from the LSTM output [..., H] and
+    encodings [..., S, W].
+    """
 
     def __init__(self, hidden: int, slot: int) -> None:
         super().__init__()
-        half, quarter = hidden // 2, hidden // 4
+        half = hidden // 2
+        quarter = hidden // 4
         self.trunk = nn.Sequential(nn.Linear(hidden, half), nn.LayerNorm(half), nn.ReLU())
         self.output = SlotScores(half, slot, quarter)
 
@@ -179,8 +236,8 @@ class ContributionPredictor(nn.Module):
 class RecurrentPolicy(nn.Module):
     """Actor and critic over one residual LSTM; an Agent (see protocol).
 
-    Its state_dict fits a policy for any other slots: what depends on them is the fixed table of their places alone. Of
-    other blueprints it fits once `with_blueprints` has given it their rows.
+    Its state_dict fits a policy for any other slots: what depends on them is the fixed table of
+    their places alone. Of other blueprints it fits once `with_blueprints` has given it their rows.
     """
 
     mean: Tensor  # float32 [23 + 31]: of the features of the env, then of those of a slot
@@ -189,21 +246,33 @@ class RecurrentPolicy(nn.Module):
     places: Tensor  # float32 [S, 4]
 
     def __init__(
-        self, config: PolicyConfig, slots: Sequence[SlotSpec], seed: int, num_blueprints: int = NUM_BLUEPRINTS
+        self,
+        config: PolicyConfig,
+        slots: Sequence[SlotSpec],
+        seed: int,
+        num_blueprints: int = NUM_BLUEPRINTS,
     ) -> None:
-        """For hosts with these slots, in slot order; initial weights depend on the seed and on no slot.
+        """For hosts with these slots, in slot order; initial weights depend on the seed and on no
+        slot.
 
         num_blueprints: P, codes of the package's blueprints and of users'.
         """
         super().__init__()
         network = config.network
-        hidden, width, slot = network.hidden, network.features, network.slot_features
+        hidden = network.hidden
+        width = network.features
+        slot = network.slot_features
         self.deterministic = config.deterministic
         self.floors = dict(config.ppo.probability_floor)
         self.clip = config.ppo.observation_clip
-        self.embedding = nn.Embedding(num_blueprints + 1, network.blueprint_embedding)  # the last row: empty slot
-        self.slot_encoder = SlotEncoder(NUM_SLOT_FEATURES + network.blueprint_embedding + PLACE_FEATURES, slot)
-        self.feature_net = nn.Sequential(nn.Linear(NUM_ENV_FEATURES + 2 * slot, width), nn.LayerNorm(width), nn.ReLU())
+        # the last row: empty slot
+        self.embedding = nn.Embedding(num_blueprints + 1, network.blueprint_embedding)
+        self.slot_encoder = SlotEncoder(
+            NUM_SLOT_FEATURES + network.blueprint_embedding + PLACE_FEATURES, slot
+        )
+        self.feature_net = nn.Sequential(
+            nn.Linear(NUM_ENV_FEATURES + 2 * slot, width), nn.LayerNorm(width), nn.ReLU()
+        )
         self.lstm = ResidualLSTM(width, hidden, network.layers)
         self.heads = _heads(hidden, slot, num_blueprints)
         self.value_head = _value_head(hidden, hidden)
@@ -243,17 +312,22 @@ class RecurrentPolicy(nn.Module):
         for old, new in zip(self.observation_moments, moments, strict=True):
             old.copy_(new)
 
-    def follow_observations_(self, features: Tensor, valid: Tensor, momentum: float, ranks: Ranks = ALONE) -> None:
-        """Move the statistics with a whole rollout of raw features [T, N, 23 + 31 S], where valid [T, N].
+    def follow_observations_(
+        self, features: Tensor, valid: Tensor, momentum: float, ranks: Ranks = ALONE
+    ) -> None:
+        """Move the statistics with a whole rollout of raw features [T, N, 23 + 31 S], where valid
+        [T, N].
 
-        A slot's feature has one mean and variance for all slots. Rows are counted once, however many slots they have.
-        Those of all ranks are.
+        A slot's feature has one mean and variance for all slots. Rows are counted once, however
+        many slots they have. Those of all ranks are.
         """
         env_moments, slot_moments = self._part_moments()
         env, slots = self._split(features)
         each = valid.unsqueeze(-1).expand(slots.shape[:-1])
         env_moments = update_observation(env_moments, env, valid, momentum, ranks)
-        slot_moments = update_observation(slot_moments, slots.flatten(1, 2), each.flatten(1), momentum, ranks)
+        slot_moments = update_observation(
+            slot_moments, slots.flatten(1, 2), each.flatten(1), momentum, ranks
+        )
         mean = torch.cat([env_moments.mean, slot_moments.mean])
         var = torch.cat([env_moments.var, slot_moments.var])
         self.set_observation_moments_(Moments(mean, var, env_moments.seen))
@@ -265,7 +339,9 @@ class RecurrentPolicy(nn.Module):
 
     @torch.no_grad()
     def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
-        """Sample an action per env with view.noise, or take the likeliest where the policy is deterministic."""
+        """Sample an action per env with view.noise, or take the likeliest where the policy is
+        deterministic.
+        """
         return self.decide(view.observation, view.masks, view.noise, memory)
 
     @torch.no_grad()
@@ -273,8 +349,12 @@ class RecurrentPolicy(nn.Module):
         """What `act` gives, and the probabilities of all choices: float32 [N, X] in HEADS order."""
         return self.decide_openly(view.observation, view.masks, view.noise, memory)
 
-    def decide(self, observation: Observation, masks: Masks, noise: Tensor, memory: Memory) -> tuple[Decision, Memory]:
-        """`act` on the parts of a View that the policy looks at; noise float32 [N, 8] in HEADS order."""
+    def decide(
+        self, observation: Observation, masks: Masks, noise: Tensor, memory: Memory
+    ) -> tuple[Decision, Memory]:
+        """`act` on the parts of a View that the policy looks at; noise float32 [N, 8] in HEADS
+        order.
+        """
         return self.decide_openly(observation, masks, noise, memory)[:2]
 
     def decide_openly(
@@ -291,7 +371,9 @@ class RecurrentPolicy(nn.Module):
         slot = self._pick(slot_log_probs, noise[:, HEAD_NAMES.index("slot")])
         known = {"op": (op_log_probs, op), "slot": (slot_log_probs, slot)}
         given = torch.cat([x, encoding_of(slots, slot)], dim=-1)
-        choices, log_probs, distributions = {}, [], []
+        choices = {}
+        log_probs = []
+        distributions = []
         for i, (name, mask) in enumerate(legal.items()):
             if name in known:
                 distribution, choice = known[name]
@@ -312,19 +394,26 @@ class RecurrentPolicy(nn.Module):
     def evaluate(self, rows: Row, starts: list[int], noise: Tensor) -> Evaluation:
         """Evaluate the recorded actions of whole sequences, rows [T, N], under the weights of now.
 
-        starts: `segment_starts` of the rollout; noise float32 [T, N, H / 2] in [0, 1) for dropout. The masks follow
-        from the sampled op, and later heads are given the sampled op or slot, so that on unchanged weights the
-        log-probabilities are those of `act`.
+        starts: `segment_starts` of the rollout; noise float32 [T, N, H / 2] in [0, 1) for dropout.
+        The masks follow from the sampled op, and later heads are given the sampled op or slot, so
+        that on unchanged weights the log-probabilities are those of `act`.
         """
         slots, features = self._encode(rows.features, rows.blueprints)
         x, (hidden, cell) = self.lstm.sequence(features, rows.reset, starts)
         choices = stack_action(rows.action)
         op = one_hot(rows.action.op, x)
         given = torch.cat([x, encoding_of(slots, rows.action.slot)], dim=-1)
-        inputs = dict.fromkeys(HEAD_NAMES, (given,)) | {"op": (x,), "slot": (torch.cat([x, op], dim=-1), slots)}
-        log_probs, entropies, highest = [], [], []
+        inputs = dict.fromkeys(HEAD_NAMES, (given,)) | {
+            "op": (x,),
+            "slot": (torch.cat([x, op], dim=-1), slots),
+        }
+        log_probs = []
+        entropies = []
+        highest = []
         for i, (name, mask) in enumerate(head_masks(rows.masks, rows.action.op).items()):
-            distribution = masked_log_probs(self.heads[name](*inputs[name]), mask, self.floors[name])
+            distribution = masked_log_probs(
+                self.heads[name](*inputs[name]), mask, self.floors[name]
+            )
             log_probs.append(log_prob_of(distribution, choices[..., i]))
             entropies.append(entropy(distribution, mask))
             highest.append(likeliest(distribution) == choices[..., i])
@@ -342,8 +431,12 @@ class RecurrentPolicy(nn.Module):
 
     def _part_moments(self) -> tuple[Moments, Moments]:
         """Statistics of the features of the env [23] and of a slot [31]."""
-        means, variances = (part.tensor_split((NUM_ENV_FEATURES,)) for part in (self.mean, self.var))
-        return Moments(means[0], variances[0], self.seen), Moments(means[1], variances[1], self.seen)
+        means, variances = (
+            part.tensor_split((NUM_ENV_FEATURES,)) for part in (self.mean, self.var)
+        )
+        return Moments(means[0], variances[0], self.seen), Moments(
+            means[1], variances[1], self.seen
+        )
 
     def _split(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Features of the env [..., 23] and of every slot [..., S, 31]."""
@@ -351,14 +444,19 @@ class RecurrentPolicy(nn.Module):
         return env, slots.unflatten(-1, (len(self.places), NUM_SLOT_FEATURES))
 
     def _encode(self, features: Tensor, blueprints: Tensor) -> tuple[Tensor, Tensor]:
-        """Encodings of the slots [..., S, W] and LSTM input [..., F'], from raw features and blueprint codes [..., S].
+        """Encodings of the slots [..., S, W] and LSTM input [..., F'], from raw features and
+        blueprint codes [..., S].
 
         The code -1 takes the last embedding.
         """
         env_moments, slot_moments = self._part_moments()
         raw_env, raw_slots = self._split(features)
-        embedded = self.embedding(torch.where(blueprints < 0, self.embedding.num_embeddings - 1, blueprints))
-        slots = self.slot_encoder(normalize_observation(slot_moments, raw_slots, self.clip), embedded, self.places)
+        embedded = self.embedding(
+            torch.where(blueprints < 0, self.embedding.num_embeddings - 1, blueprints)
+        )
+        slots = self.slot_encoder(
+            normalize_observation(slot_moments, raw_slots, self.clip), embedded, self.places
+        )
         env = normalize_observation(env_moments, raw_env, self.clip)
         return slots, self.feature_net(torch.cat([env, summary(slots)], dim=-1))
 
@@ -366,11 +464,15 @@ class RecurrentPolicy(nn.Module):
         return likeliest(log_probs) if self.deterministic else choose(log_probs, noise)
 
 
-def with_blueprints(state: Mapping[str, Tensor], before: Sequence[str], after: Sequence[str]) -> dict[str, Tensor]:
-    """A policy's state_dict for the blueprints `after`, from one for the blueprints `before`: names, by code.
+def with_blueprints(
+    state: Mapping[str, Tensor], before: Sequence[str], after: Sequence[str]
+) -> dict[str, Tensor]:
+    """A policy's state_dict for the blueprints `after`, from one for the blueprints `before`:
+    names, by code.
 
-    A blueprint of both keeps its rows. A new one takes the mean of those of the package that can be germinated, so that
-    it is seen as some seed and is as likely as they are on average; one that is no more loses its own.
+    A blueprint of both keeps its rows. A new one takes the mean of those of the package that can be
+    germinated, so that it is seen as some seed and is as likely as they are on average; one that is
+    no more loses its own.
     """
     known = {name: code for code, name in enumerate(before)}
     found = dict(state)
@@ -378,7 +480,8 @@ def with_blueprints(state: Mapping[str, Tensor], before: Sequence[str], after: S
         rows = state[name]
         common = rows[list(CNN_BLUEPRINTS)].mean(0)
         taken = [rows[known[one]] if one in known else common for one in after]
-        found[name] = torch.stack([*taken, *rows[len(before) :]])  # the embedding of an empty slot stays the last
+        # the embedding of an empty slot stays the last
+        found[name] = torch.stack([*taken, *rows[len(before) :]])
     return found
 
 
@@ -388,10 +491,13 @@ def one_hot(op: Tensor, like: Tensor) -> Tensor:
 
 
 class CapturedPolicy:
-    """The policy as an Agent whose decisions are made on static buffers and replayed as CUDA graphs."""
+    """The policy as an Agent whose decisions are made on static buffers and replayed as CUDA
+    graphs.
+    """
 
     def __init__(self, policy: RecurrentPolicy, steps: StepCache) -> None:
-        self.policy, self.steps = policy, steps
+        self.policy = policy
+        self.steps = steps
 
     def start(self, num_envs: int, device: torch.device) -> Memory:
         """As the policy."""
@@ -400,13 +506,17 @@ class CapturedPolicy:
     @torch.no_grad()
     def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
         """As the policy."""
-        return captured_call(self.steps, "act", self.policy.decide, view.observation, view.masks, view.noise, memory)
+        return captured_call(
+            self.steps, "act", self.policy.decide, view.observation, view.masks, view.noise, memory
+        )
 
     @torch.no_grad()
     def act_openly(self, view: View, memory: Memory) -> tuple[Decision, Memory, Tensor]:
         """As the policy."""
         openly = self.policy.decide_openly
-        return captured_call(self.steps, "act openly", openly, view.observation, view.masks, view.noise, memory)
+        return captured_call(
+            self.steps, "act openly", openly, view.observation, view.masks, view.noise, memory
+        )
 
 
 def _last_linear(module: nn.Module) -> nn.Linear:

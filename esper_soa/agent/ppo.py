@@ -1,10 +1,12 @@
-"""The learner: proximal policy optimisation of the recurrent policy, or imitation of a teacher, one rollout at a time.
+"""The learner: proximal policy optimisation of the recurrent policy, or imitation of a teacher, one
+rollout at a time.
 
-Given a filled Rollout it moves the policy's weights, its observation statistics and its own normalisers, and reports
-what happened. The trainer calls `update` or `imitate` once per round. Whether a gradient step is taken is decided on
-the device; the host reads the restarts before an update and all diagnostics after it. Where ranks share out the envs,
-each brings its own, and all take the steps that one with all envs would take: minibatches are drawn from all envs,
-means and moments are over all, and the gradient is summed over the ranks.
+Given a filled Rollout it moves the policy's weights, its observation statistics and its own
+normalisers, and reports what happened. The trainer calls `update` or `imitate` once per round.
+Whether a gradient step is taken is decided on the device; the host reads the restarts before an
+update and all diagnostics after it. Where ranks share out the envs, each brings its own, and all
+take the steps that one with all envs would take: minibatches are drawn from all envs, means and
+moments are over all, and the gradient is summed over the ranks.
 """
 
 from collections.abc import Callable, Mapping
@@ -86,16 +88,22 @@ def head_tables(config: PPOConfig, device: torch.device) -> HeadTables:
 
 def coefficients(config: PPOConfig, train_steps: int, total_updates: int) -> Coefficients:
     """Schedules after `train_steps` updates of a run of `total_updates`."""
-    entropy = losses.ramp(train_steps, config.entropy_anneal_rounds, config.entropy_coef, config.entropy_coef_end)
+    entropy = losses.ramp(
+        train_steps, config.entropy_anneal_rounds, config.entropy_coef, config.entropy_coef_end
+    )
     if config.entropy_anneal_rounds == 0:
         entropy = config.entropy_coef
-    value = losses.ramp(train_steps, config.value_warmup_rounds, config.value_coef_start, config.value_coef)
+    value = losses.ramp(
+        train_steps, config.value_warmup_rounds, config.value_coef_start, config.value_coef
+    )
     return Coefficients(
         entropy=max(entropy, config.entropy_coef_min),
         value=value,
         q=Q_SHARE * value,
         floor_penalty=losses.penalty_schedule(train_steps, total_updates),
-        contribution=losses.ramp(train_steps, config.contribution_warmup, 0.0, config.contribution_coef),
+        contribution=losses.ramp(
+            train_steps, config.contribution_warmup, 0.0, config.contribution_coef
+        ),
     )
 
 
@@ -107,10 +115,11 @@ def total_loss(
     tables: HeadTables,
     ranks: Ranks = ALONE,
 ) -> tuple[Tensor, Metrics]:
-    """The loss of one gradient step and its parts; forced env-steps train the critics only, with less weight.
+    """The loss of one gradient step and its parts; forced env-steps train the critics only, with
+    less weight.
 
-    A head counts where the effective op made it matter, so a vetoed action is not credited. Means are over the
-    minibatches of all ranks; the gradient is the share of this one.
+    A head counts where the effective op made it matter, so a vetoed action is not credited. Means
+    are over the minibatches of all ranks; the gradient is the share of this one.
     """
     rows = batch.rows
     log_ratio = losses.clamped_log_ratio(evaluation.log_probs, rows.log_probs)
@@ -123,22 +132,34 @@ def total_loss(
     policy = -means["surrogate"].value.sum()
     critics, metrics = critic_losses(means, weights)
     entropy = -(tables.multiplier * means["entropy"].value).sum()
-    floor = losses.floor_penalty(means["available"], tables.floor, weights.floor_penalty * tables.penalty)
+    floor = losses.floor_penalty(
+        means["available"], tables.floor, weights.floor_penalty * tables.penalty
+    )
     loss = policy + critics + weights.entropy * entropy + floor
-    kl, ratios = means["kl"].value, torch.where(rows.valid, losses.joint_ratio(log_ratio.detach()), 1.0)
+    kl = means["kl"].value
+    ratios = torch.where(rows.valid, losses.joint_ratio(log_ratio.detach()), 1.0)
     metrics |= {
-        "loss": loss, "policy_loss": policy, "entropy_loss": entropy, "floor_penalty": floor,
-        "approx_kl": losses.divergence(kl, means["mattered"].value), "clip_fraction": means["clip_fraction"].value,
-        "ratio_max": losses.largest(ratios), "ratio_min": -losses.largest(-ratios),
-    }  # fmt: skip
+        "loss": loss,
+        "policy_loss": policy,
+        "entropy_loss": entropy,
+        "floor_penalty": floor,
+        "approx_kl": losses.divergence(kl, means["mattered"].value),
+        "clip_fraction": means["clip_fraction"].value,
+        "ratio_max": losses.largest(ratios),
+        "ratio_min": -losses.largest(-ratios),
+    }
     metrics |= by_head("clip_fraction", means["head_clip_fraction"].value) | by_head("kl", kl)
-    metrics |= by_head("entropy", means["decided"].value) | by_head("head_share", means["head_share"].value)
+    metrics |= by_head("entropy", means["decided"].value) | by_head(
+        "head_share", means["head_share"].value
+    )
     metrics |= diagnostics.memory_health(means, evaluation.hidden, evaluation.cell, rows.valid)
     return loss, {name: metric.detach() for name, metric in metrics.items()}
 
 
 def policy_means(evaluation: Evaluation, log_ratio: Tensor, batch: Batch, clip: float) -> Means:
-    """What the policy's own terms and their diagnostics are made of; `decided`: entropies where there was a choice."""
+    """What the policy's own terms and their diagnostics are made of; `decided`: entropies where
+    there was a choice.
+    """
     rows = batch.rows
     relevant = relevant_heads(rows.effective_op) & rows.valid.unsqueeze(-1)
     free = (rows.valid & ~rows.forced).unsqueeze(-1)
@@ -153,13 +174,19 @@ def policy_means(evaluation: Evaluation, log_ratio: Tensor, batch: Batch, clip: 
 
 
 def imitation_loss(
-    evaluation: Evaluation, batch: Batch, config: PPOConfig, weights: Coefficients, ranks: Ranks = ALONE
+    evaluation: Evaluation,
+    batch: Batch,
+    config: PPOConfig,
+    weights: Coefficients,
+    ranks: Ranks = ALONE,
 ) -> tuple[Tensor, Metrics]:
-    """The loss of one gradient step towards a teacher, whose choices the rows hold as their action, and its parts.
+    """The loss of one gradient step towards a teacher, whose choices the rows hold as their action,
+    and its parts.
 
-    The cross-entropy of the policy as it plays, floors included: minus the log-probability of the teacher's choices,
-    summed over the heads that its op makes matter, mean over the env-steps with a choice (Ross et al. 2011).
-    Critics learn the returns of what was played, so the value of an op only where the teacher would have done the same.
+    The cross-entropy of the policy as it plays, floors included: minus the log-probability of the
+    teacher's choices, summed over the heads that its op makes matter, mean over the env-steps with
+    a choice (Ross et al. 2011). Critics learn the returns of what was played, so the value of an op
+    only where the teacher would have done the same.
     """
     rows = batch.rows
     free = rows.valid & ~rows.forced
@@ -186,7 +213,9 @@ def imitation_loss(
 
 
 def critic_means(evaluation: Evaluation, batch: Batch, config: PPOConfig, taken: Tensor) -> Means:
-    """The errors of value, Q and predicted contributions; taken: bool [T, n], the row tells the return of its op."""
+    """The errors of value, Q and predicted contributions; taken: bool [T, n], the row tells the
+    return of its op.
+    """
     rows = batch.rows
     weight = torch.where(rows.forced, config.forced_value_weight, 1.0) * rows.valid
     measured = rows.contribution_measured & rows.valid.unsqueeze(-1)
@@ -219,10 +248,15 @@ class Learner:
         imitation: ImitationConfig | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
-        """steps: keeps gradient steps on static buffers and replays them as CUDA graphs; ranks: who has the envs."""
-        self.policy, self.ranks = policy, ranks
-        self.steps = steps if ranks.count == 1 else None  # what is reduced over ranks is not captured
-        self.config, self.imitation = config, imitation or ImitationConfig()
+        """steps: keeps gradient steps on static buffers and replays them as CUDA graphs; ranks: who
+        has the envs.
+        """
+        self.policy = policy
+        self.ranks = ranks
+        # what is reduced over ranks is not captured
+        self.steps = steps if ranks.count == 1 else None
+        self.config = config
+        self.imitation = imitation or ImitationConfig()
         self.total_updates = total_updates
         self.seed = seed
         self.parameters = list(policy.parameters())
@@ -236,7 +270,9 @@ class Learner:
         self.skipped = 0  # consecutive updates without a finite gradient
 
     def scale_rewards_(self, rewards: Tensor, valid: Tensor) -> Tensor:
-        """Normalised rewards float32 [N] of one env-step, 0 where not valid, after its raw rewards entered."""
+        """Normalised rewards float32 [N] of one env-step, 0 where not valid, after its raw rewards
+        entered.
+        """
         self.reward = normalize.update_reward(self.reward, rewards, valid)
         scaled = normalize.normalize_reward(self.reward, rewards, self.config.reward_clip)
         return torch.where(valid, scaled, 0.0).float()
@@ -244,37 +280,48 @@ class Learner:
     def pay_(self, rollout: Rollout, earned: Tensor) -> None:
         """Fill in the rewards of a rollout, normalised, from what was earned: float64 [T, n], raw.
 
-        Statistics and scale are those of each env-step, over all envs. The penalty of a rollback, which ends the
-        trajectory, is a reward as it stands, no sample of what rewards are like.
+        Statistics and scale are those of each env-step, over all envs. The penalty of a rollback,
+        which ends the trajectory, is a reward as it stands, no sample of what rewards are like.
         """
-        rows, limit = rollout.rows, self.config.reward_clip
+        rows = rollout.rows
+        limit = self.config.reward_clip
         raw, sampled = self.ranks.gather([earned, rows.valid & ~rows.terminal], dim=1)
-        scaled = torch.stack([self.scale_rewards_(*step) for step in zip(raw, sampled, strict=True)])
+        scaled = torch.stack(
+            [self.scale_rewards_(*step) for step in zip(raw, sampled, strict=True)]
+        )
         penalty = earned.clamp(-limit, limit).float()
         rows.reward.copy_(torch.where(rows.terminal, penalty, self.ranks.own(scaled, dim=1)))
 
     def update(self, rollout: Rollout) -> dict[str, float]:
-        """Learn from one rollout by PPO; returns the diagnostics that are listed in `diagnostics.MEANING`.
+        """Learn from one rollout by PPO; returns the diagnostics that are listed in
+        `diagnostics.MEANING`.
 
-        Adam starts afresh after rounds of imitation. Raises SettingError for more minibatches than envs, RuntimeError
-        at the third update in a row in which no gradient was finite.
+        Adam starts afresh after rounds of imitation. Raises SettingError for more minibatches than
+        envs, RuntimeError at the third update in a row in which no gradient was finite.
         """
         if self.rounds == self.imitation.rounds:
             self.adam = adam_state(flatten(self.parameters))
-        config, weights = self.config, self._weights()
+        config = self.config
+        weights = self._weights()
         loss = partial(total_loss, config=config, tables=self.tables, ranks=self.ranks)
-        return self._learn_(rollout, Course("update", loss, config.epochs, config.lr, config.target_kl, weights))
+        return self._learn_(
+            rollout, Course("update", loss, config.epochs, config.lr, config.target_kl, weights)
+        )
 
     def imitate(self, rollout: Rollout) -> dict[str, float]:
-        """Learn what the teacher of a rollout would have done; returns the diagnostics of `diagnostics.IMITATION`.
+        """Learn what the teacher of a rollout would have done; returns the diagnostics of
+        `diagnostics.IMITATION`.
 
-        The schedules go on as in `update`, and so do the errors. Raises ValueError for a rollout without a teacher.
+        The schedules go on as in `update`, and so do the errors. Raises ValueError for a rollout
+        without a teacher.
         """
         if rollout.taught is None:
             raise ValueError("a rollout without a teacher cannot be imitated")
         loss = partial(imitation_loss, config=self.config, ranks=self.ranks)
         weights = self._weights()._replace(entropy=0.0, floor_penalty=0.0)
-        return self._learn_(rollout, Course("imitate", loss, self.imitation.epochs, self.imitation.lr, 0.0, weights))
+        return self._learn_(
+            rollout, Course("imitate", loss, self.imitation.epochs, self.imitation.lr, 0.0, weights)
+        )
 
     def _weights(self) -> Coefficients:
         return coefficients(self.config, self.train_steps, self.total_updates)
@@ -282,14 +329,20 @@ class Learner:
     def _learn_(self, rollout: Rollout, course: Course) -> dict[str, float]:
         """All passes over a rollout, then its observations; returns the diagnostics."""
         num_envs = self.ranks.all_envs(rollout.bootstrap.shape[0])
-        check(self.config.minibatches <= num_envs, "policy.ppo.minibatches", self.config.minibatches,
-              f"at most the number of envs, {num_envs}")  # fmt: skip
+        check(
+            self.config.minibatches <= num_envs,
+            "policy.ppo.minibatches",
+            self.config.minibatches,
+            f"at most the number of envs, {num_envs}",
+        )
         starts = segment_starts(*self.ranks.gather([rollout.rows.reset], dim=1))
         batch, summary = self._prepare_(rollout)
         if rollout.taught is not None:
             batch = batch._replace(rows=batch.rows.replace(action=rollout.taught))
         on_device = Coefficients(
-            *torch.tensor(course.weights, dtype=torch.float32).to(self.device, non_blocking=True).unbind()
+            *torch.tensor(course.weights, dtype=torch.float32)
+            .to(self.device, non_blocking=True)
+            .unbind()
         )
         step = partial(self._step_, course, starts)
         if self.steps is not None:
@@ -308,21 +361,35 @@ class Learner:
                 history.append(metrics)
         self.ranks.check_same(flatten(self.parameters))
         rows = rollout.rows
-        self.policy.follow_observations_(rows.features, rows.valid, self.config.observation_momentum, self.ranks)
+        self.policy.follow_observations_(
+            rows.features, rows.valid, self.config.observation_momentum, self.ranks
+        )
         report = read_back(diagnostics.over_ranks(history, self.ranks), summary, course.epochs)
         report |= {f"coefficient/{name}": value for name, value in course.weights._asdict().items()}
-        report |= {"learning_rate": course.lr, "epochs_done": report["steps"] / self.config.minibatches}
+        report |= {
+            "learning_rate": course.lr,
+            "epochs_done": report["steps"] / self.config.minibatches,
+        }
         self._count_(report)
         return report
 
     def _prepare_(self, rollout: Rollout) -> tuple[Batch, Metrics]:
-        """Advantages with the value scale of before, targets with that of after the returns of all envs."""
+        """Advantages with the value scale of before, targets with that of after the returns of all
+        envs.
+        """
         told = Told(*self.ranks.gather(Told.of(rollout), dim=1))
         scale = normalize.value_scale(self.value).float()
-        values, valid = told.value * scale, told.valid
+        values = told.value * scale
+        valid = told.valid
         bootstrap = torch.where(told.truncated.any(0), told.bootstrap[0] * scale, 0.0)
         advantages, returns, differences = gae(
-            told.reward, values, told.terminal, valid, bootstrap, self.config.gamma, self.config.gae_lambda
+            told.reward,
+            values,
+            told.terminal,
+            valid,
+            bootstrap,
+            self.config.gamma,
+            self.config.gae_lambda,
         )
         self.value = normalize.update_value(self.value, returns, valid & returns.isfinite())
         new_scale = normalize.value_scale(self.value).float()
@@ -337,34 +404,51 @@ class Learner:
         summary |= diagnostics.spread("advantage", advantages, valid)
         summary |= diagnostics.play(told)
         own = partial(self.ranks.own, dim=1)
-        return Batch(rollout.rows, own(normalize_advantages(advantages, valid)), own(returns / new_scale)), summary
+        return Batch(
+            rollout.rows, own(normalize_advantages(advantages, valid)), own(returns / new_scale)
+        ), summary
 
     def _minibatches(self, num_envs: int, epoch: int) -> list[Tensor]:
         """Envs int64 of every minibatch, in an order drawn anew for each epoch of each update."""
         envs = torch.arange(num_envs, device=self.device)
         keys = stream_keys(self.seed, MINIBATCH, (self.rounds, epoch), envs)
         return list(
-            uniform(keys, torch.zeros_like(envs), torch.float64).argsort().tensor_split(self.config.minibatches)
+            uniform(keys, torch.zeros_like(envs), torch.float64)
+            .argsort()
+            .tensor_split(self.config.minibatches)
         )
 
     def _noise(self, rollout: Rollout, envs: Tensor, epoch: int) -> Tensor:
-        """Uniform float32 [T, n, H / 2] for dropout of these envs; an env's numbers do not depend on the others."""
-        num_steps, units = rollout.rows.shape[0], self.policy.lstm.hidden // 2
+        """Uniform float32 [T, n, H / 2] for dropout of these envs; an env's numbers do not depend
+        on the others.
+        """
+        num_steps = rollout.rows.shape[0]
+        units = self.policy.lstm.hidden // 2
         keys = stream_keys(self.seed, DROPOUT, (self.rounds, epoch), envs)
         counters = torch.arange(num_steps * units, device=self.device).reshape(num_steps, 1, units)
         return uniform(keys.reshape(1, -1, 1), counters)
 
     def _ended(self, stopped: Tensor) -> bool:
-        """Whether no further pass can change anything; asked of a CPU alone, as another device would be waited for."""
+        """Whether no further pass can change anything; asked of a CPU alone, as another device
+        would be waited for.
+        """
         return self.device.type == "cpu" and bool(stopped)
 
     def _step_(
-        self, course: Course, starts: list[int], batch: Batch, noise: Tensor, weights: Coefficients, stopped: Tensor,
+        self,
+        course: Course,
+        starts: list[int],
+        batch: Batch,
+        noise: Tensor,
+        weights: Coefficients,
+        stopped: Tensor,
         adam: AdamState,
-    ) -> tuple[Metrics, Tensor, AdamState]:  # fmt: skip
-        """One gradient step, unless stopped bool [] or the gradient is not finite or the policy has moved too far.
+    ) -> tuple[Metrics, Tensor, AdamState]:
+        """One gradient step, unless stopped bool [] or the gradient is not finite or the policy has
+        moved too far.
 
-        Changes the policy's parameters in place; gives diagnostics, whether to stop, and the moments afterwards.
+        Changes the policy's parameters in place; gives diagnostics, whether to stop, and the
+        moments afterwards.
         """
         evaluation = self.policy.evaluate(batch.rows, starts, noise)
         loss, metrics = course.loss(evaluation, batch, weights=weights)
@@ -378,33 +462,51 @@ class Learner:
             stopped = stopped | (metrics["approx_kl"] > KL_MARGIN * course.target_kl)
         go = finite & ~stopped
         flat = flatten(gradients) * losses.scale_for_clip(norm, self.config.max_grad_norm)
-        moved, adam = adam_step(flatten(self.parameters), flat, adam, course.lr, self.config.adam_eps, go)
+        moved, adam = adam_step(
+            flatten(self.parameters), flat, adam, course.lr, self.config.adam_eps, go
+        )
         write_parameters_(self.parameters, moved)
-        metrics |= diagnostics.gradient_norms(self.policy, dict(zip(self.parameters, gradients, strict=True)))
-        metrics |= {"gradient_norm": norm, "go": go, "looked_at": looked_at, "not_finite": looked_at & ~finite,
-                    "stopped": stopped}  # fmt: skip
+        metrics |= diagnostics.gradient_norms(
+            self.policy, dict(zip(self.parameters, gradients, strict=True))
+        )
+        metrics |= {
+            "gradient_norm": norm,
+            "go": go,
+            "looked_at": looked_at,
+            "not_finite": looked_at & ~finite,
+            "stopped": stopped,
+        }
         return metrics, stopped, adam
 
     def _count_(self, report: dict[str, float]) -> None:
         self.rounds += 1
         self.train_steps += report["steps"] > 0
-        self.skipped = self.skipped + 1 if report["steps"] == 0 and report["not_finite_steps"] > 0 else 0
+        self.skipped = (
+            self.skipped + 1 if report["steps"] == 0 and report["not_finite_steps"] > 0 else 0
+        )
         if self.skipped >= MAX_SKIPPED:
             raise RuntimeError(
-                f"{self.skipped} updates in a row had no finite gradient, the policy can no longer learn: look for "
+                f"{self.skipped} updates in a row had no finite gradient, the policy can no "
+                "longer learn: look for "
                 "values that are not finite in rewards and observations, or lower policy.ppo.lr"
             )
 
     def state_dict(self) -> dict[str, Nested | int]:
         """Everything that a resumed run needs to go on bit for bit: plain tensors and ints."""
         return {
-            "policy": self.policy.state_dict(), "adam": self.adam._asdict(), "reward": self.reward._asdict(),
-            "value": self.value._asdict(), "rounds": self.rounds, "train_steps": self.train_steps,
+            "policy": self.policy.state_dict(),
+            "adam": self.adam._asdict(),
+            "reward": self.reward._asdict(),
+            "value": self.value._asdict(),
+            "rounds": self.rounds,
+            "train_steps": self.train_steps,
             "skipped": self.skipped,
-        }  # fmt: skip
+        }
 
     def take_over(self, state: Mapping) -> None:
-        """Begin with `policy`, `reward` and `value` of another learner's state; Adam and all counters stay new."""
+        """Begin with `policy`, `reward` and `value` of another learner's state; Adam and all
+        counters stay new.
+        """
         self.policy.load_state_dict(state["policy"])
         self.reward = RewardStats(**self._here(state["reward"]))
         self.value = Moments(**self._here(state["value"]))
@@ -413,7 +515,9 @@ class Learner:
         """Go on with what `state_dict` gave, onto this learner's device."""
         self.take_over(state)
         self.adam = AdamState(**self._here(state["adam"]))
-        self.rounds, self.train_steps, self.skipped = state["rounds"], state["train_steps"], state["skipped"]
+        self.rounds = state["rounds"]
+        self.train_steps = state["train_steps"]
+        self.skipped = state["skipped"]
 
     def _here(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: tensor.to(self.device) for name, tensor in tensors.items()}

@@ -1,7 +1,9 @@
-"""What every decision maker offers, learning or scripted, so that the trainer needs to know only this.
+"""What every decision maker offers, learning or scripted, so that the trainer needs to know only
+this.
 
-An agent looks at a View of N envs and returns one Decision per env. What it remembers between env-steps is a tuple of
-tensors with a leading env axis, which the trainer carries along and restarts where an env begins a new trajectory.
+An agent looks at a View of N envs and returns one Decision per env. What it remembers between
+env-steps is a tuple of tensors with a leading env axis, which the trainer carries along and
+restarts where an env begins a new trajectory.
 """
 
 from typing import Protocol, runtime_checkable
@@ -31,12 +33,18 @@ class Open(Protocol):
     """An agent that can also tell how likely every choice was."""
 
     def act_openly(self, view: View, memory: Memory) -> tuple[Decision, Memory, Tensor]:
-        """What `act` gives, and the probabilities of all choices of all heads: float32 [N, X] in HEADS order."""
+        """What `act` gives, and the probabilities of all choices of all heads: float32 [N, X] in
+        HEADS order.
+        """
         ...
 
 
-def decide(agent: Agent, view: View, memory: Memory, openly: bool) -> tuple[Decision, Memory, Tensor | None]:
-    """What the agent does, and how likely every choice was where that is asked for (`openly`) and can be told."""
+def decide(
+    agent: Agent, view: View, memory: Memory, openly: bool
+) -> tuple[Decision, Memory, Tensor | None]:
+    """What the agent does, and how likely every choice was where that is asked for (`openly`) and
+    can be told.
+    """
     if openly and isinstance(agent, Open):
         return agent.act_openly(view, memory)
     decision, memory = agent.act(view, memory)
@@ -44,8 +52,10 @@ def decide(agent: Agent, view: View, memory: Memory, openly: bool) -> tuple[Deci
 
 
 def restart(memory: Memory, fresh: Memory, reset: Tensor) -> Memory:
-    """`memory` with the envs of `reset` (bool [N]) put back to `fresh`, the agent's memory at the start."""
+    """`memory` with the envs of `reset` (bool [N]) put back to `fresh`, the agent's memory at the
+    start.
+    """
     return tuple(
         torch.where(reset.reshape(-1, *[1] * (old.ndim - 1)), new, old)
         for old, new in zip(memory, fresh, strict=True)
-    )  # fmt: skip
+    )

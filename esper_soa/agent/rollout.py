@@ -1,7 +1,7 @@
 """The record of one round: what every env showed, what was decided and what it earned, [T, N].
 
-The trainer makes one with `new_rollout` and fills it row by row with `write_`; the learner reads it. Everything is on
-the device and is allocated once.
+The trainer makes one with `new_rollout` and fills it row by row with `write_`; the learner reads
+it. Everything is on the device and is allocated once.
 """
 
 from typing import NamedTuple
@@ -26,7 +26,8 @@ class Row(TensorClass["tensor_only", "frozen"]):  # type: ignore[type-arg, name-
     value: Tensor  # float32 [N], in units of normalised return
     reward: Tensor  # float32 [N], normalised; 0 until the episode is over, see Learner.pay_
     terminal: Tensor  # bool [N], the trajectory ends here for good
-    truncated: Tensor  # bool [N], the episode is cut here; the value of the next state stands for the rest
+    # Bool [N], the episode is cut here; the value of the next state stands for the rest.
+    truncated: Tensor
     reset: Tensor  # bool [N], the agent's memory was restarted before this env-step
     valid: Tensor  # bool [N], the row counts
     contribution: Tensor  # float32 [N, S], percent points; target of the auxiliary prediction
@@ -43,7 +44,8 @@ class Rollout(NamedTuple):
 
     rows: Row  # [T, N]
     bootstrap: Tensor  # float32 [N], value after the last row, used where it is truncated
-    taught: Action | None = None  # int64 [T, N], what a teacher would have done; None where there is none
+    # Int64 [T, N], what a teacher would have done; None where there is none.
+    taught: Action | None = None
 
 
 class Told(NamedTuple):
@@ -63,8 +65,17 @@ class Told(NamedTuple):
     def of(cls, rollout: Rollout) -> "Told":
         """What a rollout tells of its envs."""
         rows = rollout.rows
-        return cls(rows.reward, rows.value, rows.terminal, rows.truncated, rows.valid, rows.forced, rows.action.op,
-                   rows.effective_op, rollout.bootstrap.unsqueeze(0))  # fmt: skip
+        return cls(
+            rows.reward,
+            rows.value,
+            rows.terminal,
+            rows.truncated,
+            rows.valid,
+            rows.forced,
+            rows.action.op,
+            rows.effective_op,
+            rollout.bootstrap.unsqueeze(0),
+        )
 
 
 def stack_action(action: Action) -> Tensor:

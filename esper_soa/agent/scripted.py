@@ -1,8 +1,9 @@
-"""Decision makers that follow rules instead of learning: random, wait, a fixed schedule, and a heuristic.
+"""Decision makers that follow rules instead of learning: random, wait, a fixed schedule, and a
+heuristic.
 
-Given a View of N envs they return one Decision per env, with zeros for what a learner would store. The trainer and
-the A/B comparison use them behind `agent.protocol.Agent`; every choice obeys the masks. Agents of users' own are
-written with `seed_action`, `obey` and `unlearned`.
+Given a View of N envs they return one Decision per env, with zeros for what a learner would store.
+The trainer and the A/B comparison use them behind `agent.protocol.Agent`; every choice obeys the
+masks. Agents of users' own are written with `seed_action`, `obey` and `unlearned`.
 """
 
 from collections.abc import Sequence
@@ -36,7 +37,12 @@ def scripted_policy(cfg: PolicyConfig, blueprints: Sequence[str]) -> Agent:
         return SchedulePolicy(cfg.schedule, blueprints)
     if cfg.name == "heuristic":
         return HeuristicPolicy(cfg.heuristic, blueprints)
-    raise SettingError("policy.name", cfg.name, "random, wait, schedule or heuristic", "It is not a scripted policy.")
+    raise SettingError(
+        "policy.name",
+        cfg.name,
+        "random, wait, schedule or heuristic",
+        "It is not a scripted policy.",
+    )
 
 
 def first_choice(mask: Tensor) -> Tensor:
@@ -45,7 +51,9 @@ def first_choice(mask: Tensor) -> Tensor:
 
 
 def uniform_choice(mask: Tensor, noise: Tensor) -> Tensor:
-    """Index int64 [...] drawn uniformly from the True entries of mask [..., C] by `noise` [...] in [0, 1)."""
+    """Index int64 [...] drawn uniformly from the True entries of mask [..., C] by `noise` [...] in
+    [0, 1).
+    """
     num_legal = mask.sum(-1)
     rank = (noise * num_legal).to(torch.int64).clamp(max=num_legal - 1)
     return (mask.cumsum(-1) <= rank.unsqueeze(-1)).sum(-1)
@@ -58,7 +66,8 @@ def obey(want: Action, masks: Masks) -> tuple[Action, Tensor]:
     """
     legal = ~illegal_heads(want, masks).any(-1)
     op = torch.where(legal, want.op, Op.WAIT)
-    relevant, offered = relevant_heads(op).unbind(-1), head_masks(masks, op)
+    relevant = relevant_heads(op).unbind(-1)
+    offered = head_masks(masks, op)
     heads = {
         name: torch.where(matters, want.get(name), first_choice(offered[name]))
         for matters, name in zip(relevant, HEAD_NAMES, strict=True)
@@ -67,7 +76,9 @@ def obey(want: Action, masks: Masks) -> tuple[Action, Tensor]:
 
 
 class RandomPolicy:
-    """Uniform over the legal ops, then uniform over the legal choices of every head that the op makes relevant."""
+    """Uniform over the legal ops, then uniform over the legal choices of every head that the op
+    makes relevant.
+    """
 
     def start(self, num_envs: int, device: torch.device) -> Memory:
         """Remembers nothing."""
@@ -97,11 +108,14 @@ class WaitPolicy:
 
 
 class SchedulePolicy:
-    """The same lifecycle in every env, at declared env-steps, or as soon after them as it is legal."""
+    """The same lifecycle in every env, at declared env-steps, or as soon after them as it is
+    legal.
+    """
 
     def __init__(self, cfg: ScheduleConfig, blueprints: Sequence[str]) -> None:
         check_choice("policy.schedule.blueprint", cfg.blueprint, tuple(blueprints))
-        self.cfg, self.code = cfg, blueprint_names(blueprints).index(cfg.blueprint)
+        self.cfg = cfg
+        self.code = blueprint_names(blueprints).index(cfg.blueprint)
 
     def start(self, num_envs: int, device: torch.device) -> Memory:
         """Remembers nothing: the env state knows the env-step."""
@@ -109,7 +123,9 @@ class SchedulePolicy:
 
     def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
         """What is due in the first slot that is due and may act; WAIT where none is."""
-        step, slots, legal = view.state.signals.step, view.state.slots, view.masks.slot_by_op
+        step = view.state.signals.step
+        slots = view.state.slots
+        legal = view.masks.slot_by_op
         due = self.due_ops(step, slots.stage, slots.seed_age)
         applicable = legal.gather(1, due.unsqueeze(1)).squeeze(1)
         slot = first_choice((due != Op.WAIT) & applicable)
@@ -124,7 +140,9 @@ class SchedulePolicy:
         return unlearned(action), memory
 
     def due_ops(self, step: Tensor, stage: Tensor, age: Tensor) -> Tensor:
-        """Op due in every slot [N, S] at env-step `step` [N], by the stage and the age of its seed [N, S]."""
+        """Op due in every slot [N, S] at env-step `step` [N], by the stage and the age of its seed
+        [N, S].
+        """
         cfg = self.cfg
         starts = _constants(cfg.germination_steps(stage.shape[-1]), step.device)
         open_for_one = (stage == Stage.EMPTY) & (step.unsqueeze(-1) >= starts)
@@ -171,14 +189,18 @@ class Wish(NamedTuple):
 
 
 class HeuristicPolicy:
-    """Hand-written rules: germinate on a plateau, advance, prune what fails, fossilise what contributes."""
+    """Hand-written rules: germinate on a plateau, advance, prune what fails, fossilise what
+    contributes.
+    """
 
     def __init__(self, cfg: HeuristicConfig, blueprints: Sequence[str]) -> None:
-        name, rotation = "policy.heuristic.blueprint_rotation", cfg.blueprint_rotation
+        name = "policy.heuristic.blueprint_rotation"
+        rotation = cfg.blueprint_rotation
         allowed = ", ".join(blueprints)
         check(len(rotation) > 0, name, rotation, f"a list of some of {allowed}")
         check(set(rotation) <= set(blueprints), name, rotation, f"a list of some of {allowed}")
-        self.cfg, self.names = cfg, blueprint_names(blueprints)
+        self.cfg = cfg
+        self.names = blueprint_names(blueprints)
 
     def start(self, num_envs: int, device: torch.device) -> Memory:
         """A HeuristicMemory that has seen nothing."""
@@ -188,12 +210,25 @@ class HeuristicPolicy:
 
     def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
         """The wanted action; where it is masked, WAIT, and the memory is only decayed."""
-        slots, ramp, signals = view.state.slots, view.state.ramp, view.state.signals
+        slots = view.state.slots
+        ramp = view.state.ramp
+        signals = view.state.signals
         situation = Situation(
-            signals.step, signals.stabilized, signals.plateau, slots.empty.sum(-1), slots.stage, slots.blueprint,
-            slots.stage_age, slots.improvement, slots.total_improvement, slots.alpha, ramp.target, ramp.mode,
-            slots.contribution, slots.contribution_known,
-        )  # fmt: skip
+            signals.step,
+            signals.stabilized,
+            signals.plateau,
+            slots.empty.sum(-1),
+            slots.stage,
+            slots.blueprint,
+            slots.stage_age,
+            slots.improvement,
+            slots.total_improvement,
+            slots.alpha,
+            ramp.target,
+            ramp.mode,
+            slots.contribution,
+            slots.contribution_known,
+        )
         decayed = decay_penalties(HeuristicMemory(*memory), situation.step, self.cfg)
         wish, after = wish_for(situation, decayed, self.cfg, self.names)
         slot = torch.where(wish.op == Op.GERMINATE, first_choice(slots.empty), wish.slot)
@@ -211,13 +246,19 @@ def decay_penalties(memory: HeuristicMemory, step: Tensor, cfg: HeuristicConfig)
     decayed = torch.where(decayed < FORGOTTEN_PENALTY, 0.0, decayed)
     due = step > memory.last_decay
     penalties = torch.where(due.unsqueeze(-1), decayed, memory.penalties)
-    return memory._replace(penalties=penalties, last_decay=torch.where(due, step, memory.last_decay))
+    return memory._replace(
+        penalties=penalties, last_decay=torch.where(due, step, memory.last_decay)
+    )
 
 
 def wish_for(
-    situation: Situation, memory: HeuristicMemory, cfg: HeuristicConfig, names: Sequence[str] = BLUEPRINT_NAMES
+    situation: Situation,
+    memory: HeuristicMemory,
+    cfg: HeuristicConfig,
+    names: Sequence[str] = BLUEPRINT_NAMES,
 ) -> tuple[Wish, HeuristicMemory]:
-    """What the heuristic wants, masks apart, and its memory if it gets it (reference heuristic policy).
+    """What the heuristic wants, masks apart, and its memory if it gets it (reference heuristic
+    policy).
 
     The first managed seed in slot order decides; only without one is germination considered.
     Thresholds of `cfg` may also be tensors [N]; names: what it calls the blueprints, by code.
@@ -235,14 +276,18 @@ def wish_for(
     charged = pruning.unsqueeze(-1) & (codes == blueprint.unsqueeze(-1))
     memory = memory._replace(
         rotation=torch.where(germinating, rotation, memory.rotation),
-        penalties=torch.where(charged, memory.penalties + _column(cfg.blueprint_penalty_on_prune), memory.penalties),
+        penalties=torch.where(
+            charged, memory.penalties + _column(cfg.blueprint_penalty_on_prune), memory.penalties
+        ),
         last_prune=torch.where(pruning, situation.step, memory.last_prune),
     )
     return Wish(op, slot, blueprint), memory
 
 
 def _germination_due(situation: Situation, memory: HeuristicMemory, cfg: HeuristicConfig) -> Tensor:
-    """bool [N]: a stable host on a plateau, late enough and long enough after the last prune, with a free slot."""
+    """bool [N]: a stable host on a plateau, late enough and long enough after the last prune, with
+    a free slot.
+    """
     return (
         (situation.step - memory.last_prune >= cfg.embargo_steps_after_prune)
         & situation.stabilized
@@ -277,13 +322,16 @@ def _managing_op(situation: Situation, slot: Tensor, cfg: HeuristicConfig) -> Te
     return torch.where(stage == Stage.HOLDING, torch.where(known, held, Op.WAIT), op)
 
 
-def _next_blueprint(memory: HeuristicMemory, cfg: HeuristicConfig, names: Sequence[str]) -> tuple[Tensor, Tensor]:
+def _next_blueprint(
+    memory: HeuristicMemory, cfg: HeuristicConfig, names: Sequence[str]
+) -> tuple[Tensor, Tensor]:
     """Blueprint int64 [N] to germinate next, and the rotation count int64 [N] once it is taken.
 
-    The next candidate of the rotation with a penalty below the threshold; where all are above it, the rotation goes
-    over the candidates ordered by penalty, then name.
+    The next candidate of the rotation with a penalty below the threshold; where all are above it,
+    the rotation goes over the candidates ordered by penalty, then name.
     """
-    device, size = memory.rotation.device, len(cfg.blueprint_rotation)
+    device = memory.rotation.device
+    size = len(cfg.blueprint_rotation)
     codes = _constants([names.index(name) for name in cfg.blueprint_rotation], device)
     turn = (memory.rotation.unsqueeze(-1) + torch.arange(size, device=device)) % size
     candidates = codes[turn]
@@ -293,18 +341,26 @@ def _next_blueprint(memory: HeuristicMemory, cfg: HeuristicConfig, names: Sequen
     order = memory.penalties[:, by_name].argsort(dim=1, stable=True)
     least_bad = by_name[_at(order, memory.rotation % size)]
     found = acceptable.any(-1)
-    return torch.where(found, _at(candidates, tried), least_bad), memory.rotation + torch.where(found, tried + 1, 1)
+    return torch.where(found, _at(candidates, tried), least_bad), memory.rotation + torch.where(
+        found, tried + 1, 1
+    )
 
 
 def seed_action(op: Tensor, slot: Tensor, blueprint: Tensor) -> Action:
-    """`op` on `slot` [N], with `blueprint` for GERMINATE and the placeholder choice in every other head."""
+    """`op` on `slot` [N], with `blueprint` for GERMINATE and the placeholder choice in every other
+    head.
+    """
     placeholders = {head.name: torch.full_like(op, head.placeholder) for head in HEADS}
-    return _action(placeholders | {"op": op, "slot": slot, "blueprint": blueprint.clamp(min=Blueprint.NOOP)})
+    return _action(
+        placeholders | {"op": op, "slot": slot, "blueprint": blueprint.clamp(min=Blueprint.NOOP)}
+    )
 
 
 def _action(heads: dict[str, Tensor]) -> Action:
     """An Action from the choice [N] of every head by name."""
-    return Action.from_dict({name: heads[name] for name in HEAD_NAMES}, batch_size=heads["op"].shape)
+    return Action.from_dict(
+        {name: heads[name] for name in HEAD_NAMES}, batch_size=heads["op"].shape
+    )
 
 
 def unlearned(action: Action) -> Decision:

@@ -1,8 +1,9 @@
 """What the policy makes of seed slots with one set of weights for any number and place of them.
 
-Every slot goes through the same encoder. What all slots come to together is symmetric in them (deep sets, Zaheer et
-al. 2017), and what is said of each is a score of its own (pointer networks, Vinyals et al. 2015), so that renumbering
-the slots renumbers the scores and changes nothing else. Slots are the last axis but one. Called by the policy network.
+Every slot goes through the same encoder. What all slots come to together is symmetric in them (deep
+sets, Zaheer et al. 2017), and what is said of each is a score of its own (pointer networks, Vinyals
+et al. 2015), so that renumbering the slots renumbers the scores and changes nothing else. Slots are
+the last axis but one. Called by the policy network.
 """
 
 import math
@@ -18,13 +19,20 @@ WIDE = 256  # channels at which a place reads 1
 
 
 def place_table(slots: Sequence[SlotSpec]) -> Tensor:
-    """Where every slot stands, float32 [S, 4]: row, depth of its block in the host, log2 of channels and of size.
+    """Where every slot stands, float32 [S, 4]: row, depth of its block in the host, log2 of
+    channels and of size.
 
-    Each reads -1 for the least (row 0, the first block, one channel, one pixel) and 1 for the most (row 1, the last
-    block, 256 channels, the whole image); only hosts wider than any that is shipped go beyond.
+    Each reads -1 for the least (row 0, the first block, one channel, one pixel) and 1 for the most
+    (row 1, the last block, 256 channels, the whole image); only hosts wider than any that is
+    shipped go beyond.
     """
     rows = [
-        (slot.row, slot.depth, math.log2(slot.channels) / math.log2(WIDE), math.log2(slot.size) / math.log2(IMAGE_SIZE))
+        (
+            slot.row,
+            slot.depth,
+            math.log2(slot.channels) / math.log2(WIDE),
+            math.log2(slot.size) / math.log2(IMAGE_SIZE),
+        )
         for slot in slots
     ]
     return 2 * torch.tensor(rows) - 1
@@ -38,12 +46,18 @@ class SlotEncoder(nn.Module):
         self.net = nn.Sequential(nn.Linear(num_inputs, width), nn.LayerNorm(width), nn.ReLU())
 
     def forward(self, features: Tensor, embedded: Tensor, places: Tensor) -> Tensor:
-        """features [..., S, 31], normalised; embedded [..., S, E], of the blueprint; places [S, 4]."""
-        return self.net(torch.cat([features, embedded, places.expand(*features.shape[:-1], -1)], dim=-1))
+        """features [..., S, 31], normalised; embedded [..., S, E], of the blueprint; places [S,
+        4].
+        """
+        return self.net(
+            torch.cat([features, embedded, places.expand(*features.shape[:-1], -1)], dim=-1)
+        )
 
 
 def summary(slots: Tensor) -> Tensor:
-    """Mean and largest [..., 2 W] of the encodings [..., S, W] over the slots, whatever their order."""
+    """Mean and largest [..., 2 W] of the encodings [..., S, W] over the slots, whatever their
+    order.
+    """
     return torch.cat([slots.mean(-2), slots.amax(-2)], dim=-1)
 
 
@@ -56,7 +70,8 @@ def encoding_of(slots: Tensor, slot: Tensor) -> Tensor:
 class SlotScores(nn.Module):
     """A number for every slot [..., S] from a context [..., C] and the encodings [..., S, W].
 
-    The pointer of Vinyals et al. (2015), u_s = v . f(A context + B e_s), with the ReLU of the other heads for f.
+    The pointer of Vinyals et al. (2015), u_s = v . f(A context + B e_s), with the ReLU of the other
+    heads for f.
     """
 
     def __init__(self, context: int, slot: int, width: int) -> None:
@@ -67,4 +82,6 @@ class SlotScores(nn.Module):
 
     def forward(self, context: Tensor, slots: Tensor) -> Tensor:
         """The context is multiplied once, not once per slot."""
-        return self.score(torch.relu(self.context(context).unsqueeze(-2) + self.slot(slots))).squeeze(-1)
+        return self.score(
+            torch.relu(self.context(context).unsqueeze(-2) + self.slot(slots))
+        ).squeeze(-1)

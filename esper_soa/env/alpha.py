@@ -1,7 +1,8 @@
-"""Alpha ramps: how a seed's share of its host's activations moves from one value to another, tick by tick.
+"""Alpha ramps: how a seed's share of its host's activations moves from one value to another, tick
+by tick.
 
-Given the ramps of all slots and masks of the slots concerned; every function works elementwise over any batch shape.
-Called by env/lifecycle.py, which decides when a ramp is set and when it runs.
+Given the ramps of all slots and masks of the slots concerned; every function works elementwise over
+any batch shape. Called by env/lifecycle.py, which decides when a ramp is set and when it runs.
 """
 
 import math
@@ -16,7 +17,9 @@ MIN_STEEPNESS = 0.1  # flattest sigmoid that a ramp stores
 
 
 def _logistic(x: Tensor) -> Tensor:
-    """1 / (1 + exp(-x)) in the two-branch form that never overflows, and keeps its digits on both sides of 0."""
+    """1 / (1 + exp(-x)) in the two-branch form that never overflows, and keeps its digits on both
+    sides of 0.
+    """
     shrunk = torch.exp(-x.abs())
     return torch.where(x >= 0, 1 / (1 + shrunk), shrunk / (1 + shrunk))
 
@@ -24,30 +27,40 @@ def _logistic(x: Tensor) -> Tensor:
 def curve_progress(t: Tensor, curve: Tensor, steepness: Tensor) -> Tensor:
     """Part of the way covered, [0, 1], after part `t` of the time (clamped to [0, 1]).
 
-    LINEAR: t. COSINE: (1 - cos(pi t)) / 2. SIGMOID: the logistic function of slope `steepness` around t = 1/2,
-    stretched so that it starts at 0 and ends at 1; t where it is too flat to be stretched.
+    LINEAR: t. COSINE: (1 - cos(pi t)) / 2. SIGMOID: the logistic function of slope `steepness`
+    around t = 1/2, stretched so that it starts at 0 and ends at 1; t where it is too flat to be
+    stretched.
     """
     t = t.clamp(0.0, 1.0)
     cosine = 0.5 * (1 - torch.cos(math.pi * t))
-    low, high = _logistic(-0.5 * steepness), _logistic(0.5 * steepness)
+    low = _logistic(-0.5 * steepness)
+    high = _logistic(0.5 * steepness)
     flat = high == low
     span = torch.where(flat, 1.0, high - low)
     sigmoid = torch.where(flat, t, (_logistic(steepness * (t - 0.5)) - low) / span)
-    return torch.where(curve == Curve.COSINE, cosine, torch.where(curve == Curve.SIGMOID, sigmoid, t))
+    return torch.where(
+        curve == Curve.COSINE, cosine, torch.where(curve == Curve.SIGMOID, sigmoid, t)
+    )
 
 
-def retarget(ramp: Ramp, where: Tensor, target: Tensor, length: Tensor, curve: Tensor, steepness: Tensor) -> Ramp:
-    """Start a new ramp on `where` from the present alpha to `target`, over `length` ticks; 0 ticks jump at once.
+def retarget(
+    ramp: Ramp, where: Tensor, target: Tensor, length: Tensor, curve: Tensor, steepness: Tensor
+) -> Ramp:
+    """Start a new ramp on `where` from the present alpha to `target`, over `length` ticks; 0 ticks
+    jump at once.
 
-    Only ramps in mode HOLD may be given a new target: the caller sees to it. `target` is clamped to [0, 1], `length`
-    to at least 0. A ramp to where alpha already is stays in HOLD with its length stored.
+    Only ramps in mode HOLD may be given a new target: the caller sees to it. `target` is clamped to
+    [0, 1], `length` to at least 0. A ramp to where alpha already is stays in HOLD with its length
+    stored.
     """
     target = target.clamp(0.0, 1.0)
     length = length.clamp(min=0)
     instant = length == 0
     up = (target > ramp.alpha) & ~instant
     down = (target < ramp.alpha) & ~instant
-    mode = torch.where(up, AlphaMode.UP, torch.where(down, AlphaMode.DOWN, torch.zeros_like(ramp.mode)))
+    mode = torch.where(
+        up, AlphaMode.UP, torch.where(down, AlphaMode.DOWN, torch.zeros_like(ramp.mode))
+    )
     return ramp.replace(
         alpha=torch.where(where & instant, target, ramp.alpha),
         start=torch.where(where, ramp.alpha, ramp.start),
@@ -61,17 +74,19 @@ def retarget(ramp: Ramp, where: Tensor, target: Tensor, length: Tensor, curve: T
 
 
 def advance_ramp(ramp: Ramp, running: Tensor) -> tuple[Ramp, Tensor]:
-    """Move the ramps of `running` (bool) on by one tick; also bool, where a ramp arrived at its target in this tick.
+    """Move the ramps of `running` (bool) on by one tick; also bool, where a ramp arrived at its
+    target in this tick.
 
-    After tick k of n alpha is start + (target - start) progress(k / n), so no tick leaves alpha at its start, and the
-    last one sets the target exactly. Ramps in HOLD do not move.
+    After tick k of n alpha is start + (target - start) progress(k / n), so no tick leaves alpha at
+    its start, and the last one sets the target exactly. Ramps in HOLD do not move.
     """
     moving = running & (ramp.mode != AlphaMode.HOLD) & (ramp.length > 0)
     done = torch.where(moving, torch.minimum(ramp.done + 1, ramp.length), ramp.done)
     reached = moving & (done >= ramp.length)
     time = done.to(ramp.alpha.dtype) / ramp.length.clamp(min=1)
     way = ramp.start + (ramp.target - ramp.start) * curve_progress(time, ramp.curve, ramp.steepness)
-    low, high = torch.minimum(ramp.start, ramp.target), torch.maximum(ramp.start, ramp.target)
+    low = torch.minimum(ramp.start, ramp.target)
+    high = torch.maximum(ramp.start, ramp.target)
     way = torch.minimum(torch.maximum(way, low), high)
     alpha = torch.where(reached, ramp.target, torch.where(moving, way, ramp.alpha))
     mode = torch.where(reached, AlphaMode.HOLD, ramp.mode)

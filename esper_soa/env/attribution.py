@@ -1,7 +1,9 @@
-"""What subset accuracies say about each seed: leave-one-out contribution, interactions, Shapley values.
+"""What subset accuracies say about each seed: leave-one-out contribution, interactions, Shapley
+values.
 
-Given the accuracies of a set of subsets per env, it knows nothing of networks and can be used on its own: rows of
-(subset bit mask, accuracy) in, per-seed numbers out. Called by env/step.py after validation.
+Given the accuracies of a set of subsets per env, it knows nothing of networks and can be used on
+its own: rows of (subset bit mask, accuracy) in, per-seed numbers out. Called by env/step.py after
+validation.
 """
 
 import torch
@@ -12,13 +14,17 @@ from esper_soa.vocabulary import Stage
 
 
 def lookup(subset: Tensor, accuracy: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-    """Accuracy of the subsets `wanted` (int64 [N, W], >= 0) in the table (subset int64, accuracy float; both [N, R]).
+    """Accuracy of the subsets `wanted` (int64 [N, W], >= 0) in the table (subset int64, accuracy
+    float; both [N, R]).
 
-    Returns values [N, W], 0 where the table does not hold the subset, and bool [N, W], where it does.
+    Returns values [N, W], 0 where the table does not hold the subset, and bool [N, W], where it
+    does.
     """
     value = torch.zeros_like(accuracy[:, :1]).expand(wanted.shape)
     found = torch.zeros_like(wanted, dtype=torch.bool)
-    for row in range(subset.shape[1]):  # few; passes over [N, W] vectorise where a reduction over the rows does not
+    for row in range(
+        subset.shape[1]
+    ):  # few; passes over [N, W] vectorise where a reduction over the rows does not
         hit = subset[:, row, None] == wanted
         value = torch.where(hit, accuracy[:, row, None], value)
         found = found | hit
@@ -26,10 +32,12 @@ def lookup(subset: Tensor, accuracy: Tensor, wanted: Tensor) -> tuple[Tensor, Te
 
 
 def shapley_values(subset: Tensor, accuracy: Tensor, ablated: Tensor) -> tuple[Tensor, Tensor]:
-    """Exact Shapley values [N, S] of the seeds `ablated` (bool [N, S]), 0 for others and where rows are missing.
+    """Exact Shapley values [N, S] of the seeds `ablated` (bool [N, S]), 0 for others and where rows
+    are missing.
 
-    phi_i = sum over T without i of |T|! (n - |T| - 1)! / n! (v(T + i) - v(T)) (Shapley 1953), summed row by row: a row
-    with the seed counts for it, a row without it against it. The bool [N] says where every subset was in the table.
+    phi_i = sum over T without i of |T|! (n - |T| - 1)! / n! (v(T + i) - v(T)) (Shapley 1953),
+    summed row by row: a row with the seed counts for it, a row without it against it. The bool [N]
+    says where every subset was in the table.
     """
     num_slots = ablated.shape[1]
     bits = 1 << torch.arange(num_slots, device=subset.device)
@@ -38,7 +46,8 @@ def shapley_values(subset: Tensor, accuracy: Tensor, ablated: Tensor) -> tuple[T
     complete = valid.sum(1) >= (1 << players.squeeze(1))
     has = ((subset[:, None, :] & bits[None, :, None]) != 0) & valid[:, None, :]  # [N, S, R]
     size = has.sum(1)
-    weights, first = _order_weights(num_slots, accuracy), players * (num_slots + 1)
+    weights = _order_weights(num_slots, accuracy)
+    first = players * (num_slots + 1)
     joins = weights[first + (size - 1).clamp(min=0)] * accuracy
     left_out = weights[first + size] * accuracy
     signed = torch.where(has, joins[:, None, :], -left_out[:, None, :])
@@ -47,16 +56,21 @@ def shapley_values(subset: Tensor, accuracy: Tensor, ablated: Tensor) -> tuple[T
 
 
 def _order_weights(num_slots: int, like: Tensor) -> Tensor:
-    """k! (n - k - 1)! / n! at place n (S + 1) + k, of n players k before one: [(S + 1)^2] in the dtype of `like`."""
+    """k! (n - k - 1)! / n! at place n (S + 1) + k, of n players k before one: [(S + 1)^2] in the
+    dtype of `like`.
+    """
     count = torch.arange(num_slots + 1, device=like.device)
     factorial = count.clamp(min=1).to(like.dtype).cumprod(0)
-    players, before = count[:, None], count[None, :]
+    players = count[:, None]
+    before = count[None, :]
     after = (players - before - 1).clamp(min=0)
     return (factorial[before] * factorial[after] / factorial[players]).flatten()
 
 
 def prefix_codes(orders: Tensor) -> Tensor:
-    """Who has arrived after 0, 1, ..., n arrivals, as bit masks: int64 [P, n + 1] of orders int64 [P, n]."""
+    """Who has arrived after 0, 1, ..., n arrivals, as bit masks: int64 [P, n + 1] of orders int64
+    [P, n].
+    """
     bits = torch.ones_like(orders) << orders
     return torch.cat((torch.zeros_like(bits[:, :1]), bits.cumsum(1)), 1)
 
@@ -64,13 +78,16 @@ def prefix_codes(orders: Tensor) -> Tensor:
 def sampled_shapley_values(
     subset: Tensor, accuracy: Tensor, ablated: Tensor, orders: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Shapley values [N, S] of the seeds `ablated` by `orders` of arrival, their standard errors [N, S], known [N].
+    """Shapley values [N, S] of the seeds `ablated` by `orders` of arrival, their standard errors
+    [N, S], known [N].
 
-    orders: int64 [P, S] over all slots, each order followed by its reverse; without the slots that are not ablated a
-    random order stays one. The pairs are the independent observations (antithetic sampling, see env/shapley.py). The
-    bool [N] says where the table held every prefix of every order; elsewhere both are 0.
+    orders: int64 [P, S] over all slots, each order followed by its reverse; without the slots that
+    are not ablated a random order stays one. The pairs are the independent observations (antithetic
+    sampling, see env/shapley.py). The bool [N] says where the table held every prefix of every
+    order; elsewhere both are 0.
     """
-    num_slots, prefixes = orders.shape[1], prefix_codes(orders)
+    num_slots = orders.shape[1]
+    prefixes = prefix_codes(orders)
     bits = 1 << torch.arange(num_slots, device=subset.device)
     full = torch.where(ablated, bits, 0).sum(1, keepdim=True)
     worth, found = lookup(subset, accuracy, prefixes.flatten() & full)
@@ -84,26 +101,34 @@ def sampled_shapley_values(
 
 
 def pair_interactions(subset: Tensor, accuracy: Tensor, ablated: Tensor) -> Tensor:
-    """v(ij) - v(i) - v(j) + v(none) [N, S, S] for pairs of ablated seeds, other seeds off; 0 where rows are missing."""
+    """v(ij) - v(i) - v(j) + v(none) [N, S, S] for pairs of ablated seeds, other seeds off; 0 where
+    rows are missing.
+    """
     num_slots = ablated.shape[1]
     bits = 1 << torch.arange(num_slots, device=subset.device)
     wanted = torch.cat(((bits[:, None] | bits[None, :]).flatten(), torch.zeros_like(bits[:1])))
     value, known = lookup(subset, accuracy, wanted.expand(subset.shape[0], -1))
     both, found = (part[:, :-1].unflatten(1, (num_slots, num_slots)) for part in (value, known))
-    # A strided slice for the diagonal of `both`: inductor lowers `diagonal` with a deprecated function, and says so.
-    alone, none = value[:, : num_slots**2 : num_slots + 1], value[:, -1:, None]
+    # A strided slice for the diagonal of `both`: inductor lowers `diagonal` with a deprecated
+    # function, and says so.
+    alone = value[:, : num_slots**2 : num_slots + 1]
+    none = value[:, -1:, None]
     distinct = ~torch.eye(num_slots, dtype=torch.bool, device=subset.device)
     valid = found & distinct & ablated[:, :, None] & ablated[:, None, :]
     return torch.where(valid, both - alone[:, :, None] - alone[:, None, :] + none, 0.0)
 
 
-def attribute(measurements: Measurements, slots: Slots, orders: Tensor | None = None) -> Attribution:
+def attribute(
+    measurements: Measurements, slots: Slots, orders: Tensor | None = None
+) -> Attribution:
     """Everything the rewards, gates and observations need from this env-step's subset rows.
 
-    orders: int64 [P, S], see `sampled_shapley_values`, for envs without all subsets; None leaves their Shapley values
-    at 0.
+    orders: int64 [P, S], see `sampled_shapley_values`, for envs without all subsets; None leaves
+    their Shapley values at 0.
     """
-    subset, accuracy, ablated = measurements.subset, measurements.accuracy, measurements.ablated
+    subset = measurements.subset
+    accuracy = measurements.accuracy
+    ablated = measurements.ablated
     num_slots = ablated.shape[1]
     bits = 1 << torch.arange(num_slots, device=subset.device)
     full = torch.where(ablated, bits, 0).sum(1, keepdim=True)

@@ -1,8 +1,10 @@
-"""Episodes that end before their last env-step, env by env: when one does, and that nothing happens to its env then.
+"""Episodes that end before their last env-step, env by env: when one does, and that nothing happens
+to its env then.
 
-Off by default (EarlyStopConfig). env/step.py calls `advance` behind every action and `held` around the kernels; whose
-episode is over is told by the env state, so the host waits for nothing. An early end cuts the episode off (truncates
-it): the state stays what it was right behind the env's last action, on which the value of what would have come is read.
+Off by default (EarlyStopConfig). env/step.py calls `advance` behind every action and `held` around
+the kernels; whose episode is over is told by the env state, so the host waits for nothing. An early
+end cuts the episode off (truncates it): the state stays what it was right behind the env's last
+action, on which the value of what would have come is read.
 """
 
 import torch
@@ -11,7 +13,8 @@ from torch import Tensor
 from esper_soa.env.config import EarlyStopConfig
 from esper_soa.state import STATE_FLOAT, Ending, EnvState, select
 
-BEFORE = -200.0  # percent: best accuracy before the first, so low that any is a gain; finite, as all of the state is
+# percent: best accuracy before the first, so low that any is a gain; finite, as all of the state is
+BEFORE = -200.0
 
 
 class Cause:
@@ -36,11 +39,12 @@ def fresh_ending(num_envs: int, device: torch.device) -> Ending:
 def advance(state: EnvState, cfg: EarlyStopConfig, max_steps: int) -> EnvState:
     """The state [N] behind an env-step's action, with the episodes that end here marked as over.
 
-    Plateau: the validation accuracy has not risen by more than cfg.min_delta above the best that counted, for
-    cfg.patience env-steps in a row. Diverged: the env went back to its snapshot cfg.rollbacks times. The last env-step
-    of an episode is no early end.
+    Plateau: the validation accuracy has not risen by more than cfg.min_delta above the best that
+    counted, for cfg.patience env-steps in a row. Diverged: the env went back to its snapshot
+    cfg.rollbacks times. The last env-step of an episode is no early end.
     """
-    ending, signals = state.ending, state.signals
+    ending = state.ending
+    signals = state.signals
     gained = signals.val_accuracy > ending.best + cfg.min_delta
     since = torch.where(gained, 0, ending.since + 1)
     inside = (signals.step >= cfg.min_steps) & (signals.step < max_steps)
@@ -50,7 +54,9 @@ def advance(state: EnvState, cfg: EarlyStopConfig, max_steps: int) -> EnvState:
     if cfg.rollbacks > 0:
         cause = torch.where(state.totals.rollbacks.sum(1) >= cfg.rollbacks, Cause.DIVERGED, cause)
     best = torch.where(gained, signals.val_accuracy, ending.best)
-    return state.replace(ending=ending.replace(best=best, since=since, cause=torch.where(inside, cause, Cause.NONE)))
+    return state.replace(
+        ending=ending.replace(best=best, since=since, cause=torch.where(inside, cause, Cause.NONE))
+    )
 
 
 def held(over: Tensor, before: EnvState, after: EnvState) -> EnvState:

@@ -1,12 +1,14 @@
-"""N envs as a user calls them: `reset`, then `step` with an action for each, env-step after env-step.
+"""N envs as a user calls them: `reset`, then `step` with an action for each, env-step after
+env-step.
 
     seen = env.reset()
     while seen is not None:
         result, seen = env.step(choose(seen.view))
 
-An env-step trains and validates every host, shows what came of it, and carries out what is then decided. `reset` and
-`step` end where a decision is due: what comes before it is `observe_`, what follows is `apply_action_`, and who
-records both calls these two. Each line of them is a stage that step.py tells of. ops/collect.py plays episodes in it.
+An env-step trains and validates every host, shows what came of it, and carries out what is then
+decided. `reset` and `step` end where a decision is due: what comes before it is `observe_`, what
+follows is `apply_action_`, and who records both calls these two. Each line of them is a stage that
+step.py tells of. ops/collect.py plays episodes in it.
 """
 
 from typing import NamedTuple, Protocol
@@ -57,12 +59,14 @@ class Seen(NamedTuple):
 class Env:
     """N envs in one episode after the other.
 
-    Every random number of a round follows from the world's seed, the round's number, the env and the env-step.
+    Every random number of a round follows from the world's seed, the round's number, the env and
+    the env-step.
     """
 
     def __init__(self, world: World, observer: Observer = NOBODY) -> None:
         """observer: is told of the phases that end."""
-        self.world, self.observer = world, observer
+        self.world = world
+        self.observer = observer
         self.step_number = 0  # of the env-step in progress, from 0
         self.playing = world.sizes.num_envs  # how many episodes have not ended early
         self.state: EnvState = initial_state(world.rules, world.sizes.num_envs, world.device)
@@ -87,19 +91,25 @@ class Env:
         return self.observe_()
 
     def step(self, action: Action) -> tuple[StepResult, Seen | None]:
-        """What becomes of the action [N], and what the next env-step shows; None after the last one of the episode."""
+        """What becomes of the action [N], and what the next env-step shows; None after the last one
+        of the episode.
+        """
         result = self.apply_action_(action)
         return result, None if self.over else self.observe_()
 
     def begin_(self, number: int, topology: Topology | None = None) -> None:
         """Fresh hosts and an empty state, or one with `topology` in it."""
-        self.state, self.step_number, self.observed = self.world.start_round(number, topology), 0, None
+        self.state = self.world.start_round(number, topology)
+        self.step_number = 0
+        self.observed = None
         self.playing = self.num_envs
         self.observer.phase_ended("reset")
 
     def observe_(self) -> Seen:
         """Train and validate every network, guard, attribute, record, observe."""
-        world, rules, observer = self.world, self.world.rules, self.observer
+        world = self.world
+        rules = self.world.rules
+        observer = self.observer
         work = observer.watch(world.work(self.step_number))
         observer.phase_ended("data")
         state, measured = measure_(rules, world.weights, self.state, work, observer.phase_ended)
@@ -110,14 +120,19 @@ class Env:
         return Seen(view, self.observed, measured, restarted)
 
     def apply_action_(self, action: Action) -> StepResult:
-        """Pay for the actions [N], carry them out, and let time pass. Raises RuntimeError before `observe_`.
+        """Pay for the actions [N], carry them out, and let time pass. Raises RuntimeError before
+        `observe_`.
 
-        Where episodes may end early the host waits to know how many go on, so that nothing is played for none.
+        Where episodes may end early the host waits to know how many go on, so that nothing is
+        played for none.
         """
         if self.observed is None:
-            raise RuntimeError("nothing has been observed since the last action: call reset, or observe_, first")
+            raise RuntimeError(
+                "nothing has been observed since the last action: call reset, or observe_, first"
+            )
         result = self.world.kernels.respond(self.world.rules, self.observed, action)
-        self.state, self.observed = result.state, None
+        self.state = result.state
+        self.observed = None
         self.step_number += 1
         if self.world.rules.early_stop.enabled:
             self.playing = self.num_envs - int(self.state.ending.over.sum())
@@ -125,10 +140,18 @@ class Env:
         return result
 
     def after(self) -> View:
-        """What a policy would be given now, without another measurement: for the value of what lies behind the end."""
+        """What a policy would be given now, without another measurement: for the value of what lies
+        behind the end.
+        """
         masks, observation = look(self.world.rules, self.state)
         return self._view(self.state, masks, observation)
 
     def _view(self, state: EnvState, masks: Masks, observation: Observation) -> View:
         noise = self.world.noise(self.step_number)
-        return View(state=state, observation=observation, masks=masks, noise=noise, batch_size=[self.num_envs])
+        return View(
+            state=state,
+            observation=observation,
+            masks=masks,
+            noise=noise,
+            batch_size=[self.num_envs],
+        )

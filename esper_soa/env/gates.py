@@ -1,7 +1,8 @@
 """Quality gates: what a seed must show before it may enter the next stage.
 
-Given the slots, their ramps and the thresholds; every gate of every slot is judged at once, elementwise over any batch
-shape. Called by env/lifecycle.py. There is no G0 (a germinated seed always has an identity) and no G4.
+Given the slots, their ramps and the thresholds; every gate of every slot is judged at once,
+elementwise over any batch shape. Called by env/lifecycle.py. There is no G0 (a germinated seed
+always has an identity) and no G4.
 """
 
 from typing import NamedTuple
@@ -39,8 +40,9 @@ def arrived(ramp: Ramp) -> Tensor:
 def check_gates(slots: Slots, ramp: Ramp, cfg: GatesConfig) -> GateResults:
     """Judge G1, G2, G3 and G5 as if every slot asked for each of them.
 
-    Permissive gates ask for healthy gradients (G2) and any measured contribution, even a negative one (G5); strict
-    gates ask for improvement and gradient share (G2), time in BLENDING (G3) and a positive contribution (G5).
+    Permissive gates ask for healthy gradients (G2) and any measured contribution, even a negative
+    one (G5); strict gates ask for improvement and gradient share (G2), time in BLENDING (G3) and a
+    positive contribution (G5).
     """
     old_enough = slots.stage_age >= cfg.min_blending_steps
     g1 = slots.stage == Stage.GERMINATED

@@ -1,7 +1,9 @@
-"""The loss watch of every env: when a host has lost its way, and what becomes of its env's state then.
+"""The loss watch of every env: when a host has lost its way, and what becomes of its env's state
+then.
 
-Given the validation loss of each env-step; env/step.py calls `watch` and `quarantine` after evaluation and before
-anything is recorded, and `roll_back` where the actions are carried out. The weights are nets/snapshot.py's business.
+Given the validation loss of each env-step; env/step.py calls `watch` and `quarantine` after
+evaluation and before anything is recorded, and `roll_back` where the actions are carried out. The
+weights are nets/snapshot.py's business.
 """
 
 import math
@@ -17,12 +19,15 @@ from esper_soa.env.reward_terms import RewardTerms, add_terms, no_terms
 from esper_soa.state import STATE_FLOAT, EnvState, Guard, Masks, Measurements, nowhere
 from esper_soa.vocabulary import HEADS, Op
 
-RECOVERED_SHARE = 0.6  # mean loss below this share of the chance loss: the host had learned something
+# mean loss below this share of the chance loss: the host had learned something
+RECOVERED_SHARE = 0.6
 CHANCE_BAND = 0.065  # share of the chance loss within which a loss counts as chance
 
 
 class PanicReason:
-    """What the rule saw in a loss (NUM_REASONS). DIVERGED is a panic only after enough of them in a row."""
+    """What the rule saw in a loss (NUM_REASONS). DIVERGED is a panic only after enough of them in a
+    row.
+    """
 
     NONE = 0
     NOT_FINITE = 1
@@ -59,28 +64,36 @@ def initial_guard(num_envs: int, device: torch.device | str) -> Guard:
     )
 
 
-def watch(state: EnvState, loss: Tensor, num_classes: int, cfg: GovernorConfig) -> tuple[EnvState, Tensor]:
+def watch(
+    state: EnvState, loss: Tensor, num_classes: int, cfg: GovernorConfig
+) -> tuple[EnvState, Tensor]:
     """Judge the validation loss [N] of this env-step, before it is recorded.
 
-    Returns the state, whose `guard` holds the verdict, and bool [N]: envs of which a snapshot is to be taken now. One
-    is due every `snapshot_steps` env-steps and after a fossilisation, and waits until the env is healthy: it neither
-    panics nor is in a run of divergent losses.
+    Returns the state, whose `guard` holds the verdict, and bool [N]: envs of which a snapshot is to
+    be taken now. One is due every `snapshot_steps` env-steps and after a fossilisation, and waits
+    until the env is healthy: it neither panics nor is in a run of divergent losses.
     """
     guard, panic, reason = inspect(state.guard, loss, num_classes, cfg)
     due = guard.snapshot_due | ((state.signals.step + 1) % cfg.snapshot_steps == 0)
     healthy = ~panic & (guard.anomalies == 0)
     guard = guard.replace(
-        anomalies=torch.where(panic, 0, guard.anomalies), reason=reason, panic=panic, snapshot_due=due & ~healthy
+        anomalies=torch.where(panic, 0, guard.anomalies),
+        reason=reason,
+        panic=panic,
+        snapshot_due=due & ~healthy,
     )
     return state.replace(guard=guard), due & healthy
 
 
 def quarantine(measured: Measurements, state: EnvState) -> Measurements:
-    """`measured` without what a panicking host said: its losses are unknown, its accuracies the last ones recorded.
+    """`measured` without what a panicking host said: its losses are unknown, its accuracies the
+    last ones recorded.
 
-    Nothing about its seeds counts as measured, so nothing of it reaches attribution, state, observation or learner.
+    Nothing about its seeds counts as measured, so nothing of it reaches attribution, state,
+    observation or learner.
     """
-    panic, signals = state.guard.panic, state.signals
+    panic = state.guard.panic
+    signals = state.signals
     if nowhere(panic):
         return measured
     trusted = ~panic[:, None]
@@ -100,22 +113,27 @@ def only_wait(masks: Masks, where: Tensor) -> Masks:
         return masks
     left = ~where[:, None] | (torch.arange(masks.op.shape[1], device=where.device) == Op.WAIT)
     op = masks.op & left
-    fixed = {head.name: masks.get(head.name) & choices_left(head, op) for head in HEADS if head.fixed}
+    fixed = {
+        head.name: masks.get(head.name) & choices_left(head, op) for head in HEADS if head.fixed
+    }
     return masks.replace(op=op, slot_by_op=masks.slot_by_op & left[:, :, None], **fixed)
 
 
-def roll_back(state: EnvState, cfg: GovernorConfig, prune_penalty: float) -> tuple[EnvState, RewardTerms]:
+def roll_back(
+    state: EnvState, cfg: GovernorConfig, prune_penalty: float
+) -> tuple[EnvState, RewardTerms]:
     """What an env-step is to an env that goes back to its snapshot, worked out for all N envs.
 
-    Its seeds short of fossils are removed and counted, each for `prune_penalty` with the next reward; the reward of
-    this env-step is the death penalty alone. Nothing else happens: no action, no tick. The removal is not charged as
-    an alpha move, as it was not the decision maker's.
+    Its seeds short of fossils are removed and counted, each for `prune_penalty` with the next
+    reward; the reward of this env-step is the death penalty alone. Nothing else happens: no action,
+    no tick. The removal is not charged as an alpha move, as it was not the decision maker's.
     """
     everywhere = torch.ones_like(state.slots.newborn)
     slots, ramp = prune_now(state.slots, state.ramp, everywhere)
     removed = state.slots.live & ~slots.live
     slots = slots.replace(rent_params=torch.where(removed, 0.0, slots.rent_params))
-    totals, reasons = state.totals, torch.arange(NUM_REASONS, device=removed.device)
+    totals = state.totals
+    reasons = torch.arange(NUM_REASONS, device=removed.device)
     penalty = torch.full_like(totals.reward, -cfg.death_penalty)
     totals = totals.replace(
         reward=totals.reward + penalty,
@@ -130,8 +148,12 @@ def roll_back(state: EnvState, cfg: GovernorConfig, prune_penalty: float) -> tup
     return after, add_terms(no_terms(penalty), {"rollback_penalty": penalty})
 
 
-def inspect(guard: Guard, loss: Tensor, num_classes: int, cfg: GovernorConfig) -> tuple[Guard, Tensor, Tensor]:
-    """Judge the validation loss [N] of this env-step: the new guard, panic bool [N], PanicReason int64 [N]."""
+def inspect(
+    guard: Guard, loss: Tensor, num_classes: int, cfg: GovernorConfig
+) -> tuple[Guard, Tensor, Tensor]:
+    """Judge the validation loss [N] of this env-step: the new guard, panic bool [N], PanicReason
+    int64 [N].
+    """
     limits = PanicLimits(
         chance_loss=math.log(num_classes),
         sensitivity=cfg.sensitivity,
@@ -146,15 +168,19 @@ def inspect(guard: Guard, loss: Tensor, num_classes: int, cfg: GovernorConfig) -
 def judge(guard: Guard, loss: Tensor, limits: PanicLimits) -> tuple[Guard, Tensor, Tensor]:
     """The panic rule (reference governor); the first that applies decides.
 
-    not finite: panic at once. Collapsed: a host that had learned is back at the loss of guessing, panic at once.
-    Diverged: above the absolute, the statistical and the relative threshold, panic at the `min_panics`-th in a row.
-    Only an ordinary loss enters the window, and only one that was judged ends a run of divergent losses.
+    not finite: panic at once. Collapsed: a host that had learned is back at the loss of guessing,
+    panic at once.
+    Diverged: above the absolute, the statistical and the relative threshold, panic at the
+    `min_panics`-th in a row. Only an ordinary loss enters the window, and only one that was judged
+    ends a run of divergent losses.
     """
     finite = torch.isfinite(loss)
     mean, deviation = _window_statistics(guard)
     judged = finite & (guard.count >= limits.min_samples)
     learned = mean < RECOVERED_SHARE * limits.chance_loss
-    collapsed = judged & learned & ((loss - limits.chance_loss).abs() < CHANCE_BAND * limits.chance_loss)
+    collapsed = (
+        judged & learned & ((loss - limits.chance_loss).abs() < CHANCE_BAND * limits.chance_loss)
+    )
     diverged = (
         judged
         & ~collapsed
@@ -178,7 +204,9 @@ def judge(guard: Guard, loss: Tensor, limits: PanicLimits) -> tuple[Guard, Tenso
 
 
 def _window_statistics(guard: Guard) -> tuple[Tensor, Tensor]:
-    """Mean and population standard deviation [N] of the losses in the window; 0 where there is none."""
+    """Mean and population standard deviation [N] of the losses in the window; 0 where there is
+    none.
+    """
     size = guard.losses.shape[-1]
     valid = torch.arange(size, device=guard.losses.device) >= size - guard.count.unsqueeze(-1)
     number = guard.count.clamp(min=1)

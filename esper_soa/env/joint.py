@@ -1,7 +1,9 @@
-"""Joint actions: every choice of the factored heads that differs in what it does, as one row of a table.
+"""Joint actions: every choice of the factored heads that differs in what it does, as one row of a
+table.
 
-For agents that choose one number. Heads that an op does not read keep their placeholders, so that no two rows mean the
-same; the order is that of the ops, and within an op that of slots, blueprints, styles and so on.
+For agents that choose one number. Heads that an op does not read keep their placeholders, so that
+no two rows mean the same; the order is that of the ops, and within an op that of slots, blueprints,
+styles and so on.
 """
 
 from itertools import product
@@ -17,13 +19,23 @@ class JointActions:
     """The table for hosts with S slots: `rows` int64 [K, 8] in HEADS order, row 0 is WAIT."""
 
     def __init__(self, num_slots: int, blueprints: Tensor) -> None:
-        """blueprints: bool [P], by code, those that may be germinated; its device is that of the table."""
-        found = [row for op in range(HEADS[-1].choices) for row in _rows(op, num_slots, blueprints.nonzero().flatten())]
+        """blueprints: bool [P], by code, those that may be germinated; its device is that of the
+        table.
+        """
+        found = [
+            row
+            for op in range(HEADS[-1].choices)
+            for row in _rows(op, num_slots, blueprints.nonzero().flatten())
+        ]
         self.rows = torch.tensor(found, dtype=torch.int64, device=blueprints.device)
         columns = dict(zip(HEAD_NAMES, self.rows.unbind(1), strict=True))
-        self.op, self.slot = columns["op"], columns["slot"]
-        # Of the heads beside slot and op: their choices, and bool [K], the rows whose op reads them.
-        self.details = [(head.name, columns[head.name], _read_by(head, self.op)) for head in HEADS[1:-1]]
+        self.op = columns["op"]
+        self.slot = columns["slot"]
+        # Of the heads beside slot and op: their choices, and bool [K], the rows whose op reads
+        # them.
+        self.details = [
+            (head.name, columns[head.name], _read_by(head, self.op)) for head in HEADS[1:-1]
+        ]
 
     def __len__(self) -> int:
         """K."""
@@ -40,11 +52,16 @@ class JointActions:
         """int64 [N]: the rows that do what `action` [N] does; ValueError where there is none."""
         read = [_read_by(head, action.op) | (head.name == "op") for head in HEADS]
         given = [
-            torch.where(one, action.get(head.name), head.placeholder) for one, head in zip(read, HEADS, strict=True)
+            torch.where(one, action.get(head.name), head.placeholder)
+            for one, head in zip(read, HEADS, strict=True)
         ]
         same = (torch.stack(given, 1)[:, None, :] == self.rows).all(2)
         if not bool(same.any(1).all()):
-            raise ValueError("no joint action does this: the blueprint may not be germinated, or a choice is none")
+            raise ValueError(
+                "no joint action does this: the blueprint may not be germinated, or a choice "
+                "is "
+                "none"
+            )
         return same.to(torch.int64).argmax(1)
 
     def mask(self, masks: Masks) -> Tensor:

@@ -1,7 +1,9 @@
-"""Which ops a slot allows: by its stage, its ramp and the age of its seed, each told here and nowhere else.
+"""Which ops a slot allows: by its stage, its ramp and the age of its seed, each told here and
+nowhere else.
 
-masks.py offers what slots and their env allow; lifecycle.py takes an action that its slot does not allow for WAIT, and
-carries out what the stage allows. Whether a quality gate lets a seed pass is asked only when an op is carried out.
+masks.py offers what slots and their env allow; lifecycle.py takes an action that its slot does not
+allow for WAIT, and carries out what the stage allows. Whether a quality gate lets a seed pass is
+asked only when an op is carried out.
 """
 
 import torch
@@ -10,7 +12,8 @@ from torch import Tensor
 from esper_soa.state import stage_in
 from esper_soa.vocabulary import OP_NAMES, AlphaMode, Op, Stage
 
-# Where ADVANCE leads, one gate after the other, as does a gate that forwards by itself: (from, to), in order of life.
+# Where ADVANCE leads, one gate after the other, as does a gate that forwards by itself: (from, to),
+# in order of life.
 ADVANCES = (
     (Stage.GERMINATED, Stage.TRAINING),
     (Stage.TRAINING, Stage.BLENDING),
@@ -32,17 +35,23 @@ def stage_allows(op: int, stage: Tensor) -> Tensor:
 
 
 def at_rest(mode: Tensor) -> Tensor:
-    """bool, in the shape of `mode` (int64, AlphaMode): alpha does not move, so that it may be sent elsewhere."""
+    """bool, in the shape of `mode` (int64, AlphaMode): alpha does not move, so that it may be sent
+    elsewhere.
+    """
     return mode == AlphaMode.HOLD
 
 
 def slot_allows(
-    stage: Tensor, seed_age: Tensor, mode: Tensor, min_prune_age: Tensor | int, moving_prunable: Tensor | bool = False
+    stage: Tensor,
+    seed_age: Tensor,
+    mode: Tensor,
+    min_prune_age: Tensor | int,
+    moving_prunable: Tensor | bool = False,
 ) -> Tensor:
     """bool [N, 6, S]: the slots on which each op is applicable, as far as the slot itself decides.
 
-    stage, seed_age (env-steps) and mode (AlphaMode): int64 [N, S]. Below min_prune_age a seed is not pruned, and one
-    whose alpha moves only where `moving_prunable`.
+    stage, seed_age (env-steps) and mode (AlphaMode): int64 [N, S]. Below min_prune_age a seed is
+    not pruned, and one whose alpha moves only where `moving_prunable`.
     """
     resting = at_rest(mode)
     beside = {

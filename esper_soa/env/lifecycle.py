@@ -1,8 +1,8 @@
 """The rule book of a seed's life: what the actions do, and what every env-step does by itself.
 
-Given the slots [N, S] and their ramps, one action per env, and the settings; gives back new records. env/step.py calls
-`record_accuracy`, `apply` and `tick` in this order in every env-step, and the governor calls `prune_now`. A seed's
-weights are frozen exactly while `ramp.mode` is DOWN.
+Given the slots [N, S] and their ramps, one action per env, and the settings; gives back new
+records. env/step.py calls `record_accuracy`, `apply` and `tick` in this order in every env-step,
+and the governor calls `prune_now`. A seed's weights are frozen exactly while `ramp.mode` is DOWN.
 """
 
 from typing import NamedTuple
@@ -36,24 +36,58 @@ from esper_soa.vocabulary import (
 
 # The record of a slot without a seed; the type of a value gives its field's dtype.
 EMPTY_SLOT = {
-    "stage": Stage.EMPTY, "stage_age": 0, "seed_age": 0, "previous_stage": Stage.UNKNOWN, "previous_stage_age": 0,
-    "blueprint": Blueprint.NONE, "blend": Blend.ADD, "style": Style.SIGMOID_ADD, "tempo": 5, "alpha_goal": 1.0,
-    "alpha": 0.0, "newborn": False, "fresh_momentum": False,
-    "accuracy_initial": 0.0, "accuracy_stage_start": 0.0, "accuracy_current": 0.0,
-    "accuracy_blending_start": 0.0, "blending_started": False,
-    "accuracy_germination": 0.0, "germination_known": False,
-    "contribution": 0.0, "contribution_known": False, "contribution_velocity": 0.0, "contribution_age": 0,
+    "stage": Stage.EMPTY,
+    "stage_age": 0,
+    "seed_age": 0,
+    "previous_stage": Stage.UNKNOWN,
+    "previous_stage_age": 0,
+    "blueprint": Blueprint.NONE,
+    "blend": Blend.ADD,
+    "style": Style.SIGMOID_ADD,
+    "tempo": 5,
+    "alpha_goal": 1.0,
+    "alpha": 0.0,
+    "newborn": False,
+    "fresh_momentum": False,
+    "accuracy_initial": 0.0,
+    "accuracy_stage_start": 0.0,
+    "accuracy_current": 0.0,
+    "accuracy_blending_start": 0.0,
+    "blending_started": False,
+    "accuracy_germination": 0.0,
+    "germination_known": False,
+    "contribution": 0.0,
+    "contribution_known": False,
+    "contribution_velocity": 0.0,
+    "contribution_age": 0,
     "interaction_sum": 0.0,
-    "gradient_norm": 0.0, "gradient_health": 0.0, "gradient_vanishing": False, "gradient_exploding": False,
-    "gradient_measured": False, "gradient_ratio": 0.0, "gradient_ratio_known": False,
-    "previous_health": 0.0, "previous_health_known": False,
-    "escrow": 0.0, "drip_live": False, "drip_scale": 0.0, "drip_total": 0.0, "drip_paid": 0.0,
-    "rent_alpha": 0.0, "rent_params": 0.0,
-}  # fmt: skip
+    "gradient_norm": 0.0,
+    "gradient_health": 0.0,
+    "gradient_vanishing": False,
+    "gradient_exploding": False,
+    "gradient_measured": False,
+    "gradient_ratio": 0.0,
+    "gradient_ratio_known": False,
+    "previous_health": 0.0,
+    "previous_health_known": False,
+    "escrow": 0.0,
+    "drip_live": False,
+    "drip_scale": 0.0,
+    "drip_total": 0.0,
+    "drip_paid": 0.0,
+    "rent_alpha": 0.0,
+    "rent_params": 0.0,
+}
 IDLE_RAMP = {
-    "alpha": 0.0, "start": 0.0, "target": 0.0, "length": 0, "done": 0,
-    "curve": Curve.LINEAR, "steepness": RAMP_STEEPNESS, "mode": AlphaMode.HOLD,
-}  # fmt: skip
+    "alpha": 0.0,
+    "start": 0.0,
+    "target": 0.0,
+    "length": 0,
+    "done": 0,
+    "curve": Curve.LINEAR,
+    "steepness": RAMP_STEEPNESS,
+    "mode": AlphaMode.HOLD,
+}
 DTYPES = {bool: torch.bool, int: torch.int64, float: STATE_FLOAT}
 
 
@@ -74,22 +108,27 @@ class Orders(NamedTuple):
 def empty_slots(num_envs: int, num_slots: int, device: torch.device | str) -> Slots:
     """Slots [num_envs, num_slots] without seeds."""
     shape = (num_envs, num_slots)
-    fields = {k: torch.full(shape, v, dtype=DTYPES[type(v)], device=device) for k, v in EMPTY_SLOT.items()}
+    fields = {
+        k: torch.full(shape, v, dtype=DTYPES[type(v)], device=device) for k, v in EMPTY_SLOT.items()
+    }
     return Slots.from_tensordict(TensorDict(fields, batch_size=shape))
 
 
 def idle_ramp(num_envs: int, num_slots: int, device: torch.device | str) -> Ramp:
     """Ramps [num_envs, num_slots] at rest at alpha 0."""
     shape = (num_envs, num_slots)
-    fields = {k: torch.full(shape, v, dtype=DTYPES[type(v)], device=device) for k, v in IDLE_RAMP.items()}
+    fields = {
+        k: torch.full(shape, v, dtype=DTYPES[type(v)], device=device) for k, v in IDLE_RAMP.items()
+    }
     return Ramp.from_tensordict(TensorDict(fields, batch_size=shape))
 
 
 def record_accuracy(slots: Slots, accuracy: Tensor) -> Slots:
-    """Write the validation accuracy [N] (percent) of this env-step to the live seeds and count the env-step.
+    """Write the validation accuracy [N] (percent) of this env-step to the live seeds and count the
+    env-step.
 
-    The first record of a seed is also its initial accuracy and that of its stage. Cooling slots are not counted here:
-    the embargo counts once per env-step, in `tick`.
+    The first record of a seed is also its initial accuracy and that of its stage. Cooling slots are
+    not counted here: the embargo counts once per env-step, in `tick`.
     """
     live = slots.live
     accuracy = accuracy.unsqueeze(-1)
@@ -104,7 +143,9 @@ def record_accuracy(slots: Slots, accuracy: Tensor) -> Slots:
 
 
 def valid(slots: Slots, ramp: Ramp, action: Action, cfg: LifecycleConfig) -> Tensor:
-    """bool [N]: the target slot allows the action's op, as every slot allows WAIT; gates are not asked."""
+    """bool [N]: the target slot allows the action's op, as every slot allows WAIT; gates are not
+    asked.
+    """
     num_slots = slots.stage.shape[-1]
     allowed = slot_allows(slots.stage, slots.seed_age, ramp.mode, cfg.min_prune_age)
     chosen = action.op.view(-1, 1, 1).expand(-1, 1, num_slots)
@@ -112,7 +153,9 @@ def valid(slots: Slots, ramp: Ramp, action: Action, cfg: LifecycleConfig) -> Ten
 
 
 def effective_op(slots: Slots, ramp: Ramp, action: Action, cfg: LifecycleConfig) -> Tensor:
-    """int64 [N]: the action's op, or WAIT where it is not valid. Rewards and counters go by this."""
+    """int64 [N]: the action's op, or WAIT where it is not valid. Rewards and counters go by
+    this.
+    """
     return torch.where(valid(slots, ramp, action, cfg), action.op, Op.WAIT)
 
 
@@ -122,14 +165,21 @@ def target_slot(action: Action, num_slots: int) -> Tensor:
 
 
 def apply(
-    slots: Slots, ramp: Ramp, action: Action, accuracy: Tensor, cfg: LifecycleConfig, gates: GatesConfig
+    slots: Slots,
+    ramp: Ramp,
+    action: Action,
+    accuracy: Tensor,
+    cfg: LifecycleConfig,
+    gates: GatesConfig,
 ) -> tuple[Slots, Ramp, ActionOutcome]:
     """Carry out one action per env; accuracy [N] in percent is remembered as that of a germination.
 
     An op that is not applicable, or whose gate fails, changes nothing and has no success.
     """
     op = effective_op(slots, ramp, action, cfg)
-    orders = decode(action, torch.where(target_slot(action, slots.stage.shape[-1]), op.unsqueeze(-1), Op.WAIT))
+    orders = decode(
+        action, torch.where(target_slot(action, slots.stage.shape[-1]), op.unsqueeze(-1), Op.WAIT)
+    )
     slots, ramp, done = carry_out(slots, ramp, orders, accuracy, gates)
     done_by_env = done.any(-1)
     outcome = ActionOutcome(
@@ -170,11 +220,14 @@ def _pick(choice: Tensor, table: tuple[int, ...] | tuple[float, ...]) -> Tensor:
 def carry_out(
     slots: Slots, ramp: Ramp, orders: Orders, accuracy: Tensor, cfg: GatesConfig
 ) -> tuple[Slots, Ramp, Tensor]:
-    """Carry out one order per slot, where the slot's state allows it; bool [N, S] says where it was done.
+    """Carry out one order per slot, where the slot's state allows it; bool [N, S] says where it was
+    done.
 
-    Ages and the ban on pruning under way are rules for actions, see legality.py; they are not asked again here.
+    Ages and the ban on pruning under way are rules for actions, see legality.py; they are not asked
+    again here.
     """
-    stage, gates = slots.stage, check_gates(slots, ramp, cfg)
+    stage = slots.stage
+    gates = check_gates(slots, ramp, cfg)
     asked = {op: (orders.op == op) & stage_allows(op, stage) for op in LEGAL_STAGES}
     germinated = asked[Op.GERMINATE]
     advanced_stage = advance_stage(stage, gates)
@@ -198,7 +251,8 @@ def carry_out(
 
 
 def advance_stage(stage: Tensor, gates: GateResults) -> Tensor:
-    """int64 [N, S]: the next stage of the seeds that pass its gate, the present stage of all others.
+    """int64 [N, S]: the next stage of the seeds that pass its gate, the present stage of all
+    others.
 
     ADVANCE leads no further than HOLDING: a seed is fossilised by an action of its own.
     """
@@ -208,23 +262,32 @@ def advance_stage(stage: Tensor, gates: GateResults) -> Tensor:
     return following
 
 
-def _ways_to_prune(slots: Slots, ramp: Ramp, pruning: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
-    """bool [N, S] twice, of the seeds in `pruning` (bool [N, S]): those that go at once, those that first fade out.
+def _ways_to_prune(
+    slots: Slots, ramp: Ramp, pruning: Tensor, length: Tensor
+) -> tuple[Tensor, Tensor]:
+    """bool [N, S] twice, of the seeds in `pruning` (bool [N, S]): those that go at once, those that
+    first fade out.
 
     Fading is a ramp of `length` ticks (int64, broadcast to [N, S]) to alpha 0.
 
-    A seed goes at once if asked to (length 0), if it has no weight yet, or if its stage knows no ramps.
+    A seed goes at once if asked to (length 0), if it has no weight yet, or if its stage knows no
+    ramps.
     """
     at_once = (length <= 0) | (slots.alpha <= 0)
-    has_ramp, still = stage_allows(Op.SET_ALPHA_TARGET, slots.stage), at_rest(ramp.mode)
+    has_ramp = stage_allows(Op.SET_ALPHA_TARGET, slots.stage)
+    still = at_rest(ramp.mode)
     return pruning & (at_once | (still & ~has_ramp)), pruning & ~at_once & still & has_ramp
 
 
-def germinate(slots: Slots, ramp: Ramp, where: Tensor, orders: Orders, accuracy: Tensor) -> tuple[Slots, Ramp]:
-    """Put a new seed into the empty slots `where`; their records are clear since the tick that emptied them.
+def germinate(
+    slots: Slots, ramp: Ramp, where: Tensor, orders: Orders, accuracy: Tensor
+) -> tuple[Slots, Ramp]:
+    """Put a new seed into the empty slots `where`; their records are clear since the tick that
+    emptied them.
 
-    Its weights and momentum are set before the next training pass, to which `newborn` and `fresh_momentum` speak.
-    Style and tempo wait for BLENDING; the style GATED_GATE brings the blend GATE with it.
+    Its weights and momentum are set before the next training pass, to which `newborn` and
+    `fresh_momentum` speak. Style and tempo wait for BLENDING; the style GATED_GATE brings the blend
+    GATE with it.
     """
     slots = slots.replace(
         stage=torch.where(where, Stage.GERMINATED, slots.stage),
@@ -243,16 +306,20 @@ def germinate(slots: Slots, ramp: Ramp, where: Tensor, orders: Orders, accuracy:
 
 
 def prune_now(slots: Slots, ramp: Ramp, where: Tensor) -> tuple[Slots, Ramp]:
-    """Remove the seeds on `where` (bool [N, S]) at once; fossils, cooling and empty slots stay as they are."""
+    """Remove the seeds on `where` (bool [N, S]) at once; fossils, cooling and empty slots stay as
+    they are.
+    """
     removed = where & stage_allows(Op.PRUNE, slots.stage)
     return enter(slots, ramp, torch.where(removed, Stage.PRUNED, slots.stage))
 
 
 def enter(slots: Slots, ramp: Ramp, stage: Tensor) -> tuple[Slots, Ramp]:
-    """Put every slot into `stage` (int64 [N, S]; its present stage = stay), with all that entering it brings.
+    """Put every slot into `stage` (int64 [N, S]; its present stage = stay), with all that entering
+    it brings.
 
-    BLENDING from TRAINING starts the first ramp; HOLDING and FOSSILIZED have alpha 1; PRUNED has alpha 0; a fossil
-    starts with fresh momentum. BLENDING from HOLDING touches nothing but the counters: its ramp is the caller's.
+    BLENDING from TRAINING starts the first ramp; HOLDING and FOSSILIZED have alpha 1; PRUNED has
+    alpha 0; a fossil starts with fresh momentum. BLENDING from HOLDING touches nothing but the
+    counters: its ramp is the caller's.
     """
     moved = stage != slots.stage
     blending = moved & (stage == Stage.BLENDING) & (slots.stage == Stage.TRAINING)
@@ -265,7 +332,9 @@ def enter(slots: Slots, ramp: Ramp, stage: Tensor) -> tuple[Slots, Ramp]:
         previous_stage=torch.where(moved, slots.stage, slots.previous_stage),
         previous_stage_age=torch.where(moved, slots.stage_age, slots.previous_stage_age),
         accuracy_stage_start=torch.where(moved, slots.accuracy_current, slots.accuracy_stage_start),
-        accuracy_blending_start=torch.where(blending, slots.accuracy_current, slots.accuracy_blending_start),
+        accuracy_blending_start=torch.where(
+            blending, slots.accuracy_current, slots.accuracy_blending_start
+        ),
         blending_started=slots.blending_started | blending,
         alpha=torch.where(holding | fossil, 1.0, torch.where(pruned, 0.0, slots.alpha)),
         fresh_momentum=slots.fresh_momentum | fossil,
@@ -278,9 +347,13 @@ def enter(slots: Slots, ramp: Ramp, stage: Tensor) -> tuple[Slots, Ramp]:
 
 
 def _first_ramp(slots: Slots, ramp: Ramp, where: Tensor) -> Ramp:
-    """The ramp chosen at germination: from alpha 0 to the seed's goal, in `tempo` ticks, as style has it."""
+    """The ramp chosen at germination: from alpha 0 to the seed's goal, in `tempo` ticks, as style
+    has it.
+    """
     steepness = torch.full_like(ramp.steepness, RAMP_STEEPNESS)
-    return retarget(ramp, where, slots.alpha_goal, slots.tempo, _pick(slots.style, STYLE_CURVE), steepness)
+    return retarget(
+        ramp, where, slots.alpha_goal, slots.tempo, _pick(slots.style, STYLE_CURVE), steepness
+    )
 
 
 def _rest_at_full(ramp: Ramp, where: Tensor) -> Ramp:
@@ -307,7 +380,8 @@ def _rest_at_zero(ramp: Ramp, where: Tensor) -> Ramp:
 
 
 def tick(slots: Slots, ramp: Ramp, cfg: LifecycleConfig, gates: GatesConfig) -> tuple[Slots, Ramp]:
-    """The end of an env-step: ramps move, gates forward by themselves where set to, pruned slots cool down.
+    """The end of an env-step: ramps move, gates forward by themselves where set to, pruned slots
+    cool down.
 
     A slot changes stage at most once, by the stage that it had before the tick.
     """
@@ -319,7 +393,9 @@ def tick(slots: Slots, ramp: Ramp, cfg: LifecycleConfig, gates: GatesConfig) -> 
         stage_age=slots.stage_age + embargoed,
         seed_age=slots.seed_age + embargoed,
     )
-    slots, ramp = enter(slots, ramp, _stage_after_tick(slots, ramp, cfg, check_gates(slots, ramp, gates)))
+    slots, ramp = enter(
+        slots, ramp, _stage_after_tick(slots, ramp, cfg, check_gates(slots, ramp, gates))
+    )
     return _tidy(slots, ramp)
 
 
@@ -329,7 +405,8 @@ def _stage_after_tick(slots: Slots, ramp: Ramp, cfg: LifecycleConfig, gates: Gat
     Nothing happens to HOLDING and FOSSILIZED. A seed whose ramp ended at alpha 0 is gone.
     """
     was = slots.stage
-    stage, onward = was, advance_stage(was, gates)
+    stage = was
+    onward = advance_stage(was, gates)
     by_itself = (cfg.auto_forward_g1, cfg.auto_forward_g2, cfg.auto_forward_g3)
     for (before, _), forwards in zip(ADVANCES, by_itself, strict=True):
         if forwards:
@@ -347,7 +424,8 @@ def _tidy(slots: Slots, ramp: Ramp) -> tuple[Slots, Ramp]:
 
     Blueprint and telemetry of a pruned seed stay readable until its slot is empty.
     """
-    live, empty = slots.live, slots.empty
+    live = slots.live
+    empty = slots.empty
     slots = slots.replace(
         escrow=torch.where(live, slots.escrow, 0.0),
         germination_known=slots.germination_known & live,

@@ -1,8 +1,8 @@
 """Which choices of every action head are legal, from the state kernels alone.
 
-Given slots, ramps and the lifecycle settings; called once per env-step before the decision. What a slot allows is
-legality.py's business, what its env allows is told here. An op that is legal here is applicable in `lifecycle.apply`;
-whether its quality gate passes is only known when it is executed.
+Given slots, ramps and the lifecycle settings; called once per env-step before the decision. What a
+slot allows is legality.py's business, what its env allows is told here. An op that is legal here is
+applicable in `lifecycle.apply`; whether its quality gate passes is only known when it is executed.
 """
 
 from typing import NamedTuple
@@ -15,8 +15,15 @@ from esper_soa.env.legality import slot_allows
 from esper_soa.state import Masks, Ramp, Slots, stage_in
 from esper_soa.vocabulary import DETAIL_HEADS, LIVE_STAGES, OP_NAMES, Blueprint, Head, Op, Stage
 
-# A seed in one of them, not yet blending or on its way out, blocks germination in every slot of its env.
-UNSETTLED_STAGES = (Stage.GERMINATED, Stage.TRAINING, Stage.PRUNED, Stage.EMBARGOED, Stage.RESETTING)
+# A seed in one of them, not yet blending or on its way out, blocks germination in every slot of its
+# env.
+UNSETTLED_STAGES = (
+    Stage.GERMINATED,
+    Stage.TRAINING,
+    Stage.PRUNED,
+    Stage.EMBARGOED,
+    Stage.RESETTING,
+)
 
 
 class SlotFacts(NamedTuple):
@@ -48,7 +55,9 @@ def action_masks(
     max_seeds: live seeds, fossils included, from which on GERMINATE is masked; 0 = unlimited.
     """
     no = torch.zeros_like(slots.stage[:, :1], dtype=torch.bool)
-    facts = SlotFacts(slots.stage, slots.seed_age, ramp.mode, torch.ones_like(slots.stage, dtype=torch.bool))
+    facts = SlotFacts(
+        slots.stage, slots.seed_age, ramp.mode, torch.ones_like(slots.stage, dtype=torch.bool)
+    )
     rules = MaskRules(
         num_seeds=stage_in(slots.stage, LIVE_STAGES).sum(-1, keepdim=True),
         max_seeds=max_seeds,
@@ -67,7 +76,9 @@ def legal_choices(facts: SlotFacts, rules: MaskRules) -> Masks:
     op = torch.cat((torch.ones_like(op[:, :1]), op[:, 1:]), -1)
     codes = torch.arange(rules.blueprints.shape[-1], device=op.device)
     germinable = (rules.blueprints & (codes != Blueprint.NOOP)).expand(op.shape[0], -1).clone()
-    offered = {head.name: choices_left(head, op) for head in DETAIL_HEADS} | {"blueprint": germinable}
+    offered = {head.name: choices_left(head, op) for head in DETAIL_HEADS} | {
+        "blueprint": germinable
+    }
     masks = {"slot": facts.enabled, **offered, "op": op, "slot_by_op": by_op}
     return Masks.from_dict(masks, batch_size=op.shape[:1])
 
@@ -75,8 +86,8 @@ def legal_choices(facts: SlotFacts, rules: MaskRules) -> Masks:
 def choices_left(head: Head, op: Tensor) -> Tensor:
     """bool [N, C]: what the legal ops [N, 6] leave of the choices of a head.
 
-    All, but that a head which is `fixed` keeps its placeholder alone where no op that it matters for is legal. Which
-    blueprints there are is for the rules to say.
+    All, but that a head which is `fixed` keeps its placeholder alone where no op that it matters
+    for is legal. Which blueprints there are is for the rules to say.
     """
     if not head.fixed:
         return torch.ones_like(op[:, :1]).expand(-1, head.choices)
@@ -92,7 +103,9 @@ def matters_for_some(head: Head, op: Tensor) -> Tensor:
 
 def _legal_slots(facts: SlotFacts, rules: MaskRules) -> Tensor:
     """bool [N, 6, S]: slots on which each op is applicable; all enabled slots for WAIT."""
-    by_slot = slot_allows(facts.stage, facts.seed_age, facts.mode, rules.min_prune_age, rules.moving_prunable)
+    by_slot = slot_allows(
+        facts.stage, facts.seed_age, facts.mode, rules.min_prune_age, rules.moving_prunable
+    )
     unsettled = (facts.enabled & stage_in(facts.stage, UNSETTLED_STAGES)).any(-1, keepdim=True)
     full = (rules.num_seeds >= rules.max_seeds) & (rules.max_seeds > 0)
     by_env = [torch.ones_like(unsettled)] * len(OP_NAMES)

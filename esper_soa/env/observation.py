@@ -1,7 +1,8 @@
 """The observation vector of the policy ("Obs V3"): 23 features of the env and 31 of every slot.
 
-Given the env state of N envs; called once per env-step before the decision, and once more for the value of the last
-state. Computed in float64, returned in float32, and always finite. Normalisation belongs to the agent.
+Given the env state of N envs; called once per env-step before the decision, and once more for the
+value of the last state. Computed in float64, returned in float32, and always finite. Normalisation
+belongs to the agent.
 """
 
 import torch
@@ -18,22 +19,56 @@ OBSERVED_HISTORY = 5
 UNKNOWN = -1.0  # stands for a value that was never measured
 FRESHNESS_DECAY = 0.995  # per env-step since the contribution was measured
 OBSERVED_STAGES = (
-    Stage.UNKNOWN, Stage.DORMANT, Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING,
-    Stage.HOLDING, Stage.FOSSILIZED, Stage.PRUNED, Stage.EMBARGOED, Stage.RESETTING,
-)  # fmt: skip
+    Stage.UNKNOWN,
+    Stage.DORMANT,
+    Stage.GERMINATED,
+    Stage.TRAINING,
+    Stage.BLENDING,
+    Stage.HOLDING,
+    Stage.FOSSILIZED,
+    Stage.PRUNED,
+    Stage.EMBARGOED,
+    Stage.RESETTING,
+)
 _LAGS = range(OBSERVED_HISTORY - 1, -1, -1)
 ENV_FEATURES = (
-    "step", "val_loss", "val_accuracy", *(f"val_loss_{lag}_ago" for lag in _LAGS),
-    *(f"val_accuracy_{lag}_ago" for lag in _LAGS), "training_share", "blending_share", "holding_share",
-    "last_success", *(f"last_op_{name}" for name in OP_NAMES),
-)  # fmt: skip
+    "step",
+    "val_loss",
+    "val_accuracy",
+    *(f"val_loss_{lag}_ago" for lag in _LAGS),
+    *(f"val_accuracy_{lag}_ago" for lag in _LAGS),
+    "training_share",
+    "blending_share",
+    "holding_share",
+    "last_success",
+    *(f"last_op_{name}" for name in OP_NAMES),
+)
 SLOT_FEATURES = (
-    "active", *(f"stage_{STAGE_NAMES[stage]}" for stage in OBSERVED_STAGES), "alpha", "contribution",
-    "contribution_velocity", "tempo", "alpha_target", "alpha_mode", "ramp_length", "ramp_done", "ramp_left",
-    "alpha_velocity", "blend", "interaction_sum", "gradient_norm", "gradient_health", "gradient_vanishing",
-    "gradient_exploding", "previous_health", "stage_age", "contribution_freshness", "seed_age",
-)  # fmt: skip
-NUM_ENV_FEATURES, NUM_SLOT_FEATURES = len(ENV_FEATURES), len(SLOT_FEATURES)
+    "active",
+    *(f"stage_{STAGE_NAMES[stage]}" for stage in OBSERVED_STAGES),
+    "alpha",
+    "contribution",
+    "contribution_velocity",
+    "tempo",
+    "alpha_target",
+    "alpha_mode",
+    "ramp_length",
+    "ramp_done",
+    "ramp_left",
+    "alpha_velocity",
+    "blend",
+    "interaction_sum",
+    "gradient_norm",
+    "gradient_health",
+    "gradient_vanishing",
+    "gradient_exploding",
+    "previous_health",
+    "stage_age",
+    "contribution_freshness",
+    "seed_age",
+)
+NUM_ENV_FEATURES = len(ENV_FEATURES)
+NUM_SLOT_FEATURES = len(SLOT_FEATURES)
 FEATURE_LIMIT = 102.0  # beyond symlog / 7 of the largest float64; only infinities reach it
 
 
@@ -42,7 +77,9 @@ def observe(state: EnvState, max_steps: int) -> Observation:
 
     A feature that is not finite reads 0 where it is NaN and FEATURE_LIMIT where it is infinite.
     """
-    slots, ramp, signals = state.slots, state.ramp, state.signals
+    slots = state.slots
+    ramp = state.ramp
+    signals = state.signals
     env = env_features(signals, signals.step, slots.stage, max_steps)
     seeds = slot_features(slots, ramp, alpha_velocity(ramp), ticks_left(ramp), max_steps)
     features = torch.cat((env, seeds.flatten(-2)), -1)
@@ -57,7 +94,10 @@ def observe(state: EnvState, max_steps: int) -> Observation:
 
 def feature_names(slot_names: tuple[str, ...]) -> tuple[str, ...]:
     """Name of every feature, in order; `slot_names` are the slots' names in slot order."""
-    return (*ENV_FEATURES, *(f"{name}.{feature}" for name in slot_names for feature in SLOT_FEATURES))
+    return (
+        *ENV_FEATURES,
+        *(f"{name}.{feature}" for name in slot_names for feature in SLOT_FEATURES),
+    )
 
 
 def alpha_velocity(ramp: Ramp) -> Tensor:
@@ -74,14 +114,19 @@ def ticks_left(ramp: Ramp) -> Tensor:
 def env_features(signals: Signals, num_recorded: Tensor, stage: Tensor, max_steps: int) -> Tensor:
     """float64 [N, 23]: progress, losses and accuracies, stage shares, last action.
 
-    num_recorded: int64 [N], entries of the histories that hold; older ones read UNKNOWN. stage: int64 [N, S].
+    num_recorded: int64 [N], entries of the histories that hold; older ones read UNKNOWN. stage:
+    int64 [N, S].
     """
     lag = torch.arange(OBSERVED_HISTORY - 1, -1, -1, device=stage.device)
     recorded = lag < num_recorded.unsqueeze(-1)
     losses = _symlog(signals.loss_history[:, -OBSERVED_HISTORY:]) / SYMLOG_SCALE
     accuracies = signals.accuracy_history[:, -OBSERVED_HISTORY:] / PERCENT
     ops = torch.arange(len(OP_NAMES), device=stage.device)
-    shares = (stage == Stage.TRAINING, stage == Stage.BLENDING, stage_in(stage, (Stage.HOLDING, Stage.FOSSILIZED)))
+    shares = (
+        stage == Stage.TRAINING,
+        stage == Stage.BLENDING,
+        stage_in(stage, (Stage.HOLDING, Stage.FOSSILIZED)),
+    )
     scalars = (
         _progress(signals.step, max_steps),
         _symlog(signals.val_loss) / SYMLOG_SCALE,
@@ -100,8 +145,11 @@ def env_features(signals: Signals, num_recorded: Tensor, stage: Tensor, max_step
     )
 
 
-def slot_features(slots: Slots, ramp: Ramp, velocity: Tensor, left: Tensor, max_steps: int) -> Tensor:
-    """float64 [N, S, 31]: stage, alpha, contribution, gradients and ages of every slot; zeros where it is empty.
+def slot_features(
+    slots: Slots, ramp: Ramp, velocity: Tensor, left: Tensor, max_steps: int
+) -> Tensor:
+    """float64 [N, S, 31]: stage, alpha, contribution, gradients and ages of every slot; zeros where
+    it is empty.
 
     A contribution of 0 stands for one that was never measured; only its freshness tells them apart.
     velocity: float64 [N, S], alpha per tick; left: int64 [N, S], ticks until the ramp arrives.
@@ -125,7 +173,11 @@ def slot_features(slots: Slots, ramp: Ramp, velocity: Tensor, left: Tensor, max_
         velocity.clamp(-1.0, 1.0),
         (slots.blend - 1) / 2.0,
         _points(slots.interaction_sum),
-        torch.where(measured & torch.isfinite(slots.gradient_norm), _symlog(slots.gradient_norm) / SYMLOG_SCALE, 0.0),
+        torch.where(
+            measured & torch.isfinite(slots.gradient_norm),
+            _symlog(slots.gradient_norm) / SYMLOG_SCALE,
+            0.0,
+        ),
         torch.where(measured, slots.gradient_health.clamp(max=1.0), 0.0),
         measured & slots.gradient_vanishing,
         measured & slots.gradient_exploding,

@@ -1,7 +1,8 @@
-"""What an episode came to: one record per env, the trade-off between accuracy and size, and what blueprints achieved.
+"""What an episode came to: one record per env, the trade-off between accuracy and size, and what
+blueprints achieved.
 
-Given the env state after the last env-step; plain functions on tensors, called once per round by the reports. Formulas
-are the reference's episode outcome, Pareto front and blueprint analytics.
+Given the env state after the last env-step; plain functions on tensors, called once per round by
+the reports. Formulas are the reference's episode outcome, Pareto front and blueprint analytics.
 """
 
 from typing import NamedTuple
@@ -17,8 +18,8 @@ from esper_soa.vocabulary import NUM_BLUEPRINTS, Stage
 SUCCESS_ACCURACY = 80.0  # percent
 STABILITY_WINDOW = 20  # last raw rewards of an episode that its stability is judged by
 HYPERVOLUME_RATIO = 2.0  # parameter ratio of the reference point; its accuracy is 0
-# Cost of a forward pass with a fossil relative to the host alone, by blueprint in the order of BLUEPRINT_NAMES: the
-# reference's. That of a user's own is counted.
+# Cost of a forward pass with a fossil relative to the host alone, by blueprint in the order of
+# BLUEPRINT_NAMES: the reference's. That of a user's own is counted.
 COMPUTE_MULTIPLIERS = (1.0, 1.15, 1.35, 1.02, 1.08, 1.05, 1.05, 1.25, 1.05, 1.08, 1.15, 1.2, 1.35)
 
 
@@ -29,7 +30,8 @@ class Outcomes(NamedTuple):
     """One finished episode per env, [N]."""
 
     accuracy: Tensor  # float64, percent, every seed on, measured before the last action took effect
-    param_ratio: Tensor  # float64, trainable parameters of host and live seeds over those of the host
+    # Float64, trainable parameters of host and live seeds over those of the host.
+    param_ratio: Tensor
     stability: Tensor  # float64, (0, 1]
     reward: Tensor  # float64, sum of raw rewards
     success: Tensor  # bool, accuracy of at least SUCCESS_ACCURACY
@@ -38,12 +40,15 @@ class Outcomes(NamedTuple):
     fossilized: Tensor  # int64
     contributing: Tensor  # int64, fossils that gained at least 1 point
     pruned: Tensor  # int64
-    unfinished: Tensor  # int64, seeds that the end of the episode found neither fossilised nor pruned
+    # Int64, seeds that the end of the episode found neither fossilised nor pruned.
+    unfinished: Tensor
     num_steps: Tensor  # int64
 
 
 class BlueprintStats(NamedTuple):
-    """Sums by blueprint [P], to be added up over env-steps and rounds; means are properties, NaN where 0 / 0."""
+    """Sums by blueprint [P], to be added up over env-steps and rounds; means are properties, NaN
+    where 0 / 0.
+    """
 
     germinated: Tensor  # int64
     fossilized: Tensor  # int64
@@ -80,12 +85,18 @@ class BlueprintStats(NamedTuple):
         return self.contribution / self.measured
 
 
-def outcomes(state: EnvState, rewards: Tensor, counts: ParameterCounts, costs: TrainingFlop | None = None) -> Outcomes:
-    """The finished episodes of N envs; rewards: float64 [N, STABILITY_WINDOW], the last raw rewards, newest last.
+def outcomes(
+    state: EnvState, rewards: Tensor, counts: ParameterCounts, costs: TrainingFlop | None = None
+) -> Outcomes:
+    """The finished episodes of N envs; rewards: float64 [N, STABILITY_WINDOW], the last raw
+    rewards, newest last.
 
-    costs: of the host and of all blueprints; may be left out where there are none but the package's.
+    costs: of the host and of all blueprints; may be left out where there are none but the
+    package's.
     """
-    slots, signals, totals = state.slots, state.signals, state.totals
+    slots = state.slots
+    signals = state.signals
+    totals = state.totals
     return Outcomes(
         accuracy=signals.val_accuracy,
         param_ratio=total_params(slots, counts) / max(1, counts.host),
@@ -108,7 +119,8 @@ def push_reward(rewards: Tensor, reward: Tensor) -> Tensor:
 
 
 def stability(rewards: Tensor, num_steps: Tensor) -> Tensor:
-    """1 / (1 + variance) [N] of the last min(num_steps, W) of `rewards` [N, W], newest last; 1 for fewer than two.
+    """1 / (1 + variance) [N] of the last min(num_steps, W) of `rewards` [N, W], newest last; 1 for
+    fewer than two.
 
     num_steps: int64 [N], rewards received in the episode. The variance is that of a population.
     """
@@ -124,21 +136,26 @@ def stability(rewards: Tensor, num_steps: Tensor) -> Tensor:
 def compute_cost(slots: Slots, costs: TrainingFlop | None = None) -> Tensor:
     """Estimated cost of a forward pass of host and fossils relative to the host alone, float64 [N].
 
-    One that the reference has no number for costs what `costs` says: its multiplications over those of the host.
+    One that the reference has no number for costs what `costs` says: its multiplications over those
+    of the host.
     """
     extra = torch.zeros_like(slots.alpha)
     for code, multiplier in enumerate(COMPUTE_MULTIPLIERS):
         extra = torch.where(slots.blueprint == code, multiplier - 1, extra)
     if costs is not None:
         for code in range(len(COMPUTE_MULTIPLIERS), costs.seed.shape[1]):
-            extra = torch.where(slots.blueprint == code, costs.seed[:, code] / max(1.0, costs.host), extra)
+            extra = torch.where(
+                slots.blueprint == code, costs.seed[:, code] / max(1.0, costs.host), extra
+            )
     return 1 + torch.where(slots.stage == Stage.FOSSILIZED, extra, 0.0).sum(1)
 
 
 def pareto_front(accuracy: Tensor, stability: Tensor, param_ratio: Tensor) -> Tensor:
-    """bool [M]: points that no other point dominates, that is equals or betters in all three and betters in one.
+    """bool [M]: points that no other point dominates, that is equals or betters in all three and
+    betters in one.
 
-    Accuracy and stability are to be high, the parameter ratio low. Points with a NaN are never on the front.
+    Accuracy and stability are to be high, the parameter ratio low. Points with a NaN are never on
+    the front.
     """
     good = torch.stack((accuracy, stability, -param_ratio), 1)  # [M, 3], higher is better
     as_good = (good.unsqueeze(1) >= good.unsqueeze(0)).all(2)  # [M, M], row against column
@@ -147,9 +164,11 @@ def pareto_front(accuracy: Tensor, stability: Tensor, param_ratio: Tensor) -> Te
 
 
 def hypervolume(accuracy: Tensor, param_ratio: Tensor) -> Tensor:
-    """Area, scalar, that the points [M] dominate between accuracy 0 and param_ratio HYPERVOLUME_RATIO.
+    """Area, scalar, that the points [M] dominate between accuracy 0 and param_ratio
+    HYPERVOLUME_RATIO.
 
-    Swept in the order of falling accuracy: each point adds a strip from its ratio up to the smallest ratio so far.
+    Swept in the order of falling accuracy: each point adds a strip from its ratio up to the
+    smallest ratio so far.
     """
     counted = (accuracy > 0) & (param_ratio < HYPERVOLUME_RATIO)
     height, order = torch.where(counted, accuracy, 0.0).sort(descending=True)
@@ -160,16 +179,20 @@ def hypervolume(accuracy: Tensor, param_ratio: Tensor) -> Tensor:
 
 
 def trade_offs(points: Tensor) -> Tensor:
-    """Of `points` [M, 3] (accuracy, stability, parameter ratio) the distinct ones on their Pareto front, [K, 3].
+    """Of `points` [M, 3] (accuracy, stability, parameter ratio) the distinct ones on their Pareto
+    front, [K, 3].
 
-    Front and hypervolume of more points are those of these and the new ones, so a run need not keep the others.
+    Front and hypervolume of more points are those of these and the new ones, so a run need not keep
+    the others.
     """
     parts = points.unique(dim=0).split(COMPARED)
     found = torch.cat([part[pareto_front(*part.unbind(1))] for part in parts]) if parts else points
     return found[pareto_front(*found.unbind(1))]
 
 
-def empty_blueprint_stats(device: torch.device, num_blueprints: int = NUM_BLUEPRINTS) -> BlueprintStats:
+def empty_blueprint_stats(
+    device: torch.device, num_blueprints: int = NUM_BLUEPRINTS
+) -> BlueprintStats:
     """Nothing seen yet."""
     count = torch.zeros(num_blueprints, dtype=torch.int64, device=device)
     amount = torch.zeros(num_blueprints, dtype=STATE_FLOAT, device=device)
@@ -177,7 +200,8 @@ def empty_blueprint_stats(device: torch.device, num_blueprints: int = NUM_BLUEPR
 
 
 def count_blueprints(stats: BlueprintStats, before: Slots, after: Slots) -> BlueprintStats:
-    """`stats` with the births and ends of one env-step: the slots [N, S] before its action and after its tick.
+    """`stats` with the births and ends of one env-step: the slots [N, S] before its action and
+    after its tick.
 
     Seeds that a rollback removes count as pruned.
     """
@@ -193,14 +217,18 @@ def count_blueprints(stats: BlueprintStats, before: Slots, after: Slots) -> Blue
         pruned=_added(stats.pruned, before.blueprint, removed),
         gain=_added(stats.gain, before.blueprint, fossil, gain),
         churn=_added(stats.churn, before.blueprint, removed, gain),
-        blending_gain=_added(stats.blending_gain, before.blueprint, fossil & before.blending_started, blending),
+        blending_gain=_added(
+            stats.blending_gain, before.blueprint, fossil & before.blending_started, blending
+        ),
         contribution=_added(stats.contribution, before.blueprint, measured, before.contribution),
         measured=_added(stats.measured, before.blueprint, measured),
     )
 
 
 def _added(sums: Tensor, blueprint: Tensor, where: Tensor, amount: Tensor | None = None) -> Tensor:
-    """`sums` [P] and, by blueprint, `amount` [N, S], or ones, of the slots `where` (bool [N, S])."""
+    """`sums` [P] and, by blueprint, `amount` [N, S], or ones, of the slots `where` (bool [N,
+    S]).
+    """
     codes = torch.arange(sums.shape[0], device=blueprint.device)
     chosen = where.unsqueeze(-1) & (blueprint.unsqueeze(-1) == codes)
     weight = torch.ones_like(blueprint, dtype=STATE_FLOAT) if amount is None else amount

@@ -1,7 +1,8 @@
-"""The reward of a user's own: found by the setting reward.mode, looked at while a run is built, and called as a mode.
+"""The reward of a user's own: found by the setting reward.mode, looked at while a run is built, and
+called as a mode.
 
-Called by build.py; `own_parts` by reward_modes.py once per env-step, in compiled kernels too. conformance.py looks
-closer, on the same made-up inputs.
+Called by build.py; `own_parts` by reward_modes.py once per env-step, in compiled kernels too.
+conformance.py looks closer, on the same made-up inputs.
 """
 
 from collections.abc import Mapping
@@ -19,13 +20,18 @@ from esper_soa.vocabulary import LIVE_STAGES, OP_NAMES, STAGE_NAMES
 
 SETTING = "reward.mode"
 PROBED_ENVS = 5
-STAGES = tuple(code for code, name in enumerate(STAGE_NAMES) if name not in ("unknown", "dormant", "retired"))
+STAGES = tuple(
+    code for code, name in enumerate(STAGE_NAMES) if name not in ("unknown", "dormant", "retired")
+)
 MOST_PARAMETERS = 10_000.0
 # Fields that are 0 where the flag is not set.
 KNOWN = {
-    "improvement": "improvement_known", "contribution": "contribution_known", "interaction_sum": "contribution_known",
-    "accuracy_germination": "germination_known", "total": "total_known",
-}  # fmt: skip
+    "improvement": "improvement_known",
+    "contribution": "contribution_known",
+    "interaction_sum": "contribution_known",
+    "accuracy_germination": "germination_known",
+    "total": "total_known",
+}
 PERCENT = ("val_accuracy", "stable_accuracy", "committed_accuracy", "accuracy_germination")
 POSITIVE = ("val_loss", "alpha_delta_sq", "drip_scale", "drip_left", "escrow")
 PARAMETERS = ("effective_params", "total_params", "host_params", "fossilized_params")
@@ -34,15 +40,22 @@ PARAMETERS = ("effective_params", "total_params", "host_params", "fossilized_par
 def own_reward(
     mode: str, num_slots: int, max_steps: int, device: torch.device, setting: str = SETTING
 ) -> OwnReward | None:
-    """The reward that `mode`, which stands in `setting`, names as module:name; None for a mode of the package.
+    """The reward that `mode`, which stands in `setting`, names as module:name; None for a mode of
+    the package.
 
     Raises SettingError, which says what is wrong with it.
     """
     if not is_reference(mode):
         return None
-    part, name = find(REWARD, mode, setting), name_in(mode)
+    part = find(REWARD, mode, setting)
+    name = name_in(mode)
     if name in TERM_NAMES:
-        raise SettingError(setting, mode, "of another name than the terms of the package", "Records tell both by name.")
+        raise SettingError(
+            setting,
+            mode,
+            "of another name than the terms of the package",
+            "Records tell both by name.",
+        )
     own = OwnReward(name, part)  # type: ignore[arg-type]
     faults = reward_findings(part, sample_inputs(PROBED_ENVS, num_slots, max_steps, device))
     if faults:
@@ -51,14 +64,18 @@ def own_reward(
 
 
 def own_parts(own: OwnReward, inputs: RewardInputs) -> dict[str, Tensor]:
-    """The terms [N] that a user's reward pays, by the names of RewardTerms; one that has no name there is `own`."""
+    """The terms [N] that a user's reward pays, by the names of RewardTerms; one that has no name
+    there is `own`.
+    """
     given = own.function(inputs)
     parts = given if isinstance(given, Mapping) else {OWN_TERM: given}
     return {name: part.to(STATE_FLOAT) for name, part in parts.items()}
 
 
 def reward_findings(part: Part, inputs: RewardInputs) -> list[str]:
-    """What keeps `part` from being a reward, in words; inputs: of N envs, on the device of the run."""
+    """What keeps `part` from being a reward, in words; inputs: of N envs, on the device of the
+    run.
+    """
     if num_required(part) != 1:
         return ["it is not called with the inputs alone"]
     try:
@@ -79,7 +96,11 @@ def _term_findings(name: str, value: object, inputs: RewardInputs) -> list[str]:
     what += " a tensor"
     found = []
     if value.shape != inputs.op.shape:
-        found.append(f"{what} of shape {list(value.shape)} for {inputs.op.shape[0]} envs, not one number per env")
+        found.append(
+            f"{what} of shape {list(value.shape)} for {inputs.op.shape[0]} envs, not one "
+            "number "
+            "per env"
+        )
     if not value.is_floating_point():
         found.append(f"{what} of {value.dtype}, not of floating-point numbers")
     if value.device != inputs.op.device:
@@ -89,8 +110,12 @@ def _term_findings(name: str, value: object, inputs: RewardInputs) -> list[str]:
     return found
 
 
-def sample_inputs(num_envs: int, num_slots: int, max_steps: int, device: torch.device, seed: int = 0) -> RewardInputs:
-    """Made-up inputs of N envs: random, but such as can be met; the last env is at its last env-step."""
+def sample_inputs(
+    num_envs: int, num_slots: int, max_steps: int, device: torch.device, seed: int = 0
+) -> RewardInputs:
+    """Made-up inputs of N envs: random, but such as can be met; the last env is at its last
+    env-step.
+    """
     slots = torch.empty(num_envs, num_slots)
     draws = _Draws(seed)
     stage = torch.tensor(STAGES)[draws.whole(slots, len(STAGES))]
@@ -100,7 +125,10 @@ def sample_inputs(num_envs: int, num_slots: int, max_steps: int, device: torch.d
         "stage": stage,
         "previous_stage": torch.tensor(STAGES)[draws.whole(slots, len(STAGES))],
         "op": draws.whole(slots[:, 0], len(OP_NAMES)),
-        "step": 1 + draws.whole(slots[:, 0], max_steps).index_fill(0, torch.tensor([num_envs - 1]), max_steps - 1),
+        "step": 1
+        + draws.whole(slots[:, 0], max_steps).index_fill(
+            0, torch.tensor([num_envs - 1]), max_steps - 1
+        ),
         "max_steps": torch.full((num_envs,), max_steps),
     }
     per_env = list(RewardInputs.__annotations__).index("op")
@@ -116,7 +144,8 @@ class _Draws:
     """Random fields, a function of the seed and of the order in which they are asked for."""
 
     def __init__(self, seed: int) -> None:
-        self.seed, self.asked = seed, 0
+        self.seed = seed
+        self.asked = 0
 
     def share(self, like: Tensor) -> Tensor:
         """float64 in [0, 1) in the shape of `like`."""
@@ -134,11 +163,15 @@ class _Draws:
         if name.endswith("_known") or name == "drip_live":
             return share < 0.7
         if name.endswith("_age") or name.startswith("num_"):
-            return (share * (max_steps if name.endswith("_age") else like.shape[-1])).to(torch.int64)
+            return (share * (max_steps if name.endswith("_age") else like.shape[-1])).to(
+                torch.int64
+            )
         if name in PERCENT:
             return 100 * share
         if name in PARAMETERS:
             return 1 + MOST_PARAMETERS * share
         return (
-            5 * share if name in ("val_loss", "alpha_delta_sq", "drip_scale", "drip_left", "escrow") else 10 * share - 5
+            5 * share
+            if name in ("val_loss", "alpha_delta_sq", "drip_scale", "drip_left", "escrow")
+            else 10 * share - 5
         )

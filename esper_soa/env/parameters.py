@@ -1,7 +1,8 @@
-"""How many trainable parameters stand in the slots of every env, and what an image costs in training.
+"""How many trainable parameters stand in the slots of every env, and what an image costs in
+training.
 
-Given the slots and the counts of the host and of what can grow in it; called by the reward (rent) and by the metrics of
-an episode.
+Given the slots and the counts of the host and of what can grow in it; called by the reward (rent)
+and by the metrics of an episode.
 """
 
 import torch
@@ -15,17 +16,25 @@ GATE_STAGES = (Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED)
 
 
 def occupied_params(slots: Slots, counts: ParameterCounts) -> Tensor:
-    """Parameters of the live seed in each slot, gate network included: float64 [N, S], 0 without a live seed."""
+    """Parameters of the live seed in each slot, gate network included: float64 [N, S], 0 without a
+    live seed.
+    """
     return torch.where(slots.live, _of_residents(slots, counts.seed, counts.gate), 0.0)
 
 
 def flop_per_image(slots: Slots, costs: TrainingFlop) -> Tensor:
-    """FLOP of training on one image: float64 [N], of the host and of all running seeds with their gates."""
-    return costs.host + torch.where(slots.running, _of_residents(slots, costs.seed, costs.gate), 0.0).sum(1)
+    """FLOP of training on one image: float64 [N], of the host and of all running seeds with their
+    gates.
+    """
+    return costs.host + torch.where(
+        slots.running, _of_residents(slots, costs.seed, costs.gate), 0.0
+    ).sum(1)
 
 
 def _of_residents(slots: Slots, seed: Tensor, gate: Tensor) -> Tensor:
-    """What `seed` [S, P] says of the blueprint in each slot, plus `gate` [S] where it has one: float64 [N, S]."""
+    """What `seed` [S, P] says of the blueprint in each slot, plus `gate` [S] where it has one:
+    float64 [N, S].
+    """
     rows = seed.to(STATE_FLOAT).unsqueeze(0).expand(slots.stage.shape[0], -1, -1)
     own = rows.gather(2, slots.blueprint.clamp(min=0).unsqueeze(2)).squeeze(2)
     gated = (slots.blend == Blend.GATE) & stage_in(slots.stage, GATE_STAGES)

@@ -1,7 +1,9 @@
-"""The reward of one env-step: inputs from the env state, score by mode, payments at the end, and what is remembered.
+"""The reward of one env-step: inputs from the env state, score by mode, payments at the end, and
+what is remembered.
 
-`reward` is called with the state after the env-step's measurements are recorded and before the action takes effect;
-`settle_fossils` after the action was applied. Both are given the env state and return it anew.
+`reward` is called with the state after the env-step's measurements are recorded and before the
+action takes effect; `settle_fossils` after the action was applied. Both are given the env state and
+return it anew.
 """
 
 from collections.abc import Sequence
@@ -17,13 +19,28 @@ from esper_soa.env.reward_records import RewardInputs, RewardSettings, SlotReadi
 from esper_soa.env.reward_terms import MIN_CONTRIBUTION, RewardTerms, add_terms, size_rent, slot_op
 from esper_soa.env.scaffold import hindsight_credit
 from esper_soa.env.signals import stable_accuracy
-from esper_soa.state import STATE_FLOAT, Action, ActionOutcome, Attribution, EnvState, Slots, Totals, select, stage_in
+from esper_soa.state import (
+    STATE_FLOAT,
+    Action,
+    ActionOutcome,
+    Attribution,
+    EnvState,
+    Slots,
+    Totals,
+    select,
+    stage_in,
+)
 from esper_soa.vocabulary import Op, Stage
 
 RENT_STAGES = (Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED)
 ACTIVE_STAGES = (
-    Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.EMBARGOED, Stage.RESETTING,
-)  # fmt: skip
+    Stage.GERMINATED,
+    Stage.TRAINING,
+    Stage.BLENDING,
+    Stage.HOLDING,
+    Stage.EMBARGOED,
+    Stage.RESETTING,
+)
 UNPROVEN_STAGES = (Stage.GERMINATED, Stage.TRAINING)
 
 
@@ -49,12 +66,14 @@ def empty_totals(num_envs: int, device: torch.device) -> Totals:
 def reward(
     state: EnvState, attribution: Attribution, action: Action, op: Tensor, settings: RewardSettings
 ) -> tuple[RewardTerms, EnvState]:
-    """Terms of this env-step's reward [N], and the state with its part of it that rewards need brought up to date.
+    """Terms of this env-step's reward [N], and the state with its part of it that rewards need
+    brought up to date.
 
-    op: int64 [N], the effective op: WAIT where the chosen one was not applicable. Where an env is about to be rolled
-    back nothing is paid: the caller keeps the old state of such envs. A user's own reward is paid as it is, with
-    nothing beside it but the penalty for seeds that a rollback has removed. With a split every env is paid as it would
-    be if all envs were paid by its mode.
+    op: int64 [N], the effective op: WAIT where the chosen one was not applicable. Where an env is
+    about to be rolled
+    back nothing is paid: the caller keeps the old state of such envs. A user's own reward is paid
+    as it is, with nothing beside it but the penalty for seeds that a rollback has removed. With a
+    split every env is paid as it would be if all envs were paid by its mode.
     """
     if settings.split is None:
         return _paid(state, attribution, action, op, settings)
@@ -62,7 +81,8 @@ def reward(
     for place, other in enumerate(settings.split.settings[1:], 1):
         mine = settings.split.place == place
         other_terms, other_paid = _paid(state, attribution, action, op, other)
-        terms, paid = select(mine, other_terms, terms), select(mine, other_paid, paid)
+        terms = select(mine, other_terms, terms)
+        paid = select(mine, other_paid, paid)
     return terms, paid
 
 
@@ -87,7 +107,11 @@ def reward_inputs(
 ) -> RewardInputs:
     """What the env state and this env-step's attribution say to the reward."""
     target = target_slot(action, state.slots.stage.shape[1])
-    inputs = _of_slots(state.slots, attribution) | _of_envs(state, attribution, settings) | {"target": target, "op": op}
+    inputs = (
+        _of_slots(state.slots, attribution)
+        | _of_envs(state, attribution, settings)
+        | {"target": target, "op": op}
+    )
     return RewardInputs(**inputs, batch_size=state.batch_size, device=None)  # type: ignore[arg-type]
 
 
@@ -106,7 +130,9 @@ def _of_slots(slots: Slots, attribution: Attribution) -> dict[str, Tensor]:
         "contribution": contribution,
         "contribution_known": attribution.measured,
         "interaction_sum": attribution.interaction_sum,
-        "accuracy_germination": torch.where(slots.germination_known, slots.accuracy_germination, 0.0),
+        "accuracy_germination": torch.where(
+            slots.germination_known, slots.accuracy_germination, 0.0
+        ),
         "germination_known": slots.germination_known,
         "escrow": slots.escrow,
         "drip_live": slots.drip_live,
@@ -116,9 +142,12 @@ def _of_slots(slots: Slots, attribution: Attribution) -> dict[str, Tensor]:
     }
 
 
-def _of_envs(state: EnvState, attribution: Attribution, settings: RewardSettings) -> dict[str, Tensor]:
+def _of_envs(
+    state: EnvState, attribution: Attribution, settings: RewardSettings
+) -> dict[str, Tensor]:
     """The inputs [N]."""
-    slots, signals = state.slots, state.signals
+    slots = state.slots
+    signals = state.signals
     effective, shock = rent_and_shock(slots, settings)
     return {
         "val_accuracy": signals.val_accuracy,
@@ -143,22 +172,32 @@ def _of_envs(state: EnvState, attribution: Attribution, settings: RewardSettings
 
 
 def rent_and_shock(slots: Slots, settings: RewardSettings) -> tuple[Tensor, Tensor]:
-    """Parameters that pay rent, and squared alpha moves since the last reading by relative size, both [N].
+    """Parameters that pay rent, and squared alpha moves since the last reading by relative size,
+    both [N].
 
     A seed pays from BLENDING on: a base for the slot and its parameters weighted with alpha.
     """
-    cfg, host = settings.config, settings.counts.host
-    params, alpha = occupied_params(slots, settings.counts), torch.where(slots.live, slots.alpha, 0.0)
+    cfg = settings.config
+    host = settings.counts.host
+    params = occupied_params(slots, settings.counts)
+    alpha = torch.where(slots.live, slots.alpha, 0.0)
     paying = stage_in(slots.stage, RENT_STAGES)
     effective = torch.where(paying, cfg.base_slot_rent_ratio * host + alpha * params, 0.0).sum(1)
-    weight = torch.where(slots.rent_params > 0, slots.rent_params, 0.0) / max(host, cfg.rent_host_params_floor)
+    weight = torch.where(slots.rent_params > 0, slots.rent_params, 0.0) / max(
+        host, cfg.rent_host_params_floor
+    )
     return effective, ((alpha - slots.rent_alpha).square() * weight).sum(1)
 
 
 def adjust(
-    terms: RewardTerms, inputs: RewardInputs, readings: SlotReadings, totals: Totals, cfg: RewardConfig
+    terms: RewardTerms,
+    inputs: RewardInputs,
+    readings: SlotReadings,
+    totals: Totals,
+    cfg: RewardConfig,
 ) -> RewardTerms:
-    """Add what is due beside the mode's own terms: last-step reckonings, and payments that waited in `totals`.
+    """Add what is due beside the mode's own terms: last-step reckonings, and payments that waited
+    in `totals`.
 
     A seed that is fossilised by the last action keeps its escrow.
     """
@@ -167,7 +206,9 @@ def adjust(
     if cfg.mode == "escrow":
         kept = (slot_op(inputs) == Op.FOSSILIZE) & (inputs.stage == Stage.HOLDING)
         lost = inputs.has_seed & (inputs.stage != Stage.FOSSILIZED) & ~kept
-        due["escrow_forfeit"] = torch.where(last, -torch.where(lost, readings.escrow_next, 0.0).sum(1), 0.0)
+        due["escrow_forfeit"] = torch.where(
+            last, -torch.where(lost, readings.escrow_next, 0.0).sum(1), 0.0
+        )
     if cfg.mode in ("shaped", "escrow") and not cfg.disable_pbrs:
         unproven = inputs.has_seed & stage_in(inputs.stage, UNPROVEN_STAGES)
         refund = cfg.pbrs_weight * germination_refund(inputs.seed_age)
@@ -178,12 +219,18 @@ def adjust(
 
 
 def germination_refund(seed_age: Tensor) -> Tensor:
-    """What the shaping of a germination is worth `seed_age` env-steps later, float64 of any shape, at weight 1."""
+    """What the shaping of a germination is worth `seed_age` env-steps later, float64 of any shape,
+    at weight 1.
+    """
     return torch.pow(PBRS_GAMMA, 1 - seed_age.to(STATE_FLOAT))
 
 
-def _next_slots(slots: Slots, inputs: RewardInputs, readings: SlotReadings, settings: RewardSettings) -> Slots:
-    """The slots with escrow, drip and rent readings of this env-step; a new pool waits for `settle_fossils`."""
+def _next_slots(
+    slots: Slots, inputs: RewardInputs, readings: SlotReadings, settings: RewardSettings
+) -> Slots:
+    """The slots with escrow, drip and rent readings of this env-step; a new pool waits for
+    `settle_fossils`.
+    """
     slots = slots.replace(
         escrow=torch.where(slots.live, readings.escrow_next, 0.0),
         rent_alpha=torch.where(slots.live, slots.alpha, 0.0),
@@ -200,12 +247,14 @@ def _next_slots(slots: Slots, inputs: RewardInputs, readings: SlotReadings, sett
 
 
 def settle_fossils(state: EnvState, action: Action, outcome: ActionOutcome) -> EnvState:
-    """Count the fossils that this env-step's actions made, credit their scaffolds, and open their drip pools.
+    """Count the fossils that this env-step's actions made, credit their scaffolds, and open their
+    drip pools.
 
-    state: after the actions were applied. The credit is paid with the next reward. A fossil counts as contributing if
-    accuracy rose by at least 1 point since its seed's first record.
+    state: after the actions were applied. The credit is paid with the next reward. A fossil counts
+    as contributing if accuracy rose by at least 1 point since its seed's first record.
     """
-    slots, totals = state.slots, state.totals
+    slots = state.slots
+    totals = state.totals
     fresh = outcome.fossilized.unsqueeze(1) & target_slot(action, slots.stage.shape[1])
     improvement = torch.where(fresh, slots.total_improvement, 0.0).sum(1)
     credit = hindsight_credit(state.boosts, fresh, improvement, state.signals.step)
@@ -219,6 +268,8 @@ def settle_fossils(state: EnvState, action: Action, outcome: ActionOutcome) -> E
 
 
 def final_rents(parameters: Sequence[float], host: int, cfg: RewardConfig) -> list[float]:
-    """Rent of grown hosts in percent points, by their final sizes: what the mode `net` takes at the end."""
+    """Rent of grown hosts in percent points, by their final sizes: what the mode `net` takes at the
+    end.
+    """
     sizes = torch.tensor(parameters, dtype=STATE_FLOAT)
     return size_rent(sizes, torch.full_like(sizes, host), cfg).tolist()

@@ -1,8 +1,8 @@
 """The reward modes: which terms are paid, and which slots are scored.
 
-Given RewardInputs and the settings, returns the named terms and the readings behind them; called by `reward.py` once
-per env-step and by nobody else. Every mode is the reference's reward function of that name, per scored slot, but for
-`net`, which is ours.
+Given RewardInputs and the settings, returns the named terms and the readings behind them; called by
+`reward.py` once per env-step and by nobody else. Every mode is the reference's reward function of
+that name, per scored slot, but for `net`, which is ours.
 """
 
 import torch
@@ -19,16 +19,22 @@ from esper_soa.vocabulary import Op, Stage
 SIMPLIFIED_ACTION_COST = 0.01
 SIMPLIFIED_ACCURACY_WEIGHT = 3.0  # at 100 percent
 SIMPLIFIED_FOSSIL_BONUS = 2.0  # per contributing fossil
-RANSOM_CONTRIBUTION = 0.1  # percent points; more than this without a total gain is a seed that holds its host to ransom
+# percent points; more than this without a total gain is a seed that holds its host to ransom
+RANSOM_CONTRIBUTION = 0.1
 
 
-def score(inputs: RewardInputs, cfg: RewardConfig, own: OwnReward | None = None) -> tuple[RewardTerms, SlotReadings]:
-    """Terms [N] of the mode `cfg.mode`, without what `reward.py` adds at the end, and the readings [N, S].
+def score(
+    inputs: RewardInputs, cfg: RewardConfig, own: OwnReward | None = None
+) -> tuple[RewardTerms, SlotReadings]:
+    """Terms [N] of the mode `cfg.mode`, without what `reward.py` adds at the end, and the readings
+    [N, S].
 
-    own: what the mode is where it is a user's; no setting of the package's modes means anything to it.
+    own: what the mode is where it is a user's; no setting of the package's modes means anything to
+    it.
 
-    With `cfg.scored_slots` "all" every live seed earns its per-seed terms, as under WAIT where it is not the target of
-    the action; with "target" only the target slot does. Terms of the op itself are always the target's.
+    With `cfg.scored_slots` "all" every live seed earns its per-seed terms, as under WAIT where it
+    is not the target of the action; with "target" only the target slot does. Terms of the op itself
+    are always the target's.
     """
     if own is not None:
         return collect(own_parts(own, inputs), inputs), _readings(inputs)
@@ -36,13 +42,21 @@ def score(inputs: RewardInputs, cfg: RewardConfig, own: OwnReward | None = None)
         return _contribution(inputs, cfg)
     if cfg.mode in ("basic", "basic_plus"):
         return _basic(inputs, cfg)
-    modes = {"sparse": _sparse, "minimal": _minimal, "simplified": _simplified, "loss": _loss, "net": _net}
+    modes = {
+        "sparse": _sparse,
+        "minimal": _minimal,
+        "simplified": _simplified,
+        "loss": _loss,
+        "net": _net,
+    }
     parts = modes[cfg.mode](inputs, cfg)
     return collect(parts, inputs), _readings(inputs)
 
 
 def collect(parts: dict[str, Tensor], inputs: RewardInputs) -> RewardTerms:
-    """The terms by name, 0 where a mode has none, and their sum; ValueError for a name that RewardTerms lacks."""
+    """The terms by name, 0 where a mode has none, and their sum; ValueError for a name that
+    RewardTerms lacks.
+    """
     return add_terms(no_terms(inputs.val_accuracy), parts)
 
 
@@ -58,7 +72,8 @@ def over_scored(per_slot: Tensor, inputs: RewardInputs, cfg: RewardConfig) -> Te
 
 def _readings(inputs: RewardInputs) -> SlotReadings:
     """Readings of a mode that reads nothing."""
-    zero, one = torch.zeros_like(inputs.contribution), torch.ones_like(inputs.contribution)
+    zero = torch.zeros_like(inputs.contribution)
+    one = torch.ones_like(inputs.contribution)
     return SlotReadings(
         attribution_discount=one,
         timing_discount=one,
@@ -78,10 +93,14 @@ def _readings(inputs: RewardInputs) -> SlotReadings:
 
 
 def _contribution(inputs: RewardInputs, cfg: RewardConfig) -> tuple[RewardTerms, SlotReadings]:
-    """SHAPED and ESCROW: seeds earn what their removal would cost, with shaping, rents, warnings and op costs."""
+    """SHAPED and ESCROW: seeds earn what their removal would cost, with shaping, rents, warnings
+    and op costs.
+    """
     attribution, readings = _escrowed(inputs, cfg) if cfg.mode == "escrow" else _shaped(inputs, cfg)
     op = term.slot_op(inputs)
-    refused = (op == Op.FOSSILIZE) & inputs.has_seed & column(inputs.total_known & (inputs.total < 0))
+    refused = (
+        (op == Op.FOSSILIZE) & inputs.has_seed & column(inputs.total_known & (inputs.total < 0))
+    )
     attribution = torch.where(refused, 0.0, attribution)
     penalty = torch.zeros_like(attribution)
     if cfg.mode == "shaped":
@@ -101,26 +120,42 @@ def _contribution(inputs: RewardInputs, cfg: RewardConfig) -> tuple[RewardTerms,
     parts["compute_rent"] = term.compute_rent(inputs, cfg)
     parts["alpha_shock"] = term.alpha_shock(inputs, cfg)
     parts["occupancy_rent"] = term.occupancy_rent(inputs, cfg)
-    parts["fossilized_rent"] = -cfg.fossilized_maintenance_cost * inputs.num_fossilized.to(STATE_FLOAT)
+    parts["fossilized_rent"] = -cfg.fossilized_maintenance_cost * inputs.num_fossilized.to(
+        STATE_FLOAT
+    )
     parts["action_shaping"] = term.action_shaping(inputs, cfg)
     if not cfg.disable_terminal_reward:
-        parts["terminal_bonus"] = _at_end(inputs, cfg.terminal_accuracy_weight * inputs.val_accuracy)
-    readings = readings.replace(bounded_attribution=bounded, growth_ratio=term.growth_ratio(inputs, cfg))
+        parts["terminal_bonus"] = _at_end(
+            inputs, cfg.terminal_accuracy_weight * inputs.val_accuracy
+        )
+    readings = readings.replace(
+        bounded_attribution=bounded, growth_ratio=term.growth_ratio(inputs, cfg)
+    )
     return collect(parts, inputs), readings
 
 
 def _shaped(inputs: RewardInputs, cfg: RewardConfig) -> tuple[Tensor, SlotReadings]:
-    """Attribution [N, S] by this env-step's contribution, or by the seed's own progress where that is unmeasured."""
-    contribution, fossil = inputs.contribution, term.is_fossil(inputs)
+    """Attribution [N, S] by this env-step's contribution, or by the seed's own progress where that
+    is unmeasured.
+    """
+    contribution = inputs.contribution
+    fossil = term.is_fossil(inputs)
     discount = term.attribution_discount(inputs, cfg)
-    progress = torch.where(inputs.germination_known, column(inputs.val_accuracy) - inputs.accuracy_germination, 0.0)
+    progress = torch.where(
+        inputs.germination_known, column(inputs.val_accuracy) - inputs.accuracy_germination, 0.0
+    )
     gain = term.credible_gain(inputs, progress, term.joint_gain(progress, contribution, cfg))
     gain = cfg.contribution_weight * gain * discount
     useful = inputs.contribution_known & ~fossil & (contribution >= 0)
     timing = term.timing_discount(column(inputs.step) - inputs.seed_age, cfg)
     timing = torch.where(useful & inputs.has_seed, timing, 1.0)
     measured = torch.where(contribution < 0, cfg.contribution_weight * contribution, gain * timing)
-    proxy = inputs.has_seed & (inputs.stage >= Stage.BLENDING) & inputs.improvement_known & (inputs.improvement > 0)
+    proxy = (
+        inputs.has_seed
+        & (inputs.stage >= Stage.BLENDING)
+        & inputs.improvement_known
+        & (inputs.improvement > 0)
+    )
     weight = cfg.contribution_weight * cfg.proxy_confidence_factor
     attribution = torch.where(proxy, weight * inputs.improvement, 0.0)
     attribution = torch.where(inputs.contribution_known, measured, attribution)
@@ -135,12 +170,17 @@ def _shaped(inputs: RewardInputs, cfg: RewardConfig) -> tuple[Tensor, SlotReadin
 
 def _escrowed(inputs: RewardInputs, cfg: RewardConfig) -> tuple[Tensor, SlotReadings]:
     """Attribution [N, S] as moves of a credit that follows what the stable accuracy confirms."""
-    contribution, known, fossil = inputs.contribution, inputs.contribution_known, term.is_fossil(inputs)
-    progress = torch.where(inputs.germination_known, column(inputs.stable_accuracy) - inputs.accuracy_germination, 0.0)
+    contribution = inputs.contribution
+    known = inputs.contribution_known
+    fossil = term.is_fossil(inputs)
+    progress = torch.where(
+        inputs.germination_known, column(inputs.stable_accuracy) - inputs.accuracy_germination, 0.0
+    )
     readings = _readings(inputs)
     penalty = term.ratio_penalty(inputs, readings.attribution_discount, cfg)
     gain = term.credible_gain(inputs, progress, torch.sqrt((progress * contribution).clamp(min=0)))
-    useful, harmful = known & (contribution >= 0), known & (contribution < 0)
+    useful = known & (contribution >= 0)
+    harmful = known & (contribution < 0)
     goal = torch.where(useful, (cfg.contribution_weight * gain + penalty).clamp(min=0.0), 0.0)
     move = goal - inputs.escrow
     if cfg.escrow_delta_clip > 0:
@@ -161,7 +201,9 @@ def _escrowed(inputs: RewardInputs, cfg: RewardConfig) -> tuple[Tensor, SlotRead
 
 
 def _basic(inputs: RewardInputs, cfg: RewardConfig) -> tuple[RewardTerms, SlotReadings]:
-    """BASIC and BASIC_PLUS: shaping, a linear rent, and a bonus for good fossils, part of it paid as drip."""
+    """BASIC and BASIC_PLUS: shaping, a linear rent, and a bonus for good fossils, part of it paid
+    as drip.
+    """
     op = term.slot_op(inputs)
     bonus, pool = _fossilize_bonus(inputs, cfg)
     rent = cfg.param_penalty_weight * inputs.effective_params / cfg.param_budget
@@ -170,7 +212,9 @@ def _basic(inputs: RewardInputs, cfg: RewardConfig) -> tuple[RewardTerms, SlotRe
         "compute_rent": -rent,
         "fossilize_bonus": torch.where(op == Op.FOSSILIZE, bonus, 0.0).sum(1),
         "drip": payment.sum(1),
-        "terminal_bonus": _at_end(inputs, cfg.basic_accuracy_delta_weight * (inputs.accuracy_delta / 100)),
+        "terminal_bonus": _at_end(
+            inputs, cfg.basic_accuracy_delta_weight * (inputs.accuracy_delta / 100)
+        ),
     }
     if not cfg.disable_pbrs:
         pruned = term.forfeited_potential(inputs, cfg)
@@ -189,13 +233,19 @@ def _basic(inputs: RewardInputs, cfg: RewardConfig) -> tuple[RewardTerms, SlotRe
 
 
 def _fossilize_bonus(inputs: RewardInputs, cfg: RewardConfig) -> tuple[Tensor, Tensor]:
-    """What fossilising the seed of each slot pays at once, and the drip pool that it would leave, both [N, S]."""
+    """What fossilising the seed of each slot pays at once, and the drip pool that it would leave,
+    both [N, S].
+    """
     contribution = inputs.contribution
     total = column(torch.where(inputs.total_known, inputs.total, 0.0)).expand_as(contribution)
-    full = cfg.basic_fossilize_base_bonus + cfg.basic_contribution_scale * term.joint_gain(total, contribution, cfg)
+    full = cfg.basic_fossilize_base_bonus + cfg.basic_contribution_scale * term.joint_gain(
+        total, contribution, cfg
+    )
     full = full * term.holding_share(inputs)
     holding = inputs.has_seed & (inputs.stage == Stage.HOLDING)
-    proven = holding & (total > 0) & inputs.contribution_known & (contribution >= term.MIN_CONTRIBUTION)
+    proven = (
+        holding & (total > 0) & inputs.contribution_known & (contribution >= term.MIN_CONTRIBUTION)
+    )
     ransom = (total <= 0) & inputs.contribution_known & (contribution > RANSOM_CONTRIBUTION)
     invalid = torch.full_like(contribution, cfg.basic_fossilize_invalid_penalty)
     failed = torch.where(ransom | ~holding, invalid, cfg.basic_fossilize_noncontributing_penalty)
@@ -205,7 +255,9 @@ def _fossilize_bonus(inputs: RewardInputs, cfg: RewardConfig) -> tuple[Tensor, T
 
 
 def _drip_payment(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
-    """What every fossil's pool pays at this env-step, [N, D]: capped, and never more than the pool still holds."""
+    """What every fossil's pool pays at this env-step, [N, D]: capped, and never more than the pool
+    still holds.
+    """
     raw = inputs.drip_scale * inputs.drip_contribution
     payment = raw.clamp(-cfg.negative_drip_ratio * cfg.max_drip_per_step, cfg.max_drip_per_step)
     return torch.where(inputs.drip_live, torch.minimum(payment, inputs.drip_left), 0.0)
@@ -227,14 +279,18 @@ def _minimal(inputs: RewardInputs, cfg: RewardConfig) -> dict[str, Tensor]:
 
 
 def _simplified(inputs: RewardInputs, cfg: RewardConfig) -> dict[str, Tensor]:
-    """SIMPLIFIED: shaping, a small cost of acting, and the final accuracy with a bonus per contributing fossil."""
+    """SIMPLIFIED: shaping, a small cost of acting, and the final accuracy with a bonus per
+    contributing fossil.
+    """
     zero = torch.zeros_like(inputs.val_accuracy)
     parts = {"action_shaping": torch.where(inputs.op == Op.WAIT, zero, -SIMPLIFIED_ACTION_COST)}
     if not cfg.disable_pbrs:
         parts["pbrs_bonus"] = over_scored(term.seed_shaping(inputs, cfg), inputs, cfg)
     if not cfg.disable_terminal_reward:
         accuracy = SIMPLIFIED_ACCURACY_WEIGHT * (inputs.val_accuracy / 100)
-        parts["terminal_bonus"] = _at_end(inputs, accuracy + SIMPLIFIED_FOSSIL_BONUS * inputs.num_contributing)
+        parts["terminal_bonus"] = _at_end(
+            inputs, accuracy + SIMPLIFIED_FOSSIL_BONUS * inputs.num_contributing
+        )
     return parts
 
 
@@ -244,12 +300,16 @@ def _loss(inputs: RewardInputs, cfg: RewardConfig) -> dict[str, Tensor]:
     No rent is due while a scored seed is in its grace period.
     """
     loss = cfg.loss
-    change = (inputs.loss_delta / loss.typical_loss_delta_std).clamp(-loss.max_loss_delta, loss.max_loss_delta)
+    change = (inputs.loss_delta / loss.typical_loss_delta_std).clamp(
+        -loss.max_loss_delta, loss.max_loss_delta
+    )
     change = torch.where(change > 0, change * loss.regression_penalty_scale, change)
     growth = (inputs.total_params - inputs.host_params) / inputs.host_params.clamp(min=1)
     rent = term.growth_rent(growth, loss.compute_rent_weight, loss.max_rent_penalty)
     grace = (scored(inputs, cfg) & inputs.has_seed & (inputs.seed_age < loss.grace_steps)).any(1)
-    shaping = term.shaping(term.stage_potential(inputs.previous_stage), term.stage_potential(inputs.stage))
+    shaping = term.shaping(
+        term.stage_potential(inputs.previous_stage), term.stage_potential(inputs.stage)
+    )
     shaping = torch.where(inputs.has_seed, loss.stage_potential_weight * shaping, 0.0)
     reached = (loss.baseline_loss - inputs.val_loss) / (loss.baseline_loss - loss.target_loss)
     return {
@@ -263,12 +323,14 @@ def _loss(inputs: RewardInputs, cfg: RewardConfig) -> dict[str, Tensor]:
 def _net(inputs: RewardInputs, cfg: RewardConfig) -> dict[str, Tensor]:
     """NET: every change of accuracy, and at the end the rent of the final size, in percent points.
 
-    Without discount an episode sums to its final accuracy minus rent, as the evaluation reports it, less the accuracy
-    of the first env-step, which no action could change.
+    Without discount an episode sums to its final accuracy minus rent, as the evaluation reports it,
+    less the accuracy of the first env-step, which no action could change.
     """
     return {
         "accuracy_change": torch.where(inputs.step > 1, inputs.accuracy_delta, 0.0),
-        "compute_rent": _at_end(inputs, -term.size_rent(inputs.total_params, inputs.host_params, cfg)),
+        "compute_rent": _at_end(
+            inputs, -term.size_rent(inputs.total_params, inputs.host_params, cfg)
+        ),
     }
 
 

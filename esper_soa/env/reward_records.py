@@ -1,7 +1,8 @@
-"""The records of the reward: what it reads, and what it leaves behind per slot. What it pays is in reward_terms.py.
+"""The records of the reward: what it reads, and what it leaves behind per slot. What it pays is in
+reward_terms.py.
 
-Filled by `reward.py` from the env state, read by the terms and the modes. Accuracies, contributions and improvements
-are percent points. N envs, S slots, D drip pools (one per slot in the simulator).
+Filled by `reward.py` from the env state, read by the terms and the modes. Accuracies, contributions
+and improvements are percent points. N envs, S slots, D drip pools (one per slot in the simulator).
 """
 
 from collections.abc import Callable, Mapping
@@ -21,7 +22,8 @@ class RewardSettings(NamedTuple):
     counts: ParameterCounts
     max_steps: int  # env-steps per episode; the last one pays the terminal terms
     own: "OwnReward | None" = None  # that of a user's, where config.mode names one
-    split: "RewardSplit | None" = None  # where envs are paid by several modes; config.mode is then none of them
+    # Where envs are paid by several modes; config.mode is then none of them.
+    split: "RewardSplit | None" = None
 
     @property
     def own_name(self) -> str:
@@ -43,7 +45,9 @@ class RewardSplit(NamedTuple):
 
 
 class RewardInputs(TensorClass["tensor_only", "frozen"]):
-    """Everything that a reward mode may look at; floats are float64, and 0 where their `known` flag is False."""
+    """Everything that a reward mode may look at; floats are float64, and 0 where their `known` flag
+    is False.
+    """
 
     # per slot [N, S], before the action takes effect
     has_seed: Tensor  # bool, a live seed
@@ -83,7 +87,8 @@ class RewardInputs(TensorClass["tensor_only", "frozen"]):
     total_params: Tensor
     host_params: Tensor
     fossilized_params: Tensor
-    num_active: Tensor  # int64, slots with a seed or its remains, fossils and just pruned ones apart
+    # Int64, slots with a seed or its remains, fossils and just pruned ones apart.
+    num_active: Tensor
     num_fossilized: Tensor  # int64
     num_contributing: Tensor  # int64
     step: Tensor  # int64, 1-based
@@ -94,17 +99,21 @@ class OwnReward(NamedTuple):
     """A reward of a user's own; see own.py."""
 
     name: str
-    function: Callable[[RewardInputs], Tensor | Mapping[str, Tensor]]  # the reward [N], or terms [N] by name
+    # The reward [N], or terms [N] by name.
+    function: Callable[[RewardInputs], Tensor | Mapping[str, Tensor]]
 
 
 class SlotReadings(TensorClass["tensor_only", "frozen"]):
-    """What the reward computed on the way, float64 [N, S] unless noted: next values of the state and explanations."""
+    """What the reward computed on the way, float64 [N, S] unless noted: next values of the state
+    and explanations.
+    """
 
     attribution_discount: Tensor  # [0, 1], below 0.5 where all seeds together do harm
     timing_discount: Tensor  # for early germination
     progress: Tensor  # accuracy gained since germination, 0 where that is unknown
     ratio_penalty: Tensor  # before it is decided whether it applies
-    bounded_attribution: Tensor  # attribution with its ratio penalty, before masking by scored slots
+    # Attribution with its ratio penalty, before masking by scored slots.
+    bounded_attribution: Tensor
     escrow_target: Tensor
     escrow_delta: Tensor
     escrow_next: Tensor

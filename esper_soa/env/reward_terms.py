@@ -1,8 +1,10 @@
-"""The terms of the reward: their names, and their formulas over the slots [N, S] or over the envs [N].
+"""The terms of the reward: their names, and their formulas over the slots [N, S] or over the envs
+[N].
 
-Given RewardInputs and the settings; combined into modes by `reward_modes.py`. The formulas and their hard-coded
-constants are the reference's reward functions (contribution family), written without branches, in float64. A new term
-is a field of RewardTerms and a formula here, a weight in config.py, and an entry in each mode that pays it.
+Given RewardInputs and the settings; combined into modes by `reward_modes.py`. The formulas and
+their hard-coded constants are the reference's reward functions (contribution family), written
+without branches, in float64. A new term is a field of RewardTerms and a formula here, a weight in
+config.py, and an entry in each mode that pays it.
 """
 
 import math
@@ -33,7 +35,8 @@ MIN_PRUNE_AGE = 5
 class RewardTerms(TensorClass["tensor_only", "frozen"]):
     """The parts of the reward [N], float64 and signed: `total` is the sum of all the others."""
 
-    attribution: Tensor  # what the seeds earned by their contributions; escrow: the moves of the escrow
+    # What the seeds earned by their contributions; escrow: the moves of the escrow.
+    attribution: Tensor
     ratio_penalty: Tensor  # contribution that the total does not support
     blending_warning: Tensor
     holding_warning: Tensor
@@ -59,17 +62,21 @@ class RewardTerms(TensorClass["tensor_only", "frozen"]):
 
 
 OWN_TERM = "own"
-TERM_NAMES = tuple(name for name in RewardTerms.__annotations__ if name not in ("total", OWN_TERM))  # the package's
+# the package's
+TERM_NAMES = tuple(name for name in RewardTerms.__annotations__ if name not in ("total", OWN_TERM))
 
 
 def add_terms(terms: RewardTerms, parts: Mapping[str, Tensor]) -> RewardTerms:
-    """`terms` with `parts` by name, [N] each, in place of what stood there, and with their sum in the total.
+    """`terms` with `parts` by name, [N] each, in place of what stood there, and with their sum in
+    the total.
 
     Raises ValueError for a name that RewardTerms lacks.
     """
     strangers = sorted(set(parts).difference((*TERM_NAMES, OWN_TERM)))
     if strangers:
-        raise ValueError(f"RewardTerms has no {', '.join(strangers)}: the total would pay what no table shows")
+        raise ValueError(
+            f"RewardTerms has no {', '.join(strangers)}: the total would pay what no table shows"
+        )
     total = terms.total
     for part in parts.values():
         total = total + part
@@ -79,7 +86,9 @@ def add_terms(terms: RewardTerms, parts: Mapping[str, Tensor]) -> RewardTerms:
 def no_terms(like: Tensor) -> RewardTerms:
     """Nothing is paid: every term and the total are 0, in the shape [N] of `like`."""
     zero = torch.zeros_like(like)
-    return RewardTerms.from_dict(dict.fromkeys((*TERM_NAMES, OWN_TERM, "total"), zero), batch_size=like.shape)
+    return RewardTerms.from_dict(
+        dict.fromkeys((*TERM_NAMES, OWN_TERM, "total"), zero), batch_size=like.shape
+    )
 
 
 def column(per_env: Tensor) -> Tensor:
@@ -106,18 +115,24 @@ def stage_potential(stage: Tensor) -> Tensor:
 
 
 def seed_potential(stage: Tensor, age: Tensor, cfg: RewardConfig) -> Tensor:
-    """Potential of a seed after `age` env-steps in `stage`: a capped bonus for progress within the stage."""
+    """Potential of a seed after `age` env-steps in `stage`: a capped bonus for progress within the
+    stage.
+    """
     progress = age.to(STATE_FLOAT) * cfg.step_progress_bonus
     return stage_potential(stage) + progress.clamp(max=cfg.max_progress_bonus)
 
 
 def shaping(before: Tensor, after: Tensor) -> Tensor:
-    """Potential-based shaping of one transition (Ng, Harada and Russell 1999): gamma * after - before."""
+    """Potential-based shaping of one transition (Ng, Harada and Russell 1999): gamma * after -
+    before.
+    """
     return PBRS_GAMMA * after - before
 
 
 def seed_shaping(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
-    """Shaping of the last env-step of every live seed, [N, S]; a new stage continues from the previous one."""
+    """Shaping of the last env-step of every live seed, [N, S]; a new stage continues from the
+    previous one.
+    """
     entered = inputs.stage_age == 0
     stage_before = torch.where(entered, inputs.previous_stage, inputs.stage)
     age_before = torch.where(entered, inputs.previous_stage_age, inputs.stage_age - 1)
@@ -127,7 +142,9 @@ def seed_shaping(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
 
 
 def timing_discount(age: Tensor, cfg: RewardConfig) -> Tensor:
-    """Share of a reward that a germination at env-step `age` earns: from the floor up to 1 after the warm-up."""
+    """Share of a reward that a germination at env-step `age` earns: from the floor up to 1 after
+    the warm-up.
+    """
     if cfg.disable_timing_discount or cfg.germination_warmup_steps <= 0:
         return torch.ones_like(age, dtype=STATE_FLOAT)
     share = age.to(STATE_FLOAT) / cfg.germination_warmup_steps
@@ -136,7 +153,9 @@ def timing_discount(age: Tensor, cfg: RewardConfig) -> Tensor:
 
 
 def joint_gain(progress: Tensor, contribution: Tensor, cfg: RewardConfig) -> Tensor:
-    """What two readings of one gain agree on, 0 unless both are positive: harmonic mean or minimum."""
+    """What two readings of one gain agree on, 0 unless both are positive: harmonic mean or
+    minimum.
+    """
     if cfg.attribution_formula == "minimum":
         joint = torch.minimum(progress, contribution)
     else:
@@ -158,18 +177,28 @@ def ratio_penalty(inputs: RewardInputs, discount: Tensor, cfg: RewardConfig) -> 
     """Penalty for a contribution that the total improvement does not support, [N, S], at most 0."""
     if cfg.disable_anti_gaming:
         return torch.zeros_like(inputs.contribution)
-    threshold, total = cfg.hacking_ratio_threshold, column(inputs.total)
+    threshold = cfg.hacking_ratio_threshold
+    total = column(inputs.total)
     supported = total > max(cfg.improvement_safe_threshold, 1e-8)
     ratio = inputs.contribution / torch.where(supported, total, 1.0)
-    excess = -(0.1 * (ratio - threshold) / threshold).clamp(min=0.0, max=-cfg.prune_good_seed_penalty)
+    excess = -(0.1 * (ratio - threshold) / threshold).clamp(
+        min=0.0, max=-cfg.prune_good_seed_penalty
+    )
     unsupported = cfg.prune_good_seed_penalty * (inputs.contribution / 10).clamp(max=1.0)
     unsupported = torch.where(total <= cfg.improvement_safe_threshold, unsupported, 0.0)
-    suspect = inputs.contribution_known & inputs.has_seed & (inputs.contribution > 1.0) & (discount >= 0.5)
+    suspect = (
+        inputs.contribution_known
+        & inputs.has_seed
+        & (inputs.contribution > 1.0)
+        & (discount >= 0.5)
+    )
     return torch.where(suspect, torch.where(supported, excess, unsupported), 0.0)
 
 
 def credible_gain(inputs: RewardInputs, progress: Tensor, joint: Tensor) -> Tensor:
-    """The part of a non-negative contribution that the progress since germination makes credible, [N, S]."""
+    """The part of a non-negative contribution that the progress since germination makes credible,
+    [N, S].
+    """
     gain = torch.where(inputs.contribution >= progress, joint, inputs.contribution)
     gain = torch.where(progress <= 0, 0.0, gain)
     return torch.where(inputs.germination_known, gain, 0.5 * inputs.contribution)
@@ -177,14 +206,27 @@ def credible_gain(inputs: RewardInputs, progress: Tensor, joint: Tensor) -> Tens
 
 def blending_warning(inputs: RewardInputs) -> Tensor:
     """Growing penalty for blending seeds where all seeds together do harm, [N, S]."""
-    harmful = inputs.has_seed & (inputs.stage == Stage.BLENDING) & column(inputs.total_known & (inputs.total < 0))
-    return torch.where(harmful, -0.1 - (0.05 * inputs.stage_age.to(STATE_FLOAT)).clamp(max=0.3), 0.0)
+    harmful = (
+        inputs.has_seed
+        & (inputs.stage == Stage.BLENDING)
+        & column(inputs.total_known & (inputs.total < 0))
+    )
+    return torch.where(
+        harmful, -0.1 - (0.05 * inputs.stage_age.to(STATE_FLOAT)).clamp(max=0.3), 0.0
+    )
 
 
 def holding_warning(inputs: RewardInputs, attribution: Tensor) -> Tensor:
     """Growing penalty for holding a useful seed without deciding about it, [N, S]."""
-    op, holding = slot_op(inputs), inputs.has_seed & (inputs.stage == Stage.HOLDING)
-    undecided = holding & (op != Op.FOSSILIZE) & (op != Op.PRUNE) & (inputs.stage_age >= 2) & (attribution > 0)
+    op = slot_op(inputs)
+    holding = inputs.has_seed & (inputs.stage == Stage.HOLDING)
+    undecided = (
+        holding
+        & (op != Op.FOSSILIZE)
+        & (op != Op.PRUNE)
+        & (inputs.stage_age >= 2)
+        & (attribution > 0)
+    )
     growth = 0.05 * (inputs.stage_age - 2).clamp(min=0).to(STATE_FLOAT)
     return torch.where(undecided, -(0.1 + growth).clamp(max=0.3), 0.0)
 
@@ -203,12 +245,16 @@ def growth_ratio(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
 
 
 def growth_rent(growth: Tensor, weight: float, most: float) -> Tensor:
-    """Rent of hosts that have grown by `growth` times their size: logarithmic, from 0 to `most`, in any shape."""
+    """Rent of hosts that have grown by `growth` times their size: logarithmic, from 0 to `most`, in
+    any shape.
+    """
     return (weight * torch.log1p(growth.clamp(min=0))).clamp(max=most)
 
 
 def size_rent(parameters: Tensor, host: Tensor, cfg: RewardConfig) -> Tensor:
-    """Rent in percent points of hosts that ended with `parameters`, seeds included, and began with `host`, both [N]."""
+    """Rent in percent points of hosts that ended with `parameters`, seeds included, and began with
+    `host`, both [N].
+    """
     growth = (parameters - host) / host.clamp(min=cfg.rent_host_params_floor)
     return growth_rent(growth, cfg.rent_weight, cfg.max_rent)
 
@@ -239,35 +285,56 @@ def holding_share(inputs: RewardInputs) -> Tensor:
 
 def germinate_shaping(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
     """What GERMINATE pays on each slot [N, S]: the shaping of the stage to come, and its cost."""
-    occupied = torch.full_like(inputs.contribution, cfg.germinate_with_seed_penalty + cfg.germinate_cost)
+    occupied = torch.full_like(
+        inputs.contribution, cfg.germinate_with_seed_penalty + cfg.germinate_cost
+    )
     bonus = torch.zeros_like(inputs.val_accuracy)
     if not cfg.disable_pbrs:
-        newborn = cfg.pbrs_weight * PBRS_GAMMA * STAGE_POTENTIALS[0][1] * timing_discount(inputs.step, cfg)
+        newborn = (
+            cfg.pbrs_weight
+            * PBRS_GAMMA
+            * STAGE_POTENTIALS[0][1]
+            * timing_discount(inputs.step, cfg)
+        )
         bonus = torch.where(inputs.step < inputs.max_steps, newborn, bonus)
     return torch.where(inputs.has_seed, occupied, column(bonus + cfg.germinate_cost))
 
 
 def fossilize_shaping(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
-    """What FOSSILIZE pays on each slot [N, S]: for a proven seed by contribution and time held, else a penalty."""
-    contribution, total = inputs.contribution, column(inputs.total)
+    """What FOSSILIZE pays on each slot [N, S]: for a proven seed by contribution and time held,
+    else a penalty.
+    """
+    contribution = inputs.contribution
+    total = column(inputs.total)
     eligible = inputs.has_seed & (inputs.stage == Stage.HOLDING) & column(inputs.total_known)
     proven = inputs.contribution_known & (contribution >= MIN_CONTRIBUTION)
     bonus = cfg.fossilize_base_bonus + cfg.fossilize_contribution_scale * contribution
     if not cfg.disable_terminal_reward:
         bonus = bonus + cfg.fossilize_terminal_scale * math.tanh(1 / cfg.fossilize_quality_ceiling)
     selfish = inputs.contribution_known & (contribution > 0.1) & (total < -0.2)
-    damage = -0.5 - (0.2 * total.abs()).clamp(max=1.0) - torch.where(selfish, 0.3, torch.zeros_like(contribution))
-    shaped = torch.where(proven, bonus * holding_share(inputs), cfg.fossilize_noncontributing_penalty)
+    damage = (
+        -0.5
+        - (0.2 * total.abs()).clamp(max=1.0)
+        - torch.where(selfish, 0.3, torch.zeros_like(contribution))
+    )
+    shaped = torch.where(
+        proven, bonus * holding_share(inputs), cfg.fossilize_noncontributing_penalty
+    )
     shaped = torch.where(total < 0, damage, shaped)
     return torch.where(eligible, shaped, cfg.invalid_fossilize_penalty) + cfg.fossilize_cost
 
 
 def prune_judgement(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
-    """What pruning the seed of each slot deserves [N, S]: praise for harmful seeds, blame for young or good ones."""
-    contribution, age = inputs.contribution, inputs.seed_age
+    """What pruning the seed of each slot deserves [N, S]: praise for harmful seeds, blame for young
+    or good ones.
+    """
+    contribution = inputs.contribution
+    age = inputs.seed_age
     zero = torch.zeros_like(contribution)
     hurting = torch.where(age < cfg.min_prune_bonus_age, -0.1, zero + cfg.prune_hurting_bonus)
-    blame = (cfg.prune_good_seed_penalty - 0.05 * contribution).clamp(min=3 * cfg.prune_good_seed_penalty)
+    blame = (cfg.prune_good_seed_penalty - 0.05 * contribution).clamp(
+        min=3 * cfg.prune_good_seed_penalty
+    )
     value = torch.where(contribution < 0, cfg.prune_acceptable_bonus, blame)
     value = torch.where(contribution < cfg.prune_hurting_threshold, hurting, value)
     unmeasured = torch.where(age < cfg.early_prune_threshold, cfg.early_prune_penalty, zero)

@@ -1,7 +1,9 @@
-"""The scaffold boosts: which seed helped which, and the credit that is due when the helped one becomes a fossil.
+"""The scaffold boosts: which seed helped which, and the credit that is due when the helped one
+becomes a fossil.
 
-Given the pair interactions of each env-step; the step records them after its measurements, and the reward settles
-them at fossilisation. A fossil is never fossilised again, so nothing has to be removed from them.
+Given the pair interactions of each env-step; the step records them after its measurements, and the
+reward settles them at fossilisation. A fossil is never fossilised again, so nothing has to be
+removed from them.
 """
 
 import torch
@@ -21,12 +23,15 @@ def pairs(num_slots: int) -> list[tuple[int, int]]:
 
 
 def empty_boosts(num_envs: int, num_slots: int, max_steps: int, device: torch.device) -> Tensor:
-    """Boosts at the start of an episode: float32 [N, P, T], at least 0, by pair of slots and env-step.
-
-    A boost counts in both directions. float32, as this is by far the largest part of the env state, copied at every
+    """Boosts at the start of an episode: float32 [N, P, T], at least 0, by pair of slots and
     env-step.
+
+    A boost counts in both directions. float32, as this is by far the largest part of the env state,
+    copied at every env-step.
     """
-    return torch.zeros(num_envs, len(pairs(num_slots)), max_steps, dtype=torch.float32, device=device)
+    return torch.zeros(
+        num_envs, len(pairs(num_slots)), max_steps, dtype=torch.float32, device=device
+    )
 
 
 def record_boosts(state: EnvState, attribution: Attribution) -> EnvState:
@@ -40,22 +45,30 @@ def record_boosts(state: EnvState, attribution: Attribution) -> EnvState:
     return state.replace(boosts=state.boosts.scatter(2, place.expand_as(boost), boost))
 
 
-def hindsight_credit(boosts: Tensor, beneficiary: Tensor, improvement: Tensor, step: Tensor) -> Tensor:
-    """Credit float64 [N] for all boosts to the seeds in `beneficiary` (bool [N, S]), fossilised at env-step `step` [N].
+def hindsight_credit(
+    boosts: Tensor, beneficiary: Tensor, improvement: Tensor, step: Tensor
+) -> Tensor:
+    """Credit float64 [N] for all boosts to the seeds in `beneficiary` (bool [N, S]), fossilised at
+    env-step `step` [N].
 
-    A positive boost at env-step t to a seed that went on to gain `improvement` [N] points, if that is positive, counts
-    HINDSIGHT_WEIGHT * tanh(HINDSIGHT_SLOPE * boost * improvement) * PBRS_GAMMA ** (step - t); the sum is capped.
-    Pairs without the beneficiary are masked, not left out: that is one pass over the boosts.
+    A positive boost at env-step t to a seed that went on to gain `improvement` [N] points, if that
+    is positive, counts HINDSIGHT_WEIGHT * tanh(HINDSIGHT_SLOPE * boost * improvement) * PBRS_GAMMA
+    ** (step - t); the sum is capped. Pairs without the beneficiary are masked, not left out: that
+    is one pass over the boosts.
     """
     num_slots = beneficiary.shape[1]
     if num_slots < 2:
         return torch.zeros_like(improvement)
-    helped = torch.stack([beneficiary[:, low] | beneficiary[:, high] for low, high in pairs(num_slots)], 1)
+    helped = torch.stack(
+        [beneficiary[:, low] | beneficiary[:, high] for low, high in pairs(num_slots)], 1
+    )
     gain = (HINDSIGHT_SLOPE * improvement.clamp(min=0)).unsqueeze(1)
     scale = torch.where(helped, gain, 0.0).to(boosts.dtype).unsqueeze(2)
-    # A running product is computed once; a power would be fused into the pass over the boosts and cost more than it.
+    # A running product is computed once; a power would be fused into the pass over the boosts and
+    # cost more than it.
     growth = torch.full(boosts.shape[2:], 1 / PBRS_GAMMA, dtype=STATE_FLOAT, device=boosts.device)
     weight = (HINDSIGHT_WEIGHT * growth.cumprod(0)).to(boosts.dtype)
-    # tanh(x) by the logistic function: a third of the time, exact at 0, and off by float32 rounding elsewhere.
+    # tanh(x) by the logistic function: a third of the time, exact at 0, and off by float32 rounding
+    # elsewhere.
     credit = ((2 * torch.sigmoid(boosts * (2 * scale)) - 1) * weight).sum((1, 2)).to(STATE_FLOAT)
     return (credit * torch.pow(PBRS_GAMMA, step.to(STATE_FLOAT))).clamp(max=HINDSIGHT_CAP)

@@ -1,7 +1,9 @@
-"""Shapley values for anyone's value function: exact from a table of all subsets, sampled with error bars without one.
+"""Shapley values for anyone's value function: exact from a table of all subsets, sampled with error
+bars without one.
 
-Knows nothing of networks or of the simulator. `exact_shapley` takes (subsets, values) as they come from an evaluation;
-`sampled_shapley` calls a value function on the subsets that it needs, in batches, and never enumerates permutations.
+Knows nothing of networks or of the simulator. `exact_shapley` takes (subsets, values) as they come
+from an evaluation; `sampled_shapley` calls a value function on the subsets that it needs, in
+batches, and never enumerates permutations.
 
     >>> import torch
     >>> from esper_soa.env.shapley import exact_shapley, sampled_shapley
@@ -9,7 +11,8 @@ Knows nothing of networks or of the simulator. `exact_shapley` takes (subsets, v
     >>> exact_shapley(subsets, torch.tensor([50.0, 52.0, 53.0, 57.0]))
     tensor([3., 4.])
     >>> weights = torch.arange(20.0)
-    >>> sample = sampled_shapley(lambda subsets: subsets.float() @ weights, num_players=20, num_samples=12)
+    >>> sample = sampled_shapley(lambda subsets: subsets.float() @ weights, num_players=20,
+    num_samples=12)
     >>> torch.allclose(sample.value, weights)
     True
 """
@@ -37,43 +40,62 @@ class ShapleySample(NamedTuple):
 
     value: Tensor
     standard_error: Tensor  # of `value`, from the spread of the pairs of orders
-    lower: Tensor  # limits of the intervals, which hold for all players at once with probability CONFIDENCE
+    # Limits of the intervals, which hold for all players at once with probability CONFIDENCE.
+    lower: Tensor
     upper: Tensor
     num_subsets: int  # that the value function was asked for
 
 
 def exact_shapley(subsets: Tensor, values: Tensor) -> Tensor:
-    """Shapley values [n] from the values [2^n] of all `subsets` (bool [2^n, n], any order, who is in).
+    """Shapley values [n] from the values [2^n] of all `subsets` (bool [2^n, n], any order, who is
+    in).
 
-    Raises ValueError where a subset is missing or occurs twice, and for more than MAX_EXACT_PLAYERS players.
+    Raises ValueError where a subset is missing or occurs twice, and for more than MAX_EXACT_PLAYERS
+    players.
     """
     num_players = subsets.shape[1]
     if not 1 <= num_players <= MAX_EXACT_PLAYERS:
-        raise ValueError(f"exact_shapley: {num_players} players, must be 1..{MAX_EXACT_PLAYERS}. Use sampled_shapley.")
+        raise ValueError(
+            f"exact_shapley: {num_players} players, must be 1..{MAX_EXACT_PLAYERS}. Use "
+            "sampled_shapley."
+        )
     bits = 1 << torch.arange(num_players, device=subsets.device)
     codes = torch.where(subsets, bits, 0).sum(1)
     if values.shape != codes.shape or codes.sort().values.tolist() != list(range(1 << num_players)):
-        raise ValueError(f"exact_shapley: needs each of the {1 << num_players} subsets once, with one value")
+        raise ValueError(
+            f"exact_shapley: needs each of the {1 << num_players} subsets once, with one value"
+        )
     everyone = torch.ones(1, num_players, dtype=torch.bool, device=subsets.device)
     shares, _ = shapley_values(codes.unsqueeze(0), values.unsqueeze(0), everyone)
     return shares.squeeze(0)
 
 
 def sampled_shapley(
-    value: ValueFunction, num_players: int, num_samples: int, seed: int = 0, device: torch.device | str = "cpu"
+    value: ValueFunction,
+    num_players: int,
+    num_samples: int,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
 ) -> ShapleySample:
-    """Shapley values from `num_samples` random orders of arrival, in pairs of an order and its reverse.
+    """Shapley values from `num_samples` random orders of arrival, in pairs of an order and its
+    reverse.
 
-    An order and its reverse err in opposite directions (antithetic sampling; Castro, Gomez and Tejada 2009, Mitchell
-    et al. 2022), so one pair counts as one independent observation. The estimates of all players sum to
-    value(all) - value(none), and `value` is asked once for at most num_samples (n - 1) + 2 subsets, each once.
-    num_samples: even, at least MIN_SHAPLEY_SAMPLES. Raises ValueError otherwise, and for more than MAX_SAMPLED_PLAYERS
-    players.
+    An order and its reverse err in opposite directions (antithetic sampling; Castro, Gomez and
+    Tejada 2009, Mitchell et al. 2022), so one pair counts as one independent observation. The
+    estimates of all players sum to value(all) - value(none), and `value` is asked once for at most
+    num_samples (n - 1) + 2 subsets, each once.
+    num_samples: even, at least MIN_SHAPLEY_SAMPLES. Raises ValueError otherwise, and for more than
+    MAX_SAMPLED_PLAYERS players.
     """
     if num_samples < MIN_SHAPLEY_SAMPLES or num_samples % 2:
-        raise ValueError(f"sampled_shapley: num_samples={num_samples}, must be even and at least {MIN_SHAPLEY_SAMPLES}")
+        raise ValueError(
+            f"sampled_shapley: num_samples={num_samples}, must be even and at least "
+            f"{MIN_SHAPLEY_SAMPLES}"
+        )
     if not 1 <= num_players <= MAX_SAMPLED_PLAYERS:
-        raise ValueError(f"sampled_shapley: {num_players} players, must be 1..{MAX_SAMPLED_PLAYERS}")
+        raise ValueError(
+            f"sampled_shapley: {num_players} players, must be 1..{MAX_SAMPLED_PLAYERS}"
+        )
     orders = arrival_orders(num_players, num_samples, seed, torch.device(device))
     codes, place = prefix_codes(orders).unique(return_inverse=True)
     distinct = (codes.unsqueeze(1) >> torch.arange(num_players, device=codes.device)) & 1 == 1
@@ -94,8 +116,9 @@ def arrival_orders(num_players: int, num_samples: int, seed: int, device: torch.
 def estimate(observations: Tensor, num_subsets: int) -> ShapleySample:
     """Mean, standard error and interval of independent `observations` [K, n], K at least 6.
 
-    The error is the standard deviation over observations by the root of their number. The interval is Student's t with
-    K - 1 degrees of freedom, at a level shared out over the n players (Bonferroni).
+    The error is the standard deviation over observations by the root of their number. The interval
+    is Student's t with K - 1 degrees of freedom, at a level shared out over the n players
+    (Bonferroni).
     """
     count, num_players = observations.shape
     mean = observations.mean(0)

@@ -1,14 +1,23 @@
-"""What every env remembers of its host's training: losses, accuracies, plateau and stability, seed measurements.
+"""What every env remembers of its host's training: losses, accuracies, plateau and stability, seed
+measurements.
 
-Given the measurements of one env-step; `env.step` calls the record functions after evaluation and before the
-decision, and `age_memories` after the action. Nothing non-finite enters the env state.
+Given the measurements of one env-step; `env.step` calls the record functions after evaluation and
+before the decision, and `age_memories` after the action. Nothing non-finite enters the env state.
 """
 
 import torch
 from torch import Tensor
 
 from esper_soa.env.config import SignalsConfig
-from esper_soa.state import HISTORY, STATE_FLOAT, Attribution, GradientStats, Measurements, Signals, Slots
+from esper_soa.state import (
+    HISTORY,
+    STATE_FLOAT,
+    Attribution,
+    GradientStats,
+    Measurements,
+    Signals,
+    Slots,
+)
 from esper_soa.vocabulary import Op
 
 VELOCITY_MEMORY = 0.7  # weight of the past in the moving average of a contribution's change
@@ -44,8 +53,8 @@ def initial_signals(num_envs: int, device: torch.device) -> Signals:
 def record_signals(signals: Signals, measured: Measurements, cfg: SignalsConfig) -> Signals:
     """Signals after one more env-step (reference signal tracker).
 
-    A loss or accuracy that is not finite leaves the last finite one in place, with a delta of 0, and counts as not
-    stable; the first loss has delta 0.
+    A loss or accuracy that is not finite leaves the last finite one in place, with a delta of 0,
+    and counts as not stable; the first loss has delta 0.
     """
     finite = torch.isfinite(measured.val_loss)
     val_loss = torch.where(finite, measured.val_loss, signals.val_loss)
@@ -72,8 +81,12 @@ def record_signals(signals: Signals, measured: Measurements, cfg: SignalsConfig)
     )
 
 
-def _stability(signals: Signals, loss_delta: Tensor, judged: Tensor, cfg: SignalsConfig) -> tuple[Tensor, Tensor]:
-    """Count of consecutive stable env-steps [N], and the latch that closes after enough of them [N]."""
+def _stability(
+    signals: Signals, loss_delta: Tensor, judged: Tensor, cfg: SignalsConfig
+) -> tuple[Tensor, Tensor]:
+    """Count of consecutive stable env-steps [N], and the latch that closes after enough of them
+    [N].
+    """
     judgeable = signals.val_loss > MIN_PREVIOUS_LOSS
     change = loss_delta / torch.where(judgeable, signals.val_loss, 1.0)
     stable = judged & (change > -cfg.regression_threshold) & (change < cfg.stabilization_threshold)
@@ -84,14 +97,19 @@ def _stability(signals: Signals, loss_delta: Tensor, judged: Tensor, cfg: Signal
 
 
 def record_attribution(slots: Slots, attribution: Attribution) -> Slots:
-    """Slots with this env-step's contributions and interactions; unmeasured live seeds have no interaction."""
-    measured, live = attribution.measured, slots.live
+    """Slots with this env-step's contributions and interactions; unmeasured live seeds have no
+    interaction.
+    """
+    measured = attribution.measured
+    live = slots.live
     change = attribution.contribution - slots.contribution
     velocity = VELOCITY_MEMORY * slots.contribution_velocity + (1.0 - VELOCITY_MEMORY) * change
     unmeasured = torch.where(live, 0.0, slots.interaction_sum)
     return slots.replace(
         contribution=torch.where(measured, attribution.contribution, slots.contribution),
-        contribution_velocity=torch.where(measured & slots.contribution_known, velocity, slots.contribution_velocity),
+        contribution_velocity=torch.where(
+            measured & slots.contribution_known, velocity, slots.contribution_velocity
+        ),
         contribution_known=slots.contribution_known | measured,
         contribution_age=torch.where(measured, 0, slots.contribution_age),
         interaction_sum=torch.where(measured, attribution.interaction_sum, unmeasured),
@@ -101,16 +119,20 @@ def record_attribution(slots: Slots, attribution: Attribution) -> Slots:
 def record_gradients(slots: Slots, stats: GradientStats) -> Slots:
     """Slots with the gradient telemetry of this env-step's training pass, where it was measured.
 
-    The gradient ratio is a moving average that starts at its first finite value. A norm or health that is not finite
+    The gradient ratio is a moving average that starts at its first finite value. A norm or health
+    that is not finite
     is kept as 0: health 0 and the exploding flag say what happened.
     """
-    measured, nothing = stats.measured, torch.zeros_like(slots.gradient_norm)
+    measured = stats.measured
+    nothing = torch.zeros_like(slots.gradient_norm)
     ratio_measured = measured & torch.isfinite(stats.ratio)
     average = RATIO_MEMORY * slots.gradient_ratio + (1.0 - RATIO_MEMORY) * stats.ratio
     ratio = torch.where(slots.gradient_ratio_known, average, stats.ratio)
     return slots.replace(
         gradient_norm=torch.where(measured, _finite_or(stats.l2, nothing), slots.gradient_norm),
-        gradient_health=torch.where(measured, _finite_or(stats.health, nothing), slots.gradient_health),
+        gradient_health=torch.where(
+            measured, _finite_or(stats.health, nothing), slots.gradient_health
+        ),
         gradient_vanishing=torch.where(measured, stats.vanishing, slots.gradient_vanishing),
         gradient_exploding=torch.where(measured, stats.exploding, slots.gradient_exploding),
         gradient_measured=slots.gradient_measured | measured,
@@ -120,19 +142,27 @@ def record_gradients(slots: Slots, stats: GradientStats) -> Slots:
 
 
 def age_memories(slots: Slots) -> Slots:
-    """Slots as the next env-step remembers them: this env-step's gradient health, contributions one env-step older.
+    """Slots as the next env-step remembers them: this env-step's gradient health, contributions one
+    env-step older.
 
-    To be called after the action. A seed germinated by it has nothing measured, so nothing of its slot's past leaks.
+    To be called after the action. A seed germinated by it has nothing measured, so nothing of its
+    slot's past leaks.
     """
     return slots.replace(
-        previous_health=torch.where(slots.gradient_measured, slots.gradient_health, slots.previous_health),
+        previous_health=torch.where(
+            slots.gradient_measured, slots.gradient_health, slots.previous_health
+        ),
         previous_health_known=slots.previous_health_known | slots.gradient_measured,
-        contribution_age=torch.where(slots.contribution_known, slots.contribution_age + 1, slots.contribution_age),
+        contribution_age=torch.where(
+            slots.contribution_known, slots.contribution_age + 1, slots.contribution_age
+        ),
     )
 
 
 def stable_accuracy(signals: Signals, window: int) -> Tensor:
-    """float64 [N]: the smallest of the last `window` recorded validation accuracies (at most HISTORY); 0 before any."""
+    """float64 [N]: the smallest of the last `window` recorded validation accuracies (at most
+    HISTORY); 0 before any.
+    """
     window = min(window, HISTORY)
     places = torch.arange(HISTORY - window, HISTORY, device=signals.step.device)
     recorded = places >= HISTORY - signals.step.unsqueeze(-1)

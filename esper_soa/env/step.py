@@ -1,8 +1,10 @@
-"""One env-step on one page: train, evaluate, guard, attribute, record, observe; for an action, reward, apply, tick.
+"""One env-step on one page: train, evaluate, guard, attribute, record, observe; for an action,
+reward, apply, tick.
 
-Given the rules of a run, the weights and the env state. `measure_` and `guard_` change weights in place, and in
-`measure_` the engine reads on the host which seeds run, where it has to know; `record_and_observe` and `apply_action`
-are pure kernels over the state. env.py calls them in this order, with the decision before `apply_action`.
+Given the rules of a run, the weights and the env state. `measure_` and `guard_` change weights in
+place, and in `measure_` the engine reads on the host which seeds run, where it has to know;
+`record_and_observe` and `apply_action` are pure kernels over the state. env.py calls them in this
+order, with the decision before `apply_action`.
 """
 
 from collections.abc import Callable, Hashable
@@ -15,16 +17,35 @@ from torch import Tensor
 
 from esper_soa.env import lifecycle
 from esper_soa.env.attribution import attribute
-from esper_soa.env.config import EarlyStopConfig, GatesConfig, GovernorConfig, LifecycleConfig, SignalsConfig
+from esper_soa.env.config import (
+    EarlyStopConfig,
+    GatesConfig,
+    GovernorConfig,
+    LifecycleConfig,
+    SignalsConfig,
+)
 from esper_soa.env.early_stop import advance, fresh_ending, held
-from esper_soa.env.governor import PanicReason, initial_guard, only_wait, quarantine, roll_back, watch
+from esper_soa.env.governor import (
+    PanicReason,
+    initial_guard,
+    only_wait,
+    quarantine,
+    roll_back,
+    watch,
+)
 from esper_soa.env.masks import action_masks
 from esper_soa.env.observation import observe
 from esper_soa.env.reward import empty_totals, reward, settle_fossils
 from esper_soa.env.reward_records import RewardSettings
 from esper_soa.env.reward_terms import RewardTerms, no_terms
 from esper_soa.env.scaffold import empty_boosts, record_boosts
-from esper_soa.env.signals import age_memories, initial_signals, record_attribution, record_gradients, record_signals
+from esper_soa.env.signals import (
+    age_memories,
+    initial_signals,
+    record_attribution,
+    record_gradients,
+    record_signals,
+)
 from esper_soa.nets.engine import Engine, NetsConfig, TrainingFeed, ValidationFeed
 from esper_soa.nets.graphs import Replay, StepCache, captured_call
 from esper_soa.nets.pools import slot_seeds
@@ -62,7 +83,8 @@ class Rules(NamedTuple):
     reward: RewardSettings
     blueprints: Tensor  # bool [P], by code, what may be germinated
     max_seeds: int  # 0 = as many as slots
-    shapley_orders: Tensor | None = None  # int64 [P, S], orders of arrival for sampled Shapley values; None = none
+    # Int64 [P, S], orders of arrival for sampled Shapley values; None = none.
+    shapley_orders: Tensor | None = None
     early_stop: EarlyStopConfig = EarlyStopConfig()
 
     @property
@@ -115,17 +137,27 @@ def initial_state(rules: Rules, num_envs: int, device: torch.device) -> EnvState
 
 
 def measure_(
-    rules: Rules, weights: TensorDict, state: EnvState, work: Work, phase_ended: PhaseEnded = untimed
+    rules: Rules,
+    weights: TensorDict,
+    state: EnvState,
+    work: Work,
+    phase_ended: PhaseEnded = untimed,
 ) -> tuple[EnvState, Measurements]:
-    """Initialise newborn seeds, train every network, validate under every subset row that the rewards need."""
-    slots, nets, engine = state.slots, rules.nets, rules.engine
+    """Initialise newborn seeds, train every network, validate under every subset row that the
+    rewards need.
+    """
+    slots = state.slots
+    nets = rules.nets
+    engine = rules.engine
     over = state.ending.over if rules.early_stop.enabled else None
     seeds = slot_seeds(slots, state.ramp, rules.reward.config.drip_fraction > 0, over)
     active_seeds = engine.claim_(nets, weights, seeds, work.seed_keys)
     none = torch.zeros_like(slots.newborn)
     state = state.replace(slots=slots.replace(newborn=none, fresh_momentum=none))
     phase_ended("state")
-    trained = engine.train_(nets, weights, slots.alpha, active_seeds, work.training, work.num_batches, work.lr_factor)
+    trained = engine.train_(
+        nets, weights, slots.alpha, active_seeds, work.training, work.num_batches, work.lr_factor
+    )
     phase_ended("training")
     tested = engine.validate(nets, weights, slots.alpha, active_seeds, work.validation)
     phase_ended("validation")
@@ -141,19 +173,25 @@ def measure_(
     )
 
 
-def guard_(rules: Rules, weights: TensorDict, state: EnvState, measured: Measurements) -> tuple[EnvState, Measurements]:
+def guard_(
+    rules: Rules, weights: TensorDict, state: EnvState, measured: Measurements
+) -> tuple[EnvState, Measurements]:
     """Snapshot healthy hosts, and put those that have lost their way back to their snapshots.
 
-    Returns the state with the verdicts in `guard`, and the measurements without those of panicking envs.
+    Returns the state with the verdicts in `guard`, and the measurements without those of panicking
+    envs.
     """
     if not rules.governor.enabled:
         return state, measured
-    shape, stage = rules.nets.shape, state.slots.stage
-    fossil, before = stage == Stage.FOSSILIZED, state
+    shape = rules.nets.shape
+    stage = state.slots.stage
+    fossil = stage == Stage.FOSSILIZED
+    before = state
     state, due = watch(state, measured.val_loss, shape.num_classes, rules.governor)
     if rules.early_stop.enabled:
         over = before.ending.over
-        state, due = held(over, _at_rest(before), state), due & ~over
+        state = held(over, _at_rest(before), state)
+        due = due & ~over
     guard = state.guard
     rising = (stage == Stage.HOLDING) & ~guard.panic[:, None]
     snapshot_where_(weights, shape, due, fossil, rising)
@@ -164,13 +202,16 @@ def guard_(rules: Rules, weights: TensorDict, state: EnvState, measured: Measure
 def _at_rest(state: EnvState) -> EnvState:
     """The state without the verdicts of the governor."""
     guard = state.guard
-    guard = guard.replace(panic=torch.zeros_like(guard.panic), reason=torch.zeros_like(guard.reason))
+    guard = guard.replace(
+        panic=torch.zeros_like(guard.panic), reason=torch.zeros_like(guard.reason)
+    )
     return state.replace(guard=guard)
 
 
 def record_and_observe(rules: Rules, state: EnvState, measured: Measurements) -> Observed:
     """Attribute, record and observe: the state on which the next actions are decided and paid."""
-    before, idle = state, state.guard.panic
+    before = state
+    idle = state.guard.panic
     attribution = attribute(measured, state.slots, rules.shapley_orders)
     signals = record_signals(state.signals, measured, rules.signals)
     slots = record_attribution(state.slots, attribution)
@@ -178,26 +219,31 @@ def record_and_observe(rules: Rules, state: EnvState, measured: Measurements) ->
     slots = record_gradients(slots, measured.gradients)
     state = record_boosts(state.replace(slots=slots, signals=signals), attribution)
     if rules.early_stop.enabled:
-        state, idle = held(before.ending.over, before, state), idle | before.ending.over
+        state = held(before.ending.over, before, state)
+        idle = idle | before.ending.over
     masks, observation = look(rules, state)
     return Observed(state, attribution, only_wait(masks, idle), observation)
 
 
 def look(rules: Rules, state: EnvState) -> tuple[Masks, Observation]:
     """Legal choices and observation of a recorded state."""
-    masks = action_masks(state.slots, state.ramp, rules.blueprints, rules.max_seeds, rules.lifecycle)
+    masks = action_masks(
+        state.slots, state.ramp, rules.blueprints, rules.max_seeds, rules.lifecycle
+    )
     return masks, observe(state, rules.max_steps)
 
 
 def apply_action(rules: Rules, observed: Observed, action: Action) -> StepResult:
-    """Pay for the state in which the actions were taken, carry them out, and let time pass; roll back who panics.
+    """Pay for the state in which the actions were taken, carry them out, and let time pass; roll
+    back who panics.
 
     Nothing happens to an env whose episode is over, and it is paid nothing.
     """
     result = _carried_out(rules, observed, action)
     if not rules.early_stop.enabled:
         return result
-    before, over = observed.state, observed.state.ending.over
+    before = observed.state
+    over = observed.state.ending.over
     state = held(over, before, advance(result.state, rules.early_stop, rules.max_steps))
     terms = select(over, no_terms(result.terms.total), result.terms)
     return StepResult(state, terms, select(over, _nothing_done(result.outcome), result.outcome))
@@ -213,9 +259,13 @@ def _carried_out(rules: Rules, observed: Observed, action: Action) -> StepResult
         state.slots, state.ramp, action, state.signals.val_accuracy, rules.lifecycle, rules.gates
     )
     state = settle_fossils(state.replace(slots=slots, ramp=ramp), action, outcome)
-    slots, ramp = lifecycle.tick(age_memories(state.slots), state.ramp, rules.lifecycle, rules.gates)
+    slots, ramp = lifecycle.tick(
+        age_memories(state.slots), state.ramp, rules.lifecycle, rules.gates
+    )
     signals = state.signals.replace(last_op=action.op, last_success=outcome.success)
-    guard = state.guard.replace(snapshot_due=state.guard.snapshot_due | (outcome.fossilized & ~panic))
+    guard = state.guard.replace(
+        snapshot_due=state.guard.snapshot_due | (outcome.fossilized & ~panic)
+    )
     state = state.replace(slots=slots, ramp=ramp, signals=signals, guard=guard)
     if nowhere(panic):
         return StepResult(_count(before, state, outcome), terms, outcome)
@@ -250,18 +300,23 @@ def _count(before: EnvState, after: EnvState, outcome: ActionOutcome) -> EnvStat
 
 
 class StepKernels(NamedTuple):
-    """The kernels of an env-step, as they are called in a run; env.py calls `perceive_` and `respond`."""
+    """The kernels of an env-step, as they are called in a run; env.py calls `perceive_` and
+    `respond`.
+    """
 
     record_and_observe: Callable[[Rules, EnvState, Measurements], Observed]
     apply_action: Callable[[Rules, Observed, Action], StepResult]
     reason: str = "not compiled"  # why it is these, in words for logs
-    steps: StepCache | None = None  # keeps calls on static buffers and replays them as CUDA graphs; None: as they are
+    # Keeps calls on static buffers and replays them as CUDA graphs; None: as they are.
+    steps: StepCache | None = None
     replay: Replay = Replay()  # what else of the run is replayed, and why
 
     def perceive_(
         self, rules: Rules, weights: TensorDict, state: EnvState, measured: Measurements
     ) -> tuple[Measurements, Observed]:
-        """What was measured, guarded, and what it shows: one step, for the rules that it is first called with."""
+        """What was measured, guarded, and what it shows: one step, for the rules that it is first
+        called with.
+        """
         name = "perceive", weights["host", "params"].data_ptr()
         return self.kept(name, partial(self._perceive_, rules, weights), state, measured)
 
@@ -270,8 +325,14 @@ class StepKernels(NamedTuple):
         return self.kept("respond", partial(self.apply_action, rules), observed, action)
 
     def kept(self, name: Hashable, function: Callable[..., Result], *arguments: object) -> Result:
-        """function(*arguments), kept where steps are kept; `name` says all of it that is not in the arguments."""
-        return function(*arguments) if self.steps is None else captured_call(self.steps, name, function, *arguments)
+        """function(*arguments), kept where steps are kept; `name` says all of it that is not in the
+        arguments.
+        """
+        return (
+            function(*arguments)
+            if self.steps is None
+            else captured_call(self.steps, name, function, *arguments)
+        )
 
     def _perceive_(
         self, rules: Rules, weights: TensorDict, state: EnvState, measured: Measurements
@@ -284,7 +345,8 @@ EAGER = StepKernels(record_and_observe, apply_action)
 
 
 def compiled() -> StepKernels:
-    """The kernels as one compiled graph each, made at the first call (compute.compile); equal to EAGER up to rounding.
+    """The kernels as one compiled graph each, made at the first call (compute.compile); equal to
+    EAGER up to rounding.
 
     Sizes are fixed, as they are in a run: another number of envs or slots compiles again.
     """

@@ -1,7 +1,8 @@
-"""What stands in the slots of a host at the end of an episode, and an episode that begins with all of it in place.
+"""What stands in the slots of a host at the end of an episode, and an episode that begins with all
+of it in place.
 
-Given the env state of the last env-step by ops/metrics.py; `plant` is called by env/world.py, for a control that
-trains a grown network from its first env-step on.
+Given the env state of the last env-step by ops/metrics.py; `plant` is called by env/world.py, for a
+control that trains a grown network from its first env-step on.
 """
 
 from typing import NamedTuple
@@ -27,7 +28,8 @@ class Topology(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """N hosts as they were last measured, before the last actions took effect; their weights are still the same.
+    """N hosts as they were last measured, before the last actions took effect; their weights are
+    still the same.
 
     A host that was rolled back at the last env-step stands as that left it, unmeasured.
     """
@@ -41,10 +43,15 @@ class Standing(NamedTuple):
 
 
 def standing_of(before: EnvState, after: EnvState) -> Standing:
-    """The hosts at an env-step, from its state before the actions, with the measurements in it, and after them."""
+    """The hosts at an env-step, from its state before the actions, with the measurements in it, and
+    after them.
+    """
     panic = before.guard.panic
     slots = select(panic, after.slots, before.slots)
-    measured = [torch.where(panic, torch.nan, one) for one in (before.signals.val_accuracy, before.signals.val_loss)]
+    measured = [
+        torch.where(panic, torch.nan, one)
+        for one in (before.signals.val_accuracy, before.signals.val_loss)
+    ]
     return Standing(slots.stage, slots.blueprint, slots.blend, slots.alpha, *measured)
 
 
@@ -60,16 +67,23 @@ def topology_of(state: EnvState) -> Topology:
 
 
 def plant(state: EnvState, topology: Topology) -> EnvState:
-    """A fresh state with the seeds of `topology` in its slots as fossils that are new in this env-step.
+    """A fresh state with the seeds of `topology` in its slots as fossils that are new in this
+    env-step.
 
-    Weights and momentum are set before the first training pass, as those of any newborn. Each counts as one germinated
-    and fossilised. A fossil of an alpha below 1 keeps it, its ramp at rest there. Style, tempo and goal, by which seeds
-    blend, stay those of an empty slot. Raises ValueError where the topology is of other hosts.
+    Weights and momentum are set before the first training pass, as those of any newborn. Each
+    counts as one germinated and fossilised. A fossil of an alpha below 1 keeps it, its ramp at rest
+    there. Style, tempo and goal, by which seeds blend, stay those of an empty slot. Raises
+    ValueError where the topology is of other hosts.
     """
-    slots, ramp, totals = state.slots, state.ramp, state.totals
+    slots = state.slots
+    ramp = state.ramp
+    totals = state.totals
     blueprint, blend, alpha = (part.to(slots.stage.device) for part in topology)
     if blueprint.shape != slots.stage.shape:
-        raise ValueError(f"a topology of {list(blueprint.shape)} for hosts and slots of {list(slots.stage.shape)}")
+        raise ValueError(
+            f"a topology of {list(blueprint.shape)} for hosts and slots of "
+            f"{list(slots.stage.shape)}"
+        )
     here = blueprint != Blueprint.NONE
     slots = slots.replace(
         stage=torch.where(here, Stage.FOSSILIZED, slots.stage),
@@ -80,7 +94,11 @@ def plant(state: EnvState, topology: Topology) -> EnvState:
         newborn=slots.newborn | here,
         fresh_momentum=slots.fresh_momentum | here,
     )
-    resting = {name: torch.where(here, alpha, ramp.get(name)) for name in ("alpha", "start", "target")}
+    resting = {
+        name: torch.where(here, alpha, ramp.get(name)) for name in ("alpha", "start", "target")
+    }
     count = here.sum(1)
-    totals = totals.replace(germinated=totals.germinated + count, fossilized=totals.fossilized + count)
+    totals = totals.replace(
+        germinated=totals.germinated + count, fossilized=totals.fossilized + count
+    )
     return state.replace(slots=slots, ramp=ramp.replace(**resting), totals=totals)

@@ -1,8 +1,10 @@
-"""N envs with their weights and data: fresh hosts at the start of a round, and the work of every env-step.
+"""N envs with their weights and data: fresh hosts at the start of a round, and the work of every
+env-step.
 
-Given the rules, the images and the sizes by trainer.py. Everything random is keyed by seed, round, env and env-step, so
-a round can be played again, by another policy, on the same hosts and the same data. Where ranks share out the envs, a
-world has those of its rank, which are known by the numbers that they have among all.
+Given the rules, the images and the sizes by trainer.py. Everything random is keyed by seed, round,
+env and env-step, so a round can be played again, by another policy, on the same hosts and the same
+data. Where ranks share out the envs, a world has those of its rank, which are known by the numbers
+that they have among all.
 """
 
 from typing import NamedTuple
@@ -33,7 +35,9 @@ class Sizes(NamedTuple):
 
 
 class World:
-    """Memory and data of N envs; `start_round` makes their hosts, `work` hands out the data of an env-step."""
+    """Memory and data of N envs; `start_round` makes their hosts, `work` hands out the data of an
+    env-step.
+    """
 
     def __init__(
         self,
@@ -45,14 +49,20 @@ class World:
         kernels: StepKernels = EAGER,
         ranks: Ranks = ALONE,
     ) -> None:
-        self.rules, self.images, self.seed, self.kernels, self.ranks = rules, images, seed, kernels, ranks
+        self.rules = rules
+        self.images = images
+        self.seed = seed
+        self.kernels = kernels
+        self.ranks = ranks
         data.check_classes(images, rules.nets.shape.num_classes)
         self.augment = cfg.augment
         together = ranks.all_envs(sizes.num_envs)
         self.split = data.split_sizes(images, sizes.batch_size, together) if cfg.split else None
         if self.split is not None:
             data.check_split(images, together, self.split.num_batches, rules.nets.accumulate)
-            sizes = sizes._replace(train_samples=self.split.train_samples, val_samples=self.split.val_samples)
+            sizes = sizes._replace(
+                train_samples=self.split.train_samples, val_samples=self.split.val_samples
+            )
         else:
             data.check_work(images, sizes.train_samples, sizes.val_samples)
         self.sizes = sizes
@@ -75,10 +85,11 @@ class World:
         return self.weights["host", "params"].dtype
 
     def start_round(self, number: int, topology: Topology | None = None) -> EnvState:
-        """Fresh hosts and a snapshot of them, empty slots and a fresh state for round `number` (from 0).
+        """Fresh hosts and a snapshot of them, empty slots and a fresh state for round `number`
+        (from 0).
 
-        With a `topology`, of the envs of all ranks, its seeds are there from the start, and in the snapshot; the first
-        env-step gives them the same weights again.
+        With a `topology`, of the envs of all ranks, its seeds are there from the start, and in the
+        snapshot; the first env-step gives them the same weights again.
         """
         self._enter_round(number)
         pools.initialise_hosts_(self.weights, self.rules.nets.shape, self.keys(streams.HOST_INIT))
@@ -88,15 +99,21 @@ class World:
             state = plant(state, Topology(*map(self.ranks.own, topology)))
             seeds = pools.slot_seeds(state.slots, state.ramp, ablate_fossils=False)
             self.rules.engine.claim_(self.rules.nets, self.weights, seeds, self.seed_keys(0))
-        everyone, fossil = torch.ones_like(self.envs, dtype=torch.bool), state.slots.stage == Stage.FOSSILIZED
-        snapshot_where_(self.weights, self.rules.nets.shape, everyone, fossil, torch.zeros_like(fossil))
+        everyone = torch.ones_like(self.envs, dtype=torch.bool)
+        fossil = state.slots.stage == Stage.FOSSILIZED
+        snapshot_where_(
+            self.weights, self.rules.nets.shape, everyone, fossil, torch.zeros_like(fossil)
+        )
         return state
 
     def _enter_round(self, number: int) -> None:
         """From here on every stream is that of the round."""
-        self.round, self._keys = number, dict[int, Tensor]()
+        self.round = number
+        self._keys = dict[int, Tensor]()
         size = len(self.images.train_labels)
-        self.order = data.OrderBook(self.keys(streams.DATA_ORDER), size, self.ranks.all_envs(self.sizes.num_envs))
+        self.order = data.OrderBook(
+            self.keys(streams.DATA_ORDER), size, self.ranks.all_envs(self.sizes.num_envs)
+        )
 
     def keys(self, purpose: int) -> Tensor:
         """int64 [N]: one random stream per env for `purpose` in this round."""
@@ -109,14 +126,28 @@ class World:
         sizes = self.sizes
         start = step * sizes.train_samples
         batches = data.EnvStepBatches(
-            self.training_bank, self._training_order(step), self.keys(streams.AUGMENTATION), start, sizes.batch_size,
-            self.augment, self.dtype, self.rules.engine.cut,
-        )  # fmt: skip
+            self.training_bank,
+            self._training_order(step),
+            self.keys(streams.AUGMENTATION),
+            start,
+            sizes.batch_size,
+            self.augment,
+            self.dtype,
+            self.rules.engine.cut,
+        )
         factor = lr_factor(self.rules.nets.task.lr_schedule, step, self.rules.max_steps)
-        return Work(batches, sizes.train_samples // sizes.batch_size, self.validation, self.seed_keys(step), factor)
+        return Work(
+            batches,
+            sizes.train_samples // sizes.batch_size,
+            self.validation,
+            self.seed_keys(step),
+            factor,
+        )
 
     def seed_keys(self, step: int) -> Tensor:
-        """int64 [N]: the streams that seeds draw their weights from which are new at env-step `step`."""
+        """int64 [N]: the streams that seeds draw their weights from which are new at env-step
+        `step`.
+        """
         return streams.fold(self.keys(streams.SEED_INIT), step)
 
     def noise(self, step: int) -> Tensor:
@@ -125,10 +156,13 @@ class World:
         return streams.uniform(self.keys(streams.POLICY_SAMPLE)[:, None], counters)
 
     def _training_order(self, step: int) -> Tensor:
-        sizes, num_train = self.sizes, len(self.images.train_labels)
+        sizes = self.sizes
+        num_train = len(self.images.train_labels)
         if self.split is None:
             return self.order.draw(step * sizes.train_samples, sizes.train_samples)
-        shared = streams.stream_keys(self.seed, streams.DATA_ORDER, (self.round,), torch.zeros_like(self.envs[:1]))
+        shared = streams.stream_keys(
+            self.seed, streams.DATA_ORDER, (self.round,), torch.zeros_like(self.envs[:1])
+        )
         return self.ranks.own(data.split_training_order(shared, num_train, step, self.split))
 
     def _validation_order(self) -> Tensor:

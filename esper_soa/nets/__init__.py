@@ -1,1 +1,3 @@
-"""N networks at once: hosts, seeds, their training and their data; knows nothing of reinforcement learning."""
+"""N networks at once: hosts, seeds, their training and their data; knows nothing of reinforcement
+learning.
+"""

@@ -1,7 +1,9 @@
-"""Operations of n networks at once: activations [B, n*C, H, W] in channels_last memory, parameters with an axis [n].
+"""Operations of n networks at once: activations [B, n*C, H, W] in channels_last memory, parameters
+with an axis [n].
 
-Those that are computed the same way in every engine: batch norms of n networks are one batch norm over n*C channels,
-their linear layers one batched matrix product. Used by layers.py, host.py, blueprints.py and blend.py.
+Those that are computed the same way in every engine: batch norms of n networks are one batch norm
+over n*C channels, their linear layers one batched matrix product. Used by layers.py, host.py,
+blueprints.py and blend.py.
 """
 
 import torch
@@ -19,46 +21,63 @@ def depthwise_conv2d(x: Tensor, weight: Tensor) -> Tensor:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x [B, n, I] with weight [n, O, I] and bias [n, O] -> [B, n, O]."""
-    rows, columns = x.transpose(0, 1), weight.transpose(1, 2)
-    out = torch.bmm(rows, columns) if bias is None else torch.baddbmm(bias.unsqueeze(1), rows, columns)
+    rows = x.transpose(0, 1)
+    columns = weight.transpose(1, 2)
+    out = (
+        torch.bmm(rows, columns)
+        if bias is None
+        else torch.baddbmm(bias.unsqueeze(1), rows, columns)
+    )
     return out.transpose(0, 1)
 
 
 def batch_norm(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-    """Training batch norm of x [B, n*C, H, W]; weight, bias [n, C]; moves mean and var [n*C] in place.
+    """Training batch norm of x [B, n*C, H, W]; weight, bias [n, C]; moves mean and var [n*C] in
+    place.
 
-    torch 2.13's CPU backward of a channels_last batch norm takes weights for contiguous, which those of networks of one
-    channel, columns of a pool, are not.
+    torch 2.13's CPU backward of a channels_last batch norm takes weights for contiguous, which
+    those of networks of one channel, columns of a pool, are not.
     """
-    scale, shift = weight.reshape(-1).contiguous(), bias.reshape(-1)
+    scale = weight.reshape(-1).contiguous()
+    shift = bias.reshape(-1)
     return F.batch_norm(x, mean, var, scale, shift, True, BATCH_NORM_MOMENTUM, NORM_EPS)
 
 
 def group_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor) -> Tensor:
     """Group norm of x [B, n*C, H, W] with `groups` groups per network; weight, bias [n, C].
 
-    torch 2.13's CPU backward of a channels_last group norm crashes the process where the input needs no gradient, so
-    such an input goes in as [B, n*C, H*W], which has no channels_last form.
+    torch 2.13's CPU backward of a channels_last group norm crashes the process where the input
+    needs no gradient, so such an input goes in as [B, n*C, H*W], which has no channels_last form.
     """
-    scale, shift, num_groups = weight.reshape(-1), bias.reshape(-1), weight.shape[0] * groups
+    scale = weight.reshape(-1)
+    shift = bias.reshape(-1)
+    num_groups = weight.shape[0] * groups
     if torch.is_grad_enabled() and not x.requires_grad:
-        return F.group_norm(x.flatten(2), num_groups, scale, shift, NORM_EPS).unflatten(2, x.shape[2:])
+        return F.group_norm(x.flatten(2), num_groups, scale, shift, NORM_EPS).unflatten(
+            2, x.shape[2:]
+        )
     return F.group_norm(x, num_groups, scale, shift, NORM_EPS)
 
 
 def spatial_mean(x: Tensor, num_nets: int) -> Tensor:
-    """x [B, n*C, H, W] -> [B, n, C]; the rounding of a network's mean does not depend on the other networks."""
+    """x [B, n*C, H, W] -> [B, n, C]; the rounding of a network's mean does not depend on the other
+    networks.
+    """
     return F.adaptive_avg_pool2d(x, 1).flatten(1).unflatten(1, (num_nets, -1))
 
 
 def classify(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Global mean and linear classifier: x [B, n*C, H, W], weight [n, K, C], bias [n, K] -> logits [B, n, K]."""
+    """Global mean and linear classifier: x [B, n*C, H, W], weight [n, K, C], bias [n, K] -> logits
+    [B, n, K].
+    """
     return linear(spatial_mean(x, weight.shape[0]), weight, bias)
 
 
 def loss(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Mean cross-entropy [n] of logits [B, n, K] for labels [B, n]; right answers, int64 [n]."""
-    losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").unflatten(0, labels.shape)
+    losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").unflatten(
+        0, labels.shape
+    )
     return losses.mean(0), (logits.detach().argmax(-1) == labels).sum(0)
 
 
@@ -68,13 +87,17 @@ def per_channel(values: Tensor, num_channels: int) -> Tensor:
 
 
 def mixed(x: Tensor, other: Tensor, factor: Tensor) -> Tensor:
-    """x + factor (other - x) of activations [B, n*C, H, W], factor [..., n]; in its format, exact beside 16 bits."""
+    """x + factor (other - x) of activations [B, n*C, H, W], factor [..., n]; in its format, exact
+    beside 16 bits.
+    """
     factors = per_channel(factor, x.shape[1] // factor.shape[-1])
     return torch.lerp(x.to(factors.dtype), other.to(factors.dtype), factors).to(x.dtype)
 
 
 def take_nets(x: Tensor, nets: Tensor | None, num_nets: int) -> Tensor:
-    """Activations [B, m*C, H, W] of the networks `nets` (int64 [m]; None = all) out of x [B, n*C, H, W]."""
+    """Activations [B, m*C, H, W] of the networks `nets` (int64 [m]; None = all) out of x [B, n*C,
+    H, W].
+    """
     if nets is None:
         return x
     picked = x.permute(0, 2, 3, 1).unflatten(3, (num_nets, -1)).index_select(3, nets)
@@ -82,7 +105,9 @@ def take_nets(x: Tensor, nets: Tensor | None, num_nets: int) -> Tensor:
 
 
 def put_nets(x: Tensor, nets: Tensor | None, num_nets: int, values: Tensor) -> Tensor:
-    """x [B, n*C, H, W] with the activations of `nets` (int64 [m]; None = all) replaced by values [B, m*C, H, W]."""
+    """x [B, n*C, H, W] with the activations of `nets` (int64 [m]; None = all) replaced by values
+    [B, m*C, H, W].
+    """
     if nets is None:
         return values
     pixels = x.permute(0, 2, 3, 1).unflatten(3, (num_nets, -1))

@@ -1,7 +1,9 @@
-"""Chooses what runs the networks of a run, from its settings, device and hosts; the only file that knows engines.
+"""Chooses what runs the networks of a run, from its settings, device and hosts; the only file that
+knows engines.
 
-Called once by build.py. What was chosen is an object that the rules of the run hold: two runs of a process may differ.
-On a CPU the native kernels are taken wherever they are proven, without a timing. On a GPU engines are tried (trial.py).
+Called once by build.py. What was chosen is an object that the rules of the run hold: two runs of a
+process may differ. On a CPU the native kernels are taken wherever they are proven, without a
+timing. On a GPU engines are tried (trial.py).
 """
 
 from collections.abc import Callable
@@ -64,27 +66,40 @@ class Kind(NamedTuple):
 
 def _native(asked: Asked) -> Choice:
     """Whether the native kernels compute, as far as the setting leaves it open."""
-    why_not = obstacle(asked.task.host_name, asked.shape, [name_in(one) for one in asked.task.blueprints])
+    why_not = obstacle(
+        asked.task.host_name, asked.shape, [name_in(one) for one in asked.task.blueprints]
+    )
     return choose_native(asked.compute.engine, asked.device, asked.dtype, why_not)
 
 
 def _native_obstacle(asked: Asked) -> str:
-    why_not = obstacle(asked.task.host_name, asked.shape, [name_in(one) for one in asked.task.blueprints])
+    why_not = obstacle(
+        asked.task.host_name, asked.shape, [name_in(one) for one in asked.task.blueprints]
+    )
     chosen = choose_native("auto", asked.device, asked.dtype, why_not)
     return "" if chosen.native else chosen.reason
 
 
 def _graphs_obstacle(asked: Asked) -> str:
     if asked.ends_early:
-        return "steps that are kept cannot leave out the envs whose episode has ended early (early_stop)"
-    return "" if asked.device.type == "cuda" else f"CUDA graphs need an NVIDIA GPU, not {asked.device.type}"
+        return (
+            "steps that are kept cannot leave out the envs whose episode has ended early "
+            "(early_stop)"
+        )
+    return (
+        ""
+        if asked.device.type == "cuda"
+        else f"CUDA graphs need an NVIDIA GPU, not {asked.device.type}"
+    )
 
 
 def _triton_obstacle(asked: Asked) -> str:
     if asked.ends_early:
         return "the kernels cannot leave out the envs whose episode has ended early (early_stop)"
     names = [name_in(one) for one in asked.task.blueprints]
-    return gpu.unavailable_reason(asked.device) or gpu.obstacle(asked.shape, names, asked.dtype, asked.batch_size)
+    return gpu.unavailable_reason(asked.device) or gpu.obstacle(
+        asked.shape, names, asked.dtype, asked.batch_size
+    )
 
 
 def _plain(asked: Asked) -> Layers:
@@ -96,7 +111,9 @@ def _torch(asked: Asked, chosen: Choice) -> Engine:
 
 
 def _torch_graphs(asked: Asked, chosen: Choice) -> Engine:
-    return TorchEngine(_plain(asked), cut_images, chosen, StepCache(capture=True, device=asked.device))
+    return TorchEngine(
+        _plain(asked), cut_images, chosen, StepCache(capture=True, device=asked.device)
+    )
 
 
 def _triton(_: Asked, chosen: Choice) -> Engine:
@@ -113,17 +130,23 @@ ENGINES = {
     "torch": Kind(lambda _: "", _torch, ""),
     "torch_graphs": Kind(_graphs_obstacle, _torch_graphs, "cuda"),
     "triton": Kind(_triton_obstacle, _triton, "cuda"),
-    "triton_graphs": Kind(lambda asked: _graphs_obstacle(asked) or _triton_obstacle(asked), _triton_graphs, "cuda"),
+    "triton_graphs": Kind(
+        lambda asked: _graphs_obstacle(asked) or _triton_obstacle(asked), _triton_graphs, "cuda"
+    ),
 }
 
 
 def choose_engine(
-    compute: ComputeSettings, device: torch.device, task: TaskConfig, shape: HostShape, trial: Trial | None = None
+    compute: ComputeSettings,
+    device: torch.device,
+    task: TaskConfig,
+    shape: HostShape,
+    trial: Trial | None = None,
 ) -> Engine:
     """The engine for hosts of `task` and their seeds on `device`.
 
-    trial: what engines are tried on where `auto` has to; None: torch is taken there. Raises SettingError where the
-    settings insist on what cannot run.
+    trial: what engines are tried on where `auto` has to; None: torch is taken there. Raises
+    SettingError where the settings insist on what cannot run.
     """
     early = trial is not None and trial.nets.ends_early
     asked = Asked(compute, device, task, shape, 1 if trial is None else trial.batch_size, early)
@@ -141,38 +164,54 @@ def _insisted(asked: Asked) -> Choice:
         return _native(asked)
     reason = ENGINES[name].obstacle(asked)
     if reason:
-        raise SettingError("compute.engine", name, "auto or torch here", f"{reason[0].upper()}{reason[1:]}.")
+        raise SettingError(
+            "compute.engine", name, "auto or torch here", f"{reason[0].upper()}{reason[1:]}."
+        )
     return Choice(False, f"{name} (compute.engine={name})", name=name)
 
 
 def weighed(asked: Asked, trial: Trial | None) -> Choice:
-    """The quickest engine of those that agree with torch, as found now or at an earlier run of the same kind."""
+    """The quickest engine of those that agree with torch, as found now or at an earlier run of the
+    same kind.
+    """
     if trial is None:
         return Choice(False, f"plain torch, as no other engine was tried on {asked.device}")
     compute = asked.compute
-    key, own = (
-        verdict_key(trial, asked.device, [compute.convolutions]),
-        any(map(is_reference, (asked.task.host, *asked.task.blueprints))),
-    )
-    found = None if own else kept_verdict(key, Tried)  # what a user's own part computes is in no key
-    when, kept = "found at an earlier run", ""
+    key = verdict_key(trial, asked.device, [compute.convolutions])
+    own = any(map(is_reference, (asked.task.host, *asked.task.blueprints)))
+    # what a user's own part computes is in no key
+    found = None if own else kept_verdict(key, Tried)
+    when = "found at an earlier run"
+    kept = ""
     if found is None:
         found = tried_engines(asked, trial)
-        when, kept = "tried now", "not kept, for parts of your own" if own else keep_verdict(key, found)
-    best, words = quickest(found), tuple(one.words() for one in found)
+        when = "tried now"
+        kept = "not kept, for parts of your own" if own else keep_verdict(key, found)
+    best = quickest(found)
+    words = tuple(one.words() for one in found)
     if best is None:
-        return Choice(False, "plain torch, although it failed when it was tried", fallback=True, tried=words)
+        return Choice(
+            False, "plain torch, although it failed when it was tried", fallback=True, tried=words
+        )
     note = f"{when}; {kept}" if kept else when
     reason = f"{best.name}, the quickest of {len(found)} engines that agrees with torch ({note})"
     return Choice(False, reason, name=best.name, tried=words)
 
 
 def tried_engines(asked: Asked, trial: Trial) -> list[Tried]:
-    """What became of every engine that `auto` may take on this kind of device; those that cannot run here as well."""
-    kinds = {name: kind for name, kind in ENGINES.items() if kind.tried_on in ("", asked.device.type)}
+    """What became of every engine that `auto` may take on this kind of device; those that cannot
+    run here as well.
+    """
+    kinds = {
+        name: kind for name, kind in ENGINES.items() if kind.tried_on in ("", asked.device.type)
+    }
     obstacles = {name: kind.obstacle(asked) for name, kind in kinds.items()}
     unasked = Choice(False, "tried")
-    makers = {name: partial(kind.make, asked, unasked) for name, kind in kinds.items() if not obstacles[name]}
+    makers = {
+        name: partial(kind.make, asked, unasked)
+        for name, kind in kinds.items()
+        if not obstacles[name]
+    }
     exact = partial(TorchEngine, PLAIN, cut_images, unasked)
     found = {one.name: one for one in try_engines(trial, asked.device, exact, REFERENCE, makers)}
     return [found.get(name) or Tried(name, obstacles[name]) for name in kinds]

@@ -1,7 +1,9 @@
-"""Reads CIFAR-10 from its official files: python or binary batches, in a folder or in the .tar.gz archive.
+"""Reads CIFAR-10 from its official files: python or binary batches, in a folder or in the .tar.gz
+archive.
 
-The files are not trusted: pickles go through an unpickler that knows only inert stand-ins, archives are read in memory
-with bounded sizes, and every shape and label is checked. Called by esper_soa/nets/datasets.py. Needs no torch.
+The files are not trusted: pickles go through an unpickler that knows only inert stand-ins, archives
+are read in memory with bounded sizes, and every shape and label is checked. Called by
+esper_soa/nets/datasets.py. Needs no torch.
 """
 
 import gzip
@@ -23,7 +25,12 @@ TRAIN_FILES = tuple(f"data_batch_{number}" for number in range(1, 6))
 TEST_FILE = "test_batch"
 PYTHON_NAMES = (*TRAIN_FILES, TEST_FILE)
 BINARY_NAMES = tuple(f"{name}.bin" for name in PYTHON_NAMES)
-PLACES = ("cifar-10-batches-py", "cifar-10-batches-bin", "cifar-10-python.tar.gz", "cifar-10-binary.tar.gz")
+PLACES = (
+    "cifar-10-batches-py",
+    "cifar-10-batches-bin",
+    "cifar-10-python.tar.gz",
+    "cifar-10-binary.tar.gz",
+)
 
 NUM_CLASSES = 10
 PIXELS = 3 * 32 * 32  # of one image: 1024 red, then green, then blue, row by row
@@ -33,9 +40,14 @@ MAX_MEMO = 1 << 20  # entries of a pickle's memo; an official batch has some 10,
 # What the official python batches call themselves. Binary ones have no name.
 BATCH_LABELS = {f"data_batch_{number}": f"training batch {number} of 5" for number in range(1, 6)}
 BATCH_LABELS[TEST_FILE] = "testing batch 1 of 1"
-OFFICIAL_IMAGES = (50_000, 10_000)  # of the whole set, for training and for testing: as many of each class
+OFFICIAL_IMAGES = (
+    50_000,
+    10_000,
+)  # of the whole set, for training and for testing: as many of each class
 MAX_COMMON = 0.01  # share of the test images that may be training images too
-REMEDY = "Fetch CIFAR-10 again from its official page, or set data.name=fashion32 without data.root."
+REMEDY = (
+    "Fetch CIFAR-10 again from its official page, or set data.name=fashion32 without data.root."
+)
 
 _BROKEN_PICKLE = (
     pickle.UnpicklingError,
@@ -66,8 +78,9 @@ class CifarImages(NamedTuple):
 def read_cifar10(root: str) -> CifarImages:
     """All images of the five training batches, in order, and of the test batch.
 
-    root: the folder of the batches, a folder that holds one of PLACES, or an archive. Batches may have any number of
-    images. Raises DataError where something is missing, broken, exchanged or not trusted.
+    root: the folder of the batches, a folder that holds one of PLACES, or an archive. Batches may
+    have any number of images. Raises DataError where something is missing, broken, exchanged or not
+    trusted.
     """
     place = locate(user_path("data.root", root))
     files = _read_archive(place) if place.is_file() else _read_folder(place)
@@ -88,13 +101,16 @@ def read_cifar10(root: str) -> CifarImages:
 
 
 def check_apart(found: CifarImages) -> None:
-    """Raise DataError where batches stand in for one another, so that testing would be on what was trained."""
+    """Raise DataError where batches stand in for one another, so that testing would be on what was
+    trained.
+    """
     sizes = len(found.train_labels), len(found.test_labels)
     if sizes == OFFICIAL_IMAGES:
         for labels, part in ((found.train_labels, "training"), (found.test_labels, TEST_FILE)):
             if len(set(np.bincount(labels, minlength=NUM_CLASSES).tolist())) > 1:
                 raise DataError(
-                    f"{found.place}: the {part} images are not equally many of each class, as in CIFAR-10: "
+                    f"{found.place}: the {part} images are not equally many of each class, as in "
+                    "CIFAR-10: "
                     f"batch files were exchanged. {REMEDY}"
                 )
     seen = [hash(image.tobytes()) for image in found.train_images]
@@ -103,15 +119,21 @@ def check_apart(found: CifarImages) -> None:
     trained = set(seen)
     common = sum(hash(image.tobytes()) in trained for image in found.test_images)
     if common > MAX_COMMON * sizes[1]:
-        raise DataError(f"{found.place}: {common} images of {TEST_FILE} are training images too. {REMEDY}")
+        raise DataError(
+            f"{found.place}: {common} images of {TEST_FILE} are training images too. {REMEDY}"
+        )
 
 
 def locate(root: Path) -> Path:
-    """The folder of batches or the archive that `root` is or holds; DataError where there is none."""
+    """The folder of batches or the archive that `root` is or holds; DataError where there is
+    none.
+    """
     try:
         return _locate(root)
     except OSError as error:
-        raise DataError(f"data.root={one_line(root)}: cannot be read ({error.strerror}). Check permissions.") from error
+        raise DataError(
+            f"data.root={one_line(root)}: cannot be read ({error.strerror}). Check permissions."
+        ) from error
 
 
 def _locate(root: Path) -> Path:
@@ -119,7 +141,8 @@ def _locate(root: Path) -> Path:
         return root
     if not root.is_dir():
         raise DataError(
-            f"data.root={one_line(root)}: no such folder or archive. Name the place of CIFAR-10, or leave data.root "
+            f"data.root={one_line(root)}: no such folder or archive. Name the place of CIFAR-10, "
+            "or leave data.root "
             "empty."
         )
     if any((root / name).exists() for name in (*PYTHON_NAMES, *BINARY_NAMES)):
@@ -128,13 +151,16 @@ def _locate(root: Path) -> Path:
         if (root / name).exists():
             return root / name
     raise DataError(
-        f"data.root={one_line(root)}: holds no CIFAR-10: neither its batch files nor one of {', '.join(PLACES)}. "
+        f"data.root={one_line(root)}: holds no CIFAR-10: neither its batch files nor one of "
+        f"{', '.join(PLACES)}. "
         f"{REMEDY}"
     )
 
 
 def _read_folder(folder: Path) -> dict[str, bytes]:
-    """Content of the batch files in `folder` by name; of the binary ones only where there are no others."""
+    """Content of the batch files in `folder` by name; of the binary ones only where there are no
+    others.
+    """
     names = PYTHON_NAMES if any((folder / name).exists() for name in PYTHON_NAMES) else BINARY_NAMES
     files = {}
     for name in names:
@@ -144,16 +170,21 @@ def _read_folder(folder: Path) -> dict[str, bytes]:
                 continue
             if not path.is_file() or path.stat().st_size > MAX_FILE_BYTES:
                 raise DataError(
-                    f"{path}: not a file of at most {MAX_FILE_BYTES >> 20} MiB, so no CIFAR-10 batch. {REMEDY}"
+                    f"{path}: not a file of at most {MAX_FILE_BYTES >> 20} MiB, so no CIFAR-10 "
+                    f"batch. {REMEDY}"
                 )
             files[name] = path.read_bytes()
         except OSError as error:
-            raise DataError(f"{path}: cannot be read ({error.strerror}). Check its permissions.") from error
+            raise DataError(
+                f"{path}: cannot be read ({error.strerror}). Check its permissions."
+            ) from error
     return files
 
 
 def _read_archive(path: Path) -> dict[str, bytes]:
-    """Content of the batch files in a .tar or .tar.gz archive by name; nothing is written to disk."""
+    """Content of the batch files in a .tar or .tar.gz archive by name; nothing is written to
+    disk.
+    """
     try:
         with path.open("rb") as raw:
             packed = raw.read(2) == b"\x1f\x8b"
@@ -161,7 +192,8 @@ def _read_archive(path: Path) -> dict[str, bytes]:
             content = stream.read(MAX_ARCHIVE_BYTES + 1)
         if len(content) > MAX_ARCHIVE_BYTES:
             raise DataError(
-                f"{path}: unpacks to more than {MAX_ARCHIVE_BYTES >> 20} MiB, so it is not CIFAR-10. {REMEDY}"
+                f"{path}: unpacks to more than {MAX_ARCHIVE_BYTES >> 20} MiB, so it is not "
+                f"CIFAR-10. {REMEDY}"
             )
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
             return _read_members(archive, path)
@@ -174,14 +206,24 @@ def _read_members(archive: tarfile.TarFile, path: Path) -> dict[str, bytes]:
     for member in archive:
         name = PurePosixPath(member.name)
         if name.is_absolute() or ".." in name.parts:
-            raise DataError(f"{path}: the member {member.name!r} points outside the archive. {REMEDY}")
+            raise DataError(
+                f"{path}: the member {member.name!r} points outside the archive. {REMEDY}"
+            )
         if name.name not in PYTHON_NAMES and name.name not in BINARY_NAMES:
             continue
         if name.name in files:
             raise DataError(f"{path}: holds {name.name} twice. {REMEDY}")
-        stream = archive.extractfile(member) if member.isreg() and member.size <= MAX_FILE_BYTES else None
+        stream = (
+            archive.extractfile(member)
+            if member.isreg() and member.size <= MAX_FILE_BYTES
+            else None
+        )
         if stream is None:
-            raise DataError(f"{path}: {name.name} is not a plain file of at most {MAX_FILE_BYTES >> 20} MiB. {REMEDY}")
+            raise DataError(
+                f"{path}: {name.name} is not a plain file of at most {MAX_FILE_BYTES >> 20} "
+                "MiB. "
+                f"{REMEDY}"
+            )
         files[name.name] = stream.read()
         if len(files[name.name]) != member.size:
             raise DataError(f"{path}: {name.name} is truncated. {REMEDY}")
@@ -189,22 +231,30 @@ def _read_members(archive: tarfile.TarFile, path: Path) -> dict[str, bytes]:
 
 
 def parse_binary(content: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
-    """Images uint8 [M, 32, 32, 3] and labels int64 [M] of a binary batch: per image one label byte and PIXELS bytes."""
+    """Images uint8 [M, 32, 32, 3] and labels int64 [M] of a binary batch: per image one label byte
+    and PIXELS bytes.
+    """
     if not content or len(content) % (1 + PIXELS):
         raise DataError(
-            f"{where} has {len(content)} bytes, not a multiple of {1 + PIXELS}: truncated, or not CIFAR-10. {REMEDY}"
+            f"{where} has {len(content)} bytes, not a multiple of {1 + PIXELS}: truncated, or "
+            "not "
+            f"CIFAR-10. {REMEDY}"
         )
     records = np.frombuffer(content, np.uint8).reshape(-1, 1 + PIXELS)
     return _images(records[:, 1:]), _checked_labels(records[:, 0].astype(np.int64), where)
 
 
 def parse_pickle(content: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
-    """Images uint8 [M, 32, 32, 3] and labels int64 [M] of a python batch, a dict of `data` [M, PIXELS] and `labels`."""
+    """Images uint8 [M, 32, 32, 3] and labels int64 [M] of a python batch, a dict of `data` [M,
+    PIXELS] and `labels`.
+    """
     _check_opcodes(content, where)
     try:
         batch = _BatchUnpickler(content, where).load()
     except _BROKEN_PICKLE as error:
-        raise DataError(f"{where} is broken or truncated ({type(error).__name__}: {error}). {REMEDY}") from error
+        raise DataError(
+            f"{where} is broken or truncated ({type(error).__name__}: {error}). {REMEDY}"
+        ) from error
     if not isinstance(batch, dict):
         raise DataError(f"{where} holds no dictionary, so it is no CIFAR-10 batch. {REMEDY}")
     _check_name(batch.get(b"batch_label", batch.get("batch_label")), where)
@@ -212,7 +262,9 @@ def parse_pickle(content: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
     labels = batch.get(b"labels", batch.get("labels"))
     if not isinstance(data, _Array) or not isinstance(labels, list):
         raise DataError(
-            f"{where} lacks `data` or `labels`, so it is no CIFAR-10 batch (CIFAR-100 cannot be used). {REMEDY}"
+            f"{where} lacks `data` or `labels`, so it is no CIFAR-10 batch (CIFAR-100 cannot "
+            "be "
+            f"used). {REMEDY}"
         )
     if any(type(label) is not int or not 0 <= label < NUM_CLASSES for label in labels):
         raise DataError(f"{where} has a label outside 0 to {NUM_CLASSES - 1}. {REMEDY}")
@@ -223,13 +275,17 @@ def parse_pickle(content: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _check_name(label: object, where: str) -> None:
-    """Raise DataError where the batch calls itself another one than its file; it need not have a name."""
+    """Raise DataError where the batch calls itself another one than its file; it need not have a
+    name.
+    """
     wanted = BATCH_LABELS.get(where.rpartition(" ")[2])
     name = label.decode("latin1") if isinstance(label, bytes) else label
     if name is None or wanted in (None, name):
         return
     told = one_line(name) if isinstance(name, str) else type(name).__name__
-    raise DataError(f"{where} calls itself {told!r}, not {wanted!r}: batch files were exchanged. {REMEDY}")
+    raise DataError(
+        f"{where} calls itself {told!r}, not {wanted!r}: batch files were exchanged. {REMEDY}"
+    )
 
 
 def _images(pixels: np.ndarray) -> np.ndarray:
@@ -251,16 +307,24 @@ def _pixels(array: "_Array", where: str) -> np.ndarray:
     _, shape, kind, fortran, content = state
     if not isinstance(kind, _Dtype) or kind.name not in ("u1", b"u1", "uint8", b"uint8"):
         raise DataError(f"{where}: `data` does not hold unsigned bytes. {REMEDY}")
-    whole = isinstance(shape, tuple) and len(shape) == 2 and all(type(size) is int for size in shape)
+    whole = (
+        isinstance(shape, tuple) and len(shape) == 2 and all(type(size) is int for size in shape)
+    )
     if not whole or shape[0] < 1 or shape[1] != PIXELS:
-        raise DataError(f"{where}: `data` has shape {str(shape)[:60]}, not [images, {PIXELS}]. {REMEDY}")
+        raise DataError(
+            f"{where}: `data` has shape {str(shape)[:60]}, not [images, {PIXELS}]. {REMEDY}"
+        )
     if not isinstance(content, bytes) or len(content) != shape[0] * PIXELS:
-        raise DataError(f"{where}: `data` does not have the {shape[0]} x {PIXELS} bytes of its shape. {REMEDY}")
+        raise DataError(
+            f"{where}: `data` does not have the {shape[0]} x {PIXELS} bytes of its shape. {REMEDY}"
+        )
     return np.frombuffer(content, np.uint8).reshape(shape, order="F" if fortran else "C")
 
 
 class _Array:
-    """Stand-in for a numpy array: keeps (version, shape, dtype, fortran order, bytes) as the pickle has it."""
+    """Stand-in for a numpy array: keeps (version, shape, dtype, fortran order, bytes) as the pickle
+    has it.
+    """
 
     def __init__(self) -> None:
         self.state: object = None
@@ -292,12 +356,15 @@ def _no_bytes() -> bytes:
 
 
 class _BatchUnpickler(pickle.Unpickler):
-    """Unpickler of CIFAR-10 batches: the few names that they use become inert stand-ins, any other name is refused."""
+    """Unpickler of CIFAR-10 batches: the few names that they use become inert stand-ins, any other
+    name is refused.
+    """
 
     def __init__(self, content: bytes, where: str) -> None:
         super().__init__(io.BytesIO(content), encoding="bytes")
         self.where = where
-        self.allowance = len(content)  # characters that may still be encoded, so that a small file stays small
+        # characters that may still be encoded, so that a small file stays small
+        self.allowance = len(content)
         self.known: dict[tuple[str, str], Callable[..., object] | str] = {
             ("numpy.core.multiarray", "_reconstruct"): _new_array,
             ("numpy._core.multiarray", "_reconstruct"): _new_array,
@@ -312,7 +379,9 @@ class _BatchUnpickler(pickle.Unpickler):
         """The stand-in of a name; DataError for any name that a CIFAR-10 batch does not use."""
         if (module, name) not in self.known:
             raise DataError(
-                f"{self.where} asks for {f'{module}.{name}'[:100]}, which no CIFAR-10 batch does: not loaded. {REMEDY}"
+                f"{self.where} asks for {f'{module}.{name}'[:100]}, which no CIFAR-10 batch "
+                "does: "
+                f"not loaded. {REMEDY}"
             )
         return self.known[module, name]
 
@@ -325,14 +394,23 @@ class _BatchUnpickler(pickle.Unpickler):
 
 
 def _check_opcodes(content: bytes, where: str) -> None:
-    """Raise DataError for a stream that is not a pickle, or could make the unpickler reserve memory without data."""
+    """Raise DataError for a stream that is not a pickle, or could make the unpickler reserve memory
+    without data.
+    """
     try:
         for opcode, argument, _ in pickletools.genops(content):
             if opcode.name in _REFUSED_OPCODES:
                 raise DataError(
-                    f"{where} uses the pickle instruction {opcode.name}, which no CIFAR-10 batch does. {REMEDY}"
+                    f"{where} uses the pickle instruction {opcode.name}, which no CIFAR-10 "
+                    "batch "
+                    f"does. {REMEDY}"
                 )
             if opcode.name in _MEMO_OPCODES and not 0 <= int(argument or 0) <= MAX_MEMO:
-                raise DataError(f"{where} asks for {argument} memo entries, which no CIFAR-10 batch does. {REMEDY}")
+                raise DataError(
+                    f"{where} asks for {argument} memo entries, which no CIFAR-10 batch does. "
+                    f"{REMEDY}"
+                )
     except (ValueError, LookupError, OverflowError, MemoryError) as error:
-        raise DataError(f"{where} is broken or truncated, or no pickle ({str(error)[:100]}). {REMEDY}") from error
+        raise DataError(
+            f"{where} is broken or truncated, or no pickle ({str(error)[:100]}). {REMEDY}"
+        ) from error

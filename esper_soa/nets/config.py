@@ -1,4 +1,5 @@
-"""Settings of the host networks and their data, and the slot table that follows from them. Needs no torch.
+"""Settings of the host networks and their data, and the slot table that follows from them. Needs no
+torch.
 
 The numbers behind a default are its range.
 """
@@ -10,7 +11,17 @@ from typing import NamedTuple
 
 from esper_soa.errors import SettingError, check
 from esper_soa.paths import user_path
-from esper_soa.ranges import COUNT, RULE, WEIGHT, check_fields, choice, choices, number, numbers, word
+from esper_soa.ranges import (
+    COUNT,
+    RULE,
+    WEIGHT,
+    check_fields,
+    choice,
+    choices,
+    number,
+    numbers,
+    word,
+)
 from esper_soa.registry import BLUEPRINT, HOST, is_reference, name_in
 from esper_soa.vocabulary import BLUEPRINT_NAMES, CNN_BLUEPRINTS
 
@@ -25,7 +36,13 @@ NPZ = ".npz"  # how a file of own images ends
 LAYOUTS = ("nhwc", "nchw")
 RESIZES = ("auto", "pad", "scale", "stretch")
 VAL_PARTS = ("unused", "train", "for_test")
-PREPARATION = ("layout", "resize", "val", "mean", "std")  # settings of DataConfig that only own images heed
+PREPARATION = (
+    "layout",
+    "resize",
+    "val",
+    "mean",
+    "std",
+)  # settings of DataConfig that only own images heed
 
 
 @dataclass
@@ -39,7 +56,8 @@ class TaskConfig:
     num_blocks: int = number(3, 2, 13)  # convolution, batch norm, ReLU each
     kernel_size: int = number(3, 1, IMAGE_SIZE - 1, note="odd")  # of the convolutions, pixels
     num_pools: int = number(3, 0, MAX_POOLS)  # the first num_pools blocks end in a 2x2 max pool
-    num_classes: int = number(10, 2, 100_000)  # outputs of the classifier, at least those of the data
+    # Outputs of the classifier, at least those of the data.
+    num_classes: int = number(10, 2, 100_000)
     host_lr: float = number(0.01, 0, 1000, "(]")  # learning rate of the host
     seed_lr: float = number(0.01, 0, 1000, "(]")  # of its seeds
     # Of both over an episode: as they are, or from there to 0 along half a cosine.
@@ -48,23 +66,37 @@ class TaskConfig:
     weight_decay: float = number(5e-4, 0, 1000)  # of the host; seeds have none
     # Gradient norm per env for the host, per env and slot for seeds.
     max_grad_norm: float = number(1.0, 0, WEIGHT, note="0 = no clipping")
-    gradient_stride: int = number(10, 1, COUNT)  # optimiser steps between two measurements of seed gradients
+    # Optimiser steps between two measurements of seed gradients.
+    gradient_stride: int = number(10, 1, COUNT)
     # Those that may be germinated; users' own take the codes from 13 on, in this order.
     blueprints: list[str] = choices(CNN_BLUEPRINT_NAMES, CNN_BLUEPRINT_NAMES, own=BLUEPRINT)
 
     def __post_init__(self) -> None:
         check_fields("task.", self)
         check(self.kernel_size % 2 == 1, "task.kernel_size", self.kernel_size, "odd")
-        check(self.num_pools <= self.num_blocks, "task.num_pools", self.num_pools,
-              f"at most task.num_blocks={self.num_blocks}")  # fmt: skip
+        check(
+            self.num_pools <= self.num_blocks,
+            "task.num_pools",
+            self.num_pools,
+            f"at most task.num_blocks={self.num_blocks}",
+        )
         last = self.channels(self.num_blocks - 1)
-        check(last <= MAX_CHANNELS, "task.num_blocks", self.num_blocks,
-              f"so small that the last block has at most {MAX_CHANNELS} channels, not {last}",
-              f"Or lower task.base_channels={self.base_channels}.")  # fmt: skip
+        check(
+            last <= MAX_CHANNELS,
+            "task.num_blocks",
+            self.num_blocks,
+            f"so small that the last block has at most {MAX_CHANNELS} channels, not {last}",
+            f"Or lower task.base_channels={self.base_channels}.",
+        )
         names = [name_in(name) for name in blueprint_names(self.blueprints)]
         for reference in filter(is_reference, self.blueprints):
-            check(names.count(name_in(reference)) == 1, "task.blueprints", reference,
-                  "of another name than every other blueprint", "Records call a blueprint by its name.")  # fmt: skip
+            check(
+                names.count(name_in(reference)) == 1,
+                "task.blueprints",
+                reference,
+                "of another name than every other blueprint",
+                "Records call a blueprint by its name.",
+            )
 
     @property
     def host_name(self) -> str:
@@ -85,14 +117,17 @@ class TaskConfig:
 
 
 def blueprint_names(offered: Sequence[str]) -> tuple[str, ...]:
-    """What settings call the blueprints, by code: those of the package, then users' own in the order of `offered`."""
+    """What settings call the blueprints, by code: those of the package, then users' own in the
+    order of `offered`.
+    """
     return (*BLUEPRINT_NAMES, *filter(is_reference, offered))
 
 
 def lr_factor(schedule: str, step: int, num_steps: int) -> float:
     """What the learning rates of env-step `step` (from 0) of `num_steps` are multiplied by.
 
-    cosine: (1 + cos(pi step / num_steps)) / 2, from 1 to nearly 0 (Loshchilov and Hutter 2017, without restarts).
+    cosine: (1 + cos(pi step / num_steps)) / 2, from 1 to nearly 0 (Loshchilov and Hutter 2017,
+    without restarts).
     """
     return 1.0 if schedule == "constant" else (1 + math.cos(math.pi * step / num_steps)) / 2
 
@@ -101,29 +136,38 @@ def lr_factor(schedule: str, step: int, num_steps: int) -> float:
 class DataConfig:
     """Which images, from where, and how an env-step draws them (runtime.md 2)."""
 
-    # auto: what root holds, CIFAR-10 or an .npz, and without root the embedded fashion32; npz: own images from the file
-    # root; given: own images that a program hands over.
+    # auto: what root holds, CIFAR-10 or an .npz, and without root the embedded fashion32; npz: own
+    # images from the file root; given: own images that a program hands over.
     name: str = choice("auto", DATASETS)
-    # Folder or archive of CIFAR-10 (cifar-10-batches-py, -bin, or the .tar.gz), or an .npz of own images; "" = none.
+    # Folder or archive of CIFAR-10 (cifar-10-batches-py, -bin, or the .tar.gz), or an .npz of own
+    # images; "" = none.
     root: str = ""
     augment: bool = True  # random crop with padding 4 and horizontal flip, training only
     split: bool = False  # the reference's rule: one pass over the data set is split over the envs
     synthetic_train: int = number(512, 1, 1_000_000)  # images of the synthetic set
     synthetic_test: int = number(256, 1, 1_000_000)  # of its test part
-    # Of own images, where each has several channels: nhwc has them last, nchw before height and width.
+    # Of own images, where each has several channels: nhwc has them last, nchw before height and
+    # width.
     layout: str = choice("nhwc", LAYOUTS)
-    resize: str = choice("auto", RESIZES)  # how own images come to have 32x32 pixels; the rules stand in nets/fit.py
-    # What the part val_ of an .npz is for: nothing, more training images, or test images in place of those of test_.
+    # How own images come to have 32x32 pixels; the rules stand in nets/fit.py.
+    resize: str = choice("auto", RESIZES)
+    # What the part val_ of an .npz is for: nothing, more training images, or test images in place
+    # of those of test_.
     val: str = choice("unused", VAL_PARTS)
-    # Of values in [0, 1], to normalise own images by: one, or one per channel; [] = that of the training images.
+    # Of values in [0, 1], to normalise own images by: one, or one per channel; [] = that of the
+    # training images.
     mean: list[float] = numbers((), 0, 1, least=0)
     std: list[float] = numbers((), 0.001, 10, least=0)  # as mean, and given with it
 
     def __post_init__(self) -> None:
         check_fields("data.", self)
-        check(not self.root or self.name in ("auto", "cifar10", "npz"), "data.root", self.root,
-              f"empty with data.name={self.name}",
-              "Take data.name=cifar10 or data.name=npz for the files there.")  # fmt: skip
+        check(
+            not self.root or self.name in ("auto", "cifar10", "npz"),
+            "data.root",
+            self.root,
+            f"empty with data.name={self.name}",
+            "Take data.name=cifar10 or data.name=npz for the files there.",
+        )
         user_path("data.root", self.root)
         check_statistics("data.", self.mean, self.std)
         if not self.own:
@@ -136,31 +180,58 @@ class DataConfig:
 
 
 def check_preparation(path: str, given: Mapping[str, object]) -> None:
-    """Raise SettingError, with `path` before the setting's name, for a value that a setting of PREPARATION refuses."""
-    rules = {item.name: item.metadata[RULE] for item in fields(DataConfig) if item.name in PREPARATION}
+    """Raise SettingError, with `path` before the setting's name, for a value that a setting of
+    PREPARATION refuses.
+    """
+    rules = {
+        item.name: item.metadata[RULE] for item in fields(DataConfig) if item.name in PREPARATION
+    }
     for setting, value in given.items():
-        check(setting in rules, path + setting, value, "left out: there is no such setting",
-              "There are " + ", ".join(PREPARATION) + ".")  # fmt: skip
+        check(
+            setting in rules,
+            path + setting,
+            value,
+            "left out: there is no such setting",
+            "There are " + ", ".join(PREPARATION) + ".",
+        )
         rules[setting].check(path + setting, value)
 
 
 def check_statistics(path: str, mean: Sequence[float], std: Sequence[float]) -> None:
-    """Raise SettingError where mean and deviation are not both of one or three channels, or both left out."""
-    check(len(mean) in (0, 1, 3), f"{path}mean", list(mean), "empty, one number, or one for each of 3 channels")
-    check(len(std) == len(mean), f"{path}std", list(std), f"as many numbers as {path}mean={list(mean)}",
-          "Give both or neither.")  # fmt: skip
+    """Raise SettingError where mean and deviation are not both of one or three channels, or both
+    left out.
+    """
+    check(
+        len(mean) in (0, 1, 3),
+        f"{path}mean",
+        list(mean),
+        "empty, one number, or one for each of 3 channels",
+    )
+    check(
+        len(std) == len(mean),
+        f"{path}std",
+        list(std),
+        f"as many numbers as {path}mean={list(mean)}",
+        "Give both or neither.",
+    )
 
 
 def _check_unheeded(cfg: DataConfig) -> None:
     """Raise SettingError for a setting that the images of `cfg` would not heed."""
     for item in fields(cfg):
         value = vars(cfg)[item.name]
-        check(item.name not in PREPARATION or value in ([], item.default), f"data.{item.name}", value,
-              f"left out with data.name={cfg.name}", f"It is for own images: data.root=mine{NPZ}")  # fmt: skip
+        check(
+            item.name not in PREPARATION or value in ([], item.default),
+            f"data.{item.name}",
+            value,
+            f"left out with data.name={cfg.name}",
+            f"It is for own images: data.root=mine{NPZ}",
+        )
 
 
 class SubsetRows(NamedTuple):
-    """Subsets to validate, beside the few that rewards need, where more seeds than subsets.EXACT_SLOTS are ablated.
+    """Subsets to validate, beside the few that rewards need, where more seeds than
+    subsets.EXACT_SLOTS are ablated.
 
     Of a code only the bits of ablated seeds count.
     """
@@ -173,7 +244,9 @@ DEFAULT_ROWS = SubsetRows()
 
 
 class SlotSpec(NamedTuple):
-    """Place of a seed slot in the host: row 0 before the pool of its block (after ReLU), row 1 after it."""
+    """Place of a seed slot in the host: row 0 before the pool of its block (after ReLU), row 1
+    after it.
+    """
 
     name: str
     row: int
@@ -184,23 +257,35 @@ class SlotSpec(NamedTuple):
 
 
 def host_slots(task: TaskConfig) -> tuple[SlotSpec, ...]:
-    """Every slot that the host offers, row-major (r0c0, r0c1, ..., r1c0, ...), which is the order of actions."""
+    """Every slot that the host offers, row-major (r0c0, r0c1, ..., r1c0, ...), which is the order
+    of actions.
+    """
 
     def slot(row: int, block: int, size: int) -> SlotSpec:
-        return SlotSpec(f"r{row}c{block}", row, block, task.channels(block), size, block / (task.num_blocks - 1))
+        return SlotSpec(
+            f"r{row}c{block}", row, block, task.channels(block), size, block / (task.num_blocks - 1)
+        )
 
     blocks = range(task.num_blocks)
     row0 = [slot(0, block, task.size(block)) for block in blocks]
-    return (*row0, *(slot(1, block, task.size(block + 1)) for block in blocks if task.pooled(block)))
+    return (
+        *row0,
+        *(slot(1, block, task.size(block + 1)) for block in blocks if task.pooled(block)),
+    )
 
 
 def named_slots(task: TaskConfig, names: list[str]) -> list[str]:
-    """`names` of slots as they are, or the first of the host where they are one number; raises SettingError."""
+    """`names` of slots as they are, or the first of the host where they are one number; raises
+    SettingError.
+    """
     if len(names) != 1 or not names[0].isdecimal():
         return names
     if is_reference(task.host):
-        raise SettingError("slots", names[0], f"a list of slots of {task.host_name}, a host of your own")
-    offered, count = host_slots(task), int(names[0])
+        raise SettingError(
+            "slots", names[0], f"a list of slots of {task.host_name}, a host of your own"
+        )
+    offered = host_slots(task)
+    count = int(names[0])
     check(
         1 <= count <= len(offered),
         "slots",
@@ -215,13 +300,15 @@ def enabled_slots(
 ) -> tuple[SlotSpec, ...]:
     """Slots of the run in row-major order; `names` may come in any order.
 
-    offered: those of a host that the settings do not describe. Raises SettingError for an empty list, a repeated name,
-    or a name that the host does not have.
+    offered: those of a host that the settings do not describe. Raises SettingError for an empty
+    list, a repeated name, or a name that the host does not have.
     """
     offered = host_slots(task) if offered is None else offered
     allowed = ", ".join(spec.name for spec in offered)
     if not names:
-        raise SettingError("slots", names, f"a non-empty list of slots of {task.host_name}: {allowed}")
+        raise SettingError(
+            "slots", names, f"a non-empty list of slots of {task.host_name}: {allowed}"
+        )
     if len(set(names)) != len(names):
         raise SettingError("slots", names, "without repetition", "Name every slot once.")
     unknown = [name for name in names if name not in {spec.name for spec in offered}]

@@ -1,8 +1,10 @@
-"""Draws batches from an image set that is resident on the device: which images, in which order, how augmented.
+"""Draws batches from an image set that is resident on the device: which images, in which order, how
+augmented.
 
-Given an ImageSet and one random stream per env, it returns batches for many envs at once, without a loop over envs or
-a copy to the host. What env i gets depends only on its own stream and on how many samples it has drawn. env/world.py
-makes feeds for the engine (engine.py), with the function by which that cuts images.
+Given an ImageSet and one random stream per env, it returns batches for many envs at once, without a
+loop over envs or a copy to the host. What env i gets depends only on its own stream and on how many
+samples it has drawn. env/world.py makes feeds for the engine (engine.py), with the function by
+which that cuts images.
 """
 
 from collections.abc import Callable
@@ -32,12 +34,15 @@ class ImageCrops(NamedTuple):
     """Images that are still to be cut from a bank."""
 
     bank: "ImageBank"
-    first: Tensor  # int64 [n, B]: bytes of the bank at which they begin; n = 1 where networks share them
+    # Int64 [n, B]: bytes of the bank at which they begin; n = 1 where networks share them.
+    first: Tensor
     labels: Tensor  # int64 [n, B]; -1 does not count
 
 
 class ImageBank(NamedTuple):
-    """Images as batches are cut from them: every line holds its red, then its green, then its blue values."""
+    """Images as batches are cut from them: every line holds its red, then its green, then its blue
+    values.
+    """
 
     lines: Tensor  # uint8 [M, H, 3, W]
     labels: Tensor  # int64 [D]
@@ -51,24 +56,39 @@ ImageCutter = Callable[[ImageCrops, torch.dtype], Tensor]
 
 
 def training_bank(images: ImageSet) -> ImageBank:
-    """Bank of the padded training images [2 D, 40, 3, 40]: all, then all mirrored (9.6 kB per image)."""
+    """Bank of the padded training images [2 D, 40, 3, 40]: all, then all mirrored (9.6 kB per
+    image).
+    """
     lines = images.train_images.permute(0, 1, 3, 2)
     padded = F.pad(lines, (PADDING, PADDING, 0, 0, PADDING, PADDING))
-    return ImageBank(torch.cat((padded, padded.flip(3))), images.train_labels, *_normalisation(images))
+    return ImageBank(
+        torch.cat((padded, padded.flip(3))), images.train_labels, *_normalisation(images)
+    )
 
 
 def evaluation_bank(images: ImageSet) -> ImageBank:
     """Bank of the test images [V, 32, 3, 32]."""
-    return ImageBank(images.test_images.permute(0, 1, 3, 2).contiguous(), images.test_labels, *_normalisation(images))
+    return ImageBank(
+        images.test_images.permute(0, 1, 3, 2).contiguous(),
+        images.test_labels,
+        *_normalisation(images),
+    )
 
 
 def _normalisation(images: ImageSet) -> tuple[Tensor, Tensor, Tensor]:
-    """Scale and offset [3] that turn bytes into (value in [0, 1] - mean) / std, and what they make of every byte."""
+    """Scale and offset [3] that turn bytes into (value in [0, 1] - mean) / std, and what they make
+    of every byte.
+    """
     mean = torch.tensor(images.mean, dtype=torch.float64)
     std = torch.tensor(images.std, dtype=torch.float64)
     device = images.train_images.device
-    scale, offset = (1 / (255 * std)).float().to(device), (-mean / std).float().to(device)
-    return scale, offset, torch.arange(256.0, device=device).mul(scale[:, None]).add(offset[:, None])
+    scale = (1 / (255 * std)).float().to(device)
+    offset = (-mean / std).float().to(device)
+    return (
+        scale,
+        offset,
+        torch.arange(256.0, device=device).mul(scale[:, None]).add(offset[:, None]),
+    )
 
 
 def check_work(images: ImageSet, train_samples: int, val_samples: int) -> None:
@@ -78,40 +98,63 @@ def check_work(images: ImageSet, train_samples: int, val_samples: int) -> None:
         ("val_samples", val_samples, len(images.test_images), "test"),
     ):
         check(value >= 1, setting, value, "at least 1")
-        check(value <= available, setting, value, f"at most {available}, the {kind} images of {images.name}",
-              f"Lower {setting}, or choose a larger data set with data.name and data.root.")  # fmt: skip
+        check(
+            value <= available,
+            setting,
+            value,
+            f"at most {available}, the {kind} images of {images.name}",
+            f"Lower {setting}, or choose a larger data set with data.name and data.root.",
+        )
 
 
 def check_classes(images: ImageSet, num_classes: int) -> None:
-    """Raise SettingError where the hosts have fewer classes than the images, or not those of own images."""
+    """Raise SettingError where the hosts have fewer classes than the images, or not those of own
+    images.
+    """
     if images.num_classes is not None:
-        check(num_classes == images.num_classes, "task.num_classes", num_classes,
-              f"{images.num_classes}, the classes of {images.name}",
-              f"Give task.num_classes={images.num_classes}.")  # fmt: skip
+        check(
+            num_classes == images.num_classes,
+            "task.num_classes",
+            num_classes,
+            f"{images.num_classes}, the classes of {images.name}",
+            f"Give task.num_classes={images.num_classes}.",
+        )
     found = 1 + max(int(labels.max()) for labels in (images.train_labels, images.test_labels))
-    check(num_classes >= found, "task.num_classes", num_classes, f"at least {found}, the classes of {images.name}")
+    check(
+        num_classes >= found,
+        "task.num_classes",
+        num_classes,
+        f"at least {found}, the classes of {images.name}",
+    )
 
 
 class OrderBook:
-    """Order in which every env draws training images: random permutations of all of them, one pass after another.
+    """Order in which every env draws training images: random permutations of all of them, one pass
+    after another.
 
-    Holds the permutations of one pass, int32 [n, D], made by sorting, as all envs are in the same pass. Those of a run
-    whose envs come to more than HELD elements are never made: they are others, of which the places that are drawn can
-    be looked up (permutation.py). Which of both it is depends on the sizes of the run alone, and what is drawn then on
-    the keys and the position.
+    Holds the permutations of one pass, int32 [n, D], made by sorting, as all envs are in the same
+    pass. Those of a run whose envs come to more than HELD elements are never made: they are others,
+    of which the places that are drawn can be looked up (permutation.py). Which of both it is
+    depends on the sizes of the run alone, and what is drawn then on the keys and the position.
     """
 
     def __init__(self, keys: Tensor, dataset_size: int, num_envs: int) -> None:
-        """keys: int64 [n], stream_keys(seed, DATA_ORDER, (round,), envs). num_envs: of the run, n of them or more."""
-        self.keys, self.dataset_size = keys, dataset_size
+        """keys: int64 [n], stream_keys(seed, DATA_ORDER, (round,), envs). num_envs: of the run, n
+        of them or more.
+        """
+        self.keys = keys
+        self.dataset_size = dataset_size
         self.held = num_envs * dataset_size <= HELD
         self.pass_number = -1
         self.order = torch.empty(0)
 
     def draw(self, start: int, count: int) -> Tensor:
-        """Training images int64 [n, count] of an env that has drawn `start` images before; may span passes."""
+        """Training images int64 [n, count] of an env that has drawn `start` images before; may span
+        passes.
+        """
         parts = []
-        position, end = start, start + count
+        position = start
+        end = start + count
         while position < end:
             pass_number, first = divmod(position, self.dataset_size)
             last = min(self.dataset_size, first + end - position)
@@ -122,7 +165,8 @@ class OrderBook:
     def _columns(self, pass_number: int, columns: slice) -> Tensor:
         if self.held:
             return self._pass(pass_number)[:, columns]
-        keys, places = fold(self.keys, pass_number), torch.arange(columns.start, columns.stop, device=self.keys.device)
+        keys = fold(self.keys, pass_number)
+        places = torch.arange(columns.start, columns.stop, device=self.keys.device)
         parts = keys.split(max(1, SORT_ELEMENTS // len(places)))
         return torch.cat([permuted(part, places, self.dataset_size).int() for part in parts])
 
@@ -137,12 +181,23 @@ def shuffled(keys: Tensor, size: int) -> Tensor:
     """One random permutation of 0 to size - 1 per key: int32 [n, size], by sorting hashes."""
     members = torch.arange(size, device=keys.device)
     parts = keys.split(max(1, SORT_ELEMENTS // size))
-    return torch.cat([fold(part[:, None], members).argsort(dim=1, stable=True).int() for part in parts])
+    return torch.cat(
+        [fold(part[:, None], members).argsort(dim=1, stable=True).int() for part in parts]
+    )
 
 
-def validation_order(num_test: int, val_samples: int, seed: int, device: torch.device | str = "cpu") -> Tensor:
-    """The test images int64 [V] on which every env is measured: the first of one fixed shuffle per seed."""
-    check(1 <= val_samples <= num_test, "val_samples", val_samples, f"between 1 and {num_test}, the test images")
+def validation_order(
+    num_test: int, val_samples: int, seed: int, device: torch.device | str = "cpu"
+) -> Tensor:
+    """The test images int64 [V] on which every env is measured: the first of one fixed shuffle per
+    seed.
+    """
+    check(
+        1 <= val_samples <= num_test,
+        "val_samples",
+        val_samples,
+        f"between 1 and {num_test}, the test images",
+    )
     key = stream_keys(seed, VALIDATION_SET, (), torch.zeros(1, dtype=torch.int64, device=device))
     return shuffled(key, num_test)[0, :val_samples].long()
 
@@ -159,28 +214,56 @@ class Split(NamedTuple):
 
 def split_sizes(images: ImageSet, batch_size: int, num_envs: int) -> Split:
     """Shares by the reference's rule: T = B * floor(D / (B N)); SettingError where that is 0."""
-    num_train, num_test, together = len(images.train_images), len(images.test_images), batch_size * num_envs
-    check(num_train >= together, "envs", num_envs,
-          f"at most {num_train // batch_size} with data.split=true, so that the {num_train} training images of "
-          f"{images.name} give every env a batch of {batch_size}",
-          "Lower envs or batch_size, or set data.split=false.")  # fmt: skip
+    num_train = len(images.train_images)
+    num_test = len(images.test_images)
+    together = batch_size * num_envs
+    check(
+        num_train >= together,
+        "envs",
+        num_envs,
+        f"at most {num_train // batch_size} with data.split=true, so that the {num_train} "
+        "training images of "
+        f"{images.name} give every env a batch of {batch_size}",
+        "Lower envs or batch_size, or set data.split=false.",
+    )
     whole, rest = divmod(num_test, together)
     num_batches = num_train // together
-    return Split(num_envs, batch_size, num_batches, batch_size * num_batches, whole * batch_size + -(-rest // num_envs))
+    return Split(
+        num_envs,
+        batch_size,
+        num_batches,
+        batch_size * num_batches,
+        whole * batch_size + -(-rest // num_envs),
+    )
 
 
 def check_split(images: ImageSet, num_envs: int, num_batches: int, accumulate: int) -> None:
-    """Raise SettingError where an env would have no test image of its own, or batches for no whole optimiser steps."""
-    check(num_batches % accumulate == 0, "accumulate", accumulate,
-          f"a divisor of {num_batches}, the batches per env-step that data.split=true gives an env")  # fmt: skip
+    """Raise SettingError where an env would have no test image of its own, or batches for no whole
+    optimiser steps.
+    """
+    check(
+        num_batches % accumulate == 0,
+        "accumulate",
+        accumulate,
+        f"a divisor of {num_batches}, the batches per env-step that data.split=true gives an env",
+    )
     num_test = len(images.test_images)
-    check(num_test >= num_envs, "envs", num_envs,
-          f"at most {num_test} with data.split=true, so that the test images of {images.name} give every env one",
-          "Lower envs, or set data.split=false.")  # fmt: skip
+    check(
+        num_test >= num_envs,
+        "envs",
+        num_envs,
+        (
+            f"at most {num_test} with data.split=true, so that the test images of {images.name} "
+            "give "
+            "every env one"
+        ),
+        "Lower envs, or set data.split=false.",
+    )
 
 
 def split_training_order(key: Tensor, dataset_size: int, pass_number: int, split: Split) -> Tensor:
-    """Training images int64 [N, T] of one env-step: one shuffled pass, of whose every B*N images env i takes chunk i.
+    """Training images int64 [N, T] of one env-step: one shuffled pass, of whose every B*N images
+    env i takes chunk i.
 
     key: int64 [1], shared by all envs; an env-step is one pass, the rest of the images is dropped.
     """
@@ -189,15 +272,20 @@ def split_training_order(key: Tensor, dataset_size: int, pass_number: int, split
     return used.view(split.num_batches, split.num_envs, split.batch_size).transpose(0, 1).flatten(1)
 
 
-def split_validation_order(num_test: int, split: Split, device: torch.device | str = "cpu") -> Tensor:
-    """Test images int64 [N, val_samples]: every env has its own fixed ones, -1 where it has one less than others.
+def split_validation_order(
+    num_test: int, split: Split, device: torch.device | str = "cpu"
+) -> Tensor:
+    """Test images int64 [N, val_samples]: every env has its own fixed ones, -1 where it has one
+    less than others.
 
     Every B*N images in their order are cut into N chunks as torch.tensor_split does.
     """
     together = split.batch_size * split.num_envs
     whole, rest = divmod(num_test, together)
     envs = torch.arange(split.num_envs, device=device)[:, None]
-    order = torch.arange(whole * together, device=device).view(whole, split.num_envs, split.batch_size)
+    order = torch.arange(whole * together, device=device).view(
+        whole, split.num_envs, split.batch_size
+    )
     size, longer = divmod(rest, split.num_envs)
     column = torch.arange(split.val_samples - whole * split.batch_size, device=device)
     place = whole * together + envs * size + envs.clamp(max=longer) + column
@@ -207,7 +295,8 @@ def split_validation_order(num_test: int, split: Split, device: torch.device | s
 
 def cut_images(crops: ImageCrops, dtype: torch.dtype) -> Tensor:
     """Normalised images [B, n*3, 32, 32] in channels_last; channel = env * 3 + colour."""
-    bank, first = crops.bank, crops.first.T
+    bank = crops.bank
+    first = crops.first.T
     batch_size, num_envs = first.shape
     _, line, colour, _ = bank.lines.stride()
     lines = torch.arange(0, IMAGE_SIZE * line, line, device=first.device)[:, None, None]
@@ -215,7 +304,9 @@ def cut_images(crops: ImageCrops, dtype: torch.dtype) -> Tensor:
     starts = first[:, None, :, None] + lines + colours
     every_start = bank.lines.as_strided((bank.lines.numel() - IMAGE_SIZE + 1, IMAGE_SIZE), (1, 1))
     cut = every_start.index_select(0, starts.flatten())
-    return _finished(cut.view(batch_size, IMAGE_SIZE, num_envs * IMAGE_CHANNELS, IMAGE_SIZE), bank, dtype)
+    return _finished(
+        cut.view(batch_size, IMAGE_SIZE, num_envs * IMAGE_CHANNELS, IMAGE_SIZE), bank, dtype
+    )
 
 
 def cut_batch(
@@ -225,12 +316,15 @@ def cut_batch(
     return cut(crops, dtype), crops.labels.T
 
 
-def training_crops(bank: ImageBank, indices: Tensor, keys: Tensor, start: int | Tensor, augment: bool) -> ImageCrops:
+def training_crops(
+    bank: ImageBank, indices: Tensor, keys: Tensor, start: int | Tensor, augment: bool
+) -> ImageCrops:
     """Training images that are still to be cut.
 
-    bank: training_bank. indices: int64 [n, B], images per env. keys: int64 [n], stream_keys(seed, AUGMENTATION,
-    (round,), envs). start: samples that each env has drawn before. augment: take a random one of the crops of the
-    image with PADDING black pixels around it, mirrored in half of the cases; otherwise the image as it is.
+    bank: training_bank. indices: int64 [n, B], images per env. keys: int64 [n], stream_keys(seed,
+    AUGMENTATION, (round,), envs). start: samples that each env has drawn before. augment: take a
+    random one of the crops of the image with PADDING black pixels around it, mirrored in half of
+    the cases; otherwise the image as it is.
     """
     if augment:
         samples = start + torch.arange(indices.shape[1], device=indices.device)
@@ -242,7 +336,9 @@ def training_crops(bank: ImageBank, indices: Tensor, keys: Tensor, start: int | 
 
 
 def _crop_start(crop: Tensor, dataset_size: int) -> Tensor:
-    """Bytes from the start of a padded image to that of its crop 0 to NUM_CROPS - 1: mirrored, top, left, in base 9."""
+    """Bytes from the start of a padded image to that of its crop 0 to NUM_CROPS - 1: mirrored, top,
+    left, in base 9.
+    """
     left = crop % NUM_SHIFTS
     top = crop // NUM_SHIFTS % NUM_SHIFTS
     mirrored = crop // NUM_SHIFTS**2
@@ -255,17 +351,30 @@ def evaluation_crops(bank: ImageBank, indices: Tensor) -> ImageCrops:
     bank: evaluation_bank. indices: int64 [n, b], images per env; n = 1 where all envs share them.
     """
     valid = indices.clamp(min=0)
-    return ImageCrops(bank, valid * bank.lines.stride(0), torch.where(indices < 0, -1, bank.labels[valid]))
+    return ImageCrops(
+        bank, valid * bank.lines.stride(0), torch.where(indices < 0, -1, bank.labels[valid])
+    )
 
 
 def _finished(lines: Tensor, bank: ImageBank, dtype: torch.dtype) -> Tensor:
-    """Normalised images [B, n*3, 32, 32] in channels_last from bytes [B, 32, n*3, 32] (y, env and colour, x)."""
+    """Normalised images [B, n*3, 32, 32] in channels_last from bytes [B, 32, n*3, 32] (y, env and
+    colour, x).
+    """
     batch_size, _, channels, _ = lines.shape
     exact = torch.promote_types(dtype, torch.float32)
-    values = lines.transpose(2, 3).contiguous().to(exact).view(batch_size, IMAGE_SIZE, IMAGE_SIZE * channels)
+    values = (
+        lines.transpose(2, 3)
+        .contiguous()
+        .to(exact)
+        .view(batch_size, IMAGE_SIZE, IMAGE_SIZE * channels)
+    )
     repeats = IMAGE_SIZE * channels // IMAGE_CHANNELS
-    normalised = values.mul_(bank.scale.to(exact).repeat(repeats)).add_(bank.offset.to(exact).repeat(repeats))
-    return normalised.to(dtype).view(batch_size, IMAGE_SIZE, IMAGE_SIZE, channels).permute(0, 3, 1, 2)
+    normalised = values.mul_(bank.scale.to(exact).repeat(repeats)).add_(
+        bank.offset.to(exact).repeat(repeats)
+    )
+    return (
+        normalised.to(dtype).view(batch_size, IMAGE_SIZE, IMAGE_SIZE, channels).permute(0, 3, 1, 2)
+    )
 
 
 class EnvStepBatches(NamedTuple):
@@ -281,7 +390,9 @@ class EnvStepBatches(NamedTuple):
     cut: ImageCutter = cut_images
 
     def batch(self, envs: Tensor, index: int) -> tuple[Tensor, Tensor]:
-        """Images [B, n*3, 32, 32] (channels_last) and labels [B, n] of batch `index` for env numbers `envs` [n]."""
+        """Images [B, n*3, 32, 32] (channels_last) and labels [B, n] of batch `index` for env
+        numbers `envs` [n].
+        """
         return cut_batch(self.crops(envs, index), self.dtype, self.cut)
 
     def crops(self, envs: Tensor, index: int) -> ImageCrops:
@@ -296,12 +407,16 @@ class EnvStepBatches(NamedTuple):
 
 
 class CountedBatches:
-    """Training batches of one env-step whose number is a counter on the device: `next_` is the same work every time."""
+    """Training batches of one env-step whose number is a counter on the device: `next_` is the same
+    work every time.
+    """
 
     def __init__(self, feed: EnvStepBatches, envs: Tensor) -> None:
         self.feed = feed
-        self.order, self.keys = feed.order[envs], feed.keys[envs]
-        self.drawn = torch.zeros(1, dtype=torch.int64, device=envs.device)  # images of this env-step, so far
+        self.order = feed.order[envs]
+        self.keys = feed.keys[envs]
+        # images of this env-step, so far
+        self.drawn = torch.zeros(1, dtype=torch.int64, device=envs.device)
         self.start = torch.full_like(self.drawn, feed.start)
 
     def buffers(self) -> list[Tensor]:
@@ -312,7 +427,8 @@ class CountedBatches:
         """Images [B, n*3, 32, 32] (channels_last) and labels [B, n] of the next batch."""
         feed = self.feed
         places = self.drawn + torch.arange(feed.batch_size, device=self.drawn.device)
-        indices, start = self.order.index_select(1, places), self.start + self.drawn
+        indices = self.order.index_select(1, places)
+        start = self.start + self.drawn
         crops = training_crops(feed.bank, indices, self.keys, start, feed.augment)
         self.drawn += feed.batch_size
         return cut_batch(crops, feed.dtype, feed.cut)
@@ -327,9 +443,13 @@ class ValidationImages(NamedTuple):
     cut: ImageCutter = cut_images
 
     def batches(self, envs: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
-        """Images [b, 3 or n*3, 32, 32] (channels_last) and labels [b, 1 or n], at most `size` at a time."""
+        """Images [b, 3 or n*3, 32, 32] (channels_last) and labels [b, 1 or n], at most `size` at a
+        time.
+        """
         parts = self._order(envs).split(size, dim=1)
-        return [cut_batch(evaluation_crops(self.bank, part), self.dtype, self.cut) for part in parts]
+        return [
+            cut_batch(evaluation_crops(self.bank, part), self.dtype, self.cut) for part in parts
+        ]
 
     def crops(self, envs: Tensor) -> ImageCrops:
         """The images of all `batches`, uncut [1 or n, V]."""

@@ -1,7 +1,9 @@
-"""The image sets: CIFAR-10 from files, the embedded fashion32, a synthetic one, own images; each whole on the device.
+"""The image sets: CIFAR-10 from files, the embedded fashion32, a synthetic one, own images; each
+whole on the device.
 
-Given the DataConfig, `load_images` returns an ImageSet that says what it is and why it was taken. Called once per run
-by the trainer; esper_soa/nets/data.py draws batches from it. Own images come from image_preparation.py.
+Given the DataConfig, `load_images` returns an ImageSet that says what it is and why it was taken.
+Called once per run by the trainer; esper_soa/nets/data.py draws batches from it. Own images come
+from image_preparation.py.
 """
 
 import hashlib
@@ -16,7 +18,14 @@ from torch import Tensor
 from esper_soa.errors import SettingError, one_line
 from esper_soa.nets.cifar import read_cifar10
 from esper_soa.nets.config import NPZ, PREPARATION, DataConfig
-from esper_soa.nets.image_preparation import OwnFile, OwnImages, Preparation, Statistics, count_npz, read_npz
+from esper_soa.nets.image_preparation import (
+    OwnFile,
+    OwnImages,
+    Preparation,
+    Statistics,
+    count_npz,
+    read_npz,
+)
 from esper_soa.nets.streams import fold, uniform
 
 FASHION32_FILE = Path(__file__).parent / "assets" / "fashion32.npz"
@@ -41,9 +50,11 @@ class ImageSet(NamedTuple):
     test_labels: Tensor  # int64 [V], 0 to C - 1
     mean: Statistics  # per channel, of values in [0, 1]
     std: Statistics
-    identity: str  # sha256 of images and labels, of own ones also of what else hosts see of them, hexadecimal
+    # Sha256 of images and labels, of own ones also of what else hosts see of them, hexadecimal.
+    identity: str
     source: str  # a sentence: where they come from and how many there are
-    num_classes: int | None = None  # C of own images, which task.num_classes must be; None: any that holds the labels
+    # C of own images, which task.num_classes must be; None: any that holds the labels.
+    num_classes: int | None = None
     class_names: tuple[str, ...] = ()  # of own images, where they have names
     notes: tuple[str, ...] = ()  # what was done to own images, a clause each
     file_sha256: str = ""  # of the file of own images, hexadecimal
@@ -61,9 +72,16 @@ class ImageSet(NamedTuple):
 
     def facts(self) -> dict[str, str]:
         """What versions.json keeps of the set."""
-        own = {"classes": str(self.num_classes), "class_names": json.dumps(self.class_names),
-               "file_sha256": self.file_sha256, "preparation": "; ".join(self.notes)}  # fmt: skip
-        numbers = {name: ", ".join(map(repr, values)) for name, values in (("mean", self.mean), ("std", self.std))}
+        own = {
+            "classes": str(self.num_classes),
+            "class_names": json.dumps(self.class_names),
+            "file_sha256": self.file_sha256,
+            "preparation": "; ".join(self.notes),
+        }
+        numbers = {
+            name: ", ".join(map(repr, values))
+            for name, values in (("mean", self.mean), ("std", self.std))
+        }
         record = {"name": self.name, "source": self.source, "identity": self.identity, **numbers}
         return record if self.num_classes is None else record | own
 
@@ -80,25 +98,41 @@ class ImageCount(NamedTuple):
 
 
 def count_images(cfg: DataConfig) -> ImageCount:
-    """How many images a file of own images holds; 0 of the other sets, which are of a known size that fits."""
-    return ImageCount(*count_npz("data.root", cfg.root, cfg.val)) if cfg.own and cfg.root else ImageCount(0, 0)
+    """How many images a file of own images holds; 0 of the other sets, which are of a known size
+    that fits.
+    """
+    return (
+        ImageCount(*count_npz("data.root", cfg.root, cfg.val))
+        if cfg.own and cfg.root
+        else ImageCount(0, 0)
+    )
 
 
 def load_images(cfg: DataConfig, device: torch.device | str) -> ImageSet:
     """The image set that the settings ask for.
 
-    data.name=auto takes what data.root is, and then an unusable root is an error; with an empty root it takes
-    fashion32. Raises SettingError or DataError.
+    data.name=auto takes what data.root is, and then an unusable root is an error; with an empty
+    root it takes fashion32. Raises SettingError or DataError.
     """
     if cfg.name == "cifar10" and not cfg.root:
-        raise SettingError("data.root", "''", "the folder or archive of CIFAR-10 when data.name=cifar10")
+        raise SettingError(
+            "data.root", "''", "the folder or archive of CIFAR-10 when data.name=cifar10"
+        )
     if cfg.name == "npz" and not cfg.root:
         raise SettingError("data.root", "''", f"a file like mine{NPZ} when data.name=npz")
     if cfg.name == "given":
-        raise SettingError("data.name", cfg.name, "npz, or another set that can be read",
-                           f"A program handed the images over: save them as an {NPZ} for use without it.")  # fmt: skip
+        raise SettingError(
+            "data.name",
+            cfg.name,
+            "npz, or another set that can be read",
+            f"A program handed the images over: save them as an {NPZ} for use without it.",
+        )
     if cfg.own:
-        reason = "asked for by data.name" if cfg.name == "npz" else f"data.name=auto takes it as data.root is an {NPZ}"
+        reason = (
+            "asked for by data.name"
+            if cfg.name == "npz"
+            else f"data.name=auto takes it as data.root is an {NPZ}"
+        )
         return own_file(cfg, reason, device)
     if cfg.name == "cifar10":
         return cifar10(cfg.root, "asked for by data.name", device)
@@ -115,7 +149,13 @@ def cifar10(root: str, reason: str, device: torch.device | str) -> ImageSet:
     """CIFAR-10 from official files under `root` (see read_cifar10)."""
     found = read_cifar10(root)
     arrays = (found.train_images, found.train_labels, found.test_images, found.test_labels)
-    return _image_set("cifar10", arrays, (CIFAR10_MEAN, CIFAR10_STD), f"CIFAR-10 from {found.place} ({reason})", device)
+    return _image_set(
+        "cifar10",
+        arrays,
+        (CIFAR10_MEAN, CIFAR10_STD),
+        f"CIFAR-10 from {found.place} ({reason})",
+        device,
+    )
 
 
 def own_file(cfg: DataConfig, reason: str, device: torch.device | str) -> ImageSet:
@@ -136,11 +176,15 @@ def own_set(name: str, found: OwnImages, text: str, device: torch.device | str) 
     arrays = (found.train_images, found.train_labels, found.test_images, found.test_labels)
     further = repr((statistics, found.num_classes)).encode()
     images = _image_set(name, arrays, statistics, text, device, further)
-    return images._replace(num_classes=found.num_classes, class_names=found.class_names, notes=found.notes)
+    return images._replace(
+        num_classes=found.num_classes, class_names=found.class_names, notes=found.notes
+    )
 
 
 def fashion32(reason: str, device: torch.device | str) -> ImageSet:
-    """The embedded balanced subset of Fashion-MNIST: 28x28 grey images, zero padded to 32x32, in all three channels."""
+    """The embedded balanced subset of Fashion-MNIST: 28x28 grey images, zero padded to 32x32, in
+    all three channels.
+    """
     with np.load(FASHION32_FILE, allow_pickle=False) as file:
         arrays = (
             _as_rgb32(file["train_images"]),
@@ -153,14 +197,18 @@ def fashion32(reason: str, device: torch.device | str) -> ImageSet:
 
 
 def synthetic(num_train: int, num_test: int, device: torch.device | str) -> ImageSet:
-    """Ten patterns of 4x4 coloured squares, one per class, under uniform noise; the same images for every run."""
+    """Ten patterns of 4x4 coloured squares, one per class, under uniform noise; the same images for
+    every run.
+    """
     keys = fold(torch.tensor(SYNTHETIC_SEED), torch.arange(3))
     colours = uniform(keys[0], torch.arange(10 * 4 * 4 * 3)).view(10, 4, 4, 3) * 2 - 1
     patterns = 0.5 + SYNTHETIC_CONTRAST * colours.repeat_interleave(8, 1).repeat_interleave(8, 2)
     arrays = (*_noisy(patterns, keys[1], num_train), *_noisy(patterns, keys[2], num_test))
     values = arrays[0].reshape(-1, 3) / 255.0
     statistics = (_triple(values.mean(0)), _triple(values.std(0)))
-    return _image_set("synthetic", arrays, statistics, "synthetic images, asked for by data.name", device)
+    return _image_set(
+        "synthetic", arrays, statistics, "synthetic images, asked for by data.name", device
+    )
 
 
 def _noisy(patterns: Tensor, key: Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -190,12 +238,16 @@ def _image_set(
     device: torch.device | str,
     further: bytes = b"",
 ) -> ImageSet:
-    """Arrays (training images, labels, test images, labels) on the device; their identity is of them and `further`."""
+    """Arrays (training images, labels, test images, labels) on the device; their identity is of
+    them and `further`.
+    """
     digest = hashlib.sha256()
     for array in arrays:
         digest.update(np.ascontiguousarray(array).data)
     digest.update(further)
-    train_images, train_labels, test_images, test_labels = (torch.from_numpy(array).to(device) for array in arrays)
+    train_images, train_labels, test_images, test_labels = (
+        torch.from_numpy(array).to(device) for array in arrays
+    )
     mean, std = statistics
     return ImageSet(
         name=name,

@@ -1,7 +1,8 @@
-"""What runs networks: an engine trains and validates N of them, chosen once (choose.py) and held by the rules of a run.
+"""What runs networks: an engine trains and validates N of them, chosen once (choose.py) and held by
+the rules of a run.
 
-A network means what engines/torch makes of it; every other engine is tested against that. Here is what an engine is
-given and what it gives back; env/step.py calls it once per env-step.
+A network means what engines/torch makes of it; every other engine is tested against that. Here is
+what an engine is given and what it gives back; env/step.py calls it once per env-step.
 """
 
 from typing import NamedTuple, Protocol, TypeVar
@@ -16,7 +17,8 @@ from esper_soa.nets.host import HostShape
 from esper_soa.nets.pools import SlotSeeds
 from esper_soa.state import GradientStats
 
-Active = TypeVar("Active")  # what an engine has to know of the seeds in an env-step, on the host or on the device
+# what an engine has to know of the seeds in an env-step, on the host or on the device
+Active = TypeVar("Active")
 
 
 class NetsConfig(NamedTuple):
@@ -43,10 +45,14 @@ class CountedFeed(Protocol):
 
 
 class TrainingFeed(Protocol):
-    """Where training batches come from: cut by the engine's `cut`, or uncut for an engine that cuts as it goes."""
+    """Where training batches come from: cut by the engine's `cut`, or uncut for an engine that cuts
+    as it goes.
+    """
 
     def batch(self, envs: Tensor, index: int) -> tuple[Tensor, Tensor]:
-        """Images [B, n*3, 32, 32] (channels_last) and labels [B, n] of batch `index` for env numbers `envs`."""
+        """Images [B, n*3, 32, 32] (channels_last) and labels [B, n] of batch `index` for env
+        numbers `envs`.
+        """
         ...
 
     def crops(self, envs: Tensor, index: int) -> ImageCrops:
@@ -62,7 +68,9 @@ class ValidationFeed(Protocol):
     """Where validation batches come from; as TrainingFeed."""
 
     def batches(self, envs: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
-        """Images [B, 3 or n*3, 32, 32] and labels [B, 1 or n] of env numbers `envs`; label -1 does not count."""
+        """Images [B, 3 or n*3, 32, 32] and labels [B, 1 or n] of env numbers `envs`; label -1 does
+        not count.
+        """
         ...
 
     def crops(self, envs: Tensor) -> ImageCrops:
@@ -99,7 +107,12 @@ class Choice(NamedTuple):
 
     def facts(self) -> dict[str, str]:
         """For versions.json."""
-        return {"engine": self.name, "kind": self.reason, "sha256": self.sha256, "tried": "; ".join(self.tried)}
+        return {
+            "engine": self.name,
+            "kind": self.reason,
+            "sha256": self.sha256,
+            "tried": "; ".join(self.tried),
+        }
 
 
 class WorkSizes(NamedTuple):
@@ -111,9 +124,11 @@ class WorkSizes(NamedTuple):
 
 
 class Engine(Protocol[Active]):
-    """Claims the rows of newborn seeds, trains and validates N networks; the weights are its caller's.
+    """Claims the rows of newborn seeds, trains and validates N networks; the weights are its
+    caller's.
 
-    What `claim_` gives is for `train_` and `validate` of the same env-step and means something to this engine alone.
+    What `claim_` gives is for `train_` and `validate` of the same env-step and means something to
+    this engine alone.
     """
 
     @property
@@ -127,32 +142,51 @@ class Engine(Protocol[Active]):
         ...
 
     def kept_bytes(self, nets: NetsConfig, work: WorkSizes, device: torch.device) -> int:
-        """Memory that it keeps beside the weights; 0 where it keeps none from one pass to the next."""
+        """Memory that it keeps beside the weights; 0 where it keeps none from one pass to the
+        next.
+        """
         ...
 
-    def claim_(self, nets: NetsConfig, weights: TensorDict, seeds: SlotSeeds, keys: Tensor) -> Active:
-        """Initialise newborn seeds, clear the momentum that starts afresh, and say which seeds this env-step has.
+    def claim_(
+        self, nets: NetsConfig, weights: TensorDict, seeds: SlotSeeds, keys: Tensor
+    ) -> Active:
+        """Initialise newborn seeds, clear the momentum that starts afresh, and say which seeds this
+        env-step has.
 
-        seeds: [N, S]. keys: int64 [N], the streams of this env-step. An engine that has to know on the host which
-        seeds run reads it here, once per env-step; none reads it anywhere else.
+        seeds: [N, S]. keys: int64 [N], the streams of this env-step. An engine that has to know on
+        the host which seeds run reads it here, once per env-step; none reads it anywhere else.
         """
         ...
 
     def train_(
-        self, nets: NetsConfig, weights: TensorDict, alpha: Tensor, active_seeds: Active, feed: TrainingFeed,
-        num_batches: int, lr_factor: float = 1.0,
-    ) -> TrainReport:  # fmt: skip
-        """Train every host and every running seed on `num_batches` batches; alpha [N, S] stays fixed meanwhile.
+        self,
+        nets: NetsConfig,
+        weights: TensorDict,
+        alpha: Tensor,
+        active_seeds: Active,
+        feed: TrainingFeed,
+        num_batches: int,
+        lr_factor: float = 1.0,
+    ) -> TrainReport:
+        """Train every host and every running seed on `num_batches` batches; alpha [N, S] stays
+        fixed meanwhile.
 
-        An optimiser step follows every nets.accumulate batches, of which num_batches is a multiple: clipping, weight
-        decay, momentum and gradient statistics see the mean of their gradients. Batch norm normalises every batch by
-        itself, and moves its running statistics with each.
+        An optimiser step follows every nets.accumulate batches, of which num_batches is a multiple:
+        clipping, weight decay, momentum and gradient statistics see the mean of their gradients.
+        Batch norm normalises every batch by itself, and moves its running statistics with each.
         lr_factor: what the learning rates of the task are multiplied by at this env-step.
         """
         ...
 
     def validate(
-        self, nets: NetsConfig, weights: TensorDict, alpha: Tensor, active_seeds: Active, feed: ValidationFeed
+        self,
+        nets: NetsConfig,
+        weights: TensorDict,
+        alpha: Tensor,
+        active_seeds: Active,
+        feed: ValidationFeed,
     ) -> ValidationReport:
-        """Accuracy of every env under every subset row it needs, and the loss with all seeds on; alpha [N, S]."""
+        """Accuracy of every env under every subset row it needs, and the loss with all seeds on;
+        alpha [N, S].
+        """
         ...

@@ -1,7 +1,8 @@
-"""How large the tensors of a pass get, per network and image: what decides how many of both go through one together.
+"""How large the tensors of a pass get, per network and image: what decides how many of both go
+through one together.
 
-Many kernels of libraries index with 32 bits, so no tensor of a pass on a GPU may have more than INDEXED elements.
-Read by ops/memory.py, before anything is built.
+Many kernels of libraries index with 32 bits, so no tensor of a pass on a GPU may have more than
+INDEXED elements. Read by ops/memory.py, before anything is built.
 """
 
 from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE
@@ -14,17 +15,25 @@ PATCH = 9  # pixels of a patch of a seed's convolution
 def activation_elements(shape: HostShape, rows: int = 1, patches: bool = False) -> int:
     """Elements of the largest tensor of a forward pass, per network and image.
 
-    rows: alpha rows at its end, at most; every slot on the way may double them. patches: whether convolutions gather
-    the patches of all pixels.
+    rows: alpha rows at its end, at most; every slot on the way may double them. patches: whether
+    convolutions gather the patches of all pixels.
     """
-    held, largest = 1, IMAGE_CHANNELS * IMAGE_SIZE**2
+    held = 1
+    largest = IMAGE_CHANNELS * IMAGE_SIZE**2
     for segment in shape.segments:
-        gathered = segment.inputs * segment.kernel**2 * segment.size**2 if isinstance(segment, Block) and patches else 0
+        gathered = (
+            segment.inputs * segment.kernel**2 * segment.size**2
+            if isinstance(segment, Block) and patches
+            else 0
+        )
         largest = max(largest, held * max(gathered, segment.activations))
         for slot in slots_of(segment):
             if slot >= 0:
-                held, pixels = min(2 * held, rows), shape.slots[slot].size ** 2
-                largest = max(largest, held * pixels * _seed_channels(shape, slot) * (PATCH if patches else 1))
+                held = min(2 * held, rows)
+                pixels = shape.slots[slot].size ** 2
+                largest = max(
+                    largest, held * pixels * _seed_channels(shape, slot) * (PATCH if patches else 1)
+                )
     return largest
 
 

@@ -1,7 +1,9 @@
-"""How images of any size become the 32x32 pixels that hosts see: put on black, or scaled; the rule `data.resize`.
+"""How images of any size become the 32x32 pixels that hosts see: put on black, or scaled; the rule
+`data.resize`.
 
-`plan_fit` decides from the size and says in words what will be done, `fitted` does it. All sums are of whole numbers,
-so that the same images give the same bytes on every machine. Called by image_preparation.py. Needs no torch.
+`plan_fit` decides from the size and says in words what will be done, `fitted` does it. All sums are
+of whole numbers, so that the same images give the same bytes on every machine. Called by
+image_preparation.py. Needs no torch.
 
 | rule | does |
 |---|---|
@@ -10,9 +12,10 @@ so that the same images give the same bytes on every machine. Called by image_pr
 | `scale` | scales both sides by one factor, so that the longer one has 32 pixels, and pads the shorter one |
 | `stretch` | scales each side to 32 pixels |
 
-Scaling is bilinear and, where it makes images smaller, antialiased: a pixel is the mean of the pixels around its place,
-weighted by a triangle as wide as the factor, as Pillow and torch (antialias=True) have it.
-"""
+Scaling is bilinear and, where it makes images smaller, antialiased: a pixel is the mean of the
+pixels around its place, weighted by a triangle as wide as the factor, as Pillow and torch
+(antialias=True) have it.
+"""  # noqa: E501
 
 from typing import NamedTuple
 
@@ -21,7 +24,8 @@ import numpy as np
 from esper_soa.errors import check
 from esper_soa.nets.config import IMAGE_SIZE
 
-PAD_FROM = 24  # pixels of the longer side from which `auto` pads: at least half of what hosts see is image
+# pixels of the longer side from which `auto` pads: at least half of what hosts see is image
+PAD_FROM = 24
 WEIGHT_BITS = 14  # of a weight
 AT_ONCE = 1 << 22  # pixels scaled at a time, to bound memory
 
@@ -44,11 +48,19 @@ class Fit(NamedTuple):
 
 
 def plan_fit(height: int, width: int, rule: str, setting: str) -> Fit:
-    """What the `rule` of `setting` does with images of this size; raises SettingError where it can do nothing."""
-    longer, size = max(height, width), IMAGE_SIZE
+    """What the `rule` of `setting` does with images of this size; raises SettingError where it can
+    do nothing.
+    """
+    longer = max(height, width)
+    size = IMAGE_SIZE
     if rule == "pad":
-        check(longer <= size, setting, rule, f"auto, scale or stretch for images of {height}x{width} pixels",
-              f"Hosts see {size}x{size}.")  # fmt: skip
+        check(
+            longer <= size,
+            setting,
+            rule,
+            f"auto, scale or stretch for images of {height}x{width} pixels",
+            f"Hosts see {size}x{size}.",
+        )
     padded = rule == "pad" or (rule == "auto" and PAD_FROM <= longer <= size)
     if padded:
         inner = height, width
@@ -56,7 +68,8 @@ def plan_fit(height: int, width: int, rule: str, setting: str) -> Fit:
         inner = size, size
     else:
         inner = _share(height, longer), _share(width, longer)
-    top, left = (size - inner[0]) // 2, (size - inner[1]) // 2
+    top = (size - inner[0]) // 2
+    left = (size - inner[1]) // 2
     words = _words((height, width), inner, f"{setting}={rule}")
     return Fit(height, width, *inner, top, left, words)
 
@@ -81,28 +94,40 @@ def _words(given: tuple[int, int], inner: tuple[int, int], reason: str) -> str:
 
 def fitted(images: np.ndarray, fit: Fit) -> np.ndarray:
     """uint8 [M, 32, 32, C] from uint8 [M, H, W, C] by the plan for H and W."""
-    count, channels = len(images), images.shape[3]
+    count = len(images)
+    channels = images.shape[3]
     shown = np.zeros((count, IMAGE_SIZE, IMAGE_SIZE, channels), np.uint8)
     place = shown[:, fit.top : fit.top + fit.inner_height, fit.left : fit.left + fit.inner_width]
     if not fit.scaled:
         place[:] = images
         return shown
-    # Sums of bytes by one side's weights are whole numbers below 2**24, which float32 holds, and by both below 2**53.
+    # Sums of bytes by one side's weights are whole numbers below 2**24, which float32 holds, and by
+    # both below 2**53.
     rows = weights(fit.height, fit.inner_height).astype(np.float32)
     columns = weights(fit.width, fit.inner_width).astype(np.float64).T
     at_once = max(1, AT_ONCE // (fit.height * fit.width * channels))
     for first in range(0, count, at_once):
-        part = images[first : first + at_once].reshape(-1, fit.height, fit.width * channels).astype(np.float32)
-        lines = (rows @ part).reshape(len(part), fit.inner_height, fit.width, channels).astype(np.float64)
+        part = (
+            images[first : first + at_once]
+            .reshape(-1, fit.height, fit.width * channels)
+            .astype(np.float32)
+        )
+        lines = (
+            (rows @ part)
+            .reshape(len(part), fit.inner_height, fit.width, channels)
+            .astype(np.float64)
+        )
         sums = (lines.swapaxes(2, 3) @ columns).swapaxes(2, 3)  # [m, h, w, C]
         place[first : first + at_once] = np.floor(sums / 4.0**WEIGHT_BITS + 0.5)
     return shown
 
 
 def weights(given: int, wanted: int) -> np.ndarray:
-    """Whole numbers int64 [wanted, given] by which `given` pixels in a line become `wanted`; rows add up to 2**14.
+    """Whole numbers int64 [wanted, given] by which `given` pixels in a line become `wanted`; rows
+    add up to 2**14.
 
-    Row i weighs the pixels by a triangle around (i + 1/2) given / wanted, whose sides end max(1, given / wanted) away.
+    Row i weighs the pixels by a triangle around (i + 1/2) given / wanted, whose sides end max(1,
+    given / wanted) away.
     """
     places = (2 * np.arange(given) + 1) * wanted  # of pixels, in units of 1 / (2 wanted)
     centres = (2 * np.arange(wanted) + 1) * given

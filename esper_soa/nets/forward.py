@@ -1,7 +1,7 @@
 """Seeds and gates in torch: what the parts of nets/model/parts.py mean, for m networks at once.
 
-Features are [B, m*C, H, W]; parameters are tensors with a leading [m] axis. Given a blueprint and the unpacked rows of
-its seeds; called by seeds.py.
+Features are [B, m*C, H, W]; parameters are tensors with a leading [m] axis. Given a blueprint and
+the unpacked rows of its seeds; called by seeds.py.
 """
 
 import torch
@@ -12,24 +12,40 @@ from esper_soa.nets import batched, blend
 from esper_soa.nets.layers import GroupNorm, Layers
 from esper_soa.nets.model.blueprints import Architecture
 from esper_soa.nets.model.own_module import OwnModule
-from esper_soa.nets.model.parts import Conv, Depthwise, Excite, Part, SoftNorm, norm_groups, num_tensors
+from esper_soa.nets.model.parts import (
+    Conv,
+    Depthwise,
+    Excite,
+    Part,
+    SoftNorm,
+    norm_groups,
+    num_tensors,
+)
 
 
-def seed_forward(layers: Layers, blueprint: Architecture, parameters: list[Tensor], x: Tensor) -> Tensor:
+def seed_forward(
+    layers: Layers, blueprint: Architecture, parameters: list[Tensor], x: Tensor
+) -> Tensor:
     """Output [B, m*C, H, W] of m seeds; `parameters` as unpacked by `seed_table`."""
     if blueprint.module is not None:
         return blueprint.module.forward(parameters, x)
-    out, last = x, len(blueprint.parts) - 1
+    out = x
+    last = len(blueprint.parts) - 1
     rest = parameters
     for place, part in enumerate(blueprint.parts):
         if isinstance(part, OwnModule):
             raise LookupError(f"blueprint {blueprint.name}: a module stands among other parts")
-        own, rest = rest[: num_tensors(part)], rest[num_tensors(part) :]
-        out = _part_forward(layers, part, own, out, x if blueprint.residual and place == last else None)
+        own = rest[: num_tensors(part)]
+        rest = rest[num_tensors(part) :]
+        out = _part_forward(
+            layers, part, own, out, x if blueprint.residual and place == last else None
+        )
     return out
 
 
-def _part_forward(layers: Layers, part: Part, parameters: list[Tensor], x: Tensor, residual: Tensor | None) -> Tensor:
+def _part_forward(
+    layers: Layers, part: Part, parameters: list[Tensor], x: Tensor, residual: Tensor | None
+) -> Tensor:
     """Output [B, m*O, H, W] of one part of m seeds, plus `residual` where there is one."""
     match part:
         case Conv(norm=True):
@@ -43,7 +59,9 @@ def _part_forward(layers: Layers, part: Part, parameters: list[Tensor], x: Tenso
         case SoftNorm():
             strength, scale, shift = parameters
             factor = batched.per_channel(torch.tanh(strength), scale.shape[1])
-            out = x + factor * (batched.group_norm(x, norm_groups(scale.shape[1]), scale, shift) - x)
+            out = x + factor * (
+                batched.group_norm(x, norm_groups(scale.shape[1]), scale, shift) - x
+            )
         case Excite():
             out = x * _squeeze(parameters, x).flatten(1)[..., None, None]
     return out if residual is None else residual + out
@@ -54,14 +72,18 @@ def _norm(scale: Tensor, shift: Tensor, relu: bool) -> GroupNorm:
 
 
 def _squeeze(parameters: list[Tensor], x: Tensor) -> Tensor:
-    """Numbers [B, m, O] in (0, 1); parameters as of parts.Squeeze, of four tensors or, without a hidden bias, three."""
+    """Numbers [B, m, O] in (0, 1); parameters as of parts.Squeeze, of four tensors or, without a
+    hidden bias, three.
+    """
     first, *hidden_bias, second, bias = parameters
     hidden = F.relu(batched.linear(batched.spatial_mean(x, first.shape[0]), first, *hidden_bias))
     return torch.sigmoid(batched.linear(hidden, second, bias))
 
 
 def gate_forward(parameters: list[Tensor], x: Tensor) -> Tensor:
-    """Gate [B, m] in (0, 1) of features x [B, m*C, H, W]; `parameters` as unpacked by `gate_table`."""
+    """Gate [B, m] in (0, 1) of features x [B, m*C, H, W]; `parameters` as unpacked by
+    `gate_table`.
+    """
     return _squeeze(parameters, x).squeeze(-1)
 
 
@@ -74,14 +96,18 @@ def seed_added(
     detached: bool,
     pooled: bool = False,
 ) -> Tensor:
-    """host [B, m*C, H, W] moved by alpha [m] towards the seeds' output: ADD, in one step where a kernel has it.
+    """host [B, m*C, H, W] moved by alpha [m] towards the seeds' output: ADD, in one step where a
+    kernel has it.
 
-    detached: the seeds see the host's features cut off from its graph. pooled: a 2x2 max pool follows.
+    detached: the seeds see the host's features cut off from its graph. pooled: a 2x2 max pool
+    follows.
     """
     layer = blueprint.single_layer
     if layer is not None:
         kernel, scale, shift = parameters
-        return layers.added_layer(host, kernel, _norm(scale, shift, layer.relu), alpha, detached, pooled)
+        return layers.added_layer(
+            host, kernel, _norm(scale, shift, layer.relu), alpha, detached, pooled
+        )
     seen = host.detach() if detached else host
     out = blend.add(host, seed_forward(layers, blueprint, parameters, seen), alpha)
     return layers.max_pool(out) if pooled else out

@@ -1,4 +1,5 @@
-"""What gradients of seeds say: their norm, what vanishes or explodes in them, and their size beside the host's.
+"""What gradients of seeds say: their norm, what vanishes or explodes in them, and their size beside
+the host's.
 
 Measured by the engines every few batches; the function here is the meaning, kernels do the same.
 """
@@ -20,14 +21,22 @@ def unmeasured(size: torch.Size, device: torch.device) -> dict[str, Tensor]:
     return {name: torch.zeros(size, dtype=dtype, device=device) for name, dtype in kinds.items()}
 
 
-def gradient_statistics(host_grad: Tensor, seed_grad: Tensor, sizes: list[int]) -> dict[str, Tensor]:
-    """Fields of GradientStats for m networks from gradients [m, P]; `sizes` splits the seed's into its tensors.
+def gradient_statistics(
+    host_grad: Tensor, seed_grad: Tensor, sizes: list[int]
+) -> dict[str, Tensor]:
+    """Fields of GradientStats for m networks from gradients [m, P]; `sizes` splits the seed's into
+    its tensors.
 
-    Health is 1 - 0.5 (share of vanishing tensors) - 0.8 (share of exploding tensors), clamped to [0, 1].
+    Health is 1 - 0.5 (share of vanishing tensors) - 0.8 (share of exploding tensors), clamped to
+    [0, 1].
     """
-    parts = [torch.linalg.vector_norm(part, dim=1, dtype=STATE_FLOAT) for part in seed_grad.split(sizes, dim=1)]
+    parts = [
+        torch.linalg.vector_norm(part, dim=1, dtype=STATE_FLOAT)
+        for part in seed_grad.split(sizes, dim=1)
+    ]
     norms = torch.stack(parts, dim=1)
-    vanishing, exploding = norms < VANISHING, ~(norms <= EXPLODING)
+    vanishing = norms < VANISHING
+    exploding = ~(norms <= EXPLODING)
     total = torch.linalg.vector_norm(norms, dim=1)
     health = 1.0 - 0.5 * vanishing.double().mean(1) - 0.8 * exploding.double().mean(1)
     host_norm = torch.linalg.vector_norm(host_grad, dim=1, dtype=STATE_FLOAT)

@@ -1,9 +1,11 @@
-"""Steps of fixed shape on static buffers: captured once as a CUDA graph, then replayed without Python in between.
+"""Steps of fixed shape on static buffers: captured once as a CUDA graph, then replayed without
+Python in between.
 
-A step is kept under a key that says everything about it that is not in its buffers; the next step with that key is
-copied into the buffers of the kept one. Given steps by the engine in torch, once per env-step, and calls of pure
-functions by the state machine, the policy and the learner; made by choose.py for engines that replay, and by build.py
-for those of the others that are replayed (compute.cuda_graphs, see ops/replay.py).
+A step is kept under a key that says everything about it that is not in its buffers; the next step
+with that key is copied into the buffers of the kept one. Given steps by the engine in torch, once
+per env-step, and calls of pure functions by the state machine, the policy and the learner; made by
+choose.py for engines that replay, and by build.py for those of the others that are replayed
+(compute.cuda_graphs, see ops/replay.py).
 """
 
 import logging
@@ -19,7 +21,8 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from esper_soa.errors import SettingError, fault_in_words
 
-# torch has no public name for the pytrees above (2.13); tensordict registers its classes with these and no others.
+# torch has no public name for the pytrees above (2.13); tensordict registers its classes with these
+# and no others.
 LOGGER = logging.getLogger("esper_soa")
 WARM_UPS = 2  # steps before a capture: what is made at first use must be there by then
 CAPACITY = 32  # graphs kept; each holds its own copy of the weights of its networks
@@ -32,9 +35,11 @@ class EmptyGraphError(RuntimeError):
 
 
 def copy_all_(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    """Every source into its target, those of one dtype together: one launch for some dozens of tensors on a GPU.
+    """Every source into its target, those of one dtype together: one launch for some dozens of
+    tensors on a GPU.
 
-    What has gaps, or another shape or dtype than its target, goes alone, as one such tensor would part all others.
+    What has gaps, or another shape or dtype than its target, goes alone, as one such tensor would
+    part all others.
     """
     alike = defaultdict[torch.dtype, list[tuple[Tensor, Tensor]]](list)
     for target, source in zip(targets, sources, strict=True):
@@ -48,10 +53,14 @@ def copy_all_(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
 
 
 class StaticStep(Protocol):
-    """A step all of whose inputs and results lie in its buffers; what it does depends on nothing else but `variant`."""
+    """A step all of whose inputs and results lie in its buffers; what it does depends on nothing
+    else but `variant`.
+    """
 
     def buffers(self) -> list[Tensor]:
-        """Everything that outlives the step, in an order and in shapes that the key decides; memory of its own."""
+        """Everything that outlives the step, in an order and in shapes that the key decides; memory
+        of its own.
+        """
         ...
 
     def step_(self, variant: int) -> None:
@@ -73,10 +82,16 @@ class _Kept(Generic[Step]):
 
 
 class CapturedCall:
-    """A function of nested tensors, None among them, with its arguments at addresses of their own, as a StaticStep."""
+    """A function of nested tensors, None among them, with its arguments at addresses of their own,
+    as a StaticStep.
+    """
 
-    def __init__(self, function: Callable[..., object], arguments: list[Tensor | None], spec: TreeSpec) -> None:
-        self.function, self.arguments, self.spec = function, arguments, spec
+    def __init__(
+        self, function: Callable[..., object], arguments: list[Tensor | None], spec: TreeSpec
+    ) -> None:
+        self.function = function
+        self.arguments = arguments
+        self.spec = spec
         self.given: object = None  # in a graph's memory once it is captured
 
     def on_own_buffers(self) -> "CapturedCall":
@@ -95,17 +110,20 @@ class CapturedCall:
 class Recorder:
     """Captures work on one GPU, whichever is current, into graphs that share memory.
 
-    Unlike torch.cuda.graph it leaves the cached memory of the allocator as it is: giving it all back before each of
-    many captures would have the steps between them ask the driver for it again.
+    Unlike torch.cuda.graph it leaves the cached memory of the allocator as it is: giving it all
+    back before each of many captures would have the steps between them ask the driver for it again.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         with torch.cuda.device(device):
-            self.stream, self.pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
+            self.stream = torch.cuda.Stream()
+            self.pool = torch.cuda.graph_pool_handle()
 
     def recorded(self, work: Callable[[], object]) -> torch.cuda.CUDAGraph:
-        """The graph of `work`, which is recorded, not done; raises EmptyGraphError where it is none of this GPU's."""
+        """The graph of `work`, which is recorded, not done; raises EmptyGraphError where it is none
+        of this GPU's.
+        """
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(self.device), warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
@@ -126,18 +144,23 @@ class Recorder:
 class StepCache(Generic[Step]):
     """Steps by key, the one not used for longest dropped first; `counts` tells what was done.
 
-    capture=False runs every step as it is, on any device: the same buffers, the same order, without graphs. device: the
-    GPU whose work is captured.
+    capture=False runs every step as it is, on any device: the same buffers, the same order, without
+    graphs. device: the GPU whose work is captured.
     """
 
-    def __init__(self, capture: bool, capacity: int = CAPACITY, device: torch.device = CURRENT) -> None:
-        self.capture, self.capacity = capture, capacity
+    def __init__(
+        self, capture: bool, capacity: int = CAPACITY, device: torch.device = CURRENT
+    ) -> None:
+        self.capture = capture
+        self.capacity = capacity
         self.counts: Counter[str] = Counter()  # plain, captured, replayed, dropped
         self._kept: OrderedDict[Hashable, _Kept[Step]] = OrderedDict()
         self._recorder = Recorder(device) if capture else None
 
     def run_(self, key: Hashable, fresh: Step, variants: Sequence[int]) -> Step:
-        """Do `fresh` once for each of `variants`; the results are in the buffers of the step that is returned."""
+        """Do `fresh` once for each of `variants`; the results are in the buffers of the step that
+        is returned.
+        """
         kept = self._kept.setdefault(key, _Kept(fresh))
         self._kept.move_to_end(key)
         if kept.step is not fresh:
@@ -168,16 +191,21 @@ class StepCache(Generic[Step]):
 
 
 def captured_call(
-    steps: StepCache[CapturedCall], name: Hashable, function: Callable[..., Result], *arguments: object
+    steps: StepCache[CapturedCall],
+    name: Hashable,
+    function: Callable[..., Result],
+    *arguments: object,
 ) -> Result:
     """function(*arguments) as a kept step; what it gives is a copy.
 
-    Arguments and results are nested tensors, records of tensors included. Whatever else decides the function's work,
-    beside the shapes of its arguments, has to be in `name`; tensors that it changes keep their addresses.
+    Arguments and results are nested tensors, records of tensors included. Whatever else decides the
+    function's work, beside the shapes of its arguments, has to be in `name`; tensors that it
+    changes keep their addresses.
     """
     leaves, spec = tree_flatten(arguments)
     shapes = (None if leaf is None else leaf.shape for leaf in leaves)
-    key, fresh = (name, *shapes), CapturedCall(function, leaves, spec)
+    key = (name, *shapes)
+    fresh = CapturedCall(function, leaves, spec)
     done = steps.run_(key, fresh if steps.keeps(key) else fresh.on_own_buffers(), [0])
     given, result = tree_flatten(done.given)
     copies = [torch.empty_like(one) for one in given]
@@ -186,7 +214,8 @@ def captured_call(
 
 
 class YieldingCache(StepCache[CapturedCall]):
-    """Captures no more, and says so, where a capture fails that went well when it was tried: memory may be short.
+    """Captures no more, and says so, where a capture fails that went well when it was tried: memory
+    may be short.
 
     What a capture was to record has not been done when it fails, so it is done as it is written.
     """
@@ -196,18 +225,26 @@ class YieldingCache(StepCache[CapturedCall]):
         self.part = part
 
     def _advance_(self, kept: _Kept[CapturedCall], variant: int) -> None:
-        capturing = self._recorder is not None and kept.runs[variant] >= WARM_UPS and variant not in kept.graphs
+        capturing = (
+            self._recorder is not None
+            and kept.runs[variant] >= WARM_UPS
+            and variant not in kept.graphs
+        )
         try:
             super()._advance_(kept, variant)
         except RuntimeError as error:
             if not capturing or variant in kept.graphs:
                 raise
             self._recorder = None
-            LOGGER.warning("graphs   %s: no longer captured, as %s", self.part, fault_in_words(error))
+            LOGGER.warning(
+                "graphs   %s: no longer captured, as %s", self.part, fault_in_words(error)
+            )
             super()._advance_(kept, variant)
 
 
-STATE, POLICY, GRADIENTS = PARTS = ("state machine", "policy", "gradient steps")  # what compute.cuda_graphs is about
+# What compute.cuda_graphs is about.
+PARTS = ("state machine", "policy", "gradient steps")
+STATE, POLICY, GRADIENTS = PARTS
 
 
 class Replay(NamedTuple):
@@ -223,7 +260,9 @@ class Replay(NamedTuple):
         """Where `part` keeps its steps; None: they run as they are written."""
         if part not in self.parts:
             return None
-        return StepCache(capture=True, device=device) if self.insists else YieldingCache(part, device)
+        return (
+            StepCache(capture=True, device=device) if self.insists else YieldingCache(part, device)
+        )
 
     def facts(self) -> dict[str, str]:
         """For versions.json."""
@@ -240,6 +279,10 @@ def settled_replay(setting: str, device: torch.device) -> Replay | None:
         on = "" if setting == "off" else f" on {device.type}"
         return Replay((), f"nothing is replayed (compute.cuda_graphs={setting}{on})")
     if device.type != "cuda":
-        raise SettingError("compute.cuda_graphs", setting, f"auto or off on device={device.type}",
-                           "CUDA graphs need an NVIDIA GPU.")  # fmt: skip
+        raise SettingError(
+            "compute.cuda_graphs",
+            setting,
+            f"auto or off on device={device.type}",
+            "CUDA graphs need an NVIDIA GPU.",
+        )
     return None if setting == "auto" else Replay(PARTS, "all are replayed (compute.cuda_graphs=on)")

@@ -1,8 +1,10 @@
-"""Hosts taken out of their pools, as what plain modules are made from: each with the seeds that take part in it.
+"""Hosts taken out of their pools, as what plain modules are made from: each with the seeds that
+take part in it.
 
-Given the shape of the hosts, their rows of weights, and what stands in their slots, `grown_hosts` describes every host
-and gives its tensors the names that they have in a GrownNetwork (model/modules.py). The engines are not asked: rows
-mean what the tables of parameters say. Called by ops/networks.py.
+Given the shape of the hosts, their rows of weights, and what stands in their slots, `grown_hosts`
+describes every host and gives its tensors the names that they have in a GrownNetwork
+(model/modules.py). The engines are not asked: rows mean what the tables of parameters say. Called
+by ops/networks.py.
 """
 
 from collections.abc import Sequence
@@ -23,7 +25,8 @@ from esper_soa.vocabulary import BLEND_NAMES, STAGE_NAMES, Blend, Stage
 
 # A seed in training is not felt by its host; these are, one that blends at an alpha of 0 will be.
 FELT_STAGES = (Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED)
-COUNTER = "num_batches_tracked"  # of a batch norm, which moves by a fixed share and does not read it
+# of a batch norm, which moves by a fixed share and does not read it
+COUNTER = "num_batches_tracked"
 
 
 class Residents(NamedTuple):
@@ -54,7 +57,9 @@ class Grown(NamedTuple):
 
 
 class _Names(NamedTuple):
-    """Tensors of hosts that are built alike, in the order of their rows: parameters by name and shape."""
+    """Tensors of hosts that are built alike, in the order of their rows: parameters by name and
+    shape.
+    """
 
     host: list[tuple[str, torch.Size]]
     statistics: list[tuple[str, torch.Size]]
@@ -70,23 +75,41 @@ def host_spec(shape: HostShape, pixels: Pixels) -> dict:
         residual = {"residual": True} if isinstance(block, Refinement) else {}
         host.append({"name": _name(number, block), "layers": _plain(block.layers)} | residual)
         if isinstance(block, Block) and block.pooled:
-            host.append({"name": f"pool{number}", "layers": _plain([Layer("pool", "MaxPool2d", {"kernel_size": 2})])})
+            host.append(
+                {
+                    "name": f"pool{number}",
+                    "layers": _plain([Layer("pool", "MaxPool2d", {"kernel_size": 2})]),
+                }
+            )
     sizes = {"in_features": shape.classifier_inputs, "out_features": shape.num_classes}
-    last = [Layer("mean", "AdaptiveAvgPool2d", {"output_size": 1}), Layer("flatten", "Flatten", {}),
-            Layer("linear", "Linear", dict(sizes))]  # fmt: skip
+    last = [
+        Layer("mean", "AdaptiveAvgPool2d", {"output_size": 1}),
+        Layer("flatten", "Flatten", {}),
+        Layer("linear", "Linear", dict(sizes)),
+    ]
     host += [{"name": "classifier", "layers": _plain(last)}] if shape.head is None else []
     return {
         "input": {
-            "shape": [IMAGE_CHANNELS, IMAGE_SIZE, IMAGE_SIZE], "range": [0.0, 1.0], "channels": "RGB",
-            "mean": list(pixels.mean), "std": list(pixels.std),
+            "shape": [IMAGE_CHANNELS, IMAGE_SIZE, IMAGE_SIZE],
+            "range": [0.0, 1.0],
+            "channels": "RGB",
+            "mean": list(pixels.mean),
+            "std": list(pixels.std),
         },
-        "classes": shape.num_classes, "host": host, "slots": [spec.name for spec in shape.slots], "seeds": [],
-    }  # fmt: skip
+        "classes": shape.num_classes,
+        "host": host,
+        "slots": [spec.name for spec in shape.slots],
+        "seeds": [],
+    }
 
 
 def seed_specs(shape: HostShape, residents: Residents) -> list[dict]:
     """The descriptions of the seeds that a host feels, in the order in which images meet them."""
-    places = {slot: name for number, block in enumerate(shape.blocks) for slot, name in _places(number, block)}
+    places = {
+        slot: name
+        for number, block in enumerate(shape.blocks)
+        for slot, name in _places(number, block)
+    }
     return [
         _seed_spec(shape, slot, places[slot], residents)
         for slot in shape.execution_order
@@ -95,13 +118,23 @@ def seed_specs(shape: HostShape, residents: Residents) -> list[dict]:
 
 
 def grown_hosts(
-    shape: HostShape, weights: TensorDict, envs: Sequence[int], residents: Sequence[Residents], pixels: Pixels
+    shape: HostShape,
+    weights: TensorDict,
+    envs: Sequence[int],
+    residents: Sequence[Residents],
+    pixels: Pixels,
 ) -> list[Grown]:
-    """The hosts of the env numbers `envs`, on the CPU; `residents` of each. Raises ValueError for layers that are not
-    what the tables of parameters say.
+    """The hosts of the env numbers `envs`, on the CPU; `residents` of each. Raises ValueError for
+    layers that are not what the tables of parameters say.
     """
-    kept = [("host", "params"), ("host", "statistics"), *(("seeds", slot.name, "params") for slot in shape.slots)]
-    rows = weights.select(*kept)[torch.tensor(list(envs), device=weights["host", "params"].device)].cpu()
+    kept = [
+        ("host", "params"),
+        ("host", "statistics"),
+        *(("seeds", slot.name, "params") for slot in shape.slots),
+    ]
+    rows = weights.select(*kept)[
+        torch.tensor(list(envs), device=weights["host", "params"].device)
+    ].cpu()
     names = dict[tuple[tuple[int, ...], ...], _Names]()
     hosts = []
     for place, mine in enumerate(residents):
@@ -128,22 +161,29 @@ def _plain(layers: Sequence[Layer]) -> list[dict]:
 
 
 def _seed_spec(shape: HostShape, slot: int, after: str, residents: Residents) -> dict:
-    blueprint, channels = shape.blueprint(residents.blueprint[slot]), shape.slots[slot].channels
+    blueprint = shape.blueprint(residents.blueprint[slot])
+    channels = shape.slots[slot].channels
     gated = residents.blend[slot] == Blend.GATE
     return {
-        "slot": shape.slots[slot].name, "after": after, "stage": STAGE_NAMES[residents.stage[slot]],
-        "blueprint": blueprint.name, "residual": blueprint.residual,
+        "slot": shape.slots[slot].name,
+        "after": after,
+        "stage": STAGE_NAMES[residents.stage[slot]],
+        "blueprint": blueprint.name,
+        "residual": blueprint.residual,
         "layers": _plain(seed_layers(blueprint, channels)),
-        "blend": BLEND_NAMES[residents.blend[slot]], "alpha": residents.alpha[slot],
+        "blend": BLEND_NAMES[residents.blend[slot]],
+        "alpha": residents.alpha[slot],
         "gate": gate_layer(channels)._asdict() if gated else None,
-    }  # fmt: skip
+    }
 
 
 def _names(spec: dict, own: bool) -> _Names:
     """The names of the tensors in the network of `spec`; own: rows hold all buffers of its host."""
     with torch.device("meta"):
         net = GrownNetwork(spec)
-    host, statistics, counters = list[tuple[str, torch.Size]](), list[tuple[str, torch.Size]](), list[str]()
+    host = list[tuple[str, torch.Size]]()
+    statistics = list[tuple[str, torch.Size]]()
+    counters = list[str]()
     for part in spec["host"]:
         host += _parameters(net, part["name"])
         for name, buffer in net.get_submodule(part["name"]).named_buffers(prefix=part["name"]):
@@ -152,13 +192,19 @@ def _names(spec: dict, own: bool) -> _Names:
             else:
                 counters.append(name)
     seeds = {seed["slot"]: _parameters(net, f"{seed['slot']}.seed") for seed in spec["seeds"]}
-    gates = {seed["slot"]: _parameters(net, f"{seed['slot']}.blend.gate") for seed in spec["seeds"] if seed["gate"]}
+    gates = {
+        seed["slot"]: _parameters(net, f"{seed['slot']}.blend.gate")
+        for seed in spec["seeds"]
+        if seed["gate"]
+    }
     return _Names(host, statistics, counters, seeds, gates)
 
 
 def _parameters(net: GrownNetwork, place: str) -> list[tuple[str, torch.Size]]:
     """Names and shapes of the parameters of the module that is called `place`, in order."""
-    return [(name, one.shape) for name, one in net.get_submodule(place).named_parameters(prefix=place)]
+    return [
+        (name, one.shape) for name, one in net.get_submodule(place).named_parameters(prefix=place)
+    ]
 
 
 def _grown(spec: dict, names: _Names, shape: HostShape, rows: TensorDict) -> Grown:
@@ -167,7 +213,8 @@ def _grown(spec: dict, names: _Names, shape: HostShape, rows: TensorDict) -> Gro
     slots = {slot.name: (number, slot.channels) for number, slot in enumerate(shape.slots)}
     codes = {one.name: one for one in shape.blueprints}
     for seed in spec["seeds"]:
-        name, own = seed["slot"], rows["seeds", seed["slot"], "params"]
+        name = seed["slot"]
+        own = rows["seeds", seed["slot"], "params"]
         number, channels = slots[name]
         tensors |= _named(names.seeds[name], seed_table(codes[seed["blueprint"]], channels), own)
         if name in names.gates:
@@ -180,16 +227,26 @@ def _grown(spec: dict, names: _Names, shape: HostShape, rows: TensorDict) -> Gro
         for (name, _), dtype in zip(names.statistics, kept, strict=True):
             tensors[name] = tensors[name].to(dtype)
     tensors |= {name: torch.zeros((), dtype=torch.int64) for name in names.counters}
-    tensors |= {f"{seed['slot']}.blend.alpha": torch.tensor(seed["alpha"]) for seed in spec["seeds"]}
-    tensors |= {f"input.{name}": torch.tensor(spec["input"][name]).view(-1, 1, 1) for name in ("mean", "std")}
+    tensors |= {
+        f"{seed['slot']}.blend.alpha": torch.tensor(seed["alpha"]) for seed in spec["seeds"]
+    }
+    tensors |= {
+        f"input.{name}": torch.tensor(spec["input"][name]).view(-1, 1, 1)
+        for name in ("mean", "std")
+    }
     return Grown(spec, tensors)
 
 
-def _named(names: Sequence[tuple[str, torch.Size]], table: Table, rows: Tensor) -> dict[str, Tensor]:
+def _named(
+    names: Sequence[tuple[str, torch.Size]], table: Table, rows: Tensor
+) -> dict[str, Tensor]:
     """The tensors in the first columns of rows [1, ...] by their names."""
     named = dict[str, Tensor]()
     for (name, wanted), values in zip(names, table.unpack(rows[:, : table.total]), strict=True):
         if wanted != values.shape[1:]:
-            raise ValueError(f"{name}: a parameter {list(values.shape[1:])} for a layer that has one of {list(wanted)}")
+            raise ValueError(
+                f"{name}: a parameter {list(values.shape[1:])} for a layer that has one of "
+                f"{list(wanted)}"
+            )
         named[name] = values[0].clone()
     return named

@@ -1,8 +1,9 @@
 """Hosts as a chain of segments with seed slots between them, n hosts at once.
 
-Block: convolution, batch norm, ReLU, slot r0c{i}, max pool, slot r1c{i}; after the last block a global mean and a
-linear classifier. Hosts of users' own have other segments too, each with a slot r0c{i} behind it, and may have a head
-of their own. What stands in the slots is the business of the `SlotFiller` that the engine in torch hands in.
+Block: convolution, batch norm, ReLU, slot r0c{i}, max pool, slot r1c{i}; after the last block a
+global mean and a linear classifier. Hosts of users' own have other segments too, each with a slot
+r0c{i} behind it, and may have a head of their own. What stands in the slots is the business of the
+`SlotFiller` that the engine in torch hands in.
 """
 
 import math
@@ -34,7 +35,9 @@ from esper_soa.nets.model.parts import Layer, convolution
 
 
 class Block(NamedTuple):
-    """Static shape of one block; slot numbers index the run's enabled slots, -1 where none is enabled."""
+    """Static shape of one block; slot numbers index the run's enabled slots, -1 where none is
+    enabled.
+    """
 
     channels: int
     pooled: bool
@@ -57,8 +60,14 @@ class Block(NamedTuple):
 
     @property
     def layers(self) -> list[Layer]:
-        """The plain modules before its pool, whose parameters and statistics are those above, in their order."""
-        norm = {"num_features": self.channels, "eps": batched.NORM_EPS, "momentum": batched.BATCH_NORM_MOMENTUM}
+        """The plain modules before its pool, whose parameters and statistics are those above, in
+        their order.
+        """
+        norm = {
+            "num_features": self.channels,
+            "eps": batched.NORM_EPS,
+            "momentum": batched.BATCH_NORM_MOMENTUM,
+        }
         convolved = convolution(self.inputs, self.channels, self.kernel)
         return [convolved, Layer("norm", "BatchNorm2d", norm), Layer("relu", "ReLU", {})]
 
@@ -157,7 +166,8 @@ class HostShape(NamedTuple):
     parameters: Table
     statistics: Table  # running mean and variance of every block's batch norm
     blueprints: Blueprints = BLUEPRINTS  # what can grow in the slots
-    head: OwnSegment | None = None  # behind the blocks, in place of a global mean and a linear classifier
+    # Behind the blocks, in place of a global mean and a linear classifier.
+    head: OwnSegment | None = None
 
     @property
     def execution_order(self) -> tuple[int, ...]:
@@ -176,14 +186,19 @@ class HostShape(NamedTuple):
 
     @property
     def classifier_inputs(self) -> int:
-        """Channels of the features that the linear classifier is given; 0 where the head is another."""
+        """Channels of the features that the linear classifier is given; 0 where the head is
+        another.
+        """
         last = self.blocks[-1]
         return 0 if isinstance(last, OwnSegment) else last.channels
 
     @property
     def products(self) -> int:
         """Multiplications of an image's way through the host without seeds."""
-        return sum(block.products for block in self.segments) + self.num_classes * self.classifier_inputs
+        return (
+            sum(block.products for block in self.segments)
+            + self.num_classes * self.classifier_inputs
+        )
 
     def blueprint(self, code: int) -> Architecture:
         """The blueprint with this code; LookupError where there is none."""
@@ -198,7 +213,8 @@ class SlotFiller(Protocol):
         ...
 
     def fill(self, layers: Layers, slot: int, x: Tensor, pooled: bool) -> Tensor:
-        """Activations after the slot, computed by `layers`, and after a 2x2 max pool where `pooled`.
+        """Activations after the slot, computed by `layers`, and after a 2x2 max pool where
+        `pooled`.
 
         May return more alpha rows along the batch axis than it was given.
         """
@@ -206,7 +222,9 @@ class SlotFiller(Protocol):
 
 
 def slots_of(segment: Segment) -> tuple[int, ...]:
-    """Slot numbers of a segment in the order in which the forward pass meets them, -1 where none is enabled."""
+    """Slot numbers of a segment in the order in which the forward pass meets them, -1 where none is
+    enabled.
+    """
     if isinstance(segment, Block):
         return segment.slot_before_pool, segment.slot_after_pool
     return (segment.slot,)
@@ -223,15 +241,19 @@ def host_shape(
     blueprints: Blueprints = BLUEPRINTS,
     host: HostChain | OwnChain | None = None,
 ) -> HostShape:
-    """Static description of the hosts of `task` with the enabled `slots`, in which `blueprints` can grow.
+    """Static description of the hosts of `task` with the enabled `slots`, in which `blueprints` can
+    grow.
 
-    host: a chain of a user's own in place of that of the settings. Raises ValueError where two blueprints have the same
-    code.
+    host: a chain of a user's own in place of that of the settings. Raises ValueError where two
+    blueprints have the same code.
     """
     check_codes(blueprints)
     number = {(spec.row, spec.block): index for index, spec in enumerate(slots)}
     if isinstance(host, OwnChain):
-        every = [OwnSegment(host, place, number.get((0, place), -1)) for place in range(len(host.segments))]
+        every = [
+            OwnSegment(host, place, number.get((0, place), -1))
+            for place in range(len(host.segments))
+        ]
         own = Table(tuple(one for part in every for one in part.parameters))
         kept = Table(tuple(one for part in every for one in part.statistics))
         return HostShape(tuple(every[:-1]), host.classes, slots, own, kept, blueprints, every[-1])
@@ -243,14 +265,18 @@ def host_shape(
 def package_chain(task: TaskConfig) -> HostChain:
     """The host that the settings describe."""
     blocks = range(task.num_blocks)
-    return HostChain(tuple(ConvBlock(task.channels(i), task.kernel_size, task.pooled(i)) for i in blocks))
+    return HostChain(
+        tuple(ConvBlock(task.channels(i), task.kernel_size, task.pooled(i)) for i in blocks)
+    )
 
 
 def _blocks(chain: HostChain, number: dict[tuple[int, int], int]) -> tuple[Block | Refinement, ...]:
     """The segments; number: of the enabled slots by row and segment."""
-    inputs, blocks = IMAGE_CHANNELS, list[Block | Refinement]()
+    inputs = IMAGE_CHANNELS
+    blocks = list[Block | Refinement]()
     for i, (part, size) in enumerate(zip(chain.parts, chain.sides()[:-1], strict=True)):
-        before, after = number.get((0, i), -1), number.get((1, i), -1)
+        before = number.get((0, i), -1)
+        after = number.get((1, i), -1)
         if isinstance(part, ConvBlock):
             blocks.append(Block(part.channels, part.pool, before, after, inputs, part.kernel, size))
             inputs = part.channels
@@ -260,30 +286,42 @@ def _blocks(chain: HostChain, number: dict[tuple[int, int], int]) -> tuple[Block
 
 
 def host_tables(blocks: tuple[Block | Refinement, ...], num_classes: int) -> tuple[Table, Table]:
-    """Parameters of a host, block by block and the classifier's last, and its running statistics."""
+    """Parameters of a host, block by block and the classifier's last, and its running
+    statistics.
+    """
     last = blocks[-1].channels
     parameters = [parameter for block in blocks for parameter in block.parameters]
     parameters += [weight(num_classes, last), offset(num_classes, last)]
-    return Table(tuple(parameters)), Table(tuple(one for block in blocks for one in block.statistics))
+    return Table(tuple(parameters)), Table(
+        tuple(one for block in blocks for one in block.statistics)
+    )
 
 
 def initial_hosts(shape: HostShape, keys: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Fresh rows of parameters and of running statistics [n, ...] from streams `keys` (int64 [n])."""
+    """Fresh rows of parameters and of running statistics [n, ...] from streams `keys` (int64
+    [n]).
+    """
     if shape.own_chain is not None:
         return shape.own_chain.initial_rows(keys, dtype)
     return shape.parameters.initial(keys, dtype), shape.statistics.initial(keys, dtype)
 
 
 def _early_pool(block: Block, filler: SlotFiller) -> bool:
-    """True where the pool can be part of the block: nothing stands between, and pool and ReLU commute."""
-    return block.pooled and not (block.slot_before_pool >= 0 and filler.occupied(block.slot_before_pool))
+    """True where the pool can be part of the block: nothing stands between, and pool and ReLU
+    commute.
+    """
+    return block.pooled and not (
+        block.slot_before_pool >= 0 and filler.occupied(block.slot_before_pool)
+    )
 
 
 def _slots(layers: Layers, segment: Segment, x: Tensor, filler: SlotFiller) -> Tensor:
     """The slots of one segment, and its pool where a seed stands before it."""
     for slot in slots_of(segment):
         if slot >= 0 and filler.occupied(slot):
-            pooled = isinstance(segment, Block) and segment.pooled and slot == segment.slot_before_pool
+            pooled = (
+                isinstance(segment, Block) and segment.pooled and slot == segment.slot_before_pool
+            )
             x = filler.fill(layers, slot, x, pooled)
     return x
 
@@ -293,9 +331,14 @@ def _own_values(
 ) -> Iterator[tuple[Segment, list[Tensor], list[Tensor]]]:
     """Every segment with its own parameters and statistics."""
     for segment in segments:
-        own, kept = (3, 2) if isinstance(segment, Block) else (len(segment.parameters), len(segment.statistics))
+        own, kept = (
+            (3, 2)
+            if isinstance(segment, Block)
+            else (len(segment.parameters), len(segment.statistics))
+        )
         yield segment, parameters[:own], statistics[:kept]
-        parameters, statistics = parameters[own:], statistics[kept:]
+        parameters = parameters[own:]
+        statistics = statistics[kept:]
 
 
 def _train_segments(
@@ -306,14 +349,18 @@ def _train_segments(
     x: Tensor,
     filler: SlotFiller,
 ) -> Tensor:
-    """What the last segment gives, by batch statistics; running statistics [n * numbers] move in place."""
+    """What the last segment gives, by batch statistics; running statistics [n * numbers] move in
+    place.
+    """
     num_nets = parameters[0].shape[0]
     for segment, own, running in _own_values(shape.segments, parameters, statistics):
         match segment:
             case Block():
                 kernel, scale, shift = own
                 mean, variance = running
-                x = layers.train_block(x, kernel, (scale, shift), (mean, variance), _early_pool(segment, filler))
+                x = layers.train_block(
+                    x, kernel, (scale, shift), (mean, variance), _early_pool(segment, filler)
+                )
             case Refinement():
                 x = seed_forward(layers, segment.architecture, own, x)
             case OwnSegment():
@@ -330,7 +377,9 @@ def train_forward(
     x: Tensor,
     filler: SlotFiller,
 ) -> Tensor:
-    """Logits [B, n, classes] of images x [B, n*3, 32, 32]; running statistics [n * numbers] move in place."""
+    """Logits [B, n, classes] of images x [B, n*3, 32, 32]; running statistics [n * numbers] move in
+    place.
+    """
     out = _train_segments(layers, shape, parameters, statistics, x, filler)
     return _logits(shape, out, parameters)
 
@@ -350,7 +399,9 @@ def train_loss(
     batch: tuple[Tensor, Tensor],
     filler: SlotFiller,
 ) -> tuple[Tensor, Tensor]:
-    """Mean cross-entropy [n] and correct answers int64 [n] of a batch, images [B, n*3, 32, 32] and labels [B, n]."""
+    """Mean cross-entropy [n] and correct answers int64 [n] of a batch, images [B, n*3, 32, 32] and
+    labels [B, n].
+    """
     images, labels = batch
     x = _train_segments(layers, shape, parameters, statistics, images, filler)
     if shape.head is not None:
@@ -359,8 +410,11 @@ def train_loss(
     return layers.classifier_loss(x, weights, bias, labels)
 
 
-def fold_batch_norm(shape: HostShape, parameters: list[Tensor], statistics: list[Tensor]) -> list[Tensor]:
-    """Parameters for `evaluate_forward`: kernel and bias per block with the running statistics folded in.
+def fold_batch_norm(
+    shape: HostShape, parameters: list[Tensor], statistics: list[Tensor]
+) -> list[Tensor]:
+    """Parameters for `evaluate_forward`: kernel and bias per block with the running statistics
+    folded in.
 
     Of segments that are no blocks their parameters, then their statistics.
     """
@@ -376,9 +430,14 @@ def fold_batch_norm(shape: HostShape, parameters: list[Tensor], statistics: list
     return folded if shape.head is not None else folded + parameters[-2:]
 
 
-def evaluate_forward(layers: Layers, shape: HostShape, folded: list[Tensor], x: Tensor, filler: SlotFiller) -> Tensor:
-    """Logits [rows * B, n, classes] with running statistics; `filler` may multiply the alpha rows on the way."""
-    rest, num_nets = folded, folded[0].shape[0]
+def evaluate_forward(
+    layers: Layers, shape: HostShape, folded: list[Tensor], x: Tensor, filler: SlotFiller
+) -> Tensor:
+    """Logits [rows * B, n, classes] with running statistics; `filler` may multiply the alpha rows
+    on the way.
+    """
+    rest = folded
+    num_nets = folded[0].shape[0]
     for segment in shape.segments:
         match segment:
             case Block():
@@ -386,10 +445,14 @@ def evaluate_forward(layers: Layers, shape: HostShape, folded: list[Tensor], x: 
                 x = layers.infer_block(x, kernel, bias, _early_pool(segment, filler))
             case Refinement():
                 size = len(segment.parameters)
-                x, rest = seed_forward(layers, segment.architecture, rest[:size], x), rest[size:]
+                x = seed_forward(layers, segment.architecture, rest[:size], x)
+                rest = rest[size:]
             case OwnSegment():
-                own, kept = len(segment.parameters), len(segment.statistics)
-                x = segment.chain.infer(segment.number, rest[:own], rest[own : own + kept], x, num_nets)
+                own = len(segment.parameters)
+                kept = len(segment.statistics)
+                x = segment.chain.infer(
+                    segment.number, rest[:own], rest[own : own + kept], x, num_nets
+                )
                 rest = rest[own + kept :]
         x = _slots(layers, segment, x, filler)
     return _logits(shape, x, folded)

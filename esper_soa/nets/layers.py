@@ -1,7 +1,9 @@
-"""The layers of n networks that may be computed in more than one way, as methods of an object that an engine holds.
+"""The layers of n networks that may be computed in more than one way, as methods of an object that
+an engine holds.
 
-`Layers` is plain torch and the meaning of them; an engine with kernels of its own overrides what it has them for.
-Handed by the engine through host.py and seeds.py to blueprints.py. What is the same everywhere is in batched.py.
+`Layers` is plain torch and the meaning of them; an engine with kernels of its own overrides what it
+has them for. Handed by the engine through host.py and seeds.py to blueprints.py. What is the same
+everywhere is in batched.py.
 """
 
 from typing import NamedTuple
@@ -31,13 +33,21 @@ class Layers:
         self.convolutions = convolutions
 
     def conv2d(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Same-padded convolution of x [B, n*I or I, H, W] with weight [n, O, I, k, k], bias [n, O]: [B, n*O, H, W]."""
+        """Same-padded convolution of x [B, n*I or I, H, W] with weight [n, O, I, k, k], bias [n,
+        O]: [B, n*O, H, W].
+        """
         return self.convolutions.convolve(x, weight, bias)
 
     def train_block(
-        self, x: Tensor, weight: Tensor, norm: tuple[Tensor, Tensor], running: tuple[Tensor, Tensor], pooled: bool
+        self,
+        x: Tensor,
+        weight: Tensor,
+        norm: tuple[Tensor, Tensor],
+        running: tuple[Tensor, Tensor],
+        pooled: bool,
     ) -> Tensor:
-        """Convolution, batch norm, ReLU and 2x2 max pool, training; x [B, n*I, H, W] -> [B, n*O, H or H/2, W or W/2].
+        """Convolution, batch norm, ReLU and 2x2 max pool, training; x [B, n*I, H, W] -> [B, n*O, H
+        or H/2, W or W/2].
 
         norm = scale and shift [n, O]; running = mean and variance [n*O], moved in place.
         """
@@ -45,20 +55,33 @@ class Layers:
         return F.relu(F.max_pool2d(x, 2) if pooled else x, inplace=True)
 
     def infer_block(self, x: Tensor, weight: Tensor, bias: Tensor, pooled: bool) -> Tensor:
-        """Convolution, ReLU and 2x2 max pool, no gradients; x [B, n*I or I, H, W] -> [B, n*O, H or H/2, W or W/2]."""
+        """Convolution, ReLU and 2x2 max pool, no gradients; x [B, n*I or I, H, W] -> [B, n*O, H or
+        H/2, W or W/2].
+        """
         x = self.conv2d(x, weight, bias)
         return F.relu(F.max_pool2d(x, 2) if pooled else x, inplace=True)
 
-    def seed_layer(self, x: Tensor, weight: Tensor, norm: GroupNorm, residual: Tensor | None = None) -> Tensor:
-        """Convolution, group norm and ReLU of x [B, n*I, H, W] (see GroupNorm), plus residual [B, n*O, H, W]."""
+    def seed_layer(
+        self, x: Tensor, weight: Tensor, norm: GroupNorm, residual: Tensor | None = None
+    ) -> Tensor:
+        """Convolution, group norm and ReLU of x [B, n*I, H, W] (see GroupNorm), plus residual [B,
+        n*O, H, W].
+        """
         out = batched.group_norm(self.conv2d(x, weight), norm.groups, norm.scale, norm.shift)
         out = F.relu(out, inplace=True) if norm.relu else out
         return out if residual is None else residual + out
 
     def added_layer(
-        self, x: Tensor, weight: Tensor, norm: GroupNorm, alpha: Tensor, detached: bool, pooled: bool = False
+        self,
+        x: Tensor,
+        weight: Tensor,
+        norm: GroupNorm,
+        alpha: Tensor,
+        detached: bool,
+        pooled: bool = False,
     ) -> Tensor:
-        """x [B, n*C, H, W] moved by alpha [n] towards x + layer(x), and behind it a 2x2 max pool where `pooled`.
+        """x [B, n*C, H, W] moved by alpha [n] towards x + layer(x), and behind it a 2x2 max pool
+        where `pooled`.
 
         detached: the seed sees x cut off from the graph.
         """
@@ -70,12 +93,18 @@ class Layers:
         """2x2 max pool."""
         return F.max_pool2d(x, 2)
 
-    def classifier_loss(self, x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean cross-entropy [n] of `classify` for labels [B, n], in the weights' dtype; right answers, int64 [n]."""
+    def classifier_loss(
+        self, x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Mean cross-entropy [n] of `classify` for labels [B, n], in the weights' dtype; right
+        answers, int64 [n].
+        """
         return batched.loss(batched.classify(x, weight, bias).to(weight.dtype), labels)
 
     def sgd_(self, params: Tensor, momentum: Tensor, grad: Tensor, rule: sgd.Rule) -> None:
-        """Clip each row's gradient to its own norm, then SGD with momentum, in place; all [n, P], a tensor lr []."""
+        """Clip each row's gradient to its own norm, then SGD with momentum, in place; all [n, P], a
+        tensor lr [].
+        """
         sgd.sgd_(params, momentum, grad, rule)
 
 

@@ -1,7 +1,8 @@
-"""Blueprints of users' own, found by the setting task.blueprints and looked at before anything is built of them.
+"""Blueprints of users' own, found by the setting task.blueprints and looked at before anything is
+built of them.
 
-Called by build.py and ops/memory.py; conformance.py looks closer. What a blueprint of parts or an nn.Module must be is
-told by the findings below.
+Called by build.py and ops/memory.py; conformance.py looks closer. What a blueprint of parts or an
+nn.Module must be is told by the findings below.
 """
 
 from collections.abc import Sequence
@@ -25,10 +26,11 @@ PROBE_SEED = 1
 
 
 def task_blueprints(offered: Sequence[str], slots: Sequence[SlotSpec]) -> Blueprints:
-    """The package's blueprints, and users' own among `offered` (task.blueprints), which can stand in these slots.
+    """The package's blueprints, and users' own among `offered` (task.blueprints), which can stand
+    in these slots.
 
-    Own ones have the codes from NUM_BLUEPRINTS on, in the order of `offered`. Raises SettingError, which says what is
-    wrong with one of them.
+    Own ones have the codes from NUM_BLUEPRINTS on, in the order of `offered`. Raises SettingError,
+    which says what is wrong with one of them.
     """
     return (*BLUEPRINTS, *_own(offered, slots))
 
@@ -44,35 +46,53 @@ def _own(offered: Sequence[str], slots: Sequence[SlotSpec]) -> list[Architecture
         sizes = sorted({(spec.channels, spec.size) for spec in slots})
         faults = [fault for size in sizes for fault in blueprint_findings(one, *size)]
         if faults:
-            raise SettingError(SETTING, reference, "a blueprint that can stand in the slots",
-                               "; ".join(dict.fromkeys(faults)) + ".")  # fmt: skip
+            raise SettingError(
+                SETTING,
+                reference,
+                "a blueprint that can stand in the slots",
+                "; ".join(dict.fromkeys(faults)) + ".",
+            )
         found.append(one)
     return found
 
 
 def architecture_of(part: Part, name: str, code: int) -> Architecture:
-    """What a function or class that is marked as a blueprint stands for; raises ValueError where that is none."""
+    """What a function or class that is marked as a blueprint stands for; raises ValueError where
+    that is none.
+    """
     required = num_required(part)
     if required == 1:
         factory: Factory = part  # type: ignore[assignment]
         return Architecture(code, name, (OwnModule(factory),), residual=False)
     if required > 1:
-        raise ValueError(f"blueprint {name}: it is called with the channels of a slot or with nothing, and wants more")
+        raise ValueError(
+            f"blueprint {name}: it is called with the channels of a slot or with nothing, and "
+            "wants more"
+        )
     given = part()
     if isinstance(given, Architecture):
         return replace(given, code=code, name=name)
     if isinstance(given, nn.Module):
-        raise ValueError(f"blueprint {name}: it gives a module, so it must be called with the channels of a slot")
-    if not isinstance(given, tuple) or not given or not all(isinstance(one, PARTS) for one in given):
+        raise ValueError(
+            f"blueprint {name}: it gives a module, so it must be called with the channels of a slot"
+        )
+    if (
+        not isinstance(given, tuple)
+        or not given
+        or not all(isinstance(one, PARTS) for one in given)
+    ):
         kinds = ", ".join(kind.__name__ for kind in PARTS)
         raise ValueError(
-            f"blueprint {name}: it gives {one_line(given)}, no tuple of parts ({kinds}) and no Architecture"
+            f"blueprint {name}: it gives {one_line(given)}, no tuple of parts ({kinds}) and no "
+            "Architecture"
         )
     return Architecture(code, name, given)
 
 
 def blueprint_findings(blueprint: Architecture, channels: int, size: int) -> list[str]:
-    """What keeps seeds of the blueprint from standing in a slot of these channels, height and width, in words."""
+    """What keeps seeds of the blueprint from standing in a slot of these channels, height and
+    width, in words.
+    """
     if blueprint.module is not None:
         found = _module_findings(blueprint.module.make, channels, size)
         return [f"with {channels} channels of {size}x{size} pixels {fault}" for fault in found]
@@ -89,7 +109,9 @@ def _module_findings(make: Factory, channels: int, size: int) -> list[str]:
             out = module(x.clone())
     except RAISED as error:
         return [f"it raises {type(error).__name__}: {one_line(error)}"]
-    return [*_kept_findings(module), *_output_findings(out, x)] or _together_findings(OwnModule(make), x)
+    return [*_kept_findings(module), *_output_findings(out, x)] or _together_findings(
+        OwnModule(make), x
+    )
 
 
 def _together_findings(part: OwnModule, x: torch.Tensor) -> list[str]:
@@ -98,7 +120,9 @@ def _together_findings(part: OwnModule, x: torch.Tensor) -> list[str]:
     try:
         rows = part.initial_rows(channels, torch.arange(2), x.dtype)
         with torch.no_grad():
-            part.forward(Table(part.parameters(channels, channels)).unpack(rows), torch.cat([x, x], dim=1))
+            part.forward(
+                Table(part.parameters(channels, channels)).unpack(rows), torch.cat([x, x], dim=1)
+            )
     except RAISED as error:
         return [f"for several networks at once it raises {type(error).__name__}: {one_line(error)}"]
     return []
@@ -107,26 +131,39 @@ def _together_findings(part: OwnModule, x: torch.Tensor) -> list[str]:
 def _kept_findings(module: nn.Module) -> list[str]:
     """What the module keeps beside the parameters of its networks."""
     found = []
-    parameters, buffers = dict(module.named_parameters()), [name for name, _ in module.named_buffers()]
+    parameters = dict(module.named_parameters())
+    buffers = [name for name, _ in module.named_buffers()]
     if not parameters:
         found.append("it has no parameters")
     if buffers:
         found.append(f"it keeps buffers ({', '.join(buffers)}), which all networks would share")
     frozen = [name for name, one in parameters.items() if not one.requires_grad]
     if frozen:
-        found.append(f"its parameters {', '.join(frozen)} want no gradient, but all parameters of a seed are trained")
+        found.append(
+            f"its parameters {', '.join(frozen)} want no gradient, but all parameters of a "
+            "seed "
+            "are trained"
+        )
     foreign = [name for name, one in parameters.items() if not one.is_floating_point()]
     if foreign:
         found.append(f"its parameters {', '.join(foreign)} are no floating-point numbers")
     kept = kept_tensors(module)
     if kept:
-        found.append(f"it keeps tensors that are no parameters ({', '.join(kept)}), which all networks would share")
+        found.append(
+            f"it keeps tensors that are no parameters ({', '.join(kept)}), which all networks "
+            "would share"
+        )
     return found
 
 
 def kept_tensors(module: nn.Module) -> list[str]:
     """Names of tensors that the module keeps as neither parameters nor buffers."""
-    return [name for part in module.modules() for name, one in vars(part).items() if isinstance(one, torch.Tensor)]
+    return [
+        name
+        for part in module.modules()
+        for name, one in vars(part).items()
+        if isinstance(one, torch.Tensor)
+    ]
 
 
 def _output_findings(out: object, x: torch.Tensor) -> list[str]:
@@ -134,7 +171,9 @@ def _output_findings(out: object, x: torch.Tensor) -> list[str]:
         return [f"it gives a {type(out).__name__}, not a tensor"]
     found = []
     if out.shape != x.shape:
-        found.append(f"it gives features of shape {list(out.shape)} for features of shape {list(x.shape)}")
+        found.append(
+            f"it gives features of shape {list(out.shape)} for features of shape {list(x.shape)}"
+        )
     if out.dtype != x.dtype:
         found.append(f"it gives {out.dtype} for {x.dtype}")
     if out.device != x.device:

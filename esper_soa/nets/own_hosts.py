@@ -1,7 +1,8 @@
-"""Hosts of users' own, found by the setting task.host and looked at before anything is built of them; their slots.
+"""Hosts of users' own, found by the setting task.host and looked at before anything is built of
+them; their slots.
 
-What a chain of parts or of modules must be is told by the findings below. Called by build.py, controls.py, runs.py and
-ops/memory.py, for hosts of the settings too; conformance.py looks closer.
+What a chain of parts or of modules must be is told by the findings below. Called by build.py,
+controls.py, runs.py and ops/memory.py, for hosts of the settings too; conformance.py looks closer.
 """
 
 import re
@@ -37,13 +38,17 @@ def task_shape(task: TaskConfig, slots: Sequence[str]) -> HostShape:
 
 
 def task_slots(task: TaskConfig, names: Sequence[str]) -> tuple[SlotSpec, ...]:
-    """The slots of the run, of its host, in row-major order; `names` may come in any order. Raises SettingError."""
+    """The slots of the run, of its host, in row-major order; `names` may come in any order. Raises
+    SettingError.
+    """
     host = task_host(task)
     return enabled_slots(task, list(names), None if host is None else offered_slots(host))
 
 
 def task_host(task: TaskConfig) -> HostChain | OwnChain | None:
-    """The user's own host that the task names; None where it names none. Raises SettingError where that is none."""
+    """The user's own host that the task names; None where it names none. Raises SettingError where
+    that is none.
+    """
     if not is_reference(task.host):
         return None
     part = find(HOST, task.host, SETTING)
@@ -53,30 +58,44 @@ def task_host(task: TaskConfig) -> HostChain | OwnChain | None:
         raise SettingError(SETTING, task.host, "a host", f"{one_line(error)}.") from error
     faults = _findings(host)
     if faults:
-        raise SettingError(SETTING, task.host, "a host that can be trained", "; ".join(faults) + ".")
+        raise SettingError(
+            SETTING, task.host, "a host that can be trained", "; ".join(faults) + "."
+        )
     return host
 
 
 def host_of(part: Part, name: str, num_classes: int) -> HostChain | OwnChain:
-    """What a function or class that is marked as a host stands for; raises ValueError where that is none."""
+    """What a function or class that is marked as a host stands for; raises ValueError where that is
+    none.
+    """
     required = num_required(part)
     if required == 1:
         return OwnChain(part, num_classes)  # type: ignore[arg-type]
     if required > 1:
-        raise ValueError(f"host {name}: it is called with the number of classes or with nothing, and wants more")
+        raise ValueError(
+            f"host {name}: it is called with the number of classes or with nothing, and wants more"
+        )
     given = part()
     if isinstance(given, nn.Module):
-        raise ValueError(f"host {name}: it gives a module, so it must be called with the number of classes")
+        raise ValueError(
+            f"host {name}: it gives a module, so it must be called with the number of classes"
+        )
     if not isinstance(given, tuple):
-        raise ValueError(f"host {name}: it gives {one_line(given)}, no tuple of segments (ConvBlock, Residual)")
+        raise ValueError(
+            f"host {name}: it gives {one_line(given)}, no tuple of segments (ConvBlock, Residual)"
+        )
     foreign = [type(one).__name__ for one in given if not isinstance(one, ConvBlock | Residual)]
     if foreign:
-        raise ValueError(f"host {name}: it gives a {foreign[0]} among its segments, no ConvBlock and no Residual")
+        raise ValueError(
+            f"host {name}: it gives a {foreign[0]} among its segments, no ConvBlock and no Residual"
+        )
     return HostChain(given)
 
 
 def offered_slots(host: HostChain | OwnChain) -> tuple[SlotSpec, ...]:
-    """Every slot of the host, row-major: r0c{i} behind segment i, before its pool, and r1c{i} behind its pool."""
+    """Every slot of the host, row-major: r0c{i} behind segment i, before its pool, and r1c{i}
+    behind its pool.
+    """
     if isinstance(host, OwnChain):
         last = max(len(host.segments) - 2, 1)
         return tuple(
@@ -84,9 +103,13 @@ def offered_slots(host: HostChain | OwnChain) -> tuple[SlotSpec, ...]:
             for place, one in enumerate(host.segments[:-1])
             if one.square
         )
-    first, second, channels, sides = list[SlotSpec](), list[SlotSpec](), IMAGE_CHANNELS, host.sides()
+    first = list[SlotSpec]()
+    second = list[SlotSpec]()
+    channels = IMAGE_CHANNELS
+    sides = host.sides()
     for place, part in enumerate(host.parts):
-        channels, depth = part.channels if isinstance(part, ConvBlock) else channels, place / (len(host.parts) - 1)
+        channels = part.channels if isinstance(part, ConvBlock) else channels
+        depth = place / (len(host.parts) - 1)
         first.append(SlotSpec(f"r0c{place}", 0, place, channels, sides[place], depth))
         if sides[place + 1] < sides[place]:
             second.append(SlotSpec(f"r1c{place}", 1, place, channels, sides[place + 1], depth))
@@ -106,11 +129,15 @@ def host_findings(host: HostChain | OwnChain) -> tuple[str, ...]:
         return (f"it raises {type(error).__name__}: {one_line(error)}",)
 
 
-_findings = lru_cache(maxsize=64)(host_findings)  # of a host that several parts of a program ask for
+# of a host that several parts of a program ask for
+_findings = lru_cache(maxsize=64)(host_findings)
 
 
 def _no_chain(module: object) -> str:
-    return f"it gives a {type(module).__name__}, which is no nn.Sequential: a host is a chain of segments"
+    return (
+        f"it gives a {type(module).__name__}, which is no nn.Sequential: a host is a chain of "
+        "segments"
+    )
 
 
 def _chain_findings(module: nn.Module) -> list[str]:
@@ -118,20 +145,40 @@ def _chain_findings(module: nn.Module) -> list[str]:
     if not isinstance(module, nn.Sequential):
         return [_no_chain(module)]
     if type(module).forward is not nn.Sequential.forward:
-        return ["its forward pass is its own: a host hands images from segment to segment, as nn.Sequential does"]
+        return [
+            (
+                "its forward pass is its own: a host hands images from segment to segment, as "
+                "nn.Sequential does"
+            )
+        ]
     if len(module) < 2:
-        return ["it has less than two segments: the last gives the logits, and seeds stand behind the others"]
-    found, parameters = [], dict(module.named_parameters(remove_duplicate=False))
+        return [
+            (
+                "it has less than two segments: the last gives the logits, and seeds stand behind "
+                "the "
+                "others"
+            )
+        ]
+    found = []
+    parameters = dict(module.named_parameters(remove_duplicate=False))
     taken = [name for name, _ in module.named_children() if TAKEN.fullmatch(name)]
     if taken:
         found.append(f"its segment {taken[0]} has the name of another part of a grown network")
     if not parameters:
         found.append("it has no parameters")
-    if len(set(map(id, parameters.values()))) < len(parameters) or len(set(map(id, module))) < len(module):
+    if len(set(map(id, parameters.values()))) < len(parameters) or len(set(map(id, module))) < len(
+        module
+    ):
         found.append("two of its parameters are one, which rows of weights cannot say")
     for wrong, words in (
-        ([name for name, one in parameters.items() if not one.requires_grad], "want no gradient, but all are trained"),
-        ([name for name, one in parameters.items() if not one.is_floating_point()], "are no floating-point numbers"),
+        (
+            [name for name, one in parameters.items() if not one.requires_grad],
+            "want no gradient, but all are trained",
+        ),
+        (
+            [name for name, one in parameters.items() if not one.is_floating_point()],
+            "are no floating-point numbers",
+        ),
         (
             [name for name, one in parameters.items() if isinstance(one, UninitializedParameter)],
             "have no shape before a first pass",
@@ -142,10 +189,18 @@ def _chain_findings(module: nn.Module) -> list[str]:
     state = module.state_dict(keep_vars=True)
     passing = [name for name, _ in module.named_buffers() if name not in state]
     if passing:
-        found.append(f"its buffers {', '.join(passing)} are not persistent, so that grown networks would lack them")
+        found.append(
+            f"its buffers {', '.join(passing)} are not persistent, so that grown networks "
+            "would "
+            "lack them"
+        )
     kept = kept_tensors(module)
     if kept:
-        found.append(f"it keeps tensors that are no parameters or buffers ({', '.join(kept)}), which all would share")
+        found.append(
+            f"it keeps tensors that are no parameters or buffers ({', '.join(kept)}), which "
+            "all "
+            "would share"
+        )
     return found
 
 
@@ -155,9 +210,15 @@ def _shape_findings(host: OwnChain) -> list[str]:
     found = []
     if segments[-1].gives != (host.classes,):
         given = ", ".join(map(str, ("B", *segments[-1].gives)))
-        found.append(f"its last segment {segments[-1].name} gives [{given}], not logits [B, {host.classes}]")
+        found.append(
+            f"its last segment {segments[-1].name} gives [{given}], not logits [B, {host.classes}]"
+        )
     if not any(one.square for one in segments[:-1]):
-        found.append("none of its segments but the last gives features [B, C, H, H], in which a seed could stand")
+        found.append(
+            "none of its segments but the last gives features [B, C, H, H], in which a seed "
+            "could "
+            "stand"
+        )
     return found
 
 
@@ -166,10 +227,14 @@ def _together_findings(host: OwnChain) -> list[str]:
     rows, kept = host.initial_rows(torch.arange(PROBED), torch.float32)
     x = torch.zeros(PROBED, PROBED * IMAGE_CHANNELS, IMAGE_SIZE, IMAGE_SIZE)
     for training in (True, False):
-        features, start, begin = x, 0, 0
+        features = x
+        start = 0
+        begin = 0
         for number, segment in enumerate(host.segments):
             parameters, start = _taken(rows, start, [shape for _, shape in segment.parameters])
-            buffers, begin = _taken(kept.clone(), begin, [buffer.shape for buffer in segment.buffers])
+            buffers, begin = _taken(
+                kept.clone(), begin, [buffer.shape for buffer in segment.buffers]
+            )
             try:
                 with torch.no_grad():
                     if training:
@@ -180,14 +245,24 @@ def _together_findings(host: OwnChain) -> list[str]:
             except RAISED as error:
                 return [_failure(segment.name, training, error)]
             if features.shape != (PROBED, PROBED * segment.gives[0], *segment.gives[1:]):
-                return [f"its segment {segment.name} gives features of another shape in training than in eval mode"]
+                return [
+                    (
+                        f"its segment {segment.name} gives features of another shape in training "
+                        "than "
+                        "in eval mode"
+                    )
+                ]
             if not features.is_floating_point():
-                return [f"its segment {segment.name} gives {features.dtype}, no floating-point numbers"]
+                return [
+                    f"its segment {segment.name} gives {features.dtype}, no floating-point numbers"
+                ]
     return []
 
 
 def _taken(rows: Tensor, start: int, shapes: Sequence[tuple[int, ...]]) -> tuple[list[Tensor], int]:
-    """Tensors of these shapes from the columns of `rows` behind `start`, and where the next begin."""
+    """Tensors of these shapes from the columns of `rows` behind `start`, and where the next
+    begin.
+    """
     found = []
     for shape in shapes:
         size = torch.Size(shape).numel()
@@ -198,7 +273,13 @@ def _taken(rows: Tensor, start: int, shapes: Sequence[tuple[int, ...]]) -> tuple
 
 def _failure(name: str, training: bool, error: BaseException) -> str:
     if "random operation" in str(error):
-        return (f"its segment {name} draws random numbers (as Dropout does), which would not be those of an env's own "
-                "stream: leave it out")  # fmt: skip
+        return (
+            f"its segment {name} draws random numbers (as Dropout does), which would not be those "
+            "of an env's own "
+            "stream: leave it out"
+        )
     mode = "training" if training else "eval"
-    return f"its segment {name} raises {type(error).__name__} for several networks in {mode} mode: {one_line(error)}"
+    return (
+        f"its segment {name} raises {type(error).__name__} for several networks in {mode} "
+        f"mode: {one_line(error)}"
+    )

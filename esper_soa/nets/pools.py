@@ -1,8 +1,9 @@
 """Sleeping seeds: memory for every slot of every env, allocated once, and which of them are active.
 
-A slot's row is wide enough for its largest blueprint; the blueprint in residence decides what the numbers mean, and the
-gate network lies at the end. Germination re-initialises a row in place; nothing is ever allocated for it. Which seeds
-are active is the one read of the env state by the host, for engines that launch nothing for the others.
+A slot's row is wide enough for its largest blueprint; the blueprint in residence decides what the
+numbers mean, and the gate network lies at the end. Germination re-initialises a row in place;
+nothing is ever allocated for it. Which seeds are active is the one read of the env state by the
+host, for engines that launch nothing for the others.
 """
 
 from typing import NamedTuple
@@ -32,8 +33,12 @@ def row_layout(shape: HostShape, slot: int) -> RowLayout:
     return RowLayout(max(parameter_counts(shape.blueprints, channels)), gate_table(channels).total)
 
 
-def allocate(shape: HostShape, num_envs: int, device: torch.device, dtype: torch.dtype) -> TensorDict:
-    """All weights of N envs: host and seeds, each with parameters, momentum and (host) running statistics."""
+def allocate(
+    shape: HostShape, num_envs: int, device: torch.device, dtype: torch.dtype
+) -> TensorDict:
+    """All weights of N envs: host and seeds, each with parameters, momentum and (host) running
+    statistics.
+    """
 
     def rows(width: int) -> Tensor:
         return torch.zeros(num_envs, width, device=device, dtype=dtype)
@@ -41,13 +46,21 @@ def allocate(shape: HostShape, num_envs: int, device: torch.device, dtype: torch
     seeds = {}
     for slot, spec in enumerate(shape.slots):
         width = sum(row_layout(shape, slot))
-        seeds[spec.name] = TensorDict({"params": rows(width), "momentum": rows(width)}, batch_size=[num_envs])
+        seeds[spec.name] = TensorDict(
+            {"params": rows(width), "momentum": rows(width)}, batch_size=[num_envs]
+        )
     width = shape.parameters.total
     host = TensorDict(
-        {"params": rows(width), "momentum": rows(width), "statistics": rows(shape.statistics.total)},
+        {
+            "params": rows(width),
+            "momentum": rows(width),
+            "statistics": rows(shape.statistics.total),
+        },
         batch_size=[num_envs],
     )
-    return TensorDict({"host": host, "seeds": TensorDict(seeds, batch_size=[num_envs])}, batch_size=[num_envs])
+    return TensorDict(
+        {"host": host, "seeds": TensorDict(seeds, batch_size=[num_envs])}, batch_size=[num_envs]
+    )
 
 
 def initialise_hosts_(weights: TensorDict, shape: HostShape, keys: Tensor) -> None:
@@ -82,7 +95,8 @@ class SlotSeeds(NamedTuple):
     ablated: Tensor  # bool, takes part in subset rows
     newborn: Tensor  # bool, row is to be initialised
     fresh_momentum: Tensor  # bool, momentum row is to be cleared
-    over: Tensor | None = None  # bool, of the whole env: passes leave it out, no row of it runs; None = there is none
+    # Bool, of the whole env: passes leave it out, no row of it runs; None = there is none.
+    over: Tensor | None = None
 
 
 class ActiveSeeds(NamedTuple):
@@ -108,36 +122,57 @@ class ActiveSeeds(NamedTuple):
         return envs if self.over is None else envs[~self.over[envs, 0]]
 
 
-def slot_seeds(slots: Slots, ramp: Ramp, ablate_fossils: bool, over: Tensor | None = None) -> SlotSeeds:
+def slot_seeds(
+    slots: Slots, ramp: Ramp, ablate_fossils: bool, over: Tensor | None = None
+) -> SlotSeeds:
     """The seeds of an env state.
 
-    ablate_fossils: fossilised seeds take part in subset rows too (rewards that pay drip need it). over: bool [N], envs
-    that are left out, of which no row runs; None = there are none.
+    ablate_fossils: fossilised seeds take part in subset rows too (rewards that pay drip need it).
+    over: bool [N], envs that are left out, of which no row runs; None = there are none.
     """
     running = slots.running
     visible = running & (slots.alpha > 0)
     ablated = visible if ablate_fossils else visible & (slots.stage != Stage.FOSSILIZED)
     found = SlotSeeds(
-        running, slots.stage, slots.blueprint, slots.blend, ramp.mode == AlphaMode.DOWN, visible, ablated,
-        slots.newborn, slots.fresh_momentum,
-    )  # fmt: skip
+        running,
+        slots.stage,
+        slots.blueprint,
+        slots.blend,
+        ramp.mode == AlphaMode.DOWN,
+        visible,
+        ablated,
+        slots.newborn,
+        slots.fresh_momentum,
+    )
     if over is None:
         return found
     left = over[:, None].expand_as(running)
-    flags = {name: one & ~left for name, one in found._asdict().items() if one is not None and one.dtype == torch.bool}
+    flags = {
+        name: one & ~left
+        for name, one in found._asdict().items()
+        if one is not None and one.dtype == torch.bool
+    }
     return found._replace(**flags, over=left)
 
 
 def read_active_seeds(seeds: SlotSeeds) -> ActiveSeeds:
-    """One packed device-to-host copy: the one read of an env-step, of engines that must know on the host what runs."""
+    """One packed device-to-host copy: the one read of an env-step, of engines that must know on the
+    host what runs.
+    """
     given = [column for column in seeds if column is not None]
     columns = torch.stack([column.long() for column in given]).cpu().numpy()
     flags = [column.dtype == torch.bool for column in given]
-    return ActiveSeeds(*(found.astype(bool) if flag else found for found, flag in zip(columns, flags, strict=True)))
+    return ActiveSeeds(
+        *(found.astype(bool) if flag else found for found, flag in zip(columns, flags, strict=True))
+    )
 
 
-def read_and_claim_(weights: TensorDict, shape: HostShape, seeds: SlotSeeds, keys: Tensor) -> ActiveSeeds:
-    """The seeds on the host, those that are newborn initialised: `claim_` of engines that read which seeds run."""
+def read_and_claim_(
+    weights: TensorDict, shape: HostShape, seeds: SlotSeeds, keys: Tensor
+) -> ActiveSeeds:
+    """The seeds on the host, those that are newborn initialised: `claim_` of engines that read
+    which seeds run.
+    """
     active_seeds = read_active_seeds(seeds)
     claim_(weights, shape, active_seeds, keys)
     return active_seeds
@@ -159,7 +194,9 @@ def claim_(weights: TensorDict, shape: HostShape, active_seeds: ActiveSeeds, key
             chosen = active_seeds.newborn[:, slot] & (active_seeds.blueprint[:, slot] == code)
             rows = upload(np.flatnonzero(chosen), keys.device)
             multiply = upload(active_seeds.blend[chosen, slot] == Blend.MULTIPLY, keys.device)
-            pool["params"].index_copy_(0, rows, _newborn_rows(shape, slot, int(code), keys[rows], multiply, pool))
+            pool["params"].index_copy_(
+                0, rows, _newborn_rows(shape, slot, int(code), keys[rows], multiply, pool)
+            )
         cleared = np.flatnonzero(active_seeds.fresh_momentum[:, slot])
         if cleared.size:
             pool["momentum"].index_fill_(0, upload(cleared, keys.device), 0.0)
@@ -170,8 +207,11 @@ def _newborn_rows(
 ) -> Tensor:
     """Whole rows [m, width]: the seed, zeros up to the gate, a fresh gate."""
     channels = shape.slots[slot].channels
-    layout, dtype = row_layout(shape, slot), pool["params"].dtype
+    layout = row_layout(shape, slot)
+    dtype = pool["params"].dtype
     own = streams.fold(keys, slot)
-    seed = initial_seeds(shape.blueprint(blueprint), channels, streams.fold(own, 0), multiply, dtype)
+    seed = initial_seeds(
+        shape.blueprint(blueprint), channels, streams.fold(own, 0), multiply, dtype
+    )
     gap = seed.new_zeros(seed.shape[0], layout.seed - seed.shape[1])
     return torch.cat([seed, gap, gate_table(channels).initial(streams.fold(own, 1), dtype)], dim=1)

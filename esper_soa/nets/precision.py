@@ -1,7 +1,9 @@
-"""Number formats of host training: 16 bits inside the networks by autocast, and a loss scale per env for float16.
+"""Number formats of host training: 16 bits inside the networks by autocast, and a loss scale per
+env for float16.
 
-Weights, running statistics, momentum, losses, gradients and everything after the networks stay in float32 or wider.
-Chosen by build.py from the setting compute.precision; used by the engine in torch.
+Weights, running statistics, momentum, losses, gradients and everything after the networks stay in
+float32 or wider. Chosen by build.py from the setting compute.precision; used by the engine in
+torch.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -12,9 +14,11 @@ from tensordict import TensorDict
 from torch import Tensor
 
 INITIAL_SCALE = 65536.0
-GROWTH, BACKOFF = 2.0, 0.5
+GROWTH = 2.0
+BACKOFF = 0.5
 GROWTH_INTERVAL = 2000  # updates in a row without overflow after which a scale grows
-SMALLEST_SCALE, LARGEST_SCALE = 2.0**-14, 2.0**24
+SMALLEST_SCALE = 2.0**-14
+LARGEST_SCALE = 2.0**24
 SCALE = "loss_scale"  # of the weights: float32 [N]
 GOOD = "good_updates"  # of the weights: int64 [N], in a row
 
@@ -33,8 +37,9 @@ class Precision(NamedTuple):
 def choose_precision(setting: str, device: torch.device) -> Precision:
     """What compute.precision (auto, float32, bfloat16, float16) stands for on `device`.
 
-    Auto takes bfloat16 on a GPU that has it, else float16 there. A CPU stays with float32: for hosts of few channels
-    its own C kernels and grouped convolutions in float32 beat bfloat16 through autocast, which was measured.
+    Auto takes bfloat16 on a GPU that has it, else float16 there. A CPU stays with float32: for
+    hosts of few channels its own C kernels and grouped convolutions in float32 beat bfloat16
+    through autocast, which was measured.
     """
     if setting != "auto":
         return Precision(getattr(torch, setting), "as compute.precision asks")
@@ -50,7 +55,9 @@ def autocast(dtype: torch.dtype, device: torch.device) -> AbstractContextManager
     short = dtype in (torch.bfloat16, torch.float16)
     if not torch.amp.is_autocast_available(device.type):
         return nullcontext()
-    return torch.autocast(device.type, dtype if short else torch.bfloat16, enabled=short, cache_enabled=False)
+    return torch.autocast(
+        device.type, dtype if short else torch.bfloat16, enabled=short, cache_enabled=False
+    )
 
 
 def as_input(images: Tensor, dtype: torch.dtype) -> Tensor:
@@ -75,17 +82,20 @@ def reset_loss_scales_(weights: TensorDict) -> None:
 class LossScales:
     """Loss scales of the n envs of a chunk while they train: copies, returned by `write_back_`.
 
-    The rule is that of torch.amp.GradScaler, per env: an update whose gradient is not finite is skipped and halves the
-    scale; GROWTH_INTERVAL good ones in a row double it.
+    The rule is that of torch.amp.GradScaler, per env: an update whose gradient is not finite is
+    skipped and halves the scale; GROWTH_INTERVAL good ones in a row double it.
     """
 
     def __init__(self, weights: TensorDict, envs: Tensor) -> None:
         """envs: int64 [n], their numbers."""
         self._weights = weights
-        self.scale, self.good = weights[SCALE].index_select(0, envs), weights[GOOD].index_select(0, envs)
+        self.scale = weights[SCALE].index_select(0, envs)
+        self.good = weights[GOOD].index_select(0, envs)
 
     def unscaled(self, grad: Tensor, nets: Tensor | None) -> Tensor:
-        """Gradients [m, P] of the losses of `nets` (positions within the chunk; None = all) without their scales."""
+        """Gradients [m, P] of the losses of `nets` (positions within the chunk; None = all) without
+        their scales.
+        """
         return grad / of_nets(self.scale, nets)[:, None]
 
     def update_(self, finite: Tensor) -> None:
@@ -110,15 +120,21 @@ def of_nets(values: Tensor, nets: Tensor | None) -> Tensor:
 
 
 def all_finite(host_grad: Tensor, seed_grads: list[tuple[Tensor | None, Tensor]]) -> Tensor:
-    """bool [n]: whether all gradients of a network and of its seeds are finite; seeds [m, P] with their networks."""
+    """bool [n]: whether all gradients of a network and of its seeds are finite; seeds [m, P] with
+    their networks.
+    """
     broken = ~host_grad.isfinite().all(1)
     for nets, grad in seed_grads:
         wrong = ~grad.isfinite().all(1)
-        broken = broken | (wrong if nets is None else torch.zeros_like(broken).index_copy(0, nets, wrong))
+        broken = broken | (
+            wrong if nets is None else torch.zeros_like(broken).index_copy(0, nets, wrong)
+        )
     return ~broken
 
 
 def where_finite_(finite: Tensor, new: Tensor, old: Tensor) -> None:
-    """Put the rows of `old` back into `new` where `finite` [n] is false; both [n, ...] or flat [n*C]."""
+    """Put the rows of `old` back into `new` where `finite` [n] is false; both [n, ...] or flat
+    [n*C].
+    """
     rows = new.view(finite.shape[0], -1)
     rows.copy_(torch.where(finite[:, None], rows, old.view_as(rows)))

@@ -1,7 +1,8 @@
-"""What every running seed does in a pass: the active seeds decoded once, as arrays, and grouped by what runs alike.
+"""What every running seed does in a pass: the active seeds decoded once, as arrays, and grouped by
+what runs alike.
 
-Made once per training and validation pass by the engines; kernels of whole networks read the arrays, layers of n
-networks at once the groups.
+Made once per training and validation pass by the engines; kernels of whole networks read the
+arrays, layers of n networks at once the groups.
 """
 
 from typing import NamedTuple
@@ -28,7 +29,9 @@ class SeedPlan(NamedTuple):
 
 
 def training_plan(active_seeds: ActiveSeeds, detached_stages: tuple[int, ...]) -> SeedPlan:
-    """The seeds of a training pass; detached_stages: those in which seeds are cut off from their host's graph."""
+    """The seeds of a training pass; detached_stages: those in which seeds are cut off from their
+    host's graph.
+    """
     return _plan(active_seeds, active_seeds.running, detached_stages)
 
 
@@ -37,16 +40,23 @@ def validation_plan(active_seeds: ActiveSeeds, detached_stages: tuple[int, ...])
     return _plan(active_seeds, active_seeds.visible, detached_stages)
 
 
-def _plan(active_seeds: ActiveSeeds, running: np.ndarray, detached_stages: tuple[int, ...]) -> SeedPlan:
-    stage, frozen = active_seeds.stage, active_seeds.frozen
+def _plan(
+    active_seeds: ActiveSeeds, running: np.ndarray, detached_stages: tuple[int, ...]
+) -> SeedPlan:
+    stage = active_seeds.stage
+    frozen = active_seeds.frozen
     through = stage == Stage.TRAINING
     blend = np.where(through, THROUGH, active_seeds.blend)
     measured = (through | (stage == Stage.BLENDING)) & ~frozen
-    return SeedPlan(running, active_seeds.blueprint, blend, np.isin(stage, detached_stages), frozen, measured)
+    return SeedPlan(
+        running, active_seeds.blueprint, blend, np.isin(stage, detached_stages), frozen, measured
+    )
 
 
 class Group(NamedTuple):
-    """Seeds of one slot that run alike: same blueprint, same way into the host, for some networks of a chunk."""
+    """Seeds of one slot that run alike: same blueprint, same way into the host, for some networks
+    of a chunk.
+    """
 
     slot: int
     blueprint: int
@@ -60,9 +70,12 @@ class Group(NamedTuple):
 
 def groups_of(plan: SeedPlan, envs: np.ndarray, device: torch.device) -> list[Group]:
     """Groups of the running seeds of a chunk with env numbers `envs`, slot by slot."""
-    found, own = [], SeedPlan(*(facts[envs] for facts in plan))
+    found = []
+    own = SeedPlan(*(facts[envs] for facts in plan))
     ways = Blend.GATE + 1
-    code = (((own.blueprint * ways + own.blend) * 2 + own.detached) * 2 + own.frozen) * 2 + own.measured
+    code = (
+        ((own.blueprint * ways + own.blend) * 2 + own.detached) * 2 + own.frozen
+    ) * 2 + own.measured
     for slot in range(code.shape[1]):
         for value in np.unique(code[own.running[:, slot], slot]):
             nets = np.flatnonzero(own.running[:, slot] & (code[:, slot] == value))

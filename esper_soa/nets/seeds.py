@@ -1,6 +1,8 @@
-"""Seeds at work in a chunk of networks: their rows gathered, blended into the host, and written back.
+"""Seeds at work in a chunk of networks: their rows gathered, blended into the host, and written
+back.
 
-Given groups from seed_plan.py; the engine in torch trains through `TrainingSeeds`, validates through its own filler.
+Given groups from seed_plan.py; the engine in torch trains through `TrainingSeeds`, validates
+through its own filler.
 """
 
 from dataclasses import dataclass
@@ -52,12 +54,19 @@ class ActiveGroup:
         table = seed_table(self.blueprint, self.channels)
         return seed_forward(layers, self.blueprint, table.unpack(params[:, : table.total]), seen)
 
-    def blend_in(self, layers: Layers, host: Tensor, params: Tensor, pooled: bool = False) -> Tensor:
-        """Activations [B, m*C, H, W] of the group's networks after the slot; pooled: and behind a 2x2 max pool."""
-        group, table = self.group, seed_table(self.blueprint, self.channels)
+    def blend_in(
+        self, layers: Layers, host: Tensor, params: Tensor, pooled: bool = False
+    ) -> Tensor:
+        """Activations [B, m*C, H, W] of the group's networks after the slot; pooled: and behind a
+        2x2 max pool.
+        """
+        group = self.group
+        table = seed_table(self.blueprint, self.channels)
         if group.blend == Blend.ADD:
             unpacked = table.unpack(params[:, : table.total])
-            return seed_added(layers, self.blueprint, unpacked, host, self.alpha, group.detached, pooled)
+            return seed_added(
+                layers, self.blueprint, unpacked, host, self.alpha, group.detached, pooled
+            )
         seen = host.detach() if group.detached else host
         seed = self.grow(layers, seen, params)
         if group.blend == Blend.MULTIPLY:
@@ -69,9 +78,15 @@ class ActiveGroup:
 
 
 def fill_slot(
-    layers: Layers, x: Tensor, actives: list[ActiveGroup], params: list[Tensor], num_nets: int, pooled: bool
+    layers: Layers,
+    x: Tensor,
+    actives: list[ActiveGroup],
+    params: list[Tensor],
+    num_nets: int,
+    pooled: bool,
 ) -> Tensor:
-    """Activations [B, n*C, H, W] after a slot in which the groups `actives` stand, with their parameters.
+    """Activations [B, n*C, H, W] after a slot in which the groups `actives` stand, with their
+    parameters.
 
     pooled: and after a 2x2 max pool.
     """
@@ -81,8 +96,11 @@ def fill_slot(
     return layers.max_pool(x) if pooled else x
 
 
-def _with_seeds(layers: Layers, x: Tensor, actives: list[ActiveGroup], params: list[Tensor], num_nets: int) -> Tensor:
-    values, nets = [], []
+def _with_seeds(
+    layers: Layers, x: Tensor, actives: list[ActiveGroup], params: list[Tensor], num_nets: int
+) -> Tensor:
+    values = []
+    nets = []
     for active, rows in zip(actives, params, strict=True):
         group = active.group
         taken = batched.take_nets(x, group.nets, num_nets)
@@ -94,15 +112,23 @@ def _with_seeds(layers: Layers, x: Tensor, actives: list[ActiveGroup], params: l
         nets.append(group.nets)
     if not values:
         return x
-    return batched.put_nets(x, torch.cat([net for net in nets if net is not None]), num_nets, torch.cat(values, dim=1))
+    return batched.put_nets(
+        x, torch.cat([net for net in nets if net is not None]), num_nets, torch.cat(values, dim=1)
+    )
 
 
 def _columns(shape: HostShape, group: Group) -> tuple[int, int, int]:
-    """(seed parameters, start of the gate, end of the gate); the last two are equal where the group has no gate."""
+    """(seed parameters, start of the gate, end of the gate); the last two are equal where the group
+    has no gate.
+    """
     channels = shape.slots[group.slot].channels
     layout = row_layout(shape, group.slot)
     gate = layout.gate if group.blend == Blend.GATE else 0
-    return seed_table(shape.blueprint(group.blueprint), channels).total, layout.seed, layout.seed + gate
+    return (
+        seed_table(shape.blueprint(group.blueprint), channels).total,
+        layout.seed,
+        layout.seed + gate,
+    )
 
 
 def gather_rows(weights: TensorDict, shape: HostShape, group: Group, alpha: Tensor) -> ActiveGroup:
@@ -116,7 +142,14 @@ def gather_rows(weights: TensorDict, shape: HostShape, group: Group, alpha: Tens
         return torch.cat([chosen[:, :seed], chosen[:, start:end]], dim=1)
 
     factor = alpha[:, group.slot].index_select(0, group.rows).to(pool["params"].dtype)
-    return ActiveGroup(group, shape.blueprint(group.blueprint), spec.channels, rows("params"), rows("momentum"), factor)
+    return ActiveGroup(
+        group,
+        shape.blueprint(group.blueprint),
+        spec.channels,
+        rows("params"),
+        rows("momentum"),
+        factor,
+    )
 
 
 def scatter_rows_(weights: TensorDict, shape: HostShape, active: ActiveGroup) -> None:
@@ -131,17 +164,22 @@ def scatter_rows_(weights: TensorDict, shape: HostShape, active: ActiveGroup) ->
 
 
 class TrainingSeeds:
-    """Fills the slots of a training pass; `leaves` are the parameters that this pass differentiates."""
+    """Fills the slots of a training pass; `leaves` are the parameters that this pass
+    differentiates.
+    """
 
     def __init__(self, actives: list[ActiveGroup], num_nets: int) -> None:
         self.actives = actives
         self.num_nets = num_nets
-        self.leaves = [active.params.detach().requires_grad_(not active.group.frozen) for active in actives]
+        self.leaves = [
+            active.params.detach().requires_grad_(not active.group.frozen) for active in actives
+        ]
 
     def occupied(self, slot: int) -> bool:
         return any(active.group.slot == slot for active in self.actives)
 
     def fill(self, layers: Layers, slot: int, x: Tensor, pooled: bool) -> Tensor:
         here = [index for index, active in enumerate(self.actives) if active.group.slot == slot]
-        actives, leaves = [self.actives[i] for i in here], [self.leaves[i] for i in here]
+        actives = [self.actives[i] for i in here]
+        leaves = [self.leaves[i] for i in here]
         return fill_slot(layers, x, actives, leaves, self.num_nets, pooled)

@@ -1,4 +1,5 @@
-"""How rows of parameters move: rates of an env-step, and clipping and SGD with momentum, each row by itself.
+"""How rows of parameters move: rates of an env-step, and clipping and SGD with momentum, each row
+by itself.
 
 Given to the engines by the task (config.py); the function here is the meaning, kernels do the same.
 """
@@ -49,4 +50,5 @@ def sgd_(params: Tensor, momentum: Tensor, grad: Tensor, rule: Rule) -> None:
     if rule.weight_decay > 0:
         grad = grad.add(params, alpha=rule.weight_decay)
     momentum.mul_(rule.momentum).add_(grad)
-    params.sub_(momentum * rule.lr)  # not with alpha=lr, which rounds once less than a rate on the device can
+    # not with alpha=lr, which rounds once less than a rate on the device can
+    params.sub_(momentum * rule.lr)

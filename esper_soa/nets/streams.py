@@ -1,8 +1,9 @@
 """Owned random streams: every random number is a hash of (seed, purpose, round, env, counter).
 
-A draw depends on nothing but its coordinates: not on N, not on chunking, not on what was drawn before, not on the
-device. So env i of N equals env i alone, and a resumed run continues the same streams without stored generator state.
-Used by data order, augmentation, initialisation and action sampling.
+A draw depends on nothing but its coordinates: not on N, not on chunking, not on what was drawn
+before, not on the device. So env i of N equals env i alone, and a resumed run continues the same
+streams without stored generator state. Used by data order, augmentation, initialisation and action
+sampling.
 """
 
 import torch
@@ -51,7 +52,9 @@ def fold(key: Tensor, coordinate: Tensor | int) -> Tensor:
 
 
 def stream_keys(seed: int, purpose: int, coordinates: tuple[int, ...], envs: Tensor) -> Tensor:
-    """int64 keys with the shape of `envs` (global env ids), one stream per env; `coordinates` are e.g. (round,)."""
+    """int64 keys with the shape of `envs` (global env ids), one stream per env; `coordinates` are
+    e.g. (round,).
+    """
     key = torch.zeros((), dtype=torch.int64, device=envs.device)
     for coordinate in (seed, purpose, *coordinates):
         key = fold(key, coordinate)

@@ -1,7 +1,9 @@
-"""Which subsets of blended seeds are validated, for whom together, and how alpha rows part at the slots on the way.
+"""Which subsets of blended seeds are validated, for whom together, and how alpha rows part at the
+slots on the way.
 
-A host is a chain, so the subsets of seeds form a tree: what lies before the first slot that differs is computed once.
-Envs whose ablated slots agree are validated together. Read by the engines, and by whoever makes room for the rows.
+A host is a chain, so the subsets of seeds form a tree: what lies before the first slot that differs
+is computed once. Envs whose ablated slots agree are validated together. Read by the engines, and by
+whoever makes room for the rows.
 """
 
 from collections.abc import Sequence
@@ -25,14 +27,20 @@ def subset_codes(
 ) -> tuple[int, ...]:
     """Subsets to evaluate, as bit masks over slot numbers; the first has every ablated seed on.
 
-    Up to EXACT_SLOTS seeds all 2^n; beyond, the full set, each leave-one-out, each alone, none, the fossils alone, and
-    what `rows` asks for: n (n - 1) / 2 pairs, and its codes.
+    Up to EXACT_SLOTS seeds all 2^n; beyond, the full set, each leave-one-out, each alone, none, the
+    fossils alone, and what `rows` asks for: n (n - 1) / 2 pairs, and its codes.
     """
     full = sum(1 << slot for slot in ablated)
     if len(ablated) <= EXACT_SLOTS:
         return tuple(code for code in range(full, -1, -1) if code & full == code)
     kept = sum(1 << slot for slot in fossils)
-    wanted = [full, *(full - (1 << slot) for slot in ablated), *(1 << slot for slot in ablated), 0, kept]
+    wanted = [
+        full,
+        *(full - (1 << slot) for slot in ablated),
+        *(1 << slot for slot in ablated),
+        0,
+        kept,
+    ]
     if rows.pairs:
         wanted += [1 << one | 1 << other for one, other in combinations(ablated, 2)]
     wanted += [code & full for code in rows.codes]
@@ -48,16 +56,22 @@ def max_rows(num_slots: int, rows: SubsetRows = DEFAULT_ROWS) -> int:
 
 
 class Branch(NamedTuple):
-    """What happens to the alpha rows at one slot: rows `off` pass by the seed, rows `on` take it in."""
+    """What happens to the alpha rows at one slot: rows `off` pass by the seed, rows `on` take it
+    in.
+    """
 
     off: tuple[int, ...]  # rows before the slot that continue without the seed
     on: tuple[int, ...]  # rows before the slot that continue with it; both may name the same row
 
 
 @lru_cache(maxsize=4096)
-def branch_plan(order: tuple[int, ...], codes: tuple[int, ...]) -> tuple[dict[int, Branch], tuple[int, ...]]:
+def branch_plan(
+    order: tuple[int, ...], codes: tuple[int, ...]
+) -> tuple[dict[int, Branch], tuple[int, ...]]:
     """Branches by slot for ablated slots in execution `order`, and the final row of every code."""
-    prefixes, plan, mask = [0], {}, 0
+    prefixes = [0]
+    plan = {}
+    mask = 0
     for slot in order:
         bit = 1 << slot
         mask |= bit
@@ -83,7 +97,9 @@ class Job(NamedTuple):
         return sum(1 << slot for slot in self.plan)
 
 
-def jobs_of(active_seeds: ActiveSeeds, order: Sequence[int], rows: SubsetRows, size: int) -> list[Job]:
+def jobs_of(
+    active_seeds: ActiveSeeds, order: Sequence[int], rows: SubsetRows, size: int
+) -> list[Job]:
     """Every env in one job of at most `size`, the most work first, so that workers end together.
 
     order: all slots as the forward pass meets them.
@@ -91,7 +107,8 @@ def jobs_of(active_seeds: ActiveSeeds, order: Sequence[int], rows: SubsetRows, s
     num_slots = active_seeds.stage.shape[1]
     weight = 1 << np.arange(num_slots)
     fossil = active_seeds.ablated & (active_seeds.stage == Stage.FOSSILIZED)
-    ablated_bits, fossil_bits = active_seeds.ablated @ weight, fossil @ weight
+    ablated_bits = active_seeds.ablated @ weight
+    fossil_bits = fossil @ weight
     patterns = ablated_bits << num_slots | fossil_bits
     jobs = []
     for pattern in np.unique(patterns):

@@ -1,7 +1,8 @@
-"""Tries engines on the shapes of a run before its first round: what they compute, in what time, in how much memory.
+"""Tries engines on the shapes of a run before its first round: what they compute, in what time, in
+how much memory.
 
-A mixture of seeds of every kind and stage is trained and validated by each; torch in float32 says what is right. Given
-by choose.py, which alone knows engines, how each of them is made.
+A mixture of seeds of every kind and stage is trained and validated by each; torch in float32 says
+what is right. Given by choose.py, which alone knows engines, how each of them is made.
 """
 
 import math
@@ -24,9 +25,11 @@ from esper_soa.nets.precision import add_loss_scales_, reset_loss_scales_
 from esper_soa.state import STATE_FLOAT
 from esper_soa.vocabulary import RUNNING_STAGES, Blend, Stage
 
-# Result by result, an engine may be as far from torch in float32 as TIMES torch itself in the precision of the run, and
-# ROUNDING more, which is what TensorFloat-32 does to a few steps: a wrong kernel is off by about 1.
-ROUNDING, TIMES = 1e-2, 2.0
+# Result by result, an engine may be as far from torch in float32 as TIMES torch itself in the
+# precision of the run, and ROUNDING more, which is what TensorFloat-32 does to a few steps: a wrong
+# kernel is off by about 1.
+ROUNDING = 1e-2
+TIMES = 2.0
 FLIPPED = 2.5  # validation images whose answer may be another by rounding
 BATCHES = 3  # training batches of a pass
 TIMED = 2  # last passes, of which the quicker counts
@@ -35,9 +38,16 @@ IMAGES = 512  # to train on
 SEED = 2**31  # of what is tried, which no run has
 # What engines, their compilers and the device may raise.
 FAULTS = (
-    ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, OSError, RuntimeError, TypeError,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    TypeError,
     ValueError,
-)  # fmt: skip
+)
 
 
 class Trial(NamedTuple):
@@ -55,7 +65,8 @@ class Tried(NamedTuple):
 
     name: str
     dropped: str = ""  # why a run cannot have it; "" where it can
-    apart: float = math.nan  # from torch in float32, relative, of the worst network; see `distances`
+    # From torch in float32, relative, of the worst network; see `distances`.
+    apart: float = math.nan
     seconds: float = math.nan  # of the networks' part of an env-step of all envs
     memory: int = 0  # bytes at most, beyond the weights; 0 where the device does not say
 
@@ -68,19 +79,22 @@ class Tried(NamedTuple):
 
 Maker = Callable[[], Engine]
 Results = dict[str, Tensor]
-Distances = dict[str, tuple[float, float]]  # by name of a result: of the worst network, and of all in the mean
+# by name of a result: of the worst network, and of all in the mean
+Distances = dict[str, tuple[float, float]]
 
 
 def try_engines(
     trial: Trial, device: torch.device, exact: Maker, torch_engine: str, makers: Mapping[str, Maker]
 ) -> list[Tried]:
-    """What became of each of the engines `makers`; `exact` makes torch for float32, `torch_engine` names plain torch.
+    """What became of each of the engines `makers`; `exact` makes torch for float32, `torch_engine`
+    names plain torch.
 
     Raises UserError where the device is of no use any more after an engine has failed on it.
     """
     ground = _Ground(trial, device)
     wanted, _ = ground.play(exact(), torch.float32)
-    found, rounding = [], Distances()
+    found = []
+    rounding = Distances()
     for name in (torch_engine, *(name for name in makers if name != torch_engine)):
         one, apart = _tried(ground, name, makers[name], wanted)
         rounding = apart if name == torch_engine else rounding
@@ -115,14 +129,19 @@ def disagreement(apart: Distances, rounding: Distances) -> str:
         for found, own in zip(both, rounding.get(name, (0.0, 0.0)), strict=True):
             allowed = ROUNDING + TIMES * own
             if not math.isfinite(found) or found > allowed:
-                return f"its {name} is {found:.1e} from torch in float32, and {allowed:.1e} is rounding"
+                return (
+                    f"its {name} is {found:.1e} from torch in float32, and {allowed:.1e} is "
+                    "rounding"
+                )
     return ""
 
 
 def distances(found: Results, wanted: Results, val_samples: int) -> Distances:
-    """How far apart results are, relative to the norm of a network's: of the worst network, and of all in the mean.
+    """How far apart results are, relative to the norm of a network's: of the worst network, and of
+    all in the mean.
 
-    Accuracies count as the share of images beyond FLIPPED; other subsets than those of `wanted` are infinitely far.
+    Accuracies count as the share of images beyond FLIPPED; other subsets than those of `wanted` are
+    infinitely far.
     """
     apart = Distances()
     for name, right in wanted.items():
@@ -132,7 +151,8 @@ def distances(found: Results, wanted: Results, val_samples: int) -> Distances:
         elif name == "accuracy":
             rows = ((mine - right).abs().amax(1) / 100 - FLIPPED / val_samples).clamp(min=0)
         else:
-            mine, right = mine.reshape(mine.shape[0], -1), right.reshape(right.shape[0], -1)
+            mine = mine.reshape(mine.shape[0], -1)
+            right = right.reshape(right.shape[0], -1)
             norm = right.norm(dim=1)
             floor = 0.1 * norm.mean() + torch.finfo(right.dtype).tiny
             rows = (mine - right).norm(dim=1) / norm.clamp(min=floor)
@@ -144,23 +164,32 @@ class _Ground:
     """Networks with a mixture of seeds, and images, on which every engine does the same work."""
 
     def __init__(self, trial: Trial, device: torch.device) -> None:
-        self.trial, self.device = trial, device
-        nets, self.val_samples = trial.nets, min(trial.val_samples, trial.nets.eval_batch)
+        self.trial = trial
+        self.device = device
+        nets = trial.nets
+        self.val_samples = min(trial.val_samples, trial.nets.eval_batch)
         self.images = synthetic(IMAGES, max(self.val_samples, 1), device)
-        keys = streams.stream_keys(SEED, streams.HOST_INIT, (0,), torch.arange(trial.envs, device=device))
+        keys = streams.stream_keys(
+            SEED, streams.HOST_INIT, (0,), torch.arange(trial.envs, device=device)
+        )
         self.weights = pools.allocate(nets.shape, trial.envs, device, torch.float32)
         pools.initialise_hosts_(self.weights, nets.shape, keys)
         self.seeds = mixture(trial)
-        self.keys, self.alpha = keys, _alpha(self.seeds).to(device)
+        self.keys = keys
+        self.alpha = _alpha(self.seeds).to(device)
 
     def play(self, engine: Engine, precision: torch.dtype) -> tuple[Results, tuple[float, int]]:
-        """What training and validation came to in the last pass; seconds of an env-step, and bytes."""
-        nets, trial = self.trial.nets._replace(precision=precision, accumulate=1), self.trial
+        """What training and validation came to in the last pass; seconds of an env-step, and
+        bytes.
+        """
+        nets = self.trial.nets._replace(precision=precision, accumulate=1)
+        trial = self.trial
         weights = self.weights.clone()
         if precision == torch.float16:
             add_loss_scales_(weights)
         training, validation = self._feeds(engine)
-        times, reports = [], None
+        times = []
+        reports = None
         start_watching(self.device)
         for _ in range(PASSES):
             weights.update_(self.weights)
@@ -171,8 +200,12 @@ class _Ground:
             between = now(self.device)
             tested = engine.validate(nets, weights, self.alpha, seeds, validation)
             times.append((between - begun, now(self.device) - between))
-            reports = {"train loss": trained.loss, "validation loss": tested.loss,
-                       "accuracy": tested.accuracy, "subset": tested.subset}  # fmt: skip
+            reports = {
+                "train loss": trained.loss,
+                "validation loss": tested.loss,
+                "accuracy": tested.accuracy,
+                "subset": tested.subset,
+            }
         train, validate = (min(column) for column in zip(*times[-TIMED:], strict=True))
         seconds = train * trial.train_samples / (BATCHES * trial.batch_size)
         seconds += validate * trial.val_samples / self.val_samples
@@ -180,27 +213,41 @@ class _Ground:
         return leaves | (reports or {}), (seconds, watched(self.device))
 
     def _feeds(self, engine: Engine) -> tuple[data.EnvStepBatches, data.ValidationImages]:
-        size, trial = BATCHES * self.trial.batch_size, self.trial
+        size = BATCHES * self.trial.batch_size
+        trial = self.trial
         order = streams.integers(self.keys[:, None], torch.arange(size, device=self.device), IMAGES)
-        bank, dtype = data.training_bank(self.images), torch.float32
-        training = data.EnvStepBatches(bank, order, self.keys, 0, trial.batch_size, True, dtype, engine.cut)
+        bank = data.training_bank(self.images)
+        dtype = torch.float32
+        training = data.EnvStepBatches(
+            bank, order, self.keys, 0, trial.batch_size, True, dtype, engine.cut
+        )
         seen = torch.arange(self.val_samples, device=self.device)
-        return training, data.ValidationImages(data.evaluation_bank(self.images), seen, dtype, engine.cut)
+        return training, data.ValidationImages(
+            data.evaluation_bank(self.images), seen, dtype, engine.cut
+        )
 
 
 def mixture(trial: Trial) -> pools.ActiveSeeds:
-    """Newborn seeds of the task's blueprints in all stages, blends and directions, and slots without any."""
-    draw, shape = np.random.default_rng(SEED), (trial.envs, len(trial.nets.shape.slots))
+    """Newborn seeds of the task's blueprints in all stages, blends and directions, and slots
+    without any.
+    """
+    draw = np.random.default_rng(SEED)
+    shape = (trial.envs, len(trial.nets.shape.slots))
     stage = draw.choice([*RUNNING_STAGES, Stage.EMPTY], shape)
     running = stage != Stage.EMPTY
     blueprint = draw.choice(blueprint_codes(list(trial.nets.task.blueprints)), shape)
     visible = running & (stage != Stage.TRAINING)
     return pools.ActiveSeeds(
-        running=running, stage=stage, blueprint=np.where(running, blueprint, -1),
+        running=running,
+        stage=stage,
+        blueprint=np.where(running, blueprint, -1),
         blend=draw.choice([Blend.ADD, Blend.MULTIPLY, Blend.GATE], shape),
-        frozen=(stage == Stage.BLENDING) & (draw.random(shape) < 0.25), visible=visible,
-        ablated=visible & (stage != Stage.FOSSILIZED), newborn=running, fresh_momentum=running,
-    )  # fmt: skip
+        frozen=(stage == Stage.BLENDING) & (draw.random(shape) < 0.25),
+        visible=visible,
+        ablated=visible & (stage != Stage.FOSSILIZED),
+        newborn=running,
+        fresh_momentum=running,
+    )
 
 
 def _alpha(seeds: pools.ActiveSeeds) -> Tensor:
@@ -243,4 +290,6 @@ def release(device: torch.device, what: str, remedy: str) -> None:
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()
     except RuntimeError as error:
-        raise UserError(f"{what} has left {device} unusable ({one_line(error)}). Give {remedy}") from error
+        raise UserError(
+            f"{what} has left {device} unusable ({one_line(error)}). Give {remedy}"
+        ) from error

@@ -1,7 +1,8 @@
-"""What users call for images of their own: `esper_soa.images` makes a set, `esper_soa.check_images` looks at one.
+"""What users call for images of their own: `esper_soa.images` makes a set, `esper_soa.check_images`
+looks at one.
 
-The set goes where a built-in one goes; what is done to the images stands in its `notes`. Needs image_preparation.py
-for the rules and datasets.py for the set.
+The set goes where a built-in one goes; what is done to the images stands in its `notes`. Needs
+image_preparation.py for the rules and datasets.py for the set.
 """
 
 import hashlib
@@ -17,7 +18,14 @@ from esper_soa.errors import SettingError, check, one_line
 from esper_soa.nets.cifar import MAX_COMMON
 from esper_soa.nets.config import check_preparation
 from esper_soa.nets.datasets import ImageSet, file_set, own_set
-from esper_soa.nets.image_preparation import OwnImages, Preparation, array_part, level_counts, prepare, read_npz
+from esper_soa.nets.image_preparation import (
+    OwnImages,
+    Preparation,
+    array_part,
+    level_counts,
+    prepare,
+    read_npz,
+)
 
 LOGGER = logging.getLogger("esper_soa")
 ARRAYS = ("train_labels", "test", "test_labels")
@@ -34,7 +42,8 @@ class Choices(TypedDict, total=False):
     layout: str  # nhwc (the default): channels last; nchw: channels before height and width
     resize: str  # auto (the default), pad, scale, stretch: how images come to have 32x32 pixels
     val: str  # of an .npz: unused (the default), train, for_test: what its part val_ is for
-    mean: list[float]  # of values in [0, 1], one or one per channel; those of the training images where left out
+    # Of values in [0, 1], one or one per channel; those of the training images where left out.
+    mean: list[float]
     std: list[float]  # as mean
     class_names: list[str]  # of class 0, 1, ...
     name: str  # of the set, in tables; that of the file where left out, or "images"
@@ -49,18 +58,21 @@ def images(
 ) -> ImageSet:
     """Own images as a set that simulators take, on the CPU.
 
-    train: the path of an .npz with train_images, train_labels, test_images and test_labels (one of MedMNIST's, say),
-    and then nothing else; or training images. train, test: unsigned bytes, or floats from 0 to 1, [images, height,
-    width] or [images, height, width, 1 or 3], [images, 1 or 3, height, width] with layout="nchw"; of one size.
+    train: the path of an .npz with train_images, train_labels, test_images and test_labels (one of
+    MedMNIST's, say), and then nothing else; or training images. train, test: unsigned bytes, or
+    floats from 0 to 1, [images, height, width] or [images, height, width, 1 or 3], [images, 1 or 3,
+    height, width] with layout="nchw"; of one size.
     train_labels, test_labels: whole numbers [images] or [images, 1], classes from 0 on. Hosts need
     `task.num_classes` of the set's `num_classes`.
 
-    Grey images are shown in all three channels, and those of another size in 32x32 pixels by the rules of nets/fit.py;
-    what was done stands in the set's `notes`, in its repr, and in the log of every run. Raises SettingError or
-    DataError, which name the argument, what it is and what it must be.
+    Grey images are shown in all three channels, and those of another size in 32x32 pixels by the
+    rules of nets/fit.py; what was done stands in the set's `notes`, in its repr, and in the log of
+    every run. Raises SettingError or DataError, which name the argument, what it is and what it
+    must be.
     """
     given = dict(choices)
-    name, names = given.pop("name", None), given.pop("class_names", ())
+    name = given.pop("name", None)
+    names = given.pop("class_names", ())
     check_preparation("", given)
     check(name is None or isinstance(name, str), "name", name, "a text")
     check(isinstance(names, list | tuple), "class_names", names, "a list of texts")
@@ -68,20 +80,35 @@ def images(
     others = dict(zip(ARRAYS, (train_labels, test, test_labels), strict=True))
     if isinstance(train, str | PathLike):
         surplus = [argument for argument, value in others.items() if value is not None]
-        check(not surplus, surplus[0] if surplus else "", "...", "left out: train is a file, which holds all parts")
-        made = file_set(read_npz("train", fspath(train), chosen), fspath(train), "handed over", "cpu")
+        check(
+            not surplus,
+            surplus[0] if surplus else "",
+            "...",
+            "left out: train is a file, which holds all parts",
+        )
+        made = file_set(
+            read_npz("train", fspath(train), chosen), fspath(train), "handed over", "cpu"
+        )
         made = made._replace(name=str(name or made.name))
     else:
         made = own_set(
-            str(name or "images"), _from_arrays(train, others, chosen), "own images from arrays, handed over", "cpu"
+            str(name or "images"),
+            _from_arrays(train, others, chosen),
+            "own images from arrays, handed over",
+            "cpu",
         )
     LOGGER.info("data     %s", made)
     return made
 
 
 def _from_arrays(train: object, others: dict[str, Array | None], chosen: Preparation) -> OwnImages:
-    check(chosen.val == "unused", "val", chosen.val, "left out with arrays",
-          "It is for the part val_ of an .npz; join arrays with numpy.concatenate.")  # fmt: skip
+    check(
+        chosen.val == "unused",
+        "val",
+        chosen.val,
+        "left out with arrays",
+        "It is for the part val_ of an .npz; join arrays with numpy.concatenate.",
+    )
     keys = {"train": "train_images", "test": "test_images"}
     parts = {}
     for argument, value in {"train": train, **others}.items():
@@ -95,8 +122,12 @@ def _numpy(argument: str, value: object) -> np.ndarray:
         plain = value.detach().cpu()
         return (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy()
     if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
-        raise SettingError(argument, type(value).__name__, "a numpy array or a torch tensor",
-                           "Lists become one with numpy.stack, masked arrays with .filled(0).")  # fmt: skip
+        raise SettingError(
+            argument,
+            type(value).__name__,
+            "a numpy array or a torch tensor",
+            "Lists become one with numpy.stack, masked arrays with .filled(0).",
+        )
     return value
 
 
@@ -109,20 +140,30 @@ class _Labelled(NamedTuple):
 
 
 def check_images(found: "ImageSet | str | PathLike[str]") -> list[str]:
-    """What a set or an .npz file has that spoils results though it can be used, a sentence each; [] where nothing.
+    """What a set or an .npz file has that spoils results though it can be used, a sentence each; []
+    where nothing.
 
-    Classes without images or with few, or one so frequent that a constant answer scores; images that are in both parts,
-    there twice, or twice under different labels; images of one colour; parts that are not of one brightness.
+    Classes without images or with few, or one so frequent that a constant answer scores; images
+    that are in both parts, there twice, or twice under different labels; images of one colour;
+    parts that are not of one brightness.
     """
     given = images(found) if isinstance(found, str | PathLike) else found
-    train = _Labelled("training", given.train_images.cpu().numpy(), given.train_labels.cpu().numpy())
+    train = _Labelled(
+        "training", given.train_images.cpu().numpy(), given.train_labels.cpu().numpy()
+    )
     test = _Labelled("test", given.test_images.cpu().numpy(), given.test_labels.cpu().numpy())
-    return [*_classes(given, train, test), *_twice(train, test), *_plain(train, test), *_brightness(train, test)]
+    return [
+        *_classes(given, train, test),
+        *_twice(train, test),
+        *_plain(train, test),
+        *_brightness(train, test),
+    ]
 
 
 def _classes(given: ImageSet, train: _Labelled, test: _Labelled) -> list[str]:
     count = given.num_classes or 1 + int(max(train.labels.max(), test.labels.max()))
-    told, numbers = [], {part.name: np.bincount(part.labels, minlength=count) for part in (train, test)}
+    told = []
+    numbers = {part.name: np.bincount(part.labels, minlength=count) for part in (train, test)}
     if not numbers["training"][0] and not numbers["test"][0]:
         told.append("Class 0 has no image: do labels count from 1? They must count from 0.")
     for name, sizes in numbers.items():
@@ -135,8 +176,11 @@ def _classes(given: ImageSet, train: _Labelled, test: _Labelled) -> list[str]:
     often = int(numbers["test"].argmax())
     share = numbers["test"][often] / len(test.labels)
     if share > max(0.5, 1.5 / count):
-        told.append(f"{share:.0%} of the test images are of class {_class(given, often)}: who always answers so is as "
-                    "often right, and accuracy says little.")  # fmt: skip
+        told.append(
+            f"{share:.0%} of the test images are of class {_class(given, often)}: who always "
+            "answers so is as "
+            "often right, and accuracy says little."
+        )
     return told
 
 
@@ -152,7 +196,8 @@ def _class(given: ImageSet, number: int) -> str:
 
 
 def _twice(train: _Labelled, test: _Labelled) -> list[str]:
-    told, seen = [], dict[bytes, int]()
+    told = []
+    seen = dict[bytes, int]()
     again = other = 0
     for image, label in zip(train.images, train.labels.tolist(), strict=True):
         before = seen.setdefault(_digest(image), label)
@@ -161,7 +206,11 @@ def _twice(train: _Labelled, test: _Labelled) -> list[str]:
     again -= len(seen)
     common = sum(_digest(image) in seen for image in test.images)
     if common > MAX_COMMON * len(test.images):
-        told.append(f"{common} of {len(test.images)} test images are training images too: accuracy will be flattered.")
+        told.append(
+            f"{common} of {len(test.images)} test images are training images too: accuracy "
+            "will "
+            "be flattered."
+        )
     if again > MAX_COMMON * len(train.images):
         told.append(f"{again} of {len(train.images)} training images repeat another one.")
     if other:
@@ -174,7 +223,9 @@ def _digest(image: np.ndarray) -> bytes:
 
 
 def _plain(train: _Labelled, test: _Labelled) -> list[str]:
-    """Images of one colour, within the pixels that are not black in all of them: borders are black."""
+    """Images of one colour, within the pixels that are not black in all of them: borders are
+    black.
+    """
     used = np.zeros(train.images.shape[1:3], bool)
     for part in (train, test):
         used |= part.images.max(axis=(0, 3)) > 0
@@ -184,19 +235,30 @@ def _plain(train: _Labelled, test: _Labelled) -> list[str]:
         inner = part.images[:, lines.min() : lines.max() + 1, columns.min() : columns.max() + 1]
         count = sum(bool((image == image[:1, :1]).all()) for image in inner)
         if count:
-            told.append(f"{count} of {len(part.images)} {part.name} images are of one colour: is something missing?")
+            told.append(
+                f"{count} of {len(part.images)} {part.name} images are of one colour: is "
+                "something missing?"
+            )
     return told
 
 
 def _brightness(train: _Labelled, test: _Labelled) -> list[str]:
-    told, brightest = [], int(train.images.max())
+    told = []
+    brightest = int(train.images.max())
     if brightest <= DARK:
-        told.append(f"The brightest value of the training images is {brightest} of 255: were values from 0 to 1, or "
-                    "class numbers, stored as bytes?")  # fmt: skip
-    counts, levels = [level_counts(part.images).sum(0) for part in (train, test)], np.arange(256) / 255
+        told.append(
+            f"The brightest value of the training images is {brightest} of 255: were values from "
+            "0 to 1, or "
+            "class numbers, stored as bytes?"
+        )
+    counts = [level_counts(part.images).sum(0) for part in (train, test)]
+    levels = np.arange(256) / 255
     means = [count @ levels / count.sum() for count in counts]
     spread = float(np.sqrt(counts[0] @ (levels - means[0]) ** 2 / counts[0].sum()))
     if abs(means[1] - means[0]) > spread:
-        told.append(f"Training images have a mean brightness of {means[0]:.2f}, test images of {means[1]:.2f}: were "
-                    "both prepared in one way?")  # fmt: skip
+        told.append(
+            f"Training images have a mean brightness of {means[0]:.2f}, test images of "
+            f"{means[1]:.2f}: were "
+            "both prepared in one way?"
+        )
     return told

@@ -1,7 +1,9 @@
-"""Keeps what a trial of engines (trial.py) or of graphs (ops/replay.py) has found in the user's cache.
+"""Keeps what a trial of engines (trial.py) or of graphs (ops/replay.py) has found in the user's
+cache.
 
-Under a key of all that decides it: device, driver, versions, the sources of what was tried, the shapes of the run. Jobs
-of a sweep and a run that goes on so take the same engine, although times differ from one trial to the next.
+Under a key of all that decides it: device, driver, versions, the sources of what was tried, the
+shapes of the run. Jobs of a sweep and a run that goes on so take the same engine, although times
+differ from one trial to the next.
 """
 
 import hashlib
@@ -40,16 +42,28 @@ Found = TypeVar("Found")
 
 
 def verdict_key(trial: Trial, device: torch.device, layers: Sequence[str]) -> str:
-    """What a verdict holds for; layers: the settings that decide how an engine of some name computes."""
+    """What a verdict holds for; layers: the settings that decide how an engine of some name
+    computes.
+    """
     nets = trial.nets
-    sizes = trial[1:], nets.detached_stages, nets.env_chunk, nets.eval_batch, nets.rows, nets.workers, nets.precision
+    sizes = (
+        trial[1:],
+        nets.detached_stages,
+        nets.env_chunk,
+        nets.eval_batch,
+        nets.rows,
+        nets.workers,
+        nets.precision,
+    )
     slots = [spec.name for spec in nets.shape.slots]
     facts = (*device_facts(device), torch.__version__, sources_digest(), *layers)
     return key_of((facts, asdict(nets.task), slots, sizes))
 
 
 def key_of(facts: object) -> str:
-    """A name for a verdict that holds where all of `facts` do, which say what they are as they are printed."""
+    """A name for a verdict that holds where all of `facts` do, which say what they are as they are
+    printed.
+    """
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:20]
 
 
@@ -67,12 +81,16 @@ def sources_digest(folder: Path = NETS) -> str:
     """SHA-256 of the files that decide what is computed: by engines, those of NETS."""
     digest = hashlib.sha256()
     for path in sorted(one for one in folder.rglob("*") if one.suffix in SOURCES):
-        digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+        digest.update(
+            path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes() + b"\0"
+        )
     return digest.hexdigest()
 
 
 def kept_verdict(key: str, kind: Callable[..., Found]) -> list[Found] | None:
-    """What was found before, each as a `kind`; None where nothing is kept, or what is kept cannot be read."""
+    """What was found before, each as a `kind`; None where nothing is kept, or what is kept cannot
+    be read.
+    """
     try:
         said = json.loads(_path(key).read_text(encoding="utf-8"))
         return [kind(**one) for one in said]
@@ -86,7 +104,9 @@ def keep_verdict(key: str, found: Sequence[Verdict]) -> str:
         return "not kept, as memory was short"
     try:
         path = _path(key)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False, encoding="utf-8") as draft:
+        with tempfile.NamedTemporaryFile(
+            "w", dir=path.parent, suffix=".tmp", delete=False, encoding="utf-8"
+        ) as draft:
             json.dump([one._asdict() for one in found], draft)
         os.replace(draft.name, path)
     except (FolderError, OSError) as error:
@@ -95,7 +115,9 @@ def keep_verdict(key: str, found: Sequence[Verdict]) -> str:
 
 
 def _path(key: str) -> Path:
-    """The file of a verdict, in a folder that is this user's alone; raises FolderError where there can be none."""
+    """The file of a verdict, in a folder that is this user's alone; raises FolderError where there
+    can be none.
+    """
     own = cache_folder()
     for folder in (own, own / "engines"):
         open_folder(folder)

@@ -1,8 +1,10 @@
-"""Runs pieces of work side by side on threads of the CPU, each of which gives an operation one thread of its own.
+"""Runs pieces of work side by side on threads of the CPU, each of which gives an operation one
+thread of its own.
 
-Operations release Python's lock while they compute, so pieces on different threads use different cores; unlike the
-threads inside an operation, they wait for each other only at the end. Called by passes.py with one
-piece per chunk of envs; what is local to a thread (gradient mode, modes that watch operations) starts afresh there.
+Operations release Python's lock while they compute, so pieces on different threads use different
+cores; unlike the threads inside an operation, they wait for each other only at the end. Called by
+passes.py with one piece per chunk of envs; what is local to a thread (gradient mode, modes that
+watch operations) starts afresh there.
 """
 
 import threading
@@ -31,13 +33,17 @@ class Call:
         self._given_up.set()
 
     def check(self) -> None:
-        """Raise GivenUp where nobody waits any more; pieces ask between batches, so that an interrupt is quick."""
+        """Raise GivenUp where nobody waits any more; pieces ask between batches, so that an
+        interrupt is quick.
+        """
         if self._given_up.is_set():
             raise GivenUp
 
 
 def chunks(num_envs: int, size: int) -> list[np.ndarray]:
-    """Env numbers of as few chunks as hold at most `size` each, all as large as each other or one smaller."""
+    """Env numbers of as few chunks as hold at most `size` each, all as large as each other or one
+    smaller.
+    """
     return np.array_split(np.arange(num_envs), -(-num_envs // size))
 
 
@@ -45,10 +51,12 @@ Piece = Callable[[Call], Result]
 
 
 def run_pieces(pieces: Sequence[Piece[Result]], workers: int) -> list[Result]:
-    """Results in the order of `pieces`; with one worker, or one piece, all is done by the calling thread.
+    """Results in the order of `pieces`; with one worker, or one piece, all is done by the calling
+    thread.
 
-    The first piece that fails ends the call: the others are given up, and once none runs any more, its exception is
-    raised with the traceback of the piece. An interrupt of the calling thread does the same.
+    The first piece that fails ends the call: the others are given up, and once none runs any more,
+    its exception is raised with the traceback of the piece. An interrupt of the calling thread does
+    the same.
     """
     call = Call()
     if workers == 1 or len(pieces) == 1:
@@ -68,5 +76,7 @@ def run_pieces(pieces: Sequence[Piece[Result]], workers: int) -> list[Result]:
 
 @lru_cache(maxsize=8)  # two worlds of one process may take turns with different numbers of workers
 def _pool(workers: int) -> ThreadPoolExecutor:
-    """Threads that stay; each gives an operation one thread, whatever the calling thread gives it."""
+    """Threads that stay; each gives an operation one thread, whatever the calling thread gives
+    it.
+    """
     return ThreadPoolExecutor(workers, "envs", initializer=torch.set_num_threads, initargs=(1,))

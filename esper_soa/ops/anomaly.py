@@ -1,7 +1,9 @@
-"""Watches the diagnostics of policy updates and says when something goes wrong, and what to do about it.
+"""Watches the diagnostics of policy updates and says when something goes wrong, and what to do
+about it.
 
-Given the numbers of every update and the limits of AnomalyConfig by the trainer, which writes the names to
-metrics.jsonl and the advice to the log. Diagnostics that an update does not report are not judged. Needs no torch.
+Given the numbers of every update and the limits of AnomalyConfig by the trainer, which writes the
+names to metrics.jsonl and the advice to the log. Diagnostics that an update does not report are not
+judged. Needs no torch.
 """
 
 import math
@@ -36,19 +38,67 @@ LOWER_STEPS = "Lower policy.ppo.lr or policy.ppo.epochs, or set policy.ppo.targe
 RULES = (
     Rule("ratio_explosion", "ratio_max", True, "max_ratio", False, LOWER_STEPS),
     Rule("ratio_collapse", "ratio_min", False, "min_ratio", False, LOWER_STEPS),
-    Rule("stale_log_probs", "ratio_error_first", True, "max_ratio_error_first", False,
-         "The update does not see what the rollout saw: look for lower precision on one side, then report a bug."),
-    Rule("value_collapse", "value_loss", True, "max_value_loss", False,
-         "Normal in the first updates; later, lower policy.ppo.value_coef or look for outliers in reward."),
-    Rule("bellman_error", "bellman_error", True, "max_bellman_error", False,
-         "The critic lags behind the rewards: raise policy.ppo.value_coef or policy.ppo.epochs."),
-    Rule("explained_variance", "explained_variance", False, "min_explained_variance", True,
-         "The critic is worse than a constant: raise policy.ppo.value_coef, or collect more envs per round."),
-    Rule("lstm_explosion", "lstm_rms_max", True, "max_lstm_rms", False,
-         "The memory saturates: lower policy.ppo.lr or policy.ppo.max_grad_norm."),
-    Rule("lstm_collapse", "lstm_rms_min", False, "min_lstm_rms", False,
-         "The memory is dead: look for constant observations, or start again with another seed."),
-)  # fmt: skip
+    Rule(
+        "stale_log_probs",
+        "ratio_error_first",
+        True,
+        "max_ratio_error_first",
+        False,
+        (
+            "The update does not see what the rollout saw: look for lower precision on one side, "
+            "then "
+            "report a bug."
+        ),
+    ),
+    Rule(
+        "value_collapse",
+        "value_loss",
+        True,
+        "max_value_loss",
+        False,
+        (
+            "Normal in the first updates; later, lower policy.ppo.value_coef or look for outliers "
+            "in "
+            "reward."
+        ),
+    ),
+    Rule(
+        "bellman_error",
+        "bellman_error",
+        True,
+        "max_bellman_error",
+        False,
+        "The critic lags behind the rewards: raise policy.ppo.value_coef or policy.ppo.epochs.",
+    ),
+    Rule(
+        "explained_variance",
+        "explained_variance",
+        False,
+        "min_explained_variance",
+        True,
+        (
+            "The critic is worse than a constant: raise policy.ppo.value_coef, or collect more "
+            "envs "
+            "per round."
+        ),
+    ),
+    Rule(
+        "lstm_explosion",
+        "lstm_rms_max",
+        True,
+        "max_lstm_rms",
+        False,
+        "The memory saturates: lower policy.ppo.lr or policy.ppo.max_grad_norm.",
+    ),
+    Rule(
+        "lstm_collapse",
+        "lstm_rms_min",
+        False,
+        "min_lstm_rms",
+        False,
+        "The memory is dead: look for constant observations, or start again with another seed.",
+    ),
+)
 
 
 class Watch:
@@ -64,18 +114,28 @@ class Watch:
         """What has begun with this update; `active` names everything that is going on after it."""
         if not self.cfg.enabled or not update:
             return []
-        found = self._skipped(update) + self._limits(update) + self._entropy(update) + self._gradient_drift(update)
+        found = (
+            self._skipped(update)
+            + self._limits(update)
+            + self._entropy(update)
+            + self._gradient_drift(update)
+        )
         new = [anomaly for anomaly in found if anomaly.name not in self.active]
         self.active = [anomaly.name for anomaly in found]
         return new
 
     def state_dict(self) -> dict:
         """Plain values that a resumed run needs to go on in the same way."""
-        return {"active": list(self.active), "streaks": dict(self.streaks), "gradient_mean": self.gradient_mean}
+        return {
+            "active": list(self.active),
+            "streaks": dict(self.streaks),
+            "gradient_mean": self.gradient_mean,
+        }
 
     def load_state_dict(self, state: Mapping) -> None:
         """Take over what `state_dict` gave."""
-        self.active, self.streaks = list(state["active"]), dict(state["streaks"])
+        self.active = list(state["active"])
+        self.streaks = dict(state["streaks"])
         self.gradient_mean = state["gradient_mean"]
 
     def _skipped(self, update: Mapping[str, float]) -> list[Anomaly]:
@@ -89,50 +149,74 @@ class Watch:
         if not bad and not lost:
             return []
         what = ", ".join(bad[:MAX_NAMED]) if bad else f"the gradient of {lost:.0f} step(s)"
-        advice = "Look at reward and val_loss of this round in metrics.jsonl; if they are sound, lower policy.ppo.lr."
+        advice = (
+            "Look at reward and val_loss of this round in metrics.jsonl; if they are sound, "
+            "lower policy.ppo.lr."
+        )
         return [Anomaly("not_finite", f"{what} is not finite. {advice}")]
 
     def _limits(self, update: Mapping[str, float]) -> list[Anomaly]:
         found = []
         for rule in RULES:
-            value, limit = update.get(rule.metric, math.nan), getattr(self.cfg, rule.limit)
+            value = update.get(rule.metric, math.nan)
+            limit = getattr(self.cfg, rule.limit)
             over = value > limit if rule.above else value < limit  # False for NaN
             if self._streak(rule.name, over) >= (self.cfg.patience if rule.patient else 1):
                 side = "above" if rule.above else "below"
-                text = f"{rule.metric} is {value:.3g}, {side} {limit:g} (telemetry.anomaly.{rule.limit}). {rule.advice}"
+                text = (
+                    f"{rule.metric} is {value:.3g}, {side} {limit:g} "
+                    f"(telemetry.anomaly.{rule.limit}). {rule.advice}"
+                )
                 found.append(Anomaly(rule.name, text))
         return found
 
     def _entropy(self, update: Mapping[str, float]) -> list[Anomaly]:
-        """Heads that have all but stopped exploring; one that was not in use in this update stays as it was judged."""
+        """Heads that have all but stopped exploring; one that was not in use in this update stays
+        as it was judged.
+        """
         found = []
         for head in HEAD_NAMES:
-            name, limit = f"entropy_collapse/{head}", self.cfg.entropy_collapse[head]
-            entropy, in_use = update.get(f"entropy/{head}", math.nan), update.get(f"head_share/{head}", 0.0) > 0
+            name = f"entropy_collapse/{head}"
+            limit = self.cfg.entropy_collapse[head]
+            entropy = update.get(f"entropy/{head}", math.nan)
+            in_use = update.get(f"head_share/{head}", 0.0) > 0
             recovered = limit * (self.cfg.entropy_recovery if name in self.active else 1.0)
             if in_use:
                 self._streak(name, entropy < recovered)
             if self.streaks.get(name, 0) >= self.cfg.patience:
-                text = f"entropy/{head} is {entropy:.3g}: low (limit {limit:g}) for {self.streaks[name]} updates"
+                text = (
+                    f"entropy/{head} is {entropy:.3g}: low (limit {limit:g}) for "
+                    f"{self.streaks[name]} updates"
+                )
                 advice = f"Raise policy.ppo.entropy_coef or policy.ppo.probability_floor.{head}."
                 found.append(Anomaly(name, f"{text}. {advice}"))
         return found
 
     def _gradient_drift(self, update: Mapping[str, float]) -> list[Anomaly]:
         """The gradient norm far from its running mean, which is taken from before this update."""
-        norm, mean = update.get("gradient_norm", math.nan), self.gradient_mean
+        norm = update.get("gradient_norm", math.nan)
+        mean = self.gradient_mean
         if not math.isfinite(norm) or not update.get("steps", 1.0):
             return []
         if mean is None:
             self.gradient_mean = norm
             return []
-        momentum, limit = self.cfg.gradient_momentum, self.cfg.max_gradient_drift
+        momentum = self.cfg.gradient_momentum
+        limit = self.cfg.max_gradient_drift
         self.gradient_mean = momentum * mean + (1 - momentum) * norm
         drift = abs(norm - mean) / (mean + 1e-8)
         if drift <= limit:
             return []
-        text = f"the gradient norm is {norm:.3g}, its running mean {mean:.3g} (drift {drift:.2f}, above {limit:g})"
-        return [Anomaly("gradient_drift", f"{text}. One update is no harm; if it stays, lower policy.ppo.lr.")]
+        text = (
+            f"the gradient norm is {norm:.3g}, its running mean {mean:.3g} (drift {drift:.2f}, "
+            f"above {limit:g})"
+        )
+        return [
+            Anomaly(
+                "gradient_drift",
+                f"{text}. One update is no harm; if it stays, lower policy.ppo.lr.",
+            )
+        ]
 
     def _streak(self, name: str, unhealthy: bool) -> int:
         """Updates in a row, this one included, that were unhealthy."""

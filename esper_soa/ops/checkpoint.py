@@ -1,8 +1,8 @@
 """Checkpoints: one sealed file of plain tensors and numbers, read without running foreign code.
 
-The trainer says what goes in (nested dictionaries and lists of tensors, numbers and texts; a TensorDict goes in as
-`.to_dict()`) and takes the same back. Seal and atomic replacement are those of sealed.py; within the seal lies what
-torch.save writes, so torch.load reads it too.
+The trainer says what goes in (nested dictionaries and lists of tensors, numbers and texts; a
+TensorDict goes in as `.to_dict()`) and takes the same back. Seal and atomic replacement are those
+of sealed.py; within the seal lies what torch.save writes, so torch.load reads it too.
 """
 
 import pickle
@@ -17,21 +17,41 @@ from torch import Tensor
 from esper_soa.errors import one_line
 from esper_soa.ops.sealed import CheckpointError, open_sealed, write_sealed
 
-# What torch raises for a content that is foreign, or made to break the reader, under a seal that fits.
+# What torch raises for a content that is foreign, or made to break the reader, under a seal that
+# fits.
 UNREADABLE = (
-    pickle.UnpicklingError, RuntimeError, EOFError, ValueError, LookupError, TypeError, AttributeError, AssertionError,
-    ArithmeticError, ImportError, MemoryError, struct.error,
-)  # fmt: skip
+    pickle.UnpicklingError,
+    RuntimeError,
+    EOFError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    AssertionError,
+    ArithmeticError,
+    ImportError,
+    MemoryError,
+    struct.error,
+)
 ARCHIVE = b"PK\x03\x04"  # how the files of torch.save begin
 MAX_DEPTH = 30  # of nesting; a checkpoint of ours has less than 10
 LARGEST = 2**63 - 1
 Content: TypeAlias = (
-    None | bool | int | float | str | Tensor | list["Content"] | tuple["Content", ...] | dict[str, "Content"]
+    None
+    | bool
+    | int
+    | float
+    | str
+    | Tensor
+    | list["Content"]
+    | tuple["Content", ...]
+    | dict[str, "Content"]
 )
 
 
 def save_checkpoint(path: Path, content: Mapping[str, Content]) -> None:
-    """Replace the file `path` by `content`, all or nothing: whatever fails, the old file stays whole.
+    """Replace the file `path` by `content`, all or nothing: whatever fails, the old file stays
+    whole.
 
     Raises OSError with its reason where the disk is full or the folder cannot be written.
     """
@@ -57,8 +77,12 @@ def load_checkpoint(path: Path, device: torch.device) -> dict[str, Content]:
             content = torch.load(file, map_location=device, weights_only=True)
             return _Plain(name, device, file.seek(0, 2)).dictionary(content)
     except UNREADABLE as error:
-        if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error):
-            raise CheckpointError(f"{name}: there is not enough memory on {device} to read it") from error
+        if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(
+            error
+        ):
+            raise CheckpointError(
+                f"{name}: there is not enough memory on {device} to read it"
+            ) from error
         raise CheckpointError(
             f"{name}: its content cannot be read or is not trusted ({type(error).__name__})"
         ) from error
@@ -68,8 +92,12 @@ class _Plain:
     """Copies a content value by value and refuses what `save_checkpoint` would not have written."""
 
     def __init__(self, name: str, device: torch.device, limit: int) -> None:
-        """limit: values that there may be, which a pickle that refers to its own parts could multiply."""
-        self.name, self.device, self.left = name, device, limit
+        """limit: values that there may be, which a pickle that refers to its own parts could
+        multiply.
+        """
+        self.name = name
+        self.device = device
+        self.left = limit
 
     def dictionary(self, value: object, depth: int = 0) -> dict[str, Content]:
         """`value` as a plain dictionary with texts as keys."""
@@ -106,7 +134,11 @@ class _Plain:
 
     def tensor(self, value: Tensor) -> Tensor:
         """`value`, an ordinary tensor of numbers in memory of its own."""
-        if value.layout != torch.strided or value.is_quantized or value.device.type != self.device.type:
+        if (
+            value.layout != torch.strided
+            or value.is_quantized
+            or value.device.type != self.device.type
+        ):
             raise self.refusal("holds a tensor that is not of plain numbers")
         if value.numel() * value.element_size() > value.untyped_storage().nbytes():
             raise self.refusal("holds a tensor that is larger than its memory")

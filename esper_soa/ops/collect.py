@@ -1,7 +1,9 @@
-"""Plays one round: an episode of every env under a decision maker, with the rollout that a learner needs.
+"""Plays one round: an episode of every env under a decision maker, with the rollout that a learner
+needs.
 
-Given a World and a Player by the trainer; the same function plays its controls. It reads the device only for the
-progress bar and the recorder, once the numbers are there, an env-step late at the earliest; nobody waits for them.
+Given a World and a Player by the trainer; the same function plays its controls. It reads the device
+only for the progress bar and the recorder, once the numbers are there, an env-step late at the
+earliest; nobody waits for them.
 """
 
 from collections import deque
@@ -28,7 +30,9 @@ from esper_soa.telemetry.recorder import NO_RECORDER, NoRecorder
 
 
 class Player(NamedTuple):
-    """Who decides, who learns from it (None: nobody), and who is asked what it would have done (None: nobody)."""
+    """Who decides, who learns from it (None: nobody), and who is asked what it would have done
+    (None: nobody).
+    """
 
     agent: Agent
     learner: Learner | None
@@ -51,14 +55,20 @@ class Episode:
 
     def __init__(self, world: World, player: Player, played: Round) -> None:
         """Fresh hosts of the round."""
-        self.env, self.player = Env(world, played.profile), player
-        self.progress, self.label, self.profile = played.progress, played.label, played.profile
+        self.env = Env(world, played.profile)
+        self.player = player
+        self.progress = played.progress
+        self.label = played.label
+        self.profile = played.profile
         num_envs = world.sizes.num_envs
         self.env.begin_(played.number, played.topology)
         self.fresh = self.memory = player.agent.start(num_envs, world.device)
         teacher = player.teacher
-        self.fresh_teacher = self.teacher_memory = teacher.start(num_envs, world.device) if teacher is not None else ()
-        names, paid = names_by_code(world.rules.nets.shape.blueprints), world.rules.reward
+        self.fresh_teacher = self.teacher_memory = (
+            teacher.start(num_envs, world.device) if teacher is not None else ()
+        )
+        names = names_by_code(world.rules.nets.shape.blueprints)
+        paid = world.rules.reward
         self.metrics = MetricsAccumulator(
             world.device,
             num_envs,
@@ -72,27 +82,37 @@ class Episode:
         self.earned: list[Tensor] = []  # raw rewards float64 [N] of every env-step, for the learner
         self.recorder = played.recorder
         self.recorder.begin(played.number + 1)
-        self.arriving = deque[Arriving]()  # what read_progress gave of env-steps that have not been told of
+        # what read_progress gave of env-steps that have not been told of
+        self.arriving = deque[Arriving]()
         self.played: list[int] = []  # by env-step, the envs whose episode went on
         self.told = 0  # env-steps of which that was said
         self.profile.phase_ended("reset")
 
     def step_(self) -> None:
         """Play an env-step."""
-        env, phase_ended, step = self.env, self.profile.phase_ended, self.env.step_number
+        env = self.env
+        phase_ended = self.profile.phase_ended
+        step = self.env.step_number
         self.played.append(env.playing)
         seen = env.observe_()
         self._tell()
         phase_ended("telemetry")
         over = seen.observed.state.ending.over if env.world.rules.early_stop.enabled else None
-        memory, before = restart(self.memory, self.fresh, seen.restarted), self.memory
-        decision, memory, probabilities = decide(self.player.agent, seen.view, memory, self.recorder.full)
+        memory = restart(self.memory, self.fresh, seen.restarted)
+        before = self.memory
+        decision, memory, probabilities = decide(
+            self.player.agent, seen.view, memory, self.recorder.full
+        )
         self.memory = memory if over is None else restart(memory, before, over)
         phase_ended("policy")
         result = env.apply_action_(decision.action)
         if self.rollout is not None and self.player.learner is not None:
             row = _row(seen.observed, decision, result, env.over).replace(reset=seen.restarted)
-            write_(self.rollout, step, row if over is None else select(over, self.rollout.rows[step], row))
+            write_(
+                self.rollout,
+                step,
+                row if over is None else select(over, self.rollout.rows[step], row),
+            )
             self.earned.append(result.terms.total)
             self._ask_(seen.view, seen.restarted, step)
         phase_ended("policy")
@@ -119,16 +139,22 @@ class Episode:
             self.progress.advance(played, self.label, *numbers[: len(PROGRESS)].tolist())
 
     def _ask_(self, view: View, reset: Tensor, step: int) -> None:
-        """Record what the teacher would do at `step`, given what it is shown and remembers; it changes nothing."""
-        teacher, rollout = self.player.teacher, self.rollout
+        """Record what the teacher would do at `step`, given what it is shown and remembers; it
+        changes nothing.
+        """
+        teacher = self.player.teacher
+        rollout = self.rollout
         if teacher is not None and rollout is not None and rollout.taught is not None:
             memory = restart(self.teacher_memory, self.fresh_teacher, reset)
             decision, self.teacher_memory = teacher.act(view, memory)
             rollout.taught[step].update_(decision.action)  # type: ignore[arg-type]
 
     def finish(self) -> tuple[RoundResult, Rollout | None]:
-        """After the last env-step: what the round came to; the rollout is None where nobody learns."""
-        env, state = self.env, self.env.state
+        """After the last env-step: what the round came to; the rollout is None where nobody
+        learns.
+        """
+        env = self.env
+        state = self.env.state
         self._leave_out()
         if self.rollout is not None and self.player.learner is not None:
             self.player.learner.pay_(self.rollout, torch.stack(self.earned))
@@ -144,13 +170,15 @@ class Episode:
 
     def _leave_out(self) -> None:
         """Count the env-steps that nobody plays, as every episode has ended early."""
-        world, num_envs = self.env.world, self.env.num_envs
+        world = self.env.world
+        num_envs = self.env.num_envs
         left = world.rules.max_steps - self.env.step_number
         if left == 0:
             return
         self.progress.leave_out(left * world.ranks.all_envs(num_envs))
         self.metrics.leave_out(left * num_envs)
-        self.earned += [torch.zeros_like(paid) for paid in self.earned[-1:]] * left  # for rows that stay empty
+        # for rows that stay empty
+        self.earned += [torch.zeros_like(paid) for paid in self.earned[-1:]] * left
 
 
 def play_round(world: World, player: Player, played: Round) -> tuple[RoundResult, Rollout | None]:
@@ -166,20 +194,27 @@ def _rollout(world: World, player: Player) -> Rollout | None:
         return None
     names = tuple(spec.name for spec in world.rules.nets.shape.slots)
     rollout = new_rollout(
-        world.rules.max_steps, world.sizes.num_envs, len(names), len(feature_names(names)), world.device,
+        world.rules.max_steps,
+        world.sizes.num_envs,
+        len(names),
+        len(feature_names(names)),
+        world.device,
         num_codes(world.rules.nets.shape.blueprints),
-    )  # fmt: skip
+    )
     return with_teacher(rollout) if player.teacher is not None else rollout
 
 
 def _row(observed: Observed, decision: Decision, result: StepResult, last: bool) -> Row:
-    """What the learner needs to remember of one env-step; the episode is cut, not ended, at its last one, or early.
+    """What the learner needs to remember of one env-step; the episode is cut, not ended, at its
+    last one, or early.
 
-    Rows of envs whose episode was over before are not kept. A rollback ends the trajectory. Rewards are filled in once
-    the episode is over.
+    Rows of envs whose episode was over before are not kept. A rollback ends the trajectory. Rewards
+    are filled in once the episode is over.
     """
-    attribution, panic = observed.attribution, observed.state.guard.panic
-    no, valid = torch.zeros_like(panic), result.terms.total.isfinite()
+    attribution = observed.attribution
+    panic = observed.state.guard.panic
+    no = torch.zeros_like(panic)
+    valid = result.terms.total.isfinite()
     cut = torch.ones_like(panic) if last else result.state.ending.over
     return Row(
         features=observed.observation.features,

@@ -1,7 +1,8 @@
-"""What a comparison of groups of runs says: paired by seed, against the first group, with tests that are exact.
+"""What a comparison of groups of runs says: paired by seed, against the first group, with tests
+that are exact.
 
-Given per group and measure a number per seed by compare.py. A seed counts as one: its hosts are played by one policy on
-one data order, the same in all groups. Needs no torch.
+Given per group and measure a number per seed by compare.py. A seed counts as one: its hosts are
+played by one policy on one data order, the same in all groups. Needs no torch.
 """
 
 import math
@@ -19,11 +20,14 @@ SIGNIFICANCE = 0.05  # of p values that are corrected for the number of comparis
 POWER = 0.8  # with which `detectable` is found
 STUDIES = 20_000  # drawn to find it
 MEASURES = {"accuracy": "accuracy", "net": "accuracy less rent"}  # both in percent points
-Numbers = Mapping[str, Mapping[str, Sequence[float]]]  # by group, then by measure, a number per seed
+# by group, then by measure, a number per seed
+Numbers = Mapping[str, Mapping[str, Sequence[float]]]
 
 
 class Compared(NamedTuple):
-    """A group against the first in one of MEASURES; differences are group less first, paired by seed."""
+    """A group against the first in one of MEASURES; differences are group less first, paired by
+    seed.
+    """
 
     group: str
     reference: str
@@ -36,7 +40,9 @@ class Compared(NamedTuple):
 
     @property
     def effect(self) -> float:
-        """Mean over standard deviation of the differences, by Hedges' factor for small samples (Hedges 1981)."""
+        """Mean over standard deviation of the differences, by Hedges' factor for small samples
+        (Hedges 1981).
+        """
         spread = self.spread
         if spread == 0:
             return math.copysign(math.inf, self.interval.mean) if self.interval.mean else 0.0
@@ -45,7 +51,8 @@ class Compared(NamedTuple):
     @property
     def spread(self) -> float:
         """Standard deviation of the differences; 0 for a single one."""
-        count, mean = len(self.differences), self.interval.mean
+        count = len(self.differences)
+        mean = self.interval.mean
         if count < 2:
             return 0.0
         return math.sqrt(sum((one - mean) ** 2 for one in self.differences) / (count - 1))
@@ -66,7 +73,9 @@ class Compared(NamedTuple):
 
 
 def compared(groups: Numbers) -> list[Compared]:
-    """Every group against the first in every measure; raises ValueError where groups are of different seeds."""
+    """Every group against the first in every measure; raises ValueError where groups are of
+    different seeds.
+    """
     first, *others = groups
     sizes = {len(values) for group in groups.values() for values in group.values()}
     if len(sizes) != 1:
@@ -76,7 +85,16 @@ def compared(groups: Numbers) -> list[Compared]:
     differences = [tuple(a - b for a, b in zip(*pair, strict=True)) for pair in pairs]
     p_values = [signed_rank(one) for one in differences]
     return [
-        Compared(group, first, measure, one, difference_interval(*pair, CONFIDENCE), p, corrected, len(rows))
+        Compared(
+            group,
+            first,
+            measure,
+            one,
+            difference_interval(*pair, CONFIDENCE),
+            p,
+            corrected,
+            len(rows),
+        )
         for (group, measure), pair, one, p, corrected in zip(
             rows, pairs, differences, p_values, holm(p_values), strict=True
         )
@@ -84,10 +102,12 @@ def compared(groups: Numbers) -> list[Compared]:
 
 
 def detectable(spread: float, seeds: int, comparisons: int = 1) -> float:
-    """The mean difference that a study of so many seeds finds with POWER, where differences are normal.
+    """The mean difference that a study of so many seeds finds with POWER, where differences are
+    normal.
 
-    spread: their standard deviation. By drawing: STUDIES studies, always the same, and the signed rank test at
-    SIGNIFICANCE over the number of comparisons, which is Holm's first step. Infinite where none could be significant.
+    spread: their standard deviation. By drawing: STUDIES studies, always the same, and the signed
+    rank test at SIGNIFICANCE over the number of comparisons, which is Holm's first step. Infinite
+    where none could be significant.
     """
     return spread * _detectable(seeds, comparisons)
 
@@ -99,10 +119,13 @@ def _detectable(seeds: int, comparisons: int) -> float:
         return math.inf
     needed = _critical_sum(seeds, SIGNIFICANCE / comparisons)
     draws = np.random.default_rng(0).normal(size=(STUDIES, seeds))
-    low, high = 0.0, 8.0
+    low = 0.0
+    high = 8.0
     while high - low > 1e-3:
         middle = (low + high) / 2
-        low, high = (low, middle) if _share_found(draws + middle, needed) >= POWER else (middle, high)
+        low, high = (
+            (low, middle) if _share_found(draws + middle, needed) >= POWER else (middle, high)
+        )
     return high
 
 
@@ -113,7 +136,9 @@ def _share_found(studies: np.ndarray, needed: int) -> float:
 
 
 def _critical_sum(count: int, level: float) -> int:
-    """The least sum of positive ranks with which the test of `count` differences without ties has p < level."""
+    """The least sum of positive ranks with which the test of `count` differences without ties has p
+    < level.
+    """
     ways = np.ones(1)
     for rank in range(1, count + 1):
         ways = np.concatenate([ways, np.zeros(rank)]) + np.concatenate([np.zeros(rank), ways])
@@ -124,16 +149,24 @@ def _critical_sum(count: int, level: float) -> int:
 
 def fewest_seeds(comparisons: int = 1) -> int:
     """With fewer seeds not even a group that is above with every one of them is significant."""
-    return math.floor(math.log2(2 * comparisons / SIGNIFICANCE)) + 1  # 2 / 2^n is the least p of n seeds
+    # 2 / 2^n is the least p of n seeds
+    return math.floor(math.log2(2 * comparisons / SIGNIFICANCE)) + 1
 
 
 def power_note(row: Compared) -> str:
     """What a row that shows no difference leaves open, in words; "" for others."""
     if row.verdict != "no difference shown":
         return ""
-    seeds, least = len(row.differences), fewest_seeds(row.comparisons)
+    seeds = len(row.differences)
+    least = fewest_seeds(row.comparisons)
     if seeds < least:
-        return (f"{seeds} seeds cannot show any difference at {SIGNIFICANCE:.0%} over {row.comparisons} comparisons: "
-                f"take {least} or more")  # fmt: skip
+        return (
+            f"{seeds} seeds cannot show any difference at {SIGNIFICANCE:.0%} over "
+            f"{row.comparisons} comparisons: "
+            f"take {least} or more"
+        )
     found = detectable(row.spread, seeds, row.comparisons)
-    return f"{seeds} seeds find a difference of {found:.2f} points in {POWER:.0%} of studies; smaller ones stay open"
+    return (
+        f"{seeds} seeds find a difference of {found:.2f} points in {POWER:.0%} of studies; "
+        "smaller ones stay open"
+    )

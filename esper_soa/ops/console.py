@@ -1,7 +1,8 @@
 """Standard output and error that a program can lose without dying of it.
 
-The reader of a pipe may go away (`| head -1`), a terminal may be closed, a file may be full: what is written then is
-dropped, and whoever keeps a log says so once. Used by the entry points and by sessions. Needs no torch.
+The reader of a pipe may go away (`| head -1`), a terminal may be closed, a file may be full: what
+is written then is dropped, and whoever keeps a log says so once. Used by the entry points and by
+sessions. Needs no torch.
 """
 
 import io
@@ -55,7 +56,9 @@ class Outlet(io.TextIOBase):
             self._lose(error)
 
     def _lose(self, error: OSError) -> None:
-        """From here on the stream's own descriptor leads nowhere: what it still holds must not fail at its end."""
+        """From here on the stream's own descriptor leads nowhere: what it still holds must not fail
+        at its end.
+        """
         self.lost = self.lost or error.strerror or str(error)
         try:
             nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -69,14 +72,19 @@ def outlet(stream: TextIO | None) -> Outlet:
     """`stream` as an outlet; one that was closed before the start (None) is lost already."""
     if isinstance(stream, Outlet):
         return stream
-    return Outlet(open(os.devnull, "w", encoding="utf-8"), CLOSED) if stream is None else Outlet(stream)  # noqa: SIM115
+    return (
+        Outlet(open(os.devnull, "w", encoding="utf-8"), CLOSED)
+        if stream is None
+        else Outlet(stream)
+    )  # noqa: SIM115
 
 
 @contextmanager
 def standing_streams() -> Iterator[None]:
     """Standard output and error as outlets while the context lasts.
 
-    Descriptors 0 to 2 are open from here on, so that no file of ours gets the number of a closed stream.
+    Descriptors 0 to 2 are open from here on, so that no file of ours gets the number of a closed
+    stream.
     """
     number = 0
     while number <= 2:
@@ -87,5 +95,7 @@ def standing_streams() -> Iterator[None]:
         try:
             yield
         finally:
-            for stream in streams:  # what is left for the interpreter to write at its end could fail there
+            for (
+                stream
+            ) in streams:  # what is left for the interpreter to write at its end could fail there
                 stream.flush()

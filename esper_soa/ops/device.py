@@ -15,21 +15,23 @@ import torch
 from esper_soa.errors import SettingError, check
 from esper_soa.nets.extent import INDEXED
 
-CPU_CHUNK_IMAGES = 512  # training images of a forward pass on a CPU: fewer cost calls, more fall out of the caches
+# training images of a forward pass on a CPU: fewer cost calls, more fall out of the caches
+CPU_CHUNK_IMAGES = 512
 CPU_EVAL_BATCH = 16
 NATIVE_EVAL_BATCH = 64  # the native kernels work image by image and are asked less often
 GPU_EVAL_BATCH = 256
 THREADS_PER_CORE = 4  # most that may be asked for: more only wait for each other
-# glibc's M_MMAP_MAX, M_TRIM_THRESHOLD and M_ARENA_MAX: no mappings, no trimming, one heap for all threads (those of
-# other threads are trimmed whatever the second says).
+# glibc's M_MMAP_MAX, M_TRIM_THRESHOLD and M_ARENA_MAX: no mappings, no trimming, one heap for all
+# threads (those of other threads are trimmed whatever the second says).
 MALLOPT_KEEP = ((-4, 0), (-1, 2**31 - 1), (-8, 1))
 
 
 def resolve_device(setting: str, place: int = 0) -> torch.device:
-    """The device that `setting` (auto, cpu, cuda, cuda:<index>) stands for, always with an index on CUDA.
+    """The device that `setting` (auto, cpu, cuda, cuda:<index>) stands for, always with an index on
+    CUDA.
 
-    place: index of the GPU where the setting leaves it open. Raises SettingError where CUDA or the GPU is not there;
-    only `auto` falls back to the CPU.
+    place: index of the GPU where the setting leaves it open. Raises SettingError where CUDA or the
+    GPU is not there; only `auto` falls back to the CPU.
     """
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if setting == "cpu" or (setting == "auto" and count == 0):
@@ -42,7 +44,9 @@ def resolve_device(setting: str, place: int = 0) -> torch.device:
     if count == 0:
         raise SettingError("device", setting, "auto or cpu here", _why_no_cuda())
     if int(index or 0) >= count:
-        raise SettingError("device", setting, f"below cuda:{count}", f"This machine shows {count} CUDA device(s).")
+        raise SettingError(
+            "device", setting, f"below cuda:{count}", f"This machine shows {count} CUDA device(s)."
+        )
     return torch.device("cuda", int(index or place))
 
 
@@ -52,25 +56,42 @@ def usable_cores() -> int:
 
 
 def take_device(device: torch.device) -> None:
-    """Have `device` be the one that whatever asks for no other works on: captures, events and Triton's launches."""
+    """Have `device` be the one that whatever asks for no other works on: captures, events and
+    Triton's launches.
+    """
     if device.type == "cuda":
         torch.cuda.set_device(device)
 
 
 def choose_env_chunk(
-    setting: int, envs: int, batch_size: int, device: torch.device, cores: int = 0, elements: int = 1
+    setting: int,
+    envs: int,
+    batch_size: int,
+    device: torch.device,
+    cores: int = 0,
+    elements: int = 1,
 ) -> int:
-    """Envs that are trained together: the setting, or for 0 what suits the device; never more than there are.
+    """Envs that are trained together: the setting, or for 0 what suits the device; never more than
+    there are.
 
-    All on a GPU, as far as no tensor, of which each env has `elements`, gets more than INDEXED of them; raises
-    SettingError for a setting beyond that, and where one env has more. On a CPU as many as have CPU_CHUNK_IMAGES in
-    their batches, such that `cores` (0 = the usable ones) have equal shares. The number of workers plays no part:
-    another one changes no rounding.
+    All on a GPU, as far as no tensor, of which each env has `elements`, gets more than INDEXED of
+    them; raises SettingError for a setting beyond that, and where one env has more. On a CPU as
+    many as have CPU_CHUNK_IMAGES in their batches, such that `cores` (0 = the usable ones) have
+    equal shares. The number of workers plays no part: another one changes no rounding.
     """
     if device.type != "cpu":
-        most, words = INDEXED // elements, f"A tensor of {device.type} has at most {INDEXED} elements."
-        check(most > 0, "batch_size", batch_size, f"at most {batch_size * INDEXED // elements} with these hosts", words)
-        check(min(setting, envs) <= most, "compute.env_chunk", setting, f"at most {most} here", words)
+        most = INDEXED // elements
+        words = f"A tensor of {device.type} has at most {INDEXED} elements."
+        check(
+            most > 0,
+            "batch_size",
+            batch_size,
+            f"at most {batch_size * INDEXED // elements} with these hosts",
+            words,
+        )
+        check(
+            min(setting, envs) <= most, "compute.env_chunk", setting, f"at most {most} here", words
+        )
         return min(setting or envs, envs, most)
     if setting > 0:
         return min(setting, envs)
@@ -81,25 +102,32 @@ def choose_env_chunk(
 
 
 def choose_workers(setting: int, chunks: int, device: torch.device, cores: int = 0) -> int:
-    """Threads among which the chunks of envs are shared: the setting, or for 0 one per usable core of a CPU.
+    """Threads among which the chunks of envs are shared: the setting, or for 0 one per usable core
+    of a CPU.
 
-    Never more than there are chunks. A GPU has one; raises SettingError where more are asked for, and for more than
-    THREADS_PER_CORE per core.
+    Never more than there are chunks. A GPU has one; raises SettingError where more are asked for,
+    and for more than THREADS_PER_CORE per core.
     """
     _check_threads("compute.workers", setting)
     if device.type != "cpu":
         if setting > 1:
-            raise SettingError("compute.workers", setting, f"0 or 1 on {device.type}", "Workers share the CPU's cores.")
+            raise SettingError(
+                "compute.workers",
+                setting,
+                f"0 or 1 on {device.type}",
+                "Workers share the CPU's cores.",
+            )
         return 1
     return min(setting or cores or usable_cores(), chunks)
 
 
 def apply_threads(setting: int) -> int:
-    """Give one torch operation outside the workers `setting` CPU threads (0 = one); returns the number in force.
+    """Give one torch operation outside the workers `setting` CPU threads (0 = one); returns the
+    number in force.
 
-    One, because the operations of policy and state are small, and threads inside an operation wait for each other: one
-    that lost its core to another process holds all of them up, and while idle they keep cores from the workers. Raises
-    SettingError for more than THREADS_PER_CORE per core.
+    One, because the operations of policy and state are small, and threads inside an operation wait
+    for each other: one that lost its core to another process holds all of them up, and while idle
+    they keep cores from the workers. Raises SettingError for more than THREADS_PER_CORE per core.
     """
     _check_threads("compute.threads", setting)
     torch.set_num_threads(setting or 1)
@@ -119,11 +147,19 @@ def threads(setting: int) -> Iterator[None]:
 
 def _check_threads(setting: str, count: int) -> None:
     most = THREADS_PER_CORE * usable_cores()
-    check(count <= most, setting, count, f"at most {most} here", f"That is {THREADS_PER_CORE} per usable core.")
+    check(
+        count <= most,
+        setting,
+        count,
+        f"at most {most} here",
+        f"That is {THREADS_PER_CORE} per usable core.",
+    )
 
 
 def device_name(device: torch.device, workers: int = 1, precision: str = "float32") -> str:
-    """The device in words, for logs, versions.json and the table; `precision` is that of the hosts."""
+    """The device in words, for logs, versions.json and the table; `precision` is that of the
+    hosts.
+    """
     if device.type == "cuda":
         return f"{device} ({torch.cuda.get_device_name(device)}, {precision})"
     used = f"{_some(workers, 'worker')}, {_some(torch.get_num_threads(), 'thread')}"
@@ -140,9 +176,14 @@ def layout_in_words(device: torch.device, workers: int, env_chunk: int) -> str:
         return f"all chunks of {env_chunk} envs one after the other, as a GPU fills itself"
     beside = f"{_some(torch.get_num_threads(), 'thread')} for policy and env state"
     if workers == 1:
-        return f"1 worker trains chunks of {env_chunk} envs ({usable_cores()} usable cores), {beside}"
-    return (f"{workers} workers of one thread train chunks of {env_chunk} envs side by side ({usable_cores()} usable "
-            f"cores), {beside}")  # fmt: skip
+        return (
+            f"1 worker trains chunks of {env_chunk} envs ({usable_cores()} usable cores), {beside}"
+        )
+    return (
+        f"{workers} workers of one thread train chunks of {env_chunk} envs side by side "
+        f"({usable_cores()} usable "
+        f"cores), {beside}"
+    )
 
 
 def _why_no_cuda() -> str:
@@ -152,9 +193,11 @@ def _why_no_cuda() -> str:
 
 
 def choose_eval_batch(device: torch.device, native: bool = False, elements: int = 1) -> int:
-    """Validation images per forward pass: few on a CPU, where caches decide and alpha rows multiply them.
+    """Validation images per forward pass: few on a CPU, where caches decide and alpha rows multiply
+    them.
 
-    elements: of the largest tensor per image, for all envs that are validated together; see choose_env_chunk.
+    elements: of the largest tensor per image, for all envs that are validated together; see
+    choose_env_chunk.
     """
     if device.type != "cpu":
         return max(1, min(GPU_EVAL_BATCH, INDEXED // elements))
@@ -162,10 +205,12 @@ def choose_eval_batch(device: torch.device, native: bool = False, elements: int 
 
 
 def keep_freed_memory(device: torch.device) -> bool:
-    """Let the C library keep what torch frees on a CPU instead of returning it to the system; True where it obeys.
+    """Let the C library keep what torch frees on a CPU instead of returning it to the system; True
+    where it obeys.
 
-    Activations are a few MB each; by default glibc maps and unmaps every one of them, and the page faults cost a fifth
-    of a training step with seeds. Has no effect on results. Only glibc offers it; elsewhere nothing happens.
+    Activations are a few MB each; by default glibc maps and unmaps every one of them, and the page
+    faults cost a fifth of a training step with seeds. Has no effect on results. Only glibc offers
+    it; elsewhere nothing happens.
     """
     if device.type != "cpu" or platform.libc_ver()[0] != "glibc":
         return False

@@ -1,7 +1,8 @@
-"""Writing to a disk that may be full: texts replaced whole, lines appended whole, and what could not be written.
+"""Writing to a disk that may be full: texts replaced whole, lines appended whole, and what could
+not be written.
 
-A run plays on where a file cannot be written, and ends with a failure that names it. Used by sessions, the trainer and
-evaluations. Needs no torch.
+A run plays on where a file cannot be written, and ends with a failure that names it. Used by
+sessions, the trainer and evaluations. Needs no torch.
 """
 
 import logging
@@ -26,19 +27,25 @@ def reason_of(error: OSError) -> str:
 
 
 class Unwritten:
-    """Files that could not be written, by name and with the reason, until a later attempt succeeds."""
+    """Files that could not be written, by name and with the reason, until a later attempt
+    succeeds.
+    """
 
     def __init__(self) -> None:
         self.reasons: dict[str, str] = {}
 
     @contextmanager
     def noting(self, name: str) -> Iterator[None]:
-        """Write the file `name` in the context; a failure is said in the log and noted, a success takes it back."""
+        """Write the file `name` in the context; a failure is said in the log and noted, a success
+        takes it back.
+        """
         try:
             yield
         except OSError as error:
             if name not in self.reasons:
-                LOGGER.warning("%s could not be written (%s); the run goes on", name, reason_of(error))
+                LOGGER.warning(
+                    "%s could not be written (%s); the run goes on", name, reason_of(error)
+                )
             self.reasons[name] = reason_of(error)
         else:
             self.reasons.pop(name, None)
@@ -48,7 +55,10 @@ class Unwritten:
         by_reason: dict[str, list[str]] = {}
         for name, reason in self.reasons.items():
             by_reason.setdefault(reason, []).append(name)
-        return "; ".join(f"{', '.join(names)} could not be written ({reason})" for reason, names in by_reason.items())
+        return "; ".join(
+            f"{', '.join(names)} could not be written ({reason})"
+            for reason, names in by_reason.items()
+        )
 
 
 def write_text(path: Path, text: str) -> None:
@@ -62,7 +72,9 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Replace the file `path` by `content`, all or nothing, so that it survives a power cut; raises OSError."""
+    """Replace the file `path` by `content`, all or nothing, so that it survives a power cut; raises
+    OSError.
+    """
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
@@ -78,7 +90,8 @@ def write_bytes(path: Path, content: bytes) -> None:
 class LineFile:
     """Appends lines to a file at once, each whole or not at all.
 
-    Lines that could not be written are kept, and written before the next ones. The file is made by the first line.
+    Lines that could not be written are kept, and written before the next ones. The file is made by
+    the first line.
     """
 
     def __init__(self, path: Path) -> None:
@@ -87,12 +100,18 @@ class LineFile:
         self._waiting: list[str] = []
 
     def write(self, *lines: str) -> None:
-        """Append `lines`, given without their ends; raises OSError where that, or an earlier line, must wait."""
+        """Append `lines`, given without their ends; raises OSError where that, or an earlier line,
+        must wait.
+        """
         self._waiting.extend(lines)
         if self._handle is None:
-            self._handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            self._handle = os.open(
+                self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666
+            )
         end = os.fstat(self._handle).st_size
-        left = memoryview("".join(f"{line}\n" for line in self._waiting).encode(errors="backslashreplace"))
+        left = memoryview(
+            "".join(f"{line}\n" for line in self._waiting).encode(errors="backslashreplace")
+        )
         try:
             while left:
                 left = left[os.write(self._handle, left) :]
@@ -116,6 +135,9 @@ class LineFile:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()

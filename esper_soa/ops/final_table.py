@@ -15,7 +15,15 @@ from rich.table import Table
 from esper_soa.ops.files import write_text
 from esper_soa.ops.json_lines import Json, finite_record
 from esper_soa.ops.progress import duration, show
-from esper_soa.ops.verdict import CONFIDENCE, Comparison, HostScore, compare, control_words, shown, verdict
+from esper_soa.ops.verdict import (
+    CONFIDENCE,
+    Comparison,
+    HostScore,
+    compare,
+    control_words,
+    shown,
+    verdict,
+)
 
 TEXT_WIDTH = 160  # columns of a table in a file
 FLOP_UNITS = ((1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"))
@@ -36,8 +44,8 @@ class Pareto:
     """The trade-off between accuracy, stability and size over all episodes so far."""
 
     front_size: int  # distinct episodes that no other one beats
-    # Percent x parameter ratio: area dominated between accuracy 0 and twice the host's size, the reference's point; 0
-    # where every episode ended larger than that.
+    # Percent x parameter ratio: area dominated between accuracy 0 and twice the host's size, the
+    # reference's point; 0 where every episode ended larger than that.
     hypervolume: float
 
 
@@ -77,16 +85,20 @@ class Summary:
     speed: Speed
     wall_seconds: float  # of this process, from start to table, the control included
     pareto: Pareto
-    rollbacks: int = 0  # hosts that lost their way and were put back to a snapshot, in all envs and rounds
+    # Hosts that lost their way and were put back to a snapshot, in all envs and rounds.
+    rollbacks: int = 0
     rounds_before: int = 0  # rounds that were done before this process went on with the run
     env_steps_before: int = 0  # of all envs, in these
     control_cut_off: int = 0  # env-steps that the control did not play, as episodes had ended early
     policy_init: str = "none"  # what the policy started from, as policy.init
-    telemetry: dict[str, Json] = field(default_factory=dict)  # level, env-steps recorded by this process, and dropped
+    # Level, env-steps recorded by this process, and dropped.
+    telemetry: dict[str, Json] = field(default_factory=dict)
 
     @property
     def accuracy(self) -> float:
-        """Final validation accuracy of the grown hosts, percent, mean over envs and the rounds compared."""
+        """Final validation accuracy of the grown hosts, percent, mean over envs and the rounds
+        compared.
+        """
         return self.grown.accuracy
 
     @property
@@ -96,7 +108,9 @@ class Summary:
 
     @property
     def control_env_steps(self) -> int:
-        """Env-steps of the control: an episode of every env for each round that it plays, as far as it went."""
+        """Env-steps of the control: an episode of every env for each round that it plays, as far as
+        it went.
+        """
         if self.control is None:
             return 0
         return self.envs * self.steps * len(self.control.episodes) - self.control_cut_off
@@ -108,17 +122,23 @@ class Summary:
 
 
 def write_summary(summary: Summary, path: Path) -> None:
-    """Replace summary.json: the fields of the record and the numbers derived from them, NaN as null; raises OSError."""
+    """Replace summary.json: the fields of the record and the numbers derived from them, NaN as
+    null; raises OSError.
+    """
     record = asdict(summary)
     for key, score in (("grown", summary.grown), ("control", summary.control)):
         if score is not None:
             record[key] |= asdict(score.episodes[-1])
-            record[key] |= {name: getattr(score, name) for name in ("accuracy", "net", "best", "size", "flop")}
+            record[key] |= {
+                name: getattr(score, name) for name in ("accuracy", "net", "best", "size", "flop")
+            }
     record["speed"]["eps"] = summary.speed.eps
     record["control_env_steps"] = summary.control_env_steps
     found = summary.comparison
     record["difference"] = None if found is None else difference_record(found)
-    record["verdict"] = None if found is None or summary.control is None else verdict(found, summary.control.name)
+    record["verdict"] = (
+        None if found is None or summary.control is None else verdict(found, summary.control.name)
+    )
     write_text(path, json.dumps(finite_record(record), indent=2) + "\n")
 
 
@@ -134,8 +154,13 @@ def difference_record(found: Comparison) -> dict[str, Json]:
 
 def print_summary(summary: Summary, console: Console) -> None:
     """Print the final table, and keep it in the log file."""
-    policy = summary.policy + (f" from {summary.policy_init}" if summary.policy_init != "none" else "")
-    show(console, f"{summary.name}: {summary.task} on {summary.data}, policy {policy}, {summary.device}")
+    policy = summary.policy + (
+        f" from {summary.policy_init}" if summary.policy_init != "none" else ""
+    )
+    show(
+        console,
+        f"{summary.name}: {summary.task} on {summary.data}, policy {policy}, {summary.device}",
+    )
     show(console, as_text(score_table(summary.grown, summary.control)))
     for line in verdict_lines(summary) + fact_lines(summary):
         show(console, line)
@@ -160,10 +185,17 @@ def score_table(grown: HostScore, control: HostScore | None) -> Table:
         table.add_column("difference", justify="right")
     size, unit = next((pair for pair in FLOP_UNITS if grown.flop >= pair[0]), FLOP_UNITS[-1])
     rows = (
-        ("accuracy, mean over hosts (%)", "accuracy", ",.2f", 1.0), ("accuracy, best host (%)", "best", ",.2f", 1.0),
-        ("accuracy - rent, mean over hosts", "net", ",.2f", 1.0), ("parameters, mean over hosts", "size", ",.0f", 1.0),
-        (f"training {unit}, mean over hosts", "flop", ",.3g" if grown.flop < 100 * size else ",.0f", size),
-    )  # fmt: skip
+        ("accuracy, mean over hosts (%)", "accuracy", ",.2f", 1.0),
+        ("accuracy, best host (%)", "best", ",.2f", 1.0),
+        ("accuracy - rent, mean over hosts", "net", ",.2f", 1.0),
+        ("parameters, mean over hosts", "size", ",.0f", 1.0),
+        (
+            f"training {unit}, mean over hosts",
+            "flop",
+            ",.3g" if grown.flop < 100 * size else ",.0f",
+            size,
+        ),
+    )
     for title, key, form, scale in rows:
         mine = getattr(grown, key) / scale
         cells = [title, format(mine, form)]
@@ -185,19 +217,27 @@ def _difference(key: str, found: Comparison, difference: float) -> str:
 
 def verdict_lines(summary: Summary) -> list[str]:
     """Whether growth paid, and what the numbers of the table were taken on."""
-    episodes, control, found = len(summary.grown.episodes), summary.control, summary.comparison
-    rounds = f"{episodes} episodes (the last rounds)" if episodes > 1 else "1 episode (the last round)"
+    episodes = len(summary.grown.episodes)
+    control = summary.control
+    found = summary.comparison
+    rounds = (
+        f"{episodes} episodes (the last rounds)" if episodes > 1 else "1 episode (the last round)"
+    )
     lines = [
-        f"measured {summary.envs} hosts x {rounds}, on V={summary.speed.val_samples} of {summary.test_images:,} test "
+        f"measured {summary.envs} hosts x {rounds}, on V={summary.speed.val_samples} of "
+        f"{summary.test_images:,} test "
         f"images each"
     ]
     if control is None or found is None:
         return lines
-    interval = f"{CONFIDENCE:.0%} t interval of {found.pairs} paired differences, over hosts and episodes"
+    interval = (
+        f"{CONFIDENCE:.0%} t interval of {found.pairs} paired differences, over hosts and episodes"
+    )
     lines += [
-        f"control  {control_words(control.name)}: {summary.control_env_steps} env-steps on the same seeds, data order "
+        f"control  {control_words(control.name)}: {summary.control_env_steps} env-steps on the "
+        "same seeds, data order "
         f"and images",
-        f"interval {interval if found.pairs > 1 else 'none, as there is but one pair of hosts to compare'}",
+        f"interval {interval if found.pairs > 1 else 'none, as there is but one pair of hosts to compare'}",  # noqa: E501
     ]
     if found.left_out:
         lines.append(f"left out {found.left_out} pairs with an accuracy that is not finite")
@@ -205,17 +245,28 @@ def verdict_lines(summary: Summary) -> list[str]:
 
 
 def fact_lines(summary: Summary) -> list[str]:
-    """Counts of seeds, rollbacks if any, reward, trade-off, speed with the work it was measured on, and wall time."""
-    seeds, speed = summary.seeds, summary.speed
-    rollbacks = [f"governor {summary.rollbacks} rollbacks to a snapshot"] if summary.rollbacks else []
+    """Counts of seeds, rollbacks if any, reward, trade-off, speed with the work it was measured on,
+    and wall time.
+    """
+    seeds = summary.seeds
+    speed = summary.speed
+    rollbacks = (
+        [f"governor {summary.rollbacks} rollbacks to a snapshot"] if summary.rollbacks else []
+    )
     # 0 would not say that nothing was reached, but that all of it lies beyond the reference point.
-    volume = f", hypervolume {summary.pareto.hypervolume:.2f}" if summary.pareto.hypervolume > 0 else ""
+    volume = (
+        f", hypervolume {summary.pareto.hypervolume:.2f}" if summary.pareto.hypervolume > 0 else ""
+    )
     return [
-        f"seeds    {seeds.germinated} germinated, {seeds.blended} blended, {seeds.fossilized} fossilised, "
+        f"seeds    {seeds.germinated} germinated, {seeds.blended} blended, {seeds.fossilized} "
+        "fossilised, "
         f"{seeds.pruned} pruned",
         *rollbacks,
         f"reward   {summary.reward:+.2f} per episode in the last of {summary.rounds} rounds",
-        f"outcome  {summary.pareto.front_size} episodes on the Pareto front of accuracy, stability and size{volume}",
+        (
+            f"outcome  {summary.pareto.front_size} episodes on the Pareto front of accuracy, "
+            f"stability and size{volume}"
+        ),
         f"speed    {speed.eps:.1f} env-steps/s at T={speed.train_samples}, V={speed.val_samples}, "
         f"K={speed.alpha_rows:.1f} (N={summary.envs})",
         f"time     {duration(summary.wall_seconds)} for {work_words(summary)}",
@@ -225,7 +276,12 @@ def fact_lines(summary: Summary) -> list[str]:
 def work_words(summary: Summary) -> str:
     """What was played in the time that the table gives."""
     all_steps = summary.speed.env_steps
-    control = f" and {summary.control_env_steps} of the control" if summary.control is not None else ""
+    control = (
+        f" and {summary.control_env_steps} of the control" if summary.control is not None else ""
+    )
     if summary.rounds_before:
-        return f"{summary.played} of {all_steps} env-steps (the others before the run was resumed){control}"
+        return (
+            f"{summary.played} of {all_steps} env-steps (the others before the run was "
+            f"resumed){control}"
+        )
     return f"{all_steps} env-steps{control}"

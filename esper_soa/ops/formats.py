@@ -1,6 +1,8 @@
-"""Grown networks in the formats of other programs: torch.export, ONNX, and Python code that needs torch alone.
+"""Grown networks in the formats of other programs: torch.export, ONNX, and Python code that needs
+torch alone.
 
-Called by export.py. Every file holds the description of the network too, and is replaced as a whole or not at all.
+Called by export.py. Every file holds the description of the network too, and is replaced as a whole
+or not at all.
 """
 
 import base64
@@ -34,7 +36,7 @@ says what it was grown on and by which version of esper_soa.
 
 import base64
 import math
-'''
+'''  # noqa: E501
 CODE_TAIL = '''
 
 def tensors() -> dict[str, Tensor]:
@@ -54,11 +56,13 @@ def network() -> GrownNetwork:
 
 if __name__ == "__main__":
     print(network())
-'''
+'''  # noqa: E501
 
 
 def save_pt2(net: GrownNetwork, path: Path) -> None:
-    """Write an exported program of torch for any number of images, the description in its extra file spec.json."""
+    """Write an exported program of torch for any number of images, the description in its extra
+    file spec.json.
+    """
     program = torch.export.export(net, (_images(net),), dynamic_shapes=(_BATCH,))
     content = io.BytesIO()
     torch.export.save(program, content, extra_files={"spec.json": json.dumps(net.spec)})
@@ -66,7 +70,8 @@ def save_pt2(net: GrownNetwork, path: Path) -> None:
 
 
 def save_onnx(net: GrownNetwork, path: Path) -> None:
-    """Write a model of ONNX, `images` to `logits` for any number of images, the description in its metadata as `spec`.
+    """Write a model of ONNX, `images` to `logits` for any number of images, the description in its
+    metadata as `spec`.
 
     Raises UserError where the packages of the extra are not there.
     """
@@ -75,9 +80,14 @@ def save_onnx(net: GrownNetwork, path: Path) -> None:
         raise UserError(f"format=onnx: needs {' and '.join(missing)}. Install esper-soa[onnx]")
     with _unheard():
         program = torch.onnx.export(
-            net, (_images(net),), dynamo=True, verbose=False, input_names=["images"], output_names=["logits"],
+            net,
+            (_images(net),),
+            dynamo=True,
+            verbose=False,
+            input_names=["images"],
+            output_names=["logits"],
             dynamic_shapes=(_BATCH,),
-        )  # fmt: skip
+        )
     if program is None:
         raise RuntimeError("torch.onnx.export gave no program")
     model = program.model_proto
@@ -87,15 +97,17 @@ def save_onnx(net: GrownNetwork, path: Path) -> None:
 
 @contextmanager
 def _unheard() -> Iterator[None]:
-    """Without what the exporter says of itself, and no user can do anything about: packages that it could also export,
-    and names of torch that it uses and should not.
+    """Without what the exporter says of itself, and no user can do anything about: packages that it
+    could also export, and names of torch that it uses and should not.
     """
     logger = logging.getLogger(REGISTRATION)
     before = logger.level
     logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning)
+            warnings.filterwarnings(
+                "ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning
+            )
             yield
     finally:
         logger.setLevel(before)
@@ -104,14 +116,22 @@ def _unheard() -> Iterator[None]:
 def save_code(net: GrownNetwork, path: Path) -> None:
     """Write a Python file that makes the network from its own text."""
     state = {name: value.detach().cpu().contiguous() for name, value in net.state_dict().items()}
-    names = sorted(state, key=lambda name: (-state[name].element_size(), name))  # so that each begins at a multiple
-    table = [(name, str(state[name].dtype).removeprefix("torch."), tuple(state[name].shape)) for name in names]
-    content = b"".join(state[name].reshape(-1).view(torch.uint8).numpy().tobytes() for name in names)
+    # so that each begins at a multiple
+    names = sorted(state, key=lambda name: (-state[name].element_size(), name))
+    table = [
+        (name, str(state[name].dtype).removeprefix("torch."), tuple(state[name].shape))
+        for name in names
+    ]
+    content = b"".join(
+        state[name].reshape(-1).view(torch.uint8).numpy().tobytes() for name in names
+    )
     lines = textwrap.wrap(base64.b64encode(content).decode(), WIDTH)
     parts = [
-        CODE_HEAD + _source(), f"SPEC = {pformat(net.spec, width=WIDTH, sort_dicts=False)}",
-        f"TENSORS = {pformat(table, width=WIDTH)}", "\n".join(['WEIGHTS = """', *lines, '"""']) + CODE_TAIL,
-    ]  # fmt: skip
+        CODE_HEAD + _source(),
+        f"SPEC = {pformat(net.spec, width=WIDTH, sort_dicts=False)}",
+        f"TENSORS = {pformat(table, width=WIDTH)}",
+        "\n".join(['WEIGHTS = """', *lines, '"""']) + CODE_TAIL,
+    ]
     write_bytes(path, "\n".join(parts).encode())
 
 
@@ -127,7 +147,11 @@ def _images(net: GrownNetwork) -> torch.Tensor:
 
 
 _BATCH = {0: torch.export.Dim("batch")}
-FORMATS: dict[str, tuple[str, Callable[[GrownNetwork, Path], None]]] = {  # endings, and who writes them
-    "safetensors": (".safetensors", save), "pt2": (".pt2", save_pt2), "onnx": (".onnx", save_onnx),
+FORMATS: dict[
+    str, tuple[str, Callable[[GrownNetwork, Path], None]]
+] = {  # endings, and who writes them
+    "safetensors": (".safetensors", save),
+    "pt2": (".pt2", save_pt2),
+    "onnx": (".onnx", save_onnx),
     "code": (".py", save_code),
-}  # fmt: skip
+}

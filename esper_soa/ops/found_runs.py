@@ -1,6 +1,8 @@
-"""The runs in the folders that a user names, by labels that tell them apart, and the settings of each.
+"""The runs in the folders that a user names, by labels that tell them apart, and the settings of
+each.
 
-A run folder is one whose config.yaml has rounds; a folder that holds some, as a sweep does, stands for all of them. For
+A run folder is one whose config.yaml has rounds; a folder that holds some, as a sweep does, stands
+for all of them. For
 whoever reads runs: reports, the live view, queries. Needs no torch.
 """
 
@@ -20,7 +22,8 @@ DEPTH = 3  # folders below the given one in which runs are looked for: runs/<nam
 
 
 def find_run_folders(given: Sequence[str | Path]) -> dict[str, Path]:
-    """The run folders in `given` by labels: the ends of their paths, as short as they can be and still differ.
+    """The run folders in `given` by labels: the ends of their paths, as short as they can be and
+    still differ.
 
     A run that is found twice counts once. Raises UserError where a folder holds none.
     """
@@ -29,7 +32,10 @@ def find_run_folders(given: Sequence[str | Path]) -> dict[str, Path]:
         place = user_path("RUN", str(one))
         found = list(_run_folders(place, DEPTH))
         if not found:
-            raise UserError(f"RUN={one_line(one)}: holds no run: there is no config.yaml of a run in it or below it")
+            raise UserError(
+                f"RUN={one_line(one)}: holds no run: there is no config.yaml of a run in it or "
+                "below it"
+            )
         paths += [path for path in found if path not in paths]
     return dict(zip(_labels(paths), paths, strict=True))
 
@@ -40,7 +46,11 @@ def read_settings(path: Path) -> dict[str, object]:
         found = OmegaConf.to_container(OmegaConf.load(path))
     except (OSError, ValueError, OmegaConfBaseException, YAMLError):
         return {}
-    return flat_settings({str(name): value for name, value in found.items()}) if isinstance(found, dict) else {}
+    return (
+        flat_settings({str(name): value for name, value in found.items()})
+        if isinstance(found, dict)
+        else {}
+    )
 
 
 def _run_folders(place: Path, depth: int) -> Iterator[Path]:

@@ -1,9 +1,11 @@
-"""Signals: what stops a program that is still setting up, and what a run heeds between two env-steps.
+"""Signals: what stops a program that is still setting up, and what a run heeds between two
+env-steps.
 
-While a program sets up, SIGINT and SIGTERM end it at once. While rounds are played they ask for a checkpoint and the
-end, and SIGUSR2 for a checkpoint alone, so that nothing is ever cut in the middle. A handler that another program had
-installed in this process before, as launchers on Slurm do, is called after the checkpoint, and decides whether the run
-goes on. Used by the entry points and the trainer. Needs neither torch nor Hydra.
+While a program sets up, SIGINT and SIGTERM end it at once. While rounds are played they ask for a
+checkpoint and the end, and SIGUSR2 for a checkpoint alone, so that nothing is ever cut in the
+middle. A handler that another program had installed in this process before, as launchers on Slurm
+do, is called after the checkpoint, and decides whether the run goes on. Used by the entry points
+and the trainer. Needs neither torch nor Hydra.
 """
 
 import os
@@ -27,12 +29,16 @@ class Interrupted(SystemExit):
     """
 
     def __init__(self, number: int, unsaved: str = "") -> None:
-        self.number, self.unsaved = number, unsaved
-        self.status = 1 if unsaved else 128 + number  # the conventional 130 for SIGINT, 143 for SIGTERM
+        self.number = number
+        self.unsaved = unsaved
+        # the conventional 130 for SIGINT, 143 for SIGTERM
+        self.status = 1 if unsaved else 128 + number
         super().__init__(self.status)
 
     def __str__(self) -> str:
-        return f"stopped by {signal.Signals(self.number).name}" + (f"; {self.unsaved}" if self.unsaved else "")
+        return f"stopped by {signal.Signals(self.number).name}" + (
+            f"; {self.unsaved}" if self.unsaved else ""
+        )
 
 
 class OwnHandler:
@@ -47,12 +53,19 @@ class OwnHandler:
 
 def is_foreign(handler: Handler) -> bool:
     """Whether `handler` is a function that another program in this process has installed."""
-    return callable(handler) and not isinstance(handler, OwnHandler) and handler is not signal.default_int_handler
+    return (
+        callable(handler)
+        and not isinstance(handler, OwnHandler)
+        and handler is not signal.default_int_handler
+    )
 
 
 @contextmanager
-def reacting(react: Callable[[int], None], numbers: tuple[int, ...]) -> Iterator[dict[int, Handler]]:
-    """`react` to the signals `numbers` while the context lasts; yields the handlers that were there before.
+def reacting(
+    react: Callable[[int], None], numbers: tuple[int, ...]
+) -> Iterator[dict[int, Handler]]:
+    """`react` to the signals `numbers` while the context lasts; yields the handlers that were there
+    before.
 
     Outside the main thread, where no signal comes, nothing is installed.
     """
@@ -68,7 +81,9 @@ def reacting(react: Callable[[int], None], numbers: tuple[int, ...]) -> Iterator
 
 @contextmanager
 def stopped_at_once() -> Iterator[None]:
-    """SIGINT and SIGTERM end what is done in the context by raising Interrupted, which is said in one line."""
+    """SIGINT and SIGTERM end what is done in the context by raising Interrupted, which is said in
+    one line.
+    """
     try:
         with reacting(_raise_interrupted, STOPPING):
             yield
@@ -79,7 +94,8 @@ def stopped_at_once() -> Iterator[None]:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """SIGINT and SIGTERM end the process in the middle of an import, where exceptions get lost or turn into others.
+    """SIGINT and SIGTERM end the process in the middle of an import, where exceptions get lost or
+    turn into others.
 
     Handlers of other programs stay in place.
     """
@@ -104,10 +120,13 @@ class Requests:
     def __init__(self) -> None:
         self.stop = 0  # number of the signal; 0 = none
         self.save = False
-        self.before: dict[int, Handler] = {}  # by number, the handlers that these requests stand in for
+        # By number, the handlers that these requests stand in for.
+        self.before: dict[int, Handler] = {}
 
     def note(self, number: int) -> None:
-        """React to a signal; a second request to stop does not wait, unless another program handles that signal."""
+        """React to a signal; a second request to stop does not wait, unless another program handles
+        that signal.
+        """
         if number == SAVING:
             self.save = True
         elif self.stop and not is_foreign(self.before.get(number)):
@@ -120,7 +139,9 @@ class Requests:
         return [int(SAVING)] * self.save + [self.stop] * bool(self.stop)
 
     def heeded(self, number: int) -> bool:
-        """The checkpoint is written: call the handler of another program, if any; says whether there was one."""
+        """The checkpoint is written: call the handler of another program, if any; says whether
+        there was one.
+        """
         if number == SAVING:
             self.save = False
         else:

@@ -1,7 +1,8 @@
-"""metrics.jsonl and episodes.jsonl: a line of valid JSON per policy update or episode, readable while the run goes on.
+"""metrics.jsonl and episodes.jsonl: a line of valid JSON per policy update or episode, readable
+while the run goes on.
 
-Given a record of plain numbers by the trainer; NaN and infinity, which JSON does not have, become null and are named
-in the line's `non_finite` list. Needs no torch.
+Given a record of plain numbers by the trainer; NaN and infinity, which JSON does not have, become
+null and are named in the line's `non_finite` list. Needs no torch.
 """
 
 import json
@@ -18,9 +19,11 @@ Json: TypeAlias = None | bool | int | float | str | Sequence["Json"] | Mapping[s
 
 
 def finite_json(value: Json, path: str, non_finite: list[str]) -> Json:
-    """`value` with every NaN and infinity replaced by None; their paths are appended to `non_finite`.
+    """`value` with every NaN and infinity replaced by None; their paths are appended to
+    `non_finite`.
 
-    Raises TypeError for what JSON cannot hold (tensors among it: the trainer decides what is copied to the host).
+    Raises TypeError for what JSON cannot hold (tensors among it: the trainer decides what is copied
+    to the host).
     """
     if isinstance(value, float):
         if math.isfinite(value):
@@ -31,10 +34,18 @@ def finite_json(value: Json, path: str, non_finite: list[str]) -> Json:
         return value
     if isinstance(value, Mapping):
         start = f"{path}." if path else ""
-        return {str(key): finite_json(item, f"{start}{key}", non_finite) for key, item in value.items()}
+        return {
+            str(key): finite_json(item, f"{start}{key}", non_finite) for key, item in value.items()
+        }
     if isinstance(value, Sequence):
-        return [finite_json(item, f"{path}[{index}]", non_finite) for index, item in enumerate(value)]
-    raise TypeError(f"{path}: a {type(value).__name__} cannot be written as JSON; give plain numbers, texts or lists")
+        return [
+            finite_json(item, f"{path}[{index}]", non_finite) for index, item in enumerate(value)
+        ]
+    raise TypeError(
+        f"{path}: a {type(value).__name__} cannot be written as JSON; give plain numbers, "
+        "texts "
+        "or lists"
+    )
 
 
 def finite_record(record: Mapping[str, Json]) -> dict[str, Json]:
@@ -60,26 +71,35 @@ class MetricsWriter:
         self._lines.write(*(json_line(record) for record in records))
 
     def sync(self) -> None:
-        """Make all lines survive a power cut, before a checkpoint counts on them; raises OSError."""
+        """Make all lines survive a power cut, before a checkpoint counts on them; raises
+        OSError.
+        """
         self._lines.sync()
 
     def __enter__(self) -> "MetricsWriter":
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._lines.close()
 
 
 def keep_rounds(path: Path, rounds: int) -> int:
-    """Cut the file `path` down to the lines of the first `rounds` rounds, all or nothing; returns how many remain.
+    """Cut the file `path` down to the lines of the first `rounds` rounds, all or nothing; returns
+    how many remain.
 
-    What comes later, a line that was cut off included, is dropped: a resumed run writes it again. Needs no room on the
-    disk unless there is something else between those lines; raises OSError where there is none.
+    What comes later, a line that was cut off included, is dropped: a resumed run writes it again.
+    Needs no room on the disk unless there is something else between those lines; raises OSError
+    where there is none.
     """
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    kept = [line for line in lines if line.endswith(b"\n") and _round_of(line) in range(1, rounds + 1)]
+    kept = [
+        line for line in lines if line.endswith(b"\n") and _round_of(line) in range(1, rounds + 1)
+    ]
     if kept == lines[: len(kept)]:
         if len(kept) < len(lines):
             os.truncate(path, sum(map(len, kept)))

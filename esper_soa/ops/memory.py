@@ -1,8 +1,9 @@
-"""Whether a run fits into the memory of its device, asked before anything is built, and words for when it did not.
+"""Whether a run fits into the memory of its device, asked before anything is built, and words for
+when it did not.
 
-`check_room` adds up what is known to be needed: a lower bound, so what it refuses could not have run; what a run takes
-indeed is measured by probe.py. `naming_memory` turns an allocation that fails all the same into one line. Called by the
-trainer, by evaluations, and by plan.py.
+`check_room` adds up what is known to be needed: a lower bound, so what it refuses could not have
+run; what a run takes indeed is measured by probe.py. `naming_memory` turns an allocation that fails
+all the same into one line. Called by the trainer, by evaluations, and by plan.py.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,12 +36,22 @@ DRAWN = 16  # bytes of a random number while it is drawn: its place and its hash
 TRAINED = "activations of the batches in training"
 IMAGE = IMAGE_CHANNELS * IMAGE_SIZE**2
 NO_IMAGES = ImageCount(0, 0)
-LOWER = "envs, batch_size, steps, train_samples, task.base_channels, policy.network.hidden or compute.env_chunk"
+LOWER = (
+    "envs, batch_size, steps, train_samples, task.base_channels, policy.network.hidden or "
+    "compute.env_chunk"
+)
 CGROUP_LIMITS = (
     (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
-    (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
+    (
+        Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+        Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ),
 )
-ALLOCATION_FAILED = ("allocate memory", "not enough memory", "out of memory")  # in the words of torch's allocators
+ALLOCATION_FAILED = (
+    "allocate memory",
+    "not enough memory",
+    "out of memory",
+)  # in the words of torch's allocators
 
 
 class Need(NamedTuple):
@@ -61,26 +72,55 @@ def at_once(parts: Sequence[Need]) -> int:
 def needs(cfg: TrainConfig, device: torch.device, images: ImageCount = NO_IMAGES) -> list[Need]:
     """What a run needs, each part at least; `images` are those that are still to be read."""
     shape = task_shape(cfg.task, cfg.slots)
-    slots, narrower = shape.slots, () if is_reference(cfg.task.host) else ("task.base_channels", "task.kernel_size")
+    slots = shape.slots
+    narrower = () if is_reference(cfg.task.host) else ("task.base_channels", "task.kernel_size")
     rows = sum(sum(row_layout(shape, slot)) for slot in range(len(slots)))
-    weights = 3 * (shape.parameters.total + rows) + 2 * shape.statistics.total  # parameters, momentum, snapshot
-    drawn = max(cfg.data.synthetic_train, cfg.data.synthetic_test) if cfg.data.name == "synthetic" else 0
+    # parameters, momentum, snapshot
+    weights = 3 * (shape.parameters.total + rows) + 2 * shape.statistics.total
+    drawn = (
+        max(cfg.data.synthetic_train, cfg.data.synthetic_test)
+        if cfg.data.name == "synthetic"
+        else 0
+    )
     boosts = len(slots) * (len(slots) - 1) // 2 * cfg.steps
     return [
         Need("weights", cfg.envs * FLOAT * weights, ("envs", *narrower)),
-        Need(TRAINED, activations(cfg, shape, device), ("batch_size", "compute.env_chunk", *narrower[:1]),
-             passing=True),
-        Need("drawing the weights of the hosts", cfg.envs * DRAWN * shape.parameters.total, ("envs", *narrower),
-             passing=True),
-        Need("the order of the images", 8 * cfg.envs * cfg.train_samples + _held_order(cfg, images),
-             ("train_samples", "envs")),
-        Need("drawing the synthetic images", DRAWN * IMAGE * drawn, ("data.synthetic_train", "data.synthetic_test"),
-             passing=True),
+        Need(
+            TRAINED,
+            activations(cfg, shape, device),
+            ("batch_size", "compute.env_chunk", *narrower[:1]),
+            passing=True,
+        ),
+        Need(
+            "drawing the weights of the hosts",
+            cfg.envs * DRAWN * shape.parameters.total,
+            ("envs", *narrower),
+            passing=True,
+        ),
+        Need(
+            "the order of the images",
+            8 * cfg.envs * cfg.train_samples + _held_order(cfg, images),
+            ("train_samples", "envs"),
+        ),
+        Need(
+            "drawing the synthetic images",
+            DRAWN * IMAGE * drawn,
+            ("data.synthetic_train", "data.synthetic_test"),
+            passing=True,
+        ),
         # As they are and as they are cut from, in training padded, and all mirrored too.
-        Need("the images", (IMAGE + 2 * PADDED_BYTES) * images.train + 2 * IMAGE * images.test, ("data.root",)),
-        Need("the boosts of seeds that help each other", FLOAT * cfg.envs * boosts, ("steps", "envs", "slots")),
+        Need(
+            "the images",
+            (IMAGE + 2 * PADDED_BYTES) * images.train + 2 * IMAGE * images.test,
+            ("data.root",),
+        ),
+        Need(
+            "the boosts of seeds that help each other",
+            FLOAT * cfg.envs * boosts,
+            ("steps", "envs", "slots"),
+        ),
         *policy_needs(cfg, tuple(slot.name for slot in slots)),
-    ]  # fmt: skip
+    ]
 
 
 def _held_order(cfg: TrainConfig, images: ImageCount) -> int:
@@ -97,15 +137,18 @@ class Together(NamedTuple):
 
 
 def together(cfg: TrainConfig, shape: HostShape, device: torch.device) -> Together:
-    """As many envs and images as suit the device and leave every tensor within its bound; see nets/extent.py."""
-    num_slots, patches = len(shape.slots), cfg.compute.convolutions == "matmul"
+    """As many envs and images as suit the device and leave every tensor within its bound; see
+    nets/extent.py.
+    """
+    num_slots = len(shape.slots)
+    patches = cfg.compute.convolutions == "matmul"
     sampled = tuple(range(cfg.attribution.shapley_samples * num_slots))  # at most as many codes
     rows = max_rows(num_slots, SubsetRows(cfg.attribution.pairs, sampled))
     tested = activation_elements(shape, rows, patches)
     trained = cfg.batch_size * activation_elements(shape, 1, patches)
     chunk = choose_env_chunk(
         cfg.compute.env_chunk, cfg.envs, cfg.batch_size, device, elements=max(trained, tested)
-    )  # fmt: skip
+    )
     return Together(chunk, choose_eval_batch(device, elements=chunk * tested))
 
 
@@ -123,25 +166,43 @@ def policy_needs(cfg: TrainConfig, slots: tuple[str, ...]) -> list[Need]:
     """Rollout and weights of the learning policy; nothing for a scripted one."""
     if cfg.policy.name != "ppo":
         return []
-    network, features = cfg.policy.network, len(feature_names(slots))
-    width, half = network.slot_features, network.hidden // 2
+    network = cfg.policy.network
+    features = len(feature_names(slots))
+    width = network.slot_features
+    half = network.hidden // 2
     inputs = NUM_ENV_FEATURES + 2 * width
     weights = network.features * inputs + 8 * network.layers * network.hidden**2
     envs = -(-cfg.envs // cfg.policy.ppo.minibatches)
-    # Numbers that a row keeps for its gradient: input layer, norm, ReLU; gates, states and norms of the LSTM; heads.
+    # Numbers that a row keeps for its gradient: input layer, norm, ReLU; gates, states and norms of
+    # the LSTM; heads.
     kept = 3 * network.features + 20 * network.layers * network.hidden + 12 * network.hidden
-    kept += len(slots) * (3 * width + half)  # layer, norm and encoding of every slot, and what scores it
-    smaller = ("policy.network.hidden", "policy.network.layers", "policy.network.features",
-               "policy.network.slot_features")  # fmt: skip
+    # layer, norm and encoding of every slot, and what scores it
+    kept += len(slots) * (3 * width + half)
+    smaller = (
+        "policy.network.hidden",
+        "policy.network.layers",
+        "policy.network.features",
+        "policy.network.slot_features",
+    )
     return [
-        Need("the rollout", cfg.steps * cfg.envs * (FLOAT * features + 8 * (len(slots) + 12)), ("steps", "envs")),
+        Need(
+            "the rollout",
+            cfg.steps * cfg.envs * (FLOAT * features + 8 * (len(slots) + 12)),
+            ("steps", "envs"),
+        ),
         Need("the policy", 4 * FLOAT * weights, smaller),  # parameters, gradients, two moments
-        Need("activations of the update", FLOAT * cfg.steps * envs * kept, ("steps", "envs", *smaller), passing=True),
+        Need(
+            "activations of the update",
+            FLOAT * cfg.steps * envs * kept,
+            ("steps", "envs", *smaller),
+            passing=True,
+        ),
     ]
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Bytes that the device, or the machine within the limits of its container, has left; None where it does not say.
+    """Bytes that the device, or the machine within the limits of its container, has left; None
+    where it does not say.
 
     On a GPU, the process' own cache counts as free.
     """
@@ -154,12 +215,17 @@ def free_memory(device: torch.device) -> int | None:
         left += [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
     for limit, used in CGROUP_LIMITS:
         if limit.exists() and used.exists() and limit.read_text(encoding="ascii").strip().isdigit():
-            left.append(int(limit.read_text(encoding="ascii")) - int(used.read_text(encoding="ascii")))
+            left.append(
+                int(limit.read_text(encoding="ascii")) - int(used.read_text(encoding="ascii"))
+            )
     return min(left) if left else None
 
 
-def check_room(cfg: TrainConfig, device: torch.device, images: ImageCount = NO_IMAGES, beside: int = 1) -> None:
-    """Raise SettingError where the run needs more memory than is free; it names what needs most. See `needs`.
+def check_room(
+    cfg: TrainConfig, device: torch.device, images: ImageCount = NO_IMAGES, beside: int = 1
+) -> None:
+    """Raise SettingError where the run needs more memory than is free; it names what needs most.
+    See `needs`.
 
     beside: processes, with as much work each, that share what is free.
     """
@@ -174,14 +240,24 @@ def check_room(cfg: TrainConfig, device: torch.device, images: ImageCount = NO_I
     remedy = "Take fewer images than in" if first == "data.root" else "Lower"
     most = most_envs(cfg, device, free, images)
     hint = f" At most {most} envs can fit." if 0 < most < cfg.envs else ""
-    raise SettingError(first, _value(cfg, first), f"so small that {device} holds the run",
-                       f"It needs at least {total / GIB:.1f} GiB ({_listed(parts, 1)}), and {free / GIB:.1f} GiB are "
-                       f"free. {remedy} {' or '.join(remedies)}.{hint}")  # fmt: skip
+    raise SettingError(
+        first,
+        _value(cfg, first),
+        f"so small that {device} holds the run",
+        f"It needs at least {total / GIB:.1f} GiB ({_listed(parts, 1)}), and {free / GIB:.1f} GiB "
+        "are "
+        f"free. {remedy} {' or '.join(remedies)}.{hint}",
+    )
 
 
-def most_envs(cfg: TrainConfig, device: torch.device, free: int, images: ImageCount = NO_IMAGES) -> int:
-    """The largest N, up to that of `cfg`, of which `needs` says no more than `free` bytes; 0 where there is none."""
-    low, high = 0, cfg.envs
+def most_envs(
+    cfg: TrainConfig, device: torch.device, free: int, images: ImageCount = NO_IMAGES
+) -> int:
+    """The largest N, up to that of `cfg`, of which `needs` says no more than `free` bytes; 0 where
+    there is none.
+    """
+    low = 0
+    high = cfg.envs
     while low < high:
         middle = (low + high + 1) // 2
         fits = at_once(needs(with_envs(cfg, middle), device, images)) <= free
@@ -200,10 +276,13 @@ def plan_in_words(cfg: TrainConfig, device: torch.device, rules: Rules) -> str:
 
     An engine that keeps what its passes work in says itself how much that is.
     """
-    kept = rules.engine.kept_bytes(rules.nets, WorkSizes(cfg.envs, cfg.batch_size, cfg.val_samples), device)
+    kept = rules.engine.kept_bytes(
+        rules.nets, WorkSizes(cfg.envs, cfg.batch_size, cfg.val_samples), device
+    )
     engine = Need(f"the steps of {rules.engine.chosen.name}", kept, ())
     parts = [engine if kept and need.what == TRAINED else need for need in needs(cfg, device)]
-    parts, free = _largest_first(parts), free_memory(device)
+    parts = _largest_first(parts)
+    free = free_memory(device)
     rest = "what is free is not known" if free is None else f"{free / GIB:.1f} GiB are free"
     return f"at least {at_once(parts) / GIB:.2f} GiB on {device} ({_listed(parts, 2)}); {rest}"
 

@@ -1,8 +1,8 @@
-"""What happened during a round, summed on the device and read by the host once, for metrics.jsonl, episodes.jsonl and
-the final table.
+"""What happened during a round, summed on the device and read by the host once, for metrics.jsonl,
+episodes.jsonl and the final table.
 
-Filled by ops/collect.py after every env-step; `read_progress` is the one small copy per env-step that the progress
-bar reads late.
+Filled by ops/collect.py after every env-step; `read_progress` is the one small copy per env-step
+that the progress bar reads late.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,15 +37,34 @@ LIMIT = "limit"  # what ends an episode that does not end early: its last env-st
 COUNTS = ("germinated", "blended", "fossilized", "contributing", "pruned")
 
 
-PROGRESS = ("accuracy", "reward")  # what the progress bar shows: means over envs, of the episode so far
+PROGRESS = (
+    "accuracy",
+    "reward",
+)  # what the progress bar shows: means over envs, of the episode so far
 MEAN_OUTCOMES = ("success", "stability", "param_ratio", "compute_cost")  # fields of Outcomes
-# What `_sums` adds up over envs, and along which dimension of the rest the envs lie; `terms` are means over env-steps.
+# What `_sums` adds up over envs, and along which dimension of the rest the envs lie; `terms` are
+# means over env-steps.
 SUMMED = ("env_steps", "left_out", "ops", "successes", "rows", "blueprints")
 ENV_DIM = {
-    "rollbacks": 0, "blended": 0, "cause": 0, "parameters": 0, "flop": 0, "training": 1, "ended": 1, "shapley": 1,
-    "topology": 1, "stood": 1, "scored": 1,
-}  # fmt: skip
-SEED_OUTCOMES = ("germinated", "fossilized", "contributing", "pruned", "unfinished")  # those that count seeds
+    "rollbacks": 0,
+    "blended": 0,
+    "cause": 0,
+    "parameters": 0,
+    "flop": 0,
+    "training": 1,
+    "ended": 1,
+    "shapley": 1,
+    "topology": 1,
+    "stood": 1,
+    "scored": 1,
+}
+SEED_OUTCOMES = (
+    "germinated",
+    "fossilized",
+    "contributing",
+    "pruned",
+    "unfinished",
+)  # those that count seeds
 
 
 class RoundResult(NamedTuple):
@@ -90,10 +109,11 @@ class MetricsAccumulator:
         reward: RewardSettings | None = None,
         kernels: StepKernels = EAGER,
     ) -> None:
-        """costs: of training on one image; train_samples: T, images that every env trains on per env-step.
-
-        names: of the blueprints, by code; reward: what envs are paid by, the package's modes for None; kernels: of the
+        """costs: of training on one image; train_samples: T, images that every env trains on per
         env-step.
+
+        names: of the blueprints, by code; reward: what envs are paid by, the package's modes for
+        None; kernels: of the env-step.
         """
 
         def zeros(*shape: int) -> Tensor:
@@ -103,19 +123,38 @@ class MetricsAccumulator:
         self.terms_by_name = {name: name for name in TERM_NAMES} | ({own: OWN_TERM} if own else {})
         self.split = None if reward is None else reward.split
         self.sums = Sums(
-            zeros(len(self.terms_by_name)), zeros(len(OP_NAMES)), zeros(len(OP_NAMES)), zeros(1), zeros(num_envs),
-            zeros(num_envs, STABILITY_WINDOW), empty_blueprint_stats(device, len(names)),
-        )  # fmt: skip
+            zeros(len(self.terms_by_name)),
+            zeros(len(OP_NAMES)),
+            zeros(len(OP_NAMES)),
+            zeros(1),
+            zeros(num_envs),
+            zeros(num_envs, STABILITY_WINDOW),
+            empty_blueprint_stats(device, len(names)),
+        )
         self.env_steps = 0
         self.left_out = zeros(1)  # of these, those of envs whose episode was over
-        self.costs, self.train_samples, self.names, self.kernels = costs, train_samples, names, kernels
-        self.shapley = zeros(2, num_envs, 0)  # values and standard errors [2, N, S] at the newest env-step
-        self.newest: tuple[EnvState, EnvState] | None = None  # states before and after the newest actions
+        self.costs = costs
+        self.train_samples = train_samples
+        self.names = names
+        self.kernels = kernels
+        # values and standard errors [2, N, S] at the newest env-step
+        self.shapley = zeros(2, num_envs, 0)
+        # States before and after the newest actions.
+        self.newest: tuple[EnvState, EnvState] | None = None
 
-    def add_(self, measured: Measurements, observed: Observed, result: StepResult, over: Tensor | None = None) -> None:
-        """Count one env-step of N envs, but for those whose episode is `over` (bool [N]); None = they all go on."""
+    def add_(
+        self,
+        measured: Measurements,
+        observed: Observed,
+        result: StepResult,
+        over: Tensor | None = None,
+    ) -> None:
+        """Count one env-step of N envs, but for those whose episode is `over` (bool [N]); None =
+        they all go on.
+        """
         given = self.sums, measured.subset, observed.state.slots, result
-        before, self.sums = self.sums, self.kernels.kept("count", self._counted, *given)
+        before = self.sums
+        self.sums = self.kernels.kept("count", self._counted, *given)
         self.env_steps += measured.subset.shape[0]
         shapley = torch.stack((observed.attribution.shapley, observed.attribution.shapley_error))
         newest = observed.state, result.state
@@ -131,7 +170,8 @@ class MetricsAccumulator:
             self.left_out = self.left_out + over.sum()
             shapley = torch.where(over[:, None], self.shapley, shapley)
             newest = held(over, self.newest[0], newest[0]), newest[1]
-        self.shapley, self.newest = shapley, newest
+        self.shapley = shapley
+        self.newest = newest
 
     def leave_out(self, env_steps: int) -> None:
         """Count env-steps, over all envs, that are not played, as every episode has ended early."""
@@ -139,26 +179,34 @@ class MetricsAccumulator:
         self.left_out = self.left_out + env_steps
 
     def _counted(self, sums: Sums, subset: Tensor, before: Slots, result: StepResult) -> Sums:
-        terms, outcome = result.terms, result.outcome
+        terms = result.terms
+        outcome = result.outcome
         choices = torch.arange(len(OP_NAMES), device=subset.device)
         chosen = outcome.effective_op[:, None] == choices
         return Sums(
-            terms=sums.terms + torch.stack([terms.get(name).mean() for name in self.terms_by_name.values()]),
+            terms=sums.terms
+            + torch.stack([terms.get(name).mean() for name in self.terms_by_name.values()]),
             ops=sums.ops + chosen.sum(0),
             successes=sums.successes + (chosen & outcome.success[:, None]).sum(0),
             rows=sums.rows + (subset >= 0).sum(),
-            flop=sums.flop + self.train_samples * flop_per_image(before, self.costs),  # as they were trained
+            flop=sums.flop
+            + self.train_samples * flop_per_image(before, self.costs),  # as they were trained
             rewards=push_reward(sums.rewards, terms.total),
             blueprints=count_blueprints(sums.blueprints, before, result.state.slots),
         )
 
     def read(self, state: EnvState, counts: ParameterCounts, ranks: Ranks = ALONE) -> RoundResult:
-        """One packed copy to the host at the end of a round, of the envs of all ranks; `state` is the last state."""
+        """One packed copy to the host at the end of a round, of the envs of all ranks; `state` is
+        the last state.
+        """
         found = _of_all_envs(_on_host(self._sums(state, counts)), ranks)
-        episodes, rollbacks = Outcomes(*found["ended"]), found["rollbacks"]
+        episodes = Outcomes(*found["ended"])
+        rollbacks = found["rollbacks"]
         counted = episodes._asdict() | {"blended": found["blended"]}
         seeds = {name: int(count.sum()) for name, count in counted.items() if name in COUNTS}
-        grown, stood, scored = found["topology"], found["stood"], found["scored"]
+        grown = found["topology"]
+        stood = found["stood"]
+        scored = found["scored"]
         return RoundResult(
             accuracies=episodes.accuracy.tolist(),
             parameters=found["parameters"].tolist(),
@@ -167,49 +215,77 @@ class MetricsAccumulator:
             seeds=seeds | {"rollbacks": int(rollbacks.sum())},
             alpha_rows=float(found["rows"]) / float(found["env_steps"] - found["left_out"]),
             env_steps=int(found["env_steps"] - found["left_out"]),
-            points=torch.stack((episodes.accuracy, episodes.stability, episodes.param_ratio), 1).tolist(),
+            points=torch.stack(
+                (episodes.accuracy, episodes.stability, episodes.param_ratio), 1
+            ).tolist(),
             record=self._record(found, episodes, seeds),
             episodes=self._episodes(episodes, rollbacks.sum(1), found["shapley"], found["cause"]),
             topology=Topology(grown[0].long(), grown[1].long(), grown[2]),
-            standing=Standing(stood[0].long(), stood[1].long(), stood[2].long(), stood[3], scored[0], scored[1]),
+            standing=Standing(
+                stood[0].long(), stood[1].long(), stood[2].long(), stood[3], scored[0], scored[1]
+            ),
         )
 
     def _sums(self, state: EnvState, counts: ParameterCounts) -> dict[str, Tensor]:
         """Everything that is told of the round, on the device."""
-        sums, totals, signals = self.sums, state.totals, state.signals
+        sums = self.sums
+        totals = state.totals
+        signals = state.signals
         standing = standing_of(*(self.newest or (state, state)))
         return {
-            "terms": sums.terms, "env_steps": sums.rows.new_tensor([self.env_steps]), "ops": sums.ops,
-            "successes": sums.successes, "rows": sums.rows,
-            "rollbacks": totals.rollbacks, "blended": totals.blended,
-            "cause": state.ending.cause, "left_out": self.left_out,
+            "terms": sums.terms,
+            "env_steps": sums.rows.new_tensor([self.env_steps]),
+            "ops": sums.ops,
+            "successes": sums.successes,
+            "rows": sums.rows,
+            "rollbacks": totals.rollbacks,
+            "blended": totals.blended,
+            "cause": state.ending.cause,
+            "left_out": self.left_out,
             "training": torch.stack([signals.val_loss, signals.train_loss, signals.train_accuracy]),
             "parameters": total_params(state.slots, counts),
             "ended": torch.stack(outcomes(state, sums.rewards, counts, self.costs)),
-            "blueprints": torch.stack(sums.blueprints), "shapley": self.shapley, "flop": sums.flop,
-            "topology": torch.stack(topology_of(state)), "stood": torch.stack(standing[:4]),
+            "blueprints": torch.stack(sums.blueprints),
+            "shapley": self.shapley,
+            "flop": sums.flop,
+            "topology": torch.stack(topology_of(state)),
+            "stood": torch.stack(standing[:4]),
             "scored": torch.stack(standing[4:]),
-        }  # fmt: skip
+        }
 
-    def _episodes(self, episodes: Outcomes, rollbacks: Tensor, shapley: Tensor, cause: Tensor) -> list[dict[str, Json]]:
+    def _episodes(
+        self, episodes: Outcomes, rollbacks: Tensor, shapley: Tensor, cause: Tensor
+    ) -> list[dict[str, Json]]:
         """Lines of episodes.jsonl, with the mode that paid each where modes are split."""
         lines = episode_records(episodes, rollbacks, shapley)
         names = [CAUSE_NAMES[code] or LIMIT for code in cause.long().tolist()]
         lines = [line | {"ended_by": name} for line, name in zip(lines, names, strict=True)]
         if self.split is None:
             return lines
-        return [line | {"reward_mode": mode} for line, mode in zip(lines, self.split.modes(len(lines)), strict=True)]
+        return [
+            line | {"reward_mode": mode}
+            for line, mode in zip(lines, self.split.modes(len(lines)), strict=True)
+        ]
 
-    def _record(self, found: Mapping[str, Tensor], episodes: Outcomes, seeds: Mapping[str, int]) -> dict[str, Json]:
+    def _record(
+        self, found: Mapping[str, Tensor], episodes: Outcomes, seeds: Mapping[str, int]
+    ) -> dict[str, Json]:
         """The round's part of a line of metrics.jsonl."""
         by_reason = dict(zip(REASON_NAMES, map(int, found["rollbacks"].sum(0)), strict=True))
-        training, split = found["training"], dict[str, Json]()
+        training = found["training"]
+        split = dict[str, Json]()
         if self.split is not None:
             modes = self.split.modes(len(episodes.accuracy))
             split = {"reward_split": split_record(modes, episodes, found["parameters"])}
         return {
             "accuracy": _spread(episodes.accuracy),
-            **dict(zip(("val_loss", "train_loss", "train_accuracy"), training.mean(1).tolist(), strict=True)),
+            **dict(
+                zip(
+                    ("val_loss", "train_loss", "train_accuracy"),
+                    training.mean(1).tolist(),
+                    strict=True,
+                )
+            ),
             "reward": _spread(episodes.reward),
             "reward_terms": dict(zip(self.terms_by_name, found["terms"].tolist(), strict=True)),
             "parameters": float(found["parameters"].mean()),
@@ -217,7 +293,8 @@ class MetricsAccumulator:
             "outcome": {name: float(episodes._asdict()[name].mean()) for name in MEAN_OUTCOMES},
             "seeds": {name: seeds[name] for name in COUNTS},
             "blueprints": blueprint_record(BlueprintStats(*found["blueprints"]), self.names),
-            "rollbacks": {"total": sum(by_reason.values())} | {name: by_reason[name] for name in REASON_NAMES[1:]},
+            "rollbacks": {"total": sum(by_reason.values())}
+            | {name: by_reason[name] for name in REASON_NAMES[1:]},
             "ops": dict(zip(OP_NAMES, found["ops"].tolist(), strict=True)),
             "ops_successful": dict(zip(OP_NAMES, found["successes"].tolist(), strict=True)),
             "alpha_rows": float(found["rows"]) / float(found["env_steps"] - found["left_out"]),
@@ -230,12 +307,16 @@ def split_record(modes: Sequence[str], episodes: Outcomes, parameters: Tensor) -
     for mode in dict.fromkeys(modes):
         mine = torch.tensor([one == mode for one in modes])
         means = {"accuracy": episodes.accuracy, "reward": episodes.reward, "parameters": parameters}
-        record[mode] = {"envs": int(mine.sum())} | {name: float(values[mine].mean()) for name, values in means.items()}
+        record[mode] = {"envs": int(mine.sum())} | {
+            name: float(values[mine].mean()) for name, values in means.items()
+        }
     return record
 
 
 def _of_all_envs(found: dict[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
-    """The same of the envs of all ranks: sums added up, means over env-steps weighted, what is per env put together."""
+    """The same of the envs of all ranks: sums added up, means over env-steps weighted, what is per
+    env put together.
+    """
     if ranks.count == 1:
         return found
     summed = {name: found[name] for name in SUMMED} | {"terms": found["terms"] * found["env_steps"]}
@@ -252,34 +333,76 @@ def _on_host(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The same on the host, as float64, by one copy."""
     packed = torch.cat([part.flatten().to(STATE_FLOAT) for part in parts.values()]).cpu()
     pieces = packed.split([part.numel() for part in parts.values()])
-    return {name: piece.view(part.shape) for (name, part), piece in zip(parts.items(), pieces, strict=True)}
+    return {
+        name: piece.view(part.shape)
+        for (name, part), piece in zip(parts.items(), pieces, strict=True)
+    }
 
 
-def episode_records(episodes: Outcomes, rollbacks: Tensor, shapley: Tensor) -> list[dict[str, Json]]:
-    """One record per env; rollbacks [N], shapley [2, N, S]: by slot, at the last env-step, all on the host."""
-    whole = {"success": episodes.success.bool(), "rollbacks": rollbacks.long(), "env_steps": episodes.num_steps.long(),
-             "shapley": shapley[0], "shapley_error": shapley[1]}  # fmt: skip
-    plain = {name: episodes._asdict()[name] for name in ("accuracy", "param_ratio", "stability", "reward")}
-    names = (*plain, "success", "compute_cost", "seeds", "rollbacks", "env_steps", "shapley", "shapley_error")
+def episode_records(
+    episodes: Outcomes, rollbacks: Tensor, shapley: Tensor
+) -> list[dict[str, Json]]:
+    """One record per env; rollbacks [N], shapley [2, N, S]: by slot, at the last env-step, all on
+    the host.
+    """
+    whole = {
+        "success": episodes.success.bool(),
+        "rollbacks": rollbacks.long(),
+        "env_steps": episodes.num_steps.long(),
+        "shapley": shapley[0],
+        "shapley_error": shapley[1],
+    }
+    plain = {
+        name: episodes._asdict()[name]
+        for name in ("accuracy", "param_ratio", "stability", "reward")
+    }
+    names = (
+        *plain,
+        "success",
+        "compute_cost",
+        "seeds",
+        "rollbacks",
+        "env_steps",
+        "shapley",
+        "shapley_error",
+    )
     counted = torch.stack([episodes._asdict()[name] for name in SEED_OUTCOMES], 1).long().tolist()
-    lists = {name: part.tolist() for name, part in (plain | whole | {"compute_cost": episodes.compute_cost}).items()}
+    lists = {
+        name: part.tolist()
+        for name, part in (plain | whole | {"compute_cost": episodes.compute_cost}).items()
+    }
     lists["seeds"] = [dict(zip(SEED_OUTCOMES, one, strict=True)) for one in counted]
-    return [dict(zip(names, one, strict=True)) for one in zip(*(lists[name] for name in names), strict=True)]
+    return [
+        dict(zip(names, one, strict=True))
+        for one in zip(*(lists[name] for name in names), strict=True)
+    ]
 
 
-def blueprint_record(stats: BlueprintStats, names: Sequence[str] = BLUEPRINT_NAMES) -> dict[str, Json]:
-    """Counts and means by the name of each blueprint that was born or came to an end; a mean of nothing is None."""
-    counts = {"germinated": stats.germinated, "fossilized": stats.fossilized, "pruned": stats.pruned}
+def blueprint_record(
+    stats: BlueprintStats, names: Sequence[str] = BLUEPRINT_NAMES
+) -> dict[str, Json]:
+    """Counts and means by the name of each blueprint that was born or came to an end; a mean of
+    nothing is None.
+    """
+    counts = {
+        "germinated": stats.germinated,
+        "fossilized": stats.fossilized,
+        "pruned": stats.pruned,
+    }
     means = {
-        "fossilization_rate": stats.fossilization_rate, "mean_gain": stats.mean_gain, "mean_churn": stats.mean_churn,
-        "mean_blending_gain": stats.mean_blending_gain, "mean_contribution": stats.mean_contribution,
-    }  # fmt: skip
+        "fossilization_rate": stats.fossilization_rate,
+        "mean_gain": stats.mean_gain,
+        "mean_churn": stats.mean_churn,
+        "mean_blending_gain": stats.mean_blending_gain,
+        "mean_contribution": stats.mean_contribution,
+    }
     record: dict[str, Json] = {}
     for code, name in enumerate(names):
         counted = {key: int(count[code]) for key, count in counts.items()}
         if any(counted.values()):
             record[name] = counted | {
-                key: None if mean[code].isnan() else float(mean[code]) for key, mean in means.items()
+                key: None if mean[code].isnan() else float(mean[code])
+                for key, mean in means.items()
             }
     return record
 
@@ -306,11 +429,14 @@ class Arriving(NamedTuple):
 
 
 def read_progress(state: EnvState, packed: Tensor | None = None) -> Arriving:
-    """The numbers of PROGRESS, and behind them those of `packed`, float64, by a copy that nobody waits for."""
+    """The numbers of PROGRESS, and behind them those of `packed`, float64, by a copy that nobody
+    waits for.
+    """
     values = torch.stack([state.signals.val_accuracy.mean(), state.totals.reward.mean()])
     if packed is not None:
         values = torch.cat((values, packed.flatten()))
-    numbers, copied = values.to("cpu", non_blocking=True), None
+    numbers = values.to("cpu", non_blocking=True)
+    copied = None
     if values.is_cuda:
         copied = torch.cuda.Event()
         copied.record(torch.cuda.current_stream(values.device))

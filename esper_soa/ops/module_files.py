@@ -1,8 +1,10 @@
-"""Files of modules: networks and policies in safetensors, with the description that they are made from beside them.
+"""Files of modules: networks and policies in safetensors, with the description that they are made
+from beside them.
 
-A file is one that every reader of safetensors takes. What is ours is one entry of its metadata: a version, and for each
-module its description (`spec`) and a SHA-256 of its tensors. Nothing in it is run. One file may hold all hosts of a
-round. Called for the networks of a run, and by users as `esper_soa.save` and `esper_soa.load`.
+A file is one that every reader of safetensors takes. What is ours is one entry of its metadata: a
+version, and for each module its description (`spec`) and a SHA-256 of its tensors. Nothing in it is
+run. One file may hold all hosts of a round. Called for the networks of a run, and by users as
+`esper_soa.save` and `esper_soa.load`.
 """
 
 import hashlib
@@ -27,7 +29,10 @@ VERSION = 1  # of what is ours in a file
 ENTRY = "esper_soa"  # of the metadata
 FIELDS = ("kind", "prefix", "spec", "sha256")  # of each module
 KINDS = {"network": GrownNetwork, "policy": Controller}
-MAKERS: dict[str, Callable[[dict, Mapping[str, Tensor]], Module]] = {"network": network_of, "policy": controller_of}
+MAKERS: dict[str, Callable[[dict, Mapping[str, Tensor]], Module]] = {
+    "network": network_of,
+    "policy": controller_of,
+}
 # What a spec or tensors raise that this version has not written.
 UNFIT = (LookupError, TypeError, ValueError, RuntimeError, AttributeError, UserError)
 
@@ -39,21 +44,27 @@ class ModuleFileError(UserError):
 def save(module: Module, path: str | PathLike[str]) -> None:
     """Replace the file `path` by the module, with its weights as they are now; all or nothing.
 
-    Raises ValueError where its layers are not those of its `spec`, OSError where the file cannot be written.
+    Raises ValueError where its layers are not those of its `spec`, OSError where the file cannot be
+    written.
     """
     tensors = _plain(module)
     if isinstance(module, GrownNetwork):
         with torch.device("meta"):
             described = GrownNetwork(module.spec).state_dict()
-        if {name: one.shape for name, one in described.items()} != {name: one.shape for name, one in tensors.items()}:
-            raise ValueError("the layers of this network are not those of its spec: keep it by torch.save")
+        if {name: one.shape for name, one in described.items()} != {
+            name: one.shape for name, one in tensors.items()
+        }:
+            raise ValueError(
+                "the layers of this network are not those of its spec: keep it by torch.save"
+            )
     kind = next(name for name, one in KINDS.items() if isinstance(module, one))
     _write(Path(path), [_entry(kind, module.spec, tensors)], tensors)
 
 
 def save_hosts(hosts: Sequence[Grown], path: Path) -> None:
     """Replace the file `path` by the hosts 0, 1, ... of a run; all or nothing. Raises OSError."""
-    entries, tensors = [], dict[str, Tensor]()
+    entries = []
+    tensors = dict[str, Tensor]()
     for number, host in enumerate(hosts):
         prefix = f"{number}."
         entries.append(_entry("network", host.spec, host.tensors, prefix))
@@ -64,8 +75,8 @@ def save_hosts(hosts: Sequence[Grown], path: Path) -> None:
 def load(path: str | PathLike[str], env: int | None = None) -> Module:
     """The module that was saved to `path`, in eval mode on the CPU, the same to the bit.
 
-    env: which one, of a file with all hosts of a round. Raises ModuleFileError for a file that is missing, cut off,
-    damaged, foreign or of a newer version, and for a host that it does not hold.
+    env: which one, of a file with all hosts of a round. Raises ModuleFileError for a file that is
+    missing, cut off, damaged, foreign or of a newer version, and for a host that it does not hold.
     """
     place = one_line(path)
     try:
@@ -80,17 +91,23 @@ def load(path: str | PathLike[str], env: int | None = None) -> Module:
     except OSError as error:
         raise ModuleFileError(f"{place}: cannot be read ({error.strerror or error})") from error
     except SafetensorError as error:
-        raise ModuleFileError(f"{place}: cut off, damaged, or no file of safetensors ({one_line(error)})") from error
+        raise ModuleFileError(
+            f"{place}: cut off, damaged, or no file of safetensors ({one_line(error)})"
+        ) from error
     if entry["sha256"] != digest(tensors):
         raise ModuleFileError(f"{place}: damaged (its content is not what was written)")
     try:
         return MAKERS[entry["kind"]](entry["spec"], tensors)
     except UNFIT as error:
-        raise ModuleFileError(f"{place}: its description is not understood ({one_line(error)})") from error
+        raise ModuleFileError(
+            f"{place}: its description is not understood ({one_line(error)})"
+        ) from error
 
 
 def specs(path: Path) -> list[dict]:
-    """The descriptions of all modules in the file `path`; raises ModuleFileError, not for damaged tensors."""
+    """The descriptions of all modules in the file `path`; raises ModuleFileError, not for damaged
+    tensors.
+    """
     place = one_line(path)
     try:
         with safe_open(path, framework="pt") as file:
@@ -110,7 +127,10 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 
 def _plain(module: Module) -> dict[str, Tensor]:
     """Its tensors by name, each in memory of its own on the CPU."""
-    return {name: value.detach().cpu().clone().contiguous() for name, value in module.state_dict().items()}
+    return {
+        name: value.detach().cpu().clone().contiguous()
+        for name, value in module.state_dict().items()
+    }
 
 
 def _entry(kind: str, spec: dict, tensors: Mapping[str, Tensor], prefix: str = "") -> dict:
@@ -119,7 +139,9 @@ def _entry(kind: str, spec: dict, tensors: Mapping[str, Tensor], prefix: str = "
 
 
 def _write(path: Path, entries: list[dict], tensors: dict[str, Tensor]) -> None:
-    """One entry, as safetensors writes several in any order: the same modules are the same bytes."""
+    """One entry, as safetensors writes several in any order: the same modules are the same
+    bytes.
+    """
     ours = json.dumps({"version": VERSION, "modules": entries}, allow_nan=False)
     write_bytes(path, to_bytes(tensors, {ENTRY: ours}))
 
@@ -132,15 +154,20 @@ def _entries(place: str, metadata: Mapping[str, str] | None) -> list[dict]:
         ours = json.loads(metadata[ENTRY])
         if ours["version"] > VERSION:
             raise ModuleFileError(
-                f"{place}: has version {ours['version']}, written by a newer version of the program: this one reads "
+                f"{place}: has version {ours['version']}, written by a newer version of the "
+                "program: this one reads "
                 f"version {VERSION}"
             )
         entries = [{name: one[name] for name in FIELDS} for one in ours["modules"]]
     except (LookupError, TypeError, ValueError, RecursionError) as error:
-        raise ModuleFileError(f"{place}: its description is not understood ({one_line(error)})") from error
+        raise ModuleFileError(
+            f"{place}: its description is not understood ({one_line(error)})"
+        ) from error
     foreign = [one_line(entry["kind"]) for entry in entries if entry["kind"] not in KINDS]
     if foreign or not entries:
-        raise ModuleFileError(f"{place}: holds {foreign[0] if foreign else 'nothing'}, no network or policy")
+        raise ModuleFileError(
+            f"{place}: holds {foreign[0] if foreign else 'nothing'}, no network or policy"
+        )
     return entries
 
 
@@ -149,7 +176,11 @@ def _chosen(place: str, entries: list[dict], env: int | None) -> dict:
     if env is None and len(entries) == 1:
         env = 0
     if env is None:
-        raise ModuleFileError(f"{place}: holds {len(entries)} hosts: say which by env=0 to {len(entries) - 1}")
+        raise ModuleFileError(
+            f"{place}: holds {len(entries)} hosts: say which by env=0 to {len(entries) - 1}"
+        )
     if not 0 <= env < len(entries):
-        raise ModuleFileError(f"{place}: env={env}: must be 0 to {len(entries) - 1}, the hosts in it")
+        raise ModuleFileError(
+            f"{place}: env={env}: must be 0 to {len(entries) - 1}, the hosts in it"
+        )
     return entries[env]

@@ -1,9 +1,11 @@
-"""The folder networks/ of a run: the best host that its rounds have ended with, and all hosts of its last round.
+"""The folder networks/ of a run: the best host that its rounds have ended with, and all hosts of
+its last round.
 
-Files have the number of their round in their names, as checkpoints have: `best_000004.safetensors` until a later round
-ends with a better host, `hosts_000006.safetensors` beside `checkpoint_000006.pt`. A run that goes on from a checkpoint
-finds what was the best host then, as the ones before are kept while a checkpoint needs them. Where ranks share out the
-hosts, all look for the best in the same order, and the first one writes. Called by the trainer.
+Files have the number of their round in their names, as checkpoints have: `best_000004.safetensors`
+until a later round ends with a better host, `hosts_000006.safetensors` beside
+`checkpoint_000006.pt`. A run that goes on from a checkpoint finds what was the best host then, as
+the ones before are kept while a checkpoint needs them. Where ranks share out the hosts, all look
+for the best in the same order, and the first one writes. Called by the trainer.
 """
 
 import math
@@ -19,21 +21,31 @@ from esper_soa.ops.files import LOGGER, Unwritten
 from esper_soa.ops.module_files import ModuleFileError, load, save, save_hosts
 from esper_soa.ops.rundir import RunFolder, package_versions, round_of_network, rounds_of
 
-BEST, HOSTS = "networks/best", "networks/hosts"  # what files are called that could not be written
+BEST = "networks/best"  # what files are called that could not be written
+HOSTS = "networks/hosts"
 
 
 class Networks:
     """Writes the folder. A best host that cannot be written waits for the next round."""
 
-    def __init__(self, folder: RunFolder, unwritten: Unwritten, cfg: TrainConfig, world: World) -> None:
+    def __init__(
+        self, folder: RunFolder, unwritten: Unwritten, cfg: TrainConfig, world: World
+    ) -> None:
         """At the start of a run: no host has been seen."""
-        self.folder, self.unwritten, self.cfg, self.world, self.ranks = folder, unwritten, cfg, world, world.ranks
+        self.folder = folder
+        self.unwritten = unwritten
+        self.cfg = cfg
+        self.world = world
+        self.ranks = world.ranks
         self.best: dict | None = None  # spec of the best host so far
         self.waiting: Grown | None = None  # it, where it is not written yet
-        self.newest: tuple[Standing, int] | None = None  # the round that this process has played last, and its number
+        # The round that this process has played last, and its number.
+        self.newest: tuple[Standing, int] | None = None
 
     def go_back(self, rounds: int) -> None:
-        """The run goes on after `rounds` rounds: later files are dropped, and the best host is that of then."""
+        """The run goes on after `rounds` rounds: later files are dropped, and the best host is that
+        of then.
+        """
         self.best = self.ranks.from_first(partial(self._found_best, rounds))
 
     def _found_best(self, rounds: int) -> dict | None:
@@ -46,11 +58,17 @@ class Networks:
             except ModuleFileError as error:
                 LOGGER.warning("networks %s: it is passed over", error)
         if rounds:
-            LOGGER.warning("networks the best host so far is not there: that of the rounds to come will be the best")
+            LOGGER.warning(
+                "networks the best host so far is not there: that of the rounds to come will "
+                "be "
+                "the best"
+            )
         return None
 
     def follow(self, standing: Standing, number: int) -> None:
-        """Round `number` (from 1) has ended with these hosts: write the best one where it is the best of the run."""
+        """Round `number` (from 1) has ended with these hosts: write the best one where it is the
+        best of the run.
+        """
         self.newest = standing, number
         self.look(standing, number)
         if self.waiting is not None and self.ranks.first:
@@ -62,7 +80,9 @@ class Networks:
         """Write all hosts of the newest round, as long as they are what they were then."""
         if self.newest is not None:
             standing, number = self.newest
-            parts = self.ranks.at_first(self.own_hosts(standing, number, range(len(standing.accuracy))))
+            parts = self.ranks.at_first(
+                self.own_hosts(standing, number, range(len(standing.accuracy)))
+            )
             if not self.ranks.first:
                 return
             with self.unwritten.noting(HOSTS):
@@ -71,8 +91,9 @@ class Networks:
     def look(self, standing: Standing, number: int) -> None:
         """Hold the best host of round `number` (from 1), where it is better than all before.
 
-        That is: a higher validation accuracy, or the same with fewer parameters; of equals the earlier, then the lower
-        env. A host that was rolled back at its last env-step has no accuracy, and is never the best.
+        That is: a higher validation accuracy, or the same with fewer parameters; of equals the
+        earlier, then the lower env. A host that was rolled back at its last env-step has no
+        accuracy, and is never the best.
         """
         accuracies = standing.accuracy.tolist()
         finite = [accuracy for accuracy in accuracies if math.isfinite(accuracy)]
@@ -82,19 +103,30 @@ class Networks:
         envs = [env for env, accuracy in enumerate(accuracies) if accuracy == highest]
         found = min(self.hosts(standing, number, envs), key=lambda host: host.spec["parameters"])
         if self.best is None or _rank(found.spec) > _rank(self.best):
-            self.best, self.waiting = found.spec, found
+            self.best = found.spec
+            self.waiting = found
 
     def tidy(self) -> None:
-        """Drop what no checkpoint needs: of each kind, all but the newest of those that the oldest has seen."""
+        """Drop what no checkpoint needs: of each kind, all but the newest of those that the oldest
+        has seen.
+        """
         checkpoints = [rounds_of(path) for path in self.folder.checkpoints()]
         for kind in ("best", "hosts"):
-            seen = [path for path in self._files(kind) if round_of_network(path) <= min(checkpoints, default=0)]
+            seen = [
+                path
+                for path in self._files(kind)
+                if round_of_network(path) <= min(checkpoints, default=0)
+            ]
             for path in seen[:-1]:
                 path.unlink(missing_ok=True)
 
     def hosts(self, standing: Standing, number: int, envs: Sequence[int]) -> list[Grown]:
         """These hosts of round `number` (from 1), whichever ranks have them."""
-        return [host for hosts in self.ranks.of_all(self.own_hosts(standing, number, envs)) for host in hosts]
+        return [
+            host
+            for hosts in self.ranks.of_all(self.own_hosts(standing, number, envs))
+            for host in hosts
+        ]
 
     def own_hosts(self, standing: Standing, number: int, envs: Sequence[int]) -> list[Grown]:
         """Those of them that this rank has."""
@@ -109,23 +141,34 @@ class Networks:
         return self.folder.network(kind, number)
 
 
-def measured_hosts(world: World, cfg: TrainConfig, standing: Standing, number: int, envs: Sequence[int]) -> list[Grown]:
+def measured_hosts(
+    world: World, cfg: TrainConfig, standing: Standing, number: int, envs: Sequence[int]
+) -> list[Grown]:
     """These hosts of the world, as they were last measured, with a spec that says so.
 
     envs: their numbers among all that `standing` tells of.
     """
     images = world.images
-    residents = [Residents(*one) for one in zip(*(part.tolist() for part in standing[:4]), strict=True)]
+    residents = [
+        Residents(*one) for one in zip(*(part.tolist() for part in standing[:4]), strict=True)
+    ]
     facts = {
-        "task": cfg.task.host_name, "round": number, "seed": cfg.seed,
+        "task": cfg.task.host_name,
+        "round": number,
+        "seed": cfg.seed,
         "data": {"name": images.name, "source": images.source, "identity": images.identity},
         "validation_images": world.sizes.val_samples,
         "precision": str(world.rules.nets.precision).removeprefix("torch."),
         "version": package_versions()["esper-soa"],
-    }  # fmt: skip
+    }
     rows = [env - world.ranks.first_env for env in envs]
-    found = grown_hosts(world.rules.nets.shape, world.weights, rows, [residents[env] for env in envs],
-                        Pixels(images.mean, images.std))  # fmt: skip
+    found = grown_hosts(
+        world.rules.nets.shape,
+        world.weights,
+        rows,
+        [residents[env] for env in envs],
+        Pixels(images.mean, images.std),
+    )
     for env, host in zip(envs, found, strict=True):
         scores = {"accuracy": float(standing.accuracy[env]), "loss": float(standing.loss[env])}
         known = {name: value if value == value else None for name, value in scores.items()}

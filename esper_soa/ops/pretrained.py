@@ -1,8 +1,9 @@
-"""Learned policies without the run that learned them: their files, and how a new learner begins with one.
+"""Learned policies without the run that learned them: their files, and how a new learner begins
+with one.
 
-A file of a policy is sealed as a checkpoint is, and holds tensors and plain values alone: the sizes of the network,
-what the learner takes over, and facts about its making. `benchmarks.ship` makes such files, `policy.init` reads them;
-a checkpoint of a run serves as well.
+A file of a policy is sealed as a checkpoint is, and holds tensors and plain values alone: the sizes
+of the network, what the learner takes over, and facts about its making. `benchmarks.ship` makes
+such files, `policy.init` reads them; a checkpoint of a run serves as well.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,8 +30,13 @@ from esper_soa.vocabulary import BLUEPRINT_NAMES
 
 FORMAT = "esper_soa policy"  # what tells a policy's file from a checkpoint of a run
 VERSION = 1
-OWN = "blueprints"  # the fact that names users' own, in the order of their codes; absent where there are none
-TAKEN = ("policy", "reward", "value")  # parts of a learner's state: weights with observation statistics, normalisers
+# the fact that names users' own, in the order of their codes; absent where there are none
+OWN = "blueprints"
+TAKEN = (
+    "policy",
+    "reward",
+    "value",
+)  # parts of a learner's state: weights with observation statistics, normalisers
 
 
 class Pretrained(NamedTuple):
@@ -44,25 +50,32 @@ class Pretrained(NamedTuple):
     def __str__(self) -> str:
         """Which policy it is and where it comes from, in one line."""
         facts = self.facts
-        tasks, data = ", ".join(facts["tasks"]), ", ".join(facts["data"])
+        tasks = ", ".join(facts["tasks"])
+        data = ", ".join(facts["data"])
         return one_line(f"{self.init}: learned for {facts['rounds']} rounds on {tasks} with {data}")
 
 
 def save_policy(path: Path, saved: Saved, facts: Mapping[str, Content]) -> None:
-    """Write the policy of a run to the file `path`; `facts` are added to what the run tells, and go before it.
+    """Write the policy of a run to the file `path`; `facts` are added to what the run tells, and go
+    before it.
 
-    Raises CheckpointError where the run has learned nothing, OSError where the file cannot be written.
+    Raises CheckpointError where the run has learned nothing, OSError where the file cannot be
+    written.
     """
     learned = _of_run(str(path), saved)
     content: dict[str, Content] = {
-        "format": FORMAT, "version": VERSION, "network": dict(learned.network), "learner": learned.state,
+        "format": FORMAT,
+        "version": VERSION,
+        "network": dict(learned.network),
+        "learner": learned.state,
         "facts": learned.facts | dict(facts),
-    }  # fmt: skip
+    }
     save_checkpoint(path, content)
 
 
 def load_policy(init: str, device: torch.device) -> Pretrained:
-    """The policy that `init` names (see `find_policy`), on `device`; raises UserError for what is none.
+    """The policy that `init` names (see `find_policy`), on `device`; raises UserError for what is
+    none.
 
     Damaged checkpoints of a run that are newer than the one taken are told in the log.
     """
@@ -73,7 +86,9 @@ def load_policy(init: str, device: torch.device) -> Pretrained:
     if content.get("format") != FORMAT:
         return _of_run(init, saved_run(path, content))
     if content.get("version") != VERSION:
-        raise _refusal(init, f"its version is {content.get('version')}, this program reads version {VERSION}")
+        raise _refusal(
+            init, f"its version is {content.get('version')}, this program reads version {VERSION}"
+        )
     fault = policy_fault(content)
     if fault:
         raise _refusal(init, f"its file is not what this program writes ({one_line(fault)})")
@@ -82,14 +97,19 @@ def load_policy(init: str, device: torch.device) -> Pretrained:
 
 
 def take_over(
-    learner: Learner, network: NetworkConfig, learned: Pretrained, blueprints: Sequence[str] = BLUEPRINT_NAMES
+    learner: Learner,
+    network: NetworkConfig,
+    learned: Pretrained,
+    blueprints: Sequence[str] = BLUEPRINT_NAMES,
 ) -> None:
-    """Let a new learner, whose network has the sizes `network`, begin with what was learned; says so in the log.
+    """Let a new learner, whose network has the sizes `network`, begin with what was learned; says
+    so in the log.
 
-    blueprints: names by code. Those that the policy does not know begin as the mean of the others, see with_blueprints.
+    blueprints: names by code. Those that the policy does not know begin as the mean of the others,
+    see with_blueprints.
 
-    Raises UserError, which names the settings to give, where the sizes differ, and CheckpointError where it does not
-    fit for another reason.
+    Raises UserError, which names the settings to give, where the sizes differ, and CheckpointError
+    where it does not fit for another reason.
     """
     sizes = asdict(network)
     wrong = [name for name, size in sizes.items() if learned.network.get(name, size) != size]
@@ -97,7 +117,9 @@ def take_over(
         give = " ".join(f"policy.network.{name}={learned.network[name]}" for name in wrong)
         have = " ".join(f"{name}={sizes[name]}" for name in wrong)
         raise UserError(
-            f"policy.init={one_line(learned.init)}: its network is of another size. Give {give} (instead of {have})"
+            f"policy.init={one_line(learned.init)}: its network is of another size. Give "
+            f"{give} "
+            f"(instead of {have})"
         )
     like = {name: part for name, part in learner.state_dict().items() if name in TAKEN}
     known = (*BLUEPRINT_NAMES, *learned.facts.get(OWN, []))
@@ -111,14 +133,21 @@ def take_over(
     LOGGER.info("start    from %s", learned)
     new = [name for name in blueprints if name not in known]
     if new:
-        LOGGER.info("start    blueprints it does not know begin as the mean of the others: %s", ", ".join(new))
+        LOGGER.info(
+            "start    blueprints it does not know begin as the mean of the others: %s",
+            ", ".join(new),
+        )
 
 
 def _for_blueprints(policy: object, known: Sequence[str], wanted: Sequence[str]) -> object:
-    """The weights of a policy for the blueprints `wanted`; as they are where they are not of the blueprints `known`."""
+    """The weights of a policy for the blueprints `wanted`; as they are where they are not of the
+    blueprints `known`.
+    """
     weights = policy if isinstance(policy, Mapping) else {}
     rows = [weights.get(name) for name in BLUEPRINT_TABLES]
-    sizes = [table.shape[0] if isinstance(table, Tensor) and table.ndim > 0 else 0 for table in rows]
+    sizes = [
+        table.shape[0] if isinstance(table, Tensor) and table.ndim > 0 else 0 for table in rows
+    ]
     if tuple(known) == tuple(wanted) or sizes != [len(known) + 1, len(known), len(known)]:
         return policy
     return with_blueprints(weights, known, wanted)
@@ -128,13 +157,24 @@ def _of_run(init: str, saved: Saved) -> Pretrained:
     """The policy of a run's checkpoint."""
     settings = flat_settings(saved.settings)
     if saved.learner is None:
-        raise _refusal(init, f"it is of a run with policy.name={settings.get('policy.name')}, which learns nothing")
-    rounds, task = saved.progress.rounds_done, str(settings.get("task.name"))
+        raise _refusal(
+            init,
+            f"it is of a run with policy.name={settings.get('policy.name')}, which learns nothing",
+        )
+    rounds = saved.progress.rounds_done
+    task = str(settings.get("task.name"))
     facts: dict = {"rounds": rounds, "tasks": [task], "data": [saved.data["name"]]}
     offered = settings.get("task.blueprints")
-    own = [name_in(name) for name in offered if is_reference(str(name))] if isinstance(offered, list) else []
+    own = (
+        [name_in(name) for name in offered if is_reference(str(name))]
+        if isinstance(offered, list)
+        else []
+    )
     facts |= {OWN: own} if own else {}
-    network = {name: settings.get(f"policy.network.{name}", size) for name, size in asdict(NetworkConfig()).items()}
+    network = {
+        name: settings.get(f"policy.network.{name}", size)
+        for name, size in asdict(NetworkConfig()).items()
+    }
     state = {name: part for name, part in saved.learner.items() if name in TAKEN}
     return Pretrained(init, network, state, facts)
 

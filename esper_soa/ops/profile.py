@@ -1,7 +1,9 @@
-"""Where the time of a run goes: the share of every phase, one line per update, or a trace of a few env-steps.
+"""Where the time of a run goes: the share of every phase, one line per update, or a trace of a few
+env-steps.
 
-Made by the trainer from the setting `profile` and handed to ops/collect.py, which says where a phase ends: what passed
-since the one before belongs to it. On CUDA that is an event in the stream; the events are read once a round.
+Made by the trainer from the setting `profile` and handed to ops/collect.py, which says where a
+phase ends: what passed since the one before belongs to it. On CUDA that is an event in the stream;
+the events are read once a round.
 """
 
 import threading
@@ -18,8 +20,19 @@ from esper_soa.env.step import Work
 from esper_soa.nets.engine import CountedFeed, TrainingFeed, ValidationFeed
 from esper_soa.ops.progress import LOGGER
 
-PHASES = ("training", "validation", "data", "state", "policy", "update", "telemetry", "reset", "files")
-SKIPPED_STEPS, TRACED_STEPS = 3, 3  # env-steps before a trace, and in it
+PHASES = (
+    "training",
+    "validation",
+    "data",
+    "state",
+    "policy",
+    "update",
+    "telemetry",
+    "reset",
+    "files",
+)
+SKIPPED_STEPS = 3  # env-steps before a trace, and in it
+TRACED_STEPS = 3
 
 Moment = float | torch.cuda.Event
 
@@ -48,9 +61,11 @@ NO_PROFILE = NoProfile()
 
 
 def every_thread() -> _ExperimentalConfig:
-    """For torch.profiler.profile: watch all threads, as chunks of envs may run in others than the first.
+    """For torch.profiler.profile: watch all threads, as chunks of envs may run in others than the
+    first.
 
-    The type is that of its documented argument `experimental_config`; torch (2.11 to 2.13) has no other name for it.
+    The type is that of its documented argument `experimental_config`; torch (2.11 to 2.13) has no
+    other name for it.
     """
     return _ExperimentalConfig(profile_all_threads=True)
 
@@ -68,7 +83,9 @@ class HostClock:
 
 
 class DeviceClock:
-    """Moments in a CUDA stream: events, which the host reads only in `seconds`; they are used again after that."""
+    """Moments in a CUDA stream: events, which the host reads only in `seconds`; they are used again
+    after that.
+    """
 
     def __init__(self) -> None:
         self.free: list[torch.cuda.Event] = []
@@ -80,7 +97,9 @@ class DeviceClock:
         return event
 
     def seconds(self, moments: list[Moment]) -> list[float]:
-        """Each moment in seconds after the first; waits for the last. The events are then free again."""
+        """Each moment in seconds after the first; waits for the last. The events are then free
+        again.
+        """
         events = [moment for moment in moments if isinstance(moment, torch.cuda.Event)]
         events[-1].synchronize()
         found = [events[0].elapsed_time(event) / 1e3 for event in events]
@@ -100,8 +119,8 @@ class Span(NamedTuple):
 class PhaseProfile(NoProfile):
     """Seconds by phase since the last `take`.
 
-    On a CPU feeds are timed apart from the training and validation around them; on CUDA, where they may be part of a
-    captured graph, they are not, and "data" is what goes before.
+    On a CPU feeds are timed apart from the training and validation around them; on CUDA, where they
+    may be part of a captured graph, they are not, and "data" is what goes before.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -118,7 +137,8 @@ class PhaseProfile(NoProfile):
         """The same work; on a CPU both feeds report to this profile."""
         if isinstance(self.clock, DeviceClock):
             return work
-        training, validation = TimedTraining(work.training, self), TimedValidation(work.validation, self)
+        training = TimedTraining(work.training, self)
+        validation = TimedValidation(work.validation, self)
         return work._replace(training=training, validation=validation)
 
     def span(self, begin: Moment) -> None:
@@ -133,8 +153,10 @@ class PhaseProfile(NoProfile):
         spans = [span for span in self.spans if span.phase < len(self.phases)]
         moments = [self.start, *(moment for _, moment in self.phases)]
         times = self.clock.seconds(moments + [m for span in spans for m in (span.begin, span.end)])
-        ends, fed = times[: len(moments)], times[len(moments) :]
-        data, threads = [0.0] * len(self.phases), [set[int]() for _ in self.phases]
+        ends = times[: len(moments)]
+        fed = times[len(moments) :]
+        data = [0.0] * len(self.phases)
+        threads = [set[int]() for _ in self.phases]
         for index, span in enumerate(spans):
             data[span.phase] += fed[2 * index + 1] - fed[2 * index]
             threads[span.phase].add(span.thread)
@@ -144,7 +166,9 @@ class PhaseProfile(NoProfile):
             found[phase] = found.get(phase, 0.0) + ends[index + 1] - ends[index] - inside
             if inside:
                 found["data"] = found.get("data", 0.0) + inside
-        self.start, self.phases, self.spans = self.clock.now(), [], []
+        self.start = self.clock.now()
+        self.phases = []
+        self.spans = []
         return found
 
     def report(self, label: str) -> None:
@@ -162,11 +186,16 @@ class TraceProfile(NoProfile):
         schedule = torch.profiler.schedule(
             skip_first=SKIPPED_STEPS - 1, wait=0, warmup=1, active=TRACED_STEPS, repeat=1
         )
-        self.path, self.running, self.written = path, False, False
+        self.path = path
+        self.running = False
+        self.written = False
         self.profiler = torch.profiler.profile(
-            activities=activities, schedule=schedule, on_trace_ready=self._write, record_shapes=True,
+            activities=activities,
+            schedule=schedule,
+            on_trace_ready=self._write,
+            record_shapes=True,
             experimental_config=every_thread(),
-        )  # fmt: skip
+        )
 
     def env_step(self) -> None:
         """Count the env-step; the trace begins and ends by this count."""
@@ -183,7 +212,10 @@ class TraceProfile(NoProfile):
             self.profiler.stop()
             self.running = False
         if not self.written:
-            LOGGER.warning("profile  no trace: it needs %d env-steps in a run", SKIPPED_STEPS + TRACED_STEPS + 1)
+            LOGGER.warning(
+                "profile  no trace: it needs %d env-steps in a run",
+                SKIPPED_STEPS + TRACED_STEPS + 1,
+            )
 
     def _write(self, profiler: torch.profiler.profile) -> None:
         profiler.export_chrome_trace(str(self.path))
@@ -213,11 +245,14 @@ def _timed(profile: PhaseProfile, feed: Callable[Asked, Given]) -> Callable[Aske
 
 
 class TimedTraining:
-    """A training feed whose batches are timed, cut or not; an engine's own cutting is part of the training."""
+    """A training feed whose batches are timed, cut or not; an engine's own cutting is part of the
+    training.
+    """
 
     def __init__(self, feed: TrainingFeed, profile: PhaseProfile) -> None:
         self.feed = feed
-        self.batch, self.crops = _timed(profile, feed.batch), _timed(profile, feed.crops)
+        self.batch = _timed(profile, feed.batch)
+        self.crops = _timed(profile, feed.crops)
 
     def counted(self, envs: Tensor) -> CountedFeed:
         """As the feed inside, not timed apart: it may be part of a CUDA graph."""
@@ -228,18 +263,23 @@ class TimedValidation:
     """A validation feed whose batches are timed; as TimedTraining."""
 
     def __init__(self, feed: ValidationFeed, profile: PhaseProfile) -> None:
-        self.batches, self.crops = _timed(profile, feed.batches), _timed(profile, feed.crops)
+        self.batches = _timed(profile, feed.batches)
+        self.crops = _timed(profile, feed.crops)
 
 
 def shares(seconds: dict[str, float]) -> str:
     """`training 71.2 %, ...` in the order of PHASES; phases that took no time are left out."""
     total = sum(seconds.values()) or 1.0
-    known = [phase for phase in PHASES if phase in seconds] + [phase for phase in seconds if phase not in PHASES]
+    known = [phase for phase in PHASES if phase in seconds] + [
+        phase for phase in seconds if phase not in PHASES
+    ]
     return ", ".join(f"{phase} {100 * seconds[phase] / total:.1f} %" for phase in known)
 
 
 def make_profile(mode: str, device: torch.device, folder: Path) -> NoProfile:
-    """What the setting `profile` (off, phases, torch) asks for; a trace goes to `folder`/trace.json."""
+    """What the setting `profile` (off, phases, torch) asks for; a trace goes to
+    `folder`/trace.json.
+    """
     if mode == "phases":
         return PhaseProfile(device)
     return TraceProfile(device, folder / "trace.json") if mode == "torch" else NO_PROFILE

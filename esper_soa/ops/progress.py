@@ -1,7 +1,8 @@
-"""What is seen while a run goes on: a live bar on a terminal, plain lines elsewhere, and the log file.
+"""What is seen while a run goes on: a live bar on a terminal, plain lines elsewhere, and the log
+file.
 
-The trainer reports every env-step to a Progress and says things through the package's logger, which `logging_to` ties
-to the console (above the bar) and to the run folder's log.txt. Needs no torch.
+The trainer reports every env-step to a Progress and says things through the package's logger, which
+`logging_to` ties to the console (above the bar) and to the run folder's log.txt. Needs no torch.
 """
 
 import logging
@@ -23,12 +24,16 @@ WINDOW = 50  # reports over which the speed is averaged
 
 
 class FileHandler(logging.Handler):
-    """Appends log messages with their times to a file; where that fails they wait, and the failure is noted."""
+    """Appends log messages with their times to a file; where that fails they wait, and the failure
+    is noted.
+    """
 
     def __init__(self, path: Path, unwritten: Unwritten) -> None:
         super().__init__()
         self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-        self._name, self._lines, self._unwritten = path.name, LineFile(path), unwritten
+        self._name = path.name
+        self._lines = LineFile(path)
+        self._unwritten = unwritten
 
     def emit(self, record: logging.LogRecord) -> None:
         """Append the message; a failure cannot be told in the log."""
@@ -58,10 +63,11 @@ class ConsoleHandler(logging.Handler):
 
 
 def handlers_of(path: Path, console: Console, unwritten: Unwritten) -> tuple[logging.Handler, ...]:
-    """What writes messages to `console` and, with times, to the file `path`; whoever made them closes them.
+    """What writes messages to `console` and, with times, to the file `path`; whoever made them
+    closes them.
 
-    The file also gets what is told as a debug message: what `show` has printed. A file that cannot be written is noted
-    in `unwritten`.
+    The file also gets what is told as a debug message: what `show` has printed. A file that cannot
+    be written is noted in `unwritten`.
     """
     to_console = ConsoleHandler(console)
     to_console.setLevel(logging.INFO)
@@ -140,10 +146,10 @@ class Pace:
 class Progress:
     """Shows env-steps done, EPS, accuracy and reward of the round, and the time left.
 
-    style: live, plain, off, or auto (live on a terminal, else plain). Plain lines come every `interval` seconds and
-    at the end. `done` env-steps count as done from the start. `after_step` is called at the end of every report; what
-    it raises ends the round between two env-steps. `below`, where it is set, is shown under the bar, or under every
-    plain line. Use as a context.
+    style: live, plain, off, or auto (live on a terminal, else plain). Plain lines come every
+    `interval` seconds and at the end. `done` env-steps count as done from the start. `after_step`
+    is called at the end of every report; what it raises ends the round between two env-steps.
+    `below`, where it is set, is shown under the bar, or under every plain line. Use as a context.
     """
 
     below: RenderableType | None = None
@@ -176,7 +182,10 @@ class Progress:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self._bar is not None:
             self._bar.stop()
@@ -188,7 +197,8 @@ class Progress:
     def advance(self, env_steps: int, label: str, accuracy: float, reward: float) -> None:
         """Report `env_steps` more done, in the part of the run called `label`.
 
-        accuracy (percent) and reward (sum of the episode so far) are means over envs; NaN shows as --.
+        accuracy (percent) and reward (sum of the episode so far) are means over envs; NaN shows as
+        --.
         """
         self._pace.advance(env_steps)
         facts = (
@@ -196,7 +206,13 @@ class Progress:
             f"reward {_number(reward, '+.2f')}  left {duration(self._pace.left)}"
         )
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=self._pace.done, total=self._pace.total, label=label, facts=facts)
+            self._bar.update(
+                self._task,
+                completed=self._pace.done,
+                total=self._pace.total,
+                label=label,
+                facts=facts,
+            )
         now = self._clock()
         if self._plain and (now >= self._next_line or self._pace.done >= self._pace.total):
             self._next_line = now + self._interval

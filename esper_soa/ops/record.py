@@ -1,7 +1,7 @@
 """What the parts of a run's record must be, before anything goes on from them.
 
-A record comes from a file, so every name, type and range is looked at. Each check returns what is wrong, in words that
-name the place, and an empty text where nothing is. Called by resume.py.
+A record comes from a file, so every name, type and range is looked at. Each check returns what is
+wrong, in words that name the place, and an empty text where nothing is. Called by resume.py.
 """
 
 import math
@@ -19,12 +19,26 @@ LARGEST = 2**53  # of counts and sums
 MOST_FLOP = 1e30
 PARTS = ("progress", "settings", "data", "versions", "watch", "learner")
 POLICY = ("format", "version", "network", "learner", "facts")
-PROGRESS = ("rounds_done", "seconds", "alpha_rows", "seeds", "best_accuracy", "front", "rewards", "recent", "cut_off")
+PROGRESS = (
+    "rounds_done",
+    "seconds",
+    "alpha_rows",
+    "seeds",
+    "best_accuracy",
+    "front",
+    "rewards",
+    "recent",
+    "cut_off",
+)
 NO_EARLY_ENDS = {"cut_off": 0}  # of a run that was saved before episodes could end early
 PLAYED = {  # lowest and highest number in each list of a round; tables have a row per env
-    "accuracies": (0, 100), "parameters": (0, LARGEST), "train_flop": (0, MOST_FLOP),
-    "blueprint": (Blueprint.NONE, max(CNN_BLUEPRINTS)), "blend": (Blend.ADD, Blend.GATE), "alpha": (0, 1),
-}  # fmt: skip
+    "accuracies": (0, 100),
+    "parameters": (0, LARGEST),
+    "train_flop": (0, MOST_FLOP),
+    "blueprint": (Blueprint.NONE, max(CNN_BLUEPRINTS)),
+    "blend": (Blend.ADD, Blend.GATE),
+    "alpha": (0, 1),
+}
 TABLES = ("blueprint", "blend", "alpha")  # those of PLAYED that have a number per slot
 CODES = ("blueprint", "blend")  # those of whole numbers
 SEEDS = tuple(field.name for field in fields(SeedCounts))
@@ -51,7 +65,9 @@ def policy_fault(content: Mapping[str, object]) -> str:
     checks: tuple[Callable[[], str], ...] = (
         lambda: _keys("the policy", content, POLICY),
         lambda: _mapping("network", content["network"]),
-        lambda: _first(_count(f"network.{name}", size) for name, size in _items(content["network"])),
+        lambda: _first(
+            _count(f"network.{name}", size) for name, size in _items(content["network"])
+        ),
         lambda: _mapping("learner", content["learner"]),
         lambda: _mapping("facts", content["facts"]),
         lambda: _count("facts.rounds", _of(content["facts"], "rounds")),
@@ -63,14 +79,20 @@ def policy_fault(content: Mapping[str, object]) -> str:
 
 
 def unlike(value: object, like: object, place: str) -> str:
-    """Where `value` differs from `like` in names, types, shapes or dtypes; counts and finite tensors are asked for."""
+    """Where `value` differs from `like` in names, types, shapes or dtypes; counts and finite
+    tensors are asked for.
+    """
     if isinstance(like, Tensor):
         if not isinstance(value, Tensor) or (value.shape, value.dtype) != (like.shape, like.dtype):
             return f"{place} is {_kind(value)} where {_kind(like)} is wanted"
-        return "" if bool(torch.isfinite(value).all()) else f"{place} holds values that are not finite"
+        return (
+            "" if bool(torch.isfinite(value).all()) else f"{place} holds values that are not finite"
+        )
     if isinstance(like, Mapping):
         fault = _keys(place, value, tuple(like))
-        return fault or _first(unlike(_of(value, name), part, f"{place}.{name}") for name, part in like.items())
+        return fault or _first(
+            unlike(_of(value, name), part, f"{place}.{name}") for name, part in like.items()
+        )
     return _count(place, value)
 
 
@@ -85,7 +107,9 @@ def _kind(value: object) -> str:
 
 
 def _of(mapping: object, name: str) -> object:
-    """`mapping[name]`, of something that was found to be a mapping; None where it has no such name."""
+    """`mapping[name]`, of something that was found to be a mapping; None where it has no such
+    name.
+    """
     return mapping.get(name) if isinstance(mapping, Mapping) else None
 
 
@@ -104,7 +128,9 @@ def _keys(place: str, value: object, names: tuple[str, ...]) -> str:
         return f"{place} is {_kind(value)}"
     missing = [name for name in names if name not in value]
     foreign = [name for name in value if name not in names]
-    return _first([f"{place} lacks {name}" for name in missing] + [f"{place} has {name}" for name in foreign])
+    return _first(
+        [f"{place} lacks {name}" for name in missing] + [f"{place} has {name}" for name in foreign]
+    )
 
 
 def _count(place: str, value: object) -> str:
@@ -144,13 +170,16 @@ def _progress(found: object, num_own: int) -> str:
     fault = _keys("progress", progress, PROGRESS)
     if fault or not isinstance(progress, Mapping):
         return fault
-    front, best = progress["front"], progress["best_accuracy"]
+    front = progress["front"]
+    best = progress["best_accuracy"]
     checks = [
         _count("progress.rounds_done", progress["rounds_done"]),
         _count("progress.cut_off", progress["cut_off"]),
         _number("progress.seconds", progress["seconds"], 0, LARGEST),
         _number("progress.alpha_rows", progress["alpha_rows"], 0, LARGEST),
-        "" if type(best) is float and best == -math.inf else _number("progress.best_accuracy", best, 0, 100),
+        ""
+        if type(best) is float and best == -math.inf
+        else _number("progress.best_accuracy", best, 0, 100),
         _mapping("progress.seeds", progress["seeds"]),
         "" if isinstance(front, list) else f"progress.front is {_kind(front)}",
         _floats("progress.rewards", progress["rewards"]),
@@ -161,20 +190,35 @@ def _progress(found: object, num_own: int) -> str:
 
 def _counted(progress: Mapping) -> Iterable[str]:
     """The parts that hang together, once each is of its type."""
-    yield from (_count(f"progress.seeds.{name}", count) for name, count in progress["seeds"].items())
+    yield from (
+        _count(f"progress.seeds.{name}", count) for name, count in progress["seeds"].items()
+    )
     for index, point in enumerate(progress["front"]):
         wrong = _floats(f"progress.front[{index}]", point)
-        yield wrong or ("" if len(point) == OUTCOMES else f"progress.front[{index}] has {len(point)} numbers")
+        yield wrong or (
+            "" if len(point) == OUTCOMES else f"progress.front[{index}] has {len(point)} numbers"
+        )
     if progress["rounds_done"]:
-        yield from (f"progress.seeds lacks {name}" for name in SEEDS if name not in progress["seeds"])
+        yield from (
+            f"progress.seeds lacks {name}" for name in SEEDS if name not in progress["seeds"]
+        )
         kept = len(progress["recent"])
         yield "" if 0 < kept <= progress["rounds_done"] else f"progress.recent is of {kept} rounds"
-        lengths = {len(progress["rewards"]), *(len(round_[name]) for round_ in progress["recent"] for name in PLAYED)}
-        yield "" if len(lengths) == 1 and 0 not in lengths else "progress is of different numbers of envs"
+        lengths = {
+            len(progress["rewards"]),
+            *(len(round_[name]) for round_ in progress["recent"] for name in PLAYED),
+        }
+        yield (
+            ""
+            if len(lengths) == 1 and 0 not in lengths
+            else "progress is of different numbers of envs"
+        )
 
 
 def _played(recent: object, num_own: int) -> str:
-    """The records of the last rounds; num_own: blueprints of a user's own, with the codes from NUM_BLUEPRINTS on."""
+    """The records of the last rounds; num_own: blueprints of a user's own, with the codes from
+    NUM_BLUEPRINTS on.
+    """
     most = {"blueprint": NUM_BLUEPRINTS + num_own - 1} if num_own else {}
     if not isinstance(recent, list):
         return f"progress.recent is {_kind(recent)}"
@@ -182,7 +226,9 @@ def _played(recent: object, num_own: int) -> str:
         place = f"progress.recent[{index}]"
         fault = _keys(place, record, tuple(PLAYED))
         for name, (low, high) in PLAYED.items():
-            fault = fault or _listed(f"{place}.{name}", record[name], name, low, most.get(name, high))
+            fault = fault or _listed(
+                f"{place}.{name}", record[name], name, low, most.get(name, high)
+            )
         if fault:
             return fault
     return ""
@@ -198,13 +244,17 @@ def _listed(place: str, value: object, name: str, low: float, high: float) -> st
         fault = _numbers(f"{place}[{index}]", row, low, high)
         whole = fault or all(type(item) is (int if name in CODES else float) for item in row)
         if fault or not whole:
-            return fault or f"{place}[{index}] holds other than {'codes' if name in CODES else 'numbers'}"
+            return (
+                fault
+                or f"{place}[{index}] holds other than {'codes' if name in CODES else 'numbers'}"
+            )
     return ""
 
 
 def _hosts(progress: object, settings: object) -> str:
     """The numbers of envs and of slots must be the same in both, once a round is done."""
-    envs, slots = _of(settings, "envs"), _of(settings, "slots")
+    envs = _of(settings, "envs")
+    slots = _of(settings, "slots")
     if not _of(progress, "rounds_done"):
         return ""
     if not isinstance(progress, Mapping) or len(progress["rewards"]) != envs:
@@ -214,7 +264,9 @@ def _hosts(progress: object, settings: object) -> str:
         return "progress is not of settings.slots"
     codes = {code for played in progress["recent"] for row in played["blueprint"] for code in row}
     foreign = [code for code in codes if max(CNN_BLUEPRINTS) < code < NUM_BLUEPRINTS]
-    return f"progress has seeds of blueprint {foreign[0]}, which no host here has" if foreign else ""
+    return (
+        f"progress has seeds of blueprint {foreign[0]}, which no host here has" if foreign else ""
+    )
 
 
 def _settings(place: str, value: object) -> str:
@@ -232,7 +284,8 @@ def _texts(place: str, value: object, names: tuple[str, ...]) -> str:
     """`value` must be a mapping of just these names to texts."""
     fault = _keys(place, value, names)
     return fault or _first(
-        "" if isinstance(_of(value, name), str) else f"{place}.{name} is {_kind(_of(value, name))}" for name in names
+        "" if isinstance(_of(value, name), str) else f"{place}.{name} is {_kind(_of(value, name))}"
+        for name in names
     )
 
 
@@ -252,7 +305,9 @@ def _watch(value: object) -> str:
     fault = _keys("watch", value, ("active", "streaks", "gradient_mean"))
     if fault or not isinstance(value, Mapping):
         return fault
-    active, streaks, mean = value["active"], value["streaks"], value["gradient_mean"]
+    active = value["active"]
+    streaks = value["streaks"]
+    mean = value["gradient_mean"]
     counts = _mapping("watch.streaks", streaks)
     return (
         _names("watch.active", active)

@@ -1,7 +1,9 @@
-"""Tries what decides as CUDA graphs before a run replays it: state machine, policy and gradient steps, on its shapes.
+"""Tries what decides as CUDA graphs before a run replays it: state machine, policy and gradient
+steps, on its shapes.
 
-A few env-steps and gradient steps are played in which every call is made twice, as it is written and as a kept step;
-who plays, learns and grows is the trial's own. Called by build.py with the rules of a run, and by check_device.py.
+A few env-steps and gradient steps are played in which every call is made twice, as it is written
+and as a kept step; who plays, learns and grows is the trial's own. Called by build.py with the
+rules of a run, and by check_device.py.
 """
 
 import gc
@@ -40,7 +42,16 @@ from esper_soa.nets.engine import (
     ValidationReport,
     WorkSizes,
 )
-from esper_soa.nets.graphs import GRADIENTS, POLICY, STATE, CapturedCall, Replay, StepCache, copy_all_, settled_replay
+from esper_soa.nets.graphs import (
+    GRADIENTS,
+    POLICY,
+    STATE,
+    CapturedCall,
+    Replay,
+    StepCache,
+    copy_all_,
+    settled_replay,
+)
 from esper_soa.nets.pools import ActiveSeeds, SlotSeeds, read_active_seeds, upload
 from esper_soa.nets.seed_plan import training_plan
 from esper_soa.nets.streams import VALIDATION_SET, stream_keys, uniform
@@ -53,15 +64,28 @@ from esper_soa.registry import is_reference
 from esper_soa.state import STATE_FLOAT, GradientStats
 from esper_soa.telemetry.recorder import NoRecorder
 
-# A replay launches what was recorded, so it mostly gives the same bits; sums that a GPU adds up in any order, as in the
-# gradient of an embedding, do not. Stale or lost results are off by about 1.
+# A replay launches what was recorded, so it mostly gives the same bits; sums that a GPU adds up in
+# any order, as in the gradient of an embedding, do not. Stale or lost results are off by about 1.
 TOLERANCE = 1e-4  # of a tensor of floats, relative to its norm
 LEAST_NORM = 1e-2  # below it, as of a divergence near 0, differences count as if the norm were this
 BREAKDOWN = 3  # the env-step, from 0, in which the first env loses its way
 PACKAGE = Path(__file__).parents[1]
 # Settings that decide what is computed, or in which shapes.
-DECIDING = ("envs", "steps", "slots", "max_seeds", "task", "reward", "lifecycle", "gates", "signals", "governor",
-            "early_stop", "attribution", "policy")  # fmt: skip
+DECIDING = (
+    "envs",
+    "steps",
+    "slots",
+    "max_seeds",
+    "task",
+    "reward",
+    "lifecycle",
+    "gates",
+    "signals",
+    "governor",
+    "early_stop",
+    "attribution",
+    "policy",
+)
 MakeSteps = Callable[[], StepCache[CapturedCall]]
 
 
@@ -70,7 +94,8 @@ class TriedPart(NamedTuple):
 
     name: str
     dropped: str = ""  # why a run goes on without; "" where it is replayed
-    apart: float = math.nan  # of a replayed call from the call as it is written, relative; of the worst tensor
+    # Of a replayed call from the call as it is written, relative; of the worst tensor.
+    apart: float = math.nan
     seconds: float = math.nan  # replayed: of an env-step of all envs, or of a gradient step
     as_written: float = math.nan  # seconds of the same without
     memory: int = 0  # bytes that it took from the device; 0 where the device does not say
@@ -79,7 +104,10 @@ class TriedPart(NamedTuple):
         """One clause for logs."""
         if self.dropped:
             return f"{self.name}: left out, as {self.dropped}"
-        return f"{self.name}: {1e3 * self.seconds:.2f} ms replayed, {1e3 * self.as_written:.2f} ms as written"
+        return (
+            f"{self.name}: {1e3 * self.seconds:.2f} ms replayed, {1e3 * self.as_written:.2f} "
+            "ms as written"
+        )
 
 
 class ComparedSteps(StepCache[CapturedCall]):
@@ -88,23 +116,33 @@ class ComparedSteps(StepCache[CapturedCall]):
     What a call changes in place, `changed`, stands after it as the first left it.
     """
 
-    def __init__(self, kept: StepCache[CapturedCall], changed: Sequence[Tensor], device: torch.device) -> None:
+    def __init__(
+        self, kept: StepCache[CapturedCall], changed: Sequence[Tensor], device: torch.device
+    ) -> None:
         super().__init__(capture=False)
-        self.kept, self.changed, self.device = kept, [tensor.detach() for tensor in changed], device
-        self.dropped, self.apart, self.memory = "", 0.0, 0
-        self.times = defaultdict[Hashable, list[tuple[float, float]]](list)  # as written and replayed, by step
+        self.kept = kept
+        self.changed = [tensor.detach() for tensor in changed]
+        self.device = device
+        self.dropped = ""
+        self.apart = 0.0
+        self.memory = 0
+        # as written and replayed, by step
+        self.times = defaultdict[Hashable, list[tuple[float, float]]](list)
 
     def run_(self, key: Hashable, fresh: CapturedCall, variants: Sequence[int]) -> CapturedCall:
         """As it is written, and as a kept step until one of them fails."""
         written = CapturedCall(fresh.function, fresh.arguments, fresh.spec)
-        before, begun = [tensor.clone() for tensor in self.changed], now(self.device)
+        before = [tensor.clone() for tensor in self.changed]
+        begun = now(self.device)
         written.step_(0)
         took = now(self.device) - begun
         if not self.dropped:
             after = [tensor.clone() for tensor in self.changed]
             copy_all_(self.changed, before)
             try:
-                replayed = self._compare_(key, fresh, variants, [*tree_leaves(written.given), *after])
+                replayed = self._compare_(
+                    key, fresh, variants, [*tree_leaves(written.given), *after]
+                )
                 self.times[key].append((took, replayed))
             except FAULTS as error:
                 self.dropped = fault_in_words(error)
@@ -115,9 +153,14 @@ class ComparedSteps(StepCache[CapturedCall]):
         """As the kept steps."""
         return self.kept.keeps(key)
 
-    def _compare_(self, key: Hashable, fresh: CapturedCall, variants: Sequence[int], wanted: list[Tensor]) -> float:
-        """Make the call as a kept step and see whether it comes to what is `wanted`; gives the seconds it took."""
-        held, begun = _reserved(self.device), now(self.device)
+    def _compare_(
+        self, key: Hashable, fresh: CapturedCall, variants: Sequence[int], wanted: list[Tensor]
+    ) -> float:
+        """Make the call as a kept step and see whether it comes to what is `wanted`; gives the
+        seconds it took.
+        """
+        held = _reserved(self.device)
+        begun = now(self.device)
         given = self.kept.run_(key, fresh, variants).given
         took = now(self.device) - begun
         self.memory += max(_reserved(self.device) - held, 0)
@@ -131,13 +174,18 @@ class ComparedSteps(StepCache[CapturedCall]):
         """What the calls came to."""
         if self.dropped or not self.times:
             return TriedPart(name, self.dropped or "nothing of it was tried")
-        quickest = [[min(column) for column in zip(*calls[-TIMED:], strict=True)] for calls in self.times.values()]
+        quickest = [
+            [min(column) for column in zip(*calls[-TIMED:], strict=True)]
+            for calls in self.times.values()
+        ]
         as_written, seconds = (sum(column) for column in zip(*quickest, strict=True))
         return TriedPart(name, "", self.apart, seconds, as_written, self.memory)
 
 
 def distance(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
-    """How far apart tensors are, relative to their norm, at the worst; infinite for other integers, flags or NaN."""
+    """How far apart tensors are, relative to their norm, at the worst; infinite for other integers,
+    flags or NaN.
+    """
     apart = [torch.zeros((), dtype=STATE_FLOAT)]
     for one, right in zip(found, wanted, strict=True):
         same = (one == right) | (one.isnan() & right.isnan())
@@ -152,43 +200,69 @@ def distance(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
 
 
 class MadeUp:
-    """An engine that trains nothing: measurements of the seeds that there are, from random numbers."""
+    """An engine that trains nothing: measurements of the seeds that there are, from random
+    numbers.
+    """
 
     def __init__(self, chosen: Choice, cut: ImageCutter) -> None:
-        self.chosen, self.cut, self.draws, self.passes = chosen, cut, 0, 0
+        self.chosen = chosen
+        self.cut = cut
+        self.draws = 0
+        self.passes = 0
 
     def kept_bytes(self, nets: NetsConfig, work: WorkSizes, device: torch.device) -> int:
         """Nothing."""
         return 0
 
-    def claim_(self, nets: NetsConfig, weights: TensorDict, seeds: SlotSeeds, keys: Tensor) -> ActiveSeeds:
+    def claim_(
+        self, nets: NetsConfig, weights: TensorDict, seeds: SlotSeeds, keys: Tensor
+    ) -> ActiveSeeds:
         """The seeds on the host; weights of newborn ones stay what they are."""
         return read_active_seeds(seeds)
 
     def train_(
-        self, nets: NetsConfig, weights: TensorDict, alpha: Tensor, active_seeds: ActiveSeeds, feed: TrainingFeed,
-        num_batches: int, lr_factor: float = 1.0,
-    ) -> TrainReport:  # fmt: skip
+        self,
+        nets: NetsConfig,
+        weights: TensorDict,
+        alpha: Tensor,
+        active_seeds: ActiveSeeds,
+        feed: TrainingFeed,
+        num_batches: int,
+        lr_factor: float = 1.0,
+    ) -> TrainReport:
         """Losses, accuracies and gradients as they might be."""
         plan = training_plan(active_seeds, nets.detached_stages)
         measured = upload(plan.measured & plan.running, alpha.device)
-        health, no = torch.where(measured, self._drawn(alpha), 0.0), torch.zeros_like(measured)
+        health = torch.where(measured, self._drawn(alpha), 0.0)
+        no = torch.zeros_like(measured)
         gradients = GradientStats(
-            l2=torch.where(measured, self._drawn(alpha), 0.0), health=health, vanishing=measured & (health < 0.1),
-            exploding=no, ratio=torch.where(measured, self._drawn(alpha), 0.0), measured=measured,
+            l2=torch.where(measured, self._drawn(alpha), 0.0),
+            health=health,
+            vanishing=measured & (health < 0.1),
+            exploding=no,
+            ratio=torch.where(measured, self._drawn(alpha), 0.0),
+            measured=measured,
             batch_size=alpha.shape,
-        )  # fmt: skip
-        return TrainReport(0.5 + self._drawn(alpha[:, 0]), 100 * self._drawn(alpha[:, 0]), gradients)
+        )
+        return TrainReport(
+            0.5 + self._drawn(alpha[:, 0]), 100 * self._drawn(alpha[:, 0]), gradients
+        )
 
     def validate(
-        self, nets: NetsConfig, weights: TensorDict, alpha: Tensor, active_seeds: ActiveSeeds, feed: ValidationFeed
+        self,
+        nets: NetsConfig,
+        weights: TensorDict,
+        alpha: Tensor,
+        active_seeds: ActiveSeeds,
+        feed: ValidationFeed,
     ) -> ValidationReport:
         """Accuracies of all subset rows as they might be; the loss of the first env is NaN once."""
         num_envs, num_slots = alpha.shape
         rows = np.full((num_envs, max_rows(num_slots, nets.rows)), -1)
         for job in jobs_of(active_seeds, range(num_slots), nets.rows, num_envs):
             rows[job.envs, : len(job.codes)] = job.codes
-        loss, subset = 0.5 + self._drawn(alpha[:, 0]), upload(rows, alpha.device)
+        loss = 0.5 + self._drawn(alpha[:, 0])
+        subset = upload(rows, alpha.device)
         if self.passes == BREAKDOWN:
             loss[0] = math.nan
         self.passes += 1
@@ -215,8 +289,11 @@ def _reserved(device: torch.device) -> int:
     return torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
 
 
-def choose_replay(cfg: TrainConfig, rules: Rules, kernels: StepKernels, num_ranks: int = 1) -> Replay:
-    """What of the decisions of a run is replayed; its rules and kernels are those of one of `num_ranks`.
+def choose_replay(
+    cfg: TrainConfig, rules: Rules, kernels: StepKernels, num_ranks: int = 1
+) -> Replay:
+    """What of the decisions of a run is replayed; its rules and kernels are those of one of
+    `num_ranks`.
 
     Raises SettingError where the settings insist on what cannot be.
     """
@@ -224,11 +301,14 @@ def choose_replay(cfg: TrainConfig, rules: Rules, kernels: StepKernels, num_rank
     return weighed_replay(cfg, rules, kernels, num_ranks) if settled is None else settled
 
 
-def weighed_replay(cfg: TrainConfig, rules: Rules, kernels: StepKernels, num_ranks: int = 1) -> Replay:
+def weighed_replay(
+    cfg: TrainConfig, rules: Rules, kernels: StepKernels, num_ranks: int = 1
+) -> Replay:
     """What holds when it is tried, now or at an earlier run of the same kind."""
     own = any(map(is_reference, (cfg.task.host, *cfg.task.blueprints, *cfg.reward.modes)))
     key = verdict_key(cfg, rules.blueprints.device, num_ranks)
-    found = None if own else kept_verdict(key, TriedPart)  # what a user's own part computes is in no key
+    # what a user's own part computes is in no key
+    found = None if own else kept_verdict(key, TriedPart)
     when = "found at an earlier run"
     if found is None:
         found = tried_parts(cfg, rules, kernels, num_ranks)
@@ -241,7 +321,9 @@ def weighed_replay(cfg: TrainConfig, rules: Rules, kernels: StepKernels, num_ran
     return Replay(parts, reason, tried, dropped, insists=False)
 
 
-def tried_parts(cfg: TrainConfig, rules: Rules, kernels: StepKernels, num_ranks: int) -> list[TriedPart]:
+def tried_parts(
+    cfg: TrainConfig, rules: Rules, kernels: StepKernels, num_ranks: int
+) -> list[TriedPart]:
     """What becomes on this GPU of every part that the run has; those that are not tried as well."""
     own = any(map(is_reference, cfg.reward.modes))
     obstacles = {STATE: "a reward of your own may do what a graph does not do again" if own else ""}
@@ -250,13 +332,21 @@ def tried_parts(cfg: TrainConfig, rules: Rules, kernels: StepKernels, num_ranks:
     wanted = [name for name, reason in obstacles.items() if not reason]
     left_out = [TriedPart(name, reason) for name, reason in obstacles.items() if reason]
     device = rules.blueprints.device
-    return try_replay(cfg, rules, kernels, wanted, lambda: StepCache(capture=True, device=device)) + left_out
+    return (
+        try_replay(cfg, rules, kernels, wanted, lambda: StepCache(capture=True, device=device))
+        + left_out
+    )
 
 
 def verdict_key(cfg: TrainConfig, device: torch.device, num_ranks: int) -> str:
     """What a verdict holds for."""
     settings = asdict(cfg)
-    deciding = [settings[name] for name in DECIDING], cfg.compute.compile, cfg.telemetry.level, num_ranks > 1
+    deciding = (
+        [settings[name] for name in DECIDING],
+        cfg.compute.compile,
+        cfg.telemetry.level,
+        num_ranks > 1,
+    )
     return key_of((*device_facts(device), torch.__version__, sources_digest(PACKAGE), deciding))
 
 
@@ -265,8 +355,9 @@ def try_replay(
 ) -> list[TriedPart]:
     """What became of each of `parts`; `make` makes what keeps its steps.
 
-    Nothing of the run is used but its rules and kernels, which do not change, and torch's random numbers go on as if
-    nothing had been drawn. Raises UserError where the device is of no use any more.
+    Nothing of the run is used but its rules and kernels, which do not change, and torch's random
+    numbers go on as if nothing had been drawn. Raises UserError where the device is of no use any
+    more.
     """
     device = rules.blueprints.device
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -282,9 +373,17 @@ def try_replay(
 def _tried(
     cfg: TrainConfig, rules: Rules, kernels: StepKernels, parts: Sequence[str], make: MakeSteps
 ) -> list[TriedPart]:
-    device, engine = rules.blueprints.device, MadeUp(rules.engine.chosen, rules.engine.cut)
-    world = World(rules._replace(engine=engine), synthetic(2, 2, device), Sizes(cfg.envs, 1, 1, 1), DataConfig(), SEED)
-    world.kernels, player = kernels, _player(cfg, world)
+    device = rules.blueprints.device
+    engine = MadeUp(rules.engine.chosen, rules.engine.cut)
+    world = World(
+        rules._replace(engine=engine),
+        synthetic(2, 2, device),
+        Sizes(cfg.envs, 1, 1, 1),
+        DataConfig(),
+        SEED,
+    )
+    world.kernels = kernels
+    player = _player(cfg, world)
     compared = dict[str, ComparedSteps]()
     if STATE in parts:
         leaves = [leaf for leaf in world.weights.values(True, True) if isinstance(leaf, Tensor)]
@@ -305,21 +404,29 @@ def _player(cfg: TrainConfig, world: World) -> Player:
     """A policy like that of the run, or random play where it is another."""
     if cfg.policy.name != "ppo":
         return Player(RandomPolicy(), None)
-    shape, ppo, imitation = world.rules.nets.shape, cfg.policy.ppo, cfg.policy.imitation
-    policy = RecurrentPolicy(cfg.policy, shape.slots, SEED, len(world.rules.blueprints)).to(world.device)
+    shape = world.rules.nets.shape
+    ppo = cfg.policy.ppo
+    imitation = cfg.policy.imitation
+    policy = RecurrentPolicy(cfg.policy, shape.slots, SEED, len(world.rules.blueprints)).to(
+        world.device
+    )
     learner = Learner(policy, ppo, ppo.floor_penalty_rounds, SEED, None, imitation)
     return Player(policy, learner, RandomPolicy() if imitation.rounds else None)
 
 
 def _played(world: World, player: Player, full: bool) -> Rollout | None:
-    """The beginning of an episode, of several where they are short: PASSES env-steps, told again up to its length.
+    """The beginning of an episode, of several where they are short: PASSES env-steps, told again up
+    to its length.
 
     full: as many again in which every decision is told with all probabilities.
     """
-    steps, quiet = world.rules.max_steps, Progress(1, Console(file=io.StringIO()), "off")
+    steps = world.rules.max_steps
+    quiet = Progress(1, Console(file=io.StringIO()), "off")
     rounds = -(-PASSES // steps)
     for number in range(2 * rounds if full else rounds):
-        episode = Episode(world, player, Round(number, quiet, recorder=AskingRecorder(number >= rounds)))
+        episode = Episode(
+            world, player, Round(number, quiet, recorder=AskingRecorder(number >= rounds))
+        )
         for _ in range(min(steps, PASSES)):
             episode.step_()
     rollout = episode.rollout

@@ -1,7 +1,8 @@
 """What a checkpoint of a run holds beside the learner, and the rules for going on from it.
 
-The trainer fills a `Progressed` and asks `check_settings` and `check_data` before it goes on. No random state is kept:
-every random number is a hash of seed, round, env and env-step, so the counters are enough to continue bit for bit.
+The trainer fills a `Progressed` and asks `check_settings` and `check_data` before it goes on. No
+random state is kept: every random number is a hash of seed, round, env and env-step, so the
+counters are enough to continue bit for bit.
 """
 
 import math
@@ -26,20 +27,41 @@ from esper_soa.ops.rundir import RunFolder, package_versions
 from esper_soa.state import STATE_FLOAT
 from esper_soa.telemetry.table_files import keep_tables
 
-# What may be another value in the run that goes on; a name with a dot at the end stands for all settings under it.
-# data.name and data.root may, as the images themselves are compared.
+# What may be another value in the run that goes on; a name with a dot at the end stands for all
+# settings under it. data.name and data.root may, as the images themselves are compared.
 MAY_CHANGE = (
-    "name", "device", "run_dir", "rounds", "control", "checkpoint_every", "checkpoint_keep", "profile",
-    "report", "resume", "track", "ranks", "restarts", "compute.workers", "compute.threads", "compute.env_chunk",
-    "compute.compile", "compute.engine", "compute.cuda_graphs", "compute.convolutions", "telemetry.",
-    "data.name", "data.root",
-)  # fmt: skip
+    "name",
+    "device",
+    "run_dir",
+    "rounds",
+    "control",
+    "checkpoint_every",
+    "checkpoint_keep",
+    "profile",
+    "report",
+    "resume",
+    "track",
+    "ranks",
+    "restarts",
+    "compute.workers",
+    "compute.threads",
+    "compute.env_chunk",
+    "compute.compile",
+    "compute.engine",
+    "compute.cuda_graphs",
+    "compute.convolutions",
+    "telemetry.",
+    "data.name",
+    "data.root",
+)
 ABSENT = "(absent)"
 
 
 @dataclass
 class Played:
-    """How the hosts of a round ended: what its control is told, and what the final table compares with it."""
+    """How the hosts of a round ended: what its control is told, and what the final table compares
+    with it.
+    """
 
     accuracies: list[float]  # per env, percent
     parameters: list[float]
@@ -58,7 +80,9 @@ class Played:
     def topology(self) -> Topology:
         """The topology, on the host."""
         return Topology(
-            torch.tensor(self.blueprint), torch.tensor(self.blend), torch.tensor(self.alpha, dtype=STATE_FLOAT)
+            torch.tensor(self.blueprint),
+            torch.tensor(self.blend),
+            torch.tensor(self.alpha, dtype=STATE_FLOAT),
         )
 
 
@@ -71,10 +95,13 @@ class Progressed:
     alpha_rows: float = 0.0  # sum over rounds of the mean number validated per env-step
     seeds: dict[str, int] = field(default_factory=dict)  # events by name
     best_accuracy: float = -math.inf  # percent, mean over envs at the end of the best round
-    front: list[list[float]] = field(default_factory=list)  # Pareto front: accuracy, stability, parameter ratio
+    # Pareto front: accuracy, stability, parameter ratio.
+    front: list[list[float]] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)  # per env, of the last round
-    recent: list[Played] = field(default_factory=list)  # the last rounds, control_rounds of them, oldest first
-    cut_off: int = 0  # env-steps that were not played, as the episodes of their envs had ended early
+    # The last rounds, control_rounds of them, oldest first.
+    recent: list[Played] = field(default_factory=list)
+    # Env-steps that were not played, as the episodes of their envs had ended early.
+    cut_off: int = 0
 
 
 @dataclass
@@ -95,10 +122,14 @@ def read_run(path: Path, device: torch.device) -> Saved:
 
 
 def saved_run(path: Path, content: Mapping[str, Content]) -> Saved:
-    """The run that the checkpoint `path` with this content is of; raises CheckpointError where it is of none."""
+    """The run that the checkpoint `path` with this content is of; raises CheckpointError where it
+    is of none.
+    """
     fault = record_fault(content)
     if fault:
-        raise CheckpointError(f"checkpoint {one_line(path)}: is not of a training run ({one_line(fault)})")
+        raise CheckpointError(
+            f"checkpoint {one_line(path)}: is not of a training run ({one_line(fault)})"
+        )
     parts: dict = dict(content)
     progress = Progressed(**parts["progress"])
     progress.recent = [Played(**played) for played in parts["progress"]["recent"]]
@@ -106,37 +137,60 @@ def saved_run(path: Path, content: Mapping[str, Content]) -> Saved:
 
 
 def restore_learner(learner: Learner, saved: Saved, path: Path) -> None:
-    """Give the learner its state back, all or nothing; raises CheckpointError where it does not fit."""
+    """Give the learner its state back, all or nothing; raises CheckpointError where it does not
+    fit.
+    """
     fault = unlike(saved.learner, learner.state_dict(), "learner")
     if fault:
-        raise CheckpointError(f"checkpoint {one_line(path)}: the learner does not fit this run ({one_line(fault)})")
+        raise CheckpointError(
+            f"checkpoint {one_line(path)}: the learner does not fit this run ({one_line(fault)})"
+        )
     learner.load_state_dict(saved.learner or {})
 
 
 def restore_policy(policy: RecurrentPolicy, saved: Saved) -> None:
-    """Give the learned policy its weights back, all or nothing; raises CheckpointError where they do not fit."""
+    """Give the learned policy its weights back, all or nothing; raises CheckpointError where they
+    do not fit.
+    """
     weights = (saved.learner or {}).get("policy")
     fault = unlike(weights, policy.state_dict(), "policy")
     if fault or not isinstance(weights, dict):
-        raise CheckpointError(f"checkpoint: the policy does not fit its own settings ({one_line(fault)})")
+        raise CheckpointError(
+            f"checkpoint: the policy does not fit its own settings ({one_line(fault)})"
+        )
     policy.load_state_dict(weights)
 
 
-def run_content(progress: Progressed, cfg: TrainConfig, images: ImageSet, watch: dict, learner: dict | None) -> dict:
+def run_content(
+    progress: Progressed, cfg: TrainConfig, images: ImageSet, watch: dict, learner: dict | None
+) -> dict:
     """What `read_run` reads back. The learner's tensors are held, not copied."""
-    data: dict[str, Content] = {"name": images.name, "source": images.source, "identity": images.identity}
+    data: dict[str, Content] = {
+        "name": images.name,
+        "source": images.source,
+        "identity": images.identity,
+    }
     return {
-        "progress": asdict(progress), "settings": asdict(cfg), "data": data, "versions": package_versions(),
-        "watch": watch, "learner": learner,
-    }  # fmt: skip
+        "progress": asdict(progress),
+        "settings": asdict(cfg),
+        "data": data,
+        "versions": package_versions(),
+        "watch": watch,
+        "learner": learner,
+    }
 
 
 def changes(old: Mapping[str, object], new: Mapping[str, object]) -> dict[str, str]:
-    """Settings that differ, as "old -> new" by name; one that the older program did not have had today's default."""
-    before, after, defaults = flat_settings(old), flat_settings(new), flat_settings(asdict(TrainConfig()))
+    """Settings that differ, as "old -> new" by name; one that the older program did not have had
+    today's default.
+    """
+    before = flat_settings(old)
+    after = flat_settings(new)
+    defaults = flat_settings(asdict(TrainConfig()))
     found = {}
     for name in [*after, *(name for name in before if name not in after)]:
-        was, now = before.get(name, defaults.get(name, ABSENT)), after.get(name, ABSENT)
+        was = before.get(name, defaults.get(name, ABSENT))
+        now = after.get(name, ABSENT)
         if was != now:
             found[one_line(name)] = f"{one_line(was)} -> {one_line(now)}"
     return found
@@ -148,27 +202,38 @@ def may_change(name: str) -> bool:
 
 
 def check_settings(saved: Saved, cfg: TrainConfig) -> list[str]:
-    """The harmless changes, one a line; raises UserError, which lists them, for changes that matter."""
+    """The harmless changes, one a line; raises UserError, which lists them, for changes that
+    matter.
+    """
     found = changes(saved.settings, asdict(cfg))
     matter = [f"  {name}: {change}" for name, change in found.items() if not may_change(name)]
     if matter:
         free = ", ".join(name + "*" if name.endswith(".") else name for name in MAY_CHANGE)
         raise UserError(
             "\n".join(
-                ["resume: these settings are not those of the checkpoint:", *matter, f"  These may change: {free}."]
+                [
+                    "resume: these settings are not those of the checkpoint:",
+                    *matter,
+                    f"  These may change: {free}.",
+                ]
             )
         )
     done = saved.progress.rounds_done
     if cfg.rounds < done:
-        raise UserError(f"rounds={cfg.rounds}: must be at least {done}, which the checkpoint has done already")
-    return [f"{name}: {change}" for name, change in found.items() if name not in ("resume", "run_dir")]
+        raise UserError(
+            f"rounds={cfg.rounds}: must be at least {done}, which the checkpoint has done already"
+        )
+    return [
+        f"{name}: {change}" for name, change in found.items() if name not in ("resume", "run_dir")
+    ]
 
 
 def check_data(saved: Saved, images: ImageSet) -> None:
     """Raise UserError where the images are not those of the checkpoint."""
     if saved.data["identity"] != images.identity:
         raise UserError(
-            f"resume: the images are not those of the checkpoint. It was made on {one_line(saved.data['source'])} "
+            "resume: the images are not those of the checkpoint. It was made on "
+            f"{one_line(saved.data['source'])} "
             f"This is {images.source}"
         )
 
@@ -194,4 +259,6 @@ def cut_back(folder: RunFolder, rounds: int) -> None:
         if keep_rounds(folder.metrics, rounds) < rounds:
             LOGGER.warning("resume   metrics.jsonl lacks rounds that the checkpoint has done")
     except OSError as error:
-        raise UserError(f"resume: {folder.path} cannot be written ({reason_of(error)}). Make room there") from error
+        raise UserError(
+            f"resume: {folder.path} cannot be written ({reason_of(error)}). Make room there"
+        ) from error

@@ -1,7 +1,8 @@
-"""The folder of a run: where it is, what lies in it, and the two records that make a run repeatable.
+"""The folder of a run: where it is, what lies in it, and the two records that make a run
+repeatable.
 
-The entry point makes it and writes config.yaml; the trainer writes versions.json once device and data are known.
-A resumed run goes on in the folder of its checkpoint. Needs no torch.
+The entry point makes it and writes config.yaml; the trainer writes versions.json once device and
+data are known. A resumed run goes on in the folder of its checkpoint. Needs no torch.
 """
 
 import fcntl
@@ -23,7 +24,14 @@ from esper_soa.ops.files import write_text
 from esper_soa.ops.sealed import CheckpointError, why_broken
 from esper_soa.paths import user_path
 
-RESULTS = ("metrics.jsonl", "episodes.jsonl", "summary.json", "evaluation.json", "best.pt", "networks")
+RESULTS = (
+    "metrics.jsonl",
+    "episodes.jsonl",
+    "summary.json",
+    "evaluation.json",
+    "best.pt",
+    "networks",
+)
 CHECKPOINT = re.compile(r"checkpoint_(\d{6,18})\.pt")
 NETWORK = re.compile(r"(best|hosts)_(\d{6,18})\.safetensors")
 # What a killed process leaves of a file that it was writing.
@@ -96,8 +104,17 @@ class RunFolder:
     def network_files(self, kind: str) -> list[Path]:
         """The files of networks of a kind, oldest first."""
         found = list(self.networks.iterdir()) if self.networks.is_dir() else []
-        named = [(match, path) for match, path in ((NETWORK.fullmatch(path.name), path) for path in found) if match]
-        return [path for _, path in sorted((int(match[2]), path) for match, path in named if match[1] == kind)]
+        named = [
+            (match, path)
+            for match, path in ((NETWORK.fullmatch(path.name), path) for path in found)
+            if match
+        ]
+        return [
+            path
+            for _, path in sorted(
+                (int(match[2]), path) for match, path in named if match[1] == kind
+            )
+        ]
 
     def checkpoint(self, rounds: int) -> Path:
         """The checkpoint after `rounds` rounds."""
@@ -119,7 +136,9 @@ class RunFolder:
 
 
 class Start(NamedTuple):
-    """Where a run begins: in a folder of its own, or after a checkpoint in the folder that holds it."""
+    """Where a run begins: in a folder of its own, or after a checkpoint in the folder that holds
+    it.
+    """
 
     folder: RunFolder
     checkpoint: Path | None
@@ -140,9 +159,9 @@ def round_of_network(path: Path) -> int:
 def resume_start(resume: str, run_dir: str, name: str, root: str = "runs") -> Start:
     """Where to go on: `resume` is a checkpoint, a run folder, or auto.
 
-    auto takes the newest checkpoint in `run_dir`, or without one in the newest folder of `root`/`name` that has any;
-    where there is none it starts afresh. A damaged checkpoint is passed over (see `passed_over`). Raises UserError
-    where there is nothing to resume from.
+    auto takes the newest checkpoint in `run_dir`, or without one in the newest folder of
+    `root`/`name` that has any; where there is none it starts afresh. A damaged checkpoint is passed
+    over (see `passed_over`). Raises UserError where there is nothing to resume from.
     """
     if resume == "auto":
         return _newest_start(run_dir, name, root)
@@ -150,7 +169,8 @@ def resume_start(resume: str, run_dir: str, name: str, root: str = "runs") -> St
     folder = path.parent
     if run_dir and user_path("run_dir", run_dir).resolve() != folder:
         raise UserError(
-            f"run_dir={one_line(run_dir)}: a resumed run goes on in the folder of its checkpoint, {folder}. "
+            f"run_dir={one_line(run_dir)}: a resumed run goes on in the folder of its checkpoint, "
+            f"{folder}. "
             "Leave run_dir out."
         )
     return Start(_writable(folder, "resume"), path)
@@ -159,13 +179,17 @@ def resume_start(resume: str, run_dir: str, name: str, root: str = "runs") -> St
 def find_checkpoint(given: str, setting: str) -> Path:
     """The checkpoint `given`, or the newest whole one where it is a run folder.
 
-    Raises UserError, which names `setting`; for a damaged checkpoint it also names the newest whole one before it.
+    Raises UserError, which names `setting`; for a damaged checkpoint it also names the newest whole
+    one before it.
     """
-    path, label = user_path(setting, given), f"{setting}={one_line(given)}"
+    path = user_path(setting, given)
+    label = f"{setting}={one_line(given)}"
     if path.is_dir():
         found = RunFolder(path).checkpoints()
         if not found:
-            raise UserError(f"{label}: there is no checkpoint in this folder. Give a checkpoint or a run folder")
+            raise UserError(
+                f"{label}: there is no checkpoint in this folder. Give a checkpoint or a run folder"
+            )
         return _newest_whole(found, label)
     if not path.exists():
         raise UserError(f"{label}: there is no such file or folder")
@@ -173,14 +197,22 @@ def find_checkpoint(given: str, setting: str) -> Path:
     reason = why_broken(path)
     if reason is None:
         return path
-    older = [one for one in RunFolder(path.parent).checkpoints() if one != path and not _newer(one, path)]
+    older = [
+        one for one in RunFolder(path.parent).checkpoints() if one != path and not _newer(one, path)
+    ]
     whole = next((one for one in reversed(older) if why_broken(one) is None), None)
-    raise CheckpointError(f"{label}: {reason}" + (f". The newest whole one before it is {whole}" if whole else ""))
+    raise CheckpointError(
+        f"{label}: {reason}" + (f". The newest whole one before it is {whole}" if whole else "")
+    )
 
 
 def passed_over(checkpoint: Path) -> list[str]:
-    """What is wrong with the damaged checkpoints that are newer than `checkpoint`, one a line that names both."""
-    newer = [path for path in RunFolder(checkpoint.parent).checkpoints() if _newer(path, checkpoint)]
+    """What is wrong with the damaged checkpoints that are newer than `checkpoint`, one a line that
+    names both.
+    """
+    newer = [
+        path for path in RunFolder(checkpoint.parent).checkpoints() if _newer(path, checkpoint)
+    ]
     reasons = [why_broken(path) for path in newer]
     return [f"{reason}; {checkpoint.name} is taken" for reason in reasons if reason is not None]
 
@@ -191,7 +223,9 @@ def _newer(one: Path, other: Path) -> bool:
 
 
 def _newest_whole(found: list[Path], label: str) -> Path:
-    """The last of the checkpoints `found` that is not damaged; raises CheckpointError where all are."""
+    """The last of the checkpoints `found` that is not damaged; raises CheckpointError where all
+    are.
+    """
     reasons = []
     for path in reversed(found):
         reason = why_broken(path)
@@ -211,13 +245,18 @@ def _newest_start(run_dir: str, name: str, root: str) -> Start:
             newest = _newest_whole(found, "resume=auto")
             return Start(_writable(folder, "run_dir"), newest)
     if run_dir and not any((given / name).exists() for name in ("summary.json", "evaluation.json")):
-        return Start(_writable(given, "run_dir"), None)  # left by a run that ended before its first checkpoint
+        # left by a run that ended before its first checkpoint
+        return Start(_writable(given, "run_dir"), None)
     return Start(open_run_folder(run_dir, name, root), None)
 
 
 def _dated_folders(parent: Path, prefix: str = "") -> list[Path]:
     """Folders named by `prefix` and time in `parent`, newest first."""
-    found = [path for path in parent.iterdir() if path.name.startswith(prefix)] if parent.is_dir() else []
+    found = (
+        [path for path in parent.iterdir() if path.name.startswith(prefix)]
+        if parent.is_dir()
+        else []
+    )
     stamped = [(STAMP.fullmatch(path.name.removeprefix(prefix)), path) for path in found]
     dated = [(found[1], int(found[2] or 1), path) for found, path in stamped if found]
     return [path for *_, path in sorted(dated, reverse=True)]
@@ -225,17 +264,21 @@ def _dated_folders(parent: Path, prefix: str = "") -> list[Path]:
 
 @contextmanager
 def claimed(folder: RunFolder) -> Iterator[None]:
-    """Keep other processes out of the folder while the context lasts; a killed process lets go of it.
+    """Keep other processes out of the folder while the context lasts; a killed process lets go of
+    it.
 
-    What killed processes left half written is removed, and what this one does. Raises UserError where another process
-    writes to the folder, and where nobody can. Nothing else in a folder may be written before it is claimed.
+    What killed processes left half written is removed, and what this one does. Raises UserError
+    where another process writes to the folder, and where nobody can. Nothing else in a folder may
+    be written before it is claimed.
     """
     with ExitStack() as held:
         try:
             file = held.enter_context((folder.path / ".lock").open("a"))
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise UserError(f"run_dir={folder.path}: another process is writing to this run") from error
+            raise UserError(
+                f"run_dir={folder.path}: another process is writing to this run"
+            ) from error
         except OSError as error:
             raise _unwritable(folder.path, "run_dir", error) from error
         held.callback(_drop_leftovers, folder)
@@ -260,7 +303,8 @@ def open_run_folder(run_dir: str, name: str, root: str = "runs") -> RunFolder:
 
 
 def open_sweep_folder(sweep_dir: str, name: str, resume: bool, root: str = "runs") -> Path:
-    """Make `sweep_dir`, or `root`/`name`/sweep_<time> where it is empty; to `resume`, the newest of those if any.
+    """Make `sweep_dir`, or `root`/`name`/sweep_<time> where it is empty; to `resume`, the newest of
+    those if any.
 
     Raises UserError where the folder cannot be made.
     """
@@ -272,9 +316,12 @@ def open_sweep_folder(sweep_dir: str, name: str, resume: bool, root: str = "runs
 
 
 def _make_dated(parent: Path, prefix: str = "") -> Path:
-    """Make a folder that nobody else has, `parent`/`prefix`<time>; raises UserError where it cannot be made."""
+    """Make a folder that nobody else has, `parent`/`prefix`<time>; raises UserError where it cannot
+    be made.
+    """
     stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-    path, number = parent / f"{prefix}{stamp}", 1
+    path = parent / f"{prefix}{stamp}"
+    number = 1
     while True:
         try:
             path.mkdir(parents=True)
@@ -288,7 +335,9 @@ def _make_dated(parent: Path, prefix: str = "") -> Path:
 
 def _create(path: Path, setting: str) -> RunFolder:
     folder = _writable(path, setting)
-    found = [name for name in RESULTS if (path / name).exists()] + [file.name for file in folder.checkpoints()]
+    found = [name for name in RESULTS if (path / name).exists()] + [
+        file.name for file in folder.checkpoints()
+    ]
     if found:
         raise UserError(
             f"{setting}={path}: already holds the results of a run ({', '.join(found)}). "
@@ -298,7 +347,9 @@ def _create(path: Path, setting: str) -> RunFolder:
 
 
 def _writable(path: Path, setting: str) -> RunFolder:
-    """The folder `path`, made where it is not there yet; whether it can be written shows when it is claimed."""
+    """The folder `path`, made where it is not there yet; whether it can be written shows when it is
+    claimed.
+    """
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -308,11 +359,15 @@ def _writable(path: Path, setting: str) -> RunFolder:
 
 def _unwritable(path: Path, setting: str, error: OSError) -> UserError:
     reason = error.strerror or str(error)
-    return UserError(f"{setting}={path}: cannot be written ({reason}). Choose another with run_dir=...")
+    return UserError(
+        f"{setting}={path}: cannot be written ({reason}). Choose another with run_dir=..."
+    )
 
 
 def drop_unfinished(folder: RunFolder, rounds: int) -> list[str]:
-    """Remove the checkpoints after `rounds` rounds, which a resumed run will make anew; returns their names."""
+    """Remove the checkpoints after `rounds` rounds, which a resumed run will make anew; returns
+    their names.
+    """
     doomed = [path for path in folder.checkpoints() if rounds_of(path) > rounds]
     for path in doomed:
         path.unlink(missing_ok=True)
@@ -331,13 +386,18 @@ def write_config_file(folder: RunFolder, resolved_yaml: str) -> None:
 
 
 def write_versions(
-    folder: RunFolder, device: str, data: Mapping[str, str], kernels: Mapping[str, str], state: str,
+    folder: RunFolder,
+    device: str,
+    data: Mapping[str, str],
+    kernels: Mapping[str, str],
+    state: str,
     graphs: Mapping[str, str],
-) -> None:  # fmt: skip
-    """Replace versions.json: packages, source revision, machine, `device` name, facts of data set and kernels.
+) -> None:
+    """Replace versions.json: packages, source revision, machine, `device` name, facts of data set
+    and kernels.
 
-    kernels: of the networks; state: whether those of the state machine are compiled, and why; graphs: what of the
-    decisions is replayed.
+    kernels: of the networks; state: whether those of the state machine are compiled, and why;
+    graphs: what of the decisions is replayed.
     """
     record = {
         "python": platform.python_version(),
@@ -355,7 +415,9 @@ def write_versions(
 
 
 def engine_changes(folder: RunFolder, engine: str) -> list[str]:
-    """That the networks of the run have been computed by another engine than `engine` so far, in one line if so."""
+    """That the networks of the run have been computed by another engine than `engine` so far, in
+    one line if so.
+    """
     try:
         before = json.loads(folder.versions.read_text(encoding="utf-8"))["kernels"]["engine"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -363,7 +425,12 @@ def engine_changes(folder: RunFolder, engine: str) -> list[str]:
     if before == engine:
         return []
     shown = one_line(before)
-    return [f"engine: {shown} -> {engine}: results differ in rounding (compute.engine={shown} asks for it again)"]
+    return [
+        (
+            f"engine: {shown} -> {engine}: results differ in rounding (compute.engine={shown} asks "
+            "for it again)"
+        )
+    ]
 
 
 def package_versions() -> dict[str, str | None]:
@@ -379,20 +446,27 @@ def _package_version(name: str) -> str | None:
 
 
 def _git_revision(checkout: Path) -> str | None:
-    """Commit of the checkout, with '+changes' where tracked files differ from it; None outside a checkout."""
+    """Commit of the checkout, with '+changes' where tracked files differ from it; None outside a
+    checkout.
+    """
     if not (checkout / ".git").exists():
         return None
     revision = _git(checkout, "rev-parse", "HEAD")
     if not revision:
         return None
-    return revision + ("+changes" if _git(checkout, "status", "--porcelain", "--untracked-files=no") else "")
+    return revision + (
+        "+changes" if _git(checkout, "status", "--porcelain", "--untracked-files=no") else ""
+    )
 
 
 def _git(checkout: Path, *arguments: str) -> str:
     """What git says; it only reads: a run that is cut off must not leave the checkout locked."""
     try:
         done = subprocess.run(
-            ["git", "--no-optional-locks", "-C", str(checkout), *arguments], capture_output=True, text=True, timeout=10
+            ["git", "--no-optional-locks", "-C", str(checkout), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=10,
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""

@@ -1,7 +1,9 @@
-"""Sealed files: a content, then one line with the version and a SHA-256 of everything before the digest.
+"""Sealed files: a content, then one line with the version and a SHA-256 of everything before the
+digest.
 
-A file appears under its name only when it is whole on the disk, and one changed, missing or added bit anywhere is
-found. checkpoint.py puts tensors in and takes them out; rundir.py looks for the newest whole file. Needs no torch.
+A file appears under its name only when it is whole on the disk, and one changed, missing or added
+bit anywhere is found. checkpoint.py puts tensors in and takes them out; rundir.py looks for the
+newest whole file. Needs no torch.
 """
 
 import errno
@@ -56,7 +58,8 @@ def temporary_name(name: str) -> str:
 
 
 def write_sealed(path: Path, fill: Callable[[BinaryIO], None]) -> None:
-    """Replace the file `path` by what `fill` writes and its seal, all or nothing: on a failure the old file stays.
+    """Replace the file `path` by what `fill` writes and its seal, all or nothing: on a failure the
+    old file stays.
 
     Raises OSError with its reason where the disk is full or the folder cannot be written.
     """
@@ -78,7 +81,9 @@ def write_sealed(path: Path, fill: Callable[[BinaryIO], None]) -> None:
 
 @contextmanager
 def open_sealed(path: Path) -> Iterator[BinaryIO]:
-    """The file `path` at its start, once its seal is found to fit; raises CheckpointError where it does not."""
+    """The file `path` at its start, once its seal is found to fit; raises CheckpointError where it
+    does not.
+    """
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise CheckpointError(f"checkpoint {one_line(path)}: not a file")
@@ -91,11 +96,15 @@ def open_sealed(path: Path) -> Iterator[BinaryIO]:
     except FileNotFoundError as error:
         raise CheckpointError(f"checkpoint {one_line(path)}: there is no such file") from error
     except OSError as error:
-        raise CheckpointError(f"checkpoint {one_line(path)}: cannot be read ({error.strerror or error})") from error
+        raise CheckpointError(
+            f"checkpoint {one_line(path)}: cannot be read ({error.strerror or error})"
+        ) from error
 
 
 def why_broken(path: Path) -> str | None:
-    """What is wrong with the sealed file `path`, in a sentence that names it; None where it is whole."""
+    """What is wrong with the sealed file `path`, in a sentence that names it; None where it is
+    whole.
+    """
     try:
         with open_sealed(path):
             return None
@@ -134,7 +143,10 @@ def _flaw(file: BinaryIO) -> str | None:
 def _other_version(version: int) -> str:
     """Why a file of `version` is not read."""
     age = "an older" if version < VERSION else "a newer"
-    return f"has version {version}, written by {age} version of the program: this one reads version {VERSION}"
+    return (
+        f"has version {version}, written by {age} version of the program: this one reads "
+        f"version {VERSION}"
+    )
 
 
 def _digest(file: BinaryIO, length: int) -> str:

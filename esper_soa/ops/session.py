@@ -1,7 +1,8 @@
-"""What surrounds the work in a run folder: the claim on it, the console, the log, and what could not be written.
+"""What surrounds the work in a run folder: the claim on it, the console, the log, and what could
+not be written.
 
-Opened by the entry point before anything is written to the folder; the trainer and evaluations work within it. Needs
-no torch.
+Opened by the entry point before anything is written to the folder; the trainer and evaluations work
+within it. Needs no torch.
 """
 
 import sys
@@ -20,12 +21,15 @@ from esper_soa.ops.interrupt import Interrupted
 from esper_soa.ops.progress import handlers_of, logging_to
 from esper_soa.ops.rundir import RunFolder, claimed
 
-# Warnings of libraries that no user can do anything about: category, message, module that gives them.
+# Warnings of libraries that no user can do anything about: category, message, module that gives
+# them.
 UNHEARD = (
-    # Records of the env state are locked as they are made, in compiled kernels too; nothing ever unlocks one.
+    # Records of the env state are locked as they are made, in compiled kernels too; nothing ever
+    # unlocks one.
     (UserWarning, r"Using lock_\(\) inside a compiled graph", r"tensordict\.utils"),
 )
-Judge: TypeAlias = Callable[[int, float], bool]  # rounds played, accuracy of the last in percent: whether to give up
+# Rounds played, accuracy of the last in percent: whether to give up.
+Judge: TypeAlias = Callable[[int, float], bool]
 
 
 def _never(rounds: int, accuracy: float) -> bool:
@@ -37,7 +41,8 @@ class Session:
     """The work of one process in one folder."""
 
     def __init__(self, folder: RunFolder, stream: Outlet) -> None:
-        self.folder, self.stream = folder, stream
+        self.folder = folder
+        self.stream = stream
         self.console = Console(file=cast(TextIO, stream))
         self.unwritten = Unwritten()
         self.hopeless: Judge = _never
@@ -46,8 +51,8 @@ class Session:
 
     @contextmanager
     def speaking(self) -> Iterator[None]:
-        """What is said while the context lasts goes to the console and to this folder's log, and so does what ends it
-        early.
+        """What is said while the context lasts goes to the console and to this folder's log, and so
+        does what ends it early.
         """
         with logging_to(self._handlers):
             try:
@@ -56,8 +61,8 @@ class Session:
                 _log_the_end(self._begun)
 
     def judge(self, rounds: int, accuracies: Sequence[float], save: Callable[[], None]) -> None:
-        """After a round that left the hosts at `accuracies` (percent): where the run is hopeless, `save` it and raise
-        PrunedError.
+        """After a round that left the hosts at `accuracies` (percent): where the run is hopeless,
+        `save` it and raise PrunedError.
         """
         accuracy = fmean(accuracies)
         if self.hopeless(rounds, accuracy):
@@ -68,10 +73,14 @@ class Session:
         """Say in the log, once, that nobody reads the console any more."""
         if self.stream.lost and not self.stream.told:
             self.stream.told = True
-            LOGGER.warning("console  is gone (%s): the log alone has what is said", self.stream.lost)
+            LOGGER.warning(
+                "console  is gone (%s): the log alone has what is said", self.stream.lost
+            )
 
     def finish(self) -> None:
-        """At the end of the work; raises IncompleteError where something is not in the folder that should be."""
+        """At the end of the work; raises IncompleteError where something is not in the folder that
+        should be.
+        """
         self.look_at_console()
         missing = str(self.unwritten)
         if missing:
@@ -109,7 +118,9 @@ def silent_session(folder: RunFolder) -> Iterator[Session]:
 
 @contextmanager
 def unheard() -> Iterator[None]:
-    """Without the warnings of UNHEARD, by whatever filters (python -W) others were asked for; all others are shown."""
+    """Without the warnings of UNHEARD, by whatever filters (python -W) others were asked for; all
+    others are shown.
+    """
     with warnings.catch_warnings():
         for category, message, module in UNHEARD:
             warnings.filterwarnings("ignore", message, category, module)
@@ -117,7 +128,8 @@ def unheard() -> Iterator[None]:
 
 
 def _log_the_end(begun: bool) -> None:
-    """Keep what ends the work early in the log file, with its traceback where it is no message of ours.
+    """Keep what ends the work early in the log file, with its traceback where it is no message of
+    ours.
 
     A refusal leaves a folder as it is in which a run has `begun` before.
     """

@@ -1,7 +1,8 @@
-"""Where the policies are that `policy.init` names: those that ship in the package, those of runs, and files.
+"""Where the policies are that `policy.init` names: those that ship in the package, those of runs,
+and files.
 
-A policy ships as two files of esper_soa/policies: NAME.policy, its weights, and NAME.md, its card. Asked by the entry
-point before a run has a folder, and by pretrained.py. Needs no torch.
+A policy ships as two files of esper_soa/policies: NAME.policy, its weights, and NAME.md, its card.
+Asked by the entry point before a run has a folder, and by pretrained.py. Needs no torch.
 """
 
 from pathlib import Path
@@ -20,9 +21,11 @@ def shipped() -> list[str]:
 
 
 def find_policy(init: str) -> Path:
-    """The file that holds the policy `init`: the name of one that ships, a run folder (its newest checkpoint), a file.
+    """The file that holds the policy `init`: the name of one that ships, a run folder (its newest
+    checkpoint), a file.
 
-    A name goes before a folder of the same name. Raises UserError, which lists the names, where there is none of these.
+    A name goes before a folder of the same name. Raises UserError, which lists the names, where
+    there is none of these.
     """
     names = shipped()
     if init in names:

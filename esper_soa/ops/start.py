@@ -1,5 +1,5 @@
-"""Where a run with given settings takes place and begins, and whether it has ended: asked by the command lines and by
-`esper_soa.train`.
+"""Where a run with given settings takes place and begins, and whether it has ended: asked by the
+command lines and by `esper_soa.train`.
 
 Needs no torch.
 """
@@ -18,10 +18,12 @@ from esper_soa.ops.torchrun import launched_folder, place
 
 
 def folder_for(settings: TrainConfig, asked: str) -> RunFolder:
-    """The folder of a run, made where it is new: `asked`, or one of its name and the time; that of what it resumes.
+    """The folder of a run, made where it is new: `asked`, or one of its name and the time; that of
+    what it resumes.
 
-    Where torchrun has started the ranks of the run, the id of its launch stands for the time. Raises UserError where
-    there can be none, before it is made where a policy to start from leads nowhere.
+    Where torchrun has started the ranks of the run, the id of its launch stands for the time.
+    Raises UserError where there can be none, before it is made where a policy to start from leads
+    nowhere.
     """
     if settings.resume:
         return resume_start(settings.resume, asked, settings.name).folder
@@ -36,7 +38,8 @@ def folder_for(settings: TrainConfig, asked: str) -> RunFolder:
 def find_start(settings: TrainConfig, folder: RunFolder) -> Start:
     """Where the run in `folder` begins; asked for once nobody else can write there.
 
-    Where a launcher has started its ranks, at the newest checkpoint that there is: it may have started them again.
+    Where a launcher has started its ranks, at the newest checkpoint that there is: it may have
+    started them again.
     """
     here = place()
     if here is not None and (here.restarts or not settings.resume):
@@ -49,7 +52,9 @@ def find_start(settings: TrainConfig, folder: RunFolder) -> Start:
 
 
 def finished_accuracy(folder: RunFolder, settings: TrainConfig) -> float | None:
-    """The final accuracy of the run in `folder`, if it has ended and was of the same settings; else None."""
+    """The final accuracy of the run in `folder`, if it has ended and was of the same settings; else
+    None.
+    """
     if not folder.summary.is_file() or not goes_on_in(folder, settings):
         return None
     try:
@@ -60,7 +65,9 @@ def finished_accuracy(folder: RunFolder, settings: TrainConfig) -> float | None:
 
 
 def goes_on_in(folder: RunFolder, settings: TrainConfig) -> bool:
-    """Whether `settings` ask to go on with what there is, and the run in `folder` was of the same."""
+    """Whether `settings` ask to go on with what there is, and the run in `folder` was of the
+    same.
+    """
     if settings.resume != "auto":
         return False
     try:

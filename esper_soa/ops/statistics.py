@@ -1,10 +1,12 @@
-"""Means and interquartile means with confidence intervals by Student's t, of one sample and of paired differences; the
-probability that one sample lies above another; the exact tests of Mann and Whitney, and of Wilcoxon for pairs.
+"""Means and interquartile means with confidence intervals by Student's t, of one sample and of
+paired differences; the probability that one sample lies above another; the exact tests of Mann and
+Whitney, and of Wilcoxon for pairs.
 
-Given lists of plain numbers by evaluations, comparisons and benchmarks. The intervals of means are those of samples
-whose means are normal: of six normal values they hold the mean with the confidence asked for, where a percentile
-bootstrap asked for 95 % holds it in 86 %. Of few values of a skewed distribution they hold less (six exponential ones:
-89 of 95 %). Needs numpy, no torch.
+Given lists of plain numbers by evaluations, comparisons and benchmarks. The intervals of means are
+those of samples
+whose means are normal: of six normal values they hold the mean with the confidence asked for, where
+a percentile bootstrap asked for 95 % holds it in 86 %. Of few values of a skewed distribution they
+hold less (six exponential ones: 89 of 95 %). Needs numpy, no torch.
 """
 
 import math
@@ -28,20 +30,30 @@ class Interval(NamedTuple):
 
 
 def mean_interval(values: Sequence[float], confidence: float) -> Interval:
-    """The mean of `values` and its t interval (Student 1908): n - 1 degrees of freedom, s / sqrt(n) as error.
+    """The mean of `values` and its t interval (Student 1908): n - 1 degrees of freedom, s / sqrt(n)
+    as error.
 
-    One value says nothing of its spread: its interval is infinite. Values that are all the same give a point.
+    One value says nothing of its spread: its interval is infinite. Values that are all the same
+    give a point.
     """
     return _trimmed(values, 0, confidence)
 
 
-def difference_interval(values: Sequence[float], others: Sequence[float], confidence: float) -> Interval:
-    """The mean of values[i] - others[i] with its interval; both of the same length, paired by place."""
-    return mean_interval([value - other for value, other in zip(values, others, strict=True)], confidence)
+def difference_interval(
+    values: Sequence[float], others: Sequence[float], confidence: float
+) -> Interval:
+    """The mean of values[i] - others[i] with its interval; both of the same length, paired by
+    place.
+    """
+    return mean_interval(
+        [value - other for value, other in zip(values, others, strict=True)], confidence
+    )
 
 
 def interquartile_mean(values: Sequence[float]) -> float:
-    """The mean of what is left when a quarter of the values, rounded down, is cut off at each end."""
+    """The mean of what is left when a quarter of the values, rounded down, is cut off at each
+    end.
+    """
     cut = len(values) // 4
     return float(np.sort(np.asarray(values, dtype=np.float64))[cut : len(values) - cut].mean())
 
@@ -54,35 +66,50 @@ def iqm_interval(values: Sequence[float], confidence: float) -> Interval:
 def mann_whitney(values: Sequence[float], others: Sequence[float]) -> float:
     """The two-sided p of the rank sum test (Mann and Whitney 1947), exact, with ties too.
 
-    The ranks of both samples together, tied values each with the mean of theirs, are shared out between the samples in
-    all ways, each as likely as the other: p is twice the share of ways whose rank sum lies as far out as the one found.
-    Without ties this is the tabulated distribution of U.
+    The ranks of both samples together, tied values each with the mean of theirs, are shared out
+    between the samples in all ways, each as likely as the other: p is twice the share of ways whose
+    rank sum lies as far out as the one found. Without ties this is the tabulated distribution of U.
     """
-    pooled = np.concatenate([np.asarray(values, dtype=np.float64), np.asarray(others, dtype=np.float64)])
+    pooled = np.concatenate(
+        [np.asarray(values, dtype=np.float64), np.asarray(others, dtype=np.float64)]
+    )
     below, above = ((sign * pooled[:, None] > sign * pooled).sum(1) for sign in (1, -1))
     doubled = (below + len(pooled) - above + 1).tolist()  # twice the mid-ranks: whole numbers
-    ways: list[dict[int, int]] = [{0: 1}, *({} for _ in values)]  # by the number of ranks taken, and by their sum
+    ways: list[dict[int, int]] = [
+        {0: 1},
+        *({} for _ in values),
+    ]  # by the number of ranks taken, and by their sum
     for rank in doubled:
         for taken in range(len(values), 0, -1):
             for total, count in ways[taken - 1].items():
                 ways[taken][total + rank] = ways[taken].get(total + rank, 0) + count
-    found, counts = sum(doubled[: len(values)]), ways[-1].items()
-    tails = (sum(count for total, count in counts if total <= found),
-             sum(count for total, count in counts if total >= found))  # fmt: skip
+    found = sum(doubled[: len(values)])
+    counts = ways[-1].items()
+    tails = (
+        sum(count for total, count in counts if total <= found),
+        sum(count for total, count in counts if total >= found),
+    )
     return min(1.0, 2 * min(tails) / math.comb(len(pooled), len(values)))
 
 
 def signed_rank(differences: Sequence[float]) -> float:
-    """The two-sided p of the signed rank test (Wilcoxon 1945) of paired differences, exact, with ties too.
+    """The two-sided p of the signed rank test (Wilcoxon 1945) of paired differences, exact, with
+    ties too.
 
-    Every difference that is not 0 is as likely to be of either sign: p is twice the share of all ways to give them
-    signs whose sum of positive ranks lies as far out as the one found. Ranks are those of the sizes, tied ones each
-    with the mean of theirs; differences of 0 take ranks and no sign (Pratt 1959). 1 where all are 0.
+    Every difference that is not 0 is as likely to be of either sign: p is twice the share of all
+    ways to give them signs whose sum of positive ranks lies as far out as the one found. Ranks are
+    those of the sizes, tied ones each with the mean of theirs; differences of 0 take ranks and no
+    sign (Pratt 1959). 1 where all are 0.
     """
     values = np.asarray(differences, dtype=np.float64)
     sizes = np.abs(values)
-    doubled = ((sizes[:, None] > sizes).sum(1) + (sizes[:, None] >= sizes).sum(1) + 1).tolist()  # twice the mid-ranks
-    ranks = [(rank, value > 0) for rank, value in zip(doubled, values.tolist(), strict=True) if value != 0]
+    # twice the mid-ranks
+    doubled = ((sizes[:, None] > sizes).sum(1) + (sizes[:, None] >= sizes).sum(1) + 1).tolist()
+    ranks = [
+        (rank, value > 0)
+        for rank, value in zip(doubled, values.tolist(), strict=True)
+        if value != 0
+    ]
     ways = {0: 1}  # by their sum
     for rank, _ in ranks:
         more = dict(ways)
@@ -90,35 +117,46 @@ def signed_rank(differences: Sequence[float]) -> float:
             more[total + rank] = more.get(total + rank, 0) + count
         ways = more
     found = sum(rank for rank, positive in ranks if positive)
-    tails = (sum(count for total, count in ways.items() if total <= found),
-             sum(count for total, count in ways.items() if total >= found))  # fmt: skip
+    tails = (
+        sum(count for total, count in ways.items() if total <= found),
+        sum(count for total, count in ways.items() if total >= found),
+    )
     return min(1.0, 2 * min(tails) / 2 ** len(ranks))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """p values of a family of tests, raised so that the chance of any false finding stays below them (Holm 1979)."""
-    found, highest = [0.0] * len(p_values), 0.0
+    """p values of a family of tests, raised so that the chance of any false finding stays below
+    them (Holm 1979).
+    """
+    found = [0.0] * len(p_values)
+    highest = 0.0
     for place, index in enumerate(np.argsort(p_values, kind="stable").tolist()):
         highest = max(highest, min(1.0, (len(p_values) - place) * p_values[index]))
         found[index] = highest
     return found
 
 
-def improvement_interval(values: Sequence[float], others: Sequence[float], confidence: float) -> Interval:
-    """The probability of improvement, P(a value > another's) (Agarwal et al. 2021), in [0, 1], with its interval.
+def improvement_interval(
+    values: Sequence[float], others: Sequence[float], confidence: float
+) -> Interval:
+    """The probability of improvement, P(a value > another's) (Agarwal et al. 2021), in [0, 1], with
+    its interval.
 
-    Estimated by the share of all pairs of a value and another, a tie counting half: U / (m n) of Mann and Whitney. The
-    interval is method 5 of Newcombe (2006): all probabilities from which the estimate lies no farther than so many of
-    the standard errors that they imply (Hanley and McNeil 1982). It holds at ten against ten, 95 to 97 % where it asks
-    for 95, near 0 and 1 too, where a t interval over the shares of pairs holds 57 %; of samples that are paired and
-    correlate it holds more. Both samples must have at least one value.
+    Estimated by the share of all pairs of a value and another, a tie counting half: U / (m n) of
+    Mann and Whitney. The interval is method 5 of Newcombe (2006): all probabilities from which the
+    estimate lies no farther than so many of the standard errors that they imply (Hanley and McNeil
+    1982). It holds at ten against ten, 95 to 97 % where it asks for 95, near 0 and 1 too, where a t
+    interval over the shares of pairs holds 57 %; of samples that are paired and correlate it holds
+    more. Both samples must have at least one value.
     """
-    mine, theirs = np.asarray(values, dtype=np.float64)[:, None], np.asarray(others, dtype=np.float64)
+    mine = np.asarray(values, dtype=np.float64)[:, None]
+    theirs = np.asarray(others, dtype=np.float64)
     share = float(((mine > theirs) + 0.5 * (mine == theirs)).mean())
     reach = NormalDist().inv_cdf((1 + confidence) / 2)
     bounds = []
     for end in (0.0, 1.0):
-        within, without = share, end
+        within = share
+        without = end
         for _ in range(HALVINGS):
             middle = (within + without) / 2
             if abs(share - middle) <= reach * _share_error(middle, len(values), len(others)):
@@ -130,7 +168,9 @@ def improvement_interval(values: Sequence[float], others: Sequence[float], confi
 
 
 def _share_error(share: float, count: int, others: int) -> float:
-    """Standard error of the share of pairs of two samples that are exponential, the exponents' mean for the counts."""
+    """Standard error of the share of pairs of two samples that are exponential, the exponents' mean
+    for the counts.
+    """
     more = (count + others) / 2 - 1
     spread = 1 + more * ((1 - share) / (2 - share) + share / (1 + share))
     return math.sqrt(share * (1 - share) * spread / (count * others))
@@ -139,12 +179,14 @@ def _share_error(share: float, count: int, others: int) -> float:
 def _trimmed(values: Sequence[float], cut: int, confidence: float) -> Interval:
     """The mean without `cut` values at each end, and its t interval (Tukey and McLaughlin 1963).
 
-    The h values that are left decide: h - 1 degrees of freedom, and as error sqrt(SSD / (h (h - 1))), where SSD is the
-    sum of squared deviations of the winsorised sample, whose cut values are replaced by the nearest that is left.
+    The h values that are left decide: h - 1 degrees of freedom, and as error sqrt(SSD / (h (h -
+    1))), where SSD is the sum of squared deviations of the winsorised sample, whose cut values are
+    replaced by the nearest that is left.
     """
     ordered = np.sort(np.asarray(values, dtype=np.float64))
     left = ordered[cut : len(ordered) - cut]
-    mean, count = float(left.mean()), len(left)
+    mean = float(left.mean())
+    count = len(left)
     if count < 2:
         return Interval(mean, -np.inf, np.inf)
     winsorised = ordered.clip(left[0], left[-1])

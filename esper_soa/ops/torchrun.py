@@ -1,4 +1,5 @@
-"""Which rank of a run this process is, as torchrun or the launcher of the package tells it in its environment.
+"""Which rank of a run this process is, as torchrun or the launcher of the package tells it in its
+environment.
 
 Asked by the command lines before torch is imported, and by launch.py. Needs no torch.
 """
@@ -36,39 +37,53 @@ def place() -> Place | None:
     if "TORCHELASTIC_RUN_ID" not in given or "RANK" not in given:
         return None
     return Place(
-        rank=int(given["RANK"]), processes=int(given["WORLD_SIZE"]), local_rank=int(given["LOCAL_RANK"]),
-        local_processes=int(given["LOCAL_WORLD_SIZE"]), restarts=int(given["TORCHELASTIC_RESTART_COUNT"]),
+        rank=int(given["RANK"]),
+        processes=int(given["WORLD_SIZE"]),
+        local_rank=int(given["LOCAL_RANK"]),
+        local_processes=int(given["LOCAL_WORLD_SIZE"]),
+        restarts=int(given["TORCHELASTIC_RESTART_COUNT"]),
         run_id=given["TORCHELASTIC_RUN_ID"],
-    )  # fmt: skip
+    )
 
 
 def launched_folder(here: Place, asked: str, name: str, root: str = "runs") -> RunFolder:
-    """The folder of a run whose ranks torchrun has started: `asked`, or `root`/`name`/<id of the launch>.
+    """The folder of a run whose ranks torchrun has started: `asked`, or `root`/`name`/<id of the
+    launch>.
 
-    The same for all ranks, on every machine, and at every start: torchrun tells only the machine of a rank that was
-    lost that it starts all again, so a folder that there is, is that of this run. Raises UserError where it cannot be
-    made.
+    The same for all ranks, on every machine, and at every start: torchrun tells only the machine of
+    a rank that was lost that it starts all again, so a folder that there is, is that of this run.
+    Raises UserError where it cannot be made.
     """
     path = user_path("run_dir", asked) if asked else Path(root) / name / here.run_id
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        words = f"run_dir={path}: cannot be written ({reason_of(error)}). Choose another with run_dir=..."
+        words = (
+            f"run_dir={path}: cannot be written ({reason_of(error)}). Choose another with "
+            "run_dir=..."
+        )
         raise UserError(words) from error
     return RunFolder(path.resolve())
 
 
 def core_group(rank: int, ranks: int) -> list[int]:
-    """The CPU cores of one of the processes on this machine: those that all may use are cut into equal groups.
+    """The CPU cores of one of the processes on this machine: those that all may use are cut into
+    equal groups.
 
     Where there are fewer cores than processes, several share one.
     """
-    cores = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else list(range(os.cpu_count() or 1))
+    cores = (
+        sorted(os.sched_getaffinity(0))
+        if sys.platform == "linux"
+        else list(range(os.cpu_count() or 1))
+    )
     first, end = (len(cores) * edge // ranks for edge in (rank, rank + 1))
     return cores[first:end] or [cores[first]]
 
 
 def keep_to_cores(rank: int, ranks: int) -> None:
-    """Keep this process, the `rank`-th on its machine, to its group of cores, before it works; only Linux offers it."""
+    """Keep this process, the `rank`-th on its machine, to its group of cores, before it works; only
+    Linux offers it.
+    """
     if sys.platform == "linux":
         os.sched_setaffinity(0, core_group(rank, ranks))

@@ -1,7 +1,8 @@
-"""Did growth pay? Grown hosts and those of a control, pair by pair, and one sentence that says what came of it.
+"""Did growth pay? Grown hosts and those of a control, pair by pair, and one sentence that says what
+came of it.
 
-Given plain numbers per host and episode by the trainer; final_table.py puts them into the table. A host whose accuracy
-is not finite is left out, and so is its pair. Needs no torch.
+Given plain numbers per host and episode by the trainer; final_table.py puts them into the table. A
+host whose accuracy is not finite is left out, and so is its pair. Needs no torch.
 """
 
 import math
@@ -14,10 +15,16 @@ from esper_soa.registry import name_in
 
 CONFIDENCE = 0.95  # of the intervals
 CONTROL_WORDS = {
-    "wait": "without growth", "random": "random play", "heuristic": "heuristic", "schedule": "schedule",
-    "static_final": "final topology from the start", "static_large": "wider host",
-}  # fmt: skip
-GAINED, LOST, UNCLEAR = "gained", "lost", "unclear"
+    "wait": "without growth",
+    "random": "random play",
+    "heuristic": "heuristic",
+    "schedule": "schedule",
+    "static_final": "final topology from the start",
+    "static_large": "wider host",
+}
+GAINED = "gained"
+LOST = "lost"
+UNCLEAR = "unclear"
 
 
 def control_words(name: str) -> str:
@@ -97,21 +104,36 @@ def compare(grown: HostScore, control: HostScore) -> Comparison:
 
     def difference(name: str) -> Interval:
         mine, other = (
-            [v for v, kept in zip(score.flat(name), whole, strict=True) if kept] for score in (grown, control)
+            [v for v, kept in zip(score.flat(name), whole, strict=True) if kept]
+            for score in (grown, control)
         )
-        return difference_interval(mine, other, CONFIDENCE) if mine else Interval(math.nan, math.nan, math.nan)
+        return (
+            difference_interval(mine, other, CONFIDENCE)
+            if mine
+            else Interval(math.nan, math.nan, math.nan)
+        )
 
     return Comparison(
-        difference("accuracies"), difference("nets"), sum(whole), len(whole) - sum(whole),
-        _ratio(grown.size, control.size), _ratio(grown.flop, control.flop),
-    )  # fmt: skip
+        difference("accuracies"),
+        difference("nets"),
+        sum(whole),
+        len(whole) - sum(whole),
+        _ratio(grown.size, control.size),
+        _ratio(grown.flop, control.flop),
+    )
 
 
 def verdict(found: Comparison, control: str) -> str:
     """One sentence for a reader who has seen nothing else; `control` is its name."""
     if found.pairs == 0:
-        return f"Nothing to compare with the control ({control_words(control)}): no pair of finite accuracies."
-    cost = f"for {times(found.parameters)} the parameters and {times(found.train_flop)} the training FLOP"
+        return (
+            f"Nothing to compare with the control ({control_words(control)}): no pair of "
+            "finite accuracies."
+        )
+    cost = (
+        f"for {times(found.parameters)} the parameters and {times(found.train_flop)} the "
+        "training FLOP"
+    )
     told = f"{shown(found.accuracy, 'points')} {cost}"
     if found.pairs == 1:
         return f"One host in one episode says little, and has no interval: {told}."

@@ -1,7 +1,8 @@
-"""Vega, Vega-Lite and vega-embed as one piece of JavaScript, for pages that must not ask any network for it.
+"""Vega, Vega-Lite and vega-embed as one piece of JavaScript, for pages that must not ask any
+network for it.
 
-It comes out of vl-convert (the extra `report`), which needs seconds to put it together: it is kept in the user's cache
-folder, by vl-convert's version. Called by page.py. Needs no torch.
+It comes out of vl-convert (the extra `report`), which needs seconds to put it together: it is kept
+in the user's cache folder, by vl-convert's version. Called by page.py. Needs no torch.
 """
 
 from contextlib import suppress
@@ -13,9 +14,13 @@ from esper_soa.errors import UserError
 from esper_soa.ops.files import write_text
 from esper_soa.user_cache import FolderError, cache_folder, open_folder
 
-PACKAGE, MODULE = "vl-convert-python", "vl_convert"
+PACKAGE = "vl-convert-python"
+MODULE = "vl_convert"
 MISSING = "a report needs vl-convert: pip install 'esper-soa[report]'"
-END_OF_SCRIPT = ("</script", "<\\/script")  # which would end the script element, also within a text of the program
+END_OF_SCRIPT = (
+    "</script",
+    "<\\/script",
+)  # which would end the script element, also within a text of the program
 
 
 def available() -> bool:
@@ -24,7 +29,9 @@ def available() -> bool:
 
 
 def bundle() -> str:
-    """The program, safe inside a script element; raises UserError where the extra is not installed."""
+    """The program, safe inside a script element; raises UserError where the extra is not
+    installed.
+    """
     if not available():
         raise UserError(MISSING)
     try:
@@ -36,7 +43,9 @@ def bundle() -> str:
 
 
 def _kept(path: Path) -> str:
-    """The program in the file `path`, made where it is missing; that it cannot be written there is no harm."""
+    """The program in the file `path`, made where it is missing; that it cannot be written there is
+    no harm.
+    """
     if path.is_file():
         return path.read_text(encoding="utf-8")
     made = _made()

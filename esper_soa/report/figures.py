@@ -1,6 +1,8 @@
-"""The figures of a report, by section: what each shows, how it is to be read, and the table behind it.
+"""The figures of a report, by section: what each shows, how it is to be read, and the table behind
+it.
 
-Given groups of runs by page.py; a figure that would have nothing to show is left out. Needs no torch.
+Given groups of runs by page.py; a figure that would have nothing to show is left out. Needs no
+torch.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,7 +36,8 @@ class Column(NamedTuple):
     digits: int | None = None  # behind the point; None: as it is
 
 
-Listed: TypeAlias = str | tuple[str, str] | tuple[str, str, int]  # field, title, digits, as far as they are given
+# Field, title, digits, as far as they are given.
+Listed: TypeAlias = str | tuple[str, str] | tuple[str, str, int]
 
 
 class Choice(NamedTuple):
@@ -88,15 +91,43 @@ class Curve(NamedTuple):
 
     @property
     def axis(self) -> Axis:
-        return Axis(self.field, f"{self.title} ({self.unit})" if self.unit else self.title, self.form)
+        return Axis(
+            self.field, f"{self.title} ({self.unit})" if self.unit else self.title, self.form
+        )
 
 
 CURVES = (
-    Curve("accuracy", "Validation accuracy", "%", "At the last env-step of every round.", ",.2f", spread=True),
-    Curve("reward", "Reward of an episode", "", "Sum over its env-steps, before any scaling.", ",.2f", spread=True),
-    Curve("parameters", "Parameters", "per host", "Trainable ones of host and live seeds, mean over hosts.", ",.0f"),
-    Curve("val_loss", "Validation loss", "nats", "At the last env-step of every round, mean over hosts.", ",.4f"),
-)  # fmt: skip
+    Curve(
+        "accuracy",
+        "Validation accuracy",
+        "%",
+        "At the last env-step of every round.",
+        ",.2f",
+        spread=True,
+    ),
+    Curve(
+        "reward",
+        "Reward of an episode",
+        "",
+        "Sum over its env-steps, before any scaling.",
+        ",.2f",
+        spread=True,
+    ),
+    Curve(
+        "parameters",
+        "Parameters",
+        "per host",
+        "Trainable ones of host and live seeds, mean over hosts.",
+        ",.0f",
+    ),
+    Curve(
+        "val_loss",
+        "Validation loss",
+        "nats",
+        "At the last env-step of every round, mean over hosts.",
+        ",.4f",
+    ),
+)
 HEALTH = (
     Curve(
         "explained_variance",
@@ -104,9 +135,20 @@ HEALTH = (
         "",
         "Of the returns, by the critic: 1 is perfect, 0 no better than their mean.",
     ),
-    Curve("kl", "Divergence of an update", "nats", "How far an update has moved the policy, approximately."),
+    Curve(
+        "kl",
+        "Divergence of an update",
+        "nats",
+        "How far an update has moved the policy, approximately.",
+    ),
 )
-SPEED = Curve("eps", "Speed", "env-steps/s", "Env-steps of all hosts per second, the policy update included.", ",.1f")
+SPEED = Curve(
+    "eps",
+    "Speed",
+    "env-steps/s",
+    "Env-steps of all hosts per second, the policy update included.",
+    ",.1f",
+)
 
 
 def curves_section(groups: Sequence[Group]) -> Section:
@@ -125,21 +167,31 @@ def several(groups: Sequence[Group]) -> bool:
 
 
 def curve(groups: Sequence[Group], one: Curve) -> Figure:
-    """A number over rounds: of one run with the spread of its hosts, of several each run and the groups' means."""
+    """A number over rounds: of one run with the spread of its hosts, of several each run and the
+    groups' means.
+    """
     spread = one.spread and not several(groups)
     layers = _runs(groups, one) if several(groups) else _run(groups, one)
     given: list[Listed] = ["run", "round", (one.field, one.axis.title, 4)]
-    given += [(f"{one.field}_min", "lowest host", 4), (f"{one.field}_max", "highest host", 4)] if spread else []
+    given += (
+        [(f"{one.field}_min", "lowest host", 4), (f"{one.field}_max", "highest host", 4)]
+        if spread
+        else []
+    )
     spec = chart(f"{one.axis.title} over rounds", layers)
     data = ["rounds", "means"] if several(groups) else ["rounds"]
-    return Figure(f"curve-{one.field}", one.title, one.caption, spec, "rounds", columns(*given), data)
+    return Figure(
+        f"curve-{one.field}", one.title, one.caption, spec, "rounds", columns(*given), data
+    )
 
 
 def _runs(groups: Sequence[Group], one: Curve) -> list[Spec]:
     """A thin line per run, a thick one per group."""
-    x, y = across(ROUND, whole=True), upwards(one.axis)
+    x = across(ROUND, whole=True)
+    y = upwards(one.axis)
     color = by_colour("group", [group.label for group in groups], legend=len(groups) > 1)
-    each, mean = described(RUN, ROUND, one.axis), described(GROUP, ROUND, one.axis, Axis("runs", "runs", "d"))
+    each = described(RUN, ROUND, one.axis)
+    mean = described(GROUP, ROUND, one.axis, Axis("runs", "runs", "d"))
     thin = line_mark(1.2, 0.38)
     return [
         layer("rounds", thin, x=x, y=y, color=color, detail={"field": "run"}, tooltip=each),
@@ -150,7 +202,8 @@ def _runs(groups: Sequence[Group], one: Curve) -> list[Spec]:
 
 def _run(groups: Sequence[Group], one: Curve) -> list[Spec]:
     """A line with the hosts' band around it."""
-    x, y = across(ROUND, whole=True), upwards(one.axis)
+    x = across(ROUND, whole=True)
+    y = upwards(one.axis)
     color = by_colour("group", [group.label for group in groups], legend=False)
     low, high = (Axis(f"{one.field}_{end}", one.axis.title, one.form) for end in ("min", "max"))
     band: Spec = {"type": "area", "opacity": 0.16, "aria": False}
@@ -158,7 +211,11 @@ def _run(groups: Sequence[Group], one: Curve) -> list[Spec]:
     if one.spread:
         told += described(low._replace(title="lowest host"), high._replace(title="highest host"))
     return [
-        *([layer("rounds", band, x=x, y=upwards(low), y2={"field": high.field}, color=color)] if one.spread else []),
+        *(
+            [layer("rounds", band, x=x, y=upwards(low), y2={"field": high.field}, color=color)]
+            if one.spread
+            else []
+        ),
         layer("rounds", line_mark(), x=x, y=y, color=color),
         layer("rounds", point_mark(), x=x, y=y, color=color, tooltip=told),
     ]
@@ -168,9 +225,15 @@ def cost_section(groups: Sequence[Group]) -> Section:
     """Accuracy against what it costs."""
     size = Axis("parameters", "parameters of the host", ",.0f")
     flop = Axis("train_gflop", "training of an episode (GFLOP)", ",.4~g")
-    words = "Up and to the left is better. Faint points are the means of all rounds, each run's joined in their order"
+    words = (
+        "Up and to the left is better. Faint points are the means of all rounds, each run's "
+        "joined in their order"
+    )
     if any(run.finished for group in groups for run in group.runs):
-        words += "; filled ones are single hosts of the last rounds, rings the same hosts as the control played them"
+        words += (
+            "; filled ones are single hosts of the last rounds, rings the same hosts as the "
+            "control played them"
+        )
     words += "."
     figures = [
         _cost(groups, "cost-parameters", "Accuracy against parameters", size),
@@ -181,7 +244,8 @@ def cost_section(groups: Sequence[Group]) -> Section:
 
 def _cost(groups: Sequence[Group], name: str, title: str, cost: Axis) -> Figure:
     accuracy = Axis("accuracy", "validation accuracy (%)", ",.2f")
-    x, y = across(cost), upwards(accuracy)
+    x = across(cost)
+    y = upwards(accuracy)
     color = by_colour("group", [group.label for group in groups], legend=len(groups) > 1)
     filled: Spec = {"condition": {"test": "datum.hosts == 'grown'", "value": 0.85}, "value": 0}
     host: Spec = {"type": "point", "filled": True, "size": 48, "strokeWidth": 1.5}
@@ -192,8 +256,14 @@ def _cost(groups: Sequence[Group], name: str, title: str, cost: Axis) -> Figure:
         layer("rounds", point_mark(14, 0.35), **way, tooltip=described(RUN, ROUND, accuracy, cost)),
     ]
     if any(run.finished for group in groups for run in group.runs):
-        layers.append(layer("hosts", host, x=x, y=y, color=color, fillOpacity=filled, stroke=color, tooltip=told))
-    shown = columns("run", "hosts", "host", ("accuracy", accuracy.title, 2), (cost.field, cost.title, 1))
+        layers.append(
+            layer(
+                "hosts", host, x=x, y=y, color=color, fillOpacity=filled, stroke=color, tooltip=told
+            )
+        )
+    shown = columns(
+        "run", "hosts", "host", ("accuracy", accuracy.title, 2), (cost.field, cost.title, 1)
+    )
     caption = "Hosts at the end of the rounds compared, and the way there."
     spec = chart(f"{title}, a point per host", layers, height=260)
     return Figure(name, title, caption, spec, "hosts", shown, ["rounds", "hosts"])
@@ -215,7 +285,9 @@ class Parts(NamedTuple):
     draw: Callable[[str, str, Axis, str, Sequence[str]], Spec]  # charts.stacked or charts.lines
 
 
-def parts_figure(shown: Mapping[str, Table], parts: Parts, choices: Sequence[Choice]) -> Figure | None:
+def parts_figure(
+    shown: Mapping[str, Table], parts: Parts, choices: Sequence[Choice]
+) -> Figure | None:
     """Bars or lines over rounds, one for each name in the field; None where the table is empty."""
     name, title, caption, field, value, draw = parts
     names = distinct(shown[name], field)

@@ -1,4 +1,5 @@
-"""Runs that differ in nothing but the seed belong together: groups by overrides, and what differs between settings.
+"""Runs that differ in nothing but the seed belong together: groups by overrides, and what differs
+between settings.
 
 Given records of runs by page.py. Needs no torch.
 """

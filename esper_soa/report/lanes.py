@@ -1,8 +1,8 @@
 """What happened in the slots of every host, env-step by env-step, as tables of a few chosen rounds.
 
-All rounds of a long run would be too much to carry: the first, the best and the last are taken of a single run, the
-last of each of several, and env-steps in which a seed stood still are one row. Given runs by page.py; the tables
-themselves come through steps.py. Needs no torch.
+All rounds of a long run would be too much to carry: the first, the best and the last are taken of a
+single run, the last of each of several, and env-steps in which a seed stood still are one row.
+Given runs by page.py; the tables themselves come through steps.py. Needs no torch.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,9 +17,22 @@ MOST_ROWS = 20_000  # of the lanes of all rounds shown together
 ROWS_OF_HOSTS = 32  # lanes on a screen
 HEAD = 2  # lanes of a host's name and accuracy, above its slots
 MOST_RUNS = 16  # of which lanes are shown
-LIVE = ("germinated", "training", "blending", "holding", "fossilized")  # stages of a slot that holds a seed
+LIVE = (
+    "germinated",
+    "training",
+    "blending",
+    "holding",
+    "fossilized",
+)  # stages of a slot that holds a seed
 GONE = ("pruned", "embargoed", "resetting")
-TOLD = ("germinated", "blended", "fossilized", "pruned", "rollback", "ended_early")  # events that a lane marks
+TOLD = (
+    "germinated",
+    "blended",
+    "fossilized",
+    "pruned",
+    "rollback",
+    "ended_early",
+)  # events that a lane marks
 GOVERNED = ("diverging", "panic", "rollback")
 
 
@@ -41,7 +54,9 @@ def chosen_rounds(runs: Sequence[RunRecord]) -> list[Chosen]:
     found = []
     for run in runs[:MOST_RUNS]:
         for number_, name in _wanted(run, len(runs) > 1):
-            slots, steps, events = (read_round(run.path, table, number_) for table in ("slots", "steps", "events"))
+            slots, steps, events = (
+                read_round(run.path, table, number_) for table in ("slots", "steps", "events")
+            )
             if slots and steps:
                 hosts = 1 + max(map(_int, steps["env"]), default=0)
                 names = run.slots or sorted(set(map(str, slots["slot"])))
@@ -54,7 +69,9 @@ def _wanted(run: RunRecord, last_alone: bool) -> list[tuple[int, str]]:
     there = rounds_of(run.path, "slots")
     if not there:
         return []
-    accuracies = {int(number(line, "round") or 0): number(line, "accuracy", "mean") for line in run.rounds}
+    accuracies = {
+        int(number(line, "round") or 0): number(line, "accuracy", "mean") for line in run.rounds
+    }
     ended = [one for one in there if accuracies.get(one) is not None]
     names = {there[-1]: ["last" if there[-1] in ended or not run.rounds else "in progress"]}
     if ended and not last_alone:
@@ -69,28 +86,46 @@ def hosts_on_screen(slots: int) -> int:
 
 
 def lanes_table(rounds: Sequence[Chosen]) -> Table:
-    """A row per stretch of env-steps in which a slot kept seed, stage and alpha; `base` is where its lane stands.
+    """A row per stretch of env-steps in which a slot kept seed, stage and alpha; `base` is where
+    its lane stands.
 
     Stretches are as short as MOST_ROWS allows, as the contribution is told once for each.
     """
-    longest = next(limit for limit in (1, 2, 5, 10, 25, 100, 10**9)
-                   if limit > 100 or sum(1 for one in rounds for _ in _stretches(one, limit)) <= MOST_ROWS)  # fmt: skip
+    longest = next(
+        limit
+        for limit in (1, 2, 5, 10, 25, 100, 10**9)
+        if limit > 100 or sum(1 for one in rounds for _ in _stretches(one, limit)) <= MOST_ROWS
+    )
     return table_of(row for one in rounds for row in _stretches(one, longest))
 
 
 def _stretches(one: Chosen, longest: int) -> Iterator[Row]:
     """The rows of one round; stretches of at most `longest` env-steps."""
-    columns, places = one.slots, {name: place for place, name in enumerate(one.names)}
-    order = sorted(range(len(columns["step"])), key=lambda row: (_int(columns["env"][row]), str(columns["slot"][row]),
-                                                                _int(columns["step"][row])))  # fmt: skip
+    columns = one.slots
+    places = {name: place for place, name in enumerate(one.names)}
+    order = sorted(
+        range(len(columns["step"])),
+        key=lambda row: (
+            _int(columns["env"][row]),
+            str(columns["slot"][row]),
+            _int(columns["step"][row]),
+        ),
+    )
     held = [row for row in order if columns["stage"][row] in LIVE + GONE]
     since = count()
 
     def same(row: int) -> tuple[Cell, ...]:
         step = _int(columns["step"][row])
         # Rows that follow each other in time keep the difference of env-step and place in the list.
-        return (columns["env"][row], columns["slot"][row], columns["seed"][row], columns["stage"][row],
-                columns["alpha"][row], step - next(since), (step - 1) // longest)  # fmt: skip
+        return (
+            columns["env"][row],
+            columns["slot"][row],
+            columns["seed"][row],
+            columns["stage"][row],
+            columns["alpha"][row],
+            step - next(since),
+            (step - 1) // longest,
+        )
 
     for _, group in groupby(held, key=same):
         rows = list(group)
@@ -98,21 +133,32 @@ def _stretches(one: Chosen, longest: int) -> Iterator[Row]:
 
 
 def _stretch(one: Chosen, columns: Columns, rows: Sequence[int], place: int) -> Row:
-    first, last = rows[0], rows[-1]
+    first = rows[0]
+    last = rows[-1]
     env = _int(columns["env"][first])
     hosts, base = _place(one, env)
     return {
-        "run": one.run.label, "round": one.name, "hosts": hosts, "host": env, "slot": columns["slot"][first],
-        "from": _int(columns["step"][first]) - 1, "to": _int(columns["step"][last]), "base": base - place - 1,
-        "blueprint": columns["blueprint"][first] or "none", "stage": columns["stage"][first],
+        "run": one.run.label,
+        "round": one.name,
+        "hosts": hosts,
+        "host": env,
+        "slot": columns["slot"][first],
+        "from": _int(columns["step"][first]) - 1,
+        "to": _int(columns["step"][last]),
+        "base": base - place - 1,
+        "blueprint": columns["blueprint"][first] or "none",
+        "stage": columns["stage"][first],
         "seed": columns["seed"][first],
-        "alpha": columns["alpha"][last], "contribution": mean_of(columns["contribution"], rows),
+        "alpha": columns["alpha"][last],
+        "contribution": mean_of(columns["contribution"], rows),
         "shapley": mean_of(columns["shapley"], rows),
-    }  # fmt: skip
+    }
 
 
 def accuracies_table(rounds: Sequence[Chosen]) -> Table:
-    """A row per host and env-step: its accuracy, and where that lies in the lane above its slots."""
+    """A row per host and env-step: its accuracy, and where that lies in the lane above its
+    slots.
+    """
     rows = sum(len(one.steps["step"]) for one in rounds)
     every = 1 + rows // MOST_ROWS
     return table_of(row for one in rounds for row in _accuracies(one, every))
@@ -120,44 +166,78 @@ def accuracies_table(rounds: Sequence[Chosen]) -> Table:
 
 def _accuracies(one: Chosen, every: int) -> Iterator[Row]:
     values = [value for value in one.steps["accuracy"] if isinstance(value, int | float)]
-    low, high = min(values, default=0.0), max(values, default=1.0)
-    last = dict(zip(one.steps["env"], one.steps["step"], strict=True))  # rows are in the order of env-steps
-    for step, env, value in zip(*(one.steps[name] for name in ("step", "env", "accuracy")), strict=True):
+    low = min(values, default=0.0)
+    high = max(values, default=1.0)
+    # rows are in the order of env-steps
+    last = dict(zip(one.steps["env"], one.steps["step"], strict=True))
+    for step, env, value in zip(
+        *(one.steps[name] for name in ("step", "env", "accuracy")), strict=True
+    ):
         if isinstance(value, int | float) and (_int(step) % every == 0 or step == last[env]):
             hosts, base = _place(one, _int(env))
-            yield {"run": one.run.label, "round": one.name, "hosts": hosts, "host": env, "step": step,
-                   "accuracy": value, "y": base + 1.4 * (value - low) / ((high - low) or 1.0)}  # fmt: skip
+            yield {
+                "run": one.run.label,
+                "round": one.name,
+                "hosts": hosts,
+                "host": env,
+                "step": step,
+                "accuracy": value,
+                "y": base + 1.4 * (value - low) / ((high - low) or 1.0),
+            }
 
 
 def names_table(rounds: Sequence[Chosen]) -> Table:
-    """A row per host: its name with the accuracy that it ended with, and why its episode ended early, if it did."""
+    """A row per host: its name with the accuracy that it ended with, and why its episode ended
+    early, if it did.
+    """
     rows: list[Row] = []
     for one in rounds:
-        ended = dict(zip(one.steps["env"], one.steps["accuracy"], strict=True))  # rows are in the order of env-steps
-        early = {row["env"]: row["cause"] for row in rows_of(one.events) if row["kind"] == "ended_early"}
+        # rows are in the order of env-steps
+        ended = dict(zip(one.steps["env"], one.steps["accuracy"], strict=True))
+        early = {
+            row["env"]: row["cause"] for row in rows_of(one.events) if row["kind"] == "ended_early"
+        }
         for env, accuracy in ended.items():
             hosts, base = _place(one, _int(env))
             told = f"{accuracy:.1f} %" if isinstance(accuracy, int | float) else "not finite"
             told += f", ended early: {early[env]}" if env in early else ""
-            rows.append({"run": one.run.label, "round": one.name, "hosts": hosts, "y": base + 0.95,
-                         "words": f"host {env}: {told}"})  # fmt: skip
+            rows.append(
+                {
+                    "run": one.run.label,
+                    "round": one.name,
+                    "hosts": hosts,
+                    "y": base + 0.95,
+                    "words": f"host {env}: {told}",
+                }
+            )
     return table_of(rows)
 
 
 def marks_table(rounds: Sequence[Chosen]) -> Table:
     """A row per event of a seed or host that a lane marks."""
     return table_of(
-        {"run": one.run.label, "round": one.name, "hosts": _place(one, _int(row["env"]))[0], "host": row["env"],
-         "step": row["step"], "event": row["kind"], "slot": row["slot"], "blueprint": row["blueprint"],
-         "cause": row["cause"], "y": _place(one, _int(row["env"]))[1] - _lane(one, row["slot"])}
+        {
+            "run": one.run.label,
+            "round": one.name,
+            "hosts": _place(one, _int(row["env"]))[0],
+            "host": row["env"],
+            "step": row["step"],
+            "event": row["kind"],
+            "slot": row["slot"],
+            "blueprint": row["blueprint"],
+            "cause": row["cause"],
+            "y": _place(one, _int(row["env"]))[1] - _lane(one, row["slot"]),
+        }
         for one in rounds
         for row in rows_of(one.events)
         if row["kind"] in TOLD
-    )  # fmt: skip
+    )
 
 
 def _lane(one: Chosen, slot: Cell) -> float:
-    """How far below the name of its host a slot's middle is; an event of the whole host stands beside the name."""
+    """How far below the name of its host a slot's middle is; an event of the whole host stands
+    beside the name.
+    """
     return one.names.index(str(slot)) + 0.6 if slot in one.names else -0.4
 
 
@@ -167,26 +247,48 @@ def governor_table(runs: Sequence[RunRecord]) -> Table:
     for run in runs:
         for one in rounds_of(run.path, "events"):
             events = rows_of(read_round(run.path, "events", one))
-            rows += [{"run": run.label, "round": one, "step": row["step"], "host": row["env"], "event": row["kind"],
-                      "cause": row["cause"], "accuracy": row["accuracy"]}
-                     for row in events if row["kind"] in GOVERNED]  # fmt: skip
+            rows += [
+                {
+                    "run": run.label,
+                    "round": one,
+                    "step": row["step"],
+                    "host": row["env"],
+                    "event": row["kind"],
+                    "cause": row["cause"],
+                    "accuracy": row["accuracy"],
+                }
+                for row in events
+                if row["kind"] in GOVERNED
+            ]
     return table_of(rows)
 
 
 def credit_table(rounds: Sequence[Chosen]) -> Table:
-    """A row per env-step and slot: contribution, Shapley value and interaction, means over the hosts measured there.
+    """A row per env-step and slot: contribution, Shapley value and interaction, means over the
+    hosts measured there.
 
     A host whose episode has ended early is measured no more.
     """
     rows: list[Row] = []
     for one in rounds:
         by_place: dict[tuple[int, str], list[int]] = {}
-        for place, (step, slot) in enumerate(zip(one.slots["step"], one.slots["slot"], strict=True)):
+        for place, (step, slot) in enumerate(
+            zip(one.slots["step"], one.slots["slot"], strict=True)
+        ):
             if one.slots["contribution"][place] is not None:
                 by_place.setdefault((_int(step), str(slot)), []).append(place)
         for (step, slot), found in sorted(by_place.items()):
-            row: Row = {"run": one.run.label, "round": one.name, "step": step, "slot": slot, "hosts": len(found)}
-            worth: Row = {name: mean_of(one.slots[name], found) for name in ("contribution", "shapley", "interaction")}
+            row: Row = {
+                "run": one.run.label,
+                "round": one.name,
+                "step": step,
+                "slot": slot,
+                "hosts": len(found),
+            }
+            worth: Row = {
+                name: mean_of(one.slots[name], found)
+                for name in ("contribution", "shapley", "interaction")
+            }
             rows.append(row | worth)
     return table_of(rows)
 
@@ -207,7 +309,9 @@ def _place(one: Chosen, env: int) -> tuple[str, float]:
     slots = len(one.names)
     hosts = hosts_on_screen(slots)
     first = env // hosts * hosts
-    return f"{first} to {min(first + hosts, one.hosts) - 1}", -float(env % hosts * (slots + HEAD) + HEAD)
+    return f"{first} to {min(first + hosts, one.hosts) - 1}", -float(
+        env % hosts * (slots + HEAD) + HEAD
+    )
 
 
 def _int(cell: Cell) -> int:

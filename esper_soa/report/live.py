@@ -1,7 +1,9 @@
-"""Runs while they go on: `esper-watch RUN... [port=8765]` shows their report in a browser of this machine, always new.
+"""Runs while they go on: `esper-watch RUN... [port=8765]` shows their report in a browser of this
+machine, always new.
 
 A small server on the loopback that only reads run folders; runs do not know of it. Also
-`python -m esper_soa.report.live`. Needs no torch. Exit status: 0 stopped, as by Ctrl-C, 2 a mistake that we found.
+`python -m esper_soa.report.live`. Needs no torch. Exit status: 0 stopped, as by Ctrl-C, 2 a mistake
+that we found.
 """
 
 import argparse
@@ -28,13 +30,16 @@ PORT = 8765
 NICENESS = 10  # lower priority than the runs that are watched
 LEAST_SECONDS = 2.0  # between two readings of run folders
 SELF = f"{POLICY}; connect-src 'self'".replace("script-src", "script-src 'self'")
-LIVE = '<div class="state" id="live" role="status" data-stamp="{stamp}" data-changed="{changed:.0f}"></div>'
+LIVE = (
+    '<div class="state" id="live" role="status" data-stamp="{stamp}" '
+    'data-changed="{changed:.0f}"></div>'
+)
 HELP = f"""\
   RUN...        run folders, or folders that hold some, as a sweep does; new jobs of a sweep come in as they begin
   port={PORT}     of the address that the page is at, on this machine alone; 0 = any that is free
 
   esper-watch runs/cifar_3seed/2026-01-31_12-00-00
-"""
+"""  # noqa: E501
 
 
 class Watched:
@@ -44,7 +49,8 @@ class Watched:
         """Raises UserError where there is no run."""
         self.folders = list(folders)
         self.turn = threading.Lock()
-        self.read_at, self.stamp = -LEAST_SECONDS, ""
+        self.read_at = -LEAST_SECONDS
+        self.stamp = ""
         self.written = 0.0  # when anything was last written, seconds since 1970
         self.parts = Parts("", "", "", "")
         self.look()
@@ -56,7 +62,8 @@ class Watched:
                 runs = find_runs(self.folders)
                 stamp, self.written = state_of([run.path for run in runs])
                 if stamp != self.stamp:
-                    self.parts, self.stamp = parts_of(runs), stamp
+                    self.parts = parts_of(runs)
+                    self.stamp = stamp
                 self.read_at = time.monotonic()
             return self.parts, self.stamp
 
@@ -67,9 +74,15 @@ class Watched:
 
 
 def state_of(paths: Sequence[Path]) -> tuple[str, float]:
-    """A stamp of all that is read of the runs, and when it was last written (seconds since 1970)."""
-    files = [file for path in paths for pattern in ("*.json", "*.jsonl", "*.yaml", "telemetry/*/*.parquet")
-             for file in path.glob(pattern)]  # fmt: skip
+    """A stamp of all that is read of the runs, and when it was last written (seconds since
+    1970).
+    """
+    files = [
+        file
+        for path in paths
+        for pattern in ("*.json", "*.jsonl", "*.yaml", "telemetry/*/*.parquet")
+        for file in path.glob(pattern)
+    ]
     found = []
     for file in files:
         with suppress(FileNotFoundError):  # a resumed run has removed it just now
@@ -102,7 +115,9 @@ class Handler(BaseHTTPRequestHandler):
             self.send_response(status)
             self.send_header("Content-Type", f"{kind}; charset=utf-8")
             self.send_header("Content-Length", str(len(content)))
-            self.send_header("Cache-Control", "max-age=3600" if self.path == "/vega.js" else "no-store")
+            self.send_header(
+                "Cache-Control", "max-age=3600" if self.path == "/vega.js" else "no-store"
+            )
             self.end_headers()
             self.wfile.write(content)
         except ConnectionError:
@@ -119,10 +134,13 @@ class Server(ThreadingHTTPServer):
 
     def __init__(self, watched: Watched, program: str, port: int) -> None:
         super().__init__((HOST, port), Handler)
-        self.watched, self.program = watched, program
+        self.watched = watched
+        self.program = program
 
     def answer_to(self, path: str) -> tuple[int, str, str]:
-        """Status, type and text for what is asked; raises UserError and OSError where runs cannot be read."""
+        """Status, type and text for what is asked; raises UserError and OSError where runs cannot
+        be read.
+        """
         asked = urlsplit(path)
         if asked.path == "/":
             return 200, "text/html", self.page()
@@ -136,21 +154,28 @@ class Server(ThreadingHTTPServer):
         """The page as it is now."""
         parts, stamp = self.watched.look()
         live = LIVE.format(stamp=stamp, changed=self.watched.since)
-        program, keeping = '<script src="/vega.js"></script>', f"<script>{asset('live.js')}</script>\n"
+        program = '<script src="/vega.js"></script>'
+        keeping = f"<script>{asset('live.js')}</script>\n"
         return framed(parts, program, SELF, live, keeping)
 
     def news(self, since: str) -> str:
-        """JSON: seconds since something was written, and the page's content where it is not that of stamp `since`."""
+        """JSON: seconds since something was written, and the page's content where it is not that of
+        stamp `since`.
+        """
         parts, stamp = self.watched.look()
         told = f'"changed":{self.watched.since:.0f}'
         if stamp == since:
             return f"{{{told}}}"
-        return f'{{{told},"stamp":{json.dumps(stamp)},"main":{json.dumps(parts.main)},"data":{parts.data}}}'
+        return f'{{{told},"stamp":{json.dumps(stamp)},"main":{json.dumps(parts.main)},"data":{parts.data}}}'  # noqa: E501
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; ends the interpreter with its status where that is not 0."""
-    words = parser(f"esper-watch RUN... [port={PORT}]", "Show runs in a browser of this machine as they go on.", HELP)
+    words = parser(
+        f"esper-watch RUN... [port={PORT}]",
+        "Show runs in a browser of this machine as they go on.",
+        HELP,
+    )
     words.add_argument("runs", metavar="RUN", nargs="+", help=argparse.SUPPRESS)
     given = words.parse_args(arguments)
     with ending_with_status(), suppress(Interrupted):
@@ -166,16 +191,23 @@ def port_of(given: Sequence[str]) -> int:
 
 
 def watch(folders: Sequence[str], port: int) -> None:
-    """Serve until the process is stopped, which raises Interrupted; raises UserError for what cannot be served."""
+    """Serve until the process is stopped, which raises Interrupted; raises UserError for what
+    cannot be served.
+    """
     check(bool(folders), "RUN", "", "the folder of a run, or one that holds some")
     os.nice(NICENESS)
-    watched, program = Watched(folders), bundle()
+    watched = Watched(folders)
+    program = bundle()
     try:
         server = Server(watched, program, port)
     except OSError as error:
-        raise UserError(f"port={port}: {reason_of(error)}. port=0 takes one that is free") from error
+        raise UserError(
+            f"port={port}: {reason_of(error)}. port=0 takes one that is free"
+        ) from error
     with server:
-        print(f"http://{HOST}:{server.server_address[1]}/  (Ctrl-C ends this, and no run)", flush=True)
+        print(
+            f"http://{HOST}:{server.server_address[1]}/  (Ctrl-C ends this, and no run)", flush=True
+        )
         server.serve_forever()
 
 

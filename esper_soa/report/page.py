@@ -1,8 +1,9 @@
-"""The report as one HTML file: figures with the tables that they are drawn from, the program that draws them, and the
-words and tables that stand in the page itself.
+"""The report as one HTML file: figures with the tables that they are drawn from, the program that
+draws them, and the words and tables that stand in the page itself.
 
-Everything that comes out of a run folder is escaped: a run of somebody else's opens as safely as one's own. Called by
-write.py, live.py and end.py. Needs no torch, and vl-convert only for the program that draws.
+Everything that comes out of a run folder is escaped: a run of somebody else's opens as safely as
+one's own. Called by write.py, live.py and end.py. Needs no torch, and vl-convert only for the
+program that draws.
 """
 
 import json
@@ -29,7 +30,10 @@ NAME = "report.html"  # of a report in the folder of its run
 MOST_KINDS = 4  # of runs that the head names
 ASSETS = files("esper_soa.report") / "assets"
 # The page runs what it holds, and can neither fetch anything nor send it anywhere.
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline' 'unsafe-eval'; img-src data: blob:"
+POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline' "
+    "'unsafe-eval'; img-src data: blob:"
+)
 HEAD = """<!doctype html>
 <html lang="en">
 <head>
@@ -60,7 +64,8 @@ HEAD = """<!doctype html>
 def write_report(folders: Sequence[str], path: Path) -> None:
     """Write the report of the runs in `folders` to `path`.
 
-    Raises UserError where there is no run or the extra `report` is not installed, OSError where it cannot be written.
+    Raises UserError where there is no run or the extra `report` is not installed, OSError where it
+    cannot be written.
     """
     write_text(path, page_of(find_runs(folders), bundle()))
 
@@ -94,10 +99,12 @@ def parts_of(runs: Sequence[RunRecord]) -> Parts:
 
 
 def framed(parts: Parts, program: str, policy: str, live: str = "", more: str = "") -> str:
-    """A whole page; program: the script element of what draws; policy: what it may load; live: HTML beside the
-    name; more: HTML at the end.
+    """A whole page; program: the script element of what draws; policy: what it may load; live: HTML
+    beside the name; more: HTML at the end.
     """
-    head = HEAD.format(policy=policy, title=parts.title, style=asset("page.css"), links=parts.links, live=live)
+    head = HEAD.format(
+        policy=policy, title=parts.title, style=asset("page.css"), links=parts.links, live=live
+    )
     return (
         f'{head}<main id="main">{parts.main}</main>\n'
         f'<script type="application/json" id="report-data">{parts.data}</script>\n'
@@ -131,7 +138,12 @@ def _opening(runs: Sequence[RunRecord]) -> str:
 
 def about_run(run: RunRecord) -> str:
     """Name, task, policy, reward and data, as far as they are known."""
-    known = (("", "name"), ("", "task.name"), ("policy ", "policy.name"), ("reward ", "reward.mode"))
+    known = (
+        ("", "name"),
+        ("", "task.name"),
+        ("policy ", "policy.name"),
+        ("reward ", "reward.mode"),
+    )
     facts = [f"{before}{run.settings[name]}" for before, name in known if name in run.settings]
     data = str(run.summary.get("data", "")).split(" (")[0]
     return ", ".join([*facts, data] if data else facts)
@@ -142,10 +154,12 @@ def section_html(section: Section) -> str:
     narrow = [figure.id for figure in section.figures if not figure.wide]
     alone = narrow[-1:] if len(narrow) % 2 else []  # nothing would stand beside it
     figures = "".join(
-        figure_html(figure._replace(wide=figure.wide or figure.id in alone)) for figure in section.figures
+        figure_html(figure._replace(wide=figure.wide or figure.id in alone))
+        for figure in section.figures
     )
     return (
-        f'<section id="{section.id}" aria-labelledby="{section.id}-title">\n<h2 id="{section.id}-title">'
+        f'<section id="{section.id}" aria-labelledby="{section.id}-title">\n<h2 '
+        f'id="{section.id}-title">'
         f"{escape(section.title)}</h2>\n<p>{escape(section.words)}</p>\n"
         f'<div class="figures">{figures}</div>\n</section>\n'
     )
@@ -155,7 +169,7 @@ def figure_html(figure: Figure) -> str:
     """The place of a figure, its words and the table behind it."""
     height = figure.spec.get("height", 200)
     return (
-        f'<figure id="{figure.id}"{" class=wide" if figure.wide else ""}><figcaption><h3>{escape(figure.title)}</h3>'
+        f'<figure id="{figure.id}"{" class=wide" if figure.wide else ""}><figcaption><h3>{escape(figure.title)}</h3>'  # noqa: E501
         f'<p>{escape(figure.caption)}</p></figcaption><div class="choices"></div>'
         f'<div class="chart" style="min-height:{height}px"></div>'
         f"<details><summary>Table: {escape(figure.title)}</summary></details></figure>\n"
@@ -164,25 +178,48 @@ def figure_html(figure: Figure) -> str:
 
 def _footer() -> str:
     return (
-        f"<footer>Written by esper_soa {escape(metadata.version('esper-soa'))}. This file asks no network.</footer>\n"
+        f"<footer>Written by esper_soa {escape(metadata.version('esper-soa'))}. This file asks "
+        "no network.</footer>\n"
     )
 
 
 def _data(shown: Shown) -> str:
-    """Tables and figures as the page's program reads them; nothing in it can end the script element."""
-    figures: list[Json] = [_figure(figure) for section in shown.sections for figure in section.figures]
-    drawn = {name for section in shown.sections for figure in section.figures for name in (*figure.data, figure.table)}
-    wanted = drawn | {
-        choice.table for section in shown.sections for figure in section.figures for choice in figure.choices
+    """Tables and figures as the page's program reads them; nothing in it can end the script
+    element.
+    """
+    figures: list[Json] = [
+        _figure(figure) for section in shown.sections for figure in section.figures
+    ]
+    drawn = {
+        name
+        for section in shown.sections
+        for figure in section.figures
+        for name in (*figure.data, figure.table)
     }
-    tables: dict[str, Json] = {name: packed(table) for name, table in shown.tables.items() if name in wanted}
-    text = json.dumps({"figures": figures, "tables": tables, "config": CONFIG}, separators=(",", ":"), allow_nan=False)
+    wanted = drawn | {
+        choice.table
+        for section in shown.sections
+        for figure in section.figures
+        for choice in figure.choices
+    }
+    tables: dict[str, Json] = {
+        name: packed(table) for name, table in shown.tables.items() if name in wanted
+    }
+    text = json.dumps(
+        {"figures": figures, "tables": tables, "config": CONFIG},
+        separators=(",", ":"),
+        allow_nan=False,
+    )
     return text.replace("<", "\\u003c")
 
 
 def _figure(figure: Figure) -> dict[str, Json]:
     return {
-        "id": figure.id, "title": figure.title, "spec": figure.spec, "table": figure.table, "data": list(figure.data),
+        "id": figure.id,
+        "title": figure.title,
+        "spec": figure.spec,
+        "table": figure.table,
+        "data": list(figure.data),
         "columns": [list(column) for column in figure.columns],
         "choices": [choice._asdict() for choice in figure.choices],
-    }  # fmt: skip
+    }

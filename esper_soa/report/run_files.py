@@ -1,7 +1,7 @@
 """What a run folder holds, read as it is: finished, killed or still going on.
 
-A line that was cut off, or a file that is not there yet, is no error: a report is of what has been written. Called by
-page.py and live.py. Needs no torch.
+A line that was cut off, or a file that is not there yet, is no error: a report is of what has been
+written. Called by page.py and live.py. Needs no torch.
 """
 
 import json
@@ -17,7 +17,9 @@ from esper_soa.ops.rundir import RunFolder
 
 Record = dict[str, object]
 # As ops/profile.py says them: "phases   round 2/5: training 71.2 %, state 8.1 % of 20.3 s".
-PHASES = re.compile(r"phases   round (?P<round>\d+)/\d+: (?P<shares>.+?) of (?P<seconds>[\d.]+) s$", re.MULTILINE)
+PHASES = re.compile(
+    r"phases   round (?P<round>\d+)/\d+: (?P<shares>.+?) of (?P<seconds>[\d.]+) s$", re.MULTILINE
+)
 SHARE = re.compile(r"(\w[\w ]*?) ([\d.]+) %")
 
 
@@ -94,10 +96,16 @@ def read_run(path: Path, label: str = "") -> RunRecord:
     folder = RunFolder(path)
     overrides = _text(folder.overrides).splitlines()
     return RunRecord(
-        path, label or path.name, read_settings(folder.config), [line for line in overrides if line],
-        read_json(folder.versions), read_lines(folder.metrics), read_lines(folder.episodes), read_json(folder.summary),
+        path,
+        label or path.name,
+        read_settings(folder.config),
+        [line for line in overrides if line],
+        read_json(folder.versions),
+        read_lines(folder.metrics),
+        read_lines(folder.episodes),
+        read_json(folder.summary),
         read_phases(folder.log),
-    )  # fmt: skip
+    )
 
 
 def read_lines(path: Path) -> list[Record]:
@@ -113,7 +121,9 @@ def read_json(path: Path) -> Record:
 
 
 def read_phases(path: Path) -> list[Phases]:
-    """The lines of the log that tell phases; of a round that was played again after a resumption, the last."""
+    """The lines of the log that tell phases; of a round that was played again after a resumption,
+    the last.
+    """
     found: dict[int, Phases] = {}
     for line in PHASES.finditer(_text(path)):
         seconds = float(line["seconds"])

@@ -1,7 +1,7 @@
 """Tables of a report: columns by name, all of one length, of runs and of their rounds and episodes.
 
-A figure draws from such a table, and the reader may open the same beside it. Given records of runs by page.py. Needs
-no torch.
+A figure draws from such a table, and the reader may open the same beside it. Given records of runs
+by page.py. Needs no torch.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -31,7 +31,9 @@ def _rounded(value: Cell) -> Cell:
 
 
 def packed(table: Table) -> dict[str, Json]:
-    """The table as the page holds it: a column of texts as its distinct `names` and a code per row."""
+    """The table as the page holds it: a column of texts as its distinct `names` and a code per
+    row.
+    """
     return {name: _packed(column) for name, column in table.items()}
 
 
@@ -52,7 +54,8 @@ def _round_row(group: Group, run: RunRecord, line: Record) -> Row:
     row: Row = {"group": group.label, "run": run.label, "round": _round(line)}
     for name in ("accuracy", "reward"):
         row |= {
-            f"{name}{end}": number(line, name, part) for end, part in (("", "mean"), ("_min", "min"), ("_max", "max"))
+            f"{name}{end}": number(line, name, part)
+            for end, part in (("", "mean"), ("_min", "min"), ("_max", "max"))
         }
     for name in ("val_loss", "parameters", "eps"):
         row[name] = number(line, name)
@@ -64,13 +67,16 @@ def _round_row(group: Group, run: RunRecord, line: Record) -> Row:
 
 
 def means_table(groups: Sequence[Group], names: Sequence[str]) -> Table:
-    """A row per group and round: the mean over its runs of each of the columns `names` of `rounds_table`."""
+    """A row per group and round: the mean over its runs of each of the columns `names` of
+    `rounds_table`.
+    """
     rounds = rounds_table(groups)
     held: dict[tuple[Cell, Cell], list[int]] = {}
     for index, key in enumerate(zip(rounds.get("group", []), rounds.get("round", []), strict=True)):
         held.setdefault(key, []).append(index)
     return table_of(
-        {"group": group, "round": number, "runs": len(rows)} | {name: _mean(rounds[name], rows) for name in names}
+        {"group": group, "round": number, "runs": len(rows)}
+        | {name: _mean(rounds[name], rows) for name in names}
         for (group, number), rows in held.items()
     )
 
@@ -81,7 +87,9 @@ def _mean(column: Sequence[Cell], rows: Sequence[int]) -> Cell:
 
 
 def parts_table(groups: Sequence[Group], column: str, *path: str) -> Table:
-    """A row per run, round and number in the record that a round has under `path`, named in `column`."""
+    """A row per run, round and number in the record that a round has under `path`, named in
+    `column`.
+    """
     return table_of(
         {"run": run.label, "round": _round(line), column: name, "value": number(found, name)}
         for _, run, line in _lines(groups)
@@ -92,28 +100,40 @@ def parts_table(groups: Sequence[Group], column: str, *path: str) -> Table:
 
 def without_zeros(table: Table, column: str) -> Table:
     """The table without the names in `column` whose values are 0 in every row."""
-    names, values = table.get(column, []), table.get("value", [])
+    names = table.get(column, [])
+    values = table.get("value", [])
     used = {name for name, value in zip(names, values, strict=True) if value}
     kept = [row for row, name in enumerate(names) if name in used]
     return {title: [cells[row] for row in kept] for title, cells in table.items()}
 
 
 def ops_table(groups: Sequence[Group]) -> Table:
-    """A row per run, round and op: how often it was played, and the share of all decisions in percent."""
+    """A row per run, round and op: how often it was played, and the share of all decisions in
+    percent.
+    """
     table = parts_table(groups, "op", "ops")
     totals: dict[tuple[Cell, Cell], float] = {}
     keys = list(zip(table.get("run", []), table.get("round", []), strict=True))
     for key, value in zip(keys, table.get("value", []), strict=True):
         totals[key] = totals.get(key, 0.0) + float(value or 0)
-    shares = [100 * float(value or 0) / (totals[key] or 1.0)
-              for key, value in zip(keys, table.get("value", []), strict=True)]  # fmt: skip
+    shares = [
+        100 * float(value or 0) / (totals[key] or 1.0)
+        for key, value in zip(keys, table.get("value", []), strict=True)
+    ]
     return table | {"share": [_rounded(share) for share in shares]}
 
 
 def prefixed_table(groups: Sequence[Group], column: str, prefix: str) -> Table:
-    """A row per run, round and number of the update whose name begins with `prefix`; the rest of it is in `column`."""
+    """A row per run, round and number of the update whose name begins with `prefix`; the rest of it
+    is in `column`.
+    """
     return table_of(
-        {"run": run.label, "round": _round(line), column: name.removeprefix(prefix), "value": number(found, name)}
+        {
+            "run": run.label,
+            "round": _round(line),
+            column: name.removeprefix(prefix),
+            "value": number(found, name),
+        }
         for _, run, line in _lines(groups)
         for found in [part(line, "update")]
         for name in found
@@ -132,7 +152,9 @@ def times_table(groups: Sequence[Group]) -> Table:
 
 
 def phases_table(groups: Sequence[Group]) -> Table:
-    """A row per run, round and phase: seconds, as a run with profile=phases has told them in its log."""
+    """A row per run, round and phase: seconds, as a run with profile=phases has told them in its
+    log.
+    """
     return table_of(
         {"run": run.label, "round": line.round, "phase": phase, "value": seconds}
         for group in groups
@@ -153,13 +175,17 @@ def blueprints_table(groups: Sequence[Group]) -> Table:
 
 
 def _blueprints(run: RunRecord) -> list[dict[str, Record]]:
-    return [{name: part(found, name) for name in found} for found in (part(line, "blueprints") for line in run.rounds)]
+    return [
+        {name: part(found, name) for name in found}
+        for found in (part(line, "blueprints") for line in run.rounds)
+    ]
 
 
 def _fates(run: str, blueprint: str, records: Sequence[Record]) -> Row:
     """Counts summed over rounds; a mean weighs each round by the seeds that it is a mean of."""
     counts = {
-        name: sum(int(number(one, name) or 0) for one in records) for name in ("germinated", "fossilized", "pruned")
+        name: sum(int(number(one, name) or 0) for one in records)
+        for name in ("germinated", "fossilized", "pruned")
     }
     ended = counts["fossilized"] + counts["pruned"]
     return {
@@ -181,9 +207,11 @@ def _weighted(records: Sequence[Record], name: str, weight: str) -> float | None
 
 
 def shapley_table(groups: Sequence[Group]) -> Table:
-    """A row per run, round and slot: the Shapley value at the end of an episode, mean and ends over hosts.
+    """A row per run, round and slot: the Shapley value at the end of an episode, mean and ends over
+    hosts.
 
-    No rows where none was measured, as where all seeds have become permanent before: values are 0 then.
+    No rows where none was measured, as where all seeds have become permanent before: values are 0
+    then.
     """
     rows: list[Row] = []
     for group in groups:
@@ -191,17 +219,29 @@ def shapley_table(groups: Sequence[Group]) -> Table:
             by_round: dict[int, list[list[float | None]]] = {}
             for episode in run.episodes:
                 by_round.setdefault(_round(episode), []).append(numbers(episode, "shapley"))
-            rows += [row for number_, found in by_round.items() for row in _shapley_rows(run, number_, found)]
+            rows += [
+                row
+                for number_, found in by_round.items()
+                for row in _shapley_rows(run, number_, found)
+            ]
     return table_of(rows if any(row["low"] or row["high"] for row in rows) else [])
 
 
-def _shapley_rows(run: RunRecord, number_: int, found: Sequence[Sequence[float | None]]) -> Iterator[Row]:
+def _shapley_rows(
+    run: RunRecord, number_: int, found: Sequence[Sequence[float | None]]
+) -> Iterator[Row]:
     for slot, name in enumerate(run.slots):
         values = [one[slot] for one in found if slot < len(one)]
         known = [value for value in values if value is not None]
         if known:
-            yield {"run": run.label, "round": number_, "slot": name, "value": sum(known) / len(known),
-                   "low": min(known), "high": max(known)}  # fmt: skip
+            yield {
+                "run": run.label,
+                "round": number_,
+                "slot": name,
+                "value": sum(known) / len(known),
+                "low": min(known),
+                "high": max(known),
+            }
 
 
 def rollbacks_table(groups: Sequence[Group]) -> Table:
@@ -212,7 +252,9 @@ def rollbacks_table(groups: Sequence[Group]) -> Table:
 
 
 def hosts_table(groups: Sequence[Group]) -> Table:
-    """A row per host of the last rounds of a run at its end, grown and of the control: accuracy, parameters, FLOP."""
+    """A row per host of the last rounds of a run at its end, grown and of the control: accuracy,
+    parameters, FLOP.
+    """
     rows: list[Row] = []
     for group in groups:
         for run in group.runs:
@@ -227,8 +269,15 @@ def _host_rows(group: Group, run: RunRecord, kind: str) -> Iterator[Row]:
     for episode in episodes if isinstance(episodes, list) else []:
         columns = [numbers(episode, name) for name in ("accuracies", "parameters", "train_flop")]
         for env, (accuracy, parameters, flop) in enumerate(zip(*columns, strict=True)):
-            yield {"group": group.label, "run": run.label, "hosts": kind, "host": env, "accuracy": accuracy,
-                   "parameters": parameters, "train_gflop": None if flop is None else flop / GIGA}  # fmt: skip
+            yield {
+                "group": group.label,
+                "run": run.label,
+                "hosts": kind,
+                "host": env,
+                "accuracy": accuracy,
+                "parameters": parameters,
+                "train_gflop": None if flop is None else flop / GIGA,
+            }
 
 
 def _lines(groups: Sequence[Group]) -> Iterator[tuple[Group, RunRecord, Record]]:

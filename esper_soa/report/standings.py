@@ -1,7 +1,9 @@
-"""What several runs say together: intervals over runs, and every pair of groups with its exact test.
+"""What several runs say together: intervals over runs, and every pair of groups with its exact
+test.
 
-A run counts with one number, the mean accuracy of its hosts at the end; hosts of a run are not independent of each
-other. Runs that have not come to their end are left out, and counted. Given groups by page.py. Needs no torch.
+A run counts with one number, the mean accuracy of its hosts at the end; hosts of a run are not
+independent of each other. Runs that have not come to their end are left out, and counted. Given
+groups by page.py. Needs no torch.
 """
 
 from collections.abc import Sequence
@@ -31,7 +33,8 @@ class Standing(NamedTuple):
     left_out: int  # that have not
     accuracy: Interval  # percent, mean over runs
     iqm: Interval  # percent, interquartile mean over runs
-    gain: Interval | None  # percent points over the control, mean over runs; None where one has no control
+    # Percent points over the control, mean over runs; None where one has no control.
+    gain: Interval | None
     parameters: float | None  # mean over runs and hosts
     train_flop: float | None
 
@@ -41,14 +44,17 @@ class Pair(NamedTuple):
 
     label: str
     other: str
-    difference: Interval | None  # percent points, of runs of the same seed; None where the seeds are not the same
+    # Percent points, of runs of the same seed; None where the seeds are not the same.
+    difference: Interval | None
     better: Interval  # probability that a run of the first ends above one of the other
     p: float  # of Mann and Whitney's exact test
     adjusted: float  # p for all comparisons together (Holm 1979)
 
 
 def accuracy_of(run: RunRecord) -> float | None:
-    """Mean accuracy of the grown hosts at the end, percent; None where the run has not ended or it is not finite."""
+    """Mean accuracy of the grown hosts at the end, percent; None where the run has not ended or it
+    is not finite.
+    """
     return number(run.summary, "grown", "accuracy")
 
 
@@ -65,22 +71,30 @@ def standings(groups: Sequence[Group]) -> list[Standing]:
 
 def _standing(group: Group) -> Standing:
     ended = [run for run in group.runs if accuracy_of(run) is not None]
-    accuracies, gains = list(_accuracies(group).values()), [gain_of(run) for run in ended]
+    accuracies = list(_accuracies(group).values())
+    gains = [gain_of(run) for run in ended]
     known = [gain for gain in gains if gain is not None]
     return Standing(
-        group.label, len(ended), len(group.runs) - len(ended), mean_interval(accuracies, CONFIDENCE),
-        iqm_interval(accuracies, CONFIDENCE), mean_interval(known, CONFIDENCE) if len(known) == len(ended) else None,
+        group.label,
+        len(ended),
+        len(group.runs) - len(ended),
+        mean_interval(accuracies, CONFIDENCE),
+        iqm_interval(accuracies, CONFIDENCE),
+        mean_interval(known, CONFIDENCE) if len(known) == len(ended) else None,
         _mean([number(run.summary, "grown", "size") for run in ended]),
         _mean([number(run.summary, "grown", "flop") for run in ended]),
-    )  # fmt: skip
+    )
 
 
 def pairs(groups: Sequence[Group]) -> list[Pair]:
-    """All pairs of groups with runs at their end, the surest first; p of each is also given for all together."""
+    """All pairs of groups with runs at their end, the surest first; p of each is also given for all
+    together.
+    """
     having = [group for group in groups if _accuracies(group)]
     found = [_pair(one, other) for one, other in combinations(having, 2)]
     found.sort(key=lambda pair: pair.p)
-    adjusted, highest = [], 0.0
+    adjusted = []
+    highest = 0.0
     for place, pair in enumerate(found):
         highest = max(highest, min(1.0, pair.p * (len(found) - place)))
         adjusted.append(pair._replace(adjusted=highest))
@@ -88,15 +102,20 @@ def pairs(groups: Sequence[Group]) -> list[Pair]:
 
 
 def _pair(one: Group, other: Group) -> Pair:
-    mine, theirs = _accuracies(one), _accuracies(other)
-    values, others = list(mine.values()), list(theirs.values())
-    by_seed, by_seed_other = _by_seed(one), _by_seed(other)
-    paired = by_seed.keys() == by_seed_other.keys() and len(by_seed) == len(values) and len(by_seed) > 1
+    mine = _accuracies(one)
+    theirs = _accuracies(other)
+    values = list(mine.values())
+    others = list(theirs.values())
+    by_seed = _by_seed(one)
+    by_seed_other = _by_seed(other)
+    paired = (
+        by_seed.keys() == by_seed_other.keys() and len(by_seed) == len(values) and len(by_seed) > 1
+    )
     difference = None
     if paired:
         difference = difference_interval(
             list(by_seed.values()), [by_seed_other[seed] for seed in by_seed], CONFIDENCE
-        )  # fmt: skip
+        )
     better = improvement_interval(values, others, CONFIDENCE)
     return Pair(one.label, other.label, difference, better, mann_whitney(values, others), 1.0)
 

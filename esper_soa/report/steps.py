@@ -1,7 +1,8 @@
-"""The tables that a run wrote per env-step (docs/telemetry.md), one round at a time, as columns of plain values.
+"""The tables that a run wrote per env-step (docs/telemetry.md), one round at a time, as columns of
+plain values.
 
-The one place of the report that knows how they lie on disk. A run that wrote none is a run without them; so is a file
-that cannot be read, which is said. Called by lanes.py. Needs no torch.
+The one place of the report that knows how they lie on disk. A run that wrote none is a run without
+them; so is a file that cannot be read, which is said. Called by lanes.py. Needs no torch.
 """
 
 from pathlib import Path
@@ -21,7 +22,8 @@ def rounds_of(run: Path, table: str) -> list[int]:
 
 
 def read_round(run: Path, table: str, number: int) -> Columns:
-    """The columns of a table in one round; none where there is no such file, or none that can be read.
+    """The columns of a table in one round; none where there is no such file, or none that can be
+    read.
 
     What is not finite is None, as JSON has no such numbers.
     """
@@ -40,4 +42,7 @@ def plain(column: np.ndarray) -> list[Cell]:
     """The values of a column [R]."""
     if column.dtype.kind == "f":
         return [float(value) if np.isfinite(value) else None for value in column]
-    return [value if isinstance(value, str) else None if value is None else int(value) for value in column.tolist()]
+    return [
+        value if isinstance(value, str) else None if value is None else int(value)
+        for value in column.tolist()
+    ]

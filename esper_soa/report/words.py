@@ -34,7 +34,9 @@ def verdict_of(groups: Sequence[Group]) -> str:
     found = standings(groups)
     if not found:
         return f"None of {len(runs)} runs has come to its end: what follows is how far they are."
-    return _of_seeds(found[0]) if len(groups) == 1 else _of_groups(found, pairs(groups), len(groups))
+    return (
+        _of_seeds(found[0]) if len(groups) == 1 else _of_groups(found, pairs(groups), len(groups))
+    )
 
 
 def _of_one(run: RunRecord) -> str:
@@ -59,27 +61,42 @@ def _of_seeds(one: Standing) -> str:
     if one.gain is None:
         return f"{ended}; not all of them have a control to be set beside."
     if one.gain.low > 0:
-        return f"Growth paid: {shown(one.gain, 'points')} over the control, mean of {one.runs} runs; {ended}."
+        return (
+            f"Growth paid: {shown(one.gain, 'points')} over the control, mean of {one.runs} "
+            f"runs; {ended}."
+        )
     if one.gain.high < 0:
         return (
-            f"Growth cost accuracy: {shown(one.gain, 'points')} against the control, mean of {one.runs} runs; {ended}."
+            f"Growth cost accuracy: {shown(one.gain, 'points')} against the control, mean of "
+            f"{one.runs} runs; {ended}."
         )
-    return f"No difference from the control that {one.runs} runs could show: {shown(one.gain, 'points')}; {ended}."
+    return (
+        f"No difference from the control that {one.runs} runs could show: "
+        f"{shown(one.gain, 'points')}; {ended}."
+    )
 
 
 def _of_groups(found: Sequence[Standing], compared: Sequence[Pair], given: int) -> str:
     best, *others = found
     if not others:
-        return f"Only “{best.label}” of {given} groups has runs at their end: {bounded(best.accuracy)} %."
+        return (
+            f"Only “{best.label}” of {given} groups has runs at their end: "
+            f"{bounded(best.accuracy)} %."
+        )
     second = others[0]
     if best.accuracy.mean == second.accuracy.mean:
-        return f"“{best.label}” and “{second.label}” end highest, and alike: {bounded(best.accuracy)} %."
+        return (
+            f"“{best.label}” and “{second.label}” end highest, and alike: "
+            f"{bounded(best.accuracy)} %."
+        )
     pair = next(pair for pair in compared if {pair.label, pair.other} == {best.label, second.label})
     sure = "clearly" if pair.adjusted < LEVEL else "not surely"
     tests = "1 comparison" if len(compared) == 1 else f"{len(compared)} comparisons"
     return (
-        f"“{best.label}” ends highest, {bounded(best.accuracy)} %, {sure} ahead of “{second.label}” at "
-        f"{bounded(second.accuracy)} % (p = {p_value(pair.adjusted)}, exact, corrected for {tests})."
+        f"“{best.label}” ends highest, {bounded(best.accuracy)} %, {sure} ahead of "
+        f"“{second.label}” at "
+        f"{bounded(second.accuracy)} % (p = {p_value(pair.adjusted)}, exact, corrected for "
+        f"{tests})."
     )
 
 
@@ -118,21 +135,36 @@ def _tiles_of_one(run: RunRecord) -> list[Tile]:
     accuracy = _first(number(run.summary, "grown", "accuracy"), number(last, "accuracy", "mean"))
     size = _first(number(run.summary, "grown", "size"), number(last, "parameters"))
     flop = _first(number(run.summary, "grown", "flop"), number(last, "train_flop"))
-    seeds = {key: sum(int(number(line, "seeds", key) or 0) for line in run.rounds)
-             for key in ("germinated", "fossilized", "pruned")}  # fmt: skip
+    seeds = {
+        key: sum(int(number(line, "seeds", key) or 0) for line in run.rounds)
+        for key in ("germinated", "fossilized", "pruned")
+    }
     eps = _first(number(run.summary, "speed", "eps"), number(last, "eps"))
     wall = number(run.summary, "wall_seconds")
     work = f"{run.settings.get('envs', '?')} hosts x {run.settings.get('steps', '?')} env-steps"
     fates = f"{seeds['fossilized']:,} fossilised, {seeds['pruned']:,} pruned"
-    plain, its_flop = number(control, "accuracy"), number(control, "flop")
+    plain = number(control, "accuracy")
+    its_flop = number(control, "flop")
     beside = "" if its_flop is None else f"{flop_in_words(its_flop)} {name}"
     return [
-        Tile("accuracy, mean over hosts", _told(accuracy, "{:.2f} %"), _beside(plain, "{:.2f} %", name)),
-        Tile("parameters of a host", _told(size, "{:,.0f}"), _beside(number(control, "size"), "{:,.0f}", name)),
+        Tile(
+            "accuracy, mean over hosts",
+            _told(accuracy, "{:.2f} %"),
+            _beside(plain, "{:.2f} %", name),
+        ),
+        Tile(
+            "parameters of a host",
+            _told(size, "{:,.0f}"),
+            _beside(number(control, "size"), "{:,.0f}", name),
+        ),
         Tile("training of a host", flop_in_words(flop), beside),
         Tile("rounds", f"{len(run.rounds)}", f"of {run.planned}; {work}"),
         Tile("seeds germinated", f"{seeds['germinated']:,}", fates),
-        Tile("speed", _told(eps, "{:,.1f}"), "env-steps/s" + (f"; {duration(wall)} in all" if wall else "")),
+        Tile(
+            "speed",
+            _told(eps, "{:,.1f}"),
+            "env-steps/s" + (f"; {duration(wall)} in all" if wall else ""),
+        ),
     ]
 
 

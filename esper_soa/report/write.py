@@ -1,4 +1,5 @@
-"""The command line of reports: `esper-report RUN... [-o report.html]`, also `python -m esper_soa.report.write`.
+"""The command line of reports: `esper-report RUN... [-o report.html]`, also `python -m
+esper_soa.report.write`.
 
 Exit status: 0 done, 1 a file that could not be written, 2 a mistake that we found.
 """
@@ -17,12 +18,14 @@ HELP = f"""\
 
   esper-report runs/cifar_3seed/2026-01-31_12-00-00
   esper-report runs/cifar_3seed/sweep_2026-01-31_12-00-00 -o sweep.html
-"""
+"""  # noqa: E501
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; ends the interpreter with its status where that is not 0."""
-    words = parser(f"esper-report RUN... [-o {NAME}]", "Write one HTML file that shows what runs did.", HELP)
+    words = parser(
+        f"esper-report RUN... [-o {NAME}]", "Write one HTML file that shows what runs did.", HELP
+    )
     words.add_argument("runs", metavar="RUN", nargs="+", help=argparse.SUPPRESS)
     words.add_argument("-o", dest="out", default="", help=argparse.SUPPRESS)
     given = words.parse_args(arguments)

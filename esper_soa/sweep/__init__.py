@@ -1,1 +1,3 @@
-"""Sweeps: what becomes of each job, jobs in processes of their own, the table at the end, and a search by Optuna."""
+"""Sweeps: what becomes of each job, jobs in processes of their own, the table at the end, and a
+search by Optuna.
+"""

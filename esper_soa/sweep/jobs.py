@@ -1,9 +1,12 @@
-"""A job of a sweep: in a process of its own, which the launcher's watches over, with a record of what it came to.
+"""A job of a sweep: in a process of its own, which the launcher's watches over, with a record of
+what it came to.
 
-Launchers call `play_job`. Hydra's own, joblib's and Ray's give several jobs to one process, so that one that is killed
-would take others along: there a job is `python -m esper_soa.sweep.jobs`, and what is left in the launcher's process
-waits for it, hands signals on and notes how it ended. Of submitit every job has a process to itself, where it plays, as
-that is where submitit's handlers requeue it. Whichever it is, a job that fails returns None. Needs no torch.
+Launchers call `play_job`. Hydra's own, joblib's and Ray's give several jobs to one process, so that
+one that is killed
+would take others along: there a job is `python -m esper_soa.sweep.jobs`, and what is left in the
+launcher's process waits for it, hands signals on and notes how it ended. Of submitit every job has
+a process to itself, where it plays, as that is where submitit's handlers requeue it. Whichever it
+is, a job that fails returns None. Needs no torch.
 """
 
 import os
@@ -25,25 +28,49 @@ from omegaconf import DictConfig, OmegaConf
 from esper_soa.errors import OutOfRoomError, PrunedError, RankLostError, UserError
 from esper_soa.ops.console import standing_streams
 from esper_soa.ops.files import IncompleteError
-from esper_soa.ops.interrupt import SAVING, STOPPING, Interrupted, importing, reacting, stopped_at_once
+from esper_soa.ops.interrupt import (
+    SAVING,
+    STOPPING,
+    Interrupted,
+    importing,
+    reacting,
+    stopped_at_once,
+)
 from esper_soa.ops.session import unheard
 from esper_soa.sweep.plugins import plays_in_own_process
-from esper_soa.sweep.records import BEGUN, DONE, FAILED, KILLED, PRUNED, STOPPED, JobRecord, keep, read_record, this_job
+from esper_soa.sweep.records import (
+    BEGUN,
+    DONE,
+    FAILED,
+    KILLED,
+    PRUNED,
+    STOPPED,
+    JobRecord,
+    keep,
+    read_record,
+    this_job,
+)
 
 Play: TypeAlias = Callable[[DictConfig], float | None]
 
 
 class Work(NamedTuple):
-    """What the jobs of a command do; both are functions of modules, so that they can be sent to other processes."""
+    """What the jobs of a command do; both are functions of modules, so that they can be sent to
+    other processes.
+    """
 
-    # The record of a job that has nothing left to do, given what an earlier call noted; None for one to be played.
+    # The record of a job that has nothing left to do, given what an earlier call noted; None for
+    # one to be played.
     settled: Callable[[DictConfig, JobRecord | None], JobRecord | None]
     play: Play
 
 
 def play_job(work: Work, composed: DictConfig) -> float | None:
-    """Do the job that Hydra has begun here; returns what sweepers maximise, None where it did not come to its end."""
-    sweep, job = Path(HydraConfig.get().sweep.dir), this_job()
+    """Do the job that Hydra has begun here; returns what sweepers maximise, None where it did not
+    come to its end.
+    """
+    sweep = Path(HydraConfig.get().sweep.dir)
+    job = this_job()
     try:
         settled = work.settled(composed, read_record(sweep, job.number))
     except UserError as error:
@@ -60,7 +87,8 @@ def play_job(work: Work, composed: DictConfig) -> float | None:
 
 def play_here(play: Play, composed: DictConfig) -> float | None:
     """Play the job in this process and keep its record; raises what is no message of ours."""
-    sweep, job = Path(HydraConfig.get().sweep.dir), this_job()
+    sweep = Path(HydraConfig.get().sweep.dir)
+    job = this_job()
     ended: JobRecord | None = None
     try:
         with unheard():
@@ -77,17 +105,22 @@ def play_here(play: Play, composed: DictConfig) -> float | None:
 
 
 def watch(play: Play, composed: DictConfig, sweep: Path, job: JobRecord) -> float | None:
-    """Play the job in a process of its own; raises Interrupted where this one was asked to stop meanwhile.
+    """Play the job in a process of its own; raises Interrupted where this one was asked to stop
+    meanwhile.
 
-    That process has a session of its own: Ctrl-C reaches it once, from here. The end of its standard input tells it
-    that nobody waits for it any more.
+    That process has a session of its own: Ctrl-C reaches it once, from here. The end of its
+    standard input tells it that nobody waits for it any more.
     """
     requests: list[int] = []
     with ExitStack() as opened:
-        process = opened.enter_context(subprocess.Popen(
-            [sys.executable, "-m", "esper_soa.sweep.jobs"], stdin=subprocess.PIPE, cwd=HydraConfig.get().runtime.cwd,
-            start_new_session=True,
-        ))  # fmt: skip
+        process = opened.enter_context(
+            subprocess.Popen(
+                [sys.executable, "-m", "esper_soa.sweep.jobs"],
+                stdin=subprocess.PIPE,
+                cwd=HydraConfig.get().runtime.cwd,
+                start_new_session=True,
+            )
+        )
 
         def hand_on(number: int) -> None:
             requests.append(number)
@@ -98,7 +131,9 @@ def watch(play: Play, composed: DictConfig, sweep: Path, job: JobRecord) -> floa
         if pipe is None:
             raise ValueError("the job's process has no standard input")
         with suppress(BrokenPipeError):  # of a process that has ended at once; its status says how
-            pickle.dump((play, composed, OmegaConf.to_container(HydraConfig.get(), resolve=False)), pipe)
+            pickle.dump(
+                (play, composed, OmegaConf.to_container(HydraConfig.get(), resolve=False)), pipe
+            )
             pipe.flush()
         status = process.wait()
     record = read_record(sweep, job.number) or job
@@ -114,7 +149,9 @@ def watch(play: Play, composed: DictConfig, sweep: Path, job: JobRecord) -> floa
 
 
 def _cut_off(job: JobRecord, error: BaseException | None) -> JobRecord:
-    """The record of a job that was stopped, or that ended by an error that is no message of ours."""
+    """The record of a job that was stopped, or that ended by an error that is no message of
+    ours.
+    """
     if isinstance(error, SystemExit):
         stopped = _one_line(error) if isinstance(error, Interrupted) else "stopped by the launcher"
         return job.ended(STOPPED, message=stopped)
@@ -126,8 +163,12 @@ def _one_line(error: BaseException | None) -> str:
 
 
 def _stop_with_parent() -> None:
-    """Ask this process to stop when its standard input ends, as it does with the process that holds the other end."""
-    while os.read(sys.stdin.fileno(), 1):  # not by sys.stdin, whose lock a thread must not hold as Python ends
+    """Ask this process to stop when its standard input ends, as it does with the process that holds
+    the other end.
+    """
+    while os.read(
+        sys.stdin.fileno(), 1
+    ):  # not by sys.stdin, whose lock a thread must not hold as Python ends
         pass
     os.kill(os.getpid(), signal.SIGTERM)
 

@@ -1,5 +1,5 @@
-"""Hydra's launchers and sweepers that the configuration files offer: what has to be installed for them, and what else
-they need. Needs no torch.
+"""Hydra's launchers and sweepers that the configuration files offer: what has to be installed for
+them, and what else they need. Needs no torch.
 """
 
 import re
@@ -17,8 +17,10 @@ OURS = "hydra_plugins.esper_soa_sweeps"  # plugins of our own, which Hydra looks
 
 
 SUBMITIT = "hydra_plugins.hydra_submitit_launcher.submitit_launcher."
-OUR_LAUNCHERS = {f"{SUBMITIT}LocalLauncher": f"{OURS}.submitit.LocalJobs",
-                 f"{SUBMITIT}SlurmLauncher": f"{OURS}.submitit.SlurmJobs"}  # fmt: skip
+OUR_LAUNCHERS = {
+    f"{SUBMITIT}LocalLauncher": f"{OURS}.submitit.LocalJobs",
+    f"{SUBMITIT}SlurmLauncher": f"{OURS}.submitit.SlurmJobs",
+}
 CHOSEN_BY = re.compile(r"(hydra/launcher|hydra/sweeper|\+sweep)=\[?([\w,]+)")
 
 
@@ -34,17 +36,26 @@ SUBMITTED = Plugin(("hydra_plugins.hydra_submitit_launcher", "submitit"), "sweep
 RAY = Plugin(("hydra_plugins.hydra_ray_launcher", "ray"), "ray")
 OPTUNA = Plugin(("optuna",), "sweep")
 PLUGINS = {
-    "joblib": JOBLIB, "submitit_local": SUBMITTED, "submitit_slurm": SUBMITTED, "slurm": SUBMITTED, "ray": RAY,
-    "optuna": OPTUNA, "optuna_search": OPTUNA,
-}  # fmt: skip
+    "joblib": JOBLIB,
+    "submitit_local": SUBMITTED,
+    "submitit_slurm": SUBMITTED,
+    "slurm": SUBMITTED,
+    "ray": RAY,
+    "optuna": OPTUNA,
+    "optuna_search": OPTUNA,
+}
 
 
 def check_plugins(arguments: Sequence[str]) -> None:
-    """Raise UserError where the command line chooses a launcher or a sweeper that is not installed."""
+    """Raise UserError where the command line chooses a launcher or a sweeper that is not
+    installed.
+    """
     for found in filter(None, map(CHOSEN_BY.match, arguments)):
         for name in found[2].split(","):
             plugin = PLUGINS.get(name)
-            missing = [module for module in plugin.modules if not _is_there(module)] if plugin else []
+            missing = (
+                [module for module in plugin.modules if not _is_there(module)] if plugin else []
+            )
             if plugin and missing:
                 raise UserError(
                     f"{found[1]}={name}: {', '.join(missing)} is not installed. "
@@ -71,11 +82,14 @@ def check_slurm(hydra: DictConfig, named: bool, resume: str) -> None:
     """
     if not is_slurm(hydra):
         return
-    setting, why = "hydra/launcher=submitit_slurm", "A job that is preempted is started again and must find its folder."
+    setting = "hydra/launcher=submitit_slurm"
+    why = "A job that is preempted is started again and must find its folder."
     check(resume == "auto", "resume", resume or "''", f"auto with {setting}", why)
     check(named, "run_dir", "''", f"a folder that all machines see with {setting}", why)
     if shutil.which("sbatch") is None:
-        raise UserError(f"{setting}: there is no sbatch here. Start the sweep on a machine of the cluster")
+        raise UserError(
+            f"{setting}: there is no sbatch here. Start the sweep on a machine of the cluster"
+        )
 
 
 def is_slurm(hydra: DictConfig) -> bool:
@@ -89,5 +103,7 @@ def is_search(hydra: HydraConf) -> bool:
 
 
 def plays_in_own_process(hydra: HydraConf) -> bool:
-    """Whether the launcher gives every job a process to itself; asked in the job, for which Hydra composes anew."""
+    """Whether the launcher gives every job a process to itself; asked in the job, for which Hydra
+    composes anew.
+    """
     return hydra.launcher["_target_"] in (*OUR_LAUNCHERS, *OUR_LAUNCHERS.values())

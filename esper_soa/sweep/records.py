@@ -1,7 +1,8 @@
-"""What became of the jobs of a sweep: a small file per job in the folder of the sweep, whatever process it runs in.
+"""What became of the jobs of a sweep: a small file per job in the folder of the sweep, whatever
+process it runs in.
 
-Written by the process that runs a job and by the one that watches over it; read at the end of the sweep, by the search,
-and by a sweep that goes on. Needs no torch.
+Written by the process that runs a job and by the one that watches over it; read at the end of the
+sweep, by the search, and by a sweep that goes on. Needs no torch.
 """
 
 import json
@@ -13,7 +14,12 @@ from hydra.core.hydra_config import HydraConfig
 from esper_soa.ops.files import write_text
 
 FOLDER = ".jobs"  # in the folder of the sweep
-BEGUN, DONE, PRUNED, FAILED, STOPPED, KILLED = "begun", "done", "pruned", "failed", "stopped", "killed"
+BEGUN = "begun"
+DONE = "done"
+PRUNED = "pruned"
+FAILED = "failed"
+STOPPED = "stopped"
+KILLED = "killed"
 ENDED = (DONE, PRUNED)  # a sweep that goes on leaves such jobs alone
 WAITING = "not begun"  # of a job without a record
 

@@ -1,4 +1,6 @@
-"""How a run or a sweep that cannot be ends the program before it begins, inside of what Hydra calls. Needs no torch."""
+"""How a run or a sweep that cannot be ends the program before it begins, inside of what Hydra
+calls. Needs no torch.
+"""
 
 import sys
 from collections.abc import Iterator
@@ -11,7 +13,9 @@ from esper_soa.errors import UserError
 
 @contextmanager
 def refused() -> Iterator[None]:
-    """End the program with the message of a UserError, and status 2: Hydra drops or decorates what is raised."""
+    """End the program with the message of a UserError, and status 2: Hydra drops or decorates what
+    is raised.
+    """
     try:
         yield
     except UserError as error:

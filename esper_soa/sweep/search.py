@@ -1,8 +1,9 @@
-"""A search by Optuna: its trials are the jobs of a sweep, played by any launcher; the study is in the sweep's folder.
+"""A search by Optuna: its trials are the jobs of a sweep, played by any launcher; the study is in
+the sweep's folder.
 
-Trial i is job i. A job tells the study its accuracy after every round, and ends early where the pruner finds it
-hopeless. A trial whose job did not come to its end stays open, so that a sweep that goes on (resume=auto) plays it from
-its checkpoint on. Needs the extra `sweep`, and no torch.
+Trial i is job i. A job tells the study its accuracy after every round, and ends early where the
+pruner finds it hopeless. A trial whose job did not come to its end stays open, so that a sweep that
+goes on (resume=auto) plays it from its checkpoint on. Needs the extra `sweep`, and no torch.
 """
 
 import itertools
@@ -17,7 +18,12 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from hydra.plugins.launcher import Launcher
 from omegaconf import DictConfig, OmegaConf
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
 from optuna.pruners import BasePruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.storages import JournalStorage
@@ -29,7 +35,8 @@ from esper_soa.errors import UserError, check, check_choice
 from esper_soa.ops.session import Judge
 from esper_soa.sweep.records import DONE, PRUNED, read_record
 
-STUDY = "study.log"  # Optuna's journal, in the folder of the sweep; it stands files of a network, which SQLite does not
+# Optuna's journal, in the folder of the sweep; it stands files of a network, which SQLite does not
+STUDY = "study.log"
 NAME = "search"
 SAMPLERS = ("tpe", "random")
 PRUNERS = ("median", "halving", "none")
@@ -44,18 +51,29 @@ class Space(NamedTuple):
 
     def record(self) -> dict[str, object]:
         """As it stands in the study."""
-        lasting = [one for one in self.fixed if one.split("=")[0] not in PLACE and not one.startswith("hydra.")]
-        return {"searched": {name: str(one) for name, one in self.searched.items()}, "fixed": sorted(lasting)}
+        lasting = [
+            one
+            for one in self.fixed
+            if one.split("=")[0] not in PLACE and not one.startswith("hydra.")
+        ]
+        return {
+            "searched": {name: str(one) for name, one in self.searched.items()},
+            "fixed": sorted(lasting),
+        }
 
 
 def search(config: DictConfig, arguments: Sequence[str], launcher: Launcher) -> float | None:
-    """Play what is left of a study, which is made where there is none; returns the best accuracy (percent).
+    """Play what is left of a study, which is made where there is none; returns the best accuracy
+    (percent).
 
     arguments: the overrides of the command line. Raises UserError for what cannot be searched.
     """
-    hydra, sweep = config.hydra, Path(config.hydra.sweep.dir)
+    hydra = config.hydra
+    sweep = Path(config.hydra.sweep.dir)
     if OmegaConf.get_type(config) is not TrainConfig:
-        raise UserError("hydra/sweeper=optuna_search: searches over trainings. Use it with esper-train")
+        raise UserError(
+            "hydra/sweeper=optuna_search: searches over trainings. Use it with esper-train"
+        )
     given = [f"{key}={value}" for key, value in (hydra.sweeper.params or {}).items()]
     space = space_of([*given, *arguments])
     study = open_study(hydra, sweep, space, config.resume == "auto")
@@ -71,14 +89,22 @@ def search(config: DictConfig, arguments: Sequence[str], launcher: Launcher) -> 
     if not ended:
         return None
     best = max(ended, key=lambda one: one.value or 0.0)
-    print(f"search   {len(study.trials)} trials, best is job {best.number}: {best.value:.2f} % accuracy with",
-          " ".join(overrides_of(best.params)))  # fmt: skip
+    print(
+        (
+            f"search   {len(study.trials)} trials, best is job {best.number}: {best.value:.2f} % "
+            "accuracy with"
+        ),
+        " ".join(overrides_of(best.params)),
+    )
     return best.value
 
 
 def space_of(arguments: Sequence[str]) -> Space:
-    """What overrides in Hydra's words ask for; raises UserError where there is nothing to search for."""
-    searched, fixed = dict[str, BaseDistribution](), dict[str, str]()
+    """What overrides in Hydra's words ask for; raises UserError where there is nothing to search
+    for.
+    """
+    searched = dict[str, BaseDistribution]()
+    fixed = dict[str, str]()
     for override in OverridesParser.create().parse_overrides(list(arguments)):
         key = override.get_key_element()
         searched.pop(key, None)
@@ -89,19 +115,23 @@ def space_of(arguments: Sequence[str]) -> Space:
             fixed[key] = f"{key}={override.get_value_element_as_str()}"
     if not searched:
         raise UserError(
-            "hydra/sweeper=optuna_search: there is no setting to search for. Give one or more, such as "
-            "policy.ppo.lr=tag(log,interval(1e-5,1e-2)), task.base_channels=range(4,17,4) or reward=shaped,escrow"
+            "hydra/sweeper=optuna_search: there is no setting to search for. Give one or more, "
+            "such as "
+            "policy.ppo.lr=tag(log,interval(1e-5,1e-2)), task.base_channels=range(4,17,4) or "
+            "reward=shaped,escrow"
         )
     return Space(searched, list(fixed.values()))
 
 
 def distribution_of(override: Override) -> BaseDistribution:
-    """The values of a setting: interval(a,b), by its logarithm with tag(log,...); range(a,b,step) of whole numbers; or
-    a choice.
+    """The values of a setting: interval(a,b), by its logarithm with tag(log,...); range(a,b,step)
+    of whole numbers; or a choice.
     """
     value = override.value()
     if isinstance(value, IntervalSweep):
-        low, high, log = value.start, value.end, "log" in value.tags
+        low = value.start
+        high = value.end
+        log = "log" in value.tags
         whole = isinstance(low, int) and isinstance(high, int)
         kind: Callable[..., BaseDistribution] = IntDistribution if whole else FloatDistribution
         try:
@@ -110,25 +140,43 @@ def distribution_of(override: Override) -> BaseDistribution:
             raise UserError(f"{override.input_line}: is no interval to search ({error})") from error
     if isinstance(value, RangeSweep):
         numbers = list(value.range())
-        if len(numbers) > 1 and all(isinstance(one, int) for one in numbers) and numbers[1] > numbers[0]:
+        if (
+            len(numbers) > 1
+            and all(isinstance(one, int) for one in numbers)
+            and numbers[1] > numbers[0]
+        ):
             return IntDistribution(numbers[0], numbers[-1], step=numbers[1] - numbers[0])
     return CategoricalDistribution(list(override.sweep_string_iterator()))
 
 
 def open_study(hydra: HydraConf, sweep: Path, space: Space, resume: bool) -> optuna.Study:
-    """The study in the folder of the sweep; raises UserError where it is of another search, or is not to go on."""
+    """The study in the folder of the sweep; raises UserError where it is of another search, or is
+    not to go on.
+    """
     settings = hydra.sweeper
     check_choice("hydra.sweeper.sampler", settings.sampler, SAMPLERS)
     check_choice("hydra.sweeper.pruner", settings.pruner, PRUNERS)
-    for name, least in (("n_trials", 1), ("n_jobs", 1), ("startup_trials", 1), ("warmup_rounds", 0), ("seed", 0)):
+    for name, least in (
+        ("n_trials", 1),
+        ("n_jobs", 1),
+        ("startup_trials", 1),
+        ("warmup_rounds", 0),
+        ("seed", 0),
+    ):
         whole = isinstance(settings[name], int) and settings[name] >= least
         check(whole, f"hydra.sweeper.{name}", settings[name], f"a whole number of at least {least}")
     if (sweep / STUDY).exists() and not resume:
-        raise UserError(f"run_dir={sweep}: already holds a search. Choose another folder, or go on with resume=auto")
+        raise UserError(
+            f"run_dir={sweep}: already holds a search. Choose another folder, or go on with "
+            "resume=auto"
+        )
     study = load_study(hydra, sweep)
-    before, now = study.user_attrs.get("space"), space.record()
+    before = study.user_attrs.get("space")
+    now = space.record()
     if before is not None and before != now:
-        raise UserError(f"run_dir={sweep}: holds a search of something else: {before}, and not {now}")
+        raise UserError(
+            f"run_dir={sweep}: holds a search of something else: {before}, and not {now}"
+        )
     study.set_user_attr("space", now)
     return study
 
@@ -138,20 +186,29 @@ def load_study(hydra: HydraConf, sweep: Path) -> optuna.Study:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     storage = JournalStorage(JournalFileBackend(str(sweep / STUDY)))
     study = optuna.create_study(
-        storage=storage, study_name=NAME, direction="maximize", load_if_exists=True, pruner=make_pruner(hydra.sweeper)
+        storage=storage,
+        study_name=NAME,
+        direction="maximize",
+        load_if_exists=True,
+        pruner=make_pruner(hydra.sweeper),
     )
     study.sampler = make_sampler(hydra.sweeper, len(study.trials))
     return study
 
 
 def make_sampler(settings: DictConfig, done: int) -> BaseSampler:
-    """What chooses the trials after the `done` first; its seed is another one for every call that goes on."""
+    """What chooses the trials after the `done` first; its seed is another one for every call that
+    goes on.
+    """
     seed = settings.seed + done
     if settings.sampler == "random":
         return RandomSampler(seed)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # said of constant_liar
-        return TPESampler(n_startup_trials=settings.startup_trials, seed=seed, constant_liar=settings.n_jobs > 1)
+        # said of constant_liar
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        return TPESampler(
+            n_startup_trials=settings.startup_trials, seed=seed, constant_liar=settings.n_jobs > 1
+        )
 
 
 def make_pruner(settings: DictConfig) -> BasePruner:
@@ -164,7 +221,9 @@ def make_pruner(settings: DictConfig) -> BasePruner:
 
 
 def batches(numbers: Sequence[int], largest: int) -> list[list[int]]:
-    """Runs of consecutive `numbers`, at most `largest` in each: launchers count jobs up from one number."""
+    """Runs of consecutive `numbers`, at most `largest` in each: launchers count jobs up from one
+    number.
+    """
     runs: list[list[int]] = []
     for number in numbers:
         if runs and runs[-1][-1] + 1 == number and len(runs[-1]) < largest:
@@ -174,7 +233,9 @@ def batches(numbers: Sequence[int], largest: int) -> list[list[int]]:
     return runs
 
 
-def play_trials(study: optuna.Study, space: Space, launcher: Launcher, numbers: Sequence[int], sweep: Path) -> None:
+def play_trials(
+    study: optuna.Study, space: Space, launcher: Launcher, numbers: Sequence[int], sweep: Path
+) -> None:
     """Play trials with consecutive numbers, and tell the study of those that came to their end."""
     trials = {one.number: one for one in study.trials}
     jobs = [[*space.fixed, *overrides_of(trials[number].params)] for number in numbers]

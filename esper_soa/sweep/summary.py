@@ -1,6 +1,8 @@
-"""What is said at the end of a sweep: a table of all its jobs, in sweep.json too, and the ones that are not done.
+"""What is said at the end of a sweep: a table of all its jobs, in sweep.json too, and the ones that
+are not done.
 
-Made of the records and folders of the jobs, so that it is the same under every launcher. Needs no torch.
+Made of the records and folders of the jobs, so that it is the same under every launcher. Needs no
+torch.
 """
 
 import json
@@ -37,7 +39,8 @@ class Row(NamedTuple):
 
 
 def end_sweep(hydra: HydraConf, console: Console) -> bool:
-    """Print the table of the sweep's jobs and write sweep.json; says whether all jobs came to their end.
+    """Print the table of the sweep's jobs and write sweep.json; says whether all jobs came to their
+    end.
 
     Names those that did not on standard error.
     """
@@ -45,8 +48,11 @@ def end_sweep(hydra: HydraConf, console: Console) -> bool:
     jobs = list_jobs(hydra, sweep)
     left = [job for job in jobs if job.status not in ENDED]
     common = set.intersection(*(set(job.overrides) for job in jobs)) if jobs else set()
-    hidden = common | {"resume=auto"}  # which may be of another call than that which played some job
-    rows = [Row(job, [one for one in job.overrides if one not in hidden], _summary(job)) for job in jobs]
+    # which may be of another call than that which played some job
+    hidden = common | {"resume=auto"}
+    rows = [
+        Row(job, [one for one in job.overrides if one not in hidden], _summary(job)) for job in jobs
+    ]
     if rows:
         console.print(table(rows))
         missing = _write(sweep, rows, sorted(common))
@@ -59,16 +65,23 @@ def end_sweep(hydra: HydraConf, console: Console) -> bool:
 
 
 def list_jobs(hydra: HydraConf, sweep: Path) -> list[JobRecord]:
-    """The jobs that the sweep consists of; those that have not begun as well where they are known beforehand.
+    """The jobs that the sweep consists of; those that have not begun as well where they are known
+    beforehand.
 
-    Hydra's own sweeper plays every combination, and a record of another number is of an earlier, larger sweep.
+    Hydra's own sweeper plays every combination, and a record of another number is of an earlier,
+    larger sweep.
     """
     found = read_records(sweep)
     if hydra.sweeper["_target_"] != BASIC:
         return list(found.values())
-    given = [f"{key}={value}" for key, value in (hydra.sweeper["params"] or {}).items()] + list(hydra.overrides.task)
+    given = [f"{key}={value}" for key, value in (hydra.sweeper["params"] or {}).items()] + list(
+        hydra.overrides.task
+    )
     (jobs,) = BasicSweeper.split_arguments(OverridesParser.create().parse_overrides(given), None)
-    return [found.get(number, JobRecord(number, overrides, "", WAITING)) for number, overrides in enumerate(jobs)]
+    return [
+        found.get(number, JobRecord(number, overrides, "", WAITING))
+        for number, overrides in enumerate(jobs)
+    ]
 
 
 def table(rows: Sequence[Row]) -> Table:
@@ -82,7 +95,9 @@ def table(rows: Sequence[Row]) -> Table:
         accuracy = "" if row.job.value is None else f"{row.job.value:.2f}"
         took = duration(row.summary.get("wall_seconds", math.nan))
         numbers = [f"{grown['net']:.2f}", f"{grown['size']:,.0f}", took] if grown else []
-        shown.add_row(str(row.job.number), escape(" ".join(row.changed)), row.job.status, accuracy, *numbers)
+        shown.add_row(
+            str(row.job.number), escape(" ".join(row.changed)), row.job.status, accuracy, *numbers
+        )
     return shown
 
 
@@ -102,12 +117,21 @@ def _write(sweep: Path, rows: Sequence[Row], common: Sequence[str]) -> str:
     """Write sweep.json; returns why that could not be, empty where it could."""
     jobs: list[Json] = []
     for row in rows:
-        grown, job = row.summary.get("grown", {}), row.job
-        jobs.append({
-            "job": job.number, "overrides": list(row.changed), "status": job.status, "accuracy": job.value,
-            "net": grown.get("net"), "parameters": grown.get("size"), "seconds": row.summary.get("wall_seconds"),
-            "message": job.message, "folder": job.folder,
-        })  # fmt: skip
+        grown = row.summary.get("grown", {})
+        job = row.job
+        jobs.append(
+            {
+                "job": job.number,
+                "overrides": list(row.changed),
+                "status": job.status,
+                "accuracy": job.value,
+                "net": grown.get("net"),
+                "parameters": grown.get("size"),
+                "seconds": row.summary.get("wall_seconds"),
+                "message": job.message,
+                "folder": job.folder,
+            }
+        )
     try:
         write_text(sweep / RESULT, json_line({"common": list(common), "jobs": jobs}) + "\n")
     except OSError as error:

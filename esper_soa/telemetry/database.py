@@ -1,7 +1,8 @@
-"""Runs as a DuckDB database: their tables as they lie on the disk, their lines of JSON, and the views of views.py.
+"""Runs as a DuckDB database: their tables as they lie on the disk, their lines of JSON, and the
+views of views.py.
 
-Opened by esper-query, and by whoever asks from Python: `open_database([folder]).sql("select ...")`. Nothing is copied:
-a run that is still going on, or was killed, is read as far as it has come.
+Opened by esper-query, and by whoever asks from Python: `open_database([folder]).sql("select ...")`.
+Nothing is copied: a run that is still going on, or was killed, is read as far as it has come.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,8 +23,8 @@ LINES = (("rounds", "metrics.jsonl", ROUNDS), ("episodes", "episodes.jsonl", EPI
 
 
 def open_database(folders: Sequence[str | Path]) -> duckdb.DuckDBPyConnection:
-    """A database of the runs in `folders`, those of sweeps among them; `run` is the end of a run's path, as long as it
-    must be to tell them apart.
+    """A database of the runs in `folders`, those of sweeps among them; `run` is the end of a run's
+    path, as long as it must be to tell them apart.
 
     Raises UserError for a folder that holds no run.
     """
@@ -61,7 +62,9 @@ def _table_sql(table: Table, runs: Mapping[str, Path]) -> str:
     for run, folder in runs.items():
         files = ", ".join(_text(path) for path in table_files(folder, table.name).values())
         if files:
-            parts.append(f"select {_text(run)} as run, * from read_parquet([{files}], union_by_name = true)")
+            parts.append(
+                f"select {_text(run)} as run, * from read_parquet([{files}], union_by_name = true)"
+            )
     return _together(parts, {column.name: TYPES[column.type][1] for column in table.columns})
 
 
@@ -70,7 +73,11 @@ def _lines_sql(file: str, columns: Mapping[str, str], runs: Mapping[str, Path]) 
     types = ", ".join(f"{_text(name)}: {_text(kind)}" for name, kind in columns.items())
     options = f"format = 'newline_delimited', ignore_errors = true, columns = {{{types}}}"
     parts = [
-        f"select {_text(run)} as run, * from read_json({_text(folder / file)}, {options}) where round is not null"
+        (
+            f"select {_text(run)} as run, * from read_json({_text(folder / file)}, {options}) "
+            "where "
+            "round is not null"
+        )
         for run, folder in runs.items()
         if (folder / file).is_file() and (folder / file).stat().st_size
     ]
@@ -82,6 +89,8 @@ def _add_settings(database: duckdb.DuckDBPyConnection, runs: Mapping[str, Path])
     columns = ", ".join(f"{name} {kind}" for name, kind in SETTINGS.items())
     database.execute(f"create table settings (run varchar, {columns})")
     for run, folder in runs.items():
-        rows = [[run, name, str(value)] for name, value in read_settings(folder / "config.yaml").items()]
+        rows = [
+            [run, name, str(value)] for name, value in read_settings(folder / "config.yaml").items()
+        ]
         if rows:
             database.executemany("insert into settings values (?, ?, ?)", rows)

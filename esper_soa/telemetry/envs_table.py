@@ -1,6 +1,8 @@
-"""A table of the envs of a run for a terminal, env-step by env-step: accuracy, reward, op, and what is in the slots.
+"""A table of the envs of a run for a terminal, env-step by env-step: accuracy, reward, op, and what
+is in the slots.
 
-Given the numbers of an env-step by the recorder, as they arrive on the host; shown by ops/progress.py below the bar.
+Given the numbers of an env-step by the recorder, as they arrive on the host; shown by
+ops/progress.py below the bar.
 """
 
 from typing import NamedTuple
@@ -40,7 +42,9 @@ class EnvsTable:
         """Rows of the first MOST_ENVS envs; none before the first env-step."""
         table = Table(box=box.SIMPLE, title_justify="left", caption_justify="left")
         for heading in ("env", "accuracy %", "reward", "op", *self._legend.slots):
-            table.add_column(heading, justify="right" if heading in ("env", "accuracy %", "reward") else "left")
+            table.add_column(
+                heading, justify="right" if heading in ("env", "accuracy %", "reward") else "left"
+            )
         if self._latest is None:
             return table
         number, step, numbers = self._latest
@@ -49,21 +53,30 @@ class EnvsTable:
         table.title = f"round {number}, env-step {step}"
         for env in range(min(played.size[1], MOST_ENVS)):
             slots = [self._slot(played, env, slot) for slot in range(played.num_slots)]
-            table.add_row(str(env), f"{float(played.env('accuracy')[0, env]):.2f}", *self._turn(played, env), *slots)
+            table.add_row(
+                str(env),
+                f"{float(played.env('accuracy')[0, env]):.2f}",
+                *self._turn(played, env),
+                *slots,
+            )
         left = played.size[1] - MOST_ENVS
         table.caption = f"and {left} more" if left > 0 else None
         return table
 
     @staticmethod
     def _turn(played: Played, env: int) -> tuple[str, str]:
-        """Reward and op of an env; of one whose episode has ended early no reward, and why it has."""
+        """Reward and op of an env; of one whose episode has ended early no reward, and why it
+        has.
+        """
         if played.env("over")[0, env] > 0:
             return "", f"over: {ENDINGS[int(played.code('ending')[0, env]) - 1]}"
         op = OP_NAMES[int(played.code("effective_op")[0, env])]
         return f"{float(played.env('reward')[0, env]):+.3f}", "" if op == "wait" else op
 
     def _slot(self, played: Played, env: int, slot: int) -> str:
-        """A seed as blueprint, stage, alpha and contribution in percent points; nothing for an empty slot."""
+        """A seed as blueprint, stage, alpha and contribution in percent points; nothing for an
+        empty slot.
+        """
 
         def read(name: str) -> float:
             return float(played.several(f"slot.{name}")[0, env, slot])
@@ -72,4 +85,7 @@ class EnvsTable:
         if stage not in LIVE_STAGES:
             return ""
         known = f" {read('contribution'):+.1f}" if read("measured") else ""
-        return f"{self._legend.blueprints[int(read('blueprint'))]} {STAGE_NAMES[stage]} {read('alpha'):.2f}{known}"
+        return (
+            f"{self._legend.blueprints[int(read('blueprint'))]} {STAGE_NAMES[stage]} "
+            f"{read('alpha'):.2f}{known}"
+        )

@@ -1,7 +1,8 @@
-"""The table of events: what happened to every seed and env between the states before and after an env-step's actions.
+"""The table of events: what happened to every seed and env between the states before and after an
+env-step's actions.
 
-Given the env-steps of a round by rows.py's caller. A kind of event is a bool [T, N, S] or [T, N] that says where it
-happened; none asks for a loop over envs. Needs no torch.
+Given the env-steps of a round by rows.py's caller. A kind of event is a bool [T, N, S] or [T, N]
+that says where it happened; none asks for a loop over envs. Needs no torch.
 """
 
 from typing import NamedTuple
@@ -42,15 +43,25 @@ def cause(action: np.ndarray) -> np.ndarray:
 
 def seed_events(played: Played) -> list[Event]:
     """What happened to seeds, in the order in which it happens within an env-step."""
-    before, after = played.slot_code("stage"), played.slot_code("stage_after")
+    before = played.slot_code("stage")
+    after = played.slot_code("stage_after")
     panic = (played.env("panic") > 0)[:, :, None]
     target = played.code("slot")[:, :, None] == np.arange(played.num_slots)
-    op, success = played.code("effective_op")[:, :, None], (played.env("success") > 0)[:, :, None]
-    asked = {code: target & (op == code) & ~panic for code in (Op.SET_ALPHA_TARGET, Op.PRUNE, Op.FOSSILIZE, Op.ADVANCE)}
-    live, stays = np.isin(before, LIVE_STAGES), np.isin(after, LIVE_STAGES)
-    removed, automatic = live & ~stays, np.full(before.shape, CAUSES.index("automatic"))
-    fate = np.where(panic, CAUSES.index("rollback"),
-                    np.where(asked[Op.PRUNE] & success, CAUSES.index("action"), CAUSES.index("faded")))  # fmt: skip
+    op = played.code("effective_op")[:, :, None]
+    success = (played.env("success") > 0)[:, :, None]
+    asked = {
+        code: target & (op == code) & ~panic
+        for code in (Op.SET_ALPHA_TARGET, Op.PRUNE, Op.FOSSILIZE, Op.ADVANCE)
+    }
+    live = np.isin(before, LIVE_STAGES)
+    stays = np.isin(after, LIVE_STAGES)
+    removed = live & ~stays
+    automatic = np.full(before.shape, CAUSES.index("automatic"))
+    fate = np.where(
+        panic,
+        CAUSES.index("rollback"),
+        np.where(asked[Op.PRUNE] & success, CAUSES.index("action"), CAUSES.index("faded")),
+    )
     action = np.full(before.shape, CAUSES.index("action"))
     born = (before == Stage.EMPTY) & (after != Stage.EMPTY)
     cooling = (after == Stage.EMBARGOED) & (before != Stage.EMBARGOED)
@@ -66,7 +77,9 @@ def seed_events(played: Played) -> list[Event]:
     ]
 
 
-def _refusals(before: np.ndarray, advance: np.ndarray, fossilize: np.ndarray, action: np.ndarray) -> list[Event]:
+def _refusals(
+    before: np.ndarray, advance: np.ndarray, fossilize: np.ndarray, action: np.ndarray
+) -> list[Event]:
     """Gates that did not let a seed pass."""
     found = [Event("refused", advance & (before == PATH[gate]), action, gate) for gate in range(3)]
     return [*found, Event("refused", fossilize, action, 3)]
@@ -77,16 +90,22 @@ def _passages(before: np.ndarray, after: np.ndarray, advanced: np.ndarray) -> li
     found = []
     start = np.where(before == Stage.EMPTY, Stage.GERMINATED, before)
     for gate, (source, goal) in enumerate(zip(PATH, PATH[1:], strict=False)):
-        at_or_before, beyond = np.isin(start, PATH[: gate + 1]), np.isin(after, PATH[gate + 1 :])
+        at_or_before = np.isin(start, PATH[: gate + 1])
+        beyond = np.isin(after, PATH[gate + 1 :])
         by_action = advanced & (before == source)
-        why = np.full(before.shape, CAUSES.index("action")) if goal == Stage.FOSSILIZED else cause(by_action)
+        why = (
+            np.full(before.shape, CAUSES.index("action"))
+            if goal == Stage.FOSSILIZED
+            else cause(by_action)
+        )
         found.append(Event(PASSED[gate], at_or_before & beyond, why, gate))
     return found
 
 
 def env_events(played: Played) -> list[Event]:
     """What the governor saw and did."""
-    reason, panic = played.code("reason"), played.env("panic") > 0
+    reason = played.code("reason")
+    panic = played.env("panic") > 0
     why = np.array([0, *(CAUSES.index(name) for name in REASONS)])[reason]
     return [
         Event("diverging", (reason > 0) & ~panic, why),
@@ -103,20 +122,28 @@ def ends(played: Played) -> Event:
 
 
 def events_rows(played: Played, round_number: int) -> Rows:
-    """The table `events`, sorted by env-step, env and order of happening; the governor comes first, an end last.
+    """The table `events`, sorted by env-step, env and order of happening; the governor comes first,
+    an end last.
 
     Nothing happens to an env whose episode is over.
     """
     found = [
-        one._replace(where=one.where & (played.goes_on if one.where.ndim == 2 else played.goes_on[:, :, None]))
+        one._replace(
+            where=one.where
+            & (played.goes_on if one.where.ndim == 2 else played.goes_on[:, :, None])
+        )
         for one in (*env_events(played), *seed_events(played), ends(played))
     ]
-    places = [np.nonzero(one.where if one.where.ndim == 3 else one.where[:, :, None]) for one in found]
+    places = [
+        np.nonzero(one.where if one.where.ndim == 3 else one.where[:, :, None]) for one in found
+    ]
     counts = [len(place[0]) for place in places]
     kind = np.repeat([KIND_NAMES.index(one.kind) for one in found], counts)
     of_seed = np.repeat([one.where.ndim == 3 for one in found], counts)
     gate = np.repeat([one.gate for one in found], counts)
-    why = np.concatenate([one.cause[one.where] for one in found if isinstance(one.cause, np.ndarray)])
+    why = np.concatenate(
+        [one.cause[one.where] for one in found if isinstance(one.cause, np.ndarray)]
+    )
     step, env, slot = (np.concatenate([place[axis] for place in places]) for axis in range(3))
     order = np.lexsort((slot, np.repeat(np.arange(len(found)), counts), env, step))
     at = Places(step[order], env[order], slot[order], of_seed[order])
@@ -138,10 +165,14 @@ class Places(NamedTuple):
 
 def _rows(played: Played, round_number: int, at: Places) -> Rows:
     """What the columns of env-step and slot say at each event."""
-    place, legend, of_seed = (at.step, at.env, at.slot), played.legend, at.of_seed
-    before, after = played.slot_code("stage")[place], played.slot_code("stage_after")[place]
+    place = (at.step, at.env, at.slot)
+    legend = played.legend
+    of_seed = at.of_seed
+    before = played.slot_code("stage")[place]
+    after = played.slot_code("stage_after")[place]
     number, number_after = (numbers[place] for numbers in seed_numbers(played))
-    blueprint, blueprint_after = played.slot_code("blueprint")[place], played.slot_code("blueprint_after")[place]
+    blueprint = played.slot_code("blueprint")[place]
+    blueprint_after = played.slot_code("blueprint_after")[place]
     gain = (played.slot("accuracy_current") - played.slot("accuracy_initial"))[place]
     measured = played.slot("measured")[place] > 0
     return {
@@ -150,7 +181,9 @@ def _rows(played: Played, round_number: int, at: Places) -> Rows:
         "env": at.env,
         "slot": Texts(np.where(of_seed, at.slot, -1), legend.slots),
         "seed": Known(np.maximum(number, number_after), of_seed),
-        "blueprint": Texts(np.where(of_seed, np.maximum(blueprint, blueprint_after), -1), legend.blueprints),
+        "blueprint": Texts(
+            np.where(of_seed, np.maximum(blueprint, blueprint_after), -1), legend.blueprints
+        ),
         "stage_from": Texts(np.where(of_seed, before, -1), STAGE_NAMES),
         "stage_to": Texts(np.where(of_seed, after, -1), STAGE_NAMES),
         "seed_age": Known(played.slot_code("seed_age")[place], of_seed),

@@ -1,7 +1,8 @@
-"""Every number that a run writes: name, unit, formula, what is normal, and what to do where it is not.
+"""Every number that a run writes: name, unit, formula, what is normal, and what to do where it is
+not.
 
-docs/metrics.md is made from here by pages.py; a test holds that every key of a run's files is listed. `<head>`, `<op>`
-and the like stand for each of them.
+docs/metrics.md is made from here by pages.py; a test holds that every key of a run's files is
+listed. `<head>`, `<op>` and the like stand for each of them.
 """
 
 from collections.abc import Iterator
@@ -27,86 +28,306 @@ class Metric(NamedTuple):
 
 
 ROUND = (
-    Metric("round", "", "rounds done, this one included", "1, 2, 3, ...", "a gap is a damaged file"),
-    Metric("env_steps", "env-steps", "played so far, of all envs: round x envs x steps, fewer with `early_stop`",
-           "grows evenly", "as `round`"),
-    Metric("accuracy.mean", "percent", "validation accuracy at the last env-step: mean over envs",
-           "above chance, rising over rounds", SEEN),
-    Metric("accuracy.min", "percent", "of the worst env", "within 20 points of the mean",
-           "ask `events` for rollbacks in that env"),
+    Metric(
+        "round", "", "rounds done, this one included", "1, 2, 3, ...", "a gap is a damaged file"
+    ),
+    Metric(
+        "env_steps",
+        "env-steps",
+        "played so far, of all envs: round x envs x steps, fewer with `early_stop`",
+        "grows evenly",
+        "as `round`",
+    ),
+    Metric(
+        "accuracy.mean",
+        "percent",
+        "validation accuracy at the last env-step: mean over envs",
+        "above chance, rising over rounds",
+        SEEN,
+    ),
+    Metric(
+        "accuracy.min",
+        "percent",
+        "of the worst env",
+        "within 20 points of the mean",
+        "ask `events` for rollbacks in that env",
+    ),
     Metric("accuracy.max", "percent", "of the best env", "above the mean", FINE),
-    Metric("val_loss", "nats", "cross-entropy on V images at the last env-step: mean over envs",
-           "below that of guessing, ln(classes)", "lower `task.host_lr`; more `steps`"),
-    Metric("train_loss", "nats", "mean of the batches of the last env-step's training", "below `val_loss`, falling",
-           "as `val_loss`"),
-    Metric("train_accuracy", "percent", "of the last env-step's training images", "above `accuracy.mean`",
-           "far above it: hosts overfit; raise `train_samples` or `data.augment`"),
-    Metric("reward.mean", "reward", "sum over the episode of raw rewards: mean over envs",
-           "rising over rounds", "look at `reward_terms` for what is paid"),
-    Metric("reward.min", "reward", "of the worst env", "not far below the mean", "ask `rewards` for its terms"),
+    Metric(
+        "val_loss",
+        "nats",
+        "cross-entropy on V images at the last env-step: mean over envs",
+        "below that of guessing, ln(classes)",
+        "lower `task.host_lr`; more `steps`",
+    ),
+    Metric(
+        "train_loss",
+        "nats",
+        "mean of the batches of the last env-step's training",
+        "below `val_loss`, falling",
+        "as `val_loss`",
+    ),
+    Metric(
+        "train_accuracy",
+        "percent",
+        "of the last env-step's training images",
+        "above `accuracy.mean`",
+        "far above it: hosts overfit; raise `train_samples` or `data.augment`",
+    ),
+    Metric(
+        "reward.mean",
+        "reward",
+        "sum over the episode of raw rewards: mean over envs",
+        "rising over rounds",
+        "look at `reward_terms` for what is paid",
+    ),
+    Metric(
+        "reward.min",
+        "reward",
+        "of the worst env",
+        "not far below the mean",
+        "ask `rewards` for its terms",
+    ),
     Metric("reward.max", "reward", "of the best env", "above the mean", FINE),
-    Metric("reward_terms.<term>", "reward", "mean over envs of its sum over the episode; all terms make `reward.mean`",
-           "none is far larger than all others together", "change its weight under `reward.`"),
-    Metric("reward_split.<mode>.envs", "envs", "paid by this mode, with `reward.split`", "envs / modes", FINE),
-    Metric("reward_split.<mode>.accuracy", "percent", "as `accuracy.mean`, over these envs",
-           "as `accuracy.mean`", SEEN),
-    Metric("reward_split.<mode>.reward", "reward", "as `reward.mean`, over these envs; each mode has its own scale",
-           "rising over rounds", "as `reward.mean`"),
-    Metric("reward_split.<mode>.parameters", "parameters", "as `parameters`, over these envs", "as `parameters`",
-           "as `parameters`"),
-    Metric("parameters", "parameters", "host and live seeds at the end: mean over envs", "between 1 and 2 hosts",
-           "too large: raise `reward.rent_weight`"),
-    Metric("train_flop", "FLOP", "all training of an episode: mean over envs; nets/model/flops.py", "steady",
-           "as `parameters`"),
-    Metric("outcome.success", "share", "envs that ended with at least 80 percent accuracy", "rising", "more `steps`"),
-    Metric("outcome.stability", "", "1 / (1 + variance of the last rewards): mean over envs", "above 0.5",
-           "look for panics in `events`"),
-    Metric("outcome.param_ratio", "hosts", "parameters at the end over those of the host: mean over envs", "1 to 2",
-           "as `parameters`"),
-    Metric("outcome.compute_cost", "hosts", "1 + what the fossils cost more, by the reference's multipliers",
-           "1 to 2", "as `parameters`"),
-    Metric("seeds.germinated", "seeds", "germinated in all envs", "above 0", "0: the policy only waits; see `ops`"),
-    Metric("seeds.blended", "seeds", "that began to blend", "a third of those germinated or more",
-           "ask `events` for gates that refused (G2)"),
-    Metric("seeds.fossilized", "seeds", "fossilised", "above 0 after a few rounds",
-           "0: ask `events` for G3 and G5; more `steps`"),
-    Metric("seeds.contributing", "seeds", "fossils under which accuracy rose by a point since germination",
-           "most fossils", "raise `gates.min_fossilize_contribution` with strict gates"),
-    Metric("seeds.pruned", "seeds", "removed, by actions or rollbacks", "fewer than germinated",
-           "nearly all: `seed_lifecycle` says how old they were"),
-    Metric("blueprints.<blueprint>.germinated", "seeds", "of this blueprint", "several blueprints are tried",
-           "one alone: raise `policy.ppo.entropy_coef`"),
-    Metric("blueprints.<blueprint>.fossilized", "seeds", "of this blueprint", "as `seeds.fossilized`", FINE),
-    Metric("blueprints.<blueprint>.pruned", "seeds", "of this blueprint", "as `seeds.pruned`", FINE),
-    Metric("blueprints.<blueprint>.fossilization_rate", "percent", "fossilized / (fossilized + pruned)",
-           "differs between blueprints", "leave out of `task.blueprints` what is never kept"),
-    Metric("blueprints.<blueprint>.mean_gain", "percent points", "accuracy since germination, of fossils", "above 0",
-           "as `seeds.contributing`"),
-    Metric("blueprints.<blueprint>.mean_churn", "percent points", "accuracy since germination, of the pruned",
-           "near or below 0", "well above 0: useful seeds are pruned"),
-    Metric("blueprints.<blueprint>.mean_blending_gain", "percent points", "accuracy since blending began, of fossils",
-           "above 0", "as `seeds.contributing`"),
-    Metric("blueprints.<blueprint>.mean_contribution", "percent points", "last contribution of those that ended",
-           "above 0", "as `seeds.contributing`"),
-    Metric("rollbacks.total", "rollbacks", "hosts put back to a snapshot", "0",
-           "lower `task.host_lr` or `task.seed_lr`"),
-    Metric("rollbacks.<reason>", "rollbacks", "by what the governor saw", "0", "as `rollbacks.total`"),
-    Metric("ops.<op>", "env-steps", "on which the op was in effect, in all envs", "no op has all of them",
-           "as `entropy/<head>`"),
-    Metric("ops_successful.<op>", "env-steps", "of these with success", "most", "ask `events` for refusals"),
-    Metric("alpha_rows", "subsets", "subsets validated per env-step and env: mean", "1 to 2^seeds",
-           "dear: lower `max_seeds`"),
-    Metric("pareto.front_size", "episodes", "that no other one beats in accuracy, stability and size", "several", FINE),
-    Metric("pareto.hypervolume", "percent x ratio", "area dominated, up to twice the host's size", "never falls", FINE),
-    Metric("eps", "env-steps per second", "env-steps played in the round / (collect_seconds + update_seconds)",
-           "steady", "`profile=phases` says where the time goes"),
+    Metric(
+        "reward_terms.<term>",
+        "reward",
+        "mean over envs of its sum over the episode; all terms make `reward.mean`",
+        "none is far larger than all others together",
+        "change its weight under `reward.`",
+    ),
+    Metric(
+        "reward_split.<mode>.envs",
+        "envs",
+        "paid by this mode, with `reward.split`",
+        "envs / modes",
+        FINE,
+    ),
+    Metric(
+        "reward_split.<mode>.accuracy",
+        "percent",
+        "as `accuracy.mean`, over these envs",
+        "as `accuracy.mean`",
+        SEEN,
+    ),
+    Metric(
+        "reward_split.<mode>.reward",
+        "reward",
+        "as `reward.mean`, over these envs; each mode has its own scale",
+        "rising over rounds",
+        "as `reward.mean`",
+    ),
+    Metric(
+        "reward_split.<mode>.parameters",
+        "parameters",
+        "as `parameters`, over these envs",
+        "as `parameters`",
+        "as `parameters`",
+    ),
+    Metric(
+        "parameters",
+        "parameters",
+        "host and live seeds at the end: mean over envs",
+        "between 1 and 2 hosts",
+        "too large: raise `reward.rent_weight`",
+    ),
+    Metric(
+        "train_flop",
+        "FLOP",
+        "all training of an episode: mean over envs; nets/model/flops.py",
+        "steady",
+        "as `parameters`",
+    ),
+    Metric(
+        "outcome.success",
+        "share",
+        "envs that ended with at least 80 percent accuracy",
+        "rising",
+        "more `steps`",
+    ),
+    Metric(
+        "outcome.stability",
+        "",
+        "1 / (1 + variance of the last rewards): mean over envs",
+        "above 0.5",
+        "look for panics in `events`",
+    ),
+    Metric(
+        "outcome.param_ratio",
+        "hosts",
+        "parameters at the end over those of the host: mean over envs",
+        "1 to 2",
+        "as `parameters`",
+    ),
+    Metric(
+        "outcome.compute_cost",
+        "hosts",
+        "1 + what the fossils cost more, by the reference's multipliers",
+        "1 to 2",
+        "as `parameters`",
+    ),
+    Metric(
+        "seeds.germinated",
+        "seeds",
+        "germinated in all envs",
+        "above 0",
+        "0: the policy only waits; see `ops`",
+    ),
+    Metric(
+        "seeds.blended",
+        "seeds",
+        "that began to blend",
+        "a third of those germinated or more",
+        "ask `events` for gates that refused (G2)",
+    ),
+    Metric(
+        "seeds.fossilized",
+        "seeds",
+        "fossilised",
+        "above 0 after a few rounds",
+        "0: ask `events` for G3 and G5; more `steps`",
+    ),
+    Metric(
+        "seeds.contributing",
+        "seeds",
+        "fossils under which accuracy rose by a point since germination",
+        "most fossils",
+        "raise `gates.min_fossilize_contribution` with strict gates",
+    ),
+    Metric(
+        "seeds.pruned",
+        "seeds",
+        "removed, by actions or rollbacks",
+        "fewer than germinated",
+        "nearly all: `seed_lifecycle` says how old they were",
+    ),
+    Metric(
+        "blueprints.<blueprint>.germinated",
+        "seeds",
+        "of this blueprint",
+        "several blueprints are tried",
+        "one alone: raise `policy.ppo.entropy_coef`",
+    ),
+    Metric(
+        "blueprints.<blueprint>.fossilized",
+        "seeds",
+        "of this blueprint",
+        "as `seeds.fossilized`",
+        FINE,
+    ),
+    Metric(
+        "blueprints.<blueprint>.pruned", "seeds", "of this blueprint", "as `seeds.pruned`", FINE
+    ),
+    Metric(
+        "blueprints.<blueprint>.fossilization_rate",
+        "percent",
+        "fossilized / (fossilized + pruned)",
+        "differs between blueprints",
+        "leave out of `task.blueprints` what is never kept",
+    ),
+    Metric(
+        "blueprints.<blueprint>.mean_gain",
+        "percent points",
+        "accuracy since germination, of fossils",
+        "above 0",
+        "as `seeds.contributing`",
+    ),
+    Metric(
+        "blueprints.<blueprint>.mean_churn",
+        "percent points",
+        "accuracy since germination, of the pruned",
+        "near or below 0",
+        "well above 0: useful seeds are pruned",
+    ),
+    Metric(
+        "blueprints.<blueprint>.mean_blending_gain",
+        "percent points",
+        "accuracy since blending began, of fossils",
+        "above 0",
+        "as `seeds.contributing`",
+    ),
+    Metric(
+        "blueprints.<blueprint>.mean_contribution",
+        "percent points",
+        "last contribution of those that ended",
+        "above 0",
+        "as `seeds.contributing`",
+    ),
+    Metric(
+        "rollbacks.total",
+        "rollbacks",
+        "hosts put back to a snapshot",
+        "0",
+        "lower `task.host_lr` or `task.seed_lr`",
+    ),
+    Metric(
+        "rollbacks.<reason>", "rollbacks", "by what the governor saw", "0", "as `rollbacks.total`"
+    ),
+    Metric(
+        "ops.<op>",
+        "env-steps",
+        "on which the op was in effect, in all envs",
+        "no op has all of them",
+        "as `entropy/<head>`",
+    ),
+    Metric(
+        "ops_successful.<op>",
+        "env-steps",
+        "of these with success",
+        "most",
+        "ask `events` for refusals",
+    ),
+    Metric(
+        "alpha_rows",
+        "subsets",
+        "subsets validated per env-step and env: mean",
+        "1 to 2^seeds",
+        "dear: lower `max_seeds`",
+    ),
+    Metric(
+        "pareto.front_size",
+        "episodes",
+        "that no other one beats in accuracy, stability and size",
+        "several",
+        FINE,
+    ),
+    Metric(
+        "pareto.hypervolume",
+        "percent x ratio",
+        "area dominated, up to twice the host's size",
+        "never falls",
+        FINE,
+    ),
+    Metric(
+        "eps",
+        "env-steps per second",
+        "env-steps played in the round / (collect_seconds + update_seconds)",
+        "steady",
+        "`profile=phases` says where the time goes",
+    ),
     Metric("collect_seconds", "seconds", "of playing the round", "most of the round", "as `eps`"),
-    Metric("update_seconds", "seconds", "of the policy update", "a tenth of the round or less", "as `eps`"),
-    Metric("anomalies", "names", "limits of `telemetry.anomaly` that the update broke", "empty",
-           "the log says what to do"),
-    Metric("non_finite", "names", "numbers of this line that were not finite and stand as null", "absent",
-           "the metric that is named"),
-)  # fmt: skip
+    Metric(
+        "update_seconds",
+        "seconds",
+        "of the policy update",
+        "a tenth of the round or less",
+        "as `eps`",
+    ),
+    Metric(
+        "anomalies",
+        "names",
+        "limits of `telemetry.anomaly` that the update broke",
+        "empty",
+        "the log says what to do",
+    ),
+    Metric(
+        "non_finite",
+        "names",
+        "numbers of this line that were not finite and stand as null",
+        "absent",
+        "the metric that is named",
+    ),
+)
 
 # Of the update: unit, what is normal, what to do; the formula is that of agent/diagnostics.py.
 READING = {
@@ -126,8 +347,16 @@ READING = {
     "ratio_max": ("ratio", "1 to 2", LR),
     "ratio_min": ("ratio", "0.5 to 1", LR),
     "ratio_error_first": ("ratio", "below 1e-3", "rollout and update disagree: report it"),
-    "entropy/<head>": ("share of uniform", "falls slowly from 1, above 0.1", "raise `policy.ppo.entropy_coef`"),
-    "head_share/<head>": ("share", "above 0.05 for `op`", "masks leave no choice: see `ops_legal` in `steps`"),
+    "entropy/<head>": (
+        "share of uniform",
+        "falls slowly from 1, above 0.1",
+        "raise `policy.ppo.entropy_coef`",
+    ),
+    "head_share/<head>": (
+        "share",
+        "above 0.05 for `op`",
+        "masks leave no choice: see `ops_legal` in `steps`",
+    ),
     "gradient_norm": ("", "steady", LR),
     "gradient_norm/<part>": ("", "none is 0 for ever", "a head that never matters has 0"),
     "explained_variance": ("", "rises towards 1; above 0 after ten rounds", CRITIC),
@@ -142,7 +371,11 @@ READING = {
     "reward_scale": ("reward", "above 0, steady", FINE),
     "advantage_mean": ("normalised return", "near 0", CRITIC),
     "advantage_std": ("normalised return", "above 0", "0: nothing can be learned from the round"),
-    "valid_rows": ("env-steps", "envs x steps", "fewer: rewards that are not finite; look for panics in `events`"),
+    "valid_rows": (
+        "env-steps",
+        "envs x steps",
+        "fewer: rewards that are not finite; look for panics in `events`",
+    ),
     "forced_share": ("share", "below 0.5", "long embargoes or few slots: see `phase_occupancy`"),
     "vetoed_share": ("share", "below 0.1", FINE),
     "op_share/<op>": ("share", "`wait` below 0.95", "as `entropy/<head>`"),
@@ -167,27 +400,75 @@ READING = {
 EPISODE = (
     Metric("round", "", "round, as in metrics.jsonl", "", FINE),
     Metric("env", "", "env, from 0", "", FINE),
-    Metric("accuracy", "percent", "validation accuracy at the last env-step", "as `accuracy.mean`", SEEN),
-    Metric("param_ratio", "hosts", "parameters at the end over those of the host", "1 to 2", "as `parameters`"),
-    Metric("stability", "", "1 / (1 + variance of the last rewards)", "above 0.5", "as `outcome.stability`"),
-    Metric("reward", "reward", "sum of raw rewards", "as `reward.mean`", "ask `rewards` for its terms"),
+    Metric(
+        "accuracy",
+        "percent",
+        "validation accuracy at the last env-step",
+        "as `accuracy.mean`",
+        SEEN,
+    ),
+    Metric(
+        "param_ratio",
+        "hosts",
+        "parameters at the end over those of the host",
+        "1 to 2",
+        "as `parameters`",
+    ),
+    Metric(
+        "stability",
+        "",
+        "1 / (1 + variance of the last rewards)",
+        "above 0.5",
+        "as `outcome.stability`",
+    ),
+    Metric(
+        "reward", "reward", "sum of raw rewards", "as `reward.mean`", "ask `rewards` for its terms"
+    ),
     Metric("reward_mode", "mode", "that paid the env, with `reward.split`", "", FINE),
     Metric("success", "true or false", "accuracy of at least 80 percent", "", FINE),
     Metric("compute_cost", "hosts", "as `outcome.compute_cost`", "1 to 2", "as `parameters`"),
-    Metric("seeds.<fate>", "seeds", "of the env, by fate: germinated, fossilized, contributing, pruned, unfinished",
-           "as `seeds`", "ask `seed_lifecycle`"),
-    Metric("rollbacks", "rollbacks", "times that the host went back to a snapshot", "0", "as `rollbacks.total`"),
+    Metric(
+        "seeds.<fate>",
+        "seeds",
+        "of the env, by fate: germinated, fossilized, contributing, pruned, unfinished",
+        "as `seeds`",
+        "ask `seed_lifecycle`",
+    ),
+    Metric(
+        "rollbacks",
+        "rollbacks",
+        "times that the host went back to a snapshot",
+        "0",
+        "as `rollbacks.total`",
+    ),
     Metric("env_steps", "env-steps", "recorded", "`steps`, fewer with `early_stop`", FINE),
-    Metric("ended_by", "cause", "`limit`, its last env-step; with `early_stop` also `plateau`, no gain in accuracy, or "
-           "`diverged`, too many rollbacks: the event `ended_early`", "", FINE),
-    Metric("shapley", "percent points", "per slot at the last env-step: Shapley value of its seed; 0 without one",
-           "above 0 for what is kept", "as `seeds.contributing`"),
-    Metric("shapley_error", "percent points", "standard error of a sampled value, else 0", "below half the value",
-           "raise `attribution.shapley_samples`"),
+    Metric(
+        "ended_by",
+        "cause",
+        "`limit`, its last env-step; with `early_stop` also `plateau`, no gain in accuracy, or "
+        "`diverged`, too many rollbacks: the event `ended_early`",
+        "",
+        FINE,
+    ),
+    Metric(
+        "shapley",
+        "percent points",
+        "per slot at the last env-step: Shapley value of its seed; 0 without one",
+        "above 0 for what is kept",
+        "as `seeds.contributing`",
+    ),
+    Metric(
+        "shapley_error",
+        "percent points",
+        "standard error of a sampled value, else 0",
+        "below half the value",
+        "raise `attribution.shapley_samples`",
+    ),
     Metric("non_finite", "names", "as in metrics.jsonl", "absent", "the metric that is named"),
-)  # fmt: skip
+)
 
-# Of the columns of tables that are measured: what is normal, what to do; unit and formula are those of the schema.
+# Of the columns of tables that are measured: what is normal, what to do; unit and formula are those
+# of the schema.
 STEPS_READING = {
     "accuracy": ("rises over the episode", SEEN),
     "val_loss": ("falls over the episode", "as `val_loss` of a round"),
@@ -200,8 +481,10 @@ STEPS_READING = {
     "committed_accuracy": ("never above `accuracy` for long", "it is: live seeds do harm"),
     "value": ("follows the reward still to come", "as `explained_variance`"),
     "reward": ("above 0 where seeds earn", "ask `rewards` for its terms"),
-} | dict.fromkeys([f"reward_{name}" for name, _ in REWARD_TERMS], ("small beside `reward_attribution`", "its weight "
-                   "under `reward.`"))  # fmt: skip
+} | dict.fromkeys(
+    [f"reward_{name}" for name, _ in REWARD_TERMS],
+    ("small beside `reward_attribution`", "its weight under `reward.`"),
+)
 SLOTS_READING = {
     "stage_age": ("below 20", "a seed is stuck: ask `events` for the gate that refuses"),
     "seed_age": ("below `steps`", FINE),
@@ -213,7 +496,10 @@ SLOTS_READING = {
     "interaction": ("near 0", "below 0: seeds do the same work"),
     "shapley": ("above 0", "as `contribution`"),
     "shapley_error": ("below half of `shapley`", "raise `attribution.shapley_samples`"),
-    "accuracy_gain": ("above 0", "of all that the host learned; the seed's own share is `contribution`"),
+    "accuracy_gain": (
+        "above 0",
+        "of all that the host learned; the seed's own share is `contribution`",
+    ),
     "gradient_norm": ("1e-4 to 10", "`task.seed_lr`"),
     "gradient_ratio": ("0.1 to 10", "below: the seed does not learn"),
     "gradient_health": ("above 0.5", "as the two below"),
@@ -230,7 +516,9 @@ def update_metrics() -> Iterator[Metric]:
         yield Metric(name, unit, formula, normal, remedy)
 
 
-def column_metrics(columns: tuple[Column, ...], reading: dict[str, tuple[str, str]]) -> Iterator[Metric]:
+def column_metrics(
+    columns: tuple[Column, ...], reading: dict[str, tuple[str, str]]
+) -> Iterator[Metric]:
     """The measured columns of a table."""
     for column in columns:
         if column.name in reading:

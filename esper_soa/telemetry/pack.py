@@ -1,7 +1,8 @@
-"""One env-step of N envs as one table of numbers [N, C], on the device; rows.py takes it apart on the host.
+"""One env-step of N envs as one table of numbers [N, C], on the device; rows.py takes it apart on
+the host.
 
-Which numbers there are is said here alone, as tables of names and of where each comes from. Called by ops/collect.py
-once per env-step; it waits for nothing.
+Which numbers there are is said here alone, as tables of names and of where each comes from. Called
+by ops/collect.py once per env-step; it waits for nothing.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,7 +26,8 @@ class Facts(NamedTuple):
     seen: Seen
     decision: Decision
     result: StepResult
-    probabilities: Tensor | None = None  # float32 [N, X] of all choices in HEADS order; None = not asked or not known
+    # Float32 [N, X] of all choices in HEADS order; None = not asked or not known.
+    probabilities: Tensor | None = None
 
 
 Part = Mapping[str, Callable[[Facts], Tensor]]
@@ -95,18 +97,25 @@ SLOT_NUMBERS: Part = {
 
 
 def pack(facts: Facts, full: bool) -> Tensor:
-    """float64 [N, C]: all that the tables of a level say of an env-step; `full` for the level of that name.
+    """float64 [N, C]: all that the tables of a level say of an env-step; `full` for the level of
+    that name.
 
     The same columns in every env-step of a run.
     """
     parts = [
-        *(torch.stack([read(facts) for read in part.values()], 1) for part in (ENV_CODES, ENV_FLAGS, ENV_NUMBERS)),
+        *(
+            torch.stack([read(facts) for read in part.values()], 1)
+            for part in (ENV_CODES, ENV_FLAGS, ENV_NUMBERS)
+        ),
         torch.stack([facts.result.terms.get(name) for name in (*TERMS, "total")], 1),
         facts.decision.log_probs,
         facts.decision.value.unsqueeze(1),
         facts.seen.observed.masks.op,
         (facts.seen.measured.subset >= 0).sum(1, keepdim=True),
-        *(torch.stack([read(facts) for read in part.values()], 1) for part in (SLOT_CODES, SLOT_FLAGS, SLOT_NUMBERS)),
+        *(
+            torch.stack([read(facts) for read in part.values()], 1)
+            for part in (SLOT_CODES, SLOT_FLAGS, SLOT_NUMBERS)
+        ),
     ]
     if full:
         parts += _details(facts)
@@ -123,7 +132,9 @@ def _details(facts: Facts) -> list[Tensor]:
 
 
 def still_played(numbers: np.ndarray) -> np.ndarray:
-    """bool [..., N], of numbers [..., N, C] of `pack`: envs whose episode was not over before the env-step."""
+    """bool [..., N], of numbers [..., N, C] of `pack`: envs whose episode was not over before the
+    env-step.
+    """
     return numbers[..., OVER] == 0
 
 
@@ -135,16 +146,28 @@ def ended(numbers: np.ndarray) -> np.ndarray:
 
 
 def places(num_slots: int, num_choices: int, num_columns: int) -> dict[str, slice]:
-    """Which of the C columns of `pack` hold what, for S slots and X choices; those of slots begin with `slot.`."""
+    """Which of the C columns of `pack` hold what, for S slots and X choices; those of slots begin
+    with `slot.`.
+    """
     sizes = {name: 1 for part in (ENV_CODES, ENV_FLAGS, ENV_NUMBERS) for name in part}
     sizes |= {f"reward_{name}": 1 for name in TERMS} | {"reward": 1}
     sizes |= {"log_probs": len(HEAD_NAMES), "value": 1, "legal": len(OP_NAMES), "subsets": 1}
-    sizes |= {f"slot.{name}": num_slots for part in (SLOT_CODES, SLOT_FLAGS, SLOT_NUMBERS) for name in part}
+    sizes |= {
+        f"slot.{name}": num_slots
+        for part in (SLOT_CODES, SLOT_FLAGS, SLOT_NUMBERS)
+        for name in part
+    }
     left = num_columns - sum(sizes.values())
     if left:
         subsets = (left - 2 * num_choices) // 2
-        sizes |= {"masks": num_choices, "probabilities": num_choices, "subset": subsets, "subset_accuracy": subsets}
-    found, last = {}, 0
+        sizes |= {
+            "masks": num_choices,
+            "probabilities": num_choices,
+            "subset": subsets,
+            "subset_accuracy": subsets,
+        }
+    found = {}
+    last = 0
     for name, size in sizes.items():
         found[name] = slice(last, last + size)
         last += size

@@ -1,7 +1,8 @@
-"""Makes the tables of pages in docs/ from those in code: `python -m esper_soa.telemetry.pages docs`.
+"""Makes the tables of pages in docs/ from those in code: `python -m esper_soa.telemetry.pages
+docs`.
 
-A page is prose with blocks between `<!-- NAME -->` and `<!-- end -->`; the blocks of known names are replaced, and the
-prose is left alone. A test holds page and code equal.
+A page is prose with blocks between `<!-- NAME -->` and `<!-- end -->`; the blocks of known names
+are replaced, and the prose is left alone. A test holds page and code equal.
 """
 
 import re
@@ -20,30 +21,50 @@ BLOCK = re.compile(r"<!-- (?P<name>[a-z. ]+) -->\n.*?<!-- end -->", re.DOTALL)
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table in Markdown."""
     lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
+    return "\n".join(
+        "| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines
+    )
 
 
 def columns_table(columns: Iterable[Column]) -> str:
     """Columns with type, unit and meaning."""
     return table(
         ("column", "type", "unit", "null", "meaning"),
-        [(f"`{one.name}`", TYPES[one.type][1], one.unit or "-", "yes" if one.nullable else "", one.meaning)
-         for one in columns],
-    )  # fmt: skip
+        [
+            (
+                f"`{one.name}`",
+                TYPES[one.type][1],
+                one.unit or "-",
+                "yes" if one.nullable else "",
+                one.meaning,
+            )
+            for one in columns
+        ],
+    )
 
 
 def kinds_table() -> str:
     """Kinds of events with their causes."""
     return table(
         ("kind", "of", "`cause`", "what happened"),
-        [(f"`{kind.name}`", "seed" if kind.of_seed else "env", ", ".join(f"`{one}`" for one in kind.causes),
-          kind.meaning) for kind in KINDS],
-    )  # fmt: skip
+        [
+            (
+                f"`{kind.name}`",
+                "seed" if kind.of_seed else "env",
+                ", ".join(f"`{one}`" for one in kind.causes),
+                kind.meaning,
+            )
+            for kind in KINDS
+        ],
+    )
 
 
 def tables_table() -> str:
     """The tables, with what a row is."""
-    return table(("table", "from level", "a row is"), [(f"`{one.name}`", f"`{one.level}`", one.row) for one in TABLES])
+    return table(
+        ("table", "from level", "a row is"),
+        [(f"`{one.name}`", f"`{one.level}`", one.row) for one in TABLES],
+    )
 
 
 def views_table() -> str:
@@ -55,21 +76,33 @@ def metrics_table(metrics: Iterable[Metric]) -> str:
     """Numbers with how to read them."""
     return table(
         ("name", "unit", "formula", "normal", "where it is not"),
-        [(f"`{one.name}`", one.unit or "-", one.formula, one.normal or "-", one.remedy) for one in metrics],
+        [
+            (f"`{one.name}`", one.unit or "-", one.formula, one.normal or "-", one.remedy)
+            for one in metrics
+        ],
     )
 
 
 def blocks() -> dict[str, str]:
     """What stands in each block."""
-    found = {"tables": tables_table(), "kinds": kinds_table(), "keys": columns_table(KEYS), "views": views_table()}
+    found = {
+        "tables": tables_table(),
+        "kinds": kinds_table(),
+        "keys": columns_table(KEYS),
+        "views": views_table(),
+    }
     found |= {name: metrics_table(metrics) for name, metrics in SECTIONS.items()}
-    return found | {f"columns {one.name}": columns_table(one.columns[len(KEYS) :]) for one in TABLES}
+    return found | {
+        f"columns {one.name}": columns_table(one.columns[len(KEYS) :]) for one in TABLES
+    }
 
 
 def filled(page: str) -> str:
     """`page` with its blocks as they should be; raises KeyError for a block of an unknown name."""
     known = blocks()
-    return BLOCK.sub(lambda found: f"<!-- {found['name']} -->\n{known[found['name']]}\n<!-- end -->", page)
+    return BLOCK.sub(
+        lambda found: f"<!-- {found['name']} -->\n{known[found['name']]}\n<!-- end -->", page
+    )
 
 
 def main(folder: str) -> None:

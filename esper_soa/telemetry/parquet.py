@@ -1,4 +1,5 @@
-"""Tables as Parquet files, by pyarrow: columns as they are made and read here, and as any other program reads them.
+"""Tables as Parquet files, by pyarrow: columns as they are made and read here, and as any other
+program reads them.
 
 A file has one row group; what may be null is null there and NaN here. Needs no torch.
 """
@@ -15,9 +16,12 @@ from esper_soa.telemetry.schema import Column
 
 PACKING = "zstd"
 ARROW = {
-    "int": pyarrow.int32(), "float": pyarrow.float64(), "single": pyarrow.float32(), "bool": pyarrow.bool_(),
+    "int": pyarrow.int32(),
+    "float": pyarrow.float64(),
+    "single": pyarrow.float32(),
+    "bool": pyarrow.bool_(),
     "text": pyarrow.string(),
-}  # fmt: skip
+}
 
 
 class Texts(NamedTuple):
@@ -34,7 +38,8 @@ class Known(NamedTuple):
     known: np.ndarray
 
 
-# Numbers [R], or [R, K] of a column of lists; floats of a nullable column are null where they are not a number.
+# Numbers [R], or [R, K] of a column of lists; floats of a nullable column are null where they are
+# not a number.
 Values: TypeAlias = np.ndarray | Texts | Known
 
 
@@ -60,8 +65,12 @@ class Contents(NamedTuple):
     facts: dict[str, str]
 
 
-def table_bytes(columns: Sequence[Column], values: Mapping[str, Values], facts: Mapping[str, str]) -> bytes:
-    """The file of a table with `values` by the name of each column, all of R rows; facts: its metadata."""
+def table_bytes(
+    columns: Sequence[Column], values: Mapping[str, Values], facts: Mapping[str, str]
+) -> bytes:
+    """The file of a table with `values` by the name of each column, all of R rows; facts: its
+    metadata.
+    """
     fields = [pyarrow.field(one.name, _type(one), nullable=one.nullable) for one in columns]
     arrays = [_array(one, values[one.name]) for one in columns]
     table = pyarrow.Table.from_arrays(arrays, schema=pyarrow.schema(fields, dict(facts)))
@@ -74,7 +83,9 @@ def _type(column: Column) -> pyarrow.DataType:
     """Of a column; what a list holds is never null."""
     if not column.is_list:
         return ARROW[column.type]
-    return pyarrow.list_(pyarrow.field("element", ARROW[column.type.removesuffix("[]")], nullable=False))
+    return pyarrow.list_(
+        pyarrow.field("element", ARROW[column.type.removesuffix("[]")], nullable=False)
+    )
 
 
 def _array(column: Column, values: Values) -> pyarrow.Array:
@@ -87,11 +98,15 @@ def _array(column: Column, values: Values) -> pyarrow.Array:
         ends = np.arange(len(values) + 1, dtype=np.int32) * values.shape[1]
         flat = pyarrow.array(values.ravel(), ARROW[column.type.removesuffix("[]")])
         return pyarrow.ListArray.from_arrays(ends, flat, type=_type(column))
-    return pyarrow.array(values, ARROW[column.type], mask=np.isnan(values) if column.nullable else None, safe=False)
+    return pyarrow.array(
+        values, ARROW[column.type], mask=np.isnan(values) if column.nullable else None, safe=False
+    )
 
 
 def table_from(content: bytes, columns: Sequence[Column]) -> Contents:
-    """What `table_bytes` made bytes of; raises ValueError where it did not, or not with these columns."""
+    """What `table_bytes` made bytes of; raises ValueError where it did not, or not with these
+    columns.
+    """
     try:
         table = parquet.ParquetFile(io.BytesIO(content)).read()
         facts = {key.decode(): fact.decode() for key, fact in (table.schema.metadata or {}).items()}
@@ -104,10 +119,15 @@ def _numbers(column: Column, found: pyarrow.ChunkedArray) -> np.ndarray:
     """The values of a column; nullable numbers as float64 with NaN, texts as objects with None."""
     if column.is_list:
         flat = found.combine_chunks()
-        rows, numbers = len(flat), flat.flatten().to_numpy(zero_copy_only=False)
+        rows = len(flat)
+        numbers = flat.flatten().to_numpy(zero_copy_only=False)
         return numbers.reshape(rows, len(numbers) // max(rows, 1))
     if column.type == "text":
         return np.array(found.to_pylist(), object)
     if column.nullable:
-        return found.cast(pyarrow.float32() if column.type == "bool" else pyarrow.float64()).to_numpy().astype("<f8")
+        return (
+            found.cast(pyarrow.float32() if column.type == "bool" else pyarrow.float64())
+            .to_numpy()
+            .astype("<f8")
+        )
     return found.to_numpy()

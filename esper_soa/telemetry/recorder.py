@@ -1,7 +1,8 @@
 """Keeps the env-steps of a run as tables in its folder, by a thread that the run never waits for.
 
-Made by the trainer for the rounds of a run; ops/collect.py has an env-step packed on the device and hands over what
-arrives on the host an env-step later. A round's files are written when it is over, and now and then before.
+Made by the trainer for the rounds of a run; ops/collect.py has an env-step packed on the device and
+hands over what arrives on the host an env-step later. A round's files are written when it is over,
+and now and then before.
 """
 
 import json
@@ -20,19 +21,32 @@ from esper_soa.telemetry.envs_table import EnvsTable
 from esper_soa.telemetry.happenings import events_rows
 from esper_soa.telemetry.pack import Facts, ended, pack, places, still_played
 from esper_soa.telemetry.parquet import table_bytes
-from esper_soa.telemetry.rows import Legend, Maker, Played, choices_rows, slots_rows, steps_rows, subsets_rows
+from esper_soa.telemetry.rows import (
+    Legend,
+    Maker,
+    Played,
+    choices_rows,
+    slots_rows,
+    steps_rows,
+    subsets_rows,
+)
 from esper_soa.telemetry.schema import CURVE_NAMES, SCHEMA_VERSION, STYLE_NAMES
 from esper_soa.telemetry.table_files import FOLDER, table_path, written_at
 from esper_soa.telemetry.worker import Worker
 from esper_soa.vocabulary import HEAD_NAMES, OP_NAMES, STAGE_NAMES
 
 LIMIT = 256  # env-steps of all envs that may wait for the thread
-SHARE = 20  # a round in progress is written again after this many times as long as the last time took
+# a round in progress is written again after this many times as long as the last time took
+SHARE = 20
 PATIENCE = 60.0  # seconds that a checkpoint waits for the tables of its rounds
 MOST_WAITING = 2**26  # bytes of finished rounds that wait for room on the disk
 MAKERS: dict[str, Maker] = {
-    "steps": steps_rows, "slots": slots_rows, "events": events_rows, "choices": choices_rows, "subsets": subsets_rows,
-}  # fmt: skip
+    "steps": steps_rows,
+    "slots": slots_rows,
+    "events": events_rows,
+    "choices": choices_rows,
+    "subsets": subsets_rows,
+}
 
 
 class NoRecorder:
@@ -58,7 +72,9 @@ class NoRecorder:
         return None
 
     def emit(self, step: int, numbers: np.ndarray) -> None:
-        """Hand over what `pack` gave for env-step `step`, from 1, once it is on the host; never waits."""
+        """Hand over what `pack` gave for env-step `step`, from 1, once it is on the host; never
+        waits.
+        """
 
     def end(self) -> None:
         """The round is over."""
@@ -109,13 +125,23 @@ class Recorder(NoRecorder):
     """Records the rounds of a run in its folder."""
 
     def __init__(
-        self, folder: Path, legend: Legend, level: str, interval: float, unwritten: Unwritten,
+        self,
+        folder: Path,
+        legend: Legend,
+        level: str,
+        interval: float,
+        unwritten: Unwritten,
         table: EnvsTable | None = None,
-    ) -> None:  # fmt: skip
-        """level: events or full; interval: least seconds between two writings of a round in progress; table: shown."""
+    ) -> None:
+        """level: events or full; interval: least seconds between two writings of a round in
+        progress; table: shown.
+        """
         self._table = table
         self.full = level == "full"
-        self._folder, self._legend, self._interval, self._unwritten = folder, legend, interval, unwritten
+        self._folder = folder
+        self._legend = legend
+        self._interval = interval
+        self._unwritten = unwritten
         self._tables = written_at(level)
         self._facts = {"schema": str(SCHEMA_VERSION), "legend": json.dumps(legend_record(legend))}
         self._number = self._lost = self._given = 0
@@ -133,7 +159,8 @@ class Recorder(NoRecorder):
         return self._given - self.env_steps
 
     def begin(self, number: int) -> None:
-        self._number, self._lost = number, 0
+        self._number = number
+        self._lost = 0
 
     def pack(self, facts: Facts) -> Tensor | None:
         return pack(facts, self.full)
@@ -171,10 +198,14 @@ class Recorder(NoRecorder):
             if growing is None or growing.number != item.round:
                 growing = self._growing = Growing(item.round, [], now)
             growing.steps.append(item)
-            if now - growing.written > max(self._interval, SHARE * growing.cost) and self._worker.idle:
+            if (
+                now - growing.written > max(self._interval, SHARE * growing.cost)
+                and self._worker.idle
+            ):
                 self._make(growing, {"complete": "false"})
                 self._write()
-                growing.written, growing.cost = time.monotonic(), time.monotonic() - now
+                growing.written = time.monotonic()
+                growing.cost = time.monotonic() - now
             return
         if growing is not None:
             over = item.round == growing.number
@@ -188,7 +219,9 @@ class Recorder(NoRecorder):
         """The files of a round as far as it has come."""
         numbers = np.stack([step.numbers for step in growing.steps])
         where = places(len(self._legend.slots), sum(self._legend.choices), numbers.shape[2])
-        played = Played(self._legend, np.array([step.step for step in growing.steps]), numbers, where)
+        played = Played(
+            self._legend, np.array([step.step for step in growing.steps]), numbers, where
+        )
         files = {}
         for table in self._tables:
             rows = MAKERS[table.name](played, growing.number)
@@ -216,12 +249,17 @@ class Recorder(NoRecorder):
 
 
 class Relay(NoRecorder):
-    """Records what several ranks play: each keeps the env-steps of a round, and the first one records them all."""
+    """Records what several ranks play: each keeps the env-steps of a round, and the first one
+    records them all.
+    """
 
     def __init__(self, recorder: NoRecorder, ranks: Ranks, level: str) -> None:
-        """recorder: of the first rank; one that records nothing on the others. level: events or full."""
+        """recorder: of the first rank; one that records nothing on the others. level: events or
+        full.
+        """
         self.full = level == "full"
-        self._recorder, self._ranks = recorder, ranks
+        self._recorder = recorder
+        self._ranks = ranks
         self._steps: list[np.ndarray] = []
 
     @property
@@ -243,7 +281,8 @@ class Relay(NoRecorder):
         self._steps.append(numbers)
 
     def end(self) -> None:
-        left_out = max(self._ranks.of_all(len(self._steps))) - len(self._steps)  # where others play on
+        # where others play on
+        left_out = max(self._ranks.of_all(len(self._steps))) - len(self._steps)
         steps = [*self._steps, *[ended(numbers) for numbers in self._steps[-1:]] * left_out]
         played = self._ranks.gather_at_first(torch.from_numpy(np.stack(steps, 1)))
         for step, numbers in enumerate([] if played is None else played.unbind(1), start=1):
@@ -259,6 +298,11 @@ class Relay(NoRecorder):
 def legend_record(legend: Legend) -> dict[str, tuple[str, ...]]:
     """The lists by which bits and lists in the tables are to be read."""
     return {
-        "ops": OP_NAMES, "slots": legend.slots, "blueprints": legend.blueprints, "styles": STYLE_NAMES,
-        "curves": CURVE_NAMES, "stages": STAGE_NAMES, "heads": HEAD_NAMES,
-    }  # fmt: skip
+        "ops": OP_NAMES,
+        "slots": legend.slots,
+        "blueprints": legend.blueprints,
+        "styles": STYLE_NAMES,
+        "curves": CURVE_NAMES,
+        "stages": STAGE_NAMES,
+        "heads": HEAD_NAMES,
+    }

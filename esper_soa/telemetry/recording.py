@@ -20,13 +20,19 @@ from esper_soa.telemetry.table_files import written_at
 
 @contextmanager
 def recording(
-    cfg: TrainConfig, world: World, folder: Path, unwritten: Unwritten, table: EnvsTable | None = None
+    cfg: TrainConfig,
+    world: World,
+    folder: Path,
+    unwritten: Unwritten,
+    table: EnvsTable | None = None,
 ) -> Iterator[NoRecorder]:
-    """What records the rounds of a run in `folder` while the context lasts; what cannot be written is noted.
+    """What records the rounds of a run in `folder` while the context lasts; what cannot be written
+    is noted.
 
     table: is given every env-step, to be shown.
     """
-    telemetry, ranks = cfg.telemetry, world.ranks
+    telemetry = cfg.telemetry
+    ranks = world.ranks
     if not written_at(telemetry.level):
         yield NO_RECORDER
         return
@@ -43,17 +49,19 @@ def recording(
 
 def envs_table(cfg: TrainConfig, world: World) -> EnvsTable | None:
     """The table of envs that telemetry.console asks for; None where it does not."""
-    return EnvsTable(legend_of(world, cfg.policy.name == "ppo")) if cfg.telemetry.console == "envs" else None
+    return (
+        EnvsTable(legend_of(world, cfg.policy.name == "ppo"))
+        if cfg.telemetry.console == "envs"
+        else None
+    )
 
 
 def legend_of(world: World, learns: bool) -> Legend:
     """What the tables of a world's runs are read by; learns: whether its policy does."""
-    shape, counts, flop, samples = (
-        world.rules.nets.shape,
-        world.rules.reward.counts,
-        world.flop,
-        world.sizes.train_samples,
-    )
+    shape = world.rules.nets.shape
+    counts = world.rules.reward.counts
+    flop = world.flop
+    samples = world.sizes.train_samples
     return Legend(
         slots=tuple(spec.name for spec in shape.slots),
         blueprints=names_by_code(shape.blueprints),
@@ -71,6 +79,8 @@ def _cost(host: float, seed: Tensor, gate: Tensor, times: int) -> Cost:
 
 
 def recorded(level: str, recorder: NoRecorder, lacking: Mapping[str, int]) -> dict[str, Json]:
-    """What summary.json says of the telemetry; lacking: lines that trackers were not given, by their names."""
+    """What summary.json says of the telemetry; lacking: lines that trackers were not given, by
+    their names.
+    """
     dropped = {"tables": recorder.dropped} if recorder.dropped else {}
     return {"level": level, "env_steps": recorder.env_steps, "dropped": dropped | dict(lacking)}

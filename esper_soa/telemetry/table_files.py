@@ -26,30 +26,40 @@ def table_path(folder: Path, table: str, number: int) -> Path:
 def table_files(folder: Path, table: str) -> dict[int, Path]:
     """The files of a table by round, in order."""
     there = folder / FOLDER / table
-    named = [(FILE.fullmatch(path.name), path) for path in there.iterdir()] if there.is_dir() else []
+    named = (
+        [(FILE.fullmatch(path.name), path) for path in there.iterdir()] if there.is_dir() else []
+    )
     return dict(sorted((int(match[1]), path) for match, path in named if match))
 
 
 def read_file(path: Path, table: str) -> Contents:
-    """The columns of one file, see read_table, and its metadata; raises ValueError for what is no such table."""
+    """The columns of one file, see read_table, and its metadata; raises ValueError for what is no
+    such table.
+    """
     try:
         return table_from(path.read_bytes(), BY_NAME[table].columns)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
 
-def read_table(folder: str | Path, table: str, rounds: Sequence[int] | None = None) -> dict[str, np.ndarray]:
-    """The columns of a table of a run, its rounds one after the other; `rounds`: those wanted, None = all there are.
+def read_table(
+    folder: str | Path, table: str, rounds: Sequence[int] | None = None
+) -> dict[str, np.ndarray]:
+    """The columns of a table of a run, its rounds one after the other; `rounds`: those wanted, None
+    = all there are.
 
-    int32, float64, float32 and bool arrays [R], objects for texts, [R, K] for lists; where a column may be null,
-    float64 with NaN, and None among texts. No rows where there are no files. Raises ValueError for what is no
-    such table.
+    int32, float64, float32 and bool arrays [R], objects for texts, [R, K] for lists; where a column
+    may be null, float64 with NaN, and None among texts. No rows where there are no files. Raises
+    ValueError for what is no such table.
     """
     parts = [read_file(path, table).values for path in _wanted(Path(folder), table, rounds)]
     if not parts:
         return {column.name: np.zeros(0) for column in BY_NAME[table].columns}
     whole = [part for part in parts if len(part["round"])] or parts[:1]
-    return {column.name: np.concatenate([part[column.name] for part in whole]) for column in BY_NAME[table].columns}
+    return {
+        column.name: np.concatenate([part[column.name] for part in whole])
+        for column in BY_NAME[table].columns
+    }
 
 
 def _wanted(folder: Path, table: str, rounds: Sequence[int] | None) -> Iterator[Path]:
@@ -58,7 +68,9 @@ def _wanted(folder: Path, table: str, rounds: Sequence[int] | None) -> Iterator[
 
 
 def keep_tables(folder: Path, rounds: int) -> None:
-    """Remove the tables of all rounds after the first `rounds`, which a resumed run makes anew; raises OSError."""
+    """Remove the tables of all rounds after the first `rounds`, which a resumed run makes anew;
+    raises OSError.
+    """
     for table in TABLES:
         for number, path in table_files(folder, table.name).items():
             if number > rounds:

@@ -1,8 +1,10 @@
 """Hands the numbers of every round to trackers of others, each by a thread of its own.
 
-Opened by the trainer for `track`. A tracker that is slow, fails or cannot be reached costs what it was not given, which
-is counted, and nothing else: the run never waits for it but for some seconds at its end. What each has been told stands
-in trackers.json of the run folder: a run that goes on is the same run there, and no round is told twice.
+Opened by the trainer for `track`. A tracker that is slow, fails or cannot be reached costs what it
+was not given, which
+is counted, and nothing else: the run never waits for it but for some seconds at its end. What each
+has been told stands in trackers.json of the run folder: a run that goes on is the same run there,
+and no round is told twice.
 """
 
 import json
@@ -20,7 +22,8 @@ from esper_soa.telemetry.worker import Worker
 
 HOME = "esper_soa.telemetry.trackers"
 LIMIT = 64  # rounds that may wait for a tracker
-PATIENCE = 30.0  # seconds that a run waits at its end for all trackers together to take what they were given
+# seconds that a run waits at its end for all trackers together to take what they were given
+PATIENCE = 30.0
 TOLD = "trackers.json"  # in the run folder
 
 
@@ -59,13 +62,16 @@ class Line(NamedTuple):
 
 
 class Told:
-    """What trackers know of a run, by their names: its id there, and the last round that they were told."""
+    """What trackers know of a run, by their names: its id there, and the last round that they were
+    told.
+    """
 
     def __init__(self, folder: Path, goes_on: bool, unwritten: Unwritten) -> None:
-        """goes_on: whether the run does; one that starts afresh is a new one to them. Raises UserError where the file
-        is not ours.
+        """goes_on: whether the run does; one that starts afresh is a new one to them. Raises
+        UserError where the file is not ours.
         """
-        self._path, self._unwritten = folder / TOLD, unwritten
+        self._path = folder / TOLD
+        self._unwritten = unwritten
         self._lock = threading.Lock()
         self._known = read_told(self._path) if goes_on else {}
 
@@ -77,26 +83,36 @@ class Told:
         """Keep what the tracker `name` knows now."""
         with self._lock, self._unwritten.noting(TOLD):
             self._known[name] = known
-            record = {one: {"id": id_, "round": number} for one, (id_, number) in self._known.items()}
+            record = {
+                one: {"id": id_, "round": number} for one, (id_, number) in self._known.items()
+            }
             write_text(self._path, json.dumps(record, indent=2) + "\n")
 
 
 def read_told(path: Path) -> dict[str, tuple[str, int]]:
-    """The id and the last round by tracker, as the file `path` has them; raises UserError where it is not ours."""
+    """The id and the last round by tracker, as the file `path` has them; raises UserError where it
+    is not ours.
+    """
     try:
         found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         return {name: (str(one["id"]), int(one["round"])) for name, one in found.items()}
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise UserError(f"{path}: cannot be read ({error}). Without it, trackers begin new runs") from error
+        raise UserError(
+            f"{path}: cannot be read ({error}). Without it, trackers begin new runs"
+        ) from error
 
 
 class Teller:
-    """Opens a tracker with the first line that it has not been told, and tells it every such line, in the thread of a
-    worker.
+    """Opens a tracker with the first line that it has not been told, and tells it every such line,
+    in the thread of a worker.
     """
 
-    def __init__(self, name: str, open_: Callable[[Tracked], Tracker], tracked: Tracked, told: Told) -> None:
-        self._name, self._open, self._told = name, open_, told
+    def __init__(
+        self, name: str, open_: Callable[[Tracked], Tracker], tracked: Tracked, told: Told
+    ) -> None:
+        self._name = name
+        self._open = open_
+        self._told = told
         id_, number = told.of(name)
         self._tracked = tracked._replace(id=id_, told=number)
         self._tracker: Tracker | None = None
@@ -116,7 +132,9 @@ class Teller:
 class Tracking:
     """The trackers of a run."""
 
-    def __init__(self, openers: Mapping[str, Callable[[Tracked], Tracker]], tracked: Tracked, told: Told) -> None:
+    def __init__(
+        self, openers: Mapping[str, Callable[[Tracked], Tracker]], tracked: Tracked, told: Told
+    ) -> None:
         """openers: what opens each tracker, by its name."""
         self._workers = {
             name: Worker[Line](f"track {name}", Teller(name, open_, tracked, told), LIMIT)
@@ -131,12 +149,15 @@ class Tracking:
     def log(self, line: Mapping[str, Json]) -> None:
         """A line of metrics.jsonl; never waits."""
         if self._workers:
-            numbers, number = dict(numbers_of(line)), line["round"]
+            numbers = dict(numbers_of(line))
+            number = line["round"]
             for worker in self._workers.values():
                 worker.emit(Line(int(str(number)), numbers))
 
     def close(self, seconds: float = PATIENCE) -> None:
-        """Tell all trackers that this is all, wait for them together, but not longer, and say what they lack."""
+        """Tell all trackers that this is all, wait for them together, but not longer, and say what
+        they lack.
+        """
         for worker in self._workers.values():
             worker.insist(Line(0, {}))
         for worker in self._workers.values():

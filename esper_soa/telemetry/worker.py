@@ -1,6 +1,8 @@
-"""A thread that does small jobs in order, for whoever must not wait: a bounded queue, and what was dropped from it.
+"""A thread that does small jobs in order, for whoever must not wait: a bounded queue, and what was
+dropped from it.
 
-The writer of tables and every tracker have one of their own, so that none waits for another. Needs no torch.
+The writer of tables and every tracker have one of their own, so that none waits for another. Needs
+no torch.
 """
 
 import threading
@@ -18,23 +20,29 @@ LOOK = 0.1  # seconds between two looks at whether the thread is still there
 class Failures:
     """Counts what is raised in its context and lets whoever made it go on.
 
-    For what a run can do without: what a library of others may raise is not known, and none of it may end a run.
+    For what a run can do without: what a library of others may raise is not known, and none of it
+    may end a run.
     """
 
     def __init__(self) -> None:
         self.count = 0
-        self.last, self.trace = "", ""  # of the last one: what it was, and where it came from
+        self.last = ""  # of the last one: what it was, and where it came from
+        self.trace = ""
 
     def __enter__(self) -> "Failures":
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> bool:
         if not isinstance(error, Exception):
             return False
         self.count += 1
-        self.last, self.trace = f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error))
+        self.last = f"{type(error).__name__}: {error}"
+        self.trace = "".join(traceback.format_exception(error))
         return True
 
 
@@ -43,7 +51,8 @@ class Worker(Generic[Item]):
 
     def __init__(self, name: str, handle: Callable[[Item], None], limit: int) -> None:
         """limit: items that may wait; name: of the thread."""
-        self._handle, self._limit = handle, limit
+        self._handle = handle
+        self._limit = limit
         self._queue: SimpleQueue[tuple[Item] | threading.Event | None] = SimpleQueue()
         self._failures = Failures()
         self._refused = self._abandoned = 0
@@ -66,7 +75,9 @@ class Worker(Generic[Item]):
         return self._queue.empty()
 
     def emit(self, item: Item) -> bool:
-        """Hand over an item, at once; False where it was dropped, as too many wait or the thread is gone."""
+        """Hand over an item, at once; False where it was dropped, as too many wait or the thread is
+        gone.
+        """
         fits = self._queue.qsize() < self._limit and self._thread.is_alive()
         if fits:
             self._queue.put((item,))
@@ -85,7 +96,8 @@ class Worker(Generic[Item]):
         return self._awaited(done.wait, seconds)
 
     def close(self, seconds: float) -> bool:
-        """Let the thread end once all is done, and wait for that, but not longer; what is left is dropped.
+        """Let the thread end once all is done, and wait for that, but not longer; what is left is
+        dropped.
 
         May be repeated; returns whether it has ended.
         """

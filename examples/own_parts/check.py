@@ -1,4 +1,6 @@
-"""Are the parts of this package what a run takes them for? One error names everything that is wrong with a part."""
+"""Are the parts of this package what a run takes them for? One error names everything that is wrong
+with a part.
+"""
 
 import esper_soa
 

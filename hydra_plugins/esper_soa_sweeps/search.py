@@ -1,4 +1,6 @@
-"""A sweeper of Hydra by Optuna, whose jobs are trials; what it does is in sweep/search.py of esper_soa."""
+"""A sweeper of Hydra by Optuna, whose jobs are trials; what it does is in sweep/search.py of
+esper_soa.
+"""
 
 from hydra.core.plugins import Plugins
 from hydra.plugins.launcher import Launcher
@@ -14,7 +16,9 @@ class OptunaSweeper(Sweeper):
         """settings: those of hydra/sweeper/optuna.yaml; read from the configuration."""
         self.launcher: Launcher | None = None
 
-    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+    def setup(
+        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
+    ) -> None:
         """Called by Hydra before `sweep`."""
         self.config = config
         self.hydra_context = hydra_context
@@ -23,7 +27,9 @@ class OptunaSweeper(Sweeper):
         )
 
     def sweep(self, arguments: list[str]) -> float | None:
-        """Play what is left of the trials; returns the best accuracy, None where no trial came to its end."""
+        """Play what is left of the trials; returns the best accuracy, None where no trial came to
+        its end.
+        """
         from esper_soa.sweep.refusal import refused
         from esper_soa.sweep.search import search
 

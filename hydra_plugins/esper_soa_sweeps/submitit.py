@@ -1,6 +1,8 @@
-"""Submitit's launchers of hydra-submitit-launcher, which lose no job to another: all are waited for, however each ends.
+"""Submitit's launchers of hydra-submitit-launcher, which lose no job to another: all are waited
+for, however each ends.
 
-Without that package there are none; sweep/plugins.py of esper_soa says so before Hydra looks for them.
+Without that package there are none; sweep/plugins.py of esper_soa says so before Hydra looks for
+them.
 """
 
 from collections.abc import Sequence
@@ -15,13 +17,17 @@ if find_spec("hydra_plugins.hydra_submitit_launcher") is not None:
     class LocalJobs(LocalLauncher):
         """Every job is a process on this machine; all start at once."""
 
-        def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        def launch(
+            self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
+        ) -> Sequence[JobReturn]:
             """What all jobs came to."""
             return launch(self, job_overrides, initial_job_idx)
 
     class SlurmJobs(SlurmLauncher):
         """Every job is one of an array that is given to Slurm."""
 
-        def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        def launch(
+            self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
+        ) -> Sequence[JobReturn]:
             """What all jobs came to."""
             return launch(self, job_overrides, initial_job_idx)

@@ -1,4 +1,6 @@
-"""What all adapters share, without the library of any: observations, masks, and where trajectories end."""
+"""What all adapters share, without the library of any: observations, masks, and where trajectories
+end.
+"""
 
 import pytest
 import torch
@@ -21,7 +23,8 @@ def test_a_round_is_that_of_the_simulator_and_the_next_begins_at_once(played: Pl
     for step, action in enumerate(played.actions):
         assert torch.equal(shown.features[:, : played.features.shape[2]], played.features[step])
         turn = envs.step(action)
-        shown, info = turn.shown, turn.info
+        shown = turn.shown
+        info = turn.info
         assert torch.equal(turn.reward, played.rewards[step])
         assert turn.truncated.tolist() == [step == STEPS - 1] * ENVS
         assert torch.equal(turn.last.features, shown.features) == (step < STEPS - 1)
@@ -76,7 +79,9 @@ def test_features_say_which_blueprint_stands_where() -> None:
     standing = shown.features[:, -2 * len(envs.codes) :].reshape(ENVS, 2, -1)
     assert not standing.any()
     germinate = torch.zeros(ENVS, 8, dtype=torch.int64)
-    germinate[:, 0], germinate[:, 1], germinate[:, -1] = torch.tensor([0, 1, 0]), torch.tensor([3, 1, 7]), Op.GERMINATE
+    germinate[:, 0] = torch.tensor([0, 1, 0])
+    germinate[:, 1] = torch.tensor([3, 1, 7])
+    germinate[:, -1] = Op.GERMINATE
     shown = envs.step(germinate).shown
     standing = shown.features[:, -2 * len(envs.codes) :].reshape(ENVS, 2, -1)
     assert standing.nonzero().tolist() == [[0, 0, 2], [1, 1, 0], [2, 0, 6]]
@@ -87,9 +92,12 @@ def test_head_masks_leave_a_choice_where_nothing_may_be_germinated() -> None:
     envs = envs_of("heads", steps=3, max_seeds=1)
     envs.reset()
     germinate = torch.zeros(ENVS, 8, dtype=torch.int64)
-    germinate[:, 1], germinate[:, -1] = 1, Op.GERMINATE
+    germinate[:, 1] = 1
+    germinate[:, -1] = Op.GERMINATE
     shown = envs.step(germinate).shown
-    masks = dict(zip(("slot", "blueprint"), shown.action_mask.split(envs.head_sizes, 1)[:2], strict=True))
+    masks = dict(
+        zip(("slot", "blueprint"), shown.action_mask.split(envs.head_sizes, 1)[:2], strict=True)
+    )
     assert masks["blueprint"][:, Blueprint.NOOP].all()
     assert all(part.any(1).all() for part in shown.action_mask.split(envs.head_sizes, 1))
 
@@ -111,11 +119,13 @@ def early(**asked: float) -> dict[str, float]:
     return {f"early_stop.{name}": value for name, value in asked.items()}
 
 
-PLATEAU = early(patience=1, min_delta=100.0, min_steps=3)  # after the first env-step nothing is a gain
+# after the first env-step nothing is a gain
+PLATEAU = early(patience=1, min_delta=100.0, min_steps=3)
 
 
 def test_an_env_on_its_own_is_truncated_where_its_episode_ends_early_and_begins_anew() -> None:
-    envs, ends = envs_of(**PLATEAU | {"envs": 1}), []
+    envs = envs_of(**PLATEAU | {"envs": 1})
+    ends = []
     envs.reset()
     for step in range(1, 7):
         turn = envs.step(WAIT[:1])
@@ -129,13 +139,16 @@ def test_an_env_on_its_own_is_truncated_where_its_episode_ends_early_and_begins_
 
 def test_what_it_shows_last_is_what_its_value_is_read_on() -> None:
     """All legal choices, as behind a last env-step, though it would only wait."""
-    short, cut = envs_of(envs=1, steps=3), envs_of(**PLATEAU | {"envs": 1})
+    short = envs_of(envs=1, steps=3)
+    cut = envs_of(**PLATEAU | {"envs": 1})
     for envs in (short, cut):
         envs.reset()
         for _ in range(3):
             turn = envs.step(WAIT[:1], go_on=False)
         after = envs.sim.env.after()
-        assert torch.equal(turn.last.features[:, : after.observation.features.shape[1]], after.observation.features)
+        assert torch.equal(
+            turn.last.features[:, : after.observation.features.shape[1]], after.observation.features
+        )
         assert torch.equal(turn.last.action_mask, envs.sim.joint.mask(after.masks))
         assert int(turn.last.action_mask.sum()) > 1
 
@@ -152,5 +165,7 @@ def test_a_rollback_that_is_the_last_allowed_one_terminates_and_ends_the_episode
 
 
 def test_several_envs_cannot_end_early() -> None:
-    with pytest.raises(UserError, match=r"with 3 envs. There an env that has ended begins anew at once and alone"):
+    with pytest.raises(
+        UserError, match=r"with 3 envs. There an env that has ended begins anew at once and alone"
+    ):
         envs_of(**PLATEAU)

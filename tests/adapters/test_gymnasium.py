@@ -1,4 +1,6 @@
-"""Gymnasium's checks, wrappers and loops on our envs, and the rewards of the simulator to the bit."""
+"""Gymnasium's checks, wrappers and loops on our envs, and the rewards of the simulator to the
+bit.
+"""
 
 import numpy as np
 import pytest
@@ -9,12 +11,21 @@ from torch import nn
 gymnasium = pytest.importorskip("gymnasium")
 adapter = pytest.importorskip("esper_soa.adapters.gymnasium")
 ID = f"esper_soa/{EXPERIMENT}-v0"
-PLATEAU = {"early_stop.patience": 1, "early_stop.min_delta": 100, "early_stop.min_steps": 3}  # episodes of 3 env-steps
+PLATEAU = {
+    "early_stop.patience": 1,
+    "early_stop.min_delta": 100,
+    "early_stop.min_steps": 3,
+}  # episodes of 3 env-steps
 
 
 def vector(actions: str = "joint"):
     return gymnasium.make_vec(
-        ID, num_envs=ENVS, vectorization_mode="vector_entry_point", actions=actions, seed=SEED, **SIZES
+        ID,
+        num_envs=ENVS,
+        vectorization_mode="vector_entry_point",
+        actions=actions,
+        seed=SEED,
+        **SIZES,
     )
 
 
@@ -27,7 +38,9 @@ def test_gymnasium_finds_no_fault_in_a_single_env(actions: str) -> None:
 
 
 def test_every_experiment_has_an_id() -> None:
-    assert {f"esper_soa/{name}-v0" for name in ("smoke", "cifar_1seed", "cifar_3seed")} <= set(gymnasium.registry)
+    assert {f"esper_soa/{name}-v0" for name in ("smoke", "cifar_1seed", "cifar_3seed")} <= set(
+        gymnasium.registry
+    )
 
 
 def test_the_same_actions_give_the_rewards_of_the_simulator_to_the_bit(played: Played) -> None:
@@ -37,7 +50,9 @@ def test_the_same_actions_give_the_rewards_of_the_simulator_to_the_bit(played: P
         assert envs.observation_space.contains(observation)
         mask = observation["action_mask"]
         assert mask[np.arange(ENVS), played.actions[step]].all()
-        assert np.array_equal(observation["features"][:, : played.features.shape[2]], played.features[step])
+        assert np.array_equal(
+            observation["features"][:, : played.features.shape[2]], played.features[step]
+        )
         observation, reward, terminated, truncated, info = envs.step(played.actions[step].numpy())
         assert np.array_equal(reward, played.rewards[step])
         assert not terminated.any()
@@ -63,7 +78,8 @@ def test_a_breakdown_ends_one_trajectory_which_goes_on_from_its_snapshot() -> No
     envs = vector()
     envs.reset()
     envs.flat.sim.world.weights["host", "params"][1] = torch.nan
-    ends, wait = [], np.zeros(ENVS, dtype=np.int64)
+    ends = []
+    wait = np.zeros(ENVS, dtype=np.int64)
     for _ in range(STEPS - 1):
         observation, reward, terminated, truncated, info = envs.step(wait)
         ends.append(terminated.tolist())
@@ -83,7 +99,8 @@ def test_a_single_env_goes_on_after_a_breakdown_and_begins_anew_after_its_last_e
     env = gymnasium.make(ID, **SIZES).unwrapped
     env.reset()
     env.flat.sim.world.weights["host", "params"][0] = torch.nan
-    terminated, steps = False, 0
+    terminated = False
+    steps = 0
     while not terminated:
         _, _, terminated, truncated, info = env.step(0)
         steps += 1
@@ -102,12 +119,18 @@ def test_a_single_env_whose_episode_ends_early_is_truncated_and_fresh_after_rese
     env.reset()
     flags = [env.step(0)[2:4] for _ in range(3)]
     assert flags == [(False, False), (False, False), (False, True)]
-    assert env.reset()[1] == {"accuracy": env.flat.sim.state.signals.val_accuracy[0], "illegal": False, "round": 1,
-                              "env_step": 0}  # fmt: skip
+    assert env.reset()[1] == {
+        "accuracy": env.flat.sim.state.signals.val_accuracy[0],
+        "illegal": False,
+        "round": 1,
+        "env_step": 0,
+    }
 
 
 def test_a_rollback_at_an_early_end_is_followed_by_a_fresh_host() -> None:
-    env = gymnasium.make(ID, **SIZES, **{"early_stop.rollbacks": 1, "early_stop.min_steps": 1}).unwrapped
+    env = gymnasium.make(
+        ID, **SIZES, **{"early_stop.rollbacks": 1, "early_stop.min_steps": 1}
+    ).unwrapped
     env.reset()
     env.flat.sim.world.weights["host", "params"][0] = torch.nan
     terminated = False
@@ -120,21 +143,30 @@ def test_a_rollback_at_an_early_end_is_followed_by_a_fresh_host() -> None:
 def test_single_envs_in_the_librarys_own_vector_env_begin_anew_one_by_one() -> None:
     """The second env has an episode of full length beside the first one's early ends."""
     plain = {name: value for name, value in PLATEAU.items() if name != "early_stop.patience"}
-    kinds = [lambda: gymnasium.make(ID, **SIZES, **PLATEAU), lambda: gymnasium.make(ID, **SIZES, **plain)]
-    envs, ends = gymnasium.vector.SyncVectorEnv(kinds), []
+    kinds = [
+        lambda: gymnasium.make(ID, **SIZES, **PLATEAU),
+        lambda: gymnasium.make(ID, **SIZES, **plain),
+    ]
+    envs = gymnasium.vector.SyncVectorEnv(kinds)
+    ends = []
     envs.reset()
     for _ in range(STEPS + 1):
         _, _, terminated, truncated, _ = envs.step(np.zeros(2, dtype=np.int64))
         assert not terminated.any()
         ends.append(truncated.tolist())
     cut = [step for step, (first, _) in enumerate(ends, 1) if first]
-    assert cut == [3, 7]  # it is reset at an env-step of its own, which this library does by default
+    assert cut == [
+        3,
+        7,
+    ]  # it is reset at an env-step of its own, which this library does by default
     assert [second for _, second in ends] == [False] * (STEPS - 1) + [True, False]
 
 
 @pytest.mark.parametrize("actions", ["joint", "heads"])
 def test_a_loop_as_users_write_it_learns_with_masks(actions: str) -> None:
-    """Policy gradient on two rounds: masked logits, sampled, stepped, summed up, one step of Adam with entropy."""
+    """Policy gradient on two rounds: masked logits, sampled, stepped, summed up, one step of Adam
+    with entropy.
+    """
     envs = vector(actions)
     sizes = envs.flat.head_sizes if actions == "heads" else (envs.flat.num_actions,)
     policy = nn.Linear(envs.single_observation_space["features"].shape[0], sum(sizes))
@@ -142,11 +174,15 @@ def test_a_loop_as_users_write_it_learns_with_masks(actions: str) -> None:
     before = policy.weight.detach().clone()
     torch.manual_seed(0)
     observation, _ = envs.reset(seed=1)
-    log_probs, rewards, entropies = [], [], []
+    log_probs = []
+    rewards = []
+    entropies = []
     for _ in range(2 * STEPS):
         legal = torch.from_numpy(observation["action_mask"]).bool()
         logits = policy(torch.from_numpy(observation["features"])).masked_fill(~legal, -1e9)
-        heads = [torch.distributions.Categorical(logits=part) for part in logits.split(sizes, dim=1)]
+        heads = [
+            torch.distributions.Categorical(logits=part) for part in logits.split(sizes, dim=1)
+        ]
         chosen = [head.sample() for head in heads]
         log_probs.append(sum(head.log_prob(one) for head, one in zip(heads, chosen, strict=True)))
         entropies.append(sum(head.entropy() for head in heads))

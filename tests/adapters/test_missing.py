@@ -7,7 +7,8 @@ import pytest
 
 
 @pytest.mark.parametrize(
-    ("adapter", "library"), [("gymnasium", "gymnasium"), ("sb3", "stable_baselines3"), ("torchrl", "torchrl")]
+    ("adapter", "library"),
+    [("gymnasium", "gymnasium"), ("sb3", "stable_baselines3"), ("torchrl", "torchrl")],
 )
 def test_a_missing_library_is_told_with_the_extra_to_install(adapter: str, library: str) -> None:
     hidden = f"import sys; sys.modules[{library!r}] = None; import esper_soa.adapters.{adapter}"

@@ -1,4 +1,6 @@
-"""stable-baselines3 and sb3-contrib on our envs: their check, their masks, a thousand steps of learning."""
+"""stable-baselines3 and sb3-contrib on our envs: their check, their masks, a thousand steps of
+learning.
+"""
 
 import time
 
@@ -25,8 +27,12 @@ def test_the_same_actions_give_the_rewards_of_the_simulator(played: Played) -> N
     env = vec_env()
     observation = env.reset()
     for step in range(STEPS):
-        assert np.array_equal(np.stack(env.env_method("action_masks")), observation["action_mask"].astype(bool))
-        assert np.array_equal(observation["features"][:, : played.features.shape[2]], played.features[step])
+        assert np.array_equal(
+            np.stack(env.env_method("action_masks")), observation["action_mask"].astype(bool)
+        )
+        assert np.array_equal(
+            observation["features"][:, : played.features.shape[2]], played.features[step]
+        )
         observation, reward, done, infos = env.step(played.actions[step].numpy())
         assert np.array_equal(reward, played.rewards[step].float())
         assert done.all() == (step == STEPS - 1)
@@ -36,7 +42,9 @@ def test_the_same_actions_give_the_rewards_of_the_simulator(played: Played) -> N
         assert env.observation_space.contains(last)
         assert not np.array_equal(last["features"], observation["features"][env_number])
     env.seed(SEED)
-    assert np.array_equal(env.reset()["features"][:, : played.features.shape[2]], played.features[0])
+    assert np.array_equal(
+        env.reset()["features"][:, : played.features.shape[2]], played.features[0]
+    )
 
 
 def test_a_breakdown_ends_one_trajectory() -> None:
@@ -65,20 +73,26 @@ def test_an_env_on_its_own_may_end_early_and_several_may_not() -> None:
             last = infos[0]["terminal_observation"]
             assert env.observation_space.contains(last)
             assert not np.array_equal(last["features"], observation["features"][0])
-    with pytest.raises(Exception, match="early_stop=.*: must be off in environments of other libraries with 2 envs"):
+    with pytest.raises(
+        Exception, match="early_stop=.*: must be off in environments of other libraries with 2 envs"
+    ):
         sb3.GrowthVecEnv(EXPERIMENT, envs=2, **SIZES, **plateau)
 
 
 def test_masked_ppo_learns_a_thousand_steps_within_a_minute() -> None:
     contrib = pytest.importorskip("sb3_contrib")
     env = vec_env(4)
-    model = contrib.MaskablePPO("MultiInputPolicy", env, n_steps=50, batch_size=100, n_epochs=2, seed=0)
+    model = contrib.MaskablePPO(
+        "MultiInputPolicy", env, n_steps=50, batch_size=100, n_epochs=2, seed=0
+    )
     before = {name: value.clone() for name, value in model.policy.state_dict().items()}
     begun = time.process_time()
     model.learn(1000)
     assert time.process_time() - begun < 60
     assert model.num_timesteps >= 1000
-    assert any(not torch.equal(value, before[name]) for name, value in model.policy.state_dict().items())
+    assert any(
+        not torch.equal(value, before[name]) for name, value in model.policy.state_dict().items()
+    )
     observation = env.reset()
     actions, _ = model.predict(observation, action_masks=env.action_masks())
     assert observation["action_mask"][np.arange(4), actions].all()

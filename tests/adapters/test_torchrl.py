@@ -1,4 +1,6 @@
-"""torchrl on our envs: its check of the specs, masked rollouts, a collector, and an update of PPO."""
+"""torchrl on our envs: its check of the specs, masked rollouts, a collector, and an update of
+PPO.
+"""
 
 import pytest
 import torch
@@ -29,7 +31,10 @@ def test_masked_rollouts_take_legal_actions_for_three_episodes() -> None:
     chosen = rollout["action_mask"].gather(2, rollout["action"][:, :, None])
     assert chosen.all()
     ends = rollout["next", "done"].squeeze(-1)
-    assert ends.nonzero()[:, 1].reshape(ENVS, 3).tolist() == [[STEPS - 1, 2 * STEPS - 1, 3 * STEPS - 1]] * ENVS
+    assert (
+        ends.nonzero()[:, 1].reshape(ENVS, 3).tolist()
+        == [[STEPS - 1, 2 * STEPS - 1, 3 * STEPS - 1]] * ENVS
+    )
     assert torch.equal(rollout["next", "truncated"], rollout["next", "done"])
 
 
@@ -51,7 +56,9 @@ def test_a_breakdown_ends_one_trajectory_which_goes_on() -> None:
     env.flat.sim.world.weights["host", "params"][1] = torch.nan
     ends = []
     for _ in range(STEPS - 1):
-        stepped, shown = env.step_and_maybe_reset(shown.set("action", torch.zeros(ENVS, dtype=torch.int64)))
+        stepped, shown = env.step_and_maybe_reset(
+            shown.set("action", torch.zeros(ENVS, dtype=torch.int64))
+        )
         assert stepped["next", "reward"].isfinite().all()
         ends.append(stepped["next", "terminated"][:, 0].tolist())
         if any(ends[-1]):
@@ -65,31 +72,44 @@ def test_a_breakdown_ends_one_trajectory_which_goes_on() -> None:
 
 def test_an_env_on_its_own_may_end_early_and_several_may_not() -> None:
     plateau = {"early_stop.patience": 1, "early_stop.min_delta": 100, "early_stop.min_steps": 3}
-    env = envs.TransformedEnv(adapter.GrowthEnv(EXPERIMENT, envs=1, seed=SEED, **SIZES, **plateau),
-                              envs.transforms.ActionMask())  # fmt: skip
+    env = envs.TransformedEnv(
+        adapter.GrowthEnv(EXPERIMENT, envs=1, seed=SEED, **SIZES, **plateau),
+        envs.transforms.ActionMask(),
+    )
     rollout = env.rollout(9, break_when_any_done=False)
     assert rollout["next", "truncated"].flatten().tolist() == [False, False, True] * 3
     assert not rollout["next", "terminated"].any()
     assert torch.equal(rollout["next", "truncated"], rollout["next", "done"])
     assert not torch.equal(rollout["next", "features"][0, 2], rollout["features"][0, 3])
-    with pytest.raises(Exception, match="early_stop=.*: must be off in environments of other libraries with 2 envs"):
+    with pytest.raises(
+        Exception, match="early_stop=.*: must be off in environments of other libraries with 2 envs"
+    ):
         adapter.GrowthEnv(EXPERIMENT, envs=2, **SIZES, **plateau)
 
 
 def test_a_collector_fills_a_thousand_frames_and_ppo_learns_from_them() -> None:
     collectors = pytest.importorskip("torchrl.collectors")
-    modules, objectives = pytest.importorskip("torchrl.modules"), pytest.importorskip("torchrl.objectives")
+    modules = pytest.importorskip("torchrl.modules")
+    objectives = pytest.importorskip("torchrl.objectives")
     nested = pytest.importorskip("tensordict.nn")
     torch.manual_seed(0)
     env = masked()
-    size, actions = env.observation_spec["features"].shape[-1], env.action_spec.n
-    logits = nested.TensorDictModule(nn.Linear(size, actions), in_keys=["features"], out_keys=["logits"])
+    size = env.observation_spec["features"].shape[-1]
+    actions = env.action_spec.n
+    logits = nested.TensorDictModule(
+        nn.Linear(size, actions), in_keys=["features"], out_keys=["logits"]
+    )
     actor = modules.ProbabilisticActor(
-        logits, in_keys={"logits": "logits", "mask": "action_mask"}, out_keys=["action"],
-        distribution_class=modules.MaskedCategorical, return_log_prob=True,
-    )  # fmt: skip
+        logits,
+        in_keys={"logits": "logits", "mask": "action_mask"},
+        out_keys=["action"],
+        distribution_class=modules.MaskedCategorical,
+        return_log_prob=True,
+    )
     critic = modules.ValueOperator(nn.Linear(size, 1), in_keys=["features"])
-    kind = collectors.Collector if hasattr(collectors, "Collector") else collectors.SyncDataCollector
+    kind = (
+        collectors.Collector if hasattr(collectors, "Collector") else collectors.SyncDataCollector
+    )
     frames = 0
     for batch in kind(env, actor, frames_per_batch=ENVS * 50, total_frames=1050):
         frames += batch.numel()

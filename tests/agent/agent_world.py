@@ -31,7 +31,9 @@ def width_of(num_slots: int) -> int:
 
 def small_policy(num_slots: int, seed: int = 0, layers: int = 1, **ppo: object) -> RecurrentPolicy:
     network = NetworkConfig(hidden=32, features=32, layers=layers, slot_features=16)
-    return RecurrentPolicy(PolicyConfig(network=network, ppo=PPOConfig(**ppo)), some_slots(num_slots), seed)
+    return RecurrentPolicy(
+        PolicyConfig(network=network, ppo=PPOConfig(**ppo)), some_slots(num_slots), seed
+    )
 
 
 def masks_of_ops(op: Tensor, num_slots: int) -> Masks:
@@ -55,8 +57,12 @@ def random_masks(num_envs: int, num_slots: int, generator: torch.Generator) -> M
     return masks.replace(slot_by_op=by_op & op.unsqueeze(-1))
 
 
-def random_rollout(policy: RecurrentPolicy, num_steps: int, num_envs: int, seed: int, restarts: float = 0.2) -> Rollout:
-    """Play on random observations and masks; envs are restarted at random, with probability `restarts`."""
+def random_rollout(
+    policy: RecurrentPolicy, num_steps: int, num_envs: int, seed: int, restarts: float = 0.2
+) -> Rollout:
+    """Play on random observations and masks; envs are restarted at random, with probability
+    `restarts`.
+    """
     generator = torch.Generator().manual_seed(seed)
     num_slots = len(policy.places)
     num_features = width_of(num_slots)
@@ -73,21 +79,30 @@ def random_rollout(policy: RecurrentPolicy, num_steps: int, num_envs: int, seed:
         with torch.no_grad():
             decision, memory = policy.decide(observation, masks, noise, memory)
         row = Row(
-            features=features, blueprints=blueprints, masks=masks, action=decision.action,
-            effective_op=decision.action.op, log_probs=decision.log_probs, value=decision.value,
+            features=features,
+            blueprints=blueprints,
+            masks=masks,
+            action=decision.action,
+            effective_op=decision.action.op,
+            log_probs=decision.log_probs,
+            value=decision.value,
             reward=torch.randn(num_envs, generator=generator),
             terminal=torch.zeros(num_envs, dtype=torch.bool),
-            truncated=torch.full((num_envs,), t == num_steps - 1), reset=reset,
+            truncated=torch.full((num_envs,), t == num_steps - 1),
+            reset=reset,
             valid=torch.ones(num_envs, dtype=torch.bool),
             contribution=torch.randn(num_envs, num_slots, generator=generator),
-            contribution_measured=blueprints >= 0, batch_size=[num_envs],
-        )  # fmt: skip
+            contribution_measured=blueprints >= 0,
+            batch_size=[num_envs],
+        )
         write_(rollout, t, row)
     return Rollout(rollout.rows, torch.randn(num_envs, generator=generator))
 
 
 class World(Protocol):
-    """An episode of `num_steps` env-steps with one seed slot; three features of the env [N, 3] are not 0."""
+    """An episode of `num_steps` env-steps with one seed slot; three features of the env [N, 3] are
+    not 0.
+    """
 
     num_steps: int
 
@@ -96,24 +111,35 @@ class World(Protocol):
     def reward(self, t: int, cue: Tensor, row: Row) -> Tensor: ...
 
 
-def train(world: World, legal_ops: list[int], num_updates: int, seed: int, **ppo: object) -> list[float]:
-    """Mean raw reward per env and episode of every round; 64 envs, cue drawn from {0, 1} per env."""
+def train(
+    world: World, legal_ops: list[int], num_updates: int, seed: int, **ppo: object
+) -> list[float]:
+    """Mean raw reward per env and episode of every round; 64 envs, cue drawn from {0, 1} per
+    env.
+    """
     num_envs = 64
     no_floor = dict.fromkeys(HEAD_NAMES, 0.0)
-    policy = small_policy(1, seed, probability_floor=no_floor, entropy_floor_penalty=no_floor, **ppo)
+    policy = small_policy(
+        1, seed, probability_floor=no_floor, entropy_floor_penalty=no_floor, **ppo
+    )
     learner = Learner(
-        policy, PPOConfig(probability_floor=no_floor, entropy_floor_penalty=no_floor, **ppo), num_updates, seed
+        policy,
+        PPOConfig(probability_floor=no_floor, entropy_floor_penalty=no_floor, **ppo),
+        num_updates,
+        seed,
     )
     op = torch.zeros(num_envs, 6, dtype=torch.bool)
     op[:, legal_ops] = True
     masks = masks_of_ops(op, 1)
-    envs, no = torch.arange(num_envs), torch.zeros(num_envs, dtype=torch.bool)
+    envs = torch.arange(num_envs)
+    no = torch.zeros(num_envs, dtype=torch.bool)
     history = []
     for update in range(num_updates):
         rollout = new_rollout(world.num_steps, num_envs, 1, width_of(1), CPU)
         keys = stream_keys(seed, POLICY_SAMPLE, (update,), envs)
         cue = (uniform(keys, torch.full_like(envs, 1000)) < 0.5).long()
-        memory, earned = policy.start(num_envs, CPU), torch.zeros(num_envs)
+        memory = policy.start(num_envs, CPU)
+        earned = torch.zeros(num_envs)
         for t in range(world.num_steps):
             noise = uniform(keys.unsqueeze(-1), torch.arange(8) + 8 * t)
             blueprints = torch.full((num_envs, 1), -1)
@@ -122,12 +148,22 @@ def train(world: World, legal_ops: list[int], num_updates: int, seed: int, **ppo
             with torch.no_grad():
                 decision, memory = policy.decide(observation, masks, noise, memory)
             row = Row(
-                features=observation.features, blueprints=blueprints, masks=masks, action=decision.action,
-                effective_op=decision.action.op, log_probs=decision.log_probs, value=decision.value,
-                reward=torch.zeros(num_envs), terminal=no | (t == world.num_steps - 1), truncated=no,
-                reset=no | (t == 0), valid=~no, contribution=torch.zeros(num_envs, 1),
-                contribution_measured=no.unsqueeze(-1), batch_size=[num_envs],
-            )  # fmt: skip
+                features=observation.features,
+                blueprints=blueprints,
+                masks=masks,
+                action=decision.action,
+                effective_op=decision.action.op,
+                log_probs=decision.log_probs,
+                value=decision.value,
+                reward=torch.zeros(num_envs),
+                terminal=no | (t == world.num_steps - 1),
+                truncated=no,
+                reset=no | (t == 0),
+                valid=~no,
+                contribution=torch.zeros(num_envs, 1),
+                contribution_measured=no.unsqueeze(-1),
+                batch_size=[num_envs],
+            )
             reward = world.reward(t, cue, row)
             earned += reward
             write_(rollout, t, row.replace(reward=learner.scale_rewards_(reward, ~no)))

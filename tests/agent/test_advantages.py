@@ -24,15 +24,24 @@ def test_a_truncated_episode_goes_on_with_the_bootstrap_value():
 
 
 def test_nothing_flows_back_across_a_terminal_row_inside_a_rollout():
-    # rows 0, 1 end with -10; row 2 is a new trajectory: A_2 = 5 - 3, A_1 = -10 - 2, A_0 = 1 + 2 - 1 + 0.5 * -12
+    # rows 0, 1 end with -10; row 2 is a new trajectory: A_2 = 5 - 3, A_1 = -10 - 2, A_0 = 1 + 2 - 1
+    # + 0.5 * -12
     advantages, _, _ = gae(
-        column(1, -10, 5), column(1, 2, 3), flags(0, 1, 0), flags(1, 1, 1), torch.tensor([0.0]), 1.0, 0.5
+        column(1, -10, 5),
+        column(1, 2, 3),
+        flags(0, 1, 0),
+        flags(1, 1, 1),
+        torch.tensor([0.0]),
+        1.0,
+        0.5,
     )
     torch.testing.assert_close(advantages, column(-4, -12, 2))
 
 
 def test_a_terminal_last_row_ignores_the_bootstrap_value():
-    advantages, _, _ = gae(column(2), column(0.5), flags(1), flags(1), torch.tensor([99.0]), 1.0, 1.0)
+    advantages, _, _ = gae(
+        column(2), column(0.5), flags(1), flags(1), torch.tensor([99.0]), 1.0, 1.0
+    )
     torch.testing.assert_close(advantages, column(1.5))
 
 
@@ -40,7 +49,13 @@ def test_rows_that_are_not_valid_change_nothing_even_with_nan_in_them():
     nan = float("nan")
     args = (torch.tensor([0.4]), 0.995, 0.98)
     short = gae(column(1, 0), column(0.5, 0.25), flags(0, 0), flags(1, 1), *args)
-    padded = gae(column(1, nan, 0, nan), column(0.5, nan, 0.25, nan), flags(0, 1, 0, 1), flags(1, 0, 1, 0), *args)
+    padded = gae(
+        column(1, nan, 0, nan),
+        column(0.5, nan, 0.25, nan),
+        flags(0, 1, 0, 1),
+        flags(1, 0, 1, 0),
+        *args,
+    )
     for whole, part in zip(padded, short, strict=True):
         assert torch.equal(whole[[0, 2]], part)
         assert torch.equal(whole[[1, 3]], torch.zeros(2, 1))
@@ -48,12 +63,16 @@ def test_rows_that_are_not_valid_change_nothing_even_with_nan_in_them():
 
 def test_envs_do_not_mix():
     generator = torch.Generator().manual_seed(1)
-    rewards, values = torch.randn(5, 3, generator=generator), torch.randn(5, 3, generator=generator)
+    rewards = torch.randn(5, 3, generator=generator)
+    values = torch.randn(5, 3, generator=generator)
     terminal = torch.rand(5, 3, generator=generator) < 0.3
-    valid, bootstrap = torch.ones(5, 3).bool(), torch.randn(3, generator=generator)
+    valid = torch.ones(5, 3).bool()
+    bootstrap = torch.randn(3, generator=generator)
     together = gae(rewards, values, terminal, valid, bootstrap, 0.99, 0.9)
     one = slice(1, 2)
-    alone = gae(rewards[:, one], values[:, one], terminal[:, one], valid[:, one], bootstrap[one], 0.99, 0.9)
+    alone = gae(
+        rewards[:, one], values[:, one], terminal[:, one], valid[:, one], bootstrap[one], 0.99, 0.9
+    )
     for all_envs, env in zip(together, alone, strict=True):
         assert torch.equal(all_envs[:, one], env)
 

@@ -12,7 +12,8 @@ from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.protocol import restart
 from esper_soa.vocabulary import HEAD_NAMES
 
-NUM_ENVS, STEPS = 6, 12
+NUM_ENVS = 6
+STEPS = 12
 RULES = tiny_rules(3, STEPS)
 PPO = PPOConfig(observation_clip=0.5, probability_floor=dict.fromkeys(HEAD_NAMES, 0.02))
 CONFIG = PolicyConfig(network=NetworkConfig(hidden=16, features=8, slot_features=8), ppo=PPO)
@@ -30,25 +31,37 @@ def policy(config: PolicyConfig = CONFIG) -> RecurrentPolicy:
 def controller(config: PolicyConfig = CONFIG) -> Controller:
     """It, by way of JSON and tensors."""
     spec = json.loads(json.dumps(controller_spec(config, RULES.nets.shape.slots)))
-    return controller_of(spec, {f"policy.{name}": value for name, value in policy(config).state_dict().items()})
+    return controller_of(
+        spec, {f"policy.{name}": value for name, value in policy(config).state_dict().items()}
+    )
 
 
-def call(module: Controller, played: EnvStep, **more: torch.Tensor | None) -> dict[str, torch.Tensor]:
+def call(
+    module: Controller, played: EnvStep, **more: torch.Tensor | None
+) -> dict[str, torch.Tensor]:
     """The module on what an env-step shows, as plain tensors."""
-    seen, masks = played.view.observation, played.view.masks
+    seen = played.view.observation
+    masks = played.view.masks
     legal = {name: masks.get(name) for name in masks.keys()}  # noqa: SIM118 - of a record
     return module(seen.features, seen.blueprints, legal, **more)
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_its_actions_are_those_of_the_policy_to_the_bit_with_envs_that_begin_again(deterministic: bool) -> None:
+def test_its_actions_are_those_of_the_policy_to_the_bit_with_envs_that_begin_again(
+    deterministic: bool,
+) -> None:
     config = PolicyConfig(network=CONFIG.network, ppo=PPO, deterministic=deterministic)
-    original, module = policy(config), controller(config)
+    original = policy(config)
+    module = controller(config)
     memory = fresh = original.start(NUM_ENVS, CPU)
     assert module.deterministic is deterministic
     ops = set[int]()
     for step, played in enumerate(play_state(RULES, NUM_ENVS, 1)):
-        again = torch.arange(NUM_ENVS) % 4 == step % 4 if step else torch.zeros(NUM_ENVS, dtype=torch.bool)
+        again = (
+            torch.arange(NUM_ENVS) % 4 == step % 4
+            if step
+            else torch.zeros(NUM_ENVS, dtype=torch.bool)
+        )
         decision, memory = original.act(played.view, restart(memory, fresh, again))
         action = call(module, played, noise=played.view.noise, restarted=again)
         assert list(action) == list(HEAD_NAMES)
@@ -61,8 +74,10 @@ def test_its_actions_are_those_of_the_policy_to_the_bit_with_envs_that_begin_aga
 
 
 def test_as_an_agent_it_is_the_policy_and_leaves_its_own_memory_alone() -> None:
-    original, module = policy(), controller()
-    mine, its = module.start(NUM_ENVS, CPU), original.start(NUM_ENVS, CPU)
+    original = policy()
+    module = controller()
+    mine = module.start(NUM_ENVS, CPU)
+    its = original.start(NUM_ENVS, CPU)
     for played in play_state(RULES, NUM_ENVS, 2):
         decision, mine = module.act(played.view, mine)
         wanted, its = original.act(played.view, its)
@@ -93,7 +108,9 @@ def test_without_noise_it_draws_from_torch_and_every_choice_is_legal() -> None:
         torch.manual_seed(7)
         before = module.memory
         action = call(module, played)
-        legal = played.view.masks.slot_by_op.gather(1, action["op"].view(-1, 1, 1).expand(-1, 1, 3)).squeeze(1)
+        legal = played.view.masks.slot_by_op.gather(
+            1, action["op"].view(-1, 1, 1).expand(-1, 1, 3)
+        ).squeeze(1)
         assert legal.gather(1, action["slot"].unsqueeze(1)).all()
         assert played.view.masks.op.gather(1, action["op"].unsqueeze(1)).all()
         torch.manual_seed(7)

@@ -3,7 +3,15 @@ import torch
 from agent_world import random_rollout, small_policy
 
 from esper_soa.agent.config import PPOConfig
-from esper_soa.agent.diagnostics import MEANING, calibration, memory_health, memory_means, play, read_back, spread
+from esper_soa.agent.diagnostics import (
+    MEANING,
+    calibration,
+    memory_health,
+    memory_means,
+    play,
+    read_back,
+    spread,
+)
 from esper_soa.agent.ppo import Learner
 from esper_soa.agent.rollout import Told
 from esper_soa.vocabulary import HEAD_NAMES, Op
@@ -19,7 +27,9 @@ def report_of(**ppo: object) -> dict[str, float]:
 
 
 def kind(name: str) -> str:
-    """The name in the list: what stands behind a slash is a head, a part, an op, a term or an epoch."""
+    """The name in the list: what stands behind a slash is a head, a part, an op, a term or an
+    epoch.
+    """
     prefix = name.split("/")[0]
     families = [listed for listed in MEANING if listed.startswith(prefix + "/")]
     return families[0] if "/" in name else name
@@ -31,50 +41,87 @@ def test_the_report_holds_exactly_what_the_list_explains():
 
 def test_every_head_and_every_other_part_has_its_gradient_norm():
     report = report_of(epochs=1)
-    others = {"embedding", "slot_encoder", "feature_net", "lstm", "value_head", "q_head", "contribution_head"}
+    others = {
+        "embedding",
+        "slot_encoder",
+        "feature_net",
+        "lstm",
+        "value_head",
+        "q_head",
+        "contribution_head",
+    }
     norms = {
-        name.removeprefix("gradient_norm/"): value for name, value in report.items() if name[:14] == "gradient_norm/"
+        name.removeprefix("gradient_norm/"): value
+        for name, value in report.items()
+        if name[:14] == "gradient_norm/"
     }
     assert set(norms) == set(HEAD_NAMES) | others
     # the parts are disjoint and complete: their squares add up to that of the whole
-    assert sum(norm**2 for norm in norms.values()) == pytest.approx(report["gradient_norm"] ** 2, rel=1e-5)
+    assert sum(norm**2 for norm in norms.values()) == pytest.approx(
+        report["gradient_norm"] ** 2, rel=1e-5
+    )
 
 
 def test_calibration_is_the_line_of_returns_on_values():
     # valid pairs (0, 1), (1, 3), (2, 5): return = 1 + 2 value; the last one does not count
-    values, returns = torch.tensor([[0.0, 1.0, 2.0, 9.0]]), torch.tensor([[1.0, 3.0, 5.0, -9.0]])
-    report = calibration(values, returns, torch.tensor([[True, True, True, False]]), torch.tensor(10.0))
+    values = torch.tensor([[0.0, 1.0, 2.0, 9.0]])
+    returns = torch.tensor([[1.0, 3.0, 5.0, -9.0]])
+    report = calibration(
+        values, returns, torch.tensor([[True, True, True, False]]), torch.tensor(10.0)
+    )
     expected = {
-        "calibration_slope": 2.0, "calibration_intercept": 1.0, "value_correlation": 1.0,
-        "value_mean": 10.0, "return_mean": 30.0, "return_std": 10 * (8 / 3) ** 0.5,
-    }  # fmt: skip
+        "calibration_slope": 2.0,
+        "calibration_intercept": 1.0,
+        "value_correlation": 1.0,
+        "value_mean": 10.0,
+        "return_mean": 30.0,
+        "return_std": 10 * (8 / 3) ** 0.5,
+    }
     assert {name: value.item() for name, value in report.items()} == pytest.approx(expected)
 
 
 def test_calibration_of_constant_values_is_finite():
-    report = calibration(torch.ones(1, 3), torch.tensor([[1.0, 2.0, 6.0]]), torch.ones(1, 3).bool(), torch.tensor(1.0))
-    assert [report[name].item() for name in ("calibration_slope", "calibration_intercept", "value_correlation")] == [
-        0.0, 3.0, 0.0,
-    ]  # fmt: skip
+    report = calibration(
+        torch.ones(1, 3),
+        torch.tensor([[1.0, 2.0, 6.0]]),
+        torch.ones(1, 3).bool(),
+        torch.tensor(1.0),
+    )
+    assert [
+        report[name].item()
+        for name in ("calibration_slope", "calibration_intercept", "value_correlation")
+    ] == [0.0, 3.0, 0.0]
 
 
 def test_memory_health_by_hand():
-    # two env-steps of one env with two units: RMS 0.5 and 1 (saturated); cells 6 and 8: RMS sqrt(50)
+    # two env-steps of one env with two units: RMS 0.5 and 1 (saturated); cells 6 and 8: RMS
+    # sqrt(50)
     played = torch.tensor([[0.5, -0.5], [1.0, -1.0]]).reshape(2, 1, 1, 2)
     cell = torch.tensor([6.0, -8.0]).reshape(1, 1, 1, 2)
-    hidden = torch.cat([played, torch.full_like(played, 0.1), torch.full_like(played, 100.0)])  # not played: uncounted
+    # not played: uncounted
+    hidden = torch.cat([played, torch.full_like(played, 0.1), torch.full_like(played, 100.0)])
     valid = torch.tensor([True, True, False, False, False, False])[:, None]
     report = memory_health(memory_means(hidden, cell, valid), hidden, cell, valid)
     expected = {
-        "lstm_rms_max": 50**0.5, "lstm_rms_min": 0.5, "lstm_hidden_rms": 0.625**0.5, "lstm_hidden_max": 1.0,
-        "lstm_cell_rms": 50**0.5, "lstm_cell_max": 8.0, "lstm_saturated": 0.5,
-    }  # fmt: skip
+        "lstm_rms_max": 50**0.5,
+        "lstm_rms_min": 0.5,
+        "lstm_hidden_rms": 0.625**0.5,
+        "lstm_hidden_max": 1.0,
+        "lstm_cell_rms": 50**0.5,
+        "lstm_cell_max": 8.0,
+        "lstm_saturated": 0.5,
+    }
     assert {name: value.item() for name, value in report.items()} == pytest.approx(expected)
 
 
 def test_spread_counts_valid_rows_only():
-    report = spread("advantage", torch.tensor([[1.0, 5.0, float("nan")]]), torch.tensor([[True, True, False]]))
-    assert {name: value.item() for name, value in report.items()} == {"advantage_mean": 3.0, "advantage_std": 2.0}
+    report = spread(
+        "advantage", torch.tensor([[1.0, 5.0, float("nan")]]), torch.tensor([[True, True, False]])
+    )
+    assert {name: value.item() for name, value in report.items()} == {
+        "advantage_mean": 3.0,
+        "advantage_std": 2.0,
+    }
 
 
 def test_play_tells_what_was_done():
@@ -97,38 +144,73 @@ def test_play_tells_what_was_done():
 def passes(*rows: tuple[bool, bool, float, float]) -> list[dict[str, torch.Tensor]]:
     """Of go, looked_at, approx_kl and loss; ratios 1 + kl and 1 - kl."""
     return [
-        {name: torch.tensor(float(value)) for name, value in {
-            "go": go, "looked_at": looked_at, "not_finite": False, "stopped": looked_at and not go, "approx_kl": kl,
-            "gradient_norm": 10 * kl, "loss": loss, "ratio_max": 1 + kl, "ratio_min": 1 - kl, "lstm_rms_max": kl,
-            "lstm_rms_min": kl, "lstm_hidden_max": kl, "lstm_cell_max": kl,
-        }.items()}
+        {
+            name: torch.tensor(float(value))
+            for name, value in {
+                "go": go,
+                "looked_at": looked_at,
+                "not_finite": False,
+                "stopped": looked_at and not go,
+                "approx_kl": kl,
+                "gradient_norm": 10 * kl,
+                "loss": loss,
+                "ratio_max": 1 + kl,
+                "ratio_min": 1 - kl,
+                "lstm_rms_max": kl,
+                "lstm_rms_min": kl,
+                "lstm_hidden_max": kl,
+                "lstm_cell_max": kl,
+            }.items()
+        }
         for go, looked_at, kl, loss in rows
-    ]  # fmt: skip
+    ]
 
 
 def test_means_are_over_steps_extremes_over_passes_and_what_follows_the_stop_is_left_out():
     # two minibatches; the first pass of the second epoch stops, the last one is looked at no more
     history = passes(
-        (True, True, 0.1, 2.0), (True, True, 0.2, 4.0), (False, True, 0.5, 50.0), (False, False, 9.0, 90.0)
+        (True, True, 0.1, 2.0),
+        (True, True, 0.2, 4.0),
+        (False, True, 0.5, 50.0),
+        (False, False, 9.0, 90.0),
     )
     report = read_back(history, {"valid_rows": torch.tensor(7)}, epochs=2)
     expected = {
-        "loss": 3.0, "approx_kl": 0.8 / 3, "kl_last": 0.5, "kl_epoch/1": 0.15, "kl_epoch/2": 0.5, "ratio_max": 1.5,
-        "ratio_min": 0.5, "ratio_error_first": 0.1, "gradient_norm": 2.0, "steps": 2, "early_stop": 1,
-        "epochs_begun": 2, "lstm_rms_max": 0.5, "lstm_rms_min": 0.1, "valid_rows": 7,
-    }  # fmt: skip
+        "loss": 3.0,
+        "approx_kl": 0.8 / 3,
+        "kl_last": 0.5,
+        "kl_epoch/1": 0.15,
+        "kl_epoch/2": 0.5,
+        "ratio_max": 1.5,
+        "ratio_min": 0.5,
+        "ratio_error_first": 0.1,
+        "gradient_norm": 2.0,
+        "steps": 2,
+        "early_stop": 1,
+        "epochs_begun": 2,
+        "lstm_rms_max": 0.5,
+        "lstm_rms_min": 0.1,
+        "valid_rows": 7,
+    }
     assert {name: report[name] for name in expected} == pytest.approx(expected)
 
 
 def test_an_epoch_that_was_not_begun_is_not_reported():
-    report = read_back(passes((True, True, 0.1, 1.0), (False, True, 0.5, 1.0), (False, False, 0.0, 1.0)), {}, epochs=3)
+    report = read_back(
+        passes((True, True, 0.1, 1.0), (False, True, 0.5, 1.0), (False, False, 0.0, 1.0)),
+        {},
+        epochs=3,
+    )
     assert [name for name in report if name.startswith("kl_epoch")] == ["kl_epoch/1", "kl_epoch/2"]
 
 
 def test_coefficients_and_their_schedules_are_reported():
     report = report_of(value_warmup_rounds=10, entropy_coef=0.02, epochs=1)
     assert {name: value for name, value in report.items() if name.startswith("coefficient/")} == {
-        "coefficient/entropy": 0.02, "coefficient/value": 0.05, "coefficient/q": 0.025,
-        "coefficient/floor_penalty": 1.5, "coefficient/contribution": 0.0,
-    }  # fmt: skip
+        "coefficient/entropy": 0.02,
+        "coefficient/value": 0.05,
+        "coefficient/q": 0.025,
+        "coefficient/floor_penalty": 1.5,
+        "coefficient/contribution": 0.0,
+    }
     assert report["learning_rate"] == 3e-4

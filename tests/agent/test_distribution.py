@@ -63,7 +63,9 @@ def test_entropy_is_one_for_the_uniform_and_exactly_zero_for_one_choice():
 
 
 def test_choose_inverts_the_cumulative_distribution():
-    log_probs = masked_log_probs(torch.tensor([0.2, 0.5, 0.3]).log().expand(6, 3), torch.ones(6, 3).bool(), 0.0)
+    log_probs = masked_log_probs(
+        torch.tensor([0.2, 0.5, 0.3]).log().expand(6, 3), torch.ones(6, 3).bool(), 0.0
+    )
     noise = torch.tensor([0.0, 0.19, 0.21, 0.69, 0.71, 0.99])
     assert choose(log_probs, noise).tolist() == [0, 0, 1, 1, 2, 2]
 
@@ -80,7 +82,9 @@ def test_choose_never_takes_an_illegal_choice_even_at_the_ends():
 
 
 def test_choose_draws_with_the_right_frequencies():
-    log_probs = masked_log_probs(torch.tensor([0.1, 0.6, 0.3]).log().expand(1000, 3), torch.ones(1000, 3).bool(), 0.0)
+    log_probs = masked_log_probs(
+        torch.tensor([0.1, 0.6, 0.3]).log().expand(1000, 3), torch.ones(1000, 3).bool(), 0.0
+    )
     noise = (torch.arange(1000) + 0.5) / 1000
     assert torch.bincount(choose(log_probs, noise)).tolist() == [100, 600, 300]
 
@@ -130,9 +134,17 @@ def test_relevant_heads_keep_their_own_masks_and_slots_follow_the_op():
 
 def test_relevance_follows_the_op_and_availability_its_legal_ops():
     # HEADS order: slot, blueprint, style, tempo, alpha_target, alpha_speed, alpha_curve, op
-    expected = {Op.WAIT: 0b00000001, Op.GERMINATE: 0b11111001, Op.SET_ALPHA_TARGET: 0b10101111,
-                Op.PRUNE: 0b10000111, Op.FOSSILIZE: 0b10000001, Op.ADVANCE: 0b10000001}  # fmt: skip
-    bits = torch.tensor([[code >> (7 - i) & 1 for i in range(8)] for code in expected.values()], dtype=torch.bool)
+    expected = {
+        Op.WAIT: 0b00000001,
+        Op.GERMINATE: 0b11111001,
+        Op.SET_ALPHA_TARGET: 0b10101111,
+        Op.PRUNE: 0b10000111,
+        Op.FOSSILIZE: 0b10000001,
+        Op.ADVANCE: 0b10000001,
+    }
+    bits = torch.tensor(
+        [[code >> (7 - i) & 1 for i in range(8)] for code in expected.values()], dtype=torch.bool
+    )
     assert torch.equal(relevant_heads(torch.tensor(list(expected))), bits)
     legal = torch.zeros(6, dtype=torch.bool)
     legal[[Op.WAIT, Op.PRUNE, Op.FOSSILIZE]] = True

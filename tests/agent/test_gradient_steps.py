@@ -1,4 +1,6 @@
-"""Gradient steps of an update against torch's Adam and clipping, and the random numbers that they are taken with."""
+"""Gradient steps of an update against torch's Adam and clipping, and the random numbers that they
+are taken with.
+"""
 
 import copy
 
@@ -15,7 +17,8 @@ from esper_soa.agent.rollout import Rollout
 from esper_soa.vocabulary import HEAD_NAMES
 
 CPU = torch.device("cpu")
-NUM_STEPS, NUM_ENVS = 4, 3
+NUM_STEPS = 4
+NUM_ENVS = 3
 
 
 def learner_of(seed: int = 0, **ppo: object) -> Learner:
@@ -23,8 +26,11 @@ def learner_of(seed: int = 0, **ppo: object) -> Learner:
 
 
 def library_update(learner: Learner, rollout: Rollout, adam: torch.optim.Adam) -> None:
-    """What `learner.update` should do to the policy whose parameters `adam` has, with torch's own optimiser."""
-    config, policy = learner.config, learner.policy
+    """What `learner.update` should do to the policy whose parameters `adam` has, with torch's own
+    optimiser.
+    """
+    config = learner.config
+    policy = learner.policy
     before = copy.copy(learner)  # _prepare_ replaces the normalisers of the copy alone
     batch, _ = before._prepare_(rollout)
     weights = coefficients(config, learner.train_steps, learner.total_updates)
@@ -41,7 +47,8 @@ def library_update(learner: Learner, rollout: Rollout, adam: torch.optim.Adam) -
 
 
 def test_the_backward_pass_multiplies_as_precisely_as_the_forward_pass() -> None:
-    learner, seen = learner_of(), []
+    learner = learner_of()
+    seen = []
     rollout = random_rollout(learner.policy, NUM_STEPS, NUM_ENVS, seed=0)
     for parameter in learner.parameters:
         parameter.register_hook(lambda _: seen.append(torch.backends.cudnn.rnn.fp32_precision))
@@ -53,16 +60,28 @@ def test_the_backward_pass_multiplies_as_precisely_as_the_forward_pass() -> None
 
 @pytest.mark.parametrize("limit", [5.0, 0.01])
 def test_two_updates_are_those_of_the_library_optimiser_with_the_settings(limit: float) -> None:
-    ppo = {"lr": 7e-4, "adam_eps": 1e-3, "max_grad_norm": limit, "epochs": 2, "minibatches": 2, "target_kl": 0.0}
-    learner, theirs = learner_of(**ppo), learner_of(**ppo)
+    ppo = {
+        "lr": 7e-4,
+        "adam_eps": 1e-3,
+        "max_grad_norm": limit,
+        "epochs": 2,
+        "minibatches": 2,
+        "target_kl": 0.0,
+    }
+    learner = learner_of(**ppo)
+    theirs = learner_of(**ppo)
     adam = torch.optim.Adam(theirs.policy.parameters(), lr=7e-4, betas=(0.9, 0.999), eps=1e-3)
     for number in range(2):
         rollout = random_rollout(learner.policy, NUM_STEPS, NUM_ENVS, seed=number)
-        theirs.rounds, theirs.train_steps, theirs.value = learner.rounds, learner.train_steps, learner.value
+        theirs.rounds = learner.rounds
+        theirs.train_steps = learner.train_steps
+        theirs.value = learner.value
         library_update(theirs, rollout, adam)
         report = learner.update(rollout)
         assert report["gradient_norm"] > 2 * 0.01, "nothing is clipped"
-        torch.testing.assert_close(flatten(learner.parameters), flatten(theirs.policy.parameters()), rtol=0, atol=2e-6)
+        torch.testing.assert_close(
+            flatten(learner.parameters), flatten(theirs.policy.parameters()), rtol=0, atol=2e-6
+        )
         theirs.policy.follow_observations_(rollout.rows.features, rollout.rows.valid, 0.99)
         assert torch.equal(learner.policy.mean, theirs.policy.mean)
         assert torch.equal(learner.policy.var, theirs.policy.var)
@@ -75,27 +94,42 @@ def test_the_observation_follows_only_after_the_update_and_as_fast_as_the_settin
     assert learner.update(rollout)["ratio_error_first"] < 1e-5
     rows = rollout.rows.features.flatten(0, 1)
     of_slots = torch.stack([rows[:, 23:54], rows[:, 54:85]]).mean((0, 1))
-    torch.testing.assert_close(learner.policy.mean, 0.25 * torch.cat([rows[:, :23].mean(0), of_slots]))
+    torch.testing.assert_close(
+        learner.policy.mean, 0.25 * torch.cat([rows[:, :23].mean(0), of_slots])
+    )
 
 
 def test_every_term_of_the_loss_enters_with_its_weight() -> None:
     learner = learner_of(epochs=1, entropy_coef=0.5, value_coef_start=0.25, target_kl=0.0)
-    learner.train_steps = 500  # half of the way to the full weight of the contribution, past all others
+    # half of the way to the full weight of the contribution, past all others
+    learner.train_steps = 500
     report = learner.update(random_rollout(learner.policy, NUM_STEPS, NUM_ENVS, seed=0))
-    weights = {name: report[f"coefficient/{name}"] for name in ("entropy", "value", "q", "contribution")}
-    assert weights == pytest.approx({"entropy": 0.5, "value": 0.5, "q": 0.25, "contribution": 0.025})
+    weights = {
+        name: report[f"coefficient/{name}"] for name in ("entropy", "value", "q", "contribution")
+    }
+    assert weights == pytest.approx(
+        {"entropy": 0.5, "value": 0.5, "q": 0.25, "contribution": 0.025}
+    )
     terms = sum(weight * report[f"{name}_loss"] for name, weight in weights.items())
-    assert report["loss"] == pytest.approx(report["policy_loss"] + terms + report["floor_penalty"], abs=1e-6)
+    assert report["loss"] == pytest.approx(
+        report["policy_loss"] + terms + report["floor_penalty"], abs=1e-6
+    )
     assert all(abs(report[f"{name}_loss"]) > 1e-3 for name in weights)
 
 
 @pytest.mark.parametrize("head", HEAD_NAMES)
 def test_entropy_multiplier_floor_and_penalty_belong_to_their_head(head: str) -> None:
     nothing = dict.fromkeys(HEAD_NAMES, 0.0)
-    plain = {"entropy_multiplier": nothing, "entropy_floor": nothing, "entropy_floor_penalty": nothing}
+    plain = {
+        "entropy_multiplier": nothing,
+        "entropy_floor": nothing,
+        "entropy_floor_penalty": nothing,
+    }
     for name in ("entropy_multiplier", "entropy_floor_penalty"):
         floor = nothing | {head: 0.9999}
-        learner = learner_of(epochs=1, **(plain | {"entropy_floor": floor, name: nothing | {head: 2.0}}))
+        learner = learner_of(
+            epochs=1, **(plain | {"entropy_floor": floor, name: nothing | {head: 2.0}})
+        )
         with torch.no_grad():  # sure of itself in every head, by a different amount
             for place, (head_name, part) in enumerate(learner.policy.heads.items()):
                 if head_name == "slot":
@@ -127,12 +161,16 @@ def noise_of(learner: Learner, rounds: int, epoch: int, envs: list[int]) -> Tens
 
 
 def test_dropout_never_repeats_over_rounds_epochs_envs_env_steps_and_units() -> None:
-    learner, other = learner_of(), learner_of(seed=1)
-    draws = [noise_of(learner, number, epoch, [0, 1, 2]) for number in range(3) for epoch in range(2)]
+    learner = learner_of()
+    other = learner_of(seed=1)
+    draws = [
+        noise_of(learner, number, epoch, [0, 1, 2]) for number in range(3) for epoch in range(2)
+    ]
     draws.append(noise_of(other, 0, 0, [0, 1, 2]))
     numbers = torch.stack(draws)
     assert numbers.shape == (7, NUM_STEPS, NUM_ENVS, 16)
-    # 1,344 of 2**24 numbers: 0.05 chance repetitions are expected; a forgotten coordinate repeats a third or more
+    # 1,344 of 2**24 numbers: 0.05 chance repetitions are expected; a forgotten coordinate repeats a
+    # third or more
     assert len(numbers.unique()) > numbers.numel() - 4
     assert torch.equal(draws[0], noise_of(learner, 0, 0, [0, 1, 2]))
 
@@ -144,7 +182,9 @@ def test_an_envs_dropout_does_not_depend_on_the_minibatch_it_is_in() -> None:
 
 
 def test_an_update_draws_its_dropout_by_the_round_and_the_epoch() -> None:
-    """The contribution loss of a policy that stands still differs between epochs and rounds by its dropout alone."""
+    """The contribution loss of a policy that stands still differs between epochs and rounds by its
+    dropout alone.
+    """
     nothing = {"contribution_warmup": 0, "lr": 1e-30, "target_kl": 0.0}
     rollout = random_rollout(small_policy(2), NUM_STEPS, NUM_ENVS, seed=0)
     losses = []
@@ -169,32 +209,53 @@ def test_minibatches_are_drawn_anew_in_every_epoch_and_round_and_by_the_seed() -
 
 def test_dropout_leaves_out_a_tenth_and_keeps_the_mean() -> None:
     torch.manual_seed(0)
-    predictor, slots = ContributionPredictor(64, 16), torch.randn(3, 16)
+    predictor = ContributionPredictor(64, 16)
+    slots = torch.randn(3, 16)
     seen: list[Tensor] = []
-    predictor.output.context.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].detach()))
-    x, draws = torch.randn(1, 64), 4000
+    predictor.output.context.register_forward_hook(
+        lambda module, inputs, output: seen.append(inputs[0].detach())
+    )
+    x = torch.randn(1, 64)
+    draws = 4000
     with torch.no_grad():
         kept = predictor.trunk(x)
-        predictor(x.expand(draws, 64), slots, torch.rand(draws, 32, generator=torch.Generator().manual_seed(1)))
+        predictor(
+            x.expand(draws, 64),
+            slots,
+            torch.rand(draws, 32, generator=torch.Generator().manual_seed(1)),
+        )
     (units,) = seen
     used = kept[0] > 0.1
-    # a unit is 0 with probability 0.1, else 1 / 0.9 of itself: standard error 0.33 / sqrt(4000) = 0.0053
-    torch.testing.assert_close(units[:, used].mean(0) / kept[0, used], torch.ones(int(used.sum())), rtol=0, atol=0.025)
+    # a unit is 0 with probability 0.1, else 1 / 0.9 of itself: standard error 0.33 / sqrt(4000) =
+    # 0.0053
+    torch.testing.assert_close(
+        units[:, used].mean(0) / kept[0, used], torch.ones(int(used.sum())), rtol=0, atol=0.025
+    )
     assert (units[:, used] == 0).float().mean().item() == pytest.approx(0.1, abs=0.01)
 
 
 def test_a_unit_is_dropped_below_a_tenth_and_kept_from_there_on() -> None:
     torch.manual_seed(0)
-    predictor, slots = ContributionPredictor(16, 8), torch.randn(1, 8)
-    x, all_kept = torch.randn(1, 16), torch.ones(1, 8)
+    predictor = ContributionPredictor(16, 8)
+    slots = torch.randn(1, 8)
+    x = torch.randn(1, 16)
+    all_kept = torch.ones(1, 8)
     with torch.no_grad():
-        assert torch.equal(predictor(x, slots, torch.full((1, 8), 0.1)), predictor(x, slots, all_kept))
-        assert not torch.equal(predictor(x, slots, torch.full((1, 8), 0.0999)), predictor(x, slots, all_kept))
-        assert torch.equal(predictor(x, slots, torch.zeros(1, 8)), predictor.output(torch.zeros(1, 8), slots))
+        assert torch.equal(
+            predictor(x, slots, torch.full((1, 8), 0.1)), predictor(x, slots, all_kept)
+        )
+        assert not torch.equal(
+            predictor(x, slots, torch.full((1, 8), 0.0999)), predictor(x, slots, all_kept)
+        )
+        assert torch.equal(
+            predictor(x, slots, torch.zeros(1, 8)), predictor.output(torch.zeros(1, 8), slots)
+        )
 
 
 @pytest.mark.parametrize(("skipped", "ends"), [(1, False), (2, True)])
-def test_the_third_update_in_a_row_without_a_gradient_ends_the_run(skipped: int, ends: bool) -> None:
+def test_the_third_update_in_a_row_without_a_gradient_ends_the_run(
+    skipped: int, ends: bool
+) -> None:
     learner = learner_of(epochs=1)
     learner.skipped = skipped
     lost = {"steps": 0.0, "not_finite_steps": 1.0}

@@ -1,4 +1,6 @@
-"""What a round of imitation teaches: the cross-entropy of the policy as it plays, on the states that it came to."""
+"""What a round of imitation teaches: the cross-entropy of the policy as it plays, on the states
+that it came to.
+"""
 
 import copy
 
@@ -21,44 +23,72 @@ from esper_soa.state import Action
 from esper_soa.vocabulary import HEAD_NAMES, Op
 
 CPU = torch.device("cpu")
-# Names of what only PPO has: the surrogate, entropies, and the distance from the policy that played.
-PPO_ALONE = {"policy_loss", "entropy_loss", "floor_penalty", "approx_kl", "kl_last", "kl_epoch/<epoch>", "kl/<head>",
-             "clip_fraction", "clip_fraction/<head>", "ratio_max", "ratio_min", "ratio_error_first", "entropy/<head>",
-             "head_share/<head>"}  # fmt: skip
+# Names of what only PPO has: the surrogate, entropies, and the distance from the policy that
+# played.
+PPO_ALONE = {
+    "policy_loss",
+    "entropy_loss",
+    "floor_penalty",
+    "approx_kl",
+    "kl_last",
+    "kl_epoch/<epoch>",
+    "kl/<head>",
+    "clip_fraction",
+    "clip_fraction/<head>",
+    "ratio_max",
+    "ratio_min",
+    "ratio_error_first",
+    "entropy/<head>",
+    "head_share/<head>",
+}
 NO_CRITICS = {"value_coef": 0.0, "value_coef_start": 0.0, "contribution_coef": 0.0}
 
 
 def learner_of(imitation: ImitationConfig | None = None, **ppo: object) -> Learner:
     policy = small_policy(2, 5, **ppo)
-    return Learner(policy, PPOConfig(**ppo), 100, 0, imitation=imitation or ImitationConfig(rounds=9, epochs=1))
+    return Learner(
+        policy, PPOConfig(**ppo), 100, 0, imitation=imitation or ImitationConfig(rounds=9, epochs=1)
+    )
 
 
-def taught_rollout(learner: Learner, seed: int = 1, num_steps: int = 6, num_envs: int = 4) -> Rollout:
-    """Random play, a teacher whose legal choices are random too, env-steps without a choice and such that do not count.
+def taught_rollout(
+    learner: Learner, seed: int = 1, num_steps: int = 6, num_envs: int = 4
+) -> Rollout:
+    """Random play, a teacher whose legal choices are random too, env-steps without a choice and
+    such that do not count.
 
     The op that was played is the teacher's on about every third env-step.
     """
     rollout = random_rollout(learner.policy, num_steps, num_envs, seed)
-    rows, generator = rollout.rows, torch.Generator().manual_seed(seed)
+    rows = rollout.rows
+    generator = torch.Generator().manual_seed(seed)
     rows.masks.op[1, 0] = torch.tensor([True, False, False, False, False, False])
     rows.action.op[1, 0] = rows.effective_op[1, 0] = Op.WAIT
     rows.valid[3:5, 2] = False
     noise = torch.rand(num_steps, num_envs, 8, generator=generator)
     op = uniform_choice(rows.masks.op, noise[..., -1])
     offered = head_masks(rows.masks, op)
-    choices = {name: uniform_choice(offered[name], noise[..., i]) for i, name in enumerate(HEAD_NAMES)}
-    return rollout._replace(taught=Action.from_dict(choices | {"op": op}, batch_size=[num_steps, num_envs]))
+    choices = {
+        name: uniform_choice(offered[name], noise[..., i]) for i, name in enumerate(HEAD_NAMES)
+    }
+    return rollout._replace(
+        taught=Action.from_dict(choices | {"op": op}, batch_size=[num_steps, num_envs])
+    )
 
 
 def only_waiting(rollout: Rollout) -> Rollout:
     """The same with a teacher that always waits, so that the op head alone matters."""
     op = torch.zeros_like(rollout.rows.effective_op)
-    choices = {name: first_choice(mask) for name, mask in head_masks(rollout.rows.masks, op).items()}
+    choices = {
+        name: first_choice(mask) for name, mask in head_masks(rollout.rows.masks, op).items()
+    }
     return rollout._replace(taught=Action.from_dict(choices | {"op": op}, batch_size=op.shape))
 
 
 def gradient_of_one_step(learner: Learner, rollout: Rollout) -> Tensor:
-    """The gradient [P] that Adam was given, from its first moment after one step without clipping."""
+    """The gradient [P] that Adam was given, from its first moment after one step without
+    clipping.
+    """
     report = learner.imitate(rollout)
     assert report["steps"] == 1
     return learner.adam.first / 0.1
@@ -66,24 +96,32 @@ def gradient_of_one_step(learner: Learner, rollout: Rollout) -> Tensor:
 
 def test_the_gradient_is_that_of_a_plain_cross_entropy_with_the_floors_of_play() -> None:
     learner = learner_of(max_grad_norm=0.0, **NO_CRITICS)
-    policy, rollout = learner.policy, only_waiting(taught_rollout(learner))
-    rows, logits = rollout.rows, []
-    watching = policy.heads["op"].register_forward_hook(lambda module, given, out: logits.append(out))
+    policy = learner.policy
+    rollout = only_waiting(taught_rollout(learner))
+    rows = rollout.rows
+    logits = []
+    watching = policy.heads["op"].register_forward_hook(
+        lambda module, given, out: logits.append(out)
+    )
     policy.evaluate(rows, segment_starts(rows.reset), torch.zeros(6, 4, 16))
     watching.remove()
-    entropies, floor = [], policy.floors["op"]
+    entropies = []
+    floor = policy.floors["op"]
     for t in range(6):
         for env in range(4):
             mask = rows.masks.op[t, env]
             if bool(rows.valid[t, env]) and int(mask.sum()) > 1:
                 played = (1 - mask.sum() * floor) * logits[0][t, env][mask].softmax(-1) + floor
-                entropies.append(F.nll_loss(played.log().unsqueeze(0), torch.tensor([0])))  # WAIT is the first choice
+                # WAIT is the first choice
+                entropies.append(F.nll_loss(played.log().unsqueeze(0), torch.tensor([0])))
     assert floor == 0.15
     assert len(entropies) < 24 - 2, "nothing was left out"
     loss = torch.stack(entropies).mean()
     expected = flatten(torch.autograd.grad(loss, learner.parameters, materialize_grads=True))
     assert expected.norm() > 1e-3
-    torch.testing.assert_close(gradient_of_one_step(learner, rollout), expected, rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(
+        gradient_of_one_step(learner, rollout), expected, rtol=1e-4, atol=1e-7
+    )
 
 
 def test_the_heads_that_the_teachers_op_makes_matter_add_up() -> None:
@@ -91,7 +129,9 @@ def test_the_heads_that_the_teachers_op_makes_matter_add_up() -> None:
     rollout = taught_rollout(learner)
     assert rollout.taught is not None
     rows = rollout.rows.replace(action=rollout.taught)
-    log_probs = learner.policy.evaluate(rows, segment_starts(rows.reset), torch.zeros(6, 4, 16)).log_probs
+    log_probs = learner.policy.evaluate(
+        rows, segment_starts(rows.reset), torch.zeros(6, 4, 16)
+    ).log_probs
     free = rows.valid & (rows.masks.op.sum(-1) > 1)
     assert 0 < int(free.sum()) < 24
     loss = torch.zeros(())
@@ -99,7 +139,9 @@ def test_the_heads_that_the_teachers_op_makes_matter_add_up() -> None:
         for i, matters in enumerate(relevant_heads(rollout.taught.op[t, env]).tolist()):
             loss = loss - log_probs[t, env, i] * float(matters) / int(free.sum())
     expected = flatten(torch.autograd.grad(loss, learner.parameters, materialize_grads=True))
-    torch.testing.assert_close(gradient_of_one_step(learner, rollout), expected, rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(
+        gradient_of_one_step(learner, rollout), expected, rtol=1e-4, atol=1e-7
+    )
 
 
 def example() -> tuple[Evaluation, Batch]:
@@ -115,10 +157,14 @@ def example() -> tuple[Evaluation, Batch]:
     likeliest[0, 0, HEAD_NAMES.index("slot")] = False  # does not matter for waiting
     evaluation = Evaluation(
         log_probs=torch.tensor([-0.5, -0.25, -4.0, -9.0]).reshape(4, 1, 1).expand(4, 1, 8),
-        entropies=torch.zeros(4, 1, 8), likeliest=likeliest,
-        value=torch.tensor([[1.0], [2.0], [3.0], [4.0]]), q=torch.tensor([[1.0], [2.0], [3.0], [4.0]]),
-        contribution=torch.zeros(4, 1, 1), hidden=torch.zeros(4, 1, 1, 8), cell=torch.zeros(1, 1, 1, 8),
-    )  # fmt: skip
+        entropies=torch.zeros(4, 1, 8),
+        likeliest=likeliest,
+        value=torch.tensor([[1.0], [2.0], [3.0], [4.0]]),
+        q=torch.tensor([[1.0], [2.0], [3.0], [4.0]]),
+        contribution=torch.zeros(4, 1, 1),
+        hidden=torch.zeros(4, 1, 1, 8),
+        cell=torch.zeros(1, 1, 1, 8),
+    )
     return evaluation, Batch(rows, torch.zeros(4, 1), torch.zeros(4, 1))
 
 
@@ -127,13 +173,21 @@ def test_loss_agreement_and_critics_by_hand() -> None:
     weights = Coefficients(entropy=9.0, value=0.5, q=0.25, floor_penalty=9.0, contribution=0.05)
     loss, metrics = imitation_loss(evaluation, batch, PPOConfig(), weights)
     heads = int(relevant_heads(torch.tensor(Op.GERMINATE)).sum())
-    cross_entropy = (0.5 + 0.25 * heads) / 2  # waiting asks the op head alone; two env-steps have a choice and count
+    # waiting asks the op head alone; two env-steps have a choice and count
+    cross_entropy = (0.5 + 0.25 * heads) / 2
     value = 0.5 * (1 + 4 + 0.2 * 9) / 2.2  # the forced env-step weighs 0.2
-    q = 0.5 * (1 + 0.2 * 9) / 1.2  # at the second the policy did something else, of whose return the row tells
+    # at the second the policy did something else, of whose return the row tells
+    q = 0.5 * (1 + 0.2 * 9) / 1.2
     expected = {
-        "cross_entropy": cross_entropy, "agreement": 0.5, "agreement/blueprint": 0.0, "agreement/op": 1.0,
-        "agreement/slot": 1.0, "value_loss": value, "q_loss": q, "loss": cross_entropy + 0.5 * value + 0.25 * q,
-    }  # fmt: skip
+        "cross_entropy": cross_entropy,
+        "agreement": 0.5,
+        "agreement/blueprint": 0.0,
+        "agreement/op": 1.0,
+        "agreement/slot": 1.0,
+        "value_loss": value,
+        "q_loss": q,
+        "loss": cross_entropy + 0.5 * value + 0.25 * q,
+    }
     assert {name: metrics[name].item() for name in expected} == pytest.approx(expected)
     assert loss.item() == metrics["loss"].item()
 
@@ -148,8 +202,15 @@ def test_the_report_is_what_the_lists_explain() -> None:
     learner = learner_of(ImitationConfig(rounds=1, epochs=3, lr=0.01), minibatches=2)
     report = learner.imitate(taught_rollout(learner))
     assert {kind(name) for name in report} == set(MEANING) - PPO_ALONE | set(IMITATION)
-    assert {name for name in report if name.startswith("agreement/")} == {f"agreement/{name}" for name in HEAD_NAMES}
-    assert (report["steps"], report["epochs_done"], report["early_stop"], report["learning_rate"]) == (6, 3, 0, 0.01)
+    assert {name for name in report if name.startswith("agreement/")} == {
+        f"agreement/{name}" for name in HEAD_NAMES
+    }
+    assert (
+        report["steps"],
+        report["epochs_done"],
+        report["early_stop"],
+        report["learning_rate"],
+    ) == (6, 3, 0, 0.01)
     assert report["coefficient/entropy"] == report["coefficient/floor_penalty"] == 0.0
     assert report["coefficient/value"] == 0.05  # the first of a warm-up
 
@@ -159,14 +220,17 @@ def test_what_was_played_is_told_and_not_what_was_taught() -> None:
     rollout = only_waiting(taught_rollout(learner))
     waited = (rollout.rows.effective_op == Op.WAIT) & rollout.rows.valid
     report = learner.imitate(rollout)
-    assert report["op_share/wait"] == pytest.approx(int(waited.sum()) / int(rollout.rows.valid.sum()))
+    assert report["op_share/wait"] == pytest.approx(
+        int(waited.sum()) / int(rollout.rows.valid.sum())
+    )
     assert report["op_share/wait"] < 1
     assert report["vetoed_share"] == 0.0
 
 
 def test_imitation_drives_the_loss_down_and_moves_the_statistics_of_observations() -> None:
     learner = learner_of(ImitationConfig(rounds=1, epochs=40, lr=3e-3))
-    before, rollout = learner.policy.mean.clone(), taught_rollout(learner)
+    before = learner.policy.mean.clone()
+    rollout = taught_rollout(learner)
     first = learner_of().imitate(rollout)["cross_entropy"]
     for _ in range(3):
         last = learner.imitate(rollout)
@@ -187,7 +251,8 @@ def test_adam_starts_afresh_with_the_first_round_of_ppo_and_only_then() -> None:
 
 
 def test_a_learner_without_imitation_learns_as_before() -> None:
-    one, other = learner_of(ImitationConfig()), learner_of(ImitationConfig(rounds=5))
+    one = learner_of(ImitationConfig())
+    other = learner_of(ImitationConfig(rounds=5))
     for _ in range(2):
         rollout = random_rollout(one.policy, 6, 4, seed=1)
         assert one.update(rollout) == other.update(rollout)
@@ -200,7 +265,8 @@ def test_a_rollout_without_a_teacher_cannot_be_imitated() -> None:
 
 
 def test_a_resumed_learner_goes_on_bit_for_bit() -> None:
-    learner, resumed = learner_of(minibatches=2), learner_of(minibatches=2)
+    learner = learner_of(minibatches=2)
+    resumed = learner_of(minibatches=2)
     learner.imitate(taught_rollout(learner))
     resumed.load_state_dict(copy.deepcopy(learner.state_dict()))
     rollout = taught_rollout(learner, seed=2)
@@ -209,7 +275,8 @@ def test_a_resumed_learner_goes_on_bit_for_bit() -> None:
 
 
 def test_a_learner_takes_over_weights_and_normalisers_and_begins_with_new_counters() -> None:
-    learner, other = learner_of(), Learner(small_policy(2, seed=7), PPOConfig(), 100, 3)
+    learner = learner_of()
+    other = Learner(small_policy(2, seed=7), PPOConfig(), 100, 3)
     other.scale_rewards_(torch.tensor([1.0, 4.0]), torch.tensor([True, True]))
     other.update(random_rollout(other.policy, 20, 4, seed=1))
     learner.take_over(copy.deepcopy(other.state_dict()))
@@ -222,7 +289,10 @@ def test_a_learner_takes_over_weights_and_normalisers_and_begins_with_new_counte
     assert (learner.rounds, learner.train_steps, int(learner.adam.steps)) == (0, 0, 0)
     assert not learner.adam.first.any()
     rows = random_rollout(other.policy, 4, 3, seed=2).rows
-    told = [one.policy.evaluate(rows, segment_starts(rows.reset), torch.zeros(4, 3, 16)) for one in (learner, other)]
+    told = [
+        one.policy.evaluate(rows, segment_starts(rows.reset), torch.zeros(4, 3, 16))
+        for one in (learner, other)
+    ]
     assert torch.equal(told[0].log_probs, told[1].log_probs)
     assert stack_action(rows.action).shape == told[0].likeliest.shape
 
@@ -231,23 +301,29 @@ def test_the_value_of_an_op_is_learned_only_where_it_was_played() -> None:
     learner = learner_of()
     rollout = taught_rollout(learner)
     assert rollout.taught is not None
-    rows, witness = rollout.rows, copy.deepcopy(learner)
+    rows = rollout.rows
+    witness = copy.deepcopy(learner)
     targets = witness._prepare_(rollout)[0].targets
     taught = rows.replace(action=rollout.taught)
     q = witness.policy.evaluate(taught, segment_starts(rows.reset), torch.zeros(6, 4, 16)).q
-    weight = torch.where(rows.forced, 0.2, 1.0) * rows.valid * (rollout.taught.op == rows.effective_op)
+    weight = (
+        torch.where(rows.forced, 0.2, 1.0) * rows.valid * (rollout.taught.op == rows.effective_op)
+    )
     assert 3 < int((weight == 1.0).sum()) < 20
     expected = 0.5 * (weight * (q - targets).square()).sum() / weight.sum()
     assert learner.imitate(rollout)["q_loss"] == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_steps_on_fixed_memory_do_the_same_and_are_kept_apart_from_those_of_ppo() -> None:
-    plain, still = learner_of(ImitationConfig(rounds=2, epochs=2)), learner_of(ImitationConfig(rounds=2, epochs=2))
+    plain = learner_of(ImitationConfig(rounds=2, epochs=2))
+    still = learner_of(ImitationConfig(rounds=2, epochs=2))
     still.steps = StepCache(capture=False)
     for taught in (True, True, False):
         rollout = taught_rollout(plain)
         if not taught:
             rollout = rollout._replace(taught=None)
-        reports = [one.imitate(rollout) if taught else one.update(rollout) for one in (plain, still)]
+        reports = [
+            one.imitate(rollout) if taught else one.update(rollout) for one in (plain, still)
+        ]
         assert reports[0] == reports[1]
     assert torch.equal(flatten(plain.parameters), flatten(still.parameters))

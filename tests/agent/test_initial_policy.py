@@ -1,4 +1,6 @@
-"""What an untrained policy is made of: every weight, gain, bias and buffer, and what it does before it has learned."""
+"""What an untrained policy is made of: every weight, gain, bias and buffer, and what it does before
+it has learned.
+"""
 
 import math
 
@@ -19,9 +21,13 @@ CRITICS = ("value_head", "q_head", "contribution_head")
 
 @pytest.fixture(scope="module", params=[1, 3])
 def policy(request: pytest.FixtureRequest) -> RecurrentPolicy:
-    """With features of another width than the memory, so that there is a projection, and one or three layers."""
+    """With features of another width than the memory, so that there is a projection, and one or
+    three layers.
+    """
     torch.manual_seed(5)
-    network = NetworkConfig(hidden=32, features=48, layers=request.param, slot_features=24, blueprint_embedding=6)
+    network = NetworkConfig(
+        hidden=32, features=48, layers=request.param, slot_features=24, blueprint_embedding=6
+    )
     return RecurrentPolicy(PolicyConfig(network=network), some_slots(NUM_SLOTS), seed=11)
 
 
@@ -42,22 +48,30 @@ def last_layers(policy: RecurrentPolicy) -> dict[nn.Linear, float]:
     return gains | {linears(policy.get_submodule(name))[-1]: 0.1 for name in CRITICS}
 
 
-def test_every_linear_layer_is_orthogonal_with_root_two_but_the_last_of_each_head(policy: RecurrentPolicy) -> None:
-    special, layers = last_layers(policy), linears(policy)
+def test_every_linear_layer_is_orthogonal_with_root_two_but_the_last_of_each_head(
+    policy: RecurrentPolicy,
+) -> None:
+    special = last_layers(policy)
+    layers = linears(policy)
     assert len(special) == len(HEAD_NAMES) + 3
-    # slots, features and projection; 6 heads of two layers, blueprint and slot with three; two critics of four, and
-    # contribution with its trunk and three
+    # slots, features and projection; 6 heads of two layers, blueprint and slot with three; two
+    # critics of four, and contribution with its trunk and three
     assert len(layers) == 3 + 6 * 2 + 2 * 3 + 2 * 4 + 1 + 3
     for layer in layers:
         assert_orthogonal(layer.weight, special.get(layer, math.sqrt(2)))
     biases = [layer.bias for layer in layers if layer.bias is not None]
-    assert len(biases) == len(layers) - 2  # what is said of a slot has one bias: that of the context
+    assert (
+        len(biases) == len(layers) - 2
+    )  # what is said of a slot has one bias: that of the context
     assert all((bias == 0).all() for bias in biases)
 
 
-def test_the_memory_is_orthogonal_and_forgets_by_a_bias_that_grows_with_the_layers(policy: RecurrentPolicy) -> None:
+def test_the_memory_is_orthogonal_and_forgets_by_a_bias_that_grows_with_the_layers(
+    policy: RecurrentPolicy,
+) -> None:
     forget = 1 + math.log(len(policy.lstm.layers))
-    gates = torch.tensor([0.0, forget, 0.0, 0.0]).repeat_interleave(32)  # input, forget, candidate, output
+    # input, forget, candidate, output
+    gates = torch.tensor([0.0, forget, 0.0, 0.0]).repeat_interleave(32)
     for layer in policy.lstm.layers:
         assert_orthogonal(layer.weight_ih, 1.0)
         assert_orthogonal(layer.weight_hh, 1.0)
@@ -65,7 +79,9 @@ def test_the_memory_is_orthogonal_and_forgets_by_a_bias_that_grows_with_the_laye
         torch.testing.assert_close(layer.bias_hh.detach(), gates)
 
 
-def test_layer_norms_change_nothing_yet_and_the_statistics_are_those_of_nothing_seen(policy: RecurrentPolicy) -> None:
+def test_layer_norms_change_nothing_yet_and_the_statistics_are_those_of_nothing_seen(
+    policy: RecurrentPolicy,
+) -> None:
     norms = [part for part in policy.modules() if isinstance(part, nn.LayerNorm)]
     assert len(norms) == 2 + len(policy.lstm.layers) + 2 * 2 + 1
     for norm in norms:
@@ -80,13 +96,16 @@ def test_embeddings_are_normal_with_a_deviation_of_a_fiftieth() -> None:
     network = NetworkConfig(hidden=8, features=8, blueprint_embedding=800)
     weight = RecurrentPolicy(PolicyConfig(network=network), some_slots(1), seed=0).embedding.weight
     assert weight.shape == (14, 800)  # thirteen blueprints and the empty slot
-    # 11,200 numbers: standard error of the deviation 0.02 / sqrt(22400), of the mean 0.02 / sqrt(11200)
+    # 11,200 numbers: standard error of the deviation 0.02 / sqrt(22400), of the mean 0.02 /
+    # sqrt(11200)
     assert weight.std().item() == pytest.approx(0.02, abs=6e-4)
     assert weight.mean().item() == pytest.approx(0.0, abs=8e-4)
 
 
 def test_no_two_layers_of_one_shape_begin_alike(policy: RecurrentPolicy) -> None:
-    weights = [parameter for name, parameter in policy.named_parameters() if name.endswith("weight")]
+    weights = [
+        parameter for name, parameter in policy.named_parameters() if name.endswith("weight")
+    ]
     matrices = [weight for weight in weights if weight.ndim == 2]
     for place, weight in enumerate(matrices):
         for other in matrices[place + 1 :]:
@@ -101,7 +120,9 @@ def test_the_sizes_follow_from_the_settings(policy: RecurrentPolicy) -> None:
     for name, choices in zip(HEAD_NAMES, head_sizes(1), strict=True):  # of a slot at a time
         assert linears(policy.heads[name])[-1].out_features == choices
         if name not in ("op", "slot"):
-            assert linears(policy.heads[name])[0].in_features == 32 + 24  # the memory and the slot chosen
+            assert (
+                linears(policy.heads[name])[0].in_features == 32 + 24
+            )  # the memory and the slot chosen
 
 
 def test_an_untrained_policy_prefers_nothing_and_expects_little() -> None:
@@ -111,7 +132,9 @@ def test_an_untrained_policy_prefers_nothing_and_expects_little() -> None:
     masks = masks_of_ops(torch.ones(64, 6, dtype=torch.bool), 2)
     decision, _ = policy.decide(observation, masks, torch.rand(64, 8), policy.start(64, CPU))
     # six legal ops: every probability is within a tenth of a sixth
-    torch.testing.assert_close(decision.log_probs[:, 7].exp(), torch.full((64,), 1 / 6), rtol=0.1, atol=0)
+    torch.testing.assert_close(
+        decision.log_probs[:, 7].exp(), torch.full((64,), 1 / 6), rtol=0.1, atol=0
+    )
     assert decision.value.abs().max() < 1.0
 
 
@@ -126,11 +149,14 @@ def test_every_head_keeps_the_probability_floor_of_its_own(op: int) -> None:
                 head.score.weight.mul_(1e6)  # sure of one of the two
             else:
                 head[-1].bias[op if name == "op" else -1] = 50.0  # sure of this choice
-    observation = Observation(torch.ones(1, width_of(2)), torch.zeros(1, 2, dtype=torch.int64), batch_size=[1])
+    observation = Observation(
+        torch.ones(1, width_of(2)), torch.zeros(1, 2, dtype=torch.int64), batch_size=[1]
+    )
     masks = masks_of_ops(torch.ones(1, 6, dtype=torch.bool), 2)
     decision, _ = policy.decide(observation, masks, torch.zeros(1, 8), policy.start(1, CPU))
     assert decision.action.op.item() == op
-    sizes, relevant = head_sizes(2), relevant_heads(decision.action.op)[0].tolist()
+    sizes = head_sizes(2)
+    relevant = relevant_heads(decision.action.op)[0].tolist()
     assert sum(relevant) > 1
     for place, name in enumerate(HEAD_NAMES):
         left = 1 - (sizes[place] - 1) * floors[name] if relevant[place] else 1.0
@@ -139,10 +165,13 @@ def test_every_head_keeps_the_probability_floor_of_its_own(op: int) -> None:
 
 def test_observations_are_clipped_where_the_settings_say() -> None:
     policy = small_policy(1, observation_clip=1.5)
-    masks, none = masks_of_ops(torch.ones(3, 6, dtype=torch.bool), 1), torch.zeros(3, 1, dtype=torch.int64)
+    masks = masks_of_ops(torch.ones(3, 6, dtype=torch.bool), 1)
+    none = torch.zeros(3, 1, dtype=torch.int64)
     features = torch.tensor([1.4, 1.6, 99.0]).unsqueeze(1).expand(3, width_of(1))
     observation = Observation(features, none, batch_size=[3])
-    below, above, beyond = policy.decide(observation, masks, torch.zeros(3, 8), policy.start(3, CPU))[0].value.tolist()
+    below, above, beyond = policy.decide(
+        observation, masks, torch.zeros(3, 8), policy.start(3, CPU)
+    )[0].value.tolist()
     assert above == pytest.approx(beyond, rel=1e-6)  # rows of a batch may be rounded differently
     assert below != pytest.approx(above, rel=1e-3)
 
@@ -150,22 +179,51 @@ def test_observations_are_clipped_where_the_settings_say() -> None:
 def test_the_default_settings_of_the_learner_are_the_documented_ones() -> None:
     ppo = PPOConfig()
     assert (ppo.lr, ppo.adam_eps, ppo.gamma, ppo.gae_lambda, ppo.epochs, ppo.minibatches) == (
-        3e-4, 1e-5, 0.995, 0.98, 4, 1
-    )  # fmt: skip
+        3e-4,
+        1e-5,
+        0.995,
+        0.98,
+        4,
+        1,
+    )
     assert (ppo.clip_ratio, ppo.target_kl, ppo.max_grad_norm) == (0.2, 0.015, 5.0)
     assert ppo.entropy_multiplier == {
-        "slot": 1.0, "blueprint": 1.3, "style": 1.2, "tempo": 1.3, "alpha_target": 1.2, "alpha_speed": 1.2,
-        "alpha_curve": 1.2, "op": 1.0,
-    }  # fmt: skip
+        "slot": 1.0,
+        "blueprint": 1.3,
+        "style": 1.2,
+        "tempo": 1.3,
+        "alpha_target": 1.2,
+        "alpha_speed": 1.2,
+        "alpha_curve": 1.2,
+        "op": 1.0,
+    }
     assert ppo.entropy_floor == {
-        "slot": 0.15, "blueprint": 0.2, "style": 0.15, "tempo": 0.2, "alpha_target": 0.1, "alpha_speed": 0.1,
-        "alpha_curve": 0.1, "op": 0.3,
-    }  # fmt: skip
+        "slot": 0.15,
+        "blueprint": 0.2,
+        "style": 0.15,
+        "tempo": 0.2,
+        "alpha_target": 0.1,
+        "alpha_speed": 0.1,
+        "alpha_curve": 0.1,
+        "op": 0.3,
+    }
     assert ppo.entropy_floor_penalty == {
-        "slot": 0.1, "blueprint": 0.3, "style": 0.1, "tempo": 0.3, "alpha_target": 0.1, "alpha_speed": 0.1,
-        "alpha_curve": 0.1, "op": 0.3,
-    }  # fmt: skip
+        "slot": 0.1,
+        "blueprint": 0.3,
+        "style": 0.1,
+        "tempo": 0.3,
+        "alpha_target": 0.1,
+        "alpha_speed": 0.1,
+        "alpha_curve": 0.1,
+        "op": 0.3,
+    }
     assert ppo.probability_floor == {
-        "slot": 0.05, "blueprint": 0.12, "style": 0.08, "tempo": 0.12, "alpha_target": 0.08, "alpha_speed": 0.06,
-        "alpha_curve": 0.06, "op": 0.15,
-    }  # fmt: skip
+        "slot": 0.05,
+        "blueprint": 0.12,
+        "style": 0.08,
+        "tempo": 0.12,
+        "alpha_target": 0.08,
+        "alpha_speed": 0.06,
+        "alpha_curve": 0.06,
+        "op": 0.15,
+    }

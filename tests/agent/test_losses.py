@@ -16,7 +16,9 @@ WAIT_ONLY = [True, False, False, False, False, False]
 
 
 def example() -> tuple[Evaluation, Batch]:
-    """Four env-steps of one env whose losses were worked out with the reference; the last is forced."""
+    """Four env-steps of one env whose losses were worked out with the reference; the last is
+    forced.
+    """
     rows = new_rollout(4, 1, 1, 1, CPU).rows
     rows.effective_op.copy_(torch.tensor([[Op.WAIT], [Op.GERMINATE], [Op.PRUNE], [Op.WAIT]]))
     rows.masks.op.fill_(True)
@@ -33,7 +35,8 @@ def example() -> tuple[Evaluation, Batch]:
         hidden=torch.zeros(4, 1, 1, 8),
         cell=torch.zeros(1, 1, 1, 8),
     )
-    advantages, targets = torch.tensor([[1.0], [-1.0], [0.5], [2.0]]), torch.tensor([[1.0], [0.0], [-1.0], [0.5]])
+    advantages = torch.tensor([[1.0], [-1.0], [0.5], [2.0]])
+    targets = torch.tensor([[1.0], [0.0], [-1.0], [0.5]])
     return evaluation, Batch(rows, advantages, targets)
 
 
@@ -43,11 +46,21 @@ def test_the_loss_of_four_env_steps_is_that_of_the_reference():
     weights = Coefficients(entropy=0.05, value=0.5, q=0.25, floor_penalty=1.5, contribution=0.05)
     loss, metrics = total_loss(evaluation, batch, config, weights, head_tables(config, CPU))
     expected = {
-        "approx_kl": 0.0524233, "clip_fraction": 0.75, "policy_loss": 2.304990, "value_loss": 0.3971875,
-        "entropy_loss": -2.656667, "floor_penalty": 0.009, "q_loss": 0.3203125, "loss": 2.459829,
-        "clip_fraction/slot": 0.5, "clip_fraction/alpha_speed": 1.0, "clip_fraction/alpha_curve": 1.0,
-        "clip_fraction/op": 0.25, "clip_fraction/blueprint": 0.0, "contribution_loss": 0.0,
-    }  # fmt: skip
+        "approx_kl": 0.0524233,
+        "clip_fraction": 0.75,
+        "policy_loss": 2.304990,
+        "value_loss": 0.3971875,
+        "entropy_loss": -2.656667,
+        "floor_penalty": 0.009,
+        "q_loss": 0.3203125,
+        "loss": 2.459829,
+        "clip_fraction/slot": 0.5,
+        "clip_fraction/alpha_speed": 1.0,
+        "clip_fraction/alpha_curve": 1.0,
+        "clip_fraction/op": 0.25,
+        "clip_fraction/blueprint": 0.0,
+        "contribution_loss": 0.0,
+    }
     for name, value in expected.items():
         assert metrics[name].item() == pytest.approx(value, abs=2e-6), name
     assert loss.item() == metrics["loss"].item()
@@ -65,8 +78,13 @@ def test_padding_does_not_change_the_loss():
         torch.cat([batch.advantages, torch.full((4, 3), 9.0)], dim=1),
         torch.cat([batch.targets, torch.full((4, 3), 9.0)], dim=1),
     )
-    parts = [torch.cat([part, torch.full((len(part), 3, *part.shape[2:]), 0.3)], dim=1) for part in evaluation]
-    wide_loss, wide_metrics = total_loss(Evaluation(*parts), wide, config, weights, head_tables(config, CPU))
+    parts = [
+        torch.cat([part, torch.full((len(part), 3, *part.shape[2:]), 0.3)], dim=1)
+        for part in evaluation
+    ]
+    wide_loss, wide_metrics = total_loss(
+        Evaluation(*parts), wide, config, weights, head_tables(config, CPU)
+    )
     torch.testing.assert_close(wide_loss, loss)
     for name, metric in metrics.items():
         if not name.startswith("lstm"):  # of the memory of all rows
@@ -75,11 +93,15 @@ def test_padding_does_not_change_the_loss():
 
 def test_a_ratio_beyond_the_clip_gets_no_gradient_in_the_direction_of_its_advantage():
     log_ratio = torch.full((1, 8), math.log(1.5), requires_grad=True)
-    (-losses.surrogate(log_ratio, torch.tensor([1.0]), torch.ones(1, 8).bool(), 0.2).value.sum()).backward()
+    (
+        -losses.surrogate(log_ratio, torch.tensor([1.0]), torch.ones(1, 8).bool(), 0.2).value.sum()
+    ).backward()
     assert log_ratio.grad is not None
     assert (log_ratio.grad == 0).all()
     log_ratio.grad = None
-    (-losses.surrogate(log_ratio, torch.tensor([-1.0]), torch.ones(1, 8).bool(), 0.2).value.sum()).backward()
+    (
+        -losses.surrogate(log_ratio, torch.tensor([-1.0]), torch.ones(1, 8).bool(), 0.2).value.sum()
+    ).backward()
     torch.testing.assert_close(log_ratio.grad, torch.full((1, 8), 1.5))
 
 
@@ -94,7 +116,8 @@ def test_divergence_weighs_heads_by_the_env_steps_on_which_they_mattered():
 
 
 def test_a_head_that_was_never_available_pays_no_floor_penalty():
-    floor, weight = torch.full((8,), 0.5), torch.ones(8)
+    floor = torch.full((8,), 0.5)
+    weight = torch.ones(8)
     available = available_heads(torch.tensor([WAIT_ONLY]))
     # only the op head: (0.5 - 0.2)^2
     penalty = losses.floor_penalty(losses.masked(torch.full((1, 8), 0.2), available), floor, weight)
@@ -102,19 +125,23 @@ def test_a_head_that_was_never_available_pays_no_floor_penalty():
 
 
 def test_contribution_targets_are_clipped_and_only_measured_slots_count():
-    predicted, target = torch.tensor([[8.0, 3.0]]), torch.tensor([[25.0, float("nan")]])
+    predicted = torch.tensor([[8.0, 3.0]])
+    target = torch.tensor([[25.0, float("nan")]])
     loss = losses.contribution_error(predicted, target, torch.tensor([[True, False]]), 10.0).value
     assert loss.item() == 4.0
 
 
 def test_explained_variance_of_a_perfect_and_a_useless_critic():
-    returns, valid = torch.tensor([[1.0, 5.0, 9.0, 77.0]]), torch.tensor([[True, True, True, False]])
+    returns = torch.tensor([[1.0, 5.0, 9.0, 77.0]])
+    valid = torch.tensor([[True, True, True, False]])
     assert losses.explained_variance(returns + 1, returns, valid).item() == 1.0
     assert losses.explained_variance(torch.zeros(1, 4), returns, valid).item() == 0.0
 
 
 def test_schedules_start_hold_and_end_where_they_should():
-    config = PPOConfig(entropy_coef=0.1, entropy_coef_end=0.0, entropy_anneal_rounds=10, value_warmup_rounds=10)
+    config = PPOConfig(
+        entropy_coef=0.1, entropy_coef_end=0.0, entropy_anneal_rounds=10, value_warmup_rounds=10
+    )
     assert coefficients(config, 0, 100) == Coefficients(0.1, 0.05, 0.025, 1.5, 0.0)
     middle = coefficients(config, 5, 10)
     assert middle.entropy == pytest.approx(0.05)
@@ -133,7 +160,12 @@ def test_per_head_settings_come_in_the_order_of_the_heads():
 @pytest.mark.parametrize(
     ("ratio", "advantage", "gain", "slope"),
     [
-        (1.5, 1.0, 1.2, 0.0),  # beyond the clip in the direction of the advantage: min(1.5, 1.2), no gradient
+        (
+            1.5,
+            1.0,
+            1.2,
+            0.0,
+        ),  # beyond the clip in the direction of the advantage: min(1.5, 1.2), no gradient
         (1.5, -1.0, -1.5, -1.5),  # min(-1.5, -1.2)
         (0.5, 1.0, 0.5, 0.5),  # min(0.5, 0.8)
         (0.5, -1.0, -0.8, 0.0),  # min(-0.5, -0.8), no gradient
@@ -141,7 +173,9 @@ def test_per_head_settings_come_in_the_order_of_the_heads():
         (0.9, -2.0, -1.8, -1.8),
     ],
 )
-def test_the_clip_works_on_both_sides(ratio: float, advantage: float, gain: float, slope: float) -> None:
+def test_the_clip_works_on_both_sides(
+    ratio: float, advantage: float, gain: float, slope: float
+) -> None:
     log_ratio = torch.full((1, 8), math.log(ratio), requires_grad=True)
     only_op = torch.arange(8).reshape(1, 8) == 7
     loss = -losses.surrogate(log_ratio, torch.tensor([advantage]), only_op, 0.2).value.sum()
@@ -151,23 +185,32 @@ def test_the_clip_works_on_both_sides(ratio: float, advantage: float, gain: floa
     assert log_ratio.grad[0].tolist() == pytest.approx([0.0] * 7 + [-slope])
 
 
-def gradients_of(evaluation: Evaluation, batch: Batch, weights: Coefficients) -> dict[str, torch.Tensor]:
+def gradients_of(
+    evaluation: Evaluation, batch: Batch, weights: Coefficients
+) -> dict[str, torch.Tensor]:
     """Gradient of the whole loss with respect to what the network said."""
-    leaves = {name: getattr(evaluation, name).clone().requires_grad_() for name in ("log_probs", "entropies", "value")}
+    leaves = {
+        name: getattr(evaluation, name).clone().requires_grad_()
+        for name in ("log_probs", "entropies", "value")
+    }
     config = PPOConfig()
-    loss, _ = total_loss(evaluation._replace(**leaves), batch, config, weights, head_tables(config, CPU))
+    loss, _ = total_loss(
+        evaluation._replace(**leaves), batch, config, weights, head_tables(config, CPU)
+    )
     loss.backward()
     return {name: leaf.grad for name, leaf in leaves.items()}
 
 
 def test_heads_that_the_effective_op_does_not_use_get_no_gradient() -> None:
     evaluation, batch = example()
-    evaluation = evaluation._replace(log_probs=batch.rows.log_probs.clone())  # ratio 1: nothing is clipped
+    # ratio 1: nothing is clipped
+    evaluation = evaluation._replace(log_probs=batch.rows.log_probs.clone())
     gradients = gradients_of(evaluation, batch, Coefficients(0.05, 0.5, 0.25, 0.0, 0.0))
     used = relevant_heads(batch.rows.effective_op) & ~batch.rows.forced.unsqueeze(-1)
     assert torch.equal(gradients["log_probs"] != 0, used)
     assert torch.equal(gradients["entropies"] != 0, used)
-    # the blueprint head is used once, by GERMINATE with advantage -1; the op head three times, advantages 1, -1, 0.5
+    # the blueprint head is used once, by GERMINATE with advantage -1; the op head three times,
+    # advantages 1, -1, 0.5
     heads = {name: gradients["log_probs"][:, 0, i].tolist() for i, name in enumerate(HEAD_NAMES)}
     assert heads["blueprint"] == pytest.approx([0, 1, 0, 0])
     assert heads["op"] == pytest.approx([-1 / 3, 1 / 3, -0.5 / 3, 0])
@@ -184,7 +227,8 @@ def test_forced_env_steps_teach_the_critic_with_a_fifth_of_the_weight_and_nobody
 
 
 def test_the_floor_penalty_takes_the_mean_over_env_steps_where_the_head_was_available() -> None:
-    # entropy 0.4 where the head was used, 0 where it was only available: mean 0.2, 0.1 below the floor of 0.3
+    # entropy 0.4 where the head was used, 0 where it was only available: mean 0.2, 0.1 below the
+    # floor of 0.3
     entropies = torch.zeros(2, 8)
     entropies[0] = 0.4
     available = torch.zeros(2, 8, dtype=torch.bool)

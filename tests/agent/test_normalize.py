@@ -9,7 +9,9 @@ NAN = float("nan")
 def test_observation_moments_follow_the_first_update_with_one_percent():
     # rows 2 and 4: mean 0.01 * 3, variance 0.99 + 0.01 * 1 + 0.0099 * 9
     before = normalize.observation_moments(1, CPU)
-    after = normalize.update_observation(before, torch.tensor([[[2.0], [4.0]]]), torch.ones(1, 2).bool(), 0.99)
+    after = normalize.update_observation(
+        before, torch.tensor([[[2.0], [4.0]]]), torch.ones(1, 2).bool(), 0.99
+    )
     torch.testing.assert_close(after.mean, torch.tensor([0.03]))
     torch.testing.assert_close(after.var, torch.tensor([1.0891]))
     torch.testing.assert_close(after.seen, torch.tensor(2.0001))
@@ -26,13 +28,16 @@ def test_rows_that_do_not_count_never_enter_the_observation_moments():
 
 
 def test_observations_are_centred_scaled_and_clipped():
-    moments = normalize.Moments(torch.tensor([1.0, 0.0]), torch.tensor([3.9999, 1.0]), torch.tensor(9.0))
+    moments = normalize.Moments(
+        torch.tensor([1.0, 0.0]), torch.tensor([3.9999, 1.0]), torch.tensor(9.0)
+    )
     actual = normalize.normalize_observation(moments, torch.tensor([[5.0, -99.0]]), 10.0)
     torch.testing.assert_close(actual, torch.tensor([[2.0, -10.0]]))
 
 
 def rewards_one_by_one(values: list[float]) -> list[float]:
-    stats, scaled = normalize.reward_stats(CPU), []
+    stats = normalize.reward_stats(CPU)
+    scaled = []
     for value in values:
         reward = torch.tensor([value], dtype=torch.float64)
         stats = normalize.update_reward(stats, reward, torch.tensor([True]))
@@ -65,21 +70,25 @@ def test_a_batch_of_rewards_enters_at_once_whatever_its_order():
 
 def test_value_scale_waits_for_32_returns_and_then_follows():
     moments = normalize.value_moments(CPU)
-    ten, thirty = torch.arange(10.0), torch.arange(30.0)
+    ten = torch.arange(10.0)
+    thirty = torch.arange(30.0)
     moments = normalize.update_value(moments, ten, torch.ones(10).bool())
     assert moments.mean.item() == 4.5
     assert moments.var.item() == 8.25
     assert normalize.value_scale(moments).item() == 1.0
     moments = normalize.update_value(moments, thirty, torch.ones(30).bool())
     torch.testing.assert_close(normalize.value_scale(moments).item(), 8.774970, rtol=1e-6, atol=0)
-    moments = normalize.update_value(moments, torch.cat([thirty, torch.tensor([NAN])]), torch.arange(31) < 30)
+    moments = normalize.update_value(
+        moments, torch.cat([thirty, torch.tensor([NAN])]), torch.arange(31) < 30
+    )
     torch.testing.assert_close(moments.mean.item(), 12.025, rtol=1e-9, atol=0)
     torch.testing.assert_close(moments.var.item(), 77.041046, rtol=1e-7, atol=0)
     torch.testing.assert_close(normalize.value_scale(moments).item(), 8.777309, rtol=1e-6, atol=0)
 
 
 def test_the_thirty_second_return_sets_the_scale_and_the_next_ones_move_it_slowly():
-    moments, numbers = normalize.value_moments(CPU), torch.arange(32.0)
+    moments = normalize.value_moments(CPU)
+    numbers = torch.arange(32.0)
     moments = normalize.update_value(moments, numbers[:31], torch.ones(31).bool())
     assert normalize.value_scale(moments).item() == 1.0
     moments = normalize.update_value(moments, numbers[31:], torch.ones(1).bool())

@@ -3,7 +3,8 @@ from torch import nn
 
 from esper_soa.agent.optimizer import adam_state, adam_step, flatten, write_parameters_
 
-YES, NO = torch.tensor(True), torch.tensor(False)
+YES = torch.tensor(True)
+NO = torch.tensor(False)
 
 
 def test_steps_are_those_of_the_library_optimizer():

@@ -1,4 +1,6 @@
-"""Agents of users' own play whole runs, as policies and as controls, and are stopped where they break the rules."""
+"""Agents of users' own play whole runs, as policies and as controls, and are stopped where they
+break the rules.
+"""
 
 import json
 from dataclasses import replace
@@ -25,7 +27,8 @@ def played_by(name: str, **changed: object) -> TrainConfig:
 
 
 def test_an_own_agent_plays_a_run_and_one_that_goes_on(tmp_path: Path) -> None:
-    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    whole = tmp_path / "whole"
+    halves = tmp_path / "halves"
     summary = fresh(played_by("eager", control="wait"), whole)
     fresh(replace(played_by("eager", control="wait"), rounds=1), halves)
     resumed(played_by("eager", control="wait"), halves)
@@ -50,7 +53,10 @@ def test_a_policy_is_no_control_of_itself(tmp_path: Path) -> None:
 
 def test_an_own_agent_teaches(tmp_path: Path) -> None:
     cfg = settings(rounds=1)
-    cfg = replace(cfg, policy=replace(cfg.policy, imitation=ImitationConfig(rounds=1, teacher=f"{HERE}:eager")))
+    cfg = replace(
+        cfg,
+        policy=replace(cfg.policy, imitation=ImitationConfig(rounds=1, teacher=f"{HERE}:eager")),
+    )
     teacher = build_player(cfg, build_world(cfg, CPU)).teacher
     assert isinstance(teacher, Watched)
     assert type(teacher.agent).__name__ == "Eager"
@@ -59,7 +65,10 @@ def test_an_own_agent_teaches(tmp_path: Path) -> None:
 
 
 FAULTS = {
-    "lawless": "env 0: blueprint 9 for op germinate is not legal; legal are 1, .* 7. An agent chooses .*; .*obey makes",
+    "lawless": (
+        "env 0: blueprint 9 for op germinate is not legal; legal are 1, .* 7. An agent "
+        "chooses .*; .*obey makes"
+    ),
     "beyond": "env 0: op 6 is not legal",
     "bare": "its decision is a Action, not a Decision",
     "short": r"part 0 of its memory is of shape \[\], not a row per env of 2",
@@ -101,12 +110,26 @@ def test_the_heuristic_germinates_own_blueprints_by_their_codes() -> None:
     heuristic = HeuristicPolicy(cfg, ["norm", f"{HERE}:grouped", f"{HERE}:twice"])
     memory = HeuristicMemory(*heuristic.start(1, CPU))
     assert memory.penalties.shape == (1, 15)
-    count, flag, slot = torch.tensor([9]), torch.tensor([True]), torch.zeros(1, 1)
+    count = torch.tensor([9])
+    flag = torch.tensor([True])
+    slot = torch.zeros(1, 1)
     whole = slot.long()
     empty = Situation(
-        count, flag, count, flag.long(), whole + Stage.EMPTY, whole - 1, whole, slot, slot, slot, slot, whole, slot,
+        count,
+        flag,
+        count,
+        flag.long(),
+        whole + Stage.EMPTY,
+        whole - 1,
+        whole,
+        slot,
+        slot,
+        slot,
+        slot,
+        whole,
+        slot,
         slot.bool(),
-    )  # fmt: skip
+    )
     met = []
     for _ in rotation:
         wish, memory = wish_for(empty, memory, cfg, heuristic.names)

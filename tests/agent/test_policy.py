@@ -1,6 +1,14 @@
 import pytest
 import torch
-from agent_world import CPU, masks_of_ops, random_masks, random_rollout, small_policy, some_slots, width_of
+from agent_world import (
+    CPU,
+    masks_of_ops,
+    random_masks,
+    random_rollout,
+    small_policy,
+    some_slots,
+    width_of,
+)
 from torch import nn
 
 from esper_soa.agent.config import NetworkConfig, PolicyConfig
@@ -20,7 +28,8 @@ def parts(num_envs: int, num_slots: int, seed: int = 0):
     return Observation(features, blueprints, batch_size=[num_envs]), masks, noise
 
 
-# 31 features, embedding and place of a slot, encoded in 64; 23 features and both summaries; LSTM 512 with layer norm
+# 31 features, embedding and place of a slot, encoded in 64; 23 features and both summaries; LSTM
+# 512 with layer norm
 TRUNK = {
     "embedding": 14 * 4,
     "slot_encoder": (31 + 4 + 4) * 64 + 64 + 2 * 64,
@@ -66,16 +75,21 @@ def test_initialisation_is_orthogonal_with_the_declared_gains_and_depends_on_the
     torch.manual_seed(1)
     policy = small_policy(2, seed=3)
     torch.manual_seed(2)
-    again, other = small_policy(2, seed=3), small_policy(2, seed=4)
+    again = small_policy(2, seed=3)
+    other = small_policy(2, seed=4)
     for name, value in policy.state_dict().items():
         assert torch.equal(value, again.state_dict()[name]), name
     assert not torch.equal(policy.embedding.weight, other.embedding.weight)
     op = policy.heads["op"]
     torch.testing.assert_close(op[0].weight @ op[0].weight.T, 2 * torch.eye(16), atol=1e-5, rtol=0)
-    torch.testing.assert_close(op[2].weight @ op[2].weight.T, 1e-4 * torch.eye(6), atol=1e-8, rtol=0)
+    torch.testing.assert_close(
+        op[2].weight @ op[2].weight.T, 1e-4 * torch.eye(6), atol=1e-8, rtol=0
+    )
     torch.testing.assert_close(policy.value_head[-1].weight.norm().item(), 0.1)
     layer = policy.lstm.layers[0]
-    torch.testing.assert_close(layer.weight_hh.T @ layer.weight_hh, torch.eye(32), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        layer.weight_hh.T @ layer.weight_hh, torch.eye(32), atol=1e-5, rtol=0
+    )
     forget = (layer.bias_ih + layer.bias_hh).reshape(4, 32)
     assert forget.tolist() == [[0.0] * 32, [2.0] * 32, [0.0] * 32, [0.0] * 32]
 
@@ -85,7 +99,9 @@ def test_the_update_gives_the_rollouts_log_probs_and_values_across_restarts(laye
     policy = small_policy(2, layers=layers)
     rollout = random_rollout(policy, 9, 4, seed=1)
     assert rollout.rows.reset[1:].any()
-    evaluation = policy.evaluate(rollout.rows, segment_starts(rollout.rows.reset), torch.ones(9, 4, 16))
+    evaluation = policy.evaluate(
+        rollout.rows, segment_starts(rollout.rows.reset), torch.ones(9, 4, 16)
+    )
     ratio = (evaluation.log_probs - rollout.rows.log_probs).exp()
     torch.testing.assert_close(ratio, torch.ones(9, 4, 8), atol=1e-5, rtol=0)
     torch.testing.assert_close(evaluation.value, rollout.rows.value, atol=1e-5, rtol=0)
@@ -97,7 +113,9 @@ def test_a_restart_forgets_what_came_before_in_that_env_only():
     reset = torch.tensor([[True, True], [False, False], [True, False], [False, False]])
     changed = inputs.clone()
     changed[1] += 1.0
-    before, after = (policy.lstm.sequence(x, reset, segment_starts(reset))[0] for x in (inputs, changed))
+    before, after = (
+        policy.lstm.sequence(x, reset, segment_starts(reset))[0] for x in (inputs, changed)
+    )
     assert torch.equal(before[2:, 0], after[2:, 0])
     assert not torch.equal(before[2:, 1], after[2:, 1])
 
@@ -105,10 +123,15 @@ def test_a_restart_forgets_what_came_before_in_that_env_only():
 def test_an_env_decides_as_if_it_were_alone():
     policy = small_policy(2)
     observation, masks, noise = parts(4, 2)
-    memory = tuple(torch.randn(m.shape, generator=torch.Generator().manual_seed(5)) for m in policy.start(4, CPU))
+    memory = tuple(
+        torch.randn(m.shape, generator=torch.Generator().manual_seed(5))
+        for m in policy.start(4, CPU)
+    )
     decision, after = policy.decide(observation, masks, noise, memory)
     one = slice(2, 3)
-    alone, alone_after = policy.decide(observation[one], masks[one], noise[one], tuple(m[one] for m in memory))
+    alone, alone_after = policy.decide(
+        observation[one], masks[one], noise[one], tuple(m[one] for m in memory)
+    )
     assert torch.equal(decision.action[one].op, alone.action.op)
     torch.testing.assert_close(decision.log_probs[one], alone.log_probs)
     torch.testing.assert_close(after[1][one], alone_after[1])
@@ -129,13 +152,18 @@ def test_only_legal_actions_are_taken_and_irrelevant_heads_cost_nothing():
     assert (decision.log_probs <= 0).all()
 
 
-@pytest.mark.parametrize(("op", "names"), [
-    (Op.GERMINATE, ("slot", "blueprint", "style", "tempo", "alpha_target")),
-    (Op.PRUNE, ("slot", "alpha_speed", "alpha_curve")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("op", "names"),
+    [
+        (Op.GERMINATE, ("slot", "blueprint", "style", "tempo", "alpha_target")),
+        (Op.PRUNE, ("slot", "alpha_speed", "alpha_curve")),
+    ],
+)
 def test_every_head_chooses_by_a_number_of_its_own(op: int, names: tuple[str, ...]):
-    policy, only = small_policy(3), torch.arange(6) == op
-    masks, observation = masks_of_ops(only.unsqueeze(0), 3), parts(1, 3)[0]
+    policy = small_policy(3)
+    only = torch.arange(6) == op
+    masks = masks_of_ops(only.unsqueeze(0), 3)
+    observation = parts(1, 3)[0]
     for name in names:
         last = dict(zip(HEAD_NAMES, head_sizes(3), strict=True))[name] - 1
         for number, choice in ((0.0, 0), (0.999999, last)):
@@ -161,20 +189,35 @@ def test_a_deterministic_policy_ignores_the_noise():
 def test_an_empty_slot_has_its_own_embedding():
     policy = small_policy(1)
     masks = masks_of_ops(torch.ones(2, 6).bool(), 1)
-    observation = Observation(torch.zeros(2, width_of(1)), torch.tensor([[-1], [0]]), batch_size=[2])
+    observation = Observation(
+        torch.zeros(2, width_of(1)), torch.tensor([[-1], [0]]), batch_size=[2]
+    )
     _, (hidden, _) = policy.decide(observation, masks, torch.zeros(2, 8), policy.start(2, CPU))
     assert not torch.equal(hidden[0], hidden[1])
 
 
 def test_the_observation_is_normalised_with_the_statistics_it_was_given():
-    policy, shifted = small_policy(1), small_policy(1)
-    mean, spread = torch.tensor([5.0] * 23 + [-3.0] * 31), torch.tensor([2.0] * 23 + [3.0] * 31)
-    var = spread**2 * (1 + VARIANCE_EPSILON) - VARIANCE_EPSILON  # so that the spread is so many times that of the other
+    policy = small_policy(1)
+    shifted = small_policy(1)
+    mean = torch.tensor([5.0] * 23 + [-3.0] * 31)
+    spread = torch.tensor([2.0] * 23 + [3.0] * 31)
+    # so that the spread is so many times that of the other
+    var = spread**2 * (1 + VARIANCE_EPSILON) - VARIANCE_EPSILON
     shifted.set_observation_moments_(Moments(mean, var, torch.tensor(9.0)))
-    masks, blueprints = masks_of_ops(torch.ones(1, 6).bool(), 1), torch.zeros(1, 1, dtype=torch.int64)
+    masks = masks_of_ops(torch.ones(1, 6).bool(), 1)
+    blueprints = torch.zeros(1, 1, dtype=torch.int64)
     seen, same, other = (
-        agent.decide(Observation(x, blueprints, batch_size=[1]), masks, torch.zeros(1, 8), agent.start(1, CPU))[1]
-        for agent, x in ((policy, torch.ones(1, 54)), (shifted, (mean + spread)[None]), (shifted, torch.ones(1, 54)))
+        agent.decide(
+            Observation(x, blueprints, batch_size=[1]),
+            masks,
+            torch.zeros(1, 8),
+            agent.start(1, CPU),
+        )[1]
+        for agent, x in (
+            (policy, torch.ones(1, 54)),
+            (shifted, (mean + spread)[None]),
+            (shifted, torch.ones(1, 54)),
+        )
     )
     torch.testing.assert_close(seen, same)
     assert (seen[0] - other[0]).abs().max() > 0.01
@@ -183,9 +226,15 @@ def test_the_observation_is_normalised_with_the_statistics_it_was_given():
 def test_critic_and_contribution_heads_do_not_reach_the_trunk():
     policy = small_policy(2)
     rollout = random_rollout(policy, 3, 2, seed=1)
-    evaluation = policy.evaluate(rollout.rows, segment_starts(rollout.rows.reset), torch.ones(3, 2, 16))
+    evaluation = policy.evaluate(
+        rollout.rows, segment_starts(rollout.rows.reset), torch.ones(3, 2, 16)
+    )
     (evaluation.q.sum() + evaluation.contribution.sum()).backward()
-    assert all(p.grad is None for part in (policy.slot_encoder, policy.feature_net) for p in part.parameters())
+    assert all(
+        p.grad is None
+        for part in (policy.slot_encoder, policy.feature_net)
+        for p in part.parameters()
+    )
     assert policy.embedding.weight.grad is None
     assert policy.q_head[0].weight.grad is not None
 

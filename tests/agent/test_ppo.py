@@ -41,7 +41,9 @@ class Recall:
     num_steps = 4
 
     def features(self, t: int, cue: Tensor) -> Tensor:
-        return torch.stack([2 * cue.float() - 1, torch.ones(len(cue)), torch.ones(len(cue))], dim=-1) * (t == 0)
+        return torch.stack(
+            [2 * cue.float() - 1, torch.ones(len(cue)), torch.ones(len(cue))], dim=-1
+        ) * (t == 0)
 
     def reward(self, t: int, cue: Tensor, row: Row) -> Tensor:
         return (row.action.op == torch.where(cue == 1, Op.ADVANCE, Op.WAIT)).float() * (t == 3)
@@ -54,7 +56,9 @@ def test_the_policy_learns_a_bandit_with_two_contexts():
 
 
 def test_the_policy_learns_to_remember_a_cue():
-    history = train(Recall(), [Op.WAIT, Op.ADVANCE], 25, seed=0, lr=3e-3, entropy_coef=0.01, target_kl=0.1)
+    history = train(
+        Recall(), [Op.WAIT, Op.ADVANCE], 25, seed=0, lr=3e-3, entropy_coef=0.01, target_kl=0.1
+    )
     assert history[0] < 0.7
     assert min(history[-3:]) > 0.9
 
@@ -127,7 +131,8 @@ def test_a_good_update_forgives_skipped_ones():
 
 
 def test_rows_that_are_not_valid_do_not_teach():
-    first, second = learner_of(epochs=2), learner_of(epochs=2)
+    first = learner_of(epochs=2)
+    second = learner_of(epochs=2)
     for learner, noise in ((first, 0.0), (second, 50.0)):
         rollout = random_rollout(learner.policy, 6, 4, seed=1)
         rollout.rows.valid[4:, 2] = False
@@ -174,16 +179,22 @@ class Counting(Ranks):
         self.asked["total_gradients"] += 1
         return super().total_gradients(gradients)
 
-    def extremes(self, largest: Sequence[Tensor], smallest: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    def extremes(
+        self, largest: Sequence[Tensor], smallest: Sequence[Tensor]
+    ) -> tuple[list[Tensor], list[Tensor]]:
         self.asked["extremes"] += 1
         return super().extremes(largest, smallest)
 
 
 @pytest.mark.parametrize("taught", [False, True])
-def test_a_gradient_step_asks_the_other_ranks_for_one_sum_of_means_and_one_of_gradients(taught: bool) -> None:
+def test_a_gradient_step_asks_the_other_ranks_for_one_sum_of_means_and_one_of_gradients(
+    taught: bool,
+) -> None:
     ranks = Counting()
     ppo = PPOConfig(epochs=2, minibatches=3, target_kl=0.0)
-    learner = Learner(small_policy(2), ppo, 100, 0, imitation=ImitationConfig(epochs=2), ranks=ranks)
+    learner = Learner(
+        small_policy(2), ppo, 100, 0, imitation=ImitationConfig(epochs=2), ranks=ranks
+    )
     rollout = random_rollout(learner.policy, 4, 3, seed=0)
     if taught:
         learner.imitate(rollout._replace(taught=rollout.rows.action))
@@ -206,8 +217,11 @@ def test_more_minibatches_than_envs_are_refused():
 
 
 @pytest.mark.parametrize(("margin", "steps"), [(1.49, 4), (1.51, 0)])
-def test_all_four_epochs_are_done_below_one_and_a_half_times_the_target_and_none_above(margin: float, steps: int):
-    # every stored log-probability is 0.2 too low, so every head diverges by exp(0.2) - 1 - 0.2 = 0.0214028
+def test_all_four_epochs_are_done_below_one_and_a_half_times_the_target_and_none_above(
+    margin: float, steps: int
+):
+    # every stored log-probability is 0.2 too low, so every head diverges by exp(0.2) - 1 - 0.2 =
+    # 0.0214028
     learner = learner_of(lr=1e-30, target_kl=0.0214028 / margin)
     rollout = random_rollout(learner.policy, 6, 4, seed=1)
     rollout.rows.log_probs.sub_(0.2)
@@ -237,10 +251,14 @@ class PatientLearner(Learner):
 
 @pytest.mark.parametrize("minibatches", [1, 2])
 def test_passes_after_the_stop_are_not_made_and_would_have_changed_no_bit(minibatches: int):
-    reports, passes, states = [], [], []
+    reports = []
+    passes = []
+    states = []
     for kind in (Learner, PatientLearner):
-        policy, config = small_policy(2), PPOConfig(lr=2e-2, epochs=6, minibatches=minibatches)
-        learner, made = kind(policy, config, 100, seed=0), []
+        policy = small_policy(2)
+        config = PPOConfig(lr=2e-2, epochs=6, minibatches=minibatches)
+        learner = kind(policy, config, 100, seed=0)
+        made = []
         policy.value_head.register_forward_hook(lambda *_, made=made: made.append(1))
         rollout = random_rollout(policy, 6, 4, seed=1)
         made.clear()

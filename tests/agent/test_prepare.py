@@ -1,6 +1,8 @@
-"""What an update makes of a rollout before its first gradient step, with every number worked out by hand.
+"""What an update makes of a rollout before its first gradient step, with every number worked out by
+hand.
 
-Two env-steps of two envs: env 0 is cut at its end, env 1 is rolled back there. gamma = lambda = 0.5.
+Two env-steps of two envs: env 0 is cut at its end, env 1 is rolled back there. gamma = lambda =
+0.5.
 """
 
 import pytest
@@ -23,11 +25,15 @@ def doubles(value: float) -> Tensor:
 
 
 def learner_of(**ppo: object) -> Learner:
-    return Learner(small_policy(1), PPOConfig(gamma=0.5, gae_lambda=0.5, **ppo), total_updates=100, seed=0)
+    return Learner(
+        small_policy(1), PPOConfig(gamma=0.5, gae_lambda=0.5, **ppo), total_updates=100, seed=0
+    )
 
 
 def cut_and_rolled_back() -> Rollout:
-    """Rewards 1, 3 and 2, -10; values 0.5, 0.25 and 1, -0.5; what follows the last env-step is worth 0.75 to both."""
+    """Rewards 1, 3 and 2, -10; values 0.5, 0.25 and 1, -0.5; what follows the last env-step is
+    worth 0.75 to both.
+    """
     rollout = new_rollout(2, 2, 1, width_of(1), CPU)
     rows = rollout.rows
     rows.reward.copy_(torch.tensor([[1.0, 2.0], [3.0, -10.0]]))
@@ -44,7 +50,8 @@ def known_scale(learner: Learner, mean: float, scale: float, seen: float = 1000.
 
 
 # Value scale 4: values 2, 1 and 4, -2; the state after env 0 is worth 3, that after env 1 nothing.
-# env 0: d_1 = 3 + 0.5 * 3 - 1 = 3.5, d_0 = 1 + 0.5 * 1 - 2 = -0.5; A_1 = 3.5, A_0 = -0.5 + 0.25 * 3.5 = 0.375
+# env 0: d_1 = 3 + 0.5 * 3 - 1 = 3.5, d_0 = 1 + 0.5 * 1 - 2 = -0.5; A_1 = 3.5, A_0 = -0.5 + 0.25 *
+# 3.5 = 0.375
 # env 1: d_1 = -10 + 2 = -8, d_0 = 2 + 0.5 * -2 - 4 = -3; A_1 = -8, A_0 = -3 + 0.25 * -8 = -5
 DIFFERENCES = torch.tensor([[-0.5, -3.0], [3.5, -8.0]])
 ADVANTAGES = torch.tensor([[0.375, -5.0], [3.5, -8.0]])
@@ -56,7 +63,8 @@ def test_values_count_by_the_old_scale_and_targets_by_the_new_one() -> None:
     known_scale(learner, mean=1.0, scale=4.0)
     batch, summary = learner._prepare_(cut_and_rolled_back())
     # returns: mean -4.125 / 4, population variance 126.890625 / 4 - 1.0634766
-    mean, var = -1.03125, 30.6591797
+    mean = -1.03125
+    var = 30.6591797
     new_var = 0.99 * (16 - VARIANCE_EPSILON) + 0.01 * var + 0.99 * 0.01 * (mean - 1) ** 2
     new_scale = (new_var + VARIANCE_EPSILON) ** 0.5
     assert new_scale == pytest.approx(4.024, abs=1e-3)
@@ -82,10 +90,13 @@ def test_advantages_are_normalised_with_the_population_deviation_of_all_envs_tog
 def test_the_summary_judges_the_values_that_were_predicted() -> None:
     learner = learner_of()
     known_scale(learner, mean=1.0, scale=4.0)
-    learner.reward = learner.reward._replace(squares=doubles(36.0), seen=doubles(5.0))  # deviation 3
+    # deviation 3
+    learner.reward = learner.reward._replace(squares=doubles(36.0), seen=doubles(5.0))
     _, summary = learner._prepare_(cut_and_rolled_back())
     values = torch.tensor([[2.0, 4.0], [1.0, -2.0]])
-    assert summary["explained_variance"].item() == pytest.approx(1 - ((RETURNS - values).var() / RETURNS.var()).item())
+    assert summary["explained_variance"].item() == pytest.approx(
+        1 - ((RETURNS - values).var() / RETURNS.var()).item()
+    )
     assert summary["reward_scale"].item() == pytest.approx(3.0)
     assert summary["return_mean"].item() == pytest.approx(3 * -1.03125)
     assert summary["value_mean"].item() == pytest.approx(3 * 1.25)
@@ -93,21 +104,27 @@ def test_the_summary_judges_the_values_that_were_predicted() -> None:
 
 def test_the_first_returns_are_neither_scaled_before_nor_after() -> None:
     learner = learner_of()
-    batch, summary = learner._prepare_(cut_and_rolled_back())  # four returns are too few for a scale
+    # four returns are too few for a scale
+    batch, summary = learner._prepare_(cut_and_rolled_back())
     # env 0: d_1 = 3 + 0.375 - 0.25, A_1 = 3.125, return 3.375; env 1: d_1 = -10 + 0.5, return -10
     torch.testing.assert_close(batch.targets[1], torch.tensor([3.375, -10.0]))
     assert summary["value_scale"].item() == 1.0
     assert learner.value.seen == 4
 
 
-def test_the_value_after_a_rollback_counts_for_nothing_and_that_after_a_cut_counts_in_full() -> None:
-    learner, other = learner_of(), learner_of()
+def test_the_value_after_a_rollback_counts_for_nothing_and_that_after_a_cut_counts_in_full() -> (
+    None
+):
+    learner = learner_of()
+    other = learner_of()
     rollout = cut_and_rolled_back()
     richer = Rollout(rollout.rows, rollout.bootstrap + torch.tensor([0.0, 50.0]))
-    first, second = learner._prepare_(rollout)[0], other._prepare_(richer)[0]
+    first = learner._prepare_(rollout)[0]
+    second = other._prepare_(richer)[0]
     assert torch.equal(first.targets, second.targets)
     richer = Rollout(rollout.rows, rollout.bootstrap + torch.tensor([2.0, 0.0]))
-    # 2 more for env 0: half of it one env-step before, and of that half a quarter's share again, 0.5 * 0.25 * 2
+    # 2 more for env 0: half of it one env-step before, and of that half a quarter's share again,
+    # 0.5 * 0.25 * 2
     moved = learner_of()._prepare_(richer)[0].targets - first.targets
     torch.testing.assert_close(moved, torch.tensor([[0.25, 0.0], [1.0, 0.0]]))
 
@@ -119,7 +136,8 @@ def test_an_episode_that_is_neither_cut_nor_ended_has_no_value_after_it() -> Non
 
 
 def test_rows_without_a_return_leave_the_value_scale_alone() -> None:
-    learner, rollout = learner_of(), cut_and_rolled_back()
+    learner = learner_of()
+    rollout = cut_and_rolled_back()
     rollout.rows.reward[0, 1] = float("inf")
     rollout.rows.valid[0, 0] = False
     learner._prepare_(rollout)
@@ -136,18 +154,27 @@ def test_rewards_are_scaled_after_they_have_entered_and_clipped_as_the_settings_
     assert scaled.tolist() == pytest.approx([1 / 7**0.5, 2 / 7**0.5, 1.25])
     assert scaled.dtype == torch.float32
     # with -3, 0 and 0 besides: mean 1, squares 0 + 1 + 25 + 16 + 1 + 1 over 5
-    assert learner.scale_rewards_(torch.tensor([-3.0, 0.0, 0.0]), everyone)[0].item() == pytest.approx(-3 / 8.8**0.5)
+    assert learner.scale_rewards_(torch.tensor([-3.0, 0.0, 0.0]), everyone)[
+        0
+    ].item() == pytest.approx(-3 / 8.8**0.5)
 
 
 def test_explained_variance_takes_sample_variances_and_no_spread_below_one() -> None:
-    # returns 0 and 1: variance 0.5, taken as 1; errors -1 and 1: variance 2 with one degree of freedom less
-    returns, values = torch.tensor([[0.0, 1.0, 9.0]]), torch.tensor([[1.0, 0.0, 0.0]])
+    # returns 0 and 1: variance 0.5, taken as 1; errors -1 and 1: variance 2 with one degree of
+    # freedom less
+    returns = torch.tensor([[0.0, 1.0, 9.0]])
+    values = torch.tensor([[1.0, 0.0, 0.0]])
     valid = torch.tensor([[True, True, False]])
     assert losses.explained_variance(values, returns, valid).item() == pytest.approx(-1.0)
-    assert losses.explained_variance(values, returns, torch.tensor([[True, False, False]])).item() == 1.0
+    assert (
+        losses.explained_variance(values, returns, torch.tensor([[True, False, False]])).item()
+        == 1.0
+    )
 
 
-def test_the_floor_penalty_relaxes_from_a_quarter_of_the_run_on_and_again_from_three_quarters() -> None:
+def test_the_floor_penalty_relaxes_from_a_quarter_of_the_run_on_and_again_from_three_quarters() -> (
+    None
+):
     weights = [losses.penalty_schedule(progress, 8) for progress in (0, 1, 2, 6, 7, 8, 9)]
     assert weights == [1.5, 1.5, 1.0, 1.0, 0.75, 0.5, 0.5]
 
@@ -162,7 +189,9 @@ def test_a_gradient_is_scaled_to_its_limit_and_never_up() -> None:
     assert scale(torch.tensor(10.0), 5.0).item() == pytest.approx(0.5, rel=1e-6)
     assert scale(torch.tensor(4.9), 5.0).item() == 1.0
     assert scale(torch.tensor(1e9), 0.0).item() == 1.0
-    assert losses.gradient_norm([torch.tensor([3.0]), torch.tensor([[0.0], [4.0]])]).item() == pytest.approx(5.0)
+    assert losses.gradient_norm(
+        [torch.tensor([3.0]), torch.tensor([[0.0], [4.0]])]
+    ).item() == pytest.approx(5.0)
 
 
 def test_a_mean_with_weights_divides_by_their_sum_but_by_no_less_than_one() -> None:
@@ -177,14 +206,18 @@ def test_ratios_are_clamped_by_head_and_together() -> None:
     log_ratio = losses.clamped_log_ratio(torch.tensor([[25.0], [-25.0]]).expand(2, 8), reference)
     assert log_ratio[:, 0].tolist() == [20.0, -20.0]
     highest, lowest = losses.joint_ratio(log_ratio)
-    assert highest.item() == pytest.approx(torch.tensor(30.0).exp().item())  # eight times 20 counts as 30
+    assert highest.item() == pytest.approx(
+        torch.tensor(30.0).exp().item()
+    )  # eight times 20 counts as 30
     assert lowest.item() == pytest.approx(torch.tensor(-30.0).exp().item())
 
 
 def test_a_ratio_at_the_clip_is_not_clipped() -> None:
     log_ratio = torch.zeros(3, 8, dtype=torch.float64)
     log_ratio[:, 7] = torch.tensor([1.5, 1.5 + 1e-9, 0.25], dtype=torch.float64).log()
-    means = losses.ratio_means(log_ratio, torch.ones(3, 8).bool(), torch.ones(3).bool(), 0.5 + 5e-10)
+    means = losses.ratio_means(
+        log_ratio, torch.ones(3, 8).bool(), torch.ones(3).bool(), 0.5 + 5e-10
+    )
     assert means["clip_fraction"].value.item() == pytest.approx(2 / 3)
     assert means["head_clip_fraction"].value[7].item() == pytest.approx(2 / 3)
     assert means["head_clip_fraction"].value[0].item() == 0.0

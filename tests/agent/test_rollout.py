@@ -8,7 +8,9 @@ CPU = torch.device("cpu")
 
 def numbered(row: Row) -> Row:
     """The same row with a number in every float and integer, True in every flag."""
-    return row.apply(lambda x: torch.ones_like(x) if x.dtype == torch.bool else torch.full_like(x, 7))
+    return row.apply(
+        lambda x: torch.ones_like(x) if x.dtype == torch.bool else torch.full_like(x, 7)
+    )
 
 
 def test_writing_fills_one_env_step_of_every_field_and_no_other():

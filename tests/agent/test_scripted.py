@@ -27,34 +27,58 @@ from esper_soa.env.scaffold import empty_boosts
 from esper_soa.env.signals import initial_signals
 from esper_soa.errors import SettingError
 from esper_soa.state import Action, EnvState, View
-from esper_soa.vocabulary import BLUEPRINT_NAMES, CNN_BLUEPRINTS, HEAD_NAMES, AlphaMode, Blueprint, Op, Stage, Style
+from esper_soa.vocabulary import (
+    BLUEPRINT_NAMES,
+    CNN_BLUEPRINTS,
+    HEAD_NAMES,
+    AlphaMode,
+    Blueprint,
+    Op,
+    Stage,
+    Style,
+)
 
 CPU = torch.device("cpu")
 CNN = [BLUEPRINT_NAMES[code] for code in CNN_BLUEPRINTS]
-STANDARD, FULL, INSTANT, LINEAR = 1, 2, 0, 0
+STANDARD = 1
+FULL = 2
+INSTANT = 0
+LINEAR = 0
 
 
 def view_of(stages, noise=None, slots=None, ramp=None, lifecycle=None, **signals):
-    """A View of envs given as rows of stages; `slots`, `ramp` and `signals` override fields with one value each."""
+    """A View of envs given as rows of stages; `slots`, `ramp` and `signals` override fields with
+    one value each.
+    """
     stage = torch.tensor(stages)
     num_envs, num_slots = stage.shape
 
     def fill(record, values):
-        return record.replace(**{name: torch.full_like(record.get(name), value) for name, value in values.items()})
+        return record.replace(
+            **{name: torch.full_like(record.get(name), value) for name, value in values.items()}
+        )
 
-    seeds = fill(empty_slots(num_envs, num_slots, CPU), {"seed_age": 9, **(slots or {})}).replace(stage=stage)
+    seeds = fill(empty_slots(num_envs, num_slots, CPU), {"seed_age": 9, **(slots or {})}).replace(
+        stage=stage
+    )
     state = EnvState(
-        slots=seeds, ramp=fill(idle_ramp(num_envs, num_slots, CPU), ramp or {}),
-        signals=fill(initial_signals(num_envs, CPU), {"step": 10, **signals}), guard=initial_guard(num_envs, CPU),
-        totals=empty_totals(num_envs, CPU), ending=fresh_ending(num_envs, CPU),
-        boosts=empty_boosts(num_envs, num_slots, 25, CPU), batch_size=[num_envs],
-    )  # fmt: skip
+        slots=seeds,
+        ramp=fill(idle_ramp(num_envs, num_slots, CPU), ramp or {}),
+        signals=fill(initial_signals(num_envs, CPU), {"step": 10, **signals}),
+        guard=initial_guard(num_envs, CPU),
+        totals=empty_totals(num_envs, CPU),
+        ending=fresh_ending(num_envs, CPU),
+        boosts=empty_boosts(num_envs, num_slots, 25, CPU),
+        batch_size=[num_envs],
+    )
     allowed = torch.zeros(13, dtype=torch.bool)
     allowed[list(CNN_BLUEPRINTS)] = True
     masks = action_masks(state.slots, state.ramp, allowed, 0, lifecycle or LifecycleConfig())
     if noise is None:
         noise = torch.zeros(num_envs, 8)
-    return View(state=state, observation=observe(state, 25), masks=masks, noise=noise, batch_size=[num_envs])
+    return View(
+        state=state, observation=observe(state, 25), masks=masks, noise=noise, batch_size=[num_envs]
+    )
 
 
 def choices(action, env=0):
@@ -63,8 +87,16 @@ def choices(action, env=0):
 
 def plain(op, **heads):
     """An action of one env: placeholders, slot 0, and the named heads."""
-    values = {"slot": 0, "blueprint": 0, "style": Style.SIGMOID_ADD, "tempo": STANDARD, "alpha_target": FULL,
-              "alpha_speed": INSTANT, "alpha_curve": LINEAR, "op": op}  # fmt: skip
+    values = {
+        "slot": 0,
+        "blueprint": 0,
+        "style": Style.SIGMOID_ADD,
+        "tempo": STANDARD,
+        "alpha_target": FULL,
+        "alpha_speed": INSTANT,
+        "alpha_curve": LINEAR,
+        "op": op,
+    }
     return values | heads
 
 
@@ -80,21 +112,27 @@ def test_a_uniform_choice_splits_the_unit_interval_over_the_legal_entries():
 
 def test_an_illegal_wish_becomes_wait_with_placeholders():
     view = view_of([[Stage.TRAINING, Stage.EMPTY]])
-    action, legal = obey(as_action(plain(Op.FOSSILIZE, slot=1, blueprint=5, alpha_curve=3)), view.masks)
+    action, legal = obey(
+        as_action(plain(Op.FOSSILIZE, slot=1, blueprint=5, alpha_curve=3)), view.masks
+    )
     assert not legal.item()
     assert choices(action) == plain(Op.WAIT)
 
 
 def test_a_legal_wish_keeps_what_matters_and_loses_the_rest():
     view = view_of([[Stage.EMPTY, Stage.HOLDING]])
-    action, legal = obey(as_action(plain(Op.PRUNE, slot=1, blueprint=5, tempo=0, alpha_curve=3)), view.masks)
+    action, legal = obey(
+        as_action(plain(Op.PRUNE, slot=1, blueprint=5, tempo=0, alpha_curve=3)), view.masks
+    )
     assert legal.item()
     assert choices(action) == plain(Op.PRUNE, slot=1, alpha_curve=3)
 
 
 def test_an_illegal_blueprint_is_not_germinated():
     view = view_of([[Stage.EMPTY]])
-    action, legal = obey(as_action(plain(Op.GERMINATE, blueprint=BLUEPRINT_NAMES.index("lora"))), view.masks)
+    action, legal = obey(
+        as_action(plain(Op.GERMINATE, blueprint=BLUEPRINT_NAMES.index("lora"))), view.masks
+    )
     assert not legal.item()
     assert choices(action) == plain(Op.WAIT)
 
@@ -135,13 +173,21 @@ def schedule_op(policy, stage, step, age, **more):
 
 
 def test_the_schedule_follows_its_declared_env_steps():
-    policy = SchedulePolicy(ScheduleConfig(germinate=[3], advance=[1, 4, 5], fossilize=6, blueprint="conv_light"), CNN)
+    policy = SchedulePolicy(
+        ScheduleConfig(germinate=[3], advance=[1, 4, 5], fossilize=6, blueprint="conv_light"), CNN
+    )
     plan = [
-        (2, 0, Stage.EMPTY, Op.WAIT), (3, 0, Stage.EMPTY, Op.GERMINATE), (4, 1, Stage.GERMINATED, Op.ADVANCE),
-        (5, 2, Stage.TRAINING, Op.WAIT), (6, 3, Stage.TRAINING, Op.WAIT), (7, 4, Stage.TRAINING, Op.ADVANCE),
-        (7, 4, Stage.BLENDING, Op.WAIT), (8, 5, Stage.HOLDING, Op.WAIT), (9, 6, Stage.HOLDING, Op.FOSSILIZE),
+        (2, 0, Stage.EMPTY, Op.WAIT),
+        (3, 0, Stage.EMPTY, Op.GERMINATE),
+        (4, 1, Stage.GERMINATED, Op.ADVANCE),
+        (5, 2, Stage.TRAINING, Op.WAIT),
+        (6, 3, Stage.TRAINING, Op.WAIT),
+        (7, 4, Stage.TRAINING, Op.ADVANCE),
+        (7, 4, Stage.BLENDING, Op.WAIT),
+        (8, 5, Stage.HOLDING, Op.WAIT),
+        (9, 6, Stage.HOLDING, Op.FOSSILIZE),
         (10, 7, Stage.FOSSILIZED, Op.WAIT),
-    ]  # fmt: skip
+    ]
     for step, age, stage, op in plan:
         assert schedule_op(policy, [[stage]], step, age)[0] == [op], (step, stage)
     germination, _ = policy.act(view_of([[Stage.EMPTY]], step=3), ())
@@ -165,11 +211,19 @@ def test_an_advance_that_is_not_listed_is_never_due():
 def test_the_schedule_staggers_slots_and_the_first_that_may_act_does():
     policy = SchedulePolicy(ScheduleConfig(germinate=[1], stagger=2, advance=[2, 2]), CNN)
     # Slot 1 is due to germinate at 1 + 2 = 3, where the seed of slot 0 is due to advance.
-    rows = [[Stage.TRAINING, Stage.EMPTY], [Stage.HOLDING, Stage.EMPTY], [Stage.FOSSILIZED, Stage.EMPTY]]
+    rows = [
+        [Stage.TRAINING, Stage.EMPTY],
+        [Stage.HOLDING, Stage.EMPTY],
+        [Stage.FOSSILIZED, Stage.EMPTY],
+    ]
     assert schedule_op(policy, rows, 3, 2) == ([Op.ADVANCE, Op.GERMINATE, Op.GERMINATE], [0, 1, 1])
     assert schedule_op(policy, rows, 2, 2)[0] == [Op.ADVANCE, Op.WAIT, Op.WAIT]
     automatic = LifecycleConfig(auto_forward_g1=True, auto_forward_g2=True, auto_forward_g3=True)
-    assert schedule_op(policy, rows, 3, 2, lifecycle=automatic)[0] == [Op.WAIT, Op.GERMINATE, Op.GERMINATE]
+    assert schedule_op(policy, rows, 3, 2, lifecycle=automatic)[0] == [
+        Op.WAIT,
+        Op.GERMINATE,
+        Op.GERMINATE,
+    ]
 
 
 def test_slots_beyond_the_list_follow_their_predecessor():
@@ -192,7 +246,9 @@ def test_a_plateau_of_a_stable_host_germinates_in_the_first_empty_slot():
     action, memory = heuristic(view_of([[Stage.FOSSILIZED, Stage.EMPTY, Stage.EMPTY]], **READY))
     assert action == plain(Op.GERMINATE, slot=1, blueprint=Blueprint.CONV_LIGHT)
     assert memory.rotation.tolist() == [1]
-    action, memory = heuristic(view_of([[Stage.FOSSILIZED, Stage.EMPTY, Stage.EMPTY]], **READY), memory)
+    action, memory = heuristic(
+        view_of([[Stage.FOSSILIZED, Stage.EMPTY, Stage.EMPTY]], **READY), memory
+    )
     assert action["blueprint"] == Blueprint.CONV_HEAVY
     assert memory.rotation.tolist() == [2]
 
@@ -217,7 +273,11 @@ def test_germination_needs_plateau_stability_and_time(missing):
         (Stage.HOLDING, {}, Op.WAIT),
         (Stage.HOLDING, {"contribution": 0.6, "contribution_known": True}, Op.FOSSILIZE),
         (Stage.HOLDING, {"contribution": 0.5, "contribution_known": True}, Op.PRUNE),
-        (Stage.HOLDING, {"contribution": 9.0, "contribution_known": True, "accuracy_initial": 0.1}, Op.PRUNE),
+        (
+            Stage.HOLDING,
+            {"contribution": 9.0, "contribution_known": True, "accuracy_initial": 0.1},
+            Op.PRUNE,
+        ),
     ],
 )
 def test_a_seed_is_managed_by_its_stage(stage, facts, op):
@@ -244,13 +304,20 @@ def test_penalised_blueprints_are_passed_over_and_the_least_bad_taken_when_all_a
     start = start._replace(last_decay=torch.tensor([99]))
     penalties = start.penalties.clone()
     penalties[0, Blueprint.CONV_LIGHT] = 3.0
-    action, memory = heuristic(view_of([[Stage.EMPTY]], **READY), start._replace(penalties=penalties))
+    action, memory = heuristic(
+        view_of([[Stage.EMPTY]], **READY), start._replace(penalties=penalties)
+    )
     assert action["blueprint"] == Blueprint.CONV_HEAVY
     assert memory.rotation.tolist() == [2]
-    # All at 4 but norm at 3: ordered norm (3), then attention, conv_heavy, conv_light, depthwise by name.
+    # All at 4 but norm at 3: ordered norm (3), then attention, conv_heavy, conv_light, depthwise by
+    # name.
     penalties = torch.full_like(penalties, 4.0)
     penalties[0, Blueprint.NORM] = 3.0
-    for rotation, blueprint in ((0, Blueprint.NORM), (1, Blueprint.ATTENTION), (7, Blueprint.CONV_HEAVY)):
+    for rotation, blueprint in (
+        (0, Blueprint.NORM),
+        (1, Blueprint.ATTENTION),
+        (7, Blueprint.CONV_HEAVY),
+    ):
         turned = start._replace(penalties=penalties, rotation=torch.tensor([rotation]))
         action, memory = heuristic(view_of([[Stage.EMPTY]], **READY), turned)
         assert action["blueprint"] == blueprint
@@ -262,7 +329,9 @@ def test_penalties_halve_once_per_env_step_and_small_ones_are_dropped():
     memory = memory._replace(penalties=torch.tensor([[2.0, 0.15]], dtype=torch.float64))
     once = decay_penalties(memory, torch.tensor([1]), HeuristicConfig())
     assert once.penalties.tolist() == [[1.0, 0.0]]
-    assert decay_penalties(once, torch.tensor([1]), HeuristicConfig()).penalties.tolist() == [[1.0, 0.0]]
+    assert decay_penalties(once, torch.tensor([1]), HeuristicConfig()).penalties.tolist() == [
+        [1.0, 0.0]
+    ]
 
 
 def test_a_masked_wish_waits_and_leaves_the_memory_alone():
@@ -302,7 +371,11 @@ def test_every_scripted_policy_compiles_to_one_graph_and_equals_eager(name):
     view = view_of([[Stage.EMPTY, Stage.HOLDING], [Stage.EMPTY, Stage.EMPTY]], **READY)
     memory = policy.start(2, CPU)
     eager, after = policy.act(view, memory)
-    compiled, after_compiled = torch.compile(policy.act, backend="eager", fullgraph=True)(view, memory)
+    compiled, after_compiled = torch.compile(policy.act, backend="eager", fullgraph=True)(
+        view, memory
+    )
     for head in HEAD_NAMES:
         assert torch.equal(compiled.action.get(head), eager.action.get(head))
-    assert all(torch.equal(ours, theirs) for ours, theirs in zip(after_compiled, after, strict=True))
+    assert all(
+        torch.equal(ours, theirs) for ours, theirs in zip(after_compiled, after, strict=True)
+    )

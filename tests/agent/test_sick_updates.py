@@ -1,4 +1,6 @@
-"""Every anomaly rule against a real update that was made sick on purpose: told once, with what to do."""
+"""Every anomaly rule against a real update that was made sick on purpose: told once, with what to
+do.
+"""
 
 from collections.abc import Callable
 
@@ -108,7 +110,8 @@ CASES: dict[str, tuple[dict[str, object], Infection | None, Fault | None, str]] 
 @pytest.mark.parametrize("name", CASES)
 def test_a_sick_update_is_told_once_with_what_to_do(name: str) -> None:
     ppo, infect, fault, advice = CASES[name]
-    watch, learner = Watch(AnomalyConfig()), learner_of(**ppo)
+    watch = Watch(AnomalyConfig())
+    learner = learner_of(**ppo)
     if infect is not None:
         infect(learner)
     first, second = updates(watch, learner, 2, fault)
@@ -120,28 +123,41 @@ def test_a_sick_update_is_told_once_with_what_to_do(name: str) -> None:
 
 def test_healthy_updates_are_silent() -> None:
     watch = Watch(AnomalyConfig())
-    assert updates(watch, learner_of(), 4, envs=32) == [[], [], [], []]  # so many that no norm is far off by chance
+    assert updates(watch, learner_of(), 4, envs=32) == [
+        [],
+        [],
+        [],
+        [],
+    ]  # so many that no norm is far off by chance
     assert watch.active == []
 
 
 def test_a_critic_that_is_worse_than_a_constant_is_told_at_the_third_update() -> None:
-    watch, learner = Watch(AnomalyConfig()), learner_of(lr=1e-9)
+    watch = Watch(AnomalyConfig())
+    learner = learner_of(lr=1e-9)
     wild_critic(learner)
     told = updates(watch, learner, 4)
     assert ["explained_variance" in named(update) for update in told] == [False, False, True, False]
 
 
 def test_a_head_that_explores_no_more_is_told_at_the_third_update_even_without_a_gradient() -> None:
-    watch, learner = Watch(AnomalyConfig()), learner_of(lr=1e-9)
+    watch = Watch(AnomalyConfig())
+    learner = learner_of(lr=1e-9)
     always_wait(learner)
     told = updates(watch, learner, 4)
-    assert ["entropy_collapse/op" in named(update) for update in told] == [False, False, True, False]
+    assert ["entropy_collapse/op" in named(update) for update in told] == [
+        False,
+        False,
+        True,
+        False,
+    ]
     (anomaly,) = [anomaly for anomaly in told[2] if anomaly.name == "entropy_collapse/op"]
     assert "policy.ppo.probability_floor.op" in anomaly.message
 
 
 def test_a_gradient_far_from_its_mean_is_told() -> None:
-    watch, learner = Watch(AnomalyConfig()), learner_of(value_coef_start=0.5)
+    watch = Watch(AnomalyConfig())
+    learner = learner_of(value_coef_start=0.5)
     assert updates(watch, learner, 2) == [[], []]
     wild_critic(learner)
     assert "gradient_drift" in named(updates(watch, learner, 1)[0])
@@ -151,8 +167,11 @@ def test_a_gradient_far_from_its_mean_is_told() -> None:
     ("ppo", "fault", "why"),
     [({}, lost_reward, "no gradient was finite"), ({"target_kl": 1e-4}, other_policy, "too far")],
 )
-def test_an_update_without_a_step_is_told_with_its_reason(ppo: dict[str, object], fault: Fault, why: str) -> None:
-    watch, learner = Watch(AnomalyConfig()), learner_of(**ppo)
+def test_an_update_without_a_step_is_told_with_its_reason(
+    ppo: dict[str, object], fault: Fault, why: str
+) -> None:
+    watch = Watch(AnomalyConfig())
+    learner = learner_of(**ppo)
     first, second = updates(watch, learner, 2, fault)
     (anomaly,) = [told for told in first if told.name == "skipped_update"]
     assert why in anomaly.message
@@ -160,7 +179,8 @@ def test_an_update_without_a_step_is_told_with_its_reason(ppo: dict[str, object]
 
 
 def test_an_anomaly_that_comes_back_is_told_again() -> None:
-    watch, learner = Watch(AnomalyConfig()), learner_of(value_coef_start=0.0, value_warmup_rounds=100)
+    watch = Watch(AnomalyConfig())
+    learner = learner_of(value_coef_start=0.0, value_warmup_rounds=100)
     faults = (large_rewards, None, large_rewards)
     told = [updates(watch, learner, 1, fault)[0] for fault in faults]
     assert ["bellman_error" in named(update) for update in told] == [True, False, True]

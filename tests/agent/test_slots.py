@@ -1,10 +1,20 @@
-"""One set of weights for any slots: the policy goes by the place of each, never by their number or their order."""
+"""One set of weights for any slots: the policy goes by the place of each, never by their number or
+their order.
+"""
 
 import itertools
 
 import pytest
 import torch
-from agent_world import CPU, masks_of_ops, random_masks, random_rollout, small_policy, some_slots, width_of
+from agent_world import (
+    CPU,
+    masks_of_ops,
+    random_masks,
+    random_rollout,
+    small_policy,
+    some_slots,
+    width_of,
+)
 from torch import Tensor, nn
 
 from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
@@ -18,12 +28,16 @@ from esper_soa.state import Observation
 from esper_soa.vocabulary import HEAD_NAMES, Op
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
-SLOT, BLUEPRINT = HEAD_NAMES.index("slot"), HEAD_NAMES.index("blueprint")
-CRIPPLED = host_slots(TaskConfig(base_channels=2, num_blocks=5, kernel_size=1, num_pools=5))  # of another host
+SLOT = HEAD_NAMES.index("slot")
+BLUEPRINT = HEAD_NAMES.index("blueprint")
+# of another host
+CRIPPLED = host_slots(TaskConfig(base_channels=2, num_blocks=5, kernel_size=1, num_pools=5))
 
 
 def opinionated(slots: tuple[SlotSpec, ...], seed: int = 0) -> RecurrentPolicy:
-    """A policy far from where it began: no two choices are nearly as likely, and none has a floor."""
+    """A policy far from where it began: no two choices are nearly as likely, and none has a
+    floor.
+    """
     network = NetworkConfig(hidden=32, features=32, slot_features=16)
     ppo = PPOConfig(probability_floor=dict.fromkeys(HEAD_NAMES, 0.0))
     policy = RecurrentPolicy(PolicyConfig(network=network, ppo=ppo), slots, seed)
@@ -44,26 +58,38 @@ def evaluated(policy: RecurrentPolicy, rows: Row) -> Evaluation:
 
 def reordered(rows: Row, order: Tensor) -> Row:
     """The same rows where the slot number i is what was order[i]."""
-    env, slots = rows.features[..., :23], rows.features[..., 23:].unflatten(-1, (-1, 31))
+    env = rows.features[..., :23]
+    slots = rows.features[..., 23:].unflatten(-1, (-1, 31))
     number = order.argsort()[rows.action.slot]
-    masks = rows.masks.replace(slot=rows.masks.slot[..., order], slot_by_op=rows.masks.slot_by_op[..., order])
+    masks = rows.masks.replace(
+        slot=rows.masks.slot[..., order], slot_by_op=rows.masks.slot_by_op[..., order]
+    )
     return rows.replace(
-        features=torch.cat([env, slots[:, :, order].flatten(2)], dim=-1), blueprints=rows.blueprints[..., order],
-        masks=masks, action=rows.action.replace(slot=number),
-    )  # fmt: skip
+        features=torch.cat([env, slots[:, :, order].flatten(2)], dim=-1),
+        blueprints=rows.blueprints[..., order],
+        masks=masks,
+        action=rows.action.replace(slot=number),
+    )
 
 
 @pytest.mark.parametrize("num_slots", [2, 10])
-def test_renumbering_the_slots_renumbers_what_is_said_of_each_and_changes_nothing_else(num_slots: int) -> None:
-    slots, order = some_slots(num_slots), torch.randperm(num_slots, generator=torch.Generator().manual_seed(1))
+def test_renumbering_the_slots_renumbers_what_is_said_of_each_and_changes_nothing_else(
+    num_slots: int,
+) -> None:
+    slots = some_slots(num_slots)
+    order = torch.randperm(num_slots, generator=torch.Generator().manual_seed(1))
     order = order.roll(1) if torch.equal(order, torch.arange(num_slots)) else order
     policy = opinionated(slots)
     rows = random_rollout(policy, 6, 5, seed=2).rows
-    rows.action.op.copy_(torch.where(rows.masks.op[..., Op.GERMINATE], Op.GERMINATE, rows.action.op))
+    rows.action.op.copy_(
+        torch.where(rows.masks.op[..., Op.GERMINATE], Op.GERMINATE, rows.action.op)
+    )
     rows.action.slot.copy_(rows.masks.slot_by_op[..., Op.GERMINATE, :].int().argmax(-1))
     twin = opinionated(tuple(slots[number] for number in order.tolist()))
-    first, second = evaluated(policy, rows), evaluated(twin, reordered(rows, order))
-    acting = (rows.action.op != Op.WAIT).unsqueeze(-1)  # waiting takes the first legal slot, whichever that is
+    first = evaluated(policy, rows)
+    second = evaluated(twin, reordered(rows, order))
+    # waiting takes the first legal slot, whichever that is
+    acting = (rows.action.op != Op.WAIT).unsqueeze(-1)
     torch.testing.assert_close(first.log_probs * acting, second.log_probs * acting, **CLOSE)
     assert (first.log_probs * acting)[..., SLOT].min() < -0.1
     for name in ("value", "q", "hidden", "cell"):
@@ -74,7 +100,9 @@ def test_renumbering_the_slots_renumbers_what_is_said_of_each_and_changes_nothin
 
 
 @pytest.mark.parametrize("num_slots", [1, 3, 10])
-def test_an_opinionated_policy_gives_the_log_probs_of_its_rollout_in_the_update(num_slots: int) -> None:
+def test_an_opinionated_policy_gives_the_log_probs_of_its_rollout_in_the_update(
+    num_slots: int,
+) -> None:
     policy = opinionated(some_slots(num_slots))
     rows = random_rollout(policy, 9, 6, seed=1).rows
     found = evaluated(policy, rows)
@@ -84,7 +112,9 @@ def test_an_opinionated_policy_gives_the_log_probs_of_its_rollout_in_the_update(
 
 
 def slot_choices(policy: RecurrentPolicy, features: Tensor, op: int = Op.GERMINATE) -> list[Tensor]:
-    """Log-probabilities [8] of one first env-step in which `op` goes to each slot in turn, everything being legal."""
+    """Log-probabilities [8] of one first env-step in which `op` goes to each slot in turn,
+    everything being legal.
+    """
     num_slots = len(policy.places)
     rows = random_rollout(policy, 1, 1, seed=0).rows
     rows.masks.update_(masks_of_ops(torch.ones(1, 6, dtype=torch.bool), num_slots).unsqueeze(0))
@@ -120,8 +150,11 @@ def test_slots_of_equal_features_differ_by_their_place_alone() -> None:
 
 
 def test_which_slot_depends_on_the_op() -> None:
-    policy, features = opinionated(some_slots(3)), torch.randn(width_of(3), generator=torch.Generator().manual_seed(5))
-    prune, fossilise = (torch.stack(slot_choices(policy, features, op))[:, SLOT] for op in (Op.PRUNE, Op.FOSSILIZE))
+    policy = opinionated(some_slots(3))
+    features = torch.randn(width_of(3), generator=torch.Generator().manual_seed(5))
+    prune, fossilise = (
+        torch.stack(slot_choices(policy, features, op))[:, SLOT] for op in (Op.PRUNE, Op.FOSSILIZE)
+    )
     assert (prune - fossilise).abs().min() > 1e-4
 
 
@@ -129,7 +162,9 @@ def test_which_blueprint_depends_on_which_slot_was_chosen() -> None:
     found = torch.stack(slot_choices(opinionated(some_slots(3)), alike(3)))
     for head in ("blueprint", "style", "tempo", "alpha_target"):
         values = found[:, HEAD_NAMES.index(head)]
-        assert all((one - other).abs() > 1e-5 for one, other in itertools.combinations(values, 2)), head
+        assert all(
+            (one - other).abs() > 1e-5 for one, other in itertools.combinations(values, 2)
+        ), head
     assert len(found[:, HEAD_NAMES.index("op")].unique()) == 1
 
 
@@ -137,7 +172,9 @@ def test_which_blueprint_depends_on_which_slot_was_chosen() -> None:
 def test_weights_depend_on_no_slot(slots: tuple[SlotSpec, ...], count: int) -> None:
     assert len(slots) == count
     one = small_policy(1, seed=3).state_dict()
-    other = RecurrentPolicy(PolicyConfig(network=NetworkConfig(32, 32, slot_features=16)), slots, seed=3).state_dict()
+    other = RecurrentPolicy(
+        PolicyConfig(network=NetworkConfig(32, 32, slot_features=16)), slots, seed=3
+    ).state_dict()
     assert list(one) == list(other)
     for name, value in one.items():
         assert torch.equal(value, other[name]), name
@@ -149,34 +186,48 @@ def test_what_two_slots_taught_plays_ten_of_another_host() -> None:
     policy = small_policy(2)
     learner = Learner(policy, PPOConfig(), total_updates=10, seed=0)
     learner.update(random_rollout(policy, 6, 4, seed=1))
-    other = RecurrentPolicy(PolicyConfig(network=NetworkConfig(32, 32, slot_features=16)), CRIPPLED, seed=9)
+    other = RecurrentPolicy(
+        PolicyConfig(network=NetworkConfig(32, 32, slot_features=16)), CRIPPLED, seed=9
+    )
     places = other.places.clone()
     other.load_state_dict(policy.state_dict())
     assert torch.equal(other.mean, policy.mean)
     assert other.mean.abs().max() > 0
     assert torch.equal(other.places, places)
-    generator, envs = torch.Generator().manual_seed(0), 300
+    generator = torch.Generator().manual_seed(0)
+    envs = 300
     masks = random_masks(envs, 10, generator)
     blueprints = torch.randint(-1, 13, (envs, 10), generator=generator)
-    observation = Observation(torch.randn(envs, width_of(10), generator=generator), blueprints, batch_size=[envs])
+    observation = Observation(
+        torch.randn(envs, width_of(10), generator=generator), blueprints, batch_size=[envs]
+    )
     noise = torch.rand(envs, 8, generator=generator)
     with torch.no_grad():
         decision, _ = other.decide(observation, masks, noise, other.start(envs, CPU))
     action = decision.action
     assert masks.op.gather(1, action.op.unsqueeze(1)).all()
     acting = action.op != Op.WAIT
-    assert masks.slot_by_op[torch.arange(envs), action.op].gather(1, action.slot.unsqueeze(1))[acting].all()
+    assert (
+        masks.slot_by_op[torch.arange(envs), action.op]
+        .gather(1, action.slot.unsqueeze(1))[acting]
+        .all()
+    )
     assert set(action.slot[acting].tolist()) == set(range(10))
     assert decision.value.isfinite().all()
 
 
 def test_the_place_of_a_slot_by_hand() -> None:
     slots = host_slots(TaskConfig(base_channels=8, num_blocks=3, num_pools=3))
-    # row, depth, 2 log2(channels) / 8 - 1, 2 log2(size) / 5 - 1: 8, 16, 32 channels; 32, 16, 8 pixels, then half
+    # row, depth, 2 log2(channels) / 8 - 1, 2 log2(size) / 5 - 1: 8, 16, 32 channels; 32, 16, 8
+    # pixels, then half
     expected = [
-        [-1, -1, -0.25, 1.0], [-1, 0, 0.0, 0.6], [-1, 1, 0.25, 0.2],
-        [1, -1, -0.25, 0.6], [1, 0, 0.0, 0.2], [1, 1, 0.25, -0.2],
-    ]  # fmt: skip
+        [-1, -1, -0.25, 1.0],
+        [-1, 0, 0.0, 0.6],
+        [-1, 1, 0.25, 0.2],
+        [1, -1, -0.25, 0.6],
+        [1, 0, 0.0, 0.2],
+        [1, 1, 0.25, -0.2],
+    ]
     torch.testing.assert_close(place_table(slots), torch.tensor(expected))
     assert place_table(slots).dtype == torch.float32
 
@@ -184,9 +235,14 @@ def test_the_place_of_a_slot_by_hand() -> None:
 def test_a_fresh_slot_tells_the_hosts_that_are_shipped_apart() -> None:
     """By base channels, blocks and pools; the numbers of configs/task."""
     shapes = [(8, 3, 3), (2, 5, 5), (8, 5, 5), (16, 3, 3), (1, 3, 3), (2, 3, 0)]
-    tables = [place_table(host_slots(TaskConfig(base_channels=c, num_blocks=b, num_pools=p))) for c, b, p in shapes]
+    tables = [
+        place_table(host_slots(TaskConfig(base_channels=c, num_blocks=b, num_pools=p)))
+        for c, b, p in shapes
+    ]
     assert max(table.abs().max().item() for table in tables) == 1.0
-    shared = [(one, other) for one, other in itertools.combinations(tables, 2) if one.shape == other.shape]
+    shared = [
+        (one, other) for one, other in itertools.combinations(tables, 2) if one.shape == other.shape
+    ]
     assert len(shared) == 4
     for one, other in shared:
         assert not torch.equal(one, other)
@@ -202,12 +258,15 @@ def test_every_part_of_a_place_reaches_the_encoding(part: int) -> None:
     found = []
     for change in (0.0, 0.5):
         policy.places[0, part] += change
-        found.append(policy.decide(observation, masks, torch.zeros(1, 8), policy.start(1, CPU))[1][0])
+        found.append(
+            policy.decide(observation, masks, torch.zeros(1, 8), policy.start(1, CPU))[1][0]
+        )
     assert (found[0] - found[1]).abs().max() > 1e-3
 
 
 def test_every_feature_and_the_blueprint_of_a_slot_reach_its_encoding() -> None:
-    policy, masks = small_policy(2), masks_of_ops(torch.ones(1, 6, dtype=torch.bool), 2)
+    policy = small_policy(2)
+    masks = masks_of_ops(torch.ones(1, 6, dtype=torch.bool), 2)
 
     def remembered(features: Tensor, blueprints: list[int]) -> Tensor:
         observation = Observation(features.unsqueeze(0), torch.tensor([blueprints]), batch_size=[1])
@@ -233,12 +292,16 @@ def test_the_encoding_of_a_slot_is_that_of_its_number() -> None:
 
 def test_the_score_of_a_slot_is_the_pointer_written_out() -> None:
     torch.manual_seed(0)
-    scores, context, slots = SlotScores(5, 3, 4), torch.randn(2, 5), torch.randn(2, 6, 3)
+    scores = SlotScores(5, 3, 4)
+    context = torch.randn(2, 5)
+    slots = torch.randn(2, 6, 3)
     both = nn.Linear(5 + 3, 4)  # of context and slot together
     with torch.no_grad():
         both.weight.copy_(torch.cat([scores.context.weight, scores.slot.weight], dim=1))
         both.bias.copy_(scores.context.bias)
-        written_out = scores.score(torch.relu(both(torch.cat([context[:, None].expand(2, 6, 5), slots], dim=-1))))
+        written_out = scores.score(
+            torch.relu(both(torch.cat([context[:, None].expand(2, 6, 5), slots], dim=-1)))
+        )
         torch.testing.assert_close(scores(context, slots), written_out.squeeze(-1))
 
 
@@ -246,7 +309,8 @@ def test_statistics_of_a_feature_are_pooled_over_the_slots_and_count_rows() -> N
     policy = small_policy(2)
     features = torch.zeros(1, 3, width_of(2))
     features[0, :, 0] = torch.tensor([1.0, 3.0, float("nan")])
-    features[0, :, 23] = torch.tensor([1.0, 2.0, float("nan")])  # the first feature of the first slot
+    # the first feature of the first slot
+    features[0, :, 23] = torch.tensor([1.0, 2.0, float("nan")])
     features[0, :, 54] = torch.tensor([3.0, 6.0, float("nan")])  # and of the second
     policy.follow_observations_(features, torch.tensor([[True, True, False]]), momentum=0.5)
     assert policy.mean[0].item() == pytest.approx(0.5 * 2.0)
@@ -261,8 +325,11 @@ def test_statistics_of_a_feature_are_pooled_over_the_slots_and_count_rows() -> N
 
 
 def test_the_statistics_of_one_slot_are_those_of_ten_alike() -> None:
-    one, ten = small_policy(1), small_policy(10)
-    env, slot = torch.randn(4, 3, 54, generator=torch.Generator().manual_seed(0)).split((23, 31), dim=-1)
+    one = small_policy(1)
+    ten = small_policy(10)
+    env, slot = torch.randn(4, 3, 54, generator=torch.Generator().manual_seed(0)).split(
+        (23, 31), dim=-1
+    )
     valid = torch.ones(4, 3, dtype=torch.bool)
     one.follow_observations_(torch.cat([env, slot], dim=-1), valid, 0.9)
     ten.follow_observations_(torch.cat([env, *[slot] * 10], dim=-1), valid, 0.9)

@@ -12,7 +12,9 @@ from esper_soa.agent.advantages import gae
 from esper_soa.agent.distribution import relevant_heads
 from esper_soa.vocabulary import HEAD_NAMES, Op
 
-functional = pytest.importorskip("torchrl.objectives.value.functional", reason="torchrl is not installed")
+functional = pytest.importorskip(
+    "torchrl.objectives.value.functional", reason="torchrl is not installed"
+)
 objectives = pytest.importorskip("torchrl.objectives", reason="torchrl is not installed")
 modules = pytest.importorskip("torchrl.modules", reason="torchrl is not installed")
 
@@ -25,19 +27,28 @@ def numbers(*shape: int, seed: int) -> Tensor:
 
 
 @pytest.mark.parametrize("end", ["truncated", "terminal"])
-@pytest.mark.parametrize(("gamma", "lam"), [(255 / 256, 63 / 64), (0.875, 0.0), (1.0, 1.0)])  # exact in float32
+@pytest.mark.parametrize(
+    ("gamma", "lam"), [(255 / 256, 63 / 64), (0.875, 0.0), (1.0, 1.0)]
+)  # exact in float32
 def test_advantages_and_returns_are_torchrls(end: str, gamma: float, lam: float) -> None:
-    steps, envs = 40, 5
-    rewards, values, bootstrap = numbers(steps, envs, seed=0), numbers(steps, envs, seed=1), numbers(envs, seed=2)
+    steps = 40
+    envs = 5
+    rewards = numbers(steps, envs, seed=0)
+    values = numbers(steps, envs, seed=1)
+    bootstrap = numbers(envs, seed=2)
     terminal = numbers(steps, envs, seed=3) > 1.2  # rollbacks inside the rollout
     terminal[-1] = end == "terminal"
     truncated = torch.zeros_like(terminal)
     truncated[-1] = ~terminal[-1]
     assert terminal[:-1].any()
-    advantages, returns, _ = gae(rewards, values, terminal, torch.ones_like(terminal), bootstrap, gamma, lam)
+    advantages, returns, _ = gae(
+        rewards, values, terminal, torch.ones_like(terminal), bootstrap, gamma, lam
+    )
     following = torch.cat([values[1:], bootstrap.unsqueeze(0)])
     expected = functional.generalized_advantage_estimate(
-        gamma, lam, *(x.T.unsqueeze(-1) for x in (values, following, rewards, terminal | truncated, terminal))
+        gamma,
+        lam,
+        *(x.T.unsqueeze(-1) for x in (values, following, rewards, terminal | truncated, terminal)),
     )
     for actual, theirs in zip((advantages, returns), expected, strict=True):
         torch.testing.assert_close(actual, theirs.squeeze(-1).T, rtol=1e-12, atol=1e-12)
@@ -65,17 +76,27 @@ class Critic(nn.Module):
         return self.values[index].unsqueeze(-1)
 
 
-def torchrl_losses(logits: Tensor, values: Tensor, played: TensorDict) -> tuple[TensorDict, Tensor, Tensor]:
+def torchrl_losses(
+    logits: Tensor, values: Tensor, played: TensorDict
+) -> tuple[TensorDict, Tensor, Tensor]:
     """ClipPPOLoss of one categorical head, with the gradients of logits and values."""
     actor = modules.ProbabilisticActor(
         TensorDictModule(Actor(logits), in_keys=["index"], out_keys=["logits"]),
-        in_keys=["logits"], distribution_class=torch.distributions.Categorical, return_log_prob=True,
-    )  # fmt: skip
+        in_keys=["logits"],
+        distribution_class=torch.distributions.Categorical,
+        return_log_prob=True,
+    )
     critic = TensorDictModule(Critic(values), in_keys=["index"], out_keys=["state_value"])
     loss = objectives.ClipPPOLoss(
-        actor, critic, clip_epsilon=CLIP, entropy_bonus=True, entropy_coeff=1.0, critic_coeff=0.5,
-        loss_critic_type="l2", normalize_advantage=False,
-    )  # fmt: skip
+        actor,
+        critic,
+        clip_epsilon=CLIP,
+        entropy_bonus=True,
+        entropy_coeff=1.0,
+        critic_coeff=0.5,
+        loss_critic_type="l2",
+        normalize_advantage=False,
+    )
     result = loss(played)
     (result["loss_objective"] + result["loss_critic"]).backward()
     gradients = [p.grad for p in loss.parameters() if p.grad is not None]
@@ -86,21 +107,32 @@ def torchrl_losses(logits: Tensor, values: Tensor, played: TensorDict) -> tuple[
 
 def test_clipped_loss_value_loss_entropy_and_clip_fraction_are_torchrls_for_one_head() -> None:
     steps = 64
-    logits, old_logits = numbers(steps, 6, seed=0), numbers(steps, 6, seed=1)
+    logits = numbers(steps, 6, seed=0)
+    old_logits = numbers(steps, 6, seed=1)
     action = numbers(steps, 6, seed=2).argmax(-1)
     values, targets, advantages = (numbers(steps, seed=seed) for seed in (3, 4, 5))
     stored = torch.log_softmax(old_logits, -1).gather(-1, action.unsqueeze(-1)).squeeze(-1)
     played = TensorDict(
-        {"index": torch.arange(steps), "action": action, "action_log_prob": stored, "sample_log_prob": stored,
-         "advantage": advantages.unsqueeze(-1), "value_target": targets.unsqueeze(-1)}, [steps]
-    )  # fmt: skip
+        {
+            "index": torch.arange(steps),
+            "action": action,
+            "action_log_prob": stored,
+            "sample_log_prob": stored,
+            "advantage": advantages.unsqueeze(-1),
+            "value_target": targets.unsqueeze(-1),
+        },
+        [steps],
+    )
     theirs, of_logits, of_values = torchrl_losses(logits, values, played)
 
-    mine, critic = logits.clone().requires_grad_(), values.clone().requires_grad_()
+    mine = logits.clone().requires_grad_()
+    critic = values.clone().requires_grad_()
     distribution = torch.log_softmax(mine, -1)
     log_ratio = torch.zeros(steps, 8, dtype=torch.float64)
     chosen = distribution.gather(-1, action.unsqueeze(-1)).squeeze(-1)
-    log_ratio = torch.cat([log_ratio[:, :OP], losses.clamped_log_ratio(chosen, stored).unsqueeze(-1)], dim=-1)
+    log_ratio = torch.cat(
+        [log_ratio[:, :OP], losses.clamped_log_ratio(chosen, stored).unsqueeze(-1)], dim=-1
+    )
     counted = relevant_heads(torch.full((steps,), Op.WAIT))  # the op head alone
     assert counted.sum(0).tolist() == [0] * 7 + [steps]
     policy = -losses.surrogate(log_ratio, advantages, counted, CLIP).value.sum()
@@ -108,7 +140,9 @@ def test_clipped_loss_value_loss_entropy_and_clip_fraction_are_torchrls_for_one_
     entropies = torch.zeros(steps, 8, dtype=torch.float64)
     entropies[:, OP] = -(distribution.exp() * distribution).sum(-1).detach()
     bonus = -losses.masked(entropies, counted).value.sum()
-    clipped = losses.ratio_means(log_ratio.detach(), counted, torch.ones(steps).bool(), CLIP)["clip_fraction"].value
+    clipped = losses.ratio_means(log_ratio.detach(), counted, torch.ones(steps).bool(), CLIP)[
+        "clip_fraction"
+    ].value
     (policy + value).backward()
 
     ratio = log_ratio[:, OP].exp()
@@ -123,13 +157,19 @@ def test_clipped_loss_value_loss_entropy_and_clip_fraction_are_torchrls_for_one_
 
 
 def test_the_divergence_estimate_follows_the_true_divergence() -> None:
-    # 4,000 samples of one pair of close categoricals: Schulman's estimator has the exact divergence as its mean
-    logits, old_logits = numbers(6, seed=0), numbers(6, seed=0) + 0.3 * numbers(6, seed=1)
+    # 4,000 samples of one pair of close categoricals: Schulman's estimator has the exact divergence
+    # as its mean
+    logits = numbers(6, seed=0)
+    old_logits = numbers(6, seed=0) + 0.3 * numbers(6, seed=1)
     old = torch.distributions.Categorical(logits=old_logits)
-    action = torch.multinomial(old.probs, 4000, replacement=True, generator=torch.Generator().manual_seed(0))
+    action = torch.multinomial(
+        old.probs, 4000, replacement=True, generator=torch.Generator().manual_seed(0)
+    )
     log_ratio = torch.zeros(4000, 8, dtype=torch.float64)
     log_ratio[:, OP] = torch.log_softmax(logits, -1)[action] - old.logits[action]
-    means = losses.ratio_means(log_ratio, relevant_heads(torch.full((4000,), Op.WAIT)), torch.ones(4000).bool(), CLIP)
+    means = losses.ratio_means(
+        log_ratio, relevant_heads(torch.full((4000,), Op.WAIT)), torch.ones(4000).bool(), CLIP
+    )
     exact = torch.distributions.kl_divergence(old, torch.distributions.Categorical(logits=logits))
     found = losses.divergence(means["kl"].value, means["mattered"].value)
     assert found.item() == pytest.approx(exact.item(), rel=0.1)
@@ -138,10 +178,14 @@ def test_the_divergence_estimate_follows_the_true_divergence() -> None:
 def test_a_played_rollout_gives_torchrls_advantages() -> None:
     rollout = random_rollout(small_policy(2), 12, 4, seed=3)
     rows = rollout.rows
-    advantages, returns, _ = gae(rows.reward, rows.value, rows.terminal, rows.valid, rollout.bootstrap, 0.995, 0.98)
+    advantages, returns, _ = gae(
+        rows.reward, rows.value, rows.terminal, rows.valid, rollout.bootstrap, 0.995, 0.98
+    )
     following = torch.cat([rows.value[1:], rollout.bootstrap.unsqueeze(0)])
     done = rows.terminal | rows.truncated
     parts = (rows.value, following, rows.reward, done, rows.terminal)
-    expected = functional.generalized_advantage_estimate(0.995, 0.98, *(x.T.unsqueeze(-1) for x in parts))
+    expected = functional.generalized_advantage_estimate(
+        0.995, 0.98, *(x.T.unsqueeze(-1) for x in parts)
+    )
     torch.testing.assert_close(advantages, expected[0].squeeze(-1).T, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(returns, expected[1].squeeze(-1).T, rtol=1e-5, atol=1e-5)

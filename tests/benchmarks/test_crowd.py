@@ -1,4 +1,6 @@
-"""Loops shared out over processes: the declared work, the same results, no orphans, errors that surface."""
+"""Loops shared out over processes: the declared work, the same results, no orphans, errors that
+surface.
+"""
 
 import json
 import multiprocessing
@@ -32,9 +34,22 @@ CPU = torch.device("cpu")
 
 def tiny(**changed: object) -> EpsConfig:
     """Three envs, the first two with a seed; two batches of four."""
-    settings: dict = {"envs": 3, "batch_size": 4, "train_samples": 8, "val_samples": 8, "num_slots": 2, "live": 1,
-                      "live_share": 0.67, "steps": 4, "timed_steps": 1, "repeats": 2, "update": False, "limits": False,
-                      "baseline_validation": "separate", "bare_how": "eager"}  # fmt: skip
+    settings: dict = {
+        "envs": 3,
+        "batch_size": 4,
+        "train_samples": 8,
+        "val_samples": 8,
+        "num_slots": 2,
+        "live": 1,
+        "live_share": 0.67,
+        "steps": 4,
+        "timed_steps": 1,
+        "repeats": 2,
+        "update": False,
+        "limits": False,
+        "baseline_validation": "separate",
+        "bare_how": "eager",
+    }
     return EpsConfig(**settings | changed)
 
 
@@ -99,12 +114,17 @@ def refuse_env_1(cfg: EpsConfig, numbers: Sequence[int]) -> Loop:
 
 @pytest.mark.slow
 def test_no_process_outlives_a_parent_that_is_killed() -> None:
-    script = ("from benchmarks.crowd import Crowd\nfrom benchmarks.loops import BareLoop\n"
-              "from benchmarks.eps_config import EpsConfig\nimport time\nif __name__ == '__main__':\n"
-              "    c = Crowd(BareLoop, EpsConfig(envs=1, batch_size=2, train_samples=2, val_samples=2), 1)\n"
-              "    print(*[m.process.pid for m in c.members], flush=True)\n    time.sleep(600)\n")  # fmt: skip
+    script = (
+        "from benchmarks.crowd import Crowd\nfrom benchmarks.loops import BareLoop\n"
+        "from benchmarks.eps_config import EpsConfig\nimport time\nif __name__ == '__main__':\n"
+        "    c = Crowd(BareLoop, EpsConfig(envs=1, batch_size=2, train_samples=2, val_samples=2), "
+        "1)\n"
+        "    print(*[m.process.pid for m in c.members], flush=True)\n    time.sleep(600)\n"
+    )
     path = {"PYTHONPATH": str(ROOT)}
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=os.environ | path) as parent:
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, env=os.environ | path
+    ) as parent:
         assert parent.stdout is not None
         children = [int(pid) for pid in parent.stdout.readline().split()]
         assert len(children) == 1
@@ -143,7 +163,12 @@ def record() -> dict:
 
 def test_both_opponents_do_the_declared_images(record: dict) -> None:
     for side in record["points"][0]["sides"].values():
-        assert (side["train_images"], side["val_images"], side["processes"], side["threads"]) == (24, 24, 2, 1)
+        assert (side["train_images"], side["val_images"], side["processes"], side["threads"]) == (
+            24,
+            24,
+            2,
+            1,
+        )
         assert side["pinned"] == (cores() >= 2)
         assert side["peak_mib"] > 0
 
@@ -151,7 +176,11 @@ def test_both_opponents_do_the_declared_images(record: dict) -> None:
 def test_bare_hosts_have_training_and_validation_alone(record: dict) -> None:
     sides = record["points"][0]["sides"]
     assert list(sides["bare"]["columns"]) == ["training", "validation"]
-    assert list(sides["baseline"]["columns"]) == ["training", "validation", "policy and state machine"]
+    assert list(sides["baseline"]["columns"]) == [
+        "training",
+        "validation",
+        "policy and state machine",
+    ]
 
 
 def test_a_loop_waits_for_the_device_once_per_env_step_of_its_process(record: dict) -> None:
@@ -167,10 +196,17 @@ def test_images_that_were_not_worked_on_are_an_error() -> None:
         side.check()
 
 
-def test_threads_of_one_process_and_one_process_per_core_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_of_one_process_and_one_process_per_core_are_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(opponents, "cores", lambda: 4)
     one, two, four = (Layout(1, threads) for threads in (1, 2, 4))
-    assert layouts(tiny(), CPU) == [one, two, four, Layout(3, 1)]  # three envs need no fourth process
+    assert layouts(tiny(), CPU) == [
+        one,
+        two,
+        four,
+        Layout(3, 1),
+    ]  # three envs need no fourth process
     assert layouts(tiny(baseline_processes=1), CPU) == [one, two, four]
     assert layouts(tiny(baseline_processes=2), CPU) == [Layout(2, 1)]
     assert layouts(tiny(baseline_threads=2), CPU) == [two]
@@ -186,32 +222,50 @@ def test_the_quickest_form_of_each_setting_is_kept() -> None:
         chosen[setting] = value
         last.append((setting, value))
 
-    tried = tune({"how": ("a", "b"), "only": (7,), "size": (5, 6)}, choose, lambda: seconds[last[-1]])
+    tried = tune(
+        {"how": ("a", "b"), "only": (7,), "size": (5, 6)}, choose, lambda: seconds[last[-1]]
+    )
     assert chosen == {"how": "b", "only": 7, "size": 5}
     assert tried == {"how a": 3000, "how b": 1000, "size 5": 2000, "size 6": 4000}
 
 
 def test_what_no_phase_has_counted_belongs_to_the_last_column() -> None:
     assert in_columns({"training": 1.0, "data": 0.5, "state": 0.25}, 2.0) == {
-        "training": 1.5, "validation": 0.0, "policy and state machine": 0.5,
-    }  # fmt: skip
+        "training": 1.5,
+        "validation": 0.0,
+        "policy and state machine": 0.5,
+    }
     assert in_columns({"training": 1.0, "validation": 0.5}, 2.0, ("training", "validation")) == {
-        "training": 1.0, "validation": 1.0,
-    }  # fmt: skip
+        "training": 1.0,
+        "validation": 1.0,
+    }
 
 
 # --- what each does
 
 
 def test_bare_hosts_are_the_hosts_of_the_task() -> None:
-    hosts = bare_host(TaskConfig()), bare_host(TaskConfig(num_pools=1)), bare_host(TaskConfig(base_channels=16))
-    assert [sum(weight.numel() for weight in host.parameters()) for host in hosts] == [6418, 6418, 24346]
-    assert [sum(isinstance(layer, torch.nn.MaxPool2d) for layer in host) for host in hosts] == [3, 1, 3]
+    hosts = (
+        bare_host(TaskConfig()),
+        bare_host(TaskConfig(num_pools=1)),
+        bare_host(TaskConfig(base_channels=16)),
+    )
+    assert [sum(weight.numel() for weight in host.parameters()) for host in hosts] == [
+        6418,
+        6418,
+        24346,
+    ]
+    assert [sum(isinstance(layer, torch.nn.MaxPool2d) for layer in host) for host in hosts] == [
+        3,
+        1,
+        3,
+    ]
 
 
 def test_bare_hosts_learn_each_from_its_own_start() -> None:
     cfg = tiny(live=0)
-    before, after = BareLoop(cfg, range(2)).results(), one_process(BareLoop(cfg, range(2)), 1)
+    before = BareLoop(cfg, range(2)).results()
+    after = one_process(BareLoop(cfg, range(2)), 1)
     assert not np.array_equal(before[0], before[1])
     for old, new in zip(before, after, strict=True):
         moved = np.abs(new - old).max()
@@ -236,7 +290,8 @@ def test_repeated_images_stay_in_channels_last() -> None:
 def test_the_loop_computes_in_the_precision_of_the_engine(validation: str) -> None:
     cfg = tiny(baseline_validation=validation)
     cfg.compute.precision = "bfloat16"
-    short, full = PlainLoop(cfg, range(1)), PlainLoop(tiny(baseline_validation=validation), range(1))
+    short = PlainLoop(cfg, range(1))
+    full = PlainLoop(tiny(baseline_validation=validation), range(1))
     assert (short.facts()["dtype"], full.facts()["dtype"]) == ("bfloat16", "float32")
     (rounded,), (exact,) = one_process(short, 1), one_process(full, 1)
     assert not np.array_equal(rounded, exact)
@@ -253,10 +308,12 @@ def test_loss_scales_that_the_loops_do_not_have_are_refused() -> None:
 @pytest.mark.slow
 def test_compiled_hosts_share_two_graphs_and_learn_as_eager_ones_do() -> None:
     cfg = tiny(live=0, envs=10)  # more than torch recompiles a function for
-    eager, compiled = BareLoop(cfg, range(10)), BareLoop(cfg, range(10))
+    eager = BareLoop(cfg, range(10))
+    compiled = BareLoop(cfg, range(10))
     graphs = eager.facts()["graphs"]
     compiled.choose("how", "compile")
-    found, wanted = one_process(compiled, 2), one_process(eager, 2)
+    found = one_process(compiled, 2)
+    wanted = one_process(eager, 2)
     assert isinstance(graphs, int)
     assert compiled.facts()["graphs"] == graphs + 2
     for mine, theirs in zip(found, wanted, strict=True):

@@ -1,4 +1,6 @@
-"""The harness does what it declares on both sides, keeps its results, refuses what it cannot do. Nothing is timed."""
+"""The harness does what it declares on both sides, keeps its results, refuses what it cannot do.
+Nothing is timed.
+"""
 
 import json
 import subprocess
@@ -28,9 +30,22 @@ WORKS = sorted(path.stem for path in (ROOT / "benchmarks/conf/work").glob("*.yam
 
 def tiny(**changed: object) -> EpsConfig:
     """Two envs, two batches of four, one thread."""
-    settings: dict = {"envs": 2, "batch_size": 4, "train_samples": 8, "val_samples": 8, "num_slots": 2, "live": 1,
-                      "steps": 6, "timed_steps": 1, "repeats": 2, "baseline_threads": 1, "limits": False}  # fmt: skip
-    settings["policy"] = PolicyConfig(network=NetworkConfig(hidden=8, features=8), ppo=PPOConfig(target_kl=0, epochs=2))
+    settings: dict = {
+        "envs": 2,
+        "batch_size": 4,
+        "train_samples": 8,
+        "val_samples": 8,
+        "num_slots": 2,
+        "live": 1,
+        "steps": 6,
+        "timed_steps": 1,
+        "repeats": 2,
+        "baseline_threads": 1,
+        "limits": False,
+    }
+    settings["policy"] = PolicyConfig(
+        network=NetworkConfig(hidden=8, features=8), ppo=PPOConfig(target_kl=0, epochs=2)
+    )
     cfg = EpsConfig(**settings | changed)
     cfg.compute.threads = 1
     return cfg
@@ -53,12 +68,15 @@ def test_the_record_says_what_the_figures_depend_on(record: dict) -> None:
     assert {"commit", "machine", "settings", "limits", "busy", "recompiled", "time"} <= set(record)
     assert record["machine"]["torch"] == torch.__version__
     assert record["recompiled"] == 0
-    engine, loop = record["points"][0]["sides"]["engine"], record["points"][0]["sides"]["baseline"]
+    engine = record["points"][0]["sides"]["engine"]
+    loop = record["points"][0]["sides"]["baseline"]
     for side in (engine, loop):
         assert {"threads", "dtype", "peak_mib", "syncs", "graphs", "build_seconds"} <= set(side)
     assert list(engine["columns"]) == list(COLUMNS)
     assert list(loop["columns"]) == list(COLUMNS[:3]), "the plain loop has no update"
-    assert {"median", "lower", "upper", "low", "high"} == set(record["points"][0]["ratios"]["baseline"]["all"])
+    assert {"median", "lower", "upper", "low", "high"} == set(
+        record["points"][0]["ratios"]["baseline"]["all"]
+    )
     assert {"processes", "pinned", "tried_ms"} <= set(loop)
 
 
@@ -70,7 +88,9 @@ def test_columns_grow_and_fit_each_other(record: dict) -> None:
             assert column["eps"] * column["ms_per_env_step"] == pytest.approx(1000)
 
 
-def test_an_env_step_of_the_engine_waits_for_the_device_a_few_times_and_the_loop_once(record: dict) -> None:
+def test_an_env_step_of_the_engine_waits_for_the_device_a_few_times_and_the_loop_once(
+    record: dict,
+) -> None:
     engine, loop = (record["points"][0]["sides"][name]["syncs"] for name in ("engine", "baseline"))
     assert 0 < engine <= 3
     assert loop == 1
@@ -89,7 +109,10 @@ def test_people_and_the_readme_get_their_tables(record: dict) -> None:
 def test_results_are_appended(tmp_path: Path, record: dict) -> None:
     for _ in range(2):
         path = keep(record, str(tmp_path / "deep"), "mine")
-    assert [json.loads(line)["name"] for line in path.read_text().splitlines()] == ["custom", "custom"]
+    assert [json.loads(line)["name"] for line in path.read_text().splitlines()] == [
+        "custom",
+        "custom",
+    ]
     assert kept(tmp_path / "deep") == {"mine": [record, record]}
 
 
@@ -97,9 +120,13 @@ def test_a_varied_setting_makes_points_that_are_compared_with_the_first() -> Non
     cfg = tiny(vary="envs", values=[1, 3], sides=["engine"], update=False)
     record = benchmark(cfg)
     points = record["points"]
-    assert [point["work"]["N"] for point in points] == [point["value"] for point in points] == [1, 3]
+    assert (
+        [point["work"]["N"] for point in points] == [point["value"] for point in points] == [1, 3]
+    )
     assert "over_first" not in points[0]
-    step, env_step = (points[1]["over_first"]["engine"][kind]["all"]["median"] for kind in ("step", "env_step"))
+    step, env_step = (
+        points[1]["over_first"]["engine"][kind]["all"]["median"] for kind in ("step", "env_step")
+    )
     assert step == pytest.approx(3 * env_step)
     first, second = sections.within([record])[2:4]
     assert first.startswith("| custom: N=1 B=4 T=8 V=8 K=2, seeds 1 conv_light |")
@@ -108,7 +135,11 @@ def test_a_varied_setting_makes_points_that_are_compared_with_the_first() -> Non
 
 
 def test_what_is_varied_is_said_where_the_work_does_not_show_it() -> None:
-    point = {"value": 2, "vary": "compute.workers", "work": {"N": 1, "B": 2, "T": 3, "V": 4, "K": 1, "live": 0}}
+    point = {
+        "value": 2,
+        "vary": "compute.workers",
+        "work": {"N": 1, "B": 2, "T": 3, "V": 4, "K": 1, "live": 0},
+    }
     cell = sections.work_cell({"name": "mine"}, point)
     assert cell == "mine: N=1 B=2 T=3 V=4 K=1, seeds none, compute.workers=2"
 
@@ -116,15 +147,22 @@ def test_what_is_varied_is_said_where_the_work_does_not_show_it() -> None:
 # --- the work
 
 
-@pytest.mark.parametrize(("stage", "rows"), [("training", 1), ("blending", 4), ("holding", 4), ("fossilized", 1)])
+@pytest.mark.parametrize(
+    ("stage", "rows"), [("training", 1), ("blending", 4), ("holding", 4), ("fossilized", 1)]
+)
 def test_seeds_stay_where_they_were_put(stage: str, rows: int) -> None:
     cfg = tiny(live=2, stage=stage, update=False)
-    engine, loop = EngineSide(cfg), PlainLoop(cfg, range(cfg.envs))
+    engine = EngineSide(cfg)
+    loop = PlainLoop(cfg, range(cfg.envs))
     engine.warm_up()
     engine.run()
     played = loop.play(2)
     assert engine.episode.env.state.slots.stage.eq(getattr(Stage, stage.upper())).all()
-    assert all(machine.seed.stage == getattr(Stage, stage.upper()) for env, _ in loop.envs for machine in env.machines)
+    assert all(
+        machine.seed.stage == getattr(Stage, stage.upper())
+        for env, _ in loop.envs
+        for machine in env.machines
+    )
     assert engine.val_images() == played.done.val == 2 * 8 * rows
 
 
@@ -147,10 +185,13 @@ def test_the_policy_decides_but_nothing_is_done() -> None:
 
 def test_both_sides_are_given_the_same_images() -> None:
     cfg = tiny(augment=False)
-    engine, data = EngineSide(cfg), loop_data(cfg, torch.device("cpu"))
+    engine = EngineSide(cfg)
+    data = loop_data(cfg, torch.device("cpu"))
     (images, labels), *_ = engine.world.validation.batches(torch.tensor([0]), 8)
     for mine, (image, label) in zip(
-        labels.flatten().argsort(), sorted(zip(*data.val, strict=True), key=lambda pair: int(pair[1])), strict=True
+        labels.flatten().argsort(),
+        sorted(zip(*data.val, strict=True), key=lambda pair: int(pair[1])),
+        strict=True,
     ):
         assert labels[mine] == label
         torch.testing.assert_close(images[mine], image)
@@ -169,11 +210,13 @@ def test_crops_of_the_loop_are_windows_of_the_padded_image() -> None:
 
 
 def test_work_is_estimated_from_shapes() -> None:
-    # cifar_baseline: 4.42 MFLOP of convolutions per training image, and 3 x 2 x 32 x 10 of the classifier.
+    # cifar_baseline: 4.42 MFLOP of convolutions per training image, and 3 x 2 x 32 x 10 of the
+    # classifier.
     flops, traffic = work_of(tiny(live=0))
     assert flops == pytest.approx(16 * (3 * 1622016 - 442368 + 3 * 640))
     assert traffic == 16 * 4 * 140288
-    # A conv_light seed in r0c0 adds 2 x 9 x 8 x 8 x 1024 forward and the same for its weights; its input is detached.
+    # A conv_light seed in r0c0 adds 2 x 9 x 8 x 8 x 1024 forward and the same for its weights; its
+    # input is detached.
     assert work_of(tiny(live=1))[0] - flops == pytest.approx(16 * 2 * 1179648)
 
 
@@ -184,7 +227,9 @@ class Tick:
     """A contestant whose timings are written down beforehand."""
 
     def __init__(self, name: str, log: list[str], seconds: list[float], envs: int = 1) -> None:
-        self.name, self.log, self.cfg = name, log, tiny(envs=envs)
+        self.name = name
+        self.log = log
+        self.cfg = tiny(envs=envs)
         self.timings = [Timing(dict.fromkeys(COLUMNS[:3], one / 3), {}) for one in seconds]
 
     def turn(self) -> None:
@@ -199,9 +244,12 @@ def test_turns_alternate() -> None:
 
 def test_ratios_are_of_the_same_turn() -> None:
     # Turns 3/1, 4/2, 10/5: ratios 3, 2, 2, not the ratio of the medians, 4/2.
-    top, bottom = Tick("a", [], [3.0, 4.0, 10.0], envs=4), Tick("b", [], [1.0, 2.0, 5.0], envs=2)
+    top = Tick("a", [], [3.0, 4.0, 10.0], envs=4)
+    bottom = Tick("b", [], [1.0, 2.0, 5.0], envs=2)
     found = paired(bottom, top)  # type: ignore[arg-type]
-    assert found["all"] == pytest.approx({"median": 2, "lower": 2, "upper": 2.5, "low": 2, "high": 3})
+    assert found["all"] == pytest.approx(
+        {"median": 2, "lower": 2, "upper": 2.5, "low": 2, "high": 3}
+    )
     assert paired(bottom, top, per_env=True)["all"]["median"] == pytest.approx(1)  # type: ignore[arg-type]
 
 
@@ -212,7 +260,13 @@ def test_columns_add_up() -> None:
 
 
 def test_a_spread_names_median_and_quartiles() -> None:
-    assert spread([1.0, 2.0, 3.0, 4.0, 5.0]) == {"median": 3, "lower": 2, "upper": 4, "low": 1, "high": 5}
+    assert spread([1.0, 2.0, 3.0, 4.0, 5.0]) == {
+        "median": 3,
+        "lower": 2,
+        "upper": 4,
+        "low": 1,
+        "high": 5,
+    }
 
 
 # --- settings
@@ -254,7 +308,9 @@ def test_a_wrong_setting_is_named_with_what_is_allowed(changed: dict, message: s
 def test_strong_scaling_goes_up_to_all_cores() -> None:
     assert doublings(1) == [1]
     assert doublings(6) == [1, 2, 4, 6]
-    assert [one.compute.threads for one in tiny(vary="compute.threads", values=[1, 2]).points()] == [1, 2]
+    assert [
+        one.compute.threads for one in tiny(vary="compute.threads", values=[1, 2]).points()
+    ] == [1, 2]
 
 
 def test_a_wrong_type_is_one_clear_message() -> None:
@@ -267,11 +323,26 @@ def test_a_wrong_type_is_one_clear_message() -> None:
 
 @pytest.mark.slow
 def test_the_command_ends_with_one_json_line(tmp_path: Path) -> None:
-    overrides = ["envs=1", "batch_size=2", "train_samples=2", "val_samples=2", "num_slots=1", "repeats=2", "steps=3",
-                 "timed_steps=1", "update=false", "limits=false", "compute.threads=1",
-                 f"results={tmp_path}"]  # fmt: skip
+    overrides = [
+        "envs=1",
+        "batch_size=2",
+        "train_samples=2",
+        "val_samples=2",
+        "num_slots=1",
+        "repeats=2",
+        "steps=3",
+        "timed_steps=1",
+        "update=false",
+        "limits=false",
+        "compute.threads=1",
+        f"results={tmp_path}",
+    ]
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.eps", *overrides], cwd=ROOT, capture_output=True, text=True, check=True
+        [sys.executable, "-m", "benchmarks.eps", *overrides],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     last = json.loads(done.stdout.splitlines()[-1])
     assert json.loads((tmp_path / "custom.jsonl").read_text()) == last

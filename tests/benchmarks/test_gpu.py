@@ -35,8 +35,22 @@ def test_real_sizes_on_a_cpu_are_refused(capsys: pytest.CaptureFixture[str]) -> 
 def test_a_rehearsal_runs_its_tasks_apart_and_keeps_the_record(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["--device", "cpu", "--tiny", "--only", "parity:graphs", "--state", str(tmp_path / "done"),
-                 "--results", str(tmp_path)]) == 0  # fmt: skip
+    assert (
+        main(
+            [
+                "--device",
+                "cpu",
+                "--tiny",
+                "--only",
+                "parity:graphs",
+                "--state",
+                str(tmp_path / "done"),
+                "--results",
+                str(tmp_path),
+            ]
+        )
+        == 0
+    )
     record = json.loads((tmp_path / "gpu.jsonl").read_text())
     assert record == json.loads(capsys.readouterr().out.splitlines()[-1])
     found = record["tasks"]["parity:graphs"]
@@ -95,7 +109,9 @@ def test_the_guarded_env_step_and_a_rung_can_be_rehearsed() -> None:
 
 
 def test_a_wait_at_the_birth_of_seeds_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def claim_and_wait_(weights: TensorDict, shape: HostShape, active_seeds: ActiveSeeds, keys: Tensor) -> None:
+    def claim_and_wait_(
+        weights: TensorDict, shape: HostShape, active_seeds: ActiveSeeds, keys: Tensor
+    ) -> None:
         if active_seeds.newborn.any():
             keys[0].item()
         claim_(weights, shape, active_seeds, keys)

@@ -14,7 +14,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def seed(number: int, ppo: float, heuristic: float, random: float) -> Seed:
     net = {"ppo": ppo, "heuristic": heuristic, "random": random, "wait": 10.0}
-    return Seed(number, net, {name: value + 1 for name, value in net.items()}, 4, 40, 100, 1.0, "fashion32")
+    return Seed(
+        number, net, {name: value + 1 for name, value in net.items()}, 4, 40, 100, 1.0, "fashion32"
+    )
 
 
 SEEDS = [seed(n, 20.0 + n, [19.0, 22.0, 21.0, 24.0, 23.0][n], 5.0 - n) for n in range(5)]
@@ -22,7 +24,9 @@ SEEDS = [seed(n, 20.0 + n, [19.0, 22.0, 21.0, 24.0, 23.0][n], 5.0 - n) for n in 
 
 def test_a_policy_that_is_always_ahead_has_the_smallest_p_of_five_against_five() -> None:
     random = {row.policy: row for row in judge(SEEDS)}["random"]
-    assert random.p == pytest.approx(2 / 252)  # two of the 10 choose 5 ways to rank the learned policy
+    assert random.p == pytest.approx(
+        2 / 252
+    )  # two of the 10 choose 5 ways to rank the learned policy
     assert random.wins == 5
     assert random.net.mean == 3.0  # the middle three of 5, 4, 3, 2, 1
 
@@ -43,14 +47,31 @@ def test_the_table_has_a_row_for_every_policy_and_no_p_for_the_learned_one() -> 
 
 @pytest.mark.slow
 def test_two_small_seeds_are_trained_judged_and_found_again(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks.learning", "smoke", "steps=2", "rounds=1", "--seeds", "2",
-               "--episodes", "1", "--folder", str(tmp_path), "--results", ""]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.learning",
+        "smoke",
+        "steps=2",
+        "rounds=1",
+        "--seeds",
+        "2",
+        "--episodes",
+        "1",
+        "--folder",
+        str(tmp_path),
+        "--results",
+        "",
+    ]
     records = []
     for _ in range(2):
         done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
         records.append(json.loads(done.stdout.splitlines()[-1]))
     first, again = records
-    assert [one["train_steps"] for one in first["seeds"]] == [4, 4]  # 1 round of 2 env-steps of 2 envs
+    assert [one["train_steps"] for one in first["seeds"]] == [
+        4,
+        4,
+    ]  # 1 round of 2 env-steps of 2 envs
     assert {row["policy"] for row in first["rows"]} == set(POLICIES)
     assert again["rows"] == first["rows"]
     assert all(one["seconds"] < 1 for one in again["seeds"])

@@ -1,4 +1,6 @@
-"""The command of the proof: what it declares, says before and while it plays, refuses, and takes up again."""
+"""The command of the proof: what it declares, says before and while it plays, refuses, and takes up
+again.
+"""
 
 import json
 import os
@@ -12,8 +14,25 @@ from pathlib import Path
 import pytest
 
 from benchmarks import proof, proof_main
-from benchmarks.proof import PLAYERS, SEEDS, Forecast, Watch, check_images, exit_if_failed, jobs_left, parse
-from benchmarks.proof_play import Data, Job, check_given, data_settings, grown_of, of_seed, plain_settings
+from benchmarks.proof import (
+    PLAYERS,
+    SEEDS,
+    Forecast,
+    Watch,
+    check_images,
+    exit_if_failed,
+    jobs_left,
+    parse,
+)
+from benchmarks.proof_play import (
+    Data,
+    Job,
+    check_given,
+    data_settings,
+    grown_of,
+    of_seed,
+    plain_settings,
+)
 from benchmarks.timing import BenchmarkError
 from benchmarks.units import Units
 from esper_soa.errors import UserError
@@ -29,15 +48,33 @@ TINY = ("envs=2", "steps=2", "train_samples=32", "val_samples=32", "policy.ppo.m
 def test_seeds_players_and_the_way_of_playing_are_declared() -> None:
     assert tuple(range(20260101, 20260111)) == SEEDS
     assert tuple(range(101, 111)) == proof_main.SEEDS
-    assert PLAYERS == ("learned", "wait", "random", "heuristic", "schedule", "static_final", "static_large")
+    assert PLAYERS == (
+        "learned",
+        "wait",
+        "random",
+        "heuristic",
+        "schedule",
+        "static_final",
+        "static_large",
+    )
     cfg = of_seed(FASHION, SEEDS[0], ("steps=7", "device=auto"))
     assert (cfg.name, cfg.seed, cfg.steps, cfg.device) == ("cifar_3seed", SEEDS[0], 7, "auto")
     assert cfg.policy.deterministic
     assert (cfg.compute.workers, cfg.compute.threads) == (1, 1)
 
 
-@pytest.mark.parametrize("given", ["seed=3", "data.root=/x", "data=fashion32", "policy.deterministic=false",
-                                   "policy.name=wait", "run_dir=x", "+experiment=smoke"])  # fmt: skip
+@pytest.mark.parametrize(
+    "given",
+    [
+        "seed=3",
+        "data.root=/x",
+        "data=fashion32",
+        "policy.deterministic=false",
+        "policy.name=wait",
+        "run_dir=x",
+        "+experiment=smoke",
+    ],
+)
 def test_what_is_declared_cannot_be_given(given: str) -> None:
     with pytest.raises(BenchmarkError, match="is declared by the proof"):
         check_given(["steps=3", given])
@@ -70,7 +107,9 @@ def test_a_folder_of_cifar_may_have_any_name(tmp_path: Path) -> None:
 def test_settings_are_compared_without_what_differs_between_units(tmp_path: Path) -> None:
     here = Data("cifar10", data_settings(str(tmp_path)), "abc", 1, 1)
     assert plain_settings(of_seed(here, 1, ())) == plain_settings(of_seed(FASHION, 2, ()))
-    assert plain_settings(of_seed(FASHION, 1, ())) != plain_settings(of_seed(FASHION, 1, ("steps=7",)))
+    assert plain_settings(of_seed(FASHION, 1, ())) != plain_settings(
+        of_seed(FASHION, 1, ("steps=7",))
+    )
     assert str(tmp_path) not in json.dumps(plain_settings(of_seed(here, 1, ())))
 
 
@@ -105,7 +144,10 @@ def left(units: Units) -> list[Job]:
 
 def test_what_is_done_is_not_played_again(tmp_path: Path) -> None:
     jobs = left(half_done(tmp_path))
-    assert [(job.seed, job.players) for job in jobs] == [(SEEDS[1], PLAYERS[2:]), (SEEDS[2], PLAYERS)]
+    assert [(job.seed, job.players) for job in jobs] == [
+        (SEEDS[1], PLAYERS[2:]),
+        (SEEDS[2], PLAYERS),
+    ]
 
 
 def test_the_time_left_is_that_of_units_like_those_that_are_missing(tmp_path: Path) -> None:
@@ -114,7 +156,9 @@ def test_the_time_left_is_that_of_units_like_those_that_are_missing(tmp_path: Pa
     forecast = Forecast(jobs, 2)
     watch = Watch(units, keys(), forecast)
     chains = (4 * 30 + 50, 6 * 30 + 50)
-    assert forecast.left(watch.done) == max(sum(chains) / 2, *chains)  # the third seed is played on one core
+    assert forecast.left(watch.done) == max(
+        sum(chains) / 2, *chains
+    )  # the third seed is played on one core
     assert Forecast(jobs * 4, 2).left(set()) == 0
     unknown = Forecast(jobs, 1)
     unknown.guess = 20.0
@@ -125,7 +169,9 @@ def keys() -> list[tuple[str | int, ...]]:
     return [("fashion32", seed, player) for seed in SEEDS[:3] for player in PLAYERS]
 
 
-def test_every_new_unit_has_a_line_with_the_time_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_new_unit_has_a_line_with_the_time_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     units = half_done(tmp_path)
     watch = Watch(units, keys(), Forecast(left(units), 1))
     watch.look()
@@ -134,7 +180,8 @@ def test_every_new_unit_has_a_line_with_the_time_left(tmp_path: Path, capsys: py
     watch.look()
     watch.look()
     assert capsys.readouterr().out == (
-        "fashion32 seed 20260102 random       71.00 %, 9,100 parameters, 30s; 10 of 21 units, left 6m10s\n"
+        "fashion32 seed 20260102 random       71.00 %, 9,100 parameters, 30s; 10 of 21 units, "
+        "left 6m10s\n"
     )  # 3 * 30 + 50 and 6 * 30 + 50 seconds
 
 
@@ -149,7 +196,9 @@ def test_units_of_another_policy_or_of_other_images_are_refused(tmp_path: Path) 
         watch.look()
 
 
-def test_a_failure_names_its_job_and_ends_with_the_status_of_its_kind(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failure_names_its_job_and_ends_with_the_status_of_its_kind(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     exit_if_failed({"fashion32 seed 1": None})
     for error, status in ((ValueError("no good"), 1), (UserError("steps=0"), 2)):
         with pytest.raises(SystemExit) as ended:
@@ -164,7 +213,11 @@ def test_what_the_learned_policy_grew_is_read_back_as_it_was_written() -> None:
     topology = {"blueprint": [[3, -1]], "blend": [[0, 0]], "alpha": [[0.30000000000000004, 0.0]]}
     grown = grown_of(json.loads(json.dumps({"parameters": [7000.0], "topology": topology})))
     assert {name: part.tolist() for name, part in grown.topology._asdict().items()} == topology
-    assert [str(part.dtype) for part in grown.topology] == ["torch.int64", "torch.int64", "torch.float64"]
+    assert [str(part.dtype) for part in grown.topology] == [
+        "torch.int64",
+        "torch.int64",
+        "torch.float64",
+    ]
 
 
 # --- the whole command
@@ -174,8 +227,17 @@ def test_what_the_learned_policy_grew_is_read_back_as_it_was_written() -> None:
 def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a short training run from scratch."""
     folder = tmp_path_factory.mktemp("policy") / "run"
-    command = [sys.executable, "-m", "esper_soa.train", "+experiment=cifar_3seed", *TINY, "rounds=1", "control=none",
-               "policy.init=none", f"run_dir={folder}"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "esper_soa.train",
+        "+experiment=cifar_3seed",
+        *TINY,
+        "rounds=1",
+        "control=none",
+        "policy.init=none",
+        f"run_dir={folder}",
+    ]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     return folder
 
@@ -191,10 +253,19 @@ def record_in(folder: Path) -> Mapping:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_proof_that_is_killed_goes_on_and_comes_to_what_one_in_peace_comes_to(tmp_path: Path, learned: Path) -> None:
+def test_a_proof_that_is_killed_goes_on_and_comes_to_what_one_in_peace_comes_to(
+    tmp_path: Path, learned: Path
+) -> None:
     def command(folder: str) -> list[str]:
-        return command_line(f"policy.init={learned}", "--name", "tiny", "--folder", str(tmp_path / folder),
-                            "--results", str(tmp_path / f"{folder}_results"))  # fmt: skip
+        return command_line(
+            f"policy.init={learned}",
+            "--name",
+            "tiny",
+            "--folder",
+            str(tmp_path / folder),
+            "--results",
+            str(tmp_path / f"{folder}_results"),
+        )
 
     peace = subprocess.run(command("peace"), cwd=ROOT, check=True, capture_output=True, text=True)
     assert "14 of 14 units are left" in peace.stdout
@@ -202,7 +273,11 @@ def test_a_proof_that_is_killed_goes_on_and_comes_to_what_one_in_peace_comes_to(
     cut = subprocess.Popen(command("cut"), cwd=ROOT, stdout=subprocess.DEVNULL)
     folder = tmp_path / "cut"
     deadline = time.monotonic() + 240
-    while len(list(folder.glob("*-wait.json"))) < 1 and cut.poll() is None and time.monotonic() < deadline:
+    while (
+        len(list(folder.glob("*-wait.json"))) < 1
+        and cut.poll() is None
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.05)
     os.kill(cut.pid, signal.SIGKILL)
     cut.wait()
@@ -213,25 +288,38 @@ def test_a_proof_that_is_killed_goes_on_and_comes_to_what_one_in_peace_comes_to(
     again = subprocess.run(command("cut"), cwd=ROOT, check=True, capture_output=True, text=True)
     assert f"{14 - len(held)} of 14 units are left" in again.stdout
     assert all(path.stat().st_mtime_ns == when for path, (_, when) in before.items())
-    one, other = record_in(tmp_path / "peace_results"), record_in(tmp_path / "cut_results")
+    one = record_in(tmp_path / "peace_results")
+    other = record_in(tmp_path / "cut_results")
     assert one["data"] == other["data"]
     assert one["weights"] == other["weights"]
     players = one["data"][0]["players"]
     assert list(players) == list(PLAYERS)
     assert [len(hosts) for hosts in players["learned"]["accuracy"]] == [2, 2]
     assert players["wait"]["parameters"] == [[6418, 6418]] * 2
-    sizes = zip(players["static_final"]["parameters"], players["learned"]["parameters"], strict=True)
-    assert all(6418 <= static <= grown for seeds in sizes for static, grown in zip(*seeds, strict=True))
-    assert all(flop > 0 for player in players.values() for hosts in player["train_flop"] for flop in hosts)
-    other_settings = subprocess.run([*command("cut"), "steps=3"], cwd=ROOT, capture_output=True, text=True)
+    sizes = zip(
+        players["static_final"]["parameters"], players["learned"]["parameters"], strict=True
+    )
+    assert all(
+        6418 <= static <= grown for seeds in sizes for static, grown in zip(*seeds, strict=True)
+    )
+    assert all(
+        flop > 0 for player in players.values() for hosts in player["train_flop"] for flop in hosts
+    )
+    other_settings = subprocess.run(
+        [*command("cut"), "steps=3"], cwd=ROOT, capture_output=True, text=True
+    )
     assert other_settings.returncode == 2
     assert "settings.steps: 2 there, 3 now" in other_settings.stderr
 
 
 @pytest.mark.slow
 def test_a_proof_of_a_policy_that_has_learned_nothing_is_refused(tmp_path: Path) -> None:
-    done = subprocess.run(command_line("policy.init=none", "--results", "", "--folder", str(tmp_path / "units")),
-                          cwd=ROOT, capture_output=True, text=True)  # fmt: skip
+    done = subprocess.run(
+        command_line("policy.init=none", "--results", "", "--folder", str(tmp_path / "units")),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 2
     assert "policy.init=none: must be a policy that has learned" in done.stderr
 
@@ -240,8 +328,17 @@ def test_a_proof_of_a_policy_that_has_learned_nothing_is_refused(tmp_path: Path)
 @pytest.mark.timeout(900)
 def test_main_runs_are_commands_of_their_own_and_go_on(tmp_path: Path, learned: Path) -> None:
     folder = tmp_path / "units"
-    command = command_line("--main", "rounds=1", f"policy.init={learned}", "--name", "tiny", "--folder", str(folder),
-                           "--results", str(tmp_path / "results"))  # fmt: skip
+    command = command_line(
+        "--main",
+        "rounds=1",
+        f"policy.init={learned}",
+        "--name",
+        "tiny",
+        "--folder",
+        str(folder),
+        "--results",
+        str(tmp_path / "results"),
+    )
     first = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
     assert "2 of 2 runs are left" in first.stdout
     record = record_in(tmp_path / "results")

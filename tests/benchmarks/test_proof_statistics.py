@@ -1,4 +1,6 @@
-"""What the proof says of numbers that are known: means per seed, pairs, shares, verdicts, tables and figure."""
+"""What the proof says of numbers that are known: means per seed, pairs, shares, verdicts, tables
+and figure.
+"""
 
 import json
 import math
@@ -21,19 +23,24 @@ ALL = proof_record()["data"][0]["players"]
 
 
 def against(control: str, measure: str, players: dict = ALL) -> Comparison:
-    return next(one for one in comparisons(players) if (one.control, one.measure) == (control, measure))
+    return next(
+        one for one in comparisons(players) if (one.control, one.measure) == (control, measure)
+    )
 
 
 # --- players over seeds
 
 
-def test_a_level_is_the_interquartile_mean_of_the_means_of_seeds_and_the_plain_mean_of_sizes() -> None:
+def test_a_level_is_the_interquartile_mean_of_the_means_of_seeds_and_the_plain_mean_of_sizes() -> (
+    None
+):
     first = levels({"learned": player(70.0, 5000.0)})[0]
     assert first.means["accuracy"].mean == pytest.approx(70.45)  # 70.2 ... 70.7 of 70.0 ... 70.9
     assert first.means["net"].mean == pytest.approx(69.95)
     assert first.sizes["parameters"].mean == 5000
     assert first.sizes["train_flop"].mean == 5e9
-    # h = 6; winsorised 70.2 three times, 70.3 ... 70.6, 70.7 three times: SSD 6 * 0.0625 + 2 * 0.0225 + 2 * 0.0025
+    # h = 6; winsorised 70.2 three times, 70.3 ... 70.6, 70.7 three times: SSD 6 * 0.0625 + 2 *
+    # 0.0225 + 2 * 0.0025
     reach = 2.570582 * math.sqrt(0.425 / 30)
     assert first.means["accuracy"].low == pytest.approx(70.45 - reach, rel=1e-6)
 
@@ -53,9 +60,13 @@ def test_pairs_of_seeds_are_compared_learned_less_control() -> None:
     one = against("wait", "accuracy")
     assert one.difference == pytest.approx((0.5, 0.5, 0.5))  # the same for every seed
     assert one.middle == pytest.approx((0.5, 0.5, 0.5))
-    # 70.0 ... 70.9 against 69.5 ... 70.4 in tenths: 4 + 3 + 2 + 1 + 0 ... of each are not above; 5 pairs are tied
-    above = sum((7000 + 10 * a > 6950 + 10 * b) + 0.5 * (7000 + 10 * a == 6950 + 10 * b)
-                for a in range(10) for b in range(10))  # fmt: skip
+    # 70.0 ... 70.9 against 69.5 ... 70.4 in tenths: 4 + 3 + 2 + 1 + 0 ... of each are not above; 5
+    # pairs are tied
+    above = sum(
+        (7000 + 10 * a > 6950 + 10 * b) + 0.5 * (7000 + 10 * a == 6950 + 10 * b)
+        for a in range(10)
+        for b in range(10)
+    )
     assert one.improvement.mean == pytest.approx(above / 100)
     assert (one.seeds_won, one.seeds, one.hosts_won, one.hosts) == (10, 10, 20, 20)
     assert one.shares == pytest.approx({"parameters": 5 / 6, "train_flop": 5 / 6})
@@ -69,9 +80,11 @@ def test_every_control_is_compared_in_both_measures() -> None:
 
 
 def test_hosts_and_seeds_won_are_strictly_ahead() -> None:
-    mine, theirs = player(70.0, 5000.0), player(70.0, 5000.0)
+    mine = player(70.0, 5000.0)
+    theirs = player(70.0, 5000.0)
     mine["accuracy"] = [[80.0, 60.5 + n] for n in range(10)]  # means 70.25 + n / 2
-    theirs["accuracy"] = [[80.0, 60.0 + n] for n in range(9)] + [[80.5, 69.0]]  # the last mean is as high as ours
+    # the last mean is as high as ours
+    theirs["accuracy"] = [[80.0, 60.0 + n] for n in range(9)] + [[80.5, 69.0]]
     one = against("wait", "accuracy", {"learned": mine, "wait": theirs})
     assert one.seeds_won == 9
     assert one.hosts_won == 10  # the first host is tied nine times and lost once
@@ -84,11 +97,18 @@ def comparison(low: float, high: float, p: float) -> Comparison:
 
 @pytest.mark.parametrize(
     ("low", "high", "p", "verdict"),
-    [(0.1, 2.0, 0.009, "ahead"), (-2.0, -0.1, 0.009, "behind"), (-0.1, 2.0, 0.009, "no difference shown"),
-     (0.1, 2.0, 0.011, "no difference shown"), (-2.0, -0.1, 0.011, "no difference shown"),
-     (-2.0, 0.1, 0.001, "no difference shown")],
-)  # fmt: skip
-def test_a_verdict_needs_the_paired_interval_and_the_test(low: float, high: float, p: float, verdict: str) -> None:
+    [
+        (0.1, 2.0, 0.009, "ahead"),
+        (-2.0, -0.1, 0.009, "behind"),
+        (-0.1, 2.0, 0.009, "no difference shown"),
+        (0.1, 2.0, 0.011, "no difference shown"),
+        (-2.0, -0.1, 0.011, "no difference shown"),
+        (-2.0, 0.1, 0.001, "no difference shown"),
+    ],
+)
+def test_a_verdict_needs_the_paired_interval_and_the_test(
+    low: float, high: float, p: float, verdict: str
+) -> None:
     assert comparison(low, high, p).verdict == verdict
 
 
@@ -111,7 +131,9 @@ def test_main_runs_are_paired_over_hosts_and_over_seeds() -> None:
     reach = 3.182446 * math.sqrt(8 / 3 / 4)
     assert found.over_hosts == pytest.approx((1.0, 1 - reach, 1 + reach), rel=1e-6)
     assert found.over_seeds.mean == 1.0
-    assert found.over_seeds.high == pytest.approx(1 + 12.706205, rel=1e-6)  # of 1 degree of freedom, error 1
+    assert found.over_seeds.high == pytest.approx(
+        1 + 12.706205, rel=1e-6
+    )  # of 1 degree of freedom, error 1
 
 
 # --- tables
@@ -127,7 +149,8 @@ def test_the_section_has_figure_and_two_tables_per_data_set(tmp_path: Path) -> N
     assert "(proof.svg)" in lines[0]
     titles = [line for line in lines if line.startswith("**")]
     assert titles[0] == (
-        "**fashion32** (5,000 training and 1,000 test images), cifar_3seed: 10 seeds of 2 hosts, 38,400 training "
+        "**fashion32** (5,000 training and 1,000 test images), cifar_3seed: 10 seeds of 2 hosts, "
+        "38,400 training "
         "images per host, accuracy on 900 images."
     )
     assert titles[1].startswith("**cifar10** ")
@@ -137,9 +160,12 @@ def test_the_section_has_figure_and_two_tables_per_data_set(tmp_path: Path) -> N
     assert rows[2].endswith("| 5,000 | 5.0 |")
     last = next(row for row in rows if row.startswith("| static_large | accuracy |"))
     assert "| +3.00 [+3.00, +3.00] |" in last
-    assert last.endswith("| 1.1e-05 | 1.00 [0.80, 1.00] | 10 of 10 | 20 of 20 | 0.45 times | 0.45 times | ahead |")
+    assert last.endswith(
+        "| 1.1e-05 | 1.00 [0.80, 1.00] | 10 of 10 | 20 of 20 | 0.45 times | 0.45 times | ahead |"
+    )
     assert lines[-1] == (
-        "policy.init=shipped (weights abc), likeliest choices; seeds 20260101 to 20260110; 95% t intervals, of "
+        "policy.init=shipped (weights abc), likeliest choices; seeds 20260101 to 20260110; 95% t "
+        "intervals, of "
         "P(better) by Newcombe; 2026-01-01, commit 1234567, a processor, 2 cores, torch 2."
     )
 
@@ -168,25 +194,40 @@ def test_the_main_run_has_a_row_per_seed_and_says_what_all_come_to(tmp_path: Pat
 
 
 def test_the_figure_is_made_with_the_tables_and_says_what_it_shows(tmp_path: Path) -> None:
-    page, record = tmp_path / "README.md", proof_record()
+    page = tmp_path / "README.md"
+    record = proof_record()
     section(tmp_path, record)
-    page.write_text("".join(f"<!-- table: {name} -->\n<!-- end -->\n" for name in sections(tmp_path)[0]))
+    page.write_text(
+        "".join(f"<!-- table: {name} -->\n<!-- end -->\n" for name in sections(tmp_path)[0])
+    )
     assert main(["--results", str(tmp_path), "--write", str(page)]) == 0
     drawn = (tmp_path / "proof.svg").read_bytes()
     assert drawn == figure(record)
     words = set(re.findall(r"<!-- (.*?) -->", drawn.decode()))
-    assert {*PLAYERS, "parameters per host (log scale)", "training GFLOP per host (log scale)"} <= words
+    assert {
+        *PLAYERS,
+        "parameters per host (log scale)",
+        "training GFLOP per host (log scale)",
+    } <= words
     assert {"fashion32", "cifar10", "validation accuracy (%)"} <= words
     assert drawn.decode().count(stamp(record)) == 1
 
 
-def test_the_figure_is_the_same_to_the_byte_in_another_process_with_other_habits(tmp_path: Path) -> None:
+def test_the_figure_is_the_same_to_the_byte_in_another_process_with_other_habits(
+    tmp_path: Path,
+) -> None:
     habits = tmp_path / "matplotlibrc"
     habits.write_text("font.size: 22\nsvg.fonttype: none\nxtick.major.size: 20\ntext.color: red\n")
-    code = ("import sys; sys.path.insert(0, '.'); from tests.benchmarks.proof_record import proof_record; "
-            "from benchmarks.proof_figure import figure; sys.stdout.buffer.write(figure(proof_record()))")  # fmt: skip
+    code = (
+        "import sys; sys.path.insert(0, '.'); from tests.benchmarks.proof_record import "
+        "proof_record; "
+        "from benchmarks.proof_figure import figure; "
+        "sys.stdout.buffer.write(figure(proof_record()))"
+    )
     env = os.environ | {"MATPLOTLIBRC": str(habits), "PYTHONHASHSEED": "7"}
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, check=True, capture_output=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=env, check=True, capture_output=True
+    )
     assert done.stdout == figure(proof_record())
 
 

@@ -17,7 +17,9 @@ def test_a_rank_alone_tells_nobody_anything() -> None:
     assert parts["gradient"] == parts["means"] == parts["gather"] == 0.0
 
 
-def test_ranks_tell_each_other_a_gradient_and_means_per_minibatch_and_the_rollout_per_round() -> None:
+def test_ranks_tell_each_other_a_gradient_and_means_per_minibatch_and_the_rollout_per_round() -> (
+    None
+):
     parts = round_seconds(COSTS, 4, 8)
     assert parts["collect"] == round_seconds(COSTS, 1, 8)["collect"]
     assert parts["gradient"] == pytest.approx(4 * (2 * 1e-4 + 1.5 * 300_000 * 4 / 2e9))
@@ -33,7 +35,8 @@ def test_a_reduction_grows_with_the_logarithm_and_its_bytes_with_a_ring() -> Non
 
 
 def test_without_mishaps_only_reductions_are_lost() -> None:
-    alone, shared = simulate(COSTS, NONE, 1, 8), simulate(COSTS, NONE, 64, 8)
+    alone = simulate(COSTS, NONE, 1, 8)
+    shared = simulate(COSTS, NONE, 64, 8)
     assert alone["efficiency"] == pytest.approx(1.0)
     assert shared["efficiency"] == pytest.approx(1.0 - shared["reduced"])
     assert shared["waiting"] == pytest.approx(0.0, abs=1e-12)
@@ -45,7 +48,9 @@ def test_every_mishap_costs_what_it_is_named_for() -> None:
     straggling = simulate(COSTS, replace(NONE, straggler_rate=0.5), 64, 8)
     lossy = simulate(COSTS, replace(NONE, hours_between_losses=10.0), 64, 8)
     assert uneven["waiting"] > 0.15
-    assert straggling["waiting"] == pytest.approx(0.5, abs=0.02)  # every round has a straggler, twice as slow
+    assert straggling["waiting"] == pytest.approx(
+        0.5, abs=0.02
+    )  # every round has a straggler, twice as slow
     assert lossy["again"] > 0.1
     assert uneven["again"] < 1e-6
     assert quiet["efficiency"] > max(one["efficiency"] for one in (uneven, straggling, lossy))

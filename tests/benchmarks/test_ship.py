@@ -1,4 +1,6 @@
-"""Making a policy that ships: two small stages in real processes, a cut-off, the card, and what is refused before."""
+"""Making a policy that ships: two small stages in real processes, a cut-off, the card, and what is
+refused before.
+"""
 
 import json
 import os
@@ -25,8 +27,20 @@ CPU = torch.device("cpu")
 PLAN = {
     "purpose": "Grows nothing that\nanybody needs.",
     "stages": [
-        {"name": "first", "settings": [*TINY, "seed=3", "rounds=3", "checkpoint_every=1", "policy.imitation.rounds=2"]},
-        {"name": "second", "settings": [*TINY, "seed=4", "checkpoint_every=1", "policy.ppo.lr=1e-4"]},
+        {
+            "name": "first",
+            "settings": [
+                *TINY,
+                "seed=3",
+                "rounds=3",
+                "checkpoint_every=1",
+                "policy.imitation.rounds=2",
+            ],
+        },
+        {
+            "name": "second",
+            "settings": [*TINY, "seed=4", "checkpoint_every=1", "policy.ppo.lr=1e-4"],
+        },
     ],
 }
 
@@ -39,13 +53,24 @@ def plan_file(folder: Path, **changed: object) -> Path:
 
 
 def command(folder: Path, *more: str) -> list[str]:
-    return [sys.executable, "-m", "benchmarks.ship", str(folder / "sprout.yaml"), "--folder", str(folder / "runs"),
-            "--into", str(folder / "policies"), *more]  # fmt: skip
+    return [
+        sys.executable,
+        "-m",
+        "benchmarks.ship",
+        str(folder / "sprout.yaml"),
+        "--folder",
+        str(folder / "runs"),
+        "--into",
+        str(folder / "policies"),
+        *more,
+    ]
 
 
 def made(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
     env = ENVIRONMENT | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run(command(folder, *more), cwd=ROOT, env=env, capture_output=True, text=True, timeout=PATIENCE)
+    return subprocess.run(
+        command(folder, *more), cwd=ROOT, env=env, capture_output=True, text=True, timeout=PATIENCE
+    )
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +88,8 @@ def test_it_says_what_it_will_do_before_it_does_it(whole: Path) -> None:
     told = (whole / "told.txt").read_text().splitlines()
     assert told[0].startswith("sprout: 2 stages, then ")
     assert told[1].startswith(
-        "  first: 3 rounds (2 of imitation) of 2 x 2 env-steps of 16 training images, cifar_impaired"
+        "  first: 3 rounds (2 of imitation) of 2 x 2 env-steps of 16 training images, "
+        "cifar_impaired"
     )
     assert told[1].endswith(f"begins in {whole}/runs/first")
     assert told[2].startswith("  second: 2 rounds (0 of imitation)")
@@ -74,10 +100,12 @@ def test_every_stage_starts_from_the_one_before_and_the_last_one_ships(whole: Pa
     first, second = (RunFolder(whole / "runs" / name) for name in ("first", "second"))
     assert "start    from" not in first.log.read_text()
     assert (
-        f"start    from {first.path}: learned for 3 rounds on cifar_impaired with synthetic" in second.log.read_text()
+        f"start    from {first.path}: learned for 3 rounds on cifar_impaired with synthetic"
+        in second.log.read_text()
     )
     file = load_checkpoint(whole / "policies" / "sprout.policy", CPU)
-    learner, last = file["learner"], load_checkpoint(second.checkpoint(2), CPU)["learner"]
+    learner = file["learner"]
+    last = load_checkpoint(second.checkpoint(2), CPU)["learner"]
     assert isinstance(learner, dict)
     assert isinstance(last, dict)
     assert isinstance(learner["policy"], dict)
@@ -90,16 +118,25 @@ def test_the_card_tells_how_it_was_made_and_names_no_folder(whole: Path) -> None
     file = load_checkpoint(whole / "policies" / "sprout.policy", CPU)
     facts = file["facts"]
     assert isinstance(facts, dict)
-    assert (facts["rounds"], facts["tasks"], facts["data"]) == (5, ["cifar_impaired"], ["synthetic"])
+    assert (facts["rounds"], facts["tasks"], facts["data"]) == (
+        5,
+        ["cifar_impaired"],
+        ["synthetic"],
+    )
     assert facts["licence"] == "MIT"
     assert facts["command"] == "python -m benchmarks.ship sprout telemetry.progress=off"
-    summaries = [json.loads((whole / "runs" / name / "summary.json").read_text()) for name in ("first", "second")]
+    summaries = [
+        json.loads((whole / "runs" / name / "summary.json").read_text())
+        for name in ("first", "second")
+    ]
     assert isinstance(facts["stages"], list)
     for stage, summary in zip(facts["stages"], summaries, strict=True):
         assert stage["accuracy"] == summary["grown"]["accuracy"]
         assert stage["control_accuracy"] == summary["control"]["accuracy"]
         assert stage["env_steps"] == summary["rounds"] * 4
-        assert f"| {summary['grown']['accuracy']:.2f} | {summary['control']['accuracy']:.2f} |" in card
+        assert (
+            f"| {summary['grown']['accuracy']:.2f} | {summary['control']['accuracy']:.2f} |" in card
+        )
         assert "'policy.imitation.rounds=2'" in str(stage["settings"]) or stage["name"] == "second"
         assert len(stage["data_identity"]) == 64
         assert stage["data_identity"] in card
@@ -112,13 +149,21 @@ def test_the_card_tells_how_it_was_made_and_names_no_folder(whole: Path) -> None
         assert place.encode() not in everything, place
 
 
-def test_what_ended_is_not_done_again_and_results_go_into_the_card(whole: Path, tmp_path: Path) -> None:
+def test_what_ended_is_not_done_again_and_results_go_into_the_card(
+    whole: Path, tmp_path: Path
+) -> None:
     weights = (whole / "policies" / "sprout.policy").read_bytes()
     log = (whole / "runs" / "first" / "log.txt").read_bytes()
     (tmp_path / "proof.md").write_text("| policy | accuracy |\n|---|---|\n")
     (tmp_path / "evaluation.txt").write_text("played well\n")
-    done = made(whole, "--results", f"{tmp_path}/proof.md", "telemetry.progress=off", "--results",
-                f"{tmp_path}/evaluation.txt")  # fmt: skip
+    done = made(
+        whole,
+        "--results",
+        f"{tmp_path}/proof.md",
+        "telemetry.progress=off",
+        "--results",
+        f"{tmp_path}/evaluation.txt",
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("is done in") == 2
     assert (whole / "runs" / "first" / "log.txt").read_bytes() == log
@@ -129,7 +174,9 @@ def test_what_ended_is_not_done_again_and_results_go_into_the_card(whole: Path, 
 
 
 def test_another_setting_after_the_end_is_refused(whole: Path) -> None:
-    done = made(whole, "--data-root", "/secret/images", "telemetry.progress=off", "policy.ppo.gamma=0.9")
+    done = made(
+        whole, "--data-root", "/secret/images", "telemetry.progress=off", "policy.ppo.gamma=0.9"
+    )
     assert done.returncode == 1
     assert "first: this stage has ended with other settings" in done.stderr
     assert "Traceback" not in done.stderr
@@ -140,9 +187,12 @@ def test_another_setting_after_the_end_is_refused(whole: Path) -> None:
 def test_one_that_was_killed_goes_on_and_makes_the_same_policy(whole: Path, tmp_path: Path) -> None:
     plan_file(tmp_path)
     process = subprocess.Popen(
-        command(tmp_path, "--data-root", "/secret/images", "telemetry.progress=off"), cwd=ROOT,
-        env=ENVIRONMENT | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
+        command(tmp_path, "--data-root", "/secret/images", "telemetry.progress=off"),
+        cwd=ROOT,
+        env=ENVIRONMENT | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
     second = RunFolder(tmp_path / "runs" / "second")
     ending = time.monotonic() + PATIENCE
     while not second.checkpoints() and process.poll() is None and time.monotonic() < ending:
@@ -155,7 +205,9 @@ def test_one_that_was_killed_goes_on_and_makes_the_same_policy(whole: Path, tmp_
     assert "first: 3 rounds (2 of imitation)" in done.stdout
     assert done.stdout.count("is done in") == 1
     assert "goes on in" in done.stdout
-    one, other = (load_checkpoint(folder / "policies" / "sprout.policy", CPU) for folder in (whole, tmp_path))
+    one, other = (
+        load_checkpoint(folder / "policies" / "sprout.policy", CPU) for folder in (whole, tmp_path)
+    )
     assert isinstance(one["learner"], dict)
     assert isinstance(other["learner"], dict)
     for name, weight in one["learner"]["policy"].items():
@@ -175,26 +227,41 @@ BAD: list[tuple[dict, str]] = [
     ({"stages": []}, "must hold `purpose`, a text, and `stages`, a list"),
     ({"more": 1}, "must hold `purpose`"),
     ({"stages": [{"name": "a"}]}, "every stage must have `name` and `settings`"),
-    ({"stages": [{"name": "a", "settings": []}] * 2}, "must be different and fit for folders, not a, a"),
+    (
+        {"stages": [{"name": "a", "settings": []}] * 2},
+        "must be different and fit for folders, not a, a",
+    ),
     ({"stages": [{"name": "../a", "settings": []}]}, "fit for folders"),
     ({"stages": [{"name": "a", "settings": ["envs=0"]}]}, "stage a: envs=0: must be in"),
-    ({"stages": [{"name": "a", "settings": ["nonsense=1"]}]}, "stage a: Could not override 'nonsense'"),
-    ({"stages": [{"name": "a", "settings": ["data.root=x"]}]}, "stage a: data.root=x is not for a plan"),
+    (
+        {"stages": [{"name": "a", "settings": ["nonsense=1"]}]},
+        "stage a: Could not override 'nonsense'",
+    ),
+    (
+        {"stages": [{"name": "a", "settings": ["data.root=x"]}]},
+        "stage a: data.root=x is not for a plan",
+    ),
     ({"stages": [{"name": "a", "settings": ["resume=x"]}]}, "stage a: resume=x is not for a plan"),
-    ({"stages": [{"name": "a", "settings": []}, {"name": "b", "settings": ["policy.init=x"]}]},
-     "stage b: policy.init=x is not for a plan"),
-]  # fmt: skip
+    (
+        {"stages": [{"name": "a", "settings": []}, {"name": "b", "settings": ["policy.init=x"]}]},
+        "stage b: policy.init=x is not for a plan",
+    ),
+]
 
 
 @pytest.mark.parametrize(("wrong", "told"), BAD, ids=range(len(BAD)))
-def test_a_plan_that_cannot_work_is_refused_before_anything_is_trained(tmp_path: Path, wrong: dict, told: str) -> None:
+def test_a_plan_that_cannot_work_is_refused_before_anything_is_trained(
+    tmp_path: Path, wrong: dict, told: str
+) -> None:
     with pytest.raises(UserError) as caught:
         ship.jobs_of(ship.read_plan(str(plan_file(tmp_path, **wrong))), tmp_path / "runs", [])
     assert told in str(caught.value)
     assert not (tmp_path / "runs").exists()
 
 
-def test_the_files_of_cifar10_are_for_the_stages_that_ask_for_them_and_stay_out_of_the_card(tmp_path: Path) -> None:
+def test_the_files_of_cifar10_are_for_the_stages_that_ask_for_them_and_stay_out_of_the_card(
+    tmp_path: Path,
+) -> None:
     stages = [{"name": "a", "settings": TINY}, {"name": "b", "settings": ["data=cifar10"]}]
     plan = ship.read_plan(str(plan_file(tmp_path, stages=stages)))
     first, second = ship.jobs_of(plan, tmp_path / "runs", ["envs=3"], "/secret/images")
@@ -208,8 +275,13 @@ def test_a_plan_that_is_not_there_is_told_with_those_that_are() -> None:
 
 
 def test_the_first_stage_may_start_from_somewhere(tmp_path: Path) -> None:
-    stages = [{"name": "a", "settings": [*TINY, "policy.init=sprout"]}, {"name": "b", "settings": TINY}]
-    first, second = ship.jobs_of(ship.read_plan(str(plan_file(tmp_path, stages=stages))), tmp_path / "a b", [])
+    stages = [
+        {"name": "a", "settings": [*TINY, "policy.init=sprout"]},
+        {"name": "b", "settings": TINY},
+    ]
+    first, second = ship.jobs_of(
+        ship.read_plan(str(plan_file(tmp_path, stages=stages))), tmp_path / "a b", []
+    )
     assert first.settings.policy.init == "sprout"
     assert second.settings.policy.init == str(tmp_path / "a b" / "a")
 
@@ -218,7 +290,9 @@ def test_the_first_stage_may_start_from_somewhere(tmp_path: Path) -> None:
 def test_the_plans_of_the_project_compose(name: str, tmp_path: Path) -> None:
     jobs = ship.jobs_of(ship.read_plan(name), tmp_path, [])
     assert jobs[0].settings.policy.imitation.rounds > 0
-    assert len({json.dumps(vars(job.settings.policy.network)) for job in jobs}) == 1, "sizes must be the same"
+    assert len({json.dumps(vars(job.settings.policy.network)) for job in jobs}) == 1, (
+        "sizes must be the same"
+    )
     assert len({job.settings.seed for job in jobs}) == len(jobs)
 
 

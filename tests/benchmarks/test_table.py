@@ -30,14 +30,21 @@ def record(commit: str, time: str = "2026-01-01T00:00:00Z", method: int = METHOD
 # --- the command
 
 
-def test_a_package_of_the_same_name_does_not_hide_the_benchmarks_of_the_clone(tmp_path: Path) -> None:
-    """torchrl installs one; what is in PYTHONPATH comes before what is installed, and after the working folder."""
+def test_a_package_of_the_same_name_does_not_hide_the_benchmarks_of_the_clone(
+    tmp_path: Path,
+) -> None:
+    """torchrl installs one; what is in PYTHONPATH comes before what is installed, and after the
+    working folder.
+    """
     (tmp_path / "benchmarks").mkdir()
     (tmp_path / "benchmarks" / "__init__.py").write_text("raise SystemExit('not ours')")
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.table", "--help"], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(tmp_path)},
-        capture_output=True, text=True,
-    )  # fmt: skip
+        [sys.executable, "-m", "benchmarks.table", "--help"],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     assert "the records in benchmarks/results/" in done.stdout
 
@@ -55,7 +62,8 @@ def test_the_tables_of_the_pages_are_what_the_command_makes_of_the_committed_rec
 
 def test_the_figure_of_the_proof_is_drawn_from_the_committed_record() -> None:
     """To the byte with the matplotlib that drew it; with another, of the same record."""
-    drawn, found = ROOT / "docs" / FIGURE, [one for one in newest(RESULTS, "proof")[0] if one["name"] == MAIN]
+    drawn = ROOT / "docs" / FIGURE
+    found = [one for one in newest(RESULTS, "proof")[0] if one["name"] == MAIN]
     assert drawn.exists() == bool(found)
     for record in found:
         text = drawn.read_text(encoding="utf-8")
@@ -64,9 +72,14 @@ def test_the_figure_of_the_proof_is_drawn_from_the_committed_record() -> None:
             assert drawn.read_bytes() == figure(record)
 
 
-def test_only_what_stands_between_the_marks_is_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_what_stands_between_the_marks_is_replaced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     names = list(sections(tmp_path)[0])
-    blocks = [f"before {name}\n<!-- table: {name} -->\nold {name}\n<!-- end -->\nafter\n" for name in names]
+    blocks = [
+        f"before {name}\n<!-- table: {name} -->\nold {name}\n<!-- end -->\nafter\n"
+        for name in names
+    ]
     page = tmp_path / "page.md"
     page.write_text("".join(blocks))
     assert main(["--results", str(tmp_path), "--write", str(page)]) == 0
@@ -98,8 +111,10 @@ def test_the_newest_record_of_a_commit_by_the_present_method_counts(tmp_path: Pa
     keep({"name": "learning"}, tmp_path, "learn_x")
     found, refused = newest(tmp_path, "eps")
     assert [one["time"] for one in found] == ["counts"]
-    assert refused == ["a: the record of of changed files is of no commit (3333333+)",
-                       "b: the record of outside git is of no commit (unknown)"]  # fmt: skip
+    assert refused == [
+        "a: the record of of changed files is of no commit (3333333+)",
+        "b: the record of outside git is of no commit (unknown)",
+    ]
 
 
 def test_the_results_of_the_repository_take_records_of_commits_only(
@@ -150,19 +165,38 @@ def test_sleepers_say_which_kernels_and_workers_they_measured(tmp_path: Path) ->
     assert kept["kernels"] == "plain torch (compute.engine=torch)"
     lines = sections_of(kept, tmp_path, "sleepers")
     assert [line.split(" | ")[0] for line in lines[2:5]] == [
-        "| 3 empty slots, over no slots at all", "| a quarter of the slots, scattered, over the same seeds, packed",
+        "| 3 empty slots, over no slots at all",
+        "| a quarter of the slots, scattered, over the same seeds, packed",
         "| validation, 8 subset rows of 3 seeds, over validation, one row",
-    ]  # fmt: skip
-    assert "N=4 B=2 T=2 V=2, medians of 2 pairs, kernels plain torch (compute.engine=torch)" in lines[-1]
+    ]
+    assert (
+        "N=4 B=2 T=2 V=2, medians of 2 pairs, kernels plain torch (compute.engine=torch)"
+        in lines[-1]
+    )
 
 
 def test_the_state_machine_alone_has_a_row_per_size(tmp_path: Path) -> None:
     kernels.main(
-        ["--envs", "1", "3", "--modes", "eager", "--repeats", "3", "--steps", "24", "--results", str(tmp_path)]
+        [
+            "--envs",
+            "1",
+            "3",
+            "--modes",
+            "eager",
+            "--repeats",
+            "3",
+            "--steps",
+            "24",
+            "--results",
+            str(tmp_path),
+        ]
     )
     kept = json.loads((tmp_path / "kernels.jsonl").read_text())
     lines = sections_of(kept, tmp_path, "kernels")
-    assert [line.split(" | ")[:2] for line in lines[2:4]] == [["| 1", "eager, 1"], ["| 3", "eager, 1"]]
+    assert [line.split(" | ")[:2] for line in lines[2:4]] == [
+        ["| 1", "eager, 1"],
+        ["| 3", "eager, 1"],
+    ]
     assert "of 3 env-steps" in lines[-1]
 
 
@@ -176,11 +210,17 @@ def test_works_measured_alike_share_a_line_of_origin() -> None:
     def made(name: str, commit: str, gflops: float) -> dict:
         facts = {"cpu": "a processor", "cores": 2, "torch": "2"}
         return record(commit) | {
-            "name": name, "machine": facts, "settings": {"repeats": 5}, "busy": {"other_cores": 0.01},
-            "limits": {"gflops": gflops, "gb_per_second": 40.0}, "points": [{"sides": {"engine": {"kernels": "ours"}}}],
-        }  # fmt: skip
+            "name": name,
+            "machine": facts,
+            "settings": {"repeats": 5},
+            "busy": {"other_cores": 0.01},
+            "limits": {"gflops": gflops, "gb_per_second": 40.0},
+            "points": [{"sides": {"engine": {"kernels": "ours"}}}],
+        }
 
-    lines = origins([made("a", "1111111", 150), made("b", "1111111", 160), made("c", "2222222", 150)])
+    lines = origins(
+        [made("a", "1111111", 150), made("b", "1111111", 160), made("c", "2222222", 150)]
+    )
     assert len(lines) == 2
     assert lines[0].startswith(
         "- a, b: 2026-01-01, commit 1111111, a processor, 2 cores, torch 2, kernels ours, 5 turns"
@@ -191,16 +231,34 @@ def test_works_measured_alike_share_a_line_of_origin() -> None:
 
 def test_every_evaluation_of_learning_is_told_whichever_way_it_was_played() -> None:
     def evaluated(shift: float, deterministic: bool) -> dict:
-        net = [{"ppo": 20.0 + shift + n, "heuristic": 19.0 + n, "random": 5.0, "wait": 4.0} for n in range(4)]
-        seeds = [{"seed": n, "net": one, "accuracy": one, "samples": 1, "eval_steps": 1, "train_steps": 1,
-                  "seconds": 1.0, "data": "x"} for n, one in enumerate(net)]  # fmt: skip
+        net = [
+            {"ppo": 20.0 + shift + n, "heuristic": 19.0 + n, "random": 5.0, "wait": 4.0}
+            for n in range(4)
+        ]
+        seeds = [
+            {
+                "seed": n,
+                "net": one,
+                "accuracy": one,
+                "samples": 1,
+                "eval_steps": 1,
+                "train_steps": 1,
+                "seconds": 1.0,
+                "data": "x",
+            }
+            for n, one in enumerate(net)
+        ]
         return {"deterministic": deterministic, "seeds": seeds, "settings": []}
 
     lines = learning([evaluated(0, True), evaluated(9, True), evaluated(5, False)])
     titles = [line for line in lines if line.endswith("(commit not kept):")]
-    assert titles == ["Likeliest choices, evaluation 2 (commit not kept):",
-                      "Choices sampled as in training, evaluation 3 (commit not kept):"]  # fmt: skip
+    assert titles == [
+        "Likeliest choices, evaluation 2 (commit not kept):",
+        "Choices sampled as in training, evaluation 3 (commit not kept):",
+    ]
     rows = [line.split(" | ") for line in lines if line.startswith(("| 1 (", "| 2 (", "| 3 ("))]
     assert [(row[2], row[3][:6]) for row in rows] == [
-        ("likeliest choices", "21.50 "), ("likeliest choices", "30.50 "), ("choices sampled as in training", "26.50 "),
-    ]  # fmt: skip
+        ("likeliest choices", "21.50 "),
+        ("likeliest choices", "30.50 "),
+        ("choices sampled as in training", "26.50 "),
+    ]

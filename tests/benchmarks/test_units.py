@@ -13,7 +13,12 @@ from benchmarks.timing import BenchmarkError
 from benchmarks.units import CODE, FACTS, Units, code_stamp, opened, stamp_of
 from esper_soa.errors import UserError
 
-NOW = {"commit": "1234567", "code": "aaa", "settings_given": [], "settings": {"steps": 75, "policy": {"init": "x"}}}
+NOW = {
+    "commit": "1234567",
+    "code": "aaa",
+    "settings_given": [],
+    "settings": {"steps": 75, "policy": {"init": "x"}},
+}
 KEY = ("fashion32", 20260101, "learned")
 
 
@@ -32,12 +37,19 @@ def test_what_a_folder_holds_is_found_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("facts", "words"),
-    [({"code": "bbb", "commit": "7654321"}, "code: aaa there, bbb now"),
-     ({"settings": {"steps": 40, "policy": {"init": "x"}}}, "settings.steps: 75 there, 40 now"),
-     ({"settings": {"steps": 75, "policy": {"init": "y"}}}, "settings.policy.init: x there, y now"),
-     ({"torch": "3"}, "torch: nothing there, 3 now")],
-)  # fmt: skip
-def test_results_of_other_code_settings_or_versions_are_refused(tmp_path: Path, facts: dict, words: str) -> None:
+    [
+        ({"code": "bbb", "commit": "7654321"}, "code: aaa there, bbb now"),
+        ({"settings": {"steps": 40, "policy": {"init": "x"}}}, "settings.steps: 75 there, 40 now"),
+        (
+            {"settings": {"steps": 75, "policy": {"init": "y"}}},
+            "settings.policy.init: x there, y now",
+        ),
+        ({"torch": "3"}, "torch: nothing there, 3 now"),
+    ],
+)
+def test_results_of_other_code_settings_or_versions_are_refused(
+    tmp_path: Path, facts: dict, words: str
+) -> None:
     begun(tmp_path)
     with pytest.raises(BenchmarkError) as refused, opened(tmp_path, NOW | facts, fresh=False):
         pass
@@ -53,14 +65,19 @@ def test_results_of_other_code_settings_or_versions_are_refused(tmp_path: Path, 
 
 def test_a_commit_that_changes_words_alone_goes_on(tmp_path: Path) -> None:
     begun(tmp_path)
-    with opened(tmp_path, NOW | {"commit": "7654321", "settings_given": ["steps=75"]}, fresh=False) as units:
+    with opened(
+        tmp_path, NOW | {"commit": "7654321", "settings_given": ["steps=75"]}, fresh=False
+    ) as units:
         assert units.held([KEY]) == [KEY]
 
 
 def test_a_unit_from_another_folder_or_a_damaged_one_is_refused_by_name(tmp_path: Path) -> None:
-    here, there = begun(tmp_path / "here"), begun(tmp_path / "there", code="bbb")
+    here = begun(tmp_path / "here")
+    there = begun(tmp_path / "there", code="bbb")
     here.path(KEY).write_text(there.path(KEY).read_text())
-    with pytest.raises(BenchmarkError, match="fashion32-20260101-learned.json comes from another folder"):
+    with pytest.raises(
+        BenchmarkError, match="fashion32-20260101-learned.json comes from another folder"
+    ):
         here.read(KEY)
     here.path(KEY).write_text('{"stamp": ')
     with pytest.raises(BenchmarkError, match="fashion32-20260101-learned.json is no result"):
@@ -70,12 +87,17 @@ def test_a_unit_from_another_folder_or_a_damaged_one_is_refused_by_name(tmp_path
 def test_files_of_something_else_stay_even_with_fresh(tmp_path: Path) -> None:
     (tmp_path / "letter.txt").write_text("dear")
     for fresh in (False, True):
-        with pytest.raises(BenchmarkError, match="holds files of something else"), opened(tmp_path, NOW, fresh=fresh):
+        with (
+            pytest.raises(BenchmarkError, match="holds files of something else"),
+            opened(tmp_path, NOW, fresh=fresh),
+        ):
             pass
     assert (tmp_path / "letter.txt").read_text() == "dear"
 
 
-def test_half_written_files_of_a_killed_process_go_and_a_second_process_is_kept_out(tmp_path: Path) -> None:
+def test_half_written_files_of_a_killed_process_go_and_a_second_process_is_kept_out(
+    tmp_path: Path,
+) -> None:
     begun(tmp_path)
     (tmp_path / "fashion32-20260101-wait.json.77.tmp").write_text('{"stamp"')
     with opened(tmp_path, NOW, fresh=False):
@@ -121,9 +143,16 @@ def work(job: tuple[str, Path]) -> str:
 
 
 def test_a_process_that_dies_or_fails_takes_no_other_along(tmp_path: Path) -> None:
-    jobs = [("dies", tmp_path / "0"), ("fails", tmp_path / "1"), ("well", tmp_path / "2"), ("well", tmp_path / "3")]
+    jobs = [
+        ("dies", tmp_path / "0"),
+        ("fails", tmp_path / "1"),
+        ("well", tmp_path / "2"),
+        ("well", tmp_path / "3"),
+    ]
     looks: list[int] = []
-    dead, failed, *well = in_processes(work, jobs, 2, lambda: looks.append(len(list(tmp_path.iterdir()))))
+    dead, failed, *well = in_processes(
+        work, jobs, 2, lambda: looks.append(len(list(tmp_path.iterdir())))
+    )
     assert isinstance(dead, Exception)
     assert isinstance(failed, Exception)
     assert why(dead).startswith("its process died")

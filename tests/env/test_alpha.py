@@ -1,4 +1,6 @@
-"""Alpha ramps: the table of curve values, the rules of a new target, and the two properties that blending relies on."""
+"""Alpha ramps: the table of curve values, the rules of a new target, and the two properties that
+blending relies on.
+"""
 
 import pytest
 import torch
@@ -9,7 +11,8 @@ from esper_soa.env.alpha import advance_ramp, curve_progress, retarget
 from esper_soa.env.lifecycle import idle_ramp
 from esper_soa.vocabulary import AlphaMode, Curve
 
-# Curve, steepness and the alphas after ticks 1, 2, ... of a ramp from 0 to 1, as the reference takes them.
+# Curve, steepness and the alphas after ticks 1, 2, ... of a ramp from 0 to 1, as the reference
+# takes them.
 RAMPS_UP = [
     (Curve.LINEAR, 12.0, [1 / 3, 2 / 3, 1]),
     (Curve.LINEAR, 12.0, [0.2, 0.4, 0.6, 0.8, 1]),
@@ -18,7 +21,11 @@ RAMPS_UP = [
     (Curve.SIGMOID, 6.0, [0.244728471, 0.755271529, 1]),
     (Curve.SIGMOID, 6.0, [0.104320139, 0.339080167, 0.660919833, 0.895679861, 1]),
     (Curve.SIGMOID, 12.0, [0.117310428, 0.882689572, 1]),
-    (Curve.SIGMOID, 12.0, [0.008556634, 0.045176660, 0.180847235, 0.5, 0.819152765, 0.954823340, 0.991443366, 1]),
+    (
+        Curve.SIGMOID,
+        12.0,
+        [0.008556634, 0.045176660, 0.180847235, 0.5, 0.819152765, 0.954823340, 0.991443366, 1],
+    ),
     (Curve.SIGMOID, 24.0, [0.000739894, 0.083167574, 0.916832426, 0.999260106, 1]),
 ]
 
@@ -50,9 +57,13 @@ def run(ramp, num_ticks):
 
 @pytest.mark.parametrize(("curve", "steepness", "alphas"), RAMPS_UP)
 @pytest.mark.parametrize(("start", "target"), [(0.0, 1.0), (0.2, 0.7), (1.0, 0.0)])
-def test_alpha_after_each_tick_follows_the_table_between_any_two_ends(curve, steepness, alphas, start, target):
+def test_alpha_after_each_tick_follows_the_table_between_any_two_ends(
+    curve, steepness, alphas, start, target
+):
     rows = run(ramp_from(start, target, len(alphas), curve, steepness), len(alphas))
-    assert [alpha for alpha, _, _ in rows] == pytest.approx([start + (target - start) * a for a in alphas], abs=1e-9)
+    assert [alpha for alpha, _, _ in rows] == pytest.approx(
+        [start + (target - start) * a for a in alphas], abs=1e-9
+    )
     assert [reached for _, _, reached in rows] == [False] * (len(alphas) - 1) + [True]
     assert rows[-1][:2] == (target, AlphaMode.HOLD)  # the last tick sets the target exactly
 
@@ -87,7 +98,12 @@ def test_a_ramp_to_where_alpha_is_stays_in_hold_with_its_length():
 
 def test_targets_lengths_and_steepness_are_clamped():
     ramp = ramp_from(0.5, 1.5, -2, Curve.SIGMOID, 0.0)
-    assert (ramp.target.item(), ramp.alpha.item(), ramp.length.item(), ramp.steepness.item()) == (1.0, 1.0, 0, 0.1)
+    assert (ramp.target.item(), ramp.alpha.item(), ramp.length.item(), ramp.steepness.item()) == (
+        1.0,
+        1.0,
+        0,
+        0.1,
+    )
 
 
 def test_the_mode_names_the_direction():
@@ -116,8 +132,11 @@ def test_only_the_chosen_slots_get_a_target_and_only_running_ones_move():
     steepness=st.floats(0.1, 1000),
 )
 def test_alpha_stays_between_its_ends_and_never_turns_back(start, target, length, curve, steepness):
-    alphas = [start] + [alpha for alpha, _, _ in run(ramp_from(start, target, length, curve, steepness), length)]
-    low, high = min(start, target), max(start, target)
+    alphas = [start] + [
+        alpha for alpha, _, _ in run(ramp_from(start, target, length, curve, steepness), length)
+    ]
+    low = min(start, target)
+    high = max(start, target)
     assert all(low <= alpha <= high for alpha in alphas)
     assert alphas == pytest.approx(sorted(alphas, reverse=target < start), abs=1e-12)
     assert alphas[-1] == target
@@ -126,8 +145,12 @@ def test_alpha_stays_between_its_ends_and_never_turns_back(start, target, length
 def test_ramps_keep_the_dtype_of_their_record():
     where = torch.ones(1, 1, dtype=torch.bool)
     ramp = idle_ramp(1, 1, "cpu")
-    ramp = ramp.replace(**{name: getattr(ramp, name).float() for name in ("alpha", "start", "target", "steepness")})
-    ramp = retarget(ramp, where, torch.ones(1, 1), int64(3), int64(Curve.SIGMOID), torch.full((1, 1), 12.0))
+    ramp = ramp.replace(
+        **{name: getattr(ramp, name).float() for name in ("alpha", "start", "target", "steepness")}
+    )
+    ramp = retarget(
+        ramp, where, torch.ones(1, 1), int64(3), int64(Curve.SIGMOID), torch.full((1, 1), 12.0)
+    )
     ramp, _ = advance_ramp(ramp, where)
     assert ramp.alpha.dtype == ramp.target.dtype == torch.float32
     assert ramp.done.dtype == torch.int64

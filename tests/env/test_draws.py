@@ -1,4 +1,6 @@
-"""How the draws of a world are distributed: crops are uniform and independent, noise too; snapshots start fresh."""
+"""How the draws of a world are distributed: crops are uniform and independent, noise too; snapshots
+start fresh.
+"""
 
 import torch
 from tiny_world import tiny_settings
@@ -13,32 +15,46 @@ from esper_soa.nets.streams import AUGMENTATION, stream_keys
 from esper_soa.vocabulary import HEADS
 
 CPU = torch.device("cpu")
-NUM_IMAGES, ENVS = 12, 3
+NUM_IMAGES = 12
+ENVS = 3
 
 
 def maps() -> ImageSet:
-    """Images that tell places: red is the line and green the column, both from 1; blue is the image; black is 0."""
+    """Images that tell places: red is the line and green the column, both from 1; blue is the
+    image; black is 0.
+    """
     lines = torch.arange(1, 33, dtype=torch.uint8)
     image = torch.stack((lines[:, None].expand(32, 32), lines.expand(32, 32)), dim=-1)
-    numbers = torch.arange(NUM_IMAGES, dtype=torch.uint8)[:, None, None, None].expand(-1, 32, 32, 1) + 1
+    numbers = (
+        torch.arange(NUM_IMAGES, dtype=torch.uint8)[:, None, None, None].expand(-1, 32, 32, 1) + 1
+    )
     train = torch.cat((image.expand(NUM_IMAGES, -1, -1, -1), numbers), dim=-1).contiguous()
     labels = torch.arange(NUM_IMAGES) % 10
-    return ImageSet("maps", train, labels, train[:8], labels[:8], (0.0,) * 3, (1 / 255,) * 3, "", "")
+    return ImageSet(
+        "maps", train, labels, train[:8], labels[:8], (0.0,) * 3, (1 / 255,) * 3, "", ""
+    )
 
 
 def crops(pixels: Tensor) -> Tensor:
-    """int64 [B, n, 4]: top, left (0 to 8, of the padded image), mirrored, image; of batches [B, n*3, 32, 32]."""
+    """int64 [B, n, 4]: top, left (0 to 8, of the padded image), mirrored, image; of batches [B,
+    n*3, 32, 32].
+    """
     line, column, image = pixels.unflatten(1, (-1, 3))[..., 16, 15:17].round().long().unbind(2)
     mirrored = column[..., 1] < column[..., 0]
     column = torch.where(mirrored, 33 - column[..., 0], column[..., 0])  # of the mirrored image
-    # Line 16 of a crop is line 16 + top - 4 of the image, counted from 1; at most 4 lines are black, so it is none.
-    return torch.stack((line[..., 0] - 17 + 4, column - 16 + 4, mirrored.long(), image[..., 0] - 1), dim=-1)
+    # Line 16 of a crop is line 16 + top - 4 of the image, counted from 1; at most 4 lines are
+    # black, so it is none.
+    return torch.stack(
+        (line[..., 0] - 17 + 4, column - 16 + 4, mirrored.long(), image[..., 0] - 1), dim=-1
+    )
 
 
 def world(train_samples: int, num_envs: int = ENVS, seed: int = 5) -> World:
     cfg = tiny_settings(num_envs, 2, 4)
     rules = build_rules(cfg, CPU)
-    return World(rules, maps(), Sizes(num_envs, 4, train_samples, 4), DataConfig(name="synthetic"), seed)
+    return World(
+        rules, maps(), Sizes(num_envs, 4, train_samples, 4), DataConfig(name="synthetic"), seed
+    )
 
 
 def drawn(played: World, steps: range) -> Tensor:
@@ -46,29 +62,38 @@ def drawn(played: World, steps: range) -> Tensor:
     found = []
     for step in steps:
         work = played.work(step)
-        found += [crops(work.training.batch(played.envs, index)[0]) for index in range(work.num_batches)]
+        found += [
+            crops(work.training.batch(played.envs, index)[0]) for index in range(work.num_batches)
+        ]
     return torch.cat(found)
 
 
 def test_places_are_uniform_in_every_env_and_independent_of_each_other() -> None:
-    bank, count = training_bank(maps()), 8100
+    bank = training_bank(maps())
+    count = 8100
     keys = stream_keys(5, AUGMENTATION, (0,), torch.arange(2))
-    pixels = cut_batch(training_crops(bank, torch.zeros(2, count, dtype=torch.int64), keys, 0, True))[0]
+    pixels = cut_batch(
+        training_crops(bank, torch.zeros(2, count, dtype=torch.int64), keys, 0, True)
+    )[0]
     top, left, mirrored, _ = crops(pixels).unbind(2)
     for env in range(2):
         for places in (top[:, env], left[:, env]):
             counts = places.bincount(minlength=9)
             assert counts.shape == (9,)
             assert float(((counts - 900.0) ** 2 / 900).sum()) < 26.1  # chi-square(8), 99.9 %
-        assert abs(float(mirrored[:, env].double().mean()) - 0.5) < 0.02  # standard deviation 0.0056
-    series = torch.stack((top, left, mirrored)).double().permute(0, 2, 1).flatten(0, 1)  # of both envs
+        assert (
+            abs(float(mirrored[:, env].double().mean()) - 0.5) < 0.02
+        )  # standard deviation 0.0056
+    # of both envs
+    series = torch.stack((top, left, mirrored)).double().permute(0, 2, 1).flatten(0, 1)
     later = series[:, 1:]
     together = torch.corrcoef(torch.cat((series[:, :-1], later)))
     assert float((together - torch.eye(12)).abs().max()) < 0.06  # standard deviation 0.011
 
 
 def test_env_steps_of_other_lengths_cut_the_same_stream_of_crops() -> None:
-    short, long = world(train_samples=4), world(train_samples=8)
+    short = world(train_samples=4)
+    long = world(train_samples=8)
     assert torch.equal(drawn(short, range(6)), drawn(long, range(3)))
 
 
@@ -76,7 +101,9 @@ def test_every_head_of_every_env_and_env_step_has_noise_of_its_own_which_is_unif
     played = world(8, num_envs=10)
     noise = torch.stack([played.noise(step) for step in range(100)])
     assert noise.shape == (100, 10, len(HEADS))
-    assert noise.unique().numel() > 0.999 * noise.numel()  # float32: of 8,000 numbers two may be alike
+    assert (
+        noise.unique().numel() > 0.999 * noise.numel()
+    )  # float32: of 8,000 numbers two may be alike
     counts = noise.histc(10, 0, 1)
     assert float(((counts - 800) ** 2 / 800).sum()) < 27.9  # chi-square(9), 99.9 %
 

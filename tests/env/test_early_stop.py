@@ -1,4 +1,6 @@
-"""Episodes that end early: when they do, and that an env whose episode is over is left out of everything."""
+"""Episodes that end early: when they do, and that an env whose episode is over is left out of
+everything.
+"""
 
 import io
 from dataclasses import replace
@@ -35,7 +37,8 @@ NOTED = {"guard.panic", "guard.reason", "slots.newborn", "slots.fresh_momentum"}
 def recorded(state: EnvState, accuracy: list[float], step: int, rollbacks: int = 0) -> EnvState:
     """The state after an env-step in which these accuracies were measured."""
     signals = state.signals.replace(
-        val_accuracy=torch.tensor(accuracy, dtype=torch.float64), step=torch.full((len(accuracy),), step)
+        val_accuracy=torch.tensor(accuracy, dtype=torch.float64),
+        step=torch.full((len(accuracy),), step),
     )
     sunk = torch.zeros_like(state.totals.rollbacks)
     sunk[0, 1] = rollbacks
@@ -83,36 +86,56 @@ def stopping(envs: int = 5, **early: float) -> TrainConfig:
     settings = tiny_settings(envs, 2, STEPS)
     task = replace(settings.task, base_channels=4)
     return replace(
-        settings, early_stop=early_stop, batch_size=4, train_samples=8, val_samples=8, task=task,
+        settings,
+        early_stop=early_stop,
+        batch_size=4,
+        train_samples=8,
+        val_samples=8,
+        task=task,
         compute=replace(settings.compute, engine="torch"),
-    )  # fmt: skip
+    )
 
 
 def episode(cfg: TrainConfig, progress: Progress | None = None) -> Episode:
     world = build_world(cfg, CPU)
     player = build_player(cfg, world) if cfg.policy.name == "ppo" else Player(RandomPolicy(), None)
-    return Episode(world, player, Round(0, progress or Progress(1, Console(file=io.StringIO()), "off")))
+    return Episode(
+        world, player, Round(0, progress or Progress(1, Console(file=io.StringIO()), "off"))
+    )
 
 
 def flat(state: EnvState) -> dict[str, Tensor]:
     """Every number of the state, by name."""
     records = {name: record for name, record in state.items() if name != "boosts"}
-    found = {f"{kind}.{name}": value for kind, record in records.items() for name, value in record.items()}
+    found = {
+        f"{kind}.{name}": value
+        for kind, record in records.items()
+        for name, value in record.items()
+    }
     return found | {"boosts": state.boosts}
 
 
 def test_nothing_happens_to_an_env_whose_episode_is_over() -> None:
-    played, frozen = episode(stopping(8, patience=6)), dict[int, tuple[dict, dict]]()
+    played = episode(stopping(8, patience=6))
+    frozen = dict[int, tuple[dict, dict]]()
     world = played.env.world
     while not played.env.over:
         played.step_()
-        state, weights = played.env.state, world.weights
+        state = played.env.state
+        weights = world.weights
         for env in state.ending.over.nonzero().flatten().tolist():
             mine = {name: value[env].clone() for name, value in flat(state).items()}
             mine["train_flop"] = played.metrics.sums.flop[env].clone()
-            rows = {name: value[env].clone() for name, value in weights.exclude("snapshot").flatten_keys(".").items()}
+            rows = {
+                name: value[env].clone()
+                for name, value in weights.exclude("snapshot").flatten_keys(".").items()
+            }
             before = frozen.setdefault(env, (mine, rows))
-            changed = [name for name in mine if not torch.equal(mine[name].nan_to_num(), before[0][name].nan_to_num())]
+            changed = [
+                name
+                for name in mine
+                if not torch.equal(mine[name].nan_to_num(), before[0][name].nan_to_num())
+            ]
             assert set(changed) <= NOTED, changed
             assert all(torch.equal(rows[name], before[1][name]) for name in rows)
     over = played.env.state.ending.over
@@ -131,9 +154,12 @@ def test_nothing_happens_to_an_env_whose_episode_is_over() -> None:
 
 @pytest.mark.parametrize("engine", ["torch", "auto"])
 def test_an_env_among_others_is_the_env_alone(engine: str) -> None:
-    """Each is as a batch of one that begins with it would have it; the streams of env 0 are the same in both."""
+    """Each is as a batch of one that begins with it would have it; the streams of env 0 are the
+    same in both.
+    """
     cfg = replace(stopping(), compute=replace(stopping().compute, engine=engine))
-    many, alone = episode(cfg), episode(replace(cfg, envs=1))
+    many = episode(cfg)
+    alone = episode(replace(cfg, envs=1))
     for played in (many, alone):
         while not played.env.over:
             played.step_()
@@ -147,10 +173,12 @@ def test_an_env_among_others_is_the_env_alone(engine: str) -> None:
 def test_a_round_ends_with_its_last_episode_and_comes_to_what_it_would_if_it_were_played_on(
     player: str, imitated: int
 ) -> None:
-    cfg = stopping(4, patience=1, min_delta=100.0, min_steps=4)  # after the first env-step nothing is a gain
+    # after the first env-step nothing is a gain
+    cfg = stopping(4, patience=1, min_delta=100.0, min_steps=4)
     imitation = ImitationConfig(rounds=imitated, teacher="heuristic")
     cfg = replace(cfg, policy=replace(cfg.policy, name=player, imitation=imitation))
-    ended, idle = episode(cfg), episode(cfg)
+    ended = episode(cfg)
+    idle = episode(cfg)
     while not ended.env.over:
         ended.step_()
     assert ended.env.step_number == 4
@@ -165,7 +193,9 @@ def test_a_round_ends_with_its_last_episode_and_comes_to_what_it_would_if_it_wer
     if rollout is None or played_on is None:
         assert player == "random"
         return
-    for mine, its in zip(rollout.rows.values(True, True), played_on.rows.values(True, True), strict=True):
+    for mine, its in zip(
+        rollout.rows.values(True, True), played_on.rows.values(True, True), strict=True
+    ):
         assert torch.equal(mine, its)
     assert torch.equal(rollout.bootstrap, played_on.bootstrap)
     learners = [one.player.learner for one in (ended, idle)]
@@ -173,10 +203,13 @@ def test_a_round_ends_with_its_last_episode_and_comes_to_what_it_would_if_it_wer
     assert learners[1] is not None
     reports = [
         one.imitate(record) if imitated else one.update(record)
-        for one, record in zip(learners, (rollout, played_on), strict=True) if one is not None
-    ]  # fmt: skip
+        for one, record in zip(learners, (rollout, played_on), strict=True)
+        if one is not None
+    ]
     assert reports[0] == reports[1]
-    for mine, its in zip(learners[0].policy.parameters(), learners[1].policy.parameters(), strict=True):
+    for mine, its in zip(
+        learners[0].policy.parameters(), learners[1].policy.parameters(), strict=True
+    ):
         assert torch.equal(mine, its)
 
 
@@ -186,14 +219,22 @@ def test_off_it_is_what_it_was_and_on_without_an_early_end_it_is_the_same() -> N
         played = episode(stopping(**early))
         while not played.env.over:
             played.step_()
-        states.append(flat(played.env.state) | {"weights": played.env.world.weights["host", "params"]})
+        states.append(
+            flat(played.env.state) | {"weights": played.env.world.weights["host", "params"]}
+        )
     off, on = states
-    assert all(torch.equal(value, on[name]) for name, value in off.items() if not name.startswith("ending"))
+    assert all(
+        torch.equal(value, on[name]) for name, value in off.items() if not name.startswith("ending")
+    )
     assert not on["ending.cause"].any()
 
 
-@pytest.mark.parametrize(("early", "all_end"), [({"patience": 6}, False), ({"patience": 1, "min_delta": 100.0}, True)])
-def test_a_bar_counts_the_env_steps_that_are_played_and_ends_full(early: dict, all_end: bool) -> None:
+@pytest.mark.parametrize(
+    ("early", "all_end"), [({"patience": 6}, False), ({"patience": 1, "min_delta": 100.0}, True)]
+)
+def test_a_bar_counts_the_env_steps_that_are_played_and_ends_full(
+    early: dict, all_end: bool
+) -> None:
     console = Console(file=io.StringIO(), width=200)
     with Progress(8 * STEPS, console, "plain", interval=1e9) as progress:
         played = episode(stopping(8, **early), progress)
@@ -212,11 +253,15 @@ def test_a_bar_counts_the_env_steps_that_are_played_and_ends_full(early: dict, a
 
 def test_rows_behind_an_early_end_do_not_count_and_the_last_one_is_cut_off() -> None:
     cfg = stopping(8, patience=6)
-    cfg = replace(cfg, policy=replace(cfg.policy, ppo=replace(cfg.policy.ppo, minibatches=1, epochs=1)))
-    played, values = episode(cfg), []
+    cfg = replace(
+        cfg, policy=replace(cfg.policy, ppo=replace(cfg.policy.ppo, minibatches=1, epochs=1))
+    )
+    played = episode(cfg)
+    values = []
     ends = torch.full((cfg.envs,), STEPS)
     while not played.env.over:
-        step, before = played.env.step_number, played.env.state.ending.over
+        step = played.env.step_number
+        before = played.env.state.ending.over
         played.step_()
         now = played.env.state.ending.over & ~before
         ends[now] = step + 1
@@ -225,13 +270,15 @@ def test_rows_behind_an_early_end_do_not_count_and_the_last_one_is_cut_off() -> 
     _, rollout = played.finish()
     assert rollout is not None
     assert ends.min() < STEPS == ends.max()
-    rows, place = rollout.rows, torch.arange(STEPS)[:, None]
+    rows = rollout.rows
+    place = torch.arange(STEPS)[:, None]
     panic = rows.terminal
     assert torch.equal(rows.valid, place < ends)
     assert torch.equal(rows.truncated, (place == ends - 1) & ~panic)
     assert bool((rows.reward[~rows.valid] == 0).all())
     assert bool(rows.features.isfinite().all())
-    # the value that stands for the rest is that of right behind the env's own end, whatever came later
+    # the value that stands for the rest is that of right behind the env's own end, whatever came
+    # later
     wanted = torch.stack([values[end - 1][env] for env, end in enumerate(ends.tolist())])
     torch.testing.assert_close(rollout.bootstrap, wanted)
     learner = played.player.learner
@@ -243,8 +290,10 @@ def test_rows_behind_an_early_end_do_not_count_and_the_last_one_is_cut_off() -> 
 
 def test_advantages_of_an_episode_that_is_cut_off_are_those_of_a_shorter_rollout() -> None:
     g = torch.Generator().manual_seed(5)
-    rewards, values = torch.randn(8, 1, generator=g), torch.randn(8, 1, generator=g)
-    no, bootstrap = torch.zeros(8, 1, dtype=torch.bool), torch.tensor([0.7])
+    rewards = torch.randn(8, 1, generator=g)
+    values = torch.randn(8, 1, generator=g)
+    no = torch.zeros(8, 1, dtype=torch.bool)
+    bootstrap = torch.tensor([0.7])
     valid = torch.arange(8)[:, None] < 5
     whole = gae(rewards, values, no, valid, bootstrap, 0.9, 0.8)
     short = gae(rewards[:5], values[:5], no[:5], valid[:5], bootstrap, 0.9, 0.8)
@@ -255,9 +304,12 @@ def test_advantages_of_an_episode_that_is_cut_off_are_those_of_a_shorter_rollout
 
 def test_a_simulator_tells_of_every_env_when_its_episode_is_over() -> None:
     sim = Simulator(stopping(8, patience=6), RandomPolicy())
-    wait = Action.from_dict({name: torch.zeros(8, dtype=torch.int64) for name in HEAD_NAMES}, batch_size=[8])
+    wait = Action.from_dict(
+        {name: torch.zeros(8, dtype=torch.int64) for name in HEAD_NAMES}, batch_size=[8]
+    )
     _, info = sim.reset()
-    over, told = torch.zeros(8, dtype=torch.bool), []
+    over = torch.zeros(8, dtype=torch.bool)
+    told = []
     while not over.all():
         before = over
         _, reward, _, over, info = sim.step(wait)
@@ -269,7 +321,8 @@ def test_a_simulator_tells_of_every_env_when_its_episode_is_over() -> None:
     assert 0 < told[-2] < 8 == told[-1]
     assert len(told) == STEPS
     refusal = (
-        "early_stop=.patience=6, rollbacks=0.: must be off in environments of other libraries with 8 envs. There an"
+        "early_stop=.patience=6, rollbacks=0.: must be off in environments of other "
+        "libraries with 8 envs. There an"
     )
     with pytest.raises(SettingError, match=refusal):
         FlatEnvs(sim)
@@ -277,7 +330,9 @@ def test_a_simulator_tells_of_every_env_when_its_episode_is_over() -> None:
 
 def test_a_simulator_whose_episodes_have_all_ended_early_begins_anew() -> None:
     sim = Simulator(stopping(3, patience=1, min_delta=100.0, min_steps=4), RandomPolicy())
-    wait = Action.from_dict({name: torch.zeros(3, dtype=torch.int64) for name in HEAD_NAMES}, batch_size=[3])
+    wait = Action.from_dict(
+        {name: torch.zeros(3, dtype=torch.int64) for name in HEAD_NAMES}, batch_size=[3]
+    )
     for _ in range(2):
         sim.reset()
         assert not sim.env.over
@@ -288,17 +343,23 @@ def test_a_simulator_whose_episodes_have_all_ended_early_begins_anew() -> None:
 
 
 def test_compiled_kernels_are_one_graph_and_the_same() -> None:
-    rules = tiny_rules(2, STEPS)._replace(early_stop=EarlyStopConfig(patience=1, min_delta=100, min_steps=1))
+    rules = tiny_rules(2, STEPS)._replace(
+        early_stop=EarlyStopConfig(patience=1, min_delta=100, min_steps=1)
+    )
     compiled = torch.compile(apply_action, backend="eager", fullgraph=True)
     measure = torch.compile(record_and_observe, backend="eager", fullgraph=True)
     ours = theirs = initial_state(rules, 3, CPU)
-    wait = Action.from_dict({name: torch.zeros(3, dtype=torch.int64) for name in HEAD_NAMES}, batch_size=[3])
+    wait = Action.from_dict(
+        {name: torch.zeros(3, dtype=torch.int64) for name in HEAD_NAMES}, batch_size=[3]
+    )
     for step in range(4):
         measured = made_up(rules, theirs, step)
         theirs = apply_action(rules, record_and_observe(rules, theirs, measured), wait).state
         ours = compiled(rules, measure(rules, ours, measured), wait).state
         for name, value in flat(theirs).items():
-            torch.testing.assert_close(flat(ours)[name], value, rtol=1e-12, atol=1e-12, equal_nan=True)
+            torch.testing.assert_close(
+                flat(ours)[name], value, rtol=1e-12, atol=1e-12, equal_nan=True
+            )
     assert theirs.ending.over.all()
     assert theirs.signals.step.max() == 2
 
@@ -315,5 +376,7 @@ def test_engines_that_cannot_leave_out_envs_say_so(name: str) -> None:
 
 
 def test_rollbacks_that_never_come_end_nothing() -> None:
-    with pytest.raises(SettingError, match="early_stop.rollbacks=2: must be 0 with governor.enabled=false"):
+    with pytest.raises(
+        SettingError, match="early_stop.rollbacks=2: must be 0 with governor.enabled=false"
+    ):
         TrainConfig(early_stop=EarlyStopConfig(rollbacks=2), governor=GovernorConfig(enabled=False))

@@ -17,7 +17,10 @@ from esper_soa.ops.collect import Episode, Player, Round
 from esper_soa.ops.progress import Progress
 from esper_soa.vocabulary import Blend, Blueprint, Stage
 
-ENVS, SLOTS, STEPS, NUMBER = 3, 2, 6, 2
+ENVS = 3
+SLOTS = 2
+STEPS = 6
+NUMBER = 2
 
 
 def world() -> World:
@@ -25,13 +28,18 @@ def world() -> World:
 
 
 def test_steps_of_an_env_are_the_episode_of_the_trainer_to_the_bit() -> None:
-    played, own = world(), world()
+    played = world()
+    own = world()
     episode = Episode(
-        played, Player(RandomPolicy(), None), Round(NUMBER, Progress(1, Console(file=io.StringIO()), "off"))
+        played,
+        Player(RandomPolicy(), None),
+        Round(NUMBER, Progress(1, Console(file=io.StringIO()), "off")),
     )
-    agent, env = RandomPolicy(), Env(own)
+    agent = RandomPolicy()
+    env = Env(own)
     fresh = memory = agent.start(ENVS, CPU)
-    seen, decided = env.reset(NUMBER), 0
+    seen = env.reset(NUMBER)
+    decided = 0
     while seen is not None:
         decision, memory = agent.act(seen.view, restart(memory, fresh, seen.restarted))
         result, seen = env.step(decision.action)
@@ -49,7 +57,8 @@ def test_a_round_is_the_same_whatever_was_played_before_it_and_another_one_is_no
     env = Env(world())
     first = env.reset(NUMBER).measured
     env.step(WaitPolicy().act(env.after(), ())[0].action)
-    again, other = env.reset(NUMBER).measured, env.reset(NUMBER + 1).measured
+    again = env.reset(NUMBER).measured
+    other = env.reset(NUMBER + 1).measured
     assert (first == again).all()
     assert not torch.equal(first.train_loss, other.train_loss)
 
@@ -74,4 +83,6 @@ def test_hosts_can_begin_with_a_topology() -> None:
     env = Env(world())
     seen = env.reset(0, grown)
     assert seen.view.state.slots.stage.eq(Stage.FOSSILIZED).sum(1).tolist() == [1, 0, 1]
-    assert all(torch.equal(mine, its) for mine, its in zip(topology_of(env.state), grown, strict=True))
+    assert all(
+        torch.equal(mine, its) for mine, its in zip(topology_of(env.state), grown, strict=True)
+    )

@@ -8,11 +8,18 @@ from esper_soa.env.gates import check_gates
 from esper_soa.env.lifecycle import empty_slots, idle_ramp
 from esper_soa.vocabulary import AlphaMode, Stage
 
-PERMISSIVE, STRICT = GatesConfig(permissive=True), GatesConfig(permissive=False)
+PERMISSIVE = GatesConfig(permissive=True)
+STRICT = GatesConfig(permissive=False)
 LEARNER = {  # a seed in training that passes G2 in both modes: 61 - 60.5 = 0.5 points gained
-    "stage_age": 10, "gradient_measured": True, "gradient_health": 0.7, "gradient_exploding": False,
-    "gradient_ratio_known": True, "gradient_ratio": 0.1, "accuracy_current": 61.0, "accuracy_stage_start": 60.5,
-}  # fmt: skip
+    "stage_age": 10,
+    "gradient_measured": True,
+    "gradient_health": 0.7,
+    "gradient_exploding": False,
+    "gradient_ratio_known": True,
+    "gradient_ratio": 0.1,
+    "accuracy_current": 61.0,
+    "accuracy_stage_start": 60.5,
+}
 
 
 def one_slot(**fields):
@@ -49,7 +56,9 @@ def test_g1_asks_only_for_a_germinated_seed():
         ({"accuracy_current": 60.9}, True, False),  # 0.4 points gained
     ],
 )
-def test_g2_asks_for_health_when_permissive_and_for_learning_when_strict(change, permissive, strict):
+def test_g2_asks_for_health_when_permissive_and_for_learning_when_strict(
+    change, permissive, strict
+):
     seed = one_slot(**(LEARNER | change))
     assert verdict("g2", PERMISSIVE, seed) == permissive
     assert verdict("g2", STRICT, seed) == strict
@@ -84,7 +93,9 @@ def test_g5_takes_any_measured_contribution_when_permissive_and_one_point_when_s
 
 
 def test_thresholds_are_settings():
-    assert verdict("g2", GatesConfig(min_blending_steps=3), one_slot(**(LEARNER | {"stage_age": 3})))
+    assert verdict(
+        "g2", GatesConfig(min_blending_steps=3), one_slot(**(LEARNER | {"stage_age": 3}))
+    )
     assert not verdict("g2", GatesConfig(min_gradient_health=0.8), one_slot(**LEARNER))
 
 
@@ -102,8 +113,14 @@ def test_the_score_of_g2_is_the_share_of_five_points_gained(fields, score):
 
 @pytest.mark.parametrize(("contribution", "score"), [(2.5, 0.25), (30.0, 1.0), (-3.0, 0.0)])
 def test_the_score_of_g5_is_the_share_of_ten_points_contributed(contribution, score):
-    assert verdict("score5", PERMISSIVE, one_slot(contribution=contribution, contribution_known=True)) == score
-    assert verdict("score5", PERMISSIVE, one_slot(contribution=contribution, contribution_known=False)) == 0.0
+    assert (
+        verdict("score5", PERMISSIVE, one_slot(contribution=contribution, contribution_known=True))
+        == score
+    )
+    assert (
+        verdict("score5", PERMISSIVE, one_slot(contribution=contribution, contribution_known=False))
+        == 0.0
+    )
 
 
 def test_the_other_scores_are_germination_and_alpha():

@@ -8,15 +8,19 @@ import torch
 from esper_soa.env.config import GUARD_WINDOW, NUM_REASONS, GovernorConfig
 from esper_soa.env.governor import REASON_NAMES, PanicReason, initial_guard, inspect
 
-CFG = GovernorConfig()  # 6 deviations, 3 times the mean, above 12; 3 in a row; judged from 10 losses on
+# 6 deviations, 3 times the mean, above 12; 3 in a row; judged from 10 losses on
+CFG = GovernorConfig()
 CHANCE = math.log(10)
 
 
 def watch(losses):
-    """Feed losses [T] (one env) or [T, N]; the guard and the panics and reasons of every env-step."""
+    """Feed losses [T] (one env) or [T, N]; the guard and the panics and reasons of every
+    env-step.
+    """
     rows = torch.tensor(losses, dtype=torch.float64).reshape(len(losses), -1)
     guard = initial_guard(rows.shape[1], torch.device("cpu"))
-    panics, reasons = [], []
+    panics = []
+    reasons = []
     for row in rows:
         guard, panic, reason = inspect(guard, row, 10, CFG)
         panics.append(panic.tolist())
@@ -49,15 +53,27 @@ def test_a_loss_that_could_not_be_judged_does_not_end_a_run_of_divergent_ones():
     for count, anomalies in ((9, 2), (10, 0)):  # judged from 10 losses on
         guard = initial_guard(1, torch.device("cpu"))
         guard = guard.replace(
-            losses=torch.ones_like(guard.losses), count=guard.count + count, anomalies=guard.anomalies + 2
+            losses=torch.ones_like(guard.losses),
+            count=guard.count + count,
+            anomalies=guard.anomalies + 2,
         )
         after, _, _ = inspect(guard, torch.ones(1, dtype=torch.float64), 10, CFG)
         assert after.anomalies.tolist() == [anomalies]
 
 
 def test_the_codes_of_the_reasons_are_places_in_the_table_of_names():
-    codes = (PanicReason.NONE, PanicReason.NOT_FINITE, PanicReason.COLLAPSED_TO_CHANCE, PanicReason.DIVERGED)
-    assert [REASON_NAMES[code] for code in codes] == ["none", "not_finite", "collapsed_to_chance", "diverged"]
+    codes = (
+        PanicReason.NONE,
+        PanicReason.NOT_FINITE,
+        PanicReason.COLLAPSED_TO_CHANCE,
+        PanicReason.DIVERGED,
+    )
+    assert [REASON_NAMES[code] for code in codes] == [
+        "none",
+        "not_finite",
+        "collapsed_to_chance",
+        "diverged",
+    ]
     assert len(REASON_NAMES) == NUM_REASONS
 
 
@@ -79,7 +95,8 @@ def test_divergence_needs_all_three_thresholds():
     # Mean 5, deviation 0: 13 is above 12 but not above 3 * 5 = 15; with mean 1, 11 is not above 12.
     assert watch([5.0] * 10 + [13.0])[2][-1] == [PanicReason.NONE]
     assert watch([1.0] * 10 + [11.0])[2][-1] == [PanicReason.NONE]
-    # Mean (19 * 1 + 20) / 20 = 1.95 and deviation sqrt(20.95 - 1.95^2) = 4.14: 13 is below 1.95 + 6 * 4.14 = 26.8.
+    # Mean (19 * 1 + 20) / 20 = 1.95 and deviation sqrt(20.95 - 1.95^2) = 4.14: 13 is below 1.95 + 6
+    # * 4.14 = 26.8.
     assert watch([1.0] * 9 + [20.0] + [1.0] * 10 + [13.0])[2][-1] == [PanicReason.NONE]
 
 

@@ -1,4 +1,6 @@
-"""The panic rule right at its limits, what its window keeps, and what an env remembers after it was rolled back."""
+"""The panic rule right at its limits, what its window keeps, and what an env remembers after it was
+rolled back.
+"""
 
 import math
 
@@ -12,9 +14,17 @@ from esper_soa.env.governor import PanicLimits, PanicReason, initial_guard, judg
 from esper_soa.state import EnvState, Guard
 
 CPU = torch.device("cpu")
-COLLAPSED, DIVERGED, NONE = PanicReason.COLLAPSED_TO_CHANCE, PanicReason.DIVERGED, PanicReason.NONE
-UNLIMITED = PanicLimits(chance_loss=1000.0, sensitivity=0.0, multiplier=0.0, absolute_threshold=0.0, min_panics=1,
-                        min_samples=1)  # fmt: skip
+COLLAPSED = PanicReason.COLLAPSED_TO_CHANCE
+DIVERGED = PanicReason.DIVERGED
+NONE = PanicReason.NONE
+UNLIMITED = PanicLimits(
+    chance_loss=1000.0,
+    sensitivity=0.0,
+    multiplier=0.0,
+    absolute_threshold=0.0,
+    min_panics=1,
+    min_samples=1,
+)
 
 
 def numbers(*values: float) -> Tensor:
@@ -24,7 +34,9 @@ def numbers(*values: float) -> Tensor:
 def guard_with(*losses: float, garbage: float = 0.0) -> Guard:
     """A guard that has seen these losses; `garbage` lies where none is counted."""
     window = [garbage] * (GUARD_WINDOW - len(losses)) + list(losses)
-    return initial_guard(1, CPU).replace(losses=numbers(*window)[None], count=torch.tensor([len(losses)]))
+    return initial_guard(1, CPU).replace(
+        losses=numbers(*window)[None], count=torch.tensor([len(losses)])
+    )
 
 
 def reason_of(guard: Guard, loss: float, limits: PanicLimits) -> int:
@@ -43,15 +55,20 @@ def above(value: float) -> float:
         ({"sensitivity": 4.0}, 12.0),  # 4 and four population deviations of 2
     ],
 )
-def test_a_loss_right_at_a_threshold_does_not_diverge(limits: dict[str, float], edge: float) -> None:
-    guard, limits = guard_with(2.0, 6.0), UNLIMITED._replace(**limits)
+def test_a_loss_right_at_a_threshold_does_not_diverge(
+    limits: dict[str, float], edge: float
+) -> None:
+    guard = guard_with(2.0, 6.0)
+    limits = UNLIMITED._replace(**limits)
     assert reason_of(guard, edge, limits) == NONE
     assert reason_of(guard, above(edge), limits) == DIVERGED
 
 
 def test_what_lies_in_the_window_before_the_first_loss_does_not_count() -> None:
     for sensitivity in (4.0, 0.0):
-        limits = UNLIMITED._replace(sensitivity=sensitivity, multiplier=3.0 if sensitivity == 0 else 0.0)
+        limits = UNLIMITED._replace(
+            sensitivity=sensitivity, multiplier=3.0 if sensitivity == 0 else 0.0
+        )
         guard = guard_with(2.0, 6.0, garbage=1e6)
         assert reason_of(guard, 12.0, limits) == NONE
         assert reason_of(guard, above(12.0), limits) == DIVERGED
@@ -64,13 +81,16 @@ def test_one_loss_in_the_window_is_its_mean_and_has_no_deviation() -> None:
 
 
 @pytest.mark.parametrize(("mean", "reason"), [(599.0, COLLAPSED), (600.0, NONE), (601.0, NONE)])
-def test_a_host_has_learned_something_below_six_tenths_of_the_chance_loss(mean: float, reason: int) -> None:
+def test_a_host_has_learned_something_below_six_tenths_of_the_chance_loss(
+    mean: float, reason: int
+) -> None:
     limits = UNLIMITED._replace(absolute_threshold=1e9)
     assert reason_of(guard_with(mean), 1000.0, limits) == reason
 
 
 @pytest.mark.parametrize(
-    ("loss", "reason"), [(935.0, NONE), (935.1, COLLAPSED), (1064.9, COLLAPSED), (1065.0, NONE), (1066.0, NONE)]
+    ("loss", "reason"),
+    [(935.0, NONE), (935.1, COLLAPSED), (1064.9, COLLAPSED), (1065.0, NONE), (1066.0, NONE)],
 )
 def test_chance_is_within_6_5_percent_of_the_loss_of_guessing(loss: float, reason: int) -> None:
     limits = UNLIMITED._replace(absolute_threshold=1e9)
@@ -79,7 +99,9 @@ def test_chance_is_within_6_5_percent_of_the_loss_of_guessing(loss: float, reaso
 
 def test_as_many_losses_as_asked_for_are_enough_to_judge() -> None:
     for needed, reason in ((2, DIVERGED), (3, NONE)):
-        assert reason_of(guard_with(2.0, 2.0), 9.0, UNLIMITED._replace(min_samples=needed)) == reason
+        assert (
+            reason_of(guard_with(2.0, 2.0), 9.0, UNLIMITED._replace(min_samples=needed)) == reason
+        )
 
 
 def test_only_ordinary_losses_enter_the_window_which_is_as_long_as_it_says() -> None:
@@ -96,10 +118,15 @@ def test_only_ordinary_losses_enter_the_window_which_is_as_long_as_it_says() -> 
 # --- watch: the verdict in the state, and when a snapshot is taken
 
 
-def seen(state: EnvState, losses: list[float], cfg: GovernorConfig, step: int = 0) -> tuple[EnvState, list, list]:
-    """The state after these losses of one env, with the panics and the snapshots on the way; `step` stays put."""
+def seen(
+    state: EnvState, losses: list[float], cfg: GovernorConfig, step: int = 0
+) -> tuple[EnvState, list, list]:
+    """The state after these losses of one env, with the panics and the snapshots on the way; `step`
+    stays put.
+    """
     state = state.replace(signals=state.signals.replace(step=torch.tensor([step])))
-    panics, due = [], []
+    panics = []
+    due = []
     for loss in losses:
         state, taken = watch(state, numbers(loss), 10, cfg)
         panics.append(bool(state.guard.panic))
@@ -122,15 +149,24 @@ def test_after_a_panic_a_run_of_divergent_losses_begins_anew(min_panics: int) ->
 
 def test_a_loss_that_is_not_finite_ends_a_run_of_divergent_ones_as_the_host_is_put_back() -> None:
     assert seen(judged_state(), [13.0, 13.0, math.nan, 13.0, 13.0, 13.0], GovernorConfig())[1] == [
-        False, False, True, False, False, True,
-    ]  # fmt: skip
+        False,
+        False,
+        True,
+        False,
+        False,
+        True,
+    ]
 
 
 def test_a_collapse_ends_a_run_of_divergent_losses_too() -> None:
     chance = math.log(10)
     assert seen(judged_state(), [13.0, 13.0, chance, 13.0, 13.0], GovernorConfig())[1] == [
-        False, False, True, False, False,
-    ]  # fmt: skip
+        False,
+        False,
+        True,
+        False,
+        False,
+    ]
 
 
 def test_snapshots_are_taken_every_few_env_steps_of_a_healthy_env() -> None:
@@ -140,7 +176,8 @@ def test_snapshots_are_taken_every_few_env_steps_of_a_healthy_env() -> None:
 
 
 def test_a_snapshot_that_is_due_waits_for_health_and_is_taken_once() -> None:
-    cfg, last = GovernorConfig(snapshot_steps=1000), GovernorConfig(snapshot_steps=1)
+    cfg = GovernorConfig(snapshot_steps=1000)
+    last = GovernorConfig(snapshot_steps=1)
     state, _, due = seen(judged_state(), [13.0], last)
     assert due == [False]
     assert state.guard.snapshot_due.tolist() == [True]

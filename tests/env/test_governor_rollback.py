@@ -1,6 +1,8 @@
-"""Faults put into the weights of running envs: the governor rolls back, the penalty is paid, and nobody else notices.
+"""Faults put into the weights of running envs: the governor rolls back, the penalty is paid, and
+nobody else notices.
 
-Three rounds are played once: without faults, with another fault in each of four envs, and with every fault in all envs.
+Three rounds are played once: without faults, with another fault in each of four envs, and with
+every fault in all envs.
 """
 
 import io
@@ -35,7 +37,8 @@ from esper_soa.ops.progress import Progress
 from esper_soa.state import Decision, EnvState, View
 from esper_soa.vocabulary import Op
 
-NUM_ENVS, STEPS = 6, 20
+NUM_ENVS = 6
+STEPS = 20
 
 Damage = Callable[[Tensor], Tensor]  # host parameters [n, P] -> damaged ones
 
@@ -71,8 +74,9 @@ class Fault(NamedTuple):
 
 
 START = -1
-# Snapshots are due at every fifth env-step: 4, 9, 14 and 19. A divergent loss is a panic when it is the third in a
-# row, so the host that explodes at 8 gets no snapshot at 9. A collapse can only be seen in a host that has learned.
+# Snapshots are due at every fifth env-step: 4, 9, 14 and 19. A divergent loss is a panic when it is
+# the third in a row, so the host that explodes at 8 gets no snapshot at 9. A collapse can only be
+# seen in a host that has learned.
 MIXED = {
     0: Fault(3, poisoned, 3, PanicReason.NOT_FINITE, START),
     2: Fault(6, infinite, 6, PanicReason.NOT_FINITE, 4),
@@ -91,8 +95,13 @@ def settings(num_envs: int = NUM_ENVS, steps: int = STEPS) -> TrainConfig:
     """Hosts that learn the ten synthetic patterns within a few env-steps."""
     cfg = tiny_settings(num_envs, 2, steps)
     cfg.task = TaskConfig(name="quick", base_channels=4, num_blocks=4, num_pools=4, host_lr=0.1)
-    cfg.slots, cfg.batch_size, cfg.train_samples, cfg.val_samples = ["r0c0", "r0c1"], 16, 64, 32
-    cfg.data.synthetic_train, cfg.data.synthetic_test, cfg.data.augment = 64, 32, False
+    cfg.slots = ["r0c0", "r0c1"]
+    cfg.batch_size = 16
+    cfg.train_samples = 64
+    cfg.val_samples = 32
+    cfg.data.synthetic_train = 64
+    cfg.data.synthetic_test = 32
+    cfg.data.augment = False
     cfg.governor = GovernorConfig(min_samples=3)
     return cfg
 
@@ -102,7 +111,9 @@ class FaultyWorld(World):
 
     def __init__(self, cfg: TrainConfig, faults: Mapping[int, list[tuple[Tensor, Damage]]]) -> None:
         sizes = Sizes(cfg.envs, cfg.batch_size, cfg.train_samples, cfg.val_samples)
-        super().__init__(build_rules(cfg, CPU), load_images(cfg.data, CPU), sizes, cfg.data, cfg.seed)
+        super().__init__(
+            build_rules(cfg, CPU), load_images(cfg.data, CPU), sizes, cfg.data, cfg.seed
+        )
         self.faults = faults
 
     def work(self, step: int) -> Work:
@@ -116,7 +127,8 @@ class Witness:
     """An agent that plays as another does and keeps what it saw and the weights of the moment."""
 
     def __init__(self, agent: Agent, world: World) -> None:
-        self.agent, self.world = agent, world
+        self.agent = agent
+        self.world = world
         self.views: list[View] = []
         self.memories: list[Memory] = []
         self.weights: list[TensorDict] = []
@@ -132,7 +144,9 @@ class Witness:
 
 
 class Played(NamedTuple):
-    """Everything about one round; lists are by env-step, the view after the last one at their ends."""
+    """Everything about one round; lists are by env-step, the view after the last one at their
+    ends.
+    """
 
     witness: Witness
     rollout: Rollout
@@ -147,13 +161,16 @@ class Played(NamedTuple):
         return self.witness.weights[step]["host", name]
 
 
-def play(faults: Mapping[int, list[tuple[Tensor, Damage]]], chosen: TrainConfig | None = None) -> Played:
+def play(
+    faults: Mapping[int, list[tuple[Tensor, Damage]]], chosen: TrainConfig | None = None
+) -> Played:
     """One round of `settings()`, or of others of their kind."""
     chosen = chosen or settings()
     world = FaultyWorld(chosen, faults)
     cfg = PolicyConfig(network=NetworkConfig(hidden=16, features=16), ppo=PPOConfig(epochs=1))
     policy = RecurrentPolicy(cfg, world.rules.nets.shape.slots, 0)
-    learner, witness = Learner(policy, cfg.ppo, 10, 0), Witness(policy, world)
+    learner = Learner(policy, cfg.ppo, 10, 0)
+    witness = Witness(policy, world)
     progress = Progress(1, Console(file=io.StringIO()), "off")
     result, rollout = play_round(world, Player(witness, learner), Round(0, progress))
     assert rollout is not None
@@ -199,15 +216,22 @@ def case(request: pytest.FixtureRequest) -> tuple[Played, Tensor]:
     return request.getfixturevalue(request.param), reasons_of(EXPECTED[request.param])
 
 
-def test_every_fault_is_rolled_back_at_its_env_step_and_ends_the_trajectory_with_the_penalty(case) -> None:
+def test_every_fault_is_rolled_back_at_its_env_step_and_ends_the_trajectory_with_the_penalty(
+    case,
+) -> None:
     played, reasons = case
-    rows, panic = played.rollout.rows, reasons > 0
+    rows = played.rollout.rows
+    panic = reasons > 0
     guards = [played.state(step).guard for step in range(STEPS)]
     assert torch.equal(torch.stack([guard.panic for guard in guards]), panic)
-    assert torch.equal(torch.where(panic, torch.stack([guard.reason for guard in guards]), 0), reasons)
+    assert torch.equal(
+        torch.where(panic, torch.stack([guard.reason for guard in guards]), 0), reasons
+    )
     assert torch.equal(rows.terminal, panic)
     assert rows.valid.all()
-    assert (rows.reward[panic] == -10.0).all()  # the death penalty, at most policy.ppo.reward_clip, not scaled
+    assert (
+        rows.reward[panic] == -10.0
+    ).all()  # the death penalty, at most policy.ppo.reward_clip, not scaled
     assert (rows.action.op[panic] == Op.WAIT).all()
     assert rows.forced[panic].all()
     assert torch.equal(rows.truncated[-1], ~panic[-1])
@@ -245,28 +269,37 @@ def untouched(env: int) -> int:
 
 
 @pytest.mark.parametrize("env", range(NUM_ENVS))
-def test_rollbacks_of_others_change_no_weight_of_an_env_by_a_bit(clean: Played, mixed: Played, env: int) -> None:
+def test_rollbacks_of_others_change_no_weight_of_an_env_by_a_bit(
+    clean: Played, mixed: Played, env: int
+) -> None:
     for step in range(untouched(env)):
         assert_equal(clean.witness.weights[step][env], mixed.witness.weights[step][env])
         assert_equal(clean.state(step)[env].to_tensordict(), mixed.state(step)[env].to_tensordict())
     for name in ("effective_op", "terminal", "truncated", "reset", "valid"):
-        one, other = clean.rollout.rows.get(name), mixed.rollout.rows.get(name)
+        one = clean.rollout.rows.get(name)
+        other = mixed.rollout.rows.get(name)
         assert torch.equal(one[: untouched(env), env], other[: untouched(env), env]), name
 
 
 def test_nothing_at_all_of_another_env_is_changed_where_every_env_is_validated_alone() -> None:
-    num_envs, steps = 4, 8  # in which envs 0 and 2 are put back
+    num_envs = 4  # in which envs 0 and 2 are put back
+    steps = 8
     chosen = settings(num_envs, steps)
     chosen.compute.env_chunk = 1
     damage = {step: faults for step, faults in MIXED_DAMAGE.items() if step < steps}
-    clean, mixed = play({}, chosen), play(damage, chosen)
+    clean = play({}, chosen)
+    mixed = play(damage, chosen)
     assert mixed.result.seeds["rollbacks"] == len(damage) == 2
     for env in range(num_envs):
         last = min(untouched(env), steps)
         for step in range(last):
             assert_equal(clean.witness.weights[step][env], mixed.witness.weights[step][env])
-            assert_equal(clean.witness.views[step][env].to_tensordict(), mixed.witness.views[step][env].to_tensordict())
-        rows = clean.rollout.rows[:last, env].to_tensordict().exclude("reward")  # its scale is everybody's
+            assert_equal(
+                clean.witness.views[step][env].to_tensordict(),
+                mixed.witness.views[step][env].to_tensordict(),
+            )
+        # its scale is everybody's
+        rows = clean.rollout.rows[:last, env].to_tensordict().exclude("reward")
         assert_equal(rows, mixed.rollout.rows[:last, env].to_tensordict())
     for env in (1, 3):
         assert clean.result.rewards[env] == mixed.result.rewards[env]
@@ -283,7 +316,11 @@ def test_the_policy_and_the_normalisers_never_see_anything_that_is_not_finite(ca
     played, _ = case
     assert_finite(played.rollout.rows.to_tensordict())
     assert played.rollout.bootstrap.isfinite().all()
-    for part in (*played.learner.reward, *played.learner.value, *played.learner.policy.observation_moments):
+    for part in (
+        *played.learner.reward,
+        *played.learner.value,
+        *played.learner.policy.observation_moments,
+    ):
         assert part.isfinite().all()
     assert all(parameter.isfinite().all() for parameter in played.learner.policy.parameters())
     for view in played.witness.views:
@@ -299,7 +336,10 @@ def test_training_goes_on_and_the_final_metrics_are_finite(case) -> None:
     played, reasons = case
     assert_finite(played.witness.weights[-1])
     result = played.result
-    assert all(math.isfinite(number) for number in (*result.accuracies, *result.rewards, *played.update.values()))
+    assert all(
+        math.isfinite(number)
+        for number in (*result.accuracies, *result.rewards, *played.update.values())
+    )
     assert math.isfinite(result.record["val_loss"])
     assert played.update["steps"] >= 1
     counts = {name: int((reasons == code).sum()) for code, name in enumerate(REASON_NAMES) if code}
@@ -314,13 +354,18 @@ def test_the_reward_normaliser_takes_no_penalty_for_a_reward(everywhere: Played)
 
 def test_rounds_with_rollbacks_allocate_no_weights() -> None:
     cfg = tiny_settings(3, 2, 14)
-    places, seeds = [], dict.fromkeys(("germinated", "pruned", "rollbacks"), 0)
+    places = []
+    seeds = dict.fromkeys(("germinated", "pruned", "rollbacks"), 0)
     world = FaultyWorld(cfg, {step: [(torch.tensor([step % 3]), poisoned)] for step in (4, 8, 11)})
     for number in range(5):
         player = Player(RandomPolicy(), None)
-        result, _ = play_round(world, player, Round(number, Progress(1, Console(file=io.StringIO()), "off")))
+        result, _ = play_round(
+            world, player, Round(number, Progress(1, Console(file=io.StringIO()), "off"))
+        )
         seeds = {name: count + result.seeds[name] for name, count in seeds.items()}
-        places.append({name: value.data_ptr() for name, value in world.weights.flatten_keys(".").items()})
+        places.append(
+            {name: value.data_ptr() for name, value in world.weights.flatten_keys(".").items()}
+        )
     assert all(place == places[0] for place in places)
     assert len(places[0]) == 3 + 2 * 2 + 3 + 2  # host, two pools, and the snapshot of each
     assert seeds["rollbacks"] == 15
@@ -331,7 +376,9 @@ def test_without_the_governor_nothing_is_rolled_back() -> None:
     cfg = tiny_settings(2, 2, 4)
     cfg.governor = GovernorConfig(enabled=False)
     world = FaultyWorld(cfg, {1: [(torch.tensor([0]), poisoned)]})
-    result, _ = play_round(world, Player(WaitPolicy(), None), Round(0, Progress(1, Console(file=io.StringIO()), "off")))
+    result, _ = play_round(
+        world, Player(WaitPolicy(), None), Round(0, Progress(1, Console(file=io.StringIO()), "off"))
+    )
     assert result.seeds["rollbacks"] == 0
     assert world.weights["host", "params"][0].isnan().any()
     assert world.weights["host", "params"][1].isfinite().all()

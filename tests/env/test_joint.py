@@ -1,4 +1,6 @@
-"""Joint actions: one row for every choice that does something else, and masks that agree with those of the heads."""
+"""Joint actions: one row for every choice that does something else, and masks that agree with those
+of the heads.
+"""
 
 import pytest
 import torch
@@ -18,7 +20,8 @@ def table(num_slots: int, codes: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7)) -> Joi
 def test_rows_are_all_choices_that_differ() -> None:
     joint = table(3)
     by_op = joint.op.bincount().tolist()
-    # WAIT; slot x blueprint x style x tempo x target; slot x style x target x speed x curve; slot x speed x curve; slot
+    # WAIT; slot x blueprint x style x tempo x target; slot x style x target x speed x curve; slot x
+    # speed x curve; slot
     assert by_op == [1, 3 * 7 * 4 * 3 * 3, 3 * 4 * 3 * 4 * 5, 3 * 4 * 5, 3, 3]
     assert len(joint) == 1543
     assert len({tuple(row) for row in joint.rows.tolist()}) == len(joint)
@@ -28,8 +31,12 @@ def test_rows_are_all_choices_that_differ() -> None:
 
 @pytest.mark.parametrize("num_slots", [1, 3])
 def test_a_row_is_legal_where_its_choices_are(num_slots: int) -> None:
-    """Over whole episodes of random play: against every row put to the factored masks, one after the other."""
-    rules, joint, legal_ops = tiny_rules(num_slots, 60), table(num_slots), set[int]()
+    """Over whole episodes of random play: against every row put to the factored masks, one after
+    the other.
+    """
+    rules = tiny_rules(num_slots, 60)
+    joint = table(num_slots)
+    legal_ops = set[int]()
     for step in play_state(rules, 4, 7):
         masks = joint.mask(step.view.masks)
         for env in range(4):
@@ -37,14 +44,16 @@ def test_a_row_is_legal_where_its_choices_are(num_slots: int) -> None:
             obeyed, legal = obey(joint.action(torch.arange(len(joint))), every)
             assert torch.equal(masks[env], legal)
             kept = torch.stack([obeyed.get(name) for name in HEAD_NAMES], 1)
-            heads = [at for at, name in enumerate(HEAD_NAMES) if name != "slot"]  # WAIT takes the first legal slot
+            # WAIT takes the first legal slot
+            heads = [at for at, name in enumerate(HEAD_NAMES) if name != "slot"]
             assert torch.equal(kept[legal][:, heads], joint.rows[legal][:, heads])
             legal_ops |= set(joint.op[legal].tolist())
     assert legal_ops == set(range(6))
 
 
 def test_an_action_has_the_row_that_does_the_same() -> None:
-    rules, joint = tiny_rules(2, 40), table(2)
+    rules = tiny_rules(2, 40)
+    joint = table(2)
     for step in play_state(rules, 3, 5):
         index = joint.index(step.action)
         assert joint.mask(step.view.masks).gather(1, index[:, None]).all()

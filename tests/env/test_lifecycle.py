@@ -1,4 +1,6 @@
-"""The rules of a seed's life: what each action needs and does, what the tick does, and timelines worked by hand."""
+"""The rules of a seed's life: what each action needs and does, what the tick does, and timelines
+worked by hand.
+"""
 
 import pytest
 import torch
@@ -19,19 +21,29 @@ from esper_soa.env.lifecycle import (
 from esper_soa.state import Action
 from esper_soa.vocabulary import HEAD_NAMES, AlphaMode, Blend, Blueprint, Curve, Op, Stage, Style
 
-MANUAL, GATES = LifecycleConfig(), GatesConfig()
+MANUAL = LifecycleConfig()
+GATES = GatesConfig()
 AUTOMATIC = LifecycleConfig(auto_forward_g1=True, auto_forward_g2=True, auto_forward_g3=True)
-FAST, STANDARD, MEDIUM = 0, 1, 2  # tempo FAST is 3 ticks, STANDARD 5; speed MEDIUM is 5
-INSTANT, SPEED_FAST = 0, 1  # speed FAST is 3 ticks
-HALF, SEVENTY, FULL = 0, 1, 2
+FAST = 0  # tempo FAST is 3 ticks, STANDARD 5; speed MEDIUM is 5
+STANDARD = 1
+MEDIUM = 2
+INSTANT = 0  # speed FAST is 3 ticks
+SPEED_FAST = 1
+HALF = 0
+SEVENTY = 1
+FULL = 2
 LINEAR = 0
 
 
 def act(op=Op.WAIT, num_envs=1, **heads):
-    """The same action for every env; heads that are not named are 0, lists give one choice per env."""
+    """The same action for every env; heads that are not named are 0, lists give one choice per
+    env.
+    """
     values = dict.fromkeys(HEAD_NAMES, 0) | heads | {"op": op}
     shape = torch.zeros(num_envs, dtype=torch.int64)
-    return Action(**{k: torch.as_tensor(v) + shape for k, v in values.items()}, batch_size=[num_envs])
+    return Action(
+        **{k: torch.as_tensor(v) + shape for k, v in values.items()}, batch_size=[num_envs]
+    )
 
 
 def new_host(num_envs=1, num_slots=1):
@@ -39,9 +51,13 @@ def new_host(num_envs=1, num_slots=1):
 
 
 def holding(stage, num_slots=1, **fields):
-    """One env whose slots are all in `stage`; a field of slots, or of the ramp with the prefix ramp_."""
+    """One env whose slots are all in `stage`; a field of slots, or of the ramp with the prefix
+    ramp_.
+    """
     slots, ramp = new_host(1, num_slots)
-    slots = slots.replace(stage=torch.full_like(slots.stage, stage), blueprint=torch.full_like(slots.stage, 3))
+    slots = slots.replace(
+        stage=torch.full_like(slots.stage, stage), blueprint=torch.full_like(slots.stage, 3)
+    )
     for name, value in fields.items():
         if name.startswith("ramp_"):
             name = name.removeprefix("ramp_")
@@ -52,7 +68,9 @@ def holding(stage, num_slots=1, **fields):
 
 
 def do(slots, ramp, action, accuracy=50.0, cfg=MANUAL, gates=GATES):
-    return apply(slots, ramp, action, torch.full(action.op.shape, accuracy, dtype=torch.float64), cfg, gates)
+    return apply(
+        slots, ramp, action, torch.full(action.op.shape, accuracy, dtype=torch.float64), cfg, gates
+    )
 
 
 def read(record, *names):
@@ -65,7 +83,9 @@ def assert_same(before, after):
 
 
 def env_step(slots, ramp, action, cfg=MANUAL, gates=GATES):
-    """Record, act, tick, as in an env-step; seeds in training show healthy gradients, all show a contribution."""
+    """Record, act, tick, as in an env-step; seeds in training show healthy gradients, all show a
+    contribution.
+    """
     slots = record_accuracy(slots, torch.full(action.op.shape, 50.0, dtype=torch.float64))
     live = slots.live
     slots = slots.replace(
@@ -78,7 +98,9 @@ def env_step(slots, ramp, action, cfg=MANUAL, gates=GATES):
 
 
 def play(slots, ramp, actions, steps, cfg=MANUAL):
-    """Run env-steps with the actions of {env-step: action}; gives {env-step: (slots, ramp, success)}."""
+    """Run env-steps with the actions of {env-step: action}; gives {env-step: (slots, ramp,
+    success)}.
+    """
     story = {}
     for step in steps:
         slots, ramp, outcome = env_step(slots, ramp, actions.get(step, act()), cfg)
@@ -94,43 +116,65 @@ def alphas(story):
     return {step: round(slots.alpha.item(), 6) for step, (slots, _, _) in story.items()}
 
 
-GERMINATE_LINEAR = act(Op.GERMINATE, blueprint=3, style=Style.LINEAR_ADD, tempo=STANDARD, alpha_target=FULL)
+GERMINATE_LINEAR = act(
+    Op.GERMINATE, blueprint=3, style=Style.LINEAR_ADD, tempo=STANDARD, alpha_target=FULL
+)
 
 
 def test_a_manual_life_takes_the_steps_of_the_golden_table():
     advance = act(Op.ADVANCE)
     actions = {1: GERMINATE_LINEAR, 2: advance, 11: advance, 12: advance, 16: advance, 17: advance}
     story = play(*new_host(), actions | {18: act(Op.FOSSILIZE)}, range(1, 20))
-    # ADVANCE fails at 11 (9 env-steps recorded in TRAINING) and at 16 (alpha .8, still on its way up).
+    # ADVANCE fails at 11 (9 env-steps recorded in TRAINING) and at 16 (alpha .8, still on its way
+    # up).
     assert [step for step, (_, _, success) in story.items() if not success] == [11, 16]
     expected = {1: Stage.GERMINATED} | dict.fromkeys(range(2, 12), Stage.TRAINING)
-    expected |= dict.fromkeys(range(12, 17), Stage.BLENDING) | {17: Stage.HOLDING, 18: Stage.FOSSILIZED}
+    expected |= dict.fromkeys(range(12, 17), Stage.BLENDING) | {
+        17: Stage.HOLDING,
+        18: Stage.FOSSILIZED,
+    }
     assert stages(story) == expected | {19: Stage.FOSSILIZED}
     expected_alphas = dict.fromkeys(range(1, 12), 0) | {12: 0.2, 13: 0.4, 14: 0.6, 15: 0.8}
     assert alphas(story) == expected_alphas | dict.fromkeys(range(16, 20), 1)
     ages = {step: read(slots, "stage_age", "seed_age") for step, (slots, _, _) in story.items()}
     # An action that changes the stage sets the stage age to 0 after the record of its own env-step.
     assert [ages[step] for step in (1, 2, 11, 12)] == [(0, 0), (0, 1), (9, 10), (0, 11)]
-    assert [ages[step] for step in (15, 16, 17, 18, 19)] == [(3, 14), (4, 15), (0, 16), (0, 17), (1, 18)]
+    assert [ages[step] for step in (15, 16, 17, 18, 19)] == [
+        (3, 14),
+        (4, 15),
+        (0, 16),
+        (0, 17),
+        (1, 18),
+    ]
     assert read(story[17][0], "previous_stage", "previous_stage_age") == (Stage.BLENDING, 5)
     assert read(story[15][1], "mode") == (AlphaMode.UP,)
     assert read(story[16][1], "mode") == (AlphaMode.HOLD,)
 
 
 def test_an_automatic_life_trains_one_env_step_in_blending_at_alpha_0():
-    germinate = act(Op.GERMINATE, blueprint=3, style=Style.SIGMOID_ADD, tempo=FAST, alpha_target=FULL)
+    germinate = act(
+        Op.GERMINATE, blueprint=3, style=Style.SIGMOID_ADD, tempo=FAST, alpha_target=FULL
+    )
     story = play(*new_host(), {1: germinate}, range(1, 17), AUTOMATIC)
-    expected = dict.fromkeys(range(1, 11), Stage.TRAINING) | dict.fromkeys((11, 12, 13), Stage.BLENDING)
+    expected = dict.fromkeys(range(1, 11), Stage.TRAINING) | dict.fromkeys(
+        (11, 12, 13), Stage.BLENDING
+    )
     assert stages(story) == expected | dict.fromkeys((14, 15, 16), Stage.HOLDING)
     assert read(story[11][1], "alpha", "mode") == (0, AlphaMode.UP)
     assert [alphas(story)[step] for step in (11, 12, 13, 14)] == [0, 0.117310, 0.882690, 1]
 
 
 def test_a_partial_goal_stays_in_blending_until_a_full_target_is_set():
-    germinate = act(Op.GERMINATE, blueprint=3, style=Style.LINEAR_ADD, tempo=FAST, alpha_target=SEVENTY)
+    germinate = act(
+        Op.GERMINATE, blueprint=3, style=Style.LINEAR_ADD, tempo=FAST, alpha_target=SEVENTY
+    )
     full = act(Op.SET_ALPHA_TARGET, alpha_target=FULL, alpha_speed=INSTANT)
     story = play(*new_host(), {1: germinate, 18: full}, range(1, 19), AUTOMATIC)
-    assert [stages(story)[step] for step in (14, 17, 18)] == [Stage.BLENDING, Stage.BLENDING, Stage.HOLDING]
+    assert [stages(story)[step] for step in (14, 17, 18)] == [
+        Stage.BLENDING,
+        Stage.BLENDING,
+        Stage.HOLDING,
+    ]
     assert [alphas(story)[step] for step in (14, 17, 18)] == [0.7, 0.7, 1]
     assert read(story[14][1], "mode") == (AlphaMode.HOLD,)
 
@@ -139,7 +183,11 @@ def test_the_embargo_counts_once_per_env_step_after_an_instant_prune():
     prune = act(Op.PRUNE, alpha_speed=INSTANT)
     start = holding(Stage.HOLDING, alpha=1.0, ramp_alpha=1.0, ramp_target=1.0, seed_age=20)
     story = play(*start, {0: prune, 7: GERMINATE_LINEAR}, range(8))
-    expected = dict.fromkeys(range(5), Stage.EMBARGOED) | {5: Stage.RESETTING, 6: Stage.EMPTY, 7: Stage.GERMINATED}
+    expected = dict.fromkeys(range(5), Stage.EMBARGOED) | {
+        5: Stage.RESETTING,
+        6: Stage.EMPTY,
+        7: Stage.GERMINATED,
+    }
     assert stages(story) == expected
     assert [read(story[step][0], "stage_age")[0] for step in range(6)] == [0, 1, 2, 3, 4, 0]
     assert read(story[5][0], "previous_stage", "previous_stage_age") == (Stage.EMBARGOED, 5)
@@ -149,10 +197,16 @@ def test_a_prune_with_a_ramp_fades_before_the_embargo():
     prune = act(Op.PRUNE, alpha_speed=SPEED_FAST, alpha_curve=LINEAR)
     start = holding(Stage.HOLDING, alpha=1.0, ramp_alpha=1.0, ramp_target=1.0, seed_age=20)
     story = play(*start, {0: prune}, range(10))
-    expected = {0: Stage.BLENDING, 1: Stage.BLENDING, 2: Stage.PRUNED} | dict.fromkeys(range(3, 8), Stage.EMBARGOED)
+    expected = {0: Stage.BLENDING, 1: Stage.BLENDING, 2: Stage.PRUNED} | dict.fromkeys(
+        range(3, 8), Stage.EMBARGOED
+    )
     assert stages(story) == expected | {8: Stage.RESETTING, 9: Stage.EMPTY}
     assert [alphas(story)[step] for step in range(4)] == [0.666667, 0.333333, 0, 0]
-    assert [read(story[step][1], "mode")[0] for step in range(3)] == [AlphaMode.DOWN, AlphaMode.DOWN, AlphaMode.HOLD]
+    assert [read(story[step][1], "mode")[0] for step in range(3)] == [
+        AlphaMode.DOWN,
+        AlphaMode.DOWN,
+        AlphaMode.HOLD,
+    ]
 
 
 def test_a_partial_ramp_down_is_frozen_exactly_while_it_moves():
@@ -161,7 +215,8 @@ def test_a_partial_ramp_down_is_frozen_exactly_while_it_moves():
     story = play(*start, {0: half}, range(4))
     trained_as = [(alphas(story)[step], read(story[step][1], "mode")[0]) for step in range(4)]
     # 1 - .5 / 3 and 1 - 1 / 3 frozen; at .5 the ramp is at rest, so the seed trains again at once.
-    down, still = AlphaMode.DOWN, AlphaMode.HOLD
+    down = AlphaMode.DOWN
+    still = AlphaMode.HOLD
     assert trained_as == [(0.833333, down), (0.666667, down), (0.5, still), (0.5, still)]
     assert set(stages(story).values()) == {Stage.BLENDING}
 
@@ -175,16 +230,27 @@ def test_an_instant_target_reaches_the_forward_pass_at_the_tick():
 
 def test_germinate_fills_an_emptied_slot_with_the_choices_and_nothing_old():
     slots, ramp = new_host()
-    dirty = {k: torch.full_like(getattr(slots, k), True if v is False else 7) for k, v in EMPTY_SLOT.items()}
+    dirty = {
+        k: torch.full_like(getattr(slots, k), True if v is False else 7)
+        for k, v in EMPTY_SLOT.items()
+    }
     slots = slots.replace(**(dirty | {"stage": torch.full_like(slots.stage, Stage.RESETTING)}))
     slots, ramp = tick(slots, ramp, MANUAL, GATES)  # empties the slot
     action = act(Op.GERMINATE, blueprint=5, style=Style.GATED_GATE, tempo=2, alpha_target=SEVENTY)
     slots, ramp, outcome = do(slots, ramp, action, accuracy=42.0)
     chosen = {
-        "stage": Stage.GERMINATED, "previous_stage": Stage.DORMANT, "blueprint": Blueprint.BOTTLENECK,
-        "blend": Blend.GATE, "style": Style.GATED_GATE, "tempo": 8, "alpha_goal": 0.7, "newborn": True,
-        "fresh_momentum": True, "accuracy_germination": 42.0, "germination_known": True,
-    }  # fmt: skip
+        "stage": Stage.GERMINATED,
+        "previous_stage": Stage.DORMANT,
+        "blueprint": Blueprint.BOTTLENECK,
+        "blend": Blend.GATE,
+        "style": Style.GATED_GATE,
+        "tempo": 8,
+        "alpha_goal": 0.7,
+        "newborn": True,
+        "fresh_momentum": True,
+        "accuracy_germination": 42.0,
+        "germination_known": True,
+    }
     assert {k: getattr(slots, k).item() for k in EMPTY_SLOT} == EMPTY_SLOT | chosen
     assert read(ramp, "alpha", "mode", "length") == (0, AlphaMode.HOLD, 0)
     assert read(outcome, "effective_op", "success", "germinated") == (Op.GERMINATE, True, True)
@@ -194,7 +260,8 @@ def test_an_action_touches_its_target_slot_only():
     slots, ramp = new_host(num_envs=2, num_slots=2)
     action = act([Op.GERMINATE, Op.WAIT], num_envs=2, slot=[1, 0], blueprint=3)
     slots, ramp, outcome = do(slots, ramp, action)
-    empty, young = Stage.EMPTY, Stage.GERMINATED
+    empty = Stage.EMPTY
+    young = Stage.GERMINATED
     assert slots.stage.tolist() == [[empty, young], [empty, empty]]
     assert outcome.germinated.tolist() == [True, False]
     assert outcome.success.tolist() == [True, True]  # WAIT always succeeds
@@ -202,15 +269,24 @@ def test_an_action_touches_its_target_slot_only():
 
 @pytest.mark.parametrize("stage", [s for s in range(1, 12) if s != 5])
 def test_ops_are_valid_in_their_stages_only(stage):
-    g, t, b, h = Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING
+    g = Stage.GERMINATED
+    t = Stage.TRAINING
+    b = Stage.BLENDING
+    h = Stage.HOLDING
     where = {
-        Op.WAIT: range(12), Op.GERMINATE: (Stage.EMPTY,), Op.ADVANCE: (g, t, b), Op.FOSSILIZE: (h,),
-        Op.PRUNE: (g, t, b, h), Op.SET_ALPHA_TARGET: (b, h),
-    }  # fmt: skip
+        Op.WAIT: range(12),
+        Op.GERMINATE: (Stage.EMPTY,),
+        Op.ADVANCE: (g, t, b),
+        Op.FOSSILIZE: (h,),
+        Op.PRUNE: (g, t, b, h),
+        Op.SET_ALPHA_TARGET: (b, h),
+    }
     slots, ramp = holding(stage, seed_age=5)
     for op, legal_stages in where.items():
         assert valid(slots, ramp, act(op), MANUAL).item() == (stage in legal_stages)
-        assert effective_op(slots, ramp, act(op), MANUAL).item() == (op if stage in legal_stages else Op.WAIT)
+        assert effective_op(slots, ramp, act(op), MANUAL).item() == (
+            op if stage in legal_stages else Op.WAIT
+        )
 
 
 def test_a_seed_on_its_way_or_too_young_cannot_be_pruned():
@@ -232,20 +308,42 @@ def test_a_failing_gate_changes_nothing_but_is_no_invalid_action():
 
 
 def test_entering_blending_starts_the_ramp_chosen_at_germination():
-    fields = {"stage_age": 10, "gradient_measured": True, "gradient_health": 1.0, "accuracy_current": 61.0}
+    fields = {
+        "stage_age": 10,
+        "gradient_measured": True,
+        "gradient_health": 1.0,
+        "accuracy_current": 61.0,
+    }
     start = holding(Stage.TRAINING, style=Style.SIGMOID_ADD, tempo=8, alpha_goal=0.7, **fields)
     slots, ramp, outcome = do(*start, act(Op.ADVANCE))
-    assert read(slots, "stage", "blending_started", "accuracy_blending_start") == (Stage.BLENDING, True, 61.0)
+    assert read(slots, "stage", "blending_started", "accuracy_blending_start") == (
+        Stage.BLENDING,
+        True,
+        61.0,
+    )
     assert read(slots, "accuracy_stage_start", "previous_stage_age", "stage_age") == (61.0, 10, 0)
-    assert read(ramp, "target", "length", "done", "curve", "steepness") == (0.7, 8, 0, Curve.SIGMOID, 12.0)
+    assert read(ramp, "target", "length", "done", "curve", "steepness") == (
+        0.7,
+        8,
+        0,
+        Curve.SIGMOID,
+        12.0,
+    )
     assert read(ramp, "mode") == (AlphaMode.UP,)
     assert outcome.success.item()
 
 
 def test_fossilize_sets_full_alpha_and_asks_for_fresh_momentum():
-    start = holding(Stage.HOLDING, contribution_known=True, germination_known=True, alpha=1.0, ramp_alpha=1.0)
+    start = holding(
+        Stage.HOLDING, contribution_known=True, germination_known=True, alpha=1.0, ramp_alpha=1.0
+    )
     slots, ramp, outcome = do(*start, act(Op.FOSSILIZE))
-    assert read(slots, "stage", "alpha", "fresh_momentum", "germination_known") == (Stage.FOSSILIZED, 1, True, False)
+    assert read(slots, "stage", "alpha", "fresh_momentum", "germination_known") == (
+        Stage.FOSSILIZED,
+        1,
+        True,
+        False,
+    )
     assert read(ramp, "alpha") == (1,)
     assert read(outcome, "success", "fossilized") == (True, True)
 
@@ -253,23 +351,47 @@ def test_fossilize_sets_full_alpha_and_asks_for_fresh_momentum():
 def test_a_prune_of_a_seed_without_alpha_is_instant_at_any_speed():
     start = holding(Stage.TRAINING, seed_age=5, stage_age=4)
     slots, ramp, outcome = do(*start, act(Op.PRUNE, alpha_speed=MEDIUM))
-    assert read(slots, "stage", "previous_stage", "previous_stage_age") == (Stage.PRUNED, Stage.TRAINING, 4)
+    assert read(slots, "stage", "previous_stage", "previous_stage_age") == (
+        Stage.PRUNED,
+        Stage.TRAINING,
+        4,
+    )
     assert read(slots, "blueprint") == (3,)  # readable until the slot is empty
     assert read(outcome, "success") == (True,)
 
 
 def test_a_scheduled_prune_is_a_success_but_removes_nothing_yet():
-    start = holding(Stage.BLENDING, seed_age=9, alpha=0.7, ramp_alpha=0.7, ramp_target=0.7, stage_age=6)
+    start = holding(
+        Stage.BLENDING, seed_age=9, alpha=0.7, ramp_alpha=0.7, ramp_target=0.7, stage_age=6
+    )
     slots, ramp, outcome = do(*start, act(Op.PRUNE, alpha_speed=MEDIUM, alpha_curve=4))
     assert read(slots, "stage", "stage_age") == (Stage.BLENDING, 6)
-    assert read(ramp, "start", "target", "length", "curve", "steepness") == (0.7, 0, 5, Curve.SIGMOID, 24.0)
+    assert read(ramp, "start", "target", "length", "curve", "steepness") == (
+        0.7,
+        0,
+        5,
+        Curve.SIGMOID,
+        24.0,
+    )
     assert read(outcome, "success") == (True,)
 
 
 def test_a_new_target_may_change_the_blend_and_reopens_a_held_seed_only_below_full():
     for target, stage in ((FULL, Stage.HOLDING), (HALF, Stage.BLENDING)):
-        start = holding(Stage.HOLDING, alpha=1.0, ramp_alpha=1.0, ramp_target=1.0, stage_age=4, accuracy_current=60.0)
-        action = act(Op.SET_ALPHA_TARGET, style=Style.LINEAR_MULTIPLY, alpha_target=target, alpha_speed=MEDIUM)
+        start = holding(
+            Stage.HOLDING,
+            alpha=1.0,
+            ramp_alpha=1.0,
+            ramp_target=1.0,
+            stage_age=4,
+            accuracy_current=60.0,
+        )
+        action = act(
+            Op.SET_ALPHA_TARGET,
+            style=Style.LINEAR_MULTIPLY,
+            alpha_target=target,
+            alpha_speed=MEDIUM,
+        )
         slots, ramp, _ = do(*start, action)
         assert read(slots, "stage", "blend") == (stage, Blend.MULTIPLY)
         assert read(slots, "stage_age") == ((4,) if target == FULL else (0,))
@@ -278,8 +400,12 @@ def test_a_new_target_may_change_the_blend_and_reopens_a_held_seed_only_below_fu
 
 def test_prune_now_takes_live_seeds_mid_ramp_but_no_fossils_and_no_cooling_slots():
     codes = [Stage.BLENDING, Stage.FOSSILIZED, Stage.EMBARGOED, Stage.EMPTY, Stage.GERMINATED]
-    slots, ramp = holding(Stage.BLENDING, num_slots=5, alpha=0.5, ramp_alpha=0.5, ramp_target=1.0, ramp_curve=2)
-    ramp = ramp.replace(mode=torch.full_like(ramp.mode, AlphaMode.UP), length=torch.full_like(ramp.length, 5))
+    slots, ramp = holding(
+        Stage.BLENDING, num_slots=5, alpha=0.5, ramp_alpha=0.5, ramp_target=1.0, ramp_curve=2
+    )
+    ramp = ramp.replace(
+        mode=torch.full_like(ramp.mode, AlphaMode.UP), length=torch.full_like(ramp.length, 5)
+    )
     slots = slots.replace(stage=torch.tensor([codes]))
     pruned, ramp = prune_now(slots, ramp, torch.tensor([[True, True, True, True, False]]))
     assert pruned.stage.tolist() == [[Stage.PRUNED, *codes[1:]]]
@@ -300,7 +426,13 @@ def test_accuracy_is_recorded_and_counted_for_live_seeds_only():
 
 
 def test_the_tick_drops_what_dies_with_a_seed_and_empties_reset_slots():
-    known = {"escrow": 3.0, "germination_known": True, "gradient_ratio_known": True, "drip_live": True, "newborn": True}
+    known = {
+        "escrow": 3.0,
+        "germination_known": True,
+        "gradient_ratio_known": True,
+        "drip_live": True,
+        "newborn": True,
+    }
     slots, ramp = holding(Stage.TRAINING, num_slots=3, contribution=2.0, **known)
     slots = slots.replace(stage=torch.tensor([[Stage.TRAINING, Stage.PRUNED, Stage.RESETTING]]))
     slots, ramp = tick(slots, ramp, MANUAL, GATES)
@@ -313,7 +445,9 @@ def test_the_tick_drops_what_dies_with_a_seed_and_empties_reset_slots():
     assert_same(slots[:, 2:], empty_slots(1, 1, "cpu"))
 
 
-LIVES = (  # the ops of 3 envs, over and over: a fossil, prunes with a ramp, and ops that are often not applicable
+# the ops of 3 envs, over and over: a fossil, prunes with a ramp, and ops that are often not
+# applicable
+LIVES = (
     (1, 5, 0, 5, 0, 0, 2, 0, 5, 4),
     (1, 5, 0, 0, 0, 5, 0, 0, 2, 3),
     (3, 1, 5, 4, 5, 2, 0, 1, 5, 0),
@@ -322,10 +456,19 @@ LIVES = (  # the ops of 3 envs, over and over: a fossil, prunes with a ramp, and
 
 def scripted(step):
     op = [life[step % 10] for life in LIVES]
-    return act(op, 3, slot=[0, 0, step % 2], blueprint=1 + step % 7, style=step % 4, alpha_speed=1, alpha_target=2)
+    return act(
+        op,
+        3,
+        slot=[0, 0, step % 2],
+        blueprint=1 + step % 7,
+        style=step % 4,
+        alpha_speed=1,
+        alpha_target=2,
+    )
 
 
-LIFECYCLE, GATES = LifecycleConfig(embargo_steps=2), GatesConfig(min_blending_steps=1)
+LIFECYCLE = LifecycleConfig(embargo_steps=2)
+GATES = GatesConfig(min_blending_steps=1)
 
 
 def whole_step(slots, ramp, action, panic):
@@ -338,7 +481,8 @@ def test_an_episode_runs_in_one_compiled_graph_and_as_in_eager():
     counters.clear()
     compiled = torch.compile(whole_step, fullgraph=True, backend="eager")
     eager_slots, eager_ramp = new_host(3, 2)
-    slots, ramp = eager_slots.clone(), eager_ramp.clone()
+    slots = eager_slots.clone()
+    ramp = eager_ramp.clone()
     seen = set()
     for step in range(40):
         panic = torch.full((3, 2), step == 30)
@@ -348,13 +492,21 @@ def test_an_episode_runs_in_one_compiled_graph_and_as_in_eager():
         assert_same(eager_ramp, ramp)
         seen |= set(slots.stage.flatten().tolist())
     # PRUNED lasts until the tick that finds it: a seed is seen in it where its ramp to 0 ended.
-    met = {Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED, Stage.PRUNED, Stage.EMBARGOED}
+    met = {
+        Stage.TRAINING,
+        Stage.BLENDING,
+        Stage.HOLDING,
+        Stage.FOSSILIZED,
+        Stage.PRUNED,
+        Stage.EMBARGOED,
+    }
     assert seen >= met | {Stage.GERMINATED, Stage.RESETTING, Stage.EMPTY}
     assert counters["stats"]["unique_graphs"] == 1
 
 
 def test_every_kernel_runs_without_data_on_any_device():
-    slots, ramp = empty_slots(2, 3, "meta"), idle_ramp(2, 3, "meta")
+    slots = empty_slots(2, 3, "meta")
+    ramp = idle_ramp(2, 3, "meta")
     action = act(Op.GERMINATE, 2).to("meta")
     accuracy = torch.zeros(2, dtype=torch.float64, device="meta")
     slots = record_accuracy(slots, accuracy)
@@ -369,4 +521,6 @@ def test_the_state_keeps_its_dtypes():
     start = empty_slots(2, 2, "cpu")
     slots, ramp, _ = env_step(*new_host(2, 2), act(Op.GERMINATE, 2))
     assert {k: v.dtype for k, v in slots.items()} == {k: v.dtype for k, v in start.items()}
-    assert {k: v.dtype for k, v in ramp.items()} == {k: v.dtype for k, v in idle_ramp(1, 1, "cpu").items()}
+    assert {k: v.dtype for k, v in ramp.items()} == {
+        k: v.dtype for k, v in idle_ramp(1, 1, "cpu").items()
+    }

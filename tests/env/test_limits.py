@@ -44,26 +44,48 @@ def test_germinating_is_legal_until_there_are_as_many_seeds_as_allowed(max_seeds
         slots = seeds([Stage.HOLDING] * count + [Stage.EMPTY] * (4 - count))
         masks = action_masks(slots, idle_ramp(1, 4, CPU), allowed, max_seeds, LifecycleConfig())
         assert masks.op[0, Op.GERMINATE].item() is (count < max_seeds)
-        assert masks.slot_by_op[0, Op.GERMINATE].tolist() == [False] * count + [count < max_seeds] * (4 - count)
+        assert masks.slot_by_op[0, Op.GERMINATE].tolist() == [False] * count + [
+            count < max_seeds
+        ] * (4 - count)
 
 
 @pytest.mark.parametrize("min_age", [0, 1, 5])
 def test_pruning_is_legal_from_the_age_that_is_set(min_age: int) -> None:
-    lifecycle, allowed = LifecycleConfig(min_prune_age=min_age), torch.ones(NUM_BLUEPRINTS, dtype=torch.bool)
+    lifecycle = LifecycleConfig(min_prune_age=min_age)
+    allowed = torch.ones(NUM_BLUEPRINTS, dtype=torch.bool)
     for age in range(7):
-        masks = action_masks(seeds([Stage.TRAINING], seed_age=age), idle_ramp(1, 1, CPU), allowed, 0, lifecycle)
+        masks = action_masks(
+            seeds([Stage.TRAINING], seed_age=age), idle_ramp(1, 1, CPU), allowed, 0, lifecycle
+        )
         assert masks.op[0, Op.PRUNE].item() is (age >= min_age)
 
 
-def test_heads_have_as_many_choices_as_they_have_values_and_only_blueprints_that_exist_are_legal() -> None:
+def test_heads_have_as_many_choices_as_they_have_values_and_only_blueprints_that_exist_are_legal() -> (  # noqa: E501
+    None
+):
     allowed = torch.zeros(NUM_BLUEPRINTS, dtype=torch.bool)
     allowed[list(CNN_BLUEPRINTS[:2])] = True
-    masks = action_masks(seeds([Stage.EMPTY] * 2), idle_ramp(1, 2, CPU), allowed, 0, LifecycleConfig())
-    names = ("slot", "blueprint", "style", "tempo", "alpha_target", "alpha_speed", "alpha_curve", "op")
+    masks = action_masks(
+        seeds([Stage.EMPTY] * 2), idle_ramp(1, 2, CPU), allowed, 0, LifecycleConfig()
+    )
+    names = (
+        "slot",
+        "blueprint",
+        "style",
+        "tempo",
+        "alpha_target",
+        "alpha_speed",
+        "alpha_curve",
+        "op",
+    )
     assert [masks.get(name).shape[1] for name in names] == [2, 13, 4, 3, 3, 4, 5, 6]
     assert masks.blueprint.nonzero()[:, 1].tolist() == list(CNN_BLUEPRINTS[:2])
-    assert all(masks.get(name).all() for name in ("slot", "style", "tempo", "alpha_target", "alpha_speed"))
-    waiting = action_masks(seeds([Stage.FOSSILIZED]), idle_ramp(1, 1, CPU), allowed, 0, LifecycleConfig())
+    assert all(
+        masks.get(name).all() for name in ("slot", "style", "tempo", "alpha_target", "alpha_speed")
+    )
+    waiting = action_masks(
+        seeds([Stage.FOSSILIZED]), idle_ramp(1, 1, CPU), allowed, 0, LifecycleConfig()
+    )
     assert waiting.style[0].nonzero().flatten().tolist() == [2]  # the placeholders
     assert waiting.alpha_target[0].nonzero().flatten().tolist() == [2]
 
@@ -79,9 +101,14 @@ def test_gates_open_at_the_age_that_is_set(age: int) -> None:
         cfg = GatesConfig(permissive=permissive, min_blending_steps=age, min_gradient_health=0.5)
         for now in range(5):
             learner = seeds(
-                [Stage.TRAINING], stage_age=now, gradient_measured=True, gradient_health=0.5,
-                gradient_ratio_known=True, gradient_ratio=0.1, accuracy_current=0.5,
-            )  # fmt: skip
+                [Stage.TRAINING],
+                stage_age=now,
+                gradient_measured=True,
+                gradient_health=0.5,
+                gradient_ratio_known=True,
+                gradient_ratio=0.1,
+                accuracy_current=0.5,
+            )
             found = check_gates(learner, full, cfg)
             assert found.g2.item() is (now >= age)
             assert found.g3.item() is (permissive or now >= age)
@@ -92,10 +119,17 @@ def test_gates_open_at_the_age_that_is_set(age: int) -> None:
 )
 def test_strict_gates_take_what_is_right_at_their_limit(field: str, limit: float) -> None:
     cfg = GatesConfig(permissive=False, min_blending_steps=0)
-    fields = {"gradient_ratio_known": True, "gradient_ratio": 1.0, "accuracy_current": 9.0, "contribution": 9.0,
-              "contribution_known": True}  # fmt: skip
+    fields = {
+        "gradient_ratio_known": True,
+        "gradient_ratio": 1.0,
+        "accuracy_current": 9.0,
+        "contribution": 9.0,
+        "contribution_known": True,
+    }
     for value, passes in ((limit, True), (math.nextafter(limit, 0.0), False)):
-        found = check_gates(seeds([Stage.HOLDING], **(fields | {field: value})), idle_ramp(1, 1, CPU), cfg)
+        found = check_gates(
+            seeds([Stage.HOLDING], **(fields | {field: value})), idle_ramp(1, 1, CPU), cfg
+        )
         assert (found.g5 if field == "contribution" else found.g2).item() is passes
 
 
@@ -122,9 +156,15 @@ def ramp_to(target: float, length: int, alpha: float = 0.25) -> Ramp:
 
 @pytest.mark.parametrize(
     ("target", "length", "mode"),
-    [(0.5, 3, AlphaMode.UP), (0.125, 3, AlphaMode.DOWN), (0.25, 3, AlphaMode.HOLD), (0.5, 0, AlphaMode.HOLD),
-     (2.0, 3, AlphaMode.UP), (-1.0, -3, AlphaMode.HOLD)],
-)  # fmt: skip
+    [
+        (0.5, 3, AlphaMode.UP),
+        (0.125, 3, AlphaMode.DOWN),
+        (0.25, 3, AlphaMode.HOLD),
+        (0.5, 0, AlphaMode.HOLD),
+        (2.0, 3, AlphaMode.UP),
+        (-1.0, -3, AlphaMode.HOLD),
+    ],
+)
 def test_a_new_target_is_clamped_and_decides_the_way(target: float, length: int, mode: int) -> None:
     ramp = ramp_to(target, length)
     assert ramp.mode.item() == mode
@@ -135,7 +175,8 @@ def test_a_new_target_is_clamped_and_decides_the_way(target: float, length: int,
 
 @pytest.mark.parametrize("length", [1, 2, 5])
 def test_a_ramp_arrives_with_its_last_tick_and_then_rests(length: int) -> None:
-    ramp, arrivals = ramp_to(0.75, length), []
+    ramp = ramp_to(0.75, length)
+    arrivals = []
     for number in range(1, length + 3):
         ramp, reached = advance_ramp(ramp, torch.ones(1, 1, dtype=torch.bool))
         arrivals.append(reached.item())
@@ -146,7 +187,9 @@ def test_a_ramp_arrives_with_its_last_tick_and_then_rests(length: int) -> None:
 
 @pytest.mark.parametrize("embargo", [1, 2, 5])
 def test_a_pruned_slot_cools_for_its_embargo_and_two_ticks_around_it(embargo: int) -> None:
-    slots, ramp, stages = seeds([Stage.PRUNED]), idle_ramp(1, 1, CPU), []
+    slots = seeds([Stage.PRUNED])
+    ramp = idle_ramp(1, 1, CPU)
+    stages = []
     for _ in range(embargo + 3):
         slots, ramp = tick(slots, ramp, LifecycleConfig(embargo_steps=embargo), GatesConfig())
         stages.append(slots.stage.item())
@@ -154,8 +197,16 @@ def test_a_pruned_slot_cools_for_its_embargo_and_two_ticks_around_it(embargo: in
 
 
 def test_an_empty_slot_remembers_nothing_and_is_what_a_cooled_slot_becomes() -> None:
-    slots, ramp = empty_slots(1, 1, CPU), idle_ramp(1, 1, CPU)
-    set_ = {"stage": Stage.EMPTY, "blueprint": -1, "blend": Blend.ADD, "style": 2, "tempo": 5, "alpha_goal": 1.0}
+    slots = empty_slots(1, 1, CPU)
+    ramp = idle_ramp(1, 1, CPU)
+    set_ = {
+        "stage": Stage.EMPTY,
+        "blueprint": -1,
+        "blend": Blend.ADD,
+        "style": 2,
+        "tempo": 5,
+        "alpha_goal": 1.0,
+    }
     for name, value in slots.items():
         assert value.item() == set_.get(name, 0), name
     for name, value in ramp.items():
@@ -164,9 +215,11 @@ def test_an_empty_slot_remembers_nothing_and_is_what_a_cooled_slot_becomes() -> 
         "stage": torch.full_like(slots.stage, Stage.RESETTING)
     }
     after, at_rest = tick(
-        slots.replace(**used), ramp.replace(**{name: torch.ones_like(value) for name, value in ramp.items()}),
-        LifecycleConfig(), GatesConfig(),
-    )  # fmt: skip
+        slots.replace(**used),
+        ramp.replace(**{name: torch.ones_like(value) for name, value in ramp.items()}),
+        LifecycleConfig(),
+        GatesConfig(),
+    )
     assert all(torch.equal(after.get(name), value) for name, value in slots.items())
     assert all(torch.equal(at_rest.get(name), value) for name, value in ramp.items())
 
@@ -175,7 +228,9 @@ def test_an_empty_slot_remembers_nothing_and_is_what_a_cooled_slot_becomes() -> 
 
 
 def test_blends_mix_multiply_and_gate_by_the_numbers() -> None:
-    host, seed, seen = (torch.full((1, 2, 1, 1), value, dtype=torch.float64) for value in (2.0, 5.0, 3.0))
+    host, seed, seen = (
+        torch.full((1, 2, 1, 1), value, dtype=torch.float64) for value in (2.0, 5.0, 3.0)
+    )
     alpha = doubles(0.5, 0.25)  # of two networks with a channel each
     assert blend.add(host, seed, alpha).flatten().tolist() == [3.5, 2.75]
     expected = [2 * (1 + share * math.tanh(2.0)) for share in (0.5, 0.25)]
@@ -188,25 +243,37 @@ def test_blends_mix_multiply_and_gate_by_the_numbers() -> None:
 
 
 @pytest.mark.parametrize(("total", "paid"), [(0.0, True), (-1e-9, False)])
-def test_fossilising_is_refused_its_attribution_only_where_all_seeds_together_do_harm(total: float, paid: bool) -> None:
+def test_fossilising_is_refused_its_attribution_only_where_all_seeds_together_do_harm(
+    total: float, paid: bool
+) -> None:
     inputs = make_inputs(
-        op=Op.FOSSILIZE, stage=Stage.HOLDING, contribution=2.0, total=total, val_accuracy=62.0,
-        accuracy_germination=60.0, step=40, seed_age=20,
-    )  # fmt: skip
+        op=Op.FOSSILIZE,
+        stage=Stage.HOLDING,
+        contribution=2.0,
+        total=total,
+        val_accuracy=62.0,
+        accuracy_germination=60.0,
+        step=40,
+        seed_age=20,
+    )
     assert (score(inputs, RewardConfig())[0].attribution.item() > 0) is paid
 
 
 # --- Shapley estimates
 
 
-def test_an_estimate_is_the_mean_of_pairs_with_the_error_of_a_mean_and_an_interval_of_students_t() -> None:
-    # Two players, six observations: 1 .. 6 with mean 3.5 and variance 17.5 / 5; twice of it for the second player.
+def test_an_estimate_is_the_mean_of_pairs_with_the_error_of_a_mean_and_an_interval_of_students_t() -> (  # noqa: E501
+    None
+):
+    # Two players, six observations: 1 .. 6 with mean 3.5 and variance 17.5 / 5; twice of it for the
+    # second player.
     observations = torch.arange(1.0, 7.0, dtype=torch.float64)[:, None] * doubles(1.0, 2.0)
     sample = estimate(observations, 7)
     error = (3.5 / 6) ** 0.5
     assert sample.value.tolist() == [3.5, 7.0]
     assert sample.standard_error.tolist() == pytest.approx([error, 2 * error])
-    # One in a hundred is shared out over two players and two sides: 0.25 % on each; t with 5 degrees is 4.7733
+    # One in a hundred is shared out over two players and two sides: 0.25 % on each; t with 5
+    # degrees is 4.7733
     assert student_t(0.9975, 5) == pytest.approx(4.7733, rel=0.015)
     reach = student_t(0.9975, 5) * error
     assert sample.lower.tolist() == pytest.approx([3.5 - reach, 7 - 2 * reach])
@@ -224,7 +291,9 @@ def test_exact_values_are_there_for_one_player_and_for_twelve(players: int) -> N
 @pytest.mark.parametrize("players", [1, 62])
 def test_sampled_values_are_there_for_one_player_and_for_sixty_two(players: int) -> None:
     weights = torch.arange(1.0, players + 1, dtype=torch.float64)
-    sample = sampled_shapley(lambda subsets: subsets.double() @ weights, players, MIN_SHAPLEY_SAMPLES)
+    sample = sampled_shapley(
+        lambda subsets: subsets.double() @ weights, players, MIN_SHAPLEY_SAMPLES
+    )
     torch.testing.assert_close(sample.value, weights)
 
 
@@ -236,7 +305,9 @@ def observed(**fields: float) -> Tensor:
     return observe(state.replace(slots=seeds([Stage.BLENDING], **fields)), 10).features[0, 23:]
 
 
-@pytest.mark.parametrize(("points", "seen"), [(5.0, 0.5), (10.0, 1.0), (11.0, 1.0), (-10.0, -1.0), (-25.0, -1.0)])
+@pytest.mark.parametrize(
+    ("points", "seen"), [(5.0, 0.5), (10.0, 1.0), (11.0, 1.0), (-10.0, -1.0), (-25.0, -1.0)]
+)
 def test_contributions_are_seen_up_to_ten_points(points: float, seen: float) -> None:
     assert observed(contribution=points)[12].item() == seen
     assert observed(contribution_velocity=points)[13].item() == seen
@@ -248,7 +319,9 @@ def test_ages_are_seen_as_shares_of_the_episode(age: int, seen: float) -> None:
     assert observed(seed_age=age)[30].item() == pytest.approx(seen)
 
 
-def test_freshness_fades_by_half_a_percent_an_env_step_and_is_minus_1_where_nothing_was_measured() -> None:
+def test_freshness_fades_by_half_a_percent_an_env_step_and_is_minus_1_where_nothing_was_measured() -> (  # noqa: E501
+    None
+):
     assert observed()[29].item() == -1.0
     for age in (0, 1, 10):
         fresh = observed(contribution_known=True, contribution_age=age)[29].item()
@@ -260,11 +333,18 @@ def test_success_begins_at_eighty_percent(accuracy: float, success: bool) -> Non
     assert SUCCESS_ACCURACY == 80.0
     state = empty_state(1, 3, 4)
     state = state.replace(signals=state.signals.replace(val_accuracy=doubles(accuracy)))
-    assert outcomes(state, torch.zeros(1, 20).double(), make_settings().counts).success.tolist() == [success]
+    assert outcomes(
+        state, torch.zeros(1, 20).double(), make_settings().counts
+    ).success.tolist() == [success]
 
 
-@pytest.mark.parametrize(("steps", "variance"), [(0, 0.0), (1, 0.0), (2, 4.0), (3, 32 / 9), (4, 3.0)])
-def test_stability_is_of_a_population_and_of_rewards_received_alone(steps: int, variance: float) -> None:
-    # Of 3, 3, 7, 3 (mean 4): 3; of 3, 7, 3: 32 / 9; of 7, 3: 4; the 100 before them was never received
+@pytest.mark.parametrize(
+    ("steps", "variance"), [(0, 0.0), (1, 0.0), (2, 4.0), (3, 32 / 9), (4, 3.0)]
+)
+def test_stability_is_of_a_population_and_of_rewards_received_alone(
+    steps: int, variance: float
+) -> None:
+    # Of 3, 3, 7, 3 (mean 4): 3; of 3, 7, 3: 32 / 9; of 7, 3: 4; the 100 before them was never
+    # received
     rewards = doubles(100.0, 3.0, 3.0, 7.0, 3.0)[None]
     assert stability(rewards, torch.tensor([steps])).tolist() == pytest.approx([1 / (1 + variance)])

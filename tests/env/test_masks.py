@@ -19,12 +19,16 @@ def allowed(device="cpu"):
 
 
 def masks_of(stages, ages=None, modes=None, max_seeds=0, lifecycle=None):
-    """Masks of envs given as rows of stages; seeds are old enough and their ramps at rest unless told otherwise."""
+    """Masks of envs given as rows of stages; seeds are old enough and their ramps at rest unless
+    told otherwise.
+    """
     stage = torch.tensor(stages)
     slots = empty_slots(*stage.shape, "cpu").replace(
         stage=stage, seed_age=torch.tensor(ages or [[9]]).expand(stage.shape)
     )
-    ramp = idle_ramp(*stage.shape, "cpu").replace(mode=torch.tensor(modes or [[0]]).expand(stage.shape))
+    ramp = idle_ramp(*stage.shape, "cpu").replace(
+        mode=torch.tensor(modes or [[0]]).expand(stage.shape)
+    )
     return action_masks(slots, ramp, allowed(), max_seeds, lifecycle or LifecycleConfig())
 
 
@@ -39,7 +43,9 @@ def test_an_empty_host_may_wait_or_germinate_in_any_slot():
     assert masks.slot_by_op[0, Op.WAIT].tolist() == [True, True]
 
 
-@pytest.mark.parametrize("stage", [Stage.GERMINATED, Stage.TRAINING, Stage.PRUNED, Stage.EMBARGOED, Stage.RESETTING])
+@pytest.mark.parametrize(
+    "stage", [Stage.GERMINATED, Stage.TRAINING, Stage.PRUNED, Stage.EMBARGOED, Stage.RESETTING]
+)
 def test_an_unsettled_or_cooling_slot_blocks_germination_everywhere(stage):
     assert Op.GERMINATE not in legal_ops(masks_of([[stage, Stage.EMPTY]]))[0]
 
@@ -74,7 +80,10 @@ def test_each_stage_has_its_ops_on_its_own_slot():
 
 def test_a_moving_ramp_masks_prune_and_a_new_target():
     masks = masks_of([[Stage.BLENDING], [Stage.BLENDING]], modes=[[AlphaMode.UP], [AlphaMode.HOLD]])
-    assert legal_ops(masks) == [[Op.WAIT, Op.ADVANCE], [Op.WAIT, Op.SET_ALPHA_TARGET, Op.PRUNE, Op.ADVANCE]]
+    assert legal_ops(masks) == [
+        [Op.WAIT, Op.ADVANCE],
+        [Op.WAIT, Op.SET_ALPHA_TARGET, Op.PRUNE, Op.ADVANCE],
+    ]
 
 
 def test_a_seed_can_be_pruned_from_its_fifth_env_step_on():
@@ -84,7 +93,10 @@ def test_a_seed_can_be_pruned_from_its_fifth_env_step_on():
 
 def test_the_seed_limit_counts_fossils_but_not_cooling_slots():
     # Env 0 holds two live seeds, env 1 one: with a limit of 2 only env 1 may germinate.
-    stages = [[Stage.FOSSILIZED, Stage.HOLDING, Stage.EMPTY], [Stage.FOSSILIZED, Stage.EMPTY, Stage.EMPTY]]
+    stages = [
+        [Stage.FOSSILIZED, Stage.HOLDING, Stage.EMPTY],
+        [Stage.FOSSILIZED, Stage.EMPTY, Stage.EMPTY],
+    ]
     assert masks_of(stages, max_seeds=2).op[:, Op.GERMINATE].tolist() == [False, True]
     assert masks_of(stages, max_seeds=0).op[:, Op.GERMINATE].tolist() == [True, True]
 
@@ -103,7 +115,9 @@ def test_style_and_target_are_fixed_where_nothing_can_be_shaped():
 
 def test_noop_is_never_offered_and_the_other_heads_are_free():
     masks = masks_of([[Stage.EMPTY], [Stage.TRAINING]])
-    assert [blueprint for blueprint, legal in enumerate(masks.blueprint[1].tolist()) if legal] == list(CNN_BLUEPRINTS)
+    assert [
+        blueprint for blueprint, legal in enumerate(masks.blueprint[1].tolist()) if legal
+    ] == list(CNN_BLUEPRINTS)
     for name, size in (("tempo", 3), ("alpha_speed", 4), ("alpha_curve", 5)):
         assert masks.get(name).tolist() == [[True] * size] * 2
 
@@ -114,15 +128,21 @@ def test_a_dormant_slot_is_not_an_empty_one():
 
 def test_each_of_the_two_shaping_ops_frees_style_and_target():
     masks = masks_of([[Stage.EMPTY], [Stage.HOLDING]])
-    assert legal_ops(masks) == [[Op.WAIT, Op.GERMINATE], [Op.WAIT, Op.SET_ALPHA_TARGET, Op.PRUNE, Op.FOSSILIZE]]
+    assert legal_ops(masks) == [
+        [Op.WAIT, Op.GERMINATE],
+        [Op.WAIT, Op.SET_ALPHA_TARGET, Op.PRUNE, Op.FOSSILIZE],
+    ]
     assert masks.style.all()
     assert masks.alpha_target.all()
 
 
 def choices_of(stages, enabled, modes, moving_prunable=False):
     """Masks from the bare facts, of one env whose seeds are old enough."""
-    stage, no = torch.tensor([stages]), torch.zeros(1, 1, dtype=torch.bool)
-    facts = SlotFacts(stage, torch.full_like(stage, 9), torch.tensor([modes]), torch.tensor([enabled]))
+    stage = torch.tensor([stages])
+    no = torch.zeros(1, 1, dtype=torch.bool)
+    facts = SlotFacts(
+        stage, torch.full_like(stage, 9), torch.tensor([modes]), torch.tensor([enabled])
+    )
     rules = MaskRules(no.long(), 0, 5, no, no | moving_prunable, allowed().unsqueeze(0))
     return legal_choices(facts, rules)
 
@@ -151,15 +171,20 @@ def test_masks_compile_to_one_graph_and_equal_eager():
     compiled = torch.compile(action_masks, backend="eager", fullgraph=True)
     for seed in range(3):
         generator = torch.Generator().manual_seed(seed)
-        slots = empty_slots(4, 2, "cpu").replace(stage=torch.randint(2, 12, (4, 2), generator=generator))
+        slots = empty_slots(4, 2, "cpu").replace(
+            stage=torch.randint(2, 12, (4, 2), generator=generator)
+        )
         args = (slots, idle_ramp(4, 2, "cpu"), allowed(), 2, LifecycleConfig())
-        ours, theirs = compiled(*args), action_masks(*args)
+        ours = compiled(*args)
+        theirs = action_masks(*args)
         for name in ("slot_by_op", "op", "style", "blueprint"):
             assert torch.equal(ours.get(name), theirs.get(name))
     assert counters["stats"]["unique_graphs"] == 1
 
 
 def test_masks_run_on_the_meta_device():
-    masks = action_masks(empty_slots(2, 3, "meta"), idle_ramp(2, 3, "meta"), allowed("meta"), 2, LifecycleConfig())
+    masks = action_masks(
+        empty_slots(2, 3, "meta"), idle_ramp(2, 3, "meta"), allowed("meta"), 2, LifecycleConfig()
+    )
     assert masks.slot_by_op.shape == (2, 6, 3)
     assert masks.op.device.type == "meta"

@@ -27,12 +27,15 @@ def doubles(values):
 def new_state(num_envs=1, num_slots=2, device="cpu"):
     device = torch.device(device)
     return EnvState(
-        slots=empty_slots(num_envs, num_slots, device), ramp=idle_ramp(num_envs, num_slots, device),
-        signals=initial_signals(num_envs, device), guard=initial_guard(num_envs, device),
-        totals=empty_totals(num_envs, device), ending=fresh_ending(num_envs, device),
+        slots=empty_slots(num_envs, num_slots, device),
+        ramp=idle_ramp(num_envs, num_slots, device),
+        signals=initial_signals(num_envs, device),
+        guard=initial_guard(num_envs, device),
+        totals=empty_totals(num_envs, device),
+        ending=fresh_ending(num_envs, device),
         boosts=empty_boosts(num_envs, num_slots, MAX_STEPS, device),
         batch_size=[num_envs],
-    )  # fmt: skip
+    )
 
 
 def named(observation, env=0):
@@ -63,27 +66,52 @@ def test_names_and_features_agree_in_number_for_any_number_of_slots():
 
 def test_an_env_feature_block_by_hand():
     state = new_state()
-    losses, accuracies = torch.zeros(1, HISTORY), torch.zeros(1, HISTORY)
-    losses[0, -2:], accuracies[0, -2:] = torch.tensor([3.0, 2.0]), torch.tensor([20.0, 40.0])
-    state = state.replace(signals=state.signals.replace(
-        step=torch.tensor([2]), val_loss=doubles([2.0]), val_accuracy=doubles([40.0]), loss_history=losses.double(),
-        accuracy_history=accuracies.double(), last_op=torch.tensor([Op.PRUNE]), last_success=torch.tensor([False]),
-    ))  # fmt: skip
+    losses = torch.zeros(1, HISTORY)
+    accuracies = torch.zeros(1, HISTORY)
+    losses[0, -2:] = torch.tensor([3.0, 2.0])
+    accuracies[0, -2:] = torch.tensor([20.0, 40.0])
+    state = state.replace(
+        signals=state.signals.replace(
+            step=torch.tensor([2]),
+            val_loss=doubles([2.0]),
+            val_accuracy=doubles([40.0]),
+            loss_history=losses.double(),
+            accuracy_history=accuracies.double(),
+            last_op=torch.tensor([Op.PRUNE]),
+            last_success=torch.tensor([False]),
+        )
+    )
     seen = named(observe(state, MAX_STEPS))
     expected = {
-        "step": 2 / 20, "val_loss": symlog(2.0), "val_accuracy": 0.4,
-        "val_loss_4_ago": -1, "val_loss_2_ago": -1, "val_loss_1_ago": symlog(3.0), "val_loss_0_ago": symlog(2.0),
-        "val_accuracy_2_ago": -1, "val_accuracy_1_ago": 0.2, "val_accuracy_0_ago": 0.4,
-        "last_success": 0, "last_op_wait": 0, "last_op_prune": 1, "last_op_advance": 0,
-    }  # fmt: skip
+        "step": 2 / 20,
+        "val_loss": symlog(2.0),
+        "val_accuracy": 0.4,
+        "val_loss_4_ago": -1,
+        "val_loss_2_ago": -1,
+        "val_loss_1_ago": symlog(3.0),
+        "val_loss_0_ago": symlog(2.0),
+        "val_accuracy_2_ago": -1,
+        "val_accuracy_1_ago": 0.2,
+        "val_accuracy_0_ago": 0.4,
+        "last_success": 0,
+        "last_op_wait": 0,
+        "last_op_prune": 1,
+        "last_op_advance": 0,
+    }
     assert {name: seen[name] for name in expected} == pytest.approx(expected, abs=1e-6)
 
 
 def test_stage_shares_count_fossils_as_held():
     state = new_state(1, 2)
-    state = state.replace(slots=state.slots.replace(stage=torch.tensor([[Stage.FOSSILIZED, Stage.TRAINING]])))
+    state = state.replace(
+        slots=state.slots.replace(stage=torch.tensor([[Stage.FOSSILIZED, Stage.TRAINING]]))
+    )
     seen = named(observe(state, MAX_STEPS))
-    assert (seen["training_share"], seen["blending_share"], seen["holding_share"]) == (0.5, 0.0, 0.5)
+    assert (seen["training_share"], seen["blending_share"], seen["holding_share"]) == (
+        0.5,
+        0.0,
+        0.5,
+    )
 
 
 def test_an_empty_slot_is_all_zeros_without_a_blueprint():
@@ -96,23 +124,57 @@ def test_an_empty_slot_is_all_zeros_without_a_blueprint():
 
 def test_a_slot_block_by_hand():
     state = with_seed(
-        new_state(), stage=Stage.BLENDING, stage_age=3, seed_age=30, tempo=8, blend=Blend.MULTIPLY, alpha=0.25,
-        contribution=-4.0, contribution_known=True, contribution_velocity=25.0, contribution_age=2,
-        interaction_sum=1.5, gradient_norm=9.0, gradient_health=0.6, gradient_vanishing=True, gradient_measured=True,
-        previous_health=0.8, previous_health_known=True,
-    )  # fmt: skip
+        new_state(),
+        stage=Stage.BLENDING,
+        stage_age=3,
+        seed_age=30,
+        tempo=8,
+        blend=Blend.MULTIPLY,
+        alpha=0.25,
+        contribution=-4.0,
+        contribution_known=True,
+        contribution_velocity=25.0,
+        contribution_age=2,
+        interaction_sum=1.5,
+        gradient_norm=9.0,
+        gradient_health=0.6,
+        gradient_vanishing=True,
+        gradient_measured=True,
+        previous_health=0.8,
+        previous_health_known=True,
+    )
     full = {"start": 0.2, "target": 0.7, "length": 5, "done": 2, "mode": AlphaMode.UP}
-    state = state.replace(ramp=state.ramp.replace(**{
-        name: torch.full_like(state.ramp.get(name), value) for name, value in full.items()
-    }))  # fmt: skip
+    state = state.replace(
+        ramp=state.ramp.replace(
+            **{name: torch.full_like(state.ramp.get(name), value) for name, value in full.items()}
+        )
+    )
     seen = named(observe(state, MAX_STEPS))
     expected = {
-        "active": 1, "stage_blending": 1, "stage_training": 0, "alpha": 0.25, "contribution": -0.4,
-        "contribution_velocity": 1.0, "tempo": 8 / 12, "alpha_target": 0.7, "alpha_mode": 0.5, "ramp_length": 0.25,
-        "ramp_done": 0.1, "ramp_left": 0.15, "alpha_velocity": 0.1, "blend": 0.5, "interaction_sum": 0.15,
-        "gradient_norm": symlog(9.0), "gradient_health": 0.6, "gradient_vanishing": 1, "gradient_exploding": 0,
-        "previous_health": 0.8, "stage_age": 0.15, "contribution_freshness": 0.995**2, "seed_age": 1.0,
-    }  # fmt: skip
+        "active": 1,
+        "stage_blending": 1,
+        "stage_training": 0,
+        "alpha": 0.25,
+        "contribution": -0.4,
+        "contribution_velocity": 1.0,
+        "tempo": 8 / 12,
+        "alpha_target": 0.7,
+        "alpha_mode": 0.5,
+        "ramp_length": 0.25,
+        "ramp_done": 0.1,
+        "ramp_left": 0.15,
+        "alpha_velocity": 0.1,
+        "blend": 0.5,
+        "interaction_sum": 0.15,
+        "gradient_norm": symlog(9.0),
+        "gradient_health": 0.6,
+        "gradient_vanishing": 1,
+        "gradient_exploding": 0,
+        "previous_health": 0.8,
+        "stage_age": 0.15,
+        "contribution_freshness": 0.995**2,
+        "seed_age": 1.0,
+    }
     assert {name: seen[f"r0c1.{name}"] for name in expected} == pytest.approx(expected, abs=1e-6)
 
 
@@ -125,30 +187,47 @@ def test_a_seed_that_was_never_measured_is_not_fresh():
 
 def test_a_resting_ramp_has_no_velocity():
     state = with_seed(new_state())
-    ramp = state.ramp.replace(target=torch.ones_like(state.ramp.target), length=torch.full_like(state.ramp.length, 5))
+    ramp = state.ramp.replace(
+        target=torch.ones_like(state.ramp.target), length=torch.full_like(state.ramp.length, 5)
+    )
     assert named(observe(state.replace(ramp=ramp), MAX_STEPS))["r0c1.alpha_velocity"] == 0
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
 def test_nothing_that_is_not_finite_leaves(broken):
     state = with_seed(
-        new_state(), alpha=broken, contribution=broken, contribution_velocity=broken, interaction_sum=broken,
-        gradient_norm=broken, gradient_health=broken, gradient_measured=True, previous_health=broken,
-        previous_health_known=True, contribution_known=True,
-    )  # fmt: skip
+        new_state(),
+        alpha=broken,
+        contribution=broken,
+        contribution_velocity=broken,
+        interaction_sum=broken,
+        gradient_norm=broken,
+        gradient_health=broken,
+        gradient_measured=True,
+        previous_health=broken,
+        previous_health_known=True,
+        contribution_known=True,
+    )
     history = torch.full((1, HISTORY), broken, dtype=torch.float64)
     signals = state.signals.replace(
-        step=torch.tensor([HISTORY]), val_loss=doubles([broken]), val_accuracy=doubles([broken]),
-        loss_history=history, accuracy_history=history,
-    )  # fmt: skip
+        step=torch.tensor([HISTORY]),
+        val_loss=doubles([broken]),
+        val_accuracy=doubles([broken]),
+        loss_history=history,
+        accuracy_history=history,
+    )
     assert observe(state.replace(signals=signals), MAX_STEPS).features.isfinite().all()
 
 
 def test_envs_do_not_see_each_other():
     state = new_state(2)
-    state = state.replace(signals=state.signals.replace(val_loss=doubles([math.nan, 2.0]), step=torch.tensor([1, 2])))
+    state = state.replace(
+        signals=state.signals.replace(val_loss=doubles([math.nan, 2.0]), step=torch.tensor([1, 2]))
+    )
     alone = new_state(1)
-    alone = alone.replace(signals=alone.signals.replace(val_loss=doubles([2.0]), step=torch.tensor([2])))
+    alone = alone.replace(
+        signals=alone.signals.replace(val_loss=doubles([2.0]), step=torch.tensor([2]))
+    )
     assert torch.equal(observe(state, MAX_STEPS).features[1], observe(alone, MAX_STEPS).features[0])
 
 

@@ -1,4 +1,6 @@
-"""Outcomes of episodes, Pareto front and hypervolume of known sets, blueprint statistics over single env-steps."""
+"""Outcomes of episodes, Pareto front and hypervolume of known sets, blueprint statistics over
+single env-steps.
+"""
 
 import math
 
@@ -30,14 +32,18 @@ def numbers(*values):
 def state_with(**slots):
     """Two envs of three slots; fields [2, 3] given as nested lists."""
     state = empty_state(2, 3, max_steps=4)
-    fields = {name: torch.tensor(value).to(state.slots.get(name).dtype) for name, value in slots.items()}
+    fields = {
+        name: torch.tensor(value).to(state.slots.get(name).dtype) for name, value in slots.items()
+    }
     return state.replace(slots=state.slots.replace(**fields))
 
 
 def test_stability_falls_with_the_variance_of_the_rewards_received():
-    # env 0: 1, 3 -> mean 2, variance 1 -> 1/2 (the zeros before were never received); env 1: one reward; env 2: none
+    # env 0: 1, 3 -> mean 2, variance 1 -> 1/2 (the zeros before were never received); env 1: one
+    # reward; env 2: none
     rewards = torch.zeros(3, 20).double()
-    rewards[0, -2:], rewards[1, -1] = numbers(1.0, 3.0), 7.0
+    rewards[0, -2:] = numbers(1.0, 3.0)
+    rewards[1, -1] = 7.0
     assert stability(rewards, torch.tensor([2, 1, 0])).tolist() == [0.5, 1.0, 1.0]
 
 
@@ -51,16 +57,22 @@ def test_only_the_last_twenty_rewards_count():
 
 def test_an_outcome_tells_accuracy_size_and_the_fate_of_the_seeds():
     state = state_with(
-        stage=[[Stage.FOSSILIZED, Stage.TRAINING, Stage.EMPTY], [Stage.EMBARGOED, Stage.EMPTY, Stage.EMPTY]],
+        stage=[
+            [Stage.FOSSILIZED, Stage.TRAINING, Stage.EMPTY],
+            [Stage.EMBARGOED, Stage.EMPTY, Stage.EMPTY],
+        ],
         blueprint=[[3, 2, -1], [5, -1, -1]],
     )
     state = state.replace(
         signals=state.signals.replace(val_accuracy=numbers(80.0, 79.9), step=torch.tensor([4, 3])),
         totals=state.totals.replace(
-            reward=numbers(1.5, -2.5), germinated=torch.tensor([2, 1]), fossilized=torch.tensor([1, 0]),
-            contributing=torch.tensor([1, 0]), pruned=torch.tensor([0, 1]),
+            reward=numbers(1.5, -2.5),
+            germinated=torch.tensor([2, 1]),
+            fossilized=torch.tensor([1, 0]),
+            contributing=torch.tensor([1, 0]),
+            pruned=torch.tensor([0, 1]),
         ),
-    )  # fmt: skip
+    )
     rewards = torch.zeros(2, 20).double()
     outcome = outcomes(state, rewards, make_settings().counts)
     # host 1000, seeds 100 + 3 and 200 + 2
@@ -84,15 +96,26 @@ def test_every_fossil_costs_and_nothing_else_does():
 
 def test_the_cost_of_every_blueprint_and_the_length_of_the_window_are_the_references():
     assert dict(zip(BLUEPRINT_NAMES, COMPUTE_MULTIPLIERS, strict=True)) == {
-        "noop": 1.0, "norm": 1.02, "lora": 1.05, "bottleneck": 1.05, "conv_small": 1.05, "depthwise": 1.08,
-        "lora_large": 1.08, "conv_light": 1.15, "mlp_small": 1.15, "mlp": 1.2, "conv_heavy": 1.25, "attention": 1.35,
+        "noop": 1.0,
+        "norm": 1.02,
+        "lora": 1.05,
+        "bottleneck": 1.05,
+        "conv_small": 1.05,
+        "depthwise": 1.08,
+        "lora_large": 1.08,
+        "conv_light": 1.15,
+        "mlp_small": 1.15,
+        "mlp": 1.2,
+        "conv_heavy": 1.25,
+        "attention": 1.35,
         "flex_attention": 1.35,
-    }  # fmt: skip
+    }
     assert STABILITY_WINDOW == 20
 
 
 def test_the_front_holds_what_nothing_dominates():
-    # b is beaten by a in all, c is smaller than a, d is more stable than a; e equals a: neither is strictly better
+    # b is beaten by a in all, c is smaller than a, d is more stable than a; e equals a: neither is
+    # strictly better
     accuracy = numbers(80.0, 70.0, 60.0, 50.0, 80.0)
     steady = numbers(0.5, 0.4, 0.5, 0.9, 0.5)
     ratio = numbers(1.5, 1.6, 1.1, 1.9, 1.5)
@@ -107,15 +130,17 @@ def test_a_point_that_ties_in_two_and_loses_in_one_is_dominated():
 
 
 def test_a_point_with_nan_is_neither_on_the_front_nor_in_the_way():
-    accuracy, ones = numbers(math.nan, 10.0), numbers(1.0, 1.0)
+    accuracy = numbers(math.nan, 10.0)
+    ones = numbers(1.0, 1.0)
     assert pareto_front(accuracy, ones, ones).tolist() == [False, True]
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2, 3, 4], [4, 2, 0, 3, 1]])
 def test_the_hypervolume_of_a_staircase_is_the_area_below_it(order):
-    # (80, 1.5): 80 (2 - 1.5) = 40; (60, 1.2): 60 (1.5 - 1.2) = 18; (50, 1.4) is covered; (70, 2.5) is too large;
-    # (40, 1): 40 (1.2 - 1) = 8
-    accuracy, ratio = numbers(80.0, 60.0, 50.0, 70.0, 40.0)[order], numbers(1.5, 1.2, 1.4, 2.5, 1.0)[order]
+    # (80, 1.5): 80 (2 - 1.5) = 40; (60, 1.2): 60 (1.5 - 1.2) = 18; (50, 1.4) is covered; (70, 2.5)
+    # is too large; (40, 1): 40 (1.2 - 1) = 8
+    accuracy = numbers(80.0, 60.0, 50.0, 70.0, 40.0)[order]
+    ratio = numbers(1.5, 1.2, 1.4, 2.5, 1.0)[order]
     assert hypervolume(accuracy, ratio).item() == pytest.approx(66.0)
 
 
@@ -130,7 +155,9 @@ def test_of_equally_accurate_points_the_smaller_one_counts():
 
 def test_front_and_hypervolume_of_a_run_follow_from_the_trade_offs_kept():
     # (80, 0.5, 1.5) twice counts once; (70, 0.4, 1.6) is beaten
-    kept = trade_offs(torch.stack([numbers(80.0, 0.5, 1.5), numbers(70.0, 0.4, 1.6), numbers(80.0, 0.5, 1.5)]))
+    kept = trade_offs(
+        torch.stack([numbers(80.0, 0.5, 1.5), numbers(70.0, 0.4, 1.6), numbers(80.0, 0.5, 1.5)])
+    )
     assert kept.tolist() == [[80.0, 0.5, 1.5]]
     generator = torch.Generator().manual_seed(0)
     points = torch.rand(60, 3, generator=generator).double() * numbers(100.0, 1.0, 2.5)
@@ -139,21 +166,31 @@ def test_front_and_hypervolume_of_a_run_follow_from_the_trade_offs_kept():
         kept = trade_offs(torch.cat((kept, few)))
     assert torch.equal(kept, trade_offs(points))
     assert len(kept) == pareto_front(*points.unbind(1)).sum()
-    assert hypervolume(kept[:, 0], kept[:, 2]).item() == pytest.approx(hypervolume(points[:, 0], points[:, 2]).item())
+    assert hypervolume(kept[:, 0], kept[:, 2]).item() == pytest.approx(
+        hypervolume(points[:, 0], points[:, 2]).item()
+    )
 
 
 def test_births_and_ends_are_counted_by_blueprint():
-    stage = [[Stage.EMPTY, Stage.HOLDING, Stage.TRAINING], [Stage.FOSSILIZED, Stage.BLENDING, Stage.PRUNED]]
+    stage = [
+        [Stage.EMPTY, Stage.HOLDING, Stage.TRAINING],
+        [Stage.FOSSILIZED, Stage.BLENDING, Stage.PRUNED],
+    ]
     before = state_with(
-        stage=stage, blueprint=[[-1, 1, 3], [1, 3, 3]], accuracy_initial=[[0.0, 50.0, 50.0], [10.0, 50.0, 10.0]],
+        stage=stage,
+        blueprint=[[-1, 1, 3], [1, 3, 3]],
+        accuracy_initial=[[0.0, 50.0, 50.0], [10.0, 50.0, 10.0]],
         accuracy_current=[[0.0, 54.0, 47.0], [90.0, 48.0, 90.0]],
         accuracy_blending_start=[[0.0, 51.0, 0.0], [0.0, 49.0, 0.0]],
         blending_started=[[False, True, False], [True, True, False]],
         contribution=[[0.0, 2.5, 0.0], [9.0, 9.0, 9.0]],
         contribution_known=[[False, True, False], [True, True, True]],
-    ).slots  # fmt: skip
+    ).slots
     after = state_with(
-        stage=[[Stage.GERMINATED, Stage.FOSSILIZED, Stage.PRUNED], [Stage.FOSSILIZED, Stage.PRUNED, Stage.EMBARGOED]],
+        stage=[
+            [Stage.GERMINATED, Stage.FOSSILIZED, Stage.PRUNED],
+            [Stage.FOSSILIZED, Stage.PRUNED, Stage.EMBARGOED],
+        ],
         blueprint=[[2, 1, 3], [1, 3, 3]],
     ).slots
     stats = count_blueprints(empty_blueprint_stats(torch.device("cpu")), before, after)
@@ -174,17 +211,24 @@ def test_births_and_ends_are_counted_by_blueprint():
 
 def test_a_fossil_that_was_never_measured_has_no_contribution():
     stage = [[Stage.HOLDING, Stage.EMPTY, Stage.EMPTY]] * 2
-    before = state_with(stage=stage, blueprint=[[1, -1, -1]] * 2, contribution=[[3.0, 0.0, 0.0]] * 2).slots
-    after = before.replace(stage=torch.where(before.stage == Stage.HOLDING, Stage.FOSSILIZED, before.stage))
+    before = state_with(
+        stage=stage, blueprint=[[1, -1, -1]] * 2, contribution=[[3.0, 0.0, 0.0]] * 2
+    ).slots
+    after = before.replace(
+        stage=torch.where(before.stage == Stage.HOLDING, Stage.FOSSILIZED, before.stage)
+    )
     stats = count_blueprints(empty_blueprint_stats(torch.device("cpu")), before, after)
     assert stats.fossilized[1].item() == 2
     assert stats.measured.sum() == 0
     assert stats.mean_contribution[1].isnan()
 
 
-def test_the_trade_offs_of_many_points_are_those_of_all_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_trade_offs_of_many_points_are_those_of_all_pairs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     points = torch.rand(60, 3, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
-    points[7], points[40] = points[50].clone(), torch.nan
+    points[7] = points[50].clone()
+    points[40] = torch.nan
     whole = trade_offs(points)
     monkeypatch.setattr(outcome, "COMPARED", 8)
     assert torch.equal(trade_offs(points), whole)

@@ -1,4 +1,6 @@
-"""A reward of a user's own is paid as it is, told by its name, and compiled; what is none is refused while building."""
+"""A reward of a user's own is paid as it is, told by its name, and compiled; what is none is
+refused while building.
+"""
 
 from dataclasses import replace
 
@@ -19,7 +21,9 @@ from esper_soa.ops.metrics import MetricsAccumulator
 from esper_soa.state import STATE_FLOAT
 
 HERE = "parts_of_users"
-NUM_ENVS, NUM_SLOTS, STEPS = 4, 3, 25
+NUM_ENVS = 4
+NUM_SLOTS = 3
+STEPS = 25
 
 
 def rules_of(name: str, **reward: object) -> Rules:
@@ -27,14 +31,21 @@ def rules_of(name: str, **reward: object) -> Rules:
 
 
 def test_an_own_reward_is_paid_as_it_is_at_every_env_step() -> None:
-    rules, paid = rules_of("gain"), 0
+    rules = rules_of("gain")
+    paid = 0
     for step in play_state(rules, NUM_ENVS, seed=5):
-        state, terms = step.observed.state, step.result.terms
-        signals, calm = state.signals, ~state.guard.panic
-        wanted = signals.accuracy_delta + torch.where(signals.step == STEPS, signals.val_accuracy, 0.0)
+        state = step.observed.state
+        terms = step.result.terms
+        signals = state.signals
+        calm = ~state.guard.panic
+        wanted = signals.accuracy_delta + torch.where(
+            signals.step == STEPS, signals.val_accuracy, 0.0
+        )
         assert torch.equal(terms.own[calm], wanted[calm])
         assert torch.equal(terms.total[calm], (wanted + state.totals.pending_penalty)[calm])
-        assert not any(terms.get(name)[calm].any() for name in TERM_NAMES if name != "auto_prune_penalty")
+        assert not any(
+            terms.get(name)[calm].any() for name in TERM_NAMES if name != "auto_prune_penalty"
+        )
         paid += int(calm.sum())
     assert paid > 50
     assert step.result.state.totals.fossilized.sum() + step.result.state.totals.germinated.sum() > 0
@@ -47,7 +58,11 @@ def test_what_a_seed_has_done_for_a_fossil_is_no_part_of_an_own_reward() -> None
         totals = step.observed.state.totals
         waiting = totals.replace(pending_hindsight=totals.pending_hindsight + 3)
         observed = step.observed._replace(state=step.observed.state.replace(totals=waiting))
-        paid.append((apply_action(rules, observed, step.action).terms.total - step.result.terms.total).tolist())
+        paid.append(
+            (
+                apply_action(rules, observed, step.action).terms.total - step.result.terms.total
+            ).tolist()
+        )
     assert paid == [[0.0] * NUM_ENVS, [3.0] * NUM_ENVS]
 
 
@@ -55,7 +70,9 @@ def test_terms_of_an_own_reward_are_told_under_its_name_and_those_of_the_package
     rules = rules_of("parts")
     own = rules.reward.own
     assert own is not None
-    metrics = MetricsAccumulator(CPU, NUM_ENVS, training_flop(rules.nets.shape, CPU), 7, reward=rules.reward)
+    metrics = MetricsAccumulator(
+        CPU, NUM_ENVS, training_flop(rules.nets.shape, CPU), 7, reward=rules.reward
+    )
     totals = torch.zeros(NUM_ENVS, dtype=STATE_FLOAT)
     for step in play_state(rules, NUM_ENVS, seed=5):
         metrics.add_(step.trusted, step.observed, step.result)
@@ -85,7 +102,8 @@ def test_settings_that_make_the_inputs_apply_to_an_own_reward_and_those_of_modes
     plain = episode()
     assert episode(pbrs_weight=2.0, scored_slots="target", disable_terminal_reward=True) == plain
     rented = [
-        step.observed.state.slots.alpha.sum() for step in play_state(rules_of("parts"), NUM_ENVS, seed=2)
+        step.observed.state.slots.alpha.sum()
+        for step in play_state(rules_of("parts"), NUM_ENVS, seed=2)
     ]  # an episode in which there is something to be paid for
     assert sum(map(float, rented)) > 0
 
@@ -118,7 +136,10 @@ def test_what_is_no_reward_is_refused_while_building(name: str) -> None:
 
 
 def test_an_own_reward_has_no_drip() -> None:
-    with pytest.raises(SettingError, match="reward.drip_fraction=0.5: must be 0 with reward.mode=parts_of_users:gain"):
+    with pytest.raises(
+        SettingError,
+        match="reward.drip_fraction=0.5: must be 0 with reward.mode=parts_of_users:gain",
+    ):
         RewardConfig(mode=f"{HERE}:gain", drip_fraction=0.5)
 
 

@@ -11,7 +11,9 @@ def test_live_seeds_count_with_their_gates_once_these_take_part():
     # seed of slot s and blueprint b: 100 (s + 1) + b; a gate 7; host 1000
     counts = make_settings(num_slots=3).counts
     slots = empty_state(2, 3, 1).slots.replace(
-        stage=torch.tensor([[Stage.TRAINING, Stage.BLENDING, Stage.FOSSILIZED], [Stage.EMBARGOED, Stage.EMPTY, 2]]),
+        stage=torch.tensor(
+            [[Stage.TRAINING, Stage.BLENDING, Stage.FOSSILIZED], [Stage.EMBARGOED, Stage.EMPTY, 2]]
+        ),
         blueprint=torch.tensor([[1, 2, 3], [4, -1, 5]]),
         blend=torch.tensor([[Blend.GATE, Blend.GATE, Blend.ADD], [Blend.GATE] * 3]),
     )

@@ -1,4 +1,6 @@
-"""The wiring of the reward: inputs from the env state, last-step reckonings, what is remembered, fossils settled."""
+"""The wiring of the reward: inputs from the env state, last-step reckonings, what is remembered,
+fossils settled.
+"""
 
 import re
 
@@ -17,20 +19,29 @@ STEPS = 6
 
 
 def two_envs(step: int, **slots: list) -> EnvState:
-    """Two envs of 2 slots at env-step `step`, both alike, at accuracy 65, with these slot fields."""
+    """Two envs of 2 slots at env-step `step`, both alike, at accuracy 65, with these slot
+    fields.
+    """
     state = empty_state(2, 2, STEPS)
     fields = {
         name: torch.tensor(value, dtype=state.slots.get(name).dtype).expand(2, 2).clone()
         for name, value in slots.items()
     }
     signals = state.signals.replace(
-        step=torch.full((2,), step), val_accuracy=torch.full((2,), 65.0).double(),
+        step=torch.full((2,), step),
+        val_accuracy=torch.full((2,), 65.0).double(),
         accuracy_history=torch.full((2, 10), 65.0).double(),
-    )  # fmt: skip
+    )
     return state.replace(slots=state.slots.replace(**fields), signals=signals)
 
 
-def ask(state: EnvState, settings, contribution=(0.0, 0.0), measured=(False, False), op=(Op.WAIT, Op.WAIT)):
+def ask(
+    state: EnvState,
+    settings,
+    contribution=(0.0, 0.0),
+    measured=(False, False),
+    op=(Op.WAIT, Op.WAIT),
+):
     """Reward of two envs whose actions target slot 0."""
     contribution = torch.tensor(contribution, dtype=torch.float64).expand(2, 2)
     total = contribution.sum(1)
@@ -43,9 +54,12 @@ def outcome(fossilized: list[bool]) -> ActionOutcome:
     flags = torch.tensor(fossilized)
     none = torch.zeros_like(flags)
     return ActionOutcome(
-        effective_op=torch.full((2,), Op.FOSSILIZE), success=flags, germinated=none, fossilized=flags,
+        effective_op=torch.full((2,), Op.FOSSILIZE),
+        success=flags,
+        germinated=none,
+        fossilized=flags,
         batch_size=[2],
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("scored", ["all", "target"])
@@ -65,7 +79,9 @@ def test_the_reward_needs_no_values_on_the_host():
     on_meta = [record.to("meta") for record in (state, attribution, action)]
     for mode in REWARD_MODES:
         settings = make_settings(STEPS, mode=mode)
-        counts = settings.counts._replace(seed=settings.counts.seed.to("meta"), gate=settings.counts.gate.to("meta"))
+        counts = settings.counts._replace(
+            seed=settings.counts.seed.to("meta"), gate=settings.counts.gate.to("meta")
+        )
         terms, _ = reward(*on_meta, on_meta[2].op, settings._replace(counts=counts))
         assert terms.total.shape == (4,)
 
@@ -79,14 +95,22 @@ def test_one_env_is_paid_the_same_alone_and_among_others():
 
 
 def test_rent_weights_parameters_with_alpha_and_shock_weights_alpha_moves_with_size():
-    # host 1000; slot 0: conv_light in BLENDING with GATE: 100 + 1 + 7 at alpha .5; slot 1: norm in TRAINING: no rent.
-    # effective = 3.9 + .5 * 108 = 57.9; shock = (.5 - .3)^2 * 101 / 1000 from the reading before
+    # host 1000; slot 0: conv_light in BLENDING with GATE: 100 + 1 + 7 at alpha .5; slot 1: norm in
+    # TRAINING: no rent. effective = 3.9 + .5 * 108 = 57.9; shock = (.5 - .3)^2 * 101 / 1000 from
+    # the reading before
     state = two_envs(
-        3, stage=[Stage.BLENDING, Stage.TRAINING], blueprint=[1, 3], blend=[Blend.GATE, Blend.GATE],
-        alpha=[0.5, 0.0], rent_alpha=[0.3, 0.0], rent_params=[101.0, 203.0],
-    )  # fmt: skip
+        3,
+        stage=[Stage.BLENDING, Stage.TRAINING],
+        blueprint=[1, 3],
+        blend=[Blend.GATE, Blend.GATE],
+        alpha=[0.5, 0.0],
+        rent_alpha=[0.3, 0.0],
+        rent_params=[101.0, 203.0],
+    )
     settings = make_settings(STEPS, num_slots=2)
-    attribution = make_attribution(torch.zeros(2, 2).double(), torch.zeros(2, 2).bool(), torch.zeros(2).double())
+    attribution = make_attribution(
+        torch.zeros(2, 2).double(), torch.zeros(2, 2).bool(), torch.zeros(2).double()
+    )
     action = make_action(torch.tensor([1, 0]), torch.tensor([Op.WAIT, Op.WAIT]))
     inputs = reward_inputs(state, attribution, action, action.op, settings)
     assert inputs.effective_params.tolist() == pytest.approx([57.9, 57.9])
@@ -99,7 +123,9 @@ def test_rent_weights_parameters_with_alpha_and_shock_weights_alpha_moves_with_s
 
 
 def test_a_removed_seed_is_charged_its_shock_once():
-    state = two_envs(3, stage=[Stage.EMBARGOED, Stage.EMPTY], rent_alpha=[0.5, 0.0], rent_params=[400.0, 0.0])
+    state = two_envs(
+        3, stage=[Stage.EMBARGOED, Stage.EMPTY], rent_alpha=[0.5, 0.0], rent_params=[400.0, 0.0]
+    )
     settings = make_settings(STEPS, num_slots=2)
     terms, after = ask(state, settings)  # .1958 * .5^2 * 400 / 1000
     assert terms.alpha_shock.tolist() == pytest.approx([-0.01958] * 2)
@@ -109,12 +135,15 @@ def test_a_removed_seed_is_charged_its_shock_once():
 def test_slots_in_use_are_counted_without_fossils_and_just_pruned_ones():
     state = two_envs(3, stage=[Stage.EMBARGOED, Stage.PRUNED])
     state = state.replace(totals=state.totals.replace(fossilized=torch.tensor([0, 2])))
-    terms, _ = ask(state, make_settings(STEPS, num_slots=2))  # one free slot; .01 each beyond, .002 per fossil
+    # one free slot; .01 each beyond, .002 per fossil
+    terms, _ = ask(state, make_settings(STEPS, num_slots=2))
     assert terms.occupancy_rent.tolist() == pytest.approx([0.0, -0.02])
     assert terms.fossilized_rent.tolist() == pytest.approx([0.0, -0.004])
 
 
-@pytest.mark.parametrize(("age", "refund"), [(1, 0.3), (5, 0.306075756615), (10, 0.313843781533), (50, 0.383522014760)])
+@pytest.mark.parametrize(
+    ("age", "refund"), [(1, 0.3), (5, 0.306075756615), (10, 0.313843781533), (50, 0.383522014760)]
+)
 def test_the_clawback_undoes_the_germination_bonus(age, refund):
     assert 0.3 * germination_refund(torch.tensor(age)).item() == pytest.approx(refund, abs=1e-11)
 
@@ -122,29 +151,39 @@ def test_the_clawback_undoes_the_germination_bonus(age, refund):
 def test_seeds_that_came_to_nothing_are_clawed_back_at_the_last_env_step_only():
     fields = {"stage": [Stage.TRAINING, Stage.GERMINATED], "seed_age": [5, 1], "stage_age": [1, 1]}
     settings = make_settings(STEPS, num_slots=2)
-    assert ask(two_envs(STEPS, **fields), settings)[0].clawback[0].item() == pytest.approx(-0.606075756615)
+    assert ask(two_envs(STEPS, **fields), settings)[0].clawback[0].item() == pytest.approx(
+        -0.606075756615
+    )
     assert ask(two_envs(STEPS - 1, **fields), settings)[0].clawback.tolist() == [0.0, 0.0]
     basic = make_settings(STEPS, num_slots=2, mode="basic")
     assert ask(two_envs(STEPS, **fields), basic)[0].clawback.tolist() == [0.0, 0.0]
 
 
 def test_a_seed_fossilised_at_the_last_env_step_keeps_its_escrow():
-    # both slots hold 1.5; env 0 waits and loses both credits, env 1 fossilises slot 0 and loses that of slot 1
-    state = two_envs(STEPS, stage=[Stage.HOLDING, Stage.HOLDING], stage_age=[5, 5], escrow=[1.5, 1.5])
+    # both slots hold 1.5; env 0 waits and loses both credits, env 1 fossilises slot 0 and loses
+    # that of slot 1
+    state = two_envs(
+        STEPS, stage=[Stage.HOLDING, Stage.HOLDING], stage_age=[5, 5], escrow=[1.5, 1.5]
+    )
     settings = make_settings(STEPS, num_slots=2, mode="escrow")
     terms, _ = ask(state, settings, op=(Op.WAIT, Op.FOSSILIZE))
     assert terms.escrow_forfeit.tolist() == [-3.0, -1.5]
-    earlier = two_envs(STEPS - 1, stage=[Stage.HOLDING, Stage.HOLDING], stage_age=[5, 5], escrow=[1.5, 1.5])
+    earlier = two_envs(
+        STEPS - 1, stage=[Stage.HOLDING, Stage.HOLDING], stage_age=[5, 5], escrow=[1.5, 1.5]
+    )
     assert ask(earlier, settings)[0].escrow_forfeit.tolist() == [0.0, 0.0]
 
 
 def test_escrow_follows_the_smallest_of_the_last_accuracies_and_ends_with_its_seed():
-    # germinated at 60; accuracies 62, 64, 65 in a window of 3: progress 2; contribution 9: sqrt(2 * 9) = 4.24,
-    # of which a first move pays 2; slot 1 lost its seed and its credit
+    # germinated at 60; accuracies 62, 64, 65 in a window of 3: progress 2; contribution 9: sqrt(2 *
+    # 9) = 4.24, of which a first move pays 2; slot 1 lost its seed and its credit
     state = two_envs(
-        3, stage=[Stage.BLENDING, Stage.EMBARGOED], accuracy_germination=[60.0, 0.0], germination_known=[1, 0],
+        3,
+        stage=[Stage.BLENDING, Stage.EMBARGOED],
+        accuracy_germination=[60.0, 0.0],
+        germination_known=[1, 0],
         escrow=[0.0, 5.0],
-    )  # fmt: skip
+    )
     history = torch.tensor([0.0] * 7 + [62.0, 64.0, 65.0]).double().expand(2, 10)
     state = state.replace(signals=state.signals.replace(accuracy_history=history))
     settings = make_settings(STEPS, num_slots=2, mode="escrow", escrow_delta_clip=0.0)
@@ -154,31 +193,45 @@ def test_escrow_follows_the_smallest_of_the_last_accuracies_and_ends_with_its_se
 
 def test_pending_payments_are_paid_once():
     state = two_envs(2)
-    pending = {"pending_penalty": torch.tensor([-0.2, 0.0]), "pending_hindsight": torch.tensor([0.0, 0.07])}
-    state = state.replace(totals=state.totals.replace(**{name: value.double() for name, value in pending.items()}))
+    pending = {
+        "pending_penalty": torch.tensor([-0.2, 0.0]),
+        "pending_hindsight": torch.tensor([0.0, 0.07]),
+    }
+    state = state.replace(
+        totals=state.totals.replace(**{name: value.double() for name, value in pending.items()})
+    )
     terms, after = ask(state, make_settings(STEPS, num_slots=2, mode="sparse"))
     assert terms.total.tolist() == pytest.approx([-0.2, 0.07])
-    assert ask(after, make_settings(STEPS, num_slots=2, mode="sparse"))[0].total.tolist() == [0.0, 0.0]
+    assert ask(after, make_settings(STEPS, num_slots=2, mode="sparse"))[0].total.tolist() == [
+        0.0,
+        0.0,
+    ]
 
 
 def test_the_loss_reward_rises_when_the_loss_fell():
     # Signals keep previous - current: +.02 is an improvement: .02 / .05 * 5 = 2
     state = two_envs(2)
-    state = state.replace(signals=state.signals.replace(loss_delta=torch.tensor([0.02, 0.0]).double()))
+    state = state.replace(
+        signals=state.signals.replace(loss_delta=torch.tensor([0.02, 0.0]).double())
+    )
     terms, _ = ask(state, make_settings(STEPS, num_slots=2, mode="loss"))
     assert terms.total.tolist() == pytest.approx([2.0, 0.0])
 
 
 def test_a_drip_pool_opens_when_the_seed_became_a_fossil_and_is_emptied_but_not_overdrawn():
-    # full = (.3 + .5 * 2) * 5/5 = 1.3 at totals of 2 and 2; pool .91 over max(6 - 2, 5) env-steps: scale .182
+    # full = (.3 + .5 * 2) * 5/5 = 1.3 at totals of 2 and 2; pool .91 over max(6 - 2, 5) env-steps:
+    # scale .182
     state = two_envs(2, stage=[Stage.HOLDING, Stage.EMPTY], stage_age=[5, 0])
-    state = state.replace(slots=state.slots.replace(drip_paid=torch.full((2, 2), 0.5).double()))  # of pools before
+    # of pools before
+    state = state.replace(slots=state.slots.replace(drip_paid=torch.full((2, 2), 0.5).double()))
     settings = make_settings(STEPS, num_slots=2, mode="basic_plus", max_drip_per_step=0.5)
     known = {"contribution": (2.0, 0.0), "measured": (True, False)}
     _, state = ask(state, settings, op=(Op.FOSSILIZE, Op.FOSSILIZE), **known)
     assert state.slots.drip_total[0].tolist() == pytest.approx([0.91, 0.0])
     assert not state.slots.drip_live.any()
-    fossil = state.slots.replace(stage=torch.tensor([[Stage.FOSSILIZED, Stage.EMPTY], [Stage.HOLDING, Stage.EMPTY]]))
+    fossil = state.slots.replace(
+        stage=torch.tensor([[Stage.FOSSILIZED, Stage.EMPTY], [Stage.HOLDING, Stage.EMPTY]])
+    )
     action = make_action(torch.zeros(2).long(), torch.full((2,), Op.FOSSILIZE))
     state = settle_fossils(state.replace(slots=fossil), action, outcome([True, False]))
     assert state.slots.drip_live.tolist() == [[True, False], [False, False]]
@@ -202,12 +255,15 @@ def test_a_second_attempt_without_bonus_leaves_no_pool_behind():
 
 
 def test_fossils_are_counted_and_their_scaffolds_credited_with_the_next_reward():
-    # boosts of 2 and 3 between the slots at env-steps 1 and 3; slot 0 gained 4 points, settled at env-step 3:
-    # .1 tanh(.1 * 2 * 4) .995^2 + .1 tanh(.1 * 3 * 4)
+    # boosts of 2 and 3 between the slots at env-steps 1 and 3; slot 0 gained 4 points, settled at
+    # env-step 3: .1 tanh(.1 * 2 * 4) .995^2 + .1 tanh(.1 * 3 * 4)
     state = two_envs(3, stage=[Stage.FOSSILIZED, Stage.TRAINING], accuracy_initial=[61.0, 60.0])
-    state = state.replace(slots=state.slots.replace(accuracy_current=torch.full((2, 2), 65.0).double()))
+    state = state.replace(
+        slots=state.slots.replace(accuracy_current=torch.full((2, 2), 65.0).double())
+    )
     boosts = state.boosts.clone()
-    boosts[:, 0, 0], boosts[:, 0, 2] = 2.0, 3.0
+    boosts[:, 0, 0] = 2.0
+    boosts[:, 0, 2] = 3.0
     state = state.replace(boosts=boosts)
     action = make_action(torch.zeros(2).long(), torch.full((2,), Op.FOSSILIZE))
     after = settle_fossils(state, action, outcome([True, False]))
@@ -222,26 +278,41 @@ def test_fossils_are_counted_and_their_scaffolds_credited_with_the_next_reward()
 
 def test_a_gain_of_one_point_is_enough_to_contribute():
     state = two_envs(3, stage=[Stage.FOSSILIZED, Stage.TRAINING], accuracy_initial=[64.0, 60.0])
-    state = state.replace(slots=state.slots.replace(accuracy_current=torch.full((2, 2), 65.0).double()))
+    state = state.replace(
+        slots=state.slots.replace(accuracy_current=torch.full((2, 2), 65.0).double())
+    )
     action = make_action(torch.zeros(2).long(), torch.full((2,), Op.FOSSILIZE))
-    assert settle_fossils(state, action, outcome([True, True])).totals.contributing.tolist() == [1, 1]
+    assert settle_fossils(state, action, outcome([True, True])).totals.contributing.tolist() == [
+        1,
+        1,
+    ]
 
 
 @pytest.mark.parametrize("stage", range(2, 12))
 def test_every_stage_occupies_its_slot_but_a_fossil_a_pruned_seed_and_an_empty_slot(stage):
     settings = make_settings(STEPS, num_slots=2)
     state = two_envs(3, stage=[stage, Stage.BLENDING])
-    attribution = make_attribution(torch.zeros(2, 2).double(), torch.zeros(2, 2, dtype=torch.bool), torch.zeros(2))
+    attribution = make_attribution(
+        torch.zeros(2, 2).double(), torch.zeros(2, 2, dtype=torch.bool), torch.zeros(2)
+    )
     action = make_action(torch.zeros(2).long(), torch.zeros(2).long())
     inputs = reward_inputs(state, attribution, action, action.op, settings)
-    occupied = stage in (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.EMBARGOED,
-                         Stage.RESETTING)  # fmt: skip
+    occupied = stage in (
+        Stage.GERMINATED,
+        Stage.TRAINING,
+        Stage.BLENDING,
+        Stage.HOLDING,
+        Stage.EMBARGOED,
+        Stage.RESETTING,
+    )
     assert inputs.num_active.tolist() == [1 + occupied] * 2
 
 
 def test_a_fossil_that_gained_less_than_a_point_does_not_contribute():
     state = two_envs(3, stage=[Stage.FOSSILIZED, Stage.EMPTY], accuracy_initial=[64.5, 0.0])
-    state = state.replace(slots=state.slots.replace(accuracy_current=torch.full((2, 2), 65.0).double()))
+    state = state.replace(
+        slots=state.slots.replace(accuracy_current=torch.full((2, 2), 65.0).double())
+    )
     action = make_action(torch.zeros(2).long(), torch.full((2,), Op.FOSSILIZE))
     after = settle_fossils(state, action, outcome([True, True]))
     assert after.totals.fossilized.tolist() == [1, 1]
@@ -256,7 +327,10 @@ def test_a_fossil_that_gained_less_than_a_point_does_not_contribute():
         ({"drip_fraction": 0.25}, "reward.drip_fraction=0.25: must be 0 with reward.mode=shaped"),
         ({"negative_drip_ratio": -0.1}, "reward.negative_drip_ratio=-0.1"),
         ({"escrow_stable_window": 11}, "reward.escrow_stable_window=11: must be in [1, 10]"),
-        ({"prune_good_seed_penalty": 0.3}, "reward.prune_good_seed_penalty=0.3: must be in [-1000000, 0]"),
+        (
+            {"prune_good_seed_penalty": 0.3},
+            "reward.prune_good_seed_penalty=0.3: must be in [-1000000, 0]",
+        ),
         ({"max_rent": -1.0}, "reward.max_rent=-1.0: must be in [0, 1000000]"),
     ],
 )

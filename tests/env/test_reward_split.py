@@ -1,4 +1,6 @@
-"""Modes of reward shared out over the envs: each env is paid, to the bit, as where its mode pays all; told apart."""
+"""Modes of reward shared out over the envs: each env is paid, to the bit, as where its mode pays
+all; told apart.
+"""
 
 import json
 from dataclasses import replace
@@ -15,9 +17,19 @@ from esper_soa.env.step import Rules, compiled
 from esper_soa.errors import UserError
 
 HERE = "parts_of_users"
-NUM_ENVS, NUM_SLOTS, STEPS = 5, 3, 25
-TINY = ["steps=4", "envs=5", "rounds=2", "train_samples=16", "val_samples=16", "batch_size=8", "report=false",
-        "control=none"]  # fmt: skip
+NUM_ENVS = 5
+NUM_SLOTS = 3
+STEPS = 25
+TINY = [
+    "steps=4",
+    "envs=5",
+    "rounds=2",
+    "train_samples=16",
+    "val_samples=16",
+    "batch_size=8",
+    "report=false",
+    "control=none",
+]
 
 
 def rules_of(*modes: str) -> Rules:
@@ -27,7 +39,13 @@ def rules_of(*modes: str) -> Rules:
 
 
 @pytest.mark.parametrize(
-    "modes", [("shaped", "simplified"), ("escrow", "net", "sparse"), ("net", "escrow", "net"), (f"{HERE}:gain", "loss")]
+    "modes",
+    [
+        ("shaped", "simplified"),
+        ("escrow", "net", "sparse"),
+        ("net", "escrow", "net"),
+        (f"{HERE}:gain", "loss"),
+    ],
 )
 def test_every_env_is_paid_as_where_its_mode_pays_all(modes: tuple[str, ...]) -> None:
     split = play_state(rules_of(*modes), NUM_ENVS, seed=5)
@@ -41,7 +59,8 @@ def test_every_env_is_paid_as_where_its_mode_pays_all(modes: tuple[str, ...]) ->
             for name, value in step.result.terms.items():
                 assert torch.equal(value[env], wanted.terms.get(name)[env])
             for part in ("slots", "totals"):
-                mine, theirs = step.result.state.get(part)[env], wanted.state.get(part)[env]
+                mine = step.result.state.get(part)[env]
+                theirs = wanted.state.get(part)[env]
                 assert (mine == theirs).all()
         paid += int((step.result.terms.total != 0).sum())
     assert paid > 50
@@ -56,9 +75,17 @@ def test_a_split_is_part_of_the_compiled_kernel() -> None:
 
 
 def test_rounds_and_episodes_tell_the_modes_apart(tmp_path: Path) -> None:
-    run = esper_soa.train("smoke", [*TINY, f"run_dir='{tmp_path}'", "reward.split=[net,simplified]"])
+    run = esper_soa.train(
+        "smoke", [*TINY, f"run_dir='{tmp_path}'", "reward.split=[net,simplified]"]
+    )
     episodes = run.episodes()
-    assert [line["reward_mode"] for line in episodes[:5]] == ["net", "simplified", "net", "simplified", "net"]
+    assert [line["reward_mode"] for line in episodes[:5]] == [
+        "net",
+        "simplified",
+        "net",
+        "simplified",
+        "net",
+    ]
     for line in run.metrics():
         mine = [one for one in episodes if one["round"] == line["round"]]
         assert list(line["reward_split"]) == ["net", "simplified"]

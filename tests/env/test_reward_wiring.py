@@ -1,4 +1,6 @@
-"""What the reward reads from which field of the env state, and the edges at which modes pay or do not."""
+"""What the reward reads from which field of the env state, and the edges at which modes pay or do
+not.
+"""
 
 import math
 
@@ -15,18 +17,25 @@ from esper_soa.env.reward_terms import RewardTerms
 from esper_soa.state import ActionOutcome, EnvState
 from esper_soa.vocabulary import Op, Stage
 
-STEPS, ENVS, SLOTS = 6, 2, 2
+STEPS = 6
+ENVS = 2
+SLOTS = 2
 BORROWED = ("seed_age", "stage_age", "previous_stage_age", "escrow", "drip_scale", "drip_live")
 
 
 def numbered() -> EnvState:
-    """An env state in which no two numbers are alike; stages HOLDING and FOSSILIZED, EMPTY and TRAINING."""
-    state, counter = empty_state(ENVS, SLOTS, STEPS), iter(range(2, 10_000))
+    """An env state in which no two numbers are alike; stages HOLDING and FOSSILIZED, EMPTY and
+    TRAINING.
+    """
+    state = empty_state(ENVS, SLOTS, STEPS)
+    counter = iter(range(2, 10_000))
 
     def fill(value: Tensor) -> Tensor:
         if value.dtype == torch.bool:
             return value
-        return torch.tensor([next(counter) for _ in range(value.numel())], dtype=value.dtype).view_as(value)
+        return torch.tensor(
+            [next(counter) for _ in range(value.numel())], dtype=value.dtype
+        ).view_as(value)
 
     slots, signals, totals = (
         part.replace(**{name: fill(value) for name, value in part.items()})
@@ -34,10 +43,11 @@ def numbered() -> EnvState:
     )
     slots = slots.replace(
         stage=torch.tensor([[Stage.HOLDING, Stage.FOSSILIZED], [Stage.EMPTY, Stage.TRAINING]]),
-        blueprint=torch.tensor([[1, 2], [-1, 3]]), blend=torch.ones(ENVS, SLOTS, dtype=torch.int64),
+        blueprint=torch.tensor([[1, 2], [-1, 3]]),
+        blend=torch.ones(ENVS, SLOTS, dtype=torch.int64),
         germination_known=torch.tensor([[True, False], [False, True]]),
         drip_live=torch.tensor([[False, True], [False, False]]),
-    )  # fmt: skip
+    )
     signals = signals.replace(step=torch.tensor([3, 5]))
     return state.replace(slots=slots, signals=signals, totals=totals)
 
@@ -51,20 +61,32 @@ def state() -> EnvState:
 def inputs(state: EnvState) -> RewardInputs:
     contribution = torch.tensor([[1.5, 2.5], [3.5, 4.5]], dtype=torch.float64)
     measured = torch.tensor([[True, False], [False, False]])
-    attribution = make_attribution(contribution, measured, torch.tensor([7.5, 8.5], dtype=torch.float64))
-    attribution = attribution.replace(committed=torch.tensor([61.5, 62.5]).double(), interaction_sum=contribution + 10)
+    attribution = make_attribution(
+        contribution, measured, torch.tensor([7.5, 8.5], dtype=torch.float64)
+    )
+    attribution = attribution.replace(
+        committed=torch.tensor([61.5, 62.5]).double(), interaction_sum=contribution + 10
+    )
     action = make_action(torch.tensor([1, 0]), torch.tensor([Op.PRUNE, Op.ADVANCE]))
-    return reward_inputs(state, attribution, action, torch.tensor([Op.PRUNE, Op.WAIT]), make_settings(STEPS, SLOTS))
+    return reward_inputs(
+        state, attribution, action, torch.tensor([Op.PRUNE, Op.WAIT]), make_settings(STEPS, SLOTS)
+    )
 
 
 @pytest.mark.parametrize("name", BORROWED)
-def test_fields_of_the_same_name_are_the_same(name: str, state: EnvState, inputs: RewardInputs) -> None:
+def test_fields_of_the_same_name_are_the_same(
+    name: str, state: EnvState, inputs: RewardInputs
+) -> None:
     assert torch.equal(inputs.get(name), state.slots.get(name))
 
 
 def test_what_is_unknown_reads_0(state: EnvState, inputs: RewardInputs) -> None:
     slots = state.slots
-    assert inputs.contribution.tolist() == inputs.drip_contribution.tolist() == [[1.5, 0.0], [0.0, 0.0]]
+    assert (
+        inputs.contribution.tolist()
+        == inputs.drip_contribution.tolist()
+        == [[1.5, 0.0], [0.0, 0.0]]
+    )
     assert inputs.contribution_known.tolist() == [[True, False], [False, False]]
     assert inputs.interaction_sum.tolist() == [[11.5, 12.5], [13.5, 14.5]]
     known = torch.where(slots.germination_known, slots.accuracy_germination, 0.0)
@@ -79,13 +101,18 @@ def test_every_slot_shows_its_stages_gain_and_pool(state: EnvState, inputs: Rewa
     assert torch.equal(inputs.previous_stage, slots.previous_stage)
     assert torch.equal(inputs.improvement, slots.accuracy_current - slots.accuracy_stage_start)
     assert torch.equal(inputs.drip_left, slots.drip_total - slots.drip_paid)
-    assert inputs.has_seed.tolist() == inputs.improvement_known.tolist() == [[True, True], [False, True]]
+    assert (
+        inputs.has_seed.tolist()
+        == inputs.improvement_known.tolist()
+        == [[True, True], [False, True]]
+    )
     assert inputs.target.tolist() == [[False, True], [True, False]]
     assert inputs.op.tolist() == [Op.PRUNE, Op.WAIT]
 
 
 def test_every_env_shows_its_signals_and_its_counts(state: EnvState, inputs: RewardInputs) -> None:
-    signals, totals = state.signals, state.totals
+    signals = state.signals
+    totals = state.totals
     assert torch.equal(inputs.val_accuracy, signals.val_accuracy)
     assert torch.equal(inputs.accuracy_delta, signals.accuracy_delta)
     assert torch.equal(inputs.val_loss, signals.val_loss)
@@ -109,11 +136,11 @@ def test_the_stable_accuracy_looks_as_far_back_as_is_set(known: int, window: int
     signals = state.signals.replace(accuracy_history=history, step=torch.tensor([known]))
     zero = torch.zeros(1, 1).double()
     attribution = make_attribution(zero, zero > 0, zero[:, 0])
-    action, cfg = (
-        make_action(torch.tensor([0]), torch.tensor([0])),
-        make_settings(STEPS, 1, escrow_stable_window=window),
-    )
-    found = reward_inputs(state.replace(signals=signals), attribution, action, action.op, cfg).stable_accuracy
+    action = make_action(torch.tensor([0]), torch.tensor([0]))
+    cfg = make_settings(STEPS, 1, escrow_stable_window=window)
+    found = reward_inputs(
+        state.replace(signals=signals), attribution, action, action.op, cfg
+    ).stable_accuracy
     assert found.tolist() == [min([51.0, 53.0, 52.0][-min(known, window) :])]
 
 
@@ -121,7 +148,9 @@ def test_the_stable_accuracy_looks_as_far_back_as_is_set(known: int, window: int
 
 
 def rented(stage: int, floor: int = 200, **slots: float) -> RewardTerms:
-    """Terms of one env with one conv_light seed (101 parameters) in `stage`, beside a host of 1000."""
+    """Terms of one env with one conv_light seed (101 parameters) in `stage`, beside a host of
+    1000.
+    """
     state = empty_state(1, 1, STEPS)
     given = {name: torch.full_like(state.slots.get(name), value) for name, value in slots.items()}
     one = torch.ones(1, 1, dtype=torch.int64)
@@ -129,7 +158,9 @@ def rented(stage: int, floor: int = 200, **slots: float) -> RewardTerms:
     zero = torch.zeros(1, 1).double()
     action = make_action(torch.tensor([0]), torch.tensor([Op.WAIT]))
     settings = make_settings(STEPS, 1, rent_host_params_floor=floor)
-    return reward(state, make_attribution(zero, zero > 0, zero[:, 0]), action, action.op, settings)[0]
+    return reward(state, make_attribution(zero, zero > 0, zero[:, 0]), action, action.op, settings)[
+        0
+    ]
 
 
 @pytest.mark.parametrize("stage", range(2, 12))
@@ -144,7 +175,12 @@ def test_seeds_pay_rent_from_blending_on(stage: int) -> None:
 def test_alpha_moves_are_weighed_by_the_size_at_the_last_reading(floor: int, size: int) -> None:
     terms = rented(Stage.BLENDING, floor, alpha=0.75, rent_alpha=0.25, rent_params=400.0)
     assert terms.alpha_shock.item() == pytest.approx(-0.1958 * 0.25 * 400 / size)
-    assert rented(Stage.BLENDING, floor, alpha=0.75, rent_alpha=0.25, rent_params=-5.0).alpha_shock.item() == 0.0
+    assert (
+        rented(
+            Stage.BLENDING, floor, alpha=0.75, rent_alpha=0.25, rent_params=-5.0
+        ).alpha_shock.item()
+        == 0.0
+    )
 
 
 # --- edges of the modes
@@ -168,16 +204,27 @@ def test_simplified_pays_for_contributing_fossils_alone() -> None:
 
 @pytest.mark.parametrize(
     ("accuracy", "params", "paid"),
-    [(62.0, 0, 0.62), (0.0, 0, 0.0), (62.0, 500_000, 0.52), (0.0, 5_000_000, -1.0), (0.0, 6_000_000, -1.0),
-     (250.0, 0, 1.0), (100.0, 0, 1.0)],
-)  # fmt: skip
-def test_sparse_pays_between_minus_1_and_1_at_the_end(accuracy: float, params: int, paid: float) -> None:
+    [
+        (62.0, 0, 0.62),
+        (0.0, 0, 0.0),
+        (62.0, 500_000, 0.52),
+        (0.0, 5_000_000, -1.0),
+        (0.0, 6_000_000, -1.0),
+        (250.0, 0, 1.0),
+        (100.0, 0, 1.0),
+    ],
+)
+def test_sparse_pays_between_minus_1_and_1_at_the_end(
+    accuracy: float, params: int, paid: float
+) -> None:
     given = {"committed_accuracy": accuracy, "fossilized_params": params, "step": 150}
     assert total("sparse", **given) == pytest.approx(paid)
 
 
 @pytest.mark.parametrize(("age", "penalty"), [(4, -0.1), (5, 0.0)])
-def test_minimal_blames_pruning_before_the_fifth_env_step_of_a_seed(age: int, penalty: float) -> None:
+def test_minimal_blames_pruning_before_the_fifth_env_step_of_a_seed(
+    age: int, penalty: float
+) -> None:
     young = {"stage": Stage.TRAINING, "seed_age": age}
     assert total("minimal", op=Op.PRUNE, **young) == penalty
     assert total("minimal", op=Op.ADVANCE, **young) == 0.0
@@ -199,13 +246,24 @@ def test_the_loss_mode_counts_changes_up_to_five_typical_ones(change: float, pai
 
 @pytest.mark.parametrize(("age", "free"), [(2, True), (3, False)])
 def test_the_loss_mode_takes_no_rent_in_a_seeds_first_three_env_steps(age: int, free: bool) -> None:
-    given = {"stage": Stage.TRAINING, "previous_stage": Stage.TRAINING, "seed_age": age, "stage_age": 1}
-    terms, _ = score(make_inputs(**given, total_params=2000, host_params=1000), RewardConfig(mode="loss"))
+    given = {
+        "stage": Stage.TRAINING,
+        "previous_stage": Stage.TRAINING,
+        "seed_age": age,
+        "stage_age": 1,
+    }
+    terms, _ = score(
+        make_inputs(**given, total_params=2000, host_params=1000), RewardConfig(mode="loss")
+    )
     assert terms.compute_rent.item() == pytest.approx(0.0 if free else -0.05 * math.log(2))
 
 
-@pytest.mark.parametrize(("loss", "paid"), [(2.3, 0.0), (2.4, 0.0), (1.3, 0.5), (0.3, 1.0), (0.1, 1.0)])
-def test_the_loss_mode_pays_at_the_end_for_the_way_from_baseline_to_target(loss: float, paid: float) -> None:
+@pytest.mark.parametrize(
+    ("loss", "paid"), [(2.3, 0.0), (2.4, 0.0), (1.3, 0.5), (0.3, 1.0), (0.1, 1.0)]
+)
+def test_the_loss_mode_pays_at_the_end_for_the_way_from_baseline_to_target(
+    loss: float, paid: float
+) -> None:
     assert total("loss", val_loss=loss, step=150) == pytest.approx(paid)
     assert total("loss", val_loss=loss, step=149) == 0.0
 
@@ -232,7 +290,9 @@ FOSSILISE = {"op": Op.FOSSILIZE, "stage": Stage.HOLDING, "stage_age": 5}
         ({"contribution": 1.0, "total": 1.0, "has_seed": 0.0}, 0.0),
     ],
 )
-def test_basic_pays_for_a_fossil_that_was_proven_while_it_was_held(given: dict[str, float], paid: float) -> None:
+def test_basic_pays_for_a_fossil_that_was_proven_while_it_was_held(
+    given: dict[str, float], paid: float
+) -> None:
     terms, _ = score(make_inputs(**(FOSSILISE | given)), RewardConfig(mode="basic"))
     assert terms.fossilize_bonus.item() == pytest.approx(paid)
 
@@ -248,11 +308,25 @@ def test_a_drip_pool_lasts_for_the_env_steps_left_but_at_least_five(step: int, l
 
 @pytest.mark.parametrize(
     ("contribution", "left", "paid"),
-    [(2.0, 9.0, 0.02), (10.0, 9.0, 0.1), (11.0, 9.0, 0.1), (-5.0, 9.0, -0.05), (-6.0, 9.0, -0.05), (9.0, 0.03, 0.03),
-     (9.0, 0.0, 0.0)],
-)  # fmt: skip
-def test_a_drip_is_between_its_limits_and_what_is_left(contribution: float, left: float, paid: float) -> None:
-    given = {"drip_live": 1.0, "drip_scale": 0.01, "drip_left": left, "drip_contribution": contribution}
+    [
+        (2.0, 9.0, 0.02),
+        (10.0, 9.0, 0.1),
+        (11.0, 9.0, 0.1),
+        (-5.0, 9.0, -0.05),
+        (-6.0, 9.0, -0.05),
+        (9.0, 0.03, 0.03),
+        (9.0, 0.0, 0.0),
+    ],
+)
+def test_a_drip_is_between_its_limits_and_what_is_left(
+    contribution: float, left: float, paid: float
+) -> None:
+    given = {
+        "drip_live": 1.0,
+        "drip_scale": 0.01,
+        "drip_left": left,
+        "drip_contribution": contribution,
+    }
     assert total("basic_plus", **given) == pytest.approx(paid)
     assert total("basic_plus", **(given | {"drip_live": 0.0})) == 0.0
 
@@ -271,9 +345,13 @@ def test_escrow_moves_by_two_at_most_but_a_harmful_seed_loses_all(
     escrow: float, contribution: float, move: float
 ) -> None:
     inputs = make_inputs(
-        stage=Stage.BLENDING, contribution=contribution, total=9.0, stable_accuracy=62.0, accuracy_germination=60.0,
+        stage=Stage.BLENDING,
+        contribution=contribution,
+        total=9.0,
+        stable_accuracy=62.0,
+        accuracy_germination=60.0,
         escrow=escrow,
-    )  # fmt: skip
+    )
     readings = score(inputs, RewardConfig(mode="escrow"))[1]  # sqrt(2 * 9) = 4.24
     assert readings.escrow_delta.item() == pytest.approx(move)
     assert readings.escrow_next.item() == pytest.approx(escrow + move)
@@ -284,25 +362,41 @@ def test_a_fossil_contributes_from_a_gain_of_one_point_on(share: float) -> None:
     state = empty_state(1, 1, STEPS)
     one = torch.ones(1, 1, dtype=torch.float64)
     slots = state.slots.replace(
-        stage=torch.full((1, 1), Stage.FOSSILIZED), accuracy_initial=60 * one, accuracy_current=(60 + share) * one
+        stage=torch.full((1, 1), Stage.FOSSILIZED),
+        accuracy_initial=60 * one,
+        accuracy_current=(60 + share) * one,
     )
     yes = torch.tensor([True])
     outcome = ActionOutcome(
-        effective_op=torch.tensor([Op.FOSSILIZE]), success=yes, germinated=~yes, fossilized=yes,
+        effective_op=torch.tensor([Op.FOSSILIZE]),
+        success=yes,
+        germinated=~yes,
+        fossilized=yes,
         batch_size=[1],
-    )  # fmt: skip
-    after = settle_fossils(state.replace(slots=slots), make_action(torch.tensor([0]), torch.tensor([4])), outcome)
+    )
+    after = settle_fossils(
+        state.replace(slots=slots), make_action(torch.tensor([0]), torch.tensor([4])), outcome
+    )
     assert after.totals.contributing.tolist() == [int(share >= 1)]
 
 
-LIVE = {"stage": Stage.BLENDING, "total": 9.0, "accuracy_germination": 60.0, "step": 25, "seed_age": 15}
+LIVE = {
+    "stage": Stage.BLENDING,
+    "total": 9.0,
+    "accuracy_germination": 60.0,
+    "step": 25,
+    "seed_age": 15,
+}
 
 
 @pytest.mark.parametrize(
     ("given", "paid"),
     [
         ({"contribution": 0.5, "val_accuracy": 60.25}, 1 / 3),  # 2 * 0.5 * 0.25 / 0.75
-        ({"contribution": 0.5, "val_accuracy": 60.25, "seed_age": 20}, 0.7 / 3),  # germinated at env-step 5
+        (
+            {"contribution": 0.5, "val_accuracy": 60.25, "seed_age": 20},
+            0.7 / 3,
+        ),  # germinated at env-step 5
         ({"contribution": 0.5, "val_accuracy": 59.0}, 0.0),
         ({"contribution": 0.0, "val_accuracy": 63.0}, 0.0),
         ({"contribution": -0.5, "val_accuracy": 63.0, "seed_age": 20}, -0.5),
@@ -312,7 +406,9 @@ LIVE = {"stage": Stage.BLENDING, "total": 9.0, "accuracy_germination": 60.0, "st
         ({"improvement": 0.5, "stage": Stage.FOSSILIZED}, 0.0),
     ],
 )
-def test_shaped_attributes_small_contributions_by_the_same_rule(given: dict[str, float], paid: float) -> None:
+def test_shaped_attributes_small_contributions_by_the_same_rule(
+    given: dict[str, float], paid: float
+) -> None:
     terms, _ = score(make_inputs(**(LIVE | given)), RewardConfig())
     assert terms.attribution.item() == pytest.approx(paid)
 

@@ -1,4 +1,6 @@
-"""What a rollback does to the env state of its env and not to others', on made-up measurements; and the settings."""
+"""What a rollback does to the env state of its env and not to others', on made-up measurements; and
+the settings.
+"""
 
 import math
 
@@ -22,11 +24,17 @@ ALPHAS = (0.0, 1.0, 0.5, 0.0)
 def grown_state(rules: Rules, num_envs: int) -> EnvState:
     """Envs alike, at env-step 1, with one slot in each of STAGES."""
     state = next(play_state(rules, num_envs, seed=3, agent=WaitPolicy())).result.state
-    stage, alpha = torch.tensor(STAGES).expand(num_envs, 4), torch.tensor(ALPHAS).double().expand(num_envs, 4)
+    stage = torch.tensor(STAGES).expand(num_envs, 4)
+    alpha = torch.tensor(ALPHAS).double().expand(num_envs, 4)
     slots = state.slots.replace(
-        stage=stage.clone(), alpha=alpha.clone(), blueprint=torch.ones_like(stage), seed_age=torch.full_like(stage, 7),
-        rent_alpha=alpha.clone(), rent_params=torch.full_like(alpha, 50.0), escrow=torch.full_like(alpha, 0.5),
-    )  # fmt: skip
+        stage=stage.clone(),
+        alpha=alpha.clone(),
+        blueprint=torch.ones_like(stage),
+        seed_age=torch.full_like(stage, 7),
+        rent_alpha=alpha.clone(),
+        rent_params=torch.full_like(alpha, 50.0),
+        escrow=torch.full_like(alpha, 0.5),
+    )
     return state.replace(slots=slots)
 
 
@@ -40,7 +48,9 @@ def env_step(
     rules: Rules, state: EnvState, losses: list[float], seed: int = 5
 ) -> tuple[Measurements, StepResult, Masks]:
     """One env-step with the validation losses given; random play."""
-    measured = made_up(rules, state, seed).replace(val_loss=torch.tensor(losses, dtype=torch.float64))
+    measured = made_up(rules, state, seed).replace(
+        val_loss=torch.tensor(losses, dtype=torch.float64)
+    )
     state, _ = watch(state, measured.val_loss, 10, rules.governor)
     measured = quarantine(measured, state)
     observed = record_and_observe(rules, state, measured)
@@ -52,10 +62,13 @@ def test_a_rollback_prunes_every_seed_but_fossils_and_lets_no_time_pass() -> Non
     rules = tiny_rules(4, 20)
     state = grown_state(rules, 2)
     _, result, masks = env_step(rules, state, [math.nan, 1.0])
-    after, totals = result.state.slots[0], result.state.totals[0]
+    after = result.state.slots[0]
+    totals = result.state.totals[0]
     assert after.stage.tolist() == [Stage.PRUNED, Stage.FOSSILIZED, Stage.PRUNED, Stage.EMBARGOED]
     assert after.alpha.tolist() == [0.0, 1.0, 0.0, 0.0]
-    assert after.stage_age[3] == state.slots.stage_age[0, 3]  # the embargo does not count at this env-step
+    assert (
+        after.stage_age[3] == state.slots.stage_age[0, 3]
+    )  # the embargo does not count at this env-step
     assert masks.op[0].tolist() == [True] + [False] * 5
     assert totals.rollbacks.tolist() == [0, 1, 0, 0]
     assert totals.pruned == 2
@@ -77,14 +90,19 @@ def test_the_pruned_seeds_are_paid_for_with_the_next_reward_and_not_as_an_alpha_
     assert second.terms.alpha_shock[0] == 0
     assert second.terms.rollback_penalty.tolist() == [0.0, 0.0]
     assert second.state.totals.pending_penalty.tolist() == [0.0, 0.0]
-    assert second.state.slots.stage[0].tolist()[:3] == [Stage.EMBARGOED, Stage.FOSSILIZED, Stage.EMBARGOED]
+    assert second.state.slots.stage[0].tolist()[:3] == [
+        Stage.EMBARGOED,
+        Stage.FOSSILIZED,
+        Stage.EMBARGOED,
+    ]
 
 
 def test_a_panicking_env_shows_the_last_recorded_numbers_and_measures_nothing() -> None:
     rules = tiny_rules(4, 20)
     state = grown_state(rules, 2)
     measured, result, _ = env_step(rules, state, [math.inf, 1.0])
-    signals, before = result.state.signals, state.signals
+    signals = result.state.signals
+    before = state.signals
     assert measured.ablated.any(1).tolist() == [False, True]
     assert not measured.gradients.measured[0].any()
     assert signals.step.tolist() == [2, 2]
@@ -108,15 +126,27 @@ def test_the_state_of_other_envs_does_not_know_of_the_panic() -> None:
 
 def test_a_snapshot_waits_until_the_env_is_healthy() -> None:
     cfg = GovernorConfig(snapshot_steps=1, min_samples=1, min_panics=2)
-    state, taken = grown_state(tiny_rules(4, 20), 1), []
-    for loss in (1.0, 50.0, 50.0, 1.0, math.nan, 1.0):  # healthy, divergent, panic, healthy, panic, healthy
+    state = grown_state(tiny_rules(4, 20), 1)
+    taken = []
+    for loss in (
+        1.0,
+        50.0,
+        50.0,
+        1.0,
+        math.nan,
+        1.0,
+    ):  # healthy, divergent, panic, healthy, panic, healthy
         state, due = watch(state, torch.tensor([loss], dtype=torch.float64), 10, cfg)
         taken.append(bool(due))
     assert taken == [True, False, False, True, False, True]
-    # Off the beat of snapshot_steps a fossilisation asks for one, and a panic does not make it forgotten.
-    state, taken = state.replace(guard=state.guard.replace(snapshot_due=torch.tensor([True]))), []
+    # Off the beat of snapshot_steps a fossilisation asks for one, and a panic does not make it
+    # forgotten.
+    state = state.replace(guard=state.guard.replace(snapshot_due=torch.tensor([True])))
+    taken = []
     for loss in (math.nan, 1.0, 1.0):
-        state, due = watch(state, torch.tensor([loss], dtype=torch.float64), 10, GovernorConfig(snapshot_steps=100))
+        state, due = watch(
+            state, torch.tensor([loss], dtype=torch.float64), 10, GovernorConfig(snapshot_steps=100)
+        )
         taken.append(bool(due))
     assert taken == [False, True, False]
 
@@ -135,17 +165,27 @@ def test_watching_compiles_to_one_graph() -> None:
     state = grown_state(rules, 2)
     measured = made_up(rules, state, 1)
     loss = torch.tensor([math.nan, 1.0], dtype=torch.float64)
-    compiled = torch.compile(watch, backend="eager", fullgraph=True)(state, loss, 10, rules.governor)
-    assert_equal(compiled[0].to_tensordict(), watch(state, loss, 10, rules.governor)[0].to_tensordict())
+    compiled = torch.compile(watch, backend="eager", fullgraph=True)(
+        state, loss, 10, rules.governor
+    )
+    assert_equal(
+        compiled[0].to_tensordict(), watch(state, loss, 10, rules.governor)[0].to_tensordict()
+    )
     hidden = torch.compile(quarantine, backend="eager", fullgraph=True)(measured, compiled[0])
     assert hidden.val_loss.isnan().tolist() == [True, False]
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("min_panics", 0), ("min_samples", 21), ("min_samples", 0), ("snapshot_steps", 0), ("death_penalty", -1.0),
-     ("sensitivity", -0.1)],
-)  # fmt: skip
+    [
+        ("min_panics", 0),
+        ("min_samples", 21),
+        ("min_samples", 0),
+        ("snapshot_steps", 0),
+        ("death_penalty", -1.0),
+        ("sensitivity", -0.1),
+    ],
+)
 def test_a_setting_that_cannot_work_is_refused_by_name(name: str, value: float) -> None:
     with pytest.raises(SettingError, match=f"governor.{name}={value}"):
         GovernorConfig(**{name: value})

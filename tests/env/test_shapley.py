@@ -1,4 +1,6 @@
-"""Shapley values on their own: the axioms, brute force over permutations, and intervals that keep their word."""
+"""Shapley values on their own: the axioms, brute force over permutations, and intervals that keep
+their word.
+"""
 
 import doctest
 import itertools
@@ -19,7 +21,9 @@ def all_subsets(num_players):
 
 
 def random_values(num_players, seed):
-    return 100 * torch.rand(2**num_players, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return 100 * torch.rand(
+        2**num_players, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
 
 
 def value_function(values):
@@ -44,14 +48,18 @@ def test_exact_values_equal_brute_force_over_permutations_in_any_order_of_rows(n
     values = random_values(num_players, num_players)
     shuffled = torch.randperm(2**num_players, generator=torch.Generator().manual_seed(1))
     shares = exact_shapley(all_subsets(num_players)[shuffled], values[shuffled])
-    torch.testing.assert_close(shares, over_permutations(values.tolist(), num_players), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        shares, over_permutations(values.tolist(), num_players), rtol=1e-9, atol=1e-9
+    )
 
 
 @pytest.mark.parametrize("num_players", [2, 5, 8])
 def test_exact_values_are_efficient_and_additive(num_players):
     subsets = all_subsets(num_players)
-    one, two = random_values(num_players, 1), random_values(num_players, 2)
-    first, second = exact_shapley(subsets, one), exact_shapley(subsets, two)
+    one = random_values(num_players, 1)
+    two = random_values(num_players, 2)
+    first = exact_shapley(subsets, one)
+    second = exact_shapley(subsets, two)
     torch.testing.assert_close(first.sum(), one[-1] - one[0], rtol=0, atol=1e-5)
     torch.testing.assert_close(exact_shapley(subsets, one + two), first + second, rtol=0, atol=1e-5)
 
@@ -59,7 +67,9 @@ def test_exact_values_are_efficient_and_additive(num_players):
 def test_players_who_do_the_same_get_the_same_and_who_does_nothing_gets_nothing():
     # values that depend on players 1 and 3 only by their number, and not at all on player 2
     subsets = all_subsets(5)
-    reduced = torch.stack((subsets[:, 0], subsets[:, 4], subsets[:, 1] & subsets[:, 3], subsets[:, 1] | subsets[:, 3]))
+    reduced = torch.stack(
+        (subsets[:, 0], subsets[:, 4], subsets[:, 1] & subsets[:, 3], subsets[:, 1] | subsets[:, 3])
+    )
     values = random_values(4, 3)[(reduced.long() << torch.arange(4).unsqueeze(1)).sum(0)]
     shares = exact_shapley(subsets, values)
     assert shares[2].item() == pytest.approx(0.0, abs=1e-5)
@@ -68,7 +78,8 @@ def test_players_who_do_the_same_get_the_same_and_who_does_nothing_gets_nothing(
 
 
 def test_an_incomplete_table_is_refused():
-    subsets, values = all_subsets(3), random_values(3, 0)
+    subsets = all_subsets(3)
+    values = random_values(3, 0)
     with pytest.raises(ValueError, match="each of the 8 subsets once"):
         exact_shapley(subsets[:-1], values[:-1])
     with pytest.raises(ValueError, match="each of the 8 subsets once"):
@@ -91,18 +102,22 @@ def test_prefixes_grow_by_one_arrival():
 
 
 def test_every_order_of_arrival_is_about_equally_likely():
-    # 6 orders of 3 players, 12000 draws of which half are reverses: 6000 independent ones, 1000 per order and reverse
+    # 6 orders of 3 players, 12000 draws of which half are reverses: 6000 independent ones, 1000 per
+    # order and reverse
     orders = arrival_orders(3, 12_000, 7, torch.device("cpu"))[0::2]
     counts = (orders * torch.tensor([9, 3, 1])).sum(1).unique(return_counts=True)[1]
     assert counts.tolist() == pytest.approx([1000] * 6, abs=130)  # 4.5 standard deviations
 
 
 def test_samples_lie_within_their_intervals_in_at_least_95_of_100_random_games_of_8_players():
-    """The intervals of one game hold for its 8 players at once in 99 % of games, so that 95 of 100 leave room for luck.
+    """The intervals of one game hold for its 8 players at once in 99 % of games, so that 95 of 100
+    leave room for luck.
 
-    At 99 % fewer than 95 successes have probability 0.003; the seeds are fixed, so the test gives the same each time.
+    At 99 % fewer than 95 successes have probability 0.003; the seeds are fixed, so the test gives
+    the same each time.
     """
-    subsets, inside = all_subsets(8), 0
+    subsets = all_subsets(8)
+    inside = 0
     for game in range(100):
         values = random_values(8, game)
         sample = sampled_shapley(value_function(values), 8, num_samples=40, seed=game)
@@ -112,8 +127,10 @@ def test_samples_lie_within_their_intervals_in_at_least_95_of_100_random_games_o
 
 
 def test_a_standard_error_is_as_large_as_the_estimates_are_off():
-    # 400 estimates: their spread is known to 1 / sqrt(800) = 3.5 %, so errors 15 % too large or too small would show
-    off, errors = [], []
+    # 400 estimates: their spread is known to 1 / sqrt(800) = 3.5 %, so errors 15 % too large or too
+    # small would show
+    off = []
+    errors = []
     for game in range(50):
         values = random_values(8, game)
         sample = sampled_shapley(value_function(values), 8, num_samples=40, seed=game)
@@ -125,7 +142,9 @@ def test_a_standard_error_is_as_large_as_the_estimates_are_off():
 
 def test_sampled_values_share_out_the_whole_gain_and_more_samples_say_more():
     values = random_values(8, 5)
-    few, many = (sampled_shapley(value_function(values), 8, num_samples=count) for count in (20, 2000))
+    few, many = (
+        sampled_shapley(value_function(values), 8, num_samples=count) for count in (20, 2000)
+    )
     for sample in (few, many):
         assert sample.value.sum().item() == pytest.approx((values[-1] - values[0]).item(), abs=1e-9)
     assert many.standard_error.mean() < few.standard_error.mean() / 5
@@ -177,7 +196,9 @@ def test_twenty_players_take_no_more_operations_than_two():
             sample = sampled_shapley(value, players, num_samples=samples)
         counted.append(operations.count)
         # the square splits as w_i (w_i + sum of the others), the sum of all weights
-        torch.testing.assert_close(sample.value, weights + weights.sum() * weights / 100, rtol=0, atol=1e-9)
+        torch.testing.assert_close(
+            sample.value, weights + weights.sum() * weights / 100, rtol=0, atol=1e-9
+        )
         assert sample.num_subsets <= samples * (players - 1) + 2
     assert counted[0] == counted[1] < 200
 

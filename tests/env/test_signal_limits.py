@@ -19,7 +19,9 @@ from esper_soa.env.signals import (
 from esper_soa.state import HISTORY, GradientStats, Measurements, Signals
 
 CPU = torch.device("cpu")
-EXACT = SignalsConfig(plateau_threshold=0.5, stabilization_threshold=0.25, regression_threshold=0.25)
+EXACT = SignalsConfig(
+    plateau_threshold=0.5, stabilization_threshold=0.25, regression_threshold=0.25
+)
 TINY_LOSS = 1e-8
 
 
@@ -30,20 +32,32 @@ def doubles(*values: float) -> Tensor:
 def stats(**given: Tensor) -> GradientStats:
     """Measured gradients of one slot per number."""
     count = max(value.numel() for value in given.values())
-    fields = {name: torch.zeros(1, count, dtype=torch.float64) for name in ("l2", "health", "ratio")}
+    fields = {
+        name: torch.zeros(1, count, dtype=torch.float64) for name in ("l2", "health", "ratio")
+    }
     fields |= {name: torch.zeros(1, count, dtype=torch.bool) for name in ("vanishing", "exploding")}
     fields |= {"measured": torch.ones(1, count, dtype=torch.bool)}
-    return GradientStats(**(fields | {name: value.view(1, -1) for name, value in given.items()}), batch_size=[1, count])
+    return GradientStats(
+        **(fields | {name: value.view(1, -1) for name, value in given.items()}),
+        batch_size=[1, count],
+    )
 
 
-def recorded(signals: Signals, loss: float, accuracy: float = 10.0, cfg: SignalsConfig = EXACT) -> Signals:
+def recorded(
+    signals: Signals, loss: float, accuracy: float = 10.0, cfg: SignalsConfig = EXACT
+) -> Signals:
     """One env-step of one env; the training pass said 3 and 4."""
     gradients = stats(l2=doubles(0.0))
     measured = Measurements(
-        train_loss=doubles(3.0), train_accuracy=doubles(4.0), val_loss=doubles(loss), accuracy=doubles(accuracy)[None],
-        subset=torch.zeros(1, 1, dtype=torch.int64), ablated=torch.zeros(1, 1, dtype=torch.bool), gradients=gradients,
+        train_loss=doubles(3.0),
+        train_accuracy=doubles(4.0),
+        val_loss=doubles(loss),
+        accuracy=doubles(accuracy)[None],
+        subset=torch.zeros(1, 1, dtype=torch.int64),
+        ablated=torch.zeros(1, 1, dtype=torch.bool),
+        gradients=gradients,
         batch_size=[1],
-    )  # fmt: skip
+    )
     return record_signals(signals, measured, cfg)
 
 
@@ -63,7 +77,9 @@ def test_a_gain_right_at_the_threshold_ends_a_plateau(gain: float, plateau: int)
 
 @pytest.mark.parametrize("steps", [1, 2, 4])
 def test_stability_is_latched_at_the_env_step_that_completes_the_count(steps: int) -> None:
-    cfg, signals, latched = SignalsConfig(stabilization_steps=steps), initial_signals(1, CPU), []
+    cfg = SignalsConfig(stabilization_steps=steps)
+    signals = initial_signals(1, CPU)
+    latched = []
     for _ in range(steps + 2):
         signals = recorded(signals, 1.0, cfg=cfg)
         latched.append(bool(signals.stabilized))
@@ -89,7 +105,9 @@ def test_an_unstable_loss_starts_the_count_again_from_nothing() -> None:
         (0.5, 0.6875, 0),
     ],
 )
-def test_a_change_is_judged_relative_to_the_loss_before_it(first: float, second: float, count: int) -> None:
+def test_a_change_is_judged_relative_to_the_loss_before_it(
+    first: float, second: float, count: int
+) -> None:
     assert MIN_PREVIOUS_LOSS == TINY_LOSS
     assert history([first, second]).stable_count.tolist() == [count]
 
@@ -112,8 +130,12 @@ def test_the_env_step_counts_once_and_what_was_measured_is_kept() -> None:
     assert (signals.train_loss.tolist(), signals.train_accuracy.tolist()) == ([3.0], [4.0])
 
 
-@pytest.mark.parametrize(("steps", "window", "smallest"), [(1, 3, 20.0), (3, 3, 18.0), (4, 3, 17.0), (12, 10, 9.0)])
-def test_stable_accuracy_looks_at_recorded_env_steps_alone(steps: int, window: int, smallest: float) -> None:
+@pytest.mark.parametrize(
+    ("steps", "window", "smallest"), [(1, 3, 20.0), (3, 3, 18.0), (4, 3, 17.0), (12, 10, 9.0)]
+)
+def test_stable_accuracy_looks_at_recorded_env_steps_alone(
+    steps: int, window: int, smallest: float
+) -> None:
     falling = history([1.0] * steps, [20.0 - number for number in range(steps)])
     assert stable_accuracy(falling, window).tolist() == [smallest]
     rising = history([1.0] * steps, [20.0 + number for number in range(steps)])
@@ -127,10 +149,13 @@ def test_a_ratio_of_nothing_counts_as_a_ratio() -> None:
     slots = record_gradients(empty_slots(1, 2, CPU), stats(ratio=doubles(0.0, 0.5)))
     assert slots.gradient_ratio_known.tolist() == [[True, True]]
     slots = record_gradients(slots, stats(ratio=doubles(1.0, 0.0)))
-    torch.testing.assert_close(slots.gradient_ratio, doubles(0.1, 0.45)[None])  # 0.9 of the past and 0.1 of the new
+    # 0.9 of the past and 0.1 of the new
+    torch.testing.assert_close(slots.gradient_ratio, doubles(0.1, 0.45)[None])
 
 
-def test_ten_ratios_of_one_leave_of_a_first_ratio_of_nothing_its_weight_of_nine_tenths_each() -> None:
+def test_ten_ratios_of_one_leave_of_a_first_ratio_of_nothing_its_weight_of_nine_tenths_each() -> (
+    None
+):
     slots = record_gradients(empty_slots(1, 1, CPU), stats(ratio=doubles(0.0)))
     for _ in range(10):
         slots = record_gradients(slots, stats(ratio=doubles(1.0)))
@@ -138,13 +163,17 @@ def test_ten_ratios_of_one_leave_of_a_first_ratio_of_nothing_its_weight_of_nine_
 
 
 def test_flags_and_norms_are_those_of_the_last_measurement() -> None:
-    yes, no = torch.tensor([True]), torch.tensor([False])
+    yes = torch.tensor([True])
+    no = torch.tensor([False])
     slots = record_gradients(
-        empty_slots(1, 1, CPU), stats(l2=doubles(2.0), health=doubles(0.5), vanishing=yes, exploding=no)
+        empty_slots(1, 1, CPU),
+        stats(l2=doubles(2.0), health=doubles(0.5), vanishing=yes, exploding=no),
     )
     assert (slots.gradient_norm.item(), slots.gradient_health.item()) == (2.0, 0.5)
     assert (slots.gradient_vanishing.item(), slots.gradient_exploding.item()) == (True, False)
-    slots = record_gradients(slots, stats(l2=doubles(3.0), health=doubles(0.25), vanishing=no, exploding=yes))
+    slots = record_gradients(
+        slots, stats(l2=doubles(3.0), health=doubles(0.25), vanishing=no, exploding=yes)
+    )
     assert (slots.gradient_norm.item(), slots.gradient_health.item()) == (3.0, 0.25)
     assert (slots.gradient_vanishing.item(), slots.gradient_exploding.item()) == (False, True)
 
@@ -153,6 +182,8 @@ def test_a_health_once_remembered_stays_known() -> None:
     slots = record_gradients(empty_slots(1, 1, CPU), stats(health=doubles(0.5)))
     remembered = age_memories(slots)
     assert remembered.previous_health.item() == 0.5
-    forgotten = age_memories(remembered.replace(gradient_measured=torch.zeros(1, 1, dtype=torch.bool)))
+    forgotten = age_memories(
+        remembered.replace(gradient_measured=torch.zeros(1, 1, dtype=torch.bool))
+    )
     assert forgotten.previous_health_known.item()
     assert forgotten.previous_health.item() == 0.5

@@ -1,4 +1,6 @@
-"""What an env remembers: deltas, plateau, stability, histories, and the measurements of its seeds."""
+"""What an env remembers: deltas, plateau, stability, histories, and the measurements of its
+seeds.
+"""
 
 import math
 
@@ -29,19 +31,30 @@ def doubles(values):
 def gradients(num_envs, num_slots, **given):
     shape = (num_envs, num_slots)
     fields = {name: torch.zeros(shape, dtype=torch.float64) for name in ("l2", "health", "ratio")}
-    fields |= {name: torch.zeros(shape, dtype=torch.bool) for name in ("vanishing", "exploding", "measured")}
+    fields |= {
+        name: torch.zeros(shape, dtype=torch.bool)
+        for name in ("vanishing", "exploding", "measured")
+    }
     return GradientStats(**(fields | given), batch_size=shape)
 
 
 def measured(loss, accuracy):
-    """Measurements of one env-step of envs with these validation losses and accuracies; accuracy of row 1 is 99."""
+    """Measurements of one env-step of envs with these validation losses and accuracies; accuracy of
+    row 1 is 99.
+    """
     num_envs = len(loss)
     return Measurements(
-        train_loss=doubles(loss) + 1, train_accuracy=doubles(accuracy) / 2, val_loss=doubles(loss),
-        accuracy=torch.stack((doubles(accuracy), torch.full((num_envs,), 99.0, dtype=torch.float64)), 1),
-        subset=torch.tensor([[1, 0]]).expand(num_envs, 2), ablated=torch.ones(num_envs, 1, dtype=torch.bool),
-        gradients=gradients(num_envs, 1), batch_size=[num_envs],
-    )  # fmt: skip
+        train_loss=doubles(loss) + 1,
+        train_accuracy=doubles(accuracy) / 2,
+        val_loss=doubles(loss),
+        accuracy=torch.stack(
+            (doubles(accuracy), torch.full((num_envs,), 99.0, dtype=torch.float64)), 1
+        ),
+        subset=torch.tensor([[1, 0]]).expand(num_envs, 2),
+        ablated=torch.ones(num_envs, 1, dtype=torch.bool),
+        gradients=gradients(num_envs, 1),
+        batch_size=[num_envs],
+    )
 
 
 def record(losses, accuracies, signals=None):
@@ -141,14 +154,20 @@ def test_stable_accuracy_is_the_smallest_of_the_last_recorded():
 def attribution(contribution, was_measured):
     """One env; interaction 3 in every slot."""
     shape = (1, len(contribution))
-    per_slot = {name: torch.zeros(shape, dtype=torch.float64) for name in ("shapley", "shapley_error")}
+    per_slot = {
+        name: torch.zeros(shape, dtype=torch.float64) for name in ("shapley", "shapley_error")
+    }
     per_env = {name: torch.zeros(1, dtype=torch.float64) for name in ("total", "committed")}
     return Attribution(
-        contribution=doubles([contribution]), measured=torch.tensor([was_measured]), **per_slot, **per_env,
+        contribution=doubles([contribution]),
+        measured=torch.tensor([was_measured]),
+        **per_slot,
+        **per_env,
         interaction_sum=torch.full(shape, 3.0, dtype=torch.float64),
         pair_boost=torch.zeros(1, shape[1], shape[1], dtype=torch.float64),
-        total_known=torch.tensor([True]), batch_size=[1],
-    )  # fmt: skip
+        total_known=torch.tensor([True]),
+        batch_size=[1],
+    )
 
 
 def test_velocity_averages_changes_once_two_measurements_exist():
@@ -183,10 +202,14 @@ def test_only_measured_contributions_grow_older():
 def test_the_gradient_ratio_starts_at_its_first_value():
     slots = empty_slots(1, 2, "cpu")
     one_measured = torch.tensor([[True, False]])
-    slots = record_gradients(slots, gradients(1, 2, ratio=doubles([[0.5, 0.5]]), measured=one_measured))
+    slots = record_gradients(
+        slots, gradients(1, 2, ratio=doubles([[0.5, 0.5]]), measured=one_measured)
+    )
     assert slots.gradient_ratio.tolist() == [[0.5, 0.0]]
     # 0.9 * 0.5 + 0.1 * 1.5 = 0.6
-    slots = record_gradients(slots, gradients(1, 2, ratio=doubles([[1.5, 0.5]]), measured=one_measured))
+    slots = record_gradients(
+        slots, gradients(1, 2, ratio=doubles([[1.5, 0.5]]), measured=one_measured)
+    )
     torch.testing.assert_close(slots.gradient_ratio, doubles([[0.6, 0.0]]))
     assert slots.gradient_ratio_known.tolist() == [[True, False]]
 
@@ -194,8 +217,15 @@ def test_the_gradient_ratio_starts_at_its_first_value():
 def test_gradients_persist_until_measured_again_and_stay_finite():
     slots = empty_slots(1, 1, "cpu")
     yes = torch.tensor([[True]])
-    broken = gradients(1, 1, l2=doubles([[math.inf]]), health=doubles([[0.2]]), ratio=doubles([[math.nan]]),
-                       exploding=yes, measured=yes)  # fmt: skip
+    broken = gradients(
+        1,
+        1,
+        l2=doubles([[math.inf]]),
+        health=doubles([[0.2]]),
+        ratio=doubles([[math.nan]]),
+        exploding=yes,
+        measured=yes,
+    )
     slots = record_gradients(slots, broken)
     assert slots.gradient_norm.item() == 0.0
     assert not slots.gradient_ratio_known.item()
@@ -214,7 +244,8 @@ def test_the_next_env_step_remembers_the_health_of_this_one():
 
 
 def test_every_record_function_compiles_to_one_graph():
-    slots, stats = empty_slots(1, 2, "cpu"), gradients(1, 2)
+    slots = empty_slots(1, 2, "cpu")
+    stats = gradients(1, 2)
     calls = (
         (record_signals, (initial_signals(1, CPU), measured([1.0], [2.0]), CFG)),
         (record_attribution, (slots, attribution([1.0, 2.0], [True, False]))),
@@ -227,7 +258,8 @@ def test_every_record_function_compiles_to_one_graph():
 
 
 def test_a_gradient_ratio_of_zero_is_a_measurement():
-    slots, yes = empty_slots(1, 1, "cpu"), torch.tensor([[True]])
+    slots = empty_slots(1, 1, "cpu")
+    yes = torch.tensor([[True]])
     slots = record_gradients(slots, gradients(1, 1, ratio=doubles([[0.0]]), measured=yes))
     assert slots.gradient_ratio_known.item()
     # 0.9 * 0 + 0.1 * 0.5

@@ -1,4 +1,6 @@
-"""What a World hands out: hosts, orders, crops, streams and noise, new for every seed, round, env and env-step."""
+"""What a World hands out: hosts, orders, crops, streams and noise, new for every seed, round, env
+and env-step.
+"""
 
 import itertools
 from collections.abc import Iterable
@@ -16,15 +18,25 @@ from esper_soa.nets import data, streams
 from esper_soa.nets.config import DataConfig
 from esper_soa.nets.data import EnvStepBatches
 
-ENVS, STEPS, BATCH, TRAIN, TEST = 3, 4, 2, 6, 5
+ENVS = 3
+STEPS = 4
+BATCH = 2
+TRAIN = 6
+TEST = 5
 IMAGES = 16
 
 
 def settings(envs: int = ENVS, **data_settings: object) -> TrainConfig:
-    """Hosts that see 6 of 16 images per env-step, in batches of 2: the third env-step spans two passes."""
+    """Hosts that see 6 of 16 images per env-step, in batches of 2: the third env-step spans two
+    passes.
+    """
     cfg = tiny_settings(envs, 2, STEPS)
-    cfg.batch_size, cfg.train_samples, cfg.val_samples = BATCH, TRAIN, TEST
-    cfg.data = DataConfig(**({"name": "synthetic", "synthetic_train": IMAGES, "synthetic_test": 8} | data_settings))
+    cfg.batch_size = BATCH
+    cfg.train_samples = TRAIN
+    cfg.val_samples = TEST
+    cfg.data = DataConfig(
+        **({"name": "synthetic", "synthetic_train": IMAGES, "synthetic_test": 8} | data_settings)
+    )
     return cfg
 
 
@@ -60,7 +72,8 @@ def test_an_env_step_has_the_work_of_the_settings(world: World) -> None:
 
 def test_env_steps_go_through_all_images_before_any_comes_again(world: World) -> None:
     world.start_round(0)
-    drawn = torch.cat([feed(world, step).order for step in range(8)], 1)  # 48 images: three passes over 16
+    # 48 images: three passes over 16
+    drawn = torch.cat([feed(world, step).order for step in range(8)], 1)
     for one_pass in drawn.split(IMAGES, 1):
         assert torch.equal(one_pass.sort(1).values, torch.arange(IMAGES).expand(ENVS, IMAGES))
     orders = {tuple(order.tolist()) for one_pass in drawn.split(IMAGES, 1) for order in one_pass}
@@ -76,7 +89,8 @@ def test_an_env_step_can_be_asked_for_out_of_turn(world: World) -> None:
 
 def counters(world: World, step: int) -> set[int]:
     """What the crops of an env-step are drawn by, over all of its batches."""
-    training, work = feed(world, step), world.work(step)
+    training = feed(world, step)
+    work = world.work(step)
     first = [training.start + index * training.batch_size for index in range(work.num_batches)]
     return {start + sample for start in first for sample in range(training.batch_size)}
 
@@ -95,7 +109,9 @@ def test_images_are_those_of_the_order_under_crops_that_never_repeat(world: Worl
         images, labels = world.work(step).training.batch(world.envs, index)
         chosen = feed(world, step).order[:, BATCH * index : BATCH * (index + 1)]
         start = TRAIN * step + BATCH * index
-        expected, same = data.cut_batch(data.training_crops(world.training_bank, chosen, keys, start, True))
+        expected, same = data.cut_batch(
+            data.training_crops(world.training_bank, chosen, keys, start, True)
+        )
         assert torch.equal(images, expected)
         assert torch.equal(labels, same)
         assert torch.equal(labels, world.images.train_labels[chosen].T)
@@ -119,13 +135,22 @@ def test_without_augmentation_an_image_is_itself(world: World) -> None:
     plain.start_round(0)
     training = feed(plain, 1)
     images, _ = training.batch(plain.envs, 0)
-    mean, std = torch.tensor(plain.images.mean), torch.tensor(plain.images.std)
+    mean = torch.tensor(plain.images.mean)
+    std = torch.tensor(plain.images.std)
     for env in range(ENVS):
         picture = (plain.images.train_images[training.order[env, 0]] / 255 - mean) / std
-        torch.testing.assert_close(images[0, 3 * env : 3 * env + 3], picture.permute(2, 0, 1), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            images[0, 3 * env : 3 * env + 3], picture.permute(2, 0, 1), rtol=1e-4, atol=1e-5
+        )
 
 
-PURPOSES = (streams.DATA_ORDER, streams.AUGMENTATION, streams.HOST_INIT, streams.SEED_INIT, streams.POLICY_SAMPLE)
+PURPOSES = (
+    streams.DATA_ORDER,
+    streams.AUGMENTATION,
+    streams.HOST_INIT,
+    streams.SEED_INIT,
+    streams.POLICY_SAMPLE,
+)
 
 
 def test_every_seed_round_purpose_and_env_has_a_stream_of_its_own(world: World) -> None:
@@ -142,7 +167,9 @@ def test_a_seed_that_is_born_draws_from_the_env_step_of_its_birth(world: World) 
     keys = []
     for round_number in (0, 1):
         world.start_round(round_number)
-        keys += [world.work(step).seed_keys for step in range(STEPS)] + [world.keys(streams.SEED_INIT)]
+        keys += [world.work(step).seed_keys for step in range(STEPS)] + [
+            world.keys(streams.SEED_INIT)
+        ]
     assert all_different(keys)
     world.start_round(1)
     assert torch.equal(world.work(2).seed_keys, keys[5 + 2])
@@ -180,8 +207,11 @@ def hosts(world: World, round_number: int) -> Tensor:
     return world.weights["host", "params"].clone()
 
 
-def test_every_round_and_env_has_hosts_of_its_own_and_a_round_started_again_has_the_same(world: World) -> None:
-    first, second = hosts(world, 0), hosts(world, 1)
+def test_every_round_and_env_has_hosts_of_its_own_and_a_round_started_again_has_the_same(
+    world: World,
+) -> None:
+    first = hosts(world, 0)
+    second = hosts(world, 1)
     rows = torch.cat([first, second, hosts(build_world(settings(), CPU, seed=8), 0)])
     assert len(rows.unique(dim=0)) == 3 * ENVS
     world.weights["host", "params"].fill_(9.0)
@@ -199,7 +229,9 @@ def test_a_round_begins_with_an_empty_state(world: World) -> None:
     assert state.batch_size == (ENVS,)
 
 
-def test_all_envs_and_rounds_are_measured_on_the_same_test_images_which_the_seed_chooses(world: World) -> None:
+def test_all_envs_and_rounds_are_measured_on_the_same_test_images_which_the_seed_chooses(
+    world: World,
+) -> None:
     chosen = world.validation.order.clone()
     assert torch.equal(chosen.flatten(), data.validation_order(8, TEST, 7))
     world.start_round(4)
@@ -208,9 +240,14 @@ def test_all_envs_and_rounds_are_measured_on_the_same_test_images_which_the_seed
     assert any(not torch.equal(other, chosen) for other in others)
 
 
-def test_a_split_pass_gives_every_image_to_one_env_and_is_drawn_anew_at_every_env_step_and_round() -> None:
+def test_a_split_pass_gives_every_image_to_one_env_and_is_drawn_anew_at_every_env_step_and_round() -> (  # noqa: E501
+    None
+):
     world = build_world(settings(split=True), CPU, seed=7)
-    assert (world.sizes.train_samples, world.work(0).num_batches) == (4, 2)  # 16 images: 2 batches of 2 for each of 3
+    assert (world.sizes.train_samples, world.work(0).num_batches) == (
+        4,
+        2,
+    )  # 16 images: 2 batches of 2 for each of 3
     orders = []
     for round_number in (0, 1):
         world.start_round(round_number)

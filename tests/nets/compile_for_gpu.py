@@ -1,10 +1,12 @@
-"""Compiles every Triton kernel for GPUs without having one; a script of its own, as Triton must not interpret here.
+"""Compiles every Triton kernel for GPUs without having one; a script of its own, as Triton must not
+interpret here.
 
     python compile_for_gpu.py ARCHITECTURE... [--dtype bfloat16] [--task NAME]
 
-Stands in for the driver, lets the engine train and validate on CPU tensors, and compiles each launch instead of running
-it. Prints a JSON line per kernel and architecture: registers, bytes of a thread that did not fit them, shared memory,
-how many loads and stores there are, and how many of these move 16 bytes.
+Stands in for the driver, lets the engine train and validate on CPU tensors, and compiles each
+launch instead of running it. Prints a JSON line per kernel and architecture: registers, bytes of a
+thread that did not fit them, shared memory, how many loads and stores there are, and how many of
+these move 16 bytes.
 """
 
 import argparse
@@ -31,7 +33,10 @@ launch = jit.JITFunction.run
 TASKS = {
     "baseline": (TaskConfig(), ["r0c0", "r0c1", "r0c2"]),
     "wide": (TaskConfig(name="wide", base_channels=32), ["r0c0", "r0c1", "r0c2"]),
-    "small": (TaskConfig(name="small", base_channels=2, num_blocks=2, num_pools=1), ["r0c0", "r1c0", "r0c1"]),
+    "small": (
+        TaskConfig(name="small", base_channels=2, num_blocks=2, num_pools=1),
+        ["r0c0", "r1c0", "r0c1"],
+    ),
 }
 
 
@@ -52,12 +57,21 @@ class Device:
 
 
 class Compiler:
-    """Takes the place of launches; `found` has what came out, by kernel, the largest first where it has variants."""
+    """Takes the place of launches; `found` has what came out, by kernel, the largest first where it
+    has variants.
+    """
 
     def __init__(self) -> None:
         self.found: dict[str, dict[str, object]] = {}
 
-    def run(self, function: jit.JITFunction, *args: object, grid: object, warmup: bool, **options: object) -> None:
+    def run(
+        self,
+        function: jit.JITFunction,
+        *args: object,
+        grid: object,
+        warmup: bool,
+        **options: object,
+    ) -> None:
         kernel = launch(function, *args, grid=grid, warmup=True, **options)
         own = facts_of(kernel)
         name = function.fn.__name__
@@ -67,19 +81,30 @@ class Compiler:
 
 def facts_of(kernel: object) -> dict[str, object]:
     """What the machine code of a kernel takes."""
-    asm, metadata = kernel.asm, kernel.metadata  # type: ignore[attr-defined]
+    asm = kernel.asm  # type: ignore[attr-defined]
+    metadata = kernel.metadata
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(asm["cubin"])
         file.flush()
         command = [knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
         usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    registers, stack, local = (int(found) for found in re.findall(r"(?:REG|STACK|LOCAL):(\d+)", usage))
-    loads = widths_of(r"ld\.global[\w.:]*", asm["ptx"]) + widths_of(r"cp\.async\.c[ag][^;]*", asm["ptx"])
+    registers, stack, local = (
+        int(found) for found in re.findall(r"(?:REG|STACK|LOCAL):(\d+)", usage)
+    )
+    loads = widths_of(r"ld\.global[\w.:]*", asm["ptx"]) + widths_of(
+        r"cp\.async\.c[ag][^;]*", asm["ptx"]
+    )
     stores = widths_of(r"st\.global[\w.:]*", asm["ptx"])
     return {
-        "registers": registers, "spilled_bytes": stack + local, "shared": metadata.shared, "warps": metadata.num_warps,
-        "loads": loads.total(), "wide_loads": loads[16], "stores": stores.total(), "wide_stores": stores[16],
-    }  # fmt: skip
+        "registers": registers,
+        "spilled_bytes": stack + local,
+        "shared": metadata.shared,
+        "warps": metadata.num_warps,
+        "loads": loads.total(),
+        "wide_loads": loads[16],
+        "stores": stores.total(),
+        "wide_stores": stores[16],
+    }
 
 
 def widths_of(pattern: str, code: str) -> Counter[int]:
@@ -87,7 +112,8 @@ def widths_of(pattern: str, code: str) -> Counter[int]:
     found = Counter[int]()
     for name in re.findall(pattern, code):
         copied = re.search(r"\], 0x(\w+),", name) or re.search(r"\], (\d+)", name)
-        many, bits = re.search(r"\.v(\d)", name), re.search(r"\.[bfsu](\d+)", name)
+        many = re.search(r"\.v(\d)", name)
+        bits = re.search(r"\.[bfsu](\d+)", name)
         if name.startswith("cp"):
             found[int(copied[1], 16) if copied else 0] += 1
         else:
@@ -99,17 +125,29 @@ def a_pass(task: str, dtype: torch.dtype) -> None:
     """A training batch and a validation of two networks."""
     chosen, slots = TASKS[task]
     settings = TrainConfig(
-        envs=2, steps=1, rounds=1, batch_size=32, train_samples=32, val_samples=32, task=chosen, slots=slots,
+        envs=2,
+        steps=1,
+        rounds=1,
+        batch_size=32,
+        train_samples=32,
+        val_samples=32,
+        task=chosen,
+        slots=slots,
         data=DataConfig(name="synthetic", synthetic_train=64, synthetic_test=32),
         compute=ComputeConfig(workers=1, engine="torch"),
-    )  # fmt: skip
+    )
     world = build_world(settings, torch.device("cpu"))
-    nets, work, size = world.rules.nets._replace(precision=dtype), world.work(0), (2, len(slots))
-    yes, no = np.ones(size, dtype=bool), np.zeros(size, dtype=bool)
+    nets = world.rules.nets._replace(precision=dtype)
+    work = world.work(0)
+    size = (2, len(slots))
+    yes = np.ones(size, dtype=bool)
+    no = np.zeros(size, dtype=bool)
     seeds = ActiveSeeds(yes, no + Stage.BLENDING, no + 1, no + Blend.ADD, no, yes, yes, no, no)
     alpha = torch.ones(size, dtype=torch.float64)
     engine = GpuEngine()
-    claimed = engine.claim_(nets, world.weights, seeds.resident(torch.device("cpu")), work.seed_keys)
+    claimed = engine.claim_(
+        nets, world.weights, seeds.resident(torch.device("cpu")), work.seed_keys
+    )
     engine.train_(nets, world.weights, alpha, claimed, work.training, work.num_batches)
     engine.validate(nets, world.weights, alpha, claimed, work.validation)
 
@@ -123,10 +161,17 @@ def main() -> None:
     for architecture in asked.architectures:
         driver.set_active(Device(architecture))
         compiler = Compiler()
-        jit.JITFunction.run = lambda self, *args, own=compiler, **options: own.run(self, *args, **options)
+        jit.JITFunction.run = lambda self, *args, own=compiler, **options: own.run(
+            self, *args, **options
+        )
         a_pass(asked.task, getattr(torch, asked.dtype))
         for name, facts in sorted(compiler.found.items()):
-            place = {"kernel": name, "architecture": architecture, "dtype": asked.dtype, "task": asked.task}
+            place = {
+                "kernel": name,
+                "architecture": architecture,
+                "dtype": asked.dtype,
+                "task": asked.task,
+            }
             print(json.dumps(place | facts), flush=True)
 
 

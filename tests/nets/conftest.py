@@ -13,5 +13,7 @@ def native(_one_thread: None) -> None:
     """Native kernels can be had; skips where there is no compiler."""
     choice = choose_native("auto", CPU)
     if not choice.native:
-        assert "no C compiler" in choice.reason  # a compiler that refuses the sources is a failure, not a skip
+        assert (
+            "no C compiler" in choice.reason
+        )  # a compiler that refuses the sources is a failure, not a skip
         pytest.skip(choice.reason)

@@ -1,4 +1,5 @@
-"""Counts what an env-step launches on a GPU, without one: kernels of Triton by name, torch's operations by dispatch.
+"""Counts what an env-step launches on a GPU, without one: kernels of Triton by name, torch's
+operations by dispatch.
 
 What a StepCache keeps counts as the one replay that it is, and what lies within it apart.
 """
@@ -79,8 +80,10 @@ class Watched(StepCache):
         self.launches = launches
 
     def _advance_(self, kept: object, variant: int) -> None:
-        step, counts = kept.step, self.launches.counts  # type: ignore[attr-defined]
-        places, before = [buffer.data_ptr() for buffer in step.buffers()], counts.copy()
+        step = kept.step  # type: ignore[attr-defined]
+        counts = self.launches.counts
+        places = [buffer.data_ptr() for buffer in step.buffers()]
+        before = counts.copy()
         with SyncGuard():
             super()._advance_(kept, variant)  # type: ignore[arg-type]
         assert [buffer.data_ptr() for buffer in step.buffers()] == places

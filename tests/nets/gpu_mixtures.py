@@ -1,4 +1,6 @@
-"""Networks with all kinds of seeds at random, for tests of the GPU's kernels: rosters, weights and the plain path."""
+"""Networks with all kinds of seeds at random, for tests of the GPU's kernels: rosters, weights and
+the plain path.
+"""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -13,7 +15,17 @@ from esper_soa.nets.engines.gpu import roster
 from esper_soa.nets.host import HostShape, host_shape
 from esper_soa.nets.layers import PLAIN
 from esper_soa.nets.model.blueprints import BLUEPRINTS, Architecture
-from esper_soa.nets.model.parts import CHANNELS, NARROW, REDUCED, Conv, Depthwise, Excite, SoftNorm, Squeeze, Width
+from esper_soa.nets.model.parts import (
+    CHANNELS,
+    NARROW,
+    REDUCED,
+    Conv,
+    Depthwise,
+    Excite,
+    SoftNorm,
+    Squeeze,
+    Width,
+)
 from esper_soa.nets.pools import allocate
 from esper_soa.nets.seed_plan import THROUGH, SeedPlan, groups_of
 from esper_soa.nets.seeds import TrainingSeeds, gather_rows, scatter_rows_
@@ -21,9 +33,13 @@ from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend
 
 # Parts that no blueprint of the package has in these places.
 ODD = (
-    Architecture(13, "late norm", (Conv(Width(2), kernel=1), SoftNorm(), Conv(CHANNELS)), residual=False),
+    Architecture(
+        13, "late norm", (Conv(Width(2), kernel=1), SoftNorm(), Conv(CHANNELS)), residual=False
+    ),
     Architecture(14, "wide kernel", (Depthwise(5), Excite(Squeeze(REDUCED)), Conv(relu=False))),
-    Architecture(15, "bare", (Conv(NARROW, norm=False, relu=False), Conv(norm=False)), residual=False),
+    Architecture(
+        15, "bare", (Conv(NARROW, norm=False, relu=False), Conv(norm=False)), residual=False
+    ),
 )
 
 
@@ -34,9 +50,12 @@ def slot_shape(channels: int, odd: bool = False) -> HostShape:
     return host_shape(task, (spec,), BLUEPRINTS + ODD if odd else BLUEPRINTS)
 
 
-def mixed_plan(num_nets: int, num_slots: int, seed: int, codes: tuple[int, ...] = CNN_BLUEPRINTS) -> SeedPlan:
+def mixed_plan(
+    num_nets: int, num_slots: int, seed: int, codes: tuple[int, ...] = CNN_BLUEPRINTS
+) -> SeedPlan:
     """Seeds of all kinds at random, [N, S]."""
-    rng, size = np.random.default_rng(seed), (num_nets, num_slots)
+    rng = np.random.default_rng(seed)
+    size = (num_nets, num_slots)
     blend = rng.choice([THROUGH, Blend.ADD, Blend.MULTIPLY, Blend.GATE], size)
     detached, frozen, running = (rng.random(size) < share for share in (0.5, 0.2, 0.85))
     measured = ~frozen & (rng.random(size) < 0.7)
@@ -61,9 +80,17 @@ def random_weights(shape: HostShape, num_nets: int, seed: int) -> TensorDict:
 def planned_roster(plan: SeedPlan) -> Tensor:
     """int32 [N, S]: what roster.py makes of the env state, of a plan of the host's."""
     flags = plan.running * roster.RUNNING | (plan.blend == THROUGH) * roster.THROUGH
-    flags |= (plan.blend == Blend.MULTIPLY) * roster.MULTIPLIED | (plan.blend == Blend.GATE) * roster.GATED
-    flags |= plan.detached * roster.DETACHED | plan.frozen * roster.FROZEN | plan.measured * roster.MEASURED
-    return torch.from_numpy(np.where(plan.running, flags | plan.blueprint << roster.CODE_SHIFT, 0).astype(np.int32))
+    flags |= (plan.blend == Blend.MULTIPLY) * roster.MULTIPLIED | (
+        plan.blend == Blend.GATE
+    ) * roster.GATED
+    flags |= (
+        plan.detached * roster.DETACHED
+        | plan.frozen * roster.FROZEN
+        | plan.measured * roster.MEASURED
+    )
+    return torch.from_numpy(
+        np.where(plan.running, flags | plan.blueprint << roster.CODE_SHIFT, 0).astype(np.int32)
+    )
 
 
 class SlotResult(NamedTuple):
@@ -75,22 +102,41 @@ class SlotResult(NamedTuple):
 
 
 def plain_slot(
-    shape: HostShape, weights: TensorDict, plan: SeedPlan, alpha: Tensor, x: Tensor, upstream: Tensor
+    shape: HostShape,
+    weights: TensorDict,
+    plan: SeedPlan,
+    alpha: Tensor,
+    x: Tensor,
+    upstream: Tensor,
 ) -> SlotResult:
-    """The meaning: torch's layers by groups. x [N, B, H, W, C]; a smaller `upstream` stands behind a pool."""
+    """The meaning: torch's layers by groups. x [N, B, H, W, C]; a smaller `upstream` stands behind
+    a pool.
+    """
     num_nets = x.shape[0]
-    together = x.permute(1, 0, 4, 2, 3).flatten(1, 2).contiguous(memory_format=torch.channels_last).requires_grad_()
-    actives = [gather_rows(weights, shape, group, alpha) for group in groups_of(plan, np.arange(num_nets), x.device)]
+    together = (
+        x.permute(1, 0, 4, 2, 3)
+        .flatten(1, 2)
+        .contiguous(memory_format=torch.channels_last)
+        .requires_grad_()
+    )
+    actives = [
+        gather_rows(weights, shape, group, alpha)
+        for group in groups_of(plan, np.arange(num_nets), x.device)
+    ]
     seeds = TrainingSeeds(actives, num_nets)
     out = seeds.fill(PLAIN, 0, together, upstream.shape[2] != x.shape[2])
     behind = upstream.permute(1, 0, 4, 2, 3).flatten(1, 2)
     leaves = [together, *(leaf for leaf in seeds.leaves if leaf.requires_grad)]
     first, *found = torch.autograd.grad(out, leaves, behind)
     kept = allocate(shape, num_nets, x.device, torch.float32)
-    trained = [active for active, leaf in zip(actives, seeds.leaves, strict=True) if leaf.requires_grad]
+    trained = [
+        active for active, leaf in zip(actives, seeds.leaves, strict=True) if leaf.requires_grad
+    ]
     for active, values in zip(trained, found, strict=True):
         scatter_rows_(kept, shape, replace(active, params=values))
-    return SlotResult(per_net(out.detach(), num_nets), per_net(first, num_nets), kept["seeds", "r0c0", "params"])
+    return SlotResult(
+        per_net(out.detach(), num_nets), per_net(first, num_nets), kept["seeds", "r0c0", "params"]
+    )
 
 
 def per_net(x: Tensor, num_nets: int) -> Tensor:

@@ -1,4 +1,6 @@
-"""Stands in for what makes CUDA graphs in torch.cuda, where there is no GPU: captures run, replays do nothing."""
+"""Stands in for what makes CUDA graphs in torch.cuda, where there is no GPU: captures run, replays
+do nothing.
+"""
 
 import warnings
 from collections.abc import Iterator
@@ -7,14 +9,18 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-EMPTY = "The CUDA Graph is empty. This usually means that the graph was attempted to be captured on wrong device"
+EMPTY = (
+    "The CUDA Graph is empty. This usually means that the graph was attempted to be captured "
+    "on wrong device"
+)
 
 
 class Graph:
     """In place of torch.cuda.CUDAGraph; words: what it warns of at the end of a capture."""
 
     def __init__(self, happened: list[str], words: str) -> None:
-        self.happened, self.words = happened, words
+        self.happened = happened
+        self.words = words
 
     def capture_begin(self, pool: str) -> None:
         self.happened.append(f"begin in {pool}")
@@ -29,7 +35,9 @@ class Graph:
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, words: str = "") -> list[str]:
-    """From here on what is asked of torch.cuda goes into the list, in order; every capture warns of `words`."""
+    """From here on what is asked of torch.cuda goes into the list, in order; every capture warns of
+    `words`.
+    """
     asked: list[str] = []
 
     @contextmanager
@@ -43,6 +51,8 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, words: str = "") -> list[str]:
     monkeypatch.setattr(torch.cuda, "Stream", lambda: "stream")
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: asked.append("wait"))
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: pytest.fail("the cache of the allocator was given back"))
+    monkeypatch.setattr(
+        torch.cuda, "empty_cache", lambda: pytest.fail("the cache of the allocator was given back")
+    )
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: Graph(asked, words))
     return asked

@@ -1,7 +1,8 @@
-"""Several batches to an optimiser step: a step is that of the mean gradient, taken whole or not at all.
+"""Several batches to an optimiser step: a step is that of the mean gradient, taken whole or not at
+all.
 
-That it is what a plain loop with torch.optim.SGD does is shown in test_batch_equals_loop.py, and that other engines do
-the same in test_fused.py and test_triton_engine.py.
+That it is what a plain loop with torch.optim.SGD does is shown in test_batch_equals_loop.py, and
+that other engines do the same in test_fused.py and test_triton_engine.py.
 """
 
 import numpy as np
@@ -31,11 +32,19 @@ def accumulating(world: World, count: int) -> World:
 def made(batches: int) -> World:
     """Three hosts with weights of some size; batches that differ from env to env."""
     settings = TrainConfig(
-        envs=3, steps=4, rounds=1, batch_size=6, train_samples=6 * batches, val_samples=7, slots=["r0c0"],
-        task=TaskConfig(base_channels=4, gradient_stride=2), compute=ComputeConfig(workers=1, engine="torch"),
+        envs=3,
+        steps=4,
+        rounds=1,
+        batch_size=6,
+        train_samples=6 * batches,
+        val_samples=7,
+        slots=["r0c0"],
+        task=TaskConfig(base_channels=4, gradient_stride=2),
+        compute=ComputeConfig(workers=1, engine="torch"),
         data=DataConfig(name="synthetic", synthetic_train=80, synthetic_test=41),
-    )  # fmt: skip
-    world, g = build_world(settings, CPU), torch.Generator().manual_seed(3)
+    )
+    world = build_world(settings, CPU)
+    g = torch.Generator().manual_seed(3)
     for rows in (world.weights["host", "params"], world.weights["host", "momentum"]):
         rows.copy_(0.2 * torch.randn(rows.shape, generator=g))
     return world
@@ -47,7 +56,8 @@ def no_seeds(world: World) -> ActiveSeeds:
 
 
 def trained(world: World, engine: TorchEngine, weights: TensorDict, batches: int) -> TrainReport:
-    seeds, alpha = no_seeds(world), torch.zeros(world.sizes.num_envs, len(world.rules.nets.shape.slots))
+    seeds = no_seeds(world)
+    alpha = torch.zeros(world.sizes.num_envs, len(world.rules.nets.shape.slots))
     return engine.train_(world.rules.nets, weights, alpha, seeds, world.work(0).training, batches)
 
 
@@ -60,7 +70,9 @@ def test_steps_on_static_buffers_are_the_same_to_the_bit(precision: torch.dtype)
         reset_loss_scales_(world.weights)
     weights = [world.weights.clone() for _ in range(2)]
     engines = TorchEngine(), TorchEngine(steps=StepCache(capture=False))
-    plain, kept = (trained(world, engine, mine, 6) for engine, mine in zip(engines, weights, strict=True))
+    plain, kept = (
+        trained(world, engine, mine, 6) for engine, mine in zip(engines, weights, strict=True)
+    )
     assert torch.equal(plain.loss, kept.loss)
     assert torch.equal(plain.accuracy, kept.accuracy)
     for path, rows in weights[0].items(include_nested=True, leaves_only=True):
@@ -76,19 +88,27 @@ def test_an_overflow_in_any_batch_undoes_the_whole_step() -> None:
     world.weights["loss_scale"][1] = torch.finfo(torch.float32).max
     weights = world.weights.clone()
     trained(world, TorchEngine(), weights, 3)
-    moved = [bool((weights["host", "params"][env] != world.weights["host", "params"][env]).any()) for env in range(3)]
+    moved = [
+        bool((weights["host", "params"][env] != world.weights["host", "params"][env]).any())
+        for env in range(3)
+    ]
     assert moved == [True, False, True]
     for name in ("momentum", "statistics"):
         assert torch.equal(weights["host", name][1], world.weights["host", name][1])
 
 
 def test_two_equal_batches_to_a_step_are_as_one() -> None:
-    """The mean of two equal gradients is that gradient; only the running statistics have moved twice."""
+    """The mean of two equal gradients is that gradient; only the running statistics have moved
+    twice.
+    """
     world = made(2)
-    twice, once = world.weights.clone(), world.weights.clone()
+    twice = world.weights.clone()
+    once = world.weights.clone()
     feed = world.work(0).training
     again = feed._replace(order=feed.order[:, :6].repeat(1, 2), augment=False)
-    seeds, alpha, nets = no_seeds(world), torch.zeros(3, 1), world.rules.nets
+    seeds = no_seeds(world)
+    alpha = torch.zeros(3, 1)
+    nets = world.rules.nets
     TorchEngine().train_(nets._replace(accumulate=2), twice, alpha, seeds, again, 2)
     TorchEngine().train_(nets, once, alpha, seeds, again, 1)
     for name in ("params", "momentum"):
@@ -98,7 +118,10 @@ def test_two_equal_batches_to_a_step_are_as_one() -> None:
 
 
 def test_images_that_make_no_whole_steps_are_refused() -> None:
-    with pytest.raises(SettingError, match=r"train_samples=64: must be a multiple of batch_size=16 times accumulate=3"):
+    with pytest.raises(
+        SettingError,
+        match=r"train_samples=64: must be a multiple of batch_size=16 times accumulate=3",
+    ):
         TrainConfig(batch_size=16, train_samples=64, accumulate=3)
     offered = [spec.name for spec in host_slots(TaskConfig())][:1]
     split = DataConfig(name="synthetic", synthetic_train=80, synthetic_test=41, split=True)

@@ -1,4 +1,6 @@
-"""A blueprint is one entry: forward pass, parameters, initial values, counts and FLOP follow from its parts."""
+"""A blueprint is one entry: forward pass, parameters, initial values, counts and FLOP follow from
+its parts.
+"""
 
 import io
 from collections.abc import Callable
@@ -55,12 +57,16 @@ from esper_soa.ops.collect import Episode, Player, Round
 from esper_soa.ops.progress import Progress
 from esper_soa.vocabulary import BLUEPRINT_NAMES, CNN_BLUEPRINTS, NUM_BLUEPRINTS, Blend, Blueprint
 
-NETS, BATCH, SIDE = 3, 2, 6
+NETS = 3
+BATCH = 2
+SIDE = 6
 TWICE = Architecture(NUM_BLUEPRINTS, "twice", (Conv(kernel=1), Conv(kernel=1)))
 EXTENDED = (*BLUEPRINTS, TWICE)
 
 
-def drawn(blueprint: Architecture, channels: int, dtype: torch.dtype = torch.float64) -> tuple[list[Tensor], Tensor]:
+def drawn(
+    blueprint: Architecture, channels: int, dtype: torch.dtype = torch.float64
+) -> tuple[list[Tensor], Tensor]:
     """Parameters of some size of seeds of a blueprint, and features [B, n*C, H, W]."""
     g = torch.Generator().manual_seed(5)
     table = seed_table(blueprint, channels)
@@ -86,14 +92,18 @@ def attention(x: Tensor, squeeze: Tensor, excite: Tensor, bias: Tensor) -> Tenso
     return x * factor.flatten(1)[..., None, None]
 
 
-def bottleneck(x: Tensor, down: Tensor, middle: Tensor, up: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+def bottleneck(
+    x: Tensor, down: Tensor, middle: Tensor, up: Tensor, scale: Tensor, shift: Tensor
+) -> Tensor:
     narrow = F.relu(PLAIN.conv2d(F.relu(PLAIN.conv2d(x, down)), middle))
     return x + norm(PLAIN.conv2d(narrow, up), scale, shift)
 
 
 FORMULAS: dict[str, Callable[..., Tensor]] = {
     "noop": lambda x: x,
-    "norm": lambda x, s, a, b: x + batched.per_channel(torch.tanh(s), a.shape[1]) * (norm(x, a, b) - x),
+    "norm": lambda x, s, a, b: (
+        x + batched.per_channel(torch.tanh(s), a.shape[1]) * (norm(x, a, b) - x)
+    ),
     "attention": attention,
     "depthwise": lambda x, depth, *point: x + layer(batched.depthwise_conv2d(x, depth), *point),
     "bottleneck": bottleneck,
@@ -109,12 +119,15 @@ FORMULAS: dict[str, Callable[..., Tensor]] = {
 def test_a_seed_is_its_formula_to_the_bit(blueprint: Architecture, dtype: torch.dtype) -> None:
     for channels in (8, 40):
         parameters, x = drawn(blueprint, channels, dtype)
-        assert torch.equal(seed_forward(PLAIN, blueprint, parameters, x), FORMULAS[blueprint.name](x, *parameters))
+        assert torch.equal(
+            seed_forward(PLAIN, blueprint, parameters, x), FORMULAS[blueprint.name](x, *parameters)
+        )
 
 
 def test_a_gate_is_its_formula_to_the_bit() -> None:
     g = torch.Generator().manual_seed(5)
-    rows, x = torch.randn(NETS, gate_table(8).total, generator=g), torch.randn(BATCH, NETS * 8, SIDE, SIDE, generator=g)
+    rows = torch.randn(NETS, gate_table(8).total, generator=g)
+    x = torch.randn(BATCH, NETS * 8, SIDE, SIDE, generator=g)
     first, first_bias, second, second_bias = gate_table(8).unpack(rows)
     hidden = F.relu(batched.linear(batched.spatial_mean(x, NETS), first, first_bias))
     wanted = torch.sigmoid(batched.linear(hidden, second, second_bias)).squeeze(-1)
@@ -127,8 +140,8 @@ def test_the_blueprints_of_the_package_have_the_codes_and_names_of_the_vocabular
     assert num_codes(BLUEPRINTS) == NUM_BLUEPRINTS
 
 
-# Of a seed in a slot of 16 channels, of one stream: its first number, that in the middle, and the last before a norm at
-# its end.
+# Of a seed in a slot of 16 channels, of one stream: its first number, that in the middle, and the
+# last before a norm at its end.
 STARTS = {
     "conv_light": (0.04835518384370166, 0.03276682054441733, -0.06385441469225057),
     "attention": (0.14506554720781478, 0.0, 0.0),
@@ -153,10 +166,16 @@ def test_only_what_an_entry_names_is_cleared_where_a_seed_is_germinated_with_mul
     keys = streams.stream_keys(11, streams.SEED_INIT, (0,), torch.arange(1))
     for blueprint in EXTENDED[1:]:
         added, multiplied = (
-            seed_table(blueprint, 8).unpack(initial_seeds(blueprint, 8, keys, torch.tensor([flag]), torch.float64))
+            seed_table(blueprint, 8).unpack(
+                initial_seeds(blueprint, 8, keys, torch.tensor([flag]), torch.float64)
+            )
             for flag in (False, True)
         )
-        changed = [place for place, pair in enumerate(zip(added, multiplied, strict=True)) if not torch.equal(*pair)]
+        changed = [
+            place
+            for place, pair in enumerate(zip(added, multiplied, strict=True))
+            if not torch.equal(*pair)
+        ]
         assert changed == ([2] if blueprint.name == "attention" else [])
         assert all((multiplied[place] == 0).all() for place in changed)
 
@@ -166,10 +185,13 @@ def test_only_what_an_entry_names_is_cleared_where_a_seed_is_germinated_with_mul
 
 @pytest.mark.parametrize("channels", [1, 8, 24, 64])
 @pytest.mark.parametrize("blueprint", EXTENDED[1:], ids=lambda one: one.name)
-def test_flop_and_parameters_of_a_seed_are_those_that_torch_counts(blueprint: Architecture, channels: int) -> None:
+def test_flop_and_parameters_of_a_seed_are_those_that_torch_counts(
+    blueprint: Architecture, channels: int
+) -> None:
     task = TaskConfig(base_channels=channels, num_blocks=2, num_pools=2)
     shape = host_shape(task, enabled_slots(task, ["r1c0"]), EXTENDED)
-    table, x = seed_table(blueprint, channels), torch.empty(1, channels, 16, 16, device="meta")
+    table = seed_table(blueprint, channels)
+    x = torch.empty(1, channels, 16, 16, device="meta")
     parameters = table.unpack(torch.empty(1, table.total, device="meta"))
     found = training_flop(shape, CPU).seed[0, blueprint.code]
     assert found == 3 * counted(lambda: seed_forward(PLAIN, blueprint, parameters, x))
@@ -211,7 +233,9 @@ class Nobody:
 def test_flop_and_tables_of_a_host_are_those_of_its_forward_pass(task: TaskConfig) -> None:
     shape = host_shape(task, enabled_slots(task, ["r0c0"]))
     parameters = shape.parameters.unpack(torch.rand(1, shape.parameters.total))
-    statistics = [row.reshape(-1) for row in shape.statistics.unpack(torch.ones(1, shape.statistics.total))]
+    statistics = [
+        row.reshape(-1) for row in shape.statistics.unpack(torch.ones(1, shape.statistics.total))
+    ]
     images = torch.rand(2, 3, 32, 32)
     found = counted(lambda: train_forward(PLAIN, shape, parameters, statistics, images, Nobody()))
     assert training_flop(shape, CPU).host == 3 * found / 2  # of two images
@@ -224,18 +248,26 @@ def test_flop_and_tables_of_a_host_are_those_of_its_forward_pass(task: TaskConfi
 def test_every_part_can_stand_anywhere() -> None:
     squeeze = Squeeze(REDUCED, bias_start=Start(3.0))
     parts: tuple[Part, ...] = (
-        Conv(Width(times=4), kernel=1, norm=False), Depthwise(kernel=5), SoftNorm(), Excite(squeeze),
-        Conv(NARROW, relu=False), Conv(CHANNELS, kernel=5, norm=False, relu=False, start=ZEROS),
-    )  # fmt: skip
+        Conv(Width(times=4), kernel=1, norm=False),
+        Depthwise(kernel=5),
+        SoftNorm(),
+        Excite(squeeze),
+        Conv(NARROW, relu=False),
+        Conv(CHANNELS, kernel=5, norm=False, relu=False, start=ZEROS),
+    )
     for residual in (True, False):
         wide = Architecture(20, "wide", parts, residual)
         assert wide.widths(16) == [16, 64, 64, 64, 64, 8, 16]
         parameters, x = drawn(wide, 16)
         out = seed_forward(PLAIN, wide, parameters, x)
-        down, depth, strength, scale, shift, w1, b1, w2, b2, mid, mid_scale, mid_shift, up = parameters
+        down, depth, strength, scale, shift, w1, b1, w2, b2, mid, mid_scale, mid_shift, up = (
+            parameters
+        )
         y = batched.depthwise_conv2d(F.relu(PLAIN.conv2d(x, down)), depth)
         y = FORMULAS["norm"](y, strength, scale, shift)
-        factor = torch.sigmoid(batched.linear(F.relu(batched.linear(batched.spatial_mean(y, NETS), w1, b1)), w2, b2))
+        factor = torch.sigmoid(
+            batched.linear(F.relu(batched.linear(batched.spatial_mean(y, NETS), w1, b1)), w2, b2)
+        )
         y = y * factor.flatten(1)[..., None, None]
         y = PLAIN.conv2d(norm(PLAIN.conv2d(y, mid), mid_scale, mid_shift), up)
         assert torch.equal(out, x + y if residual else y)
@@ -243,21 +275,30 @@ def test_every_part_can_stand_anywhere() -> None:
 
 def test_a_seed_of_one_layer_is_found_by_its_parts() -> None:
     found = {one.name: one.single_layer for one in EXTENDED}
-    assert {name for name, layer_ in found.items() if layer_ is not None} == {"conv_light", "conv_small"}
+    assert {name for name, layer_ in found.items() if layer_ is not None} == {
+        "conv_light",
+        "conv_small",
+    }
     mine = Architecture(14, "mine", (Conv(kernel=5, relu=False),))
     assert mine.single_layer == mine.parts[0]
     assert Architecture(14, "bare", (Conv(norm=False),)).single_layer is None
     assert Architecture(14, "instead", (Conv(),), residual=False).single_layer is None
 
 
-@pytest.mark.parametrize("parts", [(Conv(kernel=5, relu=False),), (Conv(kernel=1), Conv(kernel=1)), (SoftNorm(),)])
-def test_a_seed_blended_in_by_add_is_moved_by_alpha_towards_its_output(parts: tuple[Part, ...]) -> None:
+@pytest.mark.parametrize(
+    "parts", [(Conv(kernel=5, relu=False),), (Conv(kernel=1), Conv(kernel=1)), (SoftNorm(),)]
+)
+def test_a_seed_blended_in_by_add_is_moved_by_alpha_towards_its_output(
+    parts: tuple[Part, ...],
+) -> None:
     mine = Architecture(14, "mine", parts, residual=not isinstance(parts[0], SoftNorm))
     parameters, x = drawn(mine, 8)
     alpha = torch.tensor([0.0, 0.25, 1.0], dtype=torch.float64)
     share = batched.per_channel(alpha, 8)
     wanted = x + share * (seed_forward(PLAIN, mine, parameters, x) - x)
-    torch.testing.assert_close(seed_added(PLAIN, mine, parameters, x, alpha, detached=False), wanted)
+    torch.testing.assert_close(
+        seed_added(PLAIN, mine, parameters, x, alpha, detached=False), wanted
+    )
     pooled = seed_added(PLAIN, mine, parameters, x, alpha, detached=False, pooled=True)
     torch.testing.assert_close(pooled, F.max_pool2d(wanted, 2))
 
@@ -265,27 +306,42 @@ def test_a_seed_blended_in_by_add_is_moved_by_alpha_towards_its_output(parts: tu
 @pytest.mark.parametrize(
     ("made", "words"),
     [
-        (lambda: Architecture(14, "odd", (Conv(NARROW),)), "blueprint odd: its parts turn 1 channels into 8"),
-        (lambda: Architecture(14, "odd", (Conv(Width(times=2)),)), "blueprint odd: its parts turn 1 channels into 2"),
-        (lambda: Architecture(14, "odd", (Conv(Width(over=2)),)), "blueprint odd: its parts turn 24 channels into 12"),
+        (
+            lambda: Architecture(14, "odd", (Conv(NARROW),)),
+            "blueprint odd: its parts turn 1 channels into 8",
+        ),
+        (
+            lambda: Architecture(14, "odd", (Conv(Width(times=2)),)),
+            "blueprint odd: its parts turn 1 channels into 2",
+        ),
+        (
+            lambda: Architecture(14, "odd", (Conv(Width(over=2)),)),
+            "blueprint odd: its parts turn 24 channels into 12",
+        ),
         (lambda: Conv(kernel=2), "a kernel of 2 pixels: must be odd"),
         (lambda: Depthwise(kernel=4), "a kernel of 4 pixels: must be odd"),
     ],
 )
-def test_parts_that_do_not_fit_are_refused_while_building(made: Callable[[], object], words: str) -> None:
+def test_parts_that_do_not_fit_are_refused_while_building(
+    made: Callable[[], object], words: str
+) -> None:
     with pytest.raises(ValueError, match=words):
         made()
 
 
 def test_a_code_without_a_blueprint_is_refused_by_name() -> None:
-    with pytest.raises(LookupError, match="no blueprint has the code 8: 0 noop, 1 conv_light, .*, 13 twice$"):
+    with pytest.raises(
+        LookupError, match="no blueprint has the code 8: 0 noop, 1 conv_light, .*, 13 twice$"
+    ):
         of_code(EXTENDED, 8)
 
 
 @pytest.mark.parametrize("code", [-1, 7])
 def test_a_code_that_is_taken_or_none_is_refused_by_name(code: int) -> None:
     slots = enabled_slots(TaskConfig(), ["r0c0"])
-    with pytest.raises(ValueError, match=f"blueprint mine: its code {code} must be .* 7 by conv_heavy$"):
+    with pytest.raises(
+        ValueError, match=f"blueprint mine: its code {code} must be .* 7 by conv_heavy$"
+    ):
         host_shape(TaskConfig(), slots, (*BLUEPRINTS, Architecture(code, "mine", (Conv(),))))
 
 
@@ -295,9 +351,10 @@ def test_the_gradient_of_a_new_blueprint_is_that_of_its_formula() -> None:
     for leaf in leaves:
         leaf.requires_grad_()
     target = torch.randn(x.shape, generator=torch.Generator().manual_seed(6), dtype=x.dtype)
-    grads = [torch.autograd.grad(out, leaves, target) for out in (
-        seed_forward(PLAIN, TWICE, parameters, x), FORMULAS["twice"](x, *parameters)
-    )]  # fmt: skip
+    grads = [
+        torch.autograd.grad(out, leaves, target)
+        for out in (seed_forward(PLAIN, TWICE, parameters, x), FORMULAS["twice"](x, *parameters))
+    ]
     for ours, theirs in zip(*grads, strict=True):
         torch.testing.assert_close(ours, theirs)
         assert ours.abs().sum() > 0
@@ -307,17 +364,21 @@ def test_the_rows_of_a_slot_are_as_wide_as_the_widest_of_its_blueprints() -> Non
     task = TaskConfig()
     slots = enabled_slots(task, ["r0c0"])
     deep = Architecture(14, "deep", (Conv(), Conv(), Conv()))
-    plain, extended = host_shape(task, slots), host_shape(task, slots, (*BLUEPRINTS, deep))
+    plain = host_shape(task, slots)
+    extended = host_shape(task, slots, (*BLUEPRINTS, deep))
     assert row_layout(plain, 0).seed == 2 * (9 * 64 + 16)
     assert row_layout(extended, 0).seed == 3 * (9 * 64 + 16)
 
 
 def extended_world(cfg: TrainConfig, blueprints: Blueprints, allowed: int | None = None) -> World:
-    """A world in whose hosts `blueprints` can grow; allowed: the one code that may be germinated."""
+    """A world in whose hosts `blueprints` can grow; allowed: the one code that may be
+    germinated.
+    """
     rules = build_rules(cfg, CPU)
     shape: HostShape = host_shape(cfg.task, enabled_slots(cfg.task, list(cfg.slots)), blueprints)
     rules = rules._replace(
-        nets=rules.nets._replace(shape=shape), reward=RewardSettings(cfg.reward, parameter_table(shape, CPU), cfg.steps)
+        nets=rules.nets._replace(shape=shape),
+        reward=RewardSettings(cfg.reward, parameter_table(shape, CPU), cfg.steps),
     )
     if allowed is not None:
         rules = rules._replace(blueprints=torch.arange(NUM_BLUEPRINTS) == allowed)
@@ -329,9 +390,10 @@ def extended_world(cfg: TrainConfig, blueprints: Blueprints, allowed: int | None
 def test_hosts_train_with_seeds_of_a_new_blueprint(blend: int) -> None:
     world = extended_world(tiny_settings(2, 2, 4), EXTENDED)
     topology = Topology(
-        torch.tensor([[TWICE.code, -1], [Blueprint.NORM, TWICE.code]]), torch.full((2, 2), blend),
+        torch.tensor([[TWICE.code, -1], [Blueprint.NORM, TWICE.code]]),
+        torch.full((2, 2), blend),
         torch.tensor([[0.5, 0.0], [1.0, 0.7]], dtype=torch.float64),
-    )  # fmt: skip
+    )
     episode = Episode(world, Player(RandomPolicy(), None), Round(0, quiet(), topology=topology))
     pool = world.weights["seeds", world.rules.nets.shape.slots[0].name, "params"]
     before = pool.clone()
@@ -355,7 +417,10 @@ def test_a_new_blueprint_on_a_free_code_is_germinated_trained_and_counted_in_an_
     result, _ = episode.finish()
     assert result.seeds["germinated"] > 0
     counts = world.rules.reward.counts
-    sizes = {float(counts.host), *(counts.host + float(counts.seed[slot, free]) for slot in range(2))}
+    sizes = {
+        float(counts.host),
+        *(counts.host + float(counts.seed[slot, free]) for slot in range(2)),
+    }
     assert len(sizes) == 3
     slots = episode.env.state.slots
     assert set(slots.blueprint[slots.live].tolist()) <= {free}

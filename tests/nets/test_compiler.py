@@ -13,10 +13,14 @@ CLANG = ("__clang__ 1", "__GNUC__ 4", '__VERSION__ "Debian Clang 14.0.6"')
 
 
 def stand_in(folder: Path, macros: tuple[str, ...]) -> str:
-    """A compiler that has these macros, and writes what it is told to do into what it should make."""
+    """A compiler that has these macros, and writes what it is told to do into what it should
+    make.
+    """
     said = "".join(f"echo '#define {macro}'\n" for macro in macros)
     path = folder / "cc"
-    path.write_text(f'#!/bin/sh\ncase "$*" in *-dM*)\n{said}exit;; esac\necho "$*" > {folder}/nets.so\n')
+    path.write_text(
+        f'#!/bin/sh\ncase "$*" in *-dM*)\n{said}exit;; esac\necho "$*" > {folder}/nets.so\n'
+    )
     path.chmod(0o700)
     return str(path)
 
@@ -24,8 +28,16 @@ def stand_in(folder: Path, macros: tuple[str, ...]) -> str:
 @pytest.mark.parametrize(
     ("macros", "kind", "own"),
     [
-        ((*GCC, "__x86_64__ 1"), ("gcc", "x86_64", "12.2.0"), ("-fno-predictive-commoning", "-march=native")),
-        ((*GCC, "__aarch64__ 1"), ("gcc", "aarch64", "12.2.0"), ("-fno-predictive-commoning", "-mcpu=native")),
+        (
+            (*GCC, "__x86_64__ 1"),
+            ("gcc", "x86_64", "12.2.0"),
+            ("-fno-predictive-commoning", "-march=native"),
+        ),
+        (
+            (*GCC, "__aarch64__ 1"),
+            ("gcc", "aarch64", "12.2.0"),
+            ("-fno-predictive-commoning", "-mcpu=native"),
+        ),
         (
             (*CLANG, "__x86_64__ 1"),
             ("clang", "x86_64", "Debian Clang 14.0.6"),
@@ -81,15 +93,23 @@ def test_a_compiler_that_answers_with_an_error_is_named(tmp_path: Path) -> None:
 # --- processors
 
 X86 = "processor : 0\nmodel name\t: A\ncpu MHz : {mhz}\nflags\t\t: fpu avx2 fma\n"
-ARM = "processor : 0\nBogoMIPS : 50\nFeatures : fp asimd\nCPU implementer : 0x41\nCPU part : {part}\n"
+ARM = (
+    "processor : 0\nBogoMIPS : 50\nFeatures : fp asimd\nCPU implementer : 0x41\nCPU part : {part}\n"
+)
 
 
 def test_a_processor_is_its_machine_its_features_and_what_compilers_look_at() -> None:
     found = processor.processor_of("x86_64", 2 * X86.format(mhz=2000.1))
     assert found[:2] == ("x86_64", {"fpu", "avx2", "fma"})
     assert found.kind == processor.processor_of("x86_64", X86.format(mhz=2400.0)).kind
-    assert found.kind != processor.processor_of("x86_64", X86.format(mhz=2000.1).replace(": A", ": B")).kind
-    assert found.kind != processor.processor_of("x86_64", X86.format(mhz=2000.1).replace("fma", "fma f16c")).kind
+    assert (
+        found.kind
+        != processor.processor_of("x86_64", X86.format(mhz=2000.1).replace(": A", ": B")).kind
+    )
+    assert (
+        found.kind
+        != processor.processor_of("x86_64", X86.format(mhz=2000.1).replace("fma", "fma f16c")).kind
+    )
     arm = processor.processor_of("aarch64", ARM.format(part="0xd0c"))
     assert arm[:2] == ("aarch64", {"fp", "asimd"})
     assert arm.kind != processor.processor_of("aarch64", ARM.format(part="0xd40")).kind

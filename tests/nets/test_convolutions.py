@@ -28,7 +28,9 @@ def given(nets: int, kernel: int, bias: bool) -> list[Tensor]:
 
 
 def results(way: str, inputs: list[Tensor]) -> list[Tensor]:
-    """Output and the gradients of all inputs, of a loss in which every output counts differently."""
+    """Output and the gradients of all inputs, of a loss in which every output counts
+    differently.
+    """
     leaves = [tensor.clone().requires_grad_() for tensor in inputs]
     out = layers(way).conv2d(*leaves)
     assert out.is_contiguous(memory_format=torch.channels_last)
@@ -40,14 +42,17 @@ def results(way: str, inputs: list[Tensor]) -> list[Tensor]:
 @pytest.mark.parametrize("nets", [1, 3])
 @pytest.mark.parametrize("kernel", [1, 3, 5])
 @pytest.mark.parametrize("bias", [False, True])
-def test_every_way_equals_the_grouped_convolution(way: str, nets: int, kernel: int, bias: bool) -> None:
+def test_every_way_equals_the_grouped_convolution(
+    way: str, nets: int, kernel: int, bias: bool
+) -> None:
     inputs = given(nets, kernel, bias)
     for ours, wanted in zip(results(way, inputs), results("channels_last", inputs), strict=True):
         torch.testing.assert_close(ours, wanted, rtol=0, atol=1e-12)
 
 
 def test_images_that_networks_share_stay_one_dense_convolution() -> None:
-    x, weight = torch.randn(2, 3, 5, 6), torch.randn(4, 2, 3, 3, 3)
+    x = torch.randn(2, 3, 5, 6)
+    weight = torch.randn(4, 2, 3, 3, 3)
     apart = torch.cat([torch.conv2d(x, one, padding=1) for one in weight], dim=1)
     for way in CONVOLUTIONS:
         torch.testing.assert_close(layers(way).conv2d(x, weight), apart)

@@ -1,4 +1,6 @@
-"""Which images are drawn, how they are cropped and normalised, and that no env notices the others."""
+"""Which images are drawn, how they are cropped and normalised, and that no env notices the
+others.
+"""
 
 import pytest
 import torch
@@ -27,7 +29,8 @@ from esper_soa.nets.data import (
 from esper_soa.nets.datasets import ImageSet
 from esper_soa.nets.streams import AUGMENTATION, DATA_ORDER, integers, stream_keys
 
-MEAN, STD = (0.1, 0.2, 0.3), (0.5, 0.25, 0.125)
+MEAN = (0.1, 0.2, 0.3)
+STD = (0.5, 0.25, 0.125)
 
 
 def training_order(keys: torch.Tensor, dataset_size: int, start: int, count: int) -> torch.Tensor:
@@ -53,8 +56,12 @@ def keys(purpose: int, envs: range) -> torch.Tensor:
 
 
 def slow_crop(image: torch.Tensor, crop: int) -> torch.Tensor:
-    """[3, 32, 32] of crop number `crop` of one image, by plain loops: pad, cut, mirror, normalise."""
-    mirrored, top, left = crop // 81, crop // 9 % 9, crop % 9
+    """[3, 32, 32] of crop number `crop` of one image, by plain loops: pad, cut, mirror,
+    normalise.
+    """
+    mirrored = crop // 81
+    top = crop // 9 % 9
+    left = crop % 9
     source = image.tolist()
     black = [0, 0, 0]
     padded = [[black] * 40 for _ in range(40)]
@@ -62,9 +69,9 @@ def slow_crop(image: torch.Tensor, crop: int) -> torch.Tensor:
         for column in range(32):
             padded[row + 4][column + 4] = source[row][31 - column if mirrored else column]
     cut = [line[left : left + 32] for line in padded[top : top + 32]]
-    return (torch.tensor(cut).permute(2, 0, 1) / 255 - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[
-        :, None, None
-    ]
+    return (
+        torch.tensor(cut).permute(2, 0, 1) / 255 - torch.tensor(MEAN)[:, None, None]
+    ) / torch.tensor(STD)[:, None, None]
 
 
 def test_an_order_is_a_permutation_in_every_pass() -> None:
@@ -72,20 +79,24 @@ def test_an_order_is_a_permutation_in_every_pass() -> None:
     assert order.dtype == torch.int64
     for one_pass in order.split(11, dim=1):
         assert torch.equal(one_pass.sort(dim=1).values, torch.arange(11).expand(3, 11))
-    assert order.unflatten(1, (3, 11)).flatten(0, 1).unique(dim=0).shape[0] == 9  # all passes of all envs differ
+    assert (
+        order.unflatten(1, (3, 11)).flatten(0, 1).unique(dim=0).shape[0] == 9
+    )  # all passes of all envs differ
 
 
 def test_an_order_drawn_in_pieces_equals_one_drawn_at_once() -> None:
     stream = keys(DATA_ORDER, range(2))
     whole = training_order(stream, 11, 0, 40)
     book = OrderBook(stream, 11, 2)
-    pieces = torch.cat([book.draw(0, 7), book.draw(7, 9), book.draw(16, 24)], dim=1)  # inside, across 1, across 2
+    # inside, across 1, across 2
+    pieces = torch.cat([book.draw(0, 7), book.draw(7, 9), book.draw(16, 24)], dim=1)
     assert torch.equal(pieces, whole)
     assert torch.equal(training_order(stream, 11, 16, 5), whole[:, 16:21])
 
 
 def test_an_order_that_is_too_large_to_hold_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream, sorted_ones = keys(DATA_ORDER, range(5)), training_order(keys(DATA_ORDER, range(5)), 11, 0, 33)
+    stream = keys(DATA_ORDER, range(5))
+    sorted_ones = training_order(keys(DATA_ORDER, range(5)), 11, 0, 33)
     monkeypatch.setattr(data, "HELD", 5 * 11 - 1)
     monkeypatch.setattr(data, "SORT_ELEMENTS", 2 * 11)
     book = OrderBook(stream, 11, 5)
@@ -94,14 +105,18 @@ def test_an_order_that_is_too_large_to_hold_is_looked_up(monkeypatch: pytest.Mon
     assert order.dtype == torch.int64
     for one_pass in order.split(11, dim=1):
         assert torch.equal(one_pass.sort(dim=1).values, torch.arange(11).expand(5, 11))
-    assert order.unflatten(1, (3, 11)).flatten(0, 1).unique(dim=0).shape[0] == 15  # all passes of all envs differ
+    assert (
+        order.unflatten(1, (3, 11)).flatten(0, 1).unique(dim=0).shape[0] == 15
+    )  # all passes of all envs differ
     assert not torch.equal(order, sorted_ones)
 
 
 def test_an_env_draws_the_same_whoever_has_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "HELD", 5 * 11 - 1)
     whole = OrderBook(keys(DATA_ORDER, range(5)), 11, 5).draw(4, 30)
-    shares = [OrderBook(keys(DATA_ORDER, envs), 11, 5).draw(4, 30) for envs in (range(2), range(2, 5))]
+    shares = [
+        OrderBook(keys(DATA_ORDER, envs), 11, 5).draw(4, 30) for envs in (range(2), range(2, 5))
+    ]
     assert torch.equal(torch.cat(shares), whole)
 
 
@@ -128,9 +143,13 @@ def test_more_validation_images_than_there_are_is_an_error() -> None:
 
 def test_work_beyond_the_data_is_an_error_that_names_the_limit(images: ImageSet) -> None:
     check_work(images, 7, 5)
-    with pytest.raises(SettingError, match="train_samples=8: must be at most 7, the training images of noise"):
+    with pytest.raises(
+        SettingError, match="train_samples=8: must be at most 7, the training images of noise"
+    ):
         check_work(images, 8, 5)
-    with pytest.raises(SettingError, match="val_samples=6: must be at most 5, the test images of noise"):
+    with pytest.raises(
+        SettingError, match="val_samples=6: must be at most 5, the test images of noise"
+    ):
         check_work(images, 7, 6)
     with pytest.raises(SettingError, match="train_samples=0: must be at least 1"):
         check_work(images, 0, 5)
@@ -138,7 +157,9 @@ def test_work_beyond_the_data_is_an_error_that_names_the_limit(images: ImageSet)
 
 def test_more_classes_than_the_hosts_have_is_an_error(images: ImageSet) -> None:
     check_classes(images, 8)  # labels 0 to 7
-    with pytest.raises(SettingError, match="task.num_classes=7: must be at least 8, the classes of noise"):
+    with pytest.raises(
+        SettingError, match="task.num_classes=7: must be at least 8, the classes of noise"
+    ):
         check_classes(images, 7)
 
 
@@ -157,29 +178,38 @@ def test_a_batch_equals_crops_made_by_plain_loops(images: ImageSet, bank: ImageB
             torch.testing.assert_close(pixels[sample, 3 * env : 3 * env + 3], expected)
 
 
-def test_every_crop_of_an_image_can_come_out_and_half_are_mirrored(images: ImageSet, bank: ImageBank) -> None:
+def test_every_crop_of_an_image_can_come_out_and_half_are_mirrored(
+    images: ImageSet, bank: ImageBank
+) -> None:
     stream = keys(AUGMENTATION, range(1))
     crops = integers(stream[:, None], torch.arange(4000), 162)[0]
     assert crops.unique().numel() == 162
     assert abs(float((crops >= 81).double().mean()) - 0.5) < 0.025  # standard deviation 0.008
     for crop in (0, 8, 72, 80, 81, 89, 153, 161):  # the corners, plain and mirrored
         start = crops.tolist().index(crop)
-        pixels, _ = cut_batch(training_crops(bank, torch.tensor([[6]]), stream, start, True))  # the last image
+        # the last image
+        pixels, _ = cut_batch(training_crops(bank, torch.tensor([[6]]), stream, start, True))
         torch.testing.assert_close(pixels[0], slow_crop(images.train_images[6], crop))
 
 
 def test_without_augmentation_the_image_comes_as_it_is(images: ImageSet, bank: ImageBank) -> None:
-    pixels, _ = cut_batch(training_crops(bank, torch.tensor([[2], [4]]), keys(AUGMENTATION, range(2)), 0, False))
-    torch.testing.assert_close(pixels[0, :3], slow_crop(images.train_images[2], 40))  # 40 = top 4, left 4
+    pixels, _ = cut_batch(
+        training_crops(bank, torch.tensor([[2], [4]]), keys(AUGMENTATION, range(2)), 0, False)
+    )
+    # 40 = top 4, left 4
+    torch.testing.assert_close(pixels[0, :3], slow_crop(images.train_images[2], 40))
     torch.testing.assert_close(pixels[0, 3:], slow_crop(images.train_images[4], 40))
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-6), (torch.bfloat16, 0.04)])
 def test_other_dtypes_agree(bank: ImageBank, dtype: torch.dtype, tolerance: float) -> None:
     crops = training_crops(bank, torch.tensor([[2, 3]]), keys(AUGMENTATION, range(1)), 0, True)
-    single, other = cut_batch(crops)[0], cut_batch(crops, dtype)[0]
+    single = cut_batch(crops)[0]
+    other = cut_batch(crops, dtype)[0]
     assert other.dtype == dtype
-    assert float((single.double() - other.double()).abs().max()) < tolerance  # values reach 7; bfloat16 has 8 bits
+    assert (
+        float((single.double() - other.double()).abs().max()) < tolerance
+    )  # values reach 7; bfloat16 has 8 bits
 
 
 def env_step(bank: ImageBank, envs: range) -> EnvStepBatches:
@@ -188,7 +218,8 @@ def env_step(bank: ImageBank, envs: range) -> EnvStepBatches:
 
 
 def test_env_2_of_4_gets_what_it_gets_alone(bank: ImageBank) -> None:
-    together, alone = env_step(bank, range(4)), env_step(bank, range(2, 3))
+    together = env_step(bank, range(4))
+    alone = env_step(bank, range(2, 3))
     for index in range(2):
         many, labels = together.batch(torch.arange(4), index)
         some, _ = together.batch(torch.tensor([2, 3]), index)
@@ -219,7 +250,9 @@ def test_an_evaluation_batch_is_normalised_and_ignores_index_minus_1(images: Ima
 
 def test_validation_comes_in_parts_shared_or_per_env(images: ImageSet) -> None:
     bank = evaluation_bank(images)
-    shared = ValidationImages(bank, torch.tensor([4, 2, 0]), torch.float32).batches(torch.arange(2), 2)
+    shared = ValidationImages(bank, torch.tensor([4, 2, 0]), torch.float32).batches(
+        torch.arange(2), 2
+    )
     assert [tuple(x.shape) for x, _ in shared] == [(2, 3, 32, 32), (1, 3, 32, 32)]
     assert torch.cat([y for _, y in shared]).tolist() == [[7], [5], [3]]
     own = ValidationImages(bank, torch.tensor([[4, 2], [1, 0], [3, -1]]), torch.float32).batches(
@@ -230,9 +263,12 @@ def test_validation_comes_in_parts_shared_or_per_env(images: ImageSet) -> None:
 
 
 def test_split_shares_follow_the_rule_of_the_reference(images: ImageSet) -> None:
-    # D = 7, V = 5, B = 1, N = 3: 7 // 3 = 2 training batches; test: one whole batch of 3 and 2 left, for envs 0 and 1
+    # D = 7, V = 5, B = 1, N = 3: 7 // 3 = 2 training batches; test: one whole batch of 3 and 2
+    # left, for envs 0 and 1
     assert split_sizes(images, 1, 3) == Split(3, 1, 2, 2, 2)
-    with pytest.raises(SettingError, match="envs=4: must be at most 3 with data.split=true.*7 training images"):
+    with pytest.raises(
+        SettingError, match="envs=4: must be at most 3 with data.split=true.*7 training images"
+    ):
         split_sizes(images, 2, 4)
 
 
@@ -241,27 +277,37 @@ def test_split_training_gives_every_env_its_chunk_of_one_permutation() -> None:
     key = keys(DATA_ORDER, range(1))
     order = split_training_order(key, 13, 4, split)
     permutation = training_order(key, 13, 4 * 13, 13)[0]
-    # global batches are places 0..5 and 6..11, the 13th image is dropped; env 1 has places 2, 3 and 8, 9
+    # global batches are places 0..5 and 6..11, the 13th image is dropped; env 1 has places 2, 3 and
+    # 8, 9
     assert torch.equal(order[1], permutation[[2, 3, 8, 9]])
     assert torch.equal(order.flatten().sort().values, permutation[:12].sort().values)
     assert not torch.equal(order, split_training_order(key, 13, 5, split))
 
 
 @pytest.mark.parametrize(
-    ("num_test", "batch_size", "num_envs"), [(5, 1, 3), (23, 2, 4), (16, 2, 4), (3, 2, 4), (9, 5, 1)]
+    ("num_test", "batch_size", "num_envs"),
+    [(5, 1, 3), (23, 2, 4), (16, 2, 4), (3, 2, 4), (9, 5, 1)],
 )
-def test_split_validation_equals_tensor_split(num_test: int, batch_size: int, num_envs: int) -> None:
+def test_split_validation_equals_tensor_split(
+    num_test: int, batch_size: int, num_envs: int
+) -> None:
     filler = torch.zeros(num_test, 1)
-    images = ImageSet("x", torch.zeros(99, 1), torch.zeros(99), filler, torch.zeros(num_test), MEAN, STD, "", "")
+    images = ImageSet(
+        "x", torch.zeros(99, 1), torch.zeros(99), filler, torch.zeros(num_test), MEAN, STD, "", ""
+    )
     order = split_validation_order(num_test, split_sizes(images, batch_size, num_envs))
-    chunks = [part.tensor_split(num_envs) for part in torch.arange(num_test).split(batch_size * num_envs)]
+    chunks = [
+        part.tensor_split(num_envs) for part in torch.arange(num_test).split(batch_size * num_envs)
+    ]
     for env in range(num_envs):
         expected = torch.cat([chunk[env] for chunk in chunks])
         assert torch.equal(order[env][order[env] >= 0], expected)
     assert order.shape[1] == max(int((row >= 0).sum()) for row in order)
 
 
-def test_batches_that_a_counter_on_the_device_picks_equal_those_of_a_number(bank: ImageBank) -> None:
+def test_batches_that_a_counter_on_the_device_picks_equal_those_of_a_number(
+    bank: ImageBank,
+) -> None:
     feed = env_step(bank, range(4))
     envs = torch.tensor([2, 0])
     counted = feed.counted(envs)

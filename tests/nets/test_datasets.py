@@ -1,4 +1,6 @@
-"""Image sets: the official layouts are read, what is broken or hostile is refused with a clear message."""
+"""Image sets: the official layouts are read, what is broken or hostile is refused with a clear
+message.
+"""
 
 import io
 import os
@@ -38,11 +40,15 @@ def batch(number: int) -> tuple[np.ndarray, list[int]]:
 
 def binary(number: int) -> bytes:
     pixels, labels = batch(number)
-    return b"".join(bytes([label]) + image.tobytes() for label, image in zip(labels, pixels, strict=True))
+    return b"".join(
+        bytes([label]) + image.tobytes() for label, image in zip(labels, pixels, strict=True)
+    )
 
 
 def python2_pickle(number: int) -> bytes:
-    """The batch as Python 2 and its numpy wrote the official files: protocol 2, byte strings, numpy.core names."""
+    """The batch as Python 2 and its numpy wrote the official files: protocol 2, byte strings,
+    numpy.core names.
+    """
     pixels, labels = batch(number)
     data = pixels.tobytes()
     array = (
@@ -63,7 +69,9 @@ def modern_pickle(number: int) -> bytes:
 
 
 def real_cifar() -> Path:
-    """The folder of real batches, or of a subset of them: named by ESPER_SOA_CIFAR, or beside the checkout."""
+    """The folder of real batches, or of a subset of them: named by ESPER_SOA_CIFAR, or beside the
+    checkout.
+    """
     beside = Path(__file__).parents[3] / "shared" / "data" / "cifar-10-batches-py"
     folder = Path(os.environ.get("ESPER_SOA_CIFAR") or beside)
     if not folder.exists():
@@ -87,7 +95,9 @@ def write_archive(path: Path, members: list[tuple[str, bytes]], mode: str = "w:g
     return path
 
 
-def official_members(names: tuple[str, ...], content: Callable[[int], bytes]) -> list[tuple[str, bytes]]:
+def official_members(
+    names: tuple[str, ...], content: Callable[[int], bytes]
+) -> list[tuple[str, bytes]]:
     members = [(f"cifar-10-batches/{name}", content(number)) for number, name in enumerate(names)]
     return [("cifar-10-batches/readme.html", b"<html>"), *members]
 
@@ -118,12 +128,20 @@ def test_binary_batches_are_read(tmp_path: Path) -> None:
 
 
 def test_archives_are_read_by_name_or_from_their_folder(tmp_path: Path) -> None:
-    path = write_archive(tmp_path / "cifar-10-python.tar.gz", official_members(PYTHON_NAMES, python2_pickle))
+    path = write_archive(
+        tmp_path / "cifar-10-python.tar.gz", official_members(PYTHON_NAMES, python2_pickle)
+    )
     assert_all_batches(path)
     assert_all_batches(tmp_path)
     assert_all_batches(write_archive(tmp_path / "b.tar.gz", official_members(BINARY_NAMES, binary)))
-    assert_all_batches(write_archive(tmp_path / "b.tar", official_members(BINARY_NAMES, binary), "w"))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["b.tar", "b.tar.gz", "cifar-10-python.tar.gz"]
+    assert_all_batches(
+        write_archive(tmp_path / "b.tar", official_members(BINARY_NAMES, binary), "w")
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "b.tar",
+        "b.tar.gz",
+        "cifar-10-python.tar.gz",
+    ]
 
 
 class Command:
@@ -158,17 +176,29 @@ def test_a_pickle_that_runs_a_command_is_refused_by_name(tmp_path: Path, protoco
         (pickle.dumps({"data": batch(0)[0], "labels": [1, 2]}, 2), "has 3 images but 2 labels"),
         (pickle.dumps({"data": batch(0)[0], "labels": [1, 2, 10]}, 2), "a label outside 0 to 9"),
         (pickle.dumps({"data": batch(0)[0], "labels": [1, 2, True]}, 2), "a label outside 0 to 9"),
-        (pickle.dumps({"data": batch(0)[0][:, :3000], "labels": [1, 2, 3]}, 2), r"shape \(3, 3000\)"),
-        (pickle.dumps({"data": batch(0)[0].astype(np.float32), "labels": [1, 2, 3]}, 2), "unsigned bytes"),
-        (python2_pickle(0).replace(b"(K\x03M\x00\x0ct", b"(K\x04M\x00\x0ct"), "the 4 x 3072 bytes of its shape"),
+        (
+            pickle.dumps({"data": batch(0)[0][:, :3000], "labels": [1, 2, 3]}, 2),
+            r"shape \(3, 3000\)",
+        ),
+        (
+            pickle.dumps({"data": batch(0)[0].astype(np.float32), "labels": [1, 2, 3]}, 2),
+            "unsigned bytes",
+        ),
+        (
+            python2_pickle(0).replace(b"(K\x03M\x00\x0ct", b"(K\x04M\x00\x0ct"),
+            "the 4 x 3072 bytes of its shape",
+        ),
         (pickle.dumps(bytearray(8), 5), "instruction BYTEARRAY8"),
         (b"\x80\x02]r\xff\xff\xff\x7f.", "memo entries"),
         (b"\x80\x02c__builtin__\nbytes\nJ\xff\xff\xff\x7f\x85R.", "broken or truncated"),
-        (b"\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00aX\x03\x00\x00\x00zip\x86R.", "unexpected use of _codecs.encode"),
+        (
+            b"\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00aX\x03\x00\x00\x00zip\x86R.",
+            "unexpected use of _codecs.encode",
+        ),
         (b"\x80\x02c_codecs\nencode\n}b.", "holds no dictionary"),
         (b"\x80\x02" + b"(" * 50 + b".", "broken or truncated"),
     ],
-)  # fmt: skip
+)
 def test_a_broken_pickle_is_refused_with_its_reason(content: bytes, message: str) -> None:
     with pytest.raises(DataError, match=message) as caught:
         parse_pickle(content, "data_batch_1")
@@ -211,7 +241,9 @@ def test_python_batches_that_were_exchanged_are_refused_by_what_they_call_themse
     folder = write_folder(tmp_path / "cifar", PYTHON_NAMES, python2_pickle)
     (folder / PYTHON_NAMES[one]).write_bytes(python2_pickle(other))
     (folder / PYTHON_NAMES[other]).write_bytes(python2_pickle(one))
-    with pytest.raises(DataError, match=f"{PYTHON_NAMES[one]} calls itself .*, not 'training batch {one + 1} of 5'"):
+    with pytest.raises(
+        DataError, match=f"{PYTHON_NAMES[one]} calls itself .*, not 'training batch {one + 1} of 5'"
+    ):
         read_cifar10(str(folder))
 
 
@@ -221,7 +253,9 @@ def test_real_batches_that_were_exchanged_are_refused(tmp_path: Path) -> None:
     os.rename(folder / "test_batch", folder / "x")
     os.rename(folder / "data_batch_5", folder / "test_batch")
     os.rename(folder / "x", folder / "data_batch_5")
-    with pytest.raises(DataError, match="data_batch_5 calls itself 'testing batch 1 of 1', not 'training"):
+    with pytest.raises(
+        DataError, match="data_batch_5 calls itself 'testing batch 1 of 1', not 'training"
+    ):
         read_cifar10(str(folder))
 
 
@@ -247,16 +281,25 @@ def test_training_images_in_the_test_batch_are_refused(tmp_path: Path) -> None:
         read_cifar10(str(folder))
 
 
-def test_batches_of_official_size_without_names_that_were_exchanged_are_told_by_their_classes() -> None:
-    labels = np.random.default_rng(1).permutation(np.arange(50_000) % 10)  # equally many over all batches, not in each
+def test_batches_of_official_size_without_names_that_were_exchanged_are_told_by_their_classes() -> (
+    None
+):
+    # equally many over all batches, not in each
+    labels = np.random.default_rng(1).permutation(np.arange(50_000) % 10)
     test_labels = np.arange(10_000) % 10
     images = np.arange(60_000).astype(np.uint32).view(np.uint8).reshape(60_000, 1, 1, 4)
     check_apart(CifarImages(images[:50_000], labels, images[50_000:], test_labels, "here"))
     swapped = np.concatenate([labels[:40_000], test_labels])
     for part in (swapped, np.zeros(50_000, np.int64)):
-        with pytest.raises(DataError, match="here: the training images are not equally many of each class"):
-            check_apart(CifarImages(images[:50_000], part, images[50_000:], labels[40_000:], "here"))
-    with pytest.raises(DataError, match="here: the test_batch images are not equally many of each class"):
+        with pytest.raises(
+            DataError, match="here: the training images are not equally many of each class"
+        ):
+            check_apart(
+                CifarImages(images[:50_000], part, images[50_000:], labels[40_000:], "here")
+            )
+    with pytest.raises(
+        DataError, match="here: the test_batch images are not equally many of each class"
+    ):
         check_apart(CifarImages(images[:50_000], labels, images[50_000:], labels[40_000:], "here"))
 
 
@@ -285,7 +328,9 @@ def test_a_place_without_cifar_is_an_error(tmp_path: Path) -> None:
         read_cifar10(str(tmp_path))
 
 
-def test_a_file_or_member_beyond_the_limit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_or_member_beyond_the_limit_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = write_folder(tmp_path / "cifar", PYTHON_NAMES, python2_pickle)
     archive = write_archive(tmp_path / "a.tar.gz", official_members(PYTHON_NAMES, python2_pickle))
     monkeypatch.setattr(cifar, "MAX_FILE_BYTES", 100)
@@ -305,11 +350,16 @@ def test_hostile_archives_are_refused(tmp_path: Path) -> None:
             read_cifar10(str(write_archive(tmp_path / "a.tar.gz", [(name, content)])))
     with pytest.raises(DataError, match="holds data_batch_1 twice"):
         read_cifar10(
-            str(write_archive(tmp_path / "a.tar.gz", [("a/data_batch_1", content), ("data_batch_1", content)]))
+            str(
+                write_archive(
+                    tmp_path / "a.tar.gz", [("a/data_batch_1", content), ("data_batch_1", content)]
+                )
+            )
         )
     with tarfile.open(tmp_path / "link.tar.gz", "w:gz") as archive:
         link = tarfile.TarInfo("data_batch_1")
-        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        link.type = tarfile.SYMTYPE
+        link.linkname = "/etc/passwd"
         archive.addfile(link)
     with pytest.raises(DataError, match="data_batch_1 is not a plain file"):
         read_cifar10(str(tmp_path / "link.tar.gz"))
@@ -333,7 +383,8 @@ def test_auto_without_a_root_takes_fashion32_and_says_why() -> None:
     images = load_images(DataConfig(), "cpu")
     assert images.name == "fashion32"
     assert images.source == (
-        "fashion32, the embedded subset of Fashion-MNIST (data.name=auto takes it as data.root is empty): "
+        "fashion32, the embedded subset of Fashion-MNIST (data.name=auto takes it as data.root is "
+        "empty): "
         "5000 training and 1000 test images."
     )
 
@@ -344,10 +395,14 @@ def test_auto_with_a_root_takes_cifar_and_says_why(tmp_path: Path) -> None:
     assert images.name == "cifar10"
     assert images.mean == (0.4914, 0.4822, 0.4465)
     assert images.source == (
-        f"CIFAR-10 from {tmp_path}/cifar-10-batches-bin (data.name=auto takes it as data.root is set): "
+        f"CIFAR-10 from {tmp_path}/cifar-10-batches-bin (data.name=auto takes it as data.root is "
+        "set): "
         "15 training and 3 test images."
     )
-    assert load_images(DataConfig(name="cifar10", root=str(tmp_path)), "cpu").identity == images.identity
+    assert (
+        load_images(DataConfig(name="cifar10", root=str(tmp_path)), "cpu").identity
+        == images.identity
+    )
 
 
 def test_a_root_that_cannot_be_used_is_an_error_even_with_auto(tmp_path: Path) -> None:
@@ -385,7 +440,9 @@ def test_synthetic_images_are_the_same_every_time_and_can_be_told_apart() -> Non
     assert torch.equal(more.train_images[:40], images.train_images)
     assert torch.equal(more.test_images, images.test_images)
     assert images.train_labels.tolist() == list(range(10)) * 4
-    assert not torch.equal(images.train_images[0], images.train_images[10])  # same class, other noise
+    assert not torch.equal(
+        images.train_images[0], images.train_images[10]
+    )  # same class, other noise
     assert not torch.equal(images.train_images[0], images.test_images[0])
     means = images.train_images.double().view(4, 10, -1).mean(0)
     nearest = torch.cdist(images.test_images.double().flatten(1), means).argmin(1)

@@ -1,4 +1,6 @@
-"""Which engine a run gets, and that the engines of two runs in one process know nothing of each other."""
+"""Which engine a run gets, and that the engines of two runs in one process know nothing of each
+other.
+"""
 
 import hashlib
 import io
@@ -33,7 +35,9 @@ STEPS = 6
 
 
 def engine(task: TaskConfig, device: torch.device = CPU, **compute: str) -> Engine:
-    return choose_engine(ComputeConfig(**compute), device, task, host_shape(task, enabled_slots(task, ["r0c0"])))
+    return choose_engine(
+        ComputeConfig(**compute), device, task, host_shape(task, enabled_slots(task, ["r0c0"]))
+    )
 
 
 @pytest.mark.usefixtures("native")
@@ -61,7 +65,11 @@ def test_whole_networks_go_to_the_kernels_in_c(task: TaskConfig) -> None:
             "cpu",
             "plain torch (native kernels are for float32 on a CPU, not torch.bfloat16 on",
         ),
-        ({}, "meta", "plain torch (native kernels are for float32 on a CPU, not torch.float32 on meta)"),
+        (
+            {},
+            "meta",
+            "plain torch (native kernels are for float32 on a CPU, not torch.float32 on meta)",
+        ),
     ],
 )
 def test_all_else_is_plain_torch_and_says_why(
@@ -76,9 +84,13 @@ def test_all_else_is_plain_torch_and_says_why(
     assert not plain.chosen.fallback
 
 
-@pytest.mark.parametrize("setting", [{"engine": "torch_graphs"}, {"engine": "native", "precision": "bfloat16"}])
+@pytest.mark.parametrize(
+    "setting", [{"engine": "torch_graphs"}, {"engine": "native", "precision": "bfloat16"}]
+)
 def test_what_cannot_run_is_refused_by_its_setting(setting: dict[str, str]) -> None:
-    with pytest.raises(SettingError, match=f"compute.engine={setting['engine']}: must be auto or torch here"):
+    with pytest.raises(
+        SettingError, match=f"compute.engine={setting['engine']}: must be auto or torch here"
+    ):
         engine(WIDE, **setting)
 
 
@@ -97,7 +109,9 @@ class Played(NamedTuple):
 
 def begun(task: TaskConfig, compute: dict[str, str]) -> Played:
     settings = tiny_settings(3, 2, STEPS)
-    settings.task, settings.slots, settings.train_samples = task, ["r0c0", "r1c1"], 4
+    settings.task = task
+    settings.slots = ["r0c0", "r1c1"]
+    settings.train_samples = 4
     settings.compute = ComputeConfig(workers=1, **compute)
     world = build_world(settings, CPU)
     quiet = Progress(3 * STEPS, Console(file=io.StringIO()), "off")
@@ -110,7 +124,11 @@ def begun(task: TaskConfig, compute: dict[str, str]) -> Played:
     [
         (WIDE, {"engine": "native"}, {"engine": "torch"}),
         (NARROW, {"engine": "native"}, {"engine": "torch"}),
-        (WIDE, {"engine": "torch", "convolutions": "matmul"}, {"engine": "torch", "convolutions": "channels_last"}),
+        (
+            WIDE,
+            {"engine": "torch", "convolutions": "matmul"},
+            {"engine": "torch", "convolutions": "channels_last"},
+        ),
     ],
     ids=["native", "native layers", "convolutions"],
 )
@@ -132,4 +150,6 @@ def test_two_worlds_with_different_engines_take_turns_and_each_is_what_it_is_alo
             assert torch.equal(rows, weights[path]), path
         assert torch.equal(played.episode.env.state.signals.val_loss, state.signals.val_loss)
         assert state.totals.germinated.sum() > 0
-    assert not torch.equal(alone[0][0]["host", "params"], alone[1][0]["host", "params"])  # the engines differ
+    assert not torch.equal(
+        alone[0][0]["host", "params"], alone[1][0]["host", "params"]
+    )  # the engines differ

@@ -30,7 +30,11 @@ class Largest(TorchDispatchMode):
         self.elements = 0
 
     def __torch_dispatch__(
-        self, func: torch._ops.OpOverload, types: object, args: tuple = (), kwargs: dict | None = None
+        self,
+        func: torch._ops.OpOverload,
+        types: object,
+        args: tuple = (),
+        kwargs: dict | None = None,
     ) -> object:
         found = func(*args, **(kwargs or {}))
         for one in [] if func.is_view else found if isinstance(found, tuple | list) else [found]:
@@ -44,9 +48,15 @@ def shape_of(task: TaskConfig, slots: list[str]) -> int:
 
 def test_the_largest_is_that_of_the_first_block_or_the_images() -> None:
     assert shape_of(TaskConfig(), ["r0c0"]) == 8 * 32 * 32
-    assert shape_of(TaskConfig(base_channels=1), ["r0c2"]) == 3 * 32 * 32  # the images; seeds lie in a map of 8 x 8
-    wide = host_shape(TaskConfig(), enabled_slots(TaskConfig(), ["r0c0", "r0c1", "r0c2"]), BLUEPRINTS)
-    assert activation_elements(wide, 8) == 2 * 8 * 32 * 32  # 2 rows of 8 channels, 4 of 16 and 8 of 32
+    assert (
+        shape_of(TaskConfig(base_channels=1), ["r0c2"]) == 3 * 32 * 32
+    )  # the images; seeds lie in a map of 8 x 8
+    wide = host_shape(
+        TaskConfig(), enabled_slots(TaskConfig(), ["r0c0", "r0c1", "r0c2"]), BLUEPRINTS
+    )
+    assert (
+        activation_elements(wide, 8) == 2 * 8 * 32 * 32
+    )  # 2 rows of 8 channels, 4 of 16 and 8 of 32
     assert activation_elements(wide, patches=True) == 9 * 8 * 32 * 32
 
 
@@ -54,8 +64,17 @@ def grown_alike(trial: Trial, device: torch.device, blueprint: int) -> _Ground:
     """Networks with blending seeds of one kind in all slots."""
     ground = _Ground(trial, device)
     full = np.ones(ground.seeds.running.shape, dtype=bool)
-    ground.seeds = ActiveSeeds(full, full * Stage.BLENDING, full * blueprint, full * Blend.ADD, ~full, full, full,
-                               ~full, ~full)  # fmt: skip
+    ground.seeds = ActiveSeeds(
+        full,
+        full * Stage.BLENDING,
+        full * blueprint,
+        full * Blend.ADD,
+        ~full,
+        full,
+        full,
+        ~full,
+        ~full,
+    )
     ground.alpha = torch.full(full.shape, 0.5, dtype=torch.float64, device=device)
     return ground
 
@@ -63,7 +82,8 @@ def grown_alike(trial: Trial, device: torch.device, blueprint: int) -> _Ground:
 @pytest.mark.parametrize("batch_size", [10, 13])
 def test_a_pass_makes_no_larger_tensor(batch_size: int) -> None:
     cfg = tiny_settings(4, 3, 4)
-    cfg.task, cfg.compute = TaskConfig(), ComputeConfig(workers=1)
+    cfg.task = TaskConfig()
+    cfg.compute = ComputeConfig(workers=1)
     cfg.batch_size = cfg.train_samples = batch_size
     trial = trial_of(cfg, CPU)
     ground = grown_alike(trial, CPU, Blueprint.CONV_LIGHT)
@@ -83,13 +103,16 @@ MANY = 65_536
 
 
 def test_very_many_hosts_step_on_a_device_without_values_and_no_tensor_exceeds_its_bound() -> None:
-    cfg = compose_settings("", ["task=cifar_minimal", f"envs={MANY}", "slots=[r0c0,r0c1]", "data=synthetic"])
+    cfg = compose_settings(
+        "", ["task=cifar_minimal", f"envs={MANY}", "slots=[r0c0,r0c1]", "data=synthetic"]
+    )
     trial = trial_of(cfg, META)
     assert trial.nets.env_chunk < MANY
     with Largest() as made:
         ground = grown_alike(trial, META, Blueprint.BOTTLENECK)  # 8 channels in slots of 2
         training, validation = ground._feeds(TorchEngine())
-        engine, nets = TorchEngine(), trial.nets
+        engine = TorchEngine()
+        nets = trial.nets
         report = engine.train_(nets, ground.weights, ground.alpha, ground.seeds, training, 1)
         tested = engine.validate(nets, ground.weights, ground.alpha, ground.seeds, validation)
     assert report.loss.shape == (MANY,)

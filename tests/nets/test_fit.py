@@ -11,7 +11,11 @@ from esper_soa.nets.fit import Fit, fitted, plan_fit, weights
 
 
 def noise(height: int, width: int, channels: int = 3, count: int = 3) -> np.ndarray:
-    return np.random.default_rng(height * width).integers(0, 256, (count, height, width, channels)).astype(np.uint8)
+    return (
+        np.random.default_rng(height * width)
+        .integers(0, 256, (count, height, width, channels))
+        .astype(np.uint8)
+    )
 
 
 def inner(shown: np.ndarray, fit: Fit) -> np.ndarray:
@@ -26,7 +30,9 @@ def test_images_of_32_pixels_are_taken_as_they_are() -> None:
         assert fit.words == "32x32 pixels, taken as they are"
 
 
-@pytest.mark.parametrize(("height", "width", "top", "left"), [(28, 28, 2, 2), (24, 24, 4, 4), (31, 20, 0, 6)])
+@pytest.mark.parametrize(
+    ("height", "width", "top", "left"), [(28, 28, 2, 2), (24, 24, 4, 4), (31, 20, 0, 6)]
+)
 def test_auto_puts_images_that_are_a_little_small_on_black_without_changing_them(
     height: int, width: int, top: int, left: int
 ) -> None:
@@ -35,7 +41,10 @@ def test_auto_puts_images_that_are_a_little_small_on_black_without_changing_them
     shown = fitted(images, fit)
     assert np.array_equal(shown[:, top : top + height, left : left + width], images)
     assert int((shown > 0).sum()) == images.size
-    assert fit.words == f"{height}x{width} pixels, put in the middle of 32x32 black pixels (data.resize=auto)"
+    assert (
+        fit.words
+        == f"{height}x{width} pixels, put in the middle of 32x32 black pixels (data.resize=auto)"
+    )
 
 
 @pytest.mark.parametrize(
@@ -55,7 +64,9 @@ def test_auto_puts_images_that_are_a_little_small_on_black_without_changing_them
         ((1, 1), "stretch", (32, 32)),
     ],
 )
-def test_every_rule_gives_its_size(size: tuple[int, int], rule: str, shown: tuple[int, int]) -> None:
+def test_every_rule_gives_its_size(
+    size: tuple[int, int], rule: str, shown: tuple[int, int]
+) -> None:
     fit = plan_fit(*size, rule, "data.resize")
     assert (fit.inner_height, fit.inner_width) == shown
     assert fitted(noise(*size), fit).shape == (3, 32, 32, 3)
@@ -71,21 +82,28 @@ def test_what_is_said_tells_whether_pixels_were_averaged() -> None:
 
 def test_padding_refuses_what_is_too_large() -> None:
     with pytest.raises(
-        SettingError, match=r"^data\.resize=pad: must be auto, scale or stretch for images of 33x20 pix"
+        SettingError,
+        match=r"^data\.resize=pad: must be auto, scale or stretch for images of 33x20 pix",
     ):
         plan_fit(33, 20, "pad", "data.resize")
 
 
-@pytest.mark.parametrize("size", [(28, 28), (64, 64), (128, 128), (224, 224), (8, 8), (100, 40), (33, 31), (32, 7)])
+@pytest.mark.parametrize(
+    "size", [(28, 28), (64, 64), (128, 128), (224, 224), (8, 8), (100, 40), (33, 31), (32, 7)]
+)
 def test_scaling_is_torchs_and_pillows_to_half_a_level(size: tuple[int, int]) -> None:
     images = noise(*size)
     fit = plan_fit(*size, "scale", "resize")
     found = inner(fitted(images, fit), fit)
     wanted = (fit.inner_height, fit.inner_width)
     planes = torch.from_numpy(images).permute(0, 3, 1, 2).double()
-    exact = F.interpolate(planes, wanted, mode="bilinear", antialias=True).permute(0, 2, 3, 1).numpy()
+    exact = (
+        F.interpolate(planes, wanted, mode="bilinear", antialias=True).permute(0, 2, 3, 1).numpy()
+    )
     assert np.abs(found - exact).max() < 0.52  # half a level, and what 14 bits of a weight lose
-    pillow = [Image.fromarray(one).resize(wanted[::-1], Image.Resampling.BILINEAR) for one in images]
+    pillow = [
+        Image.fromarray(one).resize(wanted[::-1], Image.Resampling.BILINEAR) for one in images
+    ]
     assert np.abs(found.astype(int) - np.stack([np.asarray(one) for one in pillow])).max() <= 1
 
 
@@ -98,19 +116,24 @@ def test_many_images_are_scaled_as_each_alone(monkeypatch: pytest.MonkeyPatch) -
     assert np.array_equal(fitted(images, fit), whole)
 
 
-@pytest.mark.parametrize(("given", "wanted"), [(224, 32), (28, 32), (33, 32), (5, 1), (1, 32), (1024, 32)])
+@pytest.mark.parametrize(
+    ("given", "wanted"), [(224, 32), (28, 32), (33, 32), (5, 1), (1, 32), (1024, 32)]
+)
 def test_weights_are_whole_numbers_that_add_up(given: int, wanted: int) -> None:
     found = weights(given, wanted)
     assert found.dtype.kind == "i"
     assert found.shape == (wanted, given)
     assert (found.sum(1) == 2**14).all()
     assert (found >= 0).all()
-    assert np.array_equal(found, found[::-1, ::-1]) or given % wanted  # left as right, but for what rounding leaves
+    assert (
+        np.array_equal(found, found[::-1, ::-1]) or given % wanted
+    )  # left as right, but for what rounding leaves
 
 
 def test_sums_are_exact_so_that_bytes_are_the_same_everywhere() -> None:
     images = noise(224, 96)
     fit = plan_fit(224, 96, "scale", "resize")
-    rows, columns = weights(224, 32), weights(96, fit.inner_width)
+    rows = weights(224, 32)
+    columns = weights(96, fit.inner_width)
     sums = np.einsum("ih,nhwc,jw->nijc", rows, images.astype(np.int64), columns)  # in whole numbers
     assert np.array_equal(inner(fitted(images, fit), fit), (sums + 2**27) >> 28)

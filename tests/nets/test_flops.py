@@ -27,8 +27,12 @@ def test_a_host_costs_its_convolutions_and_its_classifier_three_times_over() -> 
     ("slot", "channels", "pixels"),
     [("r0c0", 8, 32 * 32), ("r1c0", 8, 16 * 16), ("r0c2", 32, 8 * 8), ("r1c2", 32, 4 * 4)],
 )
-def test_every_seed_costs_its_layers_on_the_pixels_of_its_slot(slot: str, channels: int, pixels: int) -> None:
-    c, narrow, reduced = channels, max(8, channels // 4), max(1, channels // 4)
+def test_every_seed_costs_its_layers_on_the_pixels_of_its_slot(
+    slot: str, channels: int, pixels: int
+) -> None:
+    c = channels
+    narrow = max(8, channels // 4)
+    reduced = max(1, channels // 4)
     by_hand = {
         "conv_light": pixels * c * c * 9,
         "conv_heavy": 2 * pixels * c * c * 9,
@@ -54,12 +58,16 @@ def test_what_is_no_cnn_blueprint_costs_nothing() -> None:
 
 def test_hosts_that_end_in_one_pixel_are_counted() -> None:
     deep = TaskConfig(base_channels=1, num_blocks=7, kernel_size=3, num_pools=5)
-    products = sum((32 >> min(i, 5)) ** 2 * max(3 if i == 0 else 2 ** (i - 1), 1) * 9 * 2**i for i in range(7))
+    products = sum(
+        (32 >> min(i, 5)) ** 2 * max(3 if i == 0 else 2 ** (i - 1), 1) * 9 * 2**i for i in range(7)
+    )
     assert costs(deep, "r0c6").host == 3 * 2 * (products + 64 * 10)
 
 
 def test_hosts_of_other_widths_are_counted() -> None:
     odd = TaskConfig(base_channels=7)
-    assert costs(odd, "r0c0").host == 6 * (32**2 * 3 * 9 * 7 + 16**2 * 7 * 9 * 14 + 8**2 * 14 * 9 * 28 + 28 * 10)
+    assert costs(odd, "r0c0").host == 6 * (
+        32**2 * 3 * 9 * 7 + 16**2 * 7 * 9 * 14 + 8**2 * 14 * 9 * 28 + 28 * 10
+    )
     narrow = TaskConfig(base_channels=1, kernel_size=1)
     assert costs(narrow, "r0c0").host == 6 * (32**2 * 3 * 1 + 16**2 * 1 * 2 + 8**2 * 2 * 4 + 4 * 10)

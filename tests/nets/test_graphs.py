@@ -1,4 +1,6 @@
-"""Steps kept by key: the same results as steps of their own, at addresses that stay; on a GPU from CUDA graphs."""
+"""Steps kept by key: the same results as steps of their own, at addresses that stay; on a GPU from
+CUDA graphs.
+"""
 
 from collections import Counter
 from typing import NamedTuple
@@ -35,7 +37,11 @@ class Operations(TorchDispatchMode):
         self.counts: Counter[str] = Counter()
 
     def __torch_dispatch__(
-        self, func: torch._ops.OpOverload, types: object, args: tuple = (), kwargs: dict | None = None
+        self,
+        func: torch._ops.OpOverload,
+        types: object,
+        args: tuple = (),
+        kwargs: dict | None = None,
     ) -> object:
         self.counts[func.overloadpacket.__name__] += 1
         return func(*args, **(kwargs or {}))
@@ -83,14 +89,18 @@ def test_the_setting_is_refused_where_there_is_no_gpu_and_means_nothing_there() 
     for setting, words in (("off", "off"), ("auto", "auto on cpu")):
         settled = settled_replay(setting, CPU)
         assert settled is not None
-        assert (settled.parts, settled.reason) == ((), f"nothing is replayed (compute.cuda_graphs={words})")
+        assert (settled.parts, settled.reason) == (
+            (),
+            f"nothing is replayed (compute.cuda_graphs={words})",
+        )
         assert settled.steps(PARTS[0], CPU) is None
     with pytest.raises(SettingError, match=r"compute\.cuda_graphs"):
         settled_replay("on", CPU)
 
 
 def test_on_a_gpu_the_setting_insists_forbids_or_leaves_it_to_a_trial(happened: list[str]) -> None:
-    insisted, forbidden = settled_replay("on", SECOND), settled_replay("off", SECOND)
+    insisted = settled_replay("on", SECOND)
+    forbidden = settled_replay("off", SECOND)
     assert insisted is not None
     assert forbidden is not None
     assert settled_replay("auto", SECOND) is None
@@ -115,20 +125,32 @@ def test_calls_give_copies_and_leave_their_arguments() -> None:
     cache = StepCache[CapturedCall](capture=False)
     found = []
     for start in (1.0, 2.0, 3.0):
-        pair = Pair(torch.full((2,), start, device=DEVICE), {"a": torch.full((2,), 0.5, device=DEVICE)})
-        found.append((pair, captured_call(cache, "both", both, pair, (torch.tensor(10.0, device=DEVICE),))))
+        pair = Pair(
+            torch.full((2,), start, device=DEVICE), {"a": torch.full((2,), 0.5, device=DEVICE)}
+        )
+        found.append(
+            (pair, captured_call(cache, "both", both, pair, (torch.tensor(10.0, device=DEVICE),)))
+        )
     for start, (pair, given) in zip((1.0, 2.0, 3.0), found, strict=True):
         assert given.total.tolist() == [10 * start + 0.5] * 2
         assert pair.total.tolist() == [start] * 2
         assert given.parts["a"].data_ptr() != pair.parts["a"].data_ptr()
     assert len({given.parts["a"].data_ptr() for _, given in found}) == 3
     assert len(cache._kept) == 1
-    captured_call(cache, "both", both, Pair(torch.ones(3), {"a": torch.ones(3)}), (torch.tensor(1.0),))
+    captured_call(
+        cache, "both", both, Pair(torch.ones(3), {"a": torch.ones(3)}), (torch.tensor(1.0),)
+    )
     assert len(cache._kept) == 2  # other shapes are another step
 
 
 def test_tensors_are_copied_together_by_dtype_and_those_that_differ_alone() -> None:
-    sources = [torch.arange(6.0), torch.arange(4), torch.ones(2, 3), torch.arange(6.0).view(2, 3).T, torch.ones(1)]
+    sources = [
+        torch.arange(6.0),
+        torch.arange(4),
+        torch.ones(2, 3),
+        torch.arange(6.0).view(2, 3).T,
+        torch.ones(1),
+    ]
     sources += [torch.tensor([True, False]), torch.arange(3, dtype=torch.int32)]
     targets = [torch.zeros(shape) for shape in ((6,), (4,), (2, 3), (3, 2), (4,))]
     targets = [target.to(source.dtype) for target, source in zip(targets, sources, strict=False)]
@@ -143,11 +165,16 @@ def test_tensors_are_copied_together_by_dtype_and_those_that_differ_alone() -> N
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_replayed_graphs_equal_plain_steps() -> None:
-    plain, captured = StepCache[Growth](capture=False), StepCache[Growth](capture=True)
+    plain = StepCache[Growth](capture=False)
+    captured = StepCache[Growth](capture=True)
     for start in (1.0, 2.0, 3.0):
         wanted = plain.run_("key", Growth(start, 1.5), [0, 1, 1, 0, 1]).total.clone()
         assert torch.equal(captured.run_("key", Growth(start, 1.5), [0, 1, 1, 0, 1]).total, wanted)
-    assert captured.counts == {"plain": 2 * WARM_UPS, "captured": 2, "replayed": 15 - 2 * WARM_UPS - 2}
+    assert captured.counts == {
+        "plain": 2 * WARM_UPS,
+        "captured": 2,
+        "replayed": 15 - 2 * WARM_UPS - 2,
+    }
 
 
 @pytest.fixture
@@ -159,14 +186,23 @@ def happened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 SECOND = torch.device("cuda", 1)
 
 
-def test_work_is_captured_on_its_own_device_and_the_memory_of_the_allocator_stays(happened: list[str]) -> None:
+def test_work_is_captured_on_its_own_device_and_the_memory_of_the_allocator_stays(
+    happened: list[str],
+) -> None:
     recorder = Recorder(SECOND)
     assert happened == ["enter cuda:1", "leave cuda:1"]
     happened.clear()
     recorder.recorded(lambda: happened.append("work"))
     assert happened == [
-        "enter cuda:1", "wait", "enter stream", "begin in pool", "work", "end", "leave stream", "leave cuda:1"
-    ]  # fmt: skip
+        "enter cuda:1",
+        "wait",
+        "enter stream",
+        "begin in pool",
+        "work",
+        "end",
+        "leave stream",
+        "leave cuda:1",
+    ]
 
 
 def test_a_capture_ends_where_its_work_fails(happened: list[str]) -> None:
@@ -176,7 +212,7 @@ def test_a_capture_ends_where_its_work_fails(happened: list[str]) -> None:
 
 
 @pytest.mark.parametrize("insists", [False, True])
-def test_a_capture_that_fails_in_a_run_ends_it_where_the_setting_insists_and_is_done_without_where_not(
+def test_a_capture_that_fails_in_a_run_ends_it_where_the_setting_insists_and_is_done_without_where_not(  # noqa: E501
     insists: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     happened = stand_in(monkeypatch, EMPTY)
@@ -184,13 +220,17 @@ def test_a_capture_that_fails_in_a_run_ends_it_where_the_setting_insists_and_is_
     assert cache is not None
     one = torch.ones(2)
     for number in range(WARM_UPS):
-        assert captured_call(cache, "add", torch.add, one, number * one).tolist() == [1.0 + number] * 2
+        assert (
+            captured_call(cache, "add", torch.add, one, number * one).tolist() == [1.0 + number] * 2
+        )
     if insists:
         with pytest.raises(EmptyGraphError):
             captured_call(cache, "add", torch.add, one, one)
         return
     for number in range(5):
-        assert captured_call(cache, "add", torch.add, one, number * one).tolist() == [1.0 + number] * 2
+        assert (
+            captured_call(cache, "add", torch.add, one, number * one).tolist() == [1.0 + number] * 2
+        )
     assert happened.count("begin in pool") == 1
     why = "it fails with EmptyGraphError: a graph captured on cuda:1 is empty"
     assert caplog.messages == [f"graphs   policy: no longer captured, as {why}"]
@@ -215,7 +255,11 @@ def test_an_empty_graph_is_an_error_and_other_warnings_are_told(
     happened: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorder = Recorder(SECOND)
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: Graph(happened, "The CUDA Graph is empty. This usually means"))
+    monkeypatch.setattr(
+        torch.cuda,
+        "CUDAGraph",
+        lambda: Graph(happened, "The CUDA Graph is empty. This usually means"),
+    )
     with pytest.raises(EmptyGraphError, match="captured on cuda:1 is empty"):
         recorder.recorded(lambda: None)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: Graph(happened, "something else"))

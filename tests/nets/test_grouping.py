@@ -1,4 +1,5 @@
-"""How a network depends on those that share its chunk: not on what they hold, on their number by rounding alone.
+"""How a network depends on those that share its chunk: not on what they hold, on their number by
+rounding alone.
 
 With the native kernels, which go network by network, not even by that.
 """
@@ -21,9 +22,12 @@ from esper_soa.nets.pools import ActiveSeeds
 from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Stage
 
 CPU = torch.device("cpu")
-NUM_ENVS, BATCH = 4, 16
+NUM_ENVS = 4
+BATCH = 16
 OTHERS = [0, 2, 3]  # all but the env that is looked at
-ROUNDING = 1e-3  # of the norm of a row's step; a ReLU on the other side of 0 moves some gradients by more than rounding
+# of the norm of a row's step; a ReLU on the other side of 0 moves some gradients by more than
+# rounding
+ROUNDING = 1e-3
 
 
 class Training(NamedTuple):
@@ -35,7 +39,9 @@ class Training(NamedTuple):
     def batch(self, envs: Tensor, index: int) -> tuple[Tensor, Tensor]:
         images, labels = self.feed.batch(envs, index)
         shares = self.shares[envs].repeat_interleave(3)[:, None, None]
-        return (images.to(shares.dtype) * shares).contiguous(memory_format=torch.channels_last), labels
+        return (images.to(shares.dtype) * shares).contiguous(
+            memory_format=torch.channels_last
+        ), labels
 
     def counted(self, envs: Tensor) -> CountedFeed:
         return self.feed.counted(envs)
@@ -53,38 +59,62 @@ class Validation(NamedTuple):
 
 def build(chunk: int, engine: str = "torch", batches: int = 1) -> World:
     settings = TrainConfig(
-        envs=NUM_ENVS, steps=2, rounds=1, batch_size=BATCH, train_samples=BATCH * batches, val_samples=9,
-        task=TaskConfig(), slots=["r0c0", "r0c1", "r1c1"],
+        envs=NUM_ENVS,
+        steps=2,
+        rounds=1,
+        batch_size=BATCH,
+        train_samples=BATCH * batches,
+        val_samples=9,
+        task=TaskConfig(),
+        slots=["r0c0", "r0c1", "r1c1"],
         data=DataConfig(name="synthetic", synthetic_train=64, synthetic_test=32),
         compute=ComputeConfig(workers=1, env_chunk=chunk, engine=engine),
-    )  # fmt: skip
-    world, g = build_world(settings, CPU), torch.Generator().manual_seed(3)
-    for rows in (world.weights["host", "params"], *(pool["params"] for pool in world.weights["seeds"].values())):
+    )
+    world = build_world(settings, CPU)
+    g = torch.Generator().manual_seed(3)
+    for rows in (
+        world.weights["host", "params"],
+        *(pool["params"] for pool in world.weights["seeds"].values()),
+    ):
         rows.copy_(0.2 * torch.randn(rows.shape, generator=g))
     return world
 
 
 def active_seeds(seed: int = 1) -> ActiveSeeds:
     """Seeds of all kinds at random."""
-    rng, size = np.random.default_rng(seed), (NUM_ENVS, 3)
-    running, no = rng.random(size) < 0.8, np.zeros(size, dtype=bool)
+    rng = np.random.default_rng(seed)
+    size = (NUM_ENVS, 3)
+    running = rng.random(size) < 0.8
+    no = np.zeros(size, dtype=bool)
     stage = rng.choice([Stage.TRAINING, Stage.BLENDING, Stage.HOLDING], size)
     blend = rng.choice([Blend.ADD, Blend.MULTIPLY, Blend.GATE], size)
     visible = running & (stage != Stage.TRAINING)
-    return ActiveSeeds(running, stage, rng.choice(CNN_BLUEPRINTS, size), blend, no, visible, visible, no, no)
+    return ActiveSeeds(
+        running, stage, rng.choice(CNN_BLUEPRINTS, size), blend, no, visible, visible, no, no
+    )
 
 
 class Played(NamedTuple):
-    steps: dict[str, Tensor]  # rows of hosts and seeds [N, ...] after a training pass less those before
+    # Rows of hosts and seeds [N, ...] after a training pass less those before.
+    steps: dict[str, Tensor]
     loss: Tensor
     tested: ValidationReport
 
 
 def play(
-    world: World, seeds: ActiveSeeds, dtype: torch.dtype = torch.float32, cut: bool = True, other: bool = False
+    world: World,
+    seeds: ActiveSeeds,
+    dtype: torch.dtype = torch.float32,
+    cut: bool = True,
+    other: bool = False,
 ) -> Played:
-    """A training pass and a validation; cut: of images in `dtype`; other: the OTHERS have other weights and images."""
-    nets, engine, work, weights = world.rules.nets, world.rules.engine, world.work(0), world.weights.clone()
+    """A training pass and a validation; cut: of images in `dtype`; other: the OTHERS have other
+    weights and images.
+    """
+    nets = world.rules.nets
+    engine = world.rules.engine
+    work = world.work(0)
+    weights = world.weights.clone()
     shares = torch.ones(NUM_ENVS, dtype=dtype)
     if other:
         shares[OTHERS] = -3.0
@@ -96,7 +126,11 @@ def play(
     training = Training(work.training, shares) if cut else work.training
     validation = Validation(work.validation, dtype) if cut else work.validation
     trained = engine.train_(nets, weights, alpha, seeds, training, work.num_batches)
-    return Played(steps_of(weights, before), trained.loss, engine.validate(nets, weights, alpha, seeds, validation))
+    return Played(
+        steps_of(weights, before),
+        trained.loss,
+        engine.validate(nets, weights, alpha, seeds, validation),
+    )
 
 
 def steps_of(after: TensorDict, before: TensorDict) -> dict[str, Tensor]:
@@ -132,7 +166,8 @@ def test_in_single_precision_it_differs_by_rounding_and_is_no_farther_from_the_t
 
 def test_what_the_others_of_a_chunk_hold_changes_no_bit() -> None:
     world = build(4, batches=2)
-    ours, theirs = play(world, active_seeds()), play(world, active_seeds(), other=True)
+    ours = play(world, active_seeds())
+    theirs = play(world, active_seeds(), other=True)
     for name, rows in ours.steps.items():
         assert torch.equal(rows[1], theirs.steps[name][1]), name
     assert not torch.equal(ours.steps["host.params"][0], theirs.steps["host.params"][0])
@@ -142,7 +177,9 @@ def test_what_the_others_of_a_chunk_hold_changes_no_bit() -> None:
 
 @pytest.mark.usefixtures("native")
 def test_native_networks_are_the_same_to_the_bit_however_they_are_grouped() -> None:
-    first, *others = (play(build(chunk, "native", batches=2), active_seeds(), cut=False) for chunk in (4, 3, 1))
+    first, *others = (
+        play(build(chunk, "native", batches=2), active_seeds(), cut=False) for chunk in (4, 3, 1)
+    )
     for other in others:
         assert all(torch.equal(rows, other.steps[name]) for name, rows in first.steps.items())
         assert torch.equal(first.loss, other.loss)
@@ -153,13 +190,18 @@ def test_native_networks_are_the_same_to_the_bit_however_they_are_grouped() -> N
 def test_batch_norms_of_one_channel_each_are_those_of_their_networks_alone() -> None:
     g = torch.Generator().manual_seed(1)
     x, upstream = torch.randn(2, 4, 2, 3, 3, generator=g, dtype=torch.float64)
-    rows = torch.randn(2, 5, generator=g, dtype=torch.float64)  # of a pool: scales and shifts of networks lie apart
+    # of a pool: scales and shifts of networks lie apart
+    rows = torch.randn(2, 5, generator=g, dtype=torch.float64)
 
     def gradients(nets: slice) -> Tensor:
         seen = x[:, nets].contiguous(memory_format=torch.channels_last).requires_grad_()
         moving = torch.zeros(seen.shape[1]), torch.ones(seen.shape[1])
-        out = batched.batch_norm(seen, rows[nets, 1:2], rows[nets, 3:4], *(part.double() for part in moving))
-        return torch.autograd.grad(out, seen, upstream[:, nets].contiguous(memory_format=torch.channels_last))[0]
+        out = batched.batch_norm(
+            seen, rows[nets, 1:2], rows[nets, 3:4], *(part.double() for part in moving)
+        )
+        return torch.autograd.grad(
+            out, seen, upstream[:, nets].contiguous(memory_format=torch.channels_last)
+        )[0]
 
     alone = torch.cat([gradients(slice(0, 1)), gradients(slice(1, 2))], dim=1)
     torch.testing.assert_close(gradients(slice(0, 2)), alone)

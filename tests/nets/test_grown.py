@@ -1,4 +1,6 @@
-"""Hosts as plain modules: the same network as in the engine that trained it, with every kind of seed in every stage."""
+"""Hosts as plain modules: the same network as in the engine that trained it, with every kind of
+seed in every stage.
+"""
 
 import ast
 import json
@@ -39,7 +41,9 @@ def assert_agrees(hosts: Measured) -> None:
         assert abs(loss - hosts.report.loss[env]) < 1e-5, KINDS[env]
 
 
-def test_every_kind_of_seed_in_every_stage_and_slot_is_the_network_of_the_torch_engine(plain: Measured) -> None:
+def test_every_kind_of_seed_in_every_stage_and_slot_is_the_network_of_the_torch_engine(
+    plain: Measured,
+) -> None:
     assert_agrees(plain)
     assert len(set(plain.report.accuracy[:, 0].tolist())) > 10  # the hosts differ
 
@@ -53,9 +57,13 @@ def test_every_kind_of_seed_in_every_stage_and_slot_is_the_network_of_the_engine
     assert_agrees(hosts)
 
 
-def test_parameters_are_those_of_the_state_less_the_seeds_that_the_host_does_not_feel(plain: Measured) -> None:
+def test_parameters_are_those_of_the_state_less_the_seeds_that_the_host_does_not_feel(
+    plain: Measured,
+) -> None:
     counts = parameter_table(plain.world.rules.nets.shape, torch.device("cpu"))
-    felt = plain.slots.replace(stage=torch.where(plain.slots.stage == Stage.TRAINING, Stage.EMPTY, plain.slots.stage))
+    felt = plain.slots.replace(
+        stage=torch.where(plain.slots.stage == Stage.TRAINING, Stage.EMPTY, plain.slots.stage)
+    )
     told = total_params(felt, counts).tolist()
     nets = plain.networks(ENVS)
     assert [sum(one.numel() for one in net.parameters()) for net in nets] == told
@@ -65,13 +73,23 @@ def test_parameters_are_those_of_the_state_less_the_seeds_that_the_host_does_not
     assert [told[env] for env in whole] == total_params(plain.slots, counts)[whole].tolist()
 
 
-def test_names_follow_the_way_of_the_images_and_a_seed_in_training_is_left_out(plain: Measured) -> None:
-    blending, training = (next(env for env in ENVS if KINDS[env][2:] == way)
-                          for way in ((Stage.BLENDING, 0.37), (Stage.TRAINING, 0.0)))  # fmt: skip
+def test_names_follow_the_way_of_the_images_and_a_seed_in_training_is_left_out(
+    plain: Measured,
+) -> None:
+    blending, training = (
+        next(env for env in ENVS if KINDS[env][2:] == way)
+        for way in ((Stage.BLENDING, 0.37), (Stage.TRAINING, 0.0))
+    )
     one, other = plain.networks([blending, training])
     standing = [name for name, _ in one.named_children()]
-    assert [name for name in standing if name not in SLOTS] == ["input", "block0", "pool0", "block1", "pool1",
-                                                                "classifier"]  # fmt: skip
+    assert [name for name in standing if name not in SLOTS] == [
+        "input",
+        "block0",
+        "pool0",
+        "block1",
+        "pool1",
+        "classifier",
+    ]
     assert standing[:3] == ["input", "block0", "r0c0"]
     assert one.get_submodule("r0c0.blend").alpha == torch.tensor(0.37)
     assert "r0c0" not in dict(other.named_children())
@@ -84,11 +102,28 @@ def test_the_spec_is_plain_json_and_says_how_images_go_in(plain: Measured) -> No
     env = next(env for env in ENVS if KINDS[env] == (7, Blend.GATE, Stage.BLENDING, 0.37))
     spec = plain.networks([env])[0].spec
     assert json.loads(json.dumps(spec)) == spec
-    assert spec["input"] == {"shape": [3, 32, 32], "range": [0.0, 1.0], "channels": "RGB",
-                             "mean": list(plain.world.images.mean), "std": list(plain.world.images.std)}  # fmt: skip
+    assert spec["input"] == {
+        "shape": [3, 32, 32],
+        "range": [0.0, 1.0],
+        "channels": "RGB",
+        "mean": list(plain.world.images.mean),
+        "std": list(plain.world.images.std),
+    }
     (seed,) = [seed for seed in spec["seeds"] if seed["slot"] == "r0c0"]
-    assert (seed["blueprint"], seed["blend"], seed["alpha"], seed["stage"]) == ("conv_heavy", "gate", 0.37, "blending")
-    assert [layer["name"] for layer in seed["layers"]] == ["conv0", "norm0", "relu0", "conv1", "norm1", "relu1"]
+    assert (seed["blueprint"], seed["blend"], seed["alpha"], seed["stage"]) == (
+        "conv_heavy",
+        "gate",
+        0.37,
+        "blending",
+    )
+    assert [layer["name"] for layer in seed["layers"]] == [
+        "conv0",
+        "norm0",
+        "relu0",
+        "conv1",
+        "norm1",
+        "relu1",
+    ]
 
 
 def test_a_spec_and_its_tensors_give_the_same_bits_and_nothing_else_does(plain: Measured) -> None:
@@ -99,12 +134,21 @@ def test_a_spec_and_its_tensors_give_the_same_bits_and_nothing_else_does(plain: 
     assert not again.training
     assert all(parameter.requires_grad for parameter in again.parameters())
     with pytest.raises(RuntimeError, match=r"block0\.conv\.weight"):
-        network_of(net.spec, {name: value for name, value in net.state_dict().items() if name != "block0.conv.weight"})
+        network_of(
+            net.spec,
+            {
+                name: value
+                for name, value in net.state_dict().items()
+                if name != "block0.conv.weight"
+            },
+        )
     with pytest.raises(ValueError, match="a layer of the kind Sudden"):
         layer_of({"name": "x", "kind": "Sudden", "arguments": {}})
 
 
-def test_making_modules_takes_nothing_from_the_random_numbers_of_the_process(plain: Measured) -> None:
+def test_making_modules_takes_nothing_from_the_random_numbers_of_the_process(
+    plain: Measured,
+) -> None:
     before = torch.random.get_rng_state()
     plain.networks([0, 1])
     assert torch.equal(torch.random.get_rng_state(), before)
@@ -121,16 +165,21 @@ def test_what_stands_in_a_module_is_a_copy(plain: Measured) -> None:
 
 @pytest.mark.parametrize("channels", [1, 8, 24, 64])
 @pytest.mark.parametrize("blueprint", BLUEPRINTS, ids=lambda one: one.name)
-def test_the_layers_of_a_blueprint_have_the_parameters_of_its_table(blueprint: Architecture, channels: int) -> None:
+def test_the_layers_of_a_blueprint_have_the_parameters_of_its_table(
+    blueprint: Architecture, channels: int
+) -> None:
     made = sequence([layer._asdict() for layer in seed_layers(blueprint, channels)])
     shapes = [tuple(parameter.shape) for parameter in made.parameters()]
     assert shapes == [one.shape for one in seed_table(blueprint, channels).parameters]
 
 
 def test_a_layer_that_is_not_what_its_part_says_is_refused(plain: Measured) -> None:
-    pixels, shape = Pixels(plain.world.images.mean, plain.world.images.std), plain.world.rules.nets.shape
+    pixels = Pixels(plain.world.images.mean, plain.world.images.std)
+    shape = plain.world.rules.nets.shape
     narrow = shape._replace(num_classes=9)
-    with pytest.raises(ValueError, match=r"classifier.linear.weight: a parameter \[10, 8\] for a layer"):
+    with pytest.raises(
+        ValueError, match=r"classifier.linear.weight: a parameter \[10, 8\] for a layer"
+    ):
         grown_hosts(narrow, plain.world.weights, [0], [plain.residents(0)], pixels)
 
 
@@ -138,7 +187,8 @@ def test_an_epoch_of_plain_sgd_fine_tunes_it(plain: Measured) -> None:
     env = next(env for env in ENVS if KINDS[env] == (7, Blend.GATE, Stage.BLENDING, 0.37))
     (net,) = plain.networks([env])
     images = plain.world.images
-    data, labels = images.train_images.permute(0, 3, 1, 2).float() / 255, images.train_labels
+    data = images.train_images.permute(0, 3, 1, 2).float() / 255
+    labels = images.train_labels
     before = score(net, data, labels)[1]
     net.train()
     descent = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
@@ -152,6 +202,8 @@ def test_an_epoch_of_plain_sgd_fine_tunes_it(plain: Measured) -> None:
 
 def test_the_modules_need_torch_alone() -> None:
     tree = ast.parse(Path(modules.__file__).read_text(encoding="utf-8"))
-    names = {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
+    names = {
+        name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names
+    }
     names |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert names == {"torch", "collections.abc", "sys"}

@@ -1,4 +1,6 @@
-"""Own images: files of MedMNIST's form and arrays become what hosts see, and what cannot be used is told by name."""
+"""Own images: files of MedMNIST's form and arrays become what hosts see, and what cannot be used is
+told by name.
+"""
 
 import hashlib
 import logging
@@ -19,11 +21,26 @@ from esper_soa.nets.datasets import ImageSet, count_images, load_images
 
 # MedMNIST's two-dimensional sets with one label per image: classes and channels.
 FLAGS = {
-    "pathmnist": (9, 3), "dermamnist": (7, 3), "octmnist": (4, 1), "pneumoniamnist": (2, 1), "retinamnist": (5, 3),
-    "breastmnist": (2, 1), "bloodmnist": (8, 3), "tissuemnist": (8, 1), "organamnist": (11, 1), "organcmnist": (11, 1),
+    "pathmnist": (9, 3),
+    "dermamnist": (7, 3),
+    "octmnist": (4, 1),
+    "pneumoniamnist": (2, 1),
+    "retinamnist": (5, 3),
+    "breastmnist": (2, 1),
+    "bloodmnist": (8, 3),
+    "tissuemnist": (8, 1),
+    "organamnist": (11, 1),
+    "organcmnist": (11, 1),
     "organsmnist": (11, 1),
-}  # fmt: skip
-VOLUMES = ("organmnist3d", "nodulemnist3d", "adrenalmnist3d", "fracturemnist3d", "vesselmnist3d", "synapsemnist3d")
+}
+VOLUMES = (
+    "organmnist3d",
+    "nodulemnist3d",
+    "adrenalmnist3d",
+    "fracturemnist3d",
+    "vesselmnist3d",
+    "synapsemnist3d",
+)
 
 
 def shape(channels: int, size: int = 28) -> tuple[int, ...]:
@@ -37,8 +54,12 @@ def loaded(path: Path, **settings: object) -> ImageSet:
 def given(**changed: object) -> ImageSet:
     """From arrays of three classes in grey 28x28."""
     content = own_files.arrays()
-    arguments: dict = {"train": content["train_images"], "train_labels": content["train_labels"],
-                       "test": content["test_images"], "test_labels": content["test_labels"]}  # fmt: skip
+    arguments: dict = {
+        "train": content["train_images"],
+        "train_labels": content["train_labels"],
+        "test": content["test_images"],
+        "test_labels": content["test_labels"],
+    }
     return esper_soa.images(**(arguments | changed))
 
 
@@ -51,22 +72,33 @@ def test_every_set_of_medmnist_loads_as_it_is(tmp_path: Path, flag: str) -> None
         assert (images.name, images.num_classes, images.class_names) == (flag, classes, ())
         assert images.train_images.shape == (48, 32, 32, 3)
         assert images.test_images.shape == (24, 32, 32, 3)
-        wanted = content["train_images"] if channels == 3 else content["train_images"][..., None].repeat(3, 3)
+        wanted = (
+            content["train_images"]
+            if channels == 3
+            else content["train_images"][..., None].repeat(3, 3)
+        )
         assert np.array_equal(images.train_images[:, 2:30, 2:30].numpy(), wanted)
         assert images.train_labels.tolist() == content["train_labels"][:, 0].tolist()
         assert images.test_labels.dtype == torch.int64
         assert images.notes[0].startswith("28x28 pixels, put in the middle of 32x32 black pixels (")
-        assert ("grey: the one channel is repeated, as hosts have three" in images.notes) == (channels == 1)
+        assert ("grey: the one channel is repeated, as hosts have three" in images.notes) == (
+            channels == 1
+        )
         assert f"{classes} classes" in images.notes
 
 
 @pytest.mark.parametrize("size", [64, 128, 224])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_the_larger_variants_of_medmnist_are_scaled(tmp_path: Path, size: int, channels: int) -> None:
+def test_the_larger_variants_of_medmnist_are_scaled(
+    tmp_path: Path, size: int, channels: int
+) -> None:
     content = own_files.arrays(shape(channels, size), 2)
     images = loaded(own_files.write(tmp_path / f"pathmnist_{size}.npz", content))
     assert images.train_images.shape == (48, 32, 32, 3)
-    assert images.notes[0] == f"{size}x{size} pixels, scaled to 32x32 (bilinear and antialiased) (data.resize=auto)"
+    assert (
+        images.notes[0]
+        == f"{size}x{size} pixels, scaled to 32x32 (bilinear and antialiased) (data.resize=auto)"
+    )
     # every 32x32 pixel is of (size / 32)^2 pixels at least, so means stay
     means = content["train_images"].reshape(48, -1).mean(1)
     assert np.abs(images.train_images.double().mean((1, 2, 3)).numpy() - means).max() < 1.5
@@ -76,7 +108,8 @@ def test_chestmnist_has_several_labels_per_image_and_is_refused_by_name(tmp_path
     labels = np.zeros((48, 14), np.int64)
     path = own_files.write(tmp_path / "chestmnist.npz", train_labels=labels)
     with pytest.raises(
-        DataError, match=r"chestmnist\.npz: train_labels has shape \[48, 14\], 14 labels .* ChestMNIST,"
+        DataError,
+        match=r"chestmnist\.npz: train_labels has shape \[48, 14\], 14 labels .* ChestMNIST,",
     ):
         loaded(path)
 
@@ -85,7 +118,8 @@ def test_chestmnist_has_several_labels_per_image_and_is_refused_by_name(tmp_path
 def test_the_volumes_of_medmnist_are_refused_by_name(tmp_path: Path, flag: str) -> None:
     path = own_files.write(tmp_path / f"{flag}.npz", own_files.arrays((28, 28, 28)))
     with pytest.raises(
-        DataError, match=r"28 channels with data\.layout=nhwc.*Volumes, as in MedMNIST's 3D sets, cannot"
+        DataError,
+        match=r"28 channels with data\.layout=nhwc.*Volumes, as in MedMNIST's 3D sets, cannot",
     ):
         loaded(path)
 
@@ -103,23 +137,37 @@ def test_what_the_part_val_is_for_is_a_choice_that_is_told(tmp_path: Path, val: 
     (note,) = [note for note in images.notes if "part val_" in note]
     assert f"(data.val={val}" in note
     assert note.startswith("the 16 images of the part val_ are ")
-    last = {"unused": content["train_labels"], "train": content["val_labels"], "for_test": content["train_labels"]}
+    last = {
+        "unused": content["train_labels"],
+        "train": content["val_labels"],
+        "for_test": content["train_labels"],
+    }
     assert images.train_labels[-10:].tolist() == last[val][-10:, 0].tolist()
     shown = content["val_images" if val == "for_test" else "test_images"]
     assert np.array_equal(images.test_images[:, 2:30, 2:30, 1].numpy(), shown)
 
 
 def test_a_file_without_test_images_needs_the_part_val_for_them(tmp_path: Path) -> None:
-    content = {key: array for key, array in own_files.arrays(val=True).items() if not key.startswith("test")}
+    content = {
+        key: array
+        for key, array in own_files.arrays(val=True).items()
+        if not key.startswith("test")
+    }
     path = own_files.write(tmp_path / "m.npz", content)
     assert len(loaded(path, val="for_test").test_images) == 16
-    with pytest.raises(SettingError, match=r"^data\.val=unused: must be for_test where there are no test_images"):
+    with pytest.raises(
+        SettingError, match=r"^data\.val=unused: must be for_test where there are no test_images"
+    ):
         loaded(path)
-    with pytest.raises(SettingError, match=r"^data\.val=train: must be unused where there are no val_images"):
+    with pytest.raises(
+        SettingError, match=r"^data\.val=train: must be unused where there are no val_images"
+    ):
         loaded(own_files.write(tmp_path / "n.npz"), val="train")
 
 
-def test_a_set_is_of_the_classes_of_all_parts_and_the_task_must_have_as_many(tmp_path: Path) -> None:
+def test_a_set_is_of_the_classes_of_all_parts_and_the_task_must_have_as_many(
+    tmp_path: Path,
+) -> None:
     content = own_files.arrays(val=True)
     content["val_labels"][3] = 5
     images = loaded(own_files.write(tmp_path / "m.npz", content))
@@ -127,7 +175,8 @@ def test_a_set_is_of_the_classes_of_all_parts_and_the_task_must_have_as_many(tmp
     check_classes(images, 6)
     for wrong in (5, 10):
         with pytest.raises(
-            SettingError, match=rf"^task\.num_classes={wrong}: must be 6, the classes of m\. Give task\."
+            SettingError,
+            match=rf"^task\.num_classes={wrong}: must be 6, the classes of m\. Give task\.",
         ):
             check_classes(images, wrong)
 
@@ -168,10 +217,17 @@ def test_class_names_of_a_file_are_texts(tmp_path: Path) -> None:
 def test_arrays_and_tensors_and_a_file_of_the_same_are_one_set(tmp_path: Path) -> None:
     content = own_files.arrays((28, 28, 3))
     one = esper_soa.images(own_files.write(tmp_path / "m.npz", content))
-    parts = [content[f"{name}_{kind}"] for name in ("train", "test") for kind in ("images", "labels")]
+    parts = [
+        content[f"{name}_{kind}"] for name in ("train", "test") for kind in ("images", "labels")
+    ]
     tensors = [torch.from_numpy(array) for array in parts]
     moved = [tensors[0].permute(0, 3, 1, 2), tensors[1], tensors[2].permute(0, 3, 1, 2), tensors[3]]
-    floats = [parts[0] / 255, parts[1].astype(np.int64)[:, 0], (parts[2] / 255).astype(np.float32), parts[3]]
+    floats = [
+        parts[0] / 255,
+        parts[1].astype(np.int64)[:, 0],
+        (parts[2] / 255).astype(np.float32),
+        parts[3],
+    ]
     for other in (
         esper_soa.images(*parts),
         esper_soa.images(*tensors),
@@ -184,7 +240,9 @@ def test_arrays_and_tensors_and_a_file_of_the_same_are_one_set(tmp_path: Path) -
     assert one.name == "m"
     assert esper_soa.images(*parts).name == "images"
     assert (
-        esper_soa.images(*parts, name="mine").name == esper_soa.images(tmp_path / "m.npz", name="mine").name == "mine"
+        esper_soa.images(*parts, name="mine").name
+        == esper_soa.images(tmp_path / "m.npz", name="mine").name
+        == "mine"
     )
 
 
@@ -192,7 +250,8 @@ def test_arrays_and_tensors_and_a_file_of_the_same_are_one_set(tmp_path: Path) -
 def test_brightness_from_0_to_1_becomes_the_nearest_byte_and_is_told(kind: type) -> None:
     levels = np.linspace(0, 1, 28 * 28).astype(kind)
     images = given(
-        test=np.broadcast_to(levels.reshape(1, 28, 28), (24, 28, 28)), train=np.stack([levels] * 48).reshape(48, 28, 28)
+        test=np.broadcast_to(levels.reshape(1, 28, 28), (24, 28, 28)),
+        train=np.stack([levels] * 48).reshape(48, 28, 28),
     )
     wanted = np.floor(levels.astype(np.float64) * 255 + 0.5).reshape(28, 28)
     assert np.array_equal(images.train_images[0, 2:30, 2:30, 2].numpy(), wanted)
@@ -208,12 +267,16 @@ def test_tensors_on_their_way_through_a_network_may_be_given() -> None:
 
 
 def test_nchw_must_be_said_and_the_remedy_says_so() -> None:
-    train, test = np.zeros((48, 3, 32, 32), np.uint8), np.zeros((24, 3, 32, 32), np.uint8)
+    train = np.zeros((48, 3, 32, 32), np.uint8)
+    test = np.zeros((24, 3, 32, 32), np.uint8)
     train[:, 1, 0, 5] = 9
     images = given(train=train, test=test, layout="nchw")
     assert images.train_images[7, 0, 5].tolist() == [0, 9, 0]
-    with pytest.raises(DataError, match=r"^train has shape \[48, 3, 32, 32\], which is 32 channels with layout=nhwc.* "
-                       r"Give layout=nchw if channels are the second index\."):  # fmt: skip
+    with pytest.raises(
+        DataError,
+        match=r"^train has shape \[48, 3, 32, 32\], which is 32 channels with layout=nhwc.* "
+        r"Give layout=nchw if channels are the second index\.",
+    ):
         given(train=train, test=test)
     with pytest.raises(DataError, match=r"Give layout=nhwc if channels are the last index\."):
         given(train=np.moveaxis(train, 1, 3), test=test, layout="nchw")
@@ -226,7 +289,9 @@ def test_mean_and_deviation_are_those_of_the_training_images_as_hosts_see_them()
     assert images.mean == pytest.approx(values.mean(0).tolist(), abs=1e-12)
     assert images.std == pytest.approx(values.std(0, correction=0).tolist(), abs=1e-12)
     shown = ", ".join(f"{value:.4f}" for value in images.mean)
-    assert any(note.startswith(f"normalised by mean {shown} and deviation") for note in images.notes)
+    assert any(
+        note.startswith(f"normalised by mean {shown} and deviation") for note in images.notes
+    )
     bank = training_bank(images)
     normalised = bank.values[0][images.train_images[..., 0].long()]
     assert float(normalised.mean()) == pytest.approx(0, abs=1e-5)
@@ -235,18 +300,24 @@ def test_mean_and_deviation_are_those_of_the_training_images_as_hosts_see_them()
 
 def test_mean_and_deviation_may_be_given_for_all_channels_or_for_each(tmp_path: Path) -> None:
     path = own_files.write(tmp_path / "m.npz")
-    one, three = loaded(path, mean=[0.5], std=[0.25]), loaded(path, mean=[0.1, 0.2, 0.3], std=[1, 2, 3])
+    one = loaded(path, mean=[0.5], std=[0.25])
+    three = loaded(path, mean=[0.1, 0.2, 0.3], std=[1, 2, 3])
     assert (one.mean, one.std) == ((0.5,) * 3, (0.25,) * 3)
     assert (three.mean, three.std) == ((0.1, 0.2, 0.3), (1.0, 2.0, 3.0))
     assert any("as data.mean says" in note for note in one.notes)
-    assert len({one.identity, three.identity, loaded(path).identity}) == 3  # another normalisation, other images
+    assert (
+        len({one.identity, three.identity, loaded(path).identity}) == 3
+    )  # another normalisation, other images
     assert given(mean=[0.5], std=[0.25]).identity == one.identity
 
 
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"mean": [0.5, 0.5], "std": [1, 1]}, "mean=[0.5, 0.5]: must be empty, one number, or one for each of 3"),
+        (
+            {"mean": [0.5, 0.5], "std": [1, 1]},
+            "mean=[0.5, 0.5]: must be empty, one number, or one for each of 3",
+        ),
         ({"mean": [0.5]}, "std=[]: must be as many numbers as {0}mean=[0.5]. Give both or neither"),
         ({"std": [0.5]}, "std=[0.5]: must be as many numbers as {0}mean=[]"),
         ({"mean": [0.5], "std": [0.0]}, "std=0.0: must be in [0.001, 10]"),
@@ -256,7 +327,9 @@ def test_mean_and_deviation_may_be_given_for_all_channels_or_for_each(tmp_path: 
         ({"val": "test"}, "val=test: must be one of unused, train, for_test"),
     ],
 )
-def test_a_wrong_choice_is_refused_by_its_name_in_a_run_and_as_an_argument(settings: dict, told: str) -> None:
+def test_a_wrong_choice_is_refused_by_its_name_in_a_run_and_as_an_argument(
+    settings: dict, told: str
+) -> None:
     with pytest.raises(SettingError) as in_run:
         DataConfig(name="npz", root="m.npz", **settings)
     assert str(in_run.value).startswith("data." + told.format("data."))
@@ -266,7 +339,10 @@ def test_a_wrong_choice_is_refused_by_its_name_in_a_run_and_as_an_argument(setti
 
 
 def test_an_argument_that_there_is_not_is_refused_by_name() -> None:
-    with pytest.raises(SettingError, match="shuffle=True: must be left out.*There are layout, resize, val, mean, std"):
+    with pytest.raises(
+        SettingError,
+        match="shuffle=True: must be left out.*There are layout, resize, val, mean, std",
+    ):
         given(shuffle=True)
     with pytest.raises(SettingError, match="val=train: must be left out with arrays"):
         given(val="train")
@@ -279,29 +355,50 @@ def test_a_file_is_given_alone_and_arrays_are_given_all(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="test_labels=.* must be left out: train is a file"):
         esper_soa.images(path, test_labels=np.zeros(24, int))
     for argument in ("train_labels", "test", "test_labels"):
-        with pytest.raises(SettingError, match=f"^{argument}=NoneType: must be a numpy array or a torch tensor"):
+        with pytest.raises(
+            SettingError, match=f"^{argument}=NoneType: must be a numpy array or a torch tensor"
+        ):
             given(**{argument: None})
-    with pytest.raises(SettingError, match="train=MaskedArray: must be a numpy array or a torch tensor"):
+    with pytest.raises(
+        SettingError, match="train=MaskedArray: must be a numpy array or a torch tensor"
+    ):
         given(train=np.ma.masked_array(np.zeros((48, 28, 28), np.uint8)))
-    with pytest.raises(SettingError, match="train=list: must be a numpy array or a torch tensor. .*numpy.stack"):
+    with pytest.raises(
+        SettingError, match="train=list: must be a numpy array or a torch tensor. .*numpy.stack"
+    ):
         given(train=[[1, 2]])
 
 
 BAD_ARRAYS = {
     "train": [
-        (np.zeros((48, 28), np.uint8), r"train has shape \[48, 28\]: must be \[images, height, width, 1 or 3\]"),
+        (
+            np.zeros((48, 28), np.uint8),
+            r"train has shape \[48, 28\]: must be \[images, height, width, 1 or 3\]",
+        ),
         (np.zeros((48, 28, 28, 4), np.uint8), "4 channels with layout=nhwc.*Leave transparency"),
         (np.zeros((48, 28, 28, 0), np.uint8), "0 channels"),
         (np.zeros((0, 28, 28), np.uint8), "train has 0 images: must have 1 to"),
         (np.zeros((48, 0, 28), np.uint8), "images of 0x28 pixels"),
         (np.zeros((48, 1, 1025), np.uint8), "images of 1x1025 pixels: must have 1 to 1024 a side"),
-        (np.zeros((48, 28, 28), np.int64), "train has type int64: must be uint8, from 0 to 255, or float, from 0 to 1"),
+        (
+            np.zeros((48, 28, 28), np.int64),
+            "train has type int64: must be uint8, from 0 to 255, or float, from 0 to 1",
+        ),
         (np.zeros((48, 28, 28), bool), "train has type bool"),
         (np.zeros((48, 28, 28), complex), "train has type complex128"),
         (np.full((48, 28, 28), None), "train has type object"),
-        (np.zeros((48, 28, 27), np.uint8), "test: 28x28 pixels with 1 channel, but the training images have 28x27"),
-        (np.zeros((48, 28, 28, 3), np.uint8), "but the training images have 28x28 pixels with 3 channels"),
-        (np.zeros((47, 28, 28), np.uint8), "train_labels has 48 labels, but train has 47 images: must be as many"),
+        (
+            np.zeros((48, 28, 27), np.uint8),
+            "test: 28x28 pixels with 1 channel, but the training images have 28x27",
+        ),
+        (
+            np.zeros((48, 28, 28, 3), np.uint8),
+            "but the training images have 28x28 pixels with 3 channels",
+        ),
+        (
+            np.zeros((47, 28, 28), np.uint8),
+            "train_labels has 48 labels, but train has 47 images: must be as many",
+        ),
         (np.zeros((48, 28, 28), np.uint8), "train: every pixel of the training images is the same"),
     ],
     "train_labels": [
@@ -311,16 +408,23 @@ BAD_ARRAYS = {
         (np.full(48, -1), "train_labels holds -1 at 0: must be classes from 0 to"),
         (np.arange(48) * 2500, "train_labels holds 117500 at 47: must be classes from 0 to 99999"),
         (np.full(48, 2**64 - 1, np.uint64), "train_labels holds 18446744073709551615 at 0"),
-        (np.eye(48, 3, dtype=int), r"train_labels has shape \[48, 3\], 3 labels per image.*of one-hot labels take"),
+        (
+            np.eye(48, 3, dtype=int),
+            r"train_labels has shape \[48, 3\], 3 labels per image.*of one-hot labels take",
+        ),
         (np.zeros((48, 0), int), r"shape \[48, 0\], 0 labels per image"),
-        (np.zeros((48, 1, 1), int), r"train_labels has shape \[48, 1, 1\]: must be \[images\] or \[images, 1\]"),
+        (
+            np.zeros((48, 1, 1), int),
+            r"train_labels has shape \[48, 1, 1\]: must be \[images\] or \[images, 1\]",
+        ),
         (np.zeros((), int), r"train_labels has shape \[\]: must be"),
     ],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(
-    ("argument", "array", "told"), [(name, *case) for name, cases in BAD_ARRAYS.items() for case in cases]
+    ("argument", "array", "told"),
+    [(name, *case) for name, cases in BAD_ARRAYS.items() for case in cases],
 )
 def test_arrays_that_cannot_be_right_are_refused_by_name_with_what_they_are(
     argument: str, array: np.ndarray, told: str
@@ -338,7 +442,11 @@ def test_the_same_faults_in_a_file_are_told_with_the_setting_and_the_key(tmp_pat
             np.zeros((24, 28, 28, 4), np.uint8),
             "test_images has shape .*4 channels with data.layout=nhwc",
         ),
-        ("test_labels", np.zeros(23, int), "test_labels has 23 labels, but data.root=.*: test_images has 24 images"),
+        (
+            "test_labels",
+            np.zeros(23, int),
+            "test_labels has 23 labels, but data.root=.*: test_images has 24 images",
+        ),
     ):
         path = own_files.write(tmp_path / "m.npz", **{key: array})
         with pytest.raises(DataError, match=rf"^data\.root={path}: {told}"):
@@ -346,12 +454,16 @@ def test_the_same_faults_in_a_file_are_told_with_the_setting_and_the_key(tmp_pat
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, -0.001, 1.001, 255.0])
-def test_a_brightness_that_is_none_is_told_with_its_place(bad: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_brightness_that_is_none_is_told_with_its_place(
+    bad: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     train = np.full((48, 28, 28), 0.5, np.float32)
     train[31, 3, 4] = bad
     for at_once in (image_preparation.AT_ONCE, 5 * train[0].nbytes):
         monkeypatch.setattr(image_preparation, "AT_ONCE", at_once)
-        with pytest.raises(DataError, match=r"^train holds .* in image 31: must be from 0 to 1\. Divide by 255"):
+        with pytest.raises(
+            DataError, match=r"^train holds .* in image 31: must be from 0 to 1\. Divide by 255"
+        ):
             given(train=train)
 
 
@@ -369,8 +481,11 @@ def test_a_missing_key_is_named(tmp_path: Path, gone: str) -> None:
 
 def test_other_keys_are_told(tmp_path: Path) -> None:
     path = own_files.write(tmp_path / "m.npz", {"x_train": np.zeros(3), "y_train": np.zeros(3)})
-    with pytest.raises(DataError, match=r"lacks train_images, train_labels, test_images, test_labels: must have "
-                       r"train_images, .*It holds x_train, y_train\."):  # fmt: skip
+    with pytest.raises(
+        DataError,
+        match=r"lacks train_images, train_labels, test_images, test_labels: must have "
+        r"train_images, .*It holds x_train, y_train\.",
+    ):
         loaded(path)
 
 
@@ -386,9 +501,13 @@ def test_a_channel_that_never_varies_is_left_as_it_is_and_told() -> None:
 
 def test_too_little_for_the_work_is_told(tmp_path: Path) -> None:
     images = given()
-    with pytest.raises(SettingError, match="train_samples=49: must be at most 48, the training images of images"):
+    with pytest.raises(
+        SettingError, match="train_samples=49: must be at most 48, the training images of images"
+    ):
         check_work(images, 49, 1)
-    with pytest.raises(SettingError, match="val_samples=25: must be at most 24, the test images of images"):
+    with pytest.raises(
+        SettingError, match="val_samples=25: must be at most 24, the test images of images"
+    ):
         check_work(images, 48, 25)
 
 
@@ -407,7 +526,8 @@ def test_auto_takes_a_root_that_ends_in_npz_and_says_why(tmp_path: Path) -> None
     images = load_images(DataConfig(root=str(path)), "cpu")
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     assert images.source == (
-        f"own images from {path} (sha256 {digest[:12]}..., data.name=auto takes it as data.root is an .npz): "
+        f"own images from {path} (sha256 {digest[:12]}..., data.name=auto takes it as data.root "
+        "is an .npz): "
         "48 training and 24 test images."
     )
     assert images.facts()["file_sha256"] == digest
@@ -416,7 +536,12 @@ def test_auto_takes_a_root_that_ends_in_npz_and_says_why(tmp_path: Path) -> None
 
 
 def test_settings_that_other_sets_would_not_heed_are_refused() -> None:
-    for settings in ({"resize": "pad"}, {"layout": "nchw"}, {"val": "train"}, {"mean": [0.5], "std": [0.5]}):
+    for settings in (
+        {"resize": "pad"},
+        {"layout": "nchw"},
+        {"val": "train"},
+        {"mean": [0.5], "std": [0.5]},
+    ):
         (name, *_) = settings
         for other in (
             {},
@@ -425,15 +550,21 @@ def test_settings_that_other_sets_would_not_heed_are_refused() -> None:
             {"root": "/cifar"},
             {"name": "cifar10", "root": "/c"},
         ):
-            with pytest.raises(SettingError, match=rf"^data\.{name}=.*: must be left out with data\.name="):
+            with pytest.raises(
+                SettingError, match=rf"^data\.{name}=.*: must be left out with data\.name="
+            ):
                 DataConfig(**settings, **other)
         DataConfig(**settings, root="m.NPZ")
 
 
 def test_a_set_that_only_a_program_can_hand_over_and_a_file_that_is_not_named_are_refused() -> None:
-    with pytest.raises(SettingError, match=r"^data\.name=given: must be npz.*A program handed the images over"):
+    with pytest.raises(
+        SettingError, match=r"^data\.name=given: must be npz.*A program handed the images over"
+    ):
         load_images(DataConfig(name="given"), "cpu")
-    with pytest.raises(SettingError, match=r"^data\.root='': must be a file like mine\.npz when data\.name=npz"):
+    with pytest.raises(
+        SettingError, match=r"^data\.root='': must be a file like mine\.npz when data\.name=npz"
+    ):
         load_images(DataConfig(name="npz"), "cpu")
     assert tuple(count_images(DataConfig(name="npz"))) == (0, 0)
 
@@ -443,9 +574,10 @@ def test_a_set_is_shown_in_words_and_told_to_the_log(caplog: pytest.LogCaptureFi
     with caplog.at_level(logging.INFO, "esper_soa"):
         images = given(name="mine")
     assert repr(images) == str(images)
-    assert "mine: own images from arrays, handed over: 48 training and 24 test images.\n  28x28 pixels, put" in str(
-        images
-    )
+    assert (
+        "mine: own images from arrays, handed over: 48 training and 24 test images.\n  28x28 "
+        "pixels, put"
+    ) in str(images)
     assert str(images) in caplog.text
 
 

@@ -1,4 +1,6 @@
-"""How hosts, seeds and gates start: as ordinary torch modules of the same shape do, each env on numbers of its own."""
+"""How hosts, seeds and gates start: as ordinary torch modules of the same shape do, each env on
+numbers of its own.
+"""
 
 import numpy as np
 import pytest
@@ -29,7 +31,9 @@ def env_keys(purpose: int, count: int, turn: int = 0) -> Tensor:
 
 
 def fresh(task: TaskConfig, count: int, turn: int = 0) -> tuple[HostShape, TensorDict]:
-    """Weights of `count` envs at the start of round `turn`, in memory that was full of something else."""
+    """Weights of `count` envs at the start of round `turn`, in memory that was full of something
+    else.
+    """
     shape = host_shape(task, host_slots(task)[:2])
     weights = pools.allocate(shape, count, CPU, torch.float64)
     weights.apply_(lambda rows: rows.fill_(5.0))
@@ -38,17 +42,23 @@ def fresh(task: TaskConfig, count: int, turn: int = 0) -> tuple[HostShape, Tenso
 
 
 def as_torch_starts(rows: Tensor, modules: list[FlatModule], table: Table) -> None:
-    """Every parameter tensor of `rows` [n, total] is distributed as that of the modules, in shape and place."""
+    """Every parameter tensor of `rows` [n, total] is distributed as that of the modules, in shape
+    and place.
+    """
     theirs = torch.stack([module.flat() for module in modules]).double()
     assert rows.shape[1] == theirs.shape[1]
-    for parameter, ours, torches in zip(table.parameters, table.unpack(rows), table.unpack(theirs), strict=True):
+    for parameter, ours, torches in zip(
+        table.parameters, table.unpack(rows), table.unpack(theirs), strict=True
+    ):
         if torches.unique().numel() == 1:
             assert torch.equal(ours, torches[:1].expand_as(ours)), parameter
             continue
         # Of the 600 numbers and more of every tensor here the largest is above 0.98 of the bound.
         bound = torches.abs().max()
         assert float(ours.abs().max() / bound) == pytest.approx(1, abs=0.02), parameter
-        torch.testing.assert_close(ours.flatten().quantile(QUANTILES) / bound, 2 * QUANTILES - 1, rtol=0, atol=0.07)
+        torch.testing.assert_close(
+            ours.flatten().quantile(QUANTILES) / bound, 2 * QUANTILES - 1, rtol=0, atol=0.07
+        )
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -64,7 +74,9 @@ def test_hosts_start_as_torch_modules_do(name: str) -> None:
 def test_seeds_start_as_torch_modules_do(blueprint: int, blend: int) -> None:
     table = seed_table(BLUEPRINTS[blueprint], 8)
     multiply = torch.full((400,), blend == Blend.MULTIPLY)
-    rows = initial_seeds(BLUEPRINTS[blueprint], 8, env_keys(streams.SEED_INIT, 400), multiply, torch.float64)
+    rows = initial_seeds(
+        BLUEPRINTS[blueprint], 8, env_keys(streams.SEED_INIT, 400), multiply, torch.float64
+    )
     torch.manual_seed(0)
     as_torch_starts(rows, [make_seed(blueprint, 8, blend) for _ in range(100)], table)
 
@@ -76,8 +88,16 @@ def test_gates_start_as_torch_modules_do() -> None:
 
 
 def test_a_bound_is_one_over_the_root_of_what_one_output_sums_up() -> None:
-    # 27 = 3 * 3 * 3 inputs of an output; 16 channels; a depthwise kernel sees 9; a bias goes with its layer's 16
-    rows = (weight(8, 3, 3, 3), weight(5, 16), weight(4, 1, 3, 3), offset(5, 16), norm_scale(3), zeros(2, 2))
+    # 27 = 3 * 3 * 3 inputs of an output; 16 channels; a depthwise kernel sees 9; a bias goes with
+    # its layer's 16
+    rows = (
+        weight(8, 3, 3, 3),
+        weight(5, 16),
+        weight(4, 1, 3, 3),
+        offset(5, 16),
+        norm_scale(3),
+        zeros(2, 2),
+    )
     assert [row.bound for row in rows] == pytest.approx([27**-0.5, 0.25, 1 / 3, 0.25, 0, 0])
     assert [row.value for row in rows] == [0, 0, 0, 0, 1, 0]
     assert [row.shape for row in rows] == [(8, 3, 3, 3), (5, 16), (4, 1, 3, 3), (5,), (3,), (2, 2)]
@@ -85,7 +105,9 @@ def test_a_bound_is_one_over_the_root_of_what_one_output_sums_up() -> None:
 
 def test_running_statistics_start_at_mean_0_and_variance_1_and_all_else_at_0() -> None:
     shape, weights = fresh(TaskConfig(base_channels=4), 3)
-    for mean, variance in zip(*[iter(shape.statistics.unpack(weights["host", "statistics"]))] * 2, strict=True):
+    for mean, variance in zip(
+        *[iter(shape.statistics.unpack(weights["host", "statistics"]))] * 2, strict=True
+    ):
         assert (mean == 0).all()
         assert (variance == 1).all()
     assert (weights["host", "momentum"] == 0).all()
@@ -100,10 +122,13 @@ def kernels(shape: HostShape, weights: TensorDict) -> Tensor:
     return torch.cat([part.flatten(1) for part in parts if part.ndim == 5], dim=1)
 
 
-def test_hosts_of_envs_and_of_rounds_are_independent_and_every_weight_has_a_number_of_its_own() -> None:
+def test_hosts_of_envs_and_of_rounds_are_independent_and_every_weight_has_a_number_of_its_own() -> (
+    None
+):
     first, second = (kernels(*fresh(TaskConfig(base_channels=4), 20, turn)) for turn in (0, 1))
     assert first.unique().numel() == first.numel()
-    # 1,404 weights each: a correlation has a standard deviation of 0.027; the largest of 780 stays below 5 of them
+    # 1,404 weights each: a correlation has a standard deviation of 0.027; the largest of 780 stays
+    # below 5 of them
     together = torch.corrcoef(torch.cat((first, second)))
     assert float((together - torch.eye(40)).abs().max()) < 0.135
     assert torch.equal(first, kernels(*fresh(TaskConfig(base_channels=4), 20, 0)))
@@ -115,12 +140,20 @@ def test_the_host_of_an_env_does_not_depend_on_how_many_there_are() -> None:
     assert torch.equal(few["host", "params"], many["host", "params"][:3])
 
 
-def born(shape: HostShape, weights: TensorDict, rows: list[list[int]], blend: int, keys: Tensor) -> None:
+def born(
+    shape: HostShape, weights: TensorDict, rows: list[list[int]], blend: int, keys: Tensor
+) -> None:
     """Germinate a conv_light seed in the slots where `rows` [N, S] has 1."""
     newborn = np.array(rows, dtype=bool)
-    code, blends = np.full(newborn.shape, Blueprint.CONV_LIGHT), np.full(newborn.shape, blend)
+    code = np.full(newborn.shape, Blueprint.CONV_LIGHT)
+    blends = np.full(newborn.shape, blend)
     flags = [newborn] * 6
-    pools.claim_(weights, shape, ActiveSeeds(flags[0], code, code, blends, *flags[:3], newborn, newborn), keys)
+    pools.claim_(
+        weights,
+        shape,
+        ActiveSeeds(flags[0], code, code, blends, *flags[:3], newborn, newborn),
+        keys,
+    )
 
 
 def test_a_birth_fills_its_own_row_alone_with_a_seed_a_gap_of_zeros_and_a_gate() -> None:
@@ -135,8 +168,10 @@ def test_a_birth_fills_its_own_row_alone_with_a_seed_a_gap_of_zeros_and_a_gate()
         for kind in ("params", "momentum"):
             assert (pool[kind][others] == 7).all()
         assert (pool["momentum"][env] == 0).all()
-        channels, layout = shape.slots[slot].channels, pools.row_layout(shape, slot)
-        size, row = seed_table(BLUEPRINTS[Blueprint.CONV_LIGHT], channels).total, pool["params"][env]
+        channels = shape.slots[slot].channels
+        layout = pools.row_layout(shape, slot)
+        size = seed_table(BLUEPRINTS[Blueprint.CONV_LIGHT], channels).total
+        row = pool["params"][env]
         assert (row[size : layout.seed] == 0).all()
         assert row[: size - channels].all()  # kernel and scale
         assert row[layout.seed :].unique().numel() == layout.gate
@@ -146,13 +181,19 @@ def test_seeds_of_all_envs_slots_and_births_differ_and_the_same_birth_gives_the_
     task = TaskConfig(base_channels=4)
     shape = host_shape(task, enabled_slots(task, ["r0c0", "r1c0"]))  # both of 4 channels
     weights = pools.allocate(shape, 2, CPU, torch.float64)
-    # Kernel 4 x 4 x 3 x 3, and the gate's first layer 8 x 4, of 49 numbers: in units of their bounds 1/6 and 1/2.
-    keys, seen = env_keys(streams.SEED_INIT, 2), []
+    # Kernel 4 x 4 x 3 x 3, and the gate's first layer 8 x 4, of 49 numbers: in units of their
+    # bounds 1/6 and 1/2.
+    keys = env_keys(streams.SEED_INIT, 2)
+    seen = []
     for step in (0, 1, 0):
         born(shape, weights, [[1, 1], [1, 1]], Blend.ADD, streams.fold(keys, step))
         found = [weights["seeds", spec.name, "params"] for spec in shape.slots]
-        seen.append(torch.stack([torch.cat((6 * rows[:, :144], 2 * rows[:, -49:-17]), 1) for rows in found]))
+        seen.append(
+            torch.stack([torch.cat((6 * rows[:, :144], 2 * rows[:, -49:-17]), 1) for rows in found])
+        )
     assert torch.equal(seen[0], seen[2])
     both = torch.stack(seen[:2])
     assert both.unique().numel() == both.numel()
-    assert ((both[..., :32] - both[..., 144:]).abs().amax(-1) > 0.1).all()  # equal up to rounding, were they one stream
+    assert (
+        (both[..., :32] - both[..., 144:]).abs().amax(-1) > 0.1
+    ).all()  # equal up to rounding, were they one stream

@@ -1,4 +1,6 @@
-"""The learning rates of an env-step: constant, or along half a cosine, on every way through the networks."""
+"""The learning rates of an env-step: constant, or along half a cosine, on every way through the
+networks.
+"""
 
 from dataclasses import replace
 
@@ -28,16 +30,21 @@ def world_of(task: TaskConfig, kept: bool = False) -> World:
 
 
 def trained(world: World, steps: list[int]) -> dict[str, torch.Tensor]:
-    """Weights after the env-steps `steps` with a seed that trains behind slot 0 and one that takes part in slot 1."""
+    """Weights after the env-steps `steps` with a seed that trains behind slot 0 and one that takes
+    part in slot 1.
+    """
     state = world.start_round(0)
     slots = state.slots
     stage = torch.tensor([Stage.TRAINING, Stage.FOSSILIZED]).expand_as(slots.stage).clone()
     yes = torch.ones_like(slots.newborn)
     slots = slots.replace(
-        stage=stage, blueprint=torch.full_like(slots.blueprint, Blueprint.CONV_LIGHT),
-        blend=torch.full_like(slots.blend, Blend.ADD), alpha=(stage == Stage.FOSSILIZED).double(), newborn=yes,
+        stage=stage,
+        blueprint=torch.full_like(slots.blueprint, Blueprint.CONV_LIGHT),
+        blend=torch.full_like(slots.blend, Blend.ADD),
+        alpha=(stage == Stage.FOSSILIZED).double(),
+        newborn=yes,
         fresh_momentum=yes,
-    )  # fmt: skip
+    )
     state = state.replace(slots=slots)
     for step in steps:
         state, _ = measure_(world.rules, world.weights, state, world.work(step))
@@ -54,7 +61,9 @@ def test_a_cosine_goes_from_all_to_nearly_nothing_and_constant_stays() -> None:
 
 @pytest.mark.parametrize("channels", [2, 8])
 @pytest.mark.parametrize("kept", [False, True])  # whole networks in C, and torch on static buffers
-def test_a_later_env_step_trains_with_the_learning_rates_of_its_place_on_the_cosine(channels: int, kept: bool) -> None:
+def test_a_later_env_step_trains_with_the_learning_rates_of_its_place_on_the_cosine(
+    channels: int, kept: bool
+) -> None:
     task = TaskConfig(base_channels=channels, num_blocks=2, num_pools=2, host_lr=0.2, seed_lr=0.1)
     factor = lr_factor("cosine", 4, STEPS)
     found = trained(world_of(replace(task, lr_schedule="cosine"), kept), [4])
@@ -67,7 +76,10 @@ def test_a_later_env_step_trains_with_the_learning_rates_of_its_place_on_the_cos
 
 
 def test_steps_on_fixed_memory_take_the_learning_rate_of_every_env_step_anew() -> None:
-    task = TaskConfig(base_channels=2, num_blocks=2, num_pools=2, host_lr=0.2, seed_lr=0.1, lr_schedule="cosine")
-    found, wanted = trained(world_of(task, kept=True), [0, 3, 5]), trained(world_of(task), [0, 3, 5])
+    task = TaskConfig(
+        base_channels=2, num_blocks=2, num_pools=2, host_lr=0.2, seed_lr=0.1, lr_schedule="cosine"
+    )
+    found = trained(world_of(task, kept=True), [0, 3, 5])
+    wanted = trained(world_of(task), [0, 3, 5])
     for name, params in wanted.items():
         torch.testing.assert_close(found[name], params, rtol=0, atol=1e-5)

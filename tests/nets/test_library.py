@@ -1,7 +1,8 @@
-"""The compiled kernels on the disk: what is run, what is built again, what is refused, and what a stop leaves behind.
+"""The compiled kernels on the disk: what is run, what is built again, what is refused, and what a
+stop leaves behind.
 
-All of it with real files and real processes. A compiler stands in that copies a library made before, so that no test
-waits for the real one; it notes how often it was asked.
+All of it with real files and real processes. A compiler stands in that copies a library made
+before, so that no test waits for the real one; it notes how often it was asked.
 """
 
 import ctypes
@@ -24,10 +25,12 @@ from esper_soa.nets.engines.cpu.processor import this_processor
 pytestmark = pytest.mark.usefixtures("native")
 
 ROOT = Path(__file__).resolve().parents[2]
-LOAD = "from esper_soa.nets.engines.cpu import library; library.library(); print(library.build())"  # needs no torch
+# needs no torch
+LOAD = "from esper_soa.nets.engines.cpu import library; library.library(); print(library.build())"
 CHOOSE = (
     "import torch; from esper_soa.nets.engines.cpu.support import choose_native;"
-    "choice = choose_native({setting!r}, torch.device('cpu')); print(choice.native, choice.fallback, choice.reason)"
+    "choice = choose_native({setting!r}, torch.device('cpu')); print(choice.native, "
+    "choice.fallback, choice.reason)"
 )
 NO_COMPILER = "/nonexistent/cc"
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs files of another user")
@@ -46,7 +49,9 @@ TARGET = 'case "$*" in *-dM*) exit;; esac; while [ "$1" != -o ]; do shift; done;
 
 def copying(folder: Path) -> str:
     """A compiler that copies the library of this process."""
-    return script(folder / "copying", f"{TARGET}; echo asked >> {folder}/asked; cp {library.build()} $to")
+    return script(
+        folder / "copying", f"{TARGET}; echo asked >> {folder}/asked; cp {library.build()} $to"
+    )
 
 
 def asked(folder: Path) -> int:
@@ -54,11 +59,17 @@ def asked(folder: Path) -> int:
     return len(notes.read_text().splitlines()) if notes.exists() else 0
 
 
-def start(code: str = LOAD, remove: tuple[str, ...] = (), **environment: str) -> subprocess.Popen[str]:
+def start(
+    code: str = LOAD, remove: tuple[str, ...] = (), **environment: str
+) -> subprocess.Popen[str]:
     env = {name: value for name, value in (os.environ | environment).items() if name not in remove}
     env["PYTHONPATH"] = str(ROOT)
     return subprocess.Popen(
-        [sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", code],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 
@@ -120,7 +131,15 @@ def open_to_others(path: Path) -> None:
     path.chmod(0o770)
 
 
-DAMAGES = [cut, zero_half, flip, link, open_to_others, Path.unlink, lambda path: path.write_bytes(b"")]
+DAMAGES = [
+    cut,
+    zero_half,
+    flip,
+    link,
+    open_to_others,
+    Path.unlink,
+    lambda path: path.write_bytes(b""),
+]
 NAMES = ["cut", "half zeroed", "a bit flipped", "a link", "open to others", "gone", "empty"]
 
 
@@ -129,7 +148,8 @@ NAMES = ["cut", "half zeroed", "a bit flipped", "a link", "open to others", "gon
 def test_what_is_not_as_it_was_stored_is_built_again(
     warm: Path, tmp_path: Path, damage: Callable[[Path], None], part: int
 ) -> None:
-    good, key = files(warm)[0].read_bytes(), library.library_key()
+    good = files(warm)[0].read_bytes()
+    key = library.library_key()
     assert cache.stored(warm, key) == files(warm)[0]
     damage(files(warm)[part])
     assert cache.stored(warm, key) is None
@@ -154,19 +174,29 @@ def test_a_damaged_library_without_a_compiler_is_no_crash_but_a_word(warm: Path)
 
 def test_the_digest_is_one_that_sha256sum_understands(warm: Path) -> None:
     said = files(warm)[1].read_text()
-    assert said == f"{hashlib.sha256(files(warm)[0].read_bytes()).hexdigest()}  {files(warm)[0].name}\n"
+    assert (
+        said
+        == f"{hashlib.sha256(files(warm)[0].read_bytes()).hexdigest()}  {files(warm)[0].name}\n"
+    )
 
 
 def test_all_that_is_stored_is_closed_to_others_whatever_the_umask(tmp_path: Path) -> None:
     code = f"import os; os.umask(0); {LOAD}"
     assert ended(start(code, XDG_CACHE_HOME=str(tmp_path), CC=copying(tmp_path)))[0] == 0
     folder = tmp_path / "esper_soa"
-    assert [stat.S_IMODE(path.stat().st_mode) for path in (folder, *files(folder))] == [0o700, 0o700, 0o600]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (folder, *files(folder))] == [
+        0o700,
+        0o700,
+        0o600,
+    ]
 
 
-def test_library_and_digest_are_on_the_disk_before_their_names_are(warm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_library_and_digest_are_on_the_disk_before_their_names_are(
+    warm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     done: list[str] = []
-    really_sync, really_replace = os.fsync, os.replace
+    really_sync = os.fsync
+    really_replace = os.replace
 
     def sync(handle: int) -> None:
         done.append("sync " + Path(os.readlink(f"/proc/self/fd/{handle}")).name)
@@ -181,7 +211,14 @@ def test_library_and_digest_are_on_the_disk_before_their_names_are(warm: Path, m
     draft = warm / "nets.so"
     shutil.copy(library.build(), draft)
     cache.store(warm, "key", draft)
-    assert done == ["sync nets.so", "name .so", "sync digest", "sync esper_soa", "name .sha256", "sync esper_soa"]
+    assert done == [
+        "sync nets.so",
+        "name .so",
+        "sync digest",
+        "sync esper_soa",
+        "name .sha256",
+        "sync esper_soa",
+    ]
 
 
 def refusal(folder: Path) -> str:
@@ -194,7 +231,9 @@ def refusal(folder: Path) -> str:
 @pytest.mark.parametrize("mode", [0o777, 0o770, 0o722])
 def test_a_folder_that_others_can_write_in_is_refused(warm: Path, mode: int) -> None:
     warm.chmod(mode)
-    assert f"others can write in the cache folder {warm} (mode {mode:o}): delete it" in refusal(warm)
+    assert f"others can write in the cache folder {warm} (mode {mode:o}): delete it" in refusal(
+        warm
+    )
 
 
 def test_a_folder_that_others_can_only_read_is_closed_to_them(warm: Path) -> None:
@@ -235,7 +274,10 @@ FOLDER = "from esper_soa.nets.engines.cpu import cache; print(cache.cache_folder
 
 
 def test_without_home_the_user_database_says_where_the_cache_is(tmp_path: Path) -> None:
-    code = f"import os; os.chdir({str(tmp_path)!r}); {FOLDER}; import pwd; print(pwd.getpwuid(os.geteuid()).pw_dir)"
+    code = (
+        f"import os; os.chdir({str(tmp_path)!r}); {FOLDER}; import pwd; "
+        "print(pwd.getpwuid(os.geteuid()).pw_dir)"
+    )
     for environment in ({}, {"HOME": ""}, {"HOME": "relative"}, {"XDG_CACHE_HOME": "relative"}):
         gone = tuple(name for name in ("HOME", "XDG_CACHE_HOME") if name not in environment)
         status, out, err = ended(start(code, gone, **environment))
@@ -248,7 +290,10 @@ def test_without_home_the_user_database_says_where_the_cache_is(tmp_path: Path) 
 def test_home_and_the_cache_folder_of_the_environment_are_heeded(tmp_path: Path) -> None:
     home = start(FOLDER, ("XDG_CACHE_HOME",), HOME=str(tmp_path))
     both = start(FOLDER, HOME="/nonexistent", XDG_CACHE_HOME=str(tmp_path))
-    assert [ended(one)[1] for one in (home, both)] == [f"{tmp_path}/.cache/esper_soa", f"{tmp_path}/esper_soa"]
+    assert [ended(one)[1] for one in (home, both)] == [
+        f"{tmp_path}/.cache/esper_soa",
+        f"{tmp_path}/esper_soa",
+    ]
 
 
 @as_root
@@ -256,7 +301,9 @@ def test_a_user_without_any_home_is_told_what_to_set() -> None:
     code = f"from esper_soa.nets.engines.cpu import cache; import os; os.setuid(54321); {FOLDER}"
     status, _, err = ended(start(code, ("HOME", "XDG_CACHE_HOME")))
     assert status == 1
-    assert err.splitlines()[-1].endswith("no home folder to keep them in (set HOME or XDG_CACHE_HOME)")
+    assert err.splitlines()[-1].endswith(
+        "no home folder to keep them in (set HOME or XDG_CACHE_HOME)"
+    )
 
 
 @pytest.mark.parametrize(
@@ -269,7 +316,9 @@ def test_a_user_without_any_home_is_told_what_to_set() -> None:
         ("cp /dev/null", "cp failed: "),
     ],
 )
-def test_a_compiler_that_is_none_is_named_in_one_line(tmp_path: Path, command: str, word: str) -> None:
+def test_a_compiler_that_is_none_is_named_in_one_line(
+    tmp_path: Path, command: str, word: str
+) -> None:
     code = (
         "from esper_soa.nets.engines.cpu import cache, library\n"
         "try:\n    library.library()\n"
@@ -284,8 +333,11 @@ def test_a_compiler_that_is_none_is_named_in_one_line(tmp_path: Path, command: s
 
 def test_without_a_compiler_auto_says_so_and_on_is_an_error(tmp_path: Path) -> None:
     missing = {"CC": NO_COMPILER, "XDG_CACHE_HOME": str(tmp_path)}
-    auto, on = start(CHOOSE.format(setting="auto"), **missing), start(CHOOSE.format(setting="native"), **missing)
-    assert ended(auto)[1].startswith("False True plain torch, slower: no native kernels, no C compiler")
+    auto = start(CHOOSE.format(setting="auto"), **missing)
+    on = start(CHOOSE.format(setting="native"), **missing)
+    assert ended(auto)[1].startswith(
+        "False True plain torch, slower: no native kernels, no C compiler"
+    )
     status, _, err = ended(on)
     assert status == 1
     assert "SettingError: compute.engine=native: must be auto or torch here" in err
@@ -302,11 +354,16 @@ def test_processes_that_compile_at_once_all_get_the_kernels(tmp_path: Path) -> N
 
 # --- stops
 
-TRAIN = "import sys; sys.argv = ['train', '+experiment=smoke', {options}]; from esper_soa.train import main; main()"
+TRAIN = (
+    "import sys; sys.argv = ['train', '+experiment=smoke', {options}]; from esper_soa.train "
+    "import main; main()"
+)
 
 
 def endless(folder: Path) -> str:
-    """A compiler that writes half a library, notes its own and its helper's process ids, and goes on for ever."""
+    """A compiler that writes half a library, notes its own and its helper's process ids, and goes
+    on for ever.
+    """
     here = f"{TARGET}; head -c 100000 {library.build()} > $to; touch $TMPDIR/more"
     ids = f"echo $$ $! > {folder}/new; mv {folder}/new {folder}/ids"
     return script(folder / "endless", f"{here}; sleep 300 & {ids}; wait")
@@ -331,14 +388,18 @@ def wait_until_gone(numbers: list[int]) -> None:
         time.sleep(0.02)
 
 
-def test_a_run_that_is_stopped_while_it_compiles_ends_at_once_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_run_that_is_stopped_while_it_compiles_ends_at_once_and_leaves_nothing(
+    tmp_path: Path,
+) -> None:
     cases = [("native", signal.SIGINT, 130), ("auto", signal.SIGTERM, 143)]
     begun = []
     for setting, _, _ in cases:
         folder = tmp_path / setting
         folder.mkdir()
         options = f"'run_dir={folder}/run', 'compute.engine={setting}'"
-        begun.append(start(TRAIN.format(options=options), XDG_CACHE_HOME=str(folder), CC=endless(folder)))
+        begun.append(
+            start(TRAIN.format(options=options), XDG_CACHE_HOME=str(folder), CC=endless(folder))
+        )
     for (setting, number, status), process in zip(cases, begun, strict=True):
         wait_for(tmp_path / setting / "ids", process)
         process.send_signal(number)
@@ -384,27 +445,38 @@ def test_every_record_lies_in_memory_as_ctypes_thinks() -> None:
             with pytest.raises(cache.NativeError, match=f"another record {name}"):
                 proof.compare_records(proof.RECORDS | {name: other})
         with pytest.raises(cache.NativeError, match=f"unknown record {name}"):
-            proof.compare_records({kept: one for kept, one in proof.RECORDS.items() if kept != name})
+            proof.compare_records(
+                {kept: one for kept, one in proof.RECORDS.items() if kept != name}
+            )
 
 
 def test_the_library_exports_its_entry_points_alone() -> None:
     if shutil.which("nm") is None:
         pytest.skip("nm is not here")
-    listed = subprocess.run(["nm", "-D", "--defined-only", library.build()], capture_output=True, text=True, check=True)
+    listed = subprocess.run(
+        ["nm", "-D", "--defined-only", library.build()], capture_output=True, text=True, check=True
+    )
     exported = {line.split()[-1] for line in listed.stdout.splitlines()}
     assert exported == {"train_networks", "validate_networks", "cut_images", "record_fields"}
     assert exported == {*library.KERNELS, "record_fields"}
 
 
 def test_every_record_that_python_fills_is_compared() -> None:
-    ours = {record for record in ctypes.Structure.__subclasses__() if record.__module__.startswith("esper_soa.")}
+    ours = {
+        record
+        for record in ctypes.Structure.__subclasses__()
+        if record.__module__.startswith("esper_soa.")
+    }
     assert ours == {*proof.RECORDS.values(), proof._Field}
 
 
 @pytest.mark.parametrize("size", proof.PROVEN)
 @pytest.mark.parametrize("seed", [1, 2])
-def test_the_proof_compares_all_that_a_step_changes_and_finds_rounding_alone(size: proof.Size, seed: int) -> None:
-    given, errors = proof.draw(size, seed), dict(proof.differences(size, seed))
+def test_the_proof_compares_all_that_a_step_changes_and_finds_rounding_alone(
+    size: proof.Size, seed: int
+) -> None:
+    given = proof.draw(size, seed)
+    errors = dict(proof.differences(size, seed))
     assert all(error < 1e-5 for error in errors.values()), errors
     theirs = proof.torch_results(size, given)
     assert errors.keys() == theirs.keys() == proof.native_results(size, given).keys()
@@ -419,7 +491,8 @@ def test_a_processor_of_another_kind_has_another_library(monkeypatch: pytest.Mon
     assert library.library_key() != key
 
 
-# What a broken compiler, or a library of other sources, might have in a kernel: a text of a source, and another for it.
+# What a broken compiler, or a library of other sources, might have in a kernel: a text of a source,
+# and another for it.
 BREAKS = {
     "no momentum": ("sgd.h", "= kept \\* momentum", "= 0 * momentum"),
     "no gate": ("blend.h", "? \\*squeeze_out(&s->q, b) : 1", "? 1 : 1"),
@@ -429,7 +502,9 @@ BREAKS = {
 }
 
 
-WIDE = pytest.mark.skipif("avx512f" not in this_processor().features, reason="no vectors of 16 floats here")
+WIDE = pytest.mark.skipif(
+    "avx512f" not in this_processor().features, reason="no vectors of 16 floats here"
+)
 
 
 def breaking(folder: Path, source: str, text: str, other: str) -> str:
@@ -438,8 +513,14 @@ def breaking(folder: Path, source: str, text: str, other: str) -> str:
     shutil.copytree(compiler.FOLDER, copies)
     given = *compiler.kernel_flags(compiler.ask_compiler(["cc"], folder)), *compiler.LINK
     flags = " ".join(flag for flag in given if flag != "-O3")
-    change = f'cp {source} before; sed -i "s/{text}/{other}/" {source}; if cmp -s before {source}; then exit 1; fi'
-    return script(folder / "breaking", f"set -e; {TARGET}; cd {copies}; {change}; exec cc {flags} *.c -o $to -lm")
+    change = (
+        f'cp {source} before; sed -i "s/{text}/{other}/" {source}; if cmp -s before '
+        f"{source}; then exit 1; fi"
+    )
+    return script(
+        folder / "breaking",
+        f"set -e; {TARGET}; cd {copies}; {change}; exec cc {flags} *.c -o $to -lm",
+    )
 
 
 def test_a_library_that_computes_something_else_is_not_taken(tmp_path: Path) -> None:
@@ -465,6 +546,8 @@ def test_a_library_that_computes_something_else_is_not_taken(tmp_path: Path) -> 
 )
 def test_a_broken_kernel_of_any_kind_is_found(tmp_path: Path, name: str, word: str) -> None:
     code = "from esper_soa.nets.engines.cpu import proof; proof.prove()"
-    status, _, err = ended(start(code, CC=breaking(tmp_path, *BREAKS[name]), XDG_CACHE_HOME=str(tmp_path)))
+    status, _, err = ended(
+        start(code, CC=breaking(tmp_path, *BREAKS[name]), XDG_CACHE_HOME=str(tmp_path))
+    )
     assert status == 1
     assert word in err.splitlines()[-1]

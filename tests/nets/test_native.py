@@ -1,6 +1,8 @@
-"""What the entry points of the C library make of small networks of all sizes equals torch in double precision.
+"""What the entry points of the C library make of small networks of all sizes equals torch in double
+precision.
 
-The networks are those of the proof (proof.py): two blocks, and a seed of every kind in a slot before the first pool.
+The networks are those of the proof (proof.py): two blocks, and a seed of every kind in a slot
+before the first pool.
 """
 
 from collections.abc import Callable
@@ -25,25 +27,42 @@ pytestmark = pytest.mark.usefixtures("native")
 CPU = torch.device("cpu")
 ROUNDING = 2e-5  # of the largest number
 
-# Odd sides and narrow inputs are convolved directly, the others by tiles; channels that fill no vectors, one, several.
+# Odd sides and narrow inputs are convolved directly, the others by tiles; channels that fill no
+# vectors, one, several.
 SIZES = [
-    Size(), Size((8, 16)), Size((16, 32), batch=2), Size((12, 5), side=8, kernel=1, groups=1), Size((5, 12), groups=1),
-    Size((8, 8), side=32, pooled=(False, False)), Size((1, 1), side=6, kernel=5, pooled=(True, False), groups=1),
-    Size((32, 8), side=16, pooled=(False, True)), Size((64, 64), side=4, pooled=(False, False), groups=4),
-    Size((24, 8), side=12, pooled=(True, True)), Size((8, 16), side=2), Size((8, 24), side=7, pooled=(False, False)),
-    Size((24, 40), side=5, kernel=5, pooled=(False, False)), Size((16, 16), side=6, kernel=1, pooled=(True, False)),
-    Size((9, 9), side=6, groups=3), Size((3, 48), side=6, groups=1), Size((40, 20), side=20, pooled=(True, False)),
+    Size(),
+    Size((8, 16)),
+    Size((16, 32), batch=2),
+    Size((12, 5), side=8, kernel=1, groups=1),
+    Size((5, 12), groups=1),
+    Size((8, 8), side=32, pooled=(False, False)),
+    Size((1, 1), side=6, kernel=5, pooled=(True, False), groups=1),
+    Size((32, 8), side=16, pooled=(False, True)),
+    Size((64, 64), side=4, pooled=(False, False), groups=4),
+    Size((24, 8), side=12, pooled=(True, True)),
+    Size((8, 16), side=2),
+    Size((8, 24), side=7, pooled=(False, False)),
+    Size((24, 40), side=5, kernel=5, pooled=(False, False)),
+    Size((16, 16), side=6, kernel=1, pooled=(True, False)),
+    Size((9, 9), side=6, groups=3),
+    Size((3, 48), side=6, groups=1),
+    Size((40, 20), side=20, pooled=(True, False)),
     Size((24, 16), side=12),
-    Size((2, 4), side=8, kernel=1, pooled=(True, True), classes=10), Size((8, 8), batch=24, classes=2),
-]  # fmt: skip
+    Size((2, 4), side=8, kernel=1, pooled=(True, True), classes=10),
+    Size((8, 8), batch=24, classes=2),
+]
 
 
 def name_of(size: Size) -> str:
     return f"{size.channels[0]}_{size.channels[1]}_{size.kernel}x{size.kernel}_side_{size.side}"
 
 
-def assert_close(ours: dict[str, Tensor], theirs: dict[str, Tensor], rounding: float = ROUNDING) -> None:
-    """Numbers to a share of the largest, what is counted exactly, values that are not finite where torch has them."""
+def assert_close(
+    ours: dict[str, Tensor], theirs: dict[str, Tensor], rounding: float = ROUNDING
+) -> None:
+    """Numbers to a share of the largest, what is counted exactly, values that are not finite where
+    torch has them.
+    """
     assert ours.keys() == theirs.keys()
     for name, wanted in theirs.items():
         found = ours[name].double()
@@ -53,7 +72,9 @@ def assert_close(ours: dict[str, Tensor], theirs: dict[str, Tensor], rounding: f
             assert torch.equal(ours[name], wanted), name
         finite = wanted.isfinite() & found.isfinite()
         scale = float(wanted[finite].abs().max()) if finite.any() else 1.0
-        assert float((found - wanted)[finite].abs().max() if finite.any() else 0) <= rounding * max(scale, 1e-6), name
+        assert float((found - wanted)[finite].abs().max() if finite.any() else 0) <= rounding * max(
+            scale, 1e-6
+        ), name
 
 
 @pytest.mark.parametrize("size", SIZES, ids=name_of)
@@ -69,18 +90,23 @@ def changed(size: Size, change: Callable[[Trial, Size], None], seed: int = 4) ->
 
 
 def host_parts(size: Size, row: Tensor) -> list[Tensor]:
-    """Kernel, scale and shift of both blocks, weight and bias of the classifier; views of a row of parameters."""
+    """Kernel, scale and shift of both blocks, weight and bias of the classifier; views of a row of
+    parameters.
+    """
     return proof._unpack(row, size.host)
 
 
 def pairs_of_pixels(trial: Trial, size: Size) -> None:
     trial.lines[:, 1::2] = trial.lines[:, ::2]
     trial.lines[..., 1::2] = trial.lines[..., ::2]
-    trial.first.copy_(trial.first // 2 * 2 % trial.lines.stride(2))  # from an even column of the first line on
+    # from an even column of the first line on
+    trial.first.copy_(trial.first // 2 * 2 % trial.lines.stride(2))
 
 
 @pytest.mark.parametrize("channels", [(8, 8), (16, 24), (3, 8)])
-def test_equal_pixels_send_their_gradient_to_the_first_as_torch_does(channels: tuple[int, int]) -> None:
+def test_equal_pixels_send_their_gradient_to_the_first_as_torch_does(
+    channels: tuple[int, int],
+) -> None:
     size = Size(channels, kernel=1, groups=1, pooled=(True, True))
     given = changed(size, pairs_of_pixels)
     seen = proof._images(size, given, 0)
@@ -90,16 +116,19 @@ def test_equal_pixels_send_their_gradient_to_the_first_as_torch_does(channels: t
 
 @pytest.mark.parametrize("broken", [float("nan"), float("inf"), 1e30])
 @pytest.mark.parametrize("part", range(8))
-def test_a_number_that_is_not_finite_spreads_as_in_torch_and_to_no_other_network(part: int, broken: float) -> None:
+def test_a_number_that_is_not_finite_spreads_as_in_torch_and_to_no_other_network(
+    part: int, broken: float
+) -> None:
     size = Size((8, 16))
 
     def break_one(trial: Trial, size: Size) -> None:
         host_parts(size, trial.host[2])[part].view(-1)[1] = broken
 
-    clean, given = proof.draw(size, 4), changed(size, break_one)
-    ours, theirs, healthy = (
-        proof.native_results(size, given), proof.torch_results(size, given), proof.native_results(size, clean),
-    )  # fmt: skip
+    clean = proof.draw(size, 4)
+    given = changed(size, break_one)
+    ours = proof.native_results(size, given)
+    theirs = proof.torch_results(size, given)
+    healthy = proof.native_results(size, clean)
     others = [place for place in range(len(proof.KINDS)) if place != 2]
     for name, values in ours.items():
         if name == "images":
@@ -126,7 +155,8 @@ def test_right_answers_among_equal_or_broken_logits_are_those_of_torch(label: in
     size = Size()
     given = changed(size, equal_logits)
     given.labels.fill_(label)
-    ours, theirs = proof.native_results(size, given), proof.torch_results(size, given)
+    ours = proof.native_results(size, given)
+    theirs = proof.torch_results(size, given)
     wanted = [size.batch * (label == 0), size.batch * (label == 1), None, size.batch * (label == 1)]
     for place, correct in enumerate(wanted):
         if correct is not None:
@@ -138,7 +168,9 @@ def test_right_answers_among_equal_or_broken_logits_are_those_of_torch(label: in
 
 
 def coarse(trial: Trial, size: Size) -> None:
-    """The same host everywhere, with floats so coarse that many values become equal only behind the norm."""
+    """The same host everywhere, with floats so coarse that many values become equal only behind the
+    norm.
+    """
     for rows in (trial.host, trial.host_momentum, trial.statistics, trial.first, trial.labels):
         rows.copy_(rows[:1].expand_as(rows).clone())
     for row in trial.host:
@@ -165,7 +197,9 @@ def stepped(size: Size, given: Trial, seeds: Seeds) -> tuple[Trial, Tensor]:
     assert isinstance(alpha, Tensor)
     held.kind[:] = held.kind[proof.KINDS.index(seeds.kind)].copy() if seeds.kind else 0
     alpha.fill_(seeds.alpha)
-    loss, _ = proof.train_(size, trial, nets, images.crops_of(trial.lines, trial.first, trial.values))
+    loss, _ = proof.train_(
+        size, trial, nets, images.crops_of(trial.lines, trial.first, trial.values)
+    )
     return trial, loss
 
 
@@ -173,7 +207,11 @@ def stepped(size: Size, given: Trial, seeds: Seeds) -> tuple[Trial, Tensor]:
 @pytest.mark.parametrize(
     "seeds",
     [
-        *(Seeds(kind, flags) for kind in proof.KINDS for flags in (0, records.THROUGH | records.DETACHED)),
+        *(
+            Seeds(kind, flags)
+            for kind in proof.KINDS
+            for flags in (0, records.THROUGH | records.DETACHED)
+        ),
         Seeds("conv_light", records.MULTIPLIED),
         Seeds("conv_light", records.GATED),
     ],
@@ -193,14 +231,18 @@ def test_a_pool_within_the_block_one_within_a_seed_and_one_behind_it_are_the_sam
 
 
 @pytest.mark.parametrize("alpha", [0.3, 0.8])
-def test_a_pool_within_the_seed_and_one_behind_its_join_are_the_same_to_the_bit(alpha: float) -> None:
+def test_a_pool_within_the_seed_and_one_behind_its_join_are_the_same_to_the_bit(
+    alpha: float,
+) -> None:
     size = Size((16, 8), side=16)
     given = changed(size, coarse)
     within, loss = stepped(size, given, Seeds("conv_light", 0, alpha))
     behind, other = stepped(size, given, Seeds("conv_light", records.GATED, alpha))
     assert torch.equal(loss, other)
     for name in ("host", "statistics"):
-        torch.testing.assert_close(within._asdict()[name], behind._asdict()[name], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            within._asdict()[name], behind._asdict()[name], rtol=1e-5, atol=1e-6
+        )
 
 
 def test_two_threads_at_once_get_the_bits_of_one() -> None:
@@ -231,9 +273,18 @@ def test_batches_of_images_are_those_of_torch_to_the_bit(augment: bool) -> None:
     g = torch.Generator().manual_seed(5)
     bytes_ = torch.randint(0, 256, (9, 32, 32, 3), dtype=torch.uint8, generator=g)
     noise = ImageSet(
-        "noise", bytes_, torch.arange(9), bytes_[:4], torch.arange(4), (0.4, 0.5, 0.6), (0.2, 0.3, 0.4), "", ""
+        "noise",
+        bytes_,
+        torch.arange(9),
+        bytes_[:4],
+        torch.arange(4),
+        (0.4, 0.5, 0.6),
+        (0.2, 0.3, 0.4),
+        "",
+        "",
     )
-    indices, keys = torch.randint(9, (3, 20), generator=g), torch.tensor([1, 2, 3])
+    indices = torch.randint(9, (3, 20), generator=g)
+    keys = torch.tensor([1, 2, 3])
     crops = (
         data.training_crops(data.training_bank(noise), indices, keys, 7, augment),
         data.evaluation_crops(data.evaluation_bank(noise), torch.tensor([[3, -1], [0, 2]])),
@@ -242,4 +293,6 @@ def test_batches_of_images_are_those_of_torch_to_the_bit(augment: bool) -> None:
         [part for one in crops for part in data.cut_batch(one, torch.float32, cut)]
         for cut in (images.cut_images, data.cut_images)
     )
-    assert all(torch.equal(a, b) and a.stride() == b.stride() for a, b in zip(ours, theirs, strict=True))
+    assert all(
+        torch.equal(a, b) and a.stride() == b.stride() for a, b in zip(ours, theirs, strict=True)
+    )

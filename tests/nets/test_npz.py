@@ -1,4 +1,6 @@
-"""Files of arrays: read in parts, trusted in nothing, and every fault is one message with the name of the file."""
+"""Files of arrays: read in parts, trusted in nothing, and every fault is one message with the name
+of the file.
+"""
 
 import hashlib
 import io
@@ -59,7 +61,9 @@ def test_rows_come_in_parts_of_bounded_size_and_together_are_the_array(tmp_path:
             assert np.array_equal(np.concatenate(parts), array)
 
 
-def test_arrays_in_fortran_order_are_read_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arrays_in_fortran_order_are_read_in_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     array = np.asfortranarray(np.arange(60).reshape(5, 4, 3))
     path = saved(tmp_path / "a.npz", a=array)
     assert np.array_equal(read(path), array)
@@ -88,7 +92,8 @@ def test_objects_are_refused_and_never_unpickled(tmp_path: Path) -> None:
     objects[:] = Command(trace)
     for array in (objects, np.zeros(2, [("a", object), ("b", int)])):
         with pytest.raises(
-            DataError, match=r"^data\.root=x\.npz: a holds Python objects, .* never are\. .*numpy\.stack"
+            DataError,
+            match=r"^data\.root=x\.npz: a holds Python objects, .* never are\. .*numpy\.stack",
         ):
             read(saved(tmp_path / "a.npz", a=array))
     assert not trace.exists()
@@ -131,13 +136,27 @@ def headed(text: str) -> bytes:
         (headed("__import__('os').getcwd()"), "no plain array"),
         (headed("(" * 9000), "no plain array"),
         (headed("{'descr': '|u1', 'fortran_order': False, 'shape': (-1,)}"), "no plain array"),
-        (headed("{'descr': '|u1', 'fortran_order': False, 'shape': (9,)}") + bytes(8), "does not have the 9 bytes"),
-        (headed("{'descr': '|u1', 'fortran_order': False, 'shape': (9,)}") + bytes(10), "does not have the 9 bytes"),
-        (headed(f"{{'descr': '|u1', 'fortran_order': False, 'shape': ({10**30},)}}"), "must have at most 32 GiB"),
-        (headed("{'descr': '|u1', 'fortran_order': False, 'shape': (65536, 1048576)}"), "64.0 GiB: must have at most"),
+        (
+            headed("{'descr': '|u1', 'fortran_order': False, 'shape': (9,)}") + bytes(8),
+            "does not have the 9 bytes",
+        ),
+        (
+            headed("{'descr': '|u1', 'fortran_order': False, 'shape': (9,)}") + bytes(10),
+            "does not have the 9 bytes",
+        ),
+        (
+            headed(f"{{'descr': '|u1', 'fortran_order': False, 'shape': ({10**30},)}}"),
+            "must have at most 32 GiB",
+        ),
+        (
+            headed("{'descr': '|u1', 'fortran_order': False, 'shape': (65536, 1048576)}"),
+            "64.0 GiB: must have at most",
+        ),
     ],
-)  # fmt: skip
-def test_a_header_that_is_broken_or_lies_is_refused(tmp_path: Path, content: bytes, told: str) -> None:
+)
+def test_a_header_that_is_broken_or_lies_is_refused(
+    tmp_path: Path, content: bytes, told: str
+) -> None:
     with pytest.raises(DataError, match=f"^data.root=x.npz: a .*{told}"):
         read(archive(tmp_path / "a.npz", {"a.npy": content}))
 
@@ -170,13 +189,19 @@ def test_a_name_that_is_there_twice_is_refused(tmp_path: Path) -> None:
         read(tmp_path / "a.npz")
 
 
-def test_a_file_that_was_cut_off_or_changed_anywhere_is_refused_or_read_right(tmp_path: Path) -> None:
+def test_a_file_that_was_cut_off_or_changed_anywhere_is_refused_or_read_right(
+    tmp_path: Path,
+) -> None:
     array = np.arange(200, dtype=np.uint8)
     np.savez_compressed(tmp_path / "a.npz", a=array)
-    whole, path = (tmp_path / "a.npz").read_bytes(), tmp_path / "b.npz"
+    whole = (tmp_path / "a.npz").read_bytes()
+    path = tmp_path / "b.npz"
     refused = 0
     for place in range(len(whole)):
-        for content in (whole[:place], whole[:place] + bytes([whole[place] ^ 0x5A]) + whole[place + 1 :]):
+        for content in (
+            whole[:place],
+            whole[:place] + bytes([whole[place] ^ 0x5A]) + whole[place + 1 :],
+        ):
             path.write_bytes(content)
             try:
                 with open_npz(path, "x") as file:

@@ -1,4 +1,6 @@
-"""Blueprints of users' own: named by the setting, found while building, run as what they say, refused in words."""
+"""Blueprints of users' own: named by the setting, found while building, run as what they say,
+refused in words.
+"""
 
 import io
 import subprocess
@@ -29,7 +31,13 @@ from esper_soa.nets.config import CNN_BLUEPRINT_NAMES, TaskConfig, enabled_slots
 from esper_soa.nets.forward import seed_forward
 from esper_soa.nets.host import host_shape
 from esper_soa.nets.layers import PLAIN
-from esper_soa.nets.model.blueprints import Architecture, initial_seeds, names_by_code, parameter_counts, seed_table
+from esper_soa.nets.model.blueprints import (
+    Architecture,
+    initial_seeds,
+    names_by_code,
+    parameter_counts,
+    seed_table,
+)
 from esper_soa.nets.model.flops import training_flop
 from esper_soa.nets.model.own_module import OwnModule
 from esper_soa.nets.own_blueprints import architecture_of, task_blueprints
@@ -43,7 +51,10 @@ from esper_soa.vocabulary import BLUEPRINT_NAMES, NUM_BLUEPRINTS, Stage
 HERE = "parts_of_users"
 GROUPED = Architecture(13, "grouped", (OwnModule(Grouped),), residual=False)
 PERCEPTRON = Architecture(13, "perceptron", (OwnModule(perceptron),), residual=False)
-NETS, BATCH, CHANNELS, SIDE = 3, 4, 8, 6
+NETS = 3
+BATCH = 4
+CHANNELS = 8
+SIDE = 6
 
 
 def own(*names: str) -> list[str]:
@@ -64,7 +75,9 @@ def settings(*names: str, envs: int = 3, steps: int = 14, **changed: object) -> 
 # --- what a module is
 
 
-def rows_and_features(blueprint: Architecture, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+def rows_and_features(
+    blueprint: Architecture, dtype: torch.dtype = torch.float64
+) -> tuple[Tensor, Tensor]:
     """Fresh rows [n, parameters] and features [B, n*C, H, W] as the engine has them."""
     keys = streams.stream_keys(5, streams.SEED_INIT, (0,), torch.arange(NETS))
     rows = initial_seeds(blueprint, CHANNELS, keys, torch.tensor([False, True, False]), dtype)
@@ -85,7 +98,9 @@ def one_by_one(make: registry.Part, rows: Tensor, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(("blueprint", "make"), [(GROUPED, Grouped), (PERCEPTRON, perceptron)])
-def test_a_module_is_run_for_each_network_with_its_own_parameters(blueprint: Architecture, make: registry.Part) -> None:
+def test_a_module_is_run_for_each_network_with_its_own_parameters(
+    blueprint: Architecture, make: registry.Part
+) -> None:
     rows, x = rows_and_features(blueprint)
     before = x.clone()
     out = seed_forward(PLAIN, blueprint, seed_table(blueprint, CHANNELS).unpack(rows), x)
@@ -110,7 +125,9 @@ def test_the_gradient_of_a_module_is_its_own_whether_or_not_its_host_wants_one(
         module(
             x.detach().unflatten(1, (NETS, -1))[:, env].clone(memory_format=torch.contiguous_format)
         ).square().sum().backward()
-        wanted = torch.cat([one.grad.reshape(-1) for one in module.parameters() if one.grad is not None])
+        wanted = torch.cat(
+            [one.grad.reshape(-1) for one in module.parameters() if one.grad is not None]
+        )
         torch.testing.assert_close(gradient[env], wanted, rtol=1e-4, atol=1e-4)
         assert wanted.abs().sum() > 0
 
@@ -133,7 +150,10 @@ def test_parameters_and_flop_of_a_module_are_counted() -> None:
     slots = enabled_slots(task, ["r1c0"])  # 8 channels of 16x16 pixels
     shape = host_shape(task, slots, task_blueprints(own("grouped", "perceptron"), slots))
     assert parameter_counts(shape.blueprints, CHANNELS)[13:] == [9 * 64 + 8 + 16, 2 * 128 + 16 + 8]
-    assert training_flop(shape, CPU).seed[0, 13:].tolist() == [3 * 2 * 256 * 9 * 64, 3 * 2 * 2 * 128]
+    assert training_flop(shape, CPU).seed[0, 13:].tolist() == [
+        3 * 2 * 256 * 9 * 64,
+        3 * 2 * 2 * 128,
+    ]
 
 
 # --- names and codes
@@ -151,7 +171,9 @@ def test_own_blueprints_take_the_codes_behind_the_packages_in_the_order_of_the_s
 
 
 def test_a_run_of_the_packages_blueprints_knows_no_others() -> None:
-    rules = build_rules(replace(settings(), task=replace(settings().task, blueprints=["norm"])), CPU)
+    rules = build_rules(
+        replace(settings(), task=replace(settings().task, blueprints=["norm"])), CPU
+    )
     assert rules.blueprints.shape == (NUM_BLUEPRINTS,)
     assert task_blueprints(CNN_BLUEPRINT_NAMES, ())[-1].name == "conv_heavy"
 
@@ -168,7 +190,9 @@ def episode(world: World) -> tuple[Episode, RoundResult]:
 
 def test_own_blueprints_are_germinated_trained_and_told_by_name() -> None:
     cfg = settings("grouped", "twice", envs=4, steps=24)
-    world = build_world(replace(cfg, task=replace(cfg.task, blueprints=own("grouped", "twice")[1:])), CPU)
+    world = build_world(
+        replace(cfg, task=replace(cfg.task, blueprints=own("grouped", "twice")[1:])), CPU
+    )
     played, result = episode(world)
     told = result.record["blueprints"]
     assert isinstance(told, dict)
@@ -183,14 +207,18 @@ def test_own_blueprints_are_germinated_trained_and_told_by_name() -> None:
 
 @pytest.mark.parametrize("names", [("grouped",), ("perceptron", "twice")])
 def test_an_env_of_many_plays_as_it_does_alone(names: tuple[str, ...]) -> None:
-    """One network per forward pass, so that sums have one order: then to the bit, seeds of modules among them."""
+    """One network per forward pass, so that sums have one order: then to the bit, seeds of modules
+    among them.
+    """
     compute = ComputeConfig(workers=2, env_chunk=1, engine="torch")
     many, few = (build_world(settings(*names, envs=envs, compute=compute), CPU) for envs in (3, 2))
     (_, all_of_them), (_, first_two) = episode(many), episode(few)
     assert all_of_them.accuracies[:2] == first_two.accuracies
     assert all_of_them.rewards[:2] == first_two.rewards
     for name in ("r0c0", "r0c1"):
-        assert torch.equal(many.weights["seeds", name, "params"][:2], few.weights["seeds", name, "params"])
+        assert torch.equal(
+            many.weights["seeds", name, "params"][:2], few.weights["seeds", name, "params"]
+        )
     assert many.weights["seeds", "r0c0", "params"].abs().sum() > 0
 
 
@@ -202,8 +230,14 @@ def test_parts_go_to_the_kernels_in_c_and_modules_do_not() -> None:
     assert build_rules(settings("twice", "instead"), CPU).engine.chosen.native
     chosen = build_rules(settings("twice", "grouped"), CPU).engine.chosen
     assert (chosen.native, chosen.fallback) == (False, True)
-    assert chosen.reason == "plain torch, slower: no native kernels, there is none for the blueprint grouped"
-    with pytest.raises(SettingError, match="compute.engine=native: must be auto or torch here.*the blueprint grouped"):
+    assert (
+        chosen.reason
+        == "plain torch, slower: no native kernels, there is none for the blueprint grouped"
+    )
+    with pytest.raises(
+        SettingError,
+        match="compute.engine=native: must be auto or torch here.*the blueprint grouped",
+    ):
         build_rules(settings("twice", "grouped", compute=ComputeConfig(engine="native")), CPU)
 
 
@@ -211,24 +245,45 @@ def test_parts_go_to_the_kernels_in_c_and_modules_do_not() -> None:
 
 
 FAULTS = {
-    "nowhere:twice": r"imported \(No module named 'nowhere'\). PYTHONPATH=<folder> says where it lies",
+    "nowhere:twice": (
+        r"imported \(No module named 'nowhere'\). PYTHONPATH=<folder> says where it " r"lies"
+    ),
     f"{HERE}.deeper:twice": r"imported \(No module named 'parts_of_users.deeper'",
-    f"{HERE}:thrice": r"parts_of_users registers \(bare, .*, undefined, word\). @esper_soa.blueprint\(\"thrice\"\)",
+    f"{HERE}:thrice": (
+        r"parts_of_users registers \(bare, .*, undefined, word\). "
+        r"@esper_soa.blueprint\(\"thrice\"\)"
+    ),
     f"{HERE}:unmarked": "a blueprint that parts_of_users registers",
-    f"{HERE}:same": "registered once in parts_of_users. 2 of its functions and classes are the blueprint same",
+    f"{HERE}:same": (
+        "registered once in parts_of_users. 2 of its functions and classes are the blueprint same"
+    ),
     f"{HERE}:norm": "of another name than every other blueprint",
     f"{HERE}:narrower": "blueprint narrower: its parts turn 1 channels into 8",
-    f"{HERE}:word": r"blueprint word: it gives conv_light, no tuple of parts \(Conv, Depthwise, SoftNorm, Excite\)",
+    f"{HERE}:word": (
+        r"blueprint word: it gives conv_light, no tuple of parts \(Conv, Depthwise, "
+        r"SoftNorm, Excite\)"
+    ),
     f"{HERE}:bare": "blueprint bare: it gives a module, so it must be called with the channels",
-    f"{HERE}:greedy": "blueprint greedy: it is called with the channels of a slot or with nothing, and wants more",
-    f"{HERE}:counting": "it keeps buffers .running_mean, running_var, num_batches_tracked., which all networks would",
+    f"{HERE}:greedy": (
+        "blueprint greedy: it is called with the channels of a slot or with nothing, and wants more"
+    ),
+    f"{HERE}:counting": (
+        "it keeps buffers .running_mean, running_var, num_batches_tracked., which "
+        "all networks would"
+    ),
     f"{HERE}:empty": "with 2 channels of 32x32 pixels it has no parameters",
     f"{HERE}:frozen": "its parameters weight want no gradient",
-    f"{HERE}:shrinking": r"it gives features of shape \[2, 2, 30, 30\] for features of shape \[2, 2, 32, 32\]",
+    f"{HERE}:shrinking": (
+        r"it gives features of shape \[2, 2, 30, 30\] for features of shape \[2, " r"2, 32, 32\]"
+    ),
     f"{HERE}:half": "it gives torch.bfloat16 for torch.float32",
     f"{HERE}:failing": "it raises ValueError: in_channels must be divisible by groups",
-    f"{HERE}:dropping": "for several networks at once it raises RuntimeError: vmap: called random operation",
-    f"{HERE}:hoarding": "it keeps tensors that are no parameters .scale., which all networks would share",
+    f"{HERE}:dropping": (
+        "for several networks at once it raises RuntimeError: vmap: called random operation"
+    ),
+    f"{HERE}:hoarding": (
+        "it keeps tensors that are no parameters .scale., which all networks would share"
+    ),
     "no such word": "one of conv_light, .*, or module:name of your own blueprint",
     "a.b:": "one of conv_light, .*, or module:name of your own blueprint",
 }
@@ -236,8 +291,13 @@ FAULTS = {
 
 @pytest.mark.parametrize("reference", FAULTS)
 def test_a_blueprint_that_cannot_grow_is_refused_while_building(reference: str) -> None:
-    with pytest.raises(SettingError, match=f"^task.blueprints={reference}: must be .*{FAULTS[reference]}"):
-        build_rules(replace(settings(), task=TaskConfig(blueprints=["norm", reference], base_channels=2)), CPU)
+    with pytest.raises(
+        SettingError, match=f"^task.blueprints={reference}: must be .*{FAULTS[reference]}"
+    ):
+        build_rules(
+            replace(settings(), task=TaskConfig(blueprints=["norm", reference], base_channels=2)),
+            CPU,
+        )
 
 
 def test_two_blueprints_of_one_name_are_refused() -> None:
@@ -246,7 +306,9 @@ def test_two_blueprints_of_one_name_are_refused() -> None:
 
 
 def test_a_name_of_other_signs_is_refused_where_it_is_given() -> None:
-    with pytest.raises(ValueError, match="blueprint 'two words': its name must be of at most 60 letters"):
+    with pytest.raises(
+        ValueError, match="blueprint 'two words': its name must be of at most 60 letters"
+    ):
         registry.blueprint("two words")
 
 
@@ -257,9 +319,12 @@ def test_the_mark_of_an_agent_and_the_package_of_that_name_are_one_to_users() ->
     assert esper_soa.agent("mine")(make) is make
     assert registry.marked_name(registry.AGENT, make) == "mine"
     script = (
-        "import esper_soa\nfor _ in range(2):\n    esper_soa.agent('x')\n    import esper_soa.agent.config as config"
+        "import esper_soa\nfor _ in range(2):\n    esper_soa.agent('x')\n    import "
+        "esper_soa.agent.config as config"
     )
-    done = subprocess.run([sys.executable, "-c", script + "\nprint(config.__name__)"], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script + "\nprint(config.__name__)"], capture_output=True, text=True
+    )
     assert done.stdout == "esper_soa.agent.config\n", done.stderr
 
 
@@ -284,22 +349,34 @@ def test_a_module_among_other_parts_is_refused() -> None:
 
 def fossils(codes: list[list[int]]) -> Slots:
     slots = empty_slots(1, len(codes[0]), CPU)
-    return slots.replace(stage=torch.full_like(slots.stage, Stage.FOSSILIZED), blueprint=torch.tensor(codes))
+    return slots.replace(
+        stage=torch.full_like(slots.stage, Stage.FOSSILIZED), blueprint=torch.tensor(codes)
+    )
 
 
-def test_the_forward_pass_of_an_own_fossil_costs_its_multiplications_over_those_of_the_host() -> None:
+def test_the_forward_pass_of_an_own_fossil_costs_its_multiplications_over_those_of_the_host() -> (
+    None
+):
     rules = build_rules(settings("twice", slots=["r0c0", "r1c0"]), CPU)
-    shape, costs = rules.nets.shape, training_flop(rules.nets.shape, CPU)
+    shape = rules.nets.shape
+    costs = training_flop(rules.nets.shape, CPU)
     # two layers of 2 to 2 channels, pointwise; the slots r0c0 and r1c0 have 32x32 and 16x16 pixels
-    first, second = 2 * 1024 * 2 * 2, 2 * 256 * 2 * 2
-    assert compute_cost(fossils([[13, 13]]), costs).item() == pytest.approx(1 + (first + second) / shape.products)
-    assert compute_cost(fossils([[1, 13]]), costs).item() == pytest.approx(1.15 + second / shape.products)
+    first = 2 * 1024 * 2 * 2
+    second = 2 * 256 * 2 * 2
+    assert compute_cost(fossils([[13, 13]]), costs).item() == pytest.approx(
+        1 + (first + second) / shape.products
+    )
+    assert compute_cost(fossils([[1, 13]]), costs).item() == pytest.approx(
+        1.15 + second / shape.products
+    )
 
 
 def policy(num_blueprints: int) -> RecurrentPolicy:
     task = TaskConfig()
     network = NetworkConfig(hidden=8, features=8, slot_features=8)
-    return RecurrentPolicy(PolicyConfig(network=network), enabled_slots(task, ["r0c0"]), 3, num_blueprints)
+    return RecurrentPolicy(
+        PolicyConfig(network=network), enabled_slots(task, ["r0c0"]), 3, num_blueprints
+    )
 
 
 def states() -> Iterator[tuple[str, Tensor, Tensor]]:
@@ -309,7 +386,9 @@ def states() -> Iterator[tuple[str, Tensor, Tensor]]:
     policy(15).load_state_dict(after)
     for name in BLUEPRINT_TABLES:
         yield name, before[name], after[name]
-    assert all(torch.equal(after[name], before[name]) for name in before if name not in BLUEPRINT_TABLES)
+    assert all(
+        torch.equal(after[name], before[name]) for name in before if name not in BLUEPRINT_TABLES
+    )
 
 
 def test_a_policy_takes_new_blueprints_for_the_mean_of_those_that_can_be_germinated() -> None:

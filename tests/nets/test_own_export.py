@@ -1,4 +1,6 @@
-"""Hosts with seeds that are modules of a user's own come out as plain modules, and go into files and come back."""
+"""Hosts with seeds that are modules of a user's own come out as plain modules, and go into files
+and come back.
+"""
 
 import subprocess
 import sys
@@ -11,13 +13,25 @@ import esper_soa
 
 PARTS = Path(__file__).resolve().parents[2] / "examples" / "own_parts"
 GIVEN = (
-    "task=cifar_minimal", "slots=[r0c0,r0c1]", "data.name=synthetic", "control=none", "rounds=1", "steps=12", "envs=2",
-    "task.blueprints=[norm,my_parts.seeds:mixer]", "policy=schedule", "policy.schedule.blueprint=my_parts.seeds:mixer",
-    "policy.schedule.fossilize=1", "lifecycle=auto_forward", "gates.min_blending_steps=1",
-)  # fmt: skip
+    "task=cifar_minimal",
+    "slots=[r0c0,r0c1]",
+    "data.name=synthetic",
+    "control=none",
+    "rounds=1",
+    "steps=12",
+    "envs=2",
+    "task.blueprints=[norm,my_parts.seeds:mixer]",
+    "policy=schedule",
+    "policy.schedule.blueprint=my_parts.seeds:mixer",
+    "policy.schedule.fossilize=1",
+    "lifecycle=auto_forward",
+    "gates.min_blending_steps=1",
+)
 
 
-def test_a_module_of_a_users_own_comes_out_with_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_of_a_users_own_comes_out_with_its_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(str(PARTS))
     run = esper_soa.train("smoke", [*GIVEN, f"run_dir={tmp_path}/run"])
     net = run.export(0)
@@ -36,6 +50,8 @@ def test_a_module_of_a_users_own_comes_out_with_its_weights(tmp_path: Path, monk
     command = [sys.executable, "-c"]
     done = subprocess.run([*command, code.replace("IMPORT", "import my_parts.seeds")], cwd=tmp_path)
     assert done.returncode == 0
-    done = subprocess.run([*command, code.replace("IMPORT", "pass")], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [*command, code.replace("IMPORT", "pass")], cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.returncode == 1
     assert "import my_parts.seeds first" in done.stderr

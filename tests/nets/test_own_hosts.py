@@ -1,4 +1,6 @@
-"""Hosts of users' own: named by the setting, found while building, run as what they say, refused in words."""
+"""Hosts of users' own: named by the setting, found while building, run as what they say, refused in
+words.
+"""
 
 import io
 from dataclasses import replace
@@ -17,7 +19,13 @@ from esper_soa.env.world import World
 from esper_soa.errors import SettingError
 from esper_soa.nets import streams
 from esper_soa.nets.config import TaskConfig
-from esper_soa.nets.host import HostShape, evaluate_forward, fold_batch_norm, initial_hosts, train_loss
+from esper_soa.nets.host import (
+    HostShape,
+    evaluate_forward,
+    fold_batch_norm,
+    initial_hosts,
+    train_loss,
+)
 from esper_soa.nets.layers import PLAIN
 from esper_soa.nets.model.flops import training_flop
 from esper_soa.nets.model.own_module import Factory
@@ -31,11 +39,18 @@ from esper_soa.ops.metrics import RoundResult
 from esper_soa.ops.progress import Progress
 
 HERE = "hosts_of_users"
-NETS, BATCH, CLASSES = 3, 4, 10
+NETS = 3
+BATCH = 4
+CLASSES = 10
 CHAINS = ["staged", "plain", "counting"]
 MAKERS: dict[str, Factory] = {"staged": Staged, "plain": plain, "counting": Counting}
-SLOTS = {"uneven": ["r0c1", "r1c2"], "refined": ["r0c1", "r0c3"], "staged": ["r0c0", "r0c2"], "plain": ["r0c0", "r0c2"],
-         "counting": ["r0c0", "r0c1"]}  # fmt: skip
+SLOTS = {
+    "uneven": ["r0c1", "r1c2"],
+    "refined": ["r0c1", "r0c3"],
+    "staged": ["r0c0", "r0c2"],
+    "plain": ["r0c0", "r0c2"],
+    "counting": ["r0c0", "r0c1"],
+}
 
 
 def task(name: str, **changed: object) -> TaskConfig:
@@ -88,9 +103,13 @@ def test_a_chain_is_trained_for_each_network_with_its_own_parameters_and_buffers
     shape, rows, kept = fresh(name)
     statistics = [one.flatten().clone() for one in shape.statistics.unpack(kept)]
     labels = torch.arange(BATCH * NETS).view(BATCH, NETS) % CLASSES
-    leaf, x, seeds = rows.clone().requires_grad_(), images(), TrainingSeeds([], NETS)
+    leaf = rows.clone().requires_grad_()
+    x = images()
+    seeds = TrainingSeeds([], NETS)
     for _ in range(2):
-        losses, correct = train_loss(PLAIN, shape, shape.parameters.unpack(leaf), statistics, (x, labels), seeds)
+        losses, correct = train_loss(
+            PLAIN, shape, shape.parameters.unpack(leaf), statistics, (x, labels), seeds
+        )
     (gradient,) = torch.autograd.grad(losses.sum(), [leaf])
     for env in range(NETS):
         host = alone(name, env).double().train()
@@ -103,18 +122,27 @@ def test_a_chain_is_trained_for_each_network_with_its_own_parameters_and_buffers
         assert correct[env] == (logits.argmax(-1) == labels[:, env]).sum()
         wanted = flat([one.grad for one in host.parameters() if one.grad is not None])
         torch.testing.assert_close(gradient[env], wanted, rtol=1e-9, atol=1e-9)
-        moved = flat([one.view(NETS, -1)[env] for one in statistics]) if statistics else flat([torch.zeros(0)])
-        torch.testing.assert_close(moved, flat([torch.zeros(0), *host.buffers()]), rtol=1e-12, atol=1e-12)
+        moved = (
+            flat([one.view(NETS, -1)[env] for one in statistics])
+            if statistics
+            else flat([torch.zeros(0)])
+        )
+        torch.testing.assert_close(
+            moved, flat([torch.zeros(0), *host.buffers()]), rtol=1e-12, atol=1e-12
+        )
     if name == "counting":
         assert statistics[1].tolist() == [2.0] * NETS
 
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("name", CHAINS)
-def test_a_chain_is_validated_with_the_buffers_of_each_network_which_stay(name: str, shared: bool) -> None:
+def test_a_chain_is_validated_with_the_buffers_of_each_network_which_stay(
+    name: str, shared: bool
+) -> None:
     shape, rows, kept = fresh(name)
     kept = kept + 0.25 * torch.arange(NETS)[:, None] * (kept.shape[1] > 2)
-    before, x = kept.clone(), images()
+    before = kept.clone()
+    x = images()
     folded = fold_batch_norm(shape, shape.parameters.unpack(rows), shape.statistics.unpack(kept))
     with torch.no_grad():
         given = x[:, :3].contiguous(memory_format=torch.channels_last) if shared else x
@@ -145,13 +173,18 @@ def test_an_env_begins_as_it_does_alone_and_no_generator_of_the_process_is_moved
 
 def test_parameters_and_flop_are_counted() -> None:
     staged = task_shape(task("staged"), ["r0c0"])
-    assert staged.parameters.total == 6 * 27 + 2 * 6 + 3 * 6 + 6 + 10 * 54 + 2 * 10 + 6 * 10 + 10 + 10 * 10 + 10
+    assert (
+        staged.parameters.total
+        == 6 * 27 + 2 * 6 + 3 * 6 + 6 + 10 * 54 + 2 * 10 + 6 * 10 + 10 + 10 * 10 + 10
+    )
     assert staged.statistics.total == 2 * 6 + 1 + 2 * 10 + 1
     products = 256 * 6 * (27 + 3) + 64 * 10 * (54 + 6) + 100
     assert training_flop(staged, CPU).host == 6 * products
     refined = task_shape(task("refined"), ["r0c1"])
-    block, narrow = 8 * 27 + 2 * 8, 8 * 8 + 2 * 8 + 8 * 72 + 2 * 8
-    second, last = 12 * 200 + 2 * 12, 12 * 9 + 12 * 12 + 2 * 12
+    block = 8 * 27 + 2 * 8
+    narrow = 8 * 8 + 2 * 8 + 8 * 72 + 2 * 8
+    second = 12 * 200 + 2 * 12
+    last = 12 * 9 + 12 * 12 + 2 * 12
     assert refined.parameters.total == block + narrow + second + last + 12 * 10 + 10
     products = 1024 * 8 * 27 + 256 * (64 + 8 * 72) + 256 * 12 * 200 + 64 * 12 * (9 + 12) + 120
     assert training_flop(refined, CPU).host == 6 * products
@@ -168,20 +201,34 @@ def test_the_head_of_a_chain_has_as_many_logits_as_the_task_has_classes() -> Non
 
 def test_slots_stand_behind_the_segments_that_give_features() -> None:
     every = {
-        "uneven": [("r0c0", 5, 32, 0.0), ("r0c1", 12, 16, 1 / 3), ("r0c2", 9, 16, 2 / 3), ("r0c3", 16, 8, 1.0),
-                   ("r1c0", 5, 16, 0.0), ("r1c2", 9, 8, 2 / 3)],
-        "refined": [("r0c0", 8, 32, 0.0), ("r0c1", 8, 16, 1 / 3), ("r0c2", 12, 16, 2 / 3), ("r0c3", 12, 8, 1.0),
-                    ("r1c0", 8, 16, 0.0), ("r1c2", 12, 8, 2 / 3)],
+        "uneven": [
+            ("r0c0", 5, 32, 0.0),
+            ("r0c1", 12, 16, 1 / 3),
+            ("r0c2", 9, 16, 2 / 3),
+            ("r0c3", 16, 8, 1.0),
+            ("r1c0", 5, 16, 0.0),
+            ("r1c2", 9, 8, 2 / 3),
+        ],
+        "refined": [
+            ("r0c0", 8, 32, 0.0),
+            ("r0c1", 8, 16, 1 / 3),
+            ("r0c2", 12, 16, 2 / 3),
+            ("r0c3", 12, 8, 1.0),
+            ("r1c0", 8, 16, 0.0),
+            ("r1c2", 12, 8, 2 / 3),
+        ],
         "staged": [("r0c0", 6, 16, 0.0), ("r0c1", 6, 8, 0.5), ("r0c2", 10, 8, 1.0)],
         "plain": [("r0c0", 3, 8, 0.0), ("r0c1", 4, 8, 1 / 3), ("r0c2", 4, 8, 2 / 3)],
-    }  # fmt: skip
+    }
     for name, wanted in every.items():
         names = [slot for slot, *_ in wanted]
         found = task_slots(task(name), names[::-1])
         assert [(one.name, one.channels, one.size, one.depth) for one in found] == wanted
     order = task_shape(task("uneven"), ["r1c2", "r0c3", "r0c0", "r1c0"]).execution_order
     assert order == (0, 2, 3, 1)  # numbers of r0c0, r0c3, r1c0, r1c2
-    with pytest.raises(SettingError, match="slots=r0c9: must be a slot of staged: r0c0, r0c1, r0c2"):
+    with pytest.raises(
+        SettingError, match="slots=r0c9: must be a slot of staged: r0c0, r0c1, r0c2"
+    ):
         build_rules(settings("staged", slots=["r0c9"]), CPU)
 
 
@@ -193,7 +240,8 @@ def test_an_env_of_many_plays_as_it_does_alone(name: str) -> None:
     """One network per forward pass, so that sums have one order: then to the bit."""
     compute = ComputeConfig(workers=2, env_chunk=1, engine="torch")
     many, few = (build_world(settings(name, envs=envs, compute=compute), CPU) for envs in (3, 2))
-    all_of_them, first_two = episode(many), episode(few)
+    all_of_them = episode(many)
+    first_two = episode(few)
     assert all_of_them.accuracies[:2] == first_two.accuracies
     assert all_of_them.rewards[:2] == first_two.rewards
     for part in ("params", "momentum", "statistics"):
@@ -204,12 +252,17 @@ def test_an_env_of_many_plays_as_it_does_alone(name: str) -> None:
 def test_a_rollback_gives_weights_and_buffers_back_of_the_envs_that_ask_for_it() -> None:
     world = build_world(settings("counting", batch_size=8, train_samples=16), CPU)
     state = world.start_round(0)
-    host, shape, no_slots = world.weights["host"], world.rules.nets.shape, torch.zeros(3, 2, dtype=torch.bool)
+    host = world.weights["host"]
+    shape = world.rules.nets.shape
+    no_slots = torch.zeros(3, 2, dtype=torch.bool)
     add_snapshot_(world.weights)
     snapshot_where_(world.weights, shape, torch.ones(3, dtype=torch.bool), no_slots, no_slots)
     kept = host.clone()
-    active, work = read_active_seeds(slot_seeds(state.slots, state.ramp, False)), world.work(0)
-    world.rules.engine.train_(world.rules.nets, world.weights, state.slots.alpha, active, work.training, 2)
+    active = read_active_seeds(slot_seeds(state.slots, state.ramp, False))
+    work = world.work(0)
+    world.rules.engine.train_(
+        world.rules.nets, world.weights, state.slots.alpha, active, work.training, 2
+    )
     trained = host.clone()
     for part in ("params", "statistics"):
         assert not (trained[part] == kept[part]).all(1).any()
@@ -241,8 +294,11 @@ def test_the_memory_plan_knows_them(name: str) -> None:
         "staged": 3 * 1024 + 6 * 256 + 6 * 64 + 10 * 64 + 10,
         "refined": 3 * 1024 + 8 * 1024 + 8 * 256 + 12 * 256 + 12 * 64,
     }
-    at_a_time = 3 if name == "staged" else 1  # a chunk of modules in torch, parts network by network in C
-    assert activations(cfg, shape, CPU) == 4 * at_a_time * cfg.batch_size * images_and_features[name]
+    # a chunk of modules in torch, parts network by network in C
+    at_a_time = 3 if name == "staged" else 1
+    assert (
+        activations(cfg, shape, CPU) == 4 * at_a_time * cfg.batch_size * images_and_features[name]
+    )
     plan = {need.what: need for need in needs(cfg, CPU)}
     weights = build_world(cfg, CPU).weights
     held = sum(one.numel() * 4 for key, one in weights.items(True, True) if "fossil" not in key)
@@ -258,8 +314,11 @@ def together(name: str, native: str) -> World:
     compute = ComputeConfig(workers=1, engine=native)
     world = build_world(settings(name, batch_size=8, train_samples=16, compute=compute), CPU)
     state = world.start_round(0)
-    active, work = read_active_seeds(slot_seeds(state.slots, state.ramp, False)), world.work(0)
-    world.rules.engine.train_(world.rules.nets, world.weights, state.slots.alpha, active, work.training, 2)
+    active = read_active_seeds(slot_seeds(state.slots, state.ramp, False))
+    work = world.work(0)
+    world.rules.engine.train_(
+        world.rules.nets, world.weights, state.slots.alpha, active, work.training, 2
+    )
     return world
 
 
@@ -270,26 +329,40 @@ def test_blocks_of_different_kernels_go_to_the_kernels_in_c_and_mean_the_same_th
     for part in ("params", "momentum", "statistics"):
         ours, theirs = (world.weights["host", part] for world in worlds)
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=2e-5)
-    played = [episode(build_world(settings("uneven", compute=ComputeConfig(workers=1, engine=native)), CPU))
-              for native in ("native", "torch")]  # fmt: skip
+    played = [
+        episode(
+            build_world(settings("uneven", compute=ComputeConfig(workers=1, engine=native)), CPU)
+        )
+        for native in ("native", "torch")
+    ]
     assert len(played[0].accuracies) == 3
     reports = []
     for world in worlds:
         state = world.start_round(0)
-        active, work = read_active_seeds(slot_seeds(state.slots, state.ramp, False)), world.work(0)
-        reports.append(world.rules.engine.validate(world.rules.nets, world.weights, state.slots.alpha, active,
-                                                   work.validation))  # fmt: skip
+        active = read_active_seeds(slot_seeds(state.slots, state.ramp, False))
+        work = world.work(0)
+        reports.append(
+            world.rules.engine.validate(
+                world.rules.nets, world.weights, state.slots.alpha, active, work.validation
+            )
+        )
     torch.testing.assert_close(reports[0].loss, reports[1].loss, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.usefixtures("native")
 @pytest.mark.parametrize(("name", "segments"), [("refined", "1, 3"), ("staged", "0, 1, 2, 3")])
-def test_the_kernels_in_c_step_aside_for_other_segments_and_say_so(name: str, segments: str) -> None:
+def test_the_kernels_in_c_step_aside_for_other_segments_and_say_so(
+    name: str, segments: str
+) -> None:
     chosen = build_rules(settings(name), CPU).engine.chosen
     assert (chosen.native, chosen.fallback) == (False, True)
-    words = f"there is none for the host {name}: no blocks of the package are its segments {segments}"
+    words = (
+        f"there is none for the host {name}: no blocks of the package are its segments {segments}"
+    )
     assert chosen.reason == f"plain torch, slower: no native kernels, {words}"
-    with pytest.raises(SettingError, match=f"compute.engine=native: must be auto or torch here.*{words}"):
+    with pytest.raises(
+        SettingError, match=f"compute.engine=native: must be auto or torch here.*{words}"
+    ):
         build_rules(settings(name, compute=ComputeConfig(engine="native")), CPU)
 
 
@@ -297,8 +370,12 @@ def test_the_kernels_in_c_step_aside_for_other_segments_and_say_so(name: str, se
 
 
 FAULTS = {
-    "nowhere:mine": r"imported \(No module named 'nowhere'\). PYTHONPATH=<folder> says where it lies",
-    f"{HERE}:missing": r"a host that hosts_of_users registers \(bare, .*\). @esper_soa.host\(\"missing\"\)",
+    "nowhere:mine": (
+        r"imported \(No module named 'nowhere'\). PYTHONPATH=<folder> says where it " r"lies"
+    ),
+    f"{HERE}:missing": (
+        r"a host that hosts_of_users registers \(bare, .*\). " r"@esper_soa.host\(\"missing\"\)"
+    ),
     f"{HERE}:unmarked": "a host that hosts_of_users registers",
     f"{HERE}:empty": "its first segment must be a ConvBlock",
     f"{HERE}:headless": "its first segment must be a ConvBlock: images have 3 channels",
@@ -307,10 +384,16 @@ FAULTS = {
     f"{HERE}:even": "a block with a kernel of 4 pixels: must be odd",
     f"{HERE}:wider": "its parts turn 1 channels into 8",
     f"{HERE}:word": r"host word: it gives chain, no tuple of segments \(ConvBlock, Residual\)",
-    f"{HERE}:seedlike": "host seedlike: it gives a Conv among its segments, no ConvBlock and no Residual",
+    f"{HERE}:seedlike": (
+        "host seedlike: it gives a Conv among its segments, no ConvBlock and no Residual"
+    ),
     f"{HERE}:bare": "host bare: it gives a module, so it must be called with the number of classes",
-    f"{HERE}:greedy": "host greedy: it is called with the number of classes or with nothing, and wants more",
-    f"{HERE}:branching": "it gives a Branching, which is no nn.Sequential: a host is a chain of segments",
+    f"{HERE}:greedy": (
+        "host greedy: it is called with the number of classes or with nothing, and wants more"
+    ),
+    f"{HERE}:branching": (
+        "it gives a Branching, which is no nn.Sequential: a host is a chain of segments"
+    ),
     f"{HERE}:skipping": "its forward pass is its own",
     f"{HERE}:fused": "it has less than two segments",
     f"{HERE}:short": r"its last segment 1 gives \[B, 11\], not logits \[B, 10\]",
@@ -332,8 +415,12 @@ FAULTS = {
 
 @pytest.mark.parametrize("reference", FAULTS)
 def test_a_host_that_cannot_be_trained_is_refused_while_building(reference: str) -> None:
-    with pytest.raises(SettingError, match=f"^task.host={reference}: must be .*{FAULTS[reference]}"):
-        build_rules(replace(tiny_settings(2, 2, 4), task=TaskConfig(host=reference), slots=["r0c0"]), CPU)
+    with pytest.raises(
+        SettingError, match=f"^task.host={reference}: must be .*{FAULTS[reference]}"
+    ):
+        build_rules(
+            replace(tiny_settings(2, 2, 4), task=TaskConfig(host=reference), slots=["r0c0"]), CPU
+        )
 
 
 def test_a_host_of_the_settings_is_none_of_a_users_own() -> None:
@@ -342,5 +429,7 @@ def test_a_host_of_the_settings_is_none_of_a_users_own() -> None:
 
 
 def test_a_control_that_widens_hosts_is_refused() -> None:
-    with pytest.raises(SettingError, match="control=static_large: must be another control with .*:staged"):
+    with pytest.raises(
+        SettingError, match="control=static_large: must be another control with .*:staged"
+    ):
         settings("staged", control="static_large")

@@ -1,4 +1,6 @@
-"""Permutations that are looked up: whole, even, of their own for every key, and the same in whatever pieces."""
+"""Permutations that are looked up: whole, even, of their own for every key, and the same in
+whatever pieces.
+"""
 
 import pytest
 import torch
@@ -34,7 +36,9 @@ def test_every_member_has_one_place(size: int) -> None:
 
 
 def test_few_places_are_to_spare_whatever_the_size() -> None:
-    spare = {size: grid(size)[0] * grid(size)[1] - size for size in (*SIZES, *range(40_000, 60_000, 37))}
+    spare = {
+        size: grid(size)[0] * grid(size)[1] - size for size in (*SIZES, *range(40_000, 60_000, 37))
+    }
     assert min(spare.values()) == 0
     assert max(spare.values()) <= 15
     assert spare[50_000] == 0
@@ -58,7 +62,9 @@ def test_members_and_pairs_are_equally_likely_in_every_place(size: int) -> None:
 
 def test_permutations_of_envs_and_seeds_are_independent() -> None:
     size = 4001
-    both = torch.cat((table(size, 20), permuted(keys(20, seed=1), torch.arange(size), size))).double()
+    both = torch.cat(
+        (table(size, 20), permuted(keys(20, seed=1), torch.arange(size), size))
+    ).double()
     # a correlation has a standard deviation of 0.0158; the largest of 780 stays below 5 of them
     assert float((torch.corrcoef(both) - torch.eye(40)).abs().max()) < 0.08
     neighbours = torch.corrcoef(torch.stack((both[:, :-1].flatten(), both[:, 1:].flatten())))[0, 1]

@@ -1,6 +1,8 @@
-"""Kernels that came with the package: which are taken for which processor, which are refused, and what follows then.
+"""Kernels that came with the package: which are taken for which processor, which are refused, and
+what follows then.
 
-The libraries here are copies of the one that was compiled for this machine, under the names of the levels.
+The libraries here are copies of the one that was compiled for this machine, under the names of the
+levels.
 """
 
 import hashlib
@@ -27,8 +29,12 @@ def processor(features: set[str], machine: str = "x86_64", kind: str = "here") -
     return Processor(machine, frozenset(features), kind)
 
 
-def packed(folder: Path, names: tuple[str, ...], content: bytes = b"", builder: str = "elsewhere") -> Path:
-    """A folder of libraries of these levels, each of which ends with its name, as a wheel has it."""
+def packed(
+    folder: Path, names: tuple[str, ...], content: bytes = b"", builder: str = "elsewhere"
+) -> Path:
+    """A folder of libraries of these levels, each of which ends with its name, as a wheel has
+    it.
+    """
     folder.mkdir()
     listed = []
     for name in names:
@@ -55,7 +61,9 @@ def packed(folder: Path, names: tuple[str, ...], content: bytes = b"", builder: 
         (processor(V4, "ppc64le"), None),
     ],
 )
-def test_the_best_level_that_the_processor_has_is_taken(tmp_path: Path, given: Processor, name: str | None) -> None:
+def test_the_best_level_that_the_processor_has_is_taken(
+    tmp_path: Path, given: Processor, name: str | None
+) -> None:
     folder = packed(tmp_path / "libraries", NAMES)
     expected = None if name is None else (folder / f"{name}.so", f"prebuilt ({name})")
     assert choose_prebuilt(folder, given) == expected
@@ -64,14 +72,23 @@ def test_the_best_level_that_the_processor_has_is_taken(tmp_path: Path, given: P
 def test_that_of_the_building_machine_is_for_processors_of_its_kind_alone(tmp_path: Path) -> None:
     folder = packed(tmp_path / "known", (*NAMES, BUILDER), builder="here")
     assert choose_prebuilt(folder, processor(V3)) == (folder / "native.so", "prebuilt for this CPU")
-    assert choose_prebuilt(folder, processor(V3, kind="there")) == (folder / "x86-64-v3.so", "prebuilt (x86-64-v3)")
+    assert choose_prebuilt(folder, processor(V3, kind="there")) == (
+        folder / "x86-64-v3.so",
+        "prebuilt (x86-64-v3)",
+    )
     unknown = packed(tmp_path / "unknown", (*NAMES, BUILDER), builder="")
-    assert choose_prebuilt(unknown, processor(V3, kind="")) == (unknown / "x86-64-v3.so", "prebuilt (x86-64-v3)")
+    assert choose_prebuilt(unknown, processor(V3, kind="")) == (
+        unknown / "x86-64-v3.so",
+        "prebuilt (x86-64-v3)",
+    )
 
 
 def test_a_level_that_could_not_be_built_is_passed_over(tmp_path: Path) -> None:
     folder = packed(tmp_path / "libraries", ("x86-64-v2", "armv8-a"))
-    assert choose_prebuilt(folder, processor(V4)) == (folder / "x86-64-v2.so", "prebuilt (x86-64-v2)")
+    assert choose_prebuilt(folder, processor(V4)) == (
+        folder / "x86-64-v2.so",
+        "prebuilt (x86-64-v2)",
+    )
     assert choose_prebuilt(tmp_path / "none", processor(V4)) is None
 
 
@@ -99,12 +116,27 @@ def exchange(folder: Path) -> None:
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
-    "cut": (lambda folder: cut(folder / "x86-64-v3.so"), "x86-64-v3.so is not what manifest.json says"),
-    "a bit flipped": (lambda folder: flip(folder / "x86-64-v3.so"), "x86-64-v3.so is not what manifest.json says"),
-    "empty": (lambda folder: os.truncate(folder / "x86-64-v3.so", 0), "x86-64-v3.so is not what manifest.json says"),
+    "cut": (
+        lambda folder: cut(folder / "x86-64-v3.so"),
+        "x86-64-v3.so is not what manifest.json says",
+    ),
+    "a bit flipped": (
+        lambda folder: flip(folder / "x86-64-v3.so"),
+        "x86-64-v3.so is not what manifest.json says",
+    ),
+    "empty": (
+        lambda folder: os.truncate(folder / "x86-64-v3.so", 0),
+        "x86-64-v3.so is not what manifest.json says",
+    ),
     "another": (exchange, "x86-64-v3.so is not what manifest.json says"),
-    "gone": (lambda folder: (folder / "x86-64-v3.so").unlink(), "x86-64-v3.so cannot be read: No such file"),
-    "no manifest": (lambda folder: (folder / prebuilt.MANIFEST).unlink(), "manifest.json is damaged"),
+    "gone": (
+        lambda folder: (folder / "x86-64-v3.so").unlink(),
+        "x86-64-v3.so cannot be read: No such file",
+    ),
+    "no manifest": (
+        lambda folder: (folder / prebuilt.MANIFEST).unlink(),
+        "manifest.json is damaged",
+    ),
     "half a manifest": (lambda folder: cut(folder / prebuilt.MANIFEST), "manifest.json is damaged"),
     "no dictionary": (no_dictionary, "manifest.json is damaged"),
     "other sources": (other_sources, "were made of other C files than those of"),
@@ -136,7 +168,9 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @native
-def test_without_a_cached_library_the_shipped_one_is_taken_and_nothing_written(shipped: Path, tmp_path: Path) -> None:
+def test_without_a_cached_library_the_shipped_one_is_taken_and_nothing_written(
+    shipped: Path, tmp_path: Path
+) -> None:
     found = library.find_kernels(shipped, this_processor())
     assert found.words == "prebuilt for this CPU"
     assert found.functions._name == str(shipped / f"{NAME}.so")
@@ -177,7 +211,10 @@ def test_a_refused_one_is_followed_by_the_compiler_and_the_log_says_why(
     stand_in.write_text(f'#!/bin/sh\n{answer}; cp {good} "$2"\n')
     stand_in.chmod(0o700)
     monkeypatch.setenv("CC", str(stand_in))
-    assert library.find_kernels(shipped, this_processor()).words == f"compiled for this CPU, as {reason}"
+    assert (
+        library.find_kernels(shipped, this_processor()).words
+        == f"compiled for this CPU, as {reason}"
+    )
     assert library.find_kernels(shipped, this_processor()).words == "compiled for this CPU"
 
 
@@ -185,7 +222,9 @@ def test_a_refused_one_is_followed_by_the_compiler_and_the_log_says_why(
 def test_one_that_cannot_be_loaded_is_refused(shipped: Path) -> None:
     shutil.rmtree(shipped)
     packed(shipped, (NAME,), b"no library", this_processor().kind)
-    with pytest.raises(cache.NativeError, match=r"native.so cannot be loaded .*, and no C compiler"):
+    with pytest.raises(
+        cache.NativeError, match=r"native.so cannot be loaded .*, and no C compiler"
+    ):
         library.find_kernels(shipped, this_processor())
 
 

@@ -1,4 +1,6 @@
-"""Host training in 16 bits: close to float32, a loss scale per env, and a policy that never notices."""
+"""Host training in 16 bits: close to float32, a loss scale per env, and a policy that never
+notices.
+"""
 
 from dataclasses import fields
 
@@ -15,7 +17,14 @@ from esper_soa.build import build_world
 from esper_soa.config import ComputeConfig
 from esper_soa.errors import SettingError
 from esper_soa.nets import precision
-from esper_soa.nets.precision import GOOD, SCALE, LossScales, add_loss_scales_, choose_precision, reset_loss_scales_
+from esper_soa.nets.precision import (
+    GOOD,
+    SCALE,
+    LossScales,
+    add_loss_scales_,
+    choose_precision,
+    reset_loss_scales_,
+)
 from esper_soa.ops.collect import Player, Round, play_round
 from esper_soa.ops.progress import Progress
 from esper_soa.ops.resume import may_change
@@ -35,15 +44,20 @@ def envs_in(dtype: torch.dtype) -> StackedEnvs:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_first_env_step_in_16_bits_is_close_to_one_in_float32(dtype: torch.dtype) -> None:
-    plain, short = envs_in(torch.float32), envs_in(dtype)
+    plain = envs_in(torch.float32)
+    short = envs_in(dtype)
     if dtype == torch.float16:
-        short.weights[SCALE].fill_(256.0)  # at the first scale one of these small hosts skips an update
-    expected, measured = plain.measure(), short.measure()
+        # at the first scale one of these small hosts skips an update
+        short.weights[SCALE].fill_(256.0)
+    expected = plain.measure()
+    measured = short.measure()
     assert not torch.equal(measured.train_loss, expected.train_loss)
     assert torch.allclose(measured.train_loss, expected.train_loss, rtol=0.02)
     assert torch.allclose(measured.val_loss, expected.val_loss, rtol=0.02)
     assert short.weights["host", "params"].dtype == torch.float32
-    assert torch.allclose(short.weights["host", "params"], plain.weights["host", "params"], atol=2e-3)
+    assert torch.allclose(
+        short.weights["host", "params"], plain.weights["host", "params"], atol=2e-3
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -59,11 +73,15 @@ def test_learning_goes_on_in_16_bits_with_seeds_of_every_kind(dtype: torch.dtype
     assert envs.state.totals.blended.sum() > 0
 
 
-def test_an_overflow_costs_its_env_one_update_and_half_its_scale_and_no_other_env_anything() -> None:
-    calm, hit = envs_in(torch.float16), envs_in(torch.float16)
+def test_an_overflow_costs_its_env_one_update_and_half_its_scale_and_no_other_env_anything() -> (
+    None
+):
+    calm = envs_in(torch.float16)
+    hit = envs_in(torch.float16)
     for envs in (calm, hit):
         envs.play(6)
-    sick, well = 2, [0, 1, 3, 4]
+    sick = 2
+    well = [0, 1, 3, 4]
     hit.weights[SCALE][sick] = 2.0**24  # times a gradient of an activation: beyond 65504
     before = hit.weights.clone()
     calm.measure()
@@ -75,17 +93,23 @@ def test_an_overflow_costs_its_env_one_update_and_half_its_scale_and_no_other_en
         assert torch.equal(hit.weights["host", name][well], calm.weights["host", name][well]), name
         assert not torch.equal(hit.weights["host", name][well], before["host", name][well]), name
     for slot in hit.weights["seeds"].sorted_keys:
-        assert torch.equal(hit.weights["seeds", slot, "momentum"][well], calm.weights["seeds", slot, "momentum"][well])
+        assert torch.equal(
+            hit.weights["seeds", slot, "momentum"][well],
+            calm.weights["seeds", slot, "momentum"][well],
+        )
     assert torch.equal(hit.weights[SCALE][well], calm.weights[SCALE][well])
     hit.play(20)
     assert hit.weights[GOOD][sick] > 0  # it has come down and trains again
 
 
-def test_a_scale_halves_on_overflow_and_doubles_after_good_updates(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scale_halves_on_overflow_and_doubles_after_good_updates(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(precision, "GROWTH_INTERVAL", 3)
     weights = envs_in(torch.float16).weights
     scales = LossScales(weights, torch.tensor([1, 2]))
-    # Env 1 overflows in the second update, env 2 never does: 65536 / 2 with one good update, and 65536 * 2 with none.
+    # Env 1 overflows in the second update, env 2 never does: 65536 / 2 with one good update, and
+    # 65536 * 2 with none.
     for finite in ([True, True], [False, True], [True, True]):
         scales.update_(torch.tensor(finite))
     scales.write_back_(torch.tensor([1, 2]))
@@ -97,7 +121,8 @@ def test_fresh_hosts_start_at_the_first_scale() -> None:
     cfg = tiny_settings(2, 1, 2)
     cfg.compute = ComputeConfig(workers=1, precision="float16")
     world = build_world(cfg, CPU)
-    world.weights[SCALE][1], world.weights[GOOD][1] = 4.0, 7
+    world.weights[SCALE][1] = 4.0
+    world.weights[GOOD][1] = 7
     world.start_round(1)
     assert world.weights[SCALE].tolist() == [65536, 65536]
     assert world.weights[GOOD].tolist() == [0, 0]
@@ -109,7 +134,9 @@ def test_the_policy_computes_in_float32_and_its_first_pass_has_ratio_one() -> No
     world = build_world(cfg, CPU)
     assert world.rules.nets.precision == torch.bfloat16
     slots = world.rules.nets.shape.slots
-    policy = RecurrentPolicy(PolicyConfig(network=NetworkConfig(hidden=32, features=32)), slots, seed=0)
+    policy = RecurrentPolicy(
+        PolicyConfig(network=NetworkConfig(hidden=32, features=32)), slots, seed=0
+    )
     learner = Learner(policy, PPOConfig(minibatches=1, epochs=1), 1, seed=0)
     with Progress(15, Console(quiet=True), "off") as progress:
         _, rollout = play_round(world, Player(policy, learner), Round(0, progress))
@@ -121,7 +148,9 @@ def test_the_policy_computes_in_float32_and_its_first_pass_has_ratio_one() -> No
 
 
 def test_another_precision_is_no_harmless_change_of_a_resumed_run() -> None:
-    fixed = [field.name for field in fields(ComputeConfig) if not may_change(f"compute.{field.name}")]
+    fixed = [
+        field.name for field in fields(ComputeConfig) if not may_change(f"compute.{field.name}")
+    ]
     assert fixed == ["precision"]
 
 
@@ -133,7 +162,9 @@ def test_a_cpu_stays_with_float32_unless_asked() -> None:
 def test_native_kernels_are_refused_beside_16_bits() -> None:
     cfg = tiny_settings(2, 1, 2)
     cfg.compute = ComputeConfig(workers=1, precision="bfloat16", engine="native")
-    with pytest.raises(SettingError, match=r"compute.engine=native: must be auto or torch here.*float32"):
+    with pytest.raises(
+        SettingError, match=r"compute.engine=native: must be auto or torch here.*float32"
+    ):
         build_world(cfg, CPU)
 
 

@@ -20,8 +20,11 @@ def active_seeds() -> ActiveSeeds:
     frozen = np.array([[False, False], [False, False], [True, False], [False, False]])
     visible = running & (stages != Stage.TRAINING)
     visible[1, 0] = False  # its ramp has not begun
-    blueprint, no = np.full((4, 2), Blueprint.NORM), np.zeros((4, 2), dtype=bool)
-    return ActiveSeeds(running, stages, blueprint, np.full((4, 2), Blend.GATE), frozen, visible, visible, no, no)
+    blueprint = np.full((4, 2), Blueprint.NORM)
+    no = np.zeros((4, 2), dtype=bool)
+    return ActiveSeeds(
+        running, stages, blueprint, np.full((4, 2), Blend.GATE), frozen, visible, visible, no, no
+    )
 
 
 def test_a_training_plan_says_what_every_running_seed_does() -> None:
@@ -30,7 +33,12 @@ def test_a_training_plan_says_what_every_running_seed_does() -> None:
     assert plan.blend[:, 0].tolist() == [THROUGH, Blend.GATE, Blend.GATE, Blend.GATE]
     assert plan.detached[:, 0].tolist() == [True, True, True, False]
     assert plan.frozen[:, 0].tolist() == [False, False, True, False]
-    assert plan.measured[:, 0].tolist() == [True, True, False, False]  # a frozen seed has no gradient
+    assert plan.measured[:, 0].tolist() == [
+        True,
+        True,
+        False,
+        False,
+    ]  # a frozen seed has no gradient
 
 
 def test_in_validation_only_what_can_be_seen_runs() -> None:

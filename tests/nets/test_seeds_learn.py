@@ -1,4 +1,6 @@
-"""Seeds as they are born: what they do to their host at first, and that every kind of them learns in every blend."""
+"""Seeds as they are born: what they do to their host at first, and that every kind of them learns
+in every blend.
+"""
 
 import math
 
@@ -23,7 +25,9 @@ CPU = torch.device("cpu")
 BLENDS = (Blend.ADD, Blend.MULTIPLY, Blend.GATE)
 KINDS = [(blueprint, blend) for blueprint in CNN_BLUEPRINTS for blend in BLENDS]
 IDENTITIES = (Blueprint.NORM, Blueprint.BOTTLENECK)
-BATCH, BATCHES, SIZE = 4, 2, 8
+BATCH = 4
+BATCHES = 2
+SIZE = 8
 
 
 def at_birth(blueprint: int, multiply: bool, x: Tensor) -> Tensor:
@@ -36,7 +40,9 @@ def at_birth(blueprint: int, multiply: bool, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("multiply", [False, True])
 @pytest.mark.parametrize("blueprint", CNN_BLUEPRINTS)
-def test_a_newborn_seed_passes_its_input_on_scales_it_or_adds_to_it(blueprint: int, multiply: bool) -> None:
+def test_a_newborn_seed_passes_its_input_on_scales_it_or_adds_to_it(
+    blueprint: int, multiply: bool
+) -> None:
     x = torch.randn(2, 16, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     out = at_birth(blueprint, multiply, x)
     if blueprint in IDENTITIES:
@@ -56,19 +62,38 @@ class OneSet:
     def __init__(self, num_envs: int) -> None:
         generator = torch.Generator().manual_seed(2)
         self.labels = torch.arange(BATCH * BATCHES).view(BATCHES, BATCH) % 4
-        images = torch.randn(BATCHES, BATCH, 3, SIZE, SIZE, generator=generator, dtype=torch.float64)
-        images = images + (self.labels - 1.5)[..., None, None, None] * torch.tensor([1.0, -1.0, 0.5])[:, None, None]
-        self.images, self.num_envs = images, num_envs
+        images = torch.randn(
+            BATCHES, BATCH, 3, SIZE, SIZE, generator=generator, dtype=torch.float64
+        )
+        images = (
+            images
+            + (self.labels - 1.5)[..., None, None, None]
+            * torch.tensor([1.0, -1.0, 0.5])[:, None, None]
+        )
+        self.images = images
+        self.num_envs = num_envs
 
     def batch(self, envs: Tensor, index: int) -> tuple[Tensor, Tensor]:
         images = self.images[index].repeat(1, envs.shape[0], 1, 1)
-        return images.contiguous(memory_format=torch.channels_last), self.labels[index][:, None].expand(-1, len(envs))
+        return images.contiguous(memory_format=torch.channels_last), self.labels[index][
+            :, None
+        ].expand(-1, len(envs))
 
 
 def grown(stage: int, seed_lr: float = 0.2) -> tuple[NetsConfig, TensorDict, Tensor, ActiveSeeds]:
-    """One env per kind of seed, in `stage` at alpha 0.5 (0 in TRAINING), all with the same host, which stays."""
-    task = TaskConfig(base_channels=4, num_blocks=2, num_pools=2, gradient_stride=1, host_lr=1e-12, seed_lr=seed_lr)
-    shape, count = host_shape(task, enabled_slots(task, ["r0c1"])), len(KINDS)  # 8 channels
+    """One env per kind of seed, in `stage` at alpha 0.5 (0 in TRAINING), all with the same host,
+    which stays.
+    """
+    task = TaskConfig(
+        base_channels=4,
+        num_blocks=2,
+        num_pools=2,
+        gradient_stride=1,
+        host_lr=1e-12,
+        seed_lr=seed_lr,
+    )
+    shape = host_shape(task, enabled_slots(task, ["r0c1"]))  # 8 channels
+    count = len(KINDS)
     weights = pools.allocate(shape, count, CPU, torch.float64)
     host_keys = streams.stream_keys(3, streams.HOST_INIT, (), torch.zeros(count, dtype=torch.int64))
     pools.initialise_hosts_(weights, shape, host_keys)
@@ -77,11 +102,22 @@ def grown(stage: int, seed_lr: float = 0.2) -> tuple[NetsConfig, TensorDict, Ten
     yes = torch.ones_like(slots.newborn)
     alpha = torch.full_like(slots.alpha, 0.0 if stage == Stage.TRAINING else 0.5)
     slots = slots.replace(
-        stage=torch.full_like(slots.stage, stage), blueprint=blueprint, blend=blend, alpha=alpha, newborn=yes,
+        stage=torch.full_like(slots.stage, stage),
+        blueprint=blueprint,
+        blend=blend,
+        alpha=alpha,
+        newborn=yes,
         fresh_momentum=yes,
-    )  # fmt: skip
-    active_seeds = read_active_seeds(slot_seeds(slots, idle_ramp(count, 1, "cpu"), ablate_fossils=False))
-    pools.claim_(weights, shape, active_seeds, streams.stream_keys(3, streams.SEED_INIT, (), torch.arange(count)))
+    )
+    active_seeds = read_active_seeds(
+        slot_seeds(slots, idle_ramp(count, 1, "cpu"), ablate_fossils=False)
+    )
+    pools.claim_(
+        weights,
+        shape,
+        active_seeds,
+        streams.stream_keys(3, streams.SEED_INIT, (), torch.arange(count)),
+    )
     return NetsConfig(shape, task, (Stage.TRAINING,), count, 4), weights, alpha, active_seeds
 
 
@@ -97,7 +133,11 @@ def test_after_two_steps_every_tensor_of_every_kind_of_seed_has_a_gradient(stage
     epoch(case)
     gradients = epoch(case).gradients
     assert gradients.measured.all()
-    dead = [kind for kind, vanishing in zip(KINDS, gradients.vanishing[:, 0].tolist(), strict=True) if vanishing]
+    dead = [
+        kind
+        for kind, vanishing in zip(KINDS, gradients.vanishing[:, 0].tolist(), strict=True)
+        if vanishing
+    ]
     assert not dead
 
 

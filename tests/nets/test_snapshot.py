@@ -44,7 +44,8 @@ def firsts(weights: TensorDict, *key: str) -> list[float]:
 
 
 def test_hosts_and_fossils_go_back_where_asked_and_momentum_is_cleared() -> None:
-    weights, shape = filled(10.0), tiny_shape()
+    weights = filled(10.0)
+    shape = tiny_shape()
     fossil = torch.tensor([[True, False]] * 3)
     snapshot_where_(weights, shape, ALL, fossil, NONE)
     fill_(weights, 5.0)
@@ -54,11 +55,16 @@ def test_hosts_and_fossils_go_back_where_asked_and_momentum_is_cleared() -> None
     assert firsts(weights, "host", "momentum") == [5.0, 0.0, 0.0]
     assert firsts(weights, "seeds", "r0c0", "params") == [5.0, 11.0, 12.0]
     assert firsts(weights, "seeds", "r0c0", "momentum") == [5.0, 0.0, 0.0]
-    assert firsts(weights, "seeds", "r0c1", "params") == [5.0, 0.0, 0.0]  # no fossil: it does not outlive the rollback
+    assert firsts(weights, "seeds", "r0c1", "params") == [
+        5.0,
+        0.0,
+        0.0,
+    ]  # no fossil: it does not outlive the rollback
 
 
 def test_only_the_chosen_envs_are_snapshotted() -> None:
-    weights, shape = filled(10.0), tiny_shape()
+    weights = filled(10.0)
+    shape = tiny_shape()
     snapshot_where_(weights, shape, ALL, NONE, NONE)
     fill_(weights, 5.0)
     snapshot_where_(weights, shape, FIRST, NONE, NONE)
@@ -67,8 +73,11 @@ def test_only_the_chosen_envs_are_snapshotted() -> None:
 
 
 @pytest.mark.parametrize(("broken", "expected"), [(False, 5.0), (True, 10.0)])
-def test_a_fossil_younger_than_the_snapshot_stays_unless_its_weights_are_broken(broken: bool, expected: float) -> None:
-    weights, shape = filled(10.0), tiny_shape()
+def test_a_fossil_younger_than_the_snapshot_stays_unless_its_weights_are_broken(
+    broken: bool, expected: float
+) -> None:
+    weights = filled(10.0)
+    shape = tiny_shape()
     rising = torch.tensor([[False, True]] * 3)
     snapshot_where_(weights, shape, ALL, NONE, NONE)
     snapshot_where_(weights, shape, ~ALL, NONE, rising)  # the seed is about to become a fossil
@@ -80,7 +89,8 @@ def test_a_fossil_younger_than_the_snapshot_stays_unless_its_weights_are_broken(
 
 @pytest.mark.parametrize("part", ["params", "statistics"])
 def test_a_host_with_anything_not_finite_is_not_snapshotted(part: str) -> None:
-    weights, shape = filled(10.0), tiny_shape()
+    weights = filled(10.0)
+    shape = tiny_shape()
     snapshot_where_(weights, shape, ALL, NONE, NONE)
     fill_(weights, 5.0)
     weights["host", part][1, 2] = math.inf
@@ -90,7 +100,8 @@ def test_a_host_with_anything_not_finite_is_not_snapshotted(part: str) -> None:
 
 
 def test_nan_does_not_leak_through_a_mask_and_leaves_no_sleeping_row_behind() -> None:
-    weights, shape = filled(10.0), tiny_shape()
+    weights = filled(10.0)
+    shape = tiny_shape()
     snapshot_where_(weights, shape, ALL, NONE, NONE)
     for leaf in (*weights["host"].values(), *weights["seeds"].flatten_keys(".").values()):
         leaf[0] = math.nan
@@ -100,7 +111,8 @@ def test_nan_does_not_leak_through_a_mask_and_leaves_no_sleeping_row_behind() ->
 
 
 def test_nothing_is_allocated() -> None:
-    weights, shape = filled(10.0), tiny_shape()
+    weights = filled(10.0)
+    shape = tiny_shape()
     places = [leaf.data_ptr() for leaf in weights.flatten_keys(".").values()]
     snapshot_where_(weights, shape, ALL, ~NONE, NONE)
     restore_where_(weights, shape, ALL, ~NONE, ALL)
@@ -108,7 +120,9 @@ def test_nothing_is_allocated() -> None:
 
 
 def test_a_device_that_would_have_to_be_waited_for_is_asked_nothing() -> None:
-    weights, shape = filled(10.0).to("meta"), tiny_shape()  # where every read of a value raises
-    everyone, none = ALL.to("meta"), NONE.to("meta")
+    weights = filled(10.0).to("meta")  # where every read of a value raises
+    shape = tiny_shape()
+    everyone = ALL.to("meta")
+    none = NONE.to("meta")
     snapshot_where_(weights, shape, everyone, none, none)
     restore_where_(weights, shape, everyone, none, everyone)

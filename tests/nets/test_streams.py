@@ -1,8 +1,18 @@
-"""The random streams: known values, uniformity, and draws that depend on nothing but their coordinates."""
+"""The random streams: known values, uniformity, and draws that depend on nothing but their
+coordinates.
+"""
 
 import torch
 
-from esper_soa.nets.streams import AUGMENTATION, DATA_ORDER, fold, integers, mix, stream_keys, uniform
+from esper_soa.nets.streams import (
+    AUGMENTATION,
+    DATA_ORDER,
+    fold,
+    integers,
+    mix,
+    stream_keys,
+    uniform,
+)
 
 ENVS = torch.arange(6)
 
@@ -50,7 +60,9 @@ def test_seed_purpose_round_and_env_each_change_the_keys() -> None:
 def test_numbers_drawn_in_chunks_equal_numbers_drawn_together() -> None:
     keys = stream_keys(5, AUGMENTATION, (), ENVS)[:, None]
     whole = uniform(keys, torch.arange(100))
-    assert torch.equal(torch.cat((uniform(keys, torch.arange(37)), uniform(keys, torch.arange(37, 100))), 1), whole)
+    assert torch.equal(
+        torch.cat((uniform(keys, torch.arange(37)), uniform(keys, torch.arange(37, 100))), 1), whole
+    )
 
 
 def test_uniform_numbers_are_uniform_and_uncorrelated_between_neighbours() -> None:
@@ -59,7 +71,8 @@ def test_uniform_numbers_are_uniform_and_uncorrelated_between_neighbours() -> No
         values = uniform(keys, torch.arange(1000), dtype)
         assert values.dtype == dtype
         assert 0 <= float(values.min()) < float(values.max()) < 1
-        # 100,000 numbers in 20 bins: 5,000 each with standard deviation 69; chi-square(19) stays below 44 in 99.9 %
+        # 100,000 numbers in 20 bins: 5,000 each with standard deviation 69; chi-square(19) stays
+        # below 44 in 99.9 %
         counts = values.double().histc(20, 0, 1)
         assert float(((counts - 5000) ** 2 / 5000).sum()) < 44
         # a correlation of 99,000 pairs has standard deviation 0.0032

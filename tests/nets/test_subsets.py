@@ -1,4 +1,6 @@
-"""Subset rows: which are evaluated, and how they share what lies before the first slot that differs."""
+"""Subset rows: which are evaluated, and how they share what lies before the first slot that
+differs.
+"""
 
 from esper_soa.nets.config import SubsetRows
 from esper_soa.nets.subsets import branch_plan, max_rows, subset_codes
@@ -19,7 +21,8 @@ def test_up_to_four_seeds_every_subset_is_evaluated_once_with_the_full_one_first
 
 def test_more_seeds_are_evaluated_left_out_alone_all_off_and_in_pairs():
     codes = subset_codes((0, 1, 2, 3, 4), (1, 2, 3))
-    # full, five left out, five alone, none, the fossils 1, 2 and 3 on their own (2 + 4 + 8 = 14), ten pairs
+    # full, five left out, five alone, none, the fossils 1, 2 and 3 on their own (2 + 4 + 8 = 14),
+    # ten pairs
     few = (31, 30, 29, 27, 23, 15, 1, 2, 4, 8, 16, 0, 14)
     assert codes == (*few, 3, 5, 9, 17, 6, 10, 18, 12, 20, 24)
     assert len(codes) == max_rows(5)
@@ -28,7 +31,13 @@ def test_more_seeds_are_evaluated_left_out_alone_all_off_and_in_pairs():
 
 def test_codes_asked_for_are_cut_down_to_the_ablated_seeds_and_evaluated_once():
     rows = SubsetRows(pairs=False, codes=(0, 7, 71, 127))
-    ablated = (0, 1, 3, 4, 6)  # 1 + 2 + 8 + 16 + 64 = 91; 7 without slot 2 is 3, 71 without slot 2 is 67
+    ablated = (
+        0,
+        1,
+        3,
+        4,
+        6,
+    )  # 1 + 2 + 8 + 16 + 64 = 91; 7 without slot 2 is 3, 71 without slot 2 is 67
     codes = subset_codes(ablated, (), rows)
     assert codes == (91, 90, 89, 83, 75, 27, 1, 2, 8, 16, 64, 0, 3, 67)
     assert subset_codes((0, 1), (), rows) == (3, 2, 1, 0)

@@ -1,4 +1,6 @@
-"""Numbers of a training step worked out by hand: clipping, SGD, batch norm, gradient statistics at their limits."""
+"""Numbers of a training step worked out by hand: clipping, SGD, batch norm, gradient statistics at
+their limits.
+"""
 
 import math
 
@@ -37,19 +39,30 @@ class NoSeeds:
 def test_a_step_clips_every_row_by_its_own_norm_then_decays_then_remembers() -> None:
     # Norms 5, 1 and 0.5 against 1: 5 is scaled by 1 / (5 + 1e-6); 1 by 1 / (1 + 1e-6); 0.5 stays.
     grad = doubles([3.0, 4.0], [0.6, 0.8], [0.3, 0.4])
-    params, momentum = doubles([1.0, 2.0], [1.0, 2.0], [1.0, 2.0]), doubles([10.0, 20.0], [0.0, 0.0], [1.0, 1.0])
-    rule, _ = rules_of(TaskConfig(momentum=0.5, max_grad_norm=1.0, weight_decay=0.01), LearningRates(0.1, 0.2))
+    params = doubles([1.0, 2.0], [1.0, 2.0], [1.0, 2.0])
+    momentum = doubles([10.0, 20.0], [0.0, 0.0], [1.0, 1.0])
+    rule, _ = rules_of(
+        TaskConfig(momentum=0.5, max_grad_norm=1.0, weight_decay=0.01), LearningRates(0.1, 0.2)
+    )
     PLAIN.sgd_(params, momentum, grad, rule)
-    first, second = 5 + 1e-6, 1 + 1e-6
-    kept = [[5 + 3 / first + 0.01, 10 + 4 / first + 0.02], [0.6 / second + 0.01, 0.8 / second + 0.02],
-            [0.5 + 0.3 + 0.01, 0.5 + 0.4 + 0.02]]  # fmt: skip
+    first = 5 + 1e-6
+    second = 1 + 1e-6
+    kept = [
+        [5 + 3 / first + 0.01, 10 + 4 / first + 0.02],
+        [0.6 / second + 0.01, 0.8 / second + 0.02],
+        [0.5 + 0.3 + 0.01, 0.5 + 0.4 + 0.02],
+    ]
     torch.testing.assert_close(momentum, doubles(*kept), rtol=1e-12, atol=0)
-    torch.testing.assert_close(params, doubles(*[[1 - 0.1 * a, 2 - 0.1 * b] for a, b in kept]), rtol=1e-12, atol=0)
+    torch.testing.assert_close(
+        params, doubles(*[[1 - 0.1 * a, 2 - 0.1 * b] for a, b in kept]), rtol=1e-12, atol=0
+    )
 
 
 def test_a_limit_of_0_does_not_clip_and_no_decay_leaves_the_gradient_alone() -> None:
-    params, momentum = doubles([1.0, 2.0]), doubles([0.0, 0.0])
-    _, rule = rules_of(TaskConfig(max_grad_norm=0.0, weight_decay=0.1), LearningRates(0.2, 0.5))  # that of seeds
+    params = doubles([1.0, 2.0])
+    momentum = doubles([0.0, 0.0])
+    # that of seeds
+    _, rule = rules_of(TaskConfig(max_grad_norm=0.0, weight_decay=0.1), LearningRates(0.2, 0.5))
     PLAIN.sgd_(params, momentum, doubles([300.0, 400.0]), rule)
     assert momentum.tolist() == [[300.0, 400.0]]
     assert params.tolist() == [[-149.0, -198.0]]
@@ -58,12 +71,16 @@ def test_a_limit_of_0_does_not_clip_and_no_decay_leaves_the_gradient_alone() -> 
 # --- gradient statistics
 
 
-def statistics(seed: list[float], sizes: list[int], host: list[float] | None = None) -> dict[str, float | bool]:
+def statistics(
+    seed: list[float], sizes: list[int], host: list[float] | None = None
+) -> dict[str, float | bool]:
     found = gradient_statistics(doubles(host or [1.0]), doubles(seed), sizes)
     return {name: value.item() for name, value in found.items()}
 
 
-@pytest.mark.parametrize(("norm", "vanishing"), [(0.999999e-7, True), (1.000001e-7, False), (0.0, True)])
+@pytest.mark.parametrize(
+    ("norm", "vanishing"), [(0.999999e-7, True), (1.000001e-7, False), (0.0, True)]
+)
 def test_a_tensor_vanishes_below_a_norm_of_1e_minus_7(norm: float, vanishing: bool) -> None:
     found = statistics([norm, 1.0, 2.0], [1, 2])
     assert found["vanishing"] is vanishing
@@ -78,7 +95,9 @@ def test_a_tensor_explodes_above_a_norm_of_10(seed: list[float], exploding: bool
     found = statistics([*seed, 1.0], [2, 1])
     assert found["exploding"] is exploding
     if math.isfinite(seed[0]):
-        assert found["health"] == pytest.approx(0.6 if exploding else 1.0)  # one of two tensors costs half of 0.8
+        assert found["health"] == pytest.approx(
+            0.6 if exploding else 1.0
+        )  # one of two tensors costs half of 0.8
     else:
         assert found["health"] == 0.0
 
@@ -86,12 +105,15 @@ def test_a_tensor_explodes_above_a_norm_of_10(seed: list[float], exploding: bool
 def test_health_is_never_below_0_and_counts_shares_of_tensors() -> None:
     assert statistics([0.0, 0.0], [1, 1])["health"] == 0.5
     assert statistics([20.0, 20.0], [1, 1])["health"] == pytest.approx(0.2)
-    assert statistics([0.0, 20.0, 1.0, 1.0], [1, 1, 1, 1])["health"] == pytest.approx(1 - 0.125 - 0.2)
+    assert statistics([0.0, 20.0, 1.0, 1.0], [1, 1, 1, 1])["health"] == pytest.approx(
+        1 - 0.125 - 0.2
+    )
     assert statistics([20.0], [1])["health"] == pytest.approx(0.2)
 
 
 def test_the_ratio_is_of_root_mean_squares_and_the_norm_of_all_tensors_together() -> None:
-    # Seed (1, 2, 2, 4): norm 5, root mean square 2.5. Host (3, 4, 0): norm 5, root mean square 5 / sqrt(3).
+    # Seed (1, 2, 2, 4): norm 5, root mean square 2.5. Host (3, 4, 0): norm 5, root mean square 5 /
+    # sqrt(3).
     found = statistics([1.0, 2.0, 2.0, 4.0], [1, 3], [3.0, 4.0, 0.0])
     assert found["l2"] == pytest.approx(5.0)
     assert found["ratio"] == pytest.approx(2.5 / (5 / math.sqrt(3) + 1e-8), rel=1e-12)
@@ -99,9 +121,17 @@ def test_the_ratio_is_of_root_mean_squares_and_the_norm_of_all_tensors_together(
 
 @pytest.mark.parametrize(
     ("seed", "host", "known"),
-    [(1.1e-8, 1.0, True), (0.9e-8, 1.0, False), (1.0, 1.1e-8, True), (1.0, 0.9e-8, False), (1.0, math.inf, False)],
+    [
+        (1.1e-8, 1.0, True),
+        (0.9e-8, 1.0, False),
+        (1.0, 1.1e-8, True),
+        (1.0, 0.9e-8, False),
+        (1.0, math.inf, False),
+    ],
 )
-def test_no_ratio_is_made_of_gradients_below_1e_minus_8(seed: float, host: float, known: bool) -> None:
+def test_no_ratio_is_made_of_gradients_below_1e_minus_8(
+    seed: float, host: float, known: bool
+) -> None:
     ratio = statistics([seed], [1], [host])["ratio"]
     assert ratio == (pytest.approx(seed / (host + 1e-8)) if known else 0.0)
 
@@ -110,17 +140,25 @@ def test_no_ratio_is_made_of_gradients_below_1e_minus_8(seed: float, host: float
 
 
 @pytest.mark.parametrize("batch", [2, 1])
-def test_running_statistics_move_by_a_tenth_towards_the_mean_and_the_unbiased_variance(batch: int) -> None:
-    # Channel 0 of net 0 is 1, 2, 3, 4 (batch 2) or 1, 2: mean 2.5 or 1.5, variance with n - 1 5 / 3 or 1 / 2.
-    # Net 1 sees twice that. A kernel of 1; scale 2 and shift 1, so ReLU(1 + 2 (x - mean) / sqrt(var + 1e-5)).
+def test_running_statistics_move_by_a_tenth_towards_the_mean_and_the_unbiased_variance(
+    batch: int,
+) -> None:
+    # Channel 0 of net 0 is 1, 2, 3, 4 (batch 2) or 1, 2: mean 2.5 or 1.5, variance with n - 1 5 / 3
+    # or 1 / 2. Net 1 sees twice that. A kernel of 1; scale 2 and shift 1, so ReLU(1 + 2 (x - mean)
+    # / sqrt(var + 1e-5)).
     x = torch.arange(1.0, 2 * batch + 1, dtype=torch.float64).view(batch, 1, 1, 2)
     x = torch.cat((x, 2 * x), dim=1).contiguous(memory_format=torch.channels_last)
-    mean, variance = torch.tensor([1.0, 3.0]).double(), torch.tensor([5.0, 7.0]).double()
+    mean = torch.tensor([1.0, 3.0]).double()
+    variance = torch.tensor([5.0, 7.0]).double()
     one = torch.ones(2, 1, dtype=torch.float64)
-    out = PLAIN.train_block(x, one.view(2, 1, 1, 1, 1), (2 * one, one), (mean, variance), pooled=False)
+    out = PLAIN.train_block(
+        x, one.view(2, 1, 1, 1, 1), (2 * one, one), (mean, variance), pooled=False
+    )
     centre, unbiased, biased = (2.5, 5 / 3, 1.25) if batch == 2 else (1.5, 0.5, 0.25)
     assert mean.tolist() == pytest.approx([0.9 * 1 + 0.1 * centre, 0.9 * 3 + 0.1 * 2 * centre])
-    assert variance.tolist() == pytest.approx([0.9 * 5 + 0.1 * unbiased, 0.9 * 7 + 0.1 * 4 * unbiased])
+    assert variance.tolist() == pytest.approx(
+        [0.9 * 5 + 0.1 * unbiased, 0.9 * 7 + 0.1 * 4 * unbiased]
+    )
     for net, factor in ((0, 1), (1, 4)):
         expected = 1 + 2 * (x[:, net] - x[:, net].mean()) / math.sqrt(factor * biased + 1e-5)
         torch.testing.assert_close(out[:, net], expected.clamp(min=0))
@@ -128,9 +166,12 @@ def test_running_statistics_move_by_a_tenth_towards_the_mean_and_the_unbiased_va
 
 def test_the_epsilon_of_batch_norm_counts_where_a_channel_hardly_varies() -> None:
     x = torch.tensor([-0.001, 0.001], dtype=torch.float64).view(2, 1, 1, 1)
-    one, zero = torch.ones(1, 1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
+    one = torch.ones(1, 1, dtype=torch.float64)
+    zero = torch.zeros(1, dtype=torch.float64)
     out = batched.batch_norm(x, one, one * 0, zero.clone(), zero.clone())
-    assert out.flatten().tolist() == pytest.approx([-(11**-0.5), 11**-0.5])  # 1e-3 / sqrt(1e-6 + 1e-5)
+    assert out.flatten().tolist() == pytest.approx(
+        [-(11**-0.5), 11**-0.5]
+    )  # 1e-3 / sqrt(1e-6 + 1e-5)
 
 
 def test_validation_uses_running_statistics_with_the_same_epsilon() -> None:
@@ -138,17 +179,24 @@ def test_validation_uses_running_statistics_with_the_same_epsilon() -> None:
     shape = host_shape(task, host_slots(task)[:1])
     g = torch.Generator().manual_seed(0)
     rows = torch.randn(2, shape.parameters.total, generator=g, dtype=torch.float64)
-    moving = 1e-5 * torch.rand(2, shape.statistics.total, generator=g, dtype=torch.float64)  # epsilon is as large
+    # epsilon is as large
+    moving = 1e-5 * torch.rand(2, shape.statistics.total, generator=g, dtype=torch.float64)
     x = torch.randn(4, 6, 8, 8, generator=g, dtype=torch.float64)
-    parameters, statistics = shape.parameters.unpack(rows), shape.statistics.unpack(moving)
-    logits = evaluate_forward(PLAIN, shape, fold_batch_norm(shape, parameters, statistics), x, NoSeeds())
+    parameters = shape.parameters.unpack(rows)
+    statistics = shape.statistics.unpack(moving)
+    logits = evaluate_forward(
+        PLAIN, shape, fold_batch_norm(shape, parameters, statistics), x, NoSeeds()
+    )
     for net in range(2):
         own = [parameter[net] for parameter in parameters]
         out = x[:, 3 * net : 3 * net + 3]
         for block in range(2):
             norm = torch.nn.BatchNorm2d(own[3 * block].shape[0], dtype=torch.float64).eval()
-            norm.weight.data, norm.bias.data = own[3 * block + 1], own[3 * block + 2]
-            norm.running_mean, norm.running_var = (part[net] for part in statistics[2 * block : 2 * block + 2])
+            norm.weight.data = own[3 * block + 1]
+            norm.bias.data = own[3 * block + 2]
+            norm.running_mean, norm.running_var = (
+                part[net] for part in statistics[2 * block : 2 * block + 2]
+            )
             out = norm(torch.nn.functional.conv2d(out, own[3 * block])).relu()
             out = torch.nn.functional.max_pool2d(out, 2) if block == 0 else out
         expected = torch.nn.functional.linear(out.mean((2, 3)), own[-2], own[-1])
@@ -156,7 +204,10 @@ def test_validation_uses_running_statistics_with_the_same_epsilon() -> None:
 
 
 @pytest.mark.parametrize(
-    ("channels", "groups"), [(2, 2), (3, 1), (8, 8), (16, 1), (24, 1), (48, 2), (32, 2), (64, 4), (1024, 32)]
+    ("channels", "groups"),
+    [(2, 2), (3, 1), (8, 8), (16, 1), (24, 1), (48, 2), (32, 2), (64, 4), (1024, 32)],
 )
-def test_group_norm_has_the_most_groups_that_leave_16_channels_else_that_divide(channels: int, groups: int) -> None:
+def test_group_norm_has_the_most_groups_that_leave_16_channels_else_that_divide(
+    channels: int, groups: int
+) -> None:
     assert norm_groups(channels) == groups

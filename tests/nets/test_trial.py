@@ -1,4 +1,6 @@
-"""Engines are tried before a run takes one: what agrees with torch is kept, all others are dropped, with a reason."""
+"""Engines are tried before a run takes one: what agrees with torch is kept, all others are dropped,
+with a reason.
+"""
 
 import math
 import os
@@ -24,7 +26,16 @@ from esper_soa.nets.graphs import StaticStep, StepCache
 from esper_soa.nets.layers import Layers
 from esper_soa.nets.pools import ActiveSeeds
 from esper_soa.nets.sgd import Rule
-from esper_soa.nets.trial import Trial, Tried, _Ground, disagreement, distances, mixture, quickest, try_engines
+from esper_soa.nets.trial import (
+    Trial,
+    Tried,
+    _Ground,
+    disagreement,
+    distances,
+    mixture,
+    quickest,
+    try_engines,
+)
 from esper_soa.nets.verdicts import keep_verdict, kept_verdict, verdict_key
 from esper_soa.vocabulary import CNN_BLUEPRINTS, RUNNING_STAGES, Blend
 
@@ -46,9 +57,15 @@ class Faster(TorchEngine):
     """Learns at twice the rate."""
 
     def train_(
-        self, nets: NetsConfig, weights: TensorDict, alpha: Tensor, active_seeds: ActiveSeeds, feed: EnvStepBatches,
-        num_batches: int, lr_factor: float = 1.0,
-    ) -> TrainReport:  # fmt: skip
+        self,
+        nets: NetsConfig,
+        weights: TensorDict,
+        alpha: Tensor,
+        active_seeds: ActiveSeeds,
+        feed: EnvStepBatches,
+        num_batches: int,
+        lr_factor: float = 1.0,
+    ) -> TrainReport:
         return super().train_(nets, weights, alpha, active_seeds, feed, num_batches, 2 * lr_factor)
 
 
@@ -56,7 +73,12 @@ class Broken(TorchEngine):
     """Cannot validate."""
 
     def validate(
-        self, nets: NetsConfig, weights: TensorDict, alpha: Tensor, active_seeds: ActiveSeeds, feed: ValidationImages
+        self,
+        nets: NetsConfig,
+        weights: TensorDict,
+        alpha: Tensor,
+        active_seeds: ActiveSeeds,
+        feed: ValidationImages,
     ) -> ValidationReport:
         raise RuntimeError("no such\nkernel")
 
@@ -65,7 +87,12 @@ class Lost(TorchEngine):
     """Gives no number for one env."""
 
     def validate(
-        self, nets: NetsConfig, weights: TensorDict, alpha: Tensor, active_seeds: ActiveSeeds, feed: ValidationImages
+        self,
+        nets: NetsConfig,
+        weights: TensorDict,
+        alpha: Tensor,
+        active_seeds: ActiveSeeds,
+        feed: ValidationImages,
     ) -> ValidationReport:
         report = super().validate(nets, weights, alpha, active_seeds, feed)
         report.loss[1] = math.nan
@@ -76,7 +103,12 @@ class Shuffled(TorchEngine):
     """Validates its subsets under other names."""
 
     def validate(
-        self, nets: NetsConfig, weights: TensorDict, alpha: Tensor, active_seeds: ActiveSeeds, feed: ValidationImages
+        self,
+        nets: NetsConfig,
+        weights: TensorDict,
+        alpha: Tensor,
+        active_seeds: ActiveSeeds,
+        feed: ValidationImages,
     ) -> ValidationReport:
         report = super().validate(nets, weights, alpha, active_seeds, feed)
         return report._replace(subset=report.subset.flip(1))
@@ -101,7 +133,9 @@ def test_the_native_kernels_agree_with_torch_on_seeds_of_every_kind() -> None:
         (Shuffled, "its subset is inf from torch in float32"),
     ],
 )
-def test_an_engine_that_is_not_torch_is_dropped_and_says_why(engine: type[TorchEngine], reason: str) -> None:
+def test_an_engine_that_is_not_torch_is_dropped_and_says_why(
+    engine: type[TorchEngine], reason: str
+) -> None:
     given = {"other": engine, "torch": TorchEngine}
     first, second = try_engines(trial(6), CPU, TorchEngine, "torch", given)
     assert (first.name, first.dropped) == ("torch", "")
@@ -115,7 +149,9 @@ def test_all_precisions_are_measured_against_float32() -> None:
     for precision in (torch.bfloat16, torch.float16):
         on = trial(4)
         on = on._replace(nets=on.nets._replace(precision=precision))
-        plain, other = try_engines(on, CPU, TorchEngine, "torch", {"torch": TorchEngine, "same": TorchEngine})
+        plain, other = try_engines(
+            on, CPU, TorchEngine, "torch", {"torch": TorchEngine, "same": TorchEngine}
+        )
         assert 1e-4 < plain.apart < 2
         assert (other.dropped, other.apart) == ("", plain.apart)
 
@@ -170,8 +206,11 @@ class Noting(Layers):
 
 
 @pytest.mark.parametrize("kept", [False, True])
-def test_algorithms_are_searched_for_where_steps_are_kept_and_their_shapes_with_them(kept: bool) -> None:
-    layers, before = Noting(), torch.backends.cudnn.benchmark
+def test_algorithms_are_searched_for_where_steps_are_kept_and_their_shapes_with_them(
+    kept: bool,
+) -> None:
+    layers = Noting()
+    before = torch.backends.cudnn.benchmark
     steps = StepCache[StaticStep](capture=False) if kept else None
     _Ground(trial(2), CPU).play(TorchEngine(layers, steps=steps), torch.float32)
     assert set(layers.seen) == {kept}
@@ -200,11 +239,15 @@ def test_what_was_found_is_found_again(cache: Path) -> None:
 
 
 def test_a_verdict_of_a_full_device_is_not_kept(cache: Path) -> None:
-    assert keep_verdict("key", [Tried("torch", "it fails with OutOfMemoryError: CUDA out of memory.")])
+    assert keep_verdict(
+        "key", [Tried("torch", "it fails with OutOfMemoryError: CUDA out of memory.")]
+    )
     assert kept_verdict("key", Tried) is None
 
 
-def test_a_verdict_that_cannot_be_kept_says_so(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_verdict_that_cannot_be_kept_says_so(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (cache.parent.parent / "esper_soa").write_text("in the way")
     assert "link or no folder" in keep_verdict("key", [])
     assert kept_verdict("key", Tried) is None
@@ -217,14 +260,25 @@ def test_a_verdict_holds_for_runs_of_the_same_kind_alone() -> None:
         verdict_key(first, CPU, ["matmul"]),
         verdict_key(first, META, ["planes"]),
     ]
-    keys += [verdict_key(first._replace(**{name: 99}), CPU, ["planes"]) for name in Trial._fields[1:]]
-    for name, value in (("precision", torch.bfloat16), ("env_chunk", 99), ("eval_batch", 99), ("workers", 99)):
-        keys.append(verdict_key(first._replace(nets=first.nets._replace(**{name: value})), CPU, ["planes"]))
+    keys += [
+        verdict_key(first._replace(**{name: 99}), CPU, ["planes"]) for name in Trial._fields[1:]
+    ]
+    for name, value in (
+        ("precision", torch.bfloat16),
+        ("env_chunk", 99),
+        ("eval_batch", 99),
+        ("workers", 99),
+    ):
+        keys.append(
+            verdict_key(first._replace(nets=first.nets._replace(**{name: value})), CPU, ["planes"])
+        )
     for one in fields(first.nets.task):
         if isinstance(vars(first.nets.task)[one.name], str | int | float):
             task = type(first.nets.task)(**vars(first.nets.task))
             setattr(task, one.name, 77)
-            keys.append(verdict_key(first._replace(nets=first.nets._replace(task=task)), CPU, ["planes"]))
+            keys.append(
+                verdict_key(first._replace(nets=first.nets._replace(task=task)), CPU, ["planes"])
+            )
     assert len(set(keys)) == len(keys)
     assert verdict_key(trial(), CPU, ["planes"]) == keys[0]
 
@@ -253,11 +307,17 @@ def test_the_quickest_is_taken_by_its_verdict_and_torch_where_none_is_fit() -> N
     assert weighed(asked(on), on).name == "native"
     keep_verdict(key, [Tried("torch", "it fails")])
     chosen = weighed(asked(on), on)
-    assert (chosen.name, chosen.fallback, chosen.tried) == ("torch", True, ("torch is left out: it fails",))
+    assert (chosen.name, chosen.fallback, chosen.tried) == (
+        "torch",
+        True,
+        ("torch is left out: it fails",),
+    )
     assert weighed(asked(on), None).name == "torch"
 
 
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter takes float16")
+@pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter takes float16"
+)
 def test_the_kernels_for_gpus_say_what_they_are_not_for() -> None:
     on = trial()
     assert ENGINES["triton"].obstacle(asked(on, precision="float16")).endswith("not float16")

@@ -1,6 +1,8 @@
-"""The Triton kernels give machine code for GPUs of three generations, on any machine; a table says what it takes.
+"""The Triton kernels give machine code for GPUs of three generations, on any machine; a table says
+what it takes.
 
-The table is made anew by `python tests/nets/compile_for_gpu.py 80 90 100 > benchmarks/results/compiled_kernels.jsonl`.
+The table is made anew by `python tests/nets/compile_for_gpu.py 80 90 100 >
+benchmarks/results/compiled_kernels.jsonl`.
 """
 
 import ast
@@ -15,20 +17,30 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-TABLE = [json.loads(line) for line in (ROOT / "benchmarks/results/compiled_kernels.jsonl").read_text().splitlines()]
+TABLE = [
+    json.loads(line)
+    for line in (ROOT / "benchmarks/results/compiled_kernels.jsonl").read_text().splitlines()
+]
 ARCHITECTURES = (80, 90, 100)
 MOST_SPILLED = 128  # bytes of a thread that registers do not hold
 
 
 def kernels() -> set[str]:
     """Names of all kernels of the package that are launched."""
-    trees = [ast.parse(path.read_text()) for path in (ROOT / "esper_soa/nets/engines/gpu/kernels").glob("*.py")]
-    functions = [node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    trees = [
+        ast.parse(path.read_text())
+        for path in (ROOT / "esper_soa/nets/engines/gpu/kernels").glob("*.py")
+    ]
+    functions = [
+        node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)
+    ]
     return {name for name in functions if name.endswith("_kernel")}
 
 
 def test_numbers_of_networks_have_64_bits_before_anything_is_multiplied_with_them() -> None:
-    """32 are too few for the parameters of some thousand networks; a loop over numbers of images alone has no more."""
+    """32 are too few for the parameters of some thousand networks; a loop over numbers of images
+    alone has no more.
+    """
     found = []
     for path in (ROOT / "esper_soa/nets/engines/gpu/kernels").glob("*.py"):
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -45,18 +57,26 @@ def test_the_table_has_every_kernel_for_every_generation_and_they_fit() -> None:
         rows = [row for row in TABLE if row["architecture"] == architecture]
         assert {row["kernel"] for row in rows} == kernels()
         assert max(row["spilled_bytes"] for row in rows) <= MOST_SPILLED
-        assert max(row["shared"] for row in rows) <= 99 << 10  # what a program may have on the smallest of them
+        assert (
+            max(row["shared"] for row in rows) <= 99 << 10
+        )  # what a program may have on the smallest of them
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="the package triton is not installed")
+@pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="the package triton is not installed"
+)
 def test_every_kernel_compiles_to_what_the_table_says(tmp_path: Path) -> None:
     script = Path(__file__).with_name("compile_for_gpu.py")
     environment = os.environ | {
-        "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT),
-    }  # fmt: skip
-    done = subprocess.run([sys.executable, str(script), "90"], env=environment, capture_output=True, text=True)
+        "TRITON_INTERPRET": "0",
+        "TRITON_CACHE_DIR": str(tmp_path),
+        "PYTHONPATH": str(ROOT),
+    }
+    done = subprocess.run(
+        [sys.executable, str(script), "90"], env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     assert [json.loads(line) for line in done.stdout.splitlines()] == [
         row for row in TABLE if row["architecture"] == 90

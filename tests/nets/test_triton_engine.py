@@ -1,4 +1,6 @@
-"""The GPU's engine in Triton's interpreter: whole passes against torch, launches that are the same whatever grows."""
+"""The GPU's engine in Triton's interpreter: whole passes against torch, launches that are the same
+whatever grows.
+"""
 
 import importlib.util
 import re
@@ -34,7 +36,9 @@ from esper_soa.ops.memory import plan_in_words
 from esper_soa.vocabulary import CNN_BLUEPRINTS, AlphaMode, Blend, Stage
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
-pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="the package triton is not installed (extra: test)")
+pytestmark = pytest.mark.skipif(
+    not HAS_TRITON, reason="the package triton is not installed (extra: test)"
+)
 if HAS_TRITON:
     from nets.gpu_launches import Watched, counted
 
@@ -47,41 +51,64 @@ SLOTS = ("r0c2", "r1c1", "r1c2")
 STAGES = (Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED)
 
 
-def build(num_envs: int, batch: int, slots: tuple[str, ...] = SLOTS, task: TaskConfig = SMALL_TASK) -> World:
-    """A world whose weights are none of them 0 or 1, in torch; two batches, and validation in batches of 4."""
+def build(
+    num_envs: int, batch: int, slots: tuple[str, ...] = SLOTS, task: TaskConfig = SMALL_TASK
+) -> World:
+    """A world whose weights are none of them 0 or 1, in torch; two batches, and validation in
+    batches of 4.
+    """
     settings = TrainConfig(
-        envs=num_envs, steps=2, rounds=1, batch_size=batch, train_samples=2 * batch, val_samples=5, task=task,
-        slots=list(slots), data=DataConfig(name="synthetic", synthetic_train=64, synthetic_test=32),
+        envs=num_envs,
+        steps=2,
+        rounds=1,
+        batch_size=batch,
+        train_samples=2 * batch,
+        val_samples=5,
+        task=task,
+        slots=list(slots),
+        data=DataConfig(name="synthetic", synthetic_train=64, synthetic_test=32),
         compute=ComputeConfig(workers=1, engine="torch"),
-    )  # fmt: skip
-    world, g = build_world(settings, CPU), torch.Generator().manual_seed(3)
+    )
+    world = build_world(settings, CPU)
+    g = torch.Generator().manual_seed(3)
     nets = world.rules.nets
     task = replace(nets.task, gradient_stride=2)
     world.rules = world.rules._replace(nets=nets._replace(eval_batch=4, task=task))
-    for rows in (world.weights["host", "params"], *(pool["params"] for pool in world.weights["seeds"].values())):
+    for rows in (
+        world.weights["host", "params"],
+        *(pool["params"] for pool in world.weights["seeds"].values()),
+    ):
         rows.copy_(0.4 * torch.randn(rows.shape, generator=g))
     return world
 
 
 def some_seeds(num_envs: int, num_slots: int, seed: int, running: float = 0.8) -> ActiveSeeds:
     """Seeds of all kinds at random, some of them newborn."""
-    rng, size = np.random.default_rng(seed), (num_envs, num_slots)
+    rng = np.random.default_rng(seed)
+    size = (num_envs, num_slots)
     runs = rng.random(size) < running
-    stage, blend = rng.choice(STAGES, size), rng.choice([Blend.ADD, Blend.MULTIPLY, Blend.GATE], size)
+    stage = rng.choice(STAGES, size)
+    blend = rng.choice([Blend.ADD, Blend.MULTIPLY, Blend.GATE], size)
     visible = runs & (stage != Stage.TRAINING)
     ablated = visible & (rng.random(size) < 0.8)
-    blueprint, frozen = rng.choice(CNN_BLUEPRINTS, size), rng.random(size) < 0.2
+    blueprint = rng.choice(CNN_BLUEPRINTS, size)
+    frozen = rng.random(size) < 0.2
     newborn, fresh = (runs & (rng.random(size) < share) for share in (0.3, 0.6))
-    return ActiveSeeds(runs, stage, blueprint, blend, frozen, visible, ablated, newborn, newborn | fresh)
+    return ActiveSeeds(
+        runs, stage, blueprint, blend, frozen, visible, ablated, newborn, newborn | fresh
+    )
 
 
 def play(
     world: World, engine: Engine, seeds: ActiveSeeds, given: Work | None = None
 ) -> tuple[TrainReport, ValidationReport]:
-    work, nets = given or world.work(0), world.rules.nets
+    work = given or world.work(0)
+    nets = world.rules.nets
     alpha = 0.7 * torch.from_numpy(seeds.visible).double()
     claimed = engine.claim_(nets, world.weights, seeds.resident(CPU), work.seed_keys)
-    trained = engine.train_(nets, world.weights, alpha, claimed, work.training, work.num_batches, 0.5)
+    trained = engine.train_(
+        nets, world.weights, alpha, claimed, work.training, work.num_batches, 0.5
+    )
     return trained, engine.validate(nets, world.weights, alpha, claimed, work.validation)
 
 
@@ -96,12 +123,17 @@ def results(world: World, engine: Engine, seeds: ActiveSeeds) -> dict[str, Tenso
 
 @pytest.mark.parametrize(
     ("num_envs", "batch", "seed"),
-    [(1, 3, 1), *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in ((3, 2, 2), (2, 5, 3)))],
+    [
+        (1, 3, 1),
+        *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in ((3, 2, 2), (2, 5, 3))),
+    ],
 )
 def test_a_training_pass_and_a_validation_equal_torch(num_envs: int, batch: int, seed: int) -> None:
     seeds = some_seeds(num_envs, 3, seed)
-    ours, theirs = build(num_envs, batch), build(num_envs, batch)
-    found, wanted = results(ours, GpuEngine(), seeds), results(theirs, theirs.rules.engine, seeds)
+    ours = build(num_envs, batch)
+    theirs = build(num_envs, batch)
+    found = results(ours, GpuEngine(), seeds)
+    wanted = results(theirs, theirs.rules.engine, seeds)
     assert seeds.running.any()
     for name, value in wanted.items():
         assert found[name].dtype == value.dtype
@@ -110,10 +142,12 @@ def test_a_training_pass_and_a_validation_equal_torch(num_envs: int, batch: int,
 
 
 def test_two_batches_to_an_optimiser_step_equal_torch() -> None:
-    seeds, worlds = some_seeds(1, 3, 1), [build(1, 2) for _ in range(2)]
+    seeds = some_seeds(1, 3, 1)
+    worlds = [build(1, 2) for _ in range(2)]
     for world in worlds:
         world.rules = world.rules._replace(nets=world.rules.nets._replace(accumulate=2))
-    found, wanted = results(worlds[0], GpuEngine(), seeds), results(worlds[1], worlds[1].rules.engine, seeds)
+    found = results(worlds[0], GpuEngine(), seeds)
+    wanted = results(worlds[1], worlds[1].rules.engine, seeds)
     for name, value in wanted.items():
         scale = float(value.double().abs().max().clamp(min=1e-3))
         assert float((found[name].double() - value.double()).abs().max()) <= ROUNDING * scale, name
@@ -123,7 +157,8 @@ def test_hosts_without_seeds_equal_torch() -> None:
     task = TaskConfig(name="bare", base_channels=1, num_blocks=2, num_pools=2)
     ours, theirs = (build(1, 2, ("r1c1",), task) for _ in range(2))
     seeds = some_seeds(1, 1, 0, running=0.0)
-    found, wanted = results(ours, GpuEngine(), seeds), results(theirs, theirs.rules.engine, seeds)
+    found = results(ours, GpuEngine(), seeds)
+    wanted = results(theirs, theirs.rules.engine, seeds)
     for name, value in wanted.items():
         torch.testing.assert_close(found[name].double(), value.double(), rtol=1e-3, atol=1e-5)
 
@@ -131,7 +166,8 @@ def test_hosts_without_seeds_equal_torch() -> None:
 @pytest.mark.slow
 def test_a_step_that_is_kept_gives_the_bits_of_a_fresh_one() -> None:
     kept, fresh = (build(1, 2, ("r1c1", "r1c2")) for _ in range(2))
-    engine, reports = GpuEngine(), []
+    engine = GpuEngine()
+    reports = []
     for seed in (4, 5):
         seeds = some_seeds(1, 2, seed, running=1.0)
         reports.append((play(kept, engine, seeds), play(fresh, GpuEngine(), seeds)))
@@ -148,10 +184,13 @@ def test_a_step_that_is_kept_gives_the_bits_of_a_fresh_one() -> None:
 
 @pytest.mark.slow
 def test_in_bfloat16_a_pass_is_near_float32() -> None:
-    low, exact, seeds = build(1, 3), build(1, 3), some_seeds(1, 3, 1)
+    low = build(1, 3)
+    exact = build(1, 3)
+    seeds = some_seeds(1, 3, 1)
     before = exact.weights.clone()
     low.rules = low.rules._replace(nets=low.rules.nets._replace(precision=torch.bfloat16))
-    found, wanted = results(low, GpuEngine(), seeds), results(exact, exact.rules.engine, seeds)
+    found = results(low, GpuEngine(), seeds)
+    wanted = results(exact, exact.rules.engine, seeds)
     for name in ("train loss", "tested"):
         torch.testing.assert_close(found[name], wanted[name], rtol=0.05, atol=0)
     for name in ("host.params", *(f"seeds.{slot}.params" for slot in SLOTS)):
@@ -166,9 +205,14 @@ BASELINE_SLOTS = ("r0c0", "r0c1", "r0c2")
 
 
 def launches_of(
-    monkeypatch: pytest.MonkeyPatch, num_envs: int, seeds: int, slots: tuple[str, ...] = BASELINE_SLOTS
+    monkeypatch: pytest.MonkeyPatch,
+    num_envs: int,
+    seeds: int,
+    slots: tuple[str, ...] = BASELINE_SLOTS,
 ) -> tuple[list[int], int]:
-    """Launches of the batches of two env-steps, each with its mixture, after a first one; all others of the last."""
+    """Launches of the batches of two env-steps, each with its mixture, after a first one; all
+    others of the last.
+    """
     world = build(num_envs, 2, slots, TaskConfig())
     with counted(monkeypatch) as launches:
         engine = GpuEngine(Watched(launches))
@@ -176,29 +220,46 @@ def launches_of(
         launches.steps.clear()
         for step, work in enumerate([world.work(step) for step in range(2)]):
             launches.take()
-            play(world, engine, some_seeds(num_envs, len(slots), seeds + step, running=0.4 * step + 0.3), work)
+            play(
+                world,
+                engine,
+                some_seeds(num_envs, len(slots), seeds + step, running=0.4 * step + 0.3),
+                work,
+            )
     assert len(engine.steps._kept) == 3  # claim, a training batch, a validation batch
     return [step.launches for step in launches.steps if step.name.endswith("Step")], launches.take()
 
 
-def test_launches_are_the_same_for_any_number_of_networks_and_any_mixture(monkeypatch: pytest.MonkeyPatch) -> None:
-    first, *others = (launches_of(monkeypatch, num_envs, seed) for num_envs, seed in ((1, 1), (3, 2), (17, 3), (17, 4)))
+def test_launches_are_the_same_for_any_number_of_networks_and_any_mixture(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, *others = (
+        launches_of(monkeypatch, num_envs, seed)
+        for num_envs, seed in ((1, 1), (3, 2), (17, 3), (17, 4))
+    )
     batches, _ = first
-    assert batches == [33, 32, 10, 10] * 2  # a batch with and one without gradient statistics, two of validation
+    assert (
+        batches == [33, 32, 10, 10] * 2
+    )  # a batch with and one without gradient statistics, two of validation
     assert [own for own, _ in others] == [batches] * 3
     assert others[0][1] == others[1][1] == others[2][1] <= 120
 
 
 def test_what_an_engine_keeps_is_known_before_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    world, engine = build(3, 2), GpuEngine()
+    world = build(3, 2)
+    engine = GpuEngine()
     sizes = WorkSizes(3, 2, 5)
     planned = engine.kept_bytes(world.rules.nets, sizes, CPU)
     with counted(monkeypatch):
         play(world, engine, some_seeds(3, 3, 1))
-    steps = [kept.step.memory for kept in engine.steps._kept.values() if hasattr(kept.step, "memory")]
+    steps = [
+        kept.step.memory for kept in engine.steps._kept.values() if hasattr(kept.step, "memory")
+    ]
     found = [one.untyped_storage() for one in tree_leaves(steps) if isinstance(one, Tensor)]
     own = {rows.data_ptr() for rows in world.weights.flatten_keys(".").values()}
-    made = {storage.data_ptr(): storage.nbytes() for storage in found if storage.data_ptr() not in own}
+    made = {
+        storage.data_ptr(): storage.nbytes() for storage in found if storage.data_ptr() not in own
+    }
     assert len(steps) == 2
     assert 0.99 < planned / sum(made.values()) <= 1.0
     assert world.rules.engine.kept_bytes(world.rules.nets, sizes, CPU) == 0
@@ -207,7 +268,9 @@ def test_what_an_engine_keeps_is_known_before_it_is_made(monkeypatch: pytest.Mon
 def test_the_plan_of_a_run_counts_what_its_engine_keeps() -> None:
     cfg = compose_settings("", ["envs=64"])
     rules = tiny_rules(3, 4)._replace(nets=trial_of(cfg, CPU).nets)
-    plain, kept = (plan_in_words(cfg, CPU, rules._replace(engine=one)) for one in (rules.engine, GpuEngine()))
+    plain, kept = (
+        plan_in_words(cfg, CPU, rules._replace(engine=one)) for one in (rules.engine, GpuEngine())
+    )
     assert "for the steps of" not in plain
     assert re.search(r"at least 1\.[4-9]\d GiB on cpu \(1\.[3-9]\d for the steps of torch", kept)
 
@@ -225,26 +288,36 @@ def a_state(num_envs: int = 40) -> tuple:
         return torch.tensor(values)[torch.randint(len(values), (num_envs, 3), generator=g)]
 
     stage = choice((*STAGES, Stage.GERMINATED, Stage.EMPTY, Stage.PRUNED))
-    alpha = torch.where(stage >= Stage.BLENDING, torch.rand(num_envs, 3, generator=g).round(), 0.0).double()
+    alpha = torch.where(
+        stage >= Stage.BLENDING, torch.rand(num_envs, 3, generator=g).round(), 0.0
+    ).double()
     slots = state.slots.replace(
         stage=stage,
         alpha=alpha,
         blueprint=choice(CNN_BLUEPRINTS),
         blend=choice((Blend.ADD, Blend.MULTIPLY, Blend.GATE)),
     )
-    return rules, slots, state.ramp.replace(mode=choice((AlphaMode.HOLD, AlphaMode.UP, AlphaMode.DOWN)))
+    return (
+        rules,
+        slots,
+        state.ramp.replace(mode=choice((AlphaMode.HOLD, AlphaMode.UP, AlphaMode.DOWN))),
+    )
 
 
 @pytest.mark.parametrize("ablate_fossils", [False, True])
-def test_the_roster_read_from_the_state_where_it_lies_is_that_of_the_host(ablate_fossils: bool) -> None:
+def test_the_roster_read_from_the_state_where_it_lies_is_that_of_the_host(
+    ablate_fossils: bool,
+) -> None:
     rules, slots, ramp = a_state()
-    seeds, detached = slot_seeds(slots, ramp, ablate_fossils), rules.nets.detached_stages
+    seeds = slot_seeds(slots, ramp, ablate_fossils)
+    detached = rules.nets.detached_stages
     active = read_active_seeds(seeds)
     with SyncGuard():
         trained = roster.training_roster(seeds, detached)
         tested = roster.validation_roster(seeds, detached)
     assert torch.equal(trained, planned_roster(training_plan(active, detached)))
-    read = ~(roster.FROZEN | roster.MEASURED | roster.ABLATED)  # the first two are nothing to a validation pass
+    # the first two are nothing to a validation pass
+    read = ~(roster.FROZEN | roster.MEASURED | roster.ABLATED)
     assert torch.equal(tested & read, planned_roster(validation_plan(active, detached)) & read)
     assert torch.equal((tested & roster.ABLATED) > 0, seeds.ablated)
 
@@ -252,10 +325,13 @@ def test_the_roster_read_from_the_state_where_it_lies_is_that_of_the_host(ablate
 def host_codes(seeds: ActiveSeeds, rows: SubsetRows) -> Tensor:
     """int64 [N, R]: the subsets of every env, one by one; -1 = no row."""
     num_envs, num_slots = seeds.stage.shape
-    codes, fossil = torch.full((num_envs, max_rows(num_slots, rows)), -1), seeds.stage == Stage.FOSSILIZED
+    codes = torch.full((num_envs, max_rows(num_slots, rows)), -1)
+    fossil = seeds.stage == Stage.FOSSILIZED
     for env, own in enumerate(codes):
         ablated = np.flatnonzero(seeds.ablated[env])
-        found = subset_codes(tuple(ablated.tolist()), tuple(ablated[fossil[env, ablated]].tolist()), rows)
+        found = subset_codes(
+            tuple(ablated.tolist()), tuple(ablated[fossil[env, ablated]].tolist()), rows
+        )
         own[: len(found)] = torch.tensor(found)
     return codes
 
@@ -280,9 +356,12 @@ def test_rows_of_the_tree_end_as_the_subsets_that_torch_validates(num_slots: int
 
 @pytest.mark.parametrize("rows", [SubsetRows(), SubsetRows(pairs=False, codes=(5, 3, 63))])
 @pytest.mark.parametrize("num_slots", [1, 3, 4, 6])
-def test_subsets_found_where_the_state_lies_are_those_of_the_host(num_slots: int, rows: SubsetRows) -> None:
+def test_subsets_found_where_the_state_lies_are_those_of_the_host(
+    num_slots: int, rows: SubsetRows
+) -> None:
     seeds = some_seeds(60, num_slots, 7, running=1.0 if num_slots > 4 else 0.8)
-    ablated, fossil = torch.from_numpy(seeds.ablated), torch.from_numpy(seeds.stage == Stage.FOSSILIZED)
+    ablated = torch.from_numpy(seeds.ablated)
+    fossil = torch.from_numpy(seeds.stage == Stage.FOSSILIZED)
     with SyncGuard():
         codes = tree.codes_of(ablated, ablated & fossil, rows)
     assert torch.equal(codes, host_codes(seeds, rows))
@@ -292,20 +371,29 @@ def test_subsets_found_where_the_state_lies_are_those_of_the_host(num_slots: int
 def test_an_env_step_with_births_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     world = build(3, 2)
     _, slots, ramp = a_state(3)
-    slots = slots.replace(newborn=torch.ones_like(slots.newborn), fresh_momentum=torch.ones_like(slots.newborn))
-    engine, nets, work = GpuEngine(), world.rules.nets, world.work(0)
+    slots = slots.replace(
+        newborn=torch.ones_like(slots.newborn), fresh_momentum=torch.ones_like(slots.newborn)
+    )
+    engine = GpuEngine()
+    nets = world.rules.nets
+    work = world.work(0)
     with counted(monkeypatch):
         for first in (True, False):  # tables of a run are made at first use
             with nullcontext() if first else SyncGuard():
-                seeds = engine.claim_(nets, world.weights, slot_seeds(slots, ramp, True), work.seed_keys)
-                engine.train_(nets, world.weights, slots.alpha, seeds, work.training, work.num_batches)
+                seeds = engine.claim_(
+                    nets, world.weights, slot_seeds(slots, ramp, True), work.seed_keys
+                )
+                engine.train_(
+                    nets, world.weights, slots.alpha, seeds, work.training, work.num_batches
+                )
                 engine.validate(nets, world.weights, slots.alpha, seeds, work.validation)
 
 
 @pytest.mark.parametrize("augment", [False, True])
 def test_images_are_those_of_torch_to_the_bit(augment: bool) -> None:
     world = build(2, 2)
-    indices, keys = torch.tensor([[3, 5, 1, 0], [2, 2, 63, 9]]), torch.tensor([5, -9])
+    indices = torch.tensor([[3, 5, 1, 0], [2, 2, 63, 9]])
+    keys = torch.tensor([5, -9])
     crops = training_crops(world.training_bank, indices, keys, 7, augment)
     found = torch.empty(2, 2, 1024, 4)
     images.cut_(images.crops_of(crops.bank, crops.first), torch.ones(1, dtype=torch.int32), found)
@@ -333,11 +421,14 @@ def test_the_engine_is_chosen_by_its_setting(monkeypatch: pytest.MonkeyPatch) ->
         chosen("triton")
 
 
-@pytest.mark.parametrize(("task", "compute", "reason"), [
-    (TaskConfig(base_channels=64), {}, "at most 128 channels"),
-    (TaskConfig(num_classes=2000), {}, "at most 1024 classes"),
-    (TaskConfig(), {"precision": "float16"}, "loss scales"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("task", "compute", "reason"),
+    [
+        (TaskConfig(base_channels=64), {}, "at most 128 channels"),
+        (TaskConfig(num_classes=2000), {}, "at most 1024 classes"),
+        (TaskConfig(), {"precision": "float16"}, "loss scales"),
+    ],
+)
 def test_hosts_that_the_kernels_cannot_take_are_refused_with_a_reason(
     task: TaskConfig, compute: dict[str, str], reason: str
 ) -> None:
@@ -352,9 +443,13 @@ def test_batches_that_no_grid_holds_are_refused_with_a_reason() -> None:
 
 
 def test_activations_and_parameters_with_gaps_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"activations of shape \(2, 3, 4, 2\) must lie without gaps"):
+    with pytest.raises(
+        ValueError, match=r"activations of shape \(2, 3, 4, 2\) must lie without gaps"
+    ):
         plane(torch.zeros(2, 3, 4, 4)[..., ::2])
-    with pytest.raises(ValueError, match=r"parameters of shape \(2, 3\) must lie without gaps within a network"):
+    with pytest.raises(
+        ValueError, match=r"parameters of shape \(2, 3\) must lie without gaps within a network"
+    ):
         rows(torch.zeros(2, 6)[:, ::2])
     assert rows(torch.zeros(2, 6)[:, 2:5]).env == 6
 
@@ -365,4 +460,6 @@ def test_weights_are_changed_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     with counted(monkeypatch):
         play(world, GpuEngine(), some_seeds(1, 3, 1))
     assert isinstance(world.weights, TensorDict)
-    assert {name: rows.data_ptr() for name, rows in world.weights.flatten_keys(".").items()} == before
+    assert {
+        name: rows.data_ptr() for name, rows in world.weights.flatten_keys(".").items()
+    } == before

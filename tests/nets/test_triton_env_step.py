@@ -1,7 +1,8 @@
-"""Whole env-steps with the engine of a GPU, without one: nobody waits, and few launches, whatever grows.
+"""Whole env-steps with the engine of a GPU, without one: nobody waits, and few launches, whatever
+grows.
 
-On the device "meta", which holds no values, every read of one raises, so nothing that is launched can depend on what
-grows; there, unlike on a CPU, the code of a GPU is the one that runs.
+On the device "meta", which holds no values, every read of one raises, so nothing that is launched
+can depend on what grows; there, unlike on a CPU, the code of a GPU is the one that runs.
 """
 
 import importlib.util
@@ -31,7 +32,9 @@ from esper_soa.ops.metrics import MetricsAccumulator
 from esper_soa.ops.progress import Progress
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
-pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="the package triton is not installed (extra: test)")
+pytestmark = pytest.mark.skipif(
+    not HAS_TRITON, reason="the package triton is not installed (extra: test)"
+)
 if HAS_TRITON:
     from nets.gpu_launches import Launches, Watched, Within, counted
 
@@ -40,17 +43,24 @@ if HAS_TRITON:
 META = torch.device("meta")
 READ_PROGRESS = "read_progress"  # a copy that is started, not waited for
 TABLES = ("_nursery", "slot_table", "tensor_table")  # made once, at the first env-step of a run
-DEFAULT, DEEP = TaskConfig(), TaskConfig(name="deep", num_blocks=5, num_pools=5)
+DEFAULT = TaskConfig()
+DEEP = TaskConfig(name="deep", num_blocks=5, num_pools=5)
 SMALLEST = TaskConfig(name="bare", base_channels=1, num_blocks=2, num_pools=2)
-MOST_OUTSIDE, MOST_IN_BATCH = 300, 40
-TOLD_OUTSIDE, NEAR = 205, 5  # what docs/gpu.md tells, and how far another version of torch may be from it
+MOST_OUTSIDE = 300
+MOST_IN_BATCH = 40
+TOLD_OUTSIDE = 205  # what docs/gpu.md tells, and how far another version of torch may be from it
+NEAR = 5
 MOST_WITHIN = 3400  # kernels within those replays, as they are written: torch's, one by one
 EVERY_SLOT = ["r0c0", "r1c0", "r0c1", "r1c1", "r0c2", "r1c2"]
 
 
-def settings(num_envs: int, task: TaskConfig, slots: list[str], engine: str = "triton") -> TrainConfig:
+def settings(
+    num_envs: int, task: TaskConfig, slots: list[str], engine: str = "triton"
+) -> TrainConfig:
     cfg = tiny_settings(num_envs, 1, 6)
-    cfg.task, cfg.slots, cfg.compute = task, slots, ComputeConfig(workers=1, engine=engine)
+    cfg.task = task
+    cfg.slots = slots
+    cfg.compute = ComputeConfig(workers=1, engine=engine)
     cfg.policy.network = NetworkConfig(hidden=16, features=16)
     return cfg
 
@@ -59,9 +69,12 @@ def settings(num_envs: int, task: TaskConfig, slots: list[str], engine: str = "t
 def test_a_round_reads_nothing_that_it_would_wait_for_whether_seeds_are_born_or_not() -> None:
     cfg = settings(1, SMALLEST, ["r1c1"])
     cfg.val_samples = 2
-    world, quiet = build_world(cfg, CPU), Progress(6, Console(file=io.StringIO()), "off")
+    world = build_world(cfg, CPU)
+    quiet = Progress(6, Console(file=io.StringIO()), "off")
     assert isinstance(world.rules.engine, GpuEngine)
-    episode, states, found = Episode(world, Player(RandomPolicy(), None), Round(0, quiet)), [], []
+    episode = Episode(world, Player(RandomPolicy(), None), Round(0, quiet))
+    states = []
+    found = []
     with SyncGuard([READ_PROGRESS, *TABLES]) as guard:
         for _ in range(6):
             states.append(episode.env.state)
@@ -75,23 +88,40 @@ def test_a_round_reads_nothing_that_it_would_wait_for_whether_seeds_are_born_or_
 
 
 def launches_of_an_env_step(
-    num_envs: int, slots: list[str], launches: "Launches", monkeypatch: pytest.MonkeyPatch, task: TaskConfig = DEFAULT
+    num_envs: int,
+    slots: list[str],
+    launches: "Launches",
+    monkeypatch: pytest.MonkeyPatch,
+    task: TaskConfig = DEFAULT,
 ) -> tuple[int, list["Within"]]:
-    """Of the second env-step of a learner's round, two batches in it, on a device that holds no values.
+    """Of the second env-step of a learner's round, two batches in it, on a device that holds no
+    values.
 
-    All but the copy of the progress bar's numbers to the host; and the steps that were replayed in it.
+    All but the copy of the progress bar's numbers to the host; and the steps that were replayed in
+    it.
     """
     monkeypatch.setattr(data, "check_classes", lambda *_: None)  # looks at labels, before a run
     cfg = settings(num_envs, task, slots, "torch")
     rules = build_rules(cfg, META)._replace(engine=GpuEngine(Watched(launches)))
     sizes = Sizes(num_envs, batch_size=2, train_samples=4, val_samples=4)
-    world = World(rules, synthetic(16, 8, CPU).to(META), sizes, cfg.data, 0, EAGER._replace(steps=Watched(launches)))
-    player, env = build_player(cfg, world), Env(world)
+    world = World(
+        rules,
+        synthetic(16, 8, CPU).to(META),
+        sizes,
+        cfg.data,
+        0,
+        EAGER._replace(steps=Watched(launches)),
+    )
+    player = build_player(cfg, world)
+    env = Env(world)
     assert isinstance(player.agent, RecurrentPolicy)
     assert player.learner is not None
-    agent, rollout = CapturedPolicy(player.agent, Watched(launches)), _rollout(world, player)
+    agent = CapturedPolicy(player.agent, Watched(launches))
+    rollout = _rollout(world, player)
     assert rollout is not None
-    metrics = MetricsAccumulator(META, num_envs, world.flop, sizes.train_samples, kernels=world.kernels)
+    metrics = MetricsAccumulator(
+        META, num_envs, world.flop, sizes.train_samples, kernels=world.kernels
+    )
     fresh = memory = agent.start(num_envs, META)
     env.begin_(0)
     for step in range(2):
@@ -106,9 +136,10 @@ def launches_of_an_env_step(
     return launches.take(), launches.steps
 
 
-@pytest.mark.parametrize(("num_envs", "slots", "batch", "validation"), [
-    (17, ["r0c0", "r0c1", "r0c2"], 32, 10), (65_536, EVERY_SLOT, 38, 13),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("num_envs", "slots", "batch", "validation"),
+    [(17, ["r0c0", "r0c1", "r0c2"], 32, 10), (65_536, EVERY_SLOT, 38, 13)],
+)
 def test_an_env_step_launches_little_on_a_device_that_holds_no_values(
     num_envs: int, slots: list[str], batch: int, validation: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,7 +151,13 @@ def test_an_env_step_launches_little_on_a_device_that_holds_no_values(
     assert (with_statistics, without) == (batch + 1, batch)
     assert with_statistics <= MOST_IN_BATCH
     assert within["ValidationStep"] == validation
-    assert [step.name for step in others] == ["claimed", "perceive", "decide", "apply_action", "counted"]
+    assert [step.name for step in others] == [
+        "claimed",
+        "perceive",
+        "decide",
+        "apply_action",
+        "counted",
+    ]
     outside -= len(steps) - len(others)  # the replays of batches
     assert abs(outside - TOLD_OUTSIDE) <= NEAR
     assert outside <= MOST_OUTSIDE
@@ -131,14 +168,17 @@ def expected_kernels(blocks: int, slots: int) -> dict[str, int]:
     """Launches of a training batch without statistics, by kernel."""
     once = ("cut", "head", "head_sums", "seed_weights", "sum", "step")
     per_block = ("conv", "statistics", "norm_pool", "norm_sums", "coefficients", "weight_gradient")
-    counts = dict.fromkeys(once, 1) | dict.fromkeys(per_block, blocks) | {"input_gradient": blocks - 1}
+    counts = (
+        dict.fromkeys(once, 1) | dict.fromkeys(per_block, blocks) | {"input_gradient": blocks - 1}
+    )
     counts |= dict.fromkeys(("slot_forward", "slot_backward"), slots)
     return {f"{name}_kernel": count for name, count in counts.items()}
 
 
-@pytest.mark.parametrize(("task", "num_slots", "batch", "validation"), [
-    (DEFAULT, 6, 38, 13), (DEEP, 1, 42, 10), (DEEP, 3, 46, 12), (DEEP, 10, 60, 19),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("task", "num_slots", "batch", "validation"),
+    [(DEFAULT, 6, 38, 13), (DEEP, 1, 42, 10), (DEEP, 3, 46, 12), (DEEP, 10, 60, 19)],
+)
 def test_what_a_batch_launches_follows_from_blocks_and_slots_alone(
     task: TaskConfig, num_slots: int, batch: int, validation: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

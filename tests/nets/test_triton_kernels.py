@@ -1,4 +1,6 @@
-"""The Triton kernels of a host's block against the plain path, in Triton's interpreter on tiny shapes."""
+"""The Triton kernels of a host's block against the plain path, in Triton's interpreter on tiny
+shapes.
+"""
 
 import importlib.util
 
@@ -12,14 +14,18 @@ from esper_soa.nets import batched
 from esper_soa.nets.layers import PLAIN
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
-pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="the package triton is not installed (extra: test)")
+pytestmark = pytest.mark.skipif(
+    not HAS_TRITON, reason="the package triton is not installed (extra: test)"
+)
 
 if HAS_TRITON:
     from esper_soa.nets.engines.gpu import blocks
     from esper_soa.nets.engines.gpu.blocks import BlockPlan, Branches
 
 SPLITS = 2
-CASES = [  # networks, batch, inputs, outputs, side, kernel, pool, whether the input has a channel of zeros more
+# networks, batch, inputs, outputs, side, kernel, pool, whether the input has a channel of zeros
+# more
+CASES = [
     (2, 2, 3, 8, 6, 3, 2, True),
     (1, 3, 8, 16, 5, 3, 2, False),
     (3, 2, 4, 5, 4, 1, 1, False),
@@ -41,11 +47,16 @@ def given(case: tuple) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return x, params, statistics, drawn(5, nets, batch, (side // pool) ** 2, outputs)
 
 
-def block_results(case: tuple, x: Tensor, params: Tensor, statistics: Tensor, upstream: Tensor) -> list[Tensor]:
+def block_results(
+    case: tuple, x: Tensor, params: Tensor, statistics: Tensor, upstream: Tensor
+) -> list[Tensor]:
     """Features, running statistics, gradients of parameters and of x [n, B, H*W, C]."""
-    plan, (num_nets, batch) = plan_of(case), x.shape[:2]
-    memory, moved = blocks.memory_of(plan, num_nets, batch, x), statistics.clone()
-    weights, partials = blocks.weights_of(plan, params, moved), torch.zeros(num_nets, SPLITS, params.shape[1])
+    plan = plan_of(case)
+    (num_nets, batch) = x.shape[:2]
+    memory = blocks.memory_of(plan, num_nets, batch, x)
+    moved = statistics.clone()
+    weights = blocks.weights_of(plan, params, moved)
+    partials = torch.zeros(num_nets, SPLITS, params.shape[1])
     blocks.forward_(plan, x, weights, memory)
     room = torch.full_like(x, torch.nan) if plan.inputs == plan.stored else None
     blocks.backward_(plan, x, weights, memory, (upstream.to(x.dtype), room), partials)
@@ -53,7 +64,9 @@ def block_results(case: tuple, x: Tensor, params: Tensor, statistics: Tensor, up
     return found if room is None else [*found, room]
 
 
-def plain_results(case: tuple, x: Tensor, params: Tensor, statistics: Tensor, upstream: Tensor) -> list[Tensor]:
+def plain_results(
+    case: tuple, x: Tensor, params: Tensor, statistics: Tensor, upstream: Tensor
+) -> list[Tensor]:
     """The same by torch."""
     nets, batch, inputs, outputs, side, kernel, pool, more = case
     leaves = [x.clone().requires_grad_(), params.clone().requires_grad_()]
@@ -61,7 +74,8 @@ def plain_results(case: tuple, x: Tensor, params: Tensor, statistics: Tensor, up
     weight, scale, shift = leaves[1].split([outputs * inputs * kernel**2, outputs, outputs], dim=1)
     moving = [part.reshape(-1).clone() for part in statistics.split(outputs, dim=1)]
     inner = PLAIN.conv2d(
-        seen.contiguous(memory_format=torch.channels_last), weight.unflatten(1, (outputs, inputs, kernel, kernel))
+        seen.contiguous(memory_format=torch.channels_last),
+        weight.unflatten(1, (outputs, inputs, kernel, kernel)),
     )
     out = batched.batch_norm(inner, scale, shift, *moving)
     out = F.relu(F.max_pool2d(out, 2) if pool == 2 else out)
@@ -75,26 +89,28 @@ def plain_results(case: tuple, x: Tensor, params: Tensor, statistics: Tensor, up
 @pytest.mark.parametrize("case", CASES)
 def test_block_equals_convolution_norm_pool_and_relu(case: tuple) -> None:
     inputs = given(case)
-    for value, wanted in zip(block_results(case, *inputs), plain_results(case, *inputs), strict=True):
+    for value, wanted in zip(
+        block_results(case, *inputs), plain_results(case, *inputs), strict=True
+    ):
         torch.testing.assert_close(value, wanted, atol=1e-4, rtol=1e-4)
 
 
 def test_block_in_bfloat16_is_near_float32() -> None:
     x, params, *rest = given(CASES[1])
     rounded = x.bfloat16(), params.bfloat16().float()
-    low, exact = (
-        block_results(CASES[1], *rounded, *rest),
-        plain_results(CASES[1], rounded[0].float(), rounded[1], *rest),
-    )
+    low = block_results(CASES[1], *rounded, *rest)
+    exact = plain_results(CASES[1], rounded[0].float(), rounded[1], *rest)
     assert low[0].dtype == torch.bfloat16
     for value, wanted in zip(low, exact, strict=True):
         assert (value.float() - wanted).norm() / wanted.norm().clamp(min=1) < 0.03
 
 
 def test_what_a_network_gets_does_not_depend_on_the_others_even_where_they_are_broken() -> None:
-    inputs, broken = given(CASES[0]), given(CASES[0])
+    inputs = given(CASES[0])
+    broken = given(CASES[0])
     broken[1][0, 0] = torch.nan
-    together, beside = block_results(CASES[0], *inputs), block_results(CASES[0], *broken)
+    together = block_results(CASES[0], *inputs)
+    beside = block_results(CASES[0], *broken)
     alone = block_results(CASES[0], *(part[1:] for part in inputs))
     for ours, theirs, own in zip(together, beside, alone, strict=True):
         assert torch.equal(ours[1], theirs[1])
@@ -103,9 +119,12 @@ def test_what_a_network_gets_does_not_depend_on_the_others_even_where_they_are_b
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_evaluation_takes_running_statistics_and_leaves_rows_out_that_a_network_lacks(case: tuple) -> None:
+def test_evaluation_takes_running_statistics_and_leaves_rows_out_that_a_network_lacks(
+    case: tuple,
+) -> None:
     (x, params, statistics, _), plan, (nets, batch) = given(case), plan_of(case), case[:2]
-    weights, rows = blocks.weights_of(plan, params, statistics), 2
+    weights = blocks.weights_of(plan, params, statistics)
+    rows = 2
     twice = x.repeat_interleave(rows, dim=0)
     features = torch.full((nets * rows, batch, plan.norm_side**2, plan.outputs), torch.nan)
     counts = torch.full((nets,), rows, dtype=torch.int32)
@@ -116,7 +135,8 @@ def test_evaluation_takes_running_statistics_and_leaves_rows_out_that_a_network_
     mean, variance = statistics.split(outputs, dim=1)
     seen = x[..., :inputs].unflatten(2, (side, side)).permute(1, 0, 4, 2, 3).flatten(1, 2)
     inner = PLAIN.conv2d(
-        seen.contiguous(memory_format=torch.channels_last), weight.unflatten(1, (outputs, inputs, kernel, kernel))
+        seen.contiguous(memory_format=torch.channels_last),
+        weight.unflatten(1, (outputs, inputs, kernel, kernel)),
     )
     gain = scale / (variance + 1e-5).sqrt()
     affine = [part.reshape(-1)[:, None, None] for part in (gain, shift - mean * gain)]

@@ -1,4 +1,6 @@
-"""Newborn seeds by one masked launch: the rows of pools.claim_ to the bit, without a read by the host."""
+"""Newborn seeds by one masked launch: the rows of pools.claim_ to the bit, without a read by the
+host.
+"""
 
 import importlib.util
 
@@ -17,7 +19,9 @@ from esper_soa.nets.pools import allocate, claim_, read_active_seeds, slot_seeds
 from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Stage
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
-pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="the package triton is not installed (extra: test)")
+pytestmark = pytest.mark.skipif(
+    not HAS_TRITON, reason="the package triton is not installed (extra: test)"
+)
 if HAS_TRITON:
     from esper_soa.nets.engines.gpu import newborn
 
@@ -29,18 +33,22 @@ NUM_ENVS = 12
 def test_rows_of_newborn_seeds_are_those_of_torch_to_the_bit(seed: int) -> None:
     task = TaskConfig(name="two", base_channels=8, num_blocks=2, num_pools=0)
     shape = host_shape(task, host_slots(task), BLUEPRINTS + ODD)
-    state, g = initial_state(tiny_rules(2, 4), NUM_ENVS, CPU), torch.Generator().manual_seed(seed)
+    state = initial_state(tiny_rules(2, 4), NUM_ENVS, CPU)
+    g = torch.Generator().manual_seed(seed)
 
     def choice(*values: int) -> Tensor:
         return torch.tensor(values)[torch.randint(len(values), (NUM_ENVS, 2), generator=g)]
 
     slots = state.slots.replace(
-        stage=choice(Stage.TRAINING, Stage.EMPTY), newborn=choice(0, 1).bool(), fresh_momentum=choice(0, 1).bool(),
+        stage=choice(Stage.TRAINING, Stage.EMPTY),
+        newborn=choice(0, 1).bool(),
+        fresh_momentum=choice(0, 1).bool(),
         blueprint=choice(*CNN_BLUEPRINTS, *(one.code for one in ODD)),
         blend=choice(Blend.ADD, Blend.MULTIPLY, Blend.GATE),
-    )  # fmt: skip
+    )
     wanted = allocate(shape, NUM_ENVS, CPU, torch.float32).apply(torch.ones_like)
-    found, keys = wanted.clone(), torch.randint(-(2**62), 2**62, (NUM_ENVS,), generator=g)
+    found = wanted.clone()
+    keys = torch.randint(-(2**62), 2**62, (NUM_ENVS,), generator=g)
     seeds = slot_seeds(slots, state.ramp, ablate_fossils=False)
     claim_(wanted, shape, read_active_seeds(seeds), keys)
     nurseries = newborn.nurseries_of(found, shape)
@@ -48,4 +56,6 @@ def test_rows_of_newborn_seeds_are_those_of_torch_to_the_bit(seed: int) -> None:
         newborn.begin_(nurseries, seeds, keys)
     for name, rows in wanted.flatten_keys(".").items():
         assert torch.equal(found.flatten_keys(".")[name], rows), name
-    assert not torch.equal(wanted["seeds", "r0c0", "params"], torch.ones_like(wanted["seeds", "r0c0", "params"]))
+    assert not torch.equal(
+        wanted["seeds", "r0c0", "params"], torch.ones_like(wanted["seeds", "r0c0", "params"])
+    )

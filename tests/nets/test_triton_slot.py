@@ -1,10 +1,21 @@
-"""A slot of all networks in one launch against torch by groups, in Triton's interpreter: mixtures of everything."""
+"""A slot of all networks in one launch against torch by groups, in Triton's interpreter: mixtures
+of everything.
+"""
 
 import importlib.util
 
 import pytest
 import torch
-from nets.gpu_mixtures import ODD, SlotResult, drawn, mixed_plan, plain_slot, planned_roster, random_weights, slot_shape
+from nets.gpu_mixtures import (
+    ODD,
+    SlotResult,
+    drawn,
+    mixed_plan,
+    plain_slot,
+    planned_roster,
+    random_weights,
+    slot_shape,
+)
 from torch import Tensor
 
 from esper_soa.nets.host import HostShape
@@ -12,7 +23,9 @@ from esper_soa.nets.seed_plan import THROUGH, SeedPlan
 from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
-pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="the package triton is not installed (extra: test)")
+pytestmark = pytest.mark.skipif(
+    not HAS_TRITON, reason="the package triton is not installed (extra: test)"
+)
 if HAS_TRITON:
     from esper_soa.nets.engines.gpu import slots
 
@@ -31,7 +44,8 @@ def triton_slot(
     work = slots.work_places(table, num_nets * batch, (height, width), x, True)
     seeds = slots.Seeds(planned_roster(plan), alpha.float())
     slot = slots.slot_of(table, seeds, rows, work, (height, width), pooled)
-    features, gradient = x.flatten(2, 3).clone(), upstream.flatten(2, 3).to(x.dtype).clone()
+    features = x.flatten(2, 3).clone()
+    gradient = upstream.flatten(2, 3).to(x.dtype).clone()
     small = torch.full_like(gradient, torch.nan) if pooled else features
     codes = torch.zeros_like(small, dtype=torch.uint8)
     slots.forward_(slot, features, small, codes)
@@ -62,23 +76,35 @@ def single(blueprint: int, blend: int, detached: bool, frozen: bool = False) -> 
 @pytest.mark.parametrize("code", EVERY_CODE)
 @pytest.mark.parametrize("detached", [False, True])
 def test_a_seed_of_every_kind_and_blend_equals_torch(detached: bool, code: int, blend: int) -> None:
-    shape, alpha = slot_shape(4, odd=True), torch.tensor([[0.3], [0.6]], dtype=torch.float64)
-    weights, x = random_weights(shape, 2, 5), drawn(1, 2, 1, 3, 2, 4)
-    plan, upstream = single(code, blend, detached), drawn(2, *x.shape)
+    shape = slot_shape(4, odd=True)
+    alpha = torch.tensor([[0.3], [0.6]], dtype=torch.float64)
+    weights = random_weights(shape, 2, 5)
+    x = drawn(1, 2, 1, 3, 2, 4)
+    plan = single(code, blend, detached)
+    upstream = drawn(2, *x.shape)
     found = triton_slot(shape, weights["seeds", "r0c0", "params"], plan, alpha, x, upstream)
     assert_same(found, plain_slot(shape, weights, plan, alpha, x, upstream))
     assert torch.equal(found.features[0], x[0])
 
 
-@pytest.mark.parametrize(("num_nets", "batch", "size", "channels"), [
-    (1, 3, (4, 4), 8), (3, 1, (5, 3), 2), (17, 1, (2, 2), 4), (2, 9, (2, 2), 24), (1, 1, (12, 12), 32),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("num_nets", "batch", "size", "channels"),
+    [
+        (1, 3, (4, 4), 8),
+        (3, 1, (5, 3), 2),
+        (17, 1, (2, 2), 4),
+        (2, 9, (2, 2), 24),
+        (1, 1, (12, 12), 32),
+    ],
+)
 @pytest.mark.parametrize("pooled", [False, True])
 def test_a_mixture_of_everything_equals_torch(
     num_nets: int, batch: int, size: tuple[int, int], channels: int, pooled: bool
 ) -> None:
-    shape, plan = slot_shape(channels, odd=True), mixed_plan(num_nets, 1, num_nets + batch, EVERY_CODE)
-    weights, alpha = random_weights(shape, num_nets, 7), torch.rand(num_nets, 1, dtype=torch.float64)
+    shape = slot_shape(channels, odd=True)
+    plan = mixed_plan(num_nets, 1, num_nets + batch, EVERY_CODE)
+    weights = random_weights(shape, num_nets, 7)
+    alpha = torch.rand(num_nets, 1, dtype=torch.float64)
     x = drawn(3, num_nets, batch, *size, channels)
     behind = (size[0] // 2, size[1] // 2) if pooled else size
     upstream = drawn(4, num_nets, batch, *behind, channels)
@@ -87,9 +113,12 @@ def test_a_mixture_of_everything_equals_torch(
 
 
 def test_in_bfloat16_a_slot_is_near_float32() -> None:
-    shape, plan = slot_shape(8), mixed_plan(4, 1, 2)
-    weights, alpha = random_weights(shape, 4, 7), torch.full((4, 1), 0.4, dtype=torch.float64)
-    x, upstream = drawn(3, 4, 1, 4, 4, 8).bfloat16(), drawn(4, 4, 1, 4, 4, 8).bfloat16()
+    shape = slot_shape(8)
+    plan = mixed_plan(4, 1, 2)
+    weights = random_weights(shape, 4, 7)
+    alpha = torch.full((4, 1), 0.4, dtype=torch.float64)
+    x = drawn(3, 4, 1, 4, 4, 8).bfloat16()
+    upstream = drawn(4, 4, 1, 4, 4, 8).bfloat16()
     found = triton_slot(shape, weights["seeds", "r0c0", "params"], plan, alpha, x, upstream)
     wanted = plain_slot(shape, weights, plan, alpha, x.float(), upstream.float())
     assert found.features.dtype == torch.bfloat16
@@ -98,13 +127,19 @@ def test_in_bfloat16_a_slot_is_near_float32() -> None:
 
 
 def test_a_broken_or_sleeping_seed_touches_no_other_network() -> None:
-    shape, plan = slot_shape(4), mixed_plan(5, 1, 3)
+    shape = slot_shape(4)
+    plan = mixed_plan(5, 1, 3)
     for facts, value in zip(plan[:2], ([[True], [True], [False], [True], [True]], 1), strict=True):
         facts[...] = value
-    plan.blend[...], plan.frozen[...] = Blend.ADD, [[False], [False], [False], [True], [False]]
-    weights, alpha = random_weights(shape, 5, 7), torch.full((5, 1), 0.4, dtype=torch.float64)
-    x, upstream, rows = drawn(3, 5, 2, 3, 4, 4), drawn(4, 5, 2, 3, 4, 4), weights["seeds", "r0c0", "params"]
-    clean, broken = triton_slot(shape, rows, plan, alpha, x, upstream), rows.clone()
+    plan.blend[...] = Blend.ADD
+    plan.frozen[...] = [[False], [False], [False], [True], [False]]
+    weights = random_weights(shape, 5, 7)
+    alpha = torch.full((5, 1), 0.4, dtype=torch.float64)
+    x = drawn(3, 5, 2, 3, 4, 4)
+    upstream = drawn(4, 5, 2, 3, 4, 4)
+    rows = weights["seeds", "r0c0", "params"]
+    clean = triton_slot(shape, rows, plan, alpha, x, upstream)
+    broken = rows.clone()
     broken[1:3] = torch.nan
     found = triton_slot(shape, broken, plan, alpha, x, upstream)
     assert found.features[1].isnan().any()
@@ -115,9 +150,13 @@ def test_a_broken_or_sleeping_seed_touches_no_other_network() -> None:
 
 
 def test_what_a_network_gets_does_not_depend_on_the_others() -> None:
-    shape, plan = slot_shape(8), mixed_plan(4, 1, 5)
-    weights, alpha = random_weights(shape, 4, 7), torch.full((4, 1), 0.4, dtype=torch.float64)
-    x, upstream, rows = drawn(3, 4, 2, 2, 2, 8), drawn(4, 4, 2, 2, 2, 8), weights["seeds", "r0c0", "params"]
+    shape = slot_shape(8)
+    plan = mixed_plan(4, 1, 5)
+    weights = random_weights(shape, 4, 7)
+    alpha = torch.full((4, 1), 0.4, dtype=torch.float64)
+    x = drawn(3, 4, 2, 2, 2, 8)
+    upstream = drawn(4, 4, 2, 2, 2, 8)
+    rows = weights["seeds", "r0c0", "params"]
     together = triton_slot(shape, rows, plan, alpha, x, upstream)
     own = SeedPlan(*(facts[2:3] for facts in plan))
     alone = triton_slot(shape, rows[2:3], own, alpha[2:3], x[2:3], upstream[2:3])

@@ -1,4 +1,6 @@
-"""Chunks of envs on threads of their own: the same results to the bit, and failures that are seen."""
+"""Chunks of envs on threads of their own: the same results to the bit, and failures that are
+seen.
+"""
 
 import os
 import signal
@@ -89,7 +91,9 @@ def test_an_interrupt_gives_the_pieces_up() -> None:
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """As in a run by default: sums over two threads of an operation round otherwise than in the workers' one."""
+    """As in a run by default: sums over two threads of an operation round otherwise than in the
+    workers' one.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -97,8 +101,12 @@ def one_thread() -> Iterator[None]:
 
 
 def played(workers: int, dtype: torch.dtype) -> StackedEnvs:
-    """Seven envs, three chunks and one env over, whose seeds are of all kinds; host 3 loses its way and is put back."""
-    envs = StackedEnvs(Setting(workers=workers, dtype=dtype, governed=True, reward="basic_plus"), list(range(7)))
+    """Seven envs, three chunks and one env over, whose seeds are of all kinds; host 3 loses its way
+    and is put back.
+    """
+    envs = StackedEnvs(
+        Setting(workers=workers, dtype=dtype, governed=True, reward="basic_plus"), list(range(7))
+    )
     envs.play(9)
     envs.weights["host", "params"][3] = torch.nan
     envs.play(7)

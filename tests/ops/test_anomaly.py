@@ -8,9 +8,21 @@ from esper_soa.config import AnomalyConfig
 from esper_soa.errors import SettingError
 from esper_soa.ops.anomaly import RULES, Watch
 
-HEALTHY = {"steps": 4.0, "not_finite_steps": 0.0, "ratio_max": 1.5, "ratio_min": 0.7, "value_loss": 1.0,
-           "bellman_error": 1.0, "lstm_rms_max": 1.0, "lstm_rms_min": 0.1, "explained_variance": 0.3,
-           "gradient_norm": 1.0, "entropy/op": 0.5, "head_share/op": 0.1, "ratio_error_first": 1e-6}  # fmt: skip
+HEALTHY = {
+    "steps": 4.0,
+    "not_finite_steps": 0.0,
+    "ratio_max": 1.5,
+    "ratio_min": 0.7,
+    "value_loss": 1.0,
+    "bellman_error": 1.0,
+    "lstm_rms_max": 1.0,
+    "lstm_rms_min": 0.1,
+    "explained_variance": 0.3,
+    "gradient_norm": 1.0,
+    "entropy/op": 0.5,
+    "head_share/op": 0.1,
+    "ratio_error_first": 1e-6,
+}
 
 
 def names(watch: Watch, **changed: float) -> list[str]:
@@ -37,7 +49,9 @@ def test_a_healthy_update_is_silent() -> None:
         ("lstm_rms_min", 0.9e-6, "lstm_collapse"),
     ],
 )
-def test_a_limit_is_told_when_it_is_passed_and_again_only_after_recovery(metric: str, value: float, name: str) -> None:
+def test_a_limit_is_told_when_it_is_passed_and_again_only_after_recovery(
+    metric: str, value: float, name: str
+) -> None:
     watch = Watch(AnomalyConfig())
     assert names(watch, **{metric: value}) == [name]
     assert names(watch, **{metric: value}) == []
@@ -47,18 +61,24 @@ def test_a_limit_is_told_when_it_is_passed_and_again_only_after_recovery(metric:
     assert names(watch, **{metric: value}) == [name]
 
 
-@pytest.mark.parametrize(("metric", "limit"), [("ratio_max", 5.0), ("ratio_min", 0.1), ("value_loss", 5.0)])
+@pytest.mark.parametrize(
+    ("metric", "limit"), [("ratio_max", 5.0), ("ratio_min", 0.1), ("value_loss", 5.0)]
+)
 def test_the_limit_itself_is_healthy(metric: str, limit: float) -> None:
     assert names(Watch(AnomalyConfig()), **{metric: limit}) == []
 
 
 def test_a_message_names_value_limit_setting_and_remedy() -> None:
     (anomaly,) = Watch(AnomalyConfig(max_value_loss=2.0)).look(HEALTHY | {"value_loss": 2.5})
-    assert anomaly.message.startswith("value_loss is 2.5, above 2 (telemetry.anomaly.max_value_loss). ")
+    assert anomaly.message.startswith(
+        "value_loss is 2.5, above 2 (telemetry.anomaly.max_value_loss). "
+    )
     assert "lower policy.ppo.value_coef" in anomaly.message
 
 
-def test_entropy_collapses_at_the_third_low_update_in_a_row_and_ends_above_one_and_a_half_times_the_limit() -> None:
+def test_entropy_collapses_at_the_third_low_update_in_a_row_and_ends_above_one_and_a_half_times_the_limit() -> (  # noqa: E501
+    None
+):
     watch = Watch(AnomalyConfig())  # limit of op: 0.08, recovered above 0.12
     assert [names(watch, entropy__op=value) for value in (0.07, 0.07, 0.5, 0.07, 0.07)] == [[]] * 5
     assert names(watch, entropy__op=0.07) == ["entropy_collapse/op"]
@@ -76,7 +96,11 @@ def test_a_head_that_was_not_in_use_is_not_judged() -> None:
 
 def test_low_explained_variance_needs_three_updates() -> None:
     watch = Watch(AnomalyConfig())
-    assert [names(watch, explained_variance=-0.6) for _ in range(3)] == [[], [], ["explained_variance"]]
+    assert [names(watch, explained_variance=-0.6) for _ in range(3)] == [
+        [],
+        [],
+        ["explained_variance"],
+    ]
 
 
 def test_gradient_drift_is_measured_from_the_mean_before_the_update() -> None:
@@ -84,7 +108,7 @@ def test_gradient_drift_is_measured_from_the_mean_before_the_update() -> None:
     assert names(watch, gradient_norm=1.0) == []  # the first norm is the mean
     assert names(watch, gradient_norm=1.5) == []  # |1.5 - 1| / 1 = 0.5, not above
     assert watch.gradient_mean == pytest.approx(1.005)  # 0.99 * 1 + 0.01 * 1.5
-    # |1.511 - 1.005| / 1.005 = 0.5035; from the mean with this norm in it, 1.01006, it would be 0.4960
+    # |1.511 - 1.005| / 1.005 = 0.5035; from the mean with this norm in it, 1.01006, it would be 0.4960  # noqa: E501
     assert names(watch, gradient_norm=1.511) == ["gradient_drift"]
     assert watch.gradient_mean == pytest.approx(0.99 * 1.005 + 0.01 * 1.511)
 
@@ -93,12 +117,16 @@ def test_a_gradient_that_falls_drifts_as_one_that_rises_does() -> None:
     watch = Watch(AnomalyConfig())
     names(watch, gradient_norm=2.0)
     assert names(watch, gradient_norm=1.01) == []  # 0.99 / 2 = 0.495
-    assert names(watch, gradient_norm=0.98) == ["gradient_drift"]  # mean 1.9901: 1.0101 / 1.9901 = 0.5076
+    assert names(watch, gradient_norm=0.98) == [
+        "gradient_drift"
+    ]  # mean 1.9901: 1.0101 / 1.9901 = 0.5076
     assert names(watch, gradient_norm=0.98) == []  # goes on, and is not told again
     assert watch.active == ["gradient_drift"]
 
 
-def test_a_norm_that_is_not_finite_leaves_the_mean_alone_and_a_growing_one_moves_it_slowly() -> None:
+def test_a_norm_that_is_not_finite_leaves_the_mean_alone_and_a_growing_one_moves_it_slowly() -> (
+    None
+):
     watch = Watch(AnomalyConfig(gradient_momentum=0.9))
     names(watch, gradient_norm=1.0)
     names(watch, gradient_norm=math.inf)
@@ -109,9 +137,14 @@ def test_a_norm_that_is_not_finite_leaves_the_mean_alone_and_a_growing_one_moves
 
 @pytest.mark.parametrize(
     ("metric", "limit"),
-    [("ratio_error_first", 1e-3), ("bellman_error", 5.0), ("lstm_rms_max", 10.0), ("lstm_rms_min", 1e-6),
-     ("explained_variance", -0.5)],
-)  # fmt: skip
+    [
+        ("ratio_error_first", 1e-3),
+        ("bellman_error", 5.0),
+        ("lstm_rms_max", 10.0),
+        ("lstm_rms_min", 1e-6),
+        ("explained_variance", -0.5),
+    ],
+)
 def test_no_limit_is_passed_by_its_own_value(metric: str, limit: float) -> None:
     watch = Watch(AnomalyConfig(patience=1))
     assert names(watch, **{metric: limit}) == []
@@ -121,22 +154,28 @@ def test_no_limit_is_passed_by_its_own_value(metric: str, limit: float) -> None:
 
 def test_a_streak_is_broken_by_one_healthy_update() -> None:
     watch = Watch(AnomalyConfig(patience=2))
-    low, fine = -0.6, 0.3
-    told = [names(watch, explained_variance=value) for value in (low, fine, low, low, low, fine, low, low)]
+    low = -0.6
+    fine = 0.3
+    told = [
+        names(watch, explained_variance=value)
+        for value in (low, fine, low, low, low, fine, low, low)
+    ]
     assert told == [[], [], [], ["explained_variance"], [], [], [], ["explained_variance"]]
 
 
 def test_an_update_without_a_step_is_told_and_leaves_the_gradient_mean_alone() -> None:
     watch = Watch(AnomalyConfig())
     names(watch)
-    assert names(watch, steps=0.0, not_finite_steps=4.0, value_loss=math.nan, gradient_norm=0.0) == ["skipped_update"]
+    assert names(
+        watch, steps=0.0, not_finite_steps=4.0, value_loss=math.nan, gradient_norm=0.0
+    ) == ["skipped_update"]
     assert watch.gradient_mean == 1.0
 
 
 def test_numbers_that_are_not_finite_are_named() -> None:
-    (anomaly,) = Watch(AnomalyConfig()).look(HEALTHY | {"value_loss": math.inf, "q_loss": math.nan, "loss": math.nan})[
-        :1
-    ]
+    (anomaly,) = Watch(AnomalyConfig()).look(
+        HEALTHY | {"value_loss": math.inf, "q_loss": math.nan, "loss": math.nan}
+    )[:1]
     assert anomaly.name == "not_finite"
     assert anomaly.message.startswith("value_loss, q_loss, loss is not finite.")
 
@@ -151,7 +190,8 @@ def test_it_can_be_switched_off() -> None:
 
 
 def test_a_resumed_watch_goes_on_with_streaks_and_does_not_tell_twice() -> None:
-    watch, resumed = Watch(AnomalyConfig()), Watch(AnomalyConfig())
+    watch = Watch(AnomalyConfig())
+    resumed = Watch(AnomalyConfig())
     for _ in range(2):
         names(watch, entropy__op=0.01, ratio_max=9.0)
     resumed.load_state_dict(watch.state_dict())

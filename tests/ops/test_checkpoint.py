@@ -18,7 +18,10 @@ CPU = torch.device("cpu")
 def some_content() -> dict[str, Content]:
     return {
         "round": 3,
-        "weights": {"conv": torch.tensor([0.1, float("nan"), -0.0], dtype=torch.float32), "empty": torch.zeros(0, 2)},
+        "weights": {
+            "conv": torch.tensor([0.1, float("nan"), -0.0], dtype=torch.float32),
+            "empty": torch.zeros(0, 2),
+        },
         "random": [torch.arange(5, dtype=torch.uint8), None, "philox", 0.1, True],
     }
 
@@ -27,7 +30,8 @@ def test_everything_comes_back_bit_for_bit(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.pt"
     save_checkpoint(path, some_content())
     content = load_checkpoint(path, CPU)
-    weights, random = content["weights"], content["random"]
+    weights = content["weights"]
+    random = content["random"]
     assert content["round"] == 3
     assert isinstance(weights, dict)
     assert isinstance(random, list)
@@ -92,7 +96,8 @@ class Hostile:
 def test_a_hostile_file_with_a_seal_that_fits_is_refused_in_own_words_and_runs_nothing(
     tmp_path: Path, zipped: bool
 ) -> None:
-    path, marker = tmp_path / "checkpoint.pt", tmp_path / "marker"
+    path = tmp_path / "checkpoint.pt"
+    marker = tmp_path / "marker"
     hostile = {"content": Hostile(marker)}
     seal(path, archive(hostile) if zipped else pickle.dumps(hostile))
     with pytest.raises(CheckpointError) as caught:
@@ -110,7 +115,9 @@ def archive(content: object) -> bytes:
 
 
 def seal(path: Path, content: bytes) -> None:
-    """A file with any content and a seal that fits: SHA-256 of all that stands before the digest."""
+    """A file with any content and a seal that fits: SHA-256 of all that stands before the
+    digest.
+    """
     signed = content + b"\nesper_soa checkpoint 3 sha256 "
     path.write_bytes(signed + hashlib.sha256(signed).hexdigest().encode() + b"\n")
 
@@ -158,7 +165,9 @@ STRANGE: list[tuple[object, str]] = [
 
 @pytest.mark.parametrize(("content", "told"), STRANGE, ids=range(len(STRANGE)))
 @pytest.mark.filterwarnings("ignore")
-def test_a_content_that_no_run_writes_is_refused_in_one_line(tmp_path: Path, content: object, told: str) -> None:
+def test_a_content_that_no_run_writes_is_refused_in_one_line(
+    tmp_path: Path, content: object, told: str
+) -> None:
     path = tmp_path / "checkpoint.pt"
     seal(path, archive(content))
     with pytest.raises(CheckpointError, match=told) as caught:
@@ -167,15 +176,23 @@ def test_a_content_that_no_run_writes_is_refused_in_one_line(tmp_path: Path, con
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_content_broken_at_random_under_a_seal_that_fits_is_refused_or_read(tmp_path: Path) -> None:
-    path, random = tmp_path / "checkpoint.pt", Random(5)
-    whole = archive({"round": 3, "weights": {"conv": torch.ones(3)}, "list": [None, 0.5, "text", (True,)]})
+def test_a_content_broken_at_random_under_a_seal_that_fits_is_refused_or_read(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "checkpoint.pt"
+    random = Random(5)
+    whole = archive(
+        {"round": 3, "weights": {"conv": torch.ones(3)}, "list": [None, 0.5, "text", (True,)]}
+    )
     told = []
     for _ in range(400):
         broken = bytearray(whole)
         for _ in range(random.choice((1, 1, 4))):
             broken[random.randrange(len(broken))] = random.randrange(256)
-        seal(path, bytes(broken[: random.choice((len(broken), random.randrange(len(broken)))) or None]))
+        seal(
+            path,
+            bytes(broken[: random.choice((len(broken), random.randrange(len(broken)))) or None]),
+        )
         try:
             load_checkpoint(path, CPU)
         except CheckpointError as error:

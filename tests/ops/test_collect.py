@@ -1,4 +1,6 @@
-"""The rollout of a real round, row by row, against what the policy saw, chose and earned; rollbacks included."""
+"""The rollout of a real round, row by row, against what the policy saw, chose and earned; rollbacks
+included.
+"""
 
 import io
 import math
@@ -28,7 +30,9 @@ from esper_soa.ops.progress import Progress
 from esper_soa.state import Decision, EnvState, View
 from esper_soa.vocabulary import HEAD_NAMES
 
-ENVS, SLOTS, STEPS = 3, 2, 12
+ENVS = 3
+SLOTS = 2
+STEPS = 12
 REWARD_CLIP = 1.5
 
 
@@ -36,7 +40,8 @@ class LateCopy:
     """Stands in for the event behind a copy to the host that takes its time."""
 
     def __init__(self, seen: list[str]) -> None:
-        self.seen, self.done = seen, False
+        self.seen = seen
+        self.done = False
 
     def query(self) -> bool:
         return self.done
@@ -50,7 +55,8 @@ def test_numbers_on_their_way_are_told_in_order_once_they_are_there_and_waited_f
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cfg = tiny_settings(2, 1, 5)
-    quiet, seen = Progress(10, Console(file=io.StringIO()), "off"), list[str]()
+    quiet = Progress(10, Console(file=io.StringIO()), "off")
+    seen = list[str]()
     copies = list[LateCopy]()
 
     def late(state: EnvState, packed: Tensor | None) -> Arriving:
@@ -58,7 +64,9 @@ def test_numbers_on_their_way_are_told_in_order_once_they_are_there_and_waited_f
         return Arriving(torch.tensor([len(copies), 0.0]), copies[-1])  # type: ignore[arg-type]
 
     monkeypatch.setattr(collect, "read_progress", late)
-    monkeypatch.setattr(quiet, "advance", lambda envs, label, accuracy, reward: seen.append(f"{accuracy:g}"))
+    monkeypatch.setattr(
+        quiet, "advance", lambda envs, label, accuracy, reward: seen.append(f"{accuracy:g}")
+    )
     episode = Episode(build_world(cfg, CPU), Player(RandomPolicy(), None), Round(0, quiet))
     for step in range(5):
         episode.step_()
@@ -74,7 +82,9 @@ def test_numbers_on_their_way_are_told_in_order_once_they_are_there_and_waited_f
 def settings() -> TrainConfig:
     """Hosts that are rolled back as soon as their loss is above its mean."""
     cfg = tiny_settings(ENVS, SLOTS, STEPS)
-    cfg.governor = GovernorConfig(sensitivity=0.0, multiplier=1.0, absolute_threshold=0.0, min_panics=1, min_samples=3)
+    cfg.governor = GovernorConfig(
+        sensitivity=0.0, multiplier=1.0, absolute_threshold=0.0, min_panics=1, min_samples=3
+    )
     cfg.policy.network = NetworkConfig(hidden=16, features=16, layers=2)
     cfg.policy.ppo = PPOConfig(reward_clip=REWARD_CLIP)
     return cfg
@@ -114,10 +124,14 @@ def panic(played: Witnessed) -> Tensor:
     return found
 
 
-def test_a_row_holds_what_was_shown_and_what_was_decided(played: Witnessed, rollout: Rollout) -> None:
+def test_a_row_holds_what_was_shown_and_what_was_decided(
+    played: Witnessed, rollout: Rollout
+) -> None:
     assert len(played.views) == STEPS + 1
     for t in range(STEPS):
-        view, decision, row = played.views[t], played.decisions[t], rollout.rows[t]
+        view = played.views[t]
+        decision = played.decisions[t]
+        row = rollout.rows[t]
         assert torch.equal(row.features, view.observation.features)
         assert torch.equal(row.blueprints, view.observation.blueprints)
         for name, mask in view.masks.items():
@@ -129,7 +143,9 @@ def test_a_row_holds_what_was_shown_and_what_was_decided(played: Witnessed, roll
     assert (rollout.rows.action.op.unique().numel()) >= 3
 
 
-def test_a_rollback_ends_a_trajectory_and_the_next_env_step_begins_another(rollout: Rollout, panic: Tensor) -> None:
+def test_a_rollback_ends_a_trajectory_and_the_next_env_step_begins_another(
+    rollout: Rollout, panic: Tensor
+) -> None:
     rows = rollout.rows
     assert torch.equal(rows.terminal, panic)
     assert not rows.reset[0].any()
@@ -137,7 +153,9 @@ def test_a_rollback_ends_a_trajectory_and_the_next_env_step_begins_another(rollo
     assert (rows.effective_op[panic] == 0).all()
 
 
-def test_only_the_last_env_step_is_cut_and_only_where_it_did_not_end(rollout: Rollout, panic: Tensor) -> None:
+def test_only_the_last_env_step_is_cut_and_only_where_it_did_not_end(
+    rollout: Rollout, panic: Tensor
+) -> None:
     assert not rollout.rows.truncated[:-1].any()
     assert torch.equal(rollout.rows.truncated[-1], ~panic[-1])
 
@@ -147,7 +165,11 @@ def test_rewards_are_scaled_by_all_that_came_before_and_those_of_rollbacks_are_o
 ) -> None:
     seen: list[float] = []
     for t, earned in enumerate(played.rewards()):
-        seen += [reward for reward, lost in zip(earned.tolist(), panic[t].tolist(), strict=True) if not lost]
+        seen += [
+            reward
+            for reward, lost in zip(earned.tolist(), panic[t].tolist(), strict=True)
+            if not lost
+        ]
         mean = sum(seen) / len(seen)
         deviation = math.sqrt(sum((reward - mean) ** 2 for reward in seen) / (len(seen) - 1))
         scaled = torch.where(panic[t], earned, earned / deviation).clamp(-REWARD_CLIP, REWARD_CLIP)
@@ -155,10 +177,13 @@ def test_rewards_are_scaled_by_all_that_came_before_and_those_of_rollbacks_are_o
     assert rollout.rows.valid.all()
 
 
-def test_contributions_are_targets_only_where_they_were_measured_just_now(played: Witnessed, rollout: Rollout) -> None:
+def test_contributions_are_targets_only_where_they_were_measured_just_now(
+    played: Witnessed, rollout: Rollout
+) -> None:
     measured = older = 0
     for t in range(STEPS):
-        slots, row = played.views[t].state.slots, rollout.rows[t]
+        slots = played.views[t].state.slots
+        row = rollout.rows[t]
         now = slots.contribution_known & (slots.contribution_age == 0)
         assert torch.equal(row.contribution_measured, now)
         assert torch.equal(row.contribution[now], slots.contribution[now].float())
@@ -177,7 +202,9 @@ def test_the_value_after_the_last_env_step_is_that_of_the_state_then_with_the_me
     blueprints = torch.cat([rollout.rows.blueprints, after.blueprints.unsqueeze(0)])
     reset = torch.cat([rollout.rows.reset, panic[-1:]])
     with torch.no_grad():
-        x, _ = policy.lstm.sequence(policy._encode(features, blueprints)[1], reset, list(range(STEPS + 1)))
+        x, _ = policy.lstm.sequence(
+            policy._encode(features, blueprints)[1], reset, list(range(STEPS + 1))
+        )
         values = policy.value_head(x).squeeze(-1)
     torch.testing.assert_close(rollout.rows.value, values[:-1], rtol=0, atol=1e-5)
     torch.testing.assert_close(rollout.bootstrap, values[-1], rtol=0, atol=1e-5)
@@ -199,7 +226,9 @@ def test_a_round_without_a_learner_has_no_rollout_and_the_same_hosts(
 
 
 class Counter:
-    """Takes the n-th legal op at the n-th env-step since it was restarted, and keeps what it remembered."""
+    """Takes the n-th legal op at the n-th env-step since it was restarted, and keeps what it
+    remembered.
+    """
 
     def __init__(self) -> None:
         self.remembered: list[Tensor] = []
@@ -228,7 +257,8 @@ def test_a_teacher_is_asked_on_the_states_that_the_policy_came_to_and_changes_no
     assert played.rollout.taught is None
     for name, choice in played.rollout.rows.action.items():
         assert torch.equal(taught.rows.action.get(name), choice), name
-    count, disagreed = torch.zeros(ENVS, dtype=torch.int64), 0
+    count = torch.zeros(ENVS, dtype=torch.int64)
+    disagreed = 0
     for t in range(STEPS):
         count = torch.where(panic[t - 1], 0, count) if t else count
         decision, (after,) = teacher.act(played.views[t], (count,))

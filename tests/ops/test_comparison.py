@@ -1,4 +1,6 @@
-"""Comparisons of groups over seeds: tests that hold what they promise, on simulated studies of known truth."""
+"""Comparisons of groups over seeds: tests that hold what they promise, on simulated studies of
+known truth.
+"""
 
 import itertools
 import math
@@ -16,9 +18,12 @@ def by_every_sign(differences: list[float]) -> float:
     sizes = np.abs(differences)
     ranks = [stats.rankdata(sizes)[index] for index, one in enumerate(differences) if one != 0]
     found = sum(stats.rankdata(sizes)[index] for index, one in enumerate(differences) if one > 0)
-    sums = [sum(rank for rank, up in zip(ranks, ups, strict=True) if up)
-            for ups in itertools.product((0, 1), repeat=len(ranks))]  # fmt: skip
-    below, above = np.mean([one <= found for one in sums]), np.mean([one >= found for one in sums])
+    sums = [
+        sum(rank for rank, up in zip(ranks, ups, strict=True) if up)
+        for ups in itertools.product((0, 1), repeat=len(ranks))
+    ]
+    below = np.mean([one <= found for one in sums])
+    above = np.mean([one >= found for one in sums])
     return min(1.0, 2 * min(below, above))
 
 
@@ -33,7 +38,9 @@ def test_the_signed_rank_test_counts_all_signs_with_ties_and_zeros(count: int, d
 
 def test_the_signed_rank_test_without_ties_is_the_tabulated_one() -> None:
     differences = np.random.default_rng(3).normal(0.3, 1, 25)
-    assert signed_rank(differences.tolist()) == pytest.approx(stats.wilcoxon(differences, method="exact").pvalue)
+    assert signed_rank(differences.tolist()) == pytest.approx(
+        stats.wilcoxon(differences, method="exact").pvalue
+    )
     assert signed_rank([0.0, 0.0]) == 1.0
 
 
@@ -46,7 +53,10 @@ def study(rng: np.random.Generator, seeds: int, shift: float) -> dict[str, dict[
     """Two groups that share what a seed brings; the second is above by `shift`."""
     shared = rng.normal(70, 4, seeds)
     groups = {"a": shared + rng.normal(0, 1, seeds), "b": shared + rng.normal(0, 1, seeds) + shift}
-    return {group: {measure: values.tolist() for measure in MEASURES} for group, values in groups.items()}
+    return {
+        group: {measure: values.tolist() for measure in MEASURES}
+        for group, values in groups.items()
+    }
 
 
 def test_two_hundred_comparisons_of_the_same_give_uniform_p() -> None:
@@ -60,10 +70,13 @@ def test_two_hundred_comparisons_of_the_same_give_uniform_p() -> None:
 
 @pytest.mark.parametrize("seeds", [7, 10, 20])
 def test_a_planted_difference_is_found_with_the_promised_power(seeds: int) -> None:
-    rng, shift = np.random.default_rng(seeds), detectable(math.sqrt(2), seeds, comparisons=2)
+    rng = np.random.default_rng(seeds)
+    shift = detectable(math.sqrt(2), seeds, comparisons=2)
     found = [compared(study(rng, seeds, shift))[0] for _ in range(400)]
     # both measures are the same here, so that Holm asks both for its first step
-    assert np.mean([row.corrected < 0.05 for row in found]) == pytest.approx(0.8, abs=0.06)  # three standard errors
+    assert np.mean([row.corrected < 0.05 for row in found]) == pytest.approx(
+        0.8, abs=0.06
+    )  # three standard errors
     assert np.mean([row.interval.mean for row in found]) == pytest.approx(shift, abs=0.1)
 
 
@@ -71,7 +84,10 @@ def test_too_few_seeds_are_told() -> None:
     assert [fewest_seeds(one) for one in (1, 2, 4)] == [6, 7, 8]
     row = compared(study(np.random.default_rng(0), 5, 100.0))[0]
     assert row.verdict == "no difference shown"
-    assert "5 seeds cannot show any difference at 5% over 2 comparisons: take 7 or more" in power_note(row)
+    assert (
+        "5 seeds cannot show any difference at 5% over 2 comparisons: take 7 or more"
+        in power_note(row)
+    )
     assert detectable(1.0, 5) == math.inf
 
 
@@ -84,7 +100,10 @@ def test_a_verdict_needs_the_corrected_p() -> None:
 
 def test_a_row_says_what_was_found() -> None:
     rows = compared(study(np.random.default_rng(1), 12, -5.0))
-    assert [(row.group, row.reference, row.measure) for row in rows] == [("b", "a", "accuracy"), ("b", "a", "net")]
+    assert [(row.group, row.reference, row.measure) for row in rows] == [
+        ("b", "a", "accuracy"),
+        ("b", "a", "net"),
+    ]
     row = rows[0]
     differences = np.array(row.differences)
     assert (row.verdict, row.won, row.comparisons) == ("below", 0, 2)
@@ -94,4 +113,9 @@ def test_a_row_says_what_was_found() -> None:
     assert row.effect == pytest.approx((1 - 3 / 43) * differences.mean() / differences.std(ddof=1))
     assert power_note(row) == ""
     with pytest.raises(ValueError, match=r"groups of \[11, 12\] seeds"):
-        compared({"a": {"accuracy": [0.0] * 12, "net": [0.0] * 12}, "b": {"accuracy": [0.0] * 11, "net": [0.0] * 11}})
+        compared(
+            {
+                "a": {"accuracy": [0.0] * 12, "net": [0.0] * 12},
+                "b": {"accuracy": [0.0] * 11, "net": [0.0] * 11},
+            }
+        )

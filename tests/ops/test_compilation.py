@@ -31,7 +31,12 @@ def break_even(envs: int) -> int:
         ("auto", "cpu", Length(128, 200 * 150), True),  # the full budget of cifar_3seed
         ("auto", "cpu", Length(1, break_even(1) - 1), False),
         ("auto", "cpu", Length(1, break_even(1) + 1), True),
-        ("auto", "cpu", Length(10_000, break_even(1) // 2), True),  # many envs make an env-step dearer
+        (
+            "auto",
+            "cpu",
+            Length(10_000, break_even(1) // 2),
+            True,
+        ),  # many envs make an env-step dearer
         ("auto", "cuda", HOUR, False),  # never measured
         ("off", "cpu", HOUR, False),
         ("on", "cpu", Length(1, 1), True),
@@ -46,10 +51,18 @@ def test_auto_compiles_long_runs_on_a_cpu_and_the_others_force(
 
 def test_the_choice_says_why() -> None:
     short = choose_compilation("auto", CPU, Length(8, 75)).reason
-    assert short == "not compiled: it takes about 70 s and saves about 0 s in 75 env-steps of 8 envs"
-    assert choose_compilation("auto", CPU, HOUR).reason.startswith("compiled: it takes about 70 s and saves about ")
-    assert choose_compilation("off", CPU, HOUR) == Compilation(False, "not compiled (compute.compile=off)")
-    assert choose_compilation("on", CPU, Length(1, 1)) == Compilation(True, "compiled (compute.compile=on)")
+    assert (
+        short == "not compiled: it takes about 70 s and saves about 0 s in 75 env-steps of 8 envs"
+    )
+    assert choose_compilation("auto", CPU, HOUR).reason.startswith(
+        "compiled: it takes about 70 s and saves about "
+    )
+    assert choose_compilation("off", CPU, HOUR) == Compilation(
+        False, "not compiled (compute.compile=off)"
+    )
+    assert choose_compilation("on", CPU, Length(1, 1)) == Compilation(
+        True, "compiled (compute.compile=on)"
+    )
 
 
 @pytest.fixture
@@ -63,7 +76,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_what_is_compiled_is_kept_in_a_folder_of_the_user_alone(cache: Path) -> None:
     assert keep_compiled() == f"kept in {cache}/inductor"
     assert os.environ[compilation.FOLDER] == f"{cache}/inductor"
-    assert [stat.S_IMODE(path.stat().st_mode) for path in (cache, cache / "inductor")] == [0o700, 0o700]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (cache, cache / "inductor")] == [
+        0o700,
+        0o700,
+    ]
 
 
 def test_the_temporary_folder_of_torch_is_not_taken_for_one_that_somebody_named(
@@ -83,13 +99,17 @@ def test_a_folder_that_others_can_write_in_is_not_taken(cache: Path) -> None:
     keep_compiled()
     del os.environ[compilation.FOLDER]
     (cache / "inductor").chmod(0o777)
-    assert keep_compiled().startswith(f"kept for now, others can write in the cache folder {cache}/inductor")
+    assert keep_compiled().startswith(
+        f"kept for now, others can write in the cache folder {cache}/inductor"
+    )
     assert compilation.FOLDER not in os.environ
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # inductor takes about a minute of one core
-def test_a_second_process_compiles_nothing_anew_and_neither_lets_a_library_speak(tmp_path: Path) -> None:
+def test_a_second_process_compiles_nothing_anew_and_neither_lets_a_library_speak(
+    tmp_path: Path,
+) -> None:
     own = {name: value for name, value in ENVIRONMENT.items() if name != compilation.FOLDER}
     kept = tmp_path / "esper_soa" / "inductor"
 
@@ -97,9 +117,13 @@ def test_a_second_process_compiles_nothing_anew_and_neither_lets_a_library_speak
         """Libraries that are there after a run."""
         asked = [*TINY, "compute.compile=on", "control=none", f"run_dir={name}"]
         done = subprocess.run(
-            command(*asked), cwd=tmp_path, env=own | {"XDG_CACHE_HOME": str(tmp_path)}, capture_output=True, text=True,
+            command(*asked),
+            cwd=tmp_path,
+            env=own | {"XDG_CACHE_HOME": str(tmp_path)},
+            capture_output=True,
+            text=True,
             timeout=850,
-        )  # fmt: skip
+        )
         assert (done.returncode, done.stderr) == (0, "")
         said = f"state    compiled (compute.compile=on); kept in {kept}"
         assert said in (tmp_path / name / "log.txt").read_text()

@@ -19,7 +19,8 @@ from esper_soa.ops.device import (
 )
 
 GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
-CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+CPU = torch.device("cpu")
+GPU = torch.device("cuda", 0)
 
 
 def test_cpu_is_always_there() -> None:
@@ -33,7 +34,9 @@ def test_auto_takes_a_gpu_where_there_is_one() -> None:
 @pytest.mark.skipif(GPUS > 0, reason="this machine has a GPU")
 @pytest.mark.parametrize("setting", ["cuda", "cuda:0", "cuda:1"])
 def test_cuda_without_cuda_is_refused_with_the_reason(setting: str) -> None:
-    with pytest.raises(SettingError, match=rf"device={setting}: must be auto or cpu here\. .*torch"):
+    with pytest.raises(
+        SettingError, match=rf"device={setting}: must be auto or cpu here\. .*torch"
+    ):
         resolve_device(setting)
 
 
@@ -53,17 +56,29 @@ def test_an_unknown_device_is_refused(setting: str) -> None:
 
 @pytest.mark.parametrize(
     ("setting", "envs", "device", "chunk"),
-    # 2 cores: 9 envs of at most 4 are 3 chunks, of equal shares 4: 3 + 2 + 2 + 2; 6 are 3 + 3; 1 env stays alone.
-    [(0, 9, CPU, 3), (0, 6, CPU, 3), (0, 16, CPU, 4), (0, 3, CPU, 2), (0, 1, CPU, 1), (0, 9, GPU, 9), (2, 9, CPU, 2),
-     (2, 9, GPU, 2), (16, 9, CPU, 9)],
-)  # fmt: skip
+    # 2 cores: 9 envs of at most 4 are 3 chunks, of equal shares 4: 3 + 2 + 2 + 2; 6 are 3 + 3; 1
+    # env stays alone.
+    [
+        (0, 9, CPU, 3),
+        (0, 6, CPU, 3),
+        (0, 16, CPU, 4),
+        (0, 3, CPU, 2),
+        (0, 1, CPU, 1),
+        (0, 9, GPU, 9),
+        (2, 9, CPU, 2),
+        (2, 9, GPU, 2),
+        (16, 9, CPU, 9),
+    ],
+)
 def test_the_chunk_of_envs_suits_the_device_and_never_exceeds_the_envs(
     setting: int, envs: int, device: torch.device, chunk: int
 ) -> None:
     assert choose_env_chunk(setting, envs, 128, device, cores=2) == chunk
 
 
-@pytest.mark.parametrize(("batch_size", "chunk"), [(32, 16), (64, 8), (125, 4), (512, 1), (5000, 1), (1, 32)])
+@pytest.mark.parametrize(
+    ("batch_size", "chunk"), [(32, 16), (64, 8), (125, 4), (512, 1), (5000, 1), (1, 32)]
+)
 def test_small_batches_make_large_chunks(batch_size: int, chunk: int) -> None:
     assert choose_env_chunk(0, 64, batch_size, CPU, cores=2) == chunk
 
@@ -75,7 +90,14 @@ def test_every_core_has_a_chunk_where_there_are_envs_enough() -> None:
 
 @pytest.mark.parametrize(
     ("setting", "chunks", "device", "workers"),
-    [(0, 4, CPU, 2), (0, 1, CPU, 1), (3, 8, CPU, 3), (3, 2, CPU, 2), (0, 4, GPU, 1), (1, 4, GPU, 1)],
+    [
+        (0, 4, CPU, 2),
+        (0, 1, CPU, 1),
+        (3, 8, CPU, 3),
+        (3, 2, CPU, 2),
+        (0, 4, GPU, 1),
+        (1, 4, GPU, 1),
+    ],
 )
 def test_workers_are_as_many_as_cores_but_no_more_than_chunks(
     setting: int, chunks: int, device: torch.device, workers: int
@@ -90,9 +112,13 @@ def test_a_gpu_takes_no_second_worker() -> None:
 
 def test_more_threads_than_make_sense_are_refused() -> None:
     most = 4 * usable_cores()
-    with pytest.raises(SettingError, match=f"compute.workers={most + 1}: must be at most {most} here"):
+    with pytest.raises(
+        SettingError, match=f"compute.workers={most + 1}: must be at most {most} here"
+    ):
         choose_workers(most + 1, 10_000, CPU)
-    with pytest.raises(SettingError, match=f"compute.threads={most + 1}: must be at most {most} here"):
+    with pytest.raises(
+        SettingError, match=f"compute.threads={most + 1}: must be at most {most} here"
+    ):
         apply_threads(most + 1)
     assert choose_workers(most, 10_000, CPU) == most
 
@@ -113,10 +139,15 @@ def test_one_operation_has_one_thread_or_as_many_as_asked_for() -> None:
 
 @pytest.mark.parametrize(
     ("device", "workers", "words"),
-    [(CPU, 2, "2 workers of one thread train chunks of 3 envs"), (CPU, 1, "1 worker trains chunks of 3 envs"),
-     (GPU, 1, "a GPU fills itself")],
-)  # fmt: skip
-def test_the_log_says_how_the_envs_are_shared_out(device: torch.device, workers: int, words: str) -> None:
+    [
+        (CPU, 2, "2 workers of one thread train chunks of 3 envs"),
+        (CPU, 1, "1 worker trains chunks of 3 envs"),
+        (GPU, 1, "a GPU fills itself"),
+    ],
+)
+def test_the_log_says_how_the_envs_are_shared_out(
+    device: torch.device, workers: int, words: str
+) -> None:
     assert words in layout_in_words(device, workers, 3)
 
 
@@ -126,11 +157,17 @@ def test_a_device_has_a_name_in_words() -> None:
 
 def test_no_tensor_of_a_gpu_gets_more_elements_than_its_kernels_index() -> None:
     for device in (torch.device("cuda"), torch.device("meta")):
-        assert choose_env_chunk(0, 2**18, 32, device, elements=32 * 8192) == 8191  # (2^31 - 1) / 2^18
+        assert (
+            choose_env_chunk(0, 2**18, 32, device, elements=32 * 8192) == 8191
+        )  # (2^31 - 1) / 2^18
         assert choose_env_chunk(8191, 2**18, 32, device, elements=32 * 8192) == 8191
-        with pytest.raises(SettingError, match=r"^compute.env_chunk=8192: must be at most 8191 here"):
+        with pytest.raises(
+            SettingError, match=r"^compute.env_chunk=8192: must be at most 8191 here"
+        ):
             choose_env_chunk(8192, 2**18, 32, device, elements=32 * 8192)
-        with pytest.raises(SettingError, match=r"^batch_size=1000000: must be at most 262143 with these hosts"):
+        with pytest.raises(
+            SettingError, match=r"^batch_size=1000000: must be at most 262143 with these hosts"
+        ):
             choose_env_chunk(0, 1, 1_000_000, device, elements=1_000_000 * 8192)
         assert choose_eval_batch(device, elements=2**28) == 7
         assert choose_eval_batch(device, elements=2**20) == 256

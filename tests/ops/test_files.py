@@ -1,4 +1,5 @@
-"""Writing to a disk that is full: lines whole or waiting, texts replaced whole, and what is said of it.
+"""Writing to a disk that is full: lines whole or waiting, texts replaced whole, and what is said of
+it.
 
 A limit on the size of files, set in a process of its own, fails writes as a full disk does.
 """
@@ -27,13 +28,18 @@ folder = Path(sys.argv[1])
 def limited(folder: Path, program: str) -> list[str]:
     """What `program` prints, where `allow(size)` limits the size of the files that it writes."""
     done = subprocess.run(
-        [sys.executable, "-c", LIMITED + program, str(folder)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", LIMITED + program, str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert done.stderr == ""
     return done.stdout.splitlines()
 
 
-def test_a_line_that_does_not_fit_leaves_no_part_of_itself_and_is_written_before_the_next(tmp_path: Path) -> None:
+def test_a_line_that_does_not_fit_leaves_no_part_of_itself_and_is_written_before_the_next(
+    tmp_path: Path,
+) -> None:
     told = limited(
         tmp_path,
         """
@@ -50,7 +56,9 @@ with LineFile(folder / "lines") as file:
 """,
     )
     assert told == ["File too large 'first line\\n'"] * 2
-    assert (tmp_path / "lines").read_text() == "first line\nsecond line\nthird line\nfourth\nfifth\n"
+    assert (
+        tmp_path / "lines"
+    ).read_text() == "first line\nsecond line\nthird line\nfourth\nfifth\n"
 
 
 def test_a_text_that_does_not_fit_leaves_the_old_one_and_no_other_file(tmp_path: Path) -> None:
@@ -69,7 +77,9 @@ except OSError as error:
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"text": "old"}
 
 
-def test_lines_are_appended_to_those_that_are_there_and_no_line_makes_no_file(tmp_path: Path) -> None:
+def test_lines_are_appended_to_those_that_are_there_and_no_line_makes_no_file(
+    tmp_path: Path,
+) -> None:
     for number in (1, 2):
         with LineFile(tmp_path / "lines") as file:
             file.write(f"line {number}")
@@ -80,17 +90,29 @@ def test_lines_are_appended_to_those_that_are_there_and_no_line_makes_no_file(tm
     assert not (tmp_path / "none").exists()
 
 
-def test_what_could_not_be_written_is_named_by_reason_until_it_is(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_could_not_be_written_is_named_by_reason_until_it_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     unwritten = Unwritten()
     assert str(unwritten) == ""
-    for name, number in (("a", errno.ENOSPC), ("b", errno.EFBIG), ("c", errno.ENOSPC), ("c", errno.ENOSPC)):
+    for name, number in (
+        ("a", errno.ENOSPC),
+        ("b", errno.EFBIG),
+        ("c", errno.ENOSPC),
+        ("c", errno.ENOSPC),
+    ):
         with unwritten.noting(name):
             raise OSError(number, {errno.ENOSPC: "disk full", errno.EFBIG: "too large"}[number])
-    assert str(unwritten) == "a, c could not be written (disk full); b could not be written (too large)"
+    assert (
+        str(unwritten)
+        == "a, c could not be written (disk full); b could not be written (too large)"
+    )
     assert len(caplog.records) == 3  # each file once
     with unwritten.noting("a"):
         pass
-    assert str(unwritten) == "b could not be written (too large); c could not be written (disk full)"
+    assert (
+        str(unwritten) == "b could not be written (too large); c could not be written (disk full)"
+    )
 
 
 def test_an_error_without_a_number_is_told_in_its_words() -> None:

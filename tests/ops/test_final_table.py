@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from esper_soa.ops.final_table import Pareto, SeedCounts, Speed, Summary, print_summary, write_summary
+from esper_soa.ops.final_table import (
+    Pareto,
+    SeedCounts,
+    Speed,
+    Summary,
+    print_summary,
+    write_summary,
+)
 from esper_soa.ops.verdict import Episode, HostScore
 
 SUMMARY = Summary(
@@ -47,12 +54,26 @@ def row(text: str, title: str) -> list[str]:
 
 def test_the_table_sets_grown_hosts_beside_the_same_hosts_without_growth() -> None:
     text = shown(SUMMARY)
-    # means (50 + 53) / 2 and (48 + 49) / 2; sizes (7000 + 8001) / 2 = 7500.5 and 6418, rounded to even
-    # differences 2 and 4: mean 3, standard error 1, t of one degree of freedom 12.706; net 1.5 and 3: 2.25 and 0.75
+    # means (50 + 53) / 2 and (48 + 49) / 2; sizes (7000 + 8001) / 2 = 7500.5 and 6418, rounded to
+    # even
+    # differences 2 and 4: mean 3, standard error 1, t of one degree of freedom 12.706; net 1.5 and
+    # 3: 2.25 and 0.75
     assert row(text, "last env-step") == ["grown", "without", "growth", "difference"]
-    assert row(text, "accuracy, mean over hosts (%)") == ["51.50", "48.50", "+3.00", "[-9.71,", "+15.71]"]
+    assert row(text, "accuracy, mean over hosts (%)") == [
+        "51.50",
+        "48.50",
+        "+3.00",
+        "[-9.71,",
+        "+15.71]",
+    ]
     assert row(text, "accuracy, best host (%)") == ["53.00", "49.00", "+4.00"]
-    assert row(text, "accuracy - rent, mean over hosts") == ["50.75", "48.50", "+2.25", "[-7.28,", "+11.78]"]
+    assert row(text, "accuracy - rent, mean over hosts") == [
+        "50.75",
+        "48.50",
+        "+2.25",
+        "[-7.28,",
+        "+11.78]",
+    ]
     assert row(text, "parameters, mean over hosts") == ["7,500", "6,418", "x", "1.17"]
     assert row(text, "training GFLOP, mean over hosts") == ["4", "2", "x", "2.00"]
 
@@ -67,10 +88,14 @@ def test_the_table_sets_grown_hosts_beside_the_same_hosts_without_growth() -> No
         (1e6, "TFLOP", ["4,000", "2,000"]),
     ],
 )
-def test_training_flop_are_told_in_a_unit_that_fits(scale: float, unit: str, cells: list[str]) -> None:
+def test_training_flop_are_told_in_a_unit_that_fits(
+    scale: float, unit: str, cells: list[str]
+) -> None:
     def scaled(score: HostScore) -> HostScore:
         (one,) = score.episodes
-        return replace(score, episodes=[replace(one, train_flop=[scale * flop for flop in one.train_flop])])
+        return replace(
+            score, episodes=[replace(one, train_flop=[scale * flop for flop in one.train_flop])]
+        )
 
     assert SUMMARY.control is not None
     text = shown(replace(SUMMARY, grown=scaled(SUMMARY.grown), control=scaled(SUMMARY.control)))
@@ -80,7 +105,8 @@ def test_training_flop_are_told_in_a_unit_that_fits(scale: float, unit: str, cel
 def test_what_the_numbers_were_taken_on_is_told() -> None:
     text = shown(SUMMARY)
     for line in (
-        "No difference that this run could show: +3.00 points [-9.71, +15.71] for 1.17 times the parameters and 2.0 "
+        "No difference that this run could show: +3.00 points [-9.71, +15.71] for 1.17 times the "
+        "parameters and 2.0 "
         "times the training FLOP.",
         "measured 2 hosts x 1 episode (the last round), on V=128 of 2,000 test images each",
         "control  without growth: 10 env-steps on the same seeds, data order and images",
@@ -97,19 +123,28 @@ def test_several_episodes_are_compared_host_by_host_and_round_by_round(tmp_path:
     control = replace(SUMMARY.control, episodes=[*SUMMARY.control.episodes, less])
     text = shown(replace(SUMMARY, grown=grown, control=control))
     # differences 2, 4, 5, 1: mean 3, deviation sqrt(10 / 3), t of three degrees of freedom 3.182
-    assert row(text, "accuracy, mean over hosts (%)") == ["56.00", "53.00", "+3.00", "[+0.09,", "+5.91]"]
+    assert row(text, "accuracy, mean over hosts (%)") == [
+        "56.00",
+        "53.00",
+        "+3.00",
+        "[+0.09,",
+        "+5.91]",
+    ]
     assert row(text, "accuracy, best host (%)") == ["61.00", "60.00", "+1.00"]
     assert (
-        "Growth paid: +3.00 points [+0.09, +5.91] for 1.29 times the parameters and 2.5 times the training FLOP."
-        in text
-    )
+        "Growth paid: +3.00 points [+0.09, +5.91] for 1.29 times the parameters and 2.5 times the "
+        "training FLOP."
+    ) in text
     assert "measured 2 hosts x 2 episodes (the last rounds), on V=128" in text
     assert "control  without growth: 20 env-steps" in text
     assert "30 env-steps and 20 of the control" in text
     write_summary(replace(SUMMARY, grown=grown, control=control), tmp_path / "summary.json")
     record = json.loads((tmp_path / "summary.json").read_text())
     assert record["grown"]["accuracies"] == [60.0, 61.0]  # of the last round
-    assert [episode["accuracies"] for episode in record["control"]["episodes"]] == [[48.0, 49.0], [55.0, 60.0]]
+    assert [episode["accuracies"] for episode in record["control"]["episodes"]] == [
+        [48.0, 49.0],
+        [55.0, 60.0],
+    ]
     assert record["control_env_steps"] == 20
 
 
@@ -120,7 +155,10 @@ def test_one_host_and_one_episode_have_no_interval(tmp_path: Path) -> None:
     text = shown(summary)
     assert row(text, "accuracy, mean over hosts (%)") == ["50.00", "48.00", "+2.00"]
     assert row(text, "last env-step") == ["grown", "random", "play", "difference"]
-    assert "One host in one episode says little, and has no interval: +2.00 points for 1.09 times" in text
+    assert (
+        "One host in one episode says little, and has no interval: +2.00 points for 1.09 times"
+        in text
+    )
     assert "interval none, as there is but one pair of hosts to compare" in text
     write_summary(summary, tmp_path / "summary.json")
     record = json.loads((tmp_path / "summary.json").read_text())
@@ -130,8 +168,12 @@ def test_one_host_and_one_episode_have_no_interval(tmp_path: Path) -> None:
 
 def test_hosts_whose_accuracy_is_not_finite_are_left_out_and_said() -> None:
     nan = math.nan
-    grown = HostScore("ppo", [Episode([50.0, nan, 54.0], [7000.0] * 3, [50.0, nan, 54.0], [3e9] * 3)])
-    control = HostScore("wait", [Episode([48.0, 49.0, 50.0], [6418.0] * 3, [48.0, 49.0, 50.0], [2e9] * 3)])
+    grown = HostScore(
+        "ppo", [Episode([50.0, nan, 54.0], [7000.0] * 3, [50.0, nan, 54.0], [3e9] * 3)]
+    )
+    control = HostScore(
+        "wait", [Episode([48.0, 49.0, 50.0], [6418.0] * 3, [48.0, 49.0, 50.0], [2e9] * 3)]
+    )
     text = shown(replace(SUMMARY, grown=grown, control=control))
     assert row(text, "accuracy, mean over hosts (%)")[:3] == ["52.00", "49.00", "+3.00"]
     assert row(text, "accuracy, best host (%)")[0] == "54.00"
@@ -143,7 +185,10 @@ def test_no_finite_accuracy_at_all_is_told_and_written(tmp_path: Path) -> None:
     nothing = HostScore("ppo", [Episode([math.nan], [7000.0], [math.nan], [math.nan])])
     summary = replace(SUMMARY, grown=nothing, control=replace(nothing, name="static_final"))
     text = shown(summary)
-    assert "Nothing to compare with the control (final topology from the start): no pair of finite accuracies." in text
+    assert (
+        "Nothing to compare with the control (final topology from the start): no pair of finite "
+        "accuracies."
+    ) in text
     write_summary(summary, tmp_path / "summary.json")
     assert json.loads((tmp_path / "summary.json").read_text())["grown"]["accuracy"] is None
     assert "nan" in shown(replace(summary, control=None))
@@ -169,7 +214,10 @@ def test_a_hypervolume_of_nothing_is_left_out_of_the_table() -> None:
 
 def test_the_time_of_a_resumed_run_is_that_of_the_env_steps_it_played_itself() -> None:
     text = shown(replace(SUMMARY, rounds_before=2, env_steps_before=20))
-    assert "1m05s for 10 of 30 env-steps (the others before the run was resumed) and 10 of the control" in text
+    assert (
+        "1m05s for 10 of 30 env-steps (the others before the run was resumed) and 10 of the control"
+        in text
+    )
     assert "2.5 env-steps/s" in text  # over all rounds
 
 
@@ -195,10 +243,21 @@ def test_the_summary_file_holds_the_record_and_what_follows_from_it(tmp_path: Pa
     path = tmp_path / "summary.json"
     write_summary(replace(SUMMARY, reward=math.nan), path)
     record = json.loads(path.read_text())
-    episode = {"accuracies": [50.0, 53.0], "parameters": [7000.0, 8001.0], "nets": [49.5, 52.0],
-               "train_flop": [3e9, 5e9]}  # fmt: skip
-    assert record["grown"] == episode | {"name": "ppo", "episodes": [episode], "accuracy": 51.5, "net": 50.75,
-                                         "best": 53.0, "size": 7500.5, "flop": 4e9}  # fmt: skip
+    episode = {
+        "accuracies": [50.0, 53.0],
+        "parameters": [7000.0, 8001.0],
+        "nets": [49.5, 52.0],
+        "train_flop": [3e9, 5e9],
+    }
+    assert record["grown"] == episode | {
+        "name": "ppo",
+        "episodes": [episode],
+        "accuracy": 51.5,
+        "net": 50.75,
+        "best": 53.0,
+        "size": 7500.5,
+        "flop": 4e9,
+    }
     assert record["control"]["accuracy"] == 48.5
     assert record["control"]["accuracies"] == [48.0, 49.0]
     assert record["control"]["name"] == "wait"

@@ -1,4 +1,6 @@
-"""Networks for other programs: what they compute is what the module computes, for any number of images."""
+"""Networks for other programs: what they compute is what the module computes, for any number of
+images.
+"""
 
 import itertools
 import json
@@ -30,10 +32,17 @@ def hosts() -> Measured:
 
 @pytest.fixture(scope="module")
 def cover(hosts: Measured) -> list[GrownNetwork]:
-    """A few hosts in which every blueprint stands with every blend, at an alpha between 0 and 1 or at 1."""
-    kinds = {env: {(seed["blueprint"], seed["blend"]) for seed in host.spec["seeds"] if seed["alpha"] > 0}
-             for env, host in enumerate(hosts.hosts(list(range(len(KINDS)))))}  # fmt: skip
-    missing, chosen = set(itertools.chain(*kinds.values())), list[int]()
+    """A few hosts in which every blueprint stands with every blend, at an alpha between 0 and 1 or
+    at 1.
+    """
+    kinds = {
+        env: {
+            (seed["blueprint"], seed["blend"]) for seed in host.spec["seeds"] if seed["alpha"] > 0
+        }
+        for env, host in enumerate(hosts.hosts(list(range(len(KINDS)))))
+    }
+    missing = set(itertools.chain(*kinds.values()))
+    chosen = list[int]()
     assert len(missing) == len({kind[:2] for kind in KINDS if kind[2] in FELT_STAGES}) == 21
     while missing:
         chosen.append(max(kinds, key=lambda env: len(kinds[env] & missing)))
@@ -74,11 +83,15 @@ def check_onnx(net: GrownNetwork, path: Path) -> None:
     assert json.loads(session.get_modelmeta().custom_metadata_map["spec"]) == net.spec
 
 
-def test_a_program_of_torch_export_takes_any_number_of_images(cover: list[GrownNetwork], tmp_path: Path) -> None:
+def test_a_program_of_torch_export_takes_any_number_of_images(
+    cover: list[GrownNetwork], tmp_path: Path
+) -> None:
     check_pt2(cover[0], tmp_path / "host.pt2")
 
 
-def test_a_model_of_onnx_takes_any_number_of_images(cover: list[GrownNetwork], tmp_path: Path) -> None:
+def test_a_model_of_onnx_takes_any_number_of_images(
+    cover: list[GrownNetwork], tmp_path: Path
+) -> None:
     check_onnx(cover[0], tmp_path / "host.onnx")
 
 
@@ -110,8 +123,13 @@ def test_code_is_one_file_that_needs_torch_alone_and_gives_the_same_bits(
         save_code(net, tmp_path / "host.py")
         torch.save(images(7), tmp_path / "images.pt")
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        done = subprocess.run([sys.executable, "-W", "error", "-c", ALONE], cwd=tmp_path, env=environment,
-                              capture_output=True, text=True)  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", ALONE],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
         assert (done.stderr, done.stdout) == ("", "['esper_soa']\n")
         state, out, spec = torch.load(tmp_path / "out.pt")
         assert digest(state) == digest(net.state_dict())
@@ -119,7 +137,9 @@ def test_code_is_one_file_that_needs_torch_alone_and_gives_the_same_bits(
         assert spec == net.spec
 
 
-def test_code_is_what_a_formatter_and_a_reader_can_live_with(cover: list[GrownNetwork], tmp_path: Path) -> None:
+def test_code_is_what_a_formatter_and_a_reader_can_live_with(
+    cover: list[GrownNetwork], tmp_path: Path
+) -> None:
     save_code(cover[0], tmp_path / "host.py")
     text = (tmp_path / "host.py").read_text()
     assert max(map(len, text.splitlines())) <= 120
@@ -135,7 +155,9 @@ def test_a_format_whose_packages_are_missing_names_its_extra(
     cover: list[GrownNetwork], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(formats, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"format=onnx: needs onnx and onnxscript\. Install esper-soa\[onnx\]"):
+    with pytest.raises(
+        UserError, match=r"format=onnx: needs onnx and onnxscript\. Install esper-soa\[onnx\]"
+    ):
         save_onnx(cover[0], tmp_path / "host.onnx")
     assert list(tmp_path.iterdir()) == []
 
@@ -143,7 +165,12 @@ def test_a_format_whose_packages_are_missing_names_its_extra(
 def test_texts_of_a_file_are_no_code(hosts: Measured, tmp_path: Path) -> None:
     net = hosts.networks([0])[0]
     hostile = '"""\nimport pathlib\npathlib.Path("trace").touch()\n"""'
-    net.spec = net.spec | {"task": hostile, "data": {"name": hostile}, "version": hostile, "classes": hostile}
+    net.spec = net.spec | {
+        "task": hostile,
+        "data": {"name": hostile},
+        "version": hostile,
+        "classes": hostile,
+    }
     net.spec["input"] = net.spec["input"] | {"shape": [hostile]}
     save_code(net, tmp_path / "net.py")
     done = subprocess.run([sys.executable, "net.py"], cwd=tmp_path, capture_output=True, text=True)

@@ -1,4 +1,6 @@
-"""What a run needs is asked for before it is built, and an allocation that fails is one line that names settings."""
+"""What a run needs is asked for before it is built, and an allocation that fails is one line that
+names settings.
+"""
 
 import resource
 import subprocess
@@ -22,10 +24,26 @@ from esper_soa.nets.config import DataConfig, TaskConfig, enabled_slots
 from esper_soa.nets.host import host_shape
 from esper_soa.nets.pools import allocate
 from esper_soa.nets.snapshot import add_snapshot_
-from esper_soa.ops.memory import GIB, Need, at_once, check_room, free_memory, most_envs, naming_memory, needs, with_envs
+from esper_soa.ops.memory import (
+    GIB,
+    Need,
+    at_once,
+    check_room,
+    free_memory,
+    most_envs,
+    naming_memory,
+    needs,
+    with_envs,
+)
 
 CPU = torch.device("cpu")
-SMALL = ("+experiment=smoke", "rounds=1", "steps=2", "telemetry.progress=off", "compute.engine=torch")
+SMALL = (
+    "+experiment=smoke",
+    "rounds=1",
+    "steps=2",
+    "telemetry.progress=off",
+    "compute.engine=torch",
+)
 
 
 def test_the_machine_says_what_is_free() -> None:
@@ -36,7 +54,9 @@ def test_the_machine_says_what_is_free() -> None:
 
 def test_the_weights_are_counted_as_they_are_allocated() -> None:
     cfg = TrainConfig(envs=3, slots=["r0c0", "r1c1"])
-    weights = allocate(host_shape(cfg.task, enabled_slots(cfg.task, cfg.slots)), 3, CPU, torch.float32)
+    weights = allocate(
+        host_shape(cfg.task, enabled_slots(cfg.task, cfg.slots)), 3, CPU, torch.float32
+    )
     add_snapshot_(weights)
     tensors = [tensor for tensor in weights.values(True, True) if tensor.dtype == torch.float32]
     counted = next(need.size for need in needs(cfg, CPU) if need.what == "weights")
@@ -45,21 +65,29 @@ def test_the_weights_are_counted_as_they_are_allocated() -> None:
 
 def test_the_policy_is_counted_by_the_width_and_the_number_of_its_slots() -> None:
     def sizes(slots: list[str], **network: int) -> dict[str, int]:
-        cfg = TrainConfig(envs=4, steps=10, slots=slots, policy=PolicyConfig(network=NetworkConfig(**network)))
+        cfg = TrainConfig(
+            envs=4, steps=10, slots=slots, policy=PolicyConfig(network=NetworkConfig(**network))
+        )
         cfg.policy.ppo.minibatches = 1
         return {need.what: need.size for need in needs(cfg, CPU)}
 
-    one, three = sizes(["r0c0"]), sizes(["r0c0", "r0c1", "r0c2"])
+    one = sizes(["r0c0"])
+    three = sizes(["r0c0", "r0c1", "r0c2"])
     assert three["the policy"] == one["the policy"]
-    # of two more slots in 40 env-steps: layer, norm and encoding of 64 numbers, and the 256 that score it
-    assert three["activations of the update"] - one["activations of the update"] == 2 * 40 * 4 * (3 * 64 + 256)
+    # of two more slots in 40 env-steps: layer, norm and encoding of 64 numbers, and the 256 that
+    # score it
+    assert three["activations of the update"] - one["activations of the update"] == 2 * 40 * 4 * (
+        3 * 64 + 256
+    )
     wide = sizes(["r0c0"], slot_features=128)
-    # mean and largest of 64 numbers more enter a layer of 512; parameters, gradients and two moments
+    # mean and largest of 64 numbers more enter a layer of 512; parameters, gradients and two
+    # moments
     assert wide["the policy"] - one["the policy"] == 4 * 4 * 512 * 2 * 64
 
 
 def test_what_fits_alone_is_refused_where_another_process_takes_as_much() -> None:
-    cfg, free = TrainConfig(envs=2**20, steps=1), free_memory(CPU)
+    cfg = TrainConfig(envs=2**20, steps=1)
+    free = free_memory(CPU)
     assert free is not None
     fits = with_envs(cfg, most_envs(cfg, CPU, free * 3 // 4))
     check_room(fits, CPU)
@@ -74,15 +102,34 @@ def test_what_fits_alone_is_refused_where_another_process_takes_as_much() -> Non
         ({"batch_size": 1_000_000, "train_samples": 1_000_000, "envs": 64}, "batch_size=1000000"),
         ({"steps": 1_000_000, "envs": 4096}, "steps=1000000"),
         ({"train_samples": 32 * 10**7, "envs": 1024}, "train_samples=320000000"),
-        ({"task": TaskConfig(base_channels=4096, num_blocks=2, num_pools=2, kernel_size=31), "envs": 1,
-          "slots": ["r0c0"]}, "task.base_channels=4096"),
-        ({"policy": PolicyConfig(network=NetworkConfig(hidden=16384, layers=32))}, "policy.network.hidden=16384"),
-        ({"data": DataConfig(name="synthetic", synthetic_train=1_000_000, synthetic_test=1_000_000)},
-         "data.synthetic_train=1000000"),
+        (
+            {
+                "task": TaskConfig(base_channels=4096, num_blocks=2, num_pools=2, kernel_size=31),
+                "envs": 1,
+                "slots": ["r0c0"],
+            },
+            "task.base_channels=4096",
+        ),
+        (
+            {"policy": PolicyConfig(network=NetworkConfig(hidden=16384, layers=32))},
+            "policy.network.hidden=16384",
+        ),
+        (
+            {
+                "data": DataConfig(
+                    name="synthetic", synthetic_train=1_000_000, synthetic_test=1_000_000
+                )
+            },
+            "data.synthetic_train=1000000",
+        ),
     ],
-)  # fmt: skip
-def test_what_no_machine_holds_is_refused_at_once_and_says_what_to_lower(changed: dict, setting: str) -> None:
-    with pytest.raises(SettingError, match=rf"^{setting}: must be so small .* GiB are free\. Lower "):
+)
+def test_what_no_machine_holds_is_refused_at_once_and_says_what_to_lower(
+    changed: dict, setting: str
+) -> None:
+    with pytest.raises(
+        SettingError, match=rf"^{setting}: must be so small .* GiB are free\. Lower "
+    ):
         check_room(replace(TrainConfig(), **changed), CPU)
 
 
@@ -100,14 +147,22 @@ def test_what_passes_is_counted_once() -> None:
 def test_the_most_envs_that_can_fit_are_told() -> None:
     cfg = TrainConfig(envs=2**20, steps=1)
     most = most_envs(cfg, CPU, 4 * GIB)
-    assert at_once(needs(replace(cfg, envs=most), CPU)) <= 4 * GIB < at_once(needs(replace(cfg, envs=most + 1), CPU))
+    assert (
+        at_once(needs(replace(cfg, envs=most), CPU))
+        <= 4 * GIB
+        < at_once(needs(replace(cfg, envs=most + 1), CPU))
+    )
     with pytest.raises(SettingError, match=r"At most \d+ envs can fit\."):
         check_room(cfg, CPU)
 
 
-@pytest.mark.parametrize("network", [{}, {"hidden": 256}, {"layers": 2}, {"features": 128}, {"slot_features": 16}])
+@pytest.mark.parametrize(
+    "network", [{}, {"hidden": 256}, {"layers": 2}, {"features": 128}, {"slot_features": 16}]
+)
 @pytest.mark.parametrize("slots", [["r0c0"], ["r0c0", "r0c1", "r0c2"]])
-def test_activations_of_an_update_are_counted_as_autograd_keeps_them(network: dict, slots: list[str]) -> None:
+def test_activations_of_an_update_are_counted_as_autograd_keeps_them(
+    network: dict, slots: list[str]
+) -> None:
     """No more than it keeps, as a run that fits must never be refused, and not much less."""
 
     def kept(envs: int) -> int:
@@ -120,12 +175,22 @@ def test_activations_of_an_update_are_counted_as_autograd_keeps_them(network: di
         learner, batch, noise = update_of(cfg, envs)
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
             evaluation = learner.policy.evaluate(batch.rows, [0], noise)
-            total_loss(evaluation, batch, learner.config, coefficients(learner.config, 0, 1), learner.tables)
+            total_loss(
+                evaluation,
+                batch,
+                learner.config,
+                coefficients(learner.config, 0, 1),
+                learner.tables,
+            )
         return sum(found.values())
 
-    cfg = TrainConfig(envs=8, steps=8, slots=slots, policy=PolicyConfig(network=NetworkConfig(**network)))
+    cfg = TrainConfig(
+        envs=8, steps=8, slots=slots, policy=PolicyConfig(network=NetworkConfig(**network))
+    )
     cfg.policy.ppo.minibatches = 1
-    counted = next(need.size for need in needs(cfg, CPU) if need.what == "activations of the update")
+    counted = next(
+        need.size for need in needs(cfg, CPU) if need.what == "activations of the update"
+    )
     measured = kept(16) - kept(8)
     assert 0.75 * measured < counted < measured
 
@@ -145,7 +210,10 @@ def update_of(cfg: TrainConfig, envs: int) -> tuple[Learner, Batch, Tensor]:
 
 
 def test_an_allocation_that_fails_is_one_line_and_other_errors_pass() -> None:
-    with pytest.raises(UserError, match=r"out of memory\. Lower envs, batch_size"), naming_memory(UserError):
+    with (
+        pytest.raises(UserError, match=r"out of memory\. Lower envs, batch_size"),
+        naming_memory(UserError),
+    ):
         torch.empty(2**50)
     with pytest.raises(OutOfRoomError, match="Lower envs"), naming_memory(OutOfRoomError):
         np.zeros(2**50)
@@ -158,9 +226,11 @@ def limited(*overrides: str, folder: Path, gibibytes: float) -> subprocess.Compl
     most = int(gibibytes * GIB)
     return subprocess.run(
         [sys.executable, "-m", "esper_soa.train", *SMALL, f"run_dir={folder}", *overrides],
-        capture_output=True, text=True, timeout=200,
+        capture_output=True,
+        text=True,
+        timeout=200,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (most, most)),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.slow

@@ -15,11 +15,15 @@ from esper_soa.nets.model.flops import training_flop
 from esper_soa.ops.metrics import MetricsAccumulator, RoundResult, blueprint_record
 from esper_soa.vocabulary import OP_NAMES, RUNNING_STAGES, Blend, Op, Stage
 
-NUM_ENVS, NUM_SLOTS, STEPS, TRAIN_SAMPLES = 4, 3, 30, 7
+NUM_ENVS = 4
+NUM_SLOTS = 3
+STEPS = 30
+TRAIN_SAMPLES = 7
 
 
 def played(seed: int) -> tuple[RoundResult, list[EnvStep]]:
-    rules, steps = tiny_rules(NUM_SLOTS, STEPS), []
+    rules = tiny_rules(NUM_SLOTS, STEPS)
+    steps = []
     metrics = MetricsAccumulator(CPU, NUM_ENVS, training_flop(rules.nets.shape, CPU), TRAIN_SAMPLES)
     for step in play_state(rules, NUM_ENVS, seed):
         metrics.add_(step.trusted, step.observed, step.result)
@@ -37,13 +41,23 @@ def test_every_seed_of_an_episode_has_one_fate_and_the_sums_agree() -> None:
         assert fate["germinated"] == totals.germinated[env]
     by_blueprint = result.record["blueprints"].values()
     for name in ("germinated", "fossilized", "pruned"):
-        assert result.seeds[name] == sum(fate[name] for fate in fates) == sum(row[name] for row in by_blueprint)
+        assert (
+            result.seeds[name]
+            == sum(fate[name] for fate in fates)
+            == sum(row[name] for row in by_blueprint)
+        )
     assert result.seeds["blended"] == totals.blended.sum()
-    assert result.record["seeds"] == {name: n for name, n in result.seeds.items() if name != "rollbacks"}
-    assert result.record["rollbacks"]["total"] == sum(episode["rollbacks"] for episode in result.episodes)
+    assert result.record["seeds"] == {
+        name: n for name, n in result.seeds.items() if name != "rollbacks"
+    }
+    assert result.record["rollbacks"]["total"] == sum(
+        episode["rollbacks"] for episode in result.episodes
+    )
 
 
-def test_an_episode_has_the_stability_of_its_last_rewards_and_the_shapley_values_of_its_last_env_step() -> None:
+def test_an_episode_has_the_stability_of_its_last_rewards_and_the_shapley_values_of_its_last_env_step() -> (  # noqa: E501
+    None
+):
     result, steps = played(1)
     rewards = torch.stack([step.result.terms.total for step in steps], 1)
     expected = stability(rewards[:, -20:], torch.full((NUM_ENVS,), STEPS))
@@ -61,7 +75,9 @@ def test_an_episode_has_the_stability_of_its_last_rewards_and_the_shapley_values
 
 def test_ops_successes_and_rows_are_those_of_every_env_step_waiting_included() -> None:
     result, steps = played(2)
-    chosen, successes, rows = Counter[int](), Counter[int](), 0
+    chosen = Counter[int]()
+    successes = Counter[int]()
+    rows = 0
     for step in steps:
         panic = step.observed.state.guard.panic.tolist()
         for env, op in enumerate(step.action.op.tolist()):
@@ -70,7 +86,9 @@ def test_ops_successes_and_rows_are_those_of_every_env_step_waiting_included() -
             successes[took_effect] += step.result.outcome.success[env].item()
         rows += sum(code >= 0 for codes in step.measured.subset.tolist() for code in codes)
     assert result.record["ops"] == {name: chosen[code] for code, name in enumerate(OP_NAMES)}
-    assert result.record["ops_successful"] == {name: successes[code] for code, name in enumerate(OP_NAMES)}
+    assert result.record["ops_successful"] == {
+        name: successes[code] for code, name in enumerate(OP_NAMES)
+    }
     assert successes[Op.WAIT] > 0
     assert successes[Op.ADVANCE] + successes[Op.PRUNE] + successes[Op.GERMINATE] > 0
     assert result.alpha_rows == result.record["alpha_rows"] == rows / (NUM_ENVS * STEPS) > 1
@@ -82,7 +100,11 @@ def test_reward_terms_are_sums_over_env_steps_of_means_over_envs() -> None:
         by_hand = sum(sum(step.result.terms.get(name).tolist()) / NUM_ENVS for step in steps)
         assert math.isclose(result.record["reward_terms"][name], by_hand, abs_tol=1e-9), name
     assert result.rewards == [episode["reward"] for episode in result.episodes]
-    spread = {"mean": sum(result.rewards) / NUM_ENVS, "min": min(result.rewards), "max": max(result.rewards)}
+    spread = {
+        "mean": sum(result.rewards) / NUM_ENVS,
+        "min": min(result.rewards),
+        "max": max(result.rewards),
+    }
     assert result.record["reward"] == pytest.approx(spread)
     accuracy = steps[-1].observed.state.signals.val_accuracy
     assert result.record["accuracy"]["max"] == accuracy.max()
@@ -90,19 +112,23 @@ def test_reward_terms_are_sums_over_env_steps_of_means_over_envs() -> None:
 
 
 def test_training_flop_are_of_the_host_and_the_seeds_that_ran_when_it_was_trained() -> None:
-    """Random play, rollbacks included: stages, blueprints and blends as they were at each training pass."""
+    """Random play, rollbacks included: stages, blueprints and blends as they were at each training
+    pass.
+    """
     result, steps = played(7)
     costs = training_flop(tiny_rules(NUM_SLOTS, STEPS).nets.shape, CPU)
     gated = 0
     for env in range(NUM_ENVS):
         total = 0.0
         for step in steps:
-            slots, total = step.before.slots, total + costs.host
+            slots = step.before.slots
+            total = total + costs.host
             for slot, stage in enumerate(slots.stage[env].tolist()):
                 if stage in RUNNING_STAGES:
                     total += costs.seed[slot, slots.blueprint[env, slot]].item()
                     if stage != Stage.TRAINING and slots.blend[env, slot] == Blend.GATE:
-                        gated, total = gated + 1, total + costs.gate[slot].item()
+                        gated = gated + 1
+                        total = total + costs.gate[slot].item()
         assert result.train_flop[env] == pytest.approx(TRAIN_SAMPLES * total)
         assert result.train_flop[env] > TRAIN_SAMPLES * STEPS * costs.host
     assert gated > 0, "no seed was gated"
@@ -123,7 +149,9 @@ def test_rollbacks_are_counted_by_reason_and_by_env() -> None:
         assert [episode["rollbacks"] for episode in result.episodes] == by_env
         told = result.record["rollbacks"]
         assert told["total"] == result.seeds["rollbacks"] == sum(by_env)
-        assert {name: told[name] for name in REASON_NAMES[1:]} == {name: own[name] for name in REASON_NAMES[1:]}
+        assert {name: told[name] for name in REASON_NAMES[1:]} == {
+            name: own[name] for name in REASON_NAMES[1:]
+        }
         reasons += own
     assert reasons.total() > 0, "no host was rolled back"
 
@@ -133,20 +161,35 @@ def test_means_of_blueprints_are_none_where_there_is_nothing_to_average() -> Non
         return torch.zeros(13, dtype=torch.float64).index_fill(0, torch.tensor(code), value)
 
     none = torch.zeros(13, dtype=torch.float64)
-    stats = BlueprintStats(germinated=place(1, 4), fossilized=place(1, 2), pruned=place(3, 1), gain=place(1, 5.0),
-                           churn=place(3, -2.0), blending_gain=none, contribution=none, measured=none)  # fmt: skip
+    stats = BlueprintStats(
+        germinated=place(1, 4),
+        fossilized=place(1, 2),
+        pruned=place(3, 1),
+        gain=place(1, 5.0),
+        churn=place(3, -2.0),
+        blending_gain=none,
+        contribution=none,
+        measured=none,
+    )
     record = blueprint_record(stats)
     assert list(record) == ["conv_light", "norm"]
     assert record["conv_light"] == {
-        "germinated": 4, "fossilized": 2, "pruned": 0, "fossilization_rate": 100.0, "mean_gain": 2.5,
-        "mean_churn": None, "mean_blending_gain": 0.0, "mean_contribution": None,
-    }  # fmt: skip
+        "germinated": 4,
+        "fossilized": 2,
+        "pruned": 0,
+        "fossilization_rate": 100.0,
+        "mean_gain": 2.5,
+        "mean_churn": None,
+        "mean_blending_gain": 0.0,
+        "mean_contribution": None,
+    }
     assert record["norm"]["mean_churn"] == -2.0
 
 
 def calls_of_a_reading(num_envs: int) -> int:
     """Calls of functions, of torch's among them, while the numbers of a round are read."""
-    rules, counted = tiny_rules(2, 3), 0
+    rules = tiny_rules(2, 3)
+    counted = 0
     metrics = MetricsAccumulator(CPU, num_envs, training_flop(rules.nets.shape, CPU), TRAIN_SAMPLES)
     for step in play_state(rules, num_envs, seed=0):
         metrics.add_(step.trusted, step.observed, step.result)

@@ -1,4 +1,6 @@
-"""Files of networks and policies: the same bits in another process, and a clear word for every file that is none."""
+"""Files of networks and policies: the same bits in another process, and a clear word for every file
+that is none.
+"""
 
 import json
 import os
@@ -39,7 +41,9 @@ def net(hosts: Measured) -> GrownNetwork:
 def policy() -> Controller:
     """A small policy of four slots with its own numbers."""
     slots = enabled_slots(TaskConfig(), ["r0c0", "r0c1", "r1c0", "r1c1"])
-    made = Controller(controller_spec(PolicyConfig(network=NetworkConfig(hidden=16, features=8)), slots))
+    made = Controller(
+        controller_spec(PolicyConfig(network=NetworkConfig(hidden=16, features=8)), slots)
+    )
     torch.manual_seed(5)
     with torch.no_grad():
         for value in made.state_dict().values():
@@ -76,11 +80,15 @@ print(json.dumps([digest(net.state_dict()), digest({"out": out.detach()}), net.t
 
 def elsewhere(path: Path, *more: str) -> list:
     """What another process finds in the file."""
-    done = subprocess.run([sys.executable, "-c", LOADED, str(path), *more], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED, str(path), *more], capture_output=True, text=True, check=True
+    )
     return json.loads(done.stdout)
 
 
-def test_a_network_is_the_same_to_the_bit_in_a_fresh_process(net: GrownNetwork, tmp_path: Path) -> None:
+def test_a_network_is_the_same_to_the_bit_in_a_fresh_process(
+    net: GrownNetwork, tmp_path: Path
+) -> None:
     path = tmp_path / "host.safetensors"
     save(net, path)
     with torch.random.fork_rng():
@@ -107,7 +115,8 @@ def test_weights_are_saved_as_they_are_now(net: GrownNetwork, tmp_path: Path) ->
 
 
 def test_all_hosts_of_a_round_are_one_file(hosts: Measured, tmp_path: Path) -> None:
-    path, every = tmp_path / "hosts.safetensors", hosts.hosts(list(range(NUM_HOSTS)))
+    path = tmp_path / "hosts.safetensors"
+    every = hosts.hosts(list(range(NUM_HOSTS)))
     save_hosts(every, path)
     assert specs(path) == [one.spec for one in every]
     for env, one in enumerate(every):
@@ -120,10 +129,16 @@ def test_all_hosts_of_a_round_are_one_file(hosts: Measured, tmp_path: Path) -> N
         with pytest.raises(ModuleFileError, match=rf"env={env}: must be 0 to 4, the hosts in it"):
             load(path, env)
     save_hosts(every[:1], path)
-    assert digest(load(path, 0).state_dict()) == digest(load(path).state_dict()) == digest(every[0].tensors)
+    assert (
+        digest(load(path, 0).state_dict())
+        == digest(load(path).state_dict())
+        == digest(every[0].tensors)
+    )
 
 
-def test_layers_that_are_not_those_of_the_spec_are_not_saved(net: GrownNetwork, tmp_path: Path) -> None:
+def test_layers_that_are_not_those_of_the_spec_are_not_saved(
+    net: GrownNetwork, tmp_path: Path
+) -> None:
     classifier = net.get_submodule("classifier")
     classifier.add_module("linear", nn.Linear(8, 3))
     with pytest.raises(ValueError, match=r"not those of its spec: keep it by torch\.save"):
@@ -172,7 +187,9 @@ def damaged(path: Path, way: str) -> None:
         ("a checkpoint of torch", "cut off, damaged, or no file of safetensors"),
     ],
 )
-def test_a_file_that_is_none_is_named_with_the_reason(net: GrownNetwork, tmp_path: Path, way: str, told: str) -> None:
+def test_a_file_that_is_none_is_named_with_the_reason(
+    net: GrownNetwork, tmp_path: Path, way: str, told: str
+) -> None:
     path = tmp_path / "host.safetensors"
     save(net, path)
     damaged(path, way)
@@ -183,14 +200,28 @@ def test_a_file_that_is_none_is_named_with_the_reason(net: GrownNetwork, tmp_pat
 
 
 CHANGES: dict[str, tuple[Callable[[dict], object], str]] = {
-    "newer": (lambda ours: ours.update(version=2), "by a newer version of the program: this one reads version 1"),
+    "newer": (
+        lambda ours: ours.update(version=2),
+        "by a newer version of the program: this one reads version 1",
+    ),
     "no version": (lambda ours: ours.pop("version"), "its description is not understood"),
-    "another kind": (lambda ours: ours["modules"][0].update(kind="tree"), "holds tree, no network or policy"),
+    "another kind": (
+        lambda ours: ours["modules"][0].update(kind="tree"),
+        "holds tree, no network or policy",
+    ),
     "nothing": (lambda ours: ours["modules"].clear(), "holds nothing, no network or policy"),
-    "no spec": (lambda ours: ours["modules"][0].update(spec=None), "its description is not understood"),
-    "spec of a list": (lambda ours: ours["modules"][0].update(spec=[]), "its description is not understood"),
+    "no spec": (
+        lambda ours: ours["modules"][0].update(spec=None),
+        "its description is not understood",
+    ),
+    "spec of a list": (
+        lambda ours: ours["modules"][0].update(spec=[]),
+        "its description is not understood",
+    ),
     "other layers": (
-        lambda ours: ours["modules"][0]["spec"]["host"][0]["layers"][0]["arguments"].update(out_channels=5),
+        lambda ours: ours["modules"][0]["spec"]["host"][0]["layers"][0]["arguments"].update(
+            out_channels=5
+        ),
         "its description is not understood",
     ),
     "a layer of no kind": (
@@ -198,16 +229,24 @@ CHANGES: dict[str, tuple[Callable[[dict], object], str]] = {
         "a layer of the kind system, which is none of Conv2d",
     ),
     "a huge layer": (
-        lambda ours: ours["modules"][0]["spec"]["host"][0]["layers"][0]["arguments"].update(out_channels=10**9),
+        lambda ours: ours["modules"][0]["spec"]["host"][0]["layers"][0]["arguments"].update(
+            out_channels=10**9
+        ),
         "its description is not understood",
     ),
-    "a policy": (lambda ours: ours["modules"][0].update(kind="policy"), "its description is not understood"),
-}  # fmt: skip
+    "a policy": (
+        lambda ours: ours["modules"][0].update(kind="policy"),
+        "its description is not understood",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_description_that_is_none_is_refused(net: GrownNetwork, tmp_path: Path, name: str) -> None:
-    path, (change, told) = tmp_path / "host.safetensors", CHANGES[name]
+def test_a_description_that_is_none_is_refused(
+    net: GrownNetwork, tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / "host.safetensors"
+    (change, told) = CHANGES[name]
     save(net, path)
     with_entry(path, change)
     with pytest.raises(ModuleFileError, match=told):
@@ -227,17 +266,23 @@ save(net, sys.argv[1])
 
 
 @pytest.mark.parametrize("moment", ["fsync", "replace"])
-def test_a_kill_during_the_write_leaves_the_old_file(net: GrownNetwork, tmp_path: Path, moment: str) -> None:
+def test_a_kill_during_the_write_leaves_the_old_file(
+    net: GrownNetwork, tmp_path: Path, moment: str
+) -> None:
     path = tmp_path / "host.safetensors"
     save(net, path)
     before = path.read_bytes()
-    done = subprocess.run([sys.executable, "-c", KILLED, str(path), moment], env=os.environ, capture_output=True)
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(path), moment], env=os.environ, capture_output=True
+    )
     assert done.returncode == -signal.SIGKILL
     assert path.read_bytes() == before
     assert digest(load(path).state_dict()) == digest(net.state_dict())
 
 
-def test_a_file_that_cannot_be_written_leaves_nothing_behind(net: GrownNetwork, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_leaves_nothing_behind(
+    net: GrownNetwork, tmp_path: Path
+) -> None:
     (tmp_path / "host").mkdir()
     with pytest.raises(OSError, match="host"):
         save(net, tmp_path / "host")
@@ -255,11 +300,14 @@ PLACES = {
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("kind", HOSTILE)
-@pytest.mark.parametrize("arguments", [{"channels": "CODE"}, {"classes": "CODE", "segment": 0}, {"channels": 8}])
+@pytest.mark.parametrize(
+    "arguments", [{"channels": "CODE"}, {"classes": "CODE", "segment": 0}, {"channels": 8}]
+)
 def test_a_file_calls_nothing_that_is_not_a_marked_part(
     hosts: Measured, tmp_path: Path, place: str, kind: str, arguments: dict
 ) -> None:
-    path, trace = tmp_path / "host.safetensors", tmp_path / "trace"
+    path = tmp_path / "host.safetensors"
+    trace = tmp_path / "trace"
     code = f"open({str(trace)!r}, 'w')" if kind == "builtins:exec" else f"touch {trace}"
     layer = {
         "name": "x",
@@ -281,13 +329,17 @@ def test_a_layer_takes_numbers_alone(net: GrownNetwork, tmp_path: Path) -> None:
     save(net, path)
     with_entry(
         path,
-        lambda ours: ours["modules"][0]["spec"]["host"][0]["layers"][0]["arguments"].update(device="cpu"),
+        lambda ours: ours["modules"][0]["spec"]["host"][0]["layers"][0]["arguments"].update(
+            device="cpu"
+        ),
     )
     with pytest.raises(ModuleFileError, match="device='cpu', which is no number"):
         load(path)
 
 
-@pytest.mark.parametrize("arguments", [{"channels": 8.0}, {"channels": True}, {"channels": 8, "more": 1}, {}])
+@pytest.mark.parametrize(
+    "arguments", [{"channels": 8.0}, {"channels": True}, {"channels": 8, "more": 1}, {}]
+)
 def test_a_users_part_takes_whole_numbers_of_its_role(arguments: dict) -> None:
     with pytest.raises(ValueError, match="it takes channels, whole numbers"):
         layer_of({"name": "x", "kind": f"{__name__}:twice", "arguments": arguments}, "blueprint")
@@ -300,10 +352,15 @@ def seed_named_otherwise(channels: int) -> nn.Module:
 
 def test_a_users_part_is_found_by_its_mark_in_its_role(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "parts", ModuleType("parts"))
-    sys.modules["parts"].__dict__.update(seed_named_otherwise=seed_named_otherwise, unmarked=nn.Identity)
+    sys.modules["parts"].__dict__.update(
+        seed_named_otherwise=seed_named_otherwise, unmarked=nn.Identity
+    )
     layer = {"name": "x", "kind": "parts:twice", "arguments": {"channels": 8}}
     assert isinstance(layer_of(layer, "blueprint"), nn.Conv2d)
-    for changed, role in ((layer, "host"), (layer | {"kind": "parts:seed_named_otherwise"}, "blueprint")):
+    for changed, role in (
+        (layer, "host"),
+        (layer | {"kind": "parts:seed_named_otherwise"}, "blueprint"),
+    ):
         with pytest.raises(ValueError, match="parts"):
             layer_of(changed, role)
     with pytest.raises(ValueError, match="a layer of the kind parts:twice"):

@@ -1,4 +1,6 @@
-"""The networks of a run: the best host so far and the hosts of the last round, as they were measured, come what may."""
+"""The networks of a run: the best host so far and the hosts of the last round, as they were
+measured, come what may.
+"""
 
 import json
 import shutil
@@ -31,14 +33,24 @@ ROUNDS = 6
 def settings(player: str = "random", **changed: object) -> TrainConfig:
     """Three hosts of some hundred weights in which seeds grow at random."""
     cfg = TrainConfig(
-        envs=3, rounds=ROUNDS, steps=10, batch_size=4, train_samples=8, val_samples=16, slots=["r0c0", "r1c1"],
-        control="none", checkpoint_every=1,
+        envs=3,
+        rounds=ROUNDS,
+        steps=10,
+        batch_size=4,
+        train_samples=8,
+        val_samples=16,
+        slots=["r0c0", "r1c1"],
+        control="none",
+        checkpoint_every=1,
         task=TaskConfig(name="tiny", base_channels=2, num_blocks=2, kernel_size=1, num_pools=2),
         data=DataConfig(name="synthetic", synthetic_train=32, synthetic_test=16),
         gates=GatesConfig(min_gradient_health=0.0, min_blending_steps=1),
-        policy=PolicyConfig(name=player, network=NetworkConfig(hidden=8, features=8), ppo=PPOConfig(epochs=2)),
-        telemetry=TelemetryConfig(progress="off"), compute=ComputeConfig(threads=1, workers=1, engine="torch"),
-    )  # fmt: skip
+        policy=PolicyConfig(
+            name=player, network=NetworkConfig(hidden=8, features=8), ppo=PPOConfig(epochs=2)
+        ),
+        telemetry=TelemetryConfig(progress="off"),
+        compute=ComputeConfig(threads=1, workers=1, engine="torch"),
+    )
     return replace(cfg, **changed)  # type: ignore[arg-type]
 
 
@@ -69,10 +81,13 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return fresh(settings(), tmp_path_factory.mktemp("undisturbed"))
 
 
-def test_the_hosts_of_the_last_round_have_the_accuracy_that_the_run_tells(undisturbed: RunFolder) -> None:
+def test_the_hosts_of_the_last_round_have_the_accuracy_that_the_run_tells(
+    undisturbed: RunFolder,
+) -> None:
     (path,) = undisturbed.network_files("hosts")[-1:]
     assert path.name == "hosts_000006.safetensors"
-    world, told = build_world(settings(), CPU), [line for line in episodes(undisturbed) if line["round"] == ROUNDS]
+    world = build_world(settings(), CPU)
+    told = [line for line in episodes(undisturbed) if line["round"] == ROUNDS]
     chosen = world.validation.order
     images = world.images.test_images[chosen].permute(0, 3, 1, 2).float() / 255
     seeds = 0
@@ -87,7 +102,9 @@ def test_the_hosts_of_the_last_round_have_the_accuracy_that_the_run_tells(undist
     assert seeds > 0
 
 
-def test_the_best_host_is_the_first_of_the_highest_accuracy_of_all_rounds(undisturbed: RunFolder) -> None:
+def test_the_best_host_is_the_first_of_the_highest_accuracy_of_all_rounds(
+    undisturbed: RunFolder,
+) -> None:
     spec = load(undisturbed.network_files("best")[-1]).spec
     told = episodes(undisturbed)
     assert spec["accuracy"] == max(line["accuracy"] for line in told)
@@ -96,10 +113,14 @@ def test_the_best_host_is_the_first_of_the_highest_accuracy_of_all_rounds(undist
 
 
 def test_old_files_stay_while_a_checkpoint_needs_them_and_no_longer(undisturbed: RunFolder) -> None:
-    assert [path.name for path in undisturbed.checkpoints()] == ["checkpoint_000005.pt", "checkpoint_000006.pt"]
+    assert [path.name for path in undisturbed.checkpoints()] == [
+        "checkpoint_000005.pt",
+        "checkpoint_000006.pt",
+    ]
     assert [path.name for path in undisturbed.network_files("hosts")] == [
-        "hosts_000005.safetensors", "hosts_000006.safetensors"
-    ]  # fmt: skip
+        "hosts_000005.safetensors",
+        "hosts_000006.safetensors",
+    ]
     old = [path for path in undisturbed.network_files("best") if load(path).spec["round"] <= 5]
     assert len(old) == 1
 
@@ -116,11 +137,14 @@ def test_a_run_that_was_stopped_and_goes_on_has_the_same_networks_to_the_bit(
 def test_what_was_written_after_the_checkpoint_is_dropped_and_the_best_host_is_that_of_then(
     tmp_path: Path, player: str
 ) -> None:
-    whole, back = tmp_path / "whole", tmp_path / "back"
+    whole = tmp_path / "whole"
+    back = tmp_path / "back"
     shorter = kept(fresh(settings(player, rounds=4), whole))
     fresh(settings(player, checkpoint_keep=9), back)
     for rounds in (3, 1):
-        folder = resumed(settings(player, rounds=4, checkpoint_keep=9), back, f"checkpoint_{rounds:06d}.pt")
+        folder = resumed(
+            settings(player, rounds=4, checkpoint_keep=9), back, f"checkpoint_{rounds:06d}.pt"
+        )
         assert kept(folder) == shorter
 
 
@@ -135,7 +159,9 @@ def test_a_run_that_was_killed_between_its_networks_and_its_checkpoint_goes_on_r
     assert list(folder.path.rglob("*.tmp")) == []
 
 
-def test_a_run_without_a_checkpoint_begins_afresh_and_its_networks_too(undisturbed: RunFolder, tmp_path: Path) -> None:
+def test_a_run_without_a_checkpoint_begins_afresh_and_its_networks_too(
+    undisturbed: RunFolder, tmp_path: Path
+) -> None:
     folder = RunFolder(tmp_path / "run")
     shutil.copytree(undisturbed.path, folder.path)
     for path in folder.checkpoints():
@@ -145,7 +171,9 @@ def test_a_run_without_a_checkpoint_begins_afresh_and_its_networks_too(undisturb
     assert kept(folder) == kept(undisturbed)
 
 
-def test_a_damaged_best_host_is_passed_over_with_a_warning(undisturbed: RunFolder, tmp_path: Path) -> None:
+def test_a_damaged_best_host_is_passed_over_with_a_warning(
+    undisturbed: RunFolder, tmp_path: Path
+) -> None:
     folder = RunFolder(tmp_path / "run")
     shutil.copytree(undisturbed.path, folder.path)
     newest = folder.network_files("best")[-1]
@@ -155,7 +183,9 @@ def test_a_damaged_best_host_is_passed_over_with_a_warning(undisturbed: RunFolde
     assert found.best is None or found.best["round"] < int(newest.stem.removeprefix("best_"))
 
 
-def test_a_run_whose_networks_are_gone_goes_on_and_says_so(undisturbed: RunFolder, tmp_path: Path) -> None:
+def test_a_run_whose_networks_are_gone_goes_on_and_says_so(
+    undisturbed: RunFolder, tmp_path: Path
+) -> None:
     folder = RunFolder(tmp_path / "run")
     shutil.copytree(undisturbed.path, folder.path)
     shutil.rmtree(folder.networks)
@@ -164,7 +194,9 @@ def test_a_run_whose_networks_are_gone_goes_on_and_says_so(undisturbed: RunFolde
     assert "networks the best host so far is not there" in folder.log.read_text()
 
 
-def test_they_are_there_before_the_control_plays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_they_are_there_before_the_control_plays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def no_control(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -173,15 +205,17 @@ def test_they_are_there_before_the_control_plays(tmp_path: Path, monkeypatch: py
         fresh(settings(rounds=1, control="wait", checkpoint_every=0), tmp_path)
     folder = RunFolder(tmp_path)
     assert [path.name for path in sorted(folder.networks.iterdir())] == [
-        "best_000001.safetensors", "hosts_000001.safetensors"
-    ]  # fmt: skip
+        "best_000001.safetensors",
+        "hosts_000001.safetensors",
+    ]
     assert len(specs(folder.network_files("hosts")[0])) == 3
 
 
 def test_a_best_host_that_could_not_be_written_is_written_after_the_next_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain, calls = networks.save, []
+    plain = networks.save
+    calls = []
 
     def failing(net: object, path: Path) -> None:
         calls.append(path.name)
@@ -196,12 +230,16 @@ def test_a_best_host_that_could_not_be_written_is_written_after_the_next_round(
     assert load(folder.network_files("best")[-1]).spec["accuracy"] == best
 
 
-def test_hosts_that_cannot_be_written_are_named_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hosts_that_cannot_be_written_are_named_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def failing(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(networks, "save_hosts", failing)
-    with pytest.raises(IncompleteError, match=r"networks/hosts could not be written \(No space left on device\)"):
+    with pytest.raises(
+        IncompleteError, match=r"networks/hosts could not be written \(No space left on device\)"
+    ):
         fresh(settings(rounds=1), tmp_path)
     assert (tmp_path / "summary.json").is_file()
 
@@ -218,15 +256,22 @@ def standing(world_slots: int, accuracy: list[float], stages: list[int]) -> Stan
 
 
 NAN = float("nan")
-FOSSIL, EMPTY = Stage.FOSSILIZED, Stage.EMPTY
+FOSSIL = Stage.FOSSILIZED
+EMPTY = Stage.EMPTY
 
 
 @pytest.mark.parametrize(
     ("rounds", "best"),
     [
         ([([50.0, 60.0, 55.0], [EMPTY] * 3)], (1, 1)),
-        ([([50.0, 50.0, 50.0], [FOSSIL, EMPTY, EMPTY])], (1, 1)),  # fewest parameters, then the lower env
-        ([([50.0, 50.0, 50.0], [EMPTY] * 3), ([50.0, 50.0, 50.0], [EMPTY] * 3)], (1, 0)),  # the earlier round
+        (
+            [([50.0, 50.0, 50.0], [FOSSIL, EMPTY, EMPTY])],
+            (1, 1),
+        ),  # fewest parameters, then the lower env
+        (
+            [([50.0, 50.0, 50.0], [EMPTY] * 3), ([50.0, 50.0, 50.0], [EMPTY] * 3)],
+            (1, 0),
+        ),  # the earlier round
         ([([50.0, 1.0, 1.0], [FOSSIL] * 3), ([1.0, 1.0, 50.0], [EMPTY] * 3)], (2, 2)),  # smaller
         ([([50.0, 1.0, 1.0], [EMPTY] * 3), ([1.0, 50.0, 1.0], [FOSSIL] * 3)], (1, 0)),
         ([([NAN, 1.0, NAN], [EMPTY] * 3), ([NAN] * 3, [EMPTY] * 3)], (1, 1)),
@@ -247,8 +292,10 @@ def test_the_best_host_has_the_highest_accuracy_then_the_fewest_parameters(
 def test_a_host_that_was_rolled_back_stands_as_that_left_it_without_an_accuracy() -> None:
     seen = 0
     for played in play_state(tiny_rules(3, 40), 64, 5):
-        before, after = played.observed.state, played.result.state
-        stood, panic = standing_of(before, after), before.guard.panic
+        before = played.observed.state
+        after = played.result.state
+        stood = standing_of(before, after)
+        panic = before.guard.panic
         assert torch.equal(stood.accuracy.isnan(), panic)
         assert torch.equal(stood.stage[panic], after.slots.stage[panic])
         assert torch.equal(stood.stage[~panic], before.slots.stage[~panic])

@@ -1,4 +1,6 @@
-"""Shares of phases and traces: what a phase counts, that watching changes nothing, and what a run tells."""
+"""Shares of phases and traces: what a phase counts, that watching changes nothing, and what a run
+tells.
+"""
 
 import io
 import json
@@ -25,8 +27,16 @@ from esper_soa.ops.rundir import open_run_folder
 from esper_soa.paths import config_dir
 from esper_soa.trainer import run
 
-TINY = ("rounds=2", "steps=4", "telemetry.progress=off", "batch_size=2", "train_samples=4", "val_samples=4",
-        "data.synthetic_train=8", "data.synthetic_test=4")  # fmt: skip
+TINY = (
+    "rounds=2",
+    "steps=4",
+    "telemetry.progress=off",
+    "batch_size=2",
+    "train_samples=4",
+    "val_samples=4",
+    "data.synthetic_train=8",
+    "data.synthetic_test=4",
+)
 
 
 class HandClock:
@@ -43,8 +53,10 @@ class HandClock:
 
 
 def by_hand() -> tuple[PhaseProfile, HandClock]:
-    profile, clock = PhaseProfile(CPU), HandClock()
-    profile.clock, profile.start = clock, 0.0
+    profile = PhaseProfile(CPU)
+    clock = HandClock()
+    profile.clock = clock
+    profile.start = 0.0
     return profile, clock
 
 
@@ -62,7 +74,11 @@ def test_a_lap_takes_what_passed_since_the_lap_before() -> None:
 def test_feeds_are_taken_out_of_the_phase_around_them() -> None:
     # 10 s of training; two threads fed for 1 + 3 and 2 s: 3 s each on average.
     profile, clock = by_hand()
-    profile.spans = [module.Span(0, 1, 1.0, 2.0), module.Span(0, 1, 3.0, 6.0), module.Span(0, 2, 4.0, 6.0)]
+    profile.spans = [
+        module.Span(0, 1, 1.0, 2.0),
+        module.Span(0, 1, 3.0, 6.0),
+        module.Span(0, 2, 4.0, 6.0),
+    ]
     clock.time = 10.0
     profile.phase_ended("training")
     assert profile.take() == {"training": 7.0, "data": 3.0}
@@ -83,15 +99,18 @@ def played(profile: module.NoProfile, steps: int = 3) -> Episode:
 
 
 def test_watching_changes_no_result() -> None:
-    one, other = played(NO_PROFILE).env.state, played(PhaseProfile(CPU)).env.state
+    one = played(NO_PROFILE).env.state
+    other = played(PhaseProfile(CPU)).env.state
     assert torch.equal(one.signals.val_loss, other.signals.val_loss)
     assert torch.equal(one.signals.train_loss, other.signals.train_loss)
 
 
 def test_the_phases_of_an_episode_make_up_its_time() -> None:
-    profile, begun = PhaseProfile(CPU), time.perf_counter()
+    profile = PhaseProfile(CPU)
+    begun = time.perf_counter()
     played(profile)
-    passed, found = time.perf_counter() - begun, profile.take()
+    passed = time.perf_counter() - begun
+    found = profile.take()
     assert set(found) == {"reset", "data", "state", "training", "validation", "policy", "telemetry"}
     assert all(seconds > 0 for seconds in found.values())
     assert sum(found.values()) <= passed
@@ -109,7 +128,9 @@ def test_an_unknown_profile_is_refused() -> None:
 
 
 @pytest.fixture
-def told(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
+def told(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> pytest.LogCaptureFixture:
     """What the package's logger says."""
     monkeypatch.setattr(LOGGER, "propagate", True)
     caplog.set_level(logging.INFO, LOGGER.name)
@@ -132,11 +153,15 @@ def test_a_trace_holds_the_env_steps_after_warm_up(tmp_path: Path) -> None:
         profile.env_step()
     profile.close()
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    steps = [event["name"] for event in events if re.match(r"ProfilerStep#\d+$", event.get("name", ""))]
+    steps = [
+        event["name"] for event in events if re.match(r"ProfilerStep#\d+$", event.get("name", ""))
+    ]
     assert sorted(set(steps)) == ["ProfilerStep#3", "ProfilerStep#4", "ProfilerStep#5"]
 
 
-def test_a_run_too_short_for_a_trace_says_so(tmp_path: Path, told: pytest.LogCaptureFixture) -> None:
+def test_a_run_too_short_for_a_trace_says_so(
+    tmp_path: Path, told: pytest.LogCaptureFixture
+) -> None:
     profile = make_profile("torch", CPU, tmp_path)
     profile.env_step()
     profile.close()
@@ -155,7 +180,9 @@ def run_with(profile: str, folder: Path) -> str:
 
 
 def test_a_run_tells_its_phases_once_per_update(tmp_path: Path) -> None:
-    lines = [line for line in run_with("phases", tmp_path / "run").splitlines() if "phases  " in line]
+    lines = [
+        line for line in run_with("phases", tmp_path / "run").splitlines() if "phases  " in line
+    ]
     assert len(lines) == 2
     shown = dict(re.findall(r"([a-z]+) ([0-9.]+) %", lines[1]))
     assert list(shown) == list(module.PHASES)

@@ -53,7 +53,8 @@ def test_pace_forgets_a_slow_start() -> None:
 
 
 def test_plain_lines_come_at_the_interval_and_at_the_end() -> None:
-    clock, console = Clock(), plain_console()
+    clock = Clock()
+    console = plain_console()
     with Progress(total=40, console=console, interval=10.0, clock=clock) as progress:
         for number in range(5):
             clock.now += 4.0
@@ -67,7 +68,8 @@ def test_plain_lines_come_at_the_interval_and_at_the_end() -> None:
 
 @pytest.mark.parametrize("live", [False, True])
 def test_env_steps_that_are_left_out_are_no_longer_waited_for(live: bool) -> None:
-    clock, console = Clock(), Console(file=io.StringIO(), force_terminal=live, width=200)
+    clock = Clock()
+    console = Console(file=io.StringIO(), force_terminal=live, width=200)
     with Progress(total=40, console=console, clock=clock) as progress:
         for played, left_out in ((8, 0), (4, 4), (4, 20)):
             clock.now += 4.0
@@ -79,7 +81,8 @@ def test_env_steps_that_are_left_out_are_no_longer_waited_for(live: bool) -> Non
 
 
 def test_unknown_numbers_show_as_dashes() -> None:
-    clock, console = Clock(), plain_console()
+    clock = Clock()
+    console = plain_console()
     with Progress(total=1, console=console, clock=clock) as progress:
         progress.advance(1, "start", accuracy=math.nan, reward=math.nan)
     assert written(console) == ["start  1/1 env-steps  -- EPS  accuracy -- %  reward --  left --"]
@@ -113,7 +116,14 @@ def test_a_terminal_gets_a_live_bar_with_the_same_facts() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
-    [(0.4, "0s"), (59.4, "59s"), (59.6, "1m00s"), (185.0, "3m05s"), (7620.0, "2h07m"), (math.nan, "--")],
+    [
+        (0.4, "0s"),
+        (59.4, "59s"),
+        (59.6, "1m00s"),
+        (185.0, "3m05s"),
+        (7620.0, "2h07m"),
+        (math.nan, "--"),
+    ],
 )
 def test_durations_read_well(seconds: float, words: str) -> None:
     assert duration(seconds) == words
@@ -127,5 +137,7 @@ def test_log_lines_go_to_console_as_they_are_and_to_the_file_with_times(tmp_path
     log.info("after the run")
     for handler in handlers:
         handler.close()
-    assert written(console) == ["data: fashion32 [embedded], a line that is longer than the console is wide"]
+    assert written(console) == [
+        "data: fashion32 [embedded], a line that is longer than the console is wide"
+    ]
     assert (tmp_path / "log.txt").read_text().endswith(" INFO " + written(console)[0] + "\n")

@@ -1,4 +1,6 @@
-"""Records of runs under a seal that fits: whatever stands in them is refused in words, or a run goes on from it."""
+"""Records of runs under a seal that fits: whatever stands in them is refused in words, or a run
+goes on from it.
+"""
 
 import copy
 import io
@@ -27,8 +29,24 @@ from esper_soa.running import Run
 from esper_soa.trainer import run
 
 CPU = torch.device("cpu")
-STRANGE = (None, True, -1, 2**62, math.nan, math.inf, 1e300, "text", "two\nlines", "x" * 5000, [], {}, [[]], {"a": 1},
-           torch.ones(2), torch.ones(2, 2, dtype=torch.float64))  # fmt: skip
+STRANGE = (
+    None,
+    True,
+    -1,
+    2**62,
+    math.nan,
+    math.inf,
+    1e300,
+    "text",
+    "two\nlines",
+    "x" * 5000,
+    [],
+    {},
+    [[]],
+    {"a": 1},
+    torch.ones(2),
+    torch.ones(2, 2, dtype=torch.float64),
+)
 Place = tuple[str | int, ...]
 
 
@@ -36,13 +54,20 @@ Place = tuple[str | int, ...]
 def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """A run of one round that has written its checkpoint, built anew."""
     cfg = TrainConfig(
-        envs=2, rounds=1, steps=2, batch_size=4, train_samples=4, val_samples=4, slots=["r0c0", "r0c1"],
+        envs=2,
+        rounds=1,
+        steps=2,
+        batch_size=4,
+        train_samples=4,
+        val_samples=4,
+        slots=["r0c0", "r0c1"],
         control="none",
         task=TaskConfig(name="tiny", base_channels=2, num_blocks=2, kernel_size=1, num_pools=2),
         data=DataConfig(name="synthetic", synthetic_train=16, synthetic_test=8),
         policy=PolicyConfig(network=NetworkConfig(hidden=8, features=8), ppo=PPOConfig(epochs=1)),
-        telemetry=TelemetryConfig(progress="off"), compute=ComputeConfig(threads=1),
-    )  # fmt: skip
+        telemetry=TelemetryConfig(progress="off"),
+        compute=ComputeConfig(threads=1),
+    )
     folder = RunFolder(tmp_path_factory.mktemp("run"))
     run(cfg, folder)
     with session(folder) as within:
@@ -57,14 +82,22 @@ def record(job: Run) -> dict:
 
 def places(value: object, at: Place = ()) -> Iterator[Place]:
     """Every place in nested dictionaries and lists, the outermost aside."""
-    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    parts = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for name, part in parts:
         yield (*at, name)
         yield from places(part, (*at, name))
 
 
 def changed(record: dict, place: Place, value: object) -> dict:
-    """The record with another value at `place`; without it where the value is Ellipsis. Shares what is not changed."""
+    """The record with another value at `place`; without it where the value is Ellipsis. Shares what
+    is not changed.
+    """
     part = record[place[0]] if len(place) > 1 else None
     inner = changed(part, place[1:], value) if part is not None else value
     if isinstance(record, list):
@@ -89,7 +122,9 @@ def go_on(job: Run, record: dict, path: Path) -> None:
 
 
 def outcome(job: Run, record: dict, path: Path) -> str:
-    """What is told of the record; nothing where it serves. Most that are refused are not written to a file first."""
+    """What is told of the record; nothing where it serves. Most that are refused are not written to
+    a file first.
+    """
     fault = record_fault(record)
     if fault and len(fault) % 10:
         return one_line(fault)
@@ -105,16 +140,22 @@ def test_the_record_of_a_real_run_serves(job: Run, record: dict, tmp_path: Path)
     assert outcome(job, record, tmp_path / "a.pt") == ""
 
 
-def test_a_run_that_was_saved_before_episodes_could_end_early_has_cut_off_none(record: dict, tmp_path: Path) -> None:
+def test_a_run_that_was_saved_before_episodes_could_end_early_has_cut_off_none(
+    record: dict, tmp_path: Path
+) -> None:
     older = changed(record, ("progress", "cut_off"), ...)
     assert "cut_off" not in older["progress"]
     assert resume.saved_run(tmp_path, older).progress.cut_off == 0
 
 
-def assert_told_in_words(job: Run, record: dict, changes: list[tuple[Place, object]], path: Path) -> int:
+def assert_told_in_words(
+    job: Run, record: dict, changes: list[tuple[Place, object]], path: Path
+) -> int:
     """Number of the changes that were refused."""
     told = [(place, outcome(job, changed(record, place, value), path)) for place, value in changes]
-    assert [place for place, text in told if "\n" in text and "resume: these settings" not in text] == []
+    assert [
+        place for place, text in told if "\n" in text and "resume: these settings" not in text
+    ] == []
     return sum(bool(text) for _, text in told)
 
 
@@ -123,14 +164,22 @@ def test_every_part_of_a_record_that_is_changed_is_refused_in_words_or_serves(
 ) -> None:
     random = Random(3)
     everywhere = list(places(record))
-    counted = [(place, value) for place in everywhere if place[0] == "progress"
-               for value in random.sample((..., *STRANGE), 8)]  # fmt: skip
+    counted = [
+        (place, value)
+        for place in everywhere
+        if place[0] == "progress"
+        for value in random.sample((..., *STRANGE), 8)
+    ]
     others = [
-        (place, random.choice((..., *STRANGE))) for place in everywhere if place[0] not in ("progress", "settings")
+        (place, random.choice((..., *STRANGE)))
+        for place in everywhere
+        if place[0] not in ("progress", "settings")
     ]
     assert assert_told_in_words(job, record, counted + others, tmp_path / "a.pt") > 00
     random.shuffle(everywhere)
-    settings = [(place, random.choice((..., *STRANGE))) for place in everywhere if place[0] == "settings"]
+    settings = [
+        (place, random.choice((..., *STRANGE))) for place in everywhere if place[0] == "settings"
+    ]
     assert assert_told_in_words(job, record, settings[:3], tmp_path / "a.pt") > 0
 
 
@@ -138,7 +187,12 @@ def test_every_part_of_a_record_that_is_changed_is_refused_in_words_or_serves(
 def test_every_setting_of_a_record_that_is_changed_is_refused_in_words_or_serves(
     job: Run, record: dict, tmp_path: Path
 ) -> None:
-    changes = [(place, value) for place in places(record) for value in STRANGE[:8] if place[0] == "settings"]
+    changes = [
+        (place, value)
+        for place in places(record)
+        for value in STRANGE[:8]
+        if place[0] == "settings"
+    ]
     assert assert_told_in_words(job, record, changes, tmp_path / "a.pt") > 200
 
 
@@ -149,7 +203,11 @@ def test_every_setting_of_a_record_that_is_changed_is_refused_in_words_or_serves
         (("progress", "rounds_done"), True, "progress.rounds_done is True, no count"),
         (("progress", "rounds_done"), -1, "progress.rounds_done is -1, no count"),
         (("progress", "rounds_done"), 1.0, "progress.rounds_done is 1.0, no count"),
-        (("progress", "rounds_done"), torch.ones(()), "progress.rounds_done is a float32 of shape [], no count"),
+        (
+            ("progress", "rounds_done"),
+            torch.ones(()),
+            "progress.rounds_done is a float32 of shape [], no count",
+        ),
         (("progress", "seconds"), math.nan, "progress.seconds is nan, not a number from 0 to"),
         (("progress", "seconds"), ..., "progress lacks seconds"),
         (("progress", "wings"), 2, "progress has wings"),
@@ -166,7 +224,11 @@ def test_every_setting_of_a_record_that_is_changed_is_refused_in_words_or_serves
             101.0,
             "progress.recent[0].accuracies[0] is 101.0, not a number from 0 to 100",
         ),
-        (("progress", "recent", 0, "train_flop", 1), -1.0, "progress.recent[0].train_flop[1] is -1.0, not a number"),
+        (
+            ("progress", "recent", 0, "train_flop", 1),
+            -1.0,
+            "progress.recent[0].train_flop[1] is -1.0, not a number",
+        ),
         (("progress", "recent", 0, "blueprint"), 1, "progress.recent[0].blueprint is a int"),
         (("progress", "recent", 0, "blueprint", 0), 1, "progress.recent[0].blueprint[0] is a int"),
         (
@@ -174,8 +236,16 @@ def test_every_setting_of_a_record_that_is_changed_is_refused_in_words_or_serves
             8,
             "progress.recent[0].blueprint[0][1] is 8, not a number from",
         ),
-        (("progress", "recent", 0, "blueprint", 0, 1), 1.0, "progress.recent[0].blueprint[0] holds other than codes"),
-        (("progress", "recent", 0, "blend", 1, 0), 0, "progress.recent[0].blend[1][0] is 0, not a number from 1 to 3"),
+        (
+            ("progress", "recent", 0, "blueprint", 0, 1),
+            1.0,
+            "progress.recent[0].blueprint[0] holds other than codes",
+        ),
+        (
+            ("progress", "recent", 0, "blend", 1, 0),
+            0,
+            "progress.recent[0].blend[1][0] is 0, not a number from 1 to 3",
+        ),
         (
             ("progress", "recent", 0, "alpha", 1, 0),
             1.5,
@@ -186,27 +256,49 @@ def test_every_setting_of_a_record_that_is_changed_is_refused_in_words_or_serves
         (("settings", "slots"), ["r0c0"], "progress is not of settings.slots"),
         (("progress", "front", 0), [1.0, 2.0], "progress.front[0] has 2 numbers"),
         (("settings", "envs"), 3, "progress is not of settings.envs=3"),
-        (("settings", "policy"), {"ppo": torch.ones(1)}, "settings.policy.ppo is a float32 of shape [1]"),
+        (
+            ("settings", "policy"),
+            {"ppo": torch.ones(1)},
+            "settings.policy.ppo is a float32 of shape [1]",
+        ),
         (("data", "source"), 3, "data.source is a int"),
-        (("watch", "gradient_mean"), "high", "watch.gradient_mean is 'high', not a number from 0 to inf"),
+        (
+            ("watch", "gradient_mean"),
+            "high",
+            "watch.gradient_mean is 'high', not a number from 0 to inf",
+        ),
         (("learner",), 3, "learner is a int"),
         (("versions",), None, "versions is a NoneType"),
         (("weights",), {}, "the record has weights"),
     ],
 )
-def test_what_is_wrong_with_a_record_is_told_by_place(record: dict, place: Place, value: object, told: str) -> None:
+def test_what_is_wrong_with_a_record_is_told_by_place(
+    record: dict, place: Place, value: object, told: str
+) -> None:
     assert record_fault(changed(record, place, value)).startswith(told)
 
 
 @pytest.mark.parametrize(
     ("place", "value", "told"),
     [
-        (("adam", "first"), torch.ones(3), "learner.adam.first is a float32 of shape [3] where a float32 of shape ["),
-        (("adam", "steps"), torch.ones(()), "learner.adam.steps is a float32 of shape [] where a float64 of shape []"),
+        (
+            ("adam", "first"),
+            torch.ones(3),
+            "learner.adam.first is a float32 of shape [3] where a float32 of shape [",
+        ),
+        (
+            ("adam", "steps"),
+            torch.ones(()),
+            "learner.adam.steps is a float32 of shape [] where a float64 of shape []",
+        ),
         (("adam", "steps"), 1.0, "learner.adam.steps is a float where a float64 of shape []"),
         (("adam", "second"), ..., "learner.adam lacks second"),
         (("rounds",), True, "learner.rounds is True, no count"),
-        (("value", "mean"), torch.tensor(math.nan).double(), "learner.value.mean holds values that are not finite"),
+        (
+            ("value", "mean"),
+            torch.tensor(math.nan).double(),
+            "learner.value.mean holds values that are not finite",
+        ),
         (("policy", "wings"), torch.ones(1), "learner.policy has wings"),
     ],
 )
@@ -221,7 +313,9 @@ def test_a_learner_that_does_not_fit_changes_nothing(
     other = changed(other, ("learner", *place), value)
     save_checkpoint(tmp_path / "a.pt", other)
     with pytest.raises(CheckpointError) as caught:
-        resume.restore_learner(job.player.learner, resume.read_run(tmp_path / "a.pt", CPU), tmp_path / "a.pt")
+        resume.restore_learner(
+            job.player.learner, resume.read_run(tmp_path / "a.pt", CPU), tmp_path / "a.pt"
+        )
     assert f"the learner does not fit this run ({told}" in str(caught.value)
     assert unlike(job.player.learner.state_dict(), before, "learner") == ""
     assert torch.equal(job.player.learner.policy.state_dict()[first], before["policy"][first])  # type: ignore[index]

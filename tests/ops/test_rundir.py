@@ -40,7 +40,9 @@ def test_a_given_folder_is_taken_as_it_is_and_left_empty(tmp_path: Path) -> None
     assert list(folder.path.iterdir()) == []
 
 
-@pytest.mark.parametrize("result", ["metrics.jsonl", "summary.json", "checkpoint_000012.pt", "best.pt"])
+@pytest.mark.parametrize(
+    "result", ["metrics.jsonl", "summary.json", "checkpoint_000012.pt", "best.pt"]
+)
 def test_a_folder_with_results_is_refused(tmp_path: Path, result: str) -> None:
     (tmp_path / result).touch()
     with pytest.raises(UserError, match=rf"run_dir={tmp_path}: already holds .*{result}"):
@@ -77,7 +79,9 @@ def damage(path: Path) -> None:
     path.write_bytes(content)
 
 
-def test_a_folder_gives_its_newest_whole_checkpoint_and_says_what_was_passed_over(three: RunFolder) -> None:
+def test_a_folder_gives_its_newest_whole_checkpoint_and_says_what_was_passed_over(
+    three: RunFolder,
+) -> None:
     given = str(three.path)
     assert find_checkpoint(given, "resume") == three.checkpoint(3)
     assert passed_over(three.checkpoint(3)) == []
@@ -95,8 +99,12 @@ def test_a_folder_gives_its_newest_whole_checkpoint_and_says_what_was_passed_ove
     ]
 
 
-def test_auto_passes_over_a_damaged_checkpoint_in_the_newest_folder_of_the_name(tmp_path: Path) -> None:
-    older, newer = (RunFolder(tmp_path / "trial" / f"2026-01-01_00-00-0{number}") for number in (1, 2))
+def test_auto_passes_over_a_damaged_checkpoint_in_the_newest_folder_of_the_name(
+    tmp_path: Path,
+) -> None:
+    older, newer = (
+        RunFolder(tmp_path / "trial" / f"2026-01-01_00-00-0{number}") for number in (1, 2)
+    )
     for folder in (older, newer):
         folder.path.mkdir(parents=True)
         write_sealed(folder.checkpoint(1), write_name)
@@ -109,11 +117,15 @@ def test_a_folder_without_a_whole_checkpoint_is_an_error(three: RunFolder) -> No
     for rounds in (1, 2, 3):
         damage(three.checkpoint(rounds))
     for resume, run_dir in (("auto", str(three.path)), (str(three.path), "")):
-        with pytest.raises(CheckpointError, match=rf"resume={resume}: .*000003\.pt: damaged .*and 2 older ones"):
+        with pytest.raises(
+            CheckpointError, match=rf"resume={resume}: .*000003\.pt: damaged .*and 2 older ones"
+        ):
             resume_start(resume, run_dir, "trial")
 
 
-def test_a_damaged_checkpoint_that_was_named_is_refused_with_the_one_to_take(three: RunFolder) -> None:
+def test_a_damaged_checkpoint_that_was_named_is_refused_with_the_one_to_take(
+    three: RunFolder,
+) -> None:
     for path, instead in ((three.checkpoint(2), 1), (three.best, 3)):
         damage(path)
         with pytest.raises(CheckpointError) as caught:
@@ -146,7 +158,9 @@ def test_what_cannot_be_a_path_is_refused_by_setting_in_one_line(given: str) -> 
         assert len(told) < 1000
 
 
-def test_the_home_folder_may_be_written_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_home_folder_may_be_written_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     assert open_run_folder("~/run", "trial").path == tmp_path / "run"
 
@@ -159,7 +173,10 @@ def test_a_sweep_gets_a_folder_of_its_own_unless_it_goes_on(tmp_path: Path) -> N
     (tmp_path / "trial" / "2099-01-01_00-00-00").mkdir()  # a run, no sweep
     assert open_sweep_folder("", "trial", resume=True, root=root) == second
     assert open_sweep_folder("", "other", resume=True, root=root).parent == tmp_path / "other"
-    assert open_sweep_folder(str(tmp_path / "given"), "trial", resume=True, root=root) == tmp_path / "given"
+    assert (
+        open_sweep_folder(str(tmp_path / "given"), "trial", resume=True, root=root)
+        == tmp_path / "given"
+    )
 
 
 def test_a_claim_changes_nothing_but_the_lock_and_ends_with_its_context(tmp_path: Path) -> None:
@@ -173,7 +190,9 @@ def test_a_claim_changes_nothing_but_the_lock_and_ends_with_its_context(tmp_path
 def test_a_folder_in_which_nothing_can_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / ".lock").mkdir()
     with (
-        pytest.raises(UserError, match=rf"run_dir={tmp_path}: cannot be written \(Is a directory\)"),
+        pytest.raises(
+            UserError, match=rf"run_dir={tmp_path}: cannot be written \(Is a directory\)"
+        ),
         claimed(RunFolder(tmp_path)),
     ):
         pass
@@ -192,13 +211,26 @@ KERNELS = {"kind": "native, prebuilt (x86-64-v3)", "sha256": "0123"}
 def test_versions_name_software_machine_device_and_data(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     write_versions(
-        folder, "cpu (test)", {"name": "fashion32", "source": "embedded", "identity": "abc"}, KERNELS, "not compiled",
+        folder,
+        "cpu (test)",
+        {"name": "fashion32", "source": "embedded", "identity": "abc"},
+        KERNELS,
+        "not compiled",
         Replay(("policy",), "tried now", ("policy: 1 ms",), ("state machine: left out",)).facts(),
-    )  # fmt: skip
+    )
     record = json.loads(folder.versions.read_text())
     assert set(record) == {
-        "python", "packages", "git", "platform", "cpu_count", "device", "data", "kernels", "state", "graphs",
-    }  # fmt: skip
+        "python",
+        "packages",
+        "git",
+        "platform",
+        "cpu_count",
+        "device",
+        "data",
+        "kernels",
+        "state",
+        "graphs",
+    }
     tried = "state machine: left out; policy: 1 ms"
     assert record["graphs"] == {"replayed": "policy", "reason": "tried now", "tried": tried}
     assert record["kernels"] == KERNELS

@@ -1,4 +1,6 @@
-"""Sealed files: any change to the bytes is found, and whatever interrupts a write leaves the old file whole."""
+"""Sealed files: any change to the bytes is found, and whatever interrupts a write leaves the old
+file whole.
+"""
 
 import os
 import stat
@@ -40,13 +42,20 @@ def test_every_single_flipped_bit_is_found(whole: Path) -> None:
 
 
 def test_a_flipped_bit_in_the_directory_of_the_archive_is_never_loaded(whole: Path) -> None:
-    """Bit 4 of the external attributes says "a folder", whose content torch does not read into the tensor."""
+    """Bit 4 of the external attributes says "a folder", whose content torch does not read into the
+    tensor.
+    """
     content = whole.read_bytes()
     entries = [place for place in range(len(content)) if content.startswith(b"PK\x01\x02", place)]
     assert len(entries) > 3
     for entry in entries:
-        whole.write_bytes(content[: entry + 38] + bytes([content[entry + 38] ^ 0x10]) + content[entry + 39 :])
-        with pytest.raises(CheckpointError, match=r"checkpoint\.pt: damaged \(its content is not what was written\)"):
+        whole.write_bytes(
+            content[: entry + 38] + bytes([content[entry + 38] ^ 0x10]) + content[entry + 39 :]
+        )
+        with pytest.raises(
+            CheckpointError,
+            match=r"checkpoint\.pt: damaged \(its content is not what was written\)",
+        ):
             load_checkpoint(whole, CPU)
 
 
@@ -78,15 +87,20 @@ def test_another_version_is_refused_by_number(
     whole: Path, monkeypatch: pytest.MonkeyPatch, reads: int, age: str
 ) -> None:
     monkeypatch.setattr("esper_soa.ops.sealed.VERSION", reads)
-    expected = f"has version 3, written by {age} version of the program: this one reads version {reads}"
+    expected = (
+        f"has version 3, written by {age} version of the program: this one reads version {reads}"
+    )
     assert why_broken(whole) == f"checkpoint {whole}: {expected}"
 
 
 def test_an_older_version_is_refused_as_such(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.pt"
-    torch.save({"format": "esper_soa checkpoint", "version": 1, "content": {"a": torch.ones(2)}}, path)
+    torch.save(
+        {"format": "esper_soa checkpoint", "version": 1, "content": {"a": torch.ones(2)}}, path
+    )
     with pytest.raises(
-        CheckpointError, match="has version 1, written by an older version of the program: this one reads version 3"
+        CheckpointError,
+        match="has version 1, written by an older version of the program: this one reads version 3",
     ):
         load_checkpoint(path, CPU)
 
@@ -95,7 +109,8 @@ def test_file_and_folder_are_on_the_disk_before_and_after_the_new_name_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []
-    fsync, replace = os.fsync, os.replace
+    fsync = os.fsync
+    replace = os.replace
 
     def noted_fsync(handle: int) -> None:
         status = os.fstat(handle)
@@ -139,11 +154,17 @@ print("done")
 """
 
 
-def test_wherever_the_room_ends_the_old_checkpoint_stays_whole_and_the_reason_is_told(tmp_path: Path) -> None:
+def test_wherever_the_room_ends_the_old_checkpoint_stays_whole_and_the_reason_is_told(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "room" / "checkpoint.pt"
     path.parent.mkdir()
     process = subprocess.run(
-        [sys.executable, "-c", FULL, str(path)], capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", FULL, str(path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
     )
     assert process.stdout == "done\n"
     assert process.stderr == ""
@@ -164,12 +185,16 @@ with claimed(RunFolder(Path(sys.argv[1]))):
 """
 
 
-def test_what_a_killed_process_left_half_written_goes_when_the_folder_is_claimed_again(tmp_path: Path) -> None:
+def test_what_a_killed_process_left_half_written_goes_when_the_folder_is_claimed_again(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "checkpoint_000002.pt"
     write_sealed(path, lambda file: file.write(b"old") and None)
     (tmp_path / "mine.tmp").write_text("not of the program")
     (tmp_path / "checkpoint_000001.pt.backup.tmp").write_text("not of the program")
-    process = subprocess.Popen([sys.executable, "-c", SLOW_WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLOW_WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == "half\n"
     half = tmp_path / f"checkpoint_000002.pt.{process.pid}.tmp"
@@ -203,5 +228,7 @@ def test_a_folder_that_is_not_there_is_an_error_with_a_reason(tmp_path: Path) ->
 
 
 def test_run_folders_are_looked_at_without_torch() -> None:
-    code = "import esper_soa.ops.rundir, esper_soa.ops.sealed, sys; sys.exit('torch' in sys.modules)"
+    code = (
+        "import esper_soa.ops.rundir, esper_soa.ops.sealed, sys; sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

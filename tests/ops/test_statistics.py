@@ -22,22 +22,25 @@ DRAWS = 4000  # samples of a coverage: its standard error is 0.0034 at 95 %
 
 
 def test_the_interval_of_a_mean_is_students() -> None:
-    # mean 3.5, variance 17.5 / 5 = 3.5, error sqrt(3.5 / 6); the quantile of 5 degrees of freedom at 0.975 is 2.570582
+    # mean 3.5, variance 17.5 / 5 = 3.5, error sqrt(3.5 / 6); the quantile of 5 degrees of freedom
+    # at 0.975 is 2.570582
     reach = 2.570582 * math.sqrt(3.5 / 6)
     interval = mean_interval([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], 0.95)
     assert interval == pytest.approx((3.5, 3.5 - reach, 3.5 + reach), rel=1e-6)
 
 
 def test_the_interval_of_an_interquartile_mean_is_that_of_a_trimmed_one() -> None:
-    # 3 4 5 6 are left; winsorised 3 3 3 4 5 6 6 6: squared deviations from 4.5 sum to 14, error sqrt(14 / (4 * 3));
-    # the quantile of 3 degrees of freedom at 0.95 is 2.353363
+    # 3 4 5 6 are left; winsorised 3 3 3 4 5 6 6 6: squared deviations from 4.5 sum to 14, error
+    # sqrt(14 / (4 * 3)); the quantile of 3 degrees of freedom at 0.95 is 2.353363
     reach = 2.353363 * math.sqrt(14 / 12)
     interval = iqm_interval([8.0, 3.0, 1.0, 5.0, 1000.0, 2.0, 4.0, 6.0][::-1], 0.9)
     assert interquartile_mean([8.0, 3.0, 1.0, 5.0, 1000.0, 2.0, 4.0, 6.0]) == 4.5
     assert interval == pytest.approx((4.5, 4.5 - reach, 4.5 + reach), rel=1e-6)
 
 
-def test_values_that_are_all_the_same_give_a_point_and_one_alone_says_nothing_of_its_spread() -> None:
+def test_values_that_are_all_the_same_give_a_point_and_one_alone_says_nothing_of_its_spread() -> (
+    None
+):
     assert mean_interval([3.0, 3.0, 3.0], 0.9) == (3.0, 3.0, 3.0)
     assert iqm_interval([3.0] * 5, 0.9) == (3.0, 3.0, 3.0)
     assert mean_interval([5.0], 0.9) == (5.0, -math.inf, math.inf)
@@ -46,7 +49,8 @@ def test_values_that_are_all_the_same_give_a_point_and_one_alone_says_nothing_of
 
 def test_more_confidence_is_a_wider_interval() -> None:
     values = [1.0, 4.0, 2.0, 8.0, 5.0]
-    narrow, wide = mean_interval(values, 0.5), mean_interval(values, 0.99)
+    narrow = mean_interval(values, 0.5)
+    wide = mean_interval(values, 0.99)
     assert wide.low < narrow.low < narrow.mean < narrow.high < wide.high
 
 
@@ -61,11 +65,15 @@ def test_samples_of_different_length_are_no_pairs() -> None:
 
 
 def test_the_interquartile_mean_cuts_a_quarter_off_each_end() -> None:
-    assert interquartile_mean([100.0, 3.0, 1.0, -50.0, 2.0]) == 2.0  # one of five at each end: mean of 1, 2, 3
+    assert (
+        interquartile_mean([100.0, 3.0, 1.0, -50.0, 2.0]) == 2.0
+    )  # one of five at each end: mean of 1, 2, 3
     assert interquartile_mean([5.0, 7.0, -9.0]) == 1.0  # nothing to cut: (5 + 7 - 9) / 3
 
 
-def coverage(interval: Callable[[list[float], float], Interval], samples: np.ndarray, truth: float) -> float:
+def coverage(
+    interval: Callable[[list[float], float], Interval], samples: np.ndarray, truth: float
+) -> float:
     """Share of the `samples` [draws, n] whose 95 % interval holds `truth`."""
     found = [interval(sample.tolist(), 0.95) for sample in samples]
     return sum(one.low <= truth <= one.high for one in found) / len(found)
@@ -73,21 +81,32 @@ def coverage(interval: Callable[[list[float], float], Interval], samples: np.nda
 
 @pytest.mark.parametrize("size", [6, 10, 20, 64])
 def test_of_normal_values_95_percent_intervals_hold_95_percent(size: int) -> None:
-    """A percentile bootstrap of six holds 86 and 91 %, an interval of 90 % holds 90, errors 30 % too large 98."""
+    """A percentile bootstrap of six holds 86 and 91 %, an interval of 90 % holds 90, errors 30 %
+    too large 98.
+    """
     samples = np.random.default_rng(size).normal(4.0, 2.0, (DRAWS, size))
     assert 0.937 <= coverage(mean_interval, samples, 4.0) <= 0.963
-    assert 0.927 <= coverage(iqm_interval, samples, 4.0) <= 0.963  # 94.2 %: its t is an approximation
+    assert (
+        0.927 <= coverage(iqm_interval, samples, 4.0) <= 0.963
+    )  # 94.2 %: its t is an approximation
 
 
-# Mean and interquartile mean of the exponential distribution: 1, and twice the integral of its quantile function
+# Mean and interquartile mean of the exponential distribution: 1, and twice the integral of its
+# quantile function
 # -ln(1 - u) from 1/4 to 3/4; v ln v - v is the integral of ln v.
 EXPONENTIAL_IQM = 2 * ((0.25 * math.log(0.25) - 0.25) - (0.75 * math.log(0.75) - 0.75))
 
 
-@pytest.mark.parametrize(("size", "mean", "trimmed"), [(6, 0.887, 0.926), (10, 0.9, 0.927), (20, 0.917, 0.933),
-                                                       (64, 0.942, 0.946)])  # fmt: skip
-def test_of_skewed_values_they_hold_what_the_docstring_admits(size: int, mean: float, trimmed: float) -> None:
-    """Exponential values. A percentile bootstrap of six holds 80 % for the mean; an interval of 90 % holds 83."""
+@pytest.mark.parametrize(
+    ("size", "mean", "trimmed"),
+    [(6, 0.887, 0.926), (10, 0.9, 0.927), (20, 0.917, 0.933), (64, 0.942, 0.946)],
+)
+def test_of_skewed_values_they_hold_what_the_docstring_admits(
+    size: int, mean: float, trimmed: float
+) -> None:
+    """Exponential values. A percentile bootstrap of six holds 80 % for the mean; an interval of 90
+    % holds 83.
+    """
     samples = np.random.default_rng(size).exponential(1.0, (DRAWS, size))
     assert abs(coverage(mean_interval, samples, 1.0) - mean) <= 0.02
     assert abs(coverage(iqm_interval, samples, EXPONENTIAL_IQM) - trimmed) <= 0.02
@@ -110,16 +129,22 @@ def test_the_exact_p_counts_the_ways_to_share_out_the_ranks() -> None:
 def test_without_ties_it_is_scipys_exact_p(size: int, others: int) -> None:
     draws = np.random.default_rng(size)
     for shift in (0.0, 0.7, 2.0):
-        mine, theirs = draws.normal(shift, 1.0, size), draws.normal(0.0, 1.0, others)
-        assert mann_whitney(mine, theirs) == pytest.approx(mannwhitneyu(mine, theirs, method="exact").pvalue)
+        mine = draws.normal(shift, 1.0, size)
+        theirs = draws.normal(0.0, 1.0, others)
+        assert mann_whitney(mine, theirs) == pytest.approx(
+            mannwhitneyu(mine, theirs, method="exact").pvalue
+        )
 
 
 def test_with_ties_it_is_scipys_p_of_all_permutations() -> None:
     draws = np.random.default_rng(3)
     for _ in range(5):
-        mine, theirs = draws.integers(0, 4, 6).tolist(), draws.integers(1, 5, 5).tolist()
+        mine = draws.integers(0, 4, 6).tolist()
+        theirs = draws.integers(1, 5, 5).tolist()
         everything = PermutationMethod(n_resamples=np.inf)
-        assert mann_whitney(mine, theirs) == pytest.approx(mannwhitneyu(mine, theirs, method=everything).pvalue)
+        assert mann_whitney(mine, theirs) == pytest.approx(
+            mannwhitneyu(mine, theirs, method=everything).pvalue
+        )
 
 
 # --- the probability of improvement
@@ -133,28 +158,41 @@ def test_the_probability_of_improvement_is_the_share_of_pairs_with_ties_as_halve
     assert improvement_interval(mine, theirs, 0.95).mean == pytest.approx(u / 100)
 
 
-def test_its_bounds_lie_as_many_standard_errors_from_the_estimate_as_the_confidence_asks_for() -> None:
-    mine, theirs = [1.0, 3.0, 5.0, 7.0, 9.0, 10.0, 12.0], [0.0, 2.0, 4.0, 6.0, 8.0]
+def test_its_bounds_lie_as_many_standard_errors_from_the_estimate_as_the_confidence_asks_for() -> (
+    None
+):
+    mine = [1.0, 3.0, 5.0, 7.0, 9.0, 10.0, 12.0]
+    theirs = [0.0, 2.0, 4.0, 6.0, 8.0]
     found = improvement_interval(mine, theirs, 0.95)
-    for bound in found[1:]:  # Hanley and McNeil 1982 with (7 + 5) / 2 - 1 in place of both counts less one
+    for bound in found[
+        1:
+    ]:  # Hanley and McNeil 1982 with (7 + 5) / 2 - 1 in place of both counts less one
         spread = 1 + 5 * (1 - bound) / (2 - bound) + 5 * bound / (1 + bound)
-        assert abs(found.mean - bound) == pytest.approx(1.959964 * math.sqrt(bound * (1 - bound) * spread / 35))
+        assert abs(found.mean - bound) == pytest.approx(
+            1.959964 * math.sqrt(bound * (1 - bound) * spread / 35)
+        )
     assert 0 < found.low < found.mean < found.high < 1
     narrow = improvement_interval(mine, theirs, 0.5)
     assert found.low < narrow.low < narrow.high < found.high
 
 
 def test_ten_that_are_all_above_ten_others_do_not_prove_certainty() -> None:
-    above, below = [10.0 + n for n in range(10)], [float(n) for n in range(10)]
+    above = [10.0 + n for n in range(10)]
+    below = [float(n) for n in range(10)]
     assert improvement_interval(above, below, 0.95) == pytest.approx((1.0, 0.8002, 1.0), abs=1e-4)
     assert improvement_interval(below, above, 0.95) == pytest.approx((0.0, 0.0, 0.1998), abs=1e-4)
 
 
 @pytest.mark.parametrize("chance", [0.5, 0.7, 0.85, 0.95, 0.98])
 @pytest.mark.parametrize(("alike", "most"), [(0.0, 0.98), (0.5, 1.0), (0.9, 1.0)])
-def test_of_ten_against_ten_it_holds_what_it_claims(chance: float, alike: float, most: float) -> None:
-    """Normal values, paired ones of correlation `alike`; a t interval over shares of pairs holds 57 % at 0.98."""
-    draws, shift = np.random.default_rng(11), NormalDist().inv_cdf(chance) * math.sqrt(2)
+def test_of_ten_against_ten_it_holds_what_it_claims(
+    chance: float, alike: float, most: float
+) -> None:
+    """Normal values, paired ones of correlation `alike`; a t interval over shares of pairs holds 57
+    % at 0.98.
+    """
+    draws = np.random.default_rng(11)
+    shift = NormalDist().inv_cdf(chance) * math.sqrt(2)
     theirs = draws.normal(0.0, 1.0, (1000, 10))
     mine = shift + alike * theirs + math.sqrt(1 - alike**2) * draws.normal(0.0, 1.0, (1000, 10))
     found = [improvement_interval(*pair, 0.95) for pair in zip(mine, theirs, strict=True)]

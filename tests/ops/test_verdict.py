@@ -6,33 +6,77 @@ import pytest
 
 from esper_soa.config import CONTROLS
 from esper_soa.ops.statistics import Interval
-from esper_soa.ops.verdict import CONTROL_WORDS, Comparison, Episode, HostScore, compare, times, verdict
+from esper_soa.ops.verdict import (
+    CONTROL_WORDS,
+    Comparison,
+    Episode,
+    HostScore,
+    compare,
+    times,
+    verdict,
+)
 
 
 def score(name: str, *rounds: list[float]) -> HostScore:
-    return HostScore(name, [Episode(own, [100.0] * len(own), [a - 1 for a in own], [1e6] * len(own)) for own in rounds])
+    return HostScore(
+        name,
+        [
+            Episode(own, [100.0] * len(own), [a - 1 for a in own], [1e6] * len(own))
+            for own in rounds
+        ],
+    )
 
 
 def told(control: str, *differences: float) -> str:
     other = score(control, [50.0] * len(differences))
-    return verdict(compare(score("ppo", [50 + difference for difference in differences]), other), control)
+    return verdict(
+        compare(score("ppo", [50 + difference for difference in differences]), other), control
+    )
 
 
 @pytest.mark.parametrize(
     ("control", "differences", "sentence"),
     [
-        ("wait", (2.0, 2.5, 3.0), "Growth paid: +2.50 points [+1.26, +3.74] for 1.00 times the parameters and 1.00 "
-         "times the training FLOP."),
+        (
+            "wait",
+            (2.0, 2.5, 3.0),
+            "Growth paid: +2.50 points [+1.26, +3.74] for 1.00 times the parameters and 1.00 "
+            "times the training FLOP.",
+        ),
         ("wait", (-2.0, -2.5, -3.0), "Growth cost accuracy: -2.50 points [-3.74, -1.26] for"),
         ("wait", (-2.0, 2.5, 3.0), "No difference that this run could show: +1.17 points ["),
-        ("wait", (0.0, 0.0), "No difference that this run could show: +0.00 points [+0.00, +0.00] for"),
-        ("random", (2.0, 2.5, 3.0), "The grown hosts end ahead of the control (random play): +2.50 points ["),
-        ("static_large", (-2.0, -2.5, -3.0), "The grown hosts end behind the control (wider host): -2.50 points ["),
-        ("static_final", (1.0, -1.0), "No difference that this run could show: +0.00 points [-12.71, +12.71] for"),
-        ("schedule", (3.0,), "One host in one episode says little, and has no interval: +3.00 points for"),
-        ("heuristic", (math.nan,), "Nothing to compare with the control (heuristic): no pair of finite accuracies."),
+        (
+            "wait",
+            (0.0, 0.0),
+            "No difference that this run could show: +0.00 points [+0.00, +0.00] for",
+        ),
+        (
+            "random",
+            (2.0, 2.5, 3.0),
+            "The grown hosts end ahead of the control (random play): +2.50 points [",
+        ),
+        (
+            "static_large",
+            (-2.0, -2.5, -3.0),
+            "The grown hosts end behind the control (wider host): -2.50 points [",
+        ),
+        (
+            "static_final",
+            (1.0, -1.0),
+            "No difference that this run could show: +0.00 points [-12.71, +12.71] for",
+        ),
+        (
+            "schedule",
+            (3.0,),
+            "One host in one episode says little, and has no interval: +3.00 points for",
+        ),
+        (
+            "heuristic",
+            (math.nan,),
+            "Nothing to compare with the control (heuristic): no pair of finite accuracies.",
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_sentence_says_which_side_of_nothing_the_interval_lies_on(
     control: str, differences: tuple[float, ...], sentence: str
 ) -> None:
@@ -44,12 +88,15 @@ def test_every_control_has_words() -> None:
 
 
 def test_rounds_are_paired_in_their_order_and_net_of_rent_is_a_difference_of_its_own() -> None:
-    grown, control = score("ppo", [51.0, 53.0], [52.0, 54.0]), score("wait", [50.0, 51.0], [49.0, 50.0])
+    grown = score("ppo", [51.0, 53.0], [52.0, 54.0])
+    control = score("wait", [50.0, 51.0], [49.0, 50.0])
     control.episodes[1].nets[:] = [40.0, 41.0]
     found = compare(grown, control)
     assert (found.accuracy.mean, found.pairs) == (pytest.approx((1 + 2 + 3 + 4) / 4), 4)
     assert found.net.mean == pytest.approx((1 + 2 + 11 + 12) / 4)
-    assert found.accuracy.high - found.accuracy.mean == pytest.approx(3.1824 * math.sqrt(5 / 3) / 2, rel=1e-4)
+    assert found.accuracy.high - found.accuracy.mean == pytest.approx(
+        3.1824 * math.sqrt(5 / 3) / 2, rel=1e-4
+    )
 
 
 def test_an_infinite_accuracy_takes_its_pair_along() -> None:
@@ -66,7 +113,8 @@ def test_the_ratios_are_those_of_the_means() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ratio", "text"), [(0.873, "0.87 times"), (1.0, "1.00 times"), (4.803, "4.8 times"), (1234.56, "1,234.6 times")]
+    ("ratio", "text"),
+    [(0.873, "0.87 times"), (1.0, "1.00 times"), (4.803, "4.8 times"), (1234.56, "1,234.6 times")],
 )
 def test_ratios_are_told_as_finely_as_they_say_something(ratio: float, text: str) -> None:
     assert times(ratio) == text

@@ -14,11 +14,14 @@ DOUBLE = {"atol": 1e-9, "rtol": 1e-9}
 
 def test_masked_categorical_without_a_floor():
     arrays = {name: torch.from_numpy(array) for name, array in load("masked_categorical").items()}
-    logits, mask = arrays["logits"], arrays["mask"]
+    logits = arrays["logits"]
+    mask = arrays["mask"]
     log_probs = masked_log_probs(logits, mask, 0.0)
     torch.testing.assert_close(mask_logits(logits, mask), arrays["masked_logits_none"], **SINGLE)
     torch.testing.assert_close(log_probs.exp(), arrays["probs_none"], **SINGLE)
-    torch.testing.assert_close(log_prob_of(log_probs, arrays["action"]), arrays["log_prob_none"], **SINGLE)
+    torch.testing.assert_close(
+        log_prob_of(log_probs, arrays["action"]), arrays["log_prob_none"], **SINGLE
+    )
     torch.testing.assert_close(entropy(log_probs, mask), arrays["entropy_none"], **SINGLE)
 
 
@@ -35,15 +38,27 @@ def test_gae_and_its_normalisation():
     gamma, lam, scale = arrays["gamma_lambda_valuescale"].repeat_interleave(envs, dim=0).unbind(-1)
     scale = torch.where(scale == 0, 1.0, scale)
     cut = by_time("truncated").gather(0, last)[0]
-    bootstrap = torch.where(cut, by_time("bootstrap_values").double().gather(0, last)[0] * scale, 0.0)
+    bootstrap = torch.where(
+        cut, by_time("bootstrap_values").double().gather(0, last)[0] * scale, 0.0
+    )
     terminal = by_time("dones") & ~by_time("truncated")
-    actual = gae(by_time("rewards"), by_time("values").double() * scale, terminal, valid, bootstrap, gamma, lam)
+    actual = gae(
+        by_time("rewards"),
+        by_time("values").double() * scale,
+        terminal,
+        valid,
+        bootstrap,
+        gamma,
+        lam,
+    )
     for name, ours in zip(("advantages", "returns", "td_errors"), actual, strict=True):
         torch.testing.assert_close(ours.float(), torch.where(valid, by_time(name), 0.0), **SINGLE)
     # every group of envs was one rollout and is normalised by itself
     normalise = torch.vmap(normalize_advantages)
     grouped = normalise(*(x.T.reshape(groups, envs, steps) for x in (actual[0], valid)))
-    expected = torch.where(valid.T.reshape(groups, envs, steps), arrays["advantages_normalized"], 0.0)
+    expected = torch.where(
+        valid.T.reshape(groups, envs, steps), arrays["advantages_normalized"], 0.0
+    )
     torch.testing.assert_close(grouped.float(), expected, **SINGLE)
 
 
@@ -64,7 +79,8 @@ def test_observation_statistics_and_normalisation():
 
 def test_rewards_one_at_a_time():
     arrays = {name: torch.from_numpy(array) for name, array in load("normalizers").items()}
-    stats, yes = normalize.reward_stats(CPU), torch.tensor([True])
+    stats = normalize.reward_stats(CPU)
+    yes = torch.tensor([True])
     for reward, expected, numbers in zip(
         arrays["reward_in"], arrays["reward_out"], arrays["reward_stats"], strict=True
     ):

@@ -1,6 +1,8 @@
-"""The plain loop of benchmarks/ against the recorded vectors, which makes it an oracle for the stacked engine.
+"""The plain loop of benchmarks/ against the recorded vectors, which makes it an oracle for the
+stacked engine.
 
-Every recorded host case (forward, gradients of host, seed, gate and images) and every recorded slot program.
+Every recorded host case (forward, gradients of host, seed, gate and images) and every recorded slot
+program.
 """
 
 import numpy as np
@@ -13,7 +15,15 @@ from benchmarks.baseline_lifecycle import SlotMachine, TotalsRecord, curve_progr
 from benchmarks.baseline_modules import SEEDS, FlatModule, Gate, Graft, Host
 from esper_soa.env.config import GatesConfig, LifecycleConfig
 from esper_soa.nets.config import TaskConfig
-from esper_soa.vocabulary import BLUEPRINT_NAMES, CURVE_CHOICES, CURVE_STEEPNESS, TEMPO_STEPS, Blend, Blueprint, Stage
+from esper_soa.vocabulary import (
+    BLUEPRINT_NAMES,
+    CURVE_CHOICES,
+    CURVE_STEEPNESS,
+    TEMPO_STEPS,
+    Blend,
+    Blueprint,
+    Stage,
+)
 
 CHANNELS = {"r0c0": 8, "r0c1": 16, "r0c2": 32}
 BLENDS = {"ADD": Blend.ADD, "MULTIPLY": Blend.MULTIPLY, "GATE": Blend.GATE}
@@ -70,7 +80,9 @@ def check_case(recorded, case, weights):
     images = recorded["input"].clone().requires_grad_()
     host.eval()
     with torch.no_grad():
-        torch.testing.assert_close(host(images, {case["slot"]: graft}), case["logits_eval"], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            host(images, {case["slot"]: graft}), case["logits_eval"], rtol=1e-5, atol=1e-5
+        )
     host.train()
     logits = host(images, {case["slot"]: graft})
     loss = F.cross_entropy(logits, recorded["targets"])
@@ -88,7 +100,9 @@ def check_case(recorded, case, weights):
 @pytest.mark.parametrize("isolated", [0, 1])
 def test_host_with_one_seed_gives_the_recorded_logits_and_gradients(slot, isolated):
     recorded = load_host_file(f"host_{slot}_iso{isolated}.pt")
-    weights = {(c["blueprint"], c["algorithm"]): c for c in recorded["cases"] if "seed_weights" in c}
+    weights = {
+        (c["blueprint"], c["algorithm"]): c for c in recorded["cases"] if "seed_weights" in c
+    }
     assert len(recorded["cases"]) > 0
     for case in recorded["cases"]:
         check_case(recorded, case, weights[case["blueprint"], case["algorithm"]])
@@ -105,7 +119,11 @@ def test_host_alone_gives_the_recorded_logits_and_gradients():
 
 
 def weights_of(case, slot, part):
-    return {key: value for key, value in case["seed_state_dict"].items() if key.startswith(f"seed_slots.{slot}.{part}")}
+    return {
+        key: value
+        for key, value in case["seed_state_dict"].items()
+        if key.startswith(f"seed_slots.{slot}.{part}")
+    }
 
 
 def test_one_pass_with_an_alpha_per_image_gives_the_recorded_fused_logits():
@@ -114,49 +132,82 @@ def test_one_pass_with_an_alpha_per_image_gives_the_recorded_fused_logits():
     for case in recorded["cases"]:
         num_rows, batch = case["fused_logits"].shape[:2]
         grafts = {}
-        for slot, blueprint, alphas in zip(CHANNELS, case["blueprints"], case["alpha_rows"], strict=True):
-            seed, gate = SEEDS[BLUEPRINT_NAMES.index(blueprint)](CHANNELS[slot]), Gate(CHANNELS[slot])
+        for slot, blueprint, alphas in zip(
+            CHANNELS, case["blueprints"], case["alpha_rows"], strict=True
+        ):
+            seed = SEEDS[BLUEPRINT_NAMES.index(blueprint)](CHANNELS[slot])
+            gate = Gate(CHANNELS[slot])
             seed.load_flat(cat(weights_of(case, slot, "seed")))
             load_if_any(gate, weights_of(case, slot, "alpha_schedule"))
             per_image = alphas.repeat_interleave(batch).view(-1, 1, 1, 1)
-            grafts[slot] = Graft(seed, gate, BLENDS[case["algorithm"]], per_image, incubating=False, detached=True)
+            grafts[slot] = Graft(
+                seed, gate, BLENDS[case["algorithm"]], per_image, incubating=False, detached=True
+            )
         with torch.no_grad():
             logits = host(recorded["input"].repeat(num_rows, 1, 1, 1), grafts)
-        torch.testing.assert_close(logits.view(num_rows, batch, -1), case["fused_logits"], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            logits.view(num_rows, batch, -1), case["fused_logits"], rtol=1e-5, atol=1e-5
+        )
 
 
 def test_parameter_counts_of_seeds_are_the_recorded_ones():
     recorded = load("blueprint_params")
     for name, row in zip(recorded["blueprints"], recorded["params"], strict=True):
         seed = SEEDS[BLUEPRINT_NAMES.index(str(name))]
-        assert [seed(int(channels)).num_parameters() for channels in recorded["channels"]] == row.tolist()
+        assert [
+            seed(int(channels)).num_parameters() for channels in recorded["channels"]
+        ] == row.tolist()
 
 
 def test_alpha_curves_give_the_recorded_progress():
     recorded = load("alpha_curves")
     found = [
-        [[curve_progress(t, curve, steepness) for t in recorded["t"]] for steepness in recorded["steepness"]]
+        [
+            [curve_progress(t, curve, steepness) for t in recorded["t"]]
+            for steepness in recorded["steepness"]
+        ]
         for curve in recorded["curve"]
     ]
     np.testing.assert_allclose(found, recorded["progress"], rtol=0, atol=1e-9)
 
 
-# What a SlotMachine shows of the columns of `result`; isolation and presence of the gate differ on purpose.
+# What a SlotMachine shows of the columns of `result`; isolation and presence of the gate differ on
+# purpose.
 SHOWN = [
-    "stage (1 = slot empty)", "alpha", "alpha_mode", "alpha_target", "alpha_steps_total", "alpha_steps_done",
-    "alpha_algorithm", "epochs_total", "epochs_in_stage", "previous_stage", "previous_epochs_in_stage",
+    "stage (1 = slot empty)",
+    "alpha",
+    "alpha_mode",
+    "alpha_target",
+    "alpha_steps_total",
+    "alpha_steps_done",
+    "alpha_algorithm",
+    "epochs_total",
+    "epochs_in_stage",
+    "previous_stage",
+    "previous_epochs_in_stage",
     "seed module present",
-]  # fmt: skip
+]
 
 
 def shown(machine: SlotMachine):
-    seed, ramp = machine.seed, machine.ramp
+    seed = machine.seed
+    ramp = machine.ramp
     if seed.stage == Stage.EMPTY:
         return [1.0] + [0.0] * 11
     return [
-        seed.stage, seed.alpha, ramp.mode, ramp.target, ramp.length, ramp.done, seed.blend, seed.seed_age,
-        seed.stage_age, seed.previous_stage, seed.previous_stage_age, float(machine.live),
-    ]  # fmt: skip
+        seed.stage,
+        seed.alpha,
+        ramp.mode,
+        ramp.target,
+        ramp.length,
+        ramp.done,
+        seed.blend,
+        seed.seed_age,
+        seed.stage_age,
+        seed.previous_stage,
+        seed.previous_stage_age,
+        float(machine.live),
+    ]
 
 
 def record(machine: SlotMachine, value, health, exploding, ratio, recorded):
@@ -164,15 +215,21 @@ def record(machine: SlotMachine, value, health, exploding, ratio, recorded):
     if recorded:
         machine.record_accuracy(value)
     if machine.live:
-        machine.seed.gradient_norm, machine.seed.gradient_health = 1.0, health / 1000
-        machine.seed.gradient_exploding, machine.seed.gradient_measured = bool(exploding), True
-        machine.seed.gradient_ratio, machine.seed.gradient_ratio_known = ratio, True
+        machine.seed.gradient_norm = 1.0
+        machine.seed.gradient_health = health / 1000
+        machine.seed.gradient_exploding = bool(exploding)
+        machine.seed.gradient_measured = True
+        machine.seed.gradient_ratio = ratio
+        machine.seed.gradient_ratio_known = True
     machine.tick()
 
 
 def run_operation(machine: SlotMachine, name, row):
     """The machine's answer, or None where there is none."""
-    value, steps, curve, blend = row[1], int(row[2]), int(row[3]), int(row[4])
+    value = row[1]
+    steps = int(row[2])
+    curve = int(row[3])
+    blend = int(row[4])
     if name == "step_epoch":
         return machine.tick()
     if name == "advance_stage":
@@ -189,7 +246,8 @@ def run_operation(machine: SlotMachine, name, row):
     if name == "record_accuracy":
         return record(machine, *row[1:])
     assert name == "set_contribution"
-    machine.seed.contribution, machine.seed.contribution_known = value, True
+    machine.seed.contribution = value
+    machine.seed.contribution_known = True
     return None
 
 
@@ -206,11 +264,15 @@ def test_random_slot_programs_give_the_recorded_states():
             TotalsRecord(),
         )
         tempo = TEMPO_STEPS[recorded["tempo"][k]]
-        machine.germinate(Blueprint.NORM, int(recorded["style"][k]), tempo, recorded["alpha_target0"][k], 0.0)
+        machine.germinate(
+            Blueprint.NORM, int(recorded["style"][k]), tempo, recorded["alpha_target0"][k], 0.0
+        )
         found = []
         for row, code in zip(recorded["program"][k], codes[k], strict=True):
             answer = run_operation(machine, names[int(row[0])], row)
             if answer is not None and code >= 0:
                 assert answer == bool(code)
             found.append(shown(machine))
-        np.testing.assert_allclose(found, recorded["result"][k][:, columns], rtol=0, atol=1e-9, err_msg=f"program {k}")
+        np.testing.assert_allclose(
+            found, recorded["result"][k][:, columns], rtol=0, atol=1e-9, err_msg=f"program {k}"
+        )

@@ -8,21 +8,37 @@ from esper_soa.env.governor import PanicLimits, PanicReason, initial_guard, judg
 
 MIN_SAMPLES = 10
 REASONS = {
-    "None": PanicReason.NONE, "governor_nan": PanicReason.NOT_FINITE,
-    "governor_lobotomy": PanicReason.COLLAPSED_TO_CHANCE, "governor_divergence": PanicReason.DIVERGED,
-}  # fmt: skip
+    "None": PanicReason.NONE,
+    "governor_nan": PanicReason.NOT_FINITE,
+    "governor_lobotomy": PanicReason.COLLAPSED_TO_CHANCE,
+    "governor_divergence": PanicReason.DIVERGED,
+}
 
 
 def test_every_judgement_of_every_series_equals_the_recording() -> None:
     rows = load("governor")
     columns = rows["out_columns"].tolist()
     codes = torch.tensor([REASONS[name] for name in rows["reasons"].tolist()])
-    params = dict(zip(rows["params_columns"].tolist(), torch.from_numpy(rows["params"]).unbind(-1), strict=True))
-    for window in np.unique(rows["params"][:, rows["params_columns"].tolist().index("history_window")]).tolist():
+    params = dict(
+        zip(
+            rows["params_columns"].tolist(),
+            torch.from_numpy(rows["params"]).unbind(-1),
+            strict=True,
+        )
+    )
+    for window in np.unique(
+        rows["params"][:, rows["params_columns"].tolist().index("history_window")]
+    ).tolist():
         chosen = params["history_window"] == window
         loss = torch.from_numpy(rows["loss"])[chosen]
         expected = torch.from_numpy(rows["out"])[chosen]
-        names = ("random_guess_loss", "sensitivity", "multiplier", "absolute_threshold", "min_panics_before_rollback")
+        names = (
+            "random_guess_loss",
+            "sensitivity",
+            "multiplier",
+            "absolute_threshold",
+            "min_panics_before_rollback",
+        )
         limits = PanicLimits(*(params[name][chosen] for name in names), min_samples=MIN_SAMPLES)
         guard = initial_guard(len(loss), torch.device("cpu"))
         guard = guard.replace(losses=torch.zeros(len(loss), int(window), dtype=torch.float64))
@@ -30,7 +46,9 @@ def test_every_judgement_of_every_series_equals_the_recording() -> None:
             guard, panic, reason = judge(guard, loss[:, step], limits)
             recorded = dict(zip(columns, expected[:, step].unbind(-1), strict=True))
             assert torch.equal(panic, recorded["panic returned"] == 1), step
-            assert torch.equal(reason == PanicReason.DIVERGED, recorded["_pending_panic"] == 1), step
+            assert torch.equal(reason == PanicReason.DIVERGED, recorded["_pending_panic"] == 1), (
+                step
+            )
             assert torch.equal(guard.anomalies.double(), recorded["consecutive_panics"]), step
             assert torch.equal(guard.count.double(), recorded["len(loss_history)"]), step
             assert torch.equal(reason, codes[recorded["reason index"].long()]), step

@@ -4,7 +4,13 @@ import torch
 from parity_vectors import load
 
 from esper_soa.agent.config import HeuristicConfig
-from esper_soa.agent.scripted import HeuristicMemory, HeuristicPolicy, Situation, decay_penalties, wish_for
+from esper_soa.agent.scripted import (
+    HeuristicMemory,
+    HeuristicPolicy,
+    Situation,
+    decay_penalties,
+    wish_for,
+)
 from esper_soa.vocabulary import BLUEPRINT_NAMES, Blueprint, Op, Stage
 
 SETTINGS = {
@@ -23,16 +29,28 @@ SETTINGS = {
 def per_episode_settings(rows: dict) -> HeuristicConfig:
     """Settings of which every threshold is a column [N], one row per recorded episode."""
     cfg = HeuristicConfig(blueprint_rotation=rows["rotation"].tolist())
-    for name, column in zip(rows["config_columns"].tolist(), torch.from_numpy(rows["config"]).unbind(-1), strict=True):
+    for name, column in zip(
+        rows["config_columns"].tolist(), torch.from_numpy(rows["config"]).unbind(-1), strict=True
+    ):
         setattr(cfg, SETTINGS[name], column)
     return cfg
 
 
 def situation_at(rows: dict, step: int) -> Situation:
     signals = dict(
-        zip(rows["signal_columns"].tolist(), torch.from_numpy(rows["signals"][:, step]).unbind(-1), strict=True)
+        zip(
+            rows["signal_columns"].tolist(),
+            torch.from_numpy(rows["signals"][:, step]).unbind(-1),
+            strict=True,
+        )
     )
-    seeds = dict(zip(rows["seed_columns"].tolist(), torch.from_numpy(rows["seeds"][:, step]).unbind(-1), strict=True))
+    seeds = dict(
+        zip(
+            rows["seed_columns"].tolist(),
+            torch.from_numpy(rows["seeds"][:, step]).unbind(-1),
+            strict=True,
+        )
+    )
     absent = seeds["stage"].isnan()
     names = torch.tensor([BLUEPRINT_NAMES.index(name) for name in rows["blueprints"].tolist()])
     blueprint = names[seeds["blueprint"].nan_to_num(0.0).long()]
@@ -60,8 +78,12 @@ def test_every_decision_of_every_episode_equals_the_recording() -> None:
     cfg = per_episode_settings(rows)
     actions = [name.split("_", 1) for name in rows["action_names"].tolist()]
     ops = torch.tensor([getattr(Op, parts[0]) for parts in actions])
-    blueprints = torch.tensor([BLUEPRINT_NAMES.index(parts[1].lower()) if len(parts) > 1 else -1 for parts in actions])
-    policy = HeuristicPolicy(HeuristicConfig(blueprint_rotation=rows["rotation"].tolist()), BLUEPRINT_NAMES)
+    blueprints = torch.tensor(
+        [BLUEPRINT_NAMES.index(parts[1].lower()) if len(parts) > 1 else -1 for parts in actions]
+    )
+    policy = HeuristicPolicy(
+        HeuristicConfig(blueprint_rotation=rows["rotation"].tolist()), BLUEPRINT_NAMES
+    )
     memory = HeuristicMemory(*policy.start(len(rows["action"]), torch.device("cpu")))
     recorded = torch.from_numpy(rows["action"])
     target = torch.from_numpy(rows["target_seed"])

@@ -1,6 +1,8 @@
-"""Alpha ramps, gates and whole seed lives against the recorded vectors, all rows of a recording as one batch [rows, 1].
+"""Alpha ramps, gates and whole seed lives against the recorded vectors, all rows of a recording as
+one batch [rows, 1].
 
-The recordings tick one slot without cooling records, so the embargo counts once there as it does here.
+The recordings tick one slot without cooling records, so the embargo counts once there as it does
+here.
 """
 
 import numpy as np
@@ -36,7 +38,11 @@ from esper_soa.vocabulary import (
     Stage,
 )
 
-GATED_STAGES = (Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED)  # a gate network exists here, if blend is GATE
+GATED_STAGES = (
+    Stage.BLENDING,
+    Stage.HOLDING,
+    Stage.FOSSILIZED,
+)  # a gate network exists here, if blend is GATE
 
 
 def column(values, dtype=torch.float64):
@@ -49,7 +55,9 @@ def code(values):
 
 
 def same(found, expected):
-    torch.testing.assert_close(found.squeeze(-1).double(), torch.as_tensor(expected).double(), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        found.squeeze(-1).double(), torch.as_tensor(expected).double(), rtol=1e-9, atol=1e-9
+    )
 
 
 def ramp_at(alpha):
@@ -72,8 +80,11 @@ def test_curve_progress_equals_the_recorded_curves():
 def test_ramps_equal_the_recorded_controllers():
     data = load("alpha_controller")
     ramp = ramp_at(data["start"])
-    curve, steepness = code(data["curve"]), column(data["steepness"])
-    ramp = retarget(ramp, everywhere(ramp), column(data["target"]), code(data["steps"]), curve, steepness)
+    curve = code(data["curve"])
+    steepness = column(data["steepness"])
+    ramp = retarget(
+        ramp, everywhere(ramp), column(data["target"]), code(data["steps"]), curve, steepness
+    )
     reached = torch.zeros_like(everywhere(ramp))
     for step in range(data["alpha"].shape[1]):
         if step > 0:
@@ -96,7 +107,9 @@ def test_ramps_of_the_action_heads_equal_the_recorded_ones():
     same(orders.length, data["steps"])
     same(orders.target, data["target"])
     ramp = ramp_at(data["start"])
-    ramp = retarget(ramp, everywhere(ramp), orders.target, orders.length, orders.curve, orders.steepness)
+    ramp = retarget(
+        ramp, everywhere(ramp), orders.target, orders.length, orders.curve, orders.steepness
+    )
     for step in range(data["alpha"].shape[1]):
         if step > 0:
             ramp, _ = advance_ramp(ramp, everywhere(ramp))
@@ -109,8 +122,11 @@ def test_random_programs_of_ticks_and_new_targets_equal_the_recorded_ones():
     ramp = ramp_at(data["initial_alpha"])
     for step in range(data["program"].shape[1]):
         op, target, steps, curve, steepness = data["program"][:, step].T
-        asked, allowed = code(op) == 1, ramp.mode == AlphaMode.HOLD
-        aimed = retarget(ramp, asked & allowed, column(target), code(steps), code(curve), column(steepness))
+        asked = code(op) == 1
+        allowed = ramp.mode == AlphaMode.HOLD
+        aimed = retarget(
+            ramp, asked & allowed, column(target), code(steps), code(curve), column(steepness)
+        )
         ramp, reached = advance_ramp(aimed, ~asked)
         expected = data["result"][:, step].T
         fields = (ramp.alpha, ramp.mode, ramp.start, ramp.target, ramp.length, ramp.done)
@@ -149,13 +165,17 @@ def test_gates_equal_the_recorded_verdicts(permissive):
         alpha=value("alpha"), target=value("alpha_target"), mode=value("alpha_mode").long()
     )
     results = check_gates(slots, ramp, GatesConfig(permissive=permissive))
-    healthy = inputs["is_healthy"] == 1  # seeds are never declared ill, here as in the reference's runs
+    # seeds are never declared ill, here as in the reference's runs
+    healthy = inputs["is_healthy"] == 1
     for level in (1, 2, 3, 5):
         asked = (data["gate"][rows] == level) & (healthy | (level != 5))
         assert asked.any()
-        passed, score = getattr(results, f"g{level}"), getattr(results, f"score{level}")
+        passed = getattr(results, f"g{level}")
+        score = getattr(results, f"score{level}")
         np.testing.assert_array_equal(passed[asked, 0].numpy(), data["passed"][rows][asked])
-        np.testing.assert_allclose(score[asked, 0].numpy(), data["score"][rows][asked], rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(
+            score[asked, 0].numpy(), data["score"][rows][asked], rtol=1e-9, atol=1e-9
+        )
 
 
 def newborn(data, rows):
@@ -173,15 +193,31 @@ def newborn(data, rows):
         curve=still.long(),
         steepness=still.double(),
     )
-    slots, ramp = empty_slots(len(style), 1, "cpu"), idle_ramp(len(style), 1, "cpu")
+    slots = empty_slots(len(style), 1, "cpu")
+    ramp = idle_ramp(len(style), 1, "cpu")
     return germinate(slots, ramp, slots.empty, orders, torch.zeros(len(style)))
 
 
 def orders_of(program, slots):
-    """The recorded operations of one step as orders, WAIT where they are none; program [rows, 6]."""
-    ops = np.array([Op.WAIT, Op.ADVANCE, Op.SET_ALPHA_TARGET, Op.PRUNE, Op.WAIT, Op.WAIT, Op.WAIT, Op.FOSSILIZE])
+    """The recorded operations of one step as orders, WAIT where they are none; program [rows,
+    6].
+    """
+    ops = np.array(
+        [
+            Op.WAIT,
+            Op.ADVANCE,
+            Op.SET_ALPHA_TARGET,
+            Op.PRUNE,
+            Op.WAIT,
+            Op.WAIT,
+            Op.WAIT,
+            Op.FOSSILIZE,
+        ]
+    )
     op = ops[program[:, 0].astype(int)]
-    curve_choice = np.where(np.isin(op, (Op.SET_ALPHA_TARGET, Op.PRUNE)), program[:, 3], 0).astype(int)
+    curve_choice = np.where(np.isin(op, (Op.SET_ALPHA_TARGET, Op.PRUNE)), program[:, 3], 0).astype(
+        int
+    )
     blend = code(program[:, 4])
     return Orders(
         op=code(op),
@@ -197,14 +233,19 @@ def orders_of(program, slots):
 
 
 def measure(slots, program):
-    """The telemetry and accuracies of an epoch (operation 5) and the contributions (operation 6)."""
-    epoch, credit = code(program[:, 0]) == 5, code(program[:, 0]) == 6
+    """The telemetry and accuracies of an epoch (operation 5) and the contributions (operation
+    6).
+    """
+    epoch = code(program[:, 0]) == 5
+    credit = code(program[:, 0]) == 6
     recorded = record_accuracy(slots, torch.as_tensor(program[:, 1]))
     slots = torch.where(epoch & (column(program[:, 5]) == 1), recorded, slots)
     synced = epoch & slots.live
     return slots.replace(
         gradient_health=torch.where(synced, column(program[:, 2]) / 1000, slots.gradient_health),
-        gradient_exploding=torch.where(synced, column(program[:, 3]) == 1, slots.gradient_exploding),
+        gradient_exploding=torch.where(
+            synced, column(program[:, 3]) == 1, slots.gradient_exploding
+        ),
         gradient_measured=slots.gradient_measured | synced,
         gradient_ratio=torch.where(synced, column(program[:, 4]), slots.gradient_ratio),
         gradient_ratio_known=slots.gradient_ratio_known | synced,
@@ -240,21 +281,28 @@ def test_random_lives_equal_the_recorded_ones(permissive, automatic):
     data = load("slot_lifecycles")
     rows = (data["permissive"] == permissive) & (data["auto_forward"] == automatic)
     assert rows.any()
-    cfg = LifecycleConfig(auto_forward_g1=automatic, auto_forward_g2=automatic, auto_forward_g3=automatic)
+    cfg = LifecycleConfig(
+        auto_forward_g1=automatic, auto_forward_g2=automatic, auto_forward_g3=automatic
+    )
     gates = GatesConfig(permissive=permissive)
     slots, ramp = newborn(data, rows)
     for step in range(data["program"].shape[1]):
         program = data["program"][rows, step]
         expected = dict(zip(data["result_columns"], data["result"][rows, step].T, strict=True))
         op = code(program[:, 0])
-        slots, ramp, done = carry_out(slots, ramp, orders_of(program, slots), torch.zeros(len(program)), gates)
+        slots, ramp, done = carry_out(
+            slots, ramp, orders_of(program, slots), torch.zeros(len(program)), gates
+        )
         was_live = slots.live
         slots, ramp = prune_now(slots, ramp, op == 4)
         done = done | (was_live & ~slots.live)
         slots = measure(slots, program)
         after, ramp_after = tick(slots, ramp, cfg, gates)
         ticking = (op == 0) | (op == 5)
-        slots, ramp = torch.where(ticking, after, slots), torch.where(ticking, ramp_after, ramp)
+        slots = torch.where(ticking, after, slots)
+        ramp = torch.where(ticking, ramp_after, ramp)
         assert_lives_equal(slots, ramp, expected)
         answered = torch.as_tensor(expected["return code"] >= 0)
-        np.testing.assert_array_equal(done.squeeze(-1)[answered].numpy(), expected["return code"][answered] == 1)
+        np.testing.assert_array_equal(
+            done.squeeze(-1)[answered].numpy(), expected["return code"][answered] == 1
+        )

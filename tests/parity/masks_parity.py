@@ -13,7 +13,9 @@ TRANSFORMER_BLUEPRINTS = (2, 3, 8, 9, 10, 11, 12)  # those of the reference that
 def test_every_mask_equals_the_recording() -> None:
     rows = {name: torch.from_numpy(array).long() for name, array in load("action_masks").items()}
     stage = torch.where(rows["in_slot_stage"] < 0, Stage.EMPTY, rows["in_slot_stage"])
-    facts = SlotFacts(stage, rows["in_slot_age"], rows["in_slot_alpha_mode"], rows["in_slot_enabled"].bool())
+    facts = SlotFacts(
+        stage, rows["in_slot_age"], rows["in_slot_alpha_mode"], rows["in_slot_enabled"].bool()
+    )
     topologies = torch.zeros(2, 13, dtype=torch.bool)
     topologies[0, list(CNN_BLUEPRINTS)] = True
     topologies[1, list(TRANSFORMER_BLUEPRINTS)] = True
@@ -28,5 +30,7 @@ def test_every_mask_equals_the_recording() -> None:
     masks = legal_choices(facts, rules)
     for name in (*HEAD_NAMES, "slot_by_op"):
         torch.testing.assert_close(
-            masks.get(name), rows[f"out_{name}"].bool(), msg=lambda text, name=name: f"{name}: {text}"
+            masks.get(name),
+            rows[f"out_{name}"].bool(),
+            msg=lambda text, name=name: f"{name}: {text}",
         )

@@ -1,4 +1,6 @@
-"""The reward modes against recorded calls of the reference: totals and every component, per configuration."""
+"""The reward modes against recorded calls of the reference: totals and every component, per
+configuration.
+"""
 
 import dataclasses
 
@@ -15,32 +17,53 @@ from esper_soa.env.scaffold import HINDSIGHT_WEIGHT, hindsight_credit
 from esper_soa.vocabulary import Op, Stage
 
 VARIANTS = (
-    {}, {"disable_pbrs": True}, {"disable_terminal_reward": True}, {"disable_anti_gaming": True},
-    {"disable_timing_discount": True}, {"attribution_formula": "minimum"}, {"escrow_delta_clip": 0.0},
-    {"rent_host_params_floor": 20000, "max_rent": 0.4}, {"param_budget": 20000, "param_penalty_weight": 0.5},
-    {"sparse_reward_scale": 3.0, "param_penalty_weight": 2.0, "param_budget": 1000}, {"germination_warmup_steps": 0},
-    {"early_prune_threshold": 12, "min_prune_bonus_age": 9}, {"free_slots": 0, "seed_occupancy_cost": 0.05},
-    {"drip_fraction": 0.25, "max_drip_per_step": 0.02, "negative_drip_ratio": 1.0}, {"alpha_shock_coef": 0.0},
+    {},
+    {"disable_pbrs": True},
+    {"disable_terminal_reward": True},
+    {"disable_anti_gaming": True},
+    {"disable_timing_discount": True},
+    {"attribution_formula": "minimum"},
+    {"escrow_delta_clip": 0.0},
+    {"rent_host_params_floor": 20000, "max_rent": 0.4},
+    {"param_budget": 20000, "param_penalty_weight": 0.5},
+    {"sparse_reward_scale": 3.0, "param_penalty_weight": 2.0, "param_budget": 1000},
+    {"germination_warmup_steps": 0},
+    {"early_prune_threshold": 12, "min_prune_bonus_age": 9},
+    {"free_slots": 0, "seed_occupancy_cost": 0.05},
+    {"drip_fraction": 0.25, "max_drip_per_step": 0.02, "negative_drip_ratio": 1.0},
+    {"alpha_shock_coef": 0.0},
     {"contribution_weight": 2.0, "improvement_safe_threshold": 1.0, "hacking_ratio_threshold": 2.0},
-)  # fmt: skip
+)
 CONTRIBUTION_COLUMNS = {
-    "blending_warning": "blending_warning", "holding_warning": "holding_warning", "pbrs_bonus": "pbrs_bonus",
-    "synergy_bonus": "synergy_bonus", "compute_rent": "compute_rent", "alpha_shock": "alpha_shock",
-    "action_shaping": "action_shaping", "terminal_bonus": "terminal_bonus", "fossilize_terminal_bonus":
-    "fossilize_bonus", "drip_this_epoch": "drip", "total_reward": "total",
-}  # fmt: skip
+    "blending_warning": "blending_warning",
+    "holding_warning": "holding_warning",
+    "pbrs_bonus": "pbrs_bonus",
+    "synergy_bonus": "synergy_bonus",
+    "compute_rent": "compute_rent",
+    "alpha_shock": "alpha_shock",
+    "action_shaping": "action_shaping",
+    "terminal_bonus": "terminal_bonus",
+    "fossilize_terminal_bonus": "fossilize_bonus",
+    "drip_this_epoch": "drip",
+    "total_reward": "total",
+}
 READING_COLUMNS = {
-    "attribution_discount": "attribution_discount", "timing_discount": "timing_discount",
-    "ratio_penalty": "ratio_penalty", "bounded_attribution": "bounded_attribution", "escrow_credit_target":
-    "escrow_target", "escrow_delta": "escrow_delta", "escrow_credit_next": "escrow_next",
-}  # fmt: skip
+    "attribution_discount": "attribution_discount",
+    "timing_discount": "timing_discount",
+    "ratio_penalty": "ratio_penalty",
+    "bounded_attribution": "bounded_attribution",
+    "escrow_credit_target": "escrow_target",
+    "escrow_delta": "escrow_delta",
+    "escrow_credit_next": "escrow_next",
+}
 NEGATED_COLUMNS = {"occupancy_rent": "occupancy_rent", "fossilized_rent": "fossilized_rent"}
 
 
 def config(mode: str, scored: str, variant: int, named: int = 1) -> RewardConfig:
     """The configuration of a variant; the drip fraction is left out of modes that do not read it.
 
-    The reference drips only for seeds that have a name, as all of ours have: without one, it is basic without drip.
+    The reference drips only for seeds that have a name, as all of ours have: without one, it is
+    basic without drip.
     """
     settings = dict(VARIANTS[variant])
     if mode not in ("basic", "basic_plus") or not named:
@@ -53,7 +76,10 @@ def batches() -> list[tuple[np.ndarray, int, int]]:
     """The rows of every configuration, its variant, and whether the seeds have names."""
     data = load("rewards_inputs")
     keys = [(variant, named) for variant in np.unique(data["variant"]) for named in (0, 1)]
-    return [(np.flatnonzero((data["variant"] == v) & (data["ids"] == named)), v, named) for v, named in keys]
+    return [
+        (np.flatnonzero((data["variant"] == v) & (data["ids"] == named)), v, named)
+        for v, named in keys
+    ]
 
 
 def known(values: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
@@ -63,17 +89,39 @@ def known(values: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def single_slot(columns: dict[str, torch.Tensor]) -> RewardInputs:
-    """Inputs of envs with one slot each, the target of the action; what is not given is 0, False or unlimited."""
+    """Inputs of envs with one slot each, the target of the action; what is not given is 0, False or
+    unlimited.
+    """
     rows = len(columns["op"])
-    flags = {"has_seed", "improvement_known", "contribution_known", "germination_known", "drip_live", "total_known"}
-    integers = {"stage", "stage_age", "previous_stage", "previous_stage_age", "seed_age", "op", "num_active",
-                "num_fossilized", "num_contributing", "step", "max_steps"}  # fmt: skip
+    flags = {
+        "has_seed",
+        "improvement_known",
+        "contribution_known",
+        "germination_known",
+        "drip_live",
+        "total_known",
+    }
+    integers = {
+        "stage",
+        "stage_age",
+        "previous_stage",
+        "previous_stage_age",
+        "seed_age",
+        "op",
+        "num_active",
+        "num_fossilized",
+        "num_contributing",
+        "step",
+        "max_steps",
+    }
     names = list(RewardInputs.__annotations__)
     fields = {}
     for position, name in enumerate(names):
         dtype = torch.bool if name in flags else torch.int64 if name in integers else torch.float64
         value = columns.get(name, torch.zeros(rows)).to(dtype)
-        fields[name] = value.unsqueeze(1) if position < names.index("op") and value.dim() == 1 else value
+        fields[name] = (
+            value.unsqueeze(1) if position < names.index("op") and value.dim() == 1 else value
+        )
     fields["target"] = torch.ones(rows, 1, dtype=torch.bool)
     fields["drip_left"] = torch.full_like(fields["drip_scale"], torch.inf)
     return RewardInputs(**fields, batch_size=[rows])
@@ -83,20 +131,37 @@ def recorded_inputs(rows: np.ndarray) -> RewardInputs:
     data = {name: values[rows] for name, values in load("rewards_inputs").items()}
     columns = {}
     for ours, theirs in {
-        "improvement": "improvement_since_stage_start", "contribution": "seed_contribution",
-        "accuracy_germination": "acc_at_germination", "total": "counterfactual_total_improvement",
-    }.items():  # fmt: skip
+        "improvement": "improvement_since_stage_start",
+        "contribution": "seed_contribution",
+        "accuracy_germination": "acc_at_germination",
+        "total": "counterfactual_total_improvement",
+    }.items():
         flag = {"accuracy_germination": "germination_known"}.get(ours, ours + "_known")
         columns[ours], columns[flag] = known(data[theirs])
     for ours, theirs in {
-        "has_seed": "seed", "stage": "stage", "stage_age": "epochs_in_stage", "previous_stage": "previous_stage",
-        "previous_stage_age": "previous_epochs_in_stage", "seed_age": "seed_age", "interaction_sum": "interaction_sum",
-        "escrow": "escrow_credit_prev", "op": "action", "val_accuracy": "val_acc", "stable_accuracy": "stable_val_acc",
-        "accuracy_delta": "acc_delta", "committed_accuracy": "committed_val_acc", "alpha_delta_sq":
-        "alpha_delta_sq_sum", "total_params": "total_params", "host_params": "host_params", "fossilized_params":
-        "fossilized_seed_params", "num_active": "n_active_seeds", "num_fossilized": "num_fossilized_seeds",
-        "num_contributing": "num_contributing_fossilized", "step": "epoch", "max_steps": "max_epochs",
-    }.items():  # fmt: skip
+        "has_seed": "seed",
+        "stage": "stage",
+        "stage_age": "epochs_in_stage",
+        "previous_stage": "previous_stage",
+        "previous_stage_age": "previous_epochs_in_stage",
+        "seed_age": "seed_age",
+        "interaction_sum": "interaction_sum",
+        "escrow": "escrow_credit_prev",
+        "op": "action",
+        "val_accuracy": "val_acc",
+        "stable_accuracy": "stable_val_acc",
+        "accuracy_delta": "acc_delta",
+        "committed_accuracy": "committed_val_acc",
+        "alpha_delta_sq": "alpha_delta_sq_sum",
+        "total_params": "total_params",
+        "host_params": "host_params",
+        "fossilized_params": "fossilized_seed_params",
+        "num_active": "n_active_seeds",
+        "num_fossilized": "num_fossilized_seeds",
+        "num_contributing": "num_contributing_fossilized",
+        "step": "epoch",
+        "max_steps": "max_epochs",
+    }.items():
         columns[ours] = torch.from_numpy(data[theirs])
     effective, given = known(data["effective_seed_params"])
     overhead = torch.from_numpy(data["total_params"] - data["host_params"]).clamp(min=0)
@@ -121,11 +186,15 @@ def check_columns(recorded: dict, rows: np.ndarray, inputs: RewardInputs, terms,
             ours = getattr(readings, READING_COLUMNS[name])[:, 0]
         else:
             ours = getattr(terms, CONTRIBUTION_COLUMNS[name])
-        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            ours, theirs, rtol=1e-9, atol=1e-9, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 @pytest.mark.parametrize("scored", ["target", "all"])
-@pytest.mark.parametrize("mode", ["shaped", "escrow", "basic", "basic_plus", "sparse", "minimal", "simplified"])
+@pytest.mark.parametrize(
+    "mode", ["shaped", "escrow", "basic", "basic_plus", "sparse", "minimal", "simplified"]
+)
 def test_every_mode_pays_what_the_reference_pays(mode, scored):
     recorded = load(f"rewards_{mode}")
     for rows, variant, named in batches():
@@ -156,20 +225,37 @@ def test_the_loss_mode_pays_what_the_reference_pays():
         cfg = RewardConfig(mode="loss", loss=dataclasses.replace(LossRewardConfig(), **settings))
         rows = np.flatnonzero(data["cfg"] == index)
         names = {
-            "op": "action", "has_seed": "seed", "stage": "stage", "previous_stage": "previous_stage", "stage_age":
-            "epochs_in_stage", "seed_age": "seed_age", "step": "epoch", "max_steps": "max_epochs", "total_params":
-            "total_params", "host_params": "host_params", "loss_delta": "loss_delta", "val_loss": "val_loss",
-        }  # fmt: skip
-        inputs = single_slot({ours: torch.from_numpy(data[theirs][rows]) for ours, theirs in names.items()})
+            "op": "action",
+            "has_seed": "seed",
+            "stage": "stage",
+            "previous_stage": "previous_stage",
+            "stage_age": "epochs_in_stage",
+            "seed_age": "seed_age",
+            "step": "epoch",
+            "max_steps": "max_epochs",
+            "total_params": "total_params",
+            "host_params": "host_params",
+            "loss_delta": "loss_delta",
+            "val_loss": "val_loss",
+        }
+        inputs = single_slot(
+            {ours: torch.from_numpy(data[theirs][rows]) for ours, theirs in names.items()}
+        )
         terms, _ = score(inputs, cfg)
-        torch.testing.assert_close(terms.total, torch.from_numpy(data["reward"][rows]), rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(
+            terms.total, torch.from_numpy(data["reward"][rows]), rtol=1e-9, atol=1e-9
+        )
 
 
 def test_potentials_and_shaping_are_those_of_the_reference():
     data = {name: torch.from_numpy(values) for name, values in load("rewards_helpers").items()}
-    torch.testing.assert_close(stage_potential(data["stage_potential_stage"]), data["stage_potential"])
-    stage, cfg = data["seed_stage"], RewardConfig()
-    active = (data["seed_has_active"] == 1) & (stage > Stage.DORMANT)  # the reference's helper: 0 without a seed
+    torch.testing.assert_close(
+        stage_potential(data["stage_potential_stage"]), data["stage_potential"]
+    )
+    stage = data["seed_stage"]
+    cfg = RewardConfig()
+    # the reference's helper: 0 without a seed
+    active = (data["seed_has_active"] == 1) & (stage > Stage.DORMANT)
     potential = torch.where(active, seed_potential(stage, data["seed_epochs"], cfg), 0.0)
     torch.testing.assert_close(potential, data["seed_potential"], rtol=1e-9, atol=1e-9)
     bonus = shaping(data["pbrs_prev"], data["pbrs_next"])
@@ -178,17 +264,26 @@ def test_potentials_and_shaping_are_those_of_the_reference():
 
 def test_hindsight_credit_of_one_boost_is_that_of_the_reference():
     data = {name: torch.from_numpy(values) for name, values in load("rewards_helpers").items()}
-    boost, gain = data["hindsight_boost"].clamp(min=0).float(), data["hindsight_improvement"]
+    boost = data["hindsight_boost"].clamp(min=0).float()
+    gain = data["hindsight_improvement"]
     helped = torch.tensor([[True, False]]).expand(len(boost), 2)
-    credit = hindsight_credit(boost.view(-1, 1, 1), helped, gain, torch.ones_like(gain, dtype=torch.int64))
+    credit = hindsight_credit(
+        boost.view(-1, 1, 1), helped, gain, torch.ones_like(gain, dtype=torch.int64)
+    )
     credit = credit / HINDSIGHT_WEIGHT * data["hindsight_weight"]
-    torch.testing.assert_close(credit, data["hindsight_credit"], rtol=1e-6, atol=1e-7)  # the env state is float32
+    # the env state is float32
+    torch.testing.assert_close(credit, data["hindsight_credit"], rtol=1e-6, atol=1e-7)
 
 
 def test_the_costs_of_the_ops_are_those_of_the_reference():
-    data, cfg = load("rewards_helpers"), RewardConfig()
+    data = load("rewards_helpers")
+    cfg = RewardConfig()
     costs = {
-        Op.WAIT: 0.0, Op.GERMINATE: cfg.germinate_cost, Op.SET_ALPHA_TARGET: cfg.set_alpha_target_cost,
-        Op.PRUNE: cfg.prune_cost, Op.FOSSILIZE: cfg.fossilize_cost, Op.ADVANCE: 0.0,
-    }  # fmt: skip
+        Op.WAIT: 0.0,
+        Op.GERMINATE: cfg.germinate_cost,
+        Op.SET_ALPHA_TARGET: cfg.set_alpha_target_cost,
+        Op.PRUNE: cfg.prune_cost,
+        Op.FOSSILIZE: cfg.fossilize_cost,
+        Op.ADVANCE: 0.0,
+    }
     assert [costs[op] for op in data["intervention_op"]] == data["intervention_cost"].tolist()

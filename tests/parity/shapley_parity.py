@@ -1,8 +1,8 @@
 """Attribution from coalition tables: interactions and Shapley values against the recordings.
 
-The reference estimates Shapley values from random permutations even where the whole table is known; ours are exact on
-purpose. So they must share out the same total as every recorded estimate, equal it where it has no spread, and lie
-within its error elsewhere.
+The reference estimates Shapley values from random permutations even where the whole table is known;
+ours are exact on purpose. So they must share out the same total as every recorded estimate, equal
+it where it has no spread, and lie within its error elsewhere.
 """
 
 import pytest
@@ -17,7 +17,9 @@ ERRORS = 6.0  # standard errors that an estimate may be off; chance leaves this 
 
 
 def table(recorded, players):
-    """(subset, accuracy, ablated) of the coalitions that were evaluated, as rows of our attribution."""
+    """(subset, accuracy, ablated) of the coalitions that were evaluated, as rows of our
+    attribution.
+    """
     subset = torch.from_numpy(recorded[f"n{players}_configs"])
     values = torch.from_numpy(recorded[f"n{players}_table"])
     accuracy = values.gather(1, subset.clamp(min=0))
@@ -30,7 +32,9 @@ def test_pair_interactions_of_whole_tables(players):
     ours = pair_interactions(*table(recorded, players))
     pairs = [(0, 1), (0, 2), (1, 2)][: 1 if players == 2 else 3]
     ours = torch.stack([ours[:, i, j] for i, j in pairs], dim=1)
-    torch.testing.assert_close(ours, torch.from_numpy(recorded[f"n{players}_interactions"]), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        ours, torch.from_numpy(recorded[f"n{players}_interactions"]), rtol=1e-9, atol=1e-9
+    )
 
 
 def test_pair_interaction_of_four_accuracies():

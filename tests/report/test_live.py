@@ -33,14 +33,18 @@ def server(run: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         opened.shutdown()
 
 
-def asked(server: Server, path: str, method: str = "GET", host: str = HOST) -> tuple[HTTPResponse, str]:
+def asked(
+    server: Server, path: str, method: str = "GET", host: str = HOST
+) -> tuple[HTTPResponse, str]:
     connection = HTTPConnection(HOST, server.server_address[1], timeout=30)
     connection.request(method, path, headers={"Host": host})
     answer = connection.getresponse()
     return answer, answer.read().decode()
 
 
-def test_the_page_has_what_was_written_so_far_and_may_ask_its_own_server_alone(server: Server) -> None:
+def test_the_page_has_what_was_written_so_far_and_may_ask_its_own_server_alone(
+    server: Server,
+) -> None:
     answer, text = asked(server, "/")
     assert answer.status == 200
     assert "Not finished: 1 of 4 rounds are played" in text
@@ -59,7 +63,9 @@ def test_news_are_told_when_there_are_some(server: Server, run: Path) -> None:
     assert news["data"]["tables"]["rounds"]["accuracy"] == [40.0, 46.5]
 
 
-def test_a_job_of_a_sweep_that_begins_later_comes_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_of_a_sweep_that_begins_later_comes_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(live, "LEAST_SECONDS", 0.0)
     make_run(tmp_path / "sweep" / "0", [line(1, 40.0)])
     watched = Watched([str(tmp_path / "sweep")])
@@ -111,8 +117,10 @@ def test_a_port_that_is_taken_is_refused_with_what_to_do(
     with pytest.raises(SystemExit) as stop:
         live.main([str(run), f"port={server.server_address[1]}"])
     assert stop.value.code == 2
-    assert re.fullmatch(r"error: port=\d+: Address already in use\. port=0 takes one that is free\n",
-                        capsys.readouterr().err)  # fmt: skip
+    assert re.fullmatch(
+        r"error: port=\d+: Address already in use\. port=0 takes one that is free\n",
+        capsys.readouterr().err,
+    )
 
 
 def test_the_port_is_a_setting_among_the_runs() -> None:

@@ -39,42 +39,57 @@ def run(tmp_path: Path) -> Path:
 def sweep(folder: Path) -> Path:
     """Two groups of three seeds."""
     for place in range(6):
-        seed, reward = place // 2, ("net", "shaped")[place % 2]
+        seed = place // 2
+        reward = ("net", "shaped")[place % 2]
         make_run(
-            folder / str(place), [line(1, 40.0 + place)], seed, summary([50.0 + place]), overrides=[f"reward={reward}"]
+            folder / str(place),
+            [line(1, 40.0 + place)],
+            seed,
+            summary([50.0 + place]),
+            overrides=[f"reward={reward}"],
         )
         write_round(folder / str(place), 1, envs=2, steps=8)
     return folder
 
 
 @pytest.mark.parametrize("kind", ["run", "sweep", "killed", "empty"])
-def test_every_figure_has_its_tables_and_every_table_its_columns(run: Path, tmp_path: Path, kind: str) -> None:
+def test_every_figure_has_its_tables_and_every_table_its_columns(
+    run: Path, tmp_path: Path, kind: str
+) -> None:
     place = {
-        "run": lambda: run, "sweep": lambda: sweep(tmp_path / "sweep"), "empty": lambda: make_run(tmp_path / "empty"),
+        "run": lambda: run,
+        "sweep": lambda: sweep(tmp_path / "sweep"),
+        "empty": lambda: make_run(tmp_path / "empty"),
         "killed": lambda: make_run(tmp_path / "killed", [line(1, 40.0)]),
-    }[kind]()  # fmt: skip
+    }[kind]()
     shown = shown_of(groups_of(find_runs([str(place)])))
     for figure in (one for section in shown.sections for one in section.figures):
         columns = shown.tables[figure.table]
-        assert not columns or {column.field for column in figure.columns} <= columns.keys(), figure.id
+        assert not columns or {column.field for column in figure.columns} <= columns.keys(), (
+            figure.id
+        )
         assert {*figure.data, *(choice.table for choice in figure.choices)} <= shown.tables.keys()
         assert all(len(cells) == len(next(iter(columns.values()))) for cells in columns.values())
 
 
 def test_the_page_asks_no_network_and_holds_its_program_and_style(run: Path) -> None:
     text = page.page_of(find_runs([str(run)]), PROGRAM)
-    assert set(re.findall(r"https?://[^\"' )]+", text)) == {"https://vega.github.io/schema/vega-lite/v6.json"}, (
-        "which names the language of the charts, and is not fetched"
-    )
+    assert set(re.findall(r"https?://[^\"' )]+", text)) == {
+        "https://vega.github.io/schema/vega-lite/v6.json"
+    }, "which names the language of the charts, and is not fetched"
     assert PROGRAM in text
     assert "default-src 'none'" in text
     assert not re.findall(r"<(?:link|script|img)[^>]+(?:src|href)=\"(?!data:)", text)
 
 
 def test_what_stands_in_a_run_folder_stays_text(tmp_path: Path) -> None:
-    made = make_run(tmp_path / "run", [line(1, 40.0, blueprints={HOSTILE: {"germinated": 1}}, anomalies=[HOSTILE])],
-                    settings=f"label: '{HOSTILE}'\n", overrides=[f"note={HOSTILE}"],
-                    ended=summary([50.0]) | {"verdict": HOSTILE})  # fmt: skip
+    made = make_run(
+        tmp_path / "run",
+        [line(1, 40.0, blueprints={HOSTILE: {"germinated": 1}}, anomalies=[HOSTILE])],
+        settings=f"label: '{HOSTILE}'\n",
+        overrides=[f"note={HOSTILE}"],
+        ended=summary([50.0]) | {"verdict": HOSTILE},
+    )
     text = page.page_of(find_runs([str(made)]), PROGRAM)
     assert "<img" not in text
     assert text.count("</script>") == 3, "the three of the page itself"
@@ -101,35 +116,57 @@ def test_sections_have_the_state_and_the_verdict_of_the_run(run: Path, tmp_path:
     killed = make_run(tmp_path / "killed", [line(1, 40.0), line(2, 44.0)])
     text = page.page_of(find_runs([str(killed)]), PROGRAM)
     assert "2 of 4 rounds: stopped, killed or still going on" in text
-    assert "Not finished: 2 of 4 rounds are played; hosts ended the first at 40.00 % and the last at 44.00 %." in text
+    assert (
+        "Not finished: 2 of 4 rounds are played; hosts ended the first at 40.00 % and the last at "
+        "44.00 %."
+    ) in text
 
 
 def test_findings_name_the_runs_that_share_them(tmp_path: Path) -> None:
     for seed, names in enumerate((["a"], ["a", "b"], ["a"])):
         make_run(tmp_path / "sweep" / str(seed), [line(1, 40.0, anomalies=names)], seed)
     text = page.page_of(find_runs([str(tmp_path / "sweep")]), PROGRAM)
-    assert "<tr><td>a</td><td>1</td><td>all</td></tr><tr><td>b</td><td>1</td><td>1</td></tr>" in text
+    assert (
+        "<tr><td>a</td><td>1</td><td>all</td></tr><tr><td>b</td><td>1</td><td>1</td></tr>" in text
+    )
 
 
 def test_the_head_names_the_kinds_of_runs_and_says_where_it_leaves_some_out(tmp_path: Path) -> None:
     for seed in range(6):
         make_run(tmp_path / "alike" / str(seed), seed=seed)
         make_run(tmp_path / "apart" / str(seed), seed=seed, settings=f"policy:\n  name: p{seed}\n")
-    alike, apart = (page.page_of(find_runs([str(tmp_path / name)]), PROGRAM) for name in ("alike", "apart"))
+    alike, apart = (
+        page.page_of(find_runs([str(tmp_path / name)]), PROGRAM) for name in ("alike", "apart")
+    )
     assert '<p class="about">trial, tiny</p>' in alike
     assert "trial, tiny, policy p3 …</p>" in apart
 
 
 def test_a_figure_of_nothing_but_zeros_is_left_out(run: Path) -> None:
-    shown = [figure["id"] for figure in data_of(page.page_of(find_runs([str(run)]), PROGRAM))["figures"]]
+    shown = [
+        figure["id"] for figure in data_of(page.page_of(find_runs([str(run)]), PROGRAM))["figures"]
+    ]
     assert {"credit-contribution", "credit-interaction"} <= {*shown}
     steps = {"round": [3] * 2, "step": [1, 2], "env": [0] * 2}
     write_table(run, "steps", 3, steps | {"accuracy": [10.0] * 2})
-    write_table(run, "slots", 3, steps | {"slot": ["r0c0"] * 2, "stage": ["blending"] * 2, "blueprint": ["norm"] * 2,
-                                          "contribution": [1.0] * 2, "interaction": [0.0] * 2})  # fmt: skip
+    write_table(
+        run,
+        "slots",
+        3,
+        steps
+        | {
+            "slot": ["r0c0"] * 2,
+            "stage": ["blending"] * 2,
+            "blueprint": ["norm"] * 2,
+            "contribution": [1.0] * 2,
+            "interaction": [0.0] * 2,
+        },
+    )
     for number in (1, 2):
         table_path(run, "slots", number).unlink()
-    shown = [figure["id"] for figure in data_of(page.page_of(find_runs([str(run)]), PROGRAM))["figures"]]
+    shown = [
+        figure["id"] for figure in data_of(page.page_of(find_runs([str(run)]), PROGRAM))["figures"]
+    ]
     assert "credit-contribution" in shown
     assert "credit-interaction" not in shown
 
@@ -162,7 +199,9 @@ def test_without_the_extra_the_command_names_it(
     assert not (run / "report.html").exists()
 
 
-def test_a_run_without_the_extra_says_so_in_one_line_and_goes_on(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_without_the_extra_says_so_in_one_line_and_goes_on(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bundle, "MODULE", "no_such_module")
     with session(RunFolder(run)) as within:
         end.leave_report(within)
@@ -171,7 +210,9 @@ def test_a_run_without_the_extra_says_so_in_one_line_and_goes_on(run: Path, monk
     assert not (run / "report.html").exists()
 
 
-@pytest.mark.parametrize("error", [UserError("there is no run"), ValueError("a bug of ours"), KeyError("r0c9")])
+@pytest.mark.parametrize(
+    "error", [UserError("there is no run"), ValueError("a bug of ours"), KeyError("r0c9")]
+)
 def test_a_report_that_cannot_be_made_fails_no_run(
     error: Exception, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,7 +238,9 @@ def test_a_run_that_has_ended_leaves_its_report(run: Path, monkeypatch: pytest.M
     assert "Growth paid" in (run / "report.html").read_text()
 
 
-def test_the_program_is_kept_in_the_users_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_program_is_kept_in_the_users_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made: list[int] = []
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(bundle, "available", lambda: True)
@@ -214,7 +257,9 @@ def test_every_chart_is_one_that_the_library_can_draw(run: Path, tmp_path: Path)
         data = data_of(page.page_of(find_runs([str(place)]), PROGRAM))
         for figure in data["figures"]:
             empty = {name: [] for name in figure["data"]}
-            assert library.vegalite_to_vega(figure["spec"] | {"config": data["config"], "datasets": empty})["marks"]
+            assert library.vegalite_to_vega(
+                figure["spec"] | {"config": data["config"], "datasets": empty}
+            )["marks"]
 
 
 def test_the_program_cannot_end_its_own_script_element() -> None:

@@ -35,7 +35,8 @@ def test_runs_below_a_folder_are_found_in_the_order_of_their_numbers(tmp_path: P
 
 
 def test_a_run_that_is_given_twice_counts_once_and_labels_differ(tmp_path: Path) -> None:
-    one, other = make_run(tmp_path / "a" / "run"), make_run(tmp_path / "b" / "run")
+    one = make_run(tmp_path / "a" / "run")
+    other = make_run(tmp_path / "b" / "run")
     found = find_runs([str(one), str(other), str(one)])
     assert [run.label for run in found] == ["a/run", "b/run"]
 
@@ -48,15 +49,22 @@ def test_a_folder_without_a_run_is_refused_by_its_name(tmp_path: Path) -> None:
 def test_phases_are_read_from_the_log_and_the_last_word_on_a_round_counts(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     told = "12:00 phases   round {0}/4: training {1} %, policy act 25.0 % of 20.0 s\n"
-    (run / "log.txt").write_text(told.format(1, "75.0") + told.format(2, "75.0") + told.format(2, "50.0"))
+    (run / "log.txt").write_text(
+        told.format(1, "75.0") + told.format(2, "75.0") + told.format(2, "50.0")
+    )
     first, second = read_run(run).phases
     assert (first.round, first.seconds) == (1, {"training": 15.0, "policy act": 5.0})
     assert second.seconds["training"] == 10.0
 
 
 def test_runs_of_the_same_overrides_but_for_the_seed_are_a_group(tmp_path: Path) -> None:
-    plain = [make_run(tmp_path / f"p{seed}", seed=seed, overrides=["+experiment=x"]) for seed in (1, 2)]
-    net = [make_run(tmp_path / f"n{seed}", seed=seed, overrides=["reward=net", "experiment=x"]) for seed in (1, 2)]
+    plain = [
+        make_run(tmp_path / f"p{seed}", seed=seed, overrides=["+experiment=x"]) for seed in (1, 2)
+    ]
+    net = [
+        make_run(tmp_path / f"n{seed}", seed=seed, overrides=["reward=net", "experiment=x"])
+        for seed in (1, 2)
+    ]
     runs = [read_run(path) for path in (plain[0], net[0], plain[1], net[1])]
     groups = groups_of(runs)
     assert [(group.label, [run.label for run in group.runs]) for group in groups] == [

@@ -26,7 +26,9 @@ def test_rounds_have_what_their_lines_say(run: RunRecord) -> None:
     assert found["kl"] == [0.001] * 3
 
 
-def test_means_are_over_the_runs_of_a_group_that_have_the_round(run: RunRecord, tmp_path: Path) -> None:
+def test_means_are_over_the_runs_of_a_group_that_have_the_round(
+    run: RunRecord, tmp_path: Path
+) -> None:
     other = read_run(make_run(tmp_path / "other", [line(1, 50.0)]))
     found = run_tables.means_table([Group("g", [run, other])], ["accuracy"])
     assert (found["accuracy"], found["runs"]) == ([45.0, 46.0, 43.0], [2, 1, 1])
@@ -35,22 +37,40 @@ def test_means_are_over_the_runs_of_a_group_that_have_the_round(run: RunRecord, 
 def test_shares_of_decisions_are_of_the_round(run: RunRecord) -> None:
     found = run_tables.ops_table([Group("g", [run])])
     # 10 to 15 decisions: 75 in all
-    assert found["share"][:6] == pytest.approx([100 * count / 75 for count in range(10, 16)], rel=1e-5)
+    assert found["share"][:6] == pytest.approx(
+        [100 * count / 75 for count in range(10, 16)], rel=1e-5
+    )
 
 
 def test_terms_that_stay_0_are_left_out(run: RunRecord) -> None:
-    found = run_tables.without_zeros(run_tables.parts_table([Group("g", [run])], "term", "reward_terms"), "term")
+    found = run_tables.without_zeros(
+        run_tables.parts_table([Group("g", [run])], "term", "reward_terms"), "term"
+    )
     assert found["term"] == ["compute_rent", "terminal_bonus", "clawback"] * 3
     assert found["value"][:3] == [0.5, 1.0, 1.5]
 
 
 def test_means_of_blueprints_weigh_the_seeds_of_each_round(tmp_path: Path) -> None:
     def fate(kept: int, gain: float) -> dict:
-        return {"norm": {"germinated": 5, "fossilized": kept, "pruned": 2, "mean_gain": gain, "mean_churn": None}}
+        return {
+            "norm": {
+                "germinated": 5,
+                "fossilized": kept,
+                "pruned": 2,
+                "mean_gain": gain,
+                "mean_churn": None,
+            }
+        }
 
     lines = [line(1, 40.0, blueprints=fate(1, 2.0)), line(2, 40.0, blueprints=fate(3, 6.0))]
     found = run_tables.blueprints_table([Group("g", [read_run(make_run(tmp_path / "b", lines))])])
-    assert [found[name][0] for name in ("germinated", "fossilized", "pruned", "gain", "churn")] == [10, 4, 4, 5.0, None]
+    assert [found[name][0] for name in ("germinated", "fossilized", "pruned", "gain", "churn")] == [
+        10,
+        4,
+        4,
+        5.0,
+        None,
+    ]
     assert found["kept"] == [50.0]
 
 
@@ -61,7 +81,10 @@ def test_shapley_values_are_told_per_slot_with_the_ends_over_hosts(run: RunRecor
 
 
 def test_shapley_values_that_none_measured_are_no_table(tmp_path: Path) -> None:
-    found = [{"round": 1, "env": env, "accuracy": 50.0, "reward": 4.0, "shapley": [0.0, 0.0]} for env in range(2)]
+    found = [
+        {"round": 1, "env": env, "accuracy": 50.0, "reward": 4.0, "shapley": [0.0, 0.0]}
+        for env in range(2)
+    ]
     folder = make_run(tmp_path / "b", [line(1, 50.0)])
     write_lines(folder / "episodes.jsonl", found)
     run = read_run(folder)
@@ -83,14 +106,31 @@ def test_texts_are_packed_as_codes() -> None:
 
 
 SLOT = {
-    "round": [1] * 6, "step": [1, 2, 3, 4, 5, 6], "env": [1] * 6, "slot": ["r0c1"] * 6,
+    "round": [1] * 6,
+    "step": [1, 2, 3, 4, 5, 6],
+    "env": [1] * 6,
+    "slot": ["r0c1"] * 6,
     "stage": ["empty", "training", "training", "blending", "blending", "embargoed"],
-    "seed": [None, 1, 1, 1, 1, 1], "blueprint": [None, "norm", "norm", "norm", "norm", "norm"],
-    "alpha": [0.0, 0.0, 0.0, 0.5, 1.0, 0.0], "contribution": [None, 1.0, 2.0, None, 4.0, None],
-}  # fmt: skip
-STEPS = {"round": [1] * 6, "step": SLOT["step"], "env": [1] * 6, "accuracy": [10.0, 20.0, 30.0, 40.0, 50.0, 60.0]}
-EVENTS = {"round": [1, 1], "step": [2, 3], "env": [1, 1], "slot": ["r0c1", None], "kind": ["germinated", "panic"],
-          "cause": ["action", "diverged"], "accuracy": [20.0, 30.0]}  # fmt: skip
+    "seed": [None, 1, 1, 1, 1, 1],
+    "blueprint": [None, "norm", "norm", "norm", "norm", "norm"],
+    "alpha": [0.0, 0.0, 0.0, 0.5, 1.0, 0.0],
+    "contribution": [None, 1.0, 2.0, None, 4.0, None],
+}
+STEPS = {
+    "round": [1] * 6,
+    "step": SLOT["step"],
+    "env": [1] * 6,
+    "accuracy": [10.0, 20.0, 30.0, 40.0, 50.0, 60.0],
+}
+EVENTS = {
+    "round": [1, 1],
+    "step": [2, 3],
+    "env": [1, 1],
+    "slot": ["r0c1", None],
+    "kind": ["germinated", "panic"],
+    "cause": ["action", "diverged"],
+    "accuracy": [20.0, 30.0],
+}
 
 
 @pytest.fixture
@@ -103,9 +143,12 @@ def played(run: RunRecord) -> RunRecord:
 def test_an_env_step_is_a_row_of_a_lane_where_there_is_room(played: RunRecord) -> None:
     found = lanes.lanes_table(lanes.chosen_rounds([played]))
     assert list(zip(found["from"], found["to"], found["stage"], found["alpha"], strict=True)) == [
-        (1, 2, "training", 0.0), (2, 3, "training", 0.0), (3, 4, "blending", 0.5), (4, 5, "blending", 1.0),
+        (1, 2, "training", 0.0),
+        (2, 3, "training", 0.0),
+        (3, 4, "blending", 0.5),
+        (4, 5, "blending", 1.0),
         (5, 6, "embargoed", 0.0),
-    ]  # fmt: skip
+    ]
     assert found["contribution"] == [1.0, 2.0, None, 4.0, None]
     # three slots below a name two lanes high, host 1 below host 0: 5 + 2, then the second slot
     assert set(found["base"]) == {-9.0}
@@ -117,20 +160,31 @@ def test_where_there_is_none_a_row_goes_on_while_nothing_changes(
     monkeypatch.setattr(lanes, "MOST_ROWS", 4)
     found = lanes.lanes_table(lanes.chosen_rounds([played]))
     assert list(zip(found["from"], found["to"], found["contribution"], strict=True)) == [
-        (1, 3, 1.5), (3, 4, None), (4, 5, 4.0), (5, 6, None),
-    ]  # fmt: skip
+        (1, 3, 1.5),
+        (3, 4, None),
+        (4, 5, 4.0),
+        (5, 6, None),
+    ]
 
 
 def test_marks_and_the_governors_events_stand_where_they_happened(played: RunRecord) -> None:
     marks = lanes.marks_table(lanes.chosen_rounds([played]))
     assert (marks["event"], marks["step"], marks["y"]) == (["germinated"], [2], [-8.6])
     governed = lanes.governor_table([played])
-    assert (governed["event"], governed["step"], governed["cause"]) == (["panic"], [3], ["diverged"])
+    assert (governed["event"], governed["step"], governed["cause"]) == (
+        ["panic"],
+        [3],
+        ["diverged"],
+    )
 
 
 def test_credit_is_the_mean_over_the_hosts_that_were_measured(played: RunRecord) -> None:
     found = lanes.credit_table(lanes.chosen_rounds([played]))
-    assert (found["step"], found["contribution"], found["hosts"]) == ([2, 3, 5], [1.0, 2.0, 4.0], [1, 1, 1])
+    assert (found["step"], found["contribution"], found["hosts"]) == (
+        [2, 3, 5],
+        [1.0, 2.0, 4.0],
+        [1, 1, 1],
+    )
 
 
 def test_of_a_long_run_the_last_the_best_and_the_first_round_are_shown(run: RunRecord) -> None:
@@ -140,7 +194,9 @@ def test_of_a_long_run_the_last_the_best_and_the_first_round_are_shown(run: RunR
     assert [one.name for one in lanes.chosen_rounds([run, run])] == ["3 (last)"] * 2
 
 
-def test_a_table_that_cannot_be_read_is_none_and_said(run: RunRecord, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_table_that_cannot_be_read_is_none_and_said(
+    run: RunRecord, caplog: pytest.LogCaptureFixture
+) -> None:
     write_round(run.path, 1, envs=1, steps=3)
     (run.path / "telemetry" / "slots" / "round_000001.parquet").write_bytes(b"PAR1")
     assert rounds_of(run.path, "slots") == [1]
@@ -151,9 +207,16 @@ def test_a_table_that_cannot_be_read_is_none_and_said(run: RunRecord, caplog: py
     assert lanes.chosen_rounds([run]) == []
 
 
-def test_env_steps_that_were_dropped_leave_a_gap(run: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_env_steps_that_were_dropped_leave_a_gap(
+    run: RunRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(lanes, "MOST_ROWS", 0)
-    still = {"stage": ["training"] * 4, "seed": [1] * 4, "blueprint": ["norm"] * 4, "alpha": [0.0] * 4}
+    still = {
+        "stage": ["training"] * 4,
+        "seed": [1] * 4,
+        "blueprint": ["norm"] * 4,
+        "alpha": [0.0] * 4,
+    }
     steps = {"round": [1] * 4, "step": [1, 2, 5, 6], "env": [0] * 4}
     write_table(run.path, "slots", 1, steps | {"slot": ["r0c0"] * 4} | still)
     write_table(run.path, "steps", 1, steps | {"accuracy": [10.0] * 4})
@@ -165,14 +228,39 @@ def test_the_curve_of_a_host_that_ended_early_has_its_last_env_step(
     run: RunRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_round(run.path, 1, envs=2, steps=6)
-    ends = {"round": [1] * 9, "step": [1, 1, 2, 2, 3, 3, 4, 5, 6], "env": [0, 1, 0, 1, 0, 1, 1, 1, 1]}
+    ends = {
+        "round": [1] * 9,
+        "step": [1, 1, 2, 2, 3, 3, 4, 5, 6],
+        "env": [0, 1, 0, 1, 0, 1, 1, 1, 1],
+    }
     write_table(run.path, "steps", 1, ends | {"accuracy": [float(row) for row in range(9)]})
-    write_table(run.path, "events", 1, {"round": [1], "step": [3], "env": [0], "kind": ["ended_early"],
-                                        "cause": ["plateau"], "accuracy": [4.0], "slot": [None]})  # fmt: skip
+    write_table(
+        run.path,
+        "events",
+        1,
+        {
+            "round": [1],
+            "step": [3],
+            "env": [0],
+            "kind": ["ended_early"],
+            "cause": ["plateau"],
+            "accuracy": [4.0],
+            "slot": [None],
+        },
+    )
     monkeypatch.setattr(lanes, "MOST_ROWS", 8)  # every second env-step
     chosen = lanes.chosen_rounds([run])
     found = lanes.accuracies_table(chosen)
-    assert list(zip(found["host"], found["step"], strict=True)) == [(0, 2), (1, 2), (0, 3), (1, 4), (1, 6)]
-    assert lanes.names_table(chosen)["words"] == ["host 0: 4.0 %, ended early: plateau", "host 1: 8.0 %"]
+    assert list(zip(found["host"], found["step"], strict=True)) == [
+        (0, 2),
+        (1, 2),
+        (0, 3),
+        (1, 4),
+        (1, 6),
+    ]
+    assert lanes.names_table(chosen)["words"] == [
+        "host 0: 4.0 %, ended early: plateau",
+        "host 1: 8.0 %",
+    ]
     marks = lanes.marks_table(chosen)
     assert (marks["event"], marks["step"], marks["cause"]) == (["ended_early"], [3], ["plateau"])

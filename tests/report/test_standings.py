@@ -11,7 +11,9 @@ from esper_soa.report.standings import pairs, standings
 from esper_soa.report.words import flop_in_words, tiles_of, verdict_of
 
 
-def group(folder: Path, label: str, accuracies: list[float | None], seeds: list[int] | None = None) -> Group:
+def group(
+    folder: Path, label: str, accuracies: list[float | None], seeds: list[int] | None = None
+) -> Group:
     """Runs that end at these accuracies; None has not ended."""
     runs = []
     for seed, accuracy in zip(seeds or range(len(accuracies)), accuracies, strict=True):
@@ -36,9 +38,10 @@ def test_the_highest_group_stands_first(tmp_path: Path) -> None:
 
 def test_pairs_are_tested_exactly_and_corrected_for_their_number(tmp_path: Path) -> None:
     groups = [
-        group(tmp_path, "a", [1.0, 2.0, 3.0, 4.0]), group(tmp_path, "b", [11.0, 12.5, 13.0, 14.0]),
+        group(tmp_path, "a", [1.0, 2.0, 3.0, 4.0]),
+        group(tmp_path, "b", [11.0, 12.5, 13.0, 14.0]),
         group(tmp_path, "c", [2.5, 3.5, 1.5, 4.5], seeds=[7, 8, 9, 10]),
-    ]  # fmt: skip
+    ]
     found = pairs(groups)
     assert [(pair.label, pair.other) for pair in found] == [("a", "b"), ("b", "c"), ("a", "c")]
     # wholly apart: 2 of C(8, 4) = 70 ways; Holm: 3 * p, then at least as much, then as it is
@@ -51,7 +54,10 @@ def test_pairs_are_tested_exactly_and_corrected_for_their_number(tmp_path: Path)
 
 
 def test_the_verdict_names_the_highest_group_and_how_sure_that_is(tmp_path: Path) -> None:
-    apart = [group(tmp_path, "a", [1.0, 2.0, 3.0, 4.0]), group(tmp_path, "b", [11.0, 12.0, 13.0, 14.0])]
+    apart = [
+        group(tmp_path, "a", [1.0, 2.0, 3.0, 4.0]),
+        group(tmp_path, "b", [11.0, 12.0, 13.0, 14.0]),
+    ]
     assert "“b” ends highest" in verdict_of(apart)
     assert "clearly ahead of “a”" in verdict_of(apart)
     assert "p = 0.029, exact, corrected for 1 comparison)" in verdict_of(apart)
@@ -64,22 +70,38 @@ def test_groups_that_end_alike_are_told_so(tmp_path: Path) -> None:
     assert verdict_of(alike).startswith("“a” and “b” end highest, and alike: 41.00 [")
 
 
-@pytest.mark.parametrize(("flop", "words"), [
-    (None, "–"), (0.0, "0 FLOP"), (999.0, "999 FLOP"), (1000.0, "1 kFLOP"), (4.76e6, "4.76 MFLOP"),
-    (1.42e11, "142 GFLOP"), (1e12, "1 TFLOP"), (3e21, "3e+03 EFLOP"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("flop", "words"),
+    [
+        (None, "–"),
+        (0.0, "0 FLOP"),
+        (999.0, "999 FLOP"),
+        (1000.0, "1 kFLOP"),
+        (4.76e6, "4.76 MFLOP"),
+        (1.42e11, "142 GFLOP"),
+        (1e12, "1 TFLOP"),
+        (3e21, "3e+03 EFLOP"),
+    ],
+)
 def test_flop_are_told_by_their_order(flop: float | None, words: str) -> None:
     assert flop_in_words(flop) == words
 
 
 def test_of_one_group_the_verdict_tells_the_gain_over_runs(tmp_path: Path) -> None:
-    assert verdict_of([group(tmp_path, "a", [40.0, 41.0, 42.0])]).startswith("Growth paid: +2.00 points")
+    assert verdict_of([group(tmp_path, "a", [40.0, 41.0, 42.0])]).startswith(
+        "Growth paid: +2.00 points"
+    )
 
 
-def test_the_tiles_speak_of_a_highest_accuracy_where_there_are_several_groups(tmp_path: Path) -> None:
-    one, other = group(tmp_path, "a", [40.0, 41.0]), group(tmp_path, "b", [50.0, 51.0])
+def test_the_tiles_speak_of_a_highest_accuracy_where_there_are_several_groups(
+    tmp_path: Path,
+) -> None:
+    one = group(tmp_path, "a", [40.0, 41.0])
+    other = group(tmp_path, "b", [50.0, 51.0])
     assert ("accuracy", "40.50 %") in [(tile.title, tile.value) for tile in tiles_of([one])]
-    assert ("highest accuracy", "50.50 %") in [(tile.title, tile.value) for tile in tiles_of([one, other])]
+    assert ("highest accuracy", "50.50 %") in [
+        (tile.title, tile.value) for tile in tiles_of([one, other])
+    ]
 
 
 def test_an_unfinished_run_is_told_as_such(tmp_path: Path) -> None:

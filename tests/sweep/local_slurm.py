@@ -1,7 +1,9 @@
-"""Stands in for Slurm on a machine without it: sbatch, srun, scontrol requeue and sacct, by the name it is called with.
+"""Stands in for Slurm on a machine without it: sbatch, srun, scontrol requeue and sacct, by the
+name it is called with.
 
-sbatch starts every job of an array at once as a process of this machine; a job that is queued again starts once its
-process has ended. What it knows is in the folder LOCAL_SLURM: the script, and a file per job with its process.
+sbatch starts every job of an array at once as a process of this machine; a job that is queued again
+starts once its process has ended. What it knows is in the folder LOCAL_SLURM: the script, and a
+file per job with its process.
 """
 
 import os
@@ -18,13 +20,23 @@ NUMBER = "77"
 def start(task: int) -> None:
     """Start a job of the array, and note its process."""
     given = {
-        "SLURM_JOB_ID": f"{NUMBER}{task}", "SLURM_ARRAY_JOB_ID": NUMBER, "SLURM_ARRAY_TASK_ID": str(task),
-        "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_NTASKS": "1", "SLURM_JOB_NUM_NODES": "1",
-    }  # fmt: skip
+        "SLURM_JOB_ID": f"{NUMBER}{task}",
+        "SLURM_ARRAY_JOB_ID": NUMBER,
+        "SLURM_ARRAY_TASK_ID": str(task),
+        "SLURM_PROCID": "0",
+        "SLURM_LOCALID": "0",
+        "SLURM_NODEID": "0",
+        "SLURM_NTASKS": "1",
+        "SLURM_JOB_NUM_NODES": "1",
+    }
     process = subprocess.Popen(
-        ["bash", str(FOLDER / "script")], env=os.environ | given, start_new_session=True, stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+        ["bash", str(FOLDER / "script")],
+        env=os.environ | given,
+        start_new_session=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     (FOLDER / f"{task}.pid").write_text(str(process.pid))
 
 
@@ -60,7 +72,9 @@ def srun(arguments: list[str]) -> None:
 
 
 def scontrol(asked: str, job: str) -> None:
-    """Start the job again once its process has ended; by a process of its own, as the job itself may ask."""
+    """Start the job again once its process has ended; by a process of its own, as the job itself
+    may ask.
+    """
     assert asked == "requeue"
     task = int(job.rpartition("_")[2])
     with (FOLDER / "requeued").open("a") as told:

@@ -1,7 +1,8 @@
-"""A search whose objective is known, by the sweeper and the configuration of the package: run as a program by a test.
+"""A search whose objective is known, by the sweeper and the configuration of the package: run as a
+program by a test.
 
-Accuracy is highest, 90 %, at policy.ppo.lr=1e-3 with reward=escrow, and grows towards its end over four rounds; what
-a trial is worth shows in the first.
+Accuracy is highest, 90 %, at policy.ppo.lr=1e-3 with reward=escrow, and grows towards its end over
+four rounds; what a trial is worth shows in the first.
 """
 
 import math

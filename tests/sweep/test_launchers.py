@@ -1,4 +1,5 @@
-"""Every launcher by real processes: a job that is killed in the middle costs no other, and the next call finishes it.
+"""Every launcher by real processes: a job that is killed in the middle costs no other, and the next
+call finishes it.
 
 Those that are not installed are skipped; Ray is one for an environment of its own.
 """
@@ -24,24 +25,27 @@ from sweeping import (
 )
 
 LAUNCHERS = {
-    "basic": ("hydra", []), "joblib": ("hydra_plugins.hydra_joblib_launcher", ["+sweep=joblib"]),
+    "basic": ("hydra", []),
+    "joblib": ("hydra_plugins.hydra_joblib_launcher", ["+sweep=joblib"]),
     "submitit_local": ("hydra_plugins.hydra_submitit_launcher", ["+sweep=submitit_local"]),
     "ray": ("hydra_plugins.hydra_ray_launcher", ["+sweep=ray"]),
-}  # fmt: skip
+}
 SEEDS = {f"seed={seed}" for seed in (1, 2, 3)}
 
 
 def installed(module: str) -> bool:
     package = module.rpartition(".")[0]
-    return (not package or importlib.util.find_spec(package) is not None) and importlib.util.find_spec(
-        module
-    ) is not None
+    return (
+        not package or importlib.util.find_spec(package) is not None
+    ) and importlib.util.find_spec(module) is not None
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_a_job_that_is_killed_costs_no_other_and_the_next_call_finishes_it(tmp_path: Path, launcher: str) -> None:
+def test_a_job_that_is_killed_costs_no_other_and_the_next_call_finishes_it(
+    tmp_path: Path, launcher: str
+) -> None:
     module, words = LAUNCHERS[launcher]
     if not installed(module):
         pytest.skip(f"{module} is not installed")
@@ -60,7 +64,11 @@ def test_a_job_that_is_killed_costs_no_other_and_the_next_call_finishes_it(tmp_p
     assert again.returncode == 0, again.stdout + again.stderr
     assert jobs_of(tmp_path) == dict.fromkeys(SEEDS, "done")
     assert rounds_of(tmp_path / "sweep" / "0") == list(range(1, 25))
-    assert 1 <= json.loads((tmp_path / "sweep" / "0" / "summary.json").read_text())["rounds_before"] <= rounds
+    assert (
+        1
+        <= json.loads((tmp_path / "sweep" / "0" / "summary.json").read_text())["rounds_before"]
+        <= rounds
+    )
     assert [contents(tmp_path / "sweep" / number) for number in "12"] == others
 
     before = [contents(tmp_path / "sweep" / number) for number in "012"]
@@ -73,9 +81,16 @@ def test_a_job_that_is_killed_costs_no_other_and_the_next_call_finishes_it(tmp_p
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_sweep_that_is_stopped_saves_the_job_in_progress(tmp_path: Path, number: int, status: int) -> None:
-    process = started_sweep(*[word for word in LONG if "checkpoint" not in word], "checkpoint_every=0", "rounds=4000",
-                            "seed=1,2", folder=tmp_path)  # fmt: skip
+def test_a_sweep_that_is_stopped_saves_the_job_in_progress(
+    tmp_path: Path, number: int, status: int
+) -> None:
+    process = started_sweep(
+        *[word for word in LONG if "checkpoint" not in word],
+        "checkpoint_every=0",
+        "rounds=4000",
+        "seed=1,2",
+        folder=tmp_path,
+    )
     run = tmp_path / "sweep" / "0"
     wait_until(lambda: len(rounds_of(run)) >= 1, process)
     os.kill(process.pid, number)
@@ -100,9 +115,13 @@ def test_a_job_ends_with_a_checkpoint_where_the_sweep_is_killed(tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("chosen", "module", "extra"),
-    [("hydra/launcher=joblib", "joblib", "sweep"), ("+sweep=[seeds,submitit_local]", "submitit", "sweep"),
-     ("+sweep=ray", "ray", "ray"), ("hydra/sweeper=optuna_search", "optuna", "sweep")],
-)  # fmt: skip
+    [
+        ("hydra/launcher=joblib", "joblib", "sweep"),
+        ("+sweep=[seeds,submitit_local]", "submitit", "sweep"),
+        ("+sweep=ray", "ray", "ray"),
+        ("hydra/sweeper=optuna_search", "optuna", "sweep"),
+    ],
+)
 def test_a_launcher_that_is_not_installed_is_refused_with_the_extra_that_brings_it(
     tmp_path: Path, chosen: str, module: str, extra: str
 ) -> None:
@@ -110,6 +129,8 @@ def test_a_launcher_that_is_not_installed_is_refused_with_the_extra_that_brings_
         pytest.skip(f"{module} is installed")
     done = finished("-m", *TINY, chosen, "seed=1,2", folder=tmp_path)
     assert done.returncode == 2
-    assert done.stderr.endswith(f"{module} is not installed. Install the extra: pip install 'esper-soa[{extra}]'\n")
+    assert done.stderr.endswith(
+        f"{module} is not installed. Install the extra: pip install 'esper-soa[{extra}]'\n"
+    )
     assert done.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,6 @@
-"""The search: its words for a space, a planted optimum that it finds, trials that it prunes, and that it goes on."""
+"""The search: its words for a space, a planted optimum that it finds, trials that it prunes, and
+that it goes on.
+"""
 
 import json
 import math
@@ -18,27 +20,45 @@ optuna = pytest.importorskip("optuna")
 search = pytest.importorskip("esper_soa.sweep.search")
 
 PROGRAM = Path(__file__).with_name("planted.py")
-PLANTED = ["hydra/sweeper=optuna_search", "policy.ppo.lr=tag(log,interval(1e-6,1))", "reward=shaped,escrow,basic"]
+PLANTED = [
+    "hydra/sweeper=optuna_search",
+    "policy.ppo.lr=tag(log,interval(1e-6,1))",
+    "reward=shaped,escrow,basic",
+]
 
 
 def planted(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, str(PROGRAM), "-m", *PLANTED, "run_dir=found", *overrides], cwd=folder, env=ENVIRONMENT,
-        capture_output=True, text=True, timeout=250,
-    )  # fmt: skip
+        [sys.executable, str(PROGRAM), "-m", *PLANTED, "run_dir=found", *overrides],
+        cwd=folder,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
 
 
 def trials(folder: Path) -> list:
-    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(folder / "study.log")))
+    storage = optuna.storages.JournalStorage(
+        optuna.storages.journal.JournalFileBackend(str(folder / "study.log"))
+    )
     return optuna.load_study(study_name="search", storage=storage).trials
 
 
 def test_overrides_become_the_space_that_they_name() -> None:
-    space = search.space_of([
-        "policy.ppo.lr=tag(log,interval(1e-5,1e-2))", "policy.ppo.gamma=interval(0.9,1)", "envs=int(interval(1,8))",
-        "steps=range(10,31,10)", "reward=shaped,escrow", "slots=[r0c0],[r0c0,r0c1]", "rounds=5", "run_dir=a",
-        "resume=auto",
-    ])  # fmt: skip
+    space = search.space_of(
+        [
+            "policy.ppo.lr=tag(log,interval(1e-5,1e-2))",
+            "policy.ppo.gamma=interval(0.9,1)",
+            "envs=int(interval(1,8))",
+            "steps=range(10,31,10)",
+            "reward=shaped,escrow",
+            "slots=[r0c0],[r0c0,r0c1]",
+            "rounds=5",
+            "run_dir=a",
+            "resume=auto",
+        ]
+    )
     kinds = optuna.distributions
     assert space.searched == {
         "policy.ppo.lr": kinds.FloatDistribution(1e-5, 1e-2, log=True),
@@ -73,14 +93,18 @@ def test_a_search_that_goes_on_does_not_choose_again_what_it_began_with(sampler:
     space = {"x": optuna.distributions.FloatDistribution(0, 1)}
     first, same, later = (
         [study.ask(space).params["x"] for _ in range(2)]
-        for study in (optuna.create_study(sampler=search.make_sampler(settings, done)) for done in (0, 0, 2))
+        for study in (
+            optuna.create_study(sampler=search.make_sampler(settings, done)) for done in (0, 0, 2)
+        )
     )
     assert first == same
     assert not {*first} & {*later}
 
 
 @pytest.mark.timeout(300)
-def test_a_planted_optimum_is_found_hopeless_trials_are_pruned_and_a_second_call_does_nothing(tmp_path: Path) -> None:
+def test_a_planted_optimum_is_found_hopeless_trials_are_pruned_and_a_second_call_does_nothing(
+    tmp_path: Path,
+) -> None:
     done = planted(tmp_path, "hydra.sweeper.n_trials=40")
     assert done.returncode == 0, done.stderr
     found = trials(tmp_path / "found")
@@ -93,7 +117,8 @@ def test_a_planted_optimum_is_found_hopeless_trials_are_pruned_and_a_second_call
     ended = [trial for trial in found if trial.state == optuna.trial.TrialState.COMPLETE]
     assert len(pruned) + len(ended) == 40
     assert 5 <= len(pruned) < 40
-    # After a round, as warmup_rounds says, and below the median of those before it after as many rounds.
+    # After a round, as warmup_rounds says, and below the median of those before it after as many
+    # rounds.
     for trial in pruned:
         step, value = max(trial.intermediate_values.items())
         assert 1 <= step < 3
@@ -117,7 +142,10 @@ def test_a_search_is_refused_where_another_one_is_or_it_is_not_to_go_on(tmp_path
             ("resume=auto", "hydra.sweeper.pruner=mean"),
             "hydra.sweeper.pruner=mean: must be one of median, halving, none",
         ),
-        (("resume=auto", "hydra.sweeper.n_trials=0"), "hydra.sweeper.n_trials=0: must be a whole number of at least 1"),
+        (
+            ("resume=auto", "hydra.sweeper.n_trials=0"),
+            "hydra.sweeper.n_trials=0: must be a whole number of at least 1",
+        ),
     ):
         done = planted(tmp_path, *overrides)
         assert done.returncode == 2
@@ -128,10 +156,18 @@ def test_a_search_is_refused_where_another_one_is_or_it_is_not_to_go_on(tmp_path
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_search_over_runs_prunes_them_and_goes_on_with_the_trial_that_was_killed(tmp_path: Path) -> None:
+def test_a_search_over_runs_prunes_them_and_goes_on_with_the_trial_that_was_killed(
+    tmp_path: Path,
+) -> None:
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
-    asked = ["+sweep=[optuna,joblib]", *LONG, "policy.ppo.lr=tag(log,interval(1e-5,1e-2))", "hydra.sweeper.n_trials=6",
-             "hydra.sweeper.n_jobs=2", "hydra.sweeper.startup_trials=1"]  # fmt: skip
+    asked = [
+        "+sweep=[optuna,joblib]",
+        *LONG,
+        "policy.ppo.lr=tag(log,interval(1e-5,1e-2))",
+        "hydra.sweeper.n_trials=6",
+        "hydra.sweeper.n_jobs=2",
+        "hydra.sweeper.startup_trials=1",
+    ]
     process = started_sweep(*asked, folder=tmp_path)
     killed_in_the_middle(tmp_path / "sweep" / "1", process, signal.SIGKILL)
     assert process.wait(300) == 1
@@ -143,8 +179,13 @@ def test_a_search_over_runs_prunes_them_and_goes_on_with_the_trial_that_was_kill
     ended = trials(tmp_path / "sweep")
     assert len(ended) == 6
     assert ended[1].params == first[1].params
-    for trial, job in zip(ended, json.loads((tmp_path / "sweep" / "sweep.json").read_text())["jobs"], strict=True):
-        rounds = [json.loads(line) for line in (tmp_path / "sweep" / str(trial.number) / "metrics.jsonl").open()]
+    for trial, job in zip(
+        ended, json.loads((tmp_path / "sweep" / "sweep.json").read_text())["jobs"], strict=True
+    ):
+        rounds = [
+            json.loads(line)
+            for line in (tmp_path / "sweep" / str(trial.number) / "metrics.jsonl").open()
+        ]
         told = [line["accuracy"]["mean"] for line in rounds]
         assert list(trial.intermediate_values.values()) == told
         assert list(trial.intermediate_values) == list(range(len(told)))

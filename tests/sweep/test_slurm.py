@@ -1,4 +1,6 @@
-"""Slurm, which is not here: what is asked of sbatch, and, beside a stand-in for Slurm, a job that is preempted."""
+"""Slurm, which is not here: what is asked of sbatch, and, beside a stand-in for Slurm, a job that
+is preempted.
+"""
 
 import json
 import os
@@ -13,7 +15,13 @@ from sweeping import LONG, holder, job_of, jobs_of, rounds_of, started_sweep
 pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
 
 STAND_IN = Path(__file__).with_name("local_slurm.py")
-ASKED = ["+sweep=slurm", *LONG, "hydra.launcher.partition=gpu", "hydra.launcher.gpus_per_node=1", "seed=1,2"]
+ASKED = [
+    "+sweep=slurm",
+    *LONG,
+    "hydra.launcher.partition=gpu",
+    "hydra.launcher.gpus_per_node=1",
+    "seed=1,2",
+]
 
 
 def stand_in(folder: Path) -> dict[str, str]:
@@ -29,9 +37,25 @@ def stand_in(folder: Path) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [
-        (("resume=''", "run_dir=sweep"), "resume='': must be auto with hydra/launcher=submitit_slurm. A job that is"),
-        ((), "run_dir='': must be a folder that all machines see with hydra/launcher=submitit_slurm. A job that is"),
-        (("run_dir=sweep",), "hydra/launcher=submitit_slurm: there is no sbatch here. Start the sweep on a machine of"),
+        (
+            ("resume=''", "run_dir=sweep"),
+            "resume='': must be auto with hydra/launcher=submitit_slurm. A job that is",
+        ),
+        (
+            (),
+            (
+                "run_dir='': must be a folder that all machines see with "
+                "hydra/launcher=submitit_slurm. A job that is"
+            ),
+        ),
+        (
+            ("run_dir=sweep",),
+            (
+                "hydra/launcher=submitit_slurm: there is no sbatch here. Start the sweep on a "
+                "machine "
+                "of"
+            ),
+        ),
     ],
 )
 def test_what_could_not_go_on_after_a_preemption_is_refused(
@@ -64,9 +88,19 @@ def test_a_preempted_job_is_queued_again_and_goes_on(tmp_path: Path) -> None:
 
     asked = (tmp_path / "slurm" / "script").read_text().splitlines()
     options = [
-        "array=0-1%2", "cpus-per-task=8", "gpus-per-node=1", "mem=16GB", "nodes=1", "ntasks-per-node=1", "requeue",
-        "open-mode=append", "partition=gpu", "signal=USR2@120", "time=240", "job-name=train",
-    ]  # fmt: skip
+        "array=0-1%2",
+        "cpus-per-task=8",
+        "gpus-per-node=1",
+        "mem=16GB",
+        "nodes=1",
+        "ntasks-per-node=1",
+        "requeue",
+        "open-mode=append",
+        "partition=gpu",
+        "signal=USR2@120",
+        "time=240",
+        "job-name=train",
+    ]
     assert [option for option in options if f"#SBATCH --{option}" not in asked] == []
     again = started_sweep(*ASKED, folder=tmp_path, **cluster)
     assert again.wait(300) == 0

@@ -16,10 +16,13 @@ from esper_soa.sweep.summary import end_sweep, list_jobs
 def hydra_of(sweep: Path, *overrides: str, sweeper: str = "") -> HydraConf:
     """Hydra's configuration of a sweep in a folder."""
     basic = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
-    return OmegaConf.create({
-        "sweep": {"dir": str(sweep)}, "overrides": {"task": list(overrides)},
-        "sweeper": {"_target_": sweeper or basic, "params": {"seed": "1,2"}},
-    })  # fmt: skip
+    return OmegaConf.create(
+        {
+            "sweep": {"dir": str(sweep)},
+            "overrides": {"task": list(overrides)},
+            "sweeper": {"_target_": sweeper or basic, "params": {"seed": "1,2"}},
+        }
+    )
 
 
 def test_a_record_is_read_as_it_was_kept(tmp_path: Path) -> None:
@@ -29,28 +32,47 @@ def test_a_record_is_read_as_it_was_kept(tmp_path: Path) -> None:
     assert read_record(tmp_path, 4) is None
 
 
-def test_jobs_are_those_of_the_sweep_begun_or_not_and_none_of_an_earlier_one(tmp_path: Path) -> None:
+def test_jobs_are_those_of_the_sweep_begun_or_not_and_none_of_an_earlier_one(
+    tmp_path: Path,
+) -> None:
     done = JobRecord(1, ["reward=shaped", "seed=2"], "there").ended(DONE, 50.0)
     for record in (done, JobRecord(9, ["seed=9"], "there").ended(FAILED)):
         keep(tmp_path, record)
     listed = list_jobs(hydra_of(tmp_path, "reward=shaped,escrow"), tmp_path)
     # The sweep's own parameters come first, and so vary slowest; of job 1 it is the record.
-    expected = [["seed=1", "reward=shaped"], done.overrides, ["seed=2", "reward=shaped"], ["seed=2", "reward=escrow"]]
+    expected = [
+        ["seed=1", "reward=shaped"],
+        done.overrides,
+        ["seed=2", "reward=shaped"],
+        ["seed=2", "reward=escrow"],
+    ]
     assert [job.overrides for job in listed] == expected
     assert [job.status for job in listed] == [WAITING, DONE, WAITING, WAITING]
-    assert [job.number for job in list_jobs(hydra_of(tmp_path, sweeper="another"), tmp_path)] == [1, 9]
+    assert [job.number for job in list_jobs(hydra_of(tmp_path, sweeper="another"), tmp_path)] == [
+        1,
+        9,
+    ]
 
 
 def test_brackets_in_overrides_are_shown_and_what_is_not_done_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    keep(tmp_path, JobRecord(0, ["seed=1", "slots=[r0c0]"], str(tmp_path / "0")).ended(DONE, 12.345))
-    keep(tmp_path, JobRecord(1, ["seed=2", "slots=[r0c0]"], str(tmp_path / "1")).ended(KILLED, None, "by\nSIGKILL"))
+    keep(
+        tmp_path, JobRecord(0, ["seed=1", "slots=[r0c0]"], str(tmp_path / "0")).ended(DONE, 12.345)
+    )
+    keep(
+        tmp_path,
+        JobRecord(1, ["seed=2", "slots=[r0c0]"], str(tmp_path / "1")).ended(
+            KILLED, None, "by\nSIGKILL"
+        ),
+    )
     shown = io.StringIO()
     sweeper = "another"
     assert not end_sweep(hydra_of(tmp_path, sweeper=sweeper), Console(file=shown, width=100))
     rows = [
-        line.split() for line in shown.getvalue().splitlines() if line.split()[:1] in (["0"], ["1"]) and line[0] == " "
+        line.split()
+        for line in shown.getvalue().splitlines()
+        if line.split()[:1] in (["0"], ["1"]) and line[0] == " "
     ]
     assert rows == [["0", "seed=1", "done", "12.35"], ["1", "seed=2", "killed"]]
     assert capsys.readouterr().err == "failed jobs:\n  #1 seed=2 slots=[r0c0]: by SIGKILL\n"

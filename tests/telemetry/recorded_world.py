@@ -19,7 +19,11 @@ from esper_soa.vocabulary import HEAD_NAMES
 
 TRAIN_SAMPLES = 4
 BY_ITSELF = LifecycleConfig(
-    embargo_steps=2, min_prune_age=1, auto_forward_g1=True, auto_forward_g2=True, auto_forward_g3=True
+    embargo_steps=2,
+    min_prune_age=1,
+    auto_forward_g1=True,
+    auto_forward_g2=True,
+    auto_forward_g3=True,
 )
 
 
@@ -36,13 +40,17 @@ class Recorded(NamedTuple):
 
 def made_legend(rules: Rules, learns: bool = True) -> Legend:
     """The legend of hosts with these rules."""
-    shape, counts, flop = rules.nets.shape, rules.reward.counts, training_flop(rules.nets.shape, CPU)
+    shape = rules.nets.shape
+    counts = rules.reward.counts
+    flop = training_flop(rules.nets.shape, CPU)
     return Legend(
         slots=tuple(spec.name for spec in shape.slots),
         blueprints=names_by_code(shape.blueprints),
         parameters=Cost(float(counts.host), counts.seed.numpy(), counts.gate.numpy()),
         train_flop=Cost(
-            TRAIN_SAMPLES * flop.host, TRAIN_SAMPLES * flop.seed.numpy(), TRAIN_SAMPLES * flop.gate.numpy()
+            TRAIN_SAMPLES * flop.host,
+            TRAIN_SAMPLES * flop.seed.numpy(),
+            TRAIN_SAMPLES * flop.gate.numpy(),
         ),
         learns=learns,
         sampled_shapley=rules.shapley_orders is not None,
@@ -58,11 +66,18 @@ def facts_of(step: EnvStep, seed: int) -> Facts:
     restarted = torch.zeros(num_envs, dtype=torch.bool)
     choices = torch.cat(list(head_masks(step.observed.masks, step.action.op).values()), 1)
     likely = random_numbers(seed, 3, choices).float()
-    return Facts(Seen(step.view, step.observed, step.trusted, restarted), decision, step.result, likely)
+    return Facts(
+        Seen(step.view, step.observed, step.trusted, restarted), decision, step.result, likely
+    )
 
 
 def record(
-    seed: int, num_envs: int = 5, num_slots: int = 3, steps: int = 60, by_itself: bool = False, learns: bool = True
+    seed: int,
+    num_envs: int = 5,
+    num_slots: int = 3,
+    steps: int = 60,
+    by_itself: bool = False,
+    learns: bool = True,
 ) -> Recorded:
     """An episode of random legal play on made-up measurements, at level full."""
     rules = tiny_rules(num_slots, steps, RewardConfig(mode="shaped"))
@@ -73,4 +88,11 @@ def record(
     numbers = np.stack([pack(one, full=True).numpy() for one in facts])
     legend = made_legend(rules, learns)
     where = places(num_slots, sum(legend.choices), numbers.shape[2])
-    return Recorded(rules, legend, played, facts, Played(legend, np.arange(1, steps + 1), numbers, where), numbers)
+    return Recorded(
+        rules,
+        legend,
+        played,
+        facts,
+        Played(legend, np.arange(1, steps + 1), numbers, where),
+        numbers,
+    )

@@ -1,4 +1,6 @@
-"""What is recorded of episodes that end early: the env-steps that were played, and an event that says why they end."""
+"""What is recorded of episodes that end early: the env-steps that were played, and an event that
+says why they end.
+"""
 
 import io
 import json
@@ -31,16 +33,27 @@ from esper_soa.telemetry.table_files import read_table
 from esper_soa.trainer import run
 from esper_soa.vocabulary import Stage
 
-ENVS, ROUNDS, STEPS, SLOTS = 6, 2, 24, ("r0c0", "r0c1")
+ENVS = 6
+ROUNDS = 2
+STEPS = 24
+SLOTS = ("r0c0", "r0c1")
 SETTINGS = TrainConfig(
-    envs=ENVS, rounds=ROUNDS, steps=STEPS, batch_size=4, train_samples=4, val_samples=16, slots=list(SLOTS),
+    envs=ENVS,
+    rounds=ROUNDS,
+    steps=STEPS,
+    batch_size=4,
+    train_samples=4,
+    val_samples=16,
+    slots=list(SLOTS),
     task=TaskConfig(name="tiny", base_channels=2, num_blocks=2, kernel_size=1, num_pools=2),
     data=DataConfig(name="synthetic", synthetic_train=32, synthetic_test=16),
-    gates=GatesConfig(min_blending_steps=1, min_gradient_health=0.0), control="none",
-    lifecycle=LifecycleConfig(embargo_steps=2, min_prune_age=1), compute=ComputeConfig(threads=1, workers=1),
+    gates=GatesConfig(min_blending_steps=1, min_gradient_health=0.0),
+    control="none",
+    lifecycle=LifecycleConfig(embargo_steps=2, min_prune_age=1),
+    compute=ComputeConfig(threads=1, workers=1),
     early_stop=EarlyStopConfig(patience=13, min_delta=0.0, min_steps=6),
     telemetry=TelemetryConfig(progress="off", level="full"),
-)  # fmt: skip
+)
 SETTINGS.policy.name = "random"
 
 
@@ -87,17 +100,30 @@ def test_every_table_has_the_env_steps_that_were_played_and_no_others(
     assert set(keys(read_table(folder, "events"))) <= set(played)
 
 
-def test_their_rows_say_what_was_measured_and_paid(folder: Path, rounds: list[Witnessed], played: list) -> None:
-    steps, slots = read_table(folder, "steps"), read_table(folder, "slots")
+def test_their_rows_say_what_was_measured_and_paid(
+    folder: Path, rounds: list[Witnessed], played: list
+) -> None:
+    steps = read_table(folder, "steps")
+    slots = read_table(folder, "slots")
     views = [rounds[number - 1].views[step - 1].state for number, step, _ in played]
     envs = [env for _, _, env in played]
-    accuracies = [float(state.signals.val_accuracy[env]) for state, env in zip(views, envs, strict=True)]
+    accuracies = [
+        float(state.signals.val_accuracy[env]) for state, env in zip(views, envs, strict=True)
+    ]
     assert steps["accuracy"].tolist() == accuracies
     paid = [float(rounds[number - 1].rewards()[step - 1, env]) for number, step, env in played]
     np.testing.assert_allclose(steps["reward"], paid, rtol=0, atol=1e-9)
-    stages = [int(stage) for state, env in zip(views, envs, strict=True) for stage in state.slots.stage[env]]
+    stages = [
+        int(stage)
+        for state, env in zip(views, envs, strict=True)
+        for stage in state.slots.stage[env]
+    ]
     assert (slots["stage"] != "empty").tolist() == [stage != Stage.EMPTY for stage in stages]
-    alphas = [float(alpha) for state, env in zip(views, envs, strict=True) for alpha in state.slots.alpha[env]]
+    alphas = [
+        float(alpha)
+        for state, env in zip(views, envs, strict=True)
+        for alpha in state.slots.alpha[env]
+    ]
     assert slots["alpha"].tolist() == alphas
 
 
@@ -124,10 +150,16 @@ def test_an_end_is_an_event_the_last_one_of_its_env(folder: Path) -> None:
     assert list(CAUSE_NAMES) == ["", *ENDINGS]
     events = read_table(folder, "events")
     episodes = [json.loads(line) for line in (folder / "episodes.jsonl").read_text().splitlines()]
-    early = [(one["round"], one["env_steps"], one["env"], one["ended_by"], one["accuracy"])
-             for one in episodes if one["ended_by"] != "limit"]  # fmt: skip
+    early = [
+        (one["round"], one["env_steps"], one["env"], one["ended_by"], one["accuracy"])
+        for one in episodes
+        if one["ended_by"] != "limit"
+    ]
     where = events["kind"] == "ended_early"
-    told = zip(*(events[name][where].tolist() for name in ("round", "step", "env", "cause", "accuracy")), strict=True)
+    told = zip(
+        *(events[name][where].tolist() for name in ("round", "step", "env", "cause", "accuracy")),
+        strict=True,
+    )
     assert sorted(told) == sorted(early)
     assert len(early) > 0
     for name in ("slot", "seed", "blueprint", "stage_from", "gate"):
@@ -137,22 +169,36 @@ def test_an_end_is_an_event_the_last_one_of_its_env(folder: Path) -> None:
         assert np.flatnonzero(mine)[-1] == place
 
 
-def test_questions_about_the_end_are_answered_for_the_end_of_every_env(folder: Path, rounds: list[Witnessed]) -> None:
+def test_questions_about_the_end_are_answered_for_the_end_of_every_env(
+    folder: Path, rounds: list[Witnessed]
+) -> None:
     pytest.importorskip("duckdb", reason="extra query")
     from esper_soa.telemetry.database import open_database
 
     database = open_database([folder])
-    ends = [(number, env, SLOTS[slot], float(alpha)) for number, one in enumerate(rounds, 1) for env in range(ENVS)
-            for slot, alpha in enumerate(one.views[int(one.states[-1].signals.step[env]) - 1].state.slots.alpha[env])
-            if alpha > 0]  # fmt: skip
+    ends = [
+        (number, env, SLOTS[slot], float(alpha))
+        for number, one in enumerate(rounds, 1)
+        for env in range(ENVS)
+        for slot, alpha in enumerate(
+            one.views[int(one.states[-1].signals.step[env]) - 1].state.slots.alpha[env]
+        )
+        if alpha > 0
+    ]
     assert ends
     asked = "select round, env, slot, alpha from topology_manifests order by round, env, slot"
     assert database.execute(asked).fetchall() == ends
     episodes = [json.loads(line) for line in (folder / "episodes.jsonl").read_text().splitlines()]
-    worth = {(one["round"], one["env"], slot): value for one in episodes
-             for slot, value in zip(SLOTS, one["shapley"], strict=True)}  # fmt: skip
+    worth = {
+        (one["round"], one["env"], slot): value
+        for one in episodes
+        for slot, value in zip(SLOTS, one["shapley"], strict=True)
+    }
     asked = "select round, env, slot, shapley from shapley_computed"
-    found = {(number, env, slot): share for number, env, slot, share in database.execute(asked).fetchall()}
+    found = {
+        (number, env, slot): share
+        for number, env, slot, share in database.execute(asked).fetchall()
+    }
     assert found == {key: worth[key] for key in found}
     assert {key for key, value in worth.items() if value} <= found.keys()
 
@@ -163,16 +209,27 @@ def test_a_report_shows_every_host_up_to_its_end_and_says_why_it_ended(folder: P
     chosen = chosen_rounds([read_run(folder)])[:1]
     curves = accuracies_table(chosen)
     for one in last:
-        mine = [step for step, host in zip(curves["step"], curves["host"], strict=True) if host == one["env"]]
+        mine = [
+            step
+            for step, host in zip(curves["step"], curves["host"], strict=True)
+            if host == one["env"]
+        ]
         assert mine == list(range(1, one["env_steps"] + 1))
     words = [f"host {one['env']}: {one['accuracy']:.1f} %" for one in last]
-    ended = [f"{told}, ended early: {one['ended_by']}" if one["ended_by"] != "limit" else told
-             for told, one in zip(words, last, strict=True)]  # fmt: skip
+    ended = [
+        f"{told}, ended early: {one['ended_by']}" if one["ended_by"] != "limit" else told
+        for told, one in zip(words, last, strict=True)
+    ]
     assert sorted(names_table(chosen)["words"]) == ended
     marks = marks_table(chosen)
-    ends = [(step, host) for step, host, event in zip(marks["step"], marks["host"], marks["event"], strict=True)
-            if event == "ended_early"]  # fmt: skip
-    assert sorted(ends) == sorted((one["env_steps"], one["env"]) for one in last if one["ended_by"] != "limit")
+    ends = [
+        (step, host)
+        for step, host, event in zip(marks["step"], marks["host"], marks["event"], strict=True)
+        if event == "ended_early"
+    ]
+    assert sorted(ends) == sorted(
+        (one["env_steps"], one["env"]) for one in last if one["ended_by"] != "limit"
+    )
 
 
 class Shown(NoRecorder):
@@ -181,7 +238,8 @@ class Shown(NoRecorder):
     full = True
 
     def __init__(self, table: EnvsTable) -> None:
-        self.table, self.texts = table, list[list[str]]()
+        self.table = table
+        self.texts = list[list[str]]()
 
     def pack(self, facts: Facts) -> Tensor:
         return pack(facts, full=True)
@@ -198,8 +256,13 @@ def test_the_live_view_says_which_envs_are_over(rounds: list[Witnessed]) -> None
     world = build_world(SETTINGS, torch.device("cpu"))
     shown = Shown(EnvsTable(legend_of(world, learns=False)))
     quiet = Progress(1, Console(file=io.StringIO()), "off")
-    play_round(world, Player(rule_player(SETTINGS, "random", "policy.name"), None), Round(0, quiet, recorder=shown))
-    ends, causes = rounds[0].states[-1].signals.step.tolist(), rounds[0].states[-1].ending.cause.tolist()
+    play_round(
+        world,
+        Player(rule_player(SETTINGS, "random", "policy.name"), None),
+        Round(0, quiet, recorder=shown),
+    )
+    ends = rounds[0].states[-1].signals.step.tolist()
+    causes = rounds[0].states[-1].ending.cause.tolist()
     assert len(shown.texts) == max(ends)
     for step, rows in enumerate(shown.texts, 1):
         for env, row in enumerate(rows):

@@ -34,8 +34,13 @@ def test_rows_say_what_every_env_was_and_did() -> None:
         lines = text_of(table)
         assert lines[0].strip() == f"round 2, env-step {at + 1}"
         assert lines[-1].strip() == "and 2 more"
-        state, outcome = recorded.steps[at].observed.state, recorded.steps[at].result
-        rows = {int(line.split()[0]): line for line in lines if line.split() and line.split()[0].isdigit()}
+        state = recorded.steps[at].observed.state
+        outcome = recorded.steps[at].result
+        rows = {
+            int(line.split()[0]): line
+            for line in lines
+            if line.split() and line.split()[0].isdigit()
+        }
         assert list(rows) == list(range(MOST_ENVS))
         for env, row in rows.items():
             assert f"{float(state.signals.val_accuracy[env]):.2f}" in row
@@ -43,12 +48,17 @@ def test_rows_say_what_every_env_was_and_did() -> None:
             op = OP_NAMES[int(outcome.outcome.effective_op[env])]
             assert (op in row) == (op != "wait")
             for slot in range(3):
-                stage, alpha = int(state.slots.stage[env, slot]), float(state.slots.alpha[env, slot])
+                stage = int(state.slots.stage[env, slot])
+                alpha = float(state.slots.alpha[env, slot])
                 if stage in LIVE_STAGES:
                     name = recorded.legend.blueprints[int(state.slots.blueprint[env, slot])]
                     known = bool(recorded.steps[at].observed.attribution.measured[env, slot])
-                    contribution = float(recorded.steps[at].observed.attribution.contribution[env, slot])
-                    words = f"{name} {STAGE_NAMES[stage]} {alpha:.2f}" + (f" {contribution:+.1f}" if known else "")
+                    contribution = float(
+                        recorded.steps[at].observed.attribution.contribution[env, slot]
+                    )
+                    words = f"{name} {STAGE_NAMES[stage]} {alpha:.2f}" + (
+                        f" {contribution:+.1f}" if known else ""
+                    )
                     assert words in re.split(r"\s{2,}", row.strip())
                     seen += 1
     assert seen > 20
@@ -56,8 +66,10 @@ def test_rows_say_what_every_env_was_and_did() -> None:
 
 def test_the_op_is_the_one_that_rewards_go_by() -> None:
     recorded = record(3, steps=1)
-    numbers, where = recorded.numbers[0].copy(), places(3, sum(recorded.legend.choices), recorded.numbers.shape[2])
-    numbers[:, where["op"]], numbers[:, where["effective_op"]] = Op.PRUNE, Op.WAIT
+    numbers = recorded.numbers[0].copy()
+    where = places(3, sum(recorded.legend.choices), recorded.numbers.shape[2])
+    numbers[:, where["op"]] = Op.PRUNE
+    numbers[:, where["effective_op"]] = Op.WAIT
     table = EnvsTable(recorded.legend)
     table.show(1, 1, numbers)
     assert "prune" not in "".join(text_of(table))
@@ -86,6 +98,8 @@ def test_a_table_before_the_first_env_step_is_empty() -> None:
 
 @pytest.mark.parametrize("level", ["off", "rounds"])
 def test_a_table_of_what_is_not_recorded_is_refused(level: str) -> None:
-    with pytest.raises(SettingError, match=f"telemetry.console=envs: must be bar with telemetry.level={level}"):
+    with pytest.raises(
+        SettingError, match=f"telemetry.console=envs: must be bar with telemetry.level={level}"
+    ):
         TelemetryConfig(level=level, console="envs")
     assert TelemetryConfig(console="envs").level == "events"

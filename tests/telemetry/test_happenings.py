@@ -22,7 +22,8 @@ def rows_of(recorded: Recorded, name: str) -> list[Row]:
     columns = BY_NAME[name].columns
     values = table_from(table_bytes(columns, make(recorded.played, 1), {}), columns).values
     return [
-        dict(zip(values, row, strict=True)) for row in zip(*(part.tolist() for part in values.values()), strict=True)
+        dict(zip(values, row, strict=True))
+        for row in zip(*(part.tolist() for part in values.values()), strict=True)
     ]
 
 
@@ -43,26 +44,42 @@ def test_every_kind_and_cause_is_one_of_the_schema(events: list[Row]) -> None:
 
 
 def test_every_kind_happens(events: list[Row], recorded: Recorded) -> None:
-    """Else the other tests say nothing of it; a loss that diverges needs a longer history than made-up ones have, and
-    test_early_ends.py has episodes that end early."""
-    rare = {"diverging", "ended_early"} | ({"refused"} if recorded.rules.lifecycle.auto_forward_g1 else set())
+    """Else the other tests say nothing of it; a loss that diverges needs a longer history than
+    made-up ones have, and test_early_ends.py has episodes that end early.
+    """
+    rare = {"diverging", "ended_early"} | (
+        {"refused"} if recorded.rules.lifecycle.auto_forward_g1 else set()
+    )
     assert {kind.name for kind in KINDS} - {event["kind"] for event in events} <= rare
 
 
 def test_counts_are_those_of_the_metrics(events: list[Row], recorded: Recorded) -> None:
     totals = recorded.steps[-1].result.state.totals
     counted = Counter((event["kind"], event["env"]) for event in events)
-    for kind, count in (("germinated", totals.germinated), ("blended", totals.blended), ("pruned", totals.pruned),
-                        ("fossilized", totals.fossilized), ("rollback", totals.rollbacks.sum(1))):  # fmt: skip
+    for kind, count in (
+        ("germinated", totals.germinated),
+        ("blended", totals.blended),
+        ("pruned", totals.pruned),
+        ("fossilized", totals.fossilized),
+        ("rollback", totals.rollbacks.sum(1)),
+    ):
         assert [counted[kind, env] for env in range(6)] == count.tolist(), kind
 
 
-def test_the_last_event_of_a_slot_says_where_it_stands_next(events: list[Row], recorded: Recorded) -> None:
+def test_the_last_event_of_a_slot_says_where_it_stands_next(
+    events: list[Row], recorded: Recorded
+) -> None:
     """A slot changes between two env-steps just where an event says so, and goes where it says."""
-    told = {(event["step"], event["env"], event["slot"]): event for event in events if event["slot"] is not None}
-    names, changes = recorded.legend.slots, 0
+    told = {
+        (event["step"], event["env"], event["slot"]): event
+        for event in events
+        if event["slot"] is not None
+    }
+    names = recorded.legend.slots
+    changes = 0
     for number, step in enumerate(recorded.steps, 1):
-        before, after = step.observed.state.slots.stage.tolist(), step.result.state.slots.stage.tolist()
+        before = step.observed.state.slots.stage.tolist()
+        after = step.result.state.slots.stage.tolist()
         for env, stages in enumerate(zip(before, after, strict=True)):
             for slot, (was, now) in enumerate(zip(*stages, strict=True)):
                 event = told.get((number, env, names[slot]))
@@ -70,7 +87,10 @@ def test_the_last_event_of_a_slot_says_where_it_stands_next(events: list[Row], r
                     assert event is not None, (number, env, slot)
                     changes += 1
                 if event is not None:
-                    assert (event["stage_from"], event["stage_to"]) == (STAGE_NAMES[was], STAGE_NAMES[now])
+                    assert (event["stage_from"], event["stage_to"]) == (
+                        STAGE_NAMES[was],
+                        STAGE_NAMES[now],
+                    )
     assert changes > 100
 
 
@@ -81,7 +101,9 @@ def test_gates_are_those_between_the_stages(events: list[Row]) -> None:
     once = [event for event in passed if event["stage_from"] == sources[str(event["gate"])]]
     assert len(once) > 20
     for event in passed:
-        assert {"blended": "G2", "fossilized": "G5"}.get(str(event["kind"]), event["gate"]) == event["gate"]
+        assert {"blended": "G2", "fossilized": "G5"}.get(
+            str(event["kind"]), event["gate"]
+        ) == event["gate"]
     gates_passed = Counter((one["step"], one["env"], one["slot"]) for one in passed)
     for event in once:
         if gates_passed[event["step"], event["env"], event["slot"]] == 1:
@@ -93,9 +115,19 @@ def test_gates_are_those_between_the_stages(events: list[Row]) -> None:
             assert event["gate"] is None
 
 
-def test_an_action_is_the_cause_where_it_was_carried_out(events: list[Row], recorded: Recorded) -> None:
-    ops = {"germinated": 1, "retargeted": 2, "fading": 3, "pruned": 3, "fossilized": 4, "advanced": 5, "blended": 5,
-           "refused": None}  # fmt: skip
+def test_an_action_is_the_cause_where_it_was_carried_out(
+    events: list[Row], recorded: Recorded
+) -> None:
+    ops = {
+        "germinated": 1,
+        "retargeted": 2,
+        "fading": 3,
+        "pruned": 3,
+        "fossilized": 4,
+        "advanced": 5,
+        "blended": 5,
+        "refused": None,
+    }
     for event in (one for one in events if one["cause"] == "action"):
         step = recorded.steps[int(str(event["step"])) - 1]
         env = int(str(event["env"]))
@@ -105,7 +137,9 @@ def test_an_action_is_the_cause_where_it_was_carried_out(events: list[Row], reco
         assert bool(step.result.outcome.success[env]) == (event["kind"] != "refused")
 
 
-def test_rollbacks_come_with_their_reason_and_cost_all_seeds_but_fossils(events: list[Row], recorded: Recorded) -> None:
+def test_rollbacks_come_with_their_reason_and_cost_all_seeds_but_fossils(
+    events: list[Row], recorded: Recorded
+) -> None:
     found = [event for event in events if event["kind"] == "rollback"]
     assert found
     for event in found:
@@ -114,7 +148,11 @@ def test_rollbacks_come_with_their_reason_and_cost_all_seeds_but_fossils(events:
         assert int(step.before.guard.reason[env]) == 1
         assert event["cause"] == "not_finite"
         stages = step.before.slots.stage[env].tolist()
-        lost = [one for one in events if (one["step"], one["env"]) == (event["step"], env) and one["kind"] == "pruned"]
+        lost = [
+            one
+            for one in events
+            if (one["step"], one["env"]) == (event["step"], env) and one["kind"] == "pruned"
+        ]
         assert len(lost) == sum(stage in (2, 3, 4, 6) for stage in stages)
         assert {one["cause"] for one in lost} <= {"rollback"}
 
@@ -122,9 +160,13 @@ def test_rollbacks_come_with_their_reason_and_cost_all_seeds_but_fossils(events:
 def test_seeds_are_numbered_in_order_of_germination_and_keep_their_number(
     events: list[Row], recorded: Recorded
 ) -> None:
-    born = {(event["env"], event["seed"]): event for event in events if event["kind"] == "germinated"}
+    born = {
+        (event["env"], event["seed"]): event for event in events if event["kind"] == "germinated"
+    }
     germinated = recorded.steps[-1].result.state.totals.germinated
-    assert sorted(born) == [(env, number) for env in range(6) for number in range(1, int(germinated[env]) + 1)]
+    assert sorted(born) == [
+        (env, number) for env in range(6) for number in range(1, int(germinated[env]) + 1)
+    ]
     for row in rows_of(recorded, "slots"):
         if row["stage"] == "empty":
             assert row["seed"] is None or np.isnan(row["seed"])

@@ -1,4 +1,6 @@
-"""Every number that a run writes is on the page of metrics, with a setting that exists where one is to be changed."""
+"""Every number that a run writes is on the page of metrics, with a setting that exists where one is
+to be changed.
+"""
 
 import json
 import re
@@ -15,27 +17,48 @@ from esper_soa.env.config import GatesConfig, RewardConfig
 from esper_soa.env.governor import REASON_NAMES
 from esper_soa.nets.config import DataConfig, TaskConfig
 from esper_soa.ops.rundir import RunFolder
-from esper_soa.telemetry.metric_meanings import EPISODE, READING, ROUND, SECTIONS, SLOTS_READING, STEPS_READING
+from esper_soa.telemetry.metric_meanings import (
+    EPISODE,
+    READING,
+    ROUND,
+    SECTIONS,
+    SLOTS_READING,
+    STEPS_READING,
+)
 from esper_soa.telemetry.schema import KEYS, REWARD_TERMS, SLOTS, STEPS, Column
 from esper_soa.trainer import run
 from esper_soa.vocabulary import BLUEPRINT_NAMES, HEAD_NAMES, OP_NAMES
 
 SETTINGS = TrainConfig(
-    envs=2, rounds=2, steps=12, batch_size=4, train_samples=4, val_samples=8, slots=["r0c0", "r0c1"], control="none",
+    envs=2,
+    rounds=2,
+    steps=12,
+    batch_size=4,
+    train_samples=4,
+    val_samples=8,
+    slots=["r0c0", "r0c1"],
+    control="none",
     task=TaskConfig(name="tiny", base_channels=2, num_blocks=2, kernel_size=1, num_pools=2),
-    data=DataConfig(name="synthetic", synthetic_train=32, synthetic_test=16), gates=GatesConfig(min_blending_steps=1),
+    data=DataConfig(name="synthetic", synthetic_train=32, synthetic_test=16),
+    gates=GatesConfig(min_blending_steps=1),
     policy=PolicyConfig(
-        network=NetworkConfig(hidden=8, features=8), ppo=PPOConfig(epochs=1, minibatches=1),
+        network=NetworkConfig(hidden=8, features=8),
+        ppo=PPOConfig(epochs=1, minibatches=1),
         imitation=ImitationConfig(rounds=1, teacher="schedule", epochs=1),
     ),
-    reward=RewardConfig(split=["shaped", "net"]), telemetry=TelemetryConfig(progress="off"),
+    reward=RewardConfig(split=["shaped", "net"]),
+    telemetry=TelemetryConfig(progress="off"),
     compute=ComputeConfig(threads=1, workers=1),
-)  # fmt: skip
+)
 STANDS_FOR = {
-    "<term>": [name for name, _ in REWARD_TERMS], "<op>": OP_NAMES, "<blueprint>": BLUEPRINT_NAMES,
-    "<reason>": REASON_NAMES, "<fate>": ("germinated", "fossilized", "contributing", "pruned", "unfinished"),
-    "<head>": HEAD_NAMES, "<mode>": SETTINGS.reward.split,
-}  # fmt: skip
+    "<term>": [name for name, _ in REWARD_TERMS],
+    "<op>": OP_NAMES,
+    "<blueprint>": BLUEPRINT_NAMES,
+    "<reason>": REASON_NAMES,
+    "<fate>": ("germinated", "fossilized", "contributing", "pruned", "unfinished"),
+    "<head>": HEAD_NAMES,
+    "<mode>": SETTINGS.reward.split,
+}
 
 
 def keys_of(record: dict, prefix: str = "") -> Iterator[str]:
@@ -51,7 +74,9 @@ def spelled_out(names: list[str]) -> set[str]:
     """`names` with all that a placeholder stands for."""
     found = set(names)
     for sign, words in STANDS_FOR.items():
-        found |= {name.replace(sign, word) for name in list(found) if sign in name for word in words}
+        found |= {
+            name.replace(sign, word) for name in list(found) if sign in name for word in words
+        }
     return found
 
 
@@ -82,7 +107,9 @@ def test_every_key_of_episodes_jsonl_is_listed(folder: RunFolder) -> None:
 
 
 def test_every_listed_key_is_written(folder: RunFolder) -> None:
-    """Else the page would tell of numbers that there are not; blueprints that were not germinated have none."""
+    """Else the page would tell of numbers that there are not; blueprints that were not germinated
+    have none.
+    """
     written = {key for line in lines(folder.metrics) for key in keys_of(line)} | {"non_finite"}
     for metric in ROUND:
         assert spelled_out([metric.name]) & written, metric.name
@@ -100,9 +127,10 @@ def test_every_measured_column_is_listed(columns: tuple[Column, ...], reading: d
     chosen = {"success", "tempo", "alpha_target", "alpha_speed", "ops_legal", "panic", "seed"}
     chosen = chosen if columns is STEPS else {"seed"}
     numbers = {
-        column.name for column in columns
+        column.name
+        for column in columns
         if column not in KEYS and column.type != "text" and not column.name.endswith("_probability")
-    }  # fmt: skip
+    }
     assert numbers - chosen == set(reading)
 
 
@@ -118,6 +146,8 @@ def test_settings_that_are_named_exist() -> None:
     remedies = [metric.remedy for metrics in SECTIONS.values() for metric in metrics]
     told = {word for remedy in remedies for word in re.findall(r"`([^`]+)`", remedy)}
     metrics = spelled_out([metric.name for metric in ROUND])
-    settings = {word.rstrip(".") for word in told - metrics if "." in word and word.split(".")[0] in groups}
+    settings = {
+        word.rstrip(".") for word in told - metrics if "." in word and word.split(".")[0] in groups
+    }
     assert settings
     assert settings <= known

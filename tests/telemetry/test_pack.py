@@ -34,7 +34,9 @@ from esper_soa.telemetry.table_files import read_table
 
 READS = ("read_active_seeds", "read_progress")
 ROUND_END = ("MetricsAccumulator", "_on_host", "episode_records", "blueprint_record", "_spread")
-STEPS, ENVS, SLOTS = 6, 3, 2
+STEPS = 6
+ENVS = 3
+SLOTS = 2
 
 
 def learning() -> Player:
@@ -46,16 +48,25 @@ def learning() -> Player:
 
 @pytest.mark.parametrize("learns", [False, True])
 @pytest.mark.parametrize("level", ["events", "full"])
-def test_a_recorded_round_reads_the_device_no_more_than_another(level: str, learns: bool, tmp_path: Path) -> None:
+def test_a_recorded_round_reads_the_device_no_more_than_another(
+    level: str, learns: bool, tmp_path: Path
+) -> None:
     world = tiny_world(ENVS, SLOTS, STEPS)
     recorder = Recorder(tmp_path, made_legend(world.rules, learns), level, 100.0, Unwritten())
     player = learning() if learns else Player(RandomPolicy(), None)
-    with Progress(1, Console(file=io.StringIO()), "off") as quiet, SyncGuard([*READS, *ROUND_END]) as guard:
+    with (
+        Progress(1, Console(file=io.StringIO()), "off") as quiet,
+        SyncGuard([*READS, *ROUND_END]) as guard,
+    ):
         play_round(world, player, Round(0, quiet, recorder=recorder))
-    counted = Counter(sync.function for sync in guard.log if not sync.function.startswith(ROUND_END))
+    counted = Counter(
+        sync.function for sync in guard.log if not sync.function.startswith(ROUND_END)
+    )
     assert counted == dict.fromkeys(READS, STEPS)
     recorder.close()
-    assert read_table(tmp_path, "steps")["step"].tolist() == [step for step in range(1, STEPS + 1) for _ in range(ENVS)]
+    assert read_table(tmp_path, "steps")["step"].tolist() == [
+        step for step in range(1, STEPS + 1) for _ in range(ENVS)
+    ]
 
 
 @pytest.mark.parametrize("full", [False, True])

@@ -16,5 +16,9 @@ def test_a_page_says_what_the_code_says(name: str) -> None:
 
 
 def test_every_block_is_on_a_page_and_no_other() -> None:
-    found = [match["name"] for name in PAGES for match in BLOCK.finditer((DOCS / name).read_text(encoding="utf-8"))]
+    found = [
+        match["name"]
+        for name in PAGES
+        for match in BLOCK.finditer((DOCS / name).read_text(encoding="utf-8"))
+    ]
     assert sorted(found) == sorted(blocks())

@@ -10,12 +10,19 @@ from esper_soa.telemetry.parquet import Known, Texts, Values, table_bytes, table
 from esper_soa.telemetry.schema import Column
 
 COLUMNS = (
-    Column("round", "int", "", ""), Column("a", "float", "", ""), Column("b", "float", "", "", nullable=True),
-    Column("t", "text", "", ""), Column("u", "text", "", "", nullable=True), Column("f", "bool", "", ""),
-    Column("g", "bool", "", "", nullable=True), Column("k", "int", "", "", nullable=True),
-    Column("l", "single[]", "", ""), Column("m", "bool[]", "", ""), Column("e", "single[]", "", ""),
+    Column("round", "int", "", ""),
+    Column("a", "float", "", ""),
+    Column("b", "float", "", "", nullable=True),
+    Column("t", "text", "", ""),
+    Column("u", "text", "", "", nullable=True),
+    Column("f", "bool", "", ""),
+    Column("g", "bool", "", "", nullable=True),
+    Column("k", "int", "", "", nullable=True),
+    Column("l", "single[]", "", ""),
+    Column("m", "bool[]", "", ""),
+    Column("e", "single[]", "", ""),
     Column("s", "single", "", "", nullable=True),
-)  # fmt: skip
+)
 NAMES = ("x", "yé", "z")
 ROWS = (0, 1, 7, 8, 9, 333)
 
@@ -24,13 +31,19 @@ def made(rows: int) -> dict[str, Values]:
     random = np.random.default_rng(rows)
     some = random.random(rows) < 0.5
     return {
-        "round": np.arange(rows) - 3, "a": random.normal(size=rows),
+        "round": np.arange(rows) - 3,
+        "a": random.normal(size=rows),
         "b": np.where(some, np.nan, random.normal(size=rows)),
-        "t": Texts(random.integers(0, 3, rows), NAMES), "u": Texts(random.integers(-1, 3, rows), NAMES),
-        "f": some, "g": Known(random.random(rows) < 0.5, some), "k": Known(random.integers(-5, 9, rows), some),
-        "l": random.normal(size=(rows, 3)).astype(np.float32), "m": random.random((rows, 5)) < 0.5,
-        "e": np.zeros((rows, 0), np.float32), "s": np.full(rows, np.nan),
-    }  # fmt: skip
+        "t": Texts(random.integers(0, 3, rows), NAMES),
+        "u": Texts(random.integers(-1, 3, rows), NAMES),
+        "f": some,
+        "g": Known(random.random(rows) < 0.5, some),
+        "k": Known(random.integers(-5, 9, rows), some),
+        "l": random.normal(size=(rows, 3)).astype(np.float32),
+        "m": random.random((rows, 5)) < 0.5,
+        "e": np.zeros((rows, 0), np.float32),
+        "s": np.full(rows, np.nan),
+    }
 
 
 def plain(values: Values) -> list:
@@ -38,7 +51,10 @@ def plain(values: Values) -> list:
     if isinstance(values, Texts):
         return [None if code < 0 else values.names[code] for code in values.codes]
     if isinstance(values, Known):
-        return [value if known else None for value, known in zip(values.values.tolist(), values.known, strict=True)]
+        return [
+            value if known else None
+            for value, known in zip(values.values.tolist(), values.known, strict=True)
+        ]
     return [None if value != value else value for value in values.tolist()]
 
 
@@ -65,7 +81,8 @@ def test_infinity_and_nan_stand_as_they_are_where_nothing_can_be_null() -> None:
 
 @pytest.mark.parametrize("rows", ROWS)
 def test_other_programs_read_it_as_it_is(rows: int, tmp_path: Path) -> None:
-    values, path = made(rows), tmp_path / "table.parquet"
+    values = made(rows)
+    path = tmp_path / "table.parquet"
     path.write_bytes(table_bytes(COLUMNS, values, {"complete": "true"}))
     arrow = parquet.read_table(path)
     assert arrow.schema.metadata[b"complete"] == b"true"
@@ -76,7 +93,8 @@ def test_other_programs_read_it_as_it_is(rows: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("rows", ROWS)
 def test_duckdb_reads_it_as_it_is(rows: int, tmp_path: Path) -> None:
     duckdb = pytest.importorskip("duckdb", reason="extra query")
-    values, path = made(rows), tmp_path / "table.parquet"
+    values = made(rows)
+    path = tmp_path / "table.parquet"
     path.write_bytes(table_bytes(COLUMNS, values, {}))
     for column in COLUMNS:
         found = duckdb.sql(f"select \"{column.name}\" from '{path}'").fetchall()
@@ -87,9 +105,11 @@ def test_duckdb_reads_it_as_it_is(rows: int, tmp_path: Path) -> None:
 def test_polars_and_pandas_read_it_as_it_is(rows: int, tmp_path: Path) -> None:
     polars = pytest.importorskip("polars", reason="a reader of others")
     pandas = pytest.importorskip("pandas", reason="a reader of others")
-    values, path = made(rows), tmp_path / "table.parquet"
+    values = made(rows)
+    path = tmp_path / "table.parquet"
     path.write_bytes(table_bytes(COLUMNS, values, {}))
-    frame, other = polars.read_parquet(path), pandas.read_parquet(path)
+    frame = polars.read_parquet(path)
+    other = pandas.read_parquet(path)
     for column in COLUMNS:
         assert same(frame[column.name].to_list(), plain(values[column.name])), column.name
         if not column.is_list:
@@ -97,7 +117,9 @@ def test_polars_and_pandas_read_it_as_it_is(rows: int, tmp_path: Path) -> None:
     assert len(other) == rows
 
 
-@pytest.mark.parametrize("content", [b"", b"PAR1", b"PAR1" * 4, b"PAR1" + b"\x15" * 40 + b"\x20\0\0\0PAR1"])
+@pytest.mark.parametrize(
+    "content", [b"", b"PAR1", b"PAR1" * 4, b"PAR1" + b"\x15" * 40 + b"\x20\0\0\0PAR1"]
+)
 def test_what_is_no_table_of_ours_is_refused(content: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011
         table_from(content, COLUMNS)

@@ -29,15 +29,26 @@ from esper_soa.telemetry.database import open_database  # noqa: E402
 from esper_soa.telemetry.views import VIEWS  # noqa: E402
 
 PAGE = Path(__file__).parents[2] / "docs" / "queries.md"
-ENVS, ROUNDS, STEPS, SLOTS = 4, 2, 30, ("r0c0", "r0c1")
+ENVS = 4
+ROUNDS = 2
+STEPS = 30
+SLOTS = ("r0c0", "r0c1")
 SETTINGS = TrainConfig(
-    envs=ENVS, rounds=ROUNDS, steps=STEPS, batch_size=4, train_samples=4, val_samples=16, slots=list(SLOTS),
+    envs=ENVS,
+    rounds=ROUNDS,
+    steps=STEPS,
+    batch_size=4,
+    train_samples=4,
+    val_samples=16,
+    slots=list(SLOTS),
     task=TaskConfig(name="tiny", base_channels=2, num_blocks=2, kernel_size=1, num_pools=2),
     data=DataConfig(name="synthetic", synthetic_train=32, synthetic_test=16),
-    gates=GatesConfig(min_blending_steps=1, min_gradient_health=0.0), control="none",
-    lifecycle=LifecycleConfig(embargo_steps=2, min_prune_age=1), compute=ComputeConfig(threads=1, workers=1),
+    gates=GatesConfig(min_blending_steps=1, min_gradient_health=0.0),
+    control="none",
+    lifecycle=LifecycleConfig(embargo_steps=2, min_prune_age=1),
+    compute=ComputeConfig(threads=1, workers=1),
     telemetry=TelemetryConfig(progress="off"),
-)  # fmt: skip
+)
 SETTINGS.policy.schedule = ScheduleConfig(germinate=[1, 21], advance=[1, 4, 10], fossilize=12)
 
 
@@ -80,7 +91,9 @@ def answer(folder: Path, number: int) -> list[tuple]:
 
 
 def test_there_are_ten_questions() -> None:
-    assert [number for number in range(1, 12) if f"### {number}. " in PAGE.read_text()] == list(range(1, 11))
+    assert [number for number in range(1, 12) if f"### {number}. " in PAGE.read_text()] == list(
+        range(1, 11)
+    )
 
 
 def test_1_accuracy_and_reward_by_round(folder: Path, rounds: list[Witnessed]) -> None:
@@ -93,17 +106,25 @@ def test_1_accuracy_and_reward_by_round(folder: Path, rounds: list[Witnessed]) -
 def test_2_how_hosts_ended(folder: Path, rounds: list[Witnessed]) -> None:
     ends = [(number, played.states[-1]) for number, played in enumerate(rounds, 1)]
     assert answer(folder, 2) == [
-        (number, env, float(state.signals.val_accuracy[env]), float(state.totals.reward[env]),
-         int(state.totals.fossilized[env]))
-        for number, state in ends for env in range(ENVS)
-    ]  # fmt: skip
+        (
+            number,
+            env,
+            float(state.signals.val_accuracy[env]),
+            float(state.totals.reward[env]),
+            int(state.totals.fossilized[env]),
+        )
+        for number, state in ends
+        for env in range(ENVS)
+    ]
 
 
 class Life:
     """A seed, followed by hand."""
 
     def __init__(self, slot: int, blueprint: int, step: int) -> None:
-        self.slot, self.blueprint, self.germinated = slot, blueprint, step
+        self.slot = slot
+        self.blueprint = blueprint
+        self.germinated = step
         self.blended = self.fossilized = self.pruned = None
 
     def follow(self, stage: int, step: int) -> None:
@@ -138,11 +159,22 @@ def lives(played: Witnessed) -> dict[int, list[Life]]:
 
 def test_3_what_became_of_every_seed(player: str, folder: Path, rounds: list[Witnessed]) -> None:
     expected = [
-        (number, env, seed, SLOTS[life.slot], BLUEPRINT_NAMES[life.blueprint], life.germinated, life.blended,
-         life.fossilized, life.pruned, life.fate)
-        for number, played in enumerate(rounds, 1) for env, seeds in lives(played).items()
+        (
+            number,
+            env,
+            seed,
+            SLOTS[life.slot],
+            BLUEPRINT_NAMES[life.blueprint],
+            life.germinated,
+            life.blended,
+            life.fossilized,
+            life.pruned,
+            life.fate,
+        )
+        for number, played in enumerate(rounds, 1)
+        for env, seeds in lives(played).items()
         for seed, life in enumerate(seeds, 1)
-    ]  # fmt: skip
+    ]
     assert ("fossilized" if player == "schedule" else "pruned") in {row[-1] for row in expected}
     assert answer(folder, 3) == expected
 
@@ -155,7 +187,9 @@ def test_4_what_the_policy_does(folder: Path, rounds: list[Witnessed]) -> None:
         for action, state in zip(played.actions, played.states, strict=True):
             pairs = zip(action.op.tolist(), state.signals.last_success.tolist(), strict=True)
             done.update(OP_NAMES[op] for op, success in pairs if success)
-        expected += [(number, op, chosen[op], done[op], chosen[op] / (ENVS * STEPS)) for op in sorted(chosen)]
+        expected += [
+            (number, op, chosen[op], done[op], chosen[op] / (ENVS * STEPS)) for op in sorted(chosen)
+        ]
     assert answer(folder, 4) == expected
 
 
@@ -173,17 +207,25 @@ def test_6_how_slots_spend_their_time(folder: Path, rounds: list[Witnessed]) -> 
     expected = []
     for number, played in enumerate(rounds, 1):
         stages = Counter(
-            STAGE_NAMES[stage] for view in played.views for stage in view.state.slots.stage.flatten().tolist()
+            STAGE_NAMES[stage]
+            for view in played.views
+            for stage in view.state.slots.stage.flatten().tolist()
         )
-        expected += [(number, stage, stages[stage], stages[stage] / (ENVS * STEPS * 2)) for stage in sorted(stages)]
+        expected += [
+            (number, stage, stages[stage], stages[stage] / (ENVS * STEPS * 2))
+            for stage in sorted(stages)
+        ]
     assert answer(folder, 6) == expected
 
 
-def test_7_what_each_seed_adds_in_the_end(player: str, folder: Path, rounds: list[Witnessed]) -> None:
+def test_7_what_each_seed_adds_in_the_end(
+    player: str, folder: Path, rounds: list[Witnessed]
+) -> None:
     episodes = [json.loads(line) for line in (folder / "episodes.jsonl").read_text().splitlines()]
     found = answer(folder, 7)
     for number, env, slot, blueprint, contribution, shapley in found:
-        place, slots = SLOTS.index(slot), rounds[number - 1].views[STEPS - 1].state.slots
+        place = SLOTS.index(slot)
+        slots = rounds[number - 1].views[STEPS - 1].state.slots
         episode = next(one for one in episodes if (one["round"], one["env"]) == (number, env))
         assert shapley == episode["shapley"][place]
         assert contribution == float(slots.contribution[env, place])
@@ -200,17 +242,20 @@ def test_8_which_blueprints_earn_their_place(folder: Path, rounds: list[Witnesse
             for life in seeds:
                 fates[BLUEPRINT_NAMES[life.blueprint]].update(["germinated", life.fate])
     assert answer(folder, 8) == [
-        (name, fates[name]["germinated"], fates[name]["fossilized"], fates[name]["pruned"]) for name in sorted(fates)
+        (name, fates[name]["germinated"], fates[name]["fossilized"], fates[name]["pruned"])
+        for name in sorted(fates)
     ]
 
 
 def test_9_which_gates_hold_seeds_back(player: str, folder: Path, rounds: list[Witnessed]) -> None:
     path = {Stage.GERMINATED: "G1", Stage.TRAINING: "G2", Stage.BLENDING: "G3", Stage.HOLDING: "G5"}
-    passed, refused = Counter[str](), Counter[str]()
+    passed = Counter[str]()
+    refused = Counter[str]()
     for played in rounds:
         for view, action, state in zip(played.views, played.actions, played.states, strict=False):
             for env in range(ENVS):
-                op, slot = int(action.op[env]), int(action.slot[env])
+                op = int(action.op[env])
+                slot = int(action.slot[env])
                 before = view.state.slots.stage[env].tolist()
                 after = state.slots.stage[env].tolist()
                 if op in (Op.ADVANCE, Op.FOSSILIZE) and not bool(state.signals.last_success[env]):
@@ -218,7 +263,9 @@ def test_9_which_gates_hold_seeds_back(player: str, folder: Path, rounds: list[W
                 order = list(path) + [Stage.FOSSILIZED]
                 for was, now in zip(before, after, strict=True):
                     if was in path and now in order:
-                        passed.update(path[stage] for stage in order[order.index(was) : order.index(now)])
+                        passed.update(
+                            path[stage] for stage in order[order.index(was) : order.index(now)]
+                        )
     names = sorted({*passed, *refused})
     assert answer(folder, 9) == [(gate, refused[gate], passed[gate]) for gate in names]
     assert passed["G1"]
@@ -233,7 +280,9 @@ def test_10_whether_the_reward_says_what_we_want(folder: Path, rounds: list[Witn
     wanted = correlation(reward, accuracy)
     assert (found, episodes) == (pytest.approx(wanted), ENVS * ROUNDS)
     assert calibration == next(
-        word for least, word in ((0.7, "well"), (0.3, "moderate"), (0, "weak"), (-2, "inverted")) if wanted >= least
+        word
+        for least, word in ((0.7, "well"), (0.3, "moderate"), (0, "weak"), (-2, "inverted"))
+        if wanted >= least
     )
 
 
@@ -244,12 +293,21 @@ def test_every_view_answers_for_any_run_and_for_several(folder: Path, tmp_path: 
     for runs in ([folder], [folder, other], [other]):
         database = open_database(runs)
         for view in VIEWS:
-            assert database.execute(f"select * from {view.name}").description[0][0] in ("run", "name")
-    differing = open_database([folder, other]).execute("select name, run, value from run_confounders").fetchall()
+            assert database.execute(f"select * from {view.name}").description[0][0] in (
+                "run",
+                "name",
+            )
+    differing = (
+        open_database([folder, other])
+        .execute("select name, run, value from run_confounders")
+        .fetchall()
+    )
     assert ("seed", "empty", "7") in differing
 
 
-def test_a_run_that_was_cut_off_in_a_line_is_read_as_far_as_it_came(folder: Path, tmp_path: Path) -> None:
+def test_a_run_that_was_cut_off_in_a_line_is_read_as_far_as_it_came(
+    folder: Path, tmp_path: Path
+) -> None:
     (tmp_path / "config.yaml").write_text("rounds: 1\nseed: 7\n")
     text = (folder / "metrics.jsonl").read_text()
     (tmp_path / "metrics.jsonl").write_text(text[: len(text) - 40])
@@ -270,13 +328,22 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
 
 
 def asked(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "esper_soa.query", *words], capture_output=True, text=True)
+    return subprocess.run(
+        [sys.executable, "-m", "esper_soa.query", *words], capture_output=True, text=True
+    )
 
 
 def test_the_command_prints_tables_csv_and_json(folder: Path) -> None:
     sql = "select round, count(*) as hosts from episodes group by round order by round"
-    assert asked(str(folder), sql, "format=csv").stdout.splitlines() == ["round,hosts", "1,4", "2,4"]
-    assert json.loads(asked(str(folder), sql, "format=json").stdout.splitlines()[1]) == {"round": 2, "hosts": 4}
+    assert asked(str(folder), sql, "format=csv").stdout.splitlines() == [
+        "round,hosts",
+        "1,4",
+        "2,4",
+    ]
+    assert json.loads(asked(str(folder), sql, "format=json").stdout.splitlines()[1]) == {
+        "round": 2,
+        "hosts": 4,
+    }
     shown = asked(str(folder), sql, "limit=1")
     assert (shown.returncode, "1 rows more" in shown.stdout) == (0, True)
     assert "seed_lifecycle" in asked(str(folder)).stdout

@@ -1,4 +1,6 @@
-"""A recorder keeps whole rounds in files that are whole at any time, and never holds up who hands env-steps over."""
+"""A recorder keeps whole rounds in files that are whole at any time, and never holds up who hands
+env-steps over.
+"""
 
 import json
 import resource
@@ -15,7 +17,13 @@ from recorded_world import Recorded, record
 from esper_soa.ops.files import Unwritten
 from esper_soa.telemetry import recorder as module
 from esper_soa.telemetry.recorder import Recorder
-from esper_soa.telemetry.table_files import keep_tables, read_file, read_table, table_files, table_path
+from esper_soa.telemetry.table_files import (
+    keep_tables,
+    read_file,
+    read_table,
+    table_files,
+    table_path,
+)
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +31,9 @@ def recorded() -> Recorded:
     return record(seed=4, num_envs=2, num_slots=2, steps=6)
 
 
-def made(recorded: Recorded, folder: Path, level: str = "events", interval: float = 100.0) -> Recorder:
+def made(
+    recorded: Recorded, folder: Path, level: str = "events", interval: float = 100.0
+) -> Recorder:
     return Recorder(folder, recorded.legend, level, interval, Unwritten())
 
 
@@ -47,8 +57,10 @@ def wait_for(path: Path) -> None:
 
 
 def test_each_round_has_a_file_per_table_of_the_level(recorded: Recorded, tmp_path: Path) -> None:
-    for level, tables in (("events", ["events", "slots", "steps"]),
-                          ("full", ["choices", "events", "slots", "steps", "subsets"])):  # fmt: skip
+    for level, tables in (
+        ("events", ["events", "slots", "steps"]),
+        ("full", ["choices", "events", "slots", "steps", "subsets"]),
+    ):
         recorder = made(recorded, tmp_path / level, level)
         for number in (1, 2):
             play(recorder, recorded, number)
@@ -86,7 +98,9 @@ def test_what_is_flushed_is_on_the_disk(recorded: Recorded, tmp_path: Path) -> N
     recorder.close()
 
 
-def test_a_round_in_progress_is_written_now_and_then_and_whole_at_its_end(recorded: Recorded, tmp_path: Path) -> None:
+def test_a_round_in_progress_is_written_now_and_then_and_whole_at_its_end(
+    recorded: Recorded, tmp_path: Path
+) -> None:
     recorder = made(recorded, tmp_path, interval=0.0)
     play(recorder, recorded, 1, steps=2)
     path = table_path(tmp_path, "events", 1)
@@ -103,7 +117,9 @@ def test_a_round_in_progress_is_written_now_and_then_and_whole_at_its_end(record
     assert whole.values["step"].tolist() == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6]
 
 
-def test_a_round_that_was_cut_off_is_kept_as_far_as_it_came(recorded: Recorded, tmp_path: Path) -> None:
+def test_a_round_that_was_cut_off_is_kept_as_far_as_it_came(
+    recorded: Recorded, tmp_path: Path
+) -> None:
     recorder = made(recorded, tmp_path)
     play(recorder, recorded, 1, steps=3)
     recorder.close()
@@ -115,7 +131,8 @@ def test_a_round_that_was_cut_off_is_kept_as_far_as_it_came(recorded: Recorded, 
 def test_a_disk_that_is_slow_costs_env_steps_and_no_time(
     recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held, write = threading.Event(), module.write_bytes
+    held = threading.Event()
+    write = module.write_bytes
 
     def slowly(path: Path, content: bytes) -> None:
         held.wait(20)
@@ -135,13 +152,17 @@ def test_a_disk_that_is_slow_costs_env_steps_and_no_time(
     recorder.close()
     assert recorder.dropped == 2 * 2
     found = read_file(table_path(tmp_path, "steps", 2), "steps")
-    assert (found.values["step"].tolist(), found.facts["dropped"]) == ([1, 1, 2, 2, 3, 3, 4, 4], "4")
+    assert (found.values["step"].tolist(), found.facts["dropped"]) == (
+        [1, 1, 2, 2, 3, 3, 4, 4],
+        "4",
+    )
 
 
 def test_what_the_disk_refuses_is_named_and_written_when_it_can_be(
     recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, unwritten = module.write_bytes, Unwritten()
+    write = module.write_bytes
+    unwritten = Unwritten()
 
     def refuse(path: Path, content: bytes) -> None:
         raise OSError(28, "No space left on device")
@@ -172,7 +193,10 @@ def disk_that_takes(size: int) -> Iterator[None]:
 
 
 def test_what_waits_for_a_full_disk_is_bounded_and_what_is_given_up_is_counted(
-    recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    recorded: Recorded,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     recorder = made(recorded, tmp_path)
     play(recorder, recorded, 1)
@@ -207,7 +231,10 @@ def test_what_still_waits_at_the_end_is_counted(recorded: Recorded, tmp_path: Pa
 
 
 def test_two_recorders_at_once_do_not_mix(tmp_path: Path) -> None:
-    worlds = {name: record(seed=seed, num_envs=2, num_slots=2, steps=6) for name, seed in (("one", 1), ("other", 2))}
+    worlds = {
+        name: record(seed=seed, num_envs=2, num_slots=2, steps=6)
+        for name, seed in (("one", 1), ("other", 2))
+    }
     recorders = {name: made(world, tmp_path / name) for name, world in worlds.items()}
     packed = {name: columns(recorders[name], worlds[name]) for name in worlds}
     for recorder in recorders.values():
@@ -218,7 +245,9 @@ def test_two_recorders_at_once_do_not_mix(tmp_path: Path) -> None:
     for name, recorder in recorders.items():
         recorder.end()
         recorder.close()
-        rewards = [float(reward) for step in worlds[name].steps for reward in step.result.terms.total]
+        rewards = [
+            float(reward) for step in worlds[name].steps for reward in step.result.terms.total
+        ]
         assert read_table(tmp_path / name, "steps")["reward"].tolist() == rewards
 
 

@@ -15,7 +15,12 @@ from esper_soa.telemetry.schema import CURVE_NAMES, REWARD_TERMS, STYLE_NAMES
 from esper_soa.telemetry.table_files import BY_NAME
 from esper_soa.vocabulary import BLEND_NAMES, HEAD_NAMES, OP_NAMES, STAGE_NAMES, Stage
 
-MAKERS = {"steps": steps_rows, "slots": slots_rows, "choices": choices_rows, "subsets": subsets_rows}
+MAKERS = {
+    "steps": steps_rows,
+    "slots": slots_rows,
+    "choices": choices_rows,
+    "subsets": subsets_rows,
+}
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +34,9 @@ def read(recorded: Recorded, table: str) -> dict[str, np.ndarray]:
     return table_from(table_bytes(columns, MAKERS[table](recorded.played, 7), {}), columns).values
 
 
-def assert_column(column: np.ndarray, expected: list[Tensor], known: list[Tensor] | None = None) -> None:
+def assert_column(
+    column: np.ndarray, expected: list[Tensor], known: list[Tensor] | None = None
+) -> None:
     """`column` holds the tensors of all env-steps in order; null where they are not `known`."""
     wanted = torch.stack(expected).flatten().double().numpy()
     if known is not None:
@@ -39,17 +46,22 @@ def assert_column(column: np.ndarray, expected: list[Tensor], known: list[Tensor
 
 def names_of(codes: list[Tensor], names: tuple[str, ...], known: list[Tensor]) -> list[str | None]:
     """Names by code, None where nothing is known."""
-    pairs = zip(torch.stack(codes).flatten().tolist(), torch.stack(known).flatten().tolist(), strict=True)
+    pairs = zip(
+        torch.stack(codes).flatten().tolist(), torch.stack(known).flatten().tolist(), strict=True
+    )
     return [names[code] if there else None for code, there in pairs]
 
 
 def test_every_column_is_made_and_no_other(recorded: Recorded) -> None:
     for name, make in MAKERS.items():
-        assert set(make(recorded.played, 1)) == {column.name for column in BY_NAME[name].columns}, name
+        assert set(make(recorded.played, 1)) == {column.name for column in BY_NAME[name].columns}, (
+            name
+        )
 
 
 def test_rows_are_sorted_by_env_step_and_env(recorded: Recorded) -> None:
-    steps, slots = read(recorded, "steps"), read(recorded, "slots")
+    steps = read(recorded, "steps")
+    slots = read(recorded, "slots")
     assert steps["round"].tolist() == [7] * 300
     assert steps["step"].tolist() == [step for step in range(1, 61) for _ in range(5)]
     assert steps["env"].tolist() == list(range(5)) * 60
@@ -58,7 +70,8 @@ def test_rows_are_sorted_by_env_step_and_env(recorded: Recorded) -> None:
 
 
 def test_measurements_and_rewards_are_those_of_training(recorded: Recorded) -> None:
-    table, steps = read(recorded, "steps"), recorded.steps
+    table = read(recorded, "steps")
+    steps = recorded.steps
     assert any(step.before.guard.panic.any() for step in steps), "no panic: the test says less"
     assert_column(table["accuracy"], [step.observed.state.signals.val_accuracy for step in steps])
     for name in ("val_loss", "train_loss", "train_accuracy"):
@@ -68,7 +81,9 @@ def test_measurements_and_rewards_are_those_of_training(recorded: Recorded) -> N
         assert_column(table[f"reward_{name}"], [step.result.terms.get(name) for step in steps])
     attribution = [step.observed.attribution for step in steps]
     assert_column(
-        table["total_contribution"], [one.total for one in attribution], [one.total_known for one in attribution]
+        table["total_contribution"],
+        [one.total for one in attribution],
+        [one.total_known for one in attribution],
     )
     assert_column(table["committed_accuracy"], [one.committed for one in attribution])
     assert_column(table["subsets"], [(step.trusted.subset >= 0).sum(1) for step in steps])
@@ -76,42 +91,68 @@ def test_measurements_and_rewards_are_those_of_training(recorded: Recorded) -> N
 
 
 def test_sizes_and_costs_are_those_that_rent_and_metrics_go_by(recorded: Recorded) -> None:
-    counts, flop = recorded.rules.reward.counts, training_flop(recorded.rules.nets.shape, torch.device("cpu"))
+    counts = recorded.rules.reward.counts
+    flop = training_flop(recorded.rules.nets.shape, torch.device("cpu"))
     slots = [step.observed.state.slots for step in recorded.steps]
     table = read(recorded, "steps")
     assert_column(table["parameters"], [total_params(one, counts) for one in slots])
     assert_column(table["train_flop"], [TRAIN_SAMPLES * flop_per_image(one, flop) for one in slots])
-    assert_column(read(recorded, "slots")["parameters"], [occupied_params(one, counts) for one in slots])
+    assert_column(
+        read(recorded, "slots")["parameters"], [occupied_params(one, counts) for one in slots]
+    )
 
 
 def test_actions_are_told_by_name_where_they_matter(recorded: Recorded) -> None:
-    table, actions = read(recorded, "steps"), [step.action for step in recorded.steps]
-    matters = {name: [relevant_heads(one.op)[:, place] for one in actions] for place, name in enumerate(HEAD_NAMES)}
-    for name, names in (("slot", recorded.legend.slots), ("blueprint", recorded.legend.blueprints),
-                        ("style", STYLE_NAMES), ("alpha_curve", CURVE_NAMES), ("op", OP_NAMES)):  # fmt: skip
-        assert table[name].tolist() == names_of([one.get(name) for one in actions], names, matters[name]), name
-    tempo, speed = torch.tensor([3, 5, 8]), torch.tensor([0, 3, 5, 8])
+    table = read(recorded, "steps")
+    actions = [step.action for step in recorded.steps]
+    matters = {
+        name: [relevant_heads(one.op)[:, place] for one in actions]
+        for place, name in enumerate(HEAD_NAMES)
+    }
+    for name, names in (
+        ("slot", recorded.legend.slots),
+        ("blueprint", recorded.legend.blueprints),
+        ("style", STYLE_NAMES),
+        ("alpha_curve", CURVE_NAMES),
+        ("op", OP_NAMES),
+    ):
+        assert table[name].tolist() == names_of(
+            [one.get(name) for one in actions], names, matters[name]
+        ), name
+    tempo = torch.tensor([3, 5, 8])
+    speed = torch.tensor([0, 3, 5, 8])
     assert_column(table["tempo"], [tempo[one.tempo] for one in actions], matters["tempo"])
-    assert_column(table["alpha_speed"], [speed[one.alpha_speed] for one in actions], matters["alpha_speed"])
-    wanted = np.array([0.5, 0.7, 1.0])[torch.stack([one.alpha_target for one in actions]).flatten().numpy()]
+    assert_column(
+        table["alpha_speed"], [speed[one.alpha_speed] for one in actions], matters["alpha_speed"]
+    )
+    wanted = np.array([0.5, 0.7, 1.0])[
+        torch.stack([one.alpha_target for one in actions]).flatten().numpy()
+    ]
     known = torch.stack(matters["alpha_target"]).flatten().numpy()
     np.testing.assert_array_equal(table["alpha_target"], np.where(known, wanted, np.nan))
     outcome = [step.result.outcome for step in recorded.steps]
     everywhere = [torch.ones_like(one.op, dtype=torch.bool) for one in actions]
-    assert table["effective_op"].tolist() == names_of([one.effective_op for one in outcome], OP_NAMES, everywhere)
+    assert table["effective_op"].tolist() == names_of(
+        [one.effective_op for one in outcome], OP_NAMES, everywhere
+    )
     assert_column(table["success"], [one.success for one in outcome])
 
 
 def test_masks_and_probabilities_are_those_of_the_policy(recorded: Recorded) -> None:
-    table, facts = read(recorded, "steps"), recorded.facts
+    table = read(recorded, "steps")
+    facts = recorded.facts
     for place, name in enumerate(HEAD_NAMES):
         likely = [one.decision.log_probs[:, place].exp() for one in facts]
         matters = [relevant_heads(one.decision.action.op)[:, place] for one in facts]
-        wanted = np.where(torch.stack(matters).flatten().numpy(), torch.stack(likely).flatten().numpy(), np.nan)
+        wanted = np.where(
+            torch.stack(matters).flatten().numpy(), torch.stack(likely).flatten().numpy(), np.nan
+        )
         np.testing.assert_allclose(table[f"{name}_probability"], wanted, rtol=1e-6)
     assert_column(table["value"], [one.decision.value for one in facts])
     legal = torch.stack([step.observed.masks.op for step in recorded.steps]).flatten(0, 1)
-    assert table["ops_legal"].tolist() == [sum(1 << op for op in range(6) if row[op]) for row in legal.tolist()]
+    assert table["ops_legal"].tolist() == [
+        sum(1 << op for op in range(6) if row[op]) for row in legal.tolist()
+    ]
     choices = read(recorded, "choices")
     masks = [head_masks(step.observed.masks, step.action.op) for step in recorded.steps]
     for name in HEAD_NAMES:
@@ -126,25 +167,42 @@ def test_masks_and_probabilities_are_those_of_the_policy(recorded: Recorded) -> 
 def test_slots_are_those_that_were_trained_and_measured(recorded: Recorded) -> None:
     table = read(recorded, "slots")
     slots, attribution = [
-        [getattr(step.observed, name) for step in recorded.steps] for name in ("state", "attribution")
+        [getattr(step.observed, name) for step in recorded.steps]
+        for name in ("state", "attribution")
     ]
     slots = [state.slots for state in slots]
     taken = [one.stage != Stage.EMPTY for one in slots]
     everywhere = [torch.ones_like(one) for one in taken]
-    assert table["stage"].tolist() == names_of([one.stage for one in slots], STAGE_NAMES, everywhere)
-    assert table["blueprint"].tolist() == names_of([one.blueprint for one in slots], recorded.legend.blueprints, taken)
+    assert table["stage"].tolist() == names_of(
+        [one.stage for one in slots], STAGE_NAMES, everywhere
+    )
+    assert table["blueprint"].tolist() == names_of(
+        [one.blueprint for one in slots], recorded.legend.blueprints, taken
+    )
     assert table["blend"].tolist() == names_of([one.blend for one in slots], BLEND_NAMES, taken)
     for name in ("stage_age", "alpha", "contribution_velocity", "escrow"):
         assert_column(table[name], [one.get(name) for one in slots])
     assert_column(table["seed_age"], [one.seed_age for one in slots], taken)
-    assert_column(table["alpha_target"], [step.observed.state.ramp.target for step in recorded.steps])
+    assert_column(
+        table["alpha_target"], [step.observed.state.ramp.target for step in recorded.steps]
+    )
     assert_column(table["accuracy_gain"], [one.total_improvement for one in slots], taken)
     measured = [one.measured for one in attribution]
-    for name, field in (("contribution", "contribution"), ("interaction", "interaction_sum"), ("shapley", "shapley"),
-                        ("shapley_error", "shapley_error")):  # fmt: skip
+    for name, field in (
+        ("contribution", "contribution"),
+        ("interaction", "interaction_sum"),
+        ("shapley", "shapley"),
+        ("shapley_error", "shapley_error"),
+    ):
         assert_column(table[name], [one.get(field) for one in attribution], measured)
     gradients = [step.trusted.gradients.measured for step in recorded.steps]
-    for name in ("gradient_norm", "gradient_health", "gradient_vanishing", "gradient_exploding", "gradient_ratio"):
+    for name in (
+        "gradient_norm",
+        "gradient_health",
+        "gradient_vanishing",
+        "gradient_exploding",
+        "gradient_ratio",
+    ):
         assert_column(table[name], [one.get(name) for one in slots], gradients)
 
 
@@ -153,16 +211,27 @@ def test_subsets_are_those_that_were_validated(recorded: Recorded) -> None:
     rows = [
         (step, env, subset, accuracy)
         for step, one in enumerate(recorded.steps, 1)
-        for env, pairs in enumerate(zip(one.trusted.subset.tolist(), one.trusted.accuracy.tolist(), strict=True))
+        for env, pairs in enumerate(
+            zip(one.trusted.subset.tolist(), one.trusted.accuracy.tolist(), strict=True)
+        )
         for subset, accuracy in zip(*pairs, strict=True)
         if subset >= 0
     ]
-    assert list(zip(*(table[name].tolist() for name in ("step", "env", "subset", "accuracy")), strict=True)) == rows
+    assert (
+        list(
+            zip(
+                *(table[name].tolist() for name in ("step", "env", "subset", "accuracy")),
+                strict=True,
+            )
+        )
+        == rows
+    )
 
 
 def test_a_policy_that_does_not_learn_has_no_probabilities() -> None:
     scripted = record(seed=1, num_envs=2, steps=8, learns=False)
-    steps, choices = read(scripted, "steps"), read(scripted, "choices")
+    steps = read(scripted, "steps")
+    choices = read(scripted, "choices")
     assert np.isnan(steps["value"]).all()
     assert all(np.isnan(steps[f"{name}_probability"]).all() for name in HEAD_NAMES)
     assert all(choices[f"{name}_probability"].shape == (16, 0) for name in HEAD_NAMES)

@@ -22,12 +22,23 @@ from esper_soa.trainer import run
 
 TIMES = ("eps", "collect_seconds", "update_seconds")
 SETTINGS = TrainConfig(
-    envs=2, rounds=2, steps=6, batch_size=4, train_samples=4, val_samples=8, slots=["r0c0", "r0c1"], control="none",
-    checkpoint_every=1, task=TaskConfig(name="tiny", base_channels=2, num_blocks=2, kernel_size=1, num_pools=2),
+    envs=2,
+    rounds=2,
+    steps=6,
+    batch_size=4,
+    train_samples=4,
+    val_samples=8,
+    slots=["r0c0", "r0c1"],
+    control="none",
+    checkpoint_every=1,
+    task=TaskConfig(name="tiny", base_channels=2, num_blocks=2, kernel_size=1, num_pools=2),
     data=DataConfig(name="synthetic", synthetic_train=32, synthetic_test=16),
-    policy=PolicyConfig(network=NetworkConfig(hidden=8, features=8), ppo=PPOConfig(epochs=1, minibatches=1)),
-    telemetry=TelemetryConfig(progress="off"), compute=ComputeConfig(threads=1, workers=1),
-)  # fmt: skip
+    policy=PolicyConfig(
+        network=NetworkConfig(hidden=8, features=8), ppo=PPOConfig(epochs=1, minibatches=1)
+    ),
+    telemetry=TelemetryConfig(progress="off"),
+    compute=ComputeConfig(threads=1, workers=1),
+)
 
 
 def at(level: str, **changed: object) -> TrainConfig:
@@ -40,8 +51,12 @@ def lines(folder: Path) -> list[dict]:
 
 
 def same_tables(one: Path, other: Path) -> bool:
-    pairs = [(read_table(one, table), read_table(other, table)) for table in ("steps", "slots", "events")]
-    return all(str(mine[name].tolist()) == str(its[name].tolist()) for mine, its in pairs for name in its)
+    pairs = [
+        (read_table(one, table), read_table(other, table)) for table in ("steps", "slots", "events")
+    ]
+    return all(
+        str(mine[name].tolist()) == str(its[name].tolist()) for mine, its in pairs for name in its
+    )
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +70,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def test_each_level_writes_its_files_and_those_before_it(folders: dict[str, Path]) -> None:
-    for level, names in (("off", []), ("rounds", ["metrics.jsonl", "episodes.jsonl"]),
-                         ("events", ["metrics.jsonl", "episodes.jsonl", "telemetry"])):  # fmt: skip
+    for level, names in (
+        ("off", []),
+        ("rounds", ["metrics.jsonl", "episodes.jsonl"]),
+        ("events", ["metrics.jsonl", "episodes.jsonl", "telemetry"]),
+    ):
         for name in ("metrics.jsonl", "episodes.jsonl", "telemetry"):
             assert (folders[level] / name).exists() == (name in names), (level, name)
     tables = {path.name for path in (folders["full"] / "telemetry").iterdir()}
@@ -69,14 +87,23 @@ def test_each_level_writes_its_files_and_those_before_it(folders: dict[str, Path
 def test_no_level_changes_what_a_run_computes(folders: dict[str, Path]) -> None:
     assert lines(folders["rounds"]) == lines(folders["events"]) == lines(folders["full"])
     assert same_tables(folders["events"], folders["full"])
-    ends = [json.loads((folder / "summary.json").read_text())["grown"] for folder in folders.values()]
+    ends = [
+        json.loads((folder / "summary.json").read_text())["grown"] for folder in folders.values()
+    ]
     assert all(end == ends[0] for end in ends)
 
 
-def test_the_probability_of_what_was_chosen_is_that_among_all_choices(folders: dict[str, Path]) -> None:
-    steps, choices = read_table(folders["full"], "steps"), read_table(folders["full"], "choices")
-    ops = json.loads(read_file(table_path(folders["full"], "steps", 1), "steps").facts["legend"])["ops"]
-    chosen = choices["op_probability"][np.arange(len(steps["op"])), [ops.index(op) for op in steps["op"]]]
+def test_the_probability_of_what_was_chosen_is_that_among_all_choices(
+    folders: dict[str, Path],
+) -> None:
+    steps = read_table(folders["full"], "steps")
+    choices = read_table(folders["full"], "choices")
+    ops = json.loads(read_file(table_path(folders["full"], "steps", 1), "steps").facts["legend"])[
+        "ops"
+    ]
+    chosen = choices["op_probability"][
+        np.arange(len(steps["op"])), [ops.index(op) for op in steps["op"]]
+    ]
     np.testing.assert_allclose(steps["op_probability"], chosen, rtol=1e-6)
     np.testing.assert_allclose(choices["op_probability"].sum(1), 1, rtol=1e-5)
     assert not choices["op_probability"][~choices["op_legal"]].any()
@@ -95,8 +122,12 @@ def test_a_run_that_goes_on_has_the_tables_of_one_that_was_never_stopped(
     assert list(table_files(tmp_path, "events")) == [1, 2]
 
 
-def test_a_checkpoint_waits_for_the_tables_of_its_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write, save, seen = recorder.write_bytes, running.save_checkpoint, []
+def test_a_checkpoint_waits_for_the_tables_of_its_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = recorder.write_bytes
+    save = running.save_checkpoint
+    seen = []
 
     def slowly(path: Path, content: bytes) -> None:
         time.sleep(0.2)
@@ -114,19 +145,35 @@ def test_a_checkpoint_waits_for_the_tables_of_its_rounds(tmp_path: Path, monkeyp
 
 
 def test_a_run_that_is_killed_leaves_whole_files_and_goes_on(tmp_path: Path) -> None:
-    more = ("rounds=500", "steps=10", "run_dir=run", "checkpoint_every=1", "telemetry.write_interval=0")
+    more = (
+        "rounds=500",
+        "steps=10",
+        "run_dir=run",
+        "checkpoint_every=1",
+        "telemetry.write_interval=0",
+    )
     process = subprocess.Popen(
-        command(*TINY, *more), cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command(*TINY, *more),
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     folder = RunFolder(tmp_path / "run")
-    wait_until(lambda: len(folder.checkpoints()) > 0 and table_path(folder.path, "steps", 3).exists(), process)
+    wait_until(
+        lambda: len(folder.checkpoints()) > 0 and table_path(folder.path, "steps", 3).exists(),
+        process,
+    )
     process.send_signal(signal.SIGKILL)
     process.communicate()
     found = read_table(folder.path, "steps")
     last = int(found["round"].max())
     for number in range(1, last):
         assert (found["round"] == number).sum() == 20
-        assert read_file(table_path(folder.path, "slots", number), "slots").facts["complete"] == "true"
+        assert (
+            read_file(table_path(folder.path, "slots", number), "slots").facts["complete"] == "true"
+        )
     rounds = max(int(path.stem.split("_")[1]) for path in folder.checkpoints())
     assert rounds <= last
     done = finished(*TINY, *more, f"rounds={rounds + 1}", "resume=auto", folder=tmp_path)

@@ -32,19 +32,32 @@ Opener = Callable[[Tracked], Tracker]
 
 def settings(**changed: object) -> TrainConfig:
     return TrainConfig(
-        envs=2, rounds=3, steps=2, batch_size=4, train_samples=4, val_samples=8, slots=["r0c0"], control="none",
+        envs=2,
+        rounds=3,
+        steps=2,
+        batch_size=4,
+        train_samples=4,
+        val_samples=8,
+        slots=["r0c0"],
+        control="none",
         task=TaskConfig(name="tiny", base_channels=2, num_blocks=2, kernel_size=1, num_pools=2),
         data=DataConfig(name="synthetic", synthetic_train=32, synthetic_test=16),
-        policy=PolicyConfig(network=NetworkConfig(hidden=8, features=8), ppo=PPOConfig(epochs=1, minibatches=1)),
-        telemetry=TelemetryConfig(progress="off"), compute=ComputeConfig(threads=1, workers=1), **changed,
-    )  # type: ignore[arg-type]  # fmt: skip
+        policy=PolicyConfig(
+            network=NetworkConfig(hidden=8, features=8), ppo=PPOConfig(epochs=1, minibatches=1)
+        ),
+        telemetry=TelemetryConfig(progress="off"),
+        compute=ComputeConfig(threads=1, workers=1),
+        **changed,
+    )  # type: ignore[arg-type]
 
 
 class Sink:
     """Keeps what it is told, a second later or never."""
 
     def __init__(self, tracked: Tracked, seconds: float = 0.0, fails: bool = False) -> None:
-        self.tracked, self.seconds, self.fails = tracked, seconds, fails
+        self.tracked = tracked
+        self.seconds = seconds
+        self.fails = fails
         self.id = tracked.id or "new"
         self.told: list[tuple[int, dict[str, float]]] = []
         self.finished = 0
@@ -67,7 +80,9 @@ def played(folder: Path, trackers: Mapping[str, Opener]) -> tuple[list[dict], di
         job.trackers = dict(trackers)
         value_of(play(job, Progress(1, Console(file=io.StringIO()), "off", after_step=job.heed)))
     lines = [json.loads(line) for line in place.metrics.read_text().splitlines()]
-    return [{name: value for name, value in line.items() if name not in TIMES} for line in lines], job.lacking
+    return [
+        {name: value for name, value in line.items() if name not in TIMES} for line in lines
+    ], job.lacking
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +113,11 @@ def test_a_tracker_is_told_every_number_of_every_round_and_is_finished_once(tmp_
 
 @pytest.mark.parametrize(("seconds", "fails"), [(1.0, False), (0.0, True)])
 def test_a_tracker_that_sleeps_or_fails_changes_nothing_but_what_it_lacks(
-    seconds: float, fails: bool, alone: tuple[Path, list[dict]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    seconds: float,
+    fails: bool,
+    alone: tuple[Path, list[dict]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "LIMIT", 1)
     sinks: list[Sink] = []
@@ -113,24 +132,32 @@ def test_a_tracker_that_sleeps_or_fails_changes_nothing_but_what_it_lacks(
     for table in ("steps", "slots", "events"):
         assert json.dumps(
             {name: list(map(str, part)) for name, part in read_table(tmp_path, table).items()}
-        ) == json.dumps({name: list(map(str, part)) for name, part in read_table(folder, table).items()})
+        ) == json.dumps(
+            {name: list(map(str, part)) for name, part in read_table(folder, table).items()}
+        )
     assert lacking.get("sink", 0) + len(sinks[0].told) == 3
     assert bool(sinks[0].told) != fails
 
 
-def test_a_tracker_that_cannot_be_opened_costs_its_lines_alone(alone: tuple[Path, list[dict]], tmp_path: Path) -> None:
+def test_a_tracker_that_cannot_be_opened_costs_its_lines_alone(
+    alone: tuple[Path, list[dict]], tmp_path: Path
+) -> None:
     def refuse(tracked: Tracked) -> Tracker:
         raise OSError("no route to host")
 
     assert played(tmp_path, {"sink": refuse}) == (alone[1], {"sink": 3})
-    assert "track    sink lacks 3 lines: OSError: no route to host" in (tmp_path / "log.txt").read_text()
+    assert (
+        "track    sink lacks 3 lines: OSError: no route to host"
+        in (tmp_path / "log.txt").read_text()
+    )
 
 
 def test_a_tracker_that_hangs_is_left_behind(tmp_path: Path) -> None:
     opened = Tracking(
-        {"sink": lambda tracked: Sink(tracked, seconds=30.0)}, Tracked(tmp_path, "run", {}),
+        {"sink": lambda tracked: Sink(tracked, seconds=30.0)},
+        Tracked(tmp_path, "run", {}),
         Told(tmp_path, False, Unwritten()),
-    )  # fmt: skip
+    )
     for number in (1, 2, 3):
         opened.log({"round": number, "accuracy": 1.0})
     begun = time.monotonic()
@@ -139,14 +166,20 @@ def test_a_tracker_that_hangs_is_left_behind(tmp_path: Path) -> None:
     assert opened.dropped["sink"] >= 2
 
 
-def test_what_a_tracker_lacks_stands_in_the_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_tracker_lacks_stands_in_the_summary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from esper_soa import running
 
-    monkeypatch.setattr(running, "openers", lambda names: {"sink": lambda tracked: Sink(tracked, fails=True)})
+    monkeypatch.setattr(
+        running, "openers", lambda names: {"sink": lambda tracked: Sink(tracked, fails=True)}
+    )
     run(settings(), RunFolder(tmp_path))
     assert json.loads((tmp_path / "summary.json").read_text())["telemetry"] == {
-        "level": "events", "env_steps": 12, "dropped": {"sink": 3},
-    }  # fmt: skip
+        "level": "events",
+        "env_steps": 12,
+        "dropped": {"sink": 3},
+    }
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow"])
@@ -170,7 +203,9 @@ def test_tensorboard_reads_back_what_was_written(tmp_path: Path) -> None:
     names = set().union(*(dict(numbers_of(line)) for line in lines))
     assert set(found.Tags()["scalars"]) == names
     for name in ("accuracy/mean", "reward/mean", "update/approx_kl", "seeds/germinated"):
-        wanted = [(line["round"], pytest.approx(dict(numbers_of(line))[name], rel=1e-6)) for line in lines]
+        wanted = [
+            (line["round"], pytest.approx(dict(numbers_of(line))[name], rel=1e-6)) for line in lines
+        ]
         assert [(one.step, one.value) for one in found.Scalars(name)] == wanted
 
 
@@ -178,7 +213,11 @@ def test_two_jobs_of_a_sweep_are_two_runs_of_wandb_offline(tmp_path: Path) -> No
     pytest.importorskip("wandb", reason="extra wandb")
     words = command("-m", "seed=1,2", "track=[wandb]", "run_dir=sweep", *TINY)
     done = subprocess.run(
-        words, cwd=tmp_path, env=ENVIRONMENT | {"WANDB_MODE": "offline"}, capture_output=True, text=True
+        words,
+        cwd=tmp_path,
+        env=ENVIRONMENT | {"WANDB_MODE": "offline"},
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     files = sorted((tmp_path / "sweep").rglob("run-*.wandb"))
@@ -202,16 +241,22 @@ def test_mlflow_reads_back_what_was_written(tmp_path: Path) -> None:
     (found,) = client.search_runs([experiment])
     assert found.info.status == "FINISHED"
     history = client.get_metric_history(found.info.run_id, "accuracy/mean")
-    assert [(one.step, one.value) for one in history] == [(line["round"], line["accuracy"]["mean"]) for line in lines]
+    assert [(one.step, one.value) for one in history] == [
+        (line["round"], line["accuracy"]["mean"]) for line in lines
+    ]
 
 
 def goes_on(folder: Path, trackers: Sequence[str] = ()) -> list[dict]:
-    """A run of three rounds that loses its last checkpoint and goes on, so that round 3 is played twice; its lines."""
+    """A run of three rounds that loses its last checkpoint and goes on, so that round 3 is played
+    twice; its lines.
+    """
     place = RunFolder(folder)
     run(settings(track=list(trackers), checkpoint_every=1, checkpoint_keep=5), place)
     place.checkpoint(3).unlink()
     run(replace(settings(track=list(trackers)), rounds=4), place, place.checkpoint(2))
-    assert json.loads(place.summary.read_text())["telemetry"]["dropped"] == {}, place.log.read_text()
+    assert json.loads(place.summary.read_text())["telemetry"]["dropped"] == {}, (
+        place.log.read_text()
+    )
     return [json.loads(line) for line in place.metrics.read_text().splitlines()]
 
 
@@ -228,7 +273,11 @@ def test_a_run_that_goes_on_is_the_same_run_and_no_round_is_told_twice(
 
     monkeypatch.setattr(running, "openers", lambda names: {"sink": open_sink})
     lines = goes_on(tmp_path)
-    assert [number for sink in sinks for number, _ in sink.told] == [1, 2, 3, 4] == [line["round"] for line in lines]
+    assert (
+        [number for sink in sinks for number, _ in sink.told]
+        == [1, 2, 3, 4]
+        == [line["round"] for line in lines]
+    )
     assert [(sink.tracked.id, sink.tracked.told) for sink in sinks] == [("", 0), ("new", 3)]
     assert json.loads((tmp_path / TOLD).read_text()) == {"sink": {"id": "new", "round": 4}}
 
@@ -239,8 +288,12 @@ def test_a_run_that_starts_afresh_is_a_new_run(tmp_path: Path) -> None:
     assert Told(tmp_path, False, Unwritten()).of("sink") == ("", 0)
 
 
-@pytest.mark.parametrize("text", ["no JSON", "[1]", '{"wandb": {"id": "x"}}', '{"wandb": {"id": "x", "round": "y"}}'])
-def test_what_trackers_know_that_is_not_ours_is_refused_by_its_file(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    "text", ["no JSON", "[1]", '{"wandb": {"id": "x"}}', '{"wandb": {"id": "x", "round": "y"}}']
+)
+def test_what_trackers_know_that_is_not_ours_is_refused_by_its_file(
+    tmp_path: Path, text: str
+) -> None:
     (tmp_path / TOLD).write_text(text)
     with pytest.raises(UserError, match=r"trackers\.json: cannot be read"):
         Told(tmp_path, True, Unwritten())
@@ -254,7 +307,9 @@ def test_tensorboard_has_every_step_once_after_a_run_has_gone_on(tmp_path: Path)
     found = EventAccumulator(str(tmp_path / "tensorboard"))
     found.Reload()
     told = [(one.step, one.value) for one in found.Scalars("accuracy/mean")]
-    assert told == [(line["round"], pytest.approx(line["accuracy"]["mean"], rel=1e-6)) for line in lines]
+    assert told == [
+        (line["round"], pytest.approx(line["accuracy"]["mean"], rel=1e-6)) for line in lines
+    ]
 
 
 def test_mlflow_has_one_run_with_every_step_once_after_a_run_has_gone_on(tmp_path: Path) -> None:
@@ -265,10 +320,14 @@ def test_mlflow_has_one_run_with_every_step_once_after_a_run_has_gone_on(tmp_pat
     (found,) = client.search_runs([client.get_experiment_by_name("esper_soa").experiment_id])
     assert found.info.status == "FINISHED"
     history = client.get_metric_history(found.info.run_id, "accuracy/mean")
-    assert [(one.step, one.value) for one in history] == [(line["round"], line["accuracy"]["mean"]) for line in lines]
+    assert [(one.step, one.value) for one in history] == [
+        (line["round"], line["accuracy"]["mean"]) for line in lines
+    ]
 
 
-def test_mlflow_shows_a_run_that_goes_on_as_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_shows_a_run_that_goes_on_as_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mlflow = pytest.importorskip("mlflow", reason="extra mlflow")
     pytest.importorskip("sqlalchemy", reason="extra mlflow")
     from esper_soa.telemetry.trackers.mlflow import open_tracker
@@ -295,20 +354,29 @@ def test_wandb_offline_has_one_id_and_every_step_once_after_a_run_has_gone_on(
 
 
 def wandb_history(file: Path, metric: str) -> list[tuple[int, float]]:
-    """Step and value of every row of a file of W&B's: records as in a log of LevelDB, behind seven bytes of its own."""
+    """Step and value of every row of a file of W&B's: records as in a log of LevelDB, behind seven
+    bytes of its own.
+    """
     from wandb.proto.wandb_internal_pb2 import Record
 
-    content, place, whole, found = file.read_bytes(), 7, b"", []
+    content = file.read_bytes()
+    place = 7
+    whole = b""
+    found = []
     while place + 7 <= len(content):
         if 32768 - place % 32768 < 7:  # the rest of a block that holds no header
             place += 32768 - place % 32768
             continue
-        size, kind = int.from_bytes(content[place + 4 : place + 6], "little"), content[place + 6]
+        size = int.from_bytes(content[place + 4 : place + 6], "little")
+        kind = content[place + 6]
         whole += content[place + 7 : place + 7 + size]
         place += 7 + size
         if kind in (1, 4):  # a whole record, or the end of one
             record = Record.FromString(whole)
-            values = {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
+            values = {
+                item.key or "/".join(item.nested_key): item.value_json
+                for item in record.history.item
+            }
             found += [(record.history.step.num, float(values[metric]))] if metric in values else []
             whole = b""
     return found

@@ -8,7 +8,9 @@ from esper_soa.telemetry.worker import Worker
 
 def test_items_are_handled_in_order_in_another_thread() -> None:
     found: list[tuple[int, int]] = []
-    worker = Worker[int]("test", lambda item: found.append((item, threading.get_ident())), limit=100)
+    worker = Worker[int](
+        "test", lambda item: found.append((item, threading.get_ident())), limit=100
+    )
     assert all(worker.emit(item) for item in range(50))
     assert worker.flush(10)
     assert [item for item, _ in found] == list(range(50))
@@ -18,7 +20,8 @@ def test_items_are_handled_in_order_in_another_thread() -> None:
 
 
 def test_a_full_queue_costs_what_does_not_fit_and_no_time() -> None:
-    held, found = threading.Event(), list[int]()
+    held = threading.Event()
+    found = list[int]()
 
     def wait(item: int) -> None:
         held.wait(10)
@@ -47,7 +50,10 @@ def test_an_item_that_fails_is_counted_and_the_next_is_handled() -> None:
         worker.emit(item)
     assert worker.close(10)
     assert found == [1, 1]
-    assert (worker.dropped, worker.reason) == (1, "ZeroDivisionError: integer division or modulo by zero")
+    assert (worker.dropped, worker.reason) == (
+        1,
+        "ZeroDivisionError: integer division or modulo by zero",
+    )
 
 
 def test_what_is_left_when_the_time_is_over_is_dropped() -> None:

@@ -1,6 +1,8 @@
-"""Makes fashion32.npz, the embedded data set, from the IDX files of Fashion-MNIST (Debian: dataset-fashion-mnist).
+"""Makes fashion32.npz, the embedded data set, from the IDX files of Fashion-MNIST (Debian:
+dataset-fashion-mnist).
 
-Run as `python make_fashion32.py FOLDER OUTPUT`, where FOLDER holds the four .gz files. The same input gives the same
+Run as `python make_fashion32.py FOLDER OUTPUT`, where FOLDER holds the four .gz files. The same
+input gives the same
 arrays: 500 training and 100 test images of each class, drawn and shuffled by a fixed seed.
 """
 
@@ -18,7 +20,9 @@ TEST_PER_CLASS = 100
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """The uint8 array of an IDX file: two zero bytes, type 8, number of dimensions, big-endian sizes, values."""
+    """The uint8 array of an IDX file: two zero bytes, type 8, number of dimensions, big-endian
+    sizes, values.
+    """
     content = gzip.decompress(path.read_bytes())
     zeros, kind, dimensions = struct.unpack(">HBB", content[:4])
     if zeros != 0 or kind != 8:
@@ -29,7 +33,10 @@ def read_idx(path: Path) -> np.ndarray:
 
 def balanced(labels: np.ndarray, per_class: int, generator: np.random.Generator) -> np.ndarray:
     """Indices of `per_class` random images of every class, in random order."""
-    chosen = [generator.permutation(np.flatnonzero(labels == code))[:per_class] for code in range(NUM_CLASSES)]
+    chosen = [
+        generator.permutation(np.flatnonzero(labels == code))[:per_class]
+        for code in range(NUM_CLASSES)
+    ]
     return generator.permutation(np.concatenate(chosen))
 
 
@@ -37,7 +44,10 @@ def main(folder: Path, output: Path) -> None:
     """Write train_images, train_labels, test_images, test_labels to `output`."""
     generator = np.random.Generator(np.random.PCG64(SEED))
     arrays: dict[str, np.ndarray] = {}
-    for part, prefix, per_class in (("train", "train", TRAIN_PER_CLASS), ("test", "t10k", TEST_PER_CLASS)):
+    for part, prefix, per_class in (
+        ("train", "train", TRAIN_PER_CLASS),
+        ("test", "t10k", TEST_PER_CLASS),
+    ):
         images = read_idx(folder / f"{prefix}-images-idx3-ubyte.gz")
         labels = read_idx(folder / f"{prefix}-labels-idx1-ubyte.gz")
         chosen = balanced(labels, per_class, generator)

@@ -1,10 +1,10 @@
 """What every seed module is, told once: a tuple of parts.
 
-A seed maps features of C channels to features of the same shape. Everything else follows from its entry here: table of
-parameters, initial values, counts (below), training FLOP (flops.py), the forward pass (nets/forward.py) and the plain
-module that it becomes (modules.py). Deliberate difference from the reference: where a zero initialisation would give a
-seed zero gradients for ever (conv_small; MULTIPLY with depthwise, conv_light or conv_heavy), the default
-initialisation stands.
+A seed maps features of C channels to features of the same shape. Everything else follows from its
+entry here: table of parameters, initial values, counts (below), training FLOP (flops.py), the
+forward pass (nets/forward.py) and the plain module that it becomes (modules.py). Deliberate
+difference from the reference: where a zero initialisation would give a seed zero gradients for ever
+(conv_small; MULTIPLY with depthwise, conv_light or conv_heavy), the default initialisation stands.
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,8 @@ from esper_soa.vocabulary import BLUEPRINT_NAMES, NUM_BLUEPRINTS, Blueprint
 
 @dataclass(frozen=True)
 class Architecture:
-    """One blueprint. Raises ValueError for parts that do not give as many channels as they are given.
+    """One blueprint. Raises ValueError for parts that do not give as many channels as they are
+    given.
 
     An nn.Module of a user's is a part that stands alone.
     """
@@ -50,7 +51,8 @@ class Architecture:
             given = self.widths(channels)[-1]
             if given != channels:
                 raise ValueError(
-                    f"blueprint {self.name}: its parts turn {channels} channels into {given}; the last must give as "
+                    f"blueprint {self.name}: its parts turn {channels} channels into {given}; the "
+                    "last must give as "
                     "many as the first is given"
                 )
 
@@ -85,7 +87,13 @@ BLUEPRINTS: Blueprints = (
     Architecture(
         Blueprint.ATTENTION,
         "attention",
-        (Excite(Squeeze(REDUCED, hidden_bias=False, start=ZEROS, bias_start=Start(3.0, cleared=True))),),
+        (
+            Excite(
+                Squeeze(
+                    REDUCED, hidden_bias=False, start=ZEROS, bias_start=Start(3.0, cleared=True)
+                )
+            ),
+        ),
         residual=False,
     ),
     Architecture(Blueprint.NORM, "norm", (SoftNorm(),), residual=False),
@@ -110,7 +118,10 @@ def of_code(blueprints: Blueprints, code: int) -> Architecture:
     for one in blueprints:
         if one.code == code:
             return one
-    raise LookupError(f"no blueprint has the code {code}: {', '.join(f'{one.code} {one.name}' for one in blueprints)}")
+    raise LookupError(
+        f"no blueprint has the code {code}: "
+        f"{', '.join(f'{one.code} {one.name}' for one in blueprints)}"
+    )
 
 
 def check_codes(blueprints: Blueprints) -> None:
@@ -119,7 +130,11 @@ def check_codes(blueprints: Blueprints) -> None:
     for one in blueprints:
         if one.code < 0 or one.code in owners:
             raise ValueError(
-                f"blueprint {one.name}: its code {one.code} must be 0 or more and its own; taken are "
+                (
+                    f"blueprint {one.name}: its code {one.code} must be 0 or more and its own; "
+                    "taken "
+                    "are "
+                )
                 + ", ".join(f"{code} by {name}" for code, name in owners.items())
             )
         owners[one.code] = one.name
@@ -132,7 +147,9 @@ def num_codes(blueprints: Blueprints) -> int:
 
 def seed_products(blueprint: Architecture, channels: int, pixels: int) -> int:
     """Multiplications of a seed's forward pass on features of one image with `pixels`."""
-    return sum(part.products(inputs, channels, pixels) for part, inputs in blueprint.given(channels))
+    return sum(
+        part.products(inputs, channels, pixels) for part, inputs in blueprint.given(channels)
+    )
 
 
 def seed_table(blueprint: Architecture, channels: int) -> Table:
@@ -147,7 +164,9 @@ def gate_table(channels: int) -> Table:
 
 
 def seed_layers(blueprint: Architecture, channels: int) -> list[Layer]:
-    """The residual, or all, of a seed in a slot of C = `channels`, as plain modules: named by kind and part."""
+    """The residual, or all, of a seed in a slot of C = `channels`, as plain modules: named by kind
+    and part.
+    """
     return [
         layer._replace(name=f"{layer.name}{place}")
         for place, (part, inputs) in enumerate(blueprint.given(channels))
@@ -160,13 +179,19 @@ def gate_layer(channels: int) -> Layer:
     return GATE.layer("Squeeze", channels, 1, channels)
 
 
-def initial_seeds(blueprint: Architecture, channels: int, keys: Tensor, multiply: Tensor, dtype: torch.dtype) -> Tensor:
-    """Fresh rows [m, parameters] of seeds from streams `keys` (int64 [m]); multiply: bool [m], blended by MULTIPLY."""
+def initial_seeds(
+    blueprint: Architecture, channels: int, keys: Tensor, multiply: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """Fresh rows [m, parameters] of seeds from streams `keys` (int64 [m]); multiply: bool [m],
+    blended by MULTIPLY.
+    """
     if blueprint.module is not None:
         return blueprint.module.initial_rows(channels, keys, dtype)
     table = seed_table(blueprint, channels)
     parts = zip(table.parameters, table.sizes, strict=True)
-    cleared = torch.cat([torch.full((size,), one.cleared, device=keys.device) for one, size in parts])
+    cleared = torch.cat(
+        [torch.full((size,), one.cleared, device=keys.device) for one, size in parts]
+    )
     rows = table.initial(keys, dtype)
     return torch.where(multiply[:, None] & cleared, torch.zeros_like(rows), rows)
 
@@ -186,6 +211,8 @@ def blueprint_codes(names: list[str]) -> tuple[int, ...]:
 
 
 def names_by_code(blueprints: Blueprints) -> tuple[str, ...]:
-    """What records call a blueprint, by code; those of the reference that no host here has keep theirs."""
+    """What records call a blueprint, by code; those of the reference that no host here has keep
+    theirs.
+    """
     names = dict(enumerate(BLUEPRINT_NAMES)) | {one.code: one.name for one in blueprints}
     return tuple(names.get(code, f"blueprint {code}") for code in range(num_codes(blueprints)))

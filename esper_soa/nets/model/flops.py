@@ -1,8 +1,9 @@
-"""What training costs in FLOP: one image through a host, and through every seed and gate that can stand in its slots.
+"""What training costs in FLOP: one image through a host, and through every seed and gate that can
+stand in its slots.
 
-Counted from what hosts and blueprints are told to be, so the same whichever kernels compute it: 2 FLOP per
-multiplication and addition of convolutions and matrix products, padding counted as pixels; norms, activations and pools
-are not counted. Called by env/world.py.
+Counted from what hosts and blueprints are told to be, so the same whichever kernels compute it: 2
+FLOP per multiplication and addition of convolutions and matrix products, padding counted as pixels;
+norms, activations and pools are not counted. Called by env/world.py.
 """
 
 from typing import NamedTuple
@@ -15,9 +16,10 @@ from esper_soa.nets.host import HostShape
 from esper_soa.nets.model.blueprints import GATE, Blueprints, num_codes, seed_products
 from esper_soa.state import STATE_FLOAT
 
-# Training over forward pass: the gradients of inputs and of weights take a forward pass each (Kaplan et al. 2020,
-# Scaling laws for neural language models, 2.1; Amodei and Hernandez 2018, AI and compute). The same for all, though the
-# first layer and a detached seed need no gradient of their input, and a frozen seed none of its weights.
+# Training over forward pass: the gradients of inputs and of weights take a forward pass each
+# (Kaplan et al. 2020, Scaling laws for neural language models, 2.1; Amodei and Hernandez 2018, AI
+# and compute). The same for all, though the first layer and a detached seed need no gradient of
+# their input, and a frozen seed none of its weights.
 PASSES = 3
 FLOP_PER_PRODUCT = 2  # a multiplication and an addition
 

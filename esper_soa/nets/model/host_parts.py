@@ -1,6 +1,8 @@
-"""The parts that hosts of users' own are made of, as data: a chain of segments, each given what the one before gives.
+"""The parts that hosts of users' own are made of, as data: a chain of segments, each given what the
+one before gives.
 
-`HostChain` is what nets/own_hosts.py makes of a user's tuple, and nets/host.py of the settings of the package's hosts.
+`HostChain` is what nets/own_hosts.py makes of a user's tuple, and nets/host.py of the settings of
+the package's hosts.
 """
 
 from dataclasses import dataclass
@@ -29,12 +31,16 @@ class ConvBlock:
         if not 1 <= self.channels <= MAX_CHANNELS:
             raise ValueError(f"a block of {self.channels} channels: must be in [1, {MAX_CHANNELS}]")
         if not 1 <= self.kernel < IMAGE_SIZE or self.kernel % 2 == 0:
-            raise ValueError(f"a block with a kernel of {self.kernel} pixels: must be odd and in [1, {IMAGE_SIZE - 1}]")
+            raise ValueError(
+                f"a block with a kernel of {self.kernel} pixels: must be odd and in [1, "
+                f"{IMAGE_SIZE - 1}]"
+            )
 
 
 @dataclass(frozen=True)
 class Residual:
-    """x + parts(x), of the parts that seeds are made of; C of their widths are the channels that it is given.
+    """x + parts(x), of the parts that seeds are made of; C of their widths are the channels that it
+    is given.
 
     Raises ValueError where that is no such tuple, or gives other channels than it is given.
     """
@@ -42,9 +48,16 @@ class Residual:
     parts: tuple[Part, ...]
 
     def __post_init__(self) -> None:
-        if not isinstance(self.parts, tuple) or not self.parts or not all(isinstance(one, PARTS) for one in self.parts):
+        if (
+            not isinstance(self.parts, tuple)
+            or not self.parts
+            or not all(isinstance(one, PARTS) for one in self.parts)
+        ):
             kinds = ", ".join(kind.__name__ for kind in PARTS)
-            raise ValueError(f"a residual segment of {one_line(self.parts)}: must be of a tuple of parts ({kinds})")
+            raise ValueError(
+                f"a residual segment of {one_line(self.parts)}: must be of a tuple of parts "
+                f"({kinds})"
+            )
         Architecture(0, "of a residual segment", self.parts)
 
     @property
@@ -57,7 +70,9 @@ HostPart = ConvBlock | Residual
 
 
 class HostChain(NamedTuple):
-    """Segments in the order in which images meet them; behind the last a global mean and a linear classifier."""
+    """Segments in the order in which images meet them; behind the last a global mean and a linear
+    classifier.
+    """
 
     parts: tuple[HostPart, ...]
 

@@ -1,7 +1,8 @@
-"""Grown networks as plain torch modules, made from a description: standard layers in the order of the forward pass.
+"""Grown networks as plain torch modules, made from a description: standard layers in the order of
+the forward pass.
 
-Imports torch alone: the export of a network as code is a copy of this file, with its description and its weights below.
-nets/grown.py makes descriptions from hosts and their seeds.
+Imports torch alone: the export of a network as code is a copy of this file, with its description
+and its weights below. nets/grown.py makes descriptions from hosts and their seeds.
 """
 
 import sys
@@ -40,7 +41,9 @@ class SoftNorm(nn.Module):
 
 
 class Squeeze(nn.Module):
-    """Numbers in (0, 1) [B, outputs, 1, 1] of x [B, C, H, W]: the mean of its pixels, linear, ReLU, linear, sigmoid."""
+    """Numbers in (0, 1) [B, outputs, 1, 1] of x [B, C, H, W]: the mean of its pixels, linear, ReLU,
+    linear, sigmoid.
+    """
 
     def __init__(self, inputs: int, hidden: int, outputs: int, hidden_bias: bool) -> None:
         super().__init__()
@@ -107,7 +110,8 @@ class Slot(nn.Module):
 
     def __init__(self, seed: nn.Module, blend: Blend) -> None:
         super().__init__()
-        self.seed, self.blend = seed, blend
+        self.seed = seed
+        self.blend = blend
 
     def forward(self, x: Tensor) -> Tensor:
         return self.blend(x, self.seed(x))
@@ -116,24 +120,40 @@ class Slot(nn.Module):
 KINDS = {
     kind.__name__: kind
     for kind in (
-        nn.Conv2d, nn.BatchNorm2d, nn.GroupNorm, nn.ReLU, nn.MaxPool2d, nn.AdaptiveAvgPool2d, nn.Flatten, nn.Linear,
-        SoftNorm, Squeeze, Excite,
+        nn.Conv2d,
+        nn.BatchNorm2d,
+        nn.GroupNorm,
+        nn.ReLU,
+        nn.MaxPool2d,
+        nn.AdaptiveAvgPool2d,
+        nn.Flatten,
+        nn.Linear,
+        SoftNorm,
+        Squeeze,
+        Excite,
     )
-}  # fmt: skip
+}
 MARK = "_esper_soa_"  # with a role behind it, what the decorators of users' parts set
-USER_ARGUMENTS = {"blueprint": ("channels",), "host": ("classes", "segment")}  # of such a part in a spec
+USER_ARGUMENTS = {
+    "blueprint": ("channels",),
+    "host": ("classes", "segment"),
+}  # of such a part in a spec
 BLENDS = {"add": Add, "multiply": Multiply, "gate": Gate}
 
 
 class GrownNetwork(nn.Sequential):
-    """A host with its seeds, named in the order in which images meet them: input, block0, r0c0, pool0, ... classifier.
+    """A host with its seeds, named in the order in which images meet them: input, block0, r0c0,
+    pool0, ... classifier.
 
-    Images float32 [B, 3, 32, 32], RGB in [0, 1], to logits [B, classes]. `net.r0c0.seed` and `net.r0c0.blend` are there
-    where a seed stands in the slot r0c0. `spec` is what it was made from: plain values, as JSON has them.
+    Images float32 [B, 3, 32, 32], RGB in [0, 1], to logits [B, classes]. `net.r0c0.seed` and
+    `net.r0c0.blend` are there where a seed stands in the slot r0c0. `spec` is what it was made
+    from: plain values, as JSON has them.
     """
 
     def __init__(self, spec: dict) -> None:
-        """Fresh weights. Raises ValueError, LookupError or TypeError for a `spec` that describes no network."""
+        """Fresh weights. Raises ValueError, LookupError or TypeError for a `spec` that describes no
+        network.
+        """
         super().__init__()
         self.spec = spec
         self.add_module("input", Normalise(spec["input"]["mean"], spec["input"]["std"]))
@@ -154,7 +174,9 @@ def slot_of(seed: dict) -> Slot:
     )
 
 
-def sequence(layers: list[dict], kind: type[nn.Sequential] = nn.Sequential, role: str = "") -> nn.Sequential:
+def sequence(
+    layers: list[dict], kind: type[nn.Sequential] = nn.Sequential, role: str = ""
+) -> nn.Sequential:
     """Layers one after the other, by their names; `role` as in `layer_of`."""
     made = kind()
     for layer in layers:
@@ -165,38 +187,51 @@ def sequence(layers: list[dict], kind: type[nn.Sequential] = nn.Sequential, role
 def layer_of(layer: dict, role: str = "") -> nn.Module:
     """The layer that a spec describes: one of KINDS, or `module:name`, a user's own part.
 
-    role: which user parts may stand here: "blueprint", "host", or none where empty. Raises ValueError for a kind that
-    may not stand here and for arguments that are not numbers.
+    role: which user parts may stand here: "blueprint", "host", or none where empty. Raises
+    ValueError for a kind that may not stand here and for arguments that are not numbers.
     """
-    kind, arguments = layer["kind"], dict(layer["arguments"])
+    kind = layer["kind"]
+    arguments = dict(layer["arguments"])
     if role and isinstance(kind, str) and ":" in kind:
         return _user_layer(kind, role, arguments)
     if not isinstance(kind, str) or kind not in KINDS:
         raise ValueError(f"a layer of the kind {kind}, which is none of {', '.join(KINDS)}")
     for name, value in arguments.items():
-        if not all(isinstance(one, int | float) for one in (value if isinstance(value, list) else [value])):
-            raise ValueError(f"a layer of the kind {kind} with {name}={value!r}, which is no number")
+        if not all(
+            isinstance(one, int | float) for one in (value if isinstance(value, list) else [value])
+        ):
+            raise ValueError(
+                f"a layer of the kind {kind} with {name}={value!r}, which is no number"
+            )
     return KINDS[kind](**arguments)
 
 
 def _user_layer(kind: str, role: str, arguments: dict) -> nn.Module:
-    """What the user's part `kind` makes: a seed for `channels`, or one `segment` of a host for `classes`.
+    """What the user's part `kind` makes: a seed for `channels`, or one `segment` of a host for
+    `classes`.
 
-    A file may say anything, so nothing is imported here, and nothing is called but what the decorator of this role has
-    marked with this name. Raises ValueError.
+    A file may say anything, so nothing is imported here, and nothing is called but what the
+    decorator of this role has marked with this name. Raises ValueError.
     """
     place, _, name = kind.partition(":")
     wanted = USER_ARGUMENTS[role]
-    counts = [arguments.get(one) for one in wanted]
-    if set(arguments) != set(wanted) or not all(type(one) is int and one >= 0 for one in counts):
-        raise ValueError(f"a part of the kind {kind} with {arguments}: it takes {' and '.join(wanted)}, whole numbers")
+    counts: list[int] = [one for one in map(arguments.get, wanted) if type(one) is int]
+    if set(arguments) != set(wanted) or len(counts) < len(wanted) or min(counts) < 0:
+        raise ValueError(
+            f"a part of the kind {kind} with {arguments}: it takes {' and '.join(wanted)}, "
+            "whole "
+            "numbers"
+        )
     if place not in sys.modules:
         raise ValueError(f"a part that {kind} makes: import {place} first")
     there = (part for part in vars(sys.modules[place]).values() if hasattr(part, "__dict__"))
     marked = {id(part): part for part in there if vars(part).get(MARK + role) == name}
     if len(marked) != 1:
         count = len(marked)
-        raise ValueError(f"a part that {kind} makes: {place} has {count} parts marked as the {role} {name}, not one")
+        raise ValueError(
+            f"a part that {kind} makes: {place} has {count} parts marked as the {role} {name}, "
+            "not one"
+        )
     made: nn.Module = next(iter(marked.values()))(counts[0])
     if len(counts) == 1:
         return made

@@ -1,8 +1,10 @@
-"""A part that is an nn.Module of a user's own: its parameters, how they begin, its multiplications, its forward pass.
+"""A part that is an nn.Module of a user's own: its parameters, how they begin, its multiplications,
+its forward pass.
 
-The module is made by a factory that is given the channels C of a slot. One object stands for the modules of all
-networks: torch.func calls it with the parameters of each, so it may keep nothing from call to call. Found by
-nets/own_blueprints.py, put into an Architecture of this one part, run by nets/forward.py.
+The module is made by a factory that is given the channels C of a slot. One object stands for the
+modules of all
+networks: torch.func calls it with the parameters of each, so it may keep nothing from call to call.
+Found by nets/own_blueprints.py, put into an Architecture of this one part, run by nets/forward.py.
 """
 
 import math
@@ -22,7 +24,8 @@ from esper_soa.registry import BLUEPRINT, reference_to
 
 Factory = Callable[[int], nn.Module]
 GENERATOR_USED = threading.Lock()  # torch's generator is one for all threads
-SKELETON_SEED = 0  # of the module that others' parameters are put into; its own numbers are never used
+# of the module that others' parameters are put into; its own numbers are never used
+SKELETON_SEED = 0
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,9 @@ class OwnModule:
         return _parameters(self.make, channels)
 
     def products(self, inputs: int, channels: int, pixels: int) -> int:
-        """Multiplications of a square image, as torch counts them: of convolutions and matrix products."""
+        """Multiplications of a square image, as torch counts them: of convolutions and matrix
+        products.
+        """
         return _products(self.make, channels, math.isqrt(pixels))
 
     def layers(self, inputs: int, channels: int) -> list[Layer]:
@@ -48,7 +53,8 @@ class OwnModule:
         return [Layer("own", reference_to(BLUEPRINT, self.make), {"channels": channels})]
 
     def initial_rows(self, channels: int, keys: Tensor, dtype: torch.dtype) -> Tensor:
-        """Fresh rows [m, parameters] from streams `keys` (int64 [m]): the module's own start, its draws by the stream.
+        """Fresh rows [m, parameters] from streams `keys` (int64 [m]): the module's own start, its
+        draws by the stream.
 
         The keys are read by the host.
         """
@@ -56,7 +62,9 @@ class OwnModule:
         return torch.stack(rows).to(keys.device, dtype)
 
     def forward(self, parameters: list[Tensor], x: Tensor) -> Tensor:
-        """Output [B, m*C, H, W] of m networks; parameters with a leading [m] each, x [B, m*C, H, W]."""
+        """Output [B, m*C, H, W] of m networks; parameters with a leading [m] each, x [B, m*C, H,
+        W].
+        """
         num_nets = parameters[0].shape[0]
         channels = x.shape[1] // num_nets
         module = _skeleton(self.make, channels, threading.get_ident())
@@ -67,10 +75,15 @@ class OwnModule:
 
         # Autocast does not reach into vmap: modules compute in the format of their weights.
         features = x.to(parameters[0].dtype).unflatten(1, (num_nets, channels)).transpose(0, 1)
-        # A copy of its own, which the module may write to; torch 2.13's CPU backward of a channels_last group norm
-        # crashes the process where the input needs no gradient.
+        # A copy of its own, which the module may write to; torch 2.13's CPU backward of a
+        # channels_last group norm crashes the process where the input needs no gradient.
         out = vmap(one)(tuple(parameters), features.clone(memory_format=torch.contiguous_format))
-        return out.transpose(0, 1).flatten(1, 2).to(x.dtype).contiguous(memory_format=torch.channels_last)
+        return (
+            out.transpose(0, 1)
+            .flatten(1, 2)
+            .to(x.dtype)
+            .contiguous(memory_format=torch.channels_last)
+        )
 
 
 def made(make: Factory, channels: int, seed: int) -> nn.Module:
@@ -93,7 +106,9 @@ def _skeleton(make: Factory, channels: int, thread: int) -> nn.Module:
 
 @lru_cache(maxsize=256)
 def _parameters(make: Factory, channels: int) -> tuple[Parameter, ...]:
-    return tuple(Parameter(tuple(one.shape)) for one in made(make, channels, SKELETON_SEED).parameters())
+    return tuple(
+        Parameter(tuple(one.shape)) for one in made(make, channels, SKELETON_SEED).parameters()
+    )
 
 
 @lru_cache(maxsize=256)

@@ -1,7 +1,9 @@
-"""Flat rows of parameters: one row per network, one table that says what lies where and how it starts.
+"""Flat rows of parameters: one row per network, one table that says what lies where and how it
+starts.
 
-A host, or a seed of one blueprint, is a row of numbers; clipping, SGD, re-initialisation and snapshots work on rows and
-never look inside. Tables are made by blueprints.py from parts and by nets/host.py; pools.py and the engines read them.
+A host, or a seed of one blueprint, is a row of numbers; clipping, SGD, re-initialisation and
+snapshots work on rows and never look inside. Tables are made by blueprints.py from parts and by
+nets/host.py; pools.py and the engines read them.
 """
 
 import math
@@ -23,7 +25,9 @@ class Parameter(NamedTuple):
 
 
 def weight(*shape: int) -> Parameter:
-    """Convolution or linear weight [O, I, ...] with torch's default initialisation U(-1, 1) / sqrt(fan_in)."""
+    """Convolution or linear weight [O, I, ...] with torch's default initialisation U(-1, 1) /
+    sqrt(fan_in).
+    """
     return Parameter(shape, 1.0 / math.sqrt(math.prod(shape[1:])))
 
 
@@ -60,13 +64,21 @@ class Table(NamedTuple):
         if not self.parameters:
             return []
         parts = rows.split(self.sizes, dim=1)
-        return [part.reshape(part.shape[0], *row.shape) for part, row in zip(parts, self.parameters, strict=True)]
+        return [
+            part.reshape(part.shape[0], *row.shape)
+            for part, row in zip(parts, self.parameters, strict=True)
+        ]
 
     def initial(self, keys: Tensor, dtype: torch.dtype) -> Tensor:
         """Fresh rows [n, total] from the random streams `keys` (int64 [n])."""
-        device, parts = keys.device, list(zip(self.sizes, self.parameters, strict=True))
-        bound = torch.cat([torch.full((size,), p.bound, device=device) for size, p in parts]).to(dtype)
-        value = torch.cat([torch.full((size,), p.value, device=device) for size, p in parts]).to(dtype)
+        device = keys.device
+        parts = list(zip(self.sizes, self.parameters, strict=True))
+        bound = torch.cat([torch.full((size,), p.bound, device=device) for size, p in parts]).to(
+            dtype
+        )
+        value = torch.cat([torch.full((size,), p.value, device=device) for size, p in parts]).to(
+            dtype
+        )
         counters = torch.arange(self.total, device=keys.device)
         draws = streams.uniform(keys[:, None], counters, dtype)
         return value + bound * (2 * draws - 1)

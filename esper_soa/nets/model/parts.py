@@ -1,8 +1,10 @@
-"""The parts that seeds are made of, as data: their parameters, how these begin, and their multiplications.
+"""The parts that seeds are made of, as data: their parameters, how these begin, and their
+multiplications.
 
-A part is given features of some channels and gives features of some channels. Widths follow from C, the channels of the
-slot, so one tuple of parts describes a seed in every slot. blueprints.py puts parts together; nets/forward.py is what
-they mean for many networks at once, and `layers` what they are in a network by itself: plain modules of torch.
+A part is given features of some channels and gives features of some channels. Widths follow from C,
+the channels of the slot, so one tuple of parts describes a seed in every slot. blueprints.py puts
+parts together; nets/forward.py is what they mean for many networks at once, and `layers` what they
+are in a network by itself: plain modules of torch.
 """
 
 import math
@@ -16,7 +18,9 @@ CHANNELS_PER_GROUP = 16
 
 
 def norm_groups(channels: int) -> int:
-    """Groups of a group norm: the most of 32, 16, ... that leave 16 channels or more, else the most that divide."""
+    """Groups of a group norm: the most of 32, 16, ... that leave 16 channels or more, else the most
+    that divide.
+    """
     divisors = [groups for groups in (32, 16, 8, 4, 2, 1) if channels % groups == 0]
     roomy = [groups for groups in divisors if channels // groups >= CHANNELS_PER_GROUP]
     return (roomy or divisors)[0]
@@ -36,7 +40,9 @@ class Width:
 
 
 class Layer(NamedTuple):
-    """A plain module: a kind of modules.KINDS or `module:name` of a user's own, and what it is made with."""
+    """A plain module: a kind of modules.KINDS or `module:name` of a user's own, and what it is made
+    with.
+    """
 
     name: str
     kind: str
@@ -58,7 +64,9 @@ class Start:
 
     def tensor(self, shape: tuple[int, ...], fan_in: int) -> Parameter:
         """A parameter tensor of `shape`, in a layer of which an output sums up `fan_in` inputs."""
-        return Parameter(shape, 1.0 / math.sqrt(fan_in) if self.spread else 0.0, self.value, self.cleared)
+        return Parameter(
+            shape, 1.0 / math.sqrt(fan_in) if self.spread else 0.0, self.value, self.cleared
+        )
 
 
 SPREAD = Start(spread=True)
@@ -73,7 +81,9 @@ def _norm_parameters(channels: int) -> tuple[Parameter, ...]:
 
 def _check_kernel(size: int) -> None:
     if size < 1 or size % 2 == 0:
-        raise ValueError(f"a kernel of {size} pixels: must be odd, so that padding can leave an image its size")
+        raise ValueError(
+            f"a kernel of {size} pixels: must be odd, so that padding can leave an image its size"
+        )
 
 
 def _group_norm(channels: int) -> dict[str, int | float | bool]:
@@ -83,8 +93,14 @@ def _group_norm(channels: int) -> dict[str, int | float | bool]:
 
 def convolution(inputs: int, outputs: int, kernel: int, groups: int = 1) -> Layer:
     """A same-padded convolution without bias."""
-    sizes: dict[str, int | float | bool] = {"in_channels": inputs, "out_channels": outputs, "kernel_size": kernel}
-    return Layer("conv", "Conv2d", sizes | {"padding": kernel // 2, "groups": groups, "bias": False})
+    sizes: dict[str, int | float | bool] = {
+        "in_channels": inputs,
+        "out_channels": outputs,
+        "kernel_size": kernel,
+    }
+    return Layer(
+        "conv", "Conv2d", sizes | {"padding": kernel // 2, "groups": groups, "bias": False}
+    )
 
 
 @dataclass(frozen=True)
@@ -112,11 +128,15 @@ class Conv:
         return (kernel, *_norm_parameters(outputs)) if self.norm else (kernel,)
 
     def products(self, inputs: int, channels: int, pixels: int) -> int:
-        """Multiplications of an image of `pixels`, padding counted as pixels; norms are not counted."""
+        """Multiplications of an image of `pixels`, padding counted as pixels; norms are not
+        counted.
+        """
         return pixels * self.outputs.of(channels) * inputs * self.kernel**2
 
     def layers(self, inputs: int, channels: int) -> tuple[Layer, ...]:
-        """Modules one after the other, whose parameters in their order are `parameters`; so of every part."""
+        """Modules one after the other, whose parameters in their order are `parameters`; so of
+        every part.
+        """
         outputs = self.outputs.of(channels)
         norm = (Layer("norm", "GroupNorm", _group_norm(outputs)),) if self.norm else ()
         relu = (Layer("relu", "ReLU", {}),) if self.relu else ()
@@ -175,7 +195,9 @@ class SoftNorm:
 
 @dataclass(frozen=True)
 class Squeeze:
-    """Numbers in (0, 1) per image: the mean of its pixels, linear, ReLU, linear, sigmoid. No part by itself."""
+    """Numbers in (0, 1) per image: the mean of its pixels, linear, ReLU, linear, sigmoid. No part
+    by itself.
+    """
 
     hidden: Width
     hidden_bias: bool = True
@@ -187,7 +209,11 @@ class Squeeze:
         hidden = self.hidden.of(channels)
         first = [SPREAD.tensor((hidden, inputs), inputs)]
         first += [SPREAD.tensor((hidden,), inputs)] if self.hidden_bias else []
-        return *first, self.start.tensor((outputs, hidden), hidden), self.bias_start.tensor((outputs,), hidden)
+        return (
+            *first,
+            self.start.tensor((outputs, hidden), hidden),
+            self.bias_start.tensor((outputs,), hidden),
+        )
 
     def products(self, inputs: int, outputs: int, channels: int) -> int:
         """Multiplications of an image; the mean is not counted."""
@@ -196,13 +222,19 @@ class Squeeze:
     def layer(self, kind: str, inputs: int, outputs: int, channels: int) -> Layer:
         """A module of the `kind` Squeeze, or of one that is made like it."""
         hidden = self.hidden.of(channels)
-        sizes: dict[str, int | float | bool] = {"inputs": inputs, "hidden": hidden, "outputs": outputs}
+        sizes: dict[str, int | float | bool] = {
+            "inputs": inputs,
+            "hidden": hidden,
+            "outputs": outputs,
+        }
         return Layer(kind.lower(), kind, sizes | {"hidden_bias": self.hidden_bias})
 
 
 @dataclass(frozen=True)
 class Excite:
-    """x times a number per channel and image, from a squeeze of x (Hu et al. 2018, Squeeze-and-excitation networks)."""
+    """x times a number per channel and image, from a squeeze of x (Hu et al. 2018,
+    Squeeze-and-excitation networks).
+    """
 
     squeeze: Squeeze
 

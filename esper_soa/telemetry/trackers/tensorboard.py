@@ -1,4 +1,5 @@
-"""TensorBoard: event files in the folder `tensorboard` of the run, one per process that has played it.
+"""TensorBoard: event files in the folder `tensorboard` of the run, one per process that has played
+it.
 
 `tensorboard --logdir runs` shows all runs.
 """
@@ -9,7 +10,9 @@ from pathlib import Path
 try:
     from torch.utils.tensorboard import SummaryWriter
 except ImportError as error:
-    raise ImportError("track=[tensorboard] needs TensorBoard: pip install 'esper-soa[tensorboard]'") from error
+    raise ImportError(
+        "track=[tensorboard] needs TensorBoard: pip install 'esper-soa[tensorboard]'"
+    ) from error
 
 from esper_soa.telemetry.tracking import Tracked
 
@@ -18,7 +21,9 @@ class TensorBoard:
     """The event file of a run."""
 
     def __init__(self, tracked: Tracked) -> None:
-        self._writer = SummaryWriter(str(Path(tracked.folder, "tensorboard")), purge_step=tracked.told + 1)
+        self._writer = SummaryWriter(
+            str(Path(tracked.folder, "tensorboard")), purge_step=tracked.told + 1
+        )
         self.id = "tensorboard"  # all of the folder is one run there
 
     def log(self, number: int, numbers: Mapping[str, float]) -> None:

@@ -1,7 +1,9 @@
-"""Weights & Biases: a run of its own per run of ours, in the project `esper_soa` unless WANDB_PROJECT says otherwise.
+"""Weights & Biases: a run of its own per run of ours, in the project `esper_soa` unless
+WANDB_PROJECT says otherwise.
 
-WANDB_MODE=offline keeps everything in the run folder, for `wandb sync`; without it, `wandb login` comes first. A run
-that goes on is the same run there; offline it leaves a further folder of the same id, for `wandb sync --append`.
+WANDB_MODE=offline keeps everything in the run folder, for `wandb sync`; without it, `wandb login`
+comes first. A run that goes on is the same run there; offline it leaves a further folder of the
+same id, for `wandb sync --append`.
 """
 
 import os
@@ -10,7 +12,9 @@ from collections.abc import Mapping
 try:
     import wandb
 except ImportError as error:
-    raise ImportError("track=[wandb] needs Weights & Biases: pip install 'esper-soa[wandb]'") from error
+    raise ImportError(
+        "track=[wandb] needs Weights & Biases: pip install 'esper-soa[wandb]'"
+    ) from error
 
 from esper_soa.telemetry.tracking import Tracked
 
@@ -20,11 +24,16 @@ class WeightsAndBiases:
 
     def __init__(self, tracked: Tracked) -> None:
         self._run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", "esper_soa"), name=f"{tracked.name} {tracked.folder.name}",
-            dir=str(tracked.folder), config=dict(tracked.settings), allow_val_change=True, reinit="create_new",
-            id=tracked.id or None, resume="allow" if tracked.id else None,
+            project=os.environ.get("WANDB_PROJECT", "esper_soa"),
+            name=f"{tracked.name} {tracked.folder.name}",
+            dir=str(tracked.folder),
+            config=dict(tracked.settings),
+            allow_val_change=True,
+            reinit="create_new",
+            id=tracked.id or None,
+            resume="allow" if tracked.id else None,
             settings=wandb.Settings(silent=True, console="off"),
-        )  # fmt: skip
+        )
         self.id = str(self._run.id)
 
     def log(self, number: int, numbers: Mapping[str, float]) -> None:

@@ -1,4 +1,6 @@
-"""An agent: grows one seed after the other and keeps what has helped, for N envs at once and without a loop."""
+"""An agent: grows one seed after the other and keeps what has helped, for N envs at once and
+without a loop.
+"""
 
 import torch
 from torch import Tensor
@@ -15,7 +17,9 @@ NEEDED = 0.5  # percent points of contribution that make a seed worth keeping
 
 @esper_soa.agent("patient")
 class Patient:
-    """Germinates in turn what may be germinated; a seed of a quarter of the episode is kept or pruned."""
+    """Germinates in turn what may be germinated; a seed of a quarter of the episode is kept or
+    pruned.
+    """
 
     def __init__(self, surroundings: Surroundings) -> None:
         self.steps = surroundings.steps
@@ -25,9 +29,12 @@ class Patient:
         return (torch.zeros(num_envs, dtype=torch.int64, device=device),)
 
     def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
-        """Per env the first of FOSSILIZE, PRUNE, GERMINATE and ADVANCE that is wanted and legal, else WAIT."""
+        """Per env the first of FOSSILIZE, PRUNE, GERMINATE and ADVANCE that is wanted and legal,
+        else WAIT.
+        """
         (grown,) = memory
-        slots, legal = view.state.slots, view.masks.slot_by_op  # legal: bool [N, 6, S]
+        slots = view.state.slots  # legal: bool [N, 6, S]
+        legal = view.masks.slot_by_op
         judged = slots.contribution_known & (slots.seed_age > self.steps // 4)
         useful = slots.contribution >= NEEDED
         early = (view.state.signals.step < 3 * self.steps // 4).unsqueeze(1)
@@ -37,7 +44,8 @@ class Patient:
             Op.GERMINATE: early.expand_as(judged),
             Op.ADVANCE: torch.ones_like(judged),
         }
-        op, slot = torch.zeros_like(grown), torch.zeros_like(grown)
+        op = torch.zeros_like(grown)
+        slot = torch.zeros_like(grown)
         for code, where in reversed(wanted.items()):
             possible = where & legal[:, code]
             found = possible.any(1)

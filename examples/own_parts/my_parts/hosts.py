@@ -1,4 +1,6 @@
-"""Two hosts: one of the package's segments, which runs in every engine, and modules of torch, which torch runs."""
+"""Two hosts: one of the package's segments, which runs in every engine, and modules of torch, which
+torch runs.
+"""
 
 from collections import OrderedDict
 
@@ -11,7 +13,9 @@ from esper_soa.nets.model.host_parts import ConvBlock, HostPart
 
 @esper_soa.host("funnel")
 def funnel() -> tuple[HostPart, ...]:
-    """A large kernel first and a pointwise one last; slots r0c0 to r0c2, and r1c0 and r1c1 behind the pools."""
+    """A large kernel first and a pointwise one last; slots r0c0 to r0c2, and r1c0 and r1c1 behind
+    the pools.
+    """
     return ConvBlock(8, kernel=5, pool=True), ConvBlock(16, pool=True), ConvBlock(24, kernel=1)
 
 
@@ -31,7 +35,9 @@ class Unit(nn.Module):
 
 @esper_soa.host("residual")
 class Residual(nn.Sequential):
-    """Images [B, 3, 32, 32] to logits; seeds may stand behind stem and body, in the slots r0c0 and r0c1."""
+    """Images [B, 3, 32, 32] to logits; seeds may stand behind stem and body, in the slots r0c0 and
+    r0c1.
+    """
 
     def __init__(self, classes: int) -> None:
         head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, classes))

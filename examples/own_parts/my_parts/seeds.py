@@ -1,4 +1,6 @@
-"""Two blueprints: one of the package's parts, which runs in every engine, and an nn.Module, which runs in torch."""
+"""Two blueprints: one of the package's parts, which runs in every engine, and an nn.Module, which
+runs in torch.
+"""
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +17,9 @@ def twin() -> tuple[Part, ...]:
 
 @esper_soa.blueprint("mixer")
 class Mixer(nn.Module):
-    """x + a mix of every pixel with the means of its row and of its column, features [B, C, H, W]."""
+    """x + a mix of every pixel with the means of its row and of its column, features [B, C, H,
+    W].
+    """
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -23,5 +27,6 @@ class Mixer(nn.Module):
         self.strength = nn.Parameter(torch.full((channels, 1, 1), 0.1))
 
     def forward(self, x: Tensor) -> Tensor:
-        rows, columns = x.mean(3, keepdim=True).expand_as(x), x.mean(2, keepdim=True).expand_as(x)
+        rows = x.mean(3, keepdim=True).expand_as(x)
+        columns = x.mean(2, keepdim=True).expand_as(x)
         return x + self.strength * torch.tanh(self.mix(torch.cat([x, rows, columns], dim=1)))

@@ -1,9 +1,10 @@
-"""The cache folder of compiled kernels, and which files in it are run: those that this user wrote, whole and unchanged.
+"""The cache folder of compiled kernels, and which files in it are run: those that this user wrote,
+whole and unchanged.
 
-A library stands under a name made of its key and its content; beside it `nets-<key>.sha256` holds its digest in the
-format of sha256sum. That file is written last, so a library that was cut off in the making is never run. Whoever can
-write in the folder could run code as this user: it must be the user's own, closed to all others, and no link. Called by
-library.py.
+A library stands under a name made of its key and its content; beside it `nets-<key>.sha256` holds
+its digest in the format of sha256sum. That file is written last, so a library that was cut off in
+the making is never run. Whoever can write in the folder could run code as this user: it must be the
+user's own, closed to all others, and no link. Called by library.py.
 """
 
 import hashlib
@@ -25,7 +26,9 @@ class NativeError(Exception):
 
 
 def own_folder() -> Path:
-    """The cache folder, made and closed to others; raises NativeError where it cannot be the user's own."""
+    """The cache folder, made and closed to others; raises NativeError where it cannot be the user's
+    own.
+    """
     try:
         folder = cache_folder()
         open_folder(folder)
@@ -35,14 +38,20 @@ def own_folder() -> Path:
 
 
 def _own_bytes(path: Path) -> bytes | None:
-    """Content of a file of this user that others cannot write; None where there is none, or something else."""
+    """Content of a file of this user that others cannot write; None where there is none, or
+    something else.
+    """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None
     with os.fdopen(handle, "rb") as file:
         found = os.fstat(file.fileno())
-        own = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
+        own = (
+            stat.S_ISREG(found.st_mode)
+            and found.st_uid == os.geteuid()
+            and not found.st_mode & 0o022
+        )
         return file.read() if own else None
 
 
@@ -64,7 +73,9 @@ def stored(folder: Path, key: str) -> Path | None:
     if said != _line(library, digest):
         return None
     content = _own_bytes(library)
-    return library if content is not None and hashlib.sha256(content).hexdigest() == digest else None
+    return (
+        library if content is not None and hashlib.sha256(content).hexdigest() == digest else None
+    )
 
 
 def kept(key: str) -> Path | None:
@@ -80,13 +91,16 @@ def kept(key: str) -> Path | None:
 
 
 def store(folder: Path, key: str, draft: Path) -> Path:
-    """Move the library `draft`, which lies in a folder within `folder`, to its place, on the disk for good.
+    """Move the library `draft`, which lies in a folder within `folder`, to its place, on the disk
+    for good.
 
-    Raises OSError. Processes that do this at the same time leave one of their libraries each, and the digest of one.
+    Raises OSError. Processes that do this at the same time leave one of their libraries each, and
+    the digest of one.
     """
     _settle(draft)
     digest = hashlib.sha256(draft.read_bytes()).hexdigest()
-    library, said = _library(folder, key, digest), draft.with_name("digest")
+    library = _library(folder, key, digest)
+    said = draft.with_name("digest")
     os.replace(draft, library)
     said.write_bytes(_line(library, digest))
     _settle(said)

@@ -1,7 +1,8 @@
-"""Compiles the C kernels of this folder with the system's compiler, which is first asked what it is.
+"""Compiles the C kernels of this folder with the system's compiler, which is first asked what it
+is.
 
-Called by library.py for the processor of this machine, at first use, and by the build of a wheel (hatch_build.py) for
-the levels of prebuilt.py. Needs no torch.
+Called by library.py for the processor of this machine, at first use, and by the build of a wheel
+(hatch_build.py) for the levels of prebuilt.py. Needs no torch.
 """
 
 import hashlib
@@ -17,13 +18,15 @@ from esper_soa.nets.engines.cpu.cache import NativeError
 FOLDER = Path(__file__).parent
 FLAGS = ("-O3", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math")
 FAMILY_FLAGS = {
-    # Predictive commoning carries neighbouring pixels through registers that the tiles of taps.c need for their sums.
+    # Predictive commoning carries neighbouring pixels through registers that the tiles of taps.c
+    # need for their sums.
     "gcc": ("-fno-predictive-commoning",),
     # Products and sums become one instruction across statements too, which gcc does by itself.
     "clang": ("-ffp-contract=fast",),
     "": (),
 }
-# Asks for all that the processor of this machine has: of an x86-64 compiler by -march, of one for arm64 by -mcpu.
+# Asks for all that the processor of this machine has: of an x86-64 compiler by -march, of one for
+# arm64 by -mcpu.
 NATIVE = {"x86_64": "-march=native", "aarch64": "-mcpu=native", "": ""}
 LINK = ("-shared", "-fPIC", "-fvisibility=hidden")  # what is no entry point stays inside
 TIMEOUT = 120  # seconds for the compiler, which a run waits for
@@ -49,25 +52,38 @@ def compiler_command() -> list[str]:
 
 
 def ask_compiler(command: list[str], folder: Path) -> Compiler:
-    """What the compiler is, told by the macros that it defines; it may keep files of its own in `folder`.
+    """What the compiler is, told by the macros that it defines; it may keep files of its own in
+    `folder`.
 
     Raises NativeError where it cannot be run.
     """
-    said = (line.split(maxsplit=2) for line in _run([*command, "-dM", "-E", "-x", "c", "-"], folder).splitlines())
-    macros = {words[1]: words[-1].strip('"') for words in said if words[:1] == ["#define"] and len(words) > 1}
+    said = (
+        line.split(maxsplit=2)
+        for line in _run([*command, "-dM", "-E", "-x", "c", "-"], folder).splitlines()
+    )
+    macros = {
+        words[1]: words[-1].strip('"')
+        for words in said
+        if words[:1] == ["#define"] and len(words) > 1
+    }
     family = "clang" if "__clang__" in macros else "gcc" if "__GNUC__" in macros else ""
     machine = next((name for name in NATIVE if f"__{name}__" in macros), "")
     return Compiler(tuple(command), family, machine, macros.get("__VERSION__", ""))
 
 
 def kernel_flags(compiler: Compiler, target: str = "") -> tuple[str, ...]:
-    """What the kernels are compiled with; target: the option for a processor, by default for that of this machine."""
+    """What the kernels are compiled with; target: the option for a processor, by default for that
+    of this machine.
+    """
     flags = (*FLAGS, *FAMILY_FLAGS[compiler.family], target or NATIVE[compiler.machine])
     return tuple(flag for flag in flags if flag)
 
 
-def compile_kernels(compiler: Compiler, library: Path, target: str = "", timeout: int = TIMEOUT) -> None:
-    """Make `library`, in a folder in which the compiler may keep files of its own; raises NativeError.
+def compile_kernels(
+    compiler: Compiler, library: Path, target: str = "", timeout: int = TIMEOUT
+) -> None:
+    """Make `library`, in a folder in which the compiler may keep files of its own; raises
+    NativeError.
 
     target: as in kernel_flags; timeout: seconds that it may take.
     """
@@ -87,15 +103,25 @@ def sources_digest() -> str:
 
 
 def _run(command: list[str], folder: Path, timeout: int = TIMEOUT) -> str:
-    """What a compiler prints that keeps its own files in `folder`, in a process group that ends with this call."""
+    """What a compiler prints that keeps its own files in `folder`, in a process group that ends
+    with this call.
+    """
     name = shlex.join(command[:1])
     try:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            errors="replace", process_group=0, env=os.environ | {"TMPDIR": str(folder)},
-        )  # fmt: skip
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            process_group=0,
+            env=os.environ | {"TMPDIR": str(folder)},
+        )
     except FileNotFoundError as error:
-        raise NativeError(f"no C compiler: {command[0]} is not there (install gcc or clang, or set CC)") from error
+        raise NativeError(
+            f"no C compiler: {command[0]} is not there (install gcc or clang, or set CC)"
+        ) from error
     except (OSError, ValueError) as error:
         raise NativeError(f"{name} failed: {error}") from error
     try:

@@ -1,6 +1,8 @@
-"""The engine of a CPU: training and validation of whole networks by the native kernels; see records.py.
+"""The engine of a CPU: training and validation of whole networks by the native kernels; see
+records.py.
 
-It runs hosts of any width, whatever their seeds. nets/choose.py asks for an `obstacle` before it makes one.
+It runs hosts of any width, whatever their seeds. nets/choose.py asks for an `obstacle` before it
+makes one.
 """
 
 from collections.abc import Sequence
@@ -42,18 +44,31 @@ from esper_soa.vocabulary import Blend
 
 # All that chain.h knows of a host and of a block: who adds a field here has to write it there.
 _HOST_FIELDS = ("blocks", "num_classes", "slots", "parameters", "statistics", "blueprints", "head")
-_BLOCK_FIELDS = ("channels", "pooled", "slot_before_pool", "slot_after_pool", "inputs", "kernel", "size")
+_BLOCK_FIELDS = (
+    "channels",
+    "pooled",
+    "slot_before_pool",
+    "slot_after_pool",
+    "inputs",
+    "kernel",
+    "size",
+)
 
 
 def obstacle(name: str, shape: HostShape, blueprints: Sequence[str]) -> str:
-    """Why the kernels cannot take hosts of the task `name` with seeds of these blueprints; "" where they can."""
+    """Why the kernels cannot take hosts of the task `name` with seeds of these blueprints; "" where
+    they can.
+    """
     known = {one.name for one in shape.blueprints if program.runs(one)}
     unknown = [one for one in blueprints if one not in known]
     if unknown:
         return f"there is none for the blueprint {', '.join(unknown)}"
     foreign = [str(place) for place, one in enumerate(shape.segments) if not isinstance(one, Block)]
     if foreign:
-        return f"there is none for the host {name}: no blocks of the package are its segments {', '.join(foreign)}"
+        return (
+            f"there is none for the host {name}: no blocks of the package are its segments "
+            f"{', '.join(foreign)}"
+        )
     if not is_chain(shape):
         return f"the hosts of {name} are no plain chain of convolutions, batch norms and pools"
     return ""
@@ -61,7 +76,8 @@ def obstacle(name: str, shape: HostShape, blueprints: Sequence[str]) -> str:
 
 @lru_cache(maxsize=64)
 def is_chain(shape: HostShape) -> bool:
-    """Whether the host is what chain.h takes it for: blocks one after the other, their parameters in that order.
+    """Whether the host is what chain.h takes it for: blocks one after the other, their parameters
+    in that order.
 
     No pool may meet an odd side, of which the kernels would leave a line out.
     """
@@ -78,9 +94,12 @@ def is_chain(shape: HostShape) -> bool:
         if block.pooled and block.size % 2:
             return False
         given = (block.channels, block.size // 2 if block.pooled else block.size)
-    places = [(b.channels, slot) for b in blocks for slot in (b.slot_before_pool, b.slot_after_pool)]
+    places = [
+        (b.channels, slot) for b in blocks for slot in (b.slot_before_pool, b.slot_after_pool)
+    ]
     fitting = all(shape.slots[slot].channels == channels for channels, slot in places if slot >= 0)
-    ours, theirs = (shape.parameters, shape.statistics), (parameters, statistics)
+    ours = (shape.parameters, shape.statistics)
+    theirs = (parameters, statistics)
     return (
         all(_shapes(mine) == _shapes(its) for mine, its in zip(ours, theirs, strict=True))
         and sorted(shape.execution_order) == list(range(len(shape.slots)))
@@ -93,14 +112,18 @@ def _shapes(table: Table) -> list[tuple[int, ...]]:
 
 
 def _kinds(shape: HostShape, plan: SeedPlan, running: np.ndarray) -> np.ndarray:
-    """1 + place of the running seeds' blueprints among the programs, 0 where none runs: int64 [N, S]."""
+    """1 + place of the running seeds' blueprints among the programs, 0 where none runs: int64 [N,
+    S].
+    """
     places = np.full(num_codes(shape.blueprints), -1)
     for place, one in enumerate(shape.blueprints):
         if program.runs(one):
             places[one.code] = 1 + place
     kinds = np.where(running, places[plan.blueprint], 0)
     if (kinds < 0).any():
-        raise LookupError(f"no native kernel for seeds of blueprint code {plan.blueprint[kinds < 0][0]}")
+        raise LookupError(
+            f"no native kernel for seeds of blueprint code {plan.blueprint[kinds < 0][0]}"
+        )
     return kinds
 
 
@@ -112,22 +135,34 @@ def training_seeds(shape: HostShape, plan: SeedPlan) -> records.Seeds:
 
 
 def validation_seeds(shape: HostShape, plan: SeedPlan) -> records.Seeds:
-    """The seeds of a validation pass as the kernels know them; one that learns behind its host is none."""
+    """The seeds of a validation pass as the kernels know them; one that learns behind its host is
+    none.
+    """
     return records.Seeds(_kinds(shape, plan, plan.running & (plan.blend != THROUGH)), _blends(plan))
 
 
 def _blends(plan: SeedPlan) -> np.ndarray:
-    return (plan.blend == Blend.MULTIPLY) * records.MULTIPLIED | (plan.blend == Blend.GATE) * records.GATED
+    return (plan.blend == Blend.MULTIPLY) * records.MULTIPLIED | (
+        plan.blend == Blend.GATE
+    ) * records.GATED
 
 
 @lru_cache(maxsize=64)
 def _layout(shape: HostShape) -> records.Layout:
-    blocks = [(b.channels, b.kernel, b.pooled, b.slot_before_pool, b.slot_after_pool) for b in plain_blocks(shape)]
+    blocks = [
+        (b.channels, b.kernel, b.pooled, b.slot_before_pool, b.slot_after_pool)
+        for b in plain_blocks(shape)
+    ]
     widths = [spec.channels for spec in shape.slots]
-    gates = [[row_layout(shape, slot).seed for slot in range(len(widths))], [GATE.hidden.of(width) for width in widths]]
+    gates = [
+        [row_layout(shape, slot).seed for slot in range(len(widths))],
+        [GATE.hidden.of(width) for width in widths],
+    ]
     columns = np.array(blocks, dtype=np.int64).T.copy()
     programs = program.programs(shape.blueprints, widths)
-    return records.Layout(shape.num_classes, IMAGE_SIZE, columns, np.array(gates, dtype=np.int64), programs)
+    return records.Layout(
+        shape.num_classes, IMAGE_SIZE, columns, np.array(gates, dtype=np.int64), programs
+    )
 
 
 def takes(rows: Tensor) -> bool:
@@ -135,21 +170,35 @@ def takes(rows: Tensor) -> bool:
     return rows.device.type == "cpu" and rows.dtype == torch.float32 and rows.dim() == 2
 
 
-def _networks(shape: HostShape, weights: TensorDict, alpha: Tensor, seeds: records.Seeds) -> records.Networks:
-    """Raises LookupError for networks that the kernels were not made for, as they would take any memory for theirs."""
-    host, rows = weights["host"], [weights["seeds", spec.name] for spec in shape.slots]
+def _networks(
+    shape: HostShape, weights: TensorDict, alpha: Tensor, seeds: records.Seeds
+) -> records.Networks:
+    """Raises LookupError for networks that the kernels were not made for, as they would take any
+    memory for theirs.
+    """
+    host = weights["host"]
+    rows = [weights["seeds", spec.name] for spec in shape.slots]
     if not (is_chain(shape) and takes(host["params"])):
-        raise LookupError(f"no native kernels for {host['params'].dtype} networks of blocks {shape.blocks}")
+        raise LookupError(
+            f"no native kernels for {host['params'].dtype} networks of blocks {shape.blocks}"
+        )
     pools = records.Pools(
-        host["params"], host["momentum"], host["statistics"],
-        [pool["params"] for pool in rows], [pool["momentum"] for pool in rows],
-    )  # fmt: skip
+        host["params"],
+        host["momentum"],
+        host["statistics"],
+        [pool["params"] for pool in rows],
+        [pool["momentum"] for pool in rows],
+    )
     norm = batched.BATCH_NORM_MOMENTUM, batched.NORM_EPS
-    return records.networks(_layout(shape), pools, seeds, alpha.to(host["params"].dtype).contiguous(), norm)
+    return records.networks(
+        _layout(shape), pools, seeds, alpha.to(host["params"].dtype).contiguous(), norm
+    )
 
 
 class _Training(NamedTuple):
-    """A training pass of N networks; `train_chunk_` may be called for different envs at the same time."""
+    """A training pass of N networks; `train_chunk_` may be called for different envs at the same
+    time.
+    """
 
     nets: records.Networks
     rules: tuple[records.Sgd, records.Sgd]  # of the hosts and of the seeds
@@ -158,68 +207,106 @@ class _Training(NamedTuple):
     accumulate: int  # batches that make an optimiser step
     stride: int  # optimiser steps between two measurements of gradients
 
-    def train_chunk_(self, envs: np.ndarray, gradients: Gradients, call: Call) -> tuple[Tensor, Tensor]:
+    def train_chunk_(
+        self, envs: np.ndarray, gradients: Gradients, call: Call
+    ) -> tuple[Tensor, Tensor]:
         """Loss float32 [n] and accuracy (percent, float64 [n]) of the envs with these numbers."""
-        numbers, seen = torch.from_numpy(envs), 0
-        loss, correct = torch.zeros(envs.size), torch.zeros(envs.size, dtype=torch.int64)
+        numbers = torch.from_numpy(envs)
+        seen = 0
+        loss = torch.zeros(envs.size)
+        correct = torch.zeros(envs.size, dtype=torch.int64)
         for index in range(self.num_batches // self.accumulate):
             call.check()
             first = index * self.accumulate
             batches = [self.feed.crops(numbers, first + batch) for batch in range(self.accumulate)]
-            self._step_(envs, batches, (loss, correct), gradients if index % self.stride == 0 else {})
+            self._step_(
+                envs, batches, (loss, correct), gradients if index % self.stride == 0 else {}
+            )
             seen += sum(crops.labels.shape[1] for crops in batches)
         return loss / self.num_batches, 100.0 * correct.to(STATE_FLOAT) / seen
 
     def _step_(
-        self, envs: np.ndarray, batches: list[ImageCrops], sums: tuple[Tensor, Tensor], gradients: Gradients
+        self,
+        envs: np.ndarray,
+        batches: list[ImageCrops],
+        sums: tuple[Tensor, Tensor],
+        gradients: Gradients,
     ) -> None:
         """One optimiser step of the networks `envs` (int64 [n]) on `batches`, each [n, B].
 
-        sums: loss (float32 [n]) and correct (int64 [n]), which are added to. Writes the gradient statistics [N, S] that
-        are there.
+        sums: loss (float32 [n]) and correct (int64 [n]), which are added to. Writes the gradient
+        statistics [N, S] that are there.
         """
-        bank, (loss, correct) = batches[0].bank, sums
+        bank = batches[0].bank
+        (loss, correct) = sums
         first = torch.cat([crops.first for crops in batches], dim=1).contiguous()
         labels = torch.cat([crops.labels for crops in batches], dim=1).contiguous()
         record = records.Training(
-            nets=self.nets, count=envs.size, batch=first.shape[1] // self.accumulate, accumulate=self.accumulate,
-            envs=envs.ctypes.data, host=self.rules[0], seed=self.rules[1],
-            images=crops_of(bank.lines, first, bank.values), labels=labels.data_ptr(), loss=loss.data_ptr(),
-            correct=correct.data_ptr(), vanishing_norm=VANISHING, exploding_norm=EXPLODING, tiny=TINY,
-        )  # fmt: skip
+            nets=self.nets,
+            count=envs.size,
+            batch=first.shape[1] // self.accumulate,
+            accumulate=self.accumulate,
+            envs=envs.ctypes.data,
+            host=self.rules[0],
+            seed=self.rules[1],
+            images=crops_of(bank.lines, first, bank.values),
+            labels=labels.data_ptr(),
+            loss=loss.data_ptr(),
+            correct=correct.data_ptr(),
+            vanishing_norm=VANISHING,
+            exploding_norm=EXPLODING,
+            tiny=TINY,
+        )
         for name, values in gradients.items():
             setattr(record, name, values.data_ptr())
         records.train_(record)
 
 
 class _Validation(NamedTuple):
-    """A validation pass of N networks; `measure` may be called for different envs at the same time."""
+    """A validation pass of N networks; `measure` may be called for different envs at the same
+    time.
+    """
 
     nets: records.Networks
     feed: ValidationFeed
 
     def measure(self, job: Job, call: Call) -> tuple[Tensor, Tensor]:
-        """Loss float64 [n] of the first code and accuracy float64 [n, codes], percent, of the envs of `job`."""
+        """Loss float64 [n] of the first code and accuracy float64 [n, codes], percent, of the envs
+        of `job`.
+        """
         call.check()
-        envs, codes = job.envs, np.array(job.codes, dtype=np.int64)
+        envs = job.envs
+        codes = np.array(job.codes, dtype=np.int64)
         crops = self.feed.crops(torch.from_numpy(envs))
-        bank, first, labels = crops.bank, crops.first.contiguous(), crops.labels.contiguous()
+        bank = crops.bank
+        first = crops.first.contiguous()
+        labels = crops.labels.contiguous()
         loss = torch.zeros(envs.size, dtype=STATE_FLOAT)
         correct = torch.zeros(envs.size, codes.size, dtype=torch.int64)
         counted = torch.zeros(envs.size, dtype=torch.int64)
         record = records.Validation(
-            nets=self.nets, count=envs.size, images=first.shape[1], envs=envs.ctypes.data, labels=labels.data_ptr(),
-            shared=first.shape[0] == 1, images_of=crops_of(bank.lines, first, bank.values), codes=codes.size,
-            ablated=job.ablated, code=codes.ctypes.data, loss=loss.data_ptr(), correct=correct.data_ptr(),
+            nets=self.nets,
+            count=envs.size,
+            images=first.shape[1],
+            envs=envs.ctypes.data,
+            labels=labels.data_ptr(),
+            shared=first.shape[0] == 1,
+            images_of=crops_of(bank.lines, first, bank.values),
+            codes=codes.size,
+            ablated=job.ablated,
+            code=codes.ctypes.data,
+            loss=loss.data_ptr(),
+            correct=correct.data_ptr(),
             counted=counted.data_ptr(),
-        )  # fmt: skip
+        )
         records.validate(record)
         return loss / counted, 100.0 * correct.to(STATE_FLOAT) / counted[:, None]
 
 
 @dataclass(frozen=True)
 class CpuEngine:
-    """See nets/engine.py for what it does; for hosts without an obstacle and weights in float32, on a CPU.
+    """See nets/engine.py for what it does; for hosts without an obstacle and weights in float32, on
+    a CPU.
 
     It cuts the images of its feeds as it goes, so that they never leave the caches.
     """
@@ -231,24 +318,39 @@ class CpuEngine:
         """None: what a pass needs it gives back."""
         return 0
 
-    def claim_(self, nets: NetsConfig, weights: TensorDict, seeds: SlotSeeds, keys: Tensor) -> ActiveSeeds:
+    def claim_(
+        self, nets: NetsConfig, weights: TensorDict, seeds: SlotSeeds, keys: Tensor
+    ) -> ActiveSeeds:
         """On the host, as only seeds that run cost time."""
         return read_and_claim_(weights, nets.shape, seeds, keys)
 
     def train_(
-        self, nets: NetsConfig, weights: TensorDict, alpha: Tensor, active_seeds: ActiveSeeds, feed: TrainingFeed,
-        num_batches: int, lr_factor: float = 1.0,
-    ) -> TrainReport:  # fmt: skip
+        self,
+        nets: NetsConfig,
+        weights: TensorDict,
+        alpha: Tensor,
+        active_seeds: ActiveSeeds,
+        feed: TrainingFeed,
+        num_batches: int,
+        lr_factor: float = 1.0,
+    ) -> TrainReport:
         """Network by network, all layers of a batch in one call."""
         seeds = training_seeds(nets.shape, training_plan(active_seeds, nets.detached_stages))
         networks = _networks(nets.shape, weights, alpha, seeds)
         host, seed = rules_of(nets.task, LearningRates.of(nets.task, lr_factor))
         rules = records.sgd_of(host), records.sgd_of(seed)
-        job = _Training(networks, rules, feed, num_batches, nets.accumulate, nets.task.gradient_stride)
+        job = _Training(
+            networks, rules, feed, num_batches, nets.accumulate, nets.task.gradient_stride
+        )
         return train_pass_(nets, alpha, active_seeds, job.train_chunk_)
 
     def validate(
-        self, nets: NetsConfig, weights: TensorDict, alpha: Tensor, active_seeds: ActiveSeeds, feed: ValidationFeed
+        self,
+        nets: NetsConfig,
+        weights: TensorDict,
+        alpha: Tensor,
+        active_seeds: ActiveSeeds,
+        feed: ValidationFeed,
     ) -> ValidationReport:
         """Network by network, all images and subset rows in one call."""
         seeds = validation_seeds(nets.shape, validation_plan(active_seeds, nets.detached_stages))

@@ -20,24 +20,36 @@ class Crops(ctypes.Structure):
 
 
 def crops_of(lines: Tensor, first: Tensor, values: Tensor) -> Crops:
-    """The record of crops of a bank that begin at its bytes `first`; the tensors have to outlive it."""
+    """The record of crops of a bank that begin at its bytes `first`; the tensors have to outlive
+    it.
+    """
     record = Crops(line=lines.stride(1), colour=lines.stride(2))
-    record.bytes, record.first, record.values = lines.data_ptr(), first.data_ptr(), values.data_ptr()
+    record.bytes = lines.data_ptr()
+    record.first = first.data_ptr()
+    record.values = values.data_ptr()
     return record
 
 
 def cut(crops: Crops, batch: int, nets: int, size: int) -> Tensor:
     """Images float32 [B, size, size, n*3] of the crops, of which there are [B, n]."""
     out = torch.empty(batch, size, size, 3 * nets, dtype=torch.float32)
-    crops.batch, crops.nets, crops.size, crops.out = batch, nets, size, out.data_ptr()
+    crops.batch = batch
+    crops.nets = nets
+    crops.size = size
+    crops.out = out.data_ptr()
     call("cut_images", crops)
     return out
 
 
 def cut_images(crops: ImageCrops, dtype: torch.dtype) -> Tensor:
-    """Normalised images [B, n*3, 32, 32] in channels_last; dtype: float32, which is all that the kernel makes."""
+    """Normalised images [B, n*3, 32, 32] in channels_last; dtype: float32, which is all that the
+    kernel makes.
+    """
     if dtype != torch.float32:
         raise TypeError(f"the native kernel cuts images in float32, not {dtype}")
-    first, values = crops.first.T.contiguous(), crops.bank.values.contiguous()
+    first = crops.first.T.contiguous()
+    values = crops.bank.values.contiguous()
     batch, nets = first.shape
-    return cut(crops_of(crops.bank.lines, first, values), batch, nets, IMAGE_SIZE).permute(0, 3, 1, 2)
+    return cut(crops_of(crops.bank.lines, first, values), batch, nets, IMAGE_SIZE).permute(
+        0, 3, 1, 2
+    )

@@ -1,9 +1,11 @@
-"""Finds the C kernels of this folder for the processor of this machine, and loads them through ctypes.
+"""Finds the C kernels of this folder for the processor of this machine, and loads them through
+ctypes.
 
-Those in the cache folder (cache.py) come first: they were compiled here, for this processor. Then those that came with
-the package (prebuilt.py), which cost no time. Else they are compiled, once per kind of processor; the cache has them
-under a key of everything that decides their content but the compiler: once they are there, no compiler is needed and
-another one changes nothing. `library` is called by calls.py for every kernel.
+Those in the cache folder (cache.py) come first: they were compiled here, for this processor. Then
+those that came with the package (prebuilt.py), which cost no time. Else they are compiled, once per
+kind of processor; the cache has them under a key of everything that decides their content but the
+compiler: once they are there, no compiler is needed and another one changes nothing. `library` is
+called by calls.py for every kernel.
 """
 
 import ctypes
@@ -52,20 +54,30 @@ class Kernels(NamedTuple):
 
 
 def library_key(processor: Processor | None = None) -> str:
-    """What the library is made of and for: sources, flags, processor, and the C library that it will be linked with."""
+    """What the library is made of and for: sources, flags, processor, and the C library that it
+    will be linked with.
+    """
     name = "CS_GNU_LIBC_VERSION"
     libc = os.confstr(name) if name in os.confstr_names else None
     machine, _, kind = processor or this_processor()
     digest = hashlib.sha256()
     flags = (*FLAGS, *LINK, repr((FAMILY_FLAGS, NATIVE)))
-    for part in (platform.system(), machine, kind or platform.processor(), libc or "", sources_digest(), *flags):
+    for part in (
+        platform.system(),
+        machine,
+        kind or platform.processor(),
+        libc or "",
+        sources_digest(),
+        *flags,
+    ):
         digest.update(part.encode() + b"\0")
     return digest.hexdigest()[:20]
 
 
 def build() -> Path:
     """Path of the compiled kernels, compiled if they are not in the cache; raises NativeError."""
-    folder, key = own_folder(), library_key()
+    folder = own_folder()
+    key = library_key()
     return stored(folder, key) or _compiled(folder, key)
 
 
@@ -73,7 +85,9 @@ def _compiled(folder: Path, key: str) -> Path:
     command = compiler_command()
     try:
         drop_old_drafts(folder)
-        with tempfile.TemporaryDirectory(prefix=DRAFT, dir=folder, ignore_cleanup_errors=True) as drafts:
+        with tempfile.TemporaryDirectory(
+            prefix=DRAFT, dir=folder, ignore_cleanup_errors=True
+        ) as drafts:
             draft = Path(drafts) / "nets.so"
             compile_kernels(ask_compiler(command, draft.parent), draft)
             return store(folder, key, draft)
@@ -82,9 +96,11 @@ def _compiled(folder: Path, key: str) -> Path:
 
 
 def find_kernels(libraries: Path, processor: Processor) -> Kernels:
-    """Kernels for the processor of this machine, compiled where neither cache nor `libraries` has them.
+    """Kernels for the processor of this machine, compiled where neither cache nor `libraries` has
+    them.
 
-    libraries: the folder of those that came with the package, where there is one. Raises NativeError.
+    libraries: the folder of those that came with the package, where there is one. Raises
+    NativeError.
     """
     path = kept(library_key(processor))
     if path is not None:
@@ -104,12 +120,16 @@ def find_kernels(libraries: Path, processor: Processor) -> Kernels:
 
 def _load(path: Path, words: str) -> Kernels:
     try:
-        digest, functions = hashlib.sha256(path.read_bytes()).hexdigest(), ctypes.CDLL(str(path))
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        functions = ctypes.CDLL(str(path))
         for name in KERNELS:
             function = functions[name]
-            function.argtypes, function.restype = [POINTER], ctypes.c_int
+            function.argtypes = [POINTER]
+            function.restype = ctypes.c_int
     except (OSError, AttributeError) as error:
-        raise NativeError(f"{path} cannot be loaded (delete it to have it built again): {error}") from error
+        raise NativeError(
+            f"{path} cannot be loaded (delete it to have it built again): {error}"
+        ) from error
     return Kernels(functions, words, digest)
 
 

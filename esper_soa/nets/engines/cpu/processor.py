@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 CPUINFO = Path("/proc/cpuinfo")  # of Linux
-# What compilers look at where they are asked for code for the machine that they run on. x86-64 has flags and a model
-# name, arm64 has the others.
+# What compilers look at where they are asked for code for the machine that they run on. x86-64 has
+# flags and a model name, arm64 has the others.
 TELLING = ("flags", "model name", "Features", "CPU implementer", "CPU part")
 
 
@@ -25,7 +25,12 @@ class Processor(NamedTuple):
 def processor_of(machine: str, cpuinfo: str) -> Processor:
     """The processor that the text of /proc/cpuinfo describes."""
     lines = sorted({line for line in cpuinfo.splitlines() if line.startswith(TELLING)})
-    features = {word for line in lines if line.startswith(("flags", "Features")) for word in line.split(":")[1].split()}
+    features = {
+        word
+        for line in lines
+        if line.startswith(("flags", "Features"))
+        for word in line.split(":")[1].split()
+    }
     kind = hashlib.sha256("\n".join(lines).encode()).hexdigest() if lines else ""
     return Processor(machine, frozenset(features), kind)
 

@@ -1,6 +1,8 @@
-"""Blueprints as the kernels read them: a program of parts for every slot, from the tuples of parts in nets/model.
+"""Blueprints as the kernels read them: a program of parts for every slot, from the tuples of parts
+in nets/model.
 
-Called by engine.py. chain.h turns a program into layers, so a new blueprint of known parts needs no C.
+Called by engine.py. chain.h turns a program into layers, so a new blueprint of known parts needs no
+C.
 """
 
 import ctypes
@@ -32,7 +34,11 @@ Row = tuple[int, int, int, int, int, int]  # FIELDS
 def runs(blueprint: Architecture) -> bool:
     """Whether the kernels have all parts of a blueprint."""
     sides = [part.kernel for part in blueprint.parts if isinstance(part, Depthwise)]
-    return bool(blueprint.parts) and blueprint.module is None and all(side == DEPTH_SIDE for side in sides)
+    return (
+        bool(blueprint.parts)
+        and blueprint.module is None
+        and all(side == DEPTH_SIDE for side in sides)
+    )
 
 
 def programs(blueprints: Blueprints, channels: list[int]) -> np.ndarray:
@@ -55,7 +61,11 @@ def _rows(blueprint: Architecture, channels: int) -> list[Row]:
     differing = alone and not blueprint.residual  # such a part can give what it adds to x by itself
     more = (0 if differing else KEPT, 0 if blueprint.residual or differing else REPLACING)
     given = blueprint.given(channels)
-    return [_row(part, inputs, channels, *more) for part, inputs in given if not isinstance(part, OwnModule)]
+    return [
+        _row(part, inputs, channels, *more)
+        for part, inputs in given
+        if not isinstance(part, OwnModule)
+    ]
 
 
 def _row(part: ModelPart, inputs: int, channels: int, kept: int, flags: int) -> Row:

@@ -1,4 +1,5 @@
-"""Says whether the native kernels compute for a run, and why; builds and proves them where they are wanted.
+"""Says whether the native kernels compute for a run, and why; builds and proves them where they are
+wanted.
 
 Asked by nets/choose.py with the setting compute.engine.
 """
@@ -14,11 +15,14 @@ from esper_soa.nets.engines.cpu.proof import prove
 NAME = "native"  # in compute.engine
 
 
-def choose_native(setting: str, device: torch.device, dtype: torch.dtype = torch.float32, obstacle: str = "") -> Choice:
+def choose_native(
+    setting: str, device: torch.device, dtype: torch.dtype = torch.float32, obstacle: str = ""
+) -> Choice:
     """Whether the kernels compute for networks in `dtype` on `device`.
 
-    obstacle: why the networks of this run cannot be left to them, where that is so. Raises SettingError for `native`
-    where they cannot run; `auto` then stays with torch and says why. Kernels that are proven are taken without a
+    obstacle: why the networks of this run cannot be left to them, where that is so. Raises
+    SettingError for `native` where they cannot run; `auto` then stays with torch and says why.
+    Kernels that are proven are taken without a
     timing: what a run computes must not depend on how busy the machine was.
     """
     chosen = _weigh(setting, device, dtype, obstacle)
@@ -31,7 +35,10 @@ def _weigh(setting: str, device: torch.device, dtype: torch.dtype, obstacle: str
     if setting not in ("auto", NAME):
         return Choice(False, f"plain torch (compute.engine={setting})")
     if device.type != "cpu" or dtype != torch.float32:
-        return Choice(False, f"plain torch (native kernels are for float32 on a CPU, not {dtype} on {device.type})")
+        return Choice(
+            False,
+            f"plain torch (native kernels are for float32 on a CPU, not {dtype} on {device.type})",
+        )
     if obstacle:
         return Choice(False, f"plain torch, slower: no native kernels, {obstacle}", fallback=True)
     try:

@@ -1,7 +1,8 @@
 """The hosts' blocks on a GPU: what the kernels of a block are told, and their launches.
 
-Convolution, batch norm, ReLU and max pool of n networks; activations are [n, B, H*W, C]. A forward pass is three
-launches, a backward pass four, without a gradient of the images three. Called by training.py and validation.py.
+Convolution, batch norm, ReLU and max pool of n networks; activations are [n, B, H*W, C]. A forward
+pass is three launches, a backward pass four, without a gradient of the images three. Called by
+training.py and validation.py.
 """
 
 from typing import NamedTuple
@@ -49,7 +50,9 @@ class BlockPlan(NamedTuple):
 
     @property
     def places(self) -> list[tuple[int, int, bool]]:
-        """Its slots in the order of the forward pass: number, side of what it is given, whether a pool follows."""
+        """Its slots in the order of the forward pass: number, side of what it is given, whether a
+        pool follows.
+        """
         before = [(self.before, self.side, self.slot_pool)] if self.before >= 0 else []
         return before + ([(self.after, self.out_side, False)] if self.after >= 0 else [])
 
@@ -61,14 +64,27 @@ class BlockPlan(NamedTuple):
 
 def block_plans(shape: HostShape) -> list[BlockPlan]:
     """All blocks of a host."""
-    plans, weight_at, statistics_at = list[BlockPlan](), 0, 0
+    plans = list[BlockPlan]()
+    weight_at = 0
+    statistics_at = 0
     for number, one in enumerate(plain_blocks(shape)):
         early = one.pooled and one.slot_before_pool < 0
-        plans.append(BlockPlan(
-            number, one.inputs, one.inputs if number else COLOURS, one.channels, one.kernel, one.size,
-            2 if early else 1, one.pooled and not early, one.slot_before_pool, one.slot_after_pool, weight_at,
-            statistics_at,
-        ))  # fmt: skip
+        plans.append(
+            BlockPlan(
+                number,
+                one.inputs,
+                one.inputs if number else COLOURS,
+                one.channels,
+                one.kernel,
+                one.size,
+                2 if early else 1,
+                one.pooled and not early,
+                one.slot_before_pool,
+                one.slot_after_pool,
+                weight_at,
+                statistics_at,
+            )
+        )
         weight_at += one.channels * (one.inputs * one.kernel**2 + 2)
         statistics_at += 2 * one.channels
     return plans
@@ -97,12 +113,15 @@ class Weights(NamedTuple):
 
 def weights_of(plan: BlockPlan, params: Tensor, statistics: Tensor) -> Weights:
     """Views of params [n, P] and statistics [n, Q]."""
-    at, size = plan.norm_at, plan.outputs
+    at = plan.norm_at
+    size = plan.outputs
     moving = plan.statistics_at
     norm = Norm(
-        rows(params[:, at : at + size]), rows(params[:, at + size : at + 2 * size]),
-        rows(statistics[:, moving : moving + size]), rows(statistics[:, moving + size : moving + 2 * size]),
-    )  # fmt: skip
+        rows(params[:, at : at + size]),
+        rows(params[:, at + size : at + 2 * size]),
+        rows(statistics[:, moving : moving + size]),
+        rows(statistics[:, moving + size : moving + 2 * size]),
+    )
     return Weights(rows(params[:, plan.weight_at : at]), norm)
 
 
@@ -122,13 +141,16 @@ def memory_of(plan: BlockPlan, num_nets: int, batch: int, like: Tensor) -> Block
     layer = layer_of(plan, batch)
     tile = tile_of(layer, layer.num_pixels, like.dtype)
     features = like.new_empty(num_nets, batch, plan.norm_side**2, plan.outputs)
-    tiles, wide = triton.cdiv(layer.num_pixels, tile.pixels.value), like.new_empty(0, dtype=torch.float32)
+    tiles = triton.cdiv(layer.num_pixels, tile.pixels.value)
+    wide = like.new_empty(0, dtype=torch.float32)
     return BlockMemory(
-        like.new_empty(num_nets, batch, plan.side**2, plan.outputs), features,
+        like.new_empty(num_nets, batch, plan.side**2, plan.outputs),
+        features,
         torch.empty_like(features, dtype=torch.uint8),
-        wide.new_empty(num_nets, tiles, 2, plan.outputs), wide.new_empty(2 * num_nets, plan.outputs),
+        wide.new_empty(num_nets, tiles, 2, plan.outputs),
+        wide.new_empty(2 * num_nets, plan.outputs),
         wide.new_empty(num_nets, 4, plan.outputs),
-    )  # fmt: skip
+    )
 
 
 def layer_of(plan: BlockPlan, batch: int) -> Layer:
@@ -141,39 +163,68 @@ def forward_(plan: BlockPlan, x: Tensor, weights: Weights, memory: BlockMemory) 
     """features of `memory` from x [n, B, H*W, C]; running statistics move."""
     num_nets, batch = memory.output.shape[:2]
     layer, tile, tiles = _launch(plan, batch, x)
-    output, norm = plane(memory.output), weights.norm
-    block.conv_kernel[num_nets, tiles](plane(x), weights.kernel, output, memory.partials, layer, tile)
+    output = plane(memory.output)
+    norm = weights.norm
+    block.conv_kernel[num_nets, tiles](
+        plane(x), weights.kernel, output, memory.partials, layer, tile
+    )
     moved = norm.mean, norm.variance
-    block.statistics_kernel[num_nets,](memory.partials, memory.statistics, moved, tiles, layer, tile)
+    block.statistics_kernel[num_nets,](
+        memory.partials, memory.statistics, moved, tiles, layer, tile
+    )
     pooled = triton.cdiv(batch * plan.norm_side**2, tile.pixels.value)
     block.norm_pool_kernel[num_nets, pooled](
-        output, rows(memory.statistics), (norm.scale, norm.shift), plane(memory.features), plane(memory.codes), layer,
+        output,
+        rows(memory.statistics),
+        (norm.scale, norm.shift),
+        plane(memory.features),
+        plane(memory.codes),
+        layer,
         tile,
-    )  # fmt: skip
+    )
 
 
 def backward_(
-    plan: BlockPlan, x: Tensor, weights: Weights, memory: BlockMemory, gradients: tuple[Tensor, Tensor | None],
+    plan: BlockPlan,
+    x: Tensor,
+    weights: Weights,
+    memory: BlockMemory,
+    gradients: tuple[Tensor, Tensor | None],
     partials: Tensor,
-) -> None:  # fmt: skip
+) -> None:
     """Gradients of the block's parameters, to their columns of partials [n, splits, P], and of x.
 
-    gradients: of the block's features, and room for that of x, or None. Columns of the norm are written in split 0.
+    gradients: of the block's features, and room for that of x, or None. Columns of the norm are
+    written in split 0.
     """
     (num_nets, batch), (splits, width) = memory.output.shape[:2], partials.shape[1:]
     layer, tile, tiles = _launch(plan, batch, x)
-    upstream = Upstream(plane(gradients[0]), plane(memory.output), plane(memory.codes), memory.coefficients)
+    upstream = Upstream(
+        plane(gradients[0]), plane(memory.output), plane(memory.codes), memory.coefficients
+    )
     pooled = triton.cdiv(batch * plan.norm_side**2, tile.pixels.value)
-    block.norm_sums_kernel[num_nets, pooled](upstream, rows(memory.statistics), memory.partials, layer, tile)
+    block.norm_sums_kernel[num_nets, pooled](
+        upstream, rows(memory.statistics), memory.partials, layer, tile
+    )
     affine = Rows(partials[:, 0, plan.norm_at :], splits * width)
     block.coefficients_kernel[num_nets,](
-        (memory.partials, pooled), rows(memory.statistics), weights.norm.scale, memory.coefficients, affine, layer, tile
+        (memory.partials, pooled),
+        rows(memory.statistics),
+        weights.norm.scale,
+        memory.coefficients,
+        affine,
+        layer,
+        tile,
     )
     if gradients[1] is not None:
-        block.input_gradient_kernel[num_nets, tiles](upstream, weights.kernel, plane(gradients[1]), layer, tile)
+        block.input_gradient_kernel[num_nets, tiles](
+            upstream, weights.kernel, plane(gradients[1]), layer, tile
+        )
     columns = triton.cdiv(plan.stored * plan.kernel**2, tile.columns.value)
     target = partials[:, :, plan.weight_at :]
-    block.weight_gradient_kernel[num_nets, splits, columns](upstream, plane(x), target, width, layer, tile)
+    block.weight_gradient_kernel[num_nets, splits, columns](
+        upstream, plane(x), target, width, layer, tile
+    )
 
 
 class Branches(NamedTuple):
@@ -183,8 +234,12 @@ class Branches(NamedTuple):
     counts: Tensor  # int32 [n]
 
 
-def evaluate_(plan: BlockPlan, x: Tensor, weights: Weights, features: Tensor, branches: Branches) -> None:
-    """features [n * rows, B, ., O] from x [n * rows, B, H*W, C], or [1, ...] which all share; running statistics."""
+def evaluate_(
+    plan: BlockPlan, x: Tensor, weights: Weights, features: Tensor, branches: Branches
+) -> None:
+    """features [n * rows, B, ., O] from x [n * rows, B, H*W, C], or [1, ...] which all share;
+    running statistics.
+    """
     units, batch = features.shape[:2]
     layer, tile, _ = _launch(plan, batch, x)
     tiles = triton.cdiv(batch * plan.norm_side**2, tile.pixels.value)

@@ -1,7 +1,8 @@
-"""The engine of a GPU: training and validation of N networks by kernels that read on the device what each has grown.
+"""The engine of a GPU: training and validation of N networks by kernels that read on the device
+what each has grown.
 
-The work of a batch is a fixed list of launches, so one CUDA graph serves for a whole run. Imports Triton: support.py
-loads it where the kernels can run.
+The work of a batch is a fixed list of launches, so one CUDA graph serves for a whole run. Imports
+Triton: support.py loads it where the kernels can run.
 """
 
 from dataclasses import dataclass, field
@@ -30,7 +31,13 @@ from esper_soa.nets.engines.gpu.kernels.newborn import Nursery
 from esper_soa.nets.engines.gpu.slots import num_programs, slot_table
 from esper_soa.nets.engines.gpu.support import MOST_IMAGES
 from esper_soa.nets.engines.gpu.training import Plans, TrainInputs, TrainStep
-from esper_soa.nets.engines.gpu.validation import Extent, ValidationInputs, ValidationStep, fresh_sums, num_batches
+from esper_soa.nets.engines.gpu.validation import (
+    Extent,
+    ValidationInputs,
+    ValidationStep,
+    fresh_sums,
+    num_batches,
+)
 from esper_soa.nets.gradients import unmeasured
 from esper_soa.nets.graphs import StepCache, captured_call
 from esper_soa.nets.host import HostShape
@@ -44,7 +51,9 @@ NOWHERE = torch.device("meta")
 
 
 class ResidentSeeds(NamedTuple):
-    """What the passes of an env-step have to know of the seeds of N networks with S slots, on the device."""
+    """What the passes of an env-step have to know of the seeds of N networks with S slots, on the
+    device.
+    """
 
     training: Tensor  # int32 [N, S], see roster.py
     validation: Tensor  # int32 [N, S]
@@ -64,11 +73,16 @@ class GpuEngine:
     nurseries: dict[tuple[int, ...], tuple[Nursery, ...]] = field(default_factory=dict)
 
     def kept_bytes(self, nets: NetsConfig, work: WorkSizes, device: torch.device) -> int:
-        """Of both steps with all that they work in, as they are on a device that holds no values."""
-        plans, num_slots = self._plans(nets.shape, NOWHERE), len(nets.shape.slots)
+        """Of both steps with all that they work in, as they are on a device that holds no
+        values.
+        """
+        plans = self._plans(nets.shape, NOWHERE)
+        num_slots = len(nets.shape.slots)
         rows = tree.level_rows(num_slots, max_rows(num_slots, nets.rows))
         weights = allocate(nets.shape, work.num_envs, NOWHERE, torch.float32)
-        extent = Extent(work.num_envs, 1, _eval_batch(nets, work.val_samples), rows, num_programs(device))
+        extent = Extent(
+            work.num_envs, 1, _eval_batch(nets, work.val_samples), rows, num_programs(device)
+        )
         kept = (
             training.memory_of(nets, plans, weights, work.batch_size),
             validation.memory_of(nets, plans, extent, NOWHERE),
@@ -76,63 +90,102 @@ class GpuEngine:
         own = _storages([rows for pool in _pools(weights) for rows in pool.values()])
         return sum(size for place, size in _storages(kept).items() if place not in own)
 
-    def claim_(self, nets: NetsConfig, weights: TensorDict, seeds: SlotSeeds, keys: Tensor) -> ResidentSeeds:
+    def claim_(
+        self, nets: NetsConfig, weights: TensorDict, seeds: SlotSeeds, keys: Tensor
+    ) -> ResidentSeeds:
         """Where the env state lies: nothing is read by the host, whether seeds are born or not."""
         place = _places(weights, keys)[1:]
         if place not in self.nurseries:
             self.nurseries[place] = newborn.nurseries_of(weights, nets.shape)
         name = "claim", nets.detached_stages, nets.rows, place
-        return captured_call(self.steps, name, partial(_claimed_, nets, self.nurseries[place]), seeds, keys)
+        return captured_call(
+            self.steps, name, partial(_claimed_, nets, self.nurseries[place]), seeds, keys
+        )
 
     def train_(
-        self, nets: NetsConfig, weights: TensorDict, alpha: Tensor, active_seeds: ResidentSeeds,
-        feed: TrainingFeed, num_batches: int, lr_factor: float = 1.0,
-    ) -> TrainReport:  # fmt: skip
+        self,
+        nets: NetsConfig,
+        weights: TensorDict,
+        alpha: Tensor,
+        active_seeds: ResidentSeeds,
+        feed: TrainingFeed,
+        num_batches: int,
+        lr_factor: float = 1.0,
+    ) -> TrainReport:
         """All networks at once, a fixed list of launches per batch."""
-        device, size = alpha.device, alpha.shape
+        device = alpha.device
+        size = alpha.shape
         crops = all_crops(feed, torch.arange(size[0], device=device), num_batches)
-        rates, images = LearningRates.of(nets.task, lr_factor), crops.first.shape[1]
-        flags = {name: values.to(_kept(values)) for name, values in unmeasured(size, device).items()}
+        rates = LearningRates.of(nets.task, lr_factor)
+        images = crops.first.shape[1]
+        flags = {
+            name: values.to(_kept(values)) for name, values in unmeasured(size, device).items()
+        }
         inputs = TrainInputs(
-            crops.first.contiguous(), crops.labels.contiguous(), active_seeds.training,
+            crops.first.contiguous(),
+            crops.labels.contiguous(),
+            active_seeds.training,
             alpha.float().contiguous(),
             torch.stack([torch.full((), float(rate), device=device) for rate in rates]),
-            torch.zeros(1, dtype=torch.int32, device=device), torch.zeros(size[0], device=device),
-            torch.zeros(size[0], dtype=torch.int64, device=device), flags,
-        )  # fmt: skip
+            torch.zeros(1, dtype=torch.int32, device=device),
+            torch.zeros(size[0], device=device),
+            torch.zeros(size[0], dtype=torch.int64, device=device),
+            flags,
+        )
         fresh = TrainStep(
-            nets, self._plans(nets.shape, device), weights, inputs, crops_of(crops.bank, inputs.first),
+            nets,
+            self._plans(nets.shape, device),
+            weights,
+            inputs,
+            crops_of(crops.bank, inputs.first),
             images // num_batches,
-        )  # fmt: skip
+        )
         stride = nets.task.gradient_stride
         key = "train", images, num_batches, *_places(weights, crops.bank.lines)
         steps = range(num_batches // nets.accumulate)
         done = self.steps.run_(key, fresh, [int(index % stride == 0) for index in steps]).inputs
         kinds = {name: values.dtype for name, values in unmeasured(size, device).items()}
-        gradients = {name: values.to(kinds[name], copy=True) for name, values in done.gradients.items()}
+        gradients = {
+            name: values.to(kinds[name], copy=True) for name, values in done.gradients.items()
+        }
         stats = GradientStats.from_dict(gradients, batch_size=list(size))
         return TrainReport(
-            (done.loss / num_batches).to(STATE_FLOAT), 100.0 * done.correct.to(STATE_FLOAT) / images, stats
+            (done.loss / num_batches).to(STATE_FLOAT),
+            100.0 * done.correct.to(STATE_FLOAT) / images,
+            stats,
         )
 
     def validate(
-        self, nets: NetsConfig, weights: TensorDict, alpha: Tensor, active_seeds: ResidentSeeds,
+        self,
+        nets: NetsConfig,
+        weights: TensorDict,
+        alpha: Tensor,
+        active_seeds: ResidentSeeds,
         feed: ValidationFeed,
-    ) -> ValidationReport:  # fmt: skip
+    ) -> ValidationReport:
         """All networks and subset rows at once."""
-        device, num_nets = alpha.device, alpha.shape[0]
+        device = alpha.device
+        num_nets = alpha.shape[0]
         crops = feed.crops(torch.arange(num_nets, device=device))
         batch = _eval_batch(nets, crops.first.shape[1])
         count = num_batches(crops.first.shape[1], batch)
         missing = count * batch - crops.first.shape[1]
         codes = active_seeds.codes
         inputs = ValidationInputs(
-            F.pad(crops.first, (0, missing)).contiguous(), F.pad(crops.labels, (0, missing), value=-1).contiguous(),
-            active_seeds.validation, alpha.float().contiguous(), active_seeds.levels,
+            F.pad(crops.first, (0, missing)).contiguous(),
+            F.pad(crops.labels, (0, missing), value=-1).contiguous(),
+            active_seeds.validation,
+            alpha.float().contiguous(),
+            active_seeds.levels,
             *fresh_sums(num_nets, codes.shape[1], device),
-        )  # fmt: skip
+        )
         fresh = ValidationStep(
-            nets, self._plans(nets.shape, device), weights, inputs, crops_of(crops.bank, inputs.first), batch
+            nets,
+            self._plans(nets.shape, device),
+            weights,
+            inputs,
+            crops_of(crops.bank, inputs.first),
+            batch,
         )
         key = "validate", *inputs.first.shape, batch, *_places(weights, crops.bank.lines)
         done = self.steps.run_(key, fresh, [0] * count).inputs
@@ -145,17 +198,22 @@ class GpuEngine:
         if (shape, device) not in self.plans:
             numbers = range(len(shape.slots))
             self.plans[shape, device] = Plans(
-                blocks.block_plans(shape), [slot_table(shape, number, device) for number in numbers],
+                blocks.block_plans(shape),
+                [slot_table(shape, number, device) for number in numbers],
                 [update.tensor_table(shape, number, device) for number in numbers],
-            )  # fmt: skip
+            )
         return self.plans[shape, device]
 
 
-def _claimed_(nets: NetsConfig, nurseries: tuple[Nursery, ...], seeds: SlotSeeds, keys: Tensor) -> ResidentSeeds:
+def _claimed_(
+    nets: NetsConfig, nurseries: tuple[Nursery, ...], seeds: SlotSeeds, keys: Tensor
+) -> ResidentSeeds:
     newborn.begin_(nurseries, seeds, keys)
     training = roster.training_roster(seeds, nets.detached_stages)
     validation = roster.validation_roster(seeds, nets.detached_stages)
-    codes = tree.codes_of(seeds.ablated, seeds.ablated & (seeds.stage == Stage.FOSSILIZED), nets.rows)
+    codes = tree.codes_of(
+        seeds.ablated, seeds.ablated & (seeds.stage == Stage.FOSSILIZED), nets.rows
+    )
     levels = tree.levels_of(codes, nets.shape.execution_order)
     return ResidentSeeds(training, validation, codes, levels, seeds.ablated)
 
@@ -171,8 +229,12 @@ def _kept(values: Tensor) -> torch.dtype:
 
 
 def _places(weights: TensorDict, lines: Tensor) -> tuple[int, ...]:
-    """Where everything lies that a step reads or changes in place: a step for other memory is another step."""
-    return lines.data_ptr(), *(rows.data_ptr() for pool in _pools(weights) for rows in pool.values())
+    """Where everything lies that a step reads or changes in place: a step for other memory is
+    another step.
+    """
+    return lines.data_ptr(), *(
+        rows.data_ptr() for pool in _pools(weights) for rows in pool.values()
+    )
 
 
 def _pools(weights: TensorDict) -> list[TensorDict]:

@@ -1,4 +1,6 @@
-"""Images of a pass for the kernel that cuts them; called by the engine, training.py and validation.py."""
+"""Images of a pass for the kernel that cuts them; called by the engine, training.py and
+validation.py.
+"""
 
 import torch
 from torch import Tensor
@@ -14,10 +16,14 @@ EXACT = {"enable_fp_fusion": False}  # the numbers of torch's cutter, to the bit
 
 def all_crops(feed: TrainingFeed, envs: Tensor, num_batches: int) -> ImageCrops:
     """The images of all batches of an env-step, uncut [n, T]."""
-    if isinstance(feed, EnvStepBatches):  # in one go, where the launches would be as many for every batch
+    if isinstance(
+        feed, EnvStepBatches
+    ):  # in one go, where the launches would be as many for every batch
         return feed._replace(batch_size=feed.batch_size * num_batches).crops(envs, 0)
     parts = [feed.crops(envs, index) for index in range(num_batches)]
-    first, labels = (torch.cat(one, dim=1) for one in zip(*(part[1:] for part in parts), strict=True))
+    first, labels = (
+        torch.cat(one, dim=1) for one in zip(*(part[1:] for part in parts), strict=True)
+    )
     return ImageCrops(parts[0].bank, first, labels)
 
 

@@ -1,4 +1,5 @@
-"""Newborn seeds of all networks in one launch, without a read or an upload by the host; the rows are pools.claim_'s.
+"""Newborn seeds of all networks in one launch, without a read or an upload by the host; the rows
+are pools.claim_'s.
 
 Called with the env state where it lies. The kernel stands in kernels/newborn.py.
 """
@@ -31,17 +32,23 @@ def begin_(nurseries: tuple[Nursery, ...], seeds: SlotSeeds, keys: Tensor) -> No
     keys: int64 [N], streams of this env-step; every slot takes a sub-stream of its own.
     """
     births = Births(
-        seeds.newborn.contiguous(), seeds.fresh_momentum.contiguous(), seeds.blueprint.contiguous(),
-        seeds.blend.contiguous(), keys, tl.constexpr(len(nurseries)),
-    )  # fmt: skip
+        seeds.newborn.contiguous(),
+        seeds.fresh_momentum.contiguous(),
+        seeds.blueprint.contiguous(),
+        seeds.blend.contiguous(),
+        keys,
+        tl.constexpr(len(nurseries)),
+    )
     tiles = triton.cdiv(max(nursery.width.value for nursery in nurseries), TILE)
     grid = keys.shape[0], tiles, len(nurseries)
     newborn_kernel[grid](nurseries, births, num_slots=len(nurseries), tile=TILE, **EXACT)
 
 
 def _nursery(weights: TensorDict, shape: HostShape, slot: int) -> Nursery:
-    spec, layout = shape.slots[slot], row_layout(shape, slot)
-    pool, width = weights["seeds", spec.name], sum(layout)
+    spec = shape.slots[slot]
+    layout = row_layout(shape, slot)
+    pool = weights["seeds", spec.name]
+    width = sum(layout)
     facts = torch.zeros(3, num_codes(shape.blueprints), width)
     gate = gate_table(spec.channels)
     for one in shape.blueprints:

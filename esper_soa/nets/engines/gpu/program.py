@@ -1,7 +1,9 @@
-"""Blueprints as the GPU's kernels read them: a table of numbers per slot, from the tuples of parts in nets/model.
+"""Blueprints as the GPU's kernels read them: a table of numbers per slot, from the tuples of parts
+in nets/model.
 
-Row 0 of a blueprint is its head, the rows behind it are its parts. slots.py puts the tables on the device once; the
-kernels look up the blueprint of every network by its code, so a new blueprint of known parts needs no kernel.
+Row 0 of a blueprint is its head, the rows behind it are its parts. slots.py puts the tables on the
+device once; the kernels look up the blueprint of every network by its code, so a new blueprint of
+known parts needs no kernel.
 Imports no Triton: who chooses an engine asks here what the kernels can run.
 """
 
@@ -9,12 +11,37 @@ import numpy as np
 
 from esper_soa.nets.model.blueprints import Architecture, Blueprints, num_codes, seed_table
 from esper_soa.nets.model.own_module import OwnModule
-from esper_soa.nets.model.parts import Conv, Depthwise, Excite, Part, SoftNorm, norm_groups, num_tensors
+from esper_soa.nets.model.parts import (
+    Conv,
+    Depthwise,
+    Excite,
+    Part,
+    SoftNorm,
+    norm_groups,
+    num_tensors,
+)
 
 END, CONV, DEPTH, SOFT_NORM, EXCITE = range(5)  # kinds of parts
-NORMED, RELU, BIASED = (1 << bit for bit in range(3))  # flags of a part: has a group norm, a ReLU, a hidden bias
-FIELDS = ("kind", "inputs", "outputs", "kernel", "groups", "hidden", "flags", "offset", "map", "source", "source_relu")
-HEAD = ("count", "replacing", "parameters")  # of row 0: parts; 1 where the seed is parts(x), not x + parts(x); numbers
+# flags of a part: has a group norm, a ReLU, a hidden bias
+NORMED, RELU, BIASED = (1 << bit for bit in range(3))
+FIELDS = (
+    "kind",
+    "inputs",
+    "outputs",
+    "kernel",
+    "groups",
+    "hidden",
+    "flags",
+    "offset",
+    "map",
+    "source",
+    "source_relu",
+)
+HEAD = (
+    "count",
+    "replacing",
+    "parameters",
+)  # of row 0: parts; 1 where the seed is parts(x), not x + parts(x); numbers
 
 
 def runs(blueprint: Architecture) -> bool:
@@ -23,13 +50,19 @@ def runs(blueprint: Architecture) -> bool:
 
 
 def programs(blueprints: Blueprints, channels: int) -> np.ndarray:
-    """int32 [codes, 1 + parts, FIELDS] for a slot of C = `channels`; zeros for codes that do not run."""
+    """int32 [codes, 1 + parts, FIELDS] for a slot of C = `channels`; zeros for codes that do not
+    run.
+    """
     running = [one for one in blueprints if runs(one)]
     longest = max((len(one.parts) for one in running), default=0)
     found = np.zeros((num_codes(blueprints), 1 + longest, len(FIELDS)), dtype=np.int32)
     for one in running:
         rows = _rows(one, channels)
-        found[one.code, 0, : len(HEAD)] = len(rows), not one.residual, seed_table(one, channels).total
+        found[one.code, 0, : len(HEAD)] = (
+            len(rows),
+            not one.residual,
+            seed_table(one, channels).total,
+        )
         found[one.code, 1 : 1 + len(rows)] = rows
     return found
 
@@ -51,11 +84,16 @@ def tensor_sizes(blueprint: Architecture, channels: int) -> list[int]:
 
 
 def _rows(blueprint: Architecture, channels: int) -> list[tuple[int, ...]]:
-    """The parts, one after the other; each reads the map of the one before it, the first map 0, which is x.
+    """The parts, one after the other; each reads the map of the one before it, the first map 0,
+    which is x.
 
     A part that scales what it is given needs no map of its own where that is x.
     """
-    rows, offset, source, relu, maps = list[tuple[int, ...]](), 0, 0, 0, 0
+    rows = list[tuple[int, ...]]()
+    offset = 0
+    source = 0
+    relu = 0
+    maps = 0
     for part, inputs in blueprint.given(channels):
         if isinstance(part, OwnModule):
             raise LookupError(f"blueprint {blueprint.name}: a module is no part of a program")
@@ -63,9 +101,12 @@ def _rows(blueprint: Architecture, channels: int) -> list[tuple[int, ...]]:
         maps = max(maps, own)
         outputs = part.outputs_of(inputs, channels)
         kind, kernel, groups, hidden, flags = _facts(part, outputs, channels)
-        rows.append((kind, inputs, outputs, kernel, groups, hidden, flags, offset, own, source, relu))
+        rows.append(
+            (kind, inputs, outputs, kernel, groups, hidden, flags, offset, own, source, relu)
+        )
         offset += sum(_sizes(part, inputs, channels))
-        source, relu = own, int(flags & RELU > 0)
+        source = own
+        relu = int(flags & RELU > 0)
     return rows
 
 

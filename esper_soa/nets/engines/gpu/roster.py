@@ -1,4 +1,5 @@
-"""Which seed stands in every slot and how it takes part in a pass: one number per network and slot, on the device.
+"""Which seed stands in every slot and how it takes part in a pass: one number per network and slot,
+on the device.
 
 Made without a read by the host; the kernels branch on it. Imports no Triton.
 """
@@ -10,29 +11,39 @@ from esper_soa.nets.pools import SlotSeeds
 from esper_soa.state import stage_in
 from esper_soa.vocabulary import Blend, Stage
 
-RUNNING, THROUGH, MULTIPLIED, GATED, DETACHED, FROZEN, MEASURED, ABLATED = (1 << bit for bit in range(8))
+RUNNING, THROUGH, MULTIPLIED, GATED, DETACHED, FROZEN, MEASURED, ABLATED = (
+    1 << bit for bit in range(8)
+)
 CODE_SHIFT = 8  # the blueprint's code stands above the flags
 
 
 def training_roster(seeds: SlotSeeds, detached_stages: tuple[int, ...]) -> Tensor:
     """int32 [N, S] of a training pass."""
     measured = stage_in(seeds.stage, (Stage.TRAINING, Stage.BLENDING)) & ~seeds.frozen
-    return _words(seeds, seeds.running, detached_stages, [(seeds.frozen, FROZEN), (measured, MEASURED)])
+    return _words(
+        seeds, seeds.running, detached_stages, [(seeds.frozen, FROZEN), (measured, MEASURED)]
+    )
 
 
 def validation_roster(seeds: SlotSeeds, detached_stages: tuple[int, ...]) -> Tensor:
-    """int32 [N, S] of a validation pass: seeds with an alpha above 0; those that subset rows leave out are ABLATED."""
+    """int32 [N, S] of a validation pass: seeds with an alpha above 0; those that subset rows leave
+    out are ABLATED.
+    """
     return _words(seeds, seeds.visible, detached_stages, [(seeds.ablated, ABLATED)])
 
 
 def _words(
-    seeds: SlotSeeds, running: Tensor, detached_stages: tuple[int, ...], marks: list[tuple[Tensor, int]]
+    seeds: SlotSeeds,
+    running: Tensor,
+    detached_stages: tuple[int, ...],
+    marks: list[tuple[Tensor, int]],
 ) -> Tensor:
     through = seeds.stage == Stage.TRAINING
     ways = [
-        (through, THROUGH), ((seeds.blend == Blend.MULTIPLY) & ~through, MULTIPLIED),
+        (through, THROUGH),
+        ((seeds.blend == Blend.MULTIPLY) & ~through, MULTIPLIED),
         ((seeds.blend == Blend.GATE) & ~through, GATED),
-    ]  # fmt: skip
+    ]
     detached = [(stage_in(seeds.stage, detached_stages), DETACHED)] if detached_stages else []
     words = (seeds.blueprint << CODE_SHIFT) | RUNNING
     for where, flag in [*ways, *detached, *marks]:

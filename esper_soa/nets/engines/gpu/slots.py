@@ -1,7 +1,9 @@
-"""The slots of N networks on a GPU: tables, work places and launches of the kernels that read seeds on the device.
+"""The slots of N networks on a GPU: tables, work places and launches of the kernels that read seeds
+on the device.
 
-A slot's forward pass is one launch, its backward pass another, and the gradients of the parameters in all slots a last
-one, whatever grows there. Features are [N, B, H*W, C]. Called by training.py and validation.py.
+A slot's forward pass is one launch, its backward pass another, and the gradients of the parameters
+in all slots a last one, whatever grows there. Features are [N, B, H*W, C]. Called by training.py
+and validation.py.
 """
 
 from typing import NamedTuple
@@ -55,7 +57,9 @@ class SlotTable(NamedTuple):
 
 
 class WorkPlaces(NamedTuple):
-    """Memory of a slot, for as many images as go through it at a time; a batch's stay until `weights_`."""
+    """Memory of a slot, for as many images as go through it at a time; a batch's stay until
+    `weights_`.
+    """
 
     maps: Tensor
     vectors: Tensor
@@ -68,82 +72,149 @@ def slot_table(shape: HostShape, number: int, device: torch.device) -> SlotTable
     programs = program.programs(shape.blueprints, channels)
     hidden = GATE.hidden.of(channels)
     widest = max(channels, hidden, program.widest(programs))
-    gate_at, uploaded = row_layout(shape, number).seed, torch.from_numpy(programs).to(device)
+    gate_at = row_layout(shape, number).seed
+    uploaded = torch.from_numpy(programs).to(device)
     return SlotTable(
-        number, len(shape.slots), channels, uploaded, program.num_maps(programs), padded(widest), -(-widest // 8) * 8,
-        gate_at, hidden,
-    )  # fmt: skip
+        number,
+        len(shape.slots),
+        channels,
+        uploaded,
+        program.num_maps(programs),
+        padded(widest),
+        -(-widest // 8) * 8,
+        gate_at,
+        hidden,
+    )
 
 
 def num_splits(batch: int) -> int:
-    """Parts of the sums over a batch; they depend on nothing else, so that no network's numbers do."""
+    """Parts of the sums over a batch; they depend on nothing else, so that no network's numbers
+    do.
+    """
     return min(MOST_SPLITS, triton.cdiv(batch, IMAGES_PER_SPLIT))
 
 
-def work_places(table: SlotTable, places: int, size: tuple[int, int], like: Tensor, gradients: bool) -> WorkPlaces:
-    """Memory for `places` images of (height, width), in the format of `like`; with room for gradients or without."""
-    area, stride = size[0] * size[1], table.stride
-    vectors = like.new_zeros(places, table.parts + 2, VECTORS.value, table.lanes, dtype=torch.float32)
+def work_places(
+    table: SlotTable, places: int, size: tuple[int, int], like: Tensor, gradients: bool
+) -> WorkPlaces:
+    """Memory for `places` images of (height, width), in the format of `like`; with room for
+    gradients or without.
+    """
+    area = size[0] * size[1]
+    stride = table.stride
+    vectors = like.new_zeros(
+        places, table.parts + 2, VECTORS.value, table.lanes, dtype=torch.float32
+    )
     room = like.new_empty(places if gradients else 1, table.parts, area, stride)
     return WorkPlaces(like.new_empty(places, table.maps, area, stride), vectors, room)
 
 
 def slot_of(
-    table: SlotTable, seeds: Seeds, params: Tensor, work: WorkPlaces, size: tuple[int, int], pooled: bool
+    table: SlotTable,
+    seeds: Seeds,
+    params: Tensor,
+    work: WorkPlaces,
+    size: tuple[int, int],
+    pooled: bool,
 ) -> Slot:
     """The record that the kernels read; params: [N, width] of the slot's pool."""
-    lanes, dtype = table.lanes, work.maps.dtype
+    lanes = table.lanes
+    dtype = work.maps.dtype
     tile = min(max(TILE_NUMBERS // lanes, 16), padded(size[0] * size[1]))
     numbers = (
-        *size, table.channels, work.maps.shape[3], lanes, tile, min(32, lanes), table.parts, table.maps, table.gate_at,
-        table.gate_hidden, 2 if pooled else 1, product_precision(dtype),
+        *size,
+        table.channels,
+        work.maps.shape[3],
+        lanes,
+        tile,
+        min(32, lanes),
+        table.parts,
+        table.maps,
+        table.gate_at,
+        table.gate_hidden,
+        2 if pooled else 1,
+        product_precision(dtype),
         dtype == torch.bfloat16 and triton.knobs.runtime.interpret,
-    )  # fmt: skip
+    )
     shape = SlotShape(*(tl.constexpr(number) for number in numbers))
     return Slot(
-        seeds.roster, seeds.alpha, tl.constexpr(table.number), tl.constexpr(table.num_slots), table.programs,
-        rows(params), *work, shape,
-    )  # fmt: skip
+        seeds.roster,
+        seeds.alpha,
+        tl.constexpr(table.number),
+        tl.constexpr(table.num_slots),
+        table.programs,
+        rows(params),
+        *work,
+        shape,
+    )
 
 
 def forward_(slot: Slot, features: Tensor, pooled: Tensor, codes: Tensor) -> None:
-    """features [N, B, H*W, C] through the slot, in place; where it has a pool also to pooled and codes [N, B, ., C]."""
-    slot_forward_kernel[features.shape[:2]](slot, features, pooled, codes, num_warps=_warps(slot), **UNPIPELINED)
+    """features [N, B, H*W, C] through the slot, in place; where it has a pool also to pooled and
+    codes [N, B, ., C].
+    """
+    slot_forward_kernel[features.shape[:2]](
+        slot, features, pooled, codes, num_warps=_warps(slot), **UNPIPELINED
+    )
 
 
 def backward_(slot: Slot, gradient: Tensor, pooled: Tensor, codes: Tensor) -> None:
-    """gradient of the features behind the slot to that before it, in place; `weights_` reads what it leaves.
+    """gradient of the features behind the slot to that before it, in place; `weights_` reads what
+    it leaves.
 
     pooled: gradient of the pooled features, where the slot has a pool.
     """
-    slot_backward_kernel[gradient.shape[:2]](slot, gradient, pooled, codes, num_warps=_warps(slot), **UNPIPELINED)
+    slot_backward_kernel[gradient.shape[:2]](
+        slot, gradient, pooled, codes, num_warps=_warps(slot), **UNPIPELINED
+    )
 
 
 def weights_(slots: tuple[Slot, ...], partials: tuple[Tensor, ...], batch: int) -> None:
-    """Gradients of the parameters in all slots after their backward passes of `batch` images of every network.
+    """Gradients of the parameters in all slots after their backward passes of `batch` images of
+    every network.
 
-    partials: by slot [N, num_splits, width], of which only the columns of seeds that learn are written.
+    partials: by slot [N, num_splits, width], of which only the columns of seeds that learn are
+    written.
     """
     num_nets, splits = partials[0].shape[:2]
     parts = max(slot.shape.parts.value for slot in slots)
     share = Share(batch, triton.cdiv(batch, splits), tl.constexpr(parts))
     seed_weights_kernel[num_nets, splits, len(slots) * (parts + 1)](
-        slots, tuple(map(rows, partials)), share, num_slots=len(slots), num_warps=max(map(_warps, slots)), **UNPIPELINED
+        slots,
+        tuple(map(rows, partials)),
+        share,
+        num_slots=len(slots),
+        num_warps=max(map(_warps, slots)),
+        **UNPIPELINED,
     )
 
 
 def num_programs(device: torch.device) -> int:
-    """Programs of `branch_`, which share the images: a few per multiprocessor, so that their work places stay in L2."""
+    """Programs of `branch_`, which share the images: a few per multiprocessor, so that their work
+    places stay in L2.
+    """
     if device.type != "cuda":
         return 2
     return PROGRAMS_PER_PROCESSOR * torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def branch_(slot: Slot, source: Tensor, target: Tensor, spare: Tensor, tree: tuple[int, int, Tensor, Tensor]) -> None:
-    """target [n * rows, B, ., C] = features behind a slot in a validation pass; see slot_branch_kernel."""
+def branch_(
+    slot: Slot, source: Tensor, target: Tensor, spare: Tensor, tree: tuple[int, int, Tensor, Tensor]
+) -> None:
+    """target [n * rows, B, ., C] = features behind a slot in a validation pass; see
+    slot_branch_kernel.
+    """
     units, batch = target.shape[:2]
     slot_branch_kernel[spare.shape[0],](
-        slot, source, target, spare, tree, batch, units * batch, num_warps=_warps(slot), **UNPIPELINED
+        slot,
+        source,
+        target,
+        spare,
+        tree,
+        batch,
+        units * batch,
+        num_warps=_warps(slot),
+        **UNPIPELINED,
     )
 
 

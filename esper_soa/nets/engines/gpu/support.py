@@ -1,7 +1,8 @@
-"""Says whether the Triton kernels can run on a device and for a run's hosts, and if not, why; makes their engine.
+"""Says whether the Triton kernels can run on a device and for a run's hosts, and if not, why; makes
+their engine.
 
-Asked by nets/choose.py, and by the benchmarks, which print the reason. Imports neither Triton, which is not always
-there, nor the kernels.
+Asked by nets/choose.py, and by the benchmarks, which print the reason. Imports neither Triton,
+which is not always there, nor the kernels.
 """
 
 import importlib
@@ -19,7 +20,8 @@ from esper_soa.nets.host import Block, HostShape, plain_blocks
 ENGINE = "esper_soa.nets.engines.gpu.engine"
 MOST_LANES = 128  # channels, or hidden units, of a block or of a seed's parts
 MOST_CLASSES = 1024
-MOST_IMAGES = 4095  # of a network in a batch: 65,535 tiles of 64 pixels are the most that a grid has
+# of a network in a batch: 65,535 tiles of 64 pixels are the most that a grid has
+MOST_IMAGES = 4095
 MIN_CAPABILITY = (8, 0)  # tensor cores for bfloat16
 
 
@@ -30,7 +32,10 @@ def unavailable_reason(device: torch.device) -> str | None:
     if os.environ.get("TRITON_INTERPRET") == "1" and device.type == "cpu":
         return None
     if device.type != "cuda":
-        return f"Triton kernels need a CUDA device, not {device.type} (TRITON_INTERPRET=1 interprets them for tests)"
+        return (
+            f"Triton kernels need a CUDA device, not {device.type} (TRITON_INTERPRET=1 "
+            "interprets them for tests)"
+        )
     capability = torch.cuda.get_device_capability(device)
     if capability < MIN_CAPABILITY:
         found, least = (".".join(map(str, version)) for version in (capability, MIN_CAPABILITY))
@@ -38,15 +43,24 @@ def unavailable_reason(device: torch.device) -> str | None:
     return None
 
 
-def obstacle(shape: HostShape, blueprints: Sequence[str], dtype: torch.dtype, batch_size: int) -> str:
-    """Why the kernels cannot take hosts of this shape with seeds of these blueprints in `dtype`; "" where they can."""
+def obstacle(
+    shape: HostShape, blueprints: Sequence[str], dtype: torch.dtype, batch_size: int
+) -> str:
+    """Why the kernels cannot take hosts of this shape with seeds of these blueprints in `dtype`; ""
+    where they can.
+    """
     foreign = [str(place) for place, one in enumerate(shape.segments) if not isinstance(one, Block)]
     if foreign:
-        return f"there is none for hosts whose segments {', '.join(foreign)} are no blocks of the package"
+        return (
+            f"there is none for hosts whose segments {', '.join(foreign)} are no blocks of the "
+            "package"
+        )
     known = {one.name for one in shape.blueprints if program.runs(one)}
     unknown = [one for one in blueprints if one not in known]
     widths = [one.channels for one in plain_blocks(shape)]
-    widths += [program.widest(program.programs(shape.blueprints, spec.channels)) for spec in shape.slots]
+    widths += [
+        program.widest(program.programs(shape.blueprints, spec.channels)) for spec in shape.slots
+    ]
     if dtype not in (torch.float32, torch.bfloat16):
         return f"there is none for {dtype}, which needs loss scales"
     if unknown:
@@ -61,6 +75,8 @@ def obstacle(shape: HostShape, blueprints: Sequence[str], dtype: torch.dtype, ba
 
 
 def loaded_engine(steps: StepCache, chosen: Choice) -> Engine:
-    """The engine of the kernels, where they can run; steps: with or without capture into CUDA graphs."""
+    """The engine of the kernels, where they can run; steps: with or without capture into CUDA
+    graphs.
+    """
     engine: Engine = importlib.import_module(ENGINE).GpuEngine(steps, chosen)
     return engine

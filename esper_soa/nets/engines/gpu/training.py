@@ -1,7 +1,8 @@
-"""A training batch of N networks as one fixed list of launches on memory that stays, the same for any mixture of seeds.
+"""A training batch of N networks as one fixed list of launches on memory that stays, the same for
+any mixture of seeds.
 
-Nothing about the seeds is known here but their tables; the kernels read the rest where it lies. The step is a
-graphs.StaticStep with one key for a whole run. Called by engine.py.
+Nothing about the seeds is known here but their tables; the kernels read the rest where it lies. The
+step is a graphs.StaticStep with one key for a whole run. Called by engine.py.
 """
 
 from typing import NamedTuple
@@ -63,10 +64,20 @@ class TrainStep:
     """The optimiser steps of an env-step, one after the other."""
 
     def __init__(
-        self, nets: NetsConfig, plans: Plans, weights: TensorDict, inputs: TrainInputs, crops: Crops, batch: int
+        self,
+        nets: NetsConfig,
+        plans: Plans,
+        weights: TensorDict,
+        inputs: TrainInputs,
+        crops: Crops,
+        batch: int,
     ) -> None:
         """crops: of the bank; its `first` is that of the inputs. batch: images of each network."""
-        self.nets, self.plans, self.weights, self.inputs, self.crops = nets, plans, weights, inputs, crops
+        self.nets = nets
+        self.plans = plans
+        self.weights = weights
+        self.inputs = inputs
+        self.crops = crops
         self.batch = batch
         self.memory: Memory | None = None
 
@@ -78,51 +89,81 @@ class TrainStep:
         """The batches of one optimiser step; with variant 1 gradient statistics are taken."""
         if self.memory is None:
             self.memory = memory_of(self.nets, self.plans, self.weights, self.batch)
-        memory, inputs, count = self.memory, self.inputs, self.nets.accumulate
+        memory = self.memory
+        inputs = self.inputs
+        count = self.nets.accumulate
         for number in range(count):
             if number:
                 inputs.counter.add_(1)  # as the step below does behind its last batch
             cut_(self.crops, inputs.counter, memory.images)
             self._head_(memory, self._forward_(memory))
             self._backward_(memory)
-            update.sum_(memory.pools, inputs.roster, kept=number > 0, share=1 / count if number == count - 1 else 1.0)
+            update.sum_(
+                memory.pools,
+                inputs.roster,
+                kept=number > 0,
+                share=1 / count if number == count - 1 else 1.0,
+            )
         if variant == 1:
             measures = update.measures_of(inputs.gradients, self.nets.shape)
             update.measure_(memory.pools, self.plans.tensors, inputs.roster, measures)
-        update.step_(memory.pools, inputs.roster, update.rules_of(self.nets.task, inputs.rates), inputs.counter)
+        update.step_(
+            memory.pools,
+            inputs.roster,
+            update.rules_of(self.nets.task, inputs.rates),
+            inputs.counter,
+        )
 
     def _slot(self, memory: Memory, number: int, side: int, pooled: bool) -> slots.Slot:
         rows = self.weights["seeds", self.nets.shape.slots[number].name, "params"]
         seeds = Seeds(self.inputs.roster, self.inputs.alpha)
-        return slots.slot_of(self.plans.slots[number], seeds, rows, memory.places[number], (side, side), pooled)
+        return slots.slot_of(
+            self.plans.slots[number], seeds, rows, memory.places[number], (side, side), pooled
+        )
 
     def _forward_(self, memory: Memory) -> Tensor:
         """Features behind the last block."""
-        x, host = memory.images, self.weights["host"]
+        x = memory.images
+        host = self.weights["host"]
         for plan in self.plans.blocks:
             weights = blocks.weights_of(plan, host["params"], host["statistics"])
             blocks.forward_(plan, x, weights, memory.blocks[plan.number])
-            features, x = memory.blocks[plan.number].features, memory.pooled[plan.number]
+            features = memory.blocks[plan.number].features
+            x = memory.pooled[plan.number]
             for number, side, pooled in plan.places:
                 given = features if number == plan.before else x
-                slots.forward_(self._slot(memory, number, side, pooled), given, x, memory.pooled_codes[plan.number])
+                slots.forward_(
+                    self._slot(memory, number, side, pooled),
+                    given,
+                    x,
+                    memory.pooled_codes[plan.number],
+                )
         return x
 
     def _head_(self, memory: Memory, features: Tensor) -> None:
         """Loss and right answers, gradients of the classifier and of the last features."""
-        inputs, gradient = self.inputs, memory.pooled_gradients[-1]
-        head = head_of(self.nets.shape, self.weights["host", "params"], inputs.labels, inputs.counter, features)
-        answers, partials = memory.answers, memory.partials[0]
+        inputs = self.inputs
+        gradient = memory.pooled_gradients[-1]
+        head = head_of(
+            self.nets.shape, self.weights["host", "params"], inputs.labels, inputs.counter, features
+        )
+        answers = memory.answers
+        partials = memory.partials[0]
         head_kernel[features.shape[:2]](features, gradient, answers, head)
-        width, at = partials.shape[2], head.weight.base.storage_offset()
-        sums, grid = (inputs.loss, inputs.correct), partials.shape[:2]
+        width = partials.shape[2]
+        at = head.weight.base.storage_offset()
+        sums = (inputs.loss, inputs.correct)
+        grid = partials.shape[:2]
         head_sums_kernel[grid](answers, partials[:, :, at:], width, sums, head)
 
     def _backward_(self, memory: Memory) -> None:
-        host, records = self.weights["host"], dict[int, slots.Slot]()
+        host = self.weights["host"]
+        records = dict[int, slots.Slot]()
         for plan in reversed(self.plans.blocks):
-            own, number = memory.blocks[plan.number], plan.number
-            behind, codes = memory.pooled_gradients[number], memory.pooled_codes[number]
+            own = memory.blocks[plan.number]
+            number = plan.number
+            behind = memory.pooled_gradients[number]
+            codes = memory.pooled_codes[number]
             for slot, side, pooled in reversed(plan.places):
                 given = memory.gradients[number] if slot == plan.before else behind
                 records[slot] = self._slot(memory, slot, side, pooled)
@@ -130,7 +171,9 @@ class TrainStep:
             x = memory.pooled[number - 1] if number else memory.images
             weights = blocks.weights_of(plan, host["params"], host["statistics"])
             room = memory.pooled_gradients[number - 1] if number else None
-            blocks.backward_(plan, x, weights, own, (memory.gradients[number], room), memory.partials[0])
+            blocks.backward_(
+                plan, x, weights, own, (memory.gradients[number], room), memory.partials[0]
+            )
         if records:
             partials = tuple(memory.partials[1 + slot] for slot in records)
             slots.weights_(tuple(records.values()), partials, self.batch)
@@ -143,11 +186,13 @@ def activation_kind(nets: NetsConfig) -> torch.dtype:
 
 def memory_of(nets: NetsConfig, plans: Plans, weights: TensorDict, batch: int) -> Memory:
     """Memory for batches of B images; of partial sums every column is 0 at first."""
-    shape, params = nets.shape, weights["host", "params"]
+    shape = nets.shape
+    params = weights["host", "params"]
     num_nets = params.shape[0]
     images = params.new_empty(num_nets, batch, IMAGE_SIZE**2, COLOURS, dtype=activation_kind(nets))
     own = [blocks.memory_of(plan, num_nets, batch, images) for plan in plans.blocks]
-    pooled, codes = list[Tensor](), list[Tensor]()
+    pooled = list[Tensor]()
+    codes = list[Tensor]()
     for plan, memory in zip(plans.blocks, own, strict=True):
         size = num_nets, batch, plan.out_side**2, plan.outputs
         pooled.append(images.new_empty(size) if plan.slot_pool else memory.features)

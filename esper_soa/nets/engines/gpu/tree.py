@@ -1,8 +1,9 @@
-"""Subset rows of all envs as one tree of branches with a fixed shape, so that every env may need other subsets.
+"""Subset rows of all envs as one tree of branches with a fixed shape, so that every env may need
+other subsets.
 
-A host is a chain: rows whose subsets agree in the slots met so far are computed once. At every slot a row goes on
-without the seed, with it, or both; rows that an env does not need are masked. All of it is made where the env
-state lies, without a read by the host. Called by engine.py.
+A host is a chain: rows whose subsets agree in the slots met so far are computed once. At every slot
+a row goes on without the seed, with it, or both; rows that an env does not need are masked. All of
+it is made where the env state lies, without a read by the host. Called by engine.py.
 """
 
 from typing import NamedTuple
@@ -28,13 +29,17 @@ class Level(NamedTuple):
 
 
 def codes_of(ablated: Tensor, fossil: Tensor, rows: SubsetRows) -> Tensor:
-    """int64 [N, R]: subsets to validate, by bit masks over slot numbers, the full set first; -1 = no row.
+    """int64 [N, R]: subsets to validate, by bit masks over slot numbers, the full set first; -1 =
+    no row.
 
-    As subsets.subset_codes has them; ablated, fossil: bool [N, S], `fossil` are those of `ablated` that are fossils.
+    As subsets.subset_codes has them; ablated, fossil: bool [N, S], `fossil` are those of `ablated`
+    that are fossils.
     """
-    num_slots, device = ablated.shape[1], ablated.device
+    num_slots = ablated.shape[1]
+    device = ablated.device
     bits = 1 << torch.arange(num_slots, device=device)
-    full, count = torch.where(ablated, bits, 0).sum(1, keepdim=True), ablated.sum(1, keepdim=True)
+    full = torch.where(ablated, bits, 0).sum(1, keepdim=True)
+    count = ablated.sum(1, keepdim=True)
     exact = [full]
     for _ in range(min(2**num_slots, 2**EXACT_SLOTS) - 1):
         exact.append((exact[-1] - 1) & full)  # the next smaller subset
@@ -45,18 +50,32 @@ def codes_of(ablated: Tensor, fossil: Tensor, rows: SubsetRows) -> Tensor:
         return every
     kept = torch.where(fossil, bits, 0).sum(1, keepdim=True)
     few = _few_codes(ablated, (full, kept), bits, rows)
-    few, every = (F.pad(one, (0, most - one.shape[1]), value=-1) for one in (few[:, :most], every[:, :most]))
+    few, every = (
+        F.pad(one, (0, most - one.shape[1]), value=-1) for one in (few[:, :most], every[:, :most])
+    )
     return torch.where(count <= EXACT_SLOTS, every, few)
 
 
-def _few_codes(ablated: Tensor, known: tuple[Tensor, Tensor], bits: Tensor, rows: SubsetRows) -> Tensor:
-    """int64 [N, .]: the subsets for envs with more seeds than EXACT_SLOTS; known: the full set, the fossils alone."""
+def _few_codes(
+    ablated: Tensor, known: tuple[Tensor, Tensor], bits: Tensor, rows: SubsetRows
+) -> Tensor:
+    """int64 [N, .]: the subsets for envs with more seeds than EXACT_SLOTS; known: the full set, the
+    fossils alone.
+    """
     full, kept = known
-    wanted = [full, torch.where(ablated, full - bits, -1), torch.where(ablated, bits, -1), torch.zeros_like(full), kept]
+    wanted = [
+        full,
+        torch.where(ablated, full - bits, -1),
+        torch.where(ablated, bits, -1),
+        torch.zeros_like(full),
+        kept,
+    ]
     if rows.pairs:
         one, other = torch.triu_indices(len(bits), len(bits), 1, device=bits.device).unbind(0)
         both = ablated.index_select(1, one) & ablated.index_select(1, other)
-        wanted.append(torch.where(both, bits.index_select(0, one) | bits.index_select(0, other), -1))
+        wanted.append(
+            torch.where(both, bits.index_select(0, one) | bits.index_select(0, other), -1)
+        )
     wanted += [full & code for code in rows.codes]
     codes = torch.cat(wanted, dim=1)
     repeated = (codes[:, :, None] == codes[:, None, :]).tril(-1).any(-1)
@@ -70,12 +89,15 @@ def level_rows(num_slots: int, most: int) -> list[int]:
 
 
 def levels_of(codes: Tensor, order: tuple[int, ...]) -> list[Level]:
-    """The rows behind every slot in execution `order`; codes: int64 [N, R], of which no two of an env are equal.
+    """The rows behind every slot in execution `order`; codes: int64 [N, R], of which no two of an
+    env are equal.
 
     The last level has a row for every code, in their order.
     """
-    levels, mask = list[Level](), 0
-    known, most = codes >= 0, codes.shape[1]
+    levels = list[Level]()
+    mask = 0
+    known = codes >= 0
+    most = codes.shape[1]
     before = torch.zeros_like(codes)
     for slot, rows in zip(order, level_rows(len(order), most), strict=True):
         mask |= 1 << slot

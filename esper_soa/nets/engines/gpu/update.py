@@ -34,18 +34,22 @@ EXACT = {"enable_fp_fusion": False}  # products and sums are rounded one by one,
 class TensorTable(NamedTuple):
     """Parameter tensors of a slot's seeds."""
 
-    places: Tensor  # int32 [codes + 1, tensors, 2]: first column and numbers; the gate's in the last row
+    # Int32 [codes + 1, tensors, 2]: first column and numbers; the gate's in the last row.
+    places: Tensor
     tensors: int
     codes: int
 
 
 def tensor_table(shape: HostShape, slot: int, device: torch.device) -> TensorTable:
     """The table of one slot."""
-    channels, known = shape.slots[slot].channels, [one for one in shape.blueprints if program.runs(one)]
+    channels = shape.slots[slot].channels
+    known = [one for one in shape.blueprints if program.runs(one)]
     lists = {one.code: program.tensor_sizes(one, channels) for one in known}
     codes = 1 + max(lists, default=0)
     gate = gate_table(channels).sizes
-    found = np.zeros((codes + 1, max(len(sizes) for sizes in (gate, *lists.values())), 2), dtype=np.int32)
+    found = np.zeros(
+        (codes + 1, max(len(sizes) for sizes in (gate, *lists.values())), 2), dtype=np.int32
+    )
     for row, sizes, start in [
         *((code, sizes, 0) for code, sizes in lists.items()),
         (-1, gate, row_layout(shape, slot).seed),
@@ -58,7 +62,9 @@ def tensor_table(shape: HostShape, slot: int, device: torch.device) -> TensorTab
 def pools_of(
     weights: TensorDict, shape: HostShape, tables: list[SlotTable], partials: list[Tensor]
 ) -> tuple[Pool, ...]:
-    """The hosts' pool and those of the slots, with room for their gradients; partials: [n, splits, width] of each."""
+    """The hosts' pool and those of the slots, with room for their gradients; partials: [n, splits,
+    width] of each.
+    """
     stores = [weights["host"], *(weights["seeds", spec.name] for spec in shape.slots)]
     tiles = triton.cdiv(max(store["params"].shape[1] for store in stores), TILE)
     found = []
@@ -66,15 +72,31 @@ def pools_of(
         table = tables[max(number, 0)] if tables else None
         gradient = torch.empty_like(store["params"])
         squares = torch.empty(gradient.shape[0], tiles, dtype=STATE_FLOAT, device=gradient.device)
-        programs = torch.zeros(1, dtype=torch.int32, device=gradient.device) if table is None else table.programs
+        programs = (
+            torch.zeros(1, dtype=torch.int32, device=gradient.device)
+            if table is None
+            else table.programs
+        )
         facts = (
-            gradient.shape[1], part.shape[1], number, int(number >= 0), len(tables),
-            0 if table is None else table.parts, 0 if table is None else table.gate_at,
-        )  # fmt: skip
-        found.append(Pool(
-            rows(store["params"]), rows(store["momentum"]), part, gradient, squares, programs,
-            *(tl.constexpr(fact) for fact in facts),
-        ))  # fmt: skip
+            gradient.shape[1],
+            part.shape[1],
+            number,
+            int(number >= 0),
+            len(tables),
+            0 if table is None else table.parts,
+            0 if table is None else table.gate_at,
+        )
+        found.append(
+            Pool(
+                rows(store["params"]),
+                rows(store["momentum"]),
+                part,
+                gradient,
+                squares,
+                programs,
+                *(tl.constexpr(fact) for fact in facts),
+            )
+        )
     return tuple(found)
 
 
@@ -92,20 +114,34 @@ def measures_of(gradients: dict[str, Tensor], shape: HostShape) -> Measures:
 
 
 def sum_(pools: tuple[Pool, ...], roster: Tensor, kept: bool = False, share: float = 1.0) -> None:
-    """Gradients of all rows from their partials, `share` of them; kept: beside those that are there."""
-    update.sum_kernel[_grid(pools)](pools, roster, num_pools=len(pools), tile=TILE, kept=kept, share=share)
+    """Gradients of all rows from their partials, `share` of them; kept: beside those that are
+    there.
+    """
+    update.sum_kernel[_grid(pools)](
+        pools, roster, num_pools=len(pools), tile=TILE, kept=kept, share=share
+    )
 
 
 def step_(pools: tuple[Pool, ...], roster: Tensor, rules: Rules, counter: Tensor) -> None:
     """One step of SGD of all rows that learn; counts the batch."""
-    update.step_kernel[_grid(pools)](pools, roster, rules, counter, num_pools=len(pools), tile=TILE, **EXACT)
+    update.step_kernel[_grid(pools)](
+        pools, roster, rules, counter, num_pools=len(pools), tile=TILE, **EXACT
+    )
 
 
-def measure_(pools: tuple[Pool, ...], tables: list[TensorTable], roster: Tensor, measures: Measures) -> None:
+def measure_(
+    pools: tuple[Pool, ...], tables: list[TensorTable], roster: Tensor, measures: Measures
+) -> None:
     """Gradient statistics of the seeds that are to be measured."""
     num_nets, num_tiles = pools[0].squares.shape
     update.measure_kernel[num_nets, len(tables)](
-        pools, tuple(tuple(table) for table in tables), roster, measures, num_tiles, num_slots=len(tables), tile=TILE
+        pools,
+        tuple(tuple(table) for table in tables),
+        roster,
+        measures,
+        num_tiles,
+        num_slots=len(tables),
+        tile=TILE,
     )
 
 

@@ -1,4 +1,5 @@
-"""Validation batches of N networks as one fixed list of launches: all subset rows of all networks as one masked tree.
+"""Validation batches of N networks as one fixed list of launches: all subset rows of all networks
+as one masked tree.
 
 The step is a graphs.StaticStep with one key for a whole run. Called by engine.py.
 """
@@ -58,23 +59,36 @@ class ValidationStep:
     """The batches of a validation pass, one after the other."""
 
     def __init__(
-        self, nets: NetsConfig, plans: Plans, weights: TensorDict, inputs: ValidationInputs, crops: Crops, batch: int
+        self,
+        nets: NetsConfig,
+        plans: Plans,
+        weights: TensorDict,
+        inputs: ValidationInputs,
+        crops: Crops,
+        batch: int,
     ) -> None:
         """crops: of the bank; its `first` is that of the inputs."""
-        self.nets, self.plans, self.weights, self.inputs, self.crops = nets, plans, weights, inputs, crops
+        self.nets = nets
+        self.plans = plans
+        self.weights = weights
+        self.inputs = inputs
+        self.crops = crops
         self.batch = batch
         self.memory: Memory | None = None
 
     def buffers(self) -> list[Tensor]:
         """What differs from one env-step to the next."""
         own = [value for value in self.inputs if isinstance(value, Tensor)]
-        return own + [part for level in self.inputs.levels for part in (level.counts, level.origins)]
+        return own + [
+            part for level in self.inputs.levels for part in (level.counts, level.origins)
+        ]
 
     def step_(self, variant: int) -> None:
         """One batch under all subset rows."""
         if self.memory is None:
             self.memory = memory_of(self.nets, self.plans, self._extent(), self.inputs.first.device)
-        memory, inputs = self.memory, self.inputs
+        memory = self.memory
+        inputs = self.inputs
         cut_(self.crops, inputs.counter, memory.images)
         features, branches = self._forward_(memory)
         params = self.weights["host", "params"]
@@ -86,33 +100,48 @@ class ValidationStep:
 
     def _extent(self) -> "Extent":
         inputs = self.inputs
-        rows, programs = [level.rows for level in inputs.levels], slots.num_programs(inputs.first.device)
+        rows = [level.rows for level in inputs.levels]
+        programs = slots.num_programs(inputs.first.device)
         return Extent(inputs.roster.shape[0], inputs.first.shape[0], self.batch, rows, programs)
 
     def _forward_(self, memory: Memory) -> tuple[Tensor, Branches]:
         """Features behind the last block, and their rows."""
-        host, room, levels = self.weights["host"], iter(memory.features), iter(self.inputs.levels)
-        x, branches = memory.images, Branches(1, memory.one)
+        host = self.weights["host"]
+        room = iter(memory.features)
+        levels = iter(self.inputs.levels)
+        x = memory.images
+        branches = Branches(1, memory.one)
         for plan in self.plans.blocks:
             weights = blocks.weights_of(plan, host["params"], host["statistics"])
             features = next(room)
             blocks.evaluate_(plan, x, weights, features, branches)
             x = features
             for number, side, pooled in plan.places:
-                target, level = next(room), next(levels)
-                self._slot_(memory, (number, side, pooled), (x, target), (branches.rows, level.rows, *level))
-                x, branches = target, Branches(level.rows, level.counts)
+                target = next(room)
+                level = next(levels)
+                self._slot_(
+                    memory, (number, side, pooled), (x, target), (branches.rows, level.rows, *level)
+                )
+                x = target
+                branches = Branches(level.rows, level.counts)
         return x, branches
 
     def _slot_(
-        self, memory: Memory, place: tuple[int, int, bool], features: tuple[Tensor, Tensor],
+        self,
+        memory: Memory,
+        place: tuple[int, int, bool],
+        features: tuple[Tensor, Tensor],
         tree: tuple[int, int, Tensor, Tensor],
-    ) -> None:  # fmt: skip
-        """The features before a slot and room for those behind it; place: slot, side and whether a pool follows."""
+    ) -> None:
+        """The features before a slot and room for those behind it; place: slot, side and whether a
+        pool follows.
+        """
         number, side, pooled = place
         rows = self.weights["seeds", self.nets.shape.slots[number].name, "params"]
         seeds = Seeds(self.inputs.roster, self.inputs.alpha)
-        slot = slots.slot_of(self.plans.slots[number], seeds, rows, memory.places[number], (side, side), pooled)
+        slot = slots.slot_of(
+            self.plans.slots[number], seeds, rows, memory.places[number], (side, side), pooled
+        )
         slots.branch_(slot, *features, memory.spares[number], tree)
 
 
@@ -128,9 +157,14 @@ class Extent(NamedTuple):
 
 def memory_of(nets: NetsConfig, plans: Plans, extent: Extent, device: torch.device) -> Memory:
     """Memory of a step."""
-    size, kind = (extent.image_sets, extent.batch, IMAGE_SIZE**2, COLOURS), activation_kind(nets)
-    images, last, left = torch.empty(size, dtype=kind, device=device), 1, iter(extent.rows)
-    features, places, spares = list[Tensor](), dict[int, WorkPlaces](), dict[int, Tensor]()
+    size = (extent.image_sets, extent.batch, IMAGE_SIZE**2, COLOURS)
+    kind = activation_kind(nets)
+    images = torch.empty(size, dtype=kind, device=device)
+    last = 1
+    left = iter(extent.rows)
+    features = list[Tensor]()
+    places = dict[int, WorkPlaces]()
+    spares = dict[int, Tensor]()
 
     def room(side: int, channels: int) -> Tensor:
         return images.new_empty(extent.num_nets * last, extent.batch, side**2, channels)
@@ -140,21 +174,33 @@ def memory_of(nets: NetsConfig, plans: Plans, extent: Extent, device: torch.devi
         for number, side, pooled in plan.places:
             last = next(left)
             features.append(room(side // 2 if pooled else side, plan.outputs))
-            places[number] = slots.work_places(plans.slots[number], extent.programs, (side, side), images, False)
+            places[number] = slots.work_places(
+                plans.slots[number], extent.programs, (side, side), images, False
+            )
             spares[number] = images.new_empty(extent.programs, side**2, plan.outputs)
     numbers = range(len(plans.slots))
     return Memory(
-        images, features, [places[number] for number in numbers], [spares[number] for number in numbers],
+        images,
+        features,
+        [places[number] for number in numbers],
+        [spares[number] for number in numbers],
         answers_of(nets.shape, extent.num_nets * last, extent.batch, images),
         torch.ones(extent.num_nets, dtype=torch.int32, device=device),
-    )  # fmt: skip
+    )
 
 
-def fresh_sums(num_nets: int, rows: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def fresh_sums(
+    num_nets: int, rows: int, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(counter, loss, correct, counted) of a pass that begins; rows: R."""
     counts = torch.zeros(num_nets, rows + 1, dtype=torch.int64, device=device)
     loss = torch.zeros(num_nets, dtype=STATE_FLOAT, device=device)
-    return torch.zeros(1, dtype=torch.int32, device=device), loss, counts[:, 1:].contiguous(), counts[:, 0].contiguous()
+    return (
+        torch.zeros(1, dtype=torch.int32, device=device),
+        loss,
+        counts[:, 1:].contiguous(),
+        counts[:, 0].contiguous(),
+    )
 
 
 def num_batches(images: int, batch: int) -> int:

@@ -1,1 +1,3 @@
-"""The engine in torch, on every device: the meaning of training and validation, whichever layers it is given."""
+"""The engine in torch, on every device: the meaning of training and validation, whichever layers it
+is given.
+"""

@@ -38,28 +38,45 @@ class TorchEngine:
     layers: Layers = PLAIN
     cut: ImageCutter = cut_images
     chosen: Choice = Choice(False, "plain torch")
-    steps: StepCache | None = None  # keeps steps at static addresses and replays them as CUDA graphs
+    # Keeps steps at static addresses and replays them as CUDA graphs.
+    steps: StepCache | None = None
 
     def kept_bytes(self, nets: NetsConfig, work: WorkSizes, device: torch.device) -> int:
         """None but what graphs hold, which is as much as there are groupings."""
         return 0
 
-    def claim_(self, nets: NetsConfig, weights: TensorDict, seeds: SlotSeeds, keys: Tensor) -> ActiveSeeds:
+    def claim_(
+        self, nets: NetsConfig, weights: TensorDict, seeds: SlotSeeds, keys: Tensor
+    ) -> ActiveSeeds:
         """On the host, as only seeds that run cost time."""
         return read_and_claim_(weights, nets.shape, seeds, keys)
 
     def train_(
-        self, nets: NetsConfig, weights: TensorDict, alpha: Tensor, active_seeds: ActiveSeeds, feed: TrainingFeed,
-        num_batches: int, lr_factor: float = 1.0,
-    ) -> TrainReport:  # fmt: skip
+        self,
+        nets: NetsConfig,
+        weights: TensorDict,
+        alpha: Tensor,
+        active_seeds: ActiveSeeds,
+        feed: TrainingFeed,
+        num_batches: int,
+        lr_factor: float = 1.0,
+    ) -> TrainReport:
         """Chunk by chunk, a backward pass for all networks of a chunk."""
-        plan, lr = training_plan(active_seeds, nets.detached_stages), LearningRates.of(nets.task, lr_factor)
-        job = TrainingPass(self.layers, self.steps, nets, weights, alpha, plan, feed, num_batches, lr)
+        plan = training_plan(active_seeds, nets.detached_stages)
+        lr = LearningRates.of(nets.task, lr_factor)
+        job = TrainingPass(
+            self.layers, self.steps, nets, weights, alpha, plan, feed, num_batches, lr
+        )
         with _searching(self.steps is not None):
             return train_pass_(nets, alpha, active_seeds, job.train_chunk_)
 
     def validate(
-        self, nets: NetsConfig, weights: TensorDict, alpha: Tensor, active_seeds: ActiveSeeds, feed: ValidationFeed
+        self,
+        nets: NetsConfig,
+        weights: TensorDict,
+        alpha: Tensor,
+        active_seeds: ActiveSeeds,
+        feed: ValidationFeed,
     ) -> ValidationReport:
         """Job by job, the subset rows along the batch."""
         plan = validation_plan(active_seeds, nets.detached_stages)
@@ -72,7 +89,8 @@ class TorchEngine:
 def _searching(wanted: bool) -> Iterator[None]:
     """Within it cuDNN, where `wanted`, times its algorithms for every shape that is new.
 
-    It pays for steps that are kept, which are captured with what was found; else shapes change with the seeds.
+    It pays for steps that are kept, which are captured with what was found; else shapes change with
+    the seeds.
     """
     cudnn = torch.backends.cudnn
     before = cudnn.benchmark

@@ -1,7 +1,9 @@
-"""A training pass in torch: forward, backward, clipping, SGD and gradient statistics of chunks of networks, in place.
+"""A training pass in torch: forward, backward, clipping, SGD and gradient statistics of chunks of
+networks, in place.
 
-A chunk is as many envs as suit the device: all N on a GPU, a few on a CPU, where caches decide and workers run them
-side by side. The losses of a chunk are summed, so one backward gives every host its own gradient. Called by engine.py.
+A chunk is as many envs as suit the device: all N on a GPU, a few on a CPU, where caches decide and
+workers run them side by side. The losses of a chunk are summed, so one backward gives every host
+its own gradient. Called by engine.py.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,7 +21,15 @@ from esper_soa.nets.host import train_loss
 from esper_soa.nets.layers import Layers
 from esper_soa.nets.passes import Gradients
 from esper_soa.nets.pools import upload
-from esper_soa.nets.precision import SCALE, LossScales, all_finite, as_input, autocast, of_nets, where_finite_
+from esper_soa.nets.precision import (
+    SCALE,
+    LossScales,
+    all_finite,
+    as_input,
+    autocast,
+    of_nets,
+    where_finite_,
+)
 from esper_soa.nets.seed_plan import SeedPlan, groups_of
 from esper_soa.nets.seeds import ActiveGroup, TrainingSeeds, gather_rows, scatter_rows_
 from esper_soa.nets.sgd import LearningRates, rules_of
@@ -40,7 +50,9 @@ class TrainingPass(NamedTuple):
     num_batches: int
     lr: LearningRates
 
-    def train_chunk_(self, envs: np.ndarray, gradients: Gradients, call: Call) -> tuple[Tensor, Tensor]:
+    def train_chunk_(
+        self, envs: np.ndarray, gradients: Gradients, call: Call
+    ) -> tuple[Tensor, Tensor]:
         """Loss [n] and accuracy (percent, float64 [n]) of the envs with these numbers."""
         chunk = _Chunk(self.layers, self.nets, self.weights, self.alpha, self.plan, envs, self.lr)
         if self.steps is not None:
@@ -67,7 +79,9 @@ class TrainingPass(NamedTuple):
     ) -> tuple[Tensor, Tensor]:
         """The same as `train_chunk_` on memory that stays from one env-step to the next."""
         fresh = _CapturedSteps(
-            chunk, self.feed.counted(chunk.env_numbers), unmeasured(self.alpha.shape, self.alpha.device)
+            chunk,
+            self.feed.counted(chunk.env_numbers),
+            unmeasured(self.alpha.shape, self.alpha.device),
         )
         done = steps.run_(fresh.key, fresh, [*map(int, self._measured)])
         done.chunk.write_back_()
@@ -78,7 +92,9 @@ class TrainingPass(NamedTuple):
 
 
 class _Chunk:
-    """Weights of a few envs while they train: copies, as other chunks of the same memory may train at the same time."""
+    """Weights of a few envs while they train: copies, as other chunks of the same memory may train
+    at the same time.
+    """
 
     def __init__(
         self,
@@ -90,7 +106,10 @@ class _Chunk:
         envs: np.ndarray,
         lr: LearningRates,
     ) -> None:
-        self.layers, self.nets, self.weights, self.lr = layers, nets, weights, lr
+        self.layers = layers
+        self.nets = nets
+        self.weights = weights
+        self.lr = lr
         self.env_numbers = upload(envs, alpha.device)
         host = weights["host"]
         self.params = host["params"].index_select(0, self.env_numbers)
@@ -105,7 +124,8 @@ class _Chunk:
         self.seen = 0  # images of each network
 
     def step_(self, batches: Iterable[tuple[Tensor, Tensor]], gradients: Gradients | None) -> None:
-        """One optimiser step of every network on all `batches`; writes gradient statistics where asked for.
+        """One optimiser step of every network on all `batches`; writes gradient statistics where
+        asked for.
 
         Under loss scales, networks of envs whose gradient overflows are left as they are.
         """
@@ -114,7 +134,9 @@ class _Chunk:
         finite = torch.ones_like(self.loss, dtype=torch.bool)
         if self.scales is not None:
             host_grad = self.scales.unscaled(host_grad, None)
-            grads = [(active, self.scales.unscaled(grad, active.group.nets)) for active, grad in grads]
+            grads = [
+                (active, self.scales.unscaled(grad, active.group.nets)) for active, grad in grads
+            ]
             finite = all_finite(host_grad, [(active.group.nets, grad) for active, grad in grads])
         if gradients is not None:
             self._measure_(gradients, host_grad, grads, finite)
@@ -131,37 +153,60 @@ class _Chunk:
         self, batches: Iterable[tuple[Tensor, Tensor]]
     ) -> tuple[Tensor, list[tuple[ActiveGroup, Tensor]]]:
         """As `_gradients`, of the mean loss of nets.accumulate batches."""
-        (host_grad, grads), *others = [self._gradients(images, labels) for images, labels in batches]
+        (host_grad, grads), *others = [
+            self._gradients(images, labels) for images, labels in batches
+        ]
         for host_more, more in others:
             host_grad = host_grad + host_more
-            grads = [(active, grad + other) for (active, grad), (_, other) in zip(grads, more, strict=True)]
+            grads = [
+                (active, grad + other)
+                for (active, grad), (_, other) in zip(grads, more, strict=True)
+            ]
         if others:
             count = 1 + len(others)
             return host_grad / count, [(active, grad / count) for active, grad in grads]
         return host_grad, grads
 
-    def _gradients(self, images: Tensor, labels: Tensor) -> tuple[Tensor, list[tuple[ActiveGroup, Tensor]]]:
-        """Gradients of the hosts [n, P] and of the seeds that train; adds up losses and correct answers on the way."""
-        num_nets, shape, precision = labels.shape[1], self.nets.shape, self.nets.precision
+    def _gradients(
+        self, images: Tensor, labels: Tensor
+    ) -> tuple[Tensor, list[tuple[ActiveGroup, Tensor]]]:
+        """Gradients of the hosts [n, P] and of the seeds that train; adds up losses and correct
+        answers on the way.
+        """
+        num_nets = labels.shape[1]
+        shape = self.nets.shape
+        precision = self.nets.precision
         seeds = TrainingSeeds(self.actives, num_nets)
         leaf = self.params.detach().requires_grad_()
         with autocast(precision, images.device):
             inputs = as_input(images, precision)
             parameters = shape.parameters.unpack(leaf)
-            losses, correct = train_loss(self.layers, shape, parameters, self.statistics, (inputs, labels), seeds)
+            losses, correct = train_loss(
+                self.layers, shape, parameters, self.statistics, (inputs, labels), seeds
+            )
         self.loss += losses.detach()
         self.correct += correct
         self.seen += labels.shape[0]
         leaves = [leaf, *(seed for seed in seeds.leaves if seed.requires_grad)]
         scaled = losses if self.scales is None else losses * self.scales.scale
         host_grad, *seed_grads = torch.autograd.grad(scaled.sum(), leaves)
-        trained = [active for active, seed in zip(self.actives, seeds.leaves, strict=True) if seed.requires_grad]
+        trained = [
+            active
+            for active, seed in zip(self.actives, seeds.leaves, strict=True)
+            if seed.requires_grad
+        ]
         return host_grad, list(zip(trained, seed_grads, strict=True))
 
     def _copies(self) -> list[tuple[Tensor | None, Tensor, Tensor]]:
-        """Everything that a step changes in a network, and what it is now; with the networks whose rows it holds."""
+        """Everything that a step changes in a network, and what it is now; with the networks whose
+        rows it holds.
+        """
         own = [(None, part) for part in (self.params, self.momentum, *self.statistics)]
-        seeds = [(active.group.nets, part) for active in self.actives for part in (active.params, active.momentum)]
+        seeds = [
+            (active.group.nets, part)
+            for active in self.actives
+            for part in (active.params, active.momentum)
+        ]
         return [(nets, part, part.clone()) for nets, part in own + seeds]
 
     def _measure_(
@@ -171,18 +216,22 @@ class _Chunk:
         grads: list[tuple[ActiveGroup, Tensor]],
         finite: Tensor,
     ) -> None:
-        """Write the statistics of networks with `finite` gradients; without loss scales all count as such."""
+        """Write the statistics of networks with `finite` gradients; without loss scales all count
+        as such.
+        """
         for active, grad in grads:
             group = active.group
             if group.measured:
-                host, valid = of_nets(host_grad, group.nets), of_nets(finite, group.nets)
+                host = of_nets(host_grad, group.nets)
+                valid = of_nets(finite, group.nets)
                 for name, values in gradient_statistics(host, grad, active.sizes).items():
                     kept = gradients[name][group.rows, group.slot]
                     gradients[name][group.rows, group.slot] = torch.where(valid, values, kept)
 
     def write_back_(self) -> None:
         """Return the rows of hosts and seeds to the pools."""
-        host, envs = self.weights["host"], self.env_numbers
+        host = self.weights["host"]
+        envs = self.env_numbers
         host["params"].index_copy_(0, envs, self.params)
         host["momentum"].index_copy_(0, envs, self.momentum)
         if self.statistics:
@@ -195,21 +244,38 @@ class _Chunk:
 
     def buffers(self) -> list[Tensor]:
         """What a step reads or changes."""
-        own = [self.env_numbers, self.params, self.momentum, *self.statistics, self.loss, self.correct]
+        own = [
+            self.env_numbers,
+            self.params,
+            self.momentum,
+            *self.statistics,
+            self.loss,
+            self.correct,
+        ]
         own += self.scales.buffers() if self.scales is not None else []
         return own + [part for active in self.actives for part in active.buffers()]
 
 
 class _CapturedSteps:
-    """The steps of a chunk with everything they read or change at addresses of their own; see graphs.StaticStep."""
+    """The steps of a chunk with everything they read or change at addresses of their own; see
+    graphs.StaticStep.
+    """
 
     def __init__(self, chunk: _Chunk, feed: CountedFeed, gradients: Gradients) -> None:
         chunk.env_numbers = chunk.env_numbers.clone()  # on a CPU it is the caller's memory
         device = chunk.params.device
-        chunk.lr = LearningRates(*(torch.full((), float(lr), dtype=torch.float64, device=device) for lr in chunk.lr))
-        self.chunk, self.feed, self.gradients = chunk, feed, gradients
+        chunk.lr = LearningRates(
+            *(torch.full((), float(lr), dtype=torch.float64, device=device) for lr in chunk.lr)
+        )
+        self.chunk = chunk
+        self.feed = feed
+        self.gradients = gradients
         self.seen = 0  # images per batch
-        self.key = ("train", chunk.env_numbers.shape[0], *(active.signature for active in chunk.actives))
+        self.key = (
+            "train",
+            chunk.env_numbers.shape[0],
+            *(active.signature for active in chunk.actives),
+        )
 
     def buffers(self) -> list[Tensor]:
         rates = [lr for lr in self.chunk.lr if isinstance(lr, Tensor)]
@@ -219,5 +285,7 @@ class _CapturedSteps:
         """One optimiser step; with variant 1 gradient statistics are taken."""
         count = self.chunk.nets.accumulate
         self.chunk.seen = 0
-        self.chunk.step_((self.feed.next_() for _ in range(count)), self.gradients if variant == 1 else None)
+        self.chunk.step_(
+            (self.feed.next_() for _ in range(count)), self.gradients if variant == 1 else None
+        )
         self.seen = self.chunk.seen // count

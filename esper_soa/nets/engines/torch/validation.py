@@ -1,4 +1,5 @@
-"""A validation pass in torch: chunks of networks under every subset of blended seeds, with shared segments.
+"""A validation pass in torch: chunks of networks under every subset of blended seeds, with shared
+segments.
 
 Seeds run only in the rows in which they are on (subsets.py). Called by engine.py.
 """
@@ -28,7 +29,8 @@ class ValidationPass(NamedTuple):
     """What the jobs of a validation pass share."""
 
     layers: Layers
-    steps: StepCache | None  # keeps measurements at static addresses and replays them as CUDA graphs
+    # Keeps measurements at static addresses and replays them as CUDA graphs.
+    steps: StepCache | None
     nets: NetsConfig
     weights: TensorDict
     alpha: Tensor
@@ -48,10 +50,17 @@ class ValidationPass(NamedTuple):
 
 
 class SubsetSeeds:
-    """Fills the slots of a validation pass; ablated slots split the alpha rows, the others apply to every row."""
+    """Fills the slots of a validation pass; ablated slots split the alpha rows, the others apply to
+    every row.
+    """
 
-    def __init__(self, actives: list[ActiveGroup], num_nets: int, plan: dict[int, Branch], batch: int) -> None:
-        self.actives, self.num_nets, self.plan, self.batch = actives, num_nets, plan, batch
+    def __init__(
+        self, actives: list[ActiveGroup], num_nets: int, plan: dict[int, Branch], batch: int
+    ) -> None:
+        self.actives = actives
+        self.num_nets = num_nets
+        self.plan = plan
+        self.batch = batch
 
     def occupied(self, slot: int) -> bool:
         return any(active.group.slot == slot for active in self.actives)
@@ -67,7 +76,11 @@ class SubsetSeeds:
     def _rows(self, x: Tensor, rows: tuple[int, ...]) -> Tensor:
         if rows == tuple(range(x.shape[0] // self.batch)):
             return x
-        return torch.cat([x[row * self.batch : (row + 1) * self.batch] for row in rows]) if rows else x[:0]
+        return (
+            torch.cat([x[row * self.batch : (row + 1) * self.batch] for row in rows])
+            if rows
+            else x[:0]
+        )
 
     def _with_seeds(self, layers: Layers, slot: int, x: Tensor, pooled: bool) -> Tensor:
         here = [active for active in self.actives if active.group.slot == slot]
@@ -78,21 +91,33 @@ class _Chunk:
     """Weights of a few envs for validation: batch norm folded, only seeds with alpha above 0."""
 
     def __init__(
-        self, layers: Layers, nets: NetsConfig, weights: TensorDict, alpha: Tensor, plan: SeedPlan, envs: np.ndarray
+        self,
+        layers: Layers,
+        nets: NetsConfig,
+        weights: TensorDict,
+        alpha: Tensor,
+        plan: SeedPlan,
+        envs: np.ndarray,
     ) -> None:
-        self.layers, self.nets = layers, nets
+        self.layers = layers
+        self.nets = nets
         self.env_numbers = upload(envs, alpha.device)
-        shape, host = nets.shape, weights["host"]
+        shape = nets.shape
+        host = weights["host"]
         params = shape.parameters.unpack(host["params"].index_select(0, self.env_numbers))
         statistics = shape.statistics.unpack(host["statistics"].index_select(0, self.env_numbers))
         self.folded = fold_batch_norm(shape, params, statistics)
-        self.actives = [gather_rows(weights, shape, group, alpha) for group in groups_of(plan, envs, alpha.device)]
+        self.actives = [
+            gather_rows(weights, shape, group, alpha)
+            for group in groups_of(plan, envs, alpha.device)
+        ]
 
     def measure(
         self, feed: ValidationFeed, plan: dict[int, Branch], final_rows: tuple[int, ...]
     ) -> tuple[Tensor, Tensor]:
         """Loss [n] of the first code and accuracy [n, codes]."""
-        num_nets, rows = self.env_numbers.shape[0], list(final_rows)
+        num_nets = self.env_numbers.shape[0]
+        rows = list(final_rows)
         loss = torch.zeros(num_nets, dtype=STATE_FLOAT, device=self.env_numbers.device)
         correct = torch.zeros(len(rows), num_nets, dtype=torch.int64, device=loss.device)
         counted = torch.zeros_like(loss)
@@ -107,23 +132,33 @@ class _Chunk:
             correct += torch.stack([matching[row] for row in rows])
             main = logits[rows[0]].flatten(0, 1)
             losses = F.cross_entropy(main, targets.flatten(), ignore_index=-1, reduction="none")
-            # One contiguous row per network: its sum is rounded the same way whoever is validated beside it.
+            # One contiguous row per network: its sum is rounded the same way whoever is validated
+            # beside it.
             loss += losses.unflatten(0, targets.shape).T.contiguous().sum(1)
             counted += (targets >= 0).sum(0)
         return loss / counted, 100.0 * correct.T.to(STATE_FLOAT) / counted[:, None]
 
     def buffers(self) -> list[Tensor]:
         """What a measurement reads."""
-        return [self.env_numbers, *self.folded, *(part for active in self.actives for part in active.buffers())]
+        return [
+            self.env_numbers,
+            *self.folded,
+            *(part for active in self.actives for part in active.buffers()),
+        ]
 
 
 class _CapturedMeasure:
-    """A measurement with everything it reads or gives at addresses of its own; see graphs.StaticStep."""
+    """A measurement with everything it reads or gives at addresses of its own; see
+    graphs.StaticStep.
+    """
 
     def __init__(self, chunk: _Chunk, feed: ValidationFeed, job: Job) -> None:
-        self.chunk, self.feed, self.job = chunk, feed, job
+        self.chunk = chunk
+        self.feed = feed
+        self.job = job
         chunk.env_numbers = chunk.env_numbers.clone()  # on a CPU it is the memory of job.envs
-        size, device = job.envs.size, chunk.env_numbers.device
+        size = job.envs.size
+        device = chunk.env_numbers.device
         self.loss = torch.zeros(size, dtype=STATE_FLOAT, device=device)
         self.accuracy = torch.zeros(size, len(job.codes), dtype=STATE_FLOAT, device=device)
         self.key = ("validate", size, job.codes, *(active.signature for active in chunk.actives))

@@ -1,9 +1,11 @@
-"""The host's block on a GPU: convolution, batch norm, ReLU and max pool of n networks, forward and backward.
+"""The host's block on a GPU: convolution, batch norm, ReLU and max pool of n networks, forward and
+backward.
 
-The convolution leaves the batch statistics of its tiles behind, so activations are read once more only, to be
-normalised and pooled together; in the backward pass the gradient through pool, ReLU and batch norm is formed while it
-is loaded, never written. Sums run in two stages over a split that depends on the batch alone: no atomics, and what a
-network gets does not depend on the others. Grids have the network first. Called by blocks.py.
+The convolution leaves the batch statistics of its tiles behind, so activations are read once more
+only, to be normalised and pooled together; in the backward pass the gradient through pool, ReLU and
+batch norm is formed while it is loaded, never written. Sums run in two stages over a split that
+depends on the batch alone: no atomics, and what a network gets does not depend on the others. Grids
+have the network first. Called by blocks.py.
 """
 
 from typing import NamedTuple
@@ -29,18 +31,24 @@ NO_GRADIENT = tl.constexpr(4)  # code of a pooled pixel that ReLU has cut off
 
 
 class Upstream(NamedTuple):
-    """Gradient of a convolution's output; with `codes` None `gradient` is that, else it is formed from the block's."""
+    """Gradient of a convolution's output; with `codes` None `gradient` is that, else it is formed
+    from the block's.
+    """
 
     gradient: Plane  # of the block's (pooled) output, or of the convolution's
     output: Plane | None = None  # of the convolution
     codes: Plane | None = None  # uint8: place of the maximum in its window, or NO_GRADIENT
-    coefficients: Tensor | None = None  # float32 [n, 4, O]: of the gradient, of the output, constant, batch mean
+    # Float32 [n, 4, O]: of the gradient, of the output, constant, batch mean.
+    coefficients: Tensor | None = None
 
 
 @triton.jit
 def conv_kernel(x, weight, output, partials, layer, tile):
-    """output = convolution; partials [n, tiles, 2, O] = mean and centred square sum of each tile. Grid (n, tiles)."""
-    env, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    """output = convolution; partials [n, tiles, 2, O] = mean and centred square sum of each tile.
+    Grid (n, tiles).
+    """
+    env = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
     pixels = part * tile.pixels + tl.arange(0, tile.pixels)
     valid = pixels < layer.num_pixels
     values = conv_tile(x, env, weight, env, (pixels, valid), layer, tile)
@@ -56,8 +64,11 @@ def conv_kernel(x, weight, output, partials, layer, tile):
 
 @triton.jit
 def statistics_kernel(partials, statistics, running, num_tiles, layer, tile):
-    """statistics [n, 2, O] = batch mean and 1/deviation; moves running [mean, variance] rows. Grid (n,)."""
-    env, channel = tl.program_id(0).to(tl.int64), tl.arange(0, tile.outputs)
+    """statistics [n, 2, O] = batch mean and 1/deviation; moves running [mean, variance] rows. Grid
+    (n,).
+    """
+    env = tl.program_id(0).to(tl.int64)
+    channel = tl.arange(0, tile.outputs)
     start = partials + env * num_tiles * 2 * layer.outputs
     mean = tl.zeros((tile.outputs,), tl.float32)
     for first in range(0, num_tiles, tile.pixels):
@@ -80,10 +91,15 @@ def statistics_kernel(partials, statistics, running, num_tiles, layer, tile):
 
 @triton.jit
 def tile_moments(start, first, num_tiles, layer, tile):
-    """(numbers [T, O] of tiles first to first + T, zero beyond the last; pixels per tile float32 [T])."""
-    number, channel = first + tl.arange(0, tile.pixels), tl.arange(0, tile.outputs)
+    """(numbers [T, O] of tiles first to first + T, zero beyond the last; pixels per tile float32
+    [T]).
+    """
+    number = first + tl.arange(0, tile.pixels)
+    channel = tl.arange(0, tile.outputs)
     mask = (number < num_tiles)[:, None] & (channel < layer.outputs)[None, :]
-    values = tl.load(start + number[:, None] * 2 * layer.outputs + channel[None, :], mask=mask, other=0.0)
+    values = tl.load(
+        start + number[:, None] * 2 * layer.outputs + channel[None, :], mask=mask, other=0.0
+    )
     rest = layer.num_pixels - number * tile.pixels
     return values, tl.maximum(tl.minimum(rest, tile.pixels), 0).to(tl.float32)
 
@@ -115,7 +131,9 @@ def num_pooled(layer):
 
 @triton.jit
 def norm_pool_kernel(output, statistics, affine, pooled, codes, layer, tile):
-    """pooled = max pool of ReLU of batch norm; codes for the backward pass. NaN goes through. Grid (n, tiles)."""
+    """pooled = max pool of ReLU of batch norm; codes for the backward pass. NaN goes through. Grid
+    (n, tiles).
+    """
     env = tl.program_id(0).to(tl.int64)
     pixels = tl.program_id(1) * tile.pixels + tl.arange(0, tile.pixels)
     valid = pixels < num_pooled(layer)
@@ -128,7 +146,9 @@ def norm_pool_kernel(output, statistics, affine, pooled, codes, layer, tile):
     for down in tl.static_range(layer.pool):
         for right in tl.static_range(layer.pool):
             here = window_pixel(pixels, down, right, layer)
-            values = load_pixels(output, env, (here, valid), layer.outputs, tile.outputs).to(tl.float32)
+            values = load_pixels(output, env, (here, valid), layer.outputs, tile.outputs).to(
+                tl.float32
+            )
             values = (values - mean[None, :]) * scale[None, :] + shift[None, :]
             better = (values > best) | (values != values)
             code = tl.where(better, layer.pool * down + right, code)
@@ -141,21 +161,31 @@ def norm_pool_kernel(output, statistics, affine, pooled, codes, layer, tile):
 
 @triton.jit
 def norm_sums_kernel(upstream, statistics, partials, layer, tile):
-    """partials [n, tiles, 2, O]: sums over a tile of the gradient after batch norm, and of it times the normalised.
+    """partials [n, tiles, 2, O]: sums over a tile of the gradient after batch norm, and of it times
+    the normalised.
 
     Only the maxima count: the output is read where `codes` points. Grid (n, tiles).
     """
-    env, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    env = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
     pixels = part * tile.pixels + tl.arange(0, tile.pixels)
     valid = pixels < num_pooled(layer)
     channel = tl.arange(0, tile.outputs)
-    code = load_pixels(upstream.codes, env, (pixels, valid), layer.outputs, tile.outputs).to(tl.int32)
+    code = load_pixels(upstream.codes, env, (pixels, valid), layer.outputs, tile.outputs).to(
+        tl.int32
+    )
     passed = valid[:, None] & (code != NO_GRADIENT) & (channel < layer.outputs)[None, :]
-    gradient = load_pixels(upstream.gradient, env, (pixels, valid), layer.outputs, tile.outputs).to(tl.float32)
+    gradient = load_pixels(upstream.gradient, env, (pixels, valid), layer.outputs, tile.outputs).to(
+        tl.float32
+    )
     gradient = tl.where(passed, gradient, 0.0)
-    source = window_pixel(pixels[:, None], code // layer.pool, code % layer.pool, layer).to(tl.int64)
+    source = window_pixel(pixels[:, None], code // layer.pool, code % layer.pool, layer).to(
+        tl.int64
+    )
     start = upstream.output.base + env.to(tl.int64) * upstream.output.env
-    values = tl.load(start + source * upstream.output.pixel + channel[None, :], mask=passed, other=0.0).to(tl.float32)
+    values = tl.load(
+        start + source * upstream.output.pixel + channel[None, :], mask=passed, other=0.0
+    ).to(tl.float32)
     mean = load_row(statistics, 2 * env, layer.outputs, tile.outputs)
     scale = load_row(statistics, 2 * env + 1, layer.outputs, tile.outputs)
     products = tl.where(passed, gradient * (values - mean[None, :]) * scale[None, :], 0.0)
@@ -168,20 +198,25 @@ def norm_sums_kernel(upstream, statistics, partials, layer, tile):
 def coefficients_kernel(sums, statistics, scale, coefficients, affine, layer, tile):
     """coefficients [n, 4, O] of `Upstream` (Ioffe and Szegedy 2015). Grid (n,).
 
-    sums: partials [n, tiles, 2, O] and the number of tiles; affine: rows that get gradients [2, O] of scale and shift.
+    sums: partials [n, tiles, 2, O] and the number of tiles; affine: rows that get gradients [2, O]
+    of scale and shift.
     """
-    env, channel = tl.program_id(0).to(tl.int64), tl.arange(0, tile.outputs)
+    env = tl.program_id(0).to(tl.int64)
+    channel = tl.arange(0, tile.outputs)
     inside = channel < layer.outputs
     total = tl.zeros((tile.outputs,), tl.float32)
     product = tl.zeros((tile.outputs,), tl.float32)
     start = sums[0] + env * sums[1] * 2 * layer.outputs
     for first in range(0, sums[1], tile.pixels):
         total += tl.sum(tile_moments(start, first, sums[1], layer, tile)[0], axis=0)
-        product += tl.sum(tile_moments(start + layer.outputs, first, sums[1], layer, tile)[0], axis=0)
+        product += tl.sum(
+            tile_moments(start + layer.outputs, first, sums[1], layer, tile)[0], axis=0
+        )
     moved = affine.base + env * affine.env + channel
     tl.store(moved, product, mask=inside)
     tl.store(moved + layer.outputs, total, mask=inside)
-    total, product = total / layer.num_pixels, product / layer.num_pixels
+    total = total / layer.num_pixels
+    product = product / layer.num_pixels
     mean = load_row(statistics, 2 * env, layer.outputs, tile.outputs)
     inverse = load_row(statistics, 2 * env + 1, layer.outputs, tile.outputs)
     gain = load_row(scale, env, layer.outputs, tile.outputs) * inverse
@@ -194,15 +229,20 @@ def coefficients_kernel(sums, statistics, scale, coefficients, affine, layer, ti
 
 @triton.jit
 def gradient_taps(upstream, env, span, columns, size: tl.constexpr, layer):
-    """Tile [M, K] of the gradient of the convolution's output, for columns [K] = (tap, output channel)."""
+    """Tile [M, K] of the gradient of the convolution's output, for columns [K] = (tap, output
+    channel).
+    """
     if upstream.codes is None:
         result = taps(upstream.gradient, env, span, columns, layer.outputs, size, layer)
     else:
         place, inside, channel = tap_places(span, columns, layer.outputs, size, layer)
-        row, column = place // layer.width % layer.height, place % layer.width
+        row = place // layer.width % layer.height
+        column = place % layer.width
         height: tl.constexpr = layer.height // layer.pool
         width: tl.constexpr = layer.width // layer.pool
-        pooled = (place // (layer.height * layer.width) * height + row // layer.pool) * width + column // layer.pool
+        pooled = (
+            place // (layer.height * layer.width) * height + row // layer.pool
+        ) * width + column // layer.pool
         covered = inside & (row < height * layer.pool) & (column < width * layer.pool)
         code = at(upstream.codes, env, pooled, channel, covered).to(tl.int32)
         chosen = covered & (code == row % layer.pool * layer.pool + column % layer.pool)
@@ -222,7 +262,9 @@ def gradient_taps(upstream, env, span, columns, size: tl.constexpr, layer):
 def at(source, env, place, channel, mask):
     """Values [M, K] at pixels [M, K] and channels [K] of a network."""
     start = source.base + env.to(tl.int64) * source.env
-    return tl.load(start + place.to(tl.int64) * source.pixel + channel[None, :], mask=mask, other=0.0)
+    return tl.load(
+        start + place.to(tl.int64) * source.pixel + channel[None, :], mask=mask, other=0.0
+    )
 
 
 @triton.jit
@@ -243,23 +285,28 @@ def input_gradient_kernel(upstream, weight, target, layer, tile):
 
 @triton.jit
 def weight_gradient_kernel(upstream, x, partials, width, layer, tile):
-    """partials: rows [n, splits] `width` apart that get [O, I, k, k] of a part of the pixels. Grid (n, splits, tiles).
+    """partials: rows [n, splits] `width` apart that get [O, I, k, k] of a part of the pixels. Grid
+    (n, splits, tiles).
 
     The tiles are those of the columns (tap, stored input channel).
     """
-    env, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    env = tl.program_id(0).to(tl.int64)
+    split = tl.program_id(1)
     columns = tl.program_id(2) * tile.columns + tl.arange(0, tile.columns)
     output = tl.arange(0, tile.outputs)
     result = tl.zeros((tile.outputs, tile.columns), tl.float32)
     share = tl.cdiv(tl.cdiv(layer.num_pixels, tl.num_programs(1)), tile.pixels) * tile.pixels
-    for first in range(split * share, tl.minimum((split + 1) * share, layer.num_pixels), tile.pixels):
+    for first in range(
+        split * share, tl.minimum((split + 1) * share, layer.num_pixels), tile.pixels
+    ):
         pixels = first + tl.arange(0, tile.pixels)
         valid = pixels < layer.num_pixels
         values = taps(x, env, (pixels, valid), columns, layer.stored, layer.size, layer)
         gradient = gradient_taps(upstream, env, (pixels, valid), output, 1, layer).to(values.dtype)
         result = add_product(tl.trans(gradient), values, result, tile)
     num_taps: tl.constexpr = layer.size * layer.size
-    tap, channel = columns // layer.stored, columns % layer.stored
+    tap = columns // layer.stored
+    channel = columns % layer.stored
     start = partials + (env * tl.num_programs(1) + split) * width
     place = output[:, None] * (layer.inputs * num_taps) + (channel * num_taps + tap)[None, :]
     known = (channel < layer.inputs) & (columns < layer.stored * num_taps)
@@ -268,10 +315,11 @@ def weight_gradient_kernel(upstream, x, partials, width, layer, tile):
 
 @triton.jit
 def evaluation_kernel(x, weight, norm, pooled, branches, layer, tile):
-    """pooled = max pool of ReLU of batch norm of convolution, with running statistics. Grid (n * rows, tiles).
+    """pooled = max pool of ReLU of batch norm of convolution, with running statistics. Grid (n *
+    rows, tiles).
 
-    x, pooled: a plane per network and row; norm: scale, shift, mean and variance; branches: (rows, int32 [n] of how
-    many of them a network has).
+    x, pooled: a plane per network and row; norm: scale, shift, mean and variance; branches: (rows,
+    int32 [n] of how many of them a network has).
     """
     unit = tl.program_id(0).to(tl.int64)
     env = unit // branches[0]
@@ -289,4 +337,11 @@ def evaluation_kernel(x, weight, norm, pooled, branches, layer, tile):
                 values = conv_tile(x, unit, weight, env, (here, valid), layer, tile)
                 values = (values - mean[None, :]) * gain[None, :] + shift[None, :]
                 best = tl.where((values > best) | (values != values), values, best)
-        store_pixels(pooled, unit, (pixels, valid), layer.outputs, tl.where(best < 0, 0.0, best), tile.outputs)
+        store_pixels(
+            pooled,
+            unit,
+            (pixels, valid),
+            layer.outputs,
+            tl.where(best < 0, 0.0, best),
+            tile.outputs,
+        )

@@ -1,4 +1,5 @@
-"""The host's classifier: mean of the pixels, linear, cross-entropy and its gradient; one program per image.
+"""The host's classifier: mean of the pixels, linear, cross-entropy and its gradient; one program
+per image.
 
 Sums over images are taken by a second kernel, in their order. Launched by classifier.py.
 """
@@ -46,7 +47,9 @@ def pixel_mean(features, head):
     for first in range(0, head.area, head.tile):
         pixels = first + tl.arange(0, head.tile)
         mask = (pixels < head.area)[:, None] & (channel < head.channels)[None, :]
-        values = tl.load(features + pixels[:, None] * head.channels + channel[None, :], mask=mask, other=0.0)
+        values = tl.load(
+            features + pixels[:, None] * head.channels + channel[None, :], mask=mask, other=0.0
+        )
         total += tl.sum(values.to(tl.float32), axis=0)
     return total / head.area
 
@@ -54,7 +57,8 @@ def pixel_mean(features, head):
 @triton.jit
 def class_weights(head, env):
     """float32 [class_lanes, channel_lanes]."""
-    row, column = tl.arange(0, head.class_lanes)[:, None], tl.arange(0, head.channel_lanes)[None, :]
+    row = tl.arange(0, head.class_lanes)[:, None]
+    column = tl.arange(0, head.channel_lanes)[None, :]
     mask = (row < head.classes) & (column < head.channels)
     start = head.weight.base + env * head.weight.env
     return tl.load(start + row * head.channels + column, mask=mask, other=0.0)
@@ -68,10 +72,13 @@ def answer(features, head, env, image):
     """
     classes = tl.arange(0, head.class_lanes)
     known = classes < head.classes
-    mean, weights = pixel_mean(features, head), class_weights(head, env)
+    mean = pixel_mean(features, head)
+    weights = class_weights(head, env)
     bias = tl.load(head.bias.base + env * head.bias.env + classes, mask=known, other=0.0)
     logits = tl.sum(weights * mean[None, :], axis=1) + bias
-    label = tl.load(head.labels + env * head.labels_env + tl.load(head.counter) * head.batch + image)
+    label = tl.load(
+        head.labels + env * head.labels_env + tl.load(head.counter) * head.batch + image
+    )
     shown = tl.where(known, logits, float("-inf"))
     largest = tl.max(tl.where(shown == shown, shown, float("-inf")), axis=0)
     whole = largest + tl.log(tl.sum(tl.where(known, tl.exp(logits - largest), 0.0), axis=0))
@@ -84,13 +91,20 @@ def answer(features, head, env, image):
 
 @triton.jit
 def head_kernel(features, gradient, answers, head):
-    """Loss, right answers and gradients of one image; gradient [n, B, area, C] of the features. Grid (n, B)."""
-    env, image = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    """Loss, right answers and gradients of one image; gradient [n, B, area, C] of the features.
+    Grid (n, B).
+    """
+    env = tl.program_id(0).to(tl.int64)
+    image = tl.program_id(1)
     place = env * head.batch + image
     start = place * (head.area * head.channels)
     mean, weights, logs, loss, correct, label = answer(features + start, head, env, image)
-    classes, channel = tl.arange(0, head.class_lanes), tl.arange(0, head.channel_lanes)
-    logit = tl.where(classes < head.classes, tl.exp(logs) - (classes == label).to(tl.float32), 0.0) / head.batch
+    classes = tl.arange(0, head.class_lanes)
+    channel = tl.arange(0, head.channel_lanes)
+    logit = (
+        tl.where(classes < head.classes, tl.exp(logs) - (classes == label).to(tl.float32), 0.0)
+        / head.batch
+    )
     tl.store(answers.mean + place * head.channel_lanes + channel, mean)
     tl.store(answers.logit + place * head.class_lanes + classes, logit)
     tl.store(answers.loss + place, loss)
@@ -105,19 +119,24 @@ def head_kernel(features, gradient, answers, head):
 
 @triton.jit
 def head_sums_kernel(answers, partials, width, sums, head):
-    """Gradients of weight and bias by part of the images, to rows [n, splits] `width` apart. Grid (n, splits).
+    """Gradients of weight and bias by part of the images, to rows [n, splits] `width` apart. Grid
+    (n, splits).
 
     sums: loss float32 [n] and right answers int64 [n] grow by those of the batch.
     """
-    env, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    classes, channel = tl.arange(0, head.class_lanes), tl.arange(0, head.channel_lanes)
+    env = tl.program_id(0).to(tl.int64)
+    split = tl.program_id(1)
+    classes = tl.arange(0, head.class_lanes)
+    channel = tl.arange(0, head.channel_lanes)
     weights = tl.zeros((head.class_lanes, head.channel_lanes), tl.float32)
     bias = tl.zeros((head.class_lanes,), tl.float32)
     share = tl.cdiv(head.batch, tl.num_programs(1))
     for image in range(split * share, tl.minimum((split + 1) * share, head.batch)):
         place = env * head.batch + image
         logit = tl.load(answers.logit + place * head.class_lanes + classes)
-        weights += logit[:, None] * tl.load(answers.mean + place * head.channel_lanes + channel)[None, :]
+        weights += (
+            logit[:, None] * tl.load(answers.mean + place * head.channel_lanes + channel)[None, :]
+        )
         bias += logit
     target = partials + (env * tl.num_programs(1) + split) * width
     mask = (classes < head.classes)[:, None] & (channel < head.channels)[None, :]
@@ -147,23 +166,28 @@ def head_evaluate_kernel(features, answers, branches, head):
 
     branches: (rows, int32 [n] of how many of them a network has).
     """
-    unit, image = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    unit = tl.program_id(0).to(tl.int64)
+    image = tl.program_id(1)
     env = unit // branches[0]
     if unit % branches[0] < tl.load(branches[1] + env):
         place = unit * head.batch + image
-        _, _, _, loss, correct, label = answer(features + place * (head.area * head.channels), head, env, image)
+        _, _, _, loss, correct, label = answer(
+            features + place * (head.area * head.channels), head, env, image
+        )
         tl.store(answers.loss + place, tl.where(label < 0, 0.0, loss))
         tl.store(answers.correct + place, tl.where(label < 0, 0, correct))
 
 
 @triton.jit
 def evaluation_sums_kernel(answers, sums, branches, head):
-    """Sums grow by a batch's: loss float64 [n] of row 0, right answers int64 [n, rows], images int64 [n].
+    """Sums grow by a batch's: loss float64 [n] of row 0, right answers int64 [n, rows], images
+    int64 [n].
 
     Grid (n * rows,); branches as in head_evaluate_kernel.
     """
     unit = tl.program_id(0).to(tl.int64)
-    env, row = unit // branches[0], unit % branches[0]
+    env = unit // branches[0]
+    row = unit % branches[0]
     if row < tl.load(branches[1] + env):
         loss, correct = batch_sums(answers, unit * head.batch, head)
         tl.store(sums[1] + unit, tl.load(sums[1] + unit) + correct)
@@ -173,7 +197,9 @@ def evaluation_sums_kernel(answers, sums, branches, head):
             start = head.labels + env * head.labels_env + tl.load(head.counter) * head.batch
             for begin in range(0, head.batch, head.tile):
                 image = begin + tl.arange(0, head.tile)
-                labelled += (tl.load(start + image, mask=image < head.batch, other=-1) >= 0).to(tl.int64)
+                labelled += (tl.load(start + image, mask=image < head.batch, other=-1) >= 0).to(
+                    tl.int64
+                )
             tl.store(sums[2] + env, tl.load(sums[2] + env) + tl.sum(labelled, axis=0))
 
 

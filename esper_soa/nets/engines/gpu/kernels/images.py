@@ -1,4 +1,6 @@
-"""Images cut from the bank of bytes: crop, mirror, normalise and cast in one pass, 3 kB read per image."""
+"""Images cut from the bank of bytes: crop, mirror, normalise and cast in one pass, 3 kB read per
+image.
+"""
 
 from typing import NamedTuple
 
@@ -8,7 +10,9 @@ from torch import Tensor
 
 
 class Crops(NamedTuple):
-    """Where the images of a pass begin in a bank, and how its bytes become numbers; see data.ImageBank."""
+    """Where the images of a pass begin in a bank, and how its bytes become numbers; see
+    data.ImageBank.
+    """
 
     lines: Tensor  # uint8 [M, H, 3, W]
     first: Tensor  # int64 [n, images]: the byte at which each begins
@@ -21,8 +25,11 @@ class Crops(NamedTuple):
 
 @triton.jit
 def cut_kernel(crops, batch, counter, target, side: tl.constexpr, tile: tl.constexpr):
-    """target [n, B, side * side, 4] = images number counter * B and on, red, green, blue and a zero. Grid (n, B)."""
-    env, image = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    """target [n, B, side * side, 4] = images number counter * B and on, red, green, blue and a
+    zero. Grid (n, B).
+    """
+    env = tl.program_id(0).to(tl.int64)
+    image = tl.program_id(1)
     number = tl.load(counter) * batch + image
     first = tl.load(crops.first + env * crops.images + number)
     colour = tl.arange(0, 4)
@@ -32,7 +39,11 @@ def cut_kernel(crops, batch, counter, target, side: tl.constexpr, tile: tl.const
     start = target + (env * batch + image) * (side * side * 4)
     for begin in range(0, side * side, tile):
         pixels = begin + tl.arange(0, tile)
-        place = first + (pixels // side * crops.line + pixels % side)[:, None] + (colour * crops.colour)[None, :]
+        place = (
+            first
+            + (pixels // side * crops.line + pixels % side)[:, None]
+            + (colour * crops.colour)[None, :]
+        )
         mask = (pixels < side * side)[:, None] & known[None, :]
         values = tl.load(crops.lines + place, mask=mask, other=0).to(tl.float32)
         values = values * scale[None, :] + offset[None, :]

@@ -1,7 +1,8 @@
-"""Newborn seeds: fresh rows where the env state says so, by the counter-based streams of nets/streams.py.
+"""Newborn seeds: fresh rows where the env state says so, by the counter-based streams of
+nets/streams.py.
 
-The integers are torch's to the bit, and the sums are rounded one by one, so rows equal those of pools.claim_. Launched
-by newborn.py.
+The integers are torch's to the bit, and the sums are rounded one by one, so rows equal those of
+pools.claim_. Launched by newborn.py.
 """
 
 from typing import NamedTuple
@@ -14,7 +15,8 @@ from esper_soa.nets import streams
 from esper_soa.vocabulary import Blend
 
 WEYL = tl.constexpr(streams._signed(streams._WEYL))
-MIX_A, MIX_B = tl.constexpr(streams._signed(streams._MIX_A)), tl.constexpr(streams._signed(streams._MIX_B))
+MIX_A = tl.constexpr(streams._signed(streams._MIX_A))
+MIX_B = tl.constexpr(streams._signed(streams._MIX_B))
 MULTIPLY = tl.constexpr(Blend.MULTIPLY)
 
 
@@ -36,7 +38,8 @@ class Nursery(NamedTuple):
     momentum: Tensor
     bound: Tensor  # float32 [codes, width]; beyond a seed's columns 0, but for the gate's
     value: Tensor
-    cleared: Tensor  # uint8 [codes, width]: at 0 instead, in a seed that is germinated with MULTIPLY
+    # Uint8 [codes, width]: at 0 instead, in a seed that is germinated with MULTIPLY.
+    cleared: Tensor
     width: tl.constexpr
     gate_at: tl.constexpr
 
@@ -69,10 +72,12 @@ def newborn_kernel(nurseries, births, num_slots: tl.constexpr, tile: tl.constexp
 @triton.jit
 def begin(nursery, births, env, column, slot: tl.constexpr):
     """The columns [tile] of one row."""
-    place, inside = env * births.num_slots + slot, column < nursery.width
+    place = env * births.num_slots + slot
+    inside = column < nursery.width
     target = env * nursery.width + column
     if tl.load(births.newborn + place) != 0:
-        code, blend = tl.load(births.blueprint + place), tl.load(births.blend + place)
+        code = tl.load(births.blueprint + place)
+        blend = tl.load(births.blend + place)
         own = fold(tl.load(births.keys + env), tl.full((1,), slot, tl.int64))
         gate = column >= nursery.gate_at
         key = fold(own, gate.to(tl.int64))

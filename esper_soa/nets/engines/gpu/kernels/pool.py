@@ -1,4 +1,6 @@
-"""The host's 2x2 max pool behind a slot, and its way back; for one image, called by the kernels of a slot."""
+"""The host's 2x2 max pool behind a slot, and its way back; for one image, called by the kernels of
+a slot.
+"""
 
 import triton
 import triton.language as tl
@@ -6,17 +8,22 @@ import triton.language as tl
 
 @triton.jit
 def pool_image(features, pooled, codes, place, shape):
-    """Maxima [H/2 * W/2, C] of one image, and in which corner each stood, unless `codes` is None. NaN goes through."""
+    """Maxima [H/2 * W/2, C] of one image, and in which corner each stood, unless `codes` is None.
+    NaN goes through.
+    """
     height: tl.constexpr = shape.height // 2
     width: tl.constexpr = shape.width // 2
-    channel, start = tl.arange(0, shape.lanes), place * (height * width * shape.channels)
+    channel = tl.arange(0, shape.lanes)
+    start = place * (height * width * shape.channels)
     for first in range(0, height * width, shape.tile):
         small = first + tl.arange(0, shape.tile)
         mask = (small < height * width)[:, None] & (channel < shape.channels)[None, :]
         best = tl.full((shape.tile, shape.lanes), float("-inf"), tl.float32)
         code = tl.zeros((shape.tile, shape.lanes), tl.int32)
         for corner in tl.static_range(4):
-            pixel = (small // width * 2 + corner // 2) * shape.width + small % width * 2 + corner % 2
+            pixel = (
+                (small // width * 2 + corner // 2) * shape.width + small % width * 2 + corner % 2
+            )
             source = features + pixel[:, None] * shape.channels + channel[None, :]
             values = tl.load(source, mask=mask, other=0.0).to(tl.float32)
             better = (values > best) | (values != values)
@@ -30,16 +37,22 @@ def pool_image(features, pooled, codes, place, shape):
 
 @triton.jit
 def unpool_image(gradient, pooled, codes, place, shape):
-    """gradient [H*W, C] of one image: that of the pool where a pixel was its window's maximum, else 0."""
+    """gradient [H*W, C] of one image: that of the pool where a pixel was its window's maximum, else
+    0.
+    """
     height: tl.constexpr = shape.height // 2
     width: tl.constexpr = shape.width // 2
-    channel, start = tl.arange(0, shape.lanes), place * (height * width * shape.channels)
+    channel = tl.arange(0, shape.lanes)
+    start = place * (height * width * shape.channels)
     for first in range(0, shape.height * shape.width, shape.tile):
         pixels = first + tl.arange(0, shape.tile)
-        row, column = pixels // shape.width, pixels % shape.width
+        row = pixels // shape.width
+        column = pixels % shape.width
         known = (pixels < shape.height * shape.width)[:, None] & (channel < shape.channels)[None, :]
         covered = known & ((row < 2 * height) & (column < 2 * width))[:, None]
-        source = start + (row // 2 * width + column // 2)[:, None] * shape.channels + channel[None, :]
+        source = (
+            start + (row // 2 * width + column // 2)[:, None] * shape.channels + channel[None, :]
+        )
         code = tl.load(codes + source, mask=covered, other=4).to(tl.int32)
         chosen = covered & (code == (row % 2 * 2 + column % 2)[:, None])
         values = tl.load(pooled + source, mask=chosen, other=0.0)

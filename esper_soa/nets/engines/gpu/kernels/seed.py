@@ -1,8 +1,10 @@
-"""What the kernels of a slot share: where one image of one network keeps its maps and vectors, and how they are read.
+"""What the kernels of a slot share: where one image of one network keeps its maps and vectors, and
+how they are read.
 
-A work place belongs to one image in one network. It holds maps [H*W, stride] (map 0 is the seed's input x, the others
-what its parts give before norm and ReLU), a gradient map per part, and float32 vectors [parts + 2, 8, lanes]: those of
-x, of every part, of the gate. Channels beyond a map's own hold zeros throughout. Handed in by slots.py.
+A work place belongs to one image in one network. It holds maps [H*W, stride] (map 0 is the seed's
+input x, the others what its parts give before norm and ReLU), a gradient map per part, and float32
+vectors [parts + 2, 8, lanes]: those of x, of every part, of the gate. Channels beyond a map's own
+hold zeros throughout. Handed in by slots.py.
 """
 
 from typing import NamedTuple
@@ -22,20 +24,31 @@ COUNT, REPLACING, PARAMETERS = (tl.constexpr(place) for place in range(len(progr
 CONV, DEPTH, SOFT_NORM, EXCITE = (
     tl.constexpr(kind) for kind in (program.CONV, program.DEPTH, program.SOFT_NORM, program.EXCITE)
 )
-NORMED, RELU, BIASED = (tl.constexpr(flag) for flag in (program.NORMED, program.RELU, program.BIASED))
+NORMED, RELU, BIASED = (
+    tl.constexpr(flag) for flag in (program.NORMED, program.RELU, program.BIASED)
+)
 RUNNING, THROUGH, MULTIPLIED, GATED, DETACHED, FROZEN, ABLATED = (
     tl.constexpr(flag)
     for flag in (
-        roster.RUNNING, roster.THROUGH, roster.MULTIPLIED, roster.GATED, roster.DETACHED, roster.FROZEN,
+        roster.RUNNING,
+        roster.THROUGH,
+        roster.MULTIPLIED,
+        roster.GATED,
+        roster.DETACHED,
+        roster.FROZEN,
         roster.ABLATED,
     )
-)  # fmt: skip
-CODE_SHIFT, FLAG_BITS = tl.constexpr(roster.CODE_SHIFT), tl.constexpr((1 << roster.CODE_SHIFT) - 1)
+)
+CODE_SHIFT = tl.constexpr(roster.CODE_SHIFT)
+FLAG_BITS = tl.constexpr((1 << roster.CODE_SHIFT) - 1)
 VECTORS = tl.constexpr(8)  # per part; what they hold:
-CENTRE, GAIN, SHIFT, INVERSE = (tl.constexpr(place) for place in range(4))  # value = act((map - centre) gain + shift)
+# value = act((map - centre) gain + shift)
+CENTRE, GAIN, SHIFT, INVERSE = (tl.constexpr(place) for place in range(4))
 MEAN = tl.constexpr(3)  # of a squeeze, in place of INVERSE: the mean of the pixels
-TOTAL, PRODUCT, STRENGTH = (tl.constexpr(place) for place in (4, 5, 6))  # gradients of shift, of scale, of a strength
-UNITS, LOGIT, UNIT_GRADIENT = (tl.constexpr(place) for place in (4, 5, 6))  # of a squeeze: hidden units; gradients
+# gradients of shift, of scale, of a strength
+TOTAL, PRODUCT, STRENGTH = (tl.constexpr(place) for place in (4, 5, 6))
+# of a squeeze: hidden units; gradients
+UNITS, LOGIT, UNIT_GRADIENT = (tl.constexpr(place) for place in (4, 5, 6))
 
 
 class SlotShape(NamedTuple):
@@ -54,7 +67,8 @@ class SlotShape(NamedTuple):
     gate_hidden: tl.constexpr
     pool: tl.constexpr  # 2 where a pool follows, else 1
     precision: tl.constexpr  # of float32 products: ieee or tf32
-    widened: tl.constexpr  # products of bfloat16 are taken in float32: Triton's interpreter has none
+    # Products of bfloat16 are taken in float32: Triton's interpreter has none.
+    widened: tl.constexpr
 
 
 class Slot(NamedTuple):
@@ -155,7 +169,9 @@ def store_map(target, pixels, inside, values, shape):
 
 @triton.jit
 def acted(raw, vectors, relu, inside, channel, shape):
-    """What a map's numbers [M, K] stand for: act((raw - centre) gain + shift), zero outside of the image."""
+    """What a map's numbers [M, K] stand for: act((raw - centre) gain + shift), zero outside of the
+    image.
+    """
     centre = tl.load(vectors + CENTRE * shape.lanes + channel)
     gain = tl.load(vectors + GAIN * shape.lanes + channel)
     shift = tl.load(vectors + SHIFT * shape.lanes + channel)
@@ -169,7 +185,9 @@ def input_values(work, part, number, pixels, inside, channel, shape):
     """float32 [M, K]: the features that part `number` is given."""
     source = map_at(work, tl.load(part + SOURCE), shape)
     raw = load_map(source, pixels, inside, channel, shape)
-    return acted(raw, vectors_at(work, number, shape), tl.load(part + SOURCE_RELU), inside, channel, shape)
+    return acted(
+        raw, vectors_at(work, number, shape), tl.load(part + SOURCE_RELU), inside, channel, shape
+    )
 
 
 @triton.jit
@@ -184,8 +202,10 @@ def output_values(work, part, number, pixels, inside, shape):
 @triton.jit
 def shifted(pixels, tap, kernel, shape):
     """(pixels [M] under a tap of a kernel around `pixels`, which of them lie in the image)."""
-    down, right = tap // kernel - kernel // 2, tap % kernel - kernel // 2
-    row, column = pixels // shape.width + down, pixels % shape.width + right
+    down = tap // kernel - kernel // 2
+    right = tap % kernel - kernel // 2
+    row = pixels // shape.width + down
+    column = pixels % shape.width + right
     inside = (row >= 0) & (row < shape.height) & (column >= 0) & (column < shape.width)
     return pixels + down * shape.width + right, inside & (pixels < shape.height * shape.width)
 
@@ -193,15 +213,19 @@ def shifted(pixels, tap, kernel, shape):
 @triton.jit
 def add_product(left, right, result, kind, shape):
     """result [M, O] + left [M, K] @ right [K, O] in the format `kind`, summed in float32."""
-    left, right = left.to(kind), right.to(kind)
+    left = left.to(kind)
+    right = right.to(kind)
     if shape.widened:
-        left, right = left.to(tl.float32), right.to(tl.float32)
+        left = left.to(tl.float32)
+        right = right.to(tl.float32)
     return tl.dot(left, right, result, input_precision=shape.precision)
 
 
 @triton.jit
 def group_sum(values, per_group, count, shape):
-    """float32 [lanes]: for every channel the sum of values [lanes] over the channels of its group, of `count`."""
+    """float32 [lanes]: for every channel the sum of values [lanes] over the channels of its group,
+    of `count`.
+    """
     channel = tl.arange(0, shape.lanes)
     same = channel[:, None] // per_group == channel[None, :] // per_group
     same = same & (channel < count)[None, :]
@@ -210,12 +234,17 @@ def group_sum(values, per_group, count, shape):
 
 @triton.jit
 def join_moments(moments, values, inside):
-    """(mean [lanes], centred square sum [lanes], pixels) with the pixels of a tile taken in (Chan's rule)."""
+    """(mean [lanes], centred square sum [lanes], pixels) with the pixels of a tile taken in (Chan's
+    rule).
+    """
     count = tl.sum(inside.to(tl.float32), axis=0)
     here = tl.sum(tl.where(inside[:, None], values, 0.0), axis=0) / count
     apart = tl.where(inside[:, None], values - here[None, :], 0.0)
-    delta, seen = here - moments[0], moments[2] + count
-    squares = moments[1] + tl.sum(apart * apart, axis=0) + delta * delta * (moments[2] * count / seen)
+    delta = here - moments[0]
+    seen = moments[2] + count
+    squares = (
+        moments[1] + tl.sum(apart * apart, axis=0) + delta * delta * (moments[2] * count / seen)
+    )
     return moments[0] + delta * (count / seen), squares, seen
 
 
@@ -233,7 +262,9 @@ def group_moments(moments, part, shape):
 
 @triton.jit
 def tanh(x):
-    """Hyperbolic tangent; below 0.625 a polynomial (S. Moshier's Cephes library, tanhf), where 1 - exp would cancel."""
+    """Hyperbolic tangent; below 0.625 a polynomial (S. Moshier's Cephes library, tanhf), where 1 -
+    exp would cancel.
+    """
     square = x * x
     small = -5.70498872745e-3 * square + 2.06390887954e-2
     small = (small * square - 5.37397155531e-2) * square + 1.33314422036e-1

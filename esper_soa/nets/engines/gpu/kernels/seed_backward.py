@@ -1,8 +1,8 @@
 """A slot's backward pass for all networks in one launch, in the manner of seed_forward.py.
 
-The gradient of the features behind the slot becomes that of those before it, in place. On the way every part's gradient
-map gets the gradient of its convolution's output, and its vectors those of its norm or squeeze; seed_weights.py makes
-gradients of parameters from them. Launched by slots.py.
+The gradient of the features behind the slot becomes that of those before it, in place. On the way
+every part's gradient map gets the gradient of its convolution's output, and its vectors those of
+its norm or squeeze; seed_weights.py makes gradients of parameters from them. Launched by slots.py.
 """
 
 import triton
@@ -55,26 +55,36 @@ from esper_soa.nets.engines.gpu.kernels.seed import (
     vectors_at,
     work_place,
 )
-from esper_soa.nets.engines.gpu.kernels.seed_forward import load_features, seed_less_input, store_features
+from esper_soa.nets.engines.gpu.kernels.seed_forward import (
+    load_features,
+    seed_less_input,
+    store_features,
+)
 from esper_soa.nets.engines.gpu.kernels.squeeze import gate_net, part_net, squeeze_back
 
 
 @triton.jit
 def blend_back(work, head, flags, alpha, gradient, shape):
-    """Gradient of the seed's residual to the last part's map; what reaches x beside the parts stays in `gradient`.
+    """Gradient of the seed's residual to the last part's map; what reaches x beside the parts stays
+    in `gradient`.
 
-    Derivatives of nets/blend.py. The residual falls as x rises where the seed replaces x, unless that x is cut off.
+    Derivatives of nets/blend.py. The residual falls as x rises where the seed replaces x, unless
+    that x is cut off.
     """
-    channel, factor, slope = tl.arange(0, shape.lanes), alpha, 0.0
+    channel = tl.arange(0, shape.lanes)
+    factor = alpha
+    slope = 0.0
     gate = vectors_at(work, shape.parts + 1, shape)
-    replacing, cut = tl.load(head + REPLACING) != 0, (flags & DETACHED) != 0
+    replacing = tl.load(head + REPLACING) != 0
+    cut = (flags & DETACHED) != 0
     target = gradient_at(work, tl.load(head + COUNT) - 1, shape)
     if flags & GATED:
         factor = alpha * tl.sum(saved_vector(gate, GAIN, shape), axis=0)
     for first in range(0, shape.height * shape.width, shape.tile):
         pixels, inside = pixels_from(first, shape)
         upstream = load_features(gradient, pixels, inside, shape)
-        inner, outer = upstream, upstream
+        inner = upstream
+        outer = upstream
         if flags & THROUGH:
             outer = tl.where(cut | replacing, upstream, 2.0 * upstream)
         else:
@@ -93,7 +103,9 @@ def blend_back(work, head, flags, alpha, gradient, shape):
         store_features(gradient, pixels, inside, outer, shape)
     if flags & GATED:
         passed = tl.where(channel == 0, alpha * slope, 0.0)
-        mean = squeeze_back(gate_net(work[0], shape), gate, passed, saved_vector(gate, GAIN, shape), shape)
+        mean = squeeze_back(
+            gate_net(work[0], shape), gate, passed, saved_vector(gate, GAIN, shape), shape
+        )
         if cut == 0:
             tl.debug_barrier()
             add_everywhere(gradient, mean / (shape.height * shape.width), shape)
@@ -111,10 +123,13 @@ def add_everywhere(gradient, values, shape):
 @triton.jit
 def cut_gradient(work, part, number, pixels, inside, shape):
     """(gradient behind a part's ReLU, its map's numbers), float32 [M, lanes]."""
-    channel, vectors = tl.arange(0, shape.lanes), vectors_at(work, number + 1, shape)
+    channel = tl.arange(0, shape.lanes)
+    vectors = vectors_at(work, number + 1, shape)
     raw = load_map(map_at(work, tl.load(part + MAP), shape), pixels, inside, channel, shape)
     gradient = load_map(gradient_at(work, number, shape), pixels, inside, channel, shape)
-    values = (raw - saved_vector(vectors, CENTRE, shape)[None, :]) * saved_vector(vectors, GAIN, shape)[None, :]
+    values = (raw - saved_vector(vectors, CENTRE, shape)[None, :]) * saved_vector(
+        vectors, GAIN, shape
+    )[None, :]
     values += saved_vector(vectors, SHIFT, shape)[None, :]
     relu = (tl.load(part + FLAGS) & RELU) != 0
     return tl.where((values <= 0) & relu, 0.0, gradient), raw
@@ -124,7 +139,8 @@ def cut_gradient(work, part, number, pixels, inside, shape):
 def norm_sums(work, part, number, shape):
     """Sums [lanes] over the pixels: of a part's gradient, and of it times the normalised."""
     vectors = vectors_at(work, number + 1, shape)
-    centre, inverse = saved_vector(vectors, CENTRE, shape), saved_vector(vectors, INVERSE, shape)
+    centre = saved_vector(vectors, CENTRE, shape)
+    inverse = saved_vector(vectors, INVERSE, shape)
     total = tl.zeros((shape.lanes,), tl.float32)
     product = tl.zeros((shape.lanes,), tl.float32)
     for first in range(0, shape.height * shape.width, shape.tile):
@@ -138,9 +154,13 @@ def norm_sums(work, part, number, shape):
 
 @triton.jit
 def norm_back(work, part, number, norm, kept, factor, shape):
-    """The part's gradient map <- kept * gradient + factor * that through its group norm; norm: its first column."""
-    vectors, outputs = vectors_at(work, number + 1, shape), tl.load(part + OUTPUTS)
-    centre, inverse = saved_vector(vectors, CENTRE, shape), saved_vector(vectors, INVERSE, shape)
+    """The part's gradient map <- kept * gradient + factor * that through its group norm; norm: its
+    first column.
+    """
+    vectors = vectors_at(work, number + 1, shape)
+    outputs = tl.load(part + OUTPUTS)
+    centre = saved_vector(vectors, CENTRE, shape)
+    inverse = saved_vector(vectors, INVERSE, shape)
     total, product = norm_sums(work, part, number, shape)
     scale = parameters_at(work[0], norm, outputs, shape)
     per_group = outputs // tl.load(part + GROUPS)
@@ -152,7 +172,9 @@ def norm_back(work, part, number, norm, kept, factor, shape):
         pixels, inside = pixels_from(first, shape)
         gradient, raw = cut_gradient(work, part, number, pixels, inside, shape)
         normalised = (raw - centre[None, :]) * inverse[None, :]
-        through = (scale[None, :] * gradient - level[None, :] - normalised * slope[None, :]) * inverse[None, :]
+        through = (
+            scale[None, :] * gradient - level[None, :] - normalised * slope[None, :]
+        ) * inverse[None, :]
         values = kept[None, :] * gradient + factor[None, :] * through
         store_map(gradient_at(work, number, shape), pixels, inside, values, shape)
     save_vector(vectors, TOTAL, factor * total, shape)
@@ -166,7 +188,10 @@ def conv_back(work, part, number, shape):
     ones = tl.full((shape.lanes,), 1.0, tl.float32)
     if tl.load(part + FLAGS) & NORMED:
         kernel = tl.load(part + KERNEL)
-        at = tl.load(part + OFFSET) + tl.load(part + OUTPUTS) * tl.load(part + INPUTS) * kernel * kernel
+        at = (
+            tl.load(part + OFFSET)
+            + tl.load(part + OUTPUTS) * tl.load(part + INPUTS) * kernel * kernel
+        )
         norm_back(work, part, number, at, 0.0 * ones, ones, shape)
     else:
         for first in range(0, shape.height * shape.width, shape.tile):
@@ -178,12 +203,15 @@ def conv_back(work, part, number, shape):
 @triton.jit
 def soft_norm_back(work, part, number, shape):
     """The gradient map of x + t (norm(x) - x): from behind it to before it; t = tanh(strength)."""
-    at, outputs, vectors = tl.load(part + OFFSET), tl.load(part + OUTPUTS), vectors_at(work, number + 1, shape)
+    at = tl.load(part + OFFSET)
+    outputs = tl.load(part + OUTPUTS)
+    vectors = vectors_at(work, number + 1, shape)
     strength = tanh(tl.load(work[0] + at + tl.arange(0, shape.lanes) * 0))
     total, product = norm_back(work, part, number, at + 1, 1.0 - strength, strength, shape)
     scale = parameters_at(work[0], at + 1, outputs, shape)
     shift = parameters_at(work[0], at + 1 + outputs, outputs, shape)
-    centre, inverse = saved_vector(vectors, CENTRE, shape), saved_vector(vectors, INVERSE, shape)
+    centre = saved_vector(vectors, CENTRE, shape)
+    inverse = saved_vector(vectors, INVERSE, shape)
     moved = scale * product + shift * total - product / inverse - centre * total
     known = tl.arange(0, shape.lanes) < outputs
     total_moved = tl.sum(tl.where(known, moved, 0.0), axis=0)
@@ -193,14 +221,21 @@ def soft_norm_back(work, part, number, shape):
 @triton.jit
 def excite_back(work, part, number, shape):
     """The gradient map of x times a squeeze of x: from behind it to before it."""
-    channel, own, vectors = tl.arange(0, shape.lanes), tl.load(part + MAP), vectors_at(work, number + 1, shape)
-    target, outputs = gradient_at(work, number, shape), saved_vector(vectors, GAIN, shape)
+    channel = tl.arange(0, shape.lanes)
+    own = tl.load(part + MAP)
+    vectors = vectors_at(work, number + 1, shape)
+    target = gradient_at(work, number, shape)
+    outputs = saved_vector(vectors, GAIN, shape)
     product = tl.zeros((shape.lanes,), tl.float32)
     for first in range(0, shape.height * shape.width, shape.tile):
         pixels, inside = pixels_from(first, shape)
         gradient = load_map(target, pixels, inside, channel, shape)
-        product += tl.sum(gradient * load_map(map_at(work, own, shape), pixels, inside, channel, shape), axis=0)
-    mean = squeeze_back(part_net(work[0], part), vectors, product, outputs, shape) / (shape.height * shape.width)
+        product += tl.sum(
+            gradient * load_map(map_at(work, own, shape), pixels, inside, channel, shape), axis=0
+        )
+    mean = squeeze_back(part_net(work[0], part), vectors, product, outputs, shape) / (
+        shape.height * shape.width
+    )
     tl.debug_barrier()
     for first in range(0, shape.height * shape.width, shape.tile):
         pixels, inside = pixels_from(first, shape)
@@ -211,15 +246,23 @@ def excite_back(work, part, number, shape):
 @triton.jit
 def conv_input_tile(work, part, number, pixels, shape):
     """float32 [M, lanes]: gradient of a convolution's input from its gradient map."""
-    inputs, outputs, kernel = tl.load(part + INPUTS), tl.load(part + OUTPUTS), tl.load(part + KERNEL)
-    lane, num_taps, row = tl.arange(0, shape.lanes), kernel * kernel, work[0] + tl.load(part + OFFSET)
+    inputs = tl.load(part + INPUTS)
+    outputs = tl.load(part + OUTPUTS)
+    kernel = tl.load(part + KERNEL)
+    lane = tl.arange(0, shape.lanes)
+    num_taps = kernel * kernel
+    row = work[0] + tl.load(part + OFFSET)
     result = tl.zeros((shape.tile, shape.lanes), tl.float32)
     for tap in range(0, num_taps):
         place, inside = shifted(pixels, tap, kernel, shape)
         for first in range(0, outputs, shape.chunk):
             channel = first + tl.arange(0, shape.chunk)
             values = load_map(gradient_at(work, number, shape), place, inside, channel, shape)
-            column = channel[:, None] * (inputs * num_taps) + lane[None, :] * num_taps + (num_taps - 1 - tap)
+            column = (
+                channel[:, None] * (inputs * num_taps)
+                + lane[None, :] * num_taps
+                + (num_taps - 1 - tap)
+            )
             known = (channel < outputs)[:, None] & (lane < inputs)[None, :]
             weights = tl.load(row + column, mask=known, other=0.0)
             result = add_product(values, weights, result, work[1].dtype.element_ty, shape)
@@ -229,12 +272,17 @@ def conv_input_tile(work, part, number, pixels, shape):
 @triton.jit
 def depth_input_tile(work, part, number, pixels, shape):
     """The same of a convolution of every channel by itself."""
-    inputs, kernel, row = tl.load(part + INPUTS), tl.load(part + KERNEL), work[0] + tl.load(part + OFFSET)
-    channel, num_taps = tl.arange(0, shape.lanes), kernel * kernel
+    inputs = tl.load(part + INPUTS)
+    kernel = tl.load(part + KERNEL)
+    row = work[0] + tl.load(part + OFFSET)
+    channel = tl.arange(0, shape.lanes)
+    num_taps = kernel * kernel
     result = tl.zeros((shape.tile, shape.lanes), tl.float32)
     for tap in range(0, num_taps):
         place, inside = shifted(pixels, tap, kernel, shape)
-        weights = tl.load(row + channel * num_taps + (num_taps - 1 - tap), mask=channel < inputs, other=0.0)
+        weights = tl.load(
+            row + channel * num_taps + (num_taps - 1 - tap), mask=channel < inputs, other=0.0
+        )
         values = load_map(gradient_at(work, number, shape), place, inside, channel, shape)
         result += values * weights[None, :]
     return result
@@ -242,8 +290,11 @@ def depth_input_tile(work, part, number, pixels, shape):
 
 @triton.jit
 def hand_back(work, part, number, flags, gradient, shape):
-    """From a part's gradient map to that of the part before it; of the first part to x, unless the seed is cut off."""
-    kind, channel = tl.load(part + KIND), tl.arange(0, shape.lanes)
+    """From a part's gradient map to that of the part before it; of the first part to x, unless the
+    seed is cut off.
+    """
+    kind = tl.load(part + KIND)
+    channel = tl.arange(0, shape.lanes)
     if (number > 0) | ((flags & DETACHED) == 0):
         for first in range(0, shape.height * shape.width, shape.tile):
             pixels, inside = pixels_from(first, shape)
@@ -263,7 +314,8 @@ def hand_back(work, part, number, flags, gradient, shape):
 
 @triton.jit
 def slot_backward_kernel(slot, gradient, pooled, codes):
-    """gradient [N, B, H*W, C] of the features behind a slot, to that before it, in place. Grid (N, B).
+    """gradient [N, B, H*W, C] of the features behind a slot, to that before it, in place. Grid (N,
+    B).
 
     Where a pool follows it is made from that of the pooled features.
     """
@@ -275,8 +327,16 @@ def slot_backward_kernel(slot, gradient, pooled, codes):
         tl.debug_barrier()
     flags, head = member(slot, env)
     if flags & RUNNING:
-        work, count = work_place(slot, env, place), tl.load(head + COUNT)
-        blend_back(work, head, flags, tl.load(slot.alpha + env * slot.num_slots + slot.number), here, slot.shape)
+        work = work_place(slot, env, place)
+        count = tl.load(head + COUNT)
+        blend_back(
+            work,
+            head,
+            flags,
+            tl.load(slot.alpha + env * slot.num_slots + slot.number),
+            here,
+            slot.shape,
+        )
         tl.debug_barrier()
         for step in range(0, count):
             number = count - 1 - step

@@ -1,8 +1,10 @@
-"""A slot's forward pass for all networks in one launch: every program reads what its network has grown, and does that.
+"""A slot's forward pass for all networks in one launch: every program reads what its network has
+grown, and does that.
 
-One program does one image of one network. It interprets the part program of the blueprint in residence (program.py)
-and blends the seed into the features, in place; where no seed runs it returns at once. Barriers stand wherever threads
-of a program read what others of it wrote. Launched by slots.py.
+One program does one image of one network. It interprets the part program of the blueprint in
+residence (program.py) and blends the seed into the features, in place; where no seed runs it
+returns at once. Barriers stand wherever threads of a program read what others of it wrote. Launched
+by slots.py.
 """
 
 import triton
@@ -62,7 +64,9 @@ def load_features(features, pixels, inside, shape):
     """float32 [M, lanes] of one image [H*W, C]."""
     channel = tl.arange(0, shape.lanes)
     mask = inside[:, None] & (channel < shape.channels)[None, :]
-    return tl.load(features + pixels[:, None] * shape.channels + channel[None, :], mask=mask, other=0.0).to(tl.float32)
+    return tl.load(
+        features + pixels[:, None] * shape.channels + channel[None, :], mask=mask, other=0.0
+    ).to(tl.float32)
 
 
 @triton.jit
@@ -78,7 +82,13 @@ def take_in(features, work, shape):
     """Map 0 and its vectors: x as it is."""
     for first in range(0, shape.height * shape.width, shape.tile):
         pixels, inside = pixels_from(first, shape)
-        store_map(map_at(work, 0, shape), pixels, inside, load_features(features, pixels, inside, shape), shape)
+        store_map(
+            map_at(work, 0, shape),
+            pixels,
+            inside,
+            load_features(features, pixels, inside, shape),
+            shape,
+        )
     zeros = tl.zeros((shape.lanes,), tl.float32)
     save_affine(vectors_at(work, 0, shape), zeros, zeros + 1.0, zeros, shape)
 
@@ -94,8 +104,12 @@ def save_affine(vectors, centre, gain, shift, shape):
 @triton.jit
 def conv_tile(work, part, number, pixels, shape):
     """float32 [M, lanes]: a convolution of what a part is given."""
-    inputs, outputs, kernel = tl.load(part + INPUTS), tl.load(part + OUTPUTS), tl.load(part + KERNEL)
-    output, num_taps, row = tl.arange(0, shape.lanes), kernel * kernel, work[0] + tl.load(part + OFFSET)
+    inputs = tl.load(part + INPUTS)
+    outputs = tl.load(part + OUTPUTS)
+    kernel = tl.load(part + KERNEL)
+    output = tl.arange(0, shape.lanes)
+    num_taps = kernel * kernel
+    row = work[0] + tl.load(part + OFFSET)
     result = tl.zeros((shape.tile, shape.lanes), tl.float32)
     for tap in range(0, num_taps):
         place, inside = shifted(pixels, tap, kernel, shape)
@@ -112,7 +126,8 @@ def conv_tile(work, part, number, pixels, shape):
 @triton.jit
 def forward_conv(work, part, number, shape):
     """Convolution into the part's map; its vectors are those of a group norm, where it has one."""
-    target, outputs = map_at(work, tl.load(part + MAP), shape), tl.load(part + OUTPUTS)
+    target = map_at(work, tl.load(part + MAP), shape)
+    outputs = tl.load(part + OUTPUTS)
     zeros = tl.zeros((shape.lanes,), tl.float32)
     moments = zeros, zeros, 0.0
     for first in range(0, shape.height * shape.width, shape.tile):
@@ -126,7 +141,9 @@ def forward_conv(work, part, number, shape):
         at = tl.load(part + OFFSET) + outputs * tl.load(part + INPUTS) * kernel * kernel
         mean, inverse = group_moments(moments, part, shape)
         gain = parameters_at(work[0], at, outputs, shape) * inverse
-        save_affine(vectors, mean, gain, parameters_at(work[0], at + outputs, outputs, shape), shape)
+        save_affine(
+            vectors, mean, gain, parameters_at(work[0], at + outputs, outputs, shape), shape
+        )
         save_vector(vectors, INVERSE, inverse, shape)
     else:
         save_affine(vectors, zeros, zeros + 1.0, zeros, shape)
@@ -135,8 +152,11 @@ def forward_conv(work, part, number, shape):
 @triton.jit
 def forward_depth(work, part, number, shape):
     """Convolution of every channel by itself into the part's map."""
-    inputs, kernel, row = tl.load(part + INPUTS), tl.load(part + KERNEL), work[0] + tl.load(part + OFFSET)
-    channel, num_taps = tl.arange(0, shape.lanes), kernel * kernel
+    inputs = tl.load(part + INPUTS)
+    kernel = tl.load(part + KERNEL)
+    row = work[0] + tl.load(part + OFFSET)
+    channel = tl.arange(0, shape.lanes)
+    num_taps = kernel * kernel
     target = map_at(work, tl.load(part + MAP), shape)
     for first in range(0, shape.height * shape.width, shape.tile):
         pixels, inside = pixels_from(first, shape)
@@ -144,7 +164,9 @@ def forward_depth(work, part, number, shape):
         for tap in range(0, num_taps):
             place, there = shifted(pixels, tap, kernel, shape)
             weights = tl.load(row + channel * num_taps + tap, mask=channel < inputs, other=0.0)
-            result += input_values(work, part, number, place, there, channel, shape) * weights[None, :]
+            result += (
+                input_values(work, part, number, place, there, channel, shape) * weights[None, :]
+            )
         store_map(target, pixels, inside, result, shape)
     zeros = tl.zeros((shape.lanes,), tl.float32)
     save_affine(vectors_at(work, number + 1, shape), zeros, zeros + 1.0, zeros, shape)
@@ -152,8 +174,11 @@ def forward_depth(work, part, number, shape):
 
 @triton.jit
 def input_moments(work, part, number, shape):
-    """Moments of what a part is given, by channel; keeps that in the part's own map where it has one."""
-    channel, own = tl.arange(0, shape.lanes), tl.load(part + MAP)
+    """Moments of what a part is given, by channel; keeps that in the part's own map where it has
+    one.
+    """
+    channel = tl.arange(0, shape.lanes)
+    own = tl.load(part + MAP)
     zeros = tl.zeros((shape.lanes,), tl.float32)
     moments = zeros, zeros, 0.0
     for first in range(0, shape.height * shape.width, shape.tile):
@@ -168,14 +193,17 @@ def input_moments(work, part, number, shape):
 @triton.jit
 def forward_norm(work, part, number, shape):
     """x + t (norm(x) - x) with t = tanh(strength): an affine map of every channel."""
-    outputs, at = tl.load(part + OUTPUTS), tl.load(part + OFFSET)
+    outputs = tl.load(part + OUTPUTS)
+    at = tl.load(part + OFFSET)
     mean, inverse = group_moments(input_moments(work, part, number, shape), part, shape)
     strength = tanh(tl.load(work[0] + at + tl.arange(0, shape.lanes) * 0))
     scale = parameters_at(work[0], at + 1, outputs, shape)
     shift = parameters_at(work[0], at + 1 + outputs, outputs, shape)
     vectors = vectors_at(work, number + 1, shape)
     kept = (1.0 - strength) * mean
-    save_affine(vectors, mean, 1.0 - strength + strength * scale * inverse, kept + strength * shift, shape)
+    save_affine(
+        vectors, mean, 1.0 - strength + strength * scale * inverse, kept + strength * shift, shape
+    )
     save_vector(vectors, INVERSE, inverse, shape)
 
 
@@ -184,7 +212,8 @@ def forward_excite(work, part, number, shape):
     """x times a number per channel, from a squeeze of x."""
     mean, _, _ = input_moments(work, part, number, shape)
     units, outputs = squeezed(part_net(work[0], part), mean, shape)
-    vectors, zeros = vectors_at(work, number + 1, shape), tl.zeros((shape.lanes,), tl.float32)
+    vectors = vectors_at(work, number + 1, shape)
+    zeros = tl.zeros((shape.lanes,), tl.float32)
     save_affine(vectors, zeros, outputs, zeros, shape)
     save_vector(vectors, MEAN, mean, shape)
     save_vector(vectors, UNITS, units, shape)
@@ -234,8 +263,11 @@ def gate_of(work, shape):
 
 @triton.jit
 def blend(work, head, flags, alpha, features, shape):
-    """features = host + alpha g (seed - host), or host (1 + alpha tanh(seed - host)); see nets/blend.py."""
-    channel, factor = tl.arange(0, shape.lanes), alpha
+    """features = host + alpha g (seed - host), or host (1 + alpha tanh(seed - host)); see
+    nets/blend.py.
+    """
+    channel = tl.arange(0, shape.lanes)
+    factor = alpha
     if flags & GATED:
         factor = alpha * gate_of(work, shape)
     for first in range(0, shape.height * shape.width, shape.tile):
@@ -249,7 +281,9 @@ def blend(work, head, flags, alpha, features, shape):
 
 @triton.jit
 def slot_forward_kernel(slot, features, pooled, codes):
-    """features [N, B, H*W, C] move on through the slot, in place; behind a pool also to pooled, codes. Grid (N, B)."""
+    """features [N, B, H*W, C] move on through the slot, in place; behind a pool also to pooled,
+    codes. Grid (N, B).
+    """
     env = tl.program_id(0).to(tl.int64)
     place = env * tl.num_programs(1) + tl.program_id(1)
     here = features + place * (slot.shape.height * slot.shape.width * slot.shape.channels)
@@ -260,7 +294,14 @@ def slot_forward_kernel(slot, features, pooled, codes):
         tl.debug_barrier()
         forward_parts(work, head, slot.shape)
         if (flags & THROUGH) == 0:
-            blend(work, head, flags, tl.load(slot.alpha + env * slot.num_slots + slot.number), here, slot.shape)
+            blend(
+                work,
+                head,
+                flags,
+                tl.load(slot.alpha + env * slot.num_slots + slot.number),
+                here,
+                slot.shape,
+            )
     if slot.shape.pool == 2:
         tl.debug_barrier()
         pool_image(here, pooled, codes, place, slot.shape)
@@ -276,19 +317,22 @@ def copy_features(source, target, shape):
 
 @triton.jit
 def slot_branch_kernel(slot, source, target, spare, tree, batch, units):
-    """target: features behind a slot in a validation pass, where rows of a network may part. Grid: any number.
+    """target: features behind a slot in a validation pass, where rows of a network may part. Grid:
+    any number.
 
-    source: features [n, rows before, B, H*W, C]; target: [n, rows, B, ., C], pooled where a pool follows; units:
-    n * rows * B; tree: (rows before, rows, int32 [n] of how many a network has, int32 [n, rows] of whence each comes:
-    2 * row before + whether a seed that can be left out takes part). A program does every so many images, one after
-    the other, in one work place; spare: [programs, H*W, C], its features before a pool.
+    source: features [n, rows before, B, H*W, C]; target: [n, rows, B, ., C], pooled where a pool
+    follows; units: n * rows * B; tree: (rows before, rows, int32 [n] of how many a network has,
+    int32 [n, rows] of whence each comes: 2 * row before + whether a seed that can be left out takes
+    part). A program does every so many images, one after the other, in one work place; spare:
+    [programs, H*W, C], its features before a pool.
     """
     area: tl.constexpr = slot.shape.height * slot.shape.width * slot.shape.channels
     smaller: tl.constexpr = (slot.shape.height // 2) * (slot.shape.width // 2) * slot.shape.channels
     work_number = tl.program_id(0).to(tl.int64)
     for unit in range(tl.program_id(0), units, tl.num_programs(0)):
         place = work_number * 0 + unit
-        image, row = place % batch, place // batch % tree[1]
+        image = place % batch
+        row = place // batch % tree[1]
         env = place // (batch * tree[1])
         if row < tl.load(tree[2] + env):
             came = tl.load(tree[3] + env * tree[1] + row)

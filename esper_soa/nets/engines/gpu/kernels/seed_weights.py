@@ -1,7 +1,8 @@
-"""Gradients of seeds' parameters from the work places of the slots, for all networks, slots and parts in one launch.
+"""Gradients of seeds' parameters from the work places of the slots, for all networks, slots and
+parts in one launch.
 
-A program sums over a part of the images, in their order; update.py adds the parts up. No atomics: what a network gets
-does not depend on the others. Launched by slots.py.
+A program sums over a part of the images, in their order; update.py adds the parts up. No atomics:
+what a network gets does not depend on the others. Launched by slots.py.
 """
 
 from typing import NamedTuple
@@ -41,14 +42,24 @@ from esper_soa.nets.engines.gpu.kernels.seed import (
     vectors_at,
     work_place,
 )
-from esper_soa.nets.engines.gpu.kernels.squeeze import gate_net, part_net, squeeze_weights, store_row
+from esper_soa.nets.engines.gpu.kernels.squeeze import (
+    gate_net,
+    part_net,
+    squeeze_weights,
+    store_row,
+)
 
 
 @triton.jit
 def conv_weights(slot, target, part, number, env, images, shape):
-    """Gradient of a kernel [O, I, k, k], summed over images (first, last, first place of the network)."""
-    inputs, outputs, kernel = tl.load(part + INPUTS), tl.load(part + OUTPUTS), tl.load(part + KERNEL)
-    lane, num_taps = tl.arange(0, shape.lanes), kernel * kernel
+    """Gradient of a kernel [O, I, k, k], summed over images (first, last, first place of the
+    network).
+    """
+    inputs = tl.load(part + INPUTS)
+    outputs = tl.load(part + OUTPUTS)
+    kernel = tl.load(part + KERNEL)
+    lane = tl.arange(0, shape.lanes)
+    num_taps = kernel * kernel
     for tap in range(0, num_taps):
         for first in range(0, inputs, shape.chunk):
             channel = first + tl.arange(0, shape.chunk)
@@ -70,7 +81,9 @@ def conv_weights(slot, target, part, number, env, images, shape):
 @triton.jit
 def depth_weights(slot, target, part, number, env, images, shape):
     """The same of a kernel [I, 1, k, k]."""
-    inputs, kernel, lane = tl.load(part + INPUTS), tl.load(part + KERNEL), tl.arange(0, shape.lanes)
+    inputs = tl.load(part + INPUTS)
+    kernel = tl.load(part + KERNEL)
+    lane = tl.arange(0, shape.lanes)
     for tap in range(0, kernel * kernel):
         result = tl.zeros((shape.lanes,), tl.float32)
         for image in range(images[0], images[1]):
@@ -79,7 +92,9 @@ def depth_weights(slot, target, part, number, env, images, shape):
                 pixels, here = pixels_from(start, shape)
                 gradient = load_map(gradient_at(work, number, shape), pixels, here, lane, shape)
                 place, inside = shifted(pixels, tap, kernel, shape)
-                result += tl.sum(gradient * input_values(work, part, number, place, inside, lane, shape), axis=0)
+                result += tl.sum(
+                    gradient * input_values(work, part, number, place, inside, lane, shape), axis=0
+                )
         column = tl.load(part + OFFSET) + lane * kernel * kernel + tap
         tl.store(target + column, result, mask=lane < inputs)
 
@@ -97,13 +112,17 @@ def vector_sum(vectors, which: tl.constexpr, images, step, shape):
 def norm_weights(target, first, vectors, outputs, images, step, shape):
     """Gradients of a norm's scale and shift, in columns from `first` on."""
     store_row(target, first, vector_sum(vectors, PRODUCT, images, step, shape), outputs, shape)
-    store_row(target, first + outputs, vector_sum(vectors, TOTAL, images, step, shape), outputs, shape)
+    store_row(
+        target, first + outputs, vector_sum(vectors, TOTAL, images, step, shape), outputs, shape
+    )
 
 
 @triton.jit
 def part_weights(slot, target, part, number, env, images, shape):
     """Gradients of all parameters of one part, to their columns of the row `target`."""
-    kind, at, outputs = tl.load(part + KIND), tl.load(part + OFFSET), tl.load(part + OUTPUTS)
+    kind = tl.load(part + KIND)
+    at = tl.load(part + OFFSET)
+    outputs = tl.load(part + OUTPUTS)
     vectors = vectors_at(work_place(slot, env, images[2]), number + 1, shape)
     step: tl.constexpr = (shape.parts + 2) * VECTORS * shape.lanes
     if kind == CONV:
@@ -132,10 +151,11 @@ class Share(NamedTuple):
 
 @triton.jit
 def seed_weights_kernel(slots, targets, share, num_slots: tl.constexpr):
-    """Gradients by part of the images, of seeds that learn, in all slots. Grid (N, splits, S * (parts + 1)).
+    """Gradients by part of the images, of seeds that learn, in all slots. Grid (N, splits, S *
+    (parts + 1)).
 
-    targets: of every slot partials [N, splits, width] as Rows of [splits * width]; columns of no parameter of a seed
-    are left as they are.
+    targets: of every slot partials [N, splits, width] as Rows of [splits * width]; columns of no
+    parameter of a seed are left as they are.
     """
     each: tl.constexpr = share.parts + 1
     for slot in tl.static_range(num_slots):
@@ -146,11 +166,16 @@ def seed_weights_kernel(slots, targets, share, num_slots: tl.constexpr):
 @triton.jit
 def slot_weights(slot, target, share, number):
     """Of part `number` of the seed in one slot of one network, for one split; the gate's last."""
-    env, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    env = tl.program_id(0).to(tl.int64)
+    split = tl.program_id(1)
     flags, head = member(slot, env)
     if ((flags & RUNNING) != 0) & ((flags & FROZEN) == 0):
         row = target.base + env * target.env + split * (target.env // tl.num_programs(1))
-        images = split * share.images, tl.minimum((split + 1) * share.images, share.batch), env * share.batch
+        images = (
+            split * share.images,
+            tl.minimum((split + 1) * share.images, share.batch),
+            env * share.batch,
+        )
         if number < tl.load(head + COUNT):
             part_weights(slot, row, head + (1 + number) * FIELDS, number, env, images, slot.shape)
         if (number == share.parts) & ((flags & GATED) != 0):

@@ -1,7 +1,8 @@
-"""Two small layers on the mean of an image, sigmoid(W2 relu(W1 m + b1) + b2): of attention and of gates.
+"""Two small layers on the mean of an image, sigmoid(W2 relu(W1 m + b1) + b2): of attention and of
+gates.
 
-A `net` is (parameter row, first column, inputs, hidden units, outputs, whether there is a b1). Called by the kernels of
-a slot; every number is a vector [lanes] with zeros beyond what there is.
+A `net` is (parameter row, first column, inputs, hidden units, outputs, whether there is a b1).
+Called by the kernels of a slot; every number is a vector [lanes] with zeros beyond what there is.
 """
 
 import triton
@@ -28,7 +29,8 @@ from esper_soa.nets.engines.gpu.kernels.seed import (
 def part_net(row, part):
     """The net of an EXCITE part."""
     biased = (tl.load(part + FLAGS) & BIASED) // BIASED
-    inputs, outputs = tl.load(part + INPUTS), tl.load(part + OUTPUTS)
+    inputs = tl.load(part + INPUTS)
+    outputs = tl.load(part + OUTPUTS)
     return row, tl.load(part + OFFSET), inputs, tl.load(part + HIDDEN), outputs, biased
 
 
@@ -41,8 +43,11 @@ def gate_net(row, shape):
 @triton.jit
 def matrix(row, first, rows, columns, shape):
     """float32 [lanes, lanes] of a row: [rows, columns] from `first` on, then zeros."""
-    one, other = tl.arange(0, shape.lanes)[:, None], tl.arange(0, shape.lanes)[None, :]
-    return tl.load(row + first + one * columns + other, mask=(one < rows) & (other < columns), other=0.0)
+    one = tl.arange(0, shape.lanes)[:, None]
+    other = tl.arange(0, shape.lanes)[None, :]
+    return tl.load(
+        row + first + one * columns + other, mask=(one < rows) & (other < columns), other=0.0
+    )
 
 
 @triton.jit
@@ -65,7 +70,9 @@ def squeezed(net, mean, shape):
 
 @triton.jit
 def squeeze_back(net, vectors, gradient, outputs, shape):
-    """Gradient of the mean from that of the outputs; leaves in `vectors` what the weights' gradient needs."""
+    """Gradient of the mean from that of the outputs; leaves in `vectors` what the weights' gradient
+    needs.
+    """
     logit = gradient * outputs * (1.0 - outputs)
     units = saved_vector(vectors, UNITS, shape)
     passed = tl.sum(matrix(net[0], second_at(net), net[4], net[3], shape) * logit[:, None], axis=0)
@@ -78,7 +85,8 @@ def squeeze_back(net, vectors, gradient, outputs, shape):
 @triton.jit
 def store_matrix(target, first, values, rows, columns, shape):
     """values [lanes, lanes] to [rows, columns] from `first` on."""
-    one, other = tl.arange(0, shape.lanes)[:, None], tl.arange(0, shape.lanes)[None, :]
+    one = tl.arange(0, shape.lanes)[:, None]
+    other = tl.arange(0, shape.lanes)[None, :]
     tl.store(target + first + one * columns + other, values, mask=(one < rows) & (other < columns))
 
 
@@ -91,9 +99,11 @@ def store_row(target, first, values, count, shape):
 
 @triton.jit
 def squeeze_weights(net, target, vectors, images, step, shape):
-    """Gradients of a net's parameters, summed over images (first, last), to their columns of the row `target`.
+    """Gradients of a net's parameters, summed over images (first, last), to their columns of the
+    row `target`.
 
-    vectors: pointer to the net's vectors of image 0 of the network; `step` numbers lie between those of two images.
+    vectors: pointer to the net's vectors of image 0 of the network; `step` numbers lie between
+    those of two images.
     """
     one = tl.zeros((shape.lanes, shape.lanes), tl.float32)
     two = tl.zeros((shape.lanes, shape.lanes), tl.float32)
@@ -101,7 +111,8 @@ def squeeze_weights(net, target, vectors, images, step, shape):
     logit_sum = tl.zeros((shape.lanes,), tl.float32)
     for image in range(images[0], images[1]):
         here = vectors + image * step
-        passed, logit = saved_vector(here, UNIT_GRADIENT, shape), saved_vector(here, LOGIT, shape)
+        passed = saved_vector(here, UNIT_GRADIENT, shape)
+        logit = saved_vector(here, LOGIT, shape)
         one += passed[:, None] * saved_vector(here, MEAN, shape)[None, :]
         two += logit[:, None] * saved_vector(here, UNITS, shape)[None, :]
         units_sum += passed

@@ -1,8 +1,10 @@
-"""What the kernels share: where the activations of a network lie, and how tiles of a convolution are loaded.
+"""What the kernels share: where the activations of a network lie, and how tiles of a convolution
+are loaded.
 
-A tile of a convolution is a matrix with one row per pixel and one column per (tap, input channel), never written to
-memory (implicit GEMM). Used by the kernels of blocks and slots: the upper half runs on the host, the helpers below on
-the device. There a `span` is (pixels int [M], which of them exist bool [M]).
+A tile of a convolution is a matrix with one row per pixel and one column per (tap, input channel),
+never written to memory (implicit GEMM). Used by the kernels of blocks and slots: the upper half
+runs on the host, the helpers below on the device. There a `span` is (pixels int [M], which of them
+exist bool [M]).
 """
 
 from typing import NamedTuple
@@ -16,7 +18,8 @@ NORM_EPS = tl.constexpr(1e-5)
 
 
 class Plane(NamedTuple):
-    """Activations of n networks: pixel p (of B*H*W) of network e starts at base + e * env + p * pixel, C in a row.
+    """Activations of n networks: pixel p (of B*H*W) of network e starts at base + e * env + p *
+    pixel, C in a row.
 
     `pixel` is known when a kernel is compiled, so that channels are loaded as vectors.
     """
@@ -47,14 +50,17 @@ class Layer(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """How much one program does at a time; all are compile-time constants, powers of two, at least 16."""
+    """How much one program does at a time; all are compile-time constants, powers of two, at least
+    16.
+    """
 
     pixels: tl.constexpr
     columns: tl.constexpr  # of the implicit matrix, taken up per step
     inputs: tl.constexpr  # input channels, padded
     outputs: tl.constexpr  # output channels, padded
     precision: tl.constexpr  # of float32 products: ieee or tf32
-    widened: tl.constexpr  # products of bfloat16 are taken in float32: Triton's interpreter has none
+    # Products of bfloat16 are taken in float32: Triton's interpreter has none.
+    widened: tl.constexpr
 
 
 def plane(x: Tensor, shared: bool = False) -> Plane:
@@ -67,7 +73,9 @@ def plane(x: Tensor, shared: bool = False) -> Plane:
 def rows(values: Tensor) -> Rows:
     """values [n, ...], every network's own numbers without gaps; networks may be apart."""
     if not values[0].is_contiguous():
-        raise ValueError(f"parameters of shape {tuple(values.shape)} must lie without gaps within a network")
+        raise ValueError(
+            f"parameters of shape {tuple(values.shape)} must lie without gaps within a network"
+        )
     return Rows(values, values.stride(0))
 
 
@@ -76,18 +84,26 @@ def tile_of(layer: Layer, num_pixels: int, dtype: torch.dtype) -> Tile:
 
     float32 products are of the `product_precision`.
     """
-    inputs, outputs, size = layer.stored.value, layer.outputs.value, layer.size.value
+    inputs = layer.stored.value
+    outputs = layer.outputs.value
+    size = layer.size.value
     widest = 64 if outputs > 64 else 128
     columns = 16 if inputs <= 8 else 32
     numbers = (
-        min(widest, padded(num_pixels)), min(columns, padded(inputs * size * size)), padded(inputs), padded(outputs),
-        product_precision(dtype), dtype == torch.bfloat16 and triton.knobs.runtime.interpret,
-    )  # fmt: skip
+        min(widest, padded(num_pixels)),
+        min(columns, padded(inputs * size * size)),
+        padded(inputs),
+        padded(outputs),
+        product_precision(dtype),
+        dtype == torch.bfloat16 and triton.knobs.runtime.interpret,
+    )
     return Tile(*(tl.constexpr(number) for number in numbers))
 
 
 def product_precision(dtype: torch.dtype) -> str:
-    """tf32 or ieee, of the products of kernels in `dtype`: in float32 as torch's switch for convolutions has it."""
+    """tf32 or ieee, of the products of kernels in `dtype`: in float32 as torch's switch for
+    convolutions has it.
+    """
     tf32 = dtype == torch.float32 and torch.backends.cudnn.conv.fp32_precision == "tf32"  # type: ignore[attr-defined]
     return "tf32" if tf32 else "ieee"
 
@@ -99,17 +115,26 @@ def padded(count: int) -> int:
 
 @triton.jit
 def taps(source, env, span, columns, channels: tl.constexpr, size: tl.constexpr, layer):
-    """Tile [M, K]: for the pixels of `span` and columns [K] = (tap, channel) of `source`; zero outside of the image."""
+    """Tile [M, K]: for the pixels of `span` and columns [K] = (tap, channel) of `source`; zero
+    outside of the image.
+    """
     place, inside, channel = tap_places(span, columns, channels, size, layer)
     start = source.base + env.to(tl.int64) * source.env
-    return tl.load(start + place.to(tl.int64) * source.pixel + channel[None, :], mask=inside, other=0.0)
+    return tl.load(
+        start + place.to(tl.int64) * source.pixel + channel[None, :], mask=inside, other=0.0
+    )
 
 
 @triton.jit
 def tap_places(span, columns, channels: tl.constexpr, size: tl.constexpr, layer):
-    """(pixel int [M, K], whether it lies in the image bool [M, K], channel int [K]) of an implicit matrix."""
-    pixels, tap, channel = span[0], columns // channels, columns % channels
-    down, right = tap // size - size // 2, tap % size - size // 2
+    """(pixel int [M, K], whether it lies in the image bool [M, K], channel int [K]) of an implicit
+    matrix.
+    """
+    pixels = span[0]
+    tap = columns // channels
+    channel = columns % channels
+    down = tap // size - size // 2
+    right = tap % size - size // 2
     row = (pixels // layer.width % layer.height)[:, None] + down[None, :]
     column = (pixels % layer.width)[:, None] + right[None, :]
     inside = (row >= 0) & (row < layer.height) & (column >= 0) & (column < layer.width)
@@ -119,9 +144,12 @@ def tap_places(span, columns, channels: tl.constexpr, size: tl.constexpr, layer)
 
 @triton.jit
 def kernel_tile(weight, env, columns, layer, tile):
-    """Tile [K, O] of a network's weights [O, I, k, k] for columns [K] = (tap, stored input channel)."""
+    """Tile [K, O] of a network's weights [O, I, k, k] for columns [K] = (tap, stored input
+    channel).
+    """
     num_taps: tl.constexpr = layer.size * layer.size
-    tap, channel = columns // layer.stored, columns % layer.stored
+    tap = columns // layer.stored
+    channel = columns % layer.stored
     output = tl.arange(0, tile.outputs)
     place = output[None, :] * (layer.inputs * num_taps) + (channel * num_taps + tap)[:, None]
     known = (channel < layer.inputs) & (columns < layer.stored * num_taps)
@@ -131,11 +159,16 @@ def kernel_tile(weight, env, columns, layer, tile):
 
 @triton.jit
 def transposed_kernel_tile(weight, env, columns, layer, tile):
-    """Tile [K, I] of the weights of the transposed convolution, for columns [K] = (tap, output channel)."""
+    """Tile [K, I] of the weights of the transposed convolution, for columns [K] = (tap, output
+    channel).
+    """
     num_taps: tl.constexpr = layer.size * layer.size
-    tap, output = columns // layer.outputs, columns % layer.outputs
+    tap = columns // layer.outputs
+    output = columns % layer.outputs
     channel = tl.arange(0, tile.inputs)
-    place = (output * (layer.inputs * num_taps) + num_taps - 1 - tap)[:, None] + channel[None, :] * num_taps
+    place = (output * (layer.inputs * num_taps) + num_taps - 1 - tap)[:, None] + channel[
+        None, :
+    ] * num_taps
     mask = (columns < layer.outputs * num_taps)[:, None] & (channel < layer.inputs)[None, :]
     return tl.load(weight.base + env.to(tl.int64) * weight.env + place, mask=mask, other=0.0)
 
@@ -144,13 +177,16 @@ def transposed_kernel_tile(weight, env, columns, layer, tile):
 def add_product(left, right, result, tile):
     """result [M, O] + left [M, K] @ right [K, O], summed in float32."""
     if tile.widened:
-        left, right = left.to(tl.float32), right.to(tl.float32)
+        left = left.to(tl.float32)
+        right = right.to(tl.float32)
     return tl.dot(left, right, result, input_precision=tile.precision)
 
 
 @triton.jit
 def conv_tile(x, unit, weight, env, span, layer, tile):
-    """Convolution float32 [M, O] at the pixels of `span` of the activations `unit` with the weights of `env`."""
+    """Convolution float32 [M, O] at the pixels of `span` of the activations `unit` with the weights
+    of `env`.
+    """
     result = tl.zeros((tile.pixels, tile.outputs), tl.float32)
     for first in range(0, layer.stored * layer.size * layer.size, tile.columns):
         columns = first + tl.arange(0, tile.columns)
@@ -162,18 +198,28 @@ def conv_tile(x, unit, weight, env, span, layer, tile):
 
 @triton.jit
 def store_pixels(target, env, span, channels: tl.constexpr, values, width: tl.constexpr):
-    """Write values [M, width] to the first `channels` channels of the pixels of `span` of a network."""
+    """Write values [M, width] to the first `channels` channels of the pixels of `span` of a
+    network.
+    """
     channel = tl.arange(0, width)
-    place = target.base + env.to(tl.int64) * target.env + span[0].to(tl.int64)[:, None] * target.pixel
-    tl.store(place + channel[None, :], values, mask=span[1][:, None] & (channel < channels)[None, :])
+    place = (
+        target.base + env.to(tl.int64) * target.env + span[0].to(tl.int64)[:, None] * target.pixel
+    )
+    tl.store(
+        place + channel[None, :], values, mask=span[1][:, None] & (channel < channels)[None, :]
+    )
 
 
 @triton.jit
 def load_pixels(source, env, span, channels: tl.constexpr, width: tl.constexpr):
     """Values [M, width] of the pixels of `span` of a network, zero beyond `channels`."""
     channel = tl.arange(0, width)
-    place = source.base + env.to(tl.int64) * source.env + span[0].to(tl.int64)[:, None] * source.pixel
-    return tl.load(place + channel[None, :], mask=span[1][:, None] & (channel < channels)[None, :], other=0.0)
+    place = (
+        source.base + env.to(tl.int64) * source.env + span[0].to(tl.int64)[:, None] * source.pixel
+    )
+    return tl.load(
+        place + channel[None, :], mask=span[1][:, None] & (channel < channels)[None, :], other=0.0
+    )
 
 
 @triton.jit

@@ -1,7 +1,9 @@
-"""The end of a training batch for hosts and seeds together: gradients summed up, measured, clipped, taken as a step.
+"""The end of a training batch for hosts and seeds together: gradients summed up, measured, clipped,
+taken as a step.
 
-Rows of parameters are told by a `Pool` each; a program takes a tile of one. Seeds that do not learn, and columns that
-are no parameters of the seed in residence, stay as they are. Launched by update.py.
+Rows of parameters are told by a `Pool` each; a program takes a tile of one. Seeds that do not
+learn, and columns that are no parameters of the seed in residence, stay as they are. Launched by
+update.py.
 """
 
 from typing import NamedTuple
@@ -11,7 +13,14 @@ import triton.language as tl
 from torch import Tensor
 
 from esper_soa.nets.engines.gpu import roster
-from esper_soa.nets.engines.gpu.kernels.seed import CODE_SHIFT, FIELDS, FROZEN, GATED, PARAMETERS, RUNNING
+from esper_soa.nets.engines.gpu.kernels.seed import (
+    CODE_SHIFT,
+    FIELDS,
+    FROZEN,
+    GATED,
+    PARAMETERS,
+    RUNNING,
+)
 from esper_soa.nets.engines.gpu.kernels.tiles import Rows
 
 MEASURED = tl.constexpr(roster.MEASURED)
@@ -52,18 +61,28 @@ def learning(pool, words, env, column):
     if pool.slot >= 0:
         word = tl.load(words + env * pool.num_slots + pool.slot)
         head = pool.programs + (word >> CODE_SHIFT).to(tl.int64) * ((1 + pool.parts) * FIELDS)
-        own = (column < tl.load(head + PARAMETERS)) | ((column >= pool.gate_at) & ((word & GATED) != 0))
+        own = (column < tl.load(head + PARAMETERS)) | (
+            (column >= pool.gate_at) & ((word & GATED) != 0)
+        )
         mask = mask & own & ((word & RUNNING) != 0) & ((word & FROZEN) == 0)
     return mask
 
 
 @triton.jit
-def sum_kernel(pools, words, num_pools: tl.constexpr, tile: tl.constexpr, kept: tl.constexpr, share: tl.constexpr):
+def sum_kernel(
+    pools,
+    words,
+    num_pools: tl.constexpr,
+    tile: tl.constexpr,
+    kept: tl.constexpr,
+    share: tl.constexpr,
+):
     """gradient = sum of partials over the splits, and its squares by tile. Grid (n, tiles, pools).
 
     kept: the gradient that is there is added to; share: what the result is multiplied by.
     """
-    env, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    env = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
     for index in tl.static_range(num_pools):
         if tl.program_id(2) == index:
             sum_tile(pools[index], words, env, part, tile, kept, share)
@@ -78,7 +97,9 @@ def sum_tile(pool, words, env, part, tile: tl.constexpr, kept: tl.constexpr, sha
     if kept:
         result = tl.load(pool.gradient + env * pool.width + column, mask=mask, other=0.0)
     for split in range(0, pool.splits):
-        result += tl.load(pool.partials + (env * pool.splits + split) * pool.width + column, mask=mask, other=0.0)
+        result += tl.load(
+            pool.partials + (env * pool.splits + split) * pool.width + column, mask=mask, other=0.0
+        )
     if share != 1.0:
         result *= share
     tl.store(pool.gradient + env * pool.width + column, result, mask=column < pool.width)
@@ -92,14 +113,19 @@ def row_norm(pool, env, num_tiles, tile: tl.constexpr):
     total = tl.zeros((tile,), tl.float64)
     for first in range(0, num_tiles, tile):
         number = first + tl.arange(0, tile)
-        total += tl.load(pool.squares + env * num_tiles + number, mask=number < num_tiles, other=0.0)
+        total += tl.load(
+            pool.squares + env * num_tiles + number, mask=number < num_tiles, other=0.0
+        )
     return tl.sqrt(tl.sum(total, axis=0))
 
 
 @triton.jit
 def step_kernel(pools, words, rules, counter, num_pools: tl.constexpr, tile: tl.constexpr):
-    """Clip every row to its own norm, then SGD with momentum; counts the batch. Grid (n, tiles, pools)."""
-    env, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    """Clip every row to its own norm, then SGD with momentum; counts the batch. Grid (n, tiles,
+    pools).
+    """
+    env = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
     for index in tl.static_range(num_pools):
         if tl.program_id(2) == index:
             step_tile(pools[index], words, rules, env, part, tile)
@@ -114,7 +140,9 @@ def step_tile(pool, words, rules, env, part, tile: tl.constexpr):
     mask = learning(pool, words, env, column)
     gradient = tl.load(pool.gradient + env * pool.width + column, mask=mask, other=0.0)
     if rules.max_norm > 0:
-        factor = rules.max_norm / (row_norm(pool, env, tl.num_programs(1), tile).to(tl.float32) + rules.eps)
+        factor = rules.max_norm / (
+            row_norm(pool, env, tl.num_programs(1), tile).to(tl.float32) + rules.eps
+        )
         gradient *= tl.where(factor > 1.0, 1.0, factor)
     place = pool.params.base + env * pool.params.env + column
     params = tl.load(place, mask=mask, other=0.0)
@@ -142,11 +170,15 @@ class Measures(NamedTuple):
 
 
 @triton.jit
-def measure_kernel(pools, tables, words, measures, num_tiles, num_slots: tl.constexpr, tile: tl.constexpr):
-    """Statistics of the gradients that sum_kernel left, for seeds that are to be measured. Grid (n, S).
+def measure_kernel(
+    pools, tables, words, measures, num_tiles, num_slots: tl.constexpr, tile: tl.constexpr
+):
+    """Statistics of the gradients that sum_kernel left, for seeds that are to be measured. Grid (n,
+    S).
 
-    pools: the hosts', then the slots'; tables: by slot (int32 [codes + 1, tensors, 2], columns at which tensors of a
-    blueprint begin and their numbers, the gate's in the last row; tensors; codes).
+    pools: the hosts', then the slots'; tables: by slot (int32 [codes + 1, tensors, 2], columns at
+    which tensors of a blueprint begin and their numbers, the gate's in the last row; tensors;
+    codes).
     """
     env = tl.program_id(0).to(tl.int64)
     for index in tl.static_range(num_slots):
@@ -155,19 +187,27 @@ def measure_kernel(pools, tables, words, measures, num_tiles, num_slots: tl.cons
             if ((word & RUNNING) != 0) & ((word & MEASURED) != 0):
                 host = row_norm(pools[0], env, num_tiles, tile)
                 whole = host / measures.host_root
-                measure_seed(pools[index + 1], tables[index], word, measures, (env, host, whole), tile)
+                measure_seed(
+                    pools[index + 1], tables[index], word, measures, (env, host, whole), tile
+                )
 
 
 @triton.jit
 def measure_seed(pool, table, word, measures, host, tile: tl.constexpr):
-    """Statistics of one seed; host: (network, norm of the host's gradient, the same over the root of its size)."""
-    count, numbers, vanishing, exploding = 0.0, 0.0, 0.0, 0.0
+    """Statistics of one seed; host: (network, norm of the host's gradient, the same over the root
+    of its size).
+    """
+    count = 0.0
+    numbers = 0.0
+    vanishing = 0.0
+    exploding = 0.0
     total = tl.sum(tl.zeros((1,), tl.float64), axis=0)
     row = (word >> CODE_SHIFT).to(tl.int64)
     for kind in tl.static_range(2):
         here = table[0] + (row if kind == 0 else table[2]) * (table[1] * 2)
         for tensor in range(0, table[1]):
-            first, size = tl.load(here + 2 * tensor), tl.load(here + 2 * tensor + 1)
+            first = tl.load(here + 2 * tensor)
+            size = tl.load(here + 2 * tensor + 1)
             if (size > 0) & ((kind == 0) | ((word & GATED) != 0)):
                 squares = tensor_squares(pool, host[0], first, size, tile)
                 norm = tl.sqrt(squares)
@@ -185,17 +225,25 @@ def tensor_squares(pool, env, first, size, tile: tl.constexpr):
     result = tl.zeros((tile,), tl.float64)
     for begin in range(0, size, tile):
         column = begin + tl.arange(0, tile)
-        values = tl.load(pool.gradient + env * pool.width + first + column, mask=column < size, other=0.0)
+        values = tl.load(
+            pool.gradient + env * pool.width + first + column, mask=column < size, other=0.0
+        )
         result += values.to(tl.float64) * values.to(tl.float64)
     return tl.sum(result, axis=0)
 
 
 @triton.jit
 def store_measures(measures, host, l2, counts, pool):
-    """The formulas of gradients.gradient_statistics; counts: tensors, numbers, vanishing, exploding."""
+    """The formulas of gradients.gradient_statistics; counts: tensors, numbers, vanishing,
+    exploding.
+    """
     place = host[0] * pool.num_slots + pool.slot
     finite = (l2 - l2) == 0
-    health = 1.0 - 0.5 * (counts[2] / counts[0]).to(tl.float64) - 0.8 * (counts[3] / counts[0]).to(tl.float64)
+    health = (
+        1.0
+        - 0.5 * (counts[2] / counts[0]).to(tl.float64)
+        - 0.8 * (counts[3] / counts[0]).to(tl.float64)
+    )
     health = tl.minimum(tl.maximum(health, 0.0), 1.0)
     ratio = (l2 / tl.sqrt(counts[1].to(tl.float64))) / (host[2] + measures.tiny)
     meant = ((ratio - ratio) == 0) & (l2 >= measures.tiny) & (host[1] >= measures.tiny)
