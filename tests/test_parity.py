@@ -1,8 +1,8 @@
 """The recorded vectors of the reference against our kernels, one module per topic in tests/parity/.
 
 The vectors lie in the folder named by ESPER_SOA_VECTORS, or in ../shared/vectors beside the
-project; without them every test is skipped with that reason. Rows that differ on purpose are named,
-with the reason, in the module of their topic.
+project; without them the sample in tests/vectors is read, some rows of every recording. Rows that
+differ on purpose are named, with the reason, in the module of their topic.
 """
 
 # ruff: noqa: E402, F403

@@ -8,7 +8,7 @@ program.
 import numpy as np
 import pytest
 import torch
-from parity_vectors import load, vectors_dir
+from parity_vectors import load, load_networks
 from torch.nn import functional as F
 
 from benchmarks.baseline_lifecycle import SlotMachine, TotalsRecord, curve_progress
@@ -27,10 +27,6 @@ from esper_soa.vocabulary import (
 
 CHANNELS = {"r0c0": 8, "r0c1": 16, "r0c2": 32}
 BLENDS = {"ADD": Blend.ADD, "MULTIPLY": Blend.MULTIPLY, "GATE": Blend.GATE}
-
-
-def load_host_file(name):
-    return torch.load(vectors_dir() / name, weights_only=True)
 
 
 def cat(tensors):
@@ -99,7 +95,7 @@ def check_case(recorded, case, weights):
 @pytest.mark.parametrize("slot", CHANNELS)
 @pytest.mark.parametrize("isolated", [0, 1])
 def test_host_with_one_seed_gives_the_recorded_logits_and_gradients(slot, isolated):
-    recorded = load_host_file(f"host_{slot}_iso{isolated}.pt")
+    recorded = load_networks(f"host_{slot}_iso{isolated}")
     weights = {
         (c["blueprint"], c["algorithm"]): c for c in recorded["cases"] if "seed_weights" in c
     }
@@ -109,7 +105,7 @@ def test_host_with_one_seed_gives_the_recorded_logits_and_gradients(slot, isolat
 
 
 def test_host_alone_gives_the_recorded_logits_and_gradients():
-    recorded = load_host_file("host_r0c0_iso1.pt")
+    recorded = load_networks("host_r0c0_iso1")
     host = make_host(recorded)
     base = recorded["base"]["host_only_train"]
     logits = host(recorded["input"], {})
@@ -127,7 +123,7 @@ def weights_of(case, slot, part):
 
 
 def test_one_pass_with_an_alpha_per_image_gives_the_recorded_fused_logits():
-    recorded = load_host_file("host_fused.pt")
+    recorded = load_networks("host_fused")
     host = make_host(recorded).eval()
     for case in recorded["cases"]:
         num_rows, batch = case["fused_logits"].shape[:2]

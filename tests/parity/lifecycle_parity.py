@@ -302,7 +302,7 @@ def test_random_lives_equal_the_recorded_ones(permissive, automatic):
         slots = torch.where(ticking, after, slots)
         ramp = torch.where(ticking, ramp_after, ramp)
         assert_lives_equal(slots, ramp, expected)
-        answered = torch.as_tensor(expected["return code"] >= 0)
+        answered = expected["return code"] >= 0
         np.testing.assert_array_equal(
-            done.squeeze(-1)[answered].numpy(), expected["return code"][answered] == 1
+            done.squeeze(-1).numpy()[answered], expected["return code"][answered] == 1
         )

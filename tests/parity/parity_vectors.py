@@ -1,26 +1,30 @@
-"""Where the recorded vectors of the reference lie, and how they are read; used by every parity
-test.
-"""
+"""Where the recorded vectors of the reference lie, and how they are read."""
 
 import os
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+
+SAMPLE = Path(__file__).resolve().parents[1] / "vectors"  # of every clone; see sample.py
 
 
 def vectors_dir() -> Path:
-    """Folder of the vectors: ESPER_SOA_VECTORS, or shared/vectors beside the project; skips the
-    test without one.
+    """Folder of the vectors: ESPER_SOA_VECTORS, else shared/vectors beside the project, else the
+    sample.
     """
-    beside = Path(__file__).resolve().parents[3] / "shared" / "vectors"
     named = os.environ.get("ESPER_SOA_VECTORS")
-    folder = Path(named) if named else beside
-    if not folder.is_dir():
-        pytest.skip(
-            f"no recorded vectors: set ESPER_SOA_VECTORS to their folder (looked in {folder})"
-        )
-    return folder
+    beside = Path(__file__).resolve().parents[3] / "shared" / "vectors"
+    return Path(named) if named else beside if beside.is_dir() else SAMPLE
+
+
+def load_networks(name: str) -> dict:
+    """What `<name>.pt` holds; skips the test where it is not part of the sample."""
+    path = vectors_dir() / f"{name}.pt"
+    if vectors_dir() == SAMPLE and not path.exists():
+        pytest.skip(f"{name} is not part of the sample: set ESPER_SOA_VECTORS to all recordings")
+    return torch.load(path, weights_only=True)
 
 
 def load(name: str) -> dict[str, np.ndarray]:
