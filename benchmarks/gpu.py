@@ -1,16 +1,13 @@
-"""Everything that only a GPU can show, in one command that is given again until all is done, eight
-minutes at a time:
+"""What only a GPU can show, each task in a process of its own.
 
-    python -m benchmarks.gpu
+    python -m benchmarks.gpu                       all tasks, as far as eight minutes go
+    python -m benchmarks.gpu --only parity         those whose names begin so
+    python -m benchmarks.gpu --device cpu --tiny   a rehearsal, whose figures mean nothing
 
-Parity with the CPU, waits of the host inside an env-step, the kernels' own tests, EPS and images
-per second at E10 (T=4608, V=1000, three live seeds, all eight subsets) beside the plain loop, from
-the true default on, mixtures of kinds, N=64 against N=1, and the ladder of what makes it fast. What
-a call has done is kept in the file --state and not done again for the same commit and device; a
-task that a call's time cuts off is the first of the next. Status 3 means that there is more to do.
-Prints a table and, once all is done, one JSON line, which is also appended to
-benchmarks/results/gpu.jsonl. Ends with an error where there is no GPU; `--device cpu --tiny`
-rehearses the whole script with sizes that mean nothing.
+Parity with the CPU, waits of the host inside an env-step, EPS and images per second at E10 (T=4608,
+V=1000, three live seeds, all eight subsets) beside the plain loop, mixtures of kinds, N=64 against
+N=1, and the kernels' own tests. Each task is a JSON line of benchmarks/results/gpu.jsonl; what that
+file has of the same commit and machine is not done again. Status 3: give the command again.
 """
 
 import argparse
@@ -18,226 +15,387 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.gpu_tasks import RUNGS
-from benchmarks.records import check_folder, clean, keep, origin
+from benchmarks import eps, machine
+from benchmarks.eps_config import EpsConfig
+from benchmarks.records import RESULTS, check_folder, clean, keep, kept, origin
+from benchmarks.sides import EngineSide
+from benchmarks.sync_guard import SyncGuard
+from esper_soa.agent.policy import CapturedPolicy, RecurrentPolicy
+from esper_soa.config import ComputeConfig
 from esper_soa.errors import UserError
+from esper_soa.nets.engines.torch.engine import TorchEngine
+from esper_soa.nets.graphs import StepCache
+from esper_soa.nets.model.blueprints import blueprint_codes
 from esper_soa.ops.device import resolve_device
 
+# Settings of the engine by rung of the ladder; "default" is what a run gets that asks for nothing.
+RUNGS = (
+    "default",
+    "eager",
+    "compiled",
+    "graphs",
+    "triton",
+    "triton+graphs",
+    "triton+graphs+bfloat16",
+)
+BEST = "triton+graphs"
+BEST_PRECISION = RUNGS[-1]  # the rung whose precision the plain loop has too
 ENVS = 64
 BATCHES = (32, 512)
-LATER = (
-    "compiled",
-    "networks",
-)  # rungs that are left out first, and tried at the smaller batch alone
 BASELINE_ENVS = 8  # the plain loop takes as long per env whatever their number
-BEST = "graphs+triton"
-TOGETHER = "triton+graphs+bfloat16"
+BANK = 16_384  # training images, 157 MB: more than the cache of any GPU
+TOLERANCE = 1e-3  # relative distance of weights after a few steps on two devices
+SHORT = 1e-2  # distance in 16 bits, beyond twice that of a CPU in bfloat16
 PART = 470  # seconds of a call
-LEAST = 30  # seconds that must be left for a task to be begun
 MORE = 3  # exit status
-STATE = Path(__file__).parents[1] / "runs" / "gpu_tasks.jsonl"
-Records = dict[str, dict]
+# The one wait of an env-step, of engines that launch nothing for seeds that do not run; and what a
+# GPU is not waited for: its SGD reads no learning rate, the numbers of the progress bar come late.
+READ = "read_active_seeds"
+NOT_ON_GPU = ("sgd_", "read_progress")
+Found = dict[str, object]
+
+
+class Place(NamedTuple):
+    """Where a task runs, and whether it is a rehearsal."""
+
+    device: torch.device
+    tiny: bool
 
 
 def names() -> list[str]:
-    """Tasks in order of weight: where time runs out, the last are left out."""
-    found = [
-        f"parity:{rung}" for rung in ("default", "eager", "networks", "graphs", "triton", TOGETHER)
-    ]
+    """Tasks in order of weight: where time runs out, the last are left for the next call."""
+    found = [f"parity:{rung}" for rung in RUNGS if rung != "compiled"]
     found += ["syncs:default", f"syncs:{BEST}"]
     for batch in BATCHES:
-        found += [f"rung:{rung}:{ENVS}:{batch}" for rung in RUNGS if rung not in LATER]
+        found += [f"rung:{rung}:{ENVS}:{batch}" for rung in RUNGS]
         found += [f"baseline:{BASELINE_ENVS}:{batch}"]
-    found += [f"mixture:{rung}:{ENVS}:{BATCHES[0]}" for rung in ("default", "eager", BEST)]
-    found += [f"rung:{rung}:1:{BATCHES[0]}" for rung in ("graphs", BEST)]
-    return [*found, "blocks", *(f"rung:{rung}:{ENVS}:{BATCHES[0]}" for rung in LATER), "tests"]
+    found += [f"mixture:{rung}:{ENVS}:{BATCHES[0]}" for rung in ("default", BEST)]
+    return [*found, f"rung:{BEST}:1:{BATCHES[0]}", "tests"]
 
 
-def run_task(name: str, device: str, tiny: bool, seconds: float) -> dict:
-    """What the task found; "ok" says whether it ended well, "error" why not."""
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.gpu_tasks",
-        name,
-        "--device",
-        device,
-        *["--tiny"] * tiny,
-    ]
-    begun = time.monotonic()
-    root = Path(__file__).parents[1]
+def compute_of(rung: str, place: Place) -> ComputeConfig:
+    """The settings of a rung."""
+    if rung == "default":
+        return ComputeConfig()
+    parts = rung.split("+")
+    replayed = place.device.type == "cuda" and "graphs" in parts
+    engine = "triton" if "triton" in parts else "torch"
+    return ComputeConfig(
+        compile="on" if rung == "compiled" else "off",
+        cuda_graphs="on" if replayed else "off",
+        workers=1,
+        precision="bfloat16" if "bfloat16" in parts else "float32",
+        engine=f"{engine}_graphs" if replayed else engine,
+    )
+
+
+def work(place: Place, rung: str, envs: int, batch: int) -> EpsConfig:
+    """E10: what ten hosts get of CIFAR-10 in the reference, three live seeds, all eight subsets."""
+    cfg = EpsConfig(
+        name="gpu",
+        sides=["engine"],
+        envs=envs,
+        batch_size=batch,
+        train_samples=4608,
+        val_samples=1000,
+        live=3,
+        device=str(place.device),
+        repeats=3,
+        timed_steps=1,
+        warmup=4,
+        limits=False,
+        compute=compute_of(rung, place),
+        bank=BANK,
+    )
+    if place.tiny:
+        cfg = replace(cfg, envs=min(envs, 2), batch_size=2, train_samples=4, val_samples=4)
+        cfg = replace(cfg, bank=64, repeats=2, warmup=3, steps=10, update=False)
+        cfg.task.base_channels = 2
+    if place.tiny and "triton" in rung:  # its interpreter takes a quarter of a minute per env-step
+        cfg = replace(cfg, envs=1, train_samples=2, val_samples=2, repeats=1, warmup=2)
+    return cfg
+
+
+class MixtureSide(EngineSide):
+    """The engine with seeds of all kinds, each in another env and slot."""
+
+    def begin(self) -> None:
+        """Fresh hosts, whose seeds are born in the next env-step."""
+        super().begin()
+        state = self.episode.env.state
+        codes = blueprint_codes(list(self.cfg.task.blueprints))
+        envs, slots = (torch.arange(size, device=self.device) for size in state.slots.stage.shape)
+        kinds = torch.tensor(codes, device=self.device)[(envs[:, None] + slots) % len(codes)]
+        mixed = torch.where(state.slots.live, kinds, state.slots.blueprint)
+        self.episode.env.state = state.replace(slots=state.slots.replace(blueprint=mixed))
+
+
+def side_at(
+    place: Place, rung: str, cfg: EpsConfig, kind: type[EngineSide] = EngineSide
+) -> EngineSide:
+    """The engine of a work; in a rehearsal its steps lie on static buffers where a GPU would replay
+    graphs.
+    """
+    side = kind(cfg)
+    if place.device.type == "cpu" and "graphs" in rung:
+        rules = side.world.rules
+        if isinstance(rules.engine, TorchEngine):
+            engine = replace(rules.engine, steps=StepCache(capture=False))
+            side.world.rules = rules._replace(engine=engine)
+        side.world.kernels = side.world.kernels._replace(steps=StepCache(capture=False))
+        if isinstance(side.waiting.agent, RecurrentPolicy) and side.learner is not None:
+            side.waiting.agent = CapturedPolicy(side.waiting.agent, StepCache(capture=False))
+            side.learner.steps = StepCache(capture=False)
+    return side
+
+
+def parity(place: Place, rung: str) -> Found:
+    """Weights and accuracies after a few env-steps on this device and on the CPU in plain torch."""
+    # Triton's kernels read this switch too.
+    torch.backends.cudnn.conv.fp32_precision = "ieee"  # type: ignore[attr-defined]
+    cpu = Place(torch.device("cpu"), place.tiny)
+    plain = played(cpu, "eager")
+    side = played(place, rung)
+    tolerance = TOLERANCE
+    if side.world.rules.nets.precision != torch.float32:
+        tolerance = SHORT + 2 * weights_apart(played(cpu, "eager+bfloat16"), plain)
+    distance = weights_apart(side, plain)
+    accuracy = [one.episode.env.state.signals.val_accuracy.cpu() for one in (plain, side)]
+    return {
+        "ok": distance < tolerance,
+        "distance": distance,
+        "tolerance": tolerance,
+        "accuracy_apart": float((accuracy[0] - accuracy[1]).abs().max()),
+        **chosen(side),
+    }
+
+
+def played(place: Place, rung: str) -> EngineSide:
+    """Four hosts after a few env-steps; one in a rehearsal, as kernels are interpreted there."""
+    cfg = work(place, rung, 1 if place.tiny else 4, 32)
+    size = 2 if place.tiny else 64
+    cfg = replace(cfg, train_samples=size, val_samples=size, update=not place.tiny)
+    side = side_at(place, rung, replace(cfg, warmup=2 if place.tiny else cfg.warmup))
+    side.warm_up()
+    return side
+
+
+def weights_apart(one: EngineSide, other: EngineSide) -> float:
+    """The largest relative distance of any kind of weights."""
+    wanted = other.world.weights.flatten_keys(".")
+    return max(
+        float((value.cpu() - wanted[name].cpu()).norm() / wanted[name].cpu().norm().clamp(min=1.0))
+        for name, value in one.world.weights.flatten_keys(".").items()
+        if value.is_floating_point() and name in wanted
+    )
+
+
+def chosen(side: EngineSide) -> Found:
+    """What the engine is, and what decides as graphs."""
+    return {
+        "engine": side.world.rules.engine.chosen.facts(),
+        "graphs": side.world.kernels.replay.facts(),
+    }
+
+
+def syncs(place: Place, rung: str) -> Found:
+    """Waits of the host for the device as all seeds are born, and in the env-step after it."""
+    side = side_at(place, rung, work(place, rung, 4, 32))
+    side.warm_up()
+    side.begin()
+    births, steady = waits(side, place.device)
+    allowed = 0 if side.world.rules.engine.chosen.name.startswith("triton") else 1
+    fine = max(births, steady) <= allowed
+    return {"ok": fine, "births": births, "steady": steady, "allowed": allowed}
+
+
+def waits(side: EngineSide, device: torch.device) -> tuple[int, int]:
+    """Waits of the next two env-steps; a rehearsal on a CPU raises where a GPU would be waited for
+    outside of READ.
+    """
+    if device.type != "cpu":
+        first = machine.count_syncs(side.one_step, device)
+        return first, machine.count_syncs(side.one_step, device)
+    with SyncGuard([READ, *NOT_ON_GPU]) as guard:
+        side.one_step()
+        first = len(guard.log)
+        side.one_step()
+    read = [sync.function.split(".")[-1] == READ for sync in guard.log]
+    return sum(read[:first]), sum(read[first:])
+
+
+def rung(
+    place: Place, name: str, envs: str, batch: str, kind: type[EngineSide] = EngineSide
+) -> Found:
+    """EPS and images per second of the engine at E10."""
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    cfg = work(place, name, int(envs), int(batch))
+    side = side_at(place, name, cfg, kind)
+    with machine.PeakMemory(place.device) as memory:
+        side.warm_up()
+        timings = [side.run() for _ in range(cfg.repeats)]
+    return {"ok": True, **figures(cfg, timings), "peak_mib": memory.mib, **chosen(side)}
+
+
+def mixture(place: Place, name: str, envs: str, batch: str) -> Found:
+    """The same as `rung`, with seeds of all kinds."""
+    return rung(place, name, envs, batch, MixtureSide)
+
+
+def baseline(place: Place, envs: str, batch: str) -> Found:
+    """The plain loop at the same work, in the precision of the best rung."""
+    cfg = work(place, BEST_PRECISION, int(envs), int(batch))
+    cfg = replace(cfg, sides=["baseline"], repeats=2)
+    with ExitStack() as stack:
+        one = eps.Contestant("baseline", cfg, stack)
+        eps.take_turns([one], cfg.repeats)
+    return {"ok": True, **figures(cfg, one.timings), "dtype": one.notes["dtype"]}
+
+
+def figures(cfg: EpsConfig, timings: list) -> Found:
+    """The work, and medians over the timings."""
+    total = sorted(timing.total for timing in timings)[len(timings) // 2]
+    return {
+        "work": {"N": cfg.envs, "B": cfg.batch_size, "T": cfg.train_samples, "V": cfg.val_samples},
+        "K": cfg.rows,
+        "seconds": total,
+        "eps": cfg.envs / total,
+        "images_per_second": sum(cfg.images) / total,
+        "repeats": len(timings),
+    }
+
+
+def tests(place: Place) -> Found:
+    """The kernels' and graphs' own tests on this device; in one process, as a machine of GPUs may
+    have pytest without what spreads tests over its cores.
+    """
+    files = ["tests/nets/test_graphs.py"]
+    files += ["tests/nets/test_triton_kernels.py"] * (not place.tiny)
+    command = ["-m", "pytest", "-o", "addopts=-q --import-mode=importlib", *files]
+    done = subprocess.run(
+        [sys.executable, *command], cwd=RESULTS.parents[1], capture_output=True, text=True
+    )
+    return {"ok": done.returncode == 0, "output": done.stdout[-2000:]}
+
+
+TASKS: dict[str, Callable[..., Found]] = {
+    task.__name__: task for task in (parity, syncs, rung, mixture, baseline, tests)
+}
+
+
+def in_process(name: str, place: Place, seconds: float) -> Found:
+    """What the task finds in a process of its own; "ok" says whether it ended well, "error" why
+    not.
+    """
+    command = [sys.executable, "-m", "benchmarks.gpu", name, "--device", str(place.device)]
+    command += ["--tiny"] * place.tiny
+    root = RESULTS.parents[1]
     try:
         done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=seconds)
     except subprocess.TimeoutExpired:
-        return {"ok": False, "cut_off": True, "error": f"not done after {seconds:.0f} s"}
+        return {"ok": False, "error": f"not done after {seconds:.0f} s", "cut_off": True}
     lines = done.stdout.strip().splitlines()
-    if not lines or not lines[-1].startswith("{"):
-        return {
-            "ok": False,
-            "error": (done.stderr.strip().splitlines() or ["no output"])[-1],
-            "log": done.stderr[-3000:],
-        }
-    return json.loads(lines[-1]) | {"wall_seconds": time.monotonic() - begun}
+    if lines and lines[-1].startswith("{"):
+        return json.loads(lines[-1])
+    return {"ok": False, "error": done.stderr[-3000:] or "no output"}
 
 
-def done_before(state: Path, facts: Mapping) -> Records:
-    """What earlier calls found, by task; nothing where the code is of no commit."""
-    if not clean(str(facts["commit"])) or not state.exists():
-        return {}
-    lines = [json.loads(line) for line in state.read_text(encoding="utf-8").splitlines()]
-    return {line["task"]: line["found"] for line in lines if line["facts"] == facts}
-
-
-def go_on(
-    records: Records, todo: list[str], options: argparse.Namespace, kept: tuple[Mapping, Console]
-) -> None:
-    """Do the tasks `todo` while there is time, and keep each with the facts it was done under."""
-    facts, console = kept
-    ending = time.monotonic() + options.seconds
-    for name in todo:
-        left = ending - time.monotonic()
-        first = name == todo[0]  # whatever it is given, it would not get more
-        if not first and left < LEAST:
-            return
-        found = run_task(name, str(facts["machine"]["device"]), options.tiny, left)
-        if found.get("cut_off") and not first:
-            return
-        records[name] = found
-        options.state.parent.mkdir(parents=True, exist_ok=True)
-        with options.state.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"facts": facts, "task": name, "found": found}) + "\n")
-        console.print(f"{name}: {'ok' if found['ok'] else 'failed'}", highlight=False)
-
-
-def ladder(records: Records, batch: int) -> Iterator[tuple[str, ...]]:
+def ladder(records: dict[str, Found], batch: int) -> Iterator[tuple[str, ...]]:
     """A row per rung: EPS, images per second, times the plain loop, times the rung before."""
-    loop = records.get(f"baseline:{BASELINE_ENVS}:{batch}", {}).get("eps")
+    loop = f"baseline:{BASELINE_ENVS}:{batch}"
+    base = records.get(loop, {}).get("eps")
     before = None
-    for name, key in [("plain loop", f"baseline:{BASELINE_ENVS}:{batch}")] + [
-        (rung, f"rung:{rung}:{ENVS}:{batch}") for rung in RUNGS
-    ]:
+    keys = {"plain loop": loop} | {rung: f"rung:{rung}:{ENVS}:{batch}" for rung in RUNGS}
+    for name, key in keys.items():
         record = records.get(key, {})
-        if "eps" not in record:
+        value = record.get("eps")
+        if not isinstance(value, float):
             yield name, str(record.get("error", "left out")), "", "", ""
             continue
-        over_loop = f"{record['eps'] / loop:.2f}" if loop else ""
-        over_before = f"{record['eps'] / before:.2f}" if before else ""
-        yield (
-            name,
-            f"{record['eps']:.1f}",
-            f"{record['images_per_second']:,.0f}",
-            over_loop,
-            over_before,
-        )
-        before = record["eps"]
+        over = [f"{value / one:.2f}" if isinstance(one, float) else "" for one in (base, before)]
+        yield name, f"{value:.1f}", f"{record['images_per_second']:,.0f}", *over
+        before = value
 
 
-def show(records: Records, console: Console) -> None:
+def show(records: dict[str, Found], console: Console) -> None:
     """Tables for people."""
     for batch in BATCHES:
-        table = Table(
-            "B=" + str(batch),
-            "EPS",
-            "images/s",
-            "over plain loop",
-            "over row above",
-            title_justify="left",
-        )
+        heads = ("EPS", "images/s", "over plain loop", "over row above")
+        table = Table(f"B={batch}", *heads, title_justify="left")
         for row in ladder(records, batch):
             table.add_row(*row)
         console.print(table)
-    for rung in ("graphs", BEST):
-        many, one = (records.get(f"rung:{rung}:{envs}:{BATCHES[0]}", {}) for envs in (ENVS, 1))
-        if "seconds" in many and "seconds" in one:
-            ratio = many["seconds"] / one["seconds"]
-            console.print(
-                f"{rung}: an env-step of N={ENVS} takes {ratio:.2f} times that of N=1 at "
-                f"B={BATCHES[0]}"
-            )
-    for key, value in records.get("blocks", {}).items():
-        if isinstance(value, Mapping):
-            console.print(
-                f"block {key}: torch {value['torch_ms']:.3f} ms, Triton {value['triton_ms']:.3f} ms"
-            )
-    for rung in ("default", "eager", BEST):
-        alike, mixed = (
-            records.get(f"{kind}:{rung}:{ENVS}:{BATCHES[0]}", {}) for kind in ("rung", "mixture")
-        )
-        if "seconds" in alike and "seconds" in mixed:
-            ratio = mixed["seconds"] / alike["seconds"]
-            console.print(
-                f"{rung}: seeds of all kinds take {ratio:.2f} times what seeds of one kind take"
-            )
     for name, record in records.items():
-        verdict = "ok" if record["ok"] else "FAILED: " + str(record.get("error", record))
-        detail = record.get("skipped") or record.get("summary") or record.get("distance", "")
-        console.print(f"{name:28} {verdict} {detail}", markup=False, highlight=False)
+        verdict = "ok" if record["ok"] else f"FAILED: {record.get('error', record)}"
+        detail = {key: record[key] for key in ("seconds", "distance") if key in record}
+        console.print(f"{name:28} {verdict} {detail or ''}", markup=False, highlight=False)
 
 
-def options_of(arguments: list[str] | None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument(
-        "--tiny", action="store_true", help="sizes for a rehearsal; the figures mean nothing"
-    )
-    parser.add_argument("--only", default="", help="only the tasks whose name starts with this")
-    parser.add_argument("--seconds", type=float, default=PART, help="time of this call")
-    parser.add_argument(
-        "--state", type=Path, default=STATE, help="file of what earlier calls have done"
-    )
-    parser.add_argument(
-        "--results",
-        default="benchmarks/results",
-        help="folder of the results; '' = only print them",
-    )
-    return parser.parse_args(arguments)
+def play_all(place: Place, options: argparse.Namespace) -> int:
+    """Do what is not done yet while there is time; the exit status."""
+    check_folder(options.results)
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    head = origin("gpu", place.device) | {"tiny": place.tiny}
+    same = {key: head[key] for key in ("commit", "machine", "tiny")}
+    records = {
+        record["task"]: record["found"]
+        for record in kept(Path(options.results)).get("gpu", []) * bool(options.results)
+        if clean(str(head["commit"])) and same.items() <= record.items()
+    }
+    ending = time.monotonic() + options.seconds
+    wanted = [name for name in names() if name.startswith(options.only)]
+    todo = [name for name in wanted if name not in records]
+    for name in todo:
+        found = in_process(name, place, max(ending - time.monotonic(), 1.0))
+        if found.get("cut_off") and name != todo[0]:  # which would not get more the next time
+            break
+        records[name] = found
+        if options.results:
+            keep(head | {"task": name, "found": found}, options.results, "gpu")
+        console.print(f"{name}: {'ok' if found['ok'] else 'failed'}", highlight=False)
+    show(records, console)
+    left = sum(name not in records for name in wanted)
+    if left:
+        print(f"{left} of {len(wanted)} tasks are left: give the command again", file=sys.stderr)
+        return MORE
+    return 0 if all(one["ok"] for one in records.values()) else 1
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit status: 0 all went well, 1 a task failed, 2 there is no GPU."""
-    options = options_of(arguments)
+    """Exit status: 0 all went well, 1 a task failed, 2 there is no GPU, 3 there is more to do."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("task", nargs="?", help="one task, in this process; prints a JSON line")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="sizes for a rehearsal")
+    parser.add_argument("--only", default="", help="tasks whose names begin with this")
+    parser.add_argument("--seconds", type=float, default=PART, help="time of this call")
+    parser.add_argument("--results", default=str(RESULTS), help="folder; '' keeps no record")
+    options = parser.parse_args(arguments)
     try:
-        device = resolve_device(options.device)
-    except UserError as error:
-        print(f"error: this benchmark needs a CUDA GPU. {error}", file=sys.stderr)
-        return 2
-    if device.type != "cuda" and not options.tiny:
-        print("error: on a CPU this script can only be rehearsed: add --tiny", file=sys.stderr)
-        return 2
-    try:
-        check_folder(options.results)
+        place = Place(resolve_device(options.device), options.tiny)
+        if place.device.type != "cuda" and not options.tiny:
+            raise UserError("on a CPU this can only be rehearsed: add --tiny")
+        if options.task is None:
+            return play_all(place, options)
+        task, *rest = options.task.split(":")
+        found = TASKS[task](place, *rest)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    console = Console(width=None if sys.stdout.isatty() else 140)
-    head = origin("gpu", device)
-    wanted = [name for name in names() if name.startswith(options.only)]
-    facts = {"commit": head["commit"], "machine": head["machine"], "tiny": options.tiny}
-    records = done_before(options.state, facts)
-    go_on(records, [name for name in wanted if name not in records], options, (facts, console))
-    show(records, console)
-    missing = [name for name in wanted if name not in records]
-    if missing:
-        print(
-            f"{len(missing)} of {len(wanted)} tasks are left: give the same command again",
-            file=sys.stderr,
-        )
-        return MORE
-    left_out = [name for name in names() if name not in records]
-    record = head | {"tiny": options.tiny, "left_out": left_out, "tasks": records}
-    if options.results:
-        keep(record, options.results, "gpu")
-    print(json.dumps(record))
-    return 0 if all(one["ok"] for one in records.values()) else 1
+    print(json.dumps(found))
+    return 0 if found["ok"] else 1
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
-"""The picture of one real run: accuracy with growth and without, and what stands in every slot,
-env-step by env-step.
+"""The picture of one run: accuracy with and without growth, and what stands in every slot.
 
-    python -m benchmarks.growth_figure                          the main run, into docs/growth.svg;
-    minutes python -m benchmarks.growth_figure --seed 3 --out my.svg    another seed
+    python -m benchmarks.growth_figure                         the main run, to docs/growth.svg
+    python -m benchmarks.growth_figure --seed 3 --out my.svg   another seed
 
 The shipped policy plays as in the first round of `python -m esper_soa.train
 +experiment=cifar_3seed`, and its control plays the same hosts without growth.

@@ -1,8 +1,7 @@
 """Does the policy learn? Trains it with several seeds, then plays it against scripted policies on
 fresh seeds.
 
-    python -m benchmarks.learning learn_impaired [--seeds 6 --jobs 2 --episodes 2] [setting=value
-    ...]
+    python -m benchmarks.learning learn_impaired [--seeds 6 --jobs 2] [setting=value ...]
 
 Every seed is a training run and an evaluation of its own, in processes of one thread; what a folder
 already holds is not done again, and a run that was cut off is resumed. Prints a table, and one JSON

@@ -1,9 +1,8 @@
 """Does growth pay? The shipped learned policy against every control, on seeds that no tuning has
 seen.
 
-    python -m benchmarks.proof [--cifar ROOT] [setting=value ...]          all players on fashion32
-    (and CIFAR-10) python -m benchmarks.proof --main [--cifar ROOT] [setting=value ...]   the main
-    run itself, as a user starts it
+    python -m benchmarks.proof [--cifar ROOT] [setting=value ...]          all players
+    python -m benchmarks.proof --main [--cifar ROOT] [setting=value ...]   the main run itself
 
 Declared here before the first look: seeds, players, experiment, hosts per seed, and how the learned
 policy is played (its likeliest choices, without learning). A unit is one player on the hosts of one

@@ -1,9 +1,8 @@
 """Env-steps per second of a run at several numbers of ranks, against one process with as many
 workers.
 
-    python -m benchmarks.ranks                                  2 ranks x 1 worker beside 1 rank x 2
-    workers, at work a python -m benchmarks.ranks --sides 1x2,2x1,4x1 --turns 3    RANKSxWORKERS;
-    the others are set beside the first
+    python -m benchmarks.ranks                                  2 ranks x 1 worker, work a
+    python -m benchmarks.ranks --sides 1x2,2x1,4x1 --turns 3    RANKSxWORKERS; the first is the base
 
 Every side is the program itself, with the learning policy, on the same envs: they play the same
 actions, so their work is the same. The sides are timed in turns, in alternating order, each turn in

@@ -1,8 +1,7 @@
 """Makes a policy that ships: trains it in stages, each from what the one before has learned; writes
 weights and card.
 
-    python -m benchmarks.ship grower [--data-root FOLDER --into FOLDER --results FILE]
-    [setting=value ...]
+    python -m benchmarks.ship NAME [--data-root DIR --into DIR --results FILE] [setting=value ...]
 
 The stages are those of benchmarks/conf/ship/NAME.yaml, or of a file; settings on the command line
 hold for every stage. A stage is a run in a folder of its own: one that has ended is not done again,

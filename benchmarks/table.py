@@ -1,10 +1,9 @@
 """The tables of README.md and docs/numbers.md, from the records in benchmarks/results/.
 
     python -m benchmarks.table                                     print them
-    python -m benchmarks.table --write README.md docs/numbers.md   put each between its marks, <!--
-    table: NAME --> and
-                                                                   <!-- end -->, and proof.svg
-                                                                   beside its page
+    python -m benchmarks.table --write README.md docs/numbers.md   put each between its marks
+
+Marks are <!-- table: NAME --> and <!-- end -->; proof.svg goes beside its page.
 
 Of every file the newest record counts that was made of a commit by the present method of measuring;
 of learning all. What is left out is said on stderr. Ends with status 2 where a mark is missing.

@@ -1,9 +1,8 @@
 """What telemetry costs: env-steps per second of real episodes with what a side writes, over those
 without any.
 
-    python -m benchmarks.telemetry                                       works a and c, events and
-    all sinks, 9 turns python -m benchmarks.telemetry works=c sides=events,full repeats=15 steps=40
-    results=
+    python -m benchmarks.telemetry                                       works a and c, 9 turns
+    python -m benchmarks.telemetry works=c sides=events,full repeats=15 results=
 
 A side is a level of telemetry, or `sinks`: the tables of events, the live table of envs on a
 terminal, and TensorBoard, W&B (offline) and MLflow (a file), which are told the line of the round;
