@@ -73,6 +73,7 @@ def two_processes() -> Iterator[Crowd]:
 # --- one loop in several processes
 
 
+@pytest.mark.slow
 def test_envs_come_to_the_same_in_several_processes_as_in_one(two_processes: Crowd) -> None:
     two_processes.ask("play", 2)
     first, second = two_processes.ask("results")
@@ -83,6 +84,7 @@ def test_envs_come_to_the_same_in_several_processes_as_in_one(two_processes: Cro
     assert not np.array_equal(alone[0], alone[1])
 
 
+@pytest.mark.slow
 def test_shares_that_are_not_equal_do_the_declared_images(two_processes: Crowd) -> None:
     # Env 0 has a seed: 2 subsets of 8 images; so has env 1, in the other process; env 2 has none.
     first, second = (played.done for played in two_processes.ask("play", 1))
@@ -91,6 +93,7 @@ def test_shares_that_are_not_equal_do_the_declared_images(two_processes: Crowd) 
     assert (first.train + second.train, first.val + second.val) == tiny().images
 
 
+@pytest.mark.slow
 def test_an_error_in_one_process_surfaces_and_ends_them_all() -> None:
     before = multiprocessing.active_children()
     with pytest.raises(BenchmarkError, match="process 2 of 2 of the loop: env 1 is not to be had"):
@@ -98,6 +101,7 @@ def test_an_error_in_one_process_surfaces_and_ends_them_all() -> None:
     assert set(multiprocessing.active_children()) <= set(before)
 
 
+@pytest.mark.slow
 def test_a_process_that_breaks_is_named_with_its_status() -> None:
     broken = Crowd(BareLoop, tiny(live=0), 1)
     broken.members[0].pipe.send(("nonsense", ()))
@@ -161,6 +165,7 @@ def record() -> dict:
     return json.loads(json.dumps(benchmark(cfg)))
 
 
+@pytest.mark.slow
 def test_both_opponents_do_the_declared_images(record: dict) -> None:
     for side in record["points"][0]["sides"].values():
         assert (side["train_images"], side["val_images"], side["processes"], side["threads"]) == (
@@ -173,6 +178,7 @@ def test_both_opponents_do_the_declared_images(record: dict) -> None:
         assert side["peak_mib"] > 0
 
 
+@pytest.mark.slow
 def test_bare_hosts_have_training_and_validation_alone(record: dict) -> None:
     sides = record["points"][0]["sides"]
     assert list(sides["bare"]["columns"]) == ["training", "validation"]
@@ -183,6 +189,7 @@ def test_bare_hosts_have_training_and_validation_alone(record: dict) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_loop_waits_for_the_device_once_per_env_step_of_its_process(record: dict) -> None:
     sides = record["points"][0]["sides"]
     assert sides["baseline"]["syncs"] == 2  # processes

@@ -116,6 +116,7 @@ def test_results_are_appended(tmp_path: Path, record: dict) -> None:
     assert kept(tmp_path / "deep") == {"mine": [record, record]}
 
 
+@pytest.mark.slow
 def test_a_varied_setting_makes_points_that_are_compared_with_the_first() -> None:
     cfg = tiny(vary="envs", values=[1, 3], sides=["engine"], update=False)
     record = benchmark(cfg)

@@ -213,6 +213,7 @@ def test_the_figure_is_made_with_the_tables_and_says_what_it_shows(tmp_path: Pat
     assert drawn.decode().count(stamp(record)) == 1
 
 
+@pytest.mark.slow
 def test_the_figure_is_the_same_to_the_byte_in_another_process_with_other_habits(
     tmp_path: Path,
 ) -> None:

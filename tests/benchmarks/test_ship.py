@@ -84,6 +84,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_it_says_what_it_will_do_before_it_does_it(whole: Path) -> None:
     told = (whole / "told.txt").read_text().splitlines()
     assert told[0].startswith("sprout: 2 stages, then ")
@@ -96,6 +97,7 @@ def test_it_says_what_it_will_do_before_it_does_it(whole: Path) -> None:
     assert told[-1] == f"{whole}/policies/sprout.policy and sprout.md are written"
 
 
+@pytest.mark.slow
 def test_every_stage_starts_from_the_one_before_and_the_last_one_ships(whole: Path) -> None:
     first, second = (RunFolder(whole / "runs" / name) for name in ("first", "second"))
     assert "start    from" not in first.log.read_text()
@@ -113,6 +115,7 @@ def test_every_stage_starts_from_the_one_before_and_the_last_one_ships(whole: Pa
         assert torch.equal(weight, last["policy"][name]), name
 
 
+@pytest.mark.slow
 def test_the_card_tells_how_it_was_made_and_names_no_folder(whole: Path) -> None:
     card = (whole / "policies" / "sprout.md").read_text()
     file = load_checkpoint(whole / "policies" / "sprout.policy", CPU)
@@ -149,6 +152,7 @@ def test_the_card_tells_how_it_was_made_and_names_no_folder(whole: Path) -> None
         assert place.encode() not in everything, place
 
 
+@pytest.mark.slow
 def test_what_ended_is_not_done_again_and_results_go_into_the_card(
     whole: Path, tmp_path: Path
 ) -> None:
@@ -173,6 +177,7 @@ def test_what_ended_is_not_done_again_and_results_go_into_the_card(
     assert "## Results: evaluation.txt\n\n```\nplayed well\n```" in card
 
 
+@pytest.mark.slow
 def test_another_setting_after_the_end_is_refused(whole: Path) -> None:
     done = made(
         whole, "--data-root", "/secret/images", "telemetry.progress=off", "policy.ppo.gamma=0.9"
@@ -214,6 +219,7 @@ def test_one_that_was_killed_goes_on_and_makes_the_same_policy(whole: Path, tmp_
         assert torch.equal(weight, other["learner"]["policy"][name]), name
 
 
+@pytest.mark.slow
 def test_a_stage_that_fails_ends_the_command_and_says_so(tmp_path: Path) -> None:
     stage = {"name": "first", "settings": [*TINY, "device=cuda:77"]}
     plan_file(tmp_path, stages=[stage])

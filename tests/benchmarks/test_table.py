@@ -30,6 +30,7 @@ def record(commit: str, time: str = "2026-01-01T00:00:00Z", method: int = METHOD
 # --- the command
 
 
+@pytest.mark.slow
 def test_a_package_of_the_same_name_does_not_hide_the_benchmarks_of_the_clone(
     tmp_path: Path,
 ) -> None:
