@@ -7,7 +7,9 @@ env/own_reward.py, agent/own_agents.py) is looked at here too, and more than tha
 comes out not finite, what envs share, what depends on chance, and where gradients go.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -85,9 +87,10 @@ def check_blueprint(part: Part | str, channels: Sequence[int] = (4, 24), size: i
         raise ConformanceError(BLUEPRINT, name, [*findings, one_line(error)]) from error
     for width in channels:
         found = blueprint_findings(blueprint, width, size)
-        findings += found or [
-            f"with {width} channels {one}" for one in _seed_findings(blueprint, width, size)
-        ]
+        if not found:
+            found = _network_findings(_seeds(blueprint, width, size))
+            found = [f"with {width} channels {one}" for one in found]
+        findings += found
     _raise(BLUEPRINT, name, findings)
 
 
@@ -103,8 +106,8 @@ def check_host(part: Part | str, classes: int = 10) -> None:
         host = host_of(made, name, classes)
     except RAISED as error:
         raise ConformanceError(HOST, name, [*findings, one_line(error)]) from error
-    faults = host_findings(host)
-    findings += faults or _host_findings(host_shape(TaskConfig(num_classes=classes), (), host=host))
+    shape = partial(host_shape, TaskConfig(num_classes=classes), (), host=host)
+    findings += host_findings(host) or _network_findings(_hosts(shape()))
     _raise(HOST, name, findings)
 
 
@@ -163,191 +166,131 @@ def _raise(kind: str, name: str, findings: Sequence[str]) -> None:
         raise ConformanceError(kind, name, list(dict.fromkeys(findings)))
 
 
-# --- blueprints
+# --- blueprints and hosts
 
 
-def _seed_findings(blueprint: Architecture, channels: int, size: int) -> list[str]:
-    """What seeds of several networks at once do that they must not."""
-    rows = _fresh_rows(blueprint, channels)
-    again = _fresh_rows(blueprint, channels)
-    found = []
-    if not torch.equal(rows, again):
-        found.append(
-            "its initial values differ though the env is the same: it has other draws than torch's"
-        )
-    if not rows.isfinite().all():
-        return [*found, "its initial values are not finite"]
-    x = _features(channels, size)
-    try:
-        out = _outputs(blueprint, rows, x)
-        second = _outputs(blueprint, rows, x)
-        if not torch.equal(out, second):
-            found.append(
-                "a second pass gives something else: it keeps state or draws random numbers"
-            )
-        if not out.isfinite().all():
-            found.append("its output is not finite")
-        return (
-            found + _sharing_findings(blueprint, rows, x) + _gradient_findings(blueprint, rows, x)
-        )
-    except RAISED as error:
-        return [
-            *found,
-            f"for several networks at once it raises {type(error).__name__}: {one_line(error)}",
-        ]
+class Networks(NamedTuple):
+    """How networks of several envs at once are tried, seeds and hosts alike."""
+
+    start: Callable[[], tuple[Tensor, Tensor]]  # fresh rows of parameters and of buffers [n, ...]
+    inputs: Callable[[int], Tensor]  # [B, n*C, H, W] by seed
+    outputs: Callable[[Tensor, Tensor, Tensor], Tensor]  # [B, n, ...] of rows, buffers, inputs
+    # A number [n] per network to differentiate, and buffers behind the pass.
+    train: Callable[[Tensor, Tensor], tuple[Tensor, list[Tensor]]]
 
 
-def _fresh_rows(blueprint: Architecture, channels: int) -> Tensor:
+def _seeds(blueprint: Architecture, channels: int, size: int) -> Networks:
+    """Seeds in slots of these channels, height and width."""
     keys = streams.stream_keys(0, streams.SEED_INIT, (0,), torch.arange(NETS))
-    return initial_seeds(
-        blueprint, channels, keys, torch.zeros(NETS, dtype=torch.bool), torch.float32
-    )
-
-
-def _features(channels: int, size: int, seed: int = 1) -> Tensor:
-    """Features [B, n*C, H, W] of several networks."""
-    keys = streams.stream_keys(seed, streams.SEED_INIT, (1,), torch.tensor(0))
     shape = (IMAGES, size, size, NETS * channels)
-    drawn = streams.uniform(keys, torch.arange(IMAGES * size * size * NETS * channels)).view(shape)
-    return (2 * drawn - 0.5).permute(0, 3, 1, 2)
+    still = torch.zeros(NETS, 0)
+
+    def start() -> tuple[Tensor, Tensor]:
+        fresh = torch.zeros(NETS, dtype=torch.bool)
+        return initial_seeds(blueprint, channels, keys, fresh, torch.float32), still
+
+    def inputs(seed: int) -> Tensor:
+        return _drawn(shape, seed, 1, 2.0, 0.5)
+
+    def outputs(rows: Tensor, kept: Tensor, x: Tensor) -> Tensor:
+        out = seed_forward(PLAIN, blueprint, seed_table(blueprint, channels).unpack(rows), x)
+        return out.unflatten(1, (NETS, channels))
+
+    def train(rows: Tensor, kept: Tensor) -> tuple[Tensor, list[Tensor]]:
+        target = inputs(3).unflatten(1, (NETS, channels))
+        return (outputs(rows, kept, inputs(1)) * target).sum((0, 2, 3, 4)), []
+
+    return Networks(start, inputs, outputs, train)
 
 
-def _outputs(blueprint: Architecture, rows: Tensor, x: Tensor) -> Tensor:
-    """Output [B, n, C, H, W]."""
-    channels = x.shape[1] // NETS
-    out = seed_forward(PLAIN, blueprint, seed_table(blueprint, channels).unpack(rows), x)
-    return out.unflatten(1, (NETS, channels))
-
-
-def _sharing_findings(blueprint: Architecture, rows: Tensor, x: Tensor) -> list[str]:
-    """Networks that know of each other, and images of a batch that do."""
-    channels = x.shape[1] // NETS
-    size = x.shape[-1]
-    out = _outputs(blueprint, rows, x)
-    other = _features(channels, size, seed=2)
-    elsewhere = torch.cat([x[:, :channels], other[:, channels:]], dim=1).contiguous(
-        memory_format=torch.channels_last
-    )
-    others = torch.cat([rows[:1], 2 * rows[1:] + 0.1])
-    found = []
-    if not torch.equal(_outputs(blueprint, others, elsewhere)[:, 0], out[:, 0]):
-        found.append("the output of env 0 depends on the networks of other envs")
-    images = torch.cat([x[:1], other[1:]]).contiguous(memory_format=torch.channels_last)
-    alone = _outputs(blueprint, rows, images)[0]
-    if (alone - out[0]).abs().max() > SETTLED * out[0].abs().max().clamp(min=1):
-        found.append("the output of an image depends on the other images of its batch")
-    return found
-
-
-def _gradient_findings(blueprint: Architecture, rows: Tensor, x: Tensor) -> list[str]:
-    leaf = rows.clone().requires_grad_()
-    out = _outputs(blueprint, leaf, x)
-    target = _features(x.shape[1] // NETS, x.shape[-1], seed=3).unflatten(1, (NETS, -1))
-    if not out.requires_grad:
-        return ["no gradient reaches its parameters: its output is cut off from them"]
-    (gradient,) = torch.autograd.grad((out * target)[:, 0].sum(), [leaf])
-    found = []
-    if not gradient.isfinite().all():
-        found.append("the gradient of its parameters is not finite")
-    if gradient[1:].any():
-        found.append(
-            "a gradient reaches parameters of env 1 from the output of env 0, where there "
-            "must be "
-            "none"
-        )
-    if not gradient[0].any():
-        found.append(
-            "the gradient of all of its parameters is 0 as it begins: it could never learn"
-        )
-    return found
-
-
-# --- hosts
-
-
-def _host_findings(shape: HostShape) -> list[str]:
-    """What hosts of several networks at once do that they must not."""
+def _hosts(shape: HostShape) -> Networks:
+    """Hosts without seeds."""
     keys = streams.stream_keys(0, streams.HOST_INIT, (0,), torch.arange(NETS))
-    rows, kept = initial_hosts(shape, keys, torch.float32)
+    labels = torch.arange(IMAGES)[:, None].expand(-1, NETS) % shape.num_classes
+    size = (IMAGES, IMAGE_SIZE, IMAGE_SIZE, NETS * IMAGE_CHANNELS)
+
+    def inputs(seed: int) -> Tensor:
+        return _drawn(size, seed, 2, 4.0, 2.0)
+
+    def outputs(rows: Tensor, kept: Tensor, x: Tensor) -> Tensor:
+        parameters = shape.parameters.unpack(rows)
+        folded = fold_batch_norm(shape, parameters, shape.statistics.unpack(kept))
+        return evaluate_forward(PLAIN, shape, folded, x, TrainingSeeds([], NETS))
+
+    def train(rows: Tensor, kept: Tensor) -> tuple[Tensor, list[Tensor]]:
+        statistics = [one.flatten().clone() for one in shape.statistics.unpack(kept)]
+        parameters = shape.parameters.unpack(rows)
+        batch = inputs(1), labels
+        filler = TrainingSeeds([], NETS)
+        return train_loss(PLAIN, shape, parameters, statistics, batch, filler)[0], statistics
+
+    start = partial(initial_hosts, shape, keys, torch.float32)
+    return Networks(start, inputs, outputs, train)
+
+
+def _drawn(shape: tuple[int, ...], seed: int, purpose: int, scale: float, below: float) -> Tensor:
+    """[B, C, H, W] of numbers in [-below, scale - below); shape [B, H, W, C]."""
+    keys = streams.stream_keys(seed, streams.SEED_INIT, (purpose,), torch.tensor(0))
+    drawn = streams.uniform(keys, torch.arange(torch.Size(shape).numel())).view(shape)
+    return (scale * drawn - below).permute(0, 3, 1, 2)
+
+
+def _network_findings(nets: Networks) -> list[str]:
+    """What networks of several envs at once do that they must not."""
+    rows, kept = nets.start()
     found = []
-    if not all(map(torch.equal, initial_hosts(shape, keys, torch.float32), (rows, kept))):
+    if not all(map(torch.equal, nets.start(), (rows, kept))):
         found.append(
             "its initial values differ though the env is the same: it has other draws than torch's"
         )
     if not (rows.isfinite().all() and kept.isfinite().all()):
         return [*found, "its initial values are not finite"]
-    x = _images(seed=1)
     try:
-        out = _host_logits(shape, rows, kept, x)
-        if not torch.equal(out, _host_logits(shape, rows, kept, x)):
-            found.append(
-                "a second pass gives something else: it keeps state or draws random numbers"
-            )
-        if not out.isfinite().all():
-            found.append("its logits are not finite")
-        found += _host_sharing_findings(shape, rows, kept)
-        return found + _host_training_findings(shape, rows, kept)
+        with torch.no_grad():
+            found += _pass_findings(nets, rows, kept)
+        return found + _gradient_findings(nets, rows, kept)
     except RAISED as error:
-        return [
-            *found,
-            f"for several networks at once it raises {type(error).__name__}: {one_line(error)}",
-        ]
+        fault = f"for several networks at once it raises {type(error).__name__}: {one_line(error)}"
+        return [*found, fault]
 
 
-def _images(seed: int) -> Tensor:
-    """Images [B, n*3, 32, 32] of several networks."""
-    keys = streams.stream_keys(seed, streams.SEED_INIT, (2,), torch.tensor(0))
-    shape = (IMAGES, IMAGE_SIZE, IMAGE_SIZE, NETS * IMAGE_CHANNELS)
-    drawn = streams.uniform(keys, torch.arange(torch.Size(shape).numel())).view(shape)
-    return (4 * drawn - 2).permute(0, 3, 1, 2)
-
-
-@torch.no_grad()
-def _host_logits(shape: HostShape, rows: Tensor, kept: Tensor, x: Tensor) -> Tensor:
-    """Logits [B, n, classes] as they are validated."""
-    folded = fold_batch_norm(shape, shape.parameters.unpack(rows), shape.statistics.unpack(kept))
-    return evaluate_forward(PLAIN, shape, folded, x, TrainingSeeds([], NETS))
-
-
-def _host_sharing_findings(shape: HostShape, rows: Tensor, kept: Tensor) -> list[str]:
-    """Networks that know of each other, and images of a batch that do where they are validated."""
-    x = _images(seed=1)
-    other = _images(seed=2)
+def _pass_findings(nets: Networks, rows: Tensor, kept: Tensor) -> list[str]:
+    """Chance, numbers that are not finite, networks that know of each other, and images of a batch
+    that do.
+    """
+    x = nets.inputs(1)
+    other = nets.inputs(2)
+    channels = x.shape[1] // NETS
+    out = nets.outputs(rows, kept, x)
     found = []
-    out = _host_logits(shape, rows, kept, x)
-    elsewhere = torch.cat([x[:, :IMAGE_CHANNELS], other[:, IMAGE_CHANNELS:]], dim=1)
+    if not torch.equal(out, nets.outputs(rows, kept, x)):
+        found.append("a second pass gives something else: it keeps state or draws random numbers")
+    if not out.isfinite().all():
+        found.append("its output is not finite")
     others = torch.cat([rows[:1], 2 * rows[1:] + 0.1])
+    elsewhere = torch.cat([x[:, :channels], other[:, channels:]], dim=1)
     elsewhere = elsewhere.contiguous(memory_format=torch.channels_last)
-    if not torch.equal(_host_logits(shape, others, kept, elsewhere)[:, 0], out[:, 0]):
-        found.append("the logits of env 0 depend on the networks of other envs")
+    if not torch.equal(nets.outputs(others, kept, elsewhere)[:, 0], out[:, 0]):
+        found.append("the output of env 0 depends on the networks of other envs")
     images = torch.cat([x[:1], other[1:]]).contiguous(memory_format=torch.channels_last)
-    alone = _host_logits(shape, rows, kept, images)[0]
+    alone = nets.outputs(rows, kept, images)[0]
     if (alone - out[0]).abs().max() > SETTLED * out[0].abs().max().clamp(min=1):
-        found.append("the logits of an image depend on the other images of its batch in eval mode")
+        found.append("the output of an image depends on the other images of its batch")
     return found
 
 
-def _host_training_findings(shape: HostShape, rows: Tensor, kept: Tensor) -> list[str]:
+def _gradient_findings(nets: Networks, rows: Tensor, kept: Tensor) -> list[str]:
     """Where gradients and running buffers go in a training pass."""
     leaf = rows.clone().requires_grad_()
-    statistics = [one.flatten().clone() for one in shape.statistics.unpack(kept)]
-    labels = torch.arange(IMAGES)[:, None].expand(-1, NETS) % shape.num_classes
-    batch = _images(seed=1), labels
-    losses, _ = train_loss(
-        PLAIN, shape, shape.parameters.unpack(leaf), statistics, batch, TrainingSeeds([], NETS)
-    )
+    losses, statistics = nets.train(leaf, kept)
     if not losses.requires_grad:
-        return ["no gradient reaches its parameters: its logits are cut off from them"]
+        return ["no gradient reaches its parameters: its output is cut off from them"]
     (gradient,) = torch.autograd.grad(losses[0], [leaf])
     found = []
     if not gradient.isfinite().all():
         found.append("the gradient of its parameters is not finite")
     if gradient[1:].any():
-        found.append(
-            "a gradient reaches parameters of env 1 from the loss of env 0, where there must "
-            "be "
-            "none"
-        )
+        found.append("a gradient reaches parameters of env 1 from the output of env 0")
     if not gradient[0].any():
         found.append(
             "the gradient of all of its parameters is 0 as it begins: it could never learn"

@@ -214,6 +214,24 @@ class Deaf(nn.Conv2d):
         return super().forward(x).detach()
 
 
+@esper_soa.blueprint("leaking")
+class Leaking(nn.Conv2d):
+    """Gives what a convolution gives, and hands gradients to the networks of other envs."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels, channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batched = torch._C._functorch.is_batchedtensor(self.weight)
+        every = torch._C._functorch.get_unwrapped(self.weight) if batched else self.weight
+        return super().forward(x) + (every.sum() - every.sum().detach())
+
+
+@esper_soa.blueprint("keyword")
+def keyword(*, channels: int) -> nn.Module:
+    return nn.Conv2d(channels, channels, 1)
+
+
 @esper_soa.blueprint("silent")
 class Silent(nn.Conv2d):
     """x + 0 * anything."""

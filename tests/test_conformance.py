@@ -30,14 +30,12 @@ WITH = r"with 4 channels( of 8x8 pixels)? "
 BLUEPRINTS = {
     "narrower": "blueprint narrower: its parts turn 1 channels into 8",
     "counting": WITH + "it keeps buffers",
-    "frozen": WITH
-    + "its parameters weight want no gradient, but all parameters of a seed are trained",
+    "frozen": WITH + "its parameters weight want no gradient, but all are trained",
     "shrinking": WITH
     + "it gives features of shape .2, 4, 6, 6. for features of shape .2, 4, 8, 8.",
     "half": WITH + "it gives torch.bfloat16 for torch.float32",
     "failing": WITH + "it raises ValueError: in_channels must be divisible by groups",
-    "hoarding": WITH
-    + "it keeps tensors that are no parameters .scale., which all networks would share",
+    "hoarding": WITH + "it keeps tensors that are no parameters or buffers .scale.",
     "dropping": WITH
     + "for several networks at once it raises RuntimeError: vmap: called random operation",
     "counter": WITH + "a second pass gives something else: it keeps state or draws random numbers",
@@ -46,6 +44,8 @@ BLUEPRINTS = {
     "undefined": WITH + "its output is not finite",
     "crowd": WITH + "the output of an image depends on the other images of its batch",
     "deaf": WITH + "no gradient reaches its parameters: its output is cut off from them",
+    "keyword": WITH + "it raises TypeError: keyword.. takes 0 positional arguments",
+    "leaking": WITH + "a gradient reaches parameters of env 1 from the output of env 0",
     "silent": WITH
     + "the gradient of all of its parameters is 0 as it begins: it could never learn",
 }
@@ -83,9 +83,9 @@ HOSTS = {
         "its initial values differ though the env is the same: it has other draws than torch's"
     ),
     "infinite": "its initial values are not finite",
-    "undefined": "its logits are not finite",
-    "crowd": "the logits of an image depend on the other images of its batch in eval mode",
-    "deaf": "no gradient reaches its parameters: its logits are cut off from them",
+    "undefined": "its output is not finite",
+    "crowd": "the output of an image depends on the other images of its batch",
+    "deaf": "no gradient reaches its parameters: its output is cut off from them",
 }
 
 

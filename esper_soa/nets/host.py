@@ -17,7 +17,7 @@ from esper_soa.nets import batched
 from esper_soa.nets.config import IMAGE_CHANNELS, SlotSpec, TaskConfig
 from esper_soa.nets.forward import seed_forward
 from esper_soa.nets.layers import Layers
-from esper_soa.nets.model import own_chain
+from esper_soa.nets.model import own_module
 from esper_soa.nets.model.blueprints import (
     BLUEPRINTS,
     Architecture,
@@ -29,7 +29,7 @@ from esper_soa.nets.model.blueprints import (
     seed_table,
 )
 from esper_soa.nets.model.host_parts import ConvBlock, HostChain
-from esper_soa.nets.model.own_chain import OwnChain
+from esper_soa.nets.model.own_module import OwnChain
 from esper_soa.nets.model.parameters import Parameter, Table, norm_scale, offset, weight, zeros
 from esper_soa.nets.model.parts import Layer, convolution
 
@@ -124,19 +124,19 @@ class OwnSegment(NamedTuple):
     slot: int  # behind it
 
     @property
-    def facts(self) -> own_chain.Segment:
+    def facts(self) -> own_module.Segment:
         """What is known of the module."""
         return self.chain.segments[self.number]
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         """In the module's order; `initial_hosts` says how they begin."""
-        return own_chain.tables(self.facts)[0]
+        return self.facts.parameters
 
     @property
     def statistics(self) -> tuple[Parameter, ...]:
         """Its buffers, in the module's order."""
-        return own_chain.tables(self.facts)[1]
+        return self.facts.statistics
 
     @property
     def layers(self) -> list[Layer]:

@@ -1,8 +1,7 @@
 """Blueprints of users' own, found by the setting task.blueprints and looked at before anything is
 built of them.
 
-Called by build.py and ops/memory.py; conformance.py looks closer. What a blueprint of parts or an
-nn.Module must be is told by the findings below.
+What a blueprint must be is told by the findings below; conformance.py looks closer.
 """
 
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from dataclasses import replace
 
 import torch
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 
 from esper_soa.errors import SettingError, one_line
 from esper_soa.nets.config import SlotSpec
@@ -109,9 +109,11 @@ def _module_findings(make: Factory, channels: int, size: int) -> list[str]:
             out = module(x.clone())
     except RAISED as error:
         return [f"it raises {type(error).__name__}: {one_line(error)}"]
-    return [*_kept_findings(module), *_output_findings(out, x)] or _together_findings(
-        OwnModule(make), x
-    )
+    found = module_findings(module)
+    buffers = [name for name, _ in module.named_buffers()]
+    if buffers:
+        found.append(f"it keeps buffers ({', '.join(buffers)}), which all networks would share")
+    return [*found, *_output_findings(out, x)] or _together_findings(OwnModule(make), x)
 
 
 def _together_findings(part: OwnModule, x: torch.Tensor) -> list[str]:
@@ -128,42 +130,35 @@ def _together_findings(part: OwnModule, x: torch.Tensor) -> list[str]:
     return []
 
 
-def _kept_findings(module: nn.Module) -> list[str]:
-    """What the module keeps beside the parameters of its networks."""
+def module_findings(module: nn.Module) -> list[str]:
+    """What keeps the parameters of a module, as they are, from being rows of weights."""
     found = []
-    parameters = dict(module.named_parameters())
-    buffers = [name for name, _ in module.named_buffers()]
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    faults = {
+        "want no gradient, but all are trained": lambda one: not one.requires_grad,
+        "are no floating-point numbers": lambda one: not one.is_floating_point(),
+        "have no shape before a first pass": lambda one: isinstance(one, UninitializedParameter),
+    }
+    for words, wrong in faults.items():
+        names = [name for name, one in parameters.items() if wrong(one)]
+        if names:
+            found.append(f"its parameters {', '.join(names)} {words}")
     if not parameters:
         found.append("it has no parameters")
-    if buffers:
-        found.append(f"it keeps buffers ({', '.join(buffers)}), which all networks would share")
-    frozen = [name for name, one in parameters.items() if not one.requires_grad]
-    if frozen:
-        found.append(
-            f"its parameters {', '.join(frozen)} want no gradient, but all parameters of a "
-            "seed "
-            "are trained"
-        )
-    foreign = [name for name, one in parameters.items() if not one.is_floating_point()]
-    if foreign:
-        found.append(f"its parameters {', '.join(foreign)} are no floating-point numbers")
-    kept = kept_tensors(module)
-    if kept:
-        found.append(
-            f"it keeps tensors that are no parameters ({', '.join(kept)}), which all networks "
-            "would share"
-        )
-    return found
-
-
-def kept_tensors(module: nn.Module) -> list[str]:
-    """Names of tensors that the module keeps as neither parameters nor buffers."""
-    return [
+    if len(set(map(id, parameters.values()))) < len(parameters):
+        found.append("two of its parameters are one, which rows of weights cannot say")
+    kept = [
         name
         for part in module.modules()
         for name, one in vars(part).items()
         if isinstance(one, torch.Tensor)
     ]
+    if kept:
+        found.append(
+            f"it keeps tensors that are no parameters or buffers ({', '.join(kept)}), which all "
+            "networks would share"
+        )
+    return found
 
 
 def _output_findings(out: object, x: torch.Tensor) -> list[str]:

@@ -8,18 +8,18 @@ controls.py, runs.py and ops/memory.py, for hosts of the settings too; conforman
 import re
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import islice
 
 import torch
-from torch import Tensor, nn
-from torch.nn.parameter import UninitializedParameter
+from torch import nn
 
 from esper_soa.errors import SettingError, one_line
 from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE, SlotSpec, TaskConfig, enabled_slots
 from esper_soa.nets.host import HostShape, host_shape
 from esper_soa.nets.model.host_parts import ConvBlock, HostChain, Residual
-from esper_soa.nets.model.own_chain import OwnChain
-from esper_soa.nets.model.own_module import made
-from esper_soa.nets.own_blueprints import kept_tensors, task_blueprints
+from esper_soa.nets.model.own_module import OwnChain, made
+from esper_soa.nets.model.parameters import Table
+from esper_soa.nets.own_blueprints import module_findings, task_blueprints
 from esper_soa.registry import HOST, RAISED, Part, find, is_reference, name_in, num_required
 
 SETTING = "task.host"
@@ -146,60 +146,26 @@ def _chain_findings(module: nn.Module) -> list[str]:
         return [_no_chain(module)]
     if type(module).forward is not nn.Sequential.forward:
         return [
-            (
-                "its forward pass is its own: a host hands images from segment to segment, as "
-                "nn.Sequential does"
-            )
+            "its forward pass is its own: a host hands images from segment to segment, as "
+            "nn.Sequential does"
         ]
     if len(module) < 2:
         return [
-            (
-                "it has less than two segments: the last gives the logits, and seeds stand behind "
-                "the "
-                "others"
-            )
+            "it has less than two segments: the last gives the logits, and seeds stand behind the "
+            "others"
         ]
-    found = []
-    parameters = dict(module.named_parameters(remove_duplicate=False))
+    found = module_findings(module)
     taken = [name for name, _ in module.named_children() if TAKEN.fullmatch(name)]
     if taken:
         found.append(f"its segment {taken[0]} has the name of another part of a grown network")
-    if not parameters:
-        found.append("it has no parameters")
-    if len(set(map(id, parameters.values()))) < len(parameters) or len(set(map(id, module))) < len(
-        module
-    ):
-        found.append("two of its parameters are one, which rows of weights cannot say")
-    for wrong, words in (
-        (
-            [name for name, one in parameters.items() if not one.requires_grad],
-            "want no gradient, but all are trained",
-        ),
-        (
-            [name for name, one in parameters.items() if not one.is_floating_point()],
-            "are no floating-point numbers",
-        ),
-        (
-            [name for name, one in parameters.items() if isinstance(one, UninitializedParameter)],
-            "have no shape before a first pass",
-        ),
-    ):
-        if wrong:
-            found.append(f"its parameters {', '.join(wrong)} {words}")
+    if len(set(map(id, module))) < len(module):
+        found.append("two of its segments are one, which rows of weights cannot say")
     state = module.state_dict(keep_vars=True)
     passing = [name for name, _ in module.named_buffers() if name not in state]
     if passing:
         found.append(
-            f"its buffers {', '.join(passing)} are not persistent, so that grown networks "
-            "would "
+            f"its buffers {', '.join(passing)} are not persistent, so that grown networks would "
             "lack them"
-        )
-    kept = kept_tensors(module)
-    if kept:
-        found.append(
-            f"it keeps tensors that are no parameters or buffers ({', '.join(kept)}), which "
-            "all "
-            "would share"
         )
     return found
 
@@ -225,32 +191,27 @@ def _shape_findings(host: OwnChain) -> list[str]:
 def _together_findings(host: OwnChain) -> list[str]:
     """What the segments of several networks run into at once, in training and in eval mode."""
     rows, kept = host.initial_rows(torch.arange(PROBED), torch.float32)
-    x = torch.zeros(PROBED, PROBED * IMAGE_CHANNELS, IMAGE_SIZE, IMAGE_SIZE)
+    own = Table(tuple(one for segment in host.segments for one in segment.parameters)).unpack(rows)
+    buffers = Table(tuple(one for segment in host.segments for one in segment.statistics))
     for training in (True, False):
-        features = x
-        start = 0
-        begin = 0
+        features = torch.zeros(PROBED, PROBED * IMAGE_CHANNELS, IMAGE_SIZE, IMAGE_SIZE)
+        rest = iter(own)
+        state = iter(buffers.unpack(kept.clone()))
         for number, segment in enumerate(host.segments):
-            parameters, start = _taken(rows, start, [shape for _, shape in segment.parameters])
-            buffers, begin = _taken(
-                kept.clone(), begin, [buffer.shape for buffer in segment.buffers]
-            )
+            values = list(islice(rest, len(segment.parameters)))
+            moving = list(islice(state, len(segment.buffers)))
             try:
                 with torch.no_grad():
                     if training:
-                        flat = [one.reshape(-1) for one in buffers]
-                        features = host.train(number, parameters, flat, features, PROBED)
-                    else:
-                        features = host.infer(number, parameters, buffers, features, PROBED)
+                        moving = [one.reshape(-1) for one in moving]
+                    run = host.train if training else host.infer
+                    features = run(number, values, moving, features, PROBED)
             except RAISED as error:
                 return [_failure(segment.name, training, error)]
             if features.shape != (PROBED, PROBED * segment.gives[0], *segment.gives[1:]):
                 return [
-                    (
-                        f"its segment {segment.name} gives features of another shape in training "
-                        "than "
-                        "in eval mode"
-                    )
+                    f"its segment {segment.name} gives features of another shape in training than "
+                    "in eval mode"
                 ]
             if not features.is_floating_point():
                 return [
@@ -259,27 +220,14 @@ def _together_findings(host: OwnChain) -> list[str]:
     return []
 
 
-def _taken(rows: Tensor, start: int, shapes: Sequence[tuple[int, ...]]) -> tuple[list[Tensor], int]:
-    """Tensors of these shapes from the columns of `rows` behind `start`, and where the next
-    begin.
-    """
-    found = []
-    for shape in shapes:
-        size = torch.Size(shape).numel()
-        found.append(rows[:, start : start + size].reshape(rows.shape[0], *shape))
-        start += size
-    return found, start
-
-
 def _failure(name: str, training: bool, error: BaseException) -> str:
     if "random operation" in str(error):
         return (
             f"its segment {name} draws random numbers (as Dropout does), which would not be those "
-            "of an env's own "
-            "stream: leave it out"
+            "of an env's own stream: leave it out"
         )
     mode = "training" if training else "eval"
     return (
-        f"its segment {name} raises {type(error).__name__} for several networks in {mode} "
-        f"mode: {one_line(error)}"
+        f"its segment {name} raises {type(error).__name__} for several networks in {mode} mode: "
+        f"{one_line(error)}"
     )

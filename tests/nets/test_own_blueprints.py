@@ -281,9 +281,7 @@ FAULTS = {
     f"{HERE}:dropping": (
         "for several networks at once it raises RuntimeError: vmap: called random operation"
     ),
-    f"{HERE}:hoarding": (
-        "it keeps tensors that are no parameters .scale., which all networks would share"
-    ),
+    f"{HERE}:hoarding": ("it keeps tensors that are no parameters or buffers .scale."),
     "no such word": "one of conv_light, .*, or module:name of your own blueprint",
     "a.b:": "one of conv_light, .*, or module:name of your own blueprint",
 }

@@ -1,38 +1,102 @@
-"""A part that is an nn.Module of a user's own: its parameters, how they begin, its multiplications,
-its forward pass.
+"""nn.Modules of users' own as seeds and as segments of hosts, called for N networks at once.
 
-The module is made by a factory that is given the channels C of a slot. One object stands for the
-modules of all
-networks: torch.func calls it with the parameters of each, so it may keep nothing from call to call.
-Found by nets/own_blueprints.py, put into an Architecture of this one part, run by nets/forward.py.
+A seed is made by a factory that is given the channels C of a slot; a host, an nn.Sequential, by one
+that is given the number of classes. One object stands for the modules of all networks: torch.func
+calls it with the parameters and buffers of each, so it may keep nothing from call to call.
 """
 
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.utils.flop_counter import FlopCounterMode
 
+from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE
 from esper_soa.nets.model.parameters import Parameter
 from esper_soa.nets.model.parts import Layer
-from esper_soa.registry import BLUEPRINT, reference_to
+from esper_soa.registry import BLUEPRINT, HOST, reference_to
 
 Factory = Callable[[int], nn.Module]
 GENERATOR_USED = threading.Lock()  # torch's generator is one for all threads
-# of the module that others' parameters are put into; its own numbers are never used
-SKELETON_SEED = 0
+SKELETON_SEED = 0  # of the module that others' parameters are put into; its own are never used
+
+
+def made(make: Factory, size: int, seed: int) -> nn.Module:
+    """make(size), its draws from `seed` (int64); torch's own generator is left as it was."""
+    with GENERATOR_USED, torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return make(size)
+
+
+@lru_cache(maxsize=256)
+def _skeleton(make: Factory, size: int, training: bool | None, thread: int) -> nn.Module:
+    """The module that a thread puts tensors into: a call changes it for its duration.
+
+    training: its mode, as it was made where None.
+    """
+    module = made(make, size, SKELETON_SEED)
+    return module if training is None else module.train(training)
+
+
+def _rows(modules: Sequence[nn.Module], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Parameters and buffers of modules as rows [n, numbers] in `dtype`."""
+    tensors = [(list(module.parameters()), list(module.buffers())) for module in modules]
+    nothing = torch.zeros(0, dtype=dtype)
+    flat = [
+        [torch.cat([nothing, *(one.detach().reshape(-1).to(dtype) for one in kind)]) for kind in of]
+        for of in tensors
+    ]
+    parameters, buffers = zip(*flat, strict=True)
+    return torch.stack(parameters), torch.stack(buffers)
+
+
+def _call(
+    module: nn.Module, values: Sequence[Tensor], buffers: Sequence[Tensor], x: Tensor
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Output [B, n*C, ...] and buffers [n, ...] behind a call of n networks.
+
+    values: parameters with a leading [n] each; buffers: likewise; x [n, B, C, ...].
+    """
+    names = [name for name, _ in module.named_parameters()]
+    kept = [name for name, _ in module.named_buffers()]
+
+    def one(
+        own: tuple[Tensor, ...], state: tuple[Tensor, ...], features: Tensor
+    ) -> tuple[Tensor, ...]:
+        tensors = dict(zip((*names, *kept), (*own, *state), strict=True))
+        out = functional_call(module, tensors, (features,))
+        return out, *(tensors[name] for name in kept)
+
+    # A copy of its own, which the module may write to; torch 2.13's CPU backward of a channels_last
+    # group norm crashes the process where the input needs no gradient.
+    copied = x.clone(memory_format=torch.contiguous_format)
+    out, *state = vmap(one)(tuple(values), tuple(buffers), copied)
+    joined = out.transpose(0, 1).flatten(1, 2)
+    if joined.dim() == 4:
+        joined = joined.contiguous(memory_format=torch.channels_last)
+    return joined, tuple(state)
+
+
+def _products(module: nn.Module, x: Tensor) -> tuple[Tensor, int]:
+    """What the module gives for x [1, ...], and its multiplications as torch counts them: of
+    convolutions and matrix products.
+    """
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        out = module(x.clone())
+    return out, counter.get_total_flops() // 2
 
 
 @dataclass(frozen=True)
 class OwnModule:
-    """A module that maps features [B, C, H, W] to such features."""
+    """A seed: a module that maps features [B, C, H, W] to such features."""
 
-    make: Factory
+    make: Factory  # of the channels of a slot
 
     def outputs_of(self, inputs: int, channels: int) -> int:
         """As many channels as it is given; nets/own_blueprints.py asks the module itself."""
@@ -40,13 +104,12 @@ class OwnModule:
 
     def parameters(self, inputs: int, channels: int) -> tuple[Parameter, ...]:
         """The module's parameters in its order; `initial_rows` says how they begin."""
-        return _parameters(self.make, channels)
+        module = _skeleton(self.make, channels, None, 0)
+        return tuple(Parameter(tuple(one.shape)) for one in module.parameters())
 
     def products(self, inputs: int, channels: int, pixels: int) -> int:
-        """Multiplications of a square image, as torch counts them: of convolutions and matrix
-        products.
-        """
-        return _products(self.make, channels, math.isqrt(pixels))
+        """Multiplications of a square image."""
+        return _seed_products(self.make, channels, math.isqrt(pixels))
 
     def layers(self, inputs: int, channels: int) -> list[Layer]:
         """The module itself, by the name of what makes it."""
@@ -54,12 +117,10 @@ class OwnModule:
 
     def initial_rows(self, channels: int, keys: Tensor, dtype: torch.dtype) -> Tensor:
         """Fresh rows [m, parameters] from streams `keys` (int64 [m]): the module's own start, its
-        draws by the stream.
-
-        The keys are read by the host.
+        draws by the stream. The keys are read by the host.
         """
-        rows = [flat_parameters(made(self.make, channels, key)) for key in keys.tolist()]
-        return torch.stack(rows).to(keys.device, dtype)
+        modules = [made(self.make, channels, key) for key in keys.tolist()]
+        return _rows(modules, dtype)[0].to(keys.device)
 
     def forward(self, parameters: list[Tensor], x: Tensor) -> Tensor:
         """Output [B, m*C, H, W] of m networks; parameters with a leading [m] each, x [B, m*C, H,
@@ -67,53 +128,134 @@ class OwnModule:
         """
         num_nets = parameters[0].shape[0]
         channels = x.shape[1] // num_nets
-        module = _skeleton(self.make, channels, threading.get_ident())
-        names = [name for name, _ in module.named_parameters()]
-
-        def one(values: tuple[Tensor, ...], features: Tensor) -> Tensor:
-            return functional_call(module, dict(zip(names, values, strict=True)), (features,))
-
         # Autocast does not reach into vmap: modules compute in the format of their weights.
         features = x.to(parameters[0].dtype).unflatten(1, (num_nets, channels)).transpose(0, 1)
-        # A copy of its own, which the module may write to; torch 2.13's CPU backward of a
-        # channels_last group norm crashes the process where the input needs no gradient.
-        out = vmap(one)(tuple(parameters), features.clone(memory_format=torch.contiguous_format))
-        return (
-            out.transpose(0, 1)
-            .flatten(1, 2)
-            .to(x.dtype)
-            .contiguous(memory_format=torch.channels_last)
+        module = _skeleton(self.make, channels, None, threading.get_ident())
+        return _call(module, parameters, (), features)[0].to(x.dtype)
+
+
+@lru_cache(maxsize=256)
+def _seed_products(make: Factory, channels: int, side: int) -> int:
+    return _products(made(make, channels, SKELETON_SEED), torch.zeros(1, channels, side, side))[1]
+
+
+class Buffer(NamedTuple):
+    """A tensor that a module keeps beside its parameters; rows hold its numbers as weights'."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def of(self, values: Tensor) -> Tensor:
+        """What rows hold, as the module has it; floating-point numbers stay in the format of the
+        rows.
+        """
+        return values if self.dtype.is_floating_point else values.to(self.dtype)
+
+
+class Segment(NamedTuple):
+    """A child of a chain, and what it makes of the image of one network."""
+
+    name: str
+    parameters: tuple[Parameter, ...]  # shapes; `initial_rows` says how they begin
+    buffers: tuple[Buffer, ...]
+    given: tuple[int, ...]  # shape of what it is given, without the batch
+    gives: tuple[int, ...]  # [C, H, W] of features, [classes] of the last
+    products: int  # multiplications of an image
+
+    @property
+    def statistics(self) -> tuple[Parameter, ...]:
+        """Its buffers as rows have them."""
+        return tuple(Parameter(buffer.shape) for buffer in self.buffers)
+
+    @property
+    def square(self) -> bool:
+        """Whether it gives features [C, H, H], in which a seed can stand."""
+        return len(self.gives) == 3 and self.gives[1] == self.gives[2]
+
+
+@dataclass(frozen=True)
+class OwnChain:
+    """A host: modules one after the other, images [B, 3, 32, 32] to logits [B, classes]."""
+
+    make: Factory  # of the number of classes
+    classes: int
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """In order, the last gives the logits."""
+        return _segments(self.make, self.classes)
+
+    def layer(self, number: int) -> Layer:
+        """The segment `number` as a module by itself, by the name of what makes the chain."""
+        made_by = reference_to(HOST, self.make)
+        return Layer("own", made_by, {"classes": self.classes, "segment": number})
+
+    def initial_rows(self, keys: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Fresh rows of parameters and of buffers [n, ...]; as of OwnModule."""
+        modules = [made(self.make, self.classes, key) for key in keys.tolist()]
+        parameters, buffers = _rows(modules, dtype)
+        return parameters.to(keys.device), buffers.to(keys.device)
+
+    def train(
+        self, number: int, parameters: list[Tensor], buffers: list[Tensor], x: Tensor, num_nets: int
+    ) -> Tensor:
+        """The segment of n networks, training: [B, n*C, ...] to such features.
+
+        parameters: with a leading [n] each. The buffers [n * numbers] move in place.
+        """
+        rows = zip(buffers, self.segments[number].buffers, strict=True)
+        # Copies: a batch norm keeps what it is given for its backward pass, and must not see it
+        # move once more.
+        kept = [buffer.of(one.view(num_nets, *buffer.shape).clone()) for one, buffer in rows]
+        out, moved = self._run(number, (parameters, kept), x, num_nets, True)
+        for target, values in zip(buffers, moved, strict=True):
+            target.copy_(values.reshape(-1))
+        return out
+
+    def infer(
+        self, number: int, parameters: list[Tensor], buffers: list[Tensor], x: Tensor, num_nets: int
+    ) -> Tensor:
+        """As `train`, in eval mode: buffers, with a leading [n], stay. x may be images [B, 3, 32,
+        32] of all.
+        """
+        rows = zip(buffers, self.segments[number].buffers, strict=True)
+        kept = [buffer.of(one) for one, buffer in rows]
+        return self._run(number, (parameters, kept), x, num_nets, False)[0]
+
+    def _run(
+        self,
+        number: int,
+        tensors: tuple[list[Tensor], list[Tensor]],
+        x: Tensor,
+        num_nets: int,
+        training: bool,
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        chain = _skeleton(self.make, self.classes, training, threading.get_ident())
+        assert isinstance(chain, nn.Sequential)
+        # Modules compute in the format of their weights, as above.
+        of_weights = [one.dtype for kind in tensors for one in kind if one.is_floating_point()]
+        dtype = of_weights[0] if of_weights else x.dtype
+        features = x.to(dtype).unflatten(1, (-1, self.segments[number].given[0]))
+        features = features.expand(-1, num_nets, *features.shape[2:]).transpose(0, 1)
+        return _call(chain[number], *tensors, features)
+
+
+@lru_cache(maxsize=256)
+def _segments(make: Factory, classes: int) -> tuple[Segment, ...]:
+    """The children of the chain in eval mode, with one image."""
+    chain = made(make, classes, SKELETON_SEED)
+    if not isinstance(chain, nn.Sequential):
+        raise TypeError(f"{type(chain).__name__} is no nn.Sequential")
+    x = torch.zeros(1, IMAGE_CHANNELS, IMAGE_SIZE, IMAGE_SIZE)
+    found = []
+    for name, child in chain.eval().named_children():
+        out, products = _products(child, x)
+        parameters = tuple(Parameter(tuple(one.shape)) for one in child.parameters())
+        buffers = tuple(
+            Buffer(key, tuple(one.shape), one.dtype) for key, one in child.named_buffers()
         )
-
-
-def made(make: Factory, channels: int, seed: int) -> nn.Module:
-    """A module whose draws come from `seed` (int64); torch's own generator is left as it was."""
-    with GENERATOR_USED, torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        return make(channels)
-
-
-def flat_parameters(module: nn.Module) -> Tensor:
-    """All parameters of the module as a row [parameters]."""
-    return torch.cat([parameter.detach().reshape(-1) for parameter in module.parameters()])
-
-
-@lru_cache(maxsize=256)
-def _skeleton(make: Factory, channels: int, thread: int) -> nn.Module:
-    """The module that a thread puts parameters into: a call changes it for its duration."""
-    return made(make, channels, SKELETON_SEED)
-
-
-@lru_cache(maxsize=256)
-def _parameters(make: Factory, channels: int) -> tuple[Parameter, ...]:
-    return tuple(
-        Parameter(tuple(one.shape)) for one in made(make, channels, SKELETON_SEED).parameters()
-    )
-
-
-@lru_cache(maxsize=256)
-def _products(make: Factory, channels: int, side: int) -> int:
-    module = made(make, channels, SKELETON_SEED)
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        module(torch.zeros(1, channels, side, side))
-    return counter.get_total_flops() // 2
+        shapes = tuple(x.shape[1:]), tuple(out.shape[1:])
+        found.append(Segment(name, parameters, buffers, *shapes, products))
+        x = out
+    return tuple(found)
