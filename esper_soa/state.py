@@ -40,9 +40,7 @@ def nowhere(where: Tensor) -> bool:
 
 
 def select(where: Tensor, one: Record, other: Record) -> Record:
-    """`one` in the envs of `where` (bool [N]), `other` in the rest; both are records [N, ...] of
-    the same kind.
-    """
+    """`one` in the envs of `where` (bool [N]), `other` in the rest; records [N, ...] of a kind."""
     masks = {dims: where.reshape(-1, *[1] * (dims - 1)) for dims in (1, 2, 3)}
     pairs = {name: (value, other.get(name)) for name, value in one.items()}
     chosen = {
@@ -184,9 +182,7 @@ class Totals(TensorClass["tensor_only", "frozen"]):
 
 
 class Ending(TensorClass["tensor_only", "frozen"]):
-    """Whether the episode of an env has ended before its last env-step [N]; see
-    env/early_stop.py.
-    """
+    """Whether an env's episode ended before its last env-step [N]; see env/early_stop.py."""
 
     # Float64, percent, the validation accuracy that last counted as a gain; below 0 before the
     # first.
@@ -227,9 +223,7 @@ class Action(TensorClass["tensor_only", "frozen"]):
 
 
 class Masks(TensorClass["tensor_only", "frozen"]):
-    """Legal choices, bool; `slot` is unconditional, `slot_by_op` is what the slot head is sampled
-    from.
-    """
+    """Legal choices, bool; `slot` is unconditional, the slot head samples by `slot_by_op`."""
 
     slot: Tensor  # [N, S]
     blueprint: Tensor  # [N, P], P codes of blueprints
@@ -259,9 +253,7 @@ class View(TensorClass["tensor_only", "frozen"]):
 
 
 class Decision(TensorClass["tensor_only", "frozen"]):
-    """One action per env, and what the learner needs to remember of it (zeros from scripted
-    policies).
-    """
+    """One action per env, and what the learner remembers of it (zeros from scripted policies)."""
 
     action: Action
     log_probs: Tensor  # float32 [N, 8], per head, 0 for heads that the op makes irrelevant
@@ -269,9 +261,7 @@ class Decision(TensorClass["tensor_only", "frozen"]):
 
 
 class GradientStats(TensorClass["tensor_only", "frozen"]):
-    """Gradient telemetry of seeds [N, S], measured before clipping on the last strided batch of the
-    training pass.
-    """
+    """Gradient telemetry of seeds [N, S], before clipping, on the last strided batch of a pass."""
 
     l2: Tensor  # float64, L2 norm over the seed
     health: Tensor  # float64, [0, 1]
@@ -320,9 +310,7 @@ class ActionOutcome(TensorClass["tensor_only", "frozen"]):
 
 
 class ParameterCounts(NamedTuple):
-    """Trainable parameters of the host and of what can stand in its slots; the same for every
-    env.
-    """
+    """Trainable parameters of the host and of what can stand in its slots; as of every env."""
 
     host: int
     seed: Tensor  # float64 [S, P], by slot and blueprint code

@@ -9,9 +9,7 @@ from typing import NamedTuple
 
 
 class Stage:
-    """Lifecycle stage of a seed slot; EMPTY means that a seed can be germinated there. Code 5 is
-    retired.
-    """
+    """Lifecycle stage of a seed slot; EMPTY: a seed can be germinated there. Code 5 is retired."""
 
     UNKNOWN = 0
     DORMANT = 1
@@ -45,9 +43,7 @@ RUNNING_STAGES = (Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZE
 
 
 class Op:
-    """Lifecycle operation: the last action head, and the one that decides which other heads
-    matter.
-    """
+    """Lifecycle operation: the last head, and the one that decides which other heads matter."""
 
     WAIT = 0
     GERMINATE = 1

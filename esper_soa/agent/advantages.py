@@ -1,6 +1,4 @@
-"""Generalised advantage estimation over a rollout, and the normalisation of advantages. Called by
-the learner.
-"""
+"""Generalised advantage estimation over a rollout, and the normalisation of advantages."""
 
 import torch
 from torch import Tensor

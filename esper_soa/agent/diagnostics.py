@@ -219,9 +219,7 @@ def play(told: Told) -> Metrics:
 
 
 def passed_over(metrics: Metrics) -> Metrics:
-    """What stands in the history for a pass that was not made, after one with these `metrics`,
-    which stopped.
-    """
+    """History of a pass that was not made, after one with these `metrics`, which stopped."""
     no = torch.zeros_like(metrics["stopped"])
     return metrics | {"go": no, "looked_at": no, "not_finite": no}
 
@@ -281,9 +279,7 @@ def read_back(history: list[Metrics], summary: Metrics, epochs: int) -> dict[str
 
 
 def _divergence(columns: Metrics, looked_at: Tensor, epochs: int) -> Metrics:
-    """What the passes, in columns [passes], say of the distance from the policy that played; takes
-    out `approx_kl`.
-    """
+    """Distance from the policy that played, over passes [passes]; takes out `approx_kl`."""
     kl = columns.pop("approx_kl")
     passes = zip(kl.chunk(epochs), looked_at.chunk(epochs), strict=True)
     return {

@@ -40,9 +40,7 @@ def masked_log_probs(logits: Tensor, mask: Tensor, floor: float) -> Tensor:
 
 
 def entropy(log_probs: Tensor, mask: Tensor) -> Tensor:
-    """Entropy [...] over the legal choices of log_probs [..., C], divided by that of the uniform; 0
-    for one choice.
-    """
+    """Entropy [...] over the legal choices of log_probs [..., C], over the uniform's; 0 for one."""
     num_legal = mask.sum(-1)
     raw = -torch.where(mask, log_probs.exp() * log_probs, 0.0).sum(-1)
     return torch.where(num_legal > 1, raw / num_legal.clamp(min=2).float().log(), 0.0)

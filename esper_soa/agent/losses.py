@@ -49,9 +49,7 @@ def masked(x: Tensor, mask: Tensor) -> Mean:
 
 
 def weighted(x: Tensor, weight: Tensor) -> Mean:
-    """Sum of weight * x over the sum of weight (at least 1), where weight is above 0; both
-    [...].
-    """
+    """Sum of weight * x over that of weight (at least 1), where weight is above 0; both [...]."""
     return Mean(torch.where(weight > 0, weight * x, 0.0).sum(), weight.sum())
 
 
@@ -66,9 +64,7 @@ def clamped_log_ratio(log_probs: Tensor, reference: Tensor) -> Tensor:
 
 
 def joint_ratio(log_ratio: Tensor) -> Tensor:
-    """New over old probability [...] of whole actions from log_ratio [..., 8]; its logarithm within
-    +-30.
-    """
+    """New over old probability [...] of actions from log_ratio [..., 8]; logarithm within +-30."""
     return log_ratio.sum(-1).clamp(-MAX_JOINT_LOG_RATIO, MAX_JOINT_LOG_RATIO).exp()
 
 

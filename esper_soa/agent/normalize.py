@@ -79,9 +79,7 @@ def merge(old: Moments, batch: Moments) -> Moments:
 
 
 def follow(old: Moments, batch: Moments, momentum: float) -> Moments:
-    """Exponential moving moments: the batch gets the weight 1 - momentum; count 0 changes
-    nothing.
-    """
+    """Exponential moments: the batch gets the weight 1 - momentum; count 0 changes nothing."""
     weight = 1 - momentum
     delta = batch.mean - old.mean
     var = momentum * old.var + weight * batch.var + momentum * weight * delta.square()
@@ -144,9 +142,7 @@ def reward_scale(stats: RewardStats) -> Tensor:
 
 
 def update_value(moments: Moments, returns: Tensor, valid: Tensor) -> Moments:
-    """Moments after raw returns [...]: exact until MIN_RETURNS were seen, exponential with
-    VALUE_MOMENTUM after.
-    """
+    """Moments after raw returns [...]: exact for MIN_RETURNS, then exponential (VALUE_MOMENTUM)."""
     batch = batch_moments(returns.double().flatten(), valid.flatten())
     exact = merge(moments, batch)
     moving = follow(moments, batch, VALUE_MOMENTUM)
@@ -159,7 +155,5 @@ def update_value(moments: Moments, returns: Tensor, valid: Tensor) -> Moments:
 
 
 def value_scale(moments: Moments) -> Tensor:
-    """Raw return per unit of predicted value, float64 []: the standard deviation, 1 until
-    MIN_RETURNS were seen.
-    """
+    """Raw return per unit of value, float64 []: the deviation, 1 until MIN_RETURNS were seen."""
     return torch.where(moments.seen < MIN_RETURNS, 1.0, (moments.var + VARIANCE_EPSILON).sqrt())

@@ -65,9 +65,7 @@ class Watched:
 
 
 def own_agent(reference: str, setting: str, surroundings: Surroundings) -> Watched:
-    """The agent `module:name` that `setting` names, watched; raises SettingError where there is
-    none.
-    """
+    """The agent `module:name` that `setting` names, watched; SettingError where there is none."""
     part = find(AGENT, reference, setting)
     if num_required(part) > 1:
         raise SettingError(
@@ -111,9 +109,7 @@ def memory_faults(memory: object, num_envs: int, device: torch.device) -> list[s
 
 
 def decision_faults(decision: object, view: View) -> list[str]:
-    """What keeps `decision` from being one for the envs of `view`, in words; not whether it is
-    legal.
-    """
+    """What keeps `decision` from being one for the envs of `view`, in words; not its legality."""
     if not isinstance(decision, Decision):
         return [f"its decision is a {type(decision).__name__}, not a Decision"]
     num_envs = view.noise.shape[0]

@@ -491,9 +491,7 @@ def one_hot(op: Tensor, like: Tensor) -> Tensor:
 
 
 class CapturedPolicy:
-    """The policy as an Agent whose decisions are made on static buffers and replayed as CUDA
-    graphs.
-    """
+    """The policy as an Agent that decides on static buffers, replayed as CUDA graphs."""
 
     def __init__(self, policy: RecurrentPolicy, steps: StepCache) -> None:
         self.policy = policy

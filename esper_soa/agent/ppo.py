@@ -157,9 +157,7 @@ def total_loss(
 
 
 def policy_means(evaluation: Evaluation, log_ratio: Tensor, batch: Batch, clip: float) -> Means:
-    """What the policy's own terms and their diagnostics are made of; `decided`: entropies where
-    there was a choice.
-    """
+    """What the policy's terms and diagnostics are made of; `decided`: entropies with a choice."""
     rows = batch.rows
     relevant = relevant_heads(rows.effective_op) & rows.valid.unsqueeze(-1)
     free = (rows.valid & ~rows.forced).unsqueeze(-1)

@@ -33,18 +33,14 @@ class Open(Protocol):
     """An agent that can also tell how likely every choice was."""
 
     def act_openly(self, view: View, memory: Memory) -> tuple[Decision, Memory, Tensor]:
-        """What `act` gives, and the probabilities of all choices of all heads: float32 [N, X] in
-        HEADS order.
-        """
+        """What `act` gives, and the probabilities of all choices: float32 [N, X] in HEADS order."""
         ...
 
 
 def decide(
     agent: Agent, view: View, memory: Memory, openly: bool
 ) -> tuple[Decision, Memory, Tensor | None]:
-    """What the agent does, and how likely every choice was where that is asked for (`openly`) and
-    can be told.
-    """
+    """What the agent does, and how likely each choice was where asked for (`openly`) and known."""
     if openly and isinstance(agent, Open):
         return agent.act_openly(view, memory)
     decision, memory = agent.act(view, memory)
@@ -52,9 +48,7 @@ def decide(
 
 
 def restart(memory: Memory, fresh: Memory, reset: Tensor) -> Memory:
-    """`memory` with the envs of `reset` (bool [N]) put back to `fresh`, the agent's memory at the
-    start.
-    """
+    """`memory` with the envs of `reset` (bool [N]) put back to `fresh`, that of the start."""
     return tuple(
         torch.where(reset.reshape(-1, *[1] * (old.ndim - 1)), new, old)
         for old, new in zip(memory, fresh, strict=True)

@@ -76,9 +76,7 @@ def obey(want: Action, masks: Masks) -> tuple[Action, Tensor]:
 
 
 class RandomPolicy:
-    """Uniform over the legal ops, then uniform over the legal choices of every head that the op
-    makes relevant.
-    """
+    """Uniform over the legal ops, then over the legal choices of every head that the op needs."""
 
     def start(self, num_envs: int, device: torch.device) -> Memory:
         """Remembers nothing."""
@@ -108,9 +106,7 @@ class WaitPolicy:
 
 
 class SchedulePolicy:
-    """The same lifecycle in every env, at declared env-steps, or as soon after them as it is
-    legal.
-    """
+    """The same lifecycle in every env, at declared env-steps, or as soon after as it is legal."""
 
     def __init__(self, cfg: ScheduleConfig, blueprints: Sequence[str]) -> None:
         check_choice("policy.schedule.blueprint", cfg.blueprint, tuple(blueprints))
@@ -347,9 +343,7 @@ def _next_blueprint(
 
 
 def seed_action(op: Tensor, slot: Tensor, blueprint: Tensor) -> Action:
-    """`op` on `slot` [N], with `blueprint` for GERMINATE and the placeholder choice in every other
-    head.
-    """
+    """`op` on `slot` [N], `blueprint` for GERMINATE, the placeholder choice in every other head."""
     placeholders = {head.name: torch.full_like(op, head.placeholder) for head in HEADS}
     return _action(
         placeholders | {"op": op, "slot": slot, "blueprint": blueprint.clamp(min=Blueprint.NOOP)}

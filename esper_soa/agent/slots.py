@@ -46,18 +46,14 @@ class SlotEncoder(nn.Module):
         self.net = nn.Sequential(nn.Linear(num_inputs, width), nn.LayerNorm(width), nn.ReLU())
 
     def forward(self, features: Tensor, embedded: Tensor, places: Tensor) -> Tensor:
-        """features [..., S, 31], normalised; embedded [..., S, E], of the blueprint; places [S,
-        4].
-        """
+        """features [..., S, 31], normalised; embedded [..., S, E]: of blueprints; places [S, 4]."""
         return self.net(
             torch.cat([features, embedded, places.expand(*features.shape[:-1], -1)], dim=-1)
         )
 
 
 def summary(slots: Tensor) -> Tensor:
-    """Mean and largest [..., 2 W] of the encodings [..., S, W] over the slots, whatever their
-    order.
-    """
+    """Mean and largest [..., 2 W] of encodings [..., S, W] over the slots, whatever their order."""
     return torch.cat([slots.mean(-2), slots.amax(-2)], dim=-1)
 
 

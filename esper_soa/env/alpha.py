@@ -17,9 +17,7 @@ MIN_STEEPNESS = 0.1  # flattest sigmoid that a ramp stores
 
 
 def _logistic(x: Tensor) -> Tensor:
-    """1 / (1 + exp(-x)) in the two-branch form that never overflows, and keeps its digits on both
-    sides of 0.
-    """
+    """1 / (1 + exp(-x)) by two branches: never overflows, keeps its digits on both sides of 0."""
     shrunk = torch.exp(-x.abs())
     return torch.where(x >= 0, 1 / (1 + shrunk), shrunk / (1 + shrunk))
 

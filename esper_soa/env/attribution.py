@@ -56,9 +56,7 @@ def shapley_values(subset: Tensor, accuracy: Tensor, ablated: Tensor) -> tuple[T
 
 
 def _order_weights(num_slots: int, like: Tensor) -> Tensor:
-    """k! (n - k - 1)! / n! at place n (S + 1) + k, of n players k before one: [(S + 1)^2] in the
-    dtype of `like`.
-    """
+    """k! (n - k - 1)! / n! at n (S + 1) + k, of n players, k before one: [(S + 1)^2], as `like`."""
     count = torch.arange(num_slots + 1, device=like.device)
     factorial = count.clamp(min=1).to(like.dtype).cumprod(0)
     players = count[:, None]
@@ -68,9 +66,7 @@ def _order_weights(num_slots: int, like: Tensor) -> Tensor:
 
 
 def prefix_codes(orders: Tensor) -> Tensor:
-    """Who has arrived after 0, 1, ..., n arrivals, as bit masks: int64 [P, n + 1] of orders int64
-    [P, n].
-    """
+    """Who is there after 0, 1, ..., n arrivals, as bit masks [P, n + 1] of orders int64 [P, n]."""
     bits = torch.ones_like(orders) << orders
     return torch.cat((torch.zeros_like(bits[:, :1]), bits.cumsum(1)), 1)
 

@@ -119,9 +119,7 @@ class GovernorConfig:
 
 @dataclass
 class EarlyStopConfig:
-    """When the episode of an env ends before its last env-step, as one that is cut off; never by
-    default.
-    """
+    """When the episode of an env ends before its last env-step, as one that is cut off."""
 
     # Env-steps in a row without a gain in validation accuracy, after which it ends.
     patience: int = number(0, 0, COUNT, note="0 = it never ends for want of gains")
@@ -169,9 +167,7 @@ class LossRewardConfig:
 
 @dataclass
 class AttributionConfig:
-    """Subsets that are validated at every env-step in envs with more than four blending seeds; up
-    to four, all are.
-    """
+    """Subsets validated at every env-step in envs of more than four blending seeds; else all."""
 
     # Each two seeds on their own, n (n - 1) / 2 subsets; without them there are no interactions.
     pairs: bool = True
@@ -192,9 +188,7 @@ class AttributionConfig:
 
 @dataclass
 class RewardConfig:
-    """Every term of every reward mode (rewards.md A.1). Costs and penalties are negative, rents
-    positive.
-    """
+    """Every term of every reward mode. Costs and penalties are negative, rents positive."""
 
     # Which terms are paid; see reward_modes.py.
     mode: str = choice("shaped", REWARD_MODES, own=REWARD)

@@ -25,9 +25,7 @@ CHANCE_BAND = 0.065  # share of the chance loss within which a loss counts as ch
 
 
 class PanicReason:
-    """What the rule saw in a loss (NUM_REASONS). DIVERGED is a panic only after enough of them in a
-    row.
-    """
+    """What the rule saw in a loss (NUM_REASONS). DIVERGED panics only after enough in a row."""
 
     NONE = 0
     NOT_FINITE = 1
@@ -151,9 +149,7 @@ def roll_back(
 def inspect(
     guard: Guard, loss: Tensor, num_classes: int, cfg: GovernorConfig
 ) -> tuple[Guard, Tensor, Tensor]:
-    """Judge the validation loss [N] of this env-step: the new guard, panic bool [N], PanicReason
-    int64 [N].
-    """
+    """Judge the validation loss [N] of an env-step: new guard, panic bool [N], PanicReason [N]."""
     limits = PanicLimits(
         chance_loss=math.log(num_classes),
         sensitivity=cfg.sensitivity,
@@ -204,9 +200,7 @@ def judge(guard: Guard, loss: Tensor, limits: PanicLimits) -> tuple[Guard, Tenso
 
 
 def _window_statistics(guard: Guard) -> tuple[Tensor, Tensor]:
-    """Mean and population standard deviation [N] of the losses in the window; 0 where there is
-    none.
-    """
+    """Mean and population deviation [N] of the losses in the window; 0 where there is none."""
     size = guard.losses.shape[-1]
     valid = torch.arange(size, device=guard.losses.device) >= size - guard.count.unsqueeze(-1)
     number = guard.count.clamp(min=1)

@@ -19,9 +19,7 @@ class JointActions:
     """The table for hosts with S slots: `rows` int64 [K, 8] in HEADS order, row 0 is WAIT."""
 
     def __init__(self, num_slots: int, blueprints: Tensor) -> None:
-        """blueprints: bool [P], by code, those that may be germinated; its device is that of the
-        table.
-        """
+        """blueprints: bool [P], by code, that may be germinated; its device is the table's."""
         found = [
             row
             for op in range(HEADS[-1].choices)

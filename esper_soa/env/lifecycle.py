@@ -143,9 +143,7 @@ def record_accuracy(slots: Slots, accuracy: Tensor) -> Slots:
 
 
 def valid(slots: Slots, ramp: Ramp, action: Action, cfg: LifecycleConfig) -> Tensor:
-    """bool [N]: the target slot allows the action's op, as every slot allows WAIT; gates are not
-    asked.
-    """
+    """bool [N]: the target slot allows the op, as every slot allows WAIT; gates are not asked."""
     num_slots = slots.stage.shape[-1]
     allowed = slot_allows(slots.stage, slots.seed_age, ramp.mode, cfg.min_prune_age)
     chosen = action.op.view(-1, 1, 1).expand(-1, 1, num_slots)
@@ -153,9 +151,7 @@ def valid(slots: Slots, ramp: Ramp, action: Action, cfg: LifecycleConfig) -> Ten
 
 
 def effective_op(slots: Slots, ramp: Ramp, action: Action, cfg: LifecycleConfig) -> Tensor:
-    """int64 [N]: the action's op, or WAIT where it is not valid. Rewards and counters go by
-    this.
-    """
+    """int64 [N]: the action's op, or WAIT where it is not valid. Rewards and counters use this."""
     return torch.where(valid(slots, ramp, action, cfg), action.op, Op.WAIT)
 
 
@@ -306,9 +302,7 @@ def germinate(
 
 
 def prune_now(slots: Slots, ramp: Ramp, where: Tensor) -> tuple[Slots, Ramp]:
-    """Remove the seeds on `where` (bool [N, S]) at once; fossils, cooling and empty slots stay as
-    they are.
-    """
+    """Remove the seeds on `where` (bool [N, S]) at once; fossils, cooling and empty slots stay."""
     removed = where & stage_allows(Op.PRUNE, slots.stage)
     return enter(slots, ramp, torch.where(removed, Stage.PRUNED, slots.stage))
 
@@ -347,9 +341,7 @@ def enter(slots: Slots, ramp: Ramp, stage: Tensor) -> tuple[Slots, Ramp]:
 
 
 def _first_ramp(slots: Slots, ramp: Ramp, where: Tensor) -> Ramp:
-    """The ramp chosen at germination: from alpha 0 to the seed's goal, in `tempo` ticks, as style
-    has it.
-    """
+    """The ramp of a germination: from alpha 0 to the seed's goal, in `tempo` ticks, by style."""
     steepness = torch.full_like(ramp.steepness, RAMP_STEEPNESS)
     return retarget(
         ramp, where, slots.alpha_goal, slots.tempo, _pick(slots.style, STYLE_CURVE), steepness

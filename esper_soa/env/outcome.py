@@ -46,9 +46,7 @@ class Outcomes(NamedTuple):
 
 
 class BlueprintStats(NamedTuple):
-    """Sums by blueprint [P], to be added up over env-steps and rounds; means are properties, NaN
-    where 0 / 0.
-    """
+    """Sums by blueprint [P], to be added over env-steps and rounds; means are properties."""
 
     germinated: Tensor  # int64
     fossilized: Tensor  # int64
@@ -226,9 +224,7 @@ def count_blueprints(stats: BlueprintStats, before: Slots, after: Slots) -> Blue
 
 
 def _added(sums: Tensor, blueprint: Tensor, where: Tensor, amount: Tensor | None = None) -> Tensor:
-    """`sums` [P] and, by blueprint, `amount` [N, S], or ones, of the slots `where` (bool [N,
-    S]).
-    """
+    """`sums` [P] and, by blueprint, `amount` [N, S], or ones, of slots `where` (bool [N, S])."""
     codes = torch.arange(sums.shape[0], device=blueprint.device)
     chosen = where.unsqueeze(-1) & (blueprint.unsqueeze(-1) == codes)
     weight = torch.ones_like(blueprint, dtype=STATE_FLOAT) if amount is None else amount

@@ -73,9 +73,7 @@ def own_parts(own: OwnReward, inputs: RewardInputs) -> dict[str, Tensor]:
 
 
 def reward_findings(part: Part, inputs: RewardInputs) -> list[str]:
-    """What keeps `part` from being a reward, in words; inputs: of N envs, on the device of the
-    run.
-    """
+    """What keeps `part` from being a reward, in words; inputs: of N envs, on the run's device."""
     if num_required(part) != 1:
         return ["it is not called with the inputs alone"]
     try:
@@ -113,9 +111,7 @@ def _term_findings(name: str, value: object, inputs: RewardInputs) -> list[str]:
 def sample_inputs(
     num_envs: int, num_slots: int, max_steps: int, device: torch.device, seed: int = 0
 ) -> RewardInputs:
-    """Made-up inputs of N envs: random, but such as can be met; the last env is at its last
-    env-step.
-    """
+    """Made-up inputs of N envs: random, but possible; the last env is at its last env-step."""
     slots = torch.empty(num_envs, num_slots)
     draws = _Draws(seed)
     stage = torch.tensor(STAGES)[draws.whole(slots, len(STAGES))]

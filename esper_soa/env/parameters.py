@@ -16,16 +16,12 @@ GATE_STAGES = (Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED)
 
 
 def occupied_params(slots: Slots, counts: ParameterCounts) -> Tensor:
-    """Parameters of the live seed in each slot, gate network included: float64 [N, S], 0 without a
-    live seed.
-    """
+    """Parameters of the live seed in each slot, gate included: float64 [N, S], 0 without one."""
     return torch.where(slots.live, _of_residents(slots, counts.seed, counts.gate), 0.0)
 
 
 def flop_per_image(slots: Slots, costs: TrainingFlop) -> Tensor:
-    """FLOP of training on one image: float64 [N], of the host and of all running seeds with their
-    gates.
-    """
+    """FLOP of training on one image: float64 [N], of host, running seeds and their gates."""
     return costs.host + torch.where(
         slots.running, _of_residents(slots, costs.seed, costs.gate), 0.0
     ).sum(1)

@@ -54,9 +54,7 @@ def score(
 
 
 def collect(parts: dict[str, Tensor], inputs: RewardInputs) -> RewardTerms:
-    """The terms by name, 0 where a mode has none, and their sum; ValueError for a name that
-    RewardTerms lacks.
-    """
+    """The terms by name, 0 where a mode has none, and their sum; ValueError for an unknown name."""
     return add_terms(no_terms(inputs.val_accuracy), parts)
 
 
@@ -135,9 +133,7 @@ def _contribution(inputs: RewardInputs, cfg: RewardConfig) -> tuple[RewardTerms,
 
 
 def _shaped(inputs: RewardInputs, cfg: RewardConfig) -> tuple[Tensor, SlotReadings]:
-    """Attribution [N, S] by this env-step's contribution, or by the seed's own progress where that
-    is unmeasured.
-    """
+    """Attribution [N, S] by this env-step's contribution, by own progress where unmeasured."""
     contribution = inputs.contribution
     fossil = term.is_fossil(inputs)
     discount = term.attribution_discount(inputs, cfg)
@@ -201,9 +197,7 @@ def _escrowed(inputs: RewardInputs, cfg: RewardConfig) -> tuple[Tensor, SlotRead
 
 
 def _basic(inputs: RewardInputs, cfg: RewardConfig) -> tuple[RewardTerms, SlotReadings]:
-    """BASIC and BASIC_PLUS: shaping, a linear rent, and a bonus for good fossils, part of it paid
-    as drip.
-    """
+    """BASIC and BASIC_PLUS: shaping, linear rent, a bonus for good fossils, partly as drip."""
     op = term.slot_op(inputs)
     bonus, pool = _fossilize_bonus(inputs, cfg)
     rent = cfg.param_penalty_weight * inputs.effective_params / cfg.param_budget
@@ -233,9 +227,7 @@ def _basic(inputs: RewardInputs, cfg: RewardConfig) -> tuple[RewardTerms, SlotRe
 
 
 def _fossilize_bonus(inputs: RewardInputs, cfg: RewardConfig) -> tuple[Tensor, Tensor]:
-    """What fossilising the seed of each slot pays at once, and the drip pool that it would leave,
-    both [N, S].
-    """
+    """What fossilising each slot's seed pays at once, and the drip pool it leaves, both [N, S]."""
     contribution = inputs.contribution
     total = column(torch.where(inputs.total_known, inputs.total, 0.0)).expand_as(contribution)
     full = cfg.basic_fossilize_base_bonus + cfg.basic_contribution_scale * term.joint_gain(
@@ -279,9 +271,7 @@ def _minimal(inputs: RewardInputs, cfg: RewardConfig) -> dict[str, Tensor]:
 
 
 def _simplified(inputs: RewardInputs, cfg: RewardConfig) -> dict[str, Tensor]:
-    """SIMPLIFIED: shaping, a small cost of acting, and the final accuracy with a bonus per
-    contributing fossil.
-    """
+    """SIMPLIFIED: shaping, a small cost of acting, final accuracy, a bonus per good fossil."""
     zero = torch.zeros_like(inputs.val_accuracy)
     parts = {"action_shaping": torch.where(inputs.op == Op.WAIT, zero, -SIMPLIFIED_ACTION_COST)}
     if not cfg.disable_pbrs:

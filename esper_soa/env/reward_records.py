@@ -45,9 +45,7 @@ class RewardSplit(NamedTuple):
 
 
 class RewardInputs(TensorClass["tensor_only", "frozen"]):
-    """Everything that a reward mode may look at; floats are float64, and 0 where their `known` flag
-    is False.
-    """
+    """All that a reward mode may look at; floats are float64, 0 where `known` is False."""
 
     # per slot [N, S], before the action takes effect
     has_seed: Tensor  # bool, a live seed
@@ -104,9 +102,7 @@ class OwnReward(NamedTuple):
 
 
 class SlotReadings(TensorClass["tensor_only", "frozen"]):
-    """What the reward computed on the way, float64 [N, S] unless noted: next values of the state
-    and explanations.
-    """
+    """What the reward computed on the way, float64 [N, S] unless noted."""
 
     attribution_discount: Tensor  # [0, 1], below 0.5 where all seeds together do harm
     timing_discount: Tensor  # for early germination

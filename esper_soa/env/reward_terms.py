@@ -115,24 +115,18 @@ def stage_potential(stage: Tensor) -> Tensor:
 
 
 def seed_potential(stage: Tensor, age: Tensor, cfg: RewardConfig) -> Tensor:
-    """Potential of a seed after `age` env-steps in `stage`: a capped bonus for progress within the
-    stage.
-    """
+    """Potential of a seed after `age` env-steps in `stage`: a capped bonus within the stage."""
     progress = age.to(STATE_FLOAT) * cfg.step_progress_bonus
     return stage_potential(stage) + progress.clamp(max=cfg.max_progress_bonus)
 
 
 def shaping(before: Tensor, after: Tensor) -> Tensor:
-    """Potential-based shaping of one transition (Ng, Harada and Russell 1999): gamma * after -
-    before.
-    """
+    """Potential-based shaping (Ng, Harada and Russell 1999): gamma * after - before."""
     return PBRS_GAMMA * after - before
 
 
 def seed_shaping(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
-    """Shaping of the last env-step of every live seed, [N, S]; a new stage continues from the
-    previous one.
-    """
+    """Shaping of the last env-step of every live seed, [N, S]; a new stage goes on from the old."""
     entered = inputs.stage_age == 0
     stage_before = torch.where(entered, inputs.previous_stage, inputs.stage)
     age_before = torch.where(entered, inputs.previous_stage_age, inputs.stage_age - 1)
@@ -142,9 +136,7 @@ def seed_shaping(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
 
 
 def timing_discount(age: Tensor, cfg: RewardConfig) -> Tensor:
-    """Share of a reward that a germination at env-step `age` earns: from the floor up to 1 after
-    the warm-up.
-    """
+    """Share of a reward that a germination at env-step `age` earns: from the floor up to 1."""
     if cfg.disable_timing_discount or cfg.germination_warmup_steps <= 0:
         return torch.ones_like(age, dtype=STATE_FLOAT)
     share = age.to(STATE_FLOAT) / cfg.germination_warmup_steps
@@ -196,9 +188,7 @@ def ratio_penalty(inputs: RewardInputs, discount: Tensor, cfg: RewardConfig) -> 
 
 
 def credible_gain(inputs: RewardInputs, progress: Tensor, joint: Tensor) -> Tensor:
-    """The part of a non-negative contribution that the progress since germination makes credible,
-    [N, S].
-    """
+    """The part of a contribution >= 0 that progress since germination makes credible, [N, S]."""
     gain = torch.where(inputs.contribution >= progress, joint, inputs.contribution)
     gain = torch.where(progress <= 0, 0.0, gain)
     return torch.where(inputs.germination_known, gain, 0.5 * inputs.contribution)
@@ -245,16 +235,12 @@ def growth_ratio(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
 
 
 def growth_rent(growth: Tensor, weight: float, most: float) -> Tensor:
-    """Rent of hosts that have grown by `growth` times their size: logarithmic, from 0 to `most`, in
-    any shape.
-    """
+    """Rent of hosts that grew by `growth` times their size: logarithmic, from 0 to `most`."""
     return (weight * torch.log1p(growth.clamp(min=0))).clamp(max=most)
 
 
 def size_rent(parameters: Tensor, host: Tensor, cfg: RewardConfig) -> Tensor:
-    """Rent in percent points of hosts that ended with `parameters`, seeds included, and began with
-    `host`, both [N].
-    """
+    """Rent in percent points of hosts of `parameters` at the end and `host` at first, both [N]."""
     growth = (parameters - host) / host.clamp(min=cfg.rent_host_params_floor)
     return growth_rent(growth, cfg.rent_weight, cfg.max_rent)
 

@@ -84,9 +84,7 @@ def record_signals(signals: Signals, measured: Measurements, cfg: SignalsConfig)
 def _stability(
     signals: Signals, loss_delta: Tensor, judged: Tensor, cfg: SignalsConfig
 ) -> tuple[Tensor, Tensor]:
-    """Count of consecutive stable env-steps [N], and the latch that closes after enough of them
-    [N].
-    """
+    """Count of consecutive stable env-steps [N], and the latch that closes after enough [N]."""
     judgeable = signals.val_loss > MIN_PREVIOUS_LOSS
     change = loss_delta / torch.where(judgeable, signals.val_loss, 1.0)
     stable = judged & (change > -cfg.regression_threshold) & (change < cfg.stabilization_threshold)
@@ -97,9 +95,7 @@ def _stability(
 
 
 def record_attribution(slots: Slots, attribution: Attribution) -> Slots:
-    """Slots with this env-step's contributions and interactions; unmeasured live seeds have no
-    interaction.
-    """
+    """Slots with this env-step's contributions and interactions; none for unmeasured seeds."""
     measured = attribution.measured
     live = slots.live
     change = attribution.contribution - slots.contribution
@@ -160,9 +156,7 @@ def age_memories(slots: Slots) -> Slots:
 
 
 def stable_accuracy(signals: Signals, window: int) -> Tensor:
-    """float64 [N]: the smallest of the last `window` recorded validation accuracies (at most
-    HISTORY); 0 before any.
-    """
+    """float64 [N]: smallest of the last `window` accuracies (at most HISTORY); 0 before any."""
     window = min(window, HISTORY)
     places = torch.arange(HISTORY - window, HISTORY, device=signals.step.device)
     recorded = places >= HISTORY - signals.step.unsqueeze(-1)

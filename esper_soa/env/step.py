@@ -143,9 +143,7 @@ def measure_(
     work: Work,
     phase_ended: PhaseEnded = untimed,
 ) -> tuple[EnvState, Measurements]:
-    """Initialise newborn seeds, train every network, validate under every subset row that the
-    rewards need.
-    """
+    """Initialise newborn seeds, train every network, validate under every subset row needed."""
     slots = state.slots
     nets = rules.nets
     engine = rules.engine
@@ -300,9 +298,7 @@ def _count(before: EnvState, after: EnvState, outcome: ActionOutcome) -> EnvStat
 
 
 class StepKernels(NamedTuple):
-    """The kernels of an env-step, as they are called in a run; env.py calls `perceive_` and
-    `respond`.
-    """
+    """The kernels of an env-step as a run calls them; env.py calls `perceive_` and `respond`."""
 
     record_and_observe: Callable[[Rules, EnvState, Measurements], Observed]
     apply_action: Callable[[Rules, Observed, Action], StepResult]
@@ -314,9 +310,7 @@ class StepKernels(NamedTuple):
     def perceive_(
         self, rules: Rules, weights: TensorDict, state: EnvState, measured: Measurements
     ) -> tuple[Measurements, Observed]:
-        """What was measured, guarded, and what it shows: one step, for the rules that it is first
-        called with.
-        """
+        """What was measured, guarded, and what it shows; for the rules it is first called with."""
         name = "perceive", weights["host", "params"].data_ptr()
         return self.kept(name, partial(self._perceive_, rules, weights), state, measured)
 
@@ -325,9 +319,7 @@ class StepKernels(NamedTuple):
         return self.kept("respond", partial(self.apply_action, rules), observed, action)
 
     def kept(self, name: Hashable, function: Callable[..., Result], *arguments: object) -> Result:
-        """function(*arguments), kept where steps are kept; `name` says all of it that is not in the
-        arguments.
-        """
+        """function(*arguments), kept where steps are; `name` says what is not in the arguments."""
         return (
             function(*arguments)
             if self.steps is None

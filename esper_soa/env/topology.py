@@ -43,9 +43,7 @@ class Standing(NamedTuple):
 
 
 def standing_of(before: EnvState, after: EnvState) -> Standing:
-    """The hosts at an env-step, from its state before the actions, with the measurements in it, and
-    after them.
-    """
+    """The hosts at an env-step: state before the actions, measurements in it, and after them."""
     panic = before.guard.panic
     slots = select(panic, after.slots, before.slots)
     measured = [

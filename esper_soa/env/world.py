@@ -35,9 +35,7 @@ class Sizes(NamedTuple):
 
 
 class World:
-    """Memory and data of N envs; `start_round` makes their hosts, `work` hands out the data of an
-    env-step.
-    """
+    """Memory and data of N envs; `start_round` makes their hosts, `work` hands out data."""
 
     def __init__(
         self,
@@ -145,9 +143,7 @@ class World:
         )
 
     def seed_keys(self, step: int) -> Tensor:
-        """int64 [N]: the streams that seeds draw their weights from which are new at env-step
-        `step`.
-        """
+        """int64 [N]: the streams that seeds which are new at env-step `step` draw weights from."""
         return streams.fold(self.keys(streams.SEED_INIT), step)
 
     def noise(self, step: int) -> Tensor:
