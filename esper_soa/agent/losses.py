@@ -3,7 +3,7 @@
 Heads are the last axis, in HEADS order; all other axes are env-steps, in any shape. Masks are bool
 and choose the env-steps that count, so that padding never enters a mean. A loss is made of means;
 where the env-steps are shared out over processes, `over_all` puts all means of a minibatch
-together, by one sum over them (Ranks.total). Called by the learner.
+together, by one sum over them (Ranks.total).
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """Adam over one flat vector of parameters, whose step can be refused by a flag on the device.
 
 A flat vector makes the step a handful of kernels, one all-reduce and three tensors in a checkpoint;
-the flag spares the host from waiting for a loss. Called by the learner.
+the flag spares the host from waiting for a loss.
 """
 
 from collections.abc import Iterable

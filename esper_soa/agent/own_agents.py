@@ -1,6 +1,6 @@
 """Agents of users' own: found by policy.name, control and the like, and watched while they play.
 
-Called by build.py. An agent may do what it likes within the masks; what they do not offer ends the
+An agent may do what it likes within the masks; what they do not offer ends the
 run, in words.
 """
 

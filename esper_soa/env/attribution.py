@@ -2,8 +2,7 @@
 values.
 
 Given the accuracies of a set of subsets per env, it knows nothing of networks and can be used on
-its own: rows of (subset bit mask, accuracy) in, per-seed numbers out. Called by env/step.py after
-validation.
+its own: rows of (subset bit mask, accuracy) in, per-seed numbers out.
 """
 
 import torch

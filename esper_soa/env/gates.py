@@ -1,7 +1,7 @@
 """Quality gates: what a seed must show before it may enter the next stage.
 
 Given the slots, their ramps and the thresholds; every gate of every slot is judged at once,
-elementwise over any batch shape. Called by env/lifecycle.py. There is no G0 (a germinated seed
+elementwise over any batch shape. There is no G0 (a germinated seed
 always has an identity) and no G4.
 """
 

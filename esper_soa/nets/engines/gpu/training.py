@@ -2,7 +2,7 @@
 any mixture of seeds.
 
 Nothing about the seeds is known here but their tables; the kernels read the rest where it lies. The
-step is a graphs.StaticStep with one key for a whole run. Called by engine.py.
+step is a graphs.StaticStep with one key for a whole run.
 """
 
 from typing import NamedTuple

@@ -3,7 +3,7 @@ other subsets.
 
 A host is a chain: rows whose subsets agree in the slots met so far are computed once. At every slot
 a row goes on without the seed, with it, or both; rows that an env does not need are masked. All of
-it is made where the env state lies, without a read by the host. Called by engine.py.
+it is made where the env state lies, without a read by the host.
 """
 
 from typing import NamedTuple

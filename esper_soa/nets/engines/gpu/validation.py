@@ -1,7 +1,7 @@
 """Validation batches of N networks as one fixed list of launches: all subset rows of all networks
 as one masked tree.
 
-The step is a graphs.StaticStep with one key for a whole run. Called by engine.py.
+The step is a graphs.StaticStep with one key for a whole run.
 """
 
 from typing import NamedTuple

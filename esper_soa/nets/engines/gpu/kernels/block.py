@@ -5,7 +5,7 @@ The convolution leaves the batch statistics of its tiles behind, so activations 
 only, to be normalised and pooled together; in the backward pass the gradient through pool, ReLU and
 batch norm is formed while it is loaded, never written. Sums run in two stages over a split that
 depends on the batch alone: no atomics, and what a network gets does not depend on the others. Grids
-have the network first. Called by blocks.py.
+have the network first.
 """
 
 from typing import NamedTuple
