@@ -17,15 +17,14 @@ from torch import Tensor
 from esper_soa.errors import SettingError, check, one_line
 from esper_soa.nets.cifar import MAX_COMMON
 from esper_soa.nets.config import check_preparation
-from esper_soa.nets.datasets import ImageSet, file_set, own_set
+from esper_soa.nets.datasets import ImageSet, own_file, own_set
 from esper_soa.nets.image_preparation import (
     OwnImages,
     Preparation,
-    array_part,
     level_counts,
     prepare,
-    read_npz,
 )
+from esper_soa.nets.npz import array_part
 
 LOGGER = logging.getLogger("esper_soa")
 ARRAYS = ("train_labels", "test", "test_labels")
@@ -86,9 +85,7 @@ def images(
             "...",
             "left out: train is a file, which holds all parts",
         )
-        made = file_set(
-            read_npz("train", fspath(train), chosen), fspath(train), "handed over", "cpu"
-        )
+        made = own_file("train", fspath(train), chosen, "handed over", "cpu")
         made = made._replace(name=str(name or made.name))
     else:
         made = own_set(
