@@ -419,13 +419,6 @@ def test_auto_with_a_root_takes_cifar_and_says_why(tmp_path: Path) -> None:
     )
 
 
-def test_a_root_that_cannot_be_used_is_an_error_even_with_auto(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="holds no CIFAR-10"):
-        load_images(DataConfig(root=str(tmp_path)), "cpu")
-    with pytest.raises(SettingError, match="data.root"):
-        load_images(DataConfig(name="cifar10"), "cpu")
-
-
 def test_fashion32_is_whole_balanced_and_mixed() -> None:
     images = load_images(DataConfig(name="fashion32"), "cpu")
     assert images.identity == FASHION32_IDENTITY
