@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from program import ENVIRONMENT, PATIENCE
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "images.md"
@@ -17,23 +18,21 @@ def blocks(language: str) -> list[str]:
     )
 
 
-def done(command: list[str], folder: Path) -> str:
-    ended = subprocess.run(
-        command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE
-    )
-    assert (ended.returncode, ended.stderr) == (0, "")
-    return ended.stdout
-
-
-def test_the_code_of_the_page_runs_as_it_stands(tmp_path: Path) -> None:
-    program = "\n".join(blocks("python"))
-    (command,) = blocks("sh")
-    told = done([sys.executable, "-c", program], tmp_path)
+def test_the_code_of_the_page_runs_as_it_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    exec("\n".join(blocks("python")), {})
+    told = capsys.readouterr().out
     assert told.startswith("stripes: own images from stripes.npz (sha256 ")
     assert "\n  40x40 pixels, scaled to 32x32 (bilinear and antialiased) (resize=auto)\n" in told
     assert told.endswith("2 classes: 0 upright, 1 level\n[]\n")
+    (command,) = blocks("sh")
     python, *rest = command.split()
     assert python == "python"
-    told = done([sys.executable, *rest], tmp_path)
-    assert "data     stripes: own images from stripes.npz" in told
+    ended = subprocess.run(
+        [sys.executable, *rest], env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "data     stripes: own images from stripes.npz" in ended.stdout
     assert (tmp_path / "stripes" / "summary.json").is_file()

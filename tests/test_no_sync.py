@@ -275,6 +275,7 @@ HOST_NAMED = {
     ("ops/metrics.py", "read_progress"),
     ("agent/policy.py", "__init__"),
     ("nets/user_images.py", "images"),
+    ("nets/user_images.py", "check_images"),
 }
 
 

@@ -3,8 +3,7 @@ augmented.
 
 Given an ImageSet and one random stream per env, it returns batches for many envs at once, without a
 loop over envs or a copy to the host. What env i gets depends only on its own stream and on how many
-samples it has drawn. env/world.py makes feeds for the engine (engine.py), with the function by
-which that cuts images.
+samples it has drawn.
 """
 
 from collections.abc import Callable

@@ -2,12 +2,11 @@
 whole on the device.
 
 Given the DataConfig, `load_images` returns an ImageSet that says what it is and why it was taken.
-Called once per run by the trainer; esper_soa/nets/data.py draws batches from it. Own images come
-from image_preparation.py.
 """
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +18,6 @@ from esper_soa.errors import SettingError, one_line
 from esper_soa.nets.cifar import read_cifar10
 from esper_soa.nets.config import NPZ, PREPARATION, DataConfig
 from esper_soa.nets.image_preparation import (
-    OwnFile,
     OwnImages,
     Preparation,
     Statistics,
@@ -101,11 +99,8 @@ def count_images(cfg: DataConfig) -> ImageCount:
     """How many images a file of own images holds; 0 of the other sets, which are of a known size
     that fits.
     """
-    return (
-        ImageCount(*count_npz("data.root", cfg.root, cfg.val))
-        if cfg.own and cfg.root
-        else ImageCount(0, 0)
-    )
+    read = cfg.own and cfg.root
+    return ImageCount(*count_npz("data.root", cfg.root, cfg.val)) if read else ImageCount(0, 0)
 
 
 def load_images(cfg: DataConfig, device: torch.device | str) -> ImageSet:
@@ -114,12 +109,9 @@ def load_images(cfg: DataConfig, device: torch.device | str) -> ImageSet:
     data.name=auto takes what data.root is, and then an unusable root is an error; with an empty
     root it takes fashion32. Raises SettingError or DataError.
     """
-    if cfg.name == "cifar10" and not cfg.root:
-        raise SettingError(
-            "data.root", "''", "the folder or archive of CIFAR-10 when data.name=cifar10"
-        )
-    if cfg.name == "npz" and not cfg.root:
-        raise SettingError("data.root", "''", f"a file like mine{NPZ} when data.name=npz")
+    if not cfg.root and cfg.name in ("cifar10", "npz"):
+        wanted = "a file like mine.npz" if cfg.own else "the folder or archive of CIFAR-10"
+        raise SettingError("data.root", "''", f"{wanted} when data.name={cfg.name}")
     if cfg.name == "given":
         raise SettingError(
             "data.name",
@@ -127,55 +119,41 @@ def load_images(cfg: DataConfig, device: torch.device | str) -> ImageSet:
             "npz, or another set that can be read",
             f"A program handed the images over: save them as an {NPZ} for use without it.",
         )
-    if cfg.own:
-        reason = (
-            "asked for by data.name"
-            if cfg.name == "npz"
-            else f"data.name=auto takes it as data.root is an {NPZ}"
-        )
-        return own_file(cfg, reason, device)
-    if cfg.name == "cifar10":
-        return cifar10(cfg.root, "asked for by data.name", device)
-    if cfg.name == "auto" and cfg.root:
-        return cifar10(cfg.root, "data.name=auto takes it as data.root is set", device)
+    reason = "asked for by data.name"
     if cfg.name == "auto":
-        return fashion32("data.name=auto takes it as data.root is empty", device)
-    if cfg.name == "fashion32":
-        return fashion32("asked for by data.name", device)
-    return synthetic(cfg.synthetic_train, cfg.synthetic_test, device)
+        state = "empty" if not cfg.root else f"an {NPZ}" if cfg.own else "set"
+        reason = f"data.name=auto takes it as data.root is {state}"
+    if cfg.own:
+        choices = {setting: vars(cfg)[setting] for setting in PREPARATION}
+        return own_file("data.root", cfg.root, Preparation(**choices, path="data."), reason, device)
+    if cfg.root:
+        return cifar10(cfg.root, reason, device)
+    if cfg.name == "synthetic":
+        return synthetic(cfg.synthetic_train, cfg.synthetic_test, device)
+    return fashion32(reason, device)
 
 
 def cifar10(root: str, reason: str, device: torch.device | str) -> ImageSet:
     """CIFAR-10 from official files under `root` (see read_cifar10)."""
-    found = read_cifar10(root)
-    arrays = (found.train_images, found.train_labels, found.test_images, found.test_labels)
-    return _image_set(
-        "cifar10",
-        arrays,
-        (CIFAR10_MEAN, CIFAR10_STD),
-        f"CIFAR-10 from {found.place} ({reason})",
-        device,
-    )
+    *arrays, place = read_cifar10(root)
+    text = f"CIFAR-10 from {place} ({reason})"
+    return _image_set("cifar10", arrays, (CIFAR10_MEAN, CIFAR10_STD), text, device)
 
 
-def own_file(cfg: DataConfig, reason: str, device: torch.device | str) -> ImageSet:
-    """Own images from the .npz file cfg.root (see read_npz)."""
-    chosen = Preparation(**{setting: vars(cfg)[setting] for setting in PREPARATION}, path="data.")
-    return file_set(read_npz("data.root", cfg.root, chosen), cfg.root, reason, device)
-
-
-def file_set(found: OwnFile, root: str, reason: str, device: torch.device | str) -> ImageSet:
-    """The content of the .npz file `root`, taken for the `reason`."""
-    text = f"own images from {one_line(root)} (sha256 {found.sha256[:12]}..., {reason})"
-    return own_set(found.name, found.images, text, device)._replace(file_sha256=found.sha256)
+def own_file(
+    setting: str, root: str, chosen: Preparation, reason: str, device: torch.device | str
+) -> ImageSet:
+    """Own images from the .npz file `root` (see read_npz), taken for the `reason`."""
+    found, sha256 = read_npz(setting, root, chosen)
+    text = f"own images from {one_line(root)} (sha256 {sha256[:12]}..., {reason})"
+    return own_set(one_line(Path(root).stem), found, text, device)._replace(file_sha256=sha256)
 
 
 def own_set(name: str, found: OwnImages, text: str, device: torch.device | str) -> ImageSet:
     """Own images; mean, deviation and the number of classes are part of what they are."""
     statistics = found.mean, found.std
-    arrays = (found.train_images, found.train_labels, found.test_images, found.test_labels)
     further = repr((statistics, found.num_classes)).encode()
-    images = _image_set(name, arrays, statistics, text, device, further)
+    images = _image_set(name, found[:4], statistics, text, device, further)
     return images._replace(
         num_classes=found.num_classes, class_names=found.class_names, notes=found.notes
     )
@@ -232,7 +210,7 @@ def _triple(values: np.ndarray) -> Statistics:
 
 def _image_set(
     name: str,
-    arrays: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
+    arrays: Sequence[np.ndarray],
     statistics: tuple[Statistics, Statistics],
     text: str,
     device: torch.device | str,

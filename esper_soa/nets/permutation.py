@@ -2,7 +2,7 @@
 memory for the others.
 
 A Feistel network over a grid of as many places as there are members, or a few more, keyed by the
-owned random streams. Called by data.py for orders that are too large to be sorted and held.
+owned random streams.
 """
 
 from functools import lru_cache

@@ -2,8 +2,7 @@
 
 A draw depends on nothing but its coordinates: not on N, not on chunking, not on what was drawn
 before, not on the device. So env i of N equals env i alone, and a resumed run continues the same
-streams without stored generator state. Used by data order, augmentation, initialisation and action
-sampling.
+streams without stored generator state.
 """
 
 import torch

@@ -1,14 +1,13 @@
 """What users call for images of their own: `esper_soa.images` makes a set, `esper_soa.check_images`
 looks at one.
 
-The set goes where a built-in one goes; what is done to the images stands in its `notes`. Needs
-image_preparation.py for the rules and datasets.py for the set.
+The set goes where a built-in one goes; what is done to the images stands in its `notes`.
 """
 
 import hashlib
 import logging
 from os import PathLike, fspath
-from typing import NamedTuple, TypedDict, Unpack
+from typing import TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -17,18 +16,11 @@ from torch import Tensor
 from esper_soa.errors import SettingError, check, one_line
 from esper_soa.nets.cifar import MAX_COMMON
 from esper_soa.nets.config import check_preparation
-from esper_soa.nets.datasets import ImageSet, file_set, own_set
-from esper_soa.nets.image_preparation import (
-    OwnImages,
-    Preparation,
-    array_part,
-    level_counts,
-    prepare,
-    read_npz,
-)
+from esper_soa.nets.datasets import ImageSet, own_file, own_set
+from esper_soa.nets.image_preparation import Preparation, level_counts, prepare
+from esper_soa.nets.npz import array_part
 
 LOGGER = logging.getLogger("esper_soa")
-ARRAYS = ("train_labels", "test", "test_labels")
 FEW_IMAGES = 10  # of a class in training, below which there is a finding
 DARK = 15  # of 255: brightest value, up to which there is a finding
 MOST_NAMED = 8  # classes of a finding
@@ -77,43 +69,26 @@ def images(
     check(name is None or isinstance(name, str), "name", name, "a text")
     check(isinstance(names, list | tuple), "class_names", names, "a list of texts")
     chosen = Preparation(**given, class_names=tuple(names))  # type: ignore[arg-type]
-    others = dict(zip(ARRAYS, (train_labels, test, test_labels), strict=True))
     if isinstance(train, str | PathLike):
-        surplus = [argument for argument, value in others.items() if value is not None]
-        check(
-            not surplus,
-            surplus[0] if surplus else "",
-            "...",
-            "left out: train is a file, which holds all parts",
-        )
-        made = file_set(
-            read_npz("train", fspath(train), chosen), fspath(train), "handed over", "cpu"
-        )
+        others = {"train_labels": train_labels, "test": test, "test_labels": test_labels}
+        for argument, value in others.items():
+            allowed = "left out: train is a file, which holds all parts"
+            check(value is None, argument, "...", allowed)
+        made = own_file("train", fspath(train), chosen, "handed over", "cpu")
         made = made._replace(name=str(name or made.name))
     else:
-        made = own_set(
-            str(name or "images"),
-            _from_arrays(train, others, chosen),
-            "own images from arrays, handed over",
-            "cpu",
-        )
+        remedy = "It is for the part val_ of an .npz; join arrays with numpy.concatenate."
+        check(chosen.val == "unused", "val", chosen.val, "left out with arrays", remedy)
+        parts = {
+            "train_images": array_part("train", _numpy("train", train)),
+            "train_labels": array_part("train_labels", _numpy("train_labels", train_labels)),
+            "test_images": array_part("test", _numpy("test", test)),
+            "test_labels": array_part("test_labels", _numpy("test_labels", test_labels)),
+        }
+        text = "own images from arrays, handed over"
+        made = own_set(str(name or "images"), prepare(parts, chosen), text, "cpu")
     LOGGER.info("data     %s", made)
     return made
-
-
-def _from_arrays(train: object, others: dict[str, Array | None], chosen: Preparation) -> OwnImages:
-    check(
-        chosen.val == "unused",
-        "val",
-        chosen.val,
-        "left out with arrays",
-        "It is for the part val_ of an .npz; join arrays with numpy.concatenate.",
-    )
-    keys = {"train": "train_images", "test": "test_images"}
-    parts = {}
-    for argument, value in {"train": train, **others}.items():
-        parts[keys.get(argument, argument)] = array_part(argument, _numpy(argument, value))
-    return prepare(parts, chosen)
 
 
 def _numpy(argument: str, value: object) -> np.ndarray:
@@ -131,14 +106,6 @@ def _numpy(argument: str, value: object) -> np.ndarray:
     return value
 
 
-class _Labelled(NamedTuple):
-    """Part of a set, by what findings call it."""
-
-    name: str
-    images: np.ndarray  # uint8 [M, 32, 32, 3]
-    labels: np.ndarray  # int64 [M]
-
-
 def check_images(found: "ImageSet | str | PathLike[str]") -> list[str]:
     """What a set or an .npz file has that spoils results though it can be used, a sentence each; []
     where nothing.
@@ -147,39 +114,36 @@ def check_images(found: "ImageSet | str | PathLike[str]") -> list[str]:
     that are in both parts, there twice, or twice under different labels; images of one colour;
     parts that are not of one brightness.
     """
-    given = images(found) if isinstance(found, str | PathLike) else found
-    train = _Labelled(
-        "training", given.train_images.cpu().numpy(), given.train_labels.cpu().numpy()
-    )
-    test = _Labelled("test", given.test_images.cpu().numpy(), given.test_labels.cpu().numpy())
+    given = (images(found) if isinstance(found, str | PathLike) else found).to("cpu")
+    train = given.train_images.numpy()
+    test = given.test_images.numpy()
     return [
-        *_classes(given, train, test),
-        *_twice(train, test),
-        *_plain(train, test),
+        *_classes(given),
+        *_twice(train, given.train_labels.tolist(), test),
+        *_plain({"training": train, "test": test}),
         *_brightness(train, test),
     ]
 
 
-def _classes(given: ImageSet, train: _Labelled, test: _Labelled) -> list[str]:
-    count = given.num_classes or 1 + int(max(train.labels.max(), test.labels.max()))
+def _classes(given: ImageSet) -> list[str]:
+    count = given.num_classes or 1 + int(max(given.train_labels.max(), given.test_labels.max()))
+    train = given.train_labels.bincount(minlength=count).numpy()
+    test = given.test_labels.bincount(minlength=count).numpy()
     told = []
-    numbers = {part.name: np.bincount(part.labels, minlength=count) for part in (train, test)}
-    if not numbers["training"][0] and not numbers["test"][0]:
+    if not train[0] and not test[0]:
         told.append("Class 0 has no image: do labels count from 1? They must count from 0.")
-    for name, sizes in numbers.items():
-        empty = np.flatnonzero(sizes == 0)
-        if len(empty):
-            told.append(f"{_named(given, empty)} no {name} image.")
-    few = np.flatnonzero((numbers["training"] > 0) & (numbers["training"] < FEW_IMAGES))
-    if len(few):
-        told.append(f"{_named(given, few)} fewer than {FEW_IMAGES} training images.")
-    often = int(numbers["test"].argmax())
-    share = numbers["test"][often] / len(test.labels)
+    for bad, what in (
+        (train == 0, "no training image"),
+        (test == 0, "no test image"),
+        ((train > 0) & (train < FEW_IMAGES), f"fewer than {FEW_IMAGES} training images"),
+    ):
+        if bad.any():
+            told.append(f"{_named(given, np.flatnonzero(bad))} {what}.")
+    share = test.max() / test.sum()
     if share > max(0.5, 1.5 / count):
         told.append(
-            f"{share:.0%} of the test images are of class {_class(given, often)}: who always "
-            "answers so is as "
-            "often right, and accuracy says little."
+            f"{share:.0%} of the test images are of class {_class(given, int(test.argmax()))}: who "
+            "always answers so is as often right, and accuracy says little."
         )
     return told
 
@@ -195,24 +159,20 @@ def _class(given: ImageSet, number: int) -> str:
     return f"{number} ({one_line(given.class_names[number])})" if given.class_names else str(number)
 
 
-def _twice(train: _Labelled, test: _Labelled) -> list[str]:
+def _twice(train: np.ndarray, labels: list[int], test: np.ndarray) -> list[str]:
     told = []
-    seen = dict[bytes, int]()
-    again = other = 0
-    for image, label in zip(train.images, train.labels.tolist(), strict=True):
-        before = seen.setdefault(_digest(image), label)
-        other += before != label
-        again += 1
-    again -= len(seen)
-    common = sum(_digest(image) in seen for image in test.images)
-    if common > MAX_COMMON * len(test.images):
+    digests = [_digest(image) for image in train]
+    first = dict(zip(reversed(digests), reversed(labels), strict=True))  # labels when first seen
+    again = len(digests) - len(first)
+    other = sum(first[one] != label for one, label in zip(digests, labels, strict=True))
+    common = sum(_digest(image) in first for image in test)
+    if common > MAX_COMMON * len(test):
         told.append(
-            f"{common} of {len(test.images)} test images are training images too: accuracy "
-            "will "
-            "be flattered."
+            f"{common} of {len(test)} test images are training images too: accuracy will be "
+            "flattered."
         )
-    if again > MAX_COMMON * len(train.images):
-        told.append(f"{again} of {len(train.images)} training images repeat another one.")
+    if again > MAX_COMMON * len(train):
+        told.append(f"{again} of {len(train)} training images repeat another one.")
     if other:
         told.append(f"{other} training images are there before under another label.")
     return told
@@ -222,43 +182,38 @@ def _digest(image: np.ndarray) -> bytes:
     return hashlib.blake2b(image.tobytes(), digest_size=16).digest()
 
 
-def _plain(train: _Labelled, test: _Labelled) -> list[str]:
+def _plain(parts: dict[str, np.ndarray]) -> list[str]:
     """Images of one colour, within the pixels that are not black in all of them: borders are
     black.
     """
-    used = np.zeros(train.images.shape[1:3], bool)
-    for part in (train, test):
-        used |= part.images.max(axis=(0, 3)) > 0
-    lines, columns = (np.flatnonzero(used.any(axis)) for axis in (1, 0))
+    used = np.logical_or(*(part.max(axis=(0, 3)) > 0 for part in parts.values()))
+    rows, columns = (np.flatnonzero(used.any(axis)) for axis in (1, 0))
     told = []
-    for part in (train, test):
-        inner = part.images[:, lines.min() : lines.max() + 1, columns.min() : columns.max() + 1]
-        count = sum(bool((image == image[:1, :1]).all()) for image in inner)
+    for name, part in parts.items():
+        inner = part[:, rows.min() : rows.max() + 1, columns.min() : columns.max() + 1]
+        count = int((inner.max(axis=(1, 2)) == inner.min(axis=(1, 2))).all(axis=1).sum())
         if count:
             told.append(
-                f"{count} of {len(part.images)} {part.name} images are of one colour: is "
-                "something missing?"
+                f"{count} of {len(part)} {name} images are of one colour: is something missing?"
             )
     return told
 
 
-def _brightness(train: _Labelled, test: _Labelled) -> list[str]:
+def _brightness(train: np.ndarray, test: np.ndarray) -> list[str]:
     told = []
-    brightest = int(train.images.max())
+    counts, others = (level_counts(part).sum(0) for part in (train, test))
+    brightest = int(np.flatnonzero(counts).max())
     if brightest <= DARK:
         told.append(
             f"The brightest value of the training images is {brightest} of 255: were values from "
-            "0 to 1, or "
-            "class numbers, stored as bytes?"
+            "0 to 1, or class numbers, stored as bytes?"
         )
-    counts = [level_counts(part.images).sum(0) for part in (train, test)]
     levels = np.arange(256) / 255
-    means = [count @ levels / count.sum() for count in counts]
-    spread = float(np.sqrt(counts[0] @ (levels - means[0]) ** 2 / counts[0].sum()))
-    if abs(means[1] - means[0]) > spread:
+    mean = counts @ levels / counts.sum()
+    other = others @ levels / others.sum()
+    if abs(other - mean) > float(np.sqrt(counts @ (levels - mean) ** 2 / counts.sum())):
         told.append(
-            f"Training images have a mean brightness of {means[0]:.2f}, test images of "
-            f"{means[1]:.2f}: were "
-            "both prepared in one way?"
+            f"Training images have a mean brightness of {mean:.2f}, test images of {other:.2f}: "
+            "were both prepared in one way?"
         )
     return told

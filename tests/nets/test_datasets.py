@@ -7,6 +7,7 @@ import os
 import pickle
 import shutil
 import tarfile
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -158,9 +159,13 @@ class Command:
 def test_a_pickle_that_runs_a_command_is_refused_by_name(tmp_path: Path, protocol: int) -> None:
     trace = tmp_path / "trace"
     content = pickle.dumps({"data": Command(trace)}, protocol)
-    with pytest.raises(DataError, match=r"data_batch_1 asks for (posix|nt)\.system"):
+    with pytest.raises(DataError, match=r"^data_batch_1 .*it asks for (posix|nt)\.system"):
         parse_pickle(content, "data_batch_1")
     assert not trace.exists()
+
+
+def pickled(**changed: object) -> bytes:
+    return pickle.dumps({"data": batch(0)[0], "labels": [1, 2, 3]} | changed, 2)
 
 
 @pytest.mark.parametrize(
@@ -170,47 +175,59 @@ def test_a_pickle_that_runs_a_command_is_refused_by_name(tmp_path: Path, protoco
         (b"<html>not found</html>", "broken or truncated"),
         (python2_pickle(0)[:5000], "broken or truncated"),
         (python2_pickle(0)[:-1], "broken or truncated"),
-        (pickle.dumps([1]), "holds no dictionary"),
-        (pickle.dumps({"data": [1], "labels": [1]}), "lacks `data` or `labels`"),
-        (pickle.dumps({"data": batch(0)[0], "fine_labels": [1]}, 2), "CIFAR-100 cannot be used"),
-        (pickle.dumps({"data": batch(0)[0], "labels": [1, 2]}, 2), "has 3 images but 2 labels"),
-        (pickle.dumps({"data": batch(0)[0], "labels": [1, 2, 10]}, 2), "a label outside 0 to 9"),
-        (pickle.dumps({"data": batch(0)[0], "labels": [1, 2, True]}, 2), "a label outside 0 to 9"),
-        (
-            pickle.dumps({"data": batch(0)[0][:, :3000], "labels": [1, 2, 3]}, 2),
-            r"shape \(3, 3000\)",
-        ),
-        (
-            pickle.dumps({"data": batch(0)[0].astype(np.float32), "labels": [1, 2, 3]}, 2),
-            "unsigned bytes",
-        ),
+        (pickle.dumps([1]), "no dictionary"),
+        (pickled(data=[1]), "lacks `data` or `labels`"),
+        (pickled(labels=None), "CIFAR-100 cannot be used"),
+        (pickled(labels=[1, 2]), "has 3 images but 2 labels"),
+        (pickled(labels=[1, 2, 10]), "a label outside 0 to 9"),
+        (pickled(labels=[1, 2, True]), "a label outside 0 to 9"),
+        (pickled(data=batch(0)[0][:, :3000]), r"not of shape \[images, 3072\]"),
+        (pickled(data=batch(0)[0].astype(np.float32)), "unsigned bytes"),
         (
             python2_pickle(0).replace(b"(K\x03M\x00\x0ct", b"(K\x04M\x00\x0ct"),
             "the 4 x 3072 bytes of its shape",
         ),
-        (pickle.dumps(bytearray(8), 5), "instruction BYTEARRAY8"),
-        (b"\x80\x02]r\xff\xff\xff\x7f.", "memo entries"),
-        (b"\x80\x02c__builtin__\nbytes\nJ\xff\xff\xff\x7f\x85R.", "broken or truncated"),
+        # what would reserve or make memory that the file does not hold
         (
-            b"\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00aX\x03\x00\x00\x00zip\x86R.",
-            "unexpected use of _codecs.encode",
+            python2_pickle(0).replace(b"(K\x03M\x00\x0ct", b"(J\xff\xff\xff\x7fM\x00\x0ct"),
+            "bytes of it",
         ),
-        (b"\x80\x02c_codecs\nencode\n}b.", "holds no dictionary"),
+        (pickle.dumps(bytearray(8), 5), "instruction BYTEARRAY8"),
+        (b"\x80\x02]r\xff\xff\xff\x7f.", "instruction LONG_BINPUT 2147483647"),
+        (b"\x80\x02c__builtin__\nbytes\nJ\xff\xff\xff\x7f\x85R.", "no dictionary"),
+        (b"\x80\x02cnumpy\ndtype\n(X\x0a\x00\x00\x00V999999999tR.", "no dictionary"),
+        # what would change a stand-in
+        (b"\x80\x02c_codecs\nencode\n}b.", "no dictionary"),
+        (b"\x80\x02cnumpy\ndtype\n}b.", "broken or truncated"),
         (b"\x80\x02" + b"(" * 50 + b".", "broken or truncated"),
     ],
 )
 def test_a_broken_pickle_is_refused_with_its_reason(content: bytes, message: str) -> None:
-    with pytest.raises(DataError, match=message) as caught:
+    with pytest.raises(DataError, match=f"^data_batch_1 .*{message}") as caught:
         parse_pickle(content, "data_batch_1")
-    assert "data_batch_1" in str(caught.value)
     assert "set data.name=fashion32" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "name", ["builtins eval", "copyreg _reconstructor", "os system", "numpy load"]
+)
+def test_names_that_no_batch_uses_are_refused(name: str) -> None:
+    module, function = name.split()
+    content = f"\x80\x02c{module}\n{function}\n(X\x01\x00\x00\x001tR.".encode("latin1")
+    with pytest.raises(DataError, match=f"it asks for {module}.{function}"):
+        parse_pickle(content, "data_batch_1")
+
+
 def test_a_pickle_cannot_grow_by_encoding_one_text_many_times() -> None:
-    text = b"X\x00\x04\x00\x00" + b"a" * 1024 + b"q\x01"
+    text = b"X\x00\x00\x01\x00" + b"a" * (1 << 16) + b"q\x01"
     once = b"c_codecs\nencode\n" + b"h\x01" + b"X\x06\x00\x00\x00latin1\x86R"
-    with pytest.raises(DataError, match="unexpected use of _codecs.encode"):
-        parse_pickle(b"\x80\x02](" + text + once * 100 + b"e.", "data_batch_1")
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match="no dictionary"):
+            parse_pickle(b"\x80\x02](" + text + once * 1000 + b"e.", "data_batch_1")
+        assert tracemalloc.get_traced_memory()[1] < 1 << 23  # encoded they are 64 MiB
+    finally:
+        tracemalloc.stop()
 
 
 def test_fortran_ordered_data_is_read_in_its_order() -> None:
@@ -345,9 +362,6 @@ def test_a_file_or_member_beyond_the_limit_is_refused(
 
 def test_hostile_archives_are_refused(tmp_path: Path) -> None:
     content = python2_pickle(0)
-    for name in ("/etc/data_batch_1", "../data_batch_1"):
-        with pytest.raises(DataError, match="points outside the archive"):
-            read_cifar10(str(write_archive(tmp_path / "a.tar.gz", [(name, content)])))
     with pytest.raises(DataError, match="holds data_batch_1 twice"):
         read_cifar10(
             str(
@@ -403,13 +417,6 @@ def test_auto_with_a_root_takes_cifar_and_says_why(tmp_path: Path) -> None:
         load_images(DataConfig(name="cifar10", root=str(tmp_path)), "cpu").identity
         == images.identity
     )
-
-
-def test_a_root_that_cannot_be_used_is_an_error_even_with_auto(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="holds no CIFAR-10"):
-        load_images(DataConfig(root=str(tmp_path)), "cpu")
-    with pytest.raises(SettingError, match="data.root"):
-        load_images(DataConfig(name="cifar10"), "cpu")
 
 
 def test_fashion32_is_whole_balanced_and_mixed() -> None:

