@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from esper_soa.ops.json_lines import Json
-from esper_soa.ops.statistics import Interval, holm, mean_interval, rank_sums, signed_rank
+from esper_soa.ops.statistics import Interval, holm, mean_interval, signed_rank, sum_shares
 
 RESULT = "compare.json"  # in the folder of a study
 CONFIDENCE = 0.95  # of the intervals
@@ -72,20 +72,10 @@ class Compared(NamedTuple):
 
     def record(self) -> dict[str, Json]:
         """As it stands in compare.json."""
-        found = dict(zip(("mean", "low", "high"), self.interval, strict=True))
-        return {
-            "group": self.group,
-            "reference": self.reference,
-            "measure": self.measure,
-            "differences": self.differences,
-            **found,
-            "effect": self.effect,
-            "won": self.won,
-            "p": self.p,
-            "corrected": self.corrected,
-            "verdict": self.verdict,
-            "power": power_note(self),
-        }
+        left = ("interval", "comparisons")
+        fields = {name: one for name, one in self._asdict().items() if name not in left}
+        told = {"effect": self.effect, "won": self.won, "verdict": self.verdict}
+        return fields | self.interval._asdict() | told | {"power": power_note(self)}
 
 
 def compared(groups: Numbers) -> list[Compared]:
@@ -147,12 +137,8 @@ def _critical_sum(count: int, level: float) -> int:
     """The least sum of positive ranks with which the test of `count` differences without ties has p
     < level.
     """
-    more = 0
-    for total, ways in sorted(rank_sums(range(1, count + 1)).items(), reverse=True):
-        more += ways  # with this sum or a larger one
-        if 2 * more / 2**count >= level:
-            return total + 1
-    return 0
+    tails = sum_shares(range(1, count + 1))[::-1].cumsum()[::-1]  # the share of each sum or more
+    return int(np.argmax(2 * tails < level))
 
 
 def fewest_seeds(comparisons: int = 1) -> int:

@@ -10,7 +10,7 @@ which are too many from 20 values on: hence the two here. Needs numpy and scipy.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -70,11 +70,10 @@ def mann_whitney(values: Sequence[float], others: Sequence[float]) -> float:
     rank sum lies as far out as the one found. Without ties this is the tabulated distribution of U.
     """
     ranks = doubled_ranks([*values, *others])
-    ways: list[dict[int, int]] = [{0: 1}, *({} for _ in values)]  # by ranks taken, then their sum
+    ways = np.zeros((len(values) + 1, sum(ranks) + 1))  # by ranks taken, then their sum
+    ways[0, 0] = 1
     for rank in ranks:
-        for taken in range(len(values), 0, -1):
-            for total, count in ways[taken - 1].items():
-                ways[taken][total + rank] = ways[taken].get(total + rank, 0) + count
+        ways[1:, rank:] += ways[:-1, :-rank]
     return _two_sided(ways[-1], sum(ranks[: len(values)]))
 
 
@@ -90,18 +89,15 @@ def signed_rank(differences: Sequence[float]) -> float:
     ranks = doubled_ranks([abs(one) for one in differences])
     signed = [rank for rank, one in zip(ranks, differences, strict=True) if one != 0]
     found = sum(rank for rank, one in zip(ranks, differences, strict=True) if one > 0)
-    return _two_sided(rank_sums(signed), found)
+    return _two_sided(sum_shares(signed), found)
 
 
-def rank_sums(ranks: Sequence[int]) -> dict[int, int]:
-    """In how many ways some of the `ranks` are chosen, by the sum of those that are."""
-    ways = {0: 1}
+def sum_shares(ranks: Sequence[int]) -> np.ndarray:
+    """The share of all ways to choose some of the `ranks`, by the sum of those that are chosen."""
+    shares = np.ones(1)
     for rank in ranks:
-        more = dict(ways)
-        for total, count in ways.items():
-            more[total + rank] = more.get(total + rank, 0) + count
-        ways = more
-    return ways
+        shares = (np.pad(shares, (0, rank)) + np.pad(shares, (rank, 0))) / 2
+    return shares
 
 
 def doubled_ranks(values: Sequence[float]) -> list[int]:
@@ -111,11 +107,10 @@ def doubled_ranks(values: Sequence[float]) -> list[int]:
     return (ordered.searchsorted(given) + ordered.searchsorted(given, "right") + 1).tolist()
 
 
-def _two_sided(ways: Mapping[int, int], found: int) -> float:
+def _two_sided(ways: np.ndarray, found: int) -> float:
     """Twice the share of the `ways`, by their sums, that lie as far out as the sum `found`."""
-    below = sum(count for total, count in ways.items() if total <= found)
-    above = sum(count for total, count in ways.items() if total >= found)
-    return min(1.0, 2 * min(below, above) / sum(ways.values()))
+    tail = min(ways[: found + 1].sum(), ways[found:].sum())
+    return min(1.0, 2 * float(tail / ways.sum()))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
