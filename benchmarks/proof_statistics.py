@@ -2,7 +2,7 @@
 
 Given a data set of a record of benchmarks/proof.py: per player, and by MEASURES and SIZES, a list
 of seeds of a list of hosts. A seed counts as one: hosts of a seed are played by one policy on one
-data order. Needs neither torch nor scipy.
+data order. Needs no torch.
 """
 
 from collections.abc import Mapping, Sequence

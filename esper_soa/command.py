@@ -46,9 +46,14 @@ from esper_soa.ops.start import find_start, finished_accuracy, folder_for, goes_
 from esper_soa.ops.torchrun import place
 from esper_soa.paths import user_path
 from esper_soa.sweep.jobs import Work, play_job
-from esper_soa.sweep.plugins import check_plugins, check_slurm, is_search, take_our_launchers
+from esper_soa.sweep.plugins import (
+    check_plugins,
+    check_slurm,
+    is_search,
+    refused,
+    take_our_launchers,
+)
 from esper_soa.sweep.records import DONE, PRUNED, JobRecord, this_job
-from esper_soa.sweep.refusal import refused
 from esper_soa.sweep.resolvers import register_resolvers
 from esper_soa.sweep.summary import end_sweep
 

@@ -8,6 +8,7 @@ run that failed or a file that could not be written, 2 a mistake that we found.
 """
 
 import argparse
+import json
 import os
 import re
 import sys
@@ -61,15 +62,20 @@ NUMBERS = {
     "train_flop": ("grown", "flop"),
     "eps": ("speed", "eps"),
 }
+LEVELS = ("group", *MEASURES.values(), "parameters", "training GFLOP", "EPS")
+DIFFERENCE = f"difference [{CONFIDENCE:.0%}]"
+COMPARISONS = ("group", "measure", DIFFERENCE, "won", "effect", "p", "Holm", "verdict")
+WORDS = ("group", "measure", "verdict")
 HELP = """\
-  NAME="setting=value ..."  a group of runs by a name of your own and the overrides that make it; "" changes nothing.
-                            Two or more; the others are compared with the first
+  NAME="setting=value ..."  a group of runs by a name of your own and the overrides that make it;
+                            "" changes nothing. Two or more; the others are compared with the first
   +experiment=NAME          as with esper-train; so all other settings, which hold for every group
-  seeds=10                  how many seeds, from the setting `seed` on, or which: seeds=[101,102,103]
-  out=FOLDER                where the runs go; the same folder goes on where it was cut off (runs/compare/<time>)
+  seeds=10                  how many, from the setting `seed` on, or which: seeds=[101,102,103]
+  out=FOLDER                where the runs go (runs/compare/<time>); the same folder goes on where
+                            it was cut off
 
   esper-compare +experiment=cifar_3seed a="reward=shaped" b="reward=simplified" seeds=10 rounds=2
-"""  # noqa: E501
+"""
 
 
 class Study(NamedTuple):
@@ -122,13 +128,11 @@ def study_of(given: Sequence[str]) -> Study:
             common.append(argument)
         else:
             check(name not in groups, name, value, "a group of its own: the name is taken")
-            groups[name] = _overrides(name, value)
-    check(
-        len(groups) >= 2,
-        "groups",
-        ", ".join(groups) or "none",
-        'two or more, such as a="reward=shaped" b=""',
-    )
+            words = 'a setting of esper-train, or a group: NAME="setting=value ..."'
+            check(all("=" in part for part in value.split()), name, value, words)
+            groups[name] = tuple(value.split())
+    words = 'two or more, such as a="reward=shaped" b=""'
+    check(len(groups) >= 2, "groups", ", ".join(groups) or "none", words)
     taken = [one for one in common if one.partition("=")[0] in ("seed", "run_dir", "resume")]
     check(not taken, "setting", ", ".join(taken), "left to seeds= and out=")
     settings = [
@@ -139,125 +143,88 @@ def study_of(given: Sequence[str]) -> Study:
     return Study(experiment, tuple(common), groups, seeds, user_path("out", place).resolve())
 
 
-def _overrides(name: str, value: str) -> tuple[str, ...]:
-    """The overrides of a group; raises UserError where the argument is none."""
-    parts = tuple(value.split())
-    words = 'a setting of esper-train, or a group: NAME="setting=value ..."'
-    check(all("=" in part for part in parts), name, value, words)
-    return parts
-
-
 def _seeds(text: str, first: int) -> tuple[int, ...]:
     """The seeds that `text` stands for: a number of them, or a list in brackets."""
     words = "a number from 1 to 10000, or a list such as [101,102,103] without a seed twice"
-    numbers = re.findall(r"\d+", text)
     listed = re.fullmatch(r"\[\s*\d+(\s*,\s*\d+)*\s*\]", text) is not None
     check(listed or text.isdecimal(), "seeds", text, words)
-    seeds = (
-        tuple(map(int, numbers)) if listed else tuple(range(first, first + min(int(text), 10_001)))
-    )
+    count = 0 if listed else min(int(text), 10_001)
+    seeds = tuple(map(int, re.findall(r"\d+", text))) if listed else (*range(first, first + count),)
     check(1 <= len(seeds) <= 10_000 and len(set(seeds)) == len(seeds), "seeds", text, words)
     return seeds
-
-
-class Played(NamedTuple):
-    """What the runs of a study came to."""
-
-    numbers: dict[str, dict[int, dict[str, float]]]  # the NUMBERS by group, then by seed
-    failed: list[str]  # runs that failed, in words
 
 
 def compare(study: Study, console: Console) -> list[str]:
     """Play what is missing, print the table and write compare.json; returns the runs that failed,
     in words.
     """
-    played = Played({group: {} for group in study.groups}, [])
+    found: dict[str, dict[int, dict[str, float]]] = {group: {} for group in study.groups}
+    failed = list[str]()
     for seed in study.seeds:
-        play_seed(study, seed, played)
+        reasons = play_seed(study, seed)
+        failed += [f"{group} seed {seed}: {reason}" for group, reason in reasons.items()]
+        for group in study.groups.keys() - reasons.keys():
+            found[group][seed] = _numbers(study.folder(group, seed))
         values = [
-            f"{group} {runs[seed]['accuracy']:.2f}"
-            for group, runs in played.numbers.items()
-            if seed in runs
+            f"{name} {runs[seed]['accuracy']:.2f}" for name, runs in found.items() if seed in runs
         ]
         console.print(f"seed {seed}: accuracy {', '.join(values) or 'of none'}", highlight=False)
-    whole = [seed for seed in study.seeds if all(seed in runs for runs in played.numbers.values())]
+    whole = [seed for seed in study.seeds if all(seed in runs for runs in found.values())]
     if whole:
         numbers = {
             group: {name: [runs[seed][name] for seed in whole] for name in NUMBERS}
-            for group, runs in played.numbers.items()
+            for group, runs in found.items()
         }
         rows = compared(numbers)
         report(console, numbers, rows)
-        write_text(study.out / RESULT, json_line(record(study, whole, numbers, rows)) + "\n")
-        console.print(
-            f"written to {study.out / RESULT}; runs by group and seed beside it", highlight=False
-        )
+        place = study.out / RESULT
+        write_text(place, json_line(record(study, whole, numbers, rows)) + "\n")
+        console.print(f"written to {place}; runs by group and seed beside it", highlight=False)
         missing = report_in(study.out)
         console.print(f"report   {missing or study.out / NAME}", highlight=False, soft_wrap=True)
-    return played.failed
+    return failed
 
 
-def play_seed(study: Study, seed: int, played: Played) -> None:
-    """Play the runs of a seed that have not ended, a round of each in turn, and note what all of
-    them came to.
+def play_seed(study: Study, seed: int) -> dict[str, str]:
+    """Play the runs of a seed that have not ended, a round of each in turn; returns why runs
+    failed, by group.
     """
-    folders = {group: RunFolder(study.folder(group, seed)) for group in study.groups}
-    asked = {group: study.overrides(group, seed) for group in study.groups}
-    missing = {
-        group: overrides
-        for group, overrides in asked.items()
-        if finished_accuracy(folders[group], compose_settings(study.experiment, overrides)) is None
-    }
+    missing = {}
+    for group in study.groups:
+        asked = study.overrides(group, seed)
+        settings = compose_settings(study.experiment, asked)
+        if finished_accuracy(RunFolder(study.folder(group, seed)), settings) is None:
+            missing[group] = asked
     with importing():
         from esper_soa.lockstep import train_in_turns
-        from esper_soa.runs import RecordedRun
     study.out.mkdir(parents=True, exist_ok=True)
     with (
         open(os.devnull, "w", encoding="utf-8") as quiet,
         redirect_stdout(quiet),
         MetricsWriter(study.out / TURNS) as turns,
     ):
-        failed = train_in_turns(
+        return train_in_turns(
             missing,
             lambda number, order: turns.write({"seed": seed, "round": number, "order": order}),
             study.experiment,
         )
-    played.failed.extend(f"{group} seed {seed}: {reason}" for group, reason in failed.items())
-    for group in asked.keys() - failed.keys():
-        summary = RecordedRun(folders[group].path).summary
-        played.numbers[group][seed] = {
-            name: float(summary[part][key]) for name, (part, key) in NUMBERS.items()
-        }
+
+
+def _numbers(run: Path) -> dict[str, float]:
+    """The NUMBERS of a run that has ended."""
+    summary = json.loads(RunFolder(run).summary.read_text(encoding="utf-8"))
+    return {name: float(summary[part][key]) for name, (part, key) in NUMBERS.items()}
 
 
 def report(console: Console, numbers: Numbers, rows: Sequence[Compared]) -> None:
     """Print what the groups came to and how they compare."""
-    levels = Table(
-        box=box.SIMPLE, title=f"means over seeds [{CONFIDENCE:.0%}]", title_justify="left"
-    )
-    for heading in ("group", *MEASURES.values(), "parameters", "training GFLOP", "EPS"):
-        levels.add_column(heading, justify="left" if heading == "group" else "right")
+    levels = _table(f"means over seeds [{CONFIDENCE:.0%}]", LEVELS)
     for group, values in numbers.items():
         measured = [mean_interval(values[name], CONFIDENCE) for name in MEASURES]
         size, flop, eps = (fmean(values[name]) for name in ("parameters", "train_flop", "eps"))
         texts = [f"{one.mean:.2f} [{one.low:.2f}, {one.high:.2f}]" for one in measured]
         levels.add_row(group, *texts, f"{size:,.0f}", f"{flop / 1e9:,.3g}", f"{eps:.1f}")
-    console.print(levels)
-    title = f"against {rows[0].reference}, paired by seed, percent points"
-    table = Table(box=box.SIMPLE, title=title, title_justify="left")
-    for heading in (
-        "group",
-        "measure",
-        f"difference [{CONFIDENCE:.0%}]",
-        "won",
-        "effect",
-        "p",
-        "Holm",
-        "verdict",
-    ):
-        table.add_column(
-            heading, justify="left" if heading in ("group", "measure", "verdict") else "right"
-        )
+    table = _table(f"against {rows[0].reference}, paired by seed, percent points", COMPARISONS)
     for row in rows:
         mean, low, high = row.interval
         table.add_row(
@@ -270,55 +237,40 @@ def report(console: Console, numbers: Numbers, rows: Sequence[Compared]) -> None
             f"{row.corrected:.3f}",
             row.verdict,
         )
-    console.print(table)
     tests = (
         f"exact two-sided signed rank tests at {SIGNIFICANCE:.0%}, {rows[0].comparisons} "
         "comparisons, Holm's correction"
     )
-    console.print(tests, *notes(rows), sep="\n", highlight=False, soft_wrap=True)
+    left = [(row, power_note(row)) for row in rows]
+    notes = [f"{row.group}, {MEASURES[row.measure]}: {note}" for row, note in left if note]
+    console.print(levels, table)
+    console.print(tests, *notes, sep="\n", highlight=False, soft_wrap=True)
 
 
-def notes(rows: Sequence[Compared]) -> list[str]:
-    """What the rows that show no difference leave open."""
-    return [
-        f"{row.group}, {MEASURES[row.measure]}: {power_note(row)}"
-        for row in rows
-        if power_note(row)
-    ]
+def _table(title: str, headings: Sequence[str]) -> Table:
+    """A table whose words stand left and whose numbers stand right."""
+    table = Table(box=box.SIMPLE, title=title, title_justify="left")
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in WORDS else "right")
+    return table
 
 
 def record(
     study: Study, seeds: Sequence[int], numbers: Numbers, rows: Sequence[Compared]
 ) -> dict[str, Json]:
     """compare.json."""
+    groups = {
+        name: {"overrides": list(study.groups[name])} | dict(values)
+        for name, values in numbers.items()
+    }
     return {
         "experiment": study.experiment,
         "common": list(study.common),
         "seeds": list(seeds),
-        "groups": {
-            name: {"overrides": list(study.groups[name])} | dict(values)
-            for name, values in numbers.items()
-        },
+        "groups": groups,
         "confidence": CONFIDENCE,
         "significance": SIGNIFICANCE,
-        "comparisons": [
-            {
-                "group": row.group,
-                "reference": row.reference,
-                "measure": row.measure,
-                "differences": row.differences,
-                "mean": row.interval.mean,
-                "low": row.interval.low,
-                "high": row.interval.high,
-                "effect": row.effect,
-                "won": row.won,
-                "p": row.p,
-                "corrected": row.corrected,
-                "verdict": row.verdict,
-                "power": power_note(row),
-            }
-            for row in rows
-        ],
+        "comparisons": [row.record() for row in rows],
     }
 
 

@@ -1,13 +1,12 @@
 """Several runs in one process that take turns round by round, so that whatever befalls the machine
 befalls them all.
 
-What esper_soa.compare plays a seed with. Every run has its own world, policy, normaliser and
-folder, so that it is the run that it would be alone, to the bit; they share the process, one after
-the other, and so its memory at a time.
+Every run has its own world, policy, normaliser and folder, so that it is the run that it would be
+alone, to the bit; they share the process, one after the other, and so its memory at a time.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from typing import TypeAlias
 
 import torch
@@ -18,7 +17,7 @@ from esper_soa.errors import OutOfRoomError, UserError
 from esper_soa.ops.files import IncompleteError
 from esper_soa.ops.interrupt import Interrupted, signals_noted
 from esper_soa.ops.rundir import write_config
-from esper_soa.ops.session import Session, silent_session, unheard
+from esper_soa.ops.session import silent_session, unheard
 from esper_soa.ops.start import find_start, folder_for
 from esper_soa.running import Run
 from esper_soa.trainer import ended, played, ready
@@ -37,89 +36,69 @@ def train_in_turns(
     An interrupt ends all with a checkpoint; raises Interrupted.
     """
     failed = dict[str, str]()
+    turns = dict[str, Generator[Run, None, None]]()
+    jobs = dict[str, Run]()  # that have not come to their end
     threads = torch.get_num_threads()
-    try:
-        with ExitStack() as held, unheard():
-            players = {}
-            for name, overrides in runs.items():
-                with _noting(failed, name):
-                    players[name] = _Player(held, experiment, overrides)
-            _take_turns(players, failed, turn_begins)
-    finally:
-        torch.set_num_threads(threads)
-    return failed
-
-
-class _Player:
-    """A run that is ready for its next round."""
-
-    def __init__(self, held: ExitStack, experiment: str, overrides: Sequence[str]) -> None:
-        given = [f"+experiment={experiment}"] * bool(experiment) + list(overrides)
-        settings = compose_settings(experiment, overrides)
-        self.within: Session = held.enter_context(
-            silent_session(folder_for(settings, settings.run_dir))
-        )
-        with self.within.speaking():
-            folder = self.within.folder
-            start = find_start(settings, folder)
-            if start.checkpoint is None:
-                with self.within.unwritten.noting(folder.config.name):
-                    write_config(folder, settings_yaml(settings), given)
-            self.job: Run = ready(self.within, settings, start.checkpoint)
-        self._rounds = played(self.job)
-        held.callback(self._rounds.close)
-
-    @property
-    def rounds_done(self) -> int:
-        """Of the run, those of earlier processes included."""
-        return self.job.done.rounds_done
-
-    @property
-    def unfinished(self) -> bool:
-        """Whether there are rounds left; behind the last the control plays."""
-        return self.rounds_done < self.job.cfg.rounds
-
-    def play(self) -> bool:
-        """Play a round; whether the run goes on, which is summed up at its end."""
-        with self.within.speaking():
-            self.job.take_turn()
-            try:
-                next(self._rounds)
-            except StopIteration as end:
-                ended(self.job, end.value)
-                return False
-        return True
-
-    def save(self) -> None:
-        """Write the checkpoint of the rounds done."""
-        with self.within.speaking():
-            self.job.write()
-
-
-def _take_turns(
-    players: dict[str, _Player], failed: dict[str, str], turn_begins: TurnBegins
-) -> None:
-    """Play all rounds of `players`, which loses those that have come to their end."""
-    with signals_noted() as requests:
-        for player in players.values():
-            player.job.requests = requests
-        while players:
-            behind = min(player.rounds_done for player in players.values())
-            due = [name for name, player in players.items() if player.rounds_done == behind]
+    with ExitStack() as held, unheard():
+        held.callback(torch.set_num_threads, threads)
+        for name, overrides in runs.items():
+            turns[name] = held.enter_context(closing(_turns(experiment, overrides)))
+            with _noting(failed, name):
+                jobs[name] = next(turns[name])
+        requests = held.enter_context(signals_noted())
+        for job in jobs.values():
+            job.requests = requests
+        while jobs:
+            behind = min(job.done.rounds_done for job in jobs.values())
+            due = [name for name, job in jobs.items() if job.done.rounds_done == behind]
             due = due[:: -1 if behind % 2 else 1]
-            begins = [name for name in due if players[name].unfinished]
+            begins = [name for name in due if behind < jobs[name].cfg.rounds]
             if begins:
                 turn_begins(behind + 1, begins)
             for name in due:
-                try:
-                    with _noting(failed, name):
-                        if players[name].play():
-                            continue
-                    del players[name]
-                except Interrupted:
-                    for other in players.keys() - {name}:
-                        players[other].save()
-                    raise
+                with _noting(failed, name), _saving(jobs, name):
+                    if next(turns[name], None) is not None:
+                        continue
+                del jobs[name]
+    return failed
+
+
+@contextmanager
+def _saving(jobs: Mapping[str, Run], playing: str) -> Iterator[None]:
+    """Write a checkpoint of the others where the one `playing` is interrupted, which has its
+    own.
+    """
+    try:
+        yield
+    except Interrupted:
+        for job in (jobs[name] for name in jobs.keys() - {playing}):
+            with job.within.speaking():
+                job.write()
+        raise
+
+
+def _turns(experiment: str, overrides: Sequence[str]) -> Generator[Run, None, None]:
+    """The run, once it is ready and after every round; sums it up behind the last."""
+    given = [f"+experiment={experiment}"] * bool(experiment) + list(overrides)
+    settings = compose_settings(experiment, overrides)
+    with silent_session(folder_for(settings, settings.run_dir)) as within:
+        with within.speaking():
+            start = find_start(settings, within.folder)
+            if start.checkpoint is None:
+                with within.unwritten.noting(within.folder.config.name):
+                    write_config(within.folder, settings_yaml(settings), given)
+            job = ready(within, settings, start.checkpoint)
+        yield job
+        with closing(played(job)) as rounds:
+            while True:
+                with within.speaking():
+                    job.take_turn()
+                    try:
+                        next(rounds)
+                    except StopIteration as end:
+                        ended(job, end.value)
+                        return
+                yield job
 
 
 @contextmanager

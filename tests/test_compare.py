@@ -4,6 +4,7 @@ mistakes told.
 
 import json
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from rich.console import Console
@@ -38,55 +39,34 @@ def quiet() -> Console:
 GROUPS = ("a=", "b=policy.name=wait", "c=task.host_lr=0.5")
 
 
-def test_groups_play_the_same_seeds_and_finished_runs_are_kept(tmp_path: Path) -> None:
-    asked = study(tmp_path, *GROUPS, "seeds=[5,9]")
-    assert asked.seeds == (5, 9)
+class Compared(NamedTuple):
+    """Three groups over two seeds."""
+
+    folder: Path  # of the study's own
+    asked: command.Study
+    told: str
+    record: dict
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Compared:
+    folder = tmp_path_factory.mktemp("compared")
+    asked = study(folder, *GROUPS, "seeds=[5,9]")
     console = quiet()
     assert command.compare(asked, console) == []
-    told = console.export_text()
-    assert "seed 9: accuracy a " in told
-    assert "4 comparisons" in told
-    assert "2 seeds cannot show any difference" in told
-    record = json.loads((tmp_path / "study" / "compare.json").read_text())
-    assert list(record["groups"]) == ["a", "b", "c"]
-    turns = [
-        json.loads(line) for line in (tmp_path / "study" / "turns.jsonl").read_text().splitlines()
-    ]
-    assert turns == [{"seed": seed, "round": 1, "order": ["a", "b", "c"]} for seed in (5, 9)]
-    for group in asked.groups:
-        runs = [RecordedRun(asked.folder(group, seed)) for seed in asked.seeds]
-        assert [run.summary["grown"]["accuracy"] for run in runs] == record["groups"][group][
-            "accuracy"
-        ]
-        assert [run.summary["grown"]["net"] for run in runs] == record["groups"][group]["net"]
-    first, second = (
-        RecordedRun(asked.folder("c", seed)).summary["grown"]["accuracies"] for seed in asked.seeds
-    )
-    assert first != second
-    written = {path: path.stat().st_mtime_ns for path in (tmp_path / "study").rglob("summary.json")}
-    asked.folder("b", 9).joinpath("summary.json").unlink()
-    assert command.compare(study(tmp_path, *GROUPS, "seeds=[5,9]"), quiet()) == []
-    again = {path: path.stat().st_mtime_ns for path in (tmp_path / "study").rglob("summary.json")}
-    assert {path for path in written if written[path] != again[path]} == {
-        asked.folder("b", 9) / "summary.json"
-    }
-    assert json.loads((tmp_path / "study" / "compare.json").read_text()) == record
+    record = json.loads((folder / "study" / "compare.json").read_text())
+    return Compared(folder, asked, console.export_text(), record)
 
 
-def test_a_study_leaves_a_report_that_tells_its_tests(tmp_path: Path) -> None:
+def test_a_study_leaves_a_report_that_tells_its_tests(compared: Compared) -> None:
     pytest.importorskip("vl_convert", reason="the extra report is not installed")
-    asked = study(tmp_path, "a=", "b=policy.name=wait", "seeds=[5,9]")
-    console = quiet()
-    assert command.compare(asked, console) == []
-    assert f"report   {tmp_path / 'study' / 'report.html'}" in console.export_text().replace(
-        "\n", ""
-    )
-    page = (tmp_path / "study" / "report.html").read_text()
-    record = json.loads((tmp_path / "study" / "compare.json").read_text())
-    for row in record["comparisons"]:
+    place = compared.folder / "study" / "report.html"
+    assert f"report   {place}" in compared.told.replace("\n", "")
+    page = place.read_text()
+    for row in compared.record["comparisons"]:
         low, high = ("–" if row[end] is None else f"{row[end]:+.2f}" for end in ("low", "high"))
         cells = [
-            "b",
+            row["group"],
             "a",
             command.MEASURES[row["measure"]],
             f"{row['mean']:+.2f} [{low}, {high}]",
@@ -99,9 +79,32 @@ def test_a_study_leaves_a_report_that_tells_its_tests(tmp_path: Path) -> None:
         assert "".join(f"<td>{cell}</td>" for cell in cells) in page
         assert row["power"] in page
     assert "over 2 seeds that every group has played in lockstep" in page
-    assert "corrected after Holm for 2 comparisons" in page
+    assert "corrected after Holm for 4 comparisons" in page
     assert "Mann and Whitney" not in page
-    assert not list((tmp_path / "study").rglob("seed_*/report.html"))
+    assert not list((compared.folder / "study").rglob("seed_*/report.html"))
+
+
+def test_groups_play_the_same_seeds_and_finished_runs_are_kept(compared: Compared) -> None:
+    folder, asked, told, record = compared
+    assert asked.seeds == (5, 9)
+    assert "seed 9: accuracy a " in told
+    assert "4 comparisons" in told
+    assert "2 seeds cannot show any difference" in told
+    assert list(record["groups"]) == ["a", "b", "c"]
+    turns = [json.loads(line) for line in (folder / "study" / "turns.jsonl").open()]
+    assert turns == [{"seed": seed, "round": 1, "order": ["a", "b", "c"]} for seed in (5, 9)]
+    for group in asked.groups:
+        grown = [RecordedRun(asked.folder(group, seed)).summary["grown"] for seed in asked.seeds]
+        for measure in command.MEASURES:
+            assert [one[measure] for one in grown] == record["groups"][group][measure]
+        assert group != "c" or grown[0]["accuracies"] != grown[1]["accuracies"]
+    written = {path: path.stat().st_mtime_ns for path in (folder / "study").rglob("summary.json")}
+    asked.folder("b", 9).joinpath("summary.json").unlink()
+    assert command.compare(study(folder, *GROUPS, "seeds=[5,9]"), quiet()) == []
+    again = {path: path.stat().st_mtime_ns for path in (folder / "study").rglob("summary.json")}
+    changed = {path for path in written if written[path] != again[path]}
+    assert changed == {asked.folder("b", 9) / "summary.json"}
+    assert json.loads((folder / "study" / "compare.json").read_text()) == record
 
 
 def test_a_run_that_fails_does_not_lose_the_others(tmp_path: Path) -> None:

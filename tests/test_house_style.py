@@ -24,7 +24,7 @@ MAX_ARGUMENTS = 7
 
 # A module may import from its own layer and from those before it.
 LAYERS = (
-    ("vocabulary", "errors", "paths", "ranges", "student", "arguments", "user_cache", "registry"),
+    ("vocabulary", "errors", "paths", "ranges", "arguments", "user_cache", "registry"),
     ("state", "ranks"),
     ("nets",),
     ("env",),
@@ -59,6 +59,7 @@ LATE_IMPORTS = {
     ("compare.py", "play_seed"),
     ("query.py", "ask"),
     ("search.py", "sweep"),
+    ("submitit.py", "launch"),
 }
 
 # What an engine is made of is the business of that engine and of whoever chooses between them.

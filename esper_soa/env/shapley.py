@@ -21,12 +21,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+from scipy.special import stdtrit
 from torch import Tensor
 
 from esper_soa.env.attribution import prefix_codes, shapley_values
 from esper_soa.env.config import MIN_SHAPLEY_SAMPLES
 from esper_soa.nets import streams
-from esper_soa.student import student_t
 
 MAX_EXACT_PLAYERS = 12  # a table of 4096 subsets
 MAX_SAMPLED_PLAYERS = 62  # a subset is the bits of an int64
@@ -123,5 +123,5 @@ def estimate(observations: Tensor, num_subsets: int) -> ShapleySample:
     count, num_players = observations.shape
     mean = observations.mean(0)
     error = observations.std(0) / count**0.5
-    reach = student_t(1 - (1 - CONFIDENCE) / (2 * num_players), count - 1) * error
+    reach = float(stdtrit(count - 1, 1 - (1 - CONFIDENCE) / (2 * num_players))) * error
     return ShapleySample(mean, error, mean - reach, mean + reach, num_subsets)

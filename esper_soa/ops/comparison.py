@@ -1,18 +1,21 @@
 """What a comparison of groups of runs says: paired by seed, against the first group, with tests
 that are exact.
 
-Given per group and measure a number per seed by compare.py. A seed counts as one: its hosts are
-played by one policy on one data order, the same in all groups. Needs no torch.
+A seed counts as one: its hosts are played by one policy on one data order, the same in all groups.
+Needs no torch.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from operator import sub
+from statistics import stdev
 from typing import NamedTuple
 
 import numpy as np
 
-from esper_soa.ops.statistics import Interval, difference_interval, holm, signed_rank
+from esper_soa.ops.json_lines import Json
+from esper_soa.ops.statistics import Interval, holm, mean_interval, signed_rank, sum_shares
 
 RESULT = "compare.json"  # in the folder of a study
 CONFIDENCE = 0.95  # of the intervals
@@ -43,19 +46,15 @@ class Compared(NamedTuple):
         """Mean over standard deviation of the differences, by Hedges' factor for small samples
         (Hedges 1981).
         """
-        spread = self.spread
-        if spread == 0:
-            return math.copysign(math.inf, self.interval.mean) if self.interval.mean else 0.0
-        return (1 - 3 / (4 * (len(self.differences) - 1) - 1)) * self.interval.mean / spread
+        mean = self.interval.mean
+        if self.spread == 0:
+            return math.copysign(math.inf, mean) if mean else 0.0
+        return (1 - 3 / (4 * (len(self.differences) - 1) - 1)) * mean / self.spread
 
     @property
     def spread(self) -> float:
         """Standard deviation of the differences; 0 for a single one."""
-        count = len(self.differences)
-        mean = self.interval.mean
-        if count < 2:
-            return 0.0
-        return math.sqrt(sum((one - mean) ** 2 for one in self.differences) / (count - 1))
+        return stdev(self.differences) if len(self.differences) > 1 else 0.0
 
     @property
     def won(self) -> int:
@@ -71,6 +70,13 @@ class Compared(NamedTuple):
             return "below"
         return "no difference shown"
 
+    def record(self) -> dict[str, Json]:
+        """As it stands in compare.json."""
+        left = ("interval", "comparisons")
+        fields = {name: one for name, one in self._asdict().items() if name not in left}
+        told = {"effect": self.effect, "won": self.won, "verdict": self.verdict}
+        return fields | self.interval._asdict() | told | {"power": power_note(self)}
+
 
 def compared(groups: Numbers) -> list[Compared]:
     """Every group against the first in every measure; raises ValueError where groups are of
@@ -82,22 +88,13 @@ def compared(groups: Numbers) -> list[Compared]:
         raise ValueError(f"groups of {sorted(sizes)} seeds cannot be paired")
     rows = [(group, measure) for measure in MEASURES for group in others]
     pairs = [(groups[group][measure], groups[first][measure]) for group, measure in rows]
-    differences = [tuple(a - b for a, b in zip(*pair, strict=True)) for pair in pairs]
+    differences = [tuple(map(sub, *pair)) for pair in pairs]
+    intervals = [mean_interval(one, CONFIDENCE) for one in differences]
     p_values = [signed_rank(one) for one in differences]
+    found = zip(rows, differences, intervals, p_values, holm(p_values), strict=True)
     return [
-        Compared(
-            group,
-            first,
-            measure,
-            one,
-            difference_interval(*pair, CONFIDENCE),
-            p,
-            corrected,
-            len(rows),
-        )
-        for (group, measure), pair, one, p, corrected in zip(
-            rows, pairs, differences, p_values, holm(p_values), strict=True
-        )
+        Compared(group, first, measure, one, interval, p, corrected, len(rows))
+        for (group, measure), one, interval, p, corrected in found
     ]
 
 
@@ -123,9 +120,10 @@ def _detectable(seeds: int, comparisons: int) -> float:
     high = 8.0
     while high - low > 1e-3:
         middle = (low + high) / 2
-        low, high = (
-            (low, middle) if _share_found(draws + middle, needed) >= POWER else (middle, high)
-        )
+        if _share_found(draws + middle, needed) >= POWER:
+            high = middle
+        else:
+            low = middle
     return high
 
 
@@ -139,11 +137,7 @@ def _critical_sum(count: int, level: float) -> int:
     """The least sum of positive ranks with which the test of `count` differences without ties has p
     < level.
     """
-    ways = np.ones(1)
-    for rank in range(1, count + 1):
-        ways = np.concatenate([ways, np.zeros(rank)]) + np.concatenate([np.zeros(rank), ways])
-        ways /= 2
-    tails = ways[::-1].cumsum()[::-1]  # the probability of each sum or more
+    tails = sum_shares(range(1, count + 1))[::-1].cumsum()[::-1]  # the share of each sum or more
     return int(np.argmax(2 * tails < level))
 
 

@@ -2,11 +2,10 @@
 what it came to.
 
 Launchers call `play_job`. Hydra's own, joblib's and Ray's give several jobs to one process, so that
-one that is killed
-would take others along: there a job is `python -m esper_soa.sweep.jobs`, and what is left in the
-launcher's process waits for it, hands signals on and notes how it ended. Of submitit every job has
-a process to itself, where it plays, as that is where submitit's handlers requeue it. Whichever it
-is, a job that fails returns None. Needs no torch.
+one that is killed would take others along: there a job is `python -m esper_soa.sweep.jobs`, and
+what is left in the launcher's waits for it, hands signals on and notes how it ended. Of submitit
+every job has a process to itself, where it plays, as that is where submitit's handlers requeue it.
+Whichever it is, a job that fails returns None. Needs no torch.
 """
 
 import os
@@ -15,10 +14,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread
-from typing import NamedTuple, TypeAlias, cast
+from typing import BinaryIO, NamedTuple, TypeAlias, cast
 
 from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
@@ -76,10 +75,9 @@ def play_job(work: Work, composed: DictConfig) -> float | None:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         settled = job.ended(FAILED, message=_one_line(error))
+    keep(sweep, settled or job)
     if settled is not None:
-        keep(sweep, settled)
         return settled.value
-    keep(sweep, job)
     if plays_in_own_process(HydraConfig.get()):
         return play_here(work.play, composed)
     return watch(work.play, composed, sweep, job)
@@ -87,7 +85,6 @@ def play_job(work: Work, composed: DictConfig) -> float | None:
 
 def play_here(play: Play, composed: DictConfig) -> float | None:
     """Play the job in this process and keep its record; raises what is no message of ours."""
-    sweep = Path(HydraConfig.get().sweep.dir)
     job = this_job()
     ended: JobRecord | None = None
     try:
@@ -100,7 +97,8 @@ def play_here(play: Play, composed: DictConfig) -> float | None:
         print(f"error: {error}", file=sys.stderr)
         ended = job.ended(FAILED, message=_one_line(error))
     finally:
-        keep(sweep, ended or _cut_off(job, sys.exception()))
+        ended = ended or _cut_off(job, sys.exception())
+        keep(Path(HydraConfig.get().sweep.dir), ended)
     return ended.value
 
 
@@ -109,33 +107,27 @@ def watch(play: Play, composed: DictConfig, sweep: Path, job: JobRecord) -> floa
     meanwhile.
 
     That process has a session of its own: Ctrl-C reaches it once, from here. The end of its
-    standard input tells it that nobody waits for it any more.
+    standard input tells it that nobody waits for it any more. (Not by multiprocessing, which cannot
+    start processes within joblib's.)
     """
     requests: list[int] = []
-    with ExitStack() as opened:
-        process = opened.enter_context(
-            subprocess.Popen(
-                [sys.executable, "-m", "esper_soa.sweep.jobs"],
-                stdin=subprocess.PIPE,
-                cwd=HydraConfig.get().runtime.cwd,
-                start_new_session=True,
-            )
-        )
+    context = OmegaConf.to_container(HydraConfig.get(), resolve=False)
+    with subprocess.Popen(
+        [sys.executable, "-m", "esper_soa.sweep.jobs"],
+        stdin=subprocess.PIPE,
+        cwd=HydraConfig.get().runtime.cwd,
+        start_new_session=True,
+    ) as process:
 
         def hand_on(number: int) -> None:
             requests.append(number)
             process.send_signal(number)
 
-        opened.enter_context(reacting(hand_on, (*STOPPING, SAVING)))
-        pipe = process.stdin
-        if pipe is None:
-            raise ValueError("the job's process has no standard input")
-        with suppress(BrokenPipeError):  # of a process that has ended at once; its status says how
-            pickle.dump(
-                (play, composed, OmegaConf.to_container(HydraConfig.get(), resolve=False)), pipe
-            )
-            pipe.flush()
-        status = process.wait()
+        with reacting(hand_on, (*STOPPING, SAVING)):
+            with suppress(BrokenPipeError):  # of one that ended at once; its status says how
+                pickle.dump((play, composed, context), cast(BinaryIO, process.stdin))
+                cast(BinaryIO, process.stdin).flush()
+            status = process.wait()
     record = read_record(sweep, job.number) or job
     if record.status == BEGUN:  # it had no time to say how it ended
         how = f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
@@ -166,9 +158,7 @@ def _stop_with_parent() -> None:
     """Ask this process to stop when its standard input ends, as it does with the process that holds
     the other end.
     """
-    while os.read(
-        sys.stdin.fileno(), 1
-    ):  # not by sys.stdin, whose lock a thread must not hold as Python ends
+    while os.read(0, 1):  # not by sys.stdin, whose lock a thread must not hold as Python ends
         pass
     os.kill(os.getpid(), signal.SIGTERM)
 

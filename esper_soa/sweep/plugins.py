@@ -4,45 +4,34 @@ them, and what else they need. Needs no torch.
 
 import re
 import shutil
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import NamedTuple
 
 from hydra.conf import HydraConf
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from esper_soa.errors import UserError, check
 
 OURS = "hydra_plugins.esper_soa_sweeps"  # plugins of our own, which Hydra looks for under that name
-
-
 SUBMITIT = "hydra_plugins.hydra_submitit_launcher.submitit_launcher."
 OUR_LAUNCHERS = {
     f"{SUBMITIT}LocalLauncher": f"{OURS}.submitit.LocalJobs",
     f"{SUBMITIT}SlurmLauncher": f"{OURS}.submitit.SlurmJobs",
 }
 CHOSEN_BY = re.compile(r"(hydra/launcher|hydra/sweeper|\+sweep)=\[?([\w,]+)")
-
-
-class Plugin(NamedTuple):
-    """What has to be there for a launcher or a sweeper."""
-
-    modules: tuple[str, ...]
-    extra: str  # that brings them
-
-
-JOBLIB = Plugin(("hydra_plugins.hydra_joblib_launcher", "joblib"), "sweep")
-SUBMITTED = Plugin(("hydra_plugins.hydra_submitit_launcher", "submitit"), "sweep")
-RAY = Plugin(("hydra_plugins.hydra_ray_launcher", "ray"), "ray")
-OPTUNA = Plugin(("optuna",), "sweep")
+# By what is chosen: the modules that have to be there, and the extra that brings them.
+SUBMITTED = (("hydra_plugins.hydra_submitit_launcher", "submitit"), "sweep")
 PLUGINS = {
-    "joblib": JOBLIB,
+    "joblib": (("hydra_plugins.hydra_joblib_launcher", "joblib"), "sweep"),
     "submitit_local": SUBMITTED,
     "submitit_slurm": SUBMITTED,
     "slurm": SUBMITTED,
-    "ray": RAY,
-    "optuna": OPTUNA,
-    "optuna_search": OPTUNA,
+    "ray": (("hydra_plugins.hydra_ray_launcher", "ray"), "ray"),
+    "optuna": (("optuna",), "sweep"),
+    "optuna_search": (("optuna",), "sweep"),
 }
 
 
@@ -52,21 +41,13 @@ def check_plugins(arguments: Sequence[str]) -> None:
     """
     for found in filter(None, map(CHOSEN_BY.match, arguments)):
         for name in found[2].split(","):
-            plugin = PLUGINS.get(name)
-            missing = (
-                [module for module in plugin.modules if not _is_there(module)] if plugin else []
-            )
-            if plugin and missing:
+            modules, extra = PLUGINS.get(name, ((), ""))
+            missing = [module for module in modules if find_spec(module) is None]
+            if missing:
                 raise UserError(
                     f"{found[1]}={name}: {', '.join(missing)} is not installed. "
-                    f"Install the extra: pip install 'esper-soa[{plugin.extra}]'"
+                    f"Install the extra: pip install 'esper-soa[{extra}]'"
                 )
-
-
-def _is_there(module: str) -> bool:
-    """Whether a module can be imported; nothing but the packages that hold it is."""
-    parent = module.rpartition(".")[0]
-    return (not parent or find_spec(parent) is not None) and find_spec(module) is not None
 
 
 def take_our_launchers(hydra: DictConfig) -> None:
@@ -80,7 +61,7 @@ def check_slurm(hydra: DictConfig, named: bool, resume: str) -> None:
 
     named: whether its folder is given.
     """
-    if not is_slurm(hydra):
+    if hydra.launcher["_target_"] != f"{SUBMITIT}SlurmLauncher":
         return
     setting = "hydra/launcher=submitit_slurm"
     why = "A job that is preempted is started again and must find its folder."
@@ -90,11 +71,6 @@ def check_slurm(hydra: DictConfig, named: bool, resume: str) -> None:
         raise UserError(
             f"{setting}: there is no sbatch here. Start the sweep on a machine of the cluster"
         )
-
-
-def is_slurm(hydra: DictConfig) -> bool:
-    """Whether Slurm starts the jobs."""
-    return hydra.launcher["_target_"] in OUR_LAUNCHERS and "Slurm" in hydra.launcher["_target_"]
 
 
 def is_search(hydra: HydraConf) -> bool:
@@ -107,3 +83,16 @@ def plays_in_own_process(hydra: HydraConf) -> bool:
     composes anew.
     """
     return hydra.launcher["_target_"] in (*OUR_LAUNCHERS, *OUR_LAUNCHERS.values())
+
+
+@contextmanager
+def refused() -> Iterator[None]:
+    """End the program with the message of a UserError, and status 2: Hydra drops or decorates what
+    is raised.
+    """
+    try:
+        yield
+    except UserError as error:
+        HydraConfig.instance().cfg = None  # there is no sweep to say anything of at the end
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

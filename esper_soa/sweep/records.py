@@ -1,8 +1,5 @@
 """What became of the jobs of a sweep: a small file per job in the folder of the sweep, whatever
-process it runs in.
-
-Written by the process that runs a job and by the one that watches over it; read at the end of the
-sweep, by the search, and by a sweep that goes on. Needs no torch.
+process it runs in. Needs no torch.
 """
 
 import json
@@ -54,13 +51,11 @@ def keep(sweep: Path, record: JobRecord) -> None:
 
 def read_record(sweep: Path, number: int) -> JobRecord | None:
     """The record of a job; None where there is none."""
-    path = sweep / FOLDER / f"{number}.json"
-    return JobRecord(**json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
+    return read_records(sweep, str(number)).get(number)
 
 
-def read_records(sweep: Path) -> dict[int, JobRecord]:
-    """All records of a sweep by number, in order."""
-    folder = sweep / FOLDER
-    numbers = sorted(int(path.stem) for path in folder.glob("*.json")) if folder.is_dir() else []
-    found = {number: read_record(sweep, number) for number in numbers}
-    return {number: record for number, record in found.items() if record is not None}
+def read_records(sweep: Path, number: str = "*") -> dict[int, JobRecord]:
+    """All records of a sweep by number, in order; or that of the job `number`."""
+    texts = [path.read_text(encoding="utf-8") for path in (sweep / FOLDER).glob(f"{number}.json")]
+    records = [JobRecord(**json.loads(text)) for text in texts]
+    return {one.number: one for one in sorted(records, key=lambda one: one.number)}

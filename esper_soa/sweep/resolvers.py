@@ -2,8 +2,7 @@
 Needs no torch.
 
 device: cuda:${modulo:${hydra:job.num},4}                      job by job another of four GPUs
-compute.workers: ${share_of_cores:${hydra:launcher.n_jobs}}    the machine's cores, shared by n_jobs
-jobs
+compute.workers: ${share_of_cores:${hydra:launcher.n_jobs}}    cores here, shared by n_jobs jobs
 """
 
 import os

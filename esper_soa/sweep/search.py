@@ -6,9 +6,8 @@ pruner finds it hopeless. A trial whose job did not come to its end stays open, 
 goes on (resume=auto) plays it from its checkpoint on. Needs the extra `sweep`, and no torch.
 """
 
-import itertools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,7 +39,10 @@ STUDY = "study.log"
 NAME = "search"
 SAMPLERS = ("tpe", "random")
 PRUNERS = ("median", "halving", "none")
-PLACE = ("run_dir", "resume")  # overrides that may be others when a search goes on
+# The least of whole numbers among the settings of the search.
+LEAST = {"n_trials": 1, "n_jobs": 1, "startup_trials": 1, "warmup_rounds": 0, "seed": 0}
+# Overrides that may be others when a search goes on.
+PASSING = ("run_dir=", "resume=", "hydra.")
 
 
 class Space(NamedTuple):
@@ -51,15 +53,9 @@ class Space(NamedTuple):
 
     def record(self) -> dict[str, object]:
         """As it stands in the study."""
-        lasting = [
-            one
-            for one in self.fixed
-            if one.split("=")[0] not in PLACE and not one.startswith("hydra.")
-        ]
-        return {
-            "searched": {name: str(one) for name, one in self.searched.items()},
-            "fixed": sorted(lasting),
-        }
+        kept = (one for one in self.fixed if not one.startswith(PASSING))
+        searched = {name: str(one) for name, one in self.searched.items()}
+        return {"searched": searched, "fixed": sorted(kept)}
 
 
 def search(config: DictConfig, arguments: Sequence[str], launcher: Launcher) -> float | None:
@@ -68,34 +64,29 @@ def search(config: DictConfig, arguments: Sequence[str], launcher: Launcher) -> 
 
     arguments: the overrides of the command line. Raises UserError for what cannot be searched.
     """
-    hydra = config.hydra
+    settings = config.hydra.sweeper
     sweep = Path(config.hydra.sweep.dir)
     if OmegaConf.get_type(config) is not TrainConfig:
         raise UserError(
             "hydra/sweeper=optuna_search: searches over trainings. Use it with esper-train"
         )
-    given = [f"{key}={value}" for key, value in (hydra.sweeper.params or {}).items()]
+    given = [f"{key}={value}" for key, value in (settings.params or {}).items()]
     space = space_of([*given, *arguments])
-    study = open_study(hydra, sweep, space, config.resume == "auto")
+    study = open_study(settings, sweep, space, config.resume == "auto")
     OmegaConf.save(config, sweep / "multirun.yaml")
     left = [one.number for one in study.trials if one.state == TrialState.RUNNING]
-    for numbers in batches(left, hydra.sweeper.n_jobs):
-        play_trials(study, space, launcher, numbers, sweep)
-    while len(study.trials) < hydra.sweeper.n_trials:
-        count = min(hydra.sweeper.n_jobs, hydra.sweeper.n_trials - len(study.trials))
-        asked = [study.ask(space.searched).number for _ in range(count)]
-        play_trials(study, space, launcher, asked, sweep)
+    while left or len(study.trials) < settings.n_trials:
+        count = min(settings.n_jobs, settings.n_trials - len(study.trials))
+        left = left or [study.ask(space.searched).number for _ in range(count)]
+        batch = first_batch(left, settings.n_jobs)
+        play_trials(study, space, launcher, batch, sweep)
+        left = left[len(batch) :]
     ended = [one for one in study.trials if one.state == TrialState.COMPLETE]
     if not ended:
         return None
     best = max(ended, key=lambda one: one.value or 0.0)
-    print(
-        (
-            f"search   {len(study.trials)} trials, best is job {best.number}: {best.value:.2f} % "
-            "accuracy with"
-        ),
-        " ".join(overrides_of(best.params)),
-    )
+    told = f"{len(study.trials)} trials, best is job {best.number}: {best.value:.2f} % accuracy"
+    print(f"search   {told} with", *overrides_of(best.params))
     return best.value
 
 
@@ -103,24 +94,19 @@ def space_of(arguments: Sequence[str]) -> Space:
     """What overrides in Hydra's words ask for; raises UserError where there is nothing to search
     for.
     """
-    searched = dict[str, BaseDistribution]()
-    fixed = dict[str, str]()
-    for override in OverridesParser.create().parse_overrides(list(arguments)):
-        key = override.get_key_element()
-        searched.pop(key, None)
-        fixed.pop(key, None)
-        if override.is_sweep_override():
-            searched[key] = distribution_of(override)
-        else:
-            fixed[key] = f"{key}={override.get_value_element_as_str()}"
+    given = OverridesParser.create().parse_overrides(list(arguments))
+    last = {override.get_key_element(): override for override in given}
+    searched = {key: distribution_of(one) for key, one in last.items() if one.is_sweep_override()}
     if not searched:
         raise UserError(
             "hydra/sweeper=optuna_search: there is no setting to search for. Give one or more, "
-            "such as "
-            "policy.ppo.lr=tag(log,interval(1e-5,1e-2)), task.base_channels=range(4,17,4) or "
-            "reward=shaped,escrow"
+            "such as policy.ppo.lr=tag(log,interval(1e-5,1e-2)), task.base_channels=range(4,17,4) "
+            "or reward=shaped,escrow"
         )
-    return Space(searched, list(fixed.values()))
+    fixed = {
+        key: one.get_value_element_as_str() for key, one in last.items() if key not in searched
+    }
+    return Space(searched, overrides_of(fixed))
 
 
 def distribution_of(override: Override) -> BaseDistribution:
@@ -129,40 +115,27 @@ def distribution_of(override: Override) -> BaseDistribution:
     """
     value = override.value()
     if isinstance(value, IntervalSweep):
-        low = value.start
-        high = value.end
-        log = "log" in value.tags
-        whole = isinstance(low, int) and isinstance(high, int)
+        whole = isinstance(value.start, int) and isinstance(value.end, int)
         kind: Callable[..., BaseDistribution] = IntDistribution if whole else FloatDistribution
         try:
-            return kind(low, high, log=log)
+            return kind(value.start, value.end, log="log" in value.tags)
         except (TypeError, ValueError) as error:
             raise UserError(f"{override.input_line}: is no interval to search ({error})") from error
     if isinstance(value, RangeSweep):
         numbers = list(value.range())
-        if (
-            len(numbers) > 1
-            and all(isinstance(one, int) for one in numbers)
-            and numbers[1] > numbers[0]
-        ):
+        whole = all(isinstance(one, int) for one in numbers)
+        if len(numbers) > 1 and whole and numbers[1] > numbers[0]:
             return IntDistribution(numbers[0], numbers[-1], step=numbers[1] - numbers[0])
     return CategoricalDistribution(list(override.sweep_string_iterator()))
 
 
-def open_study(hydra: HydraConf, sweep: Path, space: Space, resume: bool) -> optuna.Study:
+def open_study(settings: DictConfig, sweep: Path, space: Space, resume: bool) -> optuna.Study:
     """The study in the folder of the sweep; raises UserError where it is of another search, or is
     not to go on.
     """
-    settings = hydra.sweeper
     check_choice("hydra.sweeper.sampler", settings.sampler, SAMPLERS)
     check_choice("hydra.sweeper.pruner", settings.pruner, PRUNERS)
-    for name, least in (
-        ("n_trials", 1),
-        ("n_jobs", 1),
-        ("startup_trials", 1),
-        ("warmup_rounds", 0),
-        ("seed", 0),
-    ):
+    for name, least in LEAST.items():
         whole = isinstance(settings[name], int) and settings[name] >= least
         check(whole, f"hydra.sweeper.{name}", settings[name], f"a whole number of at least {least}")
     if (sweep / STUDY).exists() and not resume:
@@ -170,10 +143,10 @@ def open_study(hydra: HydraConf, sweep: Path, space: Space, resume: bool) -> opt
             f"run_dir={sweep}: already holds a search. Choose another folder, or go on with "
             "resume=auto"
         )
-    study = load_study(hydra, sweep)
-    before = study.user_attrs.get("space")
+    study = load_study(settings, sweep)
     now = space.record()
-    if before is not None and before != now:
+    before = study.user_attrs.get("space", now)
+    if before != now:
         raise UserError(
             f"run_dir={sweep}: holds a search of something else: {before}, and not {now}"
         )
@@ -181,18 +154,23 @@ def open_study(hydra: HydraConf, sweep: Path, space: Space, resume: bool) -> opt
     return study
 
 
-def load_study(hydra: HydraConf, sweep: Path) -> optuna.Study:
+def load_study(settings: DictConfig, sweep: Path) -> optuna.Study:
     """The study in the folder of the sweep, made where there is none."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    storage = JournalStorage(JournalFileBackend(str(sweep / STUDY)))
+    warmup = settings.warmup_rounds
+    pruners: dict[str, BasePruner] = {
+        "median": MedianPruner(settings.startup_trials, warmup),
+        "halving": SuccessiveHalvingPruner(min_resource=max(1, warmup)),
+        "none": NopPruner(),
+    }
     study = optuna.create_study(
-        storage=storage,
+        storage=JournalStorage(JournalFileBackend(str(sweep / STUDY))),
         study_name=NAME,
         direction="maximize",
         load_if_exists=True,
-        pruner=make_pruner(hydra.sweeper),
+        pruner=pruners[settings.pruner],
     )
-    study.sampler = make_sampler(hydra.sweeper, len(study.trials))
+    study.sampler = make_sampler(settings, len(study.trials))
     return study
 
 
@@ -211,26 +189,12 @@ def make_sampler(settings: DictConfig, done: int) -> BaseSampler:
         )
 
 
-def make_pruner(settings: DictConfig) -> BasePruner:
-    """What finds trials hopeless."""
-    if settings.pruner == "median":
-        return MedianPruner(settings.startup_trials, settings.warmup_rounds)
-    if settings.pruner == "halving":
-        return SuccessiveHalvingPruner(min_resource=max(1, settings.warmup_rounds))
-    return NopPruner()
-
-
-def batches(numbers: Sequence[int], largest: int) -> list[list[int]]:
-    """Runs of consecutive `numbers`, at most `largest` in each: launchers count jobs up from one
+def first_batch(numbers: Sequence[int], largest: int) -> list[int]:
+    """The consecutive numbers that rising `numbers` begin with: launchers count jobs up from one
     number.
     """
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and runs[-1][-1] + 1 == number and len(runs[-1]) < largest:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return runs
+    counted = enumerate(numbers[:largest], numbers[0])
+    return [number for expected, number in counted if number == expected]
 
 
 def play_trials(
@@ -248,16 +212,15 @@ def play_trials(
             study.tell(number, state=TrialState.PRUNED)
 
 
-def overrides_of(params: dict) -> list[str]:
-    """The settings of a trial as overrides."""
+def overrides_of(params: Mapping[str, object]) -> list[str]:
+    """Settings as overrides."""
     return [f"{name}={value}" for name, value in params.items()]
 
 
 def judge_of(hydra: HydraConf, rounds: int) -> Judge:
     """What the job that Hydra has begun here, of so many `rounds`, asks after each of them."""
-    study = load_study(hydra, Path(hydra.sweep.dir))
-    number = int(hydra.job.num)
-    (frozen,) = itertools.islice(study.trials, number, number + 1)
+    study = load_study(hydra.sweeper, Path(hydra.sweep.dir))
+    frozen = study.trials[int(hydra.job.num)]
     trial = Trial(study, frozen._trial_id)
     told = set(frozen.intermediate_values)
 

@@ -30,7 +30,7 @@ class OptunaSweeper(Sweeper):
         """Play what is left of the trials; returns the best accuracy, None where no trial came to
         its end.
         """
-        from esper_soa.sweep.refusal import refused
+        from esper_soa.sweep.plugins import refused
         from esper_soa.sweep.search import search
 
         if self.config is None or self.launcher is None:

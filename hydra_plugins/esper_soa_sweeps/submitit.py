@@ -12,22 +12,18 @@ if find_spec("hydra_plugins.hydra_submitit_launcher") is not None:
     from hydra.core.utils import JobReturn
     from hydra_plugins.hydra_submitit_launcher.submitit_launcher import LocalLauncher, SlurmLauncher
 
-    from esper_soa.sweep.submitit import launch
-
     class LocalJobs(LocalLauncher):
         """Every job is a process on this machine; all start at once."""
 
         def launch(
             self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
         ) -> Sequence[JobReturn]:
-            """What all jobs came to."""
+            """Play the jobs."""
+            from esper_soa.sweep.submitit import launch
+
             return launch(self, job_overrides, initial_job_idx)
 
     class SlurmJobs(SlurmLauncher):
         """Every job is one of an array that is given to Slurm."""
 
-        def launch(
-            self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
-        ) -> Sequence[JobReturn]:
-            """What all jobs came to."""
-            return launch(self, job_overrides, initial_job_idx)
+        launch = LocalJobs.launch

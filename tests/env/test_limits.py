@@ -15,7 +15,7 @@ from esper_soa.env.masks import action_masks
 from esper_soa.env.observation import observe
 from esper_soa.env.outcome import SUCCESS_ACCURACY, outcomes, stability
 from esper_soa.env.reward_modes import score
-from esper_soa.env.shapley import estimate, exact_shapley, sampled_shapley, student_t
+from esper_soa.env.shapley import estimate, exact_shapley, sampled_shapley
 from esper_soa.nets import blend
 from esper_soa.state import Ramp, Slots
 from esper_soa.vocabulary import CNN_BLUEPRINTS, NUM_BLUEPRINTS, AlphaMode, Blend, Curve, Op, Stage
@@ -274,8 +274,7 @@ def test_an_estimate_is_the_mean_of_pairs_with_the_error_of_a_mean_and_an_interv
     assert sample.standard_error.tolist() == pytest.approx([error, 2 * error])
     # One in a hundred is shared out over two players and two sides: 0.25 % on each; t with 5
     # degrees is 4.7733
-    assert student_t(0.9975, 5) == pytest.approx(4.7733, rel=0.015)
-    reach = student_t(0.9975, 5) * error
+    reach = 4.7733406 * error  # the quantile of 5 degrees of freedom at 0.9975
     assert sample.lower.tolist() == pytest.approx([3.5 - reach, 7 - 2 * reach])
     assert sample.upper.tolist() == pytest.approx([3.5 + reach, 7 + 2 * reach])
     assert sample.num_subsets == 7

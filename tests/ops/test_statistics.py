@@ -79,7 +79,7 @@ def coverage(
     return sum(one.low <= truth <= one.high for one in found) / len(found)
 
 
-@pytest.mark.parametrize("size", [6, 10, 20, 64])
+@pytest.mark.parametrize("size", [6, 20])
 def test_of_normal_values_95_percent_intervals_hold_95_percent(size: int) -> None:
     """A percentile bootstrap of six holds 86 and 91 %, an interval of 90 % holds 90, errors 30 %
     too large 98.
@@ -99,7 +99,7 @@ EXPONENTIAL_IQM = 2 * ((0.25 * math.log(0.25) - 0.25) - (0.75 * math.log(0.75) -
 
 @pytest.mark.parametrize(
     ("size", "mean", "trimmed"),
-    [(6, 0.887, 0.926), (10, 0.9, 0.927), (20, 0.917, 0.933), (64, 0.942, 0.946)],
+    [(6, 0.887, 0.926), (64, 0.942, 0.946)],
 )
 def test_of_skewed_values_they_hold_what_the_docstring_admits(
     size: int, mean: float, trimmed: float
@@ -183,8 +183,9 @@ def test_ten_that_are_all_above_ten_others_do_not_prove_certainty() -> None:
     assert improvement_interval(below, above, 0.95) == pytest.approx((0.0, 0.0, 0.1998), abs=1e-4)
 
 
-@pytest.mark.parametrize("chance", [0.5, 0.7, 0.85, 0.95, 0.98])
-@pytest.mark.parametrize(("alike", "most"), [(0.0, 0.98), (0.5, 1.0), (0.9, 1.0)])
+@pytest.mark.parametrize(
+    ("chance", "alike", "most"), [(0.5, 0.0, 0.98), (0.7, 0.9, 1.0), (0.98, 0.0, 0.98)]
+)
 def test_of_ten_against_ten_it_holds_what_it_claims(
     chance: float, alike: float, most: float
 ) -> None:

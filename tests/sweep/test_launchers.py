@@ -30,14 +30,10 @@ LAUNCHERS = {
     "submitit_local": ("hydra_plugins.hydra_submitit_launcher", ["+sweep=submitit_local"]),
     "ray": ("hydra_plugins.hydra_ray_launcher", ["+sweep=ray"]),
 }
-SEEDS = {f"seed={seed}" for seed in (1, 2, 3)}
 
 
 def installed(module: str) -> bool:
-    package = module.rpartition(".")[0]
-    return (
-        not package or importlib.util.find_spec(package) is not None
-    ) and importlib.util.find_spec(module) is not None
+    return importlib.util.find_spec(module) is not None
 
 
 @pytest.mark.slow
@@ -49,33 +45,25 @@ def test_a_job_that_is_killed_costs_no_other_and_the_next_call_finishes_it(
     module, words = LAUNCHERS[launcher]
     if not installed(module):
         pytest.skip(f"{module} is not installed")
-    overrides = [*words, *LONG, "seed=1,2,3"]
+    overrides = [*words, *LONG, "seed=1,2"]
     process = started_sweep(*overrides, folder=tmp_path)
     rounds = killed_in_the_middle(tmp_path / "sweep" / "0", process)
     assert process.wait(300) == 1
     told = (tmp_path / "sweep.log").read_text()
-    assert jobs_of(tmp_path) == {"seed=1": "killed", "seed=2": "done", "seed=3": "done"}
+    assert jobs_of(tmp_path) == {"seed=1": "killed", "seed=2": "done"}
     assert "SIGKILL" in job_of(tmp_path, "seed=1")["message"] or launcher == "submitit_local"
-    assert "1 killed, 2 done; resume=auto plays what is not done" in told
+    assert "1 killed, 1 done; resume=auto plays what is not done" in told
     assert told.count("failed jobs:") == 1
-    others = [contents(tmp_path / "sweep" / number) for number in "12"]
+    other = contents(tmp_path / "sweep" / "1")
 
     again = finished_sweep(*overrides, "resume=auto", folder=tmp_path)
     assert again.returncode == 0, again.stdout + again.stderr
-    assert jobs_of(tmp_path) == dict.fromkeys(SEEDS, "done")
+    assert "2 done; written to" in again.stdout
+    assert jobs_of(tmp_path) == {"seed=1": "done", "seed=2": "done"}
     assert rounds_of(tmp_path / "sweep" / "0") == list(range(1, 25))
-    assert (
-        1
-        <= json.loads((tmp_path / "sweep" / "0" / "summary.json").read_text())["rounds_before"]
-        <= rounds
-    )
-    assert [contents(tmp_path / "sweep" / number) for number in "12"] == others
-
-    before = [contents(tmp_path / "sweep" / number) for number in "012"]
-    nothing = finished_sweep(*overrides, "resume=auto", folder=tmp_path)
-    assert nothing.returncode == 0
-    assert "3 done; written to" in nothing.stdout
-    assert [contents(tmp_path / "sweep" / number) for number in "012"] == before
+    summary = json.loads((tmp_path / "sweep" / "0" / "summary.json").read_text())
+    assert 1 <= summary["rounds_before"] <= rounds
+    assert contents(tmp_path / "sweep" / "1") == other
 
 
 @pytest.mark.slow
