@@ -65,7 +65,7 @@ def _table_sql(table: Table, runs: Mapping[str, Path]) -> str:
             parts.append(
                 f"select {_text(run)} as run, * from read_parquet([{files}], union_by_name = true)"
             )
-    return _together(parts, {column.name: TYPES[column.type][1] for column in table.columns})
+    return _together(parts, {column.name: TYPES[column.type] for column in table.columns})
 
 
 def _lines_sql(file: str, columns: Mapping[str, str], runs: Mapping[str, Path]) -> str:

@@ -22,8 +22,8 @@ PATH = (
     Stage.HOLDING,
     Stage.FOSSILIZED,
 )  # gate k leads from k to k + 1
-CAUSES = tuple(dict.fromkeys(cause for kind in KINDS for cause in kind.causes))
-KIND_NAMES = tuple(kind.name for kind in KINDS)
+CAUSES = tuple(dict.fromkeys(cause for causes in KINDS.values() for cause in causes))
+KIND_NAMES = tuple(KINDS)
 PASSED = ("advanced", "blended", "advanced", "fossilized")  # what passing each gate is called
 
 

@@ -31,7 +31,7 @@ class Facts(NamedTuple):
 
 
 Part = Mapping[str, Callable[[Facts], Tensor]]
-TERMS = tuple(name for name, _ in REWARD_TERMS)
+TERMS = REWARD_TERMS
 
 
 def _chosen(head: str) -> Callable[[Facts], Tensor]:

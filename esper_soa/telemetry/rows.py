@@ -197,7 +197,7 @@ def steps_rows(played: Played, round_number: int) -> Rows:
         "reward",
     )
     rows: Rows = {name: played.env(name).ravel() for name in numbers}
-    rows |= {f"reward_{name}": played.env(f"reward_{name}").ravel() for name, _ in REWARD_TERMS}
+    rows |= {f"reward_{name}": played.env(f"reward_{name}").ravel() for name in REWARD_TERMS}
     bits = 1 << np.arange(len(OP_NAMES))
     return played.kept(
         keys

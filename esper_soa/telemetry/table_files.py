@@ -11,11 +11,10 @@ import numpy as np
 
 from esper_soa.config import LEVELS
 from esper_soa.telemetry.parquet import Contents, table_from
-from esper_soa.telemetry.schema import TABLES, Table
+from esper_soa.telemetry.schema import BY_NAME, TABLES, Table
 
 FOLDER = "telemetry"
 FILE = re.compile(r"round_(\d{6,18})\.parquet")
-BY_NAME = {table.name: table for table in TABLES}
 
 
 def table_path(folder: Path, table: str, number: int) -> Path:

@@ -10,18 +10,18 @@ from esper_soa.telemetry.parquet import Known, Texts, Values, table_bytes, table
 from esper_soa.telemetry.schema import Column
 
 COLUMNS = (
-    Column("round", "int", "", ""),
-    Column("a", "float", "", ""),
-    Column("b", "float", "", "", nullable=True),
-    Column("t", "text", "", ""),
-    Column("u", "text", "", "", nullable=True),
-    Column("f", "bool", "", ""),
-    Column("g", "bool", "", "", nullable=True),
-    Column("k", "int", "", "", nullable=True),
-    Column("l", "single[]", "", ""),
-    Column("m", "bool[]", "", ""),
-    Column("e", "single[]", "", ""),
-    Column("s", "single", "", "", nullable=True),
+    Column("round", "int"),
+    Column("a", "float"),
+    Column("b", "float", nullable=True),
+    Column("t", "text"),
+    Column("u", "text", nullable=True),
+    Column("f", "bool"),
+    Column("g", "bool", nullable=True),
+    Column("k", "int", nullable=True),
+    Column("l", "single[]"),
+    Column("m", "bool[]"),
+    Column("e", "single[]"),
+    Column("s", "single", nullable=True),
 )
 NAMES = ("x", "yé", "z")
 ROWS = (0, 1, 7, 8, 9, 333)
@@ -73,7 +73,7 @@ def test_a_table_comes_back_as_it_was(rows: int) -> None:
 
 
 def test_infinity_and_nan_stand_as_they_are_where_nothing_can_be_null() -> None:
-    column = Column("a", "float", "", "")
+    column = Column("a", "float")
     values = np.array([np.inf, -np.inf, np.nan, 0.1])
     back = table_from(table_bytes([column], {"a": values}, {}), [column]).values["a"]
     np.testing.assert_array_equal(back, values)

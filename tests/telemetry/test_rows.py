@@ -77,7 +77,7 @@ def test_measurements_and_rewards_are_those_of_training(recorded: Recorded) -> N
     for name in ("val_loss", "train_loss", "train_accuracy"):
         assert_column(table[name], [step.trusted.get(name) for step in steps])
     assert_column(table["reward"], [step.result.terms.total for step in steps])
-    for name, _ in REWARD_TERMS:
+    for name in REWARD_TERMS:
         assert_column(table[f"reward_{name}"], [step.result.terms.get(name) for step in steps])
     attribution = [step.observed.attribution for step in steps]
     assert_column(
