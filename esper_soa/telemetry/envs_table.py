@@ -51,7 +51,7 @@ class EnvsTable:
         where = places(len(self._legend.slots), sum(self._legend.choices), numbers.shape[1])
         played = Played(self._legend, np.array([step]), numbers[None], where)
         table.title = f"round {number}, env-step {step}"
-        for env in range(min(played.size[1], MOST_ENVS)):
+        for env in range(min(len(numbers), MOST_ENVS)):
             slots = [self._slot(played, env, slot) for slot in range(played.num_slots)]
             table.add_row(
                 str(env),
@@ -59,7 +59,7 @@ class EnvsTable:
                 *self._turn(played, env),
                 *slots,
             )
-        left = played.size[1] - MOST_ENVS
+        left = len(numbers) - MOST_ENVS
         table.caption = f"and {left} more" if left > 0 else None
         return table
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from pyarrow import parquet
 
-from esper_soa.telemetry.parquet import Known, Texts, Values, table_bytes, table_from
+from esper_soa.telemetry.parquet import Texts, Values, table_bytes, table_from
 from esper_soa.telemetry.schema import Column
 
 COLUMNS = (
@@ -37,8 +37,8 @@ def made(rows: int) -> dict[str, Values]:
         "t": Texts(random.integers(0, 3, rows), NAMES),
         "u": Texts(random.integers(-1, 3, rows), NAMES),
         "f": some,
-        "g": Known(random.random(rows) < 0.5, some),
-        "k": Known(random.integers(-5, 9, rows), some),
+        "g": np.where(some, random.random(rows) < 0.5, np.nan),
+        "k": np.where(some, random.integers(-5, 9, rows), np.nan),
         "l": random.normal(size=(rows, 3)).astype(np.float32),
         "m": random.random((rows, 5)) < 0.5,
         "e": np.zeros((rows, 0), np.float32),
@@ -50,11 +50,6 @@ def plain(values: Values) -> list:
     """As any reader should see them."""
     if isinstance(values, Texts):
         return [None if code < 0 else values.names[code] for code in values.codes]
-    if isinstance(values, Known):
-        return [
-            value if known else None
-            for value, known in zip(values.values.tolist(), values.known, strict=True)
-        ]
     return [None if value != value else value for value in values.tolist()]
 
 
