@@ -26,51 +26,34 @@ BLUEPRINT = (
     "mean_gain DOUBLE, mean_churn DOUBLE, mean_blending_gain DOUBLE, mean_contribution DOUBLE)"
 )
 SPLIT = "STRUCT(envs BIGINT, accuracy DOUBLE, reward DOUBLE, parameters DOUBLE)"
-ROUNDS = {  # a line of metrics.jsonl
-    "round": "INTEGER",
-    "env_steps": "BIGINT",
-    "accuracy": SPREAD,
-    "val_loss": "DOUBLE",
-    "train_loss": "DOUBLE",
-    "train_accuracy": "DOUBLE",
-    "reward": SPREAD,
-    "reward_terms": NUMBERS,
-    "reward_split": f"MAP(VARCHAR, {SPLIT})",
-    "parameters": "DOUBLE",
-    "train_flop": "DOUBLE",
-    "outcome": NUMBERS,
-    "seeds": COUNTS,
-    "blueprints": f"MAP(VARCHAR, {BLUEPRINT})",
-    "rollbacks": COUNTS,
-    "ops": NUMBERS,
-    "ops_successful": NUMBERS,
-    "alpha_rows": "DOUBLE",
-    "pareto": "STRUCT(front_size BIGINT, hypervolume DOUBLE)",
-    "eps": "DOUBLE",
-    "collect_seconds": "DOUBLE",
-    "update_seconds": "DOUBLE",
-    "update": NUMBERS,
-    "anomalies": "VARCHAR[]",
-    "non_finite": "VARCHAR[]",
-}
-EPISODES = {  # a line of episodes.jsonl
-    "round": "INTEGER",
-    "env": "INTEGER",
-    "accuracy": "DOUBLE",
-    "param_ratio": "DOUBLE",
-    "stability": "DOUBLE",
-    "reward": "DOUBLE",
-    "reward_mode": "VARCHAR",
-    "success": "BOOLEAN",
-    "compute_cost": "DOUBLE",
-    "seeds": COUNTS,
-    "rollbacks": "BIGINT",
-    "env_steps": "BIGINT",
-    "ended_by": "VARCHAR",
-    "shapley": "DOUBLE[]",
-    "shapley_error": "DOUBLE[]",
-    "non_finite": "VARCHAR[]",
-}
+
+
+def _types(columns: str) -> dict[str, str]:
+    """Types by name, from `name type; name type`."""
+    words = [one.split(maxsplit=1) for one in columns.split(";")]
+    return {name: kind.strip() for name, kind in words}
+
+
+# The lines of metrics.jsonl and of episodes.jsonl.
+ROUNDS = _types(
+    f"""
+    round INTEGER; env_steps BIGINT; accuracy {SPREAD}; val_loss DOUBLE; train_loss DOUBLE;
+    train_accuracy DOUBLE; reward {SPREAD}; reward_terms {NUMBERS};
+    reward_split MAP(VARCHAR, {SPLIT}); parameters DOUBLE; train_flop DOUBLE; outcome {NUMBERS};
+    seeds {COUNTS}; blueprints MAP(VARCHAR, {BLUEPRINT}); rollbacks {COUNTS}; ops {NUMBERS};
+    ops_successful {NUMBERS}; alpha_rows DOUBLE;
+    pareto STRUCT(front_size BIGINT, hypervolume DOUBLE); eps DOUBLE; collect_seconds DOUBLE;
+    update_seconds DOUBLE; update {NUMBERS}; anomalies VARCHAR[]; non_finite VARCHAR[]
+    """
+)
+EPISODES = _types(
+    f"""
+    round INTEGER; env INTEGER; accuracy DOUBLE; param_ratio DOUBLE; stability DOUBLE;
+    reward DOUBLE; reward_mode VARCHAR; success BOOLEAN; compute_cost DOUBLE; seeds {COUNTS};
+    rollbacks BIGINT; env_steps BIGINT; ended_by VARCHAR; shapley DOUBLE[]; shapley_error DOUBLE[];
+    non_finite VARCHAR[]
+    """
+)
 LINES = (("rounds", "metrics.jsonl", ROUNDS), ("episodes", "episodes.jsonl", EPISODES))
 # By name: the question that a view answers, and how.
 VIEWS = {

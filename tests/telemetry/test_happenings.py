@@ -137,6 +137,17 @@ def test_an_action_is_the_cause_where_it_was_carried_out(
         assert bool(step.result.outcome.success[env]) == (event["kind"] != "refused")
 
 
+def test_a_seed_is_retargeted_to_what_the_action_says(
+    events: list[Row], recorded: Recorded
+) -> None:
+    found = [event for event in events if event["kind"] == "retargeted"]
+    assert found
+    for event in found:
+        step = recorded.steps[int(str(event["step"])) - 1]
+        chosen = int(step.action.alpha_target[int(str(event["env"]))])
+        assert event["alpha_target"] == (0.5, 0.7, 1.0)[chosen]
+
+
 def test_rollbacks_come_with_their_reason_and_cost_all_seeds_but_fossils(
     events: list[Row], recorded: Recorded
 ) -> None:
