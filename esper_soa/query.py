@@ -1,5 +1,4 @@
-"""The command line that asks runs in SQL: `esper-query RUN "select round, accuracy from
-batch_epochs"`.
+"""The command line that asks runs in SQL: `esper-query RUN "select round, eps from rounds"`.
 
 Also `python -m esper_soa.query`. Exit status: 0 done, 1 a question that the runs cannot answer, 2 a
 mistake that we found before it was asked.
@@ -28,10 +27,12 @@ HELP = """\
   format=table  table, csv, or json (a line per row)
   limit=50      most rows of a table; csv and json have them all
 
-  esper-query runs/cifar_3seed/2026-01-31_12-00-00 "select blueprint, fate, count(*) from seed_lifecycle group by all"
+  tables: steps, slots, events, choices, subsets, rounds, episodes, settings
 
-Needs DuckDB: pip install 'esper-soa[query]'. docs/queries.md has ten questions with their answers.
-"""  # noqa: E501
+  esper-query runs/main "select blueprint, fate, count(*) from seed_lifecycle group by all"
+
+Needs DuckDB: pip install 'esper-soa[query]'. docs/queries.md has questions with their SQL.
+"""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -60,13 +61,12 @@ def ask(words: Sequence[str]) -> int:
     check(bool(places), "RUN", "''", "a run folder")
     try:
         with importing():
-            from esper_soa.telemetry.database import QueryError, open_database
-            from esper_soa.telemetry.views import VIEWS
+            from esper_soa.telemetry.database import VIEWS, QueryError, open_database
     except ImportError as error:
         raise UserError(str(error)) from error
     database = open_database(places)
     if not question:
-        show([(view.name, view.question) for view in VIEWS], ("view", "question"), settings)
+        show([(name, asked) for name, (asked, _) in VIEWS.items()], ("view", "question"), settings)
         return 0
     try:
         answer = database.execute(question)

@@ -1,17 +1,11 @@
 """A table of the envs of a run for a terminal, env-step by env-step: accuracy, reward, op, and what
-is in the slots.
-
-Given the numbers of an env-step by the recorder, as they arrive on the host; shown by
-ops/progress.py below the bar.
-"""
-
-from typing import NamedTuple
+is in the slots."""
 
 import numpy as np
 from rich import box
 from rich.table import Table
 
-from esper_soa.telemetry.pack import places
+from esper_soa.telemetry.pack import unpack
 from esper_soa.telemetry.rows import Legend, Played
 from esper_soa.telemetry.schema import ENDINGS
 from esper_soa.vocabulary import LIVE_STAGES, OP_NAMES, STAGE_NAMES
@@ -19,39 +13,31 @@ from esper_soa.vocabulary import LIVE_STAGES, OP_NAMES, STAGE_NAMES
 MOST_ENVS = 24  # rows, so that a terminal holds them
 
 
-class Latest(NamedTuple):
-    """The newest env-step."""
-
-    round: int
-    step: int
-    numbers: np.ndarray  # float64 [N, C] of telemetry/pack.py
-
-
 class EnvsTable:
     """Shows the newest env-step that it was given; a renderable of rich."""
 
     def __init__(self, legend: Legend) -> None:
         self._legend = legend
-        self._latest: Latest | None = None
+        # the newest env-step: round and step from 1, float64 [N, C] of telemetry/pack.py
+        self._latest: tuple[int, int, np.ndarray] | None = None
 
     def show(self, number: int, step: int, numbers: np.ndarray) -> None:
         """Take an env-step: round and env-step from 1, numbers float64 [N, C]."""
-        self._latest = Latest(number, step, numbers)
+        self._latest = (number, step, numbers)
 
     def __rich__(self) -> Table:
         """Rows of the first MOST_ENVS envs; none before the first env-step."""
         table = Table(box=box.SIMPLE, title_justify="left", caption_justify="left")
-        for heading in ("env", "accuracy %", "reward", "op", *self._legend.slots):
-            table.add_column(
-                heading, justify="right" if heading in ("env", "accuracy %", "reward") else "left"
-            )
+        for heading in ("env", "accuracy %", "reward"):
+            table.add_column(heading, justify="right")
+        for heading in ("op", *self._legend.slots):
+            table.add_column(heading)
         if self._latest is None:
             return table
         number, step, numbers = self._latest
-        where = places(len(self._legend.slots), sum(self._legend.choices), numbers.shape[1])
-        played = Played(self._legend, np.array([step]), numbers[None], where)
+        played = unpack(self._legend, np.array([step]), numbers[None])
         table.title = f"round {number}, env-step {step}"
-        for env in range(min(played.size[1], MOST_ENVS)):
+        for env in range(min(len(numbers), MOST_ENVS)):
             slots = [self._slot(played, env, slot) for slot in range(played.num_slots)]
             table.add_row(
                 str(env),
@@ -59,7 +45,7 @@ class EnvsTable:
                 *self._turn(played, env),
                 *slots,
             )
-        left = played.size[1] - MOST_ENVS
+        left = len(numbers) - MOST_ENVS
         table.caption = f"and {left} more" if left > 0 else None
         return table
 
@@ -79,7 +65,7 @@ class EnvsTable:
         """
 
         def read(name: str) -> float:
-            return float(played.several(f"slot.{name}")[0, env, slot])
+            return float(played.slot(name)[0, env, slot])
 
         stage = int(read("stage"))
         if stage not in LIVE_STAGES:

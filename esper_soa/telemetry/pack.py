@@ -1,11 +1,12 @@
 """One env-step of N envs as one table of numbers [N, C], on the device; rows.py takes it apart on
 the host.
 
-Which numbers there are is said here alone, as tables of names and of where each comes from. Called
-by ops/collect.py once per env-step; it waits for nothing.
+Which numbers there are is said here alone, as tables of names and of where each comes from. Nothing
+here waits for the device.
 """
 
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from esper_soa.agent.distribution import head_masks
 from esper_soa.env.env import Seen
 from esper_soa.env.step import StepResult
 from esper_soa.state import STATE_FLOAT, Decision
+from esper_soa.telemetry.rows import Legend, Played
 from esper_soa.telemetry.schema import REWARD_TERMS
 from esper_soa.vocabulary import HEAD_NAMES, OP_NAMES
 
@@ -31,69 +33,56 @@ class Facts(NamedTuple):
 
 
 Part = Mapping[str, Callable[[Facts], Tensor]]
-TERMS = tuple(name for name, _ in REWARD_TERMS)
+TERMS = REWARD_TERMS
 
 
-def _chosen(head: str) -> Callable[[Facts], Tensor]:
-    """What reads the choice of a head."""
-    return lambda one: one.decision.action.get(head)
+def _at(path: str, names: str) -> Part:
+    """What reads the fields `names` of the record at `path` in Facts."""
+    return {name: attrgetter(f"{path}.{name}") for name in names.split()}
 
 
 # [N] each; numbers of one table have one dtype.
 ENV_CODES: Part = {
-    **{name: _chosen(name) for name in HEAD_NAMES},
-    "effective_op": lambda one: one.result.outcome.effective_op,
-    "reason": lambda one: one.seen.observed.state.guard.reason,
+    **_at("decision.action", " ".join(HEAD_NAMES)),
+    **_at("result.outcome", "effective_op"),
+    **_at("seen.observed.state.guard", "reason"),
     "ending": lambda one: one.result.state.ending.cause,
 }
 ENV_FLAGS: Part = {
-    "over": lambda one: one.seen.observed.state.ending.over,
-    "success": lambda one: one.result.outcome.success,
-    "panic": lambda one: one.seen.observed.state.guard.panic,
-    "total_known": lambda one: one.seen.observed.attribution.total_known,
+    **_at("seen.observed.state.ending", "over"),
+    **_at("result.outcome", "success"),
+    **_at("seen.observed.state.guard", "panic"),
+    **_at("seen.observed.attribution", "total_known"),
 }
 ENV_NUMBERS: Part = {
     "accuracy": lambda one: one.seen.observed.state.signals.val_accuracy,
-    "val_loss": lambda one: one.seen.measured.val_loss,
-    "train_loss": lambda one: one.seen.measured.train_loss,
-    "train_accuracy": lambda one: one.seen.measured.train_accuracy,
+    **_at("seen.measured", "val_loss train_loss train_accuracy"),
     "total_contribution": lambda one: one.seen.observed.attribution.total,
     "committed_accuracy": lambda one: one.seen.observed.attribution.committed,
 }
 OVER = len(ENV_CODES) + list(ENV_FLAGS).index("over")  # column of `pack`
 # [N, S] each.
+SLOTS = "seen.observed.state.slots"  # before the action
 SLOT_CODES: Part = {
-    "stage": lambda one: one.seen.observed.state.slots.stage,
-    "stage_age": lambda one: one.seen.observed.state.slots.stage_age,
-    "seed_age": lambda one: one.seen.observed.state.slots.seed_age,
-    "blueprint": lambda one: one.seen.observed.state.slots.blueprint,
-    "blend": lambda one: one.seen.observed.state.slots.blend,
+    **_at(SLOTS, "stage stage_age seed_age blueprint blend"),
     "stage_after": lambda one: one.result.state.slots.stage,
     "blueprint_after": lambda one: one.result.state.slots.blueprint,
 }
 SLOT_FLAGS: Part = {
-    "measured": lambda one: one.seen.observed.attribution.measured,
+    **_at("seen.observed.attribution", "measured"),
     "gradient_measured": lambda one: one.seen.measured.gradients.measured,
-    "gradient_ratio_known": lambda one: one.seen.observed.state.slots.gradient_ratio_known,
-    "gradient_vanishing": lambda one: one.seen.observed.state.slots.gradient_vanishing,
-    "gradient_exploding": lambda one: one.seen.observed.state.slots.gradient_exploding,
+    **_at(SLOTS, "gradient_ratio_known gradient_vanishing gradient_exploding"),
 }
 SLOT_NUMBERS: Part = {
-    "alpha": lambda one: one.seen.observed.state.slots.alpha,
     "alpha_target": lambda one: one.seen.observed.state.ramp.target,
     "alpha_target_after": lambda one: one.result.state.ramp.target,
-    "contribution": lambda one: one.seen.observed.attribution.contribution,
-    "contribution_velocity": lambda one: one.seen.observed.state.slots.contribution_velocity,
+    **_at("seen.observed.attribution", "contribution shapley shapley_error"),
     "interaction": lambda one: one.seen.observed.attribution.interaction_sum,
-    "shapley": lambda one: one.seen.observed.attribution.shapley,
-    "shapley_error": lambda one: one.seen.observed.attribution.shapley_error,
-    "accuracy_initial": lambda one: one.seen.observed.state.slots.accuracy_initial,
-    "accuracy_current": lambda one: one.seen.observed.state.slots.accuracy_current,
-    "gradient_norm": lambda one: one.seen.observed.state.slots.gradient_norm,
-    "gradient_ratio": lambda one: one.seen.observed.state.slots.gradient_ratio,
-    "gradient_health": lambda one: one.seen.observed.state.slots.gradient_health,
-    "escrow": lambda one: one.seen.observed.state.slots.escrow,
+    **_at(SLOTS, "alpha contribution_velocity accuracy_initial accuracy_current"),
+    **_at(SLOTS, "gradient_norm gradient_ratio gradient_health escrow"),
 }
+ENV: tuple[Part, ...] = (ENV_CODES, ENV_FLAGS, ENV_NUMBERS)
+SLOT: tuple[Part, ...] = (SLOT_CODES, SLOT_FLAGS, SLOT_NUMBERS)
 
 
 def pack(facts: Facts, full: bool) -> Tensor:
@@ -103,19 +92,13 @@ def pack(facts: Facts, full: bool) -> Tensor:
     The same columns in every env-step of a run.
     """
     parts = [
-        *(
-            torch.stack([read(facts) for read in part.values()], 1)
-            for part in (ENV_CODES, ENV_FLAGS, ENV_NUMBERS)
-        ),
+        *(torch.stack([read(facts) for read in part.values()], 1) for part in ENV),
         torch.stack([facts.result.terms.get(name) for name in (*TERMS, "total")], 1),
         facts.decision.log_probs,
         facts.decision.value.unsqueeze(1),
         facts.seen.observed.masks.op,
         (facts.seen.measured.subset >= 0).sum(1, keepdim=True),
-        *(
-            torch.stack([read(facts) for read in part.values()], 1)
-            for part in (SLOT_CODES, SLOT_FLAGS, SLOT_NUMBERS)
-        ),
+        *(torch.stack([read(facts) for read in part.values()], 1) for part in SLOT),
     ]
     if full:
         parts += _details(facts)
@@ -145,30 +128,20 @@ def ended(numbers: np.ndarray) -> np.ndarray:
     return numbers
 
 
-def places(num_slots: int, num_choices: int, num_columns: int) -> dict[str, slice]:
-    """Which of the C columns of `pack` hold what, for S slots and X choices; those of slots begin
-    with `slot.`.
+def unpack(legend: Legend, steps: np.ndarray, numbers: np.ndarray) -> Played:
+    """Numbers [T, N, C] of `pack` of env-steps `steps` (int [T], from 1), by name; those of slots
+    begin with `slot.`.
     """
-    sizes = {name: 1 for part in (ENV_CODES, ENV_FLAGS, ENV_NUMBERS) for name in part}
+    num_choices = sum(legend.choices)
+    sizes = {name: 1 for part in ENV for name in part}
     sizes |= {f"reward_{name}": 1 for name in TERMS} | {"reward": 1}
     sizes |= {"log_probs": len(HEAD_NAMES), "value": 1, "legal": len(OP_NAMES), "subsets": 1}
-    sizes |= {
-        f"slot.{name}": num_slots
-        for part in (SLOT_CODES, SLOT_FLAGS, SLOT_NUMBERS)
-        for name in part
-    }
-    left = num_columns - sum(sizes.values())
+    sizes |= {f"slot.{name}": len(legend.slots) for part in SLOT for name in part}
+    left = numbers.shape[2] - sum(sizes.values())
     if left:
-        subsets = (left - 2 * num_choices) // 2
-        sizes |= {
-            "masks": num_choices,
-            "probabilities": num_choices,
-            "subset": subsets,
-            "subset_accuracy": subsets,
-        }
-    found = {}
-    last = 0
-    for name, size in sizes.items():
-        found[name] = slice(last, last + size)
-        last += size
-    return found
+        num_subsets = left // 2 - num_choices
+        sizes |= {"masks": num_choices, "probabilities": num_choices}
+        sizes |= {"subset": num_subsets, "subset_accuracy": num_subsets}
+    ends = np.cumsum(list(sizes.values())).tolist()
+    where = {name: slice(end - sizes[name], end) for name, end in zip(sizes, ends, strict=True)}
+    return Played(legend, steps, numbers, where)

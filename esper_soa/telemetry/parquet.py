@@ -6,6 +6,7 @@ A file has one row group; what may be null is null there and NaN here. Needs no 
 
 import io
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -24,38 +25,20 @@ ARROW = {
 }
 
 
-class Texts(NamedTuple):
-    """A column of texts: int [R], places in `names`, -1 for null."""
+@dataclass(frozen=True)
+class Texts:
+    """A column of texts: places in `names` (int, of any shape), -1 for null."""
 
     codes: np.ndarray
     names: Sequence[str]
 
-
-class Known(NamedTuple):
-    """A column of numbers that may be null: values [R], and bool [R], where there is one."""
-
-    values: np.ndarray
-    known: np.ndarray
+    def __getitem__(self, where: np.ndarray | tuple[np.ndarray, ...]) -> "Texts":
+        return Texts(self.codes[where], self.names)
 
 
-# Numbers [R], or [R, K] of a column of lists; floats of a nullable column are null where they are
+# Numbers [R], or [R, K] of a column of lists; those of a nullable column are null where they are
 # not a number.
-Values: TypeAlias = np.ndarray | Texts | Known
-
-
-def num_rows(values: Values) -> int:
-    """R."""
-    first = values[0] if isinstance(values, Texts | Known) else values
-    return len(first)
-
-
-def values_at(values: Values, where: np.ndarray) -> Values:
-    """The rows `where` (bool [R])."""
-    if isinstance(values, Texts):
-        return Texts(values.codes[where], values.names)
-    if isinstance(values, Known):
-        return Known(values.values[where], values.known[where])
-    return values[where]
+Values: TypeAlias = np.ndarray | Texts
 
 
 class Contents(NamedTuple):
@@ -92,15 +75,14 @@ def _array(column: Column, values: Values) -> pyarrow.Array:
     if isinstance(values, Texts):
         codes = pyarrow.array(values.codes.astype(np.int32), mask=values.codes < 0)
         return pyarrow.array(values.names, ARROW[column.type]).take(codes)
-    if isinstance(values, Known):
-        return pyarrow.array(values.values, ARROW[column.type], mask=~values.known, safe=False)
     if column.is_list:
         ends = np.arange(len(values) + 1, dtype=np.int32) * values.shape[1]
         flat = pyarrow.array(values.ravel(), ARROW[column.type.removesuffix("[]")])
         return pyarrow.ListArray.from_arrays(ends, flat, type=_type(column))
-    return pyarrow.array(
-        values, ARROW[column.type], mask=np.isnan(values) if column.nullable else None, safe=False
-    )
+    unknown = np.isnan(values) if column.nullable else None
+    if column.type == "bool":
+        values = values > 0
+    return pyarrow.array(values, ARROW[column.type], mask=unknown, safe=False)
 
 
 def table_from(content: bytes, columns: Sequence[Column]) -> Contents:
@@ -125,9 +107,6 @@ def _numbers(column: Column, found: pyarrow.ChunkedArray) -> np.ndarray:
     if column.type == "text":
         return np.array(found.to_pylist(), object)
     if column.nullable:
-        return (
-            found.cast(pyarrow.float32() if column.type == "bool" else pyarrow.float64())
-            .to_numpy()
-            .astype("<f8")
-        )
+        kind = pyarrow.float32() if column.type == "bool" else pyarrow.float64()
+        return found.cast(kind).to_numpy().astype("<f8")
     return found.to_numpy()

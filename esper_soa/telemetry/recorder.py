@@ -1,13 +1,10 @@
 """Keeps the env-steps of a run as tables in its folder, by a thread that the run never waits for.
 
-Made by the trainer for the rounds of a run; ops/collect.py has an env-step packed on the device and
-hands over what arrives on the host an env-step later. A round's files are written when it is over,
-and now and then before.
+A round's files are written when it is over, and now and then before.
 """
 
 import json
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,12 +16,11 @@ from esper_soa.ops.files import LOGGER, Unwritten, write_bytes
 from esper_soa.ranks import Ranks
 from esper_soa.telemetry.envs_table import EnvsTable
 from esper_soa.telemetry.happenings import events_rows
-from esper_soa.telemetry.pack import Facts, ended, pack, places, still_played
+from esper_soa.telemetry.pack import Facts, ended, pack, still_played, unpack
 from esper_soa.telemetry.parquet import table_bytes
 from esper_soa.telemetry.rows import (
     Legend,
     Maker,
-    Played,
     choices_rows,
     slots_rows,
     steps_rows,
@@ -98,20 +94,10 @@ class Step(NamedTuple):
 
 
 class End(NamedTuple):
-    """A round is over."""
+    """A round is over; 0 where no more will come."""
 
     round: int
     dropped: int  # env-steps of all envs that were lost of it
-
-
-@dataclass
-class Growing:
-    """A round of which env-steps are still coming."""
-
-    number: int
-    steps: list[Step]
-    written: float  # when, on the clock
-    cost: float = 0.0  # seconds that it took
 
 
 class Waiting(NamedTuple):
@@ -145,7 +131,9 @@ class Recorder(NoRecorder):
         self._tables = written_at(level)
         self._facts = {"schema": str(SCHEMA_VERSION), "legend": json.dumps(legend_record(legend))}
         self._number = self._lost = self._given = 0
-        self._growing: Growing | None = None
+        # of the thread: the round in progress, and when its files are written again, on the clock
+        self._steps: list[Step] = []
+        self._due = 0.0
         self._waiting: dict[int, Waiting] = {}  # by round; what the disk has no room for stays here
         self._on_disk: dict[int, int] = {}  # env-steps of all envs by round
         self._worker: Worker[Step | End] = Worker("telemetry", self._handle, LIMIT)
@@ -177,10 +165,9 @@ class Recorder(NoRecorder):
         self._worker.insist(End(self._number, self._lost))
 
     def flush(self) -> None:
-        if not self._worker.flush(PATIENCE):
+        done = self._worker.flush(PATIENCE)
+        if not done or self._worker.reason:
             self._unwritten.reasons[FOLDER] = self._worker.reason or "the disk is too slow"
-        elif self._worker.reason:
-            self._unwritten.reasons[FOLDER] = self._worker.reason
 
     def close(self) -> None:
         self._worker.insist(End(0, 0))
@@ -192,42 +179,38 @@ class Recorder(NoRecorder):
 
     def _handle(self, item: Step | End) -> None:
         """In the thread: keep an env-step, or write a round."""
-        now = time.monotonic()
-        growing = self._growing
-        if isinstance(item, Step):
-            if growing is None or growing.number != item.round:
-                growing = self._growing = Growing(item.round, [], now)
-            growing.steps.append(item)
-            if (
-                now - growing.written > max(self._interval, SHARE * growing.cost)
-                and self._worker.idle
-            ):
-                self._make(growing, {"complete": "false"})
-                self._write()
-                growing.written = time.monotonic()
-                growing.cost = time.monotonic() - now
+        steps = self._steps
+        if isinstance(item, End):
+            self._steps = []
+            if steps:
+                lost = {"dropped": str(item.dropped)} if item.dropped else {}
+                over = item.round == steps[0].round
+                self._make(steps, {"complete": str(over).lower()} | lost)
+            self._write()
+            self._give_up()
             return
-        if growing is not None:
-            over = item.round == growing.number
-            lost = {"dropped": str(item.dropped)} if item.dropped else {}
-            self._growing = None
-            self._make(growing, {"complete": str(over).lower()} | lost)
-        self._write()
-        self._give_up()
+        now = time.monotonic()
+        if not steps or steps[0].round != item.round:
+            steps = self._steps = []
+            self._due = now + self._interval
+        steps.append(item)
+        if now > self._due and self._worker.idle:
+            self._make(steps, {"complete": "false"})
+            self._write()
+            done = time.monotonic()
+            self._due = done + max(self._interval, SHARE * (done - now))
 
-    def _make(self, growing: Growing, facts: dict[str, str]) -> None:
+    def _make(self, steps: list[Step], facts: dict[str, str]) -> None:
         """The files of a round as far as it has come."""
-        numbers = np.stack([step.numbers for step in growing.steps])
-        where = places(len(self._legend.slots), sum(self._legend.choices), numbers.shape[2])
-        played = Played(
-            self._legend, np.array([step.step for step in growing.steps]), numbers, where
-        )
+        number = steps[0].round
+        numbers = np.stack([step.numbers for step in steps])
+        played = unpack(self._legend, np.array([step.step for step in steps]), numbers)
         files = {}
         for table in self._tables:
-            rows = MAKERS[table.name](played, growing.number)
+            rows = MAKERS[table.name](played, number)
             content = table_bytes(table.columns, rows, {"table": table.name} | self._facts | facts)
-            files[table_path(self._folder, table.name, growing.number)] = content
-        self._waiting[growing.number] = Waiting(int(still_played(numbers).sum()), files)
+            files[table_path(self._folder, table.name, number)] = content
+        self._waiting[number] = Waiting(int(still_played(numbers).sum()), files)
 
     def _write(self) -> None:
         """Write what waits; what the disk refuses is tried again the next time."""

@@ -1,4 +1,4 @@
-"""Begins the recording of a run, and says at its end what came of it. Called by the trainer."""
+"""Begins the recording of a run, and says at its end what came of it."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -26,10 +26,8 @@ def recording(
     unwritten: Unwritten,
     table: EnvsTable | None = None,
 ) -> Iterator[NoRecorder]:
-    """What records the rounds of a run in `folder` while the context lasts; what cannot be written
-    is noted.
-
-    table: is given every env-step, to be shown.
+    """What records the rounds of a run in `folder` while the context lasts; table: is given every
+    env-step, to be shown.
     """
     telemetry = cfg.telemetry
     ranks = world.ranks
@@ -49,11 +47,9 @@ def recording(
 
 def envs_table(cfg: TrainConfig, world: World) -> EnvsTable | None:
     """The table of envs that telemetry.console asks for; None where it does not."""
-    return (
-        EnvsTable(legend_of(world, cfg.policy.name == "ppo"))
-        if cfg.telemetry.console == "envs"
-        else None
-    )
+    if cfg.telemetry.console != "envs":
+        return None
+    return EnvsTable(legend_of(world, cfg.policy.name == "ppo"))
 
 
 def legend_of(world: World, learns: bool) -> Legend:

@@ -1,9 +1,8 @@
 """The tables of a round, made of what the device handed over: numbers [T, N, C] of T env-steps and
 N envs.
 
-Called by recorder.py in its own thread; everything is worked out for all envs and env-steps at
-once. Events follow from the states before and after each env-step's actions. What an env is said to
-be once its episode has ended early makes no rows. Needs no torch.
+Everything is worked out for all envs and env-steps at once. What an env is said to be once its
+episode has ended early makes no rows. Needs no torch.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from esper_soa.telemetry.parquet import Known, Texts, Values, num_rows, values_at
+from esper_soa.telemetry.parquet import Texts, Values
 from esper_soa.telemetry.schema import CURVE_NAMES, REWARD_TERMS, STYLE_NAMES
 from esper_soa.vocabulary import (
     ALPHA_TARGETS,
@@ -30,11 +29,8 @@ from esper_soa.vocabulary import (
     head_sizes,
 )
 
-GATE_STAGES = (
-    Stage.BLENDING,
-    Stage.HOLDING,
-    Stage.FOSSILIZED,
-)  # in which a blend has a gate network, if it is GATE
+# in which a blend has a gate network, if it is GATE
+GATE_STAGES = (Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED)
 EXACT_SEEDS = 4  # up to which Shapley values are known without sampling
 Rows = dict[str, Values]
 
@@ -77,7 +73,6 @@ class Played:
         self.steps = steps
         self._numbers = numbers
         self._places = places
-        self.size = numbers.shape[:2]
         self.num_slots = len(legend.slots)
 
     def env(self, name: str) -> np.ndarray:
@@ -85,7 +80,7 @@ class Played:
         return self._numbers[:, :, self._places[name].start]
 
     def several(self, name: str) -> np.ndarray:
-        """float64 [T, N, K]; [T, N, S] of what is said per slot."""
+        """float64 [T, N, K]."""
         return self._numbers[:, :, self._places[name]]
 
     def code(self, name: str) -> np.ndarray:
@@ -105,26 +100,17 @@ class Played:
         """bool [T, N]: the episode of the env was not over before the env-step."""
         return self.env("over") == 0
 
-    def kept(self, rows: Rows) -> Rows:
-        """The rows of env-steps that were played; rows: as many of every env-step of an env, in
-        their order.
+    def rows(self, round_number: int, where: np.ndarray, columns: Mapping[str, Values]) -> Rows:
+        """A table of the places that are true in `where` (bool [T, N] or [T, N, K]), in their
+        order; columns: what each says at every place.
         """
-        played = self.goes_on.ravel()
-        if played.all():
-            return rows
-        return {
-            name: values_at(values, np.repeat(played, num_rows(values) // len(played)))
-            for name, values in rows.items()
+        at = np.nonzero(where)
+        keys: Rows = {
+            "round": np.full(len(at[0]), round_number),
+            "step": self.steps[at[0]],
+            "env": at[1],
         }
-
-    def keys(self, round_number: int, per_env: int = 1) -> Rows:
-        """The first columns of a table with `per_env` rows per env and env-step."""
-        steps, envs = self.size
-        return {
-            "round": np.full(steps * envs * per_env, round_number),
-            "step": np.repeat(self.steps, envs * per_env),
-            "env": np.tile(np.repeat(np.arange(envs), per_env), steps),
-        }
+        return keys | {name: values[at] for name, values in columns.items()}
 
 
 def residents(played: Played, cost: Cost, stages: tuple[int, ...]) -> np.ndarray:
@@ -164,17 +150,13 @@ def seed_numbers(played: Played) -> tuple[np.ndarray, np.ndarray]:
     return np.where(occupied, latest[:, 0], 0), np.where(after, latest[:, 1], 0)
 
 
-def _text(codes: np.ndarray, names: tuple[str, ...], where: np.ndarray | None = None) -> Texts:
-    return Texts((codes if where is None else np.where(where, codes, -1)).ravel(), names)
+def _text(codes: np.ndarray, names: tuple[str, ...], known: np.ndarray) -> Texts:
+    return Texts(np.where(known, codes, -1), names)
 
 
-def _where(values: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """float64 [R]: NaN where nothing is known."""
-    return np.where(known, values, np.nan).ravel()
-
-
-def _picked(table: tuple[float, ...], codes: np.ndarray) -> np.ndarray:
-    return np.asarray(table)[codes]
+def _number(values: np.ndarray, known: np.ndarray | bool) -> np.ndarray:
+    """float64: NaN where nothing is known."""
+    return np.where(known, values, np.nan)
 
 
 def relevant(op: np.ndarray) -> dict[str, np.ndarray]:
@@ -184,146 +166,111 @@ def relevant(op: np.ndarray) -> dict[str, np.ndarray]:
 
 def steps_rows(played: Played, round_number: int) -> Rows:
     """The table `steps`."""
-    legend = played.legend
-    keys = played.keys(round_number)
-    parameters = legend.parameters
-    flop = legend.train_flop
-    numbers = (
-        "accuracy",
-        "val_loss",
-        "train_loss",
-        "train_accuracy",
-        "committed_accuracy",
-        "reward",
-    )
-    rows: Rows = {name: played.env(name).ravel() for name in numbers}
-    rows |= {f"reward_{name}": played.env(f"reward_{name}").ravel() for name, _ in REWARD_TERMS}
+    measured = ("accuracy", "val_loss", "train_loss", "train_accuracy", "committed_accuracy")
+    paid = ("reward", *(f"reward_{name}" for name in REWARD_TERMS))
+    parameters = played.legend.parameters
+    flop = played.legend.train_flop
     bits = 1 << np.arange(len(OP_NAMES))
-    return played.kept(
-        keys
-        | rows
-        | _choice_rows(played)
-        | {
-            "parameters": (
-                parameters.host + residents(played, parameters, LIVE_STAGES).sum(2)
-            ).ravel(),
-            "train_flop": (flop.host + residents(played, flop, RUNNING_STAGES).sum(2)).ravel(),
-            "subsets": played.code("subsets").ravel(),
-            "total_contribution": _where(
-                played.env("total_contribution"), played.env("total_known") > 0
-            ),
-            "effective_op": _text(played.code("effective_op"), OP_NAMES),
-            "success": played.env("success").ravel() > 0,
-            "ops_legal": (played.several("legal").astype(np.int64) @ bits).ravel(),
-            "panic": played.env("panic").ravel() > 0,
-        }
-    )
+    columns = {name: played.env(name) for name in (*measured, *paid)} | {
+        "parameters": parameters.host + residents(played, parameters, LIVE_STAGES).sum(2),
+        "train_flop": flop.host + residents(played, flop, RUNNING_STAGES).sum(2),
+        "subsets": played.code("subsets"),
+        "total_contribution": _number(
+            played.env("total_contribution"), played.env("total_known") > 0
+        ),
+        "effective_op": Texts(played.code("effective_op"), OP_NAMES),
+        "success": played.env("success") > 0,
+        "ops_legal": played.several("legal").astype(np.int64) @ bits,
+        "panic": played.env("panic") > 0,
+    }
+    return played.rows(round_number, played.goes_on, columns | _choice_columns(played))
 
 
-def _choice_rows(played: Played) -> Rows:
+def _choice_columns(played: Played) -> dict[str, Values]:
     """What was chosen, and how likely it was."""
     legend = played.legend
     op = played.code("op")
     matters = relevant(op)
-    choice = {name: played.code(name) for name in HEAD_NAMES}
-    probability = np.exp(played.several("log_probs").astype(np.float32))
-    rows: Rows = {
-        "op": _text(op, OP_NAMES),
-        "slot": _text(choice["slot"], legend.slots, matters["slot"]),
-        "blueprint": _text(choice["blueprint"], legend.blueprints, matters["blueprint"]),
-        "style": _text(choice["style"], STYLE_NAMES, matters["style"]),
-        "tempo": Known(_picked(TEMPO_STEPS, choice["tempo"]).ravel(), matters["tempo"].ravel()),
-        "alpha_target": _where(
-            _picked(ALPHA_TARGETS, choice["alpha_target"]), matters["alpha_target"]
-        ),
-        "alpha_speed": Known(
-            _picked(SPEED_STEPS, choice["alpha_speed"]).ravel(), matters["alpha_speed"].ravel()
-        ),
-        "alpha_curve": _text(choice["alpha_curve"], CURVE_NAMES, matters["alpha_curve"]),
-        "value": _where(played.env("value"), np.full(played.size, legend.learns)),
+    names = {
+        "slot": legend.slots,
+        "blueprint": legend.blueprints,
+        "style": STYLE_NAMES,
+        "alpha_curve": CURVE_NAMES,
     }
+    numbers = {"tempo": TEMPO_STEPS, "alpha_target": ALPHA_TARGETS, "alpha_speed": SPEED_STEPS}
+    columns: dict[str, Values] = {
+        "op": Texts(op, OP_NAMES),
+        "value": _number(played.env("value"), legend.learns),
+    }
+    for name, words in names.items():
+        columns[name] = _text(played.code(name), words, matters[name])
+    for name, values in numbers.items():
+        columns[name] = _number(np.asarray(values)[played.code(name)], matters[name])
+    probability = np.exp(played.several("log_probs").astype(np.float32))
     for place, name in enumerate(HEAD_NAMES):
-        rows[f"{name}_probability"] = _where(
+        columns[f"{name}_probability"] = _number(
             probability[:, :, place], matters[name] & legend.learns
         )
-    return rows
-
-
-def shapley_known(played: Played) -> np.ndarray:
-    """bool [T, N, S]: where a slot has a Shapley value."""
-    measured = played.slot("measured") > 0
-    few = measured.sum(2, keepdims=True) <= EXACT_SEEDS
-    return measured & (few | played.legend.sampled_shapley)
+    return columns
 
 
 def slots_rows(played: Played, round_number: int) -> Rows:
     """The table `slots`."""
     legend = played.legend
-    slots = played.num_slots
     stage = played.slot_code("stage")
-    blueprint = played.slot_code("blueprint")
     taken = stage != Stage.EMPTY
     measured = played.slot("measured") > 0
-    shared = shapley_known(played)
+    few = measured.sum(2, keepdims=True) <= EXACT_SEEDS
+    shared = measured & (few | legend.sampled_shapley)
     gradient = played.slot("gradient_measured") > 0
-    rows: Rows = {
-        name: played.slot(name).ravel()
-        for name in ("alpha", "alpha_target", "contribution_velocity", "escrow")
+    known = {
+        "contribution": measured,
+        "interaction": measured,
+        "shapley": shared,
+        "shapley_error": shared,
+        "seed_age": taken,
+        "gradient_norm": gradient,
+        "gradient_health": gradient,
+        "gradient_vanishing": gradient,
+        "gradient_exploding": gradient,
+        "gradient_ratio": gradient & (played.slot("gradient_ratio_known") > 0),
     }
-    rows |= {name: _where(played.slot(name), measured) for name in ("contribution", "interaction")}
-    rows |= {name: _where(played.slot(name), shared) for name in ("shapley", "shapley_error")}
-    rows |= {
-        name: _where(played.slot(name), gradient) for name in ("gradient_norm", "gradient_health")
-    }
-    rows |= {
-        name: Known(played.slot(name).ravel() > 0, gradient.ravel())
-        for name in ("gradient_vanishing", "gradient_exploding")
-    }
+    always = ("stage_age", "alpha", "alpha_target", "contribution_velocity", "escrow")
+    columns: dict[str, Values] = {name: played.slot(name) for name in always}
+    columns |= {name: _number(played.slot(name), where) for name, where in known.items()}
     gain = played.slot("accuracy_current") - played.slot("accuracy_initial")
-    return played.kept(
-        played.keys(round_number, slots)
-        | rows
-        | {
-            "slot": _text(np.broadcast_to(np.arange(slots), stage.shape), legend.slots),
-            "stage": _text(stage, STAGE_NAMES),
-            "stage_age": played.slot_code("stage_age").ravel(),
-            "seed": Known(seed_numbers(played)[0].ravel(), taken.ravel()),
-            "seed_age": Known(played.slot_code("seed_age").ravel(), taken.ravel()),
-            "blueprint": _text(blueprint, legend.blueprints, taken),
-            "blend": _text(played.slot_code("blend"), BLEND_NAMES, taken),
-            "parameters": residents(played, legend.parameters, LIVE_STAGES).ravel(),
-            "accuracy_gain": _where(gain, taken),
-            "gradient_ratio": _where(
-                played.slot("gradient_ratio"), gradient & (played.slot("gradient_ratio_known") > 0)
-            ),
-        }
-    )
+    columns |= {
+        "slot": Texts(np.broadcast_to(np.arange(played.num_slots), stage.shape), legend.slots),
+        "stage": Texts(stage, STAGE_NAMES),
+        "seed": _number(seed_numbers(played)[0], taken),
+        "blueprint": _text(played.slot_code("blueprint"), legend.blueprints, taken),
+        "blend": _text(played.slot_code("blend"), BLEND_NAMES, taken),
+        "parameters": residents(played, legend.parameters, LIVE_STAGES),
+        "accuracy_gain": _number(gain, taken),
+    }
+    everywhere = np.broadcast_to(played.goes_on[:, :, None], stage.shape)
+    return played.rows(round_number, everywhere, columns)
 
 
 def choices_rows(played: Played, round_number: int) -> Rows:
     """The table `choices`."""
-    rows: Rows = played.keys(round_number)
-    masks = played.several("masks")
-    likely = played.several("probabilities")
-    last = 0
-    for name, size in zip(HEAD_NAMES, played.legend.choices, strict=True):
-        legal, share = (
-            part[:, :, last : last + size].reshape(-1, size) for part in (masks, likely)
-        )
-        rows[f"{name}_legal"] = legal > 0
-        rows[f"{name}_probability"] = share if played.legend.learns else share[:, :0]
-        last += size
-    return played.kept(rows)
+    ends = np.cumsum(played.legend.choices)[:-1]
+    legal = np.split(played.several("masks") > 0, ends, 2)
+    likely = np.split(played.several("probabilities"), ends, 2)
+    known = None if played.legend.learns else 0  # of a policy that does not learn, none
+    columns: dict[str, Values] = {}
+    for name, masks, shares in zip(HEAD_NAMES, legal, likely, strict=True):
+        columns[f"{name}_legal"] = masks
+        columns[f"{name}_probability"] = shares[:, :, :known]
+    return played.rows(round_number, played.goes_on, columns)
 
 
 def subsets_rows(played: Played, round_number: int) -> Rows:
     """The table `subsets`."""
     subset = played.several("subset").astype(np.int64)
-    accuracy = played.several("subset_accuracy")
-    there = (subset >= 0).ravel() & np.repeat(played.goes_on.ravel(), subset.shape[2])
-    keys = played.keys(round_number, subset.shape[2])
-    rows: Rows = {name: np.asarray(values)[there] for name, values in keys.items()}
-    return rows | {"subset": subset.ravel()[there], "accuracy": accuracy.ravel()[there]}
+    there = (subset >= 0) & played.goes_on[:, :, None]
+    columns = {"subset": subset, "accuracy": played.several("subset_accuracy")}
+    return played.rows(round_number, there, columns)
 
 
 Maker = Callable[[Played, int], Rows]

@@ -1,21 +1,20 @@
 """The files of tables in a run folder: where they are, which rounds there are, and reading them.
 
-Given a run folder by readers, and by the trainer where a run goes on. Needs no torch.
+Needs no torch.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from esper_soa.config import LEVELS
 from esper_soa.telemetry.parquet import Contents, table_from
-from esper_soa.telemetry.schema import TABLES, Table
+from esper_soa.telemetry.schema import BY_NAME, TABLES, Table
 
 FOLDER = "telemetry"
 FILE = re.compile(r"round_(\d{6,18})\.parquet")
-BY_NAME = {table.name: table for table in TABLES}
 
 
 def table_path(folder: Path, table: str, number: int) -> Path:
@@ -26,9 +25,7 @@ def table_path(folder: Path, table: str, number: int) -> Path:
 def table_files(folder: Path, table: str) -> dict[int, Path]:
     """The files of a table by round, in order."""
     there = folder / FOLDER / table
-    named = (
-        [(FILE.fullmatch(path.name), path) for path in there.iterdir()] if there.is_dir() else []
-    )
+    named = [(FILE.fullmatch(path.name), path) for path in there.glob("*")]
     return dict(sorted((int(match[1]), path) for match, path in named if match))
 
 
@@ -52,7 +49,9 @@ def read_table(
     may be null, float64 with NaN, and None among texts. No rows where there are no files. Raises
     ValueError for what is no such table.
     """
-    parts = [read_file(path, table).values for path in _wanted(Path(folder), table, rounds)]
+    files = table_files(Path(folder), table)
+    wanted = [path for number, path in files.items() if rounds is None or number in rounds]
+    parts = [read_file(path, table).values for path in wanted]
     if not parts:
         return {column.name: np.zeros(0) for column in BY_NAME[table].columns}
     whole = [part for part in parts if len(part["round"])] or parts[:1]
@@ -60,11 +59,6 @@ def read_table(
         column.name: np.concatenate([part[column.name] for part in whole])
         for column in BY_NAME[table].columns
     }
-
-
-def _wanted(folder: Path, table: str, rounds: Sequence[int] | None) -> Iterator[Path]:
-    files = table_files(folder, table)
-    return (path for number, path in files.items() if rounds is None or number in rounds)
 
 
 def keep_tables(folder: Path, rounds: int) -> None:

@@ -1,10 +1,9 @@
 """Hands the numbers of every round to trackers of others, each by a thread of its own.
 
-Opened by the trainer for `track`. A tracker that is slow, fails or cannot be reached costs what it
-was not given, which
-is counted, and nothing else: the run never waits for it but for some seconds at its end. What each
-has been told stands in trackers.json of the run folder: a run that goes on is the same run there,
-and no round is told twice.
+A tracker that is slow, fails or cannot be reached costs what it was not given, which is counted,
+and nothing else: the run never waits for it but for some seconds at its end. What each has been
+told stands in trackers.json of the run folder: a run that goes on is the same run there, and no
+round is told twice.
 """
 
 import json
@@ -62,14 +61,10 @@ class Line(NamedTuple):
 
 
 class Told:
-    """What trackers know of a run, by their names: its id there, and the last round that they were
-    told.
-    """
+    """What trackers know of a run, by their names: its id there, and the last round told."""
 
     def __init__(self, folder: Path, goes_on: bool, unwritten: Unwritten) -> None:
-        """goes_on: whether the run does; one that starts afresh is a new one to them. Raises
-        UserError where the file is not ours.
-        """
+        """goes_on: whether the run does; one that starts afresh is a new one to them."""
         self._path = folder / TOLD
         self._unwritten = unwritten
         self._lock = threading.Lock()
@@ -90,9 +85,7 @@ class Told:
 
 
 def read_told(path: Path) -> dict[str, tuple[str, int]]:
-    """The id and the last round by tracker, as the file `path` has them; raises UserError where it
-    is not ours.
-    """
+    """The id and the last round by tracker; raises UserError where the file is not ours."""
     try:
         found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         return {name: (str(one["id"]), int(one["round"])) for name, one in found.items()}
@@ -103,9 +96,7 @@ def read_told(path: Path) -> dict[str, tuple[str, int]]:
 
 
 class Teller:
-    """Opens a tracker with the first line that it has not been told, and tells it every such line,
-    in the thread of a worker.
-    """
+    """Opens a tracker with the first line that it has not been told; tells it every such line."""
 
     def __init__(
         self, name: str, open_: Callable[[Tracked], Tracker], tracked: Tracked, told: Told

@@ -1,20 +1,18 @@
 """A thread that does small jobs in order, for whoever must not wait: a bounded queue, and what was
 dropped from it.
 
-The writer of tables and every tracker have one of their own, so that none waits for another. Needs
-no torch.
+The writer of tables and every tracker have one of their own, so that none waits for another: what
+opens a tracker waits for a network, even where the tracker has a thread. Needs no torch.
 """
 
 import threading
-import time
 import traceback
 from collections.abc import Callable
-from queue import SimpleQueue
+from queue import Queue
 from types import TracebackType
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
-LOOK = 0.1  # seconds between two looks at whether the thread is still there
 
 
 class Failures:
@@ -53,11 +51,11 @@ class Worker(Generic[Item]):
         """limit: items that may wait; name: of the thread."""
         self._handle = handle
         self._limit = limit
-        self._queue: SimpleQueue[tuple[Item] | threading.Event | None] = SimpleQueue()
+        self._queue = Queue[Item | None]()  # None: no more will come
         self._failures = Failures()
         self._refused = self._abandoned = 0
-        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
-        self._thread.start()
+        self._gone = False  # whether the thread is
+        threading.Thread(target=self._work, name=name, daemon=True).start()
 
     @property
     def dropped(self) -> int:
@@ -78,22 +76,21 @@ class Worker(Generic[Item]):
         """Hand over an item, at once; False where it was dropped, as too many wait or the thread is
         gone.
         """
-        fits = self._queue.qsize() < self._limit and self._thread.is_alive()
+        fits = self._queue.qsize() < self._limit and not self._gone
         if fits:
-            self._queue.put((item,))
+            self._queue.put(item)
         else:
             self._refused += 1
         return fits
 
     def insist(self, item: Item) -> None:
         """Hand over an item, at once, however many wait."""
-        self._queue.put((item,))
+        self._queue.put(item)
 
     def flush(self, seconds: float) -> bool:
-        """Wait until all items so far are done, but not longer; returns whether they are."""
-        done = threading.Event()
-        self._queue.put(done)
-        return self._awaited(done.wait, seconds)
+        """Wait until all items are done, but not longer; returns whether they are."""
+        self._wait(lambda: self._gone or not self._queue.unfinished_tasks, seconds)
+        return not self._queue.unfinished_tasks
 
     def close(self, seconds: float) -> bool:
         """Let the thread end once all is done, and wait for that, but not longer; what is left is
@@ -102,28 +99,25 @@ class Worker(Generic[Item]):
         May be repeated; returns whether it has ended.
         """
         self._queue.put(None)
-        self._awaited(self._ended, seconds)
-        ended = not self._thread.is_alive()
+        self._wait(lambda: self._gone, seconds)
+        ended = self._gone
         while not self._queue.empty():
-            self._abandoned += isinstance(self._queue.get(), tuple)
+            self._abandoned += self._queue.get() is not None
+        if not ended:
+            self._queue.put(None)
         return ended
 
-    def _ended(self, seconds: float) -> bool:
-        self._thread.join(seconds)
-        return not self._thread.is_alive()
-
-    def _awaited(self, wait: Callable[[float], bool], seconds: float) -> bool:
-        """Whether `wait` came true within `seconds`, while the thread was there."""
-        end = time.monotonic() + seconds
-        while not wait(LOOK):
-            if time.monotonic() > end or not self._thread.is_alive():
-                return wait(0.0)
-        return True
+    def _wait(self, over: Callable[[], bool], seconds: float) -> None:
+        with self._queue.all_tasks_done:
+            self._queue.all_tasks_done.wait_for(over, seconds)
 
     def _work(self) -> None:
-        while (item := self._queue.get()) is not None:
-            if isinstance(item, threading.Event):
-                item.set()
-                continue
-            with self._failures:
-                self._handle(item[0])
+        try:
+            while (item := self._queue.get()) is not None:
+                with self._failures:
+                    self._handle(item)
+                self._queue.task_done()
+        finally:
+            with self._queue.all_tasks_done:
+                self._gone = True
+                self._queue.all_tasks_done.notify_all()

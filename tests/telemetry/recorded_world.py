@@ -13,7 +13,7 @@ from esper_soa.env.step import Rules
 from esper_soa.nets.model.blueprints import names_by_code
 from esper_soa.nets.model.flops import training_flop
 from esper_soa.state import Decision
-from esper_soa.telemetry.pack import Facts, pack, places
+from esper_soa.telemetry.pack import Facts, pack, unpack
 from esper_soa.telemetry.rows import Cost, Legend, Played
 from esper_soa.vocabulary import HEAD_NAMES
 
@@ -87,12 +87,5 @@ def record(
     facts = [facts_of(step, seed * 1000 + index) for index, step in enumerate(played)]
     numbers = np.stack([pack(one, full=True).numpy() for one in facts])
     legend = made_legend(rules, learns)
-    where = places(num_slots, sum(legend.choices), numbers.shape[2])
-    return Recorded(
-        rules,
-        legend,
-        played,
-        facts,
-        Played(legend, np.arange(1, steps + 1), numbers, where),
-        numbers,
-    )
+    whole = unpack(legend, np.arange(1, steps + 1), numbers)
+    return Recorded(rules, legend, played, facts, whole, numbers)

@@ -173,6 +173,8 @@ def test_questions_about_the_end_are_answered_for_the_end_of_every_env(
     folder: Path, rounds: list[Witnessed]
 ) -> None:
     pytest.importorskip("duckdb", reason="extra query")
+    from test_queries import QUESTIONS
+
     from esper_soa.telemetry.database import open_database
 
     database = open_database([folder])
@@ -186,18 +188,17 @@ def test_questions_about_the_end_are_answered_for_the_end_of_every_env(
         if alpha > 0
     ]
     assert ends
-    asked = "select round, env, slot, alpha from topology_manifests order by round, env, slot"
-    assert database.execute(asked).fetchall() == ends
+    found = database.execute(QUESTIONS[-2]).fetchall()
+    assert [(number, env, slot, alpha) for _, number, env, slot, *_, alpha in found] == ends
     episodes = [json.loads(line) for line in (folder / "episodes.jsonl").read_text().splitlines()]
     worth = {
         (one["round"], one["env"], slot): value
         for one in episodes
         for slot, value in zip(SLOTS, one["shapley"], strict=True)
     }
-    asked = "select round, env, slot, shapley from shapley_computed"
     found = {
         (number, env, slot): share
-        for number, env, slot, share in database.execute(asked).fetchall()
+        for number, env, slot, *_, share in database.execute(QUESTIONS[6]).fetchall()
     }
     assert found == {key: worth[key] for key in found}
     assert {key for key, value in worth.items() if value} <= found.keys()

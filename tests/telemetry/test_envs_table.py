@@ -4,6 +4,7 @@ import io
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from recorded_world import record
 from rich.console import Console
@@ -13,7 +14,7 @@ from esper_soa.errors import SettingError
 from esper_soa.ops.files import Unwritten
 from esper_soa.ops.progress import Progress
 from esper_soa.telemetry.envs_table import MOST_ENVS, EnvsTable
-from esper_soa.telemetry.pack import places
+from esper_soa.telemetry.pack import unpack
 from esper_soa.telemetry.recorder import Recorder
 from esper_soa.vocabulary import LIVE_STAGES, OP_NAMES, STAGE_NAMES, Op
 
@@ -67,9 +68,9 @@ def test_rows_say_what_every_env_was_and_did() -> None:
 def test_the_op_is_the_one_that_rewards_go_by() -> None:
     recorded = record(3, steps=1)
     numbers = recorded.numbers[0].copy()
-    where = places(3, sum(recorded.legend.choices), recorded.numbers.shape[2])
-    numbers[:, where["op"]] = Op.PRUNE
-    numbers[:, where["effective_op"]] = Op.WAIT
+    told = unpack(recorded.legend, np.ones(1), numbers[None])  # views of the same numbers
+    told.env("op")[:] = Op.PRUNE
+    told.env("effective_op")[:] = Op.WAIT
     table = EnvsTable(recorded.legend)
     table.show(1, 1, numbers)
     assert "prune" not in "".join(text_of(table))

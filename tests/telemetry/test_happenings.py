@@ -38,7 +38,7 @@ def events(recorded: Recorded) -> list[Row]:
 
 
 def test_every_kind_and_cause_is_one_of_the_schema(events: list[Row]) -> None:
-    causes = {kind.name: set(kind.causes) for kind in KINDS}
+    causes = KINDS
     for event in events:
         assert event["cause"] in causes[str(event["kind"])], event
 
@@ -50,7 +50,7 @@ def test_every_kind_happens(events: list[Row], recorded: Recorded) -> None:
     rare = {"diverging", "ended_early"} | (
         {"refused"} if recorded.rules.lifecycle.auto_forward_g1 else set()
     )
-    assert {kind.name for kind in KINDS} - {event["kind"] for event in events} <= rare
+    assert set(KINDS) - {event["kind"] for event in events} <= rare
 
 
 def test_counts_are_those_of_the_metrics(events: list[Row], recorded: Recorded) -> None:
@@ -135,6 +135,17 @@ def test_an_action_is_the_cause_where_it_was_carried_out(
         assert recorded.legend.slots[int(step.action.slot[env])] == event["slot"]
         assert asked == ops[str(event["kind"])] if event["kind"] != "refused" else asked in (4, 5)
         assert bool(step.result.outcome.success[env]) == (event["kind"] != "refused")
+
+
+def test_a_seed_is_retargeted_to_what_the_action_says(
+    events: list[Row], recorded: Recorded
+) -> None:
+    found = [event for event in events if event["kind"] == "retargeted"]
+    assert found
+    for event in found:
+        step = recorded.steps[int(str(event["step"])) - 1]
+        chosen = int(step.action.alpha_target[int(str(event["env"]))])
+        assert event["alpha_target"] == (0.5, 0.7, 1.0)[chosen]
 
 
 def test_rollbacks_come_with_their_reason_and_cost_all_seeds_but_fossils(

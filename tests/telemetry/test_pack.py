@@ -4,11 +4,12 @@ import io
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from recorded_world import facts_of, made_legend
 from rich.console import Console
-from tiny_world import CPU, play_state, tiny_rules, tiny_settings, tiny_world
+from tiny_world import play_state, tiny_rules, tiny_settings, tiny_world
 
 from benchmarks.sync_guard import SyncGuard
 from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
@@ -19,16 +20,7 @@ from esper_soa.nets.config import enabled_slots
 from esper_soa.ops.collect import Player, Round, play_round
 from esper_soa.ops.files import Unwritten
 from esper_soa.ops.progress import Progress
-from esper_soa.telemetry.pack import (
-    ENV_CODES,
-    ENV_FLAGS,
-    ENV_NUMBERS,
-    SLOT_CODES,
-    SLOT_FLAGS,
-    SLOT_NUMBERS,
-    pack,
-    places,
-)
+from esper_soa.telemetry.pack import pack, unpack
 from esper_soa.telemetry.recorder import Recorder
 from esper_soa.telemetry.table_files import read_table
 
@@ -85,17 +77,77 @@ def test_packing_waits_for_nothing_and_runs_on_a_device_that_holds_no_values(ful
         assert (far.device, far.shape) == (meta, packed.shape)
 
 
-def test_every_number_is_read_from_where_it_was_packed() -> None:
+def test_every_number_is_unpacked_as_what_it_was() -> None:
+    """Every field has numbers of its own, so that none can stand for another."""
     (step,) = play_state(tiny_rules(SLOTS, 1), ENVS, seed=0)
     facts = facts_of(step, 0)
-    packed = pack(facts, full=True)
-    assert facts.probabilities is not None
-    where = places(SLOTS, facts.probabilities.shape[1], packed.shape[1])
-    for part in (ENV_CODES, ENV_FLAGS, ENV_NUMBERS):
-        for name, read in part.items():
-            assert torch.equal(packed[:, where[name]].squeeze(1), read(facts).double()), name
-    for part in (SLOT_CODES, SLOT_FLAGS, SLOT_NUMBERS):
-        for name, read in part.items():
-            assert torch.equal(packed[:, where[f"slot.{name}"]], read(facts).double()), name
-    assert torch.equal(packed[:, where["subset_accuracy"]], step.trusted.accuracy)
-    assert packed.device == CPU
+    state = step.observed.state
+    after = step.result.state
+    attribution = step.observed.attribution
+    records = [
+        state.signals,
+        state.slots,
+        state.ramp,
+        state.guard,
+        attribution,
+        facts.seen.measured,
+    ]
+    records += [after.slots, after.ramp, step.result.outcome, step.result.terms]
+    fields = [record.get(name) for record in records for name in record.keys(leaves_only=True)]
+    for place, tensor in enumerate(fields):
+        numbers = 100 * place + torch.arange(tensor.numel()).view(tensor.shape)
+        # the bits of its number tell one field of flags from another
+        flags = (place + 1 >> torch.arange(tensor.numel())).view(tensor.shape) & 1
+        tensor.copy_(flags if tensor.dtype == torch.bool else numbers)
+    packed = unpack(made_legend(tiny_rules(SLOTS, 1)), np.ones(1), pack(facts, True).numpy()[None])
+    for name, tensor in {
+        "accuracy": state.signals.val_accuracy,
+        "val_loss": facts.seen.measured.val_loss,
+        "train_loss": facts.seen.measured.train_loss,
+        "train_accuracy": facts.seen.measured.train_accuracy,
+        "total_contribution": attribution.total,
+        "total_known": attribution.total_known,
+        "committed_accuracy": attribution.committed,
+        "effective_op": step.result.outcome.effective_op,
+        "success": step.result.outcome.success,
+        "reason": state.guard.reason,
+        "panic": state.guard.panic,
+        "reward": step.result.terms.total,
+        "reward_clawback": step.result.terms.clawback,
+        "value": facts.decision.value,
+        "slot": step.action.slot,
+        "op": step.action.op,
+    }.items():
+        assert packed.env(name).ravel().tolist() == tensor.double().tolist(), name
+    slots = state.slots
+    for name, tensor in {
+        "stage": slots.stage,
+        "stage_after": after.slots.stage,
+        "stage_age": slots.stage_age,
+        "seed_age": slots.seed_age,
+        "blueprint": slots.blueprint,
+        "blueprint_after": after.slots.blueprint,
+        "blend": slots.blend,
+        "measured": attribution.measured,
+        "gradient_measured": facts.seen.measured.gradients.measured,
+        "gradient_ratio_known": slots.gradient_ratio_known,
+        "gradient_vanishing": slots.gradient_vanishing,
+        "gradient_exploding": slots.gradient_exploding,
+        "alpha": slots.alpha,
+        "alpha_target": state.ramp.target,
+        "alpha_target_after": after.ramp.target,
+        "contribution": attribution.contribution,
+        "contribution_velocity": slots.contribution_velocity,
+        "interaction": attribution.interaction_sum,
+        "shapley": attribution.shapley,
+        "shapley_error": attribution.shapley_error,
+        "accuracy_initial": slots.accuracy_initial,
+        "accuracy_current": slots.accuracy_current,
+        "gradient_norm": slots.gradient_norm,
+        "gradient_ratio": slots.gradient_ratio,
+        "gradient_health": slots.gradient_health,
+        "escrow": slots.escrow,
+    }.items():
+        assert packed.slot(name)[0].tolist() == tensor.double().tolist(), name
+    assert packed.several("subset_accuracy")[0].tolist() == step.trusted.accuracy.tolist()
+    assert packed.several("legal")[0].tolist() == step.observed.masks.op.double().tolist()

@@ -1,24 +1,173 @@
-"""The tables of the pages are those in code."""
+"""docs/metrics.md lists every number that a run writes, with settings that exist where one is
+to be changed; and docs/telemetry.md every column and kind of event.
+"""
 
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from esper_soa.telemetry.pages import BLOCK, PAGES, blocks, filled
+from esper_soa.agent.config import ImitationConfig, NetworkConfig, PolicyConfig, PPOConfig
+from esper_soa.agent.diagnostics import IMITATION, MEANING
+from esper_soa.config import ComputeConfig, TelemetryConfig, TrainConfig
+from esper_soa.env.config import GatesConfig, RewardConfig
+from esper_soa.env.governor import REASON_NAMES
+from esper_soa.nets.config import DataConfig, TaskConfig
+from esper_soa.ops.rundir import RunFolder
+from esper_soa.telemetry.schema import BY_NAME, KINDS, REWARD_TERMS, TABLES, TYPES
+from esper_soa.trainer import run
+from esper_soa.vocabulary import BLUEPRINT_NAMES, HEAD_NAMES, OP_NAMES
 
+SETTINGS = TrainConfig(
+    envs=2,
+    rounds=2,
+    steps=12,
+    batch_size=4,
+    train_samples=4,
+    val_samples=8,
+    slots=["r0c0", "r0c1"],
+    control="none",
+    task=TaskConfig(name="tiny", base_channels=2, num_blocks=2, kernel_size=1, num_pools=2),
+    data=DataConfig(name="synthetic", synthetic_train=32, synthetic_test=16),
+    gates=GatesConfig(min_blending_steps=1),
+    policy=PolicyConfig(
+        network=NetworkConfig(hidden=8, features=8),
+        ppo=PPOConfig(epochs=1, minibatches=1),
+        imitation=ImitationConfig(rounds=1, teacher="schedule", epochs=1),
+    ),
+    reward=RewardConfig(split=["shaped", "net"]),
+    telemetry=TelemetryConfig(progress="off"),
+    compute=ComputeConfig(threads=1, workers=1),
+)
+STANDS_FOR = {
+    "<term>": REWARD_TERMS,
+    "<op>": OP_NAMES,
+    "<blueprint>": BLUEPRINT_NAMES,
+    "<reason>": REASON_NAMES,
+    "<fate>": ("germinated", "fossilized", "contributing", "pruned", "unfinished"),
+    "<head>": HEAD_NAMES,
+    "<mode>": SETTINGS.reward.split,
+}
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_a_page_says_what_the_code_says(name: str) -> None:
-    page = (DOCS / name).read_text(encoding="utf-8")
-    assert page == filled(page), "python -m esper_soa.telemetry.pages docs"
+def tables_of(page: str) -> dict[str, list[list[str]]]:
+    """The cells of the rows of all tables on a page of docs/, by the heading above them, without
+    marks of code.
+    """
+    found: dict[str, list[list[str]]] = defaultdict(list)
+    heading = ""
+    for line in (DOCS / page).read_text(encoding="utf-8").splitlines():
+        if line.startswith("#"):
+            heading = line.strip("# ").split(":")[0]
+        elif line.startswith("| `"):
+            found[heading].append(
+                [cell.strip() for cell in line.replace("`", "")[2:-2].split(" | ")]
+            )
+    return found
 
 
-def test_every_block_is_on_a_page_and_no_other() -> None:
-    found = [
-        match["name"]
-        for name in PAGES
-        for match in BLOCK.finditer((DOCS / name).read_text(encoding="utf-8"))
-    ]
-    assert sorted(found) == sorted(blocks())
+METRICS = tables_of("metrics.md")
+ROUND = [row[0] for row in METRICS["metrics.jsonl"]]
+EPISODE = [row[0] for row in METRICS["episodes.jsonl"]]
+
+
+def keys_of(record: dict, prefix: str = "") -> Iterator[str]:
+    """The dotted names of all numbers in a line; `update` is looked at by itself."""
+    for name, value in record.items():
+        if isinstance(value, dict):
+            yield from keys_of(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def spelled_out(names: list[str]) -> set[str]:
+    """`names` with all that a placeholder stands for."""
+    found = set(names)
+    for sign, words in STANDS_FOR.items():
+        found |= {
+            name.replace(sign, word) for name in list(found) if sign in name for word in words
+        }
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    place = RunFolder(tmp_path_factory.mktemp("metrics"))
+    run(SETTINGS, place)
+    return place
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_every_key_of_a_line_is_listed_and_no_other(folder: RunFolder) -> None:
+    """Blueprints that were not germinated have none."""
+    for file, listed in ((folder.metrics, ROUND), (folder.episodes, EPISODE)):
+        written = {"non_finite"}
+        for line in lines(file):
+            written |= set(keys_of({key: value for key, value in line.items() if key != "update"}))
+        assert written <= spelled_out(listed)
+        assert [name for name in listed if not spelled_out([name]) & written] == []
+
+
+def test_every_diagnostic_of_an_update_is_listed_with_its_formula(folder: RunFolder) -> None:
+    listed = {row[0]: row[2] for row in METRICS["update"]}
+    assert listed == MEANING | IMITATION
+    written = {name for line in lines(folder.metrics) for name in line["update"]}
+    assert {re.sub("/.*", "", name) for name in written} <= {
+        re.sub("/.*", "", name) for name in listed
+    }
+
+
+@pytest.mark.parametrize("table", ["steps", "slots"])
+def test_every_measured_column_is_listed(table: str) -> None:
+    chosen = {"success", "tempo", "alpha_speed", "ops_legal", "panic", "seed", "round", "step"}
+    chosen |= {"env", "alpha_target"} if table == "steps" else {"env"}
+    numbers = {
+        column.name
+        for column in BY_NAME[table].columns
+        if column.type != "text" and not column.name.endswith("_probability")
+    }
+    listed = spelled_out([row[0] for row in METRICS[table]]) - {"reward_<term>"}
+    assert numbers - chosen == listed
+
+
+def test_every_column_and_kind_of_event_is_listed() -> None:
+    page = tables_of("telemetry.md")
+    keys = [row for row in page["Tables"] if len(row) == 5]
+    for table in TABLES:
+        listed = [tuple(row[:2]) + (row[3],) for row in [*keys, *page[table.name]] if len(row) == 5]
+        assert listed == [
+            (column.name, TYPES[column.type], "yes" if column.nullable else "")
+            for column in table.columns
+        ]
+        assert [table.name, table.level] in [row[:2] for row in page["Tables"]]
+    kinds = {row[0]: tuple(row[2].split(", ")) for row in page["events"] if len(row) == 4}
+    assert kinds == KINDS
+
+
+def test_settings_that_are_named_exist() -> None:
+    def flat(part: dict, prefix: str = "") -> Iterator[str]:
+        for name, value in part.items():
+            yield f"{prefix}{name}"
+            if isinstance(value, dict):
+                yield from flat(value, f"{prefix}{name}.")
+
+    known = set(flat(asdict(TrainConfig())))
+    groups = {name.split(".")[0] for name in known if "." in name}
+    page = (DOCS / "metrics.md").read_text(encoding="utf-8")
+    rows = [line.split(" | ")[-1] for line in page.splitlines() if line.startswith("| `")]
+    told = {word for remedy in rows for word in re.findall(r"`([^`]+)`", remedy)}
+    settings = {
+        word.rstrip(".")
+        for word in told - spelled_out(ROUND)
+        if "." in word and word.split(".")[0] in groups
+    }
+    assert settings
+    assert settings <= known

@@ -6,22 +6,22 @@ import numpy as np
 import pytest
 from pyarrow import parquet
 
-from esper_soa.telemetry.parquet import Known, Texts, Values, table_bytes, table_from
+from esper_soa.telemetry.parquet import Texts, Values, table_bytes, table_from
 from esper_soa.telemetry.schema import Column
 
 COLUMNS = (
-    Column("round", "int", "", ""),
-    Column("a", "float", "", ""),
-    Column("b", "float", "", "", nullable=True),
-    Column("t", "text", "", ""),
-    Column("u", "text", "", "", nullable=True),
-    Column("f", "bool", "", ""),
-    Column("g", "bool", "", "", nullable=True),
-    Column("k", "int", "", "", nullable=True),
-    Column("l", "single[]", "", ""),
-    Column("m", "bool[]", "", ""),
-    Column("e", "single[]", "", ""),
-    Column("s", "single", "", "", nullable=True),
+    Column("round", "int"),
+    Column("a", "float"),
+    Column("b", "float", nullable=True),
+    Column("t", "text"),
+    Column("u", "text", nullable=True),
+    Column("f", "bool"),
+    Column("g", "bool", nullable=True),
+    Column("k", "int", nullable=True),
+    Column("l", "single[]"),
+    Column("m", "bool[]"),
+    Column("e", "single[]"),
+    Column("s", "single", nullable=True),
 )
 NAMES = ("x", "yé", "z")
 ROWS = (0, 1, 7, 8, 9, 333)
@@ -37,8 +37,8 @@ def made(rows: int) -> dict[str, Values]:
         "t": Texts(random.integers(0, 3, rows), NAMES),
         "u": Texts(random.integers(-1, 3, rows), NAMES),
         "f": some,
-        "g": Known(random.random(rows) < 0.5, some),
-        "k": Known(random.integers(-5, 9, rows), some),
+        "g": np.where(some, random.random(rows) < 0.5, np.nan),
+        "k": np.where(some, random.integers(-5, 9, rows), np.nan),
         "l": random.normal(size=(rows, 3)).astype(np.float32),
         "m": random.random((rows, 5)) < 0.5,
         "e": np.zeros((rows, 0), np.float32),
@@ -50,11 +50,6 @@ def plain(values: Values) -> list:
     """As any reader should see them."""
     if isinstance(values, Texts):
         return [None if code < 0 else values.names[code] for code in values.codes]
-    if isinstance(values, Known):
-        return [
-            value if known else None
-            for value, known in zip(values.values.tolist(), values.known, strict=True)
-        ]
     return [None if value != value else value for value in values.tolist()]
 
 
@@ -73,7 +68,7 @@ def test_a_table_comes_back_as_it_was(rows: int) -> None:
 
 
 def test_infinity_and_nan_stand_as_they_are_where_nothing_can_be_null() -> None:
-    column = Column("a", "float", "", "")
+    column = Column("a", "float")
     values = np.array([np.inf, -np.inf, np.nan, 0.1])
     back = table_from(table_bytes([column], {"a": values}, {}), [column]).values["a"]
     np.testing.assert_array_equal(back, values)

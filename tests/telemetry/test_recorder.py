@@ -15,8 +15,9 @@ import pytest
 from recorded_world import Recorded, record
 
 from esper_soa.ops.files import Unwritten
+from esper_soa.ranks import ALONE
 from esper_soa.telemetry import recorder as module
-from esper_soa.telemetry.recorder import Recorder
+from esper_soa.telemetry.recorder import NoRecorder, Recorder, Relay
 from esper_soa.telemetry.table_files import (
     keep_tables,
     read_file,
@@ -37,13 +38,13 @@ def made(
     return Recorder(folder, recorded.legend, level, interval, Unwritten())
 
 
-def play(recorder: Recorder, recorded: Recorded, number: int, steps: int = 6) -> None:
+def play(recorder: NoRecorder, recorded: Recorded, number: int, steps: int = 6) -> None:
     recorder.begin(number)
     for index in range(steps):
         recorder.emit(index + 1, columns(recorder, recorded)[index])
 
 
-def columns(recorder: Recorder, recorded: Recorded) -> np.ndarray:
+def columns(recorder: NoRecorder, recorded: Recorded) -> np.ndarray:
     """What the recorder's own level packs of each env-step."""
     packed = [recorder.pack(facts) for facts in recorded.facts]
     return np.stack([one.numpy() for one in packed if one is not None])
@@ -65,6 +66,10 @@ def test_each_round_has_a_file_per_table_of_the_level(recorded: Recorded, tmp_pa
         for number in (1, 2):
             play(recorder, recorded, number)
             recorder.end()
+        recorder.flush()
+        assert len(read_table(tmp_path / level, "steps")["env"]) == 24, (
+            "flushed, and not on the disk"
+        )
         recorder.close()
         found = sorted(path.name for path in (tmp_path / level / "telemetry").iterdir())
         assert found == tables
@@ -87,15 +92,6 @@ def test_files_say_what_they_are_and_how_to_read_them(recorded: Recorded, tmp_pa
     assert legend["slots"] == list(recorded.legend.slots)
     assert legend["ops"][1] == "germinate"
     assert "dropped" not in facts
-
-
-def test_what_is_flushed_is_on_the_disk(recorded: Recorded, tmp_path: Path) -> None:
-    recorder = made(recorded, tmp_path)
-    play(recorder, recorded, 1)
-    recorder.end()
-    recorder.flush()
-    assert len(read_table(tmp_path, "steps")["env"]) == 12
-    recorder.close()
 
 
 def test_a_round_in_progress_is_written_now_and_then_and_whole_at_its_end(
@@ -128,26 +124,33 @@ def test_a_round_that_was_cut_off_is_kept_as_far_as_it_came(
     assert found.values["step"].tolist() == [1, 1, 2, 2, 3, 3]
 
 
-def test_a_disk_that_is_slow_costs_env_steps_and_no_time(
+class HeldWriter:
+    """Writes files once it is let go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun = threading.Event()
+        self.go = threading.Event()
+        self._write = module.write_bytes
+        monkeypatch.setattr(module, "write_bytes", self)
+
+    def __call__(self, path: Path, content: bytes) -> None:
+        self.begun.set()
+        assert self.go.wait(60)
+        self._write(path, content)
+
+
+def test_a_disk_that_is_slow_costs_env_steps_and_is_not_waited_for(
     recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held = threading.Event()
-    write = module.write_bytes
-
-    def slowly(path: Path, content: bytes) -> None:
-        held.wait(20)
-        write(path, content)
-
-    monkeypatch.setattr(module, "write_bytes", slowly)
+    held = HeldWriter(monkeypatch)
     monkeypatch.setattr(module, "LIMIT", 4)
     recorder = made(recorded, tmp_path)
     play(recorder, recorded, 1, steps=1)
     recorder.end()
-    time.sleep(0.2)
-    begun = time.monotonic()
+    assert held.begun.wait(60)
     play(recorder, recorded, 2)
-    assert time.monotonic() - begun < 1
-    held.set()
+    assert list(table_files(tmp_path, "steps")) == [], "the disk was waited for"
+    held.go.set()
     recorder.end()
     recorder.close()
     assert recorder.dropped == 2 * 2
@@ -156,6 +159,43 @@ def test_a_disk_that_is_slow_costs_env_steps_and_no_time(
         [1, 1, 2, 2, 3, 3, 4, 4],
         "4",
     )
+
+
+def test_a_round_of_ranks_is_handed_over_no_faster_than_it_is_taken(
+    recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = HeldWriter(monkeypatch)
+    monkeypatch.setattr(module, "LIMIT", 4)
+    recorder = made(recorded, tmp_path)
+    relay = Relay(recorder, ALONE, "events")
+    play(relay, recorded, 1, steps=1)
+    relay.end()
+    assert held.begun.wait(60)
+    play(relay, recorded, 2)
+    flush = recorder.flush
+
+    def let_go() -> None:
+        held.go.set()
+        flush()
+
+    monkeypatch.setattr(recorder, "flush", let_go)
+    relay.end()
+    recorder.close()
+    assert recorder.dropped == 0
+    assert read_table(tmp_path, "steps", [2])["step"].tolist() == [
+        1,
+        1,
+        2,
+        2,
+        3,
+        3,
+        4,
+        4,
+        5,
+        5,
+        6,
+        6,
+    ]
 
 
 def test_what_the_disk_refuses_is_named_and_written_when_it_can_be(

@@ -9,7 +9,7 @@ from torch import Tensor
 from esper_soa.agent.distribution import head_masks, relevant_heads
 from esper_soa.env.parameters import flop_per_image, occupied_params, total_params
 from esper_soa.nets.model.flops import training_flop
-from esper_soa.telemetry.parquet import Known, Texts, table_bytes, table_from
+from esper_soa.telemetry.parquet import Texts, table_bytes, table_from
 from esper_soa.telemetry.rows import choices_rows, slots_rows, steps_rows, subsets_rows
 from esper_soa.telemetry.schema import CURVE_NAMES, REWARD_TERMS, STYLE_NAMES
 from esper_soa.telemetry.table_files import BY_NAME
@@ -77,7 +77,7 @@ def test_measurements_and_rewards_are_those_of_training(recorded: Recorded) -> N
     for name in ("val_loss", "train_loss", "train_accuracy"):
         assert_column(table[name], [step.trusted.get(name) for step in steps])
     assert_column(table["reward"], [step.result.terms.total for step in steps])
-    for name, _ in REWARD_TERMS:
+    for name in REWARD_TERMS:
         assert_column(table[f"reward_{name}"], [step.result.terms.get(name) for step in steps])
     attribution = [step.observed.attribution for step in steps]
     assert_column(
@@ -248,9 +248,8 @@ def test_sampled_shapley_values_of_many_seeds_are_null_unless_they_are_sampled()
     assert (np.isnan(rows) == (~measured | many).flatten().numpy()).all()
 
 
-def test_text_columns_and_nullable_ones_are_marked(recorded: Recorded) -> None:
+def test_text_columns_are_made_as_texts(recorded: Recorded) -> None:
     for name, make in MAKERS.items():
         rows = make(recorded.played, 1)
         for column in BY_NAME[name].columns:
             assert isinstance(rows[column.name], Texts) == (column.type == "text"), column.name
-            assert not isinstance(rows[column.name], Known) or column.nullable, column.name

@@ -144,6 +144,7 @@ def test_a_checkpoint_waits_for_the_tables_of_its_rounds(
     assert seen == [[1], [1, 2]]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_leaves_whole_files_and_goes_on(tmp_path: Path) -> None:
     more = (
         "rounds=500",

@@ -55,6 +55,4 @@ class MLflow:
         self._client.set_terminated(self.id)
 
 
-def open_tracker(tracked: Tracked) -> MLflow:
-    """The tracker of a run."""
-    return MLflow(tracked)
+open_tracker = MLflow

@@ -37,6 +37,4 @@ class TensorBoard:
         self._writer.close()
 
 
-def open_tracker(tracked: Tracked) -> TensorBoard:
-    """The tracker of a run."""
-    return TensorBoard(tracked)
+open_tracker = TensorBoard

@@ -45,6 +45,4 @@ class WeightsAndBiases:
         self._run.finish()
 
 
-def open_tracker(tracked: Tracked) -> WeightsAndBiases:
-    """The tracker of a run."""
-    return WeightsAndBiases(tracked)
+open_tracker = WeightsAndBiases
