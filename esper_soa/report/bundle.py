@@ -2,9 +2,10 @@
 network for it.
 
 It comes out of vl-convert (the extra `report`), which needs seconds to put it together: it is kept
-in the user's cache folder, by vl-convert's version. Called by page.py. Needs no torch.
+in the user's cache folder, by vl-convert's version and with its digest. Needs no torch.
 """
 
+import hashlib
 from contextlib import suppress
 from importlib import import_module, metadata
 from importlib.util import find_spec
@@ -17,10 +18,6 @@ from esper_soa.user_cache import FolderError, cache_folder, open_folder
 PACKAGE = "vl-convert-python"
 MODULE = "vl_convert"
 MISSING = "a report needs vl-convert: pip install 'esper-soa[report]'"
-END_OF_SCRIPT = (
-    "</script",
-    "<\\/script",
-)  # which would end the script element, also within a text of the program
 
 
 def available() -> bool:
@@ -43,17 +40,23 @@ def bundle() -> str:
 
 
 def _kept(path: Path) -> str:
-    """The program in the file `path`, made where it is missing; that it cannot be written there is
-    no harm.
+    """The program in the file `path`, below a line with its digest; made where it is missing or
+    damaged. That it cannot be read or written there is no harm.
     """
-    if path.is_file():
-        return path.read_text(encoding="utf-8")
+    with suppress(OSError, UnicodeDecodeError):
+        first, _, kept = path.read_bytes().decode().partition("\n")
+        if first == _digest(kept):
+            return kept
     made = _made()
     with suppress(OSError):
-        write_text(path, made)
+        write_text(path, f"{_digest(made)}\n{made}")
     return made
 
 
+def _digest(program: str) -> str:
+    return f"// sha256 {hashlib.sha256(program.encode()).hexdigest()}"
+
+
 def _made() -> str:
-    """The program, put together by vl-convert."""
-    return str(import_module(MODULE).javascript_bundle()).replace(*END_OF_SCRIPT)
+    """The program, put together by vl-convert; nothing in it ends the script element."""
+    return str(import_module(MODULE).javascript_bundle()).replace("</script", "<\\/script")

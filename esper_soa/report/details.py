@@ -1,67 +1,75 @@
-"""What stands below the figures: every comparison with its test, settings and how they differ,
-versions, findings.
-
-Plain tables in the page itself. Given groups of runs by page.py. Needs no torch.
+"""What is told in words and tables alone: every comparison with its test, settings and how they
+differ, versions, findings. Needs no torch.
 """
 
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from esper_soa.report.groups import Group, differing
-from esper_soa.report.run_files import Record, RunRecord
-from esper_soa.report.standings import CONFIDENCE, Pair, pairs
-from esper_soa.report.study import TITLES, study_of, study_rows, study_words
-from esper_soa.report.words import bounded, p_value
+from esper_soa.ops.comparison import MEASURES, RESULT
+from esper_soa.report.groups import CONFIDENCE, Group, differing, pairs
+from esper_soa.report.run_files import Record, RunRecord, number, read_json
+from esper_soa.report.words import NOTHING, bounded, p_value
 
 MOST_COLUMNS = 12  # runs side by side in the table of differing settings
+PAIRS = "group|other|difference, same seeds (points)|probability of ending higher|p, exact"
+STUDY = "group|against|measure|difference (points)|seeds won|effect|p, exact|p after Holm|verdict"
 
 
-def details(groups: Sequence[Group]) -> str:
-    """The section of settings, with everything that is told in words and tables alone."""
-    runs = [run for group in groups for run in group.runs]
-    study = study_of(runs)
-    compared = _study(study) if study else _pairs(pairs(groups)) if len(groups) > 1 else ""
+def details(runs: Sequence[RunRecord]) -> str:
+    """The section that tells what the runs were: settings, machine, findings."""
+    first = runs[0]
+    overrides = ((run.label, " ".join(run.overrides)) for run in runs)
+    settings = _table("setting|value", ((name, str(one)) for name, one in first.settings.items()))
     cards = [
-        _card("Comparisons", compared),
-        _card("Settings that differ", _differing(runs)) if len(runs) > 1 else "",
         _card("What the updates showed", _anomalies(runs)),
-        _card(
-            "Overrides",
-            _table(("run", "overrides"), ((run.label, " ".join(run.overrides)) for run in runs)),
-        ),
+        _card("Settings that differ", _differing(runs)),
+        _card("Overrides", _table("run|overrides", overrides)),
         _card("Software and machine", _versions(runs)),
         _card(
-            "All settings" + (f" of run {runs[0].label}" if len(runs) > 1 else ""),
-            _all_settings(runs[0]),
+            "All settings" + (f" of run {first.label}" if len(runs) > 1 else ""),
+            settings
+            and f"<details><summary>{len(first.settings)} settings</summary>{settings}</details>",
         ),
     ]
     return (
-        '<section id="settings" aria-labelledby="settings-title"><h2 id="settings-title">Settings '
-        "and findings</h2>"
-        "<p>What was asked for, what it ran on, and what was noticed.</p>"
+        '<section id="settings" aria-labelledby="settings-title"><h2 id="settings-title">What was '
+        "the run?</h2><p>What was asked for, what it ran on, and what was noticed.</p>"
         f'<div class="figures">{"".join(cards)}</div></section>\n'
     )
+
+
+def comparisons(groups: Sequence[Group]) -> str:
+    """Every pair of groups with its test, or what esper-compare found; empty of one group."""
+    study = study_of([run for group in groups for run in group.runs])
+    return _card("Comparisons", _study(study) if study else _pairs(groups))
 
 
 def _card(title: str, content: str) -> str:
     return f'<div class="card wide"><h3>{escape(title)}</h3>{content}</div>\n' if content else ""
 
 
-def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Texts in a table that scrolls on its own; empty where there are no rows."""
+def _about(words: str) -> str:
+    return f'<p class="about">{escape(words)}</p>'
+
+
+def _table(titles: str, rows: Iterable[Sequence[str]]) -> str:
+    """Texts in a table that scrolls on its own, `titles` with | between them; empty where there are
+    no rows.
+    """
     lines = ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows]
     if not lines:
         return ""
-    head = "".join(f'<th scope="col">{escape(title)}</th>' for title in titles)
+    named = escape(titles).split("|")
+    head = "".join(f'<th scope="col">{title}</th>' for title in named)
     body = "".join(f"<tr>{line}</tr>" for line in lines)
-    name = escape(", ".join(titles))
     return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="Table: {name}"><table>'
-        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+        f'<div class="scroll" tabindex="0" role="region" aria-label="Table: {", ".join(named)}">'
+        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
 
-def _pairs(found: Sequence[Pair]) -> str:
+def _pairs(groups: Sequence[Group]) -> str:
+    found = pairs(groups)
     if not found:
         return ""
     rows = [
@@ -75,45 +83,79 @@ def _pairs(found: Sequence[Pair]) -> str:
         )
         for pair in found
     ]
-    titles = (
-        "group",
-        "other",
-        "difference, same seeds (points)",
-        "probability of ending higher",
-        "p, exact",
-        f"p of {len(found)} together",
-    )
     words = (
         f"Intervals of {CONFIDENCE:.0%}. Differences are paired by seed (Student's t). The "
-        "probability that a run of "
-        "the group ends above one of the other is Mann and Whitney's share of pairs with "
-        "Newcombe's interval; p is "
-        "their exact test, and in the last column corrected after Holm for the number of "
-        f"comparisons, {len(found)}."
+        "probability that a run of the group ends above one of the other is Mann and Whitney's "
+        "share of pairs with Newcombe's interval; p is their exact test, and in the last column "
+        f"corrected after Holm for the number of comparisons, {len(found)}."
     )
-    return f'<p class="about">{escape(words)}</p>{_table(titles, rows)}'
+    return _about(words) + _table(f"{PAIRS}|p of {len(found)} together", rows)
+
+
+def study_of(runs: Sequence[RunRecord]) -> Record:
+    """The comparison that all `runs` are of, each in the folder <study>/<group>/<seed>, as
+    esper-compare wrote it; empty where there is none.
+    """
+    folders = {run.path.resolve().parent.parent for run in runs}
+    return read_json(folders.pop() / RESULT) if len(folders) == 1 else {}
 
 
 def _study(study: Record) -> str:
-    return f'<p class="about">{escape(study_words(study))}</p>{_table(TITLES, study_rows(study))}'
+    seeds = study.get("seeds")
+    listed = study.get("comparisons")
+    rows = [row for row in listed if isinstance(row, dict)] if isinstance(listed, list) else []
+    powers = (
+        f" {row['group']}, {_measure(row)}: {row['power']}." for row in rows if row.get("power")
+    )
+    words = (
+        f"By esper-compare, over {len(seeds) if isinstance(seeds, list) else 0} seeds that every "
+        "group has played in lockstep: differences paired by seed, intervals of "
+        f"{number(study, 'confidence') or 0:.0%} (Student's t), two-sided exact signed rank tests "
+        f"(Wilcoxon 1945), corrected after Holm for {len(rows)} comparisons. The effect is the "
+        f"mean difference over its standard deviation, by Hedges.{''.join(powers)}"
+    )
+    return _about(words) + _table(STUDY, map(_study_row, rows))
+
+
+def _study_row(row: Record) -> tuple[str, ...]:
+    mean, low, high, effect = (_signed(row, name) for name in ("mean", "low", "high", "effect"))
+    won = number(row, "won")
+    differences = row.get("differences")
+    seeds = len(differences) if isinstance(differences, list) else 0
+    return (
+        str(row.get("group", "")),
+        str(row.get("reference", "")),
+        _measure(row),
+        f"{mean} [{low}, {high}]",
+        f"{NOTHING if won is None else int(won)} of {seeds}",
+        effect,
+        p_value(number(row, "p") or 0.0),
+        p_value(number(row, "corrected") or 0.0),
+        str(row.get("verdict", "")),
+    )
+
+
+def _measure(row: Record) -> str:
+    return MEASURES.get(str(row.get("measure")), str(row.get("measure")))
+
+
+def _signed(row: Record, name: str) -> str:
+    value = number(row, name)
+    return NOTHING if value is None else f"{value:+.2f}"
 
 
 def _differing(runs: Sequence[RunRecord]) -> str:
-    found = differing(runs[:MOST_COLUMNS])
+    shown = runs[:MOST_COLUMNS]
+    labels = "|".join(run.label.replace("|", " ") for run in shown)
     table = _table(
-        ["setting", *(run.label for run in runs[:MOST_COLUMNS])],
-        ([row.name, *row.values] for row in found),
+        f"setting|{labels}", ([name, *values] for name, values in differing(shown).items())
     )
-    left_out = len(runs) - MOST_COLUMNS
-    return table + (
-        f'<p class="about">{left_out} more runs are not shown here.</p>' if left_out > 0 else ""
-    )
+    left_out = len(runs) - len(shown)
+    return table + (_about(f"{left_out} more runs are not shown here.") if left_out else "")
 
 
 def _anomalies(runs: Sequence[RunRecord]) -> str:
-    """The rounds in which an update looked wrong; a row per finding and set of runs that share
-    it.
-    """
+    """The rounds in which an update looked wrong."""
     found = []
     for run in runs:
         rounds: dict[str, list[str]] = {}
@@ -122,17 +164,13 @@ def _anomalies(runs: Sequence[RunRecord]) -> str:
             for name in names if isinstance(names, list) else []:
                 rounds.setdefault(str(name), []).append(str(line.get("round", "?")))
         found += [(run.label, name, ", ".join(where)) for name, where in rounds.items()]
-    table = _table(("finding", "in rounds", "runs"), _shared(found, len(runs)))
-    return (
-        table
-        and f'<p class="about">The log of a run says what each means and what to do.</p>{table}'
-    )
+    table = _table("finding|in rounds|runs", _shared(found, len(runs)))
+    return table and _about("The log of a run says what each means and what to do.") + table
 
 
 def _versions(runs: Sequence[RunRecord]) -> str:
-    """A row per fact and set of runs that share it."""
     found = [(run.label, name, value) for run in runs for name, value in _facts(run.versions)]
-    return _table(("fact", "value", "runs"), _shared(found, len(runs)))
+    return _table("fact|value|runs", _shared(found, len(runs)))
 
 
 def _shared(found: Iterable[tuple[str, str, str]], given: int) -> list[tuple[str, str, str]]:
@@ -153,21 +191,8 @@ def _shared(found: Iterable[tuple[str, str, str]], given: int) -> list[tuple[str
 def _facts(versions: Record, before: str = "") -> list[tuple[str, str]]:
     facts: list[tuple[str, str]] = []
     for name, value in versions.items():
-        inner = value if isinstance(value, dict) else None
-        facts += (
-            [(f"{before}{name}", str(value))]
-            if inner is None
-            else _facts(inner, f"{before}{name}.")
-        )
+        if isinstance(value, dict):
+            facts += _facts(value, f"{before}{name}.")
+        else:
+            facts.append((f"{before}{name}", str(value)))
     return facts
-
-
-def _all_settings(run: RunRecord) -> str:
-    table = _table(
-        ("setting", "value"), ((name, str(value)) for name, value in run.settings.items())
-    )
-    return (
-        f"<details><summary>{len(run.settings)} settings</summary>{table}</details>"
-        if table
-        else ""
-    )

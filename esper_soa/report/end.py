@@ -1,6 +1,6 @@
 """The report that a run or a comparison of runs leaves in its folder at its end.
 
-Called by the trainer and by esper_soa.compare. A report that cannot be made fails nothing: what it
+A report that cannot be made fails nothing: what it
 lacks is said in one line. Needs no torch.
 """
 

@@ -1,19 +1,40 @@
-"""Runs that differ in nothing but the seed belong together: groups by overrides, and what differs
-between settings.
+"""Runs that differ in nothing but the seed belong together: groups by overrides, how each stands,
+and every pair of groups with its exact test.
 
-Given records of runs by page.py. Needs no torch.
+A run counts with one number, the mean accuracy of its hosts at the end; hosts of a run are not
+independent of each other. Runs that have not come to their end are left out, and counted. Needs no
+torch.
 """
 
 import re
 from collections.abc import Sequence
+from itertools import combinations
 from typing import NamedTuple
 
-from esper_soa.report.run_files import RunRecord
+from esper_soa.ops.statistics import (
+    Interval,
+    difference_interval,
+    improvement_interval,
+    iqm_interval,
+    mann_whitney,
+    mean_interval,
+)
+from esper_soa.report.run_files import RunRecord, mean_of, number
 
 # Overrides that say where and how a run is done, or are repeated on purpose: they make no group.
 APART = re.compile(
     r"(seed|name|run_dir|resume|report|track|profile|device|checkpoint_\w+|(hydra|compute|telemetry)\..*)"
 )
+CONFIDENCE = 0.95
+LEVEL = 0.05  # of the tests, all comparisons together
+
+
+class Final(NamedTuple):
+    """A run at its end."""
+
+    run: str  # its label
+    accuracy: float  # percent, mean over the grown hosts
+    gain: float | None  # percent points over the control; None where there is none
 
 
 class Group(NamedTuple):
@@ -22,12 +43,48 @@ class Group(NamedTuple):
     label: str
     runs: list[RunRecord]
 
+    @property
+    def ended(self) -> list[RunRecord]:
+        """Those that have come to their end with a finite accuracy."""
+        return [run for run in self.runs if number(run.summary, "grown", "accuracy") is not None]
 
-class Differing(NamedTuple):
-    """A setting that is not the same in all runs."""
+    @property
+    def finals(self) -> list[Final]:
+        """What those came to."""
+        return [
+            Final(
+                run.label,
+                number(run.summary, "grown", "accuracy") or 0.0,
+                number(run.summary, "difference", "accuracy", "mean"),
+            )
+            for run in self.ended
+        ]
 
-    name: str
-    values: list[str]  # one per run; empty where a run has no such setting
+
+class Standing(NamedTuple):
+    """A group by the runs that have come to their end."""
+
+    label: str
+    runs: int  # that have ended
+    left_out: int  # that have not
+    accuracy: Interval  # percent, mean over runs
+    iqm: Interval  # percent, interquartile mean over runs
+    # Percent points over the control, mean over runs; None where one has no control.
+    gain: Interval | None
+    parameters: float | None  # mean over runs and hosts
+    train_flop: float | None
+
+
+class Pair(NamedTuple):
+    """Two groups beside each other."""
+
+    label: str
+    other: str
+    # Percent points, of runs of the same seed; None where the seeds are not the same.
+    difference: Interval | None
+    better: Interval  # probability that a run of the first ends above one of the other
+    p: float  # of Mann and Whitney's exact test
+    adjusted: float  # p for all comparisons together (Holm 1979)
 
 
 def groups_of(runs: Sequence[RunRecord]) -> list[Group]:
@@ -48,15 +105,62 @@ def key_of(run: RunRecord) -> tuple[str, ...]:
 def _label(key: Sequence[str], common: set[str], members: Sequence[RunRecord]) -> str:
     own = [override for override in key if override not in common]
     names = list(dict.fromkeys(str(run.settings.get("name", run.label)) for run in members))
-    return ", ".join(own) if own else ", ".join(names)
+    return ", ".join(own or names)
 
 
-def differing(runs: Sequence[RunRecord]) -> list[Differing]:
-    """The settings in which the runs differ, by name."""
-    names = sorted(set().union(*(run.settings for run in runs)) if runs else [])
-    rows = [Differing(name, [_written(run, name) for run in runs]) for name in names]
-    return [row for row in rows if len(set(row.values)) > 1]
+def differing(runs: Sequence[RunRecord]) -> dict[str, list[str]]:
+    """The settings in which the runs differ, by name: a value per run, empty where it has none."""
+    names = sorted(set().union(*(run.settings for run in runs)))
+    found = {name: [str(run.settings.get(name, "")) for run in runs] for name in names}
+    return {name: values for name, values in found.items() if len(set(values)) > 1}
 
 
-def _written(run: RunRecord, name: str) -> str:
-    return str(run.settings[name]) if name in run.settings else ""
+def standings(groups: Sequence[Group]) -> list[Standing]:
+    """Every group that has a run at its end, the highest accuracy first."""
+    found = [_standing(group) for group in groups if group.ended]
+    return sorted(found, key=lambda one: -one.accuracy.mean)
+
+
+def _standing(group: Group) -> Standing:
+    accuracies = [final.accuracy for final in group.finals]
+    gains = [final.gain for final in group.finals if final.gain is not None]
+    return Standing(
+        group.label,
+        len(accuracies),
+        len(group.runs) - len(accuracies),
+        mean_interval(accuracies, CONFIDENCE),
+        iqm_interval(accuracies, CONFIDENCE),
+        mean_interval(gains, CONFIDENCE) if len(gains) == len(accuracies) else None,
+        mean_of([number(run.summary, "grown", "size") for run in group.ended]),
+        mean_of([number(run.summary, "grown", "flop") for run in group.ended]),
+    )
+
+
+def pairs(groups: Sequence[Group]) -> list[Pair]:
+    """All pairs of groups with runs at their end, the surest first; p of each is also given for all
+    together.
+    """
+    found = [_pair(one, other) for one, other in combinations([g for g in groups if g.ended], 2)]
+    found.sort(key=lambda pair: pair.p)
+    highest = 0.0
+    for place, pair in enumerate(found):
+        highest = max(highest, min(1.0, pair.p * (len(found) - place)))
+        found[place] = pair._replace(adjusted=highest)
+    return found
+
+
+def _pair(one: Group, other: Group) -> Pair:
+    mine, theirs = ([final.accuracy for final in group.finals] for group in (one, other))
+    by_seed, by_seed_other = (
+        {
+            number(run.settings, "seed"): final.accuracy
+            for run, final in zip(group.ended, group.finals, strict=True)
+        }
+        for group in (one, other)
+    )
+    difference = None
+    if by_seed.keys() == by_seed_other.keys() and len(by_seed) == len(mine) == len(theirs) > 1:
+        others = [by_seed_other[seed] for seed in by_seed]
+        difference = difference_interval(list(by_seed.values()), others, CONFIDENCE)
+    better = improvement_interval(mine, theirs, CONFIDENCE)
+    return Pair(one.label, other.label, difference, better, mann_whitney(mine, theirs), 1.0)

@@ -2,51 +2,58 @@
 
 All rounds of a long run would be too much to carry: the first, the best and the last are taken of a
 single run, the last of each of several, and env-steps in which a seed stood still are one row.
-Given runs by page.py; the tables themselves come through steps.py. Needs no torch.
+Needs no torch.
 """
 
 from collections.abc import Iterator, Sequence
 from itertools import count, groupby
 from typing import NamedTuple
 
-from esper_soa.report.run_files import RunRecord, number
-from esper_soa.report.run_tables import Cell, Row, Table, table_of
-from esper_soa.report.steps import Columns, read_round, rounds_of
+from esper_soa.report.run_files import (
+    Cell,
+    RunRecord,
+    Table,
+    mean_of,
+    number,
+    read_round,
+    round_of,
+    rounds_of,
+)
+from esper_soa.report.run_tables import Row, table_of
 
 MOST_ROWS = 20_000  # of the lanes of all rounds shown together
 ROWS_OF_HOSTS = 32  # lanes on a screen
 HEAD = 2  # lanes of a host's name and accuracy, above its slots
 MOST_RUNS = 16  # of which lanes are shown
-LIVE = (
-    "germinated",
-    "training",
-    "blending",
-    "holding",
-    "fossilized",
-)  # stages of a slot that holds a seed
-GONE = ("pruned", "embargoed", "resetting")
-TOLD = (
-    "germinated",
-    "blended",
-    "fossilized",
-    "pruned",
-    "rollback",
-    "ended_early",
-)  # events that a lane marks
-GOVERNED = ("diverging", "panic", "rollback")
+EMPTY = ("empty", "dormant", "unknown")  # stages of a slot that holds nothing
+# Events that a lane marks.
+MARKED = ("germinated", "blended", "fossilized", "pruned", "rollback", "ended_early")
 
 
 class Chosen(NamedTuple):
     """A round of a run whose env-steps are shown."""
 
     run: RunRecord
-    round: int
     name: str  # as the reader chooses it
-    slots: Columns
-    steps: Columns
-    events: Columns
+    slots: Table
+    steps: Table
+    events: Table
     hosts: int  # of the run
     names: list[str]  # of the slots, in their order
+
+    def place(self, env: Cell) -> tuple[Row, float]:
+        """How a row of the host begins, with the screen that it is shown on, and the foot of its
+        HEAD there; lanes are 1 high.
+        """
+        shown = hosts_on_screen(len(self.names))
+        first = _int(env) // shown * shown
+        row: Row = {
+            "run": self.run.label,
+            "round": self.name,
+            "hosts": f"{first} to {min(first + shown, self.hosts) - 1}",
+            "host": env,
+        }
+        return row, -float(_int(env) % shown * (len(self.names) + HEAD) + HEAD)
 
 
 def chosen_rounds(runs: Sequence[RunRecord]) -> list[Chosen]:
@@ -59,8 +66,9 @@ def chosen_rounds(runs: Sequence[RunRecord]) -> list[Chosen]:
             )
             if slots and steps:
                 hosts = 1 + max(map(_int, steps["env"]), default=0)
-                names = run.slots or sorted(set(map(str, slots["slot"])))
-                found.append(Chosen(run, number_, name, slots, steps, events, hosts, names))
+                there = sorted(set(map(str, slots["slot"])))
+                names = run.slots if {*there} <= {*run.slots} else there
+                found.append(Chosen(run, name, slots, steps, events, hosts, names))
     return found
 
 
@@ -69,9 +77,7 @@ def _wanted(run: RunRecord, last_alone: bool) -> list[tuple[int, str]]:
     there = rounds_of(run.path, "slots")
     if not there:
         return []
-    accuracies = {
-        int(number(line, "round") or 0): number(line, "accuracy", "mean") for line in run.rounds
-    }
+    accuracies = {round_of(line): number(line, "accuracy", "mean") for line in run.rounds}
     ended = [one for one in there if accuracies.get(one) is not None]
     names = {there[-1]: ["last" if there[-1] in ended or not run.rounds else "in progress"]}
     if ended and not last_alone:
@@ -96,62 +102,38 @@ def lanes_table(rounds: Sequence[Chosen]) -> Table:
         for limit in (1, 2, 5, 10, 25, 100, 10**9)
         if limit > 100 or sum(1 for one in rounds for _ in _stretches(one, limit)) <= MOST_ROWS
     )
-    return table_of(row for one in rounds for row in _stretches(one, longest))
+    return table_of(_stretch(one, rows) for one in rounds for rows in _stretches(one, longest))
 
 
-def _stretches(one: Chosen, longest: int) -> Iterator[Row]:
-    """The rows of one round; stretches of at most `longest` env-steps."""
-    columns = one.slots
-    places = {name: place for place, name in enumerate(one.names)}
-    order = sorted(
-        range(len(columns["step"])),
-        key=lambda row: (
-            _int(columns["env"][row]),
-            str(columns["slot"][row]),
-            _int(columns["step"][row]),
-        ),
-    )
-    held = [row for row in order if columns["stage"][row] in LIVE + GONE]
+def _stretches(one: Chosen, longest: int) -> Iterator[list[Row]]:
+    """The rows of table `slots` that are one of the lanes' each; at most `longest` env-steps."""
+    held = [row for row in rows_of(one.slots) if row["stage"] not in EMPTY]
+    held.sort(key=lambda row: (_int(row["env"]), str(row["slot"]), _int(row["step"])))
     since = count()
 
-    def same(row: int) -> tuple[Cell, ...]:
-        step = _int(columns["step"][row])
+    def same(row: Row) -> tuple[Cell, ...]:
+        step = _int(row["step"])
         # Rows that follow each other in time keep the difference of env-step and place in the list.
-        return (
-            columns["env"][row],
-            columns["slot"][row],
-            columns["seed"][row],
-            columns["stage"][row],
-            columns["alpha"][row],
-            step - next(since),
-            (step - 1) // longest,
-        )
+        kept = tuple(row[name] for name in ("env", "slot", "seed", "stage", "alpha"))
+        return (*kept, step - next(since), (step - 1) // longest)
 
-    for _, group in groupby(held, key=same):
-        rows = list(group)
-        yield _stretch(one, columns, rows, places[str(columns["slot"][rows[0]])])
+    return (list(rows) for _, rows in groupby(held, key=same))
 
 
-def _stretch(one: Chosen, columns: Columns, rows: Sequence[int], place: int) -> Row:
+def _stretch(one: Chosen, rows: Sequence[Row]) -> Row:
     first = rows[0]
-    last = rows[-1]
-    env = _int(columns["env"][first])
-    hosts, base = _place(one, env)
-    return {
-        "run": one.run.label,
-        "round": one.name,
-        "hosts": hosts,
-        "host": env,
-        "slot": columns["slot"][first],
-        "from": _int(columns["step"][first]) - 1,
-        "to": _int(columns["step"][last]),
-        "base": base - place - 1,
-        "blueprint": columns["blueprint"][first] or "none",
-        "stage": columns["stage"][first],
-        "seed": columns["seed"][first],
-        "alpha": columns["alpha"][last],
-        "contribution": mean_of(columns["contribution"], rows),
-        "shapley": mean_of(columns["shapley"], rows),
+    row, base = one.place(first["env"])
+    return row | {
+        "slot": first["slot"],
+        "from": _int(first["step"]) - 1,
+        "to": _int(rows[-1]["step"]),
+        "base": base - one.names.index(str(first["slot"])) - 1,
+        "blueprint": first["blueprint"] or "none",
+        "stage": first["stage"],
+        "seed": first["seed"],
+        "alpha": rows[-1]["alpha"],
+        "contribution": mean_of([row["contribution"] for row in rows]),
+        "shapley": mean_of([row["shapley"] for row in rows]),
     }
 
 
@@ -170,20 +152,12 @@ def _accuracies(one: Chosen, every: int) -> Iterator[Row]:
     high = max(values, default=1.0)
     # rows are in the order of env-steps
     last = dict(zip(one.steps["env"], one.steps["step"], strict=True))
-    for step, env, value in zip(
-        *(one.steps[name] for name in ("step", "env", "accuracy")), strict=True
-    ):
+    for row in rows_of(one.steps):
+        env, step, value = (row[name] for name in ("env", "step", "accuracy"))
         if isinstance(value, int | float) and (_int(step) % every == 0 or step == last[env]):
-            hosts, base = _place(one, _int(env))
-            yield {
-                "run": one.run.label,
-                "round": one.name,
-                "hosts": hosts,
-                "host": env,
-                "step": step,
-                "accuracy": value,
-                "y": base + 1.4 * (value - low) / ((high - low) or 1.0),
-            }
+            begun, base = one.place(env)
+            height = base + 1.4 * (value - low) / ((high - low) or 1.0)
+            yield begun | {"step": step, "accuracy": value, "y": height}
 
 
 def names_table(rounds: Sequence[Chosen]) -> Table:
@@ -198,69 +172,35 @@ def names_table(rounds: Sequence[Chosen]) -> Table:
             row["env"]: row["cause"] for row in rows_of(one.events) if row["kind"] == "ended_early"
         }
         for env, accuracy in ended.items():
-            hosts, base = _place(one, _int(env))
+            row, base = one.place(env)
             told = f"{accuracy:.1f} %" if isinstance(accuracy, int | float) else "not finite"
             told += f", ended early: {early[env]}" if env in early else ""
-            rows.append(
-                {
-                    "run": one.run.label,
-                    "round": one.name,
-                    "hosts": hosts,
-                    "y": base + 0.95,
-                    "words": f"host {env}: {told}",
-                }
-            )
+            rows.append(row | {"y": base + 0.95, "words": f"host {env}: {told}"})
     return table_of(rows)
 
 
 def marks_table(rounds: Sequence[Chosen]) -> Table:
     """A row per event of a seed or host that a lane marks."""
     return table_of(
-        {
-            "run": one.run.label,
-            "round": one.name,
-            "hosts": _place(one, _int(row["env"]))[0],
-            "host": row["env"],
-            "step": row["step"],
-            "event": row["kind"],
-            "slot": row["slot"],
-            "blueprint": row["blueprint"],
-            "cause": row["cause"],
-            "y": _place(one, _int(row["env"]))[1] - _lane(one, row["slot"]),
-        }
+        _mark(one, event)
         for one in rounds
-        for row in rows_of(one.events)
-        if row["kind"] in TOLD
+        for event in rows_of(one.events)
+        if event["kind"] in MARKED
     )
 
 
-def _lane(one: Chosen, slot: Cell) -> float:
-    """How far below the name of its host a slot's middle is; an event of the whole host stands
-    beside the name.
-    """
-    return one.names.index(str(slot)) + 0.6 if slot in one.names else -0.4
-
-
-def governor_table(runs: Sequence[RunRecord]) -> Table:
-    """A row per event of the governor, of all rounds in which there was one."""
-    rows: list[Row] = []
-    for run in runs:
-        for one in rounds_of(run.path, "events"):
-            events = rows_of(read_round(run.path, "events", one))
-            rows += [
-                {
-                    "run": run.label,
-                    "round": one,
-                    "step": row["step"],
-                    "host": row["env"],
-                    "event": row["kind"],
-                    "cause": row["cause"],
-                    "accuracy": row["accuracy"],
-                }
-                for row in events
-                if row["kind"] in GOVERNED
-            ]
-    return table_of(rows)
+def _mark(one: Chosen, event: Row) -> Row:
+    """In the middle of its slot's lane; an event of the whole host stands beside the name."""
+    row, base = one.place(event["env"])
+    slot = event["slot"]
+    return row | {
+        "step": event["step"],
+        "event": event["kind"],
+        "slot": slot,
+        "blueprint": event["blueprint"],
+        "cause": event["cause"],
+        "y": base - (one.names.index(str(slot)) + 0.6 if slot in one.names else -0.4),
+    }
 
 
 def credit_table(rounds: Sequence[Chosen]) -> Table:
@@ -271,47 +211,23 @@ def credit_table(rounds: Sequence[Chosen]) -> Table:
     """
     rows: list[Row] = []
     for one in rounds:
-        by_place: dict[tuple[int, str], list[int]] = {}
-        for place, (step, slot) in enumerate(
-            zip(one.slots["step"], one.slots["slot"], strict=True)
-        ):
-            if one.slots["contribution"][place] is not None:
-                by_place.setdefault((_int(step), str(slot)), []).append(place)
+        by_place: dict[tuple[int, str], list[Row]] = {}
+        for row in rows_of(one.slots):
+            if row["contribution"] is not None:
+                by_place.setdefault((_int(row["step"]), str(row["slot"])), []).append(row)
         for (step, slot), found in sorted(by_place.items()):
-            row: Row = {
-                "run": one.run.label,
-                "round": one.name,
-                "step": step,
-                "slot": slot,
-                "hosts": len(found),
-            }
+            begun: Row = {"run": one.run.label, "round": one.name, "step": step, "slot": slot}
             worth: Row = {
-                name: mean_of(one.slots[name], found)
+                name: mean_of([row[name] for row in found])
                 for name in ("contribution", "shapley", "interaction")
             }
-            rows.append(row | worth)
+            rows.append(begun | {"measured": len(found)} | worth)
     return table_of(rows)
 
 
-def rows_of(columns: Columns) -> Iterator[Row]:
+def rows_of(columns: Table) -> Iterator[Row]:
     """The rows of a table."""
     return (dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True))
-
-
-def mean_of(column: Sequence[Cell], rows: Sequence[int]) -> float | None:
-    """The mean of those cells of `rows` that hold a number."""
-    known = [value for value in (column[row] for row in rows) if isinstance(value, int | float)]
-    return sum(known) / len(known) if known else None
-
-
-def _place(one: Chosen, env: int) -> tuple[str, float]:
-    """The screen that a host is shown on, and the foot of its HEAD there; lanes are 1 high."""
-    slots = len(one.names)
-    hosts = hosts_on_screen(slots)
-    first = env // hosts * hosts
-    return f"{first} to {min(first + hosts, one.hosts) - 1}", -float(
-        env % hosts * (slots + HEAD) + HEAD
-    )
 
 
 def _int(cell: Cell) -> int:

@@ -22,8 +22,9 @@ from esper_soa.ops.command_line import ending_with_status, parser
 from esper_soa.ops.files import reason_of
 from esper_soa.ops.interrupt import Interrupted
 from esper_soa.report.bundle import bundle
-from esper_soa.report.page import POLICY, Parts, asset, framed, parts_of
+from esper_soa.report.page import POLICY, Parts, framed, parts_of
 from esper_soa.report.run_files import find_runs
+from esper_soa.report.sections import asset
 
 HOST = "127.0.0.1"
 PORT = 8765
@@ -35,11 +36,12 @@ LIVE = (
     'data-changed="{changed:.0f}"></div>'
 )
 HELP = f"""\
-  RUN...        run folders, or folders that hold some, as a sweep does; new jobs of a sweep come in as they begin
+  RUN...        run folders, or folders that hold some, as a sweep does; new jobs of a sweep come in
+                as they begin
   port={PORT}     of the address that the page is at, on this machine alone; 0 = any that is free
 
   esper-watch runs/cifar_3seed/2026-01-31_12-00-00
-"""  # noqa: E501
+"""
 
 
 class Watched:
@@ -163,10 +165,10 @@ class Server(ThreadingHTTPServer):
         stamp `since`.
         """
         parts, stamp = self.watched.look()
-        told = f'"changed":{self.watched.since:.0f}'
-        if stamp == since:
-            return f"{{{told}}}"
-        return f'{{{told},"stamp":{json.dumps(stamp)},"main":{json.dumps(parts.main)},"data":{parts.data}}}'  # noqa: E501
+        news: dict[str, object] = {"changed": round(self.watched.since)}
+        if stamp != since:
+            news |= {"stamp": stamp, "main": parts.main, "data": json.loads(parts.data)}
+        return json.dumps(news)
 
 
 def main(arguments: list[str] | None = None) -> None:

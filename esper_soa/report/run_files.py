@@ -1,7 +1,7 @@
 """What a run folder holds, read as it is: finished, killed or still going on.
 
-A line that was cut off, or a file that is not there yet, is no error: a report is of what has been
-written. Called by page.py and live.py. Needs no torch.
+What is not there yet is no error: a report is of what has been written. What cannot be read is left
+out, and said in a line of the log. Needs no torch.
 """
 
 import json
@@ -10,24 +10,24 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import TypeAlias
 
+import numpy as np
+
+from esper_soa.ops.files import LOGGER
 from esper_soa.ops.found_runs import find_run_folders, read_settings
 from esper_soa.ops.rundir import RunFolder
+from esper_soa.telemetry.table_files import read_file, table_files
 
 Record = dict[str, object]
+Cell: TypeAlias = None | int | float | str
+Table: TypeAlias = dict[str, list[Cell]]  # columns of one length
+DEEPEST = 32  # records and lists within each other; those of a run are 5 deep
 # As ops/profile.py says them: "phases   round 2/5: training 71.2 %, state 8.1 % of 20.3 s".
 PHASES = re.compile(
     r"phases   round (?P<round>\d+)/\d+: (?P<shares>.+?) of (?P<seconds>[\d.]+) s$", re.MULTILINE
 )
 SHARE = re.compile(r"(\w[\w ]*?) ([\d.]+) %")
-
-
-class Phases(NamedTuple):
-    """Where the time of a round went."""
-
-    round: int
-    seconds: dict[str, float]  # by phase
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,8 @@ class RunRecord:
     rounds: list[Record] = field(default_factory=list)  # lines of metrics.jsonl
     episodes: list[Record] = field(default_factory=list)  # lines of episodes.jsonl
     summary: Record = field(default_factory=dict)  # empty where the run has not come to its end
-    phases: list[Phases] = field(default_factory=list)  # only of runs with profile=phases
+    # Seconds by round and phase; only of runs with profile=phases.
+    phases: dict[int, dict[str, float]] = field(default_factory=dict)
 
     @property
     def planned(self) -> int:
@@ -67,7 +68,11 @@ def number(record: object, *names: str) -> float | None:
         record = record.get(name) if isinstance(record, Mapping) else None
     if isinstance(record, bool) or not isinstance(record, int | float):
         return None
-    return float(record) if math.isfinite(record) else None
+    try:
+        found = float(record)
+    except OverflowError:
+        return None
+    return found if math.isfinite(found) else None
 
 
 def part(record: object, *names: str) -> Record:
@@ -83,6 +88,17 @@ def numbers(record: object, *names: str) -> list[float | None]:
     return [number({"": value}, "") for value in found] if isinstance(found, list) else []
 
 
+def round_of(line: Record) -> int:
+    """The round, from 1, that a line of JSON is of."""
+    return int(number(line, "round") or 0)
+
+
+def mean_of(values: Sequence[object]) -> float | None:
+    """The mean of those that are numbers; None where there are none."""
+    known = [value for value in values if isinstance(value, int | float)]
+    return sum(known) / len(known) if known else None
+
+
 def find_runs(given: Sequence[str | Path]) -> list[RunRecord]:
     """The runs in the folders `given`: each a run folder, or one that holds some, as a sweep does.
 
@@ -94,12 +110,11 @@ def find_runs(given: Sequence[str | Path]) -> list[RunRecord]:
 def read_run(path: Path, label: str = "") -> RunRecord:
     """The run in the folder `path`, whatever of it there is."""
     folder = RunFolder(path)
-    overrides = _text(folder.overrides).splitlines()
     return RunRecord(
         path,
         label or path.name,
         read_settings(folder.config),
-        [line for line in overrides if line],
+        [line for line in _text(folder.overrides).splitlines() if line],
         read_json(folder.versions),
         read_lines(folder.metrics),
         read_lines(folder.episodes),
@@ -109,40 +124,85 @@ def read_run(path: Path, label: str = "") -> RunRecord:
 
 
 def read_lines(path: Path) -> list[Record]:
-    """The whole lines of a file of JSON lines."""
-    found = (_parsed(line) for line in _text(path).splitlines())
-    return [record for record in found if isinstance(record, dict)]
+    """The records in a file of JSON lines."""
+    found = (_parsed(line, path) for line in _text(path).splitlines())
+    return [record for record in found if record]
 
 
 def read_json(path: Path) -> Record:
     """The record in a JSON file; empty where there is none."""
-    found = _parsed(_text(path))
-    return found if isinstance(found, dict) else {}
+    return _parsed(_text(path), path)
 
 
-def read_phases(path: Path) -> list[Phases]:
-    """The lines of the log that tell phases; of a round that was played again after a resumption,
-    the last.
+def read_phases(path: Path) -> dict[int, dict[str, float]]:
+    """Seconds by round and phase as the log tells them; of a round that was played again after a
+    resumption, the last.
     """
-    found: dict[int, Phases] = {}
+    found = {}
     for line in PHASES.finditer(_text(path)):
         seconds = float(line["seconds"])
-        shares = {name: float(share) for name, share in SHARE.findall(line["shares"])}
-        found[int(line["round"])] = Phases(
-            int(line["round"]), {name: share / 100 * seconds for name, share in shares.items()}
-        )
-    return [found[number_] for number_ in sorted(found)]
+        shares = SHARE.findall(line["shares"])
+        found[int(line["round"])] = {name: float(share) / 100 * seconds for name, share in shares}
+    return found
 
 
 def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
+    if not path.exists():
         return ""
-
-
-def _parsed(text: str) -> object:
     try:
-        return json.loads(text)
-    except ValueError:
-        return None
+        if path.is_file():
+            return path.read_text(encoding="utf-8", errors="replace")
+        LOGGER.warning("report   without %s: not a file", path)  # a pipe would be waited for
+    except OSError as error:
+        LOGGER.warning("report   without %s: %s", path, error)
+    return ""
+
+
+def _parsed(text: str, path: Path) -> Record:
+    """The record that `text`, out of the file `path`, holds as JSON."""
+    if not text:
+        return {}
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        LOGGER.warning("report   without a part of %s: %s", path, error)
+        return {}
+    if _deeper(found, DEEPEST):
+        LOGGER.warning("report   without a part of %s: more than %d deep", path, DEEPEST)
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _deeper(value: object, levels: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels < 0 or any(_deeper(one, levels - 1) for one in inner)
+
+
+def rounds_of(run: Path, table: str) -> list[int]:
+    """The rounds that the run has a table per env-step (docs/telemetry.md) of, from 1, in order."""
+    return list(table_files(run, table))
+
+
+def read_round(run: Path, table: str, number: int) -> Table:
+    """The columns of such a table in one round; none where there is no such file, or none that can
+    be read.
+
+    What is not finite is None, as JSON has no such numbers.
+    """
+    path = table_files(run, table).get(number)
+    try:
+        values = read_file(path, table).values if path and path.is_file() else {}
+    except (OSError, ValueError) as error:
+        LOGGER.warning("report   without a table: %s", error)
+        return {}
+    return {name: _plain(column) for name, column in values.items() if column.ndim == 1}
+
+
+def _plain(column: np.ndarray) -> list[Cell]:
+    """The values of a column [R]."""
+    if column.dtype.kind == "f":
+        return [float(value) if np.isfinite(value) else None for value in column]
+    return [
+        value if isinstance(value, str) else None if value is None else int(value)
+        for value in column.tolist()
+    ]

@@ -1,19 +1,28 @@
 """Tables of a report: columns by name, all of one length, of runs and of their rounds and episodes.
 
-A figure draws from such a table, and the reader may open the same beside it. Given records of runs
-by page.py. Needs no torch.
+A figure draws from such a table, and the reader may open the same beside it. Needs no torch.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
+from typing import NamedTuple, TypeAlias
 
 from esper_soa.ops.json_lines import Json
-from esper_soa.report.groups import Group
-from esper_soa.report.run_files import Record, RunRecord, number, numbers, part
+from esper_soa.report.groups import Group, Standing
+from esper_soa.report.run_files import (
+    Cell,
+    Record,
+    RunRecord,
+    Table,
+    mean_of,
+    number,
+    numbers,
+    part,
+    round_of,
+)
 
-Cell: TypeAlias = None | int | float | str
 Row: TypeAlias = dict[str, Cell]
-Table: TypeAlias = dict[str, list[Cell]]
+Shares: TypeAlias = Mapping[str, float | None]
 
 DIGITS = 6  # significant ones of a number in the page
 GIGA = 1e9
@@ -45,140 +54,125 @@ def _packed(column: list[Cell]) -> Json:
 
 
 def rounds_table(groups: Sequence[Group]) -> Table:
-    """A row per run and round: accuracy, reward, cost, time."""
-    return table_of(_round_row(group, run, line) for group, run, line in _lines(groups))
+    """A row per run and round: accuracy, reward, cost, health of the update, pace."""
+    return table_of(
+        _round_row(group, run, line)
+        for group in groups
+        for run in group.runs
+        for line in run.rounds
+    )
 
 
 def _round_row(group: Group, run: RunRecord, line: Record) -> Row:
-    flop = number(line, "train_flop")
-    row: Row = {"group": group.label, "run": run.label, "round": _round(line)}
+    row: Row = {"group": group.label, "run": run.label, "round": round_of(line)}
     for name in ("accuracy", "reward"):
-        row |= {
-            f"{name}{end}": number(line, name, part)
-            for end, part in (("", "mean"), ("_min", "min"), ("_max", "max"))
-        }
+        row[name] = number(line, name, "mean")
+        row[f"{name}_min"] = number(line, name, "min")
+        row[f"{name}_max"] = number(line, name, "max")
     for name in ("val_loss", "parameters", "eps"):
         row[name] = number(line, name)
     return row | {
-        "train_gflop": None if flop is None else flop / GIGA,
+        "train_gflop": _giga(number(line, "train_flop")),
         "explained_variance": number(line, "update", "explained_variance"),
         "kl": number(line, "update", "approx_kl"),
     }
 
 
-def means_table(groups: Sequence[Group], names: Sequence[str]) -> Table:
-    """A row per group and round: the mean over its runs of each of the columns `names` of
-    `rounds_table`.
-    """
-    rounds = rounds_table(groups)
+def _giga(value: float | None) -> float | None:
+    return None if value is None else value / GIGA
+
+
+def means_table(rounds: Table) -> Table:
+    """A row per group and round of `rounds_table`: means of its numbers over the group's runs."""
     held: dict[tuple[Cell, Cell], list[int]] = {}
     for index, key in enumerate(zip(rounds.get("group", []), rounds.get("round", []), strict=True)):
         held.setdefault(key, []).append(index)
+    names = [name for name in rounds if name not in ("group", "run", "round")]
     return table_of(
         {"group": group, "round": number, "runs": len(rows)}
-        | {name: _mean(rounds[name], rows) for name in names}
+        | {name: mean_of([rounds[name][row] for row in rows]) for name in names}
         for (group, number), rows in held.items()
     )
 
 
-def _mean(column: Sequence[Cell], rows: Sequence[int]) -> Cell:
-    known = [value for value in (column[row] for row in rows) if isinstance(value, int | float)]
-    return sum(known) / len(known) if known else None
+class Parts(NamedTuple):
+    """A table of what a run has under names, round by round."""
+
+    name: str
+    column: str  # of the names
+    value: str  # the column of the numbers
+    parts_of: Callable[[RunRecord], Iterator[tuple[int, Shares]]]
 
 
-def parts_table(groups: Sequence[Group], column: str, *path: str) -> Table:
-    """A row per run, round and number in the record that a round has under `path`, named in
-    `column`.
-    """
-    return table_of(
-        {"run": run.label, "round": _round(line), column: name, "value": number(found, name)}
-        for _, run, line in _lines(groups)
-        for found in [part(line, *path)]
-        for name in found
-    )
-
-
-def without_zeros(table: Table, column: str) -> Table:
-    """The table without the names in `column` whose values are 0 in every row."""
-    names = table.get(column, [])
-    values = table.get("value", [])
-    used = {name for name, value in zip(names, values, strict=True) if value}
-    kept = [row for row, name in enumerate(names) if name in used]
-    return {title: [cells[row] for row in kept] for title, cells in table.items()}
-
-
-def ops_table(groups: Sequence[Group]) -> Table:
-    """A row per run, round and op: how often it was played, and the share of all decisions in
-    percent.
-    """
-    table = parts_table(groups, "op", "ops")
-    totals: dict[tuple[Cell, Cell], float] = {}
-    keys = list(zip(table.get("run", []), table.get("round", []), strict=True))
-    for key, value in zip(keys, table.get("value", []), strict=True):
-        totals[key] = totals.get(key, 0.0) + float(value or 0)
-    shares = [
-        100 * float(value or 0) / (totals[key] or 1.0)
-        for key, value in zip(keys, table.get("value", []), strict=True)
-    ]
-    return table | {"share": [_rounded(share) for share in shares]}
-
-
-def prefixed_table(groups: Sequence[Group], column: str, prefix: str) -> Table:
-    """A row per run, round and number of the update whose name begins with `prefix`; the rest of it
-    is in `column`.
-    """
-    return table_of(
-        {
-            "run": run.label,
-            "round": _round(line),
-            column: name.removeprefix(prefix),
-            "value": number(found, name),
-        }
-        for _, run, line in _lines(groups)
-        for found in [part(line, "update")]
-        for name in found
-        if name.startswith(prefix)
-    )
-
-
-def times_table(groups: Sequence[Group]) -> Table:
-    """A row per run, round and phase: seconds."""
-    phases = (("collect", "collect_seconds"), ("update", "update_seconds"))
-    return table_of(
-        {"run": run.label, "round": _round(line), "phase": phase, "value": number(line, name)}
-        for _, run, line in _lines(groups)
-        for phase, name in phases
-    )
-
-
-def phases_table(groups: Sequence[Group]) -> Table:
-    """A row per run, round and phase: seconds, as a run with profile=phases has told them in its
-    log.
-    """
-    return table_of(
-        {"run": run.label, "round": line.round, "phase": phase, "value": seconds}
+def parts_table(groups: Sequence[Group], parts: Parts) -> Table:
+    """A row per run, round and name; names whose values are 0 throughout are left out."""
+    rows: list[Row] = [
+        {"run": run.label, "round": round_, parts.column: name, parts.value: value}
         for group in groups
         for run in group.runs
-        for line in run.phases
-        for phase, seconds in line.seconds.items()
-    )
+        for round_, found in parts.parts_of(run)
+        for name, value in found.items()
+    ]
+    used = {row[parts.column] for row in rows if row[parts.value]}
+    return table_of(row for row in rows if row[parts.column] in used)
+
+
+def _records(run: RunRecord, name: str, prefix: str = "") -> Iterator[tuple[int, Shares]]:
+    """The numbers of the record `name` whose names begin with `prefix`, without it."""
+    for line in run.rounds:
+        found = part(line, name)
+        kept = (key for key in found if key.startswith(prefix))
+        yield round_of(line), {key.removeprefix(prefix): number(found, key) for key in kept}
+
+
+def _shares_of_ops(run: RunRecord) -> Iterator[tuple[int, Shares]]:
+    """Percent of all decisions of the round."""
+    for round_, counts in _records(run, "ops"):
+        total = sum(count or 0.0 for count in counts.values()) or 1.0
+        yield round_, {name: 100 * (count or 0.0) / total for name, count in counts.items()}
+
+
+def _rollbacks(run: RunRecord) -> Iterator[tuple[int, Shares]]:
+    """By the reason."""
+    for round_, counts in _records(run, "rollbacks"):
+        yield round_, {name: count for name, count in counts.items() if name != "total"}
+
+
+def _seconds(run: RunRecord) -> Iterator[tuple[int, Shares]]:
+    """By phase where the run has told phases, else of collecting and updating."""
+    for line in run.rounds:
+        told: Shares = {name: number(line, f"{name}_seconds") for name in ("collect", "update")}
+        yield round_of(line), run.phases.get(round_of(line), told)
+
+
+def _shapley(run: RunRecord) -> Iterator[tuple[int, Shares]]:
+    """Of every slot at the end of an episode, mean over hosts."""
+    by_round: dict[int, list[list[float | None]]] = {}
+    for episode in run.episodes:
+        by_round.setdefault(round_of(episode), []).append(numbers(episode, "shapley"))
+    for round_, found in by_round.items():
+        worths = zip_longest(*found)
+        yield round_, {name: mean_of(worth) for name, worth in zip(run.slots, worths, strict=False)}
+
+
+PARTS = (
+    Parts("shapley", "slot", "shapley", _shapley),
+    Parts("ops", "op", "share", _shares_of_ops),
+    Parts("terms", "term", "term_sum", lambda run: _records(run, "reward_terms")),
+    Parts("entropy", "head", "entropy", lambda run: _records(run, "update", "entropy/")),
+    Parts("rollbacks", "reason", "rollbacks", _rollbacks),
+    Parts("times", "phase", "seconds", _seconds),
+)
 
 
 def blueprints_table(groups: Sequence[Group]) -> Table:
     """A row per run and blueprint: seeds by fate, and means over those that came to an end."""
-    return table_of(
-        _fates(run.label, name, [found[name] for found in _blueprints(run) if name in found])
-        for group in groups
-        for run in group.runs
-        for name in sorted({name for found in _blueprints(run) for name in found})
-    )
-
-
-def _blueprints(run: RunRecord) -> list[dict[str, Record]]:
-    return [
-        {name: part(found, name) for name in found}
-        for found in (part(line, "blueprints") for line in run.rounds)
-    ]
+    rows = []
+    for run in (run for group in groups for run in group.runs):
+        found = [part(line, "blueprints") for line in run.rounds]
+        for name in sorted({name for one in found for name in one}):
+            rows.append(_fates(run.label, name, [part(one, name) for one in found]))
+    return table_of(rows)
 
 
 def _fates(run: str, blueprint: str, records: Sequence[Record]) -> Row:
@@ -193,8 +187,8 @@ def _fates(run: str, blueprint: str, records: Sequence[Record]) -> Row:
         "blueprint": blueprint,
         **counts,
         "kept": 100 * counts["fossilized"] / ended if ended else None,
-        "gain": _weighted(records, "mean_gain", "fossilized"),
-        "contribution": _weighted(records, "mean_contribution", "fossilized"),
+        "fossil_gain": _weighted(records, "mean_gain", "fossilized"),
+        "fossil_contribution": _weighted(records, "mean_contribution", "fossilized"),
         "churn": _weighted(records, "mean_churn", "pruned"),
     }
 
@@ -206,83 +200,49 @@ def _weighted(records: Sequence[Record], name: str, weight: str) -> float | None
     return sum(value * count for value, count in known) / total if total else None
 
 
-def shapley_table(groups: Sequence[Group]) -> Table:
-    """A row per run, round and slot: the Shapley value at the end of an episode, mean and ends over
-    hosts.
-
-    No rows where none was measured, as where all seeds have become permanent before: values are 0
-    then.
-    """
-    rows: list[Row] = []
-    for group in groups:
-        for run in group.runs:
-            by_round: dict[int, list[list[float | None]]] = {}
-            for episode in run.episodes:
-                by_round.setdefault(_round(episode), []).append(numbers(episode, "shapley"))
-            rows += [
-                row
-                for number_, found in by_round.items()
-                for row in _shapley_rows(run, number_, found)
-            ]
-    return table_of(rows if any(row["low"] or row["high"] for row in rows) else [])
-
-
-def _shapley_rows(
-    run: RunRecord, number_: int, found: Sequence[Sequence[float | None]]
-) -> Iterator[Row]:
-    for slot, name in enumerate(run.slots):
-        values = [one[slot] for one in found if slot < len(one)]
-        known = [value for value in values if value is not None]
-        if known:
-            yield {
-                "run": run.label,
-                "round": number_,
-                "slot": name,
-                "value": sum(known) / len(known),
-                "low": min(known),
-                "high": max(known),
-            }
-
-
-def rollbacks_table(groups: Sequence[Group]) -> Table:
-    """A row per run, round and reason: hosts that the governor put back to a snapshot."""
-    table = parts_table(groups, "reason", "rollbacks")
-    kept = [row for row, name in enumerate(table.get("reason", [])) if name != "total"]
-    return {title: [cells[row] for row in kept] for title, cells in table.items()}
-
-
 def hosts_table(groups: Sequence[Group]) -> Table:
     """A row per host of the last rounds of a run at its end, grown and of the control: accuracy,
     parameters, FLOP.
     """
-    rows: list[Row] = []
-    for group in groups:
-        for run in group.runs:
-            for kind in ("grown", "control"):
-                rows += _host_rows(group, run, kind)
-    return table_of(rows)
+    return table_of(
+        {"group": group.label, "run": run.label, "hosts": kind, **row}
+        for group in groups
+        for run in group.runs
+        for kind in ("grown", "control")
+        for row in _host_rows(part(run.summary, kind))
+    )
 
 
-def _host_rows(group: Group, run: RunRecord, kind: str) -> Iterator[Row]:
-    score = part(run.summary, kind)
+def _host_rows(score: Record) -> Iterator[Row]:
     episodes = score.get("episodes")
     for episode in episodes if isinstance(episodes, list) else []:
         columns = [numbers(episode, name) for name in ("accuracies", "parameters", "train_flop")]
-        for env, (accuracy, parameters, flop) in enumerate(zip(*columns, strict=True)):
+        for env, (accuracy, parameters, flop) in enumerate(zip(*columns, strict=False)):
             yield {
-                "group": group.label,
-                "run": run.label,
-                "hosts": kind,
                 "host": env,
                 "accuracy": accuracy,
                 "parameters": parameters,
-                "train_gflop": None if flop is None else flop / GIGA,
+                "train_gflop": _giga(flop),
             }
 
 
-def _lines(groups: Sequence[Group]) -> Iterator[tuple[Group, RunRecord, Record]]:
-    return ((group, run, line) for group in groups for run in group.runs for line in run.rounds)
+def standings_table(found: Sequence[Standing]) -> Table:
+    """A row per group, the best first; a bound that is not finite is left out."""
+    rows: list[Row] = []
+    for one in found:
+        row: Row = {"group": one.label, "runs": one.runs, "left_out": one.left_out}
+        for name, interval in (("accuracy", one.accuracy), ("iqm", one.iqm), ("gain", one.gain)):
+            for end, bound in zip(("", "_low", "_high"), interval or (None,) * 3, strict=True):
+                row[name + end] = number({"": bound}, "")
+        flop = _giga(one.train_flop)
+        rows.append(row | {"parameters": one.parameters, "train_gflop": flop})
+    return table_of(rows)
 
 
-def _round(line: Mapping[str, object]) -> int:
-    return int(number(line, "round") or 0)
+def finals_table(groups: Sequence[Group]) -> Table:
+    """A row per run that has come to its end: the mean accuracy of its hosts, and what it is ahead
+    of its control.
+    """
+    return table_of(
+        {"group": group.label, **final._asdict()} for group in groups for final in group.finals
+    )

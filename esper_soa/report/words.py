@@ -1,18 +1,14 @@
-"""The sentence at the head of a report, and the numbers beside it.
-
-Given groups of runs by page.py. A run that has not come to its end is told as such. Needs no torch.
-"""
+"""The sentence at the head of a report, and the numbers beside it. Needs no torch."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from esper_soa.ops.progress import duration
 from esper_soa.ops.statistics import Interval
 from esper_soa.ops.verdict import control_words, shown
-from esper_soa.report.groups import Group
+from esper_soa.report.groups import LEVEL, Group, Pair, Standing, pairs, standings
 from esper_soa.report.run_files import RunRecord, number, part
-from esper_soa.report.standings import LEVEL, Pair, Standing, pairs, standings
 
 NOTHING = "–"  # what is told where a number is not known
 PREFIXES = ("", "k", "M", "G", "T", "P", "E")
@@ -60,51 +56,39 @@ def _of_seeds(one: Standing) -> str:
     ended = f"{one.runs} runs end at {bounded(one.accuracy)} %"
     if one.gain is None:
         return f"{ended}; not all of them have a control to be set beside."
+    gain = shown(one.gain, "points")
     if one.gain.low > 0:
-        return (
-            f"Growth paid: {shown(one.gain, 'points')} over the control, mean of {one.runs} "
-            f"runs; {ended}."
-        )
+        return f"Growth paid: {gain} over the control, mean of {one.runs} runs; {ended}."
     if one.gain.high < 0:
         return (
-            f"Growth cost accuracy: {shown(one.gain, 'points')} against the control, mean of "
-            f"{one.runs} runs; {ended}."
+            f"Growth cost accuracy: {gain} against the control, mean of {one.runs} runs; {ended}."
         )
-    return (
-        f"No difference from the control that {one.runs} runs could show: "
-        f"{shown(one.gain, 'points')}; {ended}."
-    )
+    return f"No difference from the control that {one.runs} runs could show: {gain}; {ended}."
 
 
 def _of_groups(found: Sequence[Standing], compared: Sequence[Pair], given: int) -> str:
     best, *others = found
+    ends = bounded(best.accuracy)
     if not others:
-        return (
-            f"Only “{best.label}” of {given} groups has runs at their end: "
-            f"{bounded(best.accuracy)} %."
-        )
+        return f"Only “{best.label}” of {given} groups has runs at their end: {ends} %."
     second = others[0]
     if best.accuracy.mean == second.accuracy.mean:
-        return (
-            f"“{best.label}” and “{second.label}” end highest, and alike: "
-            f"{bounded(best.accuracy)} %."
-        )
+        return f"“{best.label}” and “{second.label}” end highest, and alike: {ends} %."
     pair = next(pair for pair in compared if {pair.label, pair.other} == {best.label, second.label})
     sure = "clearly" if pair.adjusted < LEVEL else "not surely"
-    tests = "1 comparison" if len(compared) == 1 else f"{len(compared)} comparisons"
+    tests = f"{len(compared)} comparison{'s' if len(compared) > 1 else ''}"
+    p = f"p = {p_value(pair.adjusted)}, exact, corrected for {tests}"
     return (
-        f"“{best.label}” ends highest, {bounded(best.accuracy)} %, {sure} ahead of "
-        f"“{second.label}” at "
-        f"{bounded(second.accuracy)} % (p = {p_value(pair.adjusted)}, exact, corrected for "
-        f"{tests})."
+        f"“{best.label}” ends highest, {ends} %, {sure} ahead of “{second.label}” at "
+        f"{bounded(second.accuracy)} % ({p})."
     )
 
 
-def bounded(interval: Interval, digits: int = 2) -> str:
+def bounded(interval: Interval) -> str:
     """'81.34 [80.66, 82.02]'; without bounds where they are not finite."""
-    if abs(interval.low) == float("inf") or abs(interval.high) == float("inf"):
-        return f"{interval.mean:.{digits}f}"
-    return f"{interval.mean:.{digits}f} [{interval.low:.{digits}f}, {interval.high:.{digits}f}]"
+    if not math.isfinite(interval.low) or not math.isfinite(interval.high):
+        return f"{interval.mean:.2f}"
+    return f"{interval.mean:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
 
 
 def p_value(p: float) -> str:
@@ -129,42 +113,41 @@ def tiles_of(groups: Sequence[Group]) -> list[Tile]:
 
 
 def _tiles_of_one(run: RunRecord) -> list[Tile]:
+    """As the final table has them, or as far as the last round says; beside them the control."""
     last = run.rounds[-1] if run.rounds else {}
-    control = part(run.summary, "control")
-    name = control_words(str(control.get("name", "")))
-    accuracy = _first(number(run.summary, "grown", "accuracy"), number(last, "accuracy", "mean"))
-    size = _first(number(run.summary, "grown", "size"), number(last, "parameters"))
-    flop = _first(number(run.summary, "grown", "flop"), number(last, "train_flop"))
-    seeds = {
-        key: sum(int(number(line, "seeds", key) or 0) for line in run.rounds)
-        for key in ("germinated", "fossilized", "pruned")
+    grown = part(run.summary, "grown") or {
+        "accuracy": number(last, "accuracy", "mean"),
+        "size": last.get("parameters"),
+        "flop": last.get("train_flop"),
     }
-    eps = _first(number(run.summary, "speed", "eps"), number(last, "eps"))
+    control = part(run.summary, "control")
+    name = control_words(str(control["name"])) if "name" in control else ""
+
+    def tile(title: str, field: str, form: Callable[[float], str]) -> Tile:
+        plain = number(control, field)
+        return Tile(
+            title,
+            _told(number(grown, field), form),
+            "" if plain is None else f"{form(plain)} {name}",
+        )
+
+    germinated, fossilized, pruned = (
+        sum(int(number(line, "seeds", fate) or 0) for line in run.rounds)
+        for fate in ("germinated", "fossilized", "pruned")
+    )
+    eps = number(run.summary, "speed", "eps") or number(last, "eps")
     wall = number(run.summary, "wall_seconds")
     work = f"{run.settings.get('envs', '?')} hosts x {run.settings.get('steps', '?')} env-steps"
-    fates = f"{seeds['fossilized']:,} fossilised, {seeds['pruned']:,} pruned"
-    plain = number(control, "accuracy")
-    its_flop = number(control, "flop")
-    beside = "" if its_flop is None else f"{flop_in_words(its_flop)} {name}"
+    pace = "env-steps/s" + (f"; {duration(wall)} in all" if wall else "")
     return [
+        tile("accuracy, mean over hosts", "accuracy", "{:.2f} %".format),
+        tile("parameters of a host", "size", "{:,.0f}".format),
+        tile("training of a host", "flop", flop_in_words),
+        Tile("rounds", str(len(run.rounds)), f"of {run.planned}; {work}"),
         Tile(
-            "accuracy, mean over hosts",
-            _told(accuracy, "{:.2f} %"),
-            _beside(plain, "{:.2f} %", name),
+            "seeds germinated", f"{germinated:,}", f"{fossilized:,} fossilised, {pruned:,} pruned"
         ),
-        Tile(
-            "parameters of a host",
-            _told(size, "{:,.0f}"),
-            _beside(number(control, "size"), "{:,.0f}", name),
-        ),
-        Tile("training of a host", flop_in_words(flop), beside),
-        Tile("rounds", f"{len(run.rounds)}", f"of {run.planned}; {work}"),
-        Tile("seeds germinated", f"{seeds['germinated']:,}", fates),
-        Tile(
-            "speed",
-            _told(eps, "{:,.1f}"),
-            "env-steps/s" + (f"; {duration(wall)} in all" if wall else ""),
-        ),
+        Tile("speed", _told(eps, "{:,.1f}".format), pace),
     ]
 
 
@@ -188,21 +171,11 @@ def _tiles_of_several(groups: Sequence[Group], runs: Sequence[RunRecord]) -> lis
     return tiles
 
 
-def _first(*values: float | None) -> float | None:
-    return next((value for value in values if value is not None), None)
-
-
-def flop_in_words(value: float | None) -> str:
+def flop_in_words(value: float) -> str:
     """With the prefix that leaves a number of 1 to 999."""
-    if value is None:
-        return NOTHING
     power = min(int(math.log10(value)) // 3, len(PREFIXES) - 1) if value >= 1 else 0
     return f"{value / 1000**power:,.3g} {PREFIXES[power]}FLOP"
 
 
-def _told(value: float | None, form: str) -> str:
-    return NOTHING if value is None else form.format(value)
-
-
-def _beside(value: float | None, form: str, name: str) -> str:
-    return "" if value is None else f"{form.format(value)} {name}"
+def _told(value: float | None, form: Callable[[float], str]) -> str:
+    return NOTHING if value is None else form(value)

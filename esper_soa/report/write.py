@@ -7,18 +7,20 @@ Exit status: 0 done, 1 a file that could not be written, 2 a mistake that we fou
 import argparse
 from pathlib import Path
 
+from esper_soa.errors import check
 from esper_soa.ops.command_line import ending_with_status, parser
 from esper_soa.paths import user_path
 from esper_soa.report.page import NAME, write_report
 
 HELP = f"""\
-  RUN...           run folders, or folders that hold some, as a sweep does; a run that was killed or still goes on is
-                   shown as far as it is
-  -o {NAME}   the file to write; where it is not given, {NAME} in the folder if there is one RUN, else here
+  RUN...           run folders, or folders that hold some, as a sweep does; a run that was killed
+                   or still goes on is shown as far as it is
+  -o {NAME}   the file to write; where it is not given, {NAME} in the folder if there
+                   is one RUN, else here
 
   esper-report runs/cifar_3seed/2026-01-31_12-00-00
   esper-report runs/cifar_3seed/sweep_2026-01-31_12-00-00 -o sweep.html
-"""  # noqa: E501
+"""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -36,10 +38,12 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def destination(runs: list[str], out: str) -> Path:
-    """The file to write: `out`, or where reports go without it."""
+    """The file to write: `out`, or where reports go without it; a device raises SettingError."""
+    path = Path(NAME) if len(runs) > 1 else user_path("RUN", runs[0]) / NAME
     if out:
-        return user_path("-o", out)
-    return user_path("RUN", runs[0]) / NAME if len(runs) == 1 else Path(NAME)
+        path = user_path("-o", out)
+    check(not path.exists() or path.is_file(), "-o", path, "a file, which is replaced")
+    return path
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """The page as text, the command that writes it, and the report that a run leaves."""
 
 import json
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -53,7 +54,7 @@ def sweep(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["run", "sweep", "killed", "empty"])
-def test_every_figure_has_its_tables_and_every_table_its_columns(
+def test_every_encoding_and_column_is_a_field_of_its_table(
     run: Path, tmp_path: Path, kind: str
 ) -> None:
     place = {
@@ -63,13 +64,64 @@ def test_every_figure_has_its_tables_and_every_table_its_columns(
         "killed": lambda: make_run(tmp_path / "killed", [line(1, 40.0)]),
     }[kind]()
     shown = shown_of(groups_of(find_runs([str(place)])))
-    for figure in (one for section in shown.sections for one in section.figures):
-        columns = shown.tables[figure.table]
-        assert not columns or {column.field for column in figure.columns} <= columns.keys(), (
-            figure.id
-        )
-        assert {*figure.data, *(choice.table for choice in figure.choices)} <= shown.tables.keys()
-        assert all(len(cells) == len(next(iter(columns.values()))) for cells in columns.values())
+    figures = [one for section in shown.sections for one in section.figures]
+    assert len(figures) == {"run": 16, "sweep": 15, "killed": 13, "empty": 0}[kind]
+    for figure in figures:
+        table = shown.tables[figure.table]
+        assert not table or {field for field, _ in figure.columns} <= table.keys(), figure.id
+        assert all(len(cells) == len(next(iter(table.values()))) for cells in table.values())
+        for layer in figure.spec["layer"]:
+            columns = shown.tables[layer["data"]["name"]].keys()
+            made = {str(name) for step in layer.get("transform", []) for name in named(step)}
+            used = set(fields_in(layer["encoding"]))
+            assert not columns or used <= columns | made, (figure.id, used - columns - made)
+
+
+def named(step: dict) -> list[str]:
+    """The fields that a transform makes."""
+    made = step.get("as", [])
+    return [made] if isinstance(made, str) else made
+
+
+def fields_in(part: object) -> Iterator[str]:
+    """Every field that an encoding names."""
+    if isinstance(part, dict):
+        yield from ([part["field"]] if "field" in part else [])
+        part = list(part.values())
+    if isinstance(part, list):
+        for one in part:
+            yield from fields_in(one)
+
+
+def test_a_figure_draws_the_number_that_it_is_named_after(run: Path, tmp_path: Path) -> None:
+    for place in (run, sweep(tmp_path / "sweep")):
+        shown = shown_of(groups_of(find_runs([str(place)])))
+        drawn = {
+            (one.id, channel): layer["encoding"][channel].get("field")
+            for section in shown.sections
+            for one in section.figures
+            for layer in one.spec["layer"]
+            for channel in ("x", "y")
+            if channel in layer["encoding"]
+        }
+        assert drawn["cost-parameters", "x"] == "parameters"
+        assert drawn["cost-flop", "x"] == "train_gflop"
+        assert drawn["cost-flop", "y"] == "accuracy"
+        assert drawn["curve-kl", "y"] == "kl"
+        assert drawn["curve-explained_variance", "y"] == "explained_variance"
+        assert drawn["ops", "y"] == "share"
+        assert drawn["shapley", "x"] == "round"
+        if place == run:
+            assert drawn["credit-contribution", "y"] == "contribution"
+            assert drawn["credit-interaction", "x"] == "step"
+
+
+def test_the_control_stands_beside_the_curve_of_its_hosts_alone(run: Path) -> None:
+    figures = {
+        one["id"]: one for one in data_of(page.page_of(find_runs([run]), PROGRAM))["figures"]
+    }
+    assert "hosts" in figures["curve-accuracy"]["data"]
+    assert "hosts" not in figures["curve-reward"]["data"]
 
 
 def test_the_page_asks_no_network_and_holds_its_program_and_style(run: Path) -> None:
@@ -101,13 +153,6 @@ def test_every_run_at_its_end_stands_beside_its_groups_interval(tmp_path: Path) 
     assert tables["finals"]["accuracy"] == [50.0, 52.0, 54.0, 51.0, 53.0, 55.0]
     assert tables["standings"]["accuracy"] == [53.0, 52.0]
     assert tables["standings"]["runs"] == [3, 3]
-
-
-def test_the_tables_in_the_page_are_those_of_the_run(run: Path) -> None:
-    tables = data_of(page.page_of(find_runs([str(run)]), PROGRAM))["tables"]
-    assert tables["rounds"]["accuracy"] == [40.0, 46.0]
-    assert tables["hosts"]["accuracy"] == [50.0, 53.0, 48.0, 51.0]
-    assert len(tables["lanes"]["from"]) > 40
 
 
 def test_sections_have_the_state_and_the_verdict_of_the_run(run: Path, tmp_path: Path) -> None:
@@ -188,6 +233,18 @@ def test_the_command_writes_beside_the_run_or_where_it_is_told(
     assert capsys.readouterr().out.split() == [str(run / "report.html"), str(tmp_path / "my.html")]
 
 
+def test_a_device_is_not_replaced_by_a_report(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(page, "bundle", lambda: PROGRAM)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(SystemExit) as stop:
+        write.main([str(run), "-o", str(tmp_path / "pipe")])
+    assert stop.value.code == 2
+    assert "pipe" in capsys.readouterr().err
+    assert (tmp_path / "pipe").is_fifo()
+
+
 def test_without_the_extra_the_command_names_it(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -238,17 +295,20 @@ def test_a_run_that_has_ended_leaves_its_report(run: Path, monkeypatch: pytest.M
     assert "Growth paid" in (run / "report.html").read_text()
 
 
-def test_the_program_is_kept_in_the_users_cache(
+def test_the_program_is_kept_in_the_users_cache_and_made_anew_where_it_is_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[int] = []
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(bundle, "available", lambda: True)
     monkeypatch.setattr(bundle.metadata, "version", lambda _: "1.2.3")
-    monkeypatch.setattr(bundle, "_made", lambda: made.append(1) or "program")
-    assert [bundle.bundle(), bundle.bundle()] == ["program", "program"]
+    monkeypatch.setattr(bundle, "_made", lambda: made.append(1) or "program\nof lines")
+    assert [bundle.bundle(), bundle.bundle()] == ["program\nof lines"] * 2
     assert len(made) == 1
-    assert (tmp_path / "esper_soa" / "vega_1.2.3.js").read_text() == "program"
+    kept = tmp_path / "esper_soa" / "vega_1.2.3.js"
+    kept.write_text(kept.read_text()[:-1])
+    assert bundle.bundle() == "program\nof lines"
+    assert len(made) == 2
 
 
 def test_every_chart_is_one_that_the_library_can_draw(run: Path, tmp_path: Path) -> None:

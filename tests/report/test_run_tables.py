@@ -3,12 +3,14 @@
 from pathlib import Path
 
 import pytest
-from report_runs import line, make_run, summary, write_lines, write_round, write_table
+from report_runs import line, make_run, summary, write_round, write_table
 
 from esper_soa.report import lanes, run_tables
 from esper_soa.report.groups import Group
-from esper_soa.report.run_files import RunRecord, read_run
-from esper_soa.report.steps import read_round, rounds_of
+from esper_soa.report.run_files import RunRecord, read_round, read_run, rounds_of
+from esper_soa.vocabulary import HEAD_NAMES
+
+PARTS = {parts.name: parts for parts in run_tables.PARTS}
 
 
 @pytest.fixture
@@ -30,12 +32,12 @@ def test_means_are_over_the_runs_of_a_group_that_have_the_round(
     run: RunRecord, tmp_path: Path
 ) -> None:
     other = read_run(make_run(tmp_path / "other", [line(1, 50.0)]))
-    found = run_tables.means_table([Group("g", [run, other])], ["accuracy"])
+    found = run_tables.means_table(run_tables.rounds_table([Group("g", [run, other])]))
     assert (found["accuracy"], found["runs"]) == ([45.0, 46.0, 43.0], [2, 1, 1])
 
 
 def test_shares_of_decisions_are_of_the_round(run: RunRecord) -> None:
-    found = run_tables.ops_table([Group("g", [run])])
+    found = run_tables.parts_table([Group("g", [run])], PARTS["ops"])
     # 10 to 15 decisions: 75 in all
     assert found["share"][:6] == pytest.approx(
         [100 * count / 75 for count in range(10, 16)], rel=1e-5
@@ -43,52 +45,58 @@ def test_shares_of_decisions_are_of_the_round(run: RunRecord) -> None:
 
 
 def test_terms_that_stay_0_are_left_out(run: RunRecord) -> None:
-    found = run_tables.without_zeros(
-        run_tables.parts_table([Group("g", [run])], "term", "reward_terms"), "term"
-    )
+    found = run_tables.parts_table([Group("g", [run])], PARTS["terms"])
     assert found["term"] == ["compute_rent", "terminal_bonus", "clawback"] * 3
-    assert found["value"][:3] == [0.5, 1.0, 1.5]
+    assert found["term_sum"][:3] == [0.5, 1.0, 1.5]
 
 
-def test_means_of_blueprints_weigh_the_seeds_of_each_round(tmp_path: Path) -> None:
-    def fate(kept: int, gain: float) -> dict:
-        return {
-            "norm": {
-                "germinated": 5,
-                "fossilized": kept,
-                "pruned": 2,
-                "mean_gain": gain,
-                "mean_churn": None,
-            }
-        }
+def test_seconds_are_of_phases_where_the_log_has_them(run: RunRecord) -> None:
+    run.phases[2] = {"training": 1.25}
+    found = run_tables.parts_table([Group("g", [run])], PARTS["times"])
+    assert list(zip(found["round"], found["phase"], found["seconds"], strict=True)) == [
+        (1, "collect", 2.0),
+        (1, "update", 0.5),
+        (2, "training", 1.25),
+        (3, "collect", 2.0),
+        (3, "update", 0.5),
+    ]
 
-    lines = [line(1, 40.0, blueprints=fate(1, 2.0)), line(2, 40.0, blueprints=fate(3, 6.0))]
+
+def test_entropies_and_rollbacks_go_by_their_own_names(tmp_path: Path) -> None:
+    lines = [line(1, 40.0, rollbacks={"total": 3, "diverged": 1, "spike": 2})]
+    groups = [Group("g", [read_run(make_run(tmp_path / "r", lines))])]
+    found = run_tables.parts_table(groups, PARTS["rollbacks"])
+    assert (found["reason"], found["rollbacks"]) == (["diverged", "spike"], [1.0, 2.0])
+    heads = run_tables.parts_table(groups, PARTS["entropy"])
+    assert heads["head"] == list(HEAD_NAMES)
+    assert set(heads["entropy"]) == {0.75}
+
+
+def test_means_of_blueprints_weigh_the_seeds_that_they_are_means_of(tmp_path: Path) -> None:
+    def fate(kept: int, gain: float, pruned: int, churn: float) -> dict:
+        counts = {"germinated": 5, "fossilized": kept, "pruned": pruned}
+        return {"norm": counts | {"mean_gain": gain, "mean_churn": churn}}
+
+    lines = [
+        line(1, 40.0, blueprints=fate(1, 2.0, 4, 1.0)),
+        line(2, 40.0, blueprints=fate(3, 6.0, 1, -4.0)),
+        line(3, 40.0, blueprints={"norm": {"germinated": 2, "mean_churn": None}}),
+    ]
     found = run_tables.blueprints_table([Group("g", [read_run(make_run(tmp_path / "b", lines))])])
-    assert [found[name][0] for name in ("germinated", "fossilized", "pruned", "gain", "churn")] == [
-        10,
-        4,
-        4,
-        5.0,
-        None,
-    ]
-    assert found["kept"] == [50.0]
+    assert (found["germinated"], found["fossilized"], found["pruned"]) == ([12], [4], [5])
+    assert found["fossil_gain"] == [5.0]
+    assert found["churn"] == [0.0]
+    assert found["fossil_contribution"] == [None]
+    assert found["kept"] == [pytest.approx(100 * 4 / 9, rel=1e-5)]
 
 
-def test_shapley_values_are_told_per_slot_with_the_ends_over_hosts(run: RunRecord) -> None:
-    found = run_tables.shapley_table([Group("g", [run])])
-    assert found["slot"][:3] == ["r0c0", "r0c1", "r0c2"]
-    assert (found["value"][2], found["low"][2], found["high"][2]) == (0.5, 0.0, 1.0)
-
-
-def test_shapley_values_that_none_measured_are_no_table(tmp_path: Path) -> None:
-    found = [
-        {"round": 1, "env": env, "accuracy": 50.0, "reward": 4.0, "shapley": [0.0, 0.0]}
-        for env in range(2)
-    ]
-    folder = make_run(tmp_path / "b", [line(1, 50.0)])
-    write_lines(folder / "episodes.jsonl", found)
-    run = read_run(folder)
-    assert not run_tables.shapley_table([Group("g", [run])])
+def test_shapley_values_are_means_per_slot_of_those_measured(tmp_path: Path) -> None:
+    run = read_run(make_run(tmp_path / "a", [line(1, 50.0)]))
+    found = run_tables.parts_table([Group("g", [run])], PARTS["shapley"])
+    assert (found["slot"], found["shapley"]) == (["r0c0", "r0c1", "r0c2"], [1.0, 2.0, 0.5])
+    for episode in run.episodes:
+        episode["shapley"] = [0.0, 0.0]
+    assert not run_tables.parts_table([Group("g", [run])], PARTS["shapley"])
 
 
 def test_hosts_of_the_last_rounds_stand_beside_those_of_the_control(run: RunRecord) -> None:
@@ -167,20 +175,14 @@ def test_where_there_is_none_a_row_goes_on_while_nothing_changes(
     ]
 
 
-def test_marks_and_the_governors_events_stand_where_they_happened(played: RunRecord) -> None:
+def test_marks_stand_where_their_events_happened(played: RunRecord) -> None:
     marks = lanes.marks_table(lanes.chosen_rounds([played]))
     assert (marks["event"], marks["step"], marks["y"]) == (["germinated"], [2], [-8.6])
-    governed = lanes.governor_table([played])
-    assert (governed["event"], governed["step"], governed["cause"]) == (
-        ["panic"],
-        [3],
-        ["diverged"],
-    )
 
 
 def test_credit_is_the_mean_over_the_hosts_that_were_measured(played: RunRecord) -> None:
     found = lanes.credit_table(lanes.chosen_rounds([played]))
-    assert (found["step"], found["contribution"], found["hosts"]) == (
+    assert (found["step"], found["contribution"], found["measured"]) == (
         [2, 3, 5],
         [1.0, 2.0, 4.0],
         [1, 1, 1],

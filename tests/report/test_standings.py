@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 from report_runs import make_run, summary
 
-from esper_soa.report.groups import Group
+from esper_soa.report.groups import Group, pairs, standings
 from esper_soa.report.run_files import read_run
-from esper_soa.report.standings import pairs, standings
 from esper_soa.report.words import flop_in_words, tiles_of, verdict_of
 
 
@@ -73,7 +72,6 @@ def test_groups_that_end_alike_are_told_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flop", "words"),
     [
-        (None, "–"),
         (0.0, "0 FLOP"),
         (999.0, "999 FLOP"),
         (1000.0, "1 kFLOP"),
@@ -83,7 +81,7 @@ def test_groups_that_end_alike_are_told_so(tmp_path: Path) -> None:
         (3e21, "3e+03 EFLOP"),
     ],
 )
-def test_flop_are_told_by_their_order(flop: float | None, words: str) -> None:
+def test_flop_are_told_by_their_order(flop: float, words: str) -> None:
     assert flop_in_words(flop) == words
 
 

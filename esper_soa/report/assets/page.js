@@ -55,17 +55,16 @@
 
   function addChoices(figure, kept) {
     const place = document.querySelector(`#${figure.id} .choices`);
-    for (const { field, label, table, first } of figure.choices) {
+    for (const field of figure.choices) {
       const select = document.createElement("select");
       select.name = field;
-      for (const value of new Set(rowsOf(table).map((row) => row[field]))) {
-        select.add(new Option(value, value, value === first, value === first));
-      }
+      const values = figure.data.flatMap((name) => rowsOf(name).map((row) => row[field]));
+      for (const value of new Set(values.filter((one) => one !== undefined))) select.add(new Option(value, value));
       const before = kept[`${figure.id}/${field}`];
       if ([...select.options].some((option) => option.value === before)) select.value = before;
       select.hidden = select.options.length < 2;
       const named = document.createElement("label");
-      named.append(label, select);
+      named.append(field[0].toUpperCase() + field.slice(1), select);
       named.hidden = select.hidden;
       select.addEventListener("change", () => {
         draw(figure);
@@ -75,12 +74,7 @@
     }
   }
 
-  const shown = (value, digits) =>
-    typeof value !== "number"
-      ? (value ?? "–")
-      : digits === undefined || digits === null
-        ? String(value)
-        : value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+  const shown = (value) => (typeof value === "number" ? value.toLocaleString("en", { maximumSignificantDigits: 6 }) : (value ?? "–"));
 
   function cell(kind, text, numeric) {
     const made = document.createElement(kind);
@@ -103,7 +97,7 @@
     const body = table.createTBody();
     for (const row of rows.slice(0, MOST_ROWS)) {
       const line = body.insertRow();
-      figure.columns.forEach(([field, , digits], index) => line.append(cell("td", shown(row[field], digits), numeric[index])));
+      figure.columns.forEach(([field], index) => line.append(cell("td", shown(row[field]), numeric[index])));
     }
     const save = document.createElement("button");
     save.type = "button";
