@@ -31,10 +31,7 @@ from esper_soa.ops.device import resolve_device
 
 ENVS = 64
 BATCHES = (32, 512)
-LATER = (
-    "compiled",
-    "networks",
-)  # rungs that are left out first, and tried at the smaller batch alone
+LATER = ("compiled",)  # rungs that are left out first, and tried at the smaller batch alone
 BASELINE_ENVS = 8  # the plain loop takes as long per env whatever their number
 BEST = "graphs+triton"
 TOGETHER = "triton+graphs+bfloat16"
@@ -47,9 +44,7 @@ Records = dict[str, dict]
 
 def names() -> list[str]:
     """Tasks in order of weight: where time runs out, the last are left out."""
-    found = [
-        f"parity:{rung}" for rung in ("default", "eager", "networks", "graphs", "triton", TOGETHER)
-    ]
+    found = [f"parity:{rung}" for rung in ("default", "eager", "graphs", "triton", TOGETHER)]
     found += ["syncs:default", f"syncs:{BEST}"]
     for batch in BATCHES:
         found += [f"rung:{rung}:{ENVS}:{batch}" for rung in RUNGS if rung not in LATER]

@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -29,14 +28,12 @@ from benchmarks import eps, machine
 from benchmarks.eps_config import EpsConfig
 from benchmarks.sides import EngineSide
 from benchmarks.sync_guard import SyncGuard
-from benchmarks.timing import BenchmarkError
 from esper_soa.agent.policy import CapturedPolicy, RecurrentPolicy
 from esper_soa.config import ComputeConfig
 from esper_soa.errors import UserError
 from esper_soa.nets import batched
 from esper_soa.nets.engine import Engine
 from esper_soa.nets.engines.gpu.support import unavailable_reason
-from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.graphs import StepCache
 from esper_soa.nets.layers import PLAIN
 from esper_soa.nets.model.blueprints import blueprint_codes
@@ -46,9 +43,7 @@ RUNGS = (
     "default",
     "eager",
     "compiled",
-    "networks",
     "graphs",
-    "graphs+tuned",
     "triton",
     "graphs+triton",
     "graphs+triton+bfloat16",
@@ -91,16 +86,14 @@ def compute_of(rung: str, place: Place) -> ComputeConfig:
     parts = rung.split("+")
     on_gpu = place.device.type == "cuda"
     kernels = "triton" if "triton" in parts else "torch"
-    replayed = "graphs" in parts or "networks" in parts
+    replayed = on_gpu and "graphs" in parts
     precision = "bfloat16" if "bfloat16" in parts else "float32"
-    convolutions = "auto" if "tuned" in parts else "channels_last"
     return ComputeConfig(
         compile="on" if rung == "compiled" else "off",
-        cuda_graphs="on" if on_gpu and "graphs" in parts else "off",
-        convolutions=convolutions,
+        cuda_graphs="on" if replayed else "off",
         workers=1,
         precision=precision,
-        engine=f"{kernels}_graphs" if on_gpu and replayed else kernels,
+        engine="triton_graphs" if replayed and kernels == "triton" else kernels,
     )
 
 
@@ -165,14 +158,6 @@ def side_at(
     graphs.
     """
     side = kind(cfg)
-    if place.device.type == "cpu" and ("graphs" in rung or "networks" in rung):
-        rules = side.world.rules
-        if not isinstance(rules.engine, KeepsSteps):
-            raise BenchmarkError(f"{rung}: {rules.engine.chosen.reason} keeps no steps")
-        if isinstance(rules.engine, TorchEngine):
-            side.world.rules = rules._replace(
-                engine=replace(rules.engine, steps=StepCache(capture=False))
-            )
     if place.device.type == "cpu" and "graphs" in rung:
         capture_decisions(side)
     return side
@@ -424,7 +409,7 @@ def tests(place: Place) -> Found:
     """The kernels' and graphs' own tests on this device."""
     if importlib.util.find_spec("pytest") is None:
         return {"ok": True, "skipped": "pytest is not installed"}
-    files = ["tests/nets/test_graphs.py", "tests/ops/test_replay.py"]
+    files = ["tests/nets/test_graphs.py"]
     files += ["tests/nets/test_triton_kernels.py"] * (not place.tiny)
     root = Path(__file__).parents[1]
     done = subprocess.run(

@@ -70,7 +70,7 @@ def test_a_call_goes_on_where_the_one_before_ended(
     done: list[str] = []
 
     def task(name: str, device: str, tiny: bool, seconds: float) -> dict:
-        if done[-1:] == ["parity:eager"] and name == "parity:networks" and "again" not in done:
+        if done[-1:] == ["parity:eager"] and name == "parity:graphs" and "again" not in done:
             done.append("again")
             return {"ok": False, "cut_off": True, "error": "not done"}
         done.append(name)
@@ -83,7 +83,7 @@ def test_a_call_goes_on_where_the_one_before_ended(
     assert "tasks are left: give the same command again" in capsys.readouterr().err
     assert done == ["parity:default", "parity:eager", "again"]
     assert main([*given, "--seconds", "0"]) == gpu.MORE
-    assert done[3:] == ["parity:networks"]  # a call does one task at least
+    assert done[3:] == ["parity:graphs"]  # a call does one task at least
     assert main(given) == 0
     assert [name for name in done if name != "again"] == names()
     assert main(given) == 0
