@@ -3,6 +3,7 @@
 import io
 from pathlib import Path
 
+import pytest
 from program import finished
 from rich.console import Console
 from tiny_world import tiny_settings
@@ -51,6 +52,7 @@ def test_a_cpu_is_checked_on_the_shapes_of_a_run() -> None:
     assert "left out" not in shown
 
 
+@pytest.mark.slow
 def test_the_command_line_checks_and_leaves_nothing_behind(tmp_path: Path) -> None:
     done = finished("--check-device", "+experiment=smoke", "device=cpu", folder=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
