@@ -3,7 +3,7 @@ when it did not.
 
 `check_room` adds up what is known to be needed: a lower bound, so what it refuses could not have
 run; what a run takes indeed is measured by probe.py. `naming_memory` turns an allocation that fails
-all the same into one line. Called by the trainer, by evaluations, and by plan.py.
+all the same into one line.
 """
 
 from collections.abc import Iterator, Sequence
