@@ -167,12 +167,10 @@ def make_plan(cfg: TrainConfig, seconds: float = PROBE_SECONDS) -> Plan:
             (folder / f"{rank}.yaml").write_text(settings_yaml(mine), encoding="utf-8")
         with ThreadPoolExecutor(ranks) as pool:
             found = pool.map(lambda rank: probed(folder, f"{seconds}", rank, ranks), range(ranks))
-            took = slowest([Took(**one) for one in found])
+            took = slowest([Took(**one) for one in found], free if beside > 1 else None)
         few, many = numbers_of_envs(share(cfg), device)
         per_env = probed(folder, f"{few},{many}", 0, ranks)["per_env"]
         disk = disk_of(folder / f"{seconds}_0", cfg)
-    if beside > 1 and free is not None:  # what was free before they began is for all
-        took = took._replace(free=free // ranks - took.program)
     return Plan(cfg, device, took, per_env, disk)
 
 
@@ -183,11 +181,15 @@ def share(cfg: TrainConfig) -> TrainConfig:
     return with_envs(replace(cfg, ranks=1, restarts=0), -(-cfg.envs // cfg.ranks))
 
 
-def slowest(ranks: Sequence[Took]) -> Took:
-    """What the ranks took at most, as each waits for all, and what was left at least."""
+def slowest(ranks: Sequence[Took], shared: int | None = None) -> Took:
+    """What the ranks took at most, as each waits for all, and what was left at least.
+
+    shared: bytes that were free for all of them before they began; None: each has its own.
+    """
     most = Took(*map(max, zip(*ranks, strict=True)))
+    free = min(took.free for took in ranks)
     return most._replace(
-        free=min(took.free for took in ranks),
+        free=free if shared is None else shared // len(ranks) - most.program,
         measured_steps=min(took.measured_steps for took in ranks),
     )
 

@@ -91,6 +91,7 @@ def test_ranks_have_a_share_each_and_wait_for_the_slowest() -> None:
     )
     wanted = TOOK._replace(update_seconds=2.5, free=GIB // 2, measured_steps=4)
     assert slowest([quick, TOOK]) == slowest([TOOK, quick]) == wanted
+    assert slowest([quick, TOOK], 3 * GIB).free == 3 * GIB // 2 - 400 * MIB
 
 
 def test_the_disk_of_a_round_is_a_share_of_what_two_have_left(tmp_path: Path) -> None:
